@@ -1,0 +1,86 @@
+# 'make help' tells what there is.
+
+.DEFAULT_GOAL := all
+LIBRARIES := $(patsubst aot_kernels/%.cu,msops/lib/%.so,$(wildcard aot_kernels/*.cu))
+HEADERS := $(wildcard aot_kernels/common/*.h)
+
+CXX ?= g++
+HOST_FLAGS := -fPIC -fopenmp -fvisibility=hidden -Wall -Wextra
+FLAGS := -std=c++17 -O3 -shared
+
+# From the command line, else the PATH, else CUDA_HOME. 'make all NVCC=' builds for the CPU alone.
+NVCC ?= $(or $(shell command -v nvcc),$(wildcard $(CUDA_HOME)/bin/nvcc))
+
+ifeq ($(NVCC),)
+COMPILE := $(CXX) $(FLAGS) $(HOST_FLAGS) -x c++
+BUILT_FOR := the CPU only: no nvcc on the PATH or in CUDA_HOME
+else
+KNOWN := $(filter-out 35 37 50 52 53 60 61 62,$(subst compute_,,$(shell $(NVCC) --list-gpu-arch)))
+ifndef ARCHS
+ARCHS := $(filter $(KNOWN),$(subst .,,$(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | sort -u)))
+ifeq ($(ARCHS),)
+ARCHS := $(filter 80 90,$(KNOWN))
+PTX := $(shell printf '%s\n' $(KNOWN) | sort -n | head -n 1)
+endif
+endif
+COMPILE := $(NVCC) -ccbin $(CXX) $(FLAGS) $(HOST_FLAGS:%=-Xcompiler %) -Wno-deprecated-gpu-targets \
+  $(foreach arch,$(ARCHS),-gencode arch=compute_$(arch),code=sm_$(arch)) \
+  $(PTX:%=-gencode arch=compute_%,code=compute_%)
+BUILT_FOR := the CPU and GPUs of architecture $(ARCHS:%=sm_%)$(PTX:%=, others through PTX for compute_%)
+endif
+
+.PHONY: all
+all: $(LIBRARIES) ## Build the kernels
+	@echo "msops is built for $(BUILT_FOR)."
+
+# Written under another name first: a process that has the old library loaded keeps it whole.
+msops/lib/%.so: aot_kernels/%.cu $(HEADERS) msops/lib/.command
+	$(COMPILE) $< -o $@.new
+	@mv $@.new $@
+
+# Changes when the command does, so that other flags or another compiler build everything again.
+msops/lib/.command: FORCE
+	@mkdir -p $(@D)
+	@echo '$(COMPILE)' | cmp -s - $@ || echo '$(COMPILE)' > $@
+.PHONY: FORCE
+FORCE:
+
+# A virtual environment with MindSpore and all that the tests and examples need.
+VENV := .venv
+PYTHON ?= $(firstword $(foreach version,3 3.12 3.11 3.10,$(shell python$(version) -c \
+  "import sys, ensurepip; (3, 10) <= sys.version_info < (3, 13) and print(sys.executable)" 2>/dev/null)))
+
+$(VENV)/.ready: pyproject.toml setup.py
+	@test -n "$(PYTHON)" || { echo "msops needs Python 3.10, 3.11 or 3.12 with its venv module (Debian: apt install python3-venv)."; exit 1; }
+	$(PYTHON) -m venv --clear $(VENV)
+	$(VENV)/bin/pip install --quiet --disable-pip-version-check --editable '.[lint,test]'
+	@touch $@
+
+.PHONY: demo
+demo: all $(VENV)/.ready ## Train a network on handwritten digits, and show the result
+	$(VENV)/bin/python examples/digits.py $(ARGS)
+
+.PHONY: test
+test: all $(VENV)/.ready ## Run the tests
+	$(VENV)/bin/python -m pytest $(ARGS)
+
+.PHONY: lint
+lint: $(VENV)/.ready ## Check the source's format and style
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/clang-format --dry-run --Werror $(wildcard aot_kernels/*.cu) $(HEADERS)
+
+.PHONY: clean
+clean: ## Remove what was built, but not the virtual environment
+	rm -rf msops/lib build dist *.egg-info
+
+.PHONY: help
+help: ## Show this
+	@echo "Targets:"
+	@sed -nE 's/^([a-z]+):.* ## (.*)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 10
+	@echo "Variables:"
+	@echo "  ARCHS     GPU architectures to build for, as in ARCHS=\"70 80 90\"; default: the GPU at hand, else data centres'"
+	@echo "  NVCC      the CUDA compiler; NVCC= builds for the CPU alone"
+	@echo "  CXX       the C++ compiler, also for nvcc's host code"
+	@echo "  PYTHON    the Python to make the virtual environment with"
+	@echo "  ARGS      what to pass to pytest or the demo, as in ARGS=\"-k sigmoid\""

@@ -1,0 +1,49 @@
+// Index arithmetic over nested axes that K arrays are walked along together, each with strides of its own.
+#pragma once
+
+#include "dtype.h"
+
+namespace msops {
+
+constexpr int kMaxRank = 16;
+
+template <int K>
+struct Axes {
+  int count = 0;
+  int64_t size[kMaxRank];
+  int64_t stride[K][kMaxRank];  // in elements; 0 where an array stays in place
+
+  // Adds the next axis inward, as part of the last one if every array walks through both in one stride.
+  void push(int64_t length, const int64_t (&strides)[K]) {
+    if (length == 1) return;
+    bool merges = count > 0;
+    for (int k = 0; k < K && merges; ++k) merges = stride[k][count - 1] == strides[k] * length;
+    if (merges) {
+      size[count - 1] *= length;
+    } else {
+      size[count++] = length;
+    }
+    for (int k = 0; k < K; ++k) stride[k][count - 1] = strides[k];
+  }
+
+  int64_t total() const {
+    int64_t product = 1;
+    for (int a = 0; a < count; ++a) product *= size[a];
+    return product;
+  }
+
+  // Where array k is at step i of the walk.
+  template <typename Index>
+  MSOPS_BOTH Index offset(int k, Index i) const {
+    if (count == 0) return 0;
+    Index sum = 0;
+    for (int a = count - 1; a > 0; --a) {
+      const Index length = static_cast<Index>(size[a]), outer = i / length;
+      sum += (i - outer * length) * static_cast<Index>(stride[k][a]);
+      i = outer;
+    }
+    return sum + i * static_cast<Index>(stride[k][0]);
+  }
+};
+
+}  // namespace msops

@@ -1,0 +1,215 @@
+// One call of a C entry: its seven raw arguments as named, checked tensors, attributes and a stream.
+//
+//   MSOPS_ENTRY(SigmoidForward) {
+//     const Tensor x = call.tensor("x"), y = call.tensor("y");
+//     call.require_same_shape(y, x);
+//     return call.run([&](auto type) { ... });
+//   }
+//
+// The first failed check prints one line to stderr and becomes the entry's return value; whatever follows it does
+// nothing.
+#pragma once
+
+#include <cstdarg>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <initializer_list>
+
+#include "attributes.h"
+#include "dtype.h"
+
+#define MSOPS_ENTRY(name)                                                                                             \
+  static int name##_checked(msops::Call& call);                                                                       \
+  extern "C" __attribute__((visibility("default"))) int name(int nparam, void** params, int* ndims, int64_t** shapes, \
+                                                             const char** dtypes, void* stream, void* extra) {        \
+    msops::Call call(#name, nparam, params, ndims, shapes, dtypes, stream, extra);                                    \
+    return name##_checked(call);                                                                                      \
+  }                                                                                                                   \
+  static int name##_checked(msops::Call& call)
+
+namespace msops {
+
+// What an entry returns. MindSpore shows the number in its error.
+enum Status : int {
+  kOk = 0,
+  kBadParameterCount = 1,
+  kBadDtype = 2,
+  kBadRank = 3,
+  kBadShape = 4,
+  kBadAttribute = 5,
+  kNullPointer = 6,
+  kNoGpuCode = 7,
+  kLaunchFailed = 8,
+};
+
+constexpr int kAnyRank = -1;
+
+struct Tensor {
+  const char* name = "";
+  void* data = nullptr;
+  int rank = 0;
+  const int64_t* shape = nullptr;
+  int64_t size = 0;  // number of elements
+
+  // 0 for a dimension that is not there, so that a check may look before the rank's check has failed.
+  int64_t dim(int i) const { return i < rank ? shape[i] : 0; }
+  template <typename T>
+  T* as() const {
+    return static_cast<T*>(data);
+  }
+};
+
+class Call {
+ public:
+  Call(const char* entry, int nparam, void** params, int* ndims, int64_t** shapes, const char** dtypes, void* stream,
+       void* extra)
+      : entry_(entry),
+        nparam_(nparam),
+        params_(params),
+        ndims_(ndims),
+        shapes_(shapes),
+        dtypes_(dtypes),
+        stream_(stream),
+        attributes_(extra) {}
+
+  // The next parameter. All of these have one dtype, the one that `run` dispatches on.
+  Tensor tensor(const char* name, int rank = kAnyRank) {
+    const char* dtype = nullptr;
+    const Tensor result = next(name, rank, &dtype);
+    if (!ok()) return {};
+    if (dtype_ == nullptr) dtype_ = dtype;
+    require(std::strcmp(dtype, dtype_) == 0, kBadDtype, "%s is %s, the others are %s", name, dtype, dtype_);
+    return result;
+  }
+
+  // The next parameter, an extra output for sums: float64 beside float64 tensors, float32 beside the others.
+  Tensor scratch(const char* name, int rank) {
+    const char* dtype = nullptr;
+    const Tensor result = next(name, rank, &dtype);
+    if (!ok()) return {};
+    const char* expected = dtype_ && std::strcmp(dtype_, "float64") == 0 ? "float64" : "float32";
+    require(std::strcmp(dtype, expected) == 0, kBadDtype, "%s is %s, expected %s", name, dtype, expected);
+    return result;
+  }
+
+  // The attribute msops_<name>, which must lie in [low, high].
+  int64_t attribute(const char* name, int64_t low, int64_t high) {
+    if (!ok()) return low;
+    char key[48];
+    std::snprintf(key, sizeof key, "msops_%s", name);
+    int64_t value = 0;
+    require(attributes_.read(key, &value), kBadAttribute, "integer attribute %s is missing", key);
+    require(low <= value && value <= high, kBadAttribute, "attribute %s is %lld, expected %lld to %lld", key,
+            static_cast<long long>(value), static_cast<long long>(low), static_cast<long long>(high));
+    return ok() ? value : low;
+  }
+
+  __attribute__((format(printf, 4, 5))) void require(bool condition, Status status, const char* format, ...) {
+    if (condition || !ok()) return;
+    char message[256];
+    va_list values;
+    va_start(values, format);
+    std::vsnprintf(message, sizeof message, format, values);
+    va_end(values);
+    std::fprintf(stderr, "msops: %s: %s\n", entry_, message);
+    status_ = status;
+  }
+
+  void require_shape(const Tensor& tensor, std::initializer_list<int64_t> shape) {
+    require_shape(tensor, shape.begin(), static_cast<int>(shape.size()));
+  }
+  void require_same_shape(const Tensor& tensor, const Tensor& other) { require_shape(tensor, other.shape, other.rank); }
+
+  // Calls `launch(Type<T>{})` for the tensors' dtype if all checks passed; returns what the entry must return.
+  template <typename Launch>
+  int run(Launch&& launch) {
+    require(next_ == nparam_, kBadParameterCount, "takes %d parameters, got %d", next_, nparam_);
+#ifndef __CUDACC__
+    require(stream_ == nullptr, kNoGpuCode,
+            "this library was built without nvcc and has no GPU code; put nvcc on the PATH and run 'make clean all'");
+#endif
+    if (ok()) require(dispatch(dtype_, launch), kBadDtype, "%s is not one of float16, float32, float64", dtype_);
+    return status_;
+  }
+
+  bool ok() const { return status_ == kOk; }
+  int nparam() const { return nparam_; }
+  bool on_cpu() const { return stream_ == nullptr; }
+
+#ifdef __CUDACC__
+  cudaStream_t stream() const { return static_cast<cudaStream_t>(stream_); }
+
+  // After each launch: takes the launch's error out of the CUDA runtime, where it would stay and hit a later call.
+  void check_launch() {
+    const cudaError_t error = cudaGetLastError();
+    require(error == cudaSuccess, kLaunchFailed, "kernel launch failed: %s", cudaGetErrorString(error));
+  }
+#endif
+
+ private:
+  Tensor next(const char* name, int rank, const char** dtype) {
+    require(next_ < nparam_, kBadParameterCount, "parameter %d (%s) is missing, got %d", next_ + 1, name, nparam_);
+    if (!ok()) return {};
+    const int i = next_++;
+    Tensor result;
+    result.name = name;
+    result.data = params_[i];
+    result.rank = ndims_[i];
+    result.shape = shapes_[i];
+    *dtype = dtypes_[i];
+    require(*dtype != nullptr, kBadDtype, "%s has no dtype", name);
+    require(result.rank >= 0 && (rank == kAnyRank || result.rank == rank), kBadRank, "%s has rank %d, expected %d",
+            name, result.rank, rank);
+    require(result.rank <= 0 || result.shape != nullptr, kNullPointer, "%s has no shape", name);
+    if (!ok()) return {};
+    result.size = 1;
+    bool negative = false, overflow = false;
+    int64_t bytes = 8;  // of the widest dtype; a dimension of 0 does not excuse the others
+    for (int d = 0; d < result.rank; ++d) {
+      const int64_t length = result.shape[d];
+      negative |= length < 0;
+      overflow |= __builtin_mul_overflow(bytes, length > 0 ? length : 1, &bytes);
+      result.size = overflow ? 0 : result.size * length;
+    }
+    require(!negative && !overflow, kBadShape, "%s has a shape that no memory can hold", name);
+    require(result.size == 0 || result.data != nullptr, kNullPointer, "%s has no data", name);
+    return ok() ? result : Tensor{};
+  }
+
+  void require_shape(const Tensor& tensor, const int64_t* shape, int rank) {
+    if (!ok()) return;
+    bool same = tensor.rank == rank;
+    for (int d = 0; same && d < rank; ++d) same = tensor.shape[d] == shape[d];
+    char got[100], expected[100];
+    if (!same) {
+      print_shape(got, sizeof got, tensor.shape, tensor.rank);
+      print_shape(expected, sizeof expected, shape, rank);
+      require(false, kBadShape, "%s has shape (%s), expected (%s)", tensor.name, got, expected);
+    }
+  }
+
+  static void print_shape(char* text, size_t room, const int64_t* shape, int rank) {
+    *text = 0;
+    for (int d = 0; d < rank; ++d) {
+      const int used = std::snprintf(text, room, d ? ", %lld" : "%lld", static_cast<long long>(shape[d]));
+      if (used < 0 || static_cast<size_t>(used) >= room) return;
+      text += used;
+      room -= used;
+    }
+  }
+
+  const char* entry_;
+  int nparam_;
+  void** params_;
+  int* ndims_;
+  int64_t** shapes_;
+  const char** dtypes_;
+  void* stream_;
+  Attributes attributes_;
+  int next_ = 0;
+  const char* dtype_ = nullptr;
+  Status status_ = kOk;
+};
+
+}  // namespace msops

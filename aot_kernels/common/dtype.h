@@ -1,0 +1,81 @@
+// Element types: what a tensor stores, what its elements are computed in, and how each is named by MindSpore.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#ifdef __CUDACC__
+#include <cuda_fp16.h>
+#define MSOPS_BOTH __host__ __device__ __forceinline__
+#else
+#define MSOPS_BOTH inline
+#endif
+
+namespace msops {
+
+// IEEE binary16 storage. float is exact for it, and rounds to it to nearest even.
+struct Half {
+  uint16_t bits;
+
+  Half() = default;
+  MSOPS_BOTH explicit Half(float value) : bits(from_float(value)) {}
+  MSOPS_BOTH operator float() const { return to_float(bits); }
+
+ private:
+#ifdef __CUDA_ARCH__
+  static __device__ uint16_t from_float(float value) { return __half_as_ushort(__float2half_rn(value)); }
+  static __device__ float to_float(uint16_t bits) { return __half2float(__ushort_as_half(bits)); }
+#else
+  // Without branches, so that loops over these vectorize.
+  static uint32_t bits_of(float value) {
+    uint32_t bits;
+    std::memcpy(&bits, &value, sizeof bits);
+    return bits;
+  }
+  static float float_of(uint32_t bits) {
+    float value;
+    std::memcpy(&value, &bits, sizeof value);
+    return value;
+  }
+  static uint16_t from_float(float value) {
+    const uint32_t bits = bits_of(value), sign = bits >> 16 & 0x8000, magnitude = bits & 0x7fffffff;
+    // Below 2^-14 the unit of binary16 is 2^-24, which is also float's between 0.5 and 1.
+    const uint32_t subnormal = bits_of(float_of(magnitude < 0x38800000 ? magnitude : 0) + 0.5f) - 0x3f000000;
+    const uint32_t normal = (magnitude + 0xfff + (magnitude >> 13 & 1) - (112u << 23)) >> 13;
+    const uint32_t finite = magnitude < 0x38800000 ? subnormal : normal;
+    const uint32_t special = magnitude > 0x7f800000 ? 0x7e00 : 0x7c00;  // NaN or infinity
+    return static_cast<uint16_t>(sign | (magnitude < 0x477ff000 ? finite : special));
+  }
+  static float to_float(uint16_t half) {
+    const uint32_t sign = static_cast<uint32_t>(half & 0x8000) << 16, magnitude = half & 0x7fff;
+    const uint32_t subnormal = bits_of(static_cast<float>(static_cast<int32_t>(magnitude)) * 0x1p-24f);
+    const uint32_t normal = (magnitude << 13) + (magnitude < 0x7c00 ? 112u << 23 : 224u << 23);
+    return float_of(sign | (magnitude < 0x400 ? subnormal : normal));
+  }
+#endif
+};
+
+template <typename T>
+struct Type {
+  using type = T;
+};
+
+template <typename T>
+struct ComputeOf : Type<T> {};
+template <>
+struct ComputeOf<Half> : Type<float> {};
+
+// Arithmetic on elements of T is done in Compute<T>, and rounded once, when stored.
+template <typename T>
+using Compute = typename ComputeOf<T>::type;
+
+// Calls `f(Type<T>{})` with the T that MindSpore calls `dtype`; false if msops has no such type.
+template <typename F>
+bool dispatch(const char* dtype, F&& f) {
+  if (std::strcmp(dtype, "float16") == 0) return f(Type<Half>{}), true;
+  if (std::strcmp(dtype, "float32") == 0) return f(Type<float>{}), true;
+  if (std::strcmp(dtype, "float64") == 0) return f(Type<double>{}), true;
+  return false;
+}
+
+}  // namespace msops

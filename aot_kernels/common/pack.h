@@ -1,0 +1,52 @@
+// N neighbouring elements, moved by one load or store of up to 16 bytes.
+#pragma once
+
+#include <cstdint>
+#include <initializer_list>
+
+#include "dtype.h"
+
+namespace msops {
+
+template <typename T, int N>
+struct alignas(sizeof(T) * N) Pack {
+  T values[N];
+};
+
+// The elements of a 16-byte pack.
+template <typename T>
+constexpr int kPackWidth = 16 / sizeof(T);
+
+template <int N, typename T>
+MSOPS_BOTH Pack<T, N> load(const T* from) {
+  return *reinterpret_cast<const Pack<T, N>*>(from);
+}
+
+template <int N, typename T>
+MSOPS_BOTH void store(T* to, const Pack<T, N>& pack) {
+  *reinterpret_cast<Pack<T, N>*>(to) = pack;
+}
+
+// Calls `f(Width<N>{})` with the widest N for which packs of N elements tile rows of `row` elements that begin at each
+// of the pointers. 16 bytes on the GPU; on the CPU, where compilers form their own packs, N = 1.
+template <int N>
+struct Width {
+  static constexpr int value = N;
+};
+
+template <typename T, typename F, int N = kPackWidth<T>>
+void with_width(bool on_cpu, int64_t row, std::initializer_list<const T*> pointers, F&& f) {
+  if constexpr (N == 1) {
+    f(Width<1>{});
+  } else {
+    bool fits = !on_cpu && row % N == 0;
+    for (const T* p : pointers) fits &= reinterpret_cast<uintptr_t>(p) % (sizeof(T) * N) == 0;
+    if (fits) {
+      f(Width<N>{});
+    } else {
+      with_width<T, F, N / 2>(on_cpu, row, pointers, static_cast<F&&>(f));
+    }
+  }
+}
+
+}  // namespace msops

@@ -1,0 +1,168 @@
+// The pointwise part of the LLTM cell. With gates = product + bias, split along a row into i, o, g:
+//   new_c = c + sigmoid(i) elu(g),  new_h = tanh(new_c) sigmoid(o)
+
+#include <cmath>
+
+#include "common/pack.h"
+#include "common/sum.h"
+
+using namespace msops;
+
+namespace {
+
+template <typename C>
+MSOPS_BOTH C sigmoid(C x) {
+  const C z = std::exp(-std::abs(x));
+  return (x < 0 ? z : C(1)) / (C(1) + z);
+}
+
+// All that one element computes, forward and again backward.
+template <typename C>
+struct Cell {
+  C i, o, elu, elu_slope, new_c, tanh_c;
+
+  MSOPS_BOTH Cell(C gate_i, C gate_o, C gate_g, C c) {
+    i = sigmoid(gate_i);
+    o = sigmoid(gate_o);
+    elu = gate_g > 0 ? gate_g : std::expm1(gate_g);
+    elu_slope = gate_g > 0 ? C(1) : elu + C(1);
+    new_c = c + i * elu;
+    tanh_c = std::tanh(new_c);
+  }
+};
+
+enum Gate { kI, kO, kG, kGates };
+
+// The gates of N neighbouring hidden units.
+template <int N, typename T>
+struct GatePacks {
+  Pack<T, N> values[kGates];
+
+  template <typename Index>
+  MSOPS_BOTH GatePacks(const T* row, Index hidden) {
+    for (int gate = 0; gate < kGates; ++gate) values[gate] = load<N>(row + gate * hidden);
+  }
+  MSOPS_BOTH Compute<T> operator()(int gate, int j) const { return Compute<T>(values[gate].values[j]); }
+};
+
+// Index i is a pack of N neighbouring hidden units of one sample.
+template <int N, typename T>
+struct Forward {
+  int64_t hidden;
+  const T *product, *bias, *c;
+  T *new_h, *new_c;
+
+  template <typename Index>
+  MSOPS_BOTH void operator()(Index i) const {
+    const Index units = static_cast<Index>(hidden), sample = i * N / units, unit = i * N - sample * units;
+    const GatePacks<N, T> p(product + sample * kGates * units + unit, units), b(bias + unit, units);
+    const Pack<T, N> old_c = load<N>(c + i * N);
+    Pack<T, N> h_pack, c_pack;
+    for (int j = 0; j < N; ++j) {
+      const Cell<Compute<T>> cell(p(kI, j) + b(kI, j), p(kO, j) + b(kO, j), p(kG, j) + b(kG, j),
+                                  Compute<T>(old_c.values[j]));
+      h_pack.values[j] = T(cell.tanh_c * cell.o);
+      c_pack.values[j] = T(cell.new_c);
+    }
+    store(new_h + i * N, h_pack);
+    store(new_c + i * N, c_pack);
+  }
+};
+
+// Index i is a pack of N neighbouring hidden units of a group of samples, one row of `partial`: the bias gradient's sum
+// over the group. dc and the gradient of the product are complete.
+template <int N, typename T>
+struct Backward {
+  int64_t batch, hidden, groups;
+  const T *product, *bias, *c, *dnew_h, *dnew_c;
+  T *dproduct, *dc;
+  Compute<T>* partial;
+
+  template <typename Index>
+  MSOPS_BOTH void operator()(Index i) const {
+    const Index units = static_cast<Index>(hidden), group = i * N / units, unit = i * N - group * units;
+    const Index end = static_cast<Index>(batch * (group + 1) / groups);
+    const GatePacks<N, T> b(bias + unit, units);
+    Sum<T> sums[kGates][N] = {};
+    for (Index sample = static_cast<Index>(batch * group / groups); sample < end; ++sample) {
+      const Index at = sample * units + unit, gates_at = sample * kGates * units + unit;
+      const GatePacks<N, T> p(product + gates_at, units);
+      const Pack<T, N> old_c = load<N>(c + at), dh = load<N>(dnew_h + at), dc_out = load<N>(dnew_c + at);
+      Pack<T, N> dgates[kGates], dc_pack;
+      for (int j = 0; j < N; ++j) {
+        using C = Compute<T>;
+        const Cell<C> cell(p(kI, j) + b(kI, j), p(kO, j) + b(kO, j), p(kG, j) + b(kG, j), C(old_c.values[j]));
+        const C d_h = C(dh.values[j]);
+        const C d_c = C(dc_out.values[j]) + d_h * cell.o * (C(1) - cell.tanh_c * cell.tanh_c);
+        const C dgate[kGates] = {d_c * cell.elu * cell.i * (C(1) - cell.i),
+                                 d_h * cell.tanh_c * cell.o * (C(1) - cell.o), d_c * cell.i * cell.elu_slope};
+        for (int gate = 0; gate < kGates; ++gate) {
+          dgates[gate].values[j] = T(dgate[gate]);
+          sums[gate][j] += dgate[gate];
+        }
+        dc_pack.values[j] = T(d_c);
+      }
+      for (int gate = 0; gate < kGates; ++gate) store(dproduct + gates_at + gate * units, dgates[gate]);
+      store(dc + at, dc_pack);
+    }
+    for (int gate = 0; gate < kGates; ++gate)
+      for (int j = 0; j < N; ++j) partial[(group * kGates + gate) * units + unit + j] = Compute<T>(sums[gate][j]);
+  }
+};
+
+constexpr double kCost = 64;  // of one element's exponentials
+
+}  // namespace
+
+// (product, bias, c) -> (new_h, new_c)
+MSOPS_ENTRY(LLTMForward) {
+  const Tensor product = call.tensor("product", 2), bias = call.tensor("bias", 1), c = call.tensor("c", 2);
+  const Tensor new_h = call.tensor("new_h", 2), new_c = call.tensor("new_c", 2);
+  const int64_t batch = c.dim(0), hidden = c.dim(1);
+  call.require_shape(product, {batch, kGates * hidden});
+  call.require_shape(bias, {kGates * hidden});
+  call.require_same_shape(new_h, c);
+  call.require_same_shape(new_c, c);
+  return call.run([&](auto type) {
+    using T = typename decltype(type)::type;
+    const auto pointers = {product.as<const T>(), bias.as<const T>(), c.as<const T>(), new_h.as<const T>(),
+                           new_c.as<const T>()};
+    with_width<T>(call.on_cpu(), hidden, pointers, [&](auto width) {
+      constexpr int N = decltype(width)::value;
+      const Forward<N, T> body{hidden, product.as<T>(), bias.as<T>(), c.as<T>(), new_h.as<T>(), new_c.as<T>()};
+      parallel_for(call, c.size / N, product.size, body, N * kCost);
+    });
+  });
+}
+
+// (product, bias, c, dnew_h, dnew_c) -> (dproduct, dbias, dc, partial). `partial` is scratch: a row of 3H sums for each
+// of the groups that the batch is split into.
+MSOPS_ENTRY(LLTMBackward) {
+  const Tensor product = call.tensor("product", 2), bias = call.tensor("bias", 1), c = call.tensor("c", 2);
+  const Tensor dnew_h = call.tensor("dnew_h", 2), dnew_c = call.tensor("dnew_c", 2);
+  const Tensor dproduct = call.tensor("dproduct", 2), dbias = call.tensor("dbias", 1), dc = call.tensor("dc", 2);
+  const Tensor partial = call.scratch("partial", 2);
+  const int64_t batch = c.dim(0), hidden = c.dim(1), groups = partial.dim(0);
+  call.require_shape(product, {batch, kGates * hidden});
+  call.require_shape(bias, {kGates * hidden});
+  for (const Tensor& tensor : {dnew_h, dnew_c, dc}) call.require_same_shape(tensor, c);
+  call.require_same_shape(dproduct, product);
+  call.require_same_shape(dbias, bias);
+  call.require(groups >= 1, kBadShape, "partial has no rows");
+  call.require_shape(partial, {groups, kGates * hidden});
+  return call.run([&](auto type) {
+    using T = typename decltype(type)::type;
+    using C = Compute<T>;
+    const auto pointers = {product.as<const T>(), bias.as<const T>(),     c.as<const T>(), dnew_h.as<const T>(),
+                           dnew_c.as<const T>(),  dproduct.as<const T>(), dc.as<const T>()};
+    with_width<T>(call.on_cpu(), hidden, pointers, [&](auto width) {
+      constexpr int N = decltype(width)::value;
+      const Backward<N, T> body{batch,          hidden,         groups,         product.as<T>(),  bias.as<T>(),
+                                c.as<T>(),      dnew_h.as<T>(), dnew_c.as<T>(), dproduct.as<T>(), dc.as<T>(),
+                                partial.as<C>()};
+      parallel_for(call, groups * hidden / N, std::max(product.size, partial.size), body,
+                   N * kCost * static_cast<double>(batch / groups));
+    });
+    sum_rows(call, groups, kGates * hidden, kGates * hidden, partial.as<const C>(), dbias.as<T>());
+  });
+}

@@ -1,0 +1,135 @@
+// out[n] = sum over the cube's corners of their weight * feats[n, corner]. With (u, v, w) = (points[n] + 1) / 2, corner
+// 4 iu + 2 iv + iw has the weight (iu ? u : 1 - u) (iv ? v : 1 - v) (iw ? w : 1 - w).
+
+#include "common/pack.h"
+#include "common/sum.h"
+
+using namespace msops;
+
+namespace {
+
+constexpr int kCorners = 8;
+
+// Along each of the three directions, the weights of a cube's near and far side.
+template <typename C>
+struct Sides {
+  C weight[3][2];
+
+  template <typename T>
+  explicit MSOPS_BOTH Sides(const T* point) {
+    for (int d = 0; d < 3; ++d) {
+      weight[d][1] = (Compute<T>(point[d]) + 1) / 2;
+      weight[d][0] = 1 - weight[d][1];
+    }
+  }
+  MSOPS_BOTH C side(int d, int corner) const { return weight[d][corner >> (2 - d) & 1]; }
+  MSOPS_BOTH C corner(int corner) const { return side(0, corner) * side(1, corner) * side(2, corner); }
+  // d corner(c) / d points[n][d]: along d, the far side's weight grows by 1/2 and the near side's shrinks by as much.
+  MSOPS_BOTH C slope(int d, int corner) const {
+    const C sign = corner >> (2 - d) & 1 ? C(0.5) : C(-0.5);
+    return sign * side((d + 1) % 3, corner) * side((d + 2) % 3, corner);
+  }
+};
+
+// Index i is a pack of N neighbouring features of one point.
+template <int N, typename T>
+struct Forward {
+  int64_t features;
+  const T *feats, *points;
+  T* out;
+
+  template <typename Index>
+  MSOPS_BOTH void operator()(Index i) const {
+    const Index row_length = static_cast<Index>(features), n = i * N / row_length, f = i * N - n * row_length;
+    const T* from = feats + n * kCorners * row_length + f;
+    Pack<T, N> values[kCorners];
+    for (int c = 0; c < kCorners; ++c) values[c] = load<N>(from + c * row_length);
+    const Sides<Compute<T>> sides(points + n * 3);
+    Compute<T> sums[N] = {};
+    for (int c = 0; c < kCorners; ++c)
+      for (int j = 0; j < N; ++j) sums[j] += sides.corner(c) * Compute<T>(values[c].values[j]);
+    Pack<T, N> result;
+    for (int j = 0; j < N; ++j) result.values[j] = T(sums[j]);
+    store(out + i * N, result);
+  }
+};
+
+// Index i is one lane of the team that works on one point; the lanes take turns along the features.
+template <int N, int kLanes, typename T>
+struct Backward {
+  int64_t features;
+  const T *feats, *points, *dout;
+  T *dfeats, *dpoints;
+
+  template <typename Index>
+  MSOPS_BOTH void operator()(Index i) const {
+    const Index row_length = static_cast<Index>(features), n = i / kLanes, lane = i % kLanes;
+    const Index row = n * kCorners * row_length;
+    const Sides<Compute<T>> sides(points + n * 3);
+    Sum<T> dpoint[3] = {{}, {}, {}};
+    for (Index f = lane * N; f < row_length; f += kLanes * N) {
+      const Pack<T, N> gradient = load<N>(dout + n * row_length + f);
+      Pack<T, N> values[kCorners];
+      for (int c = 0; c < kCorners; ++c) values[c] = load<N>(feats + row + c * row_length + f);
+      for (int c = 0; c < kCorners; ++c) {
+        Pack<T, N> result;
+        Compute<T> product = 0;  // of this corner's features and the gradient
+        for (int j = 0; j < N; ++j) {
+          const Compute<T> d = Compute<T>(gradient.values[j]);
+          result.values[j] = T(sides.corner(c) * d);
+          product += Compute<T>(values[c].values[j]) * d;
+        }
+        store(dfeats + row + c * row_length + f, result);
+        for (int d = 0; d < 3; ++d) dpoint[d] += sides.slope(d, c) * product;
+      }
+    }
+    for (int d = 0; d < 3; ++d) {
+      const Compute<T> sum = team_sum<kLanes>(Compute<T>(dpoint[d]));
+      if (lane == 0) dpoints[n * 3 + d] = T(sum);
+    }
+  }
+};
+
+}  // namespace
+
+// (feats, points) -> (out)
+MSOPS_ENTRY(TrilinearInterpolationForward) {
+  const Tensor feats = call.tensor("feats", 3), points = call.tensor("points", 2), out = call.tensor("out", 2);
+  const int64_t n = feats.dim(0), features = feats.dim(2);
+  call.require_shape(feats, {n, kCorners, features});
+  call.require_shape(points, {n, 3});
+  call.require_shape(out, {n, features});
+  return call.run([&](auto type) {
+    using T = typename decltype(type)::type;
+    with_width<T>(call.on_cpu(), features, {feats.as<T>(), out.as<T>()}, [&](auto width) {
+      constexpr int N = decltype(width)::value;
+      parallel_for(call, out.size / N, feats.size, Forward<N, T>{features, feats.as<T>(), points.as<T>(), out.as<T>()},
+                   kCorners * N);
+    });
+  });
+}
+
+// (feats, points, dout) -> (dfeats, dpoints)
+MSOPS_ENTRY(TrilinearInterpolationBackward) {
+  const Tensor feats = call.tensor("feats", 3), points = call.tensor("points", 2), dout = call.tensor("dout", 2);
+  const Tensor dfeats = call.tensor("dfeats", 3), dpoints = call.tensor("dpoints", 2);
+  const int64_t n = feats.dim(0), features = feats.dim(2);
+  call.require_shape(feats, {n, kCorners, features});
+  call.require_shape(points, {n, 3});
+  call.require_shape(dout, {n, features});
+  call.require_same_shape(dfeats, feats);
+  call.require_same_shape(dpoints, points);
+  return call.run([&](auto type) {
+    using T = typename decltype(type)::type;
+    with_width<T>(call.on_cpu(), features, {feats.as<T>(), dout.as<T>(), dfeats.as<T>()}, [&](auto width) {
+      constexpr int N = decltype(width)::value;
+      with_lanes<1, 2, 4, 8, 16, 32>(call.on_cpu() ? 1 : features / N, [&](auto lanes) {
+        constexpr int kLanes = decltype(lanes)::value;
+        const Backward<N, kLanes, T> body{features,     feats.as<T>(),  points.as<T>(),
+                                          dout.as<T>(), dfeats.as<T>(), dpoints.as<T>()};
+        parallel_for(call, n * kLanes, std::max(feats.size, n * kLanes), body,
+                     static_cast<double>(kCorners * features));
+      });
+    });
+  });
+}
