@@ -1,0 +1,21 @@
+"""Custom CUDA operators for MindSpore, on the GPU and, where there is none, on the CPU."""
+
+from .add import Add, add
+from .depthwise_conv2d import DepthwiseConv2d, depthwise_conv2d
+from .lltm import LLTMCell, lltm_cell
+from .sigmoid import Sigmoid, sigmoid
+from .trilinear_interpolation import TrilinearInterpolation, trilinear_interpolation
+
+__all__ = [
+    "Add",
+    "DepthwiseConv2d",
+    "LLTMCell",
+    "Sigmoid",
+    "TrilinearInterpolation",
+    "add",
+    "depthwise_conv2d",
+    "lltm_cell",
+    "sigmoid",
+    "trilinear_interpolation",
+]
+__version__ = "0.1.0"

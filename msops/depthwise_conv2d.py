@@ -1,0 +1,231 @@
+import math
+
+import mindspore
+from mindspore import Parameter, nn, ops
+from mindspore.common.initializer import HeUniform, Uniform, initializer
+
+from . import check
+from .custom import Operator, scratch, shared
+
+_NAME = "depthwise_conv2d"
+_PAD_MODES = ("valid", "same", "pad")  # in the order of PadMode in aot_kernels/depthwise_conv2d.cu
+
+
+def depthwise_conv2d(x, weight, bias=None, stride=1, pad_mode="valid", padding=0, dilation=1):
+    r"""Convolves each channel of an image with kernels of its own.
+
+    .. math::
+        \text{out}_{n, cm + j, y, x} = \text{bias}_{cm + j} + \sum_{a, b} \text{weight}_{cm + j, 0, a, b}\,
+        \text{x}_{n,\, c,\, y s_h - p_{top} + a d_h,\, x s_w - p_{left} + b d_w}, \qquad 0 \le j < m
+
+    with `x` being 0 outside (a cross-correlation, as in all deep learning). Equal to `mindspore.ops.conv2d` with
+    ``groups=C``; x, weight and bias have gradients.
+
+    Args:
+        x (Tensor): Shape (N, C, H, W); float16, float32 or float64. All inputs have one dtype.
+        weight (Tensor): Shape (C·m, 1, kh, kw) for a whole m of at least 1, the number of kernels of each channel.
+        bias (Tensor): Shape (C·m,). Default: ``None`` , none.
+        stride (int, tuple[int]): At least 1; one number, or (vertical, horizontal). Default: ``1`` .
+        pad_mode (str): ``"valid"`` : no padding. ``"same"`` : as much that the output has ceil(H / stride) rows, half
+            of it on either side, an odd one below and to the right. ``"pad"`` : as `padding` says.
+            Default: ``"valid"`` .
+        padding (int, tuple[int]): At least 0, and 0 unless `pad_mode` is ``"pad"`` ; one number, (vertical, horizontal)
+            or (top, bottom, left, right). Default: ``0`` .
+        dilation (int, tuple[int]): Distance between taps, like `stride`. Default: ``1`` .
+
+    Returns:
+        Tensor of shape (N, C·m, H', W') with H' = floor((H + top + bottom - dilation (kh - 1) - 1) / stride) + 1, or
+        ceil(H / stride) if `pad_mode` is ``"same"`` ; W' likewise.
+
+    Raises:
+        TypeError: If an input is not a Tensor of one of these dtypes, the dtypes differ, or another argument has a
+            wrong type.
+        ValueError: If an input has another shape, the kernel is larger than the padded image, or another argument is
+            out of range.
+
+    Examples:
+        >>> import mindspore, msops
+        >>> from mindspore import ops
+        >>> image, box = ops.ones((1, 2, 4, 4)), ops.ones((2, 1, 3, 3))
+        >>> print(msops.depthwise_conv2d(image, box, pad_mode="same")[0, 0])
+        [[4. 6. 6. 4.]
+         [6. 9. 9. 6.]
+         [6. 9. 9. 6.]
+         [4. 6. 6. 4.]]
+    """
+    convolution = _convolution(stride, pad_mode, padding, dilation, bias is not None)
+    if bias is None:
+        return convolution(x, weight)
+    return convolution(x, weight, bias)
+
+
+class _Convolution(nn.Cell):
+    """The convolution as an operator of its parameters."""
+
+    def __init__(self, attributes):
+        super().__init__()
+        bprop = self.backward_with_bias if attributes["has_bias"] else self.backward
+        self.forward_op = Operator(_NAME, "DepthwiseConv2dForward", _infer, bprop, **attributes)
+        self.backward_op = Operator(_NAME, "DepthwiseConv2dBackward", _infer_backward, **attributes)
+
+    def backward(self, x, weight, out, dout):
+        return self.backward_op(x, weight, dout)[:2]
+
+    def backward_with_bias(self, x, weight, bias, out, dout):
+        return self.backward_op(x, weight, dout)[:3]
+
+
+class DepthwiseConv2d(_Convolution):
+    r"""A depthwise convolution with its parameters. It takes the place of ``nn.Conv2d(C, C * m, kernel_size, group=C)``
+    and loads its checkpoints. See :func:`msops.depthwise_conv2d`.
+
+    Args:
+        in_channels (int): C, the number of channels of the input.
+        kernel_size (int, tuple[int]): At least 1; one number, or (vertical, horizontal).
+        stride (int, tuple[int]): As in the function. Default: ``1`` .
+        pad_mode (str): As in the function. Default: ``"same"`` .
+        padding (int, tuple[int]): As in the function. Default: ``0`` .
+        dilation (int, tuple[int]): As in the function. Default: ``1`` .
+        has_bias (bool): Whether there is a bias. Default: ``False`` .
+        weight_init (Tensor, str, Initializer, number): Default: ``None`` , ``HeUniform(sqrt(5))`` as in ``nn.Conv2d`` .
+        bias_init (Tensor, str, Initializer, number): Default: ``None`` , uniform in :math:`\pm 1 / \sqrt{k_h k_w}` as
+            in ``nn.Conv2d`` .
+        dtype (mindspore.dtype): Of the parameters. Default: ``mindspore.float32`` .
+        channel_multiplier (int): m, the number of kernels for each channel. Default: ``1`` .
+
+    Attributes:
+        weight (Parameter): Shape (C·m, 1, kh, kw).
+        bias (Parameter): Shape (C·m,), or None.
+
+    Raises:
+        TypeError: If an argument has a wrong type.
+        ValueError: If an argument is out of range.
+
+    Examples:
+        >>> import mindspore, msops
+        >>> from mindspore import ops
+        >>> net = msops.DepthwiseConv2d(16, 3, stride=2, channel_multiplier=2)
+        >>> print(net(ops.ones((8, 16, 32, 32))).shape)
+        (8, 32, 16, 16)
+    """
+
+    def __init__(
+        self,
+        in_channels,
+        kernel_size,
+        stride=1,
+        pad_mode="same",
+        padding=0,
+        dilation=1,
+        has_bias=False,
+        weight_init=None,
+        bias_init=None,
+        dtype=mindspore.float32,
+        channel_multiplier=1,
+    ):
+        name = "DepthwiseConv2d"
+        if not isinstance(has_bias, bool):
+            raise TypeError(f"{name}: has_bias must be a bool, got {type(has_bias).__name__}")
+        super().__init__(_attributes(name, stride, pad_mode, padding, dilation, has_bias))
+        self.in_channels = check.positive(name, "in_channels", in_channels)
+        self.out_channels = in_channels * check.positive(name, "channel_multiplier", channel_multiplier)
+        self.kernel_size = _numbers(name, "kernel_size", kernel_size, (2,), 1)
+        self.settings = f"stride={stride}, pad_mode={pad_mode}, padding={padding}, dilation={dilation}"
+        check.dtype(name, dtype)
+        shape = (self.out_channels, 1, *self.kernel_size)
+        weight_init = HeUniform(math.sqrt(5)) if weight_init is None else weight_init
+        self.weight = Parameter(initializer(weight_init, shape, dtype), name="weight")
+        self.bias = None
+        if has_bias:
+            bias_init = Uniform(1 / math.sqrt(math.prod(self.kernel_size))) if bias_init is None else bias_init
+            self.bias = Parameter(initializer(bias_init, shape[:1], dtype), name="bias")
+
+    def construct(self, x):
+        if self.bias is None:
+            return self.forward_op(x, self.weight)
+        return self.forward_op(x, self.weight, self.bias)
+
+    def extend_repr(self):
+        return (
+            f"in_channels={self.in_channels}, out_channels={self.out_channels}, kernel_size={self.kernel_size}, "
+            f"{self.settings}, has_bias={self.bias is not None}"
+        )
+
+
+@ops.constexpr
+def _convolution(stride, pad_mode, padding, dilation, has_bias):
+    attributes = _attributes(_NAME, stride, pad_mode, padding, dilation, has_bias)
+    return _cached_convolution(tuple(attributes.items()))
+
+
+@shared
+def _cached_convolution(attributes):
+    return _Convolution(dict(attributes)).forward_op
+
+
+def _attributes(name, stride, pad_mode, padding, dilation, has_bias):
+    stride_h, stride_w = _numbers(name, "stride", stride, (2,), 1)
+    dilation_h, dilation_w = _numbers(name, "dilation", dilation, (2,), 1)
+    padding = _numbers(name, "padding", padding, (2, 4), 0)
+    if len(padding) == 2:
+        padding = (padding[0], padding[0], padding[1], padding[1])
+    if pad_mode not in _PAD_MODES:
+        raise ValueError(f"{name}: pad_mode must be one of {', '.join(_PAD_MODES)}, got {pad_mode!r}")
+    if pad_mode != "pad" and any(padding):
+        raise ValueError(f"{name}: padding must be 0 unless pad_mode is 'pad', got {padding} with {pad_mode!r}")
+    return dict(
+        stride_h=stride_h, stride_w=stride_w, dilation_h=dilation_h, dilation_w=dilation_w,
+        pad_mode=_PAD_MODES.index(pad_mode), pad_top=padding[0], pad_bottom=padding[1], pad_left=padding[2],
+        pad_right=padding[3], has_bias=int(has_bias),
+    )  # fmt: skip
+
+
+def _numbers(name, argument, value, lengths, least):
+    """`value` as a tuple of one of the lengths; one number stands for the first length."""
+    numbers = (value,) * lengths[0] if isinstance(value, int) else value
+    if not isinstance(numbers, (tuple, list)) or any(not isinstance(n, int) or isinstance(n, bool) for n in numbers):
+        raise TypeError(f"{name}: {argument} must be an int or a tuple of ints, got {value!r}")
+    if len(numbers) not in lengths:
+        raise ValueError(f"{name}: {argument} must have {' or '.join(map(str, lengths))} numbers, got {value!r}")
+    if any(not least <= n < 2**31 for n in numbers):
+        raise ValueError(f"{name}: {argument} must be at least {least} and less than 2^31, got {value!r}")
+    return tuple(numbers)
+
+
+def _infer(x, weight, bias=None, **attributes):
+    tensors = dict(x=x, weight=weight) if bias is None else dict(x=x, weight=weight, bias=bias)
+    check.tensors(_NAME, **tensors)
+    check.shape(_NAME, "x", x, "N", "C", "H", "W")
+    check.shape(_NAME, "weight", weight, "C·m", 1, "kh", "kw")
+    (n, channels, *image), (kernels, _, *kernel) = x.shape, weight.shape
+    if channels == 0 or kernels == 0 or kernels % channels:
+        raise ValueError(
+            f"{_NAME}: weight must have a multiple of the {channels} channels of x as first size, got {kernels}"
+        )
+    if bias is not None:
+        check.shape(_NAME, "bias", bias, kernels)
+    padding = (attributes["pad_top"] + attributes["pad_bottom"], attributes["pad_left"] + attributes["pad_right"])
+    out = []
+    for length, taps, pad, direction in zip(image, kernel, padding, "hw"):
+        stride, reach = attributes[f"stride_{direction}"], attributes[f"dilation_{direction}"] * (taps - 1) + 1
+        if taps == 0:
+            raise ValueError(f"{_NAME}: weight must have a kernel of at least 1 x 1, got shape {weight.shape}")
+        if _PAD_MODES[attributes["pad_mode"]] == "same":
+            out.append(-(-length // stride))
+        elif length + pad < reach:
+            raise ValueError(
+                f"{_NAME}: x must be at least as large as the kernel, got {length} padded by {pad} for a kernel "
+                f"that reaches over {reach}"
+            )
+        else:
+            out.append((length + pad - reach) // stride + 1)
+    return x._replace(shape=(n, kernels, *out))
+
+
+def _infer_backward(x, weight, dout, has_bias, **attributes):
+    kernels, taps = weight.shape[0], weight.size // max(1, weight.shape[0])
+    # On the GPU a block takes a channel's share of the positions: some blocks for each multiprocessor, but enough work.
+    positions = dout.size // max(1, kernels)
+    parts = max(1, min(positions // 8192, 2048 // max(1, kernels)))
+    dbias = [weight._replace(shape=(kernels,))] if has_bias else []
+    return [x, weight, *dbias, scratch(x.dtype, parts, kernels * (taps + 1))]
