@@ -1,0 +1,24 @@
+import mindspore
+import pytest
+
+
+def pytest_addoption(parser):
+    parser.addoption("--device-target", choices=("CPU", "GPU"), default="CPU", help="where the operators run")
+
+
+def pytest_configure(config):
+    mindspore.set_device(config.getoption("--device-target"))
+    if config.getoption("--device-target") == "GPU":  # MindSpore's own convolution is a reference of some tests
+        mindspore.device_context.gpu.op_precision.conv_allow_tf32(False)
+
+
+@pytest.fixture(scope="session")
+def device_target(request):
+    return request.config.getoption("--device-target")
+
+
+@pytest.fixture(params=("graph", "pynative"))
+def mode(request):
+    """Runs the test in both of MindSpore's modes."""
+    mindspore.set_context(mode=mindspore.GRAPH_MODE if request.param == "graph" else mindspore.PYNATIVE_MODE)
+    return request.param

@@ -1,0 +1,334 @@
+import mindspore
+import numpy as np
+import pytest
+from mindspore import Parameter, Tensor, nn, ops
+
+import msops
+from operator_test import Net, OperatorTest, check_training, random, run, run_gradient, zeros
+
+
+def pair(value):
+    return value if isinstance(value, (tuple, list)) else (value, value)
+
+
+class Taps:
+    """For each tap of the kernel, the part of the padded image that it meets."""
+
+    def __init__(self, x, weight, stride=1, pad_mode="valid", padding=0, dilation=1):
+        self.kernel = weight.shape[2:]
+        stride, dilation = pair(stride), pair(dilation)
+        reach = [d * (k - 1) + 1 for d, k in zip(dilation, self.kernel)]
+        if pad_mode == "same":
+            outs = [-(-length // s) for length, s in zip(x.shape[2:], stride)]
+            total = [max(0, (o - 1) * s + r - n) for o, s, r, n in zip(outs, stride, reach, x.shape[2:])]
+            self.padding = [(t // 2, t - t // 2) for t in total]
+        else:
+            pads = padding if isinstance(padding, (tuple, list)) and len(padding) == 4 else np.repeat(pair(padding), 2)
+            self.padding = [tuple(pads[:2]), tuple(pads[2:])]
+        padded = [n + sum(p) for n, p in zip(x.shape[2:], self.padding)]
+        self.out = [(n - r) // s + 1 for n, r, s in zip(padded, reach, stride)]
+        self.slices = {
+            tap: tuple(
+                slice(t * d, t * d + (o - 1) * s + 1 if o else 0, s)
+                for t, d, s, o in zip(tap, dilation, stride, self.out)
+            )
+            for tap in np.ndindex(self.kernel)
+        }
+
+    def pad(self, x):
+        return np.pad(x, [(0, 0), (0, 0), *self.padding])
+
+
+def convolve(x, weight, bias=None, **settings):
+    multiplier = weight.shape[0] // x.shape[1]
+    taps = Taps(x, weight, **settings)
+    padded = np.repeat(taps.pad(x), multiplier, 1)
+    out = np.zeros((x.shape[0], weight.shape[0], *taps.out), x.dtype)
+    for tap, (rows, columns) in taps.slices.items():
+        out += weight[(slice(None), 0, *tap)][:, None, None] * padded[:, :, rows, columns]
+    return out if bias is None else out + bias[:, None, None]
+
+
+def convolve_gradient(x, weight, dout, **settings):
+    multiplier = weight.shape[0] // x.shape[1]
+    taps = Taps(x, weight, **settings)
+    padded = np.repeat(taps.pad(x), multiplier, 1)
+    dpadded, dweight = np.zeros_like(padded), np.zeros_like(weight)
+    for tap, (rows, columns) in taps.slices.items():
+        dweight[(slice(None), 0, *tap)] = (dout * padded[:, :, rows, columns]).sum((0, 2, 3))
+        dpadded[:, :, rows, columns] += weight[(slice(None), 0, *tap)][:, None, None] * dout
+    (top, _), (left, _) = taps.padding
+    dx = dpadded[:, :, top : top + x.shape[2], left : left + x.shape[3]]
+    return dx.reshape(x.shape[0], x.shape[1], multiplier, *x.shape[2:]).sum(2), dweight, dout.sum((0, 2, 3))
+
+
+def case(image, kernel, multiplier=1, **settings):
+    channels = image[1] * multiplier
+    return [image, (channels, 1, *kernel), (channels,)], settings
+
+
+SAME = dict(pad_mode="same")
+
+
+K3 = ((1, 2, 5, 5), (2, 1, 3, 3))
+
+
+class TestDepthwiseConv2d(OperatorTest):
+    function = msops.depthwise_conv2d
+    cases = {
+        "small": case((2, 2, 4, 3), (3, 2), 2, stride=(1, 2), pad_mode="pad", padding=(1, 0, 2, 1)),
+        "one": case((1, 1, 1, 1), (1, 1)),
+        "empty batch": case((0, 3, 5, 5), (3, 3)),
+        "k3": case((3, 5, 17, 19), (3, 3), **SAME),
+        "k3 rows": case((2, 3, 40, 7), (3, 3)),
+        "k3 s2": case((3, 5, 17, 19), (3, 3), stride=2, **SAME),
+        "k3 s2 even": case((2, 4, 16, 32), (3, 3), stride=2, pad_mode="pad", padding=1),
+        "k3 wide pad": case((2, 2, 6, 5), (3, 3), pad_mode="pad", padding=(5, 3, 4, 7)),
+        "k3 s2 wide pad": case((2, 2, 6, 5), (3, 3), stride=2, pad_mode="pad", padding=(5, 3, 4, 6)),
+        "k3 s3": case((2, 3, 14, 11), (3, 3), stride=3, **SAME),
+        "k5": case((2, 3, 21, 9), (5, 5), **SAME),
+        "k5 s2": case((2, 3, 21, 10), (5, 5), stride=2, pad_mode="pad", padding=(2, 1)),
+        "k7": case((2, 3, 15, 33), (7, 7), **SAME),
+        "k7 s2": case((2, 3, 15, 34), (7, 7), stride=2, **SAME),
+        "k2": case((2, 3, 9, 8), (2, 2), **SAME),
+        "k11": case((1, 2, 23, 20), (11, 11), pad_mode="pad", padding=5),
+        "long kernel": case((2, 3, 12, 31), (1, 9), stride=(2, 3), pad_mode="pad", padding=(0, 4)),
+        "dilated": case((2, 3, 16, 15), (3, 3), dilation=2, pad_mode="pad", padding=2),
+        "dilated s2": case((2, 3, 16, 15), (3, 4), stride=2, dilation=(3, 2), **SAME),
+        "multiplier": case((2, 3, 11, 13), (3, 3), 3, **SAME),
+        "kernel in padding": case((1, 2, 2, 3), (5, 5), pad_mode="pad", padding=4),
+        "stride past the image": case((2, 2, 5, 6), (3, 3), stride=7, **SAME),
+        "large": case((4, 30, 56, 57), (3, 3), **SAME),
+        "many positions": case((3, 1, 150, 151), (3, 3), **SAME),
+        "many positions, k5 m2": case((3, 1, 150, 151), (5, 4), 2),
+    }
+    small = "small"
+    wrong = (
+        (zeros(*K3, dtype=np.int8), {}, TypeError, "x must be float16, float32 or float64, got int8"),
+        (
+            [*zeros(K3[0]), *zeros(K3[1], dtype=np.float16)],
+            {},
+            TypeError,
+            "weight must be float32 as x is, got float16",
+        ),
+        ([*zeros(K3[0]), 3.0], {}, TypeError, "depthwise_conv2d: weight must be a Tensor, got float"),
+        (zeros((2, 5, 5), K3[1]), {}, ValueError, "x must have shape (N, C, H, W), got (2, 5, 5)"),
+        (zeros(K3[0], (2, 2, 3, 3)), {}, ValueError, "weight must have shape (C·m, 1, kh, kw), got (2, 2, 3, 3)"),
+        (zeros(K3[0], (3, 1, 3, 3)), {}, ValueError, "multiple of the 2 channels of x as first size, got 3"),
+        (zeros(*K3, 3), {}, ValueError, "bias must have shape (2,), got (3,)"),
+        (zeros(K3[0], (2, 1, 3, 6)), {}, ValueError, "x must be at least as large as the kernel, got 5"),
+        (zeros(K3[0], (2, 1, 0, 3)), {}, ValueError, "a kernel of at least 1 x 1, got shape (2, 1, 0, 3)"),
+        (zeros(*K3), dict(stride=0), ValueError, "stride must be at least 1"),
+        (zeros(*K3), dict(stride=1.0), TypeError, "stride must be an int or a tuple of ints, got 1.0"),
+        (zeros(*K3), dict(dilation=(1, 2, 3)), ValueError, "dilation must have 2 numbers, got (1, 2, 3)"),
+        (zeros(*K3), dict(pad_mode="pad", padding=-1), ValueError, "padding must be at least 0"),
+        (zeros(*K3), dict(padding=1), ValueError, "padding must be 0 unless pad_mode is 'pad'"),
+        (zeros(*K3), dict(pad_mode="full"), ValueError, "pad_mode must be one of valid, same, pad, got 'full'"),
+    )
+
+    @staticmethod
+    def reference(x, weight, bias, **settings):
+        return (convolve(x, weight, bias, **settings),)
+
+    @staticmethod
+    def reference_gradient(x, weight, bias, dout, **settings):
+        return convolve_gradient(x, weight, dout, **settings)
+
+
+class Settings:
+    """Convolutions of one kernel that differ in one attribute each, which MindSpore's caches must keep apart."""
+
+    inputs = (*random(7, np.float32, (2, 3, 9, 9), (3, 1, 3, 3)),)
+    all = (
+        dict(),
+        dict(stride=2),
+        dict(stride=(1, 2)),
+        dict(dilation=2),
+        dict(pad_mode="same"),
+        dict(pad_mode="pad", padding=1),
+        dict(pad_mode="pad", padding=(1, 0)),
+        dict(pad_mode="pad", padding=(0, 1, 1, 0)),
+    )
+
+
+def test_settings_one_after_the_other(mode):
+    for settings in Settings.all * 2:
+        out = run(Net(msops.depthwise_conv2d, **settings), *Settings.inputs)[0]
+        np.testing.assert_allclose(out, convolve(*Settings.inputs, **settings), rtol=1e-5, atol=1e-5)
+        dout = random(8, np.float32, out.shape)
+        gradients = run_gradient(Net(msops.depthwise_conv2d, **settings), Settings.inputs, dout)
+        for got, want in zip(gradients, convolve_gradient(*Settings.inputs, *dout, **settings)):
+            np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+
+
+class Nested(nn.Cell):
+    """A convolution within another of other settings, without and with bias."""
+
+    def __init__(self, weights):
+        super().__init__()
+        self.inner = msops.DepthwiseConv2d(3, 3, stride=2, weight_init=Tensor(weights[0]))
+        weight, bias = map(Tensor, weights[1:])
+        self.outer = msops.DepthwiseConv2d(
+            3, 3, pad_mode="pad", padding=(0, 1, 2, 0), weight_init=weight, has_bias=True, bias_init=bias
+        )
+
+    def construct(self, x):
+        return self.outer(self.inner(x))
+
+
+def test_settings_one_inside_the_other(mode):
+    (x, *weights) = random(9, np.float32, (2, 3, 9, 9), (3, 1, 3, 3), (3, 1, 3, 3), (3,))
+    net = Nested(weights)
+    inner, outer = dict(stride=2, pad_mode="same"), dict(pad_mode="pad", padding=(0, 1, 2, 0))
+    between = convolve(x, weights[0], **inner)
+    out = convolve(between, weights[1], weights[2], **outer)
+    np.testing.assert_allclose(run(net, x)[0], out, rtol=1e-5, atol=1e-5)
+    dbetween, *dlast = convolve_gradient(between, weights[1], np.ones_like(out), **outer)
+    dx, dfirst, _ = convolve_gradient(x, weights[0], dbetween, **inner)
+    got = mindspore.grad(net, 0, net.trainable_params())(Tensor(x))
+    for gradient, want in zip((got[0], *got[1]), (dx, dfirst, *dlast)):
+        np.testing.assert_allclose(gradient.asnumpy(), want, rtol=1e-4, atol=1e-4)
+
+
+KERNELS = ((1, 1), (2, 2), (3, 3), (5, 5), (7, 7), (11, 11), (4, 4), (1, 5), (6, 3))
+PADDINGS = (
+    dict(pad_mode="valid"),
+    dict(pad_mode="same"),
+    dict(pad_mode="pad", padding=2),
+    dict(pad_mode="pad", padding=(3, 1)),
+)
+
+
+class Reference(nn.Cell):
+    """MindSpore's convolution with a group for each channel."""
+
+    def __init__(self, channels, **settings):
+        super().__init__()
+        self.channels, self.settings = channels, settings
+
+    def construct(self, x, weight, bias):
+        return ops.conv2d(x, weight, bias, groups=self.channels, **self.settings)
+
+
+@pytest.mark.parametrize("kernel", KERNELS, ids=str)
+@pytest.mark.parametrize("padding", PADDINGS, ids=str)
+def test_equals_ops_conv2d(kernel, padding):
+    """Forward over strides, dilations and multipliers."""
+    mindspore.set_context(mode=mindspore.PYNATIVE_MODE)
+    for stride in (1, 2, (3, 1)):
+        for dilation in (1, 2, (1, 3)):
+            for multiplier in (1, 2):
+                image = (2, 3, 24, 23) if max(kernel) < 11 else (2, 3, 34, 37)
+                inputs = [
+                    Tensor(a) for a in random(0, np.float32, image, (3 * multiplier, 1, *kernel), (3 * multiplier,))
+                ]
+                settings = dict(stride=stride, dilation=dilation, **padding)
+                want = Reference(3, **settings)(*inputs).asnumpy()
+                got = msops.depthwise_conv2d(*inputs, **settings).asnumpy()
+                np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4, err_msg=str((stride, dilation, multiplier)))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        dict(),
+        dict(stride=2, pad_mode="same"),
+        dict(dilation=2, pad_mode="pad", padding=2),
+        dict(stride=(2, 1), pad_mode="pad", padding=(1, 0)),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("kernel", [(3, 3), (5, 5), (2, 4)], ids=str)
+def test_gradient_equals_ops_conv2d(mode, kernel, settings):
+    inputs = random(0, np.float32, (2, 3, 13, 14), (3, 1, *kernel), (3,))
+    dout = random(1, np.float32, run(Reference(3, **settings), *inputs)[0].shape)
+    want = run_gradient(Reference(3, **settings), inputs, dout)
+    for got, expected in zip(run_gradient(Net(msops.depthwise_conv2d, **settings), inputs, dout), want):
+        np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        dict(),
+        dict(has_bias=True),
+        dict(kernel_size=(3, 2), stride=2, dilation=(1, 2)),
+        dict(pad_mode="pad", padding=(1, 2, 0, 3)),
+        dict(pad_mode="valid", channel_multiplier=2, has_bias=True),
+        dict(weight_init="ones", bias_init="zeros", has_bias=True),
+    ],
+    ids=str,
+)
+def test_replaces_nn_conv2d(mode, settings, tmp_path):
+    """The same initial values from the same seed, the same output, and its checkpoint loads."""
+    settings = dict(kernel_size=3) | settings
+    multiplier = settings.get("channel_multiplier", 1)
+    builtin = {k: v for k, v in settings.items() if k != "channel_multiplier"}
+    mindspore.set_seed(3)
+    ours = msops.DepthwiseConv2d(4, **settings)
+    mindspore.set_seed(3)
+    theirs = nn.Conv2d(4, 4 * multiplier, group=4, **builtin)
+    assert list(ours.parameters_dict()) == list(theirs.parameters_dict())
+    for own, other in zip(ours.get_parameters(), theirs.get_parameters()):
+        np.testing.assert_array_equal(own.asnumpy(), other.asnumpy())
+    x = Tensor(random(4, np.float32, (2, 4, 9, 8))[0])
+    np.testing.assert_allclose(ours(x).asnumpy(), theirs(x).asnumpy(), rtol=1e-4, atol=1e-5)
+    for parameter in theirs.get_parameters():
+        parameter.set_data(Tensor(random(5, np.float32, parameter.shape)[0]))
+    mindspore.save_checkpoint(theirs, str(tmp_path / "conv.ckpt"))
+    not_loaded, _ = mindspore.load_param_into_net(ours, mindspore.load_checkpoint(str(tmp_path / "conv.ckpt")))
+    assert not not_loaded
+    np.testing.assert_allclose(ours(x).asnumpy(), theirs(x).asnumpy(), rtol=1e-4, atol=1e-5)
+
+
+def test_training(mode):
+    check_training(
+        msops.DepthwiseConv2d(3, 3, has_bias=True, channel_multiplier=2), *random(6, np.float32, (4, 3, 8, 8))
+    )
+
+
+class SharedWeight(nn.Cell):
+    """A weight that two convolutions use: its gradients add up."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = Parameter(Tensor(random(2, np.float32, (3, 1, 3, 3))[0]), name="weight")
+
+    def construct(self, x):
+        once = msops.depthwise_conv2d(x, self.weight, stride=2)
+        return once + msops.depthwise_conv2d(x, self.weight, stride=2)
+
+
+def test_shared_weight(mode):
+    check_training(SharedWeight(), *random(6, np.float32, (4, 3, 8, 8)))
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, 1e-44])
+def test_special_values(mode, value):
+    """A value reaches just the outputs whose window holds it; subnormal numbers count."""
+    x = np.zeros((1, 1, 9, 9), np.float32)
+    x[0, 0, 4, 5] = value
+    out = run(msops.DepthwiseConv2d(1, 3, weight_init="ones"), x)[0]
+    expected = np.zeros_like(x)
+    expected[0, 0, 3:6, 4:7] = value
+    np.testing.assert_array_equal(out, expected)
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "words"),
+    [
+        (dict(in_channels=0), ValueError, "in_channels must be at least 1, got 0"),
+        (dict(in_channels=2.0), TypeError, "in_channels must be an int, got float"),
+        (dict(kernel_size=0), ValueError, "kernel_size must be at least 1"),
+        (dict(kernel_size=(3, 3, 3)), ValueError, "kernel_size must have 2 numbers"),
+        (dict(channel_multiplier=-1), ValueError, "channel_multiplier must be at least 1, got -1"),
+        (dict(has_bias=1), TypeError, "has_bias must be a bool, got int"),
+        (dict(dtype=mindspore.int32), TypeError, "dtype must be float16, float32 or float64, got Int32"),
+        (dict(stride="2"), TypeError, "stride must be an int or a tuple of ints, got '2'"),
+        (dict(padding=1), ValueError, "padding must be 0 unless pad_mode is 'pad'"),
+    ],
+    ids=str,
+)
+def test_wrong_settings(settings, error, words):
+    with pytest.raises(error, match=f"DepthwiseConv2d: {words}"):
+        msops.DepthwiseConv2d(**(dict(in_channels=2, kernel_size=3) | settings))

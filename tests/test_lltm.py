@@ -1,0 +1,143 @@
+import mindspore
+import numpy as np
+import pytest
+from mindspore import Tensor
+
+import msops
+from msops.lltm import _LLTM
+from operator_test import Net, OperatorTest, check_training, random, run, zeros
+
+
+def sigmoid(x):
+    return np.exp(np.minimum(x, 0)) / (1 + np.exp(-np.abs(x)))
+
+
+def pointwise(gates, c):
+    """What both directions need of the activations."""
+    i, o, g = np.split(gates, 3, 1)
+    elu = np.where(g > 0, g, np.expm1(np.minimum(g, 0)))
+    new_c = c + sigmoid(i) * elu
+    return sigmoid(i), sigmoid(o), g, elu, new_c
+
+
+def pointwise_gradient(gates, c, dh, dc):
+    i, o, g, elu, new_c = pointwise(gates, c)
+    tanh = np.tanh(new_c)
+    dc = dc + dh * o * (1 - tanh**2)
+    dgates = np.concatenate([dc * elu * i * (1 - i), dh * tanh * o * (1 - o), dc * i * np.where(g > 0, 1, elu + 1)], 1)
+    return dgates.astype(gates.dtype), dc
+
+
+class TestPointwise(OperatorTest):
+    """The kernels by themselves: what follows the product."""
+
+    test_wrong_arguments = None  # the function checks
+    cases = {
+        "small": ([(3, 12), (12,), (3, 4)], {}),
+        "one": ([(1, 3), (3,), (1, 1)], {}),
+        "empty batch": ([(0, 12), (12,), (0, 4)], {}),
+        "odd": ([(67, 39), (39,), (67, 13)], {}),
+        "wide": ([(2, 9000), (9000,), (2, 3000)], {}),
+        "tall": ([(20_011, 6), (6,), (20_011, 2)], {}),
+        "large": ([(1031, 768), (768,), (1031, 256)], {}),
+    }
+    small = "small"
+
+    def net(self):
+        return Net(_LLTM().forward_op)
+
+    @staticmethod
+    def reference(product, bias, c):
+        _, o, _, _, new_c = pointwise(product + bias, c)
+        return np.tanh(new_c) * o, new_c
+
+    @staticmethod
+    def reference_gradient(product, bias, c, dh, dc):
+        dgates, dc = pointwise_gradient(product + bias, c, dh, dc)
+        return dgates, dgates.sum(0), dc
+
+
+STATE = ((2, 2), (2, 2), (6, 7), 6)  # h, c, weight and bias for an x of (2, 5)
+
+
+class TestLLTMCell(OperatorTest):
+    function = msops.lltm_cell
+    cases = {
+        "small": ([(3, 5), (3, 4), (3, 4), (12, 9), (12,)], {}),
+        "one": ([(1, 1), (1, 1), (1, 1), (3, 2), (3,)], {}),
+        "odd": ([(7, 11), (7, 13), (7, 13), (39, 24), (39,)], {}),
+        "large": ([(65, 33), (65, 128), (65, 128), (384, 161), (384,)], {}),
+    }
+    small = "small"
+    half_in_float32 = False  # MindSpore's matmul rounds the gates to float16
+    wrong = (
+        (zeros((2, 5), *STATE, dtype=np.int32), {}, TypeError, "x must be float16, float32 or float64, got int32"),
+        (
+            [*zeros((2, 5)), np.zeros((2, 2)), *zeros(*STATE[1:])],
+            {},
+            TypeError,
+            "h must be float32 as x is, got float64",
+        ),
+        ([*zeros((2, 5)), None, *zeros(*STATE[1:])], {}, TypeError, "lltm_cell: h must be a Tensor, got"),
+        (zeros((2, 5, 1), *STATE), {}, ValueError, "lltm_cell: x must have shape (B, I), got (2, 5, 1)"),
+        (zeros((2, 5), (3, 2), *STATE[1:]), {}, ValueError, "lltm_cell: h must have shape (2, H), got (3, 2)"),
+        (zeros((2, 5), (2, 2), (2, 3), *STATE[2:]), {}, ValueError, "c must have shape (2, 2), got (2, 3)"),
+        (zeros((2, 5), *STATE[:2], (7, 6), 6), {}, ValueError, "weight must have shape (6, 7), got (7, 6)"),
+        (zeros((2, 5), *STATE[:3], 4), {}, ValueError, "lltm_cell: bias must have shape (6,), got (4,)"),
+    )
+
+    @staticmethod
+    def reference(x, h, c, weight, bias):
+        return TestPointwise.reference(np.concatenate([h, x], 1) @ weight.T, bias, c)
+
+    @staticmethod
+    def reference_gradient(x, h, c, weight, bias, dh, dc):
+        hx = np.concatenate([h, x], 1)
+        dgates, dc = pointwise_gradient(hx @ weight.T + bias, c, dh, dc)
+        dhx = dgates @ weight
+        return dhx[:, h.shape[1] :], dhx[:, : h.shape[1]], dc, dgates.T @ hx, dgates.sum(0)
+
+
+def test_special_values(mode):
+    """Saturated gates are exact, and NaN or infinity stay in their unit."""
+    product = np.array([[-1e4, 1e4, 1e4, -np.inf, 0, 1e4, np.nan, 1, -np.inf]], np.float32)  # i, o, g of three units
+    c = np.array([[0.5, 2, 3]], np.float32)
+    new_h, new_c = run(_LLTM().forward_op, product, np.zeros(9, np.float32), c)
+    np.testing.assert_array_equal(new_c, np.array([[np.nan, 3, 2]], np.float32))
+    np.testing.assert_allclose(new_h, [[np.nan, np.tanh(3) / 2, np.tanh(2)]], rtol=1e-6)
+
+
+def test_training(mode):
+    x, h, c = random(5, np.float32, (9, 6), (9, 7), (9, 7))
+    check_training(msops.LLTMCell(6, 7), x, (Tensor(h), Tensor(c)))
+
+
+def test_cell(mode):
+    """The parameters are those of the function, uniform within 1 / sqrt(H)."""
+    cell = msops.LLTMCell(30, 40, mindspore.float64)
+    x, h, c = random(6, np.float64, (5, 30), (5, 40), (5, 40))
+    weight, bias = cell.weight.asnumpy(), cell.bias.asnumpy()
+    assert weight.shape == (120, 70)
+    assert bias.shape == (120,)
+    for values in (weight, bias):
+        assert 0.9 / 40**0.5 < np.abs(values).max() <= 1 / 40**0.5
+        assert abs(values.mean()) < 0.03
+    state = cell(Tensor(x), (Tensor(h), Tensor(c)))
+    for got, want in zip(state, TestLLTMCell.reference(x, h, c, weight, bias)):
+        np.testing.assert_allclose(got.asnumpy(), want, rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        ((0, 4), ValueError, "LLTMCell: input_size must be at least 1, got 0"),
+        ((4, -1), ValueError, "LLTMCell: hidden_size must be at least 1, got -1"),
+        ((4.0, 4), TypeError, "LLTMCell: input_size must be an int, got float"),
+        ((4, True), TypeError, "LLTMCell: hidden_size must be an int, got bool"),
+        ((4, 4, mindspore.int32), TypeError, "LLTMCell: dtype must be float16, float32 or float64, got Int32"),
+    ],
+    ids=str,
+)
+def test_wrong_settings(arguments, error, words):
+    with pytest.raises(error, match=words.replace("(", r"\(")):
+        msops.LLTMCell(*arguments)

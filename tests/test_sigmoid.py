@@ -1,0 +1,67 @@
+import math
+
+import mindspore
+import numpy as np
+import pytest
+from mindspore import Tensor
+
+import msops
+from operator_test import DTYPES, OperatorTest, run
+
+
+class TestSigmoid(OperatorTest):
+    function = msops.sigmoid
+    cases = {
+        "scalar": ([()], {}),
+        "empty": ([(0,)], {}),
+        "empty rows": ([(3, 0, 2)], {}),
+        "one": ([(1,)], {}),
+        "prime": ([(7, 13)], {}),
+        "columns": ([(33, 65)], {}),
+        "past a pack": ([(1025,)], {}),
+        "large": ([(1, 1_000_003)], {}),
+        "eight axes": ([(2, 1, 3, 1, 2, 1, 2, 2)], {}),
+    }
+    small = "prime"
+    wrong = (
+        ([np.zeros(3, np.int32)], {}, TypeError, "sigmoid: x must be float16, float32 or float64, got int32"),
+        ([np.zeros(3, bool)], {}, TypeError, "sigmoid: x must be float16, float32 or float64, got bool"),
+        ([1.5], {}, TypeError, "sigmoid: x must be a Tensor, got float"),
+        ([None], {}, TypeError, "sigmoid: x must be a Tensor, got None"),
+        ([[1.0, 2.0]], {}, TypeError, "sigmoid: x must be a Tensor, got list"),
+    )
+
+    @staticmethod
+    def reference(x):
+        z = np.exp(-np.abs(x))
+        return (np.where(x < 0, z, 1).astype(x.dtype) / (1 + z),)
+
+    @classmethod
+    def reference_gradient(cls, x, dy):
+        # From the saved output, which the operator rounds to the dtype of x, as NumPy's formula does here.
+        (y,) = cls.reference(x)
+        return (dy * y * (1 - y),)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_extremes(mode, dtype):
+    """Saturates to 0 and 1, keeps the digits of small results, and passes NaN on."""
+    info = np.finfo(dtype)
+    x = np.array([-np.inf, info.min, -1e4, -0.0, 0.0, 1e4, info.max, np.inf, np.nan, info.smallest_subnormal], dtype)
+    (y,) = run(msops.Sigmoid(), x)
+    np.testing.assert_array_equal(y, np.array([0, 0, 0, 0.5, 0.5, 1, 1, 1, np.nan, 0.5], dtype))
+    x = np.linspace(1.2 * math.log(info.smallest_subnormal), 1, 1001).astype(dtype)
+    exact = 1 / (1 + np.exp(-x.astype(np.longdouble)))
+    unit = np.spacing(np.maximum(exact, info.smallest_normal).astype(dtype))
+    error = np.abs(run(msops.Sigmoid(), x)[0] - exact) / unit
+    assert error.max() <= 3, f"{error.max()} units at {x[error.argmax()]}"
+
+
+def test_gradient_at_extremes(mode):
+    gradient = mindspore.grad(msops.Sigmoid())(Tensor(np.array([-1e4, 1e4, -np.inf, np.inf, np.nan], np.float32)))
+    np.testing.assert_array_equal(gradient.asnumpy(), np.array([0, 0, 0, 0, np.nan], np.float32))
+
+
+def test_function_equals_cell(mode):
+    x = np.linspace(-3, 3, 11, dtype=np.float32)
+    np.testing.assert_array_equal(msops.sigmoid(Tensor(x)).asnumpy(), run(msops.Sigmoid(), x)[0])

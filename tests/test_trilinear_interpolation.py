@@ -1,0 +1,106 @@
+import itertools
+
+import mindspore
+import numpy as np
+from mindspore import Parameter, Tensor, nn
+
+import msops
+from operator_test import OperatorTest, check_training, random, run, zeros
+
+CORNERS = tuple(itertools.product((0, 1), repeat=3))  # (iu, iv, iw), in the order of the index 4 iu + 2 iv + iw
+
+
+def sides(points):
+    """[d][i]: the weight along direction d of the near (i = 0) and far side."""
+    return [(1 - (p + 1) / 2, (p + 1) / 2) for p in points.T]
+
+
+class TestTrilinearInterpolation(OperatorTest):
+    function = msops.trilinear_interpolation
+    cases = {
+        "small": ([(3, 8, 4), (3, 3)], {}),
+        "one": ([(1, 8, 1), (1, 3)], {}),
+        "no points": ([(0, 8, 4), (0, 3)], {}),
+        "no features": ([(4, 8, 0), (4, 3)], {}),
+        "two features": ([(1001, 8, 2), (1001, 3)], {}),
+        "odd features": ([(67, 8, 7), (67, 3)], {}),
+        "16 features": ([(129, 8, 16), (129, 3)], {}),
+        "many features": ([(5, 8, 1000), (5, 3)], {}),
+        "very many features": ([(1, 8, 20_011), (1, 3)], {}),
+        "large": ([(1033, 8, 128), (1033, 3)], {}),
+    }
+    small = "small"
+    wrong = (
+        (zeros((2, 8, 4), (2, 3), dtype=np.int32), {}, TypeError, "feats must be float16, float32"),
+        ([*zeros((2, 8, 4)), np.zeros((2, 3))], {}, TypeError, "points must be float32 as feats is, got float64"),
+        ([*zeros((2, 8, 4)), [[0.0] * 3] * 2], {}, TypeError, "points must be a Tensor, got"),
+        (zeros((2, 8), (2, 3)), {}, ValueError, "feats must have shape (N, 8, F), got (2, 8)"),
+        (zeros((2, 7, 4), (2, 3)), {}, ValueError, "feats must have shape (N, 8, F), got (2, 7, 4)"),
+        (zeros((2, 8, 4), (3, 3)), {}, ValueError, "points must have shape (2, 3), got (3, 3)"),
+        (zeros((2, 8, 4), (2, 4)), {}, ValueError, "points must have shape (2, 3), got (2, 4)"),
+    )
+
+    @staticmethod
+    def reference(feats, points):
+        u, v, w = sides(points)
+        weights = [u[i] * v[j] * w[k] for i, j, k in CORNERS]
+        return (sum(weight[:, None] * feats[:, c] for c, weight in enumerate(weights)),)
+
+    @staticmethod
+    def reference_gradient(feats, points, dout):
+        side = sides(points)
+        u, v, w = side
+        dfeats = np.stack([(u[i] * v[j] * w[k])[:, None] * dout for i, j, k in CORNERS], 1)
+        dpoints = np.zeros_like(points)
+        for c, corner in enumerate(CORNERS):
+            product = (feats[:, c] * dout).sum(-1)
+            for d in range(3):
+                e, f = (d + 1) % 3, (d + 2) % 3
+                slope = side[e][corner[e]] * side[f][corner[f]] / 2
+                dpoints[:, d] += (slope if corner[d] else -slope) * product
+        return dfeats.astype(feats.dtype), dpoints
+
+
+def test_corners_and_outside(mode):
+    """At a corner just its features count; outside, the trilinear function goes on."""
+    points = np.array(CORNERS, np.float32) * 2 - 1
+    feats = np.repeat(random(0, np.float32, (1, 8, 5))[0], 8, 0)
+    np.testing.assert_allclose(run(msops.TrilinearInterpolation(), feats, points)[0], feats[0], rtol=1e-6)
+    far = np.array([[3, -5, 2]], np.float32)
+    linear = (np.array(CORNERS, np.float32) @ np.array([1, 10, 100], np.float32))[None, :, None]
+    expected = (far + 1) / 2 @ np.array([[1], [10], [100]])
+    np.testing.assert_allclose(run(msops.TrilinearInterpolation(), linear, far)[0], expected, rtol=1e-6)
+
+
+def test_nan_stays_in_its_row(mode):
+    feats, points = random(0, np.float32, (4, 8, 6), (4, 3))
+    clean = run(msops.TrilinearInterpolation(), feats, points)[0]
+    points[1, 2], feats[2, 5, 3] = np.nan, np.inf
+    out = run(msops.TrilinearInterpolation(), feats, points)[0]
+    assert np.isnan(out[1]).all()
+    assert not np.isfinite(out[2, 3])
+    out[1], out[2, 3] = clean[1], clean[2, 3]
+    np.testing.assert_array_equal(out, clean)
+
+
+class Learned(nn.Cell):
+    """Learns the features and the points."""
+
+    def __init__(self):
+        super().__init__()
+        feats, points = random(3, np.float32, (6, 8, 5), (6, 3))
+        self.feats, self.points = Parameter(Tensor(feats), name="feats"), Parameter(Tensor(points), name="points")
+        self.interpolation = msops.TrilinearInterpolation()
+
+    def construct(self):
+        return self.interpolation(self.feats, self.points)
+
+
+def test_training(mode):
+    check_training(Learned())
+
+
+def test_function_equals_cell(mode):
+    inputs = random(4, np.float32, (6, 8, 5), (6, 3))
+    out = msops.trilinear_interpolation(*map(mindspore.Tensor, inputs)).asnumpy()
+    np.testing.assert_array_equal(out, run(msops.TrilinearInterpolation(), *inputs)[0])
