@@ -1,5 +1,7 @@
 // out = x + y with broadcasting; each gradient is dout, summed over the axes that its input was broadcast along.
 
+#include <algorithm>
+
 #include "common/elementwise.h"
 #include "common/sum.h"
 
@@ -50,12 +52,17 @@ struct BroadcastAdd {
   }
 };
 
-// The stride of `tensor` along each axis of `shape`, to which it is broadcast; false if it can't be.
+// The length of `tensor` along an axis of `to`.
+int64_t length_along(const Tensor& tensor, const Tensor& to, int axis) {
+  const int own = axis - (to.rank - tensor.rank);
+  return own < 0 ? 1 : tensor.dim(own);
+}
+
+// The stride of `tensor` along each axis of `to`, to whose shape it is broadcast; false if it can't be.
 bool broadcast_strides(const Tensor& tensor, const Tensor& to, int64_t (&strides)[kMaxRank]) {
   int64_t stride = 1;
   for (int axis = to.rank - 1; axis >= 0; --axis) {
-    const int own = axis - (to.rank - tensor.rank);
-    const int64_t length = own < 0 ? 1 : tensor.dim(own);
+    const int64_t length = length_along(tensor, to, axis);
     if (length != to.dim(axis) && length != 1) return false;
     strides[axis] = length == 1 ? 0 : stride;
     stride *= length;
@@ -70,9 +77,13 @@ MSOPS_ENTRY(AddForward) {
   const Tensor x = call.tensor("x"), y = call.tensor("y"), out = call.tensor("out");
   int64_t stride_x[kMaxRank], stride_y[kMaxRank];
   call.require(out.rank <= kMaxRank, kBadRank, "out has rank %d, more than %d", out.rank, kMaxRank);
-  if (call.ok())
-    call.require(broadcast_strides(x, out, stride_x) && broadcast_strides(y, out, stride_y), kBadShape,
-                 "x and y do not broadcast to the shape of out");
+  if (call.ok()) {
+    bool fits = broadcast_strides(x, out, stride_x) && broadcast_strides(y, out, stride_y);
+    fits &= out.rank == std::max(x.rank, y.rank);
+    for (int axis = 0; axis < out.rank; ++axis)
+      fits &= out.dim(axis) == length_along(x, out, axis) || out.dim(axis) == length_along(y, out, axis);
+    call.require(fits, kBadShape, "x and y do not broadcast to the shape of out");
+  }
   return call.run([&](auto type) {
     using T = typename decltype(type)::type;
     Axes<2> axes;
@@ -88,7 +99,8 @@ MSOPS_ENTRY(AddForward) {
     const auto launch = [&](auto width) {
       constexpr int N = decltype(width)::value;
       const BroadcastAdd<N, T> body{axes, length, step_x, step_y, out.as<T>(), x.as<const T>(), y.as<const T>()};
-      parallel_for(call, out.size == 0 ? 0 : axes.total() * ((length + N - 1) / N), out.size, body, N);
+      parallel_for(call, out.size == 0 ? 0 : axes.total() * ((length + N - 1) / N), out.size, body,
+                   static_cast<double>(std::min<int64_t>(N, length)));
     };
     if (call.on_cpu()) {
       launch(Width<1024>{});
@@ -110,7 +122,7 @@ MSOPS_ENTRY(AddBackward) {
   if (call.ok()) {
     call.require(broadcast_strides(x, dout, stride_x), kBadShape, "x does not broadcast to the shape of dout");
     call.require(splits >= 1, kBadShape, "partial has no rows");
-    if (splits > 1) call.require_shape(partial, {splits, x.size});
+    call.require_shape(partial, {splits, splits > 1 ? x.size : 1});
   }
   return call.run([&](auto type) {
     using T = typename decltype(type)::type;

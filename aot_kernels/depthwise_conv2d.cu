@@ -12,7 +12,10 @@ namespace {
 
 // One spatial direction.
 struct Axis {
-  int64_t in, out, kernel, stride, dilation, pad;  // pad: before the first element
+  int64_t in, out, kernel, stride, dilation;
+  int64_t pad, padding;  // before the first element, and altogether
+
+  int64_t largest() const { return in + padding + dilation * kernel + stride; }
 
   // Where the window of output o begins in the input; may be negative.
   template <typename I>
@@ -27,10 +30,7 @@ struct Shape {
 
   int64_t taps() const { return h.kernel * w.kernel; }
   // No index of the kernels is larger; padded coordinates included.
-  int64_t largest(int64_t sizes) const {
-    return std::max({sizes, h.in + 2 * h.pad + h.dilation * h.kernel + h.stride,
-                     w.in + 2 * w.pad + w.dilation * w.kernel + w.stride});
-  }
+  int64_t largest(int64_t sizes) const { return std::max({sizes, h.largest(), w.largest()}); }
 };
 
 // The whole numbers q with 0 <= first + step q < length, at most [0, count).
@@ -127,10 +127,9 @@ struct WeightGradient {
     const I h_out = s.h.out, w_out = s.w.out, w_in = s.w.in, h_in = s.h.in, stride = s.w.stride;
     const I first = b - I(s.w.pad);
     const Range<I> columns(first, stride, w_in, w_out);
-    const int64_t rows = s.batch * s.h.out;
-    const I end = rows * (split + 1) / splits;
-    Sum<T> sum{};
-    for (I row = rows * split / splits; row < end; ++row) {
+    const I rows = s.batch * s.h.out, end = part_begin<I>(rows, split + 1, splits);
+    Sum<T> sum;
+    for (I row = part_begin<I>(rows, split, splits); row < end; ++row) {
       const I n = row / h_out, at_h = s.h.start(row % h_out) + a;
       const T* d = dout + ((n * channels_out + oc) * h_out + row % h_out) * w_out;
       Compute<T> of_row = 0;
@@ -145,7 +144,7 @@ struct WeightGradient {
       }
       sum += of_row;
     }
-    partial[i] = Compute<T>(sum);
+    partial[i] = sum.total();
   }
 };
 
@@ -214,9 +213,8 @@ __global__ void __launch_bounds__(kThreads)
   float taps[K][K], sums[kSums] = {};  // the last one is of the bias
   for (int a = 0; a < K; ++a)
     for (int b = 0; b < K; ++b) taps[a][b] = weight[(c * K + a) * K + b];
-  const int64_t tasks = s.batch * strips * q_columns;
-  const int end = tasks * (split + 1) / splits;
-  for (int task = tasks * split / splits + threadIdx.x; task < end; task += kThreads) {
+  const int tasks = s.batch * strips * q_columns, end = part_begin(tasks, split + 1, splits);
+  for (int task = part_begin(tasks, split, splits) + threadIdx.x; task < end; task += kThreads) {
     const int column = task % q_columns, strip = task / q_columns % strips, n = task / q_columns / strips;
     const T* image = x + (n * channels + c) * h_in * w_in;
     T* to = dx + (n * channels + c) * h_in * w_in;
@@ -294,10 +292,10 @@ bool with_fast(const Call& call, const Shape& s, int64_t largest, F&& f) {
 enum PadMode { kValid, kSame, kPad };
 
 // Reads one direction's attributes, and checks that they turn the input's size into the output's.
-Axis axis_of(Call& call, int64_t in, int64_t out, int64_t kernel, const char* stride, const char* dilation,
-             const char* before, const char* after) {
+Axis axis_of(Call& call, const char* name, int64_t in, int64_t out, int64_t kernel, const char* stride,
+             const char* dilation, const char* before, const char* after) {
   constexpr int64_t kMost = INT32_MAX;
-  Axis axis{in, out, kernel, call.attribute(stride, 1, kMost), call.attribute(dilation, 1, kMost), 0};
+  Axis axis{in, out, kernel, call.attribute(stride, 1, kMost), call.attribute(dilation, 1, kMost), 0, 0};
   const int64_t mode = call.attribute("pad_mode", kValid, kPad);
   const int64_t given_before = call.attribute(before, 0, kMost), given_after = call.attribute(after, 0, kMost);
   if (!call.ok()) return axis;
@@ -305,18 +303,17 @@ Axis axis_of(Call& call, int64_t in, int64_t out, int64_t kernel, const char* st
   call.require(kernel >= 1 && !__builtin_mul_overflow(kernel - 1, axis.dilation, &reach) && reach < kMost * 8,
                kBadShape, "weight has a kernel of size %lld", static_cast<long long>(kernel));
   if (!call.ok()) return axis;
-  int64_t padding = 0;
   if (mode == kSame) {
-    padding = std::max<int64_t>(0, ((in + axis.stride - 1) / axis.stride - 1) * axis.stride + reach + 1 - in);
-    axis.pad = padding / 2;
+    axis.padding = std::max<int64_t>(0, ((in + axis.stride - 1) / axis.stride - 1) * axis.stride + reach + 1 - in);
+    axis.pad = axis.padding / 2;
   } else if (mode == kPad) {
-    padding = given_before + given_after;
+    axis.padding = given_before + given_after;
     axis.pad = given_before;
   }
-  const int64_t room = in + padding - reach - 1;
+  const int64_t room = in + axis.padding - reach - 1;
   const int64_t expected = room < 0 ? 0 : room / axis.stride + 1;
-  call.require(out == expected, kBadShape, "out has %lld rows or columns, expected %lld", static_cast<long long>(out),
-               static_cast<long long>(expected));
+  call.require(out == expected, kBadShape, "%s has %lld rows or columns, expected %lld", name,
+               static_cast<long long>(out), static_cast<long long>(expected));
   return axis;
 }
 
@@ -328,9 +325,10 @@ Shape shape_of(Call& call, const Tensor& x, const Tensor& weight, const Tensor& 
   call.require_shape(weight, {out_channels, 1, weight.dim(2), weight.dim(3)});
   call.require_shape(out, {x.dim(0), out_channels, out.dim(2), out.dim(3)});
   const int64_t multiplier = channels > 0 ? out_channels / channels : 1;
-  return {x.dim(0), channels, multiplier,
-          axis_of(call, x.dim(2), out.dim(2), weight.dim(2), "stride_h", "dilation_h", "pad_top", "pad_bottom"),
-          axis_of(call, x.dim(3), out.dim(3), weight.dim(3), "stride_w", "dilation_w", "pad_left", "pad_right")};
+  return {
+      x.dim(0), channels, multiplier,
+      axis_of(call, out.name, x.dim(2), out.dim(2), weight.dim(2), "stride_h", "dilation_h", "pad_top", "pad_bottom"),
+      axis_of(call, out.name, x.dim(3), out.dim(3), weight.dim(3), "stride_w", "dilation_w", "pad_left", "pad_right")};
 }
 
 }  // namespace
@@ -382,12 +380,12 @@ MSOPS_ENTRY(DepthwiseConv2dBackward) {
     const int64_t largest = s.largest(std::max({x.size, weight.size, dout.size, partial.size}));
     bool launched = false;
 #ifdef __CUDACC__
-    launched = with_fast<T>(call, s, largest, [&](auto fast) {
+    const int64_t q_rows = std::max(s.h.out, (s.h.in + s.h.pad - 1) / s.h.stride + 1);
+    const int64_t q_columns = std::max(s.w.out, (s.w.in + s.w.pad - 1) / s.w.stride + 1);
+    const int64_t strips = (q_rows + kRows - 1) / kRows;
+    launched = with_fast<T>(call, s, std::max(largest, s.batch * strips * q_columns), [&](auto fast) {
       constexpr int K = decltype(fast)::kernel, S = decltype(fast)::stride;
       if (s.channels == 0) return;
-      const int q_rows = static_cast<int>(std::max(s.h.out, (s.h.in + s.h.pad - 1) / S + 1));
-      const int q_columns = static_cast<int>(std::max(s.w.out, (s.w.in + s.w.pad - 1) / S + 1));
-      const int strips = (q_rows + kRows - 1) / kRows;
       const dim3 grid(static_cast<unsigned>(s.channels), static_cast<unsigned>(splits));
       fast_backward_kernel<K, S, T><<<grid, kThreads, 0, call.stream()>>>(
           s, q_rows, q_columns, strips, x.as<T>(), weight.as<T>(), dout.as<T>(), dx.as<T>(), partial.as<float>());

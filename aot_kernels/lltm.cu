@@ -81,10 +81,11 @@ struct Backward {
   template <typename Index>
   MSOPS_BOTH void operator()(Index i) const {
     const Index units = static_cast<Index>(hidden), group = i * N / units, unit = i * N - group * units;
-    const Index end = static_cast<Index>(batch * (group + 1) / groups);
+    const Index samples = static_cast<Index>(batch), parts = static_cast<Index>(groups);
+    const Index end = part_begin<Index>(samples, group + 1, parts);
     const GatePacks<N, T> b(bias + unit, units);
-    Sum<T> sums[kGates][N] = {};
-    for (Index sample = static_cast<Index>(batch * group / groups); sample < end; ++sample) {
+    Sum<T> sums[kGates][N];
+    for (Index sample = part_begin<Index>(samples, group, parts); sample < end; ++sample) {
       const Index at = sample * units + unit, gates_at = sample * kGates * units + unit;
       const GatePacks<N, T> p(product + gates_at, units);
       const Pack<T, N> old_c = load<N>(c + at), dh = load<N>(dnew_h + at), dc_out = load<N>(dnew_c + at);
@@ -106,7 +107,7 @@ struct Backward {
       store(dc + at, dc_pack);
     }
     for (int gate = 0; gate < kGates; ++gate)
-      for (int j = 0; j < N; ++j) partial[(group * kGates + gate) * units + unit + j] = Compute<T>(sums[gate][j]);
+      for (int j = 0; j < N; ++j) partial[(group * kGates + gate) * units + unit + j] = sums[gate][j].total();
   }
 };
 
@@ -160,7 +161,7 @@ MSOPS_ENTRY(LLTMBackward) {
       const Backward<N, T> body{batch,          hidden,         groups,         product.as<T>(),  bias.as<T>(),
                                 c.as<T>(),      dnew_h.as<T>(), dnew_c.as<T>(), dproduct.as<T>(), dc.as<T>(),
                                 partial.as<C>()};
-      parallel_for(call, groups * hidden / N, std::max(product.size, partial.size), body,
+      parallel_for(call, groups * hidden / N, std::max({product.size, partial.size, batch}), body,
                    N * kCost * static_cast<double>(batch / groups));
     });
     sum_rows(call, groups, kGates * hidden, kGates * hidden, partial.as<const C>(), dbias.as<T>());

@@ -66,26 +66,30 @@ struct Backward {
     const Index row_length = static_cast<Index>(features), n = i / kLanes, lane = i % kLanes;
     const Index row = n * kCorners * row_length;
     const Sides<Compute<T>> sides(points + n * 3);
-    Sum<T> dpoint[3] = {{}, {}, {}};
+    Sum<T> products[kCorners];  // of each corner's features and the gradient
     for (Index f = lane * N; f < row_length; f += kLanes * N) {
       const Pack<T, N> gradient = load<N>(dout + n * row_length + f);
       Pack<T, N> values[kCorners];
       for (int c = 0; c < kCorners; ++c) values[c] = load<N>(feats + row + c * row_length + f);
       for (int c = 0; c < kCorners; ++c) {
         Pack<T, N> result;
-        Compute<T> product = 0;  // of this corner's features and the gradient
+        Compute<T> product = 0;
         for (int j = 0; j < N; ++j) {
           const Compute<T> d = Compute<T>(gradient.values[j]);
           result.values[j] = T(sides.corner(c) * d);
           product += Compute<T>(values[c].values[j]) * d;
         }
         store(dfeats + row + c * row_length + f, result);
-        for (int d = 0; d < 3; ++d) dpoint[d] += sides.slope(d, c) * product;
+        products[c] += product;
       }
     }
+    Compute<T> product[kCorners];
+    for (int c = 0; c < kCorners; ++c) product[c] = team_sum<kLanes>(products[c].total());
+    if (lane > 0) return;
     for (int d = 0; d < 3; ++d) {
-      const Compute<T> sum = team_sum<kLanes>(Compute<T>(dpoint[d]));
-      if (lane == 0) dpoints[n * 3 + d] = T(sum);
+      Compute<T> sum = 0;
+      for (int c = 0; c < kCorners; ++c) sum += sides.slope(d, c) * product[c];
+      dpoints[n * 3 + d] = T(sum);
     }
   }
 };
@@ -127,7 +131,7 @@ MSOPS_ENTRY(TrilinearInterpolationBackward) {
         constexpr int kLanes = decltype(lanes)::value;
         const Backward<N, kLanes, T> body{features,     feats.as<T>(),  points.as<T>(),
                                           dout.as<T>(), dfeats.as<T>(), dpoints.as<T>()};
-        parallel_for(call, n * kLanes, std::max(feats.size, n * kLanes), body,
+        parallel_for(call, n * kLanes, std::max({feats.size, points.size, n * kLanes}), body,
                      static_cast<double>(kCorners * features));
       });
     });

@@ -48,12 +48,12 @@ class Operator(ops.Custom):
     def __init__(self, library, entry, infer, bprop=None, **attributes):
         # MindSpore wants rules for shape and dtype, but asks __infer__ below for both.
         super().__init__(f"{load(library)}:{entry}", (), mindspore.float32, func_type="aot", bprop=bprop)
-        self._infer = functools.partial(infer, **attributes)
+        self.infer = functools.partial(infer, **attributes)
         for name, value in attributes.items():
             self.add_prim_attr(f"msops_{name}", value)
 
     def __infer__(self, *inputs):
-        outputs = self._infer(*map(check.from_inference, inputs))
+        outputs = self.infer(*map(check.from_inference, inputs))
         if isinstance(outputs, check.Spec):
             shape, dtype = outputs.shape, mstype.TensorType(outputs.dtype)
         else:

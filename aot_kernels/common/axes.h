@@ -32,6 +32,13 @@ struct Axes {
     return product;
   }
 
+  // The largest offset of array k.
+  int64_t extent(int k) const {
+    int64_t sum = 0;
+    for (int a = 0; a < count; ++a) sum += (size[a] - 1) * stride[k][a];
+    return sum;
+  }
+
   // Where array k is at step i of the walk.
   template <typename Index>
   MSOPS_BOTH Index offset(int k, Index i) const {

@@ -159,8 +159,8 @@ class Call {
     result.shape = shapes_[i];
     *dtype = dtypes_[i];
     require(*dtype != nullptr, kBadDtype, "%s has no dtype", name);
-    require(result.rank >= 0 && (rank == kAnyRank || result.rank == rank), kBadRank, "%s has rank %d, expected %d",
-            name, result.rank, rank);
+    require(result.rank >= 0, kBadRank, "%s has rank %d", name, result.rank);
+    require(rank == kAnyRank || result.rank == rank, kBadRank, "%s has rank %d, expected %d", name, result.rank, rank);
     require(result.rank <= 0 || result.shape != nullptr, kNullPointer, "%s has no shape", name);
     if (!ok()) return {};
     result.size = 1;
@@ -170,7 +170,7 @@ class Call {
       const int64_t length = result.shape[d];
       negative |= length < 0;
       overflow |= __builtin_mul_overflow(bytes, length > 0 ? length : 1, &bytes);
-      result.size = overflow ? 0 : result.size * length;
+      result.size = overflow || negative ? 0 : result.size * length;
     }
     require(!negative && !overflow, kBadShape, "%s has a shape that no memory can hold", name);
     require(result.size == 0 || result.data != nullptr, kNullPointer, "%s has no data", name);

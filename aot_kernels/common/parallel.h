@@ -12,6 +12,13 @@ namespace msops {
 // Up to here indices have 32 bits. Some room is left for what a body adds to an index before it compares.
 constexpr int64_t kLargest32 = INT32_MAX - 65536;
 
+// The first of the `part`-th of `parts` nearly equal parts of [0, total).
+template <typename I>
+MSOPS_BOTH I part_begin(I total, I part, I parts) {
+  const I length = total / parts, longer = total % parts;
+  return part * length + (part < longer ? part : longer);
+}
+
 // MindSpore's own CPU threads flush subnormal numbers to zero; threads that start from them inherit it. Undone while
 // one of these lives, so that results depend neither on the mode nor on the thread.
 class KeepSubnormals {

@@ -8,36 +8,22 @@
 
 namespace msops {
 
-// Keeps what each addition loses, and so has about the error of one addition however many there are.
-struct CompensatedSum {
-  double sum = 0, lost = 0;
+// A running sum of elements of type T. It keeps what each addition loses, and so has about the error of one addition,
+// however many there are.
+template <typename T>
+struct Sum {
+  using C = Compute<T>;
+  C sum = 0, lost = 0;
 
-  MSOPS_BOTH CompensatedSum& operator+=(double x) {
-    const double before = sum;
+  MSOPS_BOTH Sum& operator+=(C x) {
+    const C before = sum;
     sum += x;
-    const double added = sum - before;
+    const C added = sum - before;
     lost += (before - (sum - added)) + (x - added);
     return *this;
   }
-  explicit MSOPS_BOTH operator double() const { return sum - sum == 0 ? sum + lost : sum; }  // not NaN for infinity
+  MSOPS_BOTH C total() const { return sum - sum == 0 ? sum + lost : sum; }  // what infinity lost is NaN
 };
-
-// A running sum of elements of type T. A GPU thread adds a short part of a long sum, for which float is good enough; a
-// CPU thread may add all of it. For local variables only: both compilations of a kernel must agree about its signature.
-template <typename T>
-struct SumOf {
-#ifdef __CUDA_ARCH__
-  using type = float;
-#else
-  using type = double;
-#endif
-};
-template <>
-struct SumOf<double> {
-  using type = CompensatedSum;
-};
-template <typename T>
-using Sum = typename SumOf<T>::type;
 
 // A team is kLanes neighbouring GPU threads of one warp that work on one item; on the CPU it is one thread.
 template <int kLanes, typename T>
@@ -79,18 +65,21 @@ struct SumBody {
   MSOPS_BOTH void operator()(Index i) const {
     const Index item = i / kLanes, lane = i % kLanes;
     const Index split = item / static_cast<Index>(outputs), k = item - split * static_cast<Index>(outputs);
-    const Index end = static_cast<Index>(terms * (split + 1) / splits);
+    const Index all = static_cast<Index>(terms), parts = static_cast<Index>(splits);
+    const Index end = part_begin<Index>(all, split + 1, parts);
     const In* from = in + kept.offset(0, k);
     constexpr int kInFlight = 8;
-    Sum<In> sum{};
-    Index r = static_cast<Index>(terms * split / splits) + lane;
+    Sum<In> sum;
+    Index r = part_begin<Index>(all, split, parts) + lane;
     for (; r + (kInFlight - 1) * kLanes < end; r += kInFlight * kLanes) {
       In values[kInFlight];
       for (int j = 0; j < kInFlight; ++j) values[j] = from[summed.offset(0, r + j * kLanes)];
-      for (int j = 0; j < kInFlight; ++j) sum += Compute<In>(values[j]);
+      Compute<In> part = 0;
+      for (int j = 0; j < kInFlight; j += 2) part += Compute<In>(values[j]) + Compute<In>(values[j + 1]);
+      sum += part;
     }
     for (; r < end; r += kLanes) sum += Compute<In>(from[summed.offset(0, r)]);
-    const Compute<Out> total = team_sum<kLanes>(Compute<Out>(sum));
+    const Compute<In> total = team_sum<kLanes>(sum.total());
     if (lane == 0) out[item] = Out(total);
   }
 };
@@ -106,7 +95,8 @@ void sum(Call& call, const Axes<1>& kept, const Axes<1>& summed, int64_t splits,
     constexpr int kLanes = decltype(lanes)::value;
     const SumBody<kLanes, In, Out> body{kept, summed, outputs, terms, splits, in, out};
     const int64_t threads = outputs * splits * kLanes;
-    parallel_for(call, threads, std::max(threads, outputs * terms), body, static_cast<double>(terms / splits));
+    const int64_t largest = std::max({threads, terms, kept.extent(0) + summed.extent(0)});
+    parallel_for(call, threads, largest, body, static_cast<double>(terms / splits));
   });
 }
 

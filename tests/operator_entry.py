@@ -1,0 +1,22 @@
+"""Calls the C entry of an Operator with arrays of NumPy or torch, without MindSpore's runtime."""
+
+import mindspore
+
+from entry import DEFAULT_STREAM, prepare
+from msops.check import Spec
+
+_DTYPES = {"float16": mindspore.float16, "float32": mindspore.float32, "float64": mindspore.float64}
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+
+
+def outputs_of(operator, inputs):
+    """(shape, dtype's name) of each output, scratch included, for inputs with `.shape` and `.dtype`."""
+    specs = operator.infer(*(Spec(tuple(x.shape), _DTYPES[str(x.dtype).split(".")[-1]]) for x in inputs))
+    return [(spec.shape, _NAMES[spec.dtype]) for spec in ([specs] if isinstance(specs, Spec) else specs)]
+
+
+def prepare_operator(operator, arrays):
+    """The prepared call (see entry.prepare) with inputs and outputs, on the GPU if they are torch's there."""
+    path, entry = operator.func.split(":")
+    stream = DEFAULT_STREAM if getattr(arrays[0], "is_cuda", False) else None
+    return prepare(path.removesuffix(".so"), entry, arrays, operator.infer.keywords, stream)

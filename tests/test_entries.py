@@ -1,0 +1,263 @@
+"""The C entries by themselves: what a valid call writes, and that every other call is refused without a trace."""
+
+import math
+import re
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+from entry import Param, Status, call, has_gpu_code
+
+DTYPES = ("float16", "float32", "float64")
+GUARD_BYTES = b"\xa5" * 256  # lie before and after each array
+GUARD = len(GUARD_BYTES)
+
+
+class Case(NamedTuple):
+    """A call, its parameters written as "input[shape] ... -> output[shape] ...", with "partial" for scratch.
+
+    No parameter's length can change alone, except the `loose` ones: pairs of a parameter and an axis.
+    """
+
+    entry: str
+    signature: str
+    attributes: dict | tuple = ()
+    loose: tuple = (("partial", 0),)
+
+    @property
+    def library(self):
+        name = self.entry.removesuffix("Forward").removesuffix("Backward")
+        return re.sub("(?<=[a-z])(?=[A-Z])", "_", name).lower()
+
+    def shapes(self):
+        parameters = re.findall(r"(\w+)\[([\d,]*)\]", self.signature)
+        return {name: tuple(int(n) for n in shape.split(",") if n) for name, shape in parameters}
+
+    def is_output(self, name):
+        return f" {name}[" in self.signature.split("->")[1]
+
+    def takes_any_rank(self, name):
+        return self.library in ("add", "sigmoid") and name != "partial"
+
+
+# Kernels of 3 x 2 taps that reach over 5 x 2 pixels of images, which are padded from 7 x 5 to 9 x 7.
+CONV = dict(
+    stride_h=2, stride_w=1, dilation_h=2, dilation_w=1, pad_mode=2, pad_top=2, pad_bottom=0, pad_left=0, pad_right=2,
+    has_bias=0,
+)  # fmt: skip
+BIASED = {**CONV, "has_bias": 1}
+
+CASES = [
+    Case("AddForward", "x[3,1,4] y[5,1] -> out[3,5,4]"),
+    Case("AddBackward", "dout[3,5,4] x[3,1,4] -> dx[3,1,4] partial[1,1]", loose=(("dout", 1),)),
+    Case("AddBackward", "dout[3,5,4] x[3,1,4] -> dx[3,1,4] partial[2,12]", loose=(("dout", 1), ("partial", 0))),
+    Case("SigmoidForward", "x[3,5] -> y[3,5]"),
+    Case("SigmoidBackward", "y[3,5] dy[3,5] -> dx[3,5]"),
+    Case("DepthwiseConv2dForward", "x[2,4,7,5] weight[8,1,3,2] -> out[2,8,3,6]", CONV, loose=(("x", 2),)),
+    Case("DepthwiseConv2dForward", "x[2,4,7,5] weight[8,1,3,2] bias[8] -> out[2,8,3,6]", BIASED, loose=(("x", 2),)),
+    Case(
+        "DepthwiseConv2dBackward",
+        "x[2,4,7,5] weight[8,1,3,2] dout[2,8,3,6] -> dx[2,4,7,5] dweight[8,1,3,2] partial[3,56]",
+        CONV,
+    ),
+    Case(
+        "DepthwiseConv2dBackward",
+        "x[2,4,7,5] weight[8,1,3,2] dout[2,8,3,6] -> dx[2,4,7,5] dweight[8,1,3,2] dbias[8] partial[3,56]",
+        BIASED,
+    ),
+    Case("LLTMForward", "product[3,15] bias[15] c[3,5] -> new_h[3,5] new_c[3,5]"),
+    Case(
+        "LLTMBackward",
+        "product[3,15] bias[15] c[3,5] dnew_h[3,5] dnew_c[3,5] -> dproduct[3,15] dbias[15] dc[3,5] partial[2,15]",
+    ),
+    Case("TrilinearInterpolationForward", "feats[3,8,5] points[3,3] -> out[3,5]"),
+    Case("TrilinearInterpolationBackward", "feats[3,8,5] points[3,3] dout[3,5] -> dfeats[3,8,5] dpoints[3,3]"),
+]
+
+# Valid, too: arrays without axes or without elements.
+EDGE_CASES = [
+    Case("AddForward", "x[] y[3] -> out[3]"),
+    Case("AddForward", "x[] y[] -> out[]"),
+    Case("AddForward", "x[0,1] y[3] -> out[0,3]"),
+    Case("AddBackward", "dout[3] x[] -> dx[] partial[1,1]"),
+    Case("AddBackward", "dout[0,3] x[3] -> dx[3] partial[1,1]"),
+    Case("AddBackward", "dout[0,3] x[3] -> dx[3] partial[2,3]"),
+    Case("SigmoidForward", "x[] -> y[]"),
+    Case("SigmoidForward", "x[3,0] -> y[3,0]"),
+    Case("SigmoidBackward", "y[] dy[] -> dx[]"),
+    Case("SigmoidBackward", "y[3,0] dy[3,0] -> dx[3,0]"),
+    Case("DepthwiseConv2dForward", "x[0,4,7,5] weight[8,1,3,2] bias[8] -> out[0,8,3,6]", BIASED),
+    Case(
+        "DepthwiseConv2dBackward",
+        "x[0,4,7,5] weight[8,1,3,2] dout[0,8,3,6] -> dx[0,4,7,5] dweight[8,1,3,2] dbias[8] partial[3,56]",
+        BIASED,
+    ),
+    Case("LLTMForward", "product[0,15] bias[15] c[0,5] -> new_h[0,5] new_c[0,5]"),
+    Case(
+        "LLTMBackward",
+        "product[0,15] bias[15] c[0,5] dnew_h[0,5] dnew_c[0,5] -> dproduct[0,15] dbias[15] dc[0,5] partial[2,15]",
+    ),
+    Case("TrilinearInterpolationForward", "feats[0,8,5] points[0,3] -> out[0,5]"),
+    Case("TrilinearInterpolationBackward", "feats[3,8,0] points[3,3] dout[3,0] -> dfeats[3,8,0] dpoints[3,3]"),
+]
+
+# Invalid in more than one length.
+AXES = ",".join("1" * 17)
+REFUSED_CASES = [
+    (Case("AddForward", f"x[{AXES}] y[{AXES}] -> out[{AXES}]"), Status.BAD_RANK),
+    (Case("AddForward", "x[2,3] y[3] -> out[3]"), Status.BAD_SHAPE),
+    (Case("AddForward", "x[3] y[2,3] -> out[3]"), Status.BAD_SHAPE),
+    (Case("AddBackward", f"dout[{AXES}] x[{AXES}] -> dx[{AXES}] partial[1,1]"), Status.BAD_RANK),
+    (Case("AddBackward", "dout[3] x[2,3] -> dx[2,3] partial[1,1]"), Status.BAD_SHAPE),
+    (Case("AddBackward", "dout[2,3] x[3] -> dx[3] partial[0,3]"), Status.BAD_SHAPE),
+    (Case("DepthwiseConv2dForward", "x[2,4,7,5] weight[6,1,3,2] -> out[2,6,3,6]", CONV), Status.BAD_SHAPE),
+    (Case("DepthwiseConv2dForward", "x[2,0,7,5] weight[8,1,3,2] -> out[2,8,3,6]", CONV), Status.BAD_SHAPE),
+    (Case("DepthwiseConv2dForward", "x[2,4,7,5] weight[8,1,0,2] -> out[2,8,6,6]", CONV), Status.BAD_SHAPE),
+    (Case("DepthwiseConv2dForward", "x[2,4,2,5] weight[8,1,3,2] -> out[2,8,1,6]", CONV), Status.BAD_SHAPE),
+    (Case("DepthwiseConv2dForward", "x[2,4,7,5] weight[8,1,3,2] bias[8] -> out[2,8,3,6]", CONV), Status.BAD_RANK),
+    (Case("DepthwiseConv2dForward", "x[2,4,7,5] weight[8,1,3,2] -> out[2,8,3,6]", BIASED), Status.BAD_RANK),
+]
+
+
+class Attempt:
+    """A case's call, to be made as it is or changed. All arrays lie amid guard bytes: inputs random, outputs NaN."""
+
+    def __init__(self, case, dtype, capfd):
+        self.case, self.capfd = case, capfd
+        self.memory, self.arrays, self.params = {}, {}, {}
+        random = np.random.default_rng(0)
+        for name, shape in case.shapes().items():
+            own_dtype = "float32" if name == "partial" and dtype == "float16" else dtype
+            size = math.prod(shape) * np.dtype(own_dtype).itemsize
+            memory = np.frombuffer(bytearray(GUARD_BYTES + bytes(size) + GUARD_BYTES), np.uint8)
+            array = memory[GUARD : GUARD + size].view(own_dtype).reshape(shape)
+            array[...] = np.nan if case.is_output(name) else random.normal(size=shape)
+            self.memory[name], self.arrays[name] = memory, array
+            self.params[name] = Param.of(array) if size else Param(None, shape, own_dtype)
+
+    def bytes(self):
+        """All that the arrays and their surroundings hold."""
+        return {name: memory.tobytes() for name, memory in self.memory.items()}
+
+    def call(self, **changed):
+        """Calls the entry, with some arguments of `entry.call` changed. Returns the status and the lines on stderr."""
+        arguments = dict(arrays=list(self.params.values()), attributes=self.case.attributes)
+        status = call(self.case.library, self.case.entry, **{**arguments, **changed})
+        return status, self.capfd.readouterr().err.splitlines()
+
+    def refused(self, expected, **changed):
+        """Calls the entry with some arguments changed, which must fail with a status, say why, and write nothing."""
+        before = self.bytes()
+        status, errors = self.call(**changed)
+        assert status == expected, changed
+        assert len(errors) == 1, changed
+        assert errors[0].startswith(f"msops: {self.case.entry}: "), changed
+        assert self.bytes() == before, changed
+
+    def refused_with(self, expected, name, **fields):
+        """The same, for a change to one parameter's fields."""
+        params = {**self.params, name: self.params[name]._replace(**fields)}
+        self.refused(expected, arrays=list(params.values()))
+
+
+def parametrize_cases(cases):
+    return pytest.mark.parametrize("case", cases, ids=lambda case: case.entry)
+
+
+@pytest.fixture(params=CASES, ids=lambda case: case.entry)
+def case(request):
+    return request.param
+
+
+@pytest.fixture
+def dtype():
+    return "float32"
+
+
+@pytest.fixture
+def attempt(case, dtype, capfd):
+    return Attempt(case, dtype, capfd)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@parametrize_cases(CASES + EDGE_CASES)
+def test_valid_call_writes_its_outputs_and_nothing_else(attempt):
+    before = attempt.bytes()
+    assert attempt.call() == (Status.OK, [])
+    after = attempt.bytes()
+    for name, array in attempt.arrays.items():
+        if not attempt.case.is_output(name):
+            assert after[name] == before[name], name
+            continue
+        assert after[name][:GUARD] == after[name][-GUARD:] == GUARD_BYTES, name
+        assert name == "partial" or np.isfinite(array).all(), name
+
+
+def test_parameter_count(attempt):
+    params = list(attempt.params.values())
+    for wrong in (params[:-1], params + params[-1:], []):
+        attempt.refused(Status.BAD_PARAMETER_COUNT, arrays=wrong)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_dtypes(attempt):
+    for name, param in attempt.params.items():
+        for wrong in {"int32", "bfloat16", "", None, *DTYPES} - {param.dtype}:
+            attempt.refused_with(Status.BAD_DTYPE, name, dtype=wrong)
+    for wrong in ("int32", "bfloat16", "float"):
+        attempt.refused(Status.BAD_DTYPE, arrays=[p._replace(dtype=wrong) for p in attempt.params.values()])
+
+
+def test_ranks(attempt):
+    for name, param in attempt.params.items():
+        expected = Status.BAD_SHAPE if attempt.case.takes_any_rank(name) else Status.BAD_RANK
+        attempt.refused_with(expected, name, shape=(*param.shape, 1))
+        attempt.refused_with(expected, name, shape=param.shape[:-1])
+        attempt.refused_with(Status.BAD_RANK, name, rank=-1)
+
+
+def test_lengths(attempt):
+    for name, param in attempt.params.items():
+        for axis, length in enumerate(param.shape):
+            wrongs = [-1, -(2**63), 2**62, 2**63 - 1]
+            if (name, axis) not in attempt.case.loose:
+                wrongs += [length + 1, length - 1, length + 2**31, length + 2**32]
+            for wrong in wrongs:
+                shape = (*param.shape[:axis], wrong, *param.shape[axis + 1 :])
+                attempt.refused_with(Status.BAD_SHAPE, name, shape=shape)
+
+
+def test_null_pointers(attempt):
+    for name, param in attempt.params.items():
+        attempt.refused_with(Status.NULL_POINTER, name, pointer=None)
+        attempt.refused_with(Status.NULL_POINTER, name, shape=None, rank=len(param.shape))
+
+
+@parametrize_cases([case for case in CASES if case.attributes])
+def test_attributes(attempt):
+    attributes = attempt.case.attributes
+    attempt.refused(Status.BAD_ATTRIBUTE, attributes=None)
+    for name in attributes:
+        attempt.refused(Status.BAD_ATTRIBUTE, attributes={key: n for key, n in attributes.items() if key != name})
+        for wrong in (-1, 2**40):
+            attempt.refused(Status.BAD_ATTRIBUTE, attributes={**attributes, name: wrong})
+
+
+def test_stream_without_gpu_code(attempt):
+    if has_gpu_code(attempt.case.library):
+        pytest.skip("this library has GPU code, which would run")
+    attempt.refused(Status.NO_GPU_CODE, stream=1)
+
+
+@pytest.mark.parametrize(("case", "status"), REFUSED_CASES, ids=lambda value: getattr(value, "entry", None))
+def test_refused_cases(attempt, status):
+    attempt.refused(status)
+
+
+@parametrize_cases([case for case in CASES if "partial" in case.shapes()])
+def test_scratch_rows(attempt):
+    columns = attempt.params["partial"].shape[1]
+    attempt.refused_with(Status.BAD_SHAPE, "partial", shape=(0, columns))
+    if attempt.case.library == "depthwise_conv2d":  # where rows are blocks of a grid's y axis
+        attempt.refused_with(Status.BAD_SHAPE, "partial", shape=(65536, columns))

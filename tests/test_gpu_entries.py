@@ -1,0 +1,222 @@
+"""Every C entry on the GPU against the same entry on the CPU, without MindSpore's GPU backend, in memory of torch.
+
+This is also what to run under compute-sanitizer. Skipped without torch, a GPU or GPU code in the libraries.
+"""
+
+import numpy as np
+import pytest
+
+from entry import has_gpu_code
+from msops import Add, Sigmoid, TrilinearInterpolation
+from msops.depthwise_conv2d import _attributes, _Convolution
+from msops.lltm import _LLTM
+from operator_entry import outputs_of, prepare_operator
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.skipif(
+    not torch.cuda.is_available() or not has_gpu_code("add"), reason="needs a GPU, and libraries that nvcc built"
+)
+GUARD = 16  # elements around each array; also what shifts it off the alignment of packs
+
+
+def convolution(*image, channels, kernel, has_bias=True, backward=False, multiplier=1, **settings):
+    settings = dict(stride=1, pad_mode="same", padding=0, dilation=1) | settings
+    cell = _Convolution(_attributes("", **settings, has_bias=has_bias))
+    shapes = [image, (channels * multiplier, 1, *kernel), (channels * multiplier,)][: 3 if has_bias else 2]
+    if not backward:
+        return cell.forward_op, shapes
+    (out, _), *_ = outputs_of(cell.forward_op, [np.empty(shape, np.float32) for shape in shapes])
+    return cell.backward_op, [*shapes[:2], out]
+
+
+def calls():
+    """name -> (operator, shapes of its inputs)"""
+    sigmoid, add, trilinear, lltm = Sigmoid(), Add(), TrilinearInterpolation(), _LLTM()
+    for n in (0, 1, 2, 31, 257, 1000, 4099):
+        yield f"sigmoid {n}", sigmoid.forward_op, [(n,)]
+        yield f"sigmoid backward {n}", sigmoid.backward_op, [(n,), (n,)]
+        yield f"add {n}", add.forward_op, [(n,), (n,)]
+    for x, out in (
+        ((7, 1), (7, 5)),
+        ((1, 96), (33, 96)),
+        ((), (700,)),
+        ((3, 1, 4), (3, 2, 4)),
+        ((1, 2) * 3, (3, 2) * 3),
+    ):
+        yield f"add {x} to {out}", add.forward_op, [x, out]
+        yield f"add, {out} summed to {x}", add.backward_op, [out, x]
+    for x, out in (((1,), (70_001,)), ((5, 1), (5, 30_011)), ((5,), (40_003, 5)), ((1, 6, 1), (90, 6, 91))):
+        yield f"add, {out} summed to {x} in parts", add.backward_op, [out, x]
+    for n, f in ((0, 3), (5, 0), (1, 1), (33, 2), (17, 7), (9, 16), (5, 72), (3, 301)):
+        yield f"trilinear {n} x {f}", trilinear.forward_op, [(n, 8, f), (n, 3)]
+        yield f"trilinear backward {n} x {f}", trilinear.backward_op, [(n, 8, f), (n, 3), (n, f)]
+    for b, h in ((0, 4), (1, 1), (3, 5), (16, 8), (70, 33), (257, 2)):
+        yield f"lltm {b} x {h}", lltm.forward_op, [(b, 3 * h), (3 * h,), (b, h)]
+        yield f"lltm backward {b} x {h}", lltm.backward_op, [(b, 3 * h), (3 * h,), *[(b, h)] * 3]
+    for backward in (False, True):
+        way = "backward " if backward else ""
+        for k in (3, 5, 7):
+            for stride in (1, 2):
+                for padding in ((k // 2,) * 4, (0, 0, 0, 0), (k + 1, 0, 2, 2 * k)):
+                    settings = dict(stride=stride, pad_mode="pad", padding=padding)
+                    image = (2, 3, 19, 37) if padding[0] <= k else (3, 2, 8, 9)
+                    yield (
+                        f"depthwise {way}k{k} {settings}",
+                        *convolution(*image, channels=image[1], kernel=(k, k), backward=backward, **settings),
+                    )
+        for kernel, settings in (
+            ((1, 1), {}),
+            ((2, 5), dict(stride=(2, 3), has_bias=False)),
+            ((3, 3), dict(dilation=2)),
+            ((3, 3), dict(multiplier=2)),
+            ((9, 9), dict(stride=2)),
+        ):
+            name = f"depthwise {way}{kernel} {settings}"
+            yield name, *convolution(2, 3, 20, 21, channels=3, kernel=kernel, backward=backward, **settings)
+        settings = dict(stride=(2**30, 1), pad_mode="pad", padding=(0, 2**31 - 1, 0, 0))
+        name = f"depthwise {way}padded past 32 bits"
+        yield name, *convolution(1, 1, 10, 1, channels=1, kernel=(3, 1), backward=backward, **settings)
+        settings = dict(pad_mode="pad", padding=1)
+        name = f"depthwise {way}many positions"
+        yield name, *convolution(3, 1, 150, 151, channels=1, kernel=(3, 3), backward=backward, **settings)
+
+
+CALLS = {name: (operator, shapes) for name, operator, shapes in calls()}
+
+
+class Guarded:
+    """A torch array between guard elements."""
+
+    def __init__(self, shape, dtype, shift, values=None):
+        size = int(np.prod(shape, dtype=np.int64))
+        self.memory = torch.full((size + 2 * GUARD,), -7.0, dtype=getattr(torch, dtype), device="cuda")
+        self.array = self.memory[GUARD + shift : GUARD + shift + size].view(shape)
+        if values is None:
+            self.array.fill_(float("nan"))
+        else:
+            self.array.copy_(torch.from_numpy(values))
+        self.before, self.after = self.memory[: GUARD + shift], self.memory[GUARD + shift + size :]
+
+    def untouched(self):
+        return bool((self.before == -7).all() and (self.after == -7).all())
+
+
+@pytest.mark.parametrize("shift", [0, 1], ids=["aligned", "unaligned"])
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("name", CALLS)
+def test_gpu_equals_cpu(name, dtype, shift):
+    operator, shapes = CALLS[name]
+    rng = np.random.default_rng(0)
+    inputs = [np.asarray(rng.standard_normal(shape), dtype) for shape in shapes]
+    outputs = outputs_of(operator, inputs)
+    on_cpu = [np.full(shape, np.nan, kind) for shape, kind in outputs]
+    assert prepare_operator(operator, [*inputs, *on_cpu])() == 0
+    guarded = [Guarded(x.shape, dtype, shift, x) for x in inputs] + [Guarded(*output, shift) for output in outputs]
+    assert prepare_operator(operator, [g.array for g in guarded])() == 0
+    torch.cuda.synchronize()
+    for x, g in zip(inputs, guarded):
+        np.testing.assert_array_equal(g.array.cpu().numpy(), x, "an input was changed")
+    assert all(g.untouched() for g in guarded)
+    for want, g in zip(on_cpu, guarded[len(inputs) :]):
+        if g.array.shape == (1, 1) and operator.func.endswith("AddBackward"):
+            continue  # unused scratch
+        got, scale = g.array.cpu().numpy(), np.abs(want).max(initial=0)
+        tolerance = {"float16": 2e-3, "float32": 5e-6, "float64": 1e-13}[dtype]
+        np.testing.assert_allclose(got, want, rtol=tolerance, atol=tolerance * scale, err_msg=name)
+
+
+# Sizes of more than 2^31 elements: in 16 bits each, 4 GiB and more an array.
+
+BIG = 2**31 + 4099
+
+
+def random(*shape):
+    return torch.randint(-8, 9, shape, dtype=torch.int8, device="cuda").to(torch.float16) / 4
+
+
+def run(operator, *inputs):
+    outputs = [
+        torch.full(shape, float("nan"), dtype=getattr(torch, d), device="cuda")
+        for shape, d in outputs_of(operator, inputs)
+    ]
+    assert prepare_operator(operator, [*inputs, *outputs])() == 0
+    torch.cuda.synchronize()
+    return outputs
+
+
+def assert_close(got, want, tolerance=2e-3):
+    assert torch.allclose(got.float(), want.float(), rtol=tolerance, atol=tolerance)
+
+
+@pytest.fixture
+def _free_memory():
+    torch.cuda.empty_cache()
+    if torch.cuda.mem_get_info()[0] < 60 * 2**30:
+        pytest.skip("needs 60 GiB of GPU memory")
+    yield
+    torch.cuda.empty_cache()
+
+
+@pytest.mark.usefixtures("_free_memory")
+class TestHuge:
+    def test_sigmoid(self):
+        x = random(BIG)
+        (y,) = run(Sigmoid().forward_op, x)
+        assert_close(y, torch.sigmoid(x))
+        (dx,) = run(Sigmoid().backward_op, y, x)
+        assert_close(dx, x * y * (1 - y))
+
+    def test_add(self):
+        x = random(BIG // 3, 3)
+        y = random(3)
+        (out,) = run(Add().forward_op, x, y)
+        assert torch.equal(out, x + y)
+        dy = run(Add().backward_op, x, y)[0]
+        want = x.sum(0, dtype=torch.float64)
+        assert_close(dy, want.to(torch.float16))
+        dx = run(Add().backward_op, x, x[:, :1].contiguous())[0]
+        assert_close(dx, x.sum(1, keepdim=True))
+
+    def test_trilinear_interpolation(self):
+        n, f = 2**24 + 3, 16
+        feats, points = random(n, 8, f), random(n, 3) / 2
+        (out,) = run(TrilinearInterpolation().forward_op, feats, points)
+        dfeats, dpoints = run(TrilinearInterpolation().backward_op, feats, points, out)
+        for part in (slice(0, 1000), slice(n - 1000, n)):  # the last part is past 2^31
+            small = run(TrilinearInterpolation().forward_op, feats[part].contiguous(), points[part].contiguous())[0]
+            assert torch.equal(out[part], small)
+            inputs = (feats[part].contiguous(), points[part].contiguous(), small)
+            for big, want in zip((dfeats, dpoints), run(TrilinearInterpolation().backward_op, *inputs)):
+                assert torch.equal(big[part], want)
+        assert not dfeats.isnan().any()
+        assert not out.isnan().any()
+
+    def test_lltm(self):
+        b, h = 2**22 + 5, 256
+        product, bias, c = random(b, 3 * h), random(3 * h), random(b, h)
+        new_h, new_c = run(_LLTM().forward_op, product, bias, c)
+        dproduct, dbias, dc, _ = run(_LLTM().backward_op, product, bias, c, c, new_h)
+        for part in (slice(0, 1000), slice(b - 1000, b)):
+            small = [a[part].contiguous() for a in (product, c, new_h)]
+            for big, want in zip((new_h, new_c), run(_LLTM().forward_op, small[0], bias, small[1])):
+                assert torch.equal(big[part], want)
+            gradients = run(_LLTM().backward_op, small[0], bias, small[1], small[1], small[2])
+            for big, want in zip((dproduct, dc), (gradients[0], gradients[2])):
+                assert torch.equal(big[part], want)
+        want = sum(chunk.sum(0, dtype=torch.float64) for chunk in dproduct.split(2**20))
+        assert (dbias - want).abs().max() <= 2e-3 * want.abs().max()
+
+    @pytest.mark.parametrize("kernel", [3, 4])
+    def test_depthwise_conv2d(self, kernel):
+        n, c = 2**15 + 1, 64
+        x, weight, bias = random(n, c, 32, 32), random(c, 1, kernel, kernel), random(c)
+        cell = _Convolution(_attributes("", 1, "same", 0, 1, True))
+        (out,) = run(cell.forward_op, x, weight, bias)
+        dx, dweight, dbias, _ = run(cell.backward_op, x, weight, out)
+        for part in (slice(0, 3), slice(n - 3, n)):
+            small = x[part].contiguous(), weight, bias
+            assert_close(out[part], run(cell.forward_op, *small)[0])
+            assert_close(dx[part], run(cell.backward_op, *small[:2], out[part].contiguous())[0])
+        want = sum(chunk.sum((0, 2, 3), dtype=torch.float64) for chunk in out.split(1024))
+        assert (dbias - want).abs().max() <= 2e-3 * want.abs().max()
+        assert dweight.isfinite().all() or want.abs().max() > 65504
