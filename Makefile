@@ -25,7 +25,7 @@ endif
 endif
 COMPILE := $(NVCC) -ccbin $(CXX) $(FLAGS) $(HOST_FLAGS:%=-Xcompiler %) -Wno-deprecated-gpu-targets \
   $(foreach arch,$(ARCHS),-gencode arch=compute_$(arch),code=sm_$(arch)) \
-  $(PTX:%=-gencode arch=compute_%,code=compute_%)
+  $(foreach arch,$(PTX),-gencode arch=compute_$(arch),code=compute_$(arch))
 BUILT_FOR := the CPU and GPUs of architecture $(ARCHS:%=sm_%)$(PTX:%=, others through PTX for compute_%)
 endif
 
