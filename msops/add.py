@@ -1,8 +1,9 @@
 from mindspore import nn
 
 from . import check
-from .custom import Operator, scratch, shared, splits
+from .custom import Operator, load, scratch, shared, splits
 
+_LIBRARY = load("add")
 _MAX_RANK = 16  # kMaxRank in aot_kernels/common/axes.h
 
 
@@ -39,8 +40,8 @@ class Add(nn.Cell):
 
     def __init__(self):
         super().__init__()
-        self.forward_op = Operator("add", "AddForward", _infer, bprop=self.backward)
-        self.backward_op = Operator("add", "AddBackward", _infer_backward)
+        self.forward_op = Operator(_LIBRARY, "AddForward", _infer, bprop=self.backward)
+        self.backward_op = Operator(_LIBRARY, "AddBackward", _infer_backward)
 
     def construct(self, x, y):
         return self.forward_op(x, y)

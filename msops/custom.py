@@ -11,32 +11,26 @@ from mindspore.common import dtype as mstype
 from . import check
 
 _LIBRARIES = Path(__file__).resolve().parent / "lib"
+_loaded = []  # MindSpore loads a library at its first call, and unloads it after its last; held here, it stays
 
 
-@functools.cache
 def load(name):
-    """Loads the library of `aot_kernels/<name>.cu` and returns its path.
-
-    MindSpore would load it at the first call, and unload it when its last operator goes; held here, it stays.
-    """
-    path = _LIBRARIES / f"{name}.so"
+    """Loads the library of `aot_kernels/<name>.cu` and returns its path."""
+    path = str(_LIBRARIES / f"{name}.so")
     try:
-        load.held.append(ctypes.CDLL(str(path)))
+        _loaded.append(ctypes.CDLL(path))
     except OSError as error:
         raise ImportError(
-            f"msops cannot load its kernels ({error}). Build them with 'make all' in its source folder."
+            f"msops cannot load its kernels: {error}. Build them with 'make all' in msops' source folder."
         ) from None
     return path
-
-
-load.held = []
 
 
 class Operator(ops.Custom):
     """The C function `entry` of a library as a primitive for both modes and devices.
 
     Args:
-        library (str): Its source is `aot_kernels/<library>.cu`.
+        library (str): A path from :func:`load`.
         entry (str): The C function.
         infer (callable): `infer(*specs, **attributes)` takes the :class:`check.Spec` of each input, raises TypeError or
             ValueError if they do not fit, and returns the Spec of the output, or a list of several. MindSpore keeps its
@@ -47,7 +41,7 @@ class Operator(ops.Custom):
 
     def __init__(self, library, entry, infer, bprop=None, **attributes):
         # MindSpore wants rules for shape and dtype, but asks __infer__ below for both.
-        super().__init__(f"{load(library)}:{entry}", (), mindspore.float32, func_type="aot", bprop=bprop)
+        super().__init__(f"{library}:{entry}", (), mindspore.float32, func_type="aot", bprop=bprop)
         self.infer = functools.partial(infer, **attributes)
         for name, value in attributes.items():
             self.add_prim_attr(f"msops_{name}", value)

@@ -5,9 +5,10 @@ from mindspore import Parameter, nn, ops
 from mindspore.common.initializer import HeUniform, Uniform, initializer
 
 from . import check
-from .custom import Operator, scratch, shared
+from .custom import Operator, load, scratch, shared
 
 _NAME = "depthwise_conv2d"
+_LIBRARY = load(_NAME)
 _PAD_MODES = ("valid", "same", "pad")  # in the order of PadMode in aot_kernels/depthwise_conv2d.cu
 
 
@@ -65,8 +66,8 @@ class _Convolution(nn.Cell):
     def __init__(self, attributes):
         super().__init__()
         bprop = self.backward_with_bias if attributes["has_bias"] else self.backward
-        self.forward_op = Operator(_NAME, "DepthwiseConv2dForward", _infer, bprop, **attributes)
-        self.backward_op = Operator(_NAME, "DepthwiseConv2dBackward", _infer_backward, **attributes)
+        self.forward_op = Operator(_LIBRARY, "DepthwiseConv2dForward", _infer, bprop, **attributes)
+        self.backward_op = Operator(_LIBRARY, "DepthwiseConv2dBackward", _infer_backward, **attributes)
 
     def backward(self, x, weight, out, dout):
         return self.backward_op(x, weight, dout)[:2]

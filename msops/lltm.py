@@ -5,9 +5,10 @@ from mindspore import Parameter, Tensor, nn, ops
 from mindspore.common.initializer import Uniform, initializer
 
 from . import check
-from .custom import Operator, scratch, shared
+from .custom import Operator, load, scratch, shared
 
 _NAME = "lltm_cell"
+_LIBRARY = load("lltm")
 
 
 def lltm_cell(x, h, c, weight, bias):
@@ -55,8 +56,8 @@ class _LLTM(nn.Cell):
 
     def __init__(self):
         super().__init__()
-        self.forward_op = Operator("lltm", "LLTMForward", _infer, bprop=self.backward)
-        self.backward_op = Operator("lltm", "LLTMBackward", _infer_backward)
+        self.forward_op = Operator(_LIBRARY, "LLTMForward", _infer, bprop=self.backward)
+        self.backward_op = Operator(_LIBRARY, "LLTMBackward", _infer_backward)
 
     def construct(self, x, h, c, weight, bias):
         return self.step(x, h, c, weight, bias)

@@ -1,7 +1,9 @@
 from mindspore import nn
 
 from . import check
-from .custom import Operator, shared
+from .custom import Operator, load, shared
+
+_LIBRARY = load("sigmoid")
 
 
 def sigmoid(x):
@@ -33,8 +35,8 @@ class Sigmoid(nn.Cell):
 
     def __init__(self):
         super().__init__()
-        self.forward_op = Operator("sigmoid", "SigmoidForward", _infer, bprop=self.backward)
-        self.backward_op = Operator("sigmoid", "SigmoidBackward", _infer_backward)
+        self.forward_op = Operator(_LIBRARY, "SigmoidForward", _infer, bprop=self.backward)
+        self.backward_op = Operator(_LIBRARY, "SigmoidBackward", _infer_backward)
 
     def construct(self, x):
         return self.forward_op(x)

@@ -1,9 +1,10 @@
 from mindspore import nn
 
 from . import check
-from .custom import Operator, shared
+from .custom import Operator, load, shared
 
 _NAME = "trilinear_interpolation"
+_LIBRARY = load(_NAME)
 
 
 def trilinear_interpolation(feats, points):
@@ -46,8 +47,8 @@ class TrilinearInterpolation(nn.Cell):
 
     def __init__(self):
         super().__init__()
-        self.forward_op = Operator(_NAME, "TrilinearInterpolationForward", _infer, bprop=self.backward)
-        self.backward_op = Operator(_NAME, "TrilinearInterpolationBackward", _infer_backward)
+        self.forward_op = Operator(_LIBRARY, "TrilinearInterpolationForward", _infer, bprop=self.backward)
+        self.backward_op = Operator(_LIBRARY, "TrilinearInterpolationBackward", _infer_backward)
 
     def construct(self, feats, points):
         return self.forward_op(feats, points)

@@ -1,0 +1,71 @@
+"""The build: without nvcc, incremental, and what its absence looks like."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from entry import Status, call
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def make(folder, *variables):
+    command = ["make", "-j2", "all", "NVCC=", *variables]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
+
+
+def built(folder, *variables):
+    """How many libraries make builds."""
+    return make(folder, *variables).stdout.count("-o msops/lib/")
+
+
+@pytest.fixture(scope="module")
+def cpu_build(tmp_path_factory):
+    """A copy of the project that was built without nvcc, in a path with a space, and the process that built it."""
+    folder = tmp_path_factory.mktemp("without nvcc")
+    shutil.copy(ROOT / "Makefile", folder)
+    for name in ("aot_kernels", "msops"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("lib", "__pycache__"))
+    return folder, make(folder)
+
+
+def test_without_nvcc(cpu_build, capfd):
+    folder, done = cpu_build
+    assert done.stderr == ""
+    assert "warning" not in done.stdout
+    assert "CPU only" in done.stdout
+    x = np.array([0, 1000], np.float32)
+    y = np.full_like(x, np.nan)
+    library = folder / "msops" / "lib" / "sigmoid"
+    assert call(library, "SigmoidForward", [x, y]) == Status.OK
+    np.testing.assert_array_equal(y, [0.5, 1])
+    assert call(library, "SigmoidForward", [x, y], stream=1) == Status.NO_GPU_CODE
+    assert "built without nvcc" in capfd.readouterr().err
+
+
+def test_builds_what_changed(cpu_build):
+    folder, done = cpu_build
+    everything = len(list((folder / "aot_kernels").glob("*.cu")))
+    assert done.stdout.count("-o msops/lib/") == everything
+    assert built(folder) == 0
+    (folder / "aot_kernels" / "sigmoid.cu").touch()
+    assert built(folder) == 1
+    (folder / "aot_kernels" / "common" / "axes.h").touch()
+    assert built(folder) == everything
+    assert built(folder, "CXX=g++ -DNDEBUG") == everything  # another command
+
+
+def test_import_without_libraries(cpu_build):
+    folder, _ = cpu_build
+    (folder / "msops" / "lib").rename(folder / "msops" / "elsewhere")
+    done = subprocess.run(
+        [sys.executable, "-c", "import msops"], cwd=folder, capture_output=True, text=True, check=False
+    )
+    (folder / "msops" / "elsewhere").rename(folder / "msops" / "lib")
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("ImportError: msops cannot load its kernels")
+    assert "make all" in done.stderr

@@ -1,0 +1,36 @@
+"""The examples in docstrings and README run, and print what they say."""
+
+import doctest
+import re
+import sys
+from pathlib import Path
+
+import mindspore
+import pytest
+
+import msops
+
+README = Path(__file__).resolve().parents[1] / "README.md"
+
+
+@pytest.mark.parametrize("name", msops.__all__)
+def test_docstring(name):
+    mindspore.set_context(mode=mindspore.PYNATIVE_MODE)
+    public = getattr(msops, name)
+    (example,) = doctest.DocTestFinder(recurse=False).find(public, name, globs={})
+    assert example.examples or "See :func:`msops." in public.__doc__
+    failures = []
+    doctest.DocTestRunner().run(example, out=failures.append)
+    assert not failures, "".join(failures)
+
+
+def test_readme(capsys, tmp_path, monkeypatch):
+    """The longest Python block, as a module, since MindSpore wants to read the source of what it compiles."""
+    code = max(re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL), key=len)
+    (tmp_path / "readme_example.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    __import__("readme_example")
+    del sys.modules["readme_example"]
+    for line in code.splitlines():
+        if line.startswith("print("):
+            assert line.split("  # ")[1] in capsys.readouterr().out
