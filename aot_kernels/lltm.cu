@@ -1,8 +1,7 @@
 // The pointwise part of the LLTM cell. With gates = product + bias, split along a row into i, o, g:
 //   new_c = c + sigmoid(i) elu(g),  new_h = tanh(new_c) sigmoid(o)
 
-#include <cmath>
-
+#include "common/activations.h"
 #include "common/pack.h"
 #include "common/sum.h"
 
@@ -10,24 +9,20 @@ using namespace msops;
 
 namespace {
 
-template <typename C>
-MSOPS_BOTH C sigmoid(C x) {
-  const C z = std::exp(-std::abs(x));
-  return (x < 0 ? z : C(1)) / (C(1) + z);
-}
-
 // All that one element computes, forward and again backward.
-template <typename C>
+template <typename T>
 struct Cell {
+  using C = Compute<T>;
   C i, o, elu, elu_slope, new_c, tanh_c;
 
   MSOPS_BOTH Cell(C gate_i, C gate_o, C gate_g, C c) {
-    i = sigmoid(gate_i);
-    o = sigmoid(gate_o);
-    elu = gate_g > 0 ? gate_g : std::expm1(gate_g);
-    elu_slope = gate_g > 0 ? C(1) : elu + C(1);
+    i = Activations<T>::sigmoid(gate_i);
+    o = Activations<T>::sigmoid(gate_o);
+    const C below = Activations<T>::expm1(gate_g > 0 ? C(0) : gate_g);
+    elu = gate_g > 0 ? gate_g : below;
+    elu_slope = below + C(1);
     new_c = c + i * elu;
-    tanh_c = std::tanh(new_c);
+    tanh_c = Activations<T>::tanh(new_c);
   }
 };
 
@@ -59,8 +54,7 @@ struct Forward {
     const Pack<T, N> old_c = load<N>(c + i * N);
     Pack<T, N> h_pack, c_pack;
     for (int j = 0; j < N; ++j) {
-      const Cell<Compute<T>> cell(p(kI, j) + b(kI, j), p(kO, j) + b(kO, j), p(kG, j) + b(kG, j),
-                                  Compute<T>(old_c.values[j]));
+      const Cell<T> cell(p(kI, j) + b(kI, j), p(kO, j) + b(kO, j), p(kG, j) + b(kG, j), Compute<T>(old_c.values[j]));
       h_pack.values[j] = T(cell.tanh_c * cell.o);
       c_pack.values[j] = T(cell.new_c);
     }
@@ -92,7 +86,7 @@ struct Backward {
       Pack<T, N> dgates[kGates], dc_pack;
       for (int j = 0; j < N; ++j) {
         using C = Compute<T>;
-        const Cell<C> cell(p(kI, j) + b(kI, j), p(kO, j) + b(kO, j), p(kG, j) + b(kG, j), C(old_c.values[j]));
+        const Cell<T> cell(p(kI, j) + b(kI, j), p(kO, j) + b(kO, j), p(kG, j) + b(kG, j), C(old_c.values[j]));
         const C d_h = C(dh.values[j]);
         const C d_c = C(dc_out.values[j]) + d_h * cell.o * (C(1) - cell.tanh_c * cell.tanh_c);
         const C dgate[kGates] = {d_c * cell.elu * cell.i * (C(1) - cell.i),

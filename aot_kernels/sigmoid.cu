@@ -1,20 +1,15 @@
 // y = 1 / (1 + e^-x),  dx = dy * y * (1 - y)
 
-#include <cmath>
-
+#include "common/activations.h"
 #include "common/elementwise.h"
 
 using namespace msops;
 
 namespace {
 
-// e^-|x| is in [0, 1], so that nothing overflows, and small results keep all their digits.
+template <typename T>
 struct Sigmoid {
-  template <typename C>
-  MSOPS_BOTH C operator()(C x) const {
-    const C z = std::exp(-std::abs(x));
-    return (x < 0 ? z : C(1)) / (C(1) + z);
-  }
+  MSOPS_BOTH Compute<T> operator()(Compute<T> x) const { return Activations<T>::sigmoid(x); }
 };
 
 struct SigmoidGradient {
@@ -32,7 +27,7 @@ MSOPS_ENTRY(SigmoidForward) {
   call.require_same_shape(y, x);
   return call.run([&](auto type) {
     using T = typename decltype(type)::type;
-    elementwise(call, x.size, Sigmoid{}, y.as<T>(), x.as<const T>());
+    elementwise(call, x.size, Sigmoid<T>{}, y.as<T>(), x.as<const T>());
   });
 }
 

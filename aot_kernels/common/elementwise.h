@@ -8,31 +8,57 @@
 
 namespace msops {
 
-// Index i of the loop is the i-th run of N elements; the last run may be shorter.
-template <int N, int kInputs, typename T, typename Formula>
-struct Elementwise {
+template <int kInputs, typename T, typename Formula>
+struct Map {
   int64_t n;
   Formula formula;
   T* out;
   const T* in[kInputs];
 
-  template <typename Index>
-  MSOPS_BOTH void operator()(Index run) const {
-    apply(run * N, std::make_index_sequence<kInputs>{});
+  template <typename Index, size_t... k>
+  MSOPS_BOTH void element(Index i, std::index_sequence<k...>) const {
+    out[i] = T(formula(Compute<T>(in[k][i])...));
   }
 
- private:
-  template <typename Index, size_t... k>
-  MSOPS_BOTH void apply(Index begin, std::index_sequence<k...>) const {
-    const Index length = n - begin < N ? static_cast<Index>(n - begin) : N;
-    if (N <= kPackWidth<T> && length == N) {
-      const Pack<T, N> operands[] = {load<N>(in[k] + begin)...};
-      Pack<T, N> result;
-      for (int j = 0; j < N; ++j) result.values[j] = T(formula(Compute<T>(operands[k].values[j])...));
-      store<N>(out + begin, result);
-    } else {
+  template <int N, size_t... k>
+  MSOPS_BOTH Pack<T, N> pack(const Pack<T, N> (&operands)[kInputs], std::index_sequence<k...>) const {
+    Pack<T, N> result;
+    for (int j = 0; j < N; ++j) result.values[j] = T(formula(Compute<T>(operands[k].values[j])...));
+    return result;
+  }
+};
+
+// On the CPU, index i is a run of kRun elements.
+template <int kRun, int kInputs, typename T, typename Formula>
+struct MapRun {
+  Map<kInputs, T, Formula> map;
+
+  template <typename Index>
+  MSOPS_BOTH void operator()(Index i) const {
+    const Index begin = i * kRun, end = map.n - begin < kRun ? static_cast<Index>(map.n) : begin + kRun;
 #pragma omp simd
-      for (Index j = 0; j < length; ++j) out[begin + j] = T(formula(Compute<T>(in[k][begin + j])...));
+    for (Index j = begin; j < end; ++j) map.element(j, std::make_index_sequence<kInputs>{});
+  }
+};
+
+// On the GPU, index i is kUnroll packs of N elements, a block apart so that a warp's packs are neighbours. All loads
+// are under way before the first is used.
+template <int N, int kUnroll, int kInputs, typename T, typename Formula>
+struct MapPacks {
+  static constexpr int kBlock = kThreads * kUnroll * N;  // elements
+  Map<kInputs, T, Formula> map;
+
+  template <typename Index>
+  MSOPS_BOTH void operator()(Index i) const {
+    constexpr auto kAll = std::make_index_sequence<kInputs>{};
+    const Index block = i / kThreads * kBlock, first = block + i % kThreads * N;
+    if (static_cast<int64_t>(block) + kBlock <= map.n) {
+      Pack<T, N> operands[kUnroll][kInputs];
+      for (int u = 0; u < kUnroll; ++u)
+        for (int k = 0; k < kInputs; ++k) operands[u][k] = load<N>(map.in[k] + first + u * kThreads * N);
+      for (int u = 0; u < kUnroll; ++u) store(map.out + first + u * kThreads * N, map.pack(operands[u], kAll));
+    } else {
+      for (Index j = block + i % kThreads; j < map.n; j += kThreads) map.element(j, kAll);
     }
   }
 };
@@ -41,15 +67,16 @@ struct Elementwise {
 template <typename T, typename Formula, typename... In>
 void elementwise(Call& call, int64_t n, Formula formula, T* out, const In*... in) {
   constexpr int kInputs = sizeof...(In);
+  const Map<kInputs, T, Formula> map{n, formula, out, {in...}};
   if (call.on_cpu()) {
     constexpr int kRun = 1024;
-    parallel_for(call, (n + kRun - 1) / kRun, n, Elementwise<kRun, kInputs, T, Formula>{n, formula, out, {in...}},
-                 kRun);
+    parallel_for(call, (n + kRun - 1) / kRun, n, MapRun<kRun, kInputs, T, Formula>{map}, kRun);
     return;
   }
   with_width<T>(false, 0, {out, in...}, [&](auto width) {
-    constexpr int N = decltype(width)::value;
-    parallel_for(call, (n + N - 1) / N, n, Elementwise<N, kInputs, T, Formula>{n, formula, out, {in...}});
+    constexpr int N = decltype(width)::value, kUnroll = 2;
+    using Body = MapPacks<N, kUnroll, kInputs, T, Formula>;
+    parallel_for(call, (n + Body::kBlock - 1) / Body::kBlock * kThreads, n, Body{map});
   });
 }
 
