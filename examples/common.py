@@ -1,0 +1,93 @@
+"""What the examples share: the command line, the training step, and the handwritten digits."""
+
+import argparse
+import sys
+from pathlib import Path
+
+import matplotlib
+import matplotlib.pyplot as plt
+import mindspore
+import numpy as np
+from mindspore import Tensor, nn
+from mindspore.dataset import NumpySlicesDataset
+from sklearn.datasets import load_digits
+from sklearn.model_selection import train_test_split
+from tqdm import tqdm
+
+matplotlib.use("Agg")  # pictures go to files, not to windows
+
+
+def options(description, unit, amount):
+    """Reads the command line, where training takes `amount` epochs or steps by default, and sets MindSpore up."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser.add_argument("--device-target", choices=("CPU", "GPU"), default="CPU", help="where to compute")
+    parser.add_argument(f"--{unit}", type=int, default=amount, help=f"number of training {unit}")
+    parser.add_argument("--output", type=Path, default=Path(__file__).with_name("output"), help="folder of the picture")
+    parser.add_argument("--seed", type=int, default=0, help="of the initial parameters and the order of the samples")
+    args = parser.parse_args()
+    args.output.mkdir(parents=True, exist_ok=True)
+    mindspore.set_context(mode=mindspore.GRAPH_MODE)
+    mindspore.set_device(args.device_target)
+    mindspore.set_seed(args.seed)
+    return args
+
+
+def training_step(net, loss, learning_rate, steps):
+    """A Cell that takes a batch, improves `net` and returns the loss. The learning rate falls to 0 along a cosine."""
+    optimizer = nn.AdamWeightDecay(net.trainable_params(), nn.CosineDecayLR(0.0, learning_rate, steps))
+    return nn.TrainOneStepCell(nn.WithLossCell(net, loss), optimizer)
+
+
+def learn_digits(net, args, picture, required):
+    """Trains `net`, from images (N, 1, 8, 8) to scores (N, 10), to read digits.
+
+    Saves a picture of how that went, and exits with an error if the test accuracy is below `required`.
+    """
+    images, labels = load_digits(return_X_y=True)
+    images, labels = np.float32(images / 16).reshape(-1, 1, 8, 8), np.int32(labels)
+    split = train_test_split(images, labels, test_size=0.25, stratify=labels, random_state=0)
+    train_images, test_images, train_labels, test_labels = split
+
+    batches = NumpySlicesDataset((train_images, train_labels), shuffle=True).batch(64, drop_remainder=True)
+    step = training_step(net, nn.CrossEntropyLoss(), 5e-3, args.epochs * batches.get_dataset_size())
+    iterator = batches.create_tuple_iterator(num_epochs=args.epochs)
+    losses, accuracies = [], []
+    progress = tqdm(range(args.epochs), unit="epoch")
+    for _ in progress:
+        step.set_train(True)
+        losses.append(np.mean([step(*batch).asnumpy() for batch in iterator]))
+        net.set_train(False)
+        scores = net(Tensor(test_images)).asnumpy()
+        accuracies.append(np.mean(scores.argmax(1) == test_labels))
+        progress.set_postfix(loss=f"{losses[-1]:.4f}", accuracy=f"{accuracies[-1]:.2%}")
+
+    path = args.output / picture
+    _draw(losses, accuracies, test_images, test_labels, scores).savefig(path)
+    print(f"test accuracy: {accuracies[-1]:.2%}\npicture: {path}")
+    if accuracies[-1] < required:
+        sys.exit(f"The test accuracy must be at least {required:.0%}.")
+
+
+def _draw(losses, accuracies, images, labels, scores):
+    figure = plt.figure(figsize=(12, 5), dpi=120, layout="constrained")
+    curves, digits = figure.subfigures(1, 2)
+
+    loss, accuracy = curves.subplots(2, 1, sharex=True)
+    epochs = range(1, len(losses) + 1)
+    loss.semilogy(epochs, losses)
+    loss.set(title="Training loss", ylabel="cross-entropy")
+    accuracy.plot(epochs, 100 * np.array(accuracies))
+    accuracy.set(title=f"Test accuracy, {accuracies[-1]:.2%} at the end", xlabel="epoch", ylabel="read right (%)")
+    accuracy.xaxis.get_major_locator().set_params(integer=True)
+    for axes in loss, accuracy:
+        axes.grid(alpha=0.3)
+
+    is_label = np.eye(10, dtype=bool)[labels]
+    margins = scores[is_label] - np.where(is_label, -np.inf, scores).max(1)  # negative: wrong
+    digits.suptitle("The hardest test digits (red: read wrong)")
+    for axes, i in zip(digits.subplots(4, 8).flat, margins.argsort()):
+        answer, label = scores[i].argmax(), labels[i]
+        axes.imshow(images[i, 0], cmap="gray_r")
+        axes.set_title(label if answer == label else f"{label} as {answer}", color="k" if answer == label else "r")
+        axes.axis("off")
+    return figure

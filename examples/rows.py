@@ -1,0 +1,29 @@
+"""Reads handwritten digits row by row with an LLTM, a recurrent network."""
+
+from mindspore import nn, ops
+
+import msops
+from common import learn_digits, options
+
+
+class RowReader(nn.Cell):
+    """Images (N, 1, 8, 8) to scores of the ten digits (N, 10), from what the LLTM knows after the last row."""
+
+    def __init__(self, hidden_size):
+        super().__init__()
+        self.hidden_size = hidden_size
+        self.dropout = nn.Dropout(p=0.1)
+        self.cell = msops.LLTMCell(8, hidden_size)
+        self.classifier = nn.Dense(hidden_size, 10)
+
+    def construct(self, images):
+        images = self.dropout(images)  # missing pixels keep it from learning the training images by heart
+        h = c = ops.zeros((images.shape[0], self.hidden_size), images.dtype)
+        for row in range(8):
+            h, c = self.cell(images[:, 0, row], (h, c))
+        return self.classifier(h)
+
+
+if __name__ == "__main__":
+    args = options(__doc__, "epochs", 30)
+    learn_digits(RowReader(hidden_size=128), args, "rows.png", required=0.95)

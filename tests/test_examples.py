@@ -1,0 +1,56 @@
+"""The examples reach what they promise, or fail clearly."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+_ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture
+def run(device_target, tmp_path):
+    """Runs an example with the test's folder as its output."""
+
+    def run_example(name, *options):
+        script = _ROOT / "examples" / f"{name}.py"
+        command = [sys.executable, script, "--device-target", device_target, "--output", tmp_path, *options]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(_ROOT), *filter(None, sys.path)])}
+        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=900)
+
+    return run_example
+
+
+def is_picture(path):
+    return path.read_bytes().startswith(b"\x89PNG\r\n\x1a\n") and path.stat().st_size > 20_000
+
+
+@pytest.mark.parametrize(("name", "least"), [("digits", 97), ("rows", 95)])
+def test_digits_are_read(run, tmp_path, name, least):
+    result = run(name)
+    assert result.returncode == 0, result.stderr
+    assert float(re.search(r"test accuracy: ([\d.]+)%", result.stdout)[1]) >= least
+    assert is_picture(tmp_path / f"{name}.png")
+
+
+def test_volume_is_fitted(run, tmp_path):
+    result = run("volume")
+    assert result.returncode == 0, result.stderr
+    errors = re.search(r"relative error: ([\d.]+)% before training, ([\d.]+)% after", result.stdout)
+    before, after = map(float, errors.groups())
+    assert before > 50
+    assert after <= 2
+    assert is_picture(tmp_path / "volume.png")
+
+
+@pytest.mark.parametrize(
+    ("name", "option", "message"),
+    [("rows", "--epochs=1", "accuracy must be at least 95%"), ("volume", "--steps=1", "error must be at most 2%")],
+)
+def test_too_little_training_is_an_error(run, name, option, message):
+    result = run(name, option)
+    assert result.returncode == 1
+    assert message in result.stderr
