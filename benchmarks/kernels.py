@@ -162,7 +162,7 @@ def measure(case, dtype, speed):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, help="CSV file to write")
-    parser.add_argument("--only", default="", help="run just the cases whose name has these words")
+    parser.add_argument("--only", default="", help="run just the cases whose name has one of these words, comma-separated")
     options = parser.parse_args()
 
     speed = roof()
@@ -173,7 +173,7 @@ def main():
     print("{:48} {:8} {:>9} {:>9} {:>7} {:>9} {:>7}".format(*COLUMNS[:4], "share", "torch_us", "faster"))
     rows = []
     for case in (*elementwise(), *trilinear(), *depthwise(), *lltm()):
-        if options.only in case.name:
+        if any(words in case.name for words in options.only.split(",")):
             for dtype in (torch.float32, torch.float16):
                 rows.append(measure(case, dtype, speed))
                 print("{:48} {:8} {:9.1f} {:9.1f} {:7.3f} {:9.1f} {:7.2f}".format(*rows[-1]), flush=True)

@@ -41,24 +41,22 @@ struct MapRun {
   }
 };
 
-// On the GPU, index i is kUnroll packs of N elements, a block apart so that a warp's packs are neighbours. All loads
-// are under way before the first is used.
-template <int N, int kUnroll, int kInputs, typename T, typename Formula>
-struct MapPacks {
-  static constexpr int kBlock = kThreads * kUnroll * N;  // elements
+// On the GPU, index i is a pack of N elements; the elements behind the last whole pack are the last index. More packs
+// in flight in a thread gained nothing on an H200: its multiprocessors hold 2048 such threads.
+template <int N, int kInputs, typename T, typename Formula>
+struct MapPack {
   Map<kInputs, T, Formula> map;
 
   template <typename Index>
   MSOPS_BOTH void operator()(Index i) const {
     constexpr auto kAll = std::make_index_sequence<kInputs>{};
-    const Index block = i / kThreads * kBlock, first = block + i % kThreads * N;
-    if (static_cast<int64_t>(block) + kBlock <= map.n) {
-      Pack<T, N> operands[kUnroll][kInputs];
-      for (int u = 0; u < kUnroll; ++u)
-        for (int k = 0; k < kInputs; ++k) operands[u][k] = load<N>(map.in[k] + first + u * kThreads * N);
-      for (int u = 0; u < kUnroll; ++u) store(map.out + first + u * kThreads * N, map.pack(operands[u], kAll));
+    const Index begin = i * N;
+    if (static_cast<int64_t>(begin) + N <= map.n) {
+      Pack<T, N> operands[kInputs];
+      for (int k = 0; k < kInputs; ++k) operands[k] = load<N>(map.in[k] + begin);
+      store(map.out + begin, map.pack(operands, kAll));
     } else {
-      for (Index j = block + i % kThreads; j < map.n; j += kThreads) map.element(j, kAll);
+      for (Index j = begin; j < map.n; ++j) map.element(j, kAll);
     }
   }
 };
@@ -74,9 +72,8 @@ void elementwise(Call& call, int64_t n, Formula formula, T* out, const In*... in
     return;
   }
   with_width<T>(false, 0, {out, in...}, [&](auto width) {
-    constexpr int N = decltype(width)::value, kUnroll = 2;
-    using Body = MapPacks<N, kUnroll, kInputs, T, Formula>;
-    parallel_for(call, (n + Body::kBlock - 1) / Body::kBlock * kThreads, n, Body{map});
+    constexpr int N = decltype(width)::value;
+    parallel_for(call, (n + N - 1) / N, n, MapPack<N, kInputs, T, Formula>{map});
   });
 }
 

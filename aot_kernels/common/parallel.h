@@ -9,8 +9,6 @@
 
 namespace msops {
 
-constexpr int kThreads = 256;  // of a GPU block
-
 // Up to here indices have 32 bits. Some room is left for what a body adds to an index before it compares.
 constexpr int64_t kLargest32 = INT32_MAX - 65536;
 
@@ -35,6 +33,8 @@ class KeepSubnormals {
 };
 
 #ifdef __CUDACC__
+constexpr int kThreads = 256;
+
 template <typename Index, typename Body>
 __global__ void __launch_bounds__(kThreads) parallel_for_kernel(Index n, Body body) {
   const Index i = static_cast<Index>(blockIdx.x) * kThreads + threadIdx.x;
