@@ -5,33 +5,13 @@
 #include <type_traits>
 
 #include "common/sum.h"
+#include "depthwise_conv2d_tiles.h"
 
 using namespace msops;
+using depthwise::Axis;
+using depthwise::Shape;
 
 namespace {
-
-// One spatial direction.
-struct Axis {
-  int64_t in, out, kernel, stride, dilation;
-  int64_t pad, padding;  // before the first element, and altogether
-
-  int64_t largest() const { return in + padding + dilation * kernel + stride; }
-
-  // Where the window of output o begins in the input; may be negative.
-  template <typename I>
-  MSOPS_BOTH I start(I o) const {
-    return o * static_cast<I>(stride) - static_cast<I>(pad);
-  }
-};
-
-struct Shape {
-  int64_t batch, channels, multiplier;
-  Axis h, w;
-
-  int64_t taps() const { return h.kernel * w.kernel; }
-  // No index of the kernels is larger; padded coordinates included.
-  int64_t largest(int64_t sizes) const { return std::max({sizes, h.largest(), w.largest()}); }
-};
 
 // The whole numbers q with 0 <= first + step q < length, at most [0, count).
 template <typename I>
@@ -45,7 +25,7 @@ struct Range {
   }
 };
 
-// ---- Any kernel size, stride, dilation and multiplier, both devices: an index is one element of the result. ----
+// Any kernel size, stride, dilation and multiplier, on both devices: an index is one element of the result.
 
 template <typename T>
 struct Forward {
@@ -148,147 +128,6 @@ struct WeightGradient {
   }
 };
 
-// ---- GPU, square kernels of K = 3, 5 or 7 with stride S = 1 or 2, no dilation, multiplier 1. A thread walks down
-// kRows rows and keeps the K x K window that the rows share in registers; neighbouring threads take neighbouring
-// columns. ----
-
-#ifdef __CUDACC__
-
-constexpr int kRows = 8;
-
-template <int K, int S, typename T>
-struct FastForward {
-  Shape s;
-  int strips;  // of kRows output rows
-  const T *x, *weight, *bias;
-  T* out;
-
-  template <typename Index>
-  __device__ void operator()(Index i) const {
-    const int w_out = s.w.out, h_out = s.h.out, w_in = s.w.in, h_in = s.h.in;
-    const int ow = i % w_out, strip = i / w_out % strips, plane = i / w_out / strips, oc = plane % int(s.channels);
-    const int left = ow * S - int(s.w.pad);
-    const T* image = x + static_cast<Index>(plane) * h_in * w_in;
-    const auto load_row = [&](int row, float (&values)[K]) {
-      for (int b = 0; b < K; ++b) {
-        const int column = left + b;
-        const bool inside = row >= 0 && row < h_in && column >= 0 && column < w_in;
-        values[b] = inside ? float(image[row * w_in + column]) : 0;
-      }
-    };
-    float taps[K][K], window[K][K];
-    for (int a = 0; a < K; ++a)
-      for (int b = 0; b < K; ++b) taps[a][b] = weight[(oc * K + a) * K + b];
-    const float start = bias ? float(bias[oc]) : 0;
-    int top = strip * kRows * S - int(s.h.pad);
-    for (int a = S; a < K; ++a) load_row(top + a - S, window[a]);
-    const int rows = min(kRows, h_out - strip * kRows);
-    T* to = out + (static_cast<Index>(plane) * h_out + strip * kRows) * w_out + ow;
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      if (r >= rows) break;
-      for (int a = 0; a < K - S; ++a)
-        for (int b = 0; b < K; ++b) window[a][b] = window[a + S][b];
-      for (int a = K - S; a < K; ++a) load_row(top + a, window[a]);
-      float sum = start;
-      for (int a = 0; a < K; ++a)
-        for (int b = 0; b < K; ++b) sum += taps[a][b] * window[a][b];
-      to[r * w_out] = T(sum);
-      top += S;
-    }
-  }
-};
-
-// All three gradients from one reading of x and dout. In coordinates of the padded input, position S q + a (a < S)
-// meets tap a + S t in the output at q - t, whatever the padding: a thread takes the S x S inputs at each q of its
-// column, for which it needs dout at (q - t, q' - u) for t, u < kReach. One block: one channel, one part of all
-// columns' strips.
-template <int K, int S, typename T>
-__global__ void __launch_bounds__(kThreads)
-    fast_backward_kernel(Shape s, int q_rows, int q_columns, int strips, const T* x, const T* weight, const T* dout,
-                         T* dx, float* partial) {
-  constexpr int kReach = (K - 1) / S + 1, kSums = K * K + 1;
-  const int w_out = s.w.out, h_out = s.h.out, w_in = s.w.in, h_in = s.h.in, channels = s.channels;
-  const int c = blockIdx.x, split = blockIdx.y, splits = gridDim.y;
-  float taps[K][K], sums[kSums] = {};  // the last one is of the bias
-  for (int a = 0; a < K; ++a)
-    for (int b = 0; b < K; ++b) taps[a][b] = weight[(c * K + a) * K + b];
-  const int tasks = s.batch * strips * q_columns, end = part_begin(tasks, split + 1, splits);
-  for (int task = part_begin(tasks, split, splits) + threadIdx.x; task < end; task += kThreads) {
-    const int column = task % q_columns, strip = task / q_columns % strips, n = task / q_columns / strips;
-    const T* image = x + (n * channels + c) * h_in * w_in;
-    T* to = dx + (n * channels + c) * h_in * w_in;
-    const T* gradient = dout + (n * channels + c) * h_out * w_out;
-    const auto load_row = [&](int q, float (&values)[kReach]) {
-      for (int u = 0; u < kReach; ++u) {
-        const bool inside = q >= 0 && q < h_out && column - u >= 0 && column - u < w_out;
-        values[u] = inside ? float(gradient[q * w_out + column - u]) : 0;
-      }
-    };
-    float window[kReach][kReach];  // [t][u]
-    for (int t = 0; t < kReach - 1; ++t) load_row(strip * kRows - 1 - t, window[t]);
-    const int q_end = min(q_rows, (strip + 1) * kRows);
-    for (int q = strip * kRows; q < q_end; ++q) {
-      for (int t = kReach - 1; t > 0; --t)
-        for (int u = 0; u < kReach; ++u) window[t][u] = window[t - 1][u];
-      load_row(q, window[0]);
-      sums[K * K] += window[0][0];
-      for (int a = 0; a < S; ++a) {
-        for (int b = 0; b < S; ++b) {
-          const int row = S * q + a - int(s.h.pad), at = S * column + b - int(s.w.pad);
-          const bool inside = row >= 0 && row < h_in && at >= 0 && at < w_in;
-          const float value = inside ? float(image[row * w_in + at]) : 0;
-          float sum = 0;
-          for (int t = 0; a + S * t < K; ++t) {
-            for (int u = 0; b + S * u < K; ++u) {
-              sum += taps[a + S * t][b + S * u] * window[t][u];
-              sums[(a + S * t) * K + b + S * u] += value * window[t][u];
-            }
-          }
-          if (inside) to[row * w_in + at] = T(sum);
-        }
-      }
-    }
-  }
-  __shared__ float of_warp[kThreads / 32][kSums];
-  for (int k = 0; k < kSums; ++k) {
-    const float sum = team_sum<32>(sums[k]);
-    if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32][k] = sum;
-  }
-  __syncthreads();
-  float* to = partial + static_cast<int64_t>(split) * channels * kSums;
-  for (int k = threadIdx.x; k < kSums; k += kThreads) {
-    float sum = 0;
-    for (int warp = 0; warp < kThreads / 32; ++warp) sum += of_warp[warp][k];
-    to[k < K * K ? c * K * K + k : channels * K * K + c] = sum;
-  }
-}
-
-template <int K, int S>
-struct Fast {
-  static constexpr int kernel = K, stride = S;
-};
-
-// Calls `f(Fast<K, S>{})` if the convolution is one that the kernels above take; false if not.
-template <typename T, typename F>
-bool with_fast(const Call& call, const Shape& s, int64_t largest, F&& f) {
-  const int64_t k = s.h.kernel, stride = s.h.stride;
-  if (call.on_cpu() || std::is_same<T, double>::value || largest > kLargest32 || s.multiplier != 1 || s.w.kernel != k ||
-      s.w.stride != stride || s.h.dilation != 1 || s.w.dilation != 1)
-    return false;
-  if constexpr (!std::is_same<T, double>::value) {
-    if (k == 3 && stride == 1) return f(Fast<3, 1>{}), true;
-    if (k == 3 && stride == 2) return f(Fast<3, 2>{}), true;
-    if (k == 5 && stride == 1) return f(Fast<5, 1>{}), true;
-    if (k == 5 && stride == 2) return f(Fast<5, 2>{}), true;
-    if (k == 7 && stride == 1) return f(Fast<7, 1>{}), true;
-    if (k == 7 && stride == 2) return f(Fast<7, 2>{}), true;
-  }
-  return false;
-}
-
-#endif
-
 enum PadMode { kValid, kSame, kPad };
 
 // Reads one direction's attributes, and checks that they turn the input's size into the output's.
@@ -345,13 +184,10 @@ MSOPS_ENTRY(DepthwiseConv2dForward) {
     using T = typename decltype(type)::type;
     const int64_t largest = s.largest(std::max({x.size, weight.size, out.size}));
 #ifdef __CUDACC__
-    const bool launched = with_fast<T>(call, s, largest, [&](auto fast) {
-      using F = decltype(fast);
-      const int strips = static_cast<int>((s.h.out + kRows - 1) / kRows);
-      const FastForward<F::kernel, F::stride, T> body{s, strips, x.as<T>(), weight.as<T>(), bias.as<T>(), out.as<T>()};
-      parallel_for(call, s.batch * s.channels * strips * s.w.out, largest, body);
-    });
-    if (launched) return;
+    if constexpr (!std::is_same<T, double>::value) {
+      if (!call.on_cpu() && depthwise::forward(call, s, largest, x.as<T>(), weight.as<T>(), bias.as<T>(), out.as<T>()))
+        return;
+    }
 #endif
     const Forward<T> body{s, x.as<T>(), weight.as<T>(), bias.as<T>(), out.as<T>()};
     parallel_for(call, out.size, largest, body, static_cast<double>(s.taps()));
@@ -380,17 +216,9 @@ MSOPS_ENTRY(DepthwiseConv2dBackward) {
     const int64_t largest = s.largest(std::max({x.size, weight.size, dout.size, partial.size}));
     bool launched = false;
 #ifdef __CUDACC__
-    const int64_t q_rows = std::max(s.h.out, (s.h.in + s.h.pad - 1) / s.h.stride + 1);
-    const int64_t q_columns = std::max(s.w.out, (s.w.in + s.w.pad - 1) / s.w.stride + 1);
-    const int64_t strips = (q_rows + kRows - 1) / kRows;
-    launched = with_fast<T>(call, s, std::max(largest, s.batch * strips * q_columns), [&](auto fast) {
-      constexpr int K = decltype(fast)::kernel, S = decltype(fast)::stride;
-      if (s.channels == 0) return;
-      const dim3 grid(static_cast<unsigned>(s.channels), static_cast<unsigned>(splits));
-      fast_backward_kernel<K, S, T><<<grid, kThreads, 0, call.stream()>>>(
-          s, q_rows, q_columns, strips, x.as<T>(), weight.as<T>(), dout.as<T>(), dx.as<T>(), partial.as<float>());
-      call.check_launch();
-    });
+    if constexpr (!std::is_same<T, double>::value)
+      launched = !call.on_cpu() && depthwise::backward(call, s, largest, x.as<T>(), weight.as<T>(), dout.as<T>(),
+                                                       dx.as<T>(), partial.as<float>(), splits);
 #endif
     if (!launched) {
       parallel_for(call, dx.size, largest, InputGradient<T>{s, weight.as<T>(), dout.as<T>(), dx.as<T>()},

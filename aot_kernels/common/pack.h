@@ -27,26 +27,21 @@ MSOPS_BOTH void store(T* to, const Pack<T, N>& pack) {
   *reinterpret_cast<Pack<T, N>*>(to) = pack;
 }
 
-// Calls `f(Width<N>{})` with the widest N for which packs of N elements tile rows of `row` elements that begin at each
-// of the pointers. 16 bytes on the GPU; on the CPU, where compilers form their own packs, N = 1.
 template <int N>
 struct Width {
   static constexpr int value = N;
 };
 
-template <typename T, typename F, int N = kPackWidth<T>>
+// Calls `f(Width<N>{})` with the widest N for which packs of N elements tile rows of `row` elements that begin at each
+// of the pointers; with 1 on the CPU, where compilers form packs of their own.
+template <typename T, int N = kPackWidth<T>, typename F>
 void with_width(bool on_cpu, int64_t row, std::initializer_list<const T*> pointers, F&& f) {
-  if constexpr (N == 1) {
-    f(Width<1>{});
-  } else {
+  if constexpr (N > 1) {
     bool fits = !on_cpu && row % N == 0;
     for (const T* p : pointers) fits &= reinterpret_cast<uintptr_t>(p) % (sizeof(T) * N) == 0;
-    if (fits) {
-      f(Width<N>{});
-    } else {
-      with_width<T, F, N / 2>(on_cpu, row, pointers, static_cast<F&&>(f));
-    }
+    if (!fits) return with_width<T, N / 2>(on_cpu, row, pointers, static_cast<F&&>(f));
   }
+  f(Width<N>{});
 }
 
 }  // namespace msops
