@@ -21,7 +21,7 @@ from torch.nn import functional
 import msops
 from msops.custom import Operator
 from msops.depthwise_conv2d import _attributes, _Convolution
-from msops.lltm import _LLTM
+from msops.lltm import _Pointwise
 from operator_entry import outputs_of, prepare_operator
 
 COLD = 256 * 2**20  # bytes between two uses of a buffer: several times the L2 cache
@@ -108,7 +108,7 @@ def lltm():
         new_c = c + torch.sigmoid(i) * functional.elu(g)
         return torch.tanh(new_c) * torch.sigmoid(o), new_c
 
-    cell = _LLTM()
+    cell = _Pointwise()
     for batch, hidden in ((16, 128), (64, 1024), (2**16, 1024)):
         state = (batch, hidden)
         shapes = [(batch, 3 * hidden), (3 * hidden,), state]
@@ -162,7 +162,9 @@ def measure(case, dtype, speed):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, help="CSV file to write")
-    parser.add_argument("--only", default="", help="run just the cases whose name has one of these words, comma-separated")
+    parser.add_argument(
+        "--only", default="", help="run just the cases whose name has one of these words, comma-separated"
+    )
     options = parser.parse_args()
 
     speed = roof()

@@ -3,7 +3,9 @@
 from typing import NamedTuple
 
 import mindspore
+from mindspore import Parameter, Tensor
 from mindspore.common import dtype as mstype
+from mindspore.common.initializer import initializer
 
 FLOATS = (mindspore.float16, mindspore.float32, mindspore.float64)
 
@@ -32,11 +34,13 @@ def from_inference(argument):
 
 
 def tensors(operator, **arguments):
-    """Requires Tensors of one floating dtype."""
+    """Requires Tensors of one floating dtype and known shapes."""
     first, expected = next(iter(arguments.items()))
     for name, spec in arguments.items():
         if spec.shape is None:
             raise TypeError(f"{operator}: {name} must be a Tensor, got {spec.dtype}")
+        if any(length is None or length < 0 for length in spec.shape):
+            raise ValueError(f"{operator}: {name} must have a shape known at compile time, got {spec.shape}")
         if spec.dtype not in FLOATS:
             raise TypeError(f"{operator}: {name} must be float16, float32 or float64, got {_name(spec.dtype)}")
         if spec.dtype != expected.dtype:
@@ -58,16 +62,19 @@ def _name(dtype):
     return str(dtype).lower()
 
 
-def positive(cell, name, value):
+def positive(operator, name, value):
     """Requires a whole number of at least 1, and returns it."""
     if not isinstance(value, int) or isinstance(value, bool):
-        raise TypeError(f"{cell}: {name} must be an int, got {type(value).__name__}")
+        raise TypeError(f"{operator}: {name} must be an int, got {type(value).__name__}")
     if value < 1:
-        raise ValueError(f"{cell}: {name} must be at least 1, got {value}")
+        raise ValueError(f"{operator}: {name} must be at least 1, got {value}")
     return value
 
 
-def dtype(cell, value):
-    """Requires the dtype of parameters."""
-    if value not in FLOATS:
-        raise TypeError(f"{cell}: dtype must be float16, float32 or float64, got {value}")
+def parameter(operator, name, init, shape, dtype):
+    """A new Parameter; requires a floating dtype, and an initial Tensor to have it."""
+    if dtype not in FLOATS:
+        raise TypeError(f"{operator}: dtype must be float16, float32 or float64, got {dtype}")
+    if isinstance(init, Tensor) and init.dtype != dtype:
+        raise TypeError(f"{operator}: {name}_init must be {_name(dtype)} as dtype is, got {_name(init.dtype)}")
+    return Parameter(initializer(init, shape, dtype), name=name)

@@ -35,7 +35,8 @@ class Operator(ops.Custom):
         infer (callable): `infer(*specs, **attributes)` takes the :class:`check.Spec` of each input, raises TypeError or
             ValueError if they do not fit, and returns the Spec of the output, or a list of several. MindSpore keeps its
             results by the primitive's attributes: it must not depend on anything else.
-        bprop (callable): The gradient, a method of a Cell. MindSpore keeps it by the attributes, too.
+        bprop (callable): The gradient, a method of a Cell without Parameters, which would live as long as the operator.
+            MindSpore keeps it by the attributes, too. Default: none.
         attributes: Integers that the entry reads as `msops_<name>`, and that `infer` gets.
     """
 
@@ -45,6 +46,9 @@ class Operator(ops.Custom):
         self.infer = functools.partial(infer, **attributes)
         for name, value in attributes.items():
             self.add_prim_attr(f"msops_{name}", value)
+
+    def __deepcopy__(self, memo):
+        return self  # nothing in it changes
 
     def __infer__(self, *inputs):
         outputs = self.infer(*map(check.from_inference, inputs))
@@ -60,12 +64,9 @@ def shared(make):
     return ops.constexpr(functools.cache(make))
 
 
+ENOUGH_THREADS = 2**18  # to fill a GPU
+
+
 def scratch(dtype, *shape):
     """An extra output for sums over elements of `dtype`."""
     return check.Spec(shape, mindspore.float64 if dtype == mindspore.float64 else mindspore.float32)
-
-
-def splits(terms, sums):
-    """Into how many parts to split each of `sums` sums of `terms` terms, so that they fill a GPU."""
-    enough_threads, worthwhile = 2**18, 1024
-    return max(1, min(terms // worthwhile, 2048, enough_threads // max(1, sums)))

@@ -1,11 +1,12 @@
+import functools
 import math
 
 import mindspore
-from mindspore import Parameter, nn, ops
-from mindspore.common.initializer import HeUniform, Uniform, initializer
+from mindspore import nn, ops
+from mindspore.common.initializer import HeUniform, Uniform
 
 from . import check
-from .custom import Operator, load, scratch, shared
+from .custom import Operator, load, scratch
 
 _NAME = "depthwise_conv2d"
 _LIBRARY = load(_NAME)
@@ -54,14 +55,14 @@ def depthwise_conv2d(x, weight, bias=None, stride=1, pad_mode="valid", padding=0
          [6. 9. 9. 6.]
          [4. 6. 6. 4.]]
     """
-    convolution = _convolution(stride, pad_mode, padding, dilation, bias is not None)
+    convolution = _convolution(_NAME, stride, pad_mode, padding, dilation, bias is not None)
     if bias is None:
         return convolution(x, weight)
     return convolution(x, weight, bias)
 
 
 class _Convolution(nn.Cell):
-    """The convolution as an operator of its parameters."""
+    """The convolution as an operator."""
 
     def __init__(self, attributes):
         super().__init__()
@@ -76,7 +77,7 @@ class _Convolution(nn.Cell):
         return self.backward_op(x, weight, dout)[:3]
 
 
-class DepthwiseConv2d(_Convolution):
+class DepthwiseConv2d(nn.Cell):
     r"""A depthwise convolution with its parameters. It takes the place of ``nn.Conv2d(C, C * m, kernel_size, group=C)``
     and loads its checkpoints. See :func:`msops.depthwise_conv2d`.
 
@@ -127,19 +128,20 @@ class DepthwiseConv2d(_Convolution):
         name = "DepthwiseConv2d"
         if not isinstance(has_bias, bool):
             raise TypeError(f"{name}: has_bias must be a bool, got {type(has_bias).__name__}")
-        super().__init__(_attributes(name, stride, pad_mode, padding, dilation, has_bias))
-        self.in_channels = check.positive(name, "in_channels", in_channels)
+        super().__init__()
+        self.forward_op = _convolution(name, stride, pad_mode, padding, dilation, has_bias)
+        self.in_channels = self.group = check.positive(name, "in_channels", in_channels)
         self.out_channels = in_channels * check.positive(name, "channel_multiplier", channel_multiplier)
         self.kernel_size = _numbers(name, "kernel_size", kernel_size, (2,), 1)
-        self.settings = f"stride={stride}, pad_mode={pad_mode}, padding={padding}, dilation={dilation}"
-        check.dtype(name, dtype)
+        self.stride, self.pad_mode, self.padding, self.dilation = stride, pad_mode, padding, dilation
+        self.has_bias = has_bias
         shape = (self.out_channels, 1, *self.kernel_size)
         weight_init = HeUniform(math.sqrt(5)) if weight_init is None else weight_init
-        self.weight = Parameter(initializer(weight_init, shape, dtype), name="weight")
+        self.weight = check.parameter(name, "weight", weight_init, shape, dtype)
         self.bias = None
         if has_bias:
             bias_init = Uniform(1 / math.sqrt(math.prod(self.kernel_size))) if bias_init is None else bias_init
-            self.bias = Parameter(initializer(bias_init, shape[:1], dtype), name="bias")
+            self.bias = check.parameter(name, "bias", bias_init, shape[:1], dtype)
 
     def construct(self, x):
         if self.bias is None:
@@ -149,17 +151,18 @@ class DepthwiseConv2d(_Convolution):
     def extend_repr(self):
         return (
             f"in_channels={self.in_channels}, out_channels={self.out_channels}, kernel_size={self.kernel_size}, "
-            f"{self.settings}, has_bias={self.bias is not None}"
+            f"stride={self.stride}, pad_mode={self.pad_mode}, padding={self.padding}, dilation={self.dilation}, "
+            f"has_bias={self.has_bias}"
         )
 
 
 @ops.constexpr
-def _convolution(stride, pad_mode, padding, dilation, has_bias):
-    attributes = _attributes(_NAME, stride, pad_mode, padding, dilation, has_bias)
+def _convolution(name, stride, pad_mode, padding, dilation, has_bias):
+    attributes = _attributes(name, stride, pad_mode, padding, dilation, has_bias)
     return _cached_convolution(tuple(attributes.items()))
 
 
-@shared
+@functools.cache
 def _cached_convolution(attributes):
     return _Convolution(dict(attributes)).forward_op
 
@@ -185,7 +188,7 @@ def _numbers(name, argument, value, lengths, least):
     """`value` as a tuple of one of the lengths; one number stands for the first length."""
     numbers = (value,) * lengths[0] if isinstance(value, int) else value
     if not isinstance(numbers, (tuple, list)) or any(not isinstance(n, int) or isinstance(n, bool) for n in numbers):
-        raise TypeError(f"{name}: {argument} must be an int or a tuple of ints, got {value!r}")
+        raise TypeError(f"{name}: {argument} must be an int or a tuple of ints, got {value!r} ({type(value).__name__})")
     if len(numbers) not in lengths:
         raise ValueError(f"{name}: {argument} must have {' or '.join(map(str, lengths))} numbers, got {value!r}")
     if any(not least <= n < 2**31 for n in numbers):
@@ -199,7 +202,7 @@ def _infer(x, weight, bias=None, **attributes):
     check.shape(_NAME, "x", x, "N", "C", "H", "W")
     check.shape(_NAME, "weight", weight, "C·m", 1, "kh", "kw")
     (n, channels, *image), (kernels, _, *kernel) = x.shape, weight.shape
-    if channels == 0 or kernels == 0 or kernels % channels:
+    if (kernels == 0) != (channels == 0) or (channels and kernels % channels):
         raise ValueError(
             f"{_NAME}: weight must have a multiple of the {channels} channels of x as first size, got {kernels}"
         )
@@ -224,9 +227,9 @@ def _infer(x, weight, bias=None, **attributes):
 
 
 def _infer_backward(x, weight, dout, has_bias, **attributes):
-    kernels, taps = weight.shape[0], weight.size // max(1, weight.shape[0])
+    kernels, _, *kernel = weight.shape
     # On the GPU a block takes a channel's share of the positions: some blocks for each multiprocessor, but enough work.
     positions = dout.size // max(1, kernels)
     parts = max(1, min(positions // 8192, 2048 // max(1, kernels)))
     dbias = [weight._replace(shape=(kernels,))] if has_bias else []
-    return [x, weight, *dbias, scratch(x.dtype, parts, kernels * (taps + 1))]
+    return [x, weight, *dbias, scratch(x.dtype, parts, kernels * (math.prod(kernel) + 1))]

@@ -1,11 +1,11 @@
 import math
 
 import mindspore
-from mindspore import Parameter, Tensor, nn, ops
-from mindspore.common.initializer import Uniform, initializer
+from mindspore import Tensor, nn, ops
+from mindspore.common.initializer import Uniform
 
 from . import check
-from .custom import Operator, load, scratch, shared
+from .custom import ENOUGH_THREADS, Operator, load, scratch, shared
 
 _NAME = "lltm_cell"
 _LIBRARY = load("lltm")
@@ -48,30 +48,25 @@ def lltm_cell(x, h, c, weight, bias):
         >>> print(new_c[0], new_h[0])
         [1. 1.] [0.3807971 0.3807971]
     """
-    return _pointwise()(x, h, c, weight, bias)
+    return _step(_pointwise(), x, h, c, weight, bias)
 
 
-class _LLTM(nn.Cell):
-    """The cell as an operator of its parameters."""
+class _Pointwise(nn.Cell):
+    """What follows the product, as an operator."""
 
     def __init__(self):
         super().__init__()
         self.forward_op = Operator(_LIBRARY, "LLTMForward", _infer, bprop=self.backward)
         self.backward_op = Operator(_LIBRARY, "LLTMBackward", _infer_backward)
 
-    def construct(self, x, h, c, weight, bias):
-        return self.step(x, h, c, weight, bias)
-
-    def step(self, x, h, c, weight, bias):
-        _check(_spec(x), _spec(h), _spec(c), _spec(weight), _spec(bias))
-        product = ops.matmul(ops.concat((h, x), 1), weight.T)
+    def construct(self, product, bias, c):
         return self.forward_op(product, bias, c)
 
     def backward(self, product, bias, c, out, dout):
         return self.backward_op(product, bias, c, dout[0], dout[1])[:3]
 
 
-class LLTMCell(_LLTM):
+class LLTMCell(nn.Cell):
     r"""An LLTM cell with its parameters: `cell(x, (h, c))` is `(new_h, new_c)`. See :func:`msops.lltm_cell`.
 
     Args:
@@ -100,15 +95,17 @@ class LLTMCell(_LLTM):
         super().__init__()
         self.input_size = check.positive("LLTMCell", "input_size", input_size)
         self.hidden_size = check.positive("LLTMCell", "hidden_size", hidden_size)
-        check.dtype("LLTMCell", dtype)
         init = Uniform(1 / math.sqrt(hidden_size))
         shape = (3 * hidden_size, hidden_size + input_size)
-        self.weight = Parameter(initializer(init, shape, dtype), name="weight")
-        self.bias = Parameter(initializer(init, shape[:1], dtype), name="bias")
+        self.weight = check.parameter("LLTMCell", "weight", init, shape, dtype)
+        self.bias = check.parameter("LLTMCell", "bias", init, shape[:1], dtype)
+        self.forward_op = _pointwise()
 
     def construct(self, x, state):
+        if not isinstance(state, (tuple, list)):
+            raise TypeError("LLTMCell: state must be a tuple (h, c)")
         h, c = state
-        return self.step(x, h, c, self.weight, self.bias)
+        return _step(self.forward_op, x, h, c, self.weight, self.bias)
 
     def extend_repr(self):
         return f"input_size={self.input_size}, hidden_size={self.hidden_size}"
@@ -116,10 +113,16 @@ class LLTMCell(_LLTM):
 
 @shared
 def _pointwise():
-    return _LLTM()
+    return _Pointwise().forward_op
 
 
-def _spec(x):
+def _step(pointwise, x, h, c, weight, bias):
+    _check(_describe(x), _describe(h), _describe(c), _describe(weight), _describe(bias))
+    product = ops.matmul(ops.concat((h, x), 1), weight.T)
+    return pointwise(product, bias, c)
+
+
+def _describe(x):
     if isinstance(x, Tensor):
         return x.shape, x.dtype
     return None, type(x)
@@ -127,7 +130,8 @@ def _spec(x):
 
 @ops.constexpr
 def _check(x, h, c, weight, bias):
-    x, h, c, weight, bias = (check.Spec(*spec) for spec in (x, h, c, weight, bias))
+    specs = [check.Spec(shape, getattr(kind, "__name__", kind)) for shape, kind in (x, h, c, weight, bias)]
+    x, h, c, weight, bias = specs
     check.tensors(_NAME, x=x, h=h, c=c, weight=weight, bias=bias)
     check.shape(_NAME, "x", x, "B", "I")
     batch, inputs = x.shape
@@ -139,11 +143,10 @@ def _check(x, h, c, weight, bias):
 
 
 def _infer(product, bias, c):
-    return [c, c]
+    return [c, c]  # _check has seen all inputs of the step
 
 
 def _infer_backward(product, bias, c, dnew_h, dnew_c):
     batch, hidden = c.shape
-    enough_threads = 2**18
-    groups = max(1, min(batch, enough_threads // max(1, hidden)))
+    groups = max(1, min(batch, ENOUGH_THREADS // max(1, hidden)))
     return [product, bias, c, scratch(c.dtype, groups, 3 * hidden)]

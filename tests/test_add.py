@@ -3,7 +3,7 @@ import pytest
 from mindspore import Tensor
 
 import msops
-from operator_test import OperatorTest, run, zeros
+from operator_test import OperatorTest, run, run_gradient, zeros
 
 
 def sum_to(dout, shape):
@@ -67,3 +67,18 @@ def test_special_values(mode, values):
 def test_function_equals_cell(mode):
     x, y = np.arange(6, dtype=np.float32).reshape(2, 3), np.ones(3, np.float32)
     np.testing.assert_array_equal(msops.add(Tensor(x), Tensor(y)).asnumpy(), run(msops.Add(), x, y)[0])
+
+
+def test_every_float16(mode):
+    """All 65536 of them go in, and come out rounded as NumPy rounds."""
+    x = np.arange(2**16, dtype=np.uint16).view(np.float16)
+    y = np.roll(x, 12345)
+    with np.errstate(all="ignore"):
+        np.testing.assert_array_equal(run(msops.Add(), x, y)[0], x + y)
+
+
+def test_infinity_in_a_sum(mode):
+    """Is the sum, and not NaN."""
+    inputs = zeros(4, 1)
+    dout = np.array([1, np.inf, 2, 3], np.float32)
+    np.testing.assert_array_equal(run_gradient(msops.Add(), inputs, [dout])[1], [np.inf])

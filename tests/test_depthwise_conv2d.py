@@ -1,3 +1,7 @@
+import copy
+import gc
+import weakref
+
 import mindspore
 import numpy as np
 import pytest
@@ -40,7 +44,7 @@ class Taps:
 
 
 def convolve(x, weight, bias=None, **settings):
-    multiplier = weight.shape[0] // x.shape[1]
+    multiplier = weight.shape[0] // max(1, x.shape[1])
     taps = Taps(x, weight, **settings)
     padded = np.repeat(taps.pad(x), multiplier, 1)
     out = np.zeros((x.shape[0], weight.shape[0], *taps.out), x.dtype)
@@ -50,7 +54,7 @@ def convolve(x, weight, bias=None, **settings):
 
 
 def convolve_gradient(x, weight, dout, **settings):
-    multiplier = weight.shape[0] // x.shape[1]
+    multiplier = weight.shape[0] // max(1, x.shape[1])
     taps = Taps(x, weight, **settings)
     padded = np.repeat(taps.pad(x), multiplier, 1)
     dpadded, dweight = np.zeros_like(padded), np.zeros_like(weight)
@@ -79,6 +83,8 @@ class TestDepthwiseConv2d(OperatorTest):
         "small": case((2, 2, 4, 3), (3, 2), 2, stride=(1, 2), pad_mode="pad", padding=(1, 0, 2, 1)),
         "one": case((1, 1, 1, 1), (1, 1)),
         "empty batch": case((0, 3, 5, 5), (3, 3)),
+        "no channels": case((2, 0, 5, 5), (3, 3)),
+        "no output rows": case((2, 3, 0, 5), (3, 3), **SAME),
         "k3": case((3, 5, 17, 19), (3, 3), **SAME),
         "k3 rows": case((2, 3, 40, 7), (3, 3)),
         "k3 s2": case((3, 5, 17, 19), (3, 3), stride=2, **SAME),
@@ -135,29 +141,27 @@ class TestDepthwiseConv2d(OperatorTest):
         return convolve_gradient(x, weight, dout, **settings)
 
 
-class Settings:
-    """Convolutions of one kernel that differ in one attribute each, which MindSpore's caches must keep apart."""
-
-    inputs = (*random(7, np.float32, (2, 3, 9, 9), (3, 1, 3, 3)),)
-    all = (
-        dict(),
-        dict(stride=2),
-        dict(stride=(1, 2)),
-        dict(dilation=2),
-        dict(pad_mode="same"),
-        dict(pad_mode="pad", padding=1),
-        dict(pad_mode="pad", padding=(1, 0)),
-        dict(pad_mode="pad", padding=(0, 1, 1, 0)),
-    )
+# Convolutions of one kernel that differ in one attribute each, which MindSpore's caches must keep apart.
+IMAGE_AND_WEIGHT = random(7, np.float32, (2, 3, 9, 9), (3, 1, 3, 3))
+SETTINGS = (
+    dict(),
+    dict(stride=2),
+    dict(stride=(1, 2)),
+    dict(dilation=2),
+    dict(pad_mode="same"),
+    dict(pad_mode="pad", padding=1),
+    dict(pad_mode="pad", padding=(1, 0)),
+    dict(pad_mode="pad", padding=(0, 1, 1, 0)),
+)
 
 
 def test_settings_one_after_the_other(mode):
-    for settings in Settings.all * 2:
-        out = run(Net(msops.depthwise_conv2d, **settings), *Settings.inputs)[0]
-        np.testing.assert_allclose(out, convolve(*Settings.inputs, **settings), rtol=1e-5, atol=1e-5)
+    for settings in SETTINGS * 2:
+        out = run(Net(msops.depthwise_conv2d, **settings), *IMAGE_AND_WEIGHT)[0]
+        np.testing.assert_allclose(out, convolve(*IMAGE_AND_WEIGHT, **settings), rtol=1e-5, atol=1e-5)
         dout = random(8, np.float32, out.shape)
-        gradients = run_gradient(Net(msops.depthwise_conv2d, **settings), Settings.inputs, dout)
-        for got, want in zip(gradients, convolve_gradient(*Settings.inputs, *dout, **settings)):
+        gradients = run_gradient(Net(msops.depthwise_conv2d, **settings), IMAGE_AND_WEIGHT, dout)
+        for got, want in zip(gradients, convolve_gradient(*IMAGE_AND_WEIGHT, *dout, **settings)):
             np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
 
 
@@ -325,6 +329,8 @@ def test_special_values(mode, value):
         (dict(has_bias=1), TypeError, "has_bias must be a bool, got int"),
         (dict(dtype=mindspore.int32), TypeError, "dtype must be float16, float32 or float64, got Int32"),
         (dict(stride="2"), TypeError, "stride must be an int or a tuple of ints, got '2'"),
+        (dict(stride=np.int64(2)), TypeError, r"stride must be an int or a tuple of ints, got 2 \(int64\)"),
+        (dict(weight_init=Tensor([0.0], mindspore.float16)), TypeError, "weight_init must be float32 as dtype is"),
         (dict(padding=1), ValueError, "padding must be 0 unless pad_mode is 'pad'"),
     ],
     ids=str,
@@ -332,3 +338,30 @@ def test_special_values(mode, value):
 def test_wrong_settings(settings, error, words):
     with pytest.raises(error, match=f"DepthwiseConv2d: {words}"):
         msops.DepthwiseConv2d(**(dict(in_channels=2, kernel_size=3) | settings))
+
+
+def test_padding_past_32_bits(mode):
+    """Windows far below the image hold nothing."""
+    x, weight = random(0, np.float32, (1, 1, 10, 1), (1, 1, 3, 1))
+    settings = dict(stride=(2**30, 1), pad_mode="pad", padding=(0, 2**31 - 1, 0, 0))
+    out = run(Net(msops.depthwise_conv2d, **settings), x, weight)[0]
+    np.testing.assert_allclose(out[0, 0, :, 0], [(x[0, 0, :3] * weight[0, 0]).sum(), 0, 0], rtol=1e-6)
+
+
+def test_cells_are_freed(mode):
+    """As soon as the last reference goes, without waiting for the garbage collector."""
+    cell = msops.DepthwiseConv2d(3, 3)
+    run(cell, *zeros((1, 3, 5, 5)))
+    seen = weakref.ref(cell)
+    gc.disable()
+    del cell
+    gc.enable()
+    assert seen() is None
+
+
+def test_copies_have_their_own_parameters(mode):
+    first = msops.DepthwiseConv2d(3, 3, weight_init="ones")
+    second = copy.deepcopy(first)
+    second.weight.set_data(second.weight * 2)
+    x = np.ones((1, 3, 5, 5), np.float32)
+    np.testing.assert_array_equal(2 * run(first, x)[0], run(second, x)[0])

@@ -31,6 +31,5 @@ def test_readme(capsys, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     __import__("readme_example")
     del sys.modules["readme_example"]
-    for line in code.splitlines():
-        if line.startswith("print("):
-            assert line.split("  # ")[1] in capsys.readouterr().out
+    printed = [line.split("  # ")[1] for line in code.splitlines() if line.startswith("print(")]
+    assert capsys.readouterr().out.splitlines() == printed

@@ -9,7 +9,7 @@ import pytest
 from entry import has_gpu_code
 from msops import Add, Sigmoid, TrilinearInterpolation
 from msops.depthwise_conv2d import _attributes, _Convolution
-from msops.lltm import _LLTM
+from msops.lltm import _Pointwise
 from operator_entry import outputs_of, prepare_operator
 
 torch = pytest.importorskip("torch")
@@ -31,7 +31,7 @@ def convolution(*image, channels, kernel, has_bias=True, backward=False, multipl
 
 def calls():
     """name -> (operator, shapes of its inputs)"""
-    sigmoid, add, trilinear, lltm = Sigmoid(), Add(), TrilinearInterpolation(), _LLTM()
+    sigmoid, add, trilinear, lltm = Sigmoid(), Add(), TrilinearInterpolation(), _Pointwise()
     for n in (0, 1, 2, 31, 257, 1000, 4099):
         yield f"sigmoid {n}", sigmoid.forward_op, [(n,)]
         yield f"sigmoid backward {n}", sigmoid.backward_op, [(n,), (n,)]
@@ -198,13 +198,13 @@ class TestHuge:
     def test_lltm(self):
         b, h = 2**22 + 5, 256
         product, bias, c = random(b, 3 * h), random(3 * h), random(b, h)
-        new_h, new_c = run(_LLTM().forward_op, product, bias, c)
-        dproduct, dbias, dc, _ = run(_LLTM().backward_op, product, bias, c, c, new_h)
+        new_h, new_c = run(_Pointwise().forward_op, product, bias, c)
+        dproduct, dbias, dc, _ = run(_Pointwise().backward_op, product, bias, c, c, new_h)
         for part in (slice(0, 1000), slice(b - 1000, b)):
             small = [a[part].contiguous() for a in (product, c, new_h)]
-            for big, want in zip((new_h, new_c), run(_LLTM().forward_op, small[0], bias, small[1])):
+            for big, want in zip((new_h, new_c), run(_Pointwise().forward_op, small[0], bias, small[1])):
                 assert torch.equal(big[part], want)
-            gradients = run(_LLTM().backward_op, small[0], bias, small[1], small[1], small[2])
+            gradients = run(_Pointwise().backward_op, small[0], bias, small[1], small[1], small[2])
             for big, want in zip((dproduct, dc), (gradients[0], gradients[2])):
                 assert torch.equal(big[part], want)
         assert_sums(dbias, sum(chunk.sum(0, dtype=torch.float64) for chunk in dproduct.split(2**20)))

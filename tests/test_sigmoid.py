@@ -1,3 +1,4 @@
+import copy
 import math
 
 import mindspore
@@ -6,7 +7,7 @@ import pytest
 from mindspore import Tensor
 
 import msops
-from operator_test import DTYPES, OperatorTest, run
+from operator_test import DTYPES, Net, OperatorTest, run
 
 
 class TestSigmoid(OperatorTest):
@@ -23,6 +24,7 @@ class TestSigmoid(OperatorTest):
         "eight axes": ([(2, 1, 3, 1, 2, 1, 2, 2)], {}),
     }
     small = "prime"
+    half_gradient_in_float32 = False  # it is that of the saved output, which is rounded to float16
     wrong = (
         ([np.zeros(3, np.int32)], {}, TypeError, "sigmoid: x must be float16, float32 or float64, got int32"),
         ([np.zeros(3, bool)], {}, TypeError, "sigmoid: x must be float16, float32 or float64, got bool"),
@@ -38,7 +40,6 @@ class TestSigmoid(OperatorTest):
 
     @classmethod
     def reference_gradient(cls, x, dy):
-        # From the saved output, which the operator rounds to the dtype of x, as NumPy's formula does here.
         (y,) = cls.reference(x)
         return (dy * y * (1 - y),)
 
@@ -60,6 +61,28 @@ def test_extremes(mode, dtype):
 def test_gradient_at_extremes(mode):
     gradient = mindspore.grad(msops.Sigmoid())(Tensor(np.array([-1e4, 1e4, -np.inf, np.inf, np.nan], np.float32)))
     np.testing.assert_array_equal(gradient.asnumpy(), np.array([0, 0, 0, 0, np.nan], np.float32))
+
+
+def test_gradient_keeps_the_digits_of_small_results(mode):
+    x = np.linspace(-90, -5, 1001, dtype=np.float32)
+    gradient = mindspore.grad(msops.Sigmoid())(Tensor(x)).asnumpy()
+    z = np.exp(x.astype(np.float64))
+    np.testing.assert_allclose(gradient, z / (1 + z) ** 2, rtol=1e-6, atol=1e-44)
+
+
+def test_unknown_shape_is_refused():
+    """With a clear message, and calls of known shapes go on."""
+    mindspore.set_context(mode=mindspore.GRAPH_MODE)
+    net = Net(msops.sigmoid)
+    net.set_inputs(Tensor(shape=[None, 4], dtype=mindspore.float32))
+    with pytest.raises(ValueError, match="x must have a shape known at compile time"):
+        net(Tensor(np.ones((2, 4), np.float32)))
+    np.testing.assert_array_equal(run(Net(msops.sigmoid), np.zeros((2, 4), np.float32))[0], np.full((2, 4), 0.5))
+
+
+def test_copies(mode):
+    cell = copy.deepcopy(msops.Sigmoid())
+    np.testing.assert_array_equal(run(cell, np.zeros(3, np.float32))[0], [0.5] * 3)
 
 
 def test_function_equals_cell(mode):

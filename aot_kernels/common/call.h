@@ -134,7 +134,6 @@ class Call {
   }
 
   bool ok() const { return status_ == kOk; }
-  int nparam() const { return nparam_; }
   bool on_cpu() const { return stream_ == nullptr; }
 
 #ifdef __CUDACC__
