@@ -11,6 +11,7 @@ import argparse
 import csv
 import statistics
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -118,9 +119,12 @@ def lltm():
 
 
 def median_us(calls, repeats=50):
-    """Median time of a call, taking turns among `calls`."""
-    for call in calls[:3] * 2:
-        call()
+    """Median time of a call, taking turns among `calls`, after warming up for long enough that the clocks are up."""
+    start = time.perf_counter()
+    while time.perf_counter() - start < 0.1:
+        for call in calls:
+            call()
+        torch.cuda.synchronize()
     events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(repeats)]
     torch.cuda.synchronize()
     for i, (start, end) in enumerate(events):
