@@ -84,24 +84,33 @@ inline bool make_tiling(int64_t images, int64_t rows, int64_t columns, int64_t p
 template <int V, typename T, typename Image, typename Sum>
 __device__ void fill_tile(float* tile, const Tiling& tiling, int first, int left, int height, int width, Image image,
                           Sum sum) {
-  const int packs = width / V, thread = threadIdx.x;
+  constexpr int kAtOnce = 4;  // loads that a thread has under way
+  const int packs = width / V, thread = threadIdx.x, rows = tiling.images * tiling.tile_rows;
   const int lanes = packs < kTileThreads ? packs : kTileThreads, step = kTileThreads / lanes;
   if (thread >= lanes * step) return;
-  int i = 0, row = thread / lanes;
-  const int lane = thread % lanes;
-#pragma unroll 4
-  for (int at = row; at < tiling.images * tiling.tile_rows; at += step, row += step) {
-    while (row >= tiling.tile_rows) row -= tiling.tile_rows, ++i;
-    const T* from = image(i);
-    const bool inside = from != nullptr && first + row >= 0 && first + row < height;
-    float* to = tile + at * tiling.pitch + left;
-    for (int p = lane; p < packs; p += kTileThreads) {
-      Pack<T, V> pack = {};
-      if (inside) pack = load<V>(from + (first + row) * width + p * V);
-      for (int j = 0; j < V; ++j) {
-        const float value = float(pack.values[j]);
-        sum(row, value);
-        to[p * V + j] = value;
+  for (int p = thread % lanes; p < packs; p += kTileThreads) {
+    int i = 0, row = thread / lanes;
+    for (int at = row; at < rows; at += kAtOnce * step) {
+      Pack<T, V> values[kAtOnce];
+      int of_image[kAtOnce];
+#pragma unroll
+      for (int u = 0; u < kAtOnce; ++u, row += step) {
+        while (row >= tiling.tile_rows) row -= tiling.tile_rows, ++i;
+        of_image[u] = row;
+        values[u] = {};
+        const T* from = i < tiling.images ? image(i) : nullptr;
+        if (from != nullptr && first + row >= 0 && first + row < height)
+          values[u] = load<V>(from + (first + row) * width + p * V);
+      }
+#pragma unroll
+      for (int u = 0; u < kAtOnce; ++u) {
+        if (at + u * step >= rows) break;
+        float* to = tile + (at + u * step) * tiling.pitch + left + p * V;
+        for (int j = 0; j < V; ++j) {
+          const float value = float(values[u].values[j]);
+          sum(of_image[u], value);
+          to[j] = value;
+        }
       }
     }
   }
