@@ -49,9 +49,8 @@ struct Tiling {
   int tile_rows, pitch;          // rows and floats a row that an image, or its band, has in shared memory
   int strips, groups;            // of kRows rows in a band, of kColumns columns in a row
 
-  MSOPS_BOTH int bytes() const {
-    return (images * tile_rows * pitch + 16) * 4;
-  }  // a vector read may go past the last row
+  // A vector read may go past the last row.
+  MSOPS_BOTH int bytes() const { return (images * tile_rows * pitch + 16) * 4; }
 };
 
 // How many rows of the tile some rows of results read: forward, those of `stride` apart and a window's; backward, those
