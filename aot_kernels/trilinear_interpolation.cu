@@ -22,7 +22,7 @@ struct Sides {
       weight[d][0] = 1 - weight[d][1];
     }
   }
-  MSOPS_BOTH C side(int d, int corner) const { return weight[d][corner >> (2 - d) & 1]; }
+  MSOPS_BOTH C side(int d, int corner) const { return corner >> (2 - d) & 1 ? weight[d][1] : weight[d][0]; }
   MSOPS_BOTH C corner(int corner) const { return side(0, corner) * side(1, corner) * side(2, corner); }
   // d corner(c) / d points[n][d]: along d, the far side's weight grows by 1/2 and the near side's shrinks by as much.
   MSOPS_BOTH C slope(int d, int corner) const {
@@ -94,6 +94,39 @@ struct Backward {
   }
 };
 
+// The same for few features, where a team's lanes would have too little of each corner: every lane takes one pack of
+// the 8 * features neighbours that belong to a point, of whichever corners.
+template <int N, int kLanes, typename T>
+struct BackwardOfFew {
+  int64_t features;
+  const T *feats, *points, *dout;
+  T *dfeats, *dpoints;
+
+  template <typename Index>
+  MSOPS_BOTH void operator()(Index i) const {
+    const int row_length = static_cast<int>(features), lane = i % kLanes;
+    const Index n = i / kLanes, at = n * kCorners * row_length + lane * N;
+    const Sides<Compute<T>> sides(points + n * 3);
+    Compute<T> sums[3] = {};
+    if (lane * N < kCorners * row_length) {
+      const Pack<T, N> values = load<N>(feats + at);
+      Pack<T, N> result;
+      int corner = lane * N / row_length, f = lane * N % row_length;
+      for (int j = 0; j < N; ++j) {
+        const Compute<T> d = Compute<T>(dout[n * row_length + f]), product = Compute<T>(values.values[j]) * d;
+        result.values[j] = T(sides.corner(corner) * d);
+        for (int k = 0; k < 3; ++k) sums[k] += sides.slope(k, corner) * product;
+        if (++f == row_length) f = 0, ++corner;
+      }
+      store(dfeats + at, result);
+    }
+    for (int k = 0; k < 3; ++k) {
+      const Compute<T> sum = team_sum<kLanes>(sums[k]);
+      if (lane == 0) dpoints[n * 3 + k] = T(sum);
+    }
+  }
+};
+
 }  // namespace
 
 // (feats, points) -> (out)
@@ -125,14 +158,26 @@ MSOPS_ENTRY(TrilinearInterpolationBackward) {
   call.require_same_shape(dpoints, points);
   return call.run([&](auto type) {
     using T = typename decltype(type)::type;
+    const auto launch = [&](auto lanes, const auto& body) {
+      constexpr int kLanes = decltype(lanes)::value;
+      const int64_t largest = std::max({feats.size, points.size, n * kLanes});
+      parallel_for(call, n * kLanes, largest, body, static_cast<double>(kCorners * features));
+    };
+    constexpr int kPack = kPackWidth<T>;
+    const bool few =
+        0 < features && features < 4 * kPack && is_aligned<kPack>(feats.as<T>()) && is_aligned<kPack>(dfeats.as<T>());
+    if (few && !call.on_cpu()) {
+      with_lanes<1, 2, 4, 8, 16, 32>(kCorners * features / kPack, [&](auto lanes) {
+        launch(lanes, BackwardOfFew<kPack, decltype(lanes)::value, T>{features, feats.as<T>(), points.as<T>(),
+                                                                      dout.as<T>(), dfeats.as<T>(), dpoints.as<T>()});
+      });
+      return;
+    }
     with_width<T>(call.on_cpu(), features, {feats.as<T>(), dout.as<T>(), dfeats.as<T>()}, [&](auto width) {
       constexpr int N = decltype(width)::value;
-      with_lanes<1, 2, 4, 8, 16, 32>(call.on_cpu() ? 1 : features / N, [&](auto lanes) {
-        constexpr int kLanes = decltype(lanes)::value;
-        const Backward<N, kLanes, T> body{features,     feats.as<T>(),  points.as<T>(),
-                                          dout.as<T>(), dfeats.as<T>(), dpoints.as<T>()};
-        parallel_for(call, n * kLanes, std::max({feats.size, points.size, n * kLanes}), body,
-                     static_cast<double>(kCorners * features));
+      with_lanes<1, 4, 32>(call.on_cpu() ? 1 : features / N, [&](auto lanes) {
+        launch(lanes, Backward<N, decltype(lanes)::value, T>{features, feats.as<T>(), points.as<T>(), dout.as<T>(),
+                                                             dfeats.as<T>(), dpoints.as<T>()});
       });
     });
   });

@@ -1,7 +1,7 @@
 from mindspore import nn
 
 from . import check
-from .custom import ENOUGH_THREADS, Operator, load, scratch, shared
+from .custom import Operator, load, scratch, shared
 
 _LIBRARY = load("add")
 _MAX_RANK = 16  # kMaxRank in aot_kernels/common/axes.h
@@ -72,6 +72,6 @@ def _infer(x, y):
 
 
 def _infer_backward(dout, x):
-    terms, worthwhile = dout.size // max(1, x.size), 1024
-    parts = max(1, min(terms // worthwhile, 2048, ENOUGH_THREADS // max(1, x.size)))
+    # Enough parts for the threads of a GPU, but of enough terms each.
+    parts = max(1, min(dout.size // max(1, x.size) // 512, 2048, 2**19 // max(1, x.size)))
     return [x, scratch(x.dtype, parts, x.size if parts > 1 else 1)]

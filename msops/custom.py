@@ -64,9 +64,6 @@ def shared(make):
     return ops.constexpr(functools.cache(make))
 
 
-ENOUGH_THREADS = 2**18  # to fill a GPU
-
-
 def scratch(dtype, *shape):
     """An extra output for sums over elements of `dtype`."""
     return check.Spec(shape, mindspore.float64 if dtype == mindspore.float64 else mindspore.float32)

@@ -5,7 +5,7 @@ from mindspore import Tensor, nn, ops
 from mindspore.common.initializer import Uniform
 
 from . import check
-from .custom import ENOUGH_THREADS, Operator, load, scratch, shared
+from .custom import Operator, load, scratch, shared
 
 _NAME = "lltm_cell"
 _LIBRARY = load("lltm")
@@ -148,5 +148,6 @@ def _infer(product, bias, c):
 
 def _infer_backward(product, bias, c, dnew_h, dnew_c):
     batch, hidden = c.shape
-    groups = max(1, min(batch, ENOUGH_THREADS // max(1, hidden)))
+    enough_threads = 2**18  # to fill a GPU
+    groups = max(1, min(batch, enough_threads // max(1, hidden)))
     return [product, bias, c, scratch(c.dtype, groups, 3 * hidden)]

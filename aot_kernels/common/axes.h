@@ -39,6 +39,18 @@ struct Axes {
     return sum;
   }
 
+  // Whether neighbours along the innermost axis are neighbours in array 0.
+  bool contiguous() const { return count > 0 && stride[0][count - 1] == 1; }
+
+  // Whether array 0, from an aligned start, is always at whole packs of N, where the axis along which it is contiguous
+  // (if it is one of these) is walked in packs.
+  template <int N>
+  bool packs() const {
+    for (int a = 0; a < count; ++a)
+      if ((stride[0][a] == 1 ? size[a] : stride[0][a]) % N != 0) return false;
+    return true;
+  }
+
   // Where array k is at step i of the walk.
   template <typename Index>
   MSOPS_BOTH Index offset(int k, Index i) const {

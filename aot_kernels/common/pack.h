@@ -27,6 +27,11 @@ MSOPS_BOTH void store(T* to, const Pack<T, N>& pack) {
   *reinterpret_cast<Pack<T, N>*>(to) = pack;
 }
 
+template <int N, typename T>
+bool is_aligned(const T* pointer) {
+  return reinterpret_cast<uintptr_t>(pointer) % (sizeof(T) * N) == 0;
+}
+
 template <int N>
 struct Width {
   static constexpr int value = N;
@@ -38,7 +43,7 @@ template <typename T, int N = kPackWidth<T>, typename F>
 void with_width(bool on_cpu, int64_t row, std::initializer_list<const T*> pointers, F&& f) {
   if constexpr (N > 1) {
     bool fits = !on_cpu && row % N == 0;
-    for (const T* p : pointers) fits &= reinterpret_cast<uintptr_t>(p) % (sizeof(T) * N) == 0;
+    for (const T* p : pointers) fits &= is_aligned<N>(p);
     if (!fits) return with_width<T, N / 2>(on_cpu, row, pointers, static_cast<F&&>(f));
   }
   f(Width<N>{});

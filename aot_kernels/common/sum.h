@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "axes.h"
+#include "pack.h"
 #include "parallel.h"
 
 namespace msops {
@@ -36,6 +37,11 @@ MSOPS_BOTH T team_sum(T value) {
   return value;
 }
 
+template <bool B>
+struct Bool {
+  static constexpr bool value = B;
+};
+
 template <int L>
 struct Lanes {
   static constexpr int value = L;
@@ -53,8 +59,9 @@ void with_lanes(int64_t work, F&& f) {
   }
 }
 
-// out[split][k] = sum of in[kept(k) + summed(r)] over the split's share of all r.
-template <int kLanes, typename In, typename Out>
+// out[split][k] = sum of in[kept(k) + summed(r)] over the split's share of all r. Elements are read in packs of N
+// neighbours, which belong to one sum, or if kAcross to N sums: `terms` or `outputs` then counts packs.
+template <bool kAcross, int N, int kLanes, typename In, typename Out>
 struct SumBody {
   Axes<1> kept, summed;
   int64_t outputs, terms, splits;
@@ -63,41 +70,65 @@ struct SumBody {
 
   template <typename Index>
   MSOPS_BOTH void operator()(Index i) const {
+    constexpr int kSums = kAcross ? N : 1, kInFlight = N == 1 ? 8 : 4;
     const Index item = i / kLanes, lane = i % kLanes;
     const Index split = item / static_cast<Index>(outputs), k = item - split * static_cast<Index>(outputs);
     const Index all = static_cast<Index>(terms), parts = static_cast<Index>(splits);
     const Index end = part_begin<Index>(all, split + 1, parts);
-    const In* from = in + kept.offset(0, k);
-    constexpr int kInFlight = 8;
-    Sum<In> sum;
+    const In* from = in + kept.offset(0, k * kSums);
+    Sum<In> sums[kSums];
     Index r = part_begin<Index>(all, split, parts) + lane;
-    for (; r + (kInFlight - 1) * kLanes < end; r += kInFlight * kLanes) {
-      In values[kInFlight];
-      for (int j = 0; j < kInFlight; ++j) values[j] = from[summed.offset(0, r + j * kLanes)];
-      Compute<In> part = 0;
-      for (int j = 0; j < kInFlight; j += 2) part += Compute<In>(values[j]) + Compute<In>(values[j + 1]);
-      sum += part;
+    for (; r + (kInFlight - 1) * kLanes < end; r += kInFlight * kLanes) add<kInFlight>(from, r, sums);
+    for (; r < end; r += kLanes) add<1>(from, r, sums);
+    for (int s = 0; s < kSums; ++s) {
+      const Compute<In> total = team_sum<kLanes>(sums[s].total());
+      if (lane == 0) out[item * kSums + s] = Out(total);
     }
-    for (; r < end; r += kLanes) sum += Compute<In>(from[summed.offset(0, r)]);
-    const Compute<In> total = team_sum<kLanes>(sum.total());
-    if (lane == 0) out[item] = Out(total);
+  }
+
+ private:
+  // Adds kPacks packs of this lane: in pairs, pairs of pairs and so on, then to the running sums.
+  template <int kPacks, typename Index, int kSums>
+  MSOPS_BOTH void add(const In* from, Index r, Sum<In> (&sums)[kSums]) const {
+    constexpr int kTerms = N / kSums, kAll = kPacks * kTerms;
+    Pack<In, N> packs[kPacks];
+    for (int j = 0; j < kPacks; ++j) packs[j] = load<N>(from + summed.offset(0, (r + j * kLanes) * kTerms));
+    for (int s = 0; s < kSums; ++s) {
+      Compute<In> values[kAll];
+      for (int t = 0; t < kAll; ++t) values[t] = Compute<In>(packs[t / kTerms].values[t % kTerms + s]);
+      for (int half = kAll / 2; half > 0; half /= 2)
+        for (int t = 0; t < half; ++t) values[t] += values[t + half];
+      sums[s] += values[0];
+    }
   }
 };
 
 template <typename In, typename Out>
 void sum(Call& call, const Axes<1>& kept, const Axes<1>& summed, int64_t splits, const In* in, Out* out) {
-  const int64_t outputs = kept.total(), terms = summed.total();
+  constexpr int kPack = kPackWidth<In>;
+  const int64_t outputs = kept.total(), terms = summed.total(), largest_offset = kept.extent(0) + summed.extent(0);
+  const auto launch = [&](auto across, auto width, auto lanes) {
+    constexpr bool kAcross = decltype(across)::value;
+    constexpr int N = decltype(width)::value, kLanes = decltype(lanes)::value;
+    const int64_t items = kAcross ? outputs / N : outputs, steps = kAcross ? terms : terms / N;
+    const SumBody<kAcross, N, kLanes, In, Out> body{kept, summed, items, steps, splits, in, out};
+    const int64_t threads = items * splits * kLanes;
+    parallel_for(call, threads, std::max({threads, terms, outputs * splits, largest_offset}), body,
+                 static_cast<double>(terms / splits));
+  };
   // Neighbouring threads should read neighbouring elements: of one sum, or of as many sums. If those are too few to
   // fill a GPU, a team shares a sum all the same.
-  const bool sums_rows = kept.count == 0 || (summed.count > 0 && summed.stride[0][summed.count - 1] == 1);
-  const bool share = sums_rows || outputs * splits < 65536;
-  with_lanes<1, 8, 32>(share && !call.on_cpu() ? terms / splits : 1, [&](auto lanes) {
-    constexpr int kLanes = decltype(lanes)::value;
-    const SumBody<kLanes, In, Out> body{kept, summed, outputs, terms, splits, in, out};
-    const int64_t threads = outputs * splits * kLanes;
-    const int64_t largest = std::max({threads, terms, kept.extent(0) + summed.extent(0)});
-    parallel_for(call, threads, largest, body, static_cast<double>(terms / splits));
-  });
+  const bool along = summed.contiguous() || kept.count == 0;
+  const bool enough = outputs * splits >= 65536;
+  const bool packs = !call.on_cpu() && kept.packs<kPack>() && summed.packs<kPack>() && is_aligned<kPack>(in);
+  if (packs && summed.contiguous()) {
+    with_lanes<8, 32>(terms / kPack / splits, [&](auto lanes) { launch(Bool<false>{}, Width<kPack>{}, lanes); });
+  } else if (packs && kept.contiguous() && enough) {
+    launch(Bool<true>{}, Width<kPack>{}, Lanes<1>{});
+  } else {
+    with_lanes<1, 8, 32>((along || !enough) && !call.on_cpu() ? terms / splits : 1,
+                         [&](auto lanes) { launch(Bool<false>{}, Width<1>{}, lanes); });
+  }
 }
 
 // out[j] = sum of in[i][j] over i, where the rows of `in` are `pitch` apart.
