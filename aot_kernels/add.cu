@@ -103,7 +103,7 @@ MSOPS_ENTRY(AddForward) {
                    static_cast<double>(std::min<int64_t>(N, length)));
     };
     if (call.on_cpu()) {
-      launch(Width<1024>{});
+      launch(Constant<1024>{});
     } else {
       with_width<T>(false, length, {out.as<T>(), x.as<const T>(), y.as<const T>()}, launch);
     }

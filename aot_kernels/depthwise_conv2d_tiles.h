@@ -202,6 +202,10 @@ __global__ void __launch_bounds__(kTileThreads)
   }
 }
 
+// Backward, how far the outputs that an input meets begin before the place of its own output.
+template <int K, int S, int kPhase>
+constexpr int kBefore = (K - 1 - kPhase + S - 1) / S;
+
 // All three gradients from one reading of x and dout. Input position i meets tap k in output (i + pad - k) / S, where
 // that is whole; with pad = S P + kPhase and i = S q + j, that is q + P + (j + kPhase - k) / S: the same for all i but
 // for q + P, which is where the tile of dout begins. One block: one channel, one part of its tiles.
@@ -210,7 +214,7 @@ __global__ void __launch_bounds__(kTileThreads)
     backward_kernel(Shape s, Tiling tiling, const T* __restrict__ x, const T* __restrict__ weight,
                     const T* __restrict__ dout, T* __restrict__ dx, float* __restrict__ partial) {
   constexpr int kSums = K * K + 1;
-  constexpr int kBeforeH = (K - 1 - kPhaseH + S - 1) / S, kBeforeW = (K - 1 - kPhaseW + S - 1) / S;
+  constexpr int kBeforeH = kBefore<K, S, kPhaseH>, kBeforeW = kBefore<K, S, kPhaseW>;
   extern __shared__ float4 shared[];
   float* tile = reinterpret_cast<float*>(shared);
   const int h_in = s.h.in, w_in = s.w.in, h_out = s.h.out, w_out = s.w.out, channels = s.channels, batch = s.batch;
@@ -340,7 +344,7 @@ bool backward(Call& call, const Shape& s, int64_t largest, const T* x, const T* 
     constexpr int K = decltype(kernel)::K, S = decltype(kernel)::S;
     const auto phases = [&](auto phase_h, auto phase_w) {
       constexpr int H = decltype(phase_h)::value, W = decltype(phase_w)::value;
-      constexpr int kBeforeH = (K - 1 - H + S - 1) / S, kBeforeW = (K - 1 - W + S - 1) / S;
+      constexpr int kBeforeH = kBefore<K, S, H>, kBeforeW = kBefore<K, S, W>;
       const int64_t groups = (s.w.in + kColumns - 1) / kColumns;
       const int64_t reach = kBeforeW + (groups * kColumns - 1 + W) / S + 1;
       const int64_t pitch = (std::max(reach, kBeforeW - s.w.pad / S + s.w.out) + 3) / 4 * 4;
@@ -357,11 +361,11 @@ bool backward(Call& call, const Shape& s, int64_t largest, const T* x, const T* 
       return true;
     };
     if constexpr (S == 1) {
-      return phases(Width<0>{}, Width<0>{});
+      return phases(Constant<0>{}, Constant<0>{});
     } else {
       // Both directions nearly always have the same padding.
-      if (s.h.pad % 2 == 0 && s.w.pad % 2 == 0) return phases(Width<0>{}, Width<0>{});
-      if (s.h.pad % 2 == 1 && s.w.pad % 2 == 1) return phases(Width<1>{}, Width<1>{});
+      if (s.h.pad % 2 == 0 && s.w.pad % 2 == 0) return phases(Constant<0>{}, Constant<0>{});
+      if (s.h.pad % 2 == 1 && s.w.pad % 2 == 1) return phases(Constant<1>{}, Constant<1>{});
       return false;
     }
   });

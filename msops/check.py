@@ -1,5 +1,6 @@
 """Argument checks. All messages read "operator: argument must be this, got that"."""
 
+import math
 from typing import NamedTuple
 
 import mindspore
@@ -18,10 +19,7 @@ class Spec(NamedTuple):
 
     @property
     def size(self):
-        size = 1
-        for length in self.shape:
-            size *= length
-        return size
+        return math.prod(self.shape)
 
 
 def from_inference(argument):

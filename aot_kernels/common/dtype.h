@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #ifdef __CUDACC__
 #include <cuda_fp16.h>
@@ -64,6 +65,10 @@ template <typename T>
 struct ComputeOf : Type<T> {};
 template <>
 struct ComputeOf<Half> : Type<float> {};
+
+// A number that a lambda can take as a constant: decltype(argument)::value.
+template <int N>
+using Constant = std::integral_constant<int, N>;
 
 // Arithmetic on elements of T is done in Compute<T>, and rounded once, when stored.
 template <typename T>

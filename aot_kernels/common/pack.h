@@ -32,13 +32,8 @@ bool is_aligned(const T* pointer) {
   return reinterpret_cast<uintptr_t>(pointer) % (sizeof(T) * N) == 0;
 }
 
-template <int N>
-struct Width {
-  static constexpr int value = N;
-};
-
-// Calls `f(Width<N>{})` with the widest N for which packs of N elements tile rows of `row` elements that begin at each
-// of the pointers; with 1 on the CPU, where compilers form packs of their own.
+// Calls `f(Constant<N>{})` with the widest N for which packs of N elements tile rows of `row` elements that begin at
+// each of the pointers; with 1 on the CPU, where compilers form packs of their own.
 template <typename T, int N = kPackWidth<T>, typename F>
 void with_width(bool on_cpu, int64_t row, std::initializer_list<const T*> pointers, F&& f) {
   if constexpr (N > 1) {
@@ -46,7 +41,7 @@ void with_width(bool on_cpu, int64_t row, std::initializer_list<const T*> pointe
     for (const T* p : pointers) fits &= is_aligned<N>(p);
     if (!fits) return with_width<T, N / 2>(on_cpu, row, pointers, static_cast<F&&>(f));
   }
-  f(Width<N>{});
+  f(Constant<N>{});
 }
 
 }  // namespace msops

@@ -37,23 +37,14 @@ MSOPS_BOTH T team_sum(T value) {
   return value;
 }
 
-template <bool B>
-struct Bool {
-  static constexpr bool value = B;
-};
-
-template <int L>
-struct Lanes {
-  static constexpr int value = L;
-};
-
-// Calls `f(Lanes<L>{})` with the first of the offered L that has a lane for each of `work` pieces, else with the last.
+// Calls `f(Constant<L>{})` with the first of the offered L that has a lane for each of `work` pieces, else with the
+// last.
 template <int L, int... kLarger, typename F>
 void with_lanes(int64_t work, F&& f) {
   if constexpr (sizeof...(kLarger) == 0) {
-    f(Lanes<L>{});
+    f(Constant<L>{});
   } else if (work <= L) {
-    f(Lanes<L>{});
+    f(Constant<L>{});
   } else {
     with_lanes<kLarger...>(work, static_cast<F&&>(f));
   }
@@ -122,12 +113,12 @@ void sum(Call& call, const Axes<1>& kept, const Axes<1>& summed, int64_t splits,
   const bool enough = outputs * splits >= 65536;
   const bool packs = !call.on_cpu() && kept.packs<kPack>() && summed.packs<kPack>() && is_aligned<kPack>(in);
   if (packs && summed.contiguous()) {
-    with_lanes<8, 32>(terms / kPack / splits, [&](auto lanes) { launch(Bool<false>{}, Width<kPack>{}, lanes); });
+    with_lanes<8, 32>(terms / kPack / splits, [&](auto lanes) { launch(std::false_type{}, Constant<kPack>{}, lanes); });
   } else if (packs && kept.contiguous() && enough) {
-    launch(Bool<true>{}, Width<kPack>{}, Lanes<1>{});
+    launch(std::true_type{}, Constant<kPack>{}, Constant<1>{});
   } else {
     with_lanes<1, 8, 32>((along || !enough) && !call.on_cpu() ? terms / splits : 1,
-                         [&](auto lanes) { launch(Bool<false>{}, Width<1>{}, lanes); });
+                         [&](auto lanes) { launch(std::false_type{}, Constant<1>{}, lanes); });
   }
 }
 
