@@ -5,7 +5,7 @@ LIBRARIES := $(patsubst aot_kernels/%.cu,msops/lib/%.so,$(wildcard aot_kernels/*
 HEADERS := $(wildcard aot_kernels/*.h aot_kernels/common/*.h)
 
 CXX ?= g++
-HOST_FLAGS := -fPIC -fopenmp -fvisibility=hidden -Wall -Wextra
+HOST_FLAGS := -fPIC -fopenmp -fno-trapping-math -fvisibility=hidden -Wall -Wextra
 FLAGS := -std=c++17 -O3 -shared
 
 # From the command line, else the PATH, else CUDA_HOME. 'make all NVCC=' builds for the CPU alone.

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <type_traits>
 
-#include "dtype.h"
+#include "exponential.h"
 
 namespace msops {
 
@@ -27,8 +27,11 @@ struct Activations {
       const float small = x * (1 + square * (-1.f / 3 + square * (2.f / 15)));
       return std::abs(x) < 0.25f ? small : copysignf(quotient(1 - z, 1 + z), x);
     }
-#endif
     return std::tanh(x);
+#else
+    const C below = Exponential<C>::expm1(-2 * std::abs(x));
+    return std::copysign(below / (2 + below), x);
+#endif
   }
 
   // e^x - 1 for x <= 0
@@ -36,16 +39,21 @@ struct Activations {
 #ifdef __CUDA_ARCH__
     if constexpr (std::is_same<T, Half>::value)
       return x > -0.0625f ? x * (1 + x * (1.f / 2 + x * (1.f / 6))) : exp(x) - 1;
-#endif
     return std::expm1(x);
+#else
+    return Exponential<C>::expm1(x);
+#endif
   }
 
  private:
+  // e^x for x <= 0
   static MSOPS_BOTH C exp(C x) {
 #ifdef __CUDA_ARCH__
     if constexpr (std::is_same<T, Half>::value) return __expf(x);
-#endif
     return std::exp(x);
+#else
+    return Exponential<C>::exp(x);
+#endif
   }
   static MSOPS_BOTH C quotient(C a, C b) {
 #ifdef __CUDA_ARCH__

@@ -9,8 +9,10 @@
 #include <cuda_fp16.h>
 #define MSOPS_BOTH __host__ __device__ __forceinline__
 #else
-#define MSOPS_BOTH inline
+#define MSOPS_BOTH MSOPS_CPU
 #endif
+// Always inlined, so that it gets the instructions of the loop that it is part of (see parallel.h).
+#define MSOPS_CPU inline __attribute__((always_inline))
 
 namespace msops {
 

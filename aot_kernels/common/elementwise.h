@@ -33,11 +33,10 @@ template <int kRun, int kInputs, typename T, typename Formula>
 struct MapRun {
   Map<kInputs, T, Formula> map;
 
-  template <typename Index>
-  MSOPS_BOTH void operator()(Index i) const {
-    const Index begin = i * kRun, end = map.n - begin < kRun ? static_cast<Index>(map.n) : begin + kRun;
+  MSOPS_CPU void operator()(int64_t i) const {
+    const int64_t begin = i * kRun, end = map.n - begin < kRun ? map.n : begin + kRun;
 #pragma omp simd
-    for (Index j = begin; j < end; ++j) map.element(j, std::make_index_sequence<kInputs>{});
+    for (int64_t j = begin; j < end; ++j) map.element(j, std::make_index_sequence<kInputs>{});
   }
 };
 
@@ -68,12 +67,11 @@ void elementwise(Call& call, int64_t n, Formula formula, T* out, const In*... in
   const Map<kInputs, T, Formula> map{n, formula, out, {in...}};
   if (call.on_cpu()) {
     constexpr int kRun = 1024;
-    parallel_for(call, (n + kRun - 1) / kRun, n, MapRun<kRun, kInputs, T, Formula>{map}, kRun);
-    return;
+    return on_cpu(call, (n + kRun - 1) / kRun, MapRun<kRun, kInputs, T, Formula>{map}, kRun);
   }
   with_width<T>(false, 0, {out, in...}, [&](auto width) {
     constexpr int N = decltype(width)::value;
-    parallel_for(call, (n + N - 1) / N, n, MapPack<N, kInputs, T, Formula>{map});
+    on_gpu(call, (n + N - 1) / N, n, MapPack<N, kInputs, T, Formula>{map});
   });
 }
 

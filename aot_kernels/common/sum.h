@@ -6,6 +6,7 @@
 #include "axes.h"
 #include "pack.h"
 #include "parallel.h"
+#include "sum_cpu.h"
 
 namespace msops {
 
@@ -96,6 +97,7 @@ struct SumBody {
 
 template <typename In, typename Out>
 void sum(Call& call, const Axes<1>& kept, const Axes<1>& summed, int64_t splits, const In* in, Out* out) {
+  if (call.on_cpu()) return sum_on_cpu<Sum>(call, kept, summed, splits, in, out);
   constexpr int kPack = kPackWidth<In>;
   const int64_t outputs = kept.total(), terms = summed.total(), largest_offset = kept.extent(0) + summed.extent(0);
   const auto launch = [&](auto across, auto width, auto lanes) {
@@ -104,20 +106,19 @@ void sum(Call& call, const Axes<1>& kept, const Axes<1>& summed, int64_t splits,
     const int64_t items = kAcross ? outputs / N : outputs, steps = kAcross ? terms : terms / N;
     const SumBody<kAcross, N, kLanes, In, Out> body{kept, summed, items, steps, splits, in, out};
     const int64_t threads = items * splits * kLanes;
-    parallel_for(call, threads, std::max({threads, terms, outputs * splits, largest_offset}), body,
-                 static_cast<double>(terms / splits));
+    on_gpu(call, threads, std::max({threads, terms, outputs * splits, largest_offset}), body);
   };
   // Neighbouring threads should read neighbouring elements: of one sum, or of as many sums. If those are too few to
   // fill a GPU, a team shares a sum all the same.
   const bool along = summed.contiguous() || kept.count == 0;
   const bool enough = outputs * splits >= 65536;
-  const bool packs = !call.on_cpu() && kept.packs<kPack>() && summed.packs<kPack>() && is_aligned<kPack>(in);
+  const bool packs = kept.packs<kPack>() && summed.packs<kPack>() && is_aligned<kPack>(in);
   if (packs && summed.contiguous()) {
     with_lanes<8, 32>(terms / kPack / splits, [&](auto lanes) { launch(std::false_type{}, Constant<kPack>{}, lanes); });
   } else if (packs && kept.contiguous() && enough) {
     launch(std::true_type{}, Constant<kPack>{}, Constant<1>{});
   } else {
-    with_lanes<1, 8, 32>((along || !enough) && !call.on_cpu() ? terms / splits : 1,
+    with_lanes<1, 8, 32>(along || !enough ? terms / splits : 1,
                          [&](auto lanes) { launch(std::false_type{}, Constant<1>{}, lanes); });
   }
 }

@@ -1,0 +1,89 @@
+// e^x and e^x - 1 for x <= 0 on the CPU, without branches and calls, so that loops over them vectorize.
+//
+// With n the whole number nearest to x / ln 2, and r = x - n ln 2, e^x is 2^n e^r, and e^r is near enough to 1 for the
+// first terms of its series: what follows them is below half a unit in the last place.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#include "dtype.h"
+
+namespace msops {
+
+template <typename C>
+struct Binary;
+
+template <>
+struct Binary<float> {
+  using Bits = uint32_t;
+  static constexpr int kDigits = 23, kBias = 127, kTerms = 7;
+  static constexpr float kLowest = -104;                                         // e^x is 0 below
+  static constexpr float kLn2High = 0x1.63p-1f, kLn2Low = -2.1219444005469e-4f;  // n times the former is exact
+};
+
+template <>
+struct Binary<double> {
+  using Bits = uint64_t;
+  static constexpr int kDigits = 52, kBias = 1023, kTerms = 13;
+  static constexpr double kLowest = -746;
+  static constexpr double kLn2High = 0x1.62e42feep-1, kLn2Low = 1.90821492927058770002e-10;
+};
+
+template <typename C>
+class Exponential : Binary<C> {
+  using Format = Binary<C>;
+  using Bits = typename Format::Bits;
+
+ public:
+  static MSOPS_CPU C exp(C x) {
+    const Exponential e(x, Format::kLowest);
+    // In two steps, since 2^n may be too small for a factor; only the second one rounds.
+    return (1 + (e.r_ + e.r_ * e.r_ * series<2>(e.r_))) * e.power(64) * C(0x1p-64);
+  }
+
+  static MSOPS_CPU C expm1(C x) {
+    const Exponential e(x, -50);  // where it is -1
+    return e.power(0) * (e.r_ + e.r_ * e.r_ * series<2>(e.r_)) + (e.power(0) - 1);
+  }
+
+ private:
+  // Adding kRound rounds to a whole number, which is then in the lowest bits.
+  static constexpr C kRound = C(Bits(3) << (Format::kDigits - 1));
+
+  MSOPS_CPU Exponential(C x, C lowest) {
+    if (x < lowest) x = lowest;  // NaN stays
+    const C shifted = x * C(1.44269504088896340736) + kRound, n = shifted - kRound;
+    r_ = x - n * Format::kLn2High - n * Format::kLn2Low;
+    std::memcpy(&n_, &shifted, sizeof n_);
+  }
+
+  // 2^(n + more)
+  MSOPS_CPU C power(int more) const {
+    const Bits bits = (n_ + static_cast<Bits>(Format::kBias + more)) << Format::kDigits;
+    C result;
+    std::memcpy(&result, &bits, sizeof result);
+    return result;
+  }
+
+  // 1/k! + r/(k+1)! + r^2/(k+2)! + ...
+  template <int k>
+  static MSOPS_CPU C series(C r) {
+    constexpr C kFirst = inverse_factorial(k);
+    if constexpr (k == Format::kTerms) {
+      return kFirst;
+    } else {
+      return kFirst + r * series<k + 1>(r);
+    }
+  }
+  static constexpr C inverse_factorial(int k) {
+    double product = 1;
+    for (; k > 1; --k) product *= k;
+    return C(1 / product);
+  }
+
+  C r_;
+  Bits n_;
+};
+
+}  // namespace msops
