@@ -5,6 +5,7 @@
 #include <type_traits>
 
 #include "common/sum.h"
+#include "depthwise_conv2d_cpu.h"
 #include "depthwise_conv2d_tiles.h"
 
 using namespace msops;
@@ -183,6 +184,7 @@ MSOPS_ENTRY(DepthwiseConv2dForward) {
   return call.run([&](auto type) {
     using T = typename decltype(type)::type;
     const int64_t largest = s.largest(std::max({x.size, weight.size, out.size}));
+    if (call.on_cpu() && depthwise::cpu::forward(call, s, x.as<T>(), weight.as<T>(), bias.as<T>(), out.as<T>())) return;
 #ifdef __CUDACC__
     if constexpr (!std::is_same<T, double>::value) {
       if (!call.on_cpu() && depthwise::forward(call, s, largest, x.as<T>(), weight.as<T>(), bias.as<T>(), out.as<T>()))
@@ -221,10 +223,13 @@ MSOPS_ENTRY(DepthwiseConv2dBackward) {
                                                        dx.as<T>(), partial.as<float>(), splits);
 #endif
     if (!launched) {
-      parallel_for(call, dx.size, largest, InputGradient<T>{s, weight.as<T>(), dout.as<T>(), dx.as<T>()},
-                   static_cast<double>(s.taps() * s.multiplier));
-      parallel_for(call, partial.size, largest, WeightGradient<T>{s, splits, x.as<T>(), dout.as<T>(), partial.as<C>()},
-                   static_cast<double>(s.batch * s.h.out * s.w.out / splits));
+      if (!call.on_cpu() || !depthwise::cpu::input_gradient(call, s, weight.as<T>(), dout.as<T>(), dx.as<T>()))
+        parallel_for(call, dx.size, largest, InputGradient<T>{s, weight.as<T>(), dout.as<T>(), dx.as<T>()},
+                     static_cast<double>(s.taps() * s.multiplier));
+      if (!call.on_cpu() || !depthwise::cpu::weight_gradient(call, s, x.as<T>(), dout.as<T>(), partial.as<C>(), splits))
+        parallel_for(call, partial.size, largest,
+                     WeightGradient<T>{s, splits, x.as<T>(), dout.as<T>(), partial.as<C>()},
+                     static_cast<double>(s.batch * s.h.out * s.w.out / splits));
     }
     sum_rows(call, splits, weight.size, sums, partial.as<const C>(), dweight.as<T>());
     if (has_bias) sum_rows(call, splits, weight.dim(0), sums, partial.as<const C>() + weight.size, dbias.as<T>());

@@ -1,6 +1,8 @@
 // The pointwise part of the LLTM cell. With gates = product + bias, split along a row into i, o, g:
 //   new_c = c + sigmoid(i) elu(g),  new_h = tanh(new_c) sigmoid(o)
 
+#include <algorithm>
+
 #include "common/activations.h"
 #include "common/pack.h"
 #include "common/sum.h"
@@ -27,6 +29,20 @@ struct Cell {
 };
 
 enum Gate { kI, kO, kG, kGates };
+
+// The gradients of one element's gates and old c.
+template <typename T>
+struct Gradient {
+  using C = Compute<T>;
+  C gates[kGates], c;
+
+  MSOPS_BOTH Gradient(const Cell<T>& cell, C dnew_h, C dnew_c) {
+    c = dnew_c + dnew_h * cell.o * (C(1) - cell.tanh_c * cell.tanh_c);
+    gates[kI] = c * cell.elu * cell.i * (C(1) - cell.i);
+    gates[kO] = dnew_h * cell.tanh_c * cell.o * (C(1) - cell.o);
+    gates[kG] = c * cell.i * cell.elu_slope;
+  }
+};
 
 // The gates of N neighbouring hidden units.
 template <int N, typename T>
@@ -63,6 +79,31 @@ struct Forward {
   }
 };
 
+// The same on the CPU, in a loop that vectorizes: index i is a run of neighbouring hidden units of one sample.
+constexpr int64_t kRun = 256;
+
+template <typename T>
+struct ForwardOfRun {
+  int64_t hidden, runs;
+  const T *product, *bias, *c;
+  T *new_h, *new_c;
+
+  MSOPS_CPU void operator()(int64_t i) const {
+    const int64_t sample = i / runs, first = (i - sample * runs) * kRun, end = std::min(first + kRun, hidden);
+    const T* p = product + sample * kGates * hidden;
+#pragma omp simd
+    for (int64_t unit = first; unit < end; ++unit) {
+      Compute<T> gates[kGates];
+      for (int g = 0; g < kGates; ++g)
+        gates[g] = Compute<T>(p[g * hidden + unit]) + Compute<T>(bias[g * hidden + unit]);
+      const int64_t at = sample * hidden + unit;
+      const Cell<T> cell(gates[kI], gates[kO], gates[kG], Compute<T>(c[at]));
+      assign(new_h[at], cell.tanh_c * cell.o);
+      assign(new_c[at], cell.new_c);
+    }
+  }
+};
+
 // Index i is a pack of N neighbouring hidden units of a group of samples, one row of `partial`: the bias gradient's sum
 // over the group. dc and the gradient of the product are complete.
 template <int N, typename T>
@@ -87,15 +128,12 @@ struct Backward {
       for (int j = 0; j < N; ++j) {
         using C = Compute<T>;
         const Cell<T> cell(p(kI, j) + b(kI, j), p(kO, j) + b(kO, j), p(kG, j) + b(kG, j), C(old_c.values[j]));
-        const C d_h = C(dh.values[j]);
-        const C d_c = C(dc_out.values[j]) + d_h * cell.o * (C(1) - cell.tanh_c * cell.tanh_c);
-        const C dgate[kGates] = {d_c * cell.elu * cell.i * (C(1) - cell.i),
-                                 d_h * cell.tanh_c * cell.o * (C(1) - cell.o), d_c * cell.i * cell.elu_slope};
+        const Gradient<T> d(cell, C(dh.values[j]), C(dc_out.values[j]));
         for (int gate = 0; gate < kGates; ++gate) {
-          dgates[gate].values[j] = T(dgate[gate]);
-          sums[gate][j] += dgate[gate];
+          dgates[gate].values[j] = T(d.gates[gate]);
+          sums[gate][j] += d.gates[gate];
         }
-        dc_pack.values[j] = T(d_c);
+        dc_pack.values[j] = T(d.c);
       }
       for (int gate = 0; gate < kGates; ++gate) store(dproduct + gates_at + gate * units, dgates[gate]);
       store(dc + at, dc_pack);
@@ -105,7 +143,41 @@ struct Backward {
   }
 };
 
-constexpr double kCost = 64;  // of one element's exponentials
+// The same on the CPU, of a run of neighbouring hidden units.
+template <typename T>
+struct BackwardOfRun {
+  int64_t batch, hidden, groups, runs;
+  const T *product, *bias, *c, *dnew_h, *dnew_c;
+  T *dproduct, *dc;
+  Compute<T>* partial;
+
+  MSOPS_CPU void operator()(int64_t i) const {
+    using C = Compute<T>;
+    const int64_t group = i / runs, first = (i - group * runs) * kRun, length = std::min(kRun, hidden - first);
+    const int64_t end = part_begin(batch, group + 1, groups);
+    Sum<T> sums[kGates][kRun];
+    for (int64_t sample = part_begin(batch, group, groups); sample < end; ++sample) {
+      const int64_t at = sample * hidden + first, gates_at = sample * kGates * hidden + first;
+#pragma omp simd
+      for (int64_t j = 0; j < length; ++j) {
+        C gates[kGates];
+        for (int g = 0; g < kGates; ++g)
+          gates[g] = C(product[gates_at + g * hidden + j]) + C(bias[first + g * hidden + j]);
+        const Cell<T> cell(gates[kI], gates[kO], gates[kG], C(c[at + j]));
+        const Gradient<T> d(cell, C(dnew_h[at + j]), C(dnew_c[at + j]));
+        for (int g = 0; g < kGates; ++g) {
+          assign(dproduct[gates_at + g * hidden + j], d.gates[g]);
+          sums[g][j] += d.gates[g];
+        }
+        assign(dc[at + j], d.c);
+      }
+    }
+    for (int g = 0; g < kGates; ++g)
+      for (int64_t j = 0; j < length; ++j) partial[(group * kGates + g) * hidden + first + j] = sums[g][j].total();
+  }
+};
+
+constexpr double kCost = 16;  // of one element's exponentials
 
 }  // namespace
 
@@ -122,10 +194,15 @@ MSOPS_ENTRY(LLTMForward) {
     using T = typename decltype(type)::type;
     const auto pointers = {product.as<const T>(), bias.as<const T>(), c.as<const T>(), new_h.as<const T>(),
                            new_c.as<const T>()};
-    with_width<T>(call.on_cpu(), hidden, pointers, [&](auto width) {
+    if (call.on_cpu()) {
+      const int64_t runs = (hidden + kRun - 1) / kRun;
+      const ForwardOfRun<T> body{hidden, runs, product.as<T>(), bias.as<T>(), c.as<T>(), new_h.as<T>(), new_c.as<T>()};
+      return on_cpu(call, batch * runs, body, kCost * static_cast<double>(std::min(kRun, hidden)));
+    }
+    with_width<T>(false, hidden, pointers, [&](auto width) {
       constexpr int N = decltype(width)::value;
       const Forward<N, T> body{hidden, product.as<T>(), bias.as<T>(), c.as<T>(), new_h.as<T>(), new_c.as<T>()};
-      parallel_for(call, c.size / N, product.size, body, N * kCost);
+      on_gpu(call, c.size / N, product.size, body);
     });
   });
 }
@@ -150,14 +227,22 @@ MSOPS_ENTRY(LLTMBackward) {
     using C = Compute<T>;
     const auto pointers = {product.as<const T>(), bias.as<const T>(),     c.as<const T>(), dnew_h.as<const T>(),
                            dnew_c.as<const T>(),  dproduct.as<const T>(), dc.as<const T>()};
-    with_width<T>(call.on_cpu(), hidden, pointers, [&](auto width) {
-      constexpr int N = decltype(width)::value;
-      const Backward<N, T> body{batch,          hidden,         groups,         product.as<T>(),  bias.as<T>(),
-                                c.as<T>(),      dnew_h.as<T>(), dnew_c.as<T>(), dproduct.as<T>(), dc.as<T>(),
-                                partial.as<C>()};
-      parallel_for(call, groups * hidden / N, std::max({product.size, partial.size, batch}), body,
-                   N * kCost * static_cast<double>(batch / groups));
-    });
+    if (call.on_cpu()) {
+      const int64_t runs = (hidden + kRun - 1) / kRun;
+      const BackwardOfRun<T> body{batch,           hidden,           groups,     runs,
+                                  product.as<T>(), bias.as<T>(),     c.as<T>(),  dnew_h.as<T>(),
+                                  dnew_c.as<T>(),  dproduct.as<T>(), dc.as<T>(), partial.as<C>()};
+      const double samples = static_cast<double>(batch) / static_cast<double>(groups);
+      on_cpu(call, groups * runs, body, kCost * samples * static_cast<double>(std::min(kRun, hidden)));
+    } else {
+      with_width<T>(false, hidden, pointers, [&](auto width) {
+        constexpr int N = decltype(width)::value;
+        const Backward<N, T> body{batch,          hidden,         groups,         product.as<T>(),  bias.as<T>(),
+                                  c.as<T>(),      dnew_h.as<T>(), dnew_c.as<T>(), dproduct.as<T>(), dc.as<T>(),
+                                  partial.as<C>()};
+        on_gpu(call, groups * hidden / N, std::max({product.size, partial.size, batch}), body);
+      });
+    }
     sum_rows(call, groups, kGates * hidden, kGates * hidden, partial.as<const C>(), dbias.as<T>());
   });
 }

@@ -127,6 +127,61 @@ struct BackwardOfFew {
   }
 };
 
+// On the CPU: index i is one point, and loops along its features vectorize.
+template <typename T>
+struct ForwardOfPoint {
+  int64_t features;
+  const T *feats, *points;
+  T* out;
+
+  MSOPS_CPU void operator()(int64_t n) const {
+    const T *from[kCorners], *point = points + n * 3;
+    const Sides<Compute<T>> sides(point);
+    Compute<T> weight[kCorners];
+    for (int c = 0; c < kCorners; ++c) weight[c] = sides.corner(c), from[c] = feats + (n * kCorners + c) * features;
+#pragma omp simd
+    for (int64_t f = 0; f < features; ++f) {
+      Compute<T> sum = 0;
+      for (int c = 0; c < kCorners; ++c) sum += weight[c] * Compute<T>(from[c][f]);
+      assign(out[n * features + f], sum);
+    }
+  }
+};
+
+template <typename T>
+struct BackwardOfPoint {
+  int64_t features;
+  const T *feats, *points, *dout;
+  T *dfeats, *dpoints;
+
+  MSOPS_CPU void operator()(int64_t n) const {
+    constexpr int64_t kRun = 256;  // features whose products are summed plainly
+    const Sides<Compute<T>> sides(points + n * 3);
+    Sum<T> products[kCorners];  // of each corner's features and the gradient
+    for (int64_t f = 0; f < features; f += kRun) {
+      const int64_t length = features - f < kRun ? features - f : kRun;
+      const T* gradient = dout + n * features + f;
+      for (int c = 0; c < kCorners; ++c) {
+        const Compute<T> weight = sides.corner(c);
+        const int64_t at = (n * kCorners + c) * features + f;
+        Compute<T> product[kRun];
+#pragma omp simd
+        for (int64_t j = 0; j < length; ++j) {
+          const Compute<T> d = Compute<T>(gradient[j]);
+          assign(dfeats[at + j], weight * d);
+          product[j] = Compute<T>(feats[at + j]) * d;
+        }
+        products[c] += sum_of_run(product, length);
+      }
+    }
+    for (int d = 0; d < 3; ++d) {
+      Compute<T> sum = 0;
+      for (int c = 0; c < kCorners; ++c) sum += sides.slope(d, c) * products[c].total();
+      dpoints[n * 3 + d] = T(sum);
+    }
+  }
+};
+
 }  // namespace
 
 // (feats, points) -> (out)
@@ -138,10 +193,13 @@ MSOPS_ENTRY(TrilinearInterpolationForward) {
   call.require_shape(out, {n, features});
   return call.run([&](auto type) {
     using T = typename decltype(type)::type;
-    with_width<T>(call.on_cpu(), features, {feats.as<T>(), out.as<T>()}, [&](auto width) {
+    if (call.on_cpu()) {
+      const ForwardOfPoint<T> body{features, feats.as<T>(), points.as<T>(), out.as<T>()};
+      return on_cpu(call, n, body, static_cast<double>(kCorners * features));
+    }
+    with_width<T>(false, features, {feats.as<T>(), out.as<T>()}, [&](auto width) {
       constexpr int N = decltype(width)::value;
-      parallel_for(call, out.size / N, feats.size, Forward<N, T>{features, feats.as<T>(), points.as<T>(), out.as<T>()},
-                   kCorners * N);
+      on_gpu(call, out.size / N, feats.size, Forward<N, T>{features, feats.as<T>(), points.as<T>(), out.as<T>()});
     });
   });
 }
@@ -158,24 +216,33 @@ MSOPS_ENTRY(TrilinearInterpolationBackward) {
   call.require_same_shape(dpoints, points);
   return call.run([&](auto type) {
     using T = typename decltype(type)::type;
+    if (call.on_cpu()) {
+      if (features < 32) {  // too few for vectors
+        const Backward<1, 1, T> body{features,     feats.as<T>(),  points.as<T>(),
+                                     dout.as<T>(), dfeats.as<T>(), dpoints.as<T>()};
+        return on_cpu(call, n, body, static_cast<double>(2 * kCorners * features));
+      }
+      const BackwardOfPoint<T> body{features,     feats.as<T>(),  points.as<T>(),
+                                    dout.as<T>(), dfeats.as<T>(), dpoints.as<T>()};
+      return on_cpu(call, n, body, static_cast<double>(2 * kCorners * features));
+    }
     const auto launch = [&](auto lanes, const auto& body) {
       constexpr int kLanes = decltype(lanes)::value;
-      const int64_t largest = std::max({feats.size, points.size, n * kLanes});
-      parallel_for(call, n * kLanes, largest, body, static_cast<double>(kCorners * features));
+      on_gpu(call, n * kLanes, std::max({feats.size, points.size, n * kLanes}), body);
     };
     constexpr int kPack = kPackWidth<T>;
     const bool few =
         0 < features && features < 4 * kPack && is_aligned<kPack>(feats.as<T>()) && is_aligned<kPack>(dfeats.as<T>());
-    if (few && !call.on_cpu()) {
+    if (few) {
       with_lanes<1, 2, 4, 8, 16, 32>(kCorners * features / kPack, [&](auto lanes) {
         launch(lanes, BackwardOfFew<kPack, decltype(lanes)::value, T>{features, feats.as<T>(), points.as<T>(),
                                                                       dout.as<T>(), dfeats.as<T>(), dpoints.as<T>()});
       });
       return;
     }
-    with_width<T>(call.on_cpu(), features, {feats.as<T>(), dout.as<T>(), dfeats.as<T>()}, [&](auto width) {
+    with_width<T>(false, features, {feats.as<T>(), dout.as<T>(), dfeats.as<T>()}, [&](auto width) {
       constexpr int N = decltype(width)::value;
-      with_lanes<1, 4, 32>(call.on_cpu() ? 1 : features / N, [&](auto lanes) {
+      with_lanes<1, 4, 32>(features / N, [&](auto lanes) {
         launch(lanes, Backward<N, decltype(lanes)::value, T>{features, feats.as<T>(), points.as<T>(), dout.as<T>(),
                                                              dfeats.as<T>(), dpoints.as<T>()});
       });

@@ -76,6 +76,12 @@ using Constant = std::integral_constant<int, N>;
 template <typename T>
 using Compute = typename ComputeOf<T>::type;
 
+// to = value, rounded. As a function of its own, since GCC does not vectorize loops over temporary objects.
+template <typename T>
+MSOPS_BOTH void assign(T& to, Compute<T> value) {
+  to = T(value);
+}
+
 // Calls `f(Type<T>{})` with the T that MindSpore calls `dtype`; false if msops has no such type.
 template <typename F>
 bool dispatch(const char* dtype, F&& f) {

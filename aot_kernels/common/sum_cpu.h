@@ -12,14 +12,17 @@ namespace msops {
 template <typename In>
 MSOPS_CPU Compute<In> sum_of_run(const In* in, int64_t n) {
   constexpr int kVectors = 4, kWidth = 32 / sizeof(Compute<In>), kLanes = kVectors * kWidth;
-  Compute<In> sums[kVectors][kWidth] = {}, total = 0;
+  Compute<In> total = 0;
   int64_t j = 0;
-  for (; j + kLanes <= n; j += kLanes)
-    for (int v = 0; v < kVectors; ++v)
+  if (n >= kLanes) {
+    Compute<In> sums[kVectors][kWidth] = {};
+    for (; j + kLanes <= n; j += kLanes)
+      for (int v = 0; v < kVectors; ++v)
 #pragma omp simd
-      for (int w = 0; w < kWidth; ++w) sums[v][w] += Compute<In>(in[j + v * kWidth + w]);
+        for (int w = 0; w < kWidth; ++w) sums[v][w] += Compute<In>(in[j + v * kWidth + w]);
+    for (int w = 0; w < kWidth; ++w) total += (sums[0][w] + sums[1][w]) + (sums[2][w] + sums[3][w]);
+  }
   for (; j < n; ++j) total += Compute<In>(in[j]);
-  for (int w = 0; w < kWidth; ++w) total += (sums[0][w] + sums[1][w]) + (sums[2][w] + sums[3][w]);
   return total;
 }
 

@@ -1,0 +1,343 @@
+// Depthwise convolution on the CPU, for all but the widest dilations, strides and paddings.
+//
+// A tile of an image is copied in the type of computation, with zeros where the padding is, and with those positions
+// side by side that are a stride apart. In the copy each tap of the kernel meets neighbours in neighbouring outputs, at
+// a distance of its own; and since rows of results are as far apart as rows of the copy, all rows of a tile are one
+// long row. What is computed between two rows of results is not used.
+#pragma once
+
+#include <algorithm>
+#include <numeric>
+
+#include "common/sum.h"
+#include "depthwise_conv2d_tiles.h"
+
+namespace msops {
+namespace depthwise {
+namespace cpu {
+
+constexpr int kRoom = 8192;      // numbers of a tile: 32 KB of float, as large as most first level caches
+constexpr int kMostTaps = 1024;  // 32 x 32
+constexpr int kMostStride = 16;  // more leave most of the input unread
+constexpr int kVectors = 8;      // under way at once, to hide the latency of multiply-add
+template <typename C>
+constexpr int kWidth = 32 / sizeof(C);
+template <typename C>
+constexpr int kSlack = kVectors * kWidth<C>;  // loops end at whole multiples of it
+
+// What one direction of a tile reads. Copies are as many as there are classes of taps: tap k is of class k % period,
+// and its class' position o + k / period * shift is its input for output o.
+struct Reads {
+  int64_t copies, period, shift, reach;
+
+  static Reads forward(const Axis& axis) {
+    const int64_t common = std::gcd(axis.stride, axis.dilation), period = axis.stride / common;
+    const int64_t shift = axis.dilation / common;
+    return {std::min(axis.kernel, period), period, shift, (axis.kernel - 1) / period * shift};
+  }
+};
+
+// Backward, positions of dx that are a stride apart are results of one convolution of dout, with those taps that meet
+// them: tap k meets position stride i + phase in output i + at(phase, k).
+struct Meets {
+  int64_t stride, pad, dilation, lowest, reach;
+
+  explicit Meets(const Axis& axis) : stride(axis.stride), pad(axis.pad), dilation(axis.dilation) {
+    const int64_t first = pad - (axis.kernel - 1) * dilation;  // of phase 0 and the last tap, times the stride
+    lowest = first >= 0 ? first / stride : -((stride - 1 - first) / stride);
+    reach = (stride - 1 + pad) / stride - lowest;
+  }
+  MSOPS_CPU bool whole(int64_t phase, int64_t k) const { return (phase + pad - k * dilation) % stride == 0; }
+  MSOPS_CPU int64_t at(int64_t phase, int64_t k) const { return (phase + pad - k * dilation) / stride; }
+};
+
+// How a plane of results is cut into tiles.
+struct Tiling {
+  int64_t rows, columns, down, across;  // of a tile; tiles of a plane
+  int64_t pitch, plane;                 // numbers that a row and a copy take
+
+  // False if no useful tile has room.
+  bool fit(int64_t all_rows, int64_t all_columns, int64_t copies, int64_t reach_h, int64_t reach_w) {
+    if (all_rows == 0 || all_columns == 0) return false;
+    for (across = (all_columns + 255) / 256;; across *= 2) {
+      columns = (all_columns + across - 1) / across;
+      pitch = columns + reach_w;
+      rows = std::min(all_rows, kRoom / (copies * pitch) - reach_h);
+      if (rows >= std::min(all_rows, 1 + reach_h / 2)) break;
+      if (columns <= 16) return false;
+    }
+    across = (all_columns + columns - 1) / columns;
+    down = (all_rows + rows - 1) / rows;
+    rows = (all_rows + down - 1) / down;
+    plane = (rows + reach_h) * pitch;
+    return true;
+  }
+  int64_t tiles() const { return down * across; }
+};
+
+// One of a tiling's tiles.
+struct Tile {
+  int64_t row, column, rows, columns, length;  // length: of all rows as one
+
+  MSOPS_CPU Tile(const Tiling& t, int64_t index, int64_t all_rows, int64_t all_columns)
+      : row(index / t.across * t.rows), column(index % t.across * t.columns) {
+    rows = std::min(t.rows, all_rows - row), columns = std::min(t.columns, all_columns - column);
+    length = rows > 0 && columns > 0 ? (rows - 1) * t.pitch + columns : 0;
+  }
+};
+
+// A direction of what is copied: elements first, first + step, ... of an array of `size`, or 0 where there is none.
+struct Steps {
+  int64_t first, step, size, count;
+};
+
+template <typename T, typename C>
+MSOPS_CPU void copy(const T* image, int64_t image_pitch, const Steps& h, const Steps& w, C* to) {
+  const int64_t begin = std::min(w.count, w.first < 0 ? (w.step - 1 - w.first) / w.step : 0);
+  const int64_t end = std::max(begin, std::min(w.count, w.first < w.size ? (w.size - 1 - w.first) / w.step + 1 : 0));
+  for (int64_t r = 0; r < h.count; ++r, to += w.count) {
+    const int64_t row = h.first + r * h.step;
+    if (row < 0 || row >= h.size || begin == end) {
+      std::fill(to, to + w.count, C(0));
+      continue;
+    }
+    const T* from = image + row * image_pitch + w.first;
+    for (int64_t i = 0; i < begin; ++i) to[i] = 0;
+    if (w.step == 1) {
+#pragma omp simd
+      for (int64_t i = begin; i < end; ++i) to[i] = C(from[i]);
+    } else {
+#pragma omp simd
+      for (int64_t i = begin; i < end; ++i) to[i] = C(from[i * w.step]);
+    }
+    for (int64_t i = end; i < w.count; ++i) to[i] = 0;
+  }
+}
+
+// The taps that one kernel uses: their weights, and where they meet the first result.
+template <typename C>
+struct Taps {
+  int count = 0;
+  int offsets[kMostTaps];
+  C weights[kMostTaps];
+};
+
+// result[q] = (add ? result[q] : start) + sum over the taps of weight * from[offset + q]
+template <typename C>
+MSOPS_CPU void correlate(const C* from, int64_t length, const Taps<C>& taps, bool add, C start, C* result) {
+  for (int64_t q = 0; q < length; q += kSlack<C>) {
+    C sums[kVectors][kWidth<C>];
+    for (int v = 0; v < kVectors; ++v)
+#pragma omp simd
+      for (int w = 0; w < kWidth<C>; ++w) sums[v][w] = add ? result[q + v * kWidth<C> + w] : start;
+    for (int t = 0; t < taps.count; ++t) {
+      const C weight = taps.weights[t];
+      const C* at = from + taps.offsets[t] + q;
+      for (int v = 0; v < kVectors; ++v)
+#pragma omp simd
+        for (int w = 0; w < kWidth<C>; ++w) sums[v][w] += weight * at[v * kWidth<C> + w];
+    }
+    for (int v = 0; v < kVectors; ++v)
+#pragma omp simd
+      for (int w = 0; w < kWidth<C>; ++w) result[q + v * kWidth<C> + w] = sums[v][w];
+  }
+}
+
+// sums[t] += sum over q of d[q] * from[offsets[t] + q], for kTaps taps or, if `count` is less, that many.
+template <int kTaps, typename S, typename C>
+MSOPS_CPU void dot_products(const C* d, const C* from, int64_t length, int count, const int* offsets, S* sums) {
+  if constexpr (kTaps > 1) {
+    if (count < kTaps) return dot_products<kTaps - 1>(d, from, length, count, offsets, sums);
+  }
+  constexpr int64_t kRun = 64 * kWidth<C>;  // products that are summed plainly
+  for (int64_t begin = 0; begin < length; begin += kRun) {
+    const int64_t end = std::min(begin + kRun, length);
+    C products[kTaps][kWidth<C>] = {};
+    for (int64_t q = begin; q < end; q += kWidth<C>)
+      for (int t = 0; t < kTaps; ++t)
+#pragma omp simd
+        for (int w = 0; w < kWidth<C>; ++w) products[t][w] += d[q + w] * from[offsets[t] + q + w];
+    for (int t = 0; t < kTaps; ++t) {
+      for (int half = kWidth<C> / 2; half > 0; half /= 2)
+        for (int w = 0; w < half; ++w) products[t][w] += products[t][w + half];
+      sums[t] += products[t][0];
+    }
+  }
+}
+
+// Forward and for the weights' gradient: the copies of x, one for each class of taps in both directions.
+struct Input {
+  Shape s;
+  Reads h, w;
+  Tiling tiling;
+
+  template <typename T, typename C>
+  MSOPS_CPU void copy(const T* image, const Tile& tile, C* to) const {
+    for (int64_t a = 0; a < h.copies; ++a)
+      for (int64_t b = 0; b < w.copies; ++b, to += tiling.plane)
+        cpu::copy(image, s.w.in, {s.h.start(tile.row) + a * s.h.dilation, s.h.stride, s.h.in, tiling.rows + h.reach},
+                  {s.w.start(tile.column) + b * s.w.dilation, s.w.stride, s.w.in, tiling.pitch}, to);
+    std::fill(to, to + kSlack<C>, C(0));
+  }
+  MSOPS_CPU int offset(int64_t a, int64_t b) const {
+    return static_cast<int>((a % h.period * w.copies + b % w.period) * tiling.plane +
+                            a / h.period * h.shift * tiling.pitch + b / w.period * w.shift);
+  }
+};
+
+// Index i is a tile of one image of x, for all kernels that read it.
+template <typename T>
+struct Forward : Input {
+  const T *x, *weight, *bias;
+  T* out;
+
+  MSOPS_CPU void operator()(int64_t i) const {
+    using C = Compute<T>;
+    C input[kRoom + kSlack<C>], result[kRoom + kSlack<C>];
+    Taps<C> taps;
+    const int64_t plane = i / tiling.tiles();
+    const Tile tile(tiling, i % tiling.tiles(), s.h.out, s.w.out);
+    copy(x + plane * s.h.in * s.w.in, tile, input);
+    for (int64_t a = 0; a < s.h.kernel; ++a)
+      for (int64_t b = 0; b < s.w.kernel; ++b) taps.offsets[taps.count++] = offset(a, b);
+    for (int64_t j = 0; j < s.multiplier; ++j) {
+      const int64_t oc = plane % s.channels * s.multiplier + j;
+      for (int t = 0; t < taps.count; ++t) taps.weights[t] = C(weight[oc * taps.count + t]);
+      correlate(input, tile.length, taps, false, bias ? C(bias[oc]) : C(0), result);
+      T* to = out + ((plane * s.multiplier + j) * s.h.out + tile.row) * s.w.out + tile.column;
+      for (int64_t r = 0; r < tile.rows; ++r)
+#pragma omp simd
+        for (int64_t c = 0; c < tile.columns; ++c) assign(to[r * s.w.out + c], result[r * tiling.pitch + c]);
+    }
+  }
+};
+
+// Index i is a tile of one image of dx. Its rows and columns are each of as many results as the stride.
+template <typename T>
+struct InputGradient {
+  Shape s;
+  Meets h, w;
+  Tiling tiling;
+  const T *weight, *dout;
+  T* dx;
+
+  MSOPS_CPU void operator()(int64_t i) const {
+    using C = Compute<T>;
+    C gradient[kRoom + kSlack<C>], result[kRoom + kSlack<C>];
+    const int64_t plane = i / tiling.tiles();
+    for (int64_t phase_h = 0; phase_h < s.h.stride; ++phase_h)
+      for (int64_t phase_w = 0; phase_w < s.w.stride; ++phase_w) {
+        const int64_t rows = (s.h.in - phase_h + s.h.stride - 1) / s.h.stride;
+        const int64_t columns = (s.w.in - phase_w + s.w.stride - 1) / s.w.stride;
+        const Tile tile(tiling, i % tiling.tiles(), rows, columns);
+        for (int64_t j = 0; j < s.multiplier; ++j) {
+          const T* kernel = weight + (plane % s.channels * s.multiplier + j) * s.taps();
+          Taps<C> taps;
+          for (int64_t a = 0; a < s.h.kernel; ++a)
+            for (int64_t b = 0; b < s.w.kernel; ++b) {
+              if (!h.whole(phase_h, a) || !w.whole(phase_w, b)) continue;
+              taps.weights[taps.count] = C(kernel[a * s.w.kernel + b]);
+              taps.offsets[taps.count++] =
+                  static_cast<int>((h.at(phase_h, a) - h.lowest) * tiling.pitch + w.at(phase_w, b) - w.lowest);
+            }
+          if (s.multiplier > 1 || phase_h + phase_w == 0) {
+            copy(dout + (plane * s.multiplier + j) * s.h.out * s.w.out, s.w.out,
+                 {tile.row + h.lowest, 1, s.h.out, tiling.rows + h.reach},
+                 {tile.column + w.lowest, 1, s.w.out, tiling.pitch}, gradient);
+            std::fill(gradient + tiling.plane, gradient + tiling.plane + kSlack<C>, C(0));
+          }
+          correlate(gradient, tile.length, taps, j > 0, C(0), result);
+        }
+        T* to = dx + plane * s.h.in * s.w.in + (tile.row * s.h.stride + phase_h) * s.w.in + tile.column * s.w.stride +
+                phase_w;
+        for (int64_t r = 0; r < tile.rows; ++r)
+#pragma omp simd
+          for (int64_t c = 0; c < tile.columns; ++c)
+            assign(to[r * s.h.stride * s.w.in + c * s.w.stride], result[r * tiling.pitch + c]);
+      }
+  }
+};
+
+// Index i is a row of `partial` and a kernel: its sums over the row's share of all tiles of the batch.
+template <typename T>
+struct WeightGradient : Input {
+  const T *x, *dout;
+  int64_t splits;
+  Compute<T>* partial;
+
+  MSOPS_CPU void operator()(int64_t i) const {
+    using C = Compute<T>;
+    constexpr int kAtOnce = 9;  // taps, of the 16 vector registers
+    C input[kRoom + kSlack<C>], gradient[kRoom + kSlack<C>];
+    int offsets[kMostTaps];
+    Sum<T> sums[kMostTaps], bias;
+    const int64_t kernels = s.channels * s.multiplier, split = i / kernels, oc = i % kernels;
+    int taps = 0;
+    for (int64_t a = 0; a < s.h.kernel; ++a)
+      for (int64_t b = 0; b < s.w.kernel; ++b) offsets[taps++] = offset(a, b);
+    const int64_t all = s.batch * tiling.tiles(), end = part_begin(all, split + 1, splits);
+    for (int64_t at = part_begin(all, split, splits); at < end; ++at) {
+      const int64_t n = at / tiling.tiles();
+      const Tile tile(tiling, at % tiling.tiles(), s.h.out, s.w.out);
+      copy(x + (n * s.channels + oc / s.multiplier) * s.h.in * s.w.in, tile, input);
+      // Zero between two rows, so that the products there are, too.
+      cpu::copy(dout + (n * kernels + oc) * s.h.out * s.w.out, s.w.out, {tile.row, 1, s.h.out, tile.rows},
+                {tile.column, 1, tile.column + tile.columns, tiling.pitch}, gradient);
+      std::fill(gradient + tile.length, gradient + tile.length + kSlack<C>, C(0));
+      for (int64_t q = 0; q < tile.length; q += 128)
+        bias += sum_of_run(gradient + q, std::min<int64_t>(128, tile.length - q));
+      for (int t = 0; t < taps; t += kAtOnce)
+        dot_products<kAtOnce>(gradient, input, tile.length, std::min(kAtOnce, taps - t), offsets + t, sums + t);
+    }
+    C* to = partial + split * kernels * (taps + 1);
+    for (int t = 0; t < taps; ++t) to[oc * taps + t] = sums[t].total();
+    to[kernels * taps + oc] = bias.total();
+  }
+};
+
+// These return false, and do nothing, if the convolution is not for these kernels.
+
+inline bool takes(const Shape& s) {
+  return s.taps() <= kMostTaps && std::max(s.h.stride, s.w.stride) <= kMostStride && s.channels > 0;
+}
+
+// For each number of a tile: some work of copying, and a vector's share of each tap's.
+inline double cost(const Shape& s, const Tiling& tiling) {
+  return static_cast<double>(tiling.rows * tiling.columns) * (4 + static_cast<double>(s.taps()) / 4);
+}
+
+template <typename T>
+bool forward(Call& call, const Shape& s, const T* x, const T* weight, const T* bias, T* out) {
+  Input input{s, Reads::forward(s.h), Reads::forward(s.w), {}};
+  if (!takes(s) || !input.tiling.fit(s.h.out, s.w.out, input.h.copies * input.w.copies, input.h.reach, input.w.reach))
+    return false;
+  on_cpu(call, s.batch * s.channels * input.tiling.tiles(), Forward<T>{input, x, weight, bias, out},
+         cost(s, input.tiling) * static_cast<double>(s.multiplier));
+  return true;
+}
+
+template <typename T>
+bool input_gradient(Call& call, const Shape& s, const T* weight, const T* dout, T* dx) {
+  if (!takes(s)) return false;
+  InputGradient<T> body{s, Meets(s.h), Meets(s.w), {}, weight, dout, dx};
+  const int64_t rows = (s.h.in + s.h.stride - 1) / s.h.stride, columns = (s.w.in + s.w.stride - 1) / s.w.stride;
+  if (!body.tiling.fit(rows, columns, 1, body.h.reach, body.w.reach)) return false;
+  on_cpu(call, s.batch * s.channels * body.tiling.tiles(), body,
+         cost(s, body.tiling) * static_cast<double>(s.multiplier));
+  return true;
+}
+
+template <typename T>
+bool weight_gradient(Call& call, const Shape& s, const T* x, const T* dout, Compute<T>* partial, int64_t splits) {
+  Input input{s, Reads::forward(s.h), Reads::forward(s.w), {}};
+  if (!takes(s) || !input.tiling.fit(s.h.out, s.w.out, input.h.copies * input.w.copies, input.h.reach, input.w.reach))
+    return false;
+  const double tiles = static_cast<double>(s.batch * input.tiling.tiles()) / static_cast<double>(splits);
+  on_cpu(call, s.channels * s.multiplier * splits, WeightGradient<T>{input, x, dout, splits, partial},
+         cost(s, input.tiling) * tiles);
+  return true;
+}
+
+}  // namespace cpu
+}  // namespace depthwise
+}  // namespace msops
