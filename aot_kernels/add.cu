@@ -28,7 +28,7 @@ struct BroadcastAdd {
   template <typename Index>
   MSOPS_BOTH void operator()(Index i) const {
     const Index length = static_cast<Index>(row_length), runs = (length + N - 1) / N;
-    const Index row = i / runs, begin = (i - row * runs) * N;
+    const Index row = runs == 1 ? i : i / runs, begin = (i - row * runs) * N;
     const T* from_x = x + rows.offset(0, row) + begin * step_x;
     const T* from_y = y + rows.offset(1, row) + begin * step_y;
     T* to = out + row * length + begin;

@@ -104,6 +104,14 @@ class TestDepthwiseConv2d(OperatorTest):
         "multiplier": case((2, 3, 11, 13), (3, 3), 3, **SAME),
         "kernel in padding": case((1, 2, 2, 3), (5, 5), pad_mode="pad", padding=4),
         "stride past the image": case((2, 2, 5, 6), (3, 3), stride=7, **SAME),
+        "stride 3, dilation 2, m2": case((2, 2, 14, 11), (3, 3), 2, stride=3, dilation=2, **SAME),
+        "stride 4, dilation 6": case(
+            (2, 2, 33, 41), (2, 5), stride=4, dilation=6, pad_mode="pad", padding=(3, 1, 9, 2)
+        ),
+        "stride past every tap": case((2, 2, 20, 40), (3, 3), stride=17, **SAME),
+        "k31": case((1, 2, 40, 33), (31, 31), pad_mode="pad", padding=15),
+        "more than a thousand taps": case((1, 1, 36, 35), (34, 33), pad_mode="pad", padding=3),
+        "wide rows": case((1, 2, 5, 700), (3, 3), **SAME),
         "large": case((4, 30, 56, 57), (3, 3), **SAME),
         "many positions": case((3, 1, 150, 151), (3, 3), **SAME),
         "many positions, k5 m2": case((3, 1, 150, 151), (5, 4), 2),

@@ -1,7 +1,11 @@
 """The C entries by themselves: what a valid call writes, and that every other call is refused without a trace."""
 
 import math
+import os
 import re
+import subprocess
+import sys
+import zlib
 from typing import NamedTuple
 
 import numpy as np
@@ -261,3 +265,51 @@ def test_scratch_rows(attempt):
     attempt.refused_with(Status.BAD_SHAPE, "partial", shape=(0, columns))
     if attempt.case.library == "depthwise_conv2d":  # where rows are blocks of a grid's y axis
         attempt.refused_with(Status.BAD_SHAPE, "partial", shape=(65536, columns))
+
+
+# Large enough for threads, and of lengths that no number of threads divides.
+LARGE_CASES = [
+    Case("AddForward", "x[997,509] y[509] -> out[997,509]"),
+    Case("AddBackward", "dout[997,509] x[509] -> dx[509] partial[1,1]"),
+    Case("AddBackward", "dout[997,509] x[997,1] -> dx[997,1] partial[3,997]"),
+    Case("SigmoidForward", "x[500009] -> y[500009]"),
+    Case("DepthwiseConv2dForward", "x[3,7,100,101] weight[14,1,3,2] bias[14] -> out[3,14,49,102]", BIASED),
+    Case(
+        "DepthwiseConv2dBackward",
+        "x[3,7,100,101] weight[14,1,3,2] dout[3,14,49,102] -> "
+        "dx[3,7,100,101] dweight[14,1,3,2] dbias[14] partial[3,98]",
+        BIASED,
+    ),
+    Case("LLTMForward", "product[61,1539] bias[1539] c[61,513] -> new_h[61,513] new_c[61,513]"),
+    Case(
+        "LLTMBackward",
+        "product[61,1539] bias[1539] c[61,513] dnew_h[61,513] dnew_c[61,513] -> "
+        "dproduct[61,1539] dbias[1539] dc[61,513] partial[7,1539]",
+    ),
+    Case("TrilinearInterpolationForward", "feats[1009,8,65] points[1009,3] -> out[1009,65]"),
+    Case(
+        "TrilinearInterpolationBackward",
+        "feats[1009,8,65] points[1009,3] dout[1009,65] -> dfeats[1009,8,65] dpoints[1009,3]",
+    ),
+]
+
+
+def print_results():
+    """A number for each of the large cases, from all bits of its outputs."""
+    for case in LARGE_CASES:
+        attempt = Attempt(case, "float32", None)
+        assert call(case.library, case.entry, list(attempt.params.values()), case.attributes) == Status.OK
+        print(case.entry, [zlib.crc32(array) for array in attempt.arrays.values()])
+
+
+def test_results_do_not_depend_on_the_number_of_threads():
+    printed = set()
+    for threads in (1, 2, 5):
+        command = [sys.executable, "-c", "import test_entries; test_entries.print_results()"]
+        environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+        done = subprocess.run(
+            command, cwd=os.path.dirname(__file__), env=environment, capture_output=True, text=True, check=True
+        )
+        assert done.stdout.count("\n") == len(LARGE_CASES)
+        printed.add(done.stdout)
+    assert len(printed) == 1

@@ -26,6 +26,15 @@ MSOPS_CPU Compute<In> sum_of_run(const In* in, int64_t n) {
   return total;
 }
 
+// One split's share of all terms.
+struct Share {
+  int64_t begin, end;
+
+  MSOPS_CPU Share(int64_t terms, int64_t split, int64_t splits)
+      : begin(splits == 1 ? 0 : part_begin(terms, split, splits)),
+        end(splits == 1 ? terms : part_begin(terms, split + 1, splits)) {}
+};
+
 // out[split][k] as in SumBody; the innermost axis of `summed` has stride 1. Index i is one sum.
 template <typename Sum, typename In, typename Out>
 struct SumAlong {
@@ -36,12 +45,12 @@ struct SumAlong {
 
   MSOPS_CPU void operator()(int64_t i) const {
     constexpr int64_t kRun = 1024;  // terms of a plain sum
-    const int64_t split = i / outputs, end = part_begin(terms, split + 1, splits);
-    const int64_t length = summed.size[summed.count - 1];
+    const int64_t split = splits == 1 ? 0 : i / outputs, length = summed.size[summed.count - 1];
+    const Share share(terms, split, splits);
     const In* from = in + kept.offset(0, i - split * outputs);
     Sum sum;
-    for (int64_t r = part_begin(terms, split, splits), n; r < end; r += n) {
-      n = std::min({kRun, end - r, length - r % length});
+    for (int64_t r = share.begin, n; r < share.end; r += n) {
+      n = std::min({kRun, share.end - r, summed.count == 1 ? kRun : length - r % length});
       sum += sum_of_run(from + summed.offset(0, r), n);
     }
     out[i] = Out(sum.total());
@@ -58,24 +67,29 @@ struct SumAcross {
   Out* out;
 
   MSOPS_CPU void operator()(int64_t i) const {
-    constexpr int kInFlight = 4;  // rows that are added to each other first
+    constexpr int64_t kTerms = 64;  // of a plain sum
+    using C = Compute<In>;
     const int64_t row = i / runs, first = (i - row * runs) * kRun, split = row * length / outputs;
-    const int64_t n = std::min(kRun, length - first), end = part_begin(terms, split + 1, splits);
+    const int64_t n = std::min(kRun, length - first);
     const In* from = in + kept.offset(0, row * length - split * outputs + first);
+    const Share share(terms, split, splits);
     Sum sums[kRun];
-    int64_t r = part_begin(terms, split, splits);
-    for (; r + kInFlight <= end; r += kInFlight) {
-      const In* rows[kInFlight];
-      for (int a = 0; a < kInFlight; ++a) rows[a] = from + summed.offset(0, r + a);
+    for (int64_t begin = share.begin; begin < share.end; begin += kTerms) {
+      const int64_t end = std::min(begin + kTerms, share.end);
+      C plain[kRun] = {};
+      int64_t r = begin;
+      for (; r + 4 <= end; r += 4) {
+        const In* rows[4];
+        for (int a = 0; a < 4; ++a) rows[a] = from + summed.offset(0, r + a);
 #pragma omp simd
-      for (int64_t j = 0; j < n; ++j)
-        sums[j] +=
-            (Compute<In>(rows[0][j]) + Compute<In>(rows[1][j])) + (Compute<In>(rows[2][j]) + Compute<In>(rows[3][j]));
-    }
-    for (; r < end; ++r) {
-      const In* last = from + summed.offset(0, r);
+        for (int64_t j = 0; j < n; ++j) plain[j] += (C(rows[0][j]) + C(rows[1][j])) + (C(rows[2][j]) + C(rows[3][j]));
+      }
+      for (; r < end; ++r) {
+        const In* last = from + summed.offset(0, r);
 #pragma omp simd
-      for (int64_t j = 0; j < n; ++j) sums[j] += Compute<In>(last[j]);
+        for (int64_t j = 0; j < n; ++j) plain[j] += C(last[j]);
+      }
+      for (int64_t j = 0; j < n; ++j) sums[j] += plain[j];
     }
     for (int64_t j = 0; j < n; ++j) out[row * length + first + j] = Out(sums[j].total());
   }

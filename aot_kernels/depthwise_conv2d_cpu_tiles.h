@@ -1,0 +1,136 @@
+// What depthwise convolution on the CPU does with a tile: cut it out, copy it, and correlate it with taps.
+#pragma once
+
+#include <algorithm>
+
+#include "common/sum.h"
+
+namespace msops {
+namespace depthwise {
+namespace cpu {
+
+constexpr int kRoom = 8192;      // numbers of a tile: 32 KB of float, as large as most first level caches
+constexpr int kMostTaps = 1024;  // 32 x 32
+constexpr int kVectors = 8;      // under way at once, to hide the latency of multiply-add
+template <typename C>
+constexpr int kWidth = 32 / sizeof(C);
+template <typename C>
+constexpr int kSlack = kVectors * kWidth<C>;  // loops end at whole multiples of it
+
+// How a plane of results is cut into tiles.
+struct Tiling {
+  int64_t rows, columns, down, across;  // of a tile; tiles of a plane
+  int64_t pitch, plane;                 // numbers that a row and a copy take
+
+  // False if no useful tile has room.
+  bool fit(int64_t all_rows, int64_t all_columns, int64_t copies, int64_t reach_h, int64_t reach_w) {
+    if (all_rows == 0 || all_columns == 0) return false;
+    for (across = (all_columns + 255) / 256;; across *= 2) {
+      columns = (all_columns + across - 1) / across;
+      pitch = columns + reach_w;
+      rows = std::min(all_rows, kRoom / (copies * pitch) - reach_h);
+      if (rows >= std::min(all_rows, 1 + reach_h / 2)) break;
+      if (columns <= 16) return false;
+    }
+    across = (all_columns + columns - 1) / columns;
+    down = (all_rows + rows - 1) / rows;
+    rows = (all_rows + down - 1) / down;
+    plane = (rows + reach_h) * pitch;
+    return true;
+  }
+  int64_t tiles() const { return down * across; }
+};
+
+// One of a tiling's tiles.
+struct Tile {
+  int64_t row, column, rows, columns, length;  // length: of all rows as one
+
+  MSOPS_CPU Tile(const Tiling& t, int64_t index, int64_t all_rows, int64_t all_columns)
+      : row(index / t.across * t.rows), column(index % t.across * t.columns) {
+    rows = std::min(t.rows, all_rows - row), columns = std::min(t.columns, all_columns - column);
+    length = rows > 0 && columns > 0 ? (rows - 1) * t.pitch + columns : 0;
+  }
+};
+
+// A direction of what is copied: elements first, first + step, ... of an array of `size`, or 0 where there is none.
+struct Steps {
+  int64_t first, step, size, count;
+};
+
+template <typename T, typename C>
+MSOPS_CPU void copy(const T* image, int64_t image_pitch, const Steps& h, const Steps& w, C* to) {
+  const int64_t begin = std::min(w.count, w.first < 0 ? (w.step - 1 - w.first) / w.step : 0);
+  const int64_t end = std::max(begin, std::min(w.count, w.first < w.size ? (w.size - 1 - w.first) / w.step + 1 : 0));
+  for (int64_t r = 0; r < h.count; ++r, to += w.count) {
+    const int64_t row = h.first + r * h.step;
+    if (row < 0 || row >= h.size || begin == end) {
+      std::fill(to, to + w.count, C(0));
+      continue;
+    }
+    const T* from = image + row * image_pitch + w.first;
+    for (int64_t i = 0; i < begin; ++i) to[i] = 0;
+    if (w.step == 1) {
+#pragma omp simd
+      for (int64_t i = begin; i < end; ++i) to[i] = C(from[i]);
+    } else {
+#pragma omp simd
+      for (int64_t i = begin; i < end; ++i) to[i] = C(from[i * w.step]);
+    }
+    for (int64_t i = end; i < w.count; ++i) to[i] = 0;
+  }
+}
+
+// The taps that one kernel uses: their weights, and where they meet the first result.
+template <typename C>
+struct Taps {
+  int count = 0;
+  int offsets[kMostTaps];
+  C weights[kMostTaps];
+};
+
+// result[q] = (add ? result[q] : start) + sum over the taps of weight * from[offset + q]
+template <typename C>
+MSOPS_CPU void correlate(const C* from, int64_t length, const Taps<C>& taps, bool add, C start, C* result) {
+  for (int64_t q = 0; q < length; q += kSlack<C>) {
+    C sums[kVectors][kWidth<C>];
+    for (int v = 0; v < kVectors; ++v)
+#pragma omp simd
+      for (int w = 0; w < kWidth<C>; ++w) sums[v][w] = add ? result[q + v * kWidth<C> + w] : start;
+    for (int t = 0; t < taps.count; ++t) {
+      const C weight = taps.weights[t];
+      const C* at = from + taps.offsets[t] + q;
+      for (int v = 0; v < kVectors; ++v)
+#pragma omp simd
+        for (int w = 0; w < kWidth<C>; ++w) sums[v][w] += weight * at[v * kWidth<C> + w];
+    }
+    for (int v = 0; v < kVectors; ++v)
+#pragma omp simd
+      for (int w = 0; w < kWidth<C>; ++w) result[q + v * kWidth<C> + w] = sums[v][w];
+  }
+}
+
+// sums[t] += sum over q of d[q] * from[offsets[t] + q], for kTaps taps or, if `count` is less, that many.
+template <int kTaps, typename S, typename C>
+MSOPS_CPU void dot_products(const C* d, const C* from, int64_t length, int count, const int* offsets, S* sums) {
+  if constexpr (kTaps > 1) {
+    if (count < kTaps) return dot_products<kTaps - 1>(d, from, length, count, offsets, sums);
+  }
+  constexpr int64_t kRun = 64 * kWidth<C>;  // products that are summed plainly
+  for (int64_t begin = 0; begin < length; begin += kRun) {
+    const int64_t end = std::min(begin + kRun, length);
+    C products[kTaps][kWidth<C>] = {};
+    for (int64_t q = begin; q < end; q += kWidth<C>)
+      for (int t = 0; t < kTaps; ++t)
+#pragma omp simd
+        for (int w = 0; w < kWidth<C>; ++w) products[t][w] += d[q + w] * from[offsets[t] + q + w];
+    for (int t = 0; t < kTaps; ++t) {
+      for (int half = kWidth<C> / 2; half > 0; half /= 2)
+        for (int w = 0; w < half; ++w) products[t][w] += products[t][w + half];
+      sums[t] += products[t][0];
+    }
+  }
+}
+
+}  // namespace cpu
+}  // namespace depthwise
+}  // namespace msops
