@@ -2,6 +2,8 @@
 #pragma once
 
 #include <omp.h>
+
+#include <algorithm>
 #if defined(__SSE__) && !defined(__CUDA_ARCH__)
 #include <xmmintrin.h>
 #endif
@@ -46,19 +48,21 @@ __attribute__((target("avx2,fma"))) void run_range_avx2(int64_t begin, int64_t e
 }
 #endif
 
-// body(i) for every i in [0, n), on the CPU's threads. `cost` is the work of one i in units of one simple element:
-// below some work, threads do not pay.
+// body(i) for every i in [0, n), on the CPU's threads. `cost` is the work of one i in units of one simple element.
 template <typename Body>
 void on_cpu(Call& call, int64_t n, const Body& body, double cost) {
   if (!call.ok() || n == 0) return;
-  const int workers = n > 1 && static_cast<double>(n) * cost > (1 << 18) ? omp_get_max_threads() : 1;
-  // One thread more than there is work for: if there are more threads than cores, those that wait for others sleep at
-  // once (GCC's manual, GOMP_SPINCOUNT). Else they spin for milliseconds on cores that MindSpore's own threads need: in
-  // PyNative mode on two cores, adding 10^5 elements took 15 ms then instead of 0.2.
-#pragma omp parallel num_threads(workers > 1 ? workers + 1 : 1)
+  constexpr double kWork = 1 << 17;  // some 30 us, for which it pays to wake a thread
+  const int most = omp_get_max_threads();
+  const double wanted = static_cast<double>(n) * cost / kWork;
+  // If there are more threads than cores, those that wait for others sleep at once (GCC's manual, GOMP_SPINCOUNT), so
+  // one without work is added when all cores are wanted. Else they spin for milliseconds on cores that MindSpore's own
+  // threads need: in PyNative mode on two cores, adding 10^5 elements took 15 ms then instead of 0.2.
+  const int threads = n == 1 || most == 1 || wanted < 2 ? 1 : wanted < most ? static_cast<int>(wanted) : most + 1;
+#pragma omp parallel num_threads(threads)
   {
     [[maybe_unused]] const KeepSubnormals guard;
-    const int64_t part = omp_get_thread_num(), parts = omp_get_num_threads() > 1 ? omp_get_num_threads() - 1 : 1;
+    const int64_t part = omp_get_thread_num(), parts = std::min(omp_get_num_threads(), most);
     if (part < parts) {
       const int64_t begin = part_begin(n, part, parts), end = part_begin(n, part + 1, parts);
 #ifdef __x86_64__
