@@ -29,8 +29,7 @@ struct Activations {
     }
     return std::tanh(x);
 #else
-    const C below = Exponential<C>::expm1(-2 * std::abs(x));
-    return std::copysign(below / (2 + below), x);
+    return Exponential<C>::tanh(x);
 #endif
   }
 

@@ -1,9 +1,10 @@
-// e^x and e^x - 1 for x <= 0 on the CPU, without branches and calls, so that loops over them vectorize.
+// e^x and e^x - 1 for x <= 0, and tanh, on the CPU, without branches and calls, so that loops over them vectorize.
 //
 // With n the whole number nearest to x / ln 2, and r = x - n ln 2, e^x is 2^n e^r, and e^r is near enough to 1 for the
 // first terms of its series: what follows them is below half a unit in the last place.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 
@@ -39,15 +40,27 @@ class Exponential : Binary<C> {
   static MSOPS_CPU C exp(C x) {
     const Exponential e(x, Format::kLowest);
     // In two steps, since 2^n may be too small for a factor; only the second one rounds.
-    return (1 + (e.r_ + e.r_ * e.r_ * series<2>(e.r_))) * e.power(64) * C(0x1p-64);
+    return (1 + e.rest()) * e.power(64) * C(0x1p-64);
   }
 
   static MSOPS_CPU C expm1(C x) {
-    const Exponential e(x, -50);  // where it is -1
-    return e.power(0) * (e.r_ + e.r_ * e.r_ * series<2>(e.r_)) + (e.power(0) - 1);
+    const Exponential e(x, kNone);
+    return e.power(0) * e.rest() + (e.power(0) - 1);
+  }
+
+  // For all x. With z = e^-2|x| it is (1 - z) / (1 + z), or 1 - 2z / (1 + z), of which the second keeps more digits
+  // where it is near to 1.
+  static MSOPS_CPU C tanh(C x) {
+    const C size = std::abs(x);
+    const Exponential e(-2 * size, kNone);
+    const C power = e.power(0), z = power * e.rest() + power, less = power * e.rest() + (power - 1);
+    const C quotient = (size < C(0.55) ? -less : 2 * z) / (1 + z);
+    return std::copysign(size < C(0.55) ? quotient : 1 - quotient, x);
   }
 
  private:
+  static constexpr C kNone = -50;  // e^x is nothing beside 1 below
+
   // Adding kRound rounds to a whole number, which is then in the lowest bits.
   static constexpr C kRound = C(Bits(3) << (Format::kDigits - 1));
 
@@ -65,6 +78,9 @@ class Exponential : Binary<C> {
     std::memcpy(&result, &bits, sizeof result);
     return result;
   }
+
+  // e^r - 1
+  MSOPS_CPU C rest() const { return r_ + r_ * r_ * series<2>(r_); }
 
   // 1/k! + r/(k+1)! + r^2/(k+2)! + ...
   template <int k>
