@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := all
 LIBRARIES := $(patsubst aot_kernels/%.cu,msops/lib/%.so,$(wildcard aot_kernels/*.cu))
-HEADERS := $(wildcard aot_kernels/*.h aot_kernels/common/*.h)
+HEADERS := $(wildcard aot_kernels/*/*.h)
 
 CXX ?= g++
 HOST_FLAGS := -fPIC -fopenmp -fno-trapping-math -fvisibility=hidden -Wall -Wextra

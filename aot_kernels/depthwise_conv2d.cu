@@ -5,8 +5,10 @@
 #include <type_traits>
 
 #include "common/sum.h"
-#include "depthwise_conv2d_cpu.h"
-#include "depthwise_conv2d_tiles.h"
+#include "depthwise_conv2d/cpu.h"
+#include "depthwise_conv2d/half.h"
+#include "depthwise_conv2d/large.h"
+#include "depthwise_conv2d/small.h"
 
 using namespace msops;
 using depthwise::Axis;
@@ -129,6 +131,23 @@ struct WeightGradient {
   }
 };
 
+// The sum of column i of `partial`, by a team of kLanes.
+template <int kLanes, typename T>
+struct Finish {
+  int64_t parts, sums, weights;
+  const Compute<T>* partial;
+  T *dweight, *dbias;
+
+  template <typename Index>
+  MSOPS_BOTH void operator()(Index i) const {
+    const Index k = i / kLanes, end = static_cast<Index>(parts), first_bias = static_cast<Index>(weights);
+    Sum<T> sum;
+    for (Index part = i % kLanes; part < end; part += kLanes) sum += partial[part * static_cast<Index>(sums) + k];
+    const T result = T(team_sum<kLanes>(sum.total()));
+    if (i % kLanes == 0) (k < first_bias ? dweight[k] : dbias[k - first_bias]) = result;
+  }
+};
+
 enum PadMode { kValid, kSame, kPad };
 
 // Reads one direction's attributes, and checks that they turn the input's size into the output's.
@@ -187,8 +206,12 @@ MSOPS_ENTRY(DepthwiseConv2dForward) {
     if (call.on_cpu() && depthwise::cpu::forward(call, s, x.as<T>(), weight.as<T>(), bias.as<T>(), out.as<T>())) return;
 #ifdef __CUDACC__
     if constexpr (!std::is_same<T, double>::value) {
-      if (!call.on_cpu() && depthwise::forward(call, s, largest, x.as<T>(), weight.as<T>(), bias.as<T>(), out.as<T>()))
-        return;
+      const auto by = [&](auto kernels) {
+        return !call.on_cpu() && kernels(call, s, largest, x.as<T>(), weight.as<T>(), bias.as<T>(), out.as<T>());
+      };
+      if constexpr (std::is_same<T, Half>::value)
+        if (by(depthwise::half::forward)) return;
+      if (by(depthwise::small::forward<T>) || by(depthwise::large::forward<T>)) return;
     }
 #endif
     const Forward<T> body{s, x.as<T>(), weight.as<T>(), bias.as<T>(), out.as<T>()};
@@ -216,13 +239,21 @@ MSOPS_ENTRY(DepthwiseConv2dBackward) {
     using T = typename decltype(type)::type;
     using C = Compute<T>;
     const int64_t largest = s.largest(std::max({x.size, weight.size, dout.size, partial.size}));
-    bool launched = false;
+    int64_t parts = 0;
 #ifdef __CUDACC__
-    if constexpr (!std::is_same<T, double>::value)
-      launched = !call.on_cpu() && depthwise::backward(call, s, largest, x.as<T>(), weight.as<T>(), dout.as<T>(),
-                                                       dx.as<T>(), partial.as<float>(), splits);
+    if constexpr (!std::is_same<T, double>::value) {
+      const auto by = [&](auto kernels) {
+        if (parts == 0 && !call.on_cpu())
+          parts = kernels(call, s, largest, x.as<T>(), weight.as<T>(), dout.as<T>(), dx.as<T>(), partial.as<float>(),
+                          splits);
+      };
+      if constexpr (std::is_same<T, Half>::value) by(depthwise::half::backward);
+      by(depthwise::small::backward<T>);
+      by(depthwise::large::backward<T>);
+    }
 #endif
-    if (!launched) {
+    if (parts == 0) {
+      parts = splits;
       if (!call.on_cpu() || !depthwise::cpu::input_gradient(call, s, weight.as<T>(), dout.as<T>(), dx.as<T>()))
         parallel_for(call, dx.size, largest, InputGradient<T>{s, weight.as<T>(), dout.as<T>(), dx.as<T>()},
                      static_cast<double>(s.taps() * s.multiplier));
@@ -231,7 +262,10 @@ MSOPS_ENTRY(DepthwiseConv2dBackward) {
                      WeightGradient<T>{s, splits, x.as<T>(), dout.as<T>(), partial.as<C>()},
                      static_cast<double>(s.batch * s.h.out * s.w.out / splits));
     }
-    sum_rows(call, splits, weight.size, sums, partial.as<const C>(), dweight.as<T>());
-    if (has_bias) sum_rows(call, splits, weight.dim(0), sums, partial.as<const C>() + weight.size, dbias.as<T>());
+    with_lanes<1, 8, 32>(call.on_cpu() ? 1 : parts, [&](auto lanes) {
+      constexpr int kLanes = decltype(lanes)::value;
+      const Finish<kLanes, T> body{parts, sums, weight.size, partial.as<const C>(), dweight.as<T>(), dbias.as<T>()};
+      parallel_for(call, (has_bias ? sums : weight.size) * kLanes, largest * kLanes, body, static_cast<double>(parts));
+    });
   });
 }

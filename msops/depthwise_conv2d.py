@@ -228,8 +228,9 @@ def _infer(x, weight, bias=None, **attributes):
 
 def _infer_backward(x, weight, dout, has_bias, **attributes):
     kernels, _, *kernel = weight.shape
-    # On the GPU a block takes a channel's share of the positions: some blocks for each multiprocessor, but enough work.
+    # A row for each part of the positions that the gradients of the parameters are first summed over. On the GPU a block
+    # takes a part of a channel: some blocks for each multiprocessor, but enough work.
     positions = dout.size // max(1, kernels)
-    parts = max(1, min(positions // 8192, 2048 // max(1, kernels)))
+    parts = max(1, min(positions // 4096, 2048 // max(1, kernels)))
     dbias = [weight._replace(shape=(kernels,))] if has_bias else []
     return [x, weight, *dbias, scratch(x.dtype, parts, kernels * (math.prod(kernel) + 1))]

@@ -9,8 +9,8 @@
 #include <algorithm>
 #include <numeric>
 
-#include "depthwise_conv2d_cpu_tiles.h"
-#include "depthwise_conv2d_tiles.h"
+#include "cpu_tiles.h"
+#include "shape.h"
 
 namespace msops {
 namespace depthwise {

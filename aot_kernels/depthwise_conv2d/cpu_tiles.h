@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "common/sum.h"
+#include "../common/sum.h"
 
 namespace msops {
 namespace depthwise {

@@ -1,0 +1,414 @@
+// Depthwise convolution in float16 on the GPU's tensor cores: kernels of K = 3, 5 or 7 rows and up to 9 columns, no
+// dilation, multiplier 1, images of even width.
+//
+// A strip is 8 columns of results in the kRows rows of a band of an image. A warp takes 16 strips of one channel. Along
+// a row, the results of a strip are its window, 16 S columns of the input, times a band matrix of a row of taps: one
+// instruction multiplies a window row of all 16 strips. Products are exact, and summed as float.
+#pragma once
+
+#include "../common/sum.h"
+#include "shape.h"
+
+#ifdef __CUDACC__
+
+namespace msops {
+namespace depthwise {
+namespace half {
+
+constexpr int kStrips = 16, kColumns = 8, kWindow = 16;
+constexpr int kForwardThreads = 64, kForwardRows = 7;
+constexpr int kBackwardRows = 8;  // even: it takes rows of x in pairs
+
+// With more rows of taps, smaller blocks, of which more fit on a multiprocessor.
+template <int K>
+constexpr int kBackwardThreads = K > 5 ? 64 : 128;
+
+// The windows begin `left` columns before a strip's first, `shift` of which meet no tap of the strip's first result.
+struct Windows {
+  int k_columns, left, shift, tiles;  // a tile is a warp's 16 strips
+  Divisor bands, groups;              // of rows and of 8 columns of results in an image
+};
+
+struct Strip {
+  int image, row, column;
+
+  // Strip `strip` of a channel, of all images; beyond those, `row` is `beyond`.
+  __device__ Strip(const Windows& w, const Sizes& s, int strip, int channel, int rows, int beyond) {
+    const int n = w.bands.divide(w.groups.divide(strip, &column), &row);
+    column *= kColumns;
+    row = n < s.batch ? row * rows : beyond;
+    image = n * s.channels + channel;
+  }
+};
+
+// The tensor cores' operands. A thread has pairs of neighbouring elements in a register: of a 16 x 16 matrix those at
+// row lane / 4 (+ 8 in a[1] and a[3]) and column 2 (lane % 4) (+ 8 in a[2] and a[3]); of a 16 x 8 matrix pairs down the
+// column lane / 4, at row 2 (lane % 4) (+ 8 in b[1]). The 16 x 8 sums lie as in the first two columns of a.
+__device__ inline void multiply_add(float (&sums)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+#if __CUDA_ARCH__ >= 800
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%0, %1, %2, %3};"
+      : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#endif
+}
+
+// Four 8 x 8 matrices in shared memory, or their transposes; a thread gives row lane % 8 of matrix lane / 8.
+template <bool kTransposed>
+__device__ void load_matrices(const Half* row, uint32_t (&pairs)[4]) {
+#if __CUDA_ARCH__ >= 800
+  const unsigned from = static_cast<unsigned>(__cvta_generic_to_shared(row));
+  if constexpr (kTransposed) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(pairs[0]), "=r"(pairs[1]), "=r"(pairs[2]), "=r"(pairs[3])
+                 : "r"(from)
+                 : "memory");
+  } else {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(pairs[0]), "=r"(pairs[1]), "=r"(pairs[2]), "=r"(pairs[3])
+                 : "r"(from)
+                 : "memory");
+  }
+#endif
+}
+
+// Begins to copy kBytes to shared memory, or zeros if they are not `inside`.
+template <int kBytes>
+__device__ void begin_copy(Half* to, const Half* from, bool inside) {
+#if __CUDA_ARCH__ >= 800
+  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(to));
+  asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(address), "l"(from), "n"(kBytes),
+               "r"(inside ? kBytes : 0)
+               : "memory");
+#endif
+}
+// All that was begun since the last call is one group; waits for all groups but the last.
+__device__ inline void end_group() {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+__device__ inline void wait_for_earlier_groups() {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.wait_group 1;" ::: "memory");
+#endif
+}
+
+// Four neighbouring elements, of which each V are `inside` or are zero.
+template <int V>
+__device__ uint2 load_four(const Half* from, const bool (&inside)[4 / V]) {
+  if constexpr (V == 4) return inside[0] ? *reinterpret_cast<const uint2*>(from) : make_uint2(0, 0);
+  const uint32_t* pairs = reinterpret_cast<const uint32_t*>(from);
+  return make_uint2(inside[0] ? pairs[0] : 0, inside[4 / V - 1] ? pairs[1] : 0);
+}
+
+__device__ inline uint32_t pair_of(Half first, Half second) {
+  return first.bits | static_cast<uint32_t>(second.bits) << 16;
+}
+
+// The taps of a row for window column j and result column n = lane / 4, or zero; the last first if kReversed.
+template <int S, bool kReversed>
+__device__ Half tap_at(const Half* row, const Windows& w, int j) {
+  const int b = j - w.shift - threadIdx.x % 32 / 4 * S;
+  return within(b, w.k_columns) ? row[kReversed ? w.k_columns - 1 - b : b] : Half(0.f);
+}
+
+// Window columns are taken in an order in which a thread's are neighbours: its pairs are of columns 4 (lane % 4) and 2
+// more. V elements are read at once; they are all in the image, or none.
+template <int K, int S, int V>
+__global__ void __launch_bounds__(kForwardThreads)
+    forward_kernel(Sizes s, Windows w, Divisor channels, const Half* __restrict__ x, const Half* __restrict__ weight,
+                   const Half* __restrict__ bias, Half* __restrict__ out) {
+  constexpr int kRows = kForwardRows, kIn = (kRows - 1) * S + K;
+  const int lane = threadIdx.x % 32, q = lane % 4;
+  int channel;
+  const int tile = channels.divide((blockIdx.x * kForwardThreads + threadIdx.x) / 32, &channel);
+  if (tile >= w.tiles) return;
+  uint32_t taps[K][S][2];
+  for (int a = 0; a < K; ++a) {
+    const Half* row = weight + (channel * K + a) * w.k_columns;
+    for (int chunk = 0; chunk < S; ++chunk) {
+      for (int i = 0; i < 2; ++i) {
+        const int j = chunk * kWindow + 4 * q + 2 * i;
+        taps[a][chunk][i] = pair_of(tap_at<S, false>(row, w, j), tap_at<S, false>(row, w, j + 1));
+      }
+    }
+  }
+  const Half* from[2];
+  Half* to[2];
+  int in_row[2], out_row[2];
+  bool inside[2][S][4 / V], out_inside[2];
+#pragma unroll
+  for (int u = 0; u < 2; ++u) {
+    const Strip strip(w, s, tile * kStrips + u * 8 + lane / 4, channel, kRows, s.h_out);
+    const int in_column = strip.column * S - w.left + 4 * q, out_column = strip.column + 2 * q;
+    out_row[u] = strip.row;
+    in_row[u] = strip.row < s.h_out ? strip.row * S - s.top : s.h_in;
+    out_inside[u] = out_column < s.w_out;
+    from[u] = x + (strip.image * s.h_in + in_row[u]) * s.w_in + in_column;
+    to[u] = out + (strip.image * s.h_out + out_row[u]) * s.w_out + out_column;
+#pragma unroll
+    for (int chunk = 0; chunk < S; ++chunk)
+#pragma unroll
+      for (int p = 0; p < 4 / V; ++p) inside[u][chunk][p] = within(in_column + chunk * kWindow + p * V, s.w_in);
+  }
+  const float start = bias ? float(bias[channel]) : 0;
+  float sums[kRows][4];
+  for (auto& of_row : sums)
+    for (float& sum : of_row) sum = start;
+  uint32_t windows[kIn][S][4];  // all of them are on their way at once
+#pragma unroll
+  for (int t = 0; t < kIn; ++t) {
+#pragma unroll
+    for (int u = 0; u < 2; ++u) {
+      const bool row_inside = within(in_row[u] + t, s.h_in);
+#pragma unroll
+      for (int chunk = 0; chunk < S; ++chunk) {
+        bool here[4 / V];
+        for (int p = 0; p < 4 / V; ++p) here[p] = row_inside && inside[u][chunk][p];
+        const uint2 four = load_four<V>(from[u] + chunk * kWindow, here);
+        windows[t][chunk][u] = four.x;
+        windows[t][chunk][2 + u] = four.y;
+      }
+      from[u] += s.w_in;
+    }
+  }
+  __syncwarp();
+#pragma unroll
+  for (int t = 0; t < kIn; ++t) {
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      if (t < r * S || t >= r * S + K) continue;
+#pragma unroll
+      for (int chunk = 0; chunk < S; ++chunk) multiply_add(sums[r], windows[t][chunk], taps[t - r * S][chunk]);
+    }
+  }
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+#pragma unroll
+    for (int u = 0; u < 2; ++u) {
+      if (out_inside[u] && out_row[u] + r < s.h_out)
+        *reinterpret_cast<uint32_t*>(to[u]) = pair_of(Half(sums[r][2 * u]), Half(sums[r][2 * u + 1]));
+      to[u] += s.w_out;
+    }
+  }
+}
+
+// All gradients, for stride 1, of strips of dx. With window row t of dout:
+//   dx: forward, with the taps reversed.
+//   dweight: for each pair of rows of x and each t, the product of x's elements and the window's, summed over the 16
+//     strips: of what tap a + b meets, sums along diagonals, taken at the end.
+//   dbias: the strips' own columns of the window times ones.
+// One block: one channel, one part of its tiles. A warp copies a tile to shared memory while it works on the one
+// before.
+template <int K, int V>
+__global__ void __launch_bounds__(kBackwardThreads<K>)
+    backward_kernel(Sizes s, Windows w, const Half* __restrict__ x, const Half* __restrict__ weight,
+                    const Half* __restrict__ dout, Half* __restrict__ dx, float* __restrict__ partial) {
+  constexpr int kRows = kBackwardRows, kIn = kRows - 1 + K, kThreads = kBackwardThreads<K>, kWarps = kThreads / 32;
+  constexpr int kX = kIn * kStrips * kWindow, kTile = kX + kRows * kStrips * kColumns;  // rows of x behind the windows
+  extern __shared__ float4 shared[];
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, q = lane % 4;
+  const int channel = blockIdx.x, part = blockIdx.y, parts = gridDim.y;
+  Half* const tiles = reinterpret_cast<Half*>(shared) + warp * 2 * kTile;
+  // A window row's halves change places where strip / 4 is odd: so 8 strips' halves lie in different banks.
+  const auto window_at = [](int t, int strip, int half) {
+    return (t * kStrips + strip) * kWindow + (half ^ strip / 4 % 2) * 8;
+  };
+  const int end = part_begin(w.tiles, part + 1, parts);
+  const auto copy = [&](int tile, Half* to_tile) {
+    if (tile < end) {
+      constexpr int kLanes = kWindow / V, kXLanes = kColumns / V;  // for a row of a strip
+#pragma unroll
+      for (int first = 0; first < kStrips; first += 32 / kLanes) {
+        const int in_tile = first + lane / kLanes, at = lane % kLanes * V;
+        const Strip strip(w, s, tile * kStrips + in_tile, channel, kRows, s.h_in);
+        const int column = strip.column - w.left + at, row = strip.row < s.h_in ? strip.row + s.top - (K - 1) : s.h_out;
+        const bool inside = within(column, s.w_out);
+        const Half* from = dout + (strip.image * s.h_out + row) * s.w_out + column;
+        Half* to = to_tile + window_at(0, in_tile, at / 8) + at % 8;
+#pragma unroll
+        for (int t = 0; t < kIn; ++t, from += s.w_out)
+          begin_copy<2 * V>(to + t * kStrips * kWindow, from, inside && within(row + t, s.h_out));
+      }
+#pragma unroll
+      for (int first = 0; first < kStrips; first += 32 / kXLanes) {
+        const int in_tile = first + lane / kXLanes, at = lane % kXLanes * V;
+        const Strip strip(w, s, tile * kStrips + in_tile, channel, kRows, s.h_in);
+        const Half* from = x + (strip.image * s.h_in + strip.row) * s.w_in + strip.column + at;
+        Half* to = to_tile + kX + in_tile * kColumns + at;
+#pragma unroll
+        for (int r = 0; r < kRows; ++r, from += s.w_in)
+          begin_copy<2 * V>(to + r * kStrips * kColumns, from, strip.column + at < s.w_in && strip.row + r < s.h_in);
+      }
+    }
+    end_group();
+  };
+  const int begin = part_begin(w.tiles, part, parts) + warp;
+  copy(begin, tiles);
+  uint32_t taps[K][2], ones[2];
+  for (int i = 0; i < 2; ++i) {
+    const int j = 2 * q + 8 * i;
+    for (int t = 0; t < K; ++t) {
+      const Half* row = weight + (channel * K + K - 1 - t) * w.k_columns;
+      taps[t][i] = pair_of(tap_at<1, true>(row, w, j), tap_at<1, true>(row, w, j + 1));
+    }
+    const Half one(1.f), zero(0.f);
+    ones[i] = pair_of(within(j - w.left, kColumns) ? one : zero, within(j + 1 - w.left, kColumns) ? one : zero);
+  }
+  float products[K + 1][2][4] = {}, of_bias[4] = {};  // products: of t less the pair's row, and half of the window
+  int current = 0;
+#pragma unroll 1
+  for (int tile = begin; tile < end; tile += kWarps, current ^= 1) {
+    copy(tile + kWarps, tiles + (current ^ 1) * kTile);
+    wait_for_earlier_groups();
+    __syncwarp();
+    const Half* const here = tiles + current * kTile;
+    float sums[kRows][4] = {};
+    uint32_t inputs[kRows / 2][4];
+    // Matrix m of four: row r + m % 2 of x, strips from 8 (m / 2) on.
+#pragma unroll
+    for (int r = 0; r < kRows; r += 2)
+      load_matrices<true>(here + kX + ((r + lane / 8 % 2) * kStrips + lane / 16 * 8 + lane % 8) * kColumns,
+                          inputs[r / 2]);
+#pragma unroll
+    for (int t = 0; t < kIn; ++t) {
+      // Matrix m of four: strips from 8 (m % 2) on, half m / 2 of the window.
+      const Half* const row = here + window_at(t, lane / 8 % 2 * 8 + lane % 8, lane / 16);
+      uint32_t window[4], transposed[4];
+      load_matrices<false>(row, window);
+      load_matrices<true>(row, transposed);
+      const uint32_t halves[2][2] = {{transposed[0], transposed[1]}, {transposed[2], transposed[3]}};
+      const bool counted = within(t + s.top - (K - 1), kRows);
+      multiply_add(of_bias, window, {counted ? ones[0] : 0, counted ? ones[1] : 0});
+#pragma unroll
+      for (int r = 0; r < kRows; ++r)
+        if (t >= r && t < r + K) multiply_add(sums[r], window, taps[t - r]);
+#pragma unroll
+      for (int r = 0; r < kRows; r += 2)
+        if (t >= r && t <= r + K)
+          for (int half = 0; half < 2; ++half) multiply_add(products[t - r][half], inputs[r / 2], halves[half]);
+    }
+#pragma unroll
+    for (int u = 0; u < 2; ++u) {
+      const Strip strip(w, s, tile * kStrips + u * 8 + lane / 4, channel, kRows, s.h_in);
+      const int column = strip.column + 2 * q;
+      Half* to = dx + (strip.image * s.h_in + strip.row) * s.w_in + column;
+#pragma unroll
+      for (int r = 0; r < kRows; ++r, to += s.w_in)
+        if (column < s.w_in && strip.row + r < s.h_in)
+          *reinterpret_cast<uint32_t*>(to) = pair_of(Half(sums[r][2 * u]), Half(sums[r][2 * u + 1]));
+    }
+    __syncwarp();
+  }
+  __syncthreads();
+  auto* of_warps = reinterpret_cast<float (*)[K + 1][kWindow][17]>(shared);  // 17 to spread columns over the banks
+  __shared__ float bias_of_warps[kWarps];
+#pragma unroll
+  for (int d = 0; d <= K; ++d)
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        of_warps[warp][d][8 * half + 2 * q + i % 2][lane / 4 + i / 2 * 8] = products[d][half][i];
+  const float bias_sum = team_sum<32>(q == 0 ? of_bias[0] + of_bias[2] : 0);  // all columns of of_bias are the same
+  if (lane == 0) bias_of_warps[warp] = bias_sum;
+  __syncthreads();
+  const int kernel = K * w.k_columns;
+  float* to = partial + static_cast<int64_t>(part) * s.channels * (kernel + 1);
+  // Tap (a, b) is met by column i of x and column i + k_columns - 1 - b of the window, behind `shift`.
+  for (int k = threadIdx.x; k <= kernel; k += kThreads) {
+    const int a = k / w.k_columns, b = k % w.k_columns;
+    float sum = 0;
+    for (int of_warp = 0; of_warp < kWarps; ++of_warp) {
+      if (k == kernel) {
+        sum += bias_of_warps[of_warp];
+        continue;
+      }
+#pragma unroll
+      for (int i = 0; i < kColumns; ++i) {
+        const int j = i + w.k_columns - 1 - b + w.shift;
+        sum += of_warps[of_warp][K - 1 - a][j][i] + of_warps[of_warp][K - a][j][i + 8];
+      }
+    }
+    to[k < kernel ? channel * kernel + k : s.channels * kernel + channel] = sum;
+  }
+}
+
+// Whether the GPU and the code for it have tensor cores of the kind used: code made from that for an older GPU has not.
+template <typename Kernel>
+bool has_tensor_cores(Kernel kernel) {
+  cudaFuncAttributes attributes{};
+  return cudaFuncGetAttributes(&attributes, kernel) == cudaSuccess && attributes.ptxVersion >= 80;
+}
+
+// Calls `f(Constant<K>{}, Constant<V>{}, windows)` if these kernels take the convolution whose windows begin `pad`
+// columns before the results, with the stride S.
+template <int S, typename F>
+void with_kernel(const Shape& s, int64_t largest, int64_t pad, std::initializer_list<const Half*> pointers,
+                 int64_t height, int64_t width, int rows, F&& f) {
+  if (s.multiplier != 1 || s.h.stride != S || s.w.stride != S || s.h.dilation != 1 || s.w.dilation != 1) return;
+  if (largest > kLargest32 / 2 || s.batch * s.channels * height * width == 0 || pad < 0) return;
+  with_width<Half, 4>(false, s.w.in | s.w.out, pointers, [&](auto pack) {
+    constexpr int V = decltype(pack)::value;
+    const int64_t left = (pad + V - 1) / V * V, bands = (height - 1) / rows + 1, groups = (width - 1) / kColumns + 1;
+    if (V == 1 || left - pad + (kColumns - 1) * S + s.w.kernel > kWindow * S) return;
+    const int64_t tiles = (s.batch * bands * groups - 1) / kStrips + 1;
+    const Windows windows{static_cast<int>(s.w.kernel), static_cast<int>(left), static_cast<int>(left - pad),
+                          static_cast<int>(tiles),      Divisor(bands),         Divisor(groups)};
+    if constexpr (V > 1) with_constant<3, 5, 7>(s.h.kernel, [&](auto K) { f(K, pack, windows); });
+  });
+}
+
+// False, and nothing done, if the convolution is not for these kernels.
+inline bool forward(Call& call, const Shape& s, int64_t largest, const Half* x, const Half* weight, const Half* bias,
+                    Half* out) {
+  bool done = false;
+  with_constant<1, 2>(s.w.stride, [&](auto stride) {
+    constexpr int S = decltype(stride)::value;
+    with_kernel<S>(s, largest, s.w.pad, {x, out}, s.h.out, s.w.out, kForwardRows, [&](auto k, auto pack, auto windows) {
+      const auto kernel = forward_kernel<decltype(k)::value, S, decltype(pack)::value>;
+      static const bool can = has_tensor_cores(kernel);
+      if (!can) return;
+      const int64_t blocks = (windows.tiles * s.channels * 32 - 1) / kForwardThreads + 1;
+      kernel<<<static_cast<unsigned>(blocks), kForwardThreads, 0, call.stream()>>>(
+          Sizes(s), windows, Divisor(s.channels), x, weight, bias, out);
+      call.check_launch();
+      done = true;
+    });
+  });
+  return done;
+}
+
+// The number of rows of `partial` that it wrote, of at most `rows`; 0, and nothing done, if the convolution is not for
+// these kernels.
+inline int64_t backward(Call& call, const Shape& s, int64_t largest, const Half* x, const Half* weight,
+                        const Half* dout, Half* dx, float* partial, int64_t rows) {
+  // Every output must be in a column and row of dx, to be counted.
+  if (s.h.padding >= s.h.kernel || s.w.padding >= s.w.kernel) return 0;
+  int64_t parts = 0;
+  const int64_t pad = s.w.kernel - 1 - s.w.pad;
+  with_kernel<1>(s, largest, pad, {x, dout, dx}, s.h.in, s.w.in, kBackwardRows, [&](auto k, auto pack, auto windows) {
+    constexpr int K = decltype(k)::value, kThreads = kBackwardThreads<K>, kWarps = kThreads / 32;
+    constexpr int kTile = (kBackwardRows - 1 + K) * kStrips * kWindow + kBackwardRows * kStrips * kColumns;
+    constexpr int kBytes = kWarps * std::max<int>(2 * kTile * sizeof(Half), (K + 1) * kWindow * 17 * sizeof(float));
+    const auto kernel = backward_kernel<K, decltype(pack)::value>;
+    static const int at_once = [&] {
+      if (!has_tensor_cores(kernel)) return 0;
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
+      return blocks_at_once(kernel, kThreads, kBytes);
+    }();
+    if (at_once == 0) return;
+    parts = best_parts(s.channels, windows.tiles, kWarps, rows, at_once);
+    const dim3 grid(static_cast<unsigned>(s.channels), static_cast<unsigned>(parts));
+    kernel<<<grid, kThreads, kBytes, call.stream()>>>(Sizes(s), windows, x, weight, dout, dx, partial);
+    call.check_launch();
+  });
+  return parts;
+}
+
+}  // namespace half
+}  // namespace depthwise
+}  // namespace msops
+
+#endif

@@ -1,0 +1,263 @@
+// Depthwise convolution on the GPU for square kernels of K = 3, 5 or 7, strides of S = 1 or 2, no dilation,
+// multiplier 1.
+//
+// A thread computes kRows x kColumns neighbouring results in registers. It walks down the rows that they need, reads of
+// each what their windows meet, and uses it for all results that meet it. What neighbouring threads read too comes from
+// the L1 cache; copying tiles to shared memory first took a quarter longer on an H200, for its barriers. V elements are
+// moved at once; with V > 1 the padding on the left is K / 2.
+#pragma once
+
+#include "../common/sum.h"
+#include "shape.h"
+
+#ifdef __CUDACC__
+
+namespace msops {
+namespace depthwise {
+namespace small {
+
+constexpr int kThreads = 128, kForwardRows = 7;
+template <int K>
+constexpr int kBackwardRows = K == 3 ? 2 : 4;
+
+// Blocks on a multiprocessor at once, at least, which limits a thread's registers. Measured on an H200.
+template <int K, int S>
+constexpr int kForwardBlocks = S == 1 && K == 3 ? 5
+                               : S == 1         ? 3
+                                                : 2;
+template <int K>
+constexpr int kBackwardBlocks = K == 3   ? 6
+                                : K == 5 ? 4
+                                         : 3;
+
+// Elements column + kFirst, ... of a row of `width` elements; zero outside it, and where the row is not `inside`.
+// `column` and `width` are multiples of V.
+template <int V, int kFirst, int kCount, typename T>
+__device__ void read_window(const T* row, int column, int width, bool inside, float (&values)[kCount]) {
+  constexpr int kEnd = kFirst + kCount, kBegin = (kFirst - (kFirst < 0 ? V - 1 : 0)) / V * V;
+#pragma unroll
+  for (int at = kBegin; at < kEnd; at += V) {
+    const bool valid = inside && within(column + at, width);
+    const int first = at < kFirst ? kFirst : at, end = at + V > kEnd ? kEnd : at + V;
+    if (end - first == 1) {
+      values[first - kFirst] = valid ? float(row[column + first]) : 0;
+    } else {
+      Pack<T, V> pack = {};
+      if (valid) pack = load<V>(row + column + at);
+#pragma unroll
+      for (int j = 0; j < V; ++j)
+        if (at + j >= kFirst && at + j < kEnd) values[at + j - kFirst] = float(pack.values[j]);
+    }
+  }
+}
+
+template <int V, int kCount, typename T>
+__device__ void write_row(T* row, int column, int width, bool inside, const float (&values)[kCount]) {
+#pragma unroll
+  for (int c = 0; c < kCount; c += V) {
+    Pack<T, V> pack;
+    for (int j = 0; j < V; ++j) pack.values[j] = T(values[c + j]);
+    if (inside && within(column + c, width)) store(row + column + c, pack);
+  }
+}
+
+// Strips of kRows rows in an image and groups of kColumns columns in a row, both of results.
+struct Tasks {
+  Divisor strips, groups;
+};
+
+template <int K, int S, int V, typename T>
+__global__ void __launch_bounds__(kThreads, kForwardBlocks<K, S>)
+    forward_kernel(Sizes s, Tasks tasks, Divisor channels, const T* __restrict__ x, const T* __restrict__ weight,
+                   const T* __restrict__ bias, T* __restrict__ out) {
+  constexpr int kRows = kForwardRows, kColumns = V;
+  int group, strip, channel;
+  const int image = tasks.strips.divide(tasks.groups.divide(blockIdx.x * kThreads + threadIdx.x, &group), &strip);
+  if (channels.divide(image, &channel) >= s.batch) return;
+  const int row = strip * kRows, column = group * kColumns;
+  float taps[K][K], sums[kRows][kColumns];
+  for (int a = 0; a < K; ++a)
+    for (int b = 0; b < K; ++b) taps[a][b] = float(weight[(channel * K + a) * K + b]);
+  const float start = bias ? float(bias[channel]) : 0;
+  for (auto& of_row : sums)
+    for (float& sum : of_row) sum = start;
+  x += image * s.h_in * s.w_in;
+  out += image * s.h_out * s.w_out;
+#pragma unroll
+  for (int t = 0; t < (kRows - 1) * S + K; ++t) {
+    const int at = row * S - s.top + t;
+    float values[(kColumns - 1) * S + K];
+    read_window<V, (V > 1 ? -(K / 2) : 0)>(x + at * s.w_in, column * S - (V > 1 ? 0 : s.left), s.w_in,
+                                           within(at, s.h_in), values);
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      const int a = t - r * S;
+      if (a < 0 || a >= K) continue;
+#pragma unroll
+      for (int b = 0; b < K; ++b)
+#pragma unroll
+        for (int c = 0; c < kColumns; ++c) sums[r][c] += taps[a][b] * values[c * S + b];
+    }
+  }
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) write_row<V>(out + (row + r) * s.w_out, column, s.w_out, row + r < s.h_out, sums[r]);
+}
+
+// A channel's taps in shared memory, for threads that need their registers for the gradients of all taps.
+template <int K>
+struct SharedTaps {
+  static constexpr int kPitch = (K + 3) / 4 * 4;
+  alignas(16) float values[K][kPitch];
+
+  template <typename T>
+  __device__ void fill(const T* weight, int channel) {
+    for (int k = threadIdx.x; k < K * K; k += kThreads) values[k / K][k % K] = float(weight[channel * K * K + k]);
+    __syncthreads();
+  }
+  // Volatile, or the compiler would keep all rows in registers that it hasn't got.
+  __device__ void row(int a, float (&taps)[kPitch]) const {
+    const unsigned from = static_cast<unsigned>(__cvta_generic_to_shared(values[a]));
+    for (int b = 0; b < kPitch; b += 4)
+      asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                   : "=f"(taps[b]), "=f"(taps[b + 1]), "=f"(taps[b + 2]), "=f"(taps[b + 3])
+                   : "r"(from + b * 4));
+  }
+};
+
+// All three gradients from one reading of x and dout. Input position i meets tap k in output (i + pad - k) / S, where
+// that is whole. A thread's inputs begin at rows where i + pad is a multiple of S, and at columns where that leaves
+// kPhase: which inputs meet which taps is then the same for all threads. One block: one channel, one part of its tasks.
+template <int K, int S, int V, typename T>
+__global__ void __launch_bounds__(kThreads, kBackwardBlocks<K>)
+    backward_kernel(Sizes s, Tasks tasks, const T* __restrict__ x, const T* __restrict__ weight,
+                    const T* __restrict__ dout, T* __restrict__ dx, float* __restrict__ partial) {
+  constexpr int kRows = kBackwardRows<K>, kColumns = V > S ? V : S, kSums = K * K + 1, kWarps = kThreads / 32;
+  constexpr int kPhase = V > 1 ? K / 2 % S : 0;
+  constexpr int kAbove = (K - 1) / S, kBefore = (K - 1 - kPhase) / S;  // outputs before that of the first input
+  constexpr int kTall = kAbove + (kRows - 1) / S + 1, kWide = kBefore + (kColumns - 1 + kPhase) / S + 1;
+  constexpr int kFirst = V > 1 ? (K / 2 - kPhase) / S - kBefore : 0;
+  const int channel = blockIdx.x, part = blockIdx.y, parts = gridDim.y;
+  __shared__ SharedTaps<K> taps;
+  taps.fill(weight, channel);
+  float sums[kSums] = {};  // the last one is of the bias
+  const int all = s.batch * tasks.strips.value() * tasks.groups.value(), end = part_begin(all, part + 1, parts);
+#pragma unroll 1
+  for (int task = part_begin(all, part, parts) + threadIdx.x; task < end; task += kThreads) {
+    int group, strip;
+    const int n = tasks.strips.divide(tasks.groups.divide(task, &group), &strip), image = n * s.channels + channel;
+    const int row = strip * kRows - s.top % S, column = group * kColumns - (V > 1 ? 0 : s.left % S);
+    const int out_row = (row + s.top) / S - kAbove, out_column = V > 1 ? column / S : (column + s.left) / S - kBefore;
+    float values[kRows][kColumns], results[kRows][kColumns] = {};
+#pragma unroll
+    for (int r = 0; r < kRows; ++r)
+      read_window<V, 0>(x + (image * s.h_in + row + r) * s.w_in, column, s.w_in, within(row + r, s.h_in), values[r]);
+#pragma unroll
+    for (int t = 0; t < kTall; ++t) {
+      const int at = out_row + t;
+      float d[kWide];
+      read_window<(V > S ? V / S : 1), kFirst>(dout + (image * s.h_out + at) * s.w_out, out_column, s.w_out,
+                                               within(at, s.h_out), d);
+      // Of each output the thread counts that has the input S times its position.
+      const bool counted = within(at - strip * (kRows / S), kRows / S);
+      float of_bias = 0;
+#pragma unroll
+      for (int j = 0; j < kWide; ++j)
+        if (V > 1 ? j + kFirst >= 0 && j + kFirst < V / S : out_column + j == group) of_bias += d[j];
+      sums[K * K] += counted ? of_bias : 0;
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+        const int a = r - S * (t - kAbove);
+        if (a < 0 || a >= K) continue;
+        float of_row[SharedTaps<K>::kPitch];
+        taps.row(a, of_row);
+#pragma unroll
+        for (int b = 0; b < K; ++b) {
+#pragma unroll
+          for (int c = 0; c < kColumns; ++c) {
+            if ((c + kPhase + K * S - b) % S != 0) continue;
+            const float gradient = d[(c + kPhase + S * kBefore - b) / S];
+            results[r][c] += of_row[b] * gradient;
+            sums[a * K + b] += values[r][c] * gradient;
+          }
+        }
+      }
+    }
+#pragma unroll
+    for (int r = 0; r < kRows; ++r)
+      write_row<V>(dx + (image * s.h_in + row + r) * s.w_in, column, s.w_in, within(row + r, s.h_in), results[r]);
+  }
+  __shared__ float of_warps[kWarps][kSums];
+#pragma unroll
+  for (int k = 0; k < kSums; ++k) {
+    const float sum = team_sum<32>(sums[k]);
+    if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32][k] = sum;
+  }
+  __syncthreads();
+  float* to = partial + static_cast<int64_t>(part) * s.channels * kSums;
+  for (int k = threadIdx.x; k < kSums; k += kThreads) {
+    float sum = 0;
+    for (int warp = 0; warp < kWarps; ++warp) sum += of_warps[warp][k];
+    to[k < K * K ? channel * K * K + k : s.channels * K * K + channel] = sum;
+  }
+}
+
+// Calls `f(Constant<K>{}, Constant<S>{})` if these kernels take the convolution.
+template <typename F>
+void with_kernel(const Shape& s, int64_t largest, F&& f) {
+  const int64_t k = s.h.kernel, stride = s.h.stride;
+  if (s.multiplier != 1 || s.w.kernel != k || s.w.stride != stride || s.h.dilation != 1 || s.w.dilation != 1) return;
+  if (largest > kLargest32 || s.batch * s.channels == 0) return;
+  with_constant<3, 5, 7>(k, [&](auto K) { with_constant<1, 2>(stride, [&](auto S) { f(K, S); }); });
+}
+
+// False, and nothing done, if the convolution is not for these kernels.
+template <typename T>
+bool forward(Call& call, const Shape& s, int64_t largest, const T* x, const T* weight, const T* bias, T* out) {
+  bool done = false;
+  with_kernel(s, largest, [&](auto kernel, auto stride) {
+    constexpr int K = decltype(kernel)::value, S = decltype(stride)::value;
+    if (s.h.out * s.w.out == 0) return;
+    with_width<T>(false, s.w.pad == K / 2 ? s.w.in | s.w.out : 1, {x, out}, [&](auto width) {
+      constexpr int V = decltype(width)::value;
+      const int64_t strips = (s.h.out - 1) / kForwardRows + 1, groups = s.w.out / V;
+      const int64_t threads = s.batch * s.channels * strips * groups, blocks = (threads - 1) / kThreads + 1;
+      forward_kernel<K, S, V><<<static_cast<unsigned>(blocks), kThreads, 0, call.stream()>>>(
+          Sizes(s), {Divisor(strips), Divisor(groups)}, Divisor(s.channels), x, weight, bias, out);
+      call.check_launch();
+      done = true;
+    });
+  });
+  return done;
+}
+
+// The number of rows of `partial` that it wrote, of at most `rows`; 0, and nothing done, if the convolution is not for
+// these kernels.
+template <typename T>
+int64_t backward(Call& call, const Shape& s, int64_t largest, const T* x, const T* weight, const T* dout, T* dx,
+                 float* partial, int64_t rows) {
+  int64_t parts = 0;
+  with_kernel(s, largest, [&](auto kernel, auto stride) {
+    constexpr int K = decltype(kernel)::value, S = decltype(stride)::value;
+    // Every output must have the input S times its position, to be counted.
+    for (const Axis& axis : {s.h, s.w})
+      if (axis.padding >= K || axis.in == 0) return;
+    with_width<T>(false, s.w.pad == K / 2 ? s.w.in | s.w.out * S : 1, {x, dout, dx}, [&](auto width) {
+      constexpr int V = decltype(width)::value, kColumns = V > S ? V : S;
+      const int64_t strips = (s.h.in + s.h.pad % S - 1) / kBackwardRows<K> + 1;
+      const int64_t groups = (s.w.in + (V > 1 ? 0 : s.w.pad % S) - 1) / kColumns + 1;
+      static const int at_once = blocks_at_once(backward_kernel<K, S, V, T>, kThreads, 0);
+      parts = best_parts(s.channels, s.batch * strips * groups, kThreads, rows, at_once);
+      const dim3 grid(static_cast<unsigned>(s.channels), static_cast<unsigned>(parts));
+      backward_kernel<K, S, V><<<grid, kThreads, 0, call.stream()>>>(Sizes(s), {Divisor(strips), Divisor(groups)}, x,
+                                                                     weight, dout, dx, partial);
+      call.check_launch();
+    });
+  });
+  return parts;
+}
+
+}  // namespace small
+}  // namespace depthwise
+}  // namespace msops
+
+#endif
