@@ -64,6 +64,13 @@ demo: all $(VENV)/.ready ## Train a network on handwritten digits, and show the 
 test: all $(VENV)/.ready ## Run the tests
 	$(VENV)/bin/python -m pytest $(ARGS)
 
+# What compute-sanitizer finds in the kernels, called through their C entries. Needs torch with CUDA.
+SANITIZERS := memcheck racecheck initcheck synccheck
+.PHONY: sanitize $(SANITIZERS)
+sanitize: $(SANITIZERS) ## Check the kernels' use of memory with compute-sanitizer
+$(SANITIZERS): all $(VENV)/.ready
+	compute-sanitizer --tool $@ --error-exitcode 1 $(VENV)/bin/python -m pytest tests/test_gpu_entries.py -k "not Huge" $(ARGS)
+
 .PHONY: lint
 lint: $(VENV)/.ready ## Check the source's format and style
 	$(VENV)/bin/ruff check .

@@ -66,6 +66,21 @@ def calls():
                         f"depthwise {way}k{k} {settings}",
                         *convolution(*image, channels=image[1], kernel=(k, k), backward=backward, **settings),
                     )
+            # Widths of which 4, 2 or 1 elements are moved at once, and enough strips for several tiles of a block.
+            for image in ((9, 2, 40, 56), (3, 2, 29, 36), (7, 3, 15, 14), (40, 2, 7, 7)):
+                name = f"depthwise {way}k{k} {image}"
+                yield name, *convolution(*image, channels=image[1], kernel=(k, k), backward=backward)
+        for image, kernel in (
+            ((2, 3, 20, 21), (9, 9)),
+            ((2, 2, 70, 66), (31, 31)),
+            ((3, 2, 5, 90), (1, 8)),
+            ((1, 2, 64, 64), (3, 5)),
+            ((1, 1, 9, 9), (80, 70)),
+        ):
+            yield (
+                f"depthwise {way}{image} {kernel}",
+                *convolution(*image, channels=image[1], kernel=kernel, backward=backward),
+            )
         for kernel, settings in (
             ((1, 1), {}),
             ((2, 5), dict(stride=(2, 3), has_bias=False)),
