@@ -84,7 +84,7 @@ clean: ## Remove what was built, but not the virtual environment
 .PHONY: help
 help: ## Show this
 	@echo "Targets:"
-	@sed -nE 's/^([a-z]+):.* ## (.*)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 10
+	@sed -nE 's/^([a-z]+):.* ## (.*)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 12
 	@echo "Variables:"
 	@echo "  ARCHS     GPU architectures to build for, as in ARCHS=\"70 80 90\"; default: the GPU at hand, else data centres'"
 	@echo "  NVCC      the CUDA compiler; NVCC= builds for the CPU alone"

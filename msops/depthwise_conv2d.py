@@ -228,8 +228,8 @@ def _infer(x, weight, bias=None, **attributes):
 
 def _infer_backward(x, weight, dout, has_bias, **attributes):
     kernels, _, *kernel = weight.shape
-    # A row for each part of the positions that the gradients of the parameters are first summed over. On the GPU a block
-    # takes a part of a channel: some blocks for each multiprocessor, but enough work.
+    # Rows for the parts of the positions that the parameters' gradients are first summed over: at most some blocks for
+    # each multiprocessor, and enough work for each.
     positions = dout.size // max(1, kernels)
     parts = max(1, min(positions // 4096, 2048 // max(1, kernels)))
     dbias = [weight._replace(shape=(kernels,))] if has_bias else []
