@@ -65,13 +65,13 @@ test: all $(VENV)/.ready ## Run the tests
 	$(VENV)/bin/python -m pytest $(ARGS)
 
 # The naive kernels are a peer, and need nvcc. ARGS="--op sigmoid --quick" for a part.
-NAIVE := $(if $(NVCC),benchmarks/naive.so)
+NAIVE := $(if $(NVCC),benchmarks/libnaive.so)
 
 .PHONY: bench
 bench: all $(NAIVE) $(VENV)/.ready ## Measure every operator beside its peers
 	$(VENV)/bin/python -m benchmarks $(ARGS)
 
-benchmarks/naive.so: benchmarks/naive.cu msops/lib/.command
+benchmarks/libnaive.so: benchmarks/naive.cu msops/lib/.command
 	$(COMPILE) $< -o $@.new
 	@mv $@.new $@
 
@@ -83,7 +83,7 @@ lint: $(VENV)/.ready ## Check the source's format and style
 
 .PHONY: clean
 clean: ## Remove what was built, but not the virtual environment
-	rm -rf msops/lib benchmarks/naive.so build dist *.egg-info
+	rm -rf msops/lib benchmarks/libnaive.so build dist *.egg-info
 
 .PHONY: help
 help: ## Show this

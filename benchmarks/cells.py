@@ -18,8 +18,8 @@ from .parts import Attempt, options_of_part, say
 from .timing import COLD, Times
 
 MOST_INPUTS = 8  # sets of them
-TURNS = 7  # of each network
-TURN = 0.015  # s, about
+TURNS = 15  # of each network
+TURN = 0.01  # s, about
 LONG = 2  # s, after which two turns are enough
 
 
@@ -47,8 +47,11 @@ def compare(calls, sets):
     inputs, counts = itertools.cycle(sets), {}
     for by, (step, call) in calls.items():
         with Attempt(step, silent=True):
-            seconds(call, inputs, 2)  # compiles
-            counts[by] = max(1, round(TURN / (seconds(call, inputs, 3) / 3)))
+            seconds(call, inputs, 1)  # compiles
+            count = 1
+            while seconds(call, inputs, count) < TURN / 2:
+                count *= 2
+            counts[by] = count
     samples = {by: [] for by in counts}
     start = time.perf_counter()
     while counts and min(map(len, samples.values())) < (TURNS if time.perf_counter() - start < LONG else 2):

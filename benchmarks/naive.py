@@ -1,10 +1,10 @@
-"""The naive CUDA versions: calls benchmarks/naive.so, which `make bench` builds from naive.cu where nvcc is."""
+"""Calls the naive CUDA versions: libnaive.so, which `make bench` builds from naive.cu where nvcc is."""
 
 import ctypes
 import functools
 from pathlib import Path
 
-LIBRARY = Path(__file__).with_name("naive.so")
+LIBRARY = Path(__file__).with_name("libnaive.so")
 LONGEST = 2**18  # terms that one thread may add up; a longer loop takes more than 100 ms
 
 

@@ -56,7 +56,7 @@ def shares(rows, device):
             line = sorted(
                 (row["bytes"], row["share"]) for row in group if SERIES[op](row["case"]) and not row["beside"]
             )
-            (drawn,) = axes.plot(*zip(*line), LINES[dtype], **style) if line else (None,)
+            (drawn,) = axes.plot(*zip(*line), "." + LINES[dtype], **style) if line else (None,)
             others = [row for row in group if ours and (row["beside"] or not SERIES[op](row["case"]))]
             for row in others:
                 marker = "x" if row["beside"] else ("o" if dtype == "float32" else "s")
@@ -109,7 +109,7 @@ def speedups(rows, title):
         axes.grid(axis="x", alpha=0.3)
     panels[0, 0].set_yticks(range(len(names)), names)
     panels[0, 0].invert_yaxis()
-    panels[0, -1].legend(loc="lower right")
+    figure.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=len(peers))
     return figure
 
 

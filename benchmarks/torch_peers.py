@@ -1,6 +1,7 @@
 """The operators in torch: eager, compiled and channels-last. Where torch has no such operator, its formula."""
 
 import torch
+import torch._functorch.config
 from torch.nn import functional
 
 torch.backends.cudnn.allow_tf32 = False  # as for MindSpore's convolution: like is compared with like
