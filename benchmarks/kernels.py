@@ -2,18 +2,22 @@
 
 import gc
 
+import numpy as np
+
 import msops
 from msops.depthwise_conv2d import _attributes, _Convolution
 from msops.lltm import _Pointwise
 from operator_entry import outputs_of, prepare_operator
 
-from . import naive
+from . import naive, numpy_peers
 from .cases import kernel_cases
 from .parts import Attempt, options_of_part, say
 from .timing import CpuTimer, GpuTimer, buffers
 
 try:
     import torch
+
+    from . import torch_peers
 except ImportError:
     torch = None
 
@@ -37,8 +41,6 @@ class GpuArrays:
 
     def peers(self, case, sets, results, stream):
         """(name, a function that returns calls, or None) of each peer."""
-        from . import torch_peers
-
         if naive.available():
             calls = [naive.prepare_case(case, inputs, outs, stream) for inputs, outs in zip(sets, results)]
             yield "naive CUDA", lambda: None if None in calls else calls
@@ -51,26 +53,19 @@ class GpuArrays:
 
 class CpuArrays:
     def __init__(self):
-        import numpy as np
-
-        self.numpy = np
         self.rng = np.random.default_rng(0)
 
     def random(self, shape, dtype):
-        return self.numpy.asarray(self.rng.standard_normal(shape, "float32"), dtype)
+        return np.asarray(self.rng.standard_normal(shape, "float32"), dtype)
 
     def empty(self, shape, dtype):
-        return self.numpy.empty(shape, dtype)
+        return np.empty(shape, dtype)
 
     def peers(self, case, sets, results, stream):
-        from . import numpy_peers
-
         yield "NumPy", lambda: numpy_peers.prepare(case, sets)
         if torch is not None:
-            from . import torch_peers
-
-            sets = [[torch.from_numpy(x) for x in inputs] for inputs in sets]
-            for name, make in torch_peers.peers(case, sets):
+            tensors = [[torch.from_numpy(x) for x in inputs] for inputs in sets]
+            for name, make in torch_peers.peers(case, tensors):
                 if name != "torch.compile":
                     yield name, make
 
@@ -101,14 +96,10 @@ def measure(case, dtype, timer, arrays):
     results = [outs[: len(case.results)] for outs in outputs]
     for name, make in arrays.peers(case, sets, results, timer.handle):
         with Attempt(f"{name}: {step}", silent=True):
-            if timer.name == "GPU":
-                with torch.cuda.stream(timer.stream):
-                    calls = make()
-            else:
-                calls = make()
-            if calls:
+            calls = make()
+            if calls is not None:
                 say(row=dict(row, by=name, **timer(calls)._asdict()))
-            calls = None
+            del calls
 
 
 def measure_device(timer):
@@ -140,12 +131,13 @@ def main():
     gc.collect()
     gc.freeze()
     gc.disable()
-    measure_device(timer)
-    for case in kernel_cases(options.device_target, options.op, options.quick):
-        for dtype in options.dtype:
-            with Attempt(f"{case.op} {case.direction} {case.name} {dtype}", silent=True):
-                measure(case, dtype, timer, arrays)
-            arrays.free()
+    with timer.current():
+        measure_device(timer)
+        for case in kernel_cases(options.device_target, options.op, options.quick):
+            for dtype in options.dtype:
+                with Attempt(f"{case.op} {case.direction} {case.name} {dtype}", silent=True):
+                    measure(case, dtype, timer, arrays)
+                arrays.free()
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ On the CPU, each call over rotating buffers is timed by itself.
 """
 
 import concurrent.futures
+import contextlib
 import os
 import statistics
 import time
@@ -40,7 +41,7 @@ def buffers(device, size):
 
 
 class GpuTimer:
-    """Times calls on `stream`, torch's side stream, which they must use."""
+    """Times calls that launch on `stream`, a side stream of torch's; within `with timer.current():`, torch's do."""
 
     name = "GPU"
 
@@ -52,15 +53,15 @@ class GpuTimer:
         self.handle = self.stream.cuda_stream
         self.other_memory = torch.zeros(COLD["GPU"] // 4, device="cuda")
 
+    def current(self):
+        return self.torch.cuda.stream(self.stream)
+
     def __call__(self, calls, graph=True):
-        """Times of a call, in turns of `calls`, each of which launches on this timer's stream."""
-        with self.torch.cuda.stream(self.stream):
-            launches = self._launches(calls)
-            replay, how = self._captured(launches) if graph else (None, "events")
-            if replay is None:
-                kept = {}
-                replay = lambda: kept.update((i % len(calls), call()) for i, call in enumerate(launches))  # noqa: E731
-            samples = self._samples(replay)
+        """Times of a call, in turns of `calls`."""
+        launches = self._launches(calls)
+        replay = self._captured(launches) if graph else None
+        how = "graph" if replay else "events"
+        samples = self._samples(replay or (lambda: [call() for call in launches]))
         return Times.of([us / len(launches) for us in samples], how)
 
     def _launches(self, calls):
@@ -79,6 +80,7 @@ class GpuTimer:
         return [calls[i % len(calls)] for i in range(count)]
 
     def _captured(self, launches):
+        """A function that replays the launches, or None if they cannot be captured."""
         graph = self.torch.cuda.CUDAGraph()
         try:
             graph.capture_begin(capture_error_mode="thread_local")
@@ -90,8 +92,8 @@ class GpuTimer:
             del results
         except RuntimeError:
             self.torch.cuda.synchronize()
-            return None, "events"
-        return graph.replay, "graph"
+            return None
+        return graph.replay
 
     def _samples(self, replay):
         start = time.perf_counter()
@@ -129,6 +131,9 @@ class CpuTimer:
 
     name = "CPU"
     handle = None
+
+    def current(self):
+        return contextlib.nullcontext()
 
     def __call__(self, calls):
         start = time.perf_counter()
