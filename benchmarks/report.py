@@ -15,6 +15,7 @@ COLUMNS = (
 )  # fmt: skip
 NUMBERS = ("us", "us_25", "us_75", "times_faster", "share", "floor_us", "tb_s", "bytes", "operations")
 FILE = "times.csv"
+ROOT = Path(__file__).resolve().parents[1]
 
 
 def finish(rows):
@@ -67,14 +68,15 @@ def about(device_target):
     found = {"device": processor(), "cores": len(os.sched_getaffinity(0))}
     if device_target == "GPU":
         query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
-        found["device"], found["driver"] = _first_line(query).split(", ")
+        found["device"], found["driver"] = _output(query).splitlines()[0].split(", ")
     nvcc = shutil.which("nvcc") or shutil.which("nvcc", path=os.environ.get("CUDA_HOME", "") + "/bin")
+    cxx = shutil.which(os.environ.get("CXX", "g++"))
     if nvcc:
-        found["nvcc"] = re.search(
-            r"release .*", subprocess.run([nvcc, "--version"], capture_output=True, text=True).stdout
-        )[0]
-    found["g++"] = _first_line([os.environ.get("CXX", "g++"), "--version"])
+        found["nvcc"] = re.search("release .*", _output([nvcc, "--version"]))[0]
+    if cxx:
+        found["C++"] = _output([cxx, "--version"]).splitlines()[0]
     found["Python"] = platform.python_version()
+    found["msops"] = re.search(r'__version__ = "(.*)"', (ROOT / "msops" / "__init__.py").read_text())[1]
     for package in ("mindspore", "torch", "triton", "numpy"):
         try:
             found[package] = importlib.metadata.version(package)
@@ -88,8 +90,8 @@ def processor():
     return names[0] if names else platform.machine()
 
 
-def _first_line(command):
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[0]
+def _output(command):
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 def table(rows):

@@ -103,7 +103,7 @@ class GpuTimer:
             replay()
             self.stream.synchronize()
             rounds += 1
-        count = max(5, min(30, round(rounds * 0.4)))
+        count = max(3, min(30, round(rounds * 0.4)))
         events = [self._events() for _ in range(count)]
         for begin, end in events:
             self._sweep()
