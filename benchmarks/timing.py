@@ -6,7 +6,7 @@ as it is, and marked "events" in place of "graph". All buffers together are seve
 take turns on MOST_BUFFERS, and a sweep over other memory empties the cache before each replay. Replays go on untimed
 for WARM_UP seconds first: after a pause, the first launches are slow.
 
-On the CPU, each call over rotating buffers is timed by itself.
+On the CPU, each call over rotating buffers is timed by itself; those of small kernels stay in the cache.
 """
 
 import concurrent.futures
