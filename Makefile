@@ -53,7 +53,7 @@ PYTHON ?= $(firstword $(foreach version,3 3.12 3.11 3.10,$(shell python$(version
 $(VENV)/.ready: pyproject.toml setup.py
 	@test -n "$(PYTHON)" || { echo "msops needs Python 3.10, 3.11 or 3.12 with its venv module (Debian: apt install python3-venv)."; exit 1; }
 	$(PYTHON) -m venv --clear $(VENV)
-	$(VENV)/bin/pip install --quiet --disable-pip-version-check --editable '.[lint,test]'
+	$(VENV)/bin/pip install --quiet --disable-pip-version-check --editable '.[bench,lint,test]'
 	@touch $@
 
 .PHONY: demo
@@ -71,15 +71,26 @@ sanitize: $(SANITIZERS) ## Check the kernels' use of memory with compute-sanitiz
 $(SANITIZERS): all $(VENV)/.ready
 	compute-sanitizer --tool $@ --error-exitcode 1 $(VENV)/bin/python -m pytest tests/test_gpu_entries.py -k "not Huge" $(ARGS)
 
+# The naive kernels are a peer, and need nvcc. ARGS="--op sigmoid --quick" for a part.
+NAIVE := $(if $(NVCC),benchmarks/libnaive.so)
+
+.PHONY: bench
+bench: all $(NAIVE) $(VENV)/.ready ## Measure every operator beside its peers
+	$(VENV)/bin/python -m benchmarks $(ARGS)
+
+benchmarks/libnaive.so: benchmarks/naive.cu msops/lib/.command
+	$(COMPILE) $< -o $@.new
+	@mv $@.new $@
+
 .PHONY: lint
 lint: $(VENV)/.ready ## Check the source's format and style
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
-	$(VENV)/bin/clang-format --dry-run --Werror $(wildcard aot_kernels/*.cu) $(HEADERS)
+	$(VENV)/bin/clang-format --dry-run --Werror $(wildcard aot_kernels/*.cu benchmarks/*.cu) $(HEADERS)
 
 .PHONY: clean
 clean: ## Remove what was built, but not the virtual environment
-	rm -rf msops/lib build dist *.egg-info
+	rm -rf msops/lib benchmarks/libnaive.so build dist *.egg-info
 
 .PHONY: help
 help: ## Show this
@@ -90,4 +101,4 @@ help: ## Show this
 	@echo "  NVCC      the CUDA compiler; NVCC= builds for the CPU alone"
 	@echo "  CXX       the C++ compiler, also for nvcc's host code"
 	@echo "  PYTHON    the Python to make the virtual environment with"
-	@echo "  ARGS      what to pass to pytest or the demo, as in ARGS=\"-k sigmoid\""
+	@echo "  ARGS      what to pass to pytest, the demo or the benchmark, as in ARGS=\"-k sigmoid\""

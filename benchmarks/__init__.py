@@ -1,4 +1,4 @@
-"""Run from the project's root, as in `python -m benchmarks.kernels`. Uses the tests' way to call C entries."""
+"""Run from the project's root, as in `python -m benchmarks`. Uses the tests' way to call C entries."""
 
 import sys
 from pathlib import Path

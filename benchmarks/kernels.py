@@ -1,195 +1,143 @@
-"""Times the kernels through their C entries on the GPU, beside PyTorch's eager operators in the same run.
+"""The part that times kernels through their C entries, and their peers: see timing.py for how."""
 
-    python -m benchmarks.kernels --output benchmarks/kernels-h200.csv
+import gc
 
-Each time is a median over launches between CUDA events, each launch on other buffers than the one before, so that the
-L2 cache is cold. The roof is a copy of 4 GiB, measured first. A kernel's floor is the time in which the roof moves each
-input and each output once, scratch not counted; its share of the roof is floor / time. Needs torch with CUDA.
-"""
-
-import argparse
-import csv
-import statistics
-import subprocess
-import time
-from collections.abc import Callable
-from pathlib import Path
-from typing import NamedTuple
-
-import torch
-from torch.nn import functional
+import numpy as np
 
 import msops
-from msops.custom import Operator
 from msops.depthwise_conv2d import _attributes, _Convolution
 from msops.lltm import _Pointwise
 from operator_entry import outputs_of, prepare_operator
 
-COLD = 256 * 2**20  # bytes between two uses of a buffer: several times the L2 cache
-COLUMNS = ("case", "dtype", "us", "floor_us", "share_of_roof", "torch_us", "times_faster")
+from . import naive, numpy_peers
+from .cases import kernel_cases
+from .parts import Attempt, options_of_part, say
+from .timing import CpuTimer, GpuTimer, buffers
+
+try:
+    import torch
+
+    from . import torch_peers
+except ImportError:
+    torch = None
 
 
-class Case(NamedTuple):
-    name: str
-    operator: Operator
-    shapes: list  # of the inputs
-    peer: Callable  # takes the inputs, and returns what to time
-    has_scratch: bool = False  # as the last output
+def operator_of(case):
+    """Our operator for a case."""
+    if case.op == "depthwise":
+        cell = _Convolution(_attributes("depthwise", case.stride, "pad", case.inputs[1][-1] // 2, 1, True))
+    else:
+        cells = dict(add=msops.Add, sigmoid=msops.Sigmoid, trilinear=msops.TrilinearInterpolation, lltm=_Pointwise)
+        cell = cells[case.op]()
+    return cell.forward_op if case.direction == "forward" else cell.backward_op
 
 
-def forward_of(function):
-    return lambda *inputs: lambda: function(*inputs)
+class GpuArrays:
+    def random(self, shape, dtype):
+        return torch.randn(shape, device="cuda", dtype=getattr(torch, dtype))
+
+    def empty(self, shape, dtype):
+        return torch.empty(shape, device="cuda", dtype=getattr(torch, dtype))
+
+    def peers(self, case, sets, results, stream):
+        """(name, a function that returns calls, or None) of each peer."""
+        if naive.available():
+            calls = [naive.prepare_case(case, inputs, outs, stream) for inputs, outs in zip(sets, results)]
+            yield "naive CUDA", lambda: None if None in calls else calls
+        yield from torch_peers.peers(case, sets)
+
+    def free(self):
+        gc.collect()
+        torch.cuda.empty_cache()
 
 
-def backward_of(function, douts=1):
-    """PyTorch's backward pass alone; the last `douts` inputs are the gradients of the outputs."""
+class CpuArrays:
+    def __init__(self):
+        self.rng = np.random.default_rng(0)
 
-    def peer(*inputs):
-        leaves = [x.clone().requires_grad_() for x in inputs[:-douts]]
-        outs = function(*leaves)
-        return lambda: torch.autograd.grad(outs, leaves, inputs[-douts:], retain_graph=True)
+    def random(self, shape, dtype):
+        return np.asarray(self.rng.standard_normal(shape, "float32"), dtype)
 
-    return peer
+    def empty(self, shape, dtype):
+        return np.empty(shape, dtype)
 
+    def peers(self, case, sets, results, stream):
+        yield "NumPy", lambda: numpy_peers.prepare(case, sets)
+        if torch is not None:
+            tensors = [[torch.from_numpy(x) for x in inputs] for inputs in sets]
+            for name, make in torch_peers.peers(case, tensors):
+                if name != "torch.compile":
+                    yield name, make
 
-def elementwise():
-    sigmoid, add = msops.Sigmoid(), msops.Add()
-    backward = forward_of(torch.ops.aten.sigmoid_backward)
-    for n in (2**28, 2**20):
-        yield Case(f"sigmoid {n}", sigmoid.forward_op, [(n,)], forward_of(torch.sigmoid))
-        yield Case(f"sigmoid backward {n}", sigmoid.backward_op, [(n,), (n,)], lambda y, dy: backward(dy, y))
-        yield Case(f"add {n}", add.forward_op, [(n,), (n,)], forward_of(torch.add))
-    rows = (2**18, 1000)
-    yield Case(f"add {rows} + (1000)", add.forward_op, [rows, (1000,)], forward_of(torch.add))
-    for shape, axes in (((1000,), 0), ((2**18, 1), 1), ((), (0, 1))):
-        peer = forward_of(lambda dout, x, axes=axes: dout.sum(axes))
-        yield Case(f"add backward {rows} to {shape}", add.backward_op, [rows, shape], peer, True)
+    def free(self):
+        pass
 
 
-def trilinear():
-    def formula(feats, points):
-        u, v, w = ((points + 1) / 2).unbind(1)
-        weights = torch.stack([a * b * c for a in (1 - u, u) for b in (1 - v, v) for c in (1 - w, w)], 1)
-        return (feats * weights.unsqueeze(2)).sum(1)
+def measure(case, dtype, timer, arrays):
+    """Times our kernel and each peer."""
+    operator = operator_of(case)
+    size = case.elements * (2 if dtype == "float16" else 4)
+    row = dict(part="kernel", op=case.op, direction=case.direction, case=case.name, dtype=dtype, bytes=size)
+    row.update(named=int(case.named), beside=case.beside, operations=case.operations)
 
-    cell = msops.TrilinearInterpolation()
-    for n, f in ((65536, 256), (2**20, 16), (2**22, 2)):
-        shapes = [(n, 8, f), (n, 3)]
-        yield Case(f"trilinear {n} x {f}", cell.forward_op, shapes, forward_of(formula))
-        yield Case(f"trilinear backward {n} x {f}", cell.backward_op, [*shapes, (n, f)], backward_of(formula))
+    sets, outputs = [], []
+    for _ in range(buffers(timer.name, size)):
+        sets.append([arrays.random(shape, dtype) for shape in case.inputs])
+        outputs.append([arrays.empty(*output) for output in outputs_of(operator, sets[-1])])
+    step = f"{case.op} {case.direction} {case.name} {dtype}"
+    with Attempt(step):
+        calls = [prepare_operator(operator, [*i, *o], timer.handle) for i, o in zip(sets, outputs)]
+        status = calls[0]()
+        if status != 0:
+            raise RuntimeError(f"the entry returned {status}")
+        say(row=dict(row, by="msops", **timer(calls)._asdict()))
+        del calls
 
-
-def depthwise():
-    for image, k, stride in (
-        ((32, 144, 56, 56), 3, 1),
-        ((128, 384, 14, 14), 3, 1),
-        ((32, 96, 112, 112), 3, 2),
-        ((64, 96, 56, 56), 5, 1),
-        ((64, 96, 56, 56), 7, 1),
-        ((32, 128, 56, 56), 31, 1),
-    ):
-        channels = image[1]
-
-        def conv(x, weight, bias, stride=stride, k=k, channels=channels):
-            return functional.conv2d(x, weight, bias, stride, k // 2, groups=channels)
-
-        def backward(x, weight, dout, conv=conv):
-            return backward_of(conv)(x, weight, weight[:, 0, 0, 0], dout)
-
-        cell = _Convolution(_attributes("depthwise", stride, "pad", k // 2, 1, True))
-        shapes, out = [image, (channels, 1, k, k)], [*image[:2], *((n - 1) // stride + 1 for n in image[2:])]
-        name = f"{'x'.join(map(str, image))} k{k} s{stride}"
-        yield Case(f"depthwise {name}", cell.forward_op, [*shapes, (channels,)], forward_of(conv))
-        yield Case(f"depthwise backward {name}", cell.backward_op, [*shapes, out], backward, True)
+    results = [outs[: len(case.results)] for outs in outputs]
+    for name, make in arrays.peers(case, sets, results, timer.handle):
+        with Attempt(f"{name}: {step}", silent=True):
+            calls = make()
+            if calls is not None:
+                say(row=dict(row, by=name, **timer(calls)._asdict()))
+            del calls
 
 
-def lltm():
-    def formula(product, bias, c):
-        i, o, g = (product + bias).chunk(3, 1)
-        new_c = c + torch.sigmoid(i) * functional.elu(g)
-        return torch.tanh(new_c) * torch.sigmoid(o), new_c
-
-    cell = _Pointwise()
-    for batch, hidden in ((16, 128), (64, 1024), (2**16, 1024)):
-        state = (batch, hidden)
-        shapes = [(batch, 3 * hidden), (3 * hidden,), state]
-        yield Case(f"lltm {batch} x {hidden}", cell.forward_op, shapes, forward_of(formula))
-        backward = backward_of(formula, douts=2)
-        yield Case(f"lltm backward {batch} x {hidden}", cell.backward_op, [*shapes, state, state], backward, True)
-
-
-def median_us(calls, repeats=50):
-    """Median time of a call, taking turns among `calls`, after warming up for long enough that the clocks are up."""
-    start = time.perf_counter()
-    while time.perf_counter() - start < 0.1:
-        for call in calls:
-            call()
-        torch.cuda.synchronize()
-    events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(repeats)]
-    torch.cuda.synchronize()
-    for i, (start, end) in enumerate(events):
-        start.record()
-        calls[i % len(calls)]()
-        end.record()
-    torch.cuda.synchronize()
-    return 1e3 * statistics.median(start.elapsed_time(end) for start, end in events)
-
-
-def roof():
-    """Bytes per microsecond of a copy, read and written."""
-    source = torch.randint(256, (2**32,), dtype=torch.uint8, device="cuda")
-    target = torch.empty_like(source)
-    return 2 * source.numel() / median_us([lambda: target.copy_(source)], 20)
-
-
-def bytes_of(arrays):
-    return sum(array.numel() * array.element_size() for array in arrays)
-
-
-def measure(case, dtype, speed):
-    """A row of the table."""
-    calls, moved = [], 0
-    while not calls or len(calls) < min(20, COLD // moved + 2):
-        inputs = [torch.randn(shape, device="cuda", dtype=dtype) for shape in case.shapes]
-        outputs = [torch.empty(s, dtype=getattr(torch, d), device="cuda") for s, d in outputs_of(case.operator, inputs)]
-        calls.append((prepare_operator(case.operator, [*inputs, *outputs]), inputs))
-        moved = bytes_of(inputs) + bytes_of(outputs[:-1] if case.has_scratch else outputs)
-        if "AddBackward" in case.operator.func:
-            moved -= bytes_of(inputs[1:])  # read for its shape alone
-    if calls[0][0]() != 0:
-        raise RuntimeError(f"{case.name} failed")
-    us, floor = median_us([call for call, _ in calls]), moved / speed
-    peer = median_us([case.peer(*inputs) for _, inputs in calls], 20)
-    return case.name, str(dtype).removeprefix("torch."), us, floor, floor / us, peer, peer / us
+def measure_device(timer):
+    """What a copy, an empty kernel and multiply-adds take: rows that all others are measured by."""
+    row = dict(part="device", direction="", dtype="", named=0, beside="", operations=0)
+    with Attempt("copy of a large array", silent=True):
+        size, times = timer.roof()
+        say(row=dict(row, op="copy", case="large", by="the device", bytes=size, **times._asdict()))
+    if timer.name == "GPU" and naive.available():
+        with Attempt("empty kernel", silent=True):
+            times = timer([naive.prepare("nothing", [], (), timer.handle)] * 2)
+            say(row=dict(row, op="nothing", case="empty kernel", by="the device", bytes=0, **times._asdict()))
+        with Attempt("multiply-adds", silent=True):
+            multiprocessors = torch.cuda.get_device_properties(0).multi_processor_count
+            launch, operations = naive.multiply_adds(torch.zeros(1, device="cuda"), multiprocessors, timer.handle)
+            row = dict(row, op="multiply-add", case="float32", by="the device", bytes=0, operations=operations)
+            say(row=dict(row, **timer([launch])._asdict()))
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, help="CSV file to write")
-    parser.add_argument(
-        "--only", default="", help="run just the cases whose name has one of these words, comma-separated"
-    )
-    options = parser.parse_args()
-
-    speed = roof()
-    query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
-    device, driver = subprocess.run(query, capture_output=True, text=True, check=True).stdout.split("\n")[0].split(", ")
-    where = f"{device}, driver {driver}, torch {torch.__version__}, copy at {speed / 1e6:.3f} TB/s"
-    print(where)
-    print("{:48} {:8} {:>9} {:>9} {:>7} {:>9} {:>7}".format(*COLUMNS[:4], "share", "torch_us", "faster"))
-    rows = []
-    for case in (*elementwise(), *trilinear(), *depthwise(), *lltm()):
-        if any(words in case.name for words in options.only.split(",")):
-            for dtype in (torch.float32, torch.float16):
-                rows.append(measure(case, dtype, speed))
-                print("{:48} {:8} {:9.1f} {:9.1f} {:7.3f} {:9.1f} {:7.2f}".format(*rows[-1]), flush=True)
-                torch.cuda.empty_cache()
-    if options.output:
-        with options.output.open("w", newline="") as file:
-            file.write(f"# {where}\n")
-            writer = csv.writer(file)
-            writer.writerow(COLUMNS)
-            writer.writerows([*row[:2], *(f"{value:.4g}" for value in row[2:])] for row in rows)
+    options = options_of_part()
+    if options.device_target == "GPU":
+        if torch is None or not torch.cuda.is_available():
+            raise SystemExit("timing kernels on the GPU needs torch with CUDA, for its memory and events")
+        timer, arrays = GpuTimer(), GpuArrays()
+    else:
+        timer, arrays = CpuTimer(), CpuArrays()
+    # Nothing may be collected in the middle of a capture.
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    with timer.current():
+        measure_device(timer)
+        for case in kernel_cases(options.device_target, options.op, options.quick):
+            for dtype in options.dtype:
+                with Attempt(f"{case.op} {case.direction} {case.name} {dtype}", silent=True):
+                    measure(case, dtype, timer, arrays)
+                arrays.free()
 
 
 if __name__ == "__main__":

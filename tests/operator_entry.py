@@ -15,8 +15,8 @@ def outputs_of(operator, inputs):
     return [(spec.shape, _NAMES[spec.dtype]) for spec in ([specs] if isinstance(specs, Spec) else specs)]
 
 
-def prepare_operator(operator, arrays):
-    """The prepared call (see entry.prepare) with inputs and outputs, on the GPU if they are torch's there."""
+def prepare_operator(operator, arrays, stream=DEFAULT_STREAM):
+    """The prepared call (see entry.prepare) with inputs and outputs; on a GPU's `stream` for torch's arrays there."""
     path, entry = operator.func.split(":")
-    stream = DEFAULT_STREAM if getattr(arrays[0], "is_cuda", False) else None
+    stream = stream if getattr(arrays[0], "is_cuda", False) else None
     return prepare(path.removesuffix(".so"), entry, arrays, operator.infer.keywords, stream)

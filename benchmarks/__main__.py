@@ -1,0 +1,92 @@
+"""Measures every operator beside its peers, and writes a table of times and pictures of them.
+
+python -m benchmarks                        everything, on the GPU where there is one
+python -m benchmarks --op add --quick       a first look at one operator
+"""
+
+import argparse
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from tqdm import tqdm
+
+from . import parts, report
+from .cases import cell_cases, kernel_cases
+
+RESULTS = Path(__file__).with_name("results")
+
+
+def parse():
+    parser = argparse.ArgumentParser(
+        "python -m benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parts.add_options(parser)
+    parser.add_argument("--output", type=Path, help=f"folder to write to; default: {RESULTS.name}/DEVICE beside this")
+    options = parser.parse_args()
+    options.device_target = options.device_target or ("GPU" if has_gpu() else "CPU")
+    return options
+
+
+def has_gpu():
+    return bool(shutil.which("nvidia-smi")) and subprocess.run(["nvidia-smi"], capture_output=True).returncode == 0
+
+
+def folder_name(device):
+    """h200 for NVIDIA H200; cpu for any processor."""
+    words = [word for word in re.findall(r"[a-z0-9]+", device.lower()) if word not in ("nvidia", "geforce", "rtx")]
+    return words[0] if words else "gpu"
+
+
+def measure(options, log):
+    """(rows, what was not measured, whether all parts came to their end)"""
+    rows, troubles, whole = [], [], True
+    arguments = options.device_target, options.op, options.quick
+    steps = len(options.dtype) * (len(kernel_cases(*arguments)) + 2 * len(cell_cases(*arguments)))
+    with tqdm(total=steps, unit="case", dynamic_ncols=True) as progress:
+        try:
+            for part in parts.PARTS:
+                for message in parts.run(part, options, log):
+                    if "row" in message:
+                        rows.append(message["row"])
+                    elif "step" in message:
+                        progress.set_description(message["step"])
+                        progress.update()
+                    else:
+                        whole &= "crashed" not in message
+                        troubles += message.values()
+        except KeyboardInterrupt:
+            whole = False
+            troubles.append("what came after the interrupt")
+    return rows, troubles, whole
+
+
+def main():
+    options = parse()
+    about = report.about(options.device_target)
+    name = folder_name(about["device"]) if options.device_target == "GPU" else "cpu"
+    folder = options.output or RESULTS / name
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "log.txt").open("w+") as log:
+        rows, troubles, whole = measure(options, log)
+    report.finish(rows)
+    report.write(folder, rows, about)
+
+    print(report.table(rows))
+    for trouble in troubles:
+        print(f"not measured: {trouble}")
+    try:
+        from . import plots
+    except ImportError as error:
+        print(f"no pictures: {error}. Where matplotlib is: python -m benchmarks.plots {folder}")
+    else:
+        plots.draw(folder)
+    print(f"results: {folder}")
+    if not whole:
+        sys.exit(f"The benchmark did not come to its end: see {folder / 'log.txt'}")
+
+
+if __name__ == "__main__":
+    main()

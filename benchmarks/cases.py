@@ -1,0 +1,230 @@
+"""What is measured: for each operator and direction the sizes, as plain data.
+
+A table of sizes has `named` ones, which every peer takes part in, a `sweep` from tiny to large, and `ragged` ones, each
+with the aligned size beside it, which it should equal but for its bytes.
+"""
+
+import math
+from typing import NamedTuple
+
+OPS = ("add", "sigmoid", "trilinear", "depthwise", "lltm")
+DTYPES = ("float32", "float16")
+
+
+class Case(NamedTuple):
+    op: str
+    direction: str  # forward or backward
+    name: str  # its size, in words
+    inputs: list  # shapes of the entry's inputs
+    results: list  # shapes of the outputs that are no scratch
+    naive: tuple  # the sizes that the naive version takes
+    unread: int = 0  # how many of the last inputs matter by their shape alone
+    serial: int = 1  # the longest loop of a naive thread
+    operations: int = 0  # floating-point operations that the floor counts: multiplication and addition are two
+    stride: int = 1
+    named: bool = False
+    beside: str = ""  # the name of a ragged case's aligned neighbour
+
+    @property
+    def elements(self):
+        """How many must move: each input read once, each result written once."""
+        return sum(map(math.prod, [*self.inputs[: len(self.inputs) - self.unread], *self.results]))
+
+
+class CellCase(NamedTuple):
+    op: str
+    name: str
+    size: tuple
+
+
+GPU = dict(
+    elements=dict(
+        named=(2**20, 2**28),
+        sweep=(2**10, 2**14, 2**17, 2**22, 2**24, 2**26),
+        ragged={2**14 + 1: 2**14, 2**20 + 1: 2**20, 2**24 + 1: 2**24, 2**28 + 1: 2**28},
+    ),
+    rows=dict(named=((2**18, 1000),), sweep=((64, 1000),), ragged={(2**18, 1001): (2**18, 1000)}),
+    trilinear=dict(  # points, features
+        named=((65536, 256), (2**20, 16), (2**22, 2)),
+        sweep=((64, 16), (2**10, 16), (2**14, 16), (2**17, 16), (2**22, 16)),
+        ragged={
+            (65537, 256): (65536, 256),
+            (65536, 257): (65536, 256),
+            (2**20 + 1, 16): (2**20, 16),
+            (2**20, 17): (2**20, 16),
+            (2**22, 3): (2**22, 2),
+        },
+    ),
+    depthwise=dict(  # N, C, H, W, kernel, stride
+        named=(
+            (32, 144, 56, 56, 3, 1),
+            (128, 384, 14, 14, 3, 1),
+            (32, 96, 112, 112, 3, 2),
+            (64, 96, 56, 56, 5, 1),
+            (64, 96, 56, 56, 7, 1),
+            (32, 128, 56, 56, 31, 1),
+        ),
+        sweep=((1, 32, 7, 7, 3, 1), (1, 96, 28, 28, 3, 1), (8, 96, 56, 56, 3, 1), (128, 144, 112, 112, 3, 1)),
+        ragged={
+            (32, 144, 57, 57, 3, 1): (32, 144, 56, 56, 3, 1),
+            (32, 96, 113, 113, 3, 2): (32, 96, 112, 112, 3, 2),
+            (64, 96, 57, 57, 7, 1): (64, 96, 56, 56, 7, 1),
+        },
+    ),
+    lltm=dict(  # batch, hidden
+        named=((16, 128), (64, 1024), (2**16, 1024)),
+        sweep=((64, 128), (256, 1024), (2**10, 1024), (2**12, 1024), (2**14, 1024)),
+        ragged={(2**16 + 1, 1024): (2**16, 1024), (2**16, 1023): (2**16, 1024), (2**10, 1025): (2**10, 1024)},
+    ),
+    cells=dict(
+        elements=(2**20, 2**28),
+        rows=((2**18, 1000),),
+        trilinear=((65536, 256), (2**20, 16), (2**22, 2)),
+        lltm=((16, 32, 128), (64, 1024, 1024), (4096, 1024, 1024)),  # batch, inputs, hidden
+    ),
+)
+CPU = dict(
+    elements=dict(named=(2**20, 2**24), sweep=(2**10, 2**14, 2**17, 2**22), ragged={2**20 + 1: 2**20}),
+    rows=dict(named=((2**12, 1000),), sweep=((64, 1000),), ragged={(2**12, 1001): (2**12, 1000)}),
+    trilinear=dict(
+        named=((4096, 256), (2**16, 16), (2**18, 2)),
+        sweep=((64, 16), (2**10, 16), (2**13, 16)),
+        ragged={(4096, 257): (4096, 256), (2**16, 17): (2**16, 16)},
+    ),
+    depthwise=dict(
+        named=(
+            (2, 144, 56, 56, 3, 1),
+            (8, 384, 14, 14, 3, 1),
+            (2, 96, 112, 112, 3, 2),
+            (2, 96, 56, 56, 5, 1),
+            (2, 96, 56, 56, 7, 1),
+            (1, 32, 56, 56, 31, 1),
+        ),
+        sweep=((1, 32, 7, 7, 3, 1), (1, 96, 28, 28, 3, 1)),
+        ragged={(2, 144, 57, 57, 3, 1): (2, 144, 56, 56, 3, 1)},
+    ),
+    lltm=dict(
+        named=((16, 128), (64, 1024), (1024, 1024)),
+        sweep=((64, 128), (256, 1024)),
+        ragged={(1024, 1023): (1024, 1024)},
+    ),
+    cells=dict(
+        elements=(2**20, 2**24),
+        rows=((2**12, 1000),),
+        trilinear=((4096, 256), (2**16, 16), (2**18, 2)),
+        lltm=((16, 32, 128), (64, 256, 256), (256, 1024, 1024)),
+    ),
+)
+
+
+def kernel_cases(device, ops=OPS, quick=False):
+    """The Cases of some operators on GPU or CPU; quick: a size or two of each."""
+    tables = GPU if device == "GPU" else CPU
+    generators = dict(
+        add=(("elements", _add), ("rows", _rows)),
+        sigmoid=(("elements", _sigmoid),),
+        trilinear=(("trilinear", _trilinear),),
+        depthwise=(("depthwise", _depthwise),),
+        lltm=(("lltm", _lltm),),
+    )
+    cases = []
+    for op in ops:
+        for table, generate in generators[op]:
+            for size, named, beside in _sizes(tables[table], quick):
+                names = [case.name for case in generate(beside)] if beside else ()
+                for i, case in enumerate(generate(size)):
+                    cases.append(case._replace(named=named, beside=names[i] if beside else ""))
+    return cases
+
+
+def cell_cases(device, ops=OPS, quick=False):
+    """The CellCases of some operators, likewise."""
+    tables = GPU if device == "GPU" else CPU
+    cells = dict(tables["cells"], depthwise=tables["depthwise"]["named"])
+    cases = []
+    for op in ops:
+        if op in ("add", "sigmoid"):
+            cases += [CellCase(op, power(n), (n,)) for n in cells["elements"]]
+        if op == "add":
+            cases += [CellCase(op, f"{_by(size)} + row", size) for size in cells["rows"]]
+        if op == "depthwise":
+            cases += [CellCase(op, _convolution(size), size) for size in cells["depthwise"]]
+        if op in ("trilinear", "lltm"):
+            cases += [CellCase(op, _by(size), size) for size in cells[op]]
+    return [case for i, case in enumerate(cases) if not quick or case.op not in [c.op for c in cases[:i]]]
+
+
+def power(n):
+    """2^20 for 1048576, 2^20 + 1 for the next; small numbers as they are."""
+    exponent = n.bit_length() - 1
+    rest = n - 2**exponent
+    if exponent < 10 or rest > 1:
+        return str(n)
+    return f"2^{exponent}" + (f" + {rest}" if rest else "")
+
+
+def _sizes(table, quick):
+    few = 1 if quick else None
+    yield from ((size, True, None) for size in table["named"][:few])
+    yield from ((size, False, None) for size in table["sweep"][:few])
+    if not quick:
+        yield from ((size, False, beside) for size, beside in table["ragged"].items())
+
+
+def _by(sizes):
+    return " x ".join(f"({power(n)})" if " " in power(n) else power(n) for n in sizes)
+
+
+def _convolution(size):
+    *image, kernel, stride = size
+    return f"{'x'.join(map(str, image))} k{kernel} s{stride}"
+
+
+def _add(n):
+    yield Case("add", "forward", power(n), [(n,), (n,)], [(n,)], (n, n))
+
+
+def _rows(size):
+    rows, columns = size
+    name = _by(size)
+    yield Case("add", "forward", f"{name} + row", [size, (columns,)], [size], (rows * columns, columns))
+    for what, shape, sizes in (
+        ("row", (columns,), (rows, columns, 1)),
+        ("column", (rows, 1), (1, rows, columns)),
+        ("scalar", (), (1, 1, rows * columns)),
+    ):
+        serial = sizes[0] * sizes[2]
+        yield Case("add", "backward", f"{name} to {what}", [size, shape], [shape], sizes, unread=1, serial=serial)
+
+
+def _sigmoid(n):
+    yield Case("sigmoid", "forward", power(n), [(n,)], [(n,)], (n,))
+    yield Case("sigmoid", "backward", power(n), [(n,), (n,)], [(n,)], (n,))
+
+
+def _trilinear(size):
+    n, f = size
+    inputs, out = [(n, 8, f), (n, 3)], (n, f)
+    yield Case("trilinear", "forward", _by(size), inputs, [out], size)
+    yield Case("trilinear", "backward", _by(size), [*inputs, out], inputs, size, serial=8 * f)
+
+
+def _depthwise(size):
+    n, channels, height, width, kernel, stride = size
+    image, weight, bias = (n, channels, height, width), (channels, 1, kernel, kernel), (channels,)
+    padding = kernel // 2
+    out = (n, channels, *((length + 2 * padding - kernel) // stride + 1 for length in (height, width)))
+    sizes = (*size, padding)
+    operations = 2 * kernel**2 * math.prod(out)
+    rest = dict(stride=stride, operations=operations)
+    yield Case("depthwise", "forward", _convolution(size), [image, weight, bias], [out], sizes, **rest)
+    rest = dict(stride=stride, operations=2 * operations, serial=math.prod(out) // channels)
+    name = _convolution(size)
+    yield Case("depthwise", "backward", name, [image, weight, out], [image, weight, bias], sizes, **rest)
+
+
+def _lltm(size):
+    batch, hidden = size
+    inputs = [(batch, 3 * hidden), (3 * hidden,), size]
+    yield Case("lltm", "forward", _by(size), inputs, [size, size], size)
+    yield Case("lltm", "backward", _by(size), [*inputs, size, size], inputs, size, serial=batch)

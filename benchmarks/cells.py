@@ -1,0 +1,90 @@
+"""The part that times whole Cells through MindSpore, in graph or PyNative mode, beside the same of its own operators.
+
+A time is the wall time of many calls, with one synchronization at the end, over their number; both networks take turns.
+The inputs are on the device, and rotate. The gradient is that of all inputs and Parameters.
+"""
+
+import gc
+import itertools
+import math
+import time
+
+import mindspore
+from mindspore import ops
+
+from .cases import cell_cases
+from .networks import networks
+from .parts import Attempt, options_of_part, say
+from .timing import COLD, Times
+
+MOST_INPUTS = 8  # sets of them
+TURNS = 15  # of each network
+TURN = 0.01  # s, about
+LONG = 2  # s, after which two turns are enough
+
+
+def random_inputs(device, shapes, dtype):
+    """Sets of inputs that do not stay in the cache. Results of an operator, so that they are on the device."""
+    size = sum(map(math.prod, shapes)) * (2 if dtype == "float16" else 4)
+    sets = []
+    for _ in range(min(MOST_INPUTS, COLD[device] // size + 2)):
+        sets.append([ops.standard_normal(shape).astype(getattr(mindspore, dtype)) for shape in shapes])
+    mindspore.runtime.synchronize()
+    return sets
+
+
+def seconds(call, inputs, count):
+    """Wall time of `count` calls."""
+    start = time.perf_counter()
+    for _ in range(count):
+        call(*next(inputs))
+    mindspore.runtime.synchronize()
+    return time.perf_counter() - start
+
+
+def compare(calls, sets):
+    """Times of each of the calls, which take turns; what is left out by its error is told of."""
+    inputs, counts = itertools.cycle(sets), {}
+    for by, (step, call) in calls.items():
+        with Attempt(step, silent=True):
+            seconds(call, inputs, 1)  # compiles
+            count = 1
+            while seconds(call, inputs, count) < TURN / 2:
+                count *= 2
+            counts[by] = count
+    samples = {by: [] for by in counts}
+    start = time.perf_counter()
+    while counts and min(map(len, samples.values())) < (TURNS if time.perf_counter() - start < LONG else 2):
+        for by, count in counts.items():
+            samples[by].append(1e6 * seconds(calls[by][1], inputs, count) / count)
+    return {by: Times.of(us, "calls") for by, us in samples.items()}
+
+
+def measure(case, dtype, mode, device):
+    step = f"{mode} {case.op} {case.name} {dtype}"
+    with Attempt(step):
+        *nets, shapes = networks(case, dtype)
+        sets = random_inputs(device, shapes, dtype)
+        positions = tuple(range(len(shapes)))
+        gradients = [mindspore.value_and_grad(net, positions, net.trainable_params() or None) for net in nets]
+        for direction, functions in (("forward", nets), ("forward+backward", gradients)):
+            calls = {by: (f"{by}: {step} {direction}", call) for by, call in zip(("msops", "MindSpore"), functions)}
+            for by, times in compare(calls, sets).items():
+                row = dict(part=mode, op=case.op, direction=direction, case=case.name, dtype=dtype, by=by, named=1)
+                say(row=dict(row, bytes=0, beside="", operations=0, **times._asdict()))
+
+
+def main():
+    options = options_of_part()
+    mindspore.set_device(options.device_target)
+    if options.device_target == "GPU":
+        mindspore.device_context.gpu.op_precision.conv_allow_tf32(False)  # as for torch: like is compared with like
+    mindspore.set_context(mode=mindspore.GRAPH_MODE if options.part == "graph" else mindspore.PYNATIVE_MODE)
+    for case in cell_cases(options.device_target, options.op, options.quick):
+        for dtype in options.dtype:
+            measure(case, dtype, options.part, options.device_target)
+            gc.collect()
+
+
+if __name__ == "__main__":
+    main()

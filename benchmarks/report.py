@@ -1,0 +1,126 @@
+"""Rows to CSV and back, with what follows from the times: speeds, floors, shares and comparisons."""
+
+import csv
+import importlib.metadata
+import os
+import platform
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+COLUMNS = (
+    "part", "op", "direction", "case", "dtype", "by", "us", "us_25", "us_75", "times_faster",
+    "share", "floor_us", "floor", "tb_s", "bytes", "operations", "how", "named", "beside",
+)  # fmt: skip
+NUMBERS = ("us", "us_25", "us_75", "times_faster", "share", "floor_us", "tb_s", "bytes", "operations")
+FILE = "times.csv"
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def finish(rows):
+    """Fills in the columns that follow from the times of all rows."""
+    device = {row["op"]: row for row in rows if row["part"] == "device"}
+    roof = device["copy"]["bytes"] / device["copy"]["us"] if "copy" in device else None
+    peak = None
+    if "multiply-add" in device:
+        peak = device["multiply-add"]["operations"] / device["multiply-add"]["us"]
+    ours = {_what(row): row["us"] for row in rows if row["by"] == "msops"}
+    for row in rows:
+        row.update(dict.fromkeys(("times_faster", "share", "floor_us", "floor", "tb_s"), ""))
+        if row["by"] != "msops" and _what(row) in ours:
+            row["times_faster"] = row["us"] / ours[_what(row)]
+        if row["bytes"]:
+            row["tb_s"] = row["bytes"] / row["us"] / 1e6
+        if row["part"] == "kernel" and roof:
+            floors = dict(memory=row["bytes"] / roof, arithmetic=row["operations"] / peak if peak else 0)
+            row["floor"] = max(floors, key=floors.get)
+            row["floor_us"] = floors[row["floor"]]
+            row["share"] = row["floor_us"] / row["us"]
+
+
+def _what(row):
+    return row["part"], row["op"], row["direction"], row["case"], row["dtype"]
+
+
+def write(folder, rows, about):
+    with (folder / FILE).open("w", newline="") as file:
+        file.writelines(f"# {name}: {value}\n" for name, value in about.items())
+        writer = csv.DictWriter(file, COLUMNS)
+        writer.writeheader()
+        for row in rows:
+            writer.writerow({k: f"{v:.5g}" if isinstance(v, float) else v for k, v in row.items()})
+
+
+def read(folder):
+    """(rows, what the comment lines say)"""
+    lines = (Path(folder) / FILE).read_text().splitlines()
+    about = dict(line[2:].split(": ", 1) for line in lines if line.startswith("# "))
+    rows = list(csv.DictReader(line for line in lines if not line.startswith("# ")))
+    for row in rows:
+        row.update({name: float(row[name]) if row[name] else None for name in NUMBERS})
+        row["named"] = row["named"] == "1"
+    return rows, about
+
+
+def about(device_target):
+    """Names of device, driver, compilers and packages."""
+    found = {"device": processor(), "cores": len(os.sched_getaffinity(0))}
+    if device_target == "GPU":
+        query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+        found["device"], found["driver"] = _output(query).splitlines()[0].split(", ")
+    nvcc = shutil.which("nvcc") or shutil.which("nvcc", path=os.environ.get("CUDA_HOME", "") + "/bin")
+    cxx = shutil.which(os.environ.get("CXX", "g++"))
+    if nvcc:
+        found["nvcc"] = re.search("release .*", _output([nvcc, "--version"]))[0]
+    if cxx:
+        found["C++"] = _output([cxx, "--version"]).splitlines()[0]
+    found["Python"] = platform.python_version()
+    found["msops"] = re.search(r'__version__ = "(.*)"', (ROOT / "msops" / "__init__.py").read_text())[1]
+    for package in ("mindspore", "torch", "triton", "numpy"):
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            found[package] = "not installed"
+    return found
+
+
+def processor():
+    names = re.findall(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
+    return names[0] if names else platform.machine()
+
+
+def _output(command):
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def table(rows):
+    """The named cases as text: our kernels beside each peer, then whole Cells."""
+    lines = []
+    for parts, columns in ((("kernel",), ("us", "floor_us", "share")), (("graph", "pynative"), ("us",))):
+        chosen = [row for row in rows if row["part"] in parts and row["named"]]
+        peers = list(dict.fromkeys(row["by"] for row in chosen if row["by"] != "msops"))
+        faster = {(_what(row), row["by"]): row["times_faster"] for row in chosen}
+        heading = ["part", "case", "dtype", *columns, *(f"{peer} /" for peer in peers)]
+        cells = []
+        for row in chosen:
+            if row["by"] == "msops":
+                name = f"{row['op']} {row['direction']} {row['case']}"
+                figures = [row[column] for column in columns] + [faster.get((_what(row), peer)) for peer in peers]
+                cells.append([row["part"], name, row["dtype"], *map(_short, figures)])
+        if cells:
+            lines += ["", *_aligned([heading, *cells])]
+    lines += ["", "us: microseconds. 'PEER /': how many times msops' time the peer takes."]
+    return "\n".join(lines)
+
+
+def _short(value):
+    if not isinstance(value, float):
+        return "-"
+    return f"{value:.0f}" if value >= 1000 else f"{value:.3g}"
+
+
+def _aligned(cells):
+    widths = [max(map(len, column)) for column in zip(*cells)]
+    for row in cells:
+        yield "  ".join(text.ljust(w) if i < 3 else text.rjust(w) for i, (text, w) in enumerate(zip(row, widths)))

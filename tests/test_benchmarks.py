@@ -1,0 +1,115 @@
+"""The benchmark runs on the CPU and writes sound rows, and its peers compute what our kernels do."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks import naive, numpy_peers, report, targets
+from benchmarks.cases import OPS, kernel_cases
+from entry import has_gpu_code
+from operator_entry import outputs_of, prepare_operator
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def test_run(tmp_path):
+    command = [sys.executable, "-m", "benchmarks", "--quick", "--op", "add", "--dtype", "float32"]
+    command += ["--device-target", "CPU", "--output", tmp_path]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "100%" in done.stderr  # the progress bar
+    assert "not measured" not in done.stdout
+
+    rows, about = report.read(tmp_path)
+    assert about["mindspore"].startswith("2.10")
+    assert {row["part"] for row in rows} == {"device", "kernel", "graph", "pynative"}
+    for row in rows:
+        assert 0 < row["us_25"] <= row["us"] <= row["us_75"]
+        assert (row["share"] is not None) == (row["part"] == "kernel")
+    kernels = [row for row in rows if row["part"] == "kernel" and row["by"] == "msops"]
+    assert [row["case"] for row in kernels] == [case.name for case in kernel_cases("CPU", ["add"], quick=True)]
+    large = next(row for row in kernels if row["case"] == "2^20")
+    assert large["bytes"] == 3 * 4 * 2**20
+    assert large["floor"] == "memory"
+    assert large["share"] == pytest.approx(large["floor_us"] / large["us"], rel=1e-3)
+    (peer,) = (row for row in rows if row["case"] == "2^20" and row["by"] == "NumPy")
+    assert peer["times_faster"] == pytest.approx(peer["us"] / large["us"], rel=1e-3)
+
+    assert all((tmp_path / f"{name}.png").stat().st_size > 10_000 for name in ("roof", "speedups", "cells"))
+    assert any("Cells" in line for line in targets.table(rows, targets.ON_CPU))
+
+
+def results_of(case, inputs, empty, stream=None):
+    """What our entry computes, without scratch, in arrays from `empty(shape, dtype)`."""
+    from benchmarks.kernels import operator_of
+
+    operator = operator_of(case)
+    outputs = [empty(*output) for output in outputs_of(operator, inputs)]
+    call = prepare_operator(operator, [*inputs, *outputs], *([] if stream is None else [stream]))
+    assert call() == 0
+    return outputs[: len(case.results)]
+
+
+def assert_close(case, got, want):
+    assert len(got) == len(want) == len(case.results)
+    for a, b in zip(got, want):
+        a, b = np.asarray(a, "float64"), np.asarray(b, "float64")
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4 * max(1, np.abs(b).max()), err_msg=str(case))
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_numpy_peers_agree(op):
+    rng = np.random.default_rng(0)
+    for case in kernel_cases("CPU", [op], quick=True):
+        inputs = [rng.standard_normal(shape).astype("float32") for shape in case.inputs]
+        (call,) = numpy_peers.prepare(case, [inputs])
+        got = call()
+        assert_close(case, got if isinstance(got, tuple) else (got,), results_of(case, inputs, np.empty))
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_torch_peers_agree(op):
+    torch = pytest.importorskip("torch")
+    from benchmarks import torch_peers
+
+    rng = np.random.default_rng(0)
+    for case in kernel_cases("CPU", [op], quick=True):
+        if (op, case.direction) == ("sigmoid", "backward"):
+            continue  # the entry takes sigmoid's result, the peer its input
+        inputs = [rng.standard_normal(shape).astype("float32") for shape in case.inputs]
+        want = results_of(case, inputs, np.empty)
+        for name, make in torch_peers.peers(case, [[torch.from_numpy(x) for x in inputs]]):
+            if name != "torch.compile":
+                (call,) = make()
+                got = call()
+                got = got if isinstance(got, tuple) else (got,)
+                assert_close(case, [x.detach().numpy() for x in got], want)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("op", OPS)
+def test_naive_kernels_agree(op, dtype):
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available() or not has_gpu_code("add") or not naive.available():
+        pytest.skip("needs a GPU, and libraries that nvcc built")
+    from benchmarks.kernels import GpuArrays
+
+    stream = torch.cuda.Stream()
+    for case in kernel_cases("CPU", [op], quick=True):
+        with torch.cuda.stream(stream):
+            kind = dict(device="cuda", dtype=getattr(torch, dtype))
+            inputs = [torch.randn(shape, **kind) for shape in case.inputs]
+            want = results_of(case, inputs, GpuArrays().empty, stream.cuda_stream)
+            got = [torch.empty_like(x) for x in want]
+            launch = naive.prepare_case(case, inputs, got, stream.cuda_stream)
+            if launch is None:
+                continue
+            assert launch() == 0
+            stream.synchronize()
+        tolerance = 1e-4 if dtype == "float32" else 5e-3
+        for a, b in zip(got, want):
+            scale = max(1, b.double().abs().max().item())
+            assert torch.allclose(a.double(), b.double(), rtol=tolerance, atol=tolerance * scale), case
