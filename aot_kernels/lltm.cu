@@ -56,30 +56,155 @@ struct GatePacks {
   MSOPS_BOTH Compute<T> operator()(int gate, int j) const { return Compute<T>(values[gate].values[j]); }
 };
 
-// Index i is a pack of N neighbouring hidden units of one sample.
+// Index i is a pack of N neighbouring hidden units of one of the groups that the samples are dealt to in turns.
 template <int N, typename T>
 struct Forward {
-  int64_t hidden;
+  // The loads of the bias slow large batches in float16 down by 5 %: there, a thread keeps it for several samples.
+  static constexpr bool kKeepsBias = sizeof(T) == 2 && N == kPackWidth<T>;
+  int64_t batch, hidden, groups;
   const T *product, *bias, *c;
   T *new_h, *new_c;
 
   template <typename Index>
   MSOPS_BOTH void operator()(Index i) const {
-    const Index units = static_cast<Index>(hidden), sample = i * N / units, unit = i * N - sample * units;
-    const GatePacks<N, T> p(product + sample * kGates * units + unit, units), b(bias + unit, units);
-    const Pack<T, N> old_c = load<N>(c + i * N);
-    Pack<T, N> h_pack, c_pack;
-    for (int j = 0; j < N; ++j) {
-      const Cell<T> cell(p(kI, j) + b(kI, j), p(kO, j) + b(kO, j), p(kG, j) + b(kG, j), Compute<T>(old_c.values[j]));
-      h_pack.values[j] = T(cell.tanh_c * cell.o);
-      c_pack.values[j] = T(cell.new_c);
-    }
-    store(new_h + i * N, h_pack);
-    store(new_c + i * N, c_pack);
+    const Index units = static_cast<Index>(hidden), group = i * N / units, unit = i * N - group * units;
+    Index sample = group;
+    const GatePacks<N, T> b(bias + unit, units);
+    do {
+      const GatePacks<N, T> p(product + sample * kGates * units + unit, units);
+      const Pack<T, N> old_c = load<N>(c + sample * units + unit);
+      Pack<T, N> h_pack, c_pack;
+      for (int j = 0; j < N; ++j) {
+        const Cell<T> cell(p(kI, j) + b(kI, j), p(kO, j) + b(kO, j), p(kG, j) + b(kG, j), Compute<T>(old_c.values[j]));
+        h_pack.values[j] = T(cell.tanh_c * cell.o);
+        c_pack.values[j] = T(cell.new_c);
+      }
+      store(new_h + sample * units + unit, h_pack);
+      store(new_c + sample * units + unit, c_pack);
+      sample += static_cast<Index>(groups);
+    } while (kKeepsBias && sample < static_cast<Index>(batch));
   }
 };
 
-// The same on the CPU, in a loop that vectorizes: index i is a run of neighbouring hidden units of one sample.
+// Each of the groups that the samples are dealt to in turns has a row of `partial`: the bias gradient's sum over them.
+template <int N, typename T>
+struct Backward {
+  using C = Compute<T>;
+  int64_t batch, hidden, groups;
+  const T *product, *bias, *c, *dnew_h, *dnew_c;
+  T *dproduct, *dc;
+  C* partial;
+
+  // What is read of N neighbouring hidden units of one sample.
+  template <typename Index>
+  struct Inputs {
+    GatePacks<N, T> product;
+    Pack<T, N> c, dnew_h, dnew_c;
+
+    MSOPS_BOTH Inputs(const Backward& from, Index sample, Index unit, Index units)
+        : product(from.product + sample * kGates * units + unit, units),
+          c(load<N>(from.c + sample * units + unit)),
+          dnew_h(load<N>(from.dnew_h + sample * units + unit)),
+          dnew_c(load<N>(from.dnew_c + sample * units + unit)) {}
+  };
+
+  // Writes dc and the product's gradient of every `step`-th sample from the `first`, and sums the latter. The loads of
+  // two samples are under way at once; where there is no second one, the first is loaded twice, or kBranch avoids that.
+  template <bool kBranch, typename Index, typename Sum>
+  MSOPS_BOTH void samples(Index unit, Index first, Index step, Sum (&sums)[kGates][N]) const {
+    const Index units = static_cast<Index>(hidden), end = static_cast<Index>(batch);
+    const GatePacks<N, T> b(bias + unit, units);
+    for (Index sample = first; sample < end; sample += 2 * step) {
+      const bool both = sample + step < end;
+      const Index second = both ? sample + step : sample;
+      const Inputs<Index> now(*this, sample, unit, units);
+      const Inputs<Index> next = kBranch && !both ? now : Inputs<Index>(*this, second, unit, units);
+      differentiate(now, b, sample, unit, units, sums);
+      if (both) differentiate(next, b, second, unit, units, sums);
+    }
+  }
+
+  template <typename Index, typename Sum>
+  MSOPS_BOTH void differentiate(const Inputs<Index>& in, const GatePacks<N, T>& b, Index sample, Index unit,
+                                Index units, Sum (&sums)[kGates][N]) const {
+    const GatePacks<N, T>& p = in.product;
+    Pack<T, N> dgates[kGates], dc_pack;
+    for (int j = 0; j < N; ++j) {
+      const Cell<T> cell(p(kI, j) + b(kI, j), p(kO, j) + b(kO, j), p(kG, j) + b(kG, j), C(in.c.values[j]));
+      const Gradient<T> d(cell, C(in.dnew_h.values[j]), C(in.dnew_c.values[j]));
+      for (int gate = 0; gate < kGates; ++gate) {
+        dgates[gate].values[j] = T(d.gates[gate]);
+        sums[gate][j] += d.gates[gate];
+      }
+      dc_pack.values[j] = T(d.c);
+    }
+    for (int gate = 0; gate < kGates; ++gate) store(dproduct + (sample * kGates + gate) * units + unit, dgates[gate]);
+    store(dc + sample * units + unit, dc_pack);
+  }
+};
+
+constexpr int64_t kFew = 1 << 18;  // elements, up to which a thread for each is faster than packs
+
+#ifdef __CUDACC__
+// On the GPU, each block takes blockDim.x packs of units, at most a warp of them, and its blockDim.y rows of threads
+// take turns along the samples with those of the other groups. The sums of a single group are complete.
+template <int N, bool kBranch, typename Index, typename T>
+__global__ void __launch_bounds__(kThreads, 2) backward_kernel(Backward<N, T> body, T* dbias) {
+  constexpr unsigned kWarps = kThreads / 32;
+  using C = Compute<T>;
+  const unsigned width = blockDim.x * N, unit = threadIdx.x * N;  // of the block, in the block
+  const unsigned thread = threadIdx.y * blockDim.x + threadIdx.x, warp = thread / 32;
+  const Index units = static_cast<Index>(body.hidden), begin = static_cast<Index>(blockIdx.x) * width;
+  const Index group = blockIdx.y, groups = gridDim.y;
+  C sums[kGates][N] = {};
+  if (begin + unit < units)
+    body.template samples<kBranch, Index>(begin + unit, group * blockDim.y + threadIdx.y, groups * blockDim.y, sums);
+  for (unsigned distance = blockDim.x; distance < 32; distance *= 2)
+    for (int gate = 0; gate < kGates; ++gate)
+      for (int j = 0; j < N; ++j) sums[gate][j] += __shfl_xor_sync(~0u, sums[gate][j], distance);
+  __shared__ C shared[kWarps][kGates * 32 * N];
+  if (thread % 32 < blockDim.x)
+    for (int gate = 0; gate < kGates; ++gate)
+      for (int j = 0; j < N; ++j) shared[warp][gate * width + unit + j] = sums[gate][j];
+  __syncthreads();
+#pragma unroll 1
+  for (unsigned at = thread; at < kGates * width; at += kThreads) {
+    const unsigned gate = (at >= width) + (at >= 2 * width);
+    const Index column = begin + at - gate * width;
+    if (column >= units) continue;
+    C sum = 0;
+    for (unsigned w = 0; w < kWarps; ++w) sum += shared[w][at];
+    if (groups == 1) {
+      dbias[gate * units + column] = T(sum);
+    } else {
+      body.partial[(group * kGates + gate) * units + column] = sum;
+    }
+  }
+}
+
+template <int N, bool kBranch, typename T>
+void launch_backward(Call& call, const Backward<N, T>& body, T* dbias) {
+  const int64_t packs = body.hidden / N, groups = body.groups;
+  if (packs == 0) return;
+  // 256 bytes of a row were best, and 512 where rows share cache lines. Blocks are narrower where they are few.
+  int columns = body.hidden * sizeof(T) % 128 == 0 ? 16 : 32;
+  if (((packs - 1) / columns + 1) * groups < 256) columns = 8;
+  while (columns / 2 >= packs) columns /= 2;
+  const dim3 threads(columns, kThreads / columns), blocks((packs - 1) / columns + 1, groups);
+  const int64_t largest = kGates * body.hidden * (body.batch + 2 * groups * threads.y);
+  call.require(groups <= 65535, kBadShape, "partial has more than 65535 rows");
+  if (!call.ok()) return;
+  if (largest <= kLargest32) {
+    backward_kernel<N, kBranch, uint32_t><<<blocks, threads, 0, call.stream()>>>(body, dbias);
+  } else {
+    backward_kernel<N, kBranch, int64_t><<<blocks, threads, 0, call.stream()>>>(body, dbias);
+  }
+  call.check_launch();
+}
+#endif
+
+// ---- On the CPU, loops along neighbouring hidden units of one sample vectorize: index i is a run of them. ----
+
 constexpr int64_t kRun = 256;
 
 template <typename T>
@@ -104,46 +229,7 @@ struct ForwardOfRun {
   }
 };
 
-// Index i is a pack of N neighbouring hidden units of a group of samples, one row of `partial`: the bias gradient's sum
-// over the group. dc and the gradient of the product are complete.
-template <int N, typename T>
-struct Backward {
-  int64_t batch, hidden, groups;
-  const T *product, *bias, *c, *dnew_h, *dnew_c;
-  T *dproduct, *dc;
-  Compute<T>* partial;
-
-  template <typename Index>
-  MSOPS_BOTH void operator()(Index i) const {
-    const Index units = static_cast<Index>(hidden), group = i * N / units, unit = i * N - group * units;
-    const Index samples = static_cast<Index>(batch), parts = static_cast<Index>(groups);
-    const Index end = part_begin<Index>(samples, group + 1, parts);
-    const GatePacks<N, T> b(bias + unit, units);
-    Sum<T> sums[kGates][N];
-    for (Index sample = part_begin<Index>(samples, group, parts); sample < end; ++sample) {
-      const Index at = sample * units + unit, gates_at = sample * kGates * units + unit;
-      const GatePacks<N, T> p(product + gates_at, units);
-      const Pack<T, N> old_c = load<N>(c + at), dh = load<N>(dnew_h + at), dc_out = load<N>(dnew_c + at);
-      Pack<T, N> dgates[kGates], dc_pack;
-      for (int j = 0; j < N; ++j) {
-        using C = Compute<T>;
-        const Cell<T> cell(p(kI, j) + b(kI, j), p(kO, j) + b(kO, j), p(kG, j) + b(kG, j), C(old_c.values[j]));
-        const Gradient<T> d(cell, C(dh.values[j]), C(dc_out.values[j]));
-        for (int gate = 0; gate < kGates; ++gate) {
-          dgates[gate].values[j] = T(d.gates[gate]);
-          sums[gate][j] += d.gates[gate];
-        }
-        dc_pack.values[j] = T(d.c);
-      }
-      for (int gate = 0; gate < kGates; ++gate) store(dproduct + gates_at + gate * units, dgates[gate]);
-      store(dc + at, dc_pack);
-    }
-    for (int gate = 0; gate < kGates; ++gate)
-      for (int j = 0; j < N; ++j) partial[(group * kGates + gate) * units + unit + j] = sums[gate][j].total();
-  }
-};
-
-// The same on the CPU, of a run of neighbouring hidden units.
+// Of a group of samples, one row of `partial`.
 template <typename T>
 struct BackwardOfRun {
   int64_t batch, hidden, groups, runs;
@@ -199,10 +285,14 @@ MSOPS_ENTRY(LLTMForward) {
       const ForwardOfRun<T> body{hidden, runs, product.as<T>(), bias.as<T>(), c.as<T>(), new_h.as<T>(), new_c.as<T>()};
       return on_cpu(call, batch * runs, body, kCost * static_cast<double>(std::min(kRun, hidden)));
     }
-    with_width<T>(false, hidden, pointers, [&](auto width) {
+    with_width<T>(c.size <= kFew, hidden, pointers, [&](auto width) {
       constexpr int N = decltype(width)::value;
-      const Forward<N, T> body{hidden, product.as<T>(), bias.as<T>(), c.as<T>(), new_h.as<T>(), new_c.as<T>()};
-      on_gpu(call, c.size / N, product.size, body);
+      int64_t groups = batch;
+      if (Forward<N, T>::kKeepsBias && hidden > 0)
+        groups = std::min(batch, std::max(batch / 8, (1 << 20) * N / hidden));  // 8 samples, but enough threads
+      const Forward<N, T> body{batch,        hidden,    groups,        product.as<T>(),
+                               bias.as<T>(), c.as<T>(), new_h.as<T>(), new_c.as<T>()};
+      on_gpu(call, groups * hidden / N, product.size, body);
     });
   });
 }
@@ -225,8 +315,6 @@ MSOPS_ENTRY(LLTMBackward) {
   return call.run([&](auto type) {
     using T = typename decltype(type)::type;
     using C = Compute<T>;
-    const auto pointers = {product.as<const T>(), bias.as<const T>(),     c.as<const T>(), dnew_h.as<const T>(),
-                           dnew_c.as<const T>(),  dproduct.as<const T>(), dc.as<const T>()};
     if (call.on_cpu()) {
       const int64_t runs = (hidden + kRun - 1) / kRun;
       const BackwardOfRun<T> body{batch,           hidden,           groups,     runs,
@@ -234,15 +322,25 @@ MSOPS_ENTRY(LLTMBackward) {
                                   dnew_c.as<T>(),  dproduct.as<T>(), dc.as<T>(), partial.as<C>()};
       const double samples = static_cast<double>(batch) / static_cast<double>(groups);
       on_cpu(call, groups * runs, body, kCost * samples * static_cast<double>(std::min(kRun, hidden)));
-    } else {
-      with_width<T>(false, hidden, pointers, [&](auto width) {
+    }
+#ifdef __CUDACC__
+    if (!call.on_cpu()) {
+      const auto pointers = {product.as<const T>(), bias.as<const T>(),     c.as<const T>(), dnew_h.as<const T>(),
+                             dnew_c.as<const T>(),  dproduct.as<const T>(), dc.as<const T>()};
+      with_width<T>(c.size <= kFew, hidden, pointers, [&](auto width) {
         constexpr int N = decltype(width)::value;
         const Backward<N, T> body{batch,          hidden,         groups,         product.as<T>(),  bias.as<T>(),
                                   c.as<T>(),      dnew_h.as<T>(), dnew_c.as<T>(), dproduct.as<T>(), dc.as<T>(),
                                   partial.as<C>()};
-        on_gpu(call, groups * hidden / N, std::max({product.size, partial.size, batch}), body);
+        // The branch saves a fifth in large batches with an odd number of units; elsewhere it costs some percent.
+        if constexpr (N == 1) {
+          if (c.size > kFew) return launch_backward<N, true>(call, body, dbias.as<T>());
+        }
+        launch_backward<N, false>(call, body, dbias.as<T>());
       });
     }
-    sum_rows(call, groups, kGates * hidden, kGates * hidden, partial.as<const C>(), dbias.as<T>());
+#endif
+    if (groups > 1 || call.on_cpu())
+      sum_rows(call, groups, kGates * hidden, kGates * hidden, partial.as<const C>(), dbias.as<T>());
   });
 }

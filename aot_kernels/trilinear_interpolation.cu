@@ -31,8 +31,9 @@ struct Sides {
   }
 };
 
-// Index i is a pack of N neighbouring features of one point.
-template <int N, typename T>
+// Index i is a pack of N neighbouring features of one point; or, if they share the corners of a row of kPacks packs,
+// one of kShares lanes, of which lane k sums over corners k, k + kShares and so on.
+template <int N, int kPacks, int kShares, typename T>
 struct Forward {
   int64_t features;
   const T *feats, *points;
@@ -40,22 +41,27 @@ struct Forward {
 
   template <typename Index>
   MSOPS_BOTH void operator()(Index i) const {
-    const Index row_length = static_cast<Index>(features), n = i * N / row_length, f = i * N - n * row_length;
-    const T* from = feats + n * kCorners * row_length + f;
-    Pack<T, N> values[kCorners];
-    for (int c = 0; c < kCorners; ++c) values[c] = load<N>(from + c * row_length);
+    const Index row_length = static_cast<Index>(features), packs = kShares == 1 ? row_length / N : Index(kPacks);
+    const Index n = i / (packs * kShares), lane = i - n * (packs * kShares);
+    const Index k = kShares == 1 ? 0 : lane / packs, f = (lane - k * packs) * N;
+    const T* from = feats + (n * kCorners + k) * row_length + f;
+    Pack<T, N> values[kCorners / kShares];
+    for (int c = 0; c < kCorners / kShares; ++c) values[c] = load<N>(from + c * kShares * row_length);
     const Sides<Compute<T>> sides(points + n * 3);
     Compute<T> sums[N] = {};
-    for (int c = 0; c < kCorners; ++c)
-      for (int j = 0; j < N; ++j) sums[j] += sides.corner(c) * Compute<T>(values[c].values[j]);
+    for (int c = 0; c < kCorners / kShares; ++c)
+      for (int j = 0; j < N; ++j)
+        sums[j] += sides.corner(c * kShares + static_cast<int>(k)) * Compute<T>(values[c].values[j]);
     Pack<T, N> result;
-    for (int j = 0; j < N; ++j) result.values[j] = T(sums[j]);
-    store(out + i * N, result);
+    for (int j = 0; j < N; ++j) result.values[j] = T(team_sum<kPacks * kShares, kPacks>(sums[j]));
+    if (k == 0) store(out + n * row_length + f, result);
   }
 };
 
-// Index i is one lane of the team that works on one point; the lanes take turns along the features.
-template <int N, int kLanes, typename T>
+// Index i is one lane of the team that works on one point. A pack holds the rows of kRows neighbouring corners (or a
+// part of one row, if kRows is 1). kLanes lanes take turns along the rows; as many in each of kShares take turns along
+// the corners.
+template <int N, int kRows, int kLanes, int kShares, typename T>
 struct Backward {
   int64_t features;
   const T *feats, *points, *dout;
@@ -63,66 +69,39 @@ struct Backward {
 
   template <typename Index>
   MSOPS_BOTH void operator()(Index i) const {
-    const Index row_length = static_cast<Index>(features), n = i / kLanes, lane = i % kLanes;
-    const Index row = n * kCorners * row_length;
+    constexpr int kTeam = kLanes * kShares, kPacks = kCorners / (kRows * kShares), kFeatures = N / kRows;
+    const Index row_length = kRows > 1 ? Index(kFeatures) : static_cast<Index>(features);
+    const Index n = i / kTeam;
+    const int lane = static_cast<int>(i % kTeam), first = lane / kLanes * kRows;
     const Sides<Compute<T>> sides(points + n * 3);
-    Sum<T> products[kCorners];  // of each corner's features and the gradient
-    for (Index f = lane * N; f < row_length; f += kLanes * N) {
-      const Pack<T, N> gradient = load<N>(dout + n * row_length + f);
-      Pack<T, N> values[kCorners];
-      for (int c = 0; c < kCorners; ++c) values[c] = load<N>(feats + row + c * row_length + f);
-      for (int c = 0; c < kCorners; ++c) {
+    ShortSum<T> products[kPacks][kRows];  // of each corner's features and the gradient
+    for (Index f = lane % kLanes * kFeatures; f < row_length; f += kLanes * kFeatures) {
+      const Index at = (n * kCorners + first) * row_length + f, step = kRows * kShares * row_length;
+      const Pack<T, kFeatures> gradient = load<kFeatures>(dout + n * row_length + f);
+      Pack<T, N> values[kPacks];
+      for (int p = 0; p < kPacks; ++p) values[p] = load<N>(feats + at + p * step);
+      for (int p = 0; p < kPacks; ++p) {
         Pack<T, N> result;
-        Compute<T> product = 0;
-        for (int j = 0; j < N; ++j) {
-          const Compute<T> d = Compute<T>(gradient.values[j]);
-          result.values[j] = T(sides.corner(c) * d);
-          product += Compute<T>(values[c].values[j]) * d;
+        for (int r = 0; r < kRows; ++r) {
+          const Compute<T> weight = sides.corner(p * kRows * kShares + first + r);
+          Compute<T> product = 0;
+          for (int j = 0; j < kFeatures; ++j) {
+            const Compute<T> d = Compute<T>(gradient.values[j]);
+            result.values[r * kFeatures + j] = T(weight * d);
+            product += Compute<T>(values[p].values[r * kFeatures + j]) * d;
+          }
+          products[p][r] += product;
         }
-        store(dfeats + row + c * row_length + f, result);
-        products[c] += product;
+        store(dfeats + at + p * step, result);
       }
     }
-    Compute<T> product[kCorners];
-    for (int c = 0; c < kCorners; ++c) product[c] = team_sum<kLanes>(products[c].total());
-    if (lane > 0) return;
-    for (int d = 0; d < 3; ++d) {
-      Compute<T> sum = 0;
-      for (int c = 0; c < kCorners; ++c) sum += sides.slope(d, c) * product[c];
-      dpoints[n * 3 + d] = T(sum);
-    }
-  }
-};
-
-// The same for few features, where a team's lanes would have too little of each corner: every lane takes one pack of
-// the 8 * features neighbours that belong to a point, of whichever corners.
-template <int N, int kLanes, typename T>
-struct BackwardOfFew {
-  int64_t features;
-  const T *feats, *points, *dout;
-  T *dfeats, *dpoints;
-
-  template <typename Index>
-  MSOPS_BOTH void operator()(Index i) const {
-    const int row_length = static_cast<int>(features), lane = i % kLanes;
-    const Index n = i / kLanes, at = n * kCorners * row_length + lane * N;
-    const Sides<Compute<T>> sides(points + n * 3);
     Compute<T> sums[3] = {};
-    if (lane * N < kCorners * row_length) {
-      const Pack<T, N> values = load<N>(feats + at);
-      Pack<T, N> result;
-      int corner = lane * N / row_length, f = lane * N % row_length;
-      for (int j = 0; j < N; ++j) {
-        const Compute<T> d = Compute<T>(dout[n * row_length + f]), product = Compute<T>(values.values[j]) * d;
-        result.values[j] = T(sides.corner(corner) * d);
-        for (int k = 0; k < 3; ++k) sums[k] += sides.slope(k, corner) * product;
-        if (++f == row_length) f = 0, ++corner;
-      }
-      store(dfeats + at, result);
-    }
-    for (int k = 0; k < 3; ++k) {
-      const Compute<T> sum = team_sum<kLanes>(sums[k]);
-      if (lane == 0) dpoints[n * 3 + k] = T(sum);
+    for (int p = 0; p < kPacks; ++p)
+      for (int r = 0; r < kRows; ++r)
+        for (int d = 0; d < 3; ++d) sums[d] += sides.slope(d, p * kRows * kShares + first + r) * products[p][r].total();
+    for (int d = 0; d < 3; ++d) {
+      const Compute<T> sum = team_sum<kTeam>(sums[d]);
+      if (lane == 0) dpoints[n * 3 + d] = T(sum);
     }
   }
 };
@@ -199,7 +178,19 @@ MSOPS_ENTRY(TrilinearInterpolationForward) {
     }
     with_width<T>(false, features, {feats.as<T>(), out.as<T>()}, [&](auto width) {
       constexpr int N = decltype(width)::value;
-      on_gpu(call, out.size / N, feats.size, Forward<N, T>{features, feats.as<T>(), points.as<T>(), out.as<T>()});
+      const auto launch = [&](auto packs, auto shares) {
+        constexpr int kPacks = decltype(packs)::value, kShares = decltype(shares)::value;
+        const Forward<N, kPacks, kShares, T> body{features, feats.as<T>(), points.as<T>(), out.as<T>()};
+        on_gpu(call, out.size / N * kShares, feats.size, body);
+      };
+      // Lanes that would read fewer than 64 neighbouring bytes share the corners, which are neighbours, too.
+      if (N == kPackWidth<T> && features == N) {
+        launch(Constant<1>{}, Constant<4>{});
+      } else if (N == kPackWidth<T> && features == 2 * N) {
+        launch(Constant<2>{}, Constant<2>{});
+      } else {
+        launch(Constant<1>{}, Constant<1>{});
+      }
     });
   });
 }
@@ -216,36 +207,42 @@ MSOPS_ENTRY(TrilinearInterpolationBackward) {
   call.require_same_shape(dpoints, points);
   return call.run([&](auto type) {
     using T = typename decltype(type)::type;
+    const auto launch = [&](auto width, auto rows, auto lanes, auto shares) {
+      constexpr int N = decltype(width)::value, kRows = decltype(rows)::value;
+      constexpr int kLanes = decltype(lanes)::value, kShares = decltype(shares)::value;
+      const Backward<N, kRows, kLanes, kShares, T> body{features,     feats.as<T>(),  points.as<T>(),
+                                                        dout.as<T>(), dfeats.as<T>(), dpoints.as<T>()};
+      const int64_t threads = n * kLanes * kShares, largest = std::max({feats.size, points.size, threads});
+      parallel_for(call, threads, largest, body, static_cast<double>(2 * kCorners * features));
+    };
+    constexpr Constant<1> one;
+    constexpr Constant<2> two;
+    constexpr Constant<4> four;
     if (call.on_cpu()) {
-      if (features < 32) {  // too few for vectors
-        const Backward<1, 1, T> body{features,     feats.as<T>(),  points.as<T>(),
-                                     dout.as<T>(), dfeats.as<T>(), dpoints.as<T>()};
-        return on_cpu(call, n, body, static_cast<double>(2 * kCorners * features));
-      }
+      if (features < 32) return launch(one, one, one, one);  // too few for vectors
       const BackwardOfPoint<T> body{features,     feats.as<T>(),  points.as<T>(),
                                     dout.as<T>(), dfeats.as<T>(), dpoints.as<T>()};
       return on_cpu(call, n, body, static_cast<double>(2 * kCorners * features));
     }
-    const auto launch = [&](auto lanes, const auto& body) {
-      constexpr int kLanes = decltype(lanes)::value;
-      on_gpu(call, n * kLanes, std::max({feats.size, points.size, n * kLanes}), body);
-    };
+    // Rows of few features: whole ones in a pack.
     constexpr int kPack = kPackWidth<T>;
-    const bool few =
-        0 < features && features < 4 * kPack && is_aligned<kPack>(feats.as<T>()) && is_aligned<kPack>(dfeats.as<T>());
-    if (few) {
-      with_lanes<1, 2, 4, 8, 16, 32>(kCorners * features / kPack, [&](auto lanes) {
-        launch(lanes, BackwardOfFew<kPack, decltype(lanes)::value, T>{features, feats.as<T>(), points.as<T>(),
-                                                                      dout.as<T>(), dfeats.as<T>(), dpoints.as<T>()});
-      });
-      return;
+    constexpr Constant<kPack> whole;
+    if (is_aligned<kPack>(feats.as<T>()) && is_aligned<kPack>(dfeats.as<T>()) && is_aligned<kPack / 2>(dout.as<T>())) {
+      if (features == kPack / 2) return launch(whole, two, one, four);
+      if constexpr (kPack >= 4)
+        if (features == kPack / 4) return launch(whole, four, one, two);
+      if constexpr (kPack >= 8)
+        if (features == kPack / 8) return launch(whole, Constant<8>{}, one, one);
+      if (features == 3) return launch(Constant<3 * kPack>{}, whole, one, Constant<kCorners / kPack>{});
     }
     with_width<T>(false, features, {feats.as<T>(), dout.as<T>(), dfeats.as<T>()}, [&](auto width) {
-      constexpr int N = decltype(width)::value;
-      with_lanes<1, 4, 32>(features / N, [&](auto lanes) {
-        launch(lanes, Backward<N, decltype(lanes)::value, T>{features, feats.as<T>(), points.as<T>(), dout.as<T>(),
-                                                             dfeats.as<T>(), dpoints.as<T>()});
-      });
+      const int64_t packs = features / width;
+      if (packs <= 1) return launch(width, one, one, four);
+      if (packs <= 2) return launch(width, one, two, two);
+      if (packs <= 4) return launch(width, one, four, two);
+      if (packs <= 8) return launch(width, one, Constant<8>{}, two);
+      if (packs <= 16 || width == whole) return launch(width, one, Constant<16>{}, two);
+      launch(width, one, Constant<32>{}, one);
     });
   });
 }

@@ -72,6 +72,7 @@ def _infer(x, y):
 
 
 def _infer_backward(dout, x):
-    # Enough parts for the threads of a GPU, but of enough terms each.
-    parts = max(1, min(dout.size // max(1, x.size) // 512, 2048, 2**19 // max(1, x.size)))
+    # Enough parts for the threads of a GPU, but of enough terms each, which a warp shares if they are neighbours.
+    share, most = (2048, 4096) if dout.shape[-1:] != x.shape[-1:] else (512, 2048)
+    parts = max(1, min(dout.size // max(1, x.size) // share, most, 2**19 // max(1, x.size)))
     return [x, scratch(x.dtype, parts, x.size if parts > 1 else 1)]

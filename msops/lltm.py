@@ -148,6 +148,6 @@ def _infer(product, bias, c):
 
 def _infer_backward(product, bias, c, dnew_h, dnew_c):
     batch, hidden = c.shape
-    enough_threads = 2**18  # to fill a GPU
-    groups = max(1, min(batch, enough_threads // max(1, hidden)))
+    # Groups of the batch, each summed by blocks of a GPU's threads, of which these are enough to fill it.
+    groups = max(1, min(batch // 64, 2**16 // max(1, hidden), 4096))
     return [product, bias, c, scratch(c.dtype, groups, 3 * hidden)]

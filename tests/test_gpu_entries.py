@@ -49,10 +49,25 @@ def calls():
     packs = (((1,), (70_016,)), ((6, 1), (6, 30_016)), ((65_536,), (7, 65_536)), ((1, 4, 1, 16_384), (3, 4, 5, 16_384)))
     for x, out in parts + packs:
         yield f"add, {out} summed to {x}, long", add.backward_op, [out, x]
-    for n, f in ((0, 3), (5, 0), (1, 1), (33, 2), (17, 7), (11, 15), (9, 16), (11, 31), (5, 72), (3, 301)):
+    for n, f in (
+        (0, 3),
+        (5, 0),
+        (1, 1),
+        (35, 1),
+        (33, 2),
+        (17, 3),
+        (9, 4),
+        (17, 7),
+        (9, 8),
+        (11, 15),
+        (9, 16),
+        (11, 31),
+        (5, 72),
+        (3, 301),
+    ):
         yield f"trilinear {n} x {f}", trilinear.forward_op, [(n, 8, f), (n, 3)]
         yield f"trilinear backward {n} x {f}", trilinear.backward_op, [(n, 8, f), (n, 3), (n, f)]
-    for b, h in ((0, 4), (1, 1), (3, 5), (16, 8), (70, 33), (257, 2)):
+    for b, h in ((0, 4), (1, 1), (3, 5), (16, 8), (70, 33), (257, 2), (300, 1024), (4099, 67)):
         yield f"lltm {b} x {h}", lltm.forward_op, [(b, 3 * h), (3 * h,), (b, h)]
         yield f"lltm backward {b} x {h}", lltm.backward_op, [(b, 3 * h), (3 * h,), *[(b, h)] * 3]
     for backward in (False, True):
@@ -118,7 +133,7 @@ class Guarded:
         return bool((self.before == -7).all() and (self.after == -7).all())
 
 
-@pytest.mark.parametrize("shift", [0, 1], ids=["aligned", "unaligned"])
+@pytest.mark.parametrize("shift", [0, 1, 2], ids=["aligned", "unaligned", "aligned to pairs"])
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 @pytest.mark.parametrize("name", CALLS)
 def test_gpu_equals_cpu(name, dtype, shift):

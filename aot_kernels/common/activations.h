@@ -1,5 +1,5 @@
 // Activations of one element of type T, in Compute<T>: to float's or double's accuracy, or on the GPU for float16 by
-// its approximate exponential and quotient, whose error of some 2^-21 is far below the 2^-11 of rounding to float16.
+// its approximate exponential and reciprocal, whose error of some 2^-21 is far below the 2^-11 of rounding to float16.
 #pragma once
 
 #include <cmath>
@@ -15,6 +15,9 @@ struct Activations {
 
   // e^-|x| is in [0, 1], so that nothing overflows, and small results keep all their digits.
   static MSOPS_BOTH C sigmoid(C x) {
+#ifdef __CUDA_ARCH__
+    if constexpr (std::is_same<T, Half>::value) return reciprocal(1 + exp(-x));
+#endif
     const C z = exp(-std::abs(x));
     return quotient(x < 0 ? z : C(1), C(1) + z);
   }
@@ -22,10 +25,9 @@ struct Activations {
   static MSOPS_BOTH C tanh(C x) {
 #ifdef __CUDA_ARCH__
     if constexpr (std::is_same<T, Half>::value) {
-      // Where 1 - e^-2|x| would lose digits, the series' first terms are enough.
-      const float z = exp(-2 * std::abs(x)), square = x * x;
-      const float small = x * (1 + square * (-1.f / 3 + square * (2.f / 15)));
-      return std::abs(x) < 0.25f ? small : copysignf(quotient(1 - z, 1 + z), x);
+      // Where 1 - 2 / (e^2x + 1) would lose digits, the series' first terms are enough.
+      const float square = x * x, small = x + x * square * (-1.f / 3 + square * (2.f / 15));
+      return std::abs(x) < 0.125f ? small : 1 - 2 * reciprocal(1 + exp(2 * x));
     }
     return std::tanh(x);
 #else
@@ -37,7 +39,7 @@ struct Activations {
   static MSOPS_BOTH C expm1(C x) {
 #ifdef __CUDA_ARCH__
     if constexpr (std::is_same<T, Half>::value)
-      return x > -0.0625f ? x * (1 + x * (1.f / 2 + x * (1.f / 6))) : exp(x) - 1;
+      return x > -0.03125f ? x + x * x * (1.f / 2 + x * (1.f / 6)) : exp(x) - 1;
     return std::expm1(x);
 #else
     return Exponential<C>::expm1(x);
@@ -48,18 +50,34 @@ struct Activations {
   // e^x for x <= 0
   static MSOPS_BOTH C exp(C x) {
 #ifdef __CUDA_ARCH__
-    if constexpr (std::is_same<T, Half>::value) return __expf(x);
+    if constexpr (std::is_same<T, Half>::value) return exp2_instruction(x * 1.44269504f);
     return std::exp(x);
 #else
     return Exponential<C>::exp(x);
 #endif
   }
+  // a / b for b in [1, 2], where on the GPU one step from an approximate reciprocal is float's own quotient.
   static MSOPS_BOTH C quotient(C a, C b) {
 #ifdef __CUDA_ARCH__
-    if constexpr (std::is_same<T, Half>::value) return __fdividef(a, b);
+    if constexpr (std::is_same<T, float>::value) {
+      const float r = reciprocal(b), near = a * r;
+      return fmaf(fmaf(-b, near, a), r, near);
+    }
 #endif
     return a / b;
   }
+
+#ifdef __CUDA_ARCH__
+  // One instruction each; __expf and __fdividef are several, for the sake of results below 2^-126.
+  static __device__ float exp2_instruction(float x) {
+    asm("ex2.approx.ftz.f32 %0, %0;" : "+f"(x));
+    return x;
+  }
+  static __device__ float reciprocal(float x) {
+    asm("rcp.approx.ftz.f32 %0, %0;" : "+f"(x));
+    return x;
+  }
+#endif
 };
 
 }  // namespace msops

@@ -9,7 +9,7 @@
 namespace msops {
 
 template <typename T, int N>
-struct alignas(sizeof(T) * N) Pack {
+struct alignas(sizeof(T) * (N & -N)) Pack {
   T values[N];
 };
 

@@ -27,13 +27,23 @@ struct Sum {
   MSOPS_BOTH C total() const { return sum - sum == 0 ? sum + lost : sum; }  // what infinity lost is NaN
 };
 
-// A team is kLanes neighbouring GPU threads of one warp that work on one item; on the CPU it is one thread.
-template <int kLanes, typename T>
+// A running sum of up to some hundred terms. Rounding to float16 hides what float loses in those.
+template <typename T>
+struct ShortSum : Sum<T> {};
+template <>
+struct ShortSum<Half> {
+  float sum = 0;
+
+  MSOPS_BOTH ShortSum& operator+=(float x) { return sum += x, *this; }
+  MSOPS_BOTH float total() const { return sum; }
+};
+
+// A team is kLanes neighbouring GPU threads of one warp that work on one item; on the CPU it is one thread. The sum is
+// over the lanes that are a multiple of kStride apart. All teams of the warp must come here, or have returned.
+template <int kLanes, int kStride = 1, typename T>
 MSOPS_BOTH T team_sum(T value) {
 #ifdef __CUDA_ARCH__
-  const unsigned team = (kLanes == 32 ? 0 : 1u << kLanes % 32) - 1;
-  const unsigned mask = team << threadIdx.x % 32 / kLanes * kLanes;
-  for (int distance = kLanes / 2; distance > 0; distance /= 2) value += __shfl_xor_sync(mask, value, distance);
+  for (int distance = kLanes / 2; distance >= kStride; distance /= 2) value += __shfl_xor_sync(~0u, value, distance);
 #endif
   return value;
 }
@@ -62,16 +72,23 @@ struct SumBody {
 
   template <typename Index>
   MSOPS_BOTH void operator()(Index i) const {
-    constexpr int kSums = kAcross ? N : 1, kInFlight = N == 1 ? 8 : 4;
+    constexpr int kSums = kAcross ? N : 1;
     const Index item = i / kLanes, lane = i % kLanes;
     const Index split = item / static_cast<Index>(outputs), k = item - split * static_cast<Index>(outputs);
     const Index all = static_cast<Index>(terms), parts = static_cast<Index>(splits);
     const Index end = part_begin<Index>(all, split + 1, parts);
     const In* from = in + kept.offset(0, k * kSums);
     Sum<In> sums[kSums];
-    Index r = part_begin<Index>(all, split, parts) + lane;
-    for (; r + (kInFlight - 1) * kLanes < end; r += kInFlight * kLanes) add<kInFlight>(from, r, sums);
-    for (; r < end; r += kLanes) add<1>(from, r, sums);
+    Index r = part_begin<Index>(all, split, parts);
+    if (summed.count <= 1) {  // without divisions, up to 8 loads of a lane are under way at once
+      const Index step = summed.count ? static_cast<Index>(summed.stride[0][0]) : 0;
+      const auto offset = [step](Index term) { return term * step; };
+      for (; r + 8 * kLanes <= end; r += 8 * kLanes) add<8, false>(from, offset, r + lane, end, sums);
+      for (; r < end; r += 4 * kLanes) add<4, true>(from, offset, r + lane, end, sums);
+    } else {
+      const auto offset = [this](Index term) { return summed.offset(0, term); };
+      for (; r < end; r += 4 * kLanes) add<4, true>(from, offset, r + lane, end, sums);
+    }
     for (int s = 0; s < kSums; ++s) {
       const Compute<In> total = team_sum<kLanes>(sums[s].total());
       if (lane == 0) out[item * kSums + s] = Out(total);
@@ -79,12 +96,14 @@ struct SumBody {
   }
 
  private:
-  // Adds kPacks packs of this lane: in pairs, pairs of pairs and so on, then to the running sums.
-  template <int kPacks, typename Index, int kSums>
-  MSOPS_BOTH void add(const In* from, Index r, Sum<In> (&sums)[kSums]) const {
+  // Adds this lane's next kPacks packs before `end`: in pairs, pairs of pairs and so on, then to the running sums.
+  template <int kPacks, bool kLast, typename Offset, typename Index, int kSums>
+  MSOPS_BOTH void add(const In* from, const Offset& offset, Index r, [[maybe_unused]] Index end,
+                      Sum<In> (&sums)[kSums]) const {
     constexpr int kTerms = N / kSums, kAll = kPacks * kTerms;
-    Pack<In, N> packs[kPacks];
-    for (int j = 0; j < kPacks; ++j) packs[j] = load<N>(from + summed.offset(0, (r + j * kLanes) * kTerms));
+    Pack<In, N> packs[kPacks] = {};
+    for (int j = 0; j < kPacks; ++j, r += kLanes)
+      if (!kLast || r < end) packs[j] = load<N>(from + offset(r * kTerms));
     for (int s = 0; s < kSums; ++s) {
       Compute<In> values[kAll];
       for (int t = 0; t < kAll; ++t) values[t] = Compute<In>(packs[t / kTerms].values[t % kTerms + s]);
@@ -115,8 +134,9 @@ void sum(Call& call, const Axes<1>& kept, const Axes<1>& summed, int64_t splits,
   const bool packs = kept.packs<kPack>() && summed.packs<kPack>() && is_aligned<kPack>(in);
   if (packs && summed.contiguous()) {
     with_lanes<8, 32>(terms / kPack / splits, [&](auto lanes) { launch(std::false_type{}, Constant<kPack>{}, lanes); });
-  } else if (packs && kept.contiguous() && enough) {
-    launch(std::true_type{}, Constant<kPack>{}, Constant<1>{});
+  } else if (packs && kept.contiguous()) {
+    with_lanes<1, 8, 32>(enough ? 1 : terms / splits,
+                         [&](auto lanes) { launch(std::true_type{}, Constant<kPack>{}, lanes); });
   } else {
     with_lanes<1, 8, 32>(along || !enough ? terms / splits : 1,
                          [&](auto lanes) { launch(std::false_type{}, Constant<1>{}, lanes); });
