@@ -39,9 +39,21 @@ struct BroadcastAdd {
       store(to, result);
     } else {
       const Index n = length - begin < N ? length - begin : N;
-#pragma omp simd
-      for (Index j = 0; j < n; ++j) to[j] = T(Compute<T>(from_x[j * step_x]) + Compute<T>(from_y[j * step_y]));
+      if (step_x && step_y) {
+        add_run<1, 1>(n, from_x, from_y, to);
+      } else if (step_x) {
+        add_run<1, 0>(n, from_x, from_y, to);
+      } else {
+        add_run<0, 1>(n, from_x, from_y, to);
+      }
     }
+  }
+
+  // On the CPU, with steps that are known when it is compiled.
+  template <int kStepX, int kStepY, typename Index>
+  static MSOPS_BOTH void add_run(Index n, const T* from_x, const T* from_y, T* to) {
+#pragma omp simd
+    for (Index j = 0; j < n; ++j) assign(to[j], Compute<T>(from_x[j * kStepX]) + Compute<T>(from_y[j * kStepY]));
   }
 
   static MSOPS_BOTH Pack<T, N> read(const T* from, int step) {
