@@ -114,18 +114,17 @@ struct WeightGradient {
     Sum<T> sum;
     for (I row = part_begin<I>(rows, split, splits); row < end; ++row) {
       const I n = row / h_out, at_h = s.h.start(row % h_out) + a;
+      if (!is_bias && (at_h < 0 || at_h >= h_in)) continue;
       const T* d = dout + ((n * channels_out + oc) * h_out + row % h_out) * w_out;
-      Compute<T> of_row = 0;
-      if (is_bias) {
-#pragma omp simd reduction(+ : of_row)
-        for (I ow = 0; ow < w_out; ++ow) of_row += Compute<T>(d[ow]);
-      } else if (at_h >= 0 && at_h < h_in) {
-        const T* line = x + ((n * I(s.channels) + oc / I(s.multiplier)) * h_in + at_h) * w_in;
-#pragma omp simd reduction(+ : of_row)
-        for (I ow = columns.begin; ow < columns.end; ++ow)
-          of_row += Compute<T>(d[ow]) * Compute<T>(line[first + ow * stride]);
+      const T* line = x + ((n * I(s.channels) + oc / I(s.multiplier)) * h_in + at_h) * w_in + first;
+      const I last = is_bias ? w_out : columns.end;
+      for (I ow = is_bias ? 0 : columns.begin; ow < last;) {
+        constexpr I kRun = 64;  // terms that are summed plainly
+        Compute<T> of_run = 0;
+        for (const I run_end = ow + kRun < last ? ow + kRun : last; ow < run_end; ++ow)
+          of_run += Compute<T>(d[ow]) * (is_bias ? Compute<T>(1) : Compute<T>(line[ow * stride]));
+        sum += of_run;
       }
-      sum += of_row;
     }
     partial[i] = sum.total();
   }

@@ -49,7 +49,7 @@ __device__ inline void correlate(const float* rows, int pitch, const float* taps
                                  float (&sums)[kTile][kTile]) {
   const auto row = [&](int t, auto whole) {
     const float* from = rows + t * pitch;
-    float values[2 * kTile];
+    float values[2 * kTile], of_row[kTile][kTile] = {};  // summed by themselves, which loses fewer digits
     *reinterpret_cast<float4*>(values) = *reinterpret_cast<const float4*>(from);
 #pragma unroll 2
     for (int b = 0; b < kernel.pitch; b += kTile) {
@@ -62,11 +62,13 @@ __device__ inline void correlate(const float* rows, int pitch, const float* taps
 #pragma unroll
         for (int e = 0; e < kTile; ++e)
 #pragma unroll
-          for (int c = 0; c < kTile; ++c) sums[r][c] += tap[e] * values[c + e];
+          for (int c = 0; c < kTile; ++c) of_row[r][c] += tap[e] * values[c + e];
       }
 #pragma unroll
       for (int c = 0; c < kTile; ++c) values[c] = values[c + kTile];
     }
+    for (int r = 0; r < kTile; ++r)
+      for (int c = 0; c < kTile; ++c) sums[r][c] += of_row[r][c];
   };
   int t = 0;
 #pragma unroll 1
@@ -246,7 +248,7 @@ int64_t backward(Call& call, const Shape& s, int64_t largest, const T* x, const 
   p.image.pitch = p.tile_columns + round_up(p.k_columns);
   sums.groups = std::min(kMostThreads / per_group, p.kernel.rows);
   const int threads = (sums.groups * per_group + 31) / 32 * 32;
-  const int64_t terms = sums.groups * per_group * kTile * kTile + threads / 32;
+  const int64_t terms = sums.groups * per_group * kTile * kTile + kMostThreads / 32;
   bytes = std::max<int64_t>(p.image.size() + p.kernel.size(), terms) * 4;
   Problem back = problem_of(s);  // dx from dout
   std::swap(back.height_in, back.height), std::swap(back.width_in, back.width);
