@@ -193,7 +193,7 @@ inline bool plan(Problem* p, int rows, int columns, int64_t* bytes) {
     p->tile_rows = round_up((p->height - 1) / p->tiles_down + 1);
     p->tile_columns = round_up((p->width - 1) / p->tiles_across + 1);
     p->image = {p->tile_rows + rows - 1, p->tile_columns + round_up(columns)};
-    *bytes = (p->image.size() + p->kernel.size()) * 4;
+    *bytes = (int64_t{p->image.rows} * p->image.pitch + int64_t{p->kernel.rows} * p->kernel.pitch) * 4;
     if (*bytes <= kMostBytes) return true;
   }
   return false;
