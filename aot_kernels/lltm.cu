@@ -289,7 +289,8 @@ MSOPS_ENTRY(LLTMForward) {
       constexpr int N = decltype(width)::value;
       int64_t groups = batch;
       if (Forward<N, T>::kKeepsBias && hidden > 0)
-        groups = std::min(batch, std::max(batch / 8, (1 << 20) * N / hidden));  // 8 samples, but enough threads
+        groups = std::min(batch,
+                          std::max<int64_t>({1, batch / 8, (1 << 20) * N / hidden}));  // 8 samples, but enough threads
       const Forward<N, T> body{batch,        hidden,    groups,        product.as<T>(),
                                bias.as<T>(), c.as<T>(), new_h.as<T>(), new_c.as<T>()};
       on_gpu(call, groups * hidden / N, product.size, body);

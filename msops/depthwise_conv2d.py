@@ -39,6 +39,10 @@ def depthwise_conv2d(x, weight, bias=None, stride=1, pad_mode="valid", padding=0
         Tensor of shape (N, C·m, H', W') with H' = floor((H + top + bottom - dilation (kh - 1) - 1) / stride) + 1, or
         ceil(H / stride) if `pad_mode` is ``"same"`` ; W' likewise.
 
+    Note:
+        Infinity or NaN in an input may make NaN of results beside those that it belongs to: fast kernels multiply what
+        is beside a window by zero.
+
     Raises:
         TypeError: If an input is not a Tensor of one of these dtypes, the dtypes differ, or another argument has a
             wrong type.

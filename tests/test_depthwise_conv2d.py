@@ -111,6 +111,7 @@ class TestDepthwiseConv2d(OperatorTest):
         "stride past every tap": case((2, 2, 20, 40), (3, 3), stride=17, **SAME),
         "k31": case((1, 2, 40, 33), (31, 31), pad_mode="pad", padding=15),
         "more than a thousand taps": case((1, 1, 36, 35), (34, 33), pad_mode="pad", padding=3),
+        "nothing but padding": case((1, 1, 0, 4), (3, 3), pad_mode="pad", padding=2),
         "wide rows": case((1, 2, 5, 700), (3, 3), **SAME),
         "large": case((4, 30, 56, 57), (3, 3), **SAME),
         "many positions": case((3, 1, 150, 151), (3, 3), **SAME),

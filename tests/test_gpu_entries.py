@@ -74,7 +74,10 @@ def calls():
         way = "backward " if backward else ""
         for k in (3, 5, 7):
             for stride in (1, 2):
-                for padding in ((k // 2,) * 4, (0, 0, 0, 0), (k + 1, 0, 2, 2 * k)):
+                for padding in (
+                    *((k // 2,) * 4, (0, 0, 0, 0), (k + 1, 0, 2, 2 * k)),
+                    *((k - 1, 0, 0, k - 1), (0, 0, k // 2, 0), (k // 2 - 1, k // 2) * 2),
+                ):
                     settings = dict(stride=stride, pad_mode="pad", padding=padding)
                     image = (2, 3, 19, 37) if padding[0] <= k else (3, 2, 8, 9)
                     yield (
@@ -108,6 +111,9 @@ def calls():
         settings = dict(stride=(2**30, 1), pad_mode="pad", padding=(0, 2**31 - 1, 0, 0))
         name = f"depthwise {way}padded past 32 bits"
         yield name, *convolution(1, 1, 10, 1, channels=1, kernel=(3, 1), backward=backward, **settings)
+        settings = dict(pad_mode="pad", padding=2)
+        name = f"depthwise {way}nothing but padding"
+        yield name, *convolution(1, 1, 0, 4, channels=1, kernel=(3, 3), backward=backward, **settings)
         settings = dict(pad_mode="pad", padding=1)
         name = f"depthwise {way}many positions"
         yield name, *convolution(3, 1, 150, 151, channels=1, kernel=(3, 3), backward=backward, **settings)

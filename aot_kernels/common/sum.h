@@ -27,7 +27,7 @@ struct Sum {
   MSOPS_BOTH C total() const { return sum - sum == 0 ? sum + lost : sum; }  // what infinity lost is NaN
 };
 
-// A running sum of up to some hundred terms. Rounding to float16 hides what float loses in those.
+// A running sum of usually up to some hundred terms. Rounding to float16 hides what float loses in those.
 template <typename T>
 struct ShortSum : Sum<T> {};
 template <>

@@ -1,9 +1,10 @@
-// Depthwise convolution in float16 on the GPU's tensor cores: kernels of K = 3, 5 or 7 rows and up to 9 columns, no
-// dilation, multiplier 1, images of even width.
+// Depthwise convolution in float16 on the GPU's tensor cores: kernels of K = 3, 5 or 7 rows and up to 9 columns (18
+// with stride 2), no dilation, multiplier 1, images of even width.
 //
 // A strip is 8 columns of results in the kRows rows of a band of an image. A warp takes 16 strips of one channel. Along
 // a row, the results of a strip are its window, 16 S columns of the input, times a band matrix of a row of taps: one
-// instruction multiplies a window row of all 16 strips. Products are exact, and summed as float.
+// instruction multiplies a window row of all 16 strips. Products are exact, and summed as float. The band's zeros meet
+// elements, too: an infinity makes NaN of the results of a strip whose window it is in.
 #pragma once
 
 #include "../common/sum.h"
@@ -173,7 +174,7 @@ __global__ void __launch_bounds__(kForwardThreads)
       from[u] += s.w_in;
     }
   }
-  __syncwarp();
+  __syncwarp();  // or the compiler would put some off
 #pragma unroll
   for (int t = 0; t < kIn; ++t) {
 #pragma unroll
@@ -348,12 +349,15 @@ template <int S, typename F>
 void with_kernel(const Shape& s, int64_t largest, int64_t pad, std::initializer_list<const Half*> pointers,
                  int64_t height, int64_t width, int rows, F&& f) {
   if (s.multiplier != 1 || s.h.stride != S || s.w.stride != S || s.h.dilation != 1 || s.w.dilation != 1) return;
-  if (largest > kLargest32 / 2 || s.batch * s.channels * height * width == 0 || pad < 0) return;
+  // Rows above an image are addressed, too, and rows of results rounded up to whole strips.
+  if (largest > kLargest32 / 2 || (s.h.kernel + s.h.padding) * std::max(s.w.in, s.w.out) > kLargest32 / 2) return;
+  if (s.batch * s.channels * height * width == 0 || pad < 0) return;
   with_width<Half, 4>(false, s.w.in | s.w.out, pointers, [&](auto pack) {
     constexpr int V = decltype(pack)::value;
     const int64_t left = (pad + V - 1) / V * V, bands = (height - 1) / rows + 1, groups = (width - 1) / kColumns + 1;
-    if (V == 1 || left - pad + (kColumns - 1) * S + s.w.kernel > kWindow * S) return;
+    if (left - pad + (kColumns - 1) * S + s.w.kernel > kWindow * S) return;
     const int64_t tiles = (s.batch * bands * groups - 1) / kStrips + 1;
+    if (tiles * s.channels > kLargest32 / 32) return;  // a thread's number
     const Windows windows{static_cast<int>(s.w.kernel), static_cast<int>(left), static_cast<int>(left - pad),
                           static_cast<int>(tiles),      Divisor(bands),         Divisor(groups)};
     if constexpr (V > 1) with_constant<3, 5, 7>(s.h.kernel, [&](auto K) { f(K, pack, windows); });
@@ -395,10 +399,11 @@ inline int64_t backward(Call& call, const Shape& s, int64_t largest, const Half*
     const auto kernel = backward_kernel<K, decltype(pack)::value>;
     static const int at_once = [&] {
       if (!has_tensor_cores(kernel)) return 0;
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
+      allow_shared_memory(kernel);
       return blocks_at_once(kernel, kThreads, kBytes);
     }();
     if (at_once == 0) return;
+    allow_shared_memory(kernel);
     parts = best_parts(s.channels, windows.tiles, kWarps, rows, at_once);
     const dim3 grid(static_cast<unsigned>(s.channels), static_cast<unsigned>(parts));
     kernel<<<grid, kThreads, kBytes, call.stream()>>>(Sizes(s), windows, x, weight, dout, dx, partial);

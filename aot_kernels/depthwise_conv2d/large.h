@@ -3,7 +3,8 @@
 //
 // A thread computes 4 x 4 neighbouring results in registers. In steps of 4 taps of a row it reads 4 more of the row's
 // elements, and the taps of the 4 rows of the kernel that the row meets: 5 reads of 16 bytes for 64 products. The
-// weight's gradient is the same with other roles: its taps are the results, and an image of dout is the kernel.
+// weight's gradient is the same with other roles: its taps are the results, and an image of dout is the kernel. Rows of
+// taps are filled up with zeros, which make NaN of an infinity up to 3 columns behind a window.
 #pragma once
 
 #include "../common/sum.h"
@@ -17,7 +18,6 @@ namespace large {
 
 constexpr int kTile = 4;                       // results of a thread, down and across
 constexpr int kMostThreads = 256, kEdge = 64;  // a tile of 64 x 64 results has so many threads
-constexpr int kMostBytes = 200 * 1024;         // of shared memory
 
 inline int round_up(int64_t n) { return static_cast<int>((n + kTile - 1) / kTile * kTile); }
 
@@ -180,7 +180,7 @@ __global__ void __launch_bounds__(kMostThreads)
 
 inline bool takes(const Shape& s, int64_t largest) {
   return s.multiplier == 1 && s.h.stride == 1 && s.w.stride == 1 && s.h.dilation == 1 && s.w.dilation == 1 &&
-         largest <= kLargest32 && s.batch * s.channels * s.h.out * s.w.out > 0;
+         largest <= kLargest32 && s.batch * s.channels > 0 && s.h.in > 0 && s.w.in > 0 && s.h.out > 0 && s.w.out > 0;
 }
 
 // With tiles of the results as large as a block and shared memory allow; false if even the smallest are too large.
@@ -194,14 +194,9 @@ inline bool plan(Problem* p, int rows, int columns, int64_t* bytes) {
     p->tile_columns = round_up((p->width - 1) / p->tiles_across + 1);
     p->image = {p->tile_rows + rows - 1, p->tile_columns + round_up(columns)};
     *bytes = (int64_t{p->image.rows} * p->image.pitch + int64_t{p->kernel.rows} * p->kernel.pitch) * 4;
-    if (*bytes <= kMostBytes) return true;
+    if (*bytes <= most_shared_memory()) return true;
   }
   return false;
-}
-
-template <typename Kernel>
-void allow(Kernel kernel, int64_t bytes) {
-  if (bytes > 48 * 1024) cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
 }
 
 template <typename T>
@@ -210,7 +205,7 @@ bool convolve(Call& call, int64_t images, Problem p, const T* in, const T* weigh
   p.kernel = {p.k_rows, round_up(p.k_columns)};
   if (!plan(&p, p.k_rows, p.k_columns, &bytes)) return false;
   const auto kernel = forward_kernel<T>;
-  allow(kernel, bytes);
+  allow_shared_memory(kernel);
   const int threads = (p.tile_rows / kTile * p.tile_columns / kTile + 31) / 32 * 32;
   const int64_t blocks = images * p.tiles_down * p.tiles_across;
   kernel<<<static_cast<unsigned>(blocks), threads, bytes, call.stream()>>>(p, in, weight, bias, out);
@@ -245,7 +240,6 @@ int64_t backward(Call& call, const Shape& s, int64_t largest, const T* x, const 
   p.kernel = {};
   if (!plan(&p, round_up(p.k_rows), p.k_columns, &bytes)) return 0;
   p.kernel = {p.tile_rows, p.tile_columns};
-  p.image.pitch = p.tile_columns + round_up(p.k_columns);
   sums.groups = std::min(kMostThreads / per_group, p.kernel.rows);
   const int threads = (sums.groups * per_group + 31) / 32 * 32;
   const int64_t terms = sums.groups * per_group * kTile * kTile + kMostThreads / 32;
@@ -253,9 +247,10 @@ int64_t backward(Call& call, const Shape& s, int64_t largest, const T* x, const 
   Problem back = problem_of(s);  // dx from dout
   std::swap(back.height_in, back.height), std::swap(back.width_in, back.width);
   back.top = p.k_rows - 1 - p.top, back.left = p.k_columns - 1 - p.left, back.reversed = true;
-  if (bytes > kMostBytes || !convolve<T>(call, s.batch * s.channels, back, dout, weight, nullptr, dx)) return 0;
+  if (bytes > most_shared_memory() || !convolve<T>(call, s.batch * s.channels, back, dout, weight, nullptr, dx))
+    return 0;
   const auto kernel = sums_kernel<T>;
-  allow(kernel, bytes);
+  allow_shared_memory(kernel);
   const int64_t parts = best_parts(s.channels, s.batch * p.tiles_down * p.tiles_across, 1, rows,
                                    blocks_at_once(kernel, threads, static_cast<int>(bytes)));
   kernel<<<dim3(s.channels, parts), threads, bytes, call.stream()>>>(p, sums, x, dout, partial);

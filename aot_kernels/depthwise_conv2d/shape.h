@@ -78,6 +78,20 @@ class Divisor {
   unsigned factor_;
 };
 
+// The bytes that a block of this GPU may have on request, less what kernels have besides.
+inline int64_t most_shared_memory() {
+  int device = 0, bytes = 48 * 1024;
+  cudaGetDevice(&device);
+  cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+  return bytes - 1024;
+}
+
+// Always as much, so that no other thread's call allows less before this one's launch.
+template <typename Kernel>
+void allow_shared_memory(Kernel kernel) {
+  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(most_shared_memory()));
+}
+
 // How many blocks the GPU works on at once.
 template <typename Kernel>
 int blocks_at_once(Kernel kernel, int threads, int bytes) {
