@@ -130,7 +130,7 @@ struct WeightGradient {
   }
 };
 
-// The sum of column i of `partial`, by a team of kLanes.
+// The sum of column i of `partial`, by a team of kLanes: like sum_rows, but one launch for both gradients.
 template <int kLanes, typename T>
 struct Finish {
   int64_t parts, sums, weights;

@@ -76,12 +76,7 @@ GPU = dict(
         sweep=((64, 128), (256, 1024), (2**10, 1024), (2**12, 1024), (2**14, 1024)),
         ragged={(2**16 + 1, 1024): (2**16, 1024), (2**16, 1023): (2**16, 1024), (2**10, 1025): (2**10, 1024)},
     ),
-    cells=dict(
-        elements=(2**20, 2**28),
-        rows=((2**18, 1000),),
-        trilinear=((65536, 256), (2**20, 16), (2**22, 2)),
-        lltm=((16, 32, 128), (64, 1024, 1024), (4096, 1024, 1024)),  # batch, inputs, hidden
-    ),
+    lltm_cells=dict(named=((16, 32, 128), (64, 1024, 1024), (4096, 1024, 1024))),  # batch, inputs, hidden
 )
 CPU = dict(
     elements=dict(named=(2**20, 2**24), sweep=(2**10, 2**14, 2**17, 2**22), ragged={2**20 + 1: 2**20}),
@@ -108,12 +103,7 @@ CPU = dict(
         sweep=((64, 128), (256, 1024)),
         ragged={(1024, 1023): (1024, 1024)},
     ),
-    cells=dict(
-        elements=(2**20, 2**24),
-        rows=((2**12, 1000),),
-        trilinear=((4096, 256), (2**16, 16), (2**18, 2)),
-        lltm=((16, 32, 128), (64, 256, 256), (256, 1024, 1024)),
-    ),
+    lltm_cells=dict(named=((16, 32, 128), (64, 256, 256), (256, 1024, 1024))),
 )
 
 
@@ -138,19 +128,20 @@ def kernel_cases(device, ops=OPS, quick=False):
 
 
 def cell_cases(device, ops=OPS, quick=False):
-    """The CellCases of some operators, likewise."""
+    """The CellCases of some operators, likewise: the kernels' named sizes, but for LLTM, whose Cell has inputs, too."""
     tables = GPU if device == "GPU" else CPU
-    cells = dict(tables["cells"], depthwise=tables["depthwise"]["named"])
+    named = {name: table["named"] for name, table in tables.items()}
+    named["lltm"] = named["lltm_cells"]
     cases = []
     for op in ops:
         if op in ("add", "sigmoid"):
-            cases += [CellCase(op, power(n), (n,)) for n in cells["elements"]]
+            cases += [CellCase(op, power(n), (n,)) for n in named["elements"]]
         if op == "add":
-            cases += [CellCase(op, f"{_by(size)} + row", size) for size in cells["rows"]]
+            cases += [CellCase(op, f"{_by(size)} + row", size) for size in named["rows"]]
         if op == "depthwise":
-            cases += [CellCase(op, _convolution(size), size) for size in cells["depthwise"]]
+            cases += [CellCase(op, _convolution(size), size) for size in named["depthwise"]]
         if op in ("trilinear", "lltm"):
-            cases += [CellCase(op, _by(size), size) for size in cells[op]]
+            cases += [CellCase(op, _by(size), size) for size in named[op]]
     return [case for i, case in enumerate(cases) if not quick or case.op not in [c.op for c in cases[:i]]]
 
 

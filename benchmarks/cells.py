@@ -15,7 +15,7 @@ from mindspore import ops
 from .cases import cell_cases
 from .networks import networks
 from .parts import Attempt, options_of_part, say
-from .timing import COLD, Times
+from .timing import Times, buffers
 
 MOST_INPUTS = 8  # sets of them
 TURNS = 15  # of each network
@@ -27,7 +27,7 @@ def random_inputs(device, shapes, dtype):
     """Sets of inputs that do not stay in the cache. Results of an operator, so that they are on the device."""
     size = sum(map(math.prod, shapes)) * (2 if dtype == "float16" else 4)
     sets = []
-    for _ in range(min(MOST_INPUTS, COLD[device] // size + 2)):
+    for _ in range(buffers(device, size, MOST_INPUTS)):
         sets.append([ops.standard_normal(shape).astype(getattr(mindspore, dtype)) for shape in shapes])
     mindspore.runtime.synchronize()
     return sets

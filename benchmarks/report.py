@@ -25,11 +25,11 @@ def finish(rows):
     peak = None
     if "multiply-add" in device:
         peak = device["multiply-add"]["operations"] / device["multiply-add"]["us"]
-    ours = {_what(row): row["us"] for row in rows if row["by"] == "msops"}
+    ours = {what(row): row["us"] for row in rows if row["by"] == "msops"}
     for row in rows:
         row.update(dict.fromkeys(("times_faster", "share", "floor_us", "floor", "tb_s"), ""))
-        if row["by"] != "msops" and _what(row) in ours:
-            row["times_faster"] = row["us"] / ours[_what(row)]
+        if row["by"] != "msops" and what(row) in ours:
+            row["times_faster"] = row["us"] / ours[what(row)]
         if row["bytes"]:
             row["tb_s"] = row["bytes"] / row["us"] / 1e6
         if row["part"] == "kernel" and roof:
@@ -39,7 +39,8 @@ def finish(rows):
             row["share"] = row["floor_us"] / row["us"]
 
 
-def _what(row):
+def what(row):
+    """What was timed, whoever computed it."""
     return row["part"], row["op"], row["direction"], row["case"], row["dtype"]
 
 
@@ -100,13 +101,13 @@ def table(rows):
     for parts, columns in ((("kernel",), ("us", "floor_us", "share")), (("graph", "pynative"), ("us",))):
         chosen = [row for row in rows if row["part"] in parts and row["named"]]
         peers = list(dict.fromkeys(row["by"] for row in chosen if row["by"] != "msops"))
-        faster = {(_what(row), row["by"]): row["times_faster"] for row in chosen}
+        faster = {(what(row), row["by"]): row["times_faster"] for row in chosen}
         heading = ["part", "case", "dtype", *columns, *(f"{peer} /" for peer in peers)]
         cells = []
         for row in chosen:
             if row["by"] == "msops":
                 name = f"{row['op']} {row['direction']} {row['case']}"
-                figures = [row[column] for column in columns] + [faster.get((_what(row), peer)) for peer in peers]
+                figures = [row[column] for column in columns] + [faster.get((what(row), peer)) for peer in peers]
                 cells.append([row["part"], name, row["dtype"], *map(_short, figures)])
         if cells:
             lines += ["", *_aligned([heading, *cells])]

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from . import report
+from .cases import OPS
 
 
 class Target(NamedTuple):
@@ -32,10 +33,6 @@ def name(row):
     return f"{row['op']} {row['direction']} {row['case']} {row['dtype']}"
 
 
-def key(row, *but):
-    return tuple(row[field] for field in ("part", "op", "direction", "case", "dtype") if field not in but)
-
-
 def share(op, case, **equal):
     return lambda rows: [(row["share"], name(row)) for row in pick(rows, op, case=case, **equal)]
 
@@ -45,7 +42,7 @@ def best_peer(op, case, **equal):
 
     def figures(rows):
         for row in pick(rows, op, case=case, **equal):
-            factors = [r["times_faster"] for r in rows if r["by"] != "msops" and key(r) == key(row)]
+            factors = [r["times_faster"] for r in rows if r["by"] != "msops" and report.what(r) == report.what(row)]
             if factors:
                 yield min(factors), name(row)
 
@@ -93,9 +90,9 @@ def above_empty(rows):
 
 def ragged(rows):
     """Time per byte of the aligned neighbour over that of the odd size."""
-    aligned = {key(row): row["us"] / row["bytes"] for row in pick(rows)}
+    aligned = {report.what(row): row["us"] / row["bytes"] for row in pick(rows)}
     for row in pick(rows, beside=lambda beside: beside):
-        neighbour = key(dict(row, case=row["beside"]))
+        neighbour = report.what(dict(row, case=row["beside"]))
         if neighbour in aligned:
             yield aligned[neighbour] / (row["us"] / row["bytes"]), name(row)
 
@@ -143,7 +140,7 @@ ON_GPU += [
     Target("LLTM pointwise, 2^11", "within 1 µs of an empty kernel", -1, above_empty,
            lambda figure: f"{-figure:.2f} µs"),
     Target("odd sizes, all kernels", "at most 10 % slower per byte", 1 / 1.1, ragged),
-    Target("whole Cells", "faster than MindSpore's own", 1, cells("add", "sigmoid", "trilinear", "depthwise", "lltm")),
+    Target("whole Cells", "faster than MindSpore's own", 1, cells(*OPS)),
 ]  # fmt: skip
 ON_CPU = [
     Target("add, sigmoid, LLTM Cells", "not slower than MindSpore's own", 1, cells("add", "sigmoid", "lltm")),

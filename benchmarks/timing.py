@@ -35,9 +35,9 @@ class Times(NamedTuple):
         return cls(middle, low, high, how)
 
 
-def buffers(device, size):
+def buffers(device, size, most=MOST_BUFFERS):
     """How many sets of buffers of `size` bytes keep the caches cold."""
-    return min(MOST_BUFFERS, COLD[device] // max(1, size) + 2)
+    return min(most, COLD[device] // max(1, size) + 2)
 
 
 class GpuTimer:

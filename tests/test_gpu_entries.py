@@ -75,8 +75,12 @@ def calls():
         for k in (3, 5, 7):
             for stride in (1, 2):
                 for padding in (
-                    *((k // 2,) * 4, (0, 0, 0, 0), (k + 1, 0, 2, 2 * k)),
-                    *((k - 1, 0, 0, k - 1), (0, 0, k // 2, 0), (k // 2 - 1, k // 2) * 2),
+                    (k // 2,) * 4,
+                    (0, 0, 0, 0),
+                    (k + 1, 0, 2, 2 * k),
+                    (k - 1, 0, 0, k - 1),
+                    (0, 0, k // 2, 0),
+                    (k // 2 - 1, k // 2) * 2,
                 ):
                     settings = dict(stride=stride, pad_mode="pad", padding=padding)
                     image = (2, 3, 19, 37) if padding[0] <= k else (3, 2, 8, 9)

@@ -50,6 +50,8 @@ struct Input {
   Reads h, w;
   Tiling tiling;
 
+  bool fit() { return tiling.fit(s.h.out, s.w.out, h.copies * w.copies, h.reach, w.reach); }
+
   template <typename T, typename C>
   MSOPS_CPU void copy(const T* image, const Tile& tile, C* to) const {
     for (int64_t a = 0; a < h.copies; ++a)
@@ -188,8 +190,7 @@ inline double cost(const Shape& s, const Tiling& tiling) {
 template <typename T>
 bool forward(Call& call, const Shape& s, const T* x, const T* weight, const T* bias, T* out) {
   Input input{s, Reads::forward(s.h), Reads::forward(s.w), {}};
-  if (!takes(s) || !input.tiling.fit(s.h.out, s.w.out, input.h.copies * input.w.copies, input.h.reach, input.w.reach))
-    return false;
+  if (!takes(s) || !input.fit()) return false;
   on_cpu(call, s.batch * s.channels * input.tiling.tiles(), Forward<T>{input, x, weight, bias, out},
          cost(s, input.tiling) * static_cast<double>(s.multiplier));
   return true;
@@ -209,8 +210,7 @@ bool input_gradient(Call& call, const Shape& s, const T* weight, const T* dout, 
 template <typename T>
 bool weight_gradient(Call& call, const Shape& s, const T* x, const T* dout, Compute<T>* partial, int64_t splits) {
   Input input{s, Reads::forward(s.h), Reads::forward(s.w), {}};
-  if (!takes(s) || !input.tiling.fit(s.h.out, s.w.out, input.h.copies * input.w.copies, input.h.reach, input.w.reach))
-    return false;
+  if (!takes(s) || !input.fit()) return false;
   const double tiles = static_cast<double>(s.batch * input.tiling.tiles()) / static_cast<double>(splits);
   on_cpu(call, s.channels * s.multiplier * splits, WeightGradient<T>{input, x, dout, splits, partial},
          cost(s, input.tiling) * tiles);
