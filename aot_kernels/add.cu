@@ -11,8 +11,8 @@ namespace {
 
 struct Plus {
   template <typename C>
-  MSOPS_BOTH C operator()(C x, C y) const {
-    return x + y;
+  MSOPS_BOTH void operator()(C x, C y, C& out) const {
+    out = x + y;
   }
 };
 
@@ -101,7 +101,7 @@ MSOPS_ENTRY(AddForward) {
     Axes<2> axes;
     for (int axis = 0; axis < out.rank; ++axis) axes.push(out.dim(axis), {stride_x[axis], stride_y[axis]});
     if (axes.count == 0 || (axes.count == 1 && axes.stride[0][0] && axes.stride[1][0])) {
-      elementwise(call, out.size, Plus{}, out.as<T>(), x.as<const T>(), y.as<const T>());
+      elementwise<T>(call, out.size, Plus{}, {x.as<T>(), y.as<T>()}, {out.as<T>()});
       return;
     }
     // All arrays are contiguous: along the innermost axis, what advances at all advances by 1.

@@ -4,9 +4,11 @@ import gc
 
 import numpy as np
 
-import msops
-from msops.depthwise_conv2d import _attributes, _Convolution
-from msops.lltm import _Pointwise
+from msops.add import _add, _add_backward
+from msops.depthwise_conv2d import _convolution
+from msops.lltm import _pointwise
+from msops.sigmoid import _sigmoid
+from msops.trilinear_interpolation import _trilinear_interpolation
 from operator_entry import outputs_of, prepare_operator
 
 from . import naive, numpy_peers
@@ -25,11 +27,12 @@ except ImportError:
 def operator_of(case):
     """Our operator for a case."""
     if case.op == "depthwise":
-        cell = _Convolution(_attributes("depthwise", case.stride, "pad", case.inputs[1][-1] // 2, 1, True))
+        forward = _convolution("", case.stride, "pad", case.inputs[1][-1] // 2, 1, True)
     else:
-        cells = dict(add=msops.Add, sigmoid=msops.Sigmoid, trilinear=msops.TrilinearInterpolation, lltm=_Pointwise)
-        cell = cells[case.op]()
-    return cell.forward_op if case.direction == "forward" else cell.backward_op
+        forward = dict(add=_add, sigmoid=_sigmoid, trilinear=_trilinear_interpolation, lltm=_pointwise)[case.op]
+    if case.direction == "forward":
+        return forward
+    return _add_backward if forward is _add else forward.gradient
 
 
 class GpuArrays:

@@ -1,9 +1,9 @@
 from mindspore import nn
 
-from . import check
-from .custom import Operator, load, scratch, shared
+from .custom import custom_op
+from .library import of_package
+from .rules import broadcast, scratch
 
-_LIBRARY = load("add")
 _MAX_RANK = 16  # kMaxRank in aot_kernels/common/axes.h
 
 
@@ -32,43 +32,21 @@ def add(x, y):
         [[11. 21.]
          [12. 22.]]
     """
-    return _add()(x, y)
+    return _add(x, y)
 
 
 class Add(nn.Cell):
     """See :func:`msops.add`."""
 
-    def __init__(self):
-        super().__init__()
-        self.forward_op = Operator(_LIBRARY, "AddForward", _infer, bprop=self.backward)
-        self.backward_op = Operator(_LIBRARY, "AddBackward", _infer_backward)
-
     def construct(self, x, y):
-        return self.forward_op(x, y)
-
-    def backward(self, x, y, out, dout):
-        return self.sum_to(dout, x), self.sum_to(dout, y)
-
-    def sum_to(self, dout, x):
-        if x.shape == dout.shape:
-            return dout
-        return self.backward_op(dout, x)[0]
-
-
-@shared
-def _add():
-    return Add().forward_op
+        return _add(x, y)
 
 
 def _infer(x, y):
-    check.tensors("add", x=x, y=y)
-    rank = max(len(x.shape), len(y.shape))
-    if rank > _MAX_RANK:
-        raise ValueError(f"add: x and y must have at most {_MAX_RANK} axes, got {rank}")
-    padded_x, padded_y = ((1,) * (rank - len(shape)) + shape for shape in (x.shape, y.shape))
-    if any(a != b and 1 not in (a, b) for a, b in zip(padded_x, padded_y)):
-        raise ValueError(f"add: y must have a shape that broadcasts with {x.shape} of x, got {y.shape}")
-    return x._replace(shape=tuple(b if a == 1 else a for a, b in zip(padded_x, padded_y)))
+    out = broadcast(x, y)
+    if len(out.shape) > _MAX_RANK:
+        raise ValueError(f"x and y must have at most {_MAX_RANK} axes, got {len(out.shape)}")
+    return out
 
 
 def _infer_backward(dout, x):
@@ -76,3 +54,18 @@ def _infer_backward(dout, x):
     share, most = (2048, 4096) if dout.shape[-1:] != x.shape[-1:] else (512, 2048)
     parts = max(1, min(dout.size // max(1, x.size) // share, most, 2**19 // max(1, x.size)))
     return [x, scratch(x.dtype, parts, x.size if parts > 1 else 1)]
+
+
+def _gradient(x, y, out, dout):
+    return _sum_to(dout, x), _sum_to(dout, y)
+
+
+def _sum_to(dout, x):
+    if x.shape == dout.shape:
+        return dout
+    return _add_backward(dout, x)[0]
+
+
+_library = of_package("add")
+_add_backward = custom_op(_library.AddBackward, "dout, x -> dx, partial", infer=_infer_backward)
+_add = custom_op(_library.AddForward, "x, y -> out", infer=_infer, gradient=_gradient)

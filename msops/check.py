@@ -1,4 +1,4 @@
-"""Argument checks. All messages read "operator: argument must be this, got that"."""
+"""Tensors as rules see them, and checks of Cells' arguments. All messages read "who: what must be this, got that"."""
 
 import math
 from typing import NamedTuple
@@ -12,7 +12,18 @@ FLOATS = (mindspore.float16, mindspore.float32, mindspore.float64)
 
 
 class Spec(NamedTuple):
-    """Shape and dtype of a tensor. What is no Tensor has the shape None, and its type's name as dtype."""
+    """Shape and dtype of a tensor, in the rules of :func:`msops.custom_op`.
+
+    Attributes:
+        shape (tuple): None of what is no Tensor.
+        dtype (mindspore.dtype): The type's name of what is no Tensor.
+        size (int): The number of elements.
+
+    Examples:
+        >>> import mindspore, msops
+        >>> print(msops.Spec((2, 3), mindspore.float32).size)
+        6
+    """
 
     shape: tuple
     dtype: object
@@ -31,32 +42,8 @@ def from_inference(argument):
     return Spec(None, str(dtype) if value is None else type(value).__name__)
 
 
-def tensors(operator, **arguments):
-    """Requires Tensors of one floating dtype and known shapes."""
-    first, expected = next(iter(arguments.items()))
-    for name, spec in arguments.items():
-        if spec.shape is None:
-            raise TypeError(f"{operator}: {name} must be a Tensor, got {spec.dtype}")
-        if any(length is None or length < 0 for length in spec.shape):
-            raise ValueError(f"{operator}: {name} must have a shape known at compile time, got {spec.shape}")
-        if spec.dtype not in FLOATS:
-            raise TypeError(f"{operator}: {name} must be float16, float32 or float64, got {_name(spec.dtype)}")
-        if spec.dtype != expected.dtype:
-            raise TypeError(
-                f"{operator}: {name} must be {_name(expected.dtype)} as {first} is, got {_name(spec.dtype)}"
-            )
-
-
-def shape(operator, name, spec, *expected):
-    """Requires a shape. An expected length is a number, or a word for any."""
-    if len(spec.shape) != len(expected) or any(
-        isinstance(want, int) and got != want for got, want in zip(spec.shape, expected)
-    ):
-        words = ", ".join(map(str, expected)) + ("," if len(expected) == 1 else "")
-        raise ValueError(f"{operator}: {name} must have shape ({words}), got {spec.shape}")
-
-
-def _name(dtype):
+def dtype_name(dtype):
+    """As NumPy calls it."""
     return str(dtype).lower()
 
 
@@ -74,5 +61,7 @@ def parameter(operator, name, init, shape, dtype):
     if dtype not in FLOATS:
         raise TypeError(f"{operator}: dtype must be float16, float32 or float64, got {dtype}")
     if isinstance(init, Tensor) and init.dtype != dtype:
-        raise TypeError(f"{operator}: {name}_init must be {_name(dtype)} as dtype is, got {_name(init.dtype)}")
+        raise TypeError(
+            f"{operator}: {name}_init must be {dtype_name(dtype)} as dtype is, got {dtype_name(init.dtype)}"
+        )
     return Parameter(initializer(init, shape, dtype), name=name)

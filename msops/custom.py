@@ -1,69 +1,227 @@
-"""From an entry of one of our libraries to a MindSpore operator."""
+"""From a C function to a MindSpore operator."""
 
-import ctypes
 import functools
-from pathlib import Path
+import inspect
+import itertools
+import linecache
+import struct
+import weakref
 
 import mindspore
 from mindspore import ops
 from mindspore.common import dtype as mstype
 
-from . import check
-
-_LIBRARIES = Path(__file__).resolve().parent / "lib"
-_loaded = []  # MindSpore loads a library at its first call, and unloads it after its last; held here, it stays
+from .check import FLOATS, Spec, from_inference
+from .signature import Signature
 
 
-def load(name):
-    """Loads the library of `aot_kernels/<name>.cu` and returns its path."""
-    path = str(_LIBRARIES / f"{name}.so")
-    try:
-        _loaded.append(ctypes.CDLL(path))
-    except OSError as error:
-        raise ImportError(
-            f"msops cannot load its kernels: {error}. Build them with 'make all' in msops' source folder."
-        ) from None
-    return path
+def custom_op(entry, signature, *, infer=None, gradient=None, name=None, dtypes=FLOATS, **attributes):
+    """A C function as an operator, for tensors of both devices and in both modes.
+
+    Equal arguments give the same operator. Whatever its rules depend on tells it from all others, in the caches that
+    MindSpore keeps by a primitive's attributes, too.
+
+    Args:
+        entry (Entry): The C function, of a :class:`msops.Library`.
+        signature (str): What it takes and gives, as in :class:`msops.Signature`. `sizes` may name attributes. The C
+            function's parameters are the inputs, then the outputs.
+        infer (callable): `infer(*inputs, **attributes)` takes the :class:`msops.Spec` of each input and the attributes,
+            raises TypeError or ValueError if they do not fit, with words that follow the operator's name, and returns
+            that of each output, or of the only one. The signature's outputs then have no sizes. Default: what the
+            signature says.
+        gradient (Operator, callable): An operator whose signature names what it needs: inputs and outputs of this one,
+            and `dy`, the gradient of an output `y`. Its outputs are the gradients, `dx` of an input `x`; an input
+            without one gets zeros. Else a function of a module, or a method of a Cell without Parameters, of all
+            inputs, the output and its gradient (a tuple each of several) that returns a tuple of gradients.
+            Default: none.
+        name (str): For messages. Default: the library's.
+        dtypes (tuple[mindspore.dtype]): As in :class:`msops.Signature`.
+        **attributes (int, float, bool): What the C function reads by `call.attribute(name, low, high)`, or if it is a
+            float by `call.number(name)`.
+
+    Returns:
+        Operator, a MindSpore primitive. Of tensors, it returns a tensor or, of several outputs, a tuple.
+
+    Raises:
+        TypeError: If an argument has a wrong type; of a call, if an input is not a Tensor of one of the dtypes.
+        ValueError: If the signature is none, or does not match the gradient's; of a call, if a shape does not fit.
+
+    Examples:
+        >>> import mindspore, msops
+        >>> library = msops.load("cube", '''
+        ... #include "common/formula.h"
+        ... MSOPS_FORMULA(CubeForward, (x), (y), y = x * x * x)
+        ... MSOPS_FORMULA(CubeBackward, (x, dy), (dx), dx = dy * 3 * x * x)
+        ... ''')
+        >>> cube = msops.custom_op(
+        ...     library.CubeForward, "x -> y", gradient=msops.custom_op(library.CubeBackward, "x, dy -> dx")
+        ... )
+        >>> x = mindspore.Tensor([1.0, 2.0])
+        >>> print(cube(x), mindspore.grad(lambda x: cube(x))(x))
+        [1. 8.] [ 3. 12.]
+    """
+    name = entry.library.name if name is None else name
+    for key, value in attributes.items():
+        if not isinstance(value, (int, float)):
+            raise TypeError(f"{name}: attribute {key} must be an int, a float or a bool, got {type(value).__name__}")
+    key = (
+        *(str(entry.library.path), entry.name, signature, name, *map(str, dtypes)),
+        *(_number(rule) for rule in (infer, gradient)),
+        *(item for key, value in sorted(attributes.items()) for item in (key, *_as_attribute(key, value))),
+    )
+    number = _number_of_key.setdefault(key, next(_numbers))
+    operator = _operators.get(number)
+    if operator is None:
+        _operators[number] = operator = Operator(
+            number, entry, Signature(signature, dtypes, **attributes), infer, gradient, name, attributes
+        )
+    return operator
 
 
 class Operator(ops.Custom):
-    """The C function `entry` of a library as a primitive for both modes and devices.
+    """What an operator is. See :func:`msops.custom_op`, which makes them.
 
-    Args:
-        library (str): A path from :func:`load`.
-        entry (str): The C function.
-        infer (callable): `infer(*specs, **attributes)` takes the :class:`check.Spec` of each input, raises TypeError or
-            ValueError if they do not fit, and returns the Spec of the output, or a list of several. MindSpore keeps its
-            results by the primitive's attributes: it must not depend on anything else.
-        bprop (callable): The gradient, a method of a Cell without Parameters, which would live as long as the operator.
-            MindSpore keeps it by the attributes, too. Default: none.
-        attributes: Integers that the entry reads as `msops_<name>`, and that `infer` gets.
+    Attributes:
+        entry (Entry): The C function.
+        signature (Signature): What it takes and gives.
+        attributes (dict): What the C function reads.
+        gradient (Operator, callable): As it was given.
     """
 
-    def __init__(self, library, entry, infer, bprop=None, **attributes):
+    def __init__(self, number, entry, signature, infer, gradient, name, attributes):
+        self.number, self.entry, self.signature, self.attributes = number, entry, signature, dict(attributes)
+        self.rule, self.gradient, self.label = infer, gradient, name
+        if infer and any(out.sizes is not None for out in signature.outputs):
+            raise ValueError(f"{name}: the sizes of outputs must come from infer or the signature, not both")
         # MindSpore wants rules for shape and dtype, but asks __infer__ below for both.
-        super().__init__(f"{library}:{entry}", (), mindspore.float32, func_type="aot", bprop=bprop)
-        self.infer = functools.partial(infer, **attributes)
-        for name, value in attributes.items():
-            self.add_prim_attr(f"msops_{name}", value)
+        super().__init__(
+            f"{entry.library.path}:{entry.name}", (), mindspore.float32, func_type="aot", bprop=self._bprop(gradient)
+        )
+        self.add_prim_attr("msops_operator", number)
+        for key, value in attributes.items():
+            self.add_prim_attr(*_as_attribute(key, value))
+
+    def infer(self, *inputs):
+        """The :class:`Spec` of each output, for inputs of these."""
+        if self.rule is None:
+            return self.signature.infer(self.label, *inputs)
+        self.signature.check(self.label, *inputs)
+        try:
+            outputs = self.rule(*inputs, **self.attributes)
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"{self.label}: {error}") from None
+        except Exception as error:
+            raise RuntimeError(f"{self.label}: infer raised {type(error).__name__}: {error}") from error
+        outputs = [outputs] if isinstance(outputs, Spec) else outputs
+        names = self.names()[1]
+        if not isinstance(outputs, (list, tuple)) or not all(isinstance(out, Spec) for out in outputs):
+            raise TypeError(f"{self.label}: infer must return a Spec for each output, got {outputs!r}")
+        if len(outputs) != len(names):
+            raise ValueError(
+                f"{self.label}: infer must return {len(names)} outputs ({', '.join(names)}), got {len(outputs)}"
+            )
+        return list(outputs)
+
+    def names(self):
+        """Those of the inputs, and of the outputs."""
+        return tuple([tensor.name for tensor in side] for side in (self.signature.inputs, self.signature.outputs))
+
+    def __infer__(self, *inputs):
+        outputs = self.infer(*map(from_inference, inputs))
+        shapes, dtypes = zip(*((out.shape, mstype.TensorType(out.dtype)) for out in outputs))
+        if len(outputs) == 1:
+            shapes, dtypes = shapes[0], dtypes[0]
+        return {"shape": shapes, "dtype": dtypes, "value": None}
 
     def __deepcopy__(self, memo):
         return self  # nothing in it changes
 
-    def __infer__(self, *inputs):
-        outputs = self.infer(*map(check.from_inference, inputs))
-        if isinstance(outputs, check.Spec):
-            shape, dtype = outputs.shape, mstype.TensorType(outputs.dtype)
-        else:
-            shape, dtype = zip(*((out.shape, mstype.TensorType(out.dtype)) for out in outputs))
-        return {"shape": shape, "dtype": dtype, "value": None}
+    def _bprop(self, gradient):
+        """The gradient as MindSpore wants it: a function of all inputs, the output and its gradient."""
+        if gradient is None:
+            return None
+        inputs, outputs = self.names()
+        if isinstance(gradient, Operator):
+            return self._call(gradient, inputs, outputs)
+        out = outputs[0] if len(outputs) == 1 else "out"
+        try:
+            inspect.signature(gradient).bind(*inputs, out, f"d{out}")
+        except TypeError:
+            raise TypeError(
+                f"{self.label}: gradient must take ({', '.join([*inputs, out, f'd{out}'])}), "
+                f"got a function of {inspect.signature(gradient)}"
+            ) from None
+        return gradient
+
+    def _call(self, gradient, inputs, outputs):
+        """A function that calls the operator `gradient`. MindSpore compiles functions from their source, and wants them
+        to name their arguments: so this one has a source of its own."""
+        takes, gives = gradient.names()
+        douts = [f"d{out}" for out in outputs]
+        if unknown := set(takes).difference(inputs, outputs, douts):
+            raise ValueError(
+                f"{self.label}: gradient takes {', '.join(sorted(unknown))}; there are the inputs {', '.join(inputs)}, "
+                f"the outputs {', '.join(outputs)} and their gradients {', '.join(douts)}"
+            )
+        if not set(gives).intersection(f"d{name}" for name in inputs):
+            raise ValueError(
+                f"{self.label}: gradient gives {', '.join(gives)}, which is none of "
+                f"{', '.join(f'd{name}' for name in inputs)}"
+            )
+        several = len(outputs) > 1
+        parameters = [*inputs, "_out", "_dout"] if several else [*inputs, *outputs, *douts]
+        unpack = [f"{', '.join(outputs)} = _out", f"{', '.join(douts)} = _dout"] if several else []
+        gradients = [f"d{name}" if f"d{name}" in gives else f"_zeros_like({name})" for name in inputs]
+        lines = [
+            "def make(_gradient, _zeros_like):",
+            f"    def gradient({', '.join(parameters)}):",
+            *(f"        {line}" for line in unpack),
+            f"        {', '.join(gives)} = _gradient({', '.join(takes)})",
+            f"        return ({', '.join(gradients)},)",
+            "    return gradient",
+        ]
+        source = "\n".join(lines)
+        filename = f"<gradient of {self.label}, {self.number}>"
+        linecache.cache[filename] = len(source), None, source.splitlines(True), filename
+        namespace = {"__name__": __name__}
+        exec(compile(source, filename, "exec"), namespace)
+        return namespace["make"](gradient, ops.zeros_like)
 
 
-def shared(make):
-    """Decorates a function of constants that makes an operator, for calls in either mode; it makes equal ones once."""
-    return ops.constexpr(functools.cache(make))
+def once(make):
+    """Decorates a function of constants that makes something, such as an operator, so that it may also be called in
+    what MindSpore compiles, and makes it once for equal arguments.
+
+    Examples:
+        >>> import msops
+        >>> @msops.once
+        ... def label(n):
+        ...     print("made")
+        ...     return f"n = {n}"
+        >>> print(label(3), label(3))
+        made
+        n = 3 n = 3
+    """
+    return ops.constexpr(functools.lru_cache(maxsize=None, typed=True)(make))
 
 
-def scratch(dtype, *shape):
-    """An extra output for sums over elements of `dtype`."""
-    return check.Spec(shape, mindspore.float64 if dtype == mindspore.float64 else mindspore.float32)
+_numbers = itertools.count()
+_number_of_key = {}  # of an operator; it stays when the operator goes, and so do what MindSpore keeps for it
+_number_of_rule = weakref.WeakKeyDictionary()
+_operators = weakref.WeakValueDictionary()
+
+
+def _number(rule):
+    """A number that no other function or operator ever had or gets."""
+    if rule is None:
+        return -1
+    if isinstance(rule, Operator):
+        return rule.number
+    return _number_of_rule.setdefault(rule, next(_numbers))
+
+
+def _as_attribute(key, value):
+    """MindSpore's attribute for one of ours. Its own float attributes lose digits: they travel as their bits."""
+    if isinstance(value, float):
+        return f"msops_float_{key}", struct.unpack("q", struct.pack("d", value))[0]
+    return f"msops_{key}", int(value)

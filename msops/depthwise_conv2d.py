@@ -6,10 +6,12 @@ from mindspore import nn, ops
 from mindspore.common.initializer import HeUniform, Uniform
 
 from . import check
-from .custom import Operator, load, scratch
+from .custom import custom_op
+from .library import of_package
+from .rules import scratch
 
 _NAME = "depthwise_conv2d"
-_LIBRARY = load(_NAME)
+_LIBRARY = of_package(_NAME)
 _PAD_MODES = ("valid", "same", "pad")  # in the order of PadMode in aot_kernels/depthwise_conv2d.cu
 
 
@@ -63,22 +65,6 @@ def depthwise_conv2d(x, weight, bias=None, stride=1, pad_mode="valid", padding=0
     if bias is None:
         return convolution(x, weight)
     return convolution(x, weight, bias)
-
-
-class _Convolution(nn.Cell):
-    """The convolution as an operator."""
-
-    def __init__(self, attributes):
-        super().__init__()
-        bprop = self.backward_with_bias if attributes["has_bias"] else self.backward
-        self.forward_op = Operator(_LIBRARY, "DepthwiseConv2dForward", _infer, bprop, **attributes)
-        self.backward_op = Operator(_LIBRARY, "DepthwiseConv2dBackward", _infer_backward, **attributes)
-
-    def backward(self, x, weight, out, dout):
-        return self.backward_op(x, weight, dout)[:2]
-
-    def backward_with_bias(self, x, weight, bias, out, dout):
-        return self.backward_op(x, weight, dout)[:3]
 
 
 class DepthwiseConv2d(nn.Cell):
@@ -168,7 +154,21 @@ def _convolution(name, stride, pad_mode, padding, dilation, has_bias):
 
 @functools.cache
 def _cached_convolution(attributes):
-    return _Convolution(dict(attributes)).forward_op
+    attributes = dict(attributes)
+    bias, dbias = (", bias(K)", ", dbias") if attributes["has_bias"] else ("", "")
+    backward = custom_op(
+        _LIBRARY.DepthwiseConv2dBackward,
+        f"x(N, C, H, W), weight(K, 1, kh, kw), dout(N, K, H_out, W_out) -> dx, dweight{dbias}, partial",
+        infer=_infer_backward,
+        **attributes,
+    )
+    return custom_op(
+        _LIBRARY.DepthwiseConv2dForward,
+        f"x(N, C, H, W), weight(K, 1, kh, kw){bias} -> out",
+        infer=_infer,
+        gradient=backward,
+        **attributes,
+    )
 
 
 def _attributes(name, stride, pad_mode, padding, dilation, has_bias):
@@ -201,28 +201,20 @@ def _numbers(name, argument, value, lengths, least):
 
 
 def _infer(x, weight, bias=None, **attributes):
-    tensors = dict(x=x, weight=weight) if bias is None else dict(x=x, weight=weight, bias=bias)
-    check.tensors(_NAME, **tensors)
-    check.shape(_NAME, "x", x, "N", "C", "H", "W")
-    check.shape(_NAME, "weight", weight, "C·m", 1, "kh", "kw")
     (n, channels, *image), (kernels, _, *kernel) = x.shape, weight.shape
     if (kernels == 0) != (channels == 0) or (channels and kernels % channels):
-        raise ValueError(
-            f"{_NAME}: weight must have a multiple of the {channels} channels of x as first size, got {kernels}"
-        )
-    if bias is not None:
-        check.shape(_NAME, "bias", bias, kernels)
+        raise ValueError(f"weight must have a multiple of the {channels} channels of x as first size, got {kernels}")
     padding = (attributes["pad_top"] + attributes["pad_bottom"], attributes["pad_left"] + attributes["pad_right"])
     out = []
     for length, taps, pad, direction in zip(image, kernel, padding, "hw"):
         stride, reach = attributes[f"stride_{direction}"], attributes[f"dilation_{direction}"] * (taps - 1) + 1
         if taps == 0:
-            raise ValueError(f"{_NAME}: weight must have a kernel of at least 1 x 1, got shape {weight.shape}")
+            raise ValueError(f"weight must have a kernel of at least 1 x 1, got shape {weight.shape}")
         if _PAD_MODES[attributes["pad_mode"]] == "same":
             out.append(-(-length // stride))
         elif length + pad < reach:
             raise ValueError(
-                f"{_NAME}: x must be at least as large as the kernel, got {length} padded by {pad} for a kernel "
+                f"x must be at least as large as the kernel, got {length} padded by {pad} for a kernel "
                 f"that reaches over {reach}"
             )
         else:

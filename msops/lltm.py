@@ -5,10 +5,10 @@ from mindspore import Tensor, nn, ops
 from mindspore.common.initializer import Uniform
 
 from . import check
-from .custom import Operator, load, scratch, shared
-
-_NAME = "lltm_cell"
-_LIBRARY = load("lltm")
+from .custom import custom_op, once
+from .library import of_package
+from .rules import scratch
+from .signature import Signature
 
 
 def lltm_cell(x, h, c, weight, bias):
@@ -48,22 +48,7 @@ def lltm_cell(x, h, c, weight, bias):
         >>> print(new_c[0], new_h[0])
         [1. 1.] [0.3807971 0.3807971]
     """
-    return _step(_pointwise(), x, h, c, weight, bias)
-
-
-class _Pointwise(nn.Cell):
-    """What follows the product, as an operator."""
-
-    def __init__(self):
-        super().__init__()
-        self.forward_op = Operator(_LIBRARY, "LLTMForward", _infer, bprop=self.backward)
-        self.backward_op = Operator(_LIBRARY, "LLTMBackward", _infer_backward)
-
-    def construct(self, product, bias, c):
-        return self.forward_op(product, bias, c)
-
-    def backward(self, product, bias, c, out, dout):
-        return self.backward_op(product, bias, c, dout[0], dout[1])[:3]
+    return _step(x, h, c, weight, bias)
 
 
 class LLTMCell(nn.Cell):
@@ -99,27 +84,21 @@ class LLTMCell(nn.Cell):
         shape = (3 * hidden_size, hidden_size + input_size)
         self.weight = check.parameter("LLTMCell", "weight", init, shape, dtype)
         self.bias = check.parameter("LLTMCell", "bias", init, shape[:1], dtype)
-        self.forward_op = _pointwise()
 
     def construct(self, x, state):
         if not isinstance(state, (tuple, list)):
             raise TypeError("LLTMCell: state must be a tuple (h, c)")
         h, c = state
-        return _step(self.forward_op, x, h, c, self.weight, self.bias)
+        return _step(x, h, c, self.weight, self.bias)
 
     def extend_repr(self):
         return f"input_size={self.input_size}, hidden_size={self.hidden_size}"
 
 
-@shared
-def _pointwise():
-    return _Pointwise().forward_op
-
-
-def _step(pointwise, x, h, c, weight, bias):
+def _step(x, h, c, weight, bias):
     _check(_describe(x), _describe(h), _describe(c), _describe(weight), _describe(bias))
     product = ops.matmul(ops.concat((h, x), 1), weight.T)
-    return pointwise(product, bias, c)
+    return _pointwise(product, bias, c)
 
 
 def _describe(x):
@@ -128,22 +107,10 @@ def _describe(x):
     return None, type(x)
 
 
-@ops.constexpr
-def _check(x, h, c, weight, bias):
-    specs = [check.Spec(shape, getattr(kind, "__name__", kind)) for shape, kind in (x, h, c, weight, bias)]
-    x, h, c, weight, bias = specs
-    check.tensors(_NAME, x=x, h=h, c=c, weight=weight, bias=bias)
-    check.shape(_NAME, "x", x, "B", "I")
-    batch, inputs = x.shape
-    check.shape(_NAME, "h", h, batch, "H")
-    hidden = h.shape[1]
-    check.shape(_NAME, "c", c, batch, hidden)
-    check.shape(_NAME, "weight", weight, 3 * hidden, hidden + inputs)
-    check.shape(_NAME, "bias", bias, 3 * hidden)
-
-
-def _infer(product, bias, c):
-    return [c, c]  # _check has seen all inputs of the step
+@once
+def _check(*inputs):
+    specs = [check.Spec(shape, getattr(kind, "__name__", kind)) for shape, kind in inputs]
+    _STEP.check("lltm_cell", *specs)
 
 
 def _infer_backward(product, bias, c, dnew_h, dnew_c):
@@ -151,3 +118,17 @@ def _infer_backward(product, bias, c, dnew_h, dnew_c):
     # Groups of the batch, each summed by blocks of a GPU's threads, of which these are enough to fill it.
     groups = max(1, min(batch // 64, 2**16 // max(1, hidden), 4096))
     return [product, bias, c, scratch(c.dtype, groups, 3 * hidden)]
+
+
+_STEP = Signature("x(B, I), h(B, H), c(B, H), weight(3 * H, H + I), bias(3 * H) -> new_h(B, H), new_c(B, H)")
+_library = of_package("lltm")
+_pointwise_backward = custom_op(
+    _library.LLTMBackward,
+    "product(B, 3 * H), bias(3 * H), c(B, H), dnew_h(B, H), dnew_c(B, H) -> dproduct, dbias, dc, partial",
+    infer=_infer_backward,
+)
+_pointwise = custom_op(
+    _library.LLTMForward,
+    "product(B, 3 * H), bias(3 * H), c(B, H) -> new_h(B, H), new_c(B, H)",
+    gradient=_pointwise_backward,
+)

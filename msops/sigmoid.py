@@ -1,9 +1,11 @@
 from mindspore import nn
 
-from . import check
-from .custom import Operator, load, shared
+from .custom import custom_op
+from .library import of_package
 
-_LIBRARY = load("sigmoid")
+_library = of_package("sigmoid")
+_sigmoid_backward = custom_op(_library.SigmoidBackward, "y(*S), dy(*S) -> dx(*S)")
+_sigmoid = custom_op(_library.SigmoidForward, "x -> y", gradient=_sigmoid_backward)
 
 
 def sigmoid(x):
@@ -27,33 +29,11 @@ def sigmoid(x):
         >>> print(msops.sigmoid(mindspore.Tensor([-1000.0, 0.0, 1000.0], mindspore.float32)))
         [0.  0.5 1. ]
     """
-    return _sigmoid()(x)
+    return _sigmoid(x)
 
 
 class Sigmoid(nn.Cell):
     """See :func:`msops.sigmoid`."""
 
-    def __init__(self):
-        super().__init__()
-        self.forward_op = Operator(_LIBRARY, "SigmoidForward", _infer, bprop=self.backward)
-        self.backward_op = Operator(_LIBRARY, "SigmoidBackward", _infer_backward)
-
     def construct(self, x):
-        return self.forward_op(x)
-
-    def backward(self, x, y, dy):
-        return (self.backward_op(y, dy),)
-
-
-@shared
-def _sigmoid():
-    return Sigmoid().forward_op
-
-
-def _infer(x):
-    check.tensors("sigmoid", x=x)
-    return x
-
-
-def _infer_backward(y, dy):
-    return y
+        return _sigmoid(x)

@@ -1,10 +1,16 @@
 from mindspore import nn
 
-from . import check
-from .custom import Operator, load, shared
+from .custom import custom_op
+from .library import of_package
 
-_NAME = "trilinear_interpolation"
-_LIBRARY = load(_NAME)
+_library = of_package("trilinear_interpolation")
+_backward = custom_op(
+    _library.TrilinearInterpolationBackward,
+    "feats(N, 8, F), points(N, 3), dout(N, F) -> dfeats(N, 8, F), dpoints(N, 3)",
+)
+_trilinear_interpolation = custom_op(
+    _library.TrilinearInterpolationForward, "feats(N, 8, F), points(N, 3) -> out(N, F)", gradient=_backward
+)
 
 
 def trilinear_interpolation(feats, points):
@@ -39,36 +45,11 @@ def trilinear_interpolation(feats, points):
         [[3.5]]
         [[7.]]
     """
-    return _trilinear_interpolation()(feats, points)
+    return _trilinear_interpolation(feats, points)
 
 
 class TrilinearInterpolation(nn.Cell):
     """See :func:`msops.trilinear_interpolation`."""
 
-    def __init__(self):
-        super().__init__()
-        self.forward_op = Operator(_LIBRARY, "TrilinearInterpolationForward", _infer, bprop=self.backward)
-        self.backward_op = Operator(_LIBRARY, "TrilinearInterpolationBackward", _infer_backward)
-
     def construct(self, feats, points):
-        return self.forward_op(feats, points)
-
-    def backward(self, feats, points, out, dout):
-        return self.backward_op(feats, points, dout)
-
-
-@shared
-def _trilinear_interpolation():
-    return TrilinearInterpolation().forward_op
-
-
-def _infer(feats, points):
-    check.tensors(_NAME, feats=feats, points=points)
-    check.shape(_NAME, "feats", feats, "N", 8, "F")
-    n, _, features = feats.shape
-    check.shape(_NAME, "points", points, n, 3)
-    return feats._replace(shape=(n, features))
-
-
-def _infer_backward(feats, points, dout):
-    return [feats, points]
+        return _trilinear_interpolation(feats, points)

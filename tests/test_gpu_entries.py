@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 
 from entry import has_gpu_code
-from msops import Add, Sigmoid, TrilinearInterpolation
-from msops.depthwise_conv2d import _attributes, _Convolution
-from msops.lltm import _Pointwise
+from msops.add import _add, _add_backward
+from msops.depthwise_conv2d import _convolution
+from msops.lltm import _pointwise
+from msops.sigmoid import _sigmoid
+from msops.trilinear_interpolation import _trilinear_interpolation
 from operator_entry import outputs_of, prepare_operator
 
 torch = pytest.importorskip("torch")
@@ -21,21 +23,20 @@ GUARD = 16  # elements around each array; also what shifts it off the alignment 
 
 def convolution(*image, channels, kernel, has_bias=True, backward=False, multiplier=1, **settings):
     settings = dict(stride=1, pad_mode="same", padding=0, dilation=1) | settings
-    cell = _Convolution(_attributes("", **settings, has_bias=has_bias))
+    operator = _convolution("", **settings, has_bias=has_bias)
     shapes = [image, (channels * multiplier, 1, *kernel), (channels * multiplier,)][: 3 if has_bias else 2]
     if not backward:
-        return cell.forward_op, shapes
-    (out, _), *_ = outputs_of(cell.forward_op, [np.empty(shape, np.float32) for shape in shapes])
-    return cell.backward_op, [*shapes[:2], out]
+        return operator, shapes
+    (out, _), *_ = outputs_of(operator, [np.empty(shape, np.float32) for shape in shapes])
+    return operator.gradient, [*shapes[:2], out]
 
 
 def calls():
     """name -> (operator, shapes of its inputs)"""
-    sigmoid, add, trilinear, lltm = Sigmoid(), Add(), TrilinearInterpolation(), _Pointwise()
     for n in (0, 1, 2, 31, 257, 1000, 4099):
-        yield f"sigmoid {n}", sigmoid.forward_op, [(n,)]
-        yield f"sigmoid backward {n}", sigmoid.backward_op, [(n,), (n,)]
-        yield f"add {n}", add.forward_op, [(n,), (n,)]
+        yield f"sigmoid {n}", _sigmoid, [(n,)]
+        yield f"sigmoid backward {n}", _sigmoid.gradient, [(n,), (n,)]
+        yield f"add {n}", _add, [(n,), (n,)]
     for x, out in (
         ((7, 1), (7, 5)),
         ((1, 96), (33, 96)),
@@ -43,12 +44,12 @@ def calls():
         ((3, 1, 4), (3, 2, 4)),
         ((1, 2) * 3, (3, 2) * 3),
     ):
-        yield f"add {x} to {out}", add.forward_op, [x, out]
-        yield f"add, {out} summed to {x}", add.backward_op, [out, x]
+        yield f"add {x} to {out}", _add, [x, out]
+        yield f"add, {out} summed to {x}", _add_backward, [out, x]
     parts = (((1,), (70_001,)), ((5, 1), (5, 30_011)), ((5,), (40_003, 5)), ((1, 6, 1), (90, 6, 91)))
     packs = (((1,), (70_016,)), ((6, 1), (6, 30_016)), ((65_536,), (7, 65_536)), ((1, 4, 1, 16_384), (3, 4, 5, 16_384)))
     for x, out in parts + packs:
-        yield f"add, {out} summed to {x}, long", add.backward_op, [out, x]
+        yield f"add, {out} summed to {x}, long", _add_backward, [out, x]
     for n, f in (
         (0, 3),
         (5, 0),
@@ -65,11 +66,11 @@ def calls():
         (5, 72),
         (3, 301),
     ):
-        yield f"trilinear {n} x {f}", trilinear.forward_op, [(n, 8, f), (n, 3)]
-        yield f"trilinear backward {n} x {f}", trilinear.backward_op, [(n, 8, f), (n, 3), (n, f)]
+        yield f"trilinear {n} x {f}", _trilinear_interpolation, [(n, 8, f), (n, 3)]
+        yield f"trilinear backward {n} x {f}", _trilinear_interpolation.gradient, [(n, 8, f), (n, 3), (n, f)]
     for b, h in ((0, 4), (1, 1), (3, 5), (16, 8), (70, 33), (257, 2), (300, 1024), (4099, 67)):
-        yield f"lltm {b} x {h}", lltm.forward_op, [(b, 3 * h), (3 * h,), (b, h)]
-        yield f"lltm backward {b} x {h}", lltm.backward_op, [(b, 3 * h), (3 * h,), *[(b, h)] * 3]
+        yield f"lltm {b} x {h}", _pointwise, [(b, 3 * h), (3 * h,), (b, h)]
+        yield f"lltm backward {b} x {h}", _pointwise.gradient, [(b, 3 * h), (3 * h,), *[(b, h)] * 3]
     for backward in (False, True):
         way = "backward " if backward else ""
         for k in (3, 5, 7):
@@ -211,31 +212,31 @@ def _free_memory():
 class TestHuge:
     def test_sigmoid(self):
         x = random(BIG)
-        (y,) = run(Sigmoid().forward_op, x)
+        (y,) = run(_sigmoid, x)
         assert_close(y, torch.sigmoid(x))
-        (dx,) = run(Sigmoid().backward_op, y, x)
+        (dx,) = run(_sigmoid.gradient, y, x)
         assert_close(dx, x * y * (1 - y))
 
     def test_add(self):
         x = random(BIG // 3, 3)
         y = random(3)
-        (out,) = run(Add().forward_op, x, y)
+        (out,) = run(_add, x, y)
         assert torch.equal(out, x + y)
-        dy = run(Add().backward_op, x, y)[0]
+        dy = run(_add_backward, x, y)[0]
         assert_sums(dy, x.sum(0, dtype=torch.float64))
-        dx = run(Add().backward_op, x, x[:, :1].contiguous())[0]
+        dx = run(_add_backward, x, x[:, :1].contiguous())[0]
         assert_close(dx, x.sum(1, keepdim=True))
 
     def test_trilinear_interpolation(self):
         n, f = 2**24 + 3, 16
         feats, points = random(n, 8, f), random(n, 3) / 2
-        (out,) = run(TrilinearInterpolation().forward_op, feats, points)
-        dfeats, dpoints = run(TrilinearInterpolation().backward_op, feats, points, out)
+        (out,) = run(_trilinear_interpolation, feats, points)
+        dfeats, dpoints = run(_trilinear_interpolation.gradient, feats, points, out)
         for part in (slice(0, 1000), slice(n - 1000, n)):  # the last part is past 2^31
-            small = run(TrilinearInterpolation().forward_op, feats[part].contiguous(), points[part].contiguous())[0]
+            small = run(_trilinear_interpolation, feats[part].contiguous(), points[part].contiguous())[0]
             assert torch.equal(out[part], small)
             inputs = (feats[part].contiguous(), points[part].contiguous(), small)
-            for big, want in zip((dfeats, dpoints), run(TrilinearInterpolation().backward_op, *inputs)):
+            for big, want in zip((dfeats, dpoints), run(_trilinear_interpolation.gradient, *inputs)):
                 assert torch.equal(big[part], want)
         assert not dfeats.isnan().any()
         assert not out.isnan().any()
@@ -243,13 +244,13 @@ class TestHuge:
     def test_lltm(self):
         b, h = 2**22 + 5, 256
         product, bias, c = random(b, 3 * h), random(3 * h), random(b, h)
-        new_h, new_c = run(_Pointwise().forward_op, product, bias, c)
-        dproduct, dbias, dc, _ = run(_Pointwise().backward_op, product, bias, c, c, new_h)
+        new_h, new_c = run(_pointwise, product, bias, c)
+        dproduct, dbias, dc, _ = run(_pointwise.gradient, product, bias, c, c, new_h)
         for part in (slice(0, 1000), slice(b - 1000, b)):
             small = [a[part].contiguous() for a in (product, c, new_h)]
-            for big, want in zip((new_h, new_c), run(_Pointwise().forward_op, small[0], bias, small[1])):
+            for big, want in zip((new_h, new_c), run(_pointwise, small[0], bias, small[1])):
                 assert torch.equal(big[part], want)
-            gradients = run(_Pointwise().backward_op, small[0], bias, small[1], small[1], small[2])
+            gradients = run(_pointwise.gradient, small[0], bias, small[1], small[1], small[2])
             for big, want in zip((dproduct, dc), (gradients[0], gradients[2])):
                 assert torch.equal(big[part], want)
         assert_sums(dbias, sum(chunk.sum(0, dtype=torch.float64) for chunk in dproduct.split(2**20)))
@@ -258,14 +259,14 @@ class TestHuge:
     def test_depthwise_conv2d(self, kernel):
         n, c = 2**15 + 1, 64
         x, weight, bias = random(n, c, 32, 32), random(c, 1, kernel, kernel), random(c)
-        cell = _Convolution(_attributes("", 1, "same", 0, 1, True))
-        (out,) = run(cell.forward_op, x, weight, bias)
+        operator = _convolution("", 1, "same", 0, 1, True)
+        (out,) = run(operator, x, weight, bias)
         dout = random(*out.shape)
-        dx, dweight, dbias, _ = run(cell.backward_op, x, weight, dout)
+        dx, dweight, dbias, _ = run(operator.gradient, x, weight, dout)
         for part in (slice(0, 3), slice(n - 3, n)):
             small = x[part].contiguous(), weight, bias
-            assert_close(out[part], run(cell.forward_op, *small)[0])
-            assert_close(dx[part], run(cell.backward_op, *small[:2], dout[part].contiguous())[0])
+            assert_close(out[part], run(operator, *small)[0])
+            assert_close(dx[part], run(operator.gradient, *small[:2], dout[part].contiguous())[0])
         assert_sums(dbias, sum(chunk.sum((0, 2, 3), dtype=torch.float64) for chunk in dout.split(1024)))
         before = (kernel - 1) // 2  # the tap that meets each output at its own position
         products = (d * i for d, i in zip(dout.split(1024), x.split(1024)))

@@ -4,7 +4,7 @@ import pytest
 from mindspore import Tensor
 
 import msops
-from msops.lltm import _Pointwise
+from msops.lltm import _pointwise
 from operator_test import Net, OperatorTest, check_training, random, run, zeros
 
 
@@ -44,7 +44,7 @@ class TestPointwise(OperatorTest):
     small = "small"
 
     def net(self):
-        return Net(_Pointwise().forward_op)
+        return Net(_pointwise)
 
     @staticmethod
     def reference(product, bias, c):
@@ -80,10 +80,15 @@ class TestLLTMCell(OperatorTest):
         ),
         ([*zeros((2, 5)), None, *zeros(*STATE[1:])], {}, TypeError, "lltm_cell: h must be a Tensor, got None"),
         (zeros((2, 5, 1), *STATE), {}, ValueError, "lltm_cell: x must have shape (B, I), got (2, 5, 1)"),
-        (zeros((2, 5), (3, 2), *STATE[1:]), {}, ValueError, "lltm_cell: h must have shape (2, H), got (3, 2)"),
-        (zeros((2, 5), (2, 2), (2, 3), *STATE[2:]), {}, ValueError, "c must have shape (2, 2), got (2, 3)"),
-        (zeros((2, 5), *STATE[:2], (7, 6), 6), {}, ValueError, "weight must have shape (6, 7), got (7, 6)"),
-        (zeros((2, 5), *STATE[:3], 4), {}, ValueError, "lltm_cell: bias must have shape (6,), got (4,)"),
+        (zeros((2, 5), (3, 2), *STATE[1:]), {}, ValueError, "lltm_cell: h must have shape (B, H) = (2, 2), got (3, 2)"),
+        (zeros((2, 5), (2, 2), (2, 3), *STATE[2:]), {}, ValueError, "c must have shape (B, H) = (2, 2), got (2, 3)"),
+        (
+            zeros((2, 5), *STATE[:2], (7, 6), 6),
+            {},
+            ValueError,
+            "(3 * H, H + I) = (6, 7), got (7, 6)",
+        ),
+        (zeros((2, 5), *STATE[:3], 4), {}, ValueError, "lltm_cell: bias must have shape (3 * H,) = (6,), got (4,)"),
     )
 
     @staticmethod
@@ -102,7 +107,7 @@ def test_special_values(mode):
     """Saturated gates are exact, and NaN or infinity stay in their unit."""
     product = np.array([[-1e4, 1e4, 1e4, -np.inf, 0, 1e4, np.nan, 1, -np.inf]], np.float32)  # i, o, g of three units
     c = np.array([[0.5, 2, 3]], np.float32)
-    new_h, new_c = run(_Pointwise().forward_op, product, np.zeros(9, np.float32), c)
+    new_h, new_c = run(_pointwise, product, np.zeros(9, np.float32), c)
     np.testing.assert_array_equal(new_c, np.array([[np.nan, 3, 2]], np.float32))
     np.testing.assert_allclose(new_h, [[np.nan, np.tanh(3) / 2, np.tanh(2)]], rtol=1e-6)
 
@@ -110,7 +115,7 @@ def test_special_values(mode):
 def test_small_gates_keep_their_digits(mode):
     """e^g - 1 of a small g, which float32 arithmetic of e^g would lose."""
     product = np.array([[100, 0, -1e-6]], np.float32)
-    new_c = run(_Pointwise(), product, *zeros(3, (1, 1)))[1]
+    new_c = run(_pointwise, product, *zeros(3, (1, 1)))[1]
     np.testing.assert_allclose(new_c, [[np.expm1(-1e-6)]], rtol=1e-6)
 
 

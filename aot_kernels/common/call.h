@@ -105,6 +105,17 @@ class Call {
     return ok() ? value : low;
   }
 
+  // The attribute msops_float_<name>: a number that travels as the bits of a double.
+  double number(const char* name) {
+    char key[48];
+    std::snprintf(key, sizeof key, "msops_float_%s", name);
+    int64_t bits = 0;
+    require(!ok() || attributes_.read(key, &bits), kBadAttribute, "float attribute %s is missing", key);
+    double value;
+    std::memcpy(&value, &bits, sizeof value);
+    return value;
+  }
+
   __attribute__((format(printf, 4, 5))) void require(bool condition, Status status, const char* format, ...) {
     if (condition || !ok()) return;
     char message[256];

@@ -1,4 +1,4 @@
-// out[i] = formula(in[i]...), a formula written once for both devices.
+// A formula for each element, written once for both devices.
 #pragma once
 
 #include <utility>
@@ -8,70 +8,92 @@
 
 namespace msops {
 
-template <int kInputs, typename T, typename Formula>
+// `formula(in..., out...)` is called with a Compute<T> of each input and a reference to one for each output.
+template <int kInputs, int kOutputs, typename T, typename Formula>
 struct Map {
+  using C = Compute<T>;
   int64_t n;
   Formula formula;
-  T* out;
   const T* in[kInputs];
+  T* out[kOutputs];
 
-  template <typename Index, size_t... k>
-  MSOPS_BOTH void element(Index i, std::index_sequence<k...>) const {
-    out[i] = T(formula(Compute<T>(in[k][i])...));
+  template <size_t... i, size_t... o>
+  MSOPS_BOTH void apply(const C (&x)[kInputs], C (&y)[kOutputs], std::index_sequence<i...>,
+                        std::index_sequence<o...>) const {
+    formula(x[i]..., y[o]...);
+  }
+  MSOPS_BOTH void apply(const C (&x)[kInputs], C (&y)[kOutputs]) const {
+    apply(x, y, std::make_index_sequence<kInputs>{}, std::make_index_sequence<kOutputs>{});
   }
 
-  template <int N, size_t... k>
-  MSOPS_BOTH Pack<T, N> pack(const Pack<T, N> (&operands)[kInputs], std::index_sequence<k...>) const {
-    Pack<T, N> result;
-    for (int j = 0; j < N; ++j) result.values[j] = T(formula(Compute<T>(operands[k].values[j])...));
-    return result;
+  template <typename Index>
+  MSOPS_BOTH void element(Index j) const {
+    C x[kInputs], y[kOutputs];
+    for (int i = 0; i < kInputs; ++i) x[i] = C(in[i][j]);
+    apply(x, y);
+    for (int o = 0; o < kOutputs; ++o) assign(out[o][j], y[o]);
+  }
+
+  template <int N, typename Index>
+  MSOPS_BOTH void pack(Index begin) const {
+    Pack<T, N> from[kInputs], to[kOutputs];
+    for (int i = 0; i < kInputs; ++i) from[i] = load<N>(in[i] + begin);
+    for (int j = 0; j < N; ++j) {
+      C x[kInputs], y[kOutputs];
+      for (int i = 0; i < kInputs; ++i) x[i] = C(from[i].values[j]);
+      apply(x, y);
+      for (int o = 0; o < kOutputs; ++o) to[o].values[j] = T(y[o]);
+    }
+    for (int o = 0; o < kOutputs; ++o) store(out[o] + begin, to[o]);
   }
 };
 
 // On the CPU, index i is a run of kRun elements.
-template <int kRun, int kInputs, typename T, typename Formula>
+template <int kRun, typename Map>
 struct MapRun {
-  Map<kInputs, T, Formula> map;
+  Map map;
 
   MSOPS_CPU void operator()(int64_t i) const {
     const int64_t begin = i * kRun, end = map.n - begin < kRun ? map.n : begin + kRun;
 #pragma omp simd
-    for (int64_t j = begin; j < end; ++j) map.element(j, std::make_index_sequence<kInputs>{});
+    for (int64_t j = begin; j < end; ++j) map.element(j);
   }
 };
 
 // On the GPU, index i is a pack of N elements; the elements behind the last whole pack are the last index. More packs
 // in flight in a thread gained nothing on an H200: its multiprocessors hold 2048 such threads.
-template <int N, int kInputs, typename T, typename Formula>
+template <int N, typename Map>
 struct MapPack {
-  Map<kInputs, T, Formula> map;
+  Map map;
 
   template <typename Index>
   MSOPS_BOTH void operator()(Index i) const {
-    constexpr auto kAll = std::make_index_sequence<kInputs>{};
     const Index begin = i * N;
     if (static_cast<int64_t>(begin) + N <= map.n) {
-      Pack<T, N> operands[kInputs];
-      for (int k = 0; k < kInputs; ++k) operands[k] = load<N>(map.in[k] + begin);
-      store(map.out + begin, map.pack(operands, kAll));
+      map.template pack<N>(begin);
     } else {
-      for (Index j = begin; j < map.n; ++j) map.element(j, kAll);
+      for (Index j = begin; j < map.n; ++j) map.element(j);
     }
   }
 };
 
-// `formula` is an object called with one Compute<T> for each input; `in` are pointers to n elements each.
-template <typename T, typename Formula, typename... In>
-void elementwise(Call& call, int64_t n, Formula formula, T* out, const In*... in) {
-  constexpr int kInputs = sizeof...(In);
-  const Map<kInputs, T, Formula> map{n, formula, out, {in...}};
+// elementwise<T>(call, n, formula, {x, y}, {out}): of arrays of n elements each.
+template <typename T, int kInputs, int kOutputs, typename Formula>
+void elementwise(Call& call, int64_t n, Formula formula, const T* const (&in)[kInputs], T* const (&out)[kOutputs]) {
+  using M = Map<kInputs, kOutputs, T, Formula>;
+  M map{n, formula, {}, {}};
+  for (int i = 0; i < kInputs; ++i) map.in[i] = in[i];
+  for (int o = 0; o < kOutputs; ++o) map.out[o] = out[o];
   if (call.on_cpu()) {
     constexpr int kRun = 1024;
-    return on_cpu(call, (n + kRun - 1) / kRun, MapRun<kRun, kInputs, T, Formula>{map}, kRun);
+    return on_cpu(call, (n + kRun - 1) / kRun, MapRun<kRun, M>{map}, kRun);
   }
-  with_width<T>(false, 0, {out, in...}, [&](auto width) {
+  uintptr_t all = 0;  // as aligned as the least aligned
+  for (const T* p : in) all |= reinterpret_cast<uintptr_t>(p);
+  for (const T* p : out) all |= reinterpret_cast<uintptr_t>(p);
+  with_width<T>(false, 0, {reinterpret_cast<const T*>(all)}, [&](auto width) {
     constexpr int N = decltype(width)::value;
-    on_gpu(call, (n + N - 1) / N, n, MapPack<N, kInputs, T, Formula>{map});
+    on_gpu(call, (n + N - 1) / N, n, MapPack<N, M>{map});
   });
 }
 

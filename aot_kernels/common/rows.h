@@ -1,0 +1,201 @@
+// Work on the rows of matrices: reductions along a row, and maps of it, written once for both devices. For example
+// y = log sum e^x of each row, where x is `Rows<const T>` and y is `T*`:
+//
+//   template <typename Team>
+//   MSOPS_BOTH void operator()(int64_t row, const Team& team) const {
+//     const C most = team.max(x[row]);
+//     const C sum = team.sum([&](C v) { return exp(v - most); }, x[row]);
+//     team.store(y + row, most + log(sum));
+//   }
+//
+// A team is the threads that share a row: one on the CPU; on the GPU 8 or 32 of a warp, or a block. All of them get the
+// results of its reductions, which are always made in the same order.
+#pragma once
+
+#include <math.h>  // also makes exp and its like for float known without std::
+
+#include "pack.h"
+#include "parallel.h"
+
+namespace msops {
+
+// A matrix without gaps between its rows, and a row of one. T is const where it is only read.
+template <typename T>
+struct Row {
+  T* data;
+  int64_t length;
+};
+template <typename T>
+struct Rows {
+  T* data;
+  int64_t columns;
+
+  MSOPS_BOTH Row<T> operator[](int64_t row) const { return {data + row * columns, columns}; }
+};
+
+// kLanes threads, each of which works on N neighbouring elements at once.
+template <typename C, int kLanes, int N>
+class Team {
+ public:
+  MSOPS_BOTH Team(int lane, C* shared) : lane_(lane), shared_(shared) {}
+
+  // The sum, and the largest, of f(a_j, b_j, ...) over all j, of rows a, b, ... of one length; 0, and -infinity, of
+  // none. NaN counts as larger than all.
+  template <typename F, typename... In>
+  MSOPS_BOTH C sum(const F& f, Row<In>... in) const {
+    return reduce(C(0), [](C a, C b) { return a + b; }, f, in...);
+  }
+  template <typename F, typename... In>
+  MSOPS_BOTH C max(const F& f, Row<In>... in) const {
+    return reduce(C(-HUGE_VAL), [](C a, C b) { return b > a || b != b ? b : a; }, f, in...);
+  }
+
+  template <typename In>
+  MSOPS_BOTH C sum(Row<In> in) const {
+    return sum([](C v) { return v; }, in);
+  }
+  template <typename In>
+  MSOPS_BOTH C max(Row<In> in) const {
+    return max([](C v) { return v; }, in);
+  }
+
+  // The same for any associative and commutative `combine`, which makes of a and `identity` a.
+  template <typename Combine, typename F, typename First, typename... In>
+  MSOPS_BOTH C reduce(C identity, const Combine& combine, const F& f, Row<First> first, Row<In>... in) const {
+    C results[N];
+    for (C& result : results) result = identity;
+    for (int64_t j = lane_ * N; j < whole(first); j += kLanes * N)
+      accumulate(results, combine, f, read(first.data + j), read(in.data + j)...);
+    for (int64_t j = whole(first); j < first.length; ++j)
+      results[0] = combine(results[0], f(C(first.data[j]), C(in.data[j])...));
+    for (int half = N / 2; half > 0; half /= 2)
+      for (int k = 0; k < half; ++k) results[k] = combine(results[k], results[k + half]);
+    return over_lanes(results[0], combine);
+  }
+
+  // out_j = f(a_j, b_j, ...) for all j. `out` may be one of the others.
+  template <typename F, typename T, typename... In>
+  MSOPS_BOTH void map(const F& f, Row<T> out, Row<In>... in) const {
+    for (int64_t j = lane_ * N; j < whole(out); j += kLanes * N) write(out.data + j, f, read(in.data + j)...);
+    for (int64_t j = whole(out); j < out.length; ++j) assign(out.data[j], f(C(in.data[j])...));
+  }
+
+  // One number, of the whole row.
+  template <typename T>
+  MSOPS_BOTH void store(T* to, C value) const {
+    if (lane_ == 0) assign(*to, value);
+  }
+
+ private:
+  struct Values {
+    C of[N];
+  };
+
+  // What packs of N tile. Rows on the GPU are whole packs.
+  template <typename T>
+  static MSOPS_BOTH int64_t whole(Row<T> row) {
+#ifdef __CUDA_ARCH__
+    return row.length;
+#else
+    return row.length / N * N;
+#endif
+  }
+
+  template <typename T>
+  static MSOPS_BOTH Values read(const T* from) {
+    Values values;
+#ifdef __CUDA_ARCH__
+    const Pack<T, N> pack = load<N>(from);
+    for (int k = 0; k < N; ++k) values.of[k] = C(pack.values[k]);
+#else
+#pragma omp simd
+    for (int k = 0; k < N; ++k) values.of[k] = C(from[k]);
+#endif
+    return values;
+  }
+
+  template <typename T, typename F, typename... V>
+  static MSOPS_BOTH void write(T* to, const F& f, const V&... values) {
+#ifdef __CUDA_ARCH__
+    Pack<T, N> pack;
+    for (int k = 0; k < N; ++k) pack.values[k] = T(f(values.of[k]...));
+    msops::store(to, pack);
+#else
+#pragma omp simd
+    for (int k = 0; k < N; ++k) assign(to[k], f(values.of[k]...));
+#endif
+  }
+
+  template <typename Combine, typename F, typename... V>
+  static MSOPS_BOTH void accumulate(C (&results)[N], const Combine& combine, const F& f, const V&... values) {
+#pragma omp simd
+    for (int k = 0; k < N; ++k) results[k] = combine(results[k], f(values.of[k]...));
+  }
+
+  template <typename Combine>
+  MSOPS_BOTH C over_lanes(C value, [[maybe_unused]] const Combine& combine) const {
+#ifdef __CUDA_ARCH__
+    constexpr int kWarp = kLanes < 32 ? kLanes : 32;
+    for (int distance = kWarp / 2; distance > 0; distance /= 2)
+      value = combine(value, __shfl_xor_sync(~0u, value, distance));
+    if constexpr (kLanes > kWarp) {
+      if (lane_ % kWarp == 0) shared_[lane_ / kWarp] = value;
+      __syncthreads();
+      value = shared_[0];
+      for (int warp = 1; warp < kLanes / kWarp; ++warp) value = combine(value, shared_[warp]);
+      __syncthreads();  // before the next reduction writes there
+    }
+#endif
+    return value;
+  }
+
+  int lane_;
+  C* shared_;  // a number for each warp, if the team is a block
+};
+
+template <typename C, typename Body>
+struct RowOnCpu {
+  Body body;
+
+  MSOPS_CPU void operator()(int64_t row) const { body(row, Team<C, 1, 16>(0, nullptr)); }
+};
+
+#ifdef __CUDACC__
+template <typename C, int kLanes, int N, typename Body>
+__global__ void __launch_bounds__(kThreads) rows_kernel(int64_t rows, Body body) {
+  __shared__ C shared[kThreads / 32];
+  const int64_t row = blockIdx.x * int64_t{kThreads / kLanes} + threadIdx.x / kLanes;
+  if (row < rows) body(row, Team<C, kLanes, N>(threadIdx.x % kLanes, shared));
+}
+#endif
+
+// body(row, team) for every row in [0, rows), of matrices of `columns` columns that begin at `pointers`.
+template <typename T, typename Body>
+void for_rows(Call& call, int64_t rows, int64_t columns, [[maybe_unused]] std::initializer_list<const T*> pointers,
+              const Body& body) {
+  if (call.on_cpu()) return on_cpu(call, rows, RowOnCpu<Compute<T>, Body>{body}, 4.0 * columns);
+#ifdef __CUDACC__
+  if (!call.ok() || rows == 0) return;
+  bool packs = columns % kPackWidth<T> == 0;
+  for (const T* p : pointers) packs &= is_aligned<kPackWidth<T>>(p);
+  const auto launch = [&](auto lanes, auto width) {
+    constexpr int kTeams = kThreads / decltype(lanes)::value;
+    const int64_t blocks = (rows - 1) / kTeams + 1;
+    call.require(blocks <= INT32_MAX, kBadShape, "too many rows for one launch");
+    if (!call.ok()) return;
+    rows_kernel<Compute<T>, decltype(lanes)::value, decltype(width)::value>
+        <<<blocks, kThreads, 0, call.stream()>>>(rows, body);
+    call.check_launch();
+  };
+  const auto with_team = [&](auto width) {
+    const int64_t steps = columns / decltype(width)::value;
+    if (steps <= 16) return launch(Constant<8>{}, width);
+    // A block for each row where warps would be too few to fill a GPU, or each would have much to do.
+    steps <= 64 || (steps <= 1024 && rows >= 8192) ? launch(Constant<32>{}, width)
+                                                   : launch(Constant<kThreads>{}, width);
+  };
+  packs ? with_team(Constant<kPackWidth<T>>{}) : with_team(Constant<1>{});
+#endif
+}
+
+}  // namespace msops

@@ -1,0 +1,292 @@
+"""Libraries of C functions, built before or now."""
+
+import contextlib
+import ctypes
+import difflib
+import fcntl
+import functools
+import hashlib
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+_PACKAGE = Path(__file__).resolve().parent
+
+
+class Entry(NamedTuple):
+    """A C function. See :func:`msops.load`, and :class:`msops.Library`, whose attributes they are.
+
+    Attributes:
+        library (Library): Where it is.
+        name (str): What it is called.
+    """
+
+    library: "Library"
+    name: str
+
+
+class Library:
+    """A shared library; `library.F` is its C function `F`.
+
+    It stays loaded: MindSpore would load it at a first call, and unload it after the last.
+
+    Args:
+        path (str, Path): The file.
+        name (str): For messages. Default: the file's, without its suffix.
+
+    Raises:
+        ImportError: If it cannot be loaded.
+
+    Examples:
+        >>> import msops
+        >>> libm = msops.Library("libm.so.6")
+        >>> print(libm.cos.name)
+        cos
+    """
+
+    def __init__(self, path, name=None):
+        self.path = Path(path)
+        self.name = self.path.stem if name is None else name
+        try:
+            self.handle = ctypes.CDLL(str(self.path))
+        except OSError as error:
+            raise ImportError(f"msops cannot load the library {self.name}: {error}") from None
+
+    def __getattr__(self, entry):
+        if entry.startswith("_"):
+            raise AttributeError(entry)
+        try:
+            getattr(self.handle, entry)
+        except AttributeError:
+            names = set(re.findall(r"[A-Za-z]\w{2,}", self.path.read_bytes().decode("ascii", "replace")))
+            near = [name for name in difflib.get_close_matches(entry, names, 20) if hasattr(self.handle, name)]
+            hint = f"; did you mean {' or '.join(near)}?" if near else ""
+            raise AttributeError(f"{self.name}: the library has no entry {entry}{hint}") from None
+        return Entry(self, entry)
+
+    def __repr__(self):
+        return f"Library({str(self.path)!r})"
+
+
+def of_package(name):
+    """The library of `aot_kernels/<name>.cu`."""
+    try:
+        return Library(_PACKAGE / "lib" / f"{name}.so")
+    except ImportError as error:
+        raise ImportError(f"{error}. Build the kernels with 'make all' in msops' source folder.") from None
+
+
+def get_include():
+    """The folder of the package's headers, to give to a compiler (`-I`) that shall find ``common/elementwise.h``.
+
+    Examples:
+        >>> import msops, os
+        >>> print(os.path.exists(os.path.join(msops.get_include(), "common", "elementwise.h")))
+        True
+    """
+    installed = _PACKAGE / "include"
+    return str(installed if installed.is_dir() else _PACKAGE.parent / "aot_kernels")
+
+
+class CompileError(RuntimeError):
+    """A source does not compile: the message has the command and what the compiler said. See :func:`msops.load`."""
+
+
+def load(name, sources, *, cxx_flags=(), nvcc_flags=(), include_paths=(), archs=None, cache_folder=None, verbose=False):
+    """Compiles sources to a library, and loads it.
+
+    By nvcc if there is one, for the GPUs at hand, else by a C++ compiler for the CPU. What was compiled before, from
+    the same sources and headers, with the same flags and compiler, is loaded at once; of several processes one compiles
+    while the others wait.
+
+    The compilers are those of the environment variables ``NVCC`` and ``CXX``, else ``nvcc`` of the PATH or CUDA_HOME,
+    and ``g++``. With an empty ``NVCC``, all is for the CPU alone.
+
+    Args:
+        name (str): The library's, for messages and its file: letters, digits and underscores.
+        sources (str, Path, list): Files, ``.cu`` (for both devices) or C++; or text, which has several lines.
+        cxx_flags (list[str]): More flags for the C++ compiler, nvcc's one too. Default: none.
+        nvcc_flags (list[str]): More flags for nvcc. Default: none.
+        include_paths (list[str]): Folders for headers besides :func:`msops.get_include` and those of the sources.
+            Default: none.
+        archs (list[str]): GPUs to compile for, such as ``["80", "90"]`` . Default: those at hand; without any, the
+            oldest that nvcc knows, in a form (PTX) that drivers translate for newer ones.
+        cache_folder (str, Path): Where libraries are kept. Default: the environment variable ``MSOPS_CACHE`` , else
+            ``~/.cache/msops`` .
+        verbose (bool): Whether to print the commands and what the compiler says. Default: ``False`` .
+
+    Returns:
+        Library.
+
+    Raises:
+        CompileError: If a source does not compile, or there is no compiler.
+        FileNotFoundError: If there is no such source.
+        OSError: If the cache folder cannot be written.
+
+    Examples:
+        >>> import msops
+        >>> library = msops.load("twice", '''
+        ... #include "common/formula.h"
+        ... MSOPS_FORMULA(Twice, (x), (y), y = 2 * x)
+        ... ''')
+        >>> print(library.Twice.name)
+        Twice
+    """
+    if not re.fullmatch(r"\w+", name, re.ASCII):
+        raise ValueError(f"msops.load: name must be of letters, digits and underscores, got {name!r}")
+    folder = Path(cache_folder or os.environ.get("MSOPS_CACHE") or Path.home() / ".cache" / "msops").absolute()
+    texts, folders = {}, [get_include(), *map(str, include_paths)]
+    for i, source in enumerate([sources] if isinstance(sources, (str, Path)) else sources):
+        if isinstance(source, str) and "\n" in source:
+            texts[f"{name}_{i}.cu"] = f'#line 1 "{name}"\n{source}'.encode()
+            continue
+        path = Path(source).absolute()
+        if not path.is_file():
+            raise FileNotFoundError(f"msops.load: there is no source {source}")
+        texts[str(path)] = path.read_bytes()
+        folders.append(str(path.parent))
+    command = _command(tuple(cxx_flags), tuple(nvcc_flags), tuple(dict.fromkeys(folders)), archs and tuple(archs))
+    key = _digest(command, _version(command[0]), texts)
+    build = _Build(folder, f"{name}-{key}", command, texts, verbose)
+    try:
+        return Library(build.find() or build.make(), name)
+    except OSError as error:
+        raise type(error)(
+            f"msops.load: {name} cannot be kept in {folder}: {error}. The environment variable MSOPS_CACHE can name "
+            "another folder."
+        ) from None
+
+
+class _Build:
+    """One library in the cache: a file that lists the headers it was made from, and one that holds it."""
+
+    def __init__(self, folder, stem, command, texts, verbose):
+        self.folder, self.stem, self.command, self.texts, self.verbose = folder, stem, command, texts, verbose
+        self.record = folder / f"{stem}.json"
+
+    def find(self):
+        """The path of the library, or None if there is none of these sources and headers."""
+        try:
+            record = json.loads(self.record.read_text())
+            path = self.folder / record["library"]
+            current = path.is_file() and record["headers"] == _digests(record["headers"])
+        except (OSError, ValueError, KeyError):
+            return None
+        if current and self.verbose:
+            print(f"msops.load: {path} is up to date")
+        return path if current else None
+
+    def make(self):
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with open(self.folder / f"{self.stem}.lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # ends with the process, if not before
+            return self.find() or self._compile()
+
+    def _compile(self):
+        with tempfile.TemporaryDirectory(dir=self.folder, prefix=f"{self.stem}.") as scratch:
+            objects, headers = [], set()
+            for i, (source, text) in enumerate(self.texts.items()):
+                path = Path(source)
+                if not path.is_absolute():
+                    path = Path(scratch) / source
+                    path.write_bytes(text)
+                objects.append(f"{scratch}/{i}.o")
+                language = ["-x", "c++"] if path.suffix == ".cu" and not _is_nvcc(self.command[0]) else []
+                output = ["-MMD", "-MF", f"{scratch}/{i}.d", "-c", str(path), "-o", objects[-1]]
+                self._run([*self.command, *language, *output])
+                headers |= set(_prerequisites(Path(scratch, f"{i}.d").read_text())) - {str(path)}
+            made = Path(scratch, "library.so")
+            self._run([*self.command, "-shared", *objects, "-o", str(made)])
+            digests = _digests(sorted(headers))
+            # A name of its own for each content: a process may have the last one loaded.
+            library = self.folder / f"{self.stem}-{_digest(digests)}.so"
+            record = Path(scratch, "record.json")
+            record.write_text(json.dumps({"library": library.name, "headers": digests, "command": self.command}))
+            os.replace(made, library)
+            os.replace(record, self.record)
+        return library
+
+    def _run(self, command):
+        line = shlex.join(command)
+        if self.verbose:
+            print(line)
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
+        if done.returncode:
+            raise CompileError(f"msops.load: this command failed:\n{line}\n{done.stdout}")
+        if self.verbose and done.stdout:
+            print(done.stdout)
+
+
+def _command(cxx_flags, nvcc_flags, folders, archs):
+    """What compiles a source, but for its name and the output's."""
+    cxx = os.environ.get("CXX", "g++")
+    # The Makefile's flags.
+    common = ["-std=c++17", "-O3", *(f"-I{folder}" for folder in folders)]
+    host = ["-fPIC", "-fopenmp", "-fno-trapping-math", "-fvisibility=hidden", "-Wall", "-Wextra", *cxx_flags]
+    if nvcc := _find_nvcc():
+        if archs is None:
+            archs = _archs_at_hand()
+        code = [f"-gencode=arch=compute_{arch},code=sm_{arch}" for arch in archs]
+        if not archs:
+            oldest = _oldest_arch(nvcc)
+            code = [f"-gencode=arch=compute_{oldest},code=compute_{oldest}"]
+        through = [f"-Xcompiler={flag}" for flag in host]
+        return [nvcc, "-ccbin", cxx, *common, *through, "-Wno-deprecated-gpu-targets", *code, *nvcc_flags]
+    if not shutil.which(cxx):
+        raise CompileError(f"msops.load: there is neither nvcc nor {cxx} (Debian: apt install g++)")
+    return [cxx, *common, *host]
+
+
+def _is_nvcc(compiler):
+    return Path(compiler).name == "nvcc"
+
+
+def _find_nvcc():
+    if "NVCC" in os.environ:
+        return os.environ["NVCC"]
+    at_home = Path(os.environ.get("CUDA_HOME", ""), "bin", "nvcc")
+    return shutil.which("nvcc") or ("CUDA_HOME" in os.environ and shutil.which(at_home)) or ""
+
+
+def _output(*command):
+    with contextlib.suppress(OSError):
+        return subprocess.run(command, capture_output=True, text=True).stdout
+    return ""
+
+
+@functools.cache
+def _version(compiler):
+    return _output(compiler, "--version")
+
+
+@functools.cache
+def _archs_at_hand():
+    lines = _output("nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader").split()
+    return tuple(sorted({line.replace(".", "") for line in lines if re.fullmatch(r"\d+\.\d", line)}))
+
+
+@functools.cache
+def _oldest_arch(nvcc):
+    known = [int(number) for number in re.findall(r"compute_(\d+)\b", _output(nvcc, "--list-gpu-arch"))]
+    return min((number for number in known if number >= 70), default=70)
+
+
+def _prerequisites(rule):
+    """The files that a rule of make depends on, in a compiler's notation."""
+    words = re.split(r"(?<!\\)\s+", rule.partition(":")[2].replace("\\\n", " ").strip())
+    return [word.replace("\\ ", " ").replace("$$", "$") for word in words if word]
+
+
+def _digests(paths):
+    """path -> the digest of its content; None if there is no such file."""
+    return {path: _digest(Path(path).read_bytes()) if Path(path).is_file() else None for path in paths}
+
+
+def _digest(*things):
+    return hashlib.sha256(repr(things).encode()).hexdigest()[:20]

@@ -1,0 +1,185 @@
+"""What an operator takes and gives: "feats(N, 8, F), points(N, 3) -> out(N, F)"."""
+
+import ast
+from typing import NamedTuple
+
+import mindspore
+
+from .check import FLOATS, Spec, dtype_name
+
+_FUNCTIONS = {"min": min, "max": max}
+_NODES = (ast.BinOp, ast.UnaryOp, ast.operator, ast.unaryop, ast.Name, ast.Constant, ast.Starred, ast.Load)
+
+
+class _Tensor(NamedTuple):
+    """A tensor of a signature. Without sizes it has any shape, without dtype that of the first one without."""
+
+    name: str
+    sizes: tuple
+    dtype: str
+
+    def words(self):
+        return f"({', '.join(map(ast.unparse, self.sizes))}{',' * (len(self.sizes) == 1)})"
+
+    def shape(self, values):
+        code = compile(ast.Expression(ast.Tuple(list(self.sizes), ast.Load(), lineno=1, col_offset=0)), "", "eval")
+        return eval(code, {"__builtins__": {}, **_FUNCTIONS, **values})
+
+
+class Signature:
+    """The tensors of an operator, with their shapes and dtypes, in one line.
+
+    Inputs, an arrow, outputs. Each tensor is a `name`, if it may have any shape, or a `name(size, ...)` with a size for
+    each axis:
+
+    - a number;
+    - a name: the same number wherever it stands;
+    - `*name`: any number of axes;
+    - an expression of names, such as `3 * H`, with the operators of whole numbers, `min` and `max`.
+
+    The tensors have one dtype, which may be any of `dtypes`, but for those that name theirs as a last argument:
+    `index(N, dtype=int32)`, `partial(N, dtype=accumulator)`; the latter is float64 beside float64, float32 else. An
+    output without sizes has the shape of the first input.
+
+    Args:
+        text (str): The signature.
+        dtypes (tuple[mindspore.dtype]): Default: float16, float32 and float64.
+        **values (int, float): What sizes may name besides the inputs' sizes.
+
+    Raises:
+        ValueError: If the text does not say all that.
+
+    Examples:
+        >>> import mindspore, msops
+        >>> signature = msops.Signature("x(*S, K), weight(K) -> out(*S)")
+        >>> x, weight = (msops.Spec(shape, mindspore.float32) for shape in ((2, 3, 5), (5,)))
+        >>> print(signature.infer("weighted_sum", x, weight)[0].shape)
+        (2, 3)
+        >>> signature.infer("weighted_sum", x, x)
+        Traceback (most recent call last):
+        ValueError: weighted_sum: weight must have shape (K,), got (2, 3, 5)
+    """
+
+    def __init__(self, text, dtypes=FLOATS, **values):
+        self.text, self.dtypes, self.values = text, tuple(dtypes), values
+        try:
+            inputs, outputs = text.split("->")
+            self.inputs, self.outputs = _tensors(inputs), _tensors(outputs)
+            if not self.inputs:
+                raise ValueError("there is no input")
+            self._find_mistakes()
+        except (SyntaxError, ValueError) as error:
+            message = error.msg if isinstance(error, SyntaxError) else error
+            raise ValueError(f"signature {text!r}: {message}; it must read like 'x(N, C), y(C) -> out(N)'") from None
+
+    def check(self, operator, *specs):
+        """Requires inputs to fit. Returns the values of all names of sizes."""
+        if len(specs) != len(self.inputs):
+            names = ", ".join(tensor.name for tensor in self.inputs)
+            raise TypeError(f"{operator}: takes {len(self.inputs)} inputs ({names}), got {len(specs)}")
+        first = None
+        for tensor, spec in zip(self.inputs, specs):
+            first = self._check_dtype(operator, tensor, spec, first) or first
+        values = dict(self.values)
+        for tensor, spec in zip(self.inputs, specs):
+            if tensor.sizes is not None:
+                _bind(operator, tensor, spec, values)
+        for tensor, spec in zip(self.inputs, specs):
+            if tensor.sizes is not None and spec.shape != (expected := tensor.shape(values)):
+                shown = "" if tensor.words() == str(expected) else f" = {expected}"
+                raise ValueError(f"{operator}: {tensor.name} must have shape {tensor.words()}{shown}, got {spec.shape}")
+        return values
+
+    def infer(self, operator, *specs):
+        """The Specs of the outputs for inputs of these, which must fit."""
+        values = self.check(operator, *specs)
+        common = next((spec.dtype for tensor, spec in zip(self.inputs, specs) if tensor.dtype is None), None)
+        return [
+            Spec(specs[0].shape if out.sizes is None else out.shape(values), _dtype(out.dtype, common))
+            for out in self.outputs
+        ]
+
+    def _check_dtype(self, operator, tensor, spec, first):
+        """Returns (name, dtype) of a tensor that has the common dtype."""
+        if spec.shape is None:
+            raise TypeError(f"{operator}: {tensor.name} must be a Tensor, got {spec.dtype}")
+        if any(length is None or length < 0 for length in spec.shape):
+            raise ValueError(f"{operator}: {tensor.name} must have a shape known at compile time, got {spec.shape}")
+        own = tensor.dtype is not None
+        allowed = (_dtype(tensor.dtype, first and first[1]),) if own else self.dtypes
+        if spec.dtype not in allowed:
+            *others, last = map(dtype_name, allowed)
+            words = f"{', '.join(others)} or {last}" if others else last
+            raise TypeError(f"{operator}: {tensor.name} must be {words}, got {dtype_name(spec.dtype)}")
+        if own:
+            return None
+        if first and spec.dtype != first[1]:
+            raise TypeError(
+                f"{operator}: {tensor.name} must be {dtype_name(first[1])} as {first[0]} is, "
+                f"got {dtype_name(spec.dtype)}"
+            )
+        return tensor.name, spec.dtype
+
+    def _find_mistakes(self):
+        known = set(self.values)
+        for tensor in self.inputs:
+            known |= {size.id for size in tensor.sizes or () if isinstance(size, ast.Name)}
+            known |= {size.value.id for size in tensor.sizes or () if isinstance(size, ast.Starred)}
+        names = [tensor.name for tensor in self.inputs + self.outputs]
+        for tensor in self.inputs + self.outputs:
+            if names.count(tensor.name) > 1:
+                raise ValueError(f"there are two tensors {tensor.name}")
+            for size in tensor.sizes or ():
+                for name in ast.walk(size):
+                    if isinstance(name, ast.Name) and name.id not in known and name.id not in _FUNCTIONS:
+                        raise ValueError(f"no input has an axis of the size {name.id}")
+
+
+def _tensors(text):
+    nodes = ast.parse(f"({text.strip()},)" if text.strip() else "()", mode="eval").body.elts
+    return tuple(map(_tensor, nodes))
+
+
+def _tensor(node):
+    if isinstance(node, ast.Name):
+        return _Tensor(node.id, None, None)
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
+        raise ValueError(f"{ast.unparse(node)} is no tensor")
+    dtype = None
+    for keyword in node.keywords:
+        dtype = ast.unparse(keyword.value)
+        if keyword.arg != "dtype" or (dtype != "accumulator" and not hasattr(mindspore, dtype)):
+            raise ValueError(f"{ast.unparse(keyword)} is no dtype")
+    if len(node.args) == 1 and isinstance(node.args[0], ast.Constant) and node.args[0].value is ...:
+        return _Tensor(node.func.id, None, dtype)  # name(..., dtype=int32)
+    for size in node.args:
+        for part in ast.walk(size):
+            calls = isinstance(part, ast.Call) and ast.unparse(part.func) in _FUNCTIONS
+            whole = not isinstance(part, ast.Constant) or type(part.value) is int
+            starred = not isinstance(part, ast.Starred) or (part is size and isinstance(part.value, ast.Name))
+            if not (calls or isinstance(part, _NODES)) or not whole or not starred:
+                raise ValueError(f"{ast.unparse(size)} is no size")
+    if sum(isinstance(size, ast.Starred) for size in node.args) > 1:
+        raise ValueError(f"{node.func.id} has two sizes with *")
+    return _Tensor(node.func.id, tuple(node.args), dtype)
+
+
+def _bind(operator, tensor, spec, values):
+    """Gives the names among the sizes of a tensor their values."""
+    star = next((i for i, size in enumerate(tensor.sizes) if isinstance(size, ast.Starred)), None)
+    many = len(spec.shape) - len(tensor.sizes) + 1  # axes of the star
+    if many < 0 or (star is None and many != 1):
+        raise ValueError(f"{operator}: {tensor.name} must have shape {tensor.words()}, got {spec.shape}")
+    for i, size in enumerate(tensor.sizes):
+        if i == star:
+            values.setdefault(size.value.id, spec.shape[i : i + many])
+        elif isinstance(size, ast.Name):
+            values.setdefault(size.id, spec.shape[i if star is None or i < star else i + many - 1])
+
+
+def _dtype(name, common):
+    if name is None:
+        return common
+    if name == "accumulator":
+        return mindspore.float64 if common == mindspore.float64 else mindspore.float32
+    return getattr(mindspore, name)
