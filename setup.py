@@ -1,6 +1,8 @@
 """Builds the kernels with make, and one wheel for every Python: they depend on neither Python nor MindSpore."""
 
+import shutil
 import subprocess
+from pathlib import Path
 
 from setuptools import Distribution, setup
 from setuptools.command.bdist_wheel import bdist_wheel
@@ -8,11 +10,12 @@ from setuptools.command.build_py import build_py
 
 
 class BuildKernels(build_py):
-    """An editable install uses what 'make all' builds in the source folder."""
+    """An editable install uses what is in the source folder: libraries that 'make all' builds there, and headers."""
 
     def run(self):
         if not self.editable_mode:
             subprocess.run(["make", "all"], check=True)
+            shutil.copytree("aot_kernels/common", Path(self.build_lib, "msops/include/common"), dirs_exist_ok=True)
         super().run()
 
 
