@@ -91,6 +91,7 @@ class Operator(ops.Custom):
     def __init__(self, number, entry, signature, infer, gradient, name, attributes):
         self.number, self.entry, self.signature, self.attributes = number, entry, signature, dict(attributes)
         self.rule, self.gradient, self.label = infer, gradient, name
+        self._inferred = {}  # PyNative mode asks at each call, which would take some 50 us
         if infer and any(out.sizes is not None for out in signature.outputs):
             raise ValueError(f"{name}: the sizes of outputs must come from infer or the signature, not both")
         # MindSpore wants rules for shape and dtype, but asks __infer__ below for both.
@@ -109,7 +110,8 @@ class Operator(ops.Custom):
         try:
             outputs = self.rule(*inputs, **self.attributes)
         except (TypeError, ValueError) as error:
-            raise type(error)(f"{self.label}: {error}") from None
+            kind = TypeError if isinstance(error, TypeError) else ValueError
+            raise kind(f"{self.label}: {error}") from error
         except Exception as error:
             raise RuntimeError(f"{self.label}: infer raised {type(error).__name__}: {error}") from error
         outputs = [outputs] if isinstance(outputs, Spec) else outputs
@@ -127,11 +129,17 @@ class Operator(ops.Custom):
         return tuple([tensor.name for tensor in side] for side in (self.signature.inputs, self.signature.outputs))
 
     def __infer__(self, *inputs):
-        outputs = self.infer(*map(from_inference, inputs))
-        shapes, dtypes = zip(*((out.shape, mstype.TensorType(out.dtype)) for out in outputs))
-        if len(outputs) == 1:
-            shapes, dtypes = shapes[0], dtypes[0]
-        return {"shape": shapes, "dtype": dtypes, "value": None}
+        specs = tuple(map(from_inference, inputs))
+        inferred = self._inferred.get(specs)
+        if inferred is None:
+            outputs = self.infer(*specs)
+            shapes, dtypes = zip(*((out.shape, mstype.TensorType(out.dtype)) for out in outputs))
+            inferred = (shapes[0], dtypes[0]) if len(outputs) == 1 else (shapes, dtypes)
+            if len(self._inferred) == _KEPT:
+                self._inferred.clear()
+            self._inferred[specs] = inferred
+        shape, dtype = inferred
+        return {"shape": shape, "dtype": dtype, "value": None}
 
     def __deepcopy__(self, memo):
         return self  # nothing in it changes
@@ -205,6 +213,7 @@ def once(make):
     return ops.constexpr(functools.lru_cache(maxsize=None, typed=True)(make))
 
 
+_KEPT = 1000  # results of inference
 _numbers = itertools.count()
 _number_of_key = {}  # of an operator; it stays when the operator goes, and so do what MindSpore keeps for it
 _number_of_rule = weakref.WeakKeyDictionary()

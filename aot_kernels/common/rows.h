@@ -8,7 +8,7 @@
 //     team.store(y + row, most + log(sum));
 //   }
 //
-// A team is the threads that share a row: one on the CPU; on the GPU 8 or 32 of a warp, or a block. All of them get the
+// A team is the threads that share a row: one on the CPU; on the GPU 2, 8 or 32 of a warp, or a block. All of them get the
 // results of its reductions, which are always made in the same order.
 #pragma once
 
@@ -189,6 +189,7 @@ void for_rows(Call& call, int64_t rows, int64_t columns, [[maybe_unused]] std::i
   };
   const auto with_team = [&](auto width) {
     const int64_t steps = columns / decltype(width)::value;
+    if (steps <= 4) return launch(Constant<2>{}, width);
     if (steps <= 16) return launch(Constant<8>{}, width);
     // A block for each row where warps would be too few to fill a GPU, or each would have much to do.
     steps <= 64 || (steps <= 1024 && rows >= 8192) ? launch(Constant<32>{}, width)
