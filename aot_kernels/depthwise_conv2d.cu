@@ -8,6 +8,7 @@
 #include "depthwise_conv2d/cpu.h"
 #include "depthwise_conv2d/half.h"
 #include "depthwise_conv2d/large.h"
+#include "depthwise_conv2d/planes.h"
 #include "depthwise_conv2d/small.h"
 
 using namespace msops;
@@ -208,6 +209,7 @@ MSOPS_ENTRY(DepthwiseConv2dForward) {
       const auto by = [&](auto kernels) {
         return !call.on_cpu() && kernels(call, s, largest, x.as<T>(), weight.as<T>(), bias.as<T>(), out.as<T>());
       };
+      if (by(depthwise::planes::forward<T>)) return;
       if constexpr (std::is_same<T, Half>::value)
         if (by(depthwise::half::forward)) return;
       if (by(depthwise::small::forward<T>) || by(depthwise::large::forward<T>)) return;

@@ -93,6 +93,9 @@ def calls():
             for image in ((9, 2, 40, 56), (3, 2, 29, 36), (7, 3, 15, 14), (40, 2, 7, 7)):
                 name = f"depthwise {way}k{k} {image}"
                 yield name, *convolution(*image, channels=image[1], kernel=(k, k), backward=backward)
+        for image in ((5, 24, 14, 14), (3, 5, 14, 14), (1, 40, 7, 7), (9, 33, 7, 7)):  # whole and broken groups
+            name = f"depthwise {way}k3 {image}"
+            yield name, *convolution(*image, channels=image[1], kernel=(3, 3), backward=backward)
         for image, kernel in (
             ((2, 3, 20, 21), (9, 9)),
             ((2, 2, 70, 66), (31, 31)),

@@ -8,8 +8,8 @@
 //     team.store(y + row, most + log(sum));
 //   }
 //
-// A team is the threads that share a row: one on the CPU; on the GPU 2, 8 or 32 of a warp, or a block. All of them get the
-// results of its reductions, which are always made in the same order.
+// A team is the threads that share a row: one on the CPU; on the GPU 2, 8 or 32 of a warp, or a block. All of them get
+// the results of its reductions, which are always made in the same order.
 #pragma once
 
 #include <math.h>  // also makes exp and its like for float known without std::
