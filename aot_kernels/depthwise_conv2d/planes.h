@@ -7,7 +7,6 @@
 // so that it never waits for another one: four warps to a block were 5 % slower on an H200.
 #pragma once
 
-#include "../common/sum.h"
 #include "shape.h"
 
 #ifdef __CUDACC__
