@@ -9,6 +9,7 @@
 #include "depthwise_conv2d/half.h"
 #include "depthwise_conv2d/large.h"
 #include "depthwise_conv2d/small.h"
+#include "depthwise_conv2d/staged.h"
 
 using namespace msops;
 using depthwise::Axis;
@@ -210,6 +211,8 @@ MSOPS_ENTRY(DepthwiseConv2dForward) {
       };
       if constexpr (std::is_same<T, Half>::value)
         if (by(depthwise::half::forward)) return;
+      if constexpr (std::is_same<T, float>::value)
+        if (by(depthwise::staged::forward)) return;
       if (by(depthwise::small::forward<T>) || by(depthwise::large::forward<T>)) return;
     }
 #endif
@@ -247,6 +250,7 @@ MSOPS_ENTRY(DepthwiseConv2dBackward) {
                           splits);
       };
       if constexpr (std::is_same<T, Half>::value) by(depthwise::half::backward);
+      if constexpr (std::is_same<T, float>::value) by(depthwise::staged::backward);
       by(depthwise::small::backward<T>);
       by(depthwise::large::backward<T>);
     }
