@@ -10,6 +10,7 @@
 #include "depthwise_conv2d/large.h"
 #include "depthwise_conv2d/planes.h"
 #include "depthwise_conv2d/small.h"
+#include "depthwise_conv2d/staged.h"
 
 using namespace msops;
 using depthwise::Axis;
@@ -212,6 +213,8 @@ MSOPS_ENTRY(DepthwiseConv2dForward) {
       if (by(depthwise::planes::forward<T>)) return;
       if constexpr (std::is_same<T, Half>::value)
         if (by(depthwise::half::forward)) return;
+      if constexpr (std::is_same<T, float>::value)
+        if (by(depthwise::staged::forward)) return;
       if (by(depthwise::small::forward<T>) || by(depthwise::large::forward<T>)) return;
     }
 #endif
@@ -249,6 +252,7 @@ MSOPS_ENTRY(DepthwiseConv2dBackward) {
                           splits);
       };
       if constexpr (std::is_same<T, Half>::value) by(depthwise::half::backward);
+      if constexpr (std::is_same<T, float>::value) by(depthwise::staged::backward);
       by(depthwise::small::backward<T>);
       by(depthwise::large::backward<T>);
     }

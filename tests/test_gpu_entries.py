@@ -90,7 +90,9 @@ def calls():
                         *convolution(*image, channels=image[1], kernel=(k, k), backward=backward, **settings),
                     )
             # Widths of which 4, 2 or 1 elements are moved at once, and enough strips for several tiles of a block.
-            for image in ((9, 2, 40, 56), (3, 2, 29, 36), (7, 3, 15, 14), (40, 2, 7, 7)):
+            # Odd ones, too: below, at and above a strip, and of one element.
+            aligned = ((9, 2, 40, 56), (3, 2, 29, 36), (7, 3, 15, 14), (3, 3, 14, 18))
+            for image in (*aligned, (40, 2, 7, 7), (9, 2, 40, 57), (3, 2, 29, 35), (3, 2, 5, 9), (2, 3, 11, 1)):
                 name = f"depthwise {way}k{k} {image}"
                 yield name, *convolution(*image, channels=image[1], kernel=(k, k), backward=backward)
         for image in ((5, 24, 14, 14), (3, 5, 14, 14), (1, 40, 7, 7), (9, 33, 7, 7)):  # whole and broken groups

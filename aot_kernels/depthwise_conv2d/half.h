@@ -1,5 +1,5 @@
 // Depthwise convolution in float16 on the GPU's tensor cores: kernels of K = 3, 5 or 7 rows and up to 9 columns (18
-// with stride 2), no dilation, multiplier 1, images of even width.
+// with stride 2), no dilation, multiplier 1.
 //
 // A strip is 8 columns of results in the kRows rows of a band of an image. A warp takes 16 strips of one channel. Along
 // a row, the results of a strip are its window, 16 S columns of the input, times a band matrix of a row of taps: one
@@ -7,8 +7,7 @@
 // elements, too: an infinity makes NaN of the results of a strip whose window it is in.
 #pragma once
 
-#include "../common/sum.h"
-#include "shape.h"
+#include "half_odd.h"
 
 #ifdef __CUDACC__
 
@@ -16,84 +15,13 @@ namespace msops {
 namespace depthwise {
 namespace half {
 
-constexpr int kStrips = 16, kColumns = 8, kWindow = 16;
-constexpr int kForwardThreads = 64, kForwardRows = 7;
 constexpr int kBackwardRows = 8;  // even: it takes rows of x in pairs
 
 // With more rows of taps, smaller blocks, of which more fit on a multiprocessor.
 template <int K>
 constexpr int kBackwardThreads = K > 5 ? 64 : 128;
-
-// The windows begin `left` columns before a strip's first, `shift` of which meet no tap of the strip's first result.
-struct Windows {
-  int k_columns, left, shift, tiles;  // a tile is a warp's 16 strips
-  Divisor bands, groups;              // of rows and of 8 columns of results in an image
-};
-
-struct Strip {
-  int image, row, column;
-
-  // Strip `strip` of a channel, of all images; beyond those, `row` is `beyond`.
-  __device__ Strip(const Windows& w, const Sizes& s, int strip, int channel, int rows, int beyond) {
-    const int n = w.bands.divide(w.groups.divide(strip, &column), &row);
-    column *= kColumns;
-    row = n < s.batch ? row * rows : beyond;
-    image = n * s.channels + channel;
-  }
-};
-
-// The tensor cores' operands. A thread has pairs of neighbouring elements in a register: of a 16 x 16 matrix those at
-// row lane / 4 (+ 8 in a[1] and a[3]) and column 2 (lane % 4) (+ 8 in a[2] and a[3]); of a 16 x 8 matrix pairs down the
-// column lane / 4, at row 2 (lane % 4) (+ 8 in b[1]). The 16 x 8 sums lie as in the first two columns of a.
-__device__ inline void multiply_add(float (&sums)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
-#if __CUDA_ARCH__ >= 800
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-      "{%0, %1, %2, %3};"
-      : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-#endif
-}
-
-// Four 8 x 8 matrices in shared memory, or their transposes; a thread gives row lane % 8 of matrix lane / 8.
-template <bool kTransposed>
-__device__ void load_matrices(const Half* row, uint32_t (&pairs)[4]) {
-#if __CUDA_ARCH__ >= 800
-  const unsigned from = static_cast<unsigned>(__cvta_generic_to_shared(row));
-  if constexpr (kTransposed) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(pairs[0]), "=r"(pairs[1]), "=r"(pairs[2]), "=r"(pairs[3])
-                 : "r"(from)
-                 : "memory");
-  } else {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(pairs[0]), "=r"(pairs[1]), "=r"(pairs[2]), "=r"(pairs[3])
-                 : "r"(from)
-                 : "memory");
-  }
-#endif
-}
-
-// Begins to copy kBytes to shared memory, or zeros if they are not `inside`.
-template <int kBytes>
-__device__ void begin_copy(Half* to, const Half* from, bool inside) {
-#if __CUDA_ARCH__ >= 800
-  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(to));
-  asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(address), "l"(from), "n"(kBytes),
-               "r"(inside ? kBytes : 0)
-               : "memory");
-#endif
-}
-// All that was begun since the last call is one group; waits for all groups but the last.
-__device__ inline void end_group() {
-#if __CUDA_ARCH__ >= 800
-  asm volatile("cp.async.commit_group;" ::: "memory");
-#endif
-}
-__device__ inline void wait_for_earlier_groups() {
-#if __CUDA_ARCH__ >= 800
-  asm volatile("cp.async.wait_group 1;" ::: "memory");
-#endif
-}
+template <int V>
+constexpr int kBuffers = V > 1 ? 2 : 1;
 
 // Four neighbouring elements, of which each V are `inside` or are zero.
 template <int V>
@@ -101,17 +29,6 @@ __device__ uint2 load_four(const Half* from, const bool (&inside)[4 / V]) {
   if constexpr (V == 4) return inside[0] ? *reinterpret_cast<const uint2*>(from) : make_uint2(0, 0);
   const uint32_t* pairs = reinterpret_cast<const uint32_t*>(from);
   return make_uint2(inside[0] ? pairs[0] : 0, inside[4 / V - 1] ? pairs[1] : 0);
-}
-
-__device__ inline uint32_t pair_of(Half first, Half second) {
-  return first.bits | static_cast<uint32_t>(second.bits) << 16;
-}
-
-// The taps of a row for window column j and result column n = lane / 4, or zero; the last first if kReversed.
-template <int S, bool kReversed>
-__device__ Half tap_at(const Half* row, const Windows& w, int j) {
-  const int b = j - w.shift - threadIdx.x % 32 / 4 * S;
-  return within(b, w.k_columns) ? row[kReversed ? w.k_columns - 1 - b : b] : Half(0.f);
 }
 
 // Window columns are taken in an order in which a thread's are neighbours: its pairs are of columns 4 (lane % 4) and 2
@@ -211,13 +128,27 @@ __global__ void __launch_bounds__(kBackwardThreads<K>)
   extern __shared__ float4 shared[];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, q = lane % 4;
   const int channel = blockIdx.x, part = blockIdx.y, parts = gridDim.y;
-  Half* const tiles = reinterpret_cast<Half*>(shared) + warp * 2 * kTile;
+  Half* const tiles = reinterpret_cast<Half*>(shared) + warp * kBuffers<V> * kTile;
   // A window row's halves change places where strip / 4 is odd: so 8 strips' halves lie in different banks.
   const auto window_at = [](int t, int strip, int half) {
     return (t * kStrips + strip) * kWindow + (half ^ strip / 4 % 2) * 8;
   };
   const int end = part_begin(w.tiles, part + 1, parts);
   const auto copy = [&](int tile, Half* to_tile) {
+    if constexpr (V == 1) {
+      const int images = s.batch * s.channels, half = lane % 2, row = lane / 16;
+      const Strip of_window(w, s, tile * kStrips + lane / 2, channel, kRows, s.h_in);
+      const Strip of_x(w, s, tile * kStrips + lane % 16, channel, kRows, s.h_in);
+      const Eights<kIn, true> windows(dout, images, of_window.image,
+                                      of_window.row < s.h_in ? of_window.row + s.top - (K - 1) : s.h_out,
+                                      of_window.column - w.left + half * 8, s.h_out, s.w_out, w.margin, 1);
+      const Eights<kRows / 2, false> inputs(x, images, of_x.image, of_x.row + row, of_x.column, s.h_in, s.w_in,
+                                            w.margin, 2);
+      __syncwarp();
+      windows.write(to_tile + window_at(0, lane / 2, half), kStrips * kWindow);
+      inputs.write(to_tile + kX + (row * kStrips + lane % 16) * kColumns, 2 * kStrips * kColumns);
+      return;
+    }
     if (tile < end) {
       constexpr int kLanes = kWindow / V, kXLanes = kColumns / V;  // for a row of a strip
 #pragma unroll
@@ -246,7 +177,7 @@ __global__ void __launch_bounds__(kBackwardThreads<K>)
     end_group();
   };
   const int begin = part_begin(w.tiles, part, parts) + warp;
-  copy(begin, tiles);
+  if (V > 1) copy(begin, tiles);
   uint32_t taps[K][2], ones[2];
   for (int i = 0; i < 2; ++i) {
     const int j = 2 * q + 8 * i;
@@ -261,10 +192,14 @@ __global__ void __launch_bounds__(kBackwardThreads<K>)
   int current = 0;
 #pragma unroll 1
   for (int tile = begin; tile < end; tile += kWarps, current ^= 1) {
-    copy(tile + kWarps, tiles + (current ^ 1) * kTile);
-    wait_for_earlier_groups();
+    if constexpr (V > 1) {
+      copy(tile + kWarps, tiles + (current ^ 1) * kTile);
+      wait_for_earlier_groups();
+    } else {
+      copy(tile, tiles);
+    }
     __syncwarp();
-    const Half* const here = tiles + current * kTile;
+    const Half* const here = tiles + (V > 1 ? current : 0) * kTile;
     float sums[kRows][4] = {};
     uint32_t inputs[kRows / 2][4];
     // Matrix m of four: row r + m % 2 of x, strips from 8 (m / 2) on.
@@ -294,6 +229,12 @@ __global__ void __launch_bounds__(kBackwardThreads<K>)
     for (int u = 0; u < 2; ++u) {
       const Strip strip(w, s, tile * kStrips + u * 8 + lane / 4, channel, kRows, s.h_in);
       const int column = strip.column + 2 * q;
+      if constexpr (V == 1) {
+        const PairsOut<kRows> to(dx, s.batch * s.channels, strip.image, strip.row, column, s.h_in, s.w_in);
+#pragma unroll
+        for (int r = 0; r < kRows; ++r) to.write(r, sums[r][2 * u], sums[r][2 * u + 1]);
+        continue;
+      }
       Half* to = dx + (strip.image * s.h_in + strip.row) * s.w_in + column;
 #pragma unroll
       for (int r = 0; r < kRows; ++r, to += s.w_in)
@@ -336,34 +277,6 @@ __global__ void __launch_bounds__(kBackwardThreads<K>)
   }
 }
 
-// Whether the GPU and the code for it have tensor cores of the kind used: code made from that for an older GPU has not.
-template <typename Kernel>
-bool has_tensor_cores(Kernel kernel) {
-  cudaFuncAttributes attributes{};
-  return cudaFuncGetAttributes(&attributes, kernel) == cudaSuccess && attributes.ptxVersion >= 80;
-}
-
-// Calls `f(Constant<K>{}, Constant<V>{}, windows)` if these kernels take the convolution whose windows begin `pad`
-// columns before the results, with the stride S.
-template <int S, typename F>
-void with_kernel(const Shape& s, int64_t largest, int64_t pad, std::initializer_list<const Half*> pointers,
-                 int64_t height, int64_t width, int rows, F&& f) {
-  if (s.multiplier != 1 || s.h.stride != S || s.w.stride != S || s.h.dilation != 1 || s.w.dilation != 1) return;
-  // Rows above an image are addressed, too, and rows of results rounded up to whole strips.
-  if (largest > kLargest32 / 2 || (s.h.kernel + s.h.padding) * std::max(s.w.in, s.w.out) > kLargest32 / 2) return;
-  if (s.batch * s.channels * height * width == 0 || pad < 0) return;
-  with_width<Half, 4>(false, s.w.in | s.w.out, pointers, [&](auto pack) {
-    constexpr int V = decltype(pack)::value;
-    const int64_t left = (pad + V - 1) / V * V, bands = (height - 1) / rows + 1, groups = (width - 1) / kColumns + 1;
-    if (left - pad + (kColumns - 1) * S + s.w.kernel > kWindow * S) return;
-    const int64_t tiles = (s.batch * bands * groups - 1) / kStrips + 1;
-    if (tiles * s.channels > kLargest32 / 32) return;  // a thread's number
-    const Windows windows{static_cast<int>(s.w.kernel), static_cast<int>(left), static_cast<int>(left - pad),
-                          static_cast<int>(tiles),      Divisor(bands),         Divisor(groups)};
-    if constexpr (V > 1) with_constant<3, 5, 7>(s.h.kernel, [&](auto K) { f(K, pack, windows); });
-  });
-}
-
 // False, and nothing done, if the convolution is not for these kernels.
 inline bool forward(Call& call, const Shape& s, int64_t largest, const Half* x, const Half* weight, const Half* bias,
                     Half* out) {
@@ -371,7 +284,16 @@ inline bool forward(Call& call, const Shape& s, int64_t largest, const Half* x, 
   with_constant<1, 2>(s.w.stride, [&](auto stride) {
     constexpr int S = decltype(stride)::value;
     with_kernel<S>(s, largest, s.w.pad, {x, out}, s.h.out, s.w.out, kForwardRows, [&](auto k, auto pack, auto windows) {
-      const auto kernel = forward_kernel<decltype(k)::value, S, decltype(pack)::value>;
+      const auto kernel = [] {
+        constexpr int K = decltype(k)::value, V = decltype(pack)::value;
+        if constexpr (V > 1) {
+          return forward_kernel<K, S, V>;
+        } else {
+          return odd_forward_kernel<K, S>;
+        }
+      }();
+      // In narrow images with few taps, the many writes of parts of 32 bytes would take longer than all else.
+      if (decltype(pack)::value == 1 && s.h.kernel == 3 && s.w.out <= kColumns) return;
       static const bool can = has_tensor_cores(kernel);
       if (!can) return;
       const int64_t blocks = (windows.tiles * s.channels * 32 - 1) / kForwardThreads + 1;
@@ -393,10 +315,12 @@ inline int64_t backward(Call& call, const Shape& s, int64_t largest, const Half*
   int64_t parts = 0;
   const int64_t pad = s.w.kernel - 1 - s.w.pad;
   with_kernel<1>(s, largest, pad, {x, dout, dx}, s.h.in, s.w.in, kBackwardRows, [&](auto k, auto pack, auto windows) {
-    constexpr int K = decltype(k)::value, kThreads = kBackwardThreads<K>, kWarps = kThreads / 32;
+    constexpr int K = decltype(k)::value, V = decltype(pack)::value;
+    constexpr int kThreads = kBackwardThreads<K>, kWarps = kThreads / 32;
     constexpr int kTile = (kBackwardRows - 1 + K) * kStrips * kWindow + kBackwardRows * kStrips * kColumns;
-    constexpr int kBytes = kWarps * std::max<int>(2 * kTile * sizeof(Half), (K + 1) * kWindow * 17 * sizeof(float));
-    const auto kernel = backward_kernel<K, decltype(pack)::value>;
+    constexpr int kBytes =
+        kWarps * std::max<int>(kBuffers<V> * kTile * sizeof(Half), (K + 1) * kWindow * 17 * sizeof(float));
+    const auto kernel = backward_kernel<K, V>;
     static const int at_once = [&] {
       if (!has_tensor_cores(kernel)) return 0;
       allow_shared_memory(kernel);

@@ -1,0 +1,139 @@
+// What the kernels for the tensor cores share (see half.h): their tiles, the instructions, and the band matrix.
+#pragma once
+
+#include "../common/sum.h"
+#include "shape.h"
+
+#ifdef __CUDACC__
+
+namespace msops {
+namespace depthwise {
+namespace half {
+
+constexpr int kStrips = 16, kColumns = 8, kWindow = 16;
+constexpr int kForwardThreads = 64, kForwardRows = 7;
+
+// The windows begin `left` columns before a strip's first, `shift` of which meet no tap of the strip's first result.
+struct Windows {
+  int k_columns, left, shift, tiles;  // a tile is a warp's 16 strips
+  int margin;                         // rows that the window of a row's first or last strip may reach into
+  Divisor bands, groups;              // of rows and of 8 columns of results in an image
+};
+
+struct Strip {
+  int image, row, column;
+
+  // Strip `strip` of a channel, of all images; beyond those, `row` is `beyond`.
+  __device__ Strip(const Windows& w, const Sizes& s, int strip, int channel, int rows, int beyond) {
+    const int n = w.bands.divide(w.groups.divide(strip, &column), &row);
+    column *= kColumns;
+    row = n < s.batch ? row * rows : beyond;
+    image = n * s.channels + channel;
+  }
+};
+
+// The tensor cores' operands. A thread has pairs of neighbouring elements in a register: of a 16 x 16 matrix those at
+// row lane / 4 (+ 8 in a[1] and a[3]) and column 2 (lane % 4) (+ 8 in a[2] and a[3]); of a 16 x 8 matrix pairs down the
+// column lane / 4, at row 2 (lane % 4) (+ 8 in b[1]). The 16 x 8 sums lie as in the first two columns of a.
+__device__ inline void multiply_add(float (&sums)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+#if __CUDA_ARCH__ >= 800
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%0, %1, %2, %3};"
+      : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#endif
+}
+
+// Four 8 x 8 matrices in shared memory, or their transposes; a thread gives row lane % 8 of matrix lane / 8.
+template <bool kTransposed>
+__device__ void load_matrices(const Half* row, uint32_t (&pairs)[4]) {
+#if __CUDA_ARCH__ >= 800
+  const unsigned from = static_cast<unsigned>(__cvta_generic_to_shared(row));
+  if constexpr (kTransposed) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(pairs[0]), "=r"(pairs[1]), "=r"(pairs[2]), "=r"(pairs[3])
+                 : "r"(from)
+                 : "memory");
+  } else {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(pairs[0]), "=r"(pairs[1]), "=r"(pairs[2]), "=r"(pairs[3])
+                 : "r"(from)
+                 : "memory");
+  }
+#endif
+}
+
+// Begins to copy kBytes to shared memory, or zeros if they are not `inside`.
+template <int kBytes>
+__device__ void begin_copy(Half* to, const Half* from, bool inside) {
+#if __CUDA_ARCH__ >= 800
+  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(to));
+  asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(address), "l"(from), "n"(kBytes),
+               "r"(inside ? kBytes : 0)
+               : "memory");
+#endif
+}
+// All that was begun since the last call is one group; waits for all groups but the last.
+__device__ inline void end_group() {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+__device__ inline void wait_for_earlier_groups() {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.wait_group 1;" ::: "memory");
+#endif
+}
+
+__device__ inline uint32_t pair_of(Half first, Half second) {
+  return first.bits | static_cast<uint32_t>(second.bits) << 16;
+}
+
+// The taps of a row for window column j and result column n = lane / 4, or zero; the last first if kReversed.
+template <int S, bool kReversed>
+__device__ Half tap_at(const Half* row, const Windows& w, int j) {
+  const int b = j - w.shift - threadIdx.x % 32 / 4 * S;
+  return within(b, w.k_columns) ? row[kReversed ? w.k_columns - 1 - b : b] : Half(0.f);
+}
+
+// Whether the GPU and the code for it have tensor cores of the kind used: code made from that for an older GPU has not.
+template <typename Kernel>
+bool has_tensor_cores(Kernel kernel) {
+  cudaFuncAttributes attributes{};
+  return cudaFuncGetAttributes(&attributes, kernel) == cudaSuccess && attributes.ptxVersion >= 80;
+}
+
+// Calls `f(Constant<K>{}, Constant<V>{}, windows)` if these kernels take the convolution whose windows begin `pad`
+// columns before the results, with the stride S.
+template <int S, typename F>
+void with_kernel(const Shape& s, int64_t largest, int64_t pad, std::initializer_list<const Half*> pointers,
+                 int64_t height, int64_t width, int rows, F&& f) {
+  if (s.multiplier != 1 || s.h.stride != S || s.w.stride != S || s.h.dilation != 1 || s.w.dilation != 1) return;
+  // Rows above an image are addressed, too, and rows of results rounded up to whole strips.
+  if (largest > kLargest32 / 2 || (s.h.kernel + s.h.padding) * std::max(s.w.in, s.w.out) > kLargest32 / 2) return;
+  if (s.batch * s.channels * height * width == 0 || pad < 0) return;
+  with_width<Half, 4>(false, s.w.in | s.w.out, pointers, [&](auto pack) {
+    constexpr int V = decltype(pack)::value;
+    const int64_t left = (pad + V - 1) / V * V, bands = (height - 1) / rows + 1, groups = (width - 1) / kColumns + 1;
+    // Where rows begin anywhere, a window's last column is not read.
+    if (left - pad + (kColumns - 1) * S + s.w.kernel > kWindow * S - (V == 1)) return;
+    if (V == 1 && std::min(s.w.in, s.w.out) < 3) return;
+    const int64_t margin = (kWindow * S + s.w.padding) / std::min(s.w.in, s.w.out) + 1;
+    const int64_t tiles = (s.batch * bands * groups - 1) / kStrips + 1;
+    if (tiles * s.channels > kLargest32 / 32) return;  // a thread's number
+    const Windows windows{static_cast<int>(s.w.kernel),
+                          static_cast<int>(left),
+                          static_cast<int>(left - pad),
+                          static_cast<int>(tiles),
+                          static_cast<int>(margin),
+                          Divisor(bands),
+                          Divisor(groups)};
+    with_constant<3, 5, 7>(s.h.kernel, [&](auto K) { f(K, pack, windows); });
+  });
+}
+
+}  // namespace half
+}  // namespace depthwise
+}  // namespace msops
+
+#endif
