@@ -120,9 +120,9 @@ struct Tile {
   int64_t n;
   int features, count;
 
-  // Of one point: the corners' features, and weights; the gradient, and the point.
+  // Of one point: the corners' features, and weights; the gradient; the point, and its gradient.
   static int64_t bytes(int64_t features) {
-    return ((kCorners + 1) * features + 3) * static_cast<int64_t>(sizeof(T)) +
+    return ((kCorners + 1) * features + 2 * 3) * static_cast<int64_t>(sizeof(T)) +
            kCorners * static_cast<int64_t>(sizeof(Compute<T>));
   }
   static bool fits(int64_t features, std::initializer_list<const T*> pointers) {
@@ -186,19 +186,19 @@ __global__ void __launch_bounds__(kTileThreads)
   const int64_t first = tile.first();
   T* values = reinterpret_cast<T*>(memory);  // the features, then their gradients
   T* gradients = values + tile.count * row;
-  T* places = gradients + tile.count * features;  // the points, then their gradients
+  T *places = gradients + tile.count * features, *dplaces = places + tile.count * 3;
   start_copy(values, feats + first * row, count * row);
   for (int k = thread; k < count * features; k += kTileThreads) gradients[k] = dout[first * features + k];
   for (int k = thread; k < count * 3; k += kTileThreads) places[k] = points[first * 3 + k];
   __pipeline_wait_prior(0);
   __syncthreads();
-  const Backward<1, 1, kLanes, kShares, T> body{features, values, places, gradients, values, places};
+  const Backward<1, 1, kLanes, kShares, T> body{features, values, places, gradients, values, dplaces};
   constexpr int kTeams = 32 / (kLanes * kShares);  // of a warp, which works on as many points at once
   for (int k = thread; k / 32 * kTeams < count; k += kTileThreads) body(static_cast<uint32_t>(k));
   __syncthreads();
   for (int at = thread * N; at < count * row; at += kTileThreads * N)
     store(dfeats + first * row + at, load<N>(values + at));
-  for (int k = thread; k < count * 3; k += kTileThreads) dpoints[first * 3 + k] = places[k];
+  for (int k = thread; k < count * 3; k += kTileThreads) dpoints[first * 3 + k] = dplaces[k];
 }
 
 template <typename T, typename... Arrays>
