@@ -16,50 +16,110 @@ struct Plus {
   }
 };
 
-// Index i is a run of N outputs within one row: along a row, x and y each advance by 1 or stay (`step`).
-template <int N, typename T>
-struct BroadcastAdd {
+// Rows of x and y, along each of which both advance by 1 or stay (`step`), and those of the output, one behind the
+// other.
+template <typename T>
+struct Operands {
   Axes<2> rows;
-  int64_t row_length;
-  int step_x, step_y;
+  int64_t length, outputs;
+  int step[2];
+  int64_t size[2];
+  const T* in[2];
   T* out;
-  const T *x, *y;
 
   template <typename Index>
-  MSOPS_BOTH void operator()(Index i) const {
-    const Index length = static_cast<Index>(row_length), runs = (length + N - 1) / N;
-    const Index row = runs == 1 ? i : i / runs, begin = (i - row * runs) * N;
-    const T* from_x = x + rows.offset(0, row) + begin * step_x;
-    const T* from_y = y + rows.offset(1, row) + begin * step_y;
-    T* to = out + row * length + begin;
-    if constexpr (N <= kPackWidth<T>) {
-      const Pack<T, N> a = read(from_x, step_x), b = read(from_y, step_y);
-      Pack<T, N> result;
-      for (int j = 0; j < N; ++j) result.values[j] = T(Compute<T>(a.values[j]) + Compute<T>(b.values[j]));
-      store(to, result);
+  MSOPS_BOTH const T* row(int k, Index row) const {
+    return in[k] + rows.offset(k, row);
+  }
+};
+
+// On the CPU: index i is a run of at most kRun outputs within one row, with steps that are known when it is compiled.
+template <int kRun, typename T>
+struct BroadcastRun : Operands<T> {
+  MSOPS_CPU void operator()(int64_t i) const {
+    const int64_t runs = (this->length + kRun - 1) / kRun, row = i / runs, begin = (i - row * runs) * kRun;
+    const int64_t n = std::min<int64_t>(kRun, this->length - begin);
+    const T *x = this->row(0, row) + begin * this->step[0], *y = this->row(1, row) + begin * this->step[1];
+    T* to = this->out + row * this->length + begin;
+    if (this->step[0] && this->step[1]) {
+      add<1, 1>(n, x, y, to);
+    } else if (this->step[0]) {
+      add<1, 0>(n, x, y, to);
     } else {
-      const Index n = length - begin < N ? length - begin : N;
-      if (step_x && step_y) {
-        add_run<1, 1>(n, from_x, from_y, to);
-      } else if (step_x) {
-        add_run<1, 0>(n, from_x, from_y, to);
-      } else {
-        add_run<0, 1>(n, from_x, from_y, to);
-      }
+      add<0, 1>(n, x, y, to);
     }
   }
 
-  // On the CPU, with steps that are known when it is compiled.
-  template <int kStepX, int kStepY, typename Index>
-  static MSOPS_BOTH void add_run(Index n, const T* from_x, const T* from_y, T* to) {
+  template <int kStepX, int kStepY>
+  static MSOPS_CPU void add(int64_t n, const T* x, const T* y, T* to) {
 #pragma omp simd
-    for (Index j = 0; j < n; ++j) assign(to[j], Compute<T>(from_x[j * kStepX]) + Compute<T>(from_y[j * kStepY]));
+    for (int64_t j = 0; j < n; ++j) assign(to[j], Compute<T>(x[j * kStepX]) + Compute<T>(y[j * kStepY]));
+  }
+};
+
+template <int N, typename T>
+MSOPS_BOTH Pack<T, N> sum_of(const Pack<T, N>& x, const Pack<T, N>& y) {
+  Pack<T, N> sum;
+  for (int j = 0; j < N; ++j) sum.values[j] = T(Compute<T>(x.values[j]) + Compute<T>(y.values[j]));
+  return sum;
+}
+
+template <int N, typename T>
+MSOPS_BOTH Pack<T, N> repeat(T value) {
+  Pack<T, N> pack;
+  for (T& each : pack.values) each = value;
+  return pack;
+}
+
+// On the GPU, where packs of N tile the rows: index i is a pack.
+template <int N, typename T>
+struct BroadcastTiled : Operands<T> {
+  template <typename Index>
+  MSOPS_BOTH void operator()(Index i) const {
+    const Index packs = static_cast<Index>(this->length) / N, row = packs == 1 ? i : i / packs;
+    const Index column = (i - row * packs) * N;
+    store(this->out + i * N, sum_of(read(0, row, column), read(1, row, column)));
   }
 
-  static MSOPS_BOTH Pack<T, N> read(const T* from, int step) {
-    if (step) return load<N>(from);
-    Pack<T, N> pack;
-    for (T& value : pack.values) value = *from;
+  template <typename Index>
+  MSOPS_BOTH Pack<T, N> read(int k, Index row, Index column) const {
+    const T* from = this->row(k, row) + column * this->step[k];
+    return this->step[k] ? load<N>(from) : repeat<N>(*from);
+  }
+};
+
+// On the GPU, where they don't: index i is a pack of N outputs, wherever rows begin and end in it; those behind the
+// last whole pack are the last index. If kFlat, x has the shape of the output.
+template <int N, bool kFlat, typename T>
+struct BroadcastFlat : Operands<T> {
+  template <typename Index>
+  MSOPS_BOTH void operator()(Index i) const {
+    const Index begin = i * N, end = static_cast<Index>(this->outputs);
+    if (begin + N <= end) {
+      const Pack<T, N> x = kFlat ? load<N>(this->in[0] + begin) : read(0, begin);
+      store(this->out + begin, sum_of(x, read(1, begin)));
+    } else {
+      const Pack<T, N> sum = sum_of(read(0, begin), read(1, begin));
+      for (int j = 0; j < N; ++j)
+        if (begin + j < end) this->out[begin + j] = sum.values[j];
+    }
+  }
+
+  template <typename Index>
+  MSOPS_BOTH Pack<T, N> read(int k, Index begin) const {
+    const Index length = static_cast<Index>(this->length);
+    Index row = begin / length, column = begin - row * length;
+    const T* from = this->row(k, row);
+    if (column + N <= length) {
+      if (!this->step[k]) return repeat<N>(*from);
+      if constexpr (N > 1)
+        if (packs_around<N>(from + column, this->in[k], this->size[k])) return load_shifted<N>(from + column);
+    }
+    Pack<T, N> pack = {};
+    for (int j = 0; j < N && begin + j < static_cast<Index>(this->outputs); ++j) {
+      pack.values[j] = from[column * this->step[k]];
+      if (++column == length) column = 0, from = this->row(k, ++row);
+    }
     return pack;
   }
 };
@@ -107,17 +167,33 @@ MSOPS_ENTRY(AddForward) {
     // All arrays are contiguous: along the innermost axis, what advances at all advances by 1.
     const int inner = --axes.count;
     const int64_t length = axes.size[inner];
-    const int step_x = axes.stride[0][inner] != 0, step_y = axes.stride[1][inner] != 0;
-    const auto launch = [&](auto width) {
-      constexpr int N = decltype(width)::value;
-      const BroadcastAdd<N, T> body{axes, length, step_x, step_y, out.as<T>(), x.as<const T>(), y.as<const T>()};
-      parallel_for(call, out.size == 0 ? 0 : axes.total() * ((length + N - 1) / N), out.size, body,
-                   static_cast<double>(std::min<int64_t>(N, length)));
-    };
+    Operands<T> operands{axes, length, out.size, {}, {}, {}, out.as<T>()};
+    const bool swap = x.size < y.size;  // since x may have the shape of the output
+    for (int k = 0; k < 2; ++k) {
+      const Tensor& tensor = (k == 0) == swap ? y : x;
+      operands.in[k] = tensor.as<const T>(), operands.size[k] = tensor.size;
+      operands.step[k] = axes.stride[swap ? 1 - k : k][inner] != 0;
+      std::copy_n(axes.stride[swap ? 1 - k : k], kMaxRank, operands.rows.stride[k]);
+    }
     if (call.on_cpu()) {
-      launch(Constant<1024>{});
+      constexpr int kRun = 1024;
+      const int64_t runs = out.size == 0 ? 0 : axes.total() * ((length + kRun - 1) / kRun);
+      return on_cpu(call, runs, BroadcastRun<kRun, T>{operands}, static_cast<double>(std::min<int64_t>(kRun, length)));
+    }
+    constexpr int N = kPackWidth<T>;
+    const auto launch = [&](const auto& body, int64_t width) {
+      on_gpu(call, (out.size + width - 1) / width, out.size, body);
+    };
+    const auto aligned = [&](int k) { return is_aligned<N>(operands.in[k]); };
+    const bool packs = is_aligned<N>(out.as<T>());
+    if (packs && length % N == 0 && aligned(0) && aligned(1)) {
+      launch(BroadcastTiled<N, T>{operands}, N);
+    } else if (packs && operands.size[0] == out.size && aligned(0)) {
+      launch(BroadcastFlat<N, true, T>{operands}, N);
+    } else if (packs) {
+      launch(BroadcastFlat<N, false, T>{operands}, N);
     } else {
-      with_width<T>(false, length, {out.as<T>(), x.as<const T>(), y.as<const T>()}, launch);
+      launch(BroadcastFlat<1, false, T>{operands}, 1);
     }
   });
 }
@@ -144,7 +220,20 @@ MSOPS_ENTRY(AddBackward) {
     for (int axis = 0; axis < dout.rank; ++axis) axes.push(dout.dim(axis), {stride[axis], stride_x[axis]});
     Axes<1> kept, summed;
     for (int a = 0; a < axes.count; ++a) (axes.stride[1][a] ? kept : summed).push(axes.size[a], {axes.stride[0][a]});
-    if (splits == 1) {
+    // GPU: kPack rows together are whole packs, however long one is; each is a part of its own.
+    constexpr int64_t kPack = kPackWidth<T>;
+    const bool matrix = kept.count == 1 && kept.contiguous() && summed.count == 1;
+    if (!call.on_cpu() && matrix && x.size % kPack != 0 && splits > kPack) {
+      const int64_t rows = summed.total(), tall = rows / kPack, rest = rows % kPack;
+      const int64_t parts = (splits - 1) / kPack * kPack;
+      const T* from = dout.as<const T>();
+      Axes<1> wide, down, last;
+      wide.push(kPack * x.size, {1}), down.push(tall, {kPack * x.size}), last.push(rest, {x.size});
+      Compute<T>* to = partial.as<Compute<T>>();
+      sum(call, wide, down, parts / kPack, from, to);
+      if (rest) sum(call, kept, last, 1, from + tall * kPack * x.size, to + parts * x.size);
+      sum_rows(call, parts + (rest > 0), x.size, x.size, partial.as<const Compute<T>>(), dx.as<T>());
+    } else if (splits == 1) {
       sum(call, kept, summed, 1, dout.as<const T>(), dx.as<T>());
     } else {
       sum(call, kept, summed, splits, dout.as<const T>(), partial.as<Compute<T>>());

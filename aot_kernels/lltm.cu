@@ -44,50 +44,71 @@ struct Gradient {
   }
 };
 
-// The gates of N neighbouring hidden units.
-template <int N, typename T>
+// The gates of N hidden units, kApart apart.
+template <int N, int kApart, typename T>
 struct GatePacks {
   Pack<T, N> values[kGates];
 
   template <typename Index>
-  MSOPS_BOTH GatePacks(const T* row, Index hidden) {
-    for (int gate = 0; gate < kGates; ++gate) values[gate] = load<N>(row + gate * hidden);
+  MSOPS_BOTH GatePacks(const T* row, Index hidden, int room) {
+    for (int gate = 0; gate < kGates; ++gate) values[gate] = load<N, kApart>(row + gate * hidden, room);
   }
   MSOPS_BOTH Compute<T> operator()(int gate, int j) const { return Compute<T>(values[gate].values[j]); }
 };
 
-// Index i is a pack of N neighbouring hidden units of one of the groups that the samples are dealt to in turns.
-template <int N, typename T>
+// The units of a row are dealt to threads in packs of N neighbours, or in runs of 32 N, of which each lane of a warp
+// takes every 32nd.
+template <int N, int kApart>
+struct Deal {
+  static constexpr int kRun = N * kApart;
+
+  // How many threads a row takes.
+  template <typename Index>
+  static MSOPS_BOTH Index threads(Index units) {
+    return (units + kRun - 1) / kRun * kApart;
+  }
+  // The first unit of a row's thread.
+  template <typename Index>
+  static MSOPS_BOTH Index first(Index thread) {
+    return thread / kApart * kRun + thread % kApart;
+  }
+};
+
+// Index i is a thread's N hidden units of one of the groups that the samples are dealt to in turns.
+template <int N, int kApart, typename T>
 struct Forward {
   // The loads of the bias slow large batches in float16 down by 5 %: there, a thread keeps it for several samples.
-  static constexpr bool kKeepsBias = sizeof(T) == 2 && N == kPackWidth<T>;
+  static constexpr bool kKeepsBias = sizeof(T) == 2 && (kApart > 1 || N == kPackWidth<T>);
   int64_t batch, hidden, groups;
   const T *product, *bias, *c;
   T *new_h, *new_c;
 
   template <typename Index>
   MSOPS_BOTH void operator()(Index i) const {
-    const Index units = static_cast<Index>(hidden), group = i * N / units, unit = i * N - group * units;
+    using Deal = Deal<N, kApart>;
+    const Index units = static_cast<Index>(hidden), threads = Deal::threads(units), group = i / threads;
+    const Index unit = Deal::first(i - group * threads);
+    const int room = kApart == 1 ? N : static_cast<int>(units) - static_cast<int>(unit);
     Index sample = group;
-    const GatePacks<N, T> b(bias + unit, units);
+    const GatePacks<N, kApart, T> b(bias + unit, units, room);
     do {
-      const GatePacks<N, T> p(product + sample * kGates * units + unit, units);
-      const Pack<T, N> old_c = load<N>(c + sample * units + unit);
+      const GatePacks<N, kApart, T> p(product + sample * kGates * units + unit, units, room);
+      const Pack<T, N> old_c = load<N, kApart>(c + sample * units + unit, room);
       Pack<T, N> h_pack, c_pack;
       for (int j = 0; j < N; ++j) {
         const Cell<T> cell(p(kI, j) + b(kI, j), p(kO, j) + b(kO, j), p(kG, j) + b(kG, j), Compute<T>(old_c.values[j]));
         h_pack.values[j] = T(cell.tanh_c * cell.o);
         c_pack.values[j] = T(cell.new_c);
       }
-      store(new_h + sample * units + unit, h_pack);
-      store(new_c + sample * units + unit, c_pack);
+      store<N, kApart>(new_h + sample * units + unit, h_pack, room);
+      store<N, kApart>(new_c + sample * units + unit, c_pack, room);
       sample += static_cast<Index>(groups);
     } while (kKeepsBias && sample < static_cast<Index>(batch));
   }
 };
 
 // Each of the groups that the samples are dealt to in turns has a row of `partial`: the bias gradient's sum over them.
-template <int N, typename T>
+template <int N, int kApart, typename T>
 struct Backward {
   using C = Compute<T>;
   int64_t batch, hidden, groups;
@@ -95,17 +116,17 @@ struct Backward {
   T *dproduct, *dc;
   C* partial;
 
-  // What is read of N neighbouring hidden units of one sample.
+  // What is read of a thread's hidden units of one sample.
   template <typename Index>
   struct Inputs {
-    GatePacks<N, T> product;
+    GatePacks<N, kApart, T> product;
     Pack<T, N> c, dnew_h, dnew_c;
 
-    MSOPS_BOTH Inputs(const Backward& from, Index sample, Index unit, Index units)
-        : product(from.product + sample * kGates * units + unit, units),
-          c(load<N>(from.c + sample * units + unit)),
-          dnew_h(load<N>(from.dnew_h + sample * units + unit)),
-          dnew_c(load<N>(from.dnew_c + sample * units + unit)) {}
+    MSOPS_BOTH Inputs(const Backward& from, Index sample, Index unit, Index units, int room)
+        : product(from.product + sample * kGates * units + unit, units, room),
+          c(load<N, kApart>(from.c + sample * units + unit, room)),
+          dnew_h(load<N, kApart>(from.dnew_h + sample * units + unit, room)),
+          dnew_c(load<N, kApart>(from.dnew_c + sample * units + unit, room)) {}
   };
 
   // Writes dc and the product's gradient of every `step`-th sample from the `first`, and sums the latter. The loads of
@@ -113,21 +134,22 @@ struct Backward {
   template <bool kBranch, typename Index, typename Sum>
   MSOPS_BOTH void samples(Index unit, Index first, Index step, Sum (&sums)[kGates][N]) const {
     const Index units = static_cast<Index>(hidden), end = static_cast<Index>(batch);
-    const GatePacks<N, T> b(bias + unit, units);
+    const int room = kApart == 1 ? N : static_cast<int>(units) - static_cast<int>(unit);
+    const GatePacks<N, kApart, T> b(bias + unit, units, room);
     for (Index sample = first; sample < end; sample += 2 * step) {
       const bool both = sample + step < end;
       const Index second = both ? sample + step : sample;
-      const Inputs<Index> now(*this, sample, unit, units);
-      const Inputs<Index> next = kBranch && !both ? now : Inputs<Index>(*this, second, unit, units);
-      differentiate(now, b, sample, unit, units, sums);
-      if (both) differentiate(next, b, second, unit, units, sums);
+      const Inputs<Index> now(*this, sample, unit, units, room);
+      const Inputs<Index> next = kBranch && !both ? now : Inputs<Index>(*this, second, unit, units, room);
+      differentiate(now, b, sample, unit, units, room, sums);
+      if (both) differentiate(next, b, second, unit, units, room, sums);
     }
   }
 
   template <typename Index, typename Sum>
-  MSOPS_BOTH void differentiate(const Inputs<Index>& in, const GatePacks<N, T>& b, Index sample, Index unit,
-                                Index units, Sum (&sums)[kGates][N]) const {
-    const GatePacks<N, T>& p = in.product;
+  MSOPS_BOTH void differentiate(const Inputs<Index>& in, const GatePacks<N, kApart, T>& b, Index sample, Index unit,
+                                Index units, int room, Sum (&sums)[kGates][N]) const {
+    const GatePacks<N, kApart, T>& p = in.product;
     Pack<T, N> dgates[kGates], dc_pack;
     for (int j = 0; j < N; ++j) {
       const Cell<T> cell(p(kI, j) + b(kI, j), p(kO, j) + b(kO, j), p(kG, j) + b(kG, j), C(in.c.values[j]));
@@ -138,21 +160,22 @@ struct Backward {
       }
       dc_pack.values[j] = T(d.c);
     }
-    for (int gate = 0; gate < kGates; ++gate) store(dproduct + (sample * kGates + gate) * units + unit, dgates[gate]);
-    store(dc + sample * units + unit, dc_pack);
+    T* to = dproduct + sample * kGates * units + unit;
+    for (int gate = 0; gate < kGates; ++gate) store<N, kApart>(to + gate * units, dgates[gate], room);
+    store<N, kApart>(dc + sample * units + unit, dc_pack, room);
   }
 };
 
 constexpr int64_t kFew = 1 << 18;  // elements, up to which a thread for each is faster than packs
 
 #ifdef __CUDACC__
-// On the GPU, each block takes blockDim.x packs of units, at most a warp of them, and its blockDim.y rows of threads
-// take turns along the samples with those of the other groups. The sums of a single group are complete.
-template <int N, bool kBranch, typename Index, typename T>
-__global__ void __launch_bounds__(kThreads, 2) backward_kernel(Backward<N, T> body, T* dbias) {
+// On the GPU, each block takes the units of blockDim.x threads, at most a warp, and its blockDim.y rows of threads take
+// turns along the samples with those of the other groups. The sums of a single group are complete.
+template <int N, int kApart, bool kBranch, typename Index, typename T>
+__global__ void __launch_bounds__(kThreads, 2) backward_kernel(Backward<N, kApart, T> body, T* dbias) {
   constexpr unsigned kWarps = kThreads / 32;
   using C = Compute<T>;
-  const unsigned width = blockDim.x * N, unit = threadIdx.x * N;  // of the block, in the block
+  const unsigned width = blockDim.x * N, unit = Deal<N, kApart>::first(threadIdx.x);  // of the block, in the block
   const unsigned thread = threadIdx.y * blockDim.x + threadIdx.x, warp = thread / 32;
   const Index units = static_cast<Index>(body.hidden), begin = static_cast<Index>(blockIdx.x) * width;
   const Index group = blockIdx.y, groups = gridDim.y;
@@ -165,7 +188,7 @@ __global__ void __launch_bounds__(kThreads, 2) backward_kernel(Backward<N, T> bo
   __shared__ C shared[kWarps][kGates * 32 * N];
   if (thread % 32 < blockDim.x)
     for (int gate = 0; gate < kGates; ++gate)
-      for (int j = 0; j < N; ++j) shared[warp][gate * width + unit + j] = sums[gate][j];
+      for (int j = 0; j < N; ++j) shared[warp][gate * width + unit + j * kApart] = sums[gate][j];
   __syncthreads();
 #pragma unroll 1
   for (unsigned at = thread; at < kGates * width; at += kThreads) {
@@ -182,22 +205,24 @@ __global__ void __launch_bounds__(kThreads, 2) backward_kernel(Backward<N, T> bo
   }
 }
 
-template <int N, bool kBranch, typename T>
-void launch_backward(Call& call, const Backward<N, T>& body, T* dbias) {
-  const int64_t packs = body.hidden / N, groups = body.groups;
-  if (packs == 0) return;
+template <int N, int kApart, bool kBranch, typename T>
+void launch_backward(Call& call, const Backward<N, kApart, T>& body, T* dbias) {
+  const int64_t across = Deal<N, kApart>::threads(body.hidden), groups = body.groups;
+  if (across == 0) return;
   // 256 bytes of a row were best, and 512 where rows share cache lines. Blocks are narrower where they are few.
   int columns = body.hidden * sizeof(T) % 128 == 0 ? 16 : 32;
-  if (((packs - 1) / columns + 1) * groups < 256) columns = 8;
-  while (columns / 2 >= packs) columns /= 2;
-  const dim3 threads(columns, kThreads / columns), blocks((packs - 1) / columns + 1, groups);
+  if (kApart == 1) {
+    if (((across - 1) / columns + 1) * groups < 256) columns = 8;
+    while (columns / 2 >= across) columns /= 2;
+  }
+  const dim3 threads(columns, kThreads / columns), blocks((across - 1) / columns + 1, groups);
   const int64_t largest = kGates * body.hidden * (body.batch + 2 * groups * threads.y);
   call.require(groups <= 65535, kBadShape, "partial has more than 65535 rows");
   if (!call.ok()) return;
   if (largest <= kLargest32) {
-    backward_kernel<N, kBranch, uint32_t><<<blocks, threads, 0, call.stream()>>>(body, dbias);
+    backward_kernel<N, kApart, kBranch, uint32_t><<<blocks, threads, 0, call.stream()>>>(body, dbias);
   } else {
-    backward_kernel<N, kBranch, int64_t><<<blocks, threads, 0, call.stream()>>>(body, dbias);
+    backward_kernel<N, kApart, kBranch, int64_t><<<blocks, threads, 0, call.stream()>>>(body, dbias);
   }
   call.check_launch();
 }
@@ -263,6 +288,17 @@ struct BackwardOfRun {
   }
 };
 
+// Calls `f(Constant<N>{}, Constant<kApart>{})` for the best way to deal the units of rows that begin at the pointers.
+template <typename T, typename F>
+void with_deal(int64_t size, int64_t hidden, std::initializer_list<const T*> pointers, F&& f) {
+  constexpr Constant<std::min(4, kPackWidth<T>)> each;
+  with_width<T>(size <= kFew, hidden, pointers, [&](auto width) {
+    if constexpr (decltype(width)::value == 1)
+      if (size > 16 * kFew && hidden >= 32 * each) return f(each, Constant<32>{});
+    f(width, Constant<1>{});
+  });
+}
+
 constexpr double kCost = 16;  // of one element's exponentials
 
 }  // namespace
@@ -285,15 +321,15 @@ MSOPS_ENTRY(LLTMForward) {
       const ForwardOfRun<T> body{hidden, runs, product.as<T>(), bias.as<T>(), c.as<T>(), new_h.as<T>(), new_c.as<T>()};
       return on_cpu(call, batch * runs, body, kCost * static_cast<double>(std::min(kRun, hidden)));
     }
-    with_width<T>(c.size <= kFew, hidden, pointers, [&](auto width) {
-      constexpr int N = decltype(width)::value;
+    with_deal<T>(c.size, hidden, pointers, [&](auto width, auto apart) {
+      constexpr int N = decltype(width)::value, kApart = decltype(apart)::value;
+      const int64_t threads = Deal<N, kApart>::threads(hidden);
       int64_t groups = batch;
-      if (Forward<N, T>::kKeepsBias && hidden > 0)
-        groups = std::min(batch,
-                          std::max<int64_t>({1, batch / 8, (1 << 20) * N / hidden}));  // 8 samples, but enough threads
-      const Forward<N, T> body{batch,        hidden,    groups,        product.as<T>(),
-                               bias.as<T>(), c.as<T>(), new_h.as<T>(), new_c.as<T>()};
-      on_gpu(call, groups * hidden / N, product.size, body);
+      if (Forward<N, kApart, T>::kKeepsBias && hidden > 0)  // 8 samples, but enough threads
+        groups = std::min(batch, std::max<int64_t>({1, batch / 8, (1 << 20) / threads}));
+      const Forward<N, kApart, T> body{batch,        hidden,    groups,        product.as<T>(),
+                                       bias.as<T>(), c.as<T>(), new_h.as<T>(), new_c.as<T>()};
+      on_gpu(call, groups * threads, product.size, body);
     });
   });
 }
@@ -328,16 +364,16 @@ MSOPS_ENTRY(LLTMBackward) {
     if (!call.on_cpu()) {
       const auto pointers = {product.as<const T>(), bias.as<const T>(),     c.as<const T>(), dnew_h.as<const T>(),
                              dnew_c.as<const T>(),  dproduct.as<const T>(), dc.as<const T>()};
-      with_width<T>(c.size <= kFew, hidden, pointers, [&](auto width) {
-        constexpr int N = decltype(width)::value;
-        const Backward<N, T> body{batch,          hidden,         groups,         product.as<T>(),  bias.as<T>(),
-                                  c.as<T>(),      dnew_h.as<T>(), dnew_c.as<T>(), dproduct.as<T>(), dc.as<T>(),
-                                  partial.as<C>()};
-        // The branch saves a fifth in large batches with an odd number of units; elsewhere it costs some percent.
+      with_deal<T>(c.size, hidden, pointers, [&](auto width, auto apart) {
+        constexpr int N = decltype(width)::value, kApart = decltype(apart)::value;
+        const Backward<N, kApart, T> body{
+            batch,          hidden,         groups,           product.as<T>(), bias.as<T>(),   c.as<T>(),
+            dnew_h.as<T>(), dnew_c.as<T>(), dproduct.as<T>(), dc.as<T>(),      partial.as<C>()};
+        // The branch saves a fifth in large batches with few units, an odd number; elsewhere it costs some percent.
         if constexpr (N == 1) {
-          if (c.size > kFew) return launch_backward<N, true>(call, body, dbias.as<T>());
+          if (c.size > kFew) return launch_backward<N, kApart, true>(call, body, dbias.as<T>());
         }
-        launch_backward<N, false>(call, body, dbias.as<T>());
+        launch_backward<N, kApart, false>(call, body, dbias.as<T>());
       });
     }
 #endif

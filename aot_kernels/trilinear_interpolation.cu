@@ -4,6 +4,9 @@
 #include "common/pack.h"
 #include "common/sum.h"
 
+#ifdef __CUDACC__
+#include <cuda_pipeline.h>
+#endif
 using namespace msops;
 
 namespace {
@@ -106,6 +109,109 @@ struct Backward {
   }
 };
 
+#ifdef __CUDACC__
+// Rows that packs don't tile: a block moves those of `count` points, which together are whole packs, through shared
+// memory. Small blocks were best: one loads while others compute.
+constexpr int kTileThreads = 64;
+
+template <typename T>
+struct Tile {
+  static constexpr int64_t kBytes = 12 << 10, kMost = 48 << 10;
+  int64_t n;
+  int features, count;
+
+  // Of one point: the corners' features, and weights; the gradient; the point, and its gradient.
+  static int64_t bytes(int64_t features) {
+    return ((kCorners + 1) * features + 2 * 3) * static_cast<int64_t>(sizeof(T)) +
+           kCorners * static_cast<int64_t>(sizeof(Compute<T>));
+  }
+  static bool fits(int64_t features, std::initializer_list<const T*> pointers) {
+    bool fits = bytes(features) <= kMost;
+    for (const T* p : pointers) fits &= is_aligned<kPackWidth<T>>(p);
+    return fits;
+  }
+  // A multiple of `at_once` points, which the block's threads work on at once, if these fit.
+  Tile(int64_t n, int64_t features, int64_t at_once) : n(n), features(static_cast<int>(features)) {
+    const int64_t most = std::min((n + 511) / 512, kBytes / bytes(features));
+    const int64_t whole = std::max<int64_t>(1, (most + at_once - 1) / at_once) * at_once;
+    count = static_cast<int>(whole * bytes(features) <= kMost ? whole : 1);
+  }
+
+  __device__ int64_t first() const { return static_cast<int64_t>(blockIdx.x) * count; }
+  __device__ int points() const { return static_cast<int>(n - first() < count ? n - first() : count); }
+};
+
+// Copies packs to shared memory, without waiting for them.
+template <typename T>
+__device__ void start_copy(T* to, const T* from, int size) {
+  constexpr int N = kPackWidth<T>;
+  for (int at = threadIdx.x * N; at < size; at += kTileThreads * N)
+    __pipeline_memcpy_async(to + at, from + at, sizeof(Pack<T, N>));
+  __pipeline_commit();
+}
+
+template <typename T>
+__global__ void __launch_bounds__(kTileThreads) forward_tile(Tile<T> tile, const T* feats, const T* points, T* out) {
+  using C = Compute<T>;
+  using Weights = Pack<C, kPackWidth<C>>;
+  extern __shared__ __align__(16) char memory[];
+  const int thread = threadIdx.x, count = tile.points(), features = tile.features, row = kCorners * features;
+  const int64_t first = tile.first();
+  T* values = reinterpret_cast<T*>(memory);
+  C* weights = reinterpret_cast<C*>(values + tile.count * row);
+  start_copy(values, feats + first * row, count * row);
+  for (int k = thread; k < count * kCorners; k += kTileThreads)
+    weights[k] = Sides<C>(points + (first + k / kCorners) * 3).corner(k % kCorners);
+  __pipeline_wait_prior(0);
+  __syncthreads();
+  const int points_apart = kTileThreads / features, features_apart = kTileThreads % features;
+  int point = thread / features, f = thread % features;
+  for (int at = thread; at < count * features; at += kTileThreads) {
+    C weight[kCorners], sum = 0;
+    for (int c = 0; c < kCorners; c += kPackWidth<C>)
+      *reinterpret_cast<Weights*>(weight + c) = load<kPackWidth<C>>(weights + point * kCorners + c);
+    for (int c = 0; c < kCorners; ++c) sum += weight[c] * C(values[point * row + c * features + f]);
+    out[first * features + at] = T(sum);
+    point += points_apart, f += features_apart;
+    if (f >= features) f -= features, ++point;
+  }
+}
+
+template <int kLanes, int kShares, typename T>
+__global__ void __launch_bounds__(kTileThreads)
+    backward_tile(Tile<T> tile, const T* feats, const T* points, const T* dout, T* dfeats, T* dpoints) {
+  constexpr int N = kPackWidth<T>;
+  extern __shared__ __align__(16) char memory[];
+  const int thread = threadIdx.x, count = tile.points(), features = tile.features, row = kCorners * features;
+  const int64_t first = tile.first();
+  T* values = reinterpret_cast<T*>(memory);  // the features, then their gradients
+  T* gradients = values + tile.count * row;
+  T *places = gradients + tile.count * features, *dplaces = places + tile.count * 3;
+  start_copy(values, feats + first * row, count * row);
+  for (int k = thread; k < count * features; k += kTileThreads) gradients[k] = dout[first * features + k];
+  for (int k = thread; k < count * 3; k += kTileThreads) places[k] = points[first * 3 + k];
+  __pipeline_wait_prior(0);
+  __syncthreads();
+  const Backward<1, 1, kLanes, kShares, T> body{features, values, places, gradients, values, dplaces};
+  constexpr int kTeams = 32 / (kLanes * kShares);  // of a warp, which works on as many points at once
+  for (int k = thread; k / 32 * kTeams < count; k += kTileThreads) body(static_cast<uint32_t>(k));
+  __syncthreads();
+  for (int at = thread * N; at < count * row; at += kTileThreads * N)
+    store(dfeats + first * row + at, load<N>(values + at));
+  for (int k = thread; k < count * 3; k += kTileThreads) dpoints[first * 3 + k] = dplaces[k];
+}
+
+template <typename T, typename... Arrays>
+void launch_tiles(Call& call, const Tile<T>& tile, void (*kernel)(Tile<T>, Arrays*...), Arrays*... arrays) {
+  if (tile.n == 0) return;
+  const int64_t blocks = (tile.n - 1) / tile.count + 1;
+  call.require(blocks <= INT32_MAX, kBadShape, "too many points for one launch");
+  if (!call.ok()) return;
+  kernel<<<blocks, kTileThreads, tile.count * Tile<T>::bytes(tile.features), call.stream()>>>(tile, arrays...);
+  call.check_launch();
+}
+#endif
+
 // On the CPU: index i is one point, and loops along its features vectorize.
 template <typename T>
 struct ForwardOfPoint {
@@ -176,6 +282,13 @@ MSOPS_ENTRY(TrilinearInterpolationForward) {
       const ForwardOfPoint<T> body{features, feats.as<T>(), points.as<T>(), out.as<T>()};
       return on_cpu(call, n, body, static_cast<double>(kCorners * features));
     }
+#ifdef __CUDACC__
+    // Shorter rows, and wider elements, are as fast without.
+    if constexpr (sizeof(T) == 2)
+      if (features % 2 != 0 && features > 16 && Tile<T>::fits(features, {feats.as<T>()}))
+        return launch_tiles(call, Tile<T>(n, features, 1), forward_tile<T>, feats.as<const T>(), points.as<const T>(),
+                            out.as<T>());
+#endif
     with_width<T>(false, features, {feats.as<T>(), out.as<T>()}, [&](auto width) {
       constexpr int N = decltype(width)::value;
       const auto launch = [&](auto packs, auto shares) {
@@ -235,6 +348,17 @@ MSOPS_ENTRY(TrilinearInterpolationBackward) {
         if (features == kPack / 8) return launch(whole, Constant<8>{}, one, one);
       if (features == 3) return launch(Constant<3 * kPack>{}, whole, one, Constant<kCorners / kPack>{});
     }
+#ifdef __CUDACC__
+    if (features % kPack != 0 && Tile<T>::fits(features, {feats.as<T>(), dfeats.as<T>()})) {
+      const auto with_team = [&](auto lanes, auto shares) {
+        constexpr int kLanes = decltype(lanes)::value, kShares = decltype(shares)::value;
+        return launch_tiles(call, Tile<T>(n, features, kTileThreads / (kLanes * kShares)),
+                            backward_tile<kLanes, kShares, T>, feats.as<const T>(), points.as<const T>(),
+                            dout.as<const T>(), dfeats.as<T>(), dpoints.as<T>());
+      };
+      return features <= 80 ? with_team(one, Constant<8>{}) : with_team(Constant<32>{}, one);
+    }
+#endif
     with_width<T>(false, features, {feats.as<T>(), dout.as<T>(), dfeats.as<T>()}, [&](auto width) {
       const int64_t packs = features / width;
       if (packs <= 1) return launch(width, one, one, four);

@@ -43,12 +43,16 @@ def calls():
         ((), (700,)),
         ((3, 1, 4), (3, 2, 4)),
         ((1, 2) * 3, (3, 2) * 3),
+        ((1, 2, 1, 3), (3, 2, 5, 3)),
+        ((1, 301), (70, 301)),
+        ((70, 1), (70, 301)),
     ):
         yield f"add {x} to {out}", _add, [x, out]
         yield f"add, {out} summed to {x}", _add_backward, [out, x]
     parts = (((1,), (70_001,)), ((5, 1), (5, 30_011)), ((5,), (40_003, 5)), ((1, 6, 1), (90, 6, 91)))
+    rows = (((13,), (100_003, 13)), ((1001,), (10_000, 1001)))  # in numbers that packs tile, or not
     packs = (((1,), (70_016,)), ((6, 1), (6, 30_016)), ((65_536,), (7, 65_536)), ((1, 4, 1, 16_384), (3, 4, 5, 16_384)))
-    for x, out in parts + packs:
+    for x, out in parts + rows + packs:
         yield f"add, {out} summed to {x}, long", _add_backward, [out, x]
     for n, f in (
         (0, 3),
@@ -65,10 +69,14 @@ def calls():
         (11, 31),
         (5, 72),
         (3, 301),
+        (2000, 3),
+        (1200, 17),
+        (600, 65),
+        (2, 3001),
     ):
         yield f"trilinear {n} x {f}", _trilinear_interpolation, [(n, 8, f), (n, 3)]
         yield f"trilinear backward {n} x {f}", _trilinear_interpolation.gradient, [(n, 8, f), (n, 3), (n, f)]
-    for b, h in ((0, 4), (1, 1), (3, 5), (16, 8), (70, 33), (257, 2), (300, 1024), (4099, 67)):
+    for b, h in ((0, 4), (1, 1), (3, 5), (16, 8), (70, 33), (257, 2), (300, 1024), (4099, 67), (16_400, 257)):
         yield f"lltm {b} x {h}", _pointwise, [(b, 3 * h), (3 * h,), (b, h)]
         yield f"lltm backward {b} x {h}", _pointwise.gradient, [(b, 3 * h), (3 * h,), *[(b, h)] * 3]
     for backward in (False, True):

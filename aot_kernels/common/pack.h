@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <cstring>
 #include <initializer_list>
 
 #include "dtype.h"
@@ -27,9 +28,64 @@ MSOPS_BOTH void store(T* to, const Pack<T, N>& pack) {
   *reinterpret_cast<Pack<T, N>*>(to) = pack;
 }
 
+// The same of N elements that are kApart apart, of which the first `room` are there: where rows begin at any element,
+// so that no packs tile them, neighbouring threads take neighbouring elements, and each of N loads is of a warp's run.
+template <int N, int kApart, typename T>
+MSOPS_BOTH Pack<T, N> load(const T* from, [[maybe_unused]] int room) {
+  if constexpr (kApart == 1) {
+    return load<N>(from);
+  } else {
+    Pack<T, N> pack = {};
+    for (int j = 0; j < N; ++j)
+      if (j * kApart < room) pack.values[j] = from[j * kApart];
+    return pack;
+  }
+}
+
+template <int N, int kApart, typename T>
+MSOPS_BOTH void store(T* to, const Pack<T, N>& pack, [[maybe_unused]] int room) {
+  if constexpr (kApart == 1) {
+    store(to, pack);
+  } else {
+    for (int j = 0; j < N; ++j)
+      if (j * kApart < room) to[j * kApart] = pack.values[j];
+  }
+}
+
 template <int N, typename T>
-bool is_aligned(const T* pointer) {
+MSOPS_BOTH bool is_aligned(const T* pointer) {
   return reinterpret_cast<uintptr_t>(pointer) % (sizeof(T) * N) == 0;
+}
+
+// Whether the packs of N around the N elements at `from` are within the array.
+template <int N, typename T>
+MSOPS_BOTH bool packs_around(const T* from, const T* array, int64_t size) {
+  const T* first = from - reinterpret_cast<uintptr_t>(from) / sizeof(T) % N;
+  return first >= array && array + size - first >= (first == from ? N : 2 * N);
+}
+
+// N elements at `from`, wherever that is, out of the packs around them.
+template <int N, typename T>
+MSOPS_BOTH Pack<T, N> load_shifted(const T* from) {
+  constexpr int kWords = N * sizeof(T) / 4;
+  const unsigned shift = reinterpret_cast<uintptr_t>(from) % sizeof(Pack<T, N>);  // bytes
+  const T* first = from - shift / sizeof(T);
+  const Pack<T, N> packs[2] = {load<N>(first), load<N>(shift ? first + N : first)};
+  uint32_t words[2 * kWords];
+  memcpy(words, packs, sizeof words);
+  for (int step = kWords / 2; step > 0; step /= 2)
+    for (int k = 0; k + step < 2 * kWords; ++k) words[k] = shift & 4 * step ? words[k + step] : words[k];
+  for (int k = 0; k < kWords; ++k)
+    words[k] = static_cast<uint32_t>((uint64_t{words[k + 1]} << 32 | words[k]) >> shift % 4 * 8);
+  Pack<T, N> result;
+  memcpy(&result, words, sizeof result);
+  return result;
+}
+
+// How many elements behind the pointer the next pack of N begins.
+template <int N, typename T>
+MSOPS_BOTH unsigned elements_to_pack(const T* pointer) {
+  return -static_cast<unsigned>(reinterpret_cast<uintptr_t>(pointer) / sizeof(T)) % N;
 }
 
 // Calls `f(Constant<N>{})` with the widest N for which packs of N elements tile rows of `row` elements that begin at

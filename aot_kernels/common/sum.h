@@ -62,8 +62,9 @@ void with_lanes(int64_t work, F&& f) {
 }
 
 // out[split][k] = sum of in[kept(k) + summed(r)] over the split's share of all r. Elements are read in packs of N
-// neighbours, which belong to one sum, or if kAcross to N sums: `terms` or `outputs` then counts packs.
-template <bool kAcross, int N, int kLanes, typename In, typename Out>
+// neighbours, which belong to one sum, or if kAcross to N sums: `terms` or `outputs` then counts packs. If kEnds, one
+// axis is summed along, by packs that may begin and end anywhere: `terms` counts elements.
+template <bool kAcross, bool kEnds, int N, int kLanes, typename In, typename Out>
 struct SumBody {
   Axes<1> kept, summed;
   int64_t outputs, terms, splits;
@@ -76,10 +77,18 @@ struct SumBody {
     const Index item = i / kLanes, lane = i % kLanes;
     const Index split = item / static_cast<Index>(outputs), k = item - split * static_cast<Index>(outputs);
     const Index all = static_cast<Index>(terms), parts = static_cast<Index>(splits);
-    const Index end = part_begin<Index>(all, split + 1, parts);
     const In* from = in + kept.offset(0, k * kSums);
     Sum<In> sums[kSums];
-    Index r = part_begin<Index>(all, split, parts);
+    Index r = part_begin<Index>(all, split, parts), end = part_begin<Index>(all, split + 1, parts);
+    In first = In(0), last = In(0);
+    if (kEnds) {  // the elements before and behind the whole packs, one for each lane
+      from += r;
+      const Index run = end - r, to_pack = elements_to_pack<N>(from), head = to_pack < run ? to_pack : run;
+      const Index tail = (run - head) % N;
+      if (lane < head) first = from[lane];
+      if (lane < tail) last = from[run - tail + lane];
+      from += head, r = 0, end = (run - head) / N;
+    }
     if (summed.count <= 1) {  // without divisions, up to 8 loads of a lane are under way at once
       const Index step = summed.count ? static_cast<Index>(summed.stride[0][0]) : 0;
       const auto offset = [step](Index term) { return term * step; };
@@ -89,6 +98,7 @@ struct SumBody {
       const auto offset = [this](Index term) { return summed.offset(0, term); };
       for (; r < end; r += 4 * kLanes) add<4, true>(from, offset, r + lane, end, sums);
     }
+    if (kEnds) sums[0] += Compute<In>(first) + Compute<In>(last);
     for (int s = 0; s < kSums; ++s) {
       const Compute<In> total = team_sum<kLanes>(sums[s].total());
       if (lane == 0) out[item * kSums + s] = Out(total);
@@ -119,27 +129,31 @@ void sum(Call& call, const Axes<1>& kept, const Axes<1>& summed, int64_t splits,
   if (call.on_cpu()) return sum_on_cpu<Sum>(call, kept, summed, splits, in, out);
   constexpr int kPack = kPackWidth<In>;
   const int64_t outputs = kept.total(), terms = summed.total(), largest_offset = kept.extent(0) + summed.extent(0);
-  const auto launch = [&](auto across, auto width, auto lanes) {
-    constexpr bool kAcross = decltype(across)::value;
+  const auto launch = [&](auto across, auto ends, auto width, auto lanes) {
+    constexpr bool kAcross = decltype(across)::value, kEnds = decltype(ends)::value;
     constexpr int N = decltype(width)::value, kLanes = decltype(lanes)::value;
-    const int64_t items = kAcross ? outputs / N : outputs, steps = kAcross ? terms : terms / N;
-    const SumBody<kAcross, N, kLanes, In, Out> body{kept, summed, items, steps, splits, in, out};
+    const int64_t items = kAcross ? outputs / N : outputs, steps = kAcross || kEnds ? terms : terms / N;
+    const SumBody<kAcross, kEnds, N, kLanes, In, Out> body{kept, summed, items, steps, splits, in, out};
     const int64_t threads = items * splits * kLanes;
     on_gpu(call, threads, std::max({threads, terms, outputs * splits, largest_offset}), body);
   };
+  constexpr std::true_type yes;
+  constexpr std::false_type no;
+  constexpr Constant<kPack> pack;
   // Neighbouring threads should read neighbouring elements: of one sum, or of as many sums. If those are too few to
   // fill a GPU, a team shares a sum all the same.
   const bool along = summed.contiguous() || kept.count == 0;
   const bool enough = outputs * splits >= 65536;
   const bool packs = kept.packs<kPack>() && summed.packs<kPack>() && is_aligned<kPack>(in);
   if (packs && summed.contiguous()) {
-    with_lanes<8, 32>(terms / kPack / splits, [&](auto lanes) { launch(std::false_type{}, Constant<kPack>{}, lanes); });
+    with_lanes<8, 32>(terms / kPack / splits, [&](auto lanes) { launch(no, no, pack, lanes); });
   } else if (packs && kept.contiguous()) {
-    with_lanes<1, 8, 32>(enough ? 1 : terms / splits,
-                         [&](auto lanes) { launch(std::true_type{}, Constant<kPack>{}, lanes); });
+    with_lanes<1, 8, 32>(enough ? 1 : terms / splits, [&](auto lanes) { launch(yes, no, pack, lanes); });
+  } else if (summed.contiguous() && summed.count == 1 && terms / splits >= 8 * kPack) {
+    with_lanes<8, 32>(terms / kPack / splits, [&](auto lanes) { launch(no, yes, pack, lanes); });
   } else {
     with_lanes<1, 8, 32>(along || !enough ? terms / splits : 1,
-                         [&](auto lanes) { launch(std::false_type{}, Constant<1>{}, lanes); });
+                         [&](auto lanes) { launch(no, no, Constant<1>{}, lanes); });
   }
 }
 
