@@ -11,6 +11,7 @@ default_role = "code"  # `x` in docstrings
 napoleon_custom_sections = ["Source"]
 napoleon_use_ivar = True  # attributes as a list in the class
 autodoc_member_order = "bysource"
+autodoc_preserve_defaults = True
 
 html_theme = "furo"
 html_title = "msops"
