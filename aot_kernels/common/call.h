@@ -52,8 +52,12 @@ struct Tensor {
   const int64_t* shape = nullptr;
   int64_t size = 0;  // number of elements
 
-  // 0 for a dimension that is not there, so that a check may look before the rank's check has failed.
-  int64_t dim(int i) const { return i < rank ? shape[i] : 0; }
+  // A negative i counts from the end. 0 for a dimension that is not there, so that a check may look before the rank's
+  // check has failed.
+  int64_t dim(int i) const {
+    const int d = i < 0 ? i + rank : i;
+    return 0 <= d && d < rank ? shape[d] : 0;
+  }
   template <typename T>
   T* as() const {
     return static_cast<T*>(data);
