@@ -87,14 +87,18 @@ class Call {
     return result;
   }
 
+  // The next parameter, of a dtype of its own, as MindSpore calls it: "int32", "bool", ...
+  Tensor tensor_of(const char* dtype, const char* name, int rank = kAnyRank) {
+    const char* got = nullptr;
+    const Tensor result = next(name, rank, &got);
+    if (!ok()) return {};
+    require(std::strcmp(got, dtype) == 0, kBadDtype, "%s is %s, expected %s", name, got, dtype);
+    return result;
+  }
+
   // The next parameter, an extra output for sums: float64 beside float64 tensors, float32 beside the others.
   Tensor scratch(const char* name, int rank) {
-    const char* dtype = nullptr;
-    const Tensor result = next(name, rank, &dtype);
-    if (!ok()) return {};
-    const char* expected = dtype_ && std::strcmp(dtype_, "float64") == 0 ? "float64" : "float32";
-    require(std::strcmp(dtype, expected) == 0, kBadDtype, "%s is %s, expected %s", name, dtype, expected);
-    return result;
+    return tensor_of(dtype_ && std::strcmp(dtype_, "float64") == 0 ? "float64" : "float32", name, rank);
   }
 
   // The attribute msops_<name>, which must lie in [low, high].
@@ -144,7 +148,8 @@ class Call {
     require(stream_ == nullptr, kNoGpuCode,
             "this library was built without nvcc and has no GPU code; put nvcc on the PATH and run 'make clean all'");
 #endif
-    if (ok()) require(dispatch(dtype_, launch), kBadDtype, "%s is not one of float16, float32, float64", dtype_);
+    const char* dtype = dtype_ ? dtype_ : "none";
+    if (ok()) require(dispatch(dtype, launch), kBadDtype, "%s is not one of float16, float32, float64", dtype);
     return status_;
   }
 
