@@ -139,6 +139,11 @@ class Call {
     require_shape(tensor, shape.begin(), static_cast<int>(shape.size()));
   }
   void require_same_shape(const Tensor& tensor, const Tensor& other) { require_shape(tensor, other.shape, other.rank); }
+  // An element for each row: the shape of `matrix` without the last axis.
+  void require_shape_of_rows(const Tensor& tensor, const Tensor& matrix) {
+    require(matrix.rank > 0, kBadRank, "%s has no axes", matrix.name);
+    require_shape(tensor, matrix.shape, matrix.rank - 1);
+  }
 
   // Calls `launch(Type<T>{})` for the tensors' dtype if all checks passed; returns what the entry must return.
   template <typename Launch>

@@ -49,7 +49,7 @@ struct Backward {
 
 MSOPS_ENTRY(LogsumexpForward) {
   const Tensor x = call.tensor("x"), y = call.tensor("y");
-  call.require(x.size == y.size * x.dim(-1), kBadShape, "y must have an element for each row of x");
+  call.require_shape_of_rows(y, x);
   return call.run([&](auto type) {
     using T = typename decltype(type)::type;
     for_rows<T>(call, y.size, {x}, Forward<T>{x, y.as<T>()});
@@ -58,7 +58,7 @@ MSOPS_ENTRY(LogsumexpForward) {
 
 MSOPS_ENTRY(LogsumexpBackward) {
   const Tensor x = call.tensor("x"), dy = call.tensor("dy"), dx = call.tensor("dx");
-  call.require(x.size == dy.size * x.dim(-1), kBadShape, "dy must have an element for each row of x");
+  call.require_shape_of_rows(dy, x);
   call.require_same_shape(dx, x);
   return call.run([&](auto type) {
     using T = typename decltype(type)::type;
