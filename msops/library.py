@@ -127,6 +127,7 @@ def load(name, sources, *, cxx_flags=(), nvcc_flags=(), include_paths=(), archs=
     Raises:
         CompileError: If a source does not compile, or there is no compiler.
         FileNotFoundError: If there is no such source.
+        ValueError: If the name has other characters, or there are no sources.
         OSError: If the cache folder cannot be written.
 
     Examples:

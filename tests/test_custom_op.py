@@ -310,7 +310,7 @@ def test_many_operators(library):
     make(10_000)
     size, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert size < 2**18
+    assert size < 2**19
     assert opened() == before
 
 
