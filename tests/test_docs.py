@@ -22,17 +22,22 @@ from pathlib import Path
 import mindspore
 import pytest
 
-import msops
+import msops.testing
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "benchmarks" / "README.md", *ROOT.glob("docs/*.md")]
 NUMBER = r"\d+\.?\d*(?:e[+-]\d+)?"
 
 
-@pytest.mark.parametrize("name", msops.__all__)
+PUBLIC = {
+    f"{module.__name__}.{name}": getattr(module, name) for module in (msops, msops.testing) for name in module.__all__
+}
+
+
+@pytest.mark.parametrize("name", PUBLIC)
 def test_docstring(name):
     mindspore.set_context(mode=mindspore.PYNATIVE_MODE)
-    public = getattr(msops, name)
+    public = PUBLIC[name]
     (example,) = doctest.DocTestFinder(recurse=False).find(public, name, globs={})
     assert example.examples or "See :func:`msops." in public.__doc__
     failures = []
@@ -41,8 +46,8 @@ def test_docstring(name):
 
 
 def test_reference_has_all_names():
-    names = re.findall(r"^\.\. auto\w+:: (\w+)", (ROOT / "docs" / "api.rst").read_text(), re.MULTILINE)
-    assert sorted(names) == sorted(msops.__all__)
+    names = re.findall(r"^\.\. auto\w+:: ([\w.]+)", (ROOT / "docs" / "api.rst").read_text(), re.MULTILINE)
+    assert sorted(f"msops.{name.removeprefix('msops.')}" for name in names) == sorted(PUBLIC)
 
 
 @pytest.fixture
