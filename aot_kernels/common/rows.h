@@ -8,11 +8,8 @@
 //     team.store(y + row, most + log(sum));
 //   }
 //
-<<<<<<< HEAD
-=======
 // is the body of for_rows<T>(call, number_of_rows, {x}, body). Rows are made of a Tensor's last axis.
 //
->>>>>>> scaffold
 // A team is the threads that share a row: one on the CPU; on the GPU 2, 8 or 32 of a warp, or a block. All of them get
 // the results of its reductions, which are always made in the same order.
 #pragma once
