@@ -9,14 +9,20 @@ import mindspore
 import pytest
 
 import msops
+import msops.testing.entry
 
 README = Path(__file__).resolve().parents[1] / "README.md"
 
 
-@pytest.mark.parametrize("name", msops.__all__)
+PUBLIC = {name: getattr(msops, name) for name in msops.__all__}
+PUBLIC |= {name: getattr(msops.testing, name) for name in msops.testing.__all__}
+PUBLIC["prepare"] = msops.testing.entry.prepare
+
+
+@pytest.mark.parametrize("name", PUBLIC)
 def test_docstring(name):
     mindspore.set_context(mode=mindspore.PYNATIVE_MODE)
-    public = getattr(msops, name)
+    public = PUBLIC[name]
     (example,) = doctest.DocTestFinder(recurse=False).find(public, name, globs={})
     assert example.examples or "See :func:`msops." in public.__doc__
     failures = []
