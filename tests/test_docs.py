@@ -22,7 +22,7 @@ from pathlib import Path
 import mindspore
 import pytest
 
-import msops.testing
+import msops.testing.entry
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "benchmarks" / "README.md", *ROOT.glob("docs/*.md")]
@@ -32,6 +32,7 @@ NUMBER = r"\d+\.?\d*(?:e[+-]\d+)?"
 PUBLIC = {
     f"{module.__name__}.{name}": getattr(module, name) for module in (msops, msops.testing) for name in module.__all__
 }
+PUBLIC["msops.testing.entry.prepare"] = msops.testing.entry.prepare
 
 
 @pytest.mark.parametrize("name", PUBLIC)

@@ -76,23 +76,13 @@ def prepare(entry, arrays, attributes=(), stream=None):
     Examples:
         >>> import msops, numpy
         >>> from msops.testing.entry import call
-        >>> library = msops.load("scale", '''
-        ... #include "common/elementwise.h"
-        ... MSOPS_ENTRY(Scale) {
-        ...   const auto x = call.tensor("x"), y = call.tensor("y");
-        ...   const double by = call.number("by");
-        ...   call.require_same_shape(y, x);
-        ...   return call.run([&](auto type) {
-        ...     using T = typename decltype(type)::type;
-        ...     using C = msops::Compute<T>;
-        ...     const auto scale = [=] MSOPS_BOTH(C a, C& b) { b = C(by) * a; };
-        ...     msops::elementwise<T>(call, x.size, scale, {x.as<T>()}, {y.as<T>()});
-        ...   });
-        ... }
+        >>> library = msops.load("twice", '''
+        ... #include "common/formula.h"
+        ... MSOPS_FORMULA(Twice, (x), (y), y = 2 * x)
         ... ''')
         >>> x, y = numpy.ones(3), numpy.empty(3)
-        >>> print(call(library.Scale, [x, y], dict(by=2.5)).name, y)
-        OK [2.5 2.5 2.5]
+        >>> print(call(library.Twice, [x, y]).name, y)
+        OK [2. 2. 2.]
     """
     params = [Param.of(array) for array in arrays]
     shapes = [(ctypes.c_int64 * len(p.shape))(*p.shape) if p.shape else None for p in params]  # rank 0: null, too
