@@ -391,7 +391,9 @@ def _small(operator, arrays):
     for words, sizes, any_shape in changes:
         try:
             shapes = [
-                tensor.shape(sizes) if tensor.sizes is not None else a.shape if any_shape is None else any_shape
+                tensor.shape(operator.label, sizes)
+                if tensor.sizes is not None
+                else (a.shape if any_shape is None else any_shape)
                 for tensor, a in zip(tensors, arrays)
             ]
             changed = [np.resize(a, shape).astype(a.dtype) for a, shape in zip(arrays, shapes)]
