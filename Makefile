@@ -82,6 +82,14 @@ benchmarks/libnaive.so: benchmarks/naive.cu msops/lib/.command
 	$(COMPILE) $< -o $@.new
 	@mv $@.new $@
 
+$(VENV)/.docs: $(VENV)/.ready
+	$(VENV)/bin/pip install --quiet --disable-pip-version-check --editable '.[docs]'
+	@touch $@
+
+.PHONY: docs
+docs: all $(VENV)/.docs ## Build the documentation: docs/_build/index.html
+	$(VENV)/bin/python -m sphinx --fail-on-warning --keep-going --quiet docs docs/_build
+
 .PHONY: lint
 lint: $(VENV)/.ready ## Check the source's format and style
 	$(VENV)/bin/ruff check .
@@ -90,7 +98,7 @@ lint: $(VENV)/.ready ## Check the source's format and style
 
 .PHONY: clean
 clean: ## Remove what was built, but not the virtual environment
-	rm -rf msops/lib benchmarks/libnaive.so build dist *.egg-info
+	rm -rf msops/lib benchmarks/libnaive.so docs/_build build dist *.egg-info
 
 .PHONY: help
 help: ## Show this

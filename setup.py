@@ -10,12 +10,17 @@ from setuptools.command.build_py import build_py
 
 
 class BuildKernels(build_py):
-    """An editable install uses what is in the source folder: libraries that 'make all' builds there, and headers."""
+    """An editable install uses what is in the source folder: libraries that 'make all' builds there, headers, and the
+    examples that are templates."""
 
     def run(self):
         if not self.editable_mode:
             subprocess.run(["make", "all"], check=True)
-            shutil.copytree("aot_kernels/common", Path(self.build_lib, "msops/include/common"), dirs_exist_ok=True)
+            copies = {"include/common": "aot_kernels/common"}
+            copies |= {f"templates/{name}": f"examples/{name}" for name in ("swish", "logsumexp")}
+            for to, source in copies.items():
+                to = Path(self.build_lib, "msops", to)
+                shutil.copytree(source, to, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
         super().run()
 
 

@@ -8,8 +8,8 @@ from msops.add import _add, _add_backward
 from msops.depthwise_conv2d import _convolution
 from msops.lltm import _pointwise
 from msops.sigmoid import _sigmoid
+from msops.testing.entry import outputs_of, prepare_operator
 from msops.trilinear_interpolation import _trilinear_interpolation
-from operator_entry import outputs_of, prepare_operator
 
 from . import naive, numpy_peers
 from .cases import kernel_cases

@@ -4,6 +4,7 @@ import functools
 import inspect
 import itertools
 import linecache
+import numbers
 import struct
 import weakref
 
@@ -12,6 +13,7 @@ from mindspore import ops
 from mindspore.common import dtype as mstype
 
 from .check import FLOATS, Spec, from_inference
+from .library import Entry
 from .signature import Signature
 
 
@@ -60,16 +62,27 @@ def custom_op(entry, signature, *, infer=None, gradient=None, name=None, dtypes=
         >>> print(cube(x), mindspore.grad(lambda x: cube(x))(x))
         [1. 8.] [ 3. 12.]
     """
+    if not isinstance(entry, Entry):
+        raise TypeError(f"custom_op: entry must be a function of a Library, got {type(entry).__name__}")
     name = entry.library.name if name is None else name
+    for what, rule in (("infer", infer), ("gradient", gradient)):
+        if rule is not None and not callable(rule):
+            raise TypeError(f"{name}: {what} must be callable, got {type(rule).__name__}")
     for key, value in attributes.items():
         if not isinstance(value, (int, float)):
             raise TypeError(f"{name}: attribute {key} must be an int, a float or a bool, got {type(value).__name__}")
+        if isinstance(value, int) and not -(2**63) <= value < 2**63:
+            raise ValueError(f"{name}: attribute {key} must fit into 64 bits, got {value}")
     key = (
         *(str(entry.library.path), entry.name, signature, name, *map(str, dtypes)),
         *(_number(rule) for rule in (infer, gradient)),
         *(item for key, value in sorted(attributes.items()) for item in (key, *_as_attribute(key, value))),
     )
-    number = _number_of_key.setdefault(key, next(_numbers))
+    if key not in _number_of_key:
+        _number_of_key[key] = next(_numbers)
+        for rule in _functions(infer, gradient):  # when one is gone, no key can be equal to this one
+            weakref.finalize(rule, _number_of_key.pop, key, None).atexit = False
+    number = _number_of_key[key]
     operator = _operators.get(number)
     if operator is None:
         _operators[number] = operator = Operator(
@@ -122,6 +135,12 @@ class Operator(ops.Custom):
             raise ValueError(
                 f"{self.label}: infer must return {len(names)} outputs ({', '.join(names)}), got {len(outputs)}"
             )
+        for out, output in zip(names, outputs):
+            sizes = output.shape if isinstance(output.shape, (list, tuple)) else [None]
+            if not all(isinstance(size, numbers.Integral) and size >= 0 for size in sizes):
+                raise ValueError(f"{self.label}: infer must return sizes of at least 0 for {out}, got {output.shape}")
+            if not isinstance(output.dtype, mstype.typing.Number):
+                raise TypeError(f"{self.label}: infer must return a dtype of MindSpore for {out}, got {output.dtype}")
         return list(outputs)
 
     def names(self):
@@ -152,14 +171,24 @@ class Operator(ops.Custom):
         if isinstance(gradient, Operator):
             return self._call(gradient, inputs, outputs)
         out = outputs[0] if len(outputs) == 1 else "out"
+        parameters = ", ".join([*inputs, out, f"d{out}"])
         try:
             inspect.signature(gradient).bind(*inputs, out, f"d{out}")
         except TypeError:
             raise TypeError(
-                f"{self.label}: gradient must take ({', '.join([*inputs, out, f'd{out}'])}), "
-                f"got a function of {inspect.signature(gradient)}"
+                f"{self.label}: gradient must take ({parameters}), got a function of {inspect.signature(gradient)}"
             ) from None
-        return gradient
+        gradients = f"({', '.join(f'd{name}' for name in inputs)}{',' * (len(inputs) == 1)})"
+        return self._function(
+            [
+                f"def gradient({parameters}):",
+                f"    gradients = _gradient({parameters})",
+                f"    if not isinstance(gradients, tuple) or len(gradients) != {len(inputs)}:",
+                f"        raise ValueError({f'{self.label}: gradient must return a tuple {gradients}'!r})",
+                "    return gradients",
+            ],
+            gradient,
+        )
 
     def _call(self, gradient, inputs, outputs):
         """A function that calls the operator `gradient`. MindSpore compiles functions from their source, and wants them
@@ -181,16 +210,21 @@ class Operator(ops.Custom):
         unpack = [f"{', '.join(outputs)} = _out", f"{', '.join(douts)} = _dout"] if several else []
         gradients = [f"d{name}" if f"d{name}" in gives else f"_zeros_like({name})" for name in inputs]
         lines = [
-            "def make(_gradient, _zeros_like):",
-            f"    def gradient({', '.join(parameters)}):",
-            *(f"        {line}" for line in unpack),
-            f"        {', '.join(gives)} = _gradient({', '.join(takes)})",
-            f"        return ({', '.join(gradients)},)",
-            "    return gradient",
+            f"def gradient({', '.join(parameters)}):",
+            *(f"    {line}" for line in unpack),
+            f"    {', '.join(gives)} = _gradient({', '.join(takes)})",
+            f"    return ({', '.join(gradients)},)",
         ]
-        source = "\n".join(lines)
+        return self._function(lines, gradient)
+
+    def _function(self, lines, gradient):
+        """The function `gradient` of a source, that may call `_gradient` and `_zeros_like`."""
+        source = "\n".join(
+            ["def make(_gradient, _zeros_like):", *(f"    {line}" for line in lines), "    return gradient"]
+        )
         filename = f"<gradient of {self.label}, {self.number}>"
         linecache.cache[filename] = len(source), None, source.splitlines(True), filename
+        weakref.finalize(self, linecache.cache.pop, filename, None).atexit = False
         namespace = {"__name__": __name__}
         exec(compile(source, filename, "exec"), namespace)
         return namespace["make"](gradient, ops.zeros_like)
@@ -215,7 +249,7 @@ def once(make):
 
 _KEPT = 1000  # results of inference
 _numbers = itertools.count()
-_number_of_key = {}  # of an operator; it stays when the operator goes, and so do what MindSpore keeps for it
+_number_of_key = {}  # of an operator; it stays when the operator goes, since what MindSpore keeps for it stays, too
 _number_of_rule = weakref.WeakKeyDictionary()
 _operators = weakref.WeakValueDictionary()
 
@@ -227,6 +261,15 @@ def _number(rule):
     if isinstance(rule, Operator):
         return rule.number
     return _number_of_rule.setdefault(rule, next(_numbers))
+
+
+def _functions(*rules):
+    """The functions among rules, and among those of operators."""
+    for rule in rules:
+        if isinstance(rule, Operator):
+            yield from _functions(rule.rule, rule.gradient)
+        elif rule is not None:
+            yield rule
 
 
 def _as_attribute(key, value):

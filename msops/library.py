@@ -127,6 +127,7 @@ def load(name, sources, *, cxx_flags=(), nvcc_flags=(), include_paths=(), archs=
     Raises:
         CompileError: If a source does not compile, or there is no compiler.
         FileNotFoundError: If there is no such source.
+        ValueError: If the name has other characters, or there are no sources.
         OSError: If the cache folder cannot be written.
 
     Examples:
@@ -151,8 +152,11 @@ def load(name, sources, *, cxx_flags=(), nvcc_flags=(), include_paths=(), archs=
             raise FileNotFoundError(f"msops.load: there is no source {source}")
         texts[str(path)] = path.read_bytes()
         folders.append(str(path.parent))
-    command = _command(tuple(cxx_flags), tuple(nvcc_flags), tuple(dict.fromkeys(folders)), archs and tuple(archs))
-    key = _digest(command, _version(command[0]), texts)
+    if not texts:
+        raise ValueError("msops.load: there must be a source")
+    cxx = os.environ.get("CXX", "g++")
+    command = _command(cxx, tuple(cxx_flags), tuple(nvcc_flags), tuple(dict.fromkeys(folders)), archs and tuple(archs))
+    key = _digest(command, _version(command[0]), _version(cxx), texts)
     build = _Build(folder, f"{name}-{key}", command, texts, verbose)
     try:
         return Library(build.find() or build.make(), name)
@@ -176,7 +180,7 @@ class _Build:
             record = json.loads(self.record.read_text())
             path = self.folder / record["library"]
             current = path.is_file() and record["headers"] == _digests(record["headers"])
-        except (OSError, ValueError, KeyError):
+        except (OSError, ValueError, KeyError, TypeError):
             return None
         if current and self.verbose:
             print(f"msops.load: {path} is up to date")
@@ -197,7 +201,7 @@ class _Build:
                     path = Path(scratch) / source
                     path.write_bytes(text)
                 objects.append(f"{scratch}/{i}.o")
-                language = ["-x", "c++"] if path.suffix == ".cu" and not _is_nvcc(self.command[0]) else []
+                language = ["-x", "c++"] if path.suffix == ".cu" and not _find_nvcc() else []
                 output = ["-MMD", "-MF", f"{scratch}/{i}.d", "-c", str(path), "-o", objects[-1]]
                 self._run([*self.command, *language, *output])
                 headers |= set(_prerequisites(Path(scratch, f"{i}.d").read_text())) - {str(path)}
@@ -223,13 +227,14 @@ class _Build:
             print(done.stdout)
 
 
-def _command(cxx_flags, nvcc_flags, folders, archs):
+def _command(cxx, cxx_flags, nvcc_flags, folders, archs):
     """What compiles a source, but for its name and the output's."""
-    cxx = os.environ.get("CXX", "g++")
     # The Makefile's flags.
     common = ["-std=c++17", "-O3", *(f"-I{folder}" for folder in folders)]
     host = ["-fPIC", "-fopenmp", "-fno-trapping-math", "-fvisibility=hidden", "-Wall", "-Wextra", *cxx_flags]
     if nvcc := _find_nvcc():
+        if not shutil.which(nvcc):
+            raise CompileError(f"msops.load: there is no {nvcc}, which the environment variable NVCC names")
         if archs is None:
             archs = _archs_at_hand()
         code = [f"-gencode=arch=compute_{arch},code=sm_{arch}" for arch in archs]
@@ -241,10 +246,6 @@ def _command(cxx_flags, nvcc_flags, folders, archs):
     if not shutil.which(cxx):
         raise CompileError(f"msops.load: there is neither nvcc nor {cxx} (Debian: apt install g++)")
     return [cxx, *common, *host]
-
-
-def _is_nvcc(compiler):
-    return Path(compiler).name == "nvcc"
 
 
 def _find_nvcc():
@@ -280,7 +281,7 @@ def _oldest_arch(nvcc):
 def _prerequisites(rule):
     """The files that a rule of make depends on, in a compiler's notation."""
     words = re.split(r"(?<!\\)\s+", rule.partition(":")[2].replace("\\\n", " ").strip())
-    return [word.replace("\\ ", " ").replace("$$", "$") for word in words if word]
+    return [re.sub(r"\\([ #])", r"\1", word).replace("$$", "$") for word in words if word]
 
 
 def _digests(paths):

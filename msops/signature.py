@@ -4,11 +4,13 @@ import ast
 from typing import NamedTuple
 
 import mindspore
+from mindspore.common import dtype as mstype
 
 from .check import FLOATS, Spec, dtype_name
 
 _FUNCTIONS = {"min": min, "max": max}
-_NODES = (ast.BinOp, ast.UnaryOp, ast.operator, ast.unaryop, ast.Name, ast.Constant, ast.Starred, ast.Load)
+_NODES = (ast.BinOp, ast.UnaryOp, ast.Name, ast.Constant, ast.Starred, ast.Load)
+_NODES += (ast.Add, ast.Sub, ast.Mult, ast.FloorDiv, ast.Mod, ast.USub)
 
 
 class _Tensor(NamedTuple):
@@ -21,9 +23,12 @@ class _Tensor(NamedTuple):
     def words(self):
         return f"({', '.join(map(ast.unparse, self.sizes))}{',' * (len(self.sizes) == 1)})"
 
-    def shape(self, values):
+    def shape(self, operator, values):
         code = compile(ast.Expression(ast.Tuple(list(self.sizes), ast.Load(), lineno=1, col_offset=0)), "", "eval")
-        return eval(code, {"__builtins__": {}, **_FUNCTIONS, **values})
+        try:
+            return eval(code, {"__builtins__": {}, **_FUNCTIONS, **values})
+        except ZeroDivisionError:
+            raise ValueError(f"{operator}: {self.name} cannot have shape {self.words()}: division by zero") from None
 
 
 class Signature:
@@ -35,7 +40,7 @@ class Signature:
     - a number;
     - a name: the same number wherever it stands;
     - `*name`: any number of axes;
-    - an expression of names, such as `3 * H`, with the operators of whole numbers, `min` and `max`.
+    - an expression of names, such as `3 * H`, with `+`, `-`, `*`, `//`, `%`, `min` and `max`.
 
     The tensors have one dtype, which may be any of `dtypes`, but for those that name theirs as a last argument:
     `index(N, dtype=int32)`, `partial(N, dtype=accumulator)`; the latter is float64 beside float64, float32 else. An
@@ -47,6 +52,7 @@ class Signature:
         **values (int, float): What sizes may name besides the inputs' sizes.
 
     Raises:
+        TypeError: If the text is no str.
         ValueError: If the text does not say all that.
 
     Examples:
@@ -61,12 +67,16 @@ class Signature:
     """
 
     def __init__(self, text, dtypes=FLOATS, **values):
+        if not isinstance(text, str):
+            raise TypeError(f"signature must be a str, got {type(text).__name__}")
         self.text, self.dtypes, self.values = text, tuple(dtypes), values
         try:
-            inputs, outputs = text.split("->")
-            self.inputs, self.outputs = _tensors(inputs), _tensors(outputs)
-            if not self.inputs:
-                raise ValueError("there is no input")
+            if text.count("->") != 1:
+                raise ValueError("there must be one ->")
+            self.inputs, self.outputs = map(_tensors, text.split("->"))
+            for side, tensors in (("input", self.inputs), ("output", self.outputs)):
+                if not tensors:
+                    raise ValueError(f"there is no {side}")
             self._find_mistakes()
         except (SyntaxError, ValueError) as error:
             message = error.msg if isinstance(error, SyntaxError) else error
@@ -85,7 +95,7 @@ class Signature:
             if tensor.sizes is not None:
                 _bind(operator, tensor, spec, values)
         for tensor, spec in zip(self.inputs, specs):
-            if tensor.sizes is not None and spec.shape != (expected := tensor.shape(values)):
+            if tensor.sizes is not None and spec.shape != (expected := tensor.shape(operator, values)):
                 shown = "" if tensor.words() == str(expected) else f" = {expected}"
                 raise ValueError(f"{operator}: {tensor.name} must have shape {tensor.words()}{shown}, got {spec.shape}")
         return values
@@ -94,10 +104,15 @@ class Signature:
         """The Specs of the outputs for inputs of these, which must fit."""
         values = self.check(operator, *specs)
         common = next((spec.dtype for tensor, spec in zip(self.inputs, specs) if tensor.dtype is None), None)
-        return [
-            Spec(specs[0].shape if out.sizes is None else out.shape(values), _dtype(out.dtype, common))
-            for out in self.outputs
-        ]
+        outputs = []
+        for out in self.outputs:
+            shape = specs[0].shape if out.sizes is None else out.shape(operator, values)
+            if any(size < 0 for size in shape):
+                raise ValueError(f"{operator}: {out.name} cannot have shape {out.words()} = {shape}")
+            if out.dtype is None and common is None:
+                raise ValueError(f"{operator}: {out.name} must name its dtype in the signature, since all inputs do")
+            outputs.append(Spec(shape, _dtype(out.dtype, common)))
+        return outputs
 
     def _check_dtype(self, operator, tensor, spec, first):
         """Returns (name, dtype) of a tensor that has the common dtype."""
@@ -121,18 +136,31 @@ class Signature:
         return tensor.name, spec.dtype
 
     def _find_mistakes(self):
-        known = set(self.values)
-        for tensor in self.inputs:
-            known |= {size.id for size in tensor.sizes or () if isinstance(size, ast.Name)}
-            known |= {size.value.id for size in tensor.sizes or () if isinstance(size, ast.Starred)}
         names = [tensor.name for tensor in self.inputs + self.outputs]
-        for tensor in self.inputs + self.outputs:
-            if names.count(tensor.name) > 1:
-                raise ValueError(f"there are two tensors {tensor.name}")
-            for size in tensor.sizes or ():
-                for name in ast.walk(size):
-                    if isinstance(name, ast.Name) and name.id not in known and name.id not in _FUNCTIONS:
-                        raise ValueError(f"no input has an axis of the size {name.id}")
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"there are two tensors {name}")
+        of_inputs, of_outputs = (
+            [size for tensor in side for size in tensor.sizes or ()] for side in (self.inputs, self.outputs)
+        )
+        known = {*self.values, *(size.id for size in of_inputs if isinstance(size, ast.Name))}
+        many = {size.value.id for size in of_inputs if isinstance(size, ast.Starred)}
+        for size in of_inputs + of_outputs:
+            starred = isinstance(size, ast.Starred)
+            for name in _names(size):
+                if name not in known | many:
+                    raise ValueError(f"no input has an axis of the size {name}")
+                if name in (known if starred else many):
+                    raise ValueError(f"{name} cannot be both the size of an axis and, as *{name}, those of many")
+                if not isinstance(self.values.get(name, 0), int):
+                    raise ValueError(f"the size {name} must be a whole number, got {self.values[name]}")
+
+
+def _names(size):
+    """Those of sizes in an expression."""
+    nodes = list(ast.walk(size))
+    called = [node.func for node in nodes if isinstance(node, ast.Call)]
+    return [node.id for node in nodes if isinstance(node, ast.Name) and node not in called]
 
 
 def _tensors(text):
@@ -148,13 +176,14 @@ def _tensor(node):
     dtype = None
     for keyword in node.keywords:
         dtype = ast.unparse(keyword.value)
-        if keyword.arg != "dtype" or (dtype != "accumulator" and not hasattr(mindspore, dtype)):
+        known = dtype == "accumulator" or isinstance(getattr(mindspore, dtype, None), mstype.typing.Number)
+        if keyword.arg != "dtype" or not known:
             raise ValueError(f"{ast.unparse(keyword)} is no dtype")
     if len(node.args) == 1 and isinstance(node.args[0], ast.Constant) and node.args[0].value is ...:
         return _Tensor(node.func.id, None, dtype)  # name(..., dtype=int32)
     for size in node.args:
         for part in ast.walk(size):
-            calls = isinstance(part, ast.Call) and ast.unparse(part.func) in _FUNCTIONS
+            calls = isinstance(part, ast.Call) and ast.unparse(part.func) in _FUNCTIONS and len(part.args) > 1
             whole = not isinstance(part, ast.Constant) or type(part.value) is int
             starred = not isinstance(part, ast.Starred) or (part is size and isinstance(part.value, ast.Name))
             if not (calls or isinstance(part, _NODES)) or not whole or not starred:

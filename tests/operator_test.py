@@ -1,50 +1,26 @@
 """What every operator must pass: a test class inherits OperatorTest and says what the operator is."""
 
+import functools
+
 import mindspore
 import numpy as np
 import pytest
-from mindspore import Tensor, nn, ops
+from mindspore import Tensor, nn
+
+from msops.testing.checks import (
+    Gradient,
+    Net,
+    as_tuple,
+    assert_accurate,
+    assert_equal,
+    check_finite_differences,
+    check_repeats,
+    check_views,
+    run,
+    run_gradient,
+)  # fmt: skip
 
 DTYPES = ("float16", "float32", "float64")
-
-
-class Net(nn.Cell):
-    """A network of one operator."""
-
-    def __init__(self, operator, **settings):
-        super().__init__()
-        self.operator = operator
-        self.settings = settings
-
-    def construct(self, *inputs):
-        return self.operator(*inputs, **self.settings)
-
-
-class Gradient(nn.Cell):
-    """The gradients of all inputs of `net`, whose output's gradient comes last."""
-
-    def __init__(self, net):
-        super().__init__()
-        self.net = net
-        self.gradient = ops.GradOperation(get_all=True, sens_param=True)
-
-    def construct(self, *inputs):
-        return self.gradient(self.net)(*inputs)
-
-
-def as_tuple(value):
-    return tuple(value) if isinstance(value, (tuple, list)) else (value,)
-
-
-def run(net, *inputs):
-    """NumPy arrays through a Cell, which gets as many Tensors."""
-    return tuple(out.asnumpy() for out in as_tuple(net(*(Tensor(a) for a in inputs))))
-
-
-def run_gradient(net, inputs, douts):
-    sens = tuple(Tensor(d) for d in douts)
-    gradients = Gradient(net)(*(Tensor(a) for a in inputs), sens[0] if len(sens) == 1 else sens)
-    return tuple(g.asnumpy() for g in as_tuple(gradients))
 
 
 def random(seed, dtype, *shapes):
@@ -54,30 +30,6 @@ def random(seed, dtype, *shapes):
 
 def zeros(*shapes, dtype=np.float32):
     return [np.zeros(shape, dtype) for shape in shapes]
-
-
-def assert_accurate(results, formula, inputs, half_in_float32=True):
-    """Requires at most twice the largest error that `formula` makes in NumPy in the inputs' dtype.
-
-    Beyond that one unit in the last place of the largest result is allowed, since NumPy's own error may happen to be 0.
-    float16 is held to more: to the formula in float32, each result rounded to nearest (with a quarter of a unit for
-    unlucky ties).
-    """
-    dtype = inputs[0].dtype
-    exact = as_tuple(formula(*(a.astype(np.longdouble if dtype == np.float64 else np.float64) for a in inputs)))
-    in_float32 = dtype == np.float16 and half_in_float32
-    plain = as_tuple(formula(*(a.astype(np.float32) if in_float32 else a for a in inputs)))
-    assert len(results) == len(exact)
-    for i, (got, want, numpy) in enumerate(zip(results, exact, plain)):
-        assert (got.dtype, got.shape) == (dtype, want.shape), f"result {i} is {got.dtype} {got.shape}"
-        if got.size == 0:
-            continue
-        size = np.abs(want) if in_float32 else np.abs(want).max()
-        unit = np.spacing(size.astype(dtype)).astype(want.dtype)
-        allowed = np.broadcast_to(2 * np.abs(numpy - want).max() + (0.75 if in_float32 else 1) * unit, want.shape)
-        error = np.abs(got - want)
-        worst = np.unravel_index((error - allowed).argmax(), error.shape)
-        assert (error <= allowed).all(), f"result {i}: error {error[worst]} at {worst}, allowed are {allowed[worst]}"
 
 
 class OperatorTest:
@@ -112,67 +64,39 @@ class OperatorTest:
 
     def test_forward(self, mode, case, dtype):
         settings, inputs = self.cases[case][1], self.inputs(case, dtype)
-        before = [a.copy() for a in inputs]
         tensors = [Tensor(a) for a in inputs]
-        outs = tuple(out.asnumpy() for out in as_tuple(self.net(**settings)(*tensors)))
-        assert_accurate(outs, lambda *a: self.reference(*a, **settings), inputs, self.half_in_float32)
-        for tensor, old in zip(tensors, before):
-            np.testing.assert_array_equal(tensor.asnumpy(), old, "an input was changed")
+        outs = run(self.net(**settings), *tensors)
+        assert {out.dtype for out in outs} == {np.dtype(dtype)}
+        assert_accurate(outs, functools.partial(self.reference, **settings), inputs, self.half_in_float32)
+        assert_equal([tensor.asnumpy() for tensor in tensors], inputs)  # unchanged
 
     def test_gradient(self, mode, case, dtype):
         settings, inputs = self.cases[case][1], self.inputs(case, dtype)
         douts = self.douts(inputs, settings)
         gradients = run_gradient(self.net(**settings), inputs, douts)
-        assert_accurate(
-            gradients,
-            lambda *a: self.reference_gradient(*a, **settings),
-            [*inputs, *douts],
-            self.half_gradient_in_float32,
-        )
+        assert {gradient.dtype for gradient in gradients} == {np.dtype(dtype)}
+        reference = functools.partial(self.reference_gradient, **settings)
+        assert_accurate(gradients, reference, [*inputs, *douts], self.half_gradient_in_float32)
+
+    def calls(self, case, dtype):
+        """The Cell, and that of the gradient, with what they take."""
+        settings, inputs = self.cases[case][1], self.inputs(case, dtype)
+        net = self.net(**settings)
+        return (net, inputs), (Gradient(net, len(inputs)), [*inputs, *self.douts(inputs, settings)])
 
     def test_gradient_against_finite_differences(self, mode):
-        settings, inputs = self.cases[self.small][1], self.inputs(self.small, np.float64)
-        douts = self.douts(inputs, settings)
-        net = self.net(**settings)
-        gradients = run_gradient(net, inputs, douts)
-        step = 1e-6
-        for i, (array, gradient) in enumerate(zip(inputs, gradients)):
-            for at in np.ndindex(array.shape):
-                sides = []
-                for sign in (1, -1):
-                    moved = array.copy()
-                    moved[at] += sign * step
-                    outs = run(net, *inputs[:i], moved, *inputs[i + 1 :])
-                    sides.append(sum((out * dout).sum() for out, dout in zip(outs, douts)))
-                # The quotient's own error is about 1e-16 / step + step^2.
-                np.testing.assert_allclose(gradient[at], (sides[0] - sides[1]) / (2 * step), rtol=1e-6, atol=1e-7)
+        (net, inputs), (gradient, arguments) = self.calls(self.small, np.float64)
+        check_finite_differences(run(gradient, *arguments), net, inputs, arguments[len(inputs) :])
 
     def test_views(self, mode):
-        """Transposed and sliced inputs give what their copies give, bit for bit."""
-        settings, inputs = self.cases[self.small][1], self.inputs(self.small, np.float32)
-        douts = self.douts(inputs, settings)
-        net = self.net(**settings)
-        expected, gradients = run(net, *inputs), run_gradient(net, inputs, douts)
-        turned = [Tensor(np.ascontiguousarray(a.T)).transpose(*reversed(range(a.ndim))) for a in inputs]
-        wider = [Tensor(np.concatenate([a[:1], a, a[:1]]))[1:-1] for a in inputs]
-        for views in (turned, wider):
-            for out, want in zip(as_tuple(net(*views)), expected):
-                np.testing.assert_array_equal(out.asnumpy(), want)
-        transposed = [Tensor(np.ascontiguousarray(d.T)).transpose(*reversed(range(d.ndim))) for d in douts]
-        sens = transposed[0] if len(douts) == 1 else tuple(transposed)
-        for gradient, want in zip(Gradient(net)(*(Tensor(a) for a in inputs), sens), gradients):
-            np.testing.assert_array_equal(gradient.asnumpy(), want)
+        for net, arrays in self.calls(self.small, np.float32):
+            check_views(net, arrays)
 
     def test_repeated_runs_are_equal(self, mode):
         """Bit for bit, forward and backward, in the largest case."""
         case = max(self.cases, key=lambda name: sum(np.prod(shape) for shape in self.cases[name][0]))
-        settings, inputs = self.cases[case][1], self.inputs(case, np.float32)
-        douts = self.douts(inputs, settings)
-        net = self.net(**settings)
-        first, first_gradients = run(net, *inputs), run_gradient(net, inputs, douts)
-        for _ in range(3):
-            for got, want in zip(run(net, *inputs) + run_gradient(net, inputs, douts), first + first_gradients):
-                np.testing.assert_array_equal(got, want)
+        for net, arrays in self.calls(case, np.float32):
+            check_repeats(net, arrays)
 
     def test_wrong_arguments(self, mode, mistake):
         inputs, settings, error, words = mistake

@@ -9,8 +9,7 @@ import pytest
 
 from benchmarks import naive, numpy_peers, report, targets
 from benchmarks.cases import OPS, kernel_cases
-from entry import has_gpu_code
-from operator_entry import outputs_of, prepare_operator
+from msops.testing.entry import has_gpu_code, outputs_of, prepare_operator
 
 ROOT = Path(__file__).resolve().parents[1]
 

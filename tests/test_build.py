@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from entry import Status, call
+import msops
+from msops.testing.entry import Status, call
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -40,10 +41,10 @@ def test_without_nvcc(cpu_build, capfd):
     assert "CPU only" in done.stdout
     x = np.array([0, 1000], np.float32)
     y = np.full_like(x, np.nan)
-    library = folder / "msops" / "lib" / "sigmoid"
-    assert call(library, "SigmoidForward", [x, y]) == Status.OK
+    entry = msops.Library(folder / "msops" / "lib" / "sigmoid.so").SigmoidForward
+    assert call(entry, [x, y]) == Status.OK
     np.testing.assert_array_equal(y, [0.5, 1])
-    assert call(library, "SigmoidForward", [x, y], stream=1) == Status.NO_GPU_CODE
+    assert call(entry, [x, y], stream=1) == Status.NO_GPU_CODE
     assert "built without nvcc" in capfd.readouterr().err
 
 
@@ -67,5 +68,5 @@ def test_import_without_libraries(cpu_build):
     )
     (folder / "msops" / "elsewhere").rename(folder / "msops" / "lib")
     assert done.returncode == 1
-    assert done.stderr.splitlines()[-1].startswith("ImportError: msops cannot load its kernels")
+    assert done.stderr.splitlines()[-1].startswith("ImportError: msops cannot load the library add: ")
     assert "make all" in done.stderr

@@ -1,22 +1,44 @@
-"""The examples in docstrings and README run, and print what they say."""
+"""The examples in docstrings run; so does each block of code in README and docs, and prints what the page shows.
+
+What a block is follows from the line that begins it:
+
+- ```` ```python ```` runs in the page's folder, after the blocks before it; ```` ```sh ```` runs in that folder;
+- ```` ```cuda ```` and ```` ```cpp ```` compile;
+- ```` ```LANGUAGE file=NAME ```` is written to the page's folder, for the blocks after it;
+- ```` ```text ```` is what the block before it printed: numbers to within 1 %, and ``...`` is anything;
+- ```` ```LANGUAGE norun ```` is not run, since it installs, takes minutes or needs what is not here. The targets and
+  modules that it names exist, and Python is Python.
+"""
 
 import doctest
+import importlib.util
+import os
 import re
+import subprocess
 import sys
+import types
 from pathlib import Path
 
 import mindspore
 import pytest
 
-import msops
+import msops.testing.entry
 
-README = Path(__file__).resolve().parents[1] / "README.md"
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "benchmarks" / "README.md", *ROOT.glob("docs/*.md")]
+NUMBER = r"\d+\.?\d*(?:e[+-]\d+)?"
 
 
-@pytest.mark.parametrize("name", msops.__all__)
+PUBLIC = {
+    f"{module.__name__}.{name}": getattr(module, name) for module in (msops, msops.testing) for name in module.__all__
+}
+PUBLIC["msops.testing.entry.prepare"] = msops.testing.entry.prepare
+
+
+@pytest.mark.parametrize("name", PUBLIC)
 def test_docstring(name):
     mindspore.set_context(mode=mindspore.PYNATIVE_MODE)
-    public = getattr(msops, name)
+    public = PUBLIC[name]
     (example,) = doctest.DocTestFinder(recurse=False).find(public, name, globs={})
     assert example.examples or "See :func:`msops." in public.__doc__
     failures = []
@@ -24,12 +46,74 @@ def test_docstring(name):
     assert not failures, "".join(failures)
 
 
-def test_readme(capsys, tmp_path, monkeypatch):
-    """The longest Python block, as a module, since MindSpore wants to read the source of what it compiles."""
-    code = max(re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL), key=len)
-    (tmp_path / "readme_example.py").write_text(code)
+def test_reference_has_all_names():
+    names = re.findall(r"^\.\. auto\w+:: ([\w.]+)", (ROOT / "docs" / "api.rst").read_text(), re.MULTILINE)
+    assert sorted(f"msops.{name.removeprefix('msops.')}" for name in names) == sorted(PUBLIC)
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch, device_target):
+    """A working folder from which Python imports; all that is in it are the benchmarks."""
+    mindspore.set_context(mode=mindspore.PYNATIVE_MODE)
+    (tmp_path / "benchmarks").symlink_to(ROOT / "benchmarks")
+    monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    __import__("readme_example")
-    del sys.modules["readme_example"]
-    printed = [line.split("  # ")[1] for line in code.splitlines() if line.startswith("print(")]
-    assert capsys.readouterr().out.splitlines() == printed
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
+    if device_target == "CPU":
+        monkeypatch.setenv("NVCC", "")
+    yield tmp_path
+    for name, module in list(sys.modules.items()):
+        if Path(getattr(module, "__file__", None) or "/").parent == tmp_path:
+            del sys.modules[name]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_page(page, folder, monkeypatch, capfd):
+    module = types.ModuleType("page")  # in a file, since MindSpore reads the source of what it compiles
+    module.__file__ = str(folder / "page.py")
+    monkeypatch.setitem(sys.modules, "page", module)
+    source, printed = "", ""
+    blocks = re.findall(r"^```(\w*) ?(.*)\n((?:.*\n)*?)```$", page.read_text(), re.MULTILINE)
+    for number, (language, mark, code) in enumerate(blocks):
+        if mark == "norun":
+            check(language, code)
+        elif language == "text":
+            compare(code, printed)
+        elif mark.startswith("file="):
+            Path(mark.removeprefix("file=")).write_text(code)
+        elif language == "python":
+            Path(module.__file__).write_text(source + code)
+            exec(compile("\n" * source.count("\n") + code, module.__file__, "exec"), vars(module))
+            source += code
+            printed = capfd.readouterr().out
+        elif language == "sh":
+            done = subprocess.run(["bash", "-euc", code], capture_output=True, text=True)
+            assert done.returncode == 0, done.stderr
+            printed = done.stdout
+        elif language in ("cuda", "cpp"):
+            msops.load(f"{page.stem}_{number}", code, cxx_flags=["-Werror"])
+        elif mark != "{toctree}":
+            pytest.fail(f"a block of {language} {mark}:\n{code}")
+
+
+def check(language, code):
+    if language == "python":
+        compile(code, "norun", "exec")
+    makefile = (ROOT / "Makefile").read_text()
+    for target in re.findall(r"^make (\w+)", code, re.MULTILINE):
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
+    for module in re.findall(r"python -m ([\w.]+)", code):
+        assert importlib.util.find_spec(module), module
+
+
+def compare(shown, printed):
+    shown, printed = (" ".join(text.split()) for text in (shown, printed))
+    parts = re.split(rf"({NUMBER}|\.\.\.)", shown)
+    numbers = [float(part) for part in parts if re.fullmatch(NUMBER, part)]
+    pattern = "".join(
+        ".*" if part == "..." else f"({NUMBER})" if re.fullmatch(NUMBER, part) else re.escape(part) for part in parts
+    )
+    match = re.fullmatch(pattern, printed)
+    assert match, f"the page shows\n{shown}\nbut this was printed:\n{printed}"
+    assert [float(number) for number in match.groups()] == pytest.approx(numbers, rel=0.01)

@@ -11,7 +11,8 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from entry import Param, Status, call, has_gpu_code
+from msops.library import of_package
+from msops.testing.entry import Param, Status, call, has_gpu_code
 
 DTYPES = ("float16", "float32", "float64")
 GUARD_BYTES = b"\xa5" * 256  # lie before and after each array
@@ -33,6 +34,9 @@ class Case(NamedTuple):
     def library(self):
         name = self.entry.removesuffix("Forward").removesuffix("Backward")
         return re.sub("(?<=[a-z])(?=[A-Z])", "_", name).lower()
+
+    def call(self, **arguments):
+        return call(getattr(of_package(self.library), self.entry), **arguments)
 
     def shapes(self):
         parameters = re.findall(r"(\w+)\[([\d,]*)\]", self.signature)
@@ -147,7 +151,7 @@ class Attempt:
     def call(self, **changed):
         """Calls the entry, with some arguments of `entry.call` changed. Returns the status and the lines on stderr."""
         arguments = dict(arrays=list(self.params.values()), attributes=self.case.attributes)
-        status = call(self.case.library, self.case.entry, **{**arguments, **changed})
+        status = self.case.call(**{**arguments, **changed})
         return status, self.capfd.readouterr().err.splitlines()
 
     def refused(self, expected, **changed):
@@ -298,7 +302,7 @@ def print_results():
     """A number for each of the large cases, from all bits of its outputs."""
     for case in LARGE_CASES:
         attempt = Attempt(case, "float32", None)
-        assert call(case.library, case.entry, list(attempt.params.values()), case.attributes) == Status.OK
+        assert case.call(arrays=list(attempt.params.values()), attributes=case.attributes) == Status.OK
         print(case.entry, [zlib.crc32(array) for array in attempt.arrays.values()])
 
 

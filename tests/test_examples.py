@@ -54,3 +54,22 @@ def test_too_little_training_is_an_error(run, name, option, message):
     result = run(name, option)
     assert result.returncode == 1
     assert message in result.stderr
+
+
+def lines_of(path):
+    """Those that are neither blank nor a comment."""
+    texts = map(str.strip, path.read_text().splitlines())
+    return sum(bool(text) and not text.startswith("//" if path.suffix == ".cu" else "#") for text in texts)
+
+
+def test_line_counts():
+    """Those that examples/README.md states."""
+    folder = _ROOT / "examples"
+    readme = (folder / "README.md").read_text()
+    for name, most in (("swish", 30), ("logsumexp", 80)):
+        counts = [lines_of(folder / name / file) for file in (f"{name}.cu", f"{name}.py", f"test_{name}.py")]
+        (row,) = re.findall(rf"\| \[`{name}`\].*\|((?: \d+ \|){{4}})", readme)
+        assert row == "".join(f" {count} |" for count in (*counts, sum(counts)))
+        assert sum(counts) <= most
+    scripts = re.findall(r"\| \[`(\w+\.py)`\].*\| (\d+) \|", readme)
+    assert {name: int(lines) for name, lines in scripts} == {p.name: lines_of(p) for p in folder.glob("*.py")}

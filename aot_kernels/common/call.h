@@ -52,8 +52,12 @@ struct Tensor {
   const int64_t* shape = nullptr;
   int64_t size = 0;  // number of elements
 
-  // 0 for a dimension that is not there, so that a check may look before the rank's check has failed.
-  int64_t dim(int i) const { return i < rank ? shape[i] : 0; }
+  // A negative i counts from the end. 0 for a dimension that is not there, so that a check may look before the rank's
+  // check has failed.
+  int64_t dim(int i) const {
+    const int d = i < 0 ? i + rank : i;
+    return 0 <= d && d < rank ? shape[d] : 0;
+  }
   template <typename T>
   T* as() const {
     return static_cast<T*>(data);
@@ -83,14 +87,18 @@ class Call {
     return result;
   }
 
+  // The next parameter, of a dtype of its own, as MindSpore calls it: "int32", "bool", ...
+  Tensor tensor_of(const char* dtype, const char* name, int rank = kAnyRank) {
+    const char* got = nullptr;
+    const Tensor result = next(name, rank, &got);
+    if (!ok()) return {};
+    require(std::strcmp(got, dtype) == 0, kBadDtype, "%s is %s, expected %s", name, got, dtype);
+    return result;
+  }
+
   // The next parameter, an extra output for sums: float64 beside float64 tensors, float32 beside the others.
   Tensor scratch(const char* name, int rank) {
-    const char* dtype = nullptr;
-    const Tensor result = next(name, rank, &dtype);
-    if (!ok()) return {};
-    const char* expected = dtype_ && std::strcmp(dtype_, "float64") == 0 ? "float64" : "float32";
-    require(std::strcmp(dtype, expected) == 0, kBadDtype, "%s is %s, expected %s", name, dtype, expected);
-    return result;
+    return tensor_of(dtype_ && std::strcmp(dtype_, "float64") == 0 ? "float64" : "float32", name, rank);
   }
 
   // The attribute msops_<name>, which must lie in [low, high].
@@ -131,6 +139,11 @@ class Call {
     require_shape(tensor, shape.begin(), static_cast<int>(shape.size()));
   }
   void require_same_shape(const Tensor& tensor, const Tensor& other) { require_shape(tensor, other.shape, other.rank); }
+  // An element for each row: the shape of `matrix` without the last axis.
+  void require_shape_of_rows(const Tensor& tensor, const Tensor& matrix) {
+    require(matrix.rank > 0, kBadRank, "%s has no axes", matrix.name);
+    require_shape(tensor, matrix.shape, matrix.rank - 1);
+  }
 
   // Calls `launch(Type<T>{})` for the tensors' dtype if all checks passed; returns what the entry must return.
   template <typename Launch>
@@ -140,7 +153,8 @@ class Call {
     require(stream_ == nullptr, kNoGpuCode,
             "this library was built without nvcc and has no GPU code; put nvcc on the PATH and run 'make clean all'");
 #endif
-    if (ok()) require(dispatch(dtype_, launch), kBadDtype, "%s is not one of float16, float32, float64", dtype_);
+    const char* dtype = dtype_ ? dtype_ : "none";
+    if (ok()) require(dispatch(dtype, launch), kBadDtype, "%s is not one of float16, float32, float64", dtype);
     return status_;
   }
 

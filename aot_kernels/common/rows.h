@@ -8,6 +8,8 @@
 //     team.store(y + row, most + log(sum));
 //   }
 //
+// is the body of for_rows<T>(call, number_of_rows, {x}, body). Rows are made of a Tensor's last axis.
+//
 // A team is the threads that share a row: one on the CPU; on the GPU 2, 8 or 32 of a warp, or a block. All of them get
 // the results of its reductions, which are always made in the same order.
 #pragma once
@@ -30,6 +32,7 @@ struct Rows {
   T* data;
   int64_t columns;
 
+  Rows(const Tensor& tensor) : data(tensor.as<T>()), columns(tensor.dim(-1)) {}  // of its last axis
   MSOPS_BOTH Row<T> operator[](int64_t row) const { return {data + row * columns, columns}; }
 };
 
@@ -169,15 +172,15 @@ __global__ void __launch_bounds__(kThreads) rows_kernel(int64_t rows, Body body)
 }
 #endif
 
-// body(row, team) for every row in [0, rows), of matrices of `columns` columns that begin at `pointers`.
+// body(row, team) for every row in [0, rows), where the team reads and writes rows of `matrices`, of equal length.
 template <typename T, typename Body>
-void for_rows(Call& call, int64_t rows, int64_t columns, [[maybe_unused]] std::initializer_list<const T*> pointers,
-              const Body& body) {
+void for_rows(Call& call, int64_t rows, std::initializer_list<Rows<const T>> matrices, const Body& body) {
+  const int64_t columns = matrices.begin()->columns;
   if (call.on_cpu()) return on_cpu(call, rows, RowOnCpu<Compute<T>, Body>{body}, 4.0 * columns);
 #ifdef __CUDACC__
   if (!call.ok() || rows == 0) return;
   bool packs = columns % kPackWidth<T> == 0;
-  for (const T* p : pointers) packs &= is_aligned<kPackWidth<T>>(p);
+  for (const Rows<const T>& matrix : matrices) packs &= is_aligned<kPackWidth<T>>(matrix.data);
   const auto launch = [&](auto lanes, auto width) {
     constexpr int kTeams = kThreads / decltype(lanes)::value;
     const int64_t blocks = (rows - 1) / kTeams + 1;

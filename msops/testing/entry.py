@@ -1,10 +1,8 @@
-"""Calls the C entries of the libraries as MindSpore does, but without MindSpore.
-
-    status = call("sigmoid", "SigmoidForward", [x, y])
+"""Calls C entries as MindSpore does, but without MindSpore's runtime.
 
 Arrays are NumPy's or, together with a stream, torch's on the GPU. What is called often is prepared once:
 
-    run = prepare("add", "AddForward", [x, y, out], stream=torch.cuda.current_stream().cuda_stream or DEFAULT_STREAM)
+    run = prepare_operator(operator, [x, y, out])
     for _ in range(100):
         run()
 """
@@ -12,10 +10,14 @@ Arrays are NumPy's or, together with a stream, torch's on the GPU. What is calle
 import ctypes
 import enum
 import functools
-from pathlib import Path
 from typing import NamedTuple
 
-LIBRARIES = Path(__file__).resolve().parents[1] / "msops" / "lib"
+import mindspore
+
+from ..check import Spec, dtype_name
+from ..custom import _as_attribute
+from ..library import Library, of_package
+
 DEFAULT_STREAM = 1  # cudaStreamLegacy: CUDA's default stream by a handle that is not null, which would mean the CPU
 
 
@@ -50,23 +52,37 @@ class Param(NamedTuple):
         if not (array.is_contiguous() if of_torch else array.flags.c_contiguous):
             raise ValueError("an entry takes contiguous arrays only")
         pointer = array.data_ptr() if of_torch else array.ctypes.data
-        return cls(pointer, tuple(array.shape), str(array.dtype).split(".")[-1])
+        return cls(pointer, tuple(array.shape), _dtype_name(array))
 
 
-def call(library, entry, arrays, attributes=(), stream=None):
-    """Calls an entry once and returns its Status. Takes what `prepare` takes."""
-    return Status(prepare(library, entry, arrays, attributes, stream)())
+def call(entry, arrays, attributes=(), stream=None):
+    """Calls an entry once. Takes what :func:`prepare` takes, and returns a Status."""
+    return Status(prepare(entry, arrays, attributes, stream)())
 
 
-def prepare(library, entry, arrays, attributes=(), stream=None):
-    """Returns a function without arguments that calls an entry and returns its status as an int.
+def prepare(entry, arrays, attributes=(), stream=None):
+    """A function without arguments that calls an entry and returns its status, an int.
 
     Args:
-        library (str): Its name in msops/lib, or the absolute path of another build without ".so".
-        entry (str): The C function.
-        arrays (list): The parameters: inputs, then outputs. Arrays, or Params of memory that the caller keeps alive.
-        attributes (dict): Integers by their names, without "msops_". None: a null pointer instead of the object.
+        entry (Entry): The C function.
+        arrays (list): The parameters: inputs, then outputs. Contiguous arrays, or Params of memory that the caller
+            keeps alive.
+        attributes (dict): As :func:`msops.custom_op` takes them. None: a null pointer instead of the object.
         stream (int): The handle of a CUDA stream. None: the CPU.
+
+    Raises:
+        ValueError: If an array is not contiguous.
+
+    Examples:
+        >>> import msops, numpy
+        >>> from msops.testing.entry import call
+        >>> library = msops.load("twice", '''
+        ... #include "common/formula.h"
+        ... MSOPS_FORMULA(Twice, (x), (y), y = 2 * x)
+        ... ''')
+        >>> x, y = numpy.ones(3), numpy.empty(3)
+        >>> print(call(library.Twice, [x, y]).name, y)
+        OK [2. 2. 2.]
     """
     params = [Param.of(array) for array in arrays]
     shapes = [(ctypes.c_int64 * len(p.shape))(*p.shape) if p.shape else None for p in params]  # rank 0: null, too
@@ -74,7 +90,7 @@ def prepare(library, entry, arrays, attributes=(), stream=None):
     dtypes = [p.dtype if p.dtype is None else p.dtype.encode() for p in params]
     n = len(params)
     run = functools.partial(
-        getattr(load(library), entry),
+        getattr(entry.library.handle, entry.name),
         ctypes.c_int(n),
         (ctypes.c_void_p * n)(*(p.pointer for p in params)),
         (ctypes.c_int * n)(*ranks),
@@ -87,15 +103,27 @@ def prepare(library, entry, arrays, attributes=(), stream=None):
     return run
 
 
-@functools.cache
-def load(library):
-    """The library as ctypes sees it."""
-    return ctypes.CDLL(str(LIBRARIES / f"{library}.so"))
+def prepare_operator(operator, arrays, stream=DEFAULT_STREAM):
+    """The prepared call (see :func:`prepare`) of an Operator's entry with inputs and outputs; on a GPU's `stream` for
+    torch's arrays there."""
+    stream = stream if getattr(arrays[0], "is_cuda", False) else None
+    return prepare(operator.entry, arrays, operator.attributes, stream)
+
+
+def outputs_of(operator, inputs):
+    """(shape, dtype's name) of each output of an Operator, scratch included, for inputs with `.shape` and `.dtype`."""
+    specs = operator.infer(*(Spec(tuple(x.shape), getattr(mindspore, _dtype_name(x))) for x in inputs))
+    return [(spec.shape, dtype_name(spec.dtype)) for spec in specs]
 
 
 def has_gpu_code(library):
-    """Whether nvcc built the library."""
-    return b"nv_fatbin" in (LIBRARIES / f"{library}.so").read_bytes()
+    """Whether nvcc built a library: a Library, or the name of one of the package's."""
+    library = library if isinstance(library, Library) else of_package(library)
+    return b"nv_fatbin" in library.path.read_bytes()
+
+
+def _dtype_name(array):
+    return str(array.dtype).split(".")[-1]
 
 
 # A method's arguments are the object and the address of a std::string, which begins with the pointer to its characters.
@@ -122,7 +150,8 @@ class _AotExtra(ctypes.Structure):
 
 def _aot_extra(attributes):
     """An AotExtra with these attributes, which it takes along for as long as it lives."""
-    values = {f"msops_{name}".encode(): value for name, value in attributes.items()}
+    pairs = (_as_attribute(name, value) for name, value in attributes.items())
+    values = {key.encode(): value for key, value in pairs}
     methods = _Methods(
         has_attr=_HasAttr(lambda self, name: name[0] in values),
         get_attr_int=_GetAttrInt(lambda self, name: values[name[0]]),

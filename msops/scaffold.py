@@ -1,0 +1,109 @@
+"""`python -m msops new`: writes an operator to start from. The templates are examples/swish and examples/logsumexp."""
+
+import argparse
+import contextlib
+import keyword
+import os
+import re
+import shlex
+import sys
+from pathlib import Path
+
+_PACKAGE = Path(__file__).resolve().parent
+_TEMPLATES = {"elementwise": "swish", "reduction": "logsumexp"}
+# Modules that the operator's own, which is in front of them on Python's path, would hide; and names in the templates.
+_TAKEN = {*sys.stdlib_module_names, "mindspore", "msops", "numpy", "pytest", "scipy"}
+_TAKEN |= {"inf", "main", "microseconds", "nan", "nn", "np", "of_mindspore", "opcheck", "ops", "reference"}
+
+_DESCRIPTION = """\
+Writes an operator that works, to be changed into yours:
+
+  NAME.cu            the formula and its gradient, for the GPU and the CPU
+  NAME.py            the operator, as a function and as a Cell
+  test_NAME.py       tests against NumPy
+  benchmark_NAME.py  times it beside MindSpore's own operators
+  README.md          in a new or empty folder only
+
+Nothing is overwritten."""
+
+
+def add_command(commands):
+    """Adds `new` to the sub-parsers of a command line."""
+    parser = commands.add_parser(
+        "new",
+        help="write an operator to start from, with gradient, tests and benchmark",
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("name", metavar="NAME", help="of the operator, such as my_op")
+    kind = parser.add_mutually_exclusive_group()
+    kind.add_argument(
+        "--elementwise",
+        dest="kind",
+        action="store_const",
+        const="elementwise",
+        default="elementwise",
+        help="start from a formula of each element: x * sigmoid(x); the default",
+    )
+    kind.add_argument(
+        "--reduction",
+        dest="kind",
+        action="store_const",
+        const="reduction",
+        help="start from a reduction of each row: log(sum(e^x)) over the last axis",
+    )
+    parser.add_argument("--dir", type=Path, metavar="PATH", help="the project's folder; default: ./NAME")
+    parser.set_defaults(run=lambda options: _run(parser, options))
+
+
+def _run(parser, options):
+    folder = Path(options.name) if options.dir is None else options.dir
+    try:
+        paths = new(options.name, options.kind, folder)
+    except ValueError as error:
+        parser.error(str(error))
+    except OSError as error:
+        parser.error(f"{error.filename}: {error.strerror}")
+    for path in paths:
+        print(f"wrote {path}")
+    print(f"next: python -m pytest {shlex.quote(str(folder / f'test_{options.name}.py'))}")
+
+
+def new(name, kind, folder):
+    """Writes an operator's files, all or none, and returns their paths."""
+    if not re.fullmatch("[a-z][a-z0-9_]*", name) or keyword.iskeyword(name):
+        raise ValueError(f"NAME must be a Python name in lower case, such as my_op, got {name!r}")
+    if name in _TAKEN:
+        raise ValueError(f"NAME must not be that of a module or of something in the templates, got {name!r}")
+    texts = {folder / file: text for file, text in _texts(name, kind).items()}
+    if folder.is_dir() and any(folder.iterdir()):
+        del texts[folder / "README.md"]
+    for path in texts:
+        if os.path.lexists(path):
+            raise FileExistsError(None, "exists, and is not overwritten", str(path))
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for path, text in texts.items():
+            made.insert(0, path)
+            path.write_text(text)
+    except OSError:
+        for path in made:
+            with contextlib.suppress(OSError):
+                path.rmdir() if path.is_dir() else path.unlink()
+        raise
+    return list(texts)
+
+
+def _texts(name, kind):
+    """File name -> text."""
+    template = _TEMPLATES[kind]
+    installed = _PACKAGE / "templates"
+    folder = (installed if installed.is_dir() else _PACKAGE.parent / "examples") / template
+    in_code = "".join(part[:1].upper() + part[1:] for part in name.split("_"))
+
+    def rename(text):
+        return text.replace(template, name).replace(template.capitalize(), in_code)
+
+    files = (f"{template}.cu", f"{template}.py", f"test_{template}.py", f"benchmark_{template}.py", "README.md")
+    return {rename(file): rename((folder / file).read_text()) for file in files}

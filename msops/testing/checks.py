@@ -1,0 +1,217 @@
+"""Checks of :func:`msops.testing.opcheck`: each raises an AssertionError that says what it saw, and where."""
+
+import numpy as np
+from mindspore import Tensor, nn, ops
+
+
+class Skipped(Exception):  # noqa: N818
+    """Why a check cannot be made."""
+
+
+class Net(nn.Cell):
+    """A network of one operator."""
+
+    def __init__(self, operator, **settings):
+        super().__init__()
+        self.operator = operator
+        self.settings = settings
+
+    def construct(self, *inputs):
+        return self.operator(*inputs, **self.settings)
+
+
+class Gradient(nn.Cell):
+    """The gradients of all `n` inputs of `net`. The gradients of its outputs follow the inputs."""
+
+    def __init__(self, net, n):
+        super().__init__()
+        self.net, self.n = net, n
+        self.gradient = ops.GradOperation(get_all=True, sens_param=True)
+
+    def construct(self, *arguments):
+        douts = arguments[self.n :]
+        return self.gradient(self.net)(*arguments[: self.n], douts[0] if len(douts) == 1 else douts)
+
+
+def as_tuple(value):
+    return tuple(value) if isinstance(value, (tuple, list)) else (value,)
+
+
+def run(net, *inputs):
+    """NumPy arrays, or Tensors, through a Cell."""
+    return tuple(out.asnumpy() for out in as_tuple(net(*(x if isinstance(x, Tensor) else Tensor(x) for x in inputs))))
+
+
+def run_gradient(net, inputs, douts):
+    return run(Gradient(net, len(inputs)), *inputs, *douts)
+
+
+def is_floating(array):
+    return array.dtype.kind == "f"
+
+
+def cast(arrays, dtype):
+    """The floating ones among them as `dtype`."""
+    return [a.astype(dtype) if is_floating(a) else a for a in arrays]
+
+
+def random_like(arrays, seed=0):
+    """Gradients of these outputs: of those that are not floating, zeros."""
+    rng = np.random.default_rng(seed)
+    return [np.asarray(rng.standard_normal(a.shape) * is_floating(a), a.dtype) for a in arrays]
+
+
+def at(name, index):
+    return f"{name}[{', '.join(map(str, index))}]" if index else name
+
+
+def assert_equal(results, expected, names=None):
+    """Requires equal bits."""
+    names = names or [f"output {i}" for i in range(len(expected))]
+    assert len(results) == len(expected), f"there are {len(results)} outputs, expected {len(expected)}"
+    for name, got, want in zip(names, results, expected):
+        kinds = [f"{a.dtype} {a.shape}" for a in (want, got)]
+        assert kinds[0] == kinds[1], f"{name}: expected {kinds[0]}, got {kinds[1]}"
+        size = got.dtype.itemsize
+        wrong = np.argwhere(np.ascontiguousarray(got).view(f"u{size}") != np.ascontiguousarray(want).view(f"u{size}"))
+        if len(wrong):
+            index = tuple(wrong[0])[-got.ndim :] if got.ndim else ()
+            raise AssertionError(
+                f"{at(name, index)}: expected {want[index]}, got {got[index]}; {len(wrong)} of {got.size} differ"
+            )
+
+
+def assert_near(got, want, allowed, name):
+    """Requires errors of at most `allowed`, an array. Infinities and NaN must be equal."""
+    with np.errstate(all="ignore"):
+        error = np.where((got == want.astype(got.dtype)) | (np.isnan(got) & np.isnan(want)), 0, np.abs(got - want))
+        wrong = ~(error <= allowed)
+    if wrong.any():
+        worst = np.unravel_index(np.where(wrong, np.nan_to_num(error / allowed, nan=np.inf), -1).argmax(), wrong.shape)
+        raise AssertionError(
+            f"{at(name, worst)}: expected {want[worst]:.9g}, got {got[worst]:.9g}, an error of {error[worst]:.3g} "
+            f"where {allowed[worst]:.3g} is allowed; {wrong.sum()} of {wrong.size} are wrong"
+        )
+
+
+def unit(size, dtype):
+    """The unit in the last place of numbers of this size in a dtype."""
+    largest = np.finfo(dtype).max
+    return np.spacing(np.minimum(np.abs(size), largest).astype(dtype)).astype(np.float64)
+
+
+def largest(array):
+    """The largest finite magnitude."""
+    return np.abs(array, where=np.isfinite(array), out=np.zeros_like(array)).max(initial=0)
+
+
+def assert_accurate(results, formula, inputs, half_in_float32=True, names=None):
+    """Requires at most twice the largest error that `formula` makes in NumPy in the inputs' dtype.
+
+    Beyond that one unit in the last place of the largest result is allowed, since NumPy's own error may happen to be 0.
+    float16 is held to more: to the formula in float32, each result rounded to nearest (with a quarter of a unit for
+    unlucky ties). What is not floating must be equal.
+    """
+    dtype = min((a.dtype for a in inputs if is_floating(a)), key=lambda dtype: dtype.itemsize, default=None)
+    in_float32 = dtype == np.float16 and half_in_float32
+    with np.errstate(all="ignore"):
+        exact = as_tuple(formula(*cast(inputs, np.longdouble if dtype == np.float64 else np.float64)))
+        plain = as_tuple(formula(*(cast(inputs, np.float32) if in_float32 else inputs)))
+    assert len(results) == len(exact), f"there are {len(results)} outputs, the reference has {len(exact)}"
+    for i, (got, want, numpy) in enumerate(zip(results, map(np.asarray, exact), plain)):
+        name = names[i] if names else f"output {i}"
+        assert got.shape == want.shape, f"{name}: expected shape {want.shape}, got {got.shape}"
+        if got.size == 0:
+            continue
+        if not is_floating(got):
+            assert_equal([got], [want.astype(got.dtype)], [name])
+            continue
+        rounded = in_float32 and got.dtype == np.float16
+        with np.errstate(all="ignore"):
+            allowed = 2 * largest(numpy - want) + (
+                0.75 * unit(want, got.dtype) if rounded else unit(largest(want), got.dtype)
+            )
+        assert_near(got, want, np.broadcast_to(allowed, want.shape), name)
+
+
+def check_finite_differences(gradients, net, inputs, douts, names=None, which=None, most=200):
+    """Gradients in float64 are those of finite differences. Of larger inputs, `most` elements are looked at."""
+    step = 1e-6
+    for i, (array, gradient) in enumerate(zip(inputs, gradients)):
+        if not is_floating(array) or (which is not None and i not in which):
+            continue
+        name = f"gradient of {names[i] if names else f'input {i}'}"
+        assert gradient.shape == array.shape, f"{name}: expected shape {array.shape}, got {gradient.shape}"
+        chosen = np.arange(array.size)
+        if array.size > most:
+            chosen = np.r_[0, array.size - 1, np.random.default_rng(0).choice(array.size, most - 2, replace=False)]
+        expected, size = np.empty(len(chosen)), 0
+        for k, flat in enumerate(chosen):
+            sides = []
+            for sign in (1, -1):
+                moved = array.copy()
+                moved.flat[flat] += sign * step
+                outs = run(net, *inputs[:i], moved, *inputs[i + 1 :])
+                terms = [out * dout for out, dout in zip(outs, douts) if is_floating(out)]
+                sides.append(sum(term.sum() for term in terms))
+                size = max(size, sum(np.abs(term).sum() for term in terms))
+            expected[k] = (sides[0] - sides[1]) / (2 * step)
+        # The quotient's own error is about 1e-16 size / step + step^2.
+        got = gradient.reshape(-1)[chosen]
+        wrong = ~(np.abs(got - expected) <= 1e-7 + 1e-9 * size + 1e-6 * np.abs(expected))
+        if wrong.any():
+            k = np.flatnonzero(wrong)[np.nan_to_num(np.abs(got - expected)[wrong], nan=np.inf).argmax()]
+            raise AssertionError(
+                f"{at(name, np.unravel_index(chosen[k], array.shape))}: finite differences give {expected[k]:.9g}, "
+                f"got {got[k]:.9g}; {wrong.sum()} of {len(chosen)} are wrong"
+            )
+
+
+def check_gradient_dtype(gradients, in_float64, inputs, douts, names, which):
+    """Gradients are those of `in_float64(arrays)`, but for twice what rounding of the arrays changes in them, and a
+    unit in the last place of the largest gradient, also of those that come in."""
+    arrays = [*inputs, *douts]
+    exact = in_float64(arrays)
+    rng = np.random.default_rng(0)
+    rounded = in_float64(
+        [a + rng.choice([-0.5, 0.5], a.shape) * unit(a, a.dtype) if is_floating(a) else a for a in arrays]
+    )
+    size = max((largest(dout) for dout in douts if is_floating(dout)), default=0)
+    for i in which:
+        name, got, want = f"gradient of {names[i]}", gradients[i], exact[i]
+        kinds = [f"{a.dtype} {a.shape}" for a in (inputs[i], got)]
+        assert kinds[0] == kinds[1], f"{name}: expected {kinds[0]}, got {kinds[1]}"
+        allowed = 2 * largest(rounded[i] - want) + unit(max(largest(want), size), got.dtype)
+        assert_near(got, want, np.broadcast_to(allowed, want.shape), name)
+
+
+def _turned(a):
+    return Tensor(np.ascontiguousarray(a.T)).transpose(*reversed(range(a.ndim))) if a.ndim else Tensor(a)
+
+
+def _sliced(a):
+    return Tensor(np.pad(a, 1))[(slice(1, -1),) * a.ndim] if a.ndim else Tensor(a)
+
+
+def check_views(net, arrays, results=None):
+    """Transposed and sliced inputs give what their copies give, bit for bit."""
+    expected = run(net, *arrays)[:results]
+    for kind, view in (("transposed", _turned), ("sliced", _sliced)):
+        try:
+            assert_equal(run(net, *map(view, arrays))[:results], expected)
+        except AssertionError as error:
+            raise AssertionError(f"{kind}: {error}") from None
+
+
+def check_repeats(net, arrays, results=None):
+    """Equal calls give equal bits."""
+    expected = run(net, *arrays)[:results]
+    for _ in range(3):
+        assert_equal(run(net, *arrays)[:results], expected)
+
+
+def check_inputs_unchanged(net, inputs, names=None):
+    """Inputs are what they were."""
+    tensors = [Tensor(a) for a in inputs]
+    run(net, *tensors)
+    assert_equal([tensor.asnumpy() for tensor in tensors], inputs, names or [f"input {i}" for i in range(len(inputs))])

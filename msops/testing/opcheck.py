@@ -1,0 +1,487 @@
+"""One call that tells whether an operator is sound."""
+
+import ast
+import warnings
+from typing import Any, NamedTuple
+
+import mindspore
+import numpy as np
+from mindspore import nn
+
+from ..check import FLOATS, Spec, dtype_name
+from ..custom import Operator
+from ..signature import _dtype
+from . import memory
+from .checks import (
+    Gradient,
+    Net,
+    Skipped,
+    as_tuple,
+    assert_accurate,
+    assert_equal,
+    cast,
+    check_finite_differences,
+    check_gradient_dtype,
+    check_inputs_unchanged,
+    check_repeats,
+    check_views,
+    is_floating,
+    random_like,
+    run,
+)
+
+MODES = {"graph": mindspore.GRAPH_MODE, "pynative": mindspore.PYNATIVE_MODE}
+ENTRY_CHECKS = ("bounds", "inputs unchanged", "outputs written", "wrong calls")
+CHECKS = (
+    *ENTRY_CHECKS,
+    *("shapes and dtypes", "forward", "gradient", "gradient's dtypes", "graph = pynative", "repeated runs", "views"),
+    *("small sizes", "wrong inputs", "other instance"),
+)
+
+
+class OpCheckError(AssertionError):
+    """An operator is not sound: the message has every check that failed. See :func:`msops.testing.opcheck`.
+
+    Attributes:
+        report (Report): What the message says.
+    """
+
+    def __init__(self, report):
+        super().__init__(str(report))
+        self.report = report
+
+
+class Report(NamedTuple):
+    """What was checked: prints as a table. See :func:`msops.testing.opcheck`.
+
+    Attributes:
+        operator (str): Its name.
+        made (set): The names of the checks that were made.
+        failures (dict): What each check that failed found, a list of lines.
+        skipped (dict): Why a check, or a part of it, was not made.
+    """
+
+    operator: str
+    made: set
+    failures: dict
+    skipped: dict
+
+    def __str__(self):
+        lines = [f"opcheck of {self.operator}"]
+        for check in CHECKS:
+            words = ["FAILED" if check in self.failures else "ok"] * (check in self.made)
+            words += [f"skipped: {self.skipped.get(check)}"] * (check in self.skipped)
+            lines.append(f"  {check:<18} {'; in part '.join(words)}")
+            lines += [f"    {failure}" for failure in self.failures.get(check, ())]
+        return "\n".join(lines)
+
+    def attempt(self, check, where, function, *arguments):
+        """Calls a function of a check, and returns what it does. What it raises is a failure, but for Skipped."""
+        try:
+            result = function(*arguments)
+        except Skipped as reason:
+            self.skipped[check] = str(reason)
+            return None
+        except Exception as error:
+            kind = "" if isinstance(error, AssertionError) else f"{type(error).__name__}: "
+            line = f"{where}: {kind}{str(error).strip().splitlines()[0]}"
+            found = self.failures.setdefault(check, [])
+            found += [line] if line not in found else []
+            result = None
+        self.made.add(check)
+        return result
+
+
+def opcheck(op, inputs, reference=None, *, other=None, half_in_float32=True):
+    """Checks that an operator is sound, in graph and PyNative mode, on the current device target.
+
+    - bounds, inputs unchanged, outputs written: the C entry writes all of its outputs, and nothing else;
+    - wrong calls: it refuses wrong counts of parameters and shapes that do not fit, and then writes nothing;
+    - shapes and dtypes are those that the operator promises and the reference has;
+    - forward: in each dtype the error is at most twice that of the reference in this dtype, and a unit in the last
+      place;
+    - gradient: in float64, that of finite differences; in the other dtypes, that in float64;
+    - graph = pynative, repeated runs, views: the bits do not depend on the mode, on calls before, or on strides;
+    - small sizes: each size that the signature names may be 0 and 1, unless the operator refuses that;
+    - wrong inputs raise a TypeError or a ValueError;
+    - other instance: an operator with other attributes, called in between, gives its own results.
+
+    What is written out of bounds may break the process: then the checks end there. Of an operator's entry, the
+    gradient's is checked, too, if the gradient is an Operator. On a GPU, checks of entries need torch with CUDA.
+
+    Args:
+        op (Operator, function, Cell): Of Tensors. What needs a C entry or a signature is for an Operator only.
+        inputs (list): NumPy arrays, or several such lists. Floating ones are cast to each dtype that the operator
+            takes.
+        reference (callable): Of NumPy arrays, which returns one or a tuple; it computes in their dtype. Outputs that
+            follow those of the reference are scratch. Default: none, and the values are not checked.
+        other (tuple): (op, reference) of the same entry and inputs, but with other attributes. Default: none.
+        half_in_float32 (bool): Whether float16 is held to the reference in float32, rounded once. Default: ``True`` .
+
+    Returns:
+        Report, which prints as a table.
+
+    Raises:
+        OpCheckError: If a check fails. Its message is the report.
+
+    Examples:
+        >>> import msops, numpy
+        >>> from msops.testing import opcheck
+        >>> library = msops.load("twice", '''
+        ... #include "common/formula.h"
+        ... MSOPS_FORMULA(Twice, (x), (y), y = 2 * x)
+        ... MSOPS_FORMULA(TwiceBackward, (dy), (dx), dx = 2 * dy)
+        ... ''')
+        >>> backward = msops.custom_op(library.TwiceBackward, "dy -> dx")
+        >>> twice = msops.custom_op(library.Twice, "x -> y", gradient=backward)
+        >>> report = opcheck(twice, [numpy.linspace(-3, 3, 35).reshape(5, 7)], lambda x: 2 * x)
+        >>> print(sorted(report.skipped.items()))
+        [('other instance', 'no other operator is given')]
+    """
+    cases = [[np.asarray(a) for a in case] for case in (inputs if isinstance(inputs[0], (list, tuple)) else [inputs])]
+    mode = mindspore.get_context("mode")
+    try:
+        subject = _describe(op, reference, half_in_float32, cases[0])
+        report = subject.report
+        if isinstance(op, Operator):
+            if not all(map(is_floating, cases[0])):
+                report.skipped["small sizes"] = "inputs that are not floating may depend on sizes"
+            for where, arrays in subject.variants(cases):
+                _check_entries(subject, "shapes and dtypes", where, arrays)
+            for where, arrays in _small(op, subject.taken(cases[0], subject.dtypes[-1])):
+                _check_entries(subject, "small sizes", where, arrays)
+        else:
+            report.skipped.update(dict.fromkeys((*ENTRY_CHECKS, "small sizes", "wrong inputs"), "op is no Operator"))
+        if report.failures.keys() & {"bounds", "shapes and dtypes"}:  # the process might not survive the rest
+            report.skipped.update(dict.fromkeys(CHECKS, "the entry is not safe to call") | report.skipped)
+        else:
+            kept = {}
+            for name, number in MODES.items():
+                mindspore.set_context(mode=number)
+                _check_in_mode(subject, name, cases, other, kept)
+    finally:
+        mindspore.set_context(mode=mode)
+    if report.failures:
+        raise OpCheckError(report)
+    return report
+
+
+class _Subject(NamedTuple):
+    """What is checked."""
+
+    report: Report
+    op: Any
+    reference: Any
+    half_in_float32: bool
+    dtypes: list
+    inputs: list  # names
+    results: list  # names of the outputs that are no scratch; None if they are unknown
+    differentiable: list  # indices of inputs
+
+    def taken(self, arrays, dtype):
+        """The arrays as the operator takes them where its dtype is this one; None leaves them."""
+        if dtype is None or not isinstance(self.op, Operator):
+            return arrays if dtype is None else cast(arrays, dtype)
+        own = [t.dtype and dtype_name(_dtype(t.dtype, getattr(mindspore, dtype))) for t in self.op.signature.inputs]
+        return [a.astype(kind) if kind else cast([a], dtype)[0] for a, kind in zip(arrays, own)]
+
+    def variants(self, cases):
+        """(words, inputs) of each case and dtype."""
+        for i, case in enumerate(cases):
+            for dtype in self.dtypes:
+                yield f"{dtype or 'as given'}{f', case {i}' if len(cases) > 1 else ''}", self.taken(case, dtype)
+
+    def net(self):
+        return self.op if isinstance(self.op, nn.Cell) else Net(self.op)
+
+    def accurate(self, results, arrays):
+        assert_accurate(results, self.reference, arrays, self.half_in_float32, self.results)
+
+
+def _describe(op, reference, half_in_float32, inputs):
+    is_operator = isinstance(op, Operator)
+    name = op.label if is_operator else getattr(op, "__name__", type(op).__name__)
+    names = [f"input {i}" for i in range(len(inputs))]
+    results, gradient = None, None
+    if is_operator:
+        names, outputs = op.names()
+        gradient = op.gradient
+        if len(names) != len(inputs):
+            raise ValueError(f"opcheck of {name}: inputs must be {len(names)} arrays, got {len(inputs)}")
+        results = outputs[: len(as_tuple(reference(*inputs)))] if reference else outputs
+    gives = [f"d{name}" for name in names] if gradient or not is_operator else []
+    if isinstance(gradient, Operator):
+        gives = gradient.names()[1]
+    differentiable = [i for i, a in enumerate(inputs) if is_floating(a) and f"d{names[i]}" in gives]
+    report = Report(name, set(), {}, {})
+    if not differentiable:
+        report.skipped.update(dict.fromkeys(("gradient", "gradient's dtypes"), "there is no gradient"))
+    if reference is None:
+        report.skipped["forward"] = "there is no reference"
+    dtypes = _dtypes(op, inputs)
+    return _Subject(report, op, reference, half_in_float32, dtypes, names, results, differentiable)
+
+
+def _dtypes(op, inputs):
+    """The floating ones that the operator takes; [None] if that is not for us to choose."""
+    names = [dtype_name(dtype) for dtype in FLOATS]
+    if not any(map(is_floating, inputs)):
+        return [None]
+    if isinstance(op, Operator):
+        return [name for name in names if getattr(mindspore, name) in op.signature.dtypes] or [None]
+
+    def takes(name):
+        try:
+            return bool(run(op if isinstance(op, nn.Cell) else Net(op), *cast(inputs, name)))
+        except TypeError:
+            return False
+
+    return [name for name in names if takes(name)] or names
+
+
+def _specs(arrays):
+    return [Spec(a.shape, getattr(mindspore, a.dtype.name)) for a in arrays]
+
+
+def _check_entries(subject, check, where, arrays):
+    """All that concerns an operator's entry, and its gradient's. What it cannot be called with counts as `check`."""
+    operator, gradient, attempt = subject.op, subject.op.gradient, subject.report.attempt
+    if not attempt(check, where, _check_promise, subject, arrays):
+        return
+    where = f"C entry, {where}"
+    call = _check_entry(subject.report, check, where, operator, arrays, subject.results)
+    if call and all(map(is_floating, arrays)):
+        attempt("wrong inputs", where, memory.check_rule_agrees, call)
+    if call and isinstance(gradient, Operator):
+        named = {a.name: a.values() for a in call.arrays}
+        outputs = operator.names()[1]
+        named |= {f"d{name}": dout for name, dout in zip(outputs, random_like([named[name] for name in outputs]))}
+        takes, gives = gradient.names()
+        results = [name for name in gives if name[1:] in subject.inputs]
+        _check_entry(subject.report, check, where, gradient, [named[name] for name in takes], results)
+
+
+def _check_entry(report, check, where, operator, arrays, results):
+    try:
+        torch = memory.torch_or_none(operator)
+    except Skipped as reason:
+        report.skipped.update(dict.fromkeys(ENTRY_CHECKS, str(reason)))
+        return None
+    calls = [
+        report.attempt(check, where, memory.call_entry, operator, arrays, results, torch, p) for p in memory.PATTERNS
+    ]
+    if None in calls:
+        return None
+    for call in calls:
+        report.attempt("bounds", where, memory.check_bounds, call)
+        report.attempt("inputs unchanged", where, memory.check_inputs_unchanged, call)
+    report.attempt("outputs written", where, memory.check_written, *calls)
+    report.attempt("wrong calls", where, memory.check_wrong_calls, calls[0])
+    return calls[0]
+
+
+def _check_in_mode(subject, mode, cases, other, kept):
+    """All that needs no entry. `kept` holds the results of the mode before."""
+    attempt, net = subject.report.attempt, subject.net()
+    gradient = Gradient(net, len(subject.inputs))
+    for where, arrays in subject.variants(cases):
+        key, where = where, f"{mode}, {where}"
+        all_outs = attempt("shapes and dtypes", where, run, net, *arrays)
+        if all_outs is None:
+            continue
+        outs = all_outs[: subject.results and len(subject.results)]
+        attempt("shapes and dtypes", where, _check_promise, subject, arrays, outs)
+        if subject.reference:
+            attempt("forward", where, subject.accurate, outs, arrays)
+        calls = [(net, arrays, outs)]
+        if subject.differentiable:
+            douts = _douts(all_outs, len(outs))
+            gradients = attempt("gradient", where, run, gradient, *arrays, *douts)
+            if gradients is not None:
+                calls.append((gradient, [*arrays, *douts], gradients))
+                check = "gradient" if _in_float64(subject, arrays) else "gradient's dtypes"
+                attempt(check, where, _check_gradients, subject, gradients, net, gradient, arrays, douts)
+        for called, arguments, results in calls:
+            attempt("inputs unchanged", where, check_inputs_unchanged, called, arguments)
+            attempt("repeated runs", where, check_repeats, called, arguments, len(results))
+            attempt("views", where, check_views, called, arguments, len(results))
+        results = [result for call in calls for result in call[2]]
+        if key in kept:
+            attempt("graph = pynative", where, assert_equal, results, kept[key])
+        kept[key] = results
+    arrays = subject.taken(cases[0], subject.dtypes[-1])
+    if isinstance(subject.op, Operator):
+        for what, changed in _small(subject.op, arrays):
+            attempt("small sizes", f"{mode}, {what}", _check_small, subject, net, gradient, changed)
+        for what, changed in _wrong(subject.op, arrays):
+            attempt("wrong inputs", f"{mode}, {what}", _check_refused, subject.op, net, changed)
+    if other is None:
+        subject.report.skipped["other instance"] = "no other operator is given"
+    else:
+        attempt(
+            "other instance", mode, _check_other, subject, arrays, subject._replace(op=other[0], reference=other[1])
+        )
+
+
+def _douts(outs, results):
+    """Gradients of the outputs; of scratch, zeros."""
+    return [dout * (i < results) for i, dout in enumerate(random_like(outs))]
+
+
+def _in_float64(subject, arrays):
+    return all(arrays[i].dtype == np.float64 for i in subject.differentiable)
+
+
+def _check_gradients(subject, gradients, net, gradient, arrays, douts):
+    names, which = subject.inputs, subject.differentiable
+    if _in_float64(subject, arrays):
+        return check_finite_differences(gradients, net, arrays, douts, names, which)
+    if "float64" not in subject.dtypes:
+        raise Skipped("the operator does not take float64")
+    exact = run(net, *subject.taken(arrays, "float64"))
+
+    def in_float64(arguments):
+        n = len(arrays)
+        inputs = subject.taken(arguments[:n], "float64")
+        return run(gradient, *inputs, *(d.astype(out.dtype) for d, out in zip(arguments[n:], exact)))
+
+    check_gradient_dtype(gradients, in_float64, arrays, douts, names, which)
+
+
+def _check_promise(subject, arrays, outs=None):
+    """Shapes and dtypes are those that the operator promises and the reference has, which may compute in float64."""
+    specs = _promised(subject.op, arrays) if outs is None else [(out.shape, out.dtype.name) for out in outs]
+    promised = _promised(subject.op, arrays) if isinstance(subject.op, Operator) else specs
+    wanted = promised
+    if subject.reference:
+        with np.errstate(all="ignore"):
+            wanted = [(r.shape, r.dtype.name) for r in map(np.asarray, as_tuple(subject.reference(*arrays)))]
+    names = subject.results or [f"output {i}" for i in range(len(specs))]
+    assert len(wanted) == len(names), f"there are {len(names)} outputs, the reference has {len(wanted)}"
+    for name, (shape, dtype), (want_shape, want_dtype), promise in zip(names, specs, wanted, promised):
+        assert (shape, dtype) == promise, f"{name}: promised is {promise[1]} {promise[0]}, got {dtype} {shape}"
+        assert shape == want_shape, f"{name}: the reference has shape {want_shape}, got {shape}"
+        floating = dtype.startswith("float")
+        fits = want_dtype in (dtype, "float64") if floating else not want_dtype.startswith("float")
+        assert fits, f"{name}: the reference has {want_dtype}, got {dtype}"
+    return True
+
+
+def _promised(operator, arrays):
+    return [(spec.shape, dtype_name(spec.dtype)) for spec in operator.infer(*_specs(arrays))]
+
+
+def _small(operator, arrays):
+    """(words, inputs) with each size that the signature names 0 and 1, all 1, and of tensors of any shape."""
+    if not all(map(is_floating, arrays)):
+        return
+    tensors = operator.signature.inputs
+    values = operator.signature.check(operator.label, *_specs(arrays))
+    names = [name for name in values if name not in operator.signature.values]
+
+    def of(name, length):
+        return {name: (length,) if isinstance(values[name], tuple) else length}
+
+    changes = [(f"{name} = {n}", {**values, **of(name, n)}, None) for name in names for n in (0, 1)]
+    if names:
+        ones = [of(name, 1) for name in names]
+        changes.append(("all sizes 1", {**values, **{k: v for one in ones for k, v in one.items()}}, None))
+    if any(tensor.sizes is None for tensor in tensors):
+        changes += [(f"shape {shape}", values, shape) for shape in ((0,), (1,), ())]
+    for words, sizes, any_shape in changes:
+        try:
+            shapes = [
+                tensor.shape(operator.label, sizes)
+                if tensor.sizes is not None
+                else (a.shape if any_shape is None else any_shape)
+                for tensor, a in zip(tensors, arrays)
+            ]
+            changed = [np.resize(a, shape).astype(a.dtype) for a, shape in zip(arrays, shapes)]
+            operator.infer(*_specs(changed))
+        except (TypeError, ValueError, ZeroDivisionError):
+            continue  # the operator refuses that
+        yield words, changed
+
+
+def _check_small(subject, net, gradient, arrays):
+    all_outs = run(net, *arrays)
+    outs = all_outs[: len(subject.results)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            subject.reference(*arrays)
+        except Exception:  # there may be no formula for so few elements
+            subject = subject._replace(reference=None)
+        _check_promise(subject, arrays, outs)
+        if subject.reference:
+            subject.accurate(outs, arrays)
+    if subject.differentiable:
+        douts = _douts(all_outs, len(outs))
+        _check_gradients(subject, run(gradient, *arrays, *douts), net, gradient, arrays, douts)
+
+
+def _wrong(operator, arrays):
+    """(words, inputs) that the signature rules out."""
+    tensors, known = operator.signature.inputs, set(operator.signature.values)
+    yield "one input too few", arrays[:-1]
+    for i, (tensor, a) in enumerate(zip(tensors, arrays)):
+
+        def replaced(array, i=i):
+            return [*arrays[:i], array, *arrays[i + 1 :]]
+
+        allowed = {a.dtype.name} if tensor.dtype else set(map(dtype_name, operator.signature.dtypes))
+        dtype = next(name for name in ("int8", "int16", "uint8", "float32") if name not in allowed)
+        yield f"{tensor.name} of {dtype}", replaced(np.zeros(a.shape, dtype))
+        sizes = tensor.sizes or ()
+        star = next((k for k, size in enumerate(sizes) if isinstance(size, ast.Starred)), None)
+        if sizes and star is None:
+            yield f"{tensor.name} of shape {(*a.shape, 1)}", replaced(a[..., None])
+        for k, size in enumerate(sizes):
+            name = size.value if k == star else size
+            if isinstance(name, ast.Constant) or (isinstance(name, ast.Name) and name.id in known):
+                axis = k if star is None or k <= star else k - len(sizes)
+                if k != star or a.ndim >= len(sizes):
+                    shape = [*a.shape]
+                    shape[axis] += 1
+                    yield f"{tensor.name} of shape {tuple(shape)}", replaced(np.resize(a, shape).astype(a.dtype))
+        known |= {node.id for size in sizes for node in ast.walk(size) if isinstance(node, ast.Name)}
+
+
+def _check_refused(operator, net, arrays):
+    """Wrong inputs raise a TypeError or a ValueError."""
+    try:
+        operator.infer(*_specs(arrays))
+    except (TypeError, ValueError):
+        pass
+    else:
+        raise AssertionError("the operator takes that")
+    try:
+        run(net, *arrays)
+    except (TypeError, ValueError):
+        return
+    except Exception as error:
+        raise AssertionError(f"raises {type(error).__name__}, expected TypeError or ValueError") from None
+    raise AssertionError("nothing is raised")
+
+
+def _check_other(subject, arrays, other):
+    """Calls in between of another instance of the same entry, and their gradients, do not mix."""
+
+    def results(of):
+        net = of.net()
+        outs = run(net, *arrays)
+        douts = _douts(outs, len(outs))
+        gradient = Gradient(net, len(arrays))
+        gradients = run(gradient, *arrays, *douts) if of.differentiable else ()
+        if of is other:
+            other.accurate(outs[: other.results and len(other.results)], arrays)
+            if of.differentiable:
+                _check_gradients(other, gradients, net, gradient, arrays, douts)
+        return [*outs, *gradients]
+
+    mine = results(subject)
+    others = results(other)
+    same = all(a.shape == b.shape and (a == b).all() for a, b in zip(mine, others))
+    assert not same, "the other one gives the same results, which tells nothing"
+    assert_equal(results(subject), mine)
+    assert_equal(results(other), others)

@@ -1,0 +1,558 @@
+"""msops.custom_op, once, broadcast and scratch: what MindSpore makes of them in both modes."""
+
+import copy
+import gc
+import os
+import re
+import struct
+import tracemalloc
+from pathlib import Path
+
+import mindspore
+import numpy as np
+import pytest
+from mindspore import Tensor, nn, ops
+
+import msops
+from msops import Spec, custom_op
+from operator_test import Gradient, Net, check_training, run
+
+SOURCE = """
+#include <algorithm>
+
+#include "common/formula.h"
+
+MSOPS_FORMULA(Cube, (x), (y), y = x * x * x)
+MSOPS_FORMULA(CubeBackward, (x, dy), (dx), dx = 3 * x * x * dy)
+MSOPS_FORMULA(CubeBackwardBackward, (x, dy, ddx), (dx, ddy), dx = 6 * x * dy * ddx; ddy = 3 * x * x * ddx)
+MSOPS_FORMULA(Both, (x, y), (sum, product), sum = x + y; product = x * y)
+MSOPS_FORMULA(BothBackward, (x, y, dsum, dproduct), (dx, dy), dx = dsum + dproduct * y; dy = dsum + dproduct * x)
+
+using namespace msops;
+
+template <typename T>
+struct Fill {
+  T* out;
+  double value;
+
+  template <typename Index>
+  MSOPS_BOTH void operator()(Index i) const { assign(out[i], Compute<T>(value)); }
+};
+
+// All elements of `out` are `value`.
+MSOPS_ENTRY(Filled) {
+  call.tensor("x");
+  const Tensor out = call.tensor("out");
+  const double value = call.number("value");
+  return call.run([&](auto type) {
+    using T = typename decltype(type)::type;
+    parallel_for(call, out.size, out.size, Fill<T>{out.as<T>(), value});
+  });
+}
+
+// out[n] = x[index[n]]
+template <typename T>
+struct Taken {
+  const T* x;
+  const int32_t* index;
+  T* out;
+
+  template <typename Index>
+  MSOPS_BOTH void operator()(Index i) const { out[i] = x[index[i]]; }
+};
+
+MSOPS_ENTRY(Take) {
+  const Tensor x = call.tensor("x", 1), index = call.tensor_of("int32", "index", 1), out = call.tensor("out", 1);
+  call.require_shape(out, {index.dim(0)});
+  return call.run([&](auto type) {
+    using T = typename decltype(type)::type;
+    parallel_for(call, out.size, out.size, Taken<T>{x.as<T>(), index.as<int32_t>(), out.as<T>()});
+  });
+}
+
+struct Constant {
+  int64_t* out;
+  int64_t value;
+
+  template <typename Index>
+  MSOPS_BOTH void operator()(Index i) const { out[i] = value; }
+};
+
+// What arrives of attributes: the bits of `number`, and `count`.
+MSOPS_ENTRY(Attributes) {
+  call.tensor("x");
+  const Tensor bits = call.tensor_of("int64", "bits", 1), number = call.tensor_of("int64", "number", 1);
+  const double value = call.number("value");
+  const int64_t count = call.attribute("count", INT64_MIN, INT64_MAX);
+  int64_t as_bits;
+  memcpy(&as_bits, &value, sizeof as_bits);
+  return call.run([&](auto) {
+    parallel_for(call, 1, 1, ::Constant{bits.as<int64_t>(), as_bits});
+    parallel_for(call, 1, 1, ::Constant{number.as<int64_t>(), count});
+  });
+}
+
+MSOPS_ENTRY(Fails) { return 77; }
+"""
+X = np.array([1, 2, 3], np.float32)
+
+
+@pytest.fixture(scope="module")
+def library():
+    return msops.load("custom_op_test", SOURCE)
+
+
+def make_cube(library, derivatives=1):
+    """With as many derivatives as that."""
+    second = custom_op(library.CubeBackwardBackward, "x, dy, ddx -> dx, ddy")
+    first = custom_op(library.CubeBackward, "x, dy -> dx", gradient=second if derivatives > 1 else None)
+    return custom_op(library.Cube, "x -> y", gradient=first)
+
+
+def filled(library, n, value=1.0):
+    """An operator whose rule is a closure, of n."""
+
+    def infer(x, value):
+        return Spec((n,), x.dtype)
+
+    return custom_op(library.Filled, "x -> out", infer=infer, value=value)
+
+
+def scaled(library, factor):
+    """An operator whose gradient is a closure, of a factor."""
+
+    def gradient(x, y, dy):
+        return (factor * dy,)
+
+    return custom_op(library.Cube, "x -> y", gradient=gradient)
+
+
+def gradient_of(op, x, dy=None):
+    return Gradient(Net(op))(Tensor(x), Tensor(np.ones_like(x) if dy is None else dy))[0].asnumpy()
+
+
+def test_any_shape(mode, library):
+    op = make_cube(library)
+    for shape in ((), (0,), (1,), (2, 3, 4)):
+        for dtype in (np.float16, np.float32, np.float64):
+            (y,) = run(Net(op), np.full(shape, 2, dtype))
+            np.testing.assert_array_equal(y, np.full(shape, 8))
+            assert (y.dtype, y.shape) == (dtype, shape)
+
+
+def test_several_outputs(mode, library):
+    backward = custom_op(library.BothBackward, "x, y, dsum, dproduct -> dx, dy")
+    op = custom_op(library.Both, "x(*S), y(*S) -> sum(*S), product(*S)", gradient=backward)
+    total, product = run(Net(op), X, 2 * X)
+    np.testing.assert_array_equal(total, 3 * X)
+    np.testing.assert_array_equal(product, 2 * X * X)
+    ones = Tensor(np.ones_like(X))
+    dx, dy = Gradient(Net(op))(Tensor(X), Tensor(2 * X), (ones, 10 * ones))
+    np.testing.assert_array_equal(dx.asnumpy(), 1 + 20 * X)
+    np.testing.assert_array_equal(dy.asnumpy(), 1 + 10 * X)
+
+
+def test_gradient_of_some_inputs(mode, library):
+    """The others get zeros."""
+    backward = custom_op(library.CubeBackward, "y, dsum -> dy")
+    op = custom_op(library.Both, "x, y -> sum, product", gradient=backward)
+    ones = Tensor(np.ones_like(X))
+    dx, dy = Gradient(Net(op))(Tensor(X), Tensor(2 * X), (ones, ones))
+    np.testing.assert_array_equal(dx.asnumpy(), 0 * X)
+    np.testing.assert_array_equal(dy.asnumpy(), 12 * X * X)
+
+
+def test_expressions_of_sizes_and_attributes(mode, library):
+    op = custom_op(library.Filled, "x(*S, K) -> out(2 * K, *S, more)", value=3.0, more=2)
+    (out,) = run(Net(op), np.zeros((2, 3, 5), np.float32))
+    np.testing.assert_array_equal(out, np.full((10, 2, 3, 2), 3))
+
+
+def test_input_of_another_dtype(mode, library):
+    op = custom_op(library.Take, "x(N), index(M, dtype=int32) -> out(M)")
+    index = np.array([2, 0, 2, 1], np.int32)
+    for dtype in (np.float16, np.float64):
+        (out,) = run(Net(op), X.astype(dtype), index)
+        np.testing.assert_array_equal(out, X[index])
+    with pytest.raises(TypeError, match="custom_op_test: index must be int32, got float32"):
+        run(Net(op), X, X)
+
+
+def test_c_entry_checks_the_other_dtype(mode, library, capfd):
+    op = custom_op(library.Take, "x(N), index(M, dtype=int64) -> out(M)")
+    with pytest.raises(RuntimeError, match=r"Take\).* 2|AOT"):
+        run(Net(op), X, np.zeros(3, np.int64))
+    assert "msops: Take: index is int64, expected int32" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "bits", [0x7FF0DEADBEEF0001, -(2**63), 1, 0x000FFFFFFFFFFFFF, 0x3D719799812DEA11, 0xFFF0 << 48]
+)
+def test_float_attributes_are_exact(mode, library, bits):
+    """NaN with a payload, -0, subnormal numbers, 1e-12, -infinity."""
+    (value,) = struct.unpack("d", struct.pack("Q", bits % 2**64))
+    op = custom_op(library.Attributes, "x -> bits(1, dtype=int64), number(1, dtype=int64)", value=value, count=1)
+    got, _ = run(Net(op), X)
+    assert got.astype(np.uint64)[0] == bits % 2**64
+
+
+def test_float_attributes_that_are_nearly_equal(mode, library):
+    for value in (0.0, -0.0, 1e-12, np.nextafter(1e-12, 1)):
+        (out,) = run(Net(filled(library, 1, float(value))), X.astype(np.float64))
+        assert out.tobytes() == np.float64(value).tobytes()
+
+
+@pytest.mark.parametrize("count", [0, -1, 2**63 - 1, -(2**63), True, False])
+def test_integer_attributes_are_exact(mode, library, count):
+    op = custom_op(library.Attributes, "x -> bits(1, dtype=int64), number(1, dtype=int64)", value=0.0, count=count)
+    assert run(Net(op), X)[1][0] == count
+
+
+def test_equal_arguments_give_the_same_operator(library):
+    def infer(x, **attributes):
+        return x
+
+    def gradient(x, y, dy):
+        return (dy,)
+
+    class Rules:
+        def infer(self, x, value):
+            return x
+
+    rules = Rules()
+
+    def make(signature="x -> y", rule=infer, gradient=gradient, **others):
+        return custom_op(library.Cube, signature, infer=rule, gradient=gradient, **others)
+
+    assert make() is make()
+    assert make(value=1.0) is make(value=1.0)
+    assert make(value=float("nan")) is make(value=float("nan"))
+    methods = make(rule=rules.infer, value=1.0), make(rule=rules.infer, value=1.0)
+    assert methods[0] is methods[1]
+    assert custom_op(msops.load("custom_op_test", SOURCE).Cube, "x -> y") is custom_op(library.Cube, "x -> y")
+    different = [
+        *(
+            make(),
+            make("x -> z"),
+            make(rule=None),
+            make(gradient=None),
+            make(name="name"),
+            make(value=1),
+            make(value=1.0),
+        ),
+        *(make(value=0.0), make(value=-0.0), make(other=1), make(dtypes=(mindspore.float32,)), methods[0]),
+        make(rule=Rules().infer, value=1.0),
+    ]
+    assert len({op.number for op in different}) == len(different)
+
+
+class Sum(nn.Cell):
+    def __init__(self, op, other):
+        super().__init__()
+        self.op, self.other = op, other
+
+    def construct(self, x):
+        return self.op(x) + 10 * self.other(x)
+
+
+def shapes_of_closures(library):
+    return [run(Net(filled(library, n)), X)[0].shape for n in (3, 5, 2)]
+
+
+def gradient_of_closures(library):
+    return gradient_of(Sum(scaled(library, 3), scaled(library, 5)), X)[0]
+
+
+def test_rules_that_are_closures(mode, library):
+    """Trap 1: MindSpore keeps what a rule gave, by the primitive's attributes."""
+    assert shapes_of_closures(library) == [(3,), (5,), (2,)]
+
+
+def test_gradients_that_are_closures(mode, library):
+    """Trap 2: and gradients."""
+    assert gradient_of_closures(library) == 53
+
+
+def test_operators_need_their_numbers(library, monkeypatch):
+    """Without them MindSpore takes one operator for another, and the two tests above fail."""
+    add = msops.Operator.add_prim_attr
+    monkeypatch.setattr(
+        msops.Operator, "add_prim_attr", lambda op, key, value: op if key == "msops_operator" else add(op, key, value)
+    )
+    mindspore.set_context(mode=mindspore.PYNATIVE_MODE)
+    assert shapes_of_closures(library) == [(3,), (3,), (3,)]
+    mindspore.set_context(mode=mindspore.GRAPH_MODE)
+    assert gradient_of_closures(library) == 55
+
+
+def opened():
+    """How many files, and parts of the test's libraries in memory."""
+    return len(os.listdir("/proc/self/fd")), Path("/proc/self/maps").read_text().count("custom_op_test")
+
+
+def test_many_operators(library):
+    """10,000 times the same take no memory and open nothing, and 2,000 others leave nothing behind."""
+    mindspore.set_context(mode=mindspore.PYNATIVE_MODE)
+    op = make_cube(library)
+
+    def make(count):
+        for i in range(count):
+            assert make_cube(library) is op
+            if i % 10 == 0:
+                filled(library, i), scaled(library, i)
+            if i % 100 == 0:
+                op(Tensor(X))
+        gc.collect()
+
+    make(100)
+    before = opened()
+    tracemalloc.start()
+    make(10_000)
+    size, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert size < 2**19
+    assert opened() == before
+
+
+def test_operators_that_come_again(library):
+    """Have the numbers that they had, so that MindSpore does not begin anew."""
+
+    def numbers():
+        op = make_cube(library, derivatives=2)
+        return op.number, op.gradient.number, op.gradient.gradient.number
+
+    before = numbers()
+    gc.collect()
+    assert numbers() == before
+
+
+def test_second_order(mode, library):
+    """As the author gives its gradient."""
+    op = make_cube(library, derivatives=2)
+
+    class First(nn.Cell):
+        def __init__(self):
+            super().__init__()
+            self.net = Net(op)
+
+        def construct(self, x):
+            return ops.grad(self.net)(x)
+
+    np.testing.assert_array_equal(First()(Tensor(X)).asnumpy(), 3 * X * X)
+    np.testing.assert_array_equal(ops.grad(First())(Tensor(X)).asnumpy(), 6 * X)
+
+
+def test_deepcopy(mode, library):
+    net = Net(make_cube(library))
+    np.testing.assert_array_equal(run(copy.deepcopy(net), X)[0], X**3)
+    assert copy.deepcopy(net.operator) is net.operator
+
+
+def test_jit(library):
+    op = make_cube(library)
+
+    @mindspore.jit
+    def function(x):
+        return 2 * op(x)
+
+    np.testing.assert_array_equal(function(Tensor(X)).asnumpy(), 2 * X**3)
+    np.testing.assert_array_equal(mindspore.grad(function)(Tensor(X)).asnumpy(), 6 * X**2)
+
+
+def test_value_and_grad_and_training(mode, library):
+    op = make_cube(library)
+
+    class Scaled(nn.Cell):
+        def __init__(self):
+            super().__init__()
+            self.factor = mindspore.Parameter(Tensor([1, 2, 3], mindspore.float32), name="factor")
+
+        def construct(self, x):
+            return op(self.factor * x)
+
+    check_training(Scaled(), X / 10)
+
+
+def test_gradient_that_is_a_method(mode, library):
+    class Layer(nn.Cell):
+        def __init__(self, factor):
+            super().__init__()
+            self.factor = factor
+            self.op = custom_op(library.Cube, "x -> y", gradient=self.backward)
+
+        def backward(self, x, y, dy):
+            return (self.factor * dy,)
+
+        def construct(self, x):
+            return self.op(x)
+
+    for factor in (3, 5):
+        np.testing.assert_array_equal(gradient_of(Layer(factor), X), factor * np.ones_like(X))
+
+
+@pytest.mark.parametrize(
+    ("raised", "error", "message"),
+    [
+        (TypeError("x must be blue"), TypeError, "custom_op_test: x must be blue"),
+        (ValueError("x must be blue"), ValueError, "custom_op_test: x must be blue"),
+        (UnicodeDecodeError("utf-8", b"", 0, 1, "why"), ValueError, "custom_op_test: 'utf-8' codec can't decode"),
+        (KeyError("blue"), RuntimeError, "custom_op_test: infer raised KeyError: 'blue'"),
+        (
+            ZeroDivisionError("division by zero"),
+            RuntimeError,
+            "custom_op_test: infer raised ZeroDivisionError: division",
+        ),
+        (StopIteration(), RuntimeError, "custom_op_test: infer raised StopIteration: "),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_infer_that_raises(mode, library, raised, error, message):
+    def infer(x):
+        raise raised
+
+    with pytest.raises(error, match=f"^{re.escape(message)}"):
+        run(Net(custom_op(library.Cube, "x -> y", infer=infer)), X)
+
+
+@pytest.mark.parametrize(
+    ("returned", "error", "message"),
+    [
+        (None, TypeError, "infer must return a Spec for each output, got None"),
+        ((3,), TypeError, "infer must return a Spec for each output, got (3,)"),
+        ([], ValueError, "infer must return 1 outputs (y), got 0"),
+        ([Spec((3,), mindspore.float32)] * 2, ValueError, "infer must return 1 outputs (y), got 2"),
+        (Spec((-1,), mindspore.float32), ValueError, "infer must return sizes of at least 0 for y, got (-1,)"),
+        (Spec((1.5,), mindspore.float32), ValueError, "infer must return sizes of at least 0 for y, got (1.5,)"),
+        (Spec(3, mindspore.float32), ValueError, "infer must return sizes of at least 0 for y, got 3"),
+        (Spec((3,), "float32"), TypeError, "infer must return a dtype of MindSpore for y, got float32"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_infer_that_returns_something_else(mode, library, returned, error, message):
+    op = custom_op(library.Cube, "x -> y", infer=lambda x: returned)
+    with pytest.raises(error, match=f"^custom_op_test: {re.escape(message)}$"):
+        run(Net(op), X)
+
+
+def test_infer_of_other_arguments(library):
+    op = custom_op(library.Cube, "x -> y", infer=lambda: None)
+    with pytest.raises(TypeError, match=r"^custom_op_test: .* takes 0 positional arguments but 1 was given$"):
+        op.infer(Spec((3,), mindspore.float32))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        (dict(gradient=lambda x, dy: dy), TypeError, "name: gradient must take (x, y, dy), got a function of (x, dy)"),
+        (dict(gradient=3), TypeError, "name: gradient must be callable, got int"),
+        (dict(infer=3), TypeError, "name: infer must be callable, got int"),
+        (dict(value="1"), TypeError, "name: attribute value must be an int, a float or a bool, got str"),
+        (dict(value=[1]), TypeError, "name: attribute value must be an int, a float or a bool, got list"),
+        (dict(value=2**63), ValueError, "name: attribute value must fit into 64 bits, got 9223372036854775808"),
+        (dict(signature="x"), ValueError, "signature 'x': there must be one ->"),
+        (dict(signature=None), TypeError, "signature must be a str, got NoneType"),
+        (
+            dict(signature="x -> y(3)", infer=lambda x: x),
+            ValueError,
+            "name: the sizes of outputs must come from infer or the signature, not both",
+        ),
+        (dict(entry="Cube"), TypeError, "custom_op: entry must be a function of a Library, got str"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_wrong_arguments(library, arguments, error, message):
+    with pytest.raises(error, match=f"^{re.escape(message)}"):
+        custom_op(**{"entry": library.Cube, "signature": "x -> y", "name": "name", **arguments})
+
+
+@pytest.mark.parametrize(
+    ("signature", "message"),
+    [
+        ("x, z, dy -> dx", "gradient takes z; there are the inputs x, the outputs y and their gradients dy"),
+        ("x, dx -> dz", "gradient takes dx; there are the inputs x, the outputs y and their gradients dy"),
+        ("x, dy -> dz", "gradient gives dz, which is none of dx"),
+    ],
+)
+def test_gradient_of_unknown_names(library, signature, message):
+    backward = custom_op(library.CubeBackward, signature)
+    with pytest.raises(ValueError, match=f"^custom_op_test: {re.escape(message)}$"):
+        custom_op(library.Cube, "x -> y", gradient=backward)
+
+
+def gives_one(x, y, out, dout):
+    return (x,)
+
+
+def gives_three(x, y, out, dout):
+    return x, x, x
+
+
+def gives_no_tuple(x, y, out, dout):
+    return x
+
+
+@pytest.mark.parametrize("gradient", [gives_one, gives_three, gives_no_tuple])
+def test_gradient_that_returns_something_else(mode, library, gradient):
+    net = Gradient(Net(custom_op(library.Both, "x, y -> sum, product", gradient=gradient)))
+    ones = Tensor(np.ones_like(X))
+    with pytest.raises(ValueError, match=r"custom_op_test: gradient must return a tuple \(dx, dy\)"):
+        net(Tensor(X), Tensor(X), (ones, ones))
+
+
+def test_unknown_size(library):
+    mindspore.set_context(mode=mindspore.GRAPH_MODE)
+    net = Net(make_cube(library))
+    net.set_inputs(Tensor(shape=[None, 4], dtype=mindspore.float32))
+    with pytest.raises(ValueError, match="custom_op_test: x must have a shape known at compile time"):
+        net(Tensor(np.ones((2, 4), np.float32)))
+
+
+def test_what_is_no_tensor(mode, library):
+    with pytest.raises(TypeError, match="custom_op_test: x must be a Tensor, got float"):
+        Net(make_cube(library))(1.5)
+
+
+def test_entry_that_fails(mode, library):
+    op = custom_op(library.Fails, "x -> y")
+    with pytest.raises(RuntimeError, match="77"):
+        run(Net(op), X)
+
+
+def test_once(mode):
+    made = []
+
+    @msops.once
+    def make(n):
+        made.append(n)
+        return 2 * n
+
+    class Twice(nn.Cell):
+        def construct(self, x):
+            return x * make(3) + make(4)
+
+    for _ in range(2):
+        np.testing.assert_array_equal(run(Twice(), X)[0], 6 * X + 8)
+    assert make(3) == 6
+    assert sorted(made) == [3, 4]
+
+
+@pytest.mark.parametrize(
+    "shapes",
+    [[()], [(3,), ()], [(2, 1), (3,)], [(1,), (0,)], [(5, 1, 3), (4, 1), ()], [(2, 3), (2, 3)], [(0, 1), (1, 4)]],
+)
+def test_broadcast(shapes):
+    out = msops.broadcast(*(Spec(shape, mindspore.float64) for shape in shapes))
+    assert out == Spec(np.broadcast_shapes(*shapes), mindspore.float64)
+
+
+@pytest.mark.parametrize("shapes", [[(2,), (3,)], [(0,), (2,)], [(2, 3), (2, 1), (3, 1)]])
+def test_what_does_not_broadcast(shapes):
+    with pytest.raises(ValueError, match=re.escape(f"shapes must broadcast, got {' and '.join(map(str, shapes))}")):
+        msops.broadcast(*(Spec(shape, mindspore.float64) for shape in shapes))
+
+
+def test_scratch():
+    f16, f32, f64 = mindspore.float16, mindspore.float32, mindspore.float64
+    assert [msops.scratch(dtype, 2, 3) for dtype in (f16, f32, f64)] == [
+        Spec((2, 3), dtype) for dtype in (f32, f32, f64)
+    ]

@@ -1,0 +1,333 @@
+"""Sound operators pass opcheck, and each of its checks finds an operator that is unsound in just that way."""
+
+import mindspore
+import numpy as np
+import pytest
+from mindspore import nn
+
+import msops
+import test_lltm
+import test_sigmoid
+import test_trilinear_interpolation as trilinear
+from msops.add import _add
+from msops.lltm import _pointwise
+from msops.sigmoid import _sigmoid
+from msops.testing import OpCheckError, opcheck
+from msops.testing.opcheck import CHECKS
+from msops.trilinear_interpolation import _trilinear_interpolation
+from operator_test import random
+
+SOURCE = r"""
+#include "common/formula.h"
+#include "common/sum.h"
+
+MSOPS_FORMULA(Square, (x), (y), y = x * x)
+MSOPS_FORMULA(SquareBackward, (x, dy), (dx), dx = 2 * x * dy)
+MSOPS_FORMULA(HalfTheGradient, (x, dy), (dx), dx = x * dy)
+MSOPS_FORMULA(RoughInFloat32, (x, dy), (dx), dx = 2 * x * dy * (sizeof(T) == 4 ? 1.0001 : 1))
+MSOPS_FORMULA(Product, (x, w), (y), y = x * w)
+
+// Squares of the n numbers x, and then what is wrong.
+#define SQUARES(name, requires, wrong)                                                          \
+  MSOPS_ENTRY(name) {                                                                           \
+    const auto in = call.tensor("x"), out = call.tensor("y");                                   \
+    requires;                                                                                   \
+    return call.run([&](auto type) {                                                            \
+      using T = typename decltype(type)::type;                                                  \
+      T *x = in.as<T>(), *y = out.as<T>();                                                      \
+      const int64_t n = in.size;                                                                \
+      for (int64_t i = 0; i < n; ++i) y[i] = T(msops::Compute<T>(x[i]) * msops::Compute<T>(x[i])); \
+      if (n > 0) { wrong; }                                                                     \
+    });                                                                                         \
+  }
+#define SHAPE call.require_same_shape(out, in)
+SQUARES(PastTheEnd, SHAPE, y[n] = y[0])
+SQUARES(BeforeTheBeginning, SHAPE, y[-1] = y[0])
+SQUARES(ChangesInput, SHAPE, x[n - 1] = y[0])
+SQUARES(ReadsPastTheEnd, SHAPE, if (!(x[n] > 0)) y[0] = x[n])
+SQUARES(WrongForOne, SHAPE, if (n == 1) y[0] = x[0])
+SQUARES(OtherEveryTime, SHAPE, static float calls = 0; y[0] = T(++calls))
+SQUARES(NotEmpty, SHAPE; call.require(in.size > 0, msops::kBadShape, "x is empty"), )
+SQUARES(AnyShape, , )
+SQUARES(ByAttribute, SHAPE; const double by = call.number("by"),
+        for (int64_t i = 0; i < n; ++i) y[i] = T(msops::Compute<T>(by * y[i])))
+SQUARES(ByFirstAttribute, SHAPE; static const double by = call.number("by"),
+        for (int64_t i = 0; i < n; ++i) y[i] = T(msops::Compute<T>(by * y[i])))
+
+MSOPS_ENTRY(AllButTheLast) {
+  const auto x = call.tensor("x"), y = call.tensor("y");
+  call.require_same_shape(y, x);
+  return call.run([&](auto type) {
+    using T = typename decltype(type)::type;
+    for (int64_t i = 0; i < x.size - 1; ++i) y.as<T>()[i] = T(x.as<T>()[i] * x.as<T>()[i]);
+  });
+}
+
+MSOPS_ENTRY(SumInFloat16) {
+  const auto x = call.tensor("x", 2), y = call.tensor("y", 1);
+  call.require_shape(y, {x.dim(0)});
+  return call.run([&](auto type) {
+    using T = typename decltype(type)::type;
+    for (int64_t row = 0; row < x.dim(0); ++row) {
+      T rough = T(0);
+      msops::Sum<T> sum;
+      for (const T* from = x.as<T>() + row * x.dim(1); from < x.as<T>() + (row + 1) * x.dim(1); ++from) {
+        rough = T(rough + *from);
+        sum += *from;
+      }
+      y.as<T>()[row] = sizeof(T) == 2 ? rough : T(sum.total());
+    }
+  });
+}
+
+#define C_ENTRY(name) \
+  extern "C" __attribute__((visibility("default"))) int name(int nparam, void** params, int* ranks, int64_t** shapes, \
+                                                             const char** dtypes, void*, void*)
+C_ENTRY(AnyCount) {
+  for (int i = 0; i < 2; ++i) if (ranks[i] != 1 || shapes[i][0] != shapes[0][0]) return 3;
+  for (int64_t i = 0; i < shapes[0][0]; ++i) {
+    const float x = static_cast<float*>(params[0])[i];
+    static_cast<float*>(params[1])[i] = x * x;
+  }
+  return 0 * (nparam + *dtypes[0]);
+}
+
+// y_i = x[index_i]
+C_ENTRY(Take) {
+  if (nparam != 3 || ranks[0] != 1 || ranks[1] != 1 || ranks[2] != 1 || shapes[1][0] != shapes[2][0]) return 3;
+  const int64_t size = std::strtol(dtypes[0] + 5, nullptr, 10) / 8;
+  for (int64_t i = 0; i < shapes[2][0]; ++i) {
+    const int64_t j = static_cast<int32_t*>(params[1])[i];
+    if (j < 0 || j >= shapes[0][0]) return 4;
+    std::memcpy(static_cast<char*>(params[2]) + i * size, static_cast<char*>(params[0]) + j * size, size);
+  }
+  return 0;
+}
+C_ENTRY(TakeBackward) {
+  if (nparam != 4 || ranks[0] != 1 || ranks[1] != 1 || ranks[2] != 1 || ranks[3] != 1) return 3;
+  if (shapes[1][0] != shapes[2][0] || shapes[0][0] != shapes[3][0]) return 4;
+  return msops::dispatch(dtypes[0], [&](auto type) {
+    using T = typename decltype(type)::type;
+    for (int64_t j = 0; j < shapes[0][0]; ++j) {
+      msops::Compute<T> sum = 0;
+      for (int64_t i = 0; i < shapes[1][0]; ++i)
+        if (static_cast<int32_t*>(params[1])[i] == j) sum += static_cast<T*>(params[2])[i];
+      static_cast<T*>(params[3])[j] = T(sum);
+    }
+  }) ? 0 : 2;
+}
+
+// y = x + 1, of int32
+C_ENTRY(Next) {
+  if (nparam != 2 || ranks[0] != 1 || ranks[1] != 1 || shapes[0][0] != shapes[1][0]) return 3;
+  for (int64_t i = 0; i < shapes[0][0]; ++i)
+    static_cast<int32_t*>(params[1])[i] = static_cast<int32_t*>(params[0])[i] + 1;
+  return 0 * *dtypes[0];
+}
+"""
+X = random(3, np.float64, (35,))
+
+
+@pytest.fixture(scope="module")
+def library():
+    return msops.load("opcheck_tests", SOURCE)
+
+
+@pytest.fixture
+def square(library):
+    """Makes an operator of entries that shall square."""
+
+    def make(forward="Square", backward="SquareBackward", signature="x(N) -> y(N)", **settings):
+        gradient = msops.custom_op(getattr(library, backward), "x, dy -> dx")
+        settings = dict(dtypes=(mindspore.float64,), gradient=gradient) | settings
+        return msops.custom_op(getattr(library, forward), signature, name="square", **settings)
+
+    return make
+
+
+def squared(x):
+    return x * x
+
+
+def failures(*arguments, **settings):
+    """check -> what it found"""
+    with pytest.raises(OpCheckError) as caught:
+        opcheck(*arguments, **settings)
+    found = caught.value.report.failures
+    for check, lines in found.items():
+        assert f"  {check:<18} FAILED" in str(caught.value)
+        assert all(f"    {line}" in str(caught.value) for line in lines)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("operator", "shapes", "reference"),
+    [
+        (_sigmoid, [(7, 13)], test_sigmoid.TestSigmoid.reference),
+        (_add, [(3, 1, 4), (5, 1)], lambda x, y: x + y),
+        (_pointwise, [(3, 12), (12,), (3, 4)], test_lltm.TestPointwise.reference),
+        (
+            _trilinear_interpolation,
+            [(3, 8, 4), (3, 3)],
+            trilinear.TestTrilinearInterpolation.reference,
+        ),
+        (msops.Sigmoid(), [(7, 13)], test_sigmoid.TestSigmoid.reference),
+        (msops.add, [(3, 1, 4), (5, 1)], lambda x, y: x + y),
+    ],
+    ids=["sigmoid", "add", "lltm", "trilinear", "Cell", "function"],
+)
+def test_sound(operator, shapes, reference):
+    report = opcheck(operator, random(1, np.float64, *shapes), reference)
+    assert report.made | set(report.skipped) == set(CHECKS)
+    assert report.failures == {}
+    if isinstance(operator, msops.Operator):
+        assert set(report.skipped) == {"other instance"}
+
+
+def test_sound_with_attribute(square):
+    operators = [square("ByAttribute", gradient=None, by=by) for by in (2.5, 3.0)]
+    references = [lambda x: 2.5 * x * x, lambda x: 3 * x * x]
+    report = opcheck(operators[0], X, references[0], other=(operators[1], references[1]))
+    assert report.skipped == {"gradient": "there is no gradient", "gradient's dtypes": "there is no gradient"}
+
+
+def test_sound_with_indices(library):
+    """Whole numbers stay, and have no gradient."""
+    gradient = msops.custom_op(library.TakeBackward, "x(M), index(N, dtype=int32), dy(N) -> dx(M)")
+    take = msops.custom_op(library.Take, "x(M), index(N, dtype=int32) -> y(N)", gradient=gradient)
+    report = opcheck(take, [np.linspace(-1, 1, 5), np.array([0, 4, 0, 2])], lambda x, index: x[index])
+    assert "gradient" in report.made
+    assert set(report.skipped) == {"other instance", "small sizes"}
+
+
+def test_sound_without_floats(library):
+    after = msops.custom_op(library.Next, "x(N) -> y(N)", dtypes=(mindspore.int32,))
+    assert "forward" in opcheck(after, [np.arange(5, dtype=np.int32)], lambda x: x + 1).made
+    assert "expected 2, got 1" in failures(after, [np.arange(5, dtype=np.int32)], lambda x: x + 2)["forward"][0]
+
+
+def test_several_cases(square):
+    cases = [X, random(4, np.float64, (2,))]
+    opcheck(square(), cases, squared)
+    found = failures(square("WrongForOne"), [*cases, np.full((1, 1), 3.0)], squared)
+    assert found["forward"][0] == (
+        "graph, float64, case 2: y[0]: expected 9, got 3, an error of 6 where 1.78e-15 is allowed; 1 of 1 are wrong"
+    )
+
+
+def test_report(square):
+    """Is a table, and names every check that failed, of all kinds."""
+    lines = str(opcheck(square(), X, squared)).splitlines()
+    assert lines[0] == "opcheck of square"
+    assert "  bounds             ok" in lines
+    assert "  other instance     skipped: no other operator is given" in lines
+    found = failures(square("ChangesInput", "HalfTheGradient"), X, lambda x: x * x + 1)
+    assert {"inputs unchanged", "gradient", "forward"} <= set(found)
+    assert {line.split(",")[0] for line in found["forward"]} == {"graph", "pynative"}
+
+
+@pytest.mark.parametrize(
+    ("check", "entries", "words"),
+    [
+        ("bounds", ["PastTheEnd"], "C entry, float64: PastTheEnd writes behind the end of y, up to 8 bytes away"),
+        ("bounds", ["BeforeTheBeginning"], "BeforeTheBeginning writes before the beginning of y, up to 8 bytes away"),
+        ("outputs written", ["AllButTheLast"], "AllButTheLast: y[34]: expected nan, got "),
+        ("outputs written", ["ReadsPastTheEnd"], "ReadsPastTheEnd: y[0]: expected nan"),
+        ("inputs unchanged", ["ChangesInput"], "ChangesInput: x[34]: expected "),
+        ("wrong calls", ["AnyShape"], "AnyShape returns 0 for x (34,) instead of (35,)"),
+        ("gradient", ["Square", "HalfTheGradient"], "float64: gradient of x["),
+        ("gradient's dtypes", ["Square", "RoughInFloat32"], "float32: gradient of x["),
+        ("repeated runs", ["OtherEveryTime"], "float64: output 0[0]: expected "),
+        ("small sizes", ["WrongForOne"], "N = 1: y[0]: expected "),
+        ("small sizes", ["NotEmpty"], "N = 0: RuntimeError: "),
+    ],
+    ids=str,
+)
+def test_unsound(square, check, entries, words):
+    dtypes = (mindspore.float32, mindspore.float64) if "dtypes" in check else (mindspore.float64,)
+    found = failures(square(*entries, dtypes=dtypes), X, squared)
+    assert words in "\n".join(found[check])
+    assert check == "bounds" or "bounds" not in found
+    modes = {line.split(",")[0] for line in found[check]}
+    assert modes <= {"C entry"} or {"graph", "pynative"} <= modes
+
+
+def test_count_of_parameters(square):
+    found = failures(square("AnyCount", dtypes=(mindspore.float32,), gradient=None), X, squared)
+    assert found == {"wrong calls": [found["wrong calls"][0], *found["wrong calls"][1:]]}
+    assert "AnyCount returns 0 for one parameter too few" in found["wrong calls"][0]
+
+
+def test_rounding(library):
+    """Sums in float16 are too rough, those in float32 are not."""
+    mean = msops.custom_op(library.SumInFloat16, "x(N, C) -> y(N)")
+    found = failures(mean, random(5, np.float64, (3, 500)), lambda x: x.sum(1))
+    assert {line.split(": ")[0] for line in found.pop("forward")} == {"graph, float16", "pynative, float16"}
+    assert found == {}
+
+
+@pytest.mark.parametrize(
+    ("promise", "words"),
+    [
+        (lambda x: x._replace(shape=(*x.shape, 1)), "y: the reference has shape (35,), got (35, 1)"),
+        (lambda x: x._replace(shape=x.shape * 2), "y: the reference has shape (35,), got (35, 35)"),
+        (lambda x: x._replace(dtype=mindspore.int32), "y: the reference has float32, got int32"),
+        (lambda x: x._replace(dtype=mindspore.float32), "y: the reference has float16, got float32"),
+    ],
+    ids=str,
+)
+def test_promise(library, promise, words):
+    dtypes = (mindspore.float16 if "float16" in words else mindspore.float32,)
+    operator = msops.custom_op(library.AnyShape, "x -> y", infer=promise, dtypes=dtypes)
+    assert words in "\n".join(failures(operator, X, squared)["shapes and dtypes"])
+
+
+def test_rule_that_takes_what_the_entry_refuses(library):
+    operator = msops.custom_op(library.Product, "x, w -> y", name="product")
+    found = failures(operator, random(6, np.float64, (4,), (4,)), lambda x, w: x * w)
+    assert list(found) == ["wrong inputs"]
+    assert "the operator takes x (3,) instead of (4,), but Product returns 4" in found["wrong inputs"][0]
+
+
+def test_wrong_inputs_that_are_taken(square, monkeypatch):
+    monkeypatch.setattr(msops.Signature, "_check_dtype", lambda *arguments: None)
+    found = failures(square(), X, squared)
+    assert "graph, x of int8: the operator takes that" in found["wrong inputs"]
+
+
+def test_shared_results(square):
+    operators = [square("ByFirstAttribute", gradient=None, by=by) for by in (2.0, 3.0)]
+    other = operators[1], lambda x: 3 * x * x
+    found = failures(operators[0], X, lambda x: 2 * x * x, other=other)
+    assert list(found) == ["other instance"]
+    assert {line.split(":")[0] for line in found["other instance"]} == {"graph", "pynative"}
+    found = failures(operators[0], X, lambda x: 2 * x * x, other=(operators[0], lambda x: 2 * x * x))
+    assert "the same results" in found["other instance"][0]
+
+
+class Unsteady(nn.Cell):
+    """Depends on the mode and on strides."""
+
+    def construct(self, x):
+        return x * x
+
+    def __call__(self, x):
+        pynative = mindspore.get_context("mode") == mindspore.PYNATIVE_MODE
+        return super().__call__(x) + (1e-3 if pynative else 0) + (0 if x.is_contiguous() else 1)
+
+
+def test_modes_and_views():
+    found = failures(Unsteady(), random(7, np.float64, (3, 4)))
+    assert found["graph = pynative"][0].startswith("pynative, float16: output 0[0, 0]: expected ")
+    assert "transposed: output 0[0, 0]: expected " in "\n".join(found["views"])
+
+
+def test_leaves_the_mode(square, mode):
+    before = mindspore.get_context("mode")
+    opcheck(square(), X, squared)
+    assert mindspore.get_context("mode") == before
+
+
+def test_wrong_arguments(square):
+    with pytest.raises(ValueError, match="opcheck of square: inputs must be 1 arrays, got 2"):
+        opcheck(square(), [*X, *X], squared)

@@ -1,0 +1,134 @@
+"""`python -m msops new`: what it writes works, and what is there stays."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from msops.__main__ import main
+
+ROOT = Path(__file__).resolve().parents[1]
+FILES = {"my_op.cu", "my_op.py", "test_my_op.py", "benchmark_my_op.py", "README.md"}
+
+
+@pytest.fixture
+def new(tmp_path, monkeypatch):
+    """Calls `python -m msops new` in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["msops", "new", *arguments])
+        main()
+
+    return run
+
+
+@pytest.fixture
+def refused(new, capsys):
+    """Requires that `python -m msops new` fails, and returns what it says."""
+
+    def run(*arguments):
+        with pytest.raises(SystemExit) as caught:
+            new(*arguments)
+        assert caught.value.code == 2
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert err.count("\n") == 1
+        return err.removeprefix("python -m msops new: ").strip()
+
+    return run
+
+
+def files(folder):
+    return {path.name for path in folder.iterdir()}
+
+
+def run_python(*arguments, cwd):
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, sys.path)])}
+    return subprocess.run([sys.executable, *arguments], cwd=cwd, env=environment, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("kind", ["elementwise", "reduction"])
+def test_works_unchanged(new, tmp_path, capsys, kind):
+    new("my_op", f"--{kind}", "--dir", "a project")
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == "next: python -m pytest 'a project/test_my_op.py'"
+    assert files(tmp_path / "a project") == FILES
+    tested = run_python("-m", "pytest", "-W", "error", cwd=tmp_path / "a project")
+    assert tested.returncode == 0, tested.stdout
+    assert " passed" in tested.stdout
+    timed = run_python("benchmark_my_op.py", cwd=tmp_path / "a project")
+    assert timed.returncode == 0, timed.stderr
+    assert timed.stdout.count(" us, MindSpore's own operators ") == 6
+
+
+@pytest.mark.parametrize(("name", "options"), [("swish", []), ("logsumexp", ["--reduction"])])
+def test_examples_are_what_it_writes(new, tmp_path, name, options):
+    new(name, *options)
+    for path in (tmp_path / name).iterdir():
+        assert path.read_text() == (ROOT / "examples" / name / path.name).read_text()
+
+
+def test_adds_to_a_project(new, tmp_path):
+    new("my_op")
+    new("other_op2", "--reduction", "--dir", "my_op")
+    assert files(tmp_path / "my_op") == FILES | {name.replace("my_op", "other_op2") for name in FILES}
+    module = (tmp_path / "my_op" / "other_op2.py").read_text()
+    for word in ("_library.OtherOp2Forward", "def other_op2(x)", "class OtherOp2(nn.Cell)"):
+        assert word in module
+    assert (tmp_path / "my_op" / "README.md").read_text().startswith("# my_op")
+
+
+def test_never_overwrites(new, refused, tmp_path):
+    (tmp_path / "test_my_op.py").write_text("mine")
+    assert refused("my_op", "--dir", ".") == "test_my_op.py: exists, and is not overwritten"
+    assert files(tmp_path) == {"test_my_op.py"}
+    assert (tmp_path / "test_my_op.py").read_text() == "mine"
+
+
+def test_writes_all_or_nothing(refused, tmp_path, monkeypatch):
+    """As on a disk that gets full."""
+    write_text = Path.write_text
+
+    def write(path, text):
+        if path.name.startswith("benchmark"):
+            raise OSError(28, "No space left on device", str(path))
+        return write_text(path, text)
+
+    monkeypatch.setattr(Path, "write_text", write)
+    assert refused("my_op", "--dir", "a/b") == "a/b/benchmark_my_op.py: No space left on device"
+    assert files(tmp_path) == set()
+
+
+def test_folder_that_cannot_be_written(refused, tmp_path):
+    (tmp_path / "file").touch()
+    assert refused("my_op", "--dir", "file") == "file: File exists"
+    assert refused("my_op", "--dir", "file/folder") == "file/folder: Not a directory"
+    assert files(tmp_path) == {"file"}
+
+
+@pytest.mark.parametrize("name", ["2d", "my-op", "class", "größe", "MyOp", "a b", "", "_x", "x.y", "../x"])
+def test_names_that_are_none(refused, tmp_path, name):
+    assert refused(name) == f"NAME must be a Python name in lower case, such as my_op, got {name!r}"
+    assert files(tmp_path) == set()
+
+
+@pytest.mark.parametrize("name", ["numpy", "random", "ops"])
+def test_names_that_are_taken(refused, name):
+    assert refused(name) == f"NAME must not be that of a module or of something in the templates, got {name!r}"
+
+
+def test_wrong_options(refused):
+    assert refused() == "the following arguments are required: NAME"
+    assert "not allowed with" in refused("my_op", "--elementwise", "--reduction")
+    assert "unrecognized arguments: --elementary" in refused("my_op", "--elementary")
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["new", "--help"]])
+def test_help(arguments, tmp_path):
+    done = run_python("-m", "msops", *arguments, cwd=tmp_path)
+    assert done.returncode == 0
+    assert done.stderr == ""
+    assert "usage: python -m msops" in done.stdout
