@@ -331,3 +331,15 @@ def test_leaves_the_mode(square, mode):
 def test_wrong_arguments(square):
     with pytest.raises(ValueError, match="opcheck of square: inputs must be 1 arrays, got 2"):
         opcheck(square(), [*X, *X], squared)
+
+
+def test_reference_without_long_double(square):
+    """Such as those of SciPy."""
+
+    def only_double(x):
+        if x.dtype == np.longdouble:
+            raise TypeError("no loop matching the specified signature")
+        return x * x
+
+    assert "forward" in opcheck(square(), X, only_double).made
+    assert "forward" in failures(square(), X, lambda x: only_double(x) * (1 + 1e-13))
