@@ -250,6 +250,7 @@ def test_unsound(square, check, entries, words):
     assert check == "bounds" or "bounds" not in found
     modes = {line.split(",")[0] for line in found[check]}
     assert modes <= {"C entry"} or {"graph", "pynative"} <= modes
+    assert check != "inputs unchanged" or modes == {"C entry", "graph", "pynative"}
 
 
 def test_count_of_parameters(square):
