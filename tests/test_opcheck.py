@@ -275,7 +275,7 @@ def test_rounding(library):
         (lambda x: x._replace(dtype=mindspore.int32), "y: the reference has float32, got int32"),
         (lambda x: x._replace(dtype=mindspore.float32), "y: the reference has float16, got float32"),
     ],
-    ids=str,
+    ids=["another rank", "another size", "int32", "float32 beside float16"],
 )
 def test_promise(library, promise, words):
     dtypes = (mindspore.float16 if "float16" in words else mindspore.float32,)
