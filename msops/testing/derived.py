@@ -1,0 +1,72 @@
+"""Inputs of an operator that follow from its signature and some inputs that it takes."""
+
+import ast
+
+import mindspore
+import numpy as np
+
+from ..check import Spec, dtype_name
+from .checks import is_floating
+
+
+def specs_of(arrays):
+    return [Spec(a.shape, getattr(mindspore, a.dtype.name)) for a in arrays]
+
+
+def small_inputs(operator, arrays):
+    """(words, inputs) with each size that the signature names 0 and 1, all 1, and of tensors of any shape."""
+    if not all(map(is_floating, arrays)):
+        return
+    tensors = operator.signature.inputs
+    values = operator.signature.check(operator.label, *specs_of(arrays))
+    names = [name for name in values if name not in operator.signature.values]
+
+    def of(name, length):
+        return {name: (length,) if isinstance(values[name], tuple) else length}
+
+    changes = [(f"{name} = {n}", {**values, **of(name, n)}, None) for name in names for n in (0, 1)]
+    if names:
+        ones = [of(name, 1) for name in names]
+        changes.append(("all sizes 1", {**values, **{k: v for one in ones for k, v in one.items()}}, None))
+    if any(tensor.sizes is None for tensor in tensors):
+        changes += [(f"shape {shape}", values, shape) for shape in ((0,), (1,), ())]
+    for words, sizes, any_shape in changes:
+        try:
+            shapes = [
+                tensor.shape(operator.label, sizes)
+                if tensor.sizes is not None
+                else (a.shape if any_shape is None else any_shape)
+                for tensor, a in zip(tensors, arrays)
+            ]
+            changed = [np.resize(a, shape).astype(a.dtype) for a, shape in zip(arrays, shapes)]
+            operator.infer(*specs_of(changed))
+        except (TypeError, ValueError, ZeroDivisionError):
+            continue  # the operator refuses that
+        yield words, changed
+
+
+def wrong_inputs(operator, arrays):
+    """(words, inputs) that the signature rules out."""
+    tensors, known = operator.signature.inputs, set(operator.signature.values)
+    yield "one input too few", arrays[:-1]
+    for i, (tensor, a) in enumerate(zip(tensors, arrays)):
+
+        def replaced(array, i=i):
+            return [*arrays[:i], array, *arrays[i + 1 :]]
+
+        allowed = {a.dtype.name} if tensor.dtype else set(map(dtype_name, operator.signature.dtypes))
+        dtype = next(name for name in ("int8", "int16", "uint8", "float32") if name not in allowed)
+        yield f"{tensor.name} of {dtype}", replaced(np.zeros(a.shape, dtype))
+        sizes = tensor.sizes or ()
+        star = next((k for k, size in enumerate(sizes) if isinstance(size, ast.Starred)), None)
+        if sizes and star is None:
+            yield f"{tensor.name} of shape {(*a.shape, 1)}", replaced(a[..., None])
+        for k, size in enumerate(sizes):
+            name = size.value if k == star else size
+            if isinstance(name, ast.Constant) or (isinstance(name, ast.Name) and name.id in known):
+                axis = k if star is None or k <= star else k - len(sizes)
+                if k != star or a.ndim >= len(sizes):
+                    shape = [*a.shape]
+                    shape[axis] += 1
+                    yield f"{tensor.name} of shape {tuple(shape)}", replaced(np.resize(a, shape).astype(a.dtype))
+        known |= {node.id for size in sizes for node in ast.walk(size) if isinstance(node, ast.Name)}
