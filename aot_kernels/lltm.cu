@@ -160,8 +160,8 @@ struct Backward {
       }
       dc_pack.values[j] = T(d.c);
     }
-    T* to = dproduct + sample * kGates * units + unit;
-    for (int gate = 0; gate < kGates; ++gate) store<N, kApart>(to + gate * units, dgates[gate], room);
+    for (int gate = 0; gate < kGates; ++gate)
+      store<N, kApart>(dproduct + (sample * kGates + gate) * units + unit, dgates[gate], room);
     store<N, kApart>(dc + sample * units + unit, dc_pack, room);
   }
 };

@@ -128,7 +128,7 @@ def scaled(library, factor):
 
 
 def gradient_of(op, x, dy=None):
-    return Gradient(Net(op))(Tensor(x), Tensor(np.ones_like(x) if dy is None else dy))[0].asnumpy()
+    return Gradient(Net(op), 1)(Tensor(x), Tensor(np.ones_like(x) if dy is None else dy))[0].asnumpy()
 
 
 def test_any_shape(mode, library):
@@ -147,7 +147,7 @@ def test_several_outputs(mode, library):
     np.testing.assert_array_equal(total, 3 * X)
     np.testing.assert_array_equal(product, 2 * X * X)
     ones = Tensor(np.ones_like(X))
-    dx, dy = Gradient(Net(op))(Tensor(X), Tensor(2 * X), (ones, 10 * ones))
+    dx, dy = Gradient(Net(op), 2)(Tensor(X), Tensor(2 * X), ones, 10 * ones)
     np.testing.assert_array_equal(dx.asnumpy(), 1 + 20 * X)
     np.testing.assert_array_equal(dy.asnumpy(), 1 + 10 * X)
 
@@ -157,7 +157,7 @@ def test_gradient_of_some_inputs(mode, library):
     backward = custom_op(library.CubeBackward, "y, dsum -> dy")
     op = custom_op(library.Both, "x, y -> sum, product", gradient=backward)
     ones = Tensor(np.ones_like(X))
-    dx, dy = Gradient(Net(op))(Tensor(X), Tensor(2 * X), (ones, ones))
+    dx, dy = Gradient(Net(op), 2)(Tensor(X), Tensor(2 * X), ones, ones)
     np.testing.assert_array_equal(dx.asnumpy(), 0 * X)
     np.testing.assert_array_equal(dy.asnumpy(), 12 * X * X)
 
@@ -493,10 +493,10 @@ def gives_no_tuple(x, y, out, dout):
 
 @pytest.mark.parametrize("gradient", [gives_one, gives_three, gives_no_tuple])
 def test_gradient_that_returns_something_else(mode, library, gradient):
-    net = Gradient(Net(custom_op(library.Both, "x, y -> sum, product", gradient=gradient)))
+    net = Gradient(Net(custom_op(library.Both, "x, y -> sum, product", gradient=gradient)), 2)
     ones = Tensor(np.ones_like(X))
     with pytest.raises(ValueError, match=r"custom_op_test: gradient must return a tuple \(dx, dy\)"):
-        net(Tensor(X), Tensor(X), (ones, ones))
+        net(Tensor(X), Tensor(X), ones, ones)
 
 
 def test_unknown_size(library):

@@ -81,7 +81,9 @@ def test_page(page, folder, monkeypatch, capfd):
         elif language == "text":
             compare(code, printed)
         elif mark.startswith("file="):
-            Path(mark.removeprefix("file=")).write_text(code)
+            path = Path(mark.removeprefix("file="))
+            path.write_text(code)
+            sys.modules.pop(path.stem, None)  # another's of that name, such as an example's
         elif language == "python":
             Path(module.__file__).write_text(source + code)
             exec(compile("\n" * source.count("\n") + code, module.__file__, "exec"), vars(module))

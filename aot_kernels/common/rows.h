@@ -10,8 +10,8 @@
 //
 // is the body of for_rows<T>(call, number_of_rows, {x}, body). Rows are made of a Tensor's last axis.
 //
-// A team is the threads that share a row: one on the CPU; on the GPU 2, 8 or 32 of a warp, or a block. All of them get
-// the results of its reductions, which are always made in the same order.
+// A team is the threads that share a row: one on the CPU; on the GPU 2, 4, 8 or 32 of a warp, or a block. All of them
+// get the results of its reductions, which are always made in the same order.
 #pragma once
 
 #include <math.h>  // also makes exp and its like for float known without std::
@@ -192,7 +192,8 @@ void for_rows(Call& call, int64_t rows, std::initializer_list<Rows<const T>> mat
   };
   const auto with_team = [&](auto width) {
     const int64_t steps = columns / decltype(width)::value;
-    if (steps <= 4) return launch(Constant<2>{}, width);
+    if (steps <= 2) return launch(Constant<2>{}, width);
+    if (steps <= 4) return launch(Constant<4>{}, width);
     if (steps <= 16) return launch(Constant<8>{}, width);
     // A block for each row where warps would be too few to fill a GPU, or each would have much to do.
     steps <= 64 || (steps <= 1024 && rows >= 8192) ? launch(Constant<32>{}, width)
