@@ -124,6 +124,25 @@ struct SharedTaps {
   }
 };
 
+// The sums of all threads, of a channel's taps and its bias, to a part's row of `partial`.
+template <int kSums>
+__device__ void write_sums(const float (&sums)[kSums], int channel, int channels, int part, float* partial) {
+  constexpr int kTaps = kSums - 1, kWarps = kThreads / 32;
+  __shared__ float of_warps[kWarps][kSums];
+#pragma unroll
+  for (int k = 0; k < kSums; ++k) {
+    const float sum = team_sum<32>(sums[k]);
+    if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32][k] = sum;
+  }
+  __syncthreads();
+  float* to = partial + static_cast<int64_t>(part) * channels * kSums;
+  for (int k = threadIdx.x; k < kSums; k += kThreads) {
+    float sum = 0;
+    for (int warp = 0; warp < kWarps; ++warp) sum += of_warps[warp][k];
+    to[k < kTaps ? channel * kTaps + k : channels * kTaps + channel] = sum;
+  }
+}
+
 // All three gradients from one reading of x and dout. Input position i meets tap k in output (i + pad - k) / S, where
 // that is whole. A thread's inputs begin at rows where i + pad is a multiple of S, and at columns where that leaves
 // kPhase: which inputs meet which taps is then the same for all threads. One block: one channel, one part of its tasks.
@@ -131,7 +150,7 @@ template <int K, int S, int V, typename T>
 __global__ void __launch_bounds__(kThreads, kBackwardBlocks<K>)
     backward_kernel(Sizes s, Tasks tasks, const T* __restrict__ x, const T* __restrict__ weight,
                     const T* __restrict__ dout, T* __restrict__ dx, float* __restrict__ partial) {
-  constexpr int kRows = kBackwardRows<K>, kColumns = V > S ? V : S, kSums = K * K + 1, kWarps = kThreads / 32;
+  constexpr int kRows = kBackwardRows<K>, kColumns = V > S ? V : S, kSums = K * K + 1;
   constexpr int kPhase = V > 1 ? K / 2 % S : 0;
   constexpr int kAbove = (K - 1) / S, kBefore = (K - 1 - kPhase) / S;  // outputs before that of the first input
   constexpr int kTall = kAbove + (kRows - 1) / S + 1, kWide = kBefore + (kColumns - 1 + kPhase) / S + 1;
@@ -186,19 +205,7 @@ __global__ void __launch_bounds__(kThreads, kBackwardBlocks<K>)
     for (int r = 0; r < kRows; ++r)
       write_row<V>(dx + (image * s.h_in + row + r) * s.w_in, column, s.w_in, within(row + r, s.h_in), results[r]);
   }
-  __shared__ float of_warps[kWarps][kSums];
-#pragma unroll
-  for (int k = 0; k < kSums; ++k) {
-    const float sum = team_sum<32>(sums[k]);
-    if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32][k] = sum;
-  }
-  __syncthreads();
-  float* to = partial + static_cast<int64_t>(part) * s.channels * kSums;
-  for (int k = threadIdx.x; k < kSums; k += kThreads) {
-    float sum = 0;
-    for (int warp = 0; warp < kWarps; ++warp) sum += of_warps[warp][k];
-    to[k < K * K ? channel * K * K + k : s.channels * K * K + channel] = sum;
-  }
+  write_sums(sums, channel, s.channels, part, partial);
 }
 
 // Calls `f(Constant<K>{}, Constant<S>{})` if these kernels take the convolution.

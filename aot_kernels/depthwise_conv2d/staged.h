@@ -228,19 +228,7 @@ __global__ void __launch_bounds__(kThreads, small::kBackwardBlocks<K>)
     lanes.write(dx, results, input);
     __syncwarp();
   }
-  __shared__ float of_warps[kWarps][kSums];
-#pragma unroll
-  for (int k = 0; k < kSums; ++k) {
-    const float sum = team_sum<32>(sums[k]);
-    if (lane == 0) of_warps[threadIdx.x / 32][k] = sum;
-  }
-  __syncthreads();
-  float* to = partial + static_cast<int64_t>(part) * s.channels * kSums;
-  for (int k = threadIdx.x; k < kSums; k += kThreads) {
-    float sum = 0;
-    for (int warp = 0; warp < kWarps; ++warp) sum += of_warps[warp][k];
-    to[k < K * K ? channel * K * K + k : s.channels * K * K + channel] = sum;
-  }
+  small::write_sums(sums, channel, s.channels, part, partial);
 }
 
 // Calls `f(Constant<K>{})` if these kernels take the convolution: no window meets what is beside those of its row.
