@@ -70,7 +70,7 @@ MSOPS_ENTRY(Take) {
   });
 }
 
-struct Constant {
+struct Store {
   int64_t* out;
   int64_t value;
 
@@ -87,8 +87,8 @@ MSOPS_ENTRY(Attributes) {
   int64_t as_bits;
   memcpy(&as_bits, &value, sizeof as_bits);
   return call.run([&](auto) {
-    parallel_for(call, 1, 1, ::Constant{bits.as<int64_t>(), as_bits});
-    parallel_for(call, 1, 1, ::Constant{number.as<int64_t>(), count});
+    parallel_for(call, 1, 1, Store{bits.as<int64_t>(), as_bits});
+    parallel_for(call, 1, 1, Store{number.as<int64_t>(), count});
   });
 }
 

@@ -26,7 +26,7 @@
     msops::Call call(#name, nparam, params, ndims, shapes, dtypes, stream, extra);                                    \
     return name##_checked(call);                                                                                      \
   }                                                                                                                   \
-  static int name##_checked(msops::Call& call)
+  static int name##_checked([[maybe_unused]] msops::Call& call)
 
 namespace msops {
 
