@@ -4,12 +4,12 @@ import gc
 
 import numpy as np
 
-from msops.add import _add, _add_backward
-from msops.depthwise_conv2d import _convolution
-from msops.lltm import _pointwise
-from msops.sigmoid import _sigmoid
+from msops.operators.add import _add, _add_backward
+from msops.operators.depthwise_conv2d import _convolution
+from msops.operators.lltm import _pointwise
+from msops.operators.sigmoid import _sigmoid
+from msops.operators.trilinear_interpolation import _trilinear_interpolation
 from msops.testing.entry import outputs_of, prepare_operator
-from msops.trilinear_interpolation import _trilinear_interpolation
 
 from . import naive, numpy_peers
 from .cases import kernel_cases

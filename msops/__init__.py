@@ -1,15 +1,26 @@
 """Custom CUDA operators for MindSpore, on the GPU and, where there is none, on the CPU."""
 
-from .add import Add, add
-from .check import Spec
-from .custom import Operator, custom_op, once
-from .depthwise_conv2d import DepthwiseConv2d, depthwise_conv2d
-from .library import CompileError, Entry, Library, get_include, load
-from .lltm import LLTMCell, lltm_cell
-from .rules import broadcast, scratch
-from .sigmoid import Sigmoid, sigmoid
-from .signature import Signature
-from .trilinear_interpolation import TrilinearInterpolation, trilinear_interpolation
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .check import Spec
+    from .custom import Operator, custom_op, once
+    from .library import CompileError, Entry, Library, get_include, load
+    from .operators import (
+        Add,
+        DepthwiseConv2d,
+        LLTMCell,
+        Sigmoid,
+        TrilinearInterpolation,
+        add,
+        depthwise_conv2d,
+        lltm_cell,
+        sigmoid,
+        trilinear_interpolation,
+    )
+    from .rules import broadcast, scratch
+    from .signature import Signature
 
 __all__ = [
     "Add",
@@ -36,3 +47,33 @@ __all__ = [
     "trilinear_interpolation",
 ]
 __version__ = "0.1.0"
+
+# Where each name is that is not an operator's.
+_MODULES = {
+    "CompileError": "library",
+    "Entry": "library",
+    "Library": "library",
+    "Operator": "custom",
+    "Signature": "signature",
+    "Spec": "check",
+    "broadcast": "rules",
+    "custom_op": "custom",
+    "get_include": "library",
+    "load": "library",
+    "once": "custom",
+    "scratch": "rules",
+}
+
+
+def __getattr__(name):
+    """A public name, imported when it is first asked for: `python -m msops` runs where MindSpore or a library does not
+    load, and tells why."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = importlib.import_module(f".{_MODULES.get(name, 'operators')}", __name__)
+    globals()[name] = value = getattr(module, name)
+    return value
+
+
+def __dir__():
+    return sorted({*globals(), *__all__})

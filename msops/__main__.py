@@ -2,7 +2,7 @@
 
 import argparse
 
-from . import scaffold
+from . import doctor, scaffold
 
 
 class _Parser(argparse.ArgumentParser):
@@ -16,6 +16,7 @@ def main():
     parser = _Parser("python -m msops", description="Tools for authors of operators.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     scaffold.add_command(commands)
+    doctor.add_command(commands)
     options = parser.parse_args()
     options.run(options)
 

@@ -60,12 +60,11 @@ def test_builds_what_changed(cpu_build):
     assert built(folder, "CXX=g++ -DNDEBUG") == everything  # another command
 
 
-def test_import_without_libraries(cpu_build):
+@pytest.mark.parametrize("code", ["from msops import sigmoid", "import msops; msops.sigmoid", "from msops import *"])
+def test_import_without_libraries(cpu_build, code):
     folder, _ = cpu_build
     (folder / "msops" / "lib").rename(folder / "msops" / "elsewhere")
-    done = subprocess.run(
-        [sys.executable, "-c", "import msops"], cwd=folder, capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=False)
     (folder / "msops" / "elsewhere").rename(folder / "msops" / "lib")
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].startswith("ImportError: msops cannot load the library add: ")

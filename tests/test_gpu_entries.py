@@ -6,12 +6,12 @@ This is also what to run under compute-sanitizer. Skipped without torch, a GPU o
 import numpy as np
 import pytest
 
-from msops.add import _add, _add_backward
-from msops.depthwise_conv2d import _convolution
-from msops.lltm import _pointwise
-from msops.sigmoid import _sigmoid
+from msops.operators.add import _add, _add_backward
+from msops.operators.depthwise_conv2d import _convolution
+from msops.operators.lltm import _pointwise
+from msops.operators.sigmoid import _sigmoid
+from msops.operators.trilinear_interpolation import _trilinear_interpolation
 from msops.testing.entry import has_gpu_code, outputs_of, prepare_operator
-from msops.trilinear_interpolation import _trilinear_interpolation
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.skipif(

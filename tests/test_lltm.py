@@ -4,7 +4,7 @@ import pytest
 from mindspore import Tensor
 
 import msops
-from msops.lltm import _pointwise
+from msops.operators.lltm import _pointwise
 from operator_test import Net, OperatorTest, check_training, random, run, zeros
 
 

@@ -9,12 +9,12 @@ import msops
 import test_lltm
 import test_sigmoid
 import test_trilinear_interpolation as trilinear
-from msops.add import _add
-from msops.lltm import _pointwise
-from msops.sigmoid import _sigmoid
+from msops.operators.add import _add
+from msops.operators.lltm import _pointwise
+from msops.operators.sigmoid import _sigmoid
+from msops.operators.trilinear_interpolation import _trilinear_interpolation
 from msops.testing import OpCheckError, opcheck
 from msops.testing.opcheck import CHECKS
-from msops.trilinear_interpolation import _trilinear_interpolation
 from operator_test import random
 
 SOURCE = r"""

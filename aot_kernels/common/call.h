@@ -28,6 +28,16 @@
   }                                                                                                                   \
   static int name##_checked([[maybe_unused]] msops::Call& call)
 
+// What compiled a library, in its section .comment: 'python -m msops doctor' shows it.
+#define MSOPS_TEXT(x) MSOPS_TEXT_OF(x)
+#define MSOPS_TEXT_OF(x) #x
+#ifdef __CUDACC__
+asm(".ident \"msops: nvcc " MSOPS_TEXT(__CUDACC_VER_MAJOR__) "." MSOPS_TEXT(
+    __CUDACC_VER_MINOR__) ", C++ compiler " __VERSION__ "\"");
+#else
+asm(".ident \"msops: C++ compiler " __VERSION__ "\"");
+#endif
+
 namespace msops {
 
 // What an entry returns. MindSpore shows the number in its error.

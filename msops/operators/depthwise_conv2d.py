@@ -5,10 +5,10 @@ import mindspore
 from mindspore import nn, ops
 from mindspore.common.initializer import HeUniform, Uniform
 
-from . import check
-from .custom import custom_op
-from .library import of_package
-from .rules import scratch
+from .. import check
+from ..custom import custom_op
+from ..library import of_package
+from ..rules import scratch
 
 _NAME = "depthwise_conv2d"
 _LIBRARY = of_package(_NAME)

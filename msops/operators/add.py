@@ -1,8 +1,8 @@
 from mindspore import nn
 
-from .custom import custom_op
-from .library import of_package
-from .rules import broadcast, scratch
+from ..custom import custom_op
+from ..library import of_package
+from ..rules import broadcast, scratch
 
 _MAX_RANK = 16  # kMaxRank in aot_kernels/common/axes.h
 

@@ -4,11 +4,11 @@ import mindspore
 from mindspore import Tensor, nn, ops
 from mindspore.common.initializer import Uniform
 
-from . import check
-from .custom import custom_op, once
-from .library import of_package
-from .rules import scratch
-from .signature import Signature
+from .. import check
+from ..custom import custom_op, once
+from ..library import of_package
+from ..rules import scratch
+from ..signature import Signature
 
 
 def lltm_cell(x, h, c, weight, bias):

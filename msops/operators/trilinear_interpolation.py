@@ -1,7 +1,7 @@
 from mindspore import nn
 
-from .custom import custom_op
-from .library import of_package
+from ..custom import custom_op
+from ..library import of_package
 
 _library = of_package("trilinear_interpolation")
 _backward = custom_op(
