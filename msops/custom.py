@@ -1,5 +1,6 @@
 """From a C function to a MindSpore operator."""
 
+import contextlib
 import functools
 import inspect
 import itertools
@@ -13,7 +14,7 @@ from mindspore import ops
 from mindspore.common import dtype as mstype
 
 from .check import FLOATS, Spec, from_inference
-from .library import Entry
+from .library import Entry, default_cache_folder, digest
 from .signature import Signature
 
 
@@ -220,11 +221,14 @@ class Operator(ops.Custom):
     def _function(self, lines, gradient):
         """The function `gradient` of a source, that may call `_gradient` and `_zeros_like`."""
         source = "\n".join(
-            ["def make(_gradient, _zeros_like):", *(f"    {line}" for line in lines), "    return gradient"]
+            [
+                f"# The gradient of {self.label!r}",
+                "def make(_gradient, _zeros_like):",
+                *(f"    {line}" for line in lines),
+                "    return gradient",
+            ]
         )
-        filename = f"<gradient of {self.label}, {self.number}>"
-        linecache.cache[filename] = len(source), None, source.splitlines(True), filename
-        weakref.finalize(self, linecache.cache.pop, filename, None).atexit = False
+        filename = _keep(source)
         namespace = {"__name__": __name__}
         exec(compile(source, filename, "exec"), namespace)
         return namespace["make"](gradient, ops.zeros_like)
@@ -245,6 +249,20 @@ def once(make):
         n = 3 n = 3
     """
     return ops.constexpr(functools.lru_cache(maxsize=None, typed=True)(make))
+
+
+def _keep(source):
+    """The name of a file with this source in the cache folder, which may fail: Python and MindSpore's compiler read it
+    from `linecache`, and only the lines that MindSpore's messages show from the file."""
+    path = f"gradient_{digest(source)}.py"
+    with contextlib.suppress(OSError, RuntimeError):  # RuntimeError: there is no home
+        folder = default_cache_folder()
+        path = folder / path
+        folder.mkdir(parents=True, exist_ok=True)
+        if not path.exists():
+            path.write_text(source)
+    linecache.cache[str(path)] = len(source), None, source.splitlines(True), str(path)
+    return str(path)
 
 
 _KEPT = 1000  # results of inference

@@ -94,6 +94,10 @@ def get_include():
     return str(installed if installed.is_dir() else _PACKAGE.parent / "aot_kernels")
 
 
+def default_cache_folder():
+    return Path(os.environ.get("MSOPS_CACHE") or Path.home() / ".cache" / "msops").absolute()
+
+
 class CompileError(RuntimeError):
     """A source does not compile: the message has the command and what the compiler said. See :func:`msops.load`."""
 
@@ -141,7 +145,7 @@ def load(name, sources, *, cxx_flags=(), nvcc_flags=(), include_paths=(), archs=
     """
     if not re.fullmatch(r"\w+", name, re.ASCII):
         raise ValueError(f"msops.load: name must be of letters, digits and underscores, got {name!r}")
-    folder = Path(cache_folder or os.environ.get("MSOPS_CACHE") or Path.home() / ".cache" / "msops").absolute()
+    folder = Path(cache_folder or default_cache_folder()).absolute()
     texts, folders = {}, [get_include(), *map(str, include_paths)]
     for i, source in enumerate([sources] if isinstance(sources, (str, Path)) else sources):
         if isinstance(source, str) and "\n" in source:
@@ -156,7 +160,7 @@ def load(name, sources, *, cxx_flags=(), nvcc_flags=(), include_paths=(), archs=
         raise ValueError("msops.load: there must be a source")
     cxx = os.environ.get("CXX", "g++")
     command = _command(cxx, tuple(cxx_flags), tuple(nvcc_flags), tuple(dict.fromkeys(folders)), archs and tuple(archs))
-    key = _digest(command, _version(command[0]), _version(cxx), texts)
+    key = digest(command, _version(command[0]), _version(cxx), texts)
     build = _Build(folder, f"{name}-{key}", command, texts, verbose)
     try:
         return Library(build.find() or build.make(), name)
@@ -209,7 +213,7 @@ class _Build:
             self._run([*self.command, "-shared", *objects, "-o", str(made)])
             digests = _digests(sorted(headers))
             # A name of its own for each content: a process may have the last one loaded.
-            library = self.folder / f"{self.stem}-{_digest(digests)}.so"
+            library = self.folder / f"{self.stem}-{digest(digests)}.so"
             record = Path(scratch, "record.json")
             record.write_text(json.dumps({"library": library.name, "headers": digests, "command": self.command}))
             os.replace(made, library)
@@ -286,8 +290,8 @@ def _prerequisites(rule):
 
 def _digests(paths):
     """path -> the digest of its content; None if there is no such file."""
-    return {path: _digest(Path(path).read_bytes()) if Path(path).is_file() else None for path in paths}
+    return {path: digest(Path(path).read_bytes()) if Path(path).is_file() else None for path in paths}
 
 
-def _digest(*things):
+def digest(*things):
     return hashlib.sha256(repr(things).encode()).hexdigest()[:20]

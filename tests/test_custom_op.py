@@ -5,6 +5,8 @@ import gc
 import os
 import re
 import struct
+import subprocess
+import sys
 import tracemalloc
 from pathlib import Path
 
@@ -346,6 +348,36 @@ def test_deepcopy(mode, library):
     net = Net(make_cube(library))
     np.testing.assert_array_equal(run(copy.deepcopy(net), X)[0], X**3)
     assert copy.deepcopy(net.operator) is net.operator
+
+
+PROGRAM = """
+import sys
+import mindspore, msops
+from mindspore import Tensor, nn
+
+library = msops.Library(sys.argv[1])
+backward = msops.custom_op(library.BothBackward, "x, y, dsum, dproduct -> dx, dy")
+both = msops.custom_op(library.Both, "x, y -> sum, product", gradient=backward)
+
+class Net(nn.Cell):
+    def construct(self, x):
+        return both(x, x)[1]
+
+mindspore.set_context(mode=mindspore.GRAPH_MODE)
+print(mindspore.grad(Net())(Tensor([3.0])))
+"""
+
+
+@pytest.mark.parametrize("cache", ["cache", "/proc/nowhere"])
+def test_files_of_gradients(library, tmp_path, cache):
+    """MindSpore looks for them, and prints errors if there are none; but where they can't be kept, all works, too."""
+    (tmp_path / "program.py").write_text(PROGRAM)
+    paths = os.pathsep.join(filter(None, sys.path))
+    environment = {**os.environ, "GLOG_v": "2", "PYTHONPATH": paths, "MSOPS_CACHE": str(tmp_path / cache)}
+    command = [sys.executable, tmp_path / "program.py", library.path]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.stdout == "[6.]\n", done.stderr
+    assert ("gradient" in done.stderr) == (cache != "cache")
 
 
 def test_jit(library):
