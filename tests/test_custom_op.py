@@ -8,6 +8,7 @@ import struct
 import subprocess
 import sys
 import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import mindspore
@@ -248,6 +249,18 @@ def test_equal_arguments_give_the_same_operator(library):
     assert len({op.number for op in different}) == len(different)
 
 
+def test_threads_get_the_same_operator(library):
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            for n in range(50):
+                made = list(pool.map(lambda _, n=n: custom_op(library.Cube, "x -> y", n=n), range(8)))
+                assert len(set(map(id, made))) == 1
+    finally:
+        sys.setswitchinterval(interval)
+
+
 class Sum(nn.Cell):
     def __init__(self, op, other):
         super().__init__()
@@ -482,7 +495,9 @@ def test_infer_of_other_arguments(library):
         (dict(value=[1]), TypeError, "name: attribute value must be an int, a float or a bool, got list"),
         (dict(value=2**63), ValueError, "name: attribute value must fit into 64 bits, got 9223372036854775808"),
         (dict(signature="x"), ValueError, "signature 'x': there must be one ->"),
-        (dict(signature=None), TypeError, "signature must be a str, got NoneType"),
+        (dict(signature=None), TypeError, "name: signature must be a str, got NoneType"),
+        (dict(signature=["x -> y"]), TypeError, "name: signature must be a str, got list"),
+        (dict(dtypes=mindspore.float32), TypeError, "name: dtypes must be a tuple, got Float32"),
         (
             dict(signature="x -> y(3)", infer=lambda x: x),
             ValueError,
@@ -509,6 +524,23 @@ def test_gradient_of_unknown_names(library, signature, message):
     backward = custom_op(library.CubeBackward, signature)
     with pytest.raises(ValueError, match=f"^custom_op_test: {re.escape(message)}$"):
         custom_op(library.Cube, "x -> y", gradient=backward)
+
+
+def test_gradient_of_ambiguous_names(mode, library):
+    """An operator of an input dy and an output y: only a function can tell it from the gradient of y."""
+    backward = custom_op(library.CubeBackward, "x, dy -> dx")
+    message = "gradient must be a function, since dy would be both an input and the gradient of an output"
+    for signature in ("x, dy -> y", "x, dy -> y, z"):
+        with pytest.raises(ValueError, match=f"^custom_op_test: {message}$"):
+            custom_op(library.Both, signature, gradient=backward)
+
+    def gradient(x, dy, y, dout):
+        return 2 * dout, 3 * dout
+
+    op = custom_op(library.CubeBackward, "x, dy -> y", gradient=gradient)
+    dx, dy = Gradient(Net(op), 2)(Tensor(X), Tensor(X), Tensor(X))
+    np.testing.assert_array_equal(dx.asnumpy(), 2 * X)
+    np.testing.assert_array_equal(dy.asnumpy(), 3 * X)
 
 
 def gives_one(x, y, out, dout):
