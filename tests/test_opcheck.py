@@ -191,6 +191,44 @@ def test_sound_with_attribute(square):
     assert report.skipped == {"gradient": "there is no gradient", "gradient's dtypes": "there is no gradient"}
 
 
+@pytest.mark.parametrize("dtype", [mindspore.float16, mindspore.float32], ids=str)
+def test_gradient_without_float64(square, dtype):
+    """Is held to finite differences of the reference."""
+    report = opcheck(square(dtypes=(dtype,)), X, squared)
+    assert report.skipped["gradient's dtypes"] == "the operator takes no float64"
+    found = failures(square("Square", "HalfTheGradient", "x -> y", dtypes=(dtype,)), X, squared)
+    assert set(found) == {"gradient", "small sizes"}
+    for mode in ("graph", "pynative"):
+        assert f"{mode}, {str(dtype).lower()}: gradient of x[" in "\n".join(found["gradient"])
+        assert {line.split(": ")[0] for line in found["small sizes"]} >= {f"{mode}, shape (1,)", f"{mode}, shape ()"}
+    report = opcheck(square(dtypes=(dtype,)), X)
+    assert report.skipped["gradient"] == "the operator takes no float64, and there is no reference"
+
+
+def test_every_check_is_made_or_skipped(square, monkeypatch):
+    """Those that need what failed are skipped; else it is a failure that one is forgotten."""
+    report = opcheck(square(signature="x(35) -> y(35)"), X)
+    assert report.skipped["small sizes"] == "the operator takes none"
+    assert report.skipped["gradient's dtypes"] == "the operator takes only float64"
+    assert report.made | set(report.skipped) == set(CHECKS)
+
+    class Raises(nn.Cell):
+        def __call__(self, x):
+            raise TypeError("no")
+
+    with pytest.raises(OpCheckError, match=r"graph = pynative   skipped: it needs what failed"):
+        opcheck(Raises(), X)
+    monkeypatch.setitem(opcheck.__globals__, "_check_in_mode", lambda *arguments: None)
+    found = failures(square(), X, squared)
+    assert found["views"] == ["was neither made nor skipped"]
+
+
+def test_is_silent(square, capfd):
+    """Though it makes wrong calls, of which MindSpore and the entries print much."""
+    opcheck(square(), X, squared)
+    assert capfd.readouterr() == ("", "")
+
+
 def test_sound_with_indices(library):
     """Whole numbers stay, and have no gradient."""
     gradient = msops.custom_op(library.TakeBackward, "x(M), index(N, dtype=int32), dy(N) -> dx(M)")

@@ -125,7 +125,7 @@ def check_written(first, second):
 
 
 @contextlib.contextmanager
-def _quiet():
+def quiet():
     """Without what C functions print to stderr."""
     saved, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)
@@ -152,7 +152,7 @@ def check_wrong_calls(call):
     params, before = [Param.of(a.array) for a in call.arrays], [a.after().copy() for a in call.arrays]
 
     def refused(what, *arguments):
-        with _quiet():
+        with quiet():
             status = call(*arguments)
         assert status != 0, f"{call.operator.entry.name} returns 0 for {what}"
         for a, old in zip(call.arrays, before):
@@ -185,7 +185,7 @@ def check_rule_agrees(call):
     for i, x in enumerate(inputs):
         for shape in _other_shapes(x.shape):
             if outputs_with(call, i, shape) is not None:
-                with _quiet():
+                with quiet():
                     try:
                         call_entry(call.operator, [*inputs[:i], np.resize(x, shape), *inputs[i + 1 :]], (), call.torch)
                     except AssertionError as error:
