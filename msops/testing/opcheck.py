@@ -149,12 +149,12 @@ def opcheck(op, inputs, reference=None, *, other=None, half_in_float32=True):
                 _check_in_mode(subject, name, cases, small, other, kept)
     finally:
         mindspore.set_context(mode=mode)
-    for check in set(CHECKS) - report.made - report.skipped.keys():
-        if report.failures:
-            report.skipped[check] = "it needs what failed"
-        else:
-            report.made.add(check)
-            report.failures[check] = ["was neither made nor skipped"]
+    forgotten = set(CHECKS) - report.made - report.skipped.keys()
+    if report.failures:
+        report.skipped.update(dict.fromkeys(forgotten, "it needs what failed"))
+    else:
+        report.made.update(forgotten)
+        report.failures.update({check: ["was neither made nor skipped"] for check in forgotten})
     if report.failures:
         raise OpCheckError(report)
     return report
