@@ -226,8 +226,8 @@ def check_repeats(net, arrays, results=None):
         assert_equal(run(net, *arrays)[:results], expected)
 
 
-def check_inputs_unchanged(net, inputs, names=None):
+def check_inputs_unchanged(net, inputs):
     """Inputs are what they were."""
     tensors = [Tensor(a) for a in inputs]
     run(net, *tensors)
-    assert_equal([tensor.asnumpy() for tensor in tensors], inputs, names or [f"input {i}" for i in range(len(inputs))])
+    assert_equal([tensor.asnumpy() for tensor in tensors], inputs, [f"input {i}" for i in range(len(inputs))])
