@@ -28,6 +28,8 @@ SOURCE = """
 MSOPS_FORMULA(Cube, (x), (y), y = x * x * x)
 MSOPS_FORMULA(CubeBackward, (x, dy), (dx), dx = 3 * x * x * dy)
 MSOPS_FORMULA(CubeBackwardBackward, (x, dy, ddx), (dx, ddy), dx = 6 * x * dy * ddx; ddy = 3 * x * x * ddx)
+MSOPS_FORMULA(CubeThird, (x, dy, g, a, b), (dx, ddy, dg), dx = 6 * dy * g * a + 6 * x * g * b; ddy = 6 * x * g * a;
+              dg = 6 * x * dy * a + 3 * x * x * b)
 MSOPS_FORMULA(Both, (x, y), (sum, product), sum = x + y; product = x * y)
 MSOPS_FORMULA(BothBackward, (x, y, dsum, dproduct), (dx, dy), dx = dsum + dproduct * y; dy = dsum + dproduct * x)
 
@@ -355,6 +357,19 @@ def test_second_order(mode, library):
 
     np.testing.assert_array_equal(First()(Tensor(X)).asnumpy(), 3 * X * X)
     np.testing.assert_array_equal(ops.grad(First())(Tensor(X)).asnumpy(), 6 * X)
+
+
+def test_third_order(mode, library):
+    """Needs a function, since ddx is an input already."""
+    third = custom_op(library.CubeThird, "x, dy, g, a, b -> dx, ddy, dg")
+
+    def gradient(x, dy, ddx, out, dout):
+        return third(x, dy, ddx, dout[0], dout[1])
+
+    second = custom_op(library.CubeBackwardBackward, "x, dy, ddx -> dx, ddy", gradient=gradient)
+    first = custom_op(library.CubeBackward, "x, dy -> dx", gradient=second)
+    net = Net(custom_op(library.Cube, "x -> y", gradient=first))
+    np.testing.assert_array_equal(ops.grad(ops.grad(ops.grad(net)))(Tensor(X)).asnumpy(), np.full_like(X, 6))
 
 
 def test_deepcopy(mode, library):
