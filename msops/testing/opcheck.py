@@ -179,6 +179,13 @@ class _Subject(NamedTuple):
         own = [t.dtype and dtype_name(_dtype(t.dtype, getattr(mindspore, dtype))) for t in self.op.signature.inputs]
         return [a.astype(kind) if kind else cast([a], dtype)[0] for a, kind in zip(arrays, own)]
 
+    def in_float64(self, arrays):
+        """Whether all gradients of these arrays are float64."""
+        return all(arrays[i].dtype == np.float64 for i in self.differentiable)
+
+    def takes_float64(self, arrays):
+        return "float64" in self.dtypes and self.in_float64(self.taken(arrays, "float64"))
+
     def variants(self, cases):
         """(words, inputs) of each case and dtype."""
         for i, case in enumerate(cases):
@@ -213,10 +220,12 @@ def _describe(op, reference, half_in_float32, inputs):
     if reference is None:
         report.skipped["forward"] = "there is no reference"
     dtypes = _dtypes(op, inputs)
-    if dtypes == ["float64"] or "float64" not in dtypes:
-        words = f"the operator takes {'only' if 'float64' in dtypes else 'no'} float64"
-        report.skipped.setdefault("gradient's dtypes", words)
-    return _Subject(report, op, reference, half_in_float32, dtypes, names, results, differentiable)
+    subject = _Subject(report, op, reference, half_in_float32, dtypes, names, results, differentiable)
+    if dtypes == ["float64"]:
+        report.skipped.setdefault("gradient's dtypes", "the operator takes only float64")
+    elif not subject.takes_float64(inputs):
+        report.skipped.setdefault("gradient's dtypes", "the operator takes no float64")
+    return subject
 
 
 def _dtypes(op, inputs):
@@ -292,8 +301,8 @@ def _check_in_mode(subject, mode, cases, small, other, kept):
             gradients = attempt("gradient", where, run, gradient, *arrays, *douts)
             if gradients is not None:
                 calls.append((gradient, [*arrays, *douts], gradients))
-                in_float64 = _in_float64(subject, arrays) or "float64" not in subject.dtypes
-                check = "gradient" if in_float64 else "gradient's dtypes"
+                exact = subject.in_float64(arrays) or not subject.takes_float64(arrays)
+                check = "gradient" if exact else "gradient's dtypes"
                 attempt(check, where, _check_gradients, subject, gradients, net, gradient, arrays, douts)
         for called, arguments, results in calls:
             attempt("inputs unchanged", where, checks.check_inputs_unchanged, called, arguments)
@@ -322,16 +331,12 @@ def _douts(outs, results):
     return [dout * (i < results) for i, dout in enumerate(random_like(outs))]
 
 
-def _in_float64(subject, arrays):
-    return all(arrays[i].dtype == np.float64 for i in subject.differentiable)
-
-
 def _check_gradients(subject, gradients, net, gradient, arrays, douts):
     names, which = subject.inputs, subject.differentiable
-    if _in_float64(subject, arrays):
+    if subject.in_float64(arrays):
         return checks.check_finite_differences(gradients, net, arrays, douts, names, which)
     n = len(arrays)
-    if "float64" not in subject.dtypes:
+    if not subject.takes_float64(arrays):
         if not subject.reference:
             raise Skipped("the operator takes no float64, and there is no reference")
 
