@@ -6,10 +6,6 @@ import numpy as np
 from mindspore import Tensor, nn, ops
 
 
-class Skipped(Exception):  # noqa: N818
-    """Why a check cannot be made."""
-
-
 class Net(nn.Cell):
     """A network of one operator."""
 

@@ -9,8 +9,9 @@ import mindspore
 import numpy as np
 
 from ..check import Spec
-from .checks import Skipped, assert_equal
+from .checks import assert_equal
 from .entry import DEFAULT_STREAM, Param, has_gpu_code, outputs_of, prepare
+from .report import Skipped
 
 GUARD = 4096  # bytes before and after each array
 PATTERNS = (0xFF, 0x5A)  # what is in them, and in outputs: NaN in every floating dtype, and a large number
