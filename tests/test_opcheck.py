@@ -13,7 +13,7 @@ from msops.add import _add
 from msops.lltm import _pointwise
 from msops.sigmoid import _sigmoid
 from msops.testing import OpCheckError, opcheck
-from msops.testing.report import CHECKS
+from msops.testing.opcheck import CHECKS
 from msops.trilinear_interpolation import _trilinear_interpolation
 from operator_test import random
 
