@@ -1,11 +1,13 @@
 """From a C function to a MindSpore operator."""
 
+import contextlib
 import functools
 import inspect
 import itertools
 import linecache
 import numbers
 import struct
+import threading
 import weakref
 
 import mindspore
@@ -13,7 +15,7 @@ from mindspore import ops
 from mindspore.common import dtype as mstype
 
 from .check import FLOATS, Spec, from_inference
-from .library import Entry
+from .library import Entry, default_cache_folder, digest
 from .signature import Signature
 
 
@@ -65,6 +67,10 @@ def custom_op(entry, signature, *, infer=None, gradient=None, name=None, dtypes=
     if not isinstance(entry, Entry):
         raise TypeError(f"custom_op: entry must be a function of a Library, got {type(entry).__name__}")
     name = entry.library.name if name is None else name
+    if not isinstance(signature, str):
+        raise TypeError(f"{name}: signature must be a str, got {type(signature).__name__}")
+    if not isinstance(dtypes, (list, tuple)):
+        raise TypeError(f"{name}: dtypes must be a tuple, got {dtypes}")
     for what, rule in (("infer", infer), ("gradient", gradient)):
         if rule is not None and not callable(rule):
             raise TypeError(f"{name}: {what} must be callable, got {type(rule).__name__}")
@@ -78,17 +84,18 @@ def custom_op(entry, signature, *, infer=None, gradient=None, name=None, dtypes=
         *(_number(rule) for rule in (infer, gradient)),
         *(item for key, value in sorted(attributes.items()) for item in (key, *_as_attribute(key, value))),
     )
-    if key not in _number_of_key:
-        _number_of_key[key] = next(_numbers)
-        for rule in _functions(infer, gradient):  # when one is gone, no key can be equal to this one
-            weakref.finalize(rule, _number_of_key.pop, key, None).atexit = False
-    number = _number_of_key[key]
-    operator = _operators.get(number)
-    if operator is None:
-        _operators[number] = operator = Operator(
-            number, entry, Signature(signature, dtypes, **attributes), infer, gradient, name, attributes
-        )
-    return operator
+    with _lock:
+        if key not in _number_of_key:
+            _number_of_key[key] = next(_numbers)
+            for rule in _functions(infer, gradient):  # when one is gone, no key can be equal to this one
+                weakref.finalize(rule, _number_of_key.pop, key, None).atexit = False
+        number = _number_of_key[key]
+        operator = _operators.get(number)
+        if operator is None:
+            _operators[number] = operator = Operator(
+                number, entry, Signature(signature, dtypes, **attributes), infer, gradient, name, attributes
+            )
+        return operator
 
 
 class Operator(ops.Custom):
@@ -154,7 +161,7 @@ class Operator(ops.Custom):
             outputs = self.infer(*specs)
             shapes, dtypes = zip(*((out.shape, mstype.TensorType(out.dtype)) for out in outputs))
             inferred = (shapes[0], dtypes[0]) if len(outputs) == 1 else (shapes, dtypes)
-            if len(self._inferred) == _KEPT:
+            if len(self._inferred) >= _KEPT:
                 self._inferred.clear()
             self._inferred[specs] = inferred
         shape, dtype = inferred
@@ -171,13 +178,14 @@ class Operator(ops.Custom):
         if isinstance(gradient, Operator):
             return self._call(gradient, inputs, outputs)
         out = outputs[0] if len(outputs) == 1 else "out"
-        parameters = ", ".join([*inputs, out, f"d{out}"])
+        taken = ", ".join([*inputs, out, f"d{out}"])
         try:
             inspect.signature(gradient).bind(*inputs, out, f"d{out}")
         except TypeError:
             raise TypeError(
-                f"{self.label}: gradient must take ({parameters}), got a function of {inspect.signature(gradient)}"
+                f"{self.label}: gradient must take ({taken}), got a function of {inspect.signature(gradient)}"
             ) from None
+        parameters = ", ".join([*inputs, "_out", "_dout"])
         gradients = f"({', '.join(f'd{name}' for name in inputs)}{',' * (len(inputs) == 1)})"
         return self._function(
             [
@@ -200,6 +208,11 @@ class Operator(ops.Custom):
                 f"{self.label}: gradient takes {', '.join(sorted(unknown))}; there are the inputs {', '.join(inputs)}, "
                 f"the outputs {', '.join(outputs)} and their gradients {', '.join(douts)}"
             )
+        if twice := set(inputs).intersection(douts):
+            raise ValueError(
+                f"{self.label}: gradient must be a function, since {', '.join(sorted(twice))} would be both an input "
+                "and the gradient of an output"
+            )
         if not set(gives).intersection(f"d{name}" for name in inputs):
             raise ValueError(
                 f"{self.label}: gradient gives {', '.join(gives)}, which is none of "
@@ -220,11 +233,14 @@ class Operator(ops.Custom):
     def _function(self, lines, gradient):
         """The function `gradient` of a source, that may call `_gradient` and `_zeros_like`."""
         source = "\n".join(
-            ["def make(_gradient, _zeros_like):", *(f"    {line}" for line in lines), "    return gradient"]
+            [
+                f"# The gradient of {self.label!r}",
+                "def make(_gradient, _zeros_like):",
+                *(f"    {line}" for line in lines),
+                "    return gradient",
+            ]
         )
-        filename = f"<gradient of {self.label}, {self.number}>"
-        linecache.cache[filename] = len(source), None, source.splitlines(True), filename
-        weakref.finalize(self, linecache.cache.pop, filename, None).atexit = False
+        filename = _keep(source)
         namespace = {"__name__": __name__}
         exec(compile(source, filename, "exec"), namespace)
         return namespace["make"](gradient, ops.zeros_like)
@@ -247,7 +263,22 @@ def once(make):
     return ops.constexpr(functools.lru_cache(maxsize=None, typed=True)(make))
 
 
+def _keep(source):
+    """The name of a file with this source in the cache folder, which may fail: Python and MindSpore's compiler read it
+    from `linecache`, and only the lines that MindSpore's messages show from the file."""
+    path = f"gradient_{digest(source)}.py"
+    with contextlib.suppress(OSError, RuntimeError):  # RuntimeError: there is no home
+        folder = default_cache_folder()
+        path = folder / path
+        folder.mkdir(parents=True, exist_ok=True)
+        if not path.exists():
+            path.write_text(source)
+    linecache.cache[str(path)] = len(source), None, source.splitlines(True), str(path)
+    return str(path)
+
+
 _KEPT = 1000  # results of inference
+_lock = threading.Lock()  # of what follows
 _numbers = itertools.count()
 _number_of_key = {}  # of an operator; it stays when the operator goes, since what MindSpore keeps for it stays, too
 _number_of_rule = weakref.WeakKeyDictionary()

@@ -13,6 +13,7 @@ import shlex
 import shutil
 import subprocess
 import tempfile
+import time
 from pathlib import Path
 from typing import NamedTuple
 
@@ -41,18 +42,24 @@ class Library:
         name (str): For messages. Default: the file's, without its suffix.
 
     Raises:
-        ImportError: If it cannot be loaded.
+        ImportError: If it cannot be loaded, or its path has a colon.
 
     Examples:
         >>> import msops
-        >>> libm = msops.Library("libm.so.6")
-        >>> print(libm.cos.name)
-        cos
+        >>> built = msops.load("twice", '''
+        ... #include "common/formula.h"
+        ... MSOPS_FORMULA(Twice, (x), (y), y = 2 * x)
+        ... ''')
+        >>> library = msops.Library(built.path)
+        >>> print(library.Twice.name)
+        Twice
     """
 
     def __init__(self, path, name=None):
-        self.path = Path(path)
+        self.path = Path(path).absolute()
         self.name = self.path.stem if name is None else name
+        if ":" in str(self.path):  # MindSpore reads FILE:FUNCTION
+            raise ImportError(f"msops cannot load the library {self.name}: its path must have no colon: {self.path}")
         try:
             self.handle = ctypes.CDLL(str(self.path))
         except OSError as error:
@@ -94,6 +101,10 @@ def get_include():
     return str(installed if installed.is_dir() else _PACKAGE.parent / "aot_kernels")
 
 
+def default_cache_folder():
+    return Path(os.environ.get("MSOPS_CACHE") or Path.home() / ".cache" / "msops").absolute()
+
+
 class CompileError(RuntimeError):
     """A source does not compile: the message has the command and what the compiler said. See :func:`msops.load`."""
 
@@ -127,6 +138,7 @@ def load(name, sources, *, cxx_flags=(), nvcc_flags=(), include_paths=(), archs=
     Raises:
         CompileError: If a source does not compile, or there is no compiler.
         FileNotFoundError: If there is no such source.
+        TypeError: If flags, folders or GPUs are no list.
         ValueError: If the name has other characters, or there are no sources.
         OSError: If the cache folder cannot be written.
 
@@ -139,9 +151,14 @@ def load(name, sources, *, cxx_flags=(), nvcc_flags=(), include_paths=(), archs=
         >>> print(library.Twice.name)
         Twice
     """
-    if not re.fullmatch(r"\w+", name, re.ASCII):
+    began = time.time()
+    if not isinstance(name, str) or not re.fullmatch(r"\w+", name, re.ASCII):
         raise ValueError(f"msops.load: name must be of letters, digits and underscores, got {name!r}")
-    folder = Path(cache_folder or os.environ.get("MSOPS_CACHE") or Path.home() / ".cache" / "msops").absolute()
+    lists = {"cxx_flags": cxx_flags, "nvcc_flags": nvcc_flags, "include_paths": include_paths, "archs": archs}
+    for what, given in lists.items():
+        if isinstance(given, (str, Path)):
+            raise TypeError(f"msops.load: {what} must be a list, got {given!r}")
+    folder = Path(cache_folder or default_cache_folder()).absolute()
     texts, folders = {}, [get_include(), *map(str, include_paths)]
     for i, source in enumerate([sources] if isinstance(sources, (str, Path)) else sources):
         if isinstance(source, str) and "\n" in source:
@@ -156,8 +173,8 @@ def load(name, sources, *, cxx_flags=(), nvcc_flags=(), include_paths=(), archs=
         raise ValueError("msops.load: there must be a source")
     cxx = os.environ.get("CXX", "g++")
     command = _command(cxx, tuple(cxx_flags), tuple(nvcc_flags), tuple(dict.fromkeys(folders)), archs and tuple(archs))
-    key = _digest(command, _version(command[0]), _version(cxx), texts)
-    build = _Build(folder, f"{name}-{key}", command, texts, verbose)
+    key = digest(command, _version(command[0]), _version(cxx), texts)
+    build = _Build(folder, f"{name}-{key}", command, texts, verbose, began)
     try:
         return Library(build.find() or build.make(), name)
     except OSError as error:
@@ -170,8 +187,9 @@ def load(name, sources, *, cxx_flags=(), nvcc_flags=(), include_paths=(), archs=
 class _Build:
     """One library in the cache: a file that lists the headers it was made from, and one that holds it."""
 
-    def __init__(self, folder, stem, command, texts, verbose):
+    def __init__(self, folder, stem, command, texts, verbose, began):
         self.folder, self.stem, self.command, self.texts, self.verbose = folder, stem, command, texts, verbose
+        self.began = began
         self.record = folder / f"{stem}.json"
 
     def find(self):
@@ -190,7 +208,10 @@ class _Build:
         self.folder.mkdir(parents=True, exist_ok=True)
         with open(self.folder / f"{self.stem}.lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # ends with the process, if not before
-            return self.find() or self._compile()
+            try:
+                return self.find() or self._compile()
+            finally:
+                fcntl.flock(lock, fcntl.LOCK_UN)  # a process that was forked meanwhile has the file open, too
 
     def _compile(self):
         with tempfile.TemporaryDirectory(dir=self.folder, prefix=f"{self.stem}.") as scratch:
@@ -207,13 +228,16 @@ class _Build:
                 headers |= set(_prerequisites(Path(scratch, f"{i}.d").read_text())) - {str(path)}
             made = Path(scratch, "library.so")
             self._run([*self.command, "-shared", *objects, "-o", str(made)])
-            digests = _digests(sorted(headers))
             # A name of its own for each content: a process may have the last one loaded.
-            library = self.folder / f"{self.stem}-{_digest(digests)}.so"
+            library = self.folder / f"{self.stem}-{digest(made.read_bytes())}.so"
             record = Path(scratch, "record.json")
-            record.write_text(json.dumps({"library": library.name, "headers": digests, "command": self.command}))
+            kept = {"library": library.name, "headers": _digests(sorted(headers)), "command": self.command}
+            record.write_text(json.dumps(kept))
             os.replace(made, library)
-            os.replace(record, self.record)
+            # Of a file that changed meanwhile nobody knows which content was compiled: the next load compiles again.
+            files = [*headers, *filter(os.path.isabs, self.texts)]
+            if all(os.path.getmtime(path) < self.began for path in files if os.path.exists(path)):
+                os.replace(record, self.record)
         return library
 
     def _run(self, command):
@@ -241,7 +265,8 @@ def _command(cxx, cxx_flags, nvcc_flags, folders, archs):
         if not archs:
             oldest = _oldest_arch(nvcc)
             code = [f"-gencode=arch=compute_{oldest},code=compute_{oldest}"]
-        through = [f"-Xcompiler={flag}" for flag in host]
+        # nvcc takes lists with commas, and hands their items to a shell.
+        through = [f"-Xcompiler={shlex.quote(flag)}".replace(",", r"\,") for flag in host]
         return [nvcc, "-ccbin", cxx, *common, *through, "-Wno-deprecated-gpu-targets", *code, *nvcc_flags]
     if not shutil.which(cxx):
         raise CompileError(f"msops.load: there is neither nvcc nor {cxx} (Debian: apt install g++)")
@@ -281,13 +306,13 @@ def _oldest_arch(nvcc):
 def _prerequisites(rule):
     """The files that a rule of make depends on, in a compiler's notation."""
     words = re.split(r"(?<!\\)\s+", rule.partition(":")[2].replace("\\\n", " ").strip())
-    return [re.sub(r"\\([ #])", r"\1", word).replace("$$", "$") for word in words if word]
+    return [re.sub(r"\\([ #:])", r"\1", word).replace("$$", "$") for word in words if word]
 
 
 def _digests(paths):
     """path -> the digest of its content; None if there is no such file."""
-    return {path: _digest(Path(path).read_bytes()) if Path(path).is_file() else None for path in paths}
+    return {path: digest(Path(path).read_bytes()) if Path(path).is_file() else None for path in paths}
 
 
-def _digest(*things):
+def digest(*things):
     return hashlib.sha256(repr(things).encode()).hexdigest()[:20]

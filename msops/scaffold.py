@@ -1,20 +1,18 @@
 """`python -m msops new`: writes an operator to start from. The templates are examples/swish and examples/logsumexp."""
 
 import argparse
+import ast
 import contextlib
 import keyword
 import os
 import re
 import shlex
 import sys
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 _PACKAGE = Path(__file__).resolve().parent
 _TEMPLATES = {"elementwise": "swish", "reduction": "logsumexp"}
-# Modules that the operator's own, which is in front of them on Python's path, would hide; and names in the templates.
-_TAKEN = {*sys.stdlib_module_names, "mindspore", "msops", "numpy", "pytest", "scipy"}
-_TAKEN |= {"inf", "main", "microseconds", "nan", "nn", "np", "of_mindspore", "opcheck", "ops", "reference"}
-
 _DESCRIPTION = """\
 Writes an operator that works, to be changed into yours:
 
@@ -73,7 +71,7 @@ def new(name, kind, folder):
     """Writes an operator's files, all or none, and returns their paths."""
     if not re.fullmatch("[a-z][a-z0-9_]*", name) or keyword.iskeyword(name):
         raise ValueError(f"NAME must be a Python name in lower case, such as my_op, got {name!r}")
-    if name in _TAKEN:
+    if name in _taken(kind):
         raise ValueError(f"NAME must not be that of a module or of something in the templates, got {name!r}")
     texts = {folder / file: text for file, text in _texts(name, kind).items()}
     if folder.is_dir() and any(folder.iterdir()):
@@ -85,14 +83,26 @@ def new(name, kind, folder):
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for path, text in texts.items():
-            made.insert(0, path)
-            path.write_text(text)
-    except OSError:
+            with path.open("x") as file:
+                made.insert(0, path)
+                file.write(text)
+    except OSError as error:
+        error.filename = error.filename or str(path)  # a full disk's has none
         for path in made:
             with contextlib.suppress(OSError):
                 path.rmdir() if path.is_dir() else path.unlink()
         raise
     return list(texts)
+
+
+def _taken(kind):
+    """Names of modules, which the operator's would hide, and those in the files, which would hide the operator's."""
+    names = {"msops", *sys.stdlib_module_names, *packages_distributions()}
+    for file, text in _texts(_TEMPLATES[kind], kind).items():
+        if file.endswith(".py"):
+            for node in ast.walk(ast.parse(text)):
+                names |= {getattr(node, field, None) for field in ("id", "arg", "name")}
+    return names - {_TEMPLATES[kind]}
 
 
 def _texts(name, kind):

@@ -5,7 +5,10 @@ import gc
 import os
 import re
 import struct
+import subprocess
+import sys
 import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import mindspore
@@ -25,6 +28,8 @@ SOURCE = """
 MSOPS_FORMULA(Cube, (x), (y), y = x * x * x)
 MSOPS_FORMULA(CubeBackward, (x, dy), (dx), dx = 3 * x * x * dy)
 MSOPS_FORMULA(CubeBackwardBackward, (x, dy, ddx), (dx, ddy), dx = 6 * x * dy * ddx; ddy = 3 * x * x * ddx)
+MSOPS_FORMULA(CubeThird, (x, dy, g, a, b), (dx, ddy, dg), dx = 6 * dy * g * a + 6 * x * g * b; ddy = 6 * x * g * a;
+              dg = 6 * x * dy * a + 3 * x * x * b)
 MSOPS_FORMULA(Both, (x, y), (sum, product), sum = x + y; product = x * y)
 MSOPS_FORMULA(BothBackward, (x, y, dsum, dproduct), (dx, dy), dx = dsum + dproduct * y; dy = dsum + dproduct * x)
 
@@ -246,6 +251,18 @@ def test_equal_arguments_give_the_same_operator(library):
     assert len({op.number for op in different}) == len(different)
 
 
+def test_threads_get_the_same_operator(library):
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            for n in range(50):
+                made = list(pool.map(lambda _, n=n: custom_op(library.Cube, "x -> y", n=n), range(8)))
+                assert len(set(map(id, made))) == 1
+    finally:
+        sys.setswitchinterval(interval)
+
+
 class Sum(nn.Cell):
     def __init__(self, op, other):
         super().__init__()
@@ -342,10 +359,53 @@ def test_second_order(mode, library):
     np.testing.assert_array_equal(ops.grad(First())(Tensor(X)).asnumpy(), 6 * X)
 
 
+def test_third_order(mode, library):
+    """Needs a function, since ddx is an input already."""
+    third = custom_op(library.CubeThird, "x, dy, g, a, b -> dx, ddy, dg")
+
+    def gradient(x, dy, ddx, out, dout):
+        return third(x, dy, ddx, dout[0], dout[1])
+
+    second = custom_op(library.CubeBackwardBackward, "x, dy, ddx -> dx, ddy", gradient=gradient)
+    first = custom_op(library.CubeBackward, "x, dy -> dx", gradient=second)
+    net = Net(custom_op(library.Cube, "x -> y", gradient=first))
+    np.testing.assert_array_equal(ops.grad(ops.grad(ops.grad(net)))(Tensor(X)).asnumpy(), np.full_like(X, 6))
+
+
 def test_deepcopy(mode, library):
     net = Net(make_cube(library))
     np.testing.assert_array_equal(run(copy.deepcopy(net), X)[0], X**3)
     assert copy.deepcopy(net.operator) is net.operator
+
+
+PROGRAM = """
+import sys
+import mindspore, msops
+from mindspore import Tensor, nn
+
+library = msops.Library(sys.argv[1])
+backward = msops.custom_op(library.BothBackward, "x, y, dsum, dproduct -> dx, dy")
+both = msops.custom_op(library.Both, "x, y -> sum, product", gradient=backward)
+
+class Net(nn.Cell):
+    def construct(self, x):
+        return both(x, x)[1]
+
+mindspore.set_context(mode=mindspore.GRAPH_MODE)
+print(mindspore.grad(Net())(Tensor([3.0])))
+"""
+
+
+@pytest.mark.parametrize("cache", ["cache", "/proc/nowhere"])
+def test_files_of_gradients(library, tmp_path, cache):
+    """MindSpore looks for them, and prints errors if there are none; but where they can't be kept, all works, too."""
+    (tmp_path / "program.py").write_text(PROGRAM)
+    paths = os.pathsep.join(filter(None, sys.path))
+    environment = {**os.environ, "GLOG_v": "2", "PYTHONPATH": paths, "MSOPS_CACHE": str(tmp_path / cache)}
+    command = [sys.executable, tmp_path / "program.py", library.path]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.stdout == "[6.]\n", done.stderr
+    assert ("gradient" in done.stderr) == (cache != "cache")
 
 
 def test_jit(library):
@@ -450,7 +510,9 @@ def test_infer_of_other_arguments(library):
         (dict(value=[1]), TypeError, "name: attribute value must be an int, a float or a bool, got list"),
         (dict(value=2**63), ValueError, "name: attribute value must fit into 64 bits, got 9223372036854775808"),
         (dict(signature="x"), ValueError, "signature 'x': there must be one ->"),
-        (dict(signature=None), TypeError, "signature must be a str, got NoneType"),
+        (dict(signature=None), TypeError, "name: signature must be a str, got NoneType"),
+        (dict(signature=["x -> y"]), TypeError, "name: signature must be a str, got list"),
+        (dict(dtypes=mindspore.float32), TypeError, "name: dtypes must be a tuple, got Float32"),
         (
             dict(signature="x -> y(3)", infer=lambda x: x),
             ValueError,
@@ -477,6 +539,23 @@ def test_gradient_of_unknown_names(library, signature, message):
     backward = custom_op(library.CubeBackward, signature)
     with pytest.raises(ValueError, match=f"^custom_op_test: {re.escape(message)}$"):
         custom_op(library.Cube, "x -> y", gradient=backward)
+
+
+def test_gradient_of_ambiguous_names(mode, library):
+    """An operator of an input dy and an output y: only a function can tell it from the gradient of y."""
+    backward = custom_op(library.CubeBackward, "x, dy -> dx")
+    message = "gradient must be a function, since dy would be both an input and the gradient of an output"
+    for signature in ("x, dy -> y", "x, dy -> y, z"):
+        with pytest.raises(ValueError, match=f"^custom_op_test: {message}$"):
+            custom_op(library.Both, signature, gradient=backward)
+
+    def gradient(x, dy, y, dout):
+        return 2 * dout, 3 * dout
+
+    op = custom_op(library.CubeBackward, "x, dy -> y", gradient=gradient)
+    dx, dy = Gradient(Net(op), 2)(Tensor(X), Tensor(X), Tensor(X))
+    np.testing.assert_array_equal(dx.asnumpy(), 2 * X)
+    np.testing.assert_array_equal(dy.asnumpy(), 3 * X)
 
 
 def gives_one(x, y, out, dout):

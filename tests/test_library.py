@@ -1,6 +1,7 @@
 """msops.load and msops.Library: what is compiled when, and what is said when it does not work."""
 
 import ctypes
+import fcntl
 import os
 import shutil
 import signal
@@ -118,14 +119,16 @@ def test_nvcc(tmp_path, monkeypatch, compiler):
     monkeypatch.setenv("CXX", "g++")
     header = tmp_path / "number.h"
     header.write_text("#define NUMBER 3\n")
-    source = '#include "number.h"\n__global__ void kernel() {}\n' + ANSWER % "NUMBER + 2 * __CUDACC_VER_MAJOR__"
-    loaded = [msops.load("answer", source, include_paths=[tmp_path], archs=["90"]) for _ in range(2)]
+    source = '#include "number.h"\n__global__ void kernel() {}\nconst int numbers[] = {NUMBERS};\n'
+    source += ANSWER % "NUMBER + numbers[1] * __CUDACC_VER_MAJOR__"
+    settings = dict(include_paths=[tmp_path], archs=["90"], cxx_flags=["-DNUMBERS=1, 2"])
+    loaded = [msops.load("answer", source, **settings) for _ in range(2)]
     assert loaded[0].path == loaded[1].path
     assert answer(loaded[0]) > 20
     assert b"nv_fatbin" in loaded[0].path.read_bytes()
     header.write_text("#define NUMBER 4\n")
-    assert answer(msops.load("answer", source, include_paths=[tmp_path], archs=["90"])) == answer(loaded[0]) + 1
-    assert msops.load("answer", source, include_paths=[tmp_path], archs=["80"]).path != loaded[0].path
+    assert answer(msops.load("answer", source, **settings)) == answer(loaded[0]) + 1
+    assert msops.load("answer", source, **{**settings, "archs": ["80"]}).path != loaded[0].path
     with pytest.raises(msops.CompileError, match=r"/nvcc .*\n(.*\n)*.*number\.h"):
         msops.load("answer", source)
 
@@ -252,6 +255,52 @@ def test_killed_builder(compiler, tmp_path):
     assert compiler.runs() == 2
 
 
+def test_header_that_changes_while_it_is_compiled(compiler, tmp_path):
+    """Is compiled again."""
+    header = tmp_path / "number.h"
+    header.write_text("#define NUMBER 1\n")
+    (tmp_path / "answer.cc").write_text('#include "number.h"\n' + ANSWER % "NUMBER")
+    script = compiler.path.read_text()
+    compiler.path.write_text(script.replace("exec g++", f"echo '#define NUMBER 2' > {tmp_path}/new\ng++"))
+    compiler.path.write_text(compiler.path.read_text() + f"mv {tmp_path}/new {header}\n")
+    msops.load("answer", tmp_path / "answer.cc")
+    compiler.path.write_text(script)
+    assert answer(msops.load("answer", tmp_path / "answer.cc")) == 2
+    compiler.runs()
+    assert answer(msops.load("answer", tmp_path / "answer.cc")) == 2
+    assert compiler.runs() == 0
+
+
+def test_source_that_changes_before_it_is_compiled(compiler, tmp_path):
+    """What is compiled is not taken for what was there before."""
+    source = tmp_path / "answer.cc"
+    source.write_text(ANSWER % 1)
+    script = compiler.path.read_text()
+    compiler.path.write_text(script.replace("exec g++", f"echo '{ANSWER.strip() % 2}' > {source}\nexec g++"))
+    assert answer(msops.load("answer", source)) == 2
+    compiler.path.write_text(script)
+    source.write_text(ANSWER % 1)
+    assert answer(msops.load("answer", source)) == 1
+
+
+def test_process_that_is_forked_while_one_builds(compiler, monkeypatch):
+    """Has the lock's file, too, but does not keep the lock."""
+    descriptors = Path("/proc/self/fd")
+    copies, compile_ = [], library._Build._compile
+
+    def forked(build):
+        opened = {fd.name: os.path.realpath(fd) for fd in descriptors.iterdir()}
+        copies.extend(os.dup(int(fd)) for fd, path in opened.items() if path == f"{build.folder / build.stem}.lock")
+        return compile_(build)
+
+    monkeypatch.setattr(library._Build, "_compile", forked)
+    (lock,) = msops.load("answer", ANSWER % 1).path.parent.glob("*.lock")
+    with open(lock) as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    assert len(copies) == 1
+    os.close(copies[0])
+
+
 def test_does_not_compile(compiler, tmp_path):
     with pytest.raises(msops.CompileError) as caught:
         msops.load("answer", "int x;\n\nint broken(;\n")
@@ -298,7 +347,13 @@ def test_no_sources(compiler):
         msops.load("answer", [])
 
 
-@pytest.mark.parametrize("name", ["", "a b", "../x", "größe"])
+@pytest.mark.parametrize("what", ["cxx_flags", "nvcc_flags", "include_paths", "archs"])
+def test_text_instead_of_a_list(compiler, what):
+    with pytest.raises(TypeError, match=f"^msops.load: {what} must be a list, got '90'$"):
+        msops.load("answer", ANSWER % 1, **{what: "90"})
+
+
+@pytest.mark.parametrize("name", ["", "a b", "../x", "größe", None])
 def test_wrong_name(compiler, name):
     with pytest.raises(ValueError, match=r"^msops\.load: name must be of letters, digits and underscores, got "):
         msops.load(name, ANSWER % 1)
@@ -311,6 +366,30 @@ def test_entry_that_does_not_exist(compiler):
     with pytest.raises(AttributeError, match=r"^answer: the library has no entry something_else$"):
         _ = loaded.something_else
     assert not hasattr(loaded, "__wrapped__")
+
+
+def test_library_by_a_relative_path(compiler, tmp_path, monkeypatch):
+    """Is that of the folder where it was loaded."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(msops.load("answer", ANSWER % 1).path, "other.so")
+    for path in ("other.so", Path("other.so"), "./other.so"):
+        assert msops.Library(path).path == tmp_path / "other.so"
+
+
+def test_path_with_a_colon(compiler, tmp_path):
+    """MindSpore takes what follows a colon for the entry's name."""
+    for cache in (tmp_path / "a: b", tmp_path / "a:b"):
+        with pytest.raises(ImportError, match=f"^msops cannot load the library answer: .* no colon: {cache}/answer-"):
+            msops.load("answer", ANSWER % 1, cache_folder=cache)
+
+
+def test_source_with_a_colon_in_its_path(compiler, tmp_path):
+    folder = tmp_path / "a: b:c"
+    folder.mkdir()
+    (folder / "answer.cc").write_text('#include "number.h"\n' + ANSWER % "NUMBER")
+    for n in (1, 2):
+        (folder / "number.h").write_text(f"#define NUMBER {n}\n")
+        assert answer(msops.load("answer", folder / "answer.cc")) == n
 
 
 def test_library_that_is_none(tmp_path):

@@ -80,6 +80,33 @@ MSOPS_ENTRY(SumInFloat16) {
   });
 }
 
+// y = x w, where w is float32
+MSOPS_ENTRY(TwoDtypes) {
+  const auto x = call.tensor("x", 1), w = call.tensor_of("float32", "w", 1), y = call.tensor("y", 1);
+  call.require_same_shape(w, x);
+  call.require_same_shape(y, x);
+  return call.run([&](auto type) {
+    using T = typename decltype(type)::type;
+    for (int64_t i = 0; i < x.size; ++i) y.as<T>()[i] = T(msops::Compute<T>(x.as<T>()[i]) * w.as<float>()[i]);
+  });
+}
+#define TWO_DTYPES_BACKWARD(name, factor)                                                                              \
+  MSOPS_ENTRY(name) {                                                                                                  \
+    const auto x = call.tensor("x", 1), w = call.tensor_of("float32", "w", 1), dy = call.tensor("dy", 1);              \
+    const auto dx = call.tensor("dx", 1), dw = call.tensor_of("float32", "dw", 1);                                     \
+    for (const auto& tensor : {w, dy, dx, dw}) call.require_same_shape(tensor, x);                                     \
+    return call.run([&](auto type) {                                                                                   \
+      using T = typename decltype(type)::type;                                                                         \
+      for (int64_t i = 0; i < x.size; ++i) {                                                                           \
+        const msops::Compute<T> d = dy.as<T>()[i];                                                                     \
+        dx.as<T>()[i] = T(d * w.as<float>()[i]);                                                                       \
+        dw.as<float>()[i] = float(factor * d * x.as<T>()[i]);                                                          \
+      }                                                                                                                \
+    });                                                                                                                \
+  }
+TWO_DTYPES_BACKWARD(TwoDtypesBackward, 1)
+TWO_DTYPES_BACKWARD(HalfTheGradientOfTwoDtypes, 0.5f)
+
 #define C_ENTRY(name) \
   extern "C" __attribute__((visibility("default"))) int name(int nparam, void** params, int* ranks, int64_t** shapes, \
                                                              const char** dtypes, void*, void*)
@@ -189,6 +216,58 @@ def test_sound_with_attribute(square):
     references = [lambda x: 2.5 * x * x, lambda x: 3 * x * x]
     report = opcheck(operators[0], X, references[0], other=(operators[1], references[1]))
     assert report.skipped == {"gradient": "there is no gradient", "gradient's dtypes": "there is no gradient"}
+
+
+@pytest.mark.parametrize("dtype", [mindspore.float16, mindspore.float32], ids=str)
+def test_gradient_without_float64(square, dtype):
+    """Is held to finite differences of the reference."""
+    report = opcheck(square(dtypes=(dtype,)), X, squared)
+    assert report.skipped["gradient's dtypes"] == "the operator takes no float64"
+    found = failures(square("Square", "HalfTheGradient", "x -> y", dtypes=(dtype,)), X, squared)
+    assert set(found) == {"gradient", "small sizes"}
+    for mode in ("graph", "pynative"):
+        assert f"{mode}, {str(dtype).lower()}: gradient of x[" in "\n".join(found["gradient"])
+        assert {line.split(": ")[0] for line in found["small sizes"]} >= {f"{mode}, shape (1,)", f"{mode}, shape ()"}
+    report = opcheck(square(dtypes=(dtype,)), X)
+    assert report.skipped["gradient"] == "the operator takes no float64, and there is no reference"
+
+
+@pytest.mark.parametrize("factor", [1, 2])
+def test_gradient_of_an_input_in_float32(library, factor):
+    """Beside others in any dtype."""
+    names = {1: "TwoDtypesBackward", 2: "HalfTheGradientOfTwoDtypes"}
+    signature = "x(N), w(N, dtype=float32), dy(N) -> dx(N), dw(N, dtype=float32)"
+    backward = msops.custom_op(getattr(library, names[factor]), signature)
+    product = msops.custom_op(library.TwoDtypes, "x(N), w(N, dtype=float32) -> y(N)", gradient=backward)
+    arguments = product, random(8, np.float64, (9,), (9,)), lambda x, w: (x * w).astype(x.dtype)
+    if factor == 1:
+        assert opcheck(*arguments).skipped["gradient's dtypes"] == "the operator takes no float64"
+    else:
+        assert "graph, float64: gradient of w[" in "\n".join(failures(*arguments)["gradient"])
+
+
+def test_every_check_is_made_or_skipped(square, monkeypatch):
+    """Those that need what failed are skipped; else it is a failure that one is forgotten."""
+    report = opcheck(square(signature="x(35) -> y(35)"), X)
+    assert report.skipped["small sizes"] == "the operator takes none"
+    assert report.skipped["gradient's dtypes"] == "the operator takes only float64"
+    assert report.made | set(report.skipped) == set(CHECKS)
+
+    class Raises(nn.Cell):
+        def __call__(self, x):
+            raise TypeError("no")
+
+    with pytest.raises(OpCheckError, match=r"graph = pynative   skipped: it needs what failed"):
+        opcheck(Raises(), X)
+    monkeypatch.setitem(opcheck.__globals__, "_check_in_mode", lambda *arguments: None)
+    found = failures(square(), X, squared)
+    assert found["views"] == ["was neither made nor skipped"]
+
+
+def test_is_silent(square, capfd):
+    """Though it makes wrong calls, of which MindSpore and the entries print much."""
+    opcheck(square(), X, squared)
+    assert capfd.readouterr() == ("", "")
 
 
 def test_sound_with_indices(library):

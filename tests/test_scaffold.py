@@ -88,16 +88,23 @@ def test_never_overwrites(new, refused, tmp_path):
     assert (tmp_path / "test_my_op.py").read_text() == "mine"
 
 
+def test_never_overwrites_what_comes_meanwhile(refused, tmp_path, monkeypatch):
+    (tmp_path / "test_my_op.py").write_text("mine")
+    monkeypatch.setattr(os.path, "lexists", lambda path: False)
+    assert refused("my_op", "--dir", ".") == "test_my_op.py: File exists"
+    assert files(tmp_path) == {"test_my_op.py"}
+    assert (tmp_path / "test_my_op.py").read_text() == "mine"
+
+
 def test_writes_all_or_nothing(refused, tmp_path, monkeypatch):
     """As on a disk that gets full."""
-    write_text = Path.write_text
+    open_ = Path.open
 
-    def write(path, text):
-        if path.name.startswith("benchmark"):
-            raise OSError(28, "No space left on device", str(path))
-        return write_text(path, text)
+    def opened(path, *arguments, **settings):
+        file = open_(path, *arguments, **settings)
+        return open_(Path("/dev/full"), "w") if path.match("*/b/benchmark_*") else file
 
-    monkeypatch.setattr(Path, "write_text", write)
+    monkeypatch.setattr(Path, "open", opened)
     assert refused("my_op", "--dir", "a/b") == "a/b/benchmark_my_op.py: No space left on device"
     assert files(tmp_path) == set()
 
@@ -115,9 +122,12 @@ def test_names_that_are_none(refused, tmp_path, name):
     assert files(tmp_path) == set()
 
 
-@pytest.mark.parametrize("name", ["numpy", "random", "ops"])
+@pytest.mark.parametrize("name", ["numpy", "random", "packaging", "msops", "ops", "shape", "what", "sum", "inf"])
 def test_names_that_are_taken(refused, name):
-    assert refused(name) == f"NAME must not be that of a module or of something in the templates, got {name!r}"
+    assert (
+        refused(name, "--reduction")
+        == f"NAME must not be that of a module or of something in the templates, got {name!r}"
+    )
 
 
 def test_wrong_options(refused):

@@ -1,11 +1,9 @@
 """Checks of :func:`msops.testing.opcheck`: each raises an AssertionError that says what it saw, and where."""
 
+import functools
+
 import numpy as np
 from mindspore import Tensor, nn, ops
-
-
-class Skipped(Exception):  # noqa: N818
-    """Why a check cannot be made."""
 
 
 class Net(nn.Cell):
@@ -137,36 +135,47 @@ def assert_accurate(results, formula, inputs, half_in_float32=True, names=None):
         assert_near(got, want, np.broadcast_to(allowed, want.shape), name)
 
 
-def check_finite_differences(gradients, net, inputs, douts, names=None, which=None, most=200):
-    """Gradients in float64 are those of finite differences. Of larger inputs, `most` elements are looked at."""
+def finite_differences(function, inputs, douts, i, elements):
+    """The gradient of some elements of input `i`, and the size of the sums of which it is a difference."""
     step = 1e-6
+    expected, size = np.empty(len(elements)), 0
+    for k, flat in enumerate(elements):
+        sides = []
+        for sign in (1, -1):
+            moved = np.array(inputs[i])
+            moved.flat[flat] += sign * step
+            outs = map(np.asarray, as_tuple(function(*inputs[:i], moved, *inputs[i + 1 :])))
+            terms = [out * dout for out, dout in zip(outs, douts) if is_floating(out)]
+            sides.append(sum(term.sum() for term in terms))
+            size = max(size, sum(np.abs(term).sum() for term in terms))
+        expected[k] = (sides[0] - sides[1]) / (2 * step)
+    return expected, size
+
+
+def some_elements(array, most=200):
+    """Indices of all elements of an array or, of a larger one, of `most` of them."""
+    if array.size <= most:
+        return np.arange(array.size)
+    return np.r_[0, array.size - 1, np.random.default_rng(0).choice(array.size, most - 2, replace=False)]
+
+
+def check_finite_differences(gradients, net, inputs, douts, names=None, which=None):
+    """Gradients in float64 are those of finite differences."""
     for i, (array, gradient) in enumerate(zip(inputs, gradients)):
         if not is_floating(array) or (which is not None and i not in which):
             continue
         name = f"gradient of {names[i] if names else f'input {i}'}"
         assert gradient.shape == array.shape, f"{name}: expected shape {array.shape}, got {gradient.shape}"
-        chosen = np.arange(array.size)
-        if array.size > most:
-            chosen = np.r_[0, array.size - 1, np.random.default_rng(0).choice(array.size, most - 2, replace=False)]
-        expected, size = np.empty(len(chosen)), 0
-        for k, flat in enumerate(chosen):
-            sides = []
-            for sign in (1, -1):
-                moved = array.copy()
-                moved.flat[flat] += sign * step
-                outs = run(net, *inputs[:i], moved, *inputs[i + 1 :])
-                terms = [out * dout for out, dout in zip(outs, douts) if is_floating(out)]
-                sides.append(sum(term.sum() for term in terms))
-                size = max(size, sum(np.abs(term).sum() for term in terms))
-            expected[k] = (sides[0] - sides[1]) / (2 * step)
+        elements = some_elements(array)
+        expected, size = finite_differences(functools.partial(run, net), inputs, douts, i, elements)
         # The quotient's own error is about 1e-16 size / step + step^2.
-        got = gradient.reshape(-1)[chosen]
+        got = gradient.reshape(-1)[elements]
         wrong = ~(np.abs(got - expected) <= 1e-7 + 1e-9 * size + 1e-6 * np.abs(expected))
         if wrong.any():
             k = np.flatnonzero(wrong)[np.nan_to_num(np.abs(got - expected)[wrong], nan=np.inf).argmax()]
             raise AssertionError(
-                f"{at(name, np.unravel_index(chosen[k], array.shape))}: finite differences give {expected[k]:.9g}, "
-                f"got {got[k]:.9g}; {wrong.sum()} of {len(chosen)} are wrong"
+                f"{at(name, np.unravel_index(elements[k], array.shape))}: finite differences give {expected[k]:.9g}, "
+                f"got {got[k]:.9g}; {wrong.sum()} of {len(elements)} are wrong"
             )
 
 
@@ -213,8 +222,8 @@ def check_repeats(net, arrays, results=None):
         assert_equal(run(net, *arrays)[:results], expected)
 
 
-def check_inputs_unchanged(net, inputs, names=None):
+def check_inputs_unchanged(net, inputs):
     """Inputs are what they were."""
     tensors = [Tensor(a) for a in inputs]
     run(net, *tensors)
-    assert_equal([tensor.asnumpy() for tensor in tensors], inputs, names or [f"input {i}" for i in range(len(inputs))])
+    assert_equal([tensor.asnumpy() for tensor in tensors], inputs, [f"input {i}" for i in range(len(inputs))])

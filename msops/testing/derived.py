@@ -21,24 +21,18 @@ def small_inputs(operator, arrays):
     values = operator.signature.check(operator.label, *specs_of(arrays))
     names = [name for name in values if name not in operator.signature.values]
 
-    def of(name, length):
-        return {name: (length,) if isinstance(values[name], tuple) else length}
+    def of(length, *changed):
+        return values | {name: (length,) if isinstance(values[name], tuple) else length for name in changed}
 
-    changes = [(f"{name} = {n}", {**values, **of(name, n)}, None) for name in names for n in (0, 1)]
+    changes = [(f"{name} = {n}", of(n, name), None) for name in names for n in (0, 1)]
     if names:
-        ones = [of(name, 1) for name in names]
-        changes.append(("all sizes 1", {**values, **{k: v for one in ones for k, v in one.items()}}, None))
+        changes.append(("all sizes 1", of(1, *names), None))
     if any(tensor.sizes is None for tensor in tensors):
         changes += [(f"shape {shape}", values, shape) for shape in ((0,), (1,), ())]
     for words, sizes, any_shape in changes:
         try:
-            shapes = [
-                tensor.shape(operator.label, sizes)
-                if tensor.sizes is not None
-                else (a.shape if any_shape is None else any_shape)
-                for tensor, a in zip(tensors, arrays)
-            ]
-            changed = [np.resize(a, shape).astype(a.dtype) for a, shape in zip(arrays, shapes)]
+            shapes = [any_shape if t.sizes is None else t.shape(operator.label, sizes) for t in tensors]
+            changed = [np.resize(a, a.shape if shape is None else shape) for a, shape in zip(arrays, shapes)]
             operator.infer(*specs_of(changed))
         except (TypeError, ValueError, ZeroDivisionError):
             continue  # the operator refuses that

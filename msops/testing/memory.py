@@ -9,8 +9,9 @@ import mindspore
 import numpy as np
 
 from ..check import Spec
-from .checks import Skipped, assert_equal
+from .checks import assert_equal
 from .entry import DEFAULT_STREAM, Param, has_gpu_code, outputs_of, prepare
+from .report import Skipped
 
 GUARD = 4096  # bytes before and after each array
 PATTERNS = (0xFF, 0x5A)  # what is in them, and in outputs: NaN in every floating dtype, and a large number
@@ -125,7 +126,7 @@ def check_written(first, second):
 
 
 @contextlib.contextmanager
-def _quiet():
+def quiet():
     """Without what C functions print to stderr."""
     saved, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)
@@ -152,7 +153,7 @@ def check_wrong_calls(call):
     params, before = [Param.of(a.array) for a in call.arrays], [a.after().copy() for a in call.arrays]
 
     def refused(what, *arguments):
-        with _quiet():
+        with quiet():
             status = call(*arguments)
         assert status != 0, f"{call.operator.entry.name} returns 0 for {what}"
         for a, old in zip(call.arrays, before):
@@ -185,7 +186,7 @@ def check_rule_agrees(call):
     for i, x in enumerate(inputs):
         for shape in _other_shapes(x.shape):
             if outputs_with(call, i, shape) is not None:
-                with _quiet():
+                with quiet():
                     try:
                         call_entry(call.operator, [*inputs[:i], np.resize(x, shape), *inputs[i + 1 :]], (), call.torch)
                     except AssertionError as error:

@@ -11,68 +11,10 @@ from ..check import FLOATS, dtype_name
 from ..custom import Operator
 from ..signature import _dtype
 from . import checks, derived, memory
-from .checks import Gradient, Net, Skipped, as_tuple, cast, is_floating, random_like, run
+from .checks import Gradient, Net, as_tuple, cast, is_floating, random_like, run
+from .report import CHECKS, ENTRY_CHECKS, OpCheckError, Report, Skipped
 
 MODES = {"graph": mindspore.GRAPH_MODE, "pynative": mindspore.PYNATIVE_MODE}
-ENTRY_CHECKS = ("bounds", "inputs unchanged", "outputs written", "wrong calls")
-CHECKS = (
-    *ENTRY_CHECKS,
-    *("shapes and dtypes", "forward", "gradient", "gradient's dtypes", "graph = pynative", "repeated runs", "views"),
-    *("small sizes", "wrong inputs", "other instance"),
-)
-
-
-class OpCheckError(AssertionError):
-    """An operator is not sound: the message has every check that failed. See :func:`msops.testing.opcheck`.
-
-    Attributes:
-        report (Report): What the message says.
-    """
-
-    def __init__(self, report):
-        super().__init__(str(report))
-        self.report = report
-
-
-class Report(NamedTuple):
-    """What was checked: prints as a table. See :func:`msops.testing.opcheck`.
-
-    Attributes:
-        operator (str): Its name.
-        made (set): The names of the checks that were made.
-        failures (dict): What each check that failed found, a list of lines.
-        skipped (dict): Why a check, or a part of it, was not made.
-    """
-
-    operator: str
-    made: set
-    failures: dict
-    skipped: dict
-
-    def __str__(self):
-        lines = [f"opcheck of {self.operator}"]
-        for check in CHECKS:
-            words = ["FAILED" if check in self.failures else "ok"] * (check in self.made)
-            words += [f"skipped: {self.skipped.get(check)}"] * (check in self.skipped)
-            lines.append(f"  {check:<18} {'; in part '.join(words)}")
-            lines += [f"    {failure}" for failure in self.failures.get(check, ())]
-        return "\n".join(lines)
-
-    def attempt(self, check, where, function, *arguments):
-        """Calls a function of a check, and returns what it does. What it raises is a failure, but for Skipped."""
-        try:
-            result = function(*arguments)
-        except Skipped as reason:
-            self.skipped[check] = str(reason)
-            return None
-        except Exception as error:
-            kind = "" if isinstance(error, AssertionError) else f"{type(error).__name__}: "
-            line = f"{where}: {kind}{str(error).strip().splitlines()[0]}"
-            found = self.failures.setdefault(check, [])
-            found += [line] if line not in found else []
-            result = None
-        self.made.add(check)
-        return result
 
 
 def opcheck(op, inputs, reference=None, *, other=None, half_in_float32=True):
@@ -83,7 +25,8 @@ def opcheck(op, inputs, reference=None, *, other=None, half_in_float32=True):
     - shapes and dtypes are those that the operator promises and the reference has;
     - forward: in each dtype the error is at most twice that of the reference in this dtype, and a unit in the last
       place;
-    - gradient: in float64, that of finite differences; in the other dtypes, that in float64;
+    - gradient: in float64, that of finite differences, of the reference's if the operator takes no float64; in the
+      other dtypes, that in float64;
     - graph = pynative, repeated runs, views: the bits do not depend on the mode, on calls before, or on strides;
     - small sizes: each size that the signature names may be 0 and 1, unless the operator refuses that;
     - wrong inputs raise a TypeError or a ValueError;
@@ -126,12 +69,16 @@ def opcheck(op, inputs, reference=None, *, other=None, half_in_float32=True):
     try:
         subject = _describe(op, reference, half_in_float32, cases[0])
         report = subject.report
+        small = []
         if isinstance(op, Operator):
+            small = list(derived.small_inputs(op, subject.taken(cases[0], subject.dtypes[-1])))
             if not all(map(is_floating, cases[0])):
                 report.skipped["small sizes"] = "inputs that are not floating may depend on sizes"
+            elif not small:
+                report.skipped["small sizes"] = "the operator takes none"
             for where, arrays in subject.variants(cases):
                 _check_entries(subject, "shapes and dtypes", where, arrays)
-            for where, arrays in derived.small_inputs(op, subject.taken(cases[0], subject.dtypes[-1])):
+            for where, arrays in small:
                 _check_entries(subject._replace(reference=None), "small sizes", where, arrays)
         else:
             report.skipped.update(dict.fromkeys((*ENTRY_CHECKS, "small sizes", "wrong inputs"), "op is no Operator"))
@@ -141,9 +88,15 @@ def opcheck(op, inputs, reference=None, *, other=None, half_in_float32=True):
             kept = {}
             for name, number in MODES.items():
                 mindspore.set_context(mode=number)
-                _check_in_mode(subject, name, cases, other, kept)
+                _check_in_mode(subject, name, cases, small, other, kept)
     finally:
         mindspore.set_context(mode=mode)
+    forgotten = set(CHECKS) - report.made - report.skipped.keys()
+    if report.failures:
+        report.skipped.update(dict.fromkeys(forgotten, "it needs what failed"))
+    else:
+        report.made.update(forgotten)
+        report.failures.update({check: ["was neither made nor skipped"] for check in forgotten})
     if report.failures:
         raise OpCheckError(report)
     return report
@@ -167,6 +120,13 @@ class _Subject(NamedTuple):
             return arrays if dtype is None else cast(arrays, dtype)
         own = [t.dtype and dtype_name(_dtype(t.dtype, getattr(mindspore, dtype))) for t in self.op.signature.inputs]
         return [a.astype(kind) if kind else cast([a], dtype)[0] for a, kind in zip(arrays, own)]
+
+    def in_float64(self, arrays):
+        """Whether all gradients of these arrays are float64."""
+        return all(arrays[i].dtype == np.float64 for i in self.differentiable)
+
+    def takes_float64(self, arrays):
+        return "float64" in self.dtypes and self.in_float64(self.taken(arrays, "float64"))
 
     def variants(self, cases):
         """(words, inputs) of each case and dtype."""
@@ -202,7 +162,12 @@ def _describe(op, reference, half_in_float32, inputs):
     if reference is None:
         report.skipped["forward"] = "there is no reference"
     dtypes = _dtypes(op, inputs)
-    return _Subject(report, op, reference, half_in_float32, dtypes, names, results, differentiable)
+    subject = _Subject(report, op, reference, half_in_float32, dtypes, names, results, differentiable)
+    if dtypes == ["float64"]:
+        report.skipped.setdefault("gradient's dtypes", "the operator takes only float64")
+    elif not subject.takes_float64(inputs):
+        report.skipped.setdefault("gradient's dtypes", "the operator takes no float64")
+    return subject
 
 
 def _dtypes(op, inputs):
@@ -259,7 +224,7 @@ def _check_entry(report, check, where, operator, arrays, results):
     return calls[0]
 
 
-def _check_in_mode(subject, mode, cases, other, kept):
+def _check_in_mode(subject, mode, cases, small, other, kept):
     """All that needs no entry. `kept` holds the results of the mode before."""
     attempt, net = subject.report.attempt, subject.net()
     gradient = Gradient(net, len(subject.inputs))
@@ -278,7 +243,8 @@ def _check_in_mode(subject, mode, cases, other, kept):
             gradients = attempt("gradient", where, run, gradient, *arrays, *douts)
             if gradients is not None:
                 calls.append((gradient, [*arrays, *douts], gradients))
-                check = "gradient" if _in_float64(subject, arrays) else "gradient's dtypes"
+                exact = subject.in_float64(arrays) or not subject.takes_float64(arrays)
+                check = "gradient" if exact else "gradient's dtypes"
                 attempt(check, where, _check_gradients, subject, gradients, net, gradient, arrays, douts)
         for called, arguments, results in calls:
             attempt("inputs unchanged", where, checks.check_inputs_unchanged, called, arguments)
@@ -290,7 +256,7 @@ def _check_in_mode(subject, mode, cases, other, kept):
         kept[key] = results
     arrays = subject.taken(cases[0], subject.dtypes[-1])
     if isinstance(subject.op, Operator):
-        for what, changed in derived.small_inputs(subject.op, arrays):
+        for what, changed in small:
             attempt("small sizes", f"{mode}, {what}", _check_small, subject, net, gradient, changed)
         for what, changed in derived.wrong_inputs(subject.op, arrays):
             attempt("wrong inputs", f"{mode}, {what}", _check_refused, subject.op, net, changed)
@@ -307,20 +273,29 @@ def _douts(outs, results):
     return [dout * (i < results) for i, dout in enumerate(random_like(outs))]
 
 
-def _in_float64(subject, arrays):
-    return all(arrays[i].dtype == np.float64 for i in subject.differentiable)
-
-
 def _check_gradients(subject, gradients, net, gradient, arrays, douts):
     names, which = subject.inputs, subject.differentiable
-    if _in_float64(subject, arrays):
+    if subject.in_float64(arrays):
         return checks.check_finite_differences(gradients, net, arrays, douts, names, which)
-    if "float64" not in subject.dtypes:
-        raise Skipped("the operator does not take float64")
+    n = len(arrays)
+    if not subject.takes_float64(arrays):
+        if not subject.reference:
+            raise Skipped("the operator takes no float64, and there is no reference")
+
+        def differences(arguments):
+            """Those of the reference; where none are taken, the gradients themselves."""
+            arguments = cast(arguments, np.float64)
+            expected = cast(gradients, np.float64)
+            for i in which:
+                elements = checks.some_elements(arguments[i])
+                parts = subject.reference, arguments[:n], arguments[n:], i, elements
+                expected[i].flat[elements] = checks.finite_differences(*parts)[0]
+            return expected
+
+        return checks.check_gradient_dtype(gradients, differences, arrays, douts, names, which)
     exact = run(net, *subject.taken(arrays, "float64"))
 
     def in_float64(arguments):
-        n = len(arrays)
         inputs = subject.taken(arguments[:n], "float64")
         return run(gradient, *inputs, *(d.astype(out.dtype) for d, out in zip(arguments[n:], exact)))
 
@@ -376,7 +351,8 @@ def _check_refused(operator, net, arrays):
     else:
         raise AssertionError("the operator takes that")
     try:
-        run(net, *arrays)
+        with memory.quiet():  # MindSpore prints pages
+            run(net, *arrays)
     except (TypeError, ValueError):
         return
     except Exception as error:

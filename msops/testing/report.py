@@ -1,0 +1,67 @@
+"""What :func:`msops.testing.opcheck` found."""
+
+from typing import NamedTuple
+
+ENTRY_CHECKS = ("bounds", "inputs unchanged", "outputs written", "wrong calls")
+CHECKS = (
+    *ENTRY_CHECKS,
+    *("shapes and dtypes", "forward", "gradient", "gradient's dtypes", "graph = pynative", "repeated runs", "views"),
+    *("small sizes", "wrong inputs", "other instance"),
+)
+
+
+class Skipped(Exception):  # noqa: N818
+    """Why a check cannot be made."""
+
+
+class OpCheckError(AssertionError):
+    """An operator is not sound: the message has every check that failed. See :func:`msops.testing.opcheck`.
+
+    Attributes:
+        report (Report): What the message says.
+    """
+
+    def __init__(self, report):
+        super().__init__(str(report))
+        self.report = report
+
+
+class Report(NamedTuple):
+    """What was checked: prints as a table. See :func:`msops.testing.opcheck`.
+
+    Attributes:
+        operator (str): Its name.
+        made (set): The names of the checks that were made.
+        failures (dict): What each check that failed found, a list of lines.
+        skipped (dict): Why a check, or a part of it, was not made.
+    """
+
+    operator: str
+    made: set
+    failures: dict
+    skipped: dict
+
+    def __str__(self):
+        lines = [f"opcheck of {self.operator}"]
+        for check in CHECKS:
+            words = ["FAILED" if check in self.failures else "ok"] * (check in self.made)
+            words += [f"skipped: {self.skipped.get(check)}"] * (check in self.skipped)
+            lines.append(f"  {check:<18} {'; in part '.join(words)}")
+            lines += [f"    {failure}" for failure in self.failures.get(check, ())]
+        return "\n".join(lines)
+
+    def attempt(self, check, where, function, *arguments):
+        """Calls a function of a check, and returns what it does. What it raises is a failure, but for Skipped."""
+        try:
+            result = function(*arguments)
+        except Skipped as reason:
+            self.skipped[check] = str(reason)
+            return None
+        except Exception as error:
+            kind = "" if isinstance(error, AssertionError) else f"{type(error).__name__}: "
+            line = f"{where}: {kind}{str(error).strip().splitlines()[0]}"
+            found = self.failures.setdefault(check, [])
+            found += [line] if line not in found else []
+            result = None
+        self.made.add(check)
+        return result
