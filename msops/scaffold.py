@@ -6,13 +6,14 @@ import keyword
 import os
 import re
 import shlex
-import sys
 from pathlib import Path
+
+from .compat import standard_modules
 
 _PACKAGE = Path(__file__).resolve().parent
 _TEMPLATES = {"elementwise": "swish", "reduction": "logsumexp"}
 # Modules that the operator's own, which is in front of them on Python's path, would hide; and names in the templates.
-_TAKEN = {*sys.stdlib_module_names, "mindspore", "msops", "numpy", "pytest", "scipy"}
+_TAKEN = {*standard_modules(), "mindspore", "msops", "numpy", "pytest", "scipy"}
 _TAKEN |= {"inf", "main", "microseconds", "nan", "nn", "np", "of_mindspore", "opcheck", "ops", "reference"}
 
 _DESCRIPTION = """\
