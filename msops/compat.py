@@ -13,7 +13,7 @@ jit = mindspore.ms_function if VERSION < (2, 0) else mindspore.jit
 
 
 def set_device(target):
-    """ "CPU" or "GPU"."""
+    """Chooses the CPU or the GPU."""
     if VERSION < (2, 5):
         mindspore.set_context(device_target=target)
     else:
