@@ -53,7 +53,7 @@ PYTHON ?= $(firstword $(foreach version,3 3.12 3.11 3.10,$(shell python$(version
 $(VENV)/.ready: pyproject.toml setup.py
 	@test -n "$(PYTHON)" || { echo "msops needs Python 3.10, 3.11 or 3.12 with its venv module (Debian: apt install python3-venv)."; exit 1; }
 	$(PYTHON) -m venv --clear $(VENV)
-	$(VENV)/bin/pip install --quiet --disable-pip-version-check --editable '.[bench,lint,test]'
+	$(VENV)/bin/pip install --quiet --disable-pip-version-check --editable '.[mindspore,bench,lint,test]'
 	@touch $@
 
 .PHONY: demo
@@ -63,6 +63,11 @@ demo: all $(VENV)/.ready ## Train a network on handwritten digits, and show the 
 .PHONY: test
 test: all $(VENV)/.ready ## Run the tests
 	$(VENV)/bin/python -m pytest $(ARGS)
+
+# Environments for the other versions of MindSpore, in .matrix; those whose Python is missing are skipped.
+.PHONY: test-matrix
+test-matrix: all ## Run the operators' tests under each version of MindSpore
+	$(PYTHON) tests/matrix.py $(ARGS)
 
 # What compute-sanitizer finds in the kernels, called through their C entries. Needs torch with CUDA.
 SANITIZERS := memcheck racecheck initcheck synccheck
@@ -103,10 +108,10 @@ clean: ## Remove what was built, but not the virtual environment
 .PHONY: help
 help: ## Show this
 	@echo "Targets:"
-	@sed -nE 's/^([a-z]+):.* ## (.*)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 12
+	@sed -nE 's/^([a-z-]+):.* ## (.*)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 15
 	@echo "Variables:"
-	@echo "  ARCHS     GPU architectures to build for, as in ARCHS=\"70 80 90\"; default: the GPU at hand, else data centres'"
-	@echo "  NVCC      the CUDA compiler; NVCC= builds for the CPU alone"
-	@echo "  CXX       the C++ compiler, also for nvcc's host code"
-	@echo "  PYTHON    the Python to make the virtual environment with"
-	@echo "  ARGS      what to pass to pytest, the demo or the benchmark, as in ARGS=\"-k sigmoid\""
+	@echo "  ARCHS        GPU architectures to build for, as in ARCHS=\"70 80 90\"; default: the GPU at hand, else data centres'"
+	@echo "  NVCC         the CUDA compiler; NVCC= builds for the CPU alone"
+	@echo "  CXX          the C++ compiler, also for nvcc's host code"
+	@echo "  PYTHON       the Python to make the virtual environment with"
+	@echo "  ARGS         what to pass to pytest, the demo or the benchmark, as in ARGS=\"-k sigmoid\""

@@ -36,7 +36,7 @@ class Spec(NamedTuple):
 def from_inference(argument):
     """The Spec of what MindSpore hands to a primitive's inference."""
     dtype = argument["dtype"]
-    if isinstance(dtype, mstype.TensorType):
+    if isinstance(dtype, mstype.typing.TensorType):
         return Spec(tuple(argument["shape"]), dtype.element_type())
     value = argument.get("value")
     return Spec(None, str(dtype) if value is None else type(value).__name__)

@@ -159,7 +159,7 @@ class Operator(ops.Custom):
         inferred = self._inferred.get(specs)
         if inferred is None:
             outputs = self.infer(*specs)
-            shapes, dtypes = zip(*((out.shape, mstype.TensorType(out.dtype)) for out in outputs))
+            shapes, dtypes = zip(*((out.shape, mstype.typing.TensorType(out.dtype)) for out in outputs))
             inferred = (shapes[0], dtypes[0]) if len(outputs) == 1 else (shapes, dtypes)
             if len(self._inferred) >= _KEPT:
                 self._inferred.clear()

@@ -23,8 +23,8 @@ _DESCRIPTION = """\
 Shows what is found of all that msops needs, what is wrong, and the commands that mend it; runs an operator on each
 device. The exit status is 0 if a device works, else 1."""
 
-_PYTHONS = (3, 10), (3, 12)
-_MINDSPORE = "mindspore==2.10.*"
+_PYTHONS = (3, 9), (3, 12)
+_MINDSPORE = "mindspore>=2.7,<2.11"
 # MindSpore's wheels are built against NumPy 1, and need what SciPy 1.14 removed.
 _BELOW = {"NumPy": "2", "SciPy": "1.14"}
 _OLDEST_GPU = 70
@@ -49,7 +49,8 @@ try:
     import mindspore
     import numpy as np
     print("imported", flush=True)
-    mindspore.set_device({device!r})
+    from msops.compat import set_device
+    set_device({device!r})
     import msops
     x = np.array([-1, 0, 1], np.float32)
     y = msops.sigmoid(mindspore.Tensor(x)).asnumpy()

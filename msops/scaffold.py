@@ -5,10 +5,10 @@ import ast
 import contextlib
 import keyword
 import os
+import pkgutil
 import re
 import shlex
 import sys
-from importlib.metadata import packages_distributions
 from pathlib import Path
 
 _PACKAGE = Path(__file__).resolve().parent
@@ -97,7 +97,10 @@ def new(name, kind, folder):
 
 def _taken(kind):
     """Names of modules, which the operator's would hide, and those in the files, which would hide the operator's."""
-    names = {"msops", *sys.stdlib_module_names, *packages_distributions()}
+    names = {"msops", *sys.builtin_module_names}
+    names |= {
+        module.name for module in pkgutil.iter_modules([path for path in sys.path if path not in ("", os.getcwd())])
+    }
     for file, text in _texts(_TEMPLATES[kind], kind).items():
         if file.endswith(".py"):
             for node in ast.walk(ast.parse(text)):

@@ -1,13 +1,15 @@
 import mindspore
 import pytest
 
+from msops.compat import VERSION, set_device
+
 
 def pytest_addoption(parser):
     parser.addoption("--device-target", choices=("CPU", "GPU"), default="CPU", help="where the operators run")
 
 
 def pytest_configure(config):
-    mindspore.set_device(config.getoption("--device-target"))
+    set_device(config.getoption("--device-target"))
     if config.getoption("--device-target") == "GPU":  # MindSpore's own convolution is a reference of some tests
         mindspore.device_context.gpu.op_precision.conv_allow_tf32(False)
 
@@ -22,3 +24,12 @@ def mode(request):
     """Runs the test in both of MindSpore's modes."""
     mindspore.set_context(mode=mindspore.GRAPH_MODE if request.param == "graph" else mindspore.PYNATIVE_MODE)
     return request.param
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_call():
+    """Skips what needs empty tensors where MindSpore makes none, or has no memory for those that come out."""
+    outcome = yield
+    words = ("can not contain zero dimension", "The device address is empty")
+    if VERSION < (2, 7) and outcome.excinfo and any(word in str(outcome.excinfo[1]) for word in words):
+        outcome.force_exception(pytest.skip.Exception("MindSpore before 2.7 has no empty tensors"))

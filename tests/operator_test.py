@@ -2,10 +2,9 @@
 
 import functools
 
-import mindspore
 import numpy as np
 import pytest
-from mindspore import Tensor, nn
+from mindspore import Tensor, nn, ops
 
 from msops.testing.checks import (
     Gradient,
@@ -124,7 +123,7 @@ def check_training(net, *inputs):
     """The gradients reach every Parameter of `net`: by value_and_grad, and in TrainOneStepCell."""
     loss_net, tensors = Training(net), [Tensor(a) if isinstance(a, np.ndarray) else a for a in inputs]
     parameters = net.trainable_params()
-    loss, gradients = mindspore.value_and_grad(loss_net, None, parameters)(*tensors)
+    loss, gradients = ops.value_and_grad(loss_net, None, parameters)(*tensors)
     before = [p.asnumpy().copy() for p in parameters]
     for gradient in gradients:
         assert np.abs(gradient.asnumpy()).max() > 0

@@ -143,7 +143,7 @@ def test_old_python(monkeypatch):
 def test_nothing_installed(patient):
     findings = patient.examine("-S")
     (mend,) = wrong(findings["MindSpore"], "not installed")
-    assert mend.endswith("-m pip install 'mindspore==2.10.*' 'numpy<2' 'scipy<1.14'")
+    assert mend.endswith("-m pip install 'mindspore>=2.7,<2.11' 'numpy<2' 'scipy<1.14'")
     wrong(findings["NumPy"], "not installed")
     wrong(findings["SciPy"], "not installed")
     wrong(findings["CPU"], "import mindspore: ModuleNotFoundError: No module named 'mindspore'")

@@ -1,5 +1,7 @@
 """The C entries by themselves: what a valid call writes, and that every other call is refused without a trace."""
 
+from __future__ import annotations
+
 import math
 import os
 import re

@@ -198,7 +198,7 @@ def check_gradient_dtype(gradients, in_float64, inputs, douts, names, which):
 
 
 def _turned(a):
-    return Tensor(np.ascontiguousarray(a.T)).transpose(*reversed(range(a.ndim))) if a.ndim else Tensor(a)
+    return Tensor(np.ascontiguousarray(a.T)).transpose(tuple(reversed(range(a.ndim)))) if a.ndim else Tensor(a)
 
 
 def _sliced(a):

@@ -7,6 +7,8 @@ Arrays are NumPy's or, together with a stream, torch's on the GPU. What is calle
         run()
 """
 
+from __future__ import annotations
+
 import ctypes
 import enum
 import functools

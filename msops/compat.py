@@ -1,0 +1,17 @@
+"""What differs between versions of MindSpore, from 1.10 on."""
+
+import re
+
+import mindspore
+
+VERSION = tuple(map(int, re.findall(r"\d+", mindspore.__version__)[:2]))
+
+jit = mindspore.ms_function if VERSION < (2, 0) else mindspore.jit
+
+
+def set_device(target):
+    """Chooses the CPU or the GPU."""
+    if VERSION < (2, 5):
+        mindspore.set_context(device_target=target)
+    else:
+        mindspore.set_device(target)
