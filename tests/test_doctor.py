@@ -136,7 +136,7 @@ def test_screen(patient):
 def test_old_python(monkeypatch):
     monkeypatch.setattr(sys, "version_info", (3, 8, 20))
     finding = doctor._python()
-    assert "must be 3.10 to 3.12" in finding.text
+    assert "must be 3.9 to 3.12" in finding.text
     assert finding.state == "wrong"
 
 
