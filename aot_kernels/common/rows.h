@@ -11,7 +11,8 @@
 // is the body of for_rows<T>(call, number_of_rows, {x}, body). Rows are made of a Tensor's last axis.
 //
 // A team is the threads that share a row: one on the CPU; on the GPU 2, 4, 8 or 32 of a warp, or a block. All of them
-// get the results of its reductions, which are always made in the same order.
+// get the results of its reductions, which are always made in the same order. Every row must make the same reductions,
+// since the teams of a warp make them together: what depends on values is chosen by `?:`, not by `if`.
 #pragma once
 
 #include <math.h>  // also makes exp and its like for float known without std::
