@@ -363,6 +363,8 @@ def test_second_order(mode, library):
 
 def test_third_order(mode, library):
     """Needs a function, since ddx is an input already."""
+    if mode == "pynative" and compat.VERSION < (2, 7):
+        pytest.skip("MindSpore before 2.7 fails")
     third = custom_op(library.CubeThird, "x, dy, g, a, b -> dx, ddy, dg")
 
     def gradient(x, dy, ddx, out, dout):
@@ -383,7 +385,8 @@ def test_deepcopy(mode, library):
 PROGRAM = """
 import sys
 import mindspore, msops
-from mindspore import Tensor, nn
+from mindspore import Tensor, nn, ops
+from msops.compat import set_device
 
 library = msops.Library(sys.argv[1])
 backward = msops.custom_op(library.BothBackward, "x, y, dsum, dproduct -> dx, dy")
@@ -393,8 +396,9 @@ class Net(nn.Cell):
     def construct(self, x):
         return both(x, x)[1]
 
+set_device("CPU")
 mindspore.set_context(mode=mindspore.GRAPH_MODE)
-print(mindspore.grad(Net())(Tensor([3.0])))
+print(ops.grad(Net())(Tensor([3.0])))
 """
 
 
@@ -407,7 +411,7 @@ def test_files_of_gradients(library, tmp_path, cache):
     command = [sys.executable, tmp_path / "program.py", library.path]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.stdout == "[6.]\n", done.stderr
-    assert ("gradient" in done.stderr) == (cache != "cache")
+    assert ("gradient" in done.stderr) == (cache != "cache" and compat.VERSION >= (2, 7))
 
 
 def test_jit(library):
