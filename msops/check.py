@@ -42,6 +42,11 @@ def from_inference(argument):
     return Spec(None, str(dtype) if value is None else type(value).__name__)
 
 
+def accumulator(dtype):
+    """What elements of `dtype` are summed in."""
+    return mindspore.float64 if dtype == mindspore.float64 else mindspore.float32
+
+
 def dtype_name(dtype):
     """As NumPy calls it."""
     return str(dtype).lower()

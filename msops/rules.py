@@ -1,8 +1,6 @@
 """Parts for the `infer` of :func:`msops.custom_op`."""
 
-import mindspore
-
-from .check import Spec
+from .check import Spec, accumulator
 
 
 def broadcast(*inputs):
@@ -35,4 +33,4 @@ def scratch(dtype, *shape):
         >>> print(msops.scratch(mindspore.float16, 8, 5).dtype)
         Float32
     """
-    return Spec(shape, mindspore.float64 if dtype == mindspore.float64 else mindspore.float32)
+    return Spec(shape, accumulator(dtype))

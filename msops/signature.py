@@ -6,7 +6,7 @@ from typing import NamedTuple
 import mindspore
 from mindspore.common import dtype as mstype
 
-from .check import FLOATS, Spec, dtype_name
+from .check import FLOATS, Spec, accumulator, dtype_name
 
 _FUNCTIONS = {"min": min, "max": max}
 _NODES = (ast.BinOp, ast.UnaryOp, ast.Name, ast.Constant, ast.Starred, ast.Load)
@@ -210,5 +210,5 @@ def _dtype(name, common):
     if name is None:
         return common
     if name == "accumulator":
-        return mindspore.float64 if common == mindspore.float64 else mindspore.float32
+        return accumulator(common)
     return getattr(mindspore, name)
