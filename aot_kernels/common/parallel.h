@@ -35,44 +35,57 @@ class KeepSubnormals {
 #endif
 };
 
-template <typename Body>
-MSOPS_CPU void run_range(int64_t begin, int64_t end, const Body& body) {
-  for (int64_t i = begin; i < end; ++i) body(i);
-}
-
 #ifdef __x86_64__
-// The same for the instructions of CPUs since about 2013: all that is inlined is compiled again for them.
+// body(part, parts), and all that is inlined, compiled again for the instructions of CPUs since about 2013.
 template <typename Body>
-__attribute__((target("avx2,fma"))) void run_range_avx2(int64_t begin, int64_t end, Body body) {
-  run_range(begin, end, body);
+__attribute__((target("avx2,fma"))) void run_avx2(int64_t part, int64_t parts, Body body) {
+  body(part, parts);
 }
 #endif
+
+// body(part, parts) for each part, on as many of the CPU's threads at once, `most` at the most. `work` is that of all
+// in units of one simple element.
+template <typename Body>
+void on_threads(Call& call, int64_t most, double work, const Body& body) {
+  if (!call.ok() || most == 0) return;
+  constexpr double kWork = 1 << 17;  // some 30 us, for which it pays to wake a thread
+  const int cores = omp_get_max_threads();
+  const double wanted = work / kWork;
+  // If there are more threads than cores, those that wait for others sleep at once (GCC's manual, GOMP_SPINCOUNT), so
+  // one without work is added when all cores are wanted. Else they spin for milliseconds on cores that MindSpore's own
+  // threads need: in PyNative mode on two cores, adding 10^5 elements took 15 ms then instead of 0.2.
+  const int threads = most == 1 || cores == 1 || wanted < 2 ? 1 : wanted < cores ? static_cast<int>(wanted) : cores + 1;
+#pragma omp parallel num_threads(threads)
+  {
+    [[maybe_unused]] const KeepSubnormals guard;
+    const int64_t part = omp_get_thread_num(), parts = std::min<int64_t>({omp_get_num_threads(), cores, most});
+    if (part < parts) {
+#ifdef __x86_64__
+      if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
+        run_avx2(part, parts, body);
+      } else
+#endif
+        body(part, parts);
+    }
+  }
+}
+
+// A part of the indices in [0, n).
+template <typename Body>
+struct ForPart {
+  int64_t n;
+  const Body& body;
+
+  MSOPS_CPU void operator()(int64_t part, int64_t parts) const {
+    const int64_t end = part_begin(n, part + 1, parts);
+    for (int64_t i = part_begin(n, part, parts); i < end; ++i) body(i);
+  }
+};
 
 // body(i) for every i in [0, n), on the CPU's threads. `cost` is the work of one i in units of one simple element.
 template <typename Body>
 void on_cpu(Call& call, int64_t n, const Body& body, double cost) {
-  if (!call.ok() || n == 0) return;
-  constexpr double kWork = 1 << 17;  // some 30 us, for which it pays to wake a thread
-  const int most = omp_get_max_threads();
-  const double wanted = static_cast<double>(n) * cost / kWork;
-  // If there are more threads than cores, those that wait for others sleep at once (GCC's manual, GOMP_SPINCOUNT), so
-  // one without work is added when all cores are wanted. Else they spin for milliseconds on cores that MindSpore's own
-  // threads need: in PyNative mode on two cores, adding 10^5 elements took 15 ms then instead of 0.2.
-  const int threads = n == 1 || most == 1 || wanted < 2 ? 1 : wanted < most ? static_cast<int>(wanted) : most + 1;
-#pragma omp parallel num_threads(threads)
-  {
-    [[maybe_unused]] const KeepSubnormals guard;
-    const int64_t part = omp_get_thread_num(), parts = std::min(omp_get_num_threads(), most);
-    if (part < parts) {
-      const int64_t begin = part_begin(n, part, parts), end = part_begin(n, part + 1, parts);
-#ifdef __x86_64__
-      if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
-        run_range_avx2(begin, end, body);
-      } else
-#endif
-        run_range(begin, end, body);
-    }
-  }
+  on_threads(call, n, static_cast<double>(n) * cost, ForPart<Body>{n, body});
 }
 
 #ifdef __CUDACC__
