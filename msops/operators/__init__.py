@@ -2,7 +2,7 @@
 
 from .add import Add, add
 from .depthwise_conv2d import DepthwiseConv2d, depthwise_conv2d
-from .lltm import LLTMCell, lltm_cell
+from .lltm import LLTMCell, lltm, lltm_cell
 from .sigmoid import Sigmoid, sigmoid
 from .trilinear_interpolation import TrilinearInterpolation, trilinear_interpolation
 
@@ -14,6 +14,7 @@ __all__ = [
     "TrilinearInterpolation",
     "add",
     "depthwise_conv2d",
+    "lltm",
     "lltm_cell",
     "sigmoid",
     "trilinear_interpolation",

@@ -1,0 +1,247 @@
+// The time loop on the CPU, in one call of its threads. Each has some of the samples, and runs them through all of
+// time; where these are too few, it has some of the hidden units, and waits for the others behind each step.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <memory>
+#include <thread>
+
+#include "../common/parallel.h"
+#include "sequence.h"
+
+namespace msops {
+namespace lltm {
+namespace cpu {
+
+// The weights are copied to panels of three vectors a row, which are multiplied with four samples at once: twelve sums
+// hide the latency of multiply-add, and have room in the 16 vector registers.
+constexpr int kSamples = 4, kVectors = kGates;
+template <typename C>
+constexpr int kWidth = 32 / sizeof(C);
+template <typename C>
+constexpr int kColumns = kVectors * kWidth<C>;
+
+constexpr int64_t tiles(int64_t length, int64_t tile) { return (length + tile - 1) / tile; }
+
+// sums[r][column] = sum over k of x[r][k] * panel[k][column] for kRows samples or, if `rows` is less, that many.
+template <int kRows, typename C>
+MSOPS_CPU void multiply(const C* x, int64_t pitch, int rows, const C* panel, int64_t depth,
+                        C (&sums)[kSamples][kColumns<C>]) {
+  if constexpr (kRows > 1) {
+    if (rows < kRows) return multiply<kRows - 1>(x, pitch, rows, panel, depth, sums);
+  }
+  constexpr int kSets = kSamples / kRows;  // of sums, which take turns
+  C parts[kSets][kRows][kVectors][kWidth<C>] = {};
+  int64_t k = 0;
+  for (; k + kSets <= depth; k += kSets)
+    for (int s = 0; s < kSets; ++s)
+      for (int r = 0; r < kRows; ++r)
+        for (int v = 0; v < kVectors; ++v)
+#pragma omp simd
+          for (int w = 0; w < kWidth<C>; ++w)
+            parts[s][r][v][w] += x[r * pitch + k + s] * panel[((k + s) * kVectors + v) * kWidth<C> + w];
+  for (; k < depth; ++k)
+    for (int r = 0; r < kRows; ++r)
+      for (int v = 0; v < kVectors; ++v)
+#pragma omp simd
+        for (int w = 0; w < kWidth<C>; ++w)
+          parts[0][r][v][w] += x[r * pitch + k] * panel[(k * kVectors + v) * kWidth<C> + w];
+  for (int s = 1; s < kSets; ++s)
+    for (int r = 0; r < kRows; ++r)
+      for (int v = 0; v < kVectors; ++v)
+#pragma omp simd
+        for (int w = 0; w < kWidth<C>; ++w) parts[0][r][v][w] += parts[s][r][v][w];
+  for (int r = 0; r < kRows; ++r)
+    for (int v = 0; v < kVectors; ++v)
+#pragma omp simd
+      for (int w = 0; w < kWidth<C>; ++w) sums[r][v * kWidth<C> + w] = parts[0][r][v][w];
+}
+
+// Where threads wait for each other.
+class Barrier {
+ public:
+  MSOPS_CPU void wait(int64_t threads, int64_t& waits) {
+    const int64_t all = threads * ++waits;
+    if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == all) return;
+    for (int spins = 0; arrived_.load(std::memory_order_acquire) < all; ++spins)
+      if (spins > 1000) std::this_thread::yield();
+  }
+
+ private:
+  std::atomic<int64_t> arrived_{0};
+};
+
+// What a thread has of the samples, in blocks of kSamples, and of the hidden units, in panels of `width`.
+struct Share {
+  int64_t blocks, panels, first_block, end_block, first_panel, end_panel, first_sample, end_sample, first_unit,
+      end_unit;
+  bool waits;
+
+  MSOPS_CPU Share(const Sequence& s, int64_t width, int64_t part, int64_t parts)
+      : blocks(tiles(s.batch, kSamples)), panels(tiles(s.hidden, width)) {
+    // Waiting takes a thread as long as some 2^14 multiplications.
+    waits = blocks % parts != 0 && blocks < 4 * parts && kGates * s.batch * s.hidden * s.hidden > parts << 14;
+    first_block = waits ? 0 : part_begin(blocks, part, parts);
+    end_block = waits ? blocks : part_begin(blocks, part + 1, parts);
+    first_panel = waits ? part_begin(panels, part, parts) : 0;
+    end_panel = waits ? part_begin(panels, part + 1, parts) : panels;
+    first_sample = first_block * kSamples, end_sample = std::min(end_block * kSamples, s.batch);
+    first_unit = first_panel * width, end_unit = std::min(end_panel * width, s.hidden);
+  }
+};
+
+// Calls `f(at, sample, unit)` for each of a share's elements of arrays (batch, hidden).
+template <typename F>
+MSOPS_CPU void for_each(const Share& share, int64_t hidden, const F& f) {
+  for (int64_t sample = share.first_sample; sample < share.end_sample; ++sample)
+#pragma omp simd
+    for (int64_t unit = share.first_unit; unit < share.end_unit; ++unit) f(sample * hidden + unit, sample, unit);
+}
+
+// Multiplies a share, and calls `f(sample, unit, n, sums)` with the sums of n neighbouring units.
+template <typename C, typename F>
+MSOPS_CPU void multiply(const Share& share, const C* x, int64_t depth, const C* panels, int64_t width, const F& f) {
+  for (int64_t panel = share.first_panel; panel < share.end_panel; ++panel)
+    for (int64_t block = share.first_block; block < share.end_block; ++block) {
+      const int64_t first = block * kSamples, unit = panel * width;
+      const int rows = static_cast<int>(std::min<int64_t>(kSamples, share.end_sample - first));
+      C sums[kSamples][kColumns<C>];
+      multiply<kSamples>(x + first * depth, depth, rows, panels + panel * depth * kColumns<C>, depth, sums);
+      for (int r = 0; r < rows; ++r) f(first + r, unit, std::min(width, share.end_unit - unit), sums[r]);
+    }
+}
+
+template <typename T>
+struct Forward {
+  using C = Compute<T>;
+  static constexpr int kUnits = kWidth<C>;  // of a panel: a vector of each gate
+  SequenceForward<T> s;
+  C *panels, *h, *c;  // h before and behind a step take turns
+  Barrier* barrier;
+
+  MSOPS_CPU void operator()(int64_t part, int64_t parts) const {
+    const Share share(s, kUnits, part, parts);
+    const int64_t states = s.batch * s.hidden, end_packing = part_begin(share.panels, part + 1, parts);
+    int64_t waits = 0;
+    for (int64_t panel = part_begin(share.panels, part, parts); panel < end_packing; ++panel) pack(panel);
+    for_each(share, s.hidden, [&](int64_t at, int64_t sample, int64_t unit) __attribute__((always_inline)) {
+      const auto state = s.begin(sample, unit);
+      h[at] = state.h, c[at] = state.c;
+    });
+    barrier->wait(parts, waits);
+    for (int64_t step = 0; step < s.steps; ++step) {
+      const C* before = h + step % 2 * states;
+      C* behind = h + (step + 1) % 2 * states;
+      multiply(share, before, s.hidden, panels, kUnits,
+               [&](int64_t sample, int64_t first, int64_t n, const C(&sums)[kColumns<C>])
+                   __attribute__((always_inline)) {
+#pragma omp simd
+                     for (int64_t j = 0; j < n; ++j) {
+                       const int64_t unit = first + j, at = sample * s.hidden + unit;
+                       const C products[kGates] = {sums[j], sums[kUnits + j], sums[2 * kUnits + j]};
+                       typename SequenceForward<T>::State state{before[at], c[at]};
+                       s.write(s.advance(s.read(step, sample, unit), products, state), step, sample, unit);
+                       behind[at] = state.h, c[at] = state.c;
+                     }
+                   });
+      if (share.waits) barrier->wait(parts, waits);
+    }
+    const C* last = h + s.steps % 2 * states;
+    for_each(share, s.hidden,
+             [&](int64_t at, int64_t sample, int64_t unit) { s.end({last[at], c[at]}, sample, unit); });
+  }
+
+  // Of some units' gates, the rows of the weights, as columns.
+  MSOPS_CPU void pack(int64_t panel) const {
+    C* to = panels + panel * s.hidden * kColumns<C>;
+    for (int gate = 0; gate < kGates; ++gate)
+      for (int j = 0; j < kUnits; ++j) {
+        const int64_t unit = panel * kUnits + j;
+        const T* row = s.weight + (gate * s.hidden + unit) * s.hidden;
+        for (int64_t k = 0; k < s.hidden; ++k)
+          to[(k * kGates + gate) * kUnits + j] = unit < s.hidden ? C(row[k]) : C(0);
+      }
+  }
+};
+
+template <typename T>
+struct Backward {
+  using C = Compute<T>;
+  static constexpr int kUnits = kColumns<C>;
+  SequenceBackward<T> s;
+  C *panels, *dgates, *dh, *dc;  // the gates' gradients of a step and those of the next take turns
+  Barrier* barrier;
+
+  MSOPS_CPU void operator()(int64_t part, int64_t parts) const {
+    const Share share(s, kUnits, part, parts);
+    const int64_t gates = kGates * s.hidden, end_packing = part_begin(share.panels, part + 1, parts);
+    int64_t waits = 0;
+    for (int64_t panel = part_begin(share.panels, part, parts); panel < end_packing; ++panel) pack(panel);
+    for_each(share, s.hidden, [&](int64_t at, int64_t sample, int64_t unit) __attribute__((always_inline)) {
+      const auto state = s.begin(sample, unit);
+      dh[at] = state.h, dc[at] = state.c;
+    });
+    barrier->wait(parts, waits);
+    for (int64_t step = s.steps - 1; step >= 0; --step) {
+      C* of_step = dgates + step % 2 * s.batch * gates;
+      for_each(share, s.hidden, [&](int64_t at, int64_t sample, int64_t unit) __attribute__((always_inline)) {
+        typename SequenceBackward<T>::State state{dh[at], dc[at]};
+        const auto out = s.advance(s.read(step, sample, unit), state);
+        s.write(out, step, sample, unit);
+        dc[at] = state.c;
+        for (int gate = 0; gate < kGates; ++gate) of_step[sample * gates + gate * s.hidden + unit] = C(out.gates[gate]);
+      });
+      if (share.waits) barrier->wait(parts, waits);
+      multiply(share, of_step, gates, panels, kUnits,
+               [&](int64_t sample, int64_t first, int64_t n, const C(&sums)[kUnits]) __attribute__((always_inline)) {
+                 if (s.active(s.time(step), sample)) std::copy_n(sums, n, dh + sample * s.hidden + first);
+               });
+    }
+    for_each(share, s.hidden, [&](int64_t at, int64_t sample, int64_t unit) { s.end({dh[at], dc[at]}, sample, unit); });
+  }
+
+  // Some of the columns of the weights.
+  MSOPS_CPU void pack(int64_t panel) const {
+    C* to = panels + panel * kGates * s.hidden * kUnits;
+    for (int64_t k = 0; k < kGates * s.hidden; ++k)
+      for (int64_t j = 0, unit = panel * kUnits; j < kUnits; ++j, ++unit)
+        to[k * kUnits + j] = unit < s.hidden ? C(s.weight[k * s.hidden + unit]) : C(0);
+  }
+};
+
+// Panels of all weights, of `rows` rows each.
+template <typename C>
+std::unique_ptr<C[]> room_for_panels(int64_t rows, int64_t panels) {
+  return std::unique_ptr<C[]>(new C[rows * panels * kColumns<C>]);
+}
+
+// A step is a vector's share of the products, and the exponentials.
+inline double work(const Sequence& s) {
+  const double hidden = static_cast<double>(s.hidden);
+  return static_cast<double>(s.steps * s.batch) * hidden * (hidden / 4 + 16);
+}
+
+template <typename T>
+void forward(Call& call, const SequenceForward<T>& s, Compute<T>* scratch) {
+  using Body = Forward<T>;
+  const int64_t panels = tiles(s.hidden, Body::kUnits), states = s.batch * s.hidden;
+  const auto room = room_for_panels<Compute<T>>(s.hidden, panels);
+  Barrier barrier;
+  const Body body{s, room.get(), scratch, scratch + 2 * states, &barrier};
+  on_threads(call, states == 0 ? 0 : std::max(panels, tiles(s.batch, kSamples)), work(s), body);
+}
+
+template <typename T>
+void backward(Call& call, const SequenceBackward<T>& s, Compute<T>* scratch) {
+  using Body = Backward<T>;
+  const int64_t panels = tiles(s.hidden, Body::kUnits), states = s.batch * s.hidden;
+  const auto room = room_for_panels<Compute<T>>(kGates * s.hidden, panels);
+  Barrier barrier;
+  const Body body{s, room.get(), scratch, scratch + 6 * states, scratch + 7 * states, &barrier};
+  on_threads(call, states == 0 ? 0 : std::max(panels, tiles(s.batch, kSamples)), work(s), body);
+}
+
+}  // namespace cpu
+}  // namespace lltm
+}  // namespace msops
