@@ -1,0 +1,126 @@
+// The time loop where the recurrent weights fit into the registers of one block's threads: a block takes some samples
+// through all steps, and never waits for another.
+#pragma once
+
+#include "../common/pack.h"
+#include "../common/parallel.h"
+#include "loop.h"
+
+namespace msops {
+
+constexpr int kLargestInBlock = 128;  // hidden units
+
+template <int kHidden, int kSamples, typename Loop>
+__global__ void __launch_bounds__(4 * kHidden, 1) block_kernel(const Loop loop) {
+  constexpr int kTiles = Loop::kTiles, kSegments = Loop::kSegments;
+  // Each thread has some units' weights for every kSplits-th pack of four numbers, of which a warp's are neighbours.
+  // Three or four products for each number it loads keep shared memory from being the limit.
+  constexpr int kUnits = kTiles == 1 ? (kHidden < 64 ? 2 : 4) : 1, kSplits = 4 * kUnits,
+                kPacks = kHidden / (4 * kSplits);
+  constexpr int kPitch = kHidden + (kUnits == 1 ? 8 : 4);  // so that a warp's stores hit all banks
+  __shared__ alignas(16) float published[2][kSamples][kSegments][kHidden];
+  __shared__ alignas(16) float partial[kSamples][kTiles][kSplits][kPitch];
+
+  const int first_unit = threadIdx.x / kSplits * kUnits, split = threadIdx.x % kSplits;
+  float weights[kTiles][kSegments][kPacks][kUnits][4];
+#pragma unroll
+  for (int tile = 0; tile < kTiles; ++tile)
+#pragma unroll
+    for (int segment = 0; segment < kSegments; ++segment)
+#pragma unroll
+      for (int pack = 0; pack < kPacks; ++pack)
+#pragma unroll
+        for (int u = 0; u < kUnits; ++u)
+#pragma unroll
+          for (int j = 0; j < 4; ++j) {
+            const int unit = first_unit + u, k = (pack * kSplits + split) * 4 + j;
+            const bool there = unit < loop.hidden && k < loop.hidden;
+            weights[tile][segment][pack][u][j] = there ? float(*loop.weight_of(tile, unit, segment, k)) : 0;
+          }
+  for (int i = threadIdx.x; i < 2 * kSamples * kSegments * kHidden; i += 4 * kHidden) (&published[0][0][0][0])[i] = 0;
+  __syncthreads();
+
+  // The first threads have a unit of a sample each.
+  const int unit = threadIdx.x % kHidden, mine = threadIdx.x / kHidden;
+  const int64_t sample = static_cast<int64_t>(blockIdx.x) * kSamples + mine;
+  const bool owner = mine < kSamples && unit < loop.hidden && sample < loop.batch;
+  int now = 0;
+  const auto publish = [&](int segment, typename Loop::Element value) {
+    published[now][mine][segment][unit] = float(value);
+  };
+  typename Loop::State state;
+  typename Loop::Inputs next;
+  if (owner) {
+    state = loop.begin(sample, unit);
+    loop.write(loop.start(state, sample, unit, publish), sample, unit);
+    if (loop.steps > 0) next = loop.read(0, sample, unit);
+  }
+  __syncthreads();
+  for (int64_t round = 0; round < loop.steps; ++round) {
+    float sums[kSamples][kTiles][kUnits] = {};
+#pragma unroll
+    for (int segment = 0; segment < kSegments; ++segment)
+#pragma unroll
+      for (int pack = 0; pack < kPacks; ++pack)
+#pragma unroll
+        for (int s = 0; s < kSamples; ++s) {
+          const Pack<float, 4> numbers = load<4>(&published[now][s][segment][(pack * kSplits + split) * 4]);
+#pragma unroll
+          for (int tile = 0; tile < kTiles; ++tile)
+#pragma unroll
+            for (int u = 0; u < kUnits; ++u)
+#pragma unroll
+              for (int j = 0; j < 4; ++j) sums[s][tile][u] += weights[tile][segment][pack][u][j] * numbers.values[j];
+        }
+#pragma unroll
+    for (int s = 0; s < kSamples; ++s)
+#pragma unroll
+      for (int tile = 0; tile < kTiles; ++tile) {
+        Pack<float, kUnits> pack;
+#pragma unroll
+        for (int u = 0; u < kUnits; ++u) pack.values[u] = sums[s][tile][u];
+        store(&partial[s][tile][split][first_unit], pack);
+      }
+    __syncthreads();
+    now ^= 1;
+    typename Loop::Update update;
+    if (owner) {
+      float total[kTiles] = {};
+#pragma unroll
+      for (int tile = 0; tile < kTiles; ++tile)
+#pragma unroll
+        for (int s = 0; s < kSplits; ++s) total[tile] += partial[mine][tile][s][unit];
+      update = loop.finish(round, next, total, state, publish);
+    }
+    __syncthreads();
+    if (owner) {
+      if (round + 1 < loop.steps) next = loop.read(round + 1, sample, unit);
+      loop.write(update, sample, unit);
+    }
+  }
+  if (owner) loop.end(state, sample, unit);
+}
+
+template <int kHidden, typename Loop>
+void run_in_blocks(Call& call, const Loop& loop, int multiprocessors) {
+  const auto launch = [&](auto samples) {
+    constexpr int kSamples = decltype(samples)::value;
+    const int64_t blocks = (loop.batch - 1) / kSamples + 1;
+    call.require(blocks <= INT32_MAX, kBadShape, "too many samples for one launch");
+    if (!call.ok()) return;
+    block_kernel<kHidden, kSamples><<<blocks, 4 * kHidden, 0, call.stream()>>>(loop);
+    call.check_launch();
+  };
+  if (loop.batch <= multiprocessors) return launch(Constant<1>{});
+  if (loop.batch <= 2 * multiprocessors) return launch(Constant<2>{});
+  launch(Constant<4>{});
+}
+
+template <typename Loop>
+void run_in_blocks(Call& call, const Loop& loop, int multiprocessors) {
+  if (loop.hidden <= 32) return run_in_blocks<32>(call, loop, multiprocessors);
+  if (loop.hidden <= 64) return run_in_blocks<64>(call, loop, multiprocessors);
+  run_in_blocks<kLargestInBlock>(call, loop, multiprocessors);
+}
+
+}  // namespace msops

@@ -1,0 +1,318 @@
+// The time loop where the recurrent weights fit into the shared memory of all blocks together. Each block keeps those
+// of 16 units, and takes the samples of its group through all steps. After each step its units' results go through L2
+// to the other blocks of the group, which wait until all have counted themselves. All blocks run at once, or the loop
+// would not end: a cooperative launch fails if they can't.
+//
+// The products are made by tensor cores, of 16 units and 8 samples: of float16; of float32 rounded to TF32 (8 bits of
+// exponent, 10 of fraction) if that is allowed; else of float32 as two TF32 numbers, upper and lower, of whose four
+// products the smallest is left out, about 2^-22 of the whole.
+#pragma once
+
+#include "../common/pack.h"
+#include "../common/parallel.h"
+#include "loop.h"
+
+namespace msops {
+
+constexpr int kSliceUnits = 16, kTileSamples = 8, kWarps = kThreads / 32;
+constexpr int kPadded = kSliceUnits + 4;  // sums of a sample in shared memory, so that a warp's stores hit all banks
+
+// What the lanes of a warp load at once of 8 rows: a pack of 16 bytes for each of 4 lanes and each row. The position of
+// a number in its row of tensor cores' operands doesn't matter, as long as both operands agree on it.
+template <typename T>
+constexpr int kBlockUnits = 4 * kPackWidth<T>;
+
+enum class Product { kHalf, kTf32, kFloat };
+
+struct GridPlan {
+  int slices, groups, rows;      // rows: samples of a group, a multiple of 8
+  int64_t padded_batch, blocks;  // blocks: of kBlockUnits
+  void* exchange;                // [2][segments][blocks][padded_batch][kBlockUnits]
+  void* state;                   // [2][batch][hidden]
+  unsigned* published;           // [groups], by how many blocks, over all rounds
+};
+
+// What the block wrote before its barrier is seen by those that wait for the count.
+__device__ __forceinline__ void count(unsigned* counter) {
+  asm volatile("red.release.gpu.global.add.u32 [%0], 1;" : : "l"(counter) : "memory");
+}
+__device__ __forceinline__ void wait_for(const unsigned* counter, unsigned wanted) {
+  unsigned value;
+  do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(counter) : "memory");
+  while (static_cast<int>(value - wanted) < 0);
+}
+
+__device__ __forceinline__ unsigned to_tf32(float value) {
+  unsigned bits = 0;
+#if __CUDA_ARCH__ >= 800
+  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(value));
+#endif
+  return bits;
+}
+
+template <Product kProduct>
+__device__ __forceinline__ void multiply_add(float (&sums)[4], unsigned a0, unsigned a1, unsigned a2, unsigned a3,
+                                             unsigned b0, unsigned b1) {
+#if __CUDA_ARCH__ >= 800
+  if constexpr (kProduct == Product::kHalf) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+  } else {
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+  }
+#endif
+}
+
+// Packs as operands: of TF32, the upper part, and for kFloat also the lower.
+template <Product kProduct>
+struct Operand {
+  unsigned upper[4], lower[4];
+
+  __device__ explicit Operand(const uint4& pack) : upper{pack.x, pack.y, pack.z, pack.w} {
+    if constexpr (kProduct != Product::kHalf) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const float whole = __uint_as_float(upper[j]);
+        upper[j] = to_tf32(whole);
+        lower[j] = to_tf32(whole - __uint_as_float(upper[j]));
+      }
+    }
+  }
+};
+
+template <Product kProduct>
+__device__ __forceinline__ void multiply_add(float (&sums)[4], const Operand<kProduct>& row,
+                                             const Operand<kProduct>& row8, const Operand<kProduct>& column) {
+#pragma unroll
+  for (int j = 0; j < 4; j += 2) {
+    const auto add = [&](const unsigned* a, const unsigned* a8, const unsigned* b) {
+      multiply_add<kProduct>(sums, a[j], a8[j], a[j + 1], a8[j + 1], b[j], b[j + 1]);
+    };
+    if constexpr (kProduct == Product::kFloat) {
+      add(row.lower, row8.lower, column.upper);
+      add(row.upper, row8.upper, column.lower);
+    }
+    add(row.upper, row8.upper, column.upper);
+  }
+}
+
+template <int kColumns, typename Loop>
+constexpr int64_t shared_bytes(int64_t blocks) {
+  using T = typename Loop::Element;
+  const int64_t weights = Loop::kTiles * Loop::kSegments * kSliceUnits * blocks * kBlockUnits<T> * sizeof(T);
+  return weights + kWarps / 2 * Loop::kTiles * kColumns * kTileSamples * kPadded * sizeof(float);
+}
+
+// kColumns tiles of 8 samples at once.
+template <Product kProduct, int kColumns, typename Loop>
+__global__ void __launch_bounds__(kThreads, 1) grid_kernel(const Loop loop, const GridPlan plan) {
+  using T = typename Loop::Element;
+  using State = typename Loop::State;
+  constexpr int kTiles = Loop::kTiles, kSegments = Loop::kSegments, kWidth = kPackWidth<T>;
+  constexpr int kSamples = kColumns * kTileSamples, kAhead = kColumns == 4 ? 3 : 4;
+  constexpr int kElements = (kSamples * kSliceUnits + kThreads - 1) / kThreads;  // of a thread
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int blocks = static_cast<int>(plan.blocks);
+  const int64_t first_unit = blockIdx.x * kSliceUnits, first_sample = static_cast<int64_t>(blockIdx.y) * plan.rows;
+  const int rows = static_cast<int>(min(static_cast<int64_t>(plan.rows), plan.padded_batch - first_sample));
+
+  extern __shared__ uint4 shared[];
+  // [kTiles][kSegments * blocks][2][32]: a lane's packs of rows lane / 4 and lane / 4 + 8
+  uint4* weights = shared;
+  float* partial = reinterpret_cast<float*>(shared + kTiles * kSegments * blocks * 2 * 32);
+  for (int i = threadIdx.x; i < kTiles * kSegments * kSliceUnits * blocks * kBlockUnits<T>; i += kThreads) {
+    int rest = i;
+    const auto digit = [&](int radix) {
+      const int value = rest % radix;
+      rest /= radix;
+      return value;
+    };
+    // The faster index is that of neighbours in memory.
+    int k, row;
+    if (kTiles == 1) {
+      row = digit(kSliceUnits);
+      k = digit(blocks * kBlockUnits<T>);
+    } else {
+      k = digit(blocks * kBlockUnits<T>);
+      row = digit(kSliceUnits);
+    }
+    const int segment = digit(kSegments), tile = rest;
+    const int64_t unit = first_unit + row;
+    const T value = unit < loop.hidden && k < loop.hidden ? *loop.weight_of(tile, unit, segment, k) : T(0.f);
+    const int block = segment * blocks + k / kBlockUnits<T>, at = k % kBlockUnits<T>;
+    const int pack = ((tile * kSegments * blocks + block) * 2 + row / 8) * 32 + row % 8 * 4 + at / kWidth;
+    reinterpret_cast<T*>(weights + pack)[at % kWidth] = value;
+  }
+
+  T* const exchange = static_cast<T*>(plan.exchange);
+  float* const states = static_cast<float*>(plan.state);
+  const int64_t buffer = kSegments * plan.blocks * plan.padded_batch * kBlockUnits<T>;
+  const int64_t all = loop.batch * loop.hidden;
+  unsigned times = 0;  // that this block has published
+
+  // Calls f(sample, unit, i) for the i-th element of this thread among kSamples samples.
+  const auto for_elements = [&](int first, const auto& f) {
+#pragma unroll
+    for (int i = 0; i < kElements; ++i) {
+      const int e = threadIdx.x + i * kThreads, row = first + e / kSliceUnits;
+      const int64_t sample = first_sample + row, unit = first_unit + e % kSliceUnits;
+      if (e / kSliceUnits < kSamples && row < rows && sample < loop.batch && unit < loop.hidden) f(sample, unit, i);
+    }
+  };
+  const auto publish_to = [&](int64_t sample, int64_t unit) {
+    return [=](int segment, T value) {
+      const int64_t row = (segment * plan.blocks + unit / kBlockUnits<T>)*plan.padded_batch + sample;
+      exchange[times % 2 * buffer + row * kBlockUnits<T> + unit % kBlockUnits<T>] = value;
+    };
+  };
+  const auto published = [&] {
+    ++times;
+    if (threadIdx.x == 0) count(plan.published + blockIdx.y);
+  };
+
+  for (int first = 0; first < rows; first += kSamples)
+    for_elements(first, [&](int64_t sample, int64_t unit, int) {
+      State state = loop.begin(sample, unit);
+      loop.write(loop.start(state, sample, unit, publish_to(sample, unit)), sample, unit);
+      states[sample * loop.hidden + unit] = state.h;
+      states[all + sample * loop.hidden + unit] = state.c;
+    });
+  __syncthreads();
+  published();
+
+  // Each warp multiplies with the units of some blocks, in all segments.
+  const int first_block = part_begin(blocks, warp, kWarps), end_block = part_begin(blocks, warp + 1, kWarps);
+  const int products = (end_block - first_block) * kSegments;
+  for (int64_t round = 0; round < loop.steps; ++round) {
+    const T* from = exchange + (times - 1) % 2 * buffer;
+    typename Loop::Update updates[kElements];
+    for (int first = 0; first < rows; first += kSamples) {
+      typename Loop::Inputs inputs[kElements];
+      State old[kElements];
+      for_elements(first, [&](int64_t sample, int64_t unit, int i) {
+        inputs[i] = loop.read(round, sample, unit);
+        old[i] = {states[sample * loop.hidden + unit], states[all + sample * loop.hidden + unit]};
+      });
+      if (first == 0) {
+        if (threadIdx.x == 0) wait_for(plan.published + blockIdx.y, times * plan.slices);
+        __syncthreads();
+      }
+
+      float sums[kTiles][kColumns][4] = {};
+      const auto block_of = [&](int product) {
+        return product % kSegments * blocks + first_block + product / kSegments;
+      };
+      uint4 columns[kAhead][kColumns];
+      const auto fetch = [&](int product, uint4(&to)[kColumns]) {
+        const uint4* source = reinterpret_cast<const uint4*>(
+            from + (block_of(product) * plan.padded_batch + first_sample + first) * kBlockUnits<T>);
+#pragma unroll
+        for (int column = 0; column < kColumns; ++column)
+          to[column] = first + column * kTileSamples < rows ? __ldcg(source + column * 32 + lane) : uint4{};
+      };
+#pragma unroll
+      for (int ahead = 0; ahead < kAhead; ++ahead)
+        if (ahead < products) fetch(ahead, columns[ahead]);
+      for (int begin = 0; begin < products; begin += kAhead)
+#pragma unroll
+        for (int ahead = 0; ahead < kAhead; ++ahead) {
+          const int product = begin + ahead;
+          if (product >= products) break;
+          const uint4* packs = weights + block_of(product) * 2 * 32 + lane;
+#pragma unroll
+          for (int tile = 0; tile < kTiles; ++tile) {
+            const uint4* row = packs + tile * kSegments * blocks * 2 * 32;
+            const Operand<kProduct> a(row[0]), a8(row[32]);
+#pragma unroll
+            for (int column = 0; column < kColumns; ++column)
+              multiply_add(sums[tile][column], a, a8, Operand<kProduct>(columns[ahead][column]));
+          }
+          if (product + kAhead < products) fetch(product + kAhead, columns[ahead]);
+        }
+
+      // The upper warps' sums are added to the lower ones', and those of the latter when they are used.
+      const auto at = [&](int w, int tile, int column, int j) -> float& {
+        const int sample = column * kTileSamples + lane % 4 * 2 + j % 2, unit = lane / 4 + j / 2 * 8;
+        return partial[((w * kTiles + tile) * kSamples + sample) * kPadded + unit];
+      };
+      const auto for_sums = [&](const auto& f) {
+#pragma unroll
+        for (int tile = 0; tile < kTiles; ++tile)
+#pragma unroll
+          for (int column = 0; column < kColumns; ++column)
+#pragma unroll
+            for (int j = 0; j < 4; ++j) f(sums[tile][column][j], at(warp % (kWarps / 2), tile, column, j));
+      };
+      if (warp >= kWarps / 2) for_sums([](float& sum, float& there) { there = sum; });
+      __syncthreads();
+      if (warp < kWarps / 2) for_sums([](float& sum, float& there) { there += sum; });
+      __syncthreads();
+
+      for_elements(first, [&](int64_t sample, int64_t unit, int i) {
+        const int e = threadIdx.x + i * kThreads;
+        float total[kTiles] = {};
+#pragma unroll
+        for (int tile = 0; tile < kTiles; ++tile)
+#pragma unroll
+          for (int w = 0; w < kWarps / 2; ++w)
+            total[tile] += partial[((w * kTiles + tile) * kSamples + e / kSliceUnits) * kPadded + e % kSliceUnits];
+        State state = old[i];
+        updates[i] = loop.finish(round, inputs[i], total, state, publish_to(sample, unit));
+        states[sample * loop.hidden + unit] = state.h;
+        states[all + sample * loop.hidden + unit] = state.c;
+      });
+      __syncthreads();
+      if (first + kSamples >= rows) published();
+      for_elements(first, [&](int64_t sample, int64_t unit, int i) { loop.write(updates[i], sample, unit); });
+    }
+  }
+  for (int first = 0; first < rows; first += kSamples)
+    for_elements(first, [&](int64_t sample, int64_t unit, int) {
+      const int64_t at = sample * loop.hidden + unit;
+      loop.end({states[at], states[all + at]}, sample, unit);
+    });
+}
+
+// Runs the loop if it fits, and if no other way is faster; returns whether.
+template <Product kProduct, int kColumns = 1, typename Loop>
+bool run_in_grid(Call& call, const Loop& loop, float* scratch, int device, int multiprocessors) {
+  using T = typename Loop::Element;
+  // Measured on an H200, where cuBLAS is faster beyond.
+  constexpr int64_t kMostNumbers = kProduct == Product::kFloat ? 96 << 10 : 48 << 10;
+  constexpr int64_t kScratchForCounts = 1024;
+  GridPlan plan;
+  plan.slices = static_cast<int>((loop.hidden + kSliceUnits - 1) / kSliceUnits);
+  plan.blocks = (loop.hidden + 31) / 32 * 32 / kBlockUnits<T>;
+  plan.padded_batch = (loop.batch + kTileSamples - 1) / kTileSamples * kTileSamples;
+  const auto kernel = grid_kernel<kProduct, kColumns, Loop>;
+  const int64_t bytes = shared_bytes<kColumns, Loop>(plan.blocks);
+  int most = 0, resident = 0;
+  cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+  if (bytes > most) return false;
+  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
+  cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, kThreads, bytes);
+  const int64_t most_groups = std::min<int64_t>(int64_t{resident} * multiprocessors / plan.slices, kScratchForCounts);
+  if (most_groups == 0) return false;
+  const int64_t tiles = plan.padded_batch / kTileSamples, tiles_each = (tiles - 1) / most_groups + 1;
+  if (tiles_each * kTileSamples * loop.hidden > kMostNumbers) return false;
+  if constexpr (kColumns < 4) {
+    if (tiles_each > kColumns) return run_in_grid<kProduct, 2 * kColumns>(call, loop, scratch, device, multiprocessors);
+  }
+  plan.rows = static_cast<int>(tiles_each * kTileSamples);
+  plan.groups = static_cast<int>((tiles - 1) / tiles_each + 1);
+  const int64_t exchanged = 2 * Loop::kSegments * plan.blocks * kBlockUnits<T> * plan.padded_batch * sizeof(T);
+  plan.published = reinterpret_cast<unsigned*>(scratch);
+  plan.exchange = scratch + kScratchForCounts;
+  plan.state = scratch + kScratchForCounts + exchanged / sizeof(float);
+  // Zeros: nobody has published, and what pads samples and units adds nothing.
+  cudaMemsetAsync(scratch, 0, kScratchForCounts * sizeof(float) + exchanged, call.stream());
+  void* arguments[] = {const_cast<Loop*>(&loop), &plan};
+  cudaLaunchCooperativeKernel(kernel, dim3(plan.slices, plan.groups), dim3(kThreads), arguments, bytes, call.stream());
+  call.check_launch();
+  return true;
+}
+
+}  // namespace msops

@@ -1,0 +1,124 @@
+// The time loop for all other sizes: each round is a product by cuBLAS and a kernel for what the units make of it, all
+// launched from here. cuBLAS is the one that the process has: MindSpore's and PyTorch's GPU packages load it.
+#pragma once
+
+#include <dlfcn.h>
+
+#include <map>
+#include <mutex>
+
+#include "../common/parallel.h"
+#include "loop.h"
+
+namespace msops {
+
+// The few functions and constants of cuBLAS 11 to 13 that are needed, without its headers, which nvcc can lack.
+class Cublas {
+ public:
+  // Calls `f(handle)` with the current device's handle on the stream, one thread at a time; false if there is none.
+  template <typename F>
+  static bool with_handle(cudaStream_t stream, F&& f) {
+    static Cublas cublas;
+    static std::mutex mutex;
+    const std::lock_guard<std::mutex> lock(mutex);
+    int device = 0;
+    if (!cublas.gemm || cudaGetDevice(&device) != cudaSuccess) return false;
+    void*& handle = cublas.handles_[device];
+    if (!handle && cublas.create_(&handle) != 0) return false;
+    return cublas.set_stream_(handle, stream) == 0 && f(cublas, handle);
+  }
+
+  // sums (n, m) = numbers (n, k) times weights, which are (m, k) if `transposed`, else (k, m). Of rows without gaps.
+  template <typename T>
+  bool multiply(void* handle, bool transposed, int64_t m, int64_t n, int64_t k, const T* weights, const T* numbers,
+                Compute<T>* sums, bool allow_tf32) {
+    constexpr int kFloat = 0, kDouble = 1, kHalf = 2;                          // cudaDataType
+    constexpr int kComputeFloat = 68, kComputeDouble = 70, kComputeTf32 = 77;  // cublasComputeType_t
+    constexpr int kType = sizeof(T) == 8 ? kDouble : sizeof(T) == 4 ? kFloat : kHalf;
+    const Compute<T> one = 1, zero = 0;
+    const int compute = sizeof(T) == 8 ? kComputeDouble : sizeof(T) == 4 && allow_tf32 ? kComputeTf32 : kComputeFloat;
+    // cuBLAS takes columns: what is a row here is a column there.
+    return gemm(handle, transposed, 0, static_cast<int>(m), static_cast<int>(n), static_cast<int>(k), &one, weights,
+                kType, static_cast<int>(transposed ? k : m), numbers, kType, static_cast<int>(k), &zero, sums,
+                sizeof(T) == 8 ? kDouble : kFloat, static_cast<int>(m), compute, -1) == 0;
+  }
+
+ private:
+  Cublas() {
+    void* library = nullptr;
+    for (int flags : {RTLD_NOW | RTLD_NOLOAD, RTLD_NOW})
+      for (const char* name : {"libcublas.so.13", "libcublas.so.12", "libcublas.so.11"})
+        if (!library) library = dlopen(name, flags);
+    if (!library) return;
+    create_ = reinterpret_cast<decltype(create_)>(dlsym(library, "cublasCreate_v2"));
+    set_stream_ = reinterpret_cast<decltype(set_stream_)>(dlsym(library, "cublasSetStream_v2"));
+    if (create_ && set_stream_) gemm = reinterpret_cast<decltype(gemm)>(dlsym(library, "cublasGemmEx"));
+  }
+
+  int (*create_)(void**) = nullptr;
+  int (*set_stream_)(void*, cudaStream_t) = nullptr;
+  int (*gemm)(void*, int, int, int, int, int, const void*, const void*, int, int, const void*, int, int, const void*,
+              void*, int, int, int, int) = nullptr;
+  std::map<int, void*> handles_;  // of devices; they live as long as the process
+};
+
+// Index i is a unit of a sample: the state and what is published lie in arrays (batch, hidden), (batch, segments,
+// hidden). Round -1 is the start.
+template <typename Loop>
+struct Round {
+  using T = typename Loop::Element;
+  using C = Compute<T>;
+  Loop loop;
+  int64_t round;
+  const C* sums;  // (batch, tiles, hidden)
+  C* states[2];
+  T* published;
+
+  template <typename Index>
+  MSOPS_BOTH void operator()(Index i) const {
+    const Index units = static_cast<Index>(loop.hidden), sample = i / units, unit = i - sample * units;
+    const auto publish = [&](int segment, T value) {
+      published[(static_cast<int64_t>(sample) * Loop::kSegments + segment) * units + unit] = value;
+    };
+    typename Loop::State state;
+    typename Loop::Update update;
+    if (round < 0) {
+      state = loop.begin(sample, unit);
+      update = loop.start(state, sample, unit, publish);
+    } else {
+      state = {states[0][i], states[1][i]};
+      C of_unit[Loop::kTiles];
+      for (int tile = 0; tile < Loop::kTiles; ++tile)
+        of_unit[tile] = sums[(static_cast<int64_t>(sample) * Loop::kTiles + tile) * units + unit];
+      update = loop.finish(round, loop.read(round, sample, unit), of_unit, state, publish);
+    }
+    loop.write(update, sample, unit);
+    states[0][i] = state.h;
+    states[1][i] = state.c;
+    if (round + 1 == loop.steps) loop.end(state, sample, unit);
+  }
+};
+
+template <typename Loop>
+void run_in_steps(Call& call, const Loop& loop, Compute<typename Loop::Element>* scratch, bool allow_tf32) {
+  using T = typename Loop::Element;
+  const int64_t all = loop.batch * loop.hidden;
+  Round<Loop> body{loop, -1, scratch + 2 * all, {scratch, scratch + all}, nullptr};
+  body.published = reinterpret_cast<T*>(scratch + (2 + Loop::kTiles) * all);
+  call.require(std::max<int64_t>(loop.batch, kGates * loop.hidden) <= INT32_MAX, kBadShape, "too large for cuBLAS");
+  on_gpu(call, all, all, body);
+  if (loop.steps == 0) return;
+  const bool done = call.ok() && Cublas::with_handle(call.stream(), [&](Cublas& cublas, void* handle) {
+                      for (body.round = 0; loop.steps > body.round && call.ok(); ++body.round) {
+                        if (!cublas.multiply(handle, Loop::kTiles != 1, Loop::kTiles * loop.hidden, loop.batch,
+                                             Loop::kSegments * loop.hidden, loop.weight, body.published,
+                                             const_cast<Compute<T>*>(body.sums), allow_tf32))
+                          return false;
+                        on_gpu(call, all, all, body);
+                      }
+                      return true;
+                    });
+  call.require(done, kLaunchFailed, "cuBLAS, which this size needs, is missing or failed");
+}
+
+}  // namespace msops
