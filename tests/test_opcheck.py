@@ -385,14 +385,16 @@ def test_report(square):
     ],
     ids=str,
 )
-def test_unsound(square, check, entries, words):
+def test_unsound(square, check, entries, words, device_target):
     dtypes = (mindspore.float32, mindspore.float64) if "dtypes" in check else (mindspore.float64,)
     found = failures(square(*entries, dtypes=dtypes), X, squared)
     assert words in "\n".join(found[check])
     assert check == "bounds" or "bounds" not in found
     modes = {line.split(",")[0] for line in found[check]}
-    assert modes <= {"C entry"} or {"graph", "pynative"} <= modes
-    assert check != "inputs unchanged" or modes == {"C entry", "graph", "pynative"}
+    if check == "inputs unchanged":  # on the GPU, graph mode works on copies of them
+        assert modes == {"C entry", "graph", "pynative"} - ({"graph"} if device_target == "GPU" else set())
+    else:
+        assert modes <= {"C entry"} or {"graph", "pynative"} <= modes
 
 
 def test_count_of_parameters(square):
