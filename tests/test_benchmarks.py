@@ -1,23 +1,17 @@
 """The benchmark runs on the CPU and writes sound rows, and its peers compute what our kernels do."""
 
-import subprocess
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 from benchmarks import naive, numpy_peers, report, targets
 from benchmarks.cases import OPS, kernel_cases
+from child import ROOT, run_python
 from msops.testing.entry import has_gpu_code, outputs_of, prepare_operator
-
-ROOT = Path(__file__).resolve().parents[1]
 
 
 def test_run(tmp_path):
-    command = [sys.executable, "-m", "benchmarks", "--quick", "--op", "add", "--dtype", "float32"]
-    command += ["--device-target", "CPU", "--output", tmp_path]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    arguments = ["-m", "benchmarks", "--quick", "--op", "add", "--dtype", "float32"]
+    done = run_python(*arguments, "--device-target", "CPU", "--output", tmp_path, cwd=ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "100%" in done.stderr  # the progress bar
     assert "not measured" not in done.stdout

@@ -2,16 +2,13 @@
 
 import shutil
 import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 import msops
+from child import ROOT, run_python
 from msops.testing.entry import Status, call
-
-ROOT = Path(__file__).resolve().parents[1]
 
 
 def make(folder, *variables):
@@ -64,7 +61,7 @@ def test_builds_what_changed(cpu_build):
 def test_import_without_libraries(cpu_build, code):
     folder, _ = cpu_build
     (folder / "msops" / "lib").rename(folder / "msops" / "elsewhere")
-    done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=False)
+    done = run_python("-c", code, cwd=folder)  # of which the package comes first
     (folder / "msops" / "elsewhere").rename(folder / "msops" / "lib")
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].startswith("ImportError: msops cannot load the library add: ")

@@ -5,7 +5,6 @@ import gc
 import os
 import re
 import struct
-import subprocess
 import sys
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +16,7 @@ import pytest
 from mindspore import Tensor, nn, ops
 
 import msops
+from child import run_python
 from msops import Spec, compat, custom_op
 from operator_test import Gradient, Net, check_training, run
 
@@ -406,10 +406,8 @@ print(ops.grad(Net())(Tensor([3.0])))
 def test_files_of_gradients(library, tmp_path, cache):
     """MindSpore looks for them, and prints errors if there are none; but where they can't be kept, all works, too."""
     (tmp_path / "program.py").write_text(PROGRAM)
-    paths = os.pathsep.join(filter(None, sys.path))
-    environment = {**os.environ, "GLOG_v": "2", "PYTHONPATH": paths, "MSOPS_CACHE": str(tmp_path / cache)}
-    command = [sys.executable, tmp_path / "program.py", library.path]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    variables = {"GLOG_v": "2", "MSOPS_CACHE": str(tmp_path / cache)}
+    done = run_python(tmp_path / "program.py", library.path, cwd=tmp_path, **variables)
     assert done.stdout == "[6.]\n", done.stderr
     assert ("gradient" in done.stderr) == (cache != "cache" and compat.VERSION >= (2, 7))
 

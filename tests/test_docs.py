@@ -23,8 +23,8 @@ import mindspore
 import pytest
 
 import msops.testing.entry
+from child import ROOT, environment
 
-ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "benchmarks" / "README.md", *ROOT.glob("docs/*.md")]
 NUMBER = r"\d+\.?\d*(?:e[+-]\d+)?"
 
@@ -59,7 +59,7 @@ def folder(tmp_path, monkeypatch, device_target):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)
-    monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
+    monkeypatch.setenv("PYTHONPATH", environment()["PYTHONPATH"])
     if device_target == "CPU":
         monkeypatch.setenv("NVCC", "")
     yield tmp_path

@@ -2,18 +2,17 @@
 what is installed, from the working folder, which Python searches first."""
 
 import json
-import os
 import shutil
 import struct
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
+from child import ROOT, environment
 from msops import doctor
+from msops.library import _find_nvcc
 
-ROOT = Path(__file__).resolve().parents[1]
 OPERATORS = ["add", "depthwise_conv2d", "lltm", "sigmoid", "trilinear_interpolation"]
 GPU = """
 case "$1" in
@@ -43,7 +42,7 @@ class Patient:
         shutil.copytree(ROOT / "msops", folder / "msops", ignore=shutil.ignore_patterns("__pycache__"))
         self.command("ldd", 'exec /usr/bin/ldd "$@"')
         unset = {"CUDA_HOME", "LD_LIBRARY_PATH", "NVCC"}
-        self.environment = {name: value for name, value in os.environ.items() if name not in unset}
+        self.environment = {name: value for name, value in environment().items() if name not in unset}
         self.environment |= {"PATH": str(self.commands), "HOME": str(folder)}
 
     def command(self, name, script):
@@ -62,10 +61,11 @@ class Patient:
     def examine(self, *options, before=":"):
         """The findings by what they are of, and the exit status."""
         command = f'{before}\nexec "$0" "$@"'
+        without = {"PYTHONPATH"} if "-S" in options else ()  # where MindSpore may be
         done = subprocess.run(
             ["/bin/sh", "-c", command, sys.executable, *options, "-m", "msops", "doctor", "--json"],
             cwd=self.folder,
-            env=self.environment,
+            env={name: value for name, value in self.environment.items() if name not in without},
             capture_output=True,
             text=True,
         )
@@ -193,7 +193,7 @@ def test_broken_libraries(patient):
     library.write_bytes(b"")
     wrong(patient.of_library("lltm"), "lltm: cannot be loaded: file too short")
     library.write_bytes(content[: len(content) // 2])
-    wrong(patient.of_library("lltm"), "lltm: cannot be loaded: crash: SIGBUS")
+    wrong(patient.of_library("lltm"), "lltm: cannot be loaded: crash: SIG")
 
 
 def test_rebuild_in_source_folder(patient):
@@ -227,9 +227,9 @@ def test_architectures(patient, parts, text):
 
 
 def test_architectures_as_nvcc_writes_them(tmp_path):
-    nvcc = shutil.which("nvcc")
-    if not nvcc:
-        pytest.skip("no nvcc")
+    nvcc = _find_nvcc()
+    if doctor._nvcc([90]).state != "ok":  # such as one that only tells MindSpore a release
+        pytest.skip("no nvcc for sm_90")
     (tmp_path / "a.cu").write_text("__global__ void f(float* x) { *x = 1; }")
     code = [
         f"-gencode=arch=compute_{arch},code={form}_{arch}" for arch, form in [(80, "sm"), (90, "sm"), (80, "compute")]
@@ -276,11 +276,12 @@ def test_nvcc(patient):
 
 
 def test_gpu_without_cuda11(patient):
-    """MindSpore itself, on what seems to be a GPU."""
+    """MindSpore itself, on what seems to be a GPU; a real one is hidden, for which CUDA 11 may be there."""
+    patient.environment["CUDA_VISIBLE_DEVICES"] = ""
     patient.command("nvidia-smi", GPU)
     findings = patient.examine()
     assert findings["CPU"]["state"] == "ok"
-    wrong(findings["GPU"], "msops.sigmoid: RuntimeError: ")
+    wrong(findings["GPU"], "msops.sigmoid: ")
     wrong(findings["CUDA_HOME"], "not set")
 
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 import os
 import re
-import subprocess
-import sys
 import zlib
 from typing import NamedTuple
 
 import numpy as np
 import pytest
 
+from child import run_python
 from msops.library import of_package
 from msops.testing.entry import Param, Status, call, has_gpu_code
 
@@ -311,11 +310,9 @@ def print_results():
 def test_results_do_not_depend_on_the_number_of_threads():
     printed = set()
     for threads in (1, 2, 5):
-        command = [sys.executable, "-c", "import test_entries; test_entries.print_results()"]
-        environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
-        done = subprocess.run(
-            command, cwd=os.path.dirname(__file__), env=environment, capture_output=True, text=True, check=True
-        )
+        code = "import test_entries; test_entries.print_results()"
+        done = run_python("-c", code, cwd=os.path.dirname(__file__), OMP_NUM_THREADS=str(threads))
+        assert done.returncode == 0, done.stderr
         assert done.stdout.count("\n") == len(LARGE_CASES)
         printed.add(done.stdout)
     assert len(printed) == 1

@@ -1,14 +1,10 @@
 """The examples reach what they promise, or fail clearly."""
 
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
-_ROOT = Path(__file__).resolve().parents[1]
+from child import ROOT, run_python
 
 
 @pytest.fixture
@@ -16,10 +12,9 @@ def run(device_target, tmp_path):
     """Runs an example with the test's folder as its output."""
 
     def run_example(name, *options):
-        script = _ROOT / "examples" / f"{name}.py"
-        command = [sys.executable, script, "--device-target", device_target, "--output", tmp_path, *options]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(_ROOT), *filter(None, sys.path)])}
-        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=900)
+        script = ROOT / "examples" / f"{name}.py"
+        always = "--device-target", device_target, "--output", tmp_path
+        return run_python(script, *always, *options, cwd=tmp_path)
 
     return run_example
 
@@ -64,7 +59,7 @@ def lines_of(path):
 
 def test_line_counts():
     """Those that examples/README.md states."""
-    folder = _ROOT / "examples"
+    folder = ROOT / "examples"
     readme = (folder / "README.md").read_text()
     for name, most in (("swish", 30), ("logsumexp", 80)):
         counts = [lines_of(folder / name / file) for file in (f"{name}.cu", f"{name}.py", f"test_{name}.py")]

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 import msops
+from child import environment
 from msops import library
 
-ROOT = Path(__file__).resolve().parents[1]
 ANSWER = 'extern "C" __attribute__((visibility("default"))) int Answer() { return %s; }\n'
 
 
@@ -64,10 +64,8 @@ def answer(loaded):
 
 def python(code, **variables):
     """A process that runs code."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
-    return subprocess.Popen(
-        [sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
+    command, output = [sys.executable, "-c", code], {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    return subprocess.Popen(command, env=environment(**variables), text=True, **output)
 
 
 def wait_until(condition):

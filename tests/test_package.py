@@ -1,11 +1,9 @@
 """The package imports what it needs when a name of it is first asked for."""
 
-import subprocess
-import sys
-
 import pytest
 
 import msops
+from child import run_python
 
 IN_GRAPH = """
 import sys
@@ -28,7 +26,7 @@ print(Cell()(mindspore.Tensor([0.0], mindspore.float32)))
 def run(code, tmp_path):
     path = tmp_path / "program.py"  # MindSpore reads the source of what it compiles
     path.write_text(code)
-    done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, cwd=tmp_path)
+    done = run_python(path, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

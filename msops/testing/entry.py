@@ -1,6 +1,7 @@
 """Calls C entries as MindSpore does, but without MindSpore's runtime.
 
-Arrays are NumPy's or, together with a stream, torch's on the GPU. What is called often is prepared once:
+Arrays are NumPy's or, together with a stream, those on the GPU: torch's, or the DeviceArrays of ``cuda.py`` . What is
+called often is prepared once:
 
     run = prepare_operator(operator, [x, y, out])
     for _ in range(100):
@@ -47,13 +48,13 @@ class Param(NamedTuple):
 
     @classmethod
     def of(cls, array):
-        """The Param of an array of NumPy or torch; a Param is left as it is."""
+        """The Param of an array of NumPy or torch, or of a DeviceArray; a Param is left as it is."""
         if isinstance(array, cls):
             return array
-        of_torch = hasattr(array, "data_ptr")
-        if not (array.is_contiguous() if of_torch else array.flags.c_contiguous):
+        has_pointer = hasattr(array, "data_ptr")
+        if not (array.is_contiguous() if has_pointer else array.flags.c_contiguous):
             raise ValueError("an entry takes contiguous arrays only")
-        pointer = array.data_ptr() if of_torch else array.ctypes.data
+        pointer = array.data_ptr() if has_pointer else array.ctypes.data
         return cls(pointer, tuple(array.shape), _dtype_name(array))
 
 
@@ -107,7 +108,7 @@ def prepare(entry, arrays, attributes=(), stream=None):
 
 def prepare_operator(operator, arrays, stream=DEFAULT_STREAM):
     """The prepared call (see :func:`prepare`) of an Operator's entry with inputs and outputs; on a GPU's `stream` for
-    torch's arrays there."""
+    arrays there."""
     stream = stream if getattr(arrays[0], "is_cuda", False) else None
     return prepare(operator.entry, arrays, operator.attributes, stream)
 

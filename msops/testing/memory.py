@@ -9,6 +9,7 @@ import mindspore
 import numpy as np
 
 from ..check import Spec
+from . import cuda
 from .checks import assert_equal
 from .entry import DEFAULT_STREAM, Param, has_gpu_code, outputs_of, prepare
 from .report import Skipped
@@ -18,7 +19,7 @@ PATTERNS = (0xFF, 0x5A)  # what is in them, and in outputs: NaN in every floatin
 
 
 class Array(NamedTuple):
-    """An array of NumPy, or of torch on the GPU, amid guard bytes."""
+    """An array of NumPy, or a DeviceArray on the GPU, amid guard bytes."""
 
     name: str
     memory: Any  # bytes: guard, array, guard
@@ -26,21 +27,22 @@ class Array(NamedTuple):
     before: np.ndarray  # what the memory held at first
 
     @classmethod
-    def place(cls, name, shape, dtype, pattern, torch, values=None):
+    def place(cls, name, shape, dtype, pattern, driver, values=None):
         size = math.prod(shape) * np.dtype(dtype).itemsize
         memory = np.full(size + 2 * GUARD, pattern, np.uint8)
         if values is not None:
             memory[GUARD : GUARD + size] = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
         before = memory.copy()
-        if torch:
-            memory, dtype = torch.from_numpy(memory).cuda(), getattr(torch, dtype)
+        if driver:
+            memory = driver.copy(memory)
+            return cls(name, memory, memory.part(GUARD, shape, dtype), before)
         return cls(name, memory, memory[GUARD : GUARD + size].view(dtype).reshape(shape), before)
 
     def after(self):
-        return self.memory.cpu().numpy() if hasattr(self.memory, "cpu") else self.memory
+        return self.memory if isinstance(self.memory, np.ndarray) else self.memory.numpy()
 
     def values(self):
-        return self.array.cpu().numpy() if hasattr(self.array, "cpu") else self.array
+        return self.array if isinstance(self.array, np.ndarray) else self.array.numpy()
 
 
 class EntryCall(NamedTuple):
@@ -50,42 +52,36 @@ class EntryCall(NamedTuple):
     arrays: list
     inputs: int  # how many of the arrays
     results: tuple  # names
-    torch: Any
+    driver: Any  # None: the CPU
 
     def __call__(self, params=None, count=None):
         """The status, with other Params, or with the wrong count of them."""
         params = [Param.of(a.array) for a in self.arrays] if params is None else params
-        stream = DEFAULT_STREAM if self.torch else None
+        stream = DEFAULT_STREAM if self.driver else None
         call = prepare(self.operator.entry, params, self.operator.attributes, stream)
         status = call.func(len(params) if count is None else count, *call.args[1:])
-        if self.torch:
-            self.torch.cuda.synchronize()
+        if self.driver:
+            self.driver.synchronize()
         return status
 
 
-def torch_or_none(operator):
-    """torch if the device target is the GPU; it must be usable there."""
+def driver_or_none(operator):
+    """The CUDA driver of MindSpore's device if that is a GPU; the operator must have code for it."""
     if mindspore.get_context("device_target") != "GPU":
         return None
-    try:
-        import torch
-    except ImportError:
-        torch = None
-    if torch is None or not torch.cuda.is_available():
-        raise Skipped("on the GPU this needs torch with CUDA")
     if not has_gpu_code(operator.entry.library):
         raise Skipped("the library has no GPU code")
-    return torch
+    return cuda.driver(mindspore.get_context("device_id"))
 
 
-def call_entry(operator, inputs, results, torch, pattern=PATTERNS[0]):
+def call_entry(operator, inputs, results, driver, pattern=PATTERNS[0]):
     """Calls the entry with NumPy's inputs, which must succeed. Returns the EntryCall."""
     names = operator.names()
-    arrays = [Array.place(name, x.shape, str(x.dtype), pattern, torch, x) for name, x in zip(names[0], inputs)] + [
-        Array.place(name, shape, dtype, pattern, torch)
+    arrays = [Array.place(name, x.shape, str(x.dtype), pattern, driver, x) for name, x in zip(names[0], inputs)] + [
+        Array.place(name, shape, dtype, pattern, driver)
         for name, (shape, dtype) in zip(names[1], outputs_of(operator, inputs))
     ]
-    call = EntryCall(operator, arrays, len(inputs), results, torch)
+    call = EntryCall(operator, arrays, len(inputs), results, driver)
     status = call()
     assert status == 0, f"{operator.entry.name} returns {status}"
     return call
@@ -188,7 +184,7 @@ def check_rule_agrees(call):
             if outputs_with(call, i, shape) is not None:
                 with quiet():
                     try:
-                        call_entry(call.operator, [*inputs[:i], np.resize(x, shape), *inputs[i + 1 :]], (), call.torch)
+                        call_entry(call.operator, [*inputs[:i], np.resize(x, shape), *inputs[i + 1 :]], (), call.driver)
                     except AssertionError as error:
                         taken = f"{call.arrays[i].name} {shape} instead of {x.shape}"
                         raise AssertionError(f"the operator takes {taken}, but {error}") from None

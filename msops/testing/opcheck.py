@@ -33,7 +33,7 @@ def opcheck(op, inputs, reference=None, *, other=None, half_in_float32=True):
     - other instance: an operator with other attributes, called in between, gives its own results.
 
     What is written out of bounds may break the process: then the checks end there. Of an operator's entry, the
-    gradient's is checked, too, if the gradient is an Operator. On a GPU, checks of entries need torch with CUDA.
+    gradient's is checked, too, if the gradient is an Operator.
 
     Args:
         op (Operator, function, Cell): Of Tensors. What needs a C entry or a signature is for an Operator only.
@@ -207,12 +207,12 @@ def _check_entries(subject, check, where, arrays):
 
 def _check_entry(report, check, where, operator, arrays, results):
     try:
-        torch = memory.torch_or_none(operator)
+        driver = memory.driver_or_none(operator)
     except Skipped as reason:
         report.skipped.update(dict.fromkeys(ENTRY_CHECKS, str(reason)))
         return None
     calls = [
-        report.attempt(check, where, memory.call_entry, operator, arrays, results, torch, p) for p in memory.PATTERNS
+        report.attempt(check, where, memory.call_entry, operator, arrays, results, driver, p) for p in memory.PATTERNS
     ]
     if None in calls:
         return None
