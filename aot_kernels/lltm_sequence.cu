@@ -11,7 +11,7 @@ using namespace msops;
 namespace {
 
 void require_scratch(Call& call, const Tensor& scratch, int64_t batch, int64_t hidden) {
-  call.require_shape(scratch, {16 * ((batch + 7) / 8 * 8) * ((hidden + 31) / 32 * 32) + 1024});
+  call.require_shape(scratch, {8 * ((batch + 7) / 8 * 8) * ((hidden + 31) / 32 * 32) + 1024});
 }
 
 }  // namespace

@@ -28,7 +28,7 @@ void run_loop(Call& call, const Loop& loop, Compute<typename Loop::Element>* scr
       }
     }
   }
-  run_in_steps(call, loop, scratch, multiprocessors, allow_tf32);
+  run_in_steps(call, loop, scratch, allow_tf32);
 }
 
 template <typename T>

@@ -238,7 +238,7 @@ def _recurrence(reverse, allow_tf32):
     )
 
 
-_SCRATCH = "scratch(16 * ((B + 7) // 8 * 8) * ((H + 31) // 32 * 32) + 1024, dtype=accumulator)"
+_SCRATCH = "scratch(8 * ((B + 7) // 8 * 8) * ((H + 31) // 32 * 32) + 1024, dtype=accumulator)"
 _SEQUENCE = Signature(
     "x(T, B, I), h(B, H), c(B, H), weight_ih(3 * H, I), weight_hh(3 * H, H), bias(3 * H), "
     "seq_length(B, dtype=int32) -> output(T, B, H)"
