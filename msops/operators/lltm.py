@@ -62,7 +62,7 @@ def lltm(x, h, c, weight_ih, weight_hh, bias, seq_length=None, reverse=False, al
         h_t &= \tanh(c_t) \odot \sigma(o_t)
 
     The inputs' products are one matmul of MindSpore's, the steps are one kernel. Every floating input has a gradient;
-    those of the weights are one matmul each. In float16, h is rounded at each step, while c and the sums stay in float32.
+    those of the weights are one matmul each. In float16, h is rounded at each step; c and the sums stay in float32.
 
     Args:
         x (Tensor): Shape (T, B, I); float16, float32 or float64. All inputs but `seq_length` have one dtype.
@@ -102,8 +102,11 @@ def lltm(x, h, c, weight_ih, weight_hh, bias, seq_length=None, reverse=False, al
         seq_length = _full_length(steps, batch)
     elif seq_length.dtype == mindspore.int64:
         seq_length = ops.cast(ops.minimum(seq_length, steps), mindspore.int32)
-    product = ops.matmul(ops.reshape(x, (steps * batch, inputs)), weight_ih.T)
-    product = ops.reshape(product, (steps, batch, bias.shape[0]))
+    shape = (steps, batch, bias.shape[0])
+    if steps * batch * inputs == 0:  # sums of nothing, which MindSpore's MatMul does not write
+        product = ops.zeros(shape, x.dtype)
+    else:
+        product = ops.reshape(_times_transposed(ops.reshape(x, (steps * batch, inputs)), weight_ih), shape)
     recurrence = _recurrence(reverse, allow_tf32)
     output, h_n, c_n, _, _, _ = recurrence(product, weight_hh, bias, h, c, seq_length)
     return output, h_n, c_n
@@ -210,7 +213,10 @@ class _SequenceGradient(nn.Cell):
         )
         rows = product.shape[0] * product.shape[1]
         dgates = ops.reshape(dproduct, (rows, weight.shape[0]))
-        dweight = ops.matmul(dgates.T, ops.reshape(hidden_before, (rows, weight.shape[1])))
+        if rows == 0:
+            dweight = ops.zeros_like(weight)
+        else:
+            dweight = _transposed_times(dgates, ops.reshape(hidden_before, (rows, weight.shape[1])))
         dbias, _ = _sum_to(dgates, bias)
         return dproduct, dweight, dbias, dh, dc, ops.zeros_like(lengths)
 
@@ -238,6 +244,7 @@ def _recurrence(reverse, allow_tf32):
     )
 
 
+_times_transposed, _transposed_times = ops.MatMul(transpose_b=True), ops.MatMul(transpose_a=True)
 _SCRATCH = "scratch(8 * ((B + 7) // 8 * 8) * ((H + 31) // 32 * 32) + 1024, dtype=accumulator)"
 _SEQUENCE = Signature(
     "x(T, B, I), h(B, H), c(B, H), weight_ih(3 * H, I), weight_hh(3 * H, H), bias(3 * H), "
