@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from .custom import Operator, custom_op, once
     from .library import CompileError, Entry, Library, get_include, load
     from .operators import (
+        LLTM,
         Add,
         DepthwiseConv2d,
         LLTMCell,
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from .signature import Signature
 
 __all__ = [
+    "LLTM",
     "Add",
     "CompileError",
     "DepthwiseConv2d",

@@ -61,6 +61,13 @@ def positive(operator, name, value):
     return value
 
 
+def boolean(operator, name, value):
+    """Requires a bool, and returns it."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{operator}: {name} must be a bool, got {type(value).__name__}")
+    return value
+
+
 def parameter(operator, name, init, shape, dtype):
     """A new Parameter; requires a floating dtype, and an initial Tensor to have it."""
     if dtype not in FLOATS:

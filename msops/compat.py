@@ -3,6 +3,7 @@
 import re
 
 import mindspore
+from mindspore import nn
 
 VERSION = tuple(map(int, re.findall(r"\d+", mindspore.__version__)[:2]))
 
@@ -15,3 +16,8 @@ def set_device(target):
         mindspore.set_context(device_target=target)
     else:
         mindspore.set_device(target)
+
+
+def dropout(p):
+    """A Cell that in training drops numbers with this probability."""
+    return nn.Dropout(keep_prob=1 - p) if VERSION < (2, 0) else nn.Dropout(p=p)

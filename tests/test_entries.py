@@ -34,7 +34,7 @@ class Case(NamedTuple):
     @property
     def library(self):
         name = self.entry.removesuffix("Forward").removesuffix("Backward")
-        return re.sub("(?<=[a-z])(?=[A-Z])", "_", name).lower()
+        return re.sub("(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
 
     def call(self, **arguments):
         return call(getattr(of_package(self.library), self.entry), **arguments)
@@ -80,6 +80,20 @@ CASES = [
         "LLTMBackward",
         "product[3,15] bias[15] c[3,5] dnew_h[3,5] dnew_c[3,5] -> dproduct[3,15] dbias[15] dc[3,5] partial[2,15]",
     ),
+    Case(
+        "LLTMSequenceForward",
+        "product[4,3,15] weight[15,5] bias[15] h[3,5] c[3,5] lengths[3] -> "
+        "output[4,3,5] last_h[3,5] last_c[3,5] gates[4,3,15] cells[4,3,5] partial[3072]",
+        dict(reverse=0, allow_tf32=0),
+        loose=(),
+    ),
+    Case(
+        "LLTMSequenceBackward",
+        "weight[15,5] gates[4,3,15] cells[4,3,5] output[4,3,5] h[3,5] lengths[3] doutput[4,3,5] dlast_h[3,5] "
+        "dlast_c[3,5] -> dgates[4,3,15] hidden_before[4,3,5] dh[3,5] dc[3,5] partial[3072]",
+        dict(reverse=1, allow_tf32=1),
+        loose=(),
+    ),
     Case("TrilinearInterpolationForward", "feats[3,8,5] points[3,3] -> out[3,5]"),
     Case("TrilinearInterpolationBackward", "feats[3,8,5] points[3,3] dout[3,5] -> dfeats[3,8,5] dpoints[3,3]"),
 ]
@@ -106,6 +120,18 @@ EDGE_CASES = [
     Case(
         "LLTMBackward",
         "product[0,15] bias[15] c[0,5] dnew_h[0,5] dnew_c[0,5] -> dproduct[0,15] dbias[15] dc[0,5] partial[2,15]",
+    ),
+    Case(
+        "LLTMSequenceForward",
+        "product[0,3,15] weight[15,5] bias[15] h[3,5] c[3,5] lengths[3] -> "
+        "output[0,3,5] last_h[3,5] last_c[3,5] gates[0,3,15] cells[0,3,5] partial[3072]",
+        dict(reverse=1, allow_tf32=0),
+    ),
+    Case(
+        "LLTMSequenceBackward",
+        "weight[0,0] gates[4,3,0] cells[4,3,0] output[4,3,0] h[3,0] lengths[3] doutput[4,3,0] dlast_h[3,0] "
+        "dlast_c[3,0] -> dgates[4,3,0] hidden_before[4,3,0] dh[3,0] dc[3,0] partial[1024]",
+        dict(reverse=0, allow_tf32=0),
     ),
     Case("TrilinearInterpolationForward", "feats[0,8,5] points[0,3] -> out[0,5]"),
     Case("TrilinearInterpolationBackward", "feats[3,8,0] points[3,3] dout[3,0] -> dfeats[3,8,0] dpoints[3,3]"),
@@ -138,10 +164,11 @@ class Attempt:
         random = np.random.default_rng(0)
         for name, shape in case.shapes().items():
             own_dtype = "float32" if name == "partial" and dtype == "float16" else dtype
+            own_dtype = "int32" if name == "lengths" else own_dtype
             size = math.prod(shape) * np.dtype(own_dtype).itemsize
             memory = np.frombuffer(bytearray(GUARD_BYTES + bytes(size) + GUARD_BYTES), np.uint8)
             array = memory[GUARD : GUARD + size].view(own_dtype).reshape(shape)
-            array[...] = np.nan if case.is_output(name) else random.normal(size=shape)
+            array[...] = np.nan if case.is_output(name) else _values(random, shape, own_dtype)
             self.memory[name], self.arrays[name] = memory, array
             self.params[name] = Param.of(array) if size else Param(None, shape, own_dtype)
 
@@ -168,6 +195,10 @@ class Attempt:
         """The same, for a change to one parameter's fields."""
         params = {**self.params, name: self.params[name]._replace(**fields)}
         self.refused(expected, arrays=list(params.values()))
+
+
+def _values(random, shape, dtype):
+    return random.integers(0, 5, shape) if dtype == "int32" else random.normal(size=shape)
 
 
 def parametrize_cases(cases):
@@ -264,7 +295,7 @@ def test_refused_cases(attempt, status):
     attempt.refused(status)
 
 
-@parametrize_cases([case for case in CASES if "partial" in case.shapes()])
+@parametrize_cases([case for case in CASES if len(case.shapes().get("partial", ())) == 2])
 def test_scratch_rows(attempt):
     columns = attempt.params["partial"].shape[1]
     attempt.refused_with(Status.BAD_SHAPE, "partial", shape=(0, columns))
@@ -290,6 +321,18 @@ LARGE_CASES = [
         "LLTMBackward",
         "product[61,1539] bias[1539] c[61,513] dnew_h[61,513] dnew_c[61,513] -> "
         "dproduct[61,1539] dbias[1539] dc[61,513] partial[7,1539]",
+    ),
+    Case(
+        "LLTMSequenceForward",
+        "product[9,61,309] weight[309,103] bias[309] h[61,103] c[61,103] lengths[61] -> output[9,61,103] "
+        "last_h[61,103] last_c[61,103] gates[9,61,309] cells[9,61,103] partial[66560]",
+        dict(reverse=0, allow_tf32=0),
+    ),
+    Case(
+        "LLTMSequenceBackward",  # of few samples: threads share the units
+        "weight[1539,513] gates[9,3,1539] cells[9,3,513] output[9,3,513] h[3,513] lengths[3] doutput[9,3,513] "
+        "dlast_h[3,513] dlast_c[3,513] -> dgates[9,3,1539] hidden_before[9,3,513] dh[3,513] dc[3,513] partial[35840]",
+        dict(reverse=0, allow_tf32=0),
     ),
     Case("TrilinearInterpolationForward", "feats[1009,8,65] points[1009,3] -> out[1009,65]"),
     Case(

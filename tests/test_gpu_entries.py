@@ -8,7 +8,7 @@ import pytest
 
 from msops.operators.add import _add, _add_backward
 from msops.operators.depthwise_conv2d import _convolution
-from msops.operators.lltm import _pointwise
+from msops.operators.lltm import _pointwise, _recurrence
 from msops.operators.sigmoid import _sigmoid
 from msops.operators.trilinear_interpolation import _trilinear_interpolation
 from msops.testing.entry import has_gpu_code, outputs_of, prepare_operator
@@ -28,6 +28,29 @@ def convolution(*image, channels, kernel, has_bias=True, backward=False, multipl
         return operator, shapes
     (out, _), *_ = outputs_of(operator, [np.empty(shape, np.float32) for shape in shapes])
     return operator.gradient, [*shapes[:2], out]
+
+
+def recurrence(steps, batch, hidden, backward=False, reverse=False):
+    operator = _recurrence(reverse, False)
+    state, weight = (batch, hidden), (3 * hidden, hidden)
+    gates, hiddens = (steps, batch, 3 * hidden), (steps, batch, hidden)
+    if not backward:
+        return operator, [gates, weight, weight[:1], state, state, (batch,)]
+    return operator.gradient.__self__.backward, [weight, gates, *[hiddens] * 2, state, (batch,), hiddens, *[state] * 2]
+
+
+def inputs_of(operator, shapes, dtype):
+    """Random numbers. Recurrences get lengths from below 0 to above all steps, and weights as large as in training, so
+    that rounding errors do not grow from step to step."""
+    rng = np.random.default_rng(0)
+    inputs = [np.asarray(rng.standard_normal(shape), dtype) for shape in shapes]
+    names = operator.names()[0]
+    if "lengths" in names:
+        lengths, weight = names.index("lengths"), names.index("weight")
+        steps = shapes[1 - weight][0]  # of the product or the gates
+        inputs[lengths] = rng.integers(-1, steps + 2, shapes[lengths]).astype(np.int32)
+        inputs[weight] /= np.asarray(max(1, shapes[weight][1]) ** 0.5, dtype)
+    return inputs
 
 
 def calls():
@@ -78,6 +101,25 @@ def calls():
     for b, h in ((0, 4), (1, 1), (3, 5), (16, 8), (70, 33), (257, 2), (300, 1024), (4099, 67), (16_400, 257)):
         yield f"lltm {b} x {h}", _pointwise, [(b, 3 * h), (3 * h,), (b, h)]
         yield f"lltm backward {b} x {h}", _pointwise.gradient, [(b, 3 * h), (3 * h,), *[(b, h)] * 3]
+    for t, b, h in (
+        (0, 3, 5),
+        (4, 0, 5),
+        (4, 3, 0),
+        (1, 2, 3),
+        (9, 1, 128),
+        (6, 3, 67),
+        (5, 16, 128),
+        (4, 300, 96),
+        (6, 1, 129),
+        (5, 16, 256),
+        (3, 64, 1024),
+        (4, 130, 333),
+        (3, 4, 1500),
+    ):
+        for reverse in (False, True):
+            for backward in (False, True):
+                name = f"lltm sequence{' backward' * backward} {t} x {b} x {h}{' reverse' * reverse}"
+                yield name, *recurrence(t, b, h, backward, reverse)
     for backward in (False, True):
         way = "backward " if backward else ""
         for k in (3, 5, 7):
@@ -161,18 +203,19 @@ class Guarded:
 @pytest.mark.parametrize("name", CALLS)
 def test_gpu_equals_cpu(name, dtype, shift):
     operator, shapes = CALLS[name]
-    rng = np.random.default_rng(0)
-    inputs = [np.asarray(rng.standard_normal(shape), dtype) for shape in shapes]
+    inputs = inputs_of(operator, shapes, dtype)
     outputs = outputs_of(operator, inputs)
     on_cpu = [np.full(shape, np.nan, kind) for shape, kind in outputs]
     assert prepare_operator(operator, [*inputs, *on_cpu])() == 0
-    guarded = [Guarded(x.shape, dtype, shift, x) for x in inputs] + [Guarded(*output, shift) for output in outputs]
+    guarded = [Guarded(x.shape, str(x.dtype), shift, x) for x in inputs] + [
+        Guarded(*output, shift) for output in outputs
+    ]
     assert prepare_operator(operator, [g.array for g in guarded])() == 0
     torch.cuda.synchronize()
     for x, g in zip(inputs, guarded):
         np.testing.assert_array_equal(g.array.cpu().numpy(), x, "an input was changed")
     assert all(g.untouched() for g in guarded)
-    has_scratch = operator.func.endswith(("AddBackward", "Conv2dBackward", "LLTMBackward"))  # as the last output
+    has_scratch = operator.names()[1][-1] in ("partial", "scratch")
     for want, g in zip(on_cpu[: -1 if has_scratch else None], guarded[len(inputs) :]):
         got = g.array.cpu().numpy()
         # A sum of many terms may happen to be small, but its error is that of sums of their usual size.

@@ -1,8 +1,12 @@
+import mindspore
 import numpy as np
-from mindspore import Tensor, nn
+import pytest
+from mindspore import Tensor, nn, ops
 
 import msops
-from operator_test import OperatorTest, zeros
+from msops.operators.lltm import _recurrence
+from msops.testing import opcheck
+from operator_test import OperatorTest, check_training, random, run, run_gradient, zeros
 from test_lltm import pointwise, pointwise_gradient
 
 
@@ -113,3 +117,292 @@ class TestLLTM(OperatorTest):
         gradients = recur_gradient(product, weight_hh, bias, h, c, *douts, seq_length, reverse)
         dproduct, dweight_hh, dbias, dh, dc = gradients
         return dproduct @ weight_ih, dh, dc, np.einsum("tbg,tbi->gi", dproduct, x), dweight_hh, dbias
+
+
+class TestEmpty:
+    """No steps leave the state; no samples, inputs or units give empty results, and zeros for the parameters."""
+
+    @pytest.mark.parametrize("sizes", [(0, 2, 3, 4), (2, 0, 3, 4), (2, 3, 0, 4), (2, 3, 4, 0)])
+    def test_empty(self, mode, sizes):
+        inputs = random(3, np.float32, *shapes(*sizes))
+        (x, h, c), (t, b, _, width) = inputs[:3], sizes
+        results = run(Sequence(), *inputs)
+        for got, want in zip(results, recur(x @ inputs[3].T, *inputs[4:], h, c)):
+            np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+        douts = random(4, np.float32, (t, b, width), (b, width), (b, width))
+        gradients = run_gradient(Sequence(), inputs, douts)
+        assert [g.shape for g in gradients] == [a.shape for a in inputs]
+        for got, want in zip(gradients, TestLLTM.reference_gradient(*inputs, *douts)):
+            np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_operator(reverse):
+    """The recurrence by itself, in both modes and all dtypes: gradients are those of finite differences."""
+    t, b, n = 4, 5, 3
+    product, weight, bias, h, c = random(7, np.float64, (t, b, 3 * n), (3 * n, n), (3 * n,), (b, n), (b, n))
+    lengths = np.array([4, 0, 7, 1, -1], np.int32)
+
+    def reference(product, weight, bias, h, c, lengths):
+        return recur(product, weight, bias, h, c, lengths, reverse)[:3]
+
+    def other(*inputs):
+        return recur(*inputs, not reverse)[:3]
+
+    opcheck(
+        _recurrence(reverse, False),
+        [product, weight, bias, h, c, lengths],
+        reference,
+        other=(_recurrence(not reverse, False), other),
+        half_in_float32=False,
+    )
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+def test_seq_length(mode, dtype):
+    """Any length counts as one from 0 to T. It may be an input of what is compiled."""
+    net = Sequence(reverse=True)
+    inputs = [Tensor(a) for a in random(8, np.float32, *shapes(3, 5, 2, 4))]
+    large = 2**40 + 1 if dtype == np.int64 else 2**31 - 1
+
+    class Taking(nn.Cell):
+        def construct(self, x, h, c, weight_ih, weight_hh, bias, seq_length):
+            return msops.lltm(x, h, c, weight_ih, weight_hh, bias, seq_length, True)
+
+    lengths = Tensor(np.array([large, 2 - large, 0, 2, 3], dtype))
+    for got, want in zip(Taking()(*inputs, lengths), Sequence([3, 0, 0, 2, 3], reverse=True)(*inputs)):
+        np.testing.assert_array_equal(got.asnumpy(), want.asnumpy())
+    whole, all_steps = net(*inputs), Sequence([3] * 5, reverse=True)(*inputs)
+    np.testing.assert_array_equal(whole[0].asnumpy(), all_steps[0].asnumpy())
+
+
+def test_samples_end_by_themselves(mode):
+    """Each sample gives what it gives alone, cut to its length, whatever lies behind."""
+    x, h, c, *parameters = random(9, np.float32, *shapes(6, 4, 3, 5))
+    lengths = [6, 1, 0, 4]
+    x[1:, 1], x[:, 2], x[4:, 3] = np.nan, np.nan, np.inf
+    for reverse in (False, True):
+        output, h_n, c_n = run(Sequence(lengths, reverse=reverse), x, h, c, *parameters)
+        for b, length in enumerate(lengths):
+            assert not output[length:, b].any()
+            if length == 0:
+                np.testing.assert_array_equal(h_n[b], h[b])
+                np.testing.assert_array_equal(c_n[b], c[b])
+                continue
+            alone = run(Sequence(reverse=reverse), x[:length, b : b + 1], h[b : b + 1], c[b : b + 1], *parameters)
+            for got, want in zip((output[:length, b], h_n[b], c_n[b]), alone):
+                np.testing.assert_allclose(got, want.reshape(got.shape), rtol=1e-5, atol=1e-6)
+
+
+def test_padding_has_no_gradient(mode):
+    """Finite numbers behind a sample's end change nothing: neither results nor other gradients, bit for bit."""
+    x, *rest = random(10, np.float32, *shapes(5, 3, 2, 4))
+    lengths, douts = [2, 5, 0], random(11, np.float32, (5, 3, 4), (3, 4), (3, 4))
+    other = x.copy()
+    other[2:, 0], other[:, 2] = 3, -7
+    net = Sequence(lengths)
+    for got, want in zip(run(net, other, *rest), run(net, x, *rest)):
+        np.testing.assert_array_equal(got, want)
+    gradients = [run_gradient(net, [a, *rest], douts) for a in (x, other)]
+    for got, want in zip(*gradients):
+        np.testing.assert_array_equal(got, want)
+    assert not gradients[0][0][2:, 0].any()
+    assert not gradients[0][0][:, 2].any()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_long_sequence(mode, dtype):
+    """Without a forget gate c grows, and errors stay: T independent ones make one that is sqrt(T) times as large. A step
+    rounds c, which stays in float32, and the gates, whose product MindSpore rounds to the dtype. The result is rounded
+    to it, too. Were c kept in float16, it would stop growing at some hundreds."""
+    t, n = 4096, 16
+    x, h, c, *parameters = random(12, np.float64, *shapes(t, 3, 4, n))
+    inputs = [a.astype(dtype) for a in (x, h, c, *(0.1 * a for a in parameters))]
+    output, h_n, c_n = run(Sequence(), *inputs)
+    exact_output, exact_h, exact_c = TestLLTM.reference(*(a.astype(np.float64) for a in inputs))
+    size, eps = np.abs(exact_c).max(), np.finfo(dtype).eps
+    assert size > 1000
+    allowed = 4 * t**0.5 * (np.finfo(np.float32).eps * size + eps)  # gates are about 1
+    assert np.abs(c_n - exact_c).max() < allowed + eps * size
+    for got, want in ((output, exact_output), (h_n, exact_h)):
+        assert np.abs(got - want).max() < allowed
+
+
+class Stepping(nn.Cell):
+    """A cell, step by step."""
+
+    def __init__(self, cell):
+        super().__init__()
+        self.cell = cell
+
+    def construct(self, x, h, c):
+        outputs = ()
+        for t in range(x.shape[0]):
+            h, c = self.cell(x[t], (h, c))
+            outputs += (h,)
+        return ops.stack(outputs), h, c
+
+
+class Flat(nn.Cell):
+    """An LLTM of tensors alone."""
+
+    def __init__(self, net):
+        super().__init__()
+        self.net = net
+
+    def construct(self, x, h, c):
+        output, (h_n, c_n) = self.net(x, (h, c))
+        return output, h_n, c_n
+
+
+class TestLayers:
+    """The Cell."""
+
+    def test_equals_stepping(self, mode):
+        """To the rounding of other orders of addition; also back, where the copies are equal."""
+        cell = msops.LLTMCell(5, 7, mindspore.float64)
+        net = msops.LLTM.from_cells([cell])
+        x, h, c = random(13, np.float64, (6, 4, 5), (4, 7), (4, 7))
+        inputs, douts = [x, h, c], random(14, np.float64, (6, 4, 7), (4, 7), (4, 7))
+        layered, stacked = [x, h[None], c[None]], [douts[0], douts[1][None], douts[2][None]]
+        pairs = [*zip(run(Flat(net), *layered), run(Stepping(cell), *inputs))]
+        pairs += zip(run_gradient(Flat(net), layered, stacked), run_gradient(Stepping(cell), inputs, douts))
+        for got, want in pairs:
+            np.testing.assert_allclose(got.reshape(want.shape), want, rtol=1e-12, atol=1e-13)
+        (again,) = net.to_cells()
+        np.testing.assert_array_equal(again.weight.asnumpy(), cell.weight.asnumpy())
+        np.testing.assert_array_equal(again.bias.asnumpy(), cell.bias.asnumpy())
+
+    @pytest.mark.parametrize("batch_first", [False, True])
+    @pytest.mark.parametrize("has_bias", [False, True])
+    @pytest.mark.parametrize("bidirectional", [False, True])
+    def test_layers(self, mode, bidirectional, has_bias, batch_first):
+        """What NumPy makes of the parameters, layer by layer, with lengths and a state."""
+        settings = dict(
+            bidirectional=bidirectional, has_bias=has_bias, batch_first=batch_first, dtype=mindspore.float64
+        )
+        net = msops.LLTM(3, 4, num_layers=2, **settings)
+        parameters = {p.name: p.asnumpy() for p in net.get_parameters()}
+        suffixes = [f"_l{i}{way}" for i in (0, 1) for way in ("", "_reverse")[: 1 + bidirectional]]
+        kinds = ("weight_ih", "weight_hh", "bias")[: 2 + has_bias]
+        assert set(parameters) == {kind + suffix for kind in kinds for suffix in suffixes}
+        count, lengths = len(suffixes), [5, 2, 0]
+        x, h, c = random(15, np.float64, (5, 3, 3), (count, 3, 4), (count, 3, 4))
+        want, states = x, []
+        for i in (0, 1):
+            outputs = []
+            for suffix in suffixes[i * count // 2 : (i + 1) * count // 2]:
+                k, (wi, wh, *bias) = len(states), (parameters[kind + suffix] for kind in kinds)
+                bias = bias[0] if bias else np.zeros(12)
+                reverse = suffix.endswith("reverse")
+                output, *state = recur(want @ wi.T, wh, bias, h[k], c[k], lengths, reverse)[:3]
+                outputs.append(output)
+                states.append(state)
+            want = np.concatenate(outputs, 2)
+        given = x.swapaxes(0, 1) if batch_first else x
+        output, state = net(Tensor(given.copy()), (Tensor(h), Tensor(c)), Tensor(np.array(lengths, np.int64)))
+        got = output.asnumpy()
+        np.testing.assert_allclose(got.swapaxes(0, 1) if batch_first else got, want, rtol=1e-12, atol=1e-14)
+        for got, want in zip(state, zip(*states)):
+            np.testing.assert_allclose(got.asnumpy(), want, rtol=1e-12, atol=1e-14)
+
+    def test_default_state_is_zero(self, mode):
+        net, x = msops.LLTM(3, 4, 2), Tensor(random(16, np.float32, (5, 2, 3))[0])
+        zero = Tensor(np.zeros((2, 2, 4), np.float32))
+        np.testing.assert_array_equal(net(x)[0].asnumpy(), net(x, (zero, zero))[0].asnumpy())
+
+    def test_dropout(self, mode):
+        """Between layers, in training: about half of the first layer's outputs are 0, the others twice as large."""
+        mindspore.set_seed(1)
+        net, x = msops.LLTM(3, 50, 2, dropout=0.5), Tensor(random(17, np.float32, (4, 6, 3))[0])
+        plain = msops.LLTM(3, 50, 2)
+        for to, parameter in zip(plain.get_parameters(), net.get_parameters()):
+            to.set_data(parameter)
+        net.set_train(False)
+        exact = plain(x)[0].asnumpy()
+        np.testing.assert_array_equal(net(x)[0].asnumpy(), exact)
+        net.set_train()
+        first, second = (net(x) for _ in range(2))
+        assert (first[0].asnumpy() != exact).any()
+        assert (first[0].asnumpy() != second[0].asnumpy()).any()
+        np.testing.assert_array_equal(first[1][0][0].asnumpy(), plain(x)[1][0][0].asnumpy())  # not before layer 0
+        assert (first[0].asnumpy() != 0).all()  # nor behind the last
+
+    def test_training(self, mode):
+        x = random(18, np.float32, (5, 4, 6))[0]
+        check_training(msops.LLTM(6, 7, num_layers=2, bidirectional=True), x)
+
+    def test_parameters(self):
+        """Uniform within 1 / sqrt(H)."""
+        mindspore.set_seed(1)
+        for parameter in msops.LLTM(30, 40, dtype=mindspore.float16).get_parameters():
+            values = parameter.asnumpy()
+            assert values.dtype == np.float16
+            assert 0.9 / 40**0.5 < np.abs(values).max() <= 1.001 / 40**0.5
+            assert abs(values.astype(np.float64).mean()) < 0.03
+
+    def test_cells_of_layers(self):
+        net = msops.LLTM(3, 4, 2, bidirectional=True)
+        cells = net.to_cells()
+        again = msops.LLTM.from_cells(cells, bidirectional=True)
+        assert (again.num_layers, again.bidirectional) == (2, True)
+        for got, want in zip(again.get_parameters(), net.get_parameters()):
+            assert got.name == want.name
+            np.testing.assert_array_equal(got.asnumpy(), want.asnumpy())
+        assert not msops.LLTM(3, 4, has_bias=False).to_cells()[0].bias.asnumpy().any()
+
+    @pytest.mark.parametrize(
+        ("arguments", "error", "words"),
+        [
+            ((0, 4), ValueError, "LLTM: input_size must be at least 1, got 0"),
+            ((4, 4.0), TypeError, "LLTM: hidden_size must be an int, got float"),
+            ((4, 4, -1), ValueError, "LLTM: num_layers must be at least 1, got -1"),
+            ((4, 4, 1, 1), TypeError, "LLTM: has_bias must be a bool, got int"),
+            ((4, 4, 1, True, None), TypeError, "LLTM: batch_first must be a bool, got NoneType"),
+            ((4, 4, 1, True, False, "0"), TypeError, "LLTM: dropout must be a float, got str"),
+            ((4, 4, 1, True, False, 1.0), ValueError, "LLTM: dropout must be at least 0 and less than 1, got 1.0"),
+            ((4, 4, 1, True, False, 0.0, 2), TypeError, "LLTM: bidirectional must be a bool, got int"),
+            ((4, 4, 1, True, False, 0.0, True, 0), TypeError, "LLTM: allow_tf32 must be a bool, got int"),
+        ],
+        ids=lambda value: value if isinstance(value, str) else "",
+    )
+    def test_wrong_settings(self, arguments, error, words):
+        with pytest.raises(error) as caught:
+            msops.LLTM(*arguments)
+        assert words in str(caught.value)
+        with pytest.raises(TypeError, match="LLTM: dtype must be float16, float32 or float64, got Int32"):
+            msops.LLTM(4, 4, dtype=mindspore.int32)
+
+    @pytest.mark.parametrize(
+        ("x", "state", "error", "words"),
+        [
+            ((2, 3), None, ValueError, "LLTM: x must have three axes, the last of 3, got (2, 3)"),
+            ((5, 2, 4), None, ValueError, "LLTM: x must have three axes, the last of 3, got (5, 2, 4)"),
+            ((5, 2, 3), 3, TypeError, "LLTM: state must be a tuple (h_0, c_0)"),
+            ((5, 2, 3), ((1, 2, 4), (2, 4)), ValueError, "LLTM: c_0 must have shape (1, 2, 4), got (2, 4)"),
+            ((5, 2, 3), ((1, 1, 4), (1, 1, 4)), ValueError, "LLTM: h_0 must have shape (1, 2, 4), got (1, 1, 4)"),
+        ],
+        ids=lambda value: value if isinstance(value, str) else "",
+    )
+    def test_wrong_inputs(self, mode, x, state, error, words):
+        if isinstance(state, tuple):
+            state = tuple(Tensor(a) for a in zeros(*state))
+        with pytest.raises(error) as caught:
+            msops.LLTM(3, 4)(Tensor(zeros(x)[0]), state)
+        assert words in str(caught.value)
+
+    def test_wrong_cells(self):
+        for cells, error, words in (
+            ([], ValueError, "LLTM: cells must be 1 for each layer, got 0"),
+            ([nn.Dense(3, 4)], TypeError, "LLTM: cells must be LLTMCells, got Dense"),
+            (
+                [msops.LLTMCell(3, 4), msops.LLTMCell(3, 4)],
+                ValueError,
+                r"cells\[1\].weight must be float32 of shape \(12",
+            ),
+            ([msops.LLTMCell(3, 4), msops.LLTMCell(4, 4, mindspore.float64)], ValueError, "got float64 of"),
+        ):
+            with pytest.raises(error, match=words):
+                msops.LLTM.from_cells(cells)
+        with pytest.raises(ValueError, match="LLTM: cells must be 2 for each layer, got 1"):
+            msops.LLTM.from_cells([msops.LLTMCell(3, 4)], bidirectional=True)

@@ -95,20 +95,20 @@ struct Share {
 template <typename F>
 MSOPS_CPU void for_each(const Share& share, int64_t hidden, const F& f) {
   for (int64_t sample = share.first_sample; sample < share.end_sample; ++sample)
-#pragma omp simd
     for (int64_t unit = share.first_unit; unit < share.end_unit; ++unit) f(sample * hidden + unit, sample, unit);
 }
 
-// Multiplies a share, and calls `f(sample, unit, n, sums)` with the sums of n neighbouring units.
-template <typename C, typename F>
-MSOPS_CPU void multiply(const Share& share, const C* x, int64_t depth, const C* panels, int64_t width, const F& f) {
+// Multiplies a share, and calls `store(sample, unit, n, sums)` with the sums of n neighbouring units.
+template <typename C, typename Store>
+MSOPS_CPU void multiply(const Share& share, const C* x, int64_t depth, const C* panels, int64_t width,
+                        const Store& store) {
   for (int64_t panel = share.first_panel; panel < share.end_panel; ++panel)
     for (int64_t block = share.first_block; block < share.end_block; ++block) {
       const int64_t first = block * kSamples, unit = panel * width;
       const int rows = static_cast<int>(std::min<int64_t>(kSamples, share.end_sample - first));
       C sums[kSamples][kColumns<C>];
       multiply<kSamples>(x + first * depth, depth, rows, panels + panel * depth * kColumns<C>, depth, sums);
-      for (int r = 0; r < rows; ++r) f(first + r, unit, std::min(width, share.end_unit - unit), sums[r]);
+      for (int r = 0; r < rows; ++r) store(first + r, unit, std::min(width, share.end_unit - unit), sums[r]);
     }
 }
 
@@ -117,7 +117,7 @@ struct Forward {
   using C = Compute<T>;
   static constexpr int kUnits = kWidth<C>;  // of a panel: a vector of each gate
   SequenceForward<T> s;
-  C *panels, *h, *c;  // h before and behind a step take turns
+  C *panels, *products, *h, *c;  // h before and behind a step take turns
   Barrier* barrier;
 
   MSOPS_CPU void operator()(int64_t part, int64_t parts) const {
@@ -125,7 +125,7 @@ struct Forward {
     const int64_t states = s.batch * s.hidden, end_packing = part_begin(share.panels, part + 1, parts);
     int64_t waits = 0;
     for (int64_t panel = part_begin(share.panels, part, parts); panel < end_packing; ++panel) pack(panel);
-    for_each(share, s.hidden, [&](int64_t at, int64_t sample, int64_t unit) __attribute__((always_inline)) {
+    for_each(share, s.hidden, [&](int64_t at, int64_t sample, int64_t unit) {
       const auto state = s.begin(sample, unit);
       h[at] = state.h, c[at] = state.c;
     });
@@ -134,22 +134,43 @@ struct Forward {
       const C* before = h + step % 2 * states;
       C* behind = h + (step + 1) % 2 * states;
       multiply(share, before, s.hidden, panels, kUnits,
-               [&](int64_t sample, int64_t first, int64_t n, const C(&sums)[kColumns<C>])
-                   __attribute__((always_inline)) {
-#pragma omp simd
-                     for (int64_t j = 0; j < n; ++j) {
-                       const int64_t unit = first + j, at = sample * s.hidden + unit;
-                       const C products[kGates] = {sums[j], sums[kUnits + j], sums[2 * kUnits + j]};
-                       typename SequenceForward<T>::State state{before[at], c[at]};
-                       s.write(s.advance(s.read(step, sample, unit), products, state), step, sample, unit);
-                       behind[at] = state.h, c[at] = state.c;
-                     }
-                   });
+               [&](int64_t sample, int64_t unit, int64_t n, const C* sums) __attribute__((always_inline)) {
+                 for (int gate = 0; gate < kGates; ++gate)
+                   std::copy_n(sums + gate * kUnits, n, products + (sample * kGates + gate) * s.hidden + unit);
+               });
+      for (int64_t sample = share.first_sample; sample < share.end_sample; ++sample)
+        advance(s.time(step), sample, share.first_unit, share.end_unit - share.first_unit, before, behind);
       if (share.waits) barrier->wait(parts, waits);
     }
     const C* last = h + s.steps % 2 * states;
     for_each(share, s.hidden,
              [&](int64_t at, int64_t sample, int64_t unit) { s.end({last[at], c[at]}, sample, unit); });
+  }
+
+  // Makes of the h and c of n neighbouring units before a step those behind it.
+  MSOPS_CPU void advance(int64_t time, int64_t sample, int64_t unit, int64_t n, const C* before, C* behind) const {
+    const bool active = s.active(time, sample);
+    const int64_t state = sample * s.hidden + unit;
+    const int64_t at = s.at(time, sample, unit), gates_at = s.at(time, sample, kI, unit);
+    const T *product = s.product + gates_at, *bias = s.bias + unit;
+    const C* sums = products + s.at(0, sample, kI, unit);
+    T *output = s.output + at, *cells = s.cells + at, *gates = s.gates + gates_at;
+    C* cell_state = c + state;
+#pragma omp simd
+    for (int64_t j = 0; j < n; ++j) {
+      C g[kGates];
+      for (int gate = 0; gate < kGates; ++gate) {
+        const int64_t i = gate * s.hidden + j;
+        g[gate] = C(product[i]) + C(bias[i]) + sums[i];
+        assign(gates[i], g[gate]);
+      }
+      const Cell<T> cell(g[kI], g[kO], g[kG], cell_state[j]);
+      assign(cells[j], cell_state[j]);
+      assign(output[j], active ? cell.tanh_c * cell.o : C(0));
+      cell_state[j] = active ? cell.new_c : cell_state[j];
+    }
+#pragma omp simd
+    for (int64_t j = 0; j < n; ++j) behind[state + j] = active ? C(output[j]) : before[state + j];
   }
 
   // Of some units' gates, the rows of the weights, as columns.
@@ -178,27 +199,53 @@ struct Backward {
     const int64_t gates = kGates * s.hidden, end_packing = part_begin(share.panels, part + 1, parts);
     int64_t waits = 0;
     for (int64_t panel = part_begin(share.panels, part, parts); panel < end_packing; ++panel) pack(panel);
-    for_each(share, s.hidden, [&](int64_t at, int64_t sample, int64_t unit) __attribute__((always_inline)) {
+    for_each(share, s.hidden, [&](int64_t at, int64_t sample, int64_t unit) {
       const auto state = s.begin(sample, unit);
       dh[at] = state.h, dc[at] = state.c;
     });
     barrier->wait(parts, waits);
     for (int64_t step = s.steps - 1; step >= 0; --step) {
       C* of_step = dgates + step % 2 * s.batch * gates;
-      for_each(share, s.hidden, [&](int64_t at, int64_t sample, int64_t unit) __attribute__((always_inline)) {
-        typename SequenceBackward<T>::State state{dh[at], dc[at]};
-        const auto out = s.advance(s.read(step, sample, unit), state);
-        s.write(out, step, sample, unit);
-        dc[at] = state.c;
-        for (int gate = 0; gate < kGates; ++gate) of_step[sample * gates + gate * s.hidden + unit] = C(out.gates[gate]);
-      });
+      for (int64_t sample = share.first_sample; sample < share.end_sample; ++sample)
+        advance(step, sample, share.first_unit, share.end_unit - share.first_unit,
+                of_step + sample * gates + share.first_unit);
       if (share.waits) barrier->wait(parts, waits);
       multiply(share, of_step, gates, panels, kUnits,
-               [&](int64_t sample, int64_t first, int64_t n, const C(&sums)[kUnits]) __attribute__((always_inline)) {
+               [&](int64_t sample, int64_t first, int64_t n, const C* sums) __attribute__((always_inline)) {
                  if (s.active(s.time(step), sample)) std::copy_n(sums, n, dh + sample * s.hidden + first);
                });
     }
     for_each(share, s.hidden, [&](int64_t at, int64_t sample, int64_t unit) { s.end({dh[at], dc[at]}, sample, unit); });
+  }
+
+  // Makes of the gradients of n neighbouring units' h and c behind a step those of the gates, and of c before it.
+  MSOPS_CPU void advance(int64_t step, int64_t sample, int64_t unit, int64_t n, C* of_step) const {
+    const int64_t time = s.time(step), state = sample * s.hidden + unit;
+    const int64_t at = s.at(time, sample, unit), gates_at = s.at(time, sample, kI, unit);
+    const T *gates = s.gates + gates_at, *cells = s.cells + at, *doutput = s.doutput + at;
+    const C* dnew_h = dh + state;
+    C* dcell = dc + state;
+    T *to = s.dgates + gates_at, *hidden_before = s.hidden_before + at;
+    if (!s.active(time, sample)) {
+      for (int gate = 0; gate < kGates; ++gate) {
+        std::fill_n(to + gate * s.hidden, n, T(C(0)));
+        std::fill_n(of_step + gate * s.hidden, n, C(0));
+      }
+      std::fill_n(hidden_before, n, T(C(0)));
+      return;
+    }
+#pragma omp simd
+    for (int64_t j = 0; j < n; ++j) {
+      const Cell<T> cell(C(gates[j]), C(gates[s.hidden + j]), C(gates[2 * s.hidden + j]), C(cells[j]));
+      const Gradient<T> d(cell, dnew_h[j] + C(doutput[j]), dcell[j]);
+      for (int gate = 0; gate < kGates; ++gate) assign(to[gate * s.hidden + j], d.gates[gate]);
+      dcell[j] = d.c;
+    }
+    for (int gate = 0; gate < kGates; ++gate)
+#pragma omp simd
+      for (int64_t j = 0; j < n; ++j) of_step[gate * s.hidden + j] = C(to[gate * s.hidden + j]);
+    const bool first = step == 0 || !s.active(s.time(step - 1), sample);
+    std::copy_n(first ? s.h + state : s.output + s.at(s.time(step - 1), sample, unit), n, hidden_before);
   }
 
   // Some of the columns of the weights.
@@ -228,7 +275,7 @@ void forward(Call& call, const SequenceForward<T>& s, Compute<T>* scratch) {
   const int64_t panels = tiles(s.hidden, Body::kUnits), states = s.batch * s.hidden;
   const auto room = room_for_panels<Compute<T>>(s.hidden, panels);
   Barrier barrier;
-  const Body body{s, room.get(), scratch, scratch + 2 * states, &barrier};
+  const Body body{s, room.get(), scratch, scratch + 3 * states, scratch + 5 * states, &barrier};
   on_threads(call, states == 0 ? 0 : std::max(panels, tiles(s.batch, kSamples)), work(s), body);
 }
 

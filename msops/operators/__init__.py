@@ -2,11 +2,12 @@
 
 from .add import Add, add
 from .depthwise_conv2d import DepthwiseConv2d, depthwise_conv2d
-from .lltm import LLTMCell, lltm, lltm_cell
+from .lltm import LLTM, LLTMCell, lltm, lltm_cell
 from .sigmoid import Sigmoid, sigmoid
 from .trilinear_interpolation import TrilinearInterpolation, trilinear_interpolation
 
 __all__ = [
+    "LLTM",
     "Add",
     "DepthwiseConv2d",
     "LLTMCell",

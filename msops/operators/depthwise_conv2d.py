@@ -117,8 +117,7 @@ class DepthwiseConv2d(nn.Cell):
     ):
         name = "DepthwiseConv2d"
         super().__init__()
-        if not isinstance(has_bias, bool):
-            raise TypeError(f"{name}: has_bias must be a bool, got {type(has_bias).__name__}")
+        check.boolean(name, "has_bias", has_bias)
         self.forward_op = _convolution(name, stride, pad_mode, padding, dilation, has_bias)
         self.in_channels = self.group = check.positive(name, "in_channels", in_channels)
         self.out_channels = in_channels * check.positive(name, "channel_multiplier", channel_multiplier)

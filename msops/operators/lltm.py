@@ -2,10 +2,10 @@ import math
 
 import mindspore
 import numpy as np
-from mindspore import Tensor, nn, ops
+from mindspore import ParameterTuple, Tensor, nn, ops
 from mindspore.common.initializer import Uniform
 
-from .. import check
+from .. import check, compat
 from ..custom import custom_op, once
 from ..library import of_package
 from ..rules import scratch
@@ -62,7 +62,7 @@ def lltm(x, h, c, weight_ih, weight_hh, bias, seq_length=None, reverse=False, al
         h_t &= \tanh(c_t) \odot \sigma(o_t)
 
     The inputs' products are one matmul of MindSpore's, the steps are one kernel. Every floating input has a gradient;
-    those of the weights are one matmul each. In float16, h is rounded at each step, while c and the sums stay in float32.
+    those of the weights are one matmul each. In float16, h is rounded at each step; c and the sums stay in float32.
 
     Args:
         x (Tensor): Shape (T, B, I); float16, float32 or float64. All inputs but `seq_length` have one dtype.
@@ -101,9 +101,12 @@ def lltm(x, h, c, weight_ih, weight_hh, bias, seq_length=None, reverse=False, al
     if seq_length is None:
         seq_length = _full_length(steps, batch)
     elif seq_length.dtype == mindspore.int64:
-        seq_length = ops.cast(ops.minimum(seq_length, steps), mindspore.int32)
-    product = ops.matmul(ops.reshape(x, (steps * batch, inputs)), weight_ih.T)
-    product = ops.reshape(product, (steps, batch, bias.shape[0]))
+        seq_length = ops.cast(ops.minimum(ops.maximum(seq_length, 0), steps), mindspore.int32)
+    shape = (steps, batch, bias.shape[0])
+    if steps * batch * inputs * bias.shape[0] == 0:  # sums of nothing, which MindSpore's MatMul does not write
+        product = ops.zeros(shape, x.dtype)
+    else:
+        product = ops.reshape(_times_transposed(ops.reshape(x, (steps * batch, inputs)), weight_ih), shape)
     recurrence = _recurrence(reverse, allow_tf32)
     output, h_n, c_n, _, _, _ = recurrence(product, weight_hh, bias, h, c, seq_length)
     return output, h_n, c_n
@@ -153,6 +156,196 @@ class LLTMCell(nn.Cell):
         return f"input_size={self.input_size}, hidden_size={self.hidden_size}"
 
 
+class LLTM(nn.Cell):
+    r"""Layers of :func:`msops.lltm` with their parameters, called as MindSpore's nn.LSTM is:
+    `output, (h_n, c_n) = net(x, (h_0, c_0), seq_length)`.
+
+    With L layers of D directions (2 if `bidirectional`), a layer takes the outputs of the one before, (T, B, D * H):
+    those of the forward direction, then those of the other, which begins at each sample's last step.
+
+    Args:
+        input_size (int): I, the number of features of `x`.
+        hidden_size (int): H, that of each direction's output.
+        num_layers (int): L. Default: ``1`` .
+        has_bias (bool): Whether there are biases. Default: ``True`` .
+        batch_first (bool): Whether `x` and `output` are (B, T, ...) instead of (T, B, ...). Default: ``False`` .
+        dropout (float): The probability with which training drops an output of a layer but the last, in [0, 1).
+            Default: ``0.0`` .
+        bidirectional (bool): Default: ``False`` .
+        allow_tf32 (bool): As in :func:`msops.lltm`. Default: ``False`` .
+        dtype (mindspore.dtype): Of the parameters. Default: ``mindspore.float32`` .
+
+    Inputs:
+        - **x** (Tensor) - Shape (T, B, I).
+        - **state** (tuple) - (h_0, c_0), Tensors of shape (L * D, B, H), layer by layer. Default: ``None`` , zeros.
+        - **seq_length** (Tensor) - As in :func:`msops.lltm`. Default: ``None`` .
+
+    Outputs:
+        Tuple (output, (h_n, c_n)) of Tensors of shapes (T, B, D * H), (L * D, B, H), (L * D, B, H).
+
+    Attributes:
+        weight_ih_l0, weight_hh_l0, bias_l0 (Parameter): Of layer 0, as :func:`msops.lltm` takes them; ``_l1`` and so on
+            for the others, and with ``_reverse`` for the other direction. Uniform in :math:`\pm 1 / \sqrt{H}`.
+
+    Raises:
+        TypeError: If an argument has a wrong type, or the dtype is none of float16, float32, float64.
+        ValueError: If a size is less than 1, or `dropout` is not in [0, 1); of a call, if a shape does not fit.
+
+    Examples:
+        >>> import mindspore, msops
+        >>> from mindspore import Tensor, ops
+        >>> net = msops.LLTM(8, 2, num_layers=2, bidirectional=True)
+        >>> output, (h_n, c_n) = net(ops.ones((5, 3, 8)), seq_length=Tensor([5, 0, 2]))
+        >>> print(output.shape, h_n.shape, output[2:, 2].asnumpy().any())
+        (5, 3, 4) (4, 3, 2) False
+    """
+
+    def __init__(
+        self,
+        input_size,
+        hidden_size,
+        num_layers=1,
+        has_bias=True,
+        batch_first=False,
+        dropout=0.0,
+        bidirectional=False,
+        allow_tf32=False,
+        dtype=mindspore.float32,
+    ):
+        name = "LLTM"
+        super().__init__()
+        self.input_size = check.positive(name, "input_size", input_size)
+        self.hidden_size = check.positive(name, "hidden_size", hidden_size)
+        self.num_layers = check.positive(name, "num_layers", num_layers)
+        self.has_bias = check.boolean(name, "has_bias", has_bias)
+        self.batch_first = check.boolean(name, "batch_first", batch_first)
+        self.bidirectional = check.boolean(name, "bidirectional", bidirectional)
+        self.allow_tf32 = check.boolean(name, "allow_tf32", allow_tf32)
+        if not isinstance(dropout, (int, float)) or isinstance(dropout, bool):
+            raise TypeError(f"{name}: dropout must be a float, got {type(dropout).__name__}")
+        if not 0 <= dropout < 1:
+            raise ValueError(f"{name}: dropout must be at least 0 and less than 1, got {dropout}")
+        self.dropout = dropout
+        self.drop = compat.dropout(float(dropout)) if dropout > 0 and num_layers > 1 else None
+        self.directions = 2 if bidirectional else 1
+        init = Uniform(1 / math.sqrt(hidden_size))
+        weight_ih, weight_hh, bias = [], [], []
+        for i in range(num_layers * self.directions):
+            layer, of_reverse = divmod(i, self.directions)
+            suffix = f"_l{layer}{'_reverse' if of_reverse else ''}"
+            columns = input_size if layer == 0 else self.directions * hidden_size
+            for kind, shape, parameters in (
+                ("weight_ih", (3 * hidden_size, columns), weight_ih),
+                ("weight_hh", (3 * hidden_size, hidden_size), weight_hh),
+                ("bias", (3 * hidden_size,), bias),
+            ):
+                if kind != "bias" or has_bias:
+                    parameters.append(check.parameter(name, kind + suffix, init, shape, dtype))
+        self.weight_ih, self.weight_hh, self.bias = map(ParameterTuple, (weight_ih, weight_hh, bias))
+
+    @classmethod
+    def from_cells(cls, cells, bidirectional=False, **settings):
+        """The layers that step as these cells do, with copies of their parameters.
+
+        Args:
+            cells (list[LLTMCell]): One for each layer; if `bidirectional`, two, that of the forward direction first.
+            bidirectional (bool): Default: ``False`` .
+            **settings: `batch_first`, `dropout` and `allow_tf32`, as the class takes them.
+
+        Returns:
+            LLTM
+
+        Raises:
+            TypeError: If a cell is no LLTMCell.
+            ValueError: If the cells' number or sizes do not fit.
+
+        Examples:
+            >>> import msops
+            >>> net = msops.LLTM.from_cells([msops.LLTMCell(8, 2), msops.LLTMCell(2, 2)])
+            >>> print(net.num_layers, net.weight_ih_l0.shape)
+            2 (6, 8)
+        """
+        cells = list(cells)
+        for cell in cells:
+            if not isinstance(cell, LLTMCell):
+                raise TypeError(f"LLTM: cells must be LLTMCells, got {type(cell).__name__}")
+        directions = 2 if bidirectional else 1
+        if not cells or len(cells) % directions:
+            raise ValueError(f"LLTM: cells must be {directions} for each layer, got {len(cells)}")
+        hidden, dtype = cells[0].hidden_size, cells[0].weight.dtype
+        settings = dict(settings, bidirectional=bidirectional, dtype=dtype)
+        net = cls(cells[0].input_size, hidden, len(cells) // directions, **settings)
+        for i, (cell, weight_ih) in enumerate(zip(cells, net.weight_ih)):
+            shape = (3 * hidden, hidden + weight_ih.shape[1])
+            if cell.weight.shape != shape or cell.weight.dtype != dtype:
+                raise ValueError(
+                    f"LLTM: cells[{i}].weight must be {check.dtype_name(dtype)} of shape {shape}, "
+                    f"got {check.dtype_name(cell.weight.dtype)} of {cell.weight.shape}"
+                )
+            weight = cell.weight.asnumpy()
+            weight_ih.set_data(Tensor(weight[:, hidden:].copy()))
+            net.weight_hh[i].set_data(Tensor(weight[:, :hidden].copy()))
+            net.bias[i].set_data(Tensor(cell.bias.asnumpy()))
+        return net
+
+    def to_cells(self):
+        """Cells that step as these layers do, with copies of their parameters: the reverse of :meth:`from_cells`.
+
+        Returns:
+            list[LLTMCell]
+
+        Examples:
+            >>> import msops
+            >>> print(msops.LLTM(8, 2, bidirectional=True).to_cells()[1].weight.shape)
+            (6, 10)
+        """
+        cells = []
+        for i, (weight_ih, weight_hh) in enumerate(zip(self.weight_ih, self.weight_hh)):
+            cell = LLTMCell(weight_ih.shape[1], self.hidden_size, weight_ih.dtype)
+            weight = np.concatenate([weight_hh.asnumpy(), weight_ih.asnumpy()], 1)
+            cell.weight.set_data(Tensor(weight))
+            cell.bias.set_data(Tensor(self.bias[i].asnumpy() if self.has_bias else np.zeros_like(weight[:, 0])))
+            cells.append(cell)
+        return cells
+
+    def construct(self, x, state=None, seq_length=None):
+        _check_layers(_describe(x), self.input_size)
+        if self.batch_first:
+            x = ops.transpose(x, (1, 0, 2))
+        shape = (self.num_layers * self.directions, x.shape[1], self.hidden_size)
+        if state is None:
+            h_0 = c_0 = ops.zeros(shape, x.dtype)
+        else:
+            if not isinstance(state, (tuple, list)):
+                raise TypeError("LLTM: state must be a tuple (h_0, c_0)")
+            h_0, c_0 = state
+            _check_state(_describe(h_0), _describe(c_0), shape)
+        h_n, c_n = (), ()
+        for layer in range(self.num_layers):
+            outputs = ()
+            for direction in range(self.directions):
+                i = layer * self.directions + direction
+                weights = self.weight_ih[i], self.weight_hh[i]
+                bias = self.bias[i] if self.has_bias else ops.zeros((3 * self.hidden_size,), x.dtype)
+                output, h, c = lltm(x, h_0[i], c_0[i], *weights, bias, seq_length, direction == 1, self.allow_tf32)
+                outputs += (output,)
+                h_n += (h,)
+                c_n += (c,)
+            x = outputs[0] if self.directions == 1 else ops.concat(outputs, 2)
+            if self.drop is not None and layer < self.num_layers - 1:
+                x = self.drop(x)
+        if self.batch_first:
+            x = ops.transpose(x, (1, 0, 2))
+        return x, (ops.stack(h_n), ops.stack(c_n))
+
+    def extend_repr(self):
+        return (
+            f"input_size={self.input_size}, hidden_size={self.hidden_size}, num_layers={self.num_layers}, "
+            f"has_bias={self.has_bias}, batch_first={self.batch_first}, dropout={self.dropout}, "
+            f"bidirectional={self.bidirectional}"
+        )
+
+
 def _step(x, h, c, weight, bias):
     _check(_describe(x), _describe(h), _describe(c), _describe(weight), _describe(bias))
     product = ops.matmul(ops.concat((h, x), 1), weight.T)
@@ -191,6 +384,23 @@ def _check_sequence(*inputs):
 
 
 @once
+def _check_layers(x, input_size):
+    if x[0] is None:
+        raise TypeError(f"LLTM: x must be a Tensor, got {x[1].__name__}")
+    if len(x[0]) != 3 or x[0][2] != input_size:
+        raise ValueError(f"LLTM: x must have three axes, the last of {input_size}, got {x[0]}")
+
+
+@once
+def _check_state(h, c, shape):
+    for name, (got, kind) in (("h_0", h), ("c_0", c)):
+        if got is None:
+            raise TypeError(f"LLTM: {name} must be a Tensor, got {kind.__name__}")
+        if got != shape:
+            raise ValueError(f"LLTM: {name} must have shape {shape}, got {got}")
+
+
+@once
 def _full_length(steps, batch):
     return Tensor(np.full(batch, steps, np.int32))
 
@@ -210,17 +420,19 @@ class _SequenceGradient(nn.Cell):
         )
         rows = product.shape[0] * product.shape[1]
         dgates = ops.reshape(dproduct, (rows, weight.shape[0]))
-        dweight = ops.matmul(dgates.T, ops.reshape(hidden_before, (rows, weight.shape[1])))
+        if rows == 0:
+            dweight = ops.zeros_like(weight)
+        else:
+            dweight = _transposed_times(dgates, ops.reshape(hidden_before, (rows, weight.shape[1])))
         dbias, _ = _sum_to(dgates, bias)
         return dproduct, dweight, dbias, dh, dc, ops.zeros_like(lengths)
 
 
 @once
 def _recurrence(reverse, allow_tf32):
-    for name, value in (("reverse", reverse), ("allow_tf32", allow_tf32)):
-        if not isinstance(value, bool):
-            raise TypeError(f"lltm: {name} must be a bool, got {type(value).__name__}")
     settings = dict(reverse=reverse, allow_tf32=allow_tf32)
+    for name, value in settings.items():
+        check.boolean("lltm", name, value)
     library = of_package("lltm_sequence")
     backward = custom_op(
         library.LLTMSequenceBackward,
@@ -238,6 +450,7 @@ def _recurrence(reverse, allow_tf32):
     )
 
 
+_times_transposed, _transposed_times = ops.MatMul(transpose_b=True), ops.MatMul(transpose_a=True)
 _SCRATCH = "scratch(8 * ((B + 7) // 8 * 8) * ((H + 31) // 32 * 32) + 1024, dtype=accumulator)"
 _SEQUENCE = Signature(
     "x(T, B, I), h(B, H), c(B, H), weight_ih(3 * H, I), weight_hh(3 * H, H), bias(3 * H), "

@@ -365,12 +365,13 @@ def _check_other(subject, arrays, other):
 
     def results(of):
         net = of.net()
-        outs = run(net, *arrays)
-        douts = _douts(outs, len(outs))
+        all_outs = run(net, *arrays)
+        outs = all_outs[: of.results and len(of.results)]
+        douts = _douts(all_outs, len(outs))
         gradient = Gradient(net, len(arrays))
         gradients = run(gradient, *arrays, *douts) if of.differentiable else ()
         if of is other:
-            other.accurate(outs[: other.results and len(other.results)], arrays)
+            other.accurate(outs, arrays)
             if of.differentiable:
                 _check_gradients(other, gradients, net, gradient, arrays, douts)
         return [*outs, *gradients]
