@@ -236,7 +236,7 @@ struct Backward {
     }
 #pragma omp simd
     for (int64_t j = 0; j < n; ++j) {
-      const Cell<T> cell(C(gates[j]), C(gates[s.hidden + j]), C(gates[2 * s.hidden + j]), C(cells[j]));
+      const Cell<T> cell{C(gates[j]), C(gates[s.hidden + j]), C(gates[2 * s.hidden + j]), C(cells[j])};
       const Gradient<T> d(cell, dnew_h[j] + C(doutput[j]), dcell[j]);
       for (int gate = 0; gate < kGates; ++gate) assign(to[gate * s.hidden + j], d.gates[gate]);
       dcell[j] = d.c;
