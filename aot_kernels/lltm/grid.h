@@ -113,23 +113,12 @@ constexpr int64_t shared_bytes(int64_t blocks) {
   return weights + kWarps / 2 * Loop::kTiles * kColumns * kTileSamples * kPadded * sizeof(float);
 }
 
-// kColumns tiles of 8 samples at once.
-template <Product kProduct, int kColumns, typename Loop>
-__global__ void __launch_bounds__(kThreads, 1) grid_kernel(const Loop loop, const GridPlan plan) {
+// Puts the weights of 16 units where `grid_kernel` reads them: [kTiles][kSegments * blocks][2][32], a lane's packs of
+// rows lane / 4 and lane / 4 + 8.
+template <typename Loop>
+__device__ void place_weights(const Loop& loop, int64_t first_unit, int blocks, uint4* weights) {
   using T = typename Loop::Element;
-  using State = typename Loop::State;
   constexpr int kTiles = Loop::kTiles, kSegments = Loop::kSegments, kWidth = kPackWidth<T>;
-  constexpr int kSamples = kColumns * kTileSamples, kAhead = kColumns < 4 ? 4 : kProduct == Product::kFloat ? 2 : 3;
-  constexpr int kElements = (kSamples * kSliceUnits + kThreads - 1) / kThreads;  // of a thread
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int blocks = static_cast<int>(plan.blocks);
-  const int64_t first_unit = blockIdx.x * kSliceUnits, first_sample = static_cast<int64_t>(blockIdx.y) * plan.rows;
-  const int rows = static_cast<int>(min(static_cast<int64_t>(plan.rows), plan.padded_batch - first_sample));
-
-  extern __shared__ uint4 shared[];
-  // [kTiles][kSegments * blocks][2][32]: a lane's packs of rows lane / 4 and lane / 4 + 8
-  uint4* weights = shared;
-  float* partial = reinterpret_cast<float*>(shared + kTiles * kSegments * blocks * 2 * 32);
   for (int i = threadIdx.x; i < kTiles * kSegments * kSliceUnits * blocks * kBlockUnits<T>; i += kThreads) {
     int rest = i;
     const auto digit = [&](int radix) {
@@ -153,12 +142,32 @@ __global__ void __launch_bounds__(kThreads, 1) grid_kernel(const Loop loop, cons
     const int pack = ((tile * kSegments * blocks + block) * 2 + row / 8) * 32 + row % 8 * 4 + at / kWidth;
     reinterpret_cast<T*>(weights + pack)[at % kWidth] = value;
   }
+}
+
+// kColumns tiles of 8 samples at once.
+template <Product kProduct, int kColumns, typename Loop>
+__global__ void __launch_bounds__(kThreads, 1) grid_kernel(const Loop loop, const GridPlan plan) {
+  using T = typename Loop::Element;
+  using State = typename Loop::State;
+  constexpr int kTiles = Loop::kTiles, kSegments = Loop::kSegments;
+  constexpr int kSamples = kColumns * kTileSamples, kAhead = kColumns < 4 ? 4 : kProduct == Product::kFloat ? 2 : 3;
+  constexpr int kElements = (kSamples * kSliceUnits + kThreads - 1) / kThreads;  // of a thread
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int blocks = static_cast<int>(plan.blocks);
+  const int64_t first_unit = blockIdx.x * kSliceUnits, first_sample = static_cast<int64_t>(blockIdx.y) * plan.rows;
+  const int rows = static_cast<int>(min(static_cast<int64_t>(plan.rows), plan.padded_batch - first_sample));
+
+  extern __shared__ uint4 weights[];
+  float* const partial = reinterpret_cast<float*>(weights + kTiles * kSegments * blocks * 2 * 32);
+  place_weights(loop, first_unit, blocks, weights);
 
   T* const exchange = static_cast<T*>(plan.exchange);
   float* const states = static_cast<float*>(plan.state);
   const int64_t buffer = kSegments * plan.blocks * plan.padded_batch * kBlockUnits<T>;
   const int64_t all = loop.batch * loop.hidden;
-  unsigned times = 0;  // that this block has published
+  // How often this block has published, in one half of the exchange and the other by turns. A half is written again
+  // when all blocks have read it: each counts itself after its products.
+  unsigned times = 0;
 
   // Calls f(sample, unit, i) for the i-th element of this thread among kSamples samples.
   const auto for_elements = [&](int first, const auto& f) {
