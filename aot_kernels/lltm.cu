@@ -1,4 +1,4 @@
-// The pointwise part of one step of the LLTM: see lltm/cell.h. The gates are product + bias, and i, o, g lie along a row.
+// The pointwise part of one step of the LLTM: see lltm/cell.h. Gates are product + bias; i, o, g lie along a row.
 
 #include <algorithm>
 

@@ -1,6 +1,6 @@
 """Reads handwritten digits row by row with an LLTM, a recurrent network."""
 
-from mindspore import nn, ops
+from mindspore import nn
 
 import msops
 from common import learn_digits, options
@@ -11,17 +11,14 @@ class RowReader(nn.Cell):
 
     def __init__(self, hidden_size):
         super().__init__()
-        self.hidden_size = hidden_size
         self.dropout = nn.Dropout(p=0.1)
-        self.cell = msops.LLTMCell(8, hidden_size)
+        self.lltm = msops.LLTM(8, hidden_size, batch_first=True)
         self.classifier = nn.Dense(hidden_size, 10)
 
     def construct(self, images):
         images = self.dropout(images)  # missing pixels keep it from learning the training images by heart
-        h = c = ops.zeros((images.shape[0], self.hidden_size), images.dtype)
-        for row in range(8):
-            h, c = self.cell(images[:, 0, row], (h, c))
-        return self.classifier(h)
+        _, (h, _) = self.lltm(images[:, 0])
+        return self.classifier(h[0])
 
 
 if __name__ == "__main__":
