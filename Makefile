@@ -116,6 +116,7 @@ help: ## Show this
 	@sed -nE 's/^([a-z-]+):.* ## (.*)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 15
 	@echo "Variables:"
 	@echo "  ARCHS        GPU architectures to build for, as in ARCHS=\"70 80 90\"; default: the GPU at hand, else data centres'"
+	@echo "  PTX          with ARCHS: the architecture whose PTX serves all later ones, as in PTX=75; default: none"
 	@echo "  NVCC         the CUDA compiler; NVCC= builds for the CPU alone"
 	@echo "  CXX          the C++ compiler, also for nvcc's host code"
 	@echo "  PYTHON       the Python to make the virtual environment with"

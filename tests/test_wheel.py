@@ -1,6 +1,5 @@
-"""The wheel, as pip makes it from the source distribution: what is in it, and that it runs, and goes without a trace."""
+"""The wheel, as pip makes it from the source distribution: what is in it; it runs, and goes without a trace."""
 
-import email
 import importlib.util
 import os
 import re
@@ -12,6 +11,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
+
+from msops import doctor
 
 ROOT = Path(__file__).resolve().parents[1]
 MINDSPORE = Path(importlib.util.find_spec("mindspore").origin).parent
@@ -83,7 +84,7 @@ def test_sdist(sdist):
     assert folders == {"aot_kernels", "examples", "msops", "msops.egg-info"}
 
 
-def test_contents(wheel, sdist):
+def test_contents(wheel):
     version = re.search(r'__version__ = "(.*)"', (ROOT / "msops" / "__init__.py").read_text())[1]
     assert wheel.name == f"msops-{version}-py3-none-linux_x86_64.whl"
     expected = {str(path.relative_to(ROOT)) for path in (ROOT / "msops").rglob("*.py")}
@@ -97,18 +98,17 @@ def test_contents(wheel, sdist):
     assert set(zipfile.ZipFile(wheel).namelist()) == expected
 
 
-def test_gpu_extra(wheel):
-    """It has the CUDA libraries that MindSpore's GPU backends link."""
-    with zipfile.ZipFile(wheel) as archive:
-        (metadata,) = (archive.read(name).decode() for name in archive.namelist() if name.endswith("/METADATA"))
-    required = [line for line in email.message_from_string(metadata).get_all("Requires-Dist") if '"gpu"' in line]
-    wheels = {"cudart": "cuda-runtime", "nvrtc": "cuda-nvrtc"}
+def test_gpu_extra(sdist):
+    """It and the doctor have the CUDA libraries that MindSpore's GPU backends link."""
     linked = set()
     for backend in MINDSPORE.glob("lib/plugin/libmindspore_gpu.so.*"):
         linked |= set(re.findall(r"\[lib(cu\w+|nvrtc)\.so\.\d", run("readelf", "-d", backend)))
     linked -= {"cuda", "cuda_ops"}  # the driver's, and MindSpore's own
-    assert linked
-    assert {re.match(r"nvidia-(.+)-cu11", line)[1] for line in required} == {wheels.get(name, name) for name in linked}
+    assert linked == set(doctor._CUDA)
+    metadata = (sdist / "PKG-INFO").read_text()
+    wheels = re.findall(r'^Requires-Dist: nvidia-([\w-]+)-cu11\b.*; extra == "gpu"', metadata, re.MULTILINE)
+    renamed = {"cudart": "cuda-runtime", "nvrtc": "cuda-nvrtc"}
+    assert set(wheels) == {renamed.get(name, name) for name in linked}
 
 
 def test_installed(wheel, folder):
@@ -120,6 +120,7 @@ def test_installed(wheel, folder):
     (site_packages,) = environment.glob("lib/python*/site-packages")
     run(python, "-m", "pip", "install", "--no-deps", wheel)
     installed = files(environment)
+    run(python, "-m", "msops", "new", "my_op", cwd=folder)
     mindspore = site_packages / "mindspore.pth"
     mindspore.write_text(str(MINDSPORE.parent))
 
