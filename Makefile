@@ -64,9 +64,14 @@ demo: all $(VENV)/.ready ## Train a network on handwritten digits, and show the 
 test: all $(VENV)/.ready ## Run the tests
 	$(VENV)/bin/python -m pytest $(ARGS)
 
+.PHONY: wheel
+wheel: all $(VENV)/.ready ## Build the wheel, one for every Python and MindSpore, into dist
+	rm -rf dist
+	$(VENV)/bin/pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir dist .
+
 # Environments for the other versions of MindSpore, in .matrix; those whose Python is missing are skipped.
 .PHONY: test-matrix
-test-matrix: all ## Run the operators' tests under each version of MindSpore
+test-matrix: wheel ## Run the operators' tests on the wheel under each version of MindSpore
 	$(PYTHON) tests/matrix.py $(ARGS)
 
 # What compute-sanitizer finds in the kernels, called through their C entries. Needs torch with CUDA.
@@ -111,6 +116,7 @@ help: ## Show this
 	@sed -nE 's/^([a-z-]+):.* ## (.*)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 15
 	@echo "Variables:"
 	@echo "  ARCHS        GPU architectures to build for, as in ARCHS=\"70 80 90\"; default: the GPU at hand, else data centres'"
+	@echo "  PTX          with ARCHS: the architecture whose PTX serves all later ones, as in PTX=75; default: none"
 	@echo "  NVCC         the CUDA compiler; NVCC= builds for the CPU alone"
 	@echo "  CXX          the C++ compiler, also for nvcc's host code"
 	@echo "  PYTHON       the Python to make the virtual environment with"

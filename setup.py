@@ -15,6 +15,7 @@ class BuildKernels(build_py):
 
     def run(self):
         if not self.editable_mode:
+            shutil.rmtree(self.build_lib, ignore_errors=True)  # an older build's, with files that are no more
             subprocess.run(["make", "all"], check=True)
             copies = {"include/common": "aot_kernels/common"}
             copies |= {f"templates/{name}": f"examples/{name}" for name in ("swish", "logsumexp")}

@@ -28,17 +28,8 @@ _MINDSPORE = "mindspore>=2.7,<2.11"
 # MindSpore's wheels are built against NumPy 1, and need what SciPy 1.14 removed.
 _BELOW = {"NumPy": "2", "SciPy": "1.14"}
 _OLDEST_GPU = 70
-# Of the CUDA libraries that MindSpore's GPU backend links, the wheels that have them.
-_WHEELS = {
-    "cublas": "nvidia-cublas-cu11",
-    "cudart": "nvidia-cuda-runtime-cu11",
-    "cudnn": "nvidia-cudnn-cu11<9",
-    "cufft": "nvidia-cufft-cu11",
-    "curand": "nvidia-curand-cu11",
-    "cusolver": "nvidia-cusolver-cu11",
-    "cusparse": "nvidia-cusparse-cu11",
-    "nvrtc": "nvidia-cuda-nvrtc-cu11",
-}
+# What MindSpore's GPU backend links of CUDA; the wheels of the extra [gpu] have all of it.
+_CUDA = "cublas", "cudart", "cudnn", "cufft", "curand", "cusolver", "cusparse", "nvrtc"
 _SECONDS = 300  # for a process
 
 # Prints how far it came, and the error that stopped it.
@@ -155,6 +146,13 @@ def _numbers(version):
 
 def _pip(*requirements):
     return (f"{shlex.quote(sys.executable)} -m pip install {shlex.join(requirements)}",)
+
+
+def _extra(name):
+    """The command that installs what an extra has. By its name alone pip takes a package that is installed."""
+    if _version("msops"):
+        return _pip(f"msops[{name}]")
+    return (f"{_pip(f'.[{name}]')[0]}  # in msops' source folder",)
 
 
 def _cards():
@@ -314,17 +312,17 @@ def _cuda_libraries(plugin, toolkits, lacking):
         _output("ldd", str(plugin)),
         re.MULTILINE,
     )
-    linked = [(library, _WHEELS[name], folder) for library, name, folder in linked if name in _WHEELS]
-    missing = {library: wheel for library, wheel, folder in linked if not folder}
+    linked = {library: folder for library, name, folder in linked if name in _CUDA}
+    missing = [library for library, folder in linked.items() if not folder]
     if not missing:
-        folders = ", ".join(sorted({folder for _, _, folder in linked}))
+        folders = ", ".join(sorted(set(linked.values())))
         return Finding("CUDA 11", "ok", f"{len(linked)} libraries in {folders}")
     places = [place for folder in _folders("nvidia") for place in folder.glob("*/lib")]
     places += [path / "lib64" for path in toolkits]
     found = {library: place for place in places for library in missing if (place / library).is_file()}
-    absent = sorted({wheel for library, wheel in missing.items() if library not in found})
-    mend = (*_pip(*absent), "python -m msops doctor  # tells the LD_LIBRARY_PATH") if absent else ()
-    if not absent:
+    if len(found) < len(missing):
+        mend = *_extra("gpu"), "python -m msops doctor  # tells the LD_LIBRARY_PATH"
+    else:
         path = os.pathsep.join(sorted(set(map(str, found.values()))))
         mend = (f'export LD_LIBRARY_PATH="{path}${{LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}}"',)
     return Finding("CUDA 11", lacking, f"MindSpore's GPU backend misses {', '.join(missing)}", mend)

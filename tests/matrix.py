@@ -1,4 +1,5 @@
 """`make test-matrix`: the operators' tests under each version of MindSpore, and what works there, as docs/versions.md.
+Each installs the one wheel in dist.
 
 python tests/matrix.py [VERSION ...]      of all, or of those: 1.10.0 2.7
 """
@@ -16,9 +17,8 @@ FOLDER = ROOT / ".matrix"
 TABLE = ROOT / "docs" / "versions.md"
 BEGIN, END = "<!-- make test-matrix writes this -->\n", "<!-- until here -->\n"
 
-# MindSpore's wheels do not say that they need NumPy 1, and what SciPy 1.14 and Pillow 10 removed.
-PINS = ["numpy<2", "scipy<1.14", "pytest>=8"]
-OLD = [*PINS, "pillow<10"]
+PINS = ["pytest>=8"]
+OLD = [*PINS, "pillow<10"]  # MindSpore's wheels do not say that they need what Pillow 10 removed
 CUDA_RUNTIME = "nvidia-cuda-runtime-cu11"  # without it mindspore-gpu cannot be imported
 MATRIX = (
     ("1.10.0", "3.9", ["mindspore-gpu==1.10.0", CUDA_RUNTIME, *OLD]),
@@ -49,23 +49,27 @@ def interpreter(version):
 
 
 def environment(python, name, requirements):
-    """The Python of a virtual environment with these requirements, and what to run it with."""
+    """The Python of a virtual environment with these requirements and the wheel, and what to run it with."""
+    (wheel,) = (ROOT / "dist").glob("*.whl")
     folder = FOLDER / name
     made, wanted = folder / ".ready", "\n".join(requirements)
+    pip = [folder / "bin" / "pip", "install", "--quiet", "--disable-pip-version-check", wheel]
     if not made.is_file() or made.read_text() != wanted:
         subprocess.run([python, "-m", "venv", "--clear", folder], check=True)
-        pip = [folder / "bin" / "pip", "install", "--quiet", "--disable-pip-version-check"]
         subprocess.run([*pip, *requirements], check=True)
         made.write_text(wanted)
+    else:
+        subprocess.run([*pip, "--force-reinstall", "--no-deps"], check=True)
     runtime = glob.glob(f"{folder}/lib/python*/site-packages/nvidia/cuda_runtime/lib")
     libraries = [*runtime, *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
-    variables = {"GLOG_v": "3", "LD_LIBRARY_PATH": ":".join(libraries)}
+    variables = {"GLOG_v": "3", "LD_LIBRARY_PATH": ":".join(libraries), "PYTHONPATH": ""}
     return folder / "bin" / "python", {**os.environ, **variables}
 
 
 def run_tests(python, variables):
     """pytest's last line, and whether all passed."""
-    command = [python, "-m", "pytest", "-q", "--tb=short", "-p", "no:cacheprovider"]
+    # pythonpath: the wheel is tested, not the working tree.
+    command = [python.with_name("pytest"), "-q", "--tb=short", "-p", "no:cacheprovider", "-o", "pythonpath=tests"]
     # What is compared with MindSpore's own convolution is about values, and slow.
     chosen = "not float16 and not float64 and not ops_conv2d and not nn_conv2d and not many_operators"
     command += ["-k", chosen, *(f"tests/test_{name}.py" for name in TESTS)]
@@ -79,7 +83,6 @@ def run_tests(python, variables):
 def works(python, variables, feature, mode):
     """Whether a feature does, as the table says it."""
     command = [python, ROOT / "tests" / "features.py", feature, mode]
-    variables = {**variables, "PYTHONPATH": str(ROOT)}
     return "no" if subprocess.run(command, env=variables, capture_output=True).returncode else "yes"
 
 

@@ -309,7 +309,9 @@ def test_cuda11(patient):
     assert findings["MindSpore"]["text"].endswith("backends: CPU, GPU with CUDA 11.1, GPU with CUDA 11.6")
     wrong(findings["CUDA_HOME"], "not set")
     install, _ = wrong(findings["CUDA 11"], "misses libcublas.so.0, libcudnn.so.0")
-    assert install.endswith("-m pip install nvidia-cublas-cu11 'nvidia-cudnn-cu11<9'")
+    assert install.endswith("-m pip install 'msops[gpu]'")
+    install, _ = wrong(patient.examine("-S")["CUDA 11"], "misses")
+    assert install.endswith("-m pip install '.[gpu]'  # in msops' source folder")
 
     (patient.folder / "not yet").rename(patient.folder / "nvidia")
     (patient.folder / "nvidia" / "__init__.py").touch()

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from matrix import FEATURES, MODES, TABLE, rows_of, works
+from matrix import FEATURES, MODES, ROOT, TABLE, rows_of, works
 from msops.compat import VERSION
 
 
@@ -16,4 +16,5 @@ def test_feature(feature, mode):
     row = rows_of(TABLE.read_text()).get(key)
     if row is None:
         pytest.skip(f"docs/versions.md has no row of MindSpore {key[0]} with Python {key[1]}")
-    assert works(sys.executable, os.environ, feature, mode) == row[list(FEATURES).index(feature)]
+    variables = {**os.environ, "PYTHONPATH": str(ROOT)}
+    assert works(sys.executable, variables, feature, mode) == row[list(FEATURES).index(feature)]

@@ -1,0 +1,144 @@
+"""The wheel, as pip makes it from the source distribution: what is in it; it runs, and goes without a trace."""
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from msops import doctor
+
+ROOT = Path(__file__).resolve().parents[1]
+MINDSPORE = Path(importlib.util.find_spec("mindspore").origin).parent
+QUICK = r"-j2 NVCC= FLAGS=-std=c++17\ -O0\ -shared"  # the Makefile's variables: 6 s instead of 40 s
+
+PROGRAM = '''
+from pathlib import Path
+import mindspore
+import msops
+from msops.compat import set_device
+
+package = Path(msops.__file__).parent
+try:
+    (package / "lib" / "new").touch()
+except PermissionError:
+    print(package)
+set_device("CPU")
+library = msops.load("twice", """
+#include "common/formula.h"
+MSOPS_FORMULA(Twice, (x), (y), y = 2 * x)
+""")
+x = mindspore.Tensor([0.0], mindspore.float32)
+print(msops.sigmoid(x), mindspore.grad(msops.sigmoid)(x), msops.custom_op(library.Twice, "x -> y")(x + 1))
+'''
+
+
+def run(*command, **options):
+    done = subprocess.run(command, capture_output=True, text=True, **options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def files(folder):
+    return {str(path.relative_to(folder)) for path in folder.rglob("*")}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("a folder with spaces")
+
+
+@pytest.fixture(scope="module")
+def sdist(folder):
+    """The unpacked source distribution."""
+    source = folder / "source"
+    # Without what tools left in the working tree: a MANIFEST of before would name what this one does not.
+    left = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "*.so", "build", "dist", "_build", "output")
+    shutil.copytree(ROOT, source, ignore=left)
+    run(sys.executable, "-c", "from setuptools import build_meta; build_meta.build_sdist('..')", cwd=source)
+    (archive,) = folder.glob("*.tar.gz")
+    shutil.unpack_archive(archive, folder)
+    return folder / archive.name.removesuffix(".tar.gz")
+
+
+@pytest.fixture(scope="module")
+def wheel(folder, sdist):
+    stale = sdist / "build" / f"lib.{sysconfig.get_platform()}-{sys.implementation.cache_tag}" / "msops"
+    stale.mkdir(parents=True)
+    (stale / "stale.py").touch()
+    pip = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", folder]
+    run(*pip, sdist, env={**os.environ, "MAKEFLAGS": QUICK})
+    (path,) = folder.glob("*.whl")
+    return path
+
+
+def test_sdist(sdist):
+    """What builds, and no part of the tests."""
+    folders = {path.name for path in sdist.iterdir() if path.is_dir()} - {"build"}  # the wheel's
+    assert folders == {"aot_kernels", "examples", "msops", "msops.egg-info"}
+
+
+def test_contents(wheel):
+    version = re.search(r'__version__ = "(.*)"', (ROOT / "msops" / "__init__.py").read_text())[1]
+    assert wheel.name == f"msops-{version}-py3-none-linux_x86_64.whl"
+    expected = {str(path.relative_to(ROOT)) for path in (ROOT / "msops").rglob("*.py")}
+    expected |= {f"msops/lib/{path.stem}.so" for path in (ROOT / "aot_kernels").glob("*.cu")}
+    expected |= {f"msops/include/common/{path.name}" for path in (ROOT / "aot_kernels" / "common").glob("*.h")}
+    for name in ("swish", "logsumexp"):
+        templates = (path for path in (ROOT / "examples" / name).iterdir() if path.is_file())
+        expected |= {f"msops/templates/{name}/{path.name}" for path in templates}
+    info = ("METADATA", "RECORD", "WHEEL", "licenses/LICENSE", "top_level.txt")
+    expected |= {f"msops-{version}.dist-info/{name}" for name in info}
+    assert set(zipfile.ZipFile(wheel).namelist()) == expected
+
+
+def test_gpu_extra(sdist):
+    """It and the doctor have the CUDA libraries that MindSpore's GPU backends link."""
+    linked = set()
+    for backend in MINDSPORE.glob("lib/plugin/libmindspore_gpu.so.*"):
+        linked |= set(re.findall(r"\[lib(cu\w+|nvrtc)\.so\.\d", run("readelf", "-d", backend)))
+    linked -= {"cuda", "cuda_ops"}  # the driver's, and MindSpore's own
+    assert linked == set(doctor._CUDA)
+    metadata = (sdist / "PKG-INFO").read_text()
+    wheels = re.findall(r'^Requires-Dist: nvidia-([\w-]+)-cu11\b.*; extra == "gpu"', metadata, re.MULTILINE)
+    renamed = {"cudart": "cuda-runtime", "nvrtc": "cuda-nvrtc"}
+    assert set(wheels) == {renamed.get(name, name) for name in linked}
+
+
+def test_installed(wheel, folder):
+    """In an environment that cannot be written."""
+    environment = folder / "environment"
+    run(sys.executable, "-m", "venv", environment)
+    before = files(environment)
+    python = environment / "bin" / "python"
+    (site_packages,) = environment.glob("lib/python*/site-packages")
+    run(python, "-m", "pip", "install", "--no-deps", wheel)
+    installed = files(environment)
+    run(python, "-m", "msops", "new", "my_op", cwd=folder)
+    mindspore = site_packages / "mindspore.pth"
+    mindspore.write_text(str(MINDSPORE.parent))
+
+    program = folder / "program.py"  # MindSpore reads the source of what it compiles
+    program.write_text(PROGRAM)
+    # Root may write anything, unless it gives that up.
+    may_not = ["setpriv", "--bounding-set=-dac_override"] if os.geteuid() == 0 else []
+    unset = {"PYTHONPATH", "PYTHONDONTWRITEBYTECODE"}
+    variables = {name: value for name, value in os.environ.items() if name not in unset}
+    variables |= {"NVCC": "", "MSOPS_CACHE": str(folder / "cache")}
+    try:
+        run("chmod", "-R", "a-w", environment)
+        printed = run(*may_not, python, program, cwd=folder, env=variables)
+    finally:
+        run("chmod", "-R", "u+w", environment)
+    mindspore.unlink()
+    assert printed.splitlines() == [str(site_packages / "msops"), "[0.5] [0.25] [2.]"]
+    assert files(environment) == installed
+
+    run(python, "-m", "pip", "uninstall", "--yes", "msops")
+    assert files(environment) == before
