@@ -4,6 +4,7 @@ import pytest
 from mindspore import Tensor, nn, ops
 
 import msops
+from msops.compat import VERSION
 from msops.operators.lltm import _recurrence
 from msops.testing import opcheck
 from operator_test import OperatorTest, check_training, random, run, run_gradient, zeros
@@ -136,6 +137,7 @@ class TestEmpty:
             np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.skipif(VERSION == (2, 0), reason="MindSpore 2.0 leaves sizes open in the gradient of a third dtype")
 @pytest.mark.parametrize("reverse", [False, True])
 def test_operator(reverse):
     """The recurrence by itself, in both modes and all dtypes: gradients are those of finite differences."""
