@@ -158,7 +158,12 @@ ON_GPU += [
     Target("whole Cells", "faster than MindSpore's own", 1, cells(*OPS)),
 ]  # fmt: skip
 ON_CPU = [
-    Target("add, sigmoid, LLTM Cells", "not slower than MindSpore's own", 1, cells("add", "sigmoid", "lltm")),
+    Target(
+        "add, sigmoid, LLTM Cells",
+        "not slower than MindSpore's own",
+        1,
+        cells("add", "sigmoid", "lltm", "lltm_sequence"),
+    ),
     Target("depthwise, trilinear Cells", "faster than MindSpore's own", 1, cells("depthwise", "trilinear")),
 ]
 
