@@ -14,7 +14,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from . import parts, report
-from .cases import cell_cases, kernel_cases
+from .cases import cell_cases, kernel_cases, precisions, sequence_cases
 
 RESULTS = Path(__file__).with_name("results")
 
@@ -44,10 +44,13 @@ def measure(options, log):
     """(rows, what was not measured, whether all parts came to their end)"""
     rows, troubles, whole = [], [], True
     arguments = options.device_target, options.op, options.quick
-    steps = len(options.dtype) * (len(kernel_cases(*arguments)) + 2 * len(cell_cases(*arguments)))
+    sequences = len(precisions(options.device_target, options.dtype)) * len(sequence_cases(*arguments))
+    steps = len(options.dtype) * (len(kernel_cases(*arguments)) + 2 * len(cell_cases(*arguments))) + sequences
     with tqdm(total=steps, unit="case", dynamic_ncols=True) as progress:
         try:
             for part in parts.PARTS:
+                if part == "sequences" and not sequences:
+                    continue
                 for message in parts.run(part, options, log):
                     if "row" in message:
                         rows.append(message["row"])

@@ -7,7 +7,8 @@ with the aligned size beside it, which it should equal but for its bytes.
 import math
 from typing import NamedTuple
 
-OPS = ("add", "sigmoid", "trilinear", "depthwise", "lltm")
+KERNELS = ("add", "sigmoid", "trilinear", "depthwise", "lltm")
+OPS = (*KERNELS, "lltm_sequence")
 DTYPES = ("float32", "float16")
 
 
@@ -29,6 +30,22 @@ class Case(NamedTuple):
     def elements(self):
         """How many must move: each input read once, each result written once."""
         return sum(map(math.prod, [*self.inputs[: len(self.inputs) - self.unread], *self.results]))
+
+
+class SequenceCase(NamedTuple):
+    size: tuple  # steps, batch, inputs, hidden
+    named: bool
+
+    @property
+    def name(self):
+        return _steps(self.size)
+
+    def operations(self, direction):
+        """Those of the products, of which the gradient has two for each one."""
+        steps, batch, inputs, hidden = self.size
+        if direction.startswith("loop"):
+            inputs = 0
+        return 2 * steps * batch * 3 * hidden * (inputs + hidden) * (3 if direction == "forward+backward" else 1)
 
 
 class CellCase(NamedTuple):
@@ -77,6 +94,15 @@ GPU = dict(
         ragged={(2**16 + 1, 1024): (2**16, 1024), (2**16, 1023): (2**16, 1024), (2**10, 1025): (2**10, 1024)},
     ),
     lltm_cells=dict(named=((16, 32, 128), (64, 1024, 1024), (4096, 1024, 1024))),  # batch, inputs, hidden
+    sequences=dict(  # steps, batch, inputs, hidden
+        named=((128, 16, 32, 128), (128, 64, 1024, 1024), (128, 256, 2048, 2048)),
+        sweep=(
+            *((128, batch, 512, 512) for batch in (1, 8, 64, 512)),
+            *((128, 64, hidden, hidden) for hidden in (32, 64, 128, 129, 256, 1025, 1536, 2048)),
+            *((4096, 16, hidden, hidden) for hidden in (128, 512)),
+        ),
+    ),
+    sequence_cells=dict(named=((32, 16, 32, 128), (32, 64, 1024, 1024))),
 )
 CPU = dict(
     elements=dict(named=(2**20, 2**24), sweep=(2**10, 2**14, 2**17, 2**22), ragged={2**20 + 1: 2**20}),
@@ -104,10 +130,12 @@ CPU = dict(
         ragged={(1024, 1023): (1024, 1024)},
     ),
     lltm_cells=dict(named=((16, 32, 128), (64, 256, 256), (256, 1024, 1024))),
+    sequences=dict(named=((32, 16, 32, 128), (32, 64, 256, 256), (32, 1, 512, 512)), sweep=()),
+    sequence_cells=dict(named=((32, 16, 32, 128), (32, 64, 256, 256))),
 )
 
 
-def kernel_cases(device, ops=OPS, quick=False):
+def kernel_cases(device, ops=KERNELS, quick=False):
     """The Cases of some operators on GPU or CPU; quick: a size or two of each."""
     tables = GPU if device == "GPU" else CPU
     generators = dict(
@@ -119,7 +147,7 @@ def kernel_cases(device, ops=OPS, quick=False):
     )
     cases = []
     for op in ops:
-        for table, generate in generators[op]:
+        for table, generate in generators.get(op, ()):
             for size, named, beside in _sizes(tables[table], quick):
                 names = [case.name for case in generate(beside)] if beside else ()
                 for i, case in enumerate(generate(size)):
@@ -127,8 +155,21 @@ def kernel_cases(device, ops=OPS, quick=False):
     return cases
 
 
+def sequence_cases(device, ops=OPS, quick=False):
+    """The SequenceCases, likewise: one of them if quick."""
+    table = (GPU if device == "GPU" else CPU)["sequences"]
+    cases = [SequenceCase(size, kind == "named") for kind, sizes in table.items() for size in sizes]
+    return (cases[:1] if quick else cases) if "lltm_sequence" in ops else []
+
+
+def precisions(device, dtypes):
+    """Of the products of sequences: GPUs take float32 rounded to TF32, too."""
+    both = ("float32", "tf32") if device == "GPU" else ("float32",)
+    return [precision for dtype in dtypes for precision in (both if dtype == "float32" else (dtype,))]
+
+
 def cell_cases(device, ops=OPS, quick=False):
-    """The CellCases of some operators, likewise: the kernels' named sizes, but for LLTM, whose Cell has inputs, too."""
+    """The CellCases of some operators, likewise: the kernels' named sizes, but LLTM's Cells have inputs, too."""
     tables = GPU if device == "GPU" else CPU
     named = {name: table["named"] for name, table in tables.items()}
     named["lltm"] = named["lltm_cells"]
@@ -142,6 +183,8 @@ def cell_cases(device, ops=OPS, quick=False):
             cases += [CellCase(op, _convolution(size), size) for size in named["depthwise"]]
         if op in ("trilinear", "lltm"):
             cases += [CellCase(op, _by(size), size) for size in named[op]]
+        if op == "lltm_sequence":
+            cases += [CellCase(op, _steps(size), size) for size in named["sequence_cells"]]
     return [case for i, case in enumerate(cases) if not quick or case.op not in [c.op for c in cases[:i]]]
 
 
@@ -164,6 +207,10 @@ def _sizes(table, quick):
 
 def _by(sizes):
     return " x ".join(f"({power(n)})" if " " in power(n) else power(n) for n in sizes)
+
+
+def _steps(size):
+    return f"{size[0]} steps of {_by(size[1:])}"
 
 
 def _convolution(size):

@@ -63,13 +63,16 @@ def compare(calls, sets):
 def measure(case, dtype, mode, device):
     step = f"{mode} {case.op} {case.name} {dtype}"
     with Attempt(step):
-        *nets, shapes = networks(case, dtype)
+        nets, shapes = networks(case, dtype, device)
         sets = random_inputs(device, shapes, dtype)
         positions = tuple(range(len(shapes)))
-        gradients = [mindspore.value_and_grad(net, positions, net.trainable_params() or None) for net in nets]
+        gradients = {
+            by: mindspore.value_and_grad(net, positions, net.trainable_params() or None) for by, net in nets.items()
+        }
         for direction, functions in (("forward", nets), ("forward+backward", gradients)):
-            calls = {by: (f"{by}: {step} {direction}", call) for by, call in zip(("msops", "MindSpore"), functions)}
+            calls = {by: (f"{by}: {step} {direction}", call) for by, call in functions.items()}
             for by, times in compare(calls, sets).items():
+                times = times.scaled(3 / 4 if by.endswith("x 3/4") else 1)
                 row = dict(part=mode, op=case.op, direction=direction, case=case.name, dtype=dtype, by=by, named=1)
                 say(row=dict(row, bytes=0, beside="", operations=0, **times._asdict()))
 

@@ -1,5 +1,6 @@
 """The part that times kernels through their C entries, and their peers: see timing.py for how."""
 
+import contextlib
 import gc
 
 import numpy as np
@@ -14,7 +15,7 @@ from msops.testing.entry import outputs_of, prepare_operator
 from . import naive, numpy_peers
 from .cases import kernel_cases
 from .parts import Attempt, options_of_part, say
-from .timing import CpuTimer, GpuTimer, buffers
+from .timing import WARM_UP, CpuTimer, GpuTimer, buffers
 
 try:
     import torch
@@ -39,8 +40,17 @@ class GpuArrays:
     def random(self, shape, dtype):
         return torch.randn(shape, device="cuda", dtype=getattr(torch, dtype))
 
+    def uniform(self, shape, dtype, bound):
+        return self.empty(shape, dtype).uniform_(-bound, bound)
+
     def empty(self, shape, dtype):
         return torch.empty(shape, device="cuda", dtype=getattr(torch, dtype))
+
+    def multiply(self, a, b, out=None):
+        return torch.mm(a, b, out=out)
+
+    def tf32(self, allowed):
+        return torch_peers.tf32(allowed)
 
     def peers(self, case, sets, results, stream):
         """(name, a function that returns calls, or None) of each peer."""
@@ -48,6 +58,12 @@ class GpuArrays:
             calls = [naive.prepare_case(case, inputs, outs, stream) for inputs, outs in zip(sets, results)]
             yield "naive CUDA", lambda: None if None in calls else calls
         yield from torch_peers.peers(case, sets)
+
+    def sequence_peers(self, inputs, douts, named):
+        """(name, factor of its times, a call for each direction) of each peer."""
+        yield from torch_peers.lstm(inputs, douts)
+        if named:
+            yield from torch_peers.stepped_lltm(inputs, douts)
 
     def free(self):
         gc.collect()
@@ -61,8 +77,17 @@ class CpuArrays:
     def random(self, shape, dtype):
         return np.asarray(self.rng.standard_normal(shape, "float32"), dtype)
 
+    def uniform(self, shape, dtype, bound):
+        return np.asarray(self.rng.uniform(-bound, bound, shape), dtype)
+
     def empty(self, shape, dtype):
         return np.empty(shape, dtype)
+
+    def multiply(self, a, b, out=None):
+        return numpy_peers.multiply(a, b, out)
+
+    def tf32(self, allowed):
+        return contextlib.nullcontext()
 
     def peers(self, case, sets, results, stream):
         yield "NumPy", lambda: numpy_peers.prepare(case, sets)
@@ -71,6 +96,13 @@ class CpuArrays:
             for name, make in torch_peers.peers(case, tensors):
                 if name != "torch.compile":
                     yield name, make
+
+    def sequence_peers(self, inputs, douts, named):
+        forward, gradient = numpy_peers.lltm_sequence, numpy_peers.lltm_sequence_gradient
+        calls = {"forward": lambda: forward(*inputs), "forward+backward": lambda: gradient(*inputs, *douts)}
+        yield "NumPy", 1, calls
+        if torch is not None:
+            yield from torch_peers.lstm(*([torch.from_numpy(x) for x in arrays] for arrays in (inputs, douts)))
 
     def free(self):
         pass
@@ -122,12 +154,13 @@ def measure_device(timer):
             say(row=dict(row, **timer([launch])._asdict()))
 
 
-def main():
-    options = options_of_part()
-    if options.device_target == "GPU":
+@contextlib.contextmanager
+def session(device_target, warm_up=WARM_UP):
+    """The timer and arrays of a device, on the timer's stream."""
+    if device_target == "GPU":
         if torch is None or not torch.cuda.is_available():
             raise SystemExit("timing kernels on the GPU needs torch with CUDA, for its memory and events")
-        timer, arrays = GpuTimer(), GpuArrays()
+        timer, arrays = GpuTimer(warm_up), GpuArrays()
     else:
         timer, arrays = CpuTimer(), CpuArrays()
     # Nothing may be collected in the middle of a capture.
@@ -135,6 +168,12 @@ def main():
     gc.freeze()
     gc.disable()
     with timer.current():
+        yield timer, arrays
+
+
+def main():
+    options = options_of_part()
+    with session(options.device_target) as (timer, arrays):
         measure_device(timer)
         for case in kernel_cases(options.device_target, options.op, options.quick):
             for dtype in options.dtype:

@@ -1,7 +1,10 @@
 """For each operator, a Cell of msops and the same of MindSpore's own operators."""
 
+import math
+
 import mindspore
 from mindspore import Parameter, nn, ops
+from mindspore.common.initializer import Uniform, initializer
 
 import msops
 
@@ -53,9 +56,70 @@ class FlatState(nn.Cell):
         return self.cell(x, (h, c))
 
 
-def networks(case, dtype):
-    """(ours, MindSpore's, shapes of the inputs) for a CellCase."""
+class Sequence(nn.Cell):
+    """msops.lltm with parameters."""
+
+    def __init__(self, inputs, hidden, dtype):
+        super().__init__()
+        init = Uniform(1 / math.sqrt(hidden))
+        self.weight_ih = Parameter(initializer(init, (3 * hidden, inputs), dtype), name="weight_ih")
+        self.weight_hh = Parameter(initializer(init, (3 * hidden, hidden), dtype), name="weight_hh")
+        self.bias = Parameter(initializer(init, (3 * hidden,), dtype), name="bias")
+
+    def construct(self, x, h, c):
+        return msops.lltm(x, h, c, self.weight_ih, self.weight_hh, self.bias)
+
+
+class Stepped(nn.Cell):
+    """Calls a cell for each step of a sequence."""
+
+    def __init__(self, cell):
+        super().__init__()
+        self.cell = cell
+
+    def construct(self, x, h, c):
+        outputs = []
+        for t in range(x.shape[0]):
+            h, c = self.cell(x[t], h, c)
+            outputs.append(h)
+        return ops.stack(outputs), h, c
+
+
+class LSTM(nn.Cell):
+    """A layer of MindSpore's LSTM, which takes states with an axis for layers."""
+
+    def __init__(self, inputs, hidden, dtype):
+        super().__init__()
+        self.lstm = nn.LSTM(inputs, hidden, dtype=dtype)
+
+    def construct(self, x, h, c):
+        output, (last_h, last_c) = self.lstm(x, (h.expand_dims(0), c.expand_dims(0)))
+        return output, last_h[0], last_c[0]
+
+
+def networks(case, dtype, device):
+    """({"msops": ours, "MindSpore": MindSpore's, perhaps others}, shapes of the inputs) for a CellCase."""
     dtype = getattr(mindspore, dtype)
+    if case.op == "lltm_sequence":
+        return _sequence_networks(case, dtype, device)
+    ours, theirs, shapes = _networks(case, dtype)
+    return {"msops": ours, "MindSpore": theirs}, shapes
+
+
+def _sequence_networks(case, dtype, device):
+    steps, batch, inputs, hidden = case.size
+    cell = msops.LLTMCell(inputs, hidden, dtype)
+    nets = {
+        "msops": Sequence(inputs, hidden, dtype),
+        "MindSpore": Stepped(LLTM(cell)),
+        "stepped LLTMCell": Stepped(FlatState(cell)),
+    }
+    if device == "CPU":  # MindSpore's does not run with cuDNN 9
+        nets["nn.LSTM x 3/4"] = LSTM(inputs, hidden, dtype)
+    return nets, [(steps, batch, inputs), (batch, hidden), (batch, hidden)]
+
+
+def _networks(case, dtype):
     if case.op == "add":
         return msops.Add(), Add(), [case.size, case.size[-1:]]
     if case.op == "sigmoid":

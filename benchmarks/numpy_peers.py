@@ -93,6 +93,37 @@ def lltm_backward(product, bias, c, dnew_h, dnew_c):
     return dproduct, dproduct.sum(0), dc
 
 
+def multiply(a, b, out=None):
+    """The product of matrices in float32, since NumPy's BLAS has none of float16."""
+    out = np.empty((len(a), b.shape[1]), a.dtype) if out is None else out
+    return np.matmul(a, b, out=out, dtype="float32", casting="same_kind")
+
+
+def _steps(x, h, c, weight_ih, weight_hh, bias):
+    """The gates, h and c before each step, and those behind the last."""
+    for product in multiply(x.reshape(-1, x.shape[2]), weight_ih.T).reshape(*x.shape[:2], -1):
+        gates = product + multiply(h, weight_hh.T)
+        yield gates, h, c
+        h, c = lltm(gates, bias, c)
+    yield None, h, c
+
+
+def lltm_sequence(*inputs):
+    _, (_, *hidden), (*_, last_c) = zip(*_steps(*inputs))
+    return np.stack(hidden), hidden[-1], last_c
+
+
+def lltm_sequence_gradient(x, h, c, weight_ih, weight_hh, bias, doutput, dh, dc):
+    gates, hidden, cells = zip(*_steps(x, h, c, weight_ih, weight_hh, bias))
+    dgates = np.empty((len(x), *gates[0].shape), x.dtype)
+    for t in reversed(range(len(x))):
+        dgates[t], _, dc = lltm_backward(gates[t], bias, cells[t], dh + doutput[t], dc)
+        dh = multiply(dgates[t], weight_hh)
+    rows = dgates.reshape(-1, len(bias))
+    dx, dweight_ih = multiply(rows, weight_ih), multiply(rows.T, x.reshape(len(rows), -1))
+    return dx.reshape(x.shape), dh, dc, dweight_ih, multiply(rows.T, np.concatenate(hidden[:-1])), rows.sum(0)
+
+
 FORMULAS = {
     ("add", "forward"): np.add,
     ("add", "backward"): sum_to,

@@ -1,4 +1,4 @@
-"""A benchmark runs in parts, each in a process of its own: the kernels, and whole Cells in graph and PyNative mode.
+"""A benchmark runs in parts, each in a process of its own: kernels, sequences, whole Cells in graph and PyNative mode.
 
 MindSpore's GPU libraries and torch's do not always live well together, and a crash costs one part alone. A part sends
 messages, a JSON object a line: {"row": {}}, {"step": "what comes now"}, {"failed": "what failed, and why"}. Of a
@@ -15,7 +15,7 @@ from pathlib import Path
 from .cases import DTYPES, OPS
 
 ROOT = Path(__file__).resolve().parents[1]
-PARTS = {"kernels": "kernels", "graph": "cells", "pynative": "cells"}  # name -> module
+PARTS = {"kernels": "kernels", "sequences": "sequences", "graph": "cells", "pynative": "cells"}  # name -> module
 
 
 def add_options(parser):

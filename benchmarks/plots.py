@@ -1,5 +1,6 @@
 """Draws the pictures of a folder's times.csv: `python -m benchmarks.plots FOLDER`."""
 
+import itertools
 import sys
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import matplotlib
 import matplotlib.pyplot as plt
 
 from . import report
-from .cases import DTYPES, OPS
+from .cases import DTYPES, KERNELS, sequence_cases
 
 matplotlib.use("Agg")  # pictures go to files, not to windows
 COLORS = {
@@ -36,7 +37,10 @@ def draw(folder):
     named = [row for row in kernels if row["named"]]
     if named:
         speedups(named, f"Kernels on {about['device']}").savefig(Path(folder) / "speedups.png")
-    cells = [dict(row, by=MODES[row["part"]]) for row in rows if row["part"] in MODES and row["by"] != "msops"]
+    sequence = [row for row in rows if row["part"] == "sequence"]
+    if len({row["case"] for row in sequence if not row["named"]}) > 1:
+        sequences(sequence, about["device"]).savefig(Path(folder) / "sequences.png")
+    cells = [dict(row, by=MODES[row["part"]]) for row in rows if row["part"] in MODES and row["by"] == "MindSpore"]
     if cells:
         speedups(cells, f"Whole Cells through MindSpore on {about['device']}").savefig(Path(folder) / "cells.png")
     plt.close("all")
@@ -48,7 +52,7 @@ def shares(rows, device):
     figure.suptitle(f"Share of the roof that each kernel reaches on {device}: 1 is the time of a copy of as many bytes")
     labels = {}
     top = min(2, max(1.15, *(1.05 * row["share"] for row in rows)))
-    for op, axes in zip(OPS, panels.flat):
+    for op, axes in zip(KERNELS, panels.flat):
         for (direction, dtype, by), group in grouped([row for row in rows if row["op"] == op]).items():
             ours = by == "msops"
             if not ours and by not in ("torch", "naive CUDA", "NumPy"):
@@ -112,6 +116,32 @@ def speedups(rows, title):
     panels[0, 0].set_yticks(range(len(names)), names)
     panels[0, 0].invert_yaxis()
     figure.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=len(peers))
+    return figure
+
+
+def sequences(rows, device):
+    """Time of a step over the hidden units and over the samples, one row of panels per direction."""
+    sizes = {case.name: case.size for case in sequence_cases("GPU")}
+    sweeps = {  # of steps, batch, inputs, hidden
+        "hidden units, of 64 samples": (3, lambda size: size == (128, 64, size[3], size[3])),
+        "samples, of 512 hidden units": (1, lambda size: size == (128, size[1], 512, 512)),
+    }
+    figure, panels = plt.subplots(2, 2, figsize=(13, 10), dpi=110, layout="constrained", sharex="col", sharey="row")
+    figure.suptitle(
+        f"LLTM over sequences of 128 steps on {device}: time of a step, with as many inputs as hidden units"
+    )
+    colors, lines = dict(float32="#0b5fa5", tf32="#e6994c", float16="#c8102e"), {"msops": "-", "cuDNN LSTM x 3/4": "--"}
+    for (direction, (label, (axis, swept))), axes in zip(
+        itertools.product(("forward", "forward+backward"), sweeps.items()), panels.flat
+    ):
+        for (drawn, dtype, by), group in grouped(rows).items():
+            points = sorted((sizes[row["case"]][axis], row["us_step"]) for row in group if swept(sizes[row["case"]]))
+            if drawn == direction and by in lines and points:
+                axes.plot(*zip(*points), "." + lines[by], color=colors[dtype], label=f"{by}, {dtype}")
+        axes.set(title=direction, yscale="log", xlabel=label, ylabel="µs")
+        axes.set_xscale("log", base=2)
+        axes.grid(alpha=0.3)
+    panels[0, 0].legend()
     return figure
 
 

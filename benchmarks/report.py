@@ -10,10 +10,10 @@ import subprocess
 from pathlib import Path
 
 COLUMNS = (
-    "part", "op", "direction", "case", "dtype", "by", "us", "us_25", "us_75", "times_faster",
+    "part", "op", "direction", "case", "dtype", "by", "us", "us_25", "us_75", "us_step", "times_faster",
     "share", "floor_us", "floor", "tb_s", "bytes", "operations", "how", "named", "beside",
 )  # fmt: skip
-NUMBERS = ("us", "us_25", "us_75", "times_faster", "share", "floor_us", "tb_s", "bytes", "operations")
+NUMBERS = ("us", "us_25", "us_75", "us_step", "times_faster", "share", "floor_us", "tb_s", "bytes", "operations")
 FILE = "times.csv"
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -59,7 +59,7 @@ def read(folder):
     about = dict(line[2:].split(": ", 1) for line in lines if line.startswith("# "))
     rows = list(csv.DictReader(line for line in lines if not line.startswith("# ")))
     for row in rows:
-        row.update({name: float(row[name]) if row[name] else None for name in NUMBERS})
+        row.update({name: float(row[name]) if row.get(name) else None for name in NUMBERS})
         row["named"] = row["named"] == "1"
     return rows, about
 
@@ -96,9 +96,13 @@ def _output(command):
 
 
 def table(rows):
-    """The named cases as text: our kernels beside each peer, then whole Cells."""
+    """The named cases as text: our kernels beside each peer, sequences, then whole Cells."""
     lines = []
-    for parts, columns in ((("kernel",), ("us", "floor_us", "share")), (("graph", "pynative"), ("us",))):
+    for parts, columns in (
+        (("kernel",), ("us", "floor_us", "share")),
+        (("sequence",), ("us", "us_step")),
+        (("graph", "pynative"), ("us",)),
+    ):
         chosen = [row for row in rows if row["part"] in parts and row["named"]]
         peers = list(dict.fromkeys(row["by"] for row in chosen if row["by"] != "msops"))
         faster = {(what(row), row["by"]): row["times_faster"] for row in chosen}
@@ -111,7 +115,7 @@ def table(rows):
                 cells.append([row["part"], name, row["dtype"], *map(_short, figures)])
         if cells:
             lines += ["", *_aligned([heading, *cells])]
-    lines += ["", "us: microseconds. 'PEER /': how many times msops' time the peer takes."]
+    lines += ["", "us, us_step: microseconds, of a step. 'PEER /': how many times msops' time the peer takes."]
     return "\n".join(lines)
 
 

@@ -34,6 +34,9 @@ class Times(NamedTuple):
         low, middle, high = statistics.quantiles(samples, n=4, method="inclusive")
         return cls(middle, low, high, how)
 
+    def scaled(self, factor):
+        return Times(*(factor * us for us in self[:3]), self.how)
+
 
 def buffers(device, size, most=MOST_BUFFERS):
     """How many sets of buffers of `size` bytes keep the caches cold."""
@@ -45,10 +48,11 @@ class GpuTimer:
 
     name = "GPU"
 
-    def __init__(self):
+    def __init__(self, warm_up=WARM_UP):
         import torch
 
         self.torch = torch
+        self.warm_up = warm_up
         self.stream = torch.cuda.Stream()
         self.handle = self.stream.cuda_stream
         self.other_memory = torch.zeros(COLD["GPU"] // 4, device="cuda")
@@ -98,7 +102,7 @@ class GpuTimer:
     def _samples(self, replay):
         start = time.perf_counter()
         rounds = 0
-        while time.perf_counter() - start < WARM_UP:
+        while time.perf_counter() - start < self.warm_up:
             self._sweep()
             replay()
             self.stream.synchronize()

@@ -1,5 +1,7 @@
 """The operators in torch: eager, compiled and channels-last. Where torch has no such operator, its formula."""
 
+import contextlib
+
 import torch
 import torch._functorch.config
 from torch.nn import functional
@@ -79,3 +81,58 @@ def _channels_last(inputs):
 def _compiled(formula):
     torch._dynamo.reset()
     return torch.compile(formula, dynamic=False)
+
+
+@contextlib.contextmanager
+def tf32(allowed):
+    """Whether the products of float32 within may round to TF32."""
+    settings = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = [setting.allow_tf32 for setting in settings]
+    try:
+        for setting in settings:
+            setting.allow_tf32 = allowed
+        yield
+    finally:
+        for setting, value in zip(settings, before):
+            setting.allow_tf32 = value
+
+
+def lstm(inputs, douts):
+    """A layer of torch's LSTM, cuDNN's on the GPU. It has four gates, the LLTM three."""
+    x, h, c, *_ = inputs
+    module = torch.nn.LSTM(x.shape[2], h.shape[1], device=x.device, dtype=x.dtype)
+
+    def network(x):
+        output, (last_h, last_c) = module(x, (h[None], c[None]))
+        return output, last_h[0], last_c[0]
+
+    name = "cuDNN LSTM x 3/4" if x.is_cuda else "torch LSTM x 3/4"
+    yield name, 3 / 4, _both_directions(network, x, list(module.parameters()), douts)
+
+
+def stepped_lltm(inputs, douts):
+    """The LLTM's formula, step by step. The inputs' products are one, as for msops."""
+    x, h, c, *parameters = inputs
+    weight_ih, weight_hh, bias = parameters = [p.detach().requires_grad_() for p in parameters]
+
+    def network(x):
+        state, outputs = (h, c), []
+        for product in functional.linear(x, weight_ih):
+            state = lltm(torch.addmm(product, state[0], weight_hh.T), bias, state[1])
+            outputs.append(state[0])
+        return torch.stack(outputs), *state
+
+    yield "stepped cell, CUDA graph", 1, _both_directions(network, x, parameters, douts)
+
+
+def _both_directions(network, x, parameters, douts):
+    x = x.detach().requires_grad_()
+
+    def forward():
+        with torch.no_grad():
+            return network(x)
+
+    def both():
+        return torch.autograd.grad(network(x), [x, *parameters], douts)
+
+    return {"forward": forward, "forward+backward": both}

@@ -3,14 +3,14 @@
 import numpy as np
 import pytest
 
-from benchmarks import naive, numpy_peers, report, targets
-from benchmarks.cases import OPS, kernel_cases
+from benchmarks import naive, numpy_peers, report, sequences, targets
+from benchmarks.cases import KERNELS, kernel_cases, precisions, sequence_cases
 from child import ROOT, run_python
 from msops.testing.entry import has_gpu_code, outputs_of, prepare_operator
 
 
 def test_run(tmp_path):
-    arguments = ["-m", "benchmarks", "--quick", "--op", "add", "--dtype", "float32"]
+    arguments = ["-m", "benchmarks", "--quick", "--op", "add,lltm_sequence", "--dtype", "float32"]
     done = run_python(*arguments, "--device-target", "CPU", "--output", tmp_path, cwd=ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "100%" in done.stderr  # the progress bar
@@ -18,7 +18,7 @@ def test_run(tmp_path):
 
     rows, about = report.read(tmp_path)
     assert about["mindspore"].startswith("2.10")
-    assert {row["part"] for row in rows} == {"device", "kernel", "graph", "pynative"}
+    assert {row["part"] for row in rows} == {"device", "kernel", "sequence", "graph", "pynative"}
     for row in rows:
         assert 0 < row["us_25"] <= row["us"] <= row["us_75"]
         assert (row["share"] is not None) == (row["part"] == "kernel")
@@ -30,6 +30,19 @@ def test_run(tmp_path):
     assert large["share"] == pytest.approx(large["floor_us"] / large["us"], rel=1e-3)
     (peer,) = (row for row in rows if row["case"] == "2^20" and row["by"] == "NumPy")
     assert peer["times_faster"] == pytest.approx(peer["us"] / large["us"], rel=1e-3)
+
+    (case,) = sequence_cases("CPU", quick=True)
+    sequence = [row for row in rows if row["part"] == "sequence"]
+    directions = [row["direction"] for row in sequence if row["by"] == "msops"]
+    assert directions == ["forward", "forward+backward", "loop forward", "loop backward"]
+    for row in sequence:
+        assert row["case"] == case.name
+        assert row["operations"] == case.operations(row["direction"])
+        assert row["us_step"] == pytest.approx(row["us"] / 32, rel=1e-3)
+        assert row["by"] == "msops" or row["times_faster"] > 0
+    cells = {row["by"] for row in rows if row["op"] == "lltm_sequence" and row["part"] in ("graph", "pynative")}
+    assert cells == {"msops", "MindSpore", "stepped LLTMCell", "nn.LSTM x 3/4"}
+    assert f"lltm_sequence loop backward {case.name}" in done.stdout
 
     assert all((tmp_path / f"{name}.png").stat().st_size > 10_000 for name in ("roof", "speedups", "cells"))
     assert any("Cells" in line for line in targets.table(rows, targets.ON_CPU))
@@ -46,24 +59,24 @@ def results_of(case, inputs, empty, stream=None):
     return outputs[: len(case.results)]
 
 
-def assert_close(case, got, want):
-    assert len(got) == len(want) == len(case.results)
+def assert_close(got, want, what):
+    assert len(got) == len(want)
     for a, b in zip(got, want):
         a, b = np.asarray(a, "float64"), np.asarray(b, "float64")
-        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4 * max(1, np.abs(b).max()), err_msg=str(case))
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4 * max(1, np.abs(b).max()), err_msg=str(what))
 
 
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("op", KERNELS)
 def test_numpy_peers_agree(op):
     rng = np.random.default_rng(0)
     for case in kernel_cases("CPU", [op], quick=True):
         inputs = [rng.standard_normal(shape).astype("float32") for shape in case.inputs]
         (call,) = numpy_peers.prepare(case, [inputs])
         got = call()
-        assert_close(case, got if isinstance(got, tuple) else (got,), results_of(case, inputs, np.empty))
+        assert_close(got if isinstance(got, tuple) else (got,), results_of(case, inputs, np.empty), case)
 
 
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("op", KERNELS)
 def test_torch_peers_agree(op):
     torch = pytest.importorskip("torch")
     from benchmarks import torch_peers
@@ -79,11 +92,61 @@ def test_torch_peers_agree(op):
                 (call,) = make()
                 got = call()
                 got = got if isinstance(got, tuple) else (got,)
-                assert_close(case, [x.detach().numpy() for x in got], want)
+                assert_close([x.detach().numpy() for x in got], want, case)
+
+
+def prepare_sequence():
+    from benchmarks.kernels import CpuArrays
+
+    (case,) = sequence_cases("CPU", quick=True)
+    inputs, douts, calls = sequences.prepare(case, "float32", CpuArrays(), None)
+    return inputs, douts, (calls["forward"](), calls["forward+backward"]())
+
+
+def test_numpy_sequences_agree():
+    inputs, douts, (results, gradients) = prepare_sequence()
+    assert_close(numpy_peers.lltm_sequence(*inputs), results, "forward")
+    assert_close(numpy_peers.lltm_sequence_gradient(*inputs, *douts), gradients, "backward")
+
+
+def test_torch_sequences_agree():
+    torch = pytest.importorskip("torch")
+    from benchmarks import torch_peers
+
+    inputs, douts, (results, (dx, _, _, *dparameters)) = prepare_sequence()
+    tensors = [[torch.from_numpy(x) for x in arrays] for arrays in (inputs, douts)]
+    ((_, factor, calls),) = torch_peers.stepped_lltm(*tensors)
+    assert factor == 1
+    assert_close([x.numpy() for x in calls["forward"]()], results, "forward")
+    assert_close([x.numpy() for x in calls["forward+backward"]()], [dx, *dparameters], "backward")
+    ((name, factor, calls),) = torch_peers.lstm(*tensors)
+    assert (name, factor) == ("torch LSTM x 3/4", 3 / 4)
+    assert [x.shape for x in calls["forward"]()] == [x.shape for x in results]
+    assert calls["forward+backward"]()[0].shape == dx.shape
+
+
+def test_targets_and_picture_of_sequences(tmp_path):
+    from benchmarks import plots
+
+    rows = []
+    for case in sequence_cases("GPU"):
+        for dtype in precisions("GPU", ["float32", "float16"]):
+            for direction in ("forward", "forward+backward"):
+                for by, us in (("msops", 128), ("cuDNN LSTM x 3/4", 192), ("stepped cell, CUDA graph", 640)):
+                    row = dict(part="sequence", op="lltm_sequence", direction=direction, case=case.name, dtype=dtype)
+                    row.update(by=by, us=us, us_step=us / 128, named=int(case.named), bytes=0, operations=0)
+                    rows.append(row)
+    report.finish(rows)
+    report.write(tmp_path, rows, {"device": "NVIDIA test", "driver": "1"})
+    rows, _ = report.read(tmp_path)
+    lines = [line for line in targets.table(rows, targets.ON_GPU) if "LLTM sequence" in line]
+    assert [line.split(" | ")[3:] for line in lines] == [["1.5", "yes |"], ["5", "no: 6 of 6 |"]]
+    plots.draw(tmp_path)
+    assert (tmp_path / "sequences.png").stat().st_size > 10_000
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("op", KERNELS)
 def test_naive_kernels_agree(op, dtype):
     torch = pytest.importorskip("torch")
     if not torch.cuda.is_available() or not has_gpu_code("add") or not naive.available():
