@@ -27,8 +27,8 @@ enum class Product { kHalf, kTf32, kFloat };
 struct GridPlan {
   int slices, groups, rows;      // rows: samples of a group, a multiple of 8
   int64_t padded_batch, blocks;  // blocks: of kBlockUnits
-  void* exchange;                // [2][segments][blocks][padded_batch][kBlockUnits]
-  void* state;                   // [2][batch][hidden]
+  float* exchange;               // [2][segments][blocks][padded_batch][kBlockUnits]
+  float* state;                  // [2][batch][hidden]
   unsigned* published;           // [groups], by how many blocks, over all rounds
 };
 
@@ -161,8 +161,8 @@ __global__ void __launch_bounds__(kThreads, 1) grid_kernel(const Loop loop, cons
   float* const partial = reinterpret_cast<float*>(weights + kTiles * kSegments * blocks * 2 * 32);
   place_weights(loop, first_unit, blocks, weights);
 
-  T* const exchange = static_cast<T*>(plan.exchange);
-  float* const states = static_cast<float*>(plan.state);
+  T* const exchange = reinterpret_cast<T*>(plan.exchange);
+  float* const states = plan.state;
   const int64_t buffer = kSegments * plan.blocks * plan.padded_batch * kBlockUnits<T>;
   const int64_t all = loop.batch * loop.hidden;
   // How often this block has published, in one half of the exchange and the other by turns. A half is written again
@@ -298,7 +298,7 @@ bool run_in_grid(Call& call, const Loop& loop, float* scratch, int device, int m
   using T = typename Loop::Element;
   // Measured on an H200, where cuBLAS is faster beyond.
   constexpr int64_t kMostNumbers = kProduct == Product::kFloat ? 96 << 10 : 48 << 10;
-  constexpr int64_t kScratchForCounts = 1024;
+  constexpr int64_t kMostGroups = 1020;  // with 4 for the exchange's alignment, 1024 elements of the scratch
   GridPlan plan;
   plan.slices = static_cast<int>((loop.hidden + kSliceUnits - 1) / kSliceUnits);
   plan.blocks = (loop.hidden + 31) / 32 * 32 / kBlockUnits<T>;
@@ -310,7 +310,7 @@ bool run_in_grid(Call& call, const Loop& loop, float* scratch, int device, int m
   if (bytes > most) return false;
   cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
   cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, kThreads, bytes);
-  const int64_t most_groups = std::min<int64_t>(int64_t{resident} * multiprocessors / plan.slices, kScratchForCounts);
+  const int64_t most_groups = std::min<int64_t>(int64_t{resident} * multiprocessors / plan.slices, kMostGroups);
   if (most_groups == 0) return false;
   const int64_t tiles = plan.padded_batch / kTileSamples, tiles_each = (tiles - 1) / most_groups + 1;
   if (tiles_each * kTileSamples * loop.hidden > kMostNumbers) return false;
@@ -320,11 +320,12 @@ bool run_in_grid(Call& call, const Loop& loop, float* scratch, int device, int m
   plan.rows = static_cast<int>(tiles_each * kTileSamples);
   plan.groups = static_cast<int>((tiles - 1) / tiles_each + 1);
   const int64_t exchanged = 2 * Loop::kSegments * plan.blocks * kBlockUnits<T> * plan.padded_batch * sizeof(T);
+  float* const exchange = scratch + kMostGroups + elements_to_pack<4>(scratch + kMostGroups);
   plan.published = reinterpret_cast<unsigned*>(scratch);
-  plan.exchange = scratch + kScratchForCounts;
-  plan.state = scratch + kScratchForCounts + exchanged / sizeof(float);
+  plan.exchange = exchange;
+  plan.state = exchange + exchanged / sizeof(float);
   // Zeros: nobody has published, and what pads samples and units adds nothing.
-  cudaMemsetAsync(scratch, 0, kScratchForCounts * sizeof(float) + exchanged, call.stream());
+  cudaMemsetAsync(scratch, 0, (plan.state - scratch) * sizeof(float), call.stream());
   void* arguments[] = {const_cast<Loop*>(&loop), &plan};
   cudaLaunchCooperativeKernel(kernel, dim3(plan.slices, plan.groups), dim3(kThreads), arguments, bytes, call.stream());
   call.check_launch();

@@ -420,7 +420,7 @@ class _SequenceGradient(nn.Cell):
         )
         rows = product.shape[0] * product.shape[1]
         dgates = ops.reshape(dproduct, (rows, weight.shape[0]))
-        if rows == 0:
+        if rows * weight.shape[1] == 0:
             dweight = ops.zeros_like(weight)
         else:
             dweight = _transposed_times(dgates, ops.reshape(hidden_before, (rows, weight.shape[1])))
