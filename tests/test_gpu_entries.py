@@ -30,8 +30,8 @@ def convolution(*image, channels, kernel, has_bias=True, backward=False, multipl
     return operator.gradient, [*shapes[:2], out]
 
 
-def recurrence(steps, batch, hidden, backward=False, reverse=False):
-    operator = _recurrence(reverse, False)
+def recurrence(steps, batch, hidden, backward=False, reverse=False, allow_tf32=False):
+    operator = _recurrence(reverse, allow_tf32)
     state, weight = (batch, hidden), (3 * hidden, hidden)
     gates, hiddens = (steps, batch, 3 * hidden), (steps, batch, hidden)
     if not backward:
@@ -223,6 +223,22 @@ def test_gpu_equals_cpu(name, dtype, shift):
         scale = max(np.abs(want).max(initial=0), terms**0.5)
         tolerance = {"float16": 2e-3, "float32": 5e-6, "float64": 1e-13}[dtype]
         np.testing.assert_allclose(got, want, rtol=tolerance, atol=tolerance * scale, err_msg=name)
+
+
+@pytest.mark.parametrize("size", [(3, 64, 1024), (3, 4, 1500)], ids=["across the grid", "by cuBLAS"])
+@pytest.mark.parametrize("backward", [False, True])
+def test_tf32(size, backward):
+    """Where it is allowed, recurrent products have factors of 11 bits."""
+    if torch.cuda.get_device_capability() < (8, 0):
+        pytest.skip("TF32 came with sm_80")
+    results = []
+    for allow_tf32 in (False, True):
+        operator, shapes = recurrence(*size, backward, False, allow_tf32)
+        inputs = [torch.from_numpy(x).cuda() for x in inputs_of(operator, shapes, "float32")]
+        results.append(run(operator, *inputs)[0].cpu().numpy())
+    exact, rounded = results
+    error = np.abs(rounded - exact).max() / np.abs(exact).max()
+    assert 1e-6 < error < 2e-3
 
 
 # Sizes of more than 2^31 elements: in 16 bits each, 4 GiB and more an array.
