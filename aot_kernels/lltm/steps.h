@@ -97,10 +97,11 @@ struct Round {
   }
 };
 
+// Of one sample, so that most of the indices are the whole block's.
 template <typename Loop>
-__global__ void __launch_bounds__(kThreads) round_kernel(const Round<Loop> body, unsigned blocks_of_sample) {
-  const int64_t unit = blockIdx.x % blocks_of_sample * kThreads + threadIdx.x;
-  if (unit < body.loop.hidden) body(blockIdx.x / blocks_of_sample, unit);
+__global__ void __launch_bounds__(kThreads) round_kernel(const Round<Loop> body) {
+  const int64_t unit = static_cast<int64_t>(blockIdx.y) * kThreads + threadIdx.x;
+  if (unit < body.loop.hidden) body(blockIdx.x, unit);
 }
 
 template <typename Loop>
@@ -108,14 +109,13 @@ void run_in_steps(Call& call, const Loop& loop, Compute<typename Loop::Element>*
   using T = typename Loop::Element;
   constexpr int kTiles = Loop::kTiles, kSegments = Loop::kSegments;
   const int64_t all = loop.batch * loop.hidden, blocks_of_sample = (loop.hidden - 1) / kThreads + 1;
-  call.require(loop.batch * blocks_of_sample <= INT32_MAX && kGates * loop.hidden <= INT32_MAX, kBadShape,
-               "too large for one launch");
+  call.require(loop.batch <= INT32_MAX && blocks_of_sample <= 65535, kBadShape, "too large for one launch");
   if (!call.ok()) return;
   Compute<T>* const sums = scratch + 2 * all;
   Round<Loop> body{loop, -1, sums, {scratch, scratch + all}, reinterpret_cast<T*>(sums + kTiles * all)};
   const auto run_round = [&] {
-    round_kernel<<<static_cast<unsigned>(loop.batch * blocks_of_sample), kThreads, 0, call.stream()>>>(
-        body, static_cast<unsigned>(blocks_of_sample));
+    const dim3 blocks(static_cast<unsigned>(loop.batch), static_cast<unsigned>(blocks_of_sample));
+    round_kernel<<<blocks, kThreads, 0, call.stream()>>>(body);
     call.check_launch();
     ++body.round;
   };
