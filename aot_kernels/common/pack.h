@@ -28,6 +28,28 @@ MSOPS_BOTH void store(T* to, const Pack<T, N>& pack) {
   *reinterpret_cast<Pack<T, N>*>(to) = pack;
 }
 
+// The same where nvcc does not see that the elements are neighbours, as of packs that come from several branches, and
+// stores them one by one.
+template <int N, typename T>
+MSOPS_BOTH void store_at_once(T* to, const Pack<T, N>& pack) {
+#ifdef __CUDA_ARCH__
+  constexpr int kWords = sizeof pack / 4;
+  uint32_t words[kWords > 0 ? kWords : 1];
+  memcpy(words, &pack, 4 * kWords);
+  if constexpr (kWords == 4) {
+    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};"
+                 :
+                 : "l"(to), "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3])
+                 : "memory");
+    return;
+  } else if constexpr (kWords == 2) {
+    asm volatile("st.global.v2.b32 [%0], {%1, %2};" : : "l"(to), "r"(words[0]), "r"(words[1]) : "memory");
+    return;
+  }
+#endif
+  store(to, pack);
+}
+
 // The same of N elements that are kApart apart, of which the first `room` are there: where rows begin at any element,
 // so that no packs tile them, neighbouring threads take neighbouring elements, and each of N loads is of a warp's run.
 template <int N, int kApart, typename T>

@@ -45,15 +45,15 @@ __global__ void __launch_bounds__(4 * kHidden, 1) block_kernel(const Loop loop) 
   const int64_t sample = static_cast<int64_t>(blockIdx.x) * kSamples + mine;
   const bool owner = mine < kSamples && unit < loop.hidden && sample < loop.batch;
   int now = 0;
-  const auto publish = [&](int segment, typename Loop::Element value) {
-    published[now][mine][segment][unit] = float(value);
+  const auto publish = [&](int segment, const Pack<typename Loop::Element, 1>& pack) {
+    published[now][mine][segment][unit] = float(pack.values[0]);
   };
-  typename Loop::State state;
-  typename Loop::Inputs next;
+  typename Loop::State state[1];
+  typename Loop::template Inputs<1> next;
   if (owner) {
-    state = loop.begin(sample, unit);
+    state[0] = loop.begin(sample, unit);
     loop.write(loop.start(state, sample, unit, publish), sample, unit);
-    if (loop.steps > 0) next = loop.read(0, sample, unit);
+    if (loop.steps > 0) next = loop.template read<1>(0, sample, unit);
   }
   __syncthreads();
   for (int64_t round = 0; round < loop.steps; ++round) {
@@ -83,22 +83,22 @@ __global__ void __launch_bounds__(4 * kHidden, 1) block_kernel(const Loop loop) 
       }
     __syncthreads();
     now ^= 1;
-    typename Loop::Update update;
+    typename Loop::template Update<1> update;
     if (owner) {
-      float total[kTiles] = {};
+      float total[kTiles][1] = {};
 #pragma unroll
       for (int tile = 0; tile < kTiles; ++tile)
 #pragma unroll
-        for (int s = 0; s < kSplits; ++s) total[tile] += partial[mine][tile][s][unit];
+        for (int s = 0; s < kSplits; ++s) total[tile][0] += partial[mine][tile][s][unit];
       update = loop.finish(round, next, total, state, publish);
     }
     __syncthreads();
     if (owner) {
-      if (round + 1 < loop.steps) next = loop.read(round + 1, sample, unit);
+      if (round + 1 < loop.steps) next = loop.template read<1>(round + 1, sample, unit);
       loop.write(update, sample, unit);
     }
   }
-  if (owner) loop.end(state, sample, unit);
+  if (owner) loop.end(state[0], sample, unit);
 }
 
 template <int kHidden, typename Loop>

@@ -179,9 +179,9 @@ __global__ void __launch_bounds__(kThreads, 1) grid_kernel(const Loop loop, cons
     }
   };
   const auto publish_to = [&](int64_t sample, int64_t unit) {
-    return [=](int segment, T value) {
+    return [=](int segment, const Pack<T, 1>& pack) {
       const int64_t row = (segment * plan.blocks + unit / kBlockUnits<T>)*plan.padded_batch + sample;
-      exchange[times % 2 * buffer + row * kBlockUnits<T> + unit % kBlockUnits<T>] = value;
+      exchange[times % 2 * buffer + row * kBlockUnits<T> + unit % kBlockUnits<T>] = pack.values[0];
     };
   };
   const auto published = [&] {
@@ -191,10 +191,10 @@ __global__ void __launch_bounds__(kThreads, 1) grid_kernel(const Loop loop, cons
 
   for (int first = 0; first < rows; first += kSamples)
     for_elements(first, [&](int64_t sample, int64_t unit, int) {
-      State state = loop.begin(sample, unit);
+      State state[1] = {loop.begin(sample, unit)};
       loop.write(loop.start(state, sample, unit, publish_to(sample, unit)), sample, unit);
-      states[sample * loop.hidden + unit] = state.h;
-      states[all + sample * loop.hidden + unit] = state.c;
+      states[sample * loop.hidden + unit] = state[0].h;
+      states[all + sample * loop.hidden + unit] = state[0].c;
     });
   __syncthreads();
   published();
@@ -204,13 +204,13 @@ __global__ void __launch_bounds__(kThreads, 1) grid_kernel(const Loop loop, cons
   const int products = (end_block - first_block) * kSegments;
   for (int64_t round = 0; round < loop.steps; ++round) {
     const T* from = exchange + (times - 1) % 2 * buffer;
-    typename Loop::Update updates[kElements];
+    typename Loop::template Update<1> updates[kElements];
     for (int first = 0; first < rows; first += kSamples) {
-      typename Loop::Inputs inputs[kElements];
-      State old[kElements];
+      typename Loop::template Inputs<1> inputs[kElements];
+      State state[kElements][1];
       for_elements(first, [&](int64_t sample, int64_t unit, int i) {
-        inputs[i] = loop.read(round, sample, unit);
-        old[i] = {states[sample * loop.hidden + unit], states[all + sample * loop.hidden + unit]};
+        inputs[i] = loop.template read<1>(round, sample, unit);
+        state[i][0] = {states[sample * loop.hidden + unit], states[all + sample * loop.hidden + unit]};
       });
       if (first == 0) {
         if (threadIdx.x == 0) wait_for(plan.published + blockIdx.y, times * plan.slices);
@@ -269,16 +269,15 @@ __global__ void __launch_bounds__(kThreads, 1) grid_kernel(const Loop loop, cons
 
       for_elements(first, [&](int64_t sample, int64_t unit, int i) {
         const int e = threadIdx.x + i * kThreads;
-        float total[kTiles] = {};
+        float total[kTiles][1] = {};
 #pragma unroll
         for (int tile = 0; tile < kTiles; ++tile)
 #pragma unroll
           for (int w = 0; w < kWarps / 2; ++w)
-            total[tile] += partial[((w * kTiles + tile) * kSamples + e / kSliceUnits) * kPadded + e % kSliceUnits];
-        State state = old[i];
-        updates[i] = loop.finish(round, inputs[i], total, state, publish_to(sample, unit));
-        states[sample * loop.hidden + unit] = state.h;
-        states[all + sample * loop.hidden + unit] = state.c;
+            total[tile][0] += partial[((w * kTiles + tile) * kSamples + e / kSliceUnits) * kPadded + e % kSliceUnits];
+        updates[i] = loop.finish(round, inputs[i], total, state[i], publish_to(sample, unit));
+        states[sample * loop.hidden + unit] = state[i][0].h;
+        states[all + sample * loop.hidden + unit] = state[i][0].c;
       });
       __syncthreads();
       if (first + kSamples >= rows) published();

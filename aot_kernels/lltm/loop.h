@@ -1,5 +1,5 @@
 // The time loop, alike for both directions: rounds of a product of the recurrent weights and what the units have
-// published, and of what each unit of each sample makes of its sums, writes and publishes next.
+// published, and of what N neighbouring units of a sample make of their sums, write and publish next.
 #pragma once
 
 #include "sequence.h"
@@ -10,30 +10,41 @@ template <typename T>
 struct ForwardLoop : SequenceForward<T> {
   using Base = SequenceForward<T>;
   using Element = T;
-  using typename Base::Inputs;
   using typename Base::State;
+  template <int N>
+  using Inputs = typename Base::template Inputs<N>;
+  template <int N>
   struct Update {
-    typename Base::Results results;
+    typename Base::template Results<N> results;
     int64_t step;  // negative: there is nothing to write
   };
 
   explicit ForwardLoop(const Base& base) : Base(base) {}
 
-  // publish(segment, value) is for what the first product is of.
-  template <typename Publish>
-  MSOPS_BOTH Update start(State& state, int64_t, int64_t, const Publish& publish) const {
-    publish(0, T(state.h));
+  // publish(segment, pack) is for what the first product is of.
+  template <int N, typename Publish>
+  MSOPS_BOTH Update<N> start(State (&state)[N], int64_t, int64_t, const Publish& publish) const {
+    publish_h(state, publish);
     return {{}, -1};
   }
-  template <typename Publish>
-  MSOPS_BOTH Update finish(int64_t round, const Inputs& in, const Compute<T> (&sums)[Base::kTiles], State& state,
-                           const Publish& publish) const {
-    const Update update = {Base::advance(in, sums, state), round};
-    publish(0, T(state.h));
+  template <int N, typename Publish>
+  MSOPS_BOTH Update<N> finish(int64_t round, const Inputs<N>& in, const Compute<T> (&sums)[Base::kTiles][N],
+                              State (&state)[N], const Publish& publish) const {
+    const Update<N> update = {Base::advance(in, sums, state), round};
+    publish_h(state, publish);
     return update;
   }
-  MSOPS_BOTH void write(const Update& update, int64_t sample, int64_t unit) const {
+  template <int N>
+  MSOPS_BOTH void write(const Update<N>& update, int64_t sample, int64_t unit) const {
     if (update.step >= 0) Base::write(update.results, update.step, sample, unit);
+  }
+
+ private:
+  template <int N, typename Publish>
+  MSOPS_BOTH void publish_h(const State (&state)[N], const Publish& publish) const {
+    Pack<T, N> pack;
+    for (int j = 0; j < N; ++j) pack.values[j] = T(state[j].h);
+    publish(0, pack);
   }
 };
 
@@ -43,44 +54,51 @@ struct BackwardLoop : SequenceBackward<T> {
   using Base = SequenceBackward<T>;
   using Element = T;
   using typename Base::State;
+  template <int N>
   struct Update {
-    typename Base::Results results;
+    typename Base::template Results<N> results;
     int64_t step;
   };
+  template <int N>
   struct Inputs {
-    typename Base::Inputs of_next;
+    typename Base::template Inputs<N> of_next;
     bool active;
   };
 
   explicit BackwardLoop(const Base& base) : Base(base) {}
 
-  template <typename Publish>
-  MSOPS_BOTH Update start(State& state, int64_t sample, int64_t unit, const Publish& publish) const {
+  template <int N, typename Publish>
+  MSOPS_BOTH Update<N> start(State (&state)[N], int64_t sample, int64_t unit, const Publish& publish) const {
     const int64_t last = Base::steps - 1;
-    return last < 0 ? Update{{}, -1} : advance(last, Base::read(last, sample, unit), state, publish);
+    if (last < 0) return {{}, -1};
+    return advance(last, Base::template read<N>(last, sample, unit), state, publish);
   }
-  MSOPS_BOTH Inputs read(int64_t round, int64_t sample, int64_t unit) const {
+  template <int N>
+  MSOPS_BOTH Inputs<N> read(int64_t round, int64_t sample, int64_t unit) const {
     const int64_t step = Base::steps - 1 - round;
-    Inputs in = {};
+    Inputs<N> in = {};
     in.active = Base::active(Base::time(step), sample);
-    if (step > 0) in.of_next = Base::read(step - 1, sample, unit);
+    if (step > 0) in.of_next = Base::template read<N>(step - 1, sample, unit);
     return in;
   }
-  template <typename Publish>
-  MSOPS_BOTH Update finish(int64_t round, const Inputs& in, const Compute<T> (&sums)[Base::kTiles], State& state,
-                           const Publish& publish) const {
-    state.h = in.active ? sums[0] : state.h;
+  template <int N, typename Publish>
+  MSOPS_BOTH Update<N> finish(int64_t round, const Inputs<N>& in, const Compute<T> (&sums)[Base::kTiles][N],
+                              State (&state)[N], const Publish& publish) const {
+    for (int j = 0; j < N; ++j) state[j].h = in.active ? sums[0][j] : state[j].h;
     const int64_t next = Base::steps - 2 - round;
-    return next < 0 ? Update{{}, -1} : advance(next, in.of_next, state, publish);
+    if (next < 0) return {{}, -1};
+    return advance(next, in.of_next, state, publish);
   }
-  MSOPS_BOTH void write(const Update& update, int64_t sample, int64_t unit) const {
+  template <int N>
+  MSOPS_BOTH void write(const Update<N>& update, int64_t sample, int64_t unit) const {
     if (update.step >= 0) Base::write(update.results, update.step, sample, unit);
   }
 
  private:
-  template <typename Publish>
-  MSOPS_BOTH Update advance(int64_t step, const typename Base::Inputs& in, State& state, const Publish& publish) const {
-    const Update update = {Base::advance(in, state), step};
+  template <int N, typename Publish>
+  MSOPS_BOTH Update<N> advance(int64_t step, const typename Base::template Inputs<N>& in, State (&state)[N],
+                               const Publish& publish) const {
+    const Update<N> update = {Base::advance(in, state), step};
     for (int gate = 0; gate < kGates; ++gate) publish(gate, update.results.gates[gate]);
     return update;
   }

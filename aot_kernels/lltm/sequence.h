@@ -1,7 +1,8 @@
-// One step of one hidden unit of one sample, forward and backward: what every way to run the time loop does with the
+// One step of some hidden units of one sample, forward and backward: what every way to run the time loop does with the
 // product's sums. Samples are as long as `lengths` says: beyond that, outputs are 0 and the states stay.
 #pragma once
 
+#include "../common/pack.h"
 #include "cell.h"
 
 namespace msops {
@@ -32,6 +33,11 @@ struct SequenceForward : Sequence {
   const T *product, *weight, *bias, *h, *c;
   T *output, *last_h, *last_c, *gates, *cells;  // gates as the cell takes them, and c before each step
 
+  // Calls `f` with all that `read` and `write` touch.
+  template <typename F>
+  void with_arrays(const F& f) const {
+    f(std::initializer_list<const T*>{product, bias, output, gates, cells});
+  }
   MSOPS_BOTH const T* weight_of(int tile, int64_t unit, int, int64_t k) const {
     return weight + (tile * hidden + unit) * hidden + k;
   }
@@ -47,42 +53,52 @@ struct SequenceForward : Sequence {
     assign(last_c[sample * hidden + unit], state.c);
   }
 
-  // What a step reads besides the state.
+  // What a step of N neighbouring units reads besides the state.
+  template <int N>
   struct Inputs {
-    T product[kGates], bias[kGates];
+    Pack<T, N> product[kGates], bias[kGates];
     bool active;
   };
-  MSOPS_BOTH Inputs read(int64_t step, int64_t sample, int64_t unit) const {
+  template <int N>
+  MSOPS_BOTH Inputs<N> read(int64_t step, int64_t sample, int64_t unit) const {
     const int64_t t = time(step);
-    Inputs in;
+    Inputs<N> in;
     for (int gate = 0; gate < kGates; ++gate) {
-      in.product[gate] = product[at(t, sample, gate, unit)];
-      in.bias[gate] = bias[gate * hidden + unit];
+      in.product[gate] = load<N>(product + at(t, sample, gate, unit));
+      in.bias[gate] = load<N>(bias + gate * hidden + unit);
     }
     in.active = active(t, sample);
     return in;
   }
 
+  template <int N>
   struct Results {
-    C gates[kGates], c;
-    T h;
+    Pack<T, N> gates[kGates], c, h;
   };
   // Makes of the state before the step that behind it. `sums` are the rows of `weight` times the sample's h.
-  MSOPS_BOTH Results advance(const Inputs& in, const C (&sums)[kGates], State& state) const {
-    Results out;
-    for (int gate = 0; gate < kGates; ++gate) out.gates[gate] = C(in.product[gate]) + C(in.bias[gate]) + sums[gate];
-    out.c = state.c;
-    const Cell<T> cell(out.gates[kI], out.gates[kO], out.gates[kG], state.c);
-    out.h = T(in.active ? cell.tanh_c * cell.o : C(0));
-    state.h = in.active ? C(out.h) : state.h;
-    state.c = in.active ? cell.new_c : state.c;
+  template <int N>
+  MSOPS_BOTH Results<N> advance(const Inputs<N>& in, const C (&sums)[kTiles][N], State (&state)[N]) const {
+    Results<N> out;
+    for (int j = 0; j < N; ++j) {
+      C g[kGates];
+      for (int gate = 0; gate < kGates; ++gate) {
+        g[gate] = C(in.product[gate].values[j]) + C(in.bias[gate].values[j]) + sums[gate][j];
+        assign(out.gates[gate].values[j], g[gate]);
+      }
+      assign(out.c.values[j], state[j].c);
+      const Cell<T> cell(g[kI], g[kO], g[kG], state[j].c);
+      out.h.values[j] = T(in.active ? cell.tanh_c * cell.o : C(0));
+      state[j].h = in.active ? C(out.h.values[j]) : state[j].h;
+      state[j].c = in.active ? cell.new_c : state[j].c;
+    }
     return out;
   }
-  MSOPS_BOTH void write(const Results& out, int64_t step, int64_t sample, int64_t unit) const {
+  template <int N>
+  MSOPS_BOTH void write(const Results<N>& out, int64_t step, int64_t sample, int64_t unit) const {
     const int64_t t = time(step);
-    output[at(t, sample, unit)] = out.h;
-    assign(cells[at(t, sample, unit)], out.c);
-    for (int gate = 0; gate < kGates; ++gate) assign(gates[at(t, sample, gate, unit)], out.gates[gate]);
+    store_at_once(output + at(t, sample, unit), out.h);
+    store_at_once(cells + at(t, sample, unit), out.c);
+    for (int gate = 0; gate < kGates; ++gate) store_at_once(gates + at(t, sample, gate, unit), out.gates[gate]);
   }
 };
 
@@ -93,6 +109,10 @@ struct SequenceBackward : Sequence {
   const T *weight, *gates, *cells, *output, *h, *doutput, *dlast_h, *dlast_c;
   T *dgates, *hidden_before, *dh, *dc;  // hidden_before: h before each step; 0 where the gates' gradient is 0
 
+  template <typename F>
+  void with_arrays(const F& f) const {
+    f(std::initializer_list<const T*>{gates, cells, output, h, doutput, dgates, hidden_before});
+  }
   MSOPS_BOTH const T* weight_of(int, int64_t unit, int segment, int64_t k) const {
     return weight + (segment * hidden + k) * hidden + unit;
   }
@@ -108,40 +128,48 @@ struct SequenceBackward : Sequence {
     assign(dc[sample * hidden + unit], state.c);
   }
 
+  template <int N>
   struct Inputs {
-    T gates[kGates], c, doutput, h;
+    Pack<T, N> gates[kGates], c, doutput, h;
     bool active;
   };
-  MSOPS_BOTH Inputs read(int64_t step, int64_t sample, int64_t unit) const {
+  template <int N>
+  MSOPS_BOTH Inputs<N> read(int64_t step, int64_t sample, int64_t unit) const {
     const int64_t t = time(step);
-    Inputs in;
-    for (int gate = 0; gate < kGates; ++gate) in.gates[gate] = gates[at(t, sample, gate, unit)];
-    in.c = cells[at(t, sample, unit)];
-    in.doutput = doutput[at(t, sample, unit)];
+    Inputs<N> in;
+    for (int gate = 0; gate < kGates; ++gate) in.gates[gate] = load<N>(gates + at(t, sample, gate, unit));
+    in.c = load<N>(cells + at(t, sample, unit));
+    in.doutput = load<N>(doutput + at(t, sample, unit));
     in.active = active(t, sample);
     const bool first = step == 0 || !active(time(step - 1), sample);
-    in.h = first ? h[sample * hidden + unit] : output[at(time(step - 1), sample, unit)];
+    in.h = load<N>(first ? h + sample * hidden + unit : output + at(time(step - 1), sample, unit));
     return in;
   }
 
+  template <int N>
   struct Results {
-    T gates[kGates], h;
+    Pack<T, N> gates[kGates], h;
   };
   // Makes of the gradients behind the step that of c before it, and the gates' gradients. That of h before it is their
   // product with the columns of `weight`, or where the sample has ended, what it was.
-  MSOPS_BOTH Results advance(const Inputs& in, State& state) const {
-    const Cell<T> cell(C(in.gates[kI]), C(in.gates[kO]), C(in.gates[kG]), C(in.c));
-    const Gradient<T> gradient(cell, state.h + C(in.doutput), state.c);
-    Results out;
-    for (int gate = 0; gate < kGates; ++gate) out.gates[gate] = T(in.active ? gradient.gates[gate] : C(0));
-    out.h = in.active ? in.h : T(C(0));
-    state.c = in.active ? gradient.c : state.c;
+  template <int N>
+  MSOPS_BOTH Results<N> advance(const Inputs<N>& in, State (&state)[N]) const {
+    Results<N> out;
+    for (int j = 0; j < N; ++j) {
+      const auto number = [j](const Pack<T, N>& pack) { return C(pack.values[j]); };
+      const Cell<T> cell(number(in.gates[kI]), number(in.gates[kO]), number(in.gates[kG]), number(in.c));
+      const Gradient<T> gradient(cell, state[j].h + number(in.doutput), state[j].c);
+      for (int gate = 0; gate < kGates; ++gate) out.gates[gate].values[j] = T(in.active ? gradient.gates[gate] : C(0));
+      out.h.values[j] = in.active ? in.h.values[j] : T(C(0));
+      state[j].c = in.active ? gradient.c : state[j].c;
+    }
     return out;
   }
-  MSOPS_BOTH void write(const Results& out, int64_t step, int64_t sample, int64_t unit) const {
+  template <int N>
+  MSOPS_BOTH void write(const Results<N>& out, int64_t step, int64_t sample, int64_t unit) const {
     const int64_t t = time(step);
-    hidden_before[at(t, sample, unit)] = out.h;
-    for (int gate = 0; gate < kGates; ++gate) dgates[at(t, sample, gate, unit)] = out.gates[gate];
+    store_at_once(hidden_before + at(t, sample, unit), out.h);
+    for (int gate = 0; gate < kGates; ++gate) store_at_once(dgates + at(t, sample, gate, unit), out.gates[gate]);
   }
 };
 

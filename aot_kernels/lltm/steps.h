@@ -62,8 +62,8 @@ class Cublas {
   std::map<int, void*> handles_;  // of devices; they live as long as the process
 };
 
-// What the units make of a round's sums; round -1 is the start.
-template <typename Loop>
+// What N neighbouring units make of a round's sums; round -1 is the start.
+template <int N, typename Loop>
 struct Round {
   using T = typename Loop::Element;
   using C = Compute<T>;
@@ -73,62 +73,81 @@ struct Round {
   C* states[2];   // (batch, hidden)
   T* published;   // (batch, segments, hidden)
 
-  __device__ void operator()(int64_t sample, int64_t unit) const {
+  template <bool kStarts>
+  __device__ void run(int64_t sample, int64_t unit) const {
     const int64_t units = loop.hidden, at = sample * units + unit;
-    const auto publish = [&](int segment, T value) {
-      published[(sample * Loop::kSegments + segment) * units + unit] = value;
+    const auto publish = [&](int segment, const Pack<T, N>& pack) {
+      store_at_once(published + (sample * Loop::kSegments + segment) * units + unit, pack);
     };
-    typename Loop::State state;
-    typename Loop::Update update;
-    if (round < 0) {
-      state = loop.begin(sample, unit);
+    typename Loop::State state[N];
+    typename Loop::template Update<N> update;
+    if constexpr (kStarts) {
+      for (int j = 0; j < N; ++j) state[j] = loop.begin(sample, unit + j);
       update = loop.start(state, sample, unit, publish);
     } else {
-      state = {states[0][at], states[1][at]};
-      C of_unit[Loop::kTiles];
-      for (int tile = 0; tile < Loop::kTiles; ++tile)
-        of_unit[tile] = sums[(sample * Loop::kTiles + tile) * units + unit];
-      update = loop.finish(round, loop.read(round, sample, unit), of_unit, state, publish);
+      const Pack<C, N> h = load<N>(states[0] + at), c = load<N>(states[1] + at);
+      C of_units[Loop::kTiles][N];
+      for (int tile = 0; tile < Loop::kTiles; ++tile) {
+        const Pack<C, N> pack = load<N>(sums + (sample * Loop::kTiles + tile) * units + unit);
+        for (int j = 0; j < N; ++j) of_units[tile][j] = pack.values[j];
+      }
+      for (int j = 0; j < N; ++j) state[j] = {h.values[j], c.values[j]};
+      update = loop.finish(round, loop.template read<N>(round, sample, unit), of_units, state, publish);
     }
     loop.write(update, sample, unit);
-    states[0][at] = state.h;
-    states[1][at] = state.c;
-    if (round + 1 == loop.steps) loop.end(state, sample, unit);
+    Pack<C, N> h, c;
+    for (int j = 0; j < N; ++j) h.values[j] = state[j].h, c.values[j] = state[j].c;
+    store_at_once(states[0] + at, h);
+    store_at_once(states[1] + at, c);
+    if (round + 1 == loop.steps)
+      for (int j = 0; j < N; ++j) loop.end(state[j], sample, unit + j);
   }
 };
 
-// Of one sample, so that most of the indices are the whole block's.
-template <typename Loop>
-__global__ void __launch_bounds__(kThreads) round_kernel(const Round<Loop> body) {
-  const int64_t unit = static_cast<int64_t>(blockIdx.y) * kThreads + threadIdx.x;
-  if (unit < body.loop.hidden) body(blockIdx.x, unit);
+constexpr int kRoundThreads = 128;
+
+// A block has units of one sample, so that most of the indices are the whole block's.
+template <bool kStarts, int N, typename Loop>
+__global__ void __launch_bounds__(kRoundThreads) round_kernel(const Round<N, Loop> body) {
+  const int64_t unit = (static_cast<int64_t>(blockIdx.y) * kRoundThreads + threadIdx.x) * N;
+  if (unit < body.loop.hidden) body.template run<kStarts>(blockIdx.x, unit);
 }
 
-template <typename Loop>
+template <int N, typename Loop>
 void run_in_steps(Call& call, const Loop& loop, Compute<typename Loop::Element>* scratch, bool allow_tf32) {
   using T = typename Loop::Element;
   constexpr int kTiles = Loop::kTiles, kSegments = Loop::kSegments;
-  const int64_t all = loop.batch * loop.hidden, blocks_of_sample = (loop.hidden - 1) / kThreads + 1;
+  const int64_t all = loop.batch * loop.hidden, blocks_of_sample = (loop.hidden - 1) / (kRoundThreads * N) + 1;
   call.require(loop.batch <= INT32_MAX && blocks_of_sample <= 65535, kBadShape, "too large for one launch");
   if (!call.ok()) return;
   Compute<T>* const sums = scratch + 2 * all;
-  Round<Loop> body{loop, -1, sums, {scratch, scratch + all}, reinterpret_cast<T*>(sums + kTiles * all)};
-  const auto run_round = [&] {
+  Round<N, Loop> body{loop, -1, sums, {scratch, scratch + all}, reinterpret_cast<T*>(sums + kTiles * all)};
+  const auto run_round = [&](auto starts) {
     const dim3 blocks(static_cast<unsigned>(loop.batch), static_cast<unsigned>(blocks_of_sample));
-    round_kernel<<<blocks, kThreads, 0, call.stream()>>>(body);
+    round_kernel<decltype(starts)::value><<<blocks, kRoundThreads, 0, call.stream()>>>(body);
     call.check_launch();
     ++body.round;
   };
-  run_round();
+  run_round(std::true_type{});
   if (loop.steps == 0) return;
   const bool done = Cublas::with_handle(call.stream(), [&](const Cublas& cublas, void* handle) {
-    for (; loop.steps > body.round && call.ok(); run_round())
+    for (; loop.steps > body.round && call.ok(); run_round(std::false_type{}))
       if (!cublas.multiply(handle, kTiles != 1, kTiles * loop.hidden, loop.batch, kSegments * loop.hidden, loop.weight,
                            body.published, sums, allow_tf32))
         return false;
     return true;
   });
   call.require(done, kLaunchFailed, "cuBLAS, which this size needs, is missing or failed");
+}
+
+template <typename Loop>
+void run_in_steps(Call& call, const Loop& loop, Compute<typename Loop::Element>* scratch, bool allow_tf32) {
+  using T = typename Loop::Element;
+  constexpr int kWidest = kPackWidth<Compute<T>>;  // packs of the sums, too, have up to 16 bytes
+  loop.with_arrays([&](std::initializer_list<const T*> arrays) {
+    with_width<T, kWidest>(!is_aligned<kWidest>(scratch), loop.hidden, arrays,
+                           [&](auto width) { run_in_steps<decltype(width)::value>(call, loop, scratch, allow_tf32); });
+  });
 }
 
 }  // namespace msops
