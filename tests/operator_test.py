@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from mindspore import Tensor, nn, ops
 
+from msops.compat import VERSION
 from msops.testing.checks import (
     Gradient,
     Net,
@@ -41,6 +42,7 @@ class OperatorTest:
     function = None  # the function under test
     cases = {}  # name -> (shapes of the inputs, settings)
     small = None  # the case for tests that need just one, of some tens of elements
+    second_order = False  # whether the gradient has one
     wrong = ()  # (inputs, settings, error, words of its message)
     half_in_float32 = half_gradient_in_float32 = True  # see assert_accurate
 
@@ -87,6 +89,12 @@ class OperatorTest:
         (net, inputs), (gradient, arguments) = self.calls(self.small, np.float64)
         check_finite_differences(run(gradient, *arguments), net, inputs, arguments[len(inputs) :])
 
+    def test_second_order(self, mode):
+        if not self.second_order:
+            pytest.skip("gradients of first order only")
+        _, (gradient, arguments) = self.calls(self.small, np.float64)
+        check_second_order(gradient, arguments, mode)
+
     def test_views(self, mode):
         for net, arrays in self.calls(self.small, np.float32):
             check_views(net, arrays)
@@ -103,6 +111,14 @@ class OperatorTest:
         with pytest.raises(error) as caught:
             as_tuple(self.net(**settings)(*tensors))[0].asnumpy()
         assert words in str(caught.value)
+
+
+def check_second_order(gradient, arguments, mode):
+    """The gradient's gradient, of inputs and of what came in, against finite differences of the gradient."""
+    if mode == "pynative" and VERSION == (2, 0):
+        pytest.skip("MindSpore 2.0 has no gradients of second order in PyNative mode")
+    weights = random(3, np.float64, *(array.shape for array in run(gradient, *arguments)))
+    check_finite_differences(run_gradient(gradient, arguments, weights), gradient, arguments, weights)
 
 
 class Training(nn.Cell):

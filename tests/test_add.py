@@ -39,6 +39,7 @@ class TestAdd(OperatorTest):
         "large": ([(1009, 1031), (1009, 1031)], {}),
     }
     small = "alternating"
+    second_order = True
     wrong = (
         (zeros(3, 3, dtype=np.int64), {}, TypeError, "x must be float16, float32 or float64, got int64"),
         ([*zeros(3), *zeros(3, dtype=np.float16)], {}, TypeError, "y must be float32 as x is, got float16"),

@@ -9,7 +9,17 @@ from mindspore import Parameter, Tensor, nn, ops
 
 import msops
 from msops.compat import VERSION
-from operator_test import Net, OperatorTest, check_training, random, run, run_gradient, zeros
+from operator_test import (
+    Gradient,
+    Net,
+    OperatorTest,
+    check_second_order,
+    check_training,
+    random,
+    run,
+    run_gradient,
+    zeros,
+)  # fmt: skip
 
 
 def pair(value):
@@ -119,6 +129,7 @@ class TestDepthwiseConv2d(OperatorTest):
         "many positions, k5 m2": case((3, 1, 150, 151), (5, 4), 2),
     }
     small = "small"
+    second_order = True
     wrong = (
         (zeros(*K3, dtype=np.int8), {}, TypeError, "x must be float16, float32 or float64, got int8"),
         (
@@ -154,6 +165,11 @@ class TestDepthwiseConv2d(OperatorTest):
     @staticmethod
     def reference_gradient(x, weight, bias, dout, **settings):
         return convolve_gradient(x, weight, dout, **settings)
+
+
+def test_second_order_without_bias(mode):
+    gradient = Gradient(Net(msops.depthwise_conv2d, stride=2, pad_mode="same"), 2)
+    check_second_order(gradient, random(1, np.float64, *K3, (1, 2, 3, 3)), mode)
 
 
 # Convolutions of one kernel that differ in one attribute each, which MindSpore's caches must keep apart.

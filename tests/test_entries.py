@@ -33,8 +33,13 @@ class Case(NamedTuple):
 
     @property
     def library(self):
+<<<<<<< HEAD
         name = self.entry.removesuffix("Forward").removesuffix("Backward")
         return re.sub("(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
+=======
+        name = re.sub("Forward$|(Backward)+$", "", self.entry)
+        return re.sub("(?<=[a-z])(?=[A-Z])", "_", name).lower()
+>>>>>>> c3f884d
 
     def call(self, **arguments):
         return call(getattr(of_package(self.library), self.entry), **arguments)
@@ -63,6 +68,7 @@ CASES = [
     Case("AddBackward", "dout[3,5,4] x[3,1,4] -> dx[3,1,4] partial[2,12]", loose=(("dout", 1), ("partial", 0))),
     Case("SigmoidForward", "x[3,5] -> y[3,5]"),
     Case("SigmoidBackward", "y[3,5] dy[3,5] -> dx[3,5]"),
+    Case("SigmoidBackwardBackward", "y[3,5] dy[3,5] ddx[3,5] -> gradient_y[3,5] gradient_dy[3,5]"),
     Case("DepthwiseConv2dForward", "x[2,4,7,5] weight[8,1,3,2] -> out[2,8,3,6]", CONV, loose=(("x", 2),)),
     Case("DepthwiseConv2dForward", "x[2,4,7,5] weight[8,1,3,2] bias[8] -> out[2,8,3,6]", BIASED, loose=(("x", 2),)),
     Case(

@@ -9,7 +9,7 @@ import pytest
 from msops.operators.add import _add, _add_backward
 from msops.operators.depthwise_conv2d import _convolution
 from msops.operators.lltm import _pointwise, _recurrence
-from msops.operators.sigmoid import _sigmoid
+from msops.operators.sigmoid import _sigmoid, _sigmoid_backward_backward
 from msops.operators.trilinear_interpolation import _trilinear_interpolation
 from msops.testing.entry import has_gpu_code, outputs_of, prepare_operator
 
@@ -58,6 +58,7 @@ def calls():
     for n in (0, 1, 2, 31, 257, 1000, 4099):
         yield f"sigmoid {n}", _sigmoid, [(n,)]
         yield f"sigmoid backward {n}", _sigmoid.gradient, [(n,), (n,)]
+        yield f"sigmoid second order {n}", _sigmoid_backward_backward, [(n,)] * 3
         yield f"add {n}", _add, [(n,), (n,)]
     for x, out in (
         ((7, 1), (7, 5)),

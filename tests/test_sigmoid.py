@@ -24,6 +24,7 @@ class TestSigmoid(OperatorTest):
         "eight axes": ([(2, 1, 3, 1, 2, 1, 2, 2)], {}),
     }
     small = "prime"
+    second_order = True
     half_gradient_in_float32 = False  # it is that of the saved output, which is rounded to float16
     wrong = (
         ([np.zeros(3, np.int32)], {}, TypeError, "sigmoid: x must be float16, float32 or float64, got int32"),

@@ -30,6 +30,7 @@ class TestTrilinearInterpolation(OperatorTest):
         "large": ([(1033, 8, 128), (1033, 3)], {}),
     }
     small = "small"
+    second_order = True
     wrong = (
         (zeros((2, 8, 4), (2, 3), dtype=np.int32), {}, TypeError, "feats must be float16, float32"),
         ([*zeros((2, 8, 4)), np.zeros((2, 3))], {}, TypeError, "points must be float32 as feats is, got float64"),

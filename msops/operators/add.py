@@ -1,4 +1,4 @@
-from mindspore import nn
+from mindspore import nn, ops
 
 from ..custom import custom_op
 from ..library import of_package
@@ -66,6 +66,12 @@ def _sum_to(dout, x):
     return _add_backward(dout, x)[0]
 
 
+def _gradient_of_backward(dout, x, out, douts):
+    return _add(douts[0], ops.zeros_like(dout)), ops.zeros_like(x)
+
+
 _library = of_package("add")
-_add_backward = custom_op(_library.AddBackward, "dout, x -> dx, partial", infer=_infer_backward)
+_add_backward = custom_op(
+    _library.AddBackward, "dout, x -> dx, partial", infer=_infer_backward, gradient=_gradient_of_backward
+)
 _add = custom_op(_library.AddForward, "x, y -> out", infer=_infer, gradient=_gradient)

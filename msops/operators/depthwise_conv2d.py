@@ -155,19 +155,29 @@ def _convolution(name, stride, pad_mode, padding, dilation, has_bias):
 def _cached_convolution(attributes):
     attributes = dict(attributes)
     bias, dbias = (", bias(K)", ", dbias") if attributes["has_bias"] else ("", "")
+
+    def gradient_of_backward(x, weight, dout, out, douts):
+        """The convolution is linear in x and the bias, and in weight and the bias."""
+        ddx, ddweight, ddbias = douts[0], douts[1], douts[2:-1]
+        gradients = backward(ddx, ddweight, dout)
+        ddout = forward(x, ddweight, *ddbias) + forward(ddx, weight, *[ops.zeros_like(each) for each in ddbias])
+        return gradients[0], gradients[1], ddout
+
     backward = custom_op(
         _LIBRARY.DepthwiseConv2dBackward,
         f"x(N, C, H, W), weight(K, 1, kh, kw), dout(N, K, H_out, W_out) -> dx, dweight{dbias}, partial",
         infer=_infer_backward,
+        gradient=gradient_of_backward,
         **attributes,
     )
-    return custom_op(
+    forward = custom_op(
         _LIBRARY.DepthwiseConv2dForward,
         f"x(N, C, H, W), weight(K, 1, kh, kw){bias} -> out",
         infer=_infer,
         gradient=backward,
         **attributes,
     )
+    return forward
 
 
 def _attributes(name, stride, pad_mode, padding, dilation, has_bias):

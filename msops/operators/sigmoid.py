@@ -3,8 +3,16 @@ from mindspore import nn
 from ..custom import custom_op
 from ..library import of_package
 
+
+def _gradient_of_backward(y, dy, dx, ddx):
+    return _sigmoid_backward_backward(y, dy, ddx)
+
+
 _library = of_package("sigmoid")
-_sigmoid_backward = custom_op(_library.SigmoidBackward, "y(*S), dy(*S) -> dx(*S)")
+_sigmoid_backward_backward = custom_op(
+    _library.SigmoidBackwardBackward, "y(*S), dy(*S), ddx(*S) -> gradient_y(*S), gradient_dy(*S)"
+)
+_sigmoid_backward = custom_op(_library.SigmoidBackward, "y(*S), dy(*S) -> dx(*S)", gradient=_gradient_of_backward)
 _sigmoid = custom_op(_library.SigmoidForward, "x -> y", gradient=_sigmoid_backward)
 
 

@@ -19,7 +19,7 @@ class Net(nn.Cell):
 
 
 class Gradient(nn.Cell):
-    """The gradients of all `n` inputs of `net`. The gradients of its outputs follow the inputs."""
+    """The gradients of all `n` inputs of `net`, which are followed by those of its outputs; of one input, no tuple."""
 
     def __init__(self, net, n):
         super().__init__()
@@ -28,7 +28,8 @@ class Gradient(nn.Cell):
 
     def construct(self, *arguments):
         douts = arguments[self.n :]
-        return self.gradient(self.net)(*arguments[: self.n], douts[0] if len(douts) == 1 else douts)
+        gradients = self.gradient(self.net)(*arguments[: self.n], douts[0] if len(douts) == 1 else douts)
+        return gradients[0] if self.n == 1 else gradients
 
 
 def as_tuple(value):
