@@ -81,6 +81,23 @@ sanitize: $(SANITIZERS) ## Check the kernels' use of memory with compute-sanitiz
 $(SANITIZERS): all $(VENV)/.ready
 	compute-sanitizer --tool $@ --error-exitcode 1 $(VENV)/bin/python -m pytest tests/test_gpu_entries.py -k "not Huge" $(ARGS)
 
+# The C entries, for the CPU, under AddressSanitizer and UndefinedBehaviorSanitizer. ARGS="600 LLTMForward": seconds, entry.
+FUZZED := $(patsubst %.cu,build/fuzz/%.o,$(wildcard aot_kernels/*.cu examples/*/*.cu)) build/fuzz/tests/fuzz_entries.o
+FUZZ := $(CXX) -std=c++17 -O1 -g $(HOST_FLAGS) -fsanitize=address,undefined -fno-sanitize-recover=all -Iaot_kernels
+
+.PHONY: fuzz
+fuzz: build/fuzz/entries ## Call every C entry with valid and hostile arguments
+	$< $(ARGS)
+
+build/fuzz/entries: $(FUZZED)
+	$(FUZZ) $^ -o $@
+build/fuzz/%.o: %.cu $(HEADERS) Makefile
+	@mkdir -p $(@D)
+	$(FUZZ) -x c++ -c $< -o $@
+build/fuzz/%.o: %.cc Makefile
+	@mkdir -p $(@D)
+	$(FUZZ) -c $< -o $@
+
 # The naive kernels are a peer, and need nvcc. ARGS="--op sigmoid --quick" for a part.
 NAIVE := $(if $(NVCC),benchmarks/libnaive.so)
 
@@ -100,11 +117,19 @@ $(VENV)/.docs: $(VENV)/.ready
 docs: all $(VENV)/.docs ## Build the documentation: docs/_build/index.html
 	$(VENV)/bin/python -m sphinx --fail-on-warning --keep-going --quiet docs docs/_build
 
-.PHONY: lint
-lint: $(VENV)/.ready ## Check the source's format and style
+# What g++ says of the kernels. -Wsign-conversion would say it of each `int` that is an array's length.
+WARNINGS := -Werror -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wold-style-cast -Wcast-align -Wcast-qual -Wuseless-cast \
+  -Wdouble-promotion -Wformat=2 -Wundef -Wnon-virtual-dtor -Woverloaded-virtual -Wduplicated-cond -Wduplicated-branches \
+  -Wlogical-op -Wextra-semi -Wredundant-decls
+
+.PHONY: lint warnings
+lint: warnings $(VENV)/.ready ## Check the source's format and style, and for compiler warnings
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
-	$(VENV)/bin/clang-format --dry-run --Werror $(wildcard aot_kernels/*.cu benchmarks/*.cu) $(HEADERS)
+	$(VENV)/bin/clang-format --dry-run --Werror $(wildcard aot_kernels/*.cu benchmarks/*.cu tests/*.cc) $(HEADERS)
+warnings:
+	@for source in $(wildcard aot_kernels/*.cu examples/*/*.cu tests/*.cc); do \
+	  g++ -std=c++17 -fopenmp -fsyntax-only $(WARNINGS) -Iaot_kernels -x c++ $$source || exit 1; done
 
 .PHONY: clean
 clean: ## Remove what was built, but not the virtual environment
@@ -120,4 +145,4 @@ help: ## Show this
 	@echo "  NVCC         the CUDA compiler; NVCC= builds for the CPU alone"
 	@echo "  CXX          the C++ compiler, also for nvcc's host code"
 	@echo "  PYTHON       the Python to make the virtual environment with"
-	@echo "  ARGS         what to pass to pytest, the demo or the benchmark, as in ARGS=\"-k sigmoid\""
+	@echo "  ARGS         what to pass to pytest, the demo, the benchmark or the fuzzer, as in ARGS=\"-k sigmoid\""

@@ -112,19 +112,19 @@ struct WeightGradient {
     const I h_out = s.h.out, w_out = s.w.out, w_in = s.w.in, h_in = s.h.in, stride = s.w.stride;
     const I first = b - I(s.w.pad);
     const Range<I> columns(first, stride, w_in, w_out);
-    const I rows = s.batch * s.h.out, end = part_begin<I>(rows, split + 1, splits);
+    const I rows = w_out == 0 ? 0 : s.batch * s.h.out, end = part_begin<I>(rows, split + 1, splits);
     Sum<T> sum;
     for (I row = part_begin<I>(rows, split, splits); row < end; ++row) {
       const I n = row / h_out, at_h = s.h.start(row % h_out) + a;
       if (!is_bias && (at_h < 0 || at_h >= h_in)) continue;
       const T* d = dout + ((n * channels_out + oc) * h_out + row % h_out) * w_out;
-      const T* line = x + ((n * I(s.channels) + oc / I(s.multiplier)) * h_in + at_h) * w_in + first;
+      const T* line = x + ((n * I(s.channels) + oc / I(s.multiplier)) * h_in + at_h) * w_in;
       const I last = is_bias ? w_out : columns.end;
       for (I ow = is_bias ? 0 : columns.begin; ow < last;) {
         constexpr I kRun = 64;  // terms that are summed plainly
         Compute<T> of_run = 0;
         for (const I run_end = ow + kRun < last ? ow + kRun : last; ow < run_end; ++ow)
-          of_run += Compute<T>(d[ow]) * (is_bias ? Compute<T>(1) : Compute<T>(line[ow * stride]));
+          of_run += Compute<T>(d[ow]) * (is_bias ? Compute<T>(1) : Compute<T>(line[first + ow * stride]));
         sum += of_run;
       }
     }
@@ -179,7 +179,7 @@ Axis axis_of(Call& call, const char* name, int64_t in, int64_t out, int64_t kern
 
 Shape shape_of(Call& call, const Tensor& x, const Tensor& weight, const Tensor& out) {
   const int64_t channels = x.dim(1), out_channels = weight.dim(0);
-  call.require(out_channels == 0 || (channels > 0 && out_channels % channels == 0), kBadShape,
+  call.require(channels > 0 ? out_channels > 0 && out_channels % channels == 0 : out_channels == 0, kBadShape,
                "weight has %lld kernels, no multiple of the %lld channels of x", static_cast<long long>(out_channels),
                static_cast<long long>(channels));
   call.require_shape(weight, {out_channels, 1, weight.dim(2), weight.dim(3)});

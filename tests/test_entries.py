@@ -122,6 +122,11 @@ EDGE_CASES = [
         "x[0,4,7,5] weight[8,1,3,2] dout[0,8,3,6] -> dx[0,4,7,5] dweight[8,1,3,2] dbias[8] partial[3,56]",
         BIASED,
     ),
+    Case(  # as many rows as the padding is high, but no columns
+        "DepthwiseConv2dBackward",
+        "x[1,1,4,1] weight[1,1,1,9] dout[1,1,2147483651,0] -> dx[1,1,4,1] dweight[1,1,1,9] partial[1,10]",
+        {**CONV, "stride_h": 1, "pad_top": 2**31 - 1, "pad_right": 0},
+    ),
     Case("LLTMForward", "product[0,15] bias[15] c[0,5] -> new_h[0,5] new_c[0,5]"),
     Case(
         "LLTMBackward",
@@ -153,6 +158,15 @@ REFUSED_CASES = [
     (Case("AddBackward", "dout[3] x[2,3] -> dx[2,3] partial[1,1]"), Status.BAD_SHAPE),
     (Case("AddBackward", "dout[2,3] x[3] -> dx[3] partial[0,3]"), Status.BAD_SHAPE),
     (Case("DepthwiseConv2dForward", "x[2,4,7,5] weight[6,1,3,2] -> out[2,6,3,6]", CONV), Status.BAD_SHAPE),
+    (Case("DepthwiseConv2dForward", "x[2,4,7,5] weight[0,1,3,2] -> out[2,0,3,6]", CONV), Status.BAD_SHAPE),
+    (
+        Case(
+            "DepthwiseConv2dBackward",
+            "x[2,4,7,5] weight[0,1,3,2] dout[2,0,3,6] -> dx[2,4,7,5] dweight[0,1,3,2] partial[3,0]",
+            CONV,
+        ),
+        Status.BAD_SHAPE,
+    ),
     (Case("DepthwiseConv2dForward", "x[2,0,7,5] weight[8,1,3,2] -> out[2,8,3,6]", CONV), Status.BAD_SHAPE),
     (Case("DepthwiseConv2dForward", "x[2,4,7,5] weight[8,1,0,2] -> out[2,8,6,6]", CONV), Status.BAD_SHAPE),
     (Case("DepthwiseConv2dForward", "x[2,4,2,5] weight[8,1,3,2] -> out[2,8,1,6]", CONV), Status.BAD_SHAPE),

@@ -34,7 +34,7 @@
 // f(a), f(b), ... of f and (a, b, ...)
 #define MSOPS_EACH(f, list) MSOPS_EACH_OF(f, MSOPS_STRIP list)
 #define MSOPS_STRIP(...) __VA_ARGS__
-#define MSOPS_EACH_OF(...) MSOPS_NINTH(__VA_ARGS__, 8, 7, 6, 5, 4, 3, 2, 1)(__VA_ARGS__)
+#define MSOPS_EACH_OF(...) MSOPS_NINTH(__VA_ARGS__, 8, 7, 6, 5, 4, 3, 2, 1, 0)(__VA_ARGS__)
 #define MSOPS_NINTH(f, a1, a2, a3, a4, a5, a6, a7, a8, n, ...) MSOPS_EACH_##n
 #define MSOPS_EACH_1(f, a) f(a)
 #define MSOPS_EACH_2(f, a, ...) f(a), MSOPS_EACH_1(f, __VA_ARGS__)

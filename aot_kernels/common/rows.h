@@ -177,7 +177,7 @@ __global__ void __launch_bounds__(kThreads) rows_kernel(int64_t rows, Body body)
 template <typename T, typename Body>
 void for_rows(Call& call, int64_t rows, std::initializer_list<Rows<const T>> matrices, const Body& body) {
   const int64_t columns = matrices.begin()->columns;
-  if (call.on_cpu()) return on_cpu(call, rows, RowOnCpu<Compute<T>, Body>{body}, 4.0 * columns);
+  if (call.on_cpu()) return on_cpu(call, rows, RowOnCpu<Compute<T>, Body>{body}, 4 * static_cast<double>(columns));
 #ifdef __CUDACC__
   if (!call.ok() || rows == 0) return;
   bool packs = columns % kPackWidth<T> == 0;

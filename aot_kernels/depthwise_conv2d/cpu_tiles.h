@@ -67,14 +67,14 @@ MSOPS_CPU void copy(const T* image, int64_t image_pitch, const Steps& h, const S
       std::fill(to, to + w.count, C(0));
       continue;
     }
-    const T* from = image + row * image_pitch + w.first;
+    const T* from = image + row * image_pitch;
     for (int64_t i = 0; i < begin; ++i) to[i] = 0;
     if (w.step == 1) {
 #pragma omp simd
-      for (int64_t i = begin; i < end; ++i) to[i] = C(from[i]);
+      for (int64_t i = begin; i < end; ++i) to[i] = C(from[w.first + i]);
     } else {
 #pragma omp simd
-      for (int64_t i = begin; i < end; ++i) to[i] = C(from[i * w.step]);
+      for (int64_t i = begin; i < end; ++i) to[i] = C(from[w.first + i * w.step]);
     }
     for (int64_t i = end; i < w.count; ++i) to[i] = 0;
   }
