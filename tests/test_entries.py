@@ -33,13 +33,8 @@ class Case(NamedTuple):
 
     @property
     def library(self):
-<<<<<<< HEAD
-        name = self.entry.removesuffix("Forward").removesuffix("Backward")
-        return re.sub("(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
-=======
         name = re.sub("Forward$|(Backward)+$", "", self.entry)
-        return re.sub("(?<=[a-z])(?=[A-Z])", "_", name).lower()
->>>>>>> c3f884d
+        return re.sub("(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
 
     def call(self, **arguments):
         return call(getattr(of_package(self.library), self.entry), **arguments)
