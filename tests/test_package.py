@@ -90,7 +90,7 @@ with ThreadPoolExecutor(2) as pool:
 
 
 def test_two_threads(tmp_path):
-    """May call operators at once, of different shapes. MindSpore's `grad` may not be called so, whatever the operators."""
+    """May call operators at once, of different shapes. (MindSpore's `grad` fails when two threads call it.)"""
     assert run(THREADS, tmp_path) == "True\n"
 
 
