@@ -83,7 +83,7 @@ $(SANITIZERS): all $(VENV)/.ready
 
 # The C entries, for the CPU, under AddressSanitizer and UndefinedBehaviorSanitizer. ARGS="600 LLTMForward": seconds, entry.
 FUZZED := $(patsubst %.cu,build/fuzz/%.o,$(wildcard aot_kernels/*.cu examples/*/*.cu)) build/fuzz/tests/fuzz_entries.o
-FUZZ := $(CXX) -std=c++17 -O1 -g $(HOST_FLAGS) -fsanitize=address,undefined -fno-sanitize-recover=all -Iaot_kernels
+FUZZ := $(CXX) -std=c++17 -O1 -g $(HOST_FLAGS) -fsanitize=address,undefined -fno-sanitize-recover=all -Wno-maybe-uninitialized -Iaot_kernels
 
 .PHONY: fuzz
 fuzz: build/fuzz/entries ## Call every C entry with valid and hostile arguments

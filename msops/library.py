@@ -197,7 +197,8 @@ class _Build:
         try:
             record = json.loads(self.record.read_text())
             path = self.folder / record["library"]
-            current = path.is_file() and record["headers"] == _digests(record["headers"])
+            whole = path == self._path_of(path.read_bytes())
+            current = whole and record["headers"] == _digests(record["headers"])
         except (OSError, ValueError, KeyError, TypeError):
             return None
         if current and self.verbose:
@@ -228,8 +229,7 @@ class _Build:
                 headers |= set(_prerequisites(Path(scratch, f"{i}.d").read_text())) - {str(path)}
             made = Path(scratch, "library.so")
             self._run([*self.command, "-shared", *objects, "-o", str(made)])
-            # A name of its own for each content: a process may have the last one loaded.
-            library = self.folder / f"{self.stem}-{digest(made.read_bytes())}.so"
+            library = self._path_of(made.read_bytes())
             record = Path(scratch, "record.json")
             kept = {"library": library.name, "headers": _digests(sorted(headers)), "command": self.command}
             record.write_text(json.dumps(kept))
@@ -240,12 +240,16 @@ class _Build:
                 os.replace(record, self.record)
         return library
 
+    def _path_of(self, content):
+        """A name of its own for each content: a process may have the last one loaded."""
+        return self.folder / f"{self.stem}-{digest(content)}.so"
+
     def _run(self, command):
         line = shlex.join(command)
         if self.verbose:
             print(line)
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
-        if done.returncode:
+        if done.returncode or not os.path.exists(command[-1]):  # which is the output
             raise CompileError(f"msops.load: this command failed:\n{line}\n{done.stdout}")
         if self.verbose and done.stdout:
             print(done.stdout)

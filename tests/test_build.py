@@ -57,6 +57,21 @@ def test_builds_what_changed(cpu_build):
     assert built(folder, "CXX=g++ -DNDEBUG") == everything  # another command
 
 
+def test_broken_compiler(cpu_build, tmp_path):
+    """Replaces no library, and no later build takes what it left."""
+    folder, _ = cpu_build
+    libraries = {path: path.read_bytes() for path in (folder / "msops" / "lib").glob("*.so")}
+    compiler = tmp_path / "g++"
+    compiler.touch(0o755)
+    for does in ("exit 0", "exit 1", "kill -9 $$", 'for last; do :; done; echo half > "$last"; exit 1'):
+        compiler.write_text(f"#!/bin/sh\n{does}\n")
+        with pytest.raises(subprocess.CalledProcessError):
+            make(folder, f"CXX={compiler}")
+        assert {path: path.read_bytes() for path in libraries} == libraries
+    assert built(folder) == len(libraries)
+    assert {path: path.read_bytes() for path in libraries} == libraries
+
+
 @pytest.mark.parametrize("code", ["from msops import sigmoid", "import msops; msops.sigmoid", "from msops import *"])
 def test_import_without_libraries(cpu_build, code):
     folder, _ = cpu_build

@@ -2,6 +2,7 @@
 
 import ctypes
 import fcntl
+import json
 import os
 import shutil
 import signal
@@ -227,6 +228,29 @@ def test_broken_record(compiler, record):
     assert compiler.runs() == 2
 
 
+def test_damaged_library(compiler):
+    """Is built again."""
+    path = msops.load("answer", ANSWER % 1).path
+    content = path.read_bytes()
+    for damaged in (b"", content[:-1], content[:5000]):
+        path.unlink()  # this process has it loaded
+        path.write_bytes(damaged)
+        assert answer(msops.load("answer", ANSWER % 1)) == 1
+        assert path.read_bytes() == content
+    assert compiler.runs() == 4
+
+
+def test_record_of_a_library_elsewhere(compiler, tmp_path):
+    """Is not believed."""
+    foreign = msops.load("answer", ANSWER % 2, cache_folder=tmp_path / "elsewhere").path
+    own = msops.load("answer", ANSWER % 1).path
+    (file,) = own.parent.glob("*.json")
+    record = json.loads(file.read_text())
+    for library_file in (str(foreign), f"../elsewhere/{foreign.name}"):
+        file.write_text(json.dumps({**record, "library": library_file}))
+        assert answer(msops.load("answer", ANSWER % 1)) == 1
+
+
 LOAD = f"import msops; print(msops.load('answer', {ANSWER % 5!r}).handle.Answer())"
 
 
@@ -331,6 +355,18 @@ def test_no_compiler(compiler, monkeypatch):
     monkeypatch.setenv("NVCC", "/nowhere/nvcc")
     with pytest.raises(msops.CompileError, match=r"^msops\.load: there is no /nowhere/nvcc"):
         msops.load("answer", ANSWER % 1)
+
+
+@pytest.mark.parametrize("does", ["exit 0", "exit 1", "kill -9 $$", "g++ --no-such-flag"])
+def test_broken_compiler(compiler, tmp_path, does):
+    """Leaves nothing behind, even if it says that all went well."""
+    script = compiler.path.read_text()
+    compiler.path.write_text(script.replace("exec g++", f"{does} #"))
+    with pytest.raises(msops.CompileError, match=rf"^msops\.load: this command failed:\n{compiler.path} "):
+        msops.load("answer", ANSWER % 1)
+    assert {path.suffix for path in (tmp_path / "cache").iterdir()} == {".lock"}
+    compiler.path.write_text(script)
+    assert answer(msops.load("answer", ANSWER % 1)) == 1
 
 
 def test_missing_file(compiler, tmp_path):

@@ -4,6 +4,7 @@ import pytest
 
 import msops
 from child import run_python
+from msops.library import of_package
 
 IN_GRAPH = """
 import sys
@@ -53,3 +54,81 @@ def test_names(tmp_path):
         assert getattr(msops, name).__name__ == name
     with pytest.raises(AttributeError, match=r"^module 'msops' has no attribute 'sigmiod'$"):
         _ = msops.sigmiod
+
+
+def test_libraries_elsewhere_are_not_loaded(tmp_path):
+    """Neither those of the current folder nor those where the loader looks for others."""
+    folder = tmp_path / "msops" / "lib"
+    folder.mkdir(parents=True)
+    for path in (tmp_path / "add.so", folder / "add.so"):
+        path.write_text("no library")
+    (tmp_path / "program.py").write_text("from msops.library import of_package; print(of_package('add').path)")
+    done = run_python("program.py", cwd=tmp_path, LD_LIBRARY_PATH=f"{tmp_path}:{folder}", MSOPS_CACHE=str(folder))
+    assert done.stdout == f"{of_package('add').path}\n", done.stderr
+
+
+THREADS = """
+from concurrent.futures import ThreadPoolExecutor
+
+import mindspore
+import msops
+import numpy as np
+from mindspore import Tensor
+
+mindspore.set_context(mode=mindspore.PYNATIVE_MODE)
+
+
+def work(n):
+    x = Tensor(np.linspace(-9, 9, 1000 * n + 7, dtype=np.float32))
+    return msops.add(msops.sigmoid(x), x[:1]).asnumpy().tobytes()
+
+
+alone = [work(n) for n in range(100)]
+with ThreadPoolExecutor(2) as pool:
+    print(list(pool.map(work, range(100))) == alone)
+"""
+
+
+def test_two_threads(tmp_path):
+    """May call operators at once, of different shapes. (MindSpore's `grad` fails when two threads call it.)"""
+    assert run(THREADS, tmp_path) == "True\n"
+
+
+FORK = """
+import os
+
+import msops
+from mindspore import Tensor
+
+sigmoid = msops.sigmoid  # MindSpore and the libraries are loaded; had they computed, MindSpore would hang in the child
+child = os.fork()
+print(sigmoid(Tensor([0.0])).asnumpy(), flush=True)
+if child:
+    print(os.waitpid(child, 0)[1])
+"""
+
+
+def test_fork_after_import(tmp_path):
+    """Both processes can use operators."""
+    assert run(FORK, tmp_path) == "[0.5]\n[0.5]\n0\n"
+
+
+NO_MEMORY = """
+import mindspore
+import msops
+from mindspore import ops
+
+mindspore.set_context(mode=mindspore.{mode})
+x = ops.ones((2**22, 1), mindspore.float32)
+cell = msops.Add()
+try:
+    cell(x, x.reshape(1, -1)).asnumpy()
+except RuntimeError as error:
+    print("emory" in str(error), cell(x, x)[0])
+"""
+
+
+@pytest.mark.parametrize("mode", ["GRAPH_MODE", "PYNATIVE_MODE"])
+def test_result_that_no_memory_holds(mode, tmp_path):
+    """Is an error, after which all goes on."""
+    assert run(NO_MEMORY.format(mode=mode), tmp_path) == "True [2.]\n"
