@@ -1,6 +1,7 @@
 """From a C function to a MindSpore operator."""
 
 import contextlib
+import ctypes
 import functools
 import inspect
 import itertools
@@ -15,6 +16,7 @@ from mindspore import ops
 from mindspore.common import dtype as mstype
 
 from .check import FLOATS, Spec, from_inference
+from .compat import VERSION
 from .library import Entry, default_cache_folder, digest
 from .signature import Signature
 
@@ -80,7 +82,7 @@ def custom_op(entry, signature, *, infer=None, gradient=None, name=None, dtypes=
         if isinstance(value, int) and not -(2**63) <= value < 2**63:
             raise ValueError(f"{name}: attribute {key} must fit into 64 bits, got {value}")
     key = (
-        *(str(entry.library.path), entry.name, signature, name, *map(str, dtypes)),
+        *(str(entry.library.path), entry.library.variable, entry.name, signature, name, *map(str, dtypes)),
         *(_number(rule) for rule in (infer, gradient)),
         *(item for key, value in sorted(attributes.items()) for item in (key, *_as_attribute(key, value))),
     )
@@ -115,18 +117,26 @@ class Operator(ops.Custom):
         if infer and any(out.sizes is not None for out in signature.outputs):
             raise ValueError(f"{name}: the sizes of outputs must come from infer or the signature, not both")
         # MindSpore wants rules for shape and dtype, but asks __infer__ below for both.
-        super().__init__(
-            f"{entry.library.path}:{entry.name}", (), mindspore.float32, func_type="aot", bprop=self._bprop(gradient)
-        )
+        variable = entry.library.variable if VERSION >= (2, 7) else None
+        function = f"{variable or entry.library.path}:{entry.name}"
+        super().__init__(function, (), mindspore.float32, func_type="aot", bprop=self._bprop(gradient))
+        if variable:
+            self.add_prim_attr("path_from_env", True)
+        self._has_open_sizes = VERSION >= (2, 7) and variable is None and self._offer_rule()
+        if self._has_open_sizes:
+            outputs = self.names()[1]
+            self.add_prim_attr("reg_op_name", name)
+            self.add_prim_attr("multi_output", len(outputs) > 1)
+            self.add_prim_attr("output_names", outputs)
         self.add_prim_attr("msops_operator", number)
         for key, value in attributes.items():
             self.add_prim_attr(*_as_attribute(key, value))
 
-    def infer(self, *inputs):
-        """The :class:`Spec` of each output, for inputs of these."""
+    def infer(self, *inputs, shapes=True):
+        """The :class:`Spec` of each output, for inputs of these, whose shapes need not fit if `shapes` is False."""
         if self.rule is None:
-            return self.signature.infer(self.label, *inputs)
-        self.signature.check(self.label, *inputs)
+            return self.signature.infer(self.label, *inputs, shapes=shapes)
+        self.signature.check(self.label, *inputs, shapes=shapes)
         try:
             outputs = self.rule(*inputs, **self.attributes)
         except (TypeError, ValueError) as error:
@@ -154,11 +164,45 @@ class Operator(ops.Custom):
         """Those of the inputs, and of the outputs."""
         return tuple([tensor.name for tensor in side] for side in (self.signature.inputs, self.signature.outputs))
 
+    def _offer_rule(self):
+        """Tells the C function whom to ask for sizes, if it is an MSOPS_ENTRY; whether it is."""
+        try:
+            rule = ctypes.c_void_p.in_dll(self.entry.library.handle, f"{self.entry.name}Rule")
+        except ValueError:
+            return False
+        rule.value = ctypes.cast(_sizes_of_outputs, ctypes.c_void_p).value
+        return True
+
+    def _infer_open(self, specs):
+        """The same where sizes of inputs are open, -1; of the outputs, those are that the stand-ins make differ."""
+        found = []
+        for number in _STAND_INS:
+            numbers = [spec._replace(shape=tuple(number if n < 0 else n for n in spec.shape)) for spec in specs]
+            try:
+                found.append(self.infer(*numbers, shapes=False))
+            except ValueError as caught:
+                error = caught
+        if not found:
+            shapes = ", ".join(str(spec.shape) for spec in specs)
+            raise ValueError(f"{self.label}: more sizes must be known at compile time than {shapes}") from error
+        outputs = []
+        for same in zip(*found):
+            sizes = zip(*(out.shape for out in same))
+            shape = tuple(each[0] if len({*each}) == 1 < len(each) else -1 for each in sizes)
+            outputs.append(same[0]._replace(shape=shape))
+        return outputs
+
     def __infer__(self, *inputs):
         specs = tuple(map(from_inference, inputs))
+        is_open = self._has_open_sizes and _is_open(specs)
+        if is_open:
+            # When the graph runs, MindSpore asks the C function: in this place, to whose copy it gives what is added.
+            self._dtypes = [spec.dtype for spec in specs]
+            self.add_prim_attr("cpp_infer_shape", True)
+            self.del_prim_attr("cpp_infer_shape")
         inferred = self._inferred.get(specs)
         if inferred is None:
-            outputs = self.infer(*specs)
+            outputs = self._infer_open(specs) if is_open else self.infer(*specs)
             shapes, dtypes = zip(*((out.shape, mstype.typing.TensorType(out.dtype)) for out in outputs))
             inferred = (shapes[0], dtypes[0]) if len(outputs) == 1 else (shapes, dtypes)
             if len(self._inferred) >= _KEPT:
@@ -169,6 +213,13 @@ class Operator(ops.Custom):
 
     def __deepcopy__(self, memo):
         return self  # nothing in it changes
+
+    def _clone(self):
+        """MindSpore's copy of one place in a graph."""
+        arguments = self.number, self.entry, self.signature, self.rule, self.gradient, self.label, self.attributes
+        clone = Operator(*arguments)
+        clone.original = self  # whom the C function asks
+        return clone
 
     def _bprop(self, gradient):
         """The gradient as MindSpore wants it: a function of all inputs, the output and its gradient."""
@@ -277,6 +328,36 @@ def _keep(source):
     return str(path)
 
 
+def _is_open(specs):
+    """Whether sizes are open. Of an open rank (-2) nothing can be told."""
+    sizes = [size for spec in specs for size in spec.shape or ()]
+    return -1 in sizes and min(sizes) == -1
+
+
+@ctypes.CFUNCTYPE(
+    ctypes.c_int,
+    ctypes.c_int64,
+    ctypes.POINTER(ctypes.c_int),
+    ctypes.POINTER(ctypes.POINTER(ctypes.c_int64)),
+    ctypes.POINTER(ctypes.c_int64),
+    ctypes.POINTER(ctypes.c_char),
+)
+def _sizes_of_outputs(number, ranks, shapes, sizes, message):
+    """The msops::Rule of aot_kernels/common/open_sizes.h."""
+    try:
+        operator = _operators[number]
+        specs = [Spec(tuple(shapes[i][: ranks[i]]), dtype) for i, dtype in enumerate(operator._dtypes)]
+        outputs = operator._infer_open(specs) if _is_open(specs) else operator.infer(*specs)
+        for i, size in enumerate(size for out in outputs for size in (len(out.shape), *out.shape)):
+            sizes[i] = size
+        return len(outputs)
+    except Exception as error:
+        text = str(error).encode()[:1000] + b"\0"
+        ctypes.memmove(message, text, len(text))
+        return 0
+
+
+_STAND_INS = 1, 2**10, 2**20  # for open sizes, in rules
 _KEPT = 1000  # results of inference
 _lock = threading.Lock()  # of what follows
 _numbers = itertools.count()

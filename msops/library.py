@@ -40,6 +40,8 @@ class Library:
     Args:
         path (str, Path): The file.
         name (str): For messages. Default: the file's, without its suffix.
+        variable (str): An environment variable, which is set to the path. Exported networks name it instead of the
+            path, from MindSpore 2.7 on: it tells where the file is when they are loaded. Default: none.
 
     Raises:
         ImportError: If it cannot be loaded, or its path has a colon.
@@ -55,15 +57,18 @@ class Library:
         Twice
     """
 
-    def __init__(self, path, name=None):
+    def __init__(self, path, name=None, variable=None):
         self.path = Path(path).absolute()
         self.name = self.path.stem if name is None else name
+        self.variable = variable
         if ":" in str(self.path):  # MindSpore reads FILE:FUNCTION
             raise ImportError(f"msops cannot load the library {self.name}: its path must have no colon: {self.path}")
         try:
             self.handle = ctypes.CDLL(str(self.path))
         except OSError as error:
             raise ImportError(f"msops cannot load the library {self.name}: {error}") from None
+        if variable is not None:
+            os.environ[variable] = str(self.path)
 
     def __getattr__(self, entry):
         if entry.startswith("_"):
@@ -82,8 +87,11 @@ class Library:
 
 
 def of_package(name):
-    """The library of `aot_kernels/<name>.cu`."""
+    """The library of `aot_kernels/<name>.cu`; where the environment variable MSOPS_<NAME> is, if there is one."""
+    variable = f"MSOPS_{name.upper()}"
     try:
+        if variable in os.environ:
+            return Library(os.environ[variable], name, variable)
         return Library(_PACKAGE / "lib" / f"{name}.so")
     except ImportError as error:
         raise ImportError(f"{error}. Build the kernels with 'make all' in msops' source folder.") from None

@@ -82,8 +82,9 @@ class Signature:
             message = error.msg if isinstance(error, SyntaxError) else error
             raise ValueError(f"signature {text!r}: {message}; it must read like 'x(N, C), y(C) -> out(N)'") from None
 
-    def check(self, operator, *specs):
-        """Requires inputs to fit. Returns the values of all names of sizes."""
+    def check(self, operator, *specs, shapes=True):
+        """Requires inputs to fit, in their shapes, too, or in their ranks alone. Returns the values of all names of
+        sizes."""
         if len(specs) != len(self.inputs):
             names = ", ".join(tensor.name for tensor in self.inputs)
             raise TypeError(f"{operator}: takes {len(self.inputs)} inputs ({names}), got {len(specs)}")
@@ -95,14 +96,14 @@ class Signature:
             if tensor.sizes is not None:
                 _bind(operator, tensor, spec, values)
         for tensor, spec in zip(self.inputs, specs):
-            if tensor.sizes is not None and spec.shape != (expected := tensor.shape(operator, values)):
+            if shapes and tensor.sizes is not None and spec.shape != (expected := tensor.shape(operator, values)):
                 shown = "" if tensor.words() == str(expected) else f" = {expected}"
                 raise ValueError(f"{operator}: {tensor.name} must have shape {tensor.words()}{shown}, got {spec.shape}")
         return values
 
-    def infer(self, operator, *specs):
+    def infer(self, operator, *specs, shapes=True):
         """The Specs of the outputs for inputs of these, which must fit."""
-        values = self.check(operator, *specs)
+        values = self.check(operator, *specs, shapes=shapes)
         common = next((spec.dtype for tensor, spec in zip(self.inputs, specs) if tensor.dtype is None), None)
         outputs = []
         for out in self.outputs:
@@ -119,7 +120,8 @@ class Signature:
         if spec.shape is None:
             raise TypeError(f"{operator}: {tensor.name} must be a Tensor, got {spec.dtype}")
         if any(length is None or length < 0 for length in spec.shape):
-            raise ValueError(f"{operator}: {tensor.name} must have a shape known at compile time, got {spec.shape}")
+            what = "rank" if spec.shape == (-2,) else "shape"
+            raise ValueError(f"{operator}: {tensor.name} must have a {what} known at compile time, got {spec.shape}")
         own = tensor.dtype is not None
         allowed = (_dtype(tensor.dtype, first and first[1]),) if own else self.dtypes
         if spec.dtype not in allowed:

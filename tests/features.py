@@ -1,19 +1,23 @@
-"""What MindSpore makes of an operator. `python features.py FEATURE MODE` fails if that does not work.
+"""What MindSpore makes of an operator. `python features.py FEATURE DEVICE MODE` fails if that does not work.
 
-Each is tried in a process of its own, since some versions of MindSpore crash.
+matrix.py tries each in a process of its own, since some versions of MindSpore crash.
 """
 
+import ctypes
 import math
+import os
+import shutil
 import sys
 import tempfile
 
 import mindspore
 import numpy as np
-from mindspore import Parameter, Tensor, nn, ops
+from mindspore import Model, Parameter, ParameterTuple, Tensor, amp, nn, ops
+from mindspore.dataset import NumpySlicesDataset
 
 import msops
-from msops.compat import set_device
-from msops.testing.checks import Gradient, Net, run, run_gradient
+from msops.compat import VERSION, jit, set_device
+from msops.testing.checks import Gradient, Net, assert_equal, run, run_gradient
 
 X = np.array([[-1, 0, 0.5], [1, 2, 3]], np.float32)
 Y = 1 / (1 + np.exp(-X))
@@ -24,11 +28,69 @@ CUBE = """
 MSOPS_FORMULA(Cube, (x), (y), y = x * x * x)
 MSOPS_FORMULA(CubeBackward, (x, dy), (dx), dx = 3 * x * x * dy)
 MSOPS_FORMULA(CubeBackwardBackward, (x, dy, ddx), (dx, ddy), dx = 6 * x * dy * ddx; ddy = 3 * x * x * ddx)
+
+extern "C" __attribute__((visibility("default"))) int calls;
+int calls = 0;
+MSOPS_ENTRY(CountedCube) {
+  ++calls;
+  return Cube_checked(call);
+}
 """
 
 
 def near(got, want):
     np.testing.assert_allclose(got.asnumpy() if isinstance(got, Tensor) else got, want, rtol=1e-5, atol=1e-6)
+
+
+class Network(nn.Cell):
+    """All Cells: images (N, 2, 6, 6) to scores (N, 3)."""
+
+    def __init__(self, lltm=True):
+        super().__init__()
+        self.depthwise = msops.DepthwiseConv2d(2, 3, channel_multiplier=2, has_bias=True)
+        self.sigmoid = msops.Sigmoid()
+        self.add = msops.Add()
+        self.lltm = msops.LLTMCell(4, 3) if lltm else None
+        self.trilinear = msops.TrilinearInterpolation()
+        self.dense = nn.Dense(18, 3)
+
+    def construct(self, images):
+        y = self.sigmoid(self.depthwise(images))
+        y = self.add(y, images.mean((1, 2, 3), keep_dims=True))
+        means = y.mean((2, 3))
+        points = means[:, :3]
+        if self.lltm is not None:
+            points, _ = self.lltm(means, (points, means[:, 1:]))
+        return self.dense(self.trilinear(y.reshape((-1, 8, 18)), points))
+
+
+class WithLoss(nn.Cell):
+    """Images and labels to the loss."""
+
+    def __init__(self, net):
+        super().__init__(auto_prefix=False)
+        self.net = net
+        self.loss = nn.MSELoss()
+
+    def construct(self, images, labels):
+        return self.loss(self.net(images), labels)
+
+
+def make_network(seed=0, **settings):
+    mindspore.set_seed(seed)
+    return Network(**settings)
+
+
+def make_data(n=8):
+    """Images, and as labels three times their sum, scaled."""
+    images = np.random.default_rng(0).standard_normal((n, 2, 6, 6)).astype(np.float32)
+    return images, np.repeat(images.sum((1, 2, 3))[:, None] / 8, 3, 1)
+
+
+def loss_and_gradients(net, images, labels):
+    """As NumPy arrays."""
+    loss, gradients = ops.value_and_grad(WithLoss(net), None, net.trainable_params())(Tensor(images), Tensor(labels))
+    return [loss.asnumpy(), *(gradient.asnumpy() for gradient in gradients)]
 
 
 class Scaled(nn.Cell):
@@ -82,12 +144,39 @@ def several_shapes():
         near(run(gradient, x, x)[0], x * y * (1 - y))
 
 
+class Squares(nn.Cell):
+    """The gradients of the sum of the squares of what a Cell gives."""
+
+    def __init__(self, net):
+        super().__init__()
+        self.net = net
+        self.gradient = ops.GradOperation(get_all=True)
+
+    def loss(self, *inputs):
+        out = self.net(*inputs)
+        return (out * out).sum()
+
+    def construct(self, *inputs):
+        return self.gradient(self.loss)(*inputs)
+
+
 def dynamic_shape():
-    """One compiled Cell for several shapes."""
-    net = msops.Sigmoid()
-    net.set_inputs(Tensor(shape=[None, 3], dtype=mindspore.float32))
-    for rows in (1, 2):
-        near(net(Tensor(X[:rows])), Y[:rows])
+    """Cells and gradients that are compiled once, for several batches and sizes of images. Not LLTMCell, which looks at
+    shapes itself."""
+    depthwise = msops.DepthwiseConv2d(2, 3, stride=2, pad_mode="valid")
+    for net, shapes, calls in (
+        (make_network(lltm=False), [[None, 2, 6, 6]], ([(2, 2, 6, 6)], [(5, 2, 6, 6)])),
+        (nn.SequentialCell(msops.Sigmoid(), depthwise), [[None, 2, None, None]], ([(1, 2, 5, 6)], [(3, 2, 8, 4)])),
+        (msops.Add(), [[None, None], [None]], ([(2, 3), (3,)], [(5, 4), (1,)])),
+        (msops.TrilinearInterpolation(), [[None, 8, None], [None, 3]], ([(2, 8, 5), (2, 3)], [(3, 8, 4), (3, 3)])),
+    ):
+        for cell in (net, Squares(net)):
+            inputs = [[np.random.default_rng(0).random(shape, np.float32) for shape in call] for call in calls]
+            want = [run(cell, *arrays) for arrays in inputs]
+            cell.set_inputs(*(Tensor(shape=shape, dtype=mindspore.float32) for shape in shapes))
+            for arrays, wanted in zip(inputs, want):
+                for got, each in zip(run(cell, *arrays), wanted):
+                    near(got, each)
 
 
 def mindir():
@@ -95,23 +184,137 @@ def mindir():
     with tempfile.TemporaryDirectory() as folder:
         mindspore.export(msops.Sigmoid(), Tensor(X), file_name=f"{folder}/sigmoid", file_format="MINDIR")
         near(nn.GraphCell(mindspore.load(f"{folder}/sigmoid.mindir"))(Tensor(X)), Y)
+        images, net = Tensor(make_data()[0]), make_network()
+        mindspore.export(net, images, file_name=f"{folder}/network", file_format="MINDIR")
+        near(nn.GraphCell(mindspore.load(f"{folder}/network.mindir"))(images), run(net, images)[0])
+
+
+def mindir_elsewhere():
+    """A network finds the library that moved after the export, by an environment variable."""
+    built = msops.load("features_cube", CUBE).path
+    with tempfile.TemporaryDirectory() as folder:
+        old, new = f"{folder}/old.so", f"{folder}/new.so"
+        shutil.copy(built, old)
+        net = Net(msops.custom_op(msops.Library(old, variable="FEATURES_CUBE").Cube, "x -> y"))
+        mindspore.export(net, Tensor(X), file_name=f"{folder}/cube", file_format="MINDIR")
+        os.rename(old, new)
+        os.environ["FEATURES_CUBE"] = new
+        near(nn.GraphCell(mindspore.load(f"{folder}/cube.mindir"))(Tensor(X)), X**3)
+
+
+def compiled():
+    """By mindspore.jit, with gradients, as without it."""
+    net, (images, labels) = make_network(), make_data()
+    want = loss_and_gradients(net, images, labels)
+    step = jit(ops.value_and_grad(WithLoss(net), None, net.trainable_params()))
+    loss, gradients = step(Tensor(images), Tensor(labels))
+    for got, wanted in zip([loss, *gradients], want):
+        near(got, wanted)
+
+
+def model():
+    """Model.train lowers the loss that Model.eval finds."""
+    net = make_network()
+    images, labels = make_data(64)
+    data = NumpySlicesDataset((images, labels), ["images", "labels"], shuffle=False).batch(16)
+    trained = Model(net, nn.MSELoss(), nn.Adam(net.trainable_params(), 0.02), metrics={"loss": nn.Loss()})
+    before = trained.eval(data, dataset_sink_mode=False)["loss"]
+    near(before, ((net(Tensor(images)).asnumpy() - labels) ** 2).mean())
+    trained.train(10, data, dataset_sink_mode=False)
+    assert trained.eval(data, dataset_sink_mode=False)["loss"] < 0.5 * before
+
+
+def mixed_precision():
+    """By to_float and by the levels of amp: float16 comes out, and gradients that rounding tells from the exact ones.
+    Of all Cells but LLTMCell, whose parameters stay float32."""
+    images, labels = make_data()
+    exact = loss_and_gradients(make_network(lltm=False), images, labels)
+    half = make_network(lltm=False).to_float(mindspore.float16)
+    assert run(half, images)[0].dtype == np.float16
+    levels = ("O2", "O3") if VERSION < (2, 1) else ("O2", "O3", "auto")
+    for net in (half, *(amp.auto_mixed_precision(make_network(lltm=False), level) for level in levels)):
+        for got, want in zip(loss_and_gradients(net, images, labels), exact):
+            assert 0 < np.abs(got - want).max() < 0.01
+
+
+class Accumulation(nn.Cell):
+    """Adds the gradients of a batch to Parameters."""
+
+    def __init__(self, net):
+        super().__init__(auto_prefix=False)
+        weights = ParameterTuple(net.trainable_params())
+        self.step = ops.GradOperation(get_by_list=True)(WithLoss(net), weights)
+        self.totals = weights.clone("total", init="zeros")
+        self.add, self.each = ops.AssignAdd(), ops.HyperMap()
+
+    def construct(self, images, labels):
+        return self.each(self.add, self.totals, self.step(images, labels))
+
+
+def gradient_accumulation():
+    """Of two halves of a batch, the mean of the gradients is the gradient of the whole."""
+    net, (images, labels) = make_network(), make_data()
+    accumulation = Accumulation(net)
+    for half in (slice(0, 4), slice(4, 8)):
+        accumulation(Tensor(images[half]), Tensor(labels[half]))
+    for total, want in zip(accumulation.totals, loss_and_gradients(net, images, labels)[1:]):
+        near(total.asnumpy() / 2, want)
+
+
+def checkpoint():
+    """A network with the Parameters that another one saved gives its bits."""
+    images, _ = make_data()
+    saved, loaded = make_network(1), make_network(2)
+    want = run(saved, images)[0]
+    assert (run(loaded, images)[0] != want).any()
+    with tempfile.TemporaryDirectory() as folder:
+        mindspore.save_checkpoint(saved, f"{folder}/network.ckpt")
+        mindspore.load_checkpoint(f"{folder}/network.ckpt", loaded)
+    assert_equal(run(loaded, images), [want])
+
+
+class Block(nn.Cell):
+    """A cube, and one more."""
+
+    def __init__(self, cube):
+        super().__init__()
+        self.cube = cube
+
+    def construct(self, x):
+        return self.cube(self.cube(x))
 
 
 def recompute():
     """What the forward computes is computed again for the gradient."""
-    net = nn.SequentialCell(msops.Sigmoid(), msops.Sigmoid())
-    for cell in net:
-        cell.recompute()
-    z = 1 / (1 + np.exp(-Y))
-    near(run_gradient(net, [X], [X])[0], X * z * (1 - z) * SLOPE)
+    library = msops.load("features_cube", CUBE)
+    calls = ctypes.c_int.in_dll(library.handle, "calls")
+    cube = msops.custom_op(library.CountedCube, "x -> y", gradient=msops.custom_op(library.CubeBackward, "x, dy -> dx"))
+    counts = []
+    for again in (False, True):
+        block = Block(cube)
+        if again:
+            block.recompute()
+        before = calls.value
+        near(ops.value_and_grad(block)(Tensor(X))[1], 9 * X**8)
+        counts.append(calls.value - before)
+    assert counts[0] == 2
+    assert counts[1] > counts[0]
+    net, (images, labels) = make_network(), make_data()
+    want = loss_and_gradients(net, images, labels)
+    net.recompute()
+    for got, wanted in zip(loss_and_gradients(net, images, labels), want):
+        near(got, wanted)
 
 
 def vmap():
     near(ops.vmap(Net(msops.sigmoid))(Tensor(X)), Y)
+    images, net = make_data(12)[0], make_network()
+    got = ops.vmap(net)(Tensor(images.reshape(3, 4, *images.shape[1:])))
+    near(got.reshape((12, -1)), run(net, images)[0])
 
 
 if __name__ == "__main__":
-    feature, mode = sys.argv[1:]
+    feature, device, mode = sys.argv[1:]
     mindspore.set_context(mode=mindspore.GRAPH_MODE if mode == "graph" else mindspore.PYNATIVE_MODE)
-    set_device("CPU")
+    set_device(device)
     globals()[feature]()

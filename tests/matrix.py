@@ -2,14 +2,18 @@
 Each installs the one wheel in dist.
 
 python tests/matrix.py [VERSION ...]      of all, or of those: 1.10.0 2.7
+python tests/matrix.py GPU                what works on the GPU of this machine, with the MindSpore that is here
 """
 
 import glob
 import os
+import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
+from importlib import metadata
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -31,7 +35,9 @@ MATRIX = (
 )
 FEATURES = {
     "forward": "forward", "gradient": "gradient", "several_shapes": "shapes", "second_order": "second order",
-    "dynamic_shape": "dynamic shape", "mindir": "MindIR", "recompute": "recompute", "vmap": "vmap",
+    "dynamic_shape": "dynamic shape", "compiled": "jit", "model": "Model", "mixed_precision": "AMP",
+    "recompute": "recompute", "vmap": "vmap", "gradient_accumulation": "accumulation", "checkpoint": "checkpoint",
+    "mindir": "MindIR", "mindir_elsewhere": "MindIR, moved",
 }  # fmt: skip
 MODES = ("graph", "pynative")
 TESTS = ("add", "sigmoid", "depthwise_conv2d", "lltm", "lltm_sequence", "trilinear_interpolation")
@@ -80,33 +86,57 @@ def run_tests(python, variables):
     return lines[-1].partition(" in ")[0].strip("= ") if lines else "nothing", done.returncode == 0
 
 
-def works(python, variables, feature, mode):
+def here():
+    """The version of MindSpore and that of Python that run this, and what another process of them needs."""
+    version, python_version = (
+        ".".join(re.findall(r"\d+", text)[:2]) for text in (metadata.version("mindspore"), sys.version)
+    )
+    return version, python_version, {**os.environ, "PYTHONPATH": str(ROOT)}
+
+
+def works(python, variables, feature, device, mode):
     """Whether a feature does, as the table says it."""
-    command = [python, ROOT / "tests" / "features.py", feature, mode]
-    return "no" if subprocess.run(command, env=variables, capture_output=True).returncode else "yes"
+    command = [python, ROOT / "tests" / "features.py", feature, device, mode]
+    with tempfile.TemporaryDirectory() as folder:  # MindSpore leaves files
+        return "no" if subprocess.run(command, cwd=folder, env=variables, capture_output=True).returncode else "yes"
 
 
 def rows_of(page):
-    """(MindSpore, Python, mode) -> the rest of the row, of the table that is committed."""
+    """(MindSpore, Python, device, mode) -> the rest of the row, of the table that is committed."""
     lines = page.partition(BEGIN)[2].partition(END)[0].splitlines()[2:]
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-    return {tuple(row[:3]): row[3:] for row in rows}
+    return {tuple(row[:4]): row[4:] for row in rows}
 
 
 def write(rows):
     """Puts rows into the page's table."""
     before, _, rest = TABLE.read_text().partition(BEGIN)
     rows = {**rows_of(TABLE.read_text()), **rows}
-    lines = [["MindSpore", "Python", "mode", *FEATURES.values()]]
+    lines = [["MindSpore", "Python", "device", "mode", *FEATURES.values()]]
     lines += [["---"] * len(lines[0])]
-    keys = [(version, python_version, mode) for version, python_version, _ in MATRIX for mode in MODES]
+    keys = [(*row[:2], device, mode) for row in MATRIX for device in ("CPU", "GPU") for mode in MODES]
     lines += [[*key, *rows[key]] for key in keys if key in rows]
     table = "".join(f"| {' | '.join(line)} |\n" for line in lines)
     TABLE.write_text(before + BEGIN + table + END + rest.partition(END)[2])
 
 
+def try_features(python, variables, version, python_version, device="CPU"):
+    """Tries all features, and writes their rows. Whether these are what they were."""
+    committed, rows = rows_of(TABLE.read_text()), {}
+    for mode in MODES:
+        key = version, python_version, device, mode
+        row = rows[key] = [works(python, variables, feature, device, mode) for feature in FEATURES]
+        for feature, was, now in zip(FEATURES, committed.get(key, row), row):
+            if was != now:
+                print(f"{', '.join(key)}: {feature}: was {was}, is {now}")
+    write(rows)
+    return all(committed.get(key, row) == row for key, row in rows.items())
+
+
 def main(wanted):
-    committed = rows_of(TABLE.read_text())
+    if wanted == ["GPU"]:
+        version, python_version, variables = here()
+        return int(not try_features(sys.executable, variables, version, python_version, "GPU"))
     failed = False
     for version, python_version, requirements in MATRIX:
         if wanted and version not in wanted:
@@ -120,14 +150,7 @@ def main(wanted):
         made = time.time()
         tests, passed = run_tests(python, variables)
         failed |= not passed
-        rows = {}
-        for mode in MODES:
-            key = version, python_version, mode
-            rows[key] = [works(python, variables, feature, mode) for feature in FEATURES]
-            if rows[key] != committed.get(key, rows[key]):
-                print(f"{name}, {mode}: was {' '.join(committed[key])}, is {' '.join(rows[key])}")
-                failed = True
-        write(rows)
+        failed |= not try_features(python, variables, version, python_version)
         print(f"{name}: {tests}; {made - start:.0f} s to set up, {time.time() - made:.0f} s to run", flush=True)
     return int(failed)
 

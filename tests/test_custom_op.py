@@ -44,6 +44,11 @@ struct Fill {
   MSOPS_BOTH void operator()(Index i) const { assign(out[i], Compute<T>(value)); }
 };
 
+extern "C" __attribute__((visibility("default"))) int NoEntry(int, void**, int*, int64_t**, const char**, void*,
+                                                              void*) {
+  return 0;
+}
+
 // All elements of `out` are `value`.
 MSOPS_ENTRY(Filled) {
   call.tensor("x");
@@ -582,12 +587,49 @@ def test_gradient_that_returns_something_else(mode, library, gradient):
         net(Tensor(X), Tensor(X), ones, ones)
 
 
-def test_unknown_size(library):
+needs_open_sizes = pytest.mark.skipif(compat.VERSION < (2, 7), reason="graph mode has no open sizes")
+
+
+def open_net(op, *shape):
     mindspore.set_context(mode=mindspore.GRAPH_MODE)
-    net = Net(make_cube(library))
-    net.set_inputs(Tensor(shape=[None, 4], dtype=mindspore.float32))
+    net = Net(op)
+    net.set_inputs(Tensor(shape=shape, dtype=mindspore.float32))
+    return net
+
+
+def test_unknown_size_without_entry(library):
+    """A C function that is no MSOPS_ENTRY cannot ask for sizes."""
+    net = open_net(custom_op(library.NoEntry, "x -> y"), None, 4)
     with pytest.raises(ValueError, match="custom_op_test: x must have a shape known at compile time"):
         net(Tensor(np.ones((2, 4), np.float32)))
+
+
+@needs_open_sizes
+def test_sizes_that_do_not_fit_when_the_graph_runs(library):
+    """The rule's own words come out."""
+
+    def rule(x):
+        if x.shape[0] == 3:
+            raise ValueError("x must not have 3 rows")
+        return x
+
+    net = open_net(custom_op(library.Cube, "x -> y", infer=rule), None, 2)
+    net(Tensor(np.ones((2, 2), np.float32)))
+    with pytest.raises(RuntimeError, match="x must not have 3 rows"):
+        net(Tensor(np.ones((3, 2), np.float32)))
+
+
+@needs_open_sizes
+def test_too_many_open_sizes(library):
+    def rule(x):
+        if x.shape[0] != 2:
+            raise ValueError("x must have 2 rows")
+        return x
+
+    with pytest.raises(ValueError, match=r"cube: more sizes must be known at compile time than \(-1, 2\)"):
+        open_net(custom_op(library.Cube, "x -> y", infer=rule, name="cube"), None, 2)(
+            Tensor(np.ones((2, 2), np.float32))
+        )
 
 
 def test_what_is_no_tensor(mode, library):

@@ -18,6 +18,7 @@
 
 #include "attributes.h"
 #include "dtype.h"
+#include "open_sizes.h"
 
 #define MSOPS_ENTRY(name)                                                                                             \
   static int name##_checked(msops::Call& call);                                                                       \
@@ -25,6 +26,12 @@
                                                              const char** dtypes, void* stream, void* extra) {        \
     msops::Call call(#name, nparam, params, ndims, shapes, dtypes, stream, extra);                                    \
     return name##_checked(call);                                                                                      \
+  }                                                                                                                   \
+  extern "C" __attribute__((visibility("default"))) msops::Rule name##Rule;                                           \
+  msops::Rule name##Rule = nullptr;                                                                                   \
+  extern "C" __attribute__((visibility("default"))) msops::OpenSizes name##InferShape(int* ndims, int64_t** shapes,   \
+                                                                                      void* extra) {                  \
+    return msops::OpenSizes(name##Rule, ndims, shapes, extra);                                                        \
   }                                                                                                                   \
   static int name##_checked([[maybe_unused]] msops::Call& call)
 

@@ -1,0 +1,45 @@
+// Where a graph leaves sizes open, MindSpore asks the library for those of the outputs, each time before it runs: an
+// entry F for its FInferShape. The rule is in Python, where msops writes its address to FRule.
+#pragma once
+
+#include <cstdint>
+#include <stdexcept>
+#include <vector>
+
+#include "attributes.h"
+
+namespace msops {
+
+// For inputs of these ranks and shapes, writes rank and sizes of each output to `sizes`, and returns the number of
+// outputs; or 0, with a message.
+using Rule = int (*)(int64_t operator_number, const int* ranks, const int64_t* const* shapes, int64_t* sizes,
+                     char* message);
+
+// What FInferShape returns: a vector of sizes or, of several outputs, of those. Who calls it destroys it.
+union OpenSizes {
+  std::vector<int64_t> one;
+  std::vector<std::vector<int64_t>> several;
+
+  OpenSizes(Rule rule, const int* ranks, const int64_t* const* shapes, void* extra) {
+    int64_t number = 0, sizes[256];
+    char message[1024] = "its sizes are known to the process alone that made the operator, by msops.custom_op";
+    const bool known = rule != nullptr && Attributes(extra).read("msops_operator", &number);
+    const int outputs = known ? rule(number, ranks, shapes, sizes, message) : 0;
+    if (outputs == 0) throw std::invalid_argument(message);
+    const int64_t* next = sizes;
+    const auto take = [&next] {
+      const int64_t rank = *next++;
+      next += rank;
+      return std::vector<int64_t>(next - rank, next);
+    };
+    if (outputs == 1) {
+      new (&one) std::vector<int64_t>(take());
+    } else {
+      new (&several) std::vector<std::vector<int64_t>>;
+      for (int i = 0; i < outputs; ++i) several.push_back(take());
+    }
+  }
+  ~OpenSizes() {}
+};
+
+}  // namespace msops
