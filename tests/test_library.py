@@ -475,3 +475,10 @@ def test_stays_loaded(compiler):
     path = str(msops.load("answer", ANSWER % 6).path)
     loaded = ctypes.CDLL(path, mode=os.RTLD_NOLOAD)
     assert loaded.Answer() == 6
+
+
+def test_library_of_the_package_by_a_variable(tmp_path, monkeypatch):
+    moved = shutil.copy(library.of_package("sigmoid").path, tmp_path)
+    monkeypatch.setenv("MSOPS_SIGMOID", moved)
+    found = library.of_package("sigmoid")
+    assert (str(found.path), found.variable) == (moved, "MSOPS_SIGMOID")
