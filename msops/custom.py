@@ -348,7 +348,10 @@ def _sizes_of_outputs(number, ranks, shapes, sizes, message):
         operator = _operators[number]
         specs = [Spec(tuple(shapes[i][: ranks[i]]), dtype) for i, dtype in enumerate(operator._dtypes)]
         outputs = operator._infer_open(specs) if _is_open(specs) else operator.infer(*specs)
-        for i, size in enumerate(size for out in outputs for size in (len(out.shape), *out.shape)):
+        numbers = [size for out in outputs for size in (len(out.shape), *out.shape)]
+        if len(numbers) > _ROOM:
+            raise ValueError(f"{operator.label}: the outputs have more than {_ROOM} sizes")
+        for i, size in enumerate(numbers):
             sizes[i] = size
         return len(outputs)
     except Exception as error:
@@ -357,6 +360,7 @@ def _sizes_of_outputs(number, ranks, shapes, sizes, message):
         return 0
 
 
+_ROOM = 256  # for sizes in aot_kernels/common/open_sizes.h
 _STAND_INS = 1, 2**10, 2**20  # for open sizes, in rules
 _KEPT = 1000  # results of inference
 _lock = threading.Lock()  # of what follows
