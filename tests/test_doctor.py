@@ -30,6 +30,7 @@ SIGMOID = """
 #define ENTRY extern "C" __attribute__((visibility("default"))) int
 ENTRY SigmoidForward() { %s }
 ENTRY SigmoidBackward() { return 0; }
+ENTRY SigmoidBackwardBackward() { return 0; }
 """
 
 
