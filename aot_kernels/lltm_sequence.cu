@@ -11,7 +11,11 @@ using namespace msops;
 namespace {
 
 void require_scratch(Call& call, const Tensor& scratch, int64_t batch, int64_t hidden) {
-  call.require_shape(scratch, {8 * ((batch + 7) / 8 * 8) * ((hidden + 31) / 32 * 32) + 1024});
+  int64_t size = 0;
+  const bool too_large = __builtin_mul_overflow((batch + 7) / 8, (hidden + 31) / 32, &size) ||
+                         __builtin_mul_overflow(size, 8 * 8 * 32, &size) || __builtin_add_overflow(size, 1024, &size);
+  call.require(!too_large, kBadShape, "h has a shape that no memory can hold");
+  call.require_shape(scratch, {size});
 }
 
 }  // namespace

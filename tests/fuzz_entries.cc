@@ -35,7 +35,7 @@ constexpr int kStatuses = 9;                // Status in common/call.h
 
 struct Param {
   Lengths shape;
-  enum Kind { kInput, kOutput, kScratch } kind = kInput;
+  enum Kind { kInput, kInt32, kOutput, kScratch } kind = kInput;
   std::string dtype = {};
   bool has_data = true, has_shape = true, has_dtype = true, has_rank = true;
 };
@@ -182,6 +182,46 @@ std::function<Arguments(Random&)> lltm(bool backward) {
   };
 }
 
+std::function<Arguments(Random&)> lltm_sequence(bool backward) {
+  return [=](Random& random) -> Arguments {
+    const int64_t steps = random.length(), batch = random.length(), hidden = random.length();
+    const Lengths gates{steps, batch, 3 * hidden}, output{steps, batch, hidden}, h{batch, hidden};
+    const Param weight{{3 * hidden, hidden}}, lengths{{batch}, Param::kInt32};
+    const Param scratch{{8 * ((batch + 7) / 8 * 8) * ((hidden + 31) / 32 * 32) + 1024}, Param::kScratch};
+    const auto to = [](const Lengths& shape) { return Param{shape, Param::kOutput}; };
+    const Attributes attributes{{"msops_reverse", random.below(2)}, {"msops_allow_tf32", random.below(2)}};
+    if (!backward)
+      return {{{gates},
+               weight,
+               {{3 * hidden}},
+               {h},
+               {h},
+               lengths,
+               to(output),
+               to(h),
+               to(h),
+               to(gates),
+               to(output),
+               scratch},
+              attributes};
+    return {{weight,
+             {gates},
+             {output},
+             {output},
+             {h},
+             lengths,
+             {output},
+             {h},
+             {h},
+             to(gates),
+             to(output),
+             to(h),
+             to(h),
+             scratch},
+            attributes};
+  };
+}
+
 std::function<Arguments(Random&)> trilinear(bool backward) {
   return [=](Random& random) -> Arguments {
     const int64_t n = random.length(), features = random.length();
@@ -203,9 +243,10 @@ std::function<Arguments(Random&)> logsumexp(bool backward) {
 
 extern "C" {
 using Function = int(int, void**, int*, int64_t**, const char**, void*, void*);
-Function AddForward, AddBackward, SigmoidForward, SigmoidBackward, DepthwiseConv2dForward, DepthwiseConv2dBackward,
-    LLTMForward, LLTMBackward, TrilinearInterpolationForward, TrilinearInterpolationBackward, SwishForward,
-    SwishBackward, LogsumexpForward, LogsumexpBackward;
+Function AddForward, AddBackward, SigmoidForward, SigmoidBackward, SigmoidBackwardBackward, DepthwiseConv2dForward,
+    DepthwiseConv2dBackward, LLTMForward, LLTMBackward, LLTMSequenceForward, LLTMSequenceBackward,
+    TrilinearInterpolationForward, TrilinearInterpolationBackward, SwishForward, SwishBackward, LogsumexpForward,
+    LogsumexpBackward;
 }
 
 struct Entry {
@@ -220,10 +261,13 @@ const std::vector<Entry> kEntries = {
     {ENTRY(AddBackward), add_backward},
     {ENTRY(SigmoidForward), formula(1, 1)},
     {ENTRY(SigmoidBackward), formula(2, 1)},
+    {ENTRY(SigmoidBackwardBackward), formula(3, 2)},
     {ENTRY(DepthwiseConv2dForward), depthwise_conv2d(false)},
     {ENTRY(DepthwiseConv2dBackward), depthwise_conv2d(true)},
     {ENTRY(LLTMForward), lltm(false)},
     {ENTRY(LLTMBackward), lltm(true)},
+    {ENTRY(LLTMSequenceForward), lltm_sequence(false)},
+    {ENTRY(LLTMSequenceBackward), lltm_sequence(true)},
     {ENTRY(TrilinearInterpolationForward), trilinear(false)},
     {ENTRY(TrilinearInterpolationBackward), trilinear(true)},
     {ENTRY(SwishForward), formula(1, 1)},
@@ -369,7 +413,9 @@ int call(Random& random, const Entry& entry, const Arguments& arguments) {
     has_stream |= size > kMostElements;  // not allocated: the last check refuses any stream
     if (size > kMostElements || size < 0) size = 0;
     std::string bytes(offset + static_cast<size_t>(size) * item, 0);
+    const bool small = param.kind == Param::kInt32 && random.one_in(2);  // of which most are sensible
     for (char& byte : bytes) byte = static_cast<char>(random.bits());
+    for (size_t i = 0; small && i < bytes.size(); ++i) bytes[i] = i % 4 == 0 ? bytes[i] & 7 : 0;
     memory.push_back({exactly(bytes.data(), bytes.size()), exactly(param.dtype.c_str(), param.dtype.size() + 1),
                       exactly(param.shape.data(), param.shape.size()), bytes, offset});
     data.push_back(param.has_data ? memory.back().data.get() + offset : nullptr);
@@ -407,6 +453,7 @@ int call(const Entry& entry, uint64_t seed) {
   bool fits = true;
   for (Param& param : arguments.params) {
     param.dtype = param.kind == Param::kScratch && dtype == "float16" ? "float32" : dtype;
+    if (param.kind == Param::kInt32) param.dtype = "int32";
     const int64_t size = size_of(param.shape);
     fits &= 0 <= size && size <= kMostElements;
   }

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from child import run_python
+from child import ROOT, run_python
 from msops.library import of_package
 from msops.testing.entry import Param, Status, call, has_gpu_code
 
@@ -316,6 +316,25 @@ def test_scratch_rows(attempt):
     attempt.refused_with(Status.BAD_SHAPE, "partial", shape=(0, columns))
     if attempt.case.library == "depthwise_conv2d":  # where rows are blocks of a grid's y axis
         attempt.refused_with(Status.BAD_SHAPE, "partial", shape=(65536, columns))
+
+
+def test_scratch_whose_size_overflows(capfd):
+    batch, arrays = 2**58, []
+    shapes = dict(product=(0, batch, 3), weight=(3, 1), bias=(3,), h=(batch, 1), c=(batch, 1), lengths=(batch,))
+    outputs = dict(output=(0, batch, 1), last_h=(batch, 1), last_c=(batch, 1), gates=(0, batch, 3), cells=(0, batch, 1))
+    for name, shape in {**shapes, **outputs, "partial": (1024,)}.items():  # 2^66 + 1024, as far as 64 bits can tell
+        arrays.append(Param(16, shape, "int32" if name == "lengths" else "float32"))
+    entry = of_package("lltm_sequence").LLTMSequenceForward
+    assert call(entry, arrays, attributes=dict(reverse=0, allow_tf32=0)) == Status.BAD_SHAPE
+    assert "no memory can hold" in capfd.readouterr().err
+
+
+def test_all_entries_are_fuzzed():
+    sources = [*ROOT.glob("aot_kernels/*.cu"), *ROOT.glob("examples/*/*.cu")]
+    entries = re.findall(r"^MSOPS_\w+\((\w+)[,)]", "".join(source.read_text() for source in sources), re.MULTILINE)
+    assert "SigmoidForward" in entries
+    fuzzed = re.findall(r"ENTRY\((\w+)\), ", (ROOT / "tests" / "fuzz_entries.cc").read_text())
+    assert sorted(fuzzed) == sorted(entries)
 
 
 # Large enough for threads, and of lengths that no number of threads divides.
