@@ -118,7 +118,7 @@ struct WeightGradient {
       const I n = row / h_out, at_h = s.h.start(row % h_out) + a;
       if (!is_bias && (at_h < 0 || at_h >= h_in)) continue;
       const T* d = dout + ((n * channels_out + oc) * h_out + row % h_out) * w_out;
-      const T* line = x + ((n * I(s.channels) + oc / I(s.multiplier)) * h_in + at_h) * w_in;
+      const T* line = is_bias ? nullptr : x + ((n * I(s.channels) + oc / I(s.multiplier)) * h_in + at_h) * w_in;
       const I last = is_bias ? w_out : columns.end;
       for (I ow = is_bias ? 0 : columns.begin; ow < last;) {
         constexpr I kRun = 64;  // terms that are summed plainly

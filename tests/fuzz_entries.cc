@@ -43,6 +43,7 @@ struct Param {
 struct Arguments {
   std::vector<Param> params;
   Attributes attributes = {};
+  size_t bias = 0;            // its place, if the attribute has_bias says that there is one
   std::string mistyped = {};  // the attribute that is no integer
   bool has_extra = true, has_stream = false;
 };
@@ -150,7 +151,7 @@ std::function<Arguments(Random&)> depthwise_conv2d(bool backward) {
     const Lengths out{x[0], weight[0],
                       convolved(random, x[2], weight[2], "h", "msops_pad_top", "msops_pad_bottom", attributes),
                       convolved(random, x[3], weight[3], "w", "msops_pad_left", "msops_pad_right", attributes)};
-    Arguments arguments{{{x}, {weight}}, attributes};
+    Arguments arguments{{{x}, {weight}}, attributes, backward ? size_t{5} : 2};
     const auto add = [&](const Param& param) { arguments.params.push_back(param); };
     const bool has_bias = attributes["msops_has_bias"];
     if (!backward) {
@@ -446,6 +447,11 @@ int call(Random& random, const Entry& entry, const Arguments& arguments) {
   return status;
 }
 
+bool has_bias(const Arguments& arguments) {
+  const auto found = arguments.attributes.find("msops_has_bias");
+  return found != arguments.attributes.end() && found->second == 1;
+}
+
 int call(const Entry& entry, uint64_t seed) {
   Random random(seed);
   Arguments arguments = entry.valid(random);
@@ -457,11 +463,17 @@ int call(const Entry& entry, uint64_t seed) {
     const int64_t size = size_of(param.shape);
     fits &= 0 <= size && size <= kMostElements;
   }
-  const std::vector<Param> valid = arguments.params;
+  const Arguments valid = arguments;
   const int64_t mutations = random.below(4);
   for (int64_t i = 0; i < mutations; ++i) mutate(random, arguments);
-  for (size_t i = 0; i < arguments.params.size(); ++i)  // what the entry takes them for
-    arguments.params[i].kind = i < valid.size() ? valid[i].kind : Param::kOutput;
+  // What the entry takes them for.
+  std::vector<Param::Kind> kinds;
+  for (const Param& param : valid.params) kinds.push_back(param.kind);
+  const auto bias = kinds.begin() + static_cast<int64_t>(valid.bias);
+  if (has_bias(valid) && !has_bias(arguments)) kinds.erase(bias);
+  if (!has_bias(valid) && has_bias(arguments)) kinds.insert(bias, valid.bias > 2 ? Param::kOutput : Param::kInput);
+  for (size_t i = 0; i < arguments.params.size(); ++i)
+    arguments.params[i].kind = i < kinds.size() ? kinds[i] : Param::kOutput;
   entry_under_way = entry.name.c_str(), seed_under_way = seed, arguments_under_way = arguments;
   const int status = call(random, entry, arguments);
   if (mutations == 0 && fits && status != 0) fail("a valid call is refused");

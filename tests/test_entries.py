@@ -122,6 +122,11 @@ EDGE_CASES = [
         "x[1,1,4,1] weight[1,1,1,9] dout[1,1,2147483651,0] -> dx[1,1,4,1] dweight[1,1,1,9] partial[1,10]",
         {**CONV, "stride_h": 1, "pad_top": 2**31 - 1, "pad_right": 0},
     ),
+    Case(  # nothing but padding
+        "DepthwiseConv2dBackward",
+        "x[2,3,0,2] weight[3,1,1,2] dout[2,3,2,1] -> dx[2,3,0,2] dweight[3,1,1,2] dbias[3] partial[2,9]",
+        {**BIASED, "stride_h": 1, "dilation_h": 1, "dilation_w": 1, "pad_right": 0},
+    ),
     Case("LLTMForward", "product[0,15] bias[15] c[0,5] -> new_h[0,5] new_c[0,5]"),
     Case(
         "LLTMBackward",
