@@ -343,3 +343,28 @@ class TestHuge:
         before = (kernel - 1) // 2  # the tap that meets each output at its own position
         products = (d * i for d, i in zip(dout.split(1024), x.split(1024)))
         assert_sums(dweight[:, 0, before, before], sum(p.sum((0, 2, 3), dtype=torch.float64) for p in products))
+
+    @pytest.mark.parametrize(("batch", "hidden"), [(4096, 64), (256, 1024), (64, 2200)])
+    def test_lltm_sequence(self, batch, hidden):
+        """In a block, across the grid and with cuBLAS. Some samples, the last past 2^31, equal those by themselves."""
+        steps = BIG // (batch * 3 * hidden) + 1
+        operator, shapes = recurrence(steps, batch, hidden)
+        lengths = torch.full((batch,), steps, dtype=torch.int32, device="cuda")
+        product, weight, bias, h, c = (random(*shape) for shape in shapes[:5])
+        weight /= 8 * hidden**0.5
+        output, last_h, last_c, gates, cells, _ = run(operator, product, weight, bias, h, c, lengths)
+        backward, _ = recurrence(steps, batch, hidden, backward=True)
+        of_forward = gates, cells, output, h
+        dgates, _, dh, dc, _ = run(backward, weight, *of_forward, lengths, output, last_h, c)
+        for part in (slice(0, 3), slice(batch - 3, batch)):
+            of_sequences = [a[:, part].contiguous() for a in (product, gates, cells, output)]
+            state = [a[part].contiguous() for a in (h, c, last_h, lengths)]
+            small = run(operator, of_sequences[0], weight, bias, *state[:2], state[3])
+            for big, want in zip((output, gates, cells), (small[0], small[3], small[4])):
+                assert_close(big[:, part], want)
+            small = run(backward, weight, *of_sequences[1:], state[0], state[3], of_sequences[3], state[2], state[1])
+            for big, want in zip((dgates[:, part], dh[part], dc[part]), (small[0], small[2], small[3])):
+                scale = want.abs().max()
+                assert_close(big / scale, want / scale)
+        assert not last_c.isnan().any()
+        assert not dgates.isnan().any()
