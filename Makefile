@@ -123,9 +123,10 @@ WARNINGS := -Werror -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wold-style-c
   -Wlogical-op -Wextra-semi -Wredundant-decls
 
 .PHONY: lint warnings
-lint: warnings $(VENV)/.ready ## Check the source's format and style, and for compiler warnings
+lint: warnings $(VENV)/.ready ## Check the source's format, style and types, and for compiler warnings
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
 	$(VENV)/bin/clang-format --dry-run --Werror $(wildcard aot_kernels/*.cu benchmarks/*.cu tests/*.cc) $(HEADERS)
 warnings:
 	@for source in $(wildcard aot_kernels/*.cu examples/*/*.cu tests/*.cc); do \

@@ -637,6 +637,20 @@ def test_what_is_no_tensor(mode, library):
         Net(make_cube(library))(1.5)
 
 
+@needs_open_sizes
+def test_what_is_no_tensor_beside_open_sizes(library):
+    class Half(nn.Cell):
+        def construct(self, x):
+            return both(x, 0.5)
+
+    both = custom_op(library.Both, "x, y -> sum, product")
+    mindspore.set_context(mode=mindspore.GRAPH_MODE)
+    net = Half()
+    net.set_inputs(Tensor(shape=(None,), dtype=mindspore.float32))
+    with pytest.raises(TypeError, match="custom_op_test: y must be a Tensor, got float"):
+        net(Tensor(X))
+
+
 def test_entry_that_fails(mode, library):
     op = custom_op(library.Fails, "x -> y")
     with pytest.raises(RuntimeError, match="77"):
