@@ -64,7 +64,7 @@ _MODULES = {
 
 if not TYPE_CHECKING:  # to which every name would be one
 
-    def __getattr__(name):
+    def __getattr__(name: str) -> object:
         """A public name, imported when it is first asked for: `python -m msops` runs where MindSpore or a library does
         not load, and tells why."""
         if name not in __all__:

@@ -325,7 +325,7 @@ class Operator(ops.Custom):
         )
         filename = _keep(source)
         namespace: dict[str, Any] = {"__name__": __name__}
-        exec(compile(source, filename, "exec"), namespace)
+        exec(compile(source, filename, "exec"), namespace)  # noqa: S102 (of names that the signature allows)
         return namespace["make"](gradient, ops.zeros_like)
 
 
@@ -386,7 +386,7 @@ def _sizes_of_outputs(number: int, ranks: Any, shapes: Any, sizes: Any, message:
         for i, size in enumerate(numbers):
             sizes[i] = size
         return len(outputs)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 (C has none)
         text = str(error).encode()[:1000] + b"\0"
         ctypes.memmove(message, text, len(text))
         return 0

@@ -233,7 +233,7 @@ class _Build:
 
     def make(self) -> Path:
         self.folder.mkdir(parents=True, exist_ok=True)
-        with open(self.folder / f"{self.stem}.lock", "w") as lock:
+        with (self.folder / f"{self.stem}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # ends with the process, if not before
             try:
                 return self.find() or self._compile()
@@ -259,11 +259,11 @@ class _Build:
             record = Path(scratch, "record.json")
             kept = {"library": library.name, "headers": _digests(sorted(headers)), "command": self.command}
             record.write_text(json.dumps(kept))
-            os.replace(made, library)
+            made.replace(library)
             # Of a file that changed meanwhile nobody knows which content was compiled: the next load compiles again.
-            files = [*headers, *filter(os.path.isabs, self.texts)]
-            if all(os.path.getmtime(path) < self.began for path in files if os.path.exists(path)):
-                os.replace(record, self.record)
+            files = (Path(file) for file in [*headers, *filter(os.path.isabs, self.texts)])
+            if all(file.stat().st_mtime < self.began for file in files if file.exists()):
+                record.replace(self.record)
         return library
 
     def _path_of(self, content: bytes) -> Path:
@@ -275,7 +275,7 @@ class _Build:
         if self.verbose:
             print(line)
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
-        if done.returncode or not os.path.exists(command[-1]):  # which is the output
+        if done.returncode or not Path(command[-1]).exists():  # which is the output
             raise CompileError(f"msops.load: this command failed:\n{line}\n{done.stdout}")
         if self.verbose and done.stdout:
             print(done.stdout)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import mindspore
+from typing import TYPE_CHECKING
 
 from .check import Spec, accumulator
+
+if TYPE_CHECKING:
+    import mindspore
 
 
 def broadcast(*inputs: Spec) -> Spec:

@@ -104,9 +104,8 @@ def new(name: str, kind: str, folder: Path) -> list[Path]:
 def _taken(kind: str) -> set[str]:
     """Names of modules, which the operator's would hide, and those in the files, which would hide the operator's."""
     names = {"msops", *sys.builtin_module_names}
-    names |= {
-        module.name for module in pkgutil.iter_modules([path for path in sys.path if path not in ("", os.getcwd())])
-    }
+    elsewhere = [path for path in sys.path if path not in ("", str(Path.cwd()))]
+    names |= {module.name for module in pkgutil.iter_modules(elsewhere)}
     for file, text in _texts(_TEMPLATES[kind], kind).items():
         if file.endswith(".py"):
             for node in ast.walk(ast.parse(text)):

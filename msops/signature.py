@@ -35,7 +35,7 @@ class _Tensor(NamedTuple):
         sizes = ast.Tuple(list(self.sizes or ()), ast.Load(), lineno=1, col_offset=0)
         code = compile(ast.Expression(sizes), "", "eval")
         try:
-            return eval(code, {"__builtins__": {}, **_FUNCTIONS, **values})
+            return eval(code, {"__builtins__": {}, **_FUNCTIONS, **values})  # noqa: S307 (of _NODES alone)
         except ZeroDivisionError:
             raise ValueError(f"{operator}: {self.name} cannot have shape {self.words()}: division by zero") from None
 
@@ -105,7 +105,8 @@ class Signature:
         first = None
         for tensor, spec in given:
             first = self._check_dtype(operator, tensor, spec, first) or first
-        values, sized = dict(self.values), [pair for pair in given if pair[0].sizes is not None]
+        values = dict(self.values)
+        sized = [(tensor, spec) for tensor, spec in given if tensor.sizes is not None]
         for tensor, spec in sized:
             _bind(operator, tensor, spec, values)
         for tensor, spec in sized:

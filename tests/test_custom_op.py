@@ -2,7 +2,6 @@
 
 import copy
 import gc
-import os
 import re
 import struct
 import sys
@@ -309,7 +308,7 @@ def test_operators_need_their_numbers(library, monkeypatch):
 
 def opened():
     """How many files, and parts of the test's libraries in memory."""
-    return len(os.listdir("/proc/self/fd")), Path("/proc/self/maps").read_text().count("custom_op_test")
+    return len([*Path("/proc/self/fd").iterdir()]), Path("/proc/self/maps").read_text().count("custom_op_test")
 
 
 def test_many_operators(library):

@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from mindspore import Tensor, nn, ops
 
-from ..check import Spec
 from ..custom import custom_op
 from ..library import of_package
 from ..rules import broadcast, scratch
+
+if TYPE_CHECKING:
+    from ..check import Spec
 
 _MAX_RANK = 16  # kMaxRank in aot_kernels/common/axes.h
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import mindspore
 import numpy as np
 
-from ..check import Spec
 from . import cuda
 from .checks import assert_equal
 from .derived import specs_of
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from ..check import Spec
     from ..custom import Operator
     from .checks import Arrays
 

@@ -257,8 +257,8 @@ def _check_in_mode(
     """All that needs no entry. `kept` holds the results of the mode before."""
     attempt, net = subject.report.attempt, subject.net()
     gradient = Gradient(net, len(subject.inputs))
-    for where, arrays in subject.variants(cases):
-        key, where = where, f"{mode}, {where}"
+    for key, arrays in subject.variants(cases):
+        where = f"{mode}, {key}"
         all_outs = attempt("shapes and dtypes", where, run, net, *arrays)
         if all_outs is None:
             continue
@@ -307,7 +307,8 @@ def _check_gradients(
 ) -> None:
     names, which = subject.inputs, subject.differentiable
     if subject.in_float64(arrays):
-        return checks.check_finite_differences(gradients, net, arrays, douts, names, which)
+        checks.check_finite_differences(gradients, net, arrays, douts, names, which)
+        return
     n = len(arrays)
     if not subject.takes_float64(arrays):
         if not subject.reference:
@@ -323,7 +324,8 @@ def _check_gradients(
                 expected[i].flat[elements] = checks.finite_differences(*parts)[0]
             return expected
 
-        return checks.check_gradient_dtype(gradients, differences, arrays, douts, names, which)
+        checks.check_gradient_dtype(gradients, differences, arrays, douts, names, which)
+        return
     exact = run(net, *subject.taken(arrays, "float64"))
 
     def in_float64(arguments: Arrays) -> Arrays:
@@ -363,7 +365,7 @@ def _check_small(subject: _Subject, net: nn.Cell, gradient: nn.Cell, arrays: Arr
         warnings.simplefilter("ignore")
         try:
             subject.reference(*arrays)
-        except Exception:  # there may be no formula for so few elements
+        except Exception:  # noqa: BLE001 (there may be no formula for so few elements)
             subject = subject._replace(reference=None)
         _check_promise(subject, arrays, outs)
         if subject.reference:
@@ -386,7 +388,7 @@ def _check_refused(operator: Operator, net: nn.Cell, arrays: Arrays) -> None:
             run(net, *arrays)
     except (TypeError, ValueError):
         return
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 (is what is looked for)
         raise AssertionError(f"raises {type(error).__name__}, expected TypeError or ValueError") from None
     raise AssertionError("nothing is raised")
 

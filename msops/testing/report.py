@@ -62,7 +62,7 @@ class Report(NamedTuple):
         except Skipped as reason:
             self.skipped[check] = str(reason)
             return None
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 (is reported)
             kind = "" if isinstance(error, AssertionError) else f"{type(error).__name__}: "
             line = f"{where}: {kind}{str(error).strip().splitlines()[0]}"
             found = self.failures.setdefault(check, [])
