@@ -3,6 +3,7 @@
 import copy
 import gc
 import re
+import resource
 import struct
 import sys
 import tracemalloc
@@ -306,6 +307,11 @@ def test_operators_need_their_numbers(library, monkeypatch):
     assert gradient_of_closures(library) == 55
 
 
+def resident():
+    """Bytes of this process in memory, MindSpore's own with them."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
 def opened():
     """How many files, and parts of the test's libraries in memory."""
     return len([*Path("/proc/self/fd").iterdir()]), Path("/proc/self/maps").read_text().count("custom_op_test")
@@ -326,12 +332,13 @@ def test_many_operators(library):
         gc.collect()
 
     make(100)
-    before = opened()
+    before, held = opened(), resident()
     tracemalloc.start()
     make(10_000)
     size, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert size < 2**19
+    assert resident() - held < 2**24
     assert opened() == before
 
 
