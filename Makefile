@@ -64,6 +64,13 @@ demo: all $(VENV)/.ready ## Train a network on handwritten digits, and show the 
 test: all $(VENV)/.ready ## Run the tests
 	$(VENV)/bin/python -m pytest $(ARGS)
 
+.PHONY: coverage
+coverage: all $(VENV)/.ready ## Run the tests, and tell which lines of msops they miss
+	$(VENV)/bin/coverage erase
+	$(VENV)/bin/coverage run -m pytest $(ARGS)
+	$(VENV)/bin/coverage combine --quiet
+	$(VENV)/bin/coverage report
+
 .PHONY: wheel
 wheel: all $(VENV)/.ready ## Build the wheel, one for every Python and MindSpore, into dist
 	rm -rf dist
@@ -123,9 +130,10 @@ WARNINGS := -Werror -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wold-style-c
   -Wlogical-op -Wextra-semi -Wredundant-decls
 
 .PHONY: lint warnings
-lint: warnings $(VENV)/.ready ## Check the source's format and style, and for compiler warnings
+lint: warnings $(VENV)/.ready ## Check the source's format, style and types, and for compiler warnings
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
 	$(VENV)/bin/clang-format --dry-run --Werror $(wildcard aot_kernels/*.cu benchmarks/*.cu tests/*.cc) $(HEADERS)
 warnings:
 	@for source in $(wildcard aot_kernels/*.cu examples/*/*.cu tests/*.cc); do \

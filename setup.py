@@ -19,9 +19,9 @@ class BuildKernels(build_py):
             subprocess.run(["make", "all"], check=True)
             copies = {"include/common": "aot_kernels/common"}
             copies |= {f"templates/{name}": f"examples/{name}" for name in ("swish", "logsumexp")}
+            ignored = shutil.ignore_patterns("__pycache__")
             for to, source in copies.items():
-                to = Path(self.build_lib, "msops", to)
-                shutil.copytree(source, to, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+                shutil.copytree(source, Path(self.build_lib, "msops", to), dirs_exist_ok=True, ignore=ignored)
         super().run()
 
 

@@ -26,9 +26,10 @@ LONG = 2  # s, after which two turns are enough
 def random_inputs(device, shapes, dtype):
     """Sets of inputs that do not stay in the cache. Results of an operator, so that they are on the device."""
     size = sum(map(math.prod, shapes)) * (2 if dtype == "float16" else 4)
-    sets = []
-    for _ in range(buffers(device, size, MOST_INPUTS)):
-        sets.append([ops.standard_normal(shape).astype(getattr(mindspore, dtype)) for shape in shapes])
+    sets = [
+        [ops.standard_normal(shape).astype(getattr(mindspore, dtype)) for shape in shapes]
+        for _ in range(buffers(device, size, MOST_INPUTS))
+    ]
     mindspore.runtime.synchronize()
     return sets
 
@@ -71,8 +72,8 @@ def measure(case, dtype, mode, device):
         }
         for direction, functions in (("forward", nets), ("forward+backward", gradients)):
             calls = {by: (f"{by}: {step} {direction}", call) for by, call in functions.items()}
-            for by, times in compare(calls, sets).items():
-                times = times.scaled(3 / 4 if by.endswith("x 3/4") else 1)
+            for by, measured in compare(calls, sets).items():
+                times = measured.scaled(3 / 4 if by.endswith("x 3/4") else 1)
                 row = dict(part=mode, op=case.op, direction=direction, case=case.name, dtype=dtype, by=by, named=1)
                 say(row=dict(row, bytes=0, beside="", operations=0, **times._asdict()))
 

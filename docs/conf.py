@@ -12,6 +12,7 @@ napoleon_custom_sections = ["Source"]
 napoleon_use_ivar = True  # attributes as a list in the class
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
+autodoc_typehints = "none"  # the docstrings have them
 
 html_theme = "furo"
 html_title = "msops"

@@ -1,5 +1,7 @@
 """Custom CUDA operators for MindSpore, on the GPU and, where there is none, on the CPU."""
 
+from __future__ import annotations
+
 import importlib
 from typing import TYPE_CHECKING
 
@@ -7,20 +9,11 @@ if TYPE_CHECKING:
     from .check import Spec
     from .custom import Operator, custom_op, once
     from .library import CompileError, Entry, Library, get_include, load
-    from .operators import (
-        LLTM,
-        Add,
-        DepthwiseConv2d,
-        LLTMCell,
-        Sigmoid,
-        TrilinearInterpolation,
-        add,
-        depthwise_conv2d,
-        lltm,
-        lltm_cell,
-        sigmoid,
-        trilinear_interpolation,
-    )
+    from .operators.add import Add, add
+    from .operators.depthwise_conv2d import DepthwiseConv2d, depthwise_conv2d
+    from .operators.lltm import LLTM, LLTMCell, lltm, lltm_cell
+    from .operators.sigmoid import Sigmoid, sigmoid
+    from .operators.trilinear_interpolation import TrilinearInterpolation, trilinear_interpolation
     from .rules import broadcast, scratch
     from .signature import Signature
 
@@ -52,32 +45,20 @@ __all__ = [
 ]
 __version__ = "0.1.0"
 
-# Where each name is that is not an operator's.
-_MODULES = {
-    "CompileError": "library",
-    "Entry": "library",
-    "Library": "library",
-    "Operator": "custom",
-    "Signature": "signature",
-    "Spec": "check",
-    "broadcast": "rules",
-    "custom_op": "custom",
-    "get_include": "library",
-    "load": "library",
-    "once": "custom",
-    "scratch": "rules",
-}
+_MODULES = "library", "check", "signature", "rules", "custom", "operators"  # each needs those before it
 
 
-def __getattr__(name):
-    """A public name, imported when it is first asked for: `python -m msops` runs where MindSpore or a library does not
-    load, and tells why."""
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = importlib.import_module(f".{_MODULES.get(name, 'operators')}", __name__)
-    globals()[name] = value = getattr(module, name)
-    return value
+if not TYPE_CHECKING:  # to which every name would be one
+
+    def __getattr__(name: str) -> object:
+        """A public name, imported when it is first asked for: `python -m msops` runs where MindSpore or a library does
+        not load, and tells why."""
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        modules = (importlib.import_module(f".{module}", __name__) for module in _MODULES)
+        globals()[name] = value = next(vars(module)[name] for module in modules if name in vars(module))
+        return value
 
 
-def __dir__():
+def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})

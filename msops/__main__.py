@@ -1,19 +1,25 @@
 """The commands of `python -m msops`."""
 
+from __future__ import annotations
+
 import argparse
+from typing import TYPE_CHECKING, NoReturn
 
 from . import doctor, scaffold
 
+if TYPE_CHECKING:
+    Commands = argparse._SubParsersAction["Parser"]
 
-class _Parser(argparse.ArgumentParser):
+
+class Parser(argparse.ArgumentParser):
     """With errors of one line."""
 
-    def error(self, message):
+    def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message}\n")
 
 
-def main():
-    parser = _Parser("python -m msops", description="Tools for authors of operators.")
+def main() -> None:
+    parser = Parser("python -m msops", description="Tools for authors of operators.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     scaffold.add_command(commands)
     doctor.add_command(commands)

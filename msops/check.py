@@ -1,12 +1,17 @@
 """Tensors as rules see them, and checks of Cells' arguments. All messages read "who: what must be this, got that"."""
 
+from __future__ import annotations
+
 import math
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import mindspore
 from mindspore import Parameter, Tensor
 from mindspore.common import dtype as mstype
-from mindspore.common.initializer import initializer
+from mindspore.common.initializer import Initializer, initializer
+
+if TYPE_CHECKING:
+    Init = Tensor | str | Initializer | float
 
 FLOATS = (mindspore.float16, mindspore.float32, mindspore.float64)
 
@@ -15,8 +20,8 @@ class Spec(NamedTuple):
     """Shape and dtype of a tensor, in the rules of :func:`msops.custom_op`.
 
     Attributes:
-        shape (tuple): None of what is no Tensor.
-        dtype (mindspore.dtype): The type's name of what is no Tensor.
+        shape (tuple[int]): The number of elements along each axis.
+        dtype (mindspore.dtype): That of the elements.
         size (int): The number of elements.
 
     Examples:
@@ -25,34 +30,34 @@ class Spec(NamedTuple):
         6
     """
 
-    shape: tuple
-    dtype: object
+    shape: tuple[int, ...]
+    dtype: mindspore.Type
 
     @property
-    def size(self):
+    def size(self) -> int:
         return math.prod(self.shape)
 
 
-def from_inference(argument):
-    """The Spec of what MindSpore hands to a primitive's inference."""
+def from_inference(argument: dict[str, Any]) -> Spec | str:
+    """The Spec of what MindSpore hands to a primitive's inference; of what is no Tensor, the type's name."""
     dtype = argument["dtype"]
     if isinstance(dtype, mstype.typing.TensorType):
         return Spec(tuple(argument["shape"]), dtype.element_type())
     value = argument.get("value")
-    return Spec(None, str(dtype) if value is None else type(value).__name__)
+    return str(dtype) if value is None else type(value).__name__
 
 
-def accumulator(dtype):
+def accumulator(dtype: mindspore.Type) -> mindspore.Type:
     """What elements of `dtype` are summed in."""
     return mindspore.float64 if dtype == mindspore.float64 else mindspore.float32
 
 
-def dtype_name(dtype):
+def dtype_name(dtype: mindspore.Type) -> str:
     """As NumPy calls it."""
     return str(dtype).lower()
 
 
-def positive(operator, name, value):
+def positive(operator: str, name: str, value: int) -> int:
     """Requires a whole number of at least 1, and returns it."""
     if not isinstance(value, int) or isinstance(value, bool):
         raise TypeError(f"{operator}: {name} must be an int, got {type(value).__name__}")
@@ -61,14 +66,14 @@ def positive(operator, name, value):
     return value
 
 
-def boolean(operator, name, value):
+def boolean(operator: str, name: str, value: bool) -> bool:
     """Requires a bool, and returns it."""
     if not isinstance(value, bool):
         raise TypeError(f"{operator}: {name} must be a bool, got {type(value).__name__}")
     return value
 
 
-def parameter(operator, name, init, shape, dtype):
+def parameter(operator: str, name: str, init: Init, shape: tuple[int, ...], dtype: mindspore.Type) -> Parameter:
     """A new Parameter; requires a floating dtype, and an initial Tensor to have it."""
     if dtype not in FLOATS:
         raise TypeError(f"{operator}: dtype must be float16, float32 or float64, got {dtype}")

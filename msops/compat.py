@@ -1,5 +1,7 @@
 """What differs between versions of MindSpore, from 1.10 on."""
 
+from __future__ import annotations
+
 import re
 
 import mindspore
@@ -7,10 +9,10 @@ from mindspore import nn
 
 VERSION = tuple(map(int, re.findall(r"\d+", mindspore.__version__)[:2]))
 
-jit = mindspore.ms_function if VERSION < (2, 0) else mindspore.jit
+jit = mindspore.ms_function if VERSION < (2, 0) else mindspore.jit  # type: ignore[attr-defined]  # 1.10's
 
 
-def set_device(target):
+def set_device(target: str) -> None:
     """Chooses the CPU or the GPU."""
     if VERSION < (2, 5):
         mindspore.set_context(device_target=target)
@@ -18,6 +20,7 @@ def set_device(target):
         mindspore.set_device(target)
 
 
-def dropout(p):
+def dropout(p: float) -> nn.Cell:
     """A Cell that in training drops numbers with this probability."""
-    return nn.Dropout(keep_prob=1 - p) if VERSION < (2, 0) else nn.Dropout(p=p)
+    make = nn.Dropout  # type: ignore[attr-defined]  # from one of MindSpore's computed lists
+    return make(keep_prob=1 - p) if VERSION < (2, 0) else make(p=p)

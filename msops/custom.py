@@ -1,5 +1,7 @@
 """From a C function to a MindSpore operator."""
 
+from __future__ import annotations
+
 import contextlib
 import ctypes
 import functools
@@ -10,9 +12,11 @@ import numbers
 import struct
 import threading
 import weakref
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import mindspore
-from mindspore import ops
+from mindspore import Tensor, ops
 from mindspore.common import dtype as mstype
 
 from .check import FLOATS, Spec, from_inference
@@ -20,8 +24,25 @@ from .compat import VERSION
 from .library import Entry, default_cache_folder, digest
 from .signature import Signature
 
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from typing import TypeAlias, TypeVar
 
-def custom_op(entry, signature, *, infer=None, gradient=None, name=None, dtypes=FLOATS, **attributes):
+    Infer = Callable[..., Spec | Sequence[Spec]]
+    Gradient: TypeAlias = "Operator | Callable[..., tuple[Tensor, ...]]"
+    Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def custom_op(
+    entry: Entry,
+    signature: str,
+    *,
+    infer: Infer | None = None,
+    gradient: Gradient | None = None,
+    name: str | None = None,
+    dtypes: Sequence[mindspore.Type] = FLOATS,
+    **attributes: float,
+) -> Operator:
     """A C function as an operator, for tensors of both devices and in both modes.
 
     Equal arguments give the same operator. Whatever its rules depend on tells it from all others, in the caches that
@@ -76,15 +97,15 @@ def custom_op(entry, signature, *, infer=None, gradient=None, name=None, dtypes=
     for what, rule in (("infer", infer), ("gradient", gradient)):
         if rule is not None and not callable(rule):
             raise TypeError(f"{name}: {what} must be callable, got {type(rule).__name__}")
-    for key, value in attributes.items():
+    for what, value in attributes.items():
         if not isinstance(value, (int, float)):
-            raise TypeError(f"{name}: attribute {key} must be an int, a float or a bool, got {type(value).__name__}")
+            raise TypeError(f"{name}: attribute {what} must be an int, a float or a bool, got {type(value).__name__}")
         if isinstance(value, int) and not -(2**63) <= value < 2**63:
-            raise ValueError(f"{name}: attribute {key} must fit into 64 bits, got {value}")
+            raise ValueError(f"{name}: attribute {what} must fit into 64 bits, got {value}")
     key = (
         *(str(entry.library.path), entry.library.variable, entry.name, signature, name, *map(str, dtypes)),
         *(_number(rule) for rule in (infer, gradient)),
-        *(item for key, value in sorted(attributes.items()) for item in (key, *_as_attribute(key, value))),
+        *(item for what, value in sorted(attributes.items()) for item in (what, *_as_attribute(what, value))),
     )
     with _lock:
         if key not in _number_of_key:
@@ -110,10 +131,20 @@ class Operator(ops.Custom):
         gradient (Operator, callable): As it was given.
     """
 
-    def __init__(self, number, entry, signature, infer, gradient, name, attributes):
+    def __init__(
+        self,
+        number: int,
+        entry: Entry,
+        signature: Signature,
+        infer: Infer | None,
+        gradient: Gradient | None,
+        name: str,
+        attributes: dict[str, float],
+    ) -> None:
         self.number, self.entry, self.signature, self.attributes = number, entry, signature, dict(attributes)
         self.rule, self.gradient, self.label = infer, gradient, name
-        self._inferred = {}  # PyNative mode asks at each call, which would take some 50 us
+        # PyNative mode asks at each call, which would take some 50 us.
+        self._inferred: dict[tuple[Spec | str, ...], tuple[Any, Any]] = {}
         if infer and any(out.sizes is not None for out in signature.outputs):
             raise ValueError(f"{name}: the sizes of outputs must come from infer or the signature, not both")
         # MindSpore wants rules for shape and dtype, but asks __infer__ below for both.
@@ -132,7 +163,7 @@ class Operator(ops.Custom):
         for key, value in attributes.items():
             self.add_prim_attr(*_as_attribute(key, value))
 
-    def infer(self, *inputs, shapes=True):
+    def infer(self, *inputs: Spec | str, shapes: bool = True) -> list[Spec]:
         """The :class:`Spec` of each output, for inputs of these, whose shapes need not fit if `shapes` is False."""
         if self.rule is None:
             return self.signature.infer(self.label, *inputs, shapes=shapes)
@@ -154,17 +185,17 @@ class Operator(ops.Custom):
             )
         for out, output in zip(names, outputs):
             sizes = output.shape if isinstance(output.shape, (list, tuple)) else [None]
-            if not all(isinstance(size, numbers.Integral) and size >= 0 for size in sizes):
+            if not all(isinstance(size, numbers.Integral) and int(size) >= 0 for size in sizes):
                 raise ValueError(f"{self.label}: infer must return sizes of at least 0 for {out}, got {output.shape}")
             if not isinstance(output.dtype, mstype.typing.Number):
                 raise TypeError(f"{self.label}: infer must return a dtype of MindSpore for {out}, got {output.dtype}")
         return list(outputs)
 
-    def names(self):
+    def names(self) -> tuple[list[str], list[str]]:
         """Those of the inputs, and of the outputs."""
-        return tuple([tensor.name for tensor in side] for side in (self.signature.inputs, self.signature.outputs))
+        return [tensor.name for tensor in self.signature.inputs], [tensor.name for tensor in self.signature.outputs]
 
-    def _offer_rule(self):
+    def _offer_rule(self) -> bool:
         """Tells the C function whom to ask for sizes, if it is an MSOPS_ENTRY; whether it is."""
         try:
             rule = ctypes.c_void_p.in_dll(self.entry.library.handle, f"{self.entry.name}Rule")
@@ -173,7 +204,7 @@ class Operator(ops.Custom):
         rule.value = ctypes.cast(_sizes_of_outputs, ctypes.c_void_p).value
         return True
 
-    def _infer_open(self, specs):
+    def _infer_open(self, specs: Sequence[Spec]) -> list[Spec]:
         """The same where sizes of inputs are open, -1; of the outputs, those are that the stand-ins make differ."""
         found = []
         for number in _STAND_INS:
@@ -192,17 +223,18 @@ class Operator(ops.Custom):
             outputs.append(same[0]._replace(shape=shape))
         return outputs
 
-    def __infer__(self, *inputs):
+    def __infer__(self, *inputs: dict[str, Any]) -> dict[str, Any]:
         specs = tuple(map(from_inference, inputs))
-        is_open = self._has_open_sizes and _is_open(specs)
+        tensors = [spec for spec in specs if isinstance(spec, Spec)]
+        is_open = self._has_open_sizes and len(tensors) == len(specs) and _is_open(tensors)
         if is_open:
             # When the graph runs, MindSpore asks the C function: in this place, to whose copy it gives what is added.
-            self._dtypes = [spec.dtype for spec in specs]
+            self._dtypes = [spec.dtype for spec in tensors]
             self.add_prim_attr("cpp_infer_shape", True)
             self.del_prim_attr("cpp_infer_shape")
         inferred = self._inferred.get(specs)
         if inferred is None:
-            outputs = self._infer_open(specs) if is_open else self.infer(*specs)
+            outputs = self._infer_open(tensors) if is_open else self.infer(*specs)
             shapes, dtypes = zip(*((out.shape, mstype.typing.TensorType(out.dtype)) for out in outputs))
             inferred = (shapes[0], dtypes[0]) if len(outputs) == 1 else (shapes, dtypes)
             if len(self._inferred) >= _KEPT:
@@ -211,17 +243,17 @@ class Operator(ops.Custom):
         shape, dtype = inferred
         return {"shape": shape, "dtype": dtype, "value": None}
 
-    def __deepcopy__(self, memo):
+    def __deepcopy__(self, memo: dict[int, Any]) -> Operator:
         return self  # nothing in it changes
 
-    def _clone(self):
+    def _clone(self) -> Operator:
         """MindSpore's copy of one place in a graph."""
         arguments = self.number, self.entry, self.signature, self.rule, self.gradient, self.label, self.attributes
         clone = Operator(*arguments)
         clone.original = self  # whom the C function asks
         return clone
 
-    def _bprop(self, gradient):
+    def _bprop(self, gradient: Gradient | None) -> Callable[..., Any] | None:
         """The gradient as MindSpore wants it: a function of all inputs, the output and its gradient."""
         if gradient is None:
             return None
@@ -249,7 +281,7 @@ class Operator(ops.Custom):
             gradient,
         )
 
-    def _call(self, gradient, inputs, outputs):
+    def _call(self, gradient: Operator, inputs: list[str], outputs: list[str]) -> Callable[..., Any]:
         """A function that calls the operator `gradient`. MindSpore compiles functions from their source, and wants them
         to name their arguments: so this one has a source of its own."""
         takes, gives = gradient.names()
@@ -281,7 +313,7 @@ class Operator(ops.Custom):
         ]
         return self._function(lines, gradient)
 
-    def _function(self, lines, gradient):
+    def _function(self, lines: list[str], gradient: Callable[..., Any]) -> Callable[..., Any]:
         """The function `gradient` of a source, that may call `_gradient` and `_zeros_like`."""
         source = "\n".join(
             [
@@ -292,12 +324,12 @@ class Operator(ops.Custom):
             ]
         )
         filename = _keep(source)
-        namespace = {"__name__": __name__}
-        exec(compile(source, filename, "exec"), namespace)
+        namespace: dict[str, Any] = {"__name__": __name__}
+        exec(compile(source, filename, "exec"), namespace)  # noqa: S102 (of names that the signature allows)
         return namespace["make"](gradient, ops.zeros_like)
 
 
-def once(make):
+def once(make: Function) -> Function:
     """Decorates a function of constants that makes something, such as an operator, so that it may also be called in
     what MindSpore compiles, and makes it once for equal arguments.
 
@@ -314,10 +346,10 @@ def once(make):
     return ops.constexpr(functools.lru_cache(maxsize=None, typed=True)(make))
 
 
-def _keep(source):
+def _keep(source: str) -> str:
     """The name of a file with this source in the cache folder, which may fail: Python and MindSpore's compiler read it
     from `linecache`, and only the lines that MindSpore's messages show from the file."""
-    path = f"gradient_{digest(source)}.py"
+    path = Path(f"gradient_{digest(source)}.py")
     with contextlib.suppress(OSError, RuntimeError):  # RuntimeError: there is no home
         folder = default_cache_folder()
         path = folder / path
@@ -328,9 +360,9 @@ def _keep(source):
     return str(path)
 
 
-def _is_open(specs):
+def _is_open(specs: Sequence[Spec]) -> bool:
     """Whether sizes are open. Of an open rank (-2) nothing can be told."""
-    sizes = [size for spec in specs for size in spec.shape or ()]
+    sizes = [size for spec in specs for size in spec.shape]
     return -1 in sizes and min(sizes) == -1
 
 
@@ -342,7 +374,7 @@ def _is_open(specs):
     ctypes.POINTER(ctypes.c_int64),
     ctypes.POINTER(ctypes.c_char),
 )
-def _sizes_of_outputs(number, ranks, shapes, sizes, message):
+def _sizes_of_outputs(number: int, ranks: Any, shapes: Any, sizes: Any, message: Any) -> int:
     """The msops::Rule of aot_kernels/common/open_sizes.h."""
     try:
         operator = _operators[number]
@@ -354,7 +386,7 @@ def _sizes_of_outputs(number, ranks, shapes, sizes, message):
         for i, size in enumerate(numbers):
             sizes[i] = size
         return len(outputs)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 (C has none)
         text = str(error).encode()[:1000] + b"\0"
         ctypes.memmove(message, text, len(text))
         return 0
@@ -365,12 +397,13 @@ _STAND_INS = 1, 2**10, 2**20  # for open sizes, in rules
 _KEPT = 1000  # results of inference
 _lock = threading.Lock()  # of what follows
 _numbers = itertools.count()
-_number_of_key = {}  # of an operator; it stays when the operator goes, since what MindSpore keeps for it stays, too
-_number_of_rule = weakref.WeakKeyDictionary()
-_operators = weakref.WeakValueDictionary()
+# Of an operator; it stays when the operator goes, since what MindSpore keeps for it stays, too.
+_number_of_key: dict[tuple[Any, ...], int] = {}
+_number_of_rule: weakref.WeakKeyDictionary[Callable[..., Any], int] = weakref.WeakKeyDictionary()
+_operators: weakref.WeakValueDictionary[int, Operator] = weakref.WeakValueDictionary()
 
 
-def _number(rule):
+def _number(rule: Operator | Callable[..., Any] | None) -> int:
     """A number that no other function or operator ever had or gets."""
     if rule is None:
         return -1
@@ -379,7 +412,7 @@ def _number(rule):
     return _number_of_rule.setdefault(rule, next(_numbers))
 
 
-def _functions(*rules):
+def _functions(*rules: Operator | Callable[..., Any] | None) -> Iterator[Callable[..., Any]]:
     """The functions among rules, and among those of operators."""
     for rule in rules:
         if isinstance(rule, Operator):
@@ -388,8 +421,8 @@ def _functions(*rules):
             yield rule
 
 
-def _as_attribute(key, value):
+def _as_attribute(key: str, value: float) -> tuple[str, int]:
     """MindSpore's attribute for one of ours. Its own float attributes lose digits: they travel as their bits."""
-    if isinstance(value, float):
-        return f"msops_float_{key}", struct.unpack("q", struct.pack("d", value))[0]
-    return f"msops_{key}", int(value)
+    if isinstance(value, int):
+        return f"msops_{key}", int(value)
+    return f"msops_float_{key}", struct.unpack("q", struct.pack("d", value))[0]

@@ -2,6 +2,8 @@
 
 MindSpore and the libraries, which may be what is broken, are loaded in other processes only."""
 
+from __future__ import annotations
+
 import importlib.metadata
 import importlib.util
 import json
@@ -15,9 +17,15 @@ import struct
 import subprocess
 import sys
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from .library import _PACKAGE, _find_nvcc, _oldest_arch, _output
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Iterator
+
+    from .__main__ import Commands
 
 _DESCRIPTION = """\
 Shows what is found of all that msops needs, what is wrong, and the commands that mend it; runs an operator on each
@@ -59,10 +67,10 @@ class Finding(NamedTuple):
     what: str
     state: str
     text: str
-    mend: tuple = ()
+    mend: tuple[str, ...] = ()
 
 
-def add_command(commands):
+def add_command(commands: Commands) -> None:
     """Adds `doctor` to the sub-parsers of a command line."""
     parser = commands.add_parser(
         "doctor", help="show what is found, what is wrong, and what mends it", description=_DESCRIPTION
@@ -71,7 +79,7 @@ def add_command(commands):
     parser.set_defaults(run=_run)
 
 
-def _run(options):
+def _run(options: argparse.Namespace) -> NoReturn:
     findings = examine()
     devices = [finding.what for finding in findings if finding.what in ("CPU", "GPU") and finding.state == "ok"]
     if options.json:
@@ -85,7 +93,7 @@ def _run(options):
     sys.exit(not devices)
 
 
-def examine():
+def examine() -> list[Finding]:
     """All findings, in the order in which one needs the other."""
     cards = _cards()
     capabilities = [int(major + minor) for _, major, minor, _ in cards]
@@ -104,7 +112,7 @@ def examine():
     ]
 
 
-def _python():
+def _python() -> Finding:
     text = f"{platform.python_version()}, {sys.executable}"
     if _PYTHONS[0] <= sys.version_info[:2] <= _PYTHONS[1]:
         return Finding("Python", "ok", text)
@@ -113,7 +121,7 @@ def _python():
     return Finding("Python", "wrong", f"{text}: must be {oldest} to {newest}", (other,))
 
 
-def _mindspore(imported):
+def _mindspore(imported: bool) -> Finding:
     version = _version("mindspore")
     wanted = [_MINDSPORE, *(f"{name.lower()}<{bound}" for name, bound in _BELOW.items())]
     if not imported and version is None:
@@ -124,7 +132,7 @@ def _mindspore(imported):
     return Finding("MindSpore", "ok", f"{version}, backends: {', '.join(backends)}")
 
 
-def _module(name, bound):
+def _module(name: str, bound: str) -> Finding:
     version, mend = _version(name.lower()), _pip(f"{name.lower()}<{bound}")
     if version is None:
         return Finding(name, "wrong", "not installed", mend)
@@ -133,41 +141,41 @@ def _module(name, bound):
     return Finding(name, "ok", version)
 
 
-def _version(distribution):
+def _version(distribution: str) -> str | None:
     try:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
         return None
 
 
-def _numbers(version):
+def _numbers(version: str) -> list[int]:
     return [int(number) for number in re.findall(r"\d+", version)]
 
 
-def _pip(*requirements):
+def _pip(*requirements: str) -> tuple[str]:
     return (f"{shlex.quote(sys.executable)} -m pip install {shlex.join(requirements)}",)
 
 
-def _extra(name):
+def _extra(name: str) -> tuple[str]:
     """The command that installs what an extra has. By its name alone pip takes a package that is installed."""
     if _version("msops"):
         return _pip(f"msops[{name}]")
     return (f"{_pip(f'.[{name}]')[0]}  # in msops' source folder",)
 
 
-def _cards():
+def _cards() -> list[tuple[str, str, str, str]]:
     """Name, capability's two numbers and driver of each GPU."""
     text = _output("nvidia-smi", "--query-gpu=name,compute_cap,driver_version", "--format=csv,noheader")
     return re.findall(r"^(.+), (\d+)\.(\d+), (.+)$", text, re.MULTILINE)
 
 
-def _cuda_of_driver():
+def _cuda_of_driver() -> str:
     """The newest CUDA whose programs the driver runs, as in "13.0"; "" if that is not known."""
     version = re.search(r"CUDA Version: *(\d+\.\d+)", _output("nvidia-smi"))
     return version[1] if version else ""
 
 
-def _driver(cards):
+def _driver(cards: list[tuple[str, str, str, str]]) -> Finding:
     if not shutil.which("nvidia-smi"):
         return Finding("driver", "none", "no nvidia-smi on the PATH, so no GPU")
     if not cards:
@@ -180,12 +188,12 @@ def _driver(cards):
     return Finding("driver", "ok", text)
 
 
-def _nvcc(capabilities):
+def _nvcc(capabilities: list[int]) -> Finding:
     nvcc = _find_nvcc()
     if os.environ.get("NVCC") == "":
         return Finding("nvcc", "none", "switched off: the environment variable NVCC is empty", ("unset NVCC",))
-    release, archs = (_output(nvcc, option) if nvcc else "" for option in ("--version", "--list-gpu-arch"))
-    release = re.search(r"release ([\d.]+)", release)
+    version, archs = (_output(nvcc, option) if nvcc else "" for option in ("--version", "--list-gpu-arch"))
+    release = re.search(r"release ([\d.]+)", version)
     supported = [capability for capability in capabilities if capability >= _OLDEST_GPU]
     if not nvcc:
         text = "none on the PATH or in CUDA_HOME, so that msops.load compiles for the CPU alone"
@@ -200,13 +208,13 @@ def _nvcc(capabilities):
     return Finding("nvcc", "wrong" if capabilities else "none", text, tuple(mend))
 
 
-def _libraries(capabilities, nvcc):
+def _libraries(capabilities: list[int], nvcc: Finding) -> Iterator[Finding]:
     """A finding for all libraries of which the same is to say."""
     source = _PACKAGE.parent
     make = f"make -C {shlex.quote(str(source))} -B all"
     if not (source / "Makefile").is_file():
         make = f"{_pip('--force-reinstall', '--no-deps', '.')[0]}  # in msops' source folder"
-    groups = {}
+    groups: dict[tuple[str, str], list[str]] = {}
     for module in sorted((_PACKAGE / "operators").glob("[!_]*.py")):
         groups.setdefault(_library(_PACKAGE / "lib" / f"{module.stem}.so", capabilities), []).append(module.stem)
     for (state, text), names in groups.items():
@@ -214,7 +222,7 @@ def _libraries(capabilities, nvcc):
         yield Finding("libraries", state, f"{', '.join(names)}: {text}", (*first, make) if state == "wrong" else ())
 
 
-def _library(path, capabilities):
+def _library(path: Path, capabilities: list[int]) -> tuple[str, str]:
     """State and text of a finding."""
     if not path.is_file():
         return "wrong", "not built"
@@ -224,8 +232,8 @@ def _library(path, capabilities):
         return "wrong", f"cannot be loaded: {failure.removeprefix(f'{path}: ')}"
     code = path.read_bytes()
     machine, portable = _architectures(code)
-    compiler = re.search(rb"msops: ((nvcc [\d.]+, )?C\+\+ compiler [^\0]+)\0", code)
-    compiler = compiler[1].decode() if compiler else "an unknown compiler"
+    stamp = re.search(rb"msops: ((nvcc [\d.]+, )?C\+\+ compiler [^\0]+)\0", code)
+    compiler = stamp[1].decode() if stamp else "an unknown compiler"
     text = "for the CPU" + "".join(f", sm_{arch}" for arch in machine) + "".join(f", PTX {arch}" for arch in portable)
     text += f"; by {compiler}"
     if not capabilities:
@@ -243,9 +251,9 @@ def _library(path, capabilities):
     return "ok", text
 
 
-def _architectures(code):
+def _architectures(code: bytes) -> tuple[list[int], list[int]]:
     """Those that a library has machine code for, and those of its PTX."""
-    found = {1: set(), 2: set()}  # PTX, machine code
+    found: dict[int, set[int]] = {1: set(), 2: set()}  # PTX, machine code
     # Each fat binary: magic number, version, size of this header, and of what follows, which is of header and content.
     for fat in re.finditer(rb"\x50\xed\x55\xba\x01\0\x10\0(.{8})", code, re.DOTALL):
         at, end = fat.end(), fat.end() + int.from_bytes(fat[1], "little")
@@ -256,7 +264,7 @@ def _architectures(code):
     return sorted(found[2]), sorted(found[1])
 
 
-def _process(code, *arguments):
+def _process(code: str, *arguments: str) -> str:
     """What a Python process printed, and how it crashed if so."""
     try:
         done = subprocess.run(
@@ -269,27 +277,27 @@ def _process(code, *arguments):
     return done.stdout.strip()
 
 
-def _plugins():
+def _plugins() -> dict[tuple[int, ...], Path]:
     """MindSpore's GPU backends: version of CUDA -> path."""
     paths = [path for folder in _folders("mindspore") for path in folder.glob("lib/plugin/libmindspore_gpu.so.*")]
     return {tuple(_numbers(path.name)): path for path in paths}
 
 
-def _folders(package):
+def _folders(package: str) -> list[Path]:
     """Where a package is, without importing it."""
     spec = importlib.util.find_spec(package)
     return [Path(folder) for folder in (spec and spec.submodule_search_locations) or ()]
 
 
-def _cuda11(capabilities):
+def _cuda11(capabilities: list[int]) -> Iterator[Finding]:
     """Whether MindSpore takes a GPU backend, and finds the CUDA libraries of that."""
     plugins = _plugins()
     if not plugins:
         return
     lacking = "wrong" if capabilities else "none"
     home = os.environ.get("CUDA_HOME", "")
-    release = re.search(r"release (\d+\.\d+)", _output(f"{home}/bin/nvcc", "--version"))
-    release = _numbers(release[1]) if release else [0, 0]
+    told = re.search(r"release (\d+\.\d+)", _output(f"{home}/bin/nvcc", "--version"))
+    release = _numbers(told[1]) if told else [0, 0]
     # MindSpore takes the newest of those not newer than the release that $CUDA_HOME/bin/nvcc tells.
     fitting = [version for version in plugins if version[0] == release[0] and version[1] <= release[1]]
     major, minor = max(fitting or plugins)
@@ -305,14 +313,10 @@ def _cuda11(capabilities):
     yield _cuda_libraries(plugins[major, minor], toolkits, lacking)
 
 
-def _cuda_libraries(plugin, toolkits, lacking):
+def _cuda_libraries(plugin: Path, toolkits: list[Path], lacking: str) -> Finding:
     """Whether the loader finds what a GPU backend links. `lacking` is the state if not."""
-    linked = re.findall(
-        r"^\s*(lib([a-z]+)\S*) => (?:(/.*)/.* \(|not found)",
-        _output("ldd", str(plugin)),
-        re.MULTILINE,
-    )
-    linked = {library: folder for library, name, folder in linked if name in _CUDA}
+    lines = re.findall(r"^\s*(lib([a-z]+)\S*) => (?:(/.*)/.* \(|not found)", _output("ldd", str(plugin)), re.MULTILINE)
+    linked = {library: folder for library, name, folder in lines if name in _CUDA}
     missing = [library for library, folder in linked.items() if not folder]
     if not missing:
         folders = ", ".join(sorted(set(linked.values())))
@@ -320,6 +324,7 @@ def _cuda_libraries(plugin, toolkits, lacking):
     places = [place for folder in _folders("nvidia") for place in folder.glob("*/lib")]
     places += [path / "lib64" for path in toolkits]
     found = {library: place for place in places for library in missing if (place / library).is_file()}
+    mend: tuple[str, ...]
     if len(found) < len(missing):
         mend = *_extra("gpu"), "python -m msops doctor  # tells the LD_LIBRARY_PATH"
     else:
@@ -328,7 +333,7 @@ def _cuda_libraries(plugin, toolkits, lacking):
     return Finding("CUDA 11", lacking, f"MindSpore's GPU backend misses {', '.join(missing)}", mend)
 
 
-def _home(major, minor):
+def _home(major: int, minor: int) -> tuple[str, ...]:
     """Commands for a CUDA_HOME beside the libraries of wheels, which have no nvcc; msops keeps the one that it has."""
     home = f"$HOME/.cache/msops/cuda-{major}.{minor}"
     tells = f"Cuda compilation tools, release {major}.{minor}, V{major}.{minor}.0"
@@ -339,7 +344,7 @@ def _home(major, minor):
     )
 
 
-def _smoke(device):
+def _smoke(device: str) -> tuple[Finding, bool]:
     """The finding of an operator that runs, and whether MindSpore could be imported."""
     printed = _process(_SMOKE_RUN.format(path=sys.path, device=device)).splitlines()
     imported, last = "imported" in printed, printed[-1] if printed else "the process ended early"

@@ -1,5 +1,7 @@
 """Libraries of C functions, built before or now."""
 
+from __future__ import annotations
+
 import contextlib
 import ctypes
 import difflib
@@ -15,7 +17,10 @@ import subprocess
 import tempfile
 import time
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
 
 _PACKAGE = Path(__file__).resolve().parent
 
@@ -28,7 +33,7 @@ class Entry(NamedTuple):
         name (str): What it is called.
     """
 
-    library: "Library"
+    library: Library
     name: str
 
 
@@ -57,7 +62,7 @@ class Library:
         Twice
     """
 
-    def __init__(self, path, name=None, variable=None):
+    def __init__(self, path: str | Path, name: str | None = None, variable: str | None = None) -> None:
         self.path = Path(path).absolute()
         self.name = self.path.stem if name is None else name
         self.variable = variable
@@ -70,7 +75,7 @@ class Library:
         if variable is not None:
             os.environ[variable] = str(self.path)
 
-    def __getattr__(self, entry):
+    def __getattr__(self, entry: str) -> Entry:
         if entry.startswith("_"):
             raise AttributeError(entry)
         try:
@@ -83,11 +88,11 @@ class Library:
             raise AttributeError(f"{self.name}: the library has no entry {entry}{hint}") from None
         return Entry(self, entry)
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return f"Library({str(self.path)!r})"
 
 
-def of_package(name):
+def of_package(name: str) -> Library:
     """The library of `aot_kernels/<name>.cu`; where the environment variable MSOPS_<NAME> is, if there is one."""
     variable = f"MSOPS_{name.upper()}"
     try:
@@ -98,7 +103,7 @@ def of_package(name):
         raise ImportError(f"{error}. Build the kernels with 'make all' in msops' source folder.") from None
 
 
-def get_include():
+def get_include() -> str:
     """The folder of the package's headers, to give to a compiler (`-I`) that shall find ``common/elementwise.h``.
 
     Examples:
@@ -110,7 +115,7 @@ def get_include():
     return str(installed if installed.is_dir() else _PACKAGE.parent / "aot_kernels")
 
 
-def default_cache_folder():
+def default_cache_folder() -> Path:
     return Path(os.environ.get("MSOPS_CACHE") or Path.home() / ".cache" / "msops").absolute()
 
 
@@ -118,7 +123,17 @@ class CompileError(RuntimeError):
     """A source does not compile: the message has the command and what the compiler said. See :func:`msops.load`."""
 
 
-def load(name, sources, *, cxx_flags=(), nvcc_flags=(), include_paths=(), archs=None, cache_folder=None, verbose=False):
+def load(
+    name: str,
+    sources: str | Path | Sequence[str | Path],
+    *,
+    cxx_flags: Sequence[str] = (),
+    nvcc_flags: Sequence[str] = (),
+    include_paths: Sequence[str | Path] = (),
+    archs: Sequence[str] | None = None,
+    cache_folder: str | Path | None = None,
+    verbose: bool = False,
+) -> Library:
     """Compiles sources to a library, and loads it.
 
     By nvcc if there is one, for the GPUs at hand, else by a C++ compiler for the CPU. What was compiled before, from
@@ -196,12 +211,14 @@ def load(name, sources, *, cxx_flags=(), nvcc_flags=(), include_paths=(), archs=
 class _Build:
     """One library in the cache: a file that lists the headers it was made from, and one that holds it."""
 
-    def __init__(self, folder, stem, command, texts, verbose, began):
+    def __init__(
+        self, folder: Path, stem: str, command: list[str], texts: dict[str, bytes], verbose: bool, began: float
+    ) -> None:
         self.folder, self.stem, self.command, self.texts, self.verbose = folder, stem, command, texts, verbose
         self.began = began
         self.record = folder / f"{stem}.json"
 
-    def find(self):
+    def find(self) -> Path | None:
         """The path of the library, or None if there is none of these sources and headers."""
         try:
             record = json.loads(self.record.read_text())
@@ -214,16 +231,16 @@ class _Build:
             print(f"msops.load: {path} is up to date")
         return path if current else None
 
-    def make(self):
+    def make(self) -> Path:
         self.folder.mkdir(parents=True, exist_ok=True)
-        with open(self.folder / f"{self.stem}.lock", "w") as lock:
+        with (self.folder / f"{self.stem}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # ends with the process, if not before
             try:
                 return self.find() or self._compile()
             finally:
                 fcntl.flock(lock, fcntl.LOCK_UN)  # a process that was forked meanwhile has the file open, too
 
-    def _compile(self):
+    def _compile(self) -> Path:
         with tempfile.TemporaryDirectory(dir=self.folder, prefix=f"{self.stem}.") as scratch:
             objects, headers = [], set()
             for i, (source, text) in enumerate(self.texts.items()):
@@ -242,29 +259,35 @@ class _Build:
             record = Path(scratch, "record.json")
             kept = {"library": library.name, "headers": _digests(sorted(headers)), "command": self.command}
             record.write_text(json.dumps(kept))
-            os.replace(made, library)
+            made.replace(library)
             # Of a file that changed meanwhile nobody knows which content was compiled: the next load compiles again.
-            files = [*headers, *filter(os.path.isabs, self.texts)]
-            if all(os.path.getmtime(path) < self.began for path in files if os.path.exists(path)):
-                os.replace(record, self.record)
+            files = (Path(file) for file in [*headers, *filter(os.path.isabs, self.texts)])
+            if all(file.stat().st_mtime < self.began for file in files if file.exists()):
+                record.replace(self.record)
         return library
 
-    def _path_of(self, content):
+    def _path_of(self, content: bytes) -> Path:
         """A name of its own for each content: a process may have the last one loaded."""
         return self.folder / f"{self.stem}-{digest(content)}.so"
 
-    def _run(self, command):
+    def _run(self, command: list[str]) -> None:
         line = shlex.join(command)
         if self.verbose:
             print(line)
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
-        if done.returncode or not os.path.exists(command[-1]):  # which is the output
+        if done.returncode or not Path(command[-1]).exists():  # which is the output
             raise CompileError(f"msops.load: this command failed:\n{line}\n{done.stdout}")
         if self.verbose and done.stdout:
             print(done.stdout)
 
 
-def _command(cxx, cxx_flags, nvcc_flags, folders, archs):
+def _command(
+    cxx: str,
+    cxx_flags: Sequence[str],
+    nvcc_flags: Sequence[str],
+    folders: Sequence[str],
+    archs: Sequence[str] | None,
+) -> list[str]:
     """What compiles a source, but for its name and the output's."""
     # The Makefile's flags.
     common = ["-std=c++17", "-O3", *(f"-I{folder}" for folder in folders)]
@@ -286,46 +309,46 @@ def _command(cxx, cxx_flags, nvcc_flags, folders, archs):
     return [cxx, *common, *host]
 
 
-def _find_nvcc():
+def _find_nvcc() -> str:
     if "NVCC" in os.environ:
         return os.environ["NVCC"]
     at_home = Path(os.environ.get("CUDA_HOME", ""), "bin", "nvcc")
     return shutil.which("nvcc") or ("CUDA_HOME" in os.environ and shutil.which(at_home)) or ""
 
 
-def _output(*command):
+def _output(*command: str) -> str:
     with contextlib.suppress(OSError):
         return subprocess.run(command, capture_output=True, text=True).stdout
     return ""
 
 
 @functools.cache
-def _version(compiler):
+def _version(compiler: str) -> str:
     return _output(compiler, "--version")
 
 
 @functools.cache
-def _archs_at_hand():
+def _archs_at_hand() -> tuple[str, ...]:
     lines = _output("nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader").split()
     return tuple(sorted({line.replace(".", "") for line in lines if re.fullmatch(r"\d+\.\d", line)}))
 
 
 @functools.cache
-def _oldest_arch(nvcc):
+def _oldest_arch(nvcc: str) -> int:
     known = [int(number) for number in re.findall(r"compute_(\d+)\b", _output(nvcc, "--list-gpu-arch"))]
     return min((number for number in known if number >= 70), default=70)
 
 
-def _prerequisites(rule):
+def _prerequisites(rule: str) -> list[str]:
     """The files that a rule of make depends on, in a compiler's notation."""
     words = re.split(r"(?<!\\)\s+", rule.partition(":")[2].replace("\\\n", " ").strip())
     return [re.sub(r"\\([ #:])", r"\1", word).replace("$$", "$") for word in words if word]
 
 
-def _digests(paths):
+def _digests(paths: Iterable[str]) -> dict[str, str | None]:
     """path -> the digest of its content; None if there is no such file."""
     return {path: digest(Path(path).read_bytes()) if Path(path).is_file() else None for path in paths}
 
 
-def digest(*things):
+def digest(*things: Any) -> str:
     return hashlib.sha256(repr(things).encode()).hexdigest()[:20]

@@ -1,9 +1,16 @@
 """Parts for the `infer` of :func:`msops.custom_op`."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from .check import Spec, accumulator
 
+if TYPE_CHECKING:
+    import mindspore
 
-def broadcast(*inputs):
+
+def broadcast(*inputs: Spec) -> Spec:
     """An `infer` of one output: the shape that all inputs broadcast to, as NumPy does, and their dtype.
 
     Raises:
@@ -15,7 +22,7 @@ def broadcast(*inputs):
         >>> print(msops.broadcast(column, row).shape)
         (3, 4)
     """
-    shape = ()
+    shape: tuple[int, ...] = ()
     for x in inputs:
         rank = max(len(shape), len(x.shape))
         pairs = list(zip((1,) * (rank - len(shape)) + shape, (1,) * (rank - len(x.shape)) + x.shape))
@@ -25,7 +32,7 @@ def broadcast(*inputs):
     return inputs[0]._replace(shape=shape)
 
 
-def scratch(dtype, *shape):
+def scratch(dtype: mindspore.Type, *shape: int) -> Spec:
     """The Spec of an extra output for sums of elements of `dtype`: float64 beside float64, float32 else.
 
     Examples:

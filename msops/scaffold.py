@@ -1,5 +1,7 @@
 """`python -m msops new`: writes an operator to start from. The templates are examples/swish and examples/logsumexp."""
 
+from __future__ import annotations
+
 import argparse
 import ast
 import contextlib
@@ -10,6 +12,10 @@ import re
 import shlex
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .__main__ import Commands
 
 _PACKAGE = Path(__file__).resolve().parent
 _TEMPLATES = {"elementwise": "swish", "reduction": "logsumexp"}
@@ -25,7 +31,7 @@ Writes an operator that works, to be changed into yours:
 Nothing is overwritten."""
 
 
-def add_command(commands):
+def add_command(commands: Commands) -> None:
     """Adds `new` to the sub-parsers of a command line."""
     parser = commands.add_parser(
         "new",
@@ -54,7 +60,7 @@ def add_command(commands):
     parser.set_defaults(run=lambda options: _run(parser, options))
 
 
-def _run(parser, options):
+def _run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
     folder = Path(options.name) if options.dir is None else options.dir
     try:
         paths = new(options.name, options.kind, folder)
@@ -67,7 +73,7 @@ def _run(parser, options):
     print(f"next: python -m pytest {shlex.quote(str(folder / f'test_{options.name}.py'))}")
 
 
-def new(name, kind, folder):
+def new(name: str, kind: str, folder: Path) -> list[Path]:
     """Writes an operator's files, all or none, and returns their paths."""
     if not re.fullmatch("[a-z][a-z0-9_]*", name) or keyword.iskeyword(name):
         raise ValueError(f"NAME must be a Python name in lower case, such as my_op, got {name!r}")
@@ -95,27 +101,26 @@ def new(name, kind, folder):
     return list(texts)
 
 
-def _taken(kind):
+def _taken(kind: str) -> set[str]:
     """Names of modules, which the operator's would hide, and those in the files, which would hide the operator's."""
     names = {"msops", *sys.builtin_module_names}
-    names |= {
-        module.name for module in pkgutil.iter_modules([path for path in sys.path if path not in ("", os.getcwd())])
-    }
+    elsewhere = [path for path in sys.path if path not in ("", str(Path.cwd()))]
+    names |= {module.name for module in pkgutil.iter_modules(elsewhere)}
     for file, text in _texts(_TEMPLATES[kind], kind).items():
         if file.endswith(".py"):
             for node in ast.walk(ast.parse(text)):
-                names |= {getattr(node, field, None) for field in ("id", "arg", "name")}
+                names |= {getattr(node, field, "") for field in ("id", "arg", "name")}
     return names - {_TEMPLATES[kind]}
 
 
-def _texts(name, kind):
+def _texts(name: str, kind: str) -> dict[str, str]:
     """File name -> text."""
     template = _TEMPLATES[kind]
     installed = _PACKAGE / "templates"
     folder = (installed if installed.is_dir() else _PACKAGE.parent / "examples") / template
     in_code = "".join(part[:1].upper() + part[1:] for part in name.split("_"))
 
-    def rename(text):
+    def rename(text: str) -> str:
         return text.replace(template, name).replace(template.capitalize(), in_code)
 
     files = (f"{template}.cu", f"{template}.py", f"test_{template}.py", f"benchmark_{template}.py", "README.md")

@@ -1,32 +1,41 @@
 """What an operator takes and gives: "feats(N, 8, F), points(N, 3) -> out(N, F)"."""
 
+from __future__ import annotations
+
 import ast
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import mindspore
 from mindspore.common import dtype as mstype
 
 from .check import FLOATS, Spec, accumulator, dtype_name
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 _FUNCTIONS = {"min": min, "max": max}
-_NODES = (ast.BinOp, ast.UnaryOp, ast.Name, ast.Constant, ast.Starred, ast.Load)
-_NODES += (ast.Add, ast.Sub, ast.Mult, ast.FloorDiv, ast.Mod, ast.USub)
+_NODES = (
+    *(ast.BinOp, ast.UnaryOp, ast.Name, ast.Constant, ast.Starred, ast.Load),
+    *(ast.Add, ast.Sub, ast.Mult, ast.FloorDiv, ast.Mod, ast.USub),
+)
 
 
 class _Tensor(NamedTuple):
     """A tensor of a signature. Without sizes it has any shape, without dtype that of the first one without."""
 
     name: str
-    sizes: tuple
-    dtype: str
+    sizes: tuple[ast.expr, ...] | None
+    dtype: str | None
 
-    def words(self):
-        return f"({', '.join(map(ast.unparse, self.sizes))}{',' * (len(self.sizes) == 1)})"
+    def words(self) -> str:
+        sizes = self.sizes or ()
+        return f"({', '.join(map(ast.unparse, sizes))}{',' * (len(sizes) == 1)})"
 
-    def shape(self, operator, values):
-        code = compile(ast.Expression(ast.Tuple(list(self.sizes), ast.Load(), lineno=1, col_offset=0)), "", "eval")
+    def shape(self, operator: str, values: dict[str, Any]) -> tuple[int, ...]:
+        sizes = ast.Tuple(list(self.sizes or ()), ast.Load(), lineno=1, col_offset=0)
+        code = compile(ast.Expression(sizes), "", "eval")
         try:
-            return eval(code, {"__builtins__": {}, **_FUNCTIONS, **values})
+            return eval(code, {"__builtins__": {}, **_FUNCTIONS, **values})  # noqa: S307 (of _NODES alone)
         except ZeroDivisionError:
             raise ValueError(f"{operator}: {self.name} cannot have shape {self.words()}: division by zero") from None
 
@@ -66,7 +75,7 @@ class Signature:
         ValueError: weighted_sum: weight must have shape (K,), got (2, 3, 5)
     """
 
-    def __init__(self, text, dtypes=FLOATS, **values):
+    def __init__(self, text: str, dtypes: Sequence[mindspore.Type] = FLOATS, **values: float) -> None:
         if not isinstance(text, str):
             raise TypeError(f"signature must be a str, got {type(text).__name__}")
         self.text, self.dtypes, self.values = text, tuple(dtypes), values
@@ -82,32 +91,38 @@ class Signature:
             message = error.msg if isinstance(error, SyntaxError) else error
             raise ValueError(f"signature {text!r}: {message}; it must read like 'x(N, C), y(C) -> out(N)'") from None
 
-    def check(self, operator, *specs, shapes=True):
+    def check(self, operator: str, *specs: Spec | str, shapes: bool = True) -> dict[str, Any]:
         """Requires inputs to fit, in their shapes, too, or in their ranks alone. Returns the values of all names of
-        sizes."""
+        sizes. A str stands for what is no Tensor, and is the name of its type."""
         if len(specs) != len(self.inputs):
             names = ", ".join(tensor.name for tensor in self.inputs)
             raise TypeError(f"{operator}: takes {len(self.inputs)} inputs ({names}), got {len(specs)}")
-        first = None
+        given = []
         for tensor, spec in zip(self.inputs, specs):
+            if isinstance(spec, str):
+                raise TypeError(f"{operator}: {tensor.name} must be a Tensor, got {spec}")
+            given.append((tensor, spec))
+        first = None
+        for tensor, spec in given:
             first = self._check_dtype(operator, tensor, spec, first) or first
         values = dict(self.values)
-        for tensor, spec in zip(self.inputs, specs):
-            if tensor.sizes is not None:
-                _bind(operator, tensor, spec, values)
-        for tensor, spec in zip(self.inputs, specs):
-            if shapes and tensor.sizes is not None and spec.shape != (expected := tensor.shape(operator, values)):
+        sized = [(tensor, spec) for tensor, spec in given if tensor.sizes is not None]
+        for tensor, spec in sized:
+            _bind(operator, tensor, spec, values)
+        for tensor, spec in sized:
+            if shapes and spec.shape != (expected := tensor.shape(operator, values)):
                 shown = "" if tensor.words() == str(expected) else f" = {expected}"
                 raise ValueError(f"{operator}: {tensor.name} must have shape {tensor.words()}{shown}, got {spec.shape}")
         return values
 
-    def infer(self, operator, *specs, shapes=True):
+    def infer(self, operator: str, *specs: Spec | str, shapes: bool = True) -> list[Spec]:
         """The Specs of the outputs for inputs of these, which must fit."""
         values = self.check(operator, *specs, shapes=shapes)
-        common = next((spec.dtype for tensor, spec in zip(self.inputs, specs) if tensor.dtype is None), None)
+        given = [spec for spec in specs if isinstance(spec, Spec)]  # all are
+        common = next((spec.dtype for tensor, spec in zip(self.inputs, given) if tensor.dtype is None), None)
         outputs = []
         for out in self.outputs:
-            shape = specs[0].shape if out.sizes is None else out.shape(operator, values)
+            shape = given[0].shape if out.sizes is None else out.shape(operator, values)
             if any(size < 0 for size in shape):
                 raise ValueError(f"{operator}: {out.name} cannot have shape {out.words()} = {shape}")
             if out.dtype is None and common is None:
@@ -115,10 +130,10 @@ class Signature:
             outputs.append(Spec(shape, _dtype(out.dtype, common)))
         return outputs
 
-    def _check_dtype(self, operator, tensor, spec, first):
+    def _check_dtype(
+        self, operator: str, tensor: _Tensor, spec: Spec, first: tuple[str, mindspore.Type] | None
+    ) -> tuple[str, mindspore.Type] | None:
         """Returns (name, dtype) of a tensor that has the common dtype."""
-        if spec.shape is None:
-            raise TypeError(f"{operator}: {tensor.name} must be a Tensor, got {spec.dtype}")
         if any(length is None or length < 0 for length in spec.shape):
             what = "rank" if spec.shape == (-2,) else "shape"
             raise ValueError(f"{operator}: {tensor.name} must have a {what} known at compile time, got {spec.shape}")
@@ -137,7 +152,7 @@ class Signature:
             )
         return tensor.name, spec.dtype
 
-    def _find_mistakes(self):
+    def _find_mistakes(self) -> None:
         names = [tensor.name for tensor in self.inputs + self.outputs]
         for name in names:
             if names.count(name) > 1:
@@ -146,7 +161,7 @@ class Signature:
             [size for tensor in side for size in tensor.sizes or ()] for side in (self.inputs, self.outputs)
         )
         known = {*self.values, *(size.id for size in of_inputs if isinstance(size, ast.Name))}
-        many = {size.value.id for size in of_inputs if isinstance(size, ast.Starred)}
+        many = {name for size in of_inputs if isinstance(size, ast.Starred) for name in _names(size)}
         for size in of_inputs + of_outputs:
             starred = isinstance(size, ast.Starred)
             for name in _names(size):
@@ -158,19 +173,21 @@ class Signature:
                     raise ValueError(f"the size {name} must be a whole number, got {self.values[name]}")
 
 
-def _names(size):
+def _names(size: ast.expr) -> list[str]:
     """Those of sizes in an expression."""
     nodes = list(ast.walk(size))
     called = [node.func for node in nodes if isinstance(node, ast.Call)]
     return [node.id for node in nodes if isinstance(node, ast.Name) and node not in called]
 
 
-def _tensors(text):
-    nodes = ast.parse(f"({text.strip()},)" if text.strip() else "()", mode="eval").body.elts
-    return tuple(map(_tensor, nodes))
+def _tensors(text: str) -> tuple[_Tensor, ...]:
+    node = ast.parse(f"({text.strip()},)" if text.strip() else "()", mode="eval").body
+    if not isinstance(node, ast.Tuple):
+        raise ValueError(f"{text.strip()} is no list of tensors")
+    return tuple(map(_tensor, node.elts))
 
 
-def _tensor(node):
+def _tensor(node: ast.expr) -> _Tensor:
     if isinstance(node, ast.Name):
         return _Tensor(node.id, None, None)
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
@@ -195,20 +212,22 @@ def _tensor(node):
     return _Tensor(node.func.id, tuple(node.args), dtype)
 
 
-def _bind(operator, tensor, spec, values):
+def _bind(operator: str, tensor: _Tensor, spec: Spec, values: dict[str, Any]) -> None:
     """Gives the names among the sizes of a tensor their values."""
-    star = next((i for i, size in enumerate(tensor.sizes) if isinstance(size, ast.Starred)), None)
-    many = len(spec.shape) - len(tensor.sizes) + 1  # axes of the star
+    sizes = tensor.sizes or ()
+    star = next((i for i, size in enumerate(sizes) if isinstance(size, ast.Starred)), None)
+    many = len(spec.shape) - len(sizes) + 1  # axes of the star
     if many < 0 or (star is None and many != 1):
         raise ValueError(f"{operator}: {tensor.name} must have shape {tensor.words()}, got {spec.shape}")
-    for i, size in enumerate(tensor.sizes):
-        if i == star:
-            values.setdefault(size.value.id, spec.shape[i : i + many])
+    for i, size in enumerate(sizes):
+        if isinstance(size, ast.Starred):
+            (name,) = _names(size)
+            values.setdefault(name, spec.shape[i : i + many])
         elif isinstance(size, ast.Name):
             values.setdefault(size.id, spec.shape[i if star is None or i < star else i + many - 1])
 
 
-def _dtype(name, common):
+def _dtype(name: str | None, common: mindspore.Type) -> mindspore.Type:
     if name is None:
         return common
     if name == "accumulator":

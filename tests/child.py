@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 def environment(**variables):
     """In which Python finds what it finds here, from any folder: msops need not be installed."""
-    paths = dict.fromkeys([str(ROOT), *(os.path.abspath(path) for path in sys.path if path)])
+    paths = dict.fromkeys([str(ROOT), *(str(Path(path).absolute()) for path in sys.path if path)])
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **variables}
 
 

@@ -197,7 +197,7 @@ def mindir_elsewhere():
         shutil.copy(built, old)
         net = Net(msops.custom_op(msops.Library(old, variable="FEATURES_CUBE").Cube, "x -> y"))
         mindspore.export(net, Tensor(X), file_name=f"{folder}/cube", file_format="MINDIR")
-        os.rename(old, new)
+        shutil.move(old, new)
         os.environ["FEATURES_CUBE"] = new
         near(nn.GraphCell(mindspore.load(f"{folder}/cube.mindir"))(Tensor(X)), X**3)
 

@@ -5,7 +5,6 @@ python tests/matrix.py [VERSION ...]      of all, or of those: 1.10.0 2.7
 python tests/matrix.py GPU                what works on the GPU of this machine, with the MindSpore that is here
 """
 
-import glob
 import os
 import re
 import shutil
@@ -47,7 +46,7 @@ TESTS += ("custom_op", "signature")
 def interpreter(version):
     """A Python of this version that can make environments, or None."""
     root = os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")
-    for candidate in (shutil.which(f"python{version}"), *sorted(glob.glob(f"{root}/versions/{version}.*/bin/python"))):
+    for candidate in (shutil.which(f"python{version}"), *sorted(Path(root).glob(f"versions/{version}.*/bin/python"))):
         check = f"import ensurepip, sys; sys.exit('%d.%d' % sys.version_info[:2] != '{version}')"
         if candidate and not subprocess.run([candidate, "-c", check], capture_output=True).returncode:
             return candidate
@@ -66,8 +65,8 @@ def environment(python, name, requirements):
         made.write_text(wanted)
     else:
         subprocess.run([*pip, "--force-reinstall", "--no-deps"], check=True)
-    runtime = glob.glob(f"{folder}/lib/python*/site-packages/nvidia/cuda_runtime/lib")
-    libraries = [*runtime, *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
+    runtime = folder.glob("lib/python*/site-packages/nvidia/cuda_runtime/lib")
+    libraries = [*map(str, runtime), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
     variables = {"GLOG_v": "3", "LD_LIBRARY_PATH": ":".join(libraries), "PYTHONPATH": ""}
     return folder / "bin" / "python", {**os.environ, **variables}
 

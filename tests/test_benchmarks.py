@@ -61,8 +61,8 @@ def results_of(case, inputs, empty, stream=None):
 
 def assert_close(got, want, what):
     assert len(got) == len(want)
-    for a, b in zip(got, want):
-        a, b = np.asarray(a, "float64"), np.asarray(b, "float64")
+    for each in zip(got, want):
+        a, b = (np.asarray(array, "float64") for array in each)
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4 * max(1, np.abs(b).max()), err_msg=str(what))
 
 

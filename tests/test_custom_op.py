@@ -2,8 +2,8 @@
 
 import copy
 import gc
-import os
 import re
+import resource
 import struct
 import sys
 import tracemalloc
@@ -307,9 +307,14 @@ def test_operators_need_their_numbers(library, monkeypatch):
     assert gradient_of_closures(library) == 55
 
 
+def resident():
+    """Bytes of this process in memory, MindSpore's own with them."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
 def opened():
     """How many files, and parts of the test's libraries in memory."""
-    return len(os.listdir("/proc/self/fd")), Path("/proc/self/maps").read_text().count("custom_op_test")
+    return len([*Path("/proc/self/fd").iterdir()]), Path("/proc/self/maps").read_text().count("custom_op_test")
 
 
 def test_many_operators(library):
@@ -327,12 +332,13 @@ def test_many_operators(library):
         gc.collect()
 
     make(100)
-    before = opened()
+    before, held = opened(), resident()
     tracemalloc.start()
     make(10_000)
     size, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert size < 2**19
+    assert resident() - held < 2**24
     assert opened() == before
 
 
@@ -635,6 +641,20 @@ def test_too_many_open_sizes(library):
 def test_what_is_no_tensor(mode, library):
     with pytest.raises(TypeError, match="custom_op_test: x must be a Tensor, got float"):
         Net(make_cube(library))(1.5)
+
+
+@needs_open_sizes
+def test_what_is_no_tensor_beside_open_sizes(library):
+    class Half(nn.Cell):
+        def construct(self, x):
+            return both(x, 0.5)
+
+    both = custom_op(library.Both, "x, y -> sum, product")
+    mindspore.set_context(mode=mindspore.GRAPH_MODE)
+    net = Half()
+    net.set_inputs(Tensor(shape=(None,), dtype=mindspore.float32))
+    with pytest.raises(TypeError, match="custom_op_test: y must be a Tensor, got float"):
+        net(Tensor(X))
 
 
 def test_entry_that_fails(mode, library):

@@ -86,7 +86,7 @@ def test_page(page, folder, monkeypatch, capfd):
             sys.modules.pop(path.stem, None)  # another's of that name, such as an example's
         elif language == "python":
             Path(module.__file__).write_text(source + code)
-            exec(compile("\n" * source.count("\n") + code, module.__file__, "exec"), vars(module))
+            exec(compile("\n" * source.count("\n") + code, module.__file__, "exec"), vars(module))  # noqa: S102
             source += code
             printed = capfd.readouterr().out
         elif language == "sh":

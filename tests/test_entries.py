@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-import os
 import re
 import zlib
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -393,7 +393,7 @@ def test_results_do_not_depend_on_the_number_of_threads():
     printed = set()
     for threads in (1, 2, 5):
         code = "import test_entries; test_entries.print_results()"
-        done = run_python("-c", code, cwd=os.path.dirname(__file__), OMP_NUM_THREADS=str(threads))
+        done = run_python("-c", code, cwd=Path(__file__).parent, OMP_NUM_THREADS=str(threads))
         assert done.returncode == 0, done.stderr
         assert done.stdout.count("\n") == len(LARGE_CASES)
         printed.add(done.stdout)

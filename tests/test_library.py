@@ -182,11 +182,11 @@ def test_changed_header_of_the_package(compiler, tmp_path, monkeypatch):
     msops.load("answer", source)
     msops.load("answer", source)
     assert compiler.runs() == 1
-    with open(include / "common" / "dtype.h", "a") as header:
+    with (include / "common" / "dtype.h").open("a") as header:
         header.write("// another line\n")
     assert answer(msops.load("answer", source)) == 5
     assert compiler.runs() == 1
-    with open(include / "common" / "rows.h", "a") as header:  # is not included
+    with (include / "common" / "rows.h").open("a") as header:  # is not included
         header.write("// another line\n")
     msops.load("answer", source)
     assert compiler.runs() == 0
@@ -317,7 +317,7 @@ def test_process_that_is_forked_while_one_builds(compiler, monkeypatch):
 
     monkeypatch.setattr(library._Build, "_compile", forked)
     (lock,) = msops.load("answer", ANSWER % 1).path.parent.glob("*.lock")
-    with open(lock) as file:
+    with lock.open() as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     assert len(copies) == 1
     os.close(copies[0])

@@ -1,9 +1,11 @@
 """The package imports what it needs when a name of it is first asked for."""
 
+import re
+
 import pytest
 
 import msops
-from child import run_python
+from child import ROOT, run_python
 from msops.library import of_package
 
 IN_GRAPH = """
@@ -65,6 +67,52 @@ def test_libraries_elsewhere_are_not_loaded(tmp_path):
     (tmp_path / "program.py").write_text("from msops.library import of_package; print(of_package('add').path)")
     done = run_python("program.py", cwd=tmp_path, LD_LIBRARY_PATH=f"{tmp_path}:{folder}", MSOPS_CACHE=str(folder))
     assert done.stdout == f"{of_package('add').path}\n", done.stderr
+
+
+TYPED = """
+import mindspore
+import msops
+import msops.testing
+
+x = mindspore.Tensor([0.0])
+msops.LLTM(8, 2, bidirectional=True).to_cells()[0](x, (x, x))
+library = msops.Library("x.so")
+operator = msops.custom_op(library.F, "x -> y", alpha=1, beta=0.5, infer=lambda x, **_: x._replace(shape=x.shape[1:]))
+msops.custom_op(library.G, "dy -> dx", gradient=operator)
+print(msops.scratch(mindspore.float32, 3).size + 1, operator.names()[0][0].upper())
+
+
+@msops.once
+def half(n: int) -> int:
+    return n // 2
+
+
+msops.testing.opcheck(operator, [x.asnumpy()], lambda x: x + half(2))
+"""
+MISTYPED = {
+    'msops.LLTM("8", 2)': "arg-type",
+    "msops.sigmiod(x)": "attr-defined",
+    'msops.load("name")': "call-arg",
+    'msops.custom_op(library.F, "x -> y", mode="same")': "arg-type",
+    'half("n")': "arg-type",
+    "msops.testing.opcheck(operator, [x.asnumpy()]).passed": "attr-defined",
+}
+
+
+def test_types(tmp_path):
+    """A type checker takes what is right in a program that uses msops, refuses what is not, and knows all names."""
+    pytest.importorskip("mypy")
+    program = tmp_path / "program.py"
+    revealed = [f"reveal_type(msops.{name})" for name in msops.__all__]
+    program.write_text("\n".join([TYPED, *MISTYPED, *revealed]))
+    options = ["--config-file=", f"--cache-dir={tmp_path}", "--ignore-missing-imports", "--follow-imports=silent"]
+    done = run_python("-m", "mypy", *options, "--strict", program, cwd=tmp_path, MYPYPATH=str(ROOT))
+    errors = re.findall(r"^program.py:(\d+): error: .* \[(.*)\]$", done.stdout, re.MULTILINE)
+    first = TYPED.count("\n") + 2
+    assert errors == [(str(line), kind) for line, kind in enumerate(MISTYPED.values(), first)], done.stdout
+    types = re.findall(r'note: Revealed type is "(.*)"$', done.stdout, re.MULTILINE)
+    assert len(types) == len(msops.__all__)
+    assert "Any" not in types
 
 
 THREADS = """

@@ -63,7 +63,7 @@ def test_dtypes():
             TypeError,
             "op: s must be float32, got float16",
         ),
-        ("x -> z", [(None, "list")], TypeError, "op: x must be a Tensor, got list"),
+        ("x -> z", ["list"], TypeError, "op: x must be a Tensor, got list"),
         ("x -> z", [((-1, 2), F32)], ValueError, "op: x must have a shape known at compile time, got (-1, 2)"),
         ("x(N, C) -> z", [((2,), F32)], ValueError, "op: x must have shape (N, C), got (2,)"),
         ("x(N, N) -> z", [((2, 3), F32)], ValueError, "op: x must have shape (N, N) = (2, 2), got (2, 3)"),
@@ -94,7 +94,7 @@ def test_dtypes():
 )
 def test_inputs_that_do_not_fit(text, inputs, error, message):
     with pytest.raises(error, match=f"^{re.escape(message)}$"):
-        Signature(text).infer("op", *(Spec(*spec) for spec in inputs))
+        Signature(text).infer("op", *(spec if isinstance(spec, str) else Spec(*spec) for spec in inputs))
 
 
 @pytest.mark.parametrize(
@@ -137,6 +137,7 @@ def test_inputs_that_do_not_fit(text, inputs, error, message):
         ("3 -> z", "3 is no tensor"),
         ("x(N -> y", "'(' was never closed" if sys.version_info >= (3, 10) else "unexpected EOF while parsing"),
         ("x) -> y", "unmatched ')'"),
+        ("x) + (y -> z", "x) + (y is no list of tensors"),
         ("x y -> z", "invalid syntax" + (". Perhaps you forgot a comma?" if sys.version_info >= (3, 10) else "")),
         ("in -> y", "invalid syntax"),
     ],

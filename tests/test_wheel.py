@@ -93,6 +93,7 @@ def test_contents(wheel):
     for name in ("swish", "logsumexp"):
         templates = (path for path in (ROOT / "examples" / name).iterdir() if path.is_file())
         expected |= {f"msops/templates/{name}/{path.name}" for path in templates}
+    expected |= {"msops/py.typed"}  # for type checkers
     info = ("METADATA", "RECORD", "WHEEL", "licenses/LICENSE", "top_level.txt")
     expected |= {f"msops-{version}.dist-info/{name}" for name in info}
     assert set(zipfile.ZipFile(wheel).namelist()) == expected

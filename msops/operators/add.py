@@ -1,13 +1,20 @@
-from mindspore import nn, ops
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mindspore import Tensor, nn, ops
 
 from ..custom import custom_op
 from ..library import of_package
 from ..rules import broadcast, scratch
 
+if TYPE_CHECKING:
+    from ..check import Spec
+
 _MAX_RANK = 16  # kMaxRank in aot_kernels/common/axes.h
 
 
-def add(x, y):
+def add(x: Tensor, y: Tensor) -> Tensor:
     r"""Sum of two tensors with NumPy's broadcasting.
 
     .. math:: \text{out}_i = x_i + y_i
@@ -38,35 +45,37 @@ def add(x, y):
 class Add(nn.Cell):
     """See :func:`msops.add`."""
 
-    def construct(self, x, y):
+    def construct(self, x: Tensor, y: Tensor) -> Tensor:
         return _add(x, y)
 
 
-def _infer(x, y):
+def _infer(x: Spec, y: Spec) -> Spec:
     out = broadcast(x, y)
     if len(out.shape) > _MAX_RANK:
         raise ValueError(f"x and y must have at most {_MAX_RANK} axes, got {len(out.shape)}")
     return out
 
 
-def _infer_backward(dout, x):
+def _infer_backward(dout: Spec, x: Spec) -> list[Spec]:
     # Enough parts for the threads of a GPU, but of enough terms each, which a warp shares if they are neighbours.
     share, most = (2048, 4096) if dout.shape[-1:] != x.shape[-1:] else (512, 2048)
     parts = max(1, min(dout.size // max(1, x.size) // share, most, 2**19 // max(1, x.size)))
     return [x, scratch(x.dtype, parts, x.size if parts > 1 else 1)]
 
 
-def _gradient(x, y, out, dout):
+def _gradient(x: Tensor, y: Tensor, out: Tensor, dout: Tensor) -> tuple[Tensor, ...]:
     return _sum_to(dout, x), _sum_to(dout, y)
 
 
-def _sum_to(dout, x):
+def _sum_to(dout: Tensor, x: Tensor) -> Tensor:
     if x.shape == dout.shape:
         return dout
     return _add_backward(dout, x)[0]
 
 
-def _gradient_of_backward(dout, x, out, douts):
+def _gradient_of_backward(
+    dout: Tensor, x: Tensor, out: tuple[Tensor, ...], douts: tuple[Tensor, ...]
+) -> tuple[Tensor, ...]:
     return _add(douts[0], ops.zeros_like(dout)), ops.zeros_like(x)
 
 

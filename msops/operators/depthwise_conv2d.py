@@ -1,21 +1,38 @@
+from __future__ import annotations
+
 import functools
 import math
+from typing import TYPE_CHECKING
 
 import mindspore
-from mindspore import nn, ops
+from mindspore import Tensor, nn, ops
 from mindspore.common.initializer import HeUniform, Uniform
 
 from .. import check
-from ..custom import custom_op
+from ..custom import Operator, custom_op
 from ..library import of_package
 from ..rules import scratch
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+    Numbers = int | Sequence[int]
 
 _NAME = "depthwise_conv2d"
 _LIBRARY = of_package(_NAME)
 _PAD_MODES = ("valid", "same", "pad")  # in the order of PadMode in aot_kernels/depthwise_conv2d.cu
 
 
-def depthwise_conv2d(x, weight, bias=None, stride=1, pad_mode="valid", padding=0, dilation=1):
+def depthwise_conv2d(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Numbers = 1,
+    pad_mode: str = "valid",
+    padding: Numbers = 0,
+    dilation: Numbers = 1,
+) -> Tensor:
     r"""Convolves each channel of an image with kernels of its own.
 
     .. math::
@@ -103,18 +120,18 @@ class DepthwiseConv2d(nn.Cell):
 
     def __init__(
         self,
-        in_channels,
-        kernel_size,
-        stride=1,
-        pad_mode="same",
-        padding=0,
-        dilation=1,
-        has_bias=False,
-        weight_init=None,
-        bias_init=None,
-        dtype=mindspore.float32,
-        channel_multiplier=1,
-    ):
+        in_channels: int,
+        kernel_size: Numbers,
+        stride: Numbers = 1,
+        pad_mode: str = "same",
+        padding: Numbers = 0,
+        dilation: Numbers = 1,
+        has_bias: bool = False,
+        weight_init: check.Init | None = None,
+        bias_init: check.Init | None = None,
+        dtype: mindspore.Type = mindspore.float32,
+        channel_multiplier: int = 1,
+    ) -> None:
         name = "DepthwiseConv2d"
         super().__init__()
         check.boolean(name, "has_bias", has_bias)
@@ -132,12 +149,12 @@ class DepthwiseConv2d(nn.Cell):
             bias_init = Uniform(1 / math.sqrt(math.prod(self.kernel_size))) if bias_init is None else bias_init
             self.bias = check.parameter(name, "bias", bias_init, shape[:1], dtype)
 
-    def construct(self, x):
+    def construct(self, x: Tensor) -> Tensor:
         if self.bias is None:
             return self.forward_op(x, self.weight)
         return self.forward_op(x, self.weight, self.bias)
 
-    def extend_repr(self):
+    def extend_repr(self) -> str:
         return (
             f"in_channels={self.in_channels}, out_channels={self.out_channels}, kernel_size={self.kernel_size}, "
             f"stride={self.stride}, pad_mode={self.pad_mode}, padding={self.padding}, dilation={self.dilation}, "
@@ -146,17 +163,21 @@ class DepthwiseConv2d(nn.Cell):
 
 
 @ops.constexpr
-def _convolution(name, stride, pad_mode, padding, dilation, has_bias):
+def _convolution(
+    name: str, stride: Numbers, pad_mode: str, padding: Numbers, dilation: Numbers, has_bias: bool
+) -> Operator:
     attributes = _attributes(name, stride, pad_mode, padding, dilation, has_bias)
     return _cached_convolution(tuple(attributes.items()))
 
 
 @functools.cache
-def _cached_convolution(attributes):
-    attributes = dict(attributes)
+def _cached_convolution(items: tuple[tuple[str, int], ...]) -> Operator:
+    attributes: dict[str, Any] = dict(items)
     bias, dbias = (", bias(K)", ", dbias") if attributes["has_bias"] else ("", "")
 
-    def gradient_of_backward(x, weight, dout, out, douts):
+    def gradient_of_backward(
+        x: Tensor, weight: Tensor, dout: Tensor, out: tuple[Tensor, ...], douts: tuple[Tensor, ...]
+    ) -> tuple[Tensor, ...]:
         """The convolution is linear in x and the bias, and in weight and the bias."""
         ddx, ddweight, ddbias = douts[0], douts[1], douts[2:-1]
         gradients = backward(ddx, ddweight, dout)
@@ -180,7 +201,9 @@ def _cached_convolution(attributes):
     return forward
 
 
-def _attributes(name, stride, pad_mode, padding, dilation, has_bias):
+def _attributes(
+    name: str, stride: Numbers, pad_mode: str, padding: Numbers, dilation: Numbers, has_bias: bool
+) -> dict[str, int]:
     stride_h, stride_w = _numbers(name, "stride", stride, (2,), 1)
     dilation_h, dilation_w = _numbers(name, "dilation", dilation, (2,), 1)
     padding = _numbers(name, "padding", padding, (2, 4), 0)
@@ -197,7 +220,7 @@ def _attributes(name, stride, pad_mode, padding, dilation, has_bias):
     )  # fmt: skip
 
 
-def _numbers(name, argument, value, lengths, least):
+def _numbers(name: str, argument: str, value: Numbers, lengths: tuple[int, ...], least: int) -> tuple[int, ...]:
     """`value` as a tuple of one of the lengths; one number stands for the first length."""
     numbers = (value,) * lengths[0] if isinstance(value, int) else value
     if not isinstance(numbers, (tuple, list)) or any(not isinstance(n, int) or isinstance(n, bool) for n in numbers):
@@ -209,7 +232,7 @@ def _numbers(name, argument, value, lengths, least):
     return tuple(numbers)
 
 
-def _infer(x, weight, bias=None, **attributes):
+def _infer(x: check.Spec, weight: check.Spec, bias: check.Spec | None = None, **attributes: int) -> check.Spec:
     (n, channels, *image), (kernels, _, *kernel) = x.shape, weight.shape
     if (kernels == 0) != (channels == 0) or (channels and kernels % channels):
         raise ValueError(f"weight must have a multiple of the {channels} channels of x as first size, got {kernels}")
@@ -231,7 +254,9 @@ def _infer(x, weight, bias=None, **attributes):
     return x._replace(shape=(n, kernels, *out))
 
 
-def _infer_backward(x, weight, dout, has_bias, **attributes):
+def _infer_backward(
+    x: check.Spec, weight: check.Spec, dout: check.Spec, has_bias: int, **attributes: int
+) -> list[check.Spec]:
     kernels, _, *kernel = weight.shape
     # Rows for the parts of the positions that the parameters' gradients are first summed over: at most some blocks for
     # each multiprocessor, and enough work for each.

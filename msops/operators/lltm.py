@@ -1,19 +1,29 @@
+from __future__ import annotations
+
 import math
+from typing import TYPE_CHECKING
 
 import mindspore
 import numpy as np
-from mindspore import ParameterTuple, Tensor, nn, ops
+from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 from mindspore.common.initializer import Uniform
 
 from .. import check, compat
-from ..custom import custom_op, once
+from ..custom import Operator, custom_op, once
 from ..library import of_package
 from ..rules import scratch
 from ..signature import Signature
 from .add import _add_backward as _sum_to
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import Any
 
-def lltm_cell(x, h, c, weight, bias):
+    State = tuple[Tensor, Tensor]
+    Description = tuple[tuple[int, ...] | None, Any]
+
+
+def lltm_cell(x: Tensor, h: Tensor, c: Tensor, weight: Tensor, bias: Tensor) -> State:
     r"""One step of the LLTM ("long long-term memory"), a recurrent cell without a forget gate.
 
     .. math::
@@ -53,7 +63,17 @@ def lltm_cell(x, h, c, weight, bias):
     return _step(x, h, c, weight, bias)
 
 
-def lltm(x, h, c, weight_ih, weight_hh, bias, seq_length=None, reverse=False, allow_tf32=False):
+def lltm(
+    x: Tensor,
+    h: Tensor,
+    c: Tensor,
+    weight_ih: Tensor,
+    weight_hh: Tensor,
+    bias: Tensor,
+    seq_length: Tensor | None = None,
+    reverse: bool = False,
+    allow_tf32: bool = False,
+) -> tuple[Tensor, Tensor, Tensor]:
     r"""The LLTM over sequences: all steps of :func:`msops.lltm_cell` in one call.
 
     .. math::
@@ -137,7 +157,7 @@ class LLTMCell(nn.Cell):
         (4, 2) (4, 2)
     """
 
-    def __init__(self, input_size, hidden_size, dtype=mindspore.float32):
+    def __init__(self, input_size: int, hidden_size: int, dtype: mindspore.Type = mindspore.float32) -> None:
         super().__init__()
         self.input_size = check.positive("LLTMCell", "input_size", input_size)
         self.hidden_size = check.positive("LLTMCell", "hidden_size", hidden_size)
@@ -146,13 +166,13 @@ class LLTMCell(nn.Cell):
         self.weight = check.parameter("LLTMCell", "weight", init, shape, dtype)
         self.bias = check.parameter("LLTMCell", "bias", init, shape[:1], dtype)
 
-    def construct(self, x, state):
+    def construct(self, x: Tensor, state: State) -> State:
         if not isinstance(state, (tuple, list)):
             raise TypeError("LLTMCell: state must be a tuple (h, c)")
         h, c = state
         return _step(x, h, c, self.weight, self.bias)
 
-    def extend_repr(self):
+    def extend_repr(self) -> str:
         return f"input_size={self.input_size}, hidden_size={self.hidden_size}"
 
 
@@ -202,16 +222,16 @@ class LLTM(nn.Cell):
 
     def __init__(
         self,
-        input_size,
-        hidden_size,
-        num_layers=1,
-        has_bias=True,
-        batch_first=False,
-        dropout=0.0,
-        bidirectional=False,
-        allow_tf32=False,
-        dtype=mindspore.float32,
-    ):
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        has_bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        allow_tf32: bool = False,
+        dtype: mindspore.Type = mindspore.float32,
+    ) -> None:
         name = "LLTM"
         super().__init__()
         self.input_size = check.positive(name, "input_size", input_size)
@@ -229,7 +249,9 @@ class LLTM(nn.Cell):
         self.drop = compat.dropout(float(dropout)) if dropout > 0 and num_layers > 1 else None
         self.directions = 2 if bidirectional else 1
         init = Uniform(1 / math.sqrt(hidden_size))
-        weight_ih, weight_hh, bias = [], [], []
+        weight_ih: list[Parameter] = []
+        weight_hh: list[Parameter] = []
+        bias: list[Parameter] = []
         for i in range(num_layers * self.directions):
             layer, of_reverse = divmod(i, self.directions)
             suffix = f"_l{layer}{'_reverse' if of_reverse else ''}"
@@ -244,7 +266,7 @@ class LLTM(nn.Cell):
         self.weight_ih, self.weight_hh, self.bias = map(ParameterTuple, (weight_ih, weight_hh, bias))
 
     @classmethod
-    def from_cells(cls, cells, bidirectional=False, **settings):
+    def from_cells(cls, cells: Iterable[LLTMCell], bidirectional: bool = False, **settings: Any) -> LLTM:
         """The layers that step as these cells do, with copies of their parameters.
 
         Args:
@@ -288,7 +310,7 @@ class LLTM(nn.Cell):
             net.bias[i].set_data(Tensor(cell.bias.asnumpy()))
         return net
 
-    def to_cells(self):
+    def to_cells(self) -> list[LLTMCell]:
         """Cells that step as these layers do, with copies of their parameters: the reverse of :meth:`from_cells`.
 
         Returns:
@@ -308,7 +330,9 @@ class LLTM(nn.Cell):
             cells.append(cell)
         return cells
 
-    def construct(self, x, state=None, seq_length=None):
+    def construct(
+        self, x: Tensor, state: State | None = None, seq_length: Tensor | None = None
+    ) -> tuple[Tensor, State]:
         _check_layers(_describe(x), self.input_size)
         if self.batch_first:
             x = ops.transpose(x, (1, 0, 2))
@@ -320,9 +344,10 @@ class LLTM(nn.Cell):
                 raise TypeError("LLTM: state must be a tuple (h_0, c_0)")
             h_0, c_0 = state
             _check_state(_describe(h_0), _describe(c_0), shape)
-        h_n, c_n = (), ()
+        h_n = ()  # type: tuple[Tensor, ...]  # in a comment for MindSpore before 2.7
+        c_n = ()  # type: tuple[Tensor, ...]
         for layer in range(self.num_layers):
-            outputs = ()
+            outputs = ()  # type: tuple[Tensor, ...]
             for direction in range(self.directions):
                 i = layer * self.directions + direction
                 weights = self.weight_ih[i], self.weight_hh[i]
@@ -338,7 +363,7 @@ class LLTM(nn.Cell):
             x = ops.transpose(x, (1, 0, 2))
         return x, (ops.stack(h_n), ops.stack(c_n))
 
-    def extend_repr(self):
+    def extend_repr(self) -> str:
         return (
             f"input_size={self.input_size}, hidden_size={self.hidden_size}, num_layers={self.num_layers}, "
             f"has_bias={self.has_bias}, batch_first={self.batch_first}, dropout={self.dropout}, "
@@ -346,25 +371,31 @@ class LLTM(nn.Cell):
         )
 
 
-def _step(x, h, c, weight, bias):
+def _step(x: Tensor, h: Tensor, c: Tensor, weight: Tensor, bias: Tensor) -> State:
     _check(_describe(x), _describe(h), _describe(c), _describe(weight), _describe(bias))
     product = ops.matmul(ops.concat((h, x), 1), weight.T)
     return _pointwise(product, bias, c)
 
 
-def _describe(x):
+def _describe(x: object) -> Description:
     if isinstance(x, Tensor):
         return x.shape, x.dtype
     return None, type(x)
 
 
+def _spec(description: Description) -> check.Spec | str:
+    shape, kind = description
+    return getattr(kind, "__name__", str(kind)) if shape is None else check.Spec(shape, kind)
+
+
 @once
-def _check(*inputs):
-    specs = [check.Spec(shape, getattr(kind, "__name__", kind)) for shape, kind in inputs]
-    _STEP.check("lltm_cell", *specs)
+def _check(*inputs: Description) -> None:
+    _STEP.check("lltm_cell", *map(_spec, inputs))
 
 
-def _infer_backward(product, bias, c, dnew_h, dnew_c):
+def _infer_backward(
+    product: check.Spec, bias: check.Spec, c: check.Spec, dnew_h: check.Spec, dnew_c: check.Spec
+) -> list[check.Spec]:
     batch, hidden = c.shape
     # Groups of the batch, each summed by blocks of a GPU's threads, of which these are enough to fill it.
     groups = max(1, min(batch // 64, 2**16 // max(1, hidden), 4096))
@@ -372,19 +403,21 @@ def _infer_backward(product, bias, c, dnew_h, dnew_c):
 
 
 @once
-def _check_sequence(*inputs):
-    *specs, lengths = (
-        kind if kind is None else check.Spec(kind[0], getattr(kind[1], "__name__", kind[1])) for kind in inputs
-    )
-    if lengths is None:
-        lengths = specs[0]._replace(shape=specs[0].shape and specs[0].shape[1:2], dtype=mindspore.int32)
-    elif lengths.shape is None or lengths.dtype not in (mindspore.int32, mindspore.int64):
-        raise TypeError(f"lltm: seq_length must be an int32 or int64 Tensor, got {check.dtype_name(lengths.dtype)}")
-    _SEQUENCE.check("lltm", *specs, lengths._replace(dtype=mindspore.int32))
+def _check_sequence(*inputs: Description | None) -> None:
+    specs = [_spec(each) for each in inputs if each is not None]
+    x, lengths = specs[0], specs[-1]
+    if inputs[-1] is None:
+        specs.append(x if isinstance(x, str) else check.Spec(x.shape[1:2], mindspore.int32))
+    elif isinstance(lengths, str) or lengths.dtype not in (mindspore.int32, mindspore.int64):
+        got = check.dtype_name(getattr(lengths, "dtype", lengths))
+        raise TypeError(f"lltm: seq_length must be an int32 or int64 Tensor, got {got}")
+    else:
+        specs[-1] = lengths._replace(dtype=mindspore.int32)
+    _SEQUENCE.check("lltm", *specs)
 
 
 @once
-def _check_layers(x, input_size):
+def _check_layers(x: Description, input_size: int) -> None:
     if x[0] is None:
         raise TypeError(f"LLTM: x must be a Tensor, got {x[1].__name__}")
     if len(x[0]) != 3 or x[0][2] != input_size:
@@ -392,7 +425,7 @@ def _check_layers(x, input_size):
 
 
 @once
-def _check_state(h, c, shape):
+def _check_state(h: Description, c: Description, shape: tuple[int, ...]) -> None:
     for name, (got, kind) in (("h_0", h), ("c_0", c)):
         if got is None:
             raise TypeError(f"LLTM: {name} must be a Tensor, got {kind.__name__}")
@@ -401,18 +434,28 @@ def _check_state(h, c, shape):
 
 
 @once
-def _full_length(steps, batch):
+def _full_length(steps: int, batch: int) -> Tensor:
     return Tensor(np.full(batch, steps, np.int32))
 
 
 class _SequenceGradient(nn.Cell):
     """Of the recurrence: what its backward kernel leaves out are a matmul and a sum."""
 
-    def __init__(self, backward):
+    def __init__(self, backward: Operator) -> None:
         super().__init__()
         self.backward = backward
 
-    def gradient(self, product, weight, bias, h, c, lengths, out, dout):
+    def gradient(
+        self,
+        product: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        h: Tensor,
+        c: Tensor,
+        lengths: Tensor,
+        out: tuple[Tensor, ...],
+        dout: tuple[Tensor, ...],
+    ) -> tuple[Tensor, ...]:
         output, _, _, gates, cells, _ = out
         doutput, dlast_h, dlast_c, _, _, _ = dout
         dproduct, hidden_before, dh, dc, _ = self.backward(
@@ -429,8 +472,8 @@ class _SequenceGradient(nn.Cell):
 
 
 @once
-def _recurrence(reverse, allow_tf32):
-    settings = dict(reverse=reverse, allow_tf32=allow_tf32)
+def _recurrence(reverse: bool, allow_tf32: bool) -> Operator:
+    settings: dict[str, Any] = dict(reverse=reverse, allow_tf32=allow_tf32)
     for name, value in settings.items():
         check.boolean("lltm", name, value)
     library = of_package("lltm_sequence")

@@ -1,10 +1,12 @@
-from mindspore import nn
+from __future__ import annotations
+
+from mindspore import Tensor, nn
 
 from ..custom import custom_op
 from ..library import of_package
 
 
-def _gradient_of_backward(y, dy, dx, ddx):
+def _gradient_of_backward(y: Tensor, dy: Tensor, dx: Tensor, ddx: Tensor) -> tuple[Tensor, ...]:
     return _sigmoid_backward_backward(y, dy, ddx)
 
 
@@ -16,7 +18,7 @@ _sigmoid_backward = custom_op(_library.SigmoidBackward, "y(*S), dy(*S) -> dx(*S)
 _sigmoid = custom_op(_library.SigmoidForward, "x -> y", gradient=_sigmoid_backward)
 
 
-def sigmoid(x):
+def sigmoid(x: Tensor) -> Tensor:
     r"""Logistic sigmoid of each element.
 
     .. math:: y = \frac{1}{1 + e^{-x}}, \qquad \frac{dy}{dx} = y (1 - y)
@@ -43,5 +45,5 @@ def sigmoid(x):
 class Sigmoid(nn.Cell):
     """See :func:`msops.sigmoid`."""
 
-    def construct(self, x):
+    def construct(self, x: Tensor) -> Tensor:
         return _sigmoid(x)

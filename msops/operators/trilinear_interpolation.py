@@ -1,3 +1,5 @@
+from __future__ import annotations
+
 import numpy as np
 from mindspore import Tensor, nn, ops
 
@@ -7,7 +9,9 @@ from ..library import of_package
 _AXES = tuple(Tensor(row) for row in np.eye(3, dtype=np.float32))
 
 
-def _gradient_of_backward(feats, points, dout, out, douts):
+def _gradient_of_backward(
+    feats: Tensor, points: Tensor, dout: Tensor, out: tuple[Tensor, ...], douts: tuple[Tensor, ...]
+) -> tuple[Tensor, ...]:
     """The function is linear along each axis: its derivative is half the difference between far and near side."""
     ddfeats, ddpoints = douts
     ddout = _trilinear_interpolation(ddfeats, points)
@@ -34,7 +38,7 @@ _trilinear_interpolation = custom_op(
 )
 
 
-def trilinear_interpolation(feats, points):
+def trilinear_interpolation(feats: Tensor, points: Tensor) -> Tensor:
     r"""Interpolates features given at the eight corners of a cube.
 
     With :math:`(u, v, w) = (\text{points}_n + 1) / 2` and the corner :math:`4 i_u + 2 i_v + i_w` at
@@ -72,5 +76,5 @@ def trilinear_interpolation(feats, points):
 class TrilinearInterpolation(nn.Cell):
     """See :func:`msops.trilinear_interpolation`."""
 
-    def construct(self, feats, points):
+    def construct(self, feats: Tensor, points: Tensor) -> Tensor:
         return _trilinear_interpolation(feats, points)

@@ -1,70 +1,82 @@
 """Checks of :func:`msops.testing.opcheck`: each raises an AssertionError that says what it saw, and where."""
 
+from __future__ import annotations
+
 import functools
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from mindspore import Tensor, nn, ops
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import numpy.typing as npt
+
+    Array = npt.NDArray[Any]
+    Arrays = Sequence[Array]
+    Function = Callable[..., Any]
 
 
 class Net(nn.Cell):
     """A network of one operator."""
 
-    def __init__(self, operator, **settings):
+    def __init__(self, operator: Function, **settings: Any) -> None:
         super().__init__()
         self.operator = operator
         self.settings = settings
 
-    def construct(self, *inputs):
+    def construct(self, *inputs: Tensor) -> Any:
         return self.operator(*inputs, **self.settings)
 
 
 class Gradient(nn.Cell):
     """The gradients of all `n` inputs of `net`, which are followed by those of its outputs; of one input, no tuple."""
 
-    def __init__(self, net, n):
+    def __init__(self, net: nn.Cell, n: int) -> None:
         super().__init__()
         self.net, self.n = net, n
         self.gradient = ops.GradOperation(get_all=True, sens_param=True)
 
-    def construct(self, *arguments):
+    def construct(self, *arguments: Tensor) -> Any:
         douts = arguments[self.n :]
         gradients = self.gradient(self.net)(*arguments[: self.n], douts[0] if len(douts) == 1 else douts)
         return gradients[0] if self.n == 1 else gradients
 
 
-def as_tuple(value):
+def as_tuple(value: Any) -> tuple[Any, ...]:
     return tuple(value) if isinstance(value, (tuple, list)) else (value,)
 
 
-def run(net, *inputs):
+def run(net: nn.Cell, *inputs: Array | Tensor) -> tuple[Array, ...]:
     """NumPy arrays, or Tensors, through a Cell."""
     return tuple(out.asnumpy() for out in as_tuple(net(*(x if isinstance(x, Tensor) else Tensor(x) for x in inputs))))
 
 
-def run_gradient(net, inputs, douts):
+def run_gradient(net: nn.Cell, inputs: Arrays, douts: Arrays) -> tuple[Array, ...]:
     return run(Gradient(net, len(inputs)), *inputs, *douts)
 
 
-def is_floating(array):
+def is_floating(array: Array) -> bool:
     return array.dtype.kind == "f"
 
 
-def cast(arrays, dtype):
+def cast(arrays: Arrays, dtype: npt.DTypeLike) -> list[Array]:
     """The floating ones among them as `dtype`."""
     return [a.astype(dtype) if is_floating(a) else a for a in arrays]
 
 
-def random_like(arrays, seed=0):
+def random_like(arrays: Arrays, seed: int = 0) -> list[Array]:
     """Gradients of these outputs: of those that are not floating, zeros."""
     rng = np.random.default_rng(seed)
     return [np.asarray(rng.standard_normal(a.shape) * is_floating(a), a.dtype) for a in arrays]
 
 
-def at(name, index):
+def at(name: str, index: Sequence[Any]) -> str:
     return f"{name}[{', '.join(map(str, index))}]" if index else name
 
 
-def assert_equal(results, expected, names=None):
+def assert_equal(results: Arrays, expected: Arrays, names: Sequence[str] | None = None) -> None:
     """Requires equal bits."""
     names = names or [f"output {i}" for i in range(len(expected))]
     assert len(results) == len(expected), f"there are {len(results)} outputs, expected {len(expected)}"
@@ -80,7 +92,7 @@ def assert_equal(results, expected, names=None):
             )
 
 
-def assert_near(got, want, allowed, name):
+def assert_near(got: Array, want: Array, allowed: Array, name: str) -> None:
     """Requires errors of at most `allowed`, an array. Infinities and NaN must be equal."""
     with np.errstate(all="ignore"):
         error = np.where((got == want.astype(got.dtype)) | (np.isnan(got) & np.isnan(want)), 0, np.abs(got - want))
@@ -93,18 +105,24 @@ def assert_near(got, want, allowed, name):
         )
 
 
-def unit(size, dtype):
+def unit(size: Any, dtype: np.dtype[Any]) -> Any:
     """The unit in the last place of numbers of this size in a dtype."""
     largest = np.finfo(dtype).max
     return np.spacing(np.minimum(np.abs(size), largest).astype(dtype)).astype(np.float64)
 
 
-def largest(array):
+def largest(array: Array) -> Any:
     """The largest finite magnitude."""
     return np.abs(array, where=np.isfinite(array), out=np.zeros_like(array)).max(initial=0)
 
 
-def assert_accurate(results, formula, inputs, half_in_float32=True, names=None):
+def assert_accurate(
+    results: Arrays,
+    formula: Function,
+    inputs: Arrays,
+    half_in_float32: bool = True,
+    names: Sequence[str] | None = None,
+) -> None:
     """Requires at most twice the largest error that `formula` makes in NumPy in the inputs' dtype.
 
     Beyond that one unit in the last place of the largest result is allowed, since NumPy's own error may happen to be 0.
@@ -136,7 +154,9 @@ def assert_accurate(results, formula, inputs, half_in_float32=True, names=None):
         assert_near(got, want, np.broadcast_to(allowed, want.shape), name)
 
 
-def finite_differences(function, inputs, douts, i, elements):
+def finite_differences(
+    function: Function, inputs: Arrays, douts: Arrays, i: int, elements: Array
+) -> tuple[Array, float]:
     """The gradient of some elements of input `i`, and the size of the sums of which it is a difference."""
     step = 1e-6
     expected, size = np.empty(len(elements)), 0
@@ -153,14 +173,21 @@ def finite_differences(function, inputs, douts, i, elements):
     return expected, size
 
 
-def some_elements(array, most=200):
+def some_elements(array: Array, most: int = 200) -> Array:
     """Indices of all elements of an array or, of a larger one, of `most` of them."""
     if array.size <= most:
         return np.arange(array.size)
     return np.r_[0, array.size - 1, np.random.default_rng(0).choice(array.size, most - 2, replace=False)]
 
 
-def check_finite_differences(gradients, net, inputs, douts, names=None, which=None):
+def check_finite_differences(
+    gradients: Arrays,
+    net: nn.Cell,
+    inputs: Arrays,
+    douts: Arrays,
+    names: Sequence[str] | None = None,
+    which: Sequence[int] | None = None,
+) -> None:
     """Gradients in float64 are those of finite differences."""
     for i, (array, gradient) in enumerate(zip(inputs, gradients)):
         if not is_floating(array) or (which is not None and i not in which):
@@ -180,7 +207,14 @@ def check_finite_differences(gradients, net, inputs, douts, names=None, which=No
             )
 
 
-def check_gradient_dtype(gradients, in_float64, inputs, douts, names, which):
+def check_gradient_dtype(
+    gradients: Arrays,
+    in_float64: Callable[[Arrays], Arrays],
+    inputs: Arrays,
+    douts: Arrays,
+    names: Sequence[str],
+    which: Sequence[int],
+) -> None:
     """Gradients are those of `in_float64(arrays)`, but for twice what rounding of the arrays changes in them, and a
     unit in the last place of the largest gradient, also of those that come in."""
     arrays = [*inputs, *douts]
@@ -198,15 +232,15 @@ def check_gradient_dtype(gradients, in_float64, inputs, douts, names, which):
         assert_near(got, want, np.broadcast_to(allowed, want.shape), name)
 
 
-def _turned(a):
+def _turned(a: Array) -> Tensor:
     return Tensor(np.ascontiguousarray(a.T)).transpose(tuple(reversed(range(a.ndim)))) if a.ndim else Tensor(a)
 
 
-def _sliced(a):
+def _sliced(a: Array) -> Tensor:
     return Tensor(np.pad(a, 1))[(slice(1, -1),) * a.ndim] if a.ndim else Tensor(a)
 
 
-def check_views(net, arrays, results=None):
+def check_views(net: nn.Cell, arrays: Arrays, results: int | None = None) -> None:
     """Transposed and sliced inputs give what their copies give, bit for bit."""
     expected = run(net, *arrays)[:results]
     for kind, view in (("transposed", _turned), ("sliced", _sliced)):
@@ -216,14 +250,14 @@ def check_views(net, arrays, results=None):
             raise AssertionError(f"{kind}: {error}") from None
 
 
-def check_repeats(net, arrays, results=None):
+def check_repeats(net: nn.Cell, arrays: Arrays, results: int | None = None) -> None:
     """Equal calls give equal bits."""
     expected = run(net, *arrays)[:results]
     for _ in range(3):
         assert_equal(run(net, *arrays)[:results], expected)
 
 
-def check_inputs_unchanged(net, inputs):
+def check_inputs_unchanged(net: nn.Cell, inputs: Arrays) -> None:
     """Inputs are what they were."""
     tensors = [Tensor(a) for a in inputs]
     run(net, *tensors)

@@ -1,6 +1,9 @@
 """Inputs of an operator that follow from its signature and some inputs that it takes."""
 
+from __future__ import annotations
+
 import ast
+from typing import TYPE_CHECKING
 
 import mindspore
 import numpy as np
@@ -9,12 +12,19 @@ from ..check import Spec, dtype_name
 from ..compat import VERSION
 from .checks import is_floating
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any
 
-def specs_of(arrays):
+    from ..custom import Operator
+    from .checks import Array, Arrays
+
+
+def specs_of(arrays: Arrays) -> list[Spec]:
     return [Spec(a.shape, getattr(mindspore, a.dtype.name)) for a in arrays]
 
 
-def small_inputs(operator, arrays):
+def small_inputs(operator: Operator, arrays: Arrays) -> Iterator[tuple[str, list[Array]]]:
     """(words, inputs) with each size that the signature names 0 and 1, all 1, and of tensors of any shape."""
     if not all(map(is_floating, arrays)):
         return
@@ -22,9 +32,10 @@ def small_inputs(operator, arrays):
     values = operator.signature.check(operator.label, *specs_of(arrays))
     names = [name for name in values if name not in operator.signature.values]
 
-    def of(length, *changed):
+    def of(length: int, *changed: str) -> dict[str, Any]:
         return values | {name: (length,) if isinstance(values[name], tuple) else length for name in changed}
 
+    changes: list[tuple[str, dict[str, Any], tuple[int, ...] | None]]
     changes = [(f"{name} = {n}", of(n, name), None) for name in names for n in (0, 1)]
     if names:
         changes.append(("all sizes 1", of(1, *names), None))
@@ -37,18 +48,18 @@ def small_inputs(operator, arrays):
             outputs = operator.infer(*specs_of(changed))
         except (TypeError, ValueError, ZeroDivisionError):
             continue  # the operator refuses that
-        if VERSION < (2, 7) and not all(tensor.size for tensor in [*changed, *outputs]):
+        if VERSION < (2, 7) and 0 in [*(a.size for a in changed), *(out.size for out in outputs)]:
             continue  # MindSpore has no empty tensors
         yield words, changed
 
 
-def wrong_inputs(operator, arrays):
+def wrong_inputs(operator: Operator, arrays: list[Array]) -> Iterator[tuple[str, list[Array]]]:
     """(words, inputs) that the signature rules out."""
     tensors, known = operator.signature.inputs, set(operator.signature.values)
     yield "one input too few", arrays[:-1]
     for i, (tensor, a) in enumerate(zip(tensors, arrays)):
 
-        def replaced(array, i=i):
+        def replaced(array: Array, i: int = i) -> list[Array]:
             return [*arrays[:i], array, *arrays[i + 1 :]]
 
         allowed = {a.dtype.name} if tensor.dtype else set(map(dtype_name, operator.signature.dtypes))
@@ -59,7 +70,7 @@ def wrong_inputs(operator, arrays):
         if sizes and star is None:
             yield f"{tensor.name} of shape {(*a.shape, 1)}", replaced(a[..., None])
         for k, size in enumerate(sizes):
-            name = size.value if k == star else size
+            name = size.value if isinstance(size, ast.Starred) else size
             if isinstance(name, ast.Constant) or (isinstance(name, ast.Name) and name.id in known):
                 axis = k if star is None or k <= star else k - len(sizes)
                 if k != star or a.ndim >= len(sizes):

@@ -13,13 +13,20 @@ from __future__ import annotations
 import ctypes
 import enum
 import functools
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import mindspore
 
 from ..check import Spec, dtype_name
 from ..custom import _as_attribute
-from ..library import Library, of_package
+from ..library import Entry, Library, of_package
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    Attributes = Mapping[str, float] | Iterable[tuple[str, float]]
+
+    from ..custom import Operator
 
 DEFAULT_STREAM = 1  # cudaStreamLegacy: CUDA's default stream by a handle that is not null, which would mean the CPU
 
@@ -42,12 +49,12 @@ class Param(NamedTuple):
     """What an entry is told of an array, true or not. None in one of the first three fields is a null pointer."""
 
     pointer: int | None
-    shape: tuple | None
+    shape: tuple[int, ...] | None
     dtype: str | None
     rank: int | None = None  # None: the shape's
 
     @classmethod
-    def of(cls, array):
+    def of(cls, array: Any) -> Param:
         """The Param of an array of NumPy or torch, or of a DeviceArray; a Param is left as it is."""
         if isinstance(array, cls):
             return array
@@ -58,12 +65,14 @@ class Param(NamedTuple):
         return cls(pointer, tuple(array.shape), _dtype_name(array))
 
 
-def call(entry, arrays, attributes=(), stream=None):
+def call(entry: Entry, arrays: Sequence[Any], attributes: Attributes | None = (), stream: int | None = None) -> Status:
     """Calls an entry once. Takes what :func:`prepare` takes, and returns a Status."""
     return Status(prepare(entry, arrays, attributes, stream)())
 
 
-def prepare(entry, arrays, attributes=(), stream=None):
+def prepare(
+    entry: Entry, arrays: Sequence[Any], attributes: Attributes | None = (), stream: int | None = None
+) -> functools.partial[int]:
     """A function without arguments that calls an entry and returns its status, an int.
 
     Args:
@@ -88,8 +97,9 @@ def prepare(entry, arrays, attributes=(), stream=None):
         OK [2. 2. 2.]
     """
     params = [Param.of(array) for array in arrays]
+    shapes: list[Any]
     shapes = [(ctypes.c_int64 * len(p.shape))(*p.shape) if p.shape else None for p in params]  # rank 0: null, too
-    ranks = [len(p.shape) if p.rank is None else p.rank for p in params]
+    ranks = [len(p.shape or ()) if p.rank is None else p.rank for p in params]
     dtypes = [p.dtype if p.dtype is None else p.dtype.encode() for p in params]
     n = len(params)
     run = functools.partial(
@@ -102,30 +112,32 @@ def prepare(entry, arrays, attributes=(), stream=None):
         ctypes.c_void_p(stream),
         None if attributes is None else ctypes.byref(_aot_extra(dict(attributes))),
     )
-    run.arrays = arrays  # live as long as `run`
+    vars(run).update(arrays=arrays)  # live as long as `run`
     return run
 
 
-def prepare_operator(operator, arrays, stream=DEFAULT_STREAM):
+def prepare_operator(
+    operator: Operator, arrays: Sequence[Any], stream: int | None = DEFAULT_STREAM
+) -> functools.partial[int]:
     """The prepared call (see :func:`prepare`) of an Operator's entry with inputs and outputs; on a GPU's `stream` for
     arrays there."""
     stream = stream if getattr(arrays[0], "is_cuda", False) else None
     return prepare(operator.entry, arrays, operator.attributes, stream)
 
 
-def outputs_of(operator, inputs):
+def outputs_of(operator: Operator, inputs: Sequence[Any]) -> list[tuple[tuple[int, ...], str]]:
     """(shape, dtype's name) of each output of an Operator, scratch included, for inputs with `.shape` and `.dtype`."""
     specs = operator.infer(*(Spec(tuple(x.shape), getattr(mindspore, _dtype_name(x))) for x in inputs))
     return [(spec.shape, dtype_name(spec.dtype)) for spec in specs]
 
 
-def has_gpu_code(library):
+def has_gpu_code(library: Library | str) -> bool:
     """Whether nvcc built a library: a Library, or the name of one of the package's."""
     library = library if isinstance(library, Library) else of_package(library)
     return b"nv_fatbin" in library.path.read_bytes()
 
 
-def _dtype_name(array):
+def _dtype_name(array: Any) -> str:
     return str(array.dtype).split(".")[-1]
 
 
@@ -151,7 +163,7 @@ class _AotExtra(ctypes.Structure):
     _fields_ = (("methods", ctypes.POINTER(_Methods)),)
 
 
-def _aot_extra(attributes):
+def _aot_extra(attributes: Mapping[str, float]) -> _AotExtra:
     """An AotExtra with these attributes, which it takes along for as long as it lives."""
     pairs = (_as_attribute(name, value) for name, value in attributes.items())
     values = {key.encode(): value for key, value in pairs}

@@ -1,18 +1,29 @@
 """The checks of :func:`msops.testing.opcheck` that call an operator's C entry, on arrays amid guard bytes."""
 
+from __future__ import annotations
+
 import contextlib
 import math
 import os
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import mindspore
 import numpy as np
 
-from ..check import Spec
 from . import cuda
 from .checks import assert_equal
+from .derived import specs_of
 from .entry import DEFAULT_STREAM, Param, has_gpu_code, outputs_of, prepare
 from .report import Skipped
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    import numpy.typing as npt
+
+    from ..check import Spec
+    from ..custom import Operator
+    from .checks import Arrays
 
 GUARD = 4096  # bytes before and after each array
 PATTERNS = (0xFF, 0x5A)  # what is in them, and in outputs: NaN in every floating dtype, and a large number
@@ -24,37 +35,45 @@ class Array(NamedTuple):
     name: str
     memory: Any  # bytes: guard, array, guard
     array: Any
-    before: np.ndarray  # what the memory held at first
+    before: npt.NDArray[np.uint8]  # what the memory held at first
 
     @classmethod
-    def place(cls, name, shape, dtype, pattern, driver, values=None):
+    def place(
+        cls,
+        name: str,
+        shape: tuple[int, ...],
+        dtype: str,
+        pattern: int,
+        driver: cuda.Driver | None,
+        values: npt.NDArray[Any] | None = None,
+    ) -> Array:
         size = math.prod(shape) * np.dtype(dtype).itemsize
-        memory = np.full(size + 2 * GUARD, pattern, np.uint8)
+        before = np.full(size + 2 * GUARD, pattern, np.uint8)
         if values is not None:
-            memory[GUARD : GUARD + size] = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
-        before = memory.copy()
+            before[GUARD : GUARD + size] = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
         if driver:
-            memory = driver.copy(memory)
-            return cls(name, memory, memory.part(GUARD, shape, dtype), before)
+            on_device = driver.copy(before)
+            return cls(name, on_device, on_device.part(GUARD, shape, dtype), before)
+        memory = before.copy()
         return cls(name, memory, memory[GUARD : GUARD + size].view(dtype).reshape(shape), before)
 
-    def after(self):
+    def after(self) -> npt.NDArray[np.uint8]:
         return self.memory if isinstance(self.memory, np.ndarray) else self.memory.numpy()
 
-    def values(self):
+    def values(self) -> npt.NDArray[Any]:
         return self.array if isinstance(self.array, np.ndarray) else self.array.numpy()
 
 
 class EntryCall(NamedTuple):
     """A call of an operator's entry. Outputs that are none of the results are scratch."""
 
-    operator: Any
-    arrays: list
+    operator: Operator
+    arrays: list[Array]
     inputs: int  # how many of the arrays
-    results: tuple  # names
-    driver: Any  # None: the CPU
+    results: Sequence[str]  # names
+    driver: cuda.Driver | None  # None: the CPU
 
-    def __call__(self, params=None, count=None):
+    def __call__(self, params: Sequence[Param] | None = None, count: int | None = None) -> int:
         """The status, with other Params, or with the wrong count of them."""
         params = [Param.of(a.array) for a in self.arrays] if params is None else params
         stream = DEFAULT_STREAM if self.driver else None
@@ -65,7 +84,7 @@ class EntryCall(NamedTuple):
         return status
 
 
-def driver_or_none(operator):
+def driver_or_none(operator: Operator) -> cuda.Driver | None:
     """The CUDA driver of MindSpore's device if that is a GPU; the operator must have code for it."""
     if mindspore.get_context("device_target") != "GPU":
         return None
@@ -74,7 +93,13 @@ def driver_or_none(operator):
     return cuda.driver(mindspore.get_context("device_id"))
 
 
-def call_entry(operator, inputs, results, driver, pattern=PATTERNS[0]):
+def call_entry(
+    operator: Operator,
+    inputs: Arrays,
+    results: Sequence[str],
+    driver: cuda.Driver | None,
+    pattern: int = PATTERNS[0],
+) -> EntryCall:
     """Calls the entry with NumPy's inputs, which must succeed. Returns the EntryCall."""
     names = operator.names()
     arrays = [Array.place(name, x.shape, str(x.dtype), pattern, driver, x) for name, x in zip(names[0], inputs)] + [
@@ -87,7 +112,7 @@ def call_entry(operator, inputs, results, driver, pattern=PATTERNS[0]):
     return call
 
 
-def check_bounds(call):
+def check_bounds(call: EntryCall) -> None:
     """Nothing is written before or behind an array."""
     for name, _, _, before, after in ((*a, a.after()) for a in call.arrays):
         wrong = np.flatnonzero(before != after)
@@ -101,14 +126,14 @@ def check_bounds(call):
             )
 
 
-def check_inputs_unchanged(call):
+def check_inputs_unchanged(call: EntryCall) -> None:
     """The entry leaves its inputs as they are."""
     for a in call.arrays[: call.inputs]:
         before = a.before[GUARD : len(a.before) - GUARD].view(a.values().dtype).reshape(a.array.shape)
         assert_equal([a.values()], [before], [f"{call.operator.entry.name}: {a.name}"])
 
 
-def check_written(first, second):
+def check_written(first: EntryCall, second: EntryCall) -> None:
     """Outputs do not depend on what they, or the memory around the arrays, held before."""
     for a, b in zip(first.arrays, second.arrays):
         if a.name not in first.results:
@@ -122,7 +147,7 @@ def check_written(first, second):
 
 
 @contextlib.contextmanager
-def quiet():
+def quiet() -> Iterator[None]:
     """Without what C functions print to stderr."""
     saved, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)
@@ -134,7 +159,7 @@ def quiet():
         os.close(nowhere)
 
 
-def _other_shapes(shape):
+def _other_shapes(shape: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
     """Those with one length less on an axis, and of another rank. No larger ones, since a wrong call may succeed."""
     for axis, length in enumerate(shape):
         if length > 0:
@@ -144,11 +169,11 @@ def _other_shapes(shape):
         yield shape[:-1]
 
 
-def check_wrong_calls(call):
+def check_wrong_calls(call: EntryCall) -> None:
     """A wrong count of parameters, or a shape that does not fit, is refused by a status, and nothing is written."""
     params, before = [Param.of(a.array) for a in call.arrays], [a.after().copy() for a in call.arrays]
 
-    def refused(what, *arguments):
+    def refused(what: str, *arguments: Any) -> None:
         with quiet():
             status = call(*arguments)
         assert status != 0, f"{call.operator.entry.name} returns 0 for {what}"
@@ -157,26 +182,26 @@ def check_wrong_calls(call):
 
     refused("one parameter too few", params, len(params) - 1)
     refused("one parameter too many", [*params, params[-1]])
-    for i, param in enumerate(params):
-        if i >= call.inputs and call.arrays[i].name not in call.results:
+    for i, a in enumerate(call.arrays):
+        if i >= call.inputs and a.name not in call.results:
             continue  # scratch may be of any length
-        for shape in _other_shapes(param.shape):
-            if i >= call.inputs or outputs_with(call, i, shape) != outputs_with(call, i, param.shape):
-                what = f"{call.arrays[i].name} {shape} instead of {param.shape}"
-                refused(what, [*params[:i], param._replace(shape=shape), *params[i + 1 :]])
+        for shape in _other_shapes(a.array.shape):
+            if i >= call.inputs or outputs_with(call, i, shape) != outputs_with(call, i, a.array.shape):
+                what = f"{a.name} {shape} instead of {a.array.shape}"
+                refused(what, [*params[:i], params[i]._replace(shape=shape), *params[i + 1 :]])
 
 
-def outputs_with(call, i, shape):
+def outputs_with(call: EntryCall, i: int, shape: tuple[int, ...]) -> list[Spec] | None:
     """The Specs that are promised for another shape of input i; None if the rule refuses it."""
-    specs = [Spec(tuple(a.array.shape), a.values().dtype.name) for a in call.arrays[: call.inputs]]
+    specs = specs_of([a.array for a in call.arrays[: call.inputs]])
     specs[i] = specs[i]._replace(shape=shape)
     try:
-        return call.operator.infer(*(spec._replace(dtype=getattr(mindspore, spec.dtype)) for spec in specs))
+        return call.operator.infer(*specs)
     except (TypeError, ValueError):
         return None
 
 
-def check_rule_agrees(call):
+def check_rule_agrees(call: EntryCall) -> None:
     """What the operator's rule takes, the entry takes."""
     inputs = [a.values() for a in call.arrays[: call.inputs]]
     for i, x in enumerate(inputs):

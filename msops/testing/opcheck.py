@@ -1,7 +1,9 @@
 """One call that tells whether an operator is sound."""
 
+from __future__ import annotations
+
 import warnings
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import mindspore
 import numpy as np
@@ -14,10 +16,22 @@ from . import checks, derived, memory
 from .checks import Gradient, Net, as_tuple, cast, is_floating, random_like, run
 from .report import CHECKS, ENTRY_CHECKS, OpCheckError, Report, Skipped
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from .checks import Array, Arrays, Function
+
 MODES = {"graph": mindspore.GRAPH_MODE, "pynative": mindspore.PYNATIVE_MODE}
 
 
-def opcheck(op, inputs, reference=None, *, other=None, half_in_float32=True):
+def opcheck(
+    op: Function,
+    inputs: Arrays | Sequence[Arrays],
+    reference: Function | None = None,
+    *,
+    other: tuple[Function, Function] | None = None,
+    half_in_float32: bool = True,
+) -> Report:
     """Checks that an operator is sound, in graph and PyNative mode, on the current device target.
 
     - bounds, inputs unchanged, outputs written: the C entry writes all of its outputs, and nothing else;
@@ -85,7 +99,7 @@ def opcheck(op, inputs, reference=None, *, other=None, half_in_float32=True):
         if report.failures.keys() & {"bounds", "shapes and dtypes"}:  # the process might not survive the rest
             report.skipped.update(dict.fromkeys(CHECKS, "the entry is not safe to call") | report.skipped)
         else:
-            kept = {}
+            kept: dict[str, Arrays] = {}
             for name, number in MODES.items():
                 mindspore.set_context(mode=number)
                 _check_in_mode(subject, name, cases, small, other, kept)
@@ -106,46 +120,52 @@ class _Subject(NamedTuple):
     """What is checked."""
 
     report: Report
-    op: Any
-    reference: Any
+    op: Any  # Operator, Cell or function
+    reference: Any  # function of arrays, or None
     half_in_float32: bool
-    dtypes: list
-    inputs: list  # names
-    results: list  # names of the outputs that are no scratch; None if they are unknown
-    differentiable: list  # indices of inputs
+    dtypes: list[str] | list[None]
+    inputs: list[str]  # names
+    results: list[str]  # names of the outputs that are no scratch; empty if they are unknown
+    differentiable: list[int]  # indices of inputs
 
-    def taken(self, arrays, dtype):
+    def taken(self, arrays: Arrays, dtype: str | None) -> list[Array]:
         """The arrays as the operator takes them where its dtype is this one; None leaves them."""
-        if dtype is None or not isinstance(self.op, Operator):
-            return arrays if dtype is None else cast(arrays, dtype)
+        if dtype is None:
+            return list(arrays)
+        if not isinstance(self.op, Operator):
+            return cast(arrays, dtype)
         own = [t.dtype and dtype_name(_dtype(t.dtype, getattr(mindspore, dtype))) for t in self.op.signature.inputs]
         return [a.astype(kind) if kind else cast([a], dtype)[0] for a, kind in zip(arrays, own)]
 
-    def in_float64(self, arrays):
+    def in_float64(self, arrays: Arrays) -> bool:
         """Whether all gradients of these arrays are float64."""
         return all(arrays[i].dtype == np.float64 for i in self.differentiable)
 
-    def takes_float64(self, arrays):
+    def takes_float64(self, arrays: Arrays) -> bool:
         return "float64" in self.dtypes and self.in_float64(self.taken(arrays, "float64"))
 
-    def variants(self, cases):
+    def variants(self, cases: Sequence[Arrays]) -> Iterator[tuple[str, list[Array]]]:
         """(words, inputs) of each case and dtype."""
         for i, case in enumerate(cases):
             for dtype in self.dtypes:
                 yield f"{dtype or 'as given'}{f', case {i}' if len(cases) > 1 else ''}", self.taken(case, dtype)
 
-    def net(self):
+    def net(self) -> nn.Cell:
         return self.op if isinstance(self.op, nn.Cell) else Net(self.op)
 
-    def accurate(self, results, arrays):
+    def without_scratch(self, outs: Arrays) -> Arrays:
+        return outs[: len(self.results) or None]
+
+    def accurate(self, results: Arrays, arrays: Arrays) -> None:
         checks.assert_accurate(results, self.reference, arrays, self.half_in_float32, self.results)
 
 
-def _describe(op, reference, half_in_float32, inputs):
+def _describe(op: Any, reference: Function | None, half_in_float32: bool, inputs: Arrays) -> _Subject:
     is_operator = isinstance(op, Operator)
     name = op.label if is_operator else getattr(op, "__name__", type(op).__name__)
     names = [f"input {i}" for i in range(len(inputs))]
-    results, gradient = None, None
+    results: list[str] = []
+    gradient = None
     if is_operator:
         names, outputs = op.names()
         gradient = op.gradient
@@ -170,7 +190,7 @@ def _describe(op, reference, half_in_float32, inputs):
     return subject
 
 
-def _dtypes(op, inputs):
+def _dtypes(op: Any, inputs: Arrays) -> list[str] | list[None]:
     """The floating ones that the operator takes; [None] if that is not for us to choose."""
     names = [dtype_name(dtype) for dtype in FLOATS]
     if not any(map(is_floating, inputs)):
@@ -178,7 +198,7 @@ def _dtypes(op, inputs):
     if isinstance(op, Operator):
         return [name for name in names if getattr(mindspore, name) in op.signature.dtypes] or [None]
 
-    def takes(name):
+    def takes(name: str) -> bool:
         try:
             return bool(run(op if isinstance(op, nn.Cell) else Net(op), *cast(inputs, name)))
         except TypeError:
@@ -187,7 +207,7 @@ def _dtypes(op, inputs):
     return [name for name in names if takes(name)] or names
 
 
-def _check_entries(subject, check, where, arrays):
+def _check_entries(subject: _Subject, check: str, where: str, arrays: Arrays) -> None:
     """All that concerns an operator's entry, and its gradient's. What it cannot be called with counts as `check`."""
     operator, gradient, attempt = subject.op, subject.op.gradient, subject.report.attempt
     if not attempt(check, where, _check_promise, subject, arrays):
@@ -205,7 +225,9 @@ def _check_entries(subject, check, where, arrays):
         _check_entry(subject.report, check, where, gradient, [named[name] for name in takes], results)
 
 
-def _check_entry(report, check, where, operator, arrays, results):
+def _check_entry(
+    report: Report, check: str, where: str, operator: Operator, arrays: Arrays, results: Sequence[str]
+) -> memory.EntryCall | None:
     try:
         driver = memory.driver_or_none(operator)
     except Skipped as reason:
@@ -224,16 +246,23 @@ def _check_entry(report, check, where, operator, arrays, results):
     return calls[0]
 
 
-def _check_in_mode(subject, mode, cases, small, other, kept):
+def _check_in_mode(
+    subject: _Subject,
+    mode: str,
+    cases: Sequence[Arrays],
+    small: list[tuple[str, list[Array]]],
+    other: tuple[Function, Function] | None,
+    kept: dict[str, Arrays],
+) -> None:
     """All that needs no entry. `kept` holds the results of the mode before."""
     attempt, net = subject.report.attempt, subject.net()
     gradient = Gradient(net, len(subject.inputs))
-    for where, arrays in subject.variants(cases):
-        key, where = where, f"{mode}, {where}"
+    for key, arrays in subject.variants(cases):
+        where = f"{mode}, {key}"
         all_outs = attempt("shapes and dtypes", where, run, net, *arrays)
         if all_outs is None:
             continue
-        outs = all_outs[: subject.results and len(subject.results)]
+        outs = subject.without_scratch(all_outs)
         attempt("shapes and dtypes", where, _check_promise, subject, arrays, outs)
         if subject.reference:
             attempt("forward", where, subject.accurate, outs, arrays)
@@ -268,21 +297,24 @@ def _check_in_mode(subject, mode, cases, small, other, kept):
         )
 
 
-def _douts(outs, results):
+def _douts(outs: Arrays, results: int) -> list[Array]:
     """Gradients of the outputs; of scratch, zeros."""
     return [dout * (i < results) for i, dout in enumerate(random_like(outs))]
 
 
-def _check_gradients(subject, gradients, net, gradient, arrays, douts):
+def _check_gradients(
+    subject: _Subject, gradients: Arrays, net: nn.Cell, gradient: nn.Cell, arrays: Arrays, douts: Arrays
+) -> None:
     names, which = subject.inputs, subject.differentiable
     if subject.in_float64(arrays):
-        return checks.check_finite_differences(gradients, net, arrays, douts, names, which)
+        checks.check_finite_differences(gradients, net, arrays, douts, names, which)
+        return
     n = len(arrays)
     if not subject.takes_float64(arrays):
         if not subject.reference:
             raise Skipped("the operator takes no float64, and there is no reference")
 
-        def differences(arguments):
+        def differences(arguments: Arrays) -> Arrays:
             """Those of the reference; where none are taken, the gradients themselves."""
             arguments = cast(arguments, np.float64)
             expected = cast(gradients, np.float64)
@@ -292,17 +324,18 @@ def _check_gradients(subject, gradients, net, gradient, arrays, douts):
                 expected[i].flat[elements] = checks.finite_differences(*parts)[0]
             return expected
 
-        return checks.check_gradient_dtype(gradients, differences, arrays, douts, names, which)
+        checks.check_gradient_dtype(gradients, differences, arrays, douts, names, which)
+        return
     exact = run(net, *subject.taken(arrays, "float64"))
 
-    def in_float64(arguments):
-        inputs = subject.taken(arguments[:n], "float64")
-        return run(gradient, *inputs, *(d.astype(out.dtype) for d, out in zip(arguments[n:], exact)))
+    def in_float64(arguments: Arrays) -> Arrays:
+        douts = (dout.astype(out.dtype) for dout, out in zip(arguments[n:], exact))
+        return run(gradient, *subject.taken(arguments[:n], "float64"), *douts)
 
     checks.check_gradient_dtype(gradients, in_float64, arrays, douts, names, which)
 
 
-def _check_promise(subject, arrays, outs=None):
+def _check_promise(subject: _Subject, arrays: Arrays, outs: Arrays | None = None) -> bool:
     """Shapes and dtypes are those that the operator promises and the reference has, which may compute in float64."""
     specs = _promised(subject.op, arrays) if outs is None else [(out.shape, out.dtype.name) for out in outs]
     promised = _promised(subject.op, arrays) if isinstance(subject.op, Operator) else specs
@@ -321,18 +354,18 @@ def _check_promise(subject, arrays, outs=None):
     return True
 
 
-def _promised(operator, arrays):
+def _promised(operator: Operator, arrays: Arrays) -> list[tuple[tuple[int, ...], str]]:
     return [(spec.shape, dtype_name(spec.dtype)) for spec in operator.infer(*derived.specs_of(arrays))]
 
 
-def _check_small(subject, net, gradient, arrays):
+def _check_small(subject: _Subject, net: nn.Cell, gradient: nn.Cell, arrays: Arrays) -> None:
     all_outs = run(net, *arrays)
-    outs = all_outs[: len(subject.results)]
+    outs = subject.without_scratch(all_outs)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             subject.reference(*arrays)
-        except Exception:  # there may be no formula for so few elements
+        except Exception:  # noqa: BLE001 (there may be no formula for so few elements)
             subject = subject._replace(reference=None)
         _check_promise(subject, arrays, outs)
         if subject.reference:
@@ -342,7 +375,7 @@ def _check_small(subject, net, gradient, arrays):
         _check_gradients(subject, run(gradient, *arrays, *douts), net, gradient, arrays, douts)
 
 
-def _check_refused(operator, net, arrays):
+def _check_refused(operator: Operator, net: nn.Cell, arrays: Arrays) -> None:
     """Wrong inputs raise a TypeError or a ValueError."""
     try:
         operator.infer(*derived.specs_of(arrays))
@@ -355,18 +388,18 @@ def _check_refused(operator, net, arrays):
             run(net, *arrays)
     except (TypeError, ValueError):
         return
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 (is what is looked for)
         raise AssertionError(f"raises {type(error).__name__}, expected TypeError or ValueError") from None
     raise AssertionError("nothing is raised")
 
 
-def _check_other(subject, arrays, other):
+def _check_other(subject: _Subject, arrays: Arrays, other: _Subject) -> None:
     """Calls in between of another instance of the same entry, and their gradients, do not mix."""
 
-    def results(of):
+    def results(of: _Subject) -> list[Array]:
         net = of.net()
         all_outs = run(net, *arrays)
-        outs = all_outs[: of.results and len(of.results)]
+        outs = of.without_scratch(all_outs)
         douts = _douts(all_outs, len(outs))
         gradient = Gradient(net, len(arrays))
         gradients = run(gradient, *arrays, *douts) if of.differentiable else ()

@@ -1,6 +1,11 @@
 """What :func:`msops.testing.opcheck` found."""
 
-from typing import NamedTuple
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 ENTRY_CHECKS = ("bounds", "inputs unchanged", "outputs written", "wrong calls")
 CHECKS = (
@@ -21,7 +26,7 @@ class OpCheckError(AssertionError):
         report (Report): What the message says.
     """
 
-    def __init__(self, report):
+    def __init__(self, report: Report) -> None:
         super().__init__(str(report))
         self.report = report
 
@@ -37,11 +42,11 @@ class Report(NamedTuple):
     """
 
     operator: str
-    made: set
-    failures: dict
-    skipped: dict
+    made: set[str]
+    failures: dict[str, list[str]]
+    skipped: dict[str, str]
 
-    def __str__(self):
+    def __str__(self) -> str:
         lines = [f"opcheck of {self.operator}"]
         for check in CHECKS:
             words = ["FAILED" if check in self.failures else "ok"] * (check in self.made)
@@ -50,14 +55,14 @@ class Report(NamedTuple):
             lines += [f"    {failure}" for failure in self.failures.get(check, ())]
         return "\n".join(lines)
 
-    def attempt(self, check, where, function, *arguments):
+    def attempt(self, check: str, where: str, function: Callable[..., Any], *arguments: Any) -> Any:
         """Calls a function of a check, and returns what it does. What it raises is a failure, but for Skipped."""
         try:
             result = function(*arguments)
         except Skipped as reason:
             self.skipped[check] = str(reason)
             return None
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 (is reported)
             kind = "" if isinstance(error, AssertionError) else f"{type(error).__name__}: "
             line = f"{where}: {kind}{str(error).strip().splitlines()[0]}"
             found = self.failures.setdefault(check, [])
