@@ -1,3 +1,4 @@
+import functools
 import math
 
 import mindspore
@@ -100,6 +101,8 @@ def lltm(x, h, c, weight_ih, weight_hh, bias, seq_length=None, reverse=False, al
     steps, batch, inputs = x.shape
     if seq_length is None:
         seq_length = _full_length(steps, batch)
+        if seq_length is None:
+            seq_length = ops.full((batch,), steps, dtype=mindspore.int32)
     elif seq_length.dtype == mindspore.int64:
         seq_length = ops.cast(ops.minimum(ops.maximum(seq_length, 0), steps), mindspore.int32)
     shape = (steps, batch, bias.shape[0])
@@ -108,12 +111,15 @@ def lltm(x, h, c, weight_ih, weight_hh, bias, seq_length=None, reverse=False, al
     else:
         product = ops.reshape(_times_transposed(ops.reshape(x, (steps * batch, inputs)), weight_ih), shape)
     recurrence = _recurrence(reverse, allow_tf32)
-    output, h_n, c_n, _, _, _ = recurrence(product, weight_hh, bias, h, c, seq_length)
+    output, h_n, c_n, _, _, _ = recurrence(_as(product, h), weight_hh, bias, h, c, seq_length)
     return output, h_n, c_n
 
 
 class LLTMCell(nn.Cell):
     r"""An LLTM cell with its parameters: `cell(x, (h, c))` is `(new_h, new_c)`. See :func:`msops.lltm_cell`.
+
+    State and parameters are cast to the dtype of `x`, which that of the results is. So it works in mixed precision; the
+    gradients have the dtypes of what they belong to.
 
     Args:
         input_size (int): I, the number of columns of `x`.
@@ -150,7 +156,7 @@ class LLTMCell(nn.Cell):
         if not isinstance(state, (tuple, list)):
             raise TypeError("LLTMCell: state must be a tuple (h, c)")
         h, c = state
-        return _step(x, h, c, self.weight, self.bias)
+        return _step(x, _as(h, x), _as(c, x), _as(self.weight, x), _as(self.bias, x))
 
     def extend_repr(self):
         return f"input_size={self.input_size}, hidden_size={self.hidden_size}"
@@ -162,6 +168,8 @@ class LLTM(nn.Cell):
 
     With L layers of D directions (2 if `bidirectional`), a layer takes the outputs of the one before, (T, B, D * H):
     those of the forward direction, then those of the other, which begins at each sample's last step.
+
+    State and parameters are cast to the dtype of `x`, as in :class:`msops.LLTMCell`.
 
     Args:
         input_size (int): I, the number of features of `x`.
@@ -312,12 +320,11 @@ class LLTM(nn.Cell):
         _check_layers(_describe(x), self.input_size)
         if self.batch_first:
             x = ops.transpose(x, (1, 0, 2))
-        shape = (self.num_layers * self.directions, x.shape[1], self.hidden_size)
-        if state is None:
-            h_0 = c_0 = ops.zeros(shape, x.dtype)
-        else:
+        batch = x.shape[1]
+        if state is not None:
             if not isinstance(state, (tuple, list)):
                 raise TypeError("LLTM: state must be a tuple (h_0, c_0)")
+            shape = (self.num_layers * self.directions, batch, self.hidden_size)
             h_0, c_0 = state
             _check_state(_describe(h_0), _describe(c_0), shape)
         h_n, c_n = (), ()
@@ -325,9 +332,13 @@ class LLTM(nn.Cell):
             outputs = ()
             for direction in range(self.directions):
                 i = layer * self.directions + direction
-                weights = self.weight_ih[i], self.weight_hh[i]
-                bias = self.bias[i] if self.has_bias else ops.zeros((3 * self.hidden_size,), x.dtype)
-                output, h, c = lltm(x, h_0[i], c_0[i], *weights, bias, seq_length, direction == 1, self.allow_tf32)
+                if state is None:
+                    h = c = ops.zeros((batch, self.hidden_size), x.dtype)
+                else:
+                    h, c = _as(state[0][i], x), _as(state[1][i], x)
+                weights = _as(self.weight_ih[i], x), _as(self.weight_hh[i], x)
+                bias = _as(self.bias[i], x) if self.has_bias else ops.zeros((3 * self.hidden_size,), x.dtype)
+                output, h, c = lltm(x, h, c, *weights, bias, seq_length, direction == 1, self.allow_tf32)
                 outputs += (output,)
                 h_n += (h,)
                 c_n += (c,)
@@ -349,7 +360,14 @@ class LLTM(nn.Cell):
 def _step(x, h, c, weight, bias):
     _check(_describe(x), _describe(h), _describe(c), _describe(weight), _describe(bias))
     product = ops.matmul(ops.concat((h, x), 1), weight.T)
-    return _pointwise(product, bias, c)
+    return _pointwise(_as(product, c), bias, c)
+
+
+def _as(tensor, x):
+    """In the dtype of x. Of what is no Tensor a check tells."""
+    if not isinstance(tensor, Tensor) or not isinstance(x, Tensor) or tensor.dtype == x.dtype:
+        return tensor
+    return ops.cast(tensor, x.dtype)
 
 
 def _describe(x):
@@ -358,10 +376,28 @@ def _describe(x):
     return None, type(x)
 
 
-@once
+def _once(make):
+    """`once`, where sizes may be open: None."""
+    return ops.constexpr(functools.lru_cache(maxsize=None, typed=True)(make), check=False)
+
+
+@_once
 def _check(*inputs):
-    specs = [check.Spec(shape, getattr(kind, "__name__", kind)) for shape, kind in inputs]
-    _STEP.check("lltm_cell", *specs)
+    _check_known(_STEP, "lltm_cell", [_spec(*each) for each in inputs])
+
+
+def _spec(shape, kind):
+    if shape is None and isinstance(kind, mindspore.common.dtype.typing.Number):
+        shape = (-2,)  # a Tensor of an open rank
+    return check.Spec(shape, getattr(kind, "__name__", kind))
+
+
+def _check_known(signature, name, specs):
+    """Where sizes are open, the operators check them when the graph runs."""
+    is_open = any(None in (spec.shape or ()) for spec in specs)
+    if is_open:
+        specs = [spec._replace(shape=spec.shape and tuple(size or 1 for size in spec.shape)) for spec in specs]
+    signature.check(name, *specs, shapes=not is_open)
 
 
 def _infer_backward(product, bias, c, dnew_h, dnew_c):
@@ -371,38 +407,42 @@ def _infer_backward(product, bias, c, dnew_h, dnew_c):
     return [product, bias, c, scratch(c.dtype, groups, 3 * hidden)]
 
 
-@once
+@_once
 def _check_sequence(*inputs):
-    *specs, lengths = (
-        kind if kind is None else check.Spec(kind[0], getattr(kind[1], "__name__", kind[1])) for kind in inputs
-    )
+    *specs, lengths = (each and _spec(*each) for each in inputs)
     if lengths is None:
         lengths = specs[0]._replace(shape=specs[0].shape and specs[0].shape[1:2], dtype=mindspore.int32)
     elif lengths.shape is None or lengths.dtype not in (mindspore.int32, mindspore.int64):
         raise TypeError(f"lltm: seq_length must be an int32 or int64 Tensor, got {check.dtype_name(lengths.dtype)}")
-    _SEQUENCE.check("lltm", *specs, lengths._replace(dtype=mindspore.int32))
+    _check_known(_SEQUENCE, "lltm", [*specs, lengths._replace(dtype=mindspore.int32)])
 
 
-@once
+@_once
 def _check_layers(x, input_size):
-    if x[0] is None:
-        raise TypeError(f"LLTM: x must be a Tensor, got {x[1].__name__}")
-    if len(x[0]) != 3 or x[0][2] != input_size:
-        raise ValueError(f"LLTM: x must have three axes, the last of {input_size}, got {x[0]}")
+    x = _spec(*x)
+    if x.shape is None:
+        raise TypeError(f"LLTM: x must be a Tensor, got {x.dtype}")
+    if not _fits(x.shape, (None, None, input_size)):
+        raise ValueError(f"LLTM: x must have three axes, the last of {input_size}, got {x.shape}")
 
 
-@once
+@_once
 def _check_state(h, c, shape):
-    for name, (got, kind) in (("h_0", h), ("c_0", c)):
-        if got is None:
-            raise TypeError(f"LLTM: {name} must be a Tensor, got {kind.__name__}")
-        if got != shape:
-            raise ValueError(f"LLTM: {name} must have shape {shape}, got {got}")
+    for name, got in (("h_0", _spec(*h)), ("c_0", _spec(*c))):
+        if got.shape is None:
+            raise TypeError(f"LLTM: {name} must be a Tensor, got {got.dtype}")
+        if not _fits(got.shape, shape):
+            raise ValueError(f"LLTM: {name} must have shape {shape}, got {got.shape}")
 
 
-@once
+def _fits(shape, wanted):
+    """Whether all sizes that are known are equal."""
+    return len(shape) == len(wanted) and all(a == b or a is None or b is None for a, b in zip(shape, wanted))
+
+
+@_once
 def _full_length(steps, batch):
-    return Tensor(np.full(batch, steps, np.int32))
+    return None if steps is None or batch is None else Tensor(np.full(batch, steps, np.int32))
 
 
 class _SequenceGradient(nn.Cell):
@@ -425,7 +465,7 @@ class _SequenceGradient(nn.Cell):
         else:
             dweight = _transposed_times(dgates, ops.reshape(hidden_before, (rows, weight.shape[1])))
         dbias, _ = _sum_to(dgates, bias)
-        return dproduct, dweight, dbias, dh, dc, ops.zeros_like(lengths)
+        return dproduct, _as(dweight, weight), dbias, dh, dc, ops.zeros_like(lengths)
 
 
 @once
