@@ -50,7 +50,7 @@ def processes():
 
 
 def learn_digits(net, args, name, required):
-    """Trains `net`, from images (N, 1, 8, 8) to scores (N, 10), to read digits. Under `msrun` each process takes its part
+    """Trains `net`, from images (N, 1, 8, 8) to scores (N, 10), to read digits. Under `msrun` each process takes a part
     of each batch.
 
     Saves a table and a picture of how that went, and exits with an error if the test accuracy is below `required`.

@@ -156,7 +156,9 @@ class Flat(nn.Cell):
 
     def construct(self, x, h, c):
         output, state = self.net(x, (h, c))
-        return (output, *state) if isinstance(state, tuple) else (output, state)
+        if isinstance(state, tuple):
+            return output, state[0], state[1]
+        return output, state
 
 
 class Weighted(nn.Cell):
