@@ -194,21 +194,21 @@ class Operator(ops.Custom):
 
     def __infer__(self, *inputs):
         specs = tuple(map(from_inference, inputs))
-        is_open = self._has_open_sizes and _is_open(specs)
+        kept = self._inferred.get(specs)
+        if kept is None:
+            is_open = self._has_open_sizes and _is_open(specs)
+            outputs = self._infer_open(specs) if is_open else self.infer(*specs)
+            shapes, dtypes = zip(*((out.shape, mstype.typing.TensorType(out.dtype)) for out in outputs))
+            kept = (shapes[0], dtypes[0], is_open) if len(outputs) == 1 else (shapes, dtypes, is_open)
+            if len(self._inferred) >= _KEPT:
+                self._inferred.clear()
+            self._inferred[specs] = kept
+        shape, dtype, is_open = kept
         if is_open:
             # When the graph runs, MindSpore asks the C function: in this place, to whose copy it gives what is added.
             self._dtypes = [spec.dtype for spec in specs]
             self.add_prim_attr("cpp_infer_shape", True)
             self.del_prim_attr("cpp_infer_shape")
-        inferred = self._inferred.get(specs)
-        if inferred is None:
-            outputs = self._infer_open(specs) if is_open else self.infer(*specs)
-            shapes, dtypes = zip(*((out.shape, mstype.typing.TensorType(out.dtype)) for out in outputs))
-            inferred = (shapes[0], dtypes[0]) if len(outputs) == 1 else (shapes, dtypes)
-            if len(self._inferred) >= _KEPT:
-                self._inferred.clear()
-            self._inferred[specs] = inferred
-        shape, dtype = inferred
         return {"shape": shape, "dtype": dtype, "value": None}
 
     def __deepcopy__(self, memo):
@@ -340,17 +340,18 @@ def _is_open(specs):
     ctypes.POINTER(ctypes.c_int),
     ctypes.POINTER(ctypes.POINTER(ctypes.c_int64)),
     ctypes.POINTER(ctypes.c_int64),
+    ctypes.c_int,
     ctypes.POINTER(ctypes.c_char),
 )
-def _sizes_of_outputs(number, ranks, shapes, sizes, message):
+def _sizes_of_outputs(number, ranks, shapes, sizes, room, message):
     """The msops::Rule of aot_kernels/common/open_sizes.h."""
     try:
         operator = _operators[number]
         specs = [Spec(tuple(shapes[i][: ranks[i]]), dtype) for i, dtype in enumerate(operator._dtypes)]
         outputs = operator._infer_open(specs) if _is_open(specs) else operator.infer(*specs)
         numbers = [size for out in outputs for size in (len(out.shape), *out.shape)]
-        if len(numbers) > _ROOM:
-            raise ValueError(f"{operator.label}: the outputs have more than {_ROOM} sizes")
+        if len(numbers) > room:
+            raise ValueError(f"{operator.label}: the outputs have more than {room} sizes")
         for i, size in enumerate(numbers):
             sizes[i] = size
         return len(outputs)
@@ -360,7 +361,6 @@ def _sizes_of_outputs(number, ranks, shapes, sizes, message):
         return 0
 
 
-_ROOM = 256  # for sizes in aot_kernels/common/open_sizes.h
 _STAND_INS = 1, 2**10, 2**20  # for open sizes, in rules
 _KEPT = 1000  # results of inference
 _lock = threading.Lock()  # of what follows
