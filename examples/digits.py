@@ -12,7 +12,7 @@ class Block(nn.Cell):
     def __init__(self, channels):
         super().__init__()
         self.depthwise = msops.DepthwiseConv2d(channels, 3)
-        self.norm = nn.BatchNorm2d(channels)
+        self.norm = nn.GroupNorm(channels // 4, channels)
         self.gate = nn.Conv2d(channels, channels, 1, has_bias=True)
         self.sigmoid = msops.Sigmoid()
         self.pointwise = nn.Conv2d(channels, channels, 1)
@@ -45,4 +45,4 @@ class DigitNet(nn.Cell):
 
 if __name__ == "__main__":
     args = options(__doc__, "epochs", 20)
-    learn_digits(DigitNet(channels=16), args, "digits.png", required=0.97)
+    learn_digits(DigitNet(channels=16), args, "digits", required=0.97)

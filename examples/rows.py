@@ -23,4 +23,4 @@ class RowReader(nn.Cell):
 
 if __name__ == "__main__":
     args = options(__doc__, "epochs", 30)
-    learn_digits(RowReader(hidden_size=128), args, "rows.png", required=0.95)
+    learn_digits(RowReader(hidden_size=128), args, "rows", required=0.95)

@@ -144,7 +144,7 @@ class Operator(ops.Custom):
         self.number, self.entry, self.signature, self.attributes = number, entry, signature, dict(attributes)
         self.rule, self.gradient, self.label = infer, gradient, name
         # PyNative mode asks at each call, which would take some 50 us.
-        self._inferred: dict[tuple[Spec | str, ...], tuple[Any, Any]] = {}
+        self._inferred: dict[tuple[Spec | str, ...], tuple[Any, Any, bool]] = {}
         if infer and any(out.sizes is not None for out in signature.outputs):
             raise ValueError(f"{name}: the sizes of outputs must come from infer or the signature, not both")
         # MindSpore wants rules for shape and dtype, but asks __infer__ below for both.
@@ -225,22 +225,22 @@ class Operator(ops.Custom):
 
     def __infer__(self, *inputs: dict[str, Any]) -> dict[str, Any]:
         specs = tuple(map(from_inference, inputs))
-        tensors = [spec for spec in specs if isinstance(spec, Spec)]
-        is_open = self._has_open_sizes and len(tensors) == len(specs) and _is_open(tensors)
-        if is_open:
-            # When the graph runs, MindSpore asks the C function: in this place, to whose copy it gives what is added.
-            self._dtypes = [spec.dtype for spec in tensors]
-            self.add_prim_attr("cpp_infer_shape", True)
-            self.del_prim_attr("cpp_infer_shape")
-        inferred = self._inferred.get(specs)
-        if inferred is None:
+        kept = self._inferred.get(specs)
+        if kept is None:
+            tensors = [spec for spec in specs if isinstance(spec, Spec)]
+            is_open = self._has_open_sizes and len(tensors) == len(specs) and _is_open(tensors)
             outputs = self._infer_open(tensors) if is_open else self.infer(*specs)
             shapes, dtypes = zip(*((out.shape, mstype.typing.TensorType(out.dtype)) for out in outputs))
-            inferred = (shapes[0], dtypes[0]) if len(outputs) == 1 else (shapes, dtypes)
+            kept = (shapes[0], dtypes[0], is_open) if len(outputs) == 1 else (shapes, dtypes, is_open)
             if len(self._inferred) >= _KEPT:
                 self._inferred.clear()
-            self._inferred[specs] = inferred
-        shape, dtype = inferred
+            self._inferred[specs] = kept
+        shape, dtype, is_open = kept
+        if is_open:
+            # When the graph runs, MindSpore asks the C function: in this place, to whose copy it gives what is added.
+            self._dtypes = [spec.dtype for spec in specs if isinstance(spec, Spec)]
+            self.add_prim_attr("cpp_infer_shape", True)
+            self.del_prim_attr("cpp_infer_shape")
         return {"shape": shape, "dtype": dtype, "value": None}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Operator:
@@ -372,17 +372,18 @@ def _is_open(specs: Sequence[Spec]) -> bool:
     ctypes.POINTER(ctypes.c_int),
     ctypes.POINTER(ctypes.POINTER(ctypes.c_int64)),
     ctypes.POINTER(ctypes.c_int64),
+    ctypes.c_int,
     ctypes.POINTER(ctypes.c_char),
 )
-def _sizes_of_outputs(number: int, ranks: Any, shapes: Any, sizes: Any, message: Any) -> int:
+def _sizes_of_outputs(number: int, ranks: Any, shapes: Any, sizes: Any, room: int, message: Any) -> int:
     """The msops::Rule of aot_kernels/common/open_sizes.h."""
     try:
         operator = _operators[number]
         specs = [Spec(tuple(shapes[i][: ranks[i]]), dtype) for i, dtype in enumerate(operator._dtypes)]
         outputs = operator._infer_open(specs) if _is_open(specs) else operator.infer(*specs)
         numbers = [size for out in outputs for size in (len(out.shape), *out.shape)]
-        if len(numbers) > _ROOM:
-            raise ValueError(f"{operator.label}: the outputs have more than {_ROOM} sizes")
+        if len(numbers) > room:
+            raise ValueError(f"{operator.label}: the outputs have more than {room} sizes")
         for i, size in enumerate(numbers):
             sizes[i] = size
         return len(outputs)
@@ -392,7 +393,6 @@ def _sizes_of_outputs(number: int, ranks: Any, shapes: Any, sizes: Any, message:
         return 0
 
 
-_ROOM = 256  # for sizes in aot_kernels/common/open_sizes.h
 _STAND_INS = 1, 2**10, 2**20  # for open sizes, in rules
 _KEPT = 1000  # results of inference
 _lock = threading.Lock()  # of what follows

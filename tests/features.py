@@ -45,22 +45,21 @@ def near(got, want):
 class Network(nn.Cell):
     """All Cells: images (N, 2, 6, 6) to scores (N, 3)."""
 
-    def __init__(self, lltm=True):
+    def __init__(self):
         super().__init__()
         self.depthwise = msops.DepthwiseConv2d(2, 3, channel_multiplier=2, has_bias=True)
         self.sigmoid = msops.Sigmoid()
         self.add = msops.Add()
-        self.lltm = msops.LLTMCell(4, 3) if lltm else None
+        self.lltm = msops.LLTM(6, 4, batch_first=True)
+        self.cell = msops.LLTMCell(4, 3)
         self.trilinear = msops.TrilinearInterpolation()
         self.dense = nn.Dense(18, 3)
 
     def construct(self, images):
         y = self.sigmoid(self.depthwise(images))
         y = self.add(y, images.mean((1, 2, 3), keep_dims=True))
-        means = y.mean((2, 3))
-        points = means[:, :3]
-        if self.lltm is not None:
-            points, _ = self.lltm(means, (points, means[:, 1:]))
+        means = self.lltm(y.reshape((-1, 24, 6)))[0].mean(1)
+        points, _ = self.cell(means, (means[:, :3], means[:, 1:]))
         return self.dense(self.trilinear(y.reshape((-1, 8, 18)), points))
 
 
@@ -76,9 +75,9 @@ class WithLoss(nn.Cell):
         return self.loss(self.net(images), labels)
 
 
-def make_network(seed=0, **settings):
+def make_network(seed=0):
     mindspore.set_seed(seed)
-    return Network(**settings)
+    return Network()
 
 
 def make_data(n=8):
@@ -144,8 +143,19 @@ def several_shapes():
         near(run(gradient, x, x)[0], x * y * (1 - y))
 
 
+class Outputs(nn.Cell):
+    """Those of an LLTM, without its state."""
+
+    def __init__(self, net):
+        super().__init__()
+        self.net = net
+
+    def construct(self, x):
+        return self.net(x)[0]
+
+
 class Squares(nn.Cell):
-    """The gradients of the sum of the squares of what a Cell gives."""
+    """The gradients of the sum of the squares of all outputs of a Cell."""
 
     def __init__(self, net):
         super().__init__()
@@ -153,30 +163,36 @@ class Squares(nn.Cell):
         self.gradient = ops.GradOperation(get_all=True)
 
     def loss(self, *inputs):
-        out = self.net(*inputs)
-        return (out * out).sum()
+        outs = self.net(*inputs)
+        outs = outs if isinstance(outs, tuple) else (outs,)
+        return sum([(out * out).sum() for out in outs])
 
     def construct(self, *inputs):
         return self.gradient(self.loss)(*inputs)
 
 
+def check_open_sizes(net, shapes, calls):
+    """A Cell, and its gradients, compiled once, give what they give when compiled for the sizes of each call."""
+    for cell in (net, Squares(net)):
+        inputs = [[np.random.default_rng(0).random(shape, np.float32) for shape in call] for call in calls]
+        want = [run(cell, *arrays) for arrays in inputs]
+        cell.set_inputs(*(Tensor(shape=shape, dtype=mindspore.float32) for shape in shapes))
+        for arrays, wanted in zip(inputs, want):
+            for got, each in zip(run(cell, *arrays), wanted):
+                near(got, each)
+
+
 def dynamic_shape():
-    """Cells and gradients that are compiled once, for several batches and sizes of images. Not LLTMCell, which looks at
-    shapes itself."""
+    """Sizes of batches and images and numbers of steps are open."""
     depthwise = msops.DepthwiseConv2d(2, 3, stride=2, pad_mode="valid")
     for net, shapes, calls in (
-        (make_network(lltm=False), [[None, 2, 6, 6]], ([(2, 2, 6, 6)], [(5, 2, 6, 6)])),
+        (make_network(), [[None, 2, 6, 6]], ([(2, 2, 6, 6)], [(5, 2, 6, 6)])),
         (nn.SequentialCell(msops.Sigmoid(), depthwise), [[None, 2, None, None]], ([(1, 2, 5, 6)], [(3, 2, 8, 4)])),
         (msops.Add(), [[None, None], [None]], ([(2, 3), (3,)], [(5, 4), (1,)])),
         (msops.TrilinearInterpolation(), [[None, 8, None], [None, 3]], ([(2, 8, 5), (2, 3)], [(3, 8, 4), (3, 3)])),
+        (Outputs(msops.LLTM(3, 2, 2, bidirectional=True)), [[None, None, 3]], ([(4, 2, 3)], [(1, 5, 3)])),
     ):
-        for cell in (net, Squares(net)):
-            inputs = [[np.random.default_rng(0).random(shape, np.float32) for shape in call] for call in calls]
-            want = [run(cell, *arrays) for arrays in inputs]
-            cell.set_inputs(*(Tensor(shape=shape, dtype=mindspore.float32) for shape in shapes))
-            for arrays, wanted in zip(inputs, want):
-                for got, each in zip(run(cell, *arrays), wanted):
-                    near(got, each)
+        check_open_sizes(net, shapes, calls)
 
 
 def mindir():
@@ -225,14 +241,13 @@ def model():
 
 
 def mixed_precision():
-    """By to_float and by the levels of amp: float16 comes out, and gradients that rounding tells from the exact ones.
-    Of all Cells but LLTMCell, whose parameters stay float32."""
+    """By to_float and by the levels of amp: float16 comes out, and gradients that rounding tells from exact ones."""
     images, labels = make_data()
-    exact = loss_and_gradients(make_network(lltm=False), images, labels)
-    half = make_network(lltm=False).to_float(mindspore.float16)
+    exact = loss_and_gradients(make_network(), images, labels)
+    half = make_network().to_float(mindspore.float16)
     assert run(half, images)[0].dtype == np.float16
     levels = ("O2", "O3") if VERSION < (2, 1) else ("O2", "O3", "auto")
-    for net in (half, *(amp.auto_mixed_precision(make_network(lltm=False), level) for level in levels)):
+    for net in (half, *(amp.auto_mixed_precision(make_network(), level) for level in levels)):
         for got, want in zip(loss_and_gradients(net, images, labels), exact):
             assert 0 < np.abs(got - want).max() < 0.01
 

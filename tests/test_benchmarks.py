@@ -1,5 +1,7 @@
 """The benchmark runs on the CPU and writes sound rows, and its peers compute what our kernels do."""
 
+import csv
+
 import numpy as np
 import pytest
 
@@ -46,6 +48,19 @@ def test_run(tmp_path):
 
     assert all((tmp_path / f"{name}.png").stat().st_size > 10_000 for name in ("roof", "speedups", "cells"))
     assert any("Cells" in line for line in targets.table(rows, targets.ON_CPU))
+
+
+def test_scaling(tmp_path):
+    small = ["--channels=4", "--blocks=1", "--size=8", "--batch=8", "--steps=1", "--output", tmp_path / "scaling.csv"]
+    done = run_python(ROOT / "benchmarks" / "scaling.py", "--device-target=CPU", *small, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = [line for line in (tmp_path / "scaling.csv").read_text().splitlines() if not line.startswith("#")]
+    one, weak, strong = csv.DictReader(lines)
+    assert [(row["processes"], row["batch"]) for row in (one, weak, strong)] == [("1", "8"), ("2", "16"), ("2", "8")]
+    for row in (one, weak, strong):
+        lowest, speed, highest = (float(row[name]) for name in ("lowest", "images_s", "highest"))
+        assert 0 < lowest <= speed <= highest
+        assert float(row["times_one"]) == pytest.approx(speed / float(one["images_s"]), rel=1e-3)
 
 
 def results_of(case, inputs, empty, stream=None):

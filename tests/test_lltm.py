@@ -1,9 +1,11 @@
 import mindspore
 import numpy as np
 import pytest
-from mindspore import Tensor
+from mindspore import Tensor, amp, nn, ops
 
 import msops
+from features import check_open_sizes
+from msops.compat import VERSION
 from msops.operators.lltm import _pointwise
 from operator_test import Net, OperatorTest, check_training, random, run, zeros
 
@@ -143,6 +145,121 @@ def test_cell(mode):
     state = cell(Tensor(x), (Tensor(h), Tensor(c)))
     for got, want in zip(state, TestLLTMCell.reference(x, h, c, weight, bias)):
         np.testing.assert_allclose(got.asnumpy(), want, rtol=1e-12, atol=1e-14)
+
+
+class Flat(nn.Cell):
+    """A Cell with a state, of tensors alone."""
+
+    def __init__(self, net):
+        super().__init__()
+        self.net = net
+
+    def construct(self, x, h, c):
+        output, state = self.net(x, (h, c))
+        if isinstance(state, tuple):
+            return output, state[0], state[1]
+        return output, state
+
+
+class Weighted(nn.Cell):
+    """The sum of a Cell's outputs, each multiplied by a tensor, in float32."""
+
+    def __init__(self, net, weights):
+        super().__init__(auto_prefix=False)
+        self.net, self.weights = net, [Tensor(each) for each in weights]
+
+    def construct(self, *inputs):
+        total = 0
+        for out, weight in zip(self.net(*inputs), self.weights):
+            total += (ops.cast(out, mindspore.float32) * weight).sum()
+        return total
+
+
+HALF, SINGLE = mindspore.float16, mindspore.float32
+MIXED = {  # what is made of a Cell, the dtypes of x and of the state, and that of the results
+    "to_float": (lambda net: net.to_float(HALF), SINGLE, SINGLE, HALF),
+    "O2": (lambda net: amp.auto_mixed_precision(net, "O2"), SINGLE, SINGLE, SINGLE),
+    "O3": (lambda net: amp.auto_mixed_precision(net, "O3"), SINGLE, SINGLE, SINGLE),
+    "auto": (lambda net: amp.auto_mixed_precision(net, "auto"), SINGLE, SINGLE, SINGLE),
+    "x": (lambda net: net, HALF, SINGLE, HALF),
+    "state": (lambda net: net, SINGLE, HALF, SINGLE),
+}
+
+
+def check_mixed_precision(way, net, inputs, douts, reference, reference_gradient):
+    """Results and gradients, also of the float32 Parameters, are those of float64 to what float16 keeps; where only the
+    state is float16, which then holds the same numbers, to what float32 does."""
+    if way == "auto" and VERSION < (2, 1):
+        pytest.skip("MindSpore has no level auto")
+    make, of_x, of_state, of_results = MIXED[way]
+    x, *state = (np.asarray(each, np.float16).astype(np.float32) for each in inputs)
+    parameters = net.trainable_params()
+    exact = [np.float64(each) for each in (x, *state, *(p.asnumpy() for p in parameters))]
+    tensors = [Tensor(x, of_x), *(Tensor(each, of_state) for each in state)]
+    mixed = make(Flat(net))
+    results = mixed(*tensors)
+    assert {out.dtype for out in results} == {of_results}
+    _, (of_inputs, of_parameters) = ops.value_and_grad(Weighted(mixed, douts), (0, 1, 2), parameters)(*tensors)
+    assert [g.dtype for g in of_inputs + of_parameters] == [of_x, of_state, of_state] + [SINGLE] * len(parameters)
+    got = [*results, *of_inputs, *of_parameters]
+    want = [*reference(*exact), *reference_gradient(*exact, *douts)]
+    allowed = [1e-6 if way == "state" else 2**-8] * len(want)
+    if way == "state":
+        allowed[len(results) + 1 : len(results) + 3] = [2**-11] * 2  # which are float16
+    errors = [np.abs(a.asnumpy() - b).max() / np.abs(b).max() for a, b in zip(got, want)]
+    assert all(error < most for error, most in zip(errors, allowed)), errors
+    assert way == "state" or max(errors) > 1e-5
+
+
+@pytest.mark.parametrize("way", MIXED)
+def test_mixed_precision(mode, way):
+    mindspore.set_seed(1)
+    inputs, douts = random(7, np.float32, (9, 6), (9, 7), (9, 7)), random(8, np.float32, (9, 7), (9, 7))
+    cell, references = msops.LLTMCell(6, 7), (TestLLTMCell.reference, TestLLTMCell.reference_gradient)
+    check_mixed_precision(way, cell, inputs, douts, *references)
+
+
+needs_open_sizes = pytest.mark.skipif(VERSION < (2, 7), reason="graph mode has no open sizes")
+
+
+def open_tensors(*shapes):
+    return [Tensor(shape=shape, dtype=mindspore.float32) for shape in shapes]
+
+
+@needs_open_sizes
+def test_open_sizes(mode):
+    """All of them. The Cell is among features.py."""
+    calls = [[(2, 5), *STATE], [(3, 2), (3, 1), (3, 1), (3, 3), (3,)]]
+    check_open_sizes(Net(msops.lltm_cell), [[None, None]] * 4 + [[None]], calls)
+
+
+@needs_open_sizes
+@pytest.mark.parametrize(
+    ("shapes", "error", "words"),
+    [
+        ([(2, 5), (2, 2), (3, 2), (6, 7), (6,)], RuntimeError, "lltm: c must have shape (B, H) = (2, 2), got (3, 2)"),
+        ([(2, 5), (2, 2), (2, 2), (6, 7), (4,)], RuntimeError, "lltm: bias must have shape (3 * H,) = (6,), got (4,)"),
+        ([(2, 5), (2, 2), (2,), (6, 7), (6,)], ValueError, "lltm_cell: c must have shape (B, H), got (1,)"),
+    ],
+    ids=["c", "bias", "rank"],
+)
+def test_open_sizes_that_do_not_fit(shapes, error, words):
+    """Ranks are checked when the graph compiles, sizes when it runs."""
+    mindspore.set_context(mode=mindspore.GRAPH_MODE)
+    net = Net(msops.lltm_cell)
+    net.set_inputs(*open_tensors(*([None] * len(shape) for shape in shapes)))
+    with pytest.raises(error) as caught:
+        run(net, *zeros(*shapes))
+    assert words in str(caught.value)
+
+
+@needs_open_sizes
+def test_open_rank():
+    mindspore.set_context(mode=mindspore.GRAPH_MODE)
+    net = Flat(msops.LLTMCell(5, 2))
+    net.set_inputs(Tensor(shape=None, dtype=mindspore.float32), *open_tensors((None, 2), (None, 2)))
+    with pytest.raises(ValueError, match="lltm_cell: x must have a rank known at compile time, got"):
+        run(net, *zeros((2, 5), (2, 2), (2, 2)))
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,25 @@
+import re
+
 import mindspore
 import numpy as np
 import pytest
 from mindspore import Tensor, nn, ops
 
 import msops
+from features import check_open_sizes
 from msops.compat import VERSION
 from msops.operators.lltm import _recurrence
 from msops.testing import opcheck
-from operator_test import OperatorTest, check_training, random, run, run_gradient, zeros
-from test_lltm import pointwise, pointwise_gradient
+from operator_test import OperatorTest, Training, check_training, random, run, run_gradient, zeros
+from test_lltm import (
+    MIXED,
+    Flat,
+    check_mixed_precision,
+    needs_open_sizes,
+    open_tensors,
+    pointwise,
+    pointwise_gradient,
+)  # fmt: skip
 
 
 def steps_of(steps, reverse):
@@ -59,7 +70,8 @@ def shapes(t, b, i, h):
     return [(t, b, i), (b, h), (b, h), (3 * h, i), (3 * h, h), (3 * h,)]
 
 
-SMALL = zeros(*shapes(4, 2, 5, 3))
+SHAPES = shapes(4, 2, 5, 3)
+SMALL = zeros(*SHAPES)
 
 
 def wrong(at, array):
@@ -245,16 +257,72 @@ class Stepping(nn.Cell):
         return ops.stack(outputs), h, c
 
 
-class Flat(nn.Cell):
-    """An LLTM of tensors alone."""
+@needs_open_sizes
+def test_open_sizes(mode):
+    """All of them; no steps, samples or inputs, too."""
+    opened = [[None] * len(shape) for shape in SHAPES]
+    calls = [shapes(*sizes) for sizes in ((4, 2, 5, 3), (0, 2, 3, 4), (2, 0, 3, 4), (2, 3, 0, 4))]
+    check_open_sizes(Sequence(reverse=True), opened, calls)
 
-    def __init__(self, net):
-        super().__init__()
-        self.net = net
 
-    def construct(self, x, h, c):
-        output, (h_n, c_n) = self.net(x, (h, c))
-        return output, h_n, c_n
+@needs_open_sizes
+def test_open_steps_and_lengths(mode):
+    """In training, where gradients reach the Parameters, too."""
+
+    class Taking(nn.Cell):
+        def __init__(self):
+            super().__init__()
+            self.lltm = msops.LLTM(3, 4, batch_first=True, bidirectional=True)
+
+        def construct(self, x, seq_length):
+            return self.lltm(x, seq_length=seq_length)[0]
+
+    def training():
+        mindspore.set_seed(1)
+        return nn.TrainOneStepCell(Training(net := Taking()), nn.SGD(net.trainable_params(), 0.1))
+
+    known, opened = training(), training()
+    opened.set_inputs(*open_tensors((None, None, 3)), Tensor(shape=[None], dtype=mindspore.int64))
+    for batch, steps in ((3, 5), (2, 7), (3, 5)):
+        x, lengths = random(19, np.float32, (batch, steps, 3))[0], [steps + 2, -1, 1][:batch]
+        arguments = Tensor(x), Tensor(lengths, mindspore.int64)
+        np.testing.assert_allclose(opened(*arguments).asnumpy(), known(*arguments).asnumpy(), rtol=1e-5)
+
+
+@needs_open_sizes
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({1: (3, 3)}, "lltm_sequence: h must have shape (B, H) = (2, 3), got (3, 3)"),
+        ({2: (3, 3)}, "lltm_sequence: c must have shape (B, H) = (2, 3), got (3, 3)"),
+    ],
+    ids=["h", "c"],
+)
+def test_open_sizes_that_do_not_fit(changed, words):
+    mindspore.set_context(mode=mindspore.GRAPH_MODE)
+    net = Sequence()
+    net.set_inputs(*open_tensors(*([None] * len(shape) for shape in SHAPES)))
+    with pytest.raises(RuntimeError) as caught:
+        run(net, *zeros(*(changed.get(i, shape) for i, shape in enumerate(SHAPES))))
+    assert words in str(caught.value)
+
+
+@needs_open_sizes
+@pytest.mark.parametrize(
+    ("opened", "words"),
+    [
+        (((None, None, 4), (1, None, 4), (1, None, 4)), "LLTM: x must have three axes, the last of 3, got (None, None"),
+        (((None, None, 3), (1, None, 5), (1, None, 4)), "LLTM: h_0 must have shape (1, None, 4), got (1, None, 5)"),
+        ((None, (1, None, 4), (1, None, 4)), "LLTM: x must have three axes, the last of 3, got (-2,)"),
+    ],
+    ids=["x", "h_0", "rank"],
+)
+def test_what_is_known_beside_open_sizes(opened, words):
+    mindspore.set_context(mode=mindspore.GRAPH_MODE)
+    net = Flat(msops.LLTM(3, 4))
+    net.set_inputs(*open_tensors(*opened))
+    with pytest.raises(ValueError, match=re.escape(words)):
+        run(net, *zeros(*(tuple(size or 2 for size in shape or (5, 2, 3)) for shape in opened)))
 
 
 class TestLayers:
@@ -274,6 +342,33 @@ class TestLayers:
         (again,) = net.to_cells()
         np.testing.assert_array_equal(again.weight.asnumpy(), cell.weight.asnumpy())
         np.testing.assert_array_equal(again.bias.asnumpy(), cell.bias.asnumpy())
+
+    @pytest.mark.parametrize("way", MIXED)
+    def test_mixed_precision(self, mode, way):
+        def reference(x, h, c, *parameters):
+            output, *state = TestLLTM.reference(x, h[0], c[0], *parameters)
+            return output, *(each[None] for each in state)
+
+        def reference_gradient(x, h, c, *rest):
+            *parameters, doutput, dh, dc = rest
+            gradients = TestLLTM.reference_gradient(x, h[0], c[0], *parameters, doutput, dh[0], dc[0])
+            return gradients[0], *(each[None] for each in gradients[1:3]), *gradients[3:]
+
+        mindspore.set_seed(1)
+        inputs = random(20, np.float32, (5, 9, 6), (1, 9, 7), (1, 9, 7))
+        douts = random(21, np.float32, (5, 9, 7), (1, 9, 7), (1, 9, 7))
+        check_mixed_precision(way, msops.LLTM(6, 7), inputs, douts, reference, reference_gradient)
+
+    def test_layers_in_mixed_precision(self, mode):
+        """The second layer's state is cast, too."""
+        net, x = msops.LLTM(3, 4, 2, bidirectional=True), random(22, np.float32, (5, 2, 3))[0]
+        state = random(23, np.float32, (4, 2, 4), (4, 2, 4))
+        want = run(Flat(net), x, *state)
+        net.to_float(mindspore.float16)
+        got = run(Flat(net), x, *state)
+        assert {each.dtype for each in got} == {np.dtype(np.float16)}
+        for each, wanted in zip(got, want):
+            assert 0 < np.abs(each - wanted).max() < 2**-8 * np.abs(wanted).max()
 
     @pytest.mark.parametrize("batch_first", [False, True])
     @pytest.mark.parametrize("has_bias", [False, True])

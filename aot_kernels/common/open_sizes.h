@@ -10,9 +10,9 @@
 
 namespace msops {
 
-// For inputs of these ranks and shapes, writes rank and sizes of each output to `sizes`, and returns the number of
-// outputs; or 0, with a message.
-using Rule = int (*)(int64_t operator_number, const int* ranks, const int64_t* const* shapes, int64_t* sizes,
+// For inputs of these ranks and shapes, writes rank and sizes of each output to `sizes`, which has room for so many
+// numbers, and returns the number of outputs; or 0, with a message.
+using Rule = int (*)(int64_t operator_number, const int* ranks, const int64_t* const* shapes, int64_t* sizes, int room,
                      char* message);
 
 // What FInferShape returns: a vector of sizes or, of several outputs, of those. Who calls it destroys it.
@@ -21,10 +21,11 @@ union OpenSizes {
   std::vector<std::vector<int64_t>> several;
 
   OpenSizes(Rule rule, const int* ranks, const int64_t* const* shapes, void* extra) {
-    int64_t number = 0, sizes[256];
+    constexpr int kRoom = 256;
+    int64_t number = 0, sizes[kRoom];
     char message[1024] = "its sizes are known to the process alone that made the operator, by msops.custom_op";
     const bool known = rule != nullptr && Attributes(extra).read("msops_operator", &number);
-    const int outputs = known ? rule(number, ranks, shapes, sizes, message) : 0;
+    const int outputs = known ? rule(number, ranks, shapes, sizes, kRoom, message) : 0;
     if (outputs == 0) throw std::invalid_argument(message);
     const int64_t* next = sizes;
     const auto take = [&next] {

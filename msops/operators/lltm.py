@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 import math
 from typing import TYPE_CHECKING
 
@@ -19,8 +20,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Any
 
+    from ..custom import Function
+
     State = tuple[Tensor, Tensor]
-    Description = tuple[tuple[int, ...] | None, Any]
+    Sizes = tuple[int | None, ...]  # None: an open one
+    Description = tuple[Any, Any]
 
 
 def lltm_cell(x: Tensor, h: Tensor, c: Tensor, weight: Tensor, bias: Tensor) -> State:
@@ -120,6 +124,8 @@ def lltm(
     steps, batch, inputs = x.shape
     if seq_length is None:
         seq_length = _full_length(steps, batch)
+        if seq_length is None:
+            seq_length = ops.full((batch,), steps, dtype=mindspore.int32)
     elif seq_length.dtype == mindspore.int64:
         seq_length = ops.cast(ops.minimum(ops.maximum(seq_length, 0), steps), mindspore.int32)
     shape = (steps, batch, bias.shape[0])
@@ -128,12 +134,15 @@ def lltm(
     else:
         product = ops.reshape(_times_transposed(ops.reshape(x, (steps * batch, inputs)), weight_ih), shape)
     recurrence = _recurrence(reverse, allow_tf32)
-    output, h_n, c_n, _, _, _ = recurrence(product, weight_hh, bias, h, c, seq_length)
+    output, h_n, c_n, _, _, _ = recurrence(_as(product, h), weight_hh, bias, h, c, seq_length)
     return output, h_n, c_n
 
 
 class LLTMCell(nn.Cell):
     r"""An LLTM cell with its parameters: `cell(x, (h, c))` is `(new_h, new_c)`. See :func:`msops.lltm_cell`.
+
+    State and parameters are cast to the dtype of `x`, which that of the results is. So it works in mixed precision; the
+    gradients have the dtypes of what they belong to.
 
     Args:
         input_size (int): I, the number of columns of `x`.
@@ -170,7 +179,7 @@ class LLTMCell(nn.Cell):
         if not isinstance(state, (tuple, list)):
             raise TypeError("LLTMCell: state must be a tuple (h, c)")
         h, c = state
-        return _step(x, h, c, self.weight, self.bias)
+        return _step(x, _as(h, x), _as(c, x), _as(self.weight, x), _as(self.bias, x))
 
     def extend_repr(self) -> str:
         return f"input_size={self.input_size}, hidden_size={self.hidden_size}"
@@ -182,6 +191,8 @@ class LLTM(nn.Cell):
 
     With L layers of D directions (2 if `bidirectional`), a layer takes the outputs of the one before, (T, B, D * H):
     those of the forward direction, then those of the other, which begins at each sample's last step.
+
+    State and parameters are cast to the dtype of `x`, as in :class:`msops.LLTMCell`.
 
     Args:
         input_size (int): I, the number of features of `x`.
@@ -336,12 +347,11 @@ class LLTM(nn.Cell):
         _check_layers(_describe(x), self.input_size)
         if self.batch_first:
             x = ops.transpose(x, (1, 0, 2))
-        shape = (self.num_layers * self.directions, x.shape[1], self.hidden_size)
-        if state is None:
-            h_0 = c_0 = ops.zeros(shape, x.dtype)
-        else:
+        batch = x.shape[1]
+        if state is not None:
             if not isinstance(state, (tuple, list)):
                 raise TypeError("LLTM: state must be a tuple (h_0, c_0)")
+            shape = (self.num_layers * self.directions, batch, self.hidden_size)
             h_0, c_0 = state
             _check_state(_describe(h_0), _describe(c_0), shape)
         h_n = ()  # type: tuple[Tensor, ...]  # in a comment for MindSpore before 2.7
@@ -350,9 +360,13 @@ class LLTM(nn.Cell):
             outputs = ()  # type: tuple[Tensor, ...]
             for direction in range(self.directions):
                 i = layer * self.directions + direction
-                weights = self.weight_ih[i], self.weight_hh[i]
-                bias = self.bias[i] if self.has_bias else ops.zeros((3 * self.hidden_size,), x.dtype)
-                output, h, c = lltm(x, h_0[i], c_0[i], *weights, bias, seq_length, direction == 1, self.allow_tf32)
+                if state is None:
+                    h = c = ops.zeros((batch, self.hidden_size), x.dtype)
+                else:
+                    h, c = _as(state[0][i], x), _as(state[1][i], x)
+                weights = _as(self.weight_ih[i], x), _as(self.weight_hh[i], x)
+                bias = _as(self.bias[i], x) if self.has_bias else ops.zeros((3 * self.hidden_size,), x.dtype)
+                output, h, c = lltm(x, h, c, *weights, bias, seq_length, direction == 1, self.allow_tf32)
                 outputs += (output,)
                 h_n += (h,)
                 c_n += (c,)
@@ -374,7 +388,14 @@ class LLTM(nn.Cell):
 def _step(x: Tensor, h: Tensor, c: Tensor, weight: Tensor, bias: Tensor) -> State:
     _check(_describe(x), _describe(h), _describe(c), _describe(weight), _describe(bias))
     product = ops.matmul(ops.concat((h, x), 1), weight.T)
-    return _pointwise(product, bias, c)
+    return _pointwise(_as(product, c), bias, c)
+
+
+def _as(tensor: Tensor, x: Tensor) -> Tensor:
+    """In the dtype of x. Of what is no Tensor a check tells."""
+    if not isinstance(tensor, Tensor) or not isinstance(x, Tensor) or tensor.dtype == x.dtype:
+        return tensor
+    return ops.cast(tensor, x.dtype)
 
 
 def _describe(x: object) -> Description:
@@ -385,12 +406,32 @@ def _describe(x: object) -> Description:
 
 def _spec(description: Description) -> check.Spec | str:
     shape, kind = description
-    return getattr(kind, "__name__", str(kind)) if shape is None else check.Spec(shape, kind)
+    if shape is not None:
+        return check.Spec(shape, kind)
+    if isinstance(kind, mindspore.common.dtype.typing.Number):
+        return check.Spec((-2,), kind)  # a Tensor of an open rank
+    return getattr(kind, "__name__", str(kind))
 
 
-@once
+def _once(make: Function) -> Function:
+    """`once`, where sizes may be open: None."""
+    return ops.constexpr(functools.lru_cache(maxsize=None, typed=True)(make), check=False)
+
+
+@_once
 def _check(*inputs: Description) -> None:
-    _STEP.check("lltm_cell", *map(_spec, inputs))
+    _check_known(_STEP, "lltm_cell", [_spec(each) for each in inputs])
+
+
+def _check_known(signature: Signature, who: str, specs: list[check.Spec | str]) -> None:
+    """Where sizes are open, the operators check them when the graph runs."""
+    is_open = any(size is None for spec in specs if isinstance(spec, check.Spec) for size in spec.shape)
+    if is_open:
+        specs = [
+            spec if isinstance(spec, str) else spec._replace(shape=tuple(size or 1 for size in spec.shape))
+            for spec in specs
+        ]
+    signature.check(who, *specs, shapes=not is_open)
 
 
 def _infer_backward(
@@ -402,7 +443,7 @@ def _infer_backward(
     return [product, bias, c, scratch(c.dtype, groups, 3 * hidden)]
 
 
-@once
+@_once
 def _check_sequence(*inputs: Description | None) -> None:
     specs = [_spec(each) for each in inputs if each is not None]
     x, lengths = specs[0], specs[-1]
@@ -413,29 +454,35 @@ def _check_sequence(*inputs: Description | None) -> None:
         raise TypeError(f"lltm: seq_length must be an int32 or int64 Tensor, got {got}")
     else:
         specs[-1] = lengths._replace(dtype=mindspore.int32)
-    _SEQUENCE.check("lltm", *specs)
+    _check_known(_SEQUENCE, "lltm", specs)
 
 
-@once
+@_once
 def _check_layers(x: Description, input_size: int) -> None:
-    if x[0] is None:
-        raise TypeError(f"LLTM: x must be a Tensor, got {x[1].__name__}")
-    if len(x[0]) != 3 or x[0][2] != input_size:
-        raise ValueError(f"LLTM: x must have three axes, the last of {input_size}, got {x[0]}")
+    spec = _spec(x)
+    if isinstance(spec, str):
+        raise TypeError(f"LLTM: x must be a Tensor, got {spec}")
+    if not _fits(spec.shape, (None, None, input_size)):
+        raise ValueError(f"LLTM: x must have three axes, the last of {input_size}, got {spec.shape}")
 
 
-@once
-def _check_state(h: Description, c: Description, shape: tuple[int, ...]) -> None:
-    for name, (got, kind) in (("h_0", h), ("c_0", c)):
-        if got is None:
-            raise TypeError(f"LLTM: {name} must be a Tensor, got {kind.__name__}")
-        if got != shape:
-            raise ValueError(f"LLTM: {name} must have shape {shape}, got {got}")
+@_once
+def _check_state(h: Description, c: Description, shape: Sizes) -> None:
+    for name, got in (("h_0", _spec(h)), ("c_0", _spec(c))):
+        if isinstance(got, str):
+            raise TypeError(f"LLTM: {name} must be a Tensor, got {got}")
+        if not _fits(got.shape, shape):
+            raise ValueError(f"LLTM: {name} must have shape {shape}, got {got.shape}")
 
 
-@once
-def _full_length(steps: int, batch: int) -> Tensor:
-    return Tensor(np.full(batch, steps, np.int32))
+def _fits(shape: Sizes, wanted: Sizes) -> bool:
+    """Whether all sizes that are known are equal."""
+    return len(shape) == len(wanted) and all(a == b or a is None or b is None for a, b in zip(shape, wanted))
+
+
+@_once
+def _full_length(steps: int | None, batch: int | None) -> Tensor | None:
+    return None if steps is None or batch is None else Tensor(np.full(batch, steps, np.int32))
 
 
 class _SequenceGradient(nn.Cell):
@@ -468,7 +515,7 @@ class _SequenceGradient(nn.Cell):
         else:
             dweight = _transposed_times(dgates, ops.reshape(hidden_before, (rows, weight.shape[1])))
         dbias, _ = _sum_to(dgates, bias)
-        return dproduct, dweight, dbias, dh, dc, ops.zeros_like(lengths)
+        return dproduct, _as(dweight, weight), dbias, dh, dc, ops.zeros_like(lengths)
 
 
 @once
