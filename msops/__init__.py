@@ -45,21 +45,7 @@ __all__ = [
 ]
 __version__ = "0.1.0"
 
-# Where each name is that is not an operator's.
-_MODULES = {
-    "CompileError": "library",
-    "Entry": "library",
-    "Library": "library",
-    "Operator": "custom",
-    "Signature": "signature",
-    "Spec": "check",
-    "broadcast": "rules",
-    "custom_op": "custom",
-    "get_include": "library",
-    "load": "library",
-    "once": "custom",
-    "scratch": "rules",
-}
+_MODULES = "library", "check", "signature", "rules", "custom", "operators"  # each needs those before it
 
 
 if not TYPE_CHECKING:  # to which every name would be one
@@ -69,8 +55,8 @@ if not TYPE_CHECKING:  # to which every name would be one
         not load, and tells why."""
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        module = importlib.import_module(f".{_MODULES.get(name, 'operators')}", __name__)
-        globals()[name] = value = getattr(module, name)
+        modules = (importlib.import_module(f".{module}", __name__) for module in _MODULES)
+        globals()[name] = value = next(vars(module)[name] for module in modules if name in vars(module))
         return value
 
 
