@@ -3,6 +3,7 @@
 import copy
 import gc
 import re
+import resource
 import struct
 import sys
 import tracemalloc
@@ -16,7 +17,7 @@ from mindspore import Tensor, nn, ops
 
 import msops
 from child import run_python
-from msops import Spec, compat, custom_op
+from msops import Spec, compat, custom, custom_op
 from operator_test import Gradient, Net, check_training, run
 
 SOURCE = """
@@ -306,6 +307,11 @@ def test_operators_need_their_numbers(library, monkeypatch):
     assert gradient_of_closures(library) == 55
 
 
+def resident():
+    """Bytes of this process in memory, MindSpore's own with them."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
 def opened():
     """How many files, and parts of the test's libraries in memory."""
     return len([*Path("/proc/self/fd").iterdir()]), Path("/proc/self/maps").read_text().count("custom_op_test")
@@ -326,13 +332,33 @@ def test_many_operators(library):
         gc.collect()
 
     make(100)
-    before = opened()
+    before, held = opened(), resident()
     tracemalloc.start()
     make(10_000)
     size, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert size < 2**19
+    assert resident() - held < 2**24
     assert opened() == before
+
+
+def test_many_shapes(library, monkeypatch):
+    """An operator keeps what it inferred for some of them."""
+    monkeypatch.setattr(custom, "_KEPT", 3)
+    mindspore.set_context(mode=mindspore.PYNATIVE_MODE)
+    op = custom_op(library.Cube, "x -> y", name="many_shapes")
+    for n in (*range(1, 9), 1, 8):
+        assert op(Tensor(np.full(n, 2, np.float32))).asnumpy().tolist() == [8] * n
+        assert 0 < len(op._inferred) <= 3
+
+
+def test_library_by_a_variable(mode, library, monkeypatch):
+    """The variable, not the path, is what MindSpore gets, from 2.7 on."""
+    monkeypatch.setenv("CUSTOM_OP_TEST", "")
+    named = msops.Library(library.path, variable="CUSTOM_OP_TEST")
+    op = custom_op(named.Cube, "x -> y")
+    assert Net(op)(Tensor(X)).asnumpy().tolist() == [1, 8, 27]
+    assert (op.func == "CUSTOM_OP_TEST:Cube") == (compat.VERSION >= (2, 7))
 
 
 def test_operators_that_come_again(library):
@@ -615,6 +641,14 @@ def test_sizes_that_do_not_fit_when_the_graph_runs(library):
     net = open_net(custom_op(library.Cube, "x -> y", infer=rule), None, 2)
     net(Tensor(np.ones((2, 2), np.float32)))
     with pytest.raises(RuntimeError, match="x must not have 3 rows"):
+        net(Tensor(np.ones((3, 2), np.float32)))
+
+
+@needs_open_sizes
+def test_more_sizes_than_the_library_has_room_for(library, monkeypatch):
+    monkeypatch.setattr(custom, "_ROOM", 2)
+    net = open_net(make_cube(library), None, 2)
+    with pytest.raises(RuntimeError, match="custom_op_test: the outputs have more than 2 sizes"):
         net(Tensor(np.ones((3, 2), np.float32)))
 
 
