@@ -17,7 +17,7 @@ from mindspore import Tensor, nn, ops
 
 import msops
 from child import run_python
-from msops import Spec, compat, custom_op
+from msops import Spec, compat, custom, custom_op
 from operator_test import Gradient, Net, check_training, run
 
 SOURCE = """
@@ -342,6 +342,25 @@ def test_many_operators(library):
     assert opened() == before
 
 
+def test_many_shapes(library, monkeypatch):
+    """An operator keeps what it inferred for some of them."""
+    monkeypatch.setattr(custom, "_KEPT", 3)
+    mindspore.set_context(mode=mindspore.PYNATIVE_MODE)
+    op = custom_op(library.Cube, "x -> y", name="many_shapes")
+    for n in (*range(1, 9), 1, 8):
+        assert op(Tensor(np.full(n, 2, np.float32))).asnumpy().tolist() == [8] * n
+        assert 0 < len(op._inferred) <= 3
+
+
+def test_library_by_a_variable(mode, library, monkeypatch):
+    """The variable, not the path, is what MindSpore gets, from 2.7 on."""
+    monkeypatch.setenv("CUSTOM_OP_TEST", "")
+    named = msops.Library(library.path, variable="CUSTOM_OP_TEST")
+    op = custom_op(named.Cube, "x -> y")
+    assert Net(op)(Tensor(X)).asnumpy().tolist() == [1, 8, 27]
+    assert (op.func == "CUSTOM_OP_TEST:Cube") == (compat.VERSION >= (2, 7))
+
+
 def test_operators_that_come_again(library):
     """Have the numbers that they had, so that MindSpore does not begin anew."""
 
@@ -622,6 +641,14 @@ def test_sizes_that_do_not_fit_when_the_graph_runs(library):
     net = open_net(custom_op(library.Cube, "x -> y", infer=rule), None, 2)
     net(Tensor(np.ones((2, 2), np.float32)))
     with pytest.raises(RuntimeError, match="x must not have 3 rows"):
+        net(Tensor(np.ones((3, 2), np.float32)))
+
+
+@needs_open_sizes
+def test_more_sizes_than_the_library_has_room_for(library, monkeypatch):
+    monkeypatch.setattr(custom, "_ROOM", 2)
+    net = open_net(make_cube(library), None, 2)
+    with pytest.raises(RuntimeError, match="custom_op_test: the outputs have more than 2 sizes"):
         net(Tensor(np.ones((3, 2), np.float32)))
 
 

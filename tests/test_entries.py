@@ -13,7 +13,8 @@ import pytest
 
 from child import ROOT, run_python
 from msops.library import of_package
-from msops.testing.entry import Param, Status, call, has_gpu_code
+from msops.operators.sigmoid import _sigmoid
+from msops.testing.entry import Param, Status, call, has_gpu_code, prepare_operator
 
 DTYPES = ("float16", "float32", "float64")
 GUARD_BYTES = b"\xa5" * 256  # lie before and after each array
@@ -302,6 +303,17 @@ def test_attributes(attempt):
         attempt.refused(Status.BAD_ATTRIBUTE, attributes={key: n for key, n in attributes.items() if key != name})
         for wrong in (-1, 2**40):
             attempt.refused(Status.BAD_ATTRIBUTE, attributes={**attributes, name: wrong})
+
+
+def test_prepared_operator():
+    x, y = np.array([0, 1000], np.float32), np.empty(2, np.float32)
+    prepare_operator(_sigmoid, [x, y])()
+    np.testing.assert_array_equal(y, [0.5, 1])
+
+
+def test_strided_array():
+    with pytest.raises(ValueError, match=r"^an entry takes contiguous arrays only$"):
+        Param.of(np.zeros((2, 3)).T)
 
 
 def test_stream_without_gpu_code(attempt):

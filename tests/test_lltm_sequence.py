@@ -488,6 +488,13 @@ class TestLayers:
             msops.LLTM(3, 4)(Tensor(zeros(x)[0]), state)
         assert words in str(caught.value)
 
+    def test_what_is_no_tensor(self, mode):
+        with pytest.raises(TypeError, match="LLTM: x must be a Tensor, got float"):
+            msops.LLTM(3, 4)(1.5)
+        x, h = (Tensor(a) for a in zeros((5, 2, 3), (1, 2, 4)))
+        with pytest.raises(TypeError, match="LLTM: c_0 must be a Tensor, got int"):
+            msops.LLTM(3, 4)(x, (h, 7))
+
     def test_wrong_cells(self):
         for cells, error, words in (
             ([], ValueError, "LLTM: cells must be 1 for each layer, got 0"),

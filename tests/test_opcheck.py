@@ -14,7 +14,8 @@ from msops.operators.lltm import _pointwise
 from msops.operators.sigmoid import _sigmoid
 from msops.operators.trilinear_interpolation import _trilinear_interpolation
 from msops.testing import OpCheckError, opcheck
-from msops.testing.opcheck import CHECKS
+from msops.testing.derived import small_inputs
+from msops.testing.opcheck import CHECKS, _check_refused
 from operator_test import random
 
 SOURCE = r"""
@@ -438,6 +439,37 @@ def test_wrong_inputs_that_are_taken(square, monkeypatch):
     monkeypatch.setattr(msops.Signature, "_check_dtype", lambda *arguments: None)
     found = failures(square(), X, squared)
     assert "graph, x of int8: the operator takes that" in found["wrong inputs"]
+
+
+class Takes(nn.Cell):
+    def construct(self, x):
+        return x
+
+
+class Breaks(nn.Cell):
+    def construct(self, x):
+        raise RuntimeError("no words of the operator's")
+
+
+@pytest.mark.parametrize(
+    ("net", "words"),
+    [(Takes, "nothing is raised"), (Breaks, "raises RuntimeError, expected TypeError or ValueError")],
+)
+def test_wrong_inputs_that_the_network_does_not_refuse(square, net, words):
+    mindspore.set_context(mode=mindspore.PYNATIVE_MODE)
+    with pytest.raises(AssertionError, match=f"^{words}$"):
+        _check_refused(square(), net(), [np.zeros(3, "int8")])
+
+
+def test_small_sizes_that_the_operator_refuses(square):
+    def infer(x):
+        if x.size == 0:
+            raise ValueError("x must not be empty")
+        return x
+
+    op = square(signature="x(N) -> y", infer=infer)
+    assert [words for words, _ in small_inputs(op, X)] == ["N = 1", "all sizes 1"]
+    assert "small sizes" in opcheck(op, X, squared).made
 
 
 def test_shared_results(square):
