@@ -1,9 +1,10 @@
-// Which of three ways the time loop runs on the GPU.
+// Which of four ways the time loop runs on the GPU.
 #pragma once
 
 #include "block.h"
 #include "grid.h"
 #include "steps.h"
+#include "tiles.h"
 
 namespace msops {
 
@@ -11,21 +12,20 @@ template <typename Loop>
 void run_loop(Call& call, const Loop& loop, Compute<typename Loop::Element>* scratch, bool allow_tf32) {
   using T = typename Loop::Element;
   if (!call.ok() || loop.batch == 0 || loop.hidden == 0) return;
-  int device = 0, multiprocessors = 0, major = 0, cooperative = 0;
-  cudaGetDevice(&device);
-  cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
-  cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-  cudaDeviceGetAttribute(&cooperative, cudaDevAttrCooperativeLaunch, device);
   if constexpr (!std::is_same<T, double>::value) {
-    if (loop.hidden <= kLargestInBlock) return run_in_blocks(call, loop, multiprocessors);
-    if (major >= 8 && cooperative) {
-      if constexpr (std::is_same<T, Half>::value) {
-        if (run_in_grid<Product::kHalf>(call, loop, scratch, device, multiprocessors)) return;
-      } else if (allow_tf32) {
-        if (run_in_grid<Product::kTf32>(call, loop, scratch, device, multiprocessors)) return;
-      } else {
-        if (run_in_grid<Product::kFloat>(call, loop, scratch, device, multiprocessors)) return;
-      }
+    const Gpu gpu;
+    if (loop.hidden <= kLargestInBlock) return run_in_blocks(call, loop, gpu.multiprocessors);
+    // How many numbers a block of the grid may read in a step: beyond, other ways are faster on an H200.
+    constexpr int64_t kMost = 32 << 10, kMostTf32Backward = 24 << 10, kMostWithoutTiles = 96 << 10;
+    if constexpr (std::is_same<T, Half>::value) {
+      if (run_in_grid<Product::kHalf>(call, loop, scratch, gpu, kMost)) return;
+    } else if (allow_tf32) {
+      const int64_t most = Loop::kTiles == 1 ? kMostTf32Backward : kMost;
+      if (run_in_grid<Product::kTf32>(call, loop, scratch, gpu, most)) return;
+    } else {
+      if (run_in_grid<Product::kFloat>(call, loop, scratch, gpu, kMost)) return;
+      if (run_in_tiles(call, loop, scratch, gpu)) return;
+      if (run_in_grid<Product::kFloat>(call, loop, scratch, gpu, kMostWithoutTiles)) return;
     }
   }
   run_in_steps(call, loop, scratch, allow_tf32);

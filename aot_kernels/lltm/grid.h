@@ -3,14 +3,13 @@
 // to the other blocks of the group, which wait until all have counted themselves. All blocks run at once, or the loop
 // would not end: a cooperative launch fails if they can't.
 //
-// The products are made by tensor cores, of 16 units and 8 samples: of float16; of float32 rounded to TF32 (8 bits of
-// exponent, 10 of fraction) if that is allowed; else of float32 as two TF32 numbers, upper and lower, of whose four
-// products the smallest is left out, about 2^-22 of the whole.
+// The products are made by tensor cores, of 16 units and 8 samples.
 #pragma once
 
 #include "../common/pack.h"
 #include "../common/parallel.h"
 #include "loop.h"
+#include "mma.h"
 
 namespace msops {
 
@@ -21,8 +20,6 @@ constexpr int kPadded = kSliceUnits + 4;  // sums of a sample in shared memory, 
 // a number in its row of tensor cores' operands doesn't matter, as long as both operands agree on it.
 template <typename T>
 constexpr int kBlockUnits = 4 * kPackWidth<T>;
-
-enum class Product { kHalf, kTf32, kFloat };
 
 struct GridPlan {
   int slices, groups, rows;      // rows: samples of a group, a multiple of 8
@@ -42,68 +39,22 @@ __device__ __forceinline__ void wait_for(const unsigned* counter, unsigned wante
   while (static_cast<int>(value - wanted) < 0);
 }
 
-__device__ __forceinline__ unsigned to_tf32(float value) {
-  unsigned bits = 0;
-#if __CUDA_ARCH__ >= 800
-  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(value));
-#endif
-  return bits;
-}
-
-template <Product kProduct>
-__device__ __forceinline__ void multiply_add(float (&sums)[4], unsigned a0, unsigned a1, unsigned a2, unsigned a3,
-                                             unsigned b0, unsigned b1) {
-#if __CUDA_ARCH__ >= 800
-  if constexpr (kProduct == Product::kHalf) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-        : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
-        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-  } else {
-    asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-        : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
-        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-  }
-#endif
-}
-
-// Packs as operands: of TF32, the upper part, and for kFloat also the lower.
+// A lane's packs of a row of weights, of the eighth row behind it, and of a sample.
 template <Product kProduct>
 struct Operand {
-  unsigned upper[4], lower[4];
+  Word<kProduct> words[4];
 
-  __device__ explicit Operand(const uint4& pack) : upper{pack.x, pack.y, pack.z, pack.w} {
-    if constexpr (kProduct != Product::kHalf) {
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const float whole = __uint_as_float(upper[j]);
-        upper[j] = to_tf32(whole);
-        lower[j] = to_tf32(whole - __uint_as_float(upper[j]));
-      }
-    }
-  }
+  __device__ explicit Operand(const uint4& pack)
+      : words{Word<kProduct>(pack.x), Word<kProduct>(pack.y), Word<kProduct>(pack.z), Word<kProduct>(pack.w)} {}
 };
 
-// Tensor cores cut off what they add to. So for kFloat they add only the three products, and the cores for float32 the
-// rest: else errors were 5 times those of float32 arithmetic.
 template <Product kProduct>
 __device__ __forceinline__ void multiply_add(float (&sums)[4], const Operand<kProduct>& row,
                                              const Operand<kProduct>& row8, const Operand<kProduct>& column) {
 #pragma unroll
-  for (int j = 0; j < 4; j += 2) {
-    const auto add = [&](float (&to)[4], const unsigned* a, const unsigned* a8, const unsigned* b) {
-      multiply_add<kProduct>(to, a[j], a8[j], a[j + 1], a8[j + 1], b[j], b[j + 1]);
-    };
-    if constexpr (kProduct == Product::kFloat) {
-      float products[4] = {};
-      add(products, row.lower, row8.lower, column.upper);
-      add(products, row.upper, row8.upper, column.lower);
-      add(products, row.upper, row8.upper, column.upper);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) sums[i] += products[i];
-    } else {
-      add(sums, row.upper, row8.upper, column.upper);
-    }
-  }
+  for (int j = 0; j < 4; j += 2)
+    multiply_add<kProduct>(sums, {row.words[j], row8.words[j], row.words[j + 1], row8.words[j + 1]},
+                           {column.words[j], column.words[j + 1]});
 }
 
 template <int kColumns, typename Loop>
@@ -291,12 +242,10 @@ __global__ void __launch_bounds__(kThreads, 1) grid_kernel(const Loop loop, cons
     });
 }
 
-// Runs the loop if it fits, and if no other way is faster; returns whether.
+// Runs the loop if it fits, and a block reads no more numbers in a step; returns whether.
 template <Product kProduct, int kColumns = 1, typename Loop>
-bool run_in_grid(Call& call, const Loop& loop, float* scratch, int device, int multiprocessors) {
+bool run_in_grid(Call& call, const Loop& loop, float* scratch, const Gpu& gpu, int64_t most_numbers) {
   using T = typename Loop::Element;
-  // Measured on an H200, where cuBLAS is faster beyond.
-  constexpr int64_t kMostNumbers = kProduct == Product::kFloat ? 96 << 10 : 48 << 10;
   constexpr int64_t kMostGroups = 1020;  // with 4 for the exchange's alignment, 1024 elements of the scratch
   GridPlan plan;
   plan.slices = static_cast<int>((loop.hidden + kSliceUnits - 1) / kSliceUnits);
@@ -304,17 +253,16 @@ bool run_in_grid(Call& call, const Loop& loop, float* scratch, int device, int m
   plan.padded_batch = (loop.batch + kTileSamples - 1) / kTileSamples * kTileSamples;
   const auto kernel = grid_kernel<kProduct, kColumns, Loop>;
   const int64_t bytes = shared_bytes<kColumns, Loop>(plan.blocks);
-  int most = 0, resident = 0;
-  cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-  if (bytes > most) return false;
+  int resident = 0;
+  if (!gpu.cooperative || bytes > gpu.shared_bytes || !is_compiled_for(80, kernel)) return false;
   cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
   cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, kThreads, bytes);
-  const int64_t most_groups = std::min<int64_t>(int64_t{resident} * multiprocessors / plan.slices, kMostGroups);
+  const int64_t most_groups = std::min<int64_t>(int64_t{resident} * gpu.multiprocessors / plan.slices, kMostGroups);
   if (most_groups == 0) return false;
   const int64_t tiles = plan.padded_batch / kTileSamples, tiles_each = (tiles - 1) / most_groups + 1;
-  if (tiles_each * kTileSamples * loop.hidden > kMostNumbers) return false;
+  if (tiles_each * kTileSamples * loop.hidden > most_numbers) return false;
   if constexpr (kColumns < 4) {
-    if (tiles_each > kColumns) return run_in_grid<kProduct, 2 * kColumns>(call, loop, scratch, device, multiprocessors);
+    if (tiles_each > kColumns) return run_in_grid<kProduct, 2 * kColumns>(call, loop, scratch, gpu, most_numbers);
   }
   plan.rows = static_cast<int>(tiles_each * kTileSamples);
   plan.groups = static_cast<int>((tiles - 1) / tiles_each + 1);

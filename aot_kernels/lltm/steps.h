@@ -67,33 +67,41 @@ template <int N, typename Loop>
 struct Round {
   using T = typename Loop::Element;
   using C = Compute<T>;
+  using State = typename Loop::State;
   Loop loop;
   int64_t round;
-  const C* sums;  // (batch, tiles, hidden)
-  C* states[2];   // (batch, hidden)
-  T* published;   // (batch, segments, hidden)
+  C* states[2];  // (batch, hidden)
+  T* published;  // (batch, segments, hidden)
 
-  template <bool kStarts>
-  __device__ void run(int64_t sample, int64_t unit) const {
-    const int64_t units = loop.hidden, at = sample * units + unit;
-    const auto publish = [&](int segment, const Pack<T, N>& pack) {
-      store_at_once(published + (sample * Loop::kSegments + segment) * units + unit, pack);
-    };
-    typename Loop::State state[N];
-    typename Loop::template Update<N> update;
-    if constexpr (kStarts) {
-      for (int j = 0; j < N; ++j) state[j] = loop.begin(sample, unit + j);
-      update = loop.start(state, sample, unit, publish);
-    } else {
-      const Pack<C, N> h = load<N>(states[0] + at), c = load<N>(states[1] + at);
-      C of_units[Loop::kTiles][N];
-      for (int tile = 0; tile < Loop::kTiles; ++tile) {
-        const Pack<C, N> pack = load<N>(sums + (sample * Loop::kTiles + tile) * units + unit);
-        for (int j = 0; j < N; ++j) of_units[tile][j] = pack.values[j];
-      }
-      for (int j = 0; j < N; ++j) state[j] = {h.values[j], c.values[j]};
-      update = loop.finish(round, loop.template read<N>(round, sample, unit), of_units, state, publish);
-    }
+  MSOPS_BOTH void start(int64_t sample, int64_t unit) const {
+    State state[N];
+    for (int j = 0; j < N; ++j) state[j] = loop.begin(sample, unit + j);
+    end(loop.start(state, sample, unit, publish_to(sample, unit)), state, sample, unit);
+  }
+  // What a round of the units reads besides their sums.
+  struct Before {
+    typename Loop::template Inputs<N> in;
+    Pack<C, N> h, c;
+  };
+  MSOPS_BOTH Before before(int64_t sample, int64_t unit) const {
+    const int64_t at = sample * loop.hidden + unit;
+    return {loop.template read<N>(round, sample, unit), load<N>(states[0] + at), load<N>(states[1] + at)};
+  }
+  MSOPS_BOTH void finish(const Before& before, int64_t sample, int64_t unit, const C (&sums)[Loop::kTiles][N]) const {
+    State state[N];
+    for (int j = 0; j < N; ++j) state[j] = {before.h.values[j], before.c.values[j]};
+    end(loop.finish(round, before.in, sums, state, publish_to(sample, unit)), state, sample, unit);
+  }
+
+ private:
+  MSOPS_BOTH auto publish_to(int64_t sample, int64_t unit) const {
+    T* const to = published + sample * Loop::kSegments * loop.hidden + unit;
+    return
+        [to, units = loop.hidden](int segment, const Pack<T, N>& pack) { store_at_once(to + segment * units, pack); };
+  }
+  MSOPS_BOTH void end(const typename Loop::template Update<N>& update, const State (&state)[N], int64_t sample,
+                      int64_t unit) const {
+    const int64_t at = sample * loop.hidden + unit;
     loop.write(update, sample, unit);
     Pack<C, N> h, c;
     for (int j = 0; j < N; ++j) h.values[j] = state[j].h, c.values[j] = state[j].c;
@@ -106,35 +114,52 @@ struct Round {
 
 constexpr int kRoundThreads = 128;
 
-// A block has units of one sample, so that most of the indices are the whole block's.
+// Of sums (batch, tiles, hidden), or the start. A block has units of one sample, so that most of the indices are the
+// whole block's.
 template <bool kStarts, int N, typename Loop>
-__global__ void __launch_bounds__(kRoundThreads) round_kernel(const Round<N, Loop> body) {
-  const int64_t unit = (static_cast<int64_t>(blockIdx.y) * kRoundThreads + threadIdx.x) * N;
-  if (unit < body.loop.hidden) body.template run<kStarts>(blockIdx.x, unit);
+__global__ void __launch_bounds__(kRoundThreads)
+    round_kernel(const Round<N, Loop> body, const Compute<typename Loop::Element>* sums) {
+  const int64_t sample = blockIdx.x, unit = (static_cast<int64_t>(blockIdx.y) * kRoundThreads + threadIdx.x) * N;
+  const int64_t units = body.loop.hidden;
+  if (unit >= units) return;
+  if constexpr (kStarts) {
+    body.start(sample, unit);
+  } else {
+    Compute<typename Loop::Element> of_units[Loop::kTiles][N];
+    for (int tile = 0; tile < Loop::kTiles; ++tile) {
+      const auto pack = load<N>(sums + (sample * Loop::kTiles + tile) * units + unit);
+      for (int j = 0; j < N; ++j) of_units[tile][j] = pack.values[j];
+    }
+    body.finish(body.before(sample, unit), sample, unit, of_units);
+  }
+}
+
+template <bool kStarts, int N, typename Loop>
+void run_round(Call& call, const Round<N, Loop>& body, const Compute<typename Loop::Element>* sums) {
+  const int64_t batch = body.loop.batch, blocks_of_sample = (body.loop.hidden - 1) / (kRoundThreads * N) + 1;
+  call.require(batch <= INT32_MAX && blocks_of_sample <= 65535, kBadShape, "too large for one launch");
+  if (!call.ok()) return;
+  const dim3 blocks(static_cast<unsigned>(batch), static_cast<unsigned>(blocks_of_sample));
+  round_kernel<kStarts><<<blocks, kRoundThreads, 0, call.stream()>>>(body, sums);
+  call.check_launch();
 }
 
 template <int N, typename Loop>
 void run_in_steps(Call& call, const Loop& loop, Compute<typename Loop::Element>* scratch, bool allow_tf32) {
   using T = typename Loop::Element;
   constexpr int kTiles = Loop::kTiles, kSegments = Loop::kSegments;
-  const int64_t all = loop.batch * loop.hidden, blocks_of_sample = (loop.hidden - 1) / (kRoundThreads * N) + 1;
-  call.require(loop.batch <= INT32_MAX && blocks_of_sample <= 65535, kBadShape, "too large for one launch");
-  if (!call.ok()) return;
+  const int64_t all = loop.batch * loop.hidden;
   Compute<T>* const sums = scratch + 2 * all;
-  Round<N, Loop> body{loop, -1, sums, {scratch, scratch + all}, reinterpret_cast<T*>(sums + kTiles * all)};
-  const auto run_round = [&](auto starts) {
-    const dim3 blocks(static_cast<unsigned>(loop.batch), static_cast<unsigned>(blocks_of_sample));
-    round_kernel<decltype(starts)::value><<<blocks, kRoundThreads, 0, call.stream()>>>(body);
-    call.check_launch();
-    ++body.round;
-  };
-  run_round(std::true_type{});
+  Round<N, Loop> body{loop, -1, {scratch, scratch + all}, reinterpret_cast<T*>(sums + kTiles * all)};
+  run_round<true>(call, body, sums);
   if (loop.steps == 0) return;
   const bool done = Cublas::with_handle(call.stream(), [&](const Cublas& cublas, void* handle) {
-    for (; loop.steps > body.round && call.ok(); run_round(std::false_type{}))
+    for (body.round = 0; loop.steps > body.round && call.ok(); ++body.round) {
       if (!cublas.multiply(handle, kTiles != 1, kTiles * loop.hidden, loop.batch, kSegments * loop.hidden, loop.weight,
                            body.published, sums, allow_tf32))
         return false;
+      run_round<false>(call, body, sums);
+    }
     return true;
   });
   call.require(done, kLaunchFailed, "cuBLAS, which this size needs, is missing or failed");
