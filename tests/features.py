@@ -183,7 +183,7 @@ def check_open_sizes(net, shapes, calls):
 
 
 def dynamic_shape():
-    """Sizes of batches and images and numbers of steps are open."""
+    """Sizes of batches and images and numbers of steps are open, by set_inputs; batches also by mindspore.jit."""
     depthwise = msops.DepthwiseConv2d(2, 3, stride=2, pad_mode="valid")
     for net, shapes, calls in (
         (make_network(), [[None, 2, 6, 6]], ([(2, 2, 6, 6)], [(5, 2, 6, 6)])),
@@ -193,6 +193,13 @@ def dynamic_shape():
         (Outputs(msops.LLTM(3, 2, 2, bidirectional=True)), [[None, None, 3]], ([(4, 2, 3)], [(1, 5, 3)])),
     ):
         check_open_sizes(net, shapes, calls)
+    net = make_network()
+    step = jit(ops.value_and_grad(WithLoss(net), None, net.trainable_params()), dynamic=1)
+    for n in (2, 3, 5, 4):  # once it saw that sizes change, it leaves them open
+        images, labels = make_data(n)
+        loss, gradients = step(Tensor(images), Tensor(labels))
+        for got, wanted in zip([loss, *gradients], loss_and_gradients(net, images, labels)):
+            near(got, wanted)
 
 
 def mindir():

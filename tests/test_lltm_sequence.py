@@ -259,9 +259,9 @@ class Stepping(nn.Cell):
 
 @needs_open_sizes
 def test_open_sizes(mode):
-    """All of them; no steps, samples or inputs, too."""
+    """All of them; no steps, samples, inputs or units, too."""
     opened = [[None] * len(shape) for shape in SHAPES]
-    calls = [shapes(*sizes) for sizes in ((4, 2, 5, 3), (0, 2, 3, 4), (2, 0, 3, 4), (2, 3, 0, 4))]
+    calls = [shapes(*sizes) for sizes in ((4, 2, 5, 3), (0, 2, 3, 4), (2, 0, 3, 4), (2, 3, 0, 4), (2, 3, 4, 0))]
     check_open_sizes(Sequence(reverse=True), opened, calls)
 
 

@@ -129,10 +129,12 @@ def lltm(
     elif seq_length.dtype == mindspore.int64:
         seq_length = ops.cast(ops.minimum(ops.maximum(seq_length, 0), steps), mindspore.int32)
     shape = (steps, batch, bias.shape[0])
-    if steps * batch * inputs * bias.shape[0] == 0:  # sums of nothing, which MindSpore's MatMul does not write
+    if _has_zero(steps, batch, weight_ih.shape[1], bias.shape[0]):
         product = ops.zeros(shape, x.dtype)
     else:
-        product = ops.reshape(_times_transposed(ops.reshape(x, (steps * batch, inputs)), weight_ih), shape)
+        rows = _unless_zero(ops.reshape(x, (steps * batch, inputs)), bias.shape[0])
+        product = _times_transposed(rows, _unless_zero(weight_ih, steps * batch))
+        product = ops.reshape(_unless_zero(product, weight_ih.shape[1]), shape)
     recurrence = _recurrence(reverse, allow_tf32)
     output, h_n, c_n, _, _, _ = recurrence(_as(product, h), weight_hh, bias, h, c, seq_length)
     return output, h_n, c_n
@@ -481,6 +483,19 @@ def _fits(shape: Sizes, wanted: Sizes) -> bool:
 
 
 @_once
+def _has_zero(*sizes: int | None) -> bool | None:
+    """Whether one is 0; None where that is open, since MindSpore 2.7 cannot compile the gradient of an `if` of it."""
+    return True if 0 in sizes else None if None in sizes else False
+
+
+def _unless_zero(tensor: Tensor, terms: Any) -> Tensor:
+    """Zeros if an open size is 0, and a gradient of zeros: sums of no terms are not written by MindSpore's MatMul."""
+    if _has_zero(terms) is None:
+        return ops.masked_fill(tensor, ops.full((1, 1), terms, dtype=mindspore.int32) == 0, 0.0)
+    return tensor
+
+
+@_once
 def _full_length(steps: int | None, batch: int | None) -> Tensor | None:
     return None if steps is None or batch is None else Tensor(np.full(batch, steps, np.int32))
 
@@ -510,10 +525,11 @@ class _SequenceGradient(nn.Cell):
         )
         rows = product.shape[0] * product.shape[1]
         dgates = ops.reshape(dproduct, (rows, weight.shape[0]))
-        if rows * weight.shape[1] == 0:
+        if _has_zero(rows, weight.shape[1]):
             dweight = ops.zeros_like(weight)
         else:
             dweight = _transposed_times(dgates, ops.reshape(hidden_before, (rows, weight.shape[1])))
+            dweight = _unless_zero(dweight, rows)
         dbias, _ = _sum_to(dgates, bias)
         return dproduct, _as(dweight, weight), dbias, dh, dc, ops.zeros_like(lengths)
 
