@@ -61,15 +61,10 @@ demo: all $(VENV)/.ready ## Train a network on handwritten digits, and show the 
 	$(VENV)/bin/python examples/digits.py $(ARGS)
 
 .PHONY: test
-test: all $(VENV)/.ready ## Run the tests
-	$(VENV)/bin/python -m pytest $(ARGS)
-
-.PHONY: coverage
-coverage: all $(VENV)/.ready ## Run the tests, and tell which lines of msops they miss
-	$(VENV)/bin/coverage erase
-	$(VENV)/bin/coverage run -m pytest $(ARGS)
-	$(VENV)/bin/coverage combine --quiet
-	$(VENV)/bin/coverage report
+test: all $(VENV)/.ready ## Run the tests; with COVERAGE=1, tell which lines of msops they miss
+	$(if $(COVERAGE),$(VENV)/bin/coverage erase)
+	$(VENV)/bin/python $(if $(COVERAGE),-m coverage run) -m pytest $(ARGS)
+	$(if $(COVERAGE),$(VENV)/bin/coverage combine --quiet && $(VENV)/bin/coverage report)
 
 .PHONY: wheel
 wheel: all $(VENV)/.ready ## Build the wheel, one for every Python and MindSpore, into dist
