@@ -89,6 +89,13 @@ void on_cpu(Call& call, int64_t n, const Body& body, double cost) {
 }
 
 #ifdef __CUDACC__
+// Whether the GPU and the code for it are of an architecture: code made from that for an older GPU lacks instructions.
+template <typename Kernel>
+bool is_compiled_for(int architecture, Kernel kernel) {
+  cudaFuncAttributes attributes{};
+  return cudaFuncGetAttributes(&attributes, kernel) == cudaSuccess && attributes.ptxVersion >= architecture;
+}
+
 constexpr int kThreads = 256;
 
 template <typename Index, typename Body>

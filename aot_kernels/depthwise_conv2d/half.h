@@ -294,7 +294,7 @@ inline bool forward(Call& call, const Shape& s, int64_t largest, const Half* x, 
       }();
       // In narrow images with few taps, the many writes of parts of 32 bytes would take longer than all else.
       if (decltype(pack)::value == 1 && s.h.kernel == 3 && s.w.out <= kColumns) return;
-      static const bool can = has_tensor_cores(kernel);
+      static const bool can = is_compiled_for(80, kernel);
       if (!can) return;
       const int64_t blocks = (windows.tiles * s.channels * 32 - 1) / kForwardThreads + 1;
       kernel<<<static_cast<unsigned>(blocks), kForwardThreads, 0, call.stream()>>>(
@@ -322,7 +322,7 @@ inline int64_t backward(Call& call, const Shape& s, int64_t largest, const Half*
         kWarps * std::max<int>(kBuffers<V> * kTile * sizeof(Half), (K + 1) * kWindow * 17 * sizeof(float));
     const auto kernel = backward_kernel<K, V>;
     static const int at_once = [&] {
-      if (!has_tensor_cores(kernel)) return 0;
+      if (!is_compiled_for(80, kernel)) return 0;
       allow_shared_memory(kernel);
       return blocks_at_once(kernel, kThreads, kBytes);
     }();

@@ -96,13 +96,6 @@ __device__ Half tap_at(const Half* row, const Windows& w, int j) {
   return within(b, w.k_columns) ? row[kReversed ? w.k_columns - 1 - b : b] : Half(0.f);
 }
 
-// Whether the GPU and the code for it have tensor cores of the kind used: code made from that for an older GPU has not.
-template <typename Kernel>
-bool has_tensor_cores(Kernel kernel) {
-  cudaFuncAttributes attributes{};
-  return cudaFuncGetAttributes(&attributes, kernel) == cudaSuccess && attributes.ptxVersion >= 80;
-}
-
 // Calls `f(Constant<K>{}, Constant<V>{}, windows)` if these kernels take the convolution whose windows begin `pad`
 // columns before the results, with the stride S.
 template <int S, typename F>

@@ -3,7 +3,7 @@
 // smallest is left out, about 2^-22 of the whole.
 #pragma once
 
-#include "../common/dtype.h"
+#include "../common/parallel.h"
 
 namespace msops {
 
@@ -21,13 +21,6 @@ struct Gpu {
     cudaDeviceGetAttribute(&cooperative, cudaDevAttrCooperativeLaunch, device);
   }
 };
-
-// Whether the GPU and the code for it are of an architecture: code made from that for an older GPU lacks instructions.
-template <typename Kernel>
-bool is_compiled_for(int architecture, Kernel kernel) {
-  cudaFuncAttributes attributes{};
-  return cudaFuncGetAttributes(&attributes, kernel) == cudaSuccess && attributes.ptxVersion >= architecture;
-}
 
 __device__ __forceinline__ unsigned to_tf32(float value) {
   unsigned bits = 0;
