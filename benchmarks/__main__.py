@@ -75,7 +75,7 @@ def main():
     with (folder / "log.txt").open("w+") as log:
         rows, troubles, whole = measure(options, log)
     report.finish(rows)
-    report.write(folder, rows, about)
+    report.write(folder / report.FILE, rows, about)
 
     print(report.table(rows))
     for trouble in troubles:

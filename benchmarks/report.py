@@ -44,10 +44,10 @@ def what(row):
     return row["part"], row["op"], row["direction"], row["case"], row["dtype"]
 
 
-def write(folder, rows, about):
-    with (folder / FILE).open("w", newline="") as file:
+def write(path, rows, about, columns=COLUMNS):
+    with path.open("w", newline="") as file:
         file.writelines(f"# {name}: {value}\n" for name, value in about.items())
-        writer = csv.DictWriter(file, COLUMNS)
+        writer = csv.DictWriter(file, columns)
         writer.writeheader()
         for row in rows:
             writer.writerow({k: f"{v:.5g}" if isinstance(v, float) else v for k, v in row.items()})

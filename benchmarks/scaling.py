@@ -6,7 +6,6 @@ Each process has a GPU, or a share of the CPU. Weak scaling: each has the batch 
 """
 
 import argparse
-import csv
 import os
 import socket
 import statistics
@@ -25,9 +24,10 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 import msops  # noqa: E402
-from benchmarks.report import about  # noqa: E402
+from benchmarks.report import about, write  # noqa: E402
 
 ROUNDS = 5
+COLUMNS = ("scaling", "processes", "batch", "images_s", "lowest", "highest", "times_one")
 
 
 class Block(nn.Cell):
@@ -91,21 +91,28 @@ def work(options):
         np.save(options.speeds, speeds)
 
 
-def measure(options, processes, batches):
-    """Images per second of all processes, in each round, for each batch of a process."""
-    path = Path(sys.executable).parent, os.environ["PATH"]  # msrun starts the first python there
-    variables = dict(os.environ, PATH=os.pathsep.join(map(str, path)))
+def run_processes(count, device_target, *script, cwd, environment=os.environ):
+    """A Python script in `count` processes, by msrun if they are several: the finished process with what it printed."""
+    folder = Path(sys.executable).parent  # msrun starts the first python of the PATH
+    variables = dict(environment, PATH=os.pathsep.join([str(folder), environment["PATH"]]))
+    if device_target == "GPU":
+        variables["CUDA_LAUNCH_BLOCKING"] = "1"  # without it MindSpore 2.10 sums gradients wrong: docs/versions.md
     launch = [sys.executable]
-    if processes > 1:
+    if count > 1:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
-        launch = [str(path[0] / "msrun"), f"--worker_num={processes}", f"--local_worker_num={processes}"]
+        launch = [folder / "msrun", f"--worker_num={count}", f"--local_worker_num={count}"]
         launch += [f"--master_port={port}", "--join=True"]
+    command = [*map(str, (*launch, *script))]
+    return subprocess.run(command, cwd=cwd, env=variables, capture_output=True, text=True, timeout=900)
+
+
+def measure(options, processes, batches):
+    """Images per second of all processes, in each round, for each batch of a process."""
     with tempfile.TemporaryDirectory() as folder:  # msrun leaves logs
-        own = [f"--speeds={folder}/speeds.npy", "--batches", *map(str, batches)]
-        command = [*launch, __file__, *sys.argv[1:], *own]
-        done = subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True)
+        own = [f"--speeds={folder}/speeds.npy", "--batches", *batches]
+        done = run_processes(processes, options.device_target, __file__, *sys.argv[1:], *own, cwd=folder)
         if done.returncode:
             sys.exit(done.stdout + done.stderr)
         return processes * np.load(f"{folder}/speeds.npy")
@@ -131,19 +138,16 @@ def main():
     (one,) = measure(options, 1, [batch])
     weak, strong = measure(options, count, [batch, batch // count])
     net = f"{options.blocks} blocks of {options.channels} channels, float32, images of {options.size} x {options.size}"
-    with options.output.open("w", newline="") as file:
-        for name, value in dict(about(options.device_target), net=net).items():
-            file.write(f"# {name}: {value}\n")
-        table = csv.writer(file)
-        table.writerow(["scaling", "processes", "batch", "images_s", "lowest", "highest", "times_one"])
-        for scaling, processes, images, speeds in (
-            ("", 1, batch, one),
-            ("weak", count, count * batch, weak),
-            ("strong", count, batch, strong),
-        ):
-            speed = statistics.median(speeds)
-            figures = [speed, min(speeds), max(speeds), speed / statistics.median(one)]
-            table.writerow([scaling, processes, images, *(f"{each:.5g}" for each in figures)])
+    rows = []
+    for scaling, processes, images, speeds in (
+        ("", 1, batch, one),
+        ("weak", count, count * batch, weak),
+        ("strong", count, batch, strong),
+    ):
+        speed = statistics.median(speeds)
+        figures = speed, min(speeds), max(speeds), speed / statistics.median(one)
+        rows.append(dict(zip(COLUMNS, (scaling, processes, images, *figures))))
+    write(options.output, rows, dict(about(options.device_target), net=net), COLUMNS)
     print(options.output.read_text(), end="")
 
 

@@ -152,7 +152,7 @@ def test_targets_and_picture_of_sequences(tmp_path):
                     row.update(by=by, us=us, us_step=us / 128, named=int(case.named), bytes=0, operations=0)
                     rows.append(row)
     report.finish(rows)
-    report.write(tmp_path, rows, {"device": "NVIDIA test", "driver": "1"})
+    report.write(tmp_path / report.FILE, rows, {"device": "NVIDIA test", "driver": "1"})
     rows, _ = report.read(tmp_path)
     lines = [line for line in targets.table(rows, targets.ON_GPU) if "LLTM sequence" in line]
     assert [line.split(" | ")[3:] for line in lines] == [["1.5", "yes |"], ["5", "no: 6 of 6 |"]]
