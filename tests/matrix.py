@@ -12,8 +12,11 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from pathlib import Path
+
+import child
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / ".matrix"
@@ -91,7 +94,7 @@ def here():
     version, python_version = (
         ".".join(re.findall(r"\d+", text)[:2]) for text in (metadata.version("mindspore"), sys.version)
     )
-    return version, python_version, {**os.environ, "PYTHONPATH": str(ROOT)}
+    return version, python_version, child.environment()
 
 
 def works(python, variables, feature, device, mode):
@@ -125,7 +128,9 @@ def try_features(python, variables, version, python_version, device="CPU"):
     committed, rows = rows_of(TABLE.read_text()), {}
     for mode in MODES:
         key = version, python_version, device, mode
-        row = rows[key] = [works(python, variables, feature, device, mode) for feature in FEATURES]
+        with ThreadPoolExecutor(max(1, len(os.sched_getaffinity(0)) // 2)) as pool:
+            jobs = [pool.submit(works, python, variables, feature, device, mode) for feature in FEATURES]
+        row = rows[key] = [job.result() for job in jobs]
         for feature, was, now in zip(FEATURES, committed.get(key, row), row):
             if was != now:
                 print(f"{', '.join(key)}: {feature}: was {was}, is {now}")
