@@ -95,10 +95,10 @@ def run_processes(count, device_target, *script, cwd, environment=os.environ):
     """A Python script in `count` processes, by msrun if they are several: the finished process with what it printed."""
     folder = Path(sys.executable).parent  # msrun starts the first python of the PATH
     variables = dict(environment, PATH=os.pathsep.join([str(folder), environment["PATH"]]))
-    if device_target == "GPU":
-        variables["CUDA_LAUNCH_BLOCKING"] = "1"  # without it MindSpore 2.10 sums gradients wrong: docs/versions.md
     launch = [sys.executable]
     if count > 1:
+        if device_target == "GPU":
+            variables["CUDA_LAUNCH_BLOCKING"] = "1"  # without it MindSpore 2.10 sums gradients wrong: docs/versions.md
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]

@@ -258,11 +258,11 @@ class Stepping(nn.Cell):
 
 
 @needs_open_sizes
-def test_open_sizes(mode):
+def test_open_sizes(mode, device_target):
     """All of them; no steps, samples, inputs or units, too."""
     opened = [[None] * len(shape) for shape in SHAPES]
     calls = [shapes(*sizes) for sizes in ((4, 2, 5, 3), (0, 2, 3, 4), (2, 0, 3, 4))]
-    if VERSION >= (2, 9):  # MindSpore 2.7's MatMul fails: "could not execute a primitive"
+    if VERSION >= (2, 9) and device_target == "CPU":  # MindSpore's MatMul of 0 numbers fails in 2.7, and by cuBLAS
         calls += [shapes(*sizes) for sizes in ((2, 3, 0, 4), (2, 3, 4, 0))]
     check_open_sizes(Sequence(reverse=True), opened, calls)
 
