@@ -6,20 +6,31 @@
 
 namespace msops {
 
-template <typename T>
-struct ForwardLoop : SequenceForward<T> {
-  using Base = SequenceForward<T>;
+template <typename T, typename Steps>
+struct Loop : Steps {
   using Element = T;
+  template <int N>
+  struct Update {
+    typename Steps::template Results<N> results;
+    int64_t step;  // negative: there is nothing to write
+  };
+
+  explicit Loop(const Steps& steps) : Steps(steps) {}
+  template <int N>
+  MSOPS_BOTH void write(const Update<N>& update, int64_t sample, int64_t unit) const {
+    if (update.step >= 0) Steps::write(update.results, update.step, sample, unit);
+  }
+};
+
+template <typename T>
+struct ForwardLoop : Loop<T, SequenceForward<T>> {
+  using Base = Loop<T, SequenceForward<T>>;
+  using Base::Base;
   using typename Base::State;
   template <int N>
   using Inputs = typename Base::template Inputs<N>;
   template <int N>
-  struct Update {
-    typename Base::template Results<N> results;
-    int64_t step;  // negative: there is nothing to write
-  };
-
-  explicit ForwardLoop(const Base& base) : Base(base) {}
+  using Update = typename Base::template Update<N>;
 
   // publish(segment, pack) is for what the first product is of.
   template <int N, typename Publish>
@@ -34,10 +45,6 @@ struct ForwardLoop : SequenceForward<T> {
     publish_h(state, publish);
     return update;
   }
-  template <int N>
-  MSOPS_BOTH void write(const Update<N>& update, int64_t sample, int64_t unit) const {
-    if (update.step >= 0) Base::write(update.results, update.step, sample, unit);
-  }
 
  private:
   template <int N, typename Publish>
@@ -50,22 +57,17 @@ struct ForwardLoop : SequenceForward<T> {
 
 // It starts with the gates' gradients of the last step. Each round ends a step, and makes those of the one before.
 template <typename T>
-struct BackwardLoop : SequenceBackward<T> {
-  using Base = SequenceBackward<T>;
-  using Element = T;
+struct BackwardLoop : Loop<T, SequenceBackward<T>> {
+  using Base = Loop<T, SequenceBackward<T>>;
+  using Base::Base;
   using typename Base::State;
   template <int N>
-  struct Update {
-    typename Base::template Results<N> results;
-    int64_t step;
-  };
+  using Update = typename Base::template Update<N>;
   template <int N>
   struct Inputs {
     typename Base::template Inputs<N> of_next;
     bool active;
   };
-
-  explicit BackwardLoop(const Base& base) : Base(base) {}
 
   template <int N, typename Publish>
   MSOPS_BOTH Update<N> start(State (&state)[N], int64_t sample, int64_t unit, const Publish& publish) const {
@@ -88,10 +90,6 @@ struct BackwardLoop : SequenceBackward<T> {
     const int64_t next = Base::steps - 2 - round;
     if (next < 0) return {{}, -1};
     return advance(next, in.of_next, state, publish);
-  }
-  template <int N>
-  MSOPS_BOTH void write(const Update<N>& update, int64_t sample, int64_t unit) const {
-    if (update.step >= 0) Base::write(update.results, update.step, sample, unit);
   }
 
  private:
