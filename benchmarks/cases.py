@@ -10,6 +10,7 @@ from typing import NamedTuple
 KERNELS = ("add", "sigmoid", "trilinear", "depthwise", "lltm")
 OPS = (*KERNELS, "lltm_sequence")
 DTYPES = ("float32", "float16")
+ROWS = (8, 64, 8, 128)  # steps, batch, inputs, hidden of examples/rows.py
 
 
 class Case(NamedTuple):
@@ -102,7 +103,7 @@ GPU = dict(
             *((4096, 16, hidden, hidden) for hidden in (128, 512)),
         ),
     ),
-    sequence_cells=dict(named=((32, 16, 32, 128), (32, 64, 1024, 1024))),
+    sequence_cells=dict(named=((32, 16, 32, 128), (32, 64, 1024, 1024), ROWS)),
 )
 CPU = dict(
     elements=dict(named=(2**20, 2**24), sweep=(2**10, 2**14, 2**17, 2**22), ragged={2**20 + 1: 2**20}),
@@ -131,7 +132,7 @@ CPU = dict(
     ),
     lltm_cells=dict(named=((16, 32, 128), (64, 256, 256), (256, 1024, 1024))),
     sequences=dict(named=((32, 16, 32, 128), (32, 64, 256, 256), (32, 1, 512, 512)), sweep=()),
-    sequence_cells=dict(named=((32, 16, 32, 128), (32, 64, 256, 256))),
+    sequence_cells=dict(named=((32, 16, 32, 128), (32, 64, 256, 256), ROWS)),
 )
 
 
