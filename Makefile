@@ -23,8 +23,10 @@ ARCHS := $(filter 80 90,$(KNOWN))
 PTX := $(shell printf '%s\n' $(KNOWN) | sort -n | head -n 1)
 endif
 endif
+# For sm_90 as sm_90a, where nvcc knows that: the same GPUs, with instructions that no later ones have.
+SM90 := 90$(shell $(NVCC) --dryrun -arch=sm_90a -x cu /dev/null >/dev/null 2>&1 && echo a)
 COMPILE := $(NVCC) -ccbin $(CXX) $(FLAGS) $(HOST_FLAGS:%=-Xcompiler %) -Wno-deprecated-gpu-targets \
-  $(foreach arch,$(ARCHS),-gencode arch=compute_$(arch),code=sm_$(arch)) \
+  $(foreach arch,$(patsubst 90,$(SM90),$(ARCHS)),-gencode arch=compute_$(arch),code=sm_$(arch)) \
   $(foreach arch,$(PTX),-gencode arch=compute_$(arch),code=compute_$(arch))
 BUILT_FOR := the CPU and GPUs of architecture $(ARCHS:%=sm_%)$(PTX:%=, others through PTX for compute_%)
 endif

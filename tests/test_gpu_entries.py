@@ -230,12 +230,18 @@ def test_gpu_equals_cpu(name, dtype, shift):
         np.testing.assert_allclose(got, want, rtol=tolerance, atol=tolerance * scale, err_msg=name)
 
 
-@pytest.mark.parametrize("size", [(3, 64, 1024), (3, 4, 1500)], ids=["across the grid", "by cuBLAS"])
+needs_tf32 = pytest.mark.skipif(
+    torch.cuda.is_available() and torch.cuda.get_device_capability() < (8, 0), reason="TF32 came with sm_80"
+)
+WAYS = {"across the grid": (64, 1024), "in small tiles": (64, 1544), "in tiles": (300, 1544), "by cuBLAS": (4, 1500)}
+
+
+@needs_tf32
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("backward", [False, True])
-def test_tf32(size, backward):
+def test_tf32(way, backward):
     """Where it is allowed, recurrent products have factors of 11 bits."""
-    if torch.cuda.get_device_capability() < (8, 0):
-        pytest.skip("TF32 came with sm_80")
+    size = 3, *WAYS[way]
     results = []
     for allow_tf32 in (False, True):
         operator, shapes = recurrence(*size, backward, False, allow_tf32)
@@ -244,6 +250,36 @@ def test_tf32(size, backward):
     exact, rounded = results
     error = np.abs(rounded - exact).max() / np.abs(exact).max()
     assert 1e-6 < error < 2e-3
+
+
+def to_tf32(x):
+    return ((x.view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32)
+
+
+@needs_tf32
+@pytest.mark.parametrize("way", ["across the grid", "in small tiles", "in tiles"])
+def test_factors_are_rounded_to_nearest(way):
+    batch, hidden = WAYS[way]
+    sample = torch.arange(batch, device="cuda")
+    unit = sample * 5 % hidden
+    forward, shapes = recurrence(1, batch, hidden, allow_tf32=True)
+    backward, _ = recurrence(1, batch, hidden, backward=True, allow_tf32=True)
+    product, _, bias, zeros, c = (torch.zeros(shape, device="cuda") for shape in shapes[:5])
+    lengths = torch.ones(batch, dtype=torch.int32, device="cuda")
+    weight, h = torch.randn(shapes[1], device="cuda"), torch.randn(batch, hidden, device="cuda")
+    ones = zeros.clone()
+    ones[sample, unit] = 1
+    gates = run(forward, product, weight, bias, ones, c, lengths)[3][0]
+    assert torch.equal(gates, to_tf32(weight)[:, unit].T)
+    diagonal = torch.eye(hidden, device="cuda").repeat(3, 1)
+    output, _, _, gates, cells, _ = run(forward, product, diagonal, bias, h, c, lengths)
+    assert torch.equal(gates[0], to_tf32(h).repeat(1, 3))
+    diagonal[hidden:] = 0
+    dgates, _, dh, _, _ = run(backward, diagonal, gates, cells, output, h, lengths, output, h, c)
+    assert torch.equal(dh, to_tf32(dgates[0, :, :hidden]))
+    weight[hidden:] = 0
+    dgates, _, dh, _, _ = run(backward, weight, gates, cells, output, h, lengths, zeros[None], ones, c)
+    assert torch.equal(dh, to_tf32(dgates[0, sample, unit])[:, None] * to_tf32(weight)[unit])
 
 
 # Sizes of more than 2^31 elements: in 16 bits each, 4 GiB and more an array.

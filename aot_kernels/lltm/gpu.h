@@ -22,9 +22,10 @@ void run_loop(Call& call, const Loop& loop, Compute<typename Loop::Element>* scr
     } else if (allow_tf32) {
       const int64_t most = Loop::kTiles == 1 ? kMostTf32Backward : kMost;
       if (run_in_grid<Product::kTf32>(call, loop, scratch, gpu, most)) return;
+      if (run_in_tiles<Product::kTf32>(call, loop, scratch, gpu)) return;
     } else {
       if (run_in_grid<Product::kFloat>(call, loop, scratch, gpu, kMost)) return;
-      if (run_in_tiles(call, loop, scratch, gpu)) return;
+      if (run_in_tiles<Product::kFloat>(call, loop, scratch, gpu)) return;
       if (run_in_grid<Product::kFloat>(call, loop, scratch, gpu, kMostWithoutTiles)) return;
     }
   }

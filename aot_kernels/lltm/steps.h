@@ -9,6 +9,7 @@
 
 #include "../common/parallel.h"
 #include "loop.h"
+#include "mma.h"
 
 namespace msops {
 
@@ -70,10 +71,11 @@ struct Round {
   using State = typename Loop::State;
   Loop loop;
   int64_t round;
-  C* states[2];  // (batch, hidden)
-  T* published;  // (batch, segments, hidden)
+  C* states[2];         // (batch, hidden)
+  T* published;         // (batch, segments, hidden)
+  bool rounds = false;  // to TF32, what is published
 
-  MSOPS_BOTH void start(int64_t sample, int64_t unit) const {
+  __device__ __forceinline__ void start(int64_t sample, int64_t unit) const {
     State state[N];
     for (int j = 0; j < N; ++j) state[j] = loop.begin(sample, unit + j);
     end(loop.start(state, sample, unit, publish_to(sample, unit)), state, sample, unit);
@@ -83,24 +85,29 @@ struct Round {
     typename Loop::template Inputs<N> in;
     Pack<C, N> h, c;
   };
-  MSOPS_BOTH Before before(int64_t sample, int64_t unit) const {
+  __device__ __forceinline__ Before before(int64_t sample, int64_t unit) const {
     const int64_t at = sample * loop.hidden + unit;
     return {loop.template read<N>(round, sample, unit), load<N>(states[0] + at), load<N>(states[1] + at)};
   }
-  MSOPS_BOTH void finish(const Before& before, int64_t sample, int64_t unit, const C (&sums)[Loop::kTiles][N]) const {
+  __device__ __forceinline__ void finish(const Before& before, int64_t sample, int64_t unit,
+                                         const C (&sums)[Loop::kTiles][N]) const {
     State state[N];
     for (int j = 0; j < N; ++j) state[j] = {before.h.values[j], before.c.values[j]};
     end(loop.finish(round, before.in, sums, state, publish_to(sample, unit)), state, sample, unit);
   }
 
  private:
-  MSOPS_BOTH auto publish_to(int64_t sample, int64_t unit) const {
+  __device__ __forceinline__ auto publish_to(int64_t sample, int64_t unit) const {
     T* const to = published + sample * Loop::kSegments * loop.hidden + unit;
-    return
-        [to, units = loop.hidden](int segment, const Pack<T, N>& pack) { store_at_once(to + segment * units, pack); };
+    return [to, units = loop.hidden, rounds = rounds](int segment, Pack<T, N> pack) {
+      if constexpr (std::is_same<T, float>::value)
+        if (rounds)
+          for (int j = 0; j < N; ++j) pack.values[j] = __uint_as_float(to_tf32(pack.values[j]));
+      store_at_once(to + segment * units, pack);
+    };
   }
-  MSOPS_BOTH void end(const typename Loop::template Update<N>& update, const State (&state)[N], int64_t sample,
-                      int64_t unit) const {
+  __device__ __forceinline__ void end(const typename Loop::template Update<N>& update, const State (&state)[N],
+                                      int64_t sample, int64_t unit) const {
     const int64_t at = sample * loop.hidden + unit;
     loop.write(update, sample, unit);
     Pack<C, N> h, c;

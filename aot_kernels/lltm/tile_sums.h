@@ -1,0 +1,266 @@
+// The sums of a block's tile, of samples and units, by tensor cores: from stages in shared memory that TMA has filled.
+#pragma once
+
+#include "mma.h"
+#include "tma.h"
+
+namespace msops {
+
+#if CUDART_VERSION >= 11080
+
+// Where in rows of 128 bytes the lane's first number is for `load_matrices`: of 16 rows by 8.
+__device__ __forceinline__ int first_of_matrices(int first_row) {
+  const int lane = threadIdx.x % 32;
+  return (first_row + lane % 16) * 128 + (lane / 16 ^ lane % 8) * 16;
+}
+// Four matrices of 8 x 4: thread `lane` gives the address of row lane % 8 of the (lane / 8)-th, and gets of each the
+// number lane % 4 of row lane / 4.
+__device__ __forceinline__ void load_matrices(unsigned address, unsigned (&words)[4]) {
+  MSOPS_SM90("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];" : "=r"(words[0]), "=r"(words[1]),
+             "=r"(words[2]), "=r"(words[3]) : "r"(address));
+}
+
+// The same of backward's weights, in boxes of 32 units and 32 rows: with the rows k and k + 4 as neighbours, a warp's
+// loads hit all banks.
+__device__ __forceinline__ int first_of_columns(int first_column) {
+  const int lane = threadIdx.x % 32, row = lane % 4 * 2, column = first_column % 32 + lane / 4;
+  return (first_column / 32 * 32 + row) * 128 + (column / 4 ^ row) * 16 + column % 4 * 4;
+}
+// Number lane % 4 of four rows and lane / 4 of eight columns.
+__device__ __forceinline__ unsigned load_column(unsigned first, int rows, int columns) {
+  unsigned word = 0;
+  [[maybe_unused]] const unsigned address =
+      (first ^ (columns % 4 * 32 + rows % 2 * 16)) + (rows % 2 + rows / 2 * 8 + columns / 4 * 32) * 128;
+  MSOPS_SM90("ld.shared.b32 %0, [%1];" : "=r"(word) : "r"(address));
+  return word;
+}
+
+// A warp's sums, or what they are of a part of the products' length: kM x kN matrices of 16 x 8.
+template <typename Tile>
+class WarpSums {
+ public:
+  __device__ __forceinline__ WarpSums() {
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    first_row_ = warp / kWarpColumns * (16 * kM), first_column_ = warp % kWarpColumns * (8 * kN);
+    samples_ = first_of_matrices(first_row_);
+    weights_ = Tile::kForward ? (first_column_ + lane / 16 * 8 + lane % 8) * 128 + (lane / 8 % 2 ^ lane % 8) * 16
+                              : first_of_columns(first_column_);
+  }
+
+  // Of all stages.
+  template <typename Stages>
+  __device__ __forceinline__ void add_all(const Stages& stages) {
+    for (int i = 0; i < stages.count; ++i) {
+      stages.wait(i);
+      add(stages.samples(i), stages.weights(i));
+      stages.release(i);
+    }
+  }
+
+  // To [kSamples][kPitch].
+  __device__ __forceinline__ void store_to(float* all) const {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int n = 0; n < kN; ++n)
+#pragma unroll
+      for (int m = 0; m < kM; ++m) {
+        float* const to = all + (first_row_ + 16 * m + lane / 4) * Tile::kPitch + first_column_ + 8 * n + lane % 4 * 2;
+        store(to, Pack<float, 2>{{sums_[n][m][0], sums_[n][m][1]}});
+        store(to + 8 * Tile::kPitch, Pack<float, 2>{{sums_[n][m][2], sums_[n][m][3]}});
+      }
+  }
+
+ private:
+  using Operand = Word<Product::kFloat>;
+  static constexpr int kWarpColumns = 2, kWarpRows = Tile::kWarps / kWarpColumns;
+  static constexpr int kM = Tile::kSamples / kWarpRows / 16, kN = Tile::kColumns / kWarpColumns / 8;
+  static constexpr int kAtOnce = kM == 1 ? kN : kN / 2;
+
+  // Of a stage. While some sums' products are made, the ones before are added.
+  __device__ __forceinline__ void add(unsigned samples, unsigned weights) {
+#pragma unroll
+    for (int step = 0; step < Tile::kDepth / 8; ++step) {
+      Operand a[kM][4];
+#pragma unroll
+      for (int m = 0; m < kM; ++m) {
+        unsigned words[4];
+        load_matrices(((samples + samples_) ^ step * 32) + m * 16 * 128, words);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) a[m][i] = Operand(words[i]);
+      }
+      unsigned b[kN][2];
+      load_weights(weights + weights_, step, b);
+#pragma unroll
+      for (int first = 0; first < kN; first += kAtOnce) add(a, &b[first], &sums_[first]);
+    }
+  }
+
+  __device__ __forceinline__ static void load_weights(unsigned from, int step, unsigned (&b)[kN][2]) {
+    if constexpr (Tile::kForward) {
+#pragma unroll
+      for (int n = 0; n < kN; n += 2) {
+        unsigned words[4];
+        load_matrices((from ^ step * 32) + n * 8 * 128, words);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) b[n + i / 2][i % 2] = words[i];
+      }
+    } else {
+#pragma unroll
+      for (int n = 0; n < kN; ++n)
+#pragma unroll
+        for (int i = 0; i < 2; ++i) b[n][i] = load_column(from, 2 * step + i, n);
+    }
+  }
+
+  // As `multiply_add` does, but one kind of products of all sums before the next: they don't wait for each other.
+  __device__ __forceinline__ static void add(const Operand (&a)[kM][4], const unsigned (*words)[2],
+                                             float (*sums)[kM][4]) {
+    Operand b[kAtOnce][2];
+    float products[kAtOnce][kM][4] = {};
+    const auto for_all = [](const auto& f) {
+#pragma unroll
+      for (int n = 0; n < kAtOnce; ++n)
+#pragma unroll
+        for (int m = 0; m < kM; ++m) f(n, m);
+    };
+    const auto multiply = [&](unsigned Operand::* of_a, unsigned Operand::* of_b) {
+      for_all([&](int n, int m) {
+        multiply_add<Product::kFloat>(products[n][m], a[m][0].*of_a, a[m][1].*of_a, a[m][2].*of_a, a[m][3].*of_a,
+                                      b[n][0].*of_b, b[n][1].*of_b);
+      });
+    };
+#pragma unroll
+    for (int n = 0; n < kAtOnce; ++n)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) b[n][i] = Operand(words[n][i]);
+    multiply(&Operand::lower, &Operand::upper);
+    multiply(&Operand::upper, &Operand::lower);
+    multiply(&Operand::upper, &Operand::upper);
+    for_all([&](int n, int m) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) sums[n][m][i] += products[n][m][i];
+    });
+  }
+
+  float sums_[kN][kM][4] = {};
+  int first_row_, first_column_;
+  unsigned samples_, weights_;  // of the first that the thread loads, in bytes
+};
+
+// A warpgroup's sums of TF32 products, or what they are of a part of the products' length: of 64 columns and all
+// samples. The weights are rounded in registers; the samples' numbers, from shared memory, must be rounded before.
+template <typename Tile>
+class WarpgroupSums {
+ public:
+  __device__ __forceinline__ WarpgroupSums() {
+    first_column_ = threadIdx.x / 32 * 16;
+    weights_ = Tile::kForward ? first_of_matrices(first_column_) : first_of_columns(first_column_);
+  }
+
+  // Of all stages. While the tensor cores take one, the next one's weights are loaded.
+  template <typename Stages>
+  __device__ __forceinline__ void add_all(const Stages& stages) {
+    for (int first = 0; first < stages.count; first += 2) {
+#pragma unroll
+      for (int i = first; i < first + 2; ++i) {
+        if (i == stages.count) break;
+        unsigned a[kSteps][4];
+        stages.wait(i);
+        load_weights(stages.weights(i), a);
+        MSOPS_SM90A("wgmma.fence.sync.aligned;" : : : "memory");
+#pragma unroll
+        for (int step = 0; step < kSteps; ++step)
+#pragma unroll
+          for (int n = 0; n < kN; ++n) multiply_add(sums_[n], a[step], stages.samples(i) + n * 64 * 128 + step * 32);
+        MSOPS_SM90A("wgmma.commit_group.sync.aligned;" : : : "memory");
+        MSOPS_SM90A("wgmma.wait_group.sync.aligned 1;" : : : "memory");
+        if (i > 0) stages.release(i - 1);
+      }
+    }
+    MSOPS_SM90A("wgmma.wait_group.sync.aligned 0;" : : : "memory");
+  }
+
+  // To [kSamples][kPitch].
+  __device__ __forceinline__ void store_to(float* all) const {
+    const int lane = threadIdx.x % 32;
+    float* const to = all + lane % 4 * 2 * Tile::kPitch + first_column_ + lane / 4;
+#pragma unroll
+    for (int n = 0; n < kN; ++n)
+#pragma unroll
+      for (int j = 0; j < 32; ++j) to[(n * 64 + j / 4 * 8 + j % 2) * Tile::kPitch + j / 2 % 2 * 8] = sums_[n][j];
+  }
+
+ private:
+  static constexpr int kSteps = Tile::kDepth / 8, kN = Tile::kSamples / 64;
+
+  // Rounded, but for the bits that the instruction cuts off.
+  __device__ __forceinline__ void load_weights(unsigned from, unsigned (&words)[kSteps][4]) const {
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      if constexpr (Tile::kForward) {
+        load_matrices(from + weights_ ^ step * 32, words[step]);
+      } else {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) words[step][i] = load_column(from + weights_, 2 * step + i / 2, i % 2);
+      }
+    }
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step)
+#pragma unroll
+      for (unsigned& word : words[step])
+        if (isfinite(__uint_as_float(word))) word += 0x1000;
+  }
+
+  // Of 64 samples' rows of 128 bytes, stored as TMA does.
+  __device__ __forceinline__ static void multiply_add(float (&sums)[32], const unsigned (&a)[4], unsigned samples) {
+    constexpr uint64_t kSwizzle128 = 1, kBytesOf8Rows = 1024;
+    [[maybe_unused]] const uint64_t rows = kSwizzle128 << 62 | kBytesOf8Rows / 16 << 32 | 1 << 16 | samples / 16;
+#define MSOPS_4(i) "+f"(sums[i]), "+f"(sums[i + 1]), "+f"(sums[i + 2]), "+f"(sums[i + 3])
+    MSOPS_SM90A(
+        "{.reg .pred adds; setp.eq.u32 adds, 0, 0;"
+        "wgmma.mma_async.sync.aligned.m64n64k8.f32.tf32.tf32 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
+        "{%32, %33, %34, %35}, %36, adds, 1, 1;}" : MSOPS_4(0),
+        MSOPS_4(4), MSOPS_4(8), MSOPS_4(12), MSOPS_4(16), MSOPS_4(20), MSOPS_4(24), MSOPS_4(28) : "r"(a[0]), "r"(a[1]),
+        "r"(a[2]), "r"(a[3]), "l"(rows));
+#undef MSOPS_4
+  }
+
+  float sums_[kN][32] = {};
+  int first_column_;
+  unsigned weights_;  // the first that the thread loads, in bytes
+};
+
+// A block's tile, and its stages in shared memory: each has kDepth numbers of the products' length, in rows of 128
+// bytes. Rows are of samples; and of the weights, in a box for each 32 units, forward of those units for each gate.
+// Backward a box's rows are of the 32 units, and there are kDepth.
+template <Product kProduct_, int kSamples_, typename Loop>
+struct Tile {
+  static constexpr Product kProduct = kProduct_;
+  static constexpr bool kForward = Loop::kTiles != 1, kTf32 = kProduct == Product::kTf32;
+  static constexpr int kDepth = 32;
+  static constexpr int kBoxColumns = 32 * Loop::kTiles, kBoxBytes = kBoxColumns * 128;
+  static constexpr int kSamples = kSamples_, kColumns = kTf32 ? 192 : kForward ? 96 : kSamples / 2;
+  static constexpr int kUnits = kColumns / Loop::kTiles, kWarps = kTf32 ? 12 : 8;
+  static constexpr int kThreads = 32 * (kWarps + 1);
+  static constexpr int kSampleBytes = kSamples * 128, kStageBytes = kSampleBytes + kColumns * 128;
+  static constexpr int kMostStages = (226 << 10) / kStageBytes, kStages = kMostStages < 8 ? kMostStages : 8;
+  static constexpr int kSharedBytes = 1023 + kStages * (kStageBytes + 16);
+  static constexpr int kPitch = kColumns + (kTf32 ? 4 : 8);  // of sums, so that a warp's stores hit all banks
+  static_assert(kSamples * kPitch * 4 <= kStages * kStageBytes, "the sums take the stages' place");
+  // About how many us an H200 takes for a stage.
+  static constexpr double kStageCost = (kTf32      ? 0.6
+                                        : kForward ? 2
+                                                   : 1) *
+                                       (kSamples == 128 ? 1
+                                        : kTf32         ? 0.7
+                                        : kForward      ? 0.5
+                                                        : 0.4);
+  static constexpr bool kHasCode = kTf32 ? kHasSm90a : kHasSm90;
+  using Sums = std::conditional_t<kTf32, WarpgroupSums<Tile>, WarpSums<Tile>>;
+};
+
+#endif
+
+}  // namespace msops
