@@ -16,7 +16,7 @@ struct ForwardLoop : SequenceForward<T> {
   template <int N>
   struct Update {
     typename Base::template Results<N> results;
-    int64_t step;  // negative: there is nothing to write
+    int64_t at;  // negative: there is nothing to write
   };
 
   explicit ForwardLoop(const Base& base) : Base(base) {}
@@ -27,16 +27,21 @@ struct ForwardLoop : SequenceForward<T> {
     publish_h(state, publish);
     return {{}, -1};
   }
+  // Makes of the inputs of the round before those of this one.
+  template <int N>
+  MSOPS_BOTH void read_next(Inputs<N>& in, int64_t round, int64_t, int64_t unit) const {
+    Base::read_next(in, round, unit);
+  }
   template <int N, typename Publish>
-  MSOPS_BOTH Update<N> finish(int64_t round, const Inputs<N>& in, const Compute<T> (&sums)[Base::kTiles][N],
+  MSOPS_BOTH Update<N> finish(int64_t, const Inputs<N>& in, const Compute<T> (&sums)[Base::kTiles][N],
                               State (&state)[N], const Publish& publish) const {
-    const Update<N> update = {Base::advance(in, sums, state), round};
+    const Update<N> update = {Base::advance(in, sums, state), in.at};
     publish_h(state, publish);
     return update;
   }
   template <int N>
-  MSOPS_BOTH void write(const Update<N>& update, int64_t sample, int64_t unit) const {
-    if (update.step >= 0) Base::write(update.results, update.step, sample, unit);
+  MSOPS_BOTH void write(const Update<N>& update, int64_t, int64_t unit) const {
+    if (update.at >= 0) Base::write(update.results, update.at, unit);
   }
 
  private:
@@ -57,7 +62,7 @@ struct BackwardLoop : SequenceBackward<T> {
   template <int N>
   struct Update {
     typename Base::template Results<N> results;
-    int64_t step;
+    int64_t at;
   };
   template <int N>
   struct Inputs {
@@ -71,7 +76,7 @@ struct BackwardLoop : SequenceBackward<T> {
   MSOPS_BOTH Update<N> start(State (&state)[N], int64_t sample, int64_t unit, const Publish& publish) const {
     const int64_t last = Base::steps - 1;
     if (last < 0) return {{}, -1};
-    return advance(last, Base::template read<N>(last, sample, unit), state, publish);
+    return advance(Base::template read<N>(last, sample, unit), state, publish);
   }
   template <int N>
   MSOPS_BOTH Inputs<N> read(int64_t round, int64_t sample, int64_t unit) const {
@@ -81,24 +86,29 @@ struct BackwardLoop : SequenceBackward<T> {
     if (step > 0) in.of_next = Base::template read<N>(step - 1, sample, unit);
     return in;
   }
+  template <int N>
+  MSOPS_BOTH void read_next(Inputs<N>& in, int64_t round, int64_t sample, int64_t unit) const {
+    const int64_t step = Base::steps - 1 - round;
+    in.active = in.of_next.active;
+    if (step > 0) Base::read_before(in.of_next, step - 1, sample, unit);
+  }
   template <int N, typename Publish>
   MSOPS_BOTH Update<N> finish(int64_t round, const Inputs<N>& in, const Compute<T> (&sums)[Base::kTiles][N],
                               State (&state)[N], const Publish& publish) const {
     for (int j = 0; j < N; ++j) state[j].h = in.active ? sums[0][j] : state[j].h;
-    const int64_t next = Base::steps - 2 - round;
-    if (next < 0) return {{}, -1};
-    return advance(next, in.of_next, state, publish);
+    if (round + 1 >= Base::steps) return {{}, -1};
+    return advance(in.of_next, state, publish);
   }
   template <int N>
-  MSOPS_BOTH void write(const Update<N>& update, int64_t sample, int64_t unit) const {
-    if (update.step >= 0) Base::write(update.results, update.step, sample, unit);
+  MSOPS_BOTH void write(const Update<N>& update, int64_t, int64_t unit) const {
+    if (update.at >= 0) Base::write(update.results, update.at, unit);
   }
 
  private:
   template <int N, typename Publish>
-  MSOPS_BOTH Update<N> advance(int64_t step, const typename Base::template Inputs<N>& in, State (&state)[N],
+  MSOPS_BOTH Update<N> advance(const typename Base::template Inputs<N>& in, State (&state)[N],
                                const Publish& publish) const {
-    const Update<N> update = {Base::advance(in, state), step};
+    const Update<N> update = {Base::advance(in, state), in.at};
     for (int gate = 0; gate < kGates; ++gate) publish(gate, update.results.gates[gate]);
     return update;
   }
