@@ -112,7 +112,10 @@ def calls():
         (5, 16, 128),
         (4, 300, 96),
         (6, 1, 129),
+        (4, 100, 192),
         (5, 16, 256),
+        (4, 20, 330),
+        (3, 9, 500),
         (3, 64, 1024),
         (4, 130, 333),
         (3, 4, 1500),
@@ -384,9 +387,9 @@ class TestHuge:
         products = (d * i for d, i in zip(dout.split(1024), x.split(1024)))
         assert_sums(dweight[:, 0, before, before], sum(p.sum((0, 2, 3), dtype=torch.float64) for p in products))
 
-    @pytest.mark.parametrize(("batch", "hidden"), [(4096, 64), (256, 1024), (64, 2200)])
+    @pytest.mark.parametrize(("batch", "hidden"), [(4096, 64), (64, 256), (256, 1024), (64, 2200)])
     def test_lltm_sequence(self, batch, hidden):
-        """In a block, across the grid and with cuBLAS. Some samples, the last past 2^31, equal those by themselves."""
+        """In blocks, clusters, the grid, with cuBLAS. Some samples, the last past 2^31, equal those by themselves."""
         steps = BIG // (batch * 3 * hidden) + 1
         operator, shapes = recurrence(steps, batch, hidden)
         lengths = torch.full((batch,), steps, dtype=torch.int32, device="cuda")

@@ -10,8 +10,19 @@ namespace msops {
 
 constexpr int kLargestInBlock = 128;  // hidden units
 
+// The first threads make products. With one sample in float32, others have its units, and read and write at the same
+// time; else the first ones do that, too.
 template <int kHidden, int kSamples, typename Loop>
-__global__ void __launch_bounds__(4 * kHidden, 1) block_kernel(const Loop loop) {
+struct BlockThreads {
+  static constexpr int kProducts = 4 * kHidden;
+  static constexpr bool kOthers =
+      kSamples == 1 && kHidden < kLargestInBlock && std::is_same<typename Loop::Element, float>::value;
+  static constexpr int kFirstOwner = kOthers ? kProducts : 0, kAll = kOthers ? kProducts + kHidden : kProducts;
+};
+
+template <int kHidden, int kSamples, typename Loop>
+__global__ void __launch_bounds__(BlockThreads<kHidden, kSamples, Loop>::kAll, 1) block_kernel(const Loop loop) {
+  using Threads = BlockThreads<kHidden, kSamples, Loop>;
   constexpr int kTiles = Loop::kTiles, kSegments = Loop::kSegments;
   // Each thread has some units' weights for every kSplits-th pack of four numbers, of which a warp's are neighbours.
   // Three or four products for each number it loads keep shared memory from being the limit.
@@ -37,11 +48,11 @@ __global__ void __launch_bounds__(4 * kHidden, 1) block_kernel(const Loop loop) 
             const bool there = unit < loop.hidden && k < loop.hidden;
             weights[tile][segment][pack][u][j] = there ? float(*loop.weight_of(tile, unit, segment, k)) : 0;
           }
-  for (int i = threadIdx.x; i < 2 * kSamples * kSegments * kHidden; i += 4 * kHidden) (&published[0][0][0][0])[i] = 0;
+  for (int i = threadIdx.x; i < 2 * kSamples * kSegments * kHidden; i += Threads::kAll) (&published[0][0][0][0])[i] = 0;
   __syncthreads();
 
-  // The first threads have a unit of a sample each.
-  const int unit = threadIdx.x % kHidden, mine = threadIdx.x / kHidden;
+  // Owners have a unit of a sample each.
+  const unsigned unit = threadIdx.x % kHidden, mine = (threadIdx.x - Threads::kFirstOwner) / kHidden;
   const int64_t sample = static_cast<int64_t>(blockIdx.x) * kSamples + mine;
   const bool owner = mine < kSamples && unit < loop.hidden && sample < loop.batch;
   int now = 0;
@@ -57,30 +68,32 @@ __global__ void __launch_bounds__(4 * kHidden, 1) block_kernel(const Loop loop) 
   }
   __syncthreads();
   for (int64_t round = 0; round < loop.steps; ++round) {
-    float sums[kSamples][kTiles][kUnits] = {};
+    if (!Threads::kOthers || threadIdx.x < Threads::kProducts) {
+      float sums[kSamples][kTiles][kUnits] = {};
 #pragma unroll
-    for (int segment = 0; segment < kSegments; ++segment)
+      for (int segment = 0; segment < kSegments; ++segment)
 #pragma unroll
-      for (int pack = 0; pack < kPacks; ++pack)
+        for (int pack = 0; pack < kPacks; ++pack)
 #pragma unroll
-        for (int s = 0; s < kSamples; ++s) {
-          const Pack<float, 4> numbers = load<4>(&published[now][s][segment][(pack * kSplits + split) * 4]);
+          for (int s = 0; s < kSamples; ++s) {
+            const Pack<float, 4> numbers = load<4>(&published[now][s][segment][(pack * kSplits + split) * 4]);
 #pragma unroll
-          for (int tile = 0; tile < kTiles; ++tile)
+            for (int tile = 0; tile < kTiles; ++tile)
 #pragma unroll
-            for (int u = 0; u < kUnits; ++u)
+              for (int u = 0; u < kUnits; ++u)
 #pragma unroll
-              for (int j = 0; j < 4; ++j) sums[s][tile][u] += weights[tile][segment][pack][u][j] * numbers.values[j];
+                for (int j = 0; j < 4; ++j) sums[s][tile][u] += weights[tile][segment][pack][u][j] * numbers.values[j];
+          }
+#pragma unroll
+      for (int s = 0; s < kSamples; ++s)
+#pragma unroll
+        for (int tile = 0; tile < kTiles; ++tile) {
+          Pack<float, kUnits> pack;
+#pragma unroll
+          for (int u = 0; u < kUnits; ++u) pack.values[u] = sums[s][tile][u];
+          store(&partial[s][tile][split][first_unit], pack);
         }
-#pragma unroll
-    for (int s = 0; s < kSamples; ++s)
-#pragma unroll
-      for (int tile = 0; tile < kTiles; ++tile) {
-        Pack<float, kUnits> pack;
-#pragma unroll
-        for (int u = 0; u < kUnits; ++u) pack.values[u] = sums[s][tile][u];
-        store(&partial[s][tile][split][first_unit], pack);
-      }
+    }
     __syncthreads();
     now ^= 1;
     typename Loop::template Update<1> update;
@@ -94,7 +107,7 @@ __global__ void __launch_bounds__(4 * kHidden, 1) block_kernel(const Loop loop) 
     }
     __syncthreads();
     if (owner) {
-      if (round + 1 < loop.steps) next = loop.template read<1>(round + 1, sample, unit);
+      if (round + 1 < loop.steps) loop.read_next(next, round + 1, sample, unit);
       loop.write(update, sample, unit);
     }
   }
@@ -108,11 +121,12 @@ void run_in_blocks(Call& call, const Loop& loop, int multiprocessors) {
     const int64_t blocks = (loop.batch - 1) / kSamples + 1;
     call.require(blocks <= INT32_MAX, kBadShape, "too many samples for one launch");
     if (!call.ok()) return;
-    block_kernel<kHidden, kSamples><<<blocks, 4 * kHidden, 0, call.stream()>>>(loop);
+    block_kernel<kHidden, kSamples><<<blocks, BlockThreads<kHidden, kSamples, Loop>::kAll, 0, call.stream()>>>(loop);
     call.check_launch();
   };
-  if (loop.batch <= multiprocessors) return launch(Constant<1>{});
-  if (loop.batch <= 2 * multiprocessors) return launch(Constant<2>{});
+  // As few samples in a block as the multiprocessors have room for.
+  if (loop.batch <= multiprocessors * (kHidden == 32 ? 4 : 1)) return launch(Constant<1>{});
+  if (loop.batch <= multiprocessors * (256 / kHidden)) return launch(Constant<2>{});
   launch(Constant<4>{});
 }
 

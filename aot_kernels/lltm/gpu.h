@@ -1,7 +1,8 @@
-// Which of four ways the time loop runs on the GPU.
+// Which of five ways the time loop runs on the GPU.
 #pragma once
 
 #include "block.h"
+#include "cluster.h"
 #include "grid.h"
 #include "steps.h"
 #include "tiles.h"
@@ -14,10 +15,13 @@ void run_loop(Call& call, const Loop& loop, Compute<typename Loop::Element>* scr
   if (!call.ok() || loop.batch == 0 || loop.hidden == 0) return;
   if constexpr (!std::is_same<T, double>::value) {
     const Gpu gpu;
+    // How many numbers a cluster or a block of the grid may read in a step: beyond, other ways are faster on an H200.
+    constexpr bool kHalf = std::is_same<T, Half>::value;
+    constexpr int64_t kMostInCluster = !kHalf ? 3072 : Loop::kTiles == 1 ? 1280 : 1536;
+    if (run_in_clusters(call, loop, gpu, kMostInCluster)) return;
     if (loop.hidden <= kLargestInBlock) return run_in_blocks(call, loop, gpu.multiprocessors);
-    // How many numbers a block of the grid may read in a step: beyond, other ways are faster on an H200.
     constexpr int64_t kMost = 32 << 10, kMostTf32Backward = 24 << 10, kMostWithoutTiles = 96 << 10;
-    if constexpr (std::is_same<T, Half>::value) {
+    if constexpr (kHalf) {
       if (run_in_grid<Product::kHalf>(call, loop, scratch, gpu, kMost)) return;
     } else if (allow_tf32) {
       const int64_t most = Loop::kTiles == 1 ? kMostTf32Backward : kMost;

@@ -12,13 +12,13 @@ struct Loop : Steps {
   template <int N>
   struct Update {
     typename Steps::template Results<N> results;
-    int64_t step;  // negative: there is nothing to write
+    int64_t at;  // negative: there is nothing to write
   };
 
   explicit Loop(const Steps& steps) : Steps(steps) {}
   template <int N>
-  MSOPS_BOTH void write(const Update<N>& update, int64_t sample, int64_t unit) const {
-    if (update.step >= 0) Steps::write(update.results, update.step, sample, unit);
+  MSOPS_BOTH void write(const Update<N>& update, int64_t, int64_t unit) const {
+    if (update.at >= 0) Steps::write(update.results, update.at, unit);
   }
 };
 
@@ -38,10 +38,15 @@ struct ForwardLoop : Loop<T, SequenceForward<T>> {
     publish_h(state, publish);
     return {{}, -1};
   }
+  // Makes of the inputs of the round before those of this one.
+  template <int N>
+  MSOPS_BOTH void read_next(Inputs<N>& in, int64_t round, int64_t, int64_t unit) const {
+    Base::read_next(in, round, unit);
+  }
   template <int N, typename Publish>
-  MSOPS_BOTH Update<N> finish(int64_t round, const Inputs<N>& in, const Compute<T> (&sums)[Base::kTiles][N],
+  MSOPS_BOTH Update<N> finish(int64_t, const Inputs<N>& in, const Compute<T> (&sums)[Base::kTiles][N],
                               State (&state)[N], const Publish& publish) const {
-    const Update<N> update = {Base::advance(in, sums, state), round};
+    const Update<N> update = {Base::advance(in, sums, state), in.at};
     publish_h(state, publish);
     return update;
   }
@@ -73,7 +78,7 @@ struct BackwardLoop : Loop<T, SequenceBackward<T>> {
   MSOPS_BOTH Update<N> start(State (&state)[N], int64_t sample, int64_t unit, const Publish& publish) const {
     const int64_t last = Base::steps - 1;
     if (last < 0) return {{}, -1};
-    return advance(last, Base::template read<N>(last, sample, unit), state, publish);
+    return advance(Base::template read<N>(last, sample, unit), state, publish);
   }
   template <int N>
   MSOPS_BOTH Inputs<N> read(int64_t round, int64_t sample, int64_t unit) const {
@@ -83,20 +88,25 @@ struct BackwardLoop : Loop<T, SequenceBackward<T>> {
     if (step > 0) in.of_next = Base::template read<N>(step - 1, sample, unit);
     return in;
   }
+  template <int N>
+  MSOPS_BOTH void read_next(Inputs<N>& in, int64_t round, int64_t sample, int64_t unit) const {
+    const int64_t step = Base::steps - 1 - round;
+    in.active = in.of_next.active;
+    if (step > 0) Base::read_before(in.of_next, step - 1, sample, unit);
+  }
   template <int N, typename Publish>
   MSOPS_BOTH Update<N> finish(int64_t round, const Inputs<N>& in, const Compute<T> (&sums)[Base::kTiles][N],
                               State (&state)[N], const Publish& publish) const {
     for (int j = 0; j < N; ++j) state[j].h = in.active ? sums[0][j] : state[j].h;
-    const int64_t next = Base::steps - 2 - round;
-    if (next < 0) return {{}, -1};
-    return advance(next, in.of_next, state, publish);
+    if (round + 1 >= Base::steps) return {{}, -1};
+    return advance(in.of_next, state, publish);
   }
 
  private:
   template <int N, typename Publish>
-  MSOPS_BOTH Update<N> advance(int64_t step, const typename Base::template Inputs<N>& in, State (&state)[N],
+  MSOPS_BOTH Update<N> advance(const typename Base::template Inputs<N>& in, State (&state)[N],
                                const Publish& publish) const {
-    const Update<N> update = {Base::advance(in, state), step};
+    const Update<N> update = {Base::advance(in, state), in.at};
     for (int gate = 0; gate < kGates; ++gate) publish(gate, update.results.gates[gate]);
     return update;
   }

@@ -22,6 +22,11 @@ struct Sequence {
   MSOPS_BOTH int64_t at(int64_t time, int64_t sample, int gate, int64_t unit) const {
     return ((time * batch + sample) * kGates + gate) * hidden + unit;
   }
+  // The latter, of the former; and from the former to that of the next step.
+  MSOPS_BOTH int64_t gate_at(int64_t at, int gate, int64_t unit) const {
+    return kGates * at - (kGates - 1) * unit + gate * hidden;
+  }
+  MSOPS_BOTH int64_t stride() const { return reverse ? -batch * hidden : batch * hidden; }
 };
 
 // The gradient of the state's h before a step, and in the other direction h itself, is a product with the recurrent
@@ -57,18 +62,24 @@ struct SequenceForward : Sequence {
   template <int N>
   struct Inputs {
     Pack<T, N> product[kGates], bias[kGates];
+    int64_t at;
+    int32_t length;
     bool active;
   };
   template <int N>
   MSOPS_BOTH Inputs<N> read(int64_t step, int64_t sample, int64_t unit) const {
-    const int64_t t = time(step);
     Inputs<N> in;
-    for (int gate = 0; gate < kGates; ++gate) {
-      in.product[gate] = load<N>(product + at(t, sample, gate, unit));
-      in.bias[gate] = load<N>(bias + gate * hidden + unit);
-    }
-    in.active = active(t, sample);
+    for (int gate = 0; gate < kGates; ++gate) in.bias[gate] = load<N>(bias + gate * hidden + unit);
+    in.length = lengths[sample];
+    in.at = at(time(step), sample, unit);
+    read_at(in, step, unit);
     return in;
+  }
+  // Those of `step`, instead of those of the step before.
+  template <int N>
+  MSOPS_BOTH void read_next(Inputs<N>& in, int64_t step, int64_t unit) const {
+    in.at += stride();
+    read_at(in, step, unit);
   }
 
   template <int N>
@@ -94,11 +105,17 @@ struct SequenceForward : Sequence {
     return out;
   }
   template <int N>
-  MSOPS_BOTH void write(const Results<N>& out, int64_t step, int64_t sample, int64_t unit) const {
-    const int64_t t = time(step);
-    store_at_once(output + at(t, sample, unit), out.h);
-    store_at_once(cells + at(t, sample, unit), out.c);
-    for (int gate = 0; gate < kGates; ++gate) store_at_once(gates + at(t, sample, gate, unit), out.gates[gate]);
+  MSOPS_BOTH void write(const Results<N>& out, int64_t at, int64_t unit) const {
+    store_at_once(output + at, out.h);
+    store_at_once(cells + at, out.c);
+    for (int gate = 0; gate < kGates; ++gate) store_at_once(gates + gate_at(at, gate, unit), out.gates[gate]);
+  }
+
+ private:
+  template <int N>
+  MSOPS_BOTH void read_at(Inputs<N>& in, int64_t step, int64_t unit) const {
+    for (int gate = 0; gate < kGates; ++gate) in.product[gate] = load<N>(product + gate_at(in.at, gate, unit));
+    in.active = time(step) < in.length;
   }
 };
 
@@ -131,19 +148,23 @@ struct SequenceBackward : Sequence {
   template <int N>
   struct Inputs {
     Pack<T, N> gates[kGates], c, doutput, h;
+    int64_t at;
+    int32_t length;
     bool active;
   };
   template <int N>
   MSOPS_BOTH Inputs<N> read(int64_t step, int64_t sample, int64_t unit) const {
-    const int64_t t = time(step);
     Inputs<N> in;
-    for (int gate = 0; gate < kGates; ++gate) in.gates[gate] = load<N>(gates + at(t, sample, gate, unit));
-    in.c = load<N>(cells + at(t, sample, unit));
-    in.doutput = load<N>(doutput + at(t, sample, unit));
-    in.active = active(t, sample);
-    const bool first = step == 0 || !active(time(step - 1), sample);
-    in.h = load<N>(first ? h + sample * hidden + unit : output + at(time(step - 1), sample, unit));
+    in.length = lengths[sample];
+    in.at = at(time(step), sample, unit);
+    read_at(in, step, sample, unit);
     return in;
+  }
+  // Those of `step`, instead of those of the step behind.
+  template <int N>
+  MSOPS_BOTH void read_before(Inputs<N>& in, int64_t step, int64_t sample, int64_t unit) const {
+    in.at -= stride();
+    read_at(in, step, sample, unit);
   }
 
   template <int N>
@@ -166,10 +187,20 @@ struct SequenceBackward : Sequence {
     return out;
   }
   template <int N>
-  MSOPS_BOTH void write(const Results<N>& out, int64_t step, int64_t sample, int64_t unit) const {
-    const int64_t t = time(step);
-    store_at_once(hidden_before + at(t, sample, unit), out.h);
-    for (int gate = 0; gate < kGates; ++gate) store_at_once(dgates + at(t, sample, gate, unit), out.gates[gate]);
+  MSOPS_BOTH void write(const Results<N>& out, int64_t at, int64_t unit) const {
+    store_at_once(hidden_before + at, out.h);
+    for (int gate = 0; gate < kGates; ++gate) store_at_once(dgates + gate_at(at, gate, unit), out.gates[gate]);
+  }
+
+ private:
+  template <int N>
+  MSOPS_BOTH void read_at(Inputs<N>& in, int64_t step, int64_t sample, int64_t unit) const {
+    for (int gate = 0; gate < kGates; ++gate) in.gates[gate] = load<N>(gates + gate_at(in.at, gate, unit));
+    in.c = load<N>(cells + in.at);
+    in.doutput = load<N>(doutput + in.at);
+    in.active = time(step) < in.length;
+    const bool first = step == 0 || time(step - 1) >= in.length;
+    in.h = load<N>(first ? h + sample * hidden + unit : output + in.at - stride());
   }
 };
 

@@ -170,7 +170,8 @@ class TileLaunch {
       set_parts(tiles, parts);
       config_.numAttrs = 1;
       int clusters = 0;
-      if (cudaOccupancyMaxActiveClusters(&clusters, kernel_, &config_) != cudaSuccess || clusters == 0) continue;
+      if (cudaOccupancyMaxActiveClusters(&clusters, kernel_, &config_) != cudaSuccess) cudaGetLastError();
+      if (clusters == 0) continue;
       const int64_t of_parts = (tiles[0] * tiles[1] - 1) / clusters + 1;
       const double cost_of_parts = static_cast<double>(of_parts) * (0.5 * parts + Tile::kStageCost * stages / parts);
       if (cost_of_parts < cost) cost = cost_of_parts, waves = of_parts, best = parts;
