@@ -21,10 +21,12 @@ void run_loop(Call& call, const Loop& loop, Compute<typename Loop::Element>* scr
     if (run_in_clusters(call, loop, gpu, kMostInCluster)) return;
     if (loop.hidden <= kLargestInBlock) return run_in_blocks(call, loop, gpu.multiprocessors);
     constexpr int64_t kMost = 32 << 10, kMostTf32Backward = 24 << 10, kMostWithoutTiles = 96 << 10;
+    // Then there are no tiles, and cuBLAS takes up to 4 times as long.
+    const bool odd = loop.hidden % kPackWidth<T> != 0;
     if constexpr (kHalf) {
-      if (run_in_grid<Product::kHalf>(call, loop, scratch, gpu, kMost)) return;
+      if (run_in_grid<Product::kHalf>(call, loop, scratch, gpu, odd ? kMostWithoutTiles : kMost)) return;
     } else if (allow_tf32) {
-      const int64_t most = Loop::kTiles == 1 ? kMostTf32Backward : kMost;
+      const int64_t most = odd ? kMostWithoutTiles : Loop::kTiles == 1 ? kMostTf32Backward : kMost;
       if (run_in_grid<Product::kTf32>(call, loop, scratch, gpu, most)) return;
       if (run_in_tiles<Product::kTf32>(call, loop, scratch, gpu)) return;
     } else {
