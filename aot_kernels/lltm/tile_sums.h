@@ -250,13 +250,8 @@ struct Tile {
   static constexpr int kPitch = kColumns + (kTf32 ? 4 : 8);  // of sums, so that a warp's stores hit all banks
   static_assert(kSamples * kPitch * 4 <= kStages * kStageBytes, "the sums take the stages' place");
   // About how many us an H200 takes for a stage.
-  static constexpr double kStageCost = (kTf32      ? 0.6
-                                        : kForward ? 2
-                                                   : 1) *
-                                       (kSamples == 128 ? 1
-                                        : kTf32         ? 0.7
-                                        : kForward      ? 0.5
-                                                        : 0.4);
+  static constexpr double kLargeCost = kTf32 ? 0.6 : kForward ? 2 : 1, kSmallCost = kTf32 ? 0.42 : kForward ? 1 : 0.4;
+  static constexpr double kStageCost = kSamples == 128 ? kLargeCost : kSmallCost;
   static constexpr bool kHasCode = kTf32 ? kHasSm90a : kHasSm90;
   using Sums = std::conditional_t<kTf32, WarpgroupSums<Tile>, WarpSums<Tile>>;
 };
