@@ -7,6 +7,7 @@ python -m benchmarks --op add --quick       a first look at one operator
 import argparse
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -67,6 +68,7 @@ def measure(options, log):
 
 
 def main():
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as an interrupt does
     options = parse()
     about = report.about(options.device_target)
     name = folder_name(about["device"]) if options.device_target == "GPU" else "cpu"

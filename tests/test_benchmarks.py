@@ -1,13 +1,16 @@
 """The benchmark runs on the CPU and writes sound rows, and its peers compute what our kernels do."""
 
 import csv
+import signal
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 
 from benchmarks import naive, numpy_peers, report, sequences, targets
 from benchmarks.cases import KERNELS, kernel_cases, precisions, sequence_cases
-from child import ROOT, run_python
+from child import ROOT, environment, run_python
 from msops.testing.entry import has_gpu_code, outputs_of, prepare_operator
 
 
@@ -48,6 +51,24 @@ def test_run(tmp_path):
 
     assert all((tmp_path / f"{name}.png").stat().st_size > 10_000 for name in ("roof", "speedups", "cells"))
     assert any("Cells" in line for line in targets.table(rows, targets.ON_CPU))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupt(tmp_path, number):
+    """What was measured before is kept."""
+    command = [sys.executable, "-m", "benchmarks", "--op", "add,sigmoid", "--quick", "--device-target", "CPU"]
+    options = dict(cwd=ROOT, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    with subprocess.Popen([*command, "--output", str(tmp_path)], **options) as process:
+        progress = ""
+        while "sigmoid" not in progress:
+            progress += process.stderr.read(1)
+        process.send_signal(number)
+        printed, _ = process.communicate()
+    assert process.returncode == 1
+    assert "after the interrupt" in printed
+    rows, _ = report.read(tmp_path)
+    assert "add" in {row["op"] for row in rows if row["by"] == "msops"}
+    assert "graph" not in {row["part"] for row in rows}
 
 
 def test_scaling(tmp_path):
