@@ -44,6 +44,8 @@ def processes():
     """The rank of this process and how many there are: those of `msrun`, of which MindSpore averages the gradients."""
     if "MS_ROLE" not in os.environ:
         return 0, 1
+    if mindspore.get_context("device_target") == "GPU" and os.environ.get("CUDA_LAUNCH_BLOCKING") != "1":
+        sys.exit("Several GPUs need CUDA_LAUNCH_BLOCKING=1: without it MindSpore 2.10 sums gradients wrong.")
     init()
     mindspore.set_auto_parallel_context(parallel_mode="data_parallel", gradients_mean=True)
     return get_rank(), get_group_size()

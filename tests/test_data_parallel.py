@@ -1,5 +1,8 @@
 """MindSpore's data parallelism: two processes train as one does. On GPUs, NCCL adds their gradients."""
 
+import importlib
+
+import mindspore
 import numpy as np
 import pytest
 
@@ -38,3 +41,12 @@ def test_example(two_processes, device_target, tmp_path):
     assert one[0, 2] < 0.1 * one[0, 0]
     np.testing.assert_allclose(two[0], one[0], rtol=1e-4 if device_target == "CPU" else 1e-2)
     np.testing.assert_allclose(two[1], one[1], atol=0.01)
+
+
+def test_example_on_gpus_that_would_learn_wrong(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "examples")
+    monkeypatch.setenv("MS_ROLE", "MS_WORKER")
+    monkeypatch.delenv("CUDA_LAUNCH_BLOCKING", raising=False)
+    monkeypatch.setattr(mindspore, "get_context", {"device_target": "GPU"}.get)
+    with pytest.raises(SystemExit, match="CUDA_LAUNCH_BLOCKING=1"):
+        importlib.import_module("common").processes()
