@@ -4,7 +4,7 @@
 
 #include "../common/pack.h"
 #include "../common/parallel.h"
-#include "loop.h"
+#include "registers.h"
 
 namespace msops {
 
@@ -24,8 +24,7 @@ template <int kHidden, int kSamples, typename Loop>
 __global__ void __launch_bounds__(BlockThreads<kHidden, kSamples, Loop>::kAll, 1) block_kernel(const Loop loop) {
   using Threads = BlockThreads<kHidden, kSamples, Loop>;
   constexpr int kTiles = Loop::kTiles, kSegments = Loop::kSegments;
-  // Each thread has some units' weights for every kSplits-th pack of four numbers, of which a warp's are neighbours.
-  // Three or four products for each number it loads keep shared memory from being the limit.
+  // Three or four products for each number that a thread loads keep shared memory from being the limit.
   constexpr int kUnits = kTiles == 1 ? (kHidden < 64 ? 2 : 4) : 1, kSplits = 4 * kUnits,
                 kPacks = kHidden / (4 * kSplits);
   constexpr int kPitch = kHidden + (kUnits == 1 ? 8 : 4);  // so that a warp's stores hit all banks
@@ -33,21 +32,7 @@ __global__ void __launch_bounds__(BlockThreads<kHidden, kSamples, Loop>::kAll, 1
   __shared__ alignas(16) float partial[kSamples][kTiles][kSplits][kPitch];
 
   const int first_unit = threadIdx.x / kSplits * kUnits, split = threadIdx.x % kSplits;
-  float weights[kTiles][kSegments][kPacks][kUnits][4];
-#pragma unroll
-  for (int tile = 0; tile < kTiles; ++tile)
-#pragma unroll
-    for (int segment = 0; segment < kSegments; ++segment)
-#pragma unroll
-      for (int pack = 0; pack < kPacks; ++pack)
-#pragma unroll
-        for (int u = 0; u < kUnits; ++u)
-#pragma unroll
-          for (int j = 0; j < 4; ++j) {
-            const int unit = first_unit + u, k = (pack * kSplits + split) * 4 + j;
-            const bool there = unit < loop.hidden && k < loop.hidden;
-            weights[tile][segment][pack][u][j] = there ? float(*loop.weight_of(tile, unit, segment, k)) : 0;
-          }
+  const ThreadWeights<kUnits, kSplits, kPacks, Loop> weights(loop, first_unit, split);
   for (int i = threadIdx.x; i < 2 * kSamples * kSegments * kHidden; i += Threads::kAll) (&published[0][0][0][0])[i] = 0;
   __syncthreads();
 
@@ -75,15 +60,9 @@ __global__ void __launch_bounds__(BlockThreads<kHidden, kSamples, Loop>::kAll, 1
 #pragma unroll
         for (int pack = 0; pack < kPacks; ++pack)
 #pragma unroll
-          for (int s = 0; s < kSamples; ++s) {
-            const Pack<float, 4> numbers = load<4>(&published[now][s][segment][(pack * kSplits + split) * 4]);
-#pragma unroll
-            for (int tile = 0; tile < kTiles; ++tile)
-#pragma unroll
-              for (int u = 0; u < kUnits; ++u)
-#pragma unroll
-                for (int j = 0; j < 4; ++j) sums[s][tile][u] += weights[tile][segment][pack][u][j] * numbers.values[j];
-          }
+          for (int s = 0; s < kSamples; ++s)
+            weights.multiply_add(sums[s], segment, pack,
+                                 load<4>(&published[now][s][segment][(pack * kSplits + split) * 4]));
 #pragma unroll
       for (int s = 0; s < kSamples; ++s)
 #pragma unroll

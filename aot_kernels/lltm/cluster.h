@@ -5,8 +5,8 @@
 
 #include "../common/pack.h"
 #include "../common/parallel.h"
-#include "loop.h"
 #include "mma.h"
+#include "registers.h"
 #include "tma.h"
 
 namespace msops {
@@ -27,7 +27,6 @@ template <int kHidden, typename Loop>
 struct ClusterPlan {
   static constexpr int kBlocks = kHidden <= 128 ? 2 : kHidden <= 256 ? 8 : 16, kUnits = kHidden / kBlocks;
   static constexpr int kThreads = kUnits * (kHidden <= 128 ? 4 : kHidden <= 256 ? 8 : 16);
-  // As in block.h, each thread has some units' weights for every kSplits-th pack of four numbers.
   static constexpr int kThreadUnits = Loop::kTiles == 1 ? 2 : 1, kSplits = kThreads * kThreadUnits / kUnits;
   static constexpr int kPacks = kHidden / (4 * kSplits);
   static constexpr int kPitch = kSplits % 8 == 0 ? kSplits + 4 : kSplits;  // so that a warp's loads hit all banks
@@ -55,21 +54,7 @@ __global__ void __launch_bounds__(ClusterPlan<kHidden, Loop>::kThreads, 1)
   const int first_unit = blockIdx.x % kBlocks * kUnits;
   const int64_t first_sample = static_cast<int64_t>(blockIdx.x / kBlocks) * samples;
   const int of_thread = threadIdx.x / kSplits * kThreadUnits, split = threadIdx.x % kSplits;
-  float weights[kTiles][kSegments][kPacks][kThreadUnits][4];
-#pragma unroll
-  for (int tile = 0; tile < kTiles; ++tile)
-#pragma unroll
-    for (int segment = 0; segment < kSegments; ++segment)
-#pragma unroll
-      for (int pack = 0; pack < kPacks; ++pack)
-#pragma unroll
-        for (int u = 0; u < kThreadUnits; ++u)
-#pragma unroll
-          for (int j = 0; j < 4; ++j) {
-            const int unit = first_unit + of_thread + u, k = (pack * kSplits + split) * 4 + j;
-            const bool there = unit < loop.hidden && k < loop.hidden;
-            weights[tile][segment][pack][u][j] = there ? float(*loop.weight_of(tile, unit, segment, k)) : 0;
-          }
+  const ThreadWeights<kThreadUnits, kSplits, kPacks, Loop> weights(loop, first_unit + of_thread, split);
 
   const int64_t there = min(static_cast<int64_t>(samples), loop.batch - first_sample);
   const int bytes = static_cast<int>(there * loop.hidden * kSegments * sizeof(float));
@@ -109,16 +94,9 @@ __global__ void __launch_bounds__(ClusterPlan<kHidden, Loop>::kThreads, 1)
 #pragma unroll
       for (int segment = 0; segment < kSegments; ++segment)
 #pragma unroll
-        for (int pack = 0; pack < kPacks; ++pack) {
-          const Pack<float, 4> numbers =
-              load<4>(&shared[s].published[round % 2][segment][(pack * kSplits + split) * 4]);
-#pragma unroll
-          for (int tile = 0; tile < kTiles; ++tile)
-#pragma unroll
-            for (int u = 0; u < kThreadUnits; ++u)
-#pragma unroll
-              for (int j = 0; j < 4; ++j) sums[tile][u] += weights[tile][segment][pack][u][j] * numbers.values[j];
-        }
+        for (int pack = 0; pack < kPacks; ++pack)
+          weights.multiply_add(sums, segment, pack,
+                               load<4>(&shared[s].published[round % 2][segment][(pack * kSplits + split) * 4]));
 #pragma unroll
       for (int tile = 0; tile < kTiles; ++tile)
 #pragma unroll
@@ -158,8 +136,7 @@ bool run_in_clusters(Call& call, const Loop& loop, const Gpu& gpu, int64_t most_
   config.stream = call.stream();
   config.attrs = &attribute;
   config.numAttrs = 1;
-  int clusters = 0;
-  if (cudaOccupancyMaxActiveClusters(&clusters, kernel, &config) != cudaSuccess) cudaGetLastError();
+  const int clusters = clusters_at_once(kernel, config);
   if (clusters == 0) return false;
   const int64_t samples = (loop.batch - 1) / clusters + 1, bytes = samples * sizeof(typename Plan::Sample);
   if (samples * Plan::kUnits > Plan::kThreads || samples * kHidden > most_numbers) return false;

@@ -169,8 +169,7 @@ class TileLaunch {
     for (int parts = 1; parts <= 8; ++parts) {
       set_parts(tiles, parts);
       config_.numAttrs = 1;
-      int clusters = 0;
-      if (cudaOccupancyMaxActiveClusters(&clusters, kernel_, &config_) != cudaSuccess) cudaGetLastError();
+      const int clusters = clusters_at_once(kernel_, config_);
       if (clusters == 0) continue;
       const int64_t of_parts = (tiles[0] * tiles[1] - 1) / clusters + 1;
       const double cost_of_parts = static_cast<double>(of_parts) * (0.5 * parts + Tile::kStageCost * stages / parts);

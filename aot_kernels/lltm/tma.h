@@ -110,6 +110,14 @@ __device__ __forceinline__ void cluster_barrier() {
   MSOPS_SM90("barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;" : : : "memory");
 }
 
+// How many clusters of that launch the GPU runs at once; 0: none.
+template <typename Kernel>
+int clusters_at_once(Kernel kernel, const cudaLaunchConfig_t& config) {
+  int clusters = 0;
+  if (cudaOccupancyMaxActiveClusters(&clusters, kernel, &config) != cudaSuccess) cudaGetLastError();
+  return clusters;
+}
+
 __device__ __forceinline__ Pack<float, 4> load_from_cluster(const float* from, int block_of_cluster) {
   Pack<float, 4> pack = {};
   MSOPS_SM90(
