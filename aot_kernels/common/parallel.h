@@ -89,6 +89,19 @@ void on_cpu(Call& call, int64_t n, const Body& body, double cost) {
 }
 
 #ifdef __CUDACC__
+// The current GPU.
+struct Gpu {
+  int multiprocessors = 0, shared_bytes = 0, cooperative = 0;  // shared_bytes: the most of a block
+
+  Gpu() {
+    int device = 0;
+    cudaGetDevice(&device);
+    cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
+    cudaDeviceGetAttribute(&shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+    cudaDeviceGetAttribute(&cooperative, cudaDevAttrCooperativeLaunch, device);
+  }
+};
+
 // Whether the GPU and the code for it are of an architecture: code made from that for an older GPU lacks instructions.
 template <typename Kernel>
 bool is_compiled_for(int architecture, Kernel kernel) {

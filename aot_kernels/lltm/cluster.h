@@ -5,7 +5,6 @@
 
 #include "../common/pack.h"
 #include "../common/parallel.h"
-#include "mma.h"
 #include "registers.h"
 #include "tma.h"
 

@@ -9,19 +9,6 @@ namespace msops {
 
 enum class Product { kHalf, kTf32, kFloat };
 
-// The current one.
-struct Gpu {
-  int multiprocessors = 0, shared_bytes = 0, cooperative = 0;  // shared_bytes: the most of a block
-
-  Gpu() {
-    int device = 0;
-    cudaGetDevice(&device);
-    cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
-    cudaDeviceGetAttribute(&shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-    cudaDeviceGetAttribute(&cooperative, cudaDevAttrCooperativeLaunch, device);
-  }
-};
-
 __device__ __forceinline__ unsigned to_tf32(float value) {
   unsigned bits = 0;
 #if __CUDA_ARCH__ >= 800
