@@ -95,6 +95,43 @@ __device__ void place_weights(const Loop& loop, int64_t first_unit, int blocks, 
   }
 }
 
+// The sums of a block's warps, in shared memory: those of the upper half of the warps are added to the lower ones', and
+// those of the latter when they are used.
+template <int kTiles, int kColumns>
+struct SumsOfWarps {
+  static constexpr int kSamples = kColumns * kTileSamples;
+  float* shared;
+
+  __device__ float& at(int warp, int tile, int sample, int unit) const {
+    return shared[((warp * kTiles + tile) * kSamples + sample) * kPadded + unit];
+  }
+  // All threads of the block come here.
+  __device__ __forceinline__ void put(float (&sums)[kTiles][kColumns][4]) const {
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const auto for_sums = [&](const auto& f) {
+#pragma unroll
+      for (int tile = 0; tile < kTiles; ++tile)
+#pragma unroll
+        for (int column = 0; column < kColumns; ++column)
+#pragma unroll
+          for (int j = 0; j < 4; ++j) {
+            const int sample = column * kTileSamples + lane % 4 * 2 + j % 2, unit = lane / 4 + j / 2 * 8;
+            f(sums[tile][column][j], at(warp % (kWarps / 2), tile, sample, unit));
+          }
+    };
+    if (warp >= kWarps / 2) for_sums([](float& sum, float& there) { there = sum; });
+    __syncthreads();
+    if (warp < kWarps / 2) for_sums([](float& sum, float& there) { there += sum; });
+    __syncthreads();
+  }
+  __device__ float total(int tile, int sample, int unit) const {
+    float total = 0;
+#pragma unroll
+    for (int warp = 0; warp < kWarps / 2; ++warp) total += at(warp, tile, sample, unit);
+    return total;
+  }
+};
+
 // kColumns tiles of 8 samples at once.
 template <Product kProduct, int kColumns, typename Loop>
 __global__ void __launch_bounds__(kThreads, 1) grid_kernel(const Loop loop, const GridPlan plan) {
@@ -109,7 +146,8 @@ __global__ void __launch_bounds__(kThreads, 1) grid_kernel(const Loop loop, cons
   const int rows = static_cast<int>(min(static_cast<int64_t>(plan.rows), plan.padded_batch - first_sample));
 
   extern __shared__ uint4 weights[];
-  float* const partial = reinterpret_cast<float*>(weights + kTiles * kSegments * blocks * 2 * 32);
+  const SumsOfWarps<kTiles, kColumns> of_warps{
+      reinterpret_cast<float*>(weights + kTiles * kSegments * blocks * 2 * 32)};
   place_weights(loop, first_unit, blocks, weights);
 
   T* const exchange = reinterpret_cast<T*>(plan.exchange);
@@ -200,32 +238,14 @@ __global__ void __launch_bounds__(kThreads, 1) grid_kernel(const Loop loop, cons
           if (product + kAhead < products) fetch(product + kAhead, columns[ahead]);
         }
 
-      // The upper warps' sums are added to the lower ones', and those of the latter when they are used.
-      const auto at = [&](int w, int tile, int column, int j) -> float& {
-        const int sample = column * kTileSamples + lane % 4 * 2 + j % 2, unit = lane / 4 + j / 2 * 8;
-        return partial[((w * kTiles + tile) * kSamples + sample) * kPadded + unit];
-      };
-      const auto for_sums = [&](const auto& f) {
-#pragma unroll
-        for (int tile = 0; tile < kTiles; ++tile)
-#pragma unroll
-          for (int column = 0; column < kColumns; ++column)
-#pragma unroll
-            for (int j = 0; j < 4; ++j) f(sums[tile][column][j], at(warp % (kWarps / 2), tile, column, j));
-      };
-      if (warp >= kWarps / 2) for_sums([](float& sum, float& there) { there = sum; });
-      __syncthreads();
-      if (warp < kWarps / 2) for_sums([](float& sum, float& there) { there += sum; });
-      __syncthreads();
+      of_warps.put(sums);
 
       for_elements(first, [&](int64_t sample, int64_t unit, int i) {
         const int e = threadIdx.x + i * kThreads;
-        float total[kTiles][1] = {};
+        float total[kTiles][1];
 #pragma unroll
         for (int tile = 0; tile < kTiles; ++tile)
-#pragma unroll
-          for (int w = 0; w < kWarps / 2; ++w)
-            total[tile][0] += partial[((w * kTiles + tile) * kSamples + e / kSliceUnits) * kPadded + e % kSliceUnits];
+          total[tile][0] = of_warps.total(tile, e / kSliceUnits, e % kSliceUnits);
         updates[i] = loop.finish(round, inputs[i], total, state[i], publish_to(sample, unit));
         states[sample * loop.hidden + unit] = state[i][0].h;
         states[all + sample * loop.hidden + unit] = state[i][0].c;
