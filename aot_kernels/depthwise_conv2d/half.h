@@ -112,6 +112,46 @@ __global__ void __launch_bounds__(kForwardThreads)
   }
 }
 
+// The sums of a block's warps, of the gradients of a channel's taps and its bias, to a part's row of `partial`.
+template <int K>
+__device__ __forceinline__ void write_sums(const float (&products)[K + 1][2][4], const float (&of_bias)[4],
+                                           const Windows& w, int channel, int channels, int part, float4* shared,
+                                           float* __restrict__ partial) {
+  constexpr int kThreads = kBackwardThreads<K>, kWarps = kThreads / 32;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, q = lane % 4;
+  auto* of_warps = reinterpret_cast<float (*)[K + 1][kWindow][17]>(shared);  // 17 to spread columns over the banks
+  __shared__ float bias_of_warps[kWarps];
+#pragma unroll
+  for (int d = 0; d <= K; ++d)
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        of_warps[warp][d][8 * half + 2 * q + i % 2][lane / 4 + i / 2 * 8] = products[d][half][i];
+  const float bias_sum = team_sum<32>(q == 0 ? of_bias[0] + of_bias[2] : 0);  // all columns of of_bias are the same
+  if (lane == 0) bias_of_warps[warp] = bias_sum;
+  __syncthreads();
+  const int kernel = K * w.k_columns;
+  float* to = partial + static_cast<int64_t>(part) * channels * (kernel + 1);
+  // Tap (a, b) is met by column i of x and column i + k_columns - 1 - b of the window, behind `shift`.
+  for (int k = threadIdx.x; k <= kernel; k += kThreads) {
+    const int a = k / w.k_columns, b = k % w.k_columns;
+    float sum = 0;
+    for (int of_warp = 0; of_warp < kWarps; ++of_warp) {
+      if (k == kernel) {
+        sum += bias_of_warps[of_warp];
+        continue;
+      }
+#pragma unroll
+      for (int i = 0; i < kColumns; ++i) {
+        const int j = i + w.k_columns - 1 - b + w.shift;
+        sum += of_warps[of_warp][K - 1 - a][j][i] + of_warps[of_warp][K - a][j][i + 8];
+      }
+    }
+    to[k < kernel ? channel * kernel + k : channels * kernel + channel] = sum;
+  }
+}
+
 // All gradients, for stride 1, of strips of dx. With window row t of dout:
 //   dx: forward, with the taps reversed.
 //   dweight: for each pair of rows of x and each t, the product of x's elements and the window's, summed over the 16
@@ -244,37 +284,7 @@ __global__ void __launch_bounds__(kBackwardThreads<K>)
     __syncwarp();
   }
   __syncthreads();
-  auto* of_warps = reinterpret_cast<float (*)[K + 1][kWindow][17]>(shared);  // 17 to spread columns over the banks
-  __shared__ float bias_of_warps[kWarps];
-#pragma unroll
-  for (int d = 0; d <= K; ++d)
-#pragma unroll
-    for (int half = 0; half < 2; ++half)
-#pragma unroll
-      for (int i = 0; i < 4; ++i)
-        of_warps[warp][d][8 * half + 2 * q + i % 2][lane / 4 + i / 2 * 8] = products[d][half][i];
-  const float bias_sum = team_sum<32>(q == 0 ? of_bias[0] + of_bias[2] : 0);  // all columns of of_bias are the same
-  if (lane == 0) bias_of_warps[warp] = bias_sum;
-  __syncthreads();
-  const int kernel = K * w.k_columns;
-  float* to = partial + static_cast<int64_t>(part) * s.channels * (kernel + 1);
-  // Tap (a, b) is met by column i of x and column i + k_columns - 1 - b of the window, behind `shift`.
-  for (int k = threadIdx.x; k <= kernel; k += kThreads) {
-    const int a = k / w.k_columns, b = k % w.k_columns;
-    float sum = 0;
-    for (int of_warp = 0; of_warp < kWarps; ++of_warp) {
-      if (k == kernel) {
-        sum += bias_of_warps[of_warp];
-        continue;
-      }
-#pragma unroll
-      for (int i = 0; i < kColumns; ++i) {
-        const int j = i + w.k_columns - 1 - b + w.shift;
-        sum += of_warps[of_warp][K - 1 - a][j][i] + of_warps[of_warp][K - a][j][i + 8];
-      }
-    }
-    to[k < kernel ? channel * kernel + k : s.channels * kernel + channel] = sum;
-  }
+  write_sums<K>(products, of_bias, w, channel, s.channels, part, shared, partial);
 }
 
 // False, and nothing done, if the convolution is not for these kernels.
