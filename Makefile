@@ -53,6 +53,7 @@ PYTHON ?= $(firstword $(foreach version,3 3.12 3.11 3.10,$(shell python$(version
   "import sys, ensurepip; (3, 10) <= sys.version_info < (3, 13) and print(sys.executable)" 2>/dev/null)))
 
 $(VENV)/.ready: pyproject.toml setup.py
+	@test ! -L $(VENV) || { echo "$(VENV) is a link: what it leads to would be emptied."; exit 1; }
 	@test -n "$(PYTHON)" || { echo "msops needs Python 3.10, 3.11 or 3.12 with its venv module (Debian: apt install python3-venv)."; exit 1; }
 	$(PYTHON) -m venv --clear $(VENV)
 	$(VENV)/bin/pip install --quiet --disable-pip-version-check --editable '.[mindspore,bench,lint,test]'

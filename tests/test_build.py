@@ -72,6 +72,19 @@ def test_broken_compiler(cpu_build, tmp_path):
     assert {path: path.read_bytes() for path in libraries} == libraries
 
 
+def test_environment_behind_a_link(cpu_build, tmp_path):
+    """Is not emptied."""
+    folder, _ = cpu_build
+    (tmp_path / "kept").touch()
+    (folder / ".venv").symlink_to(tmp_path)
+    for name in ("pyproject.toml", "setup.py"):
+        (folder / name).touch()
+    done = subprocess.run(["make", ".venv/.ready"], cwd=folder, capture_output=True, text=True)
+    assert done.returncode != 0
+    assert ".venv is a link" in done.stdout
+    assert (tmp_path / "kept").is_file()
+
+
 @pytest.mark.parametrize("code", ["from msops import sigmoid", "import msops; msops.sigmoid", "from msops import *"])
 def test_import_without_libraries(cpu_build, code):
     folder, _ = cpu_build
