@@ -235,12 +235,12 @@ def compiled():
         near(got, wanted)
 
 
-def model():
+def model(**options):
     """Model.train lowers the loss that Model.eval finds."""
     net = make_network()
     images, labels = make_data(64)
     data = NumpySlicesDataset((images, labels), ["images", "labels"], shuffle=False).batch(16)
-    trained = Model(net, nn.MSELoss(), nn.Adam(net.trainable_params(), 0.02), metrics={"loss": nn.Loss()})
+    trained = Model(net, nn.MSELoss(), nn.Adam(net.trainable_params(), 0.02), metrics={"loss": nn.Loss()}, **options)
     before = trained.eval(data, dataset_sink_mode=False)["loss"]
     near(before, ((net(Tensor(images)).asnumpy() - labels) ** 2).mean())
     trained.train(10, data, dataset_sink_mode=False)

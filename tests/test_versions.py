@@ -3,6 +3,7 @@
 import sys
 
 import pytest
+from mindspore import amp
 
 import features
 from matrix import FEATURES, TABLE, here, rows_of, works
@@ -19,3 +20,9 @@ def test_feature(feature, mode, device_target, tmp_path, monkeypatch):
         getattr(features, feature)()
     else:  # in a process of its own, which may crash
         assert works(sys.executable, variables, feature, device_target, mode) == "no"
+
+
+@pytest.mark.parametrize("level", ["O2", "O3", "auto"])
+def test_model_in_mixed_precision(level, mode):
+    scaled = amp.FixedLossScaleManager(2**10, drop_overflow_update=False)
+    features.model(amp_level=level, loss_scale_manager=scaled)
