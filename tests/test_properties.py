@@ -1,6 +1,7 @@
 """Every C entry against NumPy, and some operators through MindSpore, for shapes and values that hypothesis chooses."""
 
 import functools
+import math
 
 import mindspore
 import numpy as np
@@ -8,7 +9,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import msops
+from msops.check import Spec
 from msops.library import of_package
+from msops.operators.add import _add_backward
+from msops.operators.depthwise_conv2d import _convolution
+from msops.operators.lltm import _pointwise
 from msops.testing.checks import assert_accurate, assert_near, largest, unit
 from msops.testing.entry import Status, call
 from operator_test import Net, run
@@ -132,3 +137,30 @@ def test_through_mindspore(shapes, array):
     x, y = (array(*shape) for shape in shapes)
     assert_accurate(run(Net(msops.add), x, y), lambda x, y: (x + y,), [x, y])
     assert_accurate(run(Net(msops.sigmoid), x), SigmoidCase.reference, [x])
+
+
+sizes = st.one_of(lengths, st.integers(1, 2**22))
+
+
+@given(
+    st.tuples(sizes, sizes),
+    st.sampled_from([(0,), (1,), (0, 1)]),
+    sizes,
+    sizes,
+    st.integers(1, 40),
+    st.integers(0, 2**14),
+)
+def test_scratch(shape, summed, batch, channels, taps, hidden):
+    """Is no more than docs/speed.md says."""
+
+    def numbers(operator, *shapes):
+        return math.prod(operator.infer(*(Spec(shape, mindspore.float32) for shape in shapes))[-1].shape)
+
+    x = tuple(1 if axis in summed else size for axis, size in enumerate(shape))
+    assert numbers(_add_backward, shape, x) <= 2**19
+    convolution = _convolution("", 1, "same", 0, 1, False).gradient
+    image = (batch, channels, 56, 56)
+    scratch = numbers(convolution, image, (channels, 1, taps, taps), image)
+    assert scratch <= max(2048, channels) * (taps**2 + 1)
+    state = (batch, hidden)
+    assert numbers(_pointwise.gradient, (batch, 3 * hidden), (3 * hidden,), *[state] * 3) <= 3 * max(2**16, hidden)
