@@ -72,17 +72,19 @@ def test_broken_compiler(cpu_build, tmp_path):
     assert {path: path.read_bytes() for path in libraries} == libraries
 
 
-def test_environment_behind_a_link(cpu_build, tmp_path):
+def test_environment_behind_a_link(tmp_path):
     """Is not emptied."""
-    folder, _ = cpu_build
-    (tmp_path / "kept").touch()
-    (folder / ".venv").symlink_to(tmp_path)
-    for name in ("pyproject.toml", "setup.py"):
-        (folder / name).touch()
-    done = subprocess.run(["make", ".venv/.ready"], cwd=folder, capture_output=True, text=True)
+    project, environment = tmp_path / "project", tmp_path / "environment"
+    project.mkdir()
+    environment.mkdir()
+    (environment / "kept").touch()
+    (project / ".venv").symlink_to(environment)
+    for name in ("Makefile", "pyproject.toml", "setup.py"):
+        shutil.copy(ROOT / name, project)
+    done = subprocess.run(["make", ".venv/.ready"], cwd=project, capture_output=True, text=True)
     assert done.returncode != 0
     assert ".venv is a link" in done.stdout
-    assert (tmp_path / "kept").is_file()
+    assert (environment / "kept").is_file()
 
 
 @pytest.mark.parametrize("code", ["from msops import sigmoid", "import msops; msops.sigmoid", "from msops import *"])
