@@ -57,13 +57,6 @@ __device__ __forceinline__ void multiply_add(float (&sums)[4], const Operand<kPr
                            {column.words[j], column.words[j + 1]});
 }
 
-template <int kColumns, typename Loop>
-constexpr int64_t shared_bytes(int64_t blocks) {
-  using T = typename Loop::Element;
-  const int64_t weights = Loop::kTiles * Loop::kSegments * kSliceUnits * blocks * kBlockUnits<T> * sizeof(T);
-  return weights + kWarps / 2 * Loop::kTiles * kColumns * kTileSamples * kPadded * sizeof(float);
-}
-
 // Puts the weights of 16 units where `grid_kernel` reads them: [kTiles][kSegments * blocks][2][32], a lane's packs of
 // rows lane / 4 and lane / 4 + 8.
 template <typename Loop>
@@ -100,6 +93,7 @@ __device__ void place_weights(const Loop& loop, int64_t first_unit, int blocks, 
 template <int kTiles, int kColumns>
 struct SumsOfWarps {
   static constexpr int kSamples = kColumns * kTileSamples;
+  static constexpr int64_t kBytes = kWarps / 2 * kTiles * kSamples * kPadded * sizeof(float);
   float* shared;
 
   __device__ float& at(int warp, int tile, int sample, int unit) const {
@@ -131,6 +125,13 @@ struct SumsOfWarps {
     return total;
   }
 };
+
+template <int kColumns, typename Loop>
+constexpr int64_t shared_bytes(int64_t blocks) {
+  using T = typename Loop::Element;
+  const int64_t weights = Loop::kTiles * Loop::kSegments * kSliceUnits * blocks * kBlockUnits<T> * sizeof(T);
+  return weights + SumsOfWarps<Loop::kTiles, kColumns>::kBytes;
+}
 
 // kColumns tiles of 8 samples at once.
 template <Product kProduct, int kColumns, typename Loop>
