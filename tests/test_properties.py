@@ -1,4 +1,4 @@
-"""Every C entry against NumPy, and some operators through MindSpore, for shapes and values that hypothesis chooses."""
+"""Every C entry against NumPy, some operators through MindSpore, and their scratch, for what hypothesis chooses."""
 
 import functools
 import math
