@@ -4,17 +4,18 @@
 LIBRARIES := $(patsubst aot_kernels/%.cu,msops/lib/%.so,$(wildcard aot_kernels/*.cu))
 HEADERS := $(wildcard aot_kernels/*/*.h)
 
-CXX ?= g++
 HOST_FLAGS := -fPIC -fopenmp -fno-trapping-math -fvisibility=hidden -Wall -Wextra
 FLAGS := -std=c++17 -O3 -shared
 
 # From the command line, else the PATH, else CUDA_HOME. 'make all NVCC=' builds for the CPU alone.
-NVCC ?= $(or $(shell command -v nvcc),$(wildcard $(CUDA_HOME)/bin/nvcc))
+NVCC ?= $(or $(shell command -v nvcc),$(if $(CUDA_HOME),$(wildcard $(CUDA_HOME)/bin/nvcc)))
 
 ifeq ($(NVCC),)
 COMPILE := $(CXX) $(FLAGS) $(HOST_FLAGS) -x c++
 BUILT_FOR := the CPU only: no nvcc on the PATH or in CUDA_HOME
 else
+HOST_COMPILER := sh aot_kernels/common/host_compiler.sh $(NVCC) $(if $(filter default,$(origin CXX)),,$(CXX))
+HOST_CXX := $(shell $(HOST_COMPILER) 2>/dev/null)
 KNOWN := $(filter-out 35 37 50 52 53 60 61 62,$(subst compute_,,$(shell $(NVCC) --list-gpu-arch)))
 ifndef ARCHS
 ARCHS := $(filter $(KNOWN),$(subst .,,$(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | sort -u)))
@@ -25,7 +26,7 @@ endif
 endif
 # For sm_90 as sm_90a, where nvcc knows that: the same GPUs, with instructions that no later ones have.
 SM90 := 90$(shell $(NVCC) --dryrun -arch=sm_90a -x cu /dev/null >/dev/null 2>&1 && echo a)
-COMPILE := $(NVCC) -ccbin $(CXX) $(FLAGS) $(HOST_FLAGS:%=-Xcompiler %) -Wno-deprecated-gpu-targets \
+COMPILE := $(NVCC) -ccbin $(HOST_CXX) $(FLAGS) $(HOST_FLAGS:%=-Xcompiler %) -Wno-deprecated-gpu-targets \
   $(foreach arch,$(patsubst 90,$(SM90),$(ARCHS)),-gencode arch=compute_$(arch),code=sm_$(arch)) \
   $(foreach arch,$(PTX),-gencode arch=compute_$(arch),code=compute_$(arch))
 BUILT_FOR := the CPU and GPUs of architecture $(ARCHS:%=sm_%)$(PTX:%=, others through PTX for compute_%)
@@ -42,6 +43,7 @@ msops/lib/%.so: aot_kernels/%.cu $(HEADERS) msops/lib/.command
 
 # Changes when the command does, so that other flags or another compiler build everything again.
 msops/lib/.command: FORCE
+	@$(if $(HOST_CXX),,$(HOST_COMPILER))
 	@mkdir -p $(@D)
 	@echo '$(COMPILE)' | cmp -s - $@ || echo '$(COMPILE)' > $@
 .PHONY: FORCE
@@ -149,6 +151,6 @@ help: ## Show this
 	@echo "  ARCHS        GPU architectures to build for, as in ARCHS=\"70 80 90\"; default: the GPU at hand, else data centres'"
 	@echo "  PTX          with ARCHS: the architecture whose PTX serves all later ones, as in PTX=75; default: none"
 	@echo "  NVCC         the CUDA compiler; NVCC= builds for the CPU alone"
-	@echo "  CXX          the C++ compiler, also for nvcc's host code"
+	@echo "  CXX          the C++ compiler, also for nvcc's host code; default: g++, or the newest g++-N that this nvcc takes"
 	@echo "  PYTHON       the Python to make the virtual environment with"
 	@echo "  ARGS         what to pass to pytest, the demo, the benchmark or the fuzzer, as in ARGS=\"-k sigmoid\""

@@ -9,6 +9,8 @@ import shutil
 import subprocess
 from pathlib import Path
 
+from msops.build import find_nvcc
+
 COLUMNS = (
     "part", "op", "direction", "case", "dtype", "by", "us", "us_25", "us_75", "us_step", "times_faster",
     "share", "floor_us", "floor", "tb_s", "bytes", "operations", "how", "named", "beside",
@@ -70,7 +72,7 @@ def about(device_target):
     if device_target == "GPU":
         query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
         found["device"], found["driver"] = _output(query).splitlines()[0].split(", ")
-    nvcc = shutil.which("nvcc") or shutil.which("nvcc", path=os.environ.get("CUDA_HOME", "") + "/bin")
+    nvcc = find_nvcc()
     cxx = shutil.which(os.environ.get("CXX", "g++"))
     if nvcc:
         found["nvcc"] = re.search("release .*", _output([nvcc, "--version"]))[0]

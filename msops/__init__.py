@@ -6,9 +6,10 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from .build import CompileError, load
     from .check import Spec
     from .custom import Operator, custom_op, once
-    from .library import CompileError, Entry, Library, get_include, load
+    from .library import Entry, Library, get_include
     from .operators.add import Add, add
     from .operators.depthwise_conv2d import DepthwiseConv2d, depthwise_conv2d
     from .operators.lltm import LLTM, LLTMCell, lltm, lltm_cell
@@ -45,7 +46,7 @@ __all__ = [
 ]
 __version__ = "0.1.0"
 
-_MODULES = "library", "check", "signature", "rules", "custom", "operators"  # each needs those before it
+_MODULES = "library", "build", "check", "signature", "rules", "custom", "operators"  # each needs those before it
 
 
 if not TYPE_CHECKING:  # to which every name would be one

@@ -1,0 +1,28 @@
+#!/bin/sh
+# Prints the path of the C++ compiler for nvcc's host code: sh host_compiler.sh NVCC [CXX]
+# It is CXX, if that is given; else g++, or the newest g++-N that is installed and that this nvcc takes.
+# Where there is none, it fails, and a line on stderr says what to install.
+nvcc=$1
+cxx=$2
+
+takes() {
+  compiler=$(command -v "$1") && said=$("$nvcc" -ccbin "$compiler" -E -x cu /dev/null 2>&1 >/dev/null) && echo "$compiler"
+}
+
+said=
+takes "${cxx:-g++}" && exit
+limit=$(echo "$said" | sed -nE 's/.*versions later than ([0-9]+) are not supported.*/\1/p' | head -n 1)
+reason=$(echo "$said" | grep -m 1 -iE 'error|fatal|unsupported' || echo "$said" | head -n 1)
+if [ -z "$cxx" ]; then
+  for version in 15 14 13 12 11 10 9 8 7; do
+    takes "g++-$version" && exit
+  done
+fi
+if [ -n "$limit" ]; then
+  echo "$nvcc takes GCC up to $limit, and ${cxx:-g++} is newer: install g++-$limit (Debian: apt install g++-$limit)${cxx:+ and set CXX=g++-$limit}" >&2
+elif command -v "${cxx:-g++}" >/dev/null; then
+  echo "$nvcc does not take ${cxx:-g++} for its host code: $reason" >&2
+else
+  echo "there is no ${cxx:-g++} for the host code of $nvcc (Debian: apt install ${cxx:-g++})" >&2
+fi
+exit 1

@@ -1,0 +1,139 @@
+"""The C++ compiler for nvcc's host code: what aot_kernels/common/host_compiler.sh finds, for make and msops.load."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+import msops
+from child import ROOT
+from msops.build import find_nvcc, host_compiler
+
+REFUSAL = "#error -- unsupported GNU version! gcc versions later than 11 are not supported! The nvcc flag"
+NVCC = f"""#!/bin/sh
+case "$*" in
+  "-ccbin ${{0%nvcc}}g++-"[789]" -E -x cu /dev/null" | "-ccbin ${{0%nvcc}}g++-1"[01]" -E -x cu /dev/null") ;;
+  *) echo "In file included from cuda_runtime.h:83:"; echo "host_config.h:132:2: error: {REFUSAL}"; exit 1
+esac >&2
+"""
+
+
+class Machine:
+    """A PATH with these commands only. Its nvcc takes g++-7 to g++-11."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.nvcc = str(folder / "nvcc")
+        for command in ("sh", "sed", "grep", "head"):
+            (folder / command).symlink_to(shutil.which(command, path=os.defpath))
+        self.install("nvcc", NVCC)
+
+    def install(self, *names_and_script):
+        *names, script = names_and_script
+        for name in names:
+            (self.folder / name).write_text(script)
+            (self.folder / name).chmod(0o755)
+
+    def compilers(self, *names):
+        self.install(*names, "#!/bin/sh\n")
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    folder = tmp_path / "commands"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", str(folder))
+    monkeypatch.delenv("CXX", raising=False)
+    return Machine(folder)
+
+
+def test_default(machine):
+    """g++ is tried first: a trial costs a third of a second."""
+    machine.compilers("g++", "g++-9", "g++-11")
+    machine.install("nvcc", '#!/bin/sh\n[ "$2" = "$PATH/g++" ]\n')
+    assert host_compiler(machine.nvcc) == str(machine.folder / "g++")
+
+
+@pytest.mark.parametrize(("names", "chosen"), [(("g++", "g++-9", "g++-11", "g++-12"), "g++-11"), (("g++-8",), "g++-8")])
+def test_newest_that_nvcc_takes(machine, names, chosen):
+    machine.compilers(*names)
+    assert host_compiler(machine.nvcc) == str(machine.folder / chosen)
+
+
+def test_none_that_nvcc_takes(machine):
+    machine.compilers("g++", "g++-12")
+    words = r"nvcc takes GCC up to 11, and g\+\+ is newer: install g\+\+-11 \(Debian: apt install g\+\+-11\)$"
+    with pytest.raises(LookupError, match=words):
+        host_compiler(machine.nvcc)
+
+
+def test_none_at_all(machine):
+    with pytest.raises(LookupError, match=r"^there is no g\+\+ for the host code of .* \(Debian: apt install g\+\+\)$"):
+        host_compiler(machine.nvcc)
+
+
+def test_named(machine):
+    machine.compilers("g++", "g++-9", "g++-11", "c++")
+    assert host_compiler(machine.nvcc, "g++-9") == str(machine.folder / "g++-9")
+    with pytest.raises(LookupError, match=r"takes GCC up to 11, and c\+\+ is newer: .* and set CXX=g\+\+-11$"):
+        host_compiler(machine.nvcc, "c++")
+    with pytest.raises(LookupError, match=r"^there is no g\+\+-10 for the host code of "):
+        host_compiler(machine.nvcc, "g++-10")
+
+
+def test_broken_nvcc(machine):
+    machine.compilers("g++")
+    machine.install("nvcc", "#!/bin/sh\necho 'nvcc fatal   : no cicc' >&2; exit 1\n")
+    with pytest.raises(LookupError, match=r"does not take g\+\+ for its host code: nvcc fatal   : no cicc$"):
+        host_compiler(machine.nvcc)
+
+
+def make(machine, *variables):
+    machine.compilers("nvidia-smi")
+    commands = f"{machine.folder}:{os.defpath}"
+    command = [shutil.which("make", path=os.defpath), "-n", "all", f"NVCC={machine.nvcc}", *variables]
+    return subprocess.run(command, cwd=ROOT, env={"PATH": commands}, capture_output=True, text=True)
+
+
+def test_make_and_load(machine, monkeypatch):
+    """Both ask the script: they take what it finds, and say what it says."""
+    machine.compilers("g++", "g++-11")
+    monkeypatch.setenv("NVCC", machine.nvcc)
+    done = make(machine)
+    assert f"{machine.nvcc} -ccbin {machine.folder}/g++-11 " in done.stdout, done.stderr
+    with pytest.raises(msops.CompileError, match=rf"\n{machine.nvcc} -ccbin {machine.folder}/g\+\+-11 "):
+        msops.load("answer", "int answer();\n", cache_folder=machine.folder / "cache")
+    monkeypatch.setenv("CXX", "g++")
+    words = r"nvcc takes GCC up to 11, and g\+\+ is newer: "
+    with pytest.raises(msops.CompileError, match=f"^msops.load: .*{words}"):
+        msops.load("answer", "int answer();\n", cache_folder=machine.folder / "cache")
+
+
+def nvcc_11_8():
+    """The path of Debian's, or None."""
+    path = shutil.which("nvcc", path="/usr/bin")
+    said = subprocess.run([path, "--version"], capture_output=True, text=True).stdout if path else ""
+    return path if "release 11.8" in said and shutil.which("g++-11") else None
+
+
+@pytest.mark.skipif(not nvcc_11_8(), reason="there is no nvcc 11.8 with g++-11")
+def test_nvcc_11_8():
+    with pytest.raises(LookupError, match=r"takes GCC up to 11, and g\+\+-12 is newer"):
+        host_compiler(nvcc_11_8(), "g++-12")
+    assert Path(host_compiler(nvcc_11_8())).name == "g++-11"
+
+
+def test_nvcc_without_cuda_home(machine, monkeypatch):
+    """An empty CUDA_HOME is not the root folder, nor the current one."""
+    monkeypatch.delenv("NVCC", raising=False)
+    (machine.folder / "bin").mkdir()
+    (machine.folder / "nvcc").rename(machine.folder / "bin" / "nvcc")
+    monkeypatch.chdir(machine.folder)
+    monkeypatch.setenv("CUDA_HOME", "")
+    assert find_nvcc() == ""
+    monkeypatch.delenv("CUDA_HOME")
+    assert find_nvcc() == ""
+    monkeypatch.setenv("CUDA_HOME", str(machine.folder))
+    assert find_nvcc() == str(machine.folder / "bin" / "nvcc")
