@@ -295,7 +295,9 @@ bool run_in_grid(Call& call, const Loop& loop, float* scratch, const Gpu& gpu, i
   // Zeros: nobody has published, and what pads samples and units adds nothing.
   cudaMemsetAsync(scratch, 0, (plan.state - scratch) * sizeof(float), call.stream());
   void* arguments[] = {const_cast<Loop*>(&loop), &plan};
-  cudaLaunchCooperativeKernel(kernel, dim3(plan.slices, plan.groups), dim3(kThreads), arguments, bytes, call.stream());
+  // As a `const void*`, since the runtime's template for kernels does not compile before CUDA 12.5.
+  cudaLaunchCooperativeKernel(reinterpret_cast<const void*>(kernel), dim3(plan.slices, plan.groups), dim3(kThreads),
+                              arguments, bytes, call.stream());
   call.check_launch();
   return true;
 }

@@ -6,7 +6,7 @@
 
 namespace msops {
 
-#if CUDART_VERSION >= 11080
+#if CUDART_VERSION >= 12000
 
 // Where in rows of 128 bytes the lane's first number is for `load_matrices`: of 16 rows by 8.
 __device__ __forceinline__ int first_of_matrices(int first_row) {

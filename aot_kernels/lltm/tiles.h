@@ -10,7 +10,7 @@
 
 namespace msops {
 
-#if CUDART_VERSION >= 11080  // the first that knows sm_90
+#if CUDART_VERSION >= 12000  // the first that knows TMA and wgmma
 
 // A block's stages, by how many were before; their places in shared memory are taken by turns.
 template <typename Tile>

@@ -8,7 +8,7 @@
 
 namespace msops {
 
-#if CUDART_VERSION >= 11080  // the first that knows sm_90
+#if CUDART_VERSION >= 12000  // the first that knows TMA and wgmma
 
 // For sm_90 and later.
 #if __CUDA_ARCH__ >= 900
