@@ -54,9 +54,12 @@ VENV := .venv
 PYTHON ?= $(firstword $(foreach version,3 3.12 3.11 3.10,$(shell python$(version) -c \
   "import sys, ensurepip; (3, 10) <= sys.version_info < (3, 13) and print(sys.executable)" 2>/dev/null)))
 
-$(VENV)/.ready: pyproject.toml setup.py
-	@test ! -L $(VENV) || { echo "$(VENV) is a link: what it leads to would be emptied."; exit 1; }
+.PHONY: python
+python:
 	@test -n "$(PYTHON)" || { echo "msops needs Python 3.10, 3.11 or 3.12 with its venv module (Debian: apt install python3-venv)."; exit 1; }
+
+$(VENV)/.ready: pyproject.toml setup.py | python
+	@test ! -L $(VENV) || { echo "$(VENV) is a link: what it leads to would be emptied."; exit 1; }
 	$(PYTHON) -m venv --clear $(VENV)
 	$(VENV)/bin/pip install --quiet --disable-pip-version-check --editable '.[mindspore,bench,lint,test]'
 	@touch $@
@@ -71,10 +74,12 @@ test: all $(VENV)/.ready ## Run the tests; with COVERAGE=1, tell which lines of 
 	$(VENV)/bin/python $(if $(COVERAGE),-m coverage run) -m pytest $(ARGS)
 	$(if $(COVERAGE),$(VENV)/bin/coverage combine --quiet && $(VENV)/bin/coverage report)
 
+# It needs pip, which a new environment has, and setuptools, which pip installs where it builds.
 .PHONY: wheel
-wheel: all $(VENV)/.ready ## Build the wheel, one for every Python and MindSpore, into dist
+wheel: all | python ## Build the wheel, one for every Python and MindSpore, into dist
 	rm -rf dist
-	$(VENV)/bin/pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir dist .
+	$(PYTHON) -m venv build/pip
+	build/pip/bin/pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
 
 # Environments for the other versions of MindSpore, in .matrix; those whose Python is missing are skipped.
 .PHONY: test-matrix
