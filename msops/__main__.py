@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from typing import TYPE_CHECKING, NoReturn
+
+from . import pythons
+
+if sys.version_info < pythons.OLDEST:  # which cannot read the modules that follow
+    sys.exit(f"wrong  Python     {pythons.complaint()}\n{'':18}{pythons.another()}")
 
 from . import doctor, scaffold
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from msops import doctor
+from msops.doctor import cuda11
 
 ROOT = Path(__file__).resolve().parents[1]
 MINDSPORE = Path(importlib.util.find_spec("mindspore").origin).parent
@@ -122,7 +122,7 @@ def test_gpu_extra(sdist):
     for backend in MINDSPORE.glob("lib/plugin/libmindspore_gpu.so.*"):
         linked |= set(re.findall(r"\[lib(cu\w+|nvrtc)\.so\.\d", run("readelf", "-d", backend)))
     linked -= {"cuda", "cuda_ops"}  # the driver's, and MindSpore's own
-    assert linked == set(doctor._CUDA)
+    assert linked == set(cuda11.LIBRARIES)
     metadata = (sdist / "PKG-INFO").read_text()
     wheels = re.findall(r'^Requires-Dist: nvidia-([\w-]+)-cu11\b.*; extra == "gpu"', metadata, re.MULTILINE)
     renamed = {"cudart": "cuda-runtime", "nvrtc": "cuda-nvrtc"}

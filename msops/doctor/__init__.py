@@ -1,0 +1,67 @@
+"""`python -m msops doctor`: what is found, what is wrong, and what mends it.
+
+MindSpore and the libraries, which may be what is broken, are loaded in other processes only."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, NoReturn
+
+from . import compilers, cuda11, gpu, libraries, modules, smoke
+from .finding import Finding
+
+if TYPE_CHECKING:
+    import argparse
+
+    from ..__main__ import Commands
+
+_DESCRIPTION = """\
+Shows what is found of all that msops needs, what is wrong, and the commands that mend it; runs an operator on each
+device. The exit status is 0 if a device works, else 1."""
+
+
+def add_command(commands: Commands) -> None:
+    """Adds `doctor` to the sub-parsers of a command line."""
+    parser = commands.add_parser(
+        "doctor", help="show what is found, what is wrong, and what mends it", description=_DESCRIPTION
+    )
+    parser.add_argument("--json", action="store_true", help="print it as JSON")
+    parser.set_defaults(run=_run)
+
+
+def _run(options: argparse.Namespace) -> NoReturn:
+    findings = examine()
+    devices = [finding.what for finding in findings if finding.what in ("CPU", "GPU") and finding.state == "ok"]
+    if options.json:
+        print(json.dumps({"devices": devices, "findings": [finding._asdict() for finding in findings]}, indent=2))
+    else:
+        for what, state, text, mend in findings:
+            print(f"{state:5}  {what:9}  {text}")
+            for command in mend if state == "wrong" else ():
+                print(f"{'':18}{command}")
+        print(f"msops works on {' and '.join(devices) or 'no device'}.")
+    sys.exit(not devices)
+
+
+def examine() -> list[Finding]:
+    """All findings, in the order in which one needs the other."""
+    gpus = gpu.look()
+    nvcc, right_nvcc = compilers.nvcc_finding(gpus)
+    on_cpu = smoke.run("CPU")
+    python = modules.python()
+    others = [
+        modules.mindspore(on_cpu),
+        *map(modules.module, modules.BELOW),
+        gpu.finding(gpus),
+        nvcc,
+        compilers.cxx_finding(nvcc),
+        compilers.cache_finding(),
+        *libraries.findings(gpus, nvcc),
+        *cuda11.findings(gpus, right_nvcc),
+        on_cpu.finding,
+        smoke.run("GPU").finding if gpus.usable else Finding("GPU", "none", "not tried"),
+    ]
+    if python.state == "wrong":  # for which pip finds no MindSpore: another Python comes first
+        others = [finding._replace(mend=()) for finding in others]
+    return [modules.msops(), python, *others]

@@ -1,0 +1,149 @@
+"""What `msops.load` needs: nvcc, a C++ compiler, and a folder for what they compile."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from ..build import default_cache_folder, find_nvcc, host_compiler
+from .finding import Finding, dotted, numbers, output
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from .gpu import Gpus
+
+USUAL = Path("/usr/local")  # where NVIDIA's packages put their toolkits
+_ARCHIVE = "https://developer.nvidia.com/cuda-toolkit-archive"
+
+
+class Nvcc(NamedTuple):
+    """An nvcc, its release, as in (13, 0), and the architectures that it compiles for; both empty where it fails."""
+
+    path: str
+    release: tuple[int, ...]
+    archs: list[int]
+
+
+def look(path: str) -> Nvcc:
+    release = re.search(r"release (\d+\.\d+)", output(path, "--version"))
+    archs = re.findall(r"compute_(\d+)\b", output(path, "--list-gpu-arch"))
+    return Nvcc(path, numbers(release[1]) if release else (), sorted(map(int, archs)))
+
+
+def toolkits() -> Iterator[Nvcc]:
+    """Every nvcc that is in a usual place."""
+    usual = [Path(folder, "nvcc") for folder in os.environ.get("PATH", "").split(os.pathsep) if folder]
+    usual += [Path(os.environ["CUDA_HOME"], "bin", "nvcc")] if os.environ.get("CUDA_HOME") else []
+    usual += sorted(USUAL.glob("cuda-*/bin/nvcc"))
+    # /bin may be a link to /usr/bin.
+    once = {path.resolve(): path for path in reversed(usual) if os.access(path, os.X_OK)}
+    return (look(str(path)) for path in once.values())
+
+
+def _complaint(nvcc: Nvcc, gpus: Gpus) -> str:
+    """Why this nvcc compiles nothing for the GPUs; empty if it does."""
+    if not nvcc.release or not nvcc.archs:
+        return "does not compile"
+    if gpus.capabilities and gpus.capabilities[0] < nvcc.archs[0]:
+        return f"is too new for sm_{gpus.capabilities[0]}"
+    if gpus.capabilities and gpus.capabilities[-1] > nvcc.archs[-1]:
+        return f"is too old for sm_{gpus.capabilities[-1]}"
+    if gpus.cuda and nvcc.release[0] > gpus.cuda[0]:
+        return f"is too new for the driver, which is for CUDA up to {dotted(gpus.cuda)}"
+    return ""
+
+
+def nvcc_finding(gpus: Gpus) -> tuple[Finding, str]:
+    """The finding, and the nvcc that is right once its commands have run; empty if there is none."""
+    path = find_nvcc()
+    nvcc = look(path)
+    complaint = (
+        _complaint(nvcc, gpus) if path else "none on the PATH or in CUDA_HOME: msops.load compiles for the CPU alone"
+    )
+    if path and not complaint:
+        return Finding("nvcc", "ok", f"{dotted(nvcc.release)}, {path}"), path
+    other = max(
+        (other for other in toolkits() if not _complaint(other, gpus)), key=lambda other: other.release, default=None
+    )
+    mend = [f"export NVCC={shlex.quote(other.path)}"] if other else _install(nvcc, gpus)
+    if os.environ.get("NVCC") == "":
+        text = "switched off: the environment variable NVCC is empty"
+        return Finding(
+            "nvcc", "none", text, tuple(mend if other else ["unset NVCC", *mend])
+        ), other.path if other else ""
+    text = f"{dotted(nvcc.release) or '?'}, {path}, {complaint}" if path else complaint
+    return Finding("nvcc", "wrong" if gpus.usable else "none", text, tuple(mend)), other.path if other else ""
+
+
+def _install(nvcc: Nvcc, gpus: Gpus) -> list[str]:
+    newest: list[tuple[int, ...]] = (
+        [(12, 9)] if gpus.capabilities and gpus.capabilities[0] < 75 else []
+    )  # CUDA 13 has no sm_70
+    newest += [gpus.cuda] if gpus.cuda else []
+    which = f"CUDA toolkit, {dotted(min(newest))} or older" if newest else "CUDA toolkit"
+    if gpus.capabilities and nvcc.archs and gpus.capabilities[-1] > nvcc.archs[-1]:
+        which += f", newer than {dotted(nvcc.release)}"
+    mend = [f"# install the {which}: {_ARCHIVE}"]
+    if gpus.cuda and nvcc.release and nvcc.release[0] > gpus.cuda[0] and not _complaint(nvcc, gpus._replace(cuda=())):
+        mend = [f"{mend[0]}, or a driver for CUDA {dotted(nvcc.release)}: https://www.nvidia.com/drivers"]
+    return mend
+
+
+def cxx_finding(nvcc: Finding) -> Finding:
+    cxx = os.environ.get("CXX")
+    path = shutil.which(cxx or "g++")
+    if nvcc.state == "ok":
+        try:
+            path = host_compiler(find_nvcc(), cxx)
+        except LookupError as error:
+            return Finding("C++", "wrong", str(error), _mend_cxx(cxx))
+    if not path:
+        return Finding(
+            "C++", "none", f"no {cxx or 'g++'}, so that msops.load compiles nothing (Debian: apt install g++)"
+        )
+    return Finding("C++", "ok", f"{output(path, '-dumpfullversion')}, {path}")
+
+
+def _mend_cxx(cxx: str | None) -> tuple[str, ...]:
+    """The commands after which host_compiler finds one. It knows which g++ this nvcc takes, unless CXX names one."""
+    unset = ("unset CXX",) if cxx else ()
+    try:
+        host_compiler(find_nvcc())
+    except LookupError as error:
+        install = re.search(r"apt install [^\s)]+", str(error))
+        return (*unset, install[0]) if install else unset
+    return unset
+
+
+def cache_finding() -> Finding:
+    mend = ('export MSOPS_CACHE="${TMPDIR:-/tmp}/msops-$(id -u)"',)
+    try:
+        folder = default_cache_folder()
+        complaint = _unusable(folder)
+    except (KeyError, RuntimeError):  # Python 3.9 raises the former
+        return Finding("cache", "wrong", "there is no home folder, so msops.load keeps nothing", mend)
+    if complaint:
+        return Finding("cache", "wrong", f"msops.load keeps nothing in {folder}: {complaint}", mend)
+    return Finding("cache", "ok", str(folder))
+
+
+def _unusable(folder: Path) -> str:
+    if ":" in str(folder):
+        return "its path has a colon"
+    # os.path.exists is false, where Path.exists may raise.
+    there = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
+    if not there.is_dir():
+        return f"{there} is not a folder"
+    try:
+        tempfile.TemporaryFile(dir=there).close()
+    except OSError as error:
+        return f"{there}: {error.strerror}"
+    if os.statvfs(there).f_flag & os.ST_NOEXEC:
+        return f"{there} is on a file system mounted with noexec"
+    return ""

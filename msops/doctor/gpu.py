@@ -1,0 +1,68 @@
+"""GPUs and their driver, as nvidia-smi tells them."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from typing import NamedTuple
+
+from .finding import Finding, dotted, numbers, output
+
+OLDEST = 70  # sm_70: what msops' kernels need
+
+
+class Card(NamedTuple):
+    """A GPU. `capability` is 90 for sm_90, and 0 where a driver before 510 does not tell it."""
+
+    driver: str
+    capability: int
+    name: str
+
+
+class Gpus(NamedTuple):
+    """All GPUs. `cuda` is the newest CUDA whose programs the driver runs; empty where nobody tells."""
+
+    cards: list[Card]
+    cuda: tuple[int, ...]
+    said: str
+
+    @property
+    def usable(self) -> bool:
+        return any(not card.capability or card.capability >= OLDEST for card in self.cards)
+
+    @property
+    def capabilities(self) -> list[int]:
+        """The known ones that msops has kernels for, oldest first."""
+        return sorted({card.capability for card in self.cards if card.capability >= OLDEST})
+
+
+def look() -> Gpus:
+    said = output("nvidia-smi")
+    told = re.search(r"CUDA Version: *(\d+\.\d+)", said)
+    cards: list[Card] = []
+    for fields in ("driver_version,compute_cap,name", "driver_version,name"):
+        if not cards and "no answer" not in said:
+            text = output("nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader")
+            found = re.findall(r"^(\d[\d.]+), (?:(\d+)\.(\d), )?(.+)$", text, re.MULTILINE)
+            cards = [Card(driver, int(major + minor or 0), name) for driver, major, minor, name in found]
+    return Gpus(cards, numbers(told[1]) if told else (), said)
+
+
+def finding(gpus: Gpus) -> Finding:
+    if not shutil.which("nvidia-smi"):
+        return Finding("driver", "none", "no nvidia-smi on the PATH, so no GPU")
+    if not gpus.cards:
+        return Finding(
+            "driver", "wrong", f"nvidia-smi finds no GPU: {' '.join(gpus.said.split())[:200]}", _mend(gpus.said)
+        )
+    names = ", ".join(f"{card.name} (sm_{card.capability or '?'})" for card in gpus.cards)
+    text = f"{gpus.cards[0].driver} for CUDA up to {dotted(gpus.cuda) or '?'}; {names}"
+    if not gpus.usable:  # which no command mends, so that it counts as no GPU in what follows
+        return Finding("driver", "wrong", f"{text}: must be sm_{OLDEST} or newer")
+    return Finding("driver", "ok", text)
+
+
+def _mend(said: str) -> tuple[str, ...]:
+    if "version mismatch" in said or "no answer" in said:
+        return ("reboot  # as root",)
+    return ("modprobe nvidia  # as root",) if "communicate with the NVIDIA driver" in said else ()

@@ -1,0 +1,171 @@
+"""The package's own libraries: whether all are there, load, and fit the GPUs."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import re
+import shlex
+import struct
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from ..library import PACKAGE
+from .finding import AGAIN, Finding, dotted, missing_library, numbers, output, pip, source, system_package
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from .gpu import Gpus
+
+_LOAD = "import ctypes, sys\ntry: ctypes.CDLL(sys.argv[1])\nexcept OSError as error: print(error)"
+
+
+class _Library(NamedTuple):
+    """What there is to say of a library, and the commands that mend it; `build` if it must be built again."""
+
+    state: str
+    text: str
+    mend: tuple[str, ...] = ()
+    build: bool = False
+    nvcc: tuple[int, ...] = ()
+
+
+def expected() -> list[str]:
+    """The libraries that there must be: those that are there, of which there is a source, or that pip installed."""
+    names = {path.stem for path in (*PACKAGE.glob("lib/*.so"), *PACKAGE.parent.glob("aot_kernels/*.cu"))}
+    for distribution in importlib.metadata.distributions(name="msops"):
+        if Path(str(distribution.locate_file("msops"))).resolve() == PACKAGE:
+            files = distribution.files or ()
+            names |= {file.stem for file in files if file.parent.name == "lib" and file.suffix == ".so"}
+    return sorted(names)
+
+
+def findings(gpus: Gpus, nvcc: Finding) -> Iterator[Finding]:
+    """A finding for all libraries of which the same is to say."""
+    groups: dict[_Library, list[str]] = {}
+    for name in expected():
+        groups.setdefault(_examine(name, gpus), []).append(name)
+    if not groups:
+        yield Finding(
+            "libraries", "wrong", "nobody knows which there must be: msops was not installed by pip", _build()
+        )
+    for library, names in groups.items():
+        mend = library.mend
+        if library.build:
+            mend = (*mend, *_build(nvcc, for_gpu=gpus.usable))
+        yield Finding("libraries", library.state, f"{', '.join(names)}: {library.text}", mend)
+    yield from _lost(gpus, [library.nvcc for library in groups if library.nvcc])
+
+
+def _build(nvcc: Finding | None = None, *, for_gpu: bool = False) -> tuple[str, ...]:
+    """The commands that build the libraries again."""
+    first = nvcc.mend if nvcc and nvcc.state != "ok" and for_gpu else ()
+    if any(command.startswith("#") for command in first):
+        return *first, AGAIN
+    folder = source()
+    if not folder:
+        return *first, f"{pip('install', '--force-reinstall', '--no-deps', '.')}  # in msops' source folder"
+    where = shlex.quote(str(folder))
+    changed, deleted = (
+        output("git", "-C", str(folder), "ls-files", option, "Makefile", "aot_kernels").split()
+        for option in ("--modified", "--deleted")
+    )
+    yours = "" if changed == deleted else "  # unless the changes are yours"
+    restore = [f"git -C {where} checkout -- {shlex.join(changed)}{yours}"] if changed else []
+    return *first, *restore, f"make -C {where} -B all"
+
+
+def _examine(name: str, gpus: Gpus) -> _Library:
+    variable = f"MSOPS_{name.upper()}"
+    if variable not in os.environ:
+        return _look(PACKAGE / "lib" / f"{name}.so", gpus)
+    named = os.environ[variable]
+    library = _look(Path(named).absolute(), gpus)
+    text = f"{variable} names {named or 'nothing'}; {library.text}"
+    if library.state == "wrong":
+        return _Library("wrong", text, (f"unset {variable}",))
+    return library._replace(text=text)
+
+
+def _look(path: Path, gpus: Gpus) -> _Library:
+    try:
+        code = path.read_bytes()
+    except PermissionError:
+        mend = f"chmod -R a+rX {shlex.quote(str(path.parent))}  # as root or its owner"
+        return _Library("wrong", f"may not be read in {path.parent}", (mend,))
+    except OSError:
+        return _Library("wrong", "not built", build=True)
+    failure = output(sys.executable, "-I", "-S", "-c", _LOAD, str(path))
+    if failure:
+        return _failed(path, failure)
+    machine, portable = architectures(code)
+    stamp = re.search(rb"msops: ((?:nvcc ([\d.]+), )?C\+\+ compiler [^\0]+)\0", code)
+    compiler = stamp[1].decode() if stamp else "an unknown compiler"
+    release = numbers(stamp[2].decode()) if stamp and stamp[2] else ()
+    text = "for the CPU" + "".join(f", sm_{arch}" for arch in machine) + "".join(f", PTX {arch}" for arch in portable)
+    text += f"; by {compiler}"
+    complaint = _complaint(machine, portable, release, gpus)
+    if complaint:
+        return _Library("wrong", f"{text}; {complaint}", build=True, nvcc=release)
+    return _Library("ok", text, nvcc=release)
+
+
+def _failed(path: Path, failure: str) -> _Library:
+    """What the loader says."""
+    text = f"cannot be loaded: {failure.removeprefix(f'{path}: ')}"
+    if os.statvfs(path).f_flag & os.ST_NOEXEC:
+        mount = next(folder for folder in path.resolve().parents if folder.is_mount())
+        mend = f"mount -o remount,exec {shlex.quote(str(mount))}  # as root; else install msops in another place"
+        return _Library("wrong", f"{text}; {mount} is mounted with noexec", (mend,))
+    missing = missing_library(failure)
+    if missing:
+        return _Library("wrong", text, (system_package(missing),))
+    return _Library("wrong", text, build=True)
+
+
+def _complaint(machine: list[int], portable: list[int], release: tuple[int, ...], gpus: Gpus) -> str:
+    """Why a library does not run on one of the GPUs; empty if it runs on all."""
+    if gpus.usable and not machine + portable:
+        return "not for the GPU"
+    if release and gpus.cuda and release[0] > gpus.cuda[0]:
+        return f"the driver is for CUDA up to {dotted(gpus.cuda)}"
+    for capability in gpus.capabilities:
+        # Machine code runs on later GPUs of the same generation, PTX on all later ones.
+        if any(arch <= capability and arch // 10 == capability // 10 for arch in machine):
+            continue
+        if not any(arch <= capability for arch in portable):
+            return f"not for sm_{capability}"
+        if release and gpus.cuda and release > gpus.cuda:  # within a major version machine code runs, but no PTX
+            return f"as PTX, for sm_{capability}, it needs a driver for CUDA {dotted(release)}, not {dotted(gpus.cuda)}"
+    return ""
+
+
+def _lost(gpus: Gpus, releases: list[tuple[int, ...]]) -> Iterator[Finding]:
+    """What an older toolkit does not compile, of what the GPUs could run."""
+    if not releases:
+        return
+    oldest, newest = min(releases), (gpus.capabilities or [0])[-1]
+    lost = []
+    if newest >= 89 and oldest < (11, 8):
+        lost.append(f"machine code for sm_{newest}, so that the driver compiles PTX when a program first runs")
+    if newest == 90 and oldest < (12, 0):
+        lost.append("TMA, wgmma and clusters, which make lltm faster")
+    if lost:
+        yield Finding(
+            "libraries", "none", f"nvcc {dotted(oldest)} has not: {'; '.join(lost)}. nvcc 12.1 and newer have it"
+        )
+
+
+def architectures(code: bytes) -> tuple[list[int], list[int]]:
+    """Those that a library has machine code for, and those of its PTX."""
+    found: dict[int, set[int]] = {1: set(), 2: set()}  # PTX, machine code
+    # Each fat binary: magic number, version, size of this header, and of what follows, which is of header and content.
+    for fat in re.finditer(rb"\x50\xed\x55\xba\x01\0\x10\0(.{8})", code, re.DOTALL):
+        at, end = fat.end(), fat.end() + int.from_bytes(fat[1], "little")
+        while at < end:
+            kind, header, size, arch = struct.unpack_from("<HxxIQ12xI", code, at)
+            found.setdefault(kind, set()).add(arch)
+            at += header + size
+    return sorted(found[2]), sorted(found[1])

@@ -1,0 +1,104 @@
+"""Python and the packages that msops needs: MindSpore, NumPy and SciPy."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+import re
+import sys
+from typing import TYPE_CHECKING
+
+from .. import __version__, pythons
+from ..library import PACKAGE
+from .cuda11 import LIBRARIES, export, plugins
+from .finding import (
+    AGAIN,
+    Finding,
+    dotted,
+    extra,
+    folders,
+    installed,
+    missing_library,
+    numbers,
+    pip,
+    system_package,
+)
+
+if TYPE_CHECKING:
+    from .smoke import Smoke
+
+# MindSpore's wheels are built against NumPy 1, and need what SciPy 1.14 removed.
+BELOW = {"NumPy": "2", "SciPy": "1.14"}
+_MINDSPORE = "mindspore>=2.7,<2.11"
+_TRIED = "1.10", "2.0", "2.7", "2.8", "2.9", "2.10"
+
+
+def msops() -> Finding:
+    return Finding("msops", "ok", f"{__version__}, {PACKAGE}")
+
+
+def python() -> Finding:
+    complaint = pythons.complaint()
+    if complaint:
+        return Finding("Python", "wrong", complaint, (pythons.another(),))
+    return Finding("Python", "ok", f"{platform.python_version()}, {sys.executable}")
+
+
+def module(name: str) -> Finding:
+    bound, version = BELOW[name], installed(name.lower())
+    mend = (pip("install", f"{name.lower()}<{bound}"),)
+    if version is None:
+        return Finding(name, "wrong", "not installed", mend)
+    if numbers(version) >= numbers(bound):
+        return Finding(name, "wrong", f"{version}: MindSpore needs one below {bound}", mend)
+    return Finding(name, "ok", version)
+
+
+def mindspore(smoke: Smoke) -> Finding:
+    """What is said of the MindSpore that is there. No command puts another version in its place."""
+    there = _distributions()
+    text = " and ".join(f"{name} {version}" for name, version in there.items())
+    if len(there) > 1:
+        again = "  # or ".join(pip("install", f"{name}=={version}") for name, version in there.items())
+        return Finding("MindSpore", "wrong", f"{text} overwrite each other", (pip("uninstall", "--yes", *there), again))
+    if not text and folders("mindspore"):
+        text = f"in {folders('mindspore')[0]}"
+    if smoke.version:
+        backends = ["CPU", *(f"GPU with CUDA {dotted(version) or '11'}" for version in sorted(plugins()))]
+        text = f"{text if there else f'{smoke.version} {text}'}, backends: {', '.join(backends)}"
+        if dotted(numbers(smoke.version)[:2]) not in _TRIED:
+            text += f"; msops was tried with {', '.join(_TRIED)} only"
+        return Finding("MindSpore", "ok", text)
+    if not text and smoke.error.endswith("No module named 'mindspore'"):
+        wanted = [_MINDSPORE, *(f"{name.lower()}<{bound}" for name, bound in BELOW.items())]
+        return Finding("MindSpore", "wrong", "not installed", (pip("install", *wanted),))
+    mend: tuple[str, ...] = ()
+    for name, version in there.items():
+        mend = _mend(f"{name}=={version}", smoke.error)
+    return Finding("MindSpore", "wrong", f"{text} cannot be imported: {smoke.error}".lstrip(), mend)
+
+
+def _distributions() -> dict[str, str]:
+    """Those that have the package mindspore: name -> version."""
+    found: dict[str, str] = {}
+    for distribution in importlib.metadata.distributions():
+        name = distribution.metadata["Name"] or ""
+        if name.startswith("mindspore") and "mindspore" in (distribution.read_text("top_level.txt") or "").split():
+            found.setdefault(name, distribution.version)
+    return found
+
+
+def _mend(requirement: str, error: str) -> tuple[str, ...]:
+    """What mends an error of `import mindspore`."""
+    if "'PIL.Image' has no attribute" in error:  # MindSpore before 2.7 uses what Pillow 10 removed
+        return (pip("install", "pillow<10"),)
+    if error.startswith("ModuleNotFoundError"):
+        return (pip("install", requirement),)  # with what it depends on
+    library = missing_library(error)
+    name = re.sub(r"^lib|\.so.*", "", library)
+    if name in LIBRARIES:
+        runtime = pip("install", "nvidia-cuda-runtime-cu11") if name == "cudart" else extra("gpu")
+        return export([library]) or (runtime, AGAIN)
+    if library:
+        return (system_package(library),)
+    return (pip("install", "--force-reinstall", "--no-deps", requirement),)
