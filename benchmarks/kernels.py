@@ -5,7 +5,7 @@ import gc
 
 import numpy as np
 
-from msops.operators.add import _add, _add_backward
+from msops.operators.add import _add, add_backward
 from msops.operators.depthwise_conv2d import _convolution
 from msops.operators.lltm import _pointwise
 from msops.operators.sigmoid import _sigmoid
@@ -33,7 +33,7 @@ def operator_of(case):
         forward = dict(add=_add, sigmoid=_sigmoid, trilinear=_trilinear_interpolation, lltm=_pointwise)[case.op]
     if case.direction == "forward":
         return forward
-    return _add_backward if forward is _add else forward.gradient
+    return add_backward if forward is _add else forward.gradient
 
 
 class GpuArrays:

@@ -8,7 +8,7 @@ There is one set of buffers: weights stay in the cache, as they do in training, 
 fit there. All samples have all steps.
 """
 
-from msops.operators.lltm import _recurrence
+from msops.operators.lltm_sequence import _recurrence
 from msops.testing.entry import outputs_of, prepare_operator
 
 from .cases import precisions, sequence_cases

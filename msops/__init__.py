@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from .library import Entry, Library, get_include
     from .operators.add import Add, add
     from .operators.depthwise_conv2d import DepthwiseConv2d, depthwise_conv2d
-    from .operators.lltm import LLTM, LLTMCell, lltm, lltm_cell
+    from .operators.lltm import LLTMCell, lltm_cell
+    from .operators.lltm_sequence import LLTM, lltm
     from .operators.sigmoid import Sigmoid, sigmoid
     from .operators.trilinear_interpolation import TrilinearInterpolation, trilinear_interpolation
     from .rules import broadcast, scratch

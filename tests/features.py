@@ -253,7 +253,8 @@ def mixed_precision():
     exact = loss_and_gradients(make_network(), images, labels)
     half = make_network().to_float(mindspore.float16)
     assert run(half, images)[0].dtype == np.float16
-    levels = ("O2", "O3") if VERSION < (2, 1) else ("O2", "O3", "auto")
+    assert_equal(loss_and_gradients(amp.auto_mixed_precision(make_network(), "O0"), images, labels), exact)
+    levels = ("O2", "O3") if VERSION < (2, 1) else ("O1", "O2", "O3", "auto")
     for net in (half, *(amp.auto_mixed_precision(make_network(), level) for level in levels)):
         for got, want in zip(loss_and_gradients(net, images, labels), exact):
             assert 0 < np.abs(got - want).max() < 0.01

@@ -6,9 +6,10 @@ This is also what to run under compute-sanitizer. Skipped without torch, a GPU o
 import numpy as np
 import pytest
 
-from msops.operators.add import _add, _add_backward
+from msops.operators.add import _add, add_backward
 from msops.operators.depthwise_conv2d import _convolution
-from msops.operators.lltm import _pointwise, _recurrence
+from msops.operators.lltm import _pointwise
+from msops.operators.lltm_sequence import _recurrence
 from msops.operators.sigmoid import _sigmoid, _sigmoid_backward_backward
 from msops.operators.trilinear_interpolation import _trilinear_interpolation
 from msops.testing.entry import has_gpu_code, outputs_of, prepare_operator
@@ -71,12 +72,12 @@ def calls():
         ((70, 1), (70, 301)),
     ):
         yield f"add {x} to {out}", _add, [x, out]
-        yield f"add, {out} summed to {x}", _add_backward, [out, x]
+        yield f"add, {out} summed to {x}", add_backward, [out, x]
     parts = (((1,), (70_001,)), ((5, 1), (5, 30_011)), ((5,), (40_003, 5)), ((1, 6, 1), (90, 6, 91)))
     rows = (((13,), (100_003, 13)), ((1001,), (10_000, 1001)))  # in numbers that packs tile, or not
     packs = (((1,), (70_016,)), ((6, 1), (6, 30_016)), ((65_536,), (7, 65_536)), ((1, 4, 1, 16_384), (3, 4, 5, 16_384)))
     for x, out in parts + rows + packs:
-        yield f"add, {out} summed to {x}, long", _add_backward, [out, x]
+        yield f"add, {out} summed to {x}, long", add_backward, [out, x]
     for n, f in (
         (0, 3),
         (5, 0),
@@ -338,9 +339,9 @@ class TestHuge:
         y = random(3)
         (out,) = run(_add, x, y)
         assert torch.equal(out, x + y)
-        dy = run(_add_backward, x, y)[0]
+        dy = run(add_backward, x, y)[0]
         assert_sums(dy, x.sum(0, dtype=torch.float64))
-        dx = run(_add_backward, x, x[:, :1].contiguous())[0]
+        dx = run(add_backward, x, x[:, :1].contiguous())[0]
         assert_close(dx, x.sum(1, keepdim=True))
 
     def test_trilinear_interpolation(self):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import msops
 from msops.check import Spec
 from msops.library import of_package
-from msops.operators.add import _add_backward
+from msops.operators.add import add_backward
 from msops.operators.depthwise_conv2d import _convolution
 from msops.operators.lltm import _pointwise
 from msops.testing.checks import assert_accurate, assert_near, largest, unit
@@ -157,7 +157,7 @@ def test_scratch(shape, summed, batch, channels, taps, hidden):
         return math.prod(operator.infer(*(Spec(shape, mindspore.float32) for shape in shapes))[-1].shape)
 
     x = tuple(1 if axis in summed else size for axis, size in enumerate(shape))
-    assert numbers(_add_backward, shape, x) <= 2**19
+    assert numbers(add_backward, shape, x) <= 2**19
     convolution = _convolution("", 1, "same", 0, 1, False).gradient
     image = (batch, channels, 56, 56)
     scratch = numbers(convolution, image, (channels, 1, taps, taps), image)

@@ -1,10 +1,11 @@
 """The package's operators, one module each."""
 
-from .add import Add, add
-from .depthwise_conv2d import DepthwiseConv2d, depthwise_conv2d
-from .lltm import LLTM, LLTMCell, lltm, lltm_cell
-from .sigmoid import Sigmoid, sigmoid
-from .trilinear_interpolation import TrilinearInterpolation, trilinear_interpolation
+from msops.operators.add import Add, add
+from msops.operators.depthwise_conv2d import DepthwiseConv2d, depthwise_conv2d
+from msops.operators.lltm import LLTMCell, lltm_cell
+from msops.operators.lltm_sequence import LLTM, lltm
+from msops.operators.sigmoid import Sigmoid, sigmoid
+from msops.operators.trilinear_interpolation import TrilinearInterpolation, trilinear_interpolation
 
 __all__ = [
     "LLTM",

@@ -4,12 +4,12 @@ from typing import TYPE_CHECKING
 
 from mindspore import Tensor, nn, ops
 
-from ..custom import custom_op
-from ..library import of_package
-from ..rules import broadcast, scratch
+from msops.custom import custom_op
+from msops.library import of_package
+from msops.rules import broadcast, scratch
 
 if TYPE_CHECKING:
-    from ..check import Spec
+    from msops.check import Spec
 
 _MAX_RANK = 16  # kMaxRank in aot_kernels/common/axes.h
 
@@ -70,7 +70,7 @@ def _gradient(x: Tensor, y: Tensor, out: Tensor, dout: Tensor) -> tuple[Tensor, 
 def _sum_to(dout: Tensor, x: Tensor) -> Tensor:
     if x.shape == dout.shape:
         return dout
-    return _add_backward(dout, x)[0]
+    return add_backward(dout, x)[0]
 
 
 def _gradient_of_backward(
@@ -80,7 +80,7 @@ def _gradient_of_backward(
 
 
 _library = of_package("add")
-_add_backward = custom_op(
+add_backward = custom_op(
     _library.AddBackward, "dout, x -> dx, partial", infer=_infer_backward, gradient=_gradient_of_backward
 )
 _add = custom_op(_library.AddForward, "x, y -> out", infer=_infer, gradient=_gradient)

@@ -8,10 +8,10 @@ import mindspore
 from mindspore import Tensor, nn, ops
 from mindspore.common.initializer import HeUniform, Uniform
 
-from .. import check
-from ..custom import Operator, custom_op
-from ..library import of_package
-from ..rules import scratch
+from msops import check
+from msops.custom import Operator, custom_op
+from msops.library import of_package
+from msops.rules import scratch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -1,0 +1,57 @@
+"""What functions of operators ask of their arguments, in what MindSpore compiles, too."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING
+
+import mindspore
+from mindspore import Tensor, ops
+
+from msops import check
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from msops.custom import Function
+    from msops.signature import Signature
+
+    Description = tuple[Any, Any]
+
+
+def cast_as(tensor: Tensor, x: Tensor) -> Tensor:
+    """In the dtype of x. Of what is no Tensor a check tells."""
+    if not isinstance(tensor, Tensor) or not isinstance(x, Tensor) or tensor.dtype == x.dtype:
+        return tensor
+    return ops.cast(tensor, x.dtype)
+
+
+def describe(x: object) -> Description:
+    if isinstance(x, Tensor):
+        return x.shape, x.dtype
+    return None, type(x)
+
+
+def spec_of(description: Description) -> check.Spec | str:
+    shape, kind = description
+    if shape is not None:
+        return check.Spec(shape, kind)
+    if isinstance(kind, mindspore.common.dtype.typing.Number):
+        return check.Spec((-2,), kind)  # a Tensor of an open rank
+    return getattr(kind, "__name__", str(kind))
+
+
+def once(make: Function) -> Function:
+    """`once`, where sizes may be open: None."""
+    return ops.constexpr(functools.lru_cache(maxsize=None, typed=True)(make), check=False)
+
+
+def check_inputs(signature: Signature, who: str, specs: list[check.Spec | str]) -> None:
+    """Where sizes are open, the operators check them when the graph runs."""
+    is_open = any(size is None for spec in specs if isinstance(spec, check.Spec) for size in spec.shape)
+    if is_open:
+        specs = [
+            spec if isinstance(spec, str) else spec._replace(shape=tuple(size or 1 for size in spec.shape))
+            for spec in specs
+        ]
+    signature.check(who, *specs, shapes=not is_open)

@@ -1,0 +1,427 @@
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import mindspore
+import numpy as np
+from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
+from mindspore.common.initializer import Uniform
+
+from msops import check, compat
+from msops.custom import Operator, custom_op, once
+from msops.library import of_package
+from msops.operators import inputs
+from msops.operators.add import add_backward
+from msops.operators.inputs import cast_as, check_inputs, describe, spec_of
+from msops.operators.lltm import LLTMCell
+from msops.signature import Signature
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import Any
+
+    from msops.operators.inputs import Description
+
+    State = tuple[Tensor, Tensor]
+    Sizes = tuple[int | None, ...]  # None: an open one
+
+
+def lltm(
+    x: Tensor,
+    h: Tensor,
+    c: Tensor,
+    weight_ih: Tensor,
+    weight_hh: Tensor,
+    bias: Tensor,
+    seq_length: Tensor | None = None,
+    reverse: bool = False,
+    allow_tf32: bool = False,
+) -> tuple[Tensor, Tensor, Tensor]:
+    r"""The LLTM over sequences: all steps of :func:`msops.lltm_cell` in one call.
+
+    .. math::
+        (i_t, o_t, g_t) &= x_t\, \text{weight\_ih}^T + h_{t-1}\, \text{weight\_hh}^T + \text{bias} \\
+        c_t &= c_{t-1} + \sigma(i_t) \odot \operatorname{ELU}(g_t) \\
+        h_t &= \tanh(c_t) \odot \sigma(o_t)
+
+    The inputs' products are one matmul of MindSpore's, the steps are one kernel. Every floating input has a gradient;
+    those of the weights are one matmul each. In float16, h is rounded at each step; c and the sums stay in float32.
+
+    Args:
+        x (Tensor): Shape (T, B, I); float16, float32 or float64. All inputs but `seq_length` have one dtype.
+        h (Tensor): Hidden state before the first step, shape (B, H).
+        c (Tensor): Cell state before the first step, shape (B, H).
+        weight_ih (Tensor): Shape (3H, I), the rows of i, then those of o, then those of g.
+        weight_hh (Tensor): Shape (3H, H), likewise.
+        bias (Tensor): Shape (3H,).
+        seq_length (Tensor): How many steps each sample has, shape (B,), int32 or int64; below 0 is 0, above T is T.
+            Default: ``None`` , all T.
+        reverse (bool): Whether to go from each sample's last step to its first. Default: ``False`` .
+        allow_tf32 (bool): Whether GPUs from sm_80 on may round h and `weight_hh` of float32 to TF32 (10 bits of
+            mantissa) for their tensor cores. MindSpore's matmul has a setting of its own. Default: ``False`` .
+
+    Returns:
+        Tuple (output, h_n, c_n): h of each step, shape (T, B, H), 0 beyond a sample's length, and the state behind each
+        sample's last step, shape (B, H).
+
+    Raises:
+        TypeError: If an input is not a Tensor of one of these dtypes, the dtypes differ, or a setting is not a bool.
+        ValueError: If an input has another shape.
+
+    Examples:
+        >>> import mindspore, msops
+        >>> from mindspore import ops
+        >>> x, h, c = ops.ones((5, 4, 8)), ops.zeros((4, 2)), ops.ones((4, 2))
+        >>> output, h_n, c_n = msops.lltm(x, h, c, ops.zeros((6, 8)), ops.zeros((6, 2)), ops.zeros(6))
+        >>> print(output.shape, c_n[0], h_n[0])
+        (5, 4, 2) [1. 1.] [0.3807971 0.3807971]
+    """
+    _check_sequence(
+        *(describe(x), describe(h), describe(c), describe(weight_ih), describe(weight_hh), describe(bias)),
+        None if seq_length is None else describe(seq_length),
+    )
+    steps, batch, inputs = x.shape
+    if seq_length is None:
+        seq_length = _full_length(steps, batch)
+        if seq_length is None:
+            seq_length = ops.full((batch,), steps, dtype=mindspore.int32)
+    elif seq_length.dtype == mindspore.int64:
+        seq_length = ops.cast(ops.minimum(ops.maximum(seq_length, 0), steps), mindspore.int32)
+    shape = (steps, batch, bias.shape[0])
+    if _has_zero(steps, batch, weight_ih.shape[1], bias.shape[0]):
+        product = ops.zeros(shape, x.dtype)
+    else:
+        rows = _unless_zero(ops.reshape(x, (steps * batch, inputs)), bias.shape[0])
+        product = _times_transposed(rows, _unless_zero(weight_ih, steps * batch))
+        product = ops.reshape(_unless_zero(product, weight_ih.shape[1]), shape)
+    recurrence = _recurrence(reverse, allow_tf32)
+    output, h_n, c_n, _, _, _ = recurrence(cast_as(product, h), weight_hh, bias, h, c, seq_length)
+    return output, h_n, c_n
+
+
+@inputs.once
+def _check_sequence(*inputs: Description | None) -> None:
+    specs = [spec_of(each) for each in inputs if each is not None]
+    x, lengths = specs[0], specs[-1]
+    if inputs[-1] is None:
+        specs.append(x if isinstance(x, str) else check.Spec(x.shape[1:2], mindspore.int32))
+    elif isinstance(lengths, str) or lengths.dtype not in (mindspore.int32, mindspore.int64):
+        got = check.dtype_name(getattr(lengths, "dtype", lengths))
+        raise TypeError(f"lltm: seq_length must be an int32 or int64 Tensor, got {got}")
+    else:
+        specs[-1] = lengths._replace(dtype=mindspore.int32)
+    check_inputs(_SEQUENCE, "lltm", specs)
+
+
+@inputs.once
+def _check_layers(x: Description, input_size: int) -> None:
+    spec = spec_of(x)
+    if isinstance(spec, str):
+        raise TypeError(f"LLTM: x must be a Tensor, got {spec}")
+    if not _fits(spec.shape, (None, None, input_size)):
+        raise ValueError(f"LLTM: x must have three axes, the last of {input_size}, got {spec.shape}")
+
+
+@inputs.once
+def _check_state(h: Description, c: Description, shape: Sizes) -> None:
+    for name, got in (("h_0", spec_of(h)), ("c_0", spec_of(c))):
+        if isinstance(got, str):
+            raise TypeError(f"LLTM: {name} must be a Tensor, got {got}")
+        if not _fits(got.shape, shape):
+            raise ValueError(f"LLTM: {name} must have shape {shape}, got {got.shape}")
+
+
+def _fits(shape: Sizes, wanted: Sizes) -> bool:
+    """Whether all sizes that are known are equal."""
+    return len(shape) == len(wanted) and all(a == b or a is None or b is None for a, b in zip(shape, wanted))
+
+
+@inputs.once
+def _has_zero(*sizes: int | None) -> bool | None:
+    """Whether one is 0; None where that is open, since MindSpore 2.7 cannot compile the gradient of an `if` of it."""
+    return True if 0 in sizes else None if None in sizes else False
+
+
+def _unless_zero(tensor: Tensor, terms: Any) -> Tensor:
+    """Zeros if an open size is 0, and a gradient of zeros: sums of no terms are not written by MindSpore's MatMul."""
+    if _has_zero(terms) is None:
+        return ops.masked_fill(tensor, ops.full((1, 1), terms, dtype=mindspore.int32) == 0, 0.0)
+    return tensor
+
+
+@inputs.once
+def _full_length(steps: int | None, batch: int | None) -> Tensor | None:
+    return None if steps is None or batch is None else Tensor(np.full(batch, steps, np.int32))
+
+
+class _SequenceGradient(nn.Cell):
+    """Of the recurrence: what its backward kernel leaves out are a matmul and a sum."""
+
+    def __init__(self, backward: Operator) -> None:
+        super().__init__()
+        self.backward = backward
+
+    def gradient(
+        self,
+        product: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        h: Tensor,
+        c: Tensor,
+        lengths: Tensor,
+        out: tuple[Tensor, ...],
+        dout: tuple[Tensor, ...],
+    ) -> tuple[Tensor, ...]:
+        output, _, _, gates, cells, _ = out
+        doutput, dlast_h, dlast_c, _, _, _ = dout
+        dproduct, hidden_before, dh, dc, _ = self.backward(
+            weight, gates, cells, output, h, lengths, doutput, dlast_h, dlast_c
+        )
+        rows = product.shape[0] * product.shape[1]
+        dgates = ops.reshape(dproduct, (rows, weight.shape[0]))
+        if _has_zero(rows, weight.shape[1]):
+            dweight = ops.zeros_like(weight)
+        else:
+            dweight = _transposed_times(dgates, ops.reshape(hidden_before, (rows, weight.shape[1])))
+            dweight = _unless_zero(dweight, rows)
+        dbias, _ = add_backward(dgates, bias)
+        return dproduct, cast_as(dweight, weight), dbias, dh, dc, ops.zeros_like(lengths)
+
+
+@once
+def _recurrence(reverse: bool, allow_tf32: bool) -> Operator:
+    settings: dict[str, Any] = dict(reverse=reverse, allow_tf32=allow_tf32)
+    for name, value in settings.items():
+        check.boolean("lltm", name, value)
+    library = of_package("lltm_sequence")
+    backward = custom_op(
+        library.LLTMSequenceBackward,
+        "weight(3 * H, H), gates(T, B, 3 * H), cells(T, B, H), output(T, B, H), h(B, H), lengths(B, dtype=int32), "
+        "doutput(T, B, H), dlast_h(B, H), dlast_c(B, H) -> "
+        f"dgates(T, B, 3 * H), hidden_before(T, B, H), dh(B, H), dc(B, H), {_SCRATCH}",
+        **settings,
+    )
+    return custom_op(
+        library.LLTMSequenceForward,
+        "product(T, B, 3 * H), weight(3 * H, H), bias(3 * H), h(B, H), c(B, H), lengths(B, dtype=int32) -> "
+        f"output(T, B, H), last_h(B, H), last_c(B, H), gates(T, B, 3 * H), cells(T, B, H), {_SCRATCH}",
+        gradient=_SequenceGradient(backward).gradient,
+        **settings,
+    )
+
+
+_times_transposed, _transposed_times = ops.MatMul(transpose_b=True), ops.MatMul(transpose_a=True)
+_SCRATCH = "scratch(8 * ((B + 7) // 8 * 8) * ((H + 31) // 32 * 32) + 1024, dtype=accumulator)"
+_SEQUENCE = Signature(
+    "x(T, B, I), h(B, H), c(B, H), weight_ih(3 * H, I), weight_hh(3 * H, H), bias(3 * H), "
+    "seq_length(B, dtype=int32) -> output(T, B, H)"
+)
+
+
+def _layers(
+    self: LLTM, x: Tensor, state: State | None, seq_length: Tensor | None
+) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    _check_layers(describe(x), self.input_size)
+    if self.batch_first:
+        x = ops.transpose(x, (1, 0, 2))
+    batch = x.shape[1]
+    if state is not None:
+        if not isinstance(state, (tuple, list)):
+            raise TypeError("LLTM: state must be a tuple (h_0, c_0)")
+        shape = (self.num_layers * self.directions, batch, self.hidden_size)
+        h_0, c_0 = state
+        _check_state(describe(h_0), describe(c_0), shape)
+    h_n = ()  # type: tuple[Tensor, ...]  # in a comment for MindSpore before 2.7
+    c_n = ()  # type: tuple[Tensor, ...]
+    for layer in range(self.num_layers):
+        outputs = ()  # type: tuple[Tensor, ...]
+        for direction in range(self.directions):
+            i = layer * self.directions + direction
+            if state is None:
+                h = c = ops.zeros((batch, self.hidden_size), x.dtype)
+            else:
+                h, c = cast_as(state[0][i], x), cast_as(state[1][i], x)
+            weights = cast_as(self.weight_ih[i], x), cast_as(self.weight_hh[i], x)
+            bias = cast_as(self.bias[i], x) if self.has_bias else ops.zeros((3 * self.hidden_size,), x.dtype)
+            output, h, c = lltm(x, h, c, *weights, bias, seq_length, direction == 1, self.allow_tf32)
+            outputs += (output,)
+            h_n += (h,)
+            c_n += (c,)
+        x = outputs[0] if self.directions == 1 else ops.concat(outputs, 2)
+        if self.drop is not None and layer < self.num_layers - 1:
+            x = self.drop(x)
+    if self.batch_first:
+        x = ops.transpose(x, (1, 0, 2))
+    return x, (ops.stack(h_n), ops.stack(c_n))
+
+
+class LLTM(nn.Cell):
+    r"""Layers of :func:`msops.lltm` with their parameters, called as MindSpore's nn.LSTM is:
+    `output, (h_n, c_n) = net(x, (h_0, c_0), seq_length)`.
+
+    With L layers of D directions (2 if `bidirectional`), a layer takes the outputs of the one before, (T, B, D * H):
+    those of the forward direction, then those of the other, which begins at each sample's last step.
+
+    State and parameters are cast to the dtype of `x`, as in :class:`msops.LLTMCell`.
+
+    Args:
+        input_size (int): I, the number of features of `x`.
+        hidden_size (int): H, that of each direction's output.
+        num_layers (int): L. Default: ``1`` .
+        has_bias (bool): Whether there are biases. Default: ``True`` .
+        batch_first (bool): Whether `x` and `output` are (B, T, ...) instead of (T, B, ...). Default: ``False`` .
+        dropout (float): The probability with which training drops an output of a layer but the last, in [0, 1).
+            Default: ``0.0`` .
+        bidirectional (bool): Default: ``False`` .
+        allow_tf32 (bool): As in :func:`msops.lltm`. Default: ``False`` .
+        dtype (mindspore.dtype): Of the parameters. Default: ``mindspore.float32`` .
+
+    Inputs:
+        - **x** (Tensor) - Shape (T, B, I).
+        - **state** (tuple) - (h_0, c_0), Tensors of shape (L * D, B, H), layer by layer. Default: ``None`` , zeros.
+        - **seq_length** (Tensor) - As in :func:`msops.lltm`. Default: ``None`` .
+
+    Outputs:
+        Tuple (output, (h_n, c_n)) of Tensors of shapes (T, B, D * H), (L * D, B, H), (L * D, B, H).
+
+    Attributes:
+        weight_ih_l0, weight_hh_l0, bias_l0 (Parameter): Of layer 0, as :func:`msops.lltm` takes them; ``_l1`` and so on
+            for the others, and with ``_reverse`` for the other direction. Uniform in :math:`\pm 1 / \sqrt{H}`.
+
+    Raises:
+        TypeError: If an argument has a wrong type, or the dtype is none of float16, float32, float64.
+        ValueError: If a size is less than 1, or `dropout` is not in [0, 1); of a call, if a shape does not fit.
+
+    Examples:
+        >>> import mindspore, msops
+        >>> from mindspore import Tensor, ops
+        >>> net = msops.LLTM(8, 2, num_layers=2, bidirectional=True)
+        >>> output, (h_n, c_n) = net(ops.ones((5, 3, 8)), seq_length=Tensor([5, 0, 2]))
+        >>> print(output.shape, h_n.shape, output[2:, 2].asnumpy().any())
+        (5, 3, 4) (4, 3, 2) False
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        has_bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        allow_tf32: bool = False,
+        dtype: mindspore.Type = mindspore.float32,
+    ) -> None:
+        name = "LLTM"
+        super().__init__()
+        self.input_size = check.positive(name, "input_size", input_size)
+        self.hidden_size = check.positive(name, "hidden_size", hidden_size)
+        self.num_layers = check.positive(name, "num_layers", num_layers)
+        self.has_bias = check.boolean(name, "has_bias", has_bias)
+        self.batch_first = check.boolean(name, "batch_first", batch_first)
+        self.bidirectional = check.boolean(name, "bidirectional", bidirectional)
+        self.allow_tf32 = check.boolean(name, "allow_tf32", allow_tf32)
+        if not isinstance(dropout, (int, float)) or isinstance(dropout, bool):
+            raise TypeError(f"{name}: dropout must be a float, got {type(dropout).__name__}")
+        if not 0 <= dropout < 1:
+            raise ValueError(f"{name}: dropout must be at least 0 and less than 1, got {dropout}")
+        self.dropout = dropout
+        self.drop = compat.dropout(float(dropout)) if dropout > 0 and num_layers > 1 else None
+        self.directions = 2 if bidirectional else 1
+        init = Uniform(1 / math.sqrt(hidden_size))
+        weight_ih: list[Parameter] = []
+        weight_hh: list[Parameter] = []
+        bias: list[Parameter] = []
+        for i in range(num_layers * self.directions):
+            layer, of_reverse = divmod(i, self.directions)
+            suffix = f"_l{layer}{'_reverse' if of_reverse else ''}"
+            columns = input_size if layer == 0 else self.directions * hidden_size
+            for kind, shape, parameters in (
+                ("weight_ih", (3 * hidden_size, columns), weight_ih),
+                ("weight_hh", (3 * hidden_size, hidden_size), weight_hh),
+                ("bias", (3 * hidden_size,), bias),
+            ):
+                if kind != "bias" or has_bias:
+                    parameters.append(check.parameter(name, kind + suffix, init, shape, dtype))
+        self.weight_ih, self.weight_hh, self.bias = map(ParameterTuple, (weight_ih, weight_hh, bias))
+
+    @classmethod  # level O1 evaluates what stands behind ->, in a module where this class has another name
+    def from_cells(cls, cells: Iterable[LLTMCell], bidirectional: bool = False, **settings: Any) -> "LLTM":  # noqa: UP037
+        """The layers that step as these cells do, with copies of their parameters.
+
+        Args:
+            cells (list[LLTMCell]): One for each layer; if `bidirectional`, two, that of the forward direction first.
+            bidirectional (bool): Default: ``False`` .
+            **settings: `batch_first`, `dropout` and `allow_tf32`, as the class takes them.
+
+        Returns:
+            LLTM
+
+        Raises:
+            TypeError: If a cell is no LLTMCell.
+            ValueError: If the cells' number or sizes do not fit.
+
+        Examples:
+            >>> import msops
+            >>> net = msops.LLTM.from_cells([msops.LLTMCell(8, 2), msops.LLTMCell(2, 2)])
+            >>> print(net.num_layers, net.weight_ih_l0.shape)
+            2 (6, 8)
+        """
+        cells = list(cells)
+        for cell in cells:
+            if not isinstance(cell, LLTMCell):
+                raise TypeError(f"LLTM: cells must be LLTMCells, got {type(cell).__name__}")
+        directions = 2 if bidirectional else 1
+        if not cells or len(cells) % directions:
+            raise ValueError(f"LLTM: cells must be {directions} for each layer, got {len(cells)}")
+        hidden, dtype = cells[0].hidden_size, cells[0].weight.dtype
+        settings = dict(settings, bidirectional=bidirectional, dtype=dtype)
+        net = cls(cells[0].input_size, hidden, len(cells) // directions, **settings)
+        for i, (cell, weight_ih) in enumerate(zip(cells, net.weight_ih)):
+            shape = (3 * hidden, hidden + weight_ih.shape[1])
+            if cell.weight.shape != shape or cell.weight.dtype != dtype:
+                raise ValueError(
+                    f"LLTM: cells[{i}].weight must be {check.dtype_name(dtype)} of shape {shape}, "
+                    f"got {check.dtype_name(cell.weight.dtype)} of {cell.weight.shape}"
+                )
+            weight = cell.weight.asnumpy()
+            weight_ih.set_data(Tensor(weight[:, hidden:].copy()))
+            net.weight_hh[i].set_data(Tensor(weight[:, :hidden].copy()))
+            net.bias[i].set_data(Tensor(cell.bias.asnumpy()))
+        return net
+
+    def to_cells(self) -> list[LLTMCell]:
+        """Cells that step as these layers do, with copies of their parameters: the reverse of :meth:`from_cells`.
+
+        Returns:
+            list[LLTMCell]
+
+        Examples:
+            >>> import msops
+            >>> print(msops.LLTM(8, 2, bidirectional=True).to_cells()[1].weight.shape)
+            (6, 10)
+        """
+        cells = []
+        for i, (weight_ih, weight_hh) in enumerate(zip(self.weight_ih, self.weight_hh)):
+            cell = LLTMCell(weight_ih.shape[1], self.hidden_size, weight_ih.dtype)
+            weight = np.concatenate([weight_hh.asnumpy(), weight_ih.asnumpy()], 1)
+            cell.weight.set_data(Tensor(weight))
+            cell.bias.set_data(Tensor(self.bias[i].asnumpy() if self.has_bias else np.zeros_like(weight[:, 0])))
+            cells.append(cell)
+        return cells
+
+    _forward = _layers
+
+    def construct(
+        self, x: Tensor, state: State | None = None, seq_length: Tensor | None = None
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        return self._forward(x, state, seq_length)
+
+    def extend_repr(self) -> str:
+        return (
+            f"input_size={self.input_size}, hidden_size={self.hidden_size}, num_layers={self.num_layers}, "
+            f"has_bias={self.has_bias}, batch_first={self.batch_first}, dropout={self.dropout}, "
+            f"bidirectional={self.bidirectional}"
+        )
