@@ -23,7 +23,7 @@ struct Operands {
   Axes<2> rows;
   int64_t length, outputs;
   int step[2];
-  int64_t size[2];
+  int64_t size[2];  // how many elements there are from in[k] on
   const T* in[2];
   T* out;
 
@@ -124,6 +124,46 @@ struct BroadcastFlat : Operands<T> {
   }
 };
 
+// On the GPU. Beyond 32-bit indices, by halves of the outermost axis that has two positions. If `flat`, x has the shape
+// of the output.
+template <typename T>
+void broadcast(Call& call, const Operands<T>& all, bool flat) {
+  constexpr int N = kPackWidth<T>;
+  if (all.outputs > kLargest32) {
+    int axis = 0;
+    while (axis < all.rows.count && all.rows.size[axis] == 1) ++axis;
+    const bool within_row = axis == all.rows.count;
+    const int64_t positions = within_row ? all.length : all.rows.size[axis], outputs = all.outputs / positions;
+    const int64_t half = positions < 2 * N ? positions / 2 : positions / 2 / N * N;  // packs stay aligned
+    for (const int64_t first : {int64_t{0}, half}) {
+      Operands<T> part = all;
+      const int64_t count = first == 0 ? half : positions - half;
+      (within_row ? part.length : part.rows.size[axis]) = count;
+      part.outputs = count * outputs, part.out += first * outputs;
+      for (int k = 0; k < 2; ++k) {
+        const int64_t offset = first * (within_row ? all.step[k] : all.rows.stride[k][axis]);
+        part.in[k] += offset, part.size[k] -= offset;
+      }
+      broadcast(call, part, flat);
+    }
+    return;
+  }
+  const auto launch = [&](const auto& body, int64_t width) {
+    on_gpu_with<uint32_t>(call, (all.outputs + width - 1) / width, body);
+  };
+  const auto aligned = [&](int k) { return is_aligned<N>(all.in[k]); };
+  const bool packs = is_aligned<N>(all.out);
+  if (packs && all.length % N == 0 && (aligned(0) || !all.step[0]) && (aligned(1) || !all.step[1])) {
+    launch(BroadcastTiled<N, T>{all}, N);
+  } else if (packs && flat && aligned(0)) {
+    launch(BroadcastFlat<N, true, T>{all}, N);
+  } else if (packs) {
+    launch(BroadcastFlat<N, false, T>{all}, N);
+  } else {
+    launch(BroadcastFlat<1, false, T>{all}, 1);
+  }
+}
+
 // The length of `tensor` along an axis of `to`.
 int64_t length_along(const Tensor& tensor, const Tensor& to, int axis) {
   const int own = axis - (to.rank - tensor.rank);
@@ -180,21 +220,7 @@ MSOPS_ENTRY(AddForward) {
       const int64_t runs = out.size == 0 ? 0 : axes.total() * ((length + kRun - 1) / kRun);
       return on_cpu(call, runs, BroadcastRun<kRun, T>{operands}, static_cast<double>(std::min<int64_t>(kRun, length)));
     }
-    constexpr int N = kPackWidth<T>;
-    const auto launch = [&](const auto& body, int64_t width) {
-      on_gpu(call, (out.size + width - 1) / width, out.size, body);
-    };
-    const auto aligned = [&](int k) { return is_aligned<N>(operands.in[k]); };
-    const bool packs = is_aligned<N>(out.as<T>());
-    if (packs && length % N == 0 && aligned(0) && aligned(1)) {
-      launch(BroadcastTiled<N, T>{operands}, N);
-    } else if (packs && operands.size[0] == out.size && aligned(0)) {
-      launch(BroadcastFlat<N, true, T>{operands}, N);
-    } else if (packs) {
-      launch(BroadcastFlat<N, false, T>{operands}, N);
-    } else {
-      launch(BroadcastFlat<1, false, T>{operands}, 1);
-    }
+    broadcast(call, operands, operands.size[0] == out.size);
   });
 }
 

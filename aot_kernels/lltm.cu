@@ -172,7 +172,7 @@ __global__ void __launch_bounds__(kThreads, 2) backward_kernel(Backward<N, kApar
 }
 
 template <int N, int kApart, bool kBranch, typename T>
-void launch_backward(Call& call, const Backward<N, kApart, T>& body, T* dbias) {
+void launch_backward(Call& call, const Backward<N, kApart, T>& body, T* dbias, [[maybe_unused]] bool huge) {
   const int64_t across = Deal<N, kApart>::threads(body.hidden), groups = body.groups;
   if (across == 0) return;
   // 256 bytes of a row were best, and 512 where rows share cache lines. Blocks are narrower where they are few.
@@ -182,15 +182,15 @@ void launch_backward(Call& call, const Backward<N, kApart, T>& body, T* dbias) {
     while (columns / 2 >= across) columns /= 2;
   }
   const dim3 threads(columns, kThreads / columns), blocks((across - 1) / columns + 1, groups);
-  const int64_t largest = kGates * body.hidden * (body.batch + 2 * groups * threads.y);
   call.require(groups <= 65535, kBadShape, "partial has more than 65535 rows");
   if (!call.ok()) return;
-  if (largest <= kLargest32) {
-    backward_kernel<N, kApart, kBranch, uint32_t><<<blocks, threads, 0, call.stream()>>>(body, dbias);
-  } else {
-    backward_kernel<N, kApart, kBranch, int64_t><<<blocks, threads, 0, call.stream()>>>(body, dbias);
-  }
-  call.check_launch();
+  const auto launch = [&](auto kernel) {
+    kernel<<<blocks, threads, 0, call.stream()>>>(body, dbias);
+    call.check_launch();
+  };
+  if constexpr (N == 1 && kBranch)
+    if (huge) return launch(backward_kernel<N, kApart, kBranch, int64_t, T>);
+  launch(backward_kernel<N, kApart, kBranch, uint32_t, T>);
 }
 #endif
 
@@ -254,13 +254,14 @@ struct BackwardOfRun {
   }
 };
 
-// Calls `f(Constant<N>{}, Constant<kApart>{})` for the best way to deal the units of rows that begin at the pointers.
+// Calls `f(Constant<N>{}, Constant<kApart>{})` for the best way to deal the units of rows that begin at the pointers;
+// for one unit to a thread if `huge`, since kernels for 64-bit indices are made of that alone.
 template <typename T, typename F>
-void with_deal(int64_t size, int64_t hidden, std::initializer_list<const T*> pointers, F&& f) {
+void with_deal(bool huge, int64_t size, int64_t hidden, std::initializer_list<const T*> pointers, F&& f) {
   constexpr Constant<std::min(4, kPackWidth<T>)> each;
-  with_width<T>(size <= kFew, hidden, pointers, [&](auto width) {
+  with_width<T>(huge || size <= kFew, hidden, pointers, [&](auto width) {
     if constexpr (decltype(width)::value == 1)
-      if (size > 16 * kFew && hidden >= 32 * each) return f(each, Constant<32>{});
+      if (!huge && size > 16 * kFew && hidden >= 32 * each) return f(each, Constant<32>{});
     f(width, Constant<1>{});
   });
 }
@@ -287,15 +288,27 @@ MSOPS_ENTRY(LLTMForward) {
       const ForwardOfRun<T> body{hidden, runs, product.as<T>(), bias.as<T>(), c.as<T>(), new_h.as<T>(), new_c.as<T>()};
       return on_cpu(call, batch * runs, body, kCost * static_cast<double>(std::min(kRun, hidden)));
     }
-    with_deal<T>(c.size, hidden, pointers, [&](auto width, auto apart) {
+    const bool huge = kGates * hidden > kLargest32;
+    with_deal<T>(huge, c.size, hidden, pointers, [&](auto width, auto apart) {
       constexpr int N = decltype(width)::value, kApart = decltype(apart)::value;
       const int64_t threads = Deal<N, kApart>::threads(hidden);
-      int64_t groups = batch;
-      if (Forward<N, kApart, T>::kKeepsBias && hidden > 0)  // 8 samples, but enough threads
-        groups = std::min(batch, std::max<int64_t>({1, batch / 8, (1 << 20) / threads}));
-      const Forward<N, kApart, T> body{batch,        hidden,    groups,        product.as<T>(),
-                                       bias.as<T>(), c.as<T>(), new_h.as<T>(), new_c.as<T>()};
-      on_gpu(call, groups * threads, product.size, body);
+      in_runs(batch, kGates * hidden, [&](int64_t first, int64_t samples) {
+        int64_t groups = samples;
+        if (Forward<N, kApart, T>::kKeepsBias && hidden > 0)  // 8 samples, but enough threads
+          groups = std::min(samples, std::max<int64_t>({1, samples / 8, (1 << 20) / threads}));
+        const int64_t at = first * hidden;
+        const Forward<N, kApart, T> body{samples,
+                                         hidden,
+                                         groups,
+                                         product.as<T>() + kGates * at,
+                                         bias.as<T>(),
+                                         c.as<T>() + at,
+                                         new_h.as<T>() + at,
+                                         new_c.as<T>() + at};
+        if constexpr (N == 1)
+          if (huge) return on_gpu_with<int64_t>(call, groups * threads, body);
+        on_gpu_with<uint32_t>(call, groups * threads, body);
+      });
     });
   });
 }
@@ -330,16 +343,17 @@ MSOPS_ENTRY(LLTMBackward) {
     if (!call.on_cpu()) {
       const auto pointers = {product.as<const T>(), bias.as<const T>(),     c.as<const T>(), dnew_h.as<const T>(),
                              dnew_c.as<const T>(),  dproduct.as<const T>(), dc.as<const T>()};
-      with_deal<T>(c.size, hidden, pointers, [&](auto width, auto apart) {
+      const bool huge = std::max({product.size, partial.size, batch + 2 * groups * kThreads}) > kLargest32;
+      with_deal<T>(huge, c.size, hidden, pointers, [&](auto width, auto apart) {
         constexpr int N = decltype(width)::value, kApart = decltype(apart)::value;
         const Backward<N, kApart, T> body{
             batch,          hidden,         groups,           product.as<T>(), bias.as<T>(),   c.as<T>(),
             dnew_h.as<T>(), dnew_c.as<T>(), dproduct.as<T>(), dc.as<T>(),      partial.as<C>()};
         // The branch saves a fifth in large batches with few units, an odd number; elsewhere it costs some percent.
         if constexpr (N == 1) {
-          if (c.size > kFew) return launch_backward<N, kApart, true>(call, body, dbias.as<T>());
+          if (c.size > kFew) return launch_backward<N, kApart, true>(call, body, dbias.as<T>(), huge);
         }
-        launch_backward<N, kApart, false>(call, body, dbias.as<T>());
+        launch_backward<N, kApart, false>(call, body, dbias.as<T>(), false);
       });
     }
 #endif

@@ -289,21 +289,27 @@ MSOPS_ENTRY(TrilinearInterpolationForward) {
         return launch_tiles(call, Tile<T>(n, features, 1), forward_tile<T>, feats.as<const T>(), points.as<const T>(),
                             out.as<T>());
 #endif
-    with_width<T>(false, features, {feats.as<T>(), out.as<T>()}, [&](auto width) {
+    const int64_t each = kCorners * features;  // elements of a point
+    const bool huge = each > kLargest32;       // then without packs, for which alone there is a kernel of 64 bits
+    with_width<T>(huge, features, {feats.as<T>(), out.as<T>()}, [&](auto width) {
       constexpr int N = decltype(width)::value;
       const auto launch = [&](auto packs, auto shares) {
         constexpr int kPacks = decltype(packs)::value, kShares = decltype(shares)::value;
-        const Forward<N, kPacks, kShares, T> body{features, feats.as<T>(), points.as<T>(), out.as<T>()};
-        on_gpu(call, out.size / N * kShares, feats.size, body);
+        in_runs(n, each, [&](int64_t first, int64_t count) {
+          const Forward<N, kPacks, kShares, T> body{features, feats.as<T>() + first * each, points.as<T>() + first * 3,
+                                                    out.as<T>() + first * features};
+          const int64_t threads = count * features / N * kShares;
+          if constexpr (N == 1)
+            if (huge) return on_gpu_with<int64_t>(call, threads, body);
+          on_gpu_with<uint32_t>(call, threads, body);
+        });
       };
       // Lanes that would read fewer than 64 neighbouring bytes share the corners, which are neighbours, too.
-      if (N == kPackWidth<T> && features == N) {
-        launch(Constant<1>{}, Constant<4>{});
-      } else if (N == kPackWidth<T> && features == 2 * N) {
-        launch(Constant<2>{}, Constant<2>{});
-      } else {
-        launch(Constant<1>{}, Constant<1>{});
+      if constexpr (N == kPackWidth<T>) {
+        if (features == N) return launch(Constant<1>{}, Constant<4>{});
+        if (features == 2 * N) return launch(Constant<2>{}, Constant<2>{});
       }
+      launch(Constant<1>{}, Constant<1>{});
     });
   });
 }
@@ -320,23 +326,35 @@ MSOPS_ENTRY(TrilinearInterpolationBackward) {
   call.require_same_shape(dpoints, points);
   return call.run([&](auto type) {
     using T = typename decltype(type)::type;
+    if (call.on_cpu()) {
+      const double cost = static_cast<double>(2 * kCorners * features);
+      const T *from = feats.as<T>(), *at = points.as<T>(), *gradient = dout.as<T>();
+      T *to = dfeats.as<T>(), *dat = dpoints.as<T>();
+      // Few features are too few for vectors.
+      return features < 32 ? on_cpu(call, n, Backward<1, 1, 1, 1, T>{features, from, at, gradient, to, dat}, cost)
+                           : on_cpu(call, n, BackwardOfPoint<T>{features, from, at, gradient, to, dat}, cost);
+    }
+    const int64_t each = kCorners * features;  // elements of a point
+    const bool huge = each > kLargest32;
     const auto launch = [&](auto width, auto rows, auto lanes, auto shares) {
       constexpr int N = decltype(width)::value, kRows = decltype(rows)::value;
-      constexpr int kLanes = decltype(lanes)::value, kShares = decltype(shares)::value;
-      const Backward<N, kRows, kLanes, kShares, T> body{features,     feats.as<T>(),  points.as<T>(),
-                                                        dout.as<T>(), dfeats.as<T>(), dpoints.as<T>()};
-      const int64_t threads = n * kLanes * kShares, largest = std::max({feats.size, points.size, threads});
-      parallel_for(call, threads, largest, body, static_cast<double>(2 * kCorners * features));
+      constexpr int kLanes = decltype(lanes)::value, kShares = decltype(shares)::value, kTeam = kLanes * kShares;
+      in_runs(n, std::max<int64_t>(each, kTeam), [&](int64_t first, int64_t count) {
+        const Backward<N, kRows, kLanes, kShares, T> body{features,
+                                                          feats.as<T>() + first * each,
+                                                          points.as<T>() + first * 3,
+                                                          dout.as<T>() + first * features,
+                                                          dfeats.as<T>() + first * each,
+                                                          dpoints.as<T>() + first * 3};
+        if constexpr (N == 1 && kTeam == 32)
+          if (huge) return on_gpu_with<int64_t>(call, count * kTeam, body);
+        on_gpu_with<uint32_t>(call, count * kTeam, body);
+      });
     };
     constexpr Constant<1> one;
     constexpr Constant<2> two;
     constexpr Constant<4> four;
-    if (call.on_cpu()) {
-      if (features < 32) return launch(one, one, one, one);  // too few for vectors
-      const BackwardOfPoint<T> body{features,     feats.as<T>(),  points.as<T>(),
-                                    dout.as<T>(), dfeats.as<T>(), dpoints.as<T>()};
-      return on_cpu(call, n, body, static_cast<double>(2 * kCorners * features));
-    }
+    if (huge) return launch(one, one, Constant<32>{}, one);
     // Rows of few features: whole ones in a pack.
     constexpr int kPack = kPackWidth<T>;
     constexpr Constant<kPack> whole;
@@ -361,12 +379,17 @@ MSOPS_ENTRY(TrilinearInterpolationBackward) {
 #endif
     with_width<T>(false, features, {feats.as<T>(), dout.as<T>(), dfeats.as<T>()}, [&](auto width) {
       const int64_t packs = features / width;
-      if (packs <= 1) return launch(width, one, one, four);
-      if (packs <= 2) return launch(width, one, two, two);
-      if (packs <= 4) return launch(width, one, four, two);
-      if (packs <= 8) return launch(width, one, Constant<8>{}, two);
-      if (packs <= 16 || width == whole) return launch(width, one, Constant<16>{}, two);
-      launch(width, one, Constant<32>{}, one);
+      if constexpr (decltype(width)::value != kPack) {  // unaligned, or rows too long for tiles
+        if (packs <= 2) return launch(width, one, one, four);
+        if (packs <= 16) return launch(width, one, Constant<8>{}, two);
+        launch(width, one, Constant<32>{}, one);
+      } else {
+        if (packs <= 1) return launch(width, one, one, four);
+        if (packs <= 2) return launch(width, one, two, two);
+        if (packs <= 4) return launch(width, one, four, two);
+        if (packs <= 8) return launch(width, one, Constant<8>{}, two);
+        launch(width, one, Constant<16>{}, two);
+      }
     });
   });
 }

@@ -93,7 +93,13 @@ void elementwise(Call& call, int64_t n, Formula formula, const T* const (&in)[kI
   for (const T* p : out) all |= reinterpret_cast<uintptr_t>(p);
   with_width<T>(false, 0, {reinterpret_cast<const T*>(all)}, [&](auto width) {
     constexpr int N = decltype(width)::value;
-    on_gpu(call, (n + N - 1) / N, n, MapPack<N, M>{map});
+    in_runs((n + N - 1) / N, N, [&](int64_t first, int64_t packs) {
+      M run = map;
+      run.n = std::min(n - first * N, packs * N);
+      for (const T*& from : run.in) from += first * N;
+      for (T*& to : run.out) to += first * N;
+      on_gpu_with<uint32_t>(call, packs, MapPack<N, M>{run});
+    });
   });
 }
 

@@ -119,23 +119,31 @@ __global__ void __launch_bounds__(kThreads) parallel_for_kernel(Index n, Body bo
 #endif
 
 // The same on the call's stream. `body` is an object with `template <typename Index> MSOPS_BOTH void operator()(Index
-// i) const`. Index has 32 bits where that is enough for `largest`, an upper bound of n and of every index that the body
-// computes.
-template <typename Body>
-void on_gpu([[maybe_unused]] Call& call, [[maybe_unused]] int64_t n, [[maybe_unused]] int64_t largest,
-            [[maybe_unused]] const Body& body) {
+// i) const`; Index must hold every index that the body computes.
+template <typename Index, typename Body>
+void on_gpu_with([[maybe_unused]] Call& call, [[maybe_unused]] int64_t n, [[maybe_unused]] const Body& body) {
 #ifdef __CUDACC__
   if (!call.ok() || n == 0) return;
   const int64_t blocks = (n - 1) / kThreads + 1;
   call.require(blocks <= INT32_MAX, kBadShape, "too many elements for one launch");
   if (!call.ok()) return;
-  if (largest <= kLargest32) {
-    parallel_for_kernel<<<blocks, kThreads, 0, call.stream()>>>(static_cast<uint32_t>(n), body);
-  } else {
-    parallel_for_kernel<<<blocks, kThreads, 0, call.stream()>>>(n, body);
-  }
+  parallel_for_kernel<<<blocks, kThreads, 0, call.stream()>>>(static_cast<Index>(n), body);
   call.check_launch();
 #endif
+}
+
+// With 32 bits where that is enough for `largest`, an upper bound of n and of every index that the body computes.
+template <typename Body>
+void on_gpu(Call& call, int64_t n, int64_t largest, const Body& body) {
+  largest <= kLargest32 ? on_gpu_with<uint32_t>(call, n, body) : on_gpu_with<int64_t>(call, n, body);
+}
+
+// Calls `f(first, count)` for runs that tile [0, n), of as many as have `each` indices of 32 bits, but at least one: a
+// kernel for 32 bits then serves any n.
+template <typename F>
+void in_runs(int64_t n, int64_t each, F&& f) {
+  const int64_t most = std::max<int64_t>(1, kLargest32 / std::max<int64_t>(1, each));
+  for (int64_t first = 0; first < n; first += most) f(first, std::min(most, n - first));
 }
 
 // On either, as the call says.
