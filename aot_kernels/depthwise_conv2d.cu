@@ -132,20 +132,22 @@ struct WeightGradient {
   }
 };
 
-// The sum of column i of `partial`, by a team of kLanes: like sum_rows, but one launch for both gradients.
-template <int kLanes, typename T>
+// The sum of column i of `partial`, by a team of 2^lane_bits: like sum_rows, but one launch for both gradients.
+template <typename T>
 struct Finish {
   int64_t parts, sums, weights;
+  int lane_bits;
   const Compute<T>* partial;
   T *dweight, *dbias;
 
   template <typename Index>
   MSOPS_BOTH void operator()(Index i) const {
-    const Index k = i / kLanes, end = static_cast<Index>(parts), first_bias = static_cast<Index>(weights);
+    const Index lanes = Index(1) << lane_bits, k = i >> lane_bits, lane = i & (lanes - 1);
+    const Index end = static_cast<Index>(parts), first_bias = static_cast<Index>(weights);
     Sum<T> sum;
-    for (Index part = i % kLanes; part < end; part += kLanes) sum += partial[part * static_cast<Index>(sums) + k];
-    const T result = T(team_sum<kLanes>(sum.total()));
-    if (i % kLanes == 0) (k < first_bias ? dweight[k] : dbias[k - first_bias]) = result;
+    for (Index part = lane; part < end; part += lanes) sum += partial[part * static_cast<Index>(sums) + k];
+    const T result = T(team_sum(sum.total(), static_cast<unsigned>(lanes)));
+    if (lane == 0) (k < first_bias ? dweight[k] : dbias[k - first_bias]) = result;
   }
 };
 
@@ -267,10 +269,9 @@ MSOPS_ENTRY(DepthwiseConv2dBackward) {
                      WeightGradient<T>{s, splits, x.as<T>(), dout.as<T>(), partial.as<C>()},
                      static_cast<double>(s.batch * s.h.out * s.w.out / splits));
     }
-    with_lanes<1, 8, 32>(call.on_cpu() ? 1 : parts, [&](auto lanes) {
-      constexpr int kLanes = decltype(lanes)::value;
-      const Finish<kLanes, T> body{parts, sums, weight.size, partial.as<const C>(), dweight.as<T>(), dbias.as<T>()};
-      parallel_for(call, (has_bias ? sums : weight.size) * kLanes, largest * kLanes, body, static_cast<double>(parts));
-    });
+    const int lane_bits = call.on_cpu() || parts <= 1 ? 0 : parts <= 8 ? 3 : 5;
+    const Finish<T> body{parts, sums, weight.size, lane_bits, partial.as<const C>(), dweight.as<T>(), dbias.as<T>()};
+    parallel_for(call, (has_bias ? sums : weight.size) << lane_bits, largest << lane_bits, body,
+                 static_cast<double>(parts));
   });
 }

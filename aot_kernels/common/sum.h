@@ -47,34 +47,33 @@ MSOPS_BOTH T team_sum(T value) {
 #endif
   return value;
 }
-
-// Calls `f(Constant<L>{})` with the first of the offered L that has a lane for each of `work` pieces, else with the
-// last.
-template <int L, int... kLarger, typename F>
-void with_lanes(int64_t work, F&& f) {
-  if constexpr (sizeof...(kLarger) == 0) {
-    f(Constant<L>{});
-  } else if (work <= L) {
-    f(Constant<L>{});
-  } else {
-    with_lanes<kLarger...>(work, static_cast<F&&>(f));
-  }
+// The sum over a team whose size, a power of 2, is known at the launch.
+template <typename T>
+MSOPS_BOTH T team_sum(T value, [[maybe_unused]] unsigned lanes) {
+#ifdef __CUDA_ARCH__
+  for (unsigned distance = lanes / 2; distance > 0; distance /= 2) value += __shfl_xor_sync(~0u, value, distance);
+#endif
+  return value;
 }
 
 // out[split][k] = sum of in[kept(k) + summed(r)] over the split's share of all r. Elements are read in packs of N
 // neighbours, which belong to one sum, or if kAcross to N sums: `terms` or `outputs` then counts packs. If kEnds, one
-// axis is summed along, by packs that may begin and end anywhere: `terms` counts elements.
-template <bool kAcross, bool kEnds, int N, int kLanes, typename In, typename Out>
+// axis is summed along, by packs that may begin and end anywhere: `terms` counts elements. A team of 2^lane_bits
+// threads shares a sum. `out` is of Rounded if `rounds`, else of Compute<In>: as an argument, since it costs no time.
+template <bool kAcross, bool kEnds, int N, typename In, typename Rounded>
 struct SumBody {
+  using C = Compute<In>;
   Axes<1> kept, summed;
   int64_t outputs, terms, splits;
+  int lane_bits;
   const In* in;
-  Out* out;
+  void* out;
+  bool rounds;
 
   template <typename Index>
   MSOPS_BOTH void operator()(Index i) const {
     constexpr int kSums = kAcross ? N : 1;
-    const Index item = i / kLanes, lane = i % kLanes;
+    const Index lanes = Index(1) << lane_bits, item = i >> lane_bits, lane = i & (lanes - 1);
     const Index split = item / static_cast<Index>(outputs), k = item - split * static_cast<Index>(outputs);
     const Index all = static_cast<Index>(terms), parts = static_cast<Index>(splits);
     const In* from = in + kept.offset(0, k * kSums);
@@ -92,16 +91,16 @@ struct SumBody {
     if (summed.count <= 1) {  // without divisions, up to 8 loads of a lane are under way at once
       const Index step = summed.count ? static_cast<Index>(summed.stride[0][0]) : 0;
       const auto offset = [step](Index term) { return term * step; };
-      for (; r + 8 * kLanes <= end; r += 8 * kLanes) add<8, false>(from, offset, r + lane, end, sums);
-      for (; r < end; r += 4 * kLanes) add<4, true>(from, offset, r + lane, end, sums);
+      for (; r + 8 * lanes <= end; r += 8 * lanes) add<8, false>(from, offset, r + lane, end, sums);
+      for (; r < end; r += 4 * lanes) add<4, true>(from, offset, r + lane, end, sums);
     } else {
       const auto offset = [this](Index term) { return summed.offset(0, term); };
-      for (; r < end; r += 4 * kLanes) add<4, true>(from, offset, r + lane, end, sums);
+      for (; r < end; r += 4 * lanes) add<4, true>(from, offset, r + lane, end, sums);
     }
-    if (kEnds) sums[0] += Compute<In>(first) + Compute<In>(last);
+    if (kEnds) sums[0] += C(first) + C(last);
     for (int s = 0; s < kSums; ++s) {
-      const Compute<In> total = team_sum<kLanes>(sums[s].total());
-      if (lane == 0) out[item * kSums + s] = Out(total);
+      const C total = team_sum(sums[s].total(), static_cast<unsigned>(lanes));
+      if (lane == 0) put(item * kSums + s, total);
     }
   }
 
@@ -112,15 +111,24 @@ struct SumBody {
                       Sum<In> (&sums)[kSums]) const {
     constexpr int kTerms = N / kSums, kAll = kPacks * kTerms;
     Pack<In, N> packs[kPacks] = {};
-    for (int j = 0; j < kPacks; ++j, r += kLanes)
+    for (int j = 0; j < kPacks; ++j, r += Index(1) << lane_bits)
       if (!kLast || r < end) packs[j] = load<N>(from + offset(r * kTerms));
     for (int s = 0; s < kSums; ++s) {
-      Compute<In> values[kAll];
-      for (int t = 0; t < kAll; ++t) values[t] = Compute<In>(packs[t / kTerms].values[t % kTerms + s]);
+      C values[kAll];
+      for (int t = 0; t < kAll; ++t) values[t] = C(packs[t / kTerms].values[t % kTerms + s]);
       for (int half = kAll / 2; half > 0; half /= 2)
         for (int t = 0; t < half; ++t) values[t] += values[t + half];
       sums[s] += values[0];
     }
+  }
+
+  template <typename Index>
+  MSOPS_BOTH void put(Index at, C total) const {
+    if (rounds) {
+      static_cast<Rounded*>(out)[at] = Rounded(total);
+      return;
+    }
+    static_cast<C*>(out)[at] = total;
   }
 };
 
@@ -128,14 +136,25 @@ template <typename In, typename Out>
 void sum(Call& call, const Axes<1>& kept, const Axes<1>& summed, int64_t splits, const In* in, Out* out) {
   if (call.on_cpu()) return sum_on_cpu<Sum>(call, kept, summed, splits, in, out);
   constexpr int kPack = kPackWidth<In>;
+  constexpr bool kRounds = !std::is_same<Out, Compute<In>>::value;
+  using Rounded = std::conditional_t<kRounds || sizeof(In) == 8, Out, Half>;  // of float, one kernel for both
   const int64_t outputs = kept.total(), terms = summed.total(), largest_offset = kept.extent(0) + summed.extent(0);
-  const auto launch = [&](auto across, auto ends, auto width, auto lanes) {
+  // With a team of 1 thread, of 8 or of a warp, the smallest with a thread for each of `work` pieces.
+  const auto launch = [&](auto across, auto ends, auto width, int64_t work, int fewest_bits) {
     constexpr bool kAcross = decltype(across)::value, kEnds = decltype(ends)::value;
-    constexpr int N = decltype(width)::value, kLanes = decltype(lanes)::value;
+    constexpr int N = decltype(width)::value;
+    const int lane_bits = std::max(fewest_bits, work <= 1 ? 0 : work <= 8 ? 3 : 5);
     const int64_t items = kAcross ? outputs / N : outputs, steps = kAcross || kEnds ? terms : terms / N;
-    const SumBody<kAcross, kEnds, N, kLanes, In, Out> body{kept, summed, items, steps, splits, in, out};
-    const int64_t threads = items * splits * kLanes;
-    on_gpu(call, threads, std::max({threads, terms, outputs * splits, largest_offset}), body);
+    const auto threads = [&](int64_t of) { return (of * splits) << lane_bits; };
+    if (std::max({threads(items), terms, outputs * splits, largest_offset}) <= kLargest32) {
+      const SumBody<kAcross, kEnds, N, In, Rounded> body{kept,      summed, items, steps,  splits,
+                                                         lane_bits, in,     out,   kRounds};
+      on_gpu_with<uint32_t>(call, threads(items), body);
+    } else {  // one kernel for all cases
+      const SumBody<false, false, 1, In, Rounded> body{kept,      summed, outputs, terms,  splits,
+                                                       lane_bits, in,     out,     kRounds};
+      on_gpu_with<int64_t>(call, threads(outputs), body);
+    }
   };
   constexpr std::true_type yes;
   constexpr std::false_type no;
@@ -146,14 +165,13 @@ void sum(Call& call, const Axes<1>& kept, const Axes<1>& summed, int64_t splits,
   const bool enough = outputs * splits >= 65536;
   const bool packs = kept.packs<kPack>() && summed.packs<kPack>() && is_aligned<kPack>(in);
   if (packs && summed.contiguous()) {
-    with_lanes<8, 32>(terms / kPack / splits, [&](auto lanes) { launch(no, no, pack, lanes); });
+    launch(no, no, pack, terms / kPack / splits, 3);
   } else if (packs && kept.contiguous()) {
-    with_lanes<1, 8, 32>(enough ? 1 : terms / splits, [&](auto lanes) { launch(yes, no, pack, lanes); });
+    launch(yes, no, pack, enough ? 1 : terms / splits, 0);
   } else if (summed.contiguous() && summed.count == 1 && terms / splits >= 8 * kPack) {
-    with_lanes<8, 32>(terms / kPack / splits, [&](auto lanes) { launch(no, yes, pack, lanes); });
+    launch(no, yes, pack, terms / kPack / splits, 3);
   } else {
-    with_lanes<1, 8, 32>(along || !enough ? terms / splits : 1,
-                         [&](auto lanes) { launch(no, no, Constant<1>{}, lanes); });
+    launch(no, no, Constant<1>{}, along || !enough ? terms / splits : 1, 0);
   }
 }
 
