@@ -109,6 +109,16 @@ bool is_compiled_for(int architecture, Kernel kernel) {
   return cudaFuncGetAttributes(&attributes, kernel) == cudaSuccess && attributes.ptxVersion >= architecture;
 }
 
+// Whether the code is compiled for an architecture or a later one. A kernel that needs its instructions returns at once
+// in other code, which then costs no time to compile.
+__device__ __forceinline__ bool has_instructions_of([[maybe_unused]] int architecture) {
+#ifdef __CUDA_ARCH__
+  return __CUDA_ARCH__ >= 10 * architecture;
+#else
+  return false;
+#endif
+}
+
 constexpr int kThreads = 256;
 
 template <typename Index, typename Body>

@@ -37,6 +37,7 @@ template <int K, int S, int V>
 __global__ void __launch_bounds__(kForwardThreads)
     forward_kernel(Sizes s, Windows w, Divisor channels, const Half* __restrict__ x, const Half* __restrict__ weight,
                    const Half* __restrict__ bias, Half* __restrict__ out) {
+  if (!has_instructions_of(80)) return;
   constexpr int kRows = kForwardRows, kIn = (kRows - 1) * S + K;
   const int lane = threadIdx.x % 32, q = lane % 4;
   int channel;
@@ -163,6 +164,7 @@ template <int K, int V>
 __global__ void __launch_bounds__(kBackwardThreads<K>)
     backward_kernel(Sizes s, Windows w, const Half* __restrict__ x, const Half* __restrict__ weight,
                     const Half* __restrict__ dout, Half* __restrict__ dx, float* __restrict__ partial) {
+  if (!has_instructions_of(80)) return;
   constexpr int kRows = kBackwardRows, kIn = kRows - 1 + K, kThreads = kBackwardThreads<K>, kWarps = kThreads / 32;
   constexpr int kX = kIn * kStrips * kWindow, kTile = kX + kRows * kStrips * kColumns;  // rows of x behind the windows
   extern __shared__ float4 shared[];

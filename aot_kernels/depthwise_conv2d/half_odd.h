@@ -136,6 +136,7 @@ template <int K, int S>
 __global__ void __launch_bounds__(kForwardThreads)
     odd_forward_kernel(Sizes s, Windows w, Divisor channels, const Half* __restrict__ x,
                        const Half* __restrict__ weight, const Half* __restrict__ bias, Half* __restrict__ out) {
+  if (!has_instructions_of(80)) return;
   constexpr int kRows = kForwardRows, kIn = (kRows - 1) * S + K;
   const int lane = threadIdx.x % 32, q = lane % 4, images = s.batch * s.channels;
   int channel;

@@ -40,6 +40,7 @@ struct ClusterPlan {
 template <int kHidden, typename Loop>
 __global__ void __launch_bounds__(ClusterPlan<kHidden, Loop>::kThreads, 1)
     cluster_kernel(const Loop loop, const int samples) {
+  if (!has_instructions_of(90)) return;
   using Plan = ClusterPlan<kHidden, Loop>;
   using Sample = typename Plan::Sample;
   constexpr int kTiles = Loop::kTiles, kSegments = Loop::kSegments, kBlocks = Plan::kBlocks, kUnits = Plan::kUnits;

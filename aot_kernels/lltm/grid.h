@@ -136,6 +136,7 @@ constexpr int64_t shared_bytes(int64_t blocks) {
 // kColumns tiles of 8 samples at once.
 template <Product kProduct, int kColumns, typename Loop>
 __global__ void __launch_bounds__(kThreads, 1) grid_kernel(const Loop loop, const GridPlan plan) {
+  if (!has_instructions_of(80)) return;
   using T = typename Loop::Element;
   using State = typename Loop::State;
   constexpr int kTiles = Loop::kTiles, kSegments = Loop::kSegments;
