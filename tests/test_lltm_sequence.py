@@ -172,6 +172,32 @@ def test_operator(reverse):
     )
 
 
+class Slope(nn.Cell):
+    """The sum of a gradient's squares, of the function called with tensors that were computed."""
+
+    def __init__(self, i):
+        super().__init__()
+        self.i, self.gradient = i, ops.GradOperation(get_all=True)
+
+    def loss(self, *inputs):
+        output, _, _ = msops.lltm(*[ops.tanh(each) for each in inputs])
+        return (output * output).sum()
+
+    def construct(self, *inputs):
+        dx = self.gradient(self.loss)(*inputs)[self.i]
+        return (dx * dx).sum()
+
+
+@pytest.mark.parametrize("i", range(6))
+def test_second_order_is_an_error(mode, i):
+    """Rather than the zeros that MindSpore's PyNative mode gives for what goes through a reshape."""
+    if mode == "pynative" and VERSION < (2, 7):
+        pytest.skip("MindSpore before 2.7 has no gradient of a custom operator's gradient in PyNative mode")
+    inputs = [Tensor(array) for array in random(24, np.float32, *SHAPES)]
+    with pytest.raises(RuntimeError, match=r"no gradients of their own|bprop not defined"):
+        ops.GradOperation(get_all=True)(Slope(i))(*inputs)
+
+
 @pytest.mark.parametrize("dtype", [np.int32, np.int64])
 def test_seq_length(mode, dtype):
     """Any length counts as one from 0 to T. It may be an input of what is compiled."""

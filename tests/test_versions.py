@@ -4,11 +4,12 @@ import sys
 
 import numpy as np
 import pytest
-from mindspore import Tensor, amp
+from mindspore import Tensor, amp, nn, ops
 
 import features
 import msops
 from matrix import FEATURES, TABLE, here, rows_of, works
+from msops.compat import VERSION
 from msops.testing.checks import assert_equal
 
 
@@ -61,3 +62,35 @@ def test_cell_in_level_o1(mode, monkeypatch, tmp_path, cell, settings, shapes):
     net, inputs = cell(*settings), tensors(shapes)
     want = arrays(net(*inputs))
     assert_equal(arrays(amp.auto_mixed_precision(net, "O1")(*inputs)), want)
+
+
+class Slope(nn.Cell):
+    """The sum of the squares of a function's gradient."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function, self.gradient = function, ops.GradOperation()
+
+    def loss(self, x):
+        out = self.function(x)
+        return (out * out).sum()
+
+    def construct(self, x):
+        dx = self.gradient(self.loss)(x)
+        return (dx * dx).sum()
+
+
+def through_reshape(x):
+    return ops.tanh(ops.reshape(ops.tanh(x), (-1,)))
+
+
+def plain(x):
+    return ops.tanh(ops.tanh(x))
+
+
+@pytest.mark.skipif(VERSION < (2, 7), reason="older versions have other faults")
+def test_second_order_through_a_reshape(mode):
+    """What docs/versions.md says of MindSpore's own operators."""
+    x = Tensor(np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3))
+    got, want = (ops.GradOperation()(Slope(function))(x).asnumpy() for function in (through_reshape, plain))
+    assert np.allclose(got, want, rtol=1e-5) == (mode == "graph")

@@ -88,6 +88,8 @@ def lltm(
             seq_length = ops.full((batch,), steps, dtype=mindspore.int32)
     elif seq_length.dtype == mindspore.int64:
         seq_length = ops.cast(ops.minimum(ops.maximum(seq_length, 0), steps), mindspore.int32)
+    if _is_pynative():
+        x, weight_ih = _refuse_second(x), _refuse_second(weight_ih)
     shape = (steps, batch, bias.shape[0])
     if _has_zero(steps, batch, weight_ih.shape[1], bias.shape[0]):
         product = ops.zeros(shape, x.dtype)
@@ -155,6 +157,20 @@ def _full_length(steps: int | None, batch: int | None) -> Tensor | None:
     return None if steps is None or batch is None else Tensor(np.full(batch, steps, np.int32))
 
 
+@ops.constexpr
+def _is_pynative() -> bool:
+    return mindspore.get_context("mode") == mindspore.PYNATIVE_MODE
+
+
+def _no_second_order(dx: Tensor, zero: Tensor, out: Tensor, dout: Tensor) -> tuple[Tensor, ...]:
+    raise RuntimeError("lltm: its gradients have no gradients of their own")
+
+
+def _last_gradient(dx: Tensor) -> Tensor:
+    """Returns dx, as the result of an operator whose own gradient is an error."""
+    return _copy(dx, ops.cast(_ZERO, dx.dtype))
+
+
 class _SequenceGradient(nn.Cell):
     """Of the recurrence: what its backward kernel leaves out are a matmul and a sum."""
 
@@ -211,6 +227,16 @@ def _recurrence(reverse: bool, allow_tf32: bool) -> Operator:
     )
 
 
+_ZERO = Tensor(np.zeros(1, np.float32))
+_copy = custom_op(
+    of_package("add").AddForward,
+    "x, zero(1) -> out",
+    infer=lambda x, zero: x,
+    gradient=_no_second_order,
+    name="lltm",
+)
+# MindSpore's PyNative mode takes the gradient of a reshape for a constant: second order would silently be 0 or wrong.
+_refuse_second = ops.InsertGradientOf(_last_gradient)
 _times_transposed, _transposed_times = ops.MatMul(transpose_b=True), ops.MatMul(transpose_a=True)
 _SCRATCH = "scratch(8 * ((B + 7) // 8 * 8) * ((H + 31) // 32 * 32) + 1024, dtype=accumulator)"
 _SEQUENCE = Signature(
