@@ -226,7 +226,7 @@ REINSTALL = f"{INSTALL} --force-reinstall --no-deps"
     ("requirement", "code", "mend"),
     [
         ("mindspore-gpu==1.10.0", f"raise {PILLOW}", f"{INSTALL} 'pillow<10'"),
-        ("mindspore-gpu==1.10.0", f"raise {CUDART}", f"{INSTALL} nvidia-cuda-runtime-cu11"),
+        ("mindspore-gpu==1.10.0", f"import atexit, os; atexit.register(os.abort); raise {CUDART}", f"{INSTALL} nvidia-cuda-runtime-cu11"),
         ("mindspore==2.9.0", f"raise {GOMP}", "apt install libgomp1  # elsewhere the package that has libgomp.so.1"),
         ("mindspore==2.9.0", "import asttokens", f"{INSTALL} mindspore==2.9.0"),
         ("mindspore-ascend==1.10.0", "raise ImportError('libx.so: wrong')", f"{REINSTALL} mindspore-ascend==1.10.0"),
@@ -523,11 +523,12 @@ def test_library_that_may_not_be_read(patient, what):
         "gpus = gpu.look()\n"
         "print(*(finding[1:] for finding in libraries.findings(gpus, compilers.nvcc_finding(gpus)[0])), sep='\\n')"
     )
-    (path if what == "file" else path.parent).chmod(0)
+    closed, text = (path, f"add: {path} may not be read") if what == "file" else (path.parent, f"{path.parent} may not be read")
+    closed.chmod(0)
     command = [*may_not, sys.executable, "-S", "-c", program]
     done = subprocess.run(command, capture_output=True, text=True)
-    mend = f"chmod -R a+rX {path.parent}  # as root or its owner"
-    expected = ("wrong", f"add: may not be read in {path.parent}", (mend,))
+    mend = f"chmod -R a+rX {closed}  # as root or its owner"
+    expected = ("wrong", text, (mend,))
     try:
         assert done.stdout == f"{expected}\n", done.stderr
         patient.do(mend)

@@ -69,6 +69,8 @@ def _libraries(plugin: Path, lacking: str) -> Finding:
     """Whether the loader finds what a GPU backend links. `lacking` is the state if not."""
     lines = re.findall(r"^\s*(lib([a-z]+)\S*) => (?:(/.*)/.* \(|not found)", output("ldd", str(plugin)), re.MULTILINE)
     linked = {library: folder for library, name, folder in lines if name in LIBRARIES}
+    if not linked:
+        return Finding("CUDA 11", lacking, f"ldd does not tell what {plugin} links")
     missing = [library for library, folder in linked.items() if not folder]
     if not missing:
         return Finding("CUDA 11", "ok", f"{len(linked)} libraries in {', '.join(sorted(set(linked.values())))}")

@@ -44,6 +44,10 @@ def expected() -> list[str]:
 
 def findings(gpus: Gpus, nvcc: Finding) -> Iterator[Finding]:
     """A finding for all libraries of which the same is to say."""
+    folder = PACKAGE / "lib"
+    if folder.is_dir() and not os.access(folder, os.R_OK | os.X_OK):
+        yield Finding("libraries", "wrong", f"{folder} may not be read", (_allow(folder),))
+        return
     groups: dict[_Library, list[str]] = {}
     for name in expected():
         groups.setdefault(_examine(name, gpus), []).append(name)
@@ -93,8 +97,7 @@ def _look(path: Path, gpus: Gpus) -> _Library:
     try:
         code = path.read_bytes()
     except PermissionError:
-        mend = f"chmod -R a+rX {shlex.quote(str(path.parent))}  # as root or its owner"
-        return _Library("wrong", f"may not be read in {path.parent}", (mend,))
+        return _Library("wrong", f"{path} may not be read", (_allow(path),))
     except OSError:
         return _Library("wrong", "not built", build=True)
     failure = output(sys.executable, "-I", "-S", "-c", _LOAD, str(path))
@@ -110,6 +113,10 @@ def _look(path: Path, gpus: Gpus) -> _Library:
     if complaint:
         return _Library("wrong", f"{text}; {complaint}", build=True, nvcc=release)
     return _Library("ok", text, nvcc=release)
+
+
+def _allow(path: Path) -> str:
+    return f"chmod -R a+rX {shlex.quote(str(path))}  # as root or its owner"
 
 
 def _failed(path: Path, failure: str) -> _Library:
