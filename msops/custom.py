@@ -147,6 +147,7 @@ class Operator(ops.Custom):
         self._inferred: dict[tuple[Spec | str, ...], tuple[Any, Any, bool]] = {}
         if infer and any(out.sizes is not None for out in signature.outputs):
             raise ValueError(f"{name}: the sizes of outputs must come from infer or the signature, not both")
+        self._check_numbers()
         # MindSpore wants rules for shape and dtype, but asks __infer__ below for both.
         variable = entry.library.variable if VERSION >= (2, 7) else None
         function = f"{variable or entry.library.path}:{entry.name}"
@@ -194,6 +195,20 @@ class Operator(ops.Custom):
     def names(self) -> tuple[list[str], list[str]]:
         """Those of the inputs, and of the outputs."""
         return [tensor.name for tensor in self.signature.inputs], [tensor.name for tensor in self.signature.outputs]
+
+    def _check_numbers(self) -> None:
+        """Requires the numbers that an MSOPS_FORMULA_WITH names to be attributes, or inputs of rank 0."""
+        try:
+            text = ctypes.c_char.in_dll(self.entry.library.handle, f"{self.entry.name}Numbers")
+        except ValueError:
+            return
+        inputs = {tensor.name for tensor in self.signature.inputs if tensor.sizes == ()}
+        for name in ctypes.string_at(ctypes.addressof(text)).decode().split(", "):
+            if name not in inputs and name not in self.attributes:
+                raise ValueError(
+                    f"{self.label}: the formula's number {name} must be an attribute or an input {name}() after the "
+                    f"others, got the attributes {list(self.attributes)} and the signature {self.signature.text!r}"
+                )
 
     def _offer_rule(self) -> bool:
         """Tells the C function whom to ask for sizes, if it is an MSOPS_ENTRY; whether it is."""

@@ -14,8 +14,8 @@ namespace msops {
 class AttributeName {
  public:
   explicit AttributeName(const char* name) {
-    std::strncpy(characters_, name, sizeof characters_ - 1);
-    header_.length = header_.capacity = length_ = capacity_ = std::strlen(characters_);
+    header_.length = header_.capacity = length_ = capacity_ = strnlen(name, sizeof characters_ - 1);
+    std::memcpy(characters_, name, length_);
   }
   // What std::string by value is on this ABI: the address of an object that the caller owns. Both layouts begin with
   // the pointer to the characters.

@@ -36,8 +36,8 @@
   static int name##_checked([[maybe_unused]] msops::Call& call)
 
 // What compiled a library, in its section .comment: 'python -m msops doctor' shows it.
-#define MSOPS_TEXT(x) MSOPS_TEXT_OF(x)
-#define MSOPS_TEXT_OF(x) #x
+#define MSOPS_TEXT(...) MSOPS_TEXT_OF(__VA_ARGS__)
+#define MSOPS_TEXT_OF(...) #__VA_ARGS__
 #ifdef __CUDACC__
 asm(".ident \"msops: nvcc " MSOPS_TEXT(__CUDACC_VER_MAJOR__) "." MSOPS_TEXT(
     __CUDACC_VER_MINOR__) ", C++ compiler " __VERSION__ "\"");
@@ -81,6 +81,12 @@ struct Tensor {
   }
 };
 
+// A number that an attribute holds, or a tensor of rank 0.
+struct Scalar {
+  double value = 0;
+  Tensor tensor;
+};
+
 class Call {
  public:
   Call(const char* entry, int nparam, void** params, int* ndims, int64_t** shapes, const char** dtypes, void* stream,
@@ -118,27 +124,32 @@ class Call {
     return tensor_of(dtype_ && std::strcmp(dtype_, "float64") == 0 ? "float64" : "float32", name, rank);
   }
 
-  // The attribute msops_<name>, which must lie in [low, high].
+  // The attribute <name>, an int or a bool, which must lie in [low, high].
   int64_t attribute(const char* name, int64_t low, int64_t high) {
     if (!ok()) return low;
-    char key[48];
-    std::snprintf(key, sizeof key, "msops_%s", name);
-    int64_t value = 0;
-    require(attributes_.read(key, &value), kBadAttribute, "integer attribute %s is missing", key);
-    require(low <= value && value <= high, kBadAttribute, "attribute %s is %lld, expected %lld to %lld", key,
+    int64_t value = 0, bits = 0;
+    const bool is_whole = read("msops_", name, &value), is_float = !is_whole && read("msops_float_", name, &bits);
+    require(!is_float, kBadAttribute, "attribute %s must be an int, got a float", name);
+    require(is_whole, kBadAttribute, "attribute %s is missing", name);
+    require(low <= value && value <= high, kBadAttribute, "attribute %s is %lld, expected %lld to %lld", name,
             static_cast<long long>(value), static_cast<long long>(low), static_cast<long long>(high));
     return ok() ? value : low;
   }
 
-  // The attribute msops_float_<name>: a number that travels as the bits of a double.
+  // The attribute <name>, a float or an int.
   double number(const char* name) {
-    char key[48];
-    std::snprintf(key, sizeof key, "msops_float_%s", name);
-    int64_t bits = 0;
-    require(!ok() || attributes_.read(key, &bits), kBadAttribute, "float attribute %s is missing", key);
-    double value;
-    std::memcpy(&value, &bits, sizeof value);
+    double value = 0;
+    require(!ok() || find_number(name, &value), kBadAttribute, "attribute %s is missing", name);
     return value;
+  }
+
+  // The attribute <name>, or if there is none the next parameter, which then has rank 0.
+  Scalar scalar(const char* name) {
+    Scalar result;
+    if (!ok() || find_number(name, &result.value)) return result;
+    result.tensor = tensor(name);
+    require(result.tensor.rank == 0, kBadAttribute, "%s is neither an attribute nor an input of rank 0", name);
+    return result;
   }
 
   __attribute__((format(printf, 4, 5))) void require(bool condition, Status status, const char* format, ...) {
@@ -162,17 +173,29 @@ class Call {
     require_shape(tensor, matrix.shape, matrix.rank - 1);
   }
 
-  // Calls `launch(Type<T>{})` for the tensors' dtype if all checks passed; returns what the entry must return.
-  template <typename Launch>
+  // Calls `launch(Type<T>{})` for the tensors' dtype if all checks passed; returns what the entry must return. `run`
+  // takes float16, float32 and float64, and `run<int32_t, int64_t>` those instead.
+  template <typename... T, typename Launch>
   int run(Launch&& launch) {
-    require(next_ == nparam_, kBadParameterCount, "takes %d parameters, got %d", next_, nparam_);
+    if constexpr (sizeof...(T) == 0) {
+      return run<Half, float, double>(launch);
+    } else {
+      require(next_ == nparam_, kBadParameterCount, "takes %d parameters, got %d", next_, nparam_);
 #ifndef __CUDACC__
-    require(stream_ == nullptr, kNoGpuCode,
-            "this library was built without nvcc and has no GPU code; put nvcc on the PATH and run 'make clean all'");
+      require(stream_ == nullptr, kNoGpuCode,
+              "this library was built without nvcc and has no GPU code; put nvcc on the PATH and run 'make clean all'");
 #endif
-    const char* dtype = dtype_ ? dtype_ : "none";
-    if (ok()) require(dispatch(dtype, launch), kBadDtype, "%s is not one of float16, float32, float64", dtype);
-    return status_;
+      const char* dtype = dtype_ ? dtype_ : "none";
+      if (ok() && !dispatch(Types<T...>{}, dtype, launch)) {
+        char known[160] = "";
+        for (const char* name : {dtype_name<T>()...}) {
+          if (*known) std::strcat(known, ", ");
+          std::strcat(known, name);
+        }
+        require(false, kBadDtype, "%s is not one of %s", dtype, known);
+      }
+      return status_;
+    }
   }
 
   bool ok() const { return status_ == kOk; }
@@ -189,6 +212,20 @@ class Call {
 #endif
 
  private:
+  bool read(const char* prefix, const char* name, int64_t* value) const {
+    char key[64];
+    std::snprintf(key, sizeof key, "%s%s", prefix, name);
+    return attributes_.read(key, value);
+  }
+
+  // A float travels as the bits of a double.
+  bool find_number(const char* name, double* value) const {
+    int64_t bits = 0;
+    if (read("msops_float_", name, &bits)) return std::memcpy(value, &bits, sizeof bits), true;
+    if (!read("msops_", name, &bits)) return false;
+    return *value = static_cast<double>(bits), true;
+  }
+
   Tensor next(const char* name, int rank, const char** dtype) {
     require(next_ < nparam_, kBadParameterCount, "parameter %d (%s) is missing, got %d", next_ + 1, name, nparam_);
     if (!ok()) return {};

@@ -16,6 +16,17 @@
 
 namespace msops {
 
+MSOPS_BOTH uint32_t bits_of(float value) {
+  uint32_t bits;
+  memcpy(&bits, &value, sizeof bits);
+  return bits;
+}
+MSOPS_BOTH float float_of(uint32_t bits) {
+  float value;
+  memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
 // IEEE binary16 storage. float is exact for it, and rounds to it to nearest even.
 struct Half {
   uint16_t bits;
@@ -30,16 +41,6 @@ struct Half {
   static __device__ float to_float(uint16_t bits) { return __half2float(__ushort_as_half(bits)); }
 #else
   // Without branches, so that loops over these vectorize.
-  static uint32_t bits_of(float value) {
-    uint32_t bits;
-    std::memcpy(&bits, &value, sizeof bits);
-    return bits;
-  }
-  static float float_of(uint32_t bits) {
-    float value;
-    std::memcpy(&value, &bits, sizeof value);
-    return value;
-  }
   static uint16_t from_float(float value) {
     const uint32_t bits = bits_of(value), sign = bits >> 16 & 0x8000, magnitude = bits & 0x7fffffff;
     // Below 2^-14 the unit of binary16 is 2^-24, which is also float's between 0.5 and 1.
@@ -58,15 +59,36 @@ struct Half {
 #endif
 };
 
+// The upper half of a float. MindSpore has it on the CPU alone, so that no GPU code is made for it.
+struct BFloat16 {
+  uint16_t bits;
+
+  BFloat16() = default;
+  MSOPS_BOTH explicit BFloat16(float value) : bits(from_float(bits_of(value))) {}
+  MSOPS_BOTH operator float() const { return float_of(static_cast<uint32_t>(bits) << 16); }
+
+ private:
+  static MSOPS_BOTH uint16_t from_float(uint32_t value) {
+    const uint32_t rounded = value + 0x7fff + (value >> 16 & 1);  // to nearest even
+    return static_cast<uint16_t>(((value & 0x7fffffff) > 0x7f800000 ? value | 0x400000 : rounded) >> 16);  // NaN stays
+  }
+};
+
 template <typename T>
 struct Type {
   using type = T;
 };
 
+// Types of tensors' elements, such as a call runs for.
+template <typename... T>
+struct Types {};
+
 template <typename T>
 struct ComputeOf : Type<T> {};
 template <>
 struct ComputeOf<Half> : Type<float> {};
+template <>
+struct ComputeOf<BFloat16> : Type<float> {};
 
 // A number that a lambda can take as a constant: decltype(argument)::value.
 template <int N>
@@ -82,13 +104,32 @@ MSOPS_BOTH void assign(T& to, Compute<T> value) {
   to = T(value);
 }
 
-// Calls `f(Type<T>{})` with the T that MindSpore calls `dtype`; false if msops has no such type.
-template <typename F>
-bool dispatch(const char* dtype, F&& f) {
-  if (std::strcmp(dtype, "float16") == 0) return f(Type<Half>{}), true;
-  if (std::strcmp(dtype, "float32") == 0) return f(Type<float>{}), true;
-  if (std::strcmp(dtype, "float64") == 0) return f(Type<double>{}), true;
-  return false;
+// Whether there is GPU code for elements of T.
+template <typename T>
+constexpr bool kOnGpu = !std::is_same<T, BFloat16>::value;
+
+// What MindSpore calls T.
+template <typename T>
+constexpr const char* dtype_name() {
+  constexpr const char* kWhole[2][4] = {{"uint8", "uint16", "uint32", "uint64"}, {"int8", "int16", "int32", "int64"}};
+  if constexpr (std::is_same<T, Half>::value) {
+    return "float16";
+  } else if constexpr (std::is_same<T, BFloat16>::value) {
+    return "bfloat16";
+  } else if constexpr (std::is_floating_point<T>::value) {
+    return sizeof(T) == 4 ? "float32" : "float64";
+  } else if constexpr (std::is_same<T, bool>::value) {
+    return "bool";
+  } else {
+    static_assert(std::is_integral<T>::value, "tensors have no elements of this type");
+    return kWhole[std::is_signed<T>::value][sizeof(T) == 1 ? 0 : sizeof(T) == 2 ? 1 : sizeof(T) == 4 ? 2 : 3];
+  }
+}
+
+// Calls `f(Type<T>{})` with that T of several which MindSpore calls `dtype`; false if none is.
+template <typename F, typename... T>
+bool dispatch(Types<T...>, const char* dtype, F&& f) {
+  return ((std::strcmp(dtype, dtype_name<T>()) == 0 && (f(Type<T>{}), true)) || ...);
 }
 
 }  // namespace msops

@@ -3,6 +3,7 @@
 
 #include <utility>
 
+#include "functions.h"
 #include "pack.h"
 #include "parallel.h"
 
@@ -60,7 +61,7 @@ struct MapRun {
   }
 };
 
-// On the GPU, index i is a pack of N elements; the elements behind the last whole pack are the last index. More packs
+// On the GPU, index i is a pack of N elements; the elements after the last whole pack are the last index. More packs
 // in flight in a thread gained nothing on an H200: its multiprocessors hold 2048 such threads.
 template <int N, typename Map>
 struct MapPack {
@@ -88,19 +89,22 @@ void elementwise(Call& call, int64_t n, Formula formula, const T* const (&in)[kI
     constexpr int kRun = 1024;
     return on_cpu(call, (n + kRun - 1) / kRun, MapRun<kRun, M>{map}, kRun);
   }
-  uintptr_t all = 0;  // as aligned as the least aligned
-  for (const T* p : in) all |= reinterpret_cast<uintptr_t>(p);
-  for (const T* p : out) all |= reinterpret_cast<uintptr_t>(p);
-  with_width<T>(false, 0, {reinterpret_cast<const T*>(all)}, [&](auto width) {
-    constexpr int N = decltype(width)::value;
-    in_runs((n + N - 1) / N, N, [&](int64_t first, int64_t packs) {
-      M run = map;
-      run.n = std::min(n - first * N, packs * N);
-      for (const T*& from : run.in) from += first * N;
-      for (T*& to : run.out) to += first * N;
-      on_gpu_with<uint32_t>(call, packs, MapPack<N, M>{run});
+  call.require(kOnGpu<T>, kBadDtype, "there is no GPU code for %s", dtype_name<T>());
+  if constexpr (kOnGpu<T>) {
+    uintptr_t all = 0;  // as aligned as the least aligned
+    for (const T* p : in) all |= reinterpret_cast<uintptr_t>(p);
+    for (const T* p : out) all |= reinterpret_cast<uintptr_t>(p);
+    with_width<T>(false, 0, {reinterpret_cast<const T*>(all)}, [&](auto width) {
+      constexpr int N = decltype(width)::value;
+      in_runs((n + N - 1) / N, N, [&](int64_t first, int64_t packs) {
+        M run = map;
+        run.n = std::min(n - first * N, packs * N);
+        for (const T*& from : run.in) from += first * N;
+        for (T*& to : run.out) to += first * N;
+        on_gpu_with<uint32_t>(call, packs, MapPack<N, M>{run});
+      });
     });
-  });
+  }
 }
 
 }  // namespace msops

@@ -4,34 +4,57 @@
 //   MSOPS_FORMULA(SwishBackward, (x, dy), (dx), const C s = 1 / (1 + exp(-x)); dx = dy * s * (1 + x * (1 - s)))
 //
 // defines two entries, of tensors of one shape: inputs, then outputs, up to eight each. In the formula, each input is a
-// number of type C = Compute<T>, where T is the element type, and each output a reference to one.
+// number of type C = Compute<T>, where T is the element type, and each output a reference to one. A formula may have
+// numbers, too, up to eight, that are the same for all elements, and also of type C:
+//
+//   MSOPS_FORMULA_WITH(EluForward, (x), (y), (alpha), y = x > 0 ? x : alpha * expm1(x))
+//
+// Each is an attribute of the operator, or a tensor of rank 0, which the signature then has after the inputs.
 #pragma once
 
-#include <math.h>  // also makes exp and its like for float known without std::
+#include <array>
 
 #include "activations.h"
 #include "elementwise.h"
 
-#define MSOPS_FORMULA(entry, inputs, outputs, ...)                                                         \
-  namespace {                                                                                              \
-  template <typename T>                                                                                    \
-  struct entry##Formula {                                                                                  \
-    using C = msops::Compute<T>;                                                                           \
-    MSOPS_BOTH void operator()(MSOPS_EACH(MSOPS_INPUT, inputs), MSOPS_EACH(MSOPS_OUTPUT, outputs)) const { \
-      __VA_ARGS__;                                                                                         \
-    }                                                                                                      \
-  };                                                                                                       \
-  }                                                                                                        \
-  MSOPS_ENTRY(entry) {                                                                                     \
-    return msops::run_formula<entry##Formula>(call, {MSOPS_EACH(MSOPS_NAME, inputs)},                      \
-                                              {MSOPS_EACH(MSOPS_NAME, outputs)});                          \
+#define MSOPS_FORMULA(entry, inputs, outputs, ...)                                                             \
+  MSOPS_FORMULA_BODY(entry, (MSOPS_EACH(MSOPS_INPUT, inputs), MSOPS_EACH(MSOPS_OUTPUT, outputs)), __VA_ARGS__) \
+  MSOPS_ENTRY(entry) {                                                                                         \
+    return msops::run_formula<entry##Formula>(call, {MSOPS_EACH(MSOPS_NAME, inputs)},                          \
+                                              {MSOPS_EACH(MSOPS_NAME, outputs)}, msops::Names<0>{});           \
+  }
+
+#define MSOPS_FORMULA_WITH(entry, inputs, outputs, numbers, ...)                                                     \
+  MSOPS_FORMULA_BODY(                                                                                                \
+      entry, (MSOPS_EACH(MSOPS_INPUT, numbers), MSOPS_EACH(MSOPS_INPUT, inputs), MSOPS_EACH(MSOPS_OUTPUT, outputs)), \
+      __VA_ARGS__)                                                                                                   \
+  /* Python looks here when the operator is made. */                                                                 \
+  extern "C" __attribute__((visibility("default"))) const char entry##Numbers[];                                     \
+  const char entry##Numbers[] = MSOPS_TEXT numbers;                                                                  \
+  MSOPS_ENTRY(entry) {                                                                                               \
+    constexpr const char* kNumbers[] = {MSOPS_EACH(MSOPS_NAME, numbers)};                                            \
+    return msops::run_formula<entry##Formula>(                                                                       \
+        call, {MSOPS_EACH(MSOPS_NAME, inputs)}, {MSOPS_EACH(MSOPS_NAME, outputs)},                                   \
+        msops::Names<sizeof kNumbers / sizeof *kNumbers>{MSOPS_EACH(MSOPS_NAME, numbers)});                          \
+  }
+
+#define MSOPS_FORMULA_BODY(entry, parameters, ...)                        \
+  namespace {                                                             \
+  template <typename T>                                                   \
+  struct entry##Formula {                                                 \
+    using C = msops::Compute<T>;                                          \
+    MSOPS_BOTH void operator() parameters const {                         \
+      using msops::abs, msops::clamp, msops::max, msops::min, msops::pow; \
+      __VA_ARGS__;                                                        \
+    }                                                                     \
+  };                                                                      \
   }
 
 #define MSOPS_INPUT(name) [[maybe_unused]] const C name
 #define MSOPS_OUTPUT(name) C& name
 #define MSOPS_NAME(name) #name
 
-// f(a), f(b), ... of f and (a, b, ...)
+// f(a), f(b), ... for f and (a, b, ...)
 #define MSOPS_EACH(f, list) MSOPS_EACH_OF(f, MSOPS_STRIP list)
 #define MSOPS_STRIP(...) __VA_ARGS__
 #define MSOPS_EACH_OF(...) MSOPS_NINTH(__VA_ARGS__, 8, 7, 6, 5, 4, 3, 2, 1, 0)(__VA_ARGS__)
@@ -47,20 +70,66 @@
 
 namespace msops {
 
-template <template <typename> class Formula, int kInputs, int kOutputs>
-int run_formula(Call& call, const char* const (&inputs)[kInputs], const char* const (&outputs)[kOutputs]) {
+template <size_t k>
+using Names = std::array<const char*, k>;
+
+// A number that is the same for all elements. On the GPU it may be in device memory, where the kernel reads it.
+template <typename T>
+struct Number {
+  Compute<T> value;
+  const T* at;
+
+  MSOPS_BOTH operator Compute<T>() const {
+#ifdef __CUDA_ARCH__
+    if (at != nullptr) return Compute<T>(*at);
+#endif
+    return value;
+  }
+};
+
+// A formula together with its numbers, which are its first arguments.
+template <typename Formula, typename T, size_t k>
+struct WithNumbers {
+  Number<T> numbers[k];
+
+  template <typename... Elements>
+  MSOPS_BOTH void operator()(Elements&&... elements) const {
+    apply(std::make_index_sequence<k>{}, elements...);
+  }
+  template <size_t... i, typename... Elements>
+  MSOPS_BOTH void apply(std::index_sequence<i...>, Elements&... elements) const {
+    Formula{}(numbers[i]..., elements...);
+  }
+};
+
+template <template <typename> class Formula, size_t kInputs, size_t kOutputs, size_t kNumbers>
+int run_formula(Call& call, const char* const (&inputs)[kInputs], const char* const (&outputs)[kOutputs],
+                const Names<kNumbers>& names) {
   Tensor in[kInputs], out[kOutputs];
-  for (int i = 0; i < kInputs; ++i) in[i] = call.tensor(inputs[i]);
-  for (int o = 0; o < kOutputs; ++o) out[o] = call.tensor(outputs[o]);
+  std::array<Scalar, kNumbers> scalars;
+  for (size_t i = 0; i < kInputs; ++i) in[i] = call.tensor(inputs[i]);
+  const char* const* name = names.data();
+  for (Scalar& scalar : scalars) scalar = call.scalar(*name++);
+  for (size_t o = 0; o < kOutputs; ++o) out[o] = call.tensor(outputs[o]);
   for (const Tensor& tensor : in) call.require_same_shape(tensor, in[0]);
   for (const Tensor& tensor : out) call.require_same_shape(tensor, in[0]);
-  return call.run([&](auto type) {
+  return call.run<Half, float, double, BFloat16>([&](auto type) {
     using T = typename decltype(type)::type;
     const T* from[kInputs];
     T* to[kOutputs];
-    for (int i = 0; i < kInputs; ++i) from[i] = static_cast<const T*>(in[i].data);
-    for (int o = 0; o < kOutputs; ++o) to[o] = static_cast<T*>(out[o].data);
-    elementwise<T>(call, in[0].size, Formula<T>{}, from, to);
+    for (size_t i = 0; i < kInputs; ++i) from[i] = in[i].template as<T>();
+    for (size_t o = 0; o < kOutputs; ++o) to[o] = out[o].template as<T>();
+    if constexpr (kNumbers == 0) {
+      elementwise<T>(call, in[0].size, Formula<T>{}, from, to);
+    } else {
+      WithNumbers<Formula<T>, T, kNumbers> formula;
+      for (size_t k = 0; k < kNumbers; ++k) {
+        const T* at = scalars[k].tensor.template as<T>();
+        const bool is_here = at != nullptr && call.on_cpu();
+        formula.numbers[k] = {is_here ? Compute<T>(*at) : Compute<T>(scalars[k].value), at};
+      }
+      elementwise<T>(call, in[0].size, formula, from, to);
+    }
   });
 }
 

@@ -8,15 +8,16 @@
 //     team.store(y + row, most + log(sum));
 //   }
 //
-// is the body of for_rows<T>(call, number_of_rows, {x}, body). Rows are made of a Tensor's last axis.
+// is the body of for_rows<T>(call, number_of_rows, {x}, body). A Tensor's rows run along its last axis.
+//
+// Functions of elements may take the column, an int64_t, before them: team.map([&](int64_t j, C v) { ... }, ...).
 //
 // A team is the threads that share a row: one on the CPU; on the GPU 2, 4, 8 or 32 of a warp, or a block. All of them
 // get the results of its reductions, which are always made in the same order. Every row must make the same reductions,
 // since the teams of a warp make them together: what depends on values is chosen by `?:`, not by `if`.
 #pragma once
 
-#include <math.h>  // also makes exp and its like for float known without std::
-
+#include "functions.h"
 #include "pack.h"
 #include "parallel.h"
 
@@ -37,21 +38,26 @@ struct Rows {
   MSOPS_BOTH Row<T> operator[](int64_t row) const { return {data + row * columns, columns}; }
 };
 
+// Room for one result of a reduction.
+struct alignas(16) SharedOfWarp {
+  unsigned char bytes[32];
+};
+
 // kLanes threads, each of which works on N neighbouring elements at once.
 template <typename C, int kLanes, int N>
 class Team {
  public:
-  MSOPS_BOTH Team(int lane, C* shared) : lane_(lane), shared_(shared) {}
+  MSOPS_BOTH Team(int lane, SharedOfWarp* shared) : lane_(lane), shared_(shared) {}
 
   // The sum, and the largest, of f(a_j, b_j, ...) over all j, of rows a, b, ... of one length; 0, and -infinity, of
   // none. NaN counts as larger than all.
   template <typename F, typename... In>
   MSOPS_BOTH C sum(const F& f, Row<In>... in) const {
-    return reduce(C(0), [](C a, C b) { return a + b; }, f, in...);
+    return combined(C(0), [](C a, C b) { return a + b; }, f, in...);
   }
   template <typename F, typename... In>
   MSOPS_BOTH C max(const F& f, Row<In>... in) const {
-    return reduce(C(-HUGE_VAL), [](C a, C b) { return b > a || b != b ? b : a; }, f, in...);
+    return combined(C(-HUGE_VAL), [](C a, C b) { return b > a || b != b ? b : a; }, f, in...);
   }
 
   template <typename In>
@@ -63,30 +69,25 @@ class Team {
     return max([](C v) { return v; }, in);
   }
 
-  // The same for any associative and commutative `combine`, which makes of a and `identity` a.
-  template <typename Combine, typename F, typename First, typename... In>
-  MSOPS_BOTH C reduce(C identity, const Combine& combine, const F& f, Row<First> first, Row<In>... in) const {
-    C results[N];
-    for (C& result : results) result = identity;
-    for (int64_t j = lane_ * N; j < whole(first); j += kLanes * N)
-      accumulate(results, combine, f, read(first.data + j), read(in.data + j)...);
-    for (int64_t j = whole(first); j < first.length; ++j)
-      results[0] = combine(results[0], f(C(first.data[j]), C(in.data[j])...));
-    for (int half = N / 2; half > 0; half /= 2)
-      for (int k = 0; k < half; ++k) results[k] = combine(results[k], results[k + half]);
-    return over_lanes(results[0], combine);
+  // The results of f combined by any associative and commutative `combine`, for which combine(a, identity) is a. They
+  // may be numbers, or structs of up to 32 bytes, such as a value and its column.
+  template <typename R, typename Combine, typename F, typename First, typename... In>
+  MSOPS_BOTH R reduce(R identity, const Combine& combine, const F& f, Row<First> first, Row<In>... in) const {
+    static_assert(std::is_same<decltype(at(f, int64_t{}, C(first.data[0]), C(in.data[0])...)), R>::value,
+                  "reduce: the identity must have the type that the function returns");
+    return combined(identity, combine, f, first, in...);
   }
 
   // out_j = f(a_j, b_j, ...) for all j. `out` may be one of the others.
   template <typename F, typename T, typename... In>
   MSOPS_BOTH void map(const F& f, Row<T> out, Row<In>... in) const {
-    for (int64_t j = lane_ * N; j < whole(out); j += kLanes * N) write(out.data + j, f, read(in.data + j)...);
-    for (int64_t j = whole(out); j < out.length; ++j) assign(out.data[j], f(C(in.data[j])...));
+    for (int64_t j = lane_ * N; j < whole(out); j += kLanes * N) write(out.data + j, f, j, read(in.data + j)...);
+    for (int64_t j = whole(out); j < out.length; ++j) assign(out.data[j], at(f, j, C(in.data[j])...));
   }
 
   // One number, of the whole row.
   template <typename T>
-  MSOPS_BOTH void store(T* to, C value) const {
+  MSOPS_BOTH void store(T* to, Compute<T> value) const {
     if (lane_ == 0) assign(*to, value);
   }
 
@@ -94,6 +95,37 @@ class Team {
   struct Values {
     C of[N];
   };
+
+  template <typename R, typename Combine, typename F, typename First, typename... In>
+  MSOPS_BOTH R combined(R identity, const Combine& combine, const F& f, Row<First> first, Row<In>... in) const {
+    R results[N];
+    for (R& result : results) result = identity;
+    for (int64_t j = lane_ * N; j < whole(first); j += kLanes * N)
+      accumulate(results, combine, f, j, read(first.data + j), read(in.data + j)...);
+    for (int64_t j = whole(first); j < first.length; ++j)
+      results[0] = combine(results[0], R(at(f, j, C(first.data[j]), C(in.data[j])...)));
+    for (int half = N / 2; half > 0; half /= 2)
+      for (int k = 0; k < half; ++k) results[k] = combine(results[k], results[k + half]);
+    return over_lanes(results[0], combine);
+  }
+
+  // Converts to int64_t and to nothing else, so that no function of an element more passes for one of a column.
+  struct Column {
+    template <typename Index, typename = std::enable_if_t<std::is_same<Index, int64_t>::value>>
+    MSOPS_BOTH operator Index() const;
+  };
+
+  // f(v...), or f(j, v...) if it takes the column.
+  template <typename F, typename... V>
+  static MSOPS_BOTH auto at(const F& f, [[maybe_unused]] int64_t j, V... v) {
+    if constexpr (std::is_invocable<F, V...>::value) {
+      return f(v...);
+    } else {
+      static_assert(std::is_invocable<F, Column, V...>::value,
+                    "a function of elements takes one of each row, or the column, an int64_t, and one of each row");
+      return f(j, v...);
+    }
+  }
 
   // What packs of N tile. Rows on the GPU are whole packs.
   template <typename T>
@@ -119,34 +151,51 @@ class Team {
   }
 
   template <typename T, typename F, typename... V>
-  static MSOPS_BOTH void write(T* to, const F& f, const V&... values) {
+  static MSOPS_BOTH void write(T* to, const F& f, int64_t j, const V&... values) {
 #ifdef __CUDA_ARCH__
     Pack<T, N> pack;
-    for (int k = 0; k < N; ++k) pack.values[k] = T(f(values.of[k]...));
+    for (int k = 0; k < N; ++k) pack.values[k] = T(at(f, j + k, values.of[k]...));
     msops::store(to, pack);
 #else
 #pragma omp simd
-    for (int k = 0; k < N; ++k) assign(to[k], f(values.of[k]...));
+    for (int k = 0; k < N; ++k) assign(to[k], at(f, j + k, values.of[k]...));
 #endif
   }
 
-  template <typename Combine, typename F, typename... V>
-  static MSOPS_BOTH void accumulate(C (&results)[N], const Combine& combine, const F& f, const V&... values) {
+  template <typename R, typename Combine, typename F, typename... V>
+  static MSOPS_BOTH void accumulate(R (&results)[N], const Combine& combine, const F& f, int64_t j,
+                                    const V&... values) {
 #pragma omp simd
-    for (int k = 0; k < N; ++k) results[k] = combine(results[k], f(values.of[k]...));
+    for (int k = 0; k < N; ++k) results[k] = combine(results[k], R(at(f, j + k, values.of[k]...)));
   }
 
-  template <typename Combine>
-  MSOPS_BOTH C over_lanes(C value, [[maybe_unused]] const Combine& combine) const {
+#ifdef __CUDACC__
+  // The value of the lane that is `distance` away, moved in words of 4 bytes.
+  template <typename R>
+  static __device__ R from_lane(const R& value, int distance) {
+    constexpr int kWords = (sizeof(R) + 3) / 4;
+    uint32_t words[kWords] = {};
+    memcpy(words, &value, sizeof value);
+    for (uint32_t& word : words) word = __shfl_xor_sync(~0u, word, distance);
+    R result;
+    memcpy(&result, words, sizeof result);
+    return result;
+  }
+#endif
+
+  template <typename R, typename Combine>
+  MSOPS_BOTH R over_lanes(R value, [[maybe_unused]] const Combine& combine) const {
+    static_assert(std::is_trivially_copyable<R>::value && sizeof(R) <= sizeof(SharedOfWarp),
+                  "reduce: what is reduced must be a number, or a struct of up to 32 bytes that memcpy may copy");
 #ifdef __CUDA_ARCH__
     constexpr int kWarp = kLanes < 32 ? kLanes : 32;
-    for (int distance = kWarp / 2; distance > 0; distance /= 2)
-      value = combine(value, __shfl_xor_sync(~0u, value, distance));
+    for (int distance = kWarp / 2; distance > 0; distance /= 2) value = combine(value, from_lane(value, distance));
     if constexpr (kLanes > kWarp) {
-      if (lane_ % kWarp == 0) shared_[lane_ / kWarp] = value;
+      R* of_warps = reinterpret_cast<R*>(shared_);
+      if (lane_ % kWarp == 0) of_warps[lane_ / kWarp] = value;
       __syncthreads();
-      value = shared_[0];
-      for (int warp = 1; warp < kLanes / kWarp; ++warp) value = combine(value, shared_[warp]);
+      value = of_warps[0];
+      for (int warp = 1; warp < kLanes / kWarp; ++warp) value = combine(value, of_warps[warp]);
       __syncthreads();  // before the next reduction writes there
     }
 #endif
@@ -154,7 +203,7 @@ class Team {
   }
 
   int lane_;
-  C* shared_;  // a number for each warp, if the team is a block
+  SharedOfWarp* shared_;  // of each warp, if the team is a block
 };
 
 template <typename C, typename Body>
@@ -167,7 +216,7 @@ struct RowOnCpu {
 #ifdef __CUDACC__
 template <typename C, int kLanes, int N, typename Body>
 __global__ void __launch_bounds__(kThreads) rows_kernel(int64_t rows, Body body) {
-  __shared__ C shared[kThreads / 32];
+  __shared__ SharedOfWarp shared[kThreads / 32];
   const int64_t row = blockIdx.x * int64_t{kThreads / kLanes} + threadIdx.x / kLanes;
   if (row < rows) body(row, Team<C, kLanes, N>(threadIdx.x % kLanes, shared));
 }
