@@ -1,5 +1,8 @@
 """Sound operators pass opcheck, and each of its checks finds an operator that is unsound in just that way."""
 
+import re
+from pathlib import Path
+
 import mindspore
 import numpy as np
 import pytest
@@ -347,6 +350,18 @@ def test_sound_without_floats(library):
     after = msops.custom_op(library.Next, "x(N) -> y(N)", dtypes=(mindspore.int32,))
     assert "forward" in opcheck(after, [np.arange(5, dtype=np.int32)], lambda x: x + 1).made
     assert "expected 2, got 1" in failures(after, [np.arange(5, dtype=np.int32)], lambda x: x + 2)["forward"][0]
+
+
+@pytest.mark.parametrize("reference", [None, lambda x: x.sum(0)], ids=["no reference", "reference"])
+def test_sound_with_scratch(reference):
+    """The operator that the documentation shows."""
+    text = (Path(__file__).resolve().parents[1] / "docs" / "headers.md").read_text()
+    (source,) = re.findall(r"```cuda file=column_sum.cu\n(.*?)```", text, re.DOTALL)
+    signature = "x(N, C) -> y(C), partial(max(1, min(N // 64, 1024)), C, dtype=accumulator)"
+    assert signature in text
+    column_sum = msops.custom_op(msops.load("column_sum", source).ColumnSum, signature)
+    report = opcheck(column_sum, random(9, np.float64, (200, 3)), reference)
+    assert ("forward" in report.made) == (reference is not None)
 
 
 def test_several_cases(square):

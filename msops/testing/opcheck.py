@@ -54,7 +54,8 @@ def opcheck(
         inputs (list): NumPy arrays, or several such lists. Floating ones are cast to each dtype that the operator
             takes.
         reference (callable): Of NumPy arrays, which returns one or a tuple; it computes in their dtype. Outputs that
-            follow those of the reference are scratch. Default: none, and the values are not checked.
+            follow those of the reference are scratch. Default: none, then values are not checked, and scratch is what
+            has ``dtype=accumulator`` after the first output.
         other (tuple): (op, reference) of the same entry and inputs, but with other attributes. Default: none.
         half_in_float32 (bool): Whether float16 is held to the reference in float32, rounded once. Default: ``True`` .
 
@@ -171,7 +172,7 @@ def _describe(op: Any, reference: Function | None, half_in_float32: bool, inputs
         gradient = op.gradient
         if len(names) != len(inputs):
             raise ValueError(f"opcheck of {name}: inputs must be {len(names)} arrays, got {len(inputs)}")
-        results = outputs[: len(as_tuple(reference(*inputs)))] if reference else outputs
+        results = outputs[: len(as_tuple(reference(*inputs)))] if reference else _results_of(op)
     gives = [f"d{name}" for name in names] if gradient or not is_operator else []
     if isinstance(gradient, Operator):
         gives = gradient.names()[1]
@@ -188,6 +189,14 @@ def _describe(op: Any, reference: Function | None, half_in_float32: bool, inputs
     elif not subject.takes_float64(inputs):
         report.skipped.setdefault("gradient's dtypes", "the operator takes no float64")
     return subject
+
+
+def _results_of(operator: Operator) -> list[str]:
+    """The names of the outputs, without the scratch that follows them: nothing else has the dtype `accumulator`."""
+    outputs = list(operator.signature.outputs)
+    while len(outputs) > 1 and outputs[-1].dtype == "accumulator":
+        outputs.pop()
+    return [out.name for out in outputs]
 
 
 def _dtypes(op: Any, inputs: Arrays) -> list[str] | list[None]:
@@ -344,6 +353,7 @@ def _check_promise(subject: _Subject, arrays: Arrays, outs: Arrays | None = None
         with np.errstate(all="ignore"):
             wanted = [(r.shape, r.dtype.name) for r in map(np.asarray, as_tuple(subject.reference(*arrays)))]
     names = subject.results or [f"output {i}" for i in range(len(specs))]
+    wanted = wanted if subject.reference else wanted[: len(names)]
     assert len(wanted) == len(names), f"there are {len(names)} outputs, the reference has {len(wanted)}"
     for name, (shape, dtype), (want_shape, want_dtype), promise in zip(names, specs, wanted, promised):
         assert (shape, dtype) == promise, f"{name}: promised is {promise[1]} {promise[0]}, got {dtype} {shape}"
