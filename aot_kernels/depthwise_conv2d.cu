@@ -151,6 +151,10 @@ struct Finish {
   }
 };
 
+// Half of all 32-bit indices are room for the positions that kernels address above images. On the GPU, a batch that
+// needs more runs in parts.
+constexpr int64_t kIndices = 2;
+
 enum PadMode { kValid, kSame, kPad };
 
 // Reads one direction's attributes, and checks that they turn the input's size into the output's.
@@ -203,25 +207,33 @@ MSOPS_ENTRY(DepthwiseConv2dForward) {
   const Tensor out = call.tensor("out", 4);
   const Shape s = shape_of(call, x, weight, out);
   if (has_bias) call.require_shape(bias, {weight.dim(0)});
+  const int64_t samples = std::max<int64_t>(1, s.batch), of_x = x.size / samples, of_out = out.size / samples;
+  const int64_t each = std::max(of_x, of_out);
   return call.run([&](auto type) {
     using T = typename decltype(type)::type;
-    const int64_t largest = s.largest(std::max({x.size, weight.size, out.size}));
-    if (call.on_cpu() && depthwise::cpu::forward(call, s, x.as<T>(), weight.as<T>(), bias.as<T>(), out.as<T>())) return;
+    const auto run = [&](const Shape& part, const T* from, T* to) {
+      const int64_t largest = part.largest(std::max({part.batch * each, weight.size}));
+      if (call.on_cpu() && depthwise::cpu::forward(call, part, from, weight.as<T>(), bias.as<T>(), to)) return;
 #ifdef __CUDACC__
-    if constexpr (!std::is_same<T, double>::value) {
-      const auto by = [&](auto kernels) {
-        return !call.on_cpu() && kernels(call, s, largest, x.as<T>(), weight.as<T>(), bias.as<T>(), out.as<T>());
-      };
-      if (by(depthwise::planes::forward<T>)) return;
-      if constexpr (std::is_same<T, Half>::value)
-        if (by(depthwise::half::forward)) return;
-      if constexpr (std::is_same<T, float>::value)
-        if (by(depthwise::staged::forward)) return;
-      if (by(depthwise::small::forward<T>) || by(depthwise::large::forward<T>)) return;
-    }
+      if constexpr (!std::is_same<T, double>::value) {
+        const auto by = [&](auto kernels) {
+          return !call.on_cpu() && kernels(call, part, largest, from, weight.as<T>(), bias.as<T>(), to);
+        };
+        if (by(depthwise::planes::forward<T>)) return;
+        if constexpr (std::is_same<T, Half>::value)
+          if (by(depthwise::half::forward)) return;
+        if constexpr (std::is_same<T, float>::value)
+          if (by(depthwise::staged::forward)) return;
+        if (by(depthwise::small::forward<T>) || by(depthwise::large::forward<T>)) return;
+      }
 #endif
-    const Forward<T> body{s, x.as<T>(), weight.as<T>(), bias.as<T>(), out.as<T>()};
-    parallel_for(call, out.size, largest, body, static_cast<double>(s.taps()));
+      const Forward<T> body{part, from, weight.as<T>(), bias.as<T>(), to};
+      parallel_for(call, part.batch * of_out, largest, body, static_cast<double>(part.taps()));
+    };
+    if (call.on_cpu()) return run(s, x.as<T>(), out.as<T>());
+    in_runs(s.batch, kIndices * each, [&](int64_t first, int64_t count) {
+      run(s.part(count), x.as<T>() + first * of_x, out.as<T>() + first * of_out);
+    });
   });
 }
 
@@ -241,37 +253,48 @@ MSOPS_ENTRY(DepthwiseConv2dBackward) {
   call.require(splits >= 1 && splits <= 65535, kBadShape, "partial has %lld rows, expected 1 to 65535",
                static_cast<long long>(splits));
   call.require_shape(partial, {splits, sums});
+  const int64_t samples = std::max<int64_t>(1, s.batch), of_x = x.size / samples, of_dout = dout.size / samples;
+  const int64_t each = std::max(of_x, of_dout);
   return call.run([&](auto type) {
     using T = typename decltype(type)::type;
     using C = Compute<T>;
-    const int64_t largest = s.largest(std::max({x.size, weight.size, dout.size, partial.size}));
-    int64_t parts = 0;
+    const auto run = [&](const Shape& part, const T* from, const T* gradient, T* to, C* sums_to, int64_t rows) {
+      const int64_t largest = part.largest(std::max({part.batch * each, weight.size, rows * sums}));
 #ifdef __CUDACC__
-    if constexpr (!std::is_same<T, double>::value) {
-      const auto by = [&](auto kernels) {
-        if (parts == 0 && !call.on_cpu())
-          parts = kernels(call, s, largest, x.as<T>(), weight.as<T>(), dout.as<T>(), dx.as<T>(), partial.as<float>(),
-                          splits);
-      };
-      if constexpr (std::is_same<T, Half>::value) by(depthwise::half::backward);
-      if constexpr (std::is_same<T, float>::value) by(depthwise::staged::backward);
-      by(depthwise::small::backward<T>);
-      by(depthwise::large::backward<T>);
-    }
+      if constexpr (!std::is_same<T, double>::value) {
+        int64_t parts = 0;
+        const auto by = [&](auto kernels) {
+          if (parts == 0 && !call.on_cpu())
+            parts = kernels(call, part, largest, from, weight.as<T>(), gradient, to, sums_to, rows);
+        };
+        if constexpr (std::is_same<T, Half>::value) by(depthwise::half::backward);
+        if constexpr (std::is_same<T, float>::value) by(depthwise::staged::backward);
+        by(depthwise::small::backward<T>);
+        by(depthwise::large::backward<T>);
+        if (parts > 0) return parts;
+      }
 #endif
-    if (parts == 0) {
-      parts = splits;
-      if (!call.on_cpu() || !depthwise::cpu::input_gradient(call, s, weight.as<T>(), dout.as<T>(), dx.as<T>()))
-        parallel_for(call, dx.size, largest, InputGradient<T>{s, weight.as<T>(), dout.as<T>(), dx.as<T>()},
-                     static_cast<double>(s.taps() * s.multiplier));
-      if (!call.on_cpu() || !depthwise::cpu::weight_gradient(call, s, x.as<T>(), dout.as<T>(), partial.as<C>(), splits))
-        parallel_for(call, partial.size, largest,
-                     WeightGradient<T>{s, splits, x.as<T>(), dout.as<T>(), partial.as<C>()},
-                     static_cast<double>(s.batch * s.h.out * s.w.out / splits));
+      if (!call.on_cpu() || !depthwise::cpu::input_gradient(call, part, weight.as<T>(), gradient, to))
+        parallel_for(call, part.batch * of_x, largest, InputGradient<T>{part, weight.as<T>(), gradient, to},
+                     static_cast<double>(part.taps() * part.multiplier));
+      if (!call.on_cpu() || !depthwise::cpu::weight_gradient(call, part, from, gradient, sums_to, rows))
+        parallel_for(call, rows * sums, largest, WeightGradient<T>{part, rows, from, gradient, sums_to},
+                     static_cast<double>(part.batch * part.h.out * part.w.out / rows));
+      return rows;
+    };
+    int64_t parts = 0, runs = 0;
+    in_runs(s.batch, kIndices * each, [&](int64_t, int64_t) { ++runs; });
+    if (call.on_cpu() || runs == 0 || runs > splits) {
+      parts = run(s, x.as<T>(), dout.as<T>(), dx.as<T>(), partial.as<C>(), splits);
+    } else {
+      in_runs(s.batch, kIndices * each, [&](int64_t first, int64_t count) {
+        parts += run(s.part(count), x.as<T>() + first * of_x, dout.as<T>() + first * of_dout, dx.as<T>() + first * of_x,
+                     partial.as<C>() + parts * sums, (splits - parts) / runs--);
+      });
     }
     const int lane_bits = call.on_cpu() || parts <= 1 ? 0 : parts <= 8 ? 3 : 5;
     const Finish<T> body{parts, sums, weight.size, lane_bits, partial.as<const C>(), dweight.as<T>(), dbias.as<T>()};
-    parallel_for(call, (has_bias ? sums : weight.size) << lane_bits, largest << lane_bits, body,
-                 static_cast<double>(parts));
+    const int64_t threads = (has_bias ? sums : weight.size) << lane_bits;
+    parallel_for(call, threads, std::max(partial.size, threads), body, static_cast<double>(parts));
   });
 }

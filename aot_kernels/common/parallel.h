@@ -149,10 +149,11 @@ void on_gpu(Call& call, int64_t n, int64_t largest, const Body& body) {
 }
 
 // Calls `f(first, count)` for runs that tile [0, n), of as many as have `each` indices of 32 bits, but at least one: a
-// kernel for 32 bits then serves any n.
+// kernel for 32 bits then serves any n. Runs of 8 or more begin at multiples of 8, so that packs stay aligned.
 template <typename F>
 void in_runs(int64_t n, int64_t each, F&& f) {
-  const int64_t most = std::max<int64_t>(1, kLargest32 / std::max<int64_t>(1, each));
+  int64_t most = std::max<int64_t>(1, kLargest32 / std::max<int64_t>(1, each));
+  if (most > 8) most -= most % 8;
   for (int64_t first = 0; first < n; first += most) f(first, std::min(most, n - first));
 }
 

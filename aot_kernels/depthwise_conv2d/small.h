@@ -30,6 +30,12 @@ constexpr int kBackwardBlocks = K == 3   ? 6
                                 : K == 5 ? 4
                                          : 3;
 
+// Whether half.h takes all that a kernel for packs of V would: this one is then empty in code for sm_80 or later.
+template <int V, typename T>
+constexpr bool kForwardIsHalfs = sizeof(T) == 2 && V > 1;
+template <int S, int V, typename T>
+constexpr bool kBackwardIsHalfs = sizeof(T) == 2 && V > 1 && S == 1;
+
 // Elements column + kFirst, ... of a row of `width` elements; zero outside it, and where the row is not `inside`.
 // `column` and `width` are multiples of V.
 template <int V, int kFirst, int kCount, typename T>
@@ -70,6 +76,7 @@ template <int K, int S, int V, typename T>
 __global__ void __launch_bounds__(kThreads, kForwardBlocks<K, S>)
     forward_kernel(Sizes s, Tasks tasks, Divisor channels, const T* __restrict__ x, const T* __restrict__ weight,
                    const T* __restrict__ bias, T* __restrict__ out) {
+  if (kForwardIsHalfs<V, T> && has_instructions_of(80)) return;
   constexpr int kRows = kForwardRows, kColumns = V;
   int group, strip, channel;
   const int image = tasks.strips.divide(tasks.groups.divide(blockIdx.x * kThreads + threadIdx.x, &group), &strip);
@@ -150,6 +157,7 @@ template <int K, int S, int V, typename T>
 __global__ void __launch_bounds__(kThreads, kBackwardBlocks<K>)
     backward_kernel(Sizes s, Tasks tasks, const T* __restrict__ x, const T* __restrict__ weight,
                     const T* __restrict__ dout, T* __restrict__ dx, float* __restrict__ partial) {
+  if (kBackwardIsHalfs<S, V, T> && has_instructions_of(80)) return;
   constexpr int kRows = kBackwardRows<K>, kColumns = V > S ? V : S, kSums = K * K + 1;
   constexpr int kPhase = V > 1 ? K / 2 % S : 0;
   constexpr int kAbove = (K - 1) / S, kBefore = (K - 1 - kPhase) / S;  // outputs before that of the first input
@@ -226,6 +234,8 @@ bool forward(Call& call, const Shape& s, int64_t largest, const T* x, const T* w
     if (s.h.out * s.w.out == 0) return;
     with_width<T>(false, s.w.pad == K / 2 ? s.w.in | s.w.out : 1, {x, out}, [&](auto width) {
       constexpr int V = decltype(width)::value;
+      static const bool empty = kForwardIsHalfs<V, T> && is_compiled_for(80, forward_kernel<K, S, V, T>);
+      if (empty) return;
       const int64_t strips = (s.h.out - 1) / kForwardRows + 1, groups = s.w.out / V;
       const int64_t threads = s.batch * s.channels * strips * groups, blocks = (threads - 1) / kThreads + 1;
       forward_kernel<K, S, V><<<static_cast<unsigned>(blocks), kThreads, 0, call.stream()>>>(
@@ -250,6 +260,8 @@ int64_t backward(Call& call, const Shape& s, int64_t largest, const T* x, const 
       if (axis.padding >= K || axis.in == 0) return;
     with_width<T>(false, s.w.pad == K / 2 ? s.w.in | s.w.out * S : 1, {x, dout, dx}, [&](auto width) {
       constexpr int V = decltype(width)::value, kColumns = V > S ? V : S;
+      static const bool empty = kBackwardIsHalfs<S, V, T> && is_compiled_for(80, backward_kernel<K, S, V, T>);
+      if (empty) return;
       const int64_t strips = (s.h.in + s.h.pad % S - 1) / kBackwardRows<K> + 1;
       const int64_t groups = (s.w.in + (V > 1 ? 0 : s.w.pad % S) - 1) / kColumns + 1;
       static const int at_once = blocks_at_once(backward_kernel<K, S, V, T>, kThreads, 0);
