@@ -111,7 +111,8 @@ constexpr bool kOnGpu = !std::is_same<T, BFloat16>::value;
 // What MindSpore calls T.
 template <typename T>
 constexpr const char* dtype_name() {
-  constexpr const char* kWhole[2][4] = {{"uint8", "uint16", "uint32", "uint64"}, {"int8", "int16", "int32", "int64"}};
+  [[maybe_unused]] constexpr const char* kWhole[2][4] = {{"uint8", "uint16", "uint32", "uint64"},
+                                                         {"int8", "int16", "int32", "int64"}};
   if constexpr (std::is_same<T, Half>::value) {
     return "float16";
   } else if constexpr (std::is_same<T, BFloat16>::value) {

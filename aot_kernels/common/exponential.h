@@ -84,7 +84,7 @@ class Exponential : Binary<C> {
 
   // 1/k! + r/(k+1)! + r^2/(k+2)! + ...
   template <int k>
-  static MSOPS_CPU C series(C r) {
+  static MSOPS_CPU C series([[maybe_unused]] C r) {
     constexpr C kFirst = inverse_factorial(k);
     if constexpr (k == Format::kTerms) {
       return kFirst;

@@ -113,7 +113,8 @@ MSOPS_BOTH unsigned elements_to_pack(const T* pointer) {
 // Calls `f(Constant<N>{})` with the widest N for which packs of N elements tile rows of `row` elements that begin at
 // each of the pointers; with 1 on the CPU, where compilers form packs of their own.
 template <typename T, int N = kPackWidth<T>, typename F>
-void with_width(bool on_cpu, int64_t row, std::initializer_list<const T*> pointers, F&& f) {
+void with_width([[maybe_unused]] bool on_cpu, [[maybe_unused]] int64_t row,
+                [[maybe_unused]] std::initializer_list<const T*> pointers, F&& f) {
   if constexpr (N > 1) {
     bool fits = !on_cpu && row % N == 0;
     for (const T* p : pointers) fits &= is_aligned<N>(p);
