@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import functools
-import inspect
 import itertools
-import linecache
 import numbers
 import struct
 import threading
 import weakref
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import mindspore
 from mindspore import Tensor, ops
 from mindspore.common import dtype as mstype
+from mindspore.ops.primitive import PrimitiveWithInfer
 
+from . import gradients, open_sizes
 from .check import FLOATS, Spec, from_inference
 from .compat import VERSION
-from .library import Entry, default_cache_folder, digest
+from .library import Entry
 from .signature import Signature
 
 if TYPE_CHECKING:
@@ -31,6 +29,22 @@ if TYPE_CHECKING:
     Infer = Callable[..., Spec | Sequence[Spec]]
     Gradient: TypeAlias = "Operator | Callable[..., tuple[Tensor, ...]]"
     Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+class _Compiling(PrimitiveWithInfer):
+    """Whether it is called in what MindSpore compiles."""
+
+    def __init__(self) -> None:
+        super().__init__("Compiling")
+
+    def __infer__(self) -> dict[str, Any]:
+        return {"shape": (), "dtype": mindspore.bool_, "value": True}
+
+    def __call__(self) -> bool:
+        return False
+
+
+_compiling = _Compiling()
 
 
 def custom_op(
@@ -87,6 +101,24 @@ def custom_op(
         >>> print(cube(x), mindspore.grad(lambda x: cube(x))(x))
         [1. 8.] [ 3. 12.]
     """
+    # MindSpore compiles this function if it meets it.
+    if _compiling():
+        raise RuntimeError(
+            "custom_op: an operator must be made before its call is compiled, or in a function decorated with "
+            "msops.once"
+        )
+    return _make(entry, signature, infer, gradient, name, dtypes, attributes)
+
+
+def _make(
+    entry: Entry,
+    signature: str,
+    infer: Infer | None,
+    gradient: Gradient | None,
+    name: str | None,
+    dtypes: Sequence[mindspore.Type],
+    attributes: dict[str, float],
+) -> Operator:
     if not isinstance(entry, Entry):
         raise TypeError(f"custom_op: entry must be a function of a Library, got {type(entry).__name__}")
     name = entry.library.name if name is None else name
@@ -113,9 +145,9 @@ def custom_op(
             for rule in _functions(infer, gradient):  # when one is gone, no key can be equal to this one
                 weakref.finalize(rule, _number_of_key.pop, key, None).atexit = False
         number = _number_of_key[key]
-        operator = _operators.get(number)
+        operator = open_sizes.operators.get(number)
         if operator is None:
-            _operators[number] = operator = Operator(
+            open_sizes.operators[number] = operator = Operator(
                 number, entry, Signature(signature, dtypes, **attributes), infer, gradient, name, attributes
             )
         return operator
@@ -151,10 +183,10 @@ class Operator(ops.Custom):
         # MindSpore wants rules for shape and dtype, but asks __infer__ below for both.
         variable = entry.library.variable if VERSION >= (2, 7) else None
         function = f"{variable or entry.library.path}:{entry.name}"
-        super().__init__(function, (), mindspore.float32, func_type="aot", bprop=self._bprop(gradient))
+        super().__init__(function, (), mindspore.float32, func_type="aot", bprop=self._bprop())
         if variable:
             self.add_prim_attr("path_from_env", True)
-        self._has_open_sizes = VERSION >= (2, 7) and variable is None and self._offer_rule()
+        self._has_open_sizes = VERSION >= (2, 7) and variable is None and open_sizes.offer_rule(entry)
         if self._has_open_sizes:
             outputs = self.names()[1]
             self.add_prim_attr("reg_op_name", name)
@@ -193,7 +225,7 @@ class Operator(ops.Custom):
         return list(outputs)
 
     def names(self) -> tuple[list[str], list[str]]:
-        """Those of the inputs, and of the outputs."""
+        """Input names and output names."""
         return [tensor.name for tensor in self.signature.inputs], [tensor.name for tensor in self.signature.outputs]
 
     def _check_numbers(self) -> None:
@@ -210,41 +242,16 @@ class Operator(ops.Custom):
                     f"others, got the attributes {list(self.attributes)} and the signature {self.signature.text!r}"
                 )
 
-    def _offer_rule(self) -> bool:
-        """Tells the C function whom to ask for sizes, if it is an MSOPS_ENTRY; whether it is."""
-        try:
-            rule = ctypes.c_void_p.in_dll(self.entry.library.handle, f"{self.entry.name}Rule")
-        except ValueError:
-            return False
-        rule.value = ctypes.cast(_sizes_of_outputs, ctypes.c_void_p).value
-        return True
-
-    def _infer_open(self, specs: Sequence[Spec]) -> list[Spec]:
-        """The same where sizes of inputs are open, -1; of the outputs, those are that the stand-ins make differ."""
-        found = []
-        for number in _STAND_INS:
-            numbers = [spec._replace(shape=tuple(number if n < 0 else n for n in spec.shape)) for spec in specs]
-            try:
-                found.append(self.infer(*numbers, shapes=False))
-            except ValueError as caught:
-                error = caught
-        if not found:
-            shapes = ", ".join(str(spec.shape) for spec in specs)
-            raise ValueError(f"{self.label}: more sizes must be known at compile time than {shapes}") from error
-        outputs = []
-        for same in zip(*found):
-            sizes = zip(*(out.shape for out in same))
-            shape = tuple(each[0] if len({*each}) == 1 < len(each) else -1 for each in sizes)
-            outputs.append(same[0]._replace(shape=shape))
-        return outputs
-
     def __infer__(self, *inputs: dict[str, Any]) -> dict[str, Any]:
         specs = tuple(map(from_inference, inputs))
+        if any(isinstance(spec, str) and spec.startswith("Keyword[") for spec in specs):
+            names = ", ".join(self.names()[0])
+            raise TypeError(f"{self.label}: takes its inputs without names where it is compiled, as ({names})")
         kept = self._inferred.get(specs)
         if kept is None:
             tensors = [spec for spec in specs if isinstance(spec, Spec)]
-            is_open = self._has_open_sizes and len(tensors) == len(specs) and _is_open(tensors)
-            outputs = self._infer_open(tensors) if is_open else self.infer(*specs)
+            is_open = self._has_open_sizes and len(tensors) == len(specs) and open_sizes.is_open(tensors)
+            outputs = open_sizes.infer(self.label, self.infer, tensors) if is_open else self.infer(*specs)
             shapes, dtypes = zip(*((out.shape, mstype.typing.TensorType(out.dtype)) for out in outputs))
             kept = (shapes[0], dtypes[0], is_open) if len(outputs) == 1 else (shapes, dtypes, is_open)
             if len(self._inferred) >= _KEPT:
@@ -253,13 +260,35 @@ class Operator(ops.Custom):
         shape, dtype, is_open = kept
         if is_open:
             # When the graph runs, MindSpore asks the C function: in this place, to whose copy it gives what is added.
-            self._dtypes = [spec.dtype for spec in specs if isinstance(spec, Spec)]
+            self.input_dtypes = [spec.dtype for spec in specs if isinstance(spec, Spec)]
             self.add_prim_attr("cpp_infer_shape", True)
             self.del_prim_attr("cpp_infer_shape")
         return {"shape": shape, "dtype": dtype, "value": None}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Operator:
         return self  # nothing in it changes
+
+    def __call__(self, *inputs: Tensor, **named: Tensor) -> Any:
+        return super().__call__(*(self._in_order(inputs, named) if named else inputs))
+
+    def _in_order(self, inputs: tuple[Tensor, ...], named: dict[str, Tensor]) -> list[Tensor]:
+        """The inputs, of which some were handed over by their names."""
+        names = self.names()[0]
+        rest = names[len(inputs) :]
+        if set(rest) != set(named):
+            raise TypeError(
+                f"{self.label}: takes the inputs {', '.join(names)}, got {len(inputs)} without and {', '.join(named)} "
+                "by name"
+            )
+        return [*inputs, *(named[name] for name in rest)]
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "__name__":  # MindSpore asks functions for it
+            raise AttributeError(
+                f"{self.label}: mindspore.grad and its like take functions and Cells, not operators: hand over a "
+                "function that calls the operator"
+            )
+        return super().__getattr__(name)
 
     def _clone(self) -> Operator:
         """MindSpore's copy of one place in a graph."""
@@ -268,80 +297,15 @@ class Operator(ops.Custom):
         clone.original = self  # whom the C function asks
         return clone
 
-    def _bprop(self, gradient: Gradient | None) -> Callable[..., Any] | None:
+    def _bprop(self) -> Callable[..., Any]:
         """The gradient as MindSpore wants it: a function of all inputs, the output and its gradient."""
-        if gradient is None:
-            return None
         inputs, outputs = self.names()
-        if isinstance(gradient, Operator):
-            return self._call(gradient, inputs, outputs)
-        out = outputs[0] if len(outputs) == 1 else "out"
-        taken = ", ".join([*inputs, out, f"d{out}"])
-        try:
-            inspect.signature(gradient).bind(*inputs, out, f"d{out}")
-        except TypeError:
-            raise TypeError(
-                f"{self.label}: gradient must take ({taken}), got a function of {inspect.signature(gradient)}"
-            ) from None
-        parameters = ", ".join([*inputs, "_out", "_dout"])
-        gradients = f"({', '.join(f'd{name}' for name in inputs)}{',' * (len(inputs) == 1)})"
-        return self._function(
-            [
-                f"def gradient({parameters}):",
-                f"    gradients = _gradient({parameters})",
-                f"    if not isinstance(gradients, tuple) or len(gradients) != {len(inputs)}:",
-                f"        raise ValueError({f'{self.label}: gradient must return a tuple {gradients}'!r})",
-                "    return gradients",
-            ],
-            gradient,
-        )
-
-    def _call(self, gradient: Operator, inputs: list[str], outputs: list[str]) -> Callable[..., Any]:
-        """A function that calls the operator `gradient`. MindSpore compiles functions from their source, and wants them
-        to name their arguments: so this one has a source of its own."""
-        takes, gives = gradient.names()
-        douts = [f"d{out}" for out in outputs]
-        if unknown := set(takes).difference(inputs, outputs, douts):
-            raise ValueError(
-                f"{self.label}: gradient takes {', '.join(sorted(unknown))}; there are the inputs {', '.join(inputs)}, "
-                f"the outputs {', '.join(outputs)} and their gradients {', '.join(douts)}"
-            )
-        if twice := set(inputs).intersection(douts):
-            raise ValueError(
-                f"{self.label}: gradient must be a function, since {', '.join(sorted(twice))} would be both an input "
-                "and the gradient of an output"
-            )
-        if not set(gives).intersection(f"d{name}" for name in inputs):
-            raise ValueError(
-                f"{self.label}: gradient gives {', '.join(gives)}, which is none of "
-                f"{', '.join(f'd{name}' for name in inputs)}"
-            )
-        several = len(outputs) > 1
-        parameters = [*inputs, "_out", "_dout"] if several else [*inputs, *outputs, *douts]
-        unpack = [f"{', '.join(outputs)} = _out", f"{', '.join(douts)} = _dout"] if several else []
-        gradients = [f"d{name}" if f"d{name}" in gives else f"_zeros_like({name})" for name in inputs]
-        lines = [
-            f"def gradient({', '.join(parameters)}):",
-            *(f"    {line}" for line in unpack),
-            f"    {', '.join(gives)} = _gradient({', '.join(takes)})",
-            f"    return ({', '.join(gradients)},)",
-        ]
-        return self._function(lines, gradient)
-
-    def _function(self, lines: list[str], gradient: Callable[..., Any]) -> Callable[..., Any]:
-        """The function `gradient` of a source, that may call `_gradient` and `_zeros_like`."""
-        source = "\n".join(
-            [
-                f"# The gradient of {self.label!r}",
-                "def make(_gradient, _zeros_like):",
-                *(f"    {line}" for line in lines),
-                "    return gradient",
-            ]
-        )
-        filename = _keep(source)
-        namespace: dict[str, Any] = {"__name__": __name__}
-        exec(compile(source, filename, "exec"), namespace)  # noqa: S102 (of names that the signature allows)
-        return namespace["make"](gradient, ops.zeros_like)
+        if self.gradient is None:
+            whole = all((out.dtype or "").startswith(("int", "uint", "bool")) for out in self.signature.outputs)
+            return gradients.missing(self.label, self.entry.name, inputs, whole)
+        if isinstance(self.gradient, Operator):
+            return gradients.of_operator(self.label, inputs, outputs, self.gradient, *self.gradient.names())
+        return gradients.of_function(self.label, inputs, outputs, self.gradient)
 
 
 def once(make: Function) -> Function:
@@ -361,61 +325,12 @@ def once(make: Function) -> Function:
     return ops.constexpr(functools.lru_cache(maxsize=None, typed=True)(make))
 
 
-def _keep(source: str) -> str:
-    """The name of a file with this source in the cache folder, which may fail: Python and MindSpore's compiler read it
-    from `linecache`, and only the lines that MindSpore's messages show from the file."""
-    path = Path(f"gradient_{digest(source)}.py")
-    with contextlib.suppress(OSError, RuntimeError):  # RuntimeError: there is no home
-        folder = default_cache_folder()
-        path = folder / path
-        folder.mkdir(parents=True, exist_ok=True)
-        if not path.exists():
-            path.write_text(source)
-    linecache.cache[str(path)] = len(source), None, source.splitlines(True), str(path)
-    return str(path)
-
-
-def _is_open(specs: Sequence[Spec]) -> bool:
-    """Whether sizes are open. Of an open rank (-2) nothing can be told."""
-    sizes = [size for spec in specs for size in spec.shape]
-    return -1 in sizes and min(sizes) == -1
-
-
-@ctypes.CFUNCTYPE(
-    ctypes.c_int,
-    ctypes.c_int64,
-    ctypes.POINTER(ctypes.c_int),
-    ctypes.POINTER(ctypes.POINTER(ctypes.c_int64)),
-    ctypes.POINTER(ctypes.c_int64),
-    ctypes.c_int,
-    ctypes.POINTER(ctypes.c_char),
-)
-def _sizes_of_outputs(number: int, ranks: Any, shapes: Any, sizes: Any, room: int, message: Any) -> int:
-    """The msops::Rule of aot_kernels/common/open_sizes.h."""
-    try:
-        operator = _operators[number]
-        specs = [Spec(tuple(shapes[i][: ranks[i]]), dtype) for i, dtype in enumerate(operator._dtypes)]
-        outputs = operator._infer_open(specs) if _is_open(specs) else operator.infer(*specs)
-        numbers = [size for out in outputs for size in (len(out.shape), *out.shape)]
-        if len(numbers) > room:
-            raise ValueError(f"{operator.label}: the outputs have more than {room} sizes")
-        for i, size in enumerate(numbers):
-            sizes[i] = size
-        return len(outputs)
-    except Exception as error:  # noqa: BLE001 (C has none)
-        text = str(error).encode()[:1000] + b"\0"
-        ctypes.memmove(message, text, len(text))
-        return 0
-
-
-_STAND_INS = 1, 2**10, 2**20  # for open sizes, in rules
 _KEPT = 1000  # results of inference
 _lock = threading.Lock()  # of what follows
 _numbers = itertools.count()
 # Of an operator; it stays when the operator goes, since what MindSpore keeps for it stays, too.
 _number_of_key: dict[tuple[Any, ...], int] = {}
 _number_of_rule: weakref.WeakKeyDictionary[Callable[..., Any], int] = weakref.WeakKeyDictionary()
-_operators: weakref.WeakValueDictionary[int, Operator] = weakref.WeakValueDictionary()
 
 
 def _number(rule: Operator | Callable[..., Any] | None) -> int:

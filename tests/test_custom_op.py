@@ -18,7 +18,7 @@ from mindspore import Tensor, nn, ops
 
 import msops
 from child import run_python
-from msops import Spec, compat, custom, custom_op
+from msops import Spec, compat, custom, custom_op, open_sizes
 from operator_test import Gradient, Net, check_training, run
 
 SOURCE = """
@@ -567,7 +567,8 @@ def test_wrong_arguments(library, arguments, error, message):
     [
         ("x, z, dy -> dx", "gradient takes z; there are the inputs x, the outputs y and their gradients dy"),
         ("x, dx -> dz", "gradient takes dx; there are the inputs x, the outputs y and their gradients dy"),
-        ("x, dy -> dz", "gradient gives dz, which is none of dx"),
+        ("x, dy -> dz", "gradient gives dz, but the gradients of the inputs x are called dx; did you mean dx?"),
+        ("x, dy -> sum", "gradient gives sum, but the gradients of the inputs x are called dx"),
     ],
 )
 def test_gradient_of_unknown_names(library, signature, message):
@@ -647,12 +648,12 @@ def test_sizes_that_do_not_fit_when_the_graph_runs(library):
 
 def test_more_sizes_than_the_library_has_room_for(library, monkeypatch):
     op = make_cube(library)
-    monkeypatch.setattr(op, "_dtypes", [mindspore.float32], raising=False)
+    monkeypatch.setattr(op, "input_dtypes", [mindspore.float32], raising=False)
     shape, sizes, message = (ctypes.c_int64 * 2)(3, 2), (ctypes.c_int64 * 3)(), ctypes.create_string_buffer(1024)
     inputs = (ctypes.c_int * 1)(2), (ctypes.POINTER(ctypes.c_int64) * 1)(shape)
-    assert custom._sizes_of_outputs(op.number, *inputs, sizes, 3, message) == 1
+    assert open_sizes.sizes_of_outputs(op.number, *inputs, sizes, 3, message) == 1
     assert list(sizes) == [2, 3, 2]
-    assert custom._sizes_of_outputs(op.number, *inputs, sizes, 2, message) == 0
+    assert open_sizes.sizes_of_outputs(op.number, *inputs, sizes, 2, message) == 0
     assert message.value == b"custom_op_test: the outputs have more than 2 sizes"
 
 
