@@ -154,15 +154,12 @@ def _lost(gpus: Gpus, releases: list[tuple[int, ...]]) -> Iterator[Finding]:
     if not releases:
         return
     oldest, newest = min(releases), (gpus.capabilities or [0])[-1]
-    lost = []
-    if newest >= 89 and oldest < (11, 8):
-        lost.append(f"machine code for sm_{newest}, so that the driver compiles PTX when a program first runs")
-    if newest == 90 and oldest < (12, 0):
-        lost.append("TMA, wgmma and clusters, which make lltm faster")
+    since = {f"machine code for sm_{newest}": (11, 8)} if newest >= 89 else {}
+    since |= {"TMA": (12, 0), "wgmma": (12, 0), "clusters": (12, 1)} if newest == 90 else {}
+    lost = [what for what, release in since.items() if oldest < release]
     if lost:
-        yield Finding(
-            "libraries", "none", f"nvcc {dotted(oldest)} has not: {'; '.join(lost)}. nvcc 12.1 and newer have it"
-        )
+        text = f"built by nvcc {dotted(oldest)}, so without {', '.join(lost)}, which make sm_{newest} faster"
+        yield Finding("libraries", "none", f"{text}: nvcc {dotted(max(since.values()))} has all of it")
 
 
 def architectures(code: bytes) -> tuple[list[int], list[int]]:
