@@ -1,35 +1,36 @@
 # 'make help' tells what there is.
 
 .DEFAULT_GOAL := all
-LIBRARIES := $(patsubst aot_kernels/%.cu,msops/lib/%.so,$(wildcard aot_kernels/*.cu))
-HEADERS := $(wildcard aot_kernels/*/*.h)
+# All cores, unless -j or a make that runs this one says how many.
+MAKEFLAGS += $(shell case " $$MAKEFLAGS" in (*" -j"*) ;; (*) echo "-j$$(nproc)" ;; esac)
+ifeq ($(filter-out all,$(MAKECMDGOALS)),)
+MAKEFLAGS += --output-sync
+endif
+ifneq ($(filter clean,$(MAKECMDGOALS)),)
+.NOTPARALLEL:
+endif
 
-HOST_FLAGS := -fPIC -fopenmp -fno-trapping-math -fvisibility=hidden -Wall -Wextra
-FLAGS := -std=c++17 -O3 -shared
+# The slowest come first: what is last runs alone.
+OPERATORS := $(patsubst aot_kernels/%.cu,%,$(wildcard aot_kernels/*.cu))
+SLOWEST := depthwise_conv2d add lltm_sequence
+LIBRARIES := $(patsubst %,msops/lib/%.so,$(filter $(OPERATORS),$(SLOWEST)) $(filter-out $(SLOWEST),$(OPERATORS)))
+
+include aot_kernels/common/flags.mk
 
 # From the command line, else the PATH, else CUDA_HOME. 'make all NVCC=' builds for the CPU alone.
 NVCC ?= $(or $(shell command -v nvcc),$(if $(CUDA_HOME),$(wildcard $(CUDA_HOME)/bin/nvcc)))
 
 ifeq ($(NVCC),)
-COMPILE := $(CXX) $(FLAGS) $(HOST_FLAGS) -x c++
+COMPILE := $(CXX) $(FLAGS) $(HOST_FLAGS) -shared -x c++
 BUILT_FOR := the CPU only: no nvcc on the PATH or in CUDA_HOME
 else
 HOST_COMPILER := sh aot_kernels/common/host_compiler.sh $(NVCC) $(if $(filter default,$(origin CXX)),,$(CXX))
 HOST_CXX := $(shell $(HOST_COMPILER) 2>/dev/null)
-KNOWN := $(filter-out 35 37 50 52 53 60 61 62,$(subst compute_,,$(shell $(NVCC) --list-gpu-arch)))
-ifndef ARCHS
-ARCHS := $(filter $(KNOWN),$(subst .,,$(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | sort -u)))
-ifeq ($(ARCHS),)
-ARCHS := $(filter 80 90,$(KNOWN))
-PTX := $(shell printf '%s\n' $(KNOWN) | sort -n | head -n 1)
-endif
-endif
-# For sm_90 as sm_90a, where nvcc knows that: the same GPUs, with instructions that no later ones have.
-SM90 := 90$(shell $(NVCC) --dryrun -arch=sm_90a -x cu /dev/null >/dev/null 2>&1 && echo a)
-COMPILE := $(NVCC) -ccbin $(HOST_CXX) $(FLAGS) $(HOST_FLAGS:%=-Xcompiler %) -Wno-deprecated-gpu-targets \
-  $(foreach arch,$(patsubst 90,$(SM90),$(ARCHS)),-gencode arch=compute_$(arch),code=sm_$(arch)) \
-  $(foreach arch,$(PTX),-gencode arch=compute_$(arch),code=compute_$(arch))
-BUILT_FOR := the CPU and GPUs of architecture $(ARCHS:%=sm_%)$(PTX:%=, others through PTX for compute_%)
+GPU_CODE := $(shell sh aot_kernels/common/gpu_code.sh $(NVCC) '$(ARCHS)' '$(PTX)')
+COMPILE := $(NVCC) -ccbin $(HOST_CXX) $(FLAGS) $(HOST_FLAGS:%=-Xcompiler %) $(NVCC_FLAGS) -shared $(GPU_CODE)
+comma := ,
+CODE := $(patsubst code=%,%,$(filter code=%,$(subst $(comma), ,$(GPU_CODE))))
+BUILT_FOR := the CPU and GPUs: $(strip $(filter sm_%,$(CODE)) $(patsubst compute_%,PTX of compute_% for all later ones,$(filter-out sm_%,$(CODE))))
 endif
 
 .PHONY: all
@@ -37,9 +38,10 @@ all: $(LIBRARIES) ## Build the kernels
 	@echo "msops is built for $(BUILT_FOR)."
 
 # Written under another name first: a process that has the old library loaded keeps it whole.
-msops/lib/%.so: aot_kernels/%.cu $(HEADERS) msops/lib/.command
-	$(COMPILE) $< -o $@.new
+msops/lib/%.so: aot_kernels/%.cu msops/lib/.command
+	$(COMPILE) -MMD -MP -MT $@ -MF $(@:.so=.d) $< -o $@.new
 	@mv $@.new $@
+-include $(LIBRARIES:.so=.d)
 
 # Changes when the command does, so that other flags or another compiler build everything again.
 msops/lib/.command: FORCE
@@ -89,13 +91,14 @@ test-matrix: wheel ## Run the operators' tests on the wheel under each version o
 # What compute-sanitizer finds in the kernels, called through their C entries. Needs torch with CUDA.
 SANITIZERS := memcheck racecheck initcheck synccheck
 .PHONY: sanitize $(SANITIZERS)
-sanitize: $(SANITIZERS) ## Check the kernels' use of memory with compute-sanitizer
+sanitize: ## Check the kernels' use of memory with compute-sanitizer
+	$(foreach tool,$(SANITIZERS),$(MAKE) $(tool) &&) true
 $(SANITIZERS): all $(VENV)/.ready
 	compute-sanitizer --tool $@ --error-exitcode 1 $(VENV)/bin/python -m pytest tests/test_gpu_entries.py -k "not Huge" $(ARGS)
 
 # The C entries, for the CPU, under AddressSanitizer and UndefinedBehaviorSanitizer. ARGS="600 LLTMForward": seconds, entry.
 FUZZED := $(patsubst %.cu,build/fuzz/%.o,$(wildcard aot_kernels/*.cu examples/*/*.cu)) build/fuzz/tests/fuzz_entries.o
-FUZZ := $(CXX) -std=c++17 -O1 -g $(HOST_FLAGS) -fsanitize=address,undefined -fno-sanitize-recover=all -Wno-maybe-uninitialized -Iaot_kernels
+FUZZ := $(CXX) $(FLAGS) $(HOST_FLAGS) -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all -Wno-maybe-uninitialized -Iaot_kernels
 
 .PHONY: fuzz
 fuzz: build/fuzz/entries ## Call every C entry with valid and hostile arguments
@@ -103,12 +106,13 @@ fuzz: build/fuzz/entries ## Call every C entry with valid and hostile arguments
 
 build/fuzz/entries: $(FUZZED)
 	$(FUZZ) $^ -o $@
-build/fuzz/%.o: %.cu $(HEADERS) Makefile
+build/fuzz/%.o: %.cu Makefile
 	@mkdir -p $(@D)
-	$(FUZZ) -x c++ -c $< -o $@
+	$(FUZZ) -MMD -MP -x c++ -c $< -o $@
 build/fuzz/%.o: %.cc Makefile
 	@mkdir -p $(@D)
-	$(FUZZ) -c $< -o $@
+	$(FUZZ) -MMD -MP -c $< -o $@
+-include $(FUZZED:.o=.d)
 
 # The naive kernels are a peer, and need nvcc. ARGS="--op sigmoid --quick" for a part.
 NAIVE := $(if $(NVCC),benchmarks/libnaive.so)
@@ -130,7 +134,7 @@ docs: all $(VENV)/.docs ## Build the documentation: docs/_build/index.html
 	$(VENV)/bin/python -m sphinx --fail-on-warning --keep-going --quiet docs docs/_build
 
 # What g++ says of the kernels. -Wsign-conversion would say it of each `int` that is an array's length.
-WARNINGS := -Werror -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wold-style-cast -Wcast-align -Wcast-qual -Wuseless-cast \
+WARNINGS := -Werror -Wpedantic -Wshadow -Wconversion -Wold-style-cast -Wcast-align -Wcast-qual -Wuseless-cast \
   -Wdouble-promotion -Wformat=2 -Wundef -Wnon-virtual-dtor -Woverloaded-virtual -Wduplicated-cond -Wduplicated-branches \
   -Wlogical-op -Wextra-semi -Wredundant-decls
 
@@ -139,10 +143,10 @@ lint: warnings $(VENV)/.ready ## Check the source's format, style and types, and
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
-	$(VENV)/bin/clang-format --dry-run --Werror $(wildcard aot_kernels/*.cu benchmarks/*.cu tests/*.cc) $(HEADERS)
+	$(VENV)/bin/clang-format --dry-run --Werror $(wildcard aot_kernels/*.cu aot_kernels/*/*.h benchmarks/*.cu tests/*.cc)
 warnings:
 	@for source in $(wildcard aot_kernels/*.cu examples/*/*.cu tests/*.cc); do \
-	  g++ -std=c++17 -fopenmp -fsyntax-only $(WARNINGS) -Iaot_kernels -x c++ $$source || exit 1; done
+	  g++ $(FLAGS) $(HOST_FLAGS) -fsyntax-only $(WARNINGS) -Iaot_kernels -x c++ $$source || exit 1; done
 
 .PHONY: clean
 clean: ## Remove what was built, but not the virtual environment
@@ -153,8 +157,8 @@ help: ## Show this
 	@echo "Targets:"
 	@sed -nE 's/^([a-z-]+):.* ## (.*)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 15
 	@echo "Variables:"
-	@echo "  ARCHS        GPU architectures to build for, as in ARCHS=\"70 80 90\"; default: the GPU at hand, else data centres'"
-	@echo "  PTX          with ARCHS: the architecture whose PTX serves all later ones, as in PTX=75; default: none"
+	@echo "  ARCHS        GPU architectures to build for, as in ARCHS=\"70 80 90\"; default: the GPU at hand, else PTX alone, for the oldest"
+	@echo "  PTX          the architecture whose PTX serves all later ones, as in PTX=75; default, with ARCHS: none"
 	@echo "  NVCC         the CUDA compiler; NVCC= builds for the CPU alone"
 	@echo "  CXX          the C++ compiler, also for nvcc's host code; default: g++, or the newest g++-N that this nvcc takes"
 	@echo "  PYTHON       the Python to make the virtual environment with"

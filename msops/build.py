@@ -12,6 +12,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def default_cache_folder() -> Path:
-    return Path(os.environ.get("MSOPS_CACHE") or Path.home() / ".cache" / "msops").absolute()
+    return Path(os.environ.get("MSOPS_CACHE") or Path.home() / ".cache" / "msops").expanduser().absolute()
 
 
 class CompileError(RuntimeError):
@@ -40,13 +41,14 @@ def load(
     include_paths: Sequence[str | Path] = (),
     archs: Sequence[str] | None = None,
     cache_folder: str | Path | None = None,
+    variable: str | None = None,
     verbose: bool = False,
 ) -> Library:
     """Compiles sources to a library, and loads it.
 
     By nvcc if there is one, for the GPUs at hand, else by a C++ compiler for the CPU. What was compiled before, from
     the same sources and headers, with the same flags and compiler, is loaded at once; of several processes one compiles
-    while the others wait.
+    while the others wait. A compiler's warnings go to stderr.
 
     The compilers are those of the environment variables ``NVCC`` and ``CXX``, else ``nvcc`` of the PATH or CUDA_HOME,
     and ``g++`` or the newest ``g++-N`` that nvcc takes. With an empty ``NVCC``, all is for the CPU alone.
@@ -62,7 +64,8 @@ def load(
             oldest that nvcc knows, in a form (PTX) that drivers translate for newer ones.
         cache_folder (str, Path): Where libraries are kept. Default: the environment variable ``MSOPS_CACHE`` , else
             ``~/.cache/msops`` .
-        verbose (bool): Whether to print the commands and what the compiler says. Default: ``False`` .
+        variable (str): An environment variable for exported networks, as :class:`msops.Library` has it. Default: none.
+        verbose (bool): Whether to print the commands. Default: ``False`` .
 
     Returns:
         Library.
@@ -71,7 +74,7 @@ def load(
         CompileError: If a source does not compile, or there is no compiler.
         FileNotFoundError: If there is no such source.
         TypeError: If flags, folders or GPUs are no list.
-        ValueError: If the name has other characters, or there are no sources.
+        ValueError: If the name has other characters, there are no sources, or the cache folder's path has a colon.
         OSError: If the cache folder cannot be written.
 
     Examples:
@@ -90,7 +93,9 @@ def load(
     for what, given in lists.items():
         if isinstance(given, (str, Path)):
             raise TypeError(f"msops.load: {what} must be a list, got {given!r}")
-    folder = Path(cache_folder or default_cache_folder()).absolute()
+    folder = Path(cache_folder or default_cache_folder()).expanduser().absolute()
+    if ":" in str(folder):  # MindSpore reads FILE:FUNCTION
+        raise ValueError(f"msops.load: the cache folder must have no colon in its path, got {folder}")
     texts, folders = {}, [get_include(), *map(str, include_paths)]
     for i, source in enumerate([sources] if isinstance(sources, (str, Path)) else sources):
         if isinstance(source, str) and "\n" in source:
@@ -108,12 +113,15 @@ def load(
     key = digest(command, _version(command[0]), _version(cxx), texts)
     build = _Build(folder, f"{name}-{key}", command, texts, verbose, began)
     try:
-        return Library(build.find() or build.make(), name)
+        return Library(build.find() or build.make(), name, variable)
     except OSError as error:
         raise type(error)(
             f"msops.load: {name} cannot be kept in {folder}: {error}. The environment variable MSOPS_CACHE can name "
             "another folder."
         ) from None
+
+
+_SHOWN = 6000  # characters of what a compiler says
 
 
 class _Build:
@@ -184,9 +192,18 @@ class _Build:
             print(line)
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
         if done.returncode or not Path(command[-1]).exists():  # which is the output
-            raise CompileError(f"msops.load: this command failed:\n{line}\n{done.stdout}")
-        if self.verbose and done.stdout:
-            print(done.stdout)
+            raise CompileError(f"msops.load: this command failed:\n{line}\n{self._shortened(done.stdout)}")
+        print(done.stdout, end="", file=sys.stderr)
+
+    def _shortened(self, said: str) -> str:
+        """What a compiler said, or the first of its errors and a file that has all: templates can fill many pages."""
+        if len(said) <= _SHOWN:
+            return said
+        log = self.folder / f"{self.stem}.log"
+        log.write_text(said)
+        first = re.search(r"^.*\berror\b", said, re.MULTILINE)
+        errors = said[first.start() if first else 0 :]
+        return f"{errors[:_SHOWN]}...\nThese are {_SHOWN} of {len(said)} characters: {log} has all."
 
 
 def _cxx() -> str:
@@ -212,21 +229,33 @@ def _command(
     folders: Sequence[str],
     archs: Sequence[str] | None,
 ) -> list[str]:
-    """What compiles a source, but for its name and the output's."""
-    # The Makefile's flags.
-    common = ["-std=c++17", "-O3", *(f"-I{folder}" for folder in folders)]
-    host = ["-fPIC", "-fopenmp", "-fno-trapping-math", "-fvisibility=hidden", "-Wall", "-Wextra", *cxx_flags]
+    """What compiles a source, except its name and the output's."""
+    flags = _flags()
+    common = [*flags["FLAGS"], *(f"-I{folder}" for folder in folders)]
+    host = [*flags["HOST_FLAGS"], *cxx_flags]
     if nvcc := find_nvcc():
-        if archs is None:
-            archs = _archs_at_hand()
-        code = [f"-gencode=arch=compute_{arch},code=sm_{arch}" for arch in archs]
-        if not archs:
-            oldest = oldest_arch(nvcc)
-            code = [f"-gencode=arch=compute_{oldest},code=compute_{oldest}"]
         # nvcc takes lists with commas, and hands their items to a shell.
         through = [f"-Xcompiler={shlex.quote(flag)}".replace(",", r"\,") for flag in host]
-        return [nvcc, "-ccbin", cxx, *common, *through, "-Wno-deprecated-gpu-targets", *code, *nvcc_flags]
+        code = _gpu_code(nvcc, " ".join(archs or ()))
+        return [nvcc, "-ccbin", cxx, *common, *through, *flags["NVCC_FLAGS"], *code, *nvcc_flags]
     return [cxx, *common, *host]
+
+
+@functools.cache
+def _flags() -> dict[str, list[str]]:
+    text = _script("flags.mk").read_text()
+    return {name: words.split() for name, words in re.findall(r"^(\w+) := (.*)$", text, re.MULTILINE)}
+
+
+def _script(name: str) -> Path:
+    """A file that the Makefile uses, too."""
+    return Path(get_include(), "common", name)
+
+
+@functools.cache
+def _gpu_code(nvcc: str, archs: str) -> list[str]:
+    """The flags that tell nvcc which GPUs to compile for."""
+    return output_of("sh", str(_script("gpu_code.sh")), nvcc, archs).split()
 
 
 def find_nvcc() -> str:
@@ -244,8 +273,7 @@ def host_compiler(nvcc: str, cxx: str | None = None) -> str:
     Raises:
         LookupError: If there is none. The message says what to install.
     """
-    script = Path(get_include(), "common", "host_compiler.sh")
-    command = ["sh", str(script), nvcc, *([cxx] if cxx else [])]
+    command = ["sh", str(_script("host_compiler.sh")), nvcc, *([cxx] if cxx else [])]
     done = subprocess.run(command, capture_output=True, text=True, errors="replace")
     if done.returncode:
         raise LookupError(done.stderr.strip())
@@ -253,6 +281,7 @@ def host_compiler(nvcc: str, cxx: str | None = None) -> str:
 
 
 def output_of(*command: str) -> str:
+    """What a command prints; "" if there is no such command."""
     with contextlib.suppress(OSError):
         return subprocess.run(command, capture_output=True, text=True).stdout
     return ""
@@ -264,15 +293,11 @@ def _version(compiler: str) -> str:
 
 
 @functools.cache
-def _archs_at_hand() -> tuple[str, ...]:
-    lines = output_of("nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader").split()
-    return tuple(sorted({line.replace(".", "") for line in lines if re.fullmatch(r"\d+\.\d", line)}))
-
-
-@functools.cache
 def oldest_arch(nvcc: str) -> int:
+    """The oldest architecture that this nvcc and msops' kernels know."""
+    oldest = int(_flags()["OLDEST_ARCH"][0])
     known = [int(number) for number in re.findall(r"compute_(\d+)\b", output_of(nvcc, "--list-gpu-arch"))]
-    return min((number for number in known if number >= 70), default=70)
+    return min((number for number in known if number >= oldest), default=oldest)
 
 
 def _prerequisites(rule: str) -> list[str]:

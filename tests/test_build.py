@@ -1,5 +1,7 @@
 """The build: without nvcc, incremental, and what its absence looks like."""
 
+import os
+import re
 import shutil
 import subprocess
 
@@ -12,7 +14,7 @@ from msops.testing.entry import Status, call
 
 
 def make(folder, *variables):
-    command = ["make", "-j2", "all", "NVCC=", *variables]
+    command = ["make", "all", "NVCC=", "FLAGS=-std=c++17 -O0", *variables]  # in 6 s instead of 40 s
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
 
 
@@ -52,7 +54,9 @@ def test_builds_what_changed(cpu_build):
     assert built(folder) == 0
     (folder / "aot_kernels" / "sigmoid.cu").touch()
     assert built(folder) == 1
-    (folder / "aot_kernels" / "common" / "axes.h").touch()
+    (folder / "aot_kernels" / "depthwise_conv2d" / "large.h").touch()
+    assert built(folder) == 1
+    (folder / "aot_kernels" / "common" / "call.h").touch()
     assert built(folder) == everything
     assert built(folder, "CXX=g++ -DNDEBUG") == everything  # another command
 
@@ -72,6 +76,23 @@ def test_broken_compiler(cpu_build, tmp_path):
     assert {path: path.read_bytes() for path in libraries} == libraries
 
 
+@pytest.mark.parametrize(("given", "jobs"), [("", 3), ("-j1", 1), ("MAKEFLAGS=-j2", 2)])
+def test_builds_at_once(tmp_path, given, jobs):
+    """make starts a compiler for each core, unless it is told how many, be it by the make that runs it."""
+    (tmp_path / "nproc").write_text("#!/bin/sh\necho 3\n")
+    (tmp_path / "compiler").write_text(f"#!/bin/sh\ntouch {tmp_path}/started.$$\nsleep 1\nexit 1\n")
+    for command in ("nproc", "compiler"):
+        (tmp_path / command).chmod(0o755)
+    variables = {"PATH": f"{tmp_path}:{os.environ['PATH']}", **dict(re.findall(r"(\w+)=(.*)", given))}
+    command = ["make", "-B", "all", "NVCC=", f"CXX={tmp_path}/compiler", *re.findall(r"^-\w+", given)]
+    for name in ("Makefile", "aot_kernels"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    environment = {key: value for key, value in os.environ.items() if key != "MAKEFLAGS"}
+    done = subprocess.run(command, cwd=tmp_path, env={**environment, **variables}, capture_output=True, text=True)
+    assert done.returncode == 2, done.stderr
+    assert len(list(tmp_path.glob("started.*"))) == jobs
+
+
 def test_environment_behind_a_link(tmp_path):
     """Is not emptied."""
     project, environment = tmp_path / "project", tmp_path / "environment"
@@ -79,6 +100,7 @@ def test_environment_behind_a_link(tmp_path):
     environment.mkdir()
     (environment / "kept").touch()
     (project / ".venv").symlink_to(environment)
+    (project / "aot_kernels").symlink_to(ROOT / "aot_kernels")
     for name in ("Makefile", "pyproject.toml", "setup.py"):
         shutil.copy(ROOT / name, project)
     done = subprocess.run(["make", ".venv/.ready"], cwd=project, capture_output=True, text=True)

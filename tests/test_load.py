@@ -4,6 +4,7 @@ import ctypes
 import fcntl
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -55,7 +56,6 @@ def compiler(tmp_path, monkeypatch):
     monkeypatch.setenv("NVCC", "")
     monkeypatch.setenv("CXX", str(compiler.path))
     monkeypatch.setenv("MSOPS_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(build, "_archs_at_hand", lambda: ())
     return compiler
 
 
@@ -130,6 +130,19 @@ def test_nvcc(tmp_path, monkeypatch, compiler):
     assert msops.load("answer", source, **{**settings, "archs": ["80"]}).path != loaded[0].path
     with pytest.raises(msops.CompileError, match=r"/nvcc .*\n(.*\n)*.*number\.h"):
         msops.load("answer", source)
+
+
+@pytest.mark.skipif(not shutil.which("nvcc"), reason="there is no nvcc")
+def test_functions_of_the_host_on_the_gpu(monkeypatch, compiler, capfd):
+    """A constexpr one works; another is an error, not a kernel that stores nothing."""
+    monkeypatch.delenv("NVCC")
+    monkeypatch.delenv("CXX")
+    kernel = "#include <algorithm>\nfloat half(float x) { return x / 2; }\n"
+    kernel += "__global__ void kernel(float* y) { *y = %s; }\n"
+    msops.load("answer", kernel % "std::max(*y, 0.f)")
+    assert capfd.readouterr() == ("", "")
+    with pytest.raises(msops.CompileError, match=r"""error.*: calling a __host__ function\("half\(float\)"\)"""):
+        msops.load("answer", kernel % "half(*y)")
 
 
 def test_cache(compiler):
@@ -344,8 +357,10 @@ def test_does_not_link(compiler):
 
 
 def test_missing_symbol(compiler):
-    with pytest.raises(ImportError, match=r"^msops cannot load the library answer: .*undefined symbol"):
-        msops.load("answer", "int missing();\n" + ANSWER % "missing()")
+    with pytest.raises(
+        ImportError, match=r"^msops cannot load the library answer: .*undefined symbol: missing\(int\)$"
+    ):
+        msops.load("answer", "int missing(int);\n" + ANSWER % "missing(1)")
 
 
 def test_no_compiler(compiler, monkeypatch):
@@ -393,11 +408,13 @@ def test_wrong_name(compiler, name):
         msops.load(name, ANSWER % 1)
 
 
-def test_path_with_a_colon(compiler, tmp_path):
-    """MindSpore takes what follows a colon for the entry's name."""
+def test_cache_folder_with_a_colon(compiler, tmp_path):
+    """MindSpore takes what follows a colon for the entry's name. Nothing is compiled."""
     for cache in (tmp_path / "a: b", tmp_path / "a:b"):
-        with pytest.raises(ImportError, match=f"^msops cannot load the library answer: .* no colon: {cache}/answer-"):
+        words = f"^msops.load: the cache folder must have no colon in its path, got {cache}$"
+        with pytest.raises(ValueError, match=words):
             msops.load("answer", ANSWER % 1, cache_folder=cache)
+    assert compiler.runs() == 0
 
 
 def test_source_with_a_colon_in_its_path(compiler, tmp_path):
@@ -437,17 +454,54 @@ def test_full_cache(compiler, tmp_path):
     assert answer(msops.load("answer", ANSWER % 5)) == 5
 
 
+def test_warnings(compiler, capfd):
+    """Are shown when the source is compiled."""
+    for warnings in (1, 0):
+        msops.load("answer", "#warning a warning\n" + ANSWER % 1)
+        out, err = capfd.readouterr()
+        assert out == ""
+        assert err.count("warning: #warning a warning") == warnings
+
+
+def test_entry_without_return(compiler):
+    with pytest.raises(msops.CompileError, match=r"error: no return statement .*-Werror=return-type"):
+        msops.load("answer", "int answer() {\n}\n")
+
+
 def test_verbose(compiler, capfd):
-    source = "#warning a warning\n" + ANSWER % 1
-    msops.load("answer", source)
-    assert capfd.readouterr() == ("", "")
-    loaded = msops.load("answer", source, cxx_flags=["-DX"], verbose=True)
+    loaded = msops.load("answer", ANSWER % 1, verbose=True)
     out, err = capfd.readouterr()
+    assert [line.split()[0] for line in out.splitlines()] == [str(compiler.path)] * 2
     assert err == ""
-    assert [line for line in out.splitlines() if line.startswith(str(compiler.path)) and " -DX" in line]
-    assert "a warning" in out
-    msops.load("answer", source, cxx_flags=["-DX"], verbose=True)
+    msops.load("answer", ANSWER % 1, verbose=True)
     assert capfd.readouterr().out == f"msops.load: {loaded.path} is up to date\n"
+
+
+def test_variable(compiler, monkeypatch):
+    monkeypatch.setenv("MSOPS_TEST_ANSWER", "")
+    loaded = msops.load("answer", ANSWER % 1, variable="MSOPS_TEST_ANSWER")
+    assert (loaded.variable, os.environ["MSOPS_TEST_ANSWER"]) == ("MSOPS_TEST_ANSWER", str(loaded.path))
+
+
+def test_home_in_the_cache_folder(compiler, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("MSOPS_CACHE", "~/kept")
+    assert msops.load("answer", ANSWER % 1).path.parent == tmp_path / "kept"
+    assert msops.load("answer", ANSWER % 1, cache_folder="~/other").path.parent == tmp_path / "other"
+
+
+def test_long_errors(compiler, tmp_path):
+    """The first of them is shown, and a file has all."""
+    source = "#warning long\n" * 300 + "int first(;\n" + "".join(f"int next_{i}(;\n" for i in range(300))
+    with pytest.raises(msops.CompileError) as caught:
+        msops.load("answer", source)
+    lines = str(caught.value).splitlines()
+    assert len(str(caught.value)) < 8000
+    assert lines[2].startswith("answer:301:")
+    log, size = re.fullmatch(r"These are 6000 of (\d+) characters: (.*) has all\.", lines[-1]).group(2, 1)
+    said = Path(log).read_text()
+    assert len(said) == int(size) > 20000
+    assert "\nanswer:601:14: error:" in said
 
 
 def test_stays_loaded(compiler):

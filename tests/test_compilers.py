@@ -1,6 +1,7 @@
-"""The C++ compiler for nvcc's host code: what aot_kernels/common/host_compiler.sh finds, for make and msops.load."""
+"""What make and msops.load share: the host compiler (host_compiler.sh), the GPUs (gpu_code.sh) and the flags."""
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -14,19 +15,21 @@ from msops.build import find_nvcc, host_compiler
 REFUSAL = "#error -- unsupported GNU version! gcc versions later than 11 are not supported! The nvcc flag"
 NVCC = f"""#!/bin/sh
 case "$*" in
+  --list-gpu-arch) for arch in 35 70 80 90; do echo compute_$arch; done; exit ;;
+  --help) exit ;;
   "-ccbin ${{0%nvcc}}g++-"[789]" -E -x cu /dev/null" | "-ccbin ${{0%nvcc}}g++-1"[01]" -E -x cu /dev/null") ;;
-  *) echo "In file included from cuda_runtime.h:83:"; echo "host_config.h:132:2: error: {REFUSAL}"; exit 1
-esac >&2
+  *) echo "In file included from cuda_runtime.h:83:" >&2; echo "host_config.h:132:2: error: {REFUSAL}" >&2; exit 1
+esac
 """
 
 
 class Machine:
-    """A PATH with these commands only. Its nvcc takes g++-7 to g++-11."""
+    """A PATH with these commands only. Its nvcc takes g++-7 to g++-11, and knows sm_70, 80 and 90."""
 
     def __init__(self, folder):
         self.folder = folder
         self.nvcc = str(folder / "nvcc")
-        for command in ("sh", "sed", "grep", "head"):
+        for command in ("sh", "sed", "grep", "head", "sort", "dirname"):
             (folder / command).symlink_to(shutil.which(command, path=os.defpath))
         self.install("nvcc", NVCC)
 
@@ -38,6 +41,9 @@ class Machine:
 
     def compilers(self, *names):
         self.install(*names, "#!/bin/sh\n")
+
+    def gpus(self, *capabilities):
+        self.install("nvidia-smi", "#!/bin/sh\n" + "".join(f"echo {capability}\n" for capability in capabilities))
 
 
 @pytest.fixture
@@ -91,24 +97,68 @@ def test_broken_nvcc(machine):
 
 
 def make(machine, *variables):
-    machine.compilers("nvidia-smi")
     commands = f"{machine.folder}:{os.defpath}"
     command = [shutil.which("make", path=os.defpath), "-n", "all", f"NVCC={machine.nvcc}", *variables]
     return subprocess.run(command, cwd=ROOT, env={"PATH": commands}, capture_output=True, text=True)
 
 
 def test_make_and_load(machine, monkeypatch):
-    """Both ask the script: they take what it finds, and say what it says."""
+    """Both take the script's compiler and the same flags, and say what the script says."""
     machine.compilers("g++", "g++-11")
+    machine.gpus("9.0")
     monkeypatch.setenv("NVCC", machine.nvcc)
-    done = make(machine)
-    assert f"{machine.nvcc} -ccbin {machine.folder}/g++-11 " in done.stdout, done.stderr
-    with pytest.raises(msops.CompileError, match=rf"\n{machine.nvcc} -ccbin {machine.folder}/g\+\+-11 "):
+    (making,) = re.findall(r"^(.*) -MMD .* aot_kernels/add.cu ", make(machine).stdout, re.MULTILINE)
+    with pytest.raises(msops.CompileError) as caught:
         msops.load("answer", "int answer();\n", cache_folder=machine.folder / "cache")
-    monkeypatch.setenv("CXX", "g++")
+    (loading,) = re.findall(r"\n(.*) -MMD ", str(caught.value))
+    assert making.startswith(f"{machine.nvcc} -ccbin {machine.folder}/g++-11 -std=c++17 ")
+    made = set(making.replace("-Xcompiler ", "-Xcompiler=").split()) - {"-shared"}
+    assert made == set(loading.split()) - {f"-I{msops.get_include()}"}
+    assert made >= {"--expt-relaxed-constexpr", "-Xcompiler=-Werror=return-type", "-gencode=arch=compute_90,code=sm_90"}
     words = r"nvcc takes GCC up to 11, and g\+\+ is newer: "
+    done = make(machine, "CXX=g++")
+    monkeypatch.setenv("CXX", "g++")
     with pytest.raises(msops.CompileError, match=f"^msops.load: .*{words}"):
         msops.load("answer", "int answer();\n", cache_folder=machine.folder / "cache")
+    assert f"host_compiler.sh {machine.nvcc} g++\n" in done.stdout  # the first command: its failure ends make
+    assert done.stdout.index("host_compiler.sh") < done.stdout.index("-MMD")
+
+
+def code(machine, *arguments):
+    """The GPUs that gpu_code.sh names, and its other flags."""
+    script = Path(msops.get_include(), "common", "gpu_code.sh")
+    done = subprocess.run(["sh", script, machine.nvcc, *arguments], capture_output=True, text=True)
+    assert done.stderr == ""
+    return [flag.replace("-gencode=arch=compute_", "").partition("code=")[2] or flag for flag in done.stdout.split()]
+
+
+@pytest.mark.parametrize(
+    ("at_hand", "archs"),
+    [
+        ((), ["compute_70"]),  # the oldest that msops knows, of those that nvcc knows
+        (("9.0",), ["sm_90"]),
+        (("9.0", "8.0", "9.0"), ["sm_80", "sm_90"]),
+        (("8.6",), ["compute_80"]),  # nvcc knows no code for it, but an older one
+        (("12.0", "10.3", "8.0"), ["sm_80", "compute_90"]),
+        (("6.0",), ["compute_70"]),
+    ],
+)
+def test_gpus_at_hand(machine, at_hand, archs):
+    machine.gpus(*at_hand)
+    assert code(machine) == archs
+
+
+def test_gpus_that_are_named(machine):
+    machine.gpus("8.0")
+    assert code(machine, "70 90") == ["sm_70", "sm_90"]
+    assert code(machine, "90", "70 75") == ["sm_90", "compute_70", "compute_75"]
+    assert code(machine, "", "75") == ["compute_75"]
+
+
+def test_what_newer_nvccs_know(machine):
+    machine.install("nvcc", "#!/bin/sh\necho compute_75; echo '  --threads <number>'\n")  # and sm_90a
+    assert code(machine) == ["compute_75"]
+    assert code(machine, "80 90", "75") == ["sm_80", "sm_90a", "compute_75", "--threads=0"]
 
 
 def nvcc_11_8():
