@@ -243,6 +243,7 @@ class Operator(ops.Custom):
                 )
 
     def __infer__(self, *inputs: dict[str, Any]) -> dict[str, Any]:
+        self.entry.library.restore()  # for the kernel that MindSpore may make next
         specs = tuple(map(from_inference, inputs))
         if any(isinstance(spec, str) and spec.startswith("Keyword[") for spec in specs):
             names = ", ".join(self.names()[0])

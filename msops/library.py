@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import difflib
 import importlib
 import os
 import re
+import threading
+import weakref
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,7 +31,8 @@ class Entry(NamedTuple):
 class Library:
     """A shared library; `library.F` is its C function `F`.
 
-    It stays loaded: MindSpore would load it at a first call, and unload it after the last.
+    It stays loaded: MindSpore would load it at a first call, and unload it after the last. If its file is deleted while
+    the program runs, an operator that needs it writes it again.
 
     Args:
         path (str, Path): The file.
@@ -59,9 +63,21 @@ class Library:
         try:
             self.handle = ctypes.CDLL(str(self.path))
         except OSError as error:
-            raise ImportError(f"msops cannot load the library {self.name}: {error}") from None
+            raise ImportError(f"msops cannot load the library {self.name}: {_demangled(str(error))}") from None
+        self._content = os.open(self.path, os.O_RDONLY)  # stays readable when the file is deleted
+        weakref.finalize(self, os.close, self._content).atexit = False
         if variable is not None:
             os.environ[variable] = str(self.path)
+
+    def restore(self) -> None:
+        """Writes the file again if it was deleted: MindSpore looks for it whenever it makes a kernel."""
+        if self.path.exists():
+            return
+        with contextlib.suppress(OSError):  # where it cannot be written, MindSpore says that it is missing
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            written = self.path.with_suffix(f".{os.getpid()}.{threading.get_ident()}")
+            written.write_bytes(os.pread(self._content, os.fstat(self._content).st_size, 0))
+            written.replace(self.path)
 
     def __getattr__(self, entry: str) -> Entry:
         if entry.startswith("_"):
@@ -78,6 +94,21 @@ class Library:
 
     def __repr__(self) -> str:
         return f"Library({str(self.path)!r})"
+
+
+def _demangled(text: str) -> str:
+    """The text, with C++ names as a source has them: `missing(int)` for `_Z7missingi`."""
+    try:
+        demangle = ctypes.CDLL("libstdc++.so.6")["__cxa_demangle"]
+    except (OSError, AttributeError):
+        return text
+    demangle.restype = ctypes.c_char_p
+
+    def source_name(symbol: re.Match[str]) -> str:
+        found = demangle(symbol[0].encode(), None, None, None)
+        return found.decode() if found else symbol[0]
+
+    return re.sub(r"\b_Z\w+", source_name, text)
 
 
 def of_package(name: str) -> Library:

@@ -3,10 +3,14 @@
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
+from mindspore import Tensor
+from numpy.testing import assert_array_equal
 
 import msops
 from msops import library
+from operator_test import Net
 
 ANSWER = 'extern "C" __attribute__((visibility("default"))) int Answer() { return 1; }\n'
 
@@ -44,6 +48,21 @@ def test_path_with_a_colon(tmp_path):
 def test_library_that_is_none(tmp_path):
     with pytest.raises(ImportError, match=r"^msops cannot load the library nowhere: .*cannot open"):
         msops.Library(tmp_path / "nowhere.so")
+
+
+def test_file_that_is_deleted(tmp_path, mode):
+    """Operators that use the library go on, also where MindSpore makes a new kernel."""
+    folder = tmp_path / "cache"
+    folder.mkdir()
+    moved = msops.Library(shutil.copy(library.of_package("sigmoid").path, folder))
+    forward = msops.custom_op(moved.SigmoidForward, "x -> y")
+    for size in (1, 2):
+        assert_array_equal(Net(forward)(Tensor(np.zeros(size, np.float32))).asnumpy(), [0.5] * size)
+        content = moved.path.read_bytes()
+        shutil.rmtree(folder)
+    assert_array_equal(Net(forward)(Tensor(np.zeros(2, np.float32))).asnumpy(), [0.5, 0.5])
+    assert moved.path.read_bytes() == content
+    assert list(folder.iterdir()) == [moved.path]
 
 
 def test_library_of_the_package_by_a_variable(tmp_path, monkeypatch):
