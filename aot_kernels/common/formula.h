@@ -123,10 +123,11 @@ int run_formula(Call& call, const char* const (&inputs)[kInputs], const char* co
       elementwise<T>(call, in[0].size, Formula<T>{}, from, to);
     } else {
       WithNumbers<Formula<T>, T, kNumbers> formula;
-      for (size_t k = 0; k < kNumbers; ++k) {
-        const T* at = scalars[k].tensor.template as<T>();
+      auto* number = &formula.numbers[0];
+      for (const Scalar& scalar : scalars) {
+        const T* at = scalar.tensor.template as<T>();
         const bool is_here = at != nullptr && call.on_cpu();
-        formula.numbers[k] = {is_here ? Compute<T>(*at) : Compute<T>(scalars[k].value), at};
+        *number++ = {is_here ? Compute<T>(*at) : Compute<T>(scalar.value), at};
       }
       elementwise<T>(call, in[0].size, formula, from, to);
     }
