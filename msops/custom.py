@@ -176,7 +176,7 @@ class Operator(ops.Custom):
         self.number, self.entry, self.signature, self.attributes = number, entry, signature, dict(attributes)
         self.rule, self.gradient, self.label = infer, gradient, name
         # PyNative mode asks at each call, which would take some 50 us.
-        self._inferred: dict[tuple[Spec | str, ...], tuple[Any, Any, bool]] = {}
+        self._inferred: dict[tuple[Spec | str, ...], tuple[Any, Any, bool, list[mindspore.Type]]] = {}
         if infer and any(out.sizes is not None for out in signature.outputs):
             raise ValueError(f"{name}: the sizes of outputs must come from infer or the signature, not both")
         self._check_numbers()
@@ -186,7 +186,8 @@ class Operator(ops.Custom):
         super().__init__(function, (), mindspore.float32, func_type="aot", bprop=self._bprop())
         if variable:
             self.add_prim_attr("path_from_env", True)
-        self._has_open_sizes = VERSION >= (2, 7) and variable is None and open_sizes.offer_rule(entry)
+        # MindSpore 2.0 asks the C function in PyNative mode, too, once a place saw several shapes.
+        self._has_open_sizes = open_sizes.offer_rule(entry) and VERSION >= (2, 7) and variable is None
         if self._has_open_sizes:
             outputs = self.names()[1]
             self.add_prim_attr("reg_op_name", name)
@@ -254,14 +255,14 @@ class Operator(ops.Custom):
             is_open = self._has_open_sizes and len(tensors) == len(specs) and open_sizes.is_open(tensors)
             outputs = open_sizes.infer(self.label, self.infer, tensors) if is_open else self.infer(*specs)
             shapes, dtypes = zip(*((out.shape, mstype.typing.TensorType(out.dtype)) for out in outputs))
-            kept = (shapes[0], dtypes[0], is_open) if len(outputs) == 1 else (shapes, dtypes, is_open)
+            shape, dtype = (shapes[0], dtypes[0]) if len(outputs) == 1 else (shapes, dtypes)
+            kept = shape, dtype, is_open, [spec.dtype for spec in tensors]
             if len(self._inferred) >= _KEPT:
                 self._inferred.clear()
             self._inferred[specs] = kept
-        shape, dtype, is_open = kept
+        shape, dtype, is_open, self.input_dtypes = kept
         if is_open:
             # When the graph runs, MindSpore asks the C function: in this place, to whose copy it gives what is added.
-            self.input_dtypes = [spec.dtype for spec in specs if isinstance(spec, Spec)]
             self.add_prim_attr("cpp_infer_shape", True)
             self.del_prim_attr("cpp_infer_shape")
         return {"shape": shape, "dtype": dtype, "value": None}
@@ -298,11 +299,13 @@ class Operator(ops.Custom):
         clone.original = self  # whom the C function asks
         return clone
 
-    def _bprop(self) -> Callable[..., Any]:
+    def _bprop(self) -> Callable[..., Any] | None:
         """The gradient as MindSpore wants it: a function of all inputs, the output and its gradient."""
         inputs, outputs = self.names()
         if self.gradient is None:
             whole = all((out.dtype or "").startswith(("int", "uint", "bool")) for out in self.signature.outputs)
+            if VERSION < (2, 0) and not whole:
+                return None  # 1.10 asks in PyNative mode for gradients that it does not need
             return gradients.missing(self.label, self.entry.name, inputs, whole)
         if isinstance(self.gradient, Operator):
             return gradients.of_operator(self.label, inputs, outputs, self.gradient, *self.gradient.names())

