@@ -380,6 +380,17 @@ def test_nvcc(patient, driver, on_path, toolkits, text, install):
     assert patient.nvcc()[0] == ("nvcc", "ok", f"{install}, {paths[install]}", ())
 
 
+def test_nvcc_that_takes_the_assembler_of_another(patient, monkeypatch):
+    """As Debian's does, which has no profile beside it: ptxas 13 refuses what nvcc 11.8 compiles for sm_70."""
+    patient.command("nvidia-smi", V100)
+    patient.command("ptxas", nvcc("13.0"))
+    debian, own = patient.command("nvcc", nvcc(*OLD)), patient.toolkit("12.9", 50, 90)
+    own.with_name("nvcc.profile").touch()
+    state, text, mend = patient.nvcc()[0][1:]
+    assert (state, text) == ("wrong", f"11.8, {debian}, takes the ptxas of CUDA 13.0 from the PATH")
+    assert mend == (f"export NVCC={own}",)
+
+
 def test_nvcc_that_is_switched_off(patient, monkeypatch):
     monkeypatch.setenv("NVCC", "")
     patient.command("nvcc", nvcc(*NEW))

@@ -23,17 +23,25 @@ _ARCHIVE = "https://developer.nvidia.com/cuda-toolkit-archive"
 
 
 class Nvcc(NamedTuple):
-    """An nvcc, its release, as in (13, 0), and the architectures that it compiles for; both empty where it fails."""
+    """An nvcc, its release, as in (13, 0), the architectures that it compiles for, and the release of its assembler."""
 
     path: str
     release: tuple[int, ...]
     archs: list[int]
+    ptxas: tuple[int, ...]
 
 
 def look(path: str) -> Nvcc:
-    release = re.search(r"release (\d+\.\d+)", output(path, "--version"))
     archs = re.findall(r"compute_(\d+)\b", output(path, "--list-gpu-arch"))
-    return Nvcc(path, numbers(release[1]) if release else (), sorted(map(int, archs)))
+    release = _release(path)
+    # An nvcc without a profile beside it, such as Debian's, takes the ptxas of the PATH.
+    alone = Path(path).resolve().with_name("nvcc.profile").exists() or not shutil.which("ptxas")
+    return Nvcc(path, release, sorted(map(int, archs)), release if alone else _release("ptxas"))
+
+
+def _release(tool: str) -> tuple[int, ...]:
+    told = re.search(r"release (\d+\.\d+)", output(tool, "--version"))
+    return numbers(told[1]) if told else ()
 
 
 def toolkits() -> Iterator[Nvcc]:
@@ -50,6 +58,8 @@ def _complaint(nvcc: Nvcc, gpus: Gpus) -> str:
     """Why this nvcc compiles nothing for the GPUs; empty if it does."""
     if not nvcc.release or not nvcc.archs:
         return "does not compile"
+    if nvcc.ptxas != nvcc.release:
+        return f"takes the ptxas of CUDA {dotted(nvcc.ptxas)} from the PATH"
     if gpus.capabilities and gpus.capabilities[0] < nvcc.archs[0]:
         return f"is too new for sm_{gpus.capabilities[0]}"
     if gpus.capabilities and gpus.capabilities[-1] > nvcc.archs[-1]:
