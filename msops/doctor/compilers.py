@@ -35,8 +35,8 @@ def look(path: str) -> Nvcc:
     archs = re.findall(r"compute_(\d+)\b", output(path, "--list-gpu-arch"))
     release = _release(path)
     # An nvcc without a profile beside it, such as Debian's, takes the ptxas of the PATH.
-    alone = Path(path).resolve().with_name("nvcc.profile").exists() or not shutil.which("ptxas")
-    return Nvcc(path, release, sorted(map(int, archs)), release if alone else _release("ptxas"))
+    own = Path(path).resolve().with_name("nvcc.profile").exists() or not shutil.which("ptxas")
+    return Nvcc(path, release, sorted(map(int, archs)), release if own else _release("ptxas"))
 
 
 def _release(tool: str) -> tuple[int, ...]:
@@ -73,36 +73,31 @@ def nvcc_finding(gpus: Gpus) -> tuple[Finding, str]:
     """The finding, and the nvcc that is right once its commands have run; empty if there is none."""
     path = find_nvcc()
     nvcc = look(path)
-    complaint = (
-        _complaint(nvcc, gpus) if path else "none on the PATH or in CUDA_HOME: msops.load compiles for the CPU alone"
-    )
+    nobody = "none on the PATH or in CUDA_HOME: msops.load compiles for the CPU alone"
+    complaint = _complaint(nvcc, gpus) if path else nobody
     if path and not complaint:
         return Finding("nvcc", "ok", f"{dotted(nvcc.release)}, {path}"), path
-    other = max(
-        (other for other in toolkits() if not _complaint(other, gpus)), key=lambda other: other.release, default=None
-    )
-    mend = [f"export NVCC={shlex.quote(other.path)}"] if other else _install(nvcc, gpus)
+    fitting = [other for other in toolkits() if not _complaint(other, gpus)]
+    other = max(fitting, key=lambda other: other.release).path if fitting else ""
+    mend = (f"export NVCC={shlex.quote(other)}",) if other else _install(nvcc, gpus)
     if os.environ.get("NVCC") == "":
         text = "switched off: the environment variable NVCC is empty"
-        return Finding(
-            "nvcc", "none", text, tuple(mend if other else ["unset NVCC", *mend])
-        ), other.path if other else ""
+        return Finding("nvcc", "none", text, mend if other else ("unset NVCC", *mend)), other
     text = f"{dotted(nvcc.release) or '?'}, {path}, {complaint}" if path else complaint
-    return Finding("nvcc", "wrong" if gpus.usable else "none", text, tuple(mend)), other.path if other else ""
+    return Finding("nvcc", "wrong" if gpus.usable else "none", text, mend), other
 
 
-def _install(nvcc: Nvcc, gpus: Gpus) -> list[str]:
-    newest: list[tuple[int, ...]] = (
-        [(12, 9)] if gpus.capabilities and gpus.capabilities[0] < 75 else []
-    )  # CUDA 13 has no sm_70
-    newest += [gpus.cuda] if gpus.cuda else []
-    which = f"CUDA toolkit, {dotted(min(newest))} or older" if newest else "CUDA toolkit"
+def _install(nvcc: Nvcc, gpus: Gpus) -> tuple[str, ...]:
+    bounds = [gpus.cuda] if gpus.cuda else []
+    if gpus.capabilities and gpus.capabilities[0] < 75:
+        bounds.append((12, 9))  # the last that knows sm_70
+    which = f"CUDA toolkit, {dotted(min(bounds))} or older" if bounds else "CUDA toolkit"
     if gpus.capabilities and nvcc.archs and gpus.capabilities[-1] > nvcc.archs[-1]:
         which += f", newer than {dotted(nvcc.release)}"
-    mend = [f"# install the {which}: {_ARCHIVE}"]
+    mend = f"# install the {which}: {_ARCHIVE}"
     if gpus.cuda and nvcc.release and nvcc.release[0] > gpus.cuda[0] and not _complaint(nvcc, gpus._replace(cuda=())):
-        mend = [f"{mend[0]}, or a driver for CUDA {dotted(nvcc.release)}: https://www.nvidia.com/drivers"]
-    return mend
+        mend += f", or a driver for CUDA {dotted(nvcc.release)}: https://www.nvidia.com/drivers"
+    return (mend,)
 
 
 def cxx_finding(nvcc: Finding) -> Finding:
@@ -114,9 +109,7 @@ def cxx_finding(nvcc: Finding) -> Finding:
         except LookupError as error:
             return Finding("C++", "wrong", str(error), _mend_cxx(cxx))
     if not path:
-        return Finding(
-            "C++", "none", f"no {cxx or 'g++'}, so that msops.load compiles nothing (Debian: apt install g++)"
-        )
+        return Finding("C++", "none", f"no {cxx or 'g++'}: msops.load compiles nothing (Debian: apt install g++)")
     return Finding("C++", "ok", f"{output(path, '-dumpfullversion')}, {path}")
 
 

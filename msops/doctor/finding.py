@@ -26,11 +26,12 @@ class Finding(NamedTuple):
     mend: tuple[str, ...] = ()
 
 
-def output(*command: str, seconds: float = 10, errors: bool = False) -> str:
-    """What a command prints, with its errors if asked for, and how it ended if not by itself."""
-    stderr = subprocess.STDOUT if errors else subprocess.DEVNULL
+def output(*command: str, seconds: float = 60) -> str:
+    """What a command prints, without its errors, and how it ended if not by itself."""
     try:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True, errors="replace")
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, errors="replace"
+        )
     except OSError:
         return ""
     try:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from .finding import Finding, dotted, numbers, output
 
 OLDEST = 70  # sm_70: what msops' kernels need
+SECONDS = 10  # for nvidia-smi, which hangs where a driver does
 
 
 class Card(NamedTuple):
@@ -37,12 +38,12 @@ class Gpus(NamedTuple):
 
 
 def look() -> Gpus:
-    said = output("nvidia-smi")
+    said = output("nvidia-smi", seconds=SECONDS)
     told = re.search(r"CUDA Version: *(\d+\.\d+)", said)
     cards: list[Card] = []
     for fields in ("driver_version,compute_cap,name", "driver_version,name"):
         if not cards and "no answer" not in said:
-            text = output("nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader")
+            text = output("nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader", seconds=SECONDS)
             found = re.findall(r"^(\d[\d.]+), (?:(\d+)\.(\d), )?(.+)$", text, re.MULTILINE)
             cards = [Card(driver, int(major + minor or 0), name) for driver, major, minor, name in found]
     return Gpus(cards, numbers(told[1]) if told else (), said)

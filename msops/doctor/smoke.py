@@ -8,7 +8,7 @@ from typing import NamedTuple
 from .finding import Finding, output
 
 _SECONDS = 300
-# Prints how far it came, and the errors that stopped it. One of MindSpore's may hide the one before.
+# Prints how far it came, and the error that stopped it.
 _RUN = """
 import sys
 sys.path[:] = {path!r}
