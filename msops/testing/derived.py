@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import itertools
+import math
 from typing import TYPE_CHECKING
 
 import mindspore
@@ -10,14 +12,17 @@ import numpy as np
 
 from ..check import Spec, dtype_name
 from ..compat import VERSION
+from ..custom import custom_op
 from .checks import is_floating
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from typing import Any
 
     from ..custom import Operator
     from .checks import Array, Arrays
+
+LARGEST = 2**20  # elements of all inputs that are made up
 
 
 def specs_of(arrays: Arrays) -> list[Spec]:
@@ -26,31 +31,68 @@ def specs_of(arrays: Arrays) -> list[Spec]:
 
 def small_inputs(operator: Operator, arrays: Arrays) -> Iterator[tuple[str, list[Array]]]:
     """(words, inputs) with each size that the signature names 0 and 1, all 1, and of tensors of any shape."""
+    names = _named_sizes(operator, arrays)
+    changes: list[tuple[str, dict[str, int]]] = [(f"{name} = {n}", {name: n}) for name in names for n in (0, 1)]
+    if names:
+        changes.append(("all sizes 1", dict.fromkeys(names, 1)))
+    return _with_sizes(operator, arrays, changes, ((0,), (1,), ()))
+
+
+def odd_inputs(operator: Operator, arrays: Arrays) -> Iterator[tuple[str, list[Array]]]:
+    """(words, inputs) with odd sizes, and with each beyond 1024, which is more than a block of threads."""
+    names = _named_sizes(operator, arrays)
+    odd = dict(zip(names, itertools.count(3, 2)))
+    changes = [odd, *(odd | {name: 1031} for name in names), *({name: n} for name in names for n in (7, 1031))]
+    words = [(", ".join(f"{name} = {n}" for name, n in sizes.items()), sizes) for sizes in changes if sizes]
+    return _with_sizes(operator, arrays, words, ((3, 5), (3, 1031)))
+
+
+def _named_sizes(operator: Operator, arrays: Arrays) -> list[str]:
+    values = operator.signature.check(operator.label, *specs_of(arrays))
+    return [name for name in values if name not in operator.signature.values]
+
+
+def _with_sizes(
+    operator: Operator,
+    arrays: Arrays,
+    changes: Sequence[tuple[str, dict[str, int]]],
+    any_shapes: Sequence[tuple[int, ...]],
+) -> Iterator[tuple[str, list[Array]]]:
+    """(words, inputs) with other values of the sizes that the signature names; tensors without sizes have one of
+    `any_shapes`. What the operator refuses, and what is large, is left out."""
     if not all(map(is_floating, arrays)):
         return
     tensors = operator.signature.inputs
     values = operator.signature.check(operator.label, *specs_of(arrays))
-    names = [name for name in values if name not in operator.signature.values]
-
-    def of(length: int, *changed: str) -> dict[str, Any]:
-        return values | {name: (length,) if isinstance(values[name], tuple) else length for name in changed}
-
-    changes: list[tuple[str, dict[str, Any], tuple[int, ...] | None]]
-    changes = [(f"{name} = {n}", of(n, name), None) for name in names for n in (0, 1)]
-    if names:
-        changes.append(("all sizes 1", of(1, *names), None))
+    cases: list[tuple[str, dict[str, Any], tuple[int, ...] | None]] = [
+        (words, values | {name: (n,) if isinstance(values[name], tuple) else n for name, n in sizes.items()}, None)
+        for words, sizes in changes
+    ]
     if any(tensor.sizes is None for tensor in tensors):
-        changes += [(f"shape {shape}", values, shape) for shape in ((0,), (1,), ())]
-    for words, sizes, any_shape in changes:
+        cases += [(f"shape {shape}", values, shape) for shape in any_shapes]
+    for words, sizes, any_shape in cases:
         try:
-            shapes = [any_shape if t.sizes is None else t.shape(operator.label, sizes) for t in tensors]
-            changed = [np.resize(a, a.shape if shape is None else shape) for a, shape in zip(arrays, shapes)]
+            found = [any_shape if t.sizes is None else t.shape(operator.label, sizes) for t in tensors]
+            shapes = [a.shape if shape is None else shape for a, shape in zip(arrays, found)]
+            if sum(map(math.prod, shapes)) > LARGEST:
+                continue
+            changed = [np.resize(a, shape) for a, shape in zip(arrays, shapes)]
             outputs = operator.infer(*specs_of(changed))
         except (TypeError, ValueError, ZeroDivisionError):
             continue  # the operator refuses that
         if VERSION < (2, 7) and 0 in [*(a.size for a in changed), *(out.size for out in outputs)]:
             continue  # MindSpore has no empty tensors
         yield words, changed
+
+
+def other_attributes(operator: Operator) -> Iterator[tuple[str, Operator]]:
+    """(words, operator) of the same entry, with another value of each attribute."""
+    for name, value in operator.attributes.items():
+        values = (not value,) if isinstance(value, bool) else (value + 1, value - 1)
+        for changed in values:
+            attributes: dict[str, Any] = {**operator.attributes, name: changed}
+            same: dict[str, Any] = {"infer": operator.rule, "name": operator.label, "dtypes": operator.signature.dtypes}
+            yield f"{name} = {changed}", custom_op(operator.entry, operator.signature.text, **same, **attributes)
 
 
 def wrong_inputs(operator: Operator, arrays: list[Array]) -> Iterator[tuple[str, list[Array]]]:

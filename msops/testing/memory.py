@@ -1,20 +1,25 @@
-"""The checks of :func:`msops.testing.opcheck` that call an operator's C entry, on arrays amid guard bytes."""
+"""The checks of :func:`msops.testing.opcheck` that call an operator's C entry.
+
+On the CPU an array ends where memory ends that can be accessed, or begins where it begins: an access out of bounds is
+a crash of the process that makes the call. On the GPU it lies amid bytes that must not change.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import math
-import os
+import mmap
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import mindspore
 import numpy as np
 
 from . import cuda
+from .abi import DEFAULT_STREAM
 from .checks import assert_equal
 from .derived import specs_of
-from .entry import DEFAULT_STREAM, Param, has_gpu_code, outputs_of, prepare
-from .report import Skipped
+from .entry import attributes_in_mindspore, has_gpu_code, outputs_of
+from .process import Crash, Memory, Place, Where
+from .report import Finding, Skipped
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -24,113 +29,124 @@ if TYPE_CHECKING:
     from ..check import Spec
     from ..custom import Operator
     from .checks import Arrays
+    from .process import Process
 
-GUARD = 4096  # bytes before and after each array
-PATTERNS = (0xFF, 0x5A)  # what is in them, and in outputs: NaN in every floating dtype, and a large number
+GUARD = 4096  # bytes before and after each array on the GPU
+
+
+class Fill(NamedTuple):
+    """What is in outputs and around arrays before a call, and where the arrays lie."""
+
+    pattern: int  # a byte
+    at_end: bool  # whether arrays end, rather than begin, beside memory that cannot be accessed
+
+
+FILLS = (Fill(0xFF, at_end=True), Fill(0x5A, at_end=False))  # NaN in every floating dtype, and a large number
 
 
 class Array(NamedTuple):
-    """An array of NumPy, or a DeviceArray on the GPU, amid guard bytes."""
+    """An array in a part of a Memory."""
 
     name: str
-    memory: Any  # bytes: guard, array, guard
-    array: Any
-    before: npt.NDArray[np.uint8]  # what the memory held at first
+    place: Place
+    part: npt.NDArray[np.uint8]
+    before: npt.NDArray[np.uint8]  # what the part held at first
 
-    @classmethod
-    def place(
-        cls,
-        name: str,
-        shape: tuple[int, ...],
-        dtype: str,
-        pattern: int,
-        driver: cuda.Driver | None,
-        values: npt.NDArray[Any] | None = None,
-    ) -> Array:
-        size = math.prod(shape) * np.dtype(dtype).itemsize
-        before = np.full(size + 2 * GUARD, pattern, np.uint8)
-        if values is not None:
-            before[GUARD : GUARD + size] = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
-        if driver:
-            on_device = driver.copy(before)
-            return cls(name, on_device, on_device.part(GUARD, shape, dtype), before)
-        memory = before.copy()
-        return cls(name, memory, memory[GUARD : GUARD + size].view(dtype).reshape(shape), before)
+    @property
+    def end(self) -> int:
+        return self.place.begin + math.prod(self.place.shape) * np.dtype(self.place.dtype).itemsize
 
-    def after(self) -> npt.NDArray[np.uint8]:
-        return self.memory if isinstance(self.memory, np.ndarray) else self.memory.numpy()
+    def values(self, part: npt.NDArray[np.uint8] | None = None) -> npt.NDArray[Any]:
+        part = self.part if part is None else part
+        return part[self.place.begin : self.end].view(self.place.dtype).reshape(self.place.shape)
 
-    def values(self) -> npt.NDArray[Any]:
-        return self.array if isinstance(self.array, np.ndarray) else self.array.numpy()
+    def element(self, offset: int) -> str:
+        """Words for what lies at an offset of the part, out of bounds."""
+        number = (offset - self.place.begin) // np.dtype(self.place.dtype).itemsize
+        side = "before its beginning" if number < 0 else "after its end"
+        return f"element {number} of {self.name}, {side}: it has shape {self.place.shape}"
 
 
-class EntryCall(NamedTuple):
-    """A call of an operator's entry. Outputs that are none of the results are scratch."""
+class EntryCall:
+    """A call of an operator's entry with NumPy's inputs. Outputs that are not among the results are scratch.
 
-    operator: Operator
-    arrays: list[Array]
-    inputs: int  # how many of the arrays
-    results: Sequence[str]  # names
-    driver: cuda.Driver | None  # None: the CPU
+    Raises:
+        Finding: If the entry crashes.
+    """
 
-    def __call__(self, params: Sequence[Param] | None = None, count: int | None = None) -> int:
-        """The status, with other Params, or with the wrong count of them."""
-        params = [Param.of(a.array) for a in self.arrays] if params is None else params
-        stream = DEFAULT_STREAM if self.driver else None
-        call = prepare(self.operator.entry, params, self.operator.attributes, stream)
-        status = call.func(len(params) if count is None else count, *call.args[1:])
-        if self.driver:
-            self.driver.synchronize()
-        return status
+    def __init__(
+        self, operator: Operator, inputs: Arrays, results: Sequence[str], process: Process, fill: Fill = FILLS[0]
+    ) -> None:
+        self.operator, self.results, self.process = operator, results, process
+        self.name, self.inputs = operator.entry.name, len(inputs)
+        specs = [(x.shape, x.dtype.name) for x in inputs] + outputs_of(operator, inputs)
+        lengths = [math.prod(shape) * np.dtype(dtype).itemsize for shape, dtype in specs]
+        guard = 0 if process.where.device is None else GUARD
+        page = mmap.PAGESIZE
+        self.memory = Memory([max(-(-(length + 2 * guard) // page), 1) * page for length in lengths])
+        self.arrays = []
+        names = [name for names in operator.names() for name in names]
+        for i, (name, spec, part, length) in enumerate(zip(names, specs, self.memory.parts, lengths)):
+            part[:] = fill.pattern
+            begin = len(part) - length if fill.at_end and not guard else guard
+            if i < len(inputs):
+                part[begin : begin + length] = np.ascontiguousarray(inputs[i]).reshape(-1).view(np.uint8)
+            self.arrays.append(Array(name, Place(i, begin, *spec), part, part.copy()))
+        self.places = [array.place for array in self.arrays]
+        self.status = self.again(self.places)
+        self.said = process.said()
+
+    def again(self, places: Sequence[Place], count: int | None = None) -> int:
+        """The status of another call, where the arrays are now."""
+        attributes = attributes_in_mindspore(self.operator.attributes)
+        count = len(places) if count is None else count
+        try:
+            return self.process.call(self.operator.entry, self.memory, places, attributes, count)
+        except Crash as crash:
+            check, words = "no crash", crash.words
+            if crash.how:
+                check, words = "bounds", f"{crash.how} {self.arrays[crash.part].element(crash.offset)}"
+            else:
+                words += f" ({said})" if (said := self.process.said()) else ""
+            raise Finding(check, f"{self.name} {words}") from None
+
+    def outputs(self) -> list[npt.NDArray[Any]]:
+        """Copies of the results."""
+        return [array.values().copy() for array in self.arrays if array.name in self.results]
 
 
-def driver_or_none(operator: Operator) -> cuda.Driver | None:
-    """The CUDA driver of MindSpore's device if that is a GPU; the operator must have code for it."""
+def mindspores_device() -> Where:
+    """Where MindSpore computes."""
     if mindspore.get_context("device_target") != "GPU":
-        return None
-    if not has_gpu_code(operator.entry.library):
+        return Where()
+    return Where(mindspore.get_context("device_id"), cuda.LIBRARY, DEFAULT_STREAM)
+
+
+def require_code(operator: Operator, where: Where) -> None:
+    """An operator without code for a GPU cannot be called there."""
+    if where.device is not None and not has_gpu_code(operator.entry.library):
         raise Skipped("the library has no GPU code")
-    return cuda.driver(mindspore.get_context("device_id"))
 
 
-def call_entry(
-    operator: Operator,
-    inputs: Arrays,
-    results: Sequence[str],
-    driver: cuda.Driver | None,
-    pattern: int = PATTERNS[0],
-) -> EntryCall:
-    """Calls the entry with NumPy's inputs, which must succeed. Returns the EntryCall."""
-    names = operator.names()
-    arrays = [Array.place(name, x.shape, str(x.dtype), pattern, driver, x) for name, x in zip(names[0], inputs)] + [
-        Array.place(name, shape, dtype, pattern, driver)
-        for name, (shape, dtype) in zip(names[1], outputs_of(operator, inputs))
-    ]
-    call = EntryCall(operator, arrays, len(inputs), results, driver)
-    status = call()
-    assert status == 0, f"{operator.entry.name} returns {status}"
-    return call
+def check_status(call: EntryCall) -> bool:
+    """The entry returns 0."""
+    assert call.status == 0, f"{call.name} returns {call.status}{call.said and f' ({call.said})'}"
+    return True
 
 
 def check_bounds(call: EntryCall) -> None:
-    """Nothing is written before or behind an array."""
-    for name, _, _, before, after in ((*a, a.after()) for a in call.arrays):
-        wrong = np.flatnonzero(before != after)
-        size = len(before) - 2 * GUARD
-        for side, distance in (
-            ("before the beginning", GUARD - wrong[wrong < GUARD]),
-            ("behind the end", wrong[wrong >= GUARD + size] - GUARD - size + 1),
-        ):
-            assert not len(distance), (
-                f"{call.operator.entry.name} writes {side} of {name}, up to {distance.max()} bytes away"
-            )
+    """Nothing is written before or after an array."""
+    for array in call.arrays:
+        wrong = np.flatnonzero(array.before != array.part)
+        outside = wrong[(wrong < array.place.begin) | (wrong >= array.end)]
+        if len(outside):
+            raise AssertionError(f"{call.name} writes {array.element(int(outside[0]))}")
 
 
 def check_inputs_unchanged(call: EntryCall) -> None:
     """The entry leaves its inputs as they are."""
-    for a in call.arrays[: call.inputs]:
-        before = a.before[GUARD : len(a.before) - GUARD].view(a.values().dtype).reshape(a.array.shape)
-        assert_equal([a.values()], [before], [f"{call.operator.entry.name}: {a.name}"])
+    for array in call.arrays[: call.inputs]:
+        assert_equal([array.values()], [array.values(array.before)], [f"{call.name}: {array.name}"])
 
 
 def check_written(first: EntryCall, second: EntryCall) -> None:
@@ -139,28 +155,21 @@ def check_written(first: EntryCall, second: EntryCall) -> None:
         if a.name not in first.results:
             continue
         try:
-            assert_equal([b.values()], [a.values()], [f"{first.operator.entry.name}: {a.name}"])
+            assert_equal([b.values()], [a.values()], [f"{first.name}: {a.name}"])
         except AssertionError as error:
             raise AssertionError(
                 f"{error}: that depends on what was there, or around the arrays, before the call"
             ) from None
 
 
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Without what C functions print to stderr."""
-    saved, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 2)
-    try:
-        yield
-    finally:
-        os.dup2(saved, 2)
-        os.close(saved)
-        os.close(nowhere)
+def check_repeats(call: EntryCall, same: EntryCall) -> bool:
+    """Equal calls give equal bits."""
+    assert_equal(same.outputs(), call.outputs(), [f"{call.name}: {name}" for name in call.results])
+    return True
 
 
 def _other_shapes(shape: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    """Those with one length less on an axis, and of another rank. No larger ones, since a wrong call may succeed."""
+    """Shapes with one length less on an axis, and of another rank. No larger ones, since a wrong call may succeed."""
     for axis, length in enumerate(shape):
         if length > 0:
             yield *shape[:axis], length - 1, *shape[axis + 1 :]
@@ -171,29 +180,32 @@ def _other_shapes(shape: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
 
 def check_wrong_calls(call: EntryCall) -> None:
     """A wrong count of parameters, or a shape that does not fit, is refused by a status, and nothing is written."""
-    params, before = [Param.of(a.array) for a in call.arrays], [a.after().copy() for a in call.arrays]
+    places, before = call.places, [array.part.copy() for array in call.arrays]
 
-    def refused(what: str, *arguments: Any) -> None:
-        with quiet():
-            status = call(*arguments)
-        assert status != 0, f"{call.operator.entry.name} returns 0 for {what}"
-        for a, old in zip(call.arrays, before):
-            assert (a.after() == old).all(), f"{call.operator.entry.name} writes to {a.name} for {what}"
+    def refused(what: str, places: Sequence[Place], count: int | None = None) -> None:
+        try:
+            status = call.again(places, count)
+        except Finding as crash:
+            raise AssertionError(f"{crash}; it was called with {what}") from None
+        assert status != 0, f"{call.name} returns 0 for {what}"
+        for array, old in zip(call.arrays, before):
+            assert (array.part == old).all(), f"{call.name} writes to {array.name} for {what}"
 
-    refused("one parameter too few", params, len(params) - 1)
-    refused("one parameter too many", [*params, params[-1]])
-    for i, a in enumerate(call.arrays):
-        if i >= call.inputs and a.name not in call.results:
+    refused("one parameter too few", places, len(places) - 1)
+    refused("one parameter too many", [*places, places[-1]])
+    for i, array in enumerate(call.arrays):
+        if i >= call.inputs and array.name not in call.results:
             continue  # scratch may be of any length
-        for shape in _other_shapes(a.array.shape):
-            if i >= call.inputs or outputs_with(call, i, shape) != outputs_with(call, i, a.array.shape):
-                what = f"{a.name} {shape} instead of {a.array.shape}"
-                refused(what, [*params[:i], params[i]._replace(shape=shape), *params[i + 1 :]])
+        right = array.place.shape
+        for shape in _other_shapes(right):
+            if i >= call.inputs or _outputs_with(call, i, shape) != _outputs_with(call, i, right):
+                what = f"{array.name} {shape} instead of {right}"
+                refused(what, [*places[:i], places[i]._replace(shape=shape), *places[i + 1 :]])
 
 
-def outputs_with(call: EntryCall, i: int, shape: tuple[int, ...]) -> list[Spec] | None:
+def _outputs_with(call: EntryCall, i: int, shape: tuple[int, ...]) -> list[Spec] | None:
     """The Specs that are promised for another shape of input i; None if the rule refuses it."""
-    specs = specs_of([a.array for a in call.arrays[: call.inputs]])
+    specs = specs_of([array.values() for array in call.arrays[: call.inputs]])
     specs[i] = specs[i]._replace(shape=shape)
     try:
         return call.operator.infer(*specs)
@@ -203,13 +215,43 @@ def outputs_with(call: EntryCall, i: int, shape: tuple[int, ...]) -> list[Spec] 
 
 def check_rule_agrees(call: EntryCall) -> None:
     """What the operator's rule takes, the entry takes."""
-    inputs = [a.values() for a in call.arrays[: call.inputs]]
+    inputs = [array.values() for array in call.arrays[: call.inputs]]
     for i, x in enumerate(inputs):
         for shape in _other_shapes(x.shape):
-            if outputs_with(call, i, shape) is not None:
-                with quiet():
-                    try:
-                        call_entry(call.operator, [*inputs[:i], np.resize(x, shape), *inputs[i + 1 :]], (), call.driver)
-                    except AssertionError as error:
-                        taken = f"{call.arrays[i].name} {shape} instead of {x.shape}"
-                        raise AssertionError(f"the operator takes {taken}, but {error}") from None
+            if _outputs_with(call, i, shape) is not None:
+                taken = f"the operator takes {call.arrays[i].name} {shape} instead of {x.shape}"
+                try:
+                    changed = [*inputs[:i], np.resize(x, shape), *inputs[i + 1 :]]
+                    check_status(EntryCall(call.operator, changed, (), call.process))
+                except Finding as error:
+                    raise Finding(error.check, f"{taken}, but {error}") from None
+                except AssertionError as error:
+                    raise AssertionError(f"{taken}, but {error}") from None
+
+
+def check_attributes(call: EntryCall, others: Sequence[tuple[str, Operator]], fresh: Process) -> None:
+    """An entry's results do not depend on the attributes of earlier calls: they are those of a fresh process."""
+    inputs = [array.values(array.before) for array in call.arrays[: call.inputs]]
+    taken = 0
+    for words, other in others:
+        with fresh:
+            try:
+                want = EntryCall(other, inputs, call.results, fresh)
+            except (TypeError, ValueError):  # the rule refuses that
+                continue
+            except Finding as crash:
+                raise Finding(crash.check, f"{crash}; it was called with {words}") from None
+        if want.status != 0:
+            continue
+        taken += 1
+        again = EntryCall(call.operator, inputs, call.results, call.process)
+        got = EntryCall(other, inputs, call.results, call.process)
+        for result, expected, what in ((got, want, f"with {words}"), (again, call, "as at first")):
+            try:
+                check_repeats(expected, result)
+            except AssertionError as error:
+                raise AssertionError(
+                    f"{error}: an earlier call with other attributes changes the call {what}"
+                ) from None
+    if not taken:
+        raise Skipped("the operator takes no other value of an attribute")

@@ -1,0 +1,86 @@
+"""How MindSpore calls a C entry, in ctypes. It needs Python's standard library alone, so that worker.py starts fast."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+DEFAULT_STREAM = 1  # cudaStreamLegacy: CUDA's default stream by a handle that is not null, which would mean the CPU
+
+
+class Param(NamedTuple):
+    """What an entry is told of an array, true or not. None in one of the first three fields is a null pointer."""
+
+    pointer: int | None
+    shape: tuple[int, ...] | None
+    dtype: str | None
+    rank: int | None = None  # None: the shape's
+
+    @classmethod
+    def of(cls, array: Any) -> Param:
+        """The Param of an array of NumPy or torch; a Param is left as it is."""
+        if isinstance(array, cls):
+            return array
+        has_pointer = hasattr(array, "data_ptr")
+        if not (array.is_contiguous() if has_pointer else array.flags.c_contiguous):
+            raise ValueError("an entry takes contiguous arrays only")
+        pointer = array.data_ptr() if has_pointer else array.ctypes.data
+        return cls(pointer, tuple(array.shape), str(array.dtype).split(".")[-1])
+
+
+def prepare_call(
+    function: Any, params: Sequence[Param], attributes: Mapping[str, int] | None, stream: int | None
+) -> functools.partial[int]:
+    """A call of a C function, which returns its status. `attributes` are named as MindSpore names them; None: a null
+    pointer instead of the object that has them."""
+    shapes: list[Any]
+    shapes = [(ctypes.c_int64 * len(p.shape))(*p.shape) if p.shape else None for p in params]  # rank 0: null, too
+    ranks = [len(p.shape or ()) if p.rank is None else p.rank for p in params]
+    dtypes = [p.dtype if p.dtype is None else p.dtype.encode() for p in params]
+    n = len(params)
+    return functools.partial(
+        function,
+        ctypes.c_int(n),
+        (ctypes.c_void_p * n)(*(p.pointer for p in params)),
+        (ctypes.c_int * n)(*ranks),
+        (ctypes.POINTER(ctypes.c_int64) * n)(*shapes),
+        (ctypes.c_char_p * n)(*dtypes),
+        ctypes.c_void_p(stream),
+        None if attributes is None else ctypes.byref(_aot_extra(attributes)),
+    )
+
+
+# A method's arguments are the object and the address of a std::string, which begins with the pointer to its characters.
+_HasAttr = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p, ctypes.POINTER(ctypes.c_char_p))
+_GetAttrInt = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.POINTER(ctypes.c_char_p))
+
+
+class _Methods(ctypes.Structure):
+    """The table of virtual functions of MindSpore's class AotExtra, as far as entries use it."""
+
+    _fields_ = (
+        ("destructors", ctypes.c_void_p * 2),
+        ("has_attr", _HasAttr),
+        ("get_attr_bool", ctypes.c_void_p),
+        ("get_attr_int", _GetAttrInt),
+    )
+
+
+class _AotExtra(ctypes.Structure):
+    """An object of that class: begins with the pointer to its table."""
+
+    _fields_ = (("methods", ctypes.POINTER(_Methods)),)
+
+
+def _aot_extra(attributes: Mapping[str, int]) -> _AotExtra:
+    """An AotExtra with these attributes, which it keeps for as long as it lives."""
+    values = {key.encode(): value for key, value in attributes.items()}
+    methods = _Methods(
+        has_attr=_HasAttr(lambda self, name: name[0] in values),
+        get_attr_int=_GetAttrInt(lambda self, name: values[name[0]]),
+    )
+    return _AotExtra(ctypes.pointer(methods))

@@ -1,0 +1,181 @@
+"""Calls of C entries in another process, which may crash. The other side is worker.py."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import mmap
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from . import worker
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy.typing as npt
+
+    from ..library import Entry
+
+# The modules' packages would import MindSpore, which takes seconds.
+_PROGRAM = """
+import sys, types
+for name, folder in (("msops", "/nowhere"), ("msops.testing", sys.argv[1])):
+    sys.modules[name] = types.ModuleType(name)
+    sys.modules[name].__path__ = [folder]
+from msops.testing.worker import Worker
+Worker().run()
+"""
+_numbers = itertools.count()
+
+
+class Memory:
+    """Bytes that both processes see: `parts` are arrays of these sizes, each a multiple of a page."""
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        assert all(size > 0 and size % mmap.PAGESIZE == 0 for size in sizes)
+        self.number, self.sizes = next(_numbers), list(sizes)
+        self.file = tempfile.TemporaryFile()  # noqa: SIM115 (is open as long as this object lives)
+        self.file.truncate(sum(sizes))
+        whole = np.frombuffer(mmap.mmap(self.file.fileno(), sum(sizes)), np.uint8)
+        self.parts: list[npt.NDArray[np.uint8]] = np.split(whole, np.cumsum(sizes)[:-1])
+        self.path = f"/proc/{os.getpid()}/fd/{self.file.fileno()}"
+
+
+class Place(NamedTuple):
+    """Where an array begins in a Memory, and what an entry is told of it."""
+
+    part: int
+    begin: int
+    shape: tuple[int, ...]
+    dtype: str
+
+
+class Crash(Exception):  # noqa: N818
+    """What a call did to its process.
+
+    Attributes:
+        words (str): What follows the entry's name.
+        how (str): "reads", "writes" or "accesses" bytes around one of the arrays; None: not known.
+        part (int): Which of the memory's parts that was.
+        offset (int): Where, from the beginning of the part.
+    """
+
+    def __init__(self, words: str, how: str | None = None, part: int = 0, offset: int = 0) -> None:
+        super().__init__(words)
+        self.words, self.how, self.part, self.offset = words, how, part, offset
+
+
+class Where(NamedTuple):
+    """Where entries compute: the CPU, or a GPU.
+
+    Attributes:
+        device (int): The GPU's number; None: the CPU.
+        driver (str): The file of the CUDA driver.
+        stream (int): The stream's handle; None: a null pointer.
+    """
+
+    device: int | None = None
+    driver: str | None = None
+    stream: int | None = None
+
+    @property
+    def name(self) -> str:
+        return "CPU" if self.device is None else "GPU"
+
+
+class Process:
+    """Calls entries in a process that starts with the first call, and again after a crash."""
+
+    def __init__(self, where: Where) -> None:
+        self.where = where
+        self._running: subprocess.Popen[bytes] | None = None
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115 (may be read after the process's end)
+        self._said_before = 0
+
+    def __enter__(self) -> Process:  # noqa: PYI034 (Self is newer than Python 3.9)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._running:
+            self._stop(self._running)
+
+    def _stop(self, running: subprocess.Popen[bytes]) -> int:
+        """The exit status, after the end of the input."""
+        self._running = None
+        for pipe in (running.stdin, running.stdout):
+            if pipe:
+                with contextlib.suppress(BrokenPipeError):
+                    pipe.close()
+        return running.wait()
+
+    def said(self) -> str:
+        """The last line that the last call printed."""
+        text = os.pread(self._said.fileno(), 10**6, self._said_before)  # moves nothing in the file that both have open
+        lines = text.decode(errors="replace").strip().splitlines()
+        return lines[-1] if lines else ""
+
+    def call(
+        self,
+        entry: Entry,
+        memory: Memory,
+        params: Sequence[Place],
+        attributes: dict[str, int],
+        count: int,
+    ) -> int:
+        """The status of an entry, which is told that these are `count` parameters.
+
+        Raises:
+            Crash: If the process does not survive it.
+        """
+        self._said_before = os.fstat(self._said.fileno()).st_size
+        request = {
+            "library": str(entry.library.path),
+            "entry": entry.name,
+            "number": memory.number,
+            "path": memory.path,
+            "sizes": memory.sizes,
+            "params": params,
+            "attributes": attributes,
+            "count": count,
+            "device": None if self.where.device is None else (self.where.device, self.where.driver),
+            "stream": self.where.stream,
+            "limit": worker.LIMIT,
+        }
+        running = self._running = self._running or self._start()
+        assert running.stdin
+        assert running.stdout
+        answer: dict[str, Any] = {}
+        with contextlib.suppress(BrokenPipeError):
+            running.stdin.write(json.dumps(request).encode() + b"\n")
+            running.stdin.flush()
+        with contextlib.suppress(ValueError):  # the process ended without an answer
+            answer = json.loads(running.stdout.readline())
+        if "status" in answer:
+            return int(answer["status"])
+        raise self._crash(answer, self._stop(running))
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-I", "-c", _PROGRAM, str(Path(__file__).parent)]
+        pipe = subprocess.PIPE
+        return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=self._said)
+
+    def _crash(self, answer: dict[str, Any], status: int) -> Crash:
+        if "error" in answer:
+            return Crash(f"fails: {answer['error']}")
+        if answer.get("found"):
+            return Crash("crashes", answer["how"], *answer["found"])
+        number = answer.get("signal", -status)
+        if number == signal.SIGALRM:
+            return Crash(f"does not return within {worker.LIMIT} s")
+        if number <= 0:
+            return Crash(f"ends the process with exit status {status}")
+        return Crash(f"crashes: {signal.Signals(number).name}, {signal.strsignal(number)}")

@@ -1,0 +1,146 @@
+"""What opcheck checks: an operator, a Cell or a function, with its reference."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import mindspore
+import numpy as np
+from mindspore import nn
+
+from ..check import FLOATS, dtype_name
+from ..custom import Operator
+from ..signature import _dtype
+from . import checks
+from .checks import Net, as_tuple, cast, is_floating, run
+from .report import Report
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from .checks import Array, Arrays, Function
+
+
+class Subject(NamedTuple):
+    """What is checked."""
+
+    report: Report
+    op: Any  # Operator, Cell or function
+    reference: Any  # function of arrays, or None
+    half_in_float32: bool
+    dtypes: list[str] | list[None]
+    inputs: list[str]  # names
+    results: list[str]  # names of the outputs that are not scratch; empty if they are unknown
+    differentiable: list[int]  # indices of inputs
+    omitted: list[str]  # names of those among them of which the gradient's operator gives none
+
+    def taken(self, arrays: Arrays, dtype: str | None) -> list[Array]:
+        """The arrays as the operator takes them where its dtype is this one; None leaves them."""
+        if dtype is None:
+            return list(arrays)
+        if not isinstance(self.op, Operator):
+            return cast(arrays, dtype)
+        own = [t.dtype and dtype_name(_dtype(t.dtype, getattr(mindspore, dtype))) for t in self.op.signature.inputs]
+        return [a.astype(kind) if kind else cast([a], dtype)[0] for a, kind in zip(arrays, own)]
+
+    def in_float64(self, arrays: Arrays) -> bool:
+        """Whether all gradients of these arrays are float64."""
+        return all(arrays[i].dtype == np.float64 for i in self.differentiable)
+
+    def takes_float64(self, arrays: Arrays) -> bool:
+        return "float64" in self.dtypes and self.in_float64(self.taken(arrays, "float64"))
+
+    def variants(self, cases: Sequence[Arrays]) -> Iterator[tuple[str, list[Array]]]:
+        """(words, inputs) of each case and dtype."""
+        for i, case in enumerate(cases):
+            for dtype in self.dtypes:
+                yield f"{dtype or 'as given'}{f', case {i}' if len(cases) > 1 else ''}", self.taken(case, dtype)
+
+    def net(self) -> nn.Cell:
+        return self.op if isinstance(self.op, nn.Cell) else Net(self.op)
+
+    def without_scratch(self, outs: Arrays) -> Arrays:
+        return outs[: len(self.results) or None]
+
+    def at_sizes(self, arrays: Arrays) -> Subject:
+        """Without the reference if that has no formula for arrays of these sizes."""
+        if self.reference is None:
+            return self
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                self.reference(*arrays)
+        except Exception:  # noqa: BLE001 (may be anything)
+            return self._replace(reference=None)
+        return self
+
+    def accurate(self, results: Arrays, arrays: Arrays) -> None:
+        checks.assert_accurate(results, self.reference, arrays, self.half_in_float32, self.results)
+
+
+def describe(
+    op: Any, reference: Function | None, half_in_float32: bool, no_gradient: Sequence[str], inputs: Arrays
+) -> Subject:
+    """The Subject of what opcheck is given, with a report that says what cannot be checked."""
+    is_operator = isinstance(op, Operator)
+    name = op.label if is_operator else getattr(op, "__name__", type(op).__name__)
+    names = [f"input {i}" for i in range(len(inputs))]
+    results: list[str] = []
+    if is_operator:
+        names, _ = op.names()
+        if len(names) != len(inputs):
+            raise ValueError(f"opcheck of {name}: inputs must be {len(names)} arrays, got {len(inputs)}")
+        results = _results_of(op)
+        if reference:
+            results = op.names()[1][: len(as_tuple(reference(*inputs)))]
+    if isinstance(no_gradient, str) or not set(no_gradient) <= set(names):
+        raise ValueError(
+            f"opcheck of {name}: no_gradient must be names of inputs ({', '.join(names)}), got {no_gradient!r}"
+        )
+    differentiable, omitted = [], []
+    if not is_operator or op.gradient:
+        differentiable = [i for i, a in enumerate(inputs) if is_floating(a) and names[i] not in no_gradient]
+    if is_operator and isinstance(op.gradient, Operator):
+        omitted = [names[i] for i in differentiable if f"d{names[i]}" not in op.gradient.names()[1]]
+    dtypes = _dtypes(op, inputs)
+    shown = [dtype for dtype in dtypes if dtype] or list(dict.fromkeys(a.dtype.name for a in inputs))
+    report = Report(name, tuple(shown), set(), {}, {})
+    if not differentiable:
+        reason = "no_gradient names all inputs" if no_gradient else "there is no gradient"
+        report.skipped.update(dict.fromkeys(("gradient", "gradient's dtypes"), reason))
+    elif no_gradient:
+        report.skipped["gradient"] = f"no_gradient names {', '.join(no_gradient)}"
+    if reference is None:
+        report.skipped["forward"] = "there is no reference"
+    subject = Subject(report, op, reference, half_in_float32, dtypes, names, results, differentiable, omitted)
+    if dtypes == ["float64"]:
+        report.skipped.setdefault("gradient's dtypes", "the operator takes only float64")
+    elif not subject.takes_float64(inputs):
+        report.skipped.setdefault("gradient's dtypes", "the operator takes no float64")
+    return subject
+
+
+def _results_of(operator: Operator) -> list[str]:
+    """The names of the outputs, without the scratch that follows them: nothing else has the dtype `accumulator`."""
+    outputs = list(operator.signature.outputs)
+    while len(outputs) > 1 and outputs[-1].dtype == "accumulator":
+        outputs.pop()
+    return [out.name for out in outputs]
+
+
+def _dtypes(op: Any, inputs: Arrays) -> list[str] | list[None]:
+    """The floating ones that the operator takes; [None] if that is not for us to choose."""
+    names = [dtype_name(dtype) for dtype in FLOATS]
+    if not any(map(is_floating, inputs)):
+        return [None]
+    if isinstance(op, Operator):
+        return [name for name in names if getattr(mindspore, name) in op.signature.dtypes] or [None]
+
+    def takes(name: str) -> bool:
+        try:
+            return bool(run(op if isinstance(op, nn.Cell) else Net(op), *cast(inputs, name)))
+        except TypeError:
+            return False
+
+    return [name for name in names if takes(name)] or names
