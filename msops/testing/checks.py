@@ -263,7 +263,7 @@ def quiet() -> Iterator[None]:
 
 @contextlib.contextmanager
 def no_files() -> Iterator[None]:
-    """Has MindSpore write what it keeps of a failed compilation, the folder rank_0, where it is deleted."""
+    """Sends what MindSpore writes after a failed compilation, the folder rank_0, to a temporary folder."""
     before = os.environ.get("MS_OM_PATH")
     with tempfile.TemporaryDirectory() as folder:
         os.environ["MS_OM_PATH"] = folder

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 MODES = {"graph": mindspore.GRAPH_MODE, "pynative": mindspore.PYNATIVE_MODE}
 
 
+@checks.no_files()
 def opcheck(
     op: Function,
     inputs: Arrays | Sequence[Arrays],
@@ -112,10 +113,9 @@ def opcheck(
     else:
         kept: dict[str, Arrays] = {}
         try:
-            with checks.no_files():
-                for name, number in MODES.items():
-                    mindspore.set_context(mode=number)
-                    _check_in_mode(subject, name, cases, sizes, other, kept)
+            for name, number in MODES.items():
+                mindspore.set_context(mode=number)
+                _check_in_mode(subject, name, cases, sizes, other, kept)
         finally:
             mindspore.set_context(mode=mode)
     forgotten = set(CHECKS) - report.made - report.skipped.keys()
