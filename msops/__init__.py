@@ -63,4 +63,5 @@ if not TYPE_CHECKING:  # to which every name would be one
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    """What completion offers: not the modules and helpers that this one imports."""
+    return sorted([*__all__, *(name for name in globals() if name.startswith("__"))])

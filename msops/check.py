@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import mindspore
+import numpy as np
 from mindspore import Parameter, Tensor
 from mindspore.common import dtype as mstype
 from mindspore.common.initializer import Initializer, initializer
@@ -57,20 +58,25 @@ def dtype_name(dtype: mindspore.Type) -> str:
     return str(dtype).lower()
 
 
+def whole(value: object) -> bool:
+    """Whether this is an int, of NumPy's or of Python's, and not a bool."""
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+
+
 def positive(operator: str, name: str, value: int) -> int:
     """Requires a whole number of at least 1, and returns it."""
-    if not isinstance(value, int) or isinstance(value, bool):
+    if not whole(value):
         raise TypeError(f"{operator}: {name} must be an int, got {type(value).__name__}")
     if value < 1:
         raise ValueError(f"{operator}: {name} must be at least 1, got {value}")
-    return value
+    return int(value)
 
 
 def boolean(operator: str, name: str, value: bool) -> bool:
-    """Requires a bool, and returns it."""
-    if not isinstance(value, bool):
+    """Requires a bool, of NumPy's or of Python's, and returns it."""
+    if not isinstance(value, (bool, np.bool_)):
         raise TypeError(f"{operator}: {name} must be a bool, got {type(value).__name__}")
-    return value
+    return bool(value)
 
 
 def parameter(operator: str, name: str, init: Init, shape: tuple[int, ...], dtype: mindspore.Type) -> Parameter:
@@ -81,4 +87,13 @@ def parameter(operator: str, name: str, init: Init, shape: tuple[int, ...], dtyp
         raise TypeError(
             f"{operator}: {name}_init must be {dtype_name(dtype)} as dtype is, got {dtype_name(init.dtype)}"
         )
-    return Parameter(initializer(init, shape, dtype), name=name)
+    try:
+        value = initializer(init, shape, dtype)
+    except (TypeError, ValueError) as error:
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        got = f"a Tensor of shape {init.shape}" if isinstance(init, Tensor) else repr(init)
+        raise kind(
+            f"{operator}: {name}_init must be a number, the name of an initializer, an Initializer or a Tensor of "
+            f"shape {shape}, got {got}"
+        ) from error
+    return Parameter(value, name=name)

@@ -9,6 +9,7 @@ from mindspore import Parameter, Tensor, nn, ops
 
 import msops
 from msops.compat import VERSION
+from msops.operators.depthwise_conv2d import _convolution
 from operator_test import (
     Gradient,
     Net,
@@ -366,7 +367,15 @@ def test_special_values(mode, value):
         (dict(has_bias=1), TypeError, "has_bias must be a bool, got int"),
         (dict(dtype=mindspore.int32), TypeError, "dtype must be float16, float32 or float64, got Int32"),
         (dict(stride="2"), TypeError, "stride must be an int or a tuple of ints, got '2'"),
-        (dict(stride=np.int64(2)), TypeError, r"stride must be an int or a tuple of ints, got 2 \(int64\)"),
+        (dict(stride=np.bool_(True)), TypeError, r"stride must be an int or a tuple of ints, got True \(bool_\)"),
+        (dict(stride=2**70), ValueError, r"stride must be at least 1 and less than 2\^31"),
+        (dict(weight_init="onse"), ValueError, r"weight_init must be a number, .* of shape \(2, 1, 3, 3\), got 'onse'"),
+        (dict(weight_init=[1.0]), TypeError, r"weight_init must be a number, .*, got \[1.0\]"),
+        (
+            dict(weight_init=Tensor([0.0], mindspore.float32)),
+            ValueError,
+            r"weight_init must be .* of shape \(2, 1, 3, 3\), got a Tensor of shape \(1,\)",
+        ),
         (dict(weight_init=Tensor([0.0], mindspore.float16)), TypeError, "weight_init must be float32 as dtype is"),
         (dict(padding=1), ValueError, "padding must be 0 unless pad_mode is 'pad'"),
     ],
@@ -404,3 +413,28 @@ def test_copies_have_their_own_parameters(mode):
     second.weight.set_data(second.weight * 2)
     x = np.ones((1, 3, 5, 5), np.float32)
     np.testing.assert_array_equal(2 * run(first, x)[0], run(second, x)[0])
+
+
+def test_numpy_numbers(mode):
+    """Sizes and flags may be NumPy's."""
+    two = np.int64(2)
+    settings = dict(stride=two, padding=(np.int32(1), np.uint8(0)), pad_mode="pad", dilation=two)
+    cell = msops.DepthwiseConv2d(two, two, channel_multiplier=two, has_bias=np.bool_(True), **settings)
+    plain = msops.DepthwiseConv2d(2, 2, channel_multiplier=2, has_bias=True, stride=2, padding=(1, 0), pad_mode="pad",
+                                  dilation=2)  # fmt: skip
+    assert cell.forward_op is plain.forward_op
+    assert cell.weight.shape == plain.weight.shape
+    x, weight = random(10, np.float32, (1, 2, 7, 7), (4, 1, 2, 2))
+    want = run(Net(msops.depthwise_conv2d, stride=2, padding=(1, 0), pad_mode="pad", dilation=2), x, weight)
+    np.testing.assert_array_equal(run(Net(msops.depthwise_conv2d, **settings), x, weight)[0], want[0])
+
+
+def test_many_settings_are_not_kept():
+    """Operators of settings that were used long ago go; that of a Cell stays as long as the Cell."""
+    cell = msops.DepthwiseConv2d(1, 1, stride=(1, 99))
+    seen = weakref.ref(cell.forward_op)
+    alive = [weakref.ref(_convolution("test", (1, 100 + i), "valid", 0, 1, False)) for i in range(600)]
+    gc.collect()
+    assert sum(each() is not None for each in alive) <= 256
+    np.testing.assert_array_equal(run(cell, np.ones((1, 1, 2, 3), np.float32))[0].shape, (1, 1, 2, 1))
+    assert seen() is cell.forward_op

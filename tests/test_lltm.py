@@ -1,13 +1,13 @@
 import mindspore
 import numpy as np
 import pytest
-from mindspore import Tensor, amp, nn, ops
+from mindspore import COOTensor, Tensor, amp, nn, ops
 
 import msops
 from features import check_open_sizes
 from msops.compat import VERSION
 from msops.operators.lltm import _pointwise
-from operator_test import Net, OperatorTest, check_training, random, run, zeros
+from operator_test import Net, OperatorTest, check_training, random, run, run_gradient, zeros
 
 
 def sigmoid(x):
@@ -121,9 +121,52 @@ def test_small_gates_keep_their_digits(mode):
     np.testing.assert_allclose(new_c, [[np.expm1(-1e-6)]], rtol=1e-6)
 
 
-def test_state_must_be_a_pair(mode):
-    with pytest.raises(TypeError, match=r"LLTMCell: state must be a tuple \(h, c\)"):
-        msops.LLTMCell(2, 3)(Tensor(np.zeros((1, 2), np.float32)), None)
+@pytest.mark.parametrize(
+    ("n", "got"), [(None, "NoneType"), (0, "0 elements"), (1, "1 elements"), (3, "3 elements")], ids=str
+)
+def test_state_must_be_a_pair(mode, n, got):
+    x, h = (Tensor(a) for a in zeros((1, 2), (1, 3)))
+    state = None if n is None else (h,) * n
+    with pytest.raises(TypeError, match=rf"LLTMCell: state must be a tuple \(h, c\), got {got}"):
+        msops.LLTMCell(2, 3)(x, state)
+    if n is not None:
+        with pytest.raises(TypeError, match=rf"LLTM: state must be a tuple \(h_0, c_0\), got {got}"):
+            msops.LLTM(2, 3)(Tensor(np.zeros((4, 1, 2), np.float32)), state)
+
+
+@pytest.mark.parametrize("sizes", [(0, 3, 2), (2, 0, 3), (2, 3, 0)])
+def test_empty(mode, sizes):
+    """Neither samples, nor features, nor units need be there."""
+    b, i, h = sizes
+    inputs = random(9, np.float32, (b, i), (b, h), (b, h), (3 * h, h + i), (3 * h,))
+    douts = random(10, np.float32, (b, h), (b, h))
+    pairs = [*zip(run(Net(msops.lltm_cell), *inputs), TestLLTMCell.reference(*inputs))]
+    pairs += zip(run_gradient(Net(msops.lltm_cell), inputs, douts), TestLLTMCell.reference_gradient(*inputs, *douts))
+    for got, want in pairs:
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+
+
+def not_tensors():
+    coo = COOTensor(Tensor([[0, 1]], mindspore.int32), Tensor([1.0], mindspore.float32), (2, 3))
+    return {"COOTensor": coo, "mutable list": mindspore.mutable([Tensor([1.0]), Tensor([2.0])])}
+
+
+@pytest.mark.skipif(VERSION < (2, 7), reason="older versions have other errors, or no such objects")
+@pytest.mark.parametrize("kind", ["COOTensor", "mutable list"])
+def test_what_is_not_a_tensor(mode, kind):
+    value = not_tensors()[kind]
+    with pytest.raises(TypeError, match="lltm_cell: h must be a Tensor, got"):
+        Net(msops.lltm_cell)(Tensor(zeros((2, 5))[0]), value, *map(Tensor, zeros(*STATE[1:])))
+    with pytest.raises(TypeError, match="lltm: x must be a Tensor, got"):
+        Net(msops.lltm)(value, *map(Tensor, zeros((2, 3), (2, 3), (9, 5), (9, 3), (9,))))
+
+
+def test_numpy_numbers():
+    """Sizes may be NumPy's."""
+    three = np.int64(3)
+    assert msops.LLTMCell(three, np.uint8(200)).weight.shape == (600, 203)
+    net = msops.LLTM(three, np.uint8(200), np.int32(2), bidirectional=np.bool_(True))
+    assert net.weight_ih_l1.shape == (600, 400)
 
 
 def test_training(mode):

@@ -109,6 +109,7 @@ class TestLLTM(OperatorTest):
         (SMALL, {"seq_length": [1, 2, 3]}, ValueError, "seq_length must have shape (B,) = (2,), got (3,)"),
         (SMALL, {"seq_length": (4, 4)}, TypeError, "lltm: seq_length must be an int32 or int64 Tensor, got tuple"),
         (SMALL, {"reverse": 1}, TypeError, "lltm: reverse must be a bool, got int"),
+        (SMALL, {"reverse": []}, TypeError, "lltm: reverse must be a bool, got list"),
         (SMALL, {"allow_tf32": None}, TypeError, "lltm: allow_tf32 must be a bool, got NoneType"),
     )
 
@@ -525,9 +526,13 @@ class TestLayers:
         with pytest.raises(TypeError, match="LLTM: c_0 must be a Tensor, got int"):
             msops.LLTM(3, 4)(x, (h, 7))
 
+    def test_repr(self):
+        assert "allow_tf32=True" in repr(msops.LLTM(3, 4, allow_tf32=True))
+
     def test_wrong_cells(self):
         for cells, error, words in (
             ([], ValueError, "LLTM: cells must be 1 for each layer, got 0"),
+            (msops.LLTMCell(3, 4), TypeError, "LLTM: cells must be a list of LLTMCells, got LLTMCell"),
             ([nn.Dense(3, 4)], TypeError, "LLTM: cells must be LLTMCells, got Dense"),
             (
                 [msops.LLTMCell(3, 4), msops.LLTMCell(3, 4)],

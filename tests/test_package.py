@@ -1,5 +1,6 @@
 """The package imports what it needs when a name of it is first asked for."""
 
+import pydoc
 import re
 
 import pytest
@@ -56,6 +57,30 @@ def test_names(tmp_path):
         assert getattr(msops, name).__name__ == name
     with pytest.raises(AttributeError, match=r"^module 'msops' has no attribute 'sigmiod'$"):
         _ = msops.sigmiod
+
+
+def test_completion_offers_public_names():
+    assert {name for name in dir(msops) if not name.startswith("__")} == {*msops.__all__}
+
+
+CELLS = {
+    "Add": "add",
+    "Sigmoid": "sigmoid",
+    "DepthwiseConv2d": "depthwise_conv2d",
+    "LLTMCell": "lltm_cell",
+    "LLTM": "lltm",
+    "TrilinearInterpolation": "trilinear_interpolation",
+}
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_help_of_a_cell_has_the_formula(cell):
+    """That of the function, with the shapes of what it takes."""
+    shown = [line.strip(" |") for line in pydoc.render_doc(getattr(msops, cell), renderer=pydoc.plaintext).splitlines()]
+    wanted = [line.strip() for line in getattr(msops, CELLS[cell]).__doc__.splitlines()]
+    first = shown.index(wanted[0])
+    assert shown[first : first + len(wanted) - 1] == wanted[:-1]
+    assert any(".. math::" in line for line in wanted)
 
 
 def test_libraries_elsewhere_are_not_loaded(tmp_path):

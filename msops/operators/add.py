@@ -48,9 +48,14 @@ class Add(nn.Cell):
     def construct(self, x: Tensor, y: Tensor) -> Tensor:
         return _add(x, y)
 
+    construct.__doc__ = add.__doc__  # for help()
+
 
 def _infer(x: Spec, y: Spec) -> Spec:
-    out = broadcast(x, y)
+    try:
+        out = broadcast(x, y)
+    except ValueError:
+        raise ValueError(f"x and y must have shapes that broadcast, got {x.shape} and {y.shape}") from None
     if len(out.shape) > _MAX_RANK:
         raise ValueError(f"x and y must have at most {_MAX_RANK} axes, got {len(out.shape)}")
     return out

@@ -134,13 +134,12 @@ class DepthwiseConv2d(nn.Cell):
     ) -> None:
         name = "DepthwiseConv2d"
         super().__init__()
-        check.boolean(name, "has_bias", has_bias)
+        self.has_bias = has_bias = check.boolean(name, "has_bias", has_bias)
         self.forward_op = _convolution(name, stride, pad_mode, padding, dilation, has_bias)
         self.in_channels = self.group = check.positive(name, "in_channels", in_channels)
-        self.out_channels = in_channels * check.positive(name, "channel_multiplier", channel_multiplier)
+        self.out_channels = self.in_channels * check.positive(name, "channel_multiplier", channel_multiplier)
         self.kernel_size = _numbers(name, "kernel_size", kernel_size, (2,), 1)
         self.stride, self.pad_mode, self.padding, self.dilation = stride, pad_mode, padding, dilation
-        self.has_bias = has_bias
         shape = (self.out_channels, 1, *self.kernel_size)
         weight_init = HeUniform(math.sqrt(5)) if weight_init is None else weight_init
         self.weight = check.parameter(name, "weight", weight_init, shape, dtype)
@@ -153,6 +152,8 @@ class DepthwiseConv2d(nn.Cell):
         if self.bias is None:
             return self.forward_op(x, self.weight)
         return self.forward_op(x, self.weight, self.bias)
+
+    construct.__doc__ = depthwise_conv2d.__doc__  # for help()
 
     def extend_repr(self) -> str:
         return (
@@ -170,7 +171,7 @@ def _convolution(
     return _cached_convolution(tuple(attributes.items()))
 
 
-@functools.cache
+@functools.lru_cache(256)  # which frees an operator when no Cell or graph has it either
 def _cached_convolution(items: tuple[tuple[str, int], ...]) -> Operator:
     attributes: dict[str, Any] = dict(items)
     bias, dbias = (", bias(K)", ", dbias") if attributes["has_bias"] else ("", "")
@@ -222,14 +223,14 @@ def _attributes(
 
 def _numbers(name: str, argument: str, value: Numbers, lengths: tuple[int, ...], least: int) -> tuple[int, ...]:
     """`value` as a tuple of one of the lengths; one number stands for the first length."""
-    numbers = (value,) * lengths[0] if isinstance(value, int) else value
-    if not isinstance(numbers, (tuple, list)) or any(not isinstance(n, int) or isinstance(n, bool) for n in numbers):
+    numbers: Sequence[Any] = value if isinstance(value, (tuple, list)) else (value,) * lengths[0]
+    if not all(map(check.whole, numbers)):
         raise TypeError(f"{name}: {argument} must be an int or a tuple of ints, got {value!r} ({type(value).__name__})")
     if len(numbers) not in lengths:
         raise ValueError(f"{name}: {argument} must have {' or '.join(map(str, lengths))} numbers, got {value!r}")
     if any(not least <= n < 2**31 for n in numbers):
         raise ValueError(f"{name}: {argument} must be at least {least} and less than 2^31, got {value!r}")
-    return tuple(numbers)
+    return tuple(int(n) for n in numbers)
 
 
 def _infer(x: check.Spec, weight: check.Spec, bias: check.Spec | None = None, **attributes: int) -> check.Spec:

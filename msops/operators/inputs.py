@@ -38,6 +38,8 @@ def spec_of(description: Description) -> check.Spec | str:
         return check.Spec(shape, kind)
     if isinstance(kind, mindspore.common.dtype.typing.Number):
         return check.Spec((-2,), kind)  # a Tensor of an open rank
+    if isinstance(kind, Tensor):
+        return "something else"  # a stand-in for the type of what only the running graph knows; it cannot be printed
     return getattr(kind, "__name__", str(kind))
 
 
@@ -55,3 +57,18 @@ def check_inputs(signature: Signature, who: str, specs: list[check.Spec | str]) 
             for spec in specs
         ]
     signature.check(who, *specs, shapes=not is_open)
+
+
+@once
+def check_pair(who: str, names: str, state: Description, length: int) -> None:
+    """Requires a state of two elements."""
+    if length != 2:
+        kind = spec_of(state)
+        got = f"{length} elements" if length >= 0 else kind if isinstance(kind, str) else "a Tensor"
+        raise TypeError(f"{who}: state must be a tuple {names}, got {got}")
+
+
+@once
+def has_zero(*sizes: int | None) -> bool | None:
+    """Whether one is 0; None where that is open, since MindSpore 2.7 cannot compile the gradient of an `if` of it."""
+    return True if 0 in sizes else None if None in sizes else False

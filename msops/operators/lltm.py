@@ -10,7 +10,7 @@ from mindspore.common.initializer import Uniform
 from msops import check
 from msops.custom import custom_op
 from msops.library import of_package
-from msops.operators.inputs import cast_as, check_inputs, describe, once, spec_of
+from msops.operators.inputs import cast_as, check_inputs, check_pair, describe, has_zero, once, spec_of
 from msops.rules import scratch
 from msops.signature import Signature
 
@@ -62,7 +62,12 @@ def lltm_cell(x: Tensor, h: Tensor, c: Tensor, weight: Tensor, bias: Tensor) -> 
 
 def _step(x: Tensor, h: Tensor, c: Tensor, weight: Tensor, bias: Tensor) -> State:
     _check(describe(x), describe(h), describe(c), describe(weight), describe(bias))
-    product = ops.matmul(ops.concat((h, x), 1), weight.T)
+    if has_zero(c.shape[0], c.shape[1]):
+        product = ops.zeros((c.shape[0], bias.shape[0]), c.dtype)
+    elif has_zero(x.shape[1]):
+        product = ops.matmul(h, weight.T)
+    else:
+        product = ops.matmul(ops.concat((h, x), 1), weight.T)
     return _pointwise(cast_as(product, c), bias, c)
 
 
@@ -95,8 +100,7 @@ _pointwise = custom_op(
 
 
 def _cell(self: LLTMCell, x: Tensor, state: State) -> State:
-    if not isinstance(state, (tuple, list)):
-        raise TypeError("LLTMCell: state must be a tuple (h, c)")
+    check_pair("LLTMCell", "(h, c)", describe(state), len(state) if isinstance(state, (tuple, list)) else -1)
     h, c = state
     return _step(x, cast_as(h, x), cast_as(c, x), cast_as(self.weight, x), cast_as(self.bias, x))
 
@@ -131,8 +135,8 @@ class LLTMCell(nn.Cell):
 
     def __init__(self, input_size: int, hidden_size: int, dtype: mindspore.Type = mindspore.float32) -> None:
         super().__init__()
-        self.input_size = check.positive("LLTMCell", "input_size", input_size)
-        self.hidden_size = check.positive("LLTMCell", "hidden_size", hidden_size)
+        self.input_size = input_size = check.positive("LLTMCell", "input_size", input_size)
+        self.hidden_size = hidden_size = check.positive("LLTMCell", "hidden_size", hidden_size)
         init = Uniform(1 / math.sqrt(hidden_size))
         shape = (3 * hidden_size, hidden_size + input_size)
         self.weight = check.parameter("LLTMCell", "weight", init, shape, dtype)
@@ -142,6 +146,8 @@ class LLTMCell(nn.Cell):
 
     def construct(self, x: Tensor, state: State) -> tuple[Tensor, Tensor]:
         return self._forward(x, state)
+
+    construct.__doc__ = lltm_cell.__doc__  # for help()
 
     def extend_repr(self) -> str:
         return f"input_size={self.input_size}, hidden_size={self.hidden_size}"

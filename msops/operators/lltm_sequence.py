@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import mindspore
@@ -9,16 +11,15 @@ from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 from mindspore.common.initializer import Uniform
 
 from msops import check, compat
-from msops.custom import Operator, custom_op, once
+from msops.custom import Operator, custom_op
 from msops.library import of_package
 from msops.operators import inputs
 from msops.operators.add import add_backward
-from msops.operators.inputs import cast_as, check_inputs, describe, spec_of
+from msops.operators.inputs import cast_as, check_inputs, check_pair, describe, has_zero, spec_of
 from msops.operators.lltm import LLTMCell
 from msops.signature import Signature
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
     from typing import Any
 
     from msops.operators.inputs import Description
@@ -91,7 +92,7 @@ def lltm(
     if _is_pynative():
         x, weight_ih = _refuse_second(x), _refuse_second(weight_ih)
     shape = (steps, batch, bias.shape[0])
-    if _has_zero(steps, batch, weight_ih.shape[1], bias.shape[0]):
+    if has_zero(steps, batch, weight_ih.shape[1], bias.shape[0]):
         product = ops.zeros(shape, x.dtype)
     else:
         rows = _unless_zero(ops.reshape(x, (steps * batch, inputs)), bias.shape[0])
@@ -139,15 +140,9 @@ def _fits(shape: Sizes, wanted: Sizes) -> bool:
     return len(shape) == len(wanted) and all(a == b or a is None or b is None for a, b in zip(shape, wanted))
 
 
-@inputs.once
-def _has_zero(*sizes: int | None) -> bool | None:
-    """Whether one is 0; None where that is open, since MindSpore 2.7 cannot compile the gradient of an `if` of it."""
-    return True if 0 in sizes else None if None in sizes else False
-
-
 def _unless_zero(tensor: Tensor, terms: Any) -> Tensor:
     """Zeros if an open size is 0, and a gradient of zeros: sums of no terms are not written by MindSpore's MatMul."""
-    if _has_zero(terms) is None:
+    if has_zero(terms) is None:
         return ops.masked_fill(tensor, ops.full((1, 1), terms, dtype=mindspore.int32) == 0, 0.0)
     return tensor
 
@@ -196,7 +191,7 @@ class _SequenceGradient(nn.Cell):
         )
         rows = product.shape[0] * product.shape[1]
         dgates = ops.reshape(dproduct, (rows, weight.shape[0]))
-        if _has_zero(rows, weight.shape[1]):
+        if has_zero(rows, weight.shape[1]):
             dweight = ops.zeros_like(weight)
         else:
             dweight = _transposed_times(dgates, ops.reshape(hidden_before, (rows, weight.shape[1])))
@@ -205,11 +200,14 @@ class _SequenceGradient(nn.Cell):
         return dproduct, cast_as(dweight, weight), dbias, dh, dc, ops.zeros_like(lengths)
 
 
-@once
+@ops.constexpr
 def _recurrence(reverse: bool, allow_tf32: bool) -> Operator:
+    return _make_recurrence(check.boolean("lltm", "reverse", reverse), check.boolean("lltm", "allow_tf32", allow_tf32))
+
+
+@functools.cache
+def _make_recurrence(reverse: bool, allow_tf32: bool) -> Operator:
     settings: dict[str, Any] = dict(reverse=reverse, allow_tf32=allow_tf32)
-    for name, value in settings.items():
-        check.boolean("lltm", name, value)
     library = of_package("lltm_sequence")
     backward = custom_op(
         library.LLTMSequenceBackward,
@@ -253,8 +251,7 @@ def _layers(
         x = ops.transpose(x, (1, 0, 2))
     batch = x.shape[1]
     if state is not None:
-        if not isinstance(state, (tuple, list)):
-            raise TypeError("LLTM: state must be a tuple (h_0, c_0)")
+        check_pair("LLTM", "(h_0, c_0)", describe(state), len(state) if isinstance(state, (tuple, list)) else -1)
         shape = (self.num_layers * self.directions, batch, self.hidden_size)
         h_0, c_0 = state
         _check_state(describe(h_0), describe(c_0), shape)
@@ -342,9 +339,9 @@ class LLTM(nn.Cell):
     ) -> None:
         name = "LLTM"
         super().__init__()
-        self.input_size = check.positive(name, "input_size", input_size)
-        self.hidden_size = check.positive(name, "hidden_size", hidden_size)
-        self.num_layers = check.positive(name, "num_layers", num_layers)
+        self.input_size = input_size = check.positive(name, "input_size", input_size)
+        self.hidden_size = hidden_size = check.positive(name, "hidden_size", hidden_size)
+        self.num_layers = num_layers = check.positive(name, "num_layers", num_layers)
         self.has_bias = check.boolean(name, "has_bias", has_bias)
         self.batch_first = check.boolean(name, "batch_first", batch_first)
         self.bidirectional = check.boolean(name, "bidirectional", bidirectional)
@@ -395,6 +392,8 @@ class LLTM(nn.Cell):
             >>> print(net.num_layers, net.weight_ih_l0.shape)
             2 (6, 8)
         """
+        if not isinstance(cells, Iterable) or isinstance(cells, nn.Cell):
+            raise TypeError(f"LLTM: cells must be a list of LLTMCells, got {type(cells).__name__}")
         cells = list(cells)
         for cell in cells:
             if not isinstance(cell, LLTMCell):
@@ -445,9 +444,11 @@ class LLTM(nn.Cell):
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         return self._forward(x, state, seq_length)
 
+    construct.__doc__ = lltm.__doc__  # for help()
+
     def extend_repr(self) -> str:
         return (
             f"input_size={self.input_size}, hidden_size={self.hidden_size}, num_layers={self.num_layers}, "
             f"has_bias={self.has_bias}, batch_first={self.batch_first}, dropout={self.dropout}, "
-            f"bidirectional={self.bidirectional}"
+            f"bidirectional={self.bidirectional}, allow_tf32={self.allow_tf32}"
         )

@@ -47,3 +47,5 @@ class Sigmoid(nn.Cell):
 
     def construct(self, x: Tensor) -> Tensor:
         return _sigmoid(x)
+
+    construct.__doc__ = sigmoid.__doc__  # for help()

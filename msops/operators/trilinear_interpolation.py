@@ -78,3 +78,5 @@ class TrilinearInterpolation(nn.Cell):
 
     def construct(self, feats: Tensor, points: Tensor) -> Tensor:
         return _trilinear_interpolation(feats, points)
+
+    construct.__doc__ = trilinear_interpolation.__doc__  # for help()
