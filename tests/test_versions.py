@@ -1,16 +1,21 @@
 """What docs/versions.md says of the MindSpore at hand is so. `make test-matrix` asks the other versions."""
 
+import copy
 import sys
 
+import mindspore
 import numpy as np
 import pytest
 from mindspore import Tensor, amp, nn, ops
 
 import features
 import msops
+from child import run_python
 from matrix import FEATURES, TABLE, here, rows_of, works
 from msops.compat import VERSION
 from msops.testing.checks import assert_equal
+
+newer = pytest.mark.skipif(VERSION < (2, 7), reason="docs/versions.md says it of newer versions")
 
 
 @pytest.mark.parametrize("feature", FEATURES)
@@ -88,9 +93,72 @@ def plain(x):
     return ops.tanh(ops.tanh(x))
 
 
-@pytest.mark.skipif(VERSION < (2, 7), reason="older versions have other faults")
+@newer
 def test_second_order_through_a_reshape(mode):
     """What docs/versions.md says of MindSpore's own operators."""
     x = Tensor(np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3))
     got, want = (ops.GradOperation()(Slope(function))(x).asnumpy() for function in (through_reshape, plain))
     assert np.allclose(got, want, rtol=1e-5) == (mode == "graph")
+
+
+@newer
+def test_forward_mode(mode):
+    """jvp and jacfwd, which take the gradient of the gradient: of operators that have one."""
+    x = np.linspace(-1, 1, 3, dtype=np.float32)
+    y = 1 / (1 + np.exp(-x))
+    _, dy = ops.jvp(msops.Sigmoid(), Tensor(x), Tensor(x))
+    np.testing.assert_allclose(dy.asnumpy(), x * y * (1 - y), rtol=1e-5)
+    jacobian = ops.jacfwd(msops.Sigmoid())(Tensor(x))
+    np.testing.assert_allclose(jacobian.asnumpy(), np.diag(y * (1 - y)), rtol=1e-5)
+    sequence, steps = features.Outputs(msops.LLTM(3, 2)), Tensor(x.reshape(1, 1, 3))
+    with pytest.raises(RuntimeError, match=r"no gradients of their own|bprop not defined"):
+        ops.jvp(sequence, steps, steps)
+
+
+class Step(nn.Cell):
+    def __init__(self, cell):
+        super().__init__()
+        self.cell = cell
+
+    def construct(self, x, h):
+        return self.cell(x, (h, h))[0].sum()
+
+
+@newer
+def test_recompute_of_an_lltm_cell(mode):
+    """PyNative mode refuses it for the Cell, whose state is a tuple, and not for the network that holds it."""
+    x, h = Tensor(np.ones((2, 3), np.float32)), Tensor(np.ones((2, 4), np.float32))
+    cell = msops.LLTMCell(3, 4)
+    want = ops.grad(Step(cell), (0, 1))(x, h)
+    outer = Step(copy.deepcopy(cell))
+    outer.recompute()
+    assert_equal(arrays(ops.grad(outer, (0, 1))(x, h)), arrays(want))
+    cell.recompute()
+    if mode == "pynative":
+        with pytest.raises(RuntimeError, match="not put tensors in tuple"):
+            ops.grad(Step(cell), (0, 1))(x, h)
+    else:
+        assert_equal(arrays(ops.grad(Step(cell), (0, 1))(x, h)), arrays(want))
+
+
+LOAD = """
+import mindspore
+import numpy as np
+from mindspore import Tensor, nn
+
+mindspore.set_context(mode=mindspore.GRAPH_MODE)
+print(nn.GraphCell(mindspore.load("net.mindir"))(Tensor(np.zeros((2, 3), np.float32))))
+"""
+
+
+@newer
+def test_open_sizes_in_another_process(tmp_path, monkeypatch):
+    """A network that was exported with open sizes says there what is missing."""
+    monkeypatch.chdir(tmp_path)
+    mindspore.set_context(mode=mindspore.GRAPH_MODE)
+    open_rows = Tensor(shape=(None, 3), dtype=mindspore.float32)
+    mindspore.export(msops.Sigmoid(), open_rows, file_name="net", file_format="MINDIR")
+    (tmp_path / "load.py").write_text(LOAD)
+    done = run_python("load.py", cwd=tmp_path)
+    assert done.returncode
+    assert "its sizes are known to the process alone that made the operator" in done.stderr
