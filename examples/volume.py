@@ -63,17 +63,19 @@ def train(grid, steps, rng):
 
 
 def draw(slices, errors):
-    figure, axes = plt.subplots(1, 4, figsize=(16, 4), dpi=120, layout="compressed")
+    figure = plt.figure(figsize=(17, 4), dpi=120, layout="constrained")
+    left, right = figure.subfigures(1, 2, width_ratios=(3.5, 1), wspace=0.03)
+    axes = left.subplots(1, 3)
     for picture, (title, values) in zip(axes, slices.items()):
         image = picture.imshow(
             values.reshape(_PIXELS, _PIXELS), "RdBu_r", vmin=-1.5, vmax=1.5, origin="lower", extent=(0, 1, 0, 1)
         )
         picture.set(title=title, xlabel="x", ylabel="y")
-    figure.colorbar(image, ax=axes[:3], label="value at z = 0.5")
-    axes[3].semilogy(range(1, len(errors) + 1), errors)
-    axes[3].set(title="Training", xlabel="step", ylabel="relative error")
-    axes[3].set_box_aspect(1)
-    axes[3].grid(alpha=0.3)
+    left.colorbar(image, ax=axes, label="value at z = 0.5")
+    curve = right.subplots()
+    curve.semilogy(range(1, len(errors) + 1), errors)
+    curve.set(title="Training", xlabel="step", ylabel="relative error")
+    curve.grid(alpha=0.3)
     return figure
 
 

@@ -1,8 +1,11 @@
 """The examples reach what they promise, or fail clearly."""
 
+import importlib
 import re
 
+import numpy as np
 import pytest
+from matplotlib.axes import Axes
 
 from child import ROOT, run_python
 
@@ -39,6 +42,20 @@ def test_volume_is_fitted(run, tmp_path):
     assert before > 50
     assert after <= 2
     assert is_picture(tmp_path / "volume.png")
+
+
+def test_picture_of_the_volume_has_room(monkeypatch):
+    """The label of the curve stands beside that of the colour bar, with a gap."""
+    monkeypatch.syspath_prepend(ROOT / "examples")
+    volume = importlib.import_module("volume")
+    values = np.zeros(volume._PIXELS**2)
+    figure = volume.draw({"Target": values, "Before": values, "After": values}, [1.0, 0.1, 0.01])
+    figure.draw_without_rendering()
+    labels = {}
+    for axes in figure.findobj(Axes):
+        labels[axes.get_ylabel()] = axes.yaxis.label.get_window_extent()
+    gap = labels["relative error"].x0 - labels["value at z = 0.5"].x1
+    assert gap > 2 * labels["relative error"].width
 
 
 @pytest.mark.parametrize(
