@@ -33,6 +33,15 @@ CODE := $(patsubst code=%,%,$(filter code=%,$(subst $(comma), ,$(GPU_CODE))))
 BUILT_FOR := the CPU and GPUs: $(strip $(filter sm_%,$(CODE)) $(patsubst compute_%,PTX of compute_% for all later ones,$(filter-out sm_%,$(CODE))))
 endif
 
+ifneq ($(NVCC),)
+# For an older glibc than that of this machine: the script tells how.
+OLD_GLIBC := msops/lib/.old_glibc
+COMPILE += -Xlinker --push-state,--no-as-needed,$(OLD_GLIBC),-l:libpthread.so.0,-l:libdl.so.2,-l:librt.so.1,--pop-state
+$(LIBRARIES): $(OLD_GLIBC)
+$(OLD_GLIBC): aot_kernels/old_glibc.sh | msops/lib/.command
+	sh $< $@ $(HOST_CXX)
+endif
+
 .PHONY: all
 all: $(LIBRARIES) ## Build the kernels
 	@echo "msops is built for $(BUILT_FOR)."
@@ -121,7 +130,7 @@ NAIVE := $(if $(NVCC),benchmarks/libnaive.so)
 bench: all $(NAIVE) $(VENV)/.ready ## Measure every operator beside its peers
 	$(VENV)/bin/python -m benchmarks $(ARGS)
 
-benchmarks/libnaive.so: benchmarks/naive.cu msops/lib/.command
+benchmarks/libnaive.so: benchmarks/naive.cu msops/lib/.command $(OLD_GLIBC)
 	$(COMPILE) $< -o $@.new
 	@mv $@.new $@
 

@@ -1,5 +1,6 @@
 """Builds the kernels with make, and one wheel for every Python: they depend on neither Python nor MindSpore."""
 
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -7,6 +8,31 @@ from pathlib import Path
 from setuptools import Distribution, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
+
+# (y, versions): the distributions with glibc 2.y have libstdc++'s symbols up to these versions. They are auditwheel's.
+DISTRIBUTIONS = (
+    (24, {"GLIBCXX": (3, 4, 22), "CXXABI": (1, 3, 10)}),
+    (27, {"GLIBCXX": (3, 4, 24), "CXXABI": (1, 3, 11)}),
+    (31, {"GLIBCXX": (3, 4, 28), "CXXABI": (1, 3, 12)}),
+    (34, {"GLIBCXX": (3, 4, 29), "CXXABI": (1, 3, 13)}),
+    (35, {"GLIBCXX": (3, 4, 30), "CXXABI": (1, 3, 13)}),
+    (39, {"GLIBCXX": (3, 4, 33), "CXXABI": (1, 3, 15)}),
+)
+
+
+def oldest_glibc(libraries):
+    """Returns the y of the oldest glibc 2.y whose distributions load these libraries, or None if none is known.
+
+    They need libgomp, too, as MindSpore's own libraries do: any since GCC 4.9 will do.
+    """
+    said = subprocess.check_output(["readelf", "--version-info", "--wide", *libraries], text=True)
+    newest = {}
+    for name, version in re.findall(r"Name: (GLIBC|GLIBCXX|CXXABI)_([\d.]+)", said):
+        newest[name] = max(newest.get(name, ()), tuple(map(int, version.split("."))))
+    for minor, versions in DISTRIBUTIONS:
+        if all(newest.get(name, ()) <= version for name, version in versions.items()):
+            return max(minor, newest["GLIBC"][1])
+    return None
 
 
 class BuildKernels(build_py):
@@ -26,8 +52,13 @@ class BuildKernels(build_py):
 
 
 class PlatformWheel(bdist_wheel):
+    """The wheel's tag says which glibc its libraries need: manylinux_2_24_x86_64."""
+
     def get_tag(self):
-        return "py3", "none", super().get_tag()[2]
+        platform = super().get_tag()[2]
+        libraries = list(Path(self.get_finalized_command("build_py").build_lib).glob("msops/lib/*.so"))
+        glibc = oldest_glibc(libraries) if libraries else None  # an editable install has none
+        return "py3", "none", platform if glibc is None else f"many{platform}".replace("linux", f"linux_2_{glibc}")
 
 
 class PlatformDistribution(Distribution):
