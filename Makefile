@@ -13,9 +13,18 @@ endif
 # The slowest come first: what is last runs alone.
 OPERATORS := $(patsubst aot_kernels/%.cu,%,$(wildcard aot_kernels/*.cu))
 SLOWEST := depthwise_conv2d add lltm_sequence
-LIBRARIES := $(patsubst %,msops/lib/%.so,$(filter $(OPERATORS),$(SLOWEST)) $(filter-out $(SLOWEST),$(OPERATORS)))
+LIB := msops/lib
+LIBRARIES := $(patsubst %,$(LIB)/%.so,$(filter $(OPERATORS),$(SLOWEST)) $(filter-out $(SLOWEST),$(OPERATORS)))
 
 include aot_kernels/common/flags.mk
+
+# A wheel is for other machines, too. What builds it runs another make.
+ifneq ($(filter wheel,$(MAKECMDGOALS)),)
+ifndef ARCHS
+export ARCHS := 80 90
+export PTX := 75
+endif
+endif
 
 # From the command line, else the PATH, else CUDA_HOME. 'make all NVCC=' builds for the CPU alone.
 NVCC ?= $(or $(shell command -v nvcc),$(if $(CUDA_HOME),$(wildcard $(CUDA_HOME)/bin/nvcc)))
@@ -35,10 +44,10 @@ endif
 
 ifneq ($(NVCC),)
 # For an older glibc than that of this machine: the script tells how.
-OLD_GLIBC := msops/lib/.old_glibc
+OLD_GLIBC := $(LIB)/.old_glibc
 COMPILE += -Xlinker --push-state,--no-as-needed,$(OLD_GLIBC),-l:libpthread.so.0,-l:libdl.so.2,-l:librt.so.1,--pop-state
 $(LIBRARIES): $(OLD_GLIBC)
-$(OLD_GLIBC): aot_kernels/old_glibc.sh | msops/lib/.command
+$(OLD_GLIBC): aot_kernels/old_glibc.sh | $(LIB)/.command
 	sh $< $@ $(HOST_CXX)
 endif
 
@@ -47,13 +56,13 @@ all: $(LIBRARIES) ## Build the kernels
 	@echo "msops is built for $(BUILT_FOR)."
 
 # Written under another name first: a process that has the old library loaded keeps it whole.
-msops/lib/%.so: aot_kernels/%.cu msops/lib/.command
+$(LIB)/%.so: aot_kernels/%.cu $(LIB)/.command
 	$(COMPILE) -MMD -MP -MT $@ -MF $(@:.so=.d) $< -o $@.new
 	@mv $@.new $@
 -include $(LIBRARIES:.so=.d)
 
 # Changes when the command does, so that other flags or another compiler build everything again.
-msops/lib/.command: FORCE
+$(LIB)/.command: FORCE
 	@$(if $(HOST_CXX),,$(HOST_COMPILER))
 	@mkdir -p $(@D)
 	@echo '$(COMPILE)' | cmp -s - $@ || echo '$(COMPILE)' > $@
@@ -130,7 +139,7 @@ NAIVE := $(if $(NVCC),benchmarks/libnaive.so)
 bench: all $(NAIVE) $(VENV)/.ready ## Measure every operator beside its peers
 	$(VENV)/bin/python -m benchmarks $(ARGS)
 
-benchmarks/libnaive.so: benchmarks/naive.cu msops/lib/.command $(OLD_GLIBC)
+benchmarks/libnaive.so: benchmarks/naive.cu $(LIB)/.command $(OLD_GLIBC)
 	$(COMPILE) $< -o $@.new
 	@mv $@.new $@
 
@@ -147,15 +156,16 @@ WARNINGS := -Werror -Wpedantic -Wshadow -Wconversion -Wold-style-cast -Wcast-ali
   -Wdouble-promotion -Wformat=2 -Wundef -Wnon-virtual-dtor -Woverloaded-virtual -Wduplicated-cond -Wduplicated-branches \
   -Wlogical-op -Wextra-semi -Wredundant-decls
 
-.PHONY: lint warnings
+WARNED := $(patsubst %,warnings-of-%,$(wildcard aot_kernels/*.cu examples/*/*.cu tests/*.cc))
+.PHONY: lint warnings $(WARNED)
 lint: warnings $(VENV)/.ready ## Check the source's format, style and types, and for compiler warnings
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 	$(VENV)/bin/clang-format --dry-run --Werror $(wildcard aot_kernels/*.cu aot_kernels/*/*.h benchmarks/*.cu tests/*.cc)
-warnings:
-	@for source in $(wildcard aot_kernels/*.cu examples/*/*.cu tests/*.cc); do \
-	  g++ $(FLAGS) $(HOST_FLAGS) -fsyntax-only $(WARNINGS) -Iaot_kernels -x c++ $$source || exit 1; done
+warnings: $(WARNED)
+$(WARNED): warnings-of-%:
+	@g++ $(FLAGS) $(HOST_FLAGS) -fsyntax-only $(WARNINGS) -Iaot_kernels -x c++ $*
 
 .PHONY: clean
 clean: ## Remove what was built, but not the virtual environment

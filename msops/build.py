@@ -292,14 +292,6 @@ def _version(compiler: str) -> str:
     return output_of(compiler, "--version")
 
 
-@functools.cache
-def oldest_arch(nvcc: str) -> int:
-    """The oldest architecture that this nvcc and msops' kernels know."""
-    oldest = int(_flags()["OLDEST_ARCH"][0])
-    known = [int(number) for number in re.findall(r"compute_(\d+)\b", output_of(nvcc, "--list-gpu-arch"))]
-    return min((number for number in known if number >= oldest), default=oldest)
-
-
 def _prerequisites(rule: str) -> list[str]:
     """The files that a rule of make depends on, in a compiler's notation."""
     words = re.split(r"(?<!\\)\s+", rule.partition(":")[2].replace("\\\n", " ").strip())

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from mindspore import ops
 
-from .library import default_cache_folder, digest
+from .build import default_cache_folder, digest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

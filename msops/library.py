@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import difflib
-import importlib
 import os
 import re
 import threading
 import weakref
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 PACKAGE = Path(__file__).resolve().parent
 
@@ -132,21 +131,3 @@ def get_include() -> str:
     """
     installed = PACKAGE / "include"
     return str(installed if installed.is_dir() else PACKAGE.parent / "aot_kernels")
-
-
-_MOVED = {
-    "default_cache_folder": "default_cache_folder",
-    "digest": "digest",
-    "_find_nvcc": "find_nvcc",
-    "_oldest_arch": "oldest_arch",
-    "_output": "output_of",
-}
-
-
-def __getattr__(name: str) -> Any:
-    """Finds what this module had until it was moved to `build`, for modules that still ask for it here."""
-    if name == "_PACKAGE":
-        return PACKAGE
-    if name in _MOVED:
-        return getattr(importlib.import_module(".build", __package__), _MOVED[name])
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

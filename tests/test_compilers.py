@@ -96,9 +96,9 @@ def test_broken_nvcc(machine):
         host_compiler(machine.nvcc)
 
 
-def make(machine, *variables):
+def make(machine, *variables, goal="all"):
     commands = f"{machine.folder}:{os.defpath}"
-    command = [shutil.which("make", path=os.defpath), "-n", "all", f"NVCC={machine.nvcc}", *variables]
+    command = [shutil.which("make", path=os.defpath), "-n", goal, f"NVCC={machine.nvcc}", *variables]
     return subprocess.run(command, cwd=ROOT, env={"PATH": commands}, capture_output=True, text=True)
 
 
@@ -153,6 +153,16 @@ def test_gpus_that_are_named(machine):
     assert code(machine, "70 90") == ["sm_70", "sm_90"]
     assert code(machine, "90", "70 75") == ["sm_90", "compute_70", "compute_75"]
     assert code(machine, "", "75") == ["compute_75"]
+
+
+def test_wheel(machine):
+    """It is for other machines, too."""
+    machine.compilers("g++", "g++-11")
+    machine.gpus("7.0")
+    for variables, archs in (((), ["sm_80", "sm_90", "compute_75"]), (("ARCHS=70",), ["sm_70"])):
+        said = make(machine, *variables, goal="wheel").stdout
+        (line,) = re.findall(r"^.* -MMD .* aot_kernels/add.cu .*$", said, re.MULTILINE)
+        assert re.findall(r",code=(\w+)", line) == archs
 
 
 def test_what_newer_nvccs_know(machine):

@@ -9,13 +9,13 @@ import pytest
 from benchmarks.scaling import run_processes
 from child import ROOT, environment, run_python
 from data_parallel import losses
-from msops.library import _output
+from msops.build import output_of
 
 
 @pytest.fixture
 def two_processes(device_target, tmp_path):
     """Runs a script in two processes, which have ended then."""
-    if device_target == "GPU" and len(_output("nvidia-smi", "-L").splitlines()) < 2:
+    if device_target == "GPU" and len(output_of("nvidia-smi", "-L").splitlines()) < 2:
         pytest.skip("there is one GPU")
 
     return lambda *script: run_processes(2, device_target, *script, cwd=tmp_path, environment=environment())
