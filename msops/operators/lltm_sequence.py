@@ -158,7 +158,7 @@ def _is_pynative() -> bool:
 
 
 def _no_second_order(dx: Tensor, zero: Tensor, out: Tensor, dout: Tensor) -> tuple[Tensor, ...]:
-    raise RuntimeError("lltm: its gradients have no gradients of their own")
+    raise ValueError("lltm: its gradients have no gradients of their own")
 
 
 def _last_gradient(dx: Tensor) -> Tensor:
