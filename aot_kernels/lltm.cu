@@ -305,9 +305,7 @@ MSOPS_ENTRY(LLTMForward) {
                                          c.as<T>() + at,
                                          new_h.as<T>() + at,
                                          new_c.as<T>() + at};
-        if constexpr (N == 1)
-          if (huge) return on_gpu_with<int64_t>(call, groups * threads, body);
-        on_gpu_with<uint32_t>(call, groups * threads, body);
+        on_gpu_if_huge<N == 1>(huge, call, groups * threads, body);
       });
     });
   });

@@ -299,9 +299,7 @@ MSOPS_ENTRY(TrilinearInterpolationForward) {
           const Forward<N, kPacks, kShares, T> body{features, feats.as<T>() + first * each, points.as<T>() + first * 3,
                                                     out.as<T>() + first * features};
           const int64_t threads = count * features / N * kShares;
-          if constexpr (N == 1)
-            if (huge) return on_gpu_with<int64_t>(call, threads, body);
-          on_gpu_with<uint32_t>(call, threads, body);
+          on_gpu_if_huge<N == 1>(huge, call, threads, body);
         });
       };
       // Lanes that would read fewer than 64 neighbouring bytes share the corners, which are neighbours, too.
@@ -346,9 +344,7 @@ MSOPS_ENTRY(TrilinearInterpolationBackward) {
                                                           dout.as<T>() + first * features,
                                                           dfeats.as<T>() + first * each,
                                                           dpoints.as<T>() + first * 3};
-        if constexpr (N == 1 && kTeam == 32)
-          if (huge) return on_gpu_with<int64_t>(call, count * kTeam, body);
-        on_gpu_with<uint32_t>(call, count * kTeam, body);
+        on_gpu_if_huge<N == 1 && kTeam == 32>(huge, call, count * kTeam, body);
       });
     };
     constexpr Constant<1> one;
@@ -379,7 +375,7 @@ MSOPS_ENTRY(TrilinearInterpolationBackward) {
 #endif
     with_width<T>(false, features, {feats.as<T>(), dout.as<T>(), dfeats.as<T>()}, [&](auto width) {
       const int64_t packs = features / width;
-      if constexpr (decltype(width)::value != kPack) {  // unaligned, or rows too long for tiles
+      if constexpr (decltype(width)::value != kPackWidth<T>) {  // unaligned, or rows too long for tiles
         if (packs <= 2) return launch(width, one, one, four);
         if (packs <= 16) return launch(width, one, Constant<8>{}, two);
         launch(width, one, Constant<32>{}, one);

@@ -148,6 +148,15 @@ void on_gpu(Call& call, int64_t n, int64_t largest, const Body& body) {
   largest <= kLargest32 ? on_gpu_with<uint32_t>(call, n, body) : on_gpu_with<int64_t>(call, n, body);
 }
 
+// With 64 bits if `huge`, for which there is a kernel only if kCanBeHuge. (A lambda of the caller cannot ask that by
+// `if constexpr` before CUDA 11.8: nvcc then takes no constant from an outer lambda.)
+template <bool kCanBeHuge, typename Body>
+void on_gpu_if_huge([[maybe_unused]] bool huge, Call& call, int64_t n, const Body& body) {
+  if constexpr (kCanBeHuge)
+    if (huge) return on_gpu_with<int64_t>(call, n, body);
+  on_gpu_with<uint32_t>(call, n, body);
+}
+
 // Calls `f(first, count)` for runs that tile [0, n), of as many as have `each` indices of 32 bits, but at least one: a
 // kernel for 32 bits then serves any n. Runs of 8 or more begin at multiples of 8, so that packs stay aligned.
 template <typename F>
