@@ -72,19 +72,22 @@ def custom_op(
             signature says.
         gradient (Operator, callable): An operator whose signature names what it needs: inputs and outputs of this one,
             and `dy`, the gradient of an output `y`. Its outputs are the gradients, `dx` of an input `x`; an input
-            without one gets zeros. Else a function of a module, or a method of a Cell without Parameters, of all
-            inputs, the output and its gradient (a tuple each of several) that returns a tuple of gradients.
-            Default: none.
+            without one gets zeros, and outputs of names without `d` in front, such as `partial`, are scratch. Else a
+            function of a module, or a method of a Cell without Parameters, of all inputs, the output and its gradient
+            (a tuple each of several) that returns a tuple of gradients. Default: none, which is an error where one is
+            needed, unless all outputs are of whole numbers.
         name (str): For messages. Default: the library's.
         dtypes (tuple[mindspore.dtype]): As in :class:`msops.Signature`.
-        **attributes (int, float, bool): What the C function reads by `call.attribute(name, low, high)`, or if it is a
-            float by `call.number(name)`.
+        **attributes (int, float, bool): What the C function reads by `call.attribute(name, low, high)`, which takes no
+            float, or by `call.number(name)`; the numbers of an `MSOPS_FORMULA_WITH`.
 
     Returns:
-        Operator, a MindSpore primitive. Of tensors, it returns a tensor or, of several outputs, a tuple.
+        Operator, a MindSpore primitive. Of tensors, it returns a tensor or, of several outputs, a tuple. Except where
+        MindSpore compiles the call, inputs may be handed over by their names.
 
     Raises:
         TypeError: If an argument has a wrong type; of a call, if an input is not a Tensor of one of the dtypes.
+        RuntimeError: If MindSpore compiles the call of `custom_op` itself; see :func:`msops.once`.
         ValueError: If the signature is none, or does not match the gradient's; of a call, if a shape does not fit.
 
     Examples:
