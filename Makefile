@@ -88,10 +88,13 @@ $(VENV)/.ready: pyproject.toml setup.py | python
 demo: all $(VENV)/.ready ## Train a network on handwritten digits, and show the result
 	$(VENV)/bin/python examples/digits.py $(ARGS)
 
+# On all cores, four at most: each process has a MindSpore of its own. One process alone has the GPU.
+WORKERS := $(if $(findstring GPU,$(ARGS)),,-n $(shell nproc) --maxprocesses 4 --dist worksteal)
+
 .PHONY: test
 test: all $(VENV)/.ready ## Run the tests; with COVERAGE=1, tell which lines of msops they miss
 	$(if $(COVERAGE),$(VENV)/bin/coverage erase)
-	$(VENV)/bin/python $(if $(COVERAGE),-m coverage run) -m pytest $(ARGS)
+	$(VENV)/bin/python $(if $(COVERAGE),-m coverage run) -m pytest $(WORKERS) $(ARGS)
 	$(if $(COVERAGE),$(VENV)/bin/coverage combine --quiet && $(VENV)/bin/coverage report)
 
 # It needs pip, which a new environment has, and setuptools, which pip installs where it builds.
