@@ -8,6 +8,7 @@ import pytest
 from mindspore import Tensor, ops
 
 import msops
+from child import ROOT
 from msops import compat, custom_op
 from operator_test import Net, run
 
@@ -297,3 +298,25 @@ MSOPS_ENTRY(Entry) {{
 }}
 """,
         )
+
+
+@pytest.fixture(scope="module")
+def weight_gradient():
+    """The documentation's operator, which sums products over rows."""
+    (source,) = re.findall(
+        r"```cuda file=weight_gradient.cu\n(.*?)```", (ROOT / "docs/headers.md").read_text(), re.DOTALL
+    )
+    signature = "x(N, C), dy(N, C) -> dw(C), partial(max(1, min(N // 64, 1024)), C, dtype=accumulator)"
+    return custom_op(msops.load("weight_gradient", source).WeightGradient, signature)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("shape", [(0, 3), (1, 1), (63, 64), (1000, 65), (7, 1031), (20_011, 5)])
+def test_sums_of_functions_over_rows(mode, weight_gradient, dtype, shape):
+    x, dy = np.random.default_rng(0).standard_normal((2, *shape)).astype(dtype)
+    dw, _ = run(Net(weight_gradient), Tensor(x), Tensor(dy))
+    products = x.astype("float64") * dy
+    # A unit in the last place of what is summed in, for the product and its sum; and one for rounding the result.
+    unit = np.finfo(np.promote_types(dtype, "float32")).eps
+    allowed = 2 * unit * np.abs(products).sum(0) + np.finfo(dtype).eps * np.abs(products.sum(0))
+    assert (np.abs(dw - products.sum(0)) <= allowed).all()

@@ -228,6 +228,7 @@ void for_rows(Call& call, int64_t rows, std::initializer_list<Rows<const T>> mat
   const int64_t columns = matrices.begin()->columns;
   if (call.on_cpu()) return on_cpu(call, rows, RowOnCpu<Compute<T>, Body>{body}, 4 * static_cast<double>(columns));
 #ifdef __CUDACC__
+  call.require(kOnGpu<T>, kBadDtype, "there is no GPU code for %s", dtype_name<T>());
   if (!call.ok() || rows == 0) return;
   bool packs = columns % kPackWidth<T> == 0;
   for (const Rows<const T>& matrix : matrices) packs &= is_aligned<kPackWidth<T>>(matrix.data);
@@ -240,7 +241,7 @@ void for_rows(Call& call, int64_t rows, std::initializer_list<Rows<const T>> mat
         <<<blocks, kThreads, 0, call.stream()>>>(rows, body);
     call.check_launch();
   };
-  const auto with_team = [&](auto width) {
+  [[maybe_unused]] const auto with_team = [&](auto width) {
     const int64_t steps = columns / decltype(width)::value;
     if (steps <= 2) return launch(Constant<2>{}, width);
     if (steps <= 4) return launch(Constant<4>{}, width);
@@ -249,7 +250,7 @@ void for_rows(Call& call, int64_t rows, std::initializer_list<Rows<const T>> mat
     steps <= 64 || (steps <= 1024 && rows >= 8192) ? launch(Constant<32>{}, width)
                                                    : launch(Constant<kThreads>{}, width);
   };
-  packs ? with_team(Constant<kPackWidth<T>>{}) : with_team(Constant<1>{});
+  if constexpr (kOnGpu<T>) packs ? with_team(Constant<kPackWidth<T>>{}) : with_team(Constant<1>{});
 #endif
 }
 

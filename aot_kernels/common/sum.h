@@ -184,4 +184,56 @@ void sum_rows(Call& call, int64_t rows, int64_t columns, int64_t pitch, const In
   sum(call, kept, summed, 1, in, out);
 }
 
+// partial[part][j]: the sum of f(i, j) over the part's share of the rows i. Neighbouring threads have neighbouring
+// columns.
+template <typename C, typename F>
+struct SumOfFunction {
+  int64_t rows, columns, parts;
+  F f;
+  C* partial;
+
+  template <typename Index>
+  MSOPS_BOTH void operator()(Index at) const {
+    const Index width = static_cast<Index>(columns), part = at / width, j = at - part * width;
+    const int64_t end = part_begin<int64_t>(rows, part + 1, parts);
+    Sum<C> sum;
+    for (int64_t i = part_begin<int64_t>(rows, part, parts); i < end; ++i) sum += f(i, int64_t{j});
+    partial[at] = sum.total();
+  }
+};
+
+// The same for a run of neighbouring columns, row by row.
+template <typename C, typename F>
+struct SumOfFunctionOnCpu {
+  static constexpr int64_t kRun = 64;  // columns
+  SumOfFunction<C, F> all;
+
+  int64_t runs() const { return (all.columns + kRun - 1) / kRun; }
+
+  MSOPS_CPU void operator()(int64_t item) const {
+    const int64_t part = item / runs(), first = item % runs() * kRun, count = std::min(kRun, all.columns - first);
+    const int64_t end = part_begin(all.rows, part + 1, all.parts);
+    Sum<C> sums[kRun];
+    for (int64_t i = part_begin(all.rows, part, all.parts); i < end; ++i)
+#pragma omp simd
+      for (int64_t k = 0; k < count; ++k) sums[k] += all.f(i, first + k);
+    for (int64_t k = 0; k < count; ++k) all.partial[part * all.columns + first + k] = sums[k].total();
+  }
+};
+
+// out[j] = sum of f(i, j) over the rows i, where `f` is an object with `MSOPS_BOTH C operator()(int64_t i, int64_t j)
+// const`. `partial` is scratch for parts * columns sums, of which each adds up a share of the rows.
+template <typename C, typename F, typename Out>
+void sum_rows_of(Call& call, const F& f, int64_t rows, int64_t columns, int64_t parts, C* partial, Out* out) {
+  const SumOfFunction<C, F> all{rows, columns, parts, f, partial};
+  const SumOfFunctionOnCpu<C, F> on_one{all};
+  if (call.on_cpu()) {
+    const double terms = static_cast<double>(rows / std::max<int64_t>(1, parts) + 1);
+    on_cpu(call, parts * on_one.runs(), on_one, terms * static_cast<double>(std::min(on_one.kRun, columns)));
+  } else {
+    on_gpu(call, parts * columns, parts * columns, all);
+  }
+  sum_rows(call, parts, columns, columns, static_cast<const C*>(partial), out);
+}
+
 }  // namespace msops
