@@ -29,6 +29,14 @@ SOURCE = r"""
 #include "common/formula.h"
 #include "common/sum.h"
 
+MSOPS_BOTH void crash() {
+#ifdef __CUDA_ARCH__
+  __trap();
+#else
+  std::abort();
+#endif
+}
+
 MSOPS_FORMULA(Square, (x), (y), y = x * x)
 MSOPS_FORMULA(SquareBackward, (x, dy), (dx), dx = 2 * x * dy)
 MSOPS_FORMULA(HalfTheGradient, (x, dy), (dx), dx = x * dy)
@@ -40,7 +48,7 @@ MSOPS_FORMULA(NoneForW, (w, dy), (dx), dx = dy * w)
 MSOPS_FORMULA(Relu, (x), (y), y = x > 0 ? x : C(0))
 MSOPS_FORMULA(ReluBackward, (x, dy), (dx), dx = x > 0 ? dy : C(0))
 MSOPS_FORMULA(ReluTwiceAtZero, (x, dy), (dx), dx = x > 0 ? dy : x < 0 ? C(0) : 2 * dy)
-MSOPS_FORMULA(AbortsBackward, (x, dy), (dx), if (x == x) std::abort(); dx = dy)
+MSOPS_FORMULA(AbortsBackward, (x, dy), (dx), if (x == x) crash(); dx = dy)
 MSOPS_FORMULA(ReluHalf, (x, dy), (dx), dx = x > 0 ? C(0.5) * dy : C(0))
 
 // Squares of the n numbers x, and then what is wrong, by one thread. What that needs of the call is `by`.
@@ -72,7 +80,7 @@ SQUARES(FloatForAll, SHAPE, for (int64_t i = 0; i < n; ++i) reinterpret_cast<flo
 SQUARES(DividesByTheSize, SHAPE; by = 35 / static_cast<int>(in.size), )
 SQUARES(ReadsNull, SHAPE; by = *static_cast<volatile const char*>(in.size == 7 ? nullptr : "x"), )
 SQUARES(Aborts, SHAPE; std::fprintf(stderr, "that was too much\n"); std::abort(), )
-SQUARES(AbortsInFloat16, SHAPE, if (sizeof(T) == 2) std::abort())
+SQUARES(AbortsInFloat16, SHAPE, if (sizeof(T) == 2) crash())
 SQUARES(Endless, SHAPE; for (volatile bool forever = true; forever;), )
 SQUARES(Exits, SHAPE; std::exit(3), )
 SQUARES(OtherOrderEveryTime, SHAPE; static int calls = 0; by = ++calls,
