@@ -142,8 +142,8 @@ NAIVE := $(if $(NVCC),benchmarks/libnaive.so)
 bench: all $(NAIVE) $(VENV)/.ready ## Measure every operator beside its peers
 	$(VENV)/bin/python -m benchmarks $(ARGS)
 
-benchmarks/libnaive.so: benchmarks/naive.cu $(LIB)/.command $(OLD_GLIBC)
-	$(COMPILE) $< -o $@.new
+benchmarks/libnaive.so: $(wildcard benchmarks/*.cu benchmarks/*.h benchmarks/operators/*.cu) $(LIB)/.command $(OLD_GLIBC)
+	$(COMPILE) $(filter %.cu,$^) -o $@.new
 	@mv $@.new $@
 
 $(VENV)/.docs: $(VENV)/.ready
@@ -165,7 +165,7 @@ lint: warnings $(VENV)/.ready ## Check the source's format, style and types, and
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
-	$(VENV)/bin/clang-format --dry-run --Werror $(wildcard aot_kernels/*.cu aot_kernels/*/*.h benchmarks/*.cu tests/*.cc)
+	$(VENV)/bin/clang-format --dry-run --Werror $(wildcard aot_kernels/*.cu aot_kernels/*/*.h benchmarks/*.cu benchmarks/*.h benchmarks/*/*.cu tests/*.cc)
 warnings: $(WARNED)
 $(WARNED): warnings-of-%:
 	@g++ $(FLAGS) $(HOST_FLAGS) -fsyntax-only $(WARNINGS) -Iaot_kernels -x c++ $*

@@ -13,7 +13,6 @@ import mindspore
 from mindspore import ops
 
 from .cases import cell_cases
-from .networks import networks
 from .parts import Attempt, options_of_part, say
 from .timing import Times, buffers
 
@@ -62,9 +61,10 @@ def compare(calls, sets):
 
 
 def measure(case, dtype, mode, device):
-    step = f"{mode} {case.op} {case.name} {dtype}"
+    op = case.benchmark.name
+    step = f"{mode} {op} {case.name} {dtype}"
     with Attempt(step):
-        nets, shapes = networks(case, dtype, device)
+        nets, shapes = case.benchmark.networks(case.size, dtype, device), case.benchmark.cell_inputs(case.size)
         sets = random_inputs(device, shapes, dtype)
         positions = tuple(range(len(shapes)))
         gradients = {
@@ -74,7 +74,7 @@ def measure(case, dtype, mode, device):
             calls = {by: (f"{by}: {step} {direction}", call) for by, call in functions.items()}
             for by, measured in compare(calls, sets).items():
                 times = measured.scaled(3 / 4 if by.endswith("x 3/4") else 1)
-                row = dict(part=mode, op=case.op, direction=direction, case=case.name, dtype=dtype, by=by, named=1)
+                row = dict(part=mode, op=op, direction=direction, case=case.name, dtype=dtype, by=by, named=1)
                 say(row=dict(row, bytes=0, beside="", operations=0, **times._asdict()))
 
 

@@ -5,11 +5,6 @@ import gc
 
 import numpy as np
 
-from msops.operators.add import _add, add_backward
-from msops.operators.depthwise_conv2d import _convolution
-from msops.operators.lltm import _pointwise
-from msops.operators.sigmoid import _sigmoid
-from msops.operators.trilinear_interpolation import _trilinear_interpolation
 from msops.testing.entry import outputs_of, prepare_operator
 
 from . import naive, numpy_peers
@@ -23,17 +18,6 @@ try:
     from . import torch_peers
 except ImportError:
     torch = None
-
-
-def operator_of(case):
-    """Our operator for a case."""
-    if case.op == "depthwise":
-        forward = _convolution("", case.stride, "pad", case.inputs[1][-1] // 2, 1, True)
-    else:
-        forward = dict(add=_add, sigmoid=_sigmoid, trilinear=_trilinear_interpolation, lltm=_pointwise)[case.op]
-    if case.direction == "forward":
-        return forward
-    return add_backward if forward is _add else forward.gradient
 
 
 class GpuArrays:
@@ -59,11 +43,9 @@ class GpuArrays:
             yield "naive CUDA", lambda: None if None in calls else calls
         yield from torch_peers.peers(case, sets)
 
-    def sequence_peers(self, inputs, douts, named):
+    def sequence_peers(self, case, inputs, douts):
         """(name, factor of its times, a call for each direction) of each peer."""
-        yield from torch_peers.lstm(inputs, douts)
-        if named:
-            yield from torch_peers.stepped_lltm(inputs, douts)
+        yield from case.benchmark.torch_sequences(inputs, douts, case.named)
 
     def free(self):
         gc.collect()
@@ -97,12 +79,11 @@ class CpuArrays:
                 if name != "torch.compile":
                     yield name, make
 
-    def sequence_peers(self, inputs, douts, named):
-        forward, gradient = numpy_peers.lltm_sequence, numpy_peers.lltm_sequence_gradient
-        calls = {"forward": lambda: forward(*inputs), "forward+backward": lambda: gradient(*inputs, *douts)}
-        yield "NumPy", 1, calls
+    def sequence_peers(self, case, inputs, douts):
+        yield "NumPy", 1, case.benchmark.numpy_sequences(inputs, douts)
         if torch is not None:
-            yield from torch_peers.lstm(*([torch.from_numpy(x) for x in arrays] for arrays in (inputs, douts)))
+            tensors = ([torch.from_numpy(x) for x in arrays] for arrays in (inputs, douts))
+            yield from case.benchmark.torch_sequences(*tensors, case.named)
 
     def free(self):
         pass
@@ -110,8 +91,7 @@ class CpuArrays:
 
 def measure(case, dtype, timer, arrays):
     """Times our kernel and each peer."""
-    operator = operator_of(case)
-    size = case.elements * (2 if dtype == "float16" else 4)
+    operator, size = case.operator, case.elements * (2 if dtype == "float16" else 4)
     row = dict(part="kernel", op=case.op, direction=case.direction, case=case.name, dtype=dtype, bytes=size)
     row.update(named=int(case.named), beside=case.beside, operations=case.operations)
 

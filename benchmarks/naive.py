@@ -1,4 +1,4 @@
-"""Calls the naive CUDA versions: libnaive.so, which `make bench` builds from naive.cu where nvcc is."""
+"""Calls the naive CUDA versions: libnaive.so, which `make bench` builds of all .cu files here, where nvcc is."""
 
 import ctypes
 import functools
@@ -41,6 +41,6 @@ def prepare_case(case, inputs, results, stream):
 
 def multiply_adds(device_memory, multiprocessors, stream):
     """A launch that fills the device with multiply-adds in float32, and how many operations that is."""
-    blocks, threads, rounds, chains = 8 * multiprocessors, 256, 8192, 8  # chains: kChains in naive.cu
+    blocks, threads, rounds, chains = 8 * multiprocessors, 256, 8192, 8  # chains: kChains in device.cu
     launch = prepare("multiply_add", [device_memory], (blocks, threads, rounds), stream)
     return launch, 2 * blocks * threads * rounds * chains

@@ -1,9 +1,9 @@
 """Calls kernels once each between a profiler's start and stop, on cold and random arrays.
 
 ncu --profile-from-start off --clock-control none --csv --page raw --metrics ... \
-    python -m benchmarks.once "depthwise backward, 128x384x14x14 k3 s1, float16" ...
+    python -m benchmarks.once "OPERATOR backward, CASE, float16" ...
 
-names cases as benchmarks/cases.py does. Needs PyTorch with CUDA.
+names cases as times.csv does. Needs PyTorch with CUDA.
 """
 
 import sys
@@ -13,7 +13,7 @@ import torch
 from msops.testing.entry import outputs_of, prepare_operator
 
 from .cases import kernel_cases
-from .kernels import GpuArrays, operator_of
+from .kernels import GpuArrays
 
 
 def call_once(kernel, name, dtype):
@@ -21,7 +21,7 @@ def call_once(kernel, name, dtype):
     cases = [case for case in kernel_cases("GPU", (op,)) if (case.direction, case.name) == (direction, name)]
     if not cases:
         sys.exit(f"there is no case {kernel}, {name}")
-    arrays, operator = GpuArrays(), operator_of(cases[0])
+    arrays, operator = GpuArrays(), cases[0].operator
     inputs = [arrays.random(shape, dtype) for shape in cases[0].inputs]
     run = prepare_operator(operator, [*inputs, *(arrays.empty(*output) for output in outputs_of(operator, inputs))])
     run()  # loads the kernel

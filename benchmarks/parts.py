@@ -12,7 +12,8 @@ import sys
 import traceback
 from pathlib import Path
 
-from .cases import DTYPES, OPS
+from .benchmark import DTYPES
+from .operators import BENCHMARKS
 
 ROOT = Path(__file__).resolve().parents[1]
 PARTS = {"kernels": "kernels", "sequences": "sequences", "graph": "cells", "pynative": "cells"}  # name -> module
@@ -20,7 +21,8 @@ PARTS = {"kernels": "kernels", "sequences": "sequences", "graph": "cells", "pyna
 
 def add_options(parser):
     """The options that a part and the whole have in common."""
-    parser.add_argument("--op", type=_some_of(OPS), default=OPS, help=f"some of {','.join(OPS)}; default: all")
+    ops = tuple(BENCHMARKS)
+    parser.add_argument("--op", type=_some_of(ops), default=ops, help=f"some of {','.join(ops)}; default: all")
     parser.add_argument("--dtype", type=_some_of(DTYPES), default=DTYPES, help="float32, float16; default: both")
     parser.add_argument("--device-target", choices=("GPU", "CPU"), help="default: GPU where there is one")
     parser.add_argument("--quick", action="store_true", help="a size or two of each operator")

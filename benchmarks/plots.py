@@ -1,32 +1,27 @@
 """Draws the pictures of a folder's times.csv: `python -m benchmarks.plots FOLDER`."""
 
-import itertools
+import math
 import sys
 from pathlib import Path
 
 import matplotlib
 import matplotlib.pyplot as plt
+from matplotlib.colors import LogNorm
 
 from . import report
-from .cases import DTYPES, KERNELS, sequence_cases
+from .benchmark import DTYPES, Benchmark
+from .cases import sequence_cases
+from .operators import BENCHMARKS
 
 matplotlib.use("Agg")  # pictures go to files, not to windows
 COLORS = {
     "msops forward": "#0b5fa5", "msops backward": "#c8102e",
-    "torch": "#999999", "torch channels-last": "#c9b458", "torch.compile": "#6a51a3",
-    "naive CUDA": "#e6994c", "NumPy": "#5aa469", "MindSpore, graph mode": "#5aa469",
-    "MindSpore, PyNative mode": "#b3d6b3",
+    "torch": "#999999", "naive CUDA": "#e6994c", "NumPy": "#5aa469",
 }  # fmt: skip
-MODES = {"graph": "MindSpore, graph mode", "pynative": "MindSpore, PyNative mode"}
+MODES = {"graph": "MindSpore,\ngraph mode", "pynative": "MindSpore,\nPyNative"}
 LINES = {"float32": "-", "float16": "--"}
-# The sizes that one line connects; others are single points.
-SERIES = {
-    "add": lambda case: " x " not in case,
-    "sigmoid": lambda case: True,
-    "trilinear": lambda case: case.endswith(" x 16"),
-    "depthwise": lambda case: case.endswith("k3 s1"),
-    "lltm": lambda case: True,
-}
+LINE, FIELD = 0.22, 0.72  # inches of a table's line, and of a field
+HEAD = 4  # how many lines a table's head takes
 
 
 def draw(folder):
@@ -34,52 +29,67 @@ def draw(folder):
     kernels = [row for row in rows if row["part"] == "kernel"]
     if any(row["share"] for row in kernels):
         shares(kernels, about["device"]).savefig(Path(folder) / "roof.png")
-    named = [row for row in kernels if row["named"]]
+    named = [row for row in kernels if row["named"] and row["times_faster"]]
     if named:
         speedups(named, f"Kernels on {about['device']}").savefig(Path(folder) / "speedups.png")
     sequence = [row for row in rows if row["part"] == "sequence"]
     if len({row["case"] for row in sequence if not row["named"]}) > 1:
         sequences(sequence, about["device"]).savefig(Path(folder) / "sequences.png")
-    cells = [dict(row, by=MODES[row["part"]]) for row in rows if row["part"] in MODES and row["by"] == "MindSpore"]
+    of_mindspore = [row for row in rows if row["part"] in MODES and row["by"] == "MindSpore" and row["times_faster"]]
+    cells = [dict(row, by=MODES[row["part"]]) for row in of_mindspore]
     if cells:
         speedups(cells, f"Whole Cells through MindSpore on {about['device']}").savefig(Path(folder) / "cells.png")
     plt.close("all")
 
 
+def by_op(rows):
+    """The rows of each operator, which come in the order of their names."""
+    ops = sorted({row["op"] for row in rows})
+    return {op: [row for row in rows if row["op"] == op] for op in ops}
+
+
 def shares(rows, device):
-    """Share of the roof over the bytes moved, one panel per operator."""
-    figure, panels = plt.subplots(2, 3, figsize=(18, 10), dpi=110, layout="constrained", sharey=True)
-    figure.suptitle(f"Share of the roof that each kernel reaches on {device}: 1 is the time of a copy of as many bytes")
+    """Share of the roof over the bytes moved, one panel per operator, in a grid about as wide as high."""
+    ops = by_op(rows)
+    columns = min(5, math.ceil(math.sqrt(len(ops))))
+    lines = math.ceil(len(ops) / columns)
+    size = (max(9, 4.5 * columns), 1.4 + 3.6 * lines)
+    figure, panels = plt.subplots(
+        lines, columns, figsize=size, dpi=110, layout="constrained", sharey=True, squeeze=False
+    )
+    figure.suptitle(
+        f"Share of the roof that each kernel reaches on {device}: 1 is the time of a copy of as many bytes.\n"
+        "Lines: the sweep. Circles and squares: other cases. Crosses: odd sizes."
+    )
     labels = {}
     top = min(2, max(1.15, *(1.05 * row["share"] for row in rows)))
-    for op, axes in zip(KERNELS, panels.flat):
-        for (direction, dtype, by), group in grouped([row for row in rows if row["op"] == op]).items():
+    for axes in panels.flat[len(ops) :]:
+        axes.remove()
+    for (op, of_op), axes in zip(ops.items(), panels.flat):
+        benchmark = BENCHMARKS.get(op, Benchmark())
+        for (direction, dtype, by), group in grouped(of_op).items():
             ours = by == "msops"
-            if not ours and by not in ("torch", "naive CUDA", "NumPy"):
+            if not ours and by not in COLORS:
                 continue
             label = f"msops {direction}" if ours else by
             style = dict(color=COLORS[label], lw=2 if ours else 1, alpha=1 if ours else 0.7)
             line = sorted(
-                (row["bytes"], row["share"]) for row in group if SERIES[op](row["case"]) and not row["beside"]
+                (row["bytes"], row["share"]) for row in group if benchmark.on_line(row["case"]) and not row["beside"]
             )
             (drawn,) = axes.plot(*zip(*line), "." + LINES[dtype], **style) if line else (None,)
-            others = [row for row in group if ours and (row["beside"] or not SERIES[op](row["case"]))]
-            for row in others:
-                marker = "x" if row["beside"] else ("o" if dtype == "float32" else "s")
-                axes.plot(row["bytes"], row["share"], marker, color=COLORS[label], fillstyle="none", ms=5)
+            for row in group if ours else ():
+                if row["beside"] or not benchmark.on_line(row["case"]):
+                    marker = "x" if row["beside"] else ("o" if dtype == "float32" else "s")
+                    axes.plot(row["bytes"], row["share"], marker, color=COLORS[label], fillstyle="none", ms=5)
             if drawn:
                 labels.setdefault(f"{label}, {dtype}", drawn)
         axes.axhline(1, color="k", lw=0.7)
-        axes.set(title=op, xscale="log", xlabel="bytes read and written", ylabel="share of the roof", ylim=(0, top))
+        axes.set(title=f"{op}\nlines: {benchmark.line}" if benchmark.line else op, xscale="log", ylim=(0, top))
+        axes.set_xlabel("bytes read and written")
         axes.grid(alpha=0.3)
-    legend = panels.flat[-1]
-    legend.axis("off")
-    legend.legend(labels.values(), labels.keys(), loc="center", ncols=2)
-    note = (
-        "Lines: the sweep (trilinear: 16 features; depthwise: 3 x 3, stride 1).\n"
-        "Circles and squares: other cases. Crosses: odd sizes."
-    )
-    legend.text(0.5, 0.1, note, ha="center", transform=legend.transAxes)
+    for axes in panels[:, 0]:
+        axes.set_ylabel("share of the roof")
+    figure.legend(labels.values(), labels.keys(), loc="outside lower center", ncols=4)
     return figure
 
 
@@ -92,61 +102,90 @@ def grouped(rows):
 
 
 def speedups(rows, title):
-    """How many times msops' time each peer takes, a bar each; one panel per dtype."""
-    rows = [row for row in rows if row["by"] != "msops" and row["times_faster"]]
-    names = list(dict.fromkeys(_name(row) for row in rows))
-    peers = list(dict.fromkeys(row["by"] for row in rows))
-    dtypes = [dtype for dtype in DTYPES if any(row["dtype"] == dtype for row in rows)]
-    size = (8 * len(dtypes), 2 + len(names) * (0.2 + 0.12 * len(peers)))
-    figure, panels = plt.subplots(
-        1, len(dtypes), figsize=size, dpi=110, layout="constrained", sharey=True, squeeze=False
-    )
-    figure.suptitle(f"{title}: how many times msops' time each takes")
-    for dtype, axes in zip(dtypes, panels.flat):
-        for i, peer in enumerate(peers):
-            chosen = [row for row in rows if row["by"] == peer and row["dtype"] == dtype]
-            places = [names.index(_name(row)) + 0.8 * (i + 0.5) / len(peers) - 0.4 for row in chosen]
-            factors = [row["times_faster"] for row in chosen]
-            bars = axes.barh(places, [f - 1 for f in factors], 0.8 / len(peers), 1, color=COLORS[peer], label=peer)
-            axes.bar_label(bars, [f" {f:.3g} " for f in factors], fontsize=6)
-        axes.axvline(1, color="k", lw=0.7)
-        axes.set(title=dtype, xscale="log", xlabel="times faster")
-        axes.margins(x=0.12, y=0.01)
-        axes.grid(axis="x", alpha=0.3)
-    panels[0, 0].set_yticks(range(len(names)), names)
-    panels[0, 0].invert_yaxis()
-    figure.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=len(peers))
+    """How many times msops' time each peer takes: a table per operator, a line per case."""
+    tables = {op: _table(of_op) for op, of_op in by_op(rows).items()}
+    columns = packed({op: len(lines) + HEAD for op, (_, lines) in tables.items()})
+    words = [0.065 * max(len(name) for op in ops for name in tables[op][1]) + 0.3 for ops in columns]  # inches
+    fields = [FIELD * max(len(tables[op][0]) for op in ops) for ops in columns]
+    width = sum(words) + sum(fields) + 0.2
+    height = 0.4 + LINE * max(sum(len(tables[op][1]) + HEAD for op in ops) for ops in columns)
+    figure = plt.figure(figsize=(width, height), dpi=110)
+    figure.suptitle(f"{title}: how many times msops' time each takes", y=1 - 0.15 / height)
+    left = 0
+    for ops, word, field in zip(columns, words, fields):
+        left, top = left + word, height - 0.3
+        for op in ops:
+            heads, lines = tables[op]
+            size = len(heads) * FIELD, len(lines) * LINE
+            top -= size[1] + HEAD * LINE
+            _draw_table(
+                figure.add_axes((left / width, top / height, size[0] / width, size[1] / height)), op, heads, lines
+            )
+        left += field
     return figure
+
+
+def _table(rows):
+    """([(dtype, peer)], {case: factors}) of an operator."""
+    heads = sorted(dict.fromkeys((row["dtype"], row["by"]) for row in rows), key=lambda head: DTYPES.index(head[0]))
+    lines = {}
+    for row in rows:
+        factors = lines.setdefault(f"{row['case']}, {row['direction']}", [math.nan] * len(heads))
+        factors[heads.index((row["dtype"], row["by"]))] = row["times_faster"]
+    return heads, lines
+
+
+def packed(lengths):
+    """Operators in columns of some 45 lines, about equally long; in four columns if there are more."""
+    total = sum(lengths.values())
+    count = min(4, math.ceil(total / 45))
+    columns, before = [[] for _ in range(count)], 0
+    for op, length in lengths.items():
+        columns[int((before + length / 2) * count / total)].append(op)
+        before += length
+    return [column for column in columns if column]
+
+
+def _draw_table(axes, op, heads, lines):
+    """Each factor in a field that is green where msops is faster, red where it is slower."""
+    axes.imshow(list(lines.values()), cmap="RdYlGn", norm=LogNorm(1 / 16, 16), aspect="auto", alpha=0.75)
+    for i, factors in enumerate(lines.values()):
+        for j, factor in enumerate(factors):
+            if not math.isnan(factor):
+                axes.text(j, i, f"{factor:.3g}", ha="center", va="center", fontsize=8)
+    names = [f"{peer}\n{dtype}".replace("torch ", "torch\n") for dtype, peer in heads]
+    axes.set_xticks(range(len(heads)), names, fontsize=7)
+    axes.set_yticks(range(len(lines)), list(lines), fontsize=8)
+    axes.tick_params(length=0, top=True, labeltop=True, bottom=False, labelbottom=False)
+    axes.set_title(op, loc="left", fontsize=11, fontweight="bold")
 
 
 def sequences(rows, device):
-    """Time of a step over the hidden units and over the samples, one row of panels per direction."""
-    sizes = {case.name: case.size for case in sequence_cases("GPU")}
-    sweeps = {  # of steps, batch, inputs, hidden
-        "hidden units, of 64 samples": (3, lambda size: size == (128, 64, size[3], size[3])),
-        "samples, of 512 hidden units": (1, lambda size: size == (128, size[1], 512, 512)),
-    }
-    figure, panels = plt.subplots(2, 2, figsize=(13, 10), dpi=110, layout="constrained", sharex="col", sharey="row")
-    figure.suptitle(
-        f"LLTM over sequences of 128 steps on {device}: time of a step, with as many inputs as hidden units"
+    """Time of a step over each swept size of each operator, one row of panels per direction."""
+    panels_of = [(op, *sweep) for op in by_op(rows) for sweep in BENCHMARKS[op].sequence_sweeps.items()]
+    directions = ("forward", "forward+backward")
+    peers = list(dict.fromkeys(row["by"] for row in rows if not row["named"]))
+    size = (6.5 * len(panels_of), 10)
+    figure, panels = plt.subplots(
+        2, len(panels_of), figsize=size, dpi=110, layout="constrained", sharex="col", sharey="row", squeeze=False
     )
-    colors, lines = dict(float32="#0b5fa5", tf32="#e6994c", float16="#c8102e"), {"msops": "-", "cuDNN LSTM x 3/4": "--"}
-    for (direction, (label, (axis, swept))), axes in zip(
-        itertools.product(("forward", "forward+backward"), sweeps.items()), panels.flat
-    ):
-        for (drawn, dtype, by), group in grouped(rows).items():
-            points = sorted((sizes[row["case"]][axis], row["us_step"]) for row in group if swept(sizes[row["case"]]))
-            if drawn == direction and by in lines and points:
-                axes.plot(*zip(*points), "." + lines[by], color=colors[dtype], label=f"{by}, {dtype}")
-        axes.set(title=direction, yscale="log", xlabel=label, ylabel="µs")
-        axes.set_xscale("log", base=2)
-        axes.grid(alpha=0.3)
+    figure.suptitle(f"Time of a step of sequences on {device}, with as many inputs as hidden units")
+    colors = dict(float32="#0b5fa5", tf32="#e6994c", float16="#c8102e")
+    for column, (op, label, (axis, swept)) in enumerate(panels_of):
+        sizes = {case.name: case.size for case in sequence_cases("GPU", (op,))}
+        for direction, axes in zip(directions, panels[:, column]):
+            for (drawn, dtype, by), group in grouped(by_op(rows)[op]).items():
+                points = sorted(
+                    (sizes[row["case"]][axis], row["us_step"]) for row in group if swept(sizes[row["case"]])
+                )
+                if drawn == direction and by in peers and points:
+                    line = ("-", "--", ":", "-.")[peers.index(by)]
+                    axes.plot(*zip(*points), "." + line, color=colors[dtype], label=f"{by}, {dtype}")
+            axes.set(title=f"{op} {direction}", yscale="log", xlabel=label, ylabel="µs")
+            axes.set_xscale("log", base=2)
+            axes.grid(alpha=0.3)
     panels[0, 0].legend()
     return figure
-
-
-def _name(row):
-    return f"{row['op']} {row['direction']}\n{row['case']}"
 
 
 if __name__ == "__main__":

@@ -1,6 +1,9 @@
 """The benchmark runs on the CPU and writes sound rows, and its peers compute what our kernels do."""
 
 import csv
+import itertools
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -8,15 +11,26 @@ import sys
 import numpy as np
 import pytest
 
-from benchmarks import naive, numpy_peers, report, sequences, targets
-from benchmarks.cases import KERNELS, kernel_cases, precisions, sequence_cases
+from benchmarks import naive, numpy_peers, report, targets
+from benchmarks.cases import kernel_cases, precisions, sequence_cases
+from benchmarks.operators import BENCHMARKS
 from child import ROOT, environment, run_python
 from msops.testing.entry import has_gpu_code, outputs_of, prepare_operator
 
+KERNELS = [op for op, benchmark in BENCHMARKS.items() if benchmark.sizes]
+SEQUENCES = [op for op, benchmark in BENCHMARKS.items() if benchmark.sequence_sizes]
+
 
 def test_run(tmp_path):
-    arguments = ["-m", "benchmarks", "--quick", "--op", "add,lltm_sequence", "--dtype", "float32"]
-    done = run_python(*arguments, "--device-target", "CPU", "--output", tmp_path, cwd=ROOT)
+    """In a copy of the folder, in which an operator more is nothing but a file more."""
+    shutil.copytree(
+        ROOT / "benchmarks", tmp_path / "benchmarks", ignore=shutil.ignore_patterns("results", "__pycache__")
+    )
+    (tmp_path / "msops").symlink_to(ROOT / "msops")
+    operators = tmp_path / "benchmarks" / "operators"
+    (operators / "logistic.py").write_text((operators / "sigmoid.py").read_text())
+    arguments = ["-m", "benchmarks", "--quick", "--op", "lltm,logistic", "--dtype", "float32"]
+    done = run_python(*arguments, "--device-target", "CPU", "--output", tmp_path, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "100%" in done.stderr  # the progress bar
     assert "not measured" not in done.stdout
@@ -24,33 +38,49 @@ def test_run(tmp_path):
     rows, about = report.read(tmp_path)
     assert about["mindspore"].startswith("2.10")
     assert {row["part"] for row in rows} == {"device", "kernel", "sequence", "graph", "pynative"}
+    assert {row["part"] for row in rows if row["op"] == "logistic"} == {"kernel", "graph", "pynative"}
     for row in rows:
         assert 0 < row["us_25"] <= row["us"] <= row["us_75"]
         assert (row["share"] is not None) == (row["part"] == "kernel")
-    kernels = [row for row in rows if row["part"] == "kernel" and row["by"] == "msops"]
-    assert [row["case"] for row in kernels] == [case.name for case in kernel_cases("CPU", ["add"], quick=True)]
-    large = next(row for row in kernels if row["case"] == "2^20")
-    assert large["bytes"] == 3 * 4 * 2**20
+    kernels = [row for row in rows if row["part"] == "kernel" and row["op"] == "logistic"]
+    ours = [row for row in kernels if row["by"] == "msops"]
+    assert [row["case"] for row in ours] == [case.name for case in kernel_cases("CPU", ["sigmoid"], quick=True)]
+    large = next(row for row in ours if (row["direction"], row["case"]) == ("forward", "2^20"))
+    assert large["bytes"] == 2 * 4 * 2**20
     assert large["floor"] == "memory"
     assert large["share"] == pytest.approx(large["floor_us"] / large["us"], rel=1e-3)
-    (peer,) = (row for row in rows if row["case"] == "2^20" and row["by"] == "NumPy")
+    (peer,) = (row for row in kernels if report.what(row) == report.what(large) and row["by"] == "NumPy")
     assert peer["times_faster"] == pytest.approx(peer["us"] / large["us"], rel=1e-3)
 
-    (case,) = sequence_cases("CPU", quick=True)
+    (case,) = sequence_cases("CPU", ["lltm"], quick=True)
     sequence = [row for row in rows if row["part"] == "sequence"]
     directions = [row["direction"] for row in sequence if row["by"] == "msops"]
     assert directions == ["forward", "forward+backward", "loop forward", "loop backward"]
     for row in sequence:
         assert row["case"] == case.name
-        assert row["operations"] == case.operations(row["direction"])
+        assert row["operations"] == case.benchmark.sequence_operations(case.size, row["direction"])
         assert row["us_step"] == pytest.approx(row["us"] / 32, rel=1e-3)
         assert row["by"] == "msops" or row["times_faster"] > 0
-    cells = {row["by"] for row in rows if row["op"] == "lltm_sequence" and row["part"] in ("graph", "pynative")}
+    cells = {row["by"] for row in rows if row["op"] == "lltm" and row["part"] in ("graph", "pynative")}
     assert cells == {"msops", "MindSpore", "stepped LLTMCell", "nn.LSTM x 3/4"}
-    assert f"lltm_sequence loop backward {case.name}" in done.stdout
+    assert f"lltm loop backward {case.name}" in done.stdout
 
     assert all((tmp_path / f"{name}.png").stat().st_size > 10_000 for name in ("roof", "speedups", "cells"))
-    assert any("Cells" in line for line in targets.table(rows, targets.ON_CPU))
+    done = run_python("-m", "benchmarks.targets", tmp_path, cwd=tmp_path)
+    assert "| logistic | whole Cells |" in done.stdout, done.stderr
+
+
+def test_operators_import_no_torch():
+    """In MindSpore's process on the GPU torch crashes."""
+    for path in (ROOT / "benchmarks" / "operators").glob("*.py"):
+        assert not re.search(r"^(import|from) torch", path.read_text(), re.MULTILINE), path.name
+
+
+def test_only_operators_name_operators():
+    for path in (ROOT / "benchmarks").glob("*.*"):
+        if path.suffix in (".py", ".cu", ".h"):
+            for op in BENCHMARKS:
+                assert not re.search(rf"""["']{op}["']""", path.read_text()), f"{path.name} names {op}"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -86,11 +116,8 @@ def test_scaling(tmp_path):
 
 def results_of(case, inputs, empty, stream=None):
     """What our entry computes, without scratch, in arrays from `empty(shape, dtype)`."""
-    from benchmarks.kernels import operator_of
-
-    operator = operator_of(case)
-    outputs = [empty(*output) for output in outputs_of(operator, inputs)]
-    call = prepare_operator(operator, [*inputs, *outputs], *([] if stream is None else [stream]))
+    outputs = [empty(*output) for output in outputs_of(case.operator, inputs)]
+    call = prepare_operator(case.operator, [*inputs, *outputs], *([] if stream is None else [stream]))
     assert call() == 0
     return outputs[: len(case.results)]
 
@@ -117,13 +144,17 @@ def test_torch_peers_agree(op):
     torch = pytest.importorskip("torch")
     from benchmarks import torch_peers
 
-    rng = np.random.default_rng(0)
+    rng, known = np.random.default_rng(0), {}
     for case in kernel_cases("CPU", [op], quick=True):
-        if (op, case.direction) == ("sigmoid", "backward"):
-            continue  # the entry takes sigmoid's result, the peer its input
+        names, outputs = case.operator.names()
         inputs = [rng.standard_normal(shape).astype("float32") for shape in case.inputs]
+        if case.formula_inputs:  # the gradient at the inputs and results of the forward case before this one
+            inputs = [known.get(name, x) for name, x in zip(names, inputs)]
         want = results_of(case, inputs, np.empty)
-        for name, make in torch_peers.peers(case, [[torch.from_numpy(x) for x in inputs]]):
+        if case.direction == "forward":
+            known = dict(zip([*names, *outputs], [*inputs, *want]))
+        tensors = {name: torch.from_numpy(x) for name, x in known.items()}
+        for name, make in torch_peers.peers(case, [[torch.from_numpy(x) for x in inputs]], tensors):
             if name != "torch.compile":
                 (call,) = make()
                 got = call()
@@ -131,52 +162,91 @@ def test_torch_peers_agree(op):
                 assert_close([x.detach().numpy() for x in got], want, case)
 
 
-def prepare_sequence():
+@pytest.fixture(params=SEQUENCES)
+def sequence(request):
+    """A case's benchmark, its inputs, the gradients of its results, and its results and gradients as ours are."""
     from benchmarks.kernels import CpuArrays
 
-    (case,) = sequence_cases("CPU", quick=True)
-    inputs, douts, calls = sequences.prepare(case, "float32", CpuArrays(), None)
-    return inputs, douts, (calls["forward"](), calls["forward+backward"]())
+    (case,) = sequence_cases("CPU", [request.param], quick=True)
+    inputs, douts, calls = case.benchmark.sequence_calls(case.size, "float32", CpuArrays(), None)
+    return case.benchmark, inputs, douts, (calls["forward"](), calls["forward+backward"]())
 
 
-def test_numpy_sequences_agree():
-    inputs, douts, (results, gradients) = prepare_sequence()
-    assert_close(numpy_peers.lltm_sequence(*inputs), results, "forward")
-    assert_close(numpy_peers.lltm_sequence_gradient(*inputs, *douts), gradients, "backward")
+def test_numpy_sequences_agree(sequence):
+    benchmark, inputs, douts, (results, gradients) = sequence
+    calls = benchmark.numpy_sequences(inputs, douts)
+    assert_close(calls["forward"](), results, "forward")
+    assert_close(calls["forward+backward"](), gradients, "backward")
 
 
-def test_torch_sequences_agree():
+def test_torch_sequences_agree(sequence):
     torch = pytest.importorskip("torch")
-    from benchmarks import torch_peers
-
-    inputs, douts, (results, (dx, _, _, *dparameters)) = prepare_sequence()
+    benchmark, inputs, douts, (results, gradients) = sequence
     tensors = [[torch.from_numpy(x) for x in arrays] for arrays in (inputs, douts)]
-    ((_, factor, calls),) = torch_peers.stepped_lltm(*tensors)
+    for name, factor, calls in benchmark.torch_sequences(*tensors, named=True):
+        got, (dx, *_) = calls["forward"](), calls["forward+backward"]()
+        assert [x.shape for x in got] == [x.shape for x in results], name
+        assert dx.shape == gradients[0].shape, name
+        assert name.endswith("x 3/4") == (factor == 3 / 4), name
+
+
+def test_torch_lltm_agrees():
+    """The cell stepped in torch, which the benchmark times on the GPU alone, in a CUDA graph."""
+    torch = pytest.importorskip("torch")
+    from benchmarks.kernels import CpuArrays
+    from benchmarks.operators.lltm import torch_stepped
+
+    (case,) = sequence_cases("CPU", ["lltm"], quick=True)
+    inputs, douts, ours = case.benchmark.sequence_calls(case.size, "float32", CpuArrays(), None)
+    _, factor, calls = torch_stepped(*([torch.from_numpy(x) for x in arrays] for arrays in (inputs, douts)))
+    dx, _, _, *dparameters = ours["forward+backward"]()
     assert factor == 1
-    assert_close([x.numpy() for x in calls["forward"]()], results, "forward")
+    assert_close([x.numpy() for x in calls["forward"]()], ours["forward"](), "forward")
     assert_close([x.numpy() for x in calls["forward+backward"]()], [dx, *dparameters], "backward")
-    ((name, factor, calls),) = torch_peers.lstm(*tensors)
-    assert (name, factor) == ("torch LSTM x 3/4", 3 / 4)
-    assert [x.shape for x in calls["forward"]()] == [x.shape for x in results]
-    assert calls["forward+backward"]()[0].shape == dx.shape
+
+
+@pytest.mark.parametrize("count", [1, 12])
+def test_pictures_of_many_operators(count):
+    from benchmarks import plots
+
+    rows = [
+        dict(part="device", op="copy", direction="", case="", dtype="", by="", us=1000, bytes=4e9, named=0, beside="")
+    ]
+    for op in (f"operator_{i}" for i in range(count)):
+        for case, by in itertools.product(("2^20", "2^28"), ("msops", "torch", "naive CUDA")):
+            row = dict(part="kernel", op=op, direction="forward", case=case, dtype="float32", by=by, us=1200)
+            rows.append(dict(row, bytes=4e9, operations=0, named=1, beside=""))
+    report.finish(rows)
+    figure = plots.shares(rows[1:], "test")
+    figure.draw_without_rendering()
+    assert [axes.get_title() for axes in figure.axes] == sorted({row["op"] for row in rows[1:]})
+    (legend,) = figure.legends
+    assert not any(legend.get_window_extent().overlaps(axes.get_tightbbox()) for axes in figure.axes)
+    assert len(legend.get_texts()) == 3
+    figure = plots.speedups([row for row in rows if row["times_faster"]], "test")
+    figure.draw_without_rendering()
+    assert len(figure.axes) == count
+    boxes = [axes.get_tightbbox() for axes in figure.axes]
+    assert not any(a.overlaps(b) for a, b in itertools.combinations(boxes, 2))
+    assert all(figure.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1 for box in boxes)
 
 
 def test_targets_and_picture_of_sequences(tmp_path):
     from benchmarks import plots
 
     rows = []
-    for case in sequence_cases("GPU"):
+    for case in sequence_cases("GPU", ["lltm"]):
         for dtype in precisions("GPU", ["float32", "float16"]):
             for direction in ("forward", "forward+backward"):
                 for by, us in (("msops", 128), ("cuDNN LSTM x 3/4", 192), ("stepped cell, CUDA graph", 640)):
-                    row = dict(part="sequence", op="lltm_sequence", direction=direction, case=case.name, dtype=dtype)
+                    row = dict(part="sequence", op="lltm", direction=direction, case=case.name, dtype=dtype)
                     row.update(by=by, us=us, us_step=us / 128, named=int(case.named), bytes=0, operations=0)
                     rows.append(row)
     report.finish(rows)
     report.write(tmp_path / report.FILE, rows, {"device": "NVIDIA test", "driver": "1"})
     rows, _ = report.read(tmp_path)
-    lines = [line for line in targets.table(rows, targets.ON_GPU) if "LLTM sequence" in line]
-    assert [line.split(" | ")[3:] for line in lines] == [["1.5", "yes |"], ["5", "no: 6 of 6 |"]]
+    lines = [line for line in targets.table(rows, "GPU") if line.startswith("| lltm |")]
+    assert [line.split(" | ")[4:] for line in lines] == [["1.5", "yes |"], ["5", "no: 6 of 6 |"]]
     plots.draw(tmp_path)
     assert (tmp_path / "sequences.png").stat().st_size > 10_000
 

@@ -1,0 +1,158 @@
+"""What the benchmark knows of an operator: a module of `operators` inherits Benchmark, and says what only it knows."""
+
+import math
+from typing import NamedTuple
+
+import mindspore
+from mindspore import nn
+
+from msops import Spec
+from msops.custom import Operator
+
+DTYPES = ("float32", "float16")
+
+
+class Sizes(NamedTuple):
+    """Sizes of an operator, each a number or a tuple of numbers."""
+
+    named: tuple  # every peer takes part
+    sweep: tuple = ()  # from tiny to large
+    ragged: dict = {}  # odd size -> the aligned size beside it, which should take as long per byte
+
+
+class Case(NamedTuple):
+    """A kernel at one size."""
+
+    benchmark: object
+    direction: str  # forward or backward
+    name: str  # its size, in words
+    size: object  # as it stands in Sizes
+    operator: Operator
+    inputs: list  # shapes of the entry's inputs
+    results: list  # shapes of its outputs without scratch
+    naive: tuple  # the sizes that the naive version takes
+    formula_inputs: dict = {}  # of a gradient: name -> shape of each input of the forward operator
+    formula_results: tuple = ()  # of a gradient: the names of the forward operator's outputs
+    unread: int = 0  # how many of the last inputs matter by their shape alone
+    serial: int = 1  # the longest loop of a naive thread
+    operations: int = 0  # floating-point operations that the floor counts: multiplication and addition are two
+    named: bool = False
+    beside: str = ""  # the name of a ragged case's aligned neighbour
+
+    @property
+    def op(self):
+        return self.benchmark.name
+
+    @property
+    def elements(self):
+        """How many must move: each input read once, each result written once."""
+        return sum(map(math.prod, [*self.inputs[: len(self.inputs) - self.unread], *self.results]))
+
+
+class OfFunction(nn.Cell):
+    """A network that calls a function of MindSpore's operators."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def construct(self, *inputs):
+        return self.function(*inputs)
+
+
+class Benchmark:
+    """An operator's sizes, peers and targets. The defaults fit a function of each element of one tensor."""
+
+    operator = None  # what msops.custom_op returned; its gradient is timed, too, if it is an operator
+    sizes = {}  # device -> list of Sizes
+    cell_sizes = {}  # device -> sizes of whole Cells, if they are not the named ones of the kernels
+    formulas = {}  # direction -> the entry's results, in NumPy, as a function of its inputs
+    cells = ()  # a Cell of msops, and a function of MindSpore's operators that computes the same
+    channels_last = False  # whether torch is measured with images in channels-last format, too
+    line = ""  # in words, which cases a line of roof.png connects; all, if it is empty
+    targets = {}  # device -> list of Target
+    sequence_sizes = {}  # device -> Sizes; with them, the methods that sequences.py calls
+
+    @property
+    def name(self):
+        return type(self).__module__.rpartition(".")[2]
+
+    def describe(self, size):
+        """The size in words. A row of times.csv has it as its case."""
+        return by(size) if isinstance(size, tuple) else power(size)
+
+    def inputs(self, size):
+        """Shapes of the forward operator's inputs."""
+        return [(size,)]
+
+    def kernel(self, size):
+        """The forward operator."""
+        return self.operator
+
+    def cases(self, size):
+        """The Cases of a size: the forward operator and its gradient, whose shapes follow from the signatures."""
+        forward, shapes = self.kernel(size), self.inputs(size)
+        outs = [spec.shape for spec in forward.infer(*(Spec(shape, mindspore.float32) for shape in shapes))]
+        yield self.case("forward", size, forward, shapes, outs)
+        backward, (inputs, outputs) = forward.gradient, forward.names()
+        if not isinstance(backward, Operator):
+            return
+        known = dict(zip([*inputs, *outputs, *(f"d{name}" for name in outputs)], [*shapes, *outs, *outs]))
+        takes, gives = backward.names()
+        of_inputs = {f"d{name}": shape for name, shape in zip(inputs, shapes)}
+        results = [of_inputs[name] for name in gives if name in of_inputs]
+        formula = dict(formula_inputs=dict(zip(inputs, shapes)), formula_results=tuple(outputs))
+        yield self.case("backward", size, backward, [known[name] for name in takes], results, **formula)
+
+    def case(self, direction, size, operator, inputs, results, **rest):
+        sizes = size if isinstance(size, tuple) else (size,)
+        return Case(self, direction, self.describe(size), size, operator, inputs, results, sizes, **rest)
+
+    def numpy_formula(self, case):
+        """A function of the entry's inputs."""
+        return self.formulas[case.direction]
+
+    def torch_formula(self, case):
+        """A function of the forward entry's inputs. It imports torch, which crashes in MindSpore's GPU process."""
+        raise NotImplementedError
+
+    def on_line(self, case):
+        """Whether a line of roof.png connects the case of this name with others."""
+        return True
+
+    def describe_cell(self, size):
+        return self.describe(size)
+
+    def cell_inputs(self, size):
+        """Shapes of the inputs of the networks."""
+        return self.inputs(size)
+
+    def networks(self, size, dtype, device):
+        """{"msops": ours, "MindSpore": the same of MindSpore's operators, perhaps others}, as Cells."""
+        ours, theirs = self.cells
+        return {"msops": ours(), "MindSpore": OfFunction(theirs)}
+
+
+def power(n):
+    """2^20 for 1048576, 2^20 + 1 for the next; small numbers as they are."""
+    exponent = n.bit_length() - 1
+    rest = n - 2**exponent
+    if exponent < 10 or rest > 1:
+        return str(n)
+    return f"2^{exponent}" + (f" + {rest}" if rest else "")
+
+
+def by(sizes):
+    return " x ".join(f"({power(n)})" if " " in power(n) else power(n) for n in sizes)
+
+
+ELEMENTS = {  # of operators that are a formula for each element
+    "GPU": [
+        Sizes(
+            named=(2**20, 2**28),
+            sweep=(2**10, 2**14, 2**17, 2**22, 2**24, 2**26),
+            ragged={2**14 + 1: 2**14, 2**20 + 1: 2**20, 2**24 + 1: 2**24, 2**28 + 1: 2**28},
+        )
+    ],
+    "CPU": [Sizes(named=(2**20, 2**24), sweep=(2**10, 2**14, 2**17, 2**22), ragged={2**20 + 1: 2**20})],
+}

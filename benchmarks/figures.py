@@ -1,0 +1,115 @@
+"""What an operator's targets are made of: each function here returns a function of rows, those of the operator and of
+the device, that yields (figure, of which case)."""
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from . import report
+
+
+class Target(NamedTuple):
+    what: str
+    wanted: str
+    least: float
+    figures: Callable[[list], Iterable]  # rows -> (figure, of which case); none below `least` is wanted
+    show: Callable[[float], str] = "{:.3g}".format
+
+
+def pick(rows, by="msops", part="kernel", **equal):
+    """The rows of which each named column has the value, or passes the function."""
+    for row in rows:
+        fits = row["by"] == by and row["part"] == part
+        if fits and all(test(row[key]) if callable(test) else row[key] == test for key, test in equal.items()):
+            yield row
+
+
+def name(row):
+    return f"{row['op']} {row['direction']} {row['case']} {row['dtype']}"
+
+
+def ends(*ends):
+    """Whether a case ends so."""
+    return lambda text: text.endswith(ends)
+
+
+def share(case, **equal):
+    return lambda rows: [(row["share"], name(row)) for row in pick(rows, case=case, **equal)]
+
+
+def best_peer(case, **equal):
+    """The time of the fastest peer over ours."""
+
+    def figures(rows):
+        for row in pick(rows, case=case, **equal):
+            factors = [r["times_faster"] for r in rows if r["by"] != "msops" and report.what(r) == report.what(row)]
+            if factors:
+                yield min(factors), name(row)
+
+    return figures
+
+
+def times_faster(peer, *parts, **equal):
+    """The peer's time over ours, in named cases of these parts."""
+
+    def figures(rows):
+        for part in parts:
+            for row in pick(rows, by=peer, part=part, named=True, **equal):
+                if row["times_faster"]:
+                    yield row["times_faster"], f"{part} {name(row)}"
+
+    return figures
+
+
+def both_directions(case):
+    """The share of forward and backward together."""
+    return _together(case, lambda rows, ours, same: sum(row["floor_us"] for row in ours))
+
+
+def both_times_faster(case, *peers, mindspore=False):
+    """Time that the fastest of the peers takes for both directions, over ours. MindSpore's is of a whole Cell."""
+
+    def fastest(rows, ours, same):
+        times = []
+        for peer in peers:
+            both = [row["us"] for row in pick(rows, by=peer, **same)]
+            times += [sum(both)] if len(both) == 2 else []
+        if mindspore:
+            whole = pick(rows, by="MindSpore", part="graph", direction="forward+backward", **same)
+            times += [row["us"] for row in whole]
+        return min(times, default=float("nan"))
+
+    return _together(case, fastest)
+
+
+def _together(case, value):
+    """A value of our rows of both directions, over their time."""
+
+    def figures(rows):
+        for forward in pick(rows, direction="forward", case=case, named=True):
+            same = dict(case=forward["case"], dtype=forward["dtype"])
+            for backward in pick(rows, direction="backward", **same):
+                ours = forward, backward
+                figure = value(rows, ours, same) / sum(row["us"] for row in ours)
+                yield figure, name(forward).replace("forward", "both")
+
+    return figures
+
+
+def above_empty(case):
+    """Minus the microseconds that a case takes more than an empty kernel."""
+
+    def figures(rows):
+        empty = next((row["us"] for row in rows if row["part"] == "device" and row["op"] == "nothing"), None)
+        if empty is not None:
+            yield from ((empty - row["us"], name(row)) for row in pick(rows, case=case))
+
+    return figures
+
+
+def ragged(rows):
+    """Time per byte of the aligned neighbour over that of the odd size."""
+    aligned = {report.what(row): row["us"] / row["bytes"] for row in pick(rows)}
+    for row in pick(rows, beside=lambda beside: beside):
+        neighbour = report.what(dict(row, case=row["beside"]))
+        if neighbour in aligned:
+            yield aligned[neighbour] / (row["us"] / row["bytes"]), name(row)

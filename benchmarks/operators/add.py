@@ -1,0 +1,73 @@
+"""Addition with broadcasting. Its gradient is a sum over the axes along which an input was broadcast."""
+
+import numpy as np
+from mindspore import ops
+
+import msops
+from msops.operators.add import _add, add_backward
+
+from ..benchmark import ELEMENTS, Benchmark, Sizes
+from ..figures import Target, best_peer, share
+
+
+def sum_to(dout, x):
+    axes = tuple(range(dout.ndim - x.ndim))
+    axes += tuple(axis for axis in range(len(axes), dout.ndim) if x.shape[axis - len(axes)] != dout.shape[axis])
+    return dout.sum(axes).reshape(x.shape)
+
+
+class Add(Benchmark):
+    operator = _add
+    sizes = {  # a number of elements, or the rows and columns of a matrix to which a row is added
+        "GPU": [
+            *ELEMENTS["GPU"],
+            Sizes(named=((2**18, 1000),), sweep=((64, 1000),), ragged={(2**18, 1001): (2**18, 1000)}),
+        ],
+        "CPU": [
+            *ELEMENTS["CPU"],
+            Sizes(named=((2**12, 1000),), sweep=((64, 1000),), ragged={(2**12, 1001): (2**12, 1000)}),
+        ],
+    }
+    formulas = {"forward": np.add, "backward": sum_to}
+    cells = (msops.Add, ops.add)
+    line = "equal shapes"
+    targets = {
+        "GPU": [
+            Target("2^28", "share 0.97", 0.97, share("2^28")),
+            Target("2^28", "at most 1 % slower than the best peer", 0.99, best_peer("2^28")),
+            Target("2^20", "not slower than the best peer", 1, best_peer("2^20")),
+        ]
+    }
+
+    def inputs(self, size):
+        return [size, size[-1:]] if isinstance(size, tuple) else [(size,), (size,)]
+
+    def cases(self, size):
+        inputs = self.inputs(size)
+        forward = self.case("forward", size, _add, inputs, inputs[:1])
+        if not isinstance(size, tuple):
+            yield forward._replace(naive=(size, size))
+            return
+        rows, columns = size
+        yield forward._replace(name=f"{forward.name} + row", naive=(rows * columns, columns))
+        for what, shape, (outer, kept, inner) in (
+            ("row", (columns,), (rows, columns, 1)),
+            ("column", (rows, 1), (1, rows, columns)),
+            ("scalar", (), (1, 1, rows * columns)),
+        ):
+            case = self.case("backward", size, add_backward, [size, shape], [shape], unread=1, serial=outer * inner)
+            yield case._replace(name=f"{case.name} to {what}", naive=(outer, kept, inner))
+
+    def torch_formula(self, case):
+        import torch
+
+        return torch.add if case.direction == "forward" else lambda dout, x: dout.sum_to_size(x.shape)
+
+    def on_line(self, case):
+        return " x " not in case
+
+    def describe_cell(self, size):
+        return f"{self.describe(size)} + row" if isinstance(size, tuple) else self.describe(size)
+
+    def cell_inputs(self, size):
+        return self.inputs(size if isinstance(size, tuple) else (size,))

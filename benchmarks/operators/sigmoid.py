@@ -1,0 +1,37 @@
+"""The logistic sigmoid, y = 1 / (1 + e^-x)."""
+
+import numpy as np
+from mindspore import ops
+
+import msops
+from msops.operators.sigmoid import _sigmoid
+
+from ..benchmark import ELEMENTS, Benchmark
+from ..figures import Target, best_peer, share
+
+
+def sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+
+def sigmoid_backward(y, dy):
+    return dy * y * (1 - y)
+
+
+class Sigmoid(Benchmark):
+    operator = _sigmoid
+    sizes = ELEMENTS
+    formulas = {"forward": sigmoid, "backward": sigmoid_backward}
+    cells = (msops.Sigmoid, ops.sigmoid)
+    targets = {
+        "GPU": [
+            Target("2^28", "share 0.97", 0.97, share("2^28")),
+            Target("2^28", "at most 1 % slower than the best peer", 0.99, best_peer("2^28")),
+            Target("2^20", "not slower than the best peer", 1, best_peer("2^20")),
+        ]
+    }
+
+    def torch_formula(self, case):
+        import torch
+
+        return torch.sigmoid
