@@ -32,6 +32,13 @@ def describe(x: object) -> Description:
     return None, type(x)
 
 
+def describe_pair(state: object) -> tuple[Description | None, int]:
+    """What `check_pair` asks. An exported graph may not ask for the type of a tuple of Tensors."""
+    if isinstance(state, (tuple, list)):
+        return None, len(state)
+    return describe(state), -1
+
+
 def spec_of(description: Description) -> check.Spec | str:
     shape, kind = description
     if shape is not None:
@@ -60,11 +67,12 @@ def check_inputs(signature: Signature, who: str, specs: list[check.Spec | str]) 
 
 
 @once
-def check_pair(who: str, names: str, state: Description, length: int) -> None:
+def check_pair(who: str, names: str, pair: tuple[Description | None, int]) -> None:
     """Requires a state of two elements."""
+    state, length = pair
     if length != 2:
-        kind = spec_of(state)
-        got = f"{length} elements" if length >= 0 else kind if isinstance(kind, str) else "a Tensor"
+        kind = "" if state is None else spec_of(state)
+        got = f"{length} elements" if state is None else kind if isinstance(kind, str) else "a Tensor"
         raise TypeError(f"{who}: state must be a tuple {names}, got {got}")
 
 

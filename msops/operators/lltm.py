@@ -10,7 +10,7 @@ from mindspore.common.initializer import Uniform
 from msops import check
 from msops.custom import custom_op
 from msops.library import of_package
-from msops.operators.inputs import cast_as, check_inputs, check_pair, describe, has_zero, once, spec_of
+from msops.operators.inputs import cast_as, check_inputs, check_pair, describe, describe_pair, has_zero, once, spec_of
 from msops.rules import scratch
 from msops.signature import Signature
 
@@ -100,7 +100,7 @@ _pointwise = custom_op(
 
 
 def _cell(self: LLTMCell, x: Tensor, state: State) -> State:
-    check_pair("LLTMCell", "(h, c)", describe(state), len(state) if isinstance(state, (tuple, list)) else -1)
+    check_pair("LLTMCell", "(h, c)", describe_pair(state))
     h, c = state
     return _step(x, cast_as(h, x), cast_as(c, x), cast_as(self.weight, x), cast_as(self.bias, x))
 

@@ -15,7 +15,7 @@ from msops.custom import Operator, custom_op
 from msops.library import of_package
 from msops.operators import inputs
 from msops.operators.add import add_backward
-from msops.operators.inputs import cast_as, check_inputs, check_pair, describe, has_zero, spec_of
+from msops.operators.inputs import cast_as, check_inputs, check_pair, describe, describe_pair, has_zero, spec_of
 from msops.operators.lltm import LLTMCell
 from msops.signature import Signature
 
@@ -251,7 +251,7 @@ def _layers(
         x = ops.transpose(x, (1, 0, 2))
     batch = x.shape[1]
     if state is not None:
-        check_pair("LLTM", "(h_0, c_0)", describe(state), len(state) if isinstance(state, (tuple, list)) else -1)
+        check_pair("LLTM", "(h_0, c_0)", describe_pair(state))
         shape = (self.num_layers * self.directions, batch, self.hidden_size)
         h_0, c_0 = state
         _check_state(describe(h_0), describe(c_0), shape)

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -48,6 +49,7 @@ class Memory:
         whole = np.frombuffer(mmap.mmap(self.file.fileno(), sum(sizes)), np.uint8)
         self.parts: list[npt.NDArray[np.uint8]] = np.split(whole, np.cumsum(sizes)[:-1])
         self.path = f"/proc/{os.getpid()}/fd/{self.file.fileno()}"
+        weakref.finalize(self, self.file.close)  # without the warning of a file that nobody closed
 
 
 class Place(NamedTuple):
