@@ -146,8 +146,9 @@ struct Finish {
     const Index end = static_cast<Index>(parts), first_bias = static_cast<Index>(weights);
     Sum<T> sum;
     for (Index part = lane; part < end; part += lanes) sum += partial[part * static_cast<Index>(sums) + k];
-    const T result = T(team_sum(sum.total(), static_cast<unsigned>(lanes)));
-    if (lane == 0) (k < first_bias ? dweight[k] : dbias[k - first_bias]) = result;
+    Compute<T> total[] = {sum.total()};
+    team_sum(total, static_cast<unsigned>(lanes));
+    if (lane == 0) (k < first_bias ? dweight[k] : dbias[k - first_bias]) = T(total[0]);
   }
 };
 

@@ -47,13 +47,14 @@ MSOPS_BOTH T team_sum(T value) {
 #endif
   return value;
 }
-// The sum over a team whose size, a power of 2, is known at the launch.
-template <typename T>
-MSOPS_BOTH T team_sum(T value, [[maybe_unused]] unsigned lanes) {
+// Replaces values by their sums over a team whose size, a power of 2, is known at the launch. The values take turns, so
+// that none waits for another's shuffle.
+template <int kValues, typename T>
+MSOPS_BOTH void team_sum([[maybe_unused]] T (&values)[kValues], [[maybe_unused]] unsigned lanes) {
 #ifdef __CUDA_ARCH__
-  for (unsigned distance = lanes / 2; distance > 0; distance /= 2) value += __shfl_xor_sync(~0u, value, distance);
+  for (unsigned distance = lanes / 2; distance > 0; distance /= 2)
+    for (T& value : values) value += __shfl_xor_sync(~0u, value, distance);
 #endif
-  return value;
 }
 
 // out[split][k] = sum of in[kept(k) + summed(r)] over the split's share of all r. Elements are read in packs of N
@@ -98,10 +99,11 @@ struct SumBody {
       for (; r < end; r += 4 * lanes) add<4, true>(from, offset, r + lane, end, sums);
     }
     if (kEnds) sums[0] += C(first) + C(last);
-    for (int s = 0; s < kSums; ++s) {
-      const C total = team_sum(sums[s].total(), static_cast<unsigned>(lanes));
-      if (lane == 0) put(item * kSums + s, total);
-    }
+    C totals[kSums];
+    for (int s = 0; s < kSums; ++s) totals[s] = sums[s].total();
+    team_sum(totals, static_cast<unsigned>(lanes));
+    if (lane != 0) return;
+    for (int s = 0; s < kSums; ++s) put(item * kSums + s, totals[s]);
   }
 
  private:
