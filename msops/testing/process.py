@@ -101,6 +101,7 @@ class Process:
         self.where = where
         self._running: subprocess.Popen[bytes] | None = None
         self._said = tempfile.TemporaryFile()  # noqa: SIM115 (may be read after the process's end)
+        weakref.finalize(self, self._said.close)
         self._said_before = 0
 
     def __enter__(self) -> Process:  # noqa: PYI034 (Self is newer than Python 3.9)
