@@ -40,9 +40,6 @@ COMPILE := $(NVCC) -ccbin $(HOST_CXX) $(FLAGS) $(HOST_FLAGS:%=-Xcompiler %) $(NV
 comma := ,
 CODE := $(patsubst code=%,%,$(filter code=%,$(subst $(comma), ,$(GPU_CODE))))
 BUILT_FOR := the CPU and GPUs: $(strip $(filter sm_%,$(CODE)) $(patsubst compute_%,PTX of compute_% for all later ones,$(filter-out sm_%,$(CODE))))
-endif
-
-ifneq ($(NVCC),)
 # For an older glibc than that of this machine: the script tells how.
 OLD_GLIBC := $(LIB)/.old_glibc
 COMPILE += -Xlinker --push-state,--no-as-needed,$(OLD_GLIBC),-l:libpthread.so.0,-l:libdl.so.2,-l:librt.so.1,--pop-state

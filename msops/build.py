@@ -176,7 +176,7 @@ class _Build:
             kept = {"library": library.name, "headers": _digests(sorted(headers)), "command": self.command}
             record.write_text(json.dumps(kept))
             made.replace(library)
-            # Of a file that changed meanwhile nobody knows which content was compiled: the next load compiles again.
+            # If a file changed meanwhile, nobody knows which content was compiled: the next load compiles again.
             files = (Path(file) for file in [*headers, *filter(os.path.isabs, self.texts)])
             if all(file.stat().st_mtime < self.began for file in files if file.exists()):
                 record.replace(self.record)

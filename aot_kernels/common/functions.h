@@ -48,7 +48,7 @@ MSOPS_BOTH C abs(C x) {
   }
 }
 
-// Of a float and a whole number, a float: <math.h>'s would be a double.
+// A float and a whole number give a float; those of <math.h> would give a double.
 template <typename A, typename B>
 MSOPS_BOTH std::common_type_t<A, B> pow(A base, B exponent) {
   using C = std::common_type_t<A, B>;

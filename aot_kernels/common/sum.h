@@ -204,7 +204,7 @@ struct SumOfFunction {
   }
 };
 
-// The same for a run of neighbouring columns, row by row.
+// Adds up a run of neighbouring columns on the CPU, row by row.
 template <typename C, typename F>
 struct SumOfFunctionOnCpu {
   static constexpr int64_t kRun = 64;  // columns

@@ -29,7 +29,7 @@ struct Shape {
   Axis h, w;
 
   int64_t taps() const { return h.kernel * w.kernel; }
-  // The same of as many samples.
+  // This shape with another number of samples.
   Shape part(int64_t samples) const { return {samples, channels, multiplier, h, w}; }
   // No index of an element is larger, nor a padded coordinate.
   int64_t largest(int64_t sizes) const { return std::max({sizes, h.largest(), w.largest()}); }

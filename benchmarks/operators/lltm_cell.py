@@ -41,7 +41,7 @@ def torch_lltm(product, bias, c):
 
 
 class OfMindSpore(nn.Cell):
-    """The same of MindSpore's operators, with the parameters of an msops.LLTMCell."""
+    """Computes the cell by MindSpore's operators, with the parameters of an msops.LLTMCell."""
 
     def __init__(self, cell):
         super().__init__()

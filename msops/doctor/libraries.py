@@ -163,7 +163,7 @@ def _lost(gpus: Gpus, releases: list[tuple[int, ...]]) -> Iterator[Finding]:
 
 
 def architectures(code: bytes) -> tuple[list[int], list[int]]:
-    """Those that a library has machine code for, and those of its PTX."""
+    """Returns the architectures that a library has machine code for, and those of its PTX."""
     found: dict[int, set[int]] = {1: set(), 2: set()}  # PTX, machine code
     # Each fat binary: magic number, version, size of this header, and of what follows, which is of header and content.
     for fat in re.finditer(rb"\x50\xed\x55\xba\x01\0\x10\0(.{8})", code, re.DOTALL):

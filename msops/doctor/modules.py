@@ -79,7 +79,7 @@ def mindspore(smoke: Smoke) -> Finding:
 
 
 def _distributions() -> dict[str, str]:
-    """Those that have the package mindspore: name -> version."""
+    """Returns the distributions that have the package mindspore: name -> version."""
     found: dict[str, str] = {}
     for distribution in importlib.metadata.distributions():
         name = distribution.metadata["Name"] or ""

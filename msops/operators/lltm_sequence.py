@@ -167,7 +167,7 @@ def _last_gradient(dx: Tensor) -> Tensor:
 
 
 class _SequenceGradient(nn.Cell):
-    """Of the recurrence: what its backward kernel leaves out are a matmul and a sum."""
+    """Completes the gradients of the recurrence by a matmul and a sum, which its backward kernel leaves out."""
 
     def __init__(self, backward: Operator) -> None:
         super().__init__()
