@@ -1,8 +1,13 @@
+import os
 import sys
 
 import pytest
 
 from patient import Patient
+
+# `make test` hands its jobserver down, which a make that a test runs cannot use: it would warn of that.
+for variable in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS"):
+    os.environ.pop(variable, None)
 
 
 @pytest.fixture
