@@ -9,7 +9,7 @@ from mindspore import Parameter, Tensor, nn, ops
 
 import msops
 from msops.compat import VERSION
-from msops.operators.depthwise_conv2d import _convolution
+from msops.operators.depthwise_conv2d import make_forward as _convolution
 from operator_test import (
     Gradient,
     Net,

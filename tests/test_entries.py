@@ -13,7 +13,7 @@ import pytest
 
 from child import ROOT, run_python
 from msops.library import of_package
-from msops.operators.sigmoid import _sigmoid
+from msops.operators.sigmoid import forward as _sigmoid
 from msops.testing.entry import Param, Status, call, has_gpu_code, prepare_operator
 
 DTYPES = ("float16", "float32", "float64")

@@ -6,7 +6,7 @@ from mindspore import COOTensor, Tensor, amp, nn, ops
 import msops
 from features import check_open_sizes
 from msops.compat import VERSION
-from msops.operators.lltm import _pointwise
+from msops.operators.lltm import forward as _pointwise
 from operator_test import Net, OperatorTest, check_training, random, run, run_gradient, zeros
 
 

@@ -8,7 +8,7 @@ from mindspore import Tensor, nn, ops
 import msops
 from features import check_open_sizes
 from msops.compat import VERSION
-from msops.operators.lltm_sequence import _recurrence
+from msops.operators.lltm_sequence import make_forward as _recurrence
 from msops.testing import opcheck
 from operator_test import OperatorTest, Training, check_training, random, run, run_gradient, zeros
 from test_lltm import (

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 import msops
 from msops.check import Spec
 from msops.library import of_package
-from msops.operators.add import add_backward
-from msops.operators.depthwise_conv2d import _convolution
-from msops.operators.lltm import _pointwise
+from msops.operators.add import backward as add_backward
+from msops.operators.depthwise_conv2d import make_forward as _convolution
+from msops.operators.lltm import forward as _pointwise
 from msops.testing.checks import assert_accurate, assert_near, largest, unit
 from msops.testing.entry import Status, call
 from operator_test import Net, run

@@ -4,7 +4,8 @@ import numpy as np
 from mindspore import ops
 
 import msops
-from msops.operators.add import _add, add_backward
+from msops.operators.add import backward as add_backward
+from msops.operators.add import forward as _add
 
 from ..benchmark import ELEMENTS, Benchmark, Sizes
 from ..figures import Target, best_peer, share

@@ -8,7 +8,7 @@ import numpy as np
 from mindspore import nn
 
 import msops
-from msops.operators.depthwise_conv2d import _convolution
+from msops.operators.depthwise_conv2d import make_forward as _convolution
 
 from ..benchmark import Benchmark, Sizes
 from ..figures import Target, both_directions, both_times_faster, ends, share

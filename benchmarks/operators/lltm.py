@@ -13,7 +13,7 @@ from mindspore import Parameter, nn, ops
 from mindspore.common.initializer import Uniform, initializer
 
 import msops
-from msops.operators.lltm_sequence import _recurrence
+from msops.operators.lltm_sequence import make_forward as _recurrence
 from msops.testing.entry import outputs_of, prepare_operator
 
 from ..benchmark import Benchmark, Sizes, by

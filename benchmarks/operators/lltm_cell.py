@@ -5,7 +5,7 @@ import numpy as np
 from mindspore import Parameter, nn, ops
 
 import msops
-from msops.operators.lltm import _pointwise
+from msops.operators.lltm import forward as _pointwise
 
 from ..benchmark import Benchmark, Sizes
 from ..figures import Target, above_empty, share

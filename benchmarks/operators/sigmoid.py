@@ -4,7 +4,7 @@ import numpy as np
 from mindspore import ops
 
 import msops
-from msops.operators.sigmoid import _sigmoid
+from msops.operators.sigmoid import forward as _sigmoid
 
 from ..benchmark import ELEMENTS, Benchmark
 from ..figures import Target, best_peer, share

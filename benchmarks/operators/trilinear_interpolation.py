@@ -6,7 +6,7 @@ import numpy as np
 from mindspore import ops
 
 import msops
-from msops.operators.trilinear_interpolation import _trilinear_interpolation
+from msops.operators.trilinear_interpolation import forward as _trilinear_interpolation
 
 from ..benchmark import Benchmark, Sizes
 from ..figures import Target, ends, share
