@@ -191,13 +191,17 @@ class _SequenceGradient(nn.Cell):
         )
         rows = product.shape[0] * product.shape[1]
         dgates = ops.reshape(dproduct, (rows, weight.shape[0]))
-        if has_zero(rows, weight.shape[1]):
-            dweight = ops.zeros_like(weight)
-        else:
-            dweight = _transposed_times(dgates, ops.reshape(hidden_before, (rows, weight.shape[1])))
-            dweight = _unless_zero(dweight, rows)
+        dweight = _weight_gradient(dgates, hidden_before, weight, rows)
         dbias = add_backward(dgates, bias)
         return dproduct, cast_as(dweight, weight), dbias, dh, dc, ops.zeros_like(lengths)
+
+
+# MindSpore 1.10 cannot compile an `if` in a function that calls an operator before it.
+def _weight_gradient(dgates: Tensor, hidden_before: Tensor, weight: Tensor, rows: Any) -> Tensor:
+    if has_zero(rows, weight.shape[1]):
+        return ops.zeros_like(weight)
+    dweight = _transposed_times(dgates, ops.reshape(hidden_before, (rows, weight.shape[1])))
+    return _unless_zero(dweight, rows)
 
 
 @ops.constexpr
