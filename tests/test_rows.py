@@ -88,7 +88,8 @@ MSOPS_ENTRY(SoftmaxBackwardWeighted) {
 
 MSOPS_ENTRY(StatisticsForward) {
   const Tensor x = call.tensor("x", 2), column = call.tensor_of("int64", "column", 1), most = call.tensor("most", 1);
-  const Tensor log_sum = call.tensor("log_sum", 1), mean = call.tensor("mean", 1), variance = call.tensor("variance", 1);
+  const Tensor log_sum = call.tensor("log_sum", 1), mean = call.tensor("mean", 1);
+  const Tensor variance = call.tensor("variance", 1);
   return call.run([&](auto type) {
     using T = typename decltype(type)::type;
     const Statistics<T> body{x, column.as<int64_t>(), most.as<T>(), log_sum.as<T>(), mean.as<T>(), variance.as<T>()};
