@@ -112,7 +112,7 @@ SANITIZERS := memcheck racecheck initcheck synccheck
 sanitize: ## Check the kernels' use of memory with compute-sanitizer
 	$(foreach tool,$(SANITIZERS),$(MAKE) $(tool) &&) true
 $(SANITIZERS): all $(VENV)/.ready
-	compute-sanitizer --tool $@ --error-exitcode 1 $(VENV)/bin/python -m pytest tests/test_gpu_entries.py -k "not Huge" $(ARGS)
+	compute-sanitizer --tool $@ --error-exitcode 1 $(VENV)/bin/python -m pytest tests/test_gpu_entries.py tests/operators -k "gpu and not huge" $(ARGS)
 
 # The C entries, for the CPU, under AddressSanitizer and UndefinedBehaviorSanitizer. ARGS="600 LLTMForward": seconds, entry.
 FUZZED := $(patsubst %.cu,build/fuzz/%.o,$(wildcard aot_kernels/*.cu examples/*/*.cu)) build/fuzz/tests/fuzz_entries.o

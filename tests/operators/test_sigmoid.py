@@ -7,12 +7,28 @@ import pytest
 from mindspore import Tensor, ops
 
 import msops
+from card import DTYPES, chain
+from gpu import BIG
 from msops.compat import VERSION
-from operator_test import DTYPES, Net, OperatorTest, run
+from msops.operators.sigmoid import _sigmoid, _sigmoid_backward_backward
+from operator_test import Net, OperatorTest, run
+
+
+def sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+
+def sigmoid_backward(y, dy):
+    return (dy * y * (1 - y),)
+
+
+def sigmoid_backward_backward(y, dy, ddx):
+    return ddx * dy * (1 - 2 * y), ddx * y * (1 - y)
 
 
 class TestSigmoid(OperatorTest):
     function = msops.sigmoid
+    formulas = (lambda x: (sigmoid(x),), sigmoid_backward, sigmoid_backward_backward)
     cases = {
         "scalar": ([()], {}),
         "empty": ([(0,)], {}),
@@ -24,6 +40,7 @@ class TestSigmoid(OperatorTest):
         "large": ([(1, 1_000_003)], {}),
         "eight axes": ([(2, 1, 3, 1, 2, 1, 2, 2)], {}),
     }
+    further = {f"{n}": ([(n,)], {}) for n in (2, 31, 257, 1000, 4099)}
     small = "prime"
     second_order = True
     half_gradient_in_float32 = False  # it is that of the saved output, which is rounded to float16
@@ -35,15 +52,17 @@ class TestSigmoid(OperatorTest):
         ([[1.0, 2.0]], {}, TypeError, "sigmoid: x must be a Tensor, got list"),
     )
 
-    @staticmethod
-    def reference(x):
-        z = np.exp(-np.abs(x))
-        return (np.where(x < 0, z, 1).astype(x.dtype) / (1 + z),)
+    huge = ((),)
 
-    @classmethod
-    def reference_gradient(cls, x, dy):
-        (y,) = cls.reference(x)
-        return (dy * y * (1 - y),)
+    def check_huge(self, gpu):
+        x = gpu.random(BIG)
+        (y,) = gpu.run(_sigmoid, x)
+        gpu.assert_close(y, gpu.torch.sigmoid(x))
+        (dx,) = gpu.run(_sigmoid.gradient, y, x)
+        gpu.assert_close(dx, x * y * (1 - y))
+
+    def operators(self, shapes=(), **settings):
+        return [*chain(_sigmoid), _sigmoid_backward_backward]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

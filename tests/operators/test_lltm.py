@@ -4,10 +4,11 @@ import pytest
 from mindspore import COOTensor, Tensor, amp, nn, ops
 
 import msops
+from card import random, zeros
 from features import check_open_sizes
 from msops.compat import VERSION
 from msops.operators.lltm import _pointwise
-from operator_test import Net, OperatorTest, check_training, random, run, run_gradient, zeros
+from operator_test import Net, OperatorTest, check_training, run, run_gradient
 
 
 def sigmoid(x):
@@ -30,33 +31,53 @@ def pointwise_gradient(gates, c, dh, dc):
     return dgates.astype(gates.dtype), dc
 
 
+def lltm(product, bias, c):
+    _, o, _, _, new_c = pointwise(product + bias, c)
+    return np.tanh(new_c) * o, new_c
+
+
+def lltm_backward(product, bias, c, dh, dc):
+    dgates, dc = pointwise_gradient(product + bias, c, dh, dc)
+    return dgates, dgates.sum(0), dc
+
+
+def sizes(b, h):
+    return [(b, 3 * h), (3 * h,), (b, h)], {}
+
+
 class TestPointwise(OperatorTest):
     """The kernels by themselves: what follows the product."""
 
     test_wrong_arguments = None  # the function checks
+    operator = _pointwise
+    formulas = (lltm, lltm_backward)
     cases = {
-        "small": ([(3, 12), (12,), (3, 4)], {}),
-        "one": ([(1, 3), (3,), (1, 1)], {}),
-        "empty batch": ([(0, 12), (12,), (0, 4)], {}),
-        "odd": ([(67, 39), (39,), (67, 13)], {}),
-        "wide": ([(2, 9000), (9000,), (2, 3000)], {}),
-        "tall": ([(20_011, 6), (6,), (20_011, 2)], {}),
-        "large": ([(1031, 768), (768,), (1031, 256)], {}),
+        "small": sizes(3, 4),
+        "one": sizes(1, 1),
+        "empty batch": sizes(0, 4),
+        "odd": sizes(67, 13),
+        "wide": sizes(2, 3000),
+        "tall": sizes(20_011, 2),
+        "large": sizes(1031, 256),
+    }
+    further = {
+        f"{b} x {h}": sizes(b, h)
+        for b, h in ((3, 5), (16, 8), (70, 33), (257, 2), (300, 1024), (4099, 67), (16_400, 257), (61, 513))
     }
     small = "small"
+    huge = ((2**22 + 5, 256),)
 
     def net(self):
         return Net(_pointwise)
 
-    @staticmethod
-    def reference(product, bias, c):
-        _, o, _, _, new_c = pointwise(product + bias, c)
-        return np.tanh(new_c) * o, new_c
-
-    @staticmethod
-    def reference_gradient(product, bias, c, dh, dc):
-        dgates, dc = pointwise_gradient(product + bias, c, dh, dc)
-        return dgates, dgates.sum(0), dc
+    def check_huge(self, gpu, b, h):
+        inputs = product, bias, c = [gpu.random(*shape) for shape in sizes(b, h)[0]]
+        outputs = new_h, _ = gpu.run(_pointwise, *inputs)
+        gpu.check_parts(_pointwise, inputs, outputs, b, 1000, gpu.assert_equal)
+        inputs = [product, bias, c, c, new_h]
+        outputs = dproduct, dbias, _, _ = gpu.run(_pointwise.gradient, *inputs)
+        gpu.check_parts(_pointwise.gradient, inputs, outputs, b, 1000, gpu.assert_equal)
+        gpu.assert_sums(dbias, gpu.sum(dproduct))
 
 
 STATE = ((2, 2), (2, 2), (6, 7), 6)  # h, c, weight and bias for an x of (2, 5)
@@ -95,7 +116,7 @@ class TestLLTMCell(OperatorTest):
 
     @staticmethod
     def reference(x, h, c, weight, bias):
-        return TestPointwise.reference(np.concatenate([h, x], 1) @ weight.T, bias, c)
+        return lltm(np.concatenate([h, x], 1) @ weight.T, bias, c)
 
     @staticmethod
     def reference_gradient(x, h, c, weight, bias, dh, dc):
