@@ -119,11 +119,15 @@ FUZZED := $(patsubst %.cu,build/fuzz/%.o,$(wildcard aot_kernels/*.cu examples/*/
 FUZZ := $(CXX) $(FLAGS) $(HOST_FLAGS) -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all -Wno-maybe-uninitialized -Iaot_kernels
 
 .PHONY: fuzz
-fuzz: build/fuzz/entries ## Call every C entry with valid and hostile arguments
-	$< $(ARGS)
+fuzz: build/fuzz/entries build/fuzz/calls.txt ## Call every C entry with valid and hostile arguments
+	$^ $(ARGS)
 
+# The entries are found by their names, and the calls come from the operators' cards.
 build/fuzz/entries: $(FUZZED)
-	$(FUZZ) $^ -o $@
+	$(FUZZ) -rdynamic $^ -o $@ -ldl
+build/fuzz/calls.txt: all $(VENV)/.ready
+	@mkdir -p $(@D)
+	$(VENV)/bin/python tests/write_calls.py $@
 build/fuzz/%.o: %.cu Makefile
 	@mkdir -p $(@D)
 	$(FUZZ) -MMD -MP -x c++ -c $< -o $@

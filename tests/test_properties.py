@@ -1,4 +1,4 @@
-"""Every C entry against its formula, two operators through MindSpore, and scratch, for calls that hypothesis chooses."""
+"""Every C entry against its formula, and two operators through MindSpore, for calls that hypothesis chooses."""
 
 import functools
 import math
