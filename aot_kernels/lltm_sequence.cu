@@ -1,4 +1,4 @@
-// The LLTM over whole sequences: all steps in one call, behind one matmul of the inputs of all. See lltm/sequence.h.
+// The LLTM over whole sequences: one call runs all steps, after one matmul of all inputs. See lltm/sequence.h.
 
 #include "common/call.h"
 #include "lltm/cpu.h"

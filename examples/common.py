@@ -1,4 +1,4 @@
-"""What the examples share: the command line, the training step, and the handwritten digits."""
+"""Shared code of the examples: the command line, the training step, and the handwritten digits."""
 
 import argparse
 import os
@@ -25,7 +25,7 @@ def options(description, unit, amount):
     parser.add_argument("--device-target", choices=("CPU", "GPU"), default="CPU", help="where to compute")
     parser.add_argument(f"--{unit}", type=int, default=amount, help=f"number of training {unit}")
     parser.add_argument("--output", type=Path, default=Path(__file__).with_name("output"), help="folder of the picture")
-    parser.add_argument("--seed", type=int, default=0, help="of the initial parameters and the order of the samples")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the initial parameters and the order of samples")
     args = parser.parse_args()
     args.output.mkdir(parents=True, exist_ok=True)
     mindspore.set_context(mode=mindspore.GRAPH_MODE)
@@ -41,7 +41,7 @@ def training_step(net, loss, learning_rate, steps):
 
 
 def processes():
-    """The rank of this process and how many there are: those of `msrun`, of which MindSpore averages the gradients."""
+    """Returns the rank of this process and the number of processes of `msrun`; MindSpore averages their gradients."""
     if "MS_ROLE" not in os.environ:
         return 0, 1
     if mindspore.get_context("device_target") == "GPU" and os.environ.get("CUDA_LAUNCH_BLOCKING") != "1":
@@ -52,10 +52,10 @@ def processes():
 
 
 def learn_digits(net, args, name, required):
-    """Trains `net`, from images (N, 1, 8, 8) to scores (N, 10), to read digits. Under `msrun` each process takes a part
-    of each batch.
+    """Trains `net`, which maps images (N, 1, 8, 8) to scores (N, 10), to read digits. Under `msrun` each process takes
+    a part of each batch.
 
-    Saves a table and a picture of how that went, and exits with an error if the test accuracy is below `required`.
+    Saves a table and a picture of the training, and exits with an error if the test accuracy is below `required`.
     """
     rank, size = processes()
     images, labels = load_digits(return_X_y=True)
@@ -104,7 +104,7 @@ def _draw(losses, accuracies, images, labels, scores):
         axes.grid(alpha=0.3)
 
     is_label = np.eye(10, dtype=bool)[labels]
-    margins = scores[is_label] - np.where(is_label, -np.inf, scores).max(1)  # negative: wrong
+    margins = scores[is_label] - np.where(is_label, -np.inf, scores).max(1)  # negative if the answer is wrong
     digits.suptitle("The hardest test digits (red: read wrong)")
     for axes, i in zip(digits.subplots(4, 8).flat, margins.argsort()):
         answer, label = scores[i].argmax(), labels[i]

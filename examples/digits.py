@@ -7,7 +7,7 @@ from common import learn_digits, options
 
 
 class Block(nn.Cell):
-    """A depthwise convolution, a gate for each of its values, and a pointwise convolution, all added to the input."""
+    """Adds to its input a depthwise convolution, gated value by value and followed by a pointwise convolution."""
 
     def __init__(self, channels):
         super().__init__()
@@ -25,7 +25,7 @@ class Block(nn.Cell):
 
 
 class DigitNet(nn.Cell):
-    """Images (N, 1, 8, 8) to scores of the ten digits (N, 10)."""
+    """Maps images (N, 1, 8, 8) to scores of the ten digits (N, 10)."""
 
     def __init__(self, channels):
         super().__init__()

@@ -7,7 +7,7 @@ from common import learn_digits, options
 
 
 class RowReader(nn.Cell):
-    """Images (N, 1, 8, 8) to scores of the ten digits (N, 10), from what the LLTM knows after the last row."""
+    """Maps images (N, 1, 8, 8) to scores of the ten digits (N, 10), by the state of the LLTM after the last row."""
 
     def __init__(self, hidden_size):
         super().__init__()

@@ -12,19 +12,19 @@ from tqdm import trange
 import msops
 from common import options, training_step
 
-_PIXELS = 200  # of each side of the pictured slice
+_PIXELS = 200  # along each side of the pictured slice
 _REQUIRED = 0.02
 
 
 class Grid(nn.Cell):
-    """Points in the unit cube (N, 3) to the values there (N, 1), interpolated from those at the nodes of a grid."""
+    """Maps points in the unit cube (N, 3) to values (N, 1), interpolated between values at the nodes of a grid."""
 
     def __init__(self, nodes):
         super().__init__()
         self.nodes = nodes
         self.values = Parameter(initializer(Normal(1.0), (nodes**3, 1)), name="values")
         corners = [(i * nodes + j) * nodes + k for i in (0, 1) for j in (0, 1) for k in (0, 1)]
-        self.corners = Tensor(corners, mindspore.int32)  # from a grid cell's first node, in the order msops wants
+        self.corners = Tensor(corners, mindspore.int32)  # relative to a grid cell's first node, in msops' order
         self.interpolate = msops.TrilinearInterpolation()
 
     def construct(self, points):
@@ -45,7 +45,7 @@ def read(grid, points):
 
 
 def relative_error(grid, points):
-    """The root of the mean squared error, as a fraction of what it would be if all values were 0."""
+    """Returns the root of the mean squared error, divided by the error of a grid whose values are all 0."""
     target = gyroid(points)
     return np.sqrt(np.mean((read(grid, points) - target) ** 2) / np.mean(target**2))
 

@@ -6,7 +6,6 @@ import ctypes
 import functools
 import itertools
 import numbers
-import struct
 import threading
 import weakref
 from typing import TYPE_CHECKING, Any
@@ -16,10 +15,10 @@ from mindspore import Tensor, ops
 from mindspore.common import dtype as mstype
 from mindspore.ops.primitive import PrimitiveWithInfer
 
-from . import gradients, open_sizes
-from .check import FLOATS, Spec, from_inference
-from .compat import VERSION
+from . import open_sizes
+from .check import FLOATS, Spec
 from .library import Entry
+from .primitive import Primitive, as_attribute
 from .signature import Signature
 
 if TYPE_CHECKING:
@@ -64,25 +63,24 @@ def custom_op(
 
     Args:
         entry (Entry): The C function, of a :class:`msops.Library`.
-        signature (str): What it takes and gives, as in :class:`msops.Signature`. `sizes` may name attributes. The C
-            function's parameters are the inputs, then the outputs.
+        signature (str): What it takes and gives, as in :class:`msops.Signature`. Sizes may name attributes. The C
+            function's parameters are the inputs, then the outputs, then scratch.
         infer (callable): `infer(*inputs, **attributes)` takes the :class:`msops.Spec` of each input and the attributes,
             raises TypeError or ValueError if they do not fit, with words that follow the operator's name, and returns
-            that of each output, or of the only one. The signature's outputs then have no sizes. Default: what the
-            signature says.
+            the Spec of each output, then of each scratch tensor that has no sizes in the signature; or the only one.
+            The signature's outputs then have no sizes. Default: what the signature says.
         gradient (Operator, callable): An operator whose signature names what it needs: inputs and outputs of this one,
             and `dy`, the gradient of an output `y`. Its outputs are the gradients, `dx` of an input `x`; an input
-            without one gets zeros, and outputs of names without `d` in front, such as `partial`, are scratch. Else a
-            function of a module, or a method of a Cell without Parameters, of all inputs, the output and its gradient
-            (a tuple each of several) that returns a tuple of gradients. Default: none, which is an error where one is
-            needed, unless all outputs are of whole numbers.
+            without one gets zeros. Else a function of a module, or a method of a Cell without Parameters, of all
+            inputs, the output and its gradient (a tuple each of several), which returns a tuple of gradients. Default:
+            none, which is an error where one is needed, unless all outputs are of whole numbers.
         name (str): For messages. Default: the library's.
         dtypes (tuple[mindspore.dtype]): As in :class:`msops.Signature`.
         **attributes (int, float, bool): What the C function reads by `call.attribute(name, low, high)`, which takes no
             float, or by `call.number(name)`; the numbers of an `MSOPS_FORMULA_WITH`.
 
     Returns:
-        Operator, a MindSpore primitive. Of tensors, it returns a tensor or, of several outputs, a tuple. Except where
+        Operator. Called with tensors, it returns a tensor or, if there are several outputs, a tuple. Except where
         MindSpore compiles the call, inputs may be handed over by their names.
 
     Raises:
@@ -140,7 +138,7 @@ def _make(
     key = (
         *(str(entry.library.path), entry.library.variable, entry.name, signature, name, *map(str, dtypes)),
         *(_number(rule) for rule in (infer, gradient)),
-        *(item for what, value in sorted(attributes.items()) for item in (what, *_as_attribute(what, value))),
+        *(item for what, value in sorted(attributes.items()) for item in (what, *as_attribute(what, value))),
     )
     with _lock:
         if key not in _number_of_key:
@@ -156,8 +154,8 @@ def _make(
         return operator
 
 
-class Operator(ops.Custom):
-    """What an operator is. See :func:`msops.custom_op`, which makes them.
+class Operator:
+    """What takes and returns tensors. See :func:`msops.custom_op`, which makes them.
 
     Attributes:
         entry (Entry): The C function.
@@ -165,6 +163,8 @@ class Operator(ops.Custom):
         attributes (dict): What the C function reads.
         gradient (Operator, callable): As it was given.
     """
+
+    __ms_class__ = True  # MindSpore compiles __call__ from its source, as the function of an ms_class (jit_class)
 
     def __init__(
         self,
@@ -178,55 +178,73 @@ class Operator(ops.Custom):
     ) -> None:
         self.number, self.entry, self.signature, self.attributes = number, entry, signature, dict(attributes)
         self.rule, self.gradient, self.label = infer, gradient, name
-        # PyNative mode asks at each call, which would take some 50 us.
-        self._inferred: dict[tuple[Spec | str, ...], tuple[Any, Any, bool, list[mindspore.Type]]] = {}
         if infer and any(out.sizes is not None for out in signature.outputs):
             raise ValueError(f"{name}: the sizes of outputs must come from infer or the signature, not both")
+        if not infer and (unsized := [tensor.name for tensor in signature.scratch if tensor.sizes is None]):
+            raise ValueError(f"{name}: the sizes of {unsized[0]} must come from infer or the signature")
+        self.input_dtypes: list[mindspore.Type] = []  # at the last inference
         self._check_numbers()
-        # MindSpore wants rules for shape and dtype, but asks __infer__ below for both.
-        variable = entry.library.variable if VERSION >= (2, 7) else None
-        function = f"{variable or entry.library.path}:{entry.name}"
-        super().__init__(function, (), mindspore.float32, func_type="aot", bprop=self._bprop())
-        if variable:
-            self.add_prim_attr("path_from_env", True)
-        # MindSpore 2.0 asks the C function in PyNative mode, too, once a place saw several shapes.
-        self._has_open_sizes = open_sizes.offer_rule(entry) and VERSION >= (2, 7) and variable is None
-        if self._has_open_sizes:
-            outputs = self.names()[1]
-            self.add_prim_attr("reg_op_name", name)
-            self.add_prim_attr("multi_output", len(outputs) > 1)
-            self.add_prim_attr("output_names", outputs)
-        self.add_prim_attr("msops_operator", number)
-        for key, value in attributes.items():
-            self.add_prim_attr(*_as_attribute(key, value))
+        self.primitive = Primitive(self)
+        self.several, self.results = len(signature.outputs) > 1, len(signature.outputs)
+        self.has_scratch = bool(signature.scratch)
+        names = ", ".join(self.names()[0])
+        self.without_names = f"{name}: takes its inputs without names where it is compiled, as ({names})"
+
+    def __call__(self, *inputs: Tensor, **named: Tensor) -> Any:
+        if named:
+            if _compiling():
+                raise TypeError(self.without_names)
+            inputs = self.in_order(inputs, named)
+        outputs = self.primitive(*inputs)
+        if self.has_scratch:
+            return outputs[: self.results] if self.several else outputs[0]
+        return outputs
+
+    def in_order(self, inputs: tuple[Tensor, ...], named: dict[str, Tensor]) -> tuple[Tensor, ...]:
+        """The inputs, some of which were handed over by their names."""
+        names = self.names()[0]
+        rest = names[len(inputs) :]
+        if set(rest) != set(named):
+            raise TypeError(
+                f"{self.label}: takes the inputs {', '.join(names)}, got {len(inputs)} without and {', '.join(named)} "
+                "by name"
+            )
+        return (*inputs, *(named[name] for name in rest))
 
     def infer(self, *inputs: Spec | str, shapes: bool = True) -> list[Spec]:
-        """The :class:`Spec` of each output, for inputs of these, whose shapes need not fit if `shapes` is False."""
+        """The :class:`Spec` of each output, then of each scratch tensor, for inputs of these, whose shapes need not fit
+        if `shapes` is False."""
+        signature = self.signature
         if self.rule is None:
-            return self.signature.infer(self.label, *inputs, shapes=shapes)
-        self.signature.check(self.label, *inputs, shapes=shapes)
+            return signature.infer(self.label, *inputs, shapes=shapes)
+        values = signature.check(self.label, *inputs, shapes=shapes)
         try:
-            outputs = self.rule(*inputs, **self.attributes)
+            found = self.rule(*inputs, **self.attributes)
         except (TypeError, ValueError) as error:
             kind = TypeError if isinstance(error, TypeError) else ValueError
             raise kind(f"{self.label}: {error}") from error
         except Exception as error:
             raise RuntimeError(f"{self.label}: infer raised {type(error).__name__}: {error}") from error
-        outputs = [outputs] if isinstance(outputs, Spec) else outputs
-        names = self.names()[1]
-        if not isinstance(outputs, (list, tuple)) or not all(isinstance(out, Spec) for out in outputs):
-            raise TypeError(f"{self.label}: infer must return a Spec for each output, got {outputs!r}")
-        if len(outputs) != len(names):
+        found = [found] if isinstance(found, Spec) else found
+        unsized = [tensor for tensor in (*signature.outputs, *signature.scratch) if tensor.sizes is None]
+        self._check_inferred([tensor.name for tensor in unsized], found)
+        sized = [tensor for tensor in signature.scratch if tensor.sizes is not None]
+        specs = dict(zip(unsized, found)) | dict(zip(sized, signature.evaluate(self.label, sized, values, *inputs)))
+        return [specs[tensor] for tensor in (*signature.outputs, *signature.scratch)]
+
+    def _check_inferred(self, names: list[str], found: Any) -> None:
+        if not isinstance(found, (list, tuple)) or not all(isinstance(out, Spec) for out in found):
+            raise TypeError(f"{self.label}: infer must return a Spec for each output, got {found!r}")
+        if len(found) != len(names):
             raise ValueError(
-                f"{self.label}: infer must return {len(names)} outputs ({', '.join(names)}), got {len(outputs)}"
+                f"{self.label}: infer must return {len(names)} outputs ({', '.join(names)}), got {len(found)}"
             )
-        for out, output in zip(names, outputs):
+        for out, output in zip(names, found):
             sizes = output.shape if isinstance(output.shape, (list, tuple)) else [None]
             if not all(isinstance(size, numbers.Integral) and int(size) >= 0 for size in sizes):
                 raise ValueError(f"{self.label}: infer must return sizes of at least 0 for {out}, got {output.shape}")
             if not isinstance(output.dtype, mstype.typing.Number):
                 raise TypeError(f"{self.label}: infer must return a dtype of MindSpore for {out}, got {output.dtype}")
-        return list(outputs)
 
     def names(self) -> tuple[list[str], list[str]]:
         """Input names and output names."""
@@ -246,46 +264,8 @@ class Operator(ops.Custom):
                     f"others, got the attributes {list(self.attributes)} and the signature {self.signature.text!r}"
                 )
 
-    def __infer__(self, *inputs: dict[str, Any]) -> dict[str, Any]:
-        self.entry.library.restore()  # for the kernel that MindSpore may make next
-        specs = tuple(map(from_inference, inputs))
-        if any(isinstance(spec, str) and spec.startswith("Keyword[") for spec in specs):
-            names = ", ".join(self.names()[0])
-            raise TypeError(f"{self.label}: takes its inputs without names where it is compiled, as ({names})")
-        kept = self._inferred.get(specs)
-        if kept is None:
-            tensors = [spec for spec in specs if isinstance(spec, Spec)]
-            is_open = self._has_open_sizes and len(tensors) == len(specs) and open_sizes.is_open(tensors)
-            outputs = open_sizes.infer(self.label, self.infer, tensors) if is_open else self.infer(*specs)
-            shapes, dtypes = zip(*((out.shape, mstype.typing.TensorType(out.dtype)) for out in outputs))
-            shape, dtype = (shapes[0], dtypes[0]) if len(outputs) == 1 else (shapes, dtypes)
-            kept = shape, dtype, is_open, [spec.dtype for spec in tensors]
-            if len(self._inferred) >= _KEPT:
-                self._inferred.clear()
-            self._inferred[specs] = kept
-        shape, dtype, is_open, self.input_dtypes = kept
-        if is_open:
-            # When the graph runs, MindSpore asks the C function: in this place, to whose copy it gives what is added.
-            self.add_prim_attr("cpp_infer_shape", True)
-            self.del_prim_attr("cpp_infer_shape")
-        return {"shape": shape, "dtype": dtype, "value": None}
-
     def __deepcopy__(self, memo: dict[int, Any]) -> Operator:
         return self  # nothing in it changes
-
-    def __call__(self, *inputs: Tensor, **named: Tensor) -> Any:
-        return super().__call__(*(self._in_order(inputs, named) if named else inputs))
-
-    def _in_order(self, inputs: tuple[Tensor, ...], named: dict[str, Tensor]) -> list[Tensor]:
-        """The inputs, of which some were handed over by their names."""
-        names = self.names()[0]
-        rest = names[len(inputs) :]
-        if set(rest) != set(named):
-            raise TypeError(
-                f"{self.label}: takes the inputs {', '.join(names)}, got {len(inputs)} without and {', '.join(named)} "
-                "by name"
-            )
-        return [*inputs, *(named[name] for name in rest)]
 
     def __getattr__(self, name: str) -> Any:
         if name == "__name__":  # MindSpore asks functions for it
@@ -293,26 +273,7 @@ class Operator(ops.Custom):
                 f"{self.label}: mindspore.grad and its like take functions and Cells, not operators: hand over a "
                 "function that calls the operator"
             )
-        return super().__getattr__(name)
-
-    def _clone(self) -> Operator:
-        """MindSpore's copy of one place in a graph."""
-        arguments = self.number, self.entry, self.signature, self.rule, self.gradient, self.label, self.attributes
-        clone = Operator(*arguments)
-        clone.original = self  # whom the C function asks
-        return clone
-
-    def _bprop(self) -> Callable[..., Any] | None:
-        """The gradient as MindSpore wants it: a function of all inputs, the output and its gradient."""
-        inputs, outputs = self.names()
-        if self.gradient is None:
-            whole = all((out.dtype or "").startswith(("int", "uint", "bool")) for out in self.signature.outputs)
-            if VERSION < (2, 0) and not whole:
-                return None  # 1.10 asks in PyNative mode for gradients that it does not need
-            return gradients.missing(self.label, self.entry.name, inputs, whole)
-        if isinstance(self.gradient, Operator):
-            return gradients.of_operator(self.label, inputs, outputs, self.gradient, *self.gradient.names())
-        return gradients.of_function(self.label, inputs, outputs, self.gradient)
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
 
 def once(make: Function) -> Function:
@@ -332,7 +293,6 @@ def once(make: Function) -> Function:
     return ops.constexpr(functools.lru_cache(maxsize=None, typed=True)(make))
 
 
-_KEPT = 1000  # results of inference
 _lock = threading.Lock()  # of what follows
 _numbers = itertools.count()
 # Of an operator; it stays when the operator goes, since what MindSpore keeps for it stays, too.
@@ -356,10 +316,3 @@ def _functions(*rules: Operator | Callable[..., Any] | None) -> Iterator[Callabl
             yield from _functions(rule.rule, rule.gradient)
         elif rule is not None:
             yield rule
-
-
-def _as_attribute(key: str, value: float) -> tuple[str, int]:
-    """MindSpore's attribute for one of ours. Its own float attributes lose digits: they travel as their bits."""
-    if isinstance(value, int):
-        return f"msops_{key}", int(value)
-    return f"msops_float_{key}", struct.unpack("q", struct.pack("d", value))[0]

@@ -14,25 +14,29 @@ from mindspore import ops
 from .build import default_cache_folder, digest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
+
+    from .custom import Operator
 
     Bprop = Callable[..., Any]
 
 
-def missing(label: str, entry: str, inputs: Sequence[str], is_zero: bool) -> Bprop:
+def missing(operator: Operator, is_zero: bool) -> Bprop:
     """The gradient of an operator that has none: zeros for outputs of whole numbers, else an error."""
+    inputs = operator.names()[0]
     lines = [f"    return ({', '.join(f'_zeros_like({name})' for name in inputs)},)"]
     if not is_zero:
         message = (
-            f"{label}: {entry} has no gradient: hand custom_op(..., gradient=...) one, or its result to "
-            "mindspore.ops.stop_gradient"
+            f"{operator.label}: {operator.entry.name} has no gradient: hand custom_op(..., gradient=...) one, or its "
+            "result to mindspore.ops.stop_gradient"
         )
         lines = [f"    raise ValueError({message!r})"]
-    return _compiled(label, [f"def gradient({', '.join([*inputs, '_out', '_dout'])}):", *lines], None)
+    return _compiled(operator.label, [f"def gradient({', '.join([*inputs, '_out', '_dout'])}):", *lines], None)
 
 
-def of_function(label: str, inputs: Sequence[str], outputs: Sequence[str], gradient: Bprop) -> Bprop:
+def of_function(operator: Operator, gradient: Bprop) -> Bprop:
     """A function that calls the author's, and requires it to return a tuple of gradients."""
+    label, (inputs, outputs) = operator.label, operator.names()
     out = outputs[0] if len(outputs) == 1 else "out"
     taken = ", ".join([*inputs, out, f"d{out}"])
     try:
@@ -41,11 +45,12 @@ def of_function(label: str, inputs: Sequence[str], outputs: Sequence[str], gradi
         raise TypeError(
             f"{label}: gradient must take ({taken}), got a function of {inspect.signature(gradient)}"
         ) from None
-    parameters = ", ".join([*inputs, "_out", "_dout"])
+    # MindSpore's tuples have the scratch, too.
+    part = "" if not operator.signature.scratch else "[0]" if len(outputs) == 1 else f"[:{len(outputs)}]"
     gradients = f"({', '.join(f'd{name}' for name in inputs)}{',' * (len(inputs) == 1)})"
     lines = [
-        f"def gradient({parameters}):",
-        f"    gradients = _gradient({parameters})",
+        f"def gradient({', '.join([*inputs, '_out', '_dout'])}):",
+        f"    gradients = _gradient({', '.join([*inputs, f'_out{part}', f'_dout{part}'])})",
         f"    if not isinstance(gradients, tuple) or len(gradients) != {len(inputs)}:",
         f"        raise ValueError({f'{label}: gradient must return a tuple {gradients}'!r})",
         "    return gradients",
@@ -53,15 +58,9 @@ def of_function(label: str, inputs: Sequence[str], outputs: Sequence[str], gradi
     return _compiled(label, lines, gradient)
 
 
-def of_operator(
-    label: str,
-    inputs: Sequence[str],
-    outputs: Sequence[str],
-    gradient: Bprop,
-    takes: Sequence[str],
-    gives: Sequence[str],
-) -> Bprop:
-    """A function that calls the operator `gradient`, which takes and gives tensors of these names."""
+def of_operator(operator: Operator, gradient: Operator) -> Bprop:
+    """A function that calls another operator, which takes and gives tensors of the names that belong to this one."""
+    label, (inputs, outputs), (takes, gives) = operator.label, operator.names(), gradient.names()
     douts, wanted = [f"d{out}" for out in outputs], [f"d{name}" for name in inputs]
     if unknown := set(takes).difference(inputs, outputs, douts):
         raise ValueError(
@@ -73,25 +72,23 @@ def of_operator(
             f"{label}: gradient must be a function, since {', '.join(sorted(twice))} would be both an input "
             "and the gradient of an output"
         )
-    # An output of another name is scratch, unless it looks like a gradient.
-    strange = [name for name in gives if name not in wanted and (name.startswith("d") or "grad" in name)]
-    if strange or not set(gives).intersection(wanted):
-        near = difflib.get_close_matches(strange[0], wanted, 1, 0) if strange else []
+    if strange := [name for name in gives if name not in wanted]:
+        near = difflib.get_close_matches(strange[0], wanted, 1, 0.4)
         raise ValueError(
-            f"{label}: gradient gives {', '.join(strange or gives)}, but the gradients of the inputs "
-            f"{', '.join(inputs)} are called {', '.join(wanted)}" + (f"; did you mean {near[0]}?" if near else "")
+            f"{label}: gradient gives {', '.join(strange)}, but the gradients of the inputs "
+            f"{', '.join(inputs)} are called {', '.join(wanted)}"
+            + (f"; did you mean {near[0]}?" if near else "; scratch follows a semicolon")
         )
-    several = len(outputs) > 1
-    parameters = [*inputs, "_out", "_dout"] if several else [*inputs, *outputs, *douts]
-    unpack = [f"{', '.join(outputs)} = _out", f"{', '.join(douts)} = _dout"] if several else []
-    gradients = [f"d{name}" if f"d{name}" in gives else f"_zeros_like({name})" for name in inputs]
+    is_tuple = [len(each.signature.outputs) + len(each.signature.scratch) > 1 for each in (operator, gradient)]
     lines = [
-        f"def gradient({', '.join(parameters)}):",
-        *(f"    {line}" for line in unpack),
-        f"    {', '.join(gives)} = _gradient({', '.join(takes)})",
-        f"    return ({', '.join(gradients)},)",
+        f"def gradient({', '.join([*inputs, '_out', '_dout'])}):",
+        *(f"    {name} = _out{f'[{i}]' * is_tuple[0]}" for i, name in enumerate(outputs)),
+        *(f"    {name} = _dout{f'[{i}]' * is_tuple[0]}" for i, name in enumerate(douts)),
+        f"    _gradients = _gradient({', '.join(takes)})",
+        *(f"    {name} = _gradients{f'[{i}]' * is_tuple[1]}" for i, name in enumerate(gives)),
+        f"    return ({', '.join(name if name in gives else f'_zeros_like({name[1:]})' for name in wanted)},)",
     ]
-    return _compiled(label, lines, gradient)
+    return _compiled(label, lines, gradient.primitive)
 
 
 def _compiled(label: str, lines: list[str], gradient: Bprop | None) -> Bprop:

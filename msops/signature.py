@@ -43,17 +43,19 @@ class _Tensor(NamedTuple):
 class Signature:
     """The tensors of an operator, with their shapes and dtypes, in one line.
 
-    Inputs, an arrow, outputs. Each tensor is a `name`, if it may have any shape, or a `name(size, ...)` with a size for
-    each axis:
+    A signature lists inputs, an arrow, outputs and, after a semicolon, scratch: `x(N, C) -> y(C); partial(8, C)`.
+    Scratch is memory that the C function needs for its work; callers never see it. Each tensor is a `name`, if it may
+    have any shape, or a `name(size, ...)` with a size for each axis:
 
     - a number;
     - a name: the same number wherever it stands;
     - `*name`: any number of axes;
     - an expression of names, such as `3 * H`, with `+`, `-`, `*`, `//`, `%`, `min` and `max`.
 
-    The tensors have one dtype, which may be any of `dtypes`, but for those that name theirs as a last argument:
-    `index(N, dtype=int32)`, `partial(N, dtype=accumulator)`; the latter is float64 beside float64, float32 else. An
-    output without sizes has the shape of the first input.
+    The tensors have one dtype, which may be any of `dtypes`, except those that name theirs as a last argument:
+    `index(N, dtype=int32)`, `total(N, dtype=accumulator)`. The dtype `accumulator` is float64 beside float64 and
+    float32 otherwise; scratch has it unless it names another. An output without sizes has the shape of the first input;
+    the sizes of scratch without any come from the `infer` of :func:`msops.custom_op`.
 
     Args:
         text (str): The signature.
@@ -82,7 +84,14 @@ class Signature:
         try:
             if text.count("->") != 1:
                 raise ValueError("there must be one ->")
-            self.inputs, self.outputs = map(_tensors, text.split("->"))
+            takes, gives = text.split("->")
+            gives, *scratch = gives.split(";")
+            if len(scratch) > 1 or ";" in takes:
+                raise ValueError("there must be at most one ;, after the outputs")
+            self.inputs, self.outputs = _tensors(takes), _tensors(gives)
+            self.scratch = tuple(
+                tensor._replace(dtype=tensor.dtype or "accumulator") for tensor in _tensors("".join(scratch))
+            )
             for side, tensors in (("input", self.inputs), ("output", self.outputs)):
                 if not tensors:
                     raise ValueError(f"there is no {side}")
@@ -116,19 +125,25 @@ class Signature:
         return values
 
     def infer(self, operator: str, *specs: Spec | str, shapes: bool = True) -> list[Spec]:
-        """The Specs of the outputs for inputs of these, which must fit."""
+        """The Specs of the outputs, then those of scratch, for inputs of these, which must fit."""
         values = self.check(operator, *specs, shapes=shapes)
+        return self.evaluate(operator, (*self.outputs, *self.scratch), values, *specs)
+
+    def evaluate(
+        self, operator: str, tensors: Sequence[_Tensor], values: dict[str, Any], *specs: Spec | str
+    ) -> list[Spec]:
+        """The Specs of some of the outputs and scratch, for inputs of these and the values that `check` returned."""
         given = [spec for spec in specs if isinstance(spec, Spec)]  # all are
         common = next((spec.dtype for tensor, spec in zip(self.inputs, given) if tensor.dtype is None), None)
-        outputs = []
-        for out in self.outputs:
+        found = []
+        for out in tensors:
             shape = given[0].shape if out.sizes is None else out.shape(operator, values)
             if any(size < 0 for size in shape):
                 raise ValueError(f"{operator}: {out.name} cannot have shape {out.words()} = {shape}")
             if out.dtype is None and common is None:
                 raise ValueError(f"{operator}: {out.name} must name its dtype in the signature, since all inputs do")
-            outputs.append(Spec(shape, _dtype(out.dtype, common)))
-        return outputs
+            found.append(Spec(shape, _dtype(out.dtype, common)))
+        return found
 
     def _check_dtype(
         self, operator: str, tensor: _Tensor, spec: Spec, first: tuple[str, mindspore.Type] | None
@@ -153,12 +168,13 @@ class Signature:
         return tensor.name, spec.dtype
 
     def _find_mistakes(self) -> None:
-        names = [tensor.name for tensor in self.inputs + self.outputs]
+        names = [tensor.name for tensor in self.inputs + self.outputs + self.scratch]
         for name in names:
             if names.count(name) > 1:
                 raise ValueError(f"there are two tensors {name}")
         of_inputs, of_outputs = (
-            [size for tensor in side for size in tensor.sizes or ()] for side in (self.inputs, self.outputs)
+            [size for tensor in side for size in tensor.sizes or ()]
+            for side in (self.inputs, self.outputs + self.scratch)
         )
         known = {*self.values, *(size.id for size in of_inputs if isinstance(size, ast.Name))}
         many = {name for size in of_inputs if isinstance(size, ast.Starred) for name in _names(size)}

@@ -39,9 +39,7 @@ class Names(NamedTuple):
 
 
 def names_of(operator):
-    inputs, outputs = operator.names()
-    results = [name for name in outputs if name not in ("partial", "scratch")]
-    return Names(inputs, results, outputs[len(results) :])
+    return Names(*operator.names(), [tensor.name for tensor in operator.signature.scratch])
 
 
 def chain(operator):

@@ -17,6 +17,7 @@ SOURCE = """
 MSOPS_FORMULA(Difference, (x, y), (z), z = x - y)
 MSOPS_FORMULA(Square, (x), (y), y = x * x)
 MSOPS_FORMULA(SquareBackward, (x, dy), (dx), dx = 2 * x * dy)
+MSOPS_FORMULA(TwoResults, (x), (y, z, partial), y = x * x; z = 3 * x; partial = x)
 MSOPS_FORMULA(TwoGradients, (x, w, dy), (dx, dw), dx = dy * w; dw = dy * x)
 
 using namespace msops;
@@ -168,7 +169,12 @@ def test_grad_of_an_operator(mode, library):
             "dx, grad_w",
             "gradient gives grad_w, but the gradients of the inputs x, w are called dx, dw; did you mean dw?",
         ),
-        ("gx, gw", "gradient gives gx, gw, but the gradients of the inputs x, w are called dx, dw"),
+        ("gx, gw", "gradient gives gx, gw, but the gradients of the inputs x, w are called dx, dw; did you mean dx?"),
+        (
+            "dx, partial",
+            "gradient gives partial, but the gradients of the inputs x, w are called dx, dw; "
+            "scratch follows a semicolon",
+        ),
     ],
 )
 def test_gradient_of_no_input(library, gives, message):
@@ -177,14 +183,53 @@ def test_gradient_of_no_input(library, gives, message):
         custom_op(library.Difference, "x, w -> y", gradient=backward)
 
 
-@pytest.mark.parametrize("gives", ["dx, partial", "scratch, dw"])
+@pytest.mark.parametrize("gives", ["dx; partial(3)", "dw; partial(3)"])
 def test_scratch_beside_gradients(mode, library, gives):
-    """Inputs without a gradient get zeros, and outputs that are none are scratch."""
+    """Inputs without a gradient get zeros, and scratch is not one."""
     backward = custom_op(library.TwoGradients, f"x, w, dy -> {gives}")
     net = Net(custom_op(library.Difference, "x, w -> y", gradient=backward))
     dx, dw = ops.grad(net, (0, 1))(X, 2 * X)
     np.testing.assert_array_equal(dx.asnumpy(), 2 * X.asnumpy() if "dx" in gives else 0 * X.asnumpy())
-    np.testing.assert_array_equal(dw.asnumpy(), X.asnumpy() if "dw" in gives else 0 * X.asnumpy())
+    np.testing.assert_array_equal(dw.asnumpy(), 2 * X.asnumpy() if "dw" in gives else 0 * X.asnumpy())
+
+
+def only_the_first(x, y, dy):
+    return (2 * x * dy + ops.zeros_like(y),)
+
+
+def both_results(x, out, dout):
+    y, z = out
+    dy, dz = dout
+    return (2 * x * dy + 3 * dz + ops.zeros_like(y + z),)
+
+
+def test_scratch_is_hidden(mode, library):
+    """It is neither in the value of a call nor in what a gradient function gets."""
+    one = Net(custom_op(library.TwoResults, "x(N) -> y(N); z(N), partial(N)", gradient=only_the_first))
+    np.testing.assert_array_equal(one(X).asnumpy(), [1, 4, 9])
+    np.testing.assert_array_equal(ops.grad(one)(X).asnumpy(), [2, 4, 6])
+    two = Net(custom_op(library.TwoResults, "x(N) -> y(N), z(N); partial(N)", gradient=both_results))
+    y, z = two(X)
+    np.testing.assert_array_equal(y.asnumpy() + z.asnumpy(), [4, 10, 18])
+    np.testing.assert_array_equal(ops.grad(two)(X).asnumpy(), [5, 7, 9])
+
+
+def test_scratch_of_gradients_operator_and_forward(mode, library):
+    backward = custom_op(library.TwoResults, "dy -> dx; unused(3), partial(3)")
+    net = Net(custom_op(library.TwoResults, "x(N) -> y(N); z(N), partial(N)", gradient=backward))
+    np.testing.assert_array_equal(ops.grad(net)(X).asnumpy(), [1, 1, 1])
+
+
+def test_sizes_of_scratch_from_infer_and_signature(mode, library):
+    def infer(x):
+        return [x, msops.scratch(x.dtype, x.size)]
+
+    op = custom_op(library.TwoResults, "x(N) -> y; z(N, dtype=float32), partial", infer=infer)
+    f32, f64 = mindspore.float32, mindspore.float64
+    assert op.infer(msops.Spec((3,), f64)) == [msops.Spec((3,), f64), msops.Spec((3,), f32), msops.Spec((3,), f64)]
+    np.testing.assert_array_equal(Net(op)(X).asnumpy(), [1, 4, 9])
+    with pytest.raises(ValueError, match=r"^calls_test: the sizes of partial must come from infer or the signature$"):
+        custom_op(library.TwoResults, "x(N) -> y(N); z(N), partial")
 
 
 def test_shapes_that_change(mode, library):

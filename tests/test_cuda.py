@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import test_sigmoid
-from msops.operators.sigmoid import _sigmoid
+from msops.operators.sigmoid import forward as _sigmoid
 from msops.testing import cuda, memory, opcheck, process
 from msops.testing.report import CHECKS, Finding
 

@@ -18,7 +18,7 @@ import msops
 from attempt import Attempt
 from card import DTYPES, calls_of_specs, cards, names_of
 from child import ROOT, run_python
-from msops.operators.sigmoid import _sigmoid
+from msops.operators.sigmoid import forward
 from msops.testing import memory
 from msops.testing.checks import assert_equal
 from msops.testing.entry import Param, Status, has_gpu_code, prepare_operator
@@ -177,7 +177,7 @@ def test_stream_without_gpu_code(attempt):
 
 def test_prepared_operator():
     x, y = np.array([0, 1000], np.float32), np.empty(2, np.float32)
-    prepare_operator(_sigmoid, [x, y])()
+    prepare_operator(forward, [x, y])()
     np.testing.assert_array_equal(y, [0.5, 1])
 
 

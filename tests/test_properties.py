@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from card import DTYPES, cards, names_of
 from msops.check import Spec
-from msops.operators.add import add_backward
-from msops.operators.depthwise_conv2d import _convolution
-from msops.operators.lltm import _pointwise
+from msops.operators.add import backward as add_backward
+from msops.operators.depthwise_conv2d import make_forward as make_convolution
+from msops.operators.lltm import backward as lltm_backward
 from msops.testing.checks import assert_accurate, assert_near, largest, unit
 from operator_test import run
 from test_add import TestAdd as AddCard
@@ -83,9 +83,9 @@ def test_scratch(shape, summed, batch, channels, taps, hidden):
 
     x = tuple(1 if axis in summed else size for axis, size in enumerate(shape))
     assert numbers(add_backward, shape, x) <= 2**19
-    convolution = _convolution("", 1, "same", 0, 1, False).gradient
+    convolution = make_convolution("", 1, "same", 0, 1, False).gradient
     image = (batch, channels, 56, 56)
     scratch = numbers(convolution, image, (channels, 1, taps, taps), image)
     assert scratch <= max(2048, channels) * (taps**2 + 1)
     state = (batch, hidden)
-    assert numbers(_pointwise.gradient, (batch, 3 * hidden), (3 * hidden,), *[state] * 3) <= 3 * max(2**16, hidden)
+    assert numbers(lltm_backward, (batch, 3 * hidden), (3 * hidden,), *[state] * 3) <= 3 * max(2**16, hidden)

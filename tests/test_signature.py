@@ -39,6 +39,15 @@ def test_shapes(text, inputs, outputs):
     assert all(spec.dtype == F32 for spec in specs)
 
 
+def test_scratch():
+    signature = Signature("x(N, C) -> y(C); partial(max(1, N // 64), C), index(C, dtype=int32)")
+    assert [tensor.name for tensor in signature.scratch] == ["partial", "index"]
+    assert [tensor.name for tensor in signature.outputs] == ["y"]
+    for common, accumulator in ((F16, F32), (F32, F32), (F64, F64)):
+        specs = signature.infer("op", Spec((128, 3), common))
+        assert specs == [Spec((3,), common), Spec((2, 3), accumulator), Spec((3,), INT)]
+
+
 def test_dtypes():
     signature = Signature(
         "i(N, dtype=int32), x(N), s(..., dtype=accumulator) -> y, j(..., dtype=int64), t(2, dtype=accumulator)"
@@ -105,6 +114,10 @@ def test_inputs_that_do_not_fit(text, inputs, error, message):
         ("x -> y -> z", "there must be one ->"),
         ("-> y", "there is no input"),
         ("x ->", "there is no output"),
+        ("x -> y; x", "there are two tensors x"),
+        ("x; y -> z", "there must be at most one ;, after the outputs"),
+        ("x -> y; z; w", "there must be at most one ;, after the outputs"),
+        ("x -> y; z(M)", "no input has an axis of the size M"),
         ("x, x -> y", "there are two tensors x"),
         ("x -> x", "there are two tensors x"),
         ("x(N) -> y(M)", "no input has an axis of the size M"),

@@ -107,7 +107,8 @@ def test_contents(wheel):
     assert wheel.name.startswith(f"msops-{version}-py3-none-manylinux_2_")
     expected = {str(path.relative_to(ROOT)) for path in (ROOT / "msops").rglob("*.py")}
     expected |= {f"msops/lib/{path.stem}.so" for path in (ROOT / "aot_kernels").glob("*.cu")}
-    expected |= {f"msops/include/common/{path.name}" for path in (ROOT / "aot_kernels" / "common").iterdir()}
+    common = ROOT / "aot_kernels" / "common"
+    expected |= {f"msops/include/common/{path.relative_to(common)}" for path in common.rglob("*") if path.is_file()}
     for name in ("swish", "logsumexp"):
         templates = (path for path in (ROOT / "examples" / name).iterdir() if path.is_file())
         expected |= {f"msops/templates/{name}/{path.name}" for path in templates}

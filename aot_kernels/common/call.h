@@ -119,7 +119,7 @@ class Call {
     return result;
   }
 
-  // The next parameter, an extra output for sums: float64 beside float64 tensors, float32 beside the others.
+  // The next parameter, scratch: float64 beside float64 tensors, float32 beside the others.
   Tensor scratch(const char* name, int rank) {
     return tensor_of(dtype_ && std::strcmp(dtype_, "float64") == 0 ? "float64" : "float32", name, rank);
   }

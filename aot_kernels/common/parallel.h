@@ -89,36 +89,6 @@ void on_cpu(Call& call, int64_t n, const Body& body, double cost) {
 }
 
 #ifdef __CUDACC__
-// The current GPU.
-struct Gpu {
-  int multiprocessors = 0, shared_bytes = 0, cooperative = 0;  // shared_bytes: the most of a block
-
-  Gpu() {
-    int device = 0;
-    cudaGetDevice(&device);
-    cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
-    cudaDeviceGetAttribute(&shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-    cudaDeviceGetAttribute(&cooperative, cudaDevAttrCooperativeLaunch, device);
-  }
-};
-
-// Whether the GPU and the code for it are of an architecture: code made from that for an older GPU lacks instructions.
-template <typename Kernel>
-bool is_compiled_for(int architecture, Kernel kernel) {
-  cudaFuncAttributes attributes{};
-  return cudaFuncGetAttributes(&attributes, kernel) == cudaSuccess && attributes.ptxVersion >= architecture;
-}
-
-// Whether the code is compiled for an architecture or a later one. A kernel that needs its instructions returns at once
-// in other code, which then costs no time to compile.
-__device__ __forceinline__ bool has_instructions_of([[maybe_unused]] int architecture) {
-#ifdef __CUDA_ARCH__
-  return __CUDA_ARCH__ >= 10 * architecture;
-#else
-  return false;
-#endif
-}
-
 constexpr int kThreads = 256;
 
 template <typename Index, typename Body>

@@ -99,7 +99,7 @@ __global__ void __launch_bounds__(kForwardThreads)
     for (int r = 0; r < kRows; ++r) {
       if (t < r * S || t >= r * S + K) continue;
 #pragma unroll
-      for (int chunk = 0; chunk < S; ++chunk) multiply_add(sums[r], windows[t][chunk], taps[t - r * S][chunk]);
+      for (int chunk = 0; chunk < S; ++chunk) mma_m16n8k16(sums[r], windows[t][chunk], taps[t - r * S][chunk]);
     }
   }
 #pragma unroll
@@ -189,34 +189,35 @@ __global__ void __launch_bounds__(kBackwardThreads<K>)
       __syncwarp();
       windows.write(to_tile + window_at(0, lane / 2, half), kStrips * kWindow);
       inputs.write(to_tile + kX + (row * kStrips + lane % 16) * kColumns, 2 * kStrips * kColumns);
-      return;
-    }
-    if (tile < end) {
-      constexpr int kLanes = kWindow / V, kXLanes = kColumns / V;  // for a row of a strip
+    } else {
+      if (tile < end) {
+        constexpr int kLanes = kWindow / V, kXLanes = kColumns / V;  // for a row of a strip
 #pragma unroll
-      for (int first = 0; first < kStrips; first += 32 / kLanes) {
-        const int in_tile = first + lane / kLanes, at = lane % kLanes * V;
-        const Strip strip(w, s, tile * kStrips + in_tile, channel, kRows, s.h_in);
-        const int column = strip.column - w.left + at, row = strip.row < s.h_in ? strip.row + s.top - (K - 1) : s.h_out;
-        const bool inside = within(column, s.w_out);
-        const Half* from = dout + (strip.image * s.h_out + row) * s.w_out + column;
-        Half* to = to_tile + window_at(0, in_tile, at / 8) + at % 8;
+        for (int first = 0; first < kStrips; first += 32 / kLanes) {
+          const int in_tile = first + lane / kLanes, at = lane % kLanes * V;
+          const Strip strip(w, s, tile * kStrips + in_tile, channel, kRows, s.h_in);
+          const int column = strip.column - w.left + at,
+                    row = strip.row < s.h_in ? strip.row + s.top - (K - 1) : s.h_out;
+          const bool inside = within(column, s.w_out);
+          const Half* from = dout + (strip.image * s.h_out + row) * s.w_out + column;
+          Half* to = to_tile + window_at(0, in_tile, at / 8) + at % 8;
 #pragma unroll
-        for (int t = 0; t < kIn; ++t, from += s.w_out)
-          begin_copy<2 * V>(to + t * kStrips * kWindow, from, inside && within(row + t, s.h_out));
+          for (int t = 0; t < kIn; ++t, from += s.w_out)
+            cp_async<2 * V>(to + t * kStrips * kWindow, from, inside && within(row + t, s.h_out));
+        }
+#pragma unroll
+        for (int first = 0; first < kStrips; first += 32 / kXLanes) {
+          const int in_tile = first + lane / kXLanes, at = lane % kXLanes * V;
+          const Strip strip(w, s, tile * kStrips + in_tile, channel, kRows, s.h_in);
+          const Half* from = x + (strip.image * s.h_in + strip.row) * s.w_in + strip.column + at;
+          Half* to = to_tile + kX + in_tile * kColumns + at;
+#pragma unroll
+          for (int r = 0; r < kRows; ++r, from += s.w_in)
+            cp_async<2 * V>(to + r * kStrips * kColumns, from, strip.column + at < s.w_in && strip.row + r < s.h_in);
+        }
       }
-#pragma unroll
-      for (int first = 0; first < kStrips; first += 32 / kXLanes) {
-        const int in_tile = first + lane / kXLanes, at = lane % kXLanes * V;
-        const Strip strip(w, s, tile * kStrips + in_tile, channel, kRows, s.h_in);
-        const Half* from = x + (strip.image * s.h_in + strip.row) * s.w_in + strip.column + at;
-        Half* to = to_tile + kX + in_tile * kColumns + at;
-#pragma unroll
-        for (int r = 0; r < kRows; ++r, from += s.w_in)
-          begin_copy<2 * V>(to + r * kStrips * kColumns, from, strip.column + at < s.w_in && strip.row + r < s.h_in);
-      }
+      cp_async_commit();
     }
-    end_group();
   };
   const int begin = part_begin(w.tiles, part, parts) + warp;
   if (V > 1) copy(begin, tiles);
@@ -236,7 +237,7 @@ __global__ void __launch_bounds__(kBackwardThreads<K>)
   for (int tile = begin; tile < end; tile += kWarps, current ^= 1) {
     if constexpr (V > 1) {
       copy(tile + kWarps, tiles + (current ^ 1) * kTile);
-      wait_for_earlier_groups();
+      cp_async_wait<1>();
     } else {
       copy(tile, tiles);
     }
@@ -247,25 +248,26 @@ __global__ void __launch_bounds__(kBackwardThreads<K>)
     // Matrix m of four: row r + m % 2 of x, strips from 8 (m / 2) on.
 #pragma unroll
     for (int r = 0; r < kRows; r += 2)
-      load_matrices<true>(here + kX + ((r + lane / 8 % 2) * kStrips + lane / 16 * 8 + lane % 8) * kColumns,
-                          inputs[r / 2]);
+      ldmatrix_x4_trans(
+          inputs[r / 2],
+          shared_address(here + kX + ((r + lane / 8 % 2) * kStrips + lane / 16 * 8 + lane % 8) * kColumns));
 #pragma unroll
     for (int t = 0; t < kIn; ++t) {
       // Matrix m of four: strips from 8 (m % 2) on, half m / 2 of the window.
-      const Half* const row = here + window_at(t, lane / 8 % 2 * 8 + lane % 8, lane / 16);
+      const unsigned row = shared_address(here + window_at(t, lane / 8 % 2 * 8 + lane % 8, lane / 16));
       uint32_t window[4], transposed[4];
-      load_matrices<false>(row, window);
-      load_matrices<true>(row, transposed);
+      ldmatrix_x4(window, row);
+      ldmatrix_x4_trans(transposed, row);
       const uint32_t halves[2][2] = {{transposed[0], transposed[1]}, {transposed[2], transposed[3]}};
       const bool counted = within(t + s.top - (K - 1), kRows);
-      multiply_add(of_bias, window, {counted ? ones[0] : 0, counted ? ones[1] : 0});
+      mma_m16n8k16(of_bias, window, {counted ? ones[0] : 0, counted ? ones[1] : 0});
 #pragma unroll
       for (int r = 0; r < kRows; ++r)
-        if (t >= r && t < r + K) multiply_add(sums[r], window, taps[t - r]);
+        if (t >= r && t < r + K) mma_m16n8k16(sums[r], window, taps[t - r]);
 #pragma unroll
       for (int r = 0; r < kRows; r += 2)
         if (t >= r && t <= r + K)
-          for (int half = 0; half < 2; ++half) multiply_add(products[t - r][half], inputs[r / 2], halves[half]);
+          for (int half = 0; half < 2; ++half) mma_m16n8k16(products[t - r][half], inputs[r / 2], halves[half]);
     }
 #pragma unroll
     for (int u = 0; u < 2; ++u) {
@@ -335,11 +337,11 @@ inline int64_t backward(Call& call, const Shape& s, int64_t largest, const Half*
     const auto kernel = backward_kernel<K, V>;
     static const int at_once = [&] {
       if (!is_compiled_for(80, kernel)) return 0;
-      allow_shared_memory(kernel);
-      return blocks_at_once(kernel, kThreads, kBytes);
+      allow_shared_memory(kernel, kBytes);
+      return blocks_at_once(Gpu(), kernel, kThreads, kBytes);
     }();
     if (at_once == 0) return;
-    allow_shared_memory(kernel);
+    allow_shared_memory(kernel, kBytes);
     parts = best_parts(s.channels, windows.tiles, kWarps, rows, at_once);
     const dim3 grid(static_cast<unsigned>(s.channels), static_cast<unsigned>(parts));
     kernel<<<grid, kThreads, kBytes, call.stream()>>>(Sizes(s), windows, x, weight, dout, dx, partial);

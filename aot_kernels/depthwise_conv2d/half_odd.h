@@ -204,7 +204,7 @@ __global__ void __launch_bounds__(kForwardThreads)
     for (int r = 0; r < kRows; ++r) {
       if (t < r * S || t >= r * S + K) continue;
 #pragma unroll
-      for (int chunk = 0; chunk < S; ++chunk) multiply_add(sums[r], windows[t][chunk], taps[t - r * S][chunk]);
+      for (int chunk = 0; chunk < S; ++chunk) mma_m16n8k16(sums[r], windows[t][chunk], taps[t - r * S][chunk]);
     }
   }
 #pragma unroll

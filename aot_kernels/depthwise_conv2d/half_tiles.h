@@ -1,10 +1,14 @@
-// What the kernels for the tensor cores share (see half.h): their tiles, the instructions, and the band matrix.
+// What the kernels for the tensor cores share (see half.h): their tiles, and the band matrix.
 #pragma once
 
 #include "../common/sum.h"
 #include "shape.h"
 
 #ifdef __CUDACC__
+
+#include "../common/gpu/cp_async.h"
+#include "../common/gpu/ldmatrix.h"
+#include "../common/gpu/mma.h"
 
 namespace msops {
 namespace depthwise {
@@ -31,59 +35,6 @@ struct Strip {
     image = n * s.channels + channel;
   }
 };
-
-// The tensor cores' operands. A thread has pairs of neighbouring elements in a register: of a 16 x 16 matrix those at
-// row lane / 4 (+ 8 in a[1] and a[3]) and column 2 (lane % 4) (+ 8 in a[2] and a[3]); of a 16 x 8 matrix pairs down the
-// column lane / 4, at row 2 (lane % 4) (+ 8 in b[1]). The 16 x 8 sums lie as in the first two columns of a.
-__device__ inline void multiply_add(float (&sums)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
-#if __CUDA_ARCH__ >= 800
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-      "{%0, %1, %2, %3};"
-      : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-#endif
-}
-
-// Four 8 x 8 matrices in shared memory, or their transposes; a thread gives row lane % 8 of matrix lane / 8.
-template <bool kTransposed>
-__device__ void load_matrices(const Half* row, uint32_t (&pairs)[4]) {
-#if __CUDA_ARCH__ >= 800
-  const unsigned from = static_cast<unsigned>(__cvta_generic_to_shared(row));
-  if constexpr (kTransposed) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(pairs[0]), "=r"(pairs[1]), "=r"(pairs[2]), "=r"(pairs[3])
-                 : "r"(from)
-                 : "memory");
-  } else {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(pairs[0]), "=r"(pairs[1]), "=r"(pairs[2]), "=r"(pairs[3])
-                 : "r"(from)
-                 : "memory");
-  }
-#endif
-}
-
-// Begins to copy kBytes to shared memory, or zeros if they are not `inside`.
-template <int kBytes>
-__device__ void begin_copy(Half* to, const Half* from, bool inside) {
-#if __CUDA_ARCH__ >= 800
-  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(to));
-  asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(address), "l"(from), "n"(kBytes),
-               "r"(inside ? kBytes : 0)
-               : "memory");
-#endif
-}
-// All that was begun since the last call is one group; waits for all groups but the last.
-__device__ inline void end_group() {
-#if __CUDA_ARCH__ >= 800
-  asm volatile("cp.async.commit_group;" ::: "memory");
-#endif
-}
-__device__ inline void wait_for_earlier_groups() {
-#if __CUDA_ARCH__ >= 800
-  asm volatile("cp.async.wait_group 1;" ::: "memory");
-#endif
-}
 
 __device__ inline uint32_t pair_of(Half first, Half second) {
   return first.bits | static_cast<uint32_t>(second.bits) << 16;

@@ -194,7 +194,7 @@ inline bool plan(Problem* p, int rows, int columns, int64_t* bytes) {
     p->tile_columns = round_up((p->width - 1) / p->tiles_across + 1);
     p->image = {p->tile_rows + rows - 1, p->tile_columns + round_up(columns)};
     *bytes = (int64_t{p->image.rows} * p->image.pitch + int64_t{p->kernel.rows} * p->kernel.pitch) * 4;
-    if (*bytes <= most_shared_memory()) return true;
+    if (*bytes <= Gpu().dynamic_bytes()) return true;
   }
   return false;
 }
@@ -205,7 +205,7 @@ bool convolve(Call& call, int64_t images, Problem p, const T* in, const T* weigh
   p.kernel = {p.k_rows, round_up(p.k_columns)};
   if (!plan(&p, p.k_rows, p.k_columns, &bytes)) return false;
   const auto kernel = forward_kernel<T>;
-  allow_shared_memory(kernel);
+  allow_shared_memory(kernel, Gpu().dynamic_bytes());
   const int threads = (p.tile_rows / kTile * p.tile_columns / kTile + 31) / 32 * 32;
   const int64_t blocks = images * p.tiles_down * p.tiles_across;
   kernel<<<static_cast<unsigned>(blocks), threads, bytes, call.stream()>>>(p, in, weight, bias, out);
@@ -247,12 +247,13 @@ int64_t backward(Call& call, const Shape& s, int64_t largest, const T* x, const 
   Problem back = problem_of(s);  // dx from dout
   std::swap(back.height_in, back.height), std::swap(back.width_in, back.width);
   back.top = p.k_rows - 1 - p.top, back.left = p.k_columns - 1 - p.left, back.reversed = true;
-  if (bytes > most_shared_memory() || !convolve<T>(call, s.batch * s.channels, back, dout, weight, nullptr, dx))
+  if (bytes > Gpu().dynamic_bytes() || !convolve<T>(call, s.batch * s.channels, back, dout, weight, nullptr, dx))
     return 0;
   const auto kernel = sums_kernel<T>;
-  allow_shared_memory(kernel);
+  const Gpu gpu;
+  allow_shared_memory(kernel, gpu.dynamic_bytes());
   const int64_t parts = best_parts(s.channels, s.batch * p.tiles_down * p.tiles_across, 1, rows,
-                                   blocks_at_once(kernel, threads, static_cast<int>(bytes)));
+                                   blocks_at_once(gpu, kernel, threads, bytes));
   kernel<<<dim3(s.channels, parts), threads, bytes, call.stream()>>>(p, sums, x, dout, partial);
   call.check_launch();
   return parts;

@@ -11,6 +11,8 @@
 
 #ifdef __CUDACC__
 
+#include "../common/gpu/cp_async.h"
+
 namespace msops {
 namespace depthwise {
 namespace planes {
@@ -28,19 +30,10 @@ struct Images {
   // Begins to copy `count` images, or as many as there is room for.
   __device__ void begin_copy(const T* from, int count) {
     if (count < kCount) return copy(values, from, count);
-    for_packs([&](int at) {
-#if __CUDA_ARCH__ >= 800
-      const unsigned to = static_cast<unsigned>(__cvta_generic_to_shared(values + at));
-      asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from + at) : "memory");
-#else
-      store(values + at, load<kPackWidth<T>>(from + at));
-#endif
-    });
+    for_packs([&](int at) { cp_async<16>(values + at, from + at); });
   }
   __device__ static void end_copy() {
-#if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.wait_all;" ::: "memory");
-#endif
+    cp_async_wait_all();
     __syncwarp();
   }
   __device__ void copy_to(T* to, int count) const {

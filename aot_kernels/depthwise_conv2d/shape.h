@@ -6,6 +6,10 @@
 
 #include "../common/pack.h"
 #include "../common/parallel.h"
+#ifdef __CUDACC__
+#include "../common/gpu/divisor.h"
+#include "../common/gpu/occupancy.h"
+#endif
 
 namespace msops {
 namespace depthwise {
@@ -60,50 +64,6 @@ struct Sizes {
         left(s.w.pad) {}
 };
 
-// Division by a number known before the launch.
-class Divisor {
- public:
-  explicit Divisor(int64_t divisor) : divisor_(static_cast<int>(divisor)) {
-    while ((int64_t{1} << shift_) < divisor) ++shift_;
-    factor_ = static_cast<unsigned>((((uint64_t{1} << shift_) - divisor) << 32) / divisor + 1);
-  }
-  MSOPS_BOTH int value() const { return divisor_; }
-  // n / divisor, and *rest = n % divisor, for 0 <= n < 2^31
-  __device__ int divide(int n, int* rest) const {
-    const int quotient = static_cast<int>((__umulhi(n, factor_) + n) >> shift_);
-    *rest = n - quotient * divisor_;
-    return quotient;
-  }
-
- private:
-  int divisor_, shift_ = 0;
-  unsigned factor_;
-};
-
-// The bytes that a block of this GPU may have on request, less what kernels have besides.
-inline int64_t most_shared_memory() {
-  int device = 0, bytes = 48 * 1024;
-  cudaGetDevice(&device);
-  cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-  return bytes - 1024;
-}
-
-// Always as much, so that no other thread's call allows less before this one's launch.
-template <typename Kernel>
-void allow_shared_memory(Kernel kernel) {
-  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(most_shared_memory()));
-}
-
-// How many blocks the GPU works on at once.
-template <typename Kernel>
-int blocks_at_once(Kernel kernel, int threads, int bytes) {
-  int device = 0, processors = 1, blocks = 1;
-  cudaGetDevice(&device);
-  cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
-  cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, threads, bytes);
-  return std::max(1, processors * blocks);
-}
-
 // Into how many parts, at most `most`, each channel's work is split, `work` pieces of which a block does `at_once`: so
 // that in the last round of blocks, and in each block's last round, few are idle.
 inline int64_t best_parts(int64_t channels, int64_t work, int64_t at_once, int64_t most, int64_t blocks_at_once) {
@@ -111,7 +71,7 @@ inline int64_t best_parts(int64_t channels, int64_t work, int64_t at_once, int64
   double best = 0;
   int64_t result = 1;
   for (int64_t parts = 1; parts <= most; ++parts) {
-    const double busy = share(static_cast<double>(channels * parts) / blocks_at_once) *
+    const double busy = share(static_cast<double>(channels * parts) / std::max<int64_t>(1, blocks_at_once)) *
                         share(static_cast<double>(work) / (parts * at_once));
     if (busy > best * 1.01) best = busy, result = parts;
   }

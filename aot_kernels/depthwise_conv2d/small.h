@@ -123,7 +123,7 @@ struct SharedTaps {
   }
   // Volatile, or the compiler would keep all rows in registers that it hasn't got.
   __device__ void row(int a, float (&taps)[kPitch]) const {
-    const unsigned from = static_cast<unsigned>(__cvta_generic_to_shared(values[a]));
+    const unsigned from = shared_address(values[a]);
     for (int b = 0; b < kPitch; b += 4)
       asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
                    : "=f"(taps[b]), "=f"(taps[b + 1]), "=f"(taps[b + 2]), "=f"(taps[b + 3])
@@ -264,7 +264,7 @@ int64_t backward(Call& call, const Shape& s, int64_t largest, const T* x, const 
       if (empty) return;
       const int64_t strips = (s.h.in + s.h.pad % S - 1) / kBackwardRows<K> + 1;
       const int64_t groups = (s.w.in + (V > 1 ? 0 : s.w.pad % S) - 1) / kColumns + 1;
-      static const int at_once = blocks_at_once(backward_kernel<K, S, V, T>, kThreads, 0);
+      static const int at_once = blocks_at_once(Gpu(), backward_kernel<K, S, V, T>, kThreads, 0);
       parts = best_parts(s.channels, s.batch * strips * groups, kThreads, rows, at_once);
       const dim3 grid(static_cast<unsigned>(s.channels), static_cast<unsigned>(parts));
       backward_kernel<K, S, V><<<grid, kThreads, 0, call.stream()>>>(Sizes(s), {Divisor(strips), Divisor(groups)}, x,

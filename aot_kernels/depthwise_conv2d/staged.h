@@ -7,6 +7,8 @@
 
 #ifdef __CUDACC__
 
+#include "../common/gpu/cp_async.h"
+
 namespace msops {
 namespace depthwise {
 namespace staged {
@@ -23,20 +25,8 @@ struct Place {
   int offset, row, column;
 };
 
-// Begins to copy an element to shared memory, or zero if it is not `inside`.
-__device__ inline void begin_copy(float* to, const float* from, bool inside) {
-#if __CUDA_ARCH__ >= 800
-  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(to));
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(address), "l"(from), "r"(inside ? 4 : 0)
-               : "memory");
-#else
-  *to = inside ? *from : 0;
-#endif
-}
 __device__ inline void wait_for_copies() {
-#if __CUDA_ARCH__ >= 800
-  asm volatile("cp.async.wait_all;" ::: "memory");
-#endif
+  cp_async_wait_all();
   __syncwarp();
 }
 
@@ -60,8 +50,8 @@ struct Lanes {
     for (int t = 0; t < kRows; ++t)
 #pragma unroll
       for (int j = 0; j < kColumns; ++j)
-        begin_copy(to + t * pitch + j * 32 + threadIdx.x % 32, array + offset[j] + t * width,
-                   within(row[j] + t, height));
+        cp_async<4>(to + t * pitch + j * 32 + threadIdx.x % 32, array + offset[j] + t * width,
+                    within(row[j] + t, height));
   }
 
   // By way of `shared`, which has room for the rows.
@@ -97,8 +87,8 @@ struct Window {
     const bool inside = lane < 2 * kColumns && within(beside.column + lane % kColumns, width);
 #pragma unroll
     for (int t = 0; t < kRows; ++t)
-      begin_copy(values[t] + (lane < kColumns ? lane : kRow + lane),
-                 array + beside.offset + lane % kColumns + t * width, inside && within(beside.row + t, height));
+      cp_async<4>(values[t] + (lane < kColumns ? lane : kRow + lane),
+                  array + beside.offset + lane % kColumns + t * width, inside && within(beside.row + t, height));
   }
 
   // Row t of the window of a task, one of `groups` in its row: kSide elements, its own piece, and kSide elements.
@@ -266,7 +256,7 @@ inline int64_t backward(Call& call, const Shape& s, int64_t largest, const float
     constexpr int K = decltype(kernel)::value;
     if (s.h.padding >= K) return;  // every output must have an input at its position, to be counted
     const int64_t strips = (s.h.in - 1) / kBackwardRows + 1, groups = (s.w.in - 1) / kColumns + 1;
-    static const int at_once = blocks_at_once(backward_kernel<K>, kThreads, 0);
+    static const int at_once = blocks_at_once(Gpu(), backward_kernel<K>, kThreads, 0);
     parts = best_parts(s.channels, s.batch * strips * groups, kThreads, rows, at_once);
     const dim3 grid(static_cast<unsigned>(s.channels), static_cast<unsigned>(parts));
     backward_kernel<K><<<grid, kThreads, 0, call.stream()>>>(Sizes(s), {Divisor(strips), Divisor(groups)}, x, weight,

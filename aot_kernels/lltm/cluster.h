@@ -3,24 +3,15 @@
 // to the shared memory of all blocks, each of which waits for as many bytes as are sent to it in a step.
 #pragma once
 
-#include "../common/pack.h"
+#include "../common/gpu/cluster.h"
+#include "../common/gpu/mbarrier.h"
+#include "../common/gpu/occupancy.h"
 #include "../common/parallel.h"
 #include "registers.h"
-#include "tma.h"
 
 namespace msops {
 
 #if CUDART_VERSION >= 12010  // the first that knows st.async
-
-// To the place `to` in a block of the cluster, where the barrier counts the bytes.
-__device__ __forceinline__ void send(float number, const float* to, Barrier barrier, int block) {
-  MSOPS_SM90(
-      "{.reg .b32 there, counted;"
-      "mapa.shared::cluster.u32 there, %0, %3;"
-      "mapa.shared::cluster.u32 counted, %2, %3;"
-      "st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [there], %1, [counted];}" : : "r"(shared_address(to)),
-      "f"(number), "r"(barrier.address), "r"(block) : "memory");
-}
 
 template <int kHidden, typename Loop>
 struct ClusterPlan {
@@ -49,7 +40,7 @@ __global__ void __launch_bounds__(ClusterPlan<kHidden, Loop>::kThreads, 1)
   extern __shared__ uint4 shared_samples[];
   __shared__ uint64_t barriers[2];
   Sample* const shared = reinterpret_cast<Sample*>(shared_samples);
-  const auto arrived = [&](int64_t round) { return Barrier{shared_address(&barriers[round % 2])}; };
+  const auto arrived = [&](int64_t round) { return shared_address(&barriers[round % 2]); };
 
   const int first_unit = blockIdx.x % kBlocks * kUnits;
   const int64_t first_sample = static_cast<int64_t>(blockIdx.x / kBlocks) * samples;
@@ -61,11 +52,11 @@ __global__ void __launch_bounds__(ClusterPlan<kHidden, Loop>::kThreads, 1)
   for (int i = threadIdx.x; i < samples * static_cast<int>(sizeof(Sample) / sizeof(float)); i += kThreads)
     reinterpret_cast<float*>(shared)[i] = 0;
   if (threadIdx.x == 0) {
-    for (int i = 0; i < 2; ++i) arrived(i).init(1);
-    MSOPS_SM90("fence.mbarrier_init.release.cluster;" : : : "memory");
-    for (int i = 0; i < 2; ++i) arrived(i).arrive_and_expect(bytes);
+    for (int i = 0; i < 2; ++i) mbarrier_init(arrived(i), 1);
+    fence_mbarrier_init();
+    for (int i = 0; i < 2; ++i) mbarrier_arrive_expect_tx(arrived(i), bytes);
   }
-  cluster_barrier();
+  cluster_arrive_wait();
 
   // The first threads have a unit of a sample each.
   const int mine = threadIdx.x / kUnits, of_block = threadIdx.x % kUnits;
@@ -76,7 +67,8 @@ __global__ void __launch_bounds__(ClusterPlan<kHidden, Loop>::kThreads, 1)
     if (next_round == loop.steps) return;
 #pragma unroll
     for (int block = 0; block < kBlocks; ++block)
-      send(float(pack.values[0]), &shared[mine].published[next_round % 2][segment][unit], arrived(next_round), block);
+      st_async(float(pack.values[0]), &shared[mine].published[next_round % 2][segment][unit], arrived(next_round),
+               block);
   };
   typename Loop::State state[1];
   typename Loop::template Inputs<1> next;
@@ -86,8 +78,8 @@ __global__ void __launch_bounds__(ClusterPlan<kHidden, Loop>::kThreads, 1)
     if (loop.steps > 0) next = loop.template read<1>(0, sample, unit);
   }
   for (int64_t round = 0; round < loop.steps; ++round) {
-    arrived(round).wait(static_cast<int>(round / 2 % 2));
-    if (threadIdx.x == 0) arrived(round).arrive_and_expect(bytes);  // for the round after the next one
+    mbarrier_wait(arrived(round), static_cast<int>(round / 2 % 2));
+    if (threadIdx.x == 0) mbarrier_arrive_expect_tx(arrived(round), bytes);  // for the round after the next one
 #pragma unroll 1
     for (int s = 0; s < samples; ++s) {
       float sums[kTiles][kThreadUnits] = {};
@@ -141,7 +133,7 @@ bool run_in_clusters(Call& call, const Loop& loop, const Gpu& gpu, int64_t most_
   const int64_t samples = (loop.batch - 1) / clusters + 1, bytes = samples * sizeof(typename Plan::Sample);
   if (samples * Plan::kUnits > Plan::kThreads || samples * kHidden > most_numbers) return false;
   if (bytes > gpu.shared_bytes - 16) return false;  // 16 are the barriers'
-  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
+  allow_shared_memory(kernel, bytes);
   config.gridDim = dim3(static_cast<unsigned>(((loop.batch - 1) / samples + 1) * Plan::kBlocks));
   config.dynamicSmemBytes = bytes;
   cudaLaunchKernelEx(&config, kernel, loop, static_cast<int>(samples));

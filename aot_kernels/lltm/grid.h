@@ -6,10 +6,12 @@
 // The products are made by tensor cores, of 16 units and 8 samples.
 #pragma once
 
+#include "../common/gpu/counter.h"
+#include "../common/gpu/occupancy.h"
+#include "../common/gpu/product.h"
 #include "../common/pack.h"
 #include "../common/parallel.h"
 #include "loop.h"
-#include "mma.h"
 
 namespace msops {
 
@@ -28,16 +30,6 @@ struct GridPlan {
   float* state;                  // [2][batch][hidden]
   unsigned* published;           // [groups], by how many blocks, over all rounds
 };
-
-// What the block wrote before its barrier is seen by those that wait for the count.
-__device__ __forceinline__ void count(unsigned* counter) {
-  asm volatile("red.release.gpu.global.add.u32 [%0], 1;" : : "l"(counter) : "memory");
-}
-__device__ __forceinline__ void wait_for(const unsigned* counter, unsigned wanted) {
-  unsigned value;
-  do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(counter) : "memory");
-  while (static_cast<int>(value - wanted) < 0);
-}
 
 // A lane's packs of a row of weights, of the eighth row behind it, and of a sample.
 template <Product kProduct>
@@ -177,7 +169,7 @@ __global__ void __launch_bounds__(kThreads, 1) grid_kernel(const Loop loop, cons
   };
   const auto published = [&] {
     ++times;
-    if (threadIdx.x == 0) count(plan.published + blockIdx.y);
+    if (threadIdx.x == 0) red_release_add(plan.published + blockIdx.y);
   };
 
   for (int first = 0; first < rows; first += kSamples)
@@ -204,7 +196,11 @@ __global__ void __launch_bounds__(kThreads, 1) grid_kernel(const Loop loop, cons
         state[i][0] = {states[sample * loop.hidden + unit], states[all + sample * loop.hidden + unit]};
       });
       if (first == 0) {
-        if (threadIdx.x == 0) wait_for(plan.published + blockIdx.y, times * plan.slices);
+        if (threadIdx.x == 0) {
+          const unsigned wanted = times * plan.slices;
+          while (static_cast<int>(ld_acquire(plan.published + blockIdx.y) - wanted) < 0) {
+          }
+        }
         __syncthreads();
       }
 
@@ -275,11 +271,10 @@ bool run_in_grid(Call& call, const Loop& loop, float* scratch, const Gpu& gpu, i
   plan.padded_batch = (loop.batch + kTileSamples - 1) / kTileSamples * kTileSamples;
   const auto kernel = grid_kernel<kProduct, kColumns, Loop>;
   const int64_t bytes = shared_bytes<kColumns, Loop>(plan.blocks);
-  int resident = 0;
   if (!gpu.cooperative || bytes > gpu.shared_bytes || !is_compiled_for(80, kernel)) return false;
-  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
-  cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, kThreads, bytes);
-  const int64_t most_groups = std::min<int64_t>(int64_t{resident} * gpu.multiprocessors / plan.slices, kMostGroups);
+  allow_shared_memory(kernel, bytes);
+  const int64_t most_groups =
+      std::min<int64_t>(blocks_at_once(gpu, kernel, kThreads, bytes) / plan.slices, kMostGroups);
   if (most_groups == 0) return false;
   const int64_t tiles = plan.padded_batch / kTileSamples, tiles_each = (tiles - 1) / most_groups + 1;
   if (tiles_each * kTileSamples * loop.hidden > most_numbers) return false;

@@ -1,67 +1,13 @@
 // The time loop for all other sizes: each round is a product by cuBLAS and a kernel for what the units make of it, all
-// launched from here. cuBLAS is the one that the process has: MindSpore's and PyTorch's GPU packages load it.
+// launched from here.
 #pragma once
 
-#include <dlfcn.h>
-
-#include <map>
-#include <mutex>
-
+#include "../common/gpu/cublas.h"
+#include "../common/gpu/mma.h"
 #include "../common/parallel.h"
 #include "loop.h"
-#include "mma.h"
 
 namespace msops {
-
-// The few functions and constants of cuBLAS 11 to 13 that are needed, without its headers, which nvcc can lack.
-class Cublas {
- public:
-  // Calls `f(handle)` with the current device's handle on the stream, one thread at a time; false if there is none.
-  template <typename F>
-  static bool with_handle(cudaStream_t stream, F&& f) {
-    static Cublas cublas;
-    static std::mutex mutex;
-    const std::lock_guard<std::mutex> lock(mutex);
-    int device = 0;
-    if (!cublas.multiply_ || cudaGetDevice(&device) != cudaSuccess) return false;
-    void*& handle = cublas.handles_[device];
-    if (!handle && cublas.create_(&handle) != 0) return false;
-    return cublas.set_stream_(handle, stream) == 0 && f(cublas, handle);
-  }
-
-  // sums (n, m) = numbers (n, k) times weights, which are (m, k) if `transposed`, else (k, m). Of rows without gaps.
-  template <typename T>
-  bool multiply(void* handle, bool transposed, int64_t m, int64_t n, int64_t k, const T* weights, const T* numbers,
-                Compute<T>* sums, bool allow_tf32) const {
-    constexpr int kFloat = 0, kDouble = 1, kHalf = 2;                          // cudaDataType
-    constexpr int kComputeFloat = 68, kComputeDouble = 70, kComputeTf32 = 77;  // cublasComputeType_t
-    constexpr int kType = sizeof(T) == 8 ? kDouble : sizeof(T) == 4 ? kFloat : kHalf;
-    const Compute<T> one = 1, zero = 0;
-    const int compute = sizeof(T) == 8 ? kComputeDouble : sizeof(T) == 4 && allow_tf32 ? kComputeTf32 : kComputeFloat;
-    // cuBLAS takes columns: what is a row here is a column there.
-    return multiply_(handle, transposed, 0, static_cast<int>(m), static_cast<int>(n), static_cast<int>(k), &one,
-                     weights, kType, static_cast<int>(transposed ? k : m), numbers, kType, static_cast<int>(k), &zero,
-                     sums, sizeof(T) == 8 ? kDouble : kFloat, static_cast<int>(m), compute, -1) == 0;
-  }
-
- private:
-  Cublas() {
-    void* library = nullptr;
-    for (int flags : {RTLD_NOW | RTLD_NOLOAD, RTLD_NOW})
-      for (const char* name : {"libcublas.so.13", "libcublas.so.12", "libcublas.so.11"})
-        if (!library) library = dlopen(name, flags);
-    if (!library) return;
-    create_ = reinterpret_cast<decltype(create_)>(dlsym(library, "cublasCreate_v2"));
-    set_stream_ = reinterpret_cast<decltype(set_stream_)>(dlsym(library, "cublasSetStream_v2"));
-    if (create_ && set_stream_) multiply_ = reinterpret_cast<decltype(multiply_)>(dlsym(library, "cublasGemmEx"));
-  }
-
-  int (*create_)(void**) = nullptr;
-  int (*set_stream_)(void*, cudaStream_t) = nullptr;
-  int (*multiply_)(void*, int, int, int, int, int, const void*, const void*, int, int, const void*, int, int,
-                   const void*, void*, int, int, int, int) = nullptr;
-  std::map<int, void*> handles_;  // of devices; they live as long as the process
-};
 
 // What N neighbouring units make of a round's sums; round -1 is the start.
 template <int N, typename Loop>
@@ -102,7 +48,7 @@ struct Round {
     return [to, units = loop.hidden, rounds = rounds](int segment, Pack<T, N> pack) {
       if constexpr (std::is_same<T, float>::value)
         if (rounds)
-          for (int j = 0; j < N; ++j) pack.values[j] = __uint_as_float(to_tf32(pack.values[j]));
+          for (int j = 0; j < N; ++j) pack.values[j] = __uint_as_float(cvt_rna_tf32(pack.values[j]));
       store_at_once(to + segment * units, pack);
     };
   }

@@ -1,27 +1,23 @@
 // The sums of a block's tile, of samples and units, by tensor cores: from stages in shared memory that TMA has filled.
 #pragma once
 
-#include "mma.h"
-#include "tma.h"
+#include "../common/gpu/ldmatrix.h"
+#include "../common/gpu/product.h"
+#include "../common/gpu/wgmma.h"
+#include "../common/pack.h"
 
 namespace msops {
 
 #if CUDART_VERSION >= 12000
 
-// Where in rows of 128 bytes the lane's first number is for `load_matrices`: of 16 rows by 8.
+// Where in rows of 128 bytes the lane's first number is for `ldmatrix_x4`: of 16 rows by 8.
 __device__ __forceinline__ int first_of_matrices(int first_row) {
   const int lane = threadIdx.x % 32;
   return (first_row + lane % 16) * 128 + (lane / 16 ^ lane % 8) * 16;
 }
-// Four matrices of 8 x 4: thread `lane` gives the address of row lane % 8 of the (lane / 8)-th, and gets of each the
-// number lane % 4 of row lane / 4.
-__device__ __forceinline__ void load_matrices(unsigned address, unsigned (&words)[4]) {
-  MSOPS_SM90("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];" : "=r"(words[0]), "=r"(words[1]),
-             "=r"(words[2]), "=r"(words[3]) : "r"(address));
-}
 
-// The same of backward's weights, in boxes of 32 units and 32 rows: with the rows k and k + 4 as neighbours, a warp's
-// loads hit all banks.
+// Where it is for `load_column`, of backward's weights in boxes of 32 units and 32 rows: with the rows k and k + 4 as
+// neighbours, a warp's loads hit all banks.
 __device__ __forceinline__ int first_of_columns(int first_column) {
   const int lane = threadIdx.x % 32, row = lane % 4 * 2, column = first_column % 32 + lane / 4;
   return (first_column / 32 * 32 + row) * 128 + (column / 4 ^ row) * 16 + column % 4 * 4;
@@ -84,7 +80,7 @@ class WarpSums {
 #pragma unroll
       for (int m = 0; m < kM; ++m) {
         unsigned words[4];
-        load_matrices(((samples + samples_) ^ step * 32) + m * 16 * 128, words);
+        ldmatrix_x4(words, ((samples + samples_) ^ step * 32) + m * 16 * 128);
 #pragma unroll
         for (int i = 0; i < 4; ++i) a[m][i] = Operand(words[i]);
       }
@@ -100,7 +96,7 @@ class WarpSums {
 #pragma unroll
       for (int n = 0; n < kN; n += 2) {
         unsigned words[4];
-        load_matrices((from ^ step * 32) + n * 8 * 128, words);
+        ldmatrix_x4(words, (from ^ step * 32) + n * 8 * 128);
 #pragma unroll
         for (int i = 0; i < 4; ++i) b[n + i / 2][i % 2] = words[i];
       }
@@ -123,10 +119,10 @@ class WarpSums {
 #pragma unroll
         for (int m = 0; m < kM; ++m) f(n, m);
     };
-    const auto multiply = [&](unsigned Operand::* of_a, unsigned Operand::* of_b) {
+    const auto multiply = [&](uint32_t Operand::* of_a, uint32_t Operand::* of_b) {
       for_all([&](int n, int m) {
-        multiply_add<Product::kFloat>(products[n][m], a[m][0].*of_a, a[m][1].*of_a, a[m][2].*of_a, a[m][3].*of_a,
-                                      b[n][0].*of_b, b[n][1].*of_b);
+        mma_m16n8k8(products[n][m], {a[m][0].*of_a, a[m][1].*of_a, a[m][2].*of_a, a[m][3].*of_a},
+                    {b[n][0].*of_b, b[n][1].*of_b});
       });
     };
 #pragma unroll
@@ -167,17 +163,18 @@ class WarpgroupSums {
         unsigned a[kSteps][4];
         stages.wait(i);
         load_weights(stages.weights(i), a);
-        MSOPS_SM90A("wgmma.fence.sync.aligned;" : : : "memory");
+        wgmma_fence();
 #pragma unroll
         for (int step = 0; step < kSteps; ++step)
 #pragma unroll
-          for (int n = 0; n < kN; ++n) multiply_add(sums_[n], a[step], stages.samples(i) + n * 64 * 128 + step * 32);
-        MSOPS_SM90A("wgmma.commit_group.sync.aligned;" : : : "memory");
-        MSOPS_SM90A("wgmma.wait_group.sync.aligned 1;" : : : "memory");
+          for (int n = 0; n < kN; ++n)
+            wgmma_m64n64k8(sums_[n], a[step], wgmma_matrix(stages.samples(i) + n * 64 * 128 + step * 32));
+        wgmma_commit_group();
+        wgmma_wait_group<1>();
         if (i > 0) stages.release(i - 1);
       }
     }
-    MSOPS_SM90A("wgmma.wait_group.sync.aligned 0;" : : : "memory");
+    wgmma_wait_group<0>();
   }
 
   // To [kSamples][kPitch].
@@ -198,7 +195,7 @@ class WarpgroupSums {
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       if constexpr (Tile::kForward) {
-        load_matrices(from + weights_ ^ step * 32, words[step]);
+        ldmatrix_x4(words[step], from + weights_ ^ step * 32);
       } else {
 #pragma unroll
         for (int i = 0; i < 4; ++i) words[step][i] = load_column(from + weights_, 2 * step + i / 2, i % 2);
@@ -209,22 +206,6 @@ class WarpgroupSums {
 #pragma unroll
       for (unsigned& word : words[step])
         if (isfinite(__uint_as_float(word))) word += 0x1000;
-  }
-
-  // Of 64 samples' rows of 128 bytes, stored as TMA does.
-  __device__ __forceinline__ static void multiply_add(float (&sums)[32], const unsigned (&a)[4], unsigned samples) {
-    constexpr uint64_t kSwizzle128 = 1, kBytesOf8Rows = 1024;
-    [[maybe_unused]] const uint64_t rows = kSwizzle128 << 62 | kBytesOf8Rows / 16 << 32 | 1 << 16 | samples / 16;
-#define MSOPS_4(i) "+f"(sums[i]), "+f"(sums[i + 1]), "+f"(sums[i + 2]), "+f"(sums[i + 3])
-    MSOPS_SM90A(
-        "{.reg .pred adds; setp.eq.u32 adds, 0, 0;"
-        "wgmma.mma_async.sync.aligned.m64n64k8.f32.tf32.tf32 {"
-        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
-        "{%32, %33, %34, %35}, %36, adds, 1, 1;}" : MSOPS_4(0),
-        MSOPS_4(4), MSOPS_4(8), MSOPS_4(12), MSOPS_4(16), MSOPS_4(20), MSOPS_4(24), MSOPS_4(28) : "r"(a[0]), "r"(a[1]),
-        "r"(a[2]), "r"(a[3]), "l"(rows));
-#undef MSOPS_4
   }
 
   float sums_[kN][32] = {};

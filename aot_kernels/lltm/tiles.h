@@ -5,6 +5,11 @@
 
 #include <cmath>
 
+#include "../common/gpu/cluster.h"
+#include "../common/gpu/griddepcontrol.h"
+#include "../common/gpu/mbarrier.h"
+#include "../common/gpu/occupancy.h"
+#include "../common/gpu/tma.h"
 #include "steps.h"
 #include "tile_sums.h"
 
@@ -20,16 +25,16 @@ struct Stages {
 
   __device__ __forceinline__ unsigned samples(int i) const { return memory + i % Tile::kStages * Tile::kStageBytes; }
   __device__ __forceinline__ unsigned weights(int i) const { return samples(i) + Tile::kSampleBytes; }
-  __device__ __forceinline__ Barrier full(int i) const {
-    return {memory + Tile::kStages * Tile::kStageBytes + i % Tile::kStages * 16};
+  __device__ __forceinline__ unsigned full(int i) const {
+    return memory + Tile::kStages * Tile::kStageBytes + i % Tile::kStages * 16;
   }
-  __device__ __forceinline__ Barrier empty(int i) const { return {full(i).address + 8}; }
+  __device__ __forceinline__ unsigned empty(int i) const { return full(i) + 8; }
 
   // By all lanes of the warps that make sums.
-  __device__ __forceinline__ void wait(int i) const { full(i).wait(i / Tile::kStages); }
+  __device__ __forceinline__ void wait(int i) const { mbarrier_wait(full(i), i / Tile::kStages); }
   __device__ __forceinline__ void release(int i) const {
     __syncwarp();
-    if (threadIdx.x % 32 == 0) empty(i).arrive();
+    if (threadIdx.x % 32 == 0) mbarrier_arrive(empty(i));
   }
 };
 
@@ -50,39 +55,39 @@ __device__ __forceinline__ void run_tile(const TensorMap& published, const Tenso
   const int warp = threadIdx.x / 32;
   if (threadIdx.x == 0) {
     for (int i = 0; i < kStages; ++i) {
-      stages.full(i).init(1);
-      stages.empty(i).init(Tile::kWarps);
+      mbarrier_init(stages.full(i), 1);
+      mbarrier_init(stages.empty(i), Tile::kWarps);
     }
-    MSOPS_SM90("fence.mbarrier_init.release.cluster;" : : : "memory");
+    fence_mbarrier_init();
   }
   __syncthreads();
-  let_next_launch();
+  griddepcontrol_launch_dependents();
 
   typename Tile::Sums tile_sums;
   if (warp == Tile::kWarps) {
     if (threadIdx.x % 32 == 0) {
       const auto copy_weights = [&](int i) {
         const int segment = (begin + i) / boxes, k = (begin + i) % boxes * kDepth;
-        stages.full(i).arrive_and_expect(Tile::kStageBytes);
+        mbarrier_arrive_expect_tx(stages.full(i), Tile::kStageBytes);
         for (int box = 0; box < Tile::kUnits / 32; ++box) {
           const unsigned to = stages.weights(i) + box * Tile::kBoxBytes;
           const int unit = first_unit + box * 32;
           if (Tile::kForward)
-            copy_box(to, stages.full(i), weights, k, unit, 0, 0, 0);
+            tma_load_5d(to, stages.full(i), weights, k, unit, 0, 0, 0);
           else
-            copy_box(to, stages.full(i), weights, unit, 0, 0, k / 8, segment);
+            tma_load_5d(to, stages.full(i), weights, unit, 0, 0, k / 8, segment);
         }
       };
       const auto copy_samples = [&](int i) {
         const int segment = (begin + i) / boxes, k = (begin + i) % boxes * kDepth;
-        copy_box(stages.samples(i), stages.full(i), published, k, first_sample, segment, 0, 0);
+        tma_load_5d(stages.samples(i), stages.full(i), published, k, first_sample, segment, 0, 0);
       };
       const int ahead = min(count, kStages);
       for (int i = 0; i < ahead; ++i) copy_weights(i);
-      wait_for_launches();
+      griddepcontrol_wait();
       for (int i = 0; i < ahead; ++i) copy_samples(i);
       for (int i = kStages; i < count; ++i) {
-        stages.empty(i).wait(i / kStages - 1);
+        mbarrier_wait(stages.empty(i), i / kStages - 1);
         copy_weights(i);
         copy_samples(i);
       }
@@ -93,7 +98,7 @@ __device__ __forceinline__ void run_tile(const TensorMap& published, const Tenso
   }
   __syncthreads();
   if (warp < Tile::kWarps) tile_sums.store_to(reinterpret_cast<float*>(aligned));
-  wait_for_launches();
+  griddepcontrol_wait();
 
   // Each block has some of the tile's samples. What is read besides the sums is there before them.
   const float* const sums = reinterpret_cast<const float*>(aligned);
@@ -116,14 +121,14 @@ __device__ __forceinline__ void run_tile(const TensorMap& published, const Tenso
               [&](auto& of_pack, int, int, int64_t sample, int64_t unit) { of_pack = round.before(sample, unit); });
     if (first == 0) {
       __syncwarp();
-      cluster_barrier();
+      cluster_arrive_wait();
     }
     for_packs(first, [&](const auto& of_pack, int row, int column, int64_t sample, int64_t unit) {
       float of_units[Loop::kTiles][4] = {};
       const float* const at = sums + row * Tile::kPitch + column / 32 * Tile::kBoxColumns + column % 32;
       for (int other = 0; other < parts; ++other) {
         Pack<float, 4> packs[Loop::kTiles];
-        for (int tile = 0; tile < Loop::kTiles; ++tile) packs[tile] = load_from_cluster(at + tile * 32, other);
+        for (int tile = 0; tile < Loop::kTiles; ++tile) packs[tile] = ld_shared_cluster(at + tile * 32, other);
         for (int tile = 0; tile < Loop::kTiles; ++tile)
           for (int j = 0; j < 4; ++j) of_units[tile][j] += packs[tile].values[j];
       }
@@ -131,7 +136,7 @@ __device__ __forceinline__ void run_tile(const TensorMap& published, const Tenso
     });
   }
   __syncwarp();
-  cluster_barrier();  // the others have read this block's sums
+  cluster_arrive_wait();  // the others have read this block's sums
 }
 
 // Without code, and then for no more than a thread, where the instructions are missing.
@@ -154,7 +159,7 @@ class TileLaunch {
     cudaFuncAttributes attributes{};
     if (cudaFuncGetAttributes(&attributes, kernel_) != cudaSuccess) return;
     if (attributes.maxThreadsPerBlock < Tile::kThreads || Tile::kSharedBytes > gpu.shared_bytes) return;
-    cudaFuncSetAttribute(kernel_, cudaFuncAttributeMaxDynamicSharedMemorySize, Tile::kSharedBytes);
+    allow_shared_memory(kernel_, Tile::kSharedBytes);
     const int64_t tiles[] = {(loop.hidden - 1) / Tile::kUnits + 1, (loop.batch - 1) / Tile::kSamples + 1};
     if (tiles[0] > 65535 || tiles[1] > 65535) return;
     config_.blockDim = dim3(Tile::kThreads);

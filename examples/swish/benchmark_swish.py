@@ -15,15 +15,15 @@ def of_mindspore(x):
 
 
 def microseconds(function, x):
-    """The median wall time of the calls of half a second, each from Python to the end of the computation."""
-    function(x)  # compiles
+    """Returns the median wall time of a call, from Python to the end of the work, in half a second of calls."""
+    function(x)  # the first call compiles
     times = []
     while sum(times) < 0.5:
         start = time.perf_counter()
         function(x)
         mindspore.runtime.synchronize()
         times.append(time.perf_counter() - start)
-    return 1e6 * statistics.median(times[len(times) // 10 :])  # the first ones warm up
+    return 1e6 * statistics.median(times[len(times) // 10 :])  # the first calls warm up
 
 
 def main():

@@ -39,14 +39,14 @@ def add(x: Tensor, y: Tensor) -> Tensor:
         [[11. 21.]
          [12. 22.]]
     """
-    return _add(x, y)
+    return forward(x, y)
 
 
 class Add(nn.Cell):
     """See :func:`msops.add`."""
 
     def construct(self, x: Tensor, y: Tensor) -> Tensor:
-        return _add(x, y)
+        return forward(x, y)
 
     construct.__doc__ = add.__doc__  # for help()
 
@@ -75,17 +75,15 @@ def _gradient(x: Tensor, y: Tensor, out: Tensor, dout: Tensor) -> tuple[Tensor, 
 def _sum_to(dout: Tensor, x: Tensor) -> Tensor:
     if x.shape == dout.shape:
         return dout
-    return add_backward(dout, x)[0]
+    return backward(dout, x)
 
 
-def _gradient_of_backward(
-    dout: Tensor, x: Tensor, out: tuple[Tensor, ...], douts: tuple[Tensor, ...]
-) -> tuple[Tensor, ...]:
-    return _add(douts[0], ops.zeros_like(dout)), ops.zeros_like(x)
+def _gradient_of_backward(dout: Tensor, x: Tensor, dx: Tensor, ddx: Tensor) -> tuple[Tensor, ...]:
+    return forward(ddx, ops.zeros_like(dout)), ops.zeros_like(x)
 
 
 _library = of_package("add")
-add_backward = custom_op(
-    _library.AddBackward, "dout, x -> dx, partial", infer=_infer_backward, gradient=_gradient_of_backward
+backward = custom_op(
+    _library.AddBackward, "dout, x -> dx; partial", infer=_infer_backward, gradient=_gradient_of_backward
 )
-_add = custom_op(_library.AddForward, "x, y -> out", infer=_infer, gradient=_gradient)
+forward = custom_op(_library.AddForward, "x, y -> out", infer=_infer, gradient=_gradient)

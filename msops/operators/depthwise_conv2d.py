@@ -11,7 +11,6 @@ from mindspore.common.initializer import HeUniform, Uniform
 from msops import check
 from msops.custom import Operator, custom_op
 from msops.library import of_package
-from msops.rules import scratch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,6 +20,9 @@ if TYPE_CHECKING:
 
 _NAME = "depthwise_conv2d"
 _LIBRARY = of_package(_NAME)
+# A row holds the sums over one part of the positions, which are dealt to at most some blocks for each multiprocessor,
+# with enough work for each.
+_PARTIAL = "partial(max(1, min(N * H_out * W_out // 4096, 2048 // max(1, K))), K * (kh * kw + 1))"
 _PAD_MODES = ("valid", "same", "pad")  # in the order of PadMode in aot_kernels/depthwise_conv2d.cu
 
 
@@ -78,7 +80,7 @@ def depthwise_conv2d(
          [6. 9. 9. 6.]
          [4. 6. 6. 4.]]
     """
-    convolution = _convolution(_NAME, stride, pad_mode, padding, dilation, bias is not None)
+    convolution = make_forward(_NAME, stride, pad_mode, padding, dilation, bias is not None)
     if bias is None:
         return convolution(x, weight)
     return convolution(x, weight, bias)
@@ -135,7 +137,7 @@ class DepthwiseConv2d(nn.Cell):
         name = "DepthwiseConv2d"
         super().__init__()
         self.has_bias = has_bias = check.boolean(name, "has_bias", has_bias)
-        self.forward_op = _convolution(name, stride, pad_mode, padding, dilation, has_bias)
+        self.forward_op = make_forward(name, stride, pad_mode, padding, dilation, has_bias)
         self.in_channels = self.group = check.positive(name, "in_channels", in_channels)
         self.out_channels = self.in_channels * check.positive(name, "channel_multiplier", channel_multiplier)
         self.kernel_size = _numbers(name, "kernel_size", kernel_size, (2,), 1)
@@ -164,31 +166,32 @@ class DepthwiseConv2d(nn.Cell):
 
 
 @ops.constexpr
-def _convolution(
+def make_forward(
     name: str, stride: Numbers, pad_mode: str, padding: Numbers, dilation: Numbers, has_bias: bool
 ) -> Operator:
+    """The operator of these settings; errors begin with the name."""
     attributes = _attributes(name, stride, pad_mode, padding, dilation, has_bias)
-    return _cached_convolution(tuple(attributes.items()))
+    return _cached_forward(tuple(attributes.items()))
 
 
 @functools.lru_cache(256)  # which frees an operator when no Cell or graph has it either
-def _cached_convolution(items: tuple[tuple[str, int], ...]) -> Operator:
+def _cached_forward(items: tuple[tuple[str, int], ...]) -> Operator:
     attributes: dict[str, Any] = dict(items)
-    bias, dbias = (", bias(K)", ", dbias") if attributes["has_bias"] else ("", "")
+    bias, dbias = (", bias(K)", ", dbias(K)") if attributes["has_bias"] else ("", "")
 
     def gradient_of_backward(
         x: Tensor, weight: Tensor, dout: Tensor, out: tuple[Tensor, ...], douts: tuple[Tensor, ...]
     ) -> tuple[Tensor, ...]:
         """The convolution is linear in x and the bias, and in weight and the bias."""
-        ddx, ddweight, ddbias = douts[0], douts[1], douts[2:-1]
+        ddx, ddweight, ddbias = douts[0], douts[1], douts[2:]
         gradients = backward(ddx, ddweight, dout)
         ddout = forward(x, ddweight, *ddbias) + forward(ddx, weight, *[ops.zeros_like(each) for each in ddbias])
         return gradients[0], gradients[1], ddout
 
     backward = custom_op(
         _LIBRARY.DepthwiseConv2dBackward,
-        f"x(N, C, H, W), weight(K, 1, kh, kw), dout(N, K, H_out, W_out) -> dx, dweight{dbias}, partial",
-        infer=_infer_backward,
+        "x(N, C, H, W), weight(K, 1, kh, kw), dout(N, K, H_out, W_out) -> "
+        f"dx(N, C, H, W), dweight(K, 1, kh, kw){dbias}; {_PARTIAL}",
         gradient=gradient_of_backward,
         **attributes,
     )
@@ -253,15 +256,3 @@ def _infer(x: check.Spec, weight: check.Spec, bias: check.Spec | None = None, **
         else:
             out.append((length + pad - reach) // stride + 1)
     return x._replace(shape=(n, kernels, *out))
-
-
-def _infer_backward(
-    x: check.Spec, weight: check.Spec, dout: check.Spec, has_bias: int, **attributes: int
-) -> list[check.Spec]:
-    kernels, _, *kernel = weight.shape
-    # Rows for the parts of the positions that the parameters' gradients are first summed over: at most some blocks for
-    # each multiprocessor, and enough work for each.
-    positions = dout.size // max(1, kernels)
-    parts = max(1, min(positions // 4096, 2048 // max(1, kernels)))
-    dbias = [weight._replace(shape=(kernels,))] if has_bias else []
-    return [x, weight, *dbias, scratch(x.dtype, parts, kernels * (math.prod(kernel) + 1))]

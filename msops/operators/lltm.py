@@ -11,7 +11,6 @@ from msops import check
 from msops.custom import custom_op
 from msops.library import of_package
 from msops.operators.inputs import cast_as, check_inputs, check_pair, describe, describe_pair, has_zero, once, spec_of
-from msops.rules import scratch
 from msops.signature import Signature
 
 if TYPE_CHECKING:
@@ -68,7 +67,7 @@ def _step(x: Tensor, h: Tensor, c: Tensor, weight: Tensor, bias: Tensor) -> Stat
         product = ops.matmul(h, weight.T)
     else:
         product = ops.matmul(ops.concat((h, x), 1), weight.T)
-    return _pointwise(cast_as(product, c), bias, c)
+    return forward(cast_as(product, c), bias, c)
 
 
 @once
@@ -76,26 +75,19 @@ def _check(*inputs: Description) -> None:
     check_inputs(_STEP, "lltm_cell", [spec_of(each) for each in inputs])
 
 
-def _infer_backward(
-    product: check.Spec, bias: check.Spec, c: check.Spec, dnew_h: check.Spec, dnew_c: check.Spec
-) -> list[check.Spec]:
-    batch, hidden = c.shape
-    # Groups of the batch, each summed by blocks of a GPU's threads, of which these are enough to fill it.
-    groups = max(1, min(batch // 64, 2**16 // max(1, hidden), 4096))
-    return [product, bias, c, scratch(c.dtype, groups, 3 * hidden)]
-
-
 _STEP = Signature("x(B, I), h(B, H), c(B, H), weight(3 * H, H + I), bias(3 * H) -> new_h(B, H), new_c(B, H)")
 _library = of_package("lltm")
-_pointwise_backward = custom_op(
+# A row of `partial` holds the sums over one group of the batch. Blocks of a GPU's threads add up each group; there are
+# enough groups to fill a GPU.
+backward = custom_op(
     _library.LLTMBackward,
-    "product(B, 3 * H), bias(3 * H), c(B, H), dnew_h(B, H), dnew_c(B, H) -> dproduct, dbias, dc, partial",
-    infer=_infer_backward,
+    "product(B, 3 * H), bias(3 * H), c(B, H), dnew_h(B, H), dnew_c(B, H) -> "
+    "dproduct(B, 3 * H), dbias(3 * H), dc(B, H); partial(max(1, min(B // 64, 65536 // max(1, H), 4096)), 3 * H)",
 )
-_pointwise = custom_op(
+forward = custom_op(
     _library.LLTMForward,
     "product(B, 3 * H), bias(3 * H), c(B, H) -> new_h(B, H), new_c(B, H)",
-    gradient=_pointwise_backward,
+    gradient=backward,
 )
 
 

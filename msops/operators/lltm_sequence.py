@@ -14,7 +14,7 @@ from msops import check, compat
 from msops.custom import Operator, custom_op
 from msops.library import of_package
 from msops.operators import inputs
-from msops.operators.add import add_backward
+from msops.operators.add import backward as add_backward
 from msops.operators.inputs import cast_as, check_inputs, check_pair, describe, describe_pair, has_zero, spec_of
 from msops.operators.lltm import LLTMCell
 from msops.signature import Signature
@@ -98,8 +98,8 @@ def lltm(
         rows = _unless_zero(ops.reshape(x, (steps * batch, inputs)), bias.shape[0])
         product = _times_transposed(rows, _unless_zero(weight_ih, steps * batch))
         product = ops.reshape(_unless_zero(product, weight_ih.shape[1]), shape)
-    recurrence = _recurrence(reverse, allow_tf32)
-    output, h_n, c_n, _, _, _ = recurrence(cast_as(product, h), weight_hh, bias, h, c, seq_length)
+    recurrence = make_forward(reverse, allow_tf32)
+    output, h_n, c_n, _, _ = recurrence(cast_as(product, h), weight_hh, bias, h, c, seq_length)
     return output, h_n, c_n
 
 
@@ -184,43 +184,53 @@ class _SequenceGradient(nn.Cell):
         out: tuple[Tensor, ...],
         dout: tuple[Tensor, ...],
     ) -> tuple[Tensor, ...]:
-        output, _, _, gates, cells, _ = out
-        doutput, dlast_h, dlast_c, _, _, _ = dout
-        dproduct, hidden_before, dh, dc, _ = self.backward(
+        output, _, _, gates, cells = out
+        doutput, dlast_h, dlast_c, _, _ = dout
+        dproduct, hidden_before, dh, dc = self.backward(
             weight, gates, cells, output, h, lengths, doutput, dlast_h, dlast_c
         )
         rows = product.shape[0] * product.shape[1]
         dgates = ops.reshape(dproduct, (rows, weight.shape[0]))
-        if has_zero(rows, weight.shape[1]):
-            dweight = ops.zeros_like(weight)
-        else:
-            dweight = _transposed_times(dgates, ops.reshape(hidden_before, (rows, weight.shape[1])))
-            dweight = _unless_zero(dweight, rows)
-        dbias, _ = add_backward(dgates, bias)
+        dweight = _weight_gradient(dgates, hidden_before, weight, rows)
+        dbias = add_backward(dgates, bias)
         return dproduct, cast_as(dweight, weight), dbias, dh, dc, ops.zeros_like(lengths)
 
 
+# MindSpore 1.10 cannot compile an `if` in a function that calls an operator before it.
+def _weight_gradient(dgates: Tensor, hidden_before: Tensor, weight: Tensor, rows: Any) -> Tensor:
+    if has_zero(rows, weight.shape[1]):
+        return ops.zeros_like(weight)
+    dweight = _transposed_times(dgates, ops.reshape(hidden_before, (rows, weight.shape[1])))
+    return _unless_zero(dweight, rows)
+
+
 @ops.constexpr
-def _recurrence(reverse: bool, allow_tf32: bool) -> Operator:
-    return _make_recurrence(check.boolean("lltm", "reverse", reverse), check.boolean("lltm", "allow_tf32", allow_tf32))
+def make_forward(reverse: bool, allow_tf32: bool) -> Operator:
+    """The operator of all steps."""
+    return _make_forward(check.boolean("lltm", "reverse", reverse), check.boolean("lltm", "allow_tf32", allow_tf32))
 
 
 @functools.cache
-def _make_recurrence(reverse: bool, allow_tf32: bool) -> Operator:
+def make_backward(reverse: bool, allow_tf32: bool) -> Operator:
+    """The operator of the gradient's steps."""
     settings: dict[str, Any] = dict(reverse=reverse, allow_tf32=allow_tf32)
-    library = of_package("lltm_sequence")
-    backward = custom_op(
-        library.LLTMSequenceBackward,
+    return custom_op(
+        of_package("lltm_sequence").LLTMSequenceBackward,
         "weight(3 * H, H), gates(T, B, 3 * H), cells(T, B, H), output(T, B, H), h(B, H), lengths(B, dtype=int32), "
         "doutput(T, B, H), dlast_h(B, H), dlast_c(B, H) -> "
-        f"dgates(T, B, 3 * H), hidden_before(T, B, H), dh(B, H), dc(B, H), {_SCRATCH}",
+        f"dgates(T, B, 3 * H), hidden_before(T, B, H), dh(B, H), dc(B, H); {_SCRATCH}",
         **settings,
     )
+
+
+@functools.cache
+def _make_forward(reverse: bool, allow_tf32: bool) -> Operator:
+    settings: dict[str, Any] = dict(reverse=reverse, allow_tf32=allow_tf32)
     return custom_op(
-        library.LLTMSequenceForward,
+        of_package("lltm_sequence").LLTMSequenceForward,
         "product(T, B, 3 * H), weight(3 * H, H), bias(3 * H), h(B, H), c(B, H), lengths(B, dtype=int32) -> "
-        f"output(T, B, H), last_h(B, H), last_c(B, H), gates(T, B, 3 * H), cells(T, B, H), {_SCRATCH}",
-        gradient=_SequenceGradient(backward).gradient,
+        f"output(T, B, H), last_h(B, H), last_c(B, H), gates(T, B, 3 * H), cells(T, B, H); {_SCRATCH}",
+        gradient=_SequenceGradient(make_backward(reverse, allow_tf32)).gradient,
         **settings,
     )
 
@@ -236,7 +246,7 @@ _copy = custom_op(
 # MindSpore's PyNative mode takes the gradient of a reshape for a constant: second order would silently be 0 or wrong.
 _refuse_second = ops.InsertGradientOf(_last_gradient)
 _times_transposed, _transposed_times = ops.MatMul(transpose_b=True), ops.MatMul(transpose_a=True)
-_SCRATCH = "scratch(8 * ((B + 7) // 8 * 8) * ((H + 31) // 32 * 32) + 1024, dtype=accumulator)"
+_SCRATCH = "scratch(8 * ((B + 7) // 8 * 8) * ((H + 31) // 32 * 32) + 1024)"
 _SEQUENCE = Signature(
     "x(T, B, I), h(B, H), c(B, H), weight_ih(3 * H, I), weight_hh(3 * H, H), bias(3 * H), "
     "seq_length(B, dtype=int32) -> output(T, B, H)"

@@ -7,15 +7,15 @@ from msops.library import of_package
 
 
 def _gradient_of_backward(y: Tensor, dy: Tensor, dx: Tensor, ddx: Tensor) -> tuple[Tensor, ...]:
-    return _sigmoid_backward_backward(y, dy, ddx)
+    return backward_backward(y, dy, ddx)
 
 
 _library = of_package("sigmoid")
-_sigmoid_backward_backward = custom_op(
+backward_backward = custom_op(
     _library.SigmoidBackwardBackward, "y(*S), dy(*S), ddx(*S) -> gradient_y(*S), gradient_dy(*S)"
 )
-_sigmoid_backward = custom_op(_library.SigmoidBackward, "y(*S), dy(*S) -> dx(*S)", gradient=_gradient_of_backward)
-_sigmoid = custom_op(_library.SigmoidForward, "x -> y", gradient=_sigmoid_backward)
+backward = custom_op(_library.SigmoidBackward, "y(*S), dy(*S) -> dx(*S)", gradient=_gradient_of_backward)
+forward = custom_op(_library.SigmoidForward, "x -> y", gradient=backward)
 
 
 def sigmoid(x: Tensor) -> Tensor:
@@ -39,13 +39,13 @@ def sigmoid(x: Tensor) -> Tensor:
         >>> print(msops.sigmoid(mindspore.Tensor([-1000.0, 0.0, 1000.0], mindspore.float32)))
         [0.  0.5 1. ]
     """
-    return _sigmoid(x)
+    return forward(x)
 
 
 class Sigmoid(nn.Cell):
     """See :func:`msops.sigmoid`."""
 
     def construct(self, x: Tensor) -> Tensor:
-        return _sigmoid(x)
+        return forward(x)
 
     construct.__doc__ = sigmoid.__doc__  # for help()

@@ -14,27 +14,27 @@ def _gradient_of_backward(
 ) -> tuple[Tensor, ...]:
     """The function is linear along each axis: its derivative is half the difference between far and near side."""
     ddfeats, ddpoints = douts
-    ddout = _trilinear_interpolation(ddfeats, points)
-    dfeats, dpoints = ops.zeros_like(feats), _backward(ddfeats, points, dout)[1]
+    ddout = forward(ddfeats, points)
+    dfeats, dpoints = ops.zeros_like(feats), backward(ddfeats, points, dout)[1]
     for d in range(3):
         axis = ops.cast(_AXES[d], points.dtype)
         far, near = points * (1 - axis) + axis, points * (1 - axis) - axis
         half = ddpoints[:, d : d + 1] / 2
-        ddout = ddout + half * (_trilinear_interpolation(feats, far) - _trilinear_interpolation(feats, near))
-        of_far, of_near = _backward(feats, far, dout), _backward(feats, near, dout)
+        ddout = ddout + half * (forward(feats, far) - forward(feats, near))
+        of_far, of_near = backward(feats, far, dout), backward(feats, near, dout)
         dfeats = dfeats + ops.expand_dims(half, 2) * (of_far[0] - of_near[0])
         dpoints = dpoints + half * (of_far[1] - of_near[1])
     return dfeats, dpoints, ddout
 
 
 _library = of_package("trilinear_interpolation")
-_backward = custom_op(
+backward = custom_op(
     _library.TrilinearInterpolationBackward,
     "feats(N, 8, F), points(N, 3), dout(N, F) -> dfeats(N, 8, F), dpoints(N, 3)",
     gradient=_gradient_of_backward,
 )
-_trilinear_interpolation = custom_op(
-    _library.TrilinearInterpolationForward, "feats(N, 8, F), points(N, 3) -> out(N, F)", gradient=_backward
+forward = custom_op(
+    _library.TrilinearInterpolationForward, "feats(N, 8, F), points(N, 3) -> out(N, F)", gradient=backward
 )
 
 
@@ -70,13 +70,13 @@ def trilinear_interpolation(feats: Tensor, points: Tensor) -> Tensor:
         [[3.5]]
         [[7.]]
     """
-    return _trilinear_interpolation(feats, points)
+    return forward(feats, points)
 
 
 class TrilinearInterpolation(nn.Cell):
     """See :func:`msops.trilinear_interpolation`."""
 
     def construct(self, feats: Tensor, points: Tensor) -> Tensor:
-        return _trilinear_interpolation(feats, points)
+        return forward(feats, points)
 
     construct.__doc__ = trilinear_interpolation.__doc__  # for help()

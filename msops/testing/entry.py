@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import mindspore
 
 from ..check import Spec, dtype_name
-from ..custom import _as_attribute
 from ..library import Entry, Library, of_package
+from ..primitive import as_attribute
 from .abi import DEFAULT_STREAM, Param, prepare_call
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def prepare(
 
 def attributes_in_mindspore(attributes: Attributes) -> dict[str, int]:
     """The names and values of attributes as MindSpore hands them to an entry."""
-    return dict(_as_attribute(name, value) for name, value in dict(attributes).items())
+    return dict(as_attribute(name, value) for name, value in dict(attributes).items())
 
 
 def prepare_operator(

@@ -68,7 +68,7 @@ class Array(NamedTuple):
 
 
 class EntryCall:
-    """A call of an operator's entry with NumPy's inputs. Outputs that are not among the results are scratch.
+    """A call of an operator's entry with NumPy's inputs; `results` are the names of the outputs that are looked at.
 
     Raises:
         Finding: If the entry crashes.
@@ -85,7 +85,8 @@ class EntryCall:
         page = mmap.PAGESIZE
         self.memory = Memory([max(-(-(length + 2 * guard) // page), 1) * page for length in lengths])
         self.arrays = []
-        names = [name for names in operator.names() for name in names]
+        signature = operator.signature
+        names = [tensor.name for tensor in (*signature.inputs, *signature.outputs, *signature.scratch)]
         for i, (name, spec, part, length) in enumerate(zip(names, specs, self.memory.parts, lengths)):
             part[:] = fill.pattern
             begin = len(part) - length if fill.at_end and not guard else guard

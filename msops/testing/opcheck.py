@@ -62,8 +62,8 @@ def opcheck(
         inputs (list): NumPy arrays, or several such lists. Floating ones are cast to each dtype that the operator
             takes.
         reference (callable): Takes NumPy arrays and returns one or a tuple; it computes in their dtype. Outputs that
-            follow those of the reference are scratch. Default: none, then values are not checked, and scratch is what
-            has ``dtype=accumulator`` after the first output.
+            follow those of the reference, which a gradient may need, are not looked at. Default: none, then values are
+            not checked.
         other (tuple): (op, reference) with the same entry and inputs, but other attributes. Default: none.
         no_gradient (list[str]): The names of floating inputs whose gradients are not compared with finite differences.
             Default: none.
@@ -145,7 +145,7 @@ def _check_in_mode(
         all_outs = attempt("shapes and dtypes", where, run, net, *arrays)
         if all_outs is None:
             continue
-        outs = subject.without_scratch(all_outs)
+        outs = subject.compared(all_outs)
         attempt("shapes and dtypes", where, check_promise, subject, arrays, outs)
         if subject.reference:
             attempt("forward", where, subject.accurate, outs, arrays)
@@ -179,7 +179,7 @@ def _check_in_mode(
 
 
 def _douts(outs: Arrays, results: int) -> list[Array]:
-    """Gradients of the outputs; of scratch, zeros."""
+    """Gradients of the outputs that are compared; zeros for the others."""
     return [dout * (i < results) for i, dout in enumerate(random_like(outs))]
 
 
@@ -236,7 +236,7 @@ def _compare_gradients(
 def _check_sizes(subject: Subject, net: nn.Cell, gradient: nn.Cell, arrays: Arrays) -> None:
     """All that is checked in a mode, at few elements, for inputs of other sizes."""
     all_outs = run(net, *arrays)
-    outs = subject.without_scratch(all_outs)
+    outs = subject.compared(all_outs)
     subject = subject.at_sizes(arrays)
     check_promise(subject, arrays, outs)
     if subject.reference:
@@ -270,7 +270,7 @@ def _check_other(subject: Subject, arrays: Arrays, other: Subject) -> None:
     def results(of: Subject) -> list[Array]:
         net = of.net()
         all_outs = run(net, *arrays)
-        outs = of.without_scratch(all_outs)
+        outs = of.compared(all_outs)
         douts = _douts(all_outs, len(outs))
         gradient = Gradient(net, len(arrays))
         gradients = run(gradient, *arrays, *douts) if of.differentiable else ()

@@ -31,7 +31,7 @@ class Subject(NamedTuple):
     half_in_float32: bool
     dtypes: list[str] | list[None]
     inputs: list[str]  # names
-    results: list[str]  # names of the outputs that are not scratch; empty if they are unknown
+    results: list[str]  # names of the outputs that the reference has; empty if they are unknown
     differentiable: list[int]  # indices of inputs
     omitted: list[str]  # names of those among them of which the gradient's operator gives none
 
@@ -60,7 +60,8 @@ class Subject(NamedTuple):
     def net(self) -> nn.Cell:
         return self.op if isinstance(self.op, nn.Cell) else Net(self.op)
 
-    def without_scratch(self, outs: Arrays) -> Arrays:
+    def compared(self, outs: Arrays) -> Arrays:
+        """The outputs that the reference has."""
         return outs[: len(self.results) or None]
 
     def at_sizes(self, arrays: Arrays) -> Subject:
@@ -91,9 +92,9 @@ def describe(
         names, _ = op.names()
         if len(names) != len(inputs):
             raise ValueError(f"opcheck of {name}: inputs must be {len(names)} arrays, got {len(inputs)}")
-        results = _results_of(op)
+        results = op.names()[1]
         if reference:
-            results = op.names()[1][: len(as_tuple(reference(*inputs)))]
+            results = results[: len(as_tuple(reference(*inputs)))]
     if isinstance(no_gradient, str) or not set(no_gradient) <= set(names):
         raise ValueError(
             f"opcheck of {name}: no_gradient must be names of inputs ({', '.join(names)}), got {no_gradient!r}"
@@ -119,14 +120,6 @@ def describe(
     elif not subject.takes_float64(inputs):
         report.skipped.setdefault("gradient's dtypes", "the operator takes no float64")
     return subject
-
-
-def _results_of(operator: Operator) -> list[str]:
-    """The names of the outputs, without the scratch that follows them: nothing else has the dtype `accumulator`."""
-    outputs = list(operator.signature.outputs)
-    while len(outputs) > 1 and outputs[-1].dtype == "accumulator":
-        outputs.pop()
-    return [out.name for out in outputs]
 
 
 def _dtypes(op: Any, inputs: Arrays) -> list[str] | list[None]:

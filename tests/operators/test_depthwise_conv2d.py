@@ -11,7 +11,7 @@ import msops
 from attempt import Attempt
 from card import chain, length, random, unwritten, zeros
 from msops.compat import VERSION
-from msops.operators.depthwise_conv2d import _convolution
+from msops.operators.depthwise_conv2d import make_forward
 from msops.testing.entry import Status, prepare_operator
 from operator_test import Gradient, Net, OperatorTest, check_second_order, check_training, run, run_gradient
 
@@ -44,14 +44,17 @@ class Taps:
             for tap in np.ndindex(self.kernel)
         }
 
+        self.multiplier = weight.shape[0] // max(1, x.shape[1])
+
     def pad(self, x):
-        return np.pad(x, [(0, 0), (0, 0), *self.padding])
+        """With an image for each kernel."""
+        padded = np.pad(x, [(0, 0), (0, 0), *self.padding])
+        return padded if self.multiplier == 1 else np.repeat(padded, self.multiplier, 1)
 
 
 def convolve(x, weight, bias=None, **settings):
-    multiplier = weight.shape[0] // max(1, x.shape[1])
     taps = Taps(x, weight, **settings)
-    padded = np.repeat(taps.pad(x), multiplier, 1)
+    padded = taps.pad(x)
     out = np.zeros((x.shape[0], weight.shape[0], *taps.out), x.dtype)
     for tap, (rows, columns) in taps.slices.items():
         out += weight[(slice(None), 0, *tap)][:, None, None] * padded[:, :, rows, columns]
@@ -59,16 +62,15 @@ def convolve(x, weight, bias=None, **settings):
 
 
 def convolve_gradient(x, weight, dout, **settings):
-    multiplier = weight.shape[0] // max(1, x.shape[1])
     taps = Taps(x, weight, **settings)
-    padded = np.repeat(taps.pad(x), multiplier, 1)
+    padded = taps.pad(x)
     dpadded, dweight = np.zeros_like(padded), np.zeros_like(weight)
     for tap, (rows, columns) in taps.slices.items():
-        dweight[(slice(None), 0, *tap)] = (dout * padded[:, :, rows, columns]).sum((0, 2, 3))
+        dweight[(slice(None), 0, *tap)] = np.einsum("nchw,nchw->c", dout, padded[:, :, rows, columns])
         dpadded[:, :, rows, columns] += weight[(slice(None), 0, *tap)][:, None, None] * dout
     (top, _), (left, _) = taps.padding
     dx = dpadded[:, :, top : top + x.shape[2], left : left + x.shape[3]]
-    return dx.reshape(x.shape[0], x.shape[1], multiplier, *x.shape[2:]).sum(2), dweight, dout.sum((0, 2, 3))
+    return dx.reshape(x.shape[0], x.shape[1], taps.multiplier, *x.shape[2:]).sum(2), dweight, dout.sum((0, 2, 3))
 
 
 def case(image, kernel, multiplier=1, has_bias=True, **settings):
@@ -168,7 +170,7 @@ class TestDepthwiseConv2d(OperatorTest):
     }
     small = "small"
     hostile = ("distinct", "distinct, no bias")
-    huge = ((3,), (4,))
+    huge = ((2**15 + 1, 3), (2**15 + 1, 4))
     second_order = True
     wrong = (
         (zeros(*K3, dtype=np.int8), {}, TypeError, "x must be float16, float32 or float64, got int8"),
@@ -199,10 +201,9 @@ class TestDepthwiseConv2d(OperatorTest):
     )
 
     def operators(self, shapes=(), stride=1, pad_mode="valid", padding=0, dilation=1):
-        return chain(_convolution("", stride, pad_mode, padding, dilation, len(shapes) > 2))
+        return chain(make_forward("", stride, pad_mode, padding, dilation, len(shapes) > 2))
 
-    def check_huge(self, gpu, kernel):
-        n = 2**15 + 1
+    def check_huge(self, gpu, n, kernel):
         shapes, settings = case((n, 64, 32, 32), (kernel, kernel), **SAME)
         forward, backward = self.operators(shapes, **settings)[:2]
         x, weight, _ = inputs = [gpu.random(*shape) for shape in shapes]
@@ -505,7 +506,7 @@ def test_many_settings_are_not_kept():
     """Operators of settings that were used long ago go; that of a Cell stays as long as the Cell."""
     cell = msops.DepthwiseConv2d(1, 1, stride=(1, 99))
     seen = weakref.ref(cell.forward_op)
-    alive = [weakref.ref(_convolution("test", (1, 100 + i), "valid", 0, 1, False)) for i in range(600)]
+    alive = [weakref.ref(make_forward("test", (1, 100 + i), "valid", 0, 1, False)) for i in range(600)]
     gc.collect()
     assert sum(each() is not None for each in alive) <= 256
     np.testing.assert_array_equal(run(cell, np.ones((1, 1, 2, 3), np.float32))[0].shape, (1, 1, 2, 1))
@@ -544,7 +545,7 @@ def test_gradient_of_no_columns():
     """It has as many rows as the padding is high. No convolution has such a result."""
     x, weight = random(11, np.float32, (1, 1, 4, 1), (1, 1, 1, 9))
     dout, dx, dweight = unwritten((1, 1, 2**31 + 3, 0), "float32"), unwritten(x.shape, "float32"), np.ones_like(weight)
-    operator = _convolution("", (1, 1), "pad", (2**31 - 1, 0, 0, 0), (2, 1), False).gradient
+    operator = make_forward("", (1, 1), "pad", (2**31 - 1, 0, 0, 0), (2, 1), False).gradient
     scratch = unwritten((1, 10), "float32")
     assert prepare_operator(operator, [x, weight, dout, dx, dweight, scratch])() == Status.OK
     assert not dx.any()

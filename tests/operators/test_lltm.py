@@ -7,12 +7,9 @@ import msops
 from card import random, zeros
 from features import check_open_sizes
 from msops.compat import VERSION
-from msops.operators.lltm import _pointwise
+from msops.operators.lltm import backward, forward
 from operator_test import Net, OperatorTest, check_training, run, run_gradient
-
-
-def sigmoid(x):
-    return np.exp(np.minimum(x, 0)) / (1 + np.exp(-np.abs(x)))
+from test_sigmoid import sigmoid
 
 
 def pointwise(gates, c):
@@ -49,7 +46,7 @@ class TestPointwise(OperatorTest):
     """The kernels by themselves: what follows the product."""
 
     test_wrong_arguments = None  # the function checks
-    operator = _pointwise
+    operator = forward
     formulas = (lltm, lltm_backward)
     cases = {
         "small": sizes(3, 4),
@@ -68,15 +65,15 @@ class TestPointwise(OperatorTest):
     huge = ((2**22 + 5, 256),)
 
     def net(self):
-        return Net(_pointwise)
+        return Net(forward)
 
     def check_huge(self, gpu, b, h):
         inputs = product, bias, c = [gpu.random(*shape) for shape in sizes(b, h)[0]]
-        outputs = new_h, _ = gpu.run(_pointwise, *inputs)
-        gpu.check_parts(_pointwise, inputs, outputs, b, 1000, gpu.assert_equal)
+        outputs = new_h, _ = gpu.run(forward, *inputs)
+        gpu.check_parts(forward, inputs, outputs, b, 1000, gpu.assert_equal)
         inputs = [product, bias, c, c, new_h]
-        outputs = dproduct, dbias, _, _ = gpu.run(_pointwise.gradient, *inputs)
-        gpu.check_parts(_pointwise.gradient, inputs, outputs, b, 1000, gpu.assert_equal)
+        outputs = dproduct, dbias, _, _ = gpu.run(backward, *inputs)
+        gpu.check_parts(backward, inputs, outputs, b, 1000, gpu.assert_equal)
         gpu.assert_sums(dbias, gpu.sum(dproduct))
 
 
@@ -130,7 +127,7 @@ def test_special_values(mode):
     """Saturated gates are exact, and NaN or infinity stay in their unit."""
     product = np.array([[-1e4, 1e4, 1e4, -np.inf, 0, 1e4, np.nan, 1, -np.inf]], np.float32)  # i, o, g of three units
     c = np.array([[0.5, 2, 3]], np.float32)
-    new_h, new_c = run(_pointwise, product, np.zeros(9, np.float32), c)
+    new_h, new_c = run(forward, product, np.zeros(9, np.float32), c)
     np.testing.assert_array_equal(new_c, np.array([[np.nan, 3, 2]], np.float32))
     np.testing.assert_allclose(new_h, [[np.nan, np.tanh(3) / 2, np.tanh(2)]], rtol=1e-6)
 
@@ -138,7 +135,7 @@ def test_special_values(mode):
 def test_small_gates_keep_their_digits(mode):
     """e^g - 1 of a small g, which float32 arithmetic of e^g would lose."""
     product = np.array([[100, 0, -1e-6]], np.float32)
-    new_c = run(_pointwise, product, *zeros(3, (1, 1)))[1]
+    new_c = run(forward, product, *zeros(3, (1, 1)))[1]
     np.testing.assert_allclose(new_c, [[np.expm1(-1e-6)]], rtol=1e-6)
 
 

@@ -12,7 +12,7 @@ from gpu import BIG
 from msops.check import dtype_name
 from msops.compat import VERSION
 from msops.library import of_package
-from msops.operators.lltm_sequence import _recurrence
+from msops.operators.lltm_sequence import make_backward, make_forward
 from msops.testing import opcheck
 from msops.testing.entry import Param, Status, call
 from operator_test import OperatorTest, Training, check_training, run, run_gradient
@@ -84,11 +84,13 @@ class Recurrence(Card):
     }
     small = "small"
     hostile = ("reverse",)
-    huge = ((4096, 64), (64, 256), (256, 1024), (64, 2200))  # in blocks, clusters, the grid, with cuBLAS
+    huge = tuple(  # in blocks, clusters, the grid, with cuBLAS
+        (BIG // (batch * 3 * hidden) + 1, batch, hidden)
+        for batch, hidden in ((4096, 64), (64, 256), (256, 1024), (64, 2200))
+    )
 
     def operators(self, shapes=(), reverse=False, allow_tf32=False):
-        forward = _recurrence(reverse, allow_tf32)
-        return [forward, forward.gradient.__self__.backward]
+        return [make_forward(reverse, allow_tf32), make_backward(reverse, allow_tf32)]
 
     def inputs(self, shapes, dtype, seed=1, **settings):
         """Lengths from below 0 to above all steps, and weights as large as in training, so that rounding errors do not
@@ -98,12 +100,11 @@ class Recurrence(Card):
         lengths = np.random.default_rng(seed).integers(-1, steps + 2, shapes[5]).astype(np.int32)
         return [product, weight / np.asarray(max(1, hidden) ** 0.5, dtype), *rest, lengths]
 
-    def check_huge(self, gpu, batch, hidden):
+    def check_huge(self, gpu, steps, batch, hidden):
         def close(big, alone):
             scale = alone.abs().max()
             gpu.assert_close(big / scale, alone / scale)
 
-        steps = BIG // (batch * 3 * hidden) + 1
         forward, backward = self.operators()
         product, weight, bias, h, c = (gpu.random(*shape) for shape in recurrence(steps, batch, hidden)[0][:5])
         weight /= 8 * hidden**0.5
@@ -234,10 +235,10 @@ def test_operator(reverse):
         return recur(*inputs, not reverse)[:3]
 
     opcheck(
-        _recurrence(reverse, False),
+        make_forward(reverse, False),
         [product, weight, bias, h, c, lengths],
         reference,
-        other=(_recurrence(not reverse, False), other),
+        other=(make_forward(not reverse, False), other),
         half_in_float32=False,
     )
 

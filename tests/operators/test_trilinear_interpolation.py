@@ -6,40 +6,37 @@ from mindspore import Parameter, Tensor, nn
 
 import msops
 from card import random, zeros
-from msops.operators.trilinear_interpolation import _trilinear_interpolation
+from msops.operators.trilinear_interpolation import forward
 from operator_test import OperatorTest, check_training, run
 
 CORNERS = tuple(itertools.product((0, 1), repeat=3))  # (iu, iv, iw), in the order of the index 4 iu + 2 iv + iw
 
 
-def sides(points):
-    """[d][i]: the weight along direction d of the near (i = 0) and far side."""
-    return [(1 - (p + 1) / 2, (p + 1) / 2) for p in points.T]
+def corners(points):
+    """(weight, its slope along each axis) of each corner of the cube."""
+    far = (points + 1) / 2
+    sides = (1 - far, far)
+    for corner in CORNERS:
+        u, v, w = (sides[i][:, d] for d, i in enumerate(corner))
+        su, sv, sw = (i - 0.5 for i in corner)
+        yield u * v * w, np.stack([su * v * w, u * sv * w, u * v * sw], 1).astype(points.dtype)
 
 
 def trilinear(feats, points):
-    u, v, w = sides(points)
-    weights = [u[i] * v[j] * w[k] for i, j, k in CORNERS]
-    return (sum(weight[:, None] * feats[:, c] for c, weight in enumerate(weights)),)
+    weights = np.stack([weight for weight, _ in corners(points)], 1)
+    return (np.einsum("ncf,nc->nf", feats, weights),)
 
 
 def trilinear_backward(feats, points, dout):
-    side = sides(points)
-    u, v, w = side
-    dfeats = np.stack([(u[i] * v[j] * w[k])[:, None] * dout for i, j, k in CORNERS], 1)
-    dpoints = np.zeros_like(points)
-    for c, corner in enumerate(CORNERS):
-        product = (feats[:, c] * dout).sum(-1)
-        for d in range(3):
-            e, f = (d + 1) % 3, (d + 2) % 3
-            slope = side[e][corner[e]] * side[f][corner[f]] / 2
-            dpoints[:, d] += (slope if corner[d] else -slope) * product
-    return dfeats.astype(feats.dtype), dpoints
+    weights, slopes = (np.stack(arrays, 1) for arrays in zip(*corners(points)))
+    dfeats = weights[:, :, None] * dout[:, None]
+    dpoints = np.einsum("ncd,nc->nd", slopes, np.einsum("ncf,nf->nc", feats, dout))
+    return dfeats, dpoints
 
 
 class TestTrilinearInterpolation(OperatorTest):
     function = msops.trilinear_interpolation
-    operator = _trilinear_interpolation
+    operator = forward
     formulas = (trilinear, trilinear_backward)
     cases = {
         "small": ([(3, 8, 4), (3, 3)], {}),

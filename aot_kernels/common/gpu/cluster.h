@@ -1,0 +1,41 @@
+// Clusters: blocks that run at once and reach each other's shared memory, for sm_90 and later. The launch needs
+// cudaLaunchAttributeClusterDimension; a block is given by its number in the cluster.
+#pragma once
+
+#include "../pack.h"
+#include "instructions.h"
+
+namespace msops {
+
+// All threads of the cluster's blocks wait for each other; what they have written before is there after it. As one
+// statement, since two let ptxas choose other registers around them.
+__device__ __forceinline__ void cluster_arrive_wait() {
+  MSOPS_SM90("barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;" : : : "memory");
+}
+
+// Four floats of another block's shared memory, at the place that `from` has in this block's.
+__device__ __forceinline__ Pack<float, 4> ld_shared_cluster(const float* from, int block) {
+  Pack<float, 4> pack = {};
+  MSOPS_SM90(
+      "{.reg .b32 there;"
+      "mapa.shared::cluster.u32 there, %4, %5;"
+      "ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [there];}" : "=f"(pack.values[0]),
+      "=f"(pack.values[1]), "=f"(pack.values[2]), "=f"(pack.values[3]) : "r"(shared_address(from)),
+      "r"(block) : "memory");
+  return pack;
+}
+
+#if CUDART_VERSION >= 12010  // the first that knows st.async
+// Sends a number to another block's shared memory, at the place that `to` has in this block's. That block's mbarrier at
+// the place of `barrier` counts its 4 bytes.
+__device__ __forceinline__ void st_async(float number, const float* to, unsigned barrier, int block) {
+  MSOPS_SM90(
+      "{.reg .b32 there, counted;"
+      "mapa.shared::cluster.u32 there, %0, %3;"
+      "mapa.shared::cluster.u32 counted, %2, %3;"
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [there], %1, [counted];}" : : "r"(shared_address(to)),
+      "f"(number), "r"(barrier), "r"(block) : "memory");
+}
+#endif
+
+}  // namespace msops

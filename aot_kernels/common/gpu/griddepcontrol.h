@@ -1,0 +1,17 @@
+// griddepcontrol: launches that begin before the one before them has ended (programmatic dependent launch), for sm_90
+// and later. The launch needs cudaLaunchAttributeProgrammaticStreamSerialization.
+#pragma once
+
+#include "instructions.h"
+
+namespace msops {
+
+// Waits until the launches before this one have ended, and what they have written is there.
+__device__ __forceinline__ void griddepcontrol_wait() { MSOPS_SM90("griddepcontrol.wait;" : : : "memory"); }
+
+// Lets the next launch use what this one leaves free.
+__device__ __forceinline__ void griddepcontrol_launch_dependents() {
+  MSOPS_SM90("griddepcontrol.launch_dependents;" : : : "memory");
+}
+
+}  // namespace msops

@@ -1,0 +1,91 @@
+"""What MindSpore runs for an operator: a primitive that returns the outputs and the scratch of its C function."""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, Any
+
+import mindspore
+from mindspore import ops
+from mindspore.common import dtype as mstype
+
+from . import gradients, open_sizes
+from .check import Spec, from_inference
+from .compat import VERSION
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .custom import Operator
+
+_KEPT = 1000  # results of inference
+
+
+class Primitive(ops.Custom):
+    """The call of an operator's C function. Unlike the operator, it returns scratch, too, after the outputs."""
+
+    def __init__(self, operator: Operator) -> None:
+        self.operator = operator
+        # PyNative mode asks for inference at each call, which would take some 50 us.
+        self._inferred: dict[tuple[Spec | str, ...], tuple[Any, Any, bool, list[mindspore.Type]]] = {}
+        entry, tensors = operator.entry, (*operator.signature.outputs, *operator.signature.scratch)
+        # MindSpore wants rules for shape and dtype, but asks __infer__ below for both.
+        variable = entry.library.variable if VERSION >= (2, 7) else None
+        function = f"{variable or entry.library.path}:{entry.name}"
+        super().__init__(function, (), mindspore.float32, func_type="aot", bprop=self._bprop())
+        if variable:
+            self.add_prim_attr("path_from_env", True)
+        # MindSpore 2.0 asks the C function in PyNative mode, too, once a place saw several shapes.
+        self._has_open_sizes = open_sizes.offer_rule(entry) and VERSION >= (2, 7) and variable is None
+        if self._has_open_sizes:
+            self.add_prim_attr("reg_op_name", operator.label)
+            self.add_prim_attr("multi_output", len(tensors) > 1)
+            self.add_prim_attr("output_names", [tensor.name for tensor in tensors])
+        self.add_prim_attr("msops_operator", operator.number)
+        for key, value in operator.attributes.items():
+            self.add_prim_attr(*as_attribute(key, value))
+
+    def __infer__(self, *inputs: dict[str, Any]) -> dict[str, Any]:
+        operator = self.operator
+        operator.entry.library.restore()  # for the kernel that MindSpore may make next
+        specs = tuple(map(from_inference, inputs))
+        kept = self._inferred.get(specs)
+        if kept is None:
+            tensors = [spec for spec in specs if isinstance(spec, Spec)]
+            is_open = self._has_open_sizes and len(tensors) == len(specs) and open_sizes.is_open(tensors)
+            outputs = open_sizes.infer(operator.label, operator.infer, tensors) if is_open else operator.infer(*specs)
+            shapes, dtypes = zip(*((out.shape, mstype.typing.TensorType(out.dtype)) for out in outputs))
+            shape, dtype = (shapes[0], dtypes[0]) if len(outputs) == 1 else (shapes, dtypes)
+            kept = shape, dtype, is_open, [spec.dtype for spec in tensors]
+            if len(self._inferred) >= _KEPT:
+                self._inferred.clear()
+            self._inferred[specs] = kept
+        shape, dtype, is_open, operator.input_dtypes = kept
+        if is_open:
+            # When the graph runs, MindSpore asks the C function: in this place, to whose copy it gives what is added.
+            self.add_prim_attr("cpp_infer_shape", True)
+            self.del_prim_attr("cpp_infer_shape")
+        return {"shape": shape, "dtype": dtype, "value": None}
+
+    def _clone(self) -> Primitive:
+        """MindSpore's copy of one place in a graph."""
+        return Primitive(self.operator)
+
+    def _bprop(self) -> Callable[..., Any] | None:
+        """The gradient as MindSpore wants it: a function of all inputs, the output and its gradient."""
+        operator = self.operator
+        if operator.gradient is None:
+            whole = all((out.dtype or "").startswith(("int", "uint", "bool")) for out in operator.signature.outputs)
+            if VERSION < (2, 0) and not whole:
+                return None  # 1.10 asks in PyNative mode for gradients that it does not need
+            return gradients.missing(operator, is_zero=whole)
+        if isinstance(operator.gradient, type(operator)):
+            return gradients.of_operator(operator, operator.gradient)
+        return gradients.of_function(operator, operator.gradient)
+
+
+def as_attribute(key: str, value: float) -> tuple[str, int]:
+    """MindSpore's attribute for one of ours. Its own float attributes lose digits, so a float travels as its bits."""
+    if isinstance(value, int):
+        return f"msops_{key}", int(value)
+    return f"msops_float_{key}", struct.unpack("q", struct.pack("d", value))[0]
