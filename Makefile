@@ -125,7 +125,7 @@ fuzz: build/fuzz/entries build/fuzz/calls.txt ## Call every C entry with valid a
 # The entries are found by their names, and the calls come from the operators' cards.
 build/fuzz/entries: $(FUZZED)
 	$(FUZZ) -rdynamic $^ -o $@ -ldl
-build/fuzz/calls.txt: all $(VENV)/.ready
+build/fuzz/calls.txt: $(LIBRARIES) $(VENV)/.ready $(wildcard tests/*.py tests/operators/*.py msops/operators/*.py examples/*/*.py)
 	@mkdir -p $(@D)
 	$(VENV)/bin/python tests/write_calls.py $@
 build/fuzz/%.o: %.cu Makefile

@@ -12,7 +12,7 @@ GUARD_BYTES = b"\xa5" * 256  # lie before and after each array
 
 
 class Attempt:
-    """A Call, to be made as it is or changed. All arrays lie amid guard bytes; an array without elements is null."""
+    """Makes a Call as it is, or changed. All arrays lie amid guard bytes; an array without elements is null."""
 
     def __init__(self, call, capfd):
         self.operator, self.capfd, self.names = call.operator, capfd, names_of(call.operator)
@@ -24,7 +24,7 @@ class Attempt:
             self.params[name] = Param(pointer, array.shape, array.dtype.name)
 
     def bytes(self):
-        """All that the arrays and their surroundings hold."""
+        """Returns all that the arrays and their surroundings hold."""
         return {name: memory.tobytes() for name, memory in self.memory.items()}
 
     def call(self, **changed):
@@ -44,18 +44,18 @@ class Attempt:
         assert self.bytes() == before, changed
 
     def refused_with(self, name, *expected, **fields):
-        """The same, for a change to one parameter's fields."""
+        """Requires that of a change to one parameter's fields."""
         params = {**self.params, name: self.params[name]._replace(**fields)}
         self.refused(*expected, arrays=list(params.values()))
 
     def refused_with_shapes(self, shapes, *expected):
-        """The same, for other shapes."""
+        """Requires that of other shapes."""
         params = {name: param._replace(shape=shapes.get(name, param.shape)) for name, param in self.params.items()}
         self.refused(*expected, arrays=list(params.values()))
 
     def fits(self, shapes=(), dtypes=()):
-        """Whether the operator's rule takes the inputs where some of the parameters have other shapes or dtypes, and
-        promises the results."""
+        """Tells whether the operator's rule takes the inputs where some of the parameters have other shapes or dtypes,
+        and promises the results."""
         params = {
             name: (dict(shapes).get(name, param.shape), dict(dtypes).get(name, param.dtype))
             for name, param in self.params.items()

@@ -1,6 +1,7 @@
-"""What an operator's test file says of the operator: its card. Harnesses iterate over all cards.
+"""A card says what an operator is: its functions, formulas, shapes and values. Each operator's test file has one, and
+the harnesses iterate over all cards.
 
-It needs no pytest, so that benchmarks may read cards, too.
+This module does not need pytest.
 """
 
 import ast
@@ -43,7 +44,7 @@ def names_of(operator):
 
 
 def chain(operator):
-    """The operator, and those of its gradients of each order."""
+    """Returns the operator, its gradient's operator, the operator of that one's gradient, and so on."""
     operators = []
     while isinstance(operator, Operator):
         operators.append(operator)
@@ -52,12 +53,12 @@ def chain(operator):
 
 
 def unwritten(shape, dtype):
-    """An array of bytes 0xFF: NaN, or -1."""
+    """Makes an array of bytes 0xFF, which are NaN or -1."""
     return np.full(math.prod(shape) * np.dtype(dtype).itemsize, 0xFF, np.uint8).view(dtype).reshape(shape)
 
 
 class Call(NamedTuple):
-    """A call of an operator's entry, by arrays or by Specs."""
+    """Describes a call of an operator's entry, by arrays or by Specs."""
 
     operator: Operator
     inputs: list
@@ -72,10 +73,10 @@ class Call(NamedTuple):
 
 
 def follow(operators, inputs, compute):
-    """The Calls of a forward operator and its gradients, whose inputs are found by their names: inputs and results of
-    the calls before, and what `compute` returns.
+    """Yields the Calls of a forward operator and its gradients. A gradient takes, by their names, inputs and results of
+    the calls before, and gradients of these results.
 
-    compute(operator, inputs) returns the outputs, and the gradients of the results.
+    compute(operator, inputs) returns the outputs and the gradients of the outputs.
     """
     known = dict(zip(names_of(operators[0]).inputs, inputs)) if operators else {}
     for operator in operators:
@@ -89,7 +90,7 @@ def follow(operators, inputs, compute):
 
 
 def calls_of_specs(operators, shapes, dtype=mindspore.float32):
-    """The Calls for inputs of these shapes, by Specs alone."""
+    """Returns the Calls for inputs of these shapes, by Specs alone."""
 
     def infer(operator, specs):
         outputs = operator.infer(*specs)
@@ -101,17 +102,17 @@ def calls_of_specs(operators, shapes, dtype=mindspore.float32):
 
 
 def length(random):
-    """A number of elements along an axis: mostly a small one."""
+    """Chooses a number of elements along an axis, mostly a small one."""
     return random.randrange(random.choice((4, 8, 8, 8, 8, 8, 8, 70)))
 
 
-def lengths(random, most=5):
-    """A shape of up to so many axes."""
-    return tuple(length(random) for _ in range(random.randrange(most + 1)))
+def lengths(random):
+    """Chooses a shape of up to five axes."""
+    return tuple(length(random) for _ in range(random.randrange(6)))
 
 
 class Card:
-    """An operator. `operator`, `formulas` and `cases` are what most cards need; the rest follows from signatures.
+    """The card of an operator. Most cards need `operator`, `formulas` and `cases`; the rest follows from signatures.
 
     A formula is a function of an entry's inputs, and of the settings. It is plain NumPy in the dtype of its arguments,
     and returns a tuple.
@@ -124,28 +125,28 @@ class Card:
     further = {}  # the same, for the entries alone: the sizes that kernels tell apart
     small = None  # the case for tests that need just one, of some tens of elements
     hostile = ()  # the cases, other than `small`, that wrong calls are made from
-    huge = ()  # arguments of `check_huge`, one tuple a call
+    huge = ()  # arguments of each call of `check_huge`, which calls entries with more than 2^31 elements
 
     @classmethod
     def name(cls):
         return cls.__module__.removeprefix("test_")
 
     def operators(self, shapes=(), **settings):
-        """The forward operator and those of its gradients, for inputs of these shapes."""
+        """Returns the forward operator and its gradients' operators, for inputs of these shapes."""
         return chain(self.operator)
 
     def entry_cases(self):
         return {**self.cases, **self.further}
 
     def inputs(self, shapes, dtype, seed=1, **settings):
-        """Random inputs."""
+        """Makes random inputs."""
         return random(seed, dtype, *shapes)
 
     def reference(self, *inputs, **settings):
         return self.formulas[0](*inputs, **settings)
 
     def reference_gradient(self, *arguments, **settings):
-        """The gradients of all inputs, which are followed by those of the results."""
+        """Returns the gradients of all inputs. The arguments are the inputs, then the gradients of the results."""
         forward, backward = self.operators([x.shape for x in arguments], **settings)[:2]
         names = names_of(forward)
         inputs, douts = arguments[: len(names.inputs)], arguments[len(names.inputs) :]
@@ -157,11 +158,12 @@ class Card:
         return tuple(gradients[f"d{name}"] for name in names.inputs)
 
     def scratch_of_parts(self, inputs, shape, parts):
-        """The shape of scratch for sums in other parts than the operator chooses, where its entry takes them."""
+        """Returns the shape of scratch for sums in so many parts, where the entry takes another number of parts than
+        the operator chooses."""
         return (parts, *shape[1:]) if len(shape) == 2 else shape
 
     def entry_calls(self, shapes, settings, dtype, seed=1, scale=1, parts=0):
-        """The Calls of all entries by arrays, as the entries compute them on the CPU."""
+        """Returns the Calls of all entries by arrays, as the entries compute them on the CPU."""
 
         def compute(operator, inputs):
             outputs = outputs_of(operator, inputs)
@@ -180,7 +182,7 @@ class Card:
         return list(follow(self.operators(shapes, **settings), inputs, compute))
 
     def random_case(self, random):
-        """(shapes, settings) of a valid call."""
+        """Chooses (shapes, settings) of a valid call."""
         operator = self.operators()[0]
         tensors, values = operator.signature.inputs, dict(operator.signature.values)
         for tensor in tensors:
@@ -193,7 +195,7 @@ class Card:
         return [any_shape if t.sizes is None else t.shape(operator.label, values) for t in tensors], {}
 
     def random_call(self, random):
-        """The same, of few enough elements."""
+        """Chooses a case of tensors that have at most MOST elements each."""
         while True:
             shapes, settings = self.random_case(random)
             calls = calls_of_specs(self.operators(shapes, **settings), shapes)
@@ -202,14 +204,14 @@ class Card:
 
 
 class OperatorCard(Card):
-    """The card of an operator that is nothing else."""
+    """A card that only has an operator."""
 
     def __init__(self, operator):
         self.operator = operator
 
 
 def cards():
-    """Those of all files in `operators`."""
+    """Returns the cards of all files in `operators`."""
     if str(FOLDER) not in sys.path:
         sys.path.append(str(FOLDER))
     for path in sorted(FOLDER.glob("test_*.py")):

@@ -26,6 +26,7 @@ class OperatorTest(Card):
     """The tests. A subclass gives what Card names and, where no entries' formulas do, `reference` and
     `reference_gradient` of the function."""
 
+    cell = None  # the function's Cell, if it takes what the function does
     second_order = False  # whether the gradient has one
     wrong = ()  # (inputs, settings, error, words of its message)
     half_in_float32 = half_gradient_in_float32 = True  # see assert_accurate
@@ -55,6 +56,12 @@ class OperatorTest(Card):
         assert {out.dtype for out in outs} == {np.dtype(dtype)}
         assert_accurate(outs, functools.partial(self.reference, **settings), inputs, self.half_in_float32)
         assert_equal([tensor.asnumpy() for tensor in tensors], inputs)  # unchanged
+
+    def test_cell(self, mode):
+        if self.cell is None:
+            pytest.skip("there is none that takes what the function does")
+        inputs, settings = self.case_inputs(self.small, np.float32)
+        assert_equal(run(self.cell(**settings), *inputs), run(self.net(**settings), *inputs))
 
     def test_gradient(self, mode, case, dtype):
         inputs, settings = self.case_inputs(case, dtype)

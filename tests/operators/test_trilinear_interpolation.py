@@ -1,6 +1,5 @@
 import itertools
 
-import mindspore
 import numpy as np
 from mindspore import Parameter, Tensor, nn
 
@@ -36,6 +35,7 @@ def trilinear_backward(feats, points, dout):
 
 class TestTrilinearInterpolation(OperatorTest):
     function = msops.trilinear_interpolation
+    cell = msops.TrilinearInterpolation
     operator = forward
     formulas = (trilinear, trilinear_backward)
     cases = {
@@ -118,9 +118,3 @@ class Learned(nn.Cell):
 
 def test_training(mode):
     check_training(Learned())
-
-
-def test_function_equals_cell(mode):
-    inputs = random(4, np.float32, (6, 8, 5), (6, 3))
-    out = msops.trilinear_interpolation(*map(mindspore.Tensor, inputs)).asnumpy()
-    np.testing.assert_array_equal(out, run(msops.TrilinearInterpolation(), *inputs)[0])
