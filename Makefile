@@ -112,18 +112,22 @@ SANITIZERS := memcheck racecheck initcheck synccheck
 sanitize: ## Check the kernels' use of memory with compute-sanitizer
 	$(foreach tool,$(SANITIZERS),$(MAKE) $(tool) &&) true
 $(SANITIZERS): all $(VENV)/.ready
-	compute-sanitizer --tool $@ --error-exitcode 1 $(VENV)/bin/python -m pytest tests/test_gpu_entries.py -k "not Huge" $(ARGS)
+	compute-sanitizer --tool $@ --error-exitcode 1 $(VENV)/bin/python -m pytest tests/test_gpu_entries.py tests/operators -k "gpu and not huge" $(ARGS)
 
 # The C entries, for the CPU, under AddressSanitizer and UndefinedBehaviorSanitizer. ARGS="600 LLTMForward": seconds, entry.
 FUZZED := $(patsubst %.cu,build/fuzz/%.o,$(wildcard aot_kernels/*.cu examples/*/*.cu)) build/fuzz/tests/fuzz_entries.o
 FUZZ := $(CXX) $(FLAGS) $(HOST_FLAGS) -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all -Wno-maybe-uninitialized -Iaot_kernels
 
 .PHONY: fuzz
-fuzz: build/fuzz/entries ## Call every C entry with valid and hostile arguments
-	$< $(ARGS)
+fuzz: build/fuzz/entries build/fuzz/calls.txt ## Call every C entry with valid and hostile arguments
+	$^ $(ARGS)
 
+# The entries are found by their names, and the calls come from the operators' cards.
 build/fuzz/entries: $(FUZZED)
-	$(FUZZ) $^ -o $@
+	$(FUZZ) -rdynamic $^ -o $@ -ldl
+build/fuzz/calls.txt: $(LIBRARIES) $(VENV)/.ready $(wildcard tests/*.py tests/operators/*.py msops/operators/*.py examples/*/*.py)
+	@mkdir -p $(@D)
+	$(VENV)/bin/python tests/write_calls.py $@
 build/fuzz/%.o: %.cu Makefile
 	@mkdir -p $(@D)
 	$(FUZZ) -MMD -MP -x c++ -c $< -o $@

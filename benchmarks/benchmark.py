@@ -1,13 +1,13 @@
 """What the benchmark knows of an operator: a module of `operators` inherits Benchmark, and says what only it knows."""
 
+import functools
 import math
 from typing import NamedTuple
 
-import mindspore
 from mindspore import nn
 
-from msops import Spec
-from msops.custom import Operator
+from card import calls_of_specs, names_of
+from msops import Operator
 
 DTYPES = ("float32", "float16")
 
@@ -63,10 +63,9 @@ class OfFunction(nn.Cell):
 class Benchmark:
     """An operator's sizes, peers and targets. The defaults fit a function of each element of one tensor."""
 
-    operator = None  # what msops.custom_op returned; its gradient is timed, too, if it is an operator
+    card = None  # the operator's, of tests/operators: its operators and formulas
     sizes = {}  # device -> list of Sizes
     cell_sizes = {}  # device -> sizes of whole Cells, if they are not the named ones of the kernels
-    formulas = {}  # direction -> the entry's results, in NumPy, as a function of its inputs
     cells = ()  # a Cell of msops, and a function of MindSpore's operators that computes the same
     channels_last = False  # whether torch is measured with images in channels-last format, too
     line = ""  # in words, which cases a line of roof.png connects; all, if it is empty
@@ -85,24 +84,20 @@ class Benchmark:
         """Shapes of the forward operator's inputs."""
         return [(size,)]
 
-    def kernel(self, size):
-        """The forward operator."""
-        return self.operator
+    def settings(self, size):
+        """The operator's."""
+        return {}
 
     def cases(self, size):
-        """The Cases of a size: the forward operator and its gradient, whose shapes follow from the signatures."""
-        forward, shapes = self.kernel(size), self.inputs(size)
-        outs = [spec.shape for spec in forward.infer(*(Spec(shape, mindspore.float32) for shape in shapes))]
-        yield self.case("forward", size, forward, shapes, outs)
-        backward, (inputs, outputs) = forward.gradient, forward.names()
-        if not isinstance(backward, Operator):
-            return
-        known = dict(zip([*inputs, *outputs, *(f"d{name}" for name in outputs)], [*shapes, *outs, *outs]))
-        takes, gives = backward.names()
-        of_inputs = {f"d{name}": shape for name, shape in zip(inputs, shapes)}
-        results = [of_inputs[name] for name in gives if name in of_inputs]
-        formula = dict(formula_inputs=dict(zip(inputs, shapes)), formula_results=tuple(outputs))
-        yield self.case("backward", size, backward, [known[name] for name in takes], results, **formula)
+        """The Cases of a size: the forward operator and its gradient, if it has one."""
+        shapes = self.inputs(size)
+        operators = self.card.operators(shapes, **self.settings(size))[:2]
+        forward, *_ = calls = calls_of_specs(operators, shapes)
+        names = names_of(forward.operator)
+        formula = dict(formula_inputs=dict(zip(names.inputs, shapes)), formula_results=tuple(names.results))
+        for direction, call in zip(("forward", "backward"), calls):
+            inputs, results = ([spec.shape for spec in specs] for specs in (call.inputs, call.results))
+            yield self.case(direction, size, call.operator, inputs, results, **({} if call is forward else formula))
 
     def case(self, direction, size, operator, inputs, results, **rest):
         sizes = size if isinstance(size, tuple) else (size,)
@@ -110,7 +105,8 @@ class Benchmark:
 
     def numpy_formula(self, case):
         """A function of the entry's inputs."""
-        return self.formulas[case.direction]
+        formula = self.card.formulas[("forward", "backward").index(case.direction)]
+        return functools.partial(formula, **self.settings(case.size))
 
     def torch_formula(self, case):
         """A function of the forward entry's inputs. It imports torch, which crashes in MindSpore's GPU process."""

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from mindspore import Tensor, nn, ops
 
+from card import DTYPES, Card, random
 from msops.compat import VERSION
 from msops.testing.checks import (
     Gradient,
@@ -20,37 +21,22 @@ from msops.testing.checks import (
     run_gradient,
 )  # fmt: skip
 
-DTYPES = ("float16", "float32", "float64")
 
+class OperatorTest(Card):
+    """The tests. A subclass gives what Card names and, where no entries' formulas do, `reference` and
+    `reference_gradient` of the function."""
 
-def random(seed, dtype, *shapes):
-    rng = np.random.default_rng(seed)
-    return [np.asarray(rng.standard_normal(shape), dtype) for shape in shapes]
-
-
-def zeros(*shapes, dtype=np.float32):
-    return [np.zeros(shape, dtype) for shape in shapes]
-
-
-class OperatorTest:
-    """The tests. A subclass gives the attributes below and methods `reference` and `reference_gradient`.
-
-    reference(*inputs, **settings) and reference_gradient(*inputs, *douts, **settings) are plain NumPy in the dtype of
-    their arguments, and return a tuple.
-    """
-
-    function = None  # the function under test
-    cases = {}  # name -> (shapes of the inputs, settings)
-    small = None  # the case for tests that need just one, of some tens of elements
+    cell = None  # the function's Cell, if it takes what the function does
     second_order = False  # whether the gradient has one
     wrong = ()  # (inputs, settings, error, words of its message)
     half_in_float32 = half_gradient_in_float32 = True  # see assert_accurate
 
-    def inputs(self, case, dtype):
-        return random(1, dtype, *self.cases[case][0])
-
     def douts(self, inputs, settings):
         return random(2, inputs[0].dtype, *(out.shape for out in self.reference(*inputs, **settings)))
+
+    def case_inputs(self, case, dtype):
+        shapes, settings = self.cases[case]
+        return self.inputs(shapes, dtype, **settings), settings
 
     def net(self, **settings):
         return Net(type(self).function, **settings)
@@ -64,15 +50,21 @@ class OperatorTest:
             metafunc.parametrize("mistake", self.wrong, ids=lambda mistake: mistake[-1])
 
     def test_forward(self, mode, case, dtype):
-        settings, inputs = self.cases[case][1], self.inputs(case, dtype)
+        inputs, settings = self.case_inputs(case, dtype)
         tensors = [Tensor(a) for a in inputs]
         outs = run(self.net(**settings), *tensors)
         assert {out.dtype for out in outs} == {np.dtype(dtype)}
         assert_accurate(outs, functools.partial(self.reference, **settings), inputs, self.half_in_float32)
         assert_equal([tensor.asnumpy() for tensor in tensors], inputs)  # unchanged
 
+    def test_cell(self, mode):
+        if self.cell is None:
+            pytest.skip("there is none that takes what the function does")
+        inputs, settings = self.case_inputs(self.small, np.float32)
+        assert_equal(run(self.cell(**settings), *inputs), run(self.net(**settings), *inputs))
+
     def test_gradient(self, mode, case, dtype):
-        settings, inputs = self.cases[case][1], self.inputs(case, dtype)
+        inputs, settings = self.case_inputs(case, dtype)
         douts = self.douts(inputs, settings)
         gradients = run_gradient(self.net(**settings), inputs, douts)
         assert {gradient.dtype for gradient in gradients} == {np.dtype(dtype)}
@@ -81,7 +73,7 @@ class OperatorTest:
 
     def calls(self, case, dtype):
         """The Cell, and that of the gradient, with what they take."""
-        settings, inputs = self.cases[case][1], self.inputs(case, dtype)
+        inputs, settings = self.case_inputs(case, dtype)
         net = self.net(**settings)
         return (net, inputs), (Gradient(net, len(inputs)), [*inputs, *self.douts(inputs, settings)])
 

@@ -26,7 +26,8 @@ def test_run(tmp_path):
     shutil.copytree(
         ROOT / "benchmarks", tmp_path / "benchmarks", ignore=shutil.ignore_patterns("results", "__pycache__")
     )
-    (tmp_path / "msops").symlink_to(ROOT / "msops")
+    for folder in ("msops", "tests"):
+        (tmp_path / folder).symlink_to(ROOT / folder)
     operators = tmp_path / "benchmarks" / "operators"
     (operators / "logistic.py").write_text((operators / "sigmoid.py").read_text())
     arguments = ["-m", "benchmarks", "--quick", "--op", "lltm,logistic", "--dtype", "float32"]

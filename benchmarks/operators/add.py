@@ -1,24 +1,16 @@
 """Addition with broadcasting. Its gradient is a sum over the axes along which an input was broadcast."""
 
-import numpy as np
 from mindspore import ops
 
 import msops
-from msops.operators.add import backward as add_backward
-from msops.operators.add import forward as _add
+from test_add import TestAdd
 
 from ..benchmark import ELEMENTS, Benchmark, Sizes
 from ..figures import Target, best_peer, share
 
 
-def sum_to(dout, x):
-    axes = tuple(range(dout.ndim - x.ndim))
-    axes += tuple(axis for axis in range(len(axes), dout.ndim) if x.shape[axis - len(axes)] != dout.shape[axis])
-    return dout.sum(axes).reshape(x.shape)
-
-
 class Add(Benchmark):
-    operator = _add
+    card = TestAdd()
     sizes = {  # a number of elements, or the rows and columns of a matrix to which a row is added
         "GPU": [
             *ELEMENTS["GPU"],
@@ -29,7 +21,6 @@ class Add(Benchmark):
             Sizes(named=((2**12, 1000),), sweep=((64, 1000),), ragged={(2**12, 1001): (2**12, 1000)}),
         ],
     }
-    formulas = {"forward": np.add, "backward": sum_to}
     cells = (msops.Add, ops.add)
     line = "equal shapes"
     targets = {
@@ -44,8 +35,9 @@ class Add(Benchmark):
         return [size, size[-1:]] if isinstance(size, tuple) else [(size,), (size,)]
 
     def cases(self, size):
+        add, sum_to = self.card.operators()
         inputs = self.inputs(size)
-        forward = self.case("forward", size, _add, inputs, inputs[:1])
+        forward = self.case("forward", size, add, inputs, inputs[:1])
         if not isinstance(size, tuple):
             yield forward._replace(naive=(size, size))
             return
@@ -56,7 +48,7 @@ class Add(Benchmark):
             ("column", (rows, 1), (1, rows, columns)),
             ("scalar", (), (1, 1, rows * columns)),
         ):
-            case = self.case("backward", size, add_backward, [size, shape], [shape], unread=1, serial=outer * inner)
+            case = self.case("backward", size, sum_to, [size, shape], [shape], unread=1, serial=outer * inner)
             yield case._replace(name=f"{case.name} to {what}", naive=(outer, kept, inner))
 
     def torch_formula(self, case):

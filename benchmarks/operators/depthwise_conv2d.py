@@ -1,50 +1,15 @@
 """A convolution with kernels of its own for each channel. A size is (N, C, H, W, taps of a row, stride)."""
 
-import functools
 import math
 
 import mindspore
-import numpy as np
 from mindspore import nn
 
 import msops
-from msops.operators.depthwise_conv2d import make_forward as _convolution
+from test_depthwise_conv2d import TestDepthwiseConv2d
 
 from ..benchmark import Benchmark, Sizes
 from ..figures import Target, both_directions, both_times_faster, ends, share
-
-
-def _taps(x, kernel, out_shape, stride):
-    """(row, column, slices of the padded x that this tap meets) of each tap."""
-    for a, b in np.ndindex(kernel, kernel):
-        rows, columns = (slice(t, t + (length - 1) * stride + 1, stride) for t, length in zip((a, b), out_shape[2:]))
-        yield a, b, (slice(None), slice(None), rows, columns)
-
-
-def _padded(x, kernel):
-    p = kernel // 2
-    return np.pad(x, [(0, 0), (0, 0), (p, p), (p, p)])
-
-
-def depthwise(x, weight, bias, stride):
-    kernel = weight.shape[-1]
-    out_shape = (*x.shape[:2], *((n + 2 * (kernel // 2) - kernel) // stride + 1 for n in x.shape[2:]))
-    padded, out = _padded(x, kernel), np.empty(out_shape, x.dtype)
-    out[:] = bias[:, None, None]
-    for a, b, part in _taps(x, kernel, out_shape, stride):
-        out += weight[:, 0, a, b, None, None] * padded[part]
-    return out
-
-
-def depthwise_backward(x, weight, dout, stride):
-    kernel = weight.shape[-1]
-    padded, dweight = _padded(x, kernel), np.empty_like(weight)
-    dpadded, p = np.zeros_like(padded), kernel // 2
-    for a, b, part in _taps(x, kernel, dout.shape, stride):
-        dweight[:, 0, a, b] = np.einsum("nchw,nchw->c", padded[part], dout)
-        dpadded[part] += weight[:, 0, a, b, None, None] * dout
-    return dpadded[:, :, p : p + x.shape[2], p : p + x.shape[3]], dweight, dout.sum((0, 2, 3))
-
 
 TORCH = ("torch", "torch channels-last")
 
@@ -84,7 +49,7 @@ class DepthwiseConv2d(Benchmark):
             )
         ],
     }
-    formulas = {"forward": depthwise, "backward": depthwise_backward}
+    card = TestDepthwiseConv2d()
     channels_last = True
     line = "3 x 3, stride 1"
     targets = {
@@ -116,9 +81,9 @@ class DepthwiseConv2d(Benchmark):
         channels = image[1]
         return [tuple(image), (channels, 1, kernel, kernel), (channels,)]
 
-    def kernel(self, size):
+    def settings(self, size):
         *_, kernel, stride = size
-        return _convolution("", stride, "pad", kernel // 2, 1, True)
+        return dict(stride=stride, pad_mode="pad", padding=kernel // 2)
 
     def cases(self, size):
         forward, backward = super().cases(size)
@@ -127,9 +92,6 @@ class DepthwiseConv2d(Benchmark):
         operations = 2 * kernel**2 * outputs
         yield forward._replace(naive=naive, operations=operations)
         yield backward._replace(naive=naive, operations=2 * operations, serial=outputs // channels)
-
-    def numpy_formula(self, case):
-        return functools.partial(super().numpy_formula(case), stride=case.size[-1])
 
     def torch_formula(self, case):
         from torch.nn.functional import conv2d

@@ -13,42 +13,16 @@ from mindspore import Parameter, nn, ops
 from mindspore.common.initializer import Uniform, initializer
 
 import msops
-from msops.operators.lltm_sequence import make_forward as _recurrence
 from msops.testing.entry import outputs_of, prepare_operator
+from test_lltm_sequence import Recurrence, TestLLTM
 
 from ..benchmark import Benchmark, Sizes, by
 from ..figures import Target, ends, times_faster
-from ..numpy_peers import multiply
-from .lltm_cell import FlatState, OfMindSpore, lltm, lltm_backward, torch_lltm
+from .lltm_cell import FlatState, OfMindSpore, torch_lltm
 
 ROWS = (8, 64, 8, 128)  # of examples/rows.py
 LSTM = "cuDNN LSTM x 3/4"
 STEPPED = "stepped cell, CUDA graph"
-
-
-def _steps(x, h, c, weight_ih, weight_hh, bias):
-    """The gates of each step, and h and c before it; then h and c after the last."""
-    for product in multiply(x.reshape(-1, x.shape[2]), weight_ih.T).reshape(*x.shape[:2], -1):
-        gates = product + multiply(h, weight_hh.T)
-        yield gates, h, c
-        h, c = lltm(gates, bias, c)
-    yield None, h, c
-
-
-def lltm_sequence(*inputs):
-    _, (_, *hidden), (*_, last_c) = zip(*_steps(*inputs))
-    return np.stack(hidden), hidden[-1], last_c
-
-
-def lltm_sequence_gradient(x, h, c, weight_ih, weight_hh, bias, doutput, dh, dc):
-    gates, hidden, cells = zip(*_steps(x, h, c, weight_ih, weight_hh, bias))
-    dgates = np.empty((len(x), *gates[0].shape), x.dtype)
-    for t in reversed(range(len(x))):
-        dgates[t], _, dc = lltm_backward(gates[t], bias, cells[t], dh + doutput[t], dc)
-        dh = multiply(dgates[t], weight_hh)
-    rows = dgates.reshape(-1, len(bias))
-    dx, dweight_ih = multiply(rows, weight_ih), multiply(rows.T, x.reshape(len(rows), -1))
-    return dx.reshape(x.shape), dh, dc, dweight_ih, multiply(rows.T, np.concatenate(hidden[:-1])), rows.sum(0)
 
 
 def torch_lstm(inputs, douts):
@@ -215,11 +189,11 @@ class LLTM(Benchmark):
 
             return call, gives
 
-        operator = _recurrence(reverse=False, allow_tf32=precision == "tf32")
-        loop_forward, outputs = loop(operator, product, weight_hh, bias, h, c, lengths)
+        of_forward, of_backward = Recurrence().operators(allow_tf32=precision == "tf32")
+        loop_forward, outputs = loop(of_forward, product, weight_hh, bias, h, c, lengths)
         output, _, _, gates, cells, _ = outputs
         loop_backward, gradients = loop(
-            operator.gradient.__self__.backward, weight_hh, gates, cells, output, h, lengths, doutput, dlast_h, dlast_c
+            of_backward, weight_hh, gates, cells, output, h, lengths, doutput, dlast_h, dlast_c
         )
         dgates, hidden_before, dh, dc, _ = gradients
         x_rows, product_rows, dgates_rows, hidden_rows = (
@@ -247,9 +221,11 @@ class LLTM(Benchmark):
         return (x, h, c, weight_ih, weight_hh, bias), (doutput, dlast_h, dlast_c), calls
 
     def numpy_sequences(self, inputs, douts):
+        """In float32 at least, since NumPy has no fast product of float16."""
+        inputs, douts = ([np.asarray(x, np.float32) for x in arrays] for arrays in (inputs, douts))
         return {
-            "forward": lambda: lltm_sequence(*inputs),
-            "forward+backward": lambda: lltm_sequence_gradient(*inputs, *douts),
+            "forward": lambda: TestLLTM.reference(*inputs),
+            "forward+backward": lambda: TestLLTM.reference_gradient(*inputs, *douts),
         }
 
     def torch_sequences(self, inputs, douts, named):

@@ -1,35 +1,13 @@
 """The recurrent cell LLTM after its matmul. A size is (batch, hidden units), of whole Cells (batch, inputs, units)."""
 
 import mindspore
-import numpy as np
 from mindspore import Parameter, nn, ops
 
 import msops
-from msops.operators.lltm import forward as _pointwise
+from test_lltm import TestPointwise
 
 from ..benchmark import Benchmark, Sizes
 from ..figures import Target, above_empty, share
-from .sigmoid import sigmoid
-
-
-def _gates(product, bias, c):
-    i, o, g = np.split(product + bias, 3, 1)
-    i, o, elu = sigmoid(i), sigmoid(o), np.where(g > 0, g, np.expm1(np.minimum(g, 0)))
-    return i, o, g, elu, c + i * elu
-
-
-def lltm(product, bias, c):
-    _, o, _, _, new_c = _gates(product, bias, c)
-    return np.tanh(new_c) * o, new_c
-
-
-def lltm_backward(product, bias, c, dnew_h, dnew_c):
-    i, o, g, elu, new_c = _gates(product, bias, c)
-    tanh_c = np.tanh(new_c)
-    dc = dnew_c + dnew_h * o * (1 - tanh_c**2)
-    di, do = dc * elu * i * (1 - i), dnew_h * tanh_c * o * (1 - o)
-    dproduct = np.concatenate([di, do, dc * i * np.where(g > 0, 1, elu + 1)], 1, dtype=product.dtype)
-    return dproduct, dproduct.sum(0), dc
 
 
 def torch_lltm(product, bias, c):
@@ -68,7 +46,7 @@ class FlatState(nn.Cell):
 
 
 class LLTMCell(Benchmark):
-    operator = _pointwise
+    card = TestPointwise()
     sizes = {
         "GPU": [
             Sizes(
@@ -89,7 +67,6 @@ class LLTMCell(Benchmark):
         "GPU": ((16, 32, 128), (64, 1024, 1024), (4096, 1024, 1024)),
         "CPU": ((16, 32, 128), (64, 256, 256), (256, 1024, 1024)),
     }
-    formulas = {"forward": lltm, "backward": lltm_backward}
     targets = {
         "GPU": [
             Target("2^26 elements", "share 0.95", 0.95, share("2^16 x 2^10")),

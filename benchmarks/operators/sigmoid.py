@@ -1,27 +1,17 @@
 """The logistic sigmoid, y = 1 / (1 + e^-x)."""
 
-import numpy as np
 from mindspore import ops
 
 import msops
-from msops.operators.sigmoid import forward as _sigmoid
+from test_sigmoid import TestSigmoid
 
 from ..benchmark import ELEMENTS, Benchmark
 from ..figures import Target, best_peer, share
 
 
-def sigmoid(x):
-    return 1 / (1 + np.exp(-x))
-
-
-def sigmoid_backward(y, dy):
-    return dy * y * (1 - y)
-
-
 class Sigmoid(Benchmark):
-    operator = _sigmoid
+    card = TestSigmoid()
     sizes = ELEMENTS
-    formulas = {"forward": sigmoid, "backward": sigmoid_backward}
     cells = (msops.Sigmoid, ops.sigmoid)
     targets = {
         "GPU": [

@@ -1,37 +1,12 @@
 """Features at the eight corners of a cube, interpolated at points within. A size is (points, features)."""
 
-import itertools
-
-import numpy as np
 from mindspore import ops
 
 import msops
-from msops.operators.trilinear_interpolation import forward as _trilinear_interpolation
+from test_trilinear_interpolation import TestTrilinearInterpolation
 
 from ..benchmark import Benchmark, Sizes
 from ..figures import Target, ends, share
-
-
-def _corners(points):
-    """(weight, its slope along each axis) of each corner of the cube."""
-    far = (points + 1) / 2
-    sides = (1 - far, far)
-    for corner in itertools.product((0, 1), repeat=3):
-        u, v, w = (sides[i][:, d] for d, i in enumerate(corner))
-        su, sv, sw = (i - 0.5 for i in corner)
-        yield u * v * w, np.stack([su * v * w, u * sv * w, u * v * sw], 1).astype(points.dtype)
-
-
-def trilinear(feats, points):
-    weights = np.stack([weight for weight, _ in _corners(points)], 1)
-    return np.einsum("ncf,nc->nf", feats, weights)
-
-
-def trilinear_backward(feats, points, dout):
-    weights, slopes = (np.stack(arrays, 1) for arrays in zip(*_corners(points)))
-    dfeats = weights[:, :, None] * dout[:, None]
-    dpoints = np.einsum("ncd,nc->nd", slopes, np.einsum("ncf,nf->nc", feats, dout))
-    return dfeats, dpoints
 
 
 def of_mindspore(feats, points):
@@ -44,7 +19,7 @@ def of_mindspore(feats, points):
 
 
 class TrilinearInterpolation(Benchmark):
-    operator = _trilinear_interpolation
+    card = TestTrilinearInterpolation()
     sizes = {
         "GPU": [
             Sizes(
@@ -67,7 +42,6 @@ class TrilinearInterpolation(Benchmark):
             )
         ],
     }
-    formulas = {"forward": trilinear, "backward": trilinear_backward}
     cells = (msops.TrilinearInterpolation, of_mindspore)
     line = "16 features"
     targets = {

@@ -169,7 +169,7 @@ def check_repeats(call: EntryCall, same: EntryCall) -> bool:
     return True
 
 
-def _other_shapes(shape: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+def other_shapes(shape: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
     """Yields shapes shorter by 1 on an axis, or of another rank, but none that would make a call read out of bounds."""
     for axis, length in enumerate(shape):
         if length > 0:
@@ -198,13 +198,13 @@ def check_wrong_calls(call: EntryCall) -> None:
         if i >= call.inputs and array.name not in call.results:
             continue  # scratch may have any length
         right = array.place.shape
-        for shape in _other_shapes(right):
-            if i >= call.inputs or _outputs_with(call, i, shape) != _outputs_with(call, i, right):
+        for shape in other_shapes(right):
+            if i >= call.inputs or outputs_with(call, i, shape) != outputs_with(call, i, right):
                 what = f"{array.name} {shape} instead of {right}"
                 refused(what, [*places[:i], places[i]._replace(shape=shape), *places[i + 1 :]])
 
 
-def _outputs_with(call: EntryCall, i: int, shape: tuple[int, ...]) -> list[Spec] | None:
+def outputs_with(call: EntryCall, i: int, shape: tuple[int, ...]) -> list[Spec] | None:
     """Returns the Specs promised for another shape of input i, or None if the rule refuses it."""
     specs = specs_of([array.values() for array in call.arrays[: call.inputs]])
     specs[i] = specs[i]._replace(shape=shape)
@@ -218,8 +218,8 @@ def check_rule_agrees(call: EntryCall) -> None:
     """Requires that the entry takes every shape that the operator's rule takes."""
     inputs = [array.values() for array in call.arrays[: call.inputs]]
     for i, x in enumerate(inputs):
-        for shape in _other_shapes(x.shape):
-            if _outputs_with(call, i, shape) is not None:
+        for shape in other_shapes(x.shape):
+            if outputs_with(call, i, shape) is not None:
                 taken = f"the operator takes {call.arrays[i].name} {shape} instead of {x.shape}"
                 try:
                     changed = [*inputs[:i], np.resize(x, shape), *inputs[i + 1 :]]

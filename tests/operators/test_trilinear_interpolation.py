@@ -1,22 +1,43 @@
 import itertools
 
-import mindspore
 import numpy as np
 from mindspore import Parameter, Tensor, nn
 
 import msops
-from operator_test import OperatorTest, check_training, random, run, zeros
+from card import random, zeros
+from msops.operators.trilinear_interpolation import forward
+from operator_test import OperatorTest, check_training, run
 
 CORNERS = tuple(itertools.product((0, 1), repeat=3))  # (iu, iv, iw), in the order of the index 4 iu + 2 iv + iw
 
 
-def sides(points):
-    """[d][i]: the weight along direction d of the near (i = 0) and far side."""
-    return [(1 - (p + 1) / 2, (p + 1) / 2) for p in points.T]
+def corners(points):
+    """(weight, its slope along each axis) of each corner of the cube."""
+    far = (points + 1) / 2
+    sides = (1 - far, far)
+    for corner in CORNERS:
+        u, v, w = (sides[i][:, d] for d, i in enumerate(corner))
+        su, sv, sw = (i - 0.5 for i in corner)
+        yield u * v * w, np.stack([su * v * w, u * sv * w, u * v * sw], 1).astype(points.dtype)
+
+
+def trilinear(feats, points):
+    weights = np.stack([weight for weight, _ in corners(points)], 1)
+    return (np.einsum("ncf,nc->nf", feats, weights),)
+
+
+def trilinear_backward(feats, points, dout):
+    weights, slopes = (np.stack(arrays, 1) for arrays in zip(*corners(points)))
+    dfeats = weights[:, :, None] * dout[:, None]
+    dpoints = np.einsum("ncd,nc->nd", slopes, np.einsum("ncf,nf->nc", feats, dout))
+    return dfeats, dpoints
 
 
 class TestTrilinearInterpolation(OperatorTest):
     function = msops.trilinear_interpolation
+    cell = msops.TrilinearInterpolation
+    operator = forward
+    formulas = (trilinear, trilinear_backward)
     cases = {
         "small": ([(3, 8, 4), (3, 3)], {}),
         "one": ([(1, 8, 1), (1, 3)], {}),
@@ -29,8 +50,16 @@ class TestTrilinearInterpolation(OperatorTest):
         "very many features": ([(1, 8, 20_011), (1, 3)], {}),
         "large": ([(1033, 8, 128), (1033, 3)], {}),
     }
+    further = {
+        f"{n} x {f}": ([(n, 8, f), (n, 3)], {})
+        for n, f in (
+            *((0, 3), (0, 5), (5, 0), (35, 1), (33, 2), (17, 3), (9, 4), (17, 7), (9, 8), (11, 15), (9, 16), (11, 31)),
+            *((5, 72), (3, 301), (2000, 3), (1200, 17), (600, 65), (2, 3001), (1009, 65)),
+        )
+    }
     small = "small"
     second_order = True
+    huge = ((2**24 + 3, 16),)
     wrong = (
         (zeros((2, 8, 4), (2, 3), dtype=np.int32), {}, TypeError, "feats must be float16, float32"),
         ([*zeros((2, 8, 4)), np.zeros((2, 3))], {}, TypeError, "points must be float32 as feats is, got float64"),
@@ -41,25 +70,15 @@ class TestTrilinearInterpolation(OperatorTest):
         (zeros((2, 8, 4), (2, 4)), {}, ValueError, "points must have shape (N, 3) = (2, 3), got (2, 4)"),
     )
 
-    @staticmethod
-    def reference(feats, points):
-        u, v, w = sides(points)
-        weights = [u[i] * v[j] * w[k] for i, j, k in CORNERS]
-        return (sum(weight[:, None] * feats[:, c] for c, weight in enumerate(weights)),)
-
-    @staticmethod
-    def reference_gradient(feats, points, dout):
-        side = sides(points)
-        u, v, w = side
-        dfeats = np.stack([(u[i] * v[j] * w[k])[:, None] * dout for i, j, k in CORNERS], 1)
-        dpoints = np.zeros_like(points)
-        for c, corner in enumerate(CORNERS):
-            product = (feats[:, c] * dout).sum(-1)
-            for d in range(3):
-                e, f = (d + 1) % 3, (d + 2) % 3
-                slope = side[e][corner[e]] * side[f][corner[f]] / 2
-                dpoints[:, d] += (slope if corner[d] else -slope) * product
-        return dfeats.astype(feats.dtype), dpoints
+    def check_huge(self, gpu, n, f):
+        forward, backward, *_ = self.operators()
+        feats, points = gpu.random(n, 8, f), gpu.random(n, 3) / 2
+        (out,) = gpu.run(forward, feats, points)
+        dfeats, dpoints = gpu.run(backward, feats, points, out)
+        gpu.check_parts(forward, [feats, points], [out], n, 1000, gpu.assert_equal)
+        gpu.check_parts(backward, [feats, points, out], [dfeats, dpoints], n, 1000, gpu.assert_equal)
+        assert not dfeats.isnan().any()
+        assert not out.isnan().any()
 
 
 def test_corners_and_outside(mode):
@@ -99,9 +118,3 @@ class Learned(nn.Cell):
 
 def test_training(mode):
     check_training(Learned())
-
-
-def test_function_equals_cell(mode):
-    inputs = random(4, np.float32, (6, 8, 5), (6, 3))
-    out = msops.trilinear_interpolation(*map(mindspore.Tensor, inputs)).asnumpy()
-    np.testing.assert_array_equal(out, run(msops.TrilinearInterpolation(), *inputs)[0])

@@ -6,11 +6,16 @@ import pytest
 from mindspore import Tensor, nn, ops
 
 import msops
+from card import Card, calls_of_specs, random, zeros
 from features import check_open_sizes
+from gpu import BIG
+from msops.check import dtype_name
 from msops.compat import VERSION
-from msops.operators.lltm_sequence import make_forward as _recurrence
+from msops.library import of_package
+from msops.operators.lltm_sequence import make_backward, make_forward
 from msops.testing import opcheck
-from operator_test import OperatorTest, Training, check_training, random, run, run_gradient, zeros
+from msops.testing.entry import Param, Status, call
+from operator_test import OperatorTest, Training, check_training, run, run_gradient
 from test_lltm import (
     MIXED,
     Flat,
@@ -54,6 +59,70 @@ def recur_gradient(product, weight, bias, h, c, doutput, dh, dc, lengths=None, r
     return dproduct, np.zeros_like(weight) + dweight, dproduct.sum((0, 1)), dh, dc
 
 
+def recurrence(t, b, h, **settings):
+    state = b, h
+    return [(t, b, 3 * h), (3 * h, h), (3 * h,), state, state, (b,)], settings
+
+
+class Recurrence(Card):
+    """The kernels by themselves: the time loop."""
+
+    cases = {
+        "small": recurrence(4, 3, 5),
+        "reverse": recurrence(4, 3, 5, reverse=True, allow_tf32=True),
+        "no steps": recurrence(0, 3, 5, reverse=True),
+    }
+    further = {
+        f"{t} x {b} x {h}{' reverse' * reverse}": recurrence(t, b, h, reverse=reverse)
+        for t, b, h in (
+            *((0, 3, 5), (4, 0, 5), (4, 3, 0), (1, 2, 3), (9, 1, 128), (6, 3, 67), (5, 16, 128), (4, 300, 96)),
+            *((6, 1, 129), (4, 100, 192), (5, 16, 256), (4, 20, 330), (3, 9, 500), (3, 64, 1024), (3, 64, 1025)),
+            *((4, 130, 333), (3, 4, 1500), (1, 200, 1032), (3, 200, 1032), (2, 420, 520), (2, 700, 520)),
+            *((9, 61, 103), (9, 3, 513)),  # of few samples: threads share the units
+        )
+        for reverse in (False, True)
+    }
+    small = "small"
+    hostile = ("reverse",)
+    huge = tuple(  # in blocks, clusters, the grid, with cuBLAS
+        (BIG // (batch * 3 * hidden) + 1, batch, hidden)
+        for batch, hidden in ((4096, 64), (64, 256), (256, 1024), (64, 2200))
+    )
+
+    def operators(self, shapes=(), reverse=False, allow_tf32=False):
+        return [make_forward(reverse, allow_tf32), make_backward(reverse, allow_tf32)]
+
+    def inputs(self, shapes, dtype, seed=1, **settings):
+        """Lengths from below 0 to above all steps, and weights as large as in training, so that rounding errors do not
+        grow from step to step."""
+        product, weight, *rest = random(seed, dtype, *shapes[:5])
+        (steps, *_), (_, hidden) = shapes[:2]
+        lengths = np.random.default_rng(seed).integers(-1, steps + 2, shapes[5]).astype(np.int32)
+        return [product, weight / np.asarray(max(1, hidden) ** 0.5, dtype), *rest, lengths]
+
+    def check_huge(self, gpu, steps, batch, hidden):
+        def close(big, alone):
+            scale = alone.abs().max()
+            gpu.assert_close(big / scale, alone / scale)
+
+        forward, backward = self.operators()
+        product, weight, bias, h, c = (gpu.random(*shape) for shape in recurrence(steps, batch, hidden)[0][:5])
+        weight /= 8 * hidden**0.5
+        lengths = gpu.torch.full((batch,), steps, dtype=gpu.torch.int32, device="cuda")
+        inputs = [product, weight, bias, h, c, lengths]
+        output, last_h, last_c, gates, cells, _ = gpu.run(forward, *inputs)
+        gpu.check_parts(forward, inputs, [output, None, None, gates, cells], batch, 3, gpu.assert_close)
+        inputs = [weight, gates, cells, output, h, lengths, output, last_h, c]
+        dgates, _, dh, dc, _ = gpu.run(backward, *inputs)
+        gpu.check_parts(backward, inputs, [dgates, None, dh, dc], batch, 3, close)
+        assert not last_c.isnan().any()
+        assert not dgates.isnan().any()
+
+    def random_case(self, random):
+        shapes, _ = super().random_case(random)
+        return shapes, dict(reverse=random.random() < 0.5, allow_tf32=random.random() < 0.5)
+
+
 class Sequence(nn.Cell):
     """The function with its settings; `seq_length` is a list."""
 
@@ -79,6 +148,7 @@ def wrong(at, array):
 
 
 class TestLLTM(OperatorTest):
+    function = msops.lltm
     cases = {
         "small": (shapes(4, 2, 3, 3), {}),
         "one step": (shapes(1, 3, 2, 5), {}),
@@ -116,8 +186,8 @@ class TestLLTM(OperatorTest):
     def net(self, **settings):
         return Sequence(**settings)
 
-    def inputs(self, case, dtype):
-        x, h, c, weight_ih, weight_hh, bias = super().inputs(case, dtype)
+    def inputs(self, shapes, dtype, seed=1, **settings):
+        x, h, c, weight_ih, weight_hh, bias = super().inputs(shapes, dtype, seed)
         # As large as what is usual in training, so that rounding errors do not grow from step to step.
         return [x, h, c, *(a / np.asarray(h.shape[1] ** 0.5, dtype) for a in (weight_ih, weight_hh)), bias]
 
@@ -165,12 +235,80 @@ def test_operator(reverse):
         return recur(*inputs, not reverse)[:3]
 
     opcheck(
-        _recurrence(reverse, False),
+        make_forward(reverse, False),
         [product, weight, bias, h, c, lengths],
         reference,
-        other=(_recurrence(not reverse, False), other),
+        other=(make_forward(not reverse, False), other),
         half_in_float32=False,
     )
+
+
+def test_scratch_whose_size_overflows(capfd):
+    """2^66 + 1024 elements are 1024, as far as 64 bits can tell."""
+    forward, _ = calls_of_specs(Recurrence().operators(), recurrence(0, 2**58, 1)[0])
+    arrays = [Param(16, spec.shape, dtype_name(spec.dtype)) for spec in forward.params.values()]
+    arrays[-1] = arrays[-1]._replace(shape=(1024,))
+    assert call(forward.operator.entry, arrays, forward.operator.attributes) == Status.BAD_SHAPE
+    assert "no memory can hold" in capfd.readouterr().err
+
+
+WAYS = {"across the grid": (64, 1024), "in small tiles": (64, 1544), "in tiles": (300, 1544), "by cuBLAS": (4, 1500)}
+
+
+@pytest.fixture
+def tf32_gpu(gpu):
+    if gpu.torch.cuda.get_device_capability() < (8, 0):
+        pytest.skip("TF32 came with sm_80")
+    return gpu
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("i", [0, 1])
+def test_gpu_allows_tf32(tf32_gpu, way, i):
+    """Where it is allowed, recurrent products have factors of 11 bits."""
+    results = []
+    shapes, _ = recurrence(3, *WAYS[way])
+    inputs = Recurrence().entry_calls(shapes, {}, "float32")[i].inputs
+    for allow_tf32 in (False, True):
+        operator = Recurrence().operators(allow_tf32=allow_tf32)[i]
+        results.append(tf32_gpu.run(operator, *(tf32_gpu.torch.from_numpy(x).cuda() for x in inputs))[0].cpu().numpy())
+    exact, rounded = results
+    error = np.abs(rounded - exact).max() / np.abs(exact).max()
+    assert 1e-6 < error < 2e-3
+
+
+@pytest.mark.skipif(
+    re.search(rb"msops: nvcc 11", of_package("lltm_sequence").path.read_bytes()) is not None,
+    reason="tiles came with nvcc 12; cuBLAS, which is there instead, does not round to nearest",
+)
+@pytest.mark.parametrize("way", ["across the grid", "in small tiles", "in tiles"])
+def test_gpu_rounds_factors_to_nearest(tf32_gpu, way):
+    torch, run = tf32_gpu.torch, tf32_gpu.run
+
+    def to_tf32(x):
+        return ((x.view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32)
+
+    batch, hidden = WAYS[way]
+    sample = torch.arange(batch, device="cuda")
+    unit = sample * 5 % hidden
+    forward, backward = Recurrence().operators(allow_tf32=True)
+    shapes, _ = recurrence(1, batch, hidden)
+    product, _, bias, zeros, c = (torch.zeros(shape, device="cuda") for shape in shapes[:5])
+    lengths = torch.ones(batch, dtype=torch.int32, device="cuda")
+    weight, h = torch.randn(shapes[1], device="cuda"), torch.randn(batch, hidden, device="cuda")
+    ones = zeros.clone()
+    ones[sample, unit] = 1
+    gates = run(forward, product, weight, bias, ones, c, lengths)[3][0]
+    assert torch.equal(gates, to_tf32(weight)[:, unit].T)
+    diagonal = torch.eye(hidden, device="cuda").repeat(3, 1)
+    output, _, _, gates, cells, _ = run(forward, product, diagonal, bias, h, c, lengths)
+    assert torch.equal(gates[0], to_tf32(h).repeat(1, 3))
+    diagonal[hidden:] = 0
+    dgates, _, dh, _, _ = run(backward, diagonal, gates, cells, output, h, lengths, output, h, c)
+    assert torch.equal(dh, to_tf32(dgates[0, :, :hidden]))
+    weight[hidden:] = 0
+    dgates, _, dh, _, _ = run(backward, weight, gates, cells, output, h, lengths, zeros[None], ones, c)
+    assert torch.equal(dh, to_tf32(dgates[0, sample, unit])[:, None] * to_tf32(weight)[unit])
 
 
 class Slope(nn.Cell):

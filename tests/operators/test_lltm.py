@@ -4,14 +4,12 @@ import pytest
 from mindspore import COOTensor, Tensor, amp, nn, ops
 
 import msops
+from card import random, zeros
 from features import check_open_sizes
 from msops.compat import VERSION
-from msops.operators.lltm import forward as _pointwise
-from operator_test import Net, OperatorTest, check_training, random, run, run_gradient, zeros
-
-
-def sigmoid(x):
-    return np.exp(np.minimum(x, 0)) / (1 + np.exp(-np.abs(x)))
+from msops.operators.lltm import backward, forward
+from operator_test import Net, OperatorTest, check_training, run, run_gradient
+from test_sigmoid import sigmoid
 
 
 def pointwise(gates, c):
@@ -30,33 +28,53 @@ def pointwise_gradient(gates, c, dh, dc):
     return dgates.astype(gates.dtype), dc
 
 
+def lltm(product, bias, c):
+    _, o, _, _, new_c = pointwise(product + bias, c)
+    return np.tanh(new_c) * o, new_c
+
+
+def lltm_backward(product, bias, c, dh, dc):
+    dgates, dc = pointwise_gradient(product + bias, c, dh, dc)
+    return dgates, dgates.sum(0), dc
+
+
+def sizes(b, h):
+    return [(b, 3 * h), (3 * h,), (b, h)], {}
+
+
 class TestPointwise(OperatorTest):
     """The kernels by themselves: what follows the product."""
 
     test_wrong_arguments = None  # the function checks
+    operator = forward
+    formulas = (lltm, lltm_backward)
     cases = {
-        "small": ([(3, 12), (12,), (3, 4)], {}),
-        "one": ([(1, 3), (3,), (1, 1)], {}),
-        "empty batch": ([(0, 12), (12,), (0, 4)], {}),
-        "odd": ([(67, 39), (39,), (67, 13)], {}),
-        "wide": ([(2, 9000), (9000,), (2, 3000)], {}),
-        "tall": ([(20_011, 6), (6,), (20_011, 2)], {}),
-        "large": ([(1031, 768), (768,), (1031, 256)], {}),
+        "small": sizes(3, 4),
+        "one": sizes(1, 1),
+        "empty batch": sizes(0, 4),
+        "odd": sizes(67, 13),
+        "wide": sizes(2, 3000),
+        "tall": sizes(20_011, 2),
+        "large": sizes(1031, 256),
+    }
+    further = {
+        f"{b} x {h}": sizes(b, h)
+        for b, h in ((3, 5), (16, 8), (70, 33), (257, 2), (300, 1024), (4099, 67), (16_400, 257), (61, 513))
     }
     small = "small"
+    huge = ((2**22 + 5, 256),)
 
     def net(self):
-        return Net(_pointwise)
+        return Net(forward)
 
-    @staticmethod
-    def reference(product, bias, c):
-        _, o, _, _, new_c = pointwise(product + bias, c)
-        return np.tanh(new_c) * o, new_c
-
-    @staticmethod
-    def reference_gradient(product, bias, c, dh, dc):
-        dgates, dc = pointwise_gradient(product + bias, c, dh, dc)
-        return dgates, dgates.sum(0), dc
+    def check_huge(self, gpu, b, h):
+        inputs = product, bias, c = [gpu.random(*shape) for shape in sizes(b, h)[0]]
+        outputs = new_h, _ = gpu.run(forward, *inputs)
+        gpu.check_parts(forward, inputs, outputs, b, 1000, gpu.assert_equal)
+        inputs = [product, bias, c, c, new_h]
+        outputs = dproduct, dbias, _, _ = gpu.run(backward, *inputs)
+        gpu.check_parts(backward, inputs, outputs, b, 1000, gpu.assert_equal)
+        gpu.assert_sums(dbias, gpu.sum(dproduct))
 
 
 STATE = ((2, 2), (2, 2), (6, 7), 6)  # h, c, weight and bias for an x of (2, 5)
@@ -95,7 +113,7 @@ class TestLLTMCell(OperatorTest):
 
     @staticmethod
     def reference(x, h, c, weight, bias):
-        return TestPointwise.reference(np.concatenate([h, x], 1) @ weight.T, bias, c)
+        return lltm(np.concatenate([h, x], 1) @ weight.T, bias, c)
 
     @staticmethod
     def reference_gradient(x, h, c, weight, bias, dh, dc):
@@ -109,7 +127,7 @@ def test_special_values(mode):
     """Saturated gates are exact, and NaN or infinity stay in their unit."""
     product = np.array([[-1e4, 1e4, 1e4, -np.inf, 0, 1e4, np.nan, 1, -np.inf]], np.float32)  # i, o, g of three units
     c = np.array([[0.5, 2, 3]], np.float32)
-    new_h, new_c = run(_pointwise, product, np.zeros(9, np.float32), c)
+    new_h, new_c = run(forward, product, np.zeros(9, np.float32), c)
     np.testing.assert_array_equal(new_c, np.array([[np.nan, 3, 2]], np.float32))
     np.testing.assert_allclose(new_h, [[np.nan, np.tanh(3) / 2, np.tanh(2)]], rtol=1e-6)
 
@@ -117,7 +135,7 @@ def test_special_values(mode):
 def test_small_gates_keep_their_digits(mode):
     """e^g - 1 of a small g, which float32 arithmetic of e^g would lose."""
     product = np.array([[100, 0, -1e-6]], np.float32)
-    new_c = run(_pointwise, product, *zeros(3, (1, 1)))[1]
+    new_c = run(forward, product, *zeros(3, (1, 1)))[1]
     np.testing.assert_allclose(new_c, [[np.expm1(-1e-6)]], rtol=1e-6)
 
 

@@ -8,19 +8,12 @@ import pytest
 from mindspore import Parameter, Tensor, nn, ops
 
 import msops
+from attempt import Attempt
+from card import chain, length, random, unwritten, zeros
 from msops.compat import VERSION
-from msops.operators.depthwise_conv2d import make_forward as _convolution
-from operator_test import (
-    Gradient,
-    Net,
-    OperatorTest,
-    check_second_order,
-    check_training,
-    random,
-    run,
-    run_gradient,
-    zeros,
-)  # fmt: skip
+from msops.operators.depthwise_conv2d import make_forward
+from msops.testing.entry import Status, prepare_operator
+from operator_test import Gradient, Net, OperatorTest, check_second_order, check_training, run, run_gradient
 
 
 def pair(value):
@@ -51,39 +44,79 @@ class Taps:
             for tap in np.ndindex(self.kernel)
         }
 
+        self.multiplier = weight.shape[0] // max(1, x.shape[1])
+
     def pad(self, x):
-        return np.pad(x, [(0, 0), (0, 0), *self.padding])
+        """With an image for each kernel."""
+        padded = np.pad(x, [(0, 0), (0, 0), *self.padding])
+        return padded if self.multiplier == 1 else np.repeat(padded, self.multiplier, 1)
 
 
 def convolve(x, weight, bias=None, **settings):
-    multiplier = weight.shape[0] // max(1, x.shape[1])
     taps = Taps(x, weight, **settings)
-    padded = np.repeat(taps.pad(x), multiplier, 1)
+    padded = taps.pad(x)
     out = np.zeros((x.shape[0], weight.shape[0], *taps.out), x.dtype)
     for tap, (rows, columns) in taps.slices.items():
         out += weight[(slice(None), 0, *tap)][:, None, None] * padded[:, :, rows, columns]
-    return out if bias is None else out + bias[:, None, None]
+    return (out if bias is None else out + bias[:, None, None],)
 
 
 def convolve_gradient(x, weight, dout, **settings):
-    multiplier = weight.shape[0] // max(1, x.shape[1])
     taps = Taps(x, weight, **settings)
-    padded = np.repeat(taps.pad(x), multiplier, 1)
+    padded = taps.pad(x)
     dpadded, dweight = np.zeros_like(padded), np.zeros_like(weight)
     for tap, (rows, columns) in taps.slices.items():
-        dweight[(slice(None), 0, *tap)] = (dout * padded[:, :, rows, columns]).sum((0, 2, 3))
+        dweight[(slice(None), 0, *tap)] = np.einsum("nchw,nchw->c", dout, padded[:, :, rows, columns])
         dpadded[:, :, rows, columns] += weight[(slice(None), 0, *tap)][:, None, None] * dout
     (top, _), (left, _) = taps.padding
     dx = dpadded[:, :, top : top + x.shape[2], left : left + x.shape[3]]
-    return dx.reshape(x.shape[0], x.shape[1], multiplier, *x.shape[2:]).sum(2), dweight, dout.sum((0, 2, 3))
+    return dx.reshape(x.shape[0], x.shape[1], taps.multiplier, *x.shape[2:]).sum(2), dweight, dout.sum((0, 2, 3))
 
 
-def case(image, kernel, multiplier=1, **settings):
+def case(image, kernel, multiplier=1, has_bias=True, **settings):
     channels = image[1] * multiplier
-    return [image, (channels, 1, *kernel), (channels,)], settings
+    return [image, (channels, 1, *kernel), (channels,)][: 2 + has_bias], settings
 
 
 SAME = dict(pad_mode="same")
+DISTINCT = dict(stride=(2, 1), dilation=(2, 1), pad_mode="pad", padding=(2, 0, 0, 2))
+
+
+def kernels():
+    """The cases that the kernels tell apart."""
+    for k in (3, 5, 7):
+        for stride in (1, 2):
+            for padding in (
+                (k // 2,) * 4,
+                (0, 0, 0, 0),
+                (k + 1, 0, 2, 2 * k),
+                (k - 1, 0, 0, k - 1),
+                (0, 0, k // 2, 0),
+                (k // 2 - 1, k // 2) * 2,
+            ):
+                image = (2, 3, 19, 37) if padding[0] <= k else (3, 2, 8, 9)
+                yield case(image, (k, k), stride=stride, pad_mode="pad", padding=padding)
+        # Widths of which 4, 2 or 1 elements are moved at once, and enough strips for several tiles of a block. Odd
+        # ones, too: below, at and above a strip, and of one element.
+        aligned = ((9, 2, 40, 56), (3, 2, 29, 36), (7, 3, 15, 14), (3, 3, 14, 18))
+        for image in (*aligned, (40, 2, 7, 7), (9, 2, 40, 57), (3, 2, 29, 35), (3, 2, 5, 9), (2, 3, 11, 1)):
+            yield case(image, (k, k), **SAME)
+    for image in ((5, 24, 14, 14), (3, 5, 14, 14), (1, 40, 7, 7), (9, 33, 7, 7)):  # whole and broken groups
+        yield case(image, (3, 3), **SAME)
+    yield case((2, 3, 20, 21), (9, 9), **SAME)
+    yield case((2, 2, 70, 66), (31, 31), **SAME)
+    yield case((3, 2, 5, 90), (1, 8), **SAME)
+    yield case((1, 2, 64, 64), (3, 5), **SAME)
+    yield case((1, 1, 9, 9), (80, 70), **SAME)
+    yield case((2, 3, 20, 21), (1, 1), **SAME)
+    yield case((2, 3, 20, 21), (2, 5), has_bias=False, stride=(2, 3), **SAME)
+    yield case((2, 3, 20, 21), (3, 3), dilation=2, **SAME)
+    yield case((2, 3, 20, 21), (3, 3), 2, **SAME)
+    yield case((2, 3, 20, 21), (9, 9), stride=2, **SAME)
+    yield case((1, 1, 10, 1), (3, 1), stride=(2**30, 1), pad_mode="pad", padding=(0, 2**31 - 1, 0, 0))
+    yield case((3, 1, 150, 151), (3, 3), pad_mode="pad", padding=1)
+    yield case((2, 3, 0, 2), (1, 2), pad_mode="pad", padding=(2, 0, 0, 0))
+    yield case((3, 7, 100, 101), (3, 2), 2, **DISTINCT)
 
 
 K3 = ((1, 2, 5, 5), (2, 1, 3, 3))
@@ -91,6 +124,7 @@ K3 = ((1, 2, 5, 5), (2, 1, 3, 3))
 
 class TestDepthwiseConv2d(OperatorTest):
     function = msops.depthwise_conv2d
+    formulas = (convolve, convolve_gradient)
     cases = {
         "small": case((2, 2, 4, 3), (3, 2), 2, stride=(1, 2), pad_mode="pad", padding=(1, 0, 2, 1)),
         "one": case((1, 1, 1, 1), (1, 1)),
@@ -129,7 +163,14 @@ class TestDepthwiseConv2d(OperatorTest):
         "many positions": case((3, 1, 150, 151), (3, 3), **SAME),
         "many positions, k5 m2": case((3, 1, 150, 151), (5, 4), 2),
     }
+    further = {
+        "distinct": case((2, 4, 7, 5), (3, 2), 2, **DISTINCT),
+        "distinct, no bias": case((2, 4, 7, 5), (3, 2), 2, has_bias=False, **DISTINCT),
+        **{f"{shapes[0]}, {shapes[1]}, {settings}": (shapes, settings) for shapes, settings in kernels()},
+    }
     small = "small"
+    hostile = ("distinct", "distinct, no bias")
+    huge = ((2**15 + 1, 3), (2**15 + 1, 4))
     second_order = True
     wrong = (
         (zeros(*K3, dtype=np.int8), {}, TypeError, "x must be float16, float32 or float64, got int8"),
@@ -159,13 +200,45 @@ class TestDepthwiseConv2d(OperatorTest):
         (zeros(*K3), dict(pad_mode="full"), ValueError, "pad_mode must be one of valid, same, pad, got 'full'"),
     )
 
-    @staticmethod
-    def reference(x, weight, bias, **settings):
-        return (convolve(x, weight, bias, **settings),)
+    def operators(self, shapes=(), stride=1, pad_mode="valid", padding=0, dilation=1):
+        return chain(make_forward("", stride, pad_mode, padding, dilation, len(shapes) > 2))
 
-    @staticmethod
-    def reference_gradient(x, weight, bias, dout, **settings):
+    def check_huge(self, gpu, n, kernel):
+        shapes, settings = case((n, 64, 32, 32), (kernel, kernel), **SAME)
+        forward, backward = self.operators(shapes, **settings)[:2]
+        x, weight, _ = inputs = [gpu.random(*shape) for shape in shapes]
+        (out,) = gpu.run(forward, *inputs)
+        dout = gpu.random(*out.shape)
+        outputs = _, dweight, dbias, _ = gpu.run(backward, x, weight, dout)
+        gpu.check_parts(forward, inputs, [out], n, 3, gpu.assert_close)
+        gpu.check_parts(backward, [x, weight, dout], outputs, n, 3, gpu.assert_close)
+        gpu.assert_sums(dbias, gpu.sum(dout, (0, 2, 3), 1024))
+        before = (kernel - 1) // 2  # the tap that meets each output at its own position
+        products = (d * i for d, i in zip(dout.split(1024), x.split(1024)))
+        gpu.assert_sums(dweight[:, 0, before, before], sum(gpu.sum(each, (0, 2, 3)) for each in products))
+
+    def reference_gradient(self, x, weight, bias, dout, **settings):
         return convolve_gradient(x, weight, dout, **settings)
+
+    def random_case(self, random):
+        """Strides, and dilations of one tap, go up to 2^31 - 1."""
+
+        def choose(most):
+            return 2**31 - 1 - random.randrange(2) if random.random() < 0.05 else random.randint(1, most)
+
+        mode = random.choice(("valid", "same", "pad"))
+        padding = tuple(random.randint(0, 6) if mode == "pad" else 0 for _ in range(4))
+        kernel = tuple(1 + random.randrange(40 if random.random() < 0.03 else 6) for _ in range(2))
+        stride = tuple(choose(4) for _ in range(2))
+        dilation = tuple(choose(3) if taps == 1 else random.randint(1, 3) for taps in kernel)
+        image = [length(random), length(random)]
+        if mode != "same":
+            for i, total in enumerate((sum(padding[:2]), sum(padding[2:]))):
+                image[i] += max(0, dilation[i] * (kernel[i] - 1) + 1 - total)
+        channels = random.randrange(5)
+        settings = dict(stride=stride, dilation=dilation, pad_mode=mode, padding=padding)
+        image = (random.randrange(4), channels, *image)
+        return case(image, kernel, random.randint(1, 3), random.random() < 0.5, **settings)
 
 
 def test_second_order_without_bias(mode):
@@ -190,7 +263,7 @@ SETTINGS = (
 def test_settings_one_after_the_other(mode):
     for settings in SETTINGS * 2:
         out = run(Net(msops.depthwise_conv2d, **settings), *IMAGE_AND_WEIGHT)[0]
-        np.testing.assert_allclose(out, convolve(*IMAGE_AND_WEIGHT, **settings), rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(out, *convolve(*IMAGE_AND_WEIGHT, **settings), rtol=1e-5, atol=1e-5)
         dout = random(8, np.float32, out.shape)
         gradients = run_gradient(Net(msops.depthwise_conv2d, **settings), IMAGE_AND_WEIGHT, dout)
         for got, want in zip(gradients, convolve_gradient(*IMAGE_AND_WEIGHT, *dout, **settings)):
@@ -216,8 +289,8 @@ def test_settings_one_inside_the_other(mode):
     (x, *weights) = random(9, np.float32, (2, 3, 9, 9), (3, 1, 3, 3), (3, 1, 3, 3), (3,))
     net = Nested(weights)
     inner, outer = dict(stride=2, pad_mode="same"), dict(pad_mode="pad", padding=(0, 1, 2, 0))
-    between = convolve(x, weights[0], **inner)
-    out = convolve(between, weights[1], weights[2], **outer)
+    (between,) = convolve(x, weights[0], **inner)
+    (out,) = convolve(between, weights[1], weights[2], **outer)
     np.testing.assert_allclose(run(net, x)[0], out, rtol=1e-5, atol=1e-5)
     dbetween, *dlast = convolve_gradient(between, weights[1], np.ones_like(out), **outer)
     dx, dfirst, _ = convolve_gradient(x, weights[0], dbetween, **inner)
@@ -433,8 +506,47 @@ def test_many_settings_are_not_kept():
     """Operators of settings that were used long ago go; that of a Cell stays as long as the Cell."""
     cell = msops.DepthwiseConv2d(1, 1, stride=(1, 99))
     seen = weakref.ref(cell.forward_op)
-    alive = [weakref.ref(_convolution("test", (1, 100 + i), "valid", 0, 1, False)) for i in range(600)]
+    alive = [weakref.ref(make_forward("test", (1, 100 + i), "valid", 0, 1, False)) for i in range(600)]
     gc.collect()
     assert sum(each() is not None for each in alive) <= 256
     np.testing.assert_array_equal(run(cell, np.ones((1, 1, 2, 3), np.float32))[0].shape, (1, 1, 2, 1))
     assert seen() is cell.forward_op
+
+
+def distinct_call(has_bias, i):
+    """A call whose lengths differ: of the forward operator, or of its gradient."""
+    name = "distinct" if has_bias else "distinct, no bias"
+    return TestDepthwiseConv2d().entry_calls(*TestDepthwiseConv2d.further[name], "float32", parts=2)[i]
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("i", [0, 1])
+def test_entries_need_a_bias_if_they_are_told_so(capfd, has_bias, i):
+    attempt = Attempt(distinct_call(has_bias, i), capfd)
+    attributes = {**attempt.operator.attributes, "has_bias": int(not has_bias)}
+    attempt.refused(Status.BAD_RANK, Status.BAD_PARAMETER_COUNT, attributes=attributes)
+
+
+def test_gradient_of_another_size_is_refused(capfd):
+    attempt = Attempt(distinct_call(True, 1), capfd)
+    for axis in range(4):
+        shape = [*attempt.params["dout"].shape]
+        shape[axis] += 1
+        attempt.refused_with("dout", Status.BAD_SHAPE, shape=tuple(shape))
+
+
+def test_scratch_of_too_many_rows(capfd):
+    """They are blocks of a grid's y axis."""
+    attempt = Attempt(distinct_call(True, 1), capfd)
+    attempt.refused_with("partial", Status.BAD_SHAPE, shape=(65536, attempt.params["partial"].shape[1]))
+
+
+def test_gradient_of_no_columns():
+    """It has as many rows as the padding is high. No convolution has such a result."""
+    x, weight = random(11, np.float32, (1, 1, 4, 1), (1, 1, 1, 9))
+    dout, dx, dweight = unwritten((1, 1, 2**31 + 3, 0), "float32"), unwritten(x.shape, "float32"), np.ones_like(weight)
+    operator = make_forward("", (1, 1), "pad", (2**31 - 1, 0, 0, 0), (2, 1), False).gradient
+    scratch = unwritten((1, 10), "float32")
+    assert prepare_operator(operator, [x, weight, dout, dx, dweight, scratch])() == Status.OK
+    assert not dx.any()
+    assert not dweight.any()

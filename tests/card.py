@@ -1,0 +1,222 @@
+"""A card says what an operator is: its functions, formulas, shapes and values. Each operator's test file has one, and
+the harnesses iterate over all cards.
+
+This module does not need pytest.
+"""
+
+import ast
+import importlib
+import math
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import mindspore
+import numpy as np
+
+from msops import Operator, Spec
+from msops.testing.entry import outputs_of, prepare_operator
+
+DTYPES = ("float16", "float32", "float64")
+FOLDER = Path(__file__).with_name("operators")
+MOST = 2**19  # elements of a random tensor
+
+
+def random(seed, dtype, *shapes):
+    rng = np.random.default_rng(seed)
+    return [np.asarray(rng.standard_normal(shape), dtype) for shape in shapes]
+
+
+def zeros(*shapes, dtype=np.float32):
+    return [np.zeros(shape, dtype) for shape in shapes]
+
+
+class Names(NamedTuple):
+    """The names of an operator's tensors, in the order of its entry's parameters."""
+
+    inputs: list
+    results: list
+    scratch: list
+
+
+def names_of(operator):
+    return Names(*operator.names(), [tensor.name for tensor in operator.signature.scratch])
+
+
+def chain(operator):
+    """Returns the operator, its gradient's operator, the operator of that one's gradient, and so on."""
+    operators = []
+    while isinstance(operator, Operator):
+        operators.append(operator)
+        operator = operator.gradient
+    return operators
+
+
+def unwritten(shape, dtype):
+    """Makes an array of bytes 0xFF, which are NaN or -1."""
+    return np.full(math.prod(shape) * np.dtype(dtype).itemsize, 0xFF, np.uint8).view(dtype).reshape(shape)
+
+
+class Call(NamedTuple):
+    """Describes a call of an operator's entry, by arrays or by Specs."""
+
+    operator: Operator
+    inputs: list
+    results: list
+    scratch: list
+
+    @property
+    def params(self):
+        """name -> parameter, in the entry's order."""
+        names = [name for names in names_of(self.operator) for name in names]
+        return dict(zip(names, [*self.inputs, *self.results, *self.scratch]))
+
+
+def follow(operators, inputs, compute):
+    """Yields the Calls of a forward operator and its gradients. A gradient takes, by their names, inputs and results of
+    the calls before, and gradients of these results.
+
+    compute(operator, inputs) returns the outputs and the gradients of the outputs.
+    """
+    known = dict(zip(names_of(operators[0]).inputs, inputs)) if operators else {}
+    for operator in operators:
+        names = names_of(operator)
+        taken = [known[name] for name in names.inputs]
+        outputs, douts = compute(operator, taken)
+        results = outputs[: len(names.results)]
+        yield Call(operator, taken, results, outputs[len(results) :])
+        known.update(zip(names.results, results))
+        known.update(zip((f"d{name}" for name in names.results), douts))
+
+
+def calls_of_specs(operators, shapes, dtype=mindspore.float32):
+    """Returns the Calls for inputs of these shapes, by Specs alone."""
+
+    def infer(operator, specs):
+        outputs = operator.infer(*specs)
+        return outputs, outputs
+
+    own = [tensor.dtype for operator in operators[:1] for tensor in operator.signature.inputs]
+    inputs = [Spec(tuple(shape), getattr(mindspore, name) if name else dtype) for shape, name in zip(shapes, own)]
+    return list(follow(operators, inputs, infer))
+
+
+def length(random):
+    """Chooses a number of elements along an axis, mostly a small one."""
+    return random.randrange(random.choice((4, 8, 8, 8, 8, 8, 8, 70)))
+
+
+def lengths(random):
+    """Chooses a shape of up to five axes."""
+    return tuple(length(random) for _ in range(random.randrange(6)))
+
+
+class Card:
+    """The card of an operator. Most cards need `operator`, `formulas` and `cases`; the rest follows from signatures.
+
+    A formula is a function of an entry's inputs, and of the settings. It is plain NumPy in the dtype of its arguments,
+    and returns a tuple.
+    """
+
+    function = None  # the function under test
+    operator = None  # the forward operator, if it does not depend on settings
+    formulas = ()  # of the forward operator, of its gradient, ...
+    cases = {}  # name -> (shapes of the inputs, settings)
+    further = {}  # the same, for the entries alone: the sizes that kernels tell apart
+    small = None  # the case for tests that need just one, of some tens of elements
+    hostile = ()  # the cases, other than `small`, that wrong calls are made from
+    huge = ()  # arguments of each call of `check_huge`, which calls entries with more than 2^31 elements
+
+    @classmethod
+    def name(cls):
+        return cls.__module__.removeprefix("test_")
+
+    def operators(self, shapes=(), **settings):
+        """Returns the forward operator and its gradients' operators, for inputs of these shapes."""
+        return chain(self.operator)
+
+    def entry_cases(self):
+        return {**self.cases, **self.further}
+
+    def inputs(self, shapes, dtype, seed=1, **settings):
+        """Makes random inputs."""
+        return random(seed, dtype, *shapes)
+
+    def reference(self, *inputs, **settings):
+        return self.formulas[0](*inputs, **settings)
+
+    def reference_gradient(self, *arguments, **settings):
+        """Returns the gradients of all inputs. The arguments are the inputs, then the gradients of the results."""
+        forward, backward = self.operators([x.shape for x in arguments], **settings)[:2]
+        names = names_of(forward)
+        inputs, douts = arguments[: len(names.inputs)], arguments[len(names.inputs) :]
+        known = dict(zip(names.inputs, inputs))
+        known.update(zip(names.results, self.reference(*inputs, **settings)))
+        known.update(zip((f"d{name}" for name in names.results), douts))
+        takes, gives, _ = names_of(backward)
+        gradients = dict(zip(gives, self.formulas[1](*(known[name] for name in takes), **settings)))
+        return tuple(gradients[f"d{name}"] for name in names.inputs)
+
+    def scratch_of_parts(self, inputs, shape, parts):
+        """Returns the shape of scratch for sums in so many parts, where the entry takes another number of parts than
+        the operator chooses."""
+        return (parts, *shape[1:]) if len(shape) == 2 else shape
+
+    def entry_calls(self, shapes, settings, dtype, seed=1, scale=1, parts=0):
+        """Returns the Calls of all entries by arrays, as the entries compute them on the CPU."""
+
+        def compute(operator, inputs):
+            outputs = outputs_of(operator, inputs)
+            if parts:
+                n = len(names_of(operator).results)
+                outputs[n:] = [(self.scratch_of_parts(inputs, shape, parts), kind) for shape, kind in outputs[n:]]
+            arrays = [unwritten(*output) for output in outputs]
+            status = prepare_operator(operator, [*inputs, *arrays])()
+            assert status == 0, f"{operator.entry.name} returns {status}"
+            return arrays, scaled(random(seed + 1, dtype, *(shape for shape, _ in outputs)))
+
+        def scaled(arrays):
+            return [np.asarray(scale * x, x.dtype) if x.dtype.kind == "f" else x for x in arrays]
+
+        inputs = scaled(self.inputs(shapes, dtype, seed, **settings))
+        return list(follow(self.operators(shapes, **settings), inputs, compute))
+
+    def random_case(self, random):
+        """Chooses (shapes, settings) of a valid call."""
+        operator = self.operators()[0]
+        tensors, values = operator.signature.inputs, dict(operator.signature.values)
+        for tensor in tensors:
+            for size in tensor.sizes or ():
+                if isinstance(size, ast.Starred):
+                    values.setdefault(size.value.id, lengths(random))
+                elif isinstance(size, ast.Name):
+                    values.setdefault(size.id, length(random))
+        any_shape = lengths(random)
+        return [any_shape if t.sizes is None else t.shape(operator.label, values) for t in tensors], {}
+
+    def random_call(self, random):
+        """Chooses a case of tensors that have at most MOST elements each."""
+        while True:
+            shapes, settings = self.random_case(random)
+            calls = calls_of_specs(self.operators(shapes, **settings), shapes)
+            if max(spec.size for call in calls for spec in call.params.values()) <= MOST:
+                return shapes, settings
+
+
+class OperatorCard(Card):
+    """A card that only has an operator."""
+
+    def __init__(self, operator):
+        self.operator = operator
+
+
+def cards():
+    """Returns the cards of all files in `operators`."""
+    if str(FOLDER) not in sys.path:
+        sys.path.append(str(FOLDER))
+    for path in sorted(FOLDER.glob("test_*.py")):
+        importlib.import_module(path.stem)
+    classes = [Card]
+    for each in classes:  # which grows
+        classes += each.__subclasses__()
+    return sorted((each() for each in classes if each.cases), key=lambda card: card.name())

@@ -1,0 +1,81 @@
+"""Calls of entries on the GPU, in memory of torch, without MindSpore's GPU backend."""
+
+import numpy as np
+
+from msops.testing.entry import outputs_of, prepare_operator
+
+BIG = 2**31 + 4099  # elements: 4 GiB and more an array of float16
+GUARD = 16  # elements around each array; also what shifts it off the alignment of packs
+
+
+class Guarded:
+    """A torch array between guard elements."""
+
+    def __init__(self, torch, shape, dtype, shift, values=None):
+        size = int(np.prod(shape, dtype=np.int64))
+        self.memory = torch.full((size + 2 * GUARD,), -7.0, dtype=getattr(torch, dtype), device="cuda")
+        self.array = self.memory[GUARD + shift : GUARD + shift + size].view(shape)
+        if values is None:
+            self.array.fill_(float("nan"))
+        else:
+            self.array.copy_(torch.from_numpy(values))
+        self.before, self.after = self.memory[: GUARD + shift], self.memory[GUARD + shift + size :]
+
+    def untouched(self):
+        return bool((self.before == -7).all() and (self.after == -7).all())
+
+
+class Gpu:
+    """The GPU: `torch`, and what tests do with it."""
+
+    def __init__(self, torch):
+        self.torch = torch
+
+    def random(self, *shape):
+        torch = self.torch
+        return torch.randint(-8, 9, shape, dtype=torch.int8, device="cuda").to(torch.float16) / 4
+
+    def run(self, operator, *inputs):
+        """The outputs of an entry."""
+        outputs = [
+            self.torch.full(shape, float("nan"), dtype=getattr(self.torch, d), device="cuda")
+            for shape, d in outputs_of(operator, inputs)
+        ]
+        assert prepare_operator(operator, [*inputs, *outputs])() == 0
+        self.torch.cuda.synchronize()
+        return outputs
+
+    def assert_close(self, got, want):
+        assert self.torch.allclose(got.float(), want.float(), rtol=2e-3, atol=2e-3)
+
+    def assert_equal(self, got, want):
+        assert self.torch.equal(got, want)
+
+    def assert_sums(self, got, want):
+        """Sums, rounded to float16, against float64. Those that leave the range of float16 are infinite."""
+        scale = want.abs().max().item()
+        want = want.to(self.torch.float16).double()
+        assert self.torch.allclose(got.double(), want, rtol=2e-3, atol=1e-6 * scale)
+
+    def sum(self, array, axes=0, chunk=2**20):
+        """The sums over some axes, the first among them, in float64."""
+        return sum(part.sum(axes, dtype=self.torch.float64) for part in array.split(chunk))
+
+    def check_parts(self, operator, inputs, outputs, n, width, check):
+        """The first and the last samples of `n`, which lie past 2^31 elements, have the results that they have alone.
+
+        An axis of n elements is that of the samples; inputs without one are the same for all. Outputs without one, or
+        None in their place, are not compared.
+        """
+
+        def cut(array, part):
+            if n not in array.shape:
+                return array
+            axis = list(array.shape).index(n)
+            return array[(slice(None),) * axis + (part,)].contiguous()
+
+        for part in (slice(0, width), slice(n - width, n)):
+            alone = self.run(operator, *(cut(x, part) for x in inputs))
+            for big, small in zip(outputs, alone):
+                if big is not None and n in big.shape:
+                    check(cut(big, part), small)
