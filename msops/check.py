@@ -58,6 +58,11 @@ def dtype_name(dtype: mindspore.Type) -> str:
     return str(dtype).lower()
 
 
+def dtype_called(name: str) -> mindspore.Type:
+    """MindSpore's dtype of a name of NumPy's."""
+    return getattr(mindspore, "bool_" if name == "bool" else name)
+
+
 def whole(value: object) -> bool:
     """Whether this is an int, of NumPy's or of Python's, and not a bool."""
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool)

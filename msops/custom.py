@@ -68,20 +68,24 @@ def custom_op(
         infer (callable): `infer(*inputs, **attributes)` takes the :class:`msops.Spec` of each input and the attributes,
             raises TypeError or ValueError if they do not fit, with words that follow the operator's name, and returns
             the Spec of each output, then of each scratch tensor that has no sizes in the signature; or the only one.
-            The signature's outputs then have no sizes. Default: what the signature says.
+            An absent input is None; an output that is left out has a Spec all the same. The signature's outputs then
+            have no sizes. Default: what the signature says.
         gradient (Operator, callable): An operator whose signature names what it needs: inputs and outputs of this one,
             and `dy`, the gradient of an output `y`. Its outputs are the gradients, `dx` of an input `x`; an input
             without one gets zeros. Else a function of a module, or a method of a Cell without Parameters, of all
-            inputs, the output and its gradient (a tuple each of several), which returns a tuple of gradients. Default:
-            none, which is an error where one is needed, unless all outputs are of whole numbers.
+            inputs, the output and its gradient (a tuple each of several), which returns a tuple of gradients. What is
+            absent is None, in all of these. An operator as gradient of one with an optional input `bias` has an
+            optional output `dbias`. Default: none, which is an error where one is needed, unless all outputs are of
+            whole numbers.
         name (str): For messages. Default: the library's.
         dtypes (tuple[mindspore.dtype]): As in :class:`msops.Signature`.
         **attributes (int, float, bool): What the C function reads by `call.attribute(name, low, high)`, which takes no
             float, or by `call.number(name)`; the numbers of an `MSOPS_FORMULA_WITH`.
 
     Returns:
-        Operator. Called with tensors, it returns a tensor or, if there are several outputs, a tuple. Except where
-        MindSpore compiles the call, inputs may be handed over by their names.
+        Operator. Called with tensors, it returns a tensor or, if there are several outputs, a tuple. An optional input
+        may be None or, at the end, left out. Except where MindSpore compiles the call, inputs may be handed over by
+        their names.
 
     Raises:
         TypeError: If an argument has a wrong type; of a call, if an input is not a Tensor of one of the dtypes.
@@ -108,10 +112,10 @@ def custom_op(
             "custom_op: an operator must be made before its call is compiled, or in a function decorated with "
             "msops.once"
         )
-    return _make(entry, signature, infer, gradient, name, dtypes, attributes)
+    return make_operator(entry, signature, infer, gradient, name, dtypes, attributes)
 
 
-def _make(
+def make_operator(
     entry: Entry,
     signature: str,
     infer: Infer | None,
@@ -119,7 +123,9 @@ def _make(
     name: str | None,
     dtypes: Sequence[mindspore.Type],
     attributes: dict[str, float],
+    absent: frozenset[str] = frozenset(),
 ) -> Operator:
+    """The operator of these arguments, without the optional tensors that are absent."""
     if not isinstance(entry, Entry):
         raise TypeError(f"custom_op: entry must be a function of a Library, got {type(entry).__name__}")
     name = entry.library.name if name is None else name
@@ -136,7 +142,7 @@ def _make(
         if isinstance(value, int) and not -(2**63) <= value < 2**63:
             raise ValueError(f"{name}: attribute {what} must fit into 64 bits, got {value}")
     key = (
-        *(str(entry.library.path), entry.library.variable, entry.name, signature, name, *map(str, dtypes)),
+        *(str(entry.library.path), entry.library.variable, entry.name, signature, name, *map(str, dtypes), absent),
         *(_number(rule) for rule in (infer, gradient)),
         *(item for what, value in sorted(attributes.items()) for item in (what, *as_attribute(what, value))),
     )
@@ -149,7 +155,7 @@ def _make(
         operator = open_sizes.operators.get(number)
         if operator is None:
             open_sizes.operators[number] = operator = Operator(
-                number, entry, Signature(signature, dtypes, **attributes), infer, gradient, name, attributes
+                number, entry, Signature(signature, dtypes, **attributes), infer, gradient, name, attributes, absent
             )
         return operator
 
@@ -159,9 +165,9 @@ class Operator:
 
     Attributes:
         entry (Entry): The C function.
-        signature (Signature): What it takes and gives.
-        attributes (dict): What the C function reads.
-        gradient (Operator, callable): As it was given.
+        signature (Signature): What it takes and gives, without optional tensors that are absent.
+        attributes (dict): What the C function reads: those given, and 0 or 1 as `has_bias` for an optional `bias`.
+        gradient (Operator, callable): As it was given, without the gradients of absent inputs.
     """
 
     __ms_class__ = True  # MindSpore compiles __call__ from its source, as the function of an ms_class (jit_class)
@@ -175,8 +181,14 @@ class Operator:
         gradient: Gradient | None,
         name: str,
         attributes: dict[str, float],
+        absent: frozenset[str],
     ) -> None:
-        self.number, self.entry, self.signature, self.attributes = number, entry, signature, dict(attributes)
+        self.number, self.entry, self.settings, self.absent = number, entry, dict(attributes), absent
+        self.full, self.signature = signature, signature.without(absent)
+        self.attributes = attributes | {f"has_{name}": int(name not in absent) for name in signature.optional}
+        if isinstance(gradient, Operator):  # without the gradients of what is absent
+            of_absent = absent.union(f"d{each}" for each in absent)
+            gradient = gradient.without(*of_absent.intersection(gradient.full.optional))
         self.rule, self.gradient, self.label = infer, gradient, name
         if infer and any(out.sizes is not None for out in signature.outputs):
             raise ValueError(f"{name}: the sizes of outputs must come from infer or the signature, not both")
@@ -185,31 +197,71 @@ class Operator:
         self.input_dtypes: list[mindspore.Type] = []  # at the last inference
         self._check_numbers()
         self.primitive = Primitive(self)
-        self.several, self.results = len(signature.outputs) > 1, len(signature.outputs)
+        self.several, self.results = len(self.signature.outputs) > 1, len(self.signature.outputs)
         self.has_scratch = bool(signature.scratch)
+        self.has_optional_inputs = any(tensor.optional for tensor in self.signature.inputs)
+        self.choose = ops.constexpr(self._choose)
+        self.kept: dict[frozenset[str], Operator] = {}  # without more of the optional tensors
         names = ", ".join(self.names()[0])
         self.without_names = f"{name}: takes its inputs without names where it is compiled, as ({names})"
 
-    def __call__(self, *inputs: Tensor, **named: Tensor) -> Any:
+    def __call__(self, *inputs: Tensor | None, **named: Tensor) -> Any:
         if named:
             if _compiling():
                 raise TypeError(self.without_names)
             inputs = self.in_order(inputs, named)
+        if not self.has_optional_inputs:
+            return self.run(*inputs)
+        given = ()  # type: tuple[Tensor, ...]  # in a comment for MindSpore before 2.7
+        present = ()  # type: tuple[bool, ...]
+        for x in inputs:
+            present += (x is not None,)
+            if x is not None:
+                given += (x,)
+        return self.choose(present).run(*given)
+
+    def run(self, *inputs: Tensor | None) -> Any:
+        """The outputs for all inputs, none of which is absent."""
         outputs = self.primitive(*inputs)
         if self.has_scratch:
             return outputs[: self.results] if self.several else outputs[0]
         return outputs
 
-    def in_order(self, inputs: tuple[Tensor, ...], named: dict[str, Tensor]) -> tuple[Tensor, ...]:
+    def in_order(self, inputs: tuple[Tensor | None, ...], named: dict[str, Tensor]) -> tuple[Tensor | None, ...]:
         """The inputs, some of which were handed over by their names."""
         names = self.names()[0]
         rest = names[len(inputs) :]
-        if set(rest) != set(named):
+        needed = {tensor.name for tensor in self.signature.inputs if not tensor.optional}
+        if not set(rest) & needed <= set(named) <= set(rest):
             raise TypeError(
                 f"{self.label}: takes the inputs {', '.join(names)}, got {len(inputs)} without and {', '.join(named)} "
                 "by name"
             )
-        return (*inputs, *(named[name] for name in rest))
+        return (*inputs, *(named.get(name) for name in rest))
+
+    def without(self, *absent: str) -> Operator:
+        """The operator without these optional tensors."""
+        all_absent = self.absent.union(absent)
+        if all_absent == self.absent:
+            return self
+        if unknown := all_absent.difference(self.full.optional):
+            raise ValueError(
+                f"{self.label}: {', '.join(sorted(unknown))} must be optional, as in bias(K)?, to be absent"
+            )
+        arguments = self.entry, self.full.text, self.rule, self.gradient, self.label, self.full.dtypes, self.settings
+        if all_absent not in self.kept:
+            self.kept[all_absent] = make_operator(*arguments, all_absent)
+        return self.kept[all_absent]
+
+    def _choose(self, present: tuple[bool, ...]) -> Operator:
+        """The operator for inputs of which some are None, or left out at the end."""
+        tensors = self.signature.inputs
+        flags = [*present, *[False] * (len(tensors) - len(present))]
+        absent = [tensor for tensor, flag in zip(tensors, flags) if not flag]
+        if len(present) > len(tensors) or not all(tensor.optional for tensor in absent):
+            names = ", ".join(tensor.name + "?" * tensor.optional for tensor in tensors)
+            raise TypeError(f"{self.label}: takes the inputs {names}, got {sum(present)}")
+        return self.without(*(tensor.name for tensor in absent))
 
     def infer(self, *inputs: Spec | str, shapes: bool = True) -> list[Spec]:
         """The :class:`Spec` of each output, then of each scratch tensor, for inputs of these, whose shapes need not fit
@@ -219,14 +271,16 @@ class Operator:
             return signature.infer(self.label, *inputs, shapes=shapes)
         values = signature.check(self.label, *inputs, shapes=shapes)
         try:
-            found = self.rule(*inputs, **self.attributes)
+            given = iter(inputs)
+            all_inputs = (None if tensor.name in self.absent else next(given) for tensor in self.full.inputs)
+            found = self.rule(*all_inputs, **self.settings)
         except (TypeError, ValueError) as error:
             kind = TypeError if isinstance(error, TypeError) else ValueError
             raise kind(f"{self.label}: {error}") from error
         except Exception as error:
             raise RuntimeError(f"{self.label}: infer raised {type(error).__name__}: {error}") from error
         found = [found] if isinstance(found, Spec) else found
-        unsized = [tensor for tensor in (*signature.outputs, *signature.scratch) if tensor.sizes is None]
+        unsized = [tensor for tensor in (*self.full.outputs, *signature.scratch) if tensor.sizes is None]
         self._check_inferred([tensor.name for tensor in unsized], found)
         sized = [tensor for tensor in signature.scratch if tensor.sizes is not None]
         specs = dict(zip(unsized, found)) | dict(zip(sized, signature.evaluate(self.label, sized, values, *inputs)))
@@ -293,7 +347,7 @@ def once(make: Function) -> Function:
     return ops.constexpr(functools.lru_cache(maxsize=None, typed=True)(make))
 
 
-_lock = threading.Lock()  # of what follows
+_lock = threading.RLock()  # of what follows; an operator may make that of its gradient
 _numbers = itertools.count()
 # Of an operator; it stays when the operator goes, since what MindSpore keeps for it stays, too.
 _number_of_key: dict[tuple[Any, ...], int] = {}

@@ -83,7 +83,7 @@ def test_scratch(shape, summed, batch, channels, taps, hidden):
 
     x = tuple(1 if axis in summed else size for axis, size in enumerate(shape))
     assert numbers(add_backward, shape, x) <= 2**19
-    convolution = make_convolution("", 1, "same", 0, 1, False).gradient
+    convolution = make_convolution("", 1, "same", 0, 1).gradient
     image = (batch, channels, 56, 56)
     scratch = numbers(convolution, image, (channels, 1, taps, taps), image)
     assert scratch <= max(2048, channels) * (taps**2 + 1)

@@ -80,10 +80,7 @@ def depthwise_conv2d(
          [6. 9. 9. 6.]
          [4. 6. 6. 4.]]
     """
-    convolution = make_forward(_NAME, stride, pad_mode, padding, dilation, bias is not None)
-    if bias is None:
-        return convolution(x, weight)
-    return convolution(x, weight, bias)
+    return make_forward(_NAME, stride, pad_mode, padding, dilation)(x, weight, bias)
 
 
 class DepthwiseConv2d(nn.Cell):
@@ -136,8 +133,8 @@ class DepthwiseConv2d(nn.Cell):
     ) -> None:
         name = "DepthwiseConv2d"
         super().__init__()
-        self.has_bias = has_bias = check.boolean(name, "has_bias", has_bias)
-        self.forward_op = make_forward(name, stride, pad_mode, padding, dilation, has_bias)
+        self.has_bias = check.boolean(name, "has_bias", has_bias)
+        self.forward_op = make_forward(name, stride, pad_mode, padding, dilation)
         self.in_channels = self.group = check.positive(name, "in_channels", in_channels)
         self.out_channels = self.in_channels * check.positive(name, "channel_multiplier", channel_multiplier)
         self.kernel_size = _numbers(name, "kernel_size", kernel_size, (2,), 1)
@@ -151,8 +148,6 @@ class DepthwiseConv2d(nn.Cell):
             self.bias = check.parameter(name, "bias", bias_init, shape[:1], dtype)
 
     def construct(self, x: Tensor) -> Tensor:
-        if self.bias is None:
-            return self.forward_op(x, self.weight)
         return self.forward_op(x, self.weight, self.bias)
 
     construct.__doc__ = depthwise_conv2d.__doc__  # for help()
@@ -166,38 +161,35 @@ class DepthwiseConv2d(nn.Cell):
 
 
 @ops.constexpr
-def make_forward(
-    name: str, stride: Numbers, pad_mode: str, padding: Numbers, dilation: Numbers, has_bias: bool
-) -> Operator:
-    """The operator of these settings; errors begin with the name."""
-    attributes = _attributes(name, stride, pad_mode, padding, dilation, has_bias)
+def make_forward(name: str, stride: Numbers, pad_mode: str, padding: Numbers, dilation: Numbers) -> Operator:
+    """The operator of these settings; errors of the settings begin with the name."""
+    attributes = _attributes(name, stride, pad_mode, padding, dilation)
     return _cached_forward(tuple(attributes.items()))
 
 
 @functools.lru_cache(256)  # which frees an operator when no Cell or graph has it either
 def _cached_forward(items: tuple[tuple[str, int], ...]) -> Operator:
     attributes: dict[str, Any] = dict(items)
-    bias, dbias = (", bias(K)", ", dbias(K)") if attributes["has_bias"] else ("", "")
 
     def gradient_of_backward(
         x: Tensor, weight: Tensor, dout: Tensor, out: tuple[Tensor, ...], douts: tuple[Tensor, ...]
     ) -> tuple[Tensor, ...]:
         """The convolution is linear in x and the bias, and in weight and the bias."""
-        ddx, ddweight, ddbias = douts[0], douts[1], douts[2:]
-        gradients = backward(ddx, ddweight, dout)
-        ddout = forward(x, ddweight, *ddbias) + forward(ddx, weight, *[ops.zeros_like(each) for each in ddbias])
-        return gradients[0], gradients[1], ddout
+        ddx, ddweight, ddbias = douts
+        ddx_gradient, ddweight_gradient = linear(ddx, ddweight, dout)
+        return ddx_gradient, ddweight_gradient, forward(x, ddweight, ddbias) + forward(ddx, weight)
 
     backward = custom_op(
         _LIBRARY.DepthwiseConv2dBackward,
         "x(N, C, H, W), weight(K, 1, kh, kw), dout(N, K, H_out, W_out) -> "
-        f"dx(N, C, H, W), dweight(K, 1, kh, kw){dbias}; {_PARTIAL}",
+        f"dx(N, C, H, W), dweight(K, 1, kh, kw), dbias(K)?; {_PARTIAL}",
         gradient=gradient_of_backward,
         **attributes,
     )
+    linear = backward.without("dbias")
     forward = custom_op(
         _LIBRARY.DepthwiseConv2dForward,
-        f"x(N, C, H, W), weight(K, 1, kh, kw){bias} -> out",
+        "x(N, C, H, W), weight(K, 1, kh, kw), bias(K)? -> out",
         infer=_infer,
         gradient=backward,
         **attributes,
@@ -205,9 +197,7 @@ def _cached_forward(items: tuple[tuple[str, int], ...]) -> Operator:
     return forward
 
 
-def _attributes(
-    name: str, stride: Numbers, pad_mode: str, padding: Numbers, dilation: Numbers, has_bias: bool
-) -> dict[str, int]:
+def _attributes(name: str, stride: Numbers, pad_mode: str, padding: Numbers, dilation: Numbers) -> dict[str, int]:
     stride_h, stride_w = _numbers(name, "stride", stride, (2,), 1)
     dilation_h, dilation_w = _numbers(name, "dilation", dilation, (2,), 1)
     padding = _numbers(name, "padding", padding, (2, 4), 0)
@@ -220,7 +210,7 @@ def _attributes(
     return dict(
         stride_h=stride_h, stride_w=stride_w, dilation_h=dilation_h, dilation_w=dilation_w,
         pad_mode=_PAD_MODES.index(pad_mode), pad_top=padding[0], pad_bottom=padding[1], pad_left=padding[2],
-        pad_right=padding[3], has_bias=int(has_bias),
+        pad_right=padding[3],
     )  # fmt: skip
 
 

@@ -12,9 +12,7 @@ from __future__ import annotations
 import enum
 from typing import TYPE_CHECKING, Any
 
-import mindspore
-
-from ..check import Spec, dtype_name
+from ..check import Spec, dtype_called, dtype_name
 from ..library import Entry, Library, of_package
 from ..primitive import as_attribute
 from .abi import DEFAULT_STREAM, Param, prepare_call
@@ -97,7 +95,7 @@ def prepare_operator(
 def outputs_of(operator: Operator, inputs: Sequence[Any]) -> list[tuple[tuple[int, ...], str]]:
     """Returns (shape, dtype's name) of each output, scratch included, for inputs with `.shape` and `.dtype`."""
     dtypes = (str(x.dtype).split(".")[-1] for x in inputs)
-    specs = operator.infer(*(Spec(tuple(x.shape), getattr(mindspore, dtype)) for x, dtype in zip(inputs, dtypes)))
+    specs = operator.infer(*(Spec(tuple(x.shape), dtype_called(dtype)) for x, dtype in zip(inputs, dtypes)))
     return [(spec.shape, dtype_name(spec.dtype)) for spec in specs]
 
 
