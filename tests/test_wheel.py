@@ -105,7 +105,9 @@ def test_make_wheel():
 def test_contents(wheel):
     version = re.search(r'__version__ = "(.*)"', (ROOT / "msops" / "__init__.py").read_text())[1]
     assert wheel.name.startswith(f"msops-{version}-py3-none-manylinux_2_")
-    expected = {str(path.relative_to(ROOT)) for path in (ROOT / "msops").rglob("*.py")}
+    expected = {
+        str(path.relative_to(ROOT)) for path in (ROOT / "msops").rglob("*.py*") if path.suffix in (".py", ".pyi")
+    }
     expected |= {f"msops/lib/{path.stem}.so" for path in (ROOT / "aot_kernels").glob("*.cu")}
     common = ROOT / "aot_kernels" / "common"
     expected |= {f"msops/include/common/{path.relative_to(common)}" for path in common.rglob("*") if path.is_file()}
