@@ -1,13 +1,16 @@
 # The public names, and where each is: the one list. `msops/__init__.py` reads it, as do type checkers and editors.
-from .build import CompileError as CompileError
-from .build import load as load
-from .check import Spec as Spec
-from .custom import Operator as Operator
-from .custom import custom_op as custom_op
-from .custom import once as once
-from .library import Entry as Entry
-from .library import Library as Library
-from .library import get_include as get_include
+from .core.build import CompileError as CompileError
+from .core.build import load as load
+from .core.compiled import once as once
+from .core.factory import custom_op as custom_op
+from .core.library import Entry as Entry
+from .core.library import Library as Library
+from .core.library import get_include as get_include
+from .core.operator import Operator as Operator
+from .core.rules import broadcast as broadcast
+from .core.rules import scratch as scratch
+from .core.signature import Signature as Signature
+from .core.spec import Spec as Spec
 from .operators.add import Add as Add
 from .operators.add import add as add
 from .operators.depthwise_conv2d import DepthwiseConv2d as DepthwiseConv2d
@@ -24,8 +27,5 @@ from .operators.trilinear_interpolation import (
 from .operators.trilinear_interpolation import (
     trilinear_interpolation as trilinear_interpolation,
 )
-from .rules import broadcast as broadcast
-from .rules import scratch as scratch
-from .signature import Signature as Signature
 
 __version__: str

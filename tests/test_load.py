@@ -16,7 +16,7 @@ import pytest
 
 import msops
 from child import ROOT, environment
-from msops import build
+from msops.core import build
 from msops.testing.entry import has_gpu_code
 
 ANSWER = 'extern "C" __attribute__((visibility("default"))) int Answer() { return %s; }\n'

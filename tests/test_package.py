@@ -7,7 +7,7 @@ import pytest
 
 import msops
 from child import ROOT, run_python
-from msops.library import of_package
+from msops.core.library import of_package
 
 IN_GRAPH = """
 import sys
@@ -114,7 +114,7 @@ def test_libraries_elsewhere_are_not_loaded(tmp_path):
     folder.mkdir(parents=True)
     for path in (tmp_path / "add.so", folder / "add.so"):
         path.write_text("no library")
-    (tmp_path / "program.py").write_text("from msops.library import of_package; print(of_package('add').path)")
+    (tmp_path / "program.py").write_text("from msops.core.library import of_package; print(of_package('add').path)")
     done = run_python("program.py", cwd=tmp_path, LD_LIBRARY_PATH=f"{tmp_path}:{folder}", MSOPS_CACHE=str(folder))
     assert done.stdout == f"{of_package('add').path}\n", done.stderr
 

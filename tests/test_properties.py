@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from card import DTYPES, cards, names_of
-from msops.check import Spec
+from msops.core.spec import Spec
 from msops.operators.add import backward as add_backward
 from msops.operators.depthwise_conv2d import make_forward as make_convolution
 from msops.operators.lltm import backward as lltm_backward

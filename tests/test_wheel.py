@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from msops.doctor import cuda11
+from msops.commands.doctor import cuda11
 
 ROOT = Path(__file__).resolve().parents[1]
 MINDSPORE = Path(importlib.util.find_spec("mindspore").origin).parent
@@ -105,16 +105,14 @@ def test_make_wheel():
 def test_contents(wheel):
     version = re.search(r'__version__ = "(.*)"', (ROOT / "msops" / "__init__.py").read_text())[1]
     assert wheel.name.startswith(f"msops-{version}-py3-none-manylinux_2_")
-    expected = {
-        str(path.relative_to(ROOT)) for path in (ROOT / "msops").rglob("*.py*") if path.suffix in (".py", ".pyi")
-    }
+    expected = {str(path.relative_to(ROOT)) for path in (ROOT / "msops").rglob("*.py")}
     expected |= {f"msops/lib/{path.stem}.so" for path in (ROOT / "aot_kernels").glob("*.cu")}
     common = ROOT / "aot_kernels" / "common"
     expected |= {f"msops/include/common/{path.relative_to(common)}" for path in common.rglob("*") if path.is_file()}
     for name in ("swish", "logsumexp"):
         templates = (path for path in (ROOT / "examples" / name).iterdir() if path.is_file())
         expected |= {f"msops/templates/{name}/{path.name}" for path in templates}
-    expected |= {"msops/py.typed"}  # for type checkers
+    expected |= {"msops/py.typed", "msops/__init__.pyi"}  # for type checkers
     info = ("METADATA", "RECORD", "WHEEL", "licenses/LICENSE", "top_level.txt")
     expected |= {f"msops-{version}.dist-info/{name}" for name in info}
     assert set(zipfile.ZipFile(wheel).namelist()) == expected

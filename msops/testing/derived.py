@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..check import Spec, dtype_called, dtype_name
 from ..compat import VERSION
-from ..custom import custom_op
+from ..core.factory import custom_op
+from ..core.spec import Spec, dtype_called, dtype_name
 from .checks import is_floating
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from typing import Any
 
-    from ..custom import Operator
+    from ..core.operator import Operator
     from .checks import Array, Arrays
 
 LARGEST = 2**20  # elements that derived inputs have at most, all together

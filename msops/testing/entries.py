@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ..check import dtype_name
-from ..custom import Operator
+from ..core.operator import Operator
+from ..core.spec import dtype_name
 from . import derived, memory
 from .checks import as_tuple, is_floating, random_like
 from .process import Process

@@ -12,9 +12,9 @@ from __future__ import annotations
 import enum
 from typing import TYPE_CHECKING, Any
 
-from ..check import Spec, dtype_called, dtype_name
-from ..library import Entry, Library, of_package
-from ..primitive import as_attribute
+from ..core.library import Entry, Library, of_package
+from ..core.primitive import as_attribute
+from ..core.spec import Spec, dtype_called, dtype_name
 from .abi import DEFAULT_STREAM, Param, prepare_call
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     Attributes = Mapping[str, float] | Iterable[tuple[str, float]]
 
-    from ..custom import Operator
+    from ..core.operator import Operator
 
 
 class Status(enum.IntEnum):

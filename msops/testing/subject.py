@@ -9,8 +9,8 @@ import mindspore
 import numpy as np
 from mindspore import nn
 
-from ..check import FLOATS, dtype_called, dtype_name
-from ..custom import Operator
+from ..core.operator import Operator
+from ..core.spec import FLOATS, dtype_called, dtype_name
 from . import checks
 from .checks import Net, as_tuple, cast, is_floating, run
 from .report import Report

@@ -16,7 +16,7 @@ from .build import default_cache_folder, digest
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .custom import Operator
+    from .operator import Operator
 
     Bprop = Callable[..., Any]
 

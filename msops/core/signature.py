@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import mindspore
 from mindspore.common import dtype as mstype
 
-from .check import FLOATS, Spec, accumulator, dtype_name
+from .spec import FLOATS, Spec, accumulator, dtype_name
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence

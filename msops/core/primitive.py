@@ -9,14 +9,14 @@ import mindspore
 from mindspore import ops
 from mindspore.common import dtype as mstype
 
+from ..compat import VERSION
 from . import gradients, open_sizes
-from .check import Spec, from_inference
-from .compat import VERSION
+from .spec import Spec, from_inference
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .custom import Operator
+    from .operator import Operator
 
 _KEPT = 1000  # results of inference
 
