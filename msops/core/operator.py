@@ -67,8 +67,6 @@ class Operator:
         self.primitive = Primitive(self)
         self.several, self.results = len(self.signature.outputs) > 1, len(self.signature.outputs)
         self.has_scratch = bool(signature.scratch)
-        self.has_optional_inputs = any(tensor.optional for tensor in self.signature.inputs)
-        self.choose = ops.constexpr(self._choose)
         self.make = make
         self.kept: dict[frozenset[str], Operator] = {}  # what `make` made, without more of the optional tensors
         names = ", ".join(self.names()[0])
@@ -79,18 +77,6 @@ class Operator:
             if compiling():
                 raise TypeError(self.without_names)
             inputs = self.in_order(inputs, named)
-        if not self.has_optional_inputs:
-            return self.run(*inputs)
-        given = ()  # type: tuple[Tensor, ...]  # in a comment for MindSpore before 2.7
-        present = ()  # type: tuple[bool, ...]
-        for x in inputs:
-            present += (x is not None,)
-            if x is not None:
-                given += (x,)
-        return self.choose(present).run(*given)
-
-    def run(self, *inputs: Tensor | None) -> Any:
-        """The outputs for all inputs, none of which is absent."""
         outputs = self.primitive(*inputs)
         if self.has_scratch:
             return outputs[: self.results] if self.several else outputs[0]
@@ -120,16 +106,6 @@ class Operator:
         if all_absent not in self.kept:
             self.kept[all_absent] = self.make(all_absent)
         return self.kept[all_absent]
-
-    def _choose(self, present: tuple[bool, ...]) -> Operator:
-        """The operator for inputs of which some are None, or left out at the end."""
-        tensors = self.signature.inputs
-        flags = [*present, *[False] * (len(tensors) - len(present))]
-        absent = [tensor for tensor, flag in zip(tensors, flags) if not flag]
-        if len(present) > len(tensors) or not all(tensor.optional for tensor in absent):
-            names = ", ".join(tensor.name + "?" * tensor.optional for tensor in tensors)
-            raise TypeError(f"{self.label}: takes the inputs {names}, got {sum(present)}")
-        return self.without(*(tensor.name for tensor in absent))
 
     def infer(self, *inputs: Spec | str, shapes: bool = True) -> list[Spec]:
         """The :class:`Spec` of each output, then of each scratch tensor, for inputs of these, whose shapes need not fit
@@ -196,3 +172,47 @@ class Operator:
                 "function that calls the operator"
             )
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+
+class OptionalOperator(Operator):
+    """An operator with optional inputs: each call goes to the primitive without those that are absent."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.choose = ops.constexpr(self._choose)
+
+    # MindSpore 1.10 compiles no loop in a method of an ms_class.
+    def __call__(self, *inputs: Tensor | None, **named: Tensor) -> Any:
+        if named:
+            if compiling():
+                raise TypeError(self.without_names)
+            inputs = self.in_order(inputs, named)
+        outputs = self.choose(_presence(inputs))(*_present(inputs))
+        if self.has_scratch:
+            return outputs[: self.results] if self.several else outputs[0]
+        return outputs
+
+    def _choose(self, presence: tuple[bool, ...]) -> Primitive:
+        """The primitive for inputs of which some are None, or left out at the end."""
+        tensors = self.signature.inputs
+        flags = [*presence, *[False] * (len(tensors) - len(presence))]
+        absent = [tensor for tensor, flag in zip(tensors, flags) if not flag]
+        if len(presence) > len(tensors) or not all(tensor.optional for tensor in absent):
+            names = ", ".join(tensor.name + "?" * tensor.optional for tensor in tensors)
+            raise TypeError(f"{self.label}: takes the inputs {names}, got {sum(presence)}")
+        return self.without(*(tensor.name for tensor in absent)).primitive
+
+
+def _presence(inputs: tuple[Tensor | None, ...]) -> tuple[bool, ...]:
+    flags = ()  # type: tuple[bool, ...]  # in a comment for MindSpore before 2.7
+    for x in inputs:
+        flags += (x is not None,)
+    return flags
+
+
+def _present(inputs: tuple[Tensor | None, ...]) -> tuple[Tensor, ...]:
+    given = ()  # type: tuple[Tensor, ...]
+    for x in inputs:
+        if x is not None:
+            given += (x,)
+    return given
