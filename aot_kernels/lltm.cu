@@ -7,6 +7,7 @@
 #include "lltm/cell.h"
 
 using namespace msops;
+using namespace msops::lltm;
 
 namespace {
 

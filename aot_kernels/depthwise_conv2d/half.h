@@ -11,9 +11,7 @@
 
 #ifdef __CUDACC__
 
-namespace msops {
-namespace depthwise {
-namespace half {
+namespace msops::depthwise::half {
 
 constexpr int kBackwardRows = 8;  // even: it takes rows of x in pairs
 
@@ -350,8 +348,6 @@ inline int64_t backward(Call& call, const Shape& s, int64_t largest, const Half*
   return parts;
 }
 
-}  // namespace half
-}  // namespace depthwise
-}  // namespace msops
+}  // namespace msops::depthwise::half
 
 #endif

@@ -10,9 +10,7 @@
 #include "../common/gpu/ldmatrix.h"
 #include "../common/gpu/mma.h"
 
-namespace msops {
-namespace depthwise {
-namespace half {
+namespace msops::depthwise::half {
 
 constexpr int kStrips = 16, kColumns = 8, kWindow = 16;
 constexpr int kForwardThreads = 64, kForwardRows = 7;
@@ -76,8 +74,6 @@ void with_kernel(const Shape& s, int64_t largest, int64_t pad, std::initializer_
   });
 }
 
-}  // namespace half
-}  // namespace depthwise
-}  // namespace msops
+}  // namespace msops::depthwise::half
 
 #endif

@@ -12,9 +12,7 @@
 
 #ifdef __CUDACC__
 
-namespace msops {
-namespace depthwise {
-namespace large {
+namespace msops::depthwise::large {
 
 constexpr int kTile = 4;                       // results of a thread, down and across
 constexpr int kMostThreads = 256, kEdge = 64;  // a tile of 64 x 64 results has so many threads
@@ -259,8 +257,6 @@ int64_t backward(Call& call, const Shape& s, int64_t largest, const T* x, const 
   return parts;
 }
 
-}  // namespace large
-}  // namespace depthwise
-}  // namespace msops
+}  // namespace msops::depthwise::large
 
 #endif

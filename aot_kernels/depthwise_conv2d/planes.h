@@ -13,9 +13,7 @@
 
 #include "../common/gpu/cp_async.h"
 
-namespace msops {
-namespace depthwise {
-namespace planes {
+namespace msops::depthwise::planes {
 
 constexpr int kRows = 7;
 
@@ -145,8 +143,6 @@ bool forward(Call& call, const Shape& s, int64_t largest, const T* x, const T* w
   return done;
 }
 
-}  // namespace planes
-}  // namespace depthwise
-}  // namespace msops
+}  // namespace msops::depthwise::planes
 
 #endif

@@ -12,9 +12,7 @@
 
 #ifdef __CUDACC__
 
-namespace msops {
-namespace depthwise {
-namespace small {
+namespace msops::depthwise::small {
 
 constexpr int kThreads = 128, kForwardRows = 7;
 template <int K>
@@ -275,8 +273,6 @@ int64_t backward(Call& call, const Shape& s, int64_t largest, const T* x, const 
   return parts;
 }
 
-}  // namespace small
-}  // namespace depthwise
-}  // namespace msops
+}  // namespace msops::depthwise::small
 
 #endif

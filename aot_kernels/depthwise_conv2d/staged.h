@@ -9,9 +9,7 @@
 
 #include "../common/gpu/cp_async.h"
 
-namespace msops {
-namespace depthwise {
-namespace staged {
+namespace msops::depthwise::staged {
 
 using small::kThreads;
 using small::Tasks;
@@ -266,8 +264,6 @@ inline int64_t backward(Call& call, const Shape& s, int64_t largest, const float
   return parts;
 }
 
-}  // namespace staged
-}  // namespace depthwise
-}  // namespace msops
+}  // namespace msops::depthwise::staged
 
 #endif

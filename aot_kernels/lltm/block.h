@@ -6,7 +6,7 @@
 #include "../common/parallel.h"
 #include "registers.h"
 
-namespace msops {
+namespace msops::lltm {
 
 constexpr int kLargestInBlock = 128;  // hidden units
 
@@ -116,4 +116,4 @@ void run_in_blocks(Call& call, const Loop& loop, int multiprocessors) {
   run_in_blocks<kLargestInBlock>(call, loop, multiprocessors);
 }
 
-}  // namespace msops
+}  // namespace msops::lltm

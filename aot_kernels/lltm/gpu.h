@@ -7,7 +7,7 @@
 #include "steps.h"
 #include "tiles.h"
 
-namespace msops {
+namespace msops::lltm {
 
 template <typename Loop>
 void run_loop(Call& call, const Loop& loop, Compute<typename Loop::Element>* scratch, bool allow_tf32) {
@@ -47,4 +47,4 @@ void backward_on_gpu(Call& call, const SequenceBackward<T>& body, Compute<T>* sc
   run_loop(call, BackwardLoop<T>(body), scratch, allow_tf32);
 }
 
-}  // namespace msops
+}  // namespace msops::lltm

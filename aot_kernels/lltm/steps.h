@@ -7,7 +7,7 @@
 #include "../common/parallel.h"
 #include "loop.h"
 
-namespace msops {
+namespace msops::lltm {
 
 // What N neighbouring units make of a round's sums; round -1 is the start.
 template <int N, typename Loop>
@@ -128,4 +128,4 @@ void run_in_steps(Call& call, const Loop& loop, Compute<typename Loop::Element>*
   });
 }
 
-}  // namespace msops
+}  // namespace msops::lltm
