@@ -6,11 +6,7 @@
 
 #include "common/sum.h"
 #include "depthwise_conv2d/cpu.h"
-#include "depthwise_conv2d/half.h"
-#include "depthwise_conv2d/large.h"
-#include "depthwise_conv2d/planes.h"
-#include "depthwise_conv2d/small.h"
-#include "depthwise_conv2d/staged.h"
+#include "depthwise_conv2d/gpu.h"
 
 using namespace msops;
 using depthwise::Axis;
@@ -215,15 +211,8 @@ MSOPS_ENTRY(DepthwiseConv2dForward) {
       if (call.on_cpu() && depthwise::cpu::forward(call, part, from, weight.as<T>(), bias.as<T>(), to)) return;
 #ifdef __CUDACC__
       if constexpr (!std::is_same<T, double>::value) {
-        const auto by = [&](auto kernels) {
-          return !call.on_cpu() && kernels(call, part, largest, from, weight.as<T>(), bias.as<T>(), to);
-        };
-        if (by(depthwise::planes::forward<T>)) return;
-        if constexpr (std::is_same<T, Half>::value)
-          if (by(depthwise::half::forward)) return;
-        if constexpr (std::is_same<T, float>::value)
-          if (by(depthwise::staged::forward)) return;
-        if (by(depthwise::small::forward<T>) || by(depthwise::large::forward<T>)) return;
+        for (const auto kernel : depthwise::forward_kernels<T>())
+          if (!call.on_cpu() && kernel(call, part, largest, from, weight.as<T>(), bias.as<T>(), to)) return;
       }
 #endif
       const Forward<T> body{part, from, weight.as<T>(), bias.as<T>(), to};
@@ -260,16 +249,11 @@ MSOPS_ENTRY(DepthwiseConv2dBackward) {
       const int64_t largest = part.largest(std::max({part.batch * each, weight.size, rows * sums}));
 #ifdef __CUDACC__
       if constexpr (!std::is_same<T, double>::value) {
-        int64_t parts = 0;
-        const auto by = [&](auto kernels) {
-          if (parts == 0 && !call.on_cpu())
-            parts = kernels(call, part, largest, from, weight.as<T>(), gradient, to, sums_to, rows);
-        };
-        if constexpr (std::is_same<T, Half>::value) by(depthwise::half::backward);
-        if constexpr (std::is_same<T, float>::value) by(depthwise::staged::backward);
-        by(depthwise::small::backward<T>);
-        by(depthwise::large::backward<T>);
-        if (parts > 0) return parts;
+        for (const auto kernel : depthwise::backward_kernels<T>()) {
+          if (call.on_cpu()) break;
+          const int64_t parts = kernel(call, part, largest, from, weight.as<T>(), gradient, to, sums_to, rows);
+          if (parts > 0) return parts;
+        }
       }
 #endif
       if (!call.on_cpu() || !depthwise::cpu::input_gradient(call, part, weight.as<T>(), gradient, to))

@@ -54,7 +54,7 @@ __device__ inline void correlate(const float* rows, int pitch, const float* taps
       *reinterpret_cast<float4*>(values + kTile) = *reinterpret_cast<const float4*>(from + b + kTile);
 #pragma unroll
       for (int r = 0; r < kTile; ++r) {
-        if (!decltype(whole)::value && !within(t - r, kernel.rows)) continue;
+        if (!whole && !within(t - r, kernel.rows)) continue;
         float tap[kTile];
         *reinterpret_cast<float4*>(tap) = *reinterpret_cast<const float4*>(taps + (t - r) * kernel.pitch + b);
 #pragma unroll

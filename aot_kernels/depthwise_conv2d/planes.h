@@ -130,7 +130,7 @@ bool forward(Call& call, const Shape& s, int64_t largest, const T* x, const T* w
   bool done = false;
   if (!is_aligned<kPackWidth<T>>(x) || !is_aligned<kPackWidth<T>>(out)) return false;
   with_side(s, largest, [&](auto side) {
-    constexpr int kSide = decltype(side)::value, kCount = Images<kSide, T>::kCount;
+    constexpr int kSide = side, kCount = Images<kSide, T>::kCount;
     // Without it, on an H200 a third fewer warps fit, for the sake of the L1 cache.
     cudaFuncSetAttribute(forward_kernel<kSide, T>, cudaFuncAttributePreferredSharedMemoryCarveout,
                          cudaSharedmemCarveoutMaxShared);
