@@ -6,8 +6,7 @@ import math
 import mindspore
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from card import DTYPES, cards, names_of
 from msops.core.spec import Spec

@@ -250,7 +250,7 @@ class Call {
   }
 
   bool read(const char* prefix, const char* name, int64_t* value) const {
-    char key[64];
+    char key[128];
     std::snprintf(key, sizeof key, "%s%s", prefix, name);
     return attributes_.read(key, value);
   }
