@@ -185,26 +185,47 @@ __global__ void __launch_bounds__(kThreads, 1) grid_kernel(const Loop loop, cons
   // Each warp multiplies with the units of some blocks, in all segments.
   const int first_block = part_begin(blocks, warp, kWarps), end_block = part_begin(blocks, warp + 1, kWarps);
   const int products = (end_block - first_block) * kSegments;
+  using Inputs = typename Loop::template Inputs<1>;
+  using Update = typename Loop::template Update<1>;
+
+  // The phases of a round, for kSamples samples from `first` on.
+  const auto load = [&](int64_t round, int first, Inputs(&inputs)[kElements], State(&state)[kElements][1]) {
+    for_elements(first, [&](int64_t sample, int64_t unit, int i) {
+      inputs[i] = loop.template read<1>(round, sample, unit);
+      state[i][0] = {states[sample * loop.hidden + unit], states[all + sample * loop.hidden + unit]};
+    });
+  };
+  const auto wait_for_others = [&] {
+    if (threadIdx.x == 0) {
+      const unsigned wanted = times * plan.slices;
+      while (static_cast<int>(ld_acquire(plan.published + blockIdx.y) - wanted) < 0) {
+      }
+    }
+    __syncthreads();
+  };
+  const auto update = [&](int64_t round, int first, const Inputs(&inputs)[kElements], State(&state)[kElements][1],
+                          Update(&updates)[kElements]) {
+    for_elements(first, [&](int64_t sample, int64_t unit, int i) {
+      const int e = threadIdx.x + i * kThreads;
+      float total[kTiles][1];
+#pragma unroll
+      for (int tile = 0; tile < kTiles; ++tile) total[tile][0] = of_warps.total(tile, e / kSliceUnits, e % kSliceUnits);
+      updates[i] = loop.finish(round, inputs[i], total, state[i], publish_to(sample, unit));
+      states[sample * loop.hidden + unit] = state[i][0].h;
+      states[all + sample * loop.hidden + unit] = state[i][0].c;
+    });
+  };
+
   for (int64_t round = 0; round < loop.steps; ++round) {
     const T* from = exchange + (times - 1) % 2 * buffer;
-    typename Loop::template Update<1> updates[kElements];
+    Update updates[kElements];
     for (int first = 0; first < rows; first += kSamples) {
-      typename Loop::template Inputs<1> inputs[kElements];
+      Inputs inputs[kElements];
       State state[kElements][1];
-      for_elements(first, [&](int64_t sample, int64_t unit, int i) {
-        inputs[i] = loop.template read<1>(round, sample, unit);
-        state[i][0] = {states[sample * loop.hidden + unit], states[all + sample * loop.hidden + unit]};
-      });
-      if (first == 0) {
-        if (threadIdx.x == 0) {
-          const unsigned wanted = times * plan.slices;
-          while (static_cast<int>(ld_acquire(plan.published + blockIdx.y) - wanted) < 0) {
-          }
-        }
-        __syncthreads();
-      }
-
+      load(round, first, inputs, state);
+      if (first == 0) wait_for_others();
       float sums[kTiles][kColumns][4] = {};
+      // Multiply: products are fetched ahead of their use.
       const auto block_of = [&](int product) {
         return product % kSegments * blocks + first_block + product / kSegments;
       };
@@ -235,19 +256,8 @@ __global__ void __launch_bounds__(kThreads, 1) grid_kernel(const Loop loop, cons
           }
           if (product + kAhead < products) fetch(product + kAhead, columns[ahead]);
         }
-
-      of_warps.put(sums);
-
-      for_elements(first, [&](int64_t sample, int64_t unit, int i) {
-        const int e = threadIdx.x + i * kThreads;
-        float total[kTiles][1];
-#pragma unroll
-        for (int tile = 0; tile < kTiles; ++tile)
-          total[tile][0] = of_warps.total(tile, e / kSliceUnits, e % kSliceUnits);
-        updates[i] = loop.finish(round, inputs[i], total, state[i], publish_to(sample, unit));
-        states[sample * loop.hidden + unit] = state[i][0].h;
-        states[all + sample * loop.hidden + unit] = state[i][0].c;
-      });
+      of_warps.put(sums);  // The warps' sums are reduced in shared memory.
+      update(round, first, inputs, state, updates);
       __syncthreads();
       if (first + kSamples >= rows) published();
       for_elements(first, [&](int64_t sample, int64_t unit, int i) { loop.write(updates[i], sample, unit); });
