@@ -1,34 +1,35 @@
 // Work on the rows of matrices: reductions along a row, and maps of it, written once for both devices. For example
-// y = log sum e^x of each row, where x is `Rows<const T>` and y is `T*`:
+// softmax, y = e^x / sum e^x of each row, where x is `Rows<const T>` and y is `Rows<T>`:
 //
 //   template <typename Team>
 //   MSOPS_BOTH void operator()(int64_t row, const Team& team) const {
-//     const C most = team.max(x[row]);
-//     const C sum = team.sum([&](C v) { return exp(v - most); }, x[row]);
-//     team.store(y + row, most + log(sum));
+//     const auto x_row = team.load(x[row]);
+//     const C most = team.max(x_row);
+//     const C sum = team.sum([&](C v) { return exp(v - most); }, x_row);
+//     team.map([&](C v) { return exp(v - most) / sum; }, y[row], x_row);
 //   }
 //
-// is the body of for_rows<T>(call, number_of_rows, {x}, body). A Tensor's rows run along its last axis.
+// is the body of for_rows<T>(call, number_of_rows, {x, y}, body). A Tensor's rows run along its last axis.
 //
-// Functions of elements may take the column, an int64_t, before them: team.map([&](int64_t j, C v) { ... }, ...).
+// team.load reads a row once, and keeps it in the team's registers if it fits there; then reductions and maps take what
+// it returned in place of the row. Functions of elements may take the column, an int64_t, before them:
+// team.map([&](int64_t j, C v) { ... }, ...).
 //
-// A team is the threads that share a row: one on the CPU; on the GPU 2, 4, 8 or 32 of a warp, or a block. All of them
-// get the results of its reductions, which are always made in the same order. Every row must make the same reductions,
-// since the teams of a warp make them together: what depends on values is chosen by `?:`, not by `if`.
+// A team is the threads that share a row: one on the CPU; on the GPU 4 or 32 of a warp, a block, or the blocks of a
+// cluster. All of them get the results of its reductions, which are always made in the same order. Every row must make
+// the same reductions, since the teams of a warp make them together: what depends on values is chosen by `?:`, not by
+// `if`.
 #pragma once
 
-#include "functions.h"
-#include "pack.h"
-#include "parallel.h"
+#include "statistics.h"
+#include "team.h"
+#ifdef __CUDACC__
+#include "gpu/occupancy.h"
+#endif
 
 namespace msops {
 
-// A matrix without gaps between its rows, and a row of one. T is const where it is only read.
-template <typename T>
-struct Row {
-  T* data;
-  int64_t length;
-};
+// A matrix without gaps between its rows. T is const where it is only read.
 template <typename T>
 struct Rows {
   T* data;
@@ -38,191 +39,94 @@ struct Rows {
   MSOPS_BOTH Row<T> operator[](int64_t row) const { return {data + row * columns, columns}; }
 };
 
-// Room for one result of a reduction.
-struct alignas(16) SharedOfWarp {
-  unsigned char bytes[32];
-};
-
-// kLanes threads, each of which works on N neighbouring elements at once.
-template <typename C, int kLanes, int N>
-class Team {
- public:
-  MSOPS_BOTH Team(int lane, SharedOfWarp* shared) : lane_(lane), shared_(shared) {}
-
-  // The sum, and the largest, of f(a_j, b_j, ...) over all j, of rows a, b, ... of one length; 0, and -infinity, of
-  // none. NaN counts as larger than all.
-  template <typename F, typename... In>
-  MSOPS_BOTH C sum(const F& f, Row<In>... in) const {
-    return combined(C(0), [](C a, C b) { return a + b; }, f, in...);
-  }
-  template <typename F, typename... In>
-  MSOPS_BOTH C max(const F& f, Row<In>... in) const {
-    return combined(C(-HUGE_VAL), [](C a, C b) { return b > a || b != b ? b : a; }, f, in...);
-  }
-
-  template <typename In>
-  MSOPS_BOTH C sum(Row<In> in) const {
-    return sum([](C v) { return v; }, in);
-  }
-  template <typename In>
-  MSOPS_BOTH C max(Row<In> in) const {
-    return max([](C v) { return v; }, in);
-  }
-
-  // The results of f combined by any associative and commutative `combine`, for which combine(a, identity) is a. They
-  // may be numbers, or structs of up to 32 bytes, such as a value and its column.
-  template <typename R, typename Combine, typename F, typename First, typename... In>
-  MSOPS_BOTH R reduce(R identity, const Combine& combine, const F& f, Row<First> first, Row<In>... in) const {
-    static_assert(std::is_same<decltype(at(f, int64_t{}, C(first.data[0]), C(in.data[0])...)), R>::value,
-                  "reduce: the identity must have the type that the function returns");
-    return combined(identity, combine, f, first, in...);
-  }
-
-  // out_j = f(a_j, b_j, ...) for all j. `out` may be one of the others.
-  template <typename F, typename T, typename... In>
-  MSOPS_BOTH void map(const F& f, Row<T> out, Row<In>... in) const {
-    for (int64_t j = lane_ * N; j < whole(out); j += kLanes * N) write(out.data + j, f, j, read(in.data + j)...);
-    for (int64_t j = whole(out); j < out.length; ++j) assign(out.data[j], at(f, j, C(in.data[j])...));
-  }
-
-  // One number, of the whole row.
-  template <typename T>
-  MSOPS_BOTH void store(T* to, Compute<T> value) const {
-    if (lane_ == 0) assign(*to, value);
-  }
-
- private:
-  struct Values {
-    C of[N];
-  };
-
-  template <typename R, typename Combine, typename F, typename First, typename... In>
-  MSOPS_BOTH R combined(R identity, const Combine& combine, const F& f, Row<First> first, Row<In>... in) const {
-    R results[N];
-    for (R& result : results) result = identity;
-    for (int64_t j = lane_ * N; j < whole(first); j += kLanes * N)
-      accumulate(results, combine, f, j, read(first.data + j), read(in.data + j)...);
-    for (int64_t j = whole(first); j < first.length; ++j)
-      results[0] = combine(results[0], R(at(f, j, C(first.data[j]), C(in.data[j])...)));
-    for (int half = N / 2; half > 0; half /= 2)
-      for (int k = 0; k < half; ++k) results[k] = combine(results[k], results[k + half]);
-    return over_lanes(results[0], combine);
-  }
-
-  // Converts to int64_t and to nothing else, so that no function of an element more passes for one of a column.
-  struct Column {
-    template <typename Index, typename = std::enable_if_t<std::is_same<Index, int64_t>::value>>
-    MSOPS_BOTH operator Index() const;
-  };
-
-  // f(v...), or f(j, v...) if it takes the column.
-  template <typename F, typename... V>
-  static MSOPS_BOTH auto at(const F& f, [[maybe_unused]] int64_t j, V... v) {
-    if constexpr (std::is_invocable<F, V...>::value) {
-      return f(v...);
-    } else {
-      static_assert(std::is_invocable<F, Column, V...>::value,
-                    "a function of elements takes one of each row, or the column, an int64_t, and one of each row");
-      return f(j, v...);
-    }
-  }
-
-  // What packs of N tile. Rows on the GPU are whole packs.
-  template <typename T>
-  static MSOPS_BOTH int64_t whole(Row<T> row) {
-#ifdef __CUDA_ARCH__
-    return row.length;
-#else
-    return row.length / N * N;
-#endif
-  }
-
-  template <typename T>
-  static MSOPS_BOTH Values read(const T* from) {
-    Values values;
-#ifdef __CUDA_ARCH__
-    const Pack<T, N> pack = load<N>(from);
-    for (int k = 0; k < N; ++k) values.of[k] = C(pack.values[k]);
-#else
-#pragma omp simd
-    for (int k = 0; k < N; ++k) values.of[k] = C(from[k]);
-#endif
-    return values;
-  }
-
-  template <typename T, typename F, typename... V>
-  static MSOPS_BOTH void write(T* to, const F& f, int64_t j, const V&... values) {
-#ifdef __CUDA_ARCH__
-    Pack<T, N> pack;
-    for (int k = 0; k < N; ++k) pack.values[k] = T(at(f, j + k, values.of[k]...));
-    msops::store(to, pack);
-#else
-#pragma omp simd
-    for (int k = 0; k < N; ++k) assign(to[k], at(f, j + k, values.of[k]...));
-#endif
-  }
-
-  template <typename R, typename Combine, typename F, typename... V>
-  static MSOPS_BOTH void accumulate(R (&results)[N], const Combine& combine, const F& f, int64_t j,
-                                    const V&... values) {
-#pragma omp simd
-    for (int k = 0; k < N; ++k) results[k] = combine(results[k], R(at(f, j + k, values.of[k]...)));
-  }
-
-#ifdef __CUDACC__
-  // The value of the lane that is `distance` away, moved in words of 4 bytes.
-  template <typename R>
-  static __device__ R from_lane(const R& value, int distance) {
-    constexpr int kWords = (sizeof(R) + 3) / 4;
-    uint32_t words[kWords] = {};
-    memcpy(words, &value, sizeof value);
-    for (uint32_t& word : words) word = __shfl_xor_sync(~0u, word, distance);
-    R result;
-    memcpy(&result, words, sizeof result);
-    return result;
-  }
-#endif
-
-  template <typename R, typename Combine>
-  MSOPS_BOTH R over_lanes(R value, [[maybe_unused]] const Combine& combine) const {
-    static_assert(std::is_trivially_copyable<R>::value && sizeof(R) <= sizeof(SharedOfWarp),
-                  "reduce: what is reduced must be a number, or a struct of up to 32 bytes that memcpy may copy");
-#ifdef __CUDA_ARCH__
-    constexpr int kWarp = kLanes < 32 ? kLanes : 32;
-    for (int distance = kWarp / 2; distance > 0; distance /= 2) value = combine(value, from_lane(value, distance));
-    if constexpr (kLanes > kWarp) {
-      R* of_warps = reinterpret_cast<R*>(shared_);
-      if (lane_ % kWarp == 0) of_warps[lane_ / kWarp] = value;
-      __syncthreads();
-      value = of_warps[0];
-      for (int warp = 1; warp < kLanes / kWarp; ++warp) value = combine(value, of_warps[warp]);
-      __syncthreads();  // before the next reduction writes there
-    }
-#endif
-    return value;
-  }
-
-  int lane_;
-  SharedOfWarp* shared_;  // of each warp, if the team is a block
-};
-
 template <typename C, typename Body>
 struct RowOnCpu {
   Body body;
 
-  MSOPS_CPU void operator()(int64_t row) const { body(row, Team<C, 1, 16>(0, nullptr)); }
+  MSOPS_CPU void operator()(int64_t row) const { body(row, Team<C, OnCpu>(0, 0, nullptr)); }
 };
 
 #ifdef __CUDACC__
-template <typename C, int kLanes, int N, typename Body>
-__global__ void __launch_bounds__(kThreads) rows_kernel(int64_t rows, Body body) {
-  __shared__ SharedOfWarp shared[kThreads / 32];
-  const int64_t row = blockIdx.x * int64_t{kThreads / kLanes} + threadIdx.x / kLanes;
-  if (row < rows) body(row, Team<C, kLanes, N>(threadIdx.x % kLanes, shared));
+// Teams up to a warp share a block of kThreads; larger ones are a block.
+template <typename Shape>
+constexpr int kBlockThreads = Shape::kLanes > 32 ? Shape::kLanes : kThreads;
+
+// `first` is the place of the first row's first element in a pack.
+template <typename C, typename Shape, typename Body>
+__global__ void __launch_bounds__(kBlockThreads<Shape>)
+    rows_kernel(int64_t rows, unsigned first, int64_t columns, Body body) {
+  constexpr int kLanes = Shape::kLanes, kTeams = kBlockThreads<Shape> / kLanes;
+  __shared__ SharedOfWarp shared[kBlockThreads<Shape> / 32 + 1];
+  if (Shape::kClustered && !has_instructions_of(90)) return;
+  const int64_t block = blockIdx.x / (Shape::kClustered ? cluster_nctarank() : 1);
+  const int64_t row = block * kTeams + threadIdx.x / kLanes;
+  if (row >= rows) return;
+  const unsigned shift = (first + static_cast<unsigned>(row) * static_cast<unsigned>(columns)) % Shape::kWidth;
+  body(row, Team<C, Shape>(threadIdx.x % kLanes, static_cast<int>(shift), shared));
+}
+
+template <typename C, typename Shape, typename Body>
+void launch_rows(Call& call, int64_t rows, unsigned first, int64_t columns, const Body& body) {
+  constexpr int kTeams = kBlockThreads<Shape> / Shape::kLanes;
+  const int64_t blocks = (rows - 1) / kTeams + 1;
+  call.require(blocks <= INT32_MAX, kBadShape, "too many rows for one launch");
+  if (!call.ok()) return;
+  rows_kernel<C, Shape>
+      <<<static_cast<unsigned>(blocks), kBlockThreads<Shape>, 0, call.stream()>>>(rows, first, columns, body);
+  call.check_launch();
+}
+
+// With the blocks of a cluster for each row, the fewest that can keep `packs`. False, and nothing done, if there are no
+// such clusters.
+template <typename C, typename Shape, typename Body>
+bool launch_rows_in_clusters([[maybe_unused]] Call& call, [[maybe_unused]] int64_t rows,
+                             [[maybe_unused]] unsigned first, [[maybe_unused]] int64_t columns,
+                             [[maybe_unused]] int64_t packs, [[maybe_unused]] const Body& body) {
+#if CUDART_VERSION >= 12000
+  const auto kernel = rows_kernel<C, Shape, Body>;
+  cudaLaunchAttribute attribute;
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  cudaLaunchConfig_t config{};
+  config.blockDim = dim3(kBlockThreads<Shape>);
+  config.stream = call.stream();
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  const auto set_blocks = [&](unsigned blocks, int64_t clusters) {
+    attribute.val.clusterDim = {blocks, 1, 1};
+    config.gridDim = dim3(static_cast<unsigned>(clusters * blocks));
+  };
+  static const unsigned most = [&]() -> unsigned {
+    if (!is_compiled_for(90, kernel)) return 0;
+    cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+    for (const unsigned blocks : {16u, 8u})
+      if (set_blocks(blocks, 1), clusters_at_once(kernel, config) > 0) return blocks;
+    return 0;
+  }();
+  unsigned blocks = 2;
+  while (int64_t{blocks} * Shape::kLanes * Shape::kHeld < packs && blocks <= most) blocks *= 2;
+  if (blocks > most || rows * blocks > INT32_MAX) return false;
+  set_blocks(blocks, rows);
+  cudaLaunchKernelEx(&config, kernel, rows, first, columns, body);
+  call.check_launch();
+  return true;
+#else
+  return false;
+#endif
 }
 #endif
 
-// body(row, team) for every row in [0, rows), where the team reads and writes rows of `matrices`, of equal length.
+// body(row, team) for every row in [0, rows), where the team reads and writes rows of `matrices`, of equal length. They
+// may begin anywhere in memory; packs of 16 bytes move what is aligned as the first of the matrices is.
+//
+// On the GPU the team depends on how many packs a row has:
+//
+//   packs                    team                       why
+//   up to 8                  4 lanes, 2 packs each      64 rows in a block
+//   up to 64                 a warp, 2 packs each       no barrier
+//   up to 256, many rows     a warp, 8 packs each       no barrier, and enough warps to fill a GPU
+//   up to 2048               256 threads, 8 packs each
+//   up to 65536, from sm_90  2 to 16 blocks, 8 packs    a row of 2^18 float32 stays on the chip
+//   more                     512 threads                each reduction reads the row again
 template <typename T, typename Body>
 void for_rows(Call& call, int64_t rows, std::initializer_list<Rows<const T>> matrices, const Body& body) {
   const int64_t columns = matrices.begin()->columns;
@@ -230,27 +134,19 @@ void for_rows(Call& call, int64_t rows, std::initializer_list<Rows<const T>> mat
 #ifdef __CUDACC__
   call.require(kOnGpu<T>, kBadDtype, "there is no GPU code for %s", dtype_name<T>());
   if (!call.ok() || rows == 0) return;
-  bool packs = columns % kPackWidth<T> == 0;
-  for (const Rows<const T>& matrix : matrices) packs &= is_aligned<kPackWidth<T>>(matrix.data);
-  const auto launch = [&](auto lanes, auto width) {
-    constexpr int kTeams = kThreads / decltype(lanes)::value;
-    const int64_t blocks = (rows - 1) / kTeams + 1;
-    call.require(blocks <= INT32_MAX, kBadShape, "too many rows for one launch");
-    if (!call.ok()) return;
-    rows_kernel<Compute<T>, decltype(lanes)::value, decltype(width)::value>
-        <<<blocks, kThreads, 0, call.stream()>>>(rows, body);
-    call.check_launch();
-  };
-  [[maybe_unused]] const auto with_team = [&](auto width) {
-    const int64_t steps = columns / decltype(width)::value;
-    if (steps <= 2) return launch(Constant<2>{}, width);
-    if (steps <= 4) return launch(Constant<4>{}, width);
-    if (steps <= 16) return launch(Constant<8>{}, width);
-    // A block for each row where warps would be too few to fill a GPU, or each would have much to do.
-    steps <= 64 || (steps <= 1024 && rows >= 8192) ? launch(Constant<32>{}, width)
-                                                   : launch(Constant<kThreads>{}, width);
-  };
-  if constexpr (kOnGpu<T>) packs ? with_team(Constant<kPackWidth<T>>{}) : with_team(Constant<1>{});
+  if constexpr (kOnGpu<T>) {
+    using C = Compute<T>;
+    constexpr int N = kPackWidth<T>;
+    const unsigned first = reinterpret_cast<uintptr_t>(matrices.begin()->data) / sizeof(T) % N;
+    const bool is_aligned = first == 0 && columns % N == 0;
+    const int64_t packs = is_aligned ? columns / N : (columns + 2 * N - 2) / N;
+    if (packs <= 8) return launch_rows<C, TeamShape<4, N, 2>>(call, rows, first, columns, body);
+    if (packs <= 64) return launch_rows<C, TeamShape<32, N, 2>>(call, rows, first, columns, body);
+    if (packs <= 256 && rows >= 8192) return launch_rows<C, TeamShape<32, N, 8>>(call, rows, first, columns, body);
+    if (packs <= 2048) return launch_rows<C, TeamShape<256, N, 8>>(call, rows, first, columns, body);
+    if (launch_rows_in_clusters<C, TeamShape<512, N, 8, true>>(call, rows, first, columns, packs, body)) return;
+    launch_rows<C, TeamShape<512, N, 0>>(call, rows, first, columns, body);
+  }
 #endif
 }
 

@@ -1,4 +1,4 @@
-"""Whether an operator is sound: :func:`opcheck`. :mod:`msops.testing.entry` calls C entries by themselves."""
+"""Tests of operators: :func:`opcheck` checks that one is sound; :mod:`msops.testing.entry` calls C entries."""
 
 from .opcheck import opcheck
 from .report import OpCheckError, Report

@@ -1,4 +1,4 @@
-"""How MindSpore calls a C entry, in ctypes. It needs Python's standard library alone, so that worker.py starts fast."""
+"""Calls a C entry as MindSpore does, with ctypes. The standard library is enough, so that worker.py starts fast."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-DEFAULT_STREAM = 1  # cudaStreamLegacy: CUDA's default stream by a handle that is not null, which would mean the CPU
+DEFAULT_STREAM = 1  # cudaStreamLegacy: CUDA's default stream; its other handle, null, would mean the CPU
 
 
 class Param(NamedTuple):
-    """What an entry is told of an array, true or not. None in one of the first three fields is a null pointer."""
+    """What an entry is told about an array, true or not. None in one of the first three fields is a null pointer."""
 
     pointer: int | None
     shape: tuple[int, ...] | None
     dtype: str | None
-    rank: int | None = None  # None: the shape's
+    rank: int | None = None  # None means the rank of the shape
 
     @classmethod
     def of(cls, array: Any) -> Param:
-        """The Param of an array of NumPy or torch; a Param is left as it is."""
+        """Returns the Param of an array of NumPy or torch; a Param is returned as it is."""
         if isinstance(array, cls):
             return array
         has_pointer = hasattr(array, "data_ptr")
@@ -35,10 +35,10 @@ class Param(NamedTuple):
 def prepare_call(
     function: Any, params: Sequence[Param], attributes: Mapping[str, int] | None, stream: int | None
 ) -> functools.partial[int]:
-    """A call of a C function, which returns its status. `attributes` are named as MindSpore names them; None: a null
-    pointer instead of the object that has them."""
+    """Prepares a call of a C function, which returns its status. `attributes` are named as MindSpore names them; None
+    passes a null pointer instead of the object that has them."""
     shapes: list[Any]
-    shapes = [(ctypes.c_int64 * len(p.shape))(*p.shape) if p.shape else None for p in params]  # rank 0: null, too
+    shapes = [(ctypes.c_int64 * len(p.shape))(*p.shape) if p.shape else None for p in params]  # rank 0 has a null shape
     ranks = [len(p.shape or ()) if p.rank is None else p.rank for p in params]
     dtypes = [p.dtype if p.dtype is None else p.dtype.encode() for p in params]
     n = len(params)
@@ -71,13 +71,13 @@ class _Methods(ctypes.Structure):
 
 
 class _AotExtra(ctypes.Structure):
-    """An object of that class: begins with the pointer to its table."""
+    """An object of AotExtra; it begins with the pointer to its table."""
 
     _fields_ = (("methods", ctypes.POINTER(_Methods)),)
 
 
 def _aot_extra(attributes: Mapping[str, int]) -> _AotExtra:
-    """An AotExtra with these attributes, which it keeps for as long as it lives."""
+    """Makes an AotExtra with these attributes, which it keeps as long as it lives."""
     values = {key.encode(): value for key, value in attributes.items()}
     methods = _Methods(
         has_attr=_HasAttr(lambda self, name: name[0] in values),

@@ -1,4 +1,4 @@
-"""Checks of :func:`msops.testing.opcheck`: each raises an AssertionError that says what it saw, and where."""
+"""The checks of :func:`msops.testing.opcheck`; each raises an AssertionError that says what it saw, and where."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Net(nn.Cell):
 
 
 class Gradient(nn.Cell):
-    """The gradients of all `n` inputs of `net`, which are followed by those of its outputs; of one input, no tuple."""
+    """Takes the `n` inputs of `net` and gradients of its outputs; returns the inputs' gradients, no tuple if n is 1."""
 
     def __init__(self, net: nn.Cell, n: int) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ def as_tuple(value: Any) -> tuple[Any, ...]:
 
 
 def run(net: nn.Cell, *inputs: Array | Tensor) -> tuple[Array, ...]:
-    """NumPy arrays, or Tensors, through a Cell."""
+    """Calls a Cell with NumPy arrays or Tensors, and returns NumPy arrays."""
     return tuple(out.asnumpy() for out in as_tuple(net(*(x if isinstance(x, Tensor) else Tensor(x) for x in inputs))))
 
 
@@ -65,12 +65,12 @@ def is_floating(array: Array) -> bool:
 
 
 def cast(arrays: Arrays, dtype: npt.DTypeLike) -> list[Array]:
-    """The floating ones among them as `dtype`."""
+    """Casts floating arrays to `dtype`, and keeps the others."""
     return [a.astype(dtype) if is_floating(a) else a for a in arrays]
 
 
 def random_like(arrays: Arrays, seed: int = 0) -> list[Array]:
-    """Gradients of these outputs: of those that are not floating, zeros."""
+    """Returns random gradients of these outputs, which are zeros for outputs that are not floating."""
     rng = np.random.default_rng(seed)
     return [np.asarray(rng.standard_normal(a.shape) * is_floating(a), a.dtype) for a in arrays]
 
@@ -109,13 +109,13 @@ def assert_near(got: Array, want: Array, allowed: Array, name: str) -> None:
 
 
 def unit(size: Any, dtype: np.dtype[Any]) -> Any:
-    """The unit in the last place of numbers of this size in a dtype."""
+    """Returns the unit in the last place of numbers of this size in a dtype."""
     largest = np.finfo(dtype).max
     return np.spacing(np.minimum(np.abs(size), largest).astype(dtype)).astype(np.float64)
 
 
 def largest(array: Array) -> Any:
-    """The largest finite magnitude."""
+    """Returns the largest finite magnitude."""
     return np.abs(array, where=np.isfinite(array), out=np.zeros_like(array)).max(initial=0)
 
 
@@ -128,9 +128,9 @@ def assert_accurate(
 ) -> None:
     """Requires at most twice the largest error that `formula` makes in NumPy in the inputs' dtype.
 
-    Beyond that one unit in the last place of the largest result is allowed, since NumPy's own error may happen to be 0.
-    float16 is held to more: to the formula in float32, each result rounded to nearest (with a quarter of a unit for
-    unlucky ties). What is not floating must be equal.
+    One unit in the last place of the largest result is allowed on top, since NumPy's own error may happen to be 0.
+    float16 must meet more: the formula in float32, each result rounded to nearest (with a quarter of a unit for unlucky
+    ties). Results that are not floating must be equal.
     """
     dtype = min((a.dtype for a in inputs if is_floating(a)), key=lambda dtype: dtype.itemsize, default=None)
     in_float32 = dtype == np.float16 and half_in_float32
@@ -160,10 +160,10 @@ def assert_accurate(
 def finite_differences(
     function: Function, inputs: Arrays, douts: Arrays, i: int, elements: Array, gradient: Array
 ) -> tuple[Array, float]:
-    """The gradient of some elements of input `i`, and the size of the sums of which it is a difference.
+    """Returns the gradient of some elements of input `i`, and the size of the sums whose difference it is.
 
-    At a kink, such as that of relu at 0, the differences to the left and to the right disagree: there any number
-    between them is right, and the one of them that is nearest to that of `gradient` is returned.
+    At a kink, such as that of relu at 0, the differences to the left and to the right disagree. Any number between them
+    is right there, and the number nearest to `gradient` is returned.
     """
     step = 1e-6
     expected, size = np.empty(len(elements)), 0
@@ -183,13 +183,13 @@ def finite_differences(
             moved.flat[flat] += sign * step
             sides.append(sign * (total(moved) - here) / step)
         expected[k] = (sides[0] + sides[1]) / 2
-        if abs(sides[1] - sides[0]) > 1e-3 * (1e-3 + max(map(abs, sides))) + 1e-8 * size:  # not by curvature alone
+        if abs(sides[1] - sides[0]) > 1e-3 * (1e-3 + max(map(abs, sides))) + 1e-8 * size:  # more than by curvature
             expected[k] = np.clip(gradient.flat[flat], min(sides), max(sides))
     return expected, size
 
 
 def some_elements(array: Array, most: int = 200) -> Array:
-    """Indices of all elements of an array or, of a larger one, of `most` of them."""
+    """Returns the indices of all elements of an array, or of `most` elements of a larger one."""
     if array.size <= most:
         return np.arange(array.size)
     return np.r_[0, array.size - 1, np.random.default_rng(0).choice(array.size, most - 2, replace=False)]
@@ -204,7 +204,7 @@ def check_finite_differences(
     which: Sequence[int] | None = None,
     most: int = 200,
 ) -> None:
-    """Gradients in float64 are those of finite differences, at `most` elements of each input."""
+    """Requires that gradients in float64 equal finite differences, at `most` elements of each input."""
     for i, (array, gradient) in enumerate(zip(inputs, gradients)):
         if not is_floating(array) or (which is not None and i not in which):
             continue
@@ -212,7 +212,7 @@ def check_finite_differences(
         assert gradient.shape == array.shape, f"{name}: expected shape {array.shape}, got {gradient.shape}"
         elements = some_elements(array, most)
         expected, size = finite_differences(functools.partial(run, net), inputs, douts, i, elements, gradient)
-        # The quotient's own error is about 1e-16 size / step + step^2.
+        # The error of the quotient itself is about 1e-16 size / step + step^2.
         got = gradient.reshape(-1)[elements]
         wrong = ~(np.abs(got - expected) <= 1e-7 + 1e-9 * size + 1e-6 * np.abs(expected))
         if wrong.any():
@@ -231,8 +231,8 @@ def check_gradient_dtype(
     names: Sequence[str],
     which: Sequence[int],
 ) -> None:
-    """Gradients are those of `in_float64(arrays)`, up to twice what rounding of the arrays changes in them, and a unit
-    in the last place of the largest gradient, incoming ones included. 0 is exact: it stays on a kink."""
+    """Requires the gradients of `in_float64(arrays)`, up to twice what rounding of the arrays changes in them, plus a
+    unit in the last place of the largest gradient, incoming ones included. Zeros are not moved off a kink."""
     arrays = [*inputs, *douts]
     exact = in_float64(arrays)
     rng = np.random.default_rng(0)
@@ -284,7 +284,7 @@ def _sliced(a: Array) -> Tensor:
 
 
 def check_views(net: nn.Cell, arrays: Arrays, results: int | None = None) -> None:
-    """Transposed and sliced inputs give what their copies give, bit for bit."""
+    """Requires the same bits from transposed and sliced inputs as from their copies."""
     expected = run(net, *arrays)[:results]
     for kind, view in (("transposed", _turned), ("sliced", _sliced)):
         try:
@@ -294,14 +294,14 @@ def check_views(net: nn.Cell, arrays: Arrays, results: int | None = None) -> Non
 
 
 def check_repeats(net: nn.Cell, arrays: Arrays, results: int | None = None) -> None:
-    """Equal calls give equal bits."""
+    """Requires that results are reproducible bit for bit."""
     expected = run(net, *arrays)[:results]
     for _ in range(3):
         assert_equal(run(net, *arrays)[:results], expected)
 
 
 def check_inputs_unchanged(net: nn.Cell, inputs: Arrays) -> None:
-    """Inputs are what they were."""
+    """Requires that a call leaves its inputs as they are."""
     tensors = [Tensor(a) for a in inputs]
     run(net, *tensors)
     assert_equal([tensor.asnumpy() for tensor in tensors], inputs, [f"input {i}" for i in range(len(inputs))])

@@ -1,4 +1,4 @@
-"""Memory of the GPU by the CUDA driver. It needs Python's standard library alone, so that worker.py starts fast."""
+"""Allocates and copies GPU memory by the CUDA driver. The standard library is enough, so that worker.py starts fast."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _ARGUMENTS = {
 
 
 class Driver:
-    """The CUDA driver, and the primary context of one of its devices, which becomes the thread's current one: the CUDA
-    runtime in a library computes there, too. What fails raises a RuntimeError."""
+    """The CUDA driver, and the primary context of a device, which becomes the thread's current context: the CUDA
+    runtime in a library computes there, too. A call that fails raises a RuntimeError."""
 
     def __init__(self, device: int = 0, path: str = LIBRARY) -> None:
         library = ctypes.CDLL(path)
@@ -40,11 +40,11 @@ class Driver:
         status = self._functions[name](*arguments)
         if status:
             text = ctypes.c_char_p()
-            self._functions["cuGetErrorString"](status, text)  # leaves null for an error that it does not know
+            self._functions["cuGetErrorString"](status, text)  # text stays null if the driver does not know the error
             raise RuntimeError(f"{name}: {text.value.decode() if text.value else f'error {status}'}")
 
     def allocate(self, size: int) -> int:
-        """The address of so many bytes on the device."""
+        """Allocates bytes on the device, and returns their address."""
         pointer = _POINTER()
         self._call("cuMemAlloc_v2", pointer, size)
         return pointer.value

@@ -1,4 +1,4 @@
-"""Inputs of an operator that follow from its signature and some inputs that it takes."""
+"""Derives further inputs of an operator from its signature and from inputs that it takes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ..custom import Operator
     from .checks import Array, Arrays
 
-LARGEST = 2**20  # elements of all inputs that are made up
+LARGEST = 2**20  # elements that derived inputs have at most, all together
 
 
 def specs_of(arrays: Arrays) -> list[Spec]:
@@ -30,7 +30,7 @@ def specs_of(arrays: Arrays) -> list[Spec]:
 
 
 def small_inputs(operator: Operator, arrays: Arrays) -> Iterator[tuple[str, list[Array]]]:
-    """(words, inputs) with each size that the signature names 0 and 1, all 1, and of tensors of any shape."""
+    """Yields (words, inputs) with each named size 0 and 1, with all named sizes 1, and with tensors of any shape."""
     names = _named_sizes(operator, arrays)
     changes: list[tuple[str, dict[str, int]]] = [(f"{name} = {n}", {name: n}) for name in names for n in (0, 1)]
     if names:
@@ -39,7 +39,7 @@ def small_inputs(operator: Operator, arrays: Arrays) -> Iterator[tuple[str, list
 
 
 def odd_inputs(operator: Operator, arrays: Arrays) -> Iterator[tuple[str, list[Array]]]:
-    """(words, inputs) with odd sizes, and with each beyond 1024, which is more than a block of threads."""
+    """Yields (words, inputs) with odd sizes, and with each size beyond 1024, the most threads of a block."""
     names = _named_sizes(operator, arrays)
     odd = dict(zip(names, itertools.count(3, 2)))
     changes = [odd, *(odd | {name: 1031} for name in names), *({name: n} for name in names for n in (7, 1031))]
@@ -58,8 +58,8 @@ def _with_sizes(
     changes: Sequence[tuple[str, dict[str, int]]],
     any_shapes: Sequence[tuple[int, ...]],
 ) -> Iterator[tuple[str, list[Array]]]:
-    """(words, inputs) with other values of the sizes that the signature names; tensors without sizes have one of
-    `any_shapes`. What the operator refuses, and what is large, is left out."""
+    """Yields (words, inputs) with other values of the sizes that the signature names; tensors without sizes have one of
+    `any_shapes`. Inputs that the operator refuses, and large ones, are left out."""
     if not all(map(is_floating, arrays)):
         return
     tensors = operator.signature.inputs
@@ -79,14 +79,14 @@ def _with_sizes(
             changed = [np.resize(a, shape) for a, shape in zip(arrays, shapes)]
             outputs = operator.infer(*specs_of(changed))
         except (TypeError, ValueError, ZeroDivisionError):
-            continue  # the operator refuses that
+            continue  # the operator refuses these inputs
         if VERSION < (2, 7) and 0 in [*(a.size for a in changed), *(out.size for out in outputs)]:
-            continue  # MindSpore has no empty tensors
+            continue  # MindSpore before 2.7 has no empty tensors
         yield words, changed
 
 
 def other_attributes(operator: Operator) -> Iterator[tuple[str, Operator]]:
-    """(words, operator) of the same entry, with another value of each attribute."""
+    """Yields (words, operator) of the same entry, with another value of each attribute."""
     for name, value in operator.attributes.items():
         values = (not value,) if isinstance(value, bool) else (value + 1, value - 1)
         for changed in values:
@@ -96,7 +96,7 @@ def other_attributes(operator: Operator) -> Iterator[tuple[str, Operator]]:
 
 
 def wrong_inputs(operator: Operator, arrays: list[Array]) -> Iterator[tuple[str, list[Array]]]:
-    """(words, inputs) that the signature rules out."""
+    """Yields (words, inputs) that the signature rules out."""
     tensors, known = operator.signature.inputs, set(operator.signature.values)
     yield "one input too few", arrays[:-1]
     for i, (tensor, a) in enumerate(zip(tensors, arrays)):

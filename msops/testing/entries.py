@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Sizes(NamedTuple):
-    """Inputs of sizes that are not the given ones."""
+    """Inputs of other sizes than the given ones."""
 
     small: Named
     odd: Named
@@ -34,13 +34,13 @@ class Sizes(NamedTuple):
 
 
 def has_attributes(operator: Operator) -> bool:
-    """Whether the operator has attributes, or its gradient's operator."""
+    """Tells whether the operator, or its gradient's operator, has attributes."""
     gradient = operator.gradient
     return bool(operator.attributes) or (isinstance(gradient, Operator) and has_attributes(gradient))
 
 
 def check_entries(subject: Subject, cases: Sequence[Arrays], sizes: Sizes) -> None:
-    """All that is checked without MindSpore, in each dtype."""
+    """Makes all checks that do without MindSpore, in each dtype."""
     with Process(memory.mindspores_device()) as process:
         for where, arrays in subject.variants(cases):
             _check_both(subject, "shapes and dtypes", where, arrays, process)
@@ -51,7 +51,7 @@ def check_entries(subject: Subject, cases: Sequence[Arrays], sizes: Sizes) -> No
 
 
 def _check_both(subject: Subject, check: str, where: str, arrays: Arrays, process: Process) -> None:
-    """Checks an operator's entry, and its gradient's. A status that is not 0, and a wrong result, fail `check`."""
+    """Checks the entries of an operator and its gradient. A status other than 0, or a wrong result, fails `check`."""
     operator, gradient, attempt = subject.op, subject.op.gradient, subject.report.attempt
     given = check == "shapes and dtypes"
     if not attempt(check, where, check_promise, subject, arrays):
@@ -108,7 +108,7 @@ def _check_entry(
 
 
 def check_promise(subject: Subject, arrays: Arrays, outs: Arrays | None = None) -> bool:
-    """Shapes and dtypes are those that the operator promises and the reference has, which may compute in float64."""
+    """Requires the shapes and dtypes that the operator promises and the reference has; it may compute in float64."""
     specs = _promised(subject.op, arrays) if outs is None else [(out.shape, out.dtype.name) for out in outs]
     promised = _promised(subject.op, arrays) if isinstance(subject.op, Operator) else specs
     wanted = promised

@@ -1,6 +1,6 @@
 """Calls C entries as MindSpore does, but without MindSpore's runtime.
 
-Arrays are NumPy's or, together with a stream, torch's on the GPU. What is called often is prepared once:
+Arrays are NumPy's or, together with a stream, torch's on the GPU. Prepare once what you call often:
 
     run = prepare_operator(operator, [x, y, out])
     for _ in range(100):
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Status(enum.IntEnum):
-    """What an entry returns: Status in aot_kernels/common/call.h."""
+    """The status that an entry returns: Status in aot_kernels/common/call.h."""
 
     OK = 0
     BAD_PARAMETER_COUNT = 1
@@ -50,14 +50,14 @@ def call(entry: Entry, arrays: Sequence[Any], attributes: Attributes | None = ()
 def prepare(
     entry: Entry, arrays: Sequence[Any], attributes: Attributes | None = (), stream: int | None = None
 ) -> functools.partial[int]:
-    """A function without arguments that calls an entry and returns its status, an int.
+    """Returns a function without arguments that calls an entry and returns its status, an int.
 
     Args:
         entry (Entry): The C function.
         arrays (list): The parameters: inputs, then outputs. Contiguous arrays, or Params of memory that the caller
             keeps alive.
-        attributes (dict): As :func:`msops.custom_op` takes them. None: a null pointer instead of the object.
-        stream (int): The handle of a CUDA stream. None: the CPU.
+        attributes (dict): As :func:`msops.custom_op` takes them. None passes a null pointer instead of the object.
+        stream (int): The handle of a CUDA stream. None means the CPU.
 
     Raises:
         ValueError: If an array is not contiguous.
@@ -76,32 +76,32 @@ def prepare(
     params = [Param.of(array) for array in arrays]
     values = None if attributes is None else attributes_in_mindspore(attributes)
     run = prepare_call(getattr(entry.library.handle, entry.name), params, values, stream)
-    vars(run).update(arrays=arrays)  # live as long as `run`
+    vars(run).update(arrays=arrays)  # keeps the arrays alive as long as `run`
     return run
 
 
 def attributes_in_mindspore(attributes: Attributes) -> dict[str, int]:
-    """The names and values of attributes as MindSpore hands them to an entry."""
+    """Returns the names and values of attributes as MindSpore hands them to an entry."""
     return dict(as_attribute(name, value) for name, value in dict(attributes).items())
 
 
 def prepare_operator(
     operator: Operator, arrays: Sequence[Any], stream: int | None = DEFAULT_STREAM
 ) -> functools.partial[int]:
-    """The prepared call (see :func:`prepare`) of an Operator's entry with inputs and outputs; on a GPU's `stream` for
-    arrays there."""
+    """Prepares a call (see :func:`prepare`) of an Operator's entry with inputs and outputs; arrays on a GPU use
+    `stream`."""
     stream = stream if getattr(arrays[0], "is_cuda", False) else None
     return prepare(operator.entry, arrays, operator.attributes, stream)
 
 
 def outputs_of(operator: Operator, inputs: Sequence[Any]) -> list[tuple[tuple[int, ...], str]]:
-    """(shape, dtype's name) of each output of an Operator, scratch included, for inputs with `.shape` and `.dtype`."""
+    """Returns (shape, dtype's name) of each output, scratch included, for inputs with `.shape` and `.dtype`."""
     dtypes = (str(x.dtype).split(".")[-1] for x in inputs)
     specs = operator.infer(*(Spec(tuple(x.shape), getattr(mindspore, dtype)) for x, dtype in zip(inputs, dtypes)))
     return [(spec.shape, dtype_name(spec.dtype)) for spec in specs]
 
 
 def has_gpu_code(library: Library | str) -> bool:
-    """Whether nvcc built a library: a Library, or the name of one of the package's."""
+    """Tells whether nvcc built a library, which is a Library or the name of one of the package's."""
     library = library if isinstance(library, Library) else of_package(library)
     return b"nv_fatbin" in library.path.read_bytes()

@@ -1,7 +1,7 @@
 """The checks of :func:`msops.testing.opcheck` that call an operator's C entry.
 
-On the CPU an array ends where memory ends that can be accessed, or begins where it begins: an access out of bounds is
-a crash of the process that makes the call. On the GPU it lies amid bytes that must not change.
+On the CPU an array ends where accessible memory ends, or begins where it begins: an access out of bounds crashes the
+process that makes the call. On the GPU an array lies between bytes that must not change.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ GUARD = 4096  # bytes before and after each array on the GPU
 
 
 class Fill(NamedTuple):
-    """What is in outputs and around arrays before a call, and where the arrays lie."""
+    """Tells what outputs, and memory around arrays, hold before a call, and where the arrays lie."""
 
     pattern: int  # a byte
-    at_end: bool  # whether arrays end, rather than begin, beside memory that cannot be accessed
+    at_end: bool  # arrays end, rather than begin, beside memory that cannot be accessed
 
 
-FILLS = (Fill(0xFF, at_end=True), Fill(0x5A, at_end=False))  # NaN in every floating dtype, and a large number
+FILLS = (Fill(0xFF, at_end=True), Fill(0x5A, at_end=False))  # 0xFF is NaN in every floating dtype, 0x5A a large number
 
 
 class Array(NamedTuple):
@@ -61,14 +61,14 @@ class Array(NamedTuple):
         return part[self.place.begin : self.end].view(self.place.dtype).reshape(self.place.shape)
 
     def element(self, offset: int) -> str:
-        """Words for what lies at an offset of the part, out of bounds."""
+        """Describes the element at an offset of the part, out of bounds."""
         number = (offset - self.place.begin) // np.dtype(self.place.dtype).itemsize
         side = "before its beginning" if number < 0 else "after its end"
         return f"element {number} of {self.name}, {side}: it has shape {self.place.shape}"
 
 
 class EntryCall:
-    """A call of an operator's entry with NumPy's inputs; `results` are the names of the outputs that are looked at.
+    """A call of an operator's entry with NumPy arrays; `results` are the names of the outputs that are compared.
 
     Raises:
         Finding: If the entry crashes.
@@ -98,7 +98,7 @@ class EntryCall:
         self.said = process.said()
 
     def again(self, places: Sequence[Place], count: int | None = None) -> int:
-        """The status of another call, where the arrays are now."""
+        """Makes another call with the arrays as they are now, and returns its status."""
         attributes = attributes_in_mindspore(self.operator.attributes)
         count = len(places) if count is None else count
         try:
@@ -112,31 +112,31 @@ class EntryCall:
             raise Finding(check, f"{self.name} {words}") from None
 
     def outputs(self) -> list[npt.NDArray[Any]]:
-        """Copies of the results."""
+        """Returns copies of the results."""
         return [array.values().copy() for array in self.arrays if array.name in self.results]
 
 
 def mindspores_device() -> Where:
-    """Where MindSpore computes."""
+    """Tells where MindSpore computes."""
     if mindspore.get_context("device_target") != "GPU":
         return Where()
     return Where(mindspore.get_context("device_id"), cuda.LIBRARY, DEFAULT_STREAM)
 
 
 def require_code(operator: Operator, where: Where) -> None:
-    """An operator without code for a GPU cannot be called there."""
+    """Skips an operator without code for the GPU if it would be called there."""
     if where.device is not None and not has_gpu_code(operator.entry.library):
         raise Skipped("the library has no GPU code")
 
 
 def check_status(call: EntryCall) -> bool:
-    """The entry returns 0."""
+    """Requires that the entry returns 0."""
     assert call.status == 0, f"{call.name} returns {call.status}{call.said and f' ({call.said})'}"
     return True
 
 
 def check_bounds(call: EntryCall) -> None:
-    """Nothing is written before or after an array."""
+    """Requires that nothing is written before or after an array."""
     for array in call.arrays:
         wrong = np.flatnonzero(array.before != array.part)
         outside = wrong[(wrong < array.place.begin) | (wrong >= array.end)]
@@ -145,13 +145,13 @@ def check_bounds(call: EntryCall) -> None:
 
 
 def check_inputs_unchanged(call: EntryCall) -> None:
-    """The entry leaves its inputs as they are."""
+    """Requires that the entry leaves its inputs as they are."""
     for array in call.arrays[: call.inputs]:
         assert_equal([array.values()], [array.values(array.before)], [f"{call.name}: {array.name}"])
 
 
 def check_written(first: EntryCall, second: EntryCall) -> None:
-    """Outputs do not depend on what they, or the memory around the arrays, held before."""
+    """Requires that outputs do not depend on what they, or the memory around the arrays, held before."""
     for a, b in zip(first.arrays, second.arrays):
         if a.name not in first.results:
             continue
@@ -164,13 +164,13 @@ def check_written(first: EntryCall, second: EntryCall) -> None:
 
 
 def check_repeats(call: EntryCall, same: EntryCall) -> bool:
-    """Equal calls give equal bits."""
+    """Requires that results are reproducible bit for bit."""
     assert_equal(same.outputs(), call.outputs(), [f"{call.name}: {name}" for name in call.results])
     return True
 
 
 def other_shapes(shape: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    """Shapes with one length less on an axis, and of another rank. No larger ones, since a wrong call may succeed."""
+    """Yields shapes shorter by 1 on an axis, or of another rank, but none that would make a call read out of bounds."""
     for axis, length in enumerate(shape):
         if length > 0:
             yield *shape[:axis], length - 1, *shape[axis + 1 :]
@@ -180,7 +180,7 @@ def other_shapes(shape: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
 
 
 def check_wrong_calls(call: EntryCall) -> None:
-    """A wrong count of parameters, or a shape that does not fit, is refused by a status, and nothing is written."""
+    """Requires that a wrong count of parameters, or shape, gives a status other than 0, and that nothing is written."""
     places, before = call.places, [array.part.copy() for array in call.arrays]
 
     def refused(what: str, places: Sequence[Place], count: int | None = None) -> None:
@@ -196,7 +196,7 @@ def check_wrong_calls(call: EntryCall) -> None:
     refused("one parameter too many", [*places, places[-1]])
     for i, array in enumerate(call.arrays):
         if i >= call.inputs and array.name not in call.results:
-            continue  # scratch may be of any length
+            continue  # scratch may have any length
         right = array.place.shape
         for shape in other_shapes(right):
             if i >= call.inputs or outputs_with(call, i, shape) != outputs_with(call, i, right):
@@ -205,7 +205,7 @@ def check_wrong_calls(call: EntryCall) -> None:
 
 
 def outputs_with(call: EntryCall, i: int, shape: tuple[int, ...]) -> list[Spec] | None:
-    """The Specs that are promised for another shape of input i; None if the rule refuses it."""
+    """Returns the Specs promised for another shape of input i, or None if the rule refuses it."""
     specs = specs_of([array.values() for array in call.arrays[: call.inputs]])
     specs[i] = specs[i]._replace(shape=shape)
     try:
@@ -215,7 +215,7 @@ def outputs_with(call: EntryCall, i: int, shape: tuple[int, ...]) -> list[Spec] 
 
 
 def check_rule_agrees(call: EntryCall) -> None:
-    """What the operator's rule takes, the entry takes."""
+    """Requires that the entry takes every shape that the operator's rule takes."""
     inputs = [array.values() for array in call.arrays[: call.inputs]]
     for i, x in enumerate(inputs):
         for shape in other_shapes(x.shape):
@@ -231,14 +231,14 @@ def check_rule_agrees(call: EntryCall) -> None:
 
 
 def check_attributes(call: EntryCall, others: Sequence[tuple[str, Operator]], fresh: Process) -> None:
-    """An entry's results do not depend on the attributes of earlier calls: they are those of a fresh process."""
+    """Requires the results of a fresh process, whatever attributes earlier calls had."""
     inputs = [array.values(array.before) for array in call.arrays[: call.inputs]]
     taken = 0
     for words, other in others:
         with fresh:
             try:
                 want = EntryCall(other, inputs, call.results, fresh)
-            except (TypeError, ValueError):  # the rule refuses that
+            except (TypeError, ValueError):  # the rule refuses this value
                 continue
             except Finding as crash:
                 raise Finding(crash.check, f"{crash}; it was called with {words}") from None

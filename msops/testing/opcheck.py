@@ -37,32 +37,34 @@ def opcheck(
 ) -> Report:
     """Checks that an operator is sound, in graph and PyNative mode, on the current device target.
 
-    - no crash: the C entries come back, from a process of their own, for each dtype and size;
+    - no crash: the C entries return, in a process of their own, for each dtype and size;
     - bounds, inputs unchanged, outputs written: an entry reads and writes no memory around its arrays, does not change
       its inputs, and writes all of its outputs;
-    - wrong calls: it refuses wrong counts of parameters and shapes that do not fit, and then writes nothing;
-    - shapes and dtypes are those that the operator promises and the reference has;
-    - forward: in each dtype the error is at most twice that of the reference in this dtype, and a unit in the last
-      place;
-    - gradient: in float64, that of finite differences for each floating input; those of the reference if the operator
-      takes no float64. At a kink, such as that of relu at 0, it lies between the differences to both sides;
-    - gradient's dtypes: in the other dtypes it is that in float64;
-    - graph = pynative, repeated runs, views: the bits do not depend on the mode, on calls before, or on strides;
+    - wrong calls: an entry refuses wrong counts of parameters and shapes that do not fit, and then writes nothing;
+    - shapes and dtypes: the results have those that the operator promises and the reference has;
+    - forward: in each dtype the error is at most twice the error of the reference in this dtype, plus a unit in the
+      last place;
+    - gradient: for each floating input, the gradient in float64 equals finite differences of the operator, or of the
+      reference if the operator takes no float64. At a kink, such as that of relu at 0, it lies between the differences
+      to both sides;
+    - gradient's dtypes: in the other dtypes the gradient equals the gradient in float64, up to rounding;
+    - graph = pynative, repeated runs, views: the bits do not depend on the mode, on earlier calls, or on strides;
     - other sizes: each size that the signature names may be 0, 1, odd, and beyond 1024, unless the operator refuses it;
     - other attributes: an entry's results do not depend on the attributes of earlier calls, for other values of each
-      attribute; an operator that is given as `other`, called in between, gives its own results;
-    - wrong inputs raise a TypeError or a ValueError.
+      attribute; the operator given as `other`, called in between, returns its own results;
+    - wrong inputs: they raise a TypeError or a ValueError.
 
     After a crash, or an access out of bounds, the checks that would call the entry in this process are skipped. On the
     GPU, reads out of bounds are found only if results depend on them. If the gradient is an Operator, its entry is
     checked, too.
 
     Args:
-        op (Operator, function, Cell): What takes Tensors. What needs a C entry or a signature is for an Operator only.
-        inputs (list): NumPy arrays, or several such lists. Floating ones are cast to each dtype that the operator
+        op (Operator, function, Cell): It takes Tensors. Checks that need a C entry or a signature are made for an
+            Operator only.
+        inputs (list): NumPy arrays, or several such lists. Floating arrays are cast to each dtype that the operator
             takes.
         reference (callable): Takes NumPy arrays and returns one or a tuple; it computes in their dtype. Outputs that
-            follow those of the reference, which a gradient may need, are not looked at. Default: none, then values are
+            follow those of the reference, which a gradient may need, are not compared. Default: none; then values are
             not checked.
         other (tuple): (op, reference) with the same entry and inputs, but other attributes. Default: none.
         no_gradient (list[str]): The names of floating inputs whose gradients are not compared with finite differences.
@@ -137,7 +139,7 @@ def _check_in_mode(
     other: tuple[Function, Function] | None,
     kept: dict[str, Arrays],
 ) -> None:
-    """All that needs no entry. `kept` holds the results of the mode before."""
+    """Makes the checks that need no entry. `kept` holds the results of the mode before."""
     attempt, net = subject.report.attempt, subject.net()
     gradient = Gradient(net, len(subject.inputs))
     for key, arrays in subject.variants(cases):
@@ -179,7 +181,7 @@ def _check_in_mode(
 
 
 def _douts(outs: Arrays, results: int) -> list[Array]:
-    """Gradients of the outputs that are compared; zeros for the others."""
+    """Returns gradients of the outputs that are compared, and zeros for the others."""
     return [dout * (i < results) for i, dout in enumerate(random_like(outs))]
 
 
@@ -213,7 +215,7 @@ def _compare_gradients(
             raise Skipped("the operator takes no float64, and there is no reference")
 
         def differences(arguments: Arrays) -> Arrays:
-            """Those of the reference; where none are taken, the gradients themselves."""
+            """Returns finite differences of the reference where they are taken, else the gradients themselves."""
             arguments = cast(arguments, np.float64)
             expected = cast(gradients, np.float64)
             for i in which:
@@ -234,7 +236,7 @@ def _compare_gradients(
 
 
 def _check_sizes(subject: Subject, net: nn.Cell, gradient: nn.Cell, arrays: Arrays) -> None:
-    """All that is checked in a mode, at few elements, for inputs of other sizes."""
+    """Makes the checks of a mode, at few elements, for inputs of other sizes."""
     all_outs = run(net, *arrays)
     outs = subject.compared(all_outs)
     subject = subject.at_sizes(arrays)
@@ -247,7 +249,7 @@ def _check_sizes(subject: Subject, net: nn.Cell, gradient: nn.Cell, arrays: Arra
 
 
 def _check_refused(operator: Operator, net: nn.Cell, arrays: Arrays) -> None:
-    """Wrong inputs raise a TypeError or a ValueError."""
+    """Requires that wrong inputs raise a TypeError or a ValueError."""
     try:
         operator.infer(*derived.specs_of(arrays))
     except (TypeError, ValueError):
@@ -259,13 +261,13 @@ def _check_refused(operator: Operator, net: nn.Cell, arrays: Arrays) -> None:
             run(net, *arrays)
     except (TypeError, ValueError):
         return
-    except Exception as error:  # noqa: BLE001 (is what is looked for)
+    except Exception as error:  # noqa: BLE001 (it is what the check looks for)
         raise AssertionError(f"raises {type(error).__name__}, expected TypeError or ValueError") from None
     raise AssertionError("nothing is raised")
 
 
 def _check_other(subject: Subject, arrays: Arrays, other: Subject) -> None:
-    """Calls in between of another instance of the same entry, and their gradients, do not mix."""
+    """Requires that calls of another operator with the same entry, made in between, change no result or gradient."""
 
     def results(of: Subject) -> list[Array]:
         net = of.net()

@@ -1,4 +1,4 @@
-"""Calls of C entries in another process, which may crash. The other side is worker.py."""
+"""Calls C entries in another process, which may crash. The code of that process is worker.py."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from ..library import Entry
 
-# The modules' packages would import MindSpore, which takes seconds.
+# The real packages would import MindSpore, which takes seconds.
 _PROGRAM = """
 import sys, types
 for name, folder in (("msops", "/nowhere"), ("msops.testing", sys.argv[1])):
@@ -39,21 +39,21 @@ _numbers = itertools.count()
 
 
 class Memory:
-    """Bytes that both processes see: `parts` are arrays of these sizes, each a multiple of a page."""
+    """Memory that both processes see; `parts` are arrays of these sizes, each a multiple of a page."""
 
     def __init__(self, sizes: Sequence[int]) -> None:
         assert all(size > 0 and size % mmap.PAGESIZE == 0 for size in sizes)
         self.number, self.sizes = next(_numbers), list(sizes)
-        self.file = tempfile.TemporaryFile()  # noqa: SIM115 (is open as long as this object lives)
+        self.file = tempfile.TemporaryFile()  # noqa: SIM115 (it is open as long as this object lives)
         self.file.truncate(sum(sizes))
         whole = np.frombuffer(mmap.mmap(self.file.fileno(), sum(sizes)), np.uint8)
         self.parts: list[npt.NDArray[np.uint8]] = np.split(whole, np.cumsum(sizes)[:-1])
         self.path = f"/proc/{os.getpid()}/fd/{self.file.fileno()}"
-        weakref.finalize(self, self.file.close)  # without the warning of a file that nobody closed
+        weakref.finalize(self, self.file.close)  # avoids the warning about a file that nobody closed
 
 
 class Place(NamedTuple):
-    """Where an array begins in a Memory, and what an entry is told of it."""
+    """Tells where an array begins in a Memory, and what an entry is told about it."""
 
     part: int
     begin: int
@@ -62,13 +62,13 @@ class Place(NamedTuple):
 
 
 class Crash(Exception):  # noqa: N818
-    """What a call did to its process.
+    """A call ended its process.
 
     Attributes:
-        words (str): What follows the entry's name.
-        how (str): "reads", "writes" or "accesses" bytes around one of the arrays; None: not known.
-        part (int): Which of the memory's parts that was.
-        offset (int): Where, from the beginning of the part.
+        words (str): The words of the message that follow the entry's name.
+        how (str): "reads", "writes" or "accesses", if the call did so to bytes around an array; None if not known.
+        part (int): The index of the memory's part that was accessed.
+        offset (int): The offset of the access from the beginning of the part.
     """
 
     def __init__(self, words: str, how: str | None = None, part: int = 0, offset: int = 0) -> None:
@@ -77,12 +77,12 @@ class Crash(Exception):  # noqa: N818
 
 
 class Where(NamedTuple):
-    """Where entries compute: the CPU, or a GPU.
+    """Tells where entries compute: on the CPU, or on a GPU.
 
     Attributes:
-        device (int): The GPU's number; None: the CPU.
+        device (int): The GPU's number; None means the CPU.
         driver (str): The file of the CUDA driver.
-        stream (int): The stream's handle; None: a null pointer.
+        stream (int): The stream's handle; None means a null pointer.
     """
 
     device: int | None = None
@@ -100,7 +100,7 @@ class Process:
     def __init__(self, where: Where) -> None:
         self.where = where
         self._running: subprocess.Popen[bytes] | None = None
-        self._said = tempfile.TemporaryFile()  # noqa: SIM115 (may be read after the process's end)
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115 (it may be read after the process's end)
         weakref.finalize(self, self._said.close)
         self._said_before = 0
 
@@ -112,7 +112,7 @@ class Process:
             self._stop(self._running)
 
     def _stop(self, running: subprocess.Popen[bytes]) -> int:
-        """The exit status, after the end of the input."""
+        """Ends the input of the process, waits, and returns the exit status."""
         self._running = None
         for pipe in (running.stdin, running.stdout):
             if pipe:
@@ -121,8 +121,8 @@ class Process:
         return running.wait()
 
     def said(self) -> str:
-        """The last line that the last call printed."""
-        text = os.pread(self._said.fileno(), 10**6, self._said_before)  # moves nothing in the file that both have open
+        """Returns the last line that the last call printed."""
+        text = os.pread(self._said.fileno(), 10**6, self._said_before)  # pread leaves the shared offset
         lines = text.decode(errors="replace").strip().splitlines()
         return lines[-1] if lines else ""
 
@@ -134,7 +134,7 @@ class Process:
         attributes: dict[str, int],
         count: int,
     ) -> int:
-        """The status of an entry, which is told that these are `count` parameters.
+        """Calls an entry, which is told that there are `count` parameters, and returns its status.
 
         Raises:
             Crash: If the process does not survive it.

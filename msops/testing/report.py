@@ -1,4 +1,4 @@
-"""What :func:`msops.testing.opcheck` found."""
+"""The report of :func:`msops.testing.opcheck`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CHECKS = (
 
 
 class Finding(AssertionError):  # noqa: N818
-    """A failure of a check that is not the one in which it was found."""
+    """A failure that belongs to another check than the one that found it."""
 
     def __init__(self, check: str, words: str) -> None:
         super().__init__(words)
@@ -24,14 +24,14 @@ class Finding(AssertionError):  # noqa: N818
 
 
 class Skipped(Exception):  # noqa: N818
-    """Why a check cannot be made."""
+    """Tells why a check cannot be made."""
 
 
 class OpCheckError(AssertionError):
     """An operator is not sound: the message has every check that failed. See :func:`msops.testing.opcheck`.
 
     Attributes:
-        report (Report): What the message says.
+        report (Report): The results of all checks, which the message shows.
     """
 
     def __init__(self, report: Report) -> None:
@@ -40,14 +40,14 @@ class OpCheckError(AssertionError):
 
 
 class Report(NamedTuple):
-    """What was checked: prints as a table. See :func:`msops.testing.opcheck`.
+    """The results of all checks, which print as a table. See :func:`msops.testing.opcheck`.
 
     Attributes:
-        operator (str): Its name.
+        operator (str): The name of the operator.
         dtypes (tuple): The names of the dtypes in which it was checked.
         made (set): The names of the checks that were made.
-        failures (dict): What each check that failed found, a list of lines.
-        skipped (dict): Why a check, or a part of it, was not made.
+        failures (dict): For each check that failed, what it found, as a list of lines.
+        skipped (dict): For each check that was skipped, or skipped in part, the reason.
     """
 
     operator: str
@@ -66,13 +66,13 @@ class Report(NamedTuple):
         return "\n".join(lines)
 
     def attempt(self, check: str, where: str, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Calls a function of a check, and returns what it does. What it raises is a failure, except Skipped."""
+        """Calls a function of a check and returns its result. An exception is a failure, except Skipped."""
         try:
             result = function(*arguments)
         except Skipped as reason:
             self.skipped[check] = str(reason)
             return None
-        except Exception as error:  # noqa: BLE001 (is reported)
+        except Exception as error:  # noqa: BLE001 (the report shows it)
             kind = "" if isinstance(error, AssertionError) else f"{type(error).__name__}: "
             line = f"{where}: {kind}{str(error).strip().splitlines()[0]}"
             check = getattr(error, "check", check)

@@ -1,4 +1,4 @@
-"""What opcheck checks: an operator, a Cell or a function, with its reference."""
+"""The subject of opcheck: an operator, a Cell or a function, with its reference."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Subject(NamedTuple):
-    """What is checked."""
+    """An operator, a Cell or a function, with all that its checks need to know."""
 
     report: Report
     op: Any  # Operator, Cell or function
@@ -33,10 +33,10 @@ class Subject(NamedTuple):
     inputs: list[str]  # names
     results: list[str]  # names of the outputs that the reference has; empty if they are unknown
     differentiable: list[int]  # indices of inputs
-    omitted: list[str]  # names of those among them of which the gradient's operator gives none
+    omitted: list[str]  # names of differentiable inputs whose gradient the gradient's operator does not return
 
     def taken(self, arrays: Arrays, dtype: str | None) -> list[Array]:
-        """The arrays as the operator takes them where its dtype is this one; None leaves them."""
+        """Casts arrays as the operator takes them when its common dtype is `dtype`; None leaves them."""
         if dtype is None:
             return list(arrays)
         if not isinstance(self.op, Operator):
@@ -45,14 +45,14 @@ class Subject(NamedTuple):
         return [a.astype(kind) if kind else cast([a], dtype)[0] for a, kind in zip(arrays, own)]
 
     def in_float64(self, arrays: Arrays) -> bool:
-        """Whether all gradients of these arrays are float64."""
+        """Tells whether all gradients of these arrays are float64."""
         return all(arrays[i].dtype == np.float64 for i in self.differentiable)
 
     def takes_float64(self, arrays: Arrays) -> bool:
         return "float64" in self.dtypes and self.in_float64(self.taken(arrays, "float64"))
 
     def variants(self, cases: Sequence[Arrays]) -> Iterator[tuple[str, list[Array]]]:
-        """(words, inputs) of each case and dtype."""
+        """Yields (words, inputs) for each case and dtype."""
         for i, case in enumerate(cases):
             for dtype in self.dtypes:
                 yield f"{dtype or 'as given'}{f', case {i}' if len(cases) > 1 else ''}", self.taken(case, dtype)
@@ -65,14 +65,14 @@ class Subject(NamedTuple):
         return outs[: len(self.results) or None]
 
     def at_sizes(self, arrays: Arrays) -> Subject:
-        """Without the reference if that has no formula for arrays of these sizes."""
+        """Returns the subject, without its reference if that fails for arrays of these sizes."""
         if self.reference is None:
             return self
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 self.reference(*arrays)
-        except Exception:  # noqa: BLE001 (may be anything)
+        except Exception:  # noqa: BLE001 (a reference may raise anything)
             return self._replace(reference=None)
         return self
 
@@ -83,7 +83,7 @@ class Subject(NamedTuple):
 def describe(
     op: Any, reference: Function | None, half_in_float32: bool, no_gradient: Sequence[str], inputs: Arrays
 ) -> Subject:
-    """The Subject of what opcheck is given, with a report that says what cannot be checked."""
+    """Makes the Subject of opcheck's arguments, with a report that says what cannot be checked."""
     is_operator = isinstance(op, Operator)
     name = op.label if is_operator else getattr(op, "__name__", type(op).__name__)
     names = [f"input {i}" for i in range(len(inputs))]
@@ -123,7 +123,7 @@ def describe(
 
 
 def _dtypes(op: Any, inputs: Arrays) -> list[str] | list[None]:
-    """The floating ones that the operator takes; [None] if that is not for us to choose."""
+    """Returns the floating dtypes that the operator takes, or [None] if opcheck cannot choose them."""
     names = [dtype_name(dtype) for dtype in FLOATS]
     if not any(map(is_floating, inputs)):
         return [None]

@@ -1,8 +1,8 @@
 """The process that calls C entries for opcheck, so that an entry that crashes takes nothing else with it.
 
-A line of standard input is a call, in JSON; a line of standard output is its result. The arrays lie in a file that both
-processes map: here, each one between pages that nobody may read or write. This module needs Python's standard library
-and its two neighbours alone, so that the process starts within a tenth of a second.
+A line of standard input is a call, in JSON; a line of standard output is its result. The arrays are in a file that both
+processes map. This process maps each array between pages that nobody may read or write. The module needs only Python's
+standard library and the modules abi and cuda, so that the process starts within a tenth of a second.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def _map(address: int | None, size: int, access: int, flags: int, file: int = -1
 
 
 class Arrays:
-    """The arrays of a call: `addresses` are where an entry finds the bytes that the file holds of each."""
+    """The arrays of a call; `addresses` tells where an entry finds the bytes of each array."""
 
     def __init__(self, path: str, sizes: list[int], driver: Driver | None) -> None:
         self.sizes, self.driver = sizes, driver
@@ -53,7 +53,7 @@ class Arrays:
         self.addresses = [driver.allocate(size) for size in sizes] if driver else self.mapped
 
     def call(self, run: Any, count: int) -> int:
-        """The status of a prepared call."""
+        """Makes a prepared call, and returns its status."""
         each = list(zip(self.addresses, self.mapped, self.sizes))
         if self.driver:
             for there, here, size in each:
@@ -72,7 +72,7 @@ class Arrays:
                 self.driver.free(there)
 
     def find(self, address: int) -> tuple[int, int] | None:
-        """(index, offset) of the array around which an address lies."""
+        """Returns (index, offset) of the array around which an address lies."""
         for i, (begin, size) in enumerate(zip(self.mapped, self.sizes)):
             if begin - GUARD <= address < begin + size + GUARD:
                 return i, address - begin
@@ -98,11 +98,11 @@ class Worker:
 
     def __init__(self) -> None:
         self.replies = os.dup(1)
-        os.dup2(2, 1)  # what C functions print
+        os.dup2(2, 1)  # C functions print to stderr instead of into the replies
         self.arrays: Arrays | None = None
         self.number: int | None = None
         self.drivers: dict[Any, Driver] = {}
-        self.handler = _Handler(self.fault)  # lives as long as the signals may come
+        self.handler = _Handler(self.fault)  # it must live as long as signals may come
         # SA_SIGINFO | SA_RESETHAND: a fault in the handler ends the process.
         action = _Action(handler=self.handler, flags=4 | -0x80000000)
         for number in (signal.SIGSEGV, signal.SIGBUS):
@@ -112,10 +112,10 @@ class Worker:
         os.write(self.replies, json.dumps(answer).encode() + b"\n")
 
     def fault(self, number: int, info: int, context: int) -> None:
-        """Handles a signal: tells which address was accessed, and how. Nothing else could follow."""
+        """Handles a signal: tells which address was accessed, and how, and ends the process."""
         address = ctypes.c_uint64.from_address(info + 16).value  # si_addr
         how = "accesses"
-        if platform.machine() == "x86_64":  # the page fault's error code among the registers of the ucontext
+        if platform.machine() == "x86_64":  # the ucontext's registers include the page fault's error code
             how = "writes" if ctypes.c_uint64.from_address(context + 192).value & 2 else "reads"
         self.reply(signal=number, how=how, found=self.arrays and self.arrays.find(address))
         os._exit(1)
@@ -146,7 +146,7 @@ class Worker:
         for line in sys.stdin:
             try:
                 self.reply(status=self.call(json.loads(line)))
-            except Exception as error:  # noqa: BLE001 (is reported; the GPU's context may not survive it)
+            except Exception as error:  # noqa: BLE001 (the parent reports it; the GPU's context may not survive it)
                 self.reply(
                     error=f"{type(error).__name__}: {error}" if not isinstance(error, RuntimeError) else str(error)
                 )

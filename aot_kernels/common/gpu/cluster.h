@@ -13,6 +13,18 @@ __device__ __forceinline__ void cluster_arrive_wait() {
   MSOPS_SM90("barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;" : : : "memory");
 }
 
+// The block's number in its cluster, and how many there are.
+__device__ __forceinline__ unsigned cluster_ctarank() {
+  unsigned rank = 0;
+  MSOPS_SM90("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+__device__ __forceinline__ unsigned cluster_nctarank() {
+  unsigned blocks = 1;
+  MSOPS_SM90("mov.u32 %0, %%cluster_nctarank;" : "=r"(blocks));
+  return blocks;
+}
+
 // Four floats of another block's shared memory, at the place that `from` has in this block's.
 __device__ __forceinline__ Pack<float, 4> ld_shared_cluster(const float* from, int block) {
   Pack<float, 4> pack = {};

@@ -1,0 +1,191 @@
+// The gradient of a gather: for each target, the sum over all sources that were gathered from it. It adds in the order
+// of the sources, so that equal calls give equal bits, and both devices the same; without floating-point atomics.
+//
+// Source i of a list adds to target index[list][i], or to none if that is out of range. `invert` finds the sources of
+// each target, by counting; scatter_add then adds what a function says of them, for any number of channels. For
+// features (B, C, N) of which `index` (B, M) gathered (B, C, M):
+//
+//   template <typename T>
+//   struct Gathered {
+//     const T* dout;
+//     int64_t channels, sources;
+//
+//     MSOPS_BOTH Compute<T> operator()(int64_t list, int64_t channel, int64_t source) const {
+//       return Compute<T>(dout[(list * channels + channel) * sources + source]);
+//     }
+//   };
+//
+//   const Inverse inverse = invert(call, B, N, M, index.as<const int32_t>(), scratch.as<int32_t>());
+//   scatter_add(call, inverse, C, ChannelOrder::kFirst, Gathered<T>{dout.as<T>(), C, M}, dfeatures.as<T>());
+#pragma once
+
+#include <algorithm>
+
+#include "scan.h"
+#include "sum.h"
+
+namespace msops {
+
+// A list's sources are counted in so many parts at once, each by a warp.
+inline int64_t scatter_parts(int64_t sources) { return std::max<int64_t>(1, std::min<int64_t>(32, sources / 1024)); }
+
+constexpr int64_t kScatterScans = 128;  // parts in which a list's counts are added up at once
+
+// The numbers of scratch for each list of M sources and N targets: M + max(1, min(32, M // 1024)) * N + 128.
+inline int64_t scatter_scratch(int64_t targets, int64_t sources) {
+  return sources + scatter_parts(sources) * targets + kScatterScans;
+}
+
+// The sources of each target, of all lists.
+struct Inverse {
+  int64_t lists, targets, sources, parts;
+  int32_t* order;  // (lists, sources): those of a target are neighbours, in the order that they had
+  int32_t* ends;   // (lists, targets, parts): where in `order` each part's sources of a target end
+  int32_t* scans;  // (lists, kScatterScans)
+
+  MSOPS_BOTH const int32_t* begin(int64_t list, int64_t target) const {
+    return order + list * sources + (target > 0 ? ends[(list * targets + target) * parts - 1] : 0);
+  }
+  MSOPS_BOTH const int32_t* end(int64_t list, int64_t target) const {
+    return order + list * sources + ends[(list * targets + target + 1) * parts - 1];
+  }
+};
+
+// Makes of each list's counts the places where a part's sources of a target begin.
+struct PlacesOfCounts {
+  using State = SumStep<int32_t>;
+  int64_t counts;
+  int32_t* ends;
+
+  MSOPS_BOTH State read(int64_t list, int64_t i) const { return {ends[list * counts + i]}; }
+  MSOPS_BOTH void write(int64_t list, int64_t i, const State& before) const { ends[list * counts + i] = before.sum; }
+};
+
+// Inverts a list on the CPU, as if all sources were of the last part.
+template <typename Index>
+struct InvertOnCpu {
+  Inverse all;
+  const Index* index;
+
+  MSOPS_CPU void operator()(int64_t list) const {
+    const Index* const from = index + list * all.sources;
+    int32_t* const order = all.order + list * all.sources;
+    int32_t* const ends = all.ends + list * all.targets * all.parts + all.parts - 1;  // one for each target
+    for (int64_t t = 0; t < all.targets; ++t) ends[t * all.parts] = 0;
+    for (int64_t i = 0; i < all.sources; ++i)
+      if (is_target(from[i])) ++ends[from[i] * all.parts];
+    int32_t before = 0;
+    for (int64_t t = 0; t < all.targets; ++t) {
+      const int32_t count = ends[t * all.parts];
+      ends[t * all.parts] = before;
+      before += count;
+    }
+    for (int64_t i = 0; i < all.sources; ++i)
+      if (is_target(from[i])) order[ends[from[i] * all.parts]++] = static_cast<int32_t>(i);
+  }
+
+ private:
+  MSOPS_CPU bool is_target(Index i) const { return 0 <= i && static_cast<int64_t>(i) < all.targets; }
+};
+
+#ifdef __CUDACC__
+constexpr int kPlaceThreads = 128;
+
+// One warp: one part of a list's sources, in their order. If kPlaces, it writes them where they belong, else it counts.
+template <bool kPlaces, typename Index>
+__global__ void __launch_bounds__(kPlaceThreads) invert_kernel(Inverse all, const Index* index) {
+  const int64_t item = blockIdx.x * int64_t{kPlaceThreads / 32} + threadIdx.x / 32;
+  const int64_t list = item / all.parts, part = item % all.parts;
+  const unsigned lane = threadIdx.x % 32;
+  if (list >= all.lists) return;
+  int32_t* const ends = all.ends + list * all.targets * all.parts + part;  // one for each target
+  const int64_t end = part_begin(all.sources, part + 1, all.parts);
+  for (int64_t first = part_begin(all.sources, part, all.parts); first < end; first += 32) {
+    const int64_t source = first + lane;
+    const int64_t target = source < end ? static_cast<int64_t>(index[list * all.sources + source]) : -1;
+    const bool inside = 0 <= target && target < all.targets;
+    // The lanes with one target take neighbouring places, in their order; the first of them moves the end.
+    const unsigned same = __match_any_sync(~0u, inside ? target : -1);
+    const int leader = __ffs(static_cast<int>(same)) - 1;
+    int place = 0;
+    if (inside && static_cast<int>(lane) == leader) place = atomicAdd(ends + target * all.parts, __popc(same));
+    place = __shfl_sync(~0u, place, leader) + __popc(same & ((1u << lane) - 1));
+    if (kPlaces && inside) all.order[list * all.sources + place] = static_cast<int32_t>(source);
+    __syncwarp();
+  }
+}
+
+template <bool kPlaces, typename Index>
+void launch_invert(Call& call, const Inverse& all, const Index* index) {
+  const int64_t blocks = (all.lists * all.parts - 1) / (kPlaceThreads / 32) + 1;
+  call.require(blocks <= INT32_MAX, kBadShape, "too many lists for one launch");
+  if (!call.ok()) return;
+  invert_kernel<kPlaces><<<static_cast<unsigned>(blocks), kPlaceThreads, 0, call.stream()>>>(all, index);
+  call.check_launch();
+}
+#endif
+
+// Finds the sources of each target. Index is int32_t or int64_t; `scratch` has room for lists *
+// scatter_scratch(targets, sources) numbers.
+template <typename Index>
+Inverse invert(Call& call, int64_t lists, int64_t targets, int64_t sources, const Index* index, int32_t* scratch) {
+  const int64_t parts = scatter_parts(sources);
+  int32_t* const ends = scratch + lists * sources;
+  const Inverse all{lists, targets, sources, parts, scratch, ends, ends + lists * targets * parts};
+  call.require(sources <= INT32_MAX, kBadShape, "more than 2^31 - 1 sources in a list");
+  if (!call.ok() || lists * targets == 0) return all;
+  if (call.on_cpu()) {
+    on_cpu(call, lists, InvertOnCpu<Index>{all, index}, 8 * static_cast<double>(sources + targets));
+    return all;
+  }
+#ifdef __CUDACC__
+  const int64_t counts = targets * parts;
+  cudaMemsetAsync(ends, 0, lists * counts * sizeof(int32_t), call.stream());
+  launch_invert<false>(call, all, index);
+  Scan places{lists, counts, ScanOrder::kAlong};
+  places.exclusive = true;
+  places.parts = kScatterScans;
+  scan(call, places, PlacesOfCounts{counts, ends}, all.scans);
+  launch_invert<true>(call, all, index);
+#endif
+  return all;
+}
+
+// Where the channels are in `out`: (lists, channels, targets), or (lists, targets, channels).
+enum class ChannelOrder { kFirst, kLast };
+
+// One number of `out`.
+template <typename F, typename T>
+struct ScatterAdd {
+  Inverse inverse;
+  int64_t channels;
+  ChannelOrder order;
+  F f;
+  T* out;
+
+  template <typename I>
+  MSOPS_BOTH void operator()(I i) const {
+    const I inner = static_cast<I>(order == ChannelOrder::kFirst ? inverse.targets : channels);
+    const I middle = static_cast<I>(order == ChannelOrder::kFirst ? channels : inverse.targets);
+    const I outer = i / inner, at_inner = i - outer * inner, list = outer / middle, at_middle = outer - list * middle;
+    const int64_t channel = order == ChannelOrder::kFirst ? at_middle : at_inner;
+    const int64_t target = order == ChannelOrder::kFirst ? at_inner : at_middle;
+    Sum<T> sum;
+    const int32_t* const end = inverse.end(list, target);
+    for (const int32_t* source = inverse.begin(list, target); source < end; ++source)
+      sum += f(int64_t{list}, channel, int64_t{*source});
+    assign(out[i], sum.total());
+  }
+};
+
+// out = the sum of f(list, channel, source) over the sources of each target; 0 of none. A thread adds up a target's
+// sources of one channel, so that a target with far more sources than the others takes longer.
+template <typename F, typename T>
+void scatter_add(Call& call, const Inverse& inverse, int64_t channels, ChannelOrder order, const F& f, T* out) {
+  const int64_t size = inverse.lists * channels * inverse.targets;
+  const double terms =
+      static_cast<double>(inverse.sources) / static_cast<double>(std::max<int64_t>(1, inverse.targets));
+  parallel_for(call, size, size, ScatterAdd<F, T>{inverse, channels, order, f, out}, 1 + 4 * terms);
+}
+
+}  // namespace msops

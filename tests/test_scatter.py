@@ -1,0 +1,121 @@
+"""What scatter.h offers: the gradient of a gather, summed in the order of the sources."""
+
+import numpy as np
+import pytest
+
+import msops
+from msops import custom_op
+from operator_test import DTYPES, Net, run
+
+SOURCE = """
+#include "common/scatter.h"
+
+using namespace msops;
+
+namespace {
+
+template <typename T>
+struct Gathered {
+  const T* dout;
+  int64_t channels, sources;
+  bool channels_last;
+
+  MSOPS_BOTH Compute<T> operator()(int64_t list, int64_t channel, int64_t source) const {
+    const int64_t first = channels_last ? source : channel, second = channels_last ? channel : source;
+    return Compute<T>(dout[(list * (channels_last ? sources : channels) + first) *
+                           (channels_last ? channels : sources) + second]);
+  }
+};
+
+template <typename Index>
+int gather_gradient(Call& call, const char* index_dtype) {
+  const Tensor dout = call.tensor("dout", 3), index = call.tensor_of(index_dtype, "index", 2);
+  const Tensor dx = call.tensor("dx", 3), scratch = call.tensor_of("int32", "scratch", 2);
+  const bool last = call.attribute("last", 0, 1);
+  const int64_t lists = index.dim(0), sources = index.dim(1), channels = dx.dim(last ? 2 : 1);
+  const int64_t targets = dx.dim(last ? 1 : 2);
+  call.require_shape(scratch, {lists, scatter_scratch(targets, sources)});
+  return call.run([&](auto type) {
+    using T = typename decltype(type)::type;
+    const Inverse inverse =
+        invert(call, lists, targets, sources, index.as<const Index>(), scratch.as<int32_t>());
+    scatter_add(call, inverse, channels, last ? ChannelOrder::kLast : ChannelOrder::kFirst,
+                Gathered<T>{dout.as<T>(), channels, sources, last}, dx.as<T>());
+  });
+}
+
+}  // namespace
+
+MSOPS_ENTRY(GatherGradient32) { return gather_gradient<int32_t>(call, "int32"); }
+MSOPS_ENTRY(GatherGradient64) { return gather_gradient<int64_t>(call, "int64"); }
+"""
+
+
+@pytest.fixture(scope="module")
+def library():
+    return msops.load("scatter_test", SOURCE)
+
+
+def gradient_of_gather(library, dout, index, targets, last=False):
+    lists, sources = index.shape
+    channels = dout.shape[2 if last else 1]
+    scratch = sources + max(1, min(32, sources // 1024)) * targets + 128
+    of_dout, of_dx = ("B, M, C", "B, N, C") if last else ("B, C, M", "B, C, N")
+    signature = f"dout({of_dout}), index(B, M, dtype={index.dtype}) -> dx({of_dx.replace('N', 'targets')})"
+    op = custom_op(
+        getattr(library, "GatherGradient64" if index.dtype == "int64" else "GatherGradient32"),
+        f"{signature}, scratch(B, {scratch}, dtype=int32)",
+        targets=targets,
+        last=last,
+    )
+    dx = run(Net(op), dout, index)[0]
+    assert dx.shape == ((lists, targets, channels) if last else (lists, channels, targets))
+    return dx
+
+
+def expected_of(dout, index, targets, last):
+    dout = dout.astype("float64")
+    dout = dout if last else dout.swapaxes(1, 2)
+    dx, size = np.zeros((2, len(index), targets, dout.shape[2]))
+    for list_, of_list in enumerate(index):
+        inside = (of_list >= 0) & (of_list < targets)
+        np.add.at(dx[list_], of_list[inside], dout[list_, inside])
+        np.add.at(size[list_], of_list[inside], np.abs(dout[list_, inside]))
+    return (dx, size) if last else (dx.swapaxes(1, 2), size.swapaxes(1, 2))
+
+
+@pytest.mark.parametrize("index_dtype", ["int32", "int64"])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize(
+    ("lists", "channels", "targets", "sources"),
+    [(1, 1, 1, 1), (2, 3, 5, 7), (2, 5, 100, 33), (3, 4, 50, 1023), (1, 2, 700, 5000), (2, 3, 9, 40_000)],
+)
+def test_gradient_of_gather(library, lists, channels, targets, sources, last, dtype, index_dtype):
+    """Some indices are out of range, and some targets have no source."""
+    rng = np.random.default_rng(sources)
+    index = rng.integers(-2, targets + 2, (lists, sources)).astype(index_dtype)
+    dout = rng.standard_normal((lists, sources, channels) if last else (lists, channels, sources)).astype(dtype)
+    dx = gradient_of_gather(library, dout, index, targets, last)
+    expected, size = expected_of(dout, index, targets, last)
+    unit = np.finfo(np.promote_types(dtype, "float32")).eps
+    assert (np.abs(dx - expected) <= 2 * unit * size + np.finfo(dtype).eps * np.abs(expected)).all()
+
+
+@pytest.mark.parametrize("far", [2**31, 2**32, -(2**32), 2**40 + 1])
+def test_indices_beyond_32_bits_are_out_of_range(library, far):
+    dx = gradient_of_gather(library, np.ones((1, 1, 3), "float32"), np.array([[1, far, 1]], "int64"), 2)
+    assert dx.tolist() == [[[0, 2]]]
+
+
+def test_all_sources_of_one_target(mode, library):
+    """In the order of the sources: the large ones cancel, and what each addition loses is kept."""
+    dout = np.resize(np.array([1e8, 1, -1e8, 1], "float32"), (1, 1, 4096))
+    dx = gradient_of_gather(library, dout, np.full((1, 4096), 2, "int32"), 4)
+    assert dx.tolist() == [[[0, 0, 2048, 0]]]
+
+
+@pytest.mark.parametrize(("targets", "sources"), [(0, 3), (3, 0)])
+def test_nothing_to_add(library, targets, sources):
+    dx = gradient_of_gather(library, np.ones((2, 1, sources), "float32"), np.zeros((2, sources), "int32"), targets)
+    assert not dx.any()
