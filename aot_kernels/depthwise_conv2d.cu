@@ -6,11 +6,7 @@
 
 #include "common/sum.h"
 #include "depthwise_conv2d/cpu.h"
-#include "depthwise_conv2d/half.h"
-#include "depthwise_conv2d/large.h"
-#include "depthwise_conv2d/planes.h"
-#include "depthwise_conv2d/small.h"
-#include "depthwise_conv2d/staged.h"
+#include "depthwise_conv2d/gpu.h"
 
 using namespace msops;
 using depthwise::Axis;
@@ -202,12 +198,10 @@ Shape shape_of(Call& call, const Tensor& x, const Tensor& weight, const Tensor& 
 
 // (x, weight[, bias]) -> (out)
 MSOPS_ENTRY(DepthwiseConv2dForward) {
-  const bool has_bias = call.attribute("has_bias", 0, 1);
-  const Tensor x = call.tensor("x", 4), weight = call.tensor("weight", 4);
-  const Tensor bias = has_bias ? call.tensor("bias", 1) : Tensor{};
+  const Tensor x = call.tensor("x", 4), weight = call.tensor("weight", 4), bias = call.optional("bias", 1);
   const Tensor out = call.tensor("out", 4);
   const Shape s = shape_of(call, x, weight, out);
-  if (has_bias) call.require_shape(bias, {weight.dim(0)});
+  if (call.has("bias")) call.require_shape(bias, {weight.dim(0)});
   const int64_t samples = std::max<int64_t>(1, s.batch), of_x = x.size / samples, of_out = out.size / samples;
   const int64_t each = std::max(of_x, of_out);
   return call.run([&](auto type) {
@@ -217,15 +211,8 @@ MSOPS_ENTRY(DepthwiseConv2dForward) {
       if (call.on_cpu() && depthwise::cpu::forward(call, part, from, weight.as<T>(), bias.as<T>(), to)) return;
 #ifdef __CUDACC__
       if constexpr (!std::is_same<T, double>::value) {
-        const auto by = [&](auto kernels) {
-          return !call.on_cpu() && kernels(call, part, largest, from, weight.as<T>(), bias.as<T>(), to);
-        };
-        if (by(depthwise::planes::forward<T>)) return;
-        if constexpr (std::is_same<T, Half>::value)
-          if (by(depthwise::half::forward)) return;
-        if constexpr (std::is_same<T, float>::value)
-          if (by(depthwise::staged::forward)) return;
-        if (by(depthwise::small::forward<T>) || by(depthwise::large::forward<T>)) return;
+        for (const auto kernel : depthwise::forward_kernels<T>())
+          if (!call.on_cpu() && kernel(call, part, largest, from, weight.as<T>(), bias.as<T>(), to)) return;
       }
 #endif
       const Forward<T> body{part, from, weight.as<T>(), bias.as<T>(), to};
@@ -238,19 +225,18 @@ MSOPS_ENTRY(DepthwiseConv2dForward) {
   });
 }
 
-// (x, weight, dout) -> (dx, dweight[, dbias], partial). `partial` is scratch: a row for each part that the sums over
+// (x, weight, dout) -> (dx, dweight[, dbias]; partial). `partial` is scratch: a row for each part that the sums over
 // batch and positions are split into, with the sums for dweight and then those for dbias.
 MSOPS_ENTRY(DepthwiseConv2dBackward) {
-  const bool has_bias = call.attribute("has_bias", 0, 1);
   const Tensor x = call.tensor("x", 4), weight = call.tensor("weight", 4), dout = call.tensor("dout", 4);
-  const Tensor dx = call.tensor("dx", 4), dweight = call.tensor("dweight", 4);
-  const Tensor dbias = has_bias ? call.tensor("dbias", 1) : Tensor{};
+  const Tensor dx = call.tensor("dx", 4), dweight = call.tensor("dweight", 4), dbias = call.optional("dbias", 1);
+  const bool has_dbias = call.has("dbias");
   const Tensor partial = call.scratch("partial", 2);
   const Shape s = shape_of(call, x, weight, dout);
   const int64_t splits = partial.dim(0), sums = weight.size + weight.dim(0);
   call.require_same_shape(dx, x);
   call.require_same_shape(dweight, weight);
-  if (has_bias) call.require_shape(dbias, {weight.dim(0)});
+  if (has_dbias) call.require_shape(dbias, {weight.dim(0)});
   call.require(splits >= 1 && splits <= 65535, kBadShape, "partial has %lld rows, expected 1 to 65535",
                static_cast<long long>(splits));
   call.require_shape(partial, {splits, sums});
@@ -263,16 +249,11 @@ MSOPS_ENTRY(DepthwiseConv2dBackward) {
       const int64_t largest = part.largest(std::max({part.batch * each, weight.size, rows * sums}));
 #ifdef __CUDACC__
       if constexpr (!std::is_same<T, double>::value) {
-        int64_t parts = 0;
-        const auto by = [&](auto kernels) {
-          if (parts == 0 && !call.on_cpu())
-            parts = kernels(call, part, largest, from, weight.as<T>(), gradient, to, sums_to, rows);
-        };
-        if constexpr (std::is_same<T, Half>::value) by(depthwise::half::backward);
-        if constexpr (std::is_same<T, float>::value) by(depthwise::staged::backward);
-        by(depthwise::small::backward<T>);
-        by(depthwise::large::backward<T>);
-        if (parts > 0) return parts;
+        for (const auto kernel : depthwise::backward_kernels<T>()) {
+          if (call.on_cpu()) break;
+          const int64_t parts = kernel(call, part, largest, from, weight.as<T>(), gradient, to, sums_to, rows);
+          if (parts > 0) return parts;
+        }
       }
 #endif
       if (!call.on_cpu() || !depthwise::cpu::input_gradient(call, part, weight.as<T>(), gradient, to))
@@ -295,7 +276,7 @@ MSOPS_ENTRY(DepthwiseConv2dBackward) {
     }
     const int lane_bits = call.on_cpu() || parts <= 1 ? 0 : parts <= 8 ? 3 : 5;
     const Finish<T> body{parts, sums, weight.size, lane_bits, partial.as<const C>(), dweight.as<T>(), dbias.as<T>()};
-    const int64_t threads = (has_bias ? sums : weight.size) << lane_bits;
+    const int64_t threads = (has_dbias ? sums : weight.size) << lane_bits;
     parallel_for(call, threads, std::max(partial.size, threads), body, static_cast<double>(parts));
   });
 }

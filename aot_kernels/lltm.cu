@@ -7,6 +7,7 @@
 #include "lltm/cell.h"
 
 using namespace msops;
+using namespace msops::lltm;
 
 namespace {
 
@@ -260,7 +261,7 @@ template <typename T, typename F>
 void with_deal(bool huge, int64_t size, int64_t hidden, std::initializer_list<const T*> pointers, F&& f) {
   constexpr Constant<std::min(4, kPackWidth<T>)> each;
   with_width<T>(huge || size <= kFew, hidden, pointers, [&](auto width) {
-    if constexpr (decltype(width)::value == 1)
+    if constexpr (width == 1)
       if (!huge && size > 16 * kFew && hidden >= 32 * each) return f(each, Constant<32>{});
     f(width, Constant<1>{});
   });
@@ -290,7 +291,7 @@ MSOPS_ENTRY(LLTMForward) {
     }
     const bool huge = kGates * hidden > kLargest32;
     with_deal<T>(huge, c.size, hidden, pointers, [&](auto width, auto apart) {
-      constexpr int N = decltype(width)::value, kApart = decltype(apart)::value;
+      constexpr int N = width, kApart = apart;
       const int64_t threads = Deal<N, kApart>::threads(hidden);
       in_runs(batch, kGates * hidden, [&](int64_t first, int64_t samples) {
         int64_t groups = samples;
@@ -343,7 +344,7 @@ MSOPS_ENTRY(LLTMBackward) {
                              dnew_c.as<const T>(),  dproduct.as<const T>(), dc.as<const T>()};
       const bool huge = std::max({product.size, partial.size, batch + 2 * groups * kThreads}) > kLargest32;
       with_deal<T>(huge, c.size, hidden, pointers, [&](auto width, auto apart) {
-        constexpr int N = decltype(width)::value, kApart = decltype(apart)::value;
+        constexpr int N = width, kApart = apart;
         const Backward<N, kApart, T> body{
             batch,          hidden,         groups,           product.as<T>(), bias.as<T>(),   c.as<T>(),
             dnew_h.as<T>(), dnew_c.as<T>(), dproduct.as<T>(), dc.as<T>(),      partial.as<C>()};

@@ -292,9 +292,9 @@ MSOPS_ENTRY(TrilinearInterpolationForward) {
     const int64_t each = kCorners * features;  // elements of a point
     const bool huge = each > kLargest32;       // then without packs, for which alone there is a kernel of 64 bits
     with_width<T>(huge, features, {feats.as<T>(), out.as<T>()}, [&](auto width) {
-      constexpr int N = decltype(width)::value;
+      constexpr int N = width;
       const auto launch = [&](auto packs, auto shares) {
-        constexpr int kPacks = decltype(packs)::value, kShares = decltype(shares)::value;
+        constexpr int kPacks = packs, kShares = shares;
         in_runs(n, each, [&](int64_t first, int64_t count) {
           const Forward<N, kPacks, kShares, T> body{features, feats.as<T>() + first * each, points.as<T>() + first * 3,
                                                     out.as<T>() + first * features};
@@ -335,8 +335,8 @@ MSOPS_ENTRY(TrilinearInterpolationBackward) {
     const int64_t each = kCorners * features;  // elements of a point
     const bool huge = each > kLargest32;
     const auto launch = [&](auto width, auto rows, auto lanes, auto shares) {
-      constexpr int N = decltype(width)::value, kRows = decltype(rows)::value;
-      constexpr int kLanes = decltype(lanes)::value, kShares = decltype(shares)::value, kTeam = kLanes * kShares;
+      constexpr int N = width, kRows = rows;
+      constexpr int kLanes = lanes, kShares = shares, kTeam = kLanes * kShares;
       in_runs(n, std::max<int64_t>(each, kTeam), [&](int64_t first, int64_t count) {
         const Backward<N, kRows, kLanes, kShares, T> body{features,
                                                           feats.as<T>() + first * each,
@@ -365,7 +365,7 @@ MSOPS_ENTRY(TrilinearInterpolationBackward) {
 #ifdef __CUDACC__
     if (features % kPack != 0 && Tile<T>::fits(features, {feats.as<T>(), dfeats.as<T>()})) {
       const auto with_team = [&](auto lanes, auto shares) {
-        constexpr int kLanes = decltype(lanes)::value, kShares = decltype(shares)::value;
+        constexpr int kLanes = lanes, kShares = shares;
         return launch_tiles(call, Tile<T>(n, features, kTileThreads / (kLanes * kShares)),
                             backward_tile<kLanes, kShares, T>, feats.as<const T>(), points.as<const T>(),
                             dout.as<const T>(), dfeats.as<T>(), dpoints.as<T>());
@@ -375,7 +375,7 @@ MSOPS_ENTRY(TrilinearInterpolationBackward) {
 #endif
     with_width<T>(false, features, {feats.as<T>(), dout.as<T>(), dfeats.as<T>()}, [&](auto width) {
       const int64_t packs = features / width;
-      if constexpr (decltype(width)::value != kPackWidth<T>) {  // unaligned, or rows too long for tiles
+      if constexpr (width != kPackWidth<T>) {  // unaligned, or rows too long for tiles
         if (packs <= 2) return launch(width, one, one, four);
         if (packs <= 16) return launch(width, one, Constant<8>{}, two);
         launch(width, one, Constant<32>{}, one);

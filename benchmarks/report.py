@@ -9,7 +9,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from msops.build import find_nvcc
+from msops.core.build import find_nvcc
 
 COLUMNS = (
     "part", "op", "direction", "case", "dtype", "by", "us", "us_25", "us_75", "us_step", "times_faster",

@@ -1,65 +1,30 @@
-"""Custom CUDA operators for MindSpore, on the GPU and, where there is none, on the CPU."""
+"""Custom CUDA operators for MindSpore, on the GPU and, where there is none, on the CPU.
 
-from __future__ import annotations
+`__init__.pyi` lists the public names. Each is imported when it is first asked for, and with it its module alone: an
+operator whose library does not load breaks no other, and `python -m msops` runs where MindSpore does not load.
+"""
 
+import ast
 import importlib
-from typing import TYPE_CHECKING
+from pathlib import Path
 
-if TYPE_CHECKING:
-    from .build import CompileError, load
-    from .check import Spec
-    from .custom import Operator, custom_op, once
-    from .library import Entry, Library, get_include
-    from .operators.add import Add, add
-    from .operators.depthwise_conv2d import DepthwiseConv2d, depthwise_conv2d
-    from .operators.lltm import LLTMCell, lltm_cell
-    from .operators.lltm_sequence import LLTM, lltm
-    from .operators.sigmoid import Sigmoid, sigmoid
-    from .operators.trilinear_interpolation import TrilinearInterpolation, trilinear_interpolation
-    from .rules import broadcast, scratch
-    from .signature import Signature
-
-__all__ = [
-    "LLTM",
-    "Add",
-    "CompileError",
-    "DepthwiseConv2d",
-    "Entry",
-    "LLTMCell",
-    "Library",
-    "Operator",
-    "Sigmoid",
-    "Signature",
-    "Spec",
-    "TrilinearInterpolation",
-    "add",
-    "broadcast",
-    "custom_op",
-    "depthwise_conv2d",
-    "get_include",
-    "lltm",
-    "lltm_cell",
-    "load",
-    "once",
-    "scratch",
-    "sigmoid",
-    "trilinear_interpolation",
-]
 __version__ = "0.1.0"
 
-_MODULES = "library", "build", "check", "signature", "rules", "custom", "operators"  # each needs those before it
+# Public name -> its module, from lines `from .module import name as name`.
+_MODULES = {
+    name.name: f".{node.module}"
+    for node in ast.parse(Path(__file__).with_suffix(".pyi").read_text()).body
+    if isinstance(node, ast.ImportFrom)
+    for name in node.names
+}
+__all__ = sorted(_MODULES)  # noqa: PLE0605 (is a list)
 
 
-if not TYPE_CHECKING:  # to which every name would be one
-
-    def __getattr__(name: str) -> object:
-        """A public name, imported when it is first asked for: `python -m msops` runs where MindSpore or a library does
-        not load, and tells why."""
-        if name not in __all__:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        modules = (importlib.import_module(f".{module}", __name__) for module in _MODULES)
-        globals()[name] = value = next(vars(module)[name] for module in modules if name in vars(module))
-        return value
+def __getattr__(name: str) -> object:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = value = getattr(importlib.import_module(_MODULES[name], __name__), name)
+    return value
 
 
 def __dir__() -> list[str]:

@@ -11,7 +11,7 @@ from . import pythons
 if sys.version_info < pythons.OLDEST:  # which cannot read the modules that follow
     sys.exit(f"wrong  Python     {pythons.complaint()}\n{'':18}{pythons.another()}")
 
-from . import doctor, scaffold
+from .commands import doctor, new
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction["Parser"]
@@ -27,7 +27,7 @@ class Parser(argparse.ArgumentParser):
 def main() -> None:
     parser = Parser("python -m msops", description="Tools for authors of operators.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    scaffold.add_command(commands)
+    new.add_command(commands)
     doctor.add_command(commands)
     options = parser.parse_args()
     options.run(options)

@@ -190,7 +190,7 @@ def dynamic_shape():
         (nn.SequentialCell(msops.Sigmoid(), depthwise), [[None, 2, None, None]], ([(1, 2, 5, 6)], [(3, 2, 8, 4)])),
         (msops.Add(), [[None, None], [None]], ([(2, 3), (3,)], [(5, 4), (1,)])),
         (msops.TrilinearInterpolation(), [[None, 8, None], [None, 3]], ([(2, 8, 5), (2, 3)], [(3, 8, 4), (3, 3)])),
-        (Outputs(msops.LLTM(3, 2, 2, bidirectional=True)), [[None, None, 3]], ([(4, 2, 3)], [(1, 5, 3)])),
+        (Outputs(msops.LLTM(3, 2)), [[None, None, 3]], ([(4, 2, 3)], [(1, 5, 3)])),
     ):
         check_open_sizes(net, shapes, calls)
     net = make_network()

@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 
 from child import ROOT
-from msops.doctor import compilers, finding, gpu, libraries, modules
+from msops.commands.doctor import compilers, finding, gpu, libraries, modules
 
 SAYS = 'echo "| NVIDIA-SMI {0}    Driver Version: {0}    CUDA Version: {1} |"'
 SMI = """

@@ -10,7 +10,7 @@ import pytest
 
 import msops
 from child import ROOT
-from msops.build import find_nvcc, host_compiler
+from msops.core.build import find_nvcc, host_compiler
 
 REFUSAL = "#error -- unsupported GNU version! gcc versions later than 11 are not supported! The nvcc flag"
 NVCC = f"""#!/bin/sh

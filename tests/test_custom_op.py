@@ -18,8 +18,9 @@ from mindspore import Tensor, nn, ops
 
 import msops
 from child import run_python
-from msops import Spec, compat, custom_op, open_sizes, primitive
-from msops.primitive import Primitive
+from msops import Spec, compat, custom_op
+from msops.core import open_sizes, primitive
+from msops.core.primitive import Primitive
 from operator_test import Gradient, Net, check_training, run
 
 SOURCE = """

@@ -9,7 +9,7 @@ import pytest
 from benchmarks.scaling import run_processes
 from child import ROOT, environment, run_python
 from data_parallel import losses
-from msops.build import output_of
+from msops.core.build import output_of
 
 
 @pytest.fixture

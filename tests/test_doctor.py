@@ -11,8 +11,9 @@ import sys
 import pytest
 
 from child import ROOT, environment
-from msops import doctor, pythons
-from msops.doctor import finding, modules, smoke
+from msops import pythons
+from msops.commands import doctor
+from msops.commands.doctor import finding, modules, smoke
 from patient import INSTALL, NEW, REINSTALL, gcc, nvcc, smi
 
 

@@ -5,8 +5,8 @@ import shutil
 
 import pytest
 
-from msops import build
-from msops.doctor import compilers, cuda11, finding, gpu
+from msops.commands.doctor import compilers, cuda11, finding, gpu
+from msops.core import build
 from patient import CUDA12, H200, INSTALL, NEW, OLD, V100, gcc, nvcc, smi
 
 ARCHIVE = "https://developer.nvidia.com/cuda-toolkit-archive"

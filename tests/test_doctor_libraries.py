@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from child import ROOT
-from msops import build
-from msops.doctor import compilers, finding, libraries
+from msops.commands.doctor import compilers, finding, libraries
+from msops.core import build
 from patient import CUDA12, H200, INSTALL, NEW, REINSTALL, empty_library, gcc, nvcc, smi
 
 
@@ -90,7 +90,7 @@ def test_library_that_may_not_be_read(patient, what):
     program = (
         f"import sys; sys.path[:0] = {[str(patient.site), str(ROOT)]}\n"
         "from pathlib import Path\n"
-        "from msops.doctor import compilers, gpu, libraries\n"
+        "from msops.commands.doctor import compilers, gpu, libraries\n"
         f"libraries.PACKAGE = Path({str(patient.site / 'msops')!r})\n"
         "gpus = gpu.look()\n"
         "print(*(finding[1:] for finding in libraries.findings(gpus, compilers.nvcc_finding(gpus)[0])), sep='\\n')"

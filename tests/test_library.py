@@ -9,7 +9,7 @@ from mindspore import Tensor
 from numpy.testing import assert_array_equal
 
 import msops
-from msops import library
+from msops.core import library
 from operator_test import Net
 
 ANSWER = 'extern "C" __attribute__((visibility("default"))) int Answer() { return 1; }\n'

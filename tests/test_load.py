@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 
 import msops
-from child import environment
-from msops import build
+from child import ROOT, environment
+from msops.core import build
+from msops.testing.entry import has_gpu_code
 
 ANSWER = 'extern "C" __attribute__((visibility("default"))) int Answer() { return %s; }\n'
 
@@ -143,6 +144,17 @@ def test_functions_of_the_host_on_the_gpu(monkeypatch, compiler, capfd):
     assert capfd.readouterr() == ("", "")
     with pytest.raises(msops.CompileError, match=r"""error.*: calling a __host__ function\("half\(float\)"\)"""):
         msops.load("answer", kernel % "half(*y)")
+
+
+@pytest.mark.skipif(not shutil.which("nvcc"), reason="there is no nvcc")
+@pytest.mark.parametrize("name", ["swish", "logsumexp"])
+def test_examples_for_gpus(monkeypatch, compiler, capfd, name):
+    """Both devices' code compiles without a warning; other tests compile it for the CPU alone."""
+    monkeypatch.delenv("NVCC")
+    monkeypatch.delenv("CXX")
+    library = msops.load(name, ROOT / "examples" / name / f"{name}.cu")
+    assert capfd.readouterr() == ("", "")
+    assert has_gpu_code(library)
 
 
 def test_cache(compiler):

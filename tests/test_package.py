@@ -7,14 +7,14 @@ import pytest
 
 import msops
 from child import ROOT, run_python
-from msops.library import of_package
+from msops.core.library import of_package
 
 IN_GRAPH = """
 import sys
 import mindspore
 import msops
 
-assert "msops.operators" not in sys.modules
+assert not any(name.startswith("msops.") for name in sys.modules)
 mindspore.set_context(mode=mindspore.{mode})
 
 
@@ -43,6 +43,31 @@ def test_import_is_light(tmp_path):
 @pytest.mark.parametrize("mode", ["GRAPH_MODE", "PYNATIVE_MODE"])
 def test_first_use_in_a_cell(mode, tmp_path):
     assert run(IN_GRAPH.format(mode=mode), tmp_path) == "[0.5]\n"
+
+
+ONE_BROKEN = """
+import sys
+import msops
+
+try:
+    msops.sigmoid
+except ImportError as error:
+    print(error)
+print(*(name.__name__ for name in (msops.add, msops.lltm, msops.custom_op)))
+print("msops.operators.depthwise_conv2d" in sys.modules)
+"""
+
+
+def test_a_broken_library_breaks_one_operator(tmp_path):
+    """The others work, and what nobody asked for is not loaded."""
+    broken = tmp_path / "sigmoid.so"
+    broken.write_text("no library")
+    path = tmp_path / "program.py"
+    path.write_text(ONE_BROKEN)
+    done = run_python(path, cwd=tmp_path, MSOPS_SIGMOID=str(broken))
+    message, *others = done.stdout.splitlines()
+    assert message.startswith(f"msops cannot load the library sigmoid: {broken}: "), done.stderr
+    assert others == ["add lltm custom_op", "False"]
 
 
 def test_operators_stay_functions(tmp_path):
@@ -89,7 +114,7 @@ def test_libraries_elsewhere_are_not_loaded(tmp_path):
     folder.mkdir(parents=True)
     for path in (tmp_path / "add.so", folder / "add.so"):
         path.write_text("no library")
-    (tmp_path / "program.py").write_text("from msops.library import of_package; print(of_package('add').path)")
+    (tmp_path / "program.py").write_text("from msops.core.library import of_package; print(of_package('add').path)")
     done = run_python("program.py", cwd=tmp_path, LD_LIBRARY_PATH=f"{tmp_path}:{folder}", MSOPS_CACHE=str(folder))
     assert done.stdout == f"{of_package('add').path}\n", done.stderr
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from msops.doctor import cuda11
+from msops.commands.doctor import cuda11
 
 ROOT = Path(__file__).resolve().parents[1]
 MINDSPORE = Path(importlib.util.find_spec("mindspore").origin).parent
@@ -112,7 +112,7 @@ def test_contents(wheel):
     for name in ("swish", "logsumexp"):
         templates = (path for path in (ROOT / "examples" / name).iterdir() if path.is_file())
         expected |= {f"msops/templates/{name}/{path.name}" for path in templates}
-    expected |= {"msops/py.typed"}  # for type checkers
+    expected |= {"msops/py.typed", "msops/__init__.pyi"}  # for type checkers
     info = ("METADATA", "RECORD", "WHEEL", "licenses/LICENSE", "top_level.txt")
     expected |= {f"msops-{version}.dist-info/{name}" for name in info}
     assert set(zipfile.ZipFile(wheel).namelist()) == expected

@@ -14,7 +14,7 @@ import mindspore
 from card import DTYPES, MOST, OperatorCard, calls_of_specs, cards, chain, names_of
 from child import ROOT
 from msops import Operator
-from msops.check import dtype_name
+from msops.core.spec import dtype_name
 from msops.testing.entry import attributes_in_mindspore
 
 RANDOM_CALLS = 300  # of each operator

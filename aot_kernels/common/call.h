@@ -64,6 +64,7 @@ constexpr int kAnyRank = -1;
 
 struct Tensor {
   const char* name = "";
+  const char* dtype = nullptr;  // as MindSpore calls it; null if the tensor is absent
   void* data = nullptr;
   int rank = 0;
   const int64_t* shape = nullptr;
@@ -86,6 +87,12 @@ struct Scalar {
   double value = 0;
   Tensor tensor;
 };
+
+// Calls f(Type<T>{}) for that T of several which a tensor's elements are; for the first one if the tensor is absent.
+template <typename First, typename... T, typename F>
+void with_type(const Tensor& tensor, F&& f) {
+  dispatch(Types<First, T...>{}, tensor.dtype ? tensor.dtype : dtype_name<First>(), f);
+}
 
 class Call {
  public:
@@ -110,18 +117,31 @@ class Call {
     return result;
   }
 
-  // The next parameter, of a dtype of its own, as MindSpore calls it: "int32", "bool", ...
+  // The next parameter, of a dtype of its own, in the words of the signature: "int32", "bool", "index" (int32 or
+  // int64), "accumulator" (float64 beside float64, else float32), "common", or several with | between them. The last
+  // two refer to the first parameter without a dtype of its own, which must come before.
   Tensor tensor_of(const char* dtype, const char* name, int rank = kAnyRank) {
     const char* got = nullptr;
     const Tensor result = next(name, rank, &got);
     if (!ok()) return {};
-    require(std::strcmp(got, dtype) == 0, kBadDtype, "%s is %s, expected %s", name, got, dtype);
+    require(is_one_of(got, dtype), kBadDtype, "%s is %s, expected %s", name, got, dtype);
     return result;
   }
 
   // The next parameter, scratch: float64 beside float64 tensors, float32 beside the others.
-  Tensor scratch(const char* name, int rank) {
-    return tensor_of(dtype_ && std::strcmp(dtype_, "float64") == 0 ? "float64" : "float32", name, rank);
+  Tensor scratch(const char* name, int rank) { return tensor_of("accumulator", name, rank); }
+
+  // Whether the optional tensor <name> is given.
+  bool has(const char* name) {
+    char key[64];
+    std::snprintf(key, sizeof key, "has_%s", name);
+    return attribute(key, 0, 1) != 0;
+  }
+
+  // The next parameter if the optional tensor <name> is given; else a tensor without data, dtype and elements.
+  Tensor optional(const char* name, int rank = kAnyRank) { return has(name) ? tensor(name, rank) : Tensor{}; }
+  Tensor optional_of(const char* dtype, const char* name, int rank = kAnyRank) {
+    return has(name) ? tensor_of(dtype, name, rank) : Tensor{};
   }
 
   // The attribute <name>, an int or a bool, which must lie in [low, high].
@@ -212,6 +232,23 @@ class Call {
 #endif
 
  private:
+  // Whether a dtype is one of those that the signature's words name.
+  bool is_one_of(const char* dtype, const char* words) const {
+    for (const char* word = words; *word;) {
+      const size_t length = std::strcspn(word, "|");
+      const auto is = [=](const char* name) {
+        return std::strlen(name) == length && !std::strncmp(word, name, length);
+      };
+      if (is(dtype)) return true;
+      if (is("index") && (!std::strcmp(dtype, "int32") || !std::strcmp(dtype, "int64"))) return true;
+      if (is("common") && dtype_ && !std::strcmp(dtype, dtype_)) return true;
+      const bool wide = dtype_ && !std::strcmp(dtype_, "float64");
+      if (is("accumulator") && !std::strcmp(dtype, wide ? "float64" : "float32")) return true;
+      word += length + (word[length] == '|');
+    }
+    return false;
+  }
+
   bool read(const char* prefix, const char* name, int64_t* value) const {
     char key[64];
     std::snprintf(key, sizeof key, "%s%s", prefix, name);
@@ -232,6 +269,7 @@ class Call {
     const int i = next_++;
     Tensor result;
     result.name = name;
+    result.dtype = dtypes_[i];
     result.data = params_[i];
     result.rank = ndims_[i];
     result.shape = shapes_[i];

@@ -90,7 +90,7 @@ struct ComputeOf<Half> : Type<float> {};
 template <>
 struct ComputeOf<BFloat16> : Type<float> {};
 
-// A number that a lambda can take as a constant: decltype(argument)::value.
+// A number that a lambda takes as a constant: [](auto width) { constexpr int N = width; }.
 template <int N>
 using Constant = std::integral_constant<int, N>;
 

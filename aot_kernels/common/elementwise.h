@@ -95,7 +95,7 @@ void elementwise(Call& call, int64_t n, Formula formula, const T* const (&in)[kI
     for (const T* p : in) all |= reinterpret_cast<uintptr_t>(p);
     for (const T* p : out) all |= reinterpret_cast<uintptr_t>(p);
     with_width<T>(false, 0, {reinterpret_cast<const T*>(all)}, [&](auto width) {
-      constexpr int N = decltype(width)::value;
+      constexpr int N = width;
       in_runs((n + N - 1) / N, N, [&](int64_t first, int64_t packs) {
         M run = map;
         run.n = std::min(n - first * N, packs * N);

@@ -143,8 +143,8 @@ void sum(Call& call, const Axes<1>& kept, const Axes<1>& summed, int64_t splits,
   const int64_t outputs = kept.total(), terms = summed.total(), largest_offset = kept.extent(0) + summed.extent(0);
   // With a team of 1 thread, of 8 or of a warp, the smallest with a thread for each of `work` pieces.
   const auto launch = [&](auto across, auto ends, auto width, int64_t work, int fewest_bits) {
-    constexpr bool kAcross = decltype(across)::value, kEnds = decltype(ends)::value;
-    constexpr int N = decltype(width)::value;
+    constexpr bool kAcross = across, kEnds = ends;
+    constexpr int N = width;
     const int lane_bits = std::max(fewest_bits, work <= 1 ? 0 : work <= 8 ? 3 : 5);
     const int64_t items = kAcross ? outputs / N : outputs, steps = kAcross || kEnds ? terms : terms / N;
     const auto threads = [&](int64_t of) { return (of * splits) << lane_bits; };

@@ -12,9 +12,7 @@
 #include "cpu_tiles.h"
 #include "shape.h"
 
-namespace msops {
-namespace depthwise {
-namespace cpu {
+namespace msops::depthwise::cpu {
 
 constexpr int kMostStride = 16;  // more leave most of the input unread
 
@@ -217,6 +215,4 @@ bool weight_gradient(Call& call, const Shape& s, const T* x, const T* dout, Comp
   return true;
 }
 
-}  // namespace cpu
-}  // namespace depthwise
-}  // namespace msops
+}  // namespace msops::depthwise::cpu

@@ -5,9 +5,7 @@
 
 #include "../common/sum.h"
 
-namespace msops {
-namespace depthwise {
-namespace cpu {
+namespace msops::depthwise::cpu {
 
 constexpr int kRoom = 8192;      // numbers of a tile: 32 KB of float, as large as most first level caches
 constexpr int kMostTaps = 1024;  // 32 x 32
@@ -131,6 +129,4 @@ MSOPS_CPU void dot_products(const C* d, const C* from, int64_t length, int count
   }
 }
 
-}  // namespace cpu
-}  // namespace depthwise
-}  // namespace msops
+}  // namespace msops::depthwise::cpu

@@ -11,9 +11,7 @@
 
 #ifdef __CUDACC__
 
-namespace msops {
-namespace depthwise {
-namespace half {
+namespace msops::depthwise::half {
 
 constexpr int kBackwardRows = 8;  // even: it takes rows of x in pairs
 
@@ -296,7 +294,7 @@ inline bool forward(Call& call, const Shape& s, int64_t largest, const Half* x, 
                     Half* out) {
   bool done = false;
   with_constant<1, 2>(s.w.stride, [&](auto stride) {
-    constexpr int S = decltype(stride)::value;
+    constexpr int S = stride;
     with_kernel<S>(s, largest, s.w.pad, {x, out}, s.h.out, s.w.out, kForwardRows, [&](auto k, auto pack, auto windows) {
       const auto kernel = [] {
         constexpr int K = decltype(k)::value, V = decltype(pack)::value;
@@ -307,7 +305,7 @@ inline bool forward(Call& call, const Shape& s, int64_t largest, const Half* x, 
         }
       }();
       // In narrow images with few taps, the many writes of parts of 32 bytes would take longer than all else.
-      if (decltype(pack)::value == 1 && s.h.kernel == 3 && s.w.out <= kColumns) return;
+      if (pack == 1 && s.h.kernel == 3 && s.w.out <= kColumns) return;
       static const bool can = is_compiled_for(80, kernel);
       if (!can) return;
       const int64_t blocks = (windows.tiles * s.channels * 32 - 1) / kForwardThreads + 1;
@@ -350,8 +348,6 @@ inline int64_t backward(Call& call, const Shape& s, int64_t largest, const Half*
   return parts;
 }
 
-}  // namespace half
-}  // namespace depthwise
-}  // namespace msops
+}  // namespace msops::depthwise::half
 
 #endif

@@ -6,9 +6,7 @@
 
 #ifdef __CUDACC__
 
-namespace msops {
-namespace depthwise {
-namespace half {
+namespace msops::depthwise::half {
 
 // Which of a pair at `column` are in the row.
 __device__ inline uint32_t mask_of(int column, int width) {
@@ -216,8 +214,6 @@ __global__ void __launch_bounds__(kForwardThreads)
   }
 }
 
-}  // namespace half
-}  // namespace depthwise
-}  // namespace msops
+}  // namespace msops::depthwise::half
 
 #endif

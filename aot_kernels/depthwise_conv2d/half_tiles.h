@@ -10,9 +10,7 @@
 #include "../common/gpu/ldmatrix.h"
 #include "../common/gpu/mma.h"
 
-namespace msops {
-namespace depthwise {
-namespace half {
+namespace msops::depthwise::half {
 
 constexpr int kStrips = 16, kColumns = 8, kWindow = 16;
 constexpr int kForwardThreads = 64, kForwardRows = 7;
@@ -57,7 +55,7 @@ void with_kernel(const Shape& s, int64_t largest, int64_t pad, std::initializer_
   if (largest > kLargest32 / 2 || (s.h.kernel + s.h.padding) * std::max(s.w.in, s.w.out) > kLargest32 / 2) return;
   if (s.batch * s.channels * height * width == 0 || pad < 0) return;
   with_width<Half, 4>(false, s.w.in | s.w.out, pointers, [&](auto pack) {
-    constexpr int V = decltype(pack)::value;
+    constexpr int V = pack;
     const int64_t left = (pad + V - 1) / V * V, bands = (height - 1) / rows + 1, groups = (width - 1) / kColumns + 1;
     // Where rows begin anywhere, a window's last column is not read.
     if (left - pad + (kColumns - 1) * S + s.w.kernel > kWindow * S - (V == 1)) return;
@@ -76,8 +74,6 @@ void with_kernel(const Shape& s, int64_t largest, int64_t pad, std::initializer_
   });
 }
 
-}  // namespace half
-}  // namespace depthwise
-}  // namespace msops
+}  // namespace msops::depthwise::half
 
 #endif

@@ -12,9 +12,7 @@
 
 #ifdef __CUDACC__
 
-namespace msops {
-namespace depthwise {
-namespace large {
+namespace msops::depthwise::large {
 
 constexpr int kTile = 4;                       // results of a thread, down and across
 constexpr int kMostThreads = 256, kEdge = 64;  // a tile of 64 x 64 results has so many threads
@@ -56,7 +54,7 @@ __device__ inline void correlate(const float* rows, int pitch, const float* taps
       *reinterpret_cast<float4*>(values + kTile) = *reinterpret_cast<const float4*>(from + b + kTile);
 #pragma unroll
       for (int r = 0; r < kTile; ++r) {
-        if (!decltype(whole)::value && !within(t - r, kernel.rows)) continue;
+        if (!whole && !within(t - r, kernel.rows)) continue;
         float tap[kTile];
         *reinterpret_cast<float4*>(tap) = *reinterpret_cast<const float4*>(taps + (t - r) * kernel.pitch + b);
 #pragma unroll
@@ -259,8 +257,6 @@ int64_t backward(Call& call, const Shape& s, int64_t largest, const T* x, const 
   return parts;
 }
 
-}  // namespace large
-}  // namespace depthwise
-}  // namespace msops
+}  // namespace msops::depthwise::large
 
 #endif

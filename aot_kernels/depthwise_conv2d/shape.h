@@ -11,8 +11,7 @@
 #include "../common/gpu/occupancy.h"
 #endif
 
-namespace msops {
-namespace depthwise {
+namespace msops::depthwise {
 
 // One spatial direction.
 struct Axis {
@@ -80,5 +79,4 @@ inline int64_t best_parts(int64_t channels, int64_t work, int64_t at_once, int64
 
 #endif
 
-}  // namespace depthwise
-}  // namespace msops
+}  // namespace msops::depthwise

@@ -12,9 +12,7 @@
 
 #ifdef __CUDACC__
 
-namespace msops {
-namespace depthwise {
-namespace small {
+namespace msops::depthwise::small {
 
 constexpr int kThreads = 128, kForwardRows = 7;
 template <int K>
@@ -230,10 +228,10 @@ template <typename T>
 bool forward(Call& call, const Shape& s, int64_t largest, const T* x, const T* weight, const T* bias, T* out) {
   bool done = false;
   with_kernel(s, largest, [&](auto kernel, auto stride) {
-    constexpr int K = decltype(kernel)::value, S = decltype(stride)::value;
+    constexpr int K = kernel, S = stride;
     if (s.h.out * s.w.out == 0) return;
     with_width<T>(false, s.w.pad == K / 2 ? s.w.in | s.w.out : 1, {x, out}, [&](auto width) {
-      constexpr int V = decltype(width)::value;
+      constexpr int V = width;
       static const bool empty = kForwardIsHalfs<V, T> && is_compiled_for(80, forward_kernel<K, S, V, T>);
       if (empty) return;
       const int64_t strips = (s.h.out - 1) / kForwardRows + 1, groups = s.w.out / V;
@@ -254,12 +252,12 @@ int64_t backward(Call& call, const Shape& s, int64_t largest, const T* x, const 
                  float* partial, int64_t rows) {
   int64_t parts = 0;
   with_kernel(s, largest, [&](auto kernel, auto stride) {
-    constexpr int K = decltype(kernel)::value, S = decltype(stride)::value;
+    constexpr int K = kernel, S = stride;
     // Every output must have the input S times its position, to be counted.
     for (const Axis& axis : {s.h, s.w})
       if (axis.padding >= K || axis.in == 0) return;
     with_width<T>(false, s.w.pad == K / 2 ? s.w.in | s.w.out * S : 1, {x, dout, dx}, [&](auto width) {
-      constexpr int V = decltype(width)::value, kColumns = V > S ? V : S;
+      constexpr int V = width, kColumns = V > S ? V : S;
       static const bool empty = kBackwardIsHalfs<S, V, T> && is_compiled_for(80, backward_kernel<K, S, V, T>);
       if (empty) return;
       const int64_t strips = (s.h.in + s.h.pad % S - 1) / kBackwardRows<K> + 1;
@@ -275,8 +273,6 @@ int64_t backward(Call& call, const Shape& s, int64_t largest, const T* x, const 
   return parts;
 }
 
-}  // namespace small
-}  // namespace depthwise
-}  // namespace msops
+}  // namespace msops::depthwise::small
 
 #endif

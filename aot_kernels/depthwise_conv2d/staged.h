@@ -9,9 +9,7 @@
 
 #include "../common/gpu/cp_async.h"
 
-namespace msops {
-namespace depthwise {
-namespace staged {
+namespace msops::depthwise::staged {
 
 using small::kThreads;
 using small::Tasks;
@@ -225,12 +223,12 @@ __global__ void __launch_bounds__(kThreads, small::kBackwardBlocks<K>)
 template <typename F>
 void with_kernel(const Shape& s, int64_t largest, std::initializer_list<const float*> pointers, F&& f) {
   bool packs = false;
-  with_width<float>(false, s.w.in | s.w.out, pointers, [&](auto width) { packs = decltype(width)::value > 1; });
+  with_width<float>(false, s.w.in | s.w.out, pointers, [&](auto width) { packs = width > 1; });
   if (packs || largest > kLargest32 / 2 || s.w.in != s.w.out || s.w.pad != s.w.kernel / 2) return;
   // Rows above an image are addressed, too.
   if ((s.h.kernel + s.h.padding) * s.w.in > kLargest32 / 2 || s.h.in * s.w.in * s.h.out == 0) return;
   small::with_kernel(s, largest, [&](auto kernel, auto stride) {
-    if constexpr (decltype(stride)::value == 1) f(kernel);
+    if constexpr (stride == 1) f(kernel);
   });
 }
 
@@ -241,7 +239,8 @@ inline bool forward(Call& call, const Shape& s, int64_t largest, const float* x,
   with_kernel(s, largest, {x, out}, [&](auto kernel) {
     const int64_t strips = (s.h.out - 1) / kForwardRows + 1, groups = (s.w.out - 1) / kColumns + 1;
     const int64_t threads = s.batch * s.channels * strips * groups, blocks = (threads - 1) / kThreads + 1;
-    forward_kernel<decltype(kernel)::value><<<static_cast<unsigned>(blocks), kThreads, 0, call.stream()>>>(
+    constexpr int K = kernel;
+    forward_kernel<K><<<static_cast<unsigned>(blocks), kThreads, 0, call.stream()>>>(
         Sizes(s), {Divisor(strips), Divisor(groups)}, Divisor(s.channels), x, weight, bias, out);
     call.check_launch();
     done = true;
@@ -253,7 +252,7 @@ inline int64_t backward(Call& call, const Shape& s, int64_t largest, const float
                         const float* dout, float* dx, float* partial, int64_t rows) {
   int64_t parts = 0;
   with_kernel(s, largest, {x, dout, dx}, [&](auto kernel) {
-    constexpr int K = decltype(kernel)::value;
+    constexpr int K = kernel;
     if (s.h.padding >= K) return;  // every output must have an input at its position, to be counted
     const int64_t strips = (s.h.in - 1) / kBackwardRows + 1, groups = (s.w.in - 1) / kColumns + 1;
     static const int at_once = blocks_at_once(Gpu(), backward_kernel<K>, kThreads, 0);
@@ -266,8 +265,6 @@ inline int64_t backward(Call& call, const Shape& s, int64_t largest, const float
   return parts;
 }
 
-}  // namespace staged
-}  // namespace depthwise
-}  // namespace msops
+}  // namespace msops::depthwise::staged
 
 #endif

@@ -6,7 +6,7 @@
 #include "../common/parallel.h"
 #include "registers.h"
 
-namespace msops {
+namespace msops::lltm {
 
 constexpr int kLargestInBlock = 128;  // hidden units
 
@@ -96,7 +96,7 @@ __global__ void __launch_bounds__(BlockThreads<kHidden, kSamples, Loop>::kAll, 1
 template <int kHidden, typename Loop>
 void run_in_blocks(Call& call, const Loop& loop, int multiprocessors) {
   const auto launch = [&](auto samples) {
-    constexpr int kSamples = decltype(samples)::value;
+    constexpr int kSamples = samples;
     const int64_t blocks = (loop.batch - 1) / kSamples + 1;
     call.require(blocks <= INT32_MAX, kBadShape, "too many samples for one launch");
     if (!call.ok()) return;
@@ -116,4 +116,4 @@ void run_in_blocks(Call& call, const Loop& loop, int multiprocessors) {
   run_in_blocks<kLargestInBlock>(call, loop, multiprocessors);
 }
 
-}  // namespace msops
+}  // namespace msops::lltm

@@ -4,7 +4,7 @@
 
 #include "../common/activations.h"
 
-namespace msops {
+namespace msops::lltm {
 
 enum Gate { kI, kO, kG, kGates };
 
@@ -39,4 +39,4 @@ struct Gradient {
   }
 };
 
-}  // namespace msops
+}  // namespace msops::lltm

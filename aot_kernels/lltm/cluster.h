@@ -9,7 +9,7 @@
 #include "../common/parallel.h"
 #include "registers.h"
 
-namespace msops {
+namespace msops::lltm {
 
 #if CUDART_VERSION >= 12010  // the first that knows st.async
 
@@ -160,4 +160,4 @@ bool run_in_clusters(Call&, const Loop&, const Gpu&, int64_t) {
 }
 #endif
 
-}  // namespace msops
+}  // namespace msops::lltm

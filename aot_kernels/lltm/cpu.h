@@ -10,9 +10,7 @@
 #include "../common/parallel.h"
 #include "sequence.h"
 
-namespace msops {
-namespace lltm {
-namespace cpu {
+namespace msops::lltm::cpu {
 
 // The weights are copied to panels of three vectors a row, which are multiplied with four samples at once: twelve sums
 // hide the latency of multiply-add, and have room in the 16 vector registers.
@@ -289,6 +287,4 @@ void backward(Call& call, const SequenceBackward<T>& s, Compute<T>* scratch) {
   on_threads(call, states == 0 ? 0 : std::max(panels, tiles(s.batch, kSamples)), work(s), body);
 }
 
-}  // namespace cpu
-}  // namespace lltm
-}  // namespace msops
+}  // namespace msops::lltm::cpu

@@ -1,4 +1,14 @@
-// Which of five ways the time loop runs on the GPU.
+// Which way the time loop runs on the GPU: the first that takes it.
+//
+//   case                                            way                why
+//   65 to 512 units, few samples; from sm_90        run_in_clusters    weights in registers; blocks send what they
+//   publish up to 128 units                                 run_in_blocks      weights in registers; a block never
+//   waits the weights fit into all shared memories        run_in_grid        weights stay on the chip; L2 carries the
+//   exchange float32, units a multiple of 8; from sm_90      run_in_tiles       a launch for each step; TMA and tensor
+//   cores float32 without TF32, more numbers of a step    run_in_grid        still faster than cuBLAS else, and float64
+//   run_in_steps       cuBLAS and a kernel for each step
+//
+// Each way checks what it needs itself; run_loop says up to how many numbers of a step it is the fastest.
 #pragma once
 
 #include "block.h"
@@ -7,7 +17,7 @@
 #include "steps.h"
 #include "tiles.h"
 
-namespace msops {
+namespace msops::lltm {
 
 template <typename Loop>
 void run_loop(Call& call, const Loop& loop, Compute<typename Loop::Element>* scratch, bool allow_tf32) {
@@ -47,4 +57,4 @@ void backward_on_gpu(Call& call, const SequenceBackward<T>& body, Compute<T>* sc
   run_loop(call, BackwardLoop<T>(body), scratch, allow_tf32);
 }
 
-}  // namespace msops
+}  // namespace msops::lltm

@@ -13,7 +13,7 @@
 #include "../common/parallel.h"
 #include "loop.h"
 
-namespace msops {
+namespace msops::lltm {
 
 constexpr int kSliceUnits = 16, kTileSamples = 8, kWarps = kThreads / 32;
 constexpr int kPadded = kSliceUnits + 4;  // sums of a sample in shared memory, so that a warp's stores hit all banks
@@ -45,8 +45,8 @@ __device__ __forceinline__ void multiply_add(float (&sums)[4], const Operand<kPr
                                              const Operand<kProduct>& row8, const Operand<kProduct>& column) {
 #pragma unroll
   for (int j = 0; j < 4; j += 2)
-    multiply_add<kProduct>(sums, {row.words[j], row8.words[j], row.words[j + 1], row8.words[j + 1]},
-                           {column.words[j], column.words[j + 1]});
+    msops::multiply_add<kProduct>(sums, {row.words[j], row8.words[j], row.words[j + 1], row8.words[j + 1]},
+                                  {column.words[j], column.words[j + 1]});
 }
 
 // Puts the weights of 16 units where `grid_kernel` reads them: [kTiles][kSegments * blocks][2][32], a lane's packs of
@@ -298,4 +298,4 @@ bool run_in_grid(Call& call, const Loop& loop, float* scratch, const Gpu& gpu, i
   return true;
 }
 
-}  // namespace msops
+}  // namespace msops::lltm

@@ -4,7 +4,7 @@
 
 #include "sequence.h"
 
-namespace msops {
+namespace msops::lltm {
 
 template <typename T, typename Steps>
 struct Loop : Steps {
@@ -112,4 +112,4 @@ struct BackwardLoop : Loop<T, SequenceBackward<T>> {
   }
 };
 
-}  // namespace msops
+}  // namespace msops::lltm

@@ -4,7 +4,7 @@
 #include "../common/pack.h"
 #include "loop.h"
 
-namespace msops {
+namespace msops::lltm {
 
 // Those of kUnits units, for every kSplits-th pack of four numbers, of which a warp's are neighbours.
 template <int kUnits, int kSplits, int kPacks, typename Loop>
@@ -41,4 +41,4 @@ struct ThreadWeights {
   }
 };
 
-}  // namespace msops
+}  // namespace msops::lltm

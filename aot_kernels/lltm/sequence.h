@@ -5,7 +5,7 @@
 #include "../common/pack.h"
 #include "cell.h"
 
-namespace msops {
+namespace msops::lltm {
 
 // What both directions have in common.
 struct Sequence {
@@ -204,4 +204,4 @@ struct SequenceBackward : Sequence {
   }
 };
 
-}  // namespace msops
+}  // namespace msops::lltm

@@ -7,7 +7,7 @@
 #include "../common/parallel.h"
 #include "loop.h"
 
-namespace msops {
+namespace msops::lltm {
 
 // What N neighbouring units make of a round's sums; round -1 is the start.
 template <int N, typename Loop>
@@ -124,8 +124,8 @@ void run_in_steps(Call& call, const Loop& loop, Compute<typename Loop::Element>*
   constexpr int kWidest = kPackWidth<Compute<T>>;  // packs of the sums, too, have up to 16 bytes
   loop.with_arrays([&](std::initializer_list<const T*> arrays) {
     with_width<T, kWidest>(!is_aligned<kWidest>(scratch), loop.hidden, arrays,
-                           [&](auto width) { run_in_steps<decltype(width)::value>(call, loop, scratch, allow_tf32); });
+                           [&](auto width) { run_in_steps<width>(call, loop, scratch, allow_tf32); });
   });
 }
 
-}  // namespace msops
+}  // namespace msops::lltm

@@ -6,7 +6,7 @@
 #include "../common/gpu/wgmma.h"
 #include "../common/pack.h"
 
-namespace msops {
+namespace msops::lltm {
 
 #if CUDART_VERSION >= 12000
 
@@ -239,4 +239,4 @@ struct Tile {
 
 #endif
 
-}  // namespace msops
+}  // namespace msops::lltm

@@ -13,7 +13,7 @@
 #include "steps.h"
 #include "tile_sums.h"
 
-namespace msops {
+namespace msops::lltm {
 
 #if CUDART_VERSION >= 12000  // the first that knows TMA and wgmma
 
@@ -259,4 +259,4 @@ bool run_in_tiles(Call&, const Loop&, float*, const Gpu&) {
 }
 #endif
 
-}  // namespace msops
+}  // namespace msops::lltm

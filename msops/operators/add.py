@@ -4,12 +4,12 @@ from typing import TYPE_CHECKING
 
 from mindspore import Tensor, nn, ops
 
-from msops.custom import custom_op
-from msops.library import of_package
-from msops.rules import broadcast, scratch
+from msops.core.factory import custom_op
+from msops.core.library import of_package
+from msops.core.rules import broadcast, scratch
 
 if TYPE_CHECKING:
-    from msops.check import Spec
+    from msops.core.spec import Spec
 
 _MAX_RANK = 16  # kMaxRank in aot_kernels/common/axes.h
 

@@ -8,15 +8,16 @@ import mindspore
 from mindspore import Tensor, nn, ops
 from mindspore.common.initializer import HeUniform, Uniform
 
-from msops import check
-from msops.custom import Operator, custom_op
-from msops.library import of_package
+from msops.core import arguments
+from msops.core.factory import custom_op
+from msops.core.library import of_package
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from typing import Any
 
-    Numbers = int | Sequence[int]
+    from msops.core.arguments import Numbers
+    from msops.core.operator import Operator
+    from msops.core.spec import Spec
 
 _NAME = "depthwise_conv2d"
 _LIBRARY = of_package(_NAME)
@@ -80,10 +81,7 @@ def depthwise_conv2d(
          [6. 9. 9. 6.]
          [4. 6. 6. 4.]]
     """
-    convolution = make_forward(_NAME, stride, pad_mode, padding, dilation, bias is not None)
-    if bias is None:
-        return convolution(x, weight)
-    return convolution(x, weight, bias)
+    return make_forward(_NAME, stride, pad_mode, padding, dilation)(x, weight, bias)
 
 
 class DepthwiseConv2d(nn.Cell):
@@ -129,30 +127,28 @@ class DepthwiseConv2d(nn.Cell):
         padding: Numbers = 0,
         dilation: Numbers = 1,
         has_bias: bool = False,
-        weight_init: check.Init | None = None,
-        bias_init: check.Init | None = None,
+        weight_init: arguments.Init | None = None,
+        bias_init: arguments.Init | None = None,
         dtype: mindspore.Type = mindspore.float32,
         channel_multiplier: int = 1,
     ) -> None:
         name = "DepthwiseConv2d"
         super().__init__()
-        self.has_bias = has_bias = check.boolean(name, "has_bias", has_bias)
-        self.forward_op = make_forward(name, stride, pad_mode, padding, dilation, has_bias)
-        self.in_channels = self.group = check.positive(name, "in_channels", in_channels)
-        self.out_channels = self.in_channels * check.positive(name, "channel_multiplier", channel_multiplier)
-        self.kernel_size = _numbers(name, "kernel_size", kernel_size, (2,), 1)
+        self.has_bias = arguments.boolean(name, "has_bias", has_bias)
+        self.forward_op = make_forward(name, stride, pad_mode, padding, dilation)
+        self.in_channels = self.group = arguments.positive(name, "in_channels", in_channels)
+        self.out_channels = self.in_channels * arguments.positive(name, "channel_multiplier", channel_multiplier)
+        self.kernel_size = arguments.numbers(name, "kernel_size", kernel_size, (2,), 1)
         self.stride, self.pad_mode, self.padding, self.dilation = stride, pad_mode, padding, dilation
         shape = (self.out_channels, 1, *self.kernel_size)
         weight_init = HeUniform(math.sqrt(5)) if weight_init is None else weight_init
-        self.weight = check.parameter(name, "weight", weight_init, shape, dtype)
+        self.weight = arguments.parameter(name, "weight", weight_init, shape, dtype)
         self.bias = None
         if has_bias:
             bias_init = Uniform(1 / math.sqrt(math.prod(self.kernel_size))) if bias_init is None else bias_init
-            self.bias = check.parameter(name, "bias", bias_init, shape[:1], dtype)
+            self.bias = arguments.parameter(name, "bias", bias_init, shape[:1], dtype)
 
     def construct(self, x: Tensor) -> Tensor:
-        if self.bias is None:
-            return self.forward_op(x, self.weight)
         return self.forward_op(x, self.weight, self.bias)
 
     construct.__doc__ = depthwise_conv2d.__doc__  # for help()
@@ -166,38 +162,35 @@ class DepthwiseConv2d(nn.Cell):
 
 
 @ops.constexpr
-def make_forward(
-    name: str, stride: Numbers, pad_mode: str, padding: Numbers, dilation: Numbers, has_bias: bool
-) -> Operator:
-    """The operator of these settings; errors begin with the name."""
-    attributes = _attributes(name, stride, pad_mode, padding, dilation, has_bias)
+def make_forward(name: str, stride: Numbers, pad_mode: str, padding: Numbers, dilation: Numbers) -> Operator:
+    """The operator of these settings; errors of the settings begin with the name."""
+    attributes = _attributes(name, stride, pad_mode, padding, dilation)
     return _cached_forward(tuple(attributes.items()))
 
 
 @functools.lru_cache(256)  # which frees an operator when no Cell or graph has it either
 def _cached_forward(items: tuple[tuple[str, int], ...]) -> Operator:
     attributes: dict[str, Any] = dict(items)
-    bias, dbias = (", bias(K)", ", dbias(K)") if attributes["has_bias"] else ("", "")
 
     def gradient_of_backward(
         x: Tensor, weight: Tensor, dout: Tensor, out: tuple[Tensor, ...], douts: tuple[Tensor, ...]
     ) -> tuple[Tensor, ...]:
         """The convolution is linear in x and the bias, and in weight and the bias."""
-        ddx, ddweight, ddbias = douts[0], douts[1], douts[2:]
-        gradients = backward(ddx, ddweight, dout)
-        ddout = forward(x, ddweight, *ddbias) + forward(ddx, weight, *[ops.zeros_like(each) for each in ddbias])
-        return gradients[0], gradients[1], ddout
+        ddx, ddweight, ddbias = douts
+        ddx_gradient, ddweight_gradient = linear(ddx, ddweight, dout)
+        return ddx_gradient, ddweight_gradient, forward(x, ddweight, ddbias) + forward(ddx, weight)
 
     backward = custom_op(
         _LIBRARY.DepthwiseConv2dBackward,
         "x(N, C, H, W), weight(K, 1, kh, kw), dout(N, K, H_out, W_out) -> "
-        f"dx(N, C, H, W), dweight(K, 1, kh, kw){dbias}; {_PARTIAL}",
+        f"dx(N, C, H, W), dweight(K, 1, kh, kw), dbias(K)?; {_PARTIAL}",
         gradient=gradient_of_backward,
         **attributes,
     )
+    linear = backward.without("dbias")
     forward = custom_op(
         _LIBRARY.DepthwiseConv2dForward,
-        f"x(N, C, H, W), weight(K, 1, kh, kw){bias} -> out",
+        "x(N, C, H, W), weight(K, 1, kh, kw), bias(K)? -> out",
         infer=_infer,
         gradient=backward,
         **attributes,
@@ -205,12 +198,10 @@ def _cached_forward(items: tuple[tuple[str, int], ...]) -> Operator:
     return forward
 
 
-def _attributes(
-    name: str, stride: Numbers, pad_mode: str, padding: Numbers, dilation: Numbers, has_bias: bool
-) -> dict[str, int]:
-    stride_h, stride_w = _numbers(name, "stride", stride, (2,), 1)
-    dilation_h, dilation_w = _numbers(name, "dilation", dilation, (2,), 1)
-    padding = _numbers(name, "padding", padding, (2, 4), 0)
+def _attributes(name: str, stride: Numbers, pad_mode: str, padding: Numbers, dilation: Numbers) -> dict[str, int]:
+    stride_h, stride_w = arguments.numbers(name, "stride", stride, (2,), 1)
+    dilation_h, dilation_w = arguments.numbers(name, "dilation", dilation, (2,), 1)
+    padding = arguments.numbers(name, "padding", padding, (2, 4), 0)
     if len(padding) == 2:
         padding = (padding[0], padding[0], padding[1], padding[1])
     if pad_mode not in _PAD_MODES:
@@ -220,23 +211,11 @@ def _attributes(
     return dict(
         stride_h=stride_h, stride_w=stride_w, dilation_h=dilation_h, dilation_w=dilation_w,
         pad_mode=_PAD_MODES.index(pad_mode), pad_top=padding[0], pad_bottom=padding[1], pad_left=padding[2],
-        pad_right=padding[3], has_bias=int(has_bias),
+        pad_right=padding[3],
     )  # fmt: skip
 
 
-def _numbers(name: str, argument: str, value: Numbers, lengths: tuple[int, ...], least: int) -> tuple[int, ...]:
-    """`value` as a tuple of one of the lengths; one number stands for the first length."""
-    numbers: Sequence[Any] = value if isinstance(value, (tuple, list)) else (value,) * lengths[0]
-    if not all(map(check.whole, numbers)):
-        raise TypeError(f"{name}: {argument} must be an int or a tuple of ints, got {value!r} ({type(value).__name__})")
-    if len(numbers) not in lengths:
-        raise ValueError(f"{name}: {argument} must have {' or '.join(map(str, lengths))} numbers, got {value!r}")
-    if any(not least <= n < 2**31 for n in numbers):
-        raise ValueError(f"{name}: {argument} must be at least {least} and less than 2^31, got {value!r}")
-    return tuple(int(n) for n in numbers)
-
-
-def _infer(x: check.Spec, weight: check.Spec, bias: check.Spec | None = None, **attributes: int) -> check.Spec:
+def _infer(x: Spec, weight: Spec, bias: Spec | None = None, **attributes: int) -> Spec:
     (n, channels, *image), (kernels, _, *kernel) = x.shape, weight.shape
     if (kernels == 0) != (channels == 0) or (channels and kernels % channels):
         raise ValueError(f"weight must have a multiple of the {channels} channels of x as first size, got {kernels}")

@@ -7,14 +7,14 @@ import mindspore
 from mindspore import Tensor, nn, ops
 from mindspore.common.initializer import Uniform
 
-from msops import check
-from msops.custom import custom_op
-from msops.library import of_package
-from msops.operators.inputs import cast_as, check_inputs, check_pair, describe, describe_pair, has_zero, once, spec_of
-from msops.signature import Signature
+from msops.core import arguments
+from msops.core.factory import custom_op
+from msops.core.inputs import cast_as, check_inputs, check_pair, describe, describe_pair, has_zero, open_once, spec_of
+from msops.core.library import of_package
+from msops.core.signature import Signature
 
 if TYPE_CHECKING:
-    from msops.operators.inputs import Description
+    from msops.core.inputs import Description
 
     State = tuple[Tensor, Tensor]
 
@@ -70,7 +70,7 @@ def _step(x: Tensor, h: Tensor, c: Tensor, weight: Tensor, bias: Tensor) -> Stat
     return forward(cast_as(product, c), bias, c)
 
 
-@once
+@open_once
 def _check(*inputs: Description) -> None:
     check_inputs(_STEP, "lltm_cell", [spec_of(each) for each in inputs])
 
@@ -127,12 +127,12 @@ class LLTMCell(nn.Cell):
 
     def __init__(self, input_size: int, hidden_size: int, dtype: mindspore.Type = mindspore.float32) -> None:
         super().__init__()
-        self.input_size = input_size = check.positive("LLTMCell", "input_size", input_size)
-        self.hidden_size = hidden_size = check.positive("LLTMCell", "hidden_size", hidden_size)
+        self.input_size = input_size = arguments.positive("LLTMCell", "input_size", input_size)
+        self.hidden_size = hidden_size = arguments.positive("LLTMCell", "hidden_size", hidden_size)
         init = Uniform(1 / math.sqrt(hidden_size))
         shape = (3 * hidden_size, hidden_size + input_size)
-        self.weight = check.parameter("LLTMCell", "weight", init, shape, dtype)
-        self.bias = check.parameter("LLTMCell", "bias", init, shape[:1], dtype)
+        self.weight = arguments.parameter("LLTMCell", "weight", init, shape, dtype)
+        self.bias = arguments.parameter("LLTMCell", "bias", init, shape[:1], dtype)
 
     _forward = _cell  # level O1 of amp rewrites the functions that it finds in a class, and fails at these
 

@@ -10,22 +10,35 @@ import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 from mindspore.common.initializer import Uniform
 
-from msops import check, compat
-from msops.custom import Operator, custom_op
-from msops.library import of_package
-from msops.operators import inputs
+from msops import compat
+from msops.core import arguments
+from msops.core.factory import custom_op
+from msops.core.inputs import (
+    cast_as,
+    check_inputs,
+    check_pair,
+    describe,
+    describe_pair,
+    fits,
+    has_zero,
+    is_pynative,
+    open_once,
+    spec_of,
+    unless_zero,
+)
+from msops.core.library import of_package
+from msops.core.signature import Signature
+from msops.core.spec import Spec, dtype_name
 from msops.operators.add import backward as add_backward
-from msops.operators.inputs import cast_as, check_inputs, check_pair, describe, describe_pair, has_zero, spec_of
 from msops.operators.lltm import LLTMCell
-from msops.signature import Signature
 
 if TYPE_CHECKING:
     from typing import Any
 
-    from msops.operators.inputs import Description
+    from msops.core.inputs import Description, Sizes
+    from msops.core.operator import Operator
 
     State = tuple[Tensor, Tensor]
-    Sizes = tuple[int | None, ...]  # None: an open one
 
 
 def lltm(
@@ -89,72 +102,55 @@ def lltm(
             seq_length = ops.full((batch,), steps, dtype=mindspore.int32)
     elif seq_length.dtype == mindspore.int64:
         seq_length = ops.cast(ops.minimum(ops.maximum(seq_length, 0), steps), mindspore.int32)
-    if _is_pynative():
+    if is_pynative():
         x, weight_ih = _refuse_second(x), _refuse_second(weight_ih)
     shape = (steps, batch, bias.shape[0])
     if has_zero(steps, batch, weight_ih.shape[1], bias.shape[0]):
         product = ops.zeros(shape, x.dtype)
     else:
-        rows = _unless_zero(ops.reshape(x, (steps * batch, inputs)), bias.shape[0])
-        product = _times_transposed(rows, _unless_zero(weight_ih, steps * batch))
-        product = ops.reshape(_unless_zero(product, weight_ih.shape[1]), shape)
+        rows = unless_zero(ops.reshape(x, (steps * batch, inputs)), bias.shape[0])
+        product = _times_transposed(rows, unless_zero(weight_ih, steps * batch))
+        product = ops.reshape(unless_zero(product, weight_ih.shape[1]), shape)
     recurrence = make_forward(reverse, allow_tf32)
     output, h_n, c_n, _, _ = recurrence(cast_as(product, h), weight_hh, bias, h, c, seq_length)
     return output, h_n, c_n
 
 
-@inputs.once
+@open_once
 def _check_sequence(*inputs: Description | None) -> None:
     specs = [spec_of(each) for each in inputs if each is not None]
     x, lengths = specs[0], specs[-1]
     if inputs[-1] is None:
-        specs.append(x if isinstance(x, str) else check.Spec(x.shape[1:2], mindspore.int32))
+        specs.append(x if isinstance(x, str) else Spec(x.shape[1:2], mindspore.int32))
     elif isinstance(lengths, str) or lengths.dtype not in (mindspore.int32, mindspore.int64):
-        got = check.dtype_name(getattr(lengths, "dtype", lengths))
+        got = dtype_name(getattr(lengths, "dtype", lengths))
         raise TypeError(f"lltm: seq_length must be an int32 or int64 Tensor, got {got}")
     else:
         specs[-1] = lengths._replace(dtype=mindspore.int32)
     check_inputs(_SEQUENCE, "lltm", specs)
 
 
-@inputs.once
+@open_once
 def _check_layers(x: Description, input_size: int) -> None:
     spec = spec_of(x)
     if isinstance(spec, str):
         raise TypeError(f"LLTM: x must be a Tensor, got {spec}")
-    if not _fits(spec.shape, (None, None, input_size)):
+    if not fits(spec.shape, (None, None, input_size)):
         raise ValueError(f"LLTM: x must have three axes, the last of {input_size}, got {spec.shape}")
 
 
-@inputs.once
+@open_once
 def _check_state(h: Description, c: Description, shape: Sizes) -> None:
     for name, got in (("h_0", spec_of(h)), ("c_0", spec_of(c))):
         if isinstance(got, str):
             raise TypeError(f"LLTM: {name} must be a Tensor, got {got}")
-        if not _fits(got.shape, shape):
+        if not fits(got.shape, shape):
             raise ValueError(f"LLTM: {name} must have shape {shape}, got {got.shape}")
 
 
-def _fits(shape: Sizes, wanted: Sizes) -> bool:
-    """Whether all sizes that are known are equal."""
-    return len(shape) == len(wanted) and all(a == b or a is None or b is None for a, b in zip(shape, wanted))
-
-
-def _unless_zero(tensor: Tensor, terms: Any) -> Tensor:
-    """Zeros if an open size is 0, and a gradient of zeros: sums of no terms are not written by MindSpore's MatMul."""
-    if has_zero(terms) is None:
-        return ops.masked_fill(tensor, ops.full((1, 1), terms, dtype=mindspore.int32) == 0, 0.0)
-    return tensor
-
-
-@inputs.once
+@open_once
 def _full_length(steps: int | None, batch: int | None) -> Tensor | None:
     return None if steps is None or batch is None else Tensor(np.full(batch, steps, np.int32))
-
-
-@ops.constexpr
-def _is_pynative() -> bool:
-    return mindspore.get_context("mode") == mindspore.PYNATIVE_MODE
 
 
 def _no_second_order(dx: Tensor, zero: Tensor, out: Tensor, dout: Tensor) -> tuple[Tensor, ...]:
@@ -201,13 +197,15 @@ def _weight_gradient(dgates: Tensor, hidden_before: Tensor, weight: Tensor, rows
     if has_zero(rows, weight.shape[1]):
         return ops.zeros_like(weight)
     dweight = _transposed_times(dgates, ops.reshape(hidden_before, (rows, weight.shape[1])))
-    return _unless_zero(dweight, rows)
+    return unless_zero(dweight, rows)
 
 
 @ops.constexpr
 def make_forward(reverse: bool, allow_tf32: bool) -> Operator:
     """The operator of all steps."""
-    return _make_forward(check.boolean("lltm", "reverse", reverse), check.boolean("lltm", "allow_tf32", allow_tf32))
+    return _make_forward(
+        arguments.boolean("lltm", "reverse", reverse), arguments.boolean("lltm", "allow_tf32", allow_tf32)
+    )
 
 
 @functools.cache
@@ -349,13 +347,13 @@ class LLTM(nn.Cell):
     ) -> None:
         name = "LLTM"
         super().__init__()
-        self.input_size = input_size = check.positive(name, "input_size", input_size)
-        self.hidden_size = hidden_size = check.positive(name, "hidden_size", hidden_size)
-        self.num_layers = num_layers = check.positive(name, "num_layers", num_layers)
-        self.has_bias = check.boolean(name, "has_bias", has_bias)
-        self.batch_first = check.boolean(name, "batch_first", batch_first)
-        self.bidirectional = check.boolean(name, "bidirectional", bidirectional)
-        self.allow_tf32 = check.boolean(name, "allow_tf32", allow_tf32)
+        self.input_size = input_size = arguments.positive(name, "input_size", input_size)
+        self.hidden_size = hidden_size = arguments.positive(name, "hidden_size", hidden_size)
+        self.num_layers = num_layers = arguments.positive(name, "num_layers", num_layers)
+        self.has_bias = arguments.boolean(name, "has_bias", has_bias)
+        self.batch_first = arguments.boolean(name, "batch_first", batch_first)
+        self.bidirectional = arguments.boolean(name, "bidirectional", bidirectional)
+        self.allow_tf32 = arguments.boolean(name, "allow_tf32", allow_tf32)
         if not isinstance(dropout, (int, float)) or isinstance(dropout, bool):
             raise TypeError(f"{name}: dropout must be a float, got {type(dropout).__name__}")
         if not 0 <= dropout < 1:
@@ -377,7 +375,7 @@ class LLTM(nn.Cell):
                 ("bias", (3 * hidden_size,), bias),
             ):
                 if kind != "bias" or has_bias:
-                    parameters.append(check.parameter(name, kind + suffix, init, shape, dtype))
+                    parameters.append(arguments.parameter(name, kind + suffix, init, shape, dtype))
         self.weight_ih, self.weight_hh, self.bias = map(ParameterTuple, (weight_ih, weight_hh, bias))
 
     @classmethod  # level O1 evaluates what stands behind ->, in a module where this class has another name
@@ -418,8 +416,8 @@ class LLTM(nn.Cell):
             shape = (3 * hidden, hidden + weight_ih.shape[1])
             if cell.weight.shape != shape or cell.weight.dtype != dtype:
                 raise ValueError(
-                    f"LLTM: cells[{i}].weight must be {check.dtype_name(dtype)} of shape {shape}, "
-                    f"got {check.dtype_name(cell.weight.dtype)} of {cell.weight.shape}"
+                    f"LLTM: cells[{i}].weight must be {dtype_name(dtype)} of shape {shape}, "
+                    f"got {dtype_name(cell.weight.dtype)} of {cell.weight.shape}"
                 )
             weight = cell.weight.asnumpy()
             weight_ih.set_data(Tensor(weight[:, hidden:].copy()))

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from mindspore import Tensor, nn
 
-from msops.custom import custom_op
-from msops.library import of_package
+from msops.core.factory import custom_op
+from msops.core.library import of_package
 
 
 def _gradient_of_backward(y: Tensor, dy: Tensor, dx: Tensor, ddx: Tensor) -> tuple[Tensor, ...]:

@@ -3,8 +3,8 @@ from __future__ import annotations
 import numpy as np
 from mindspore import Tensor, nn, ops
 
-from msops.custom import custom_op
-from msops.library import of_package
+from msops.core.factory import custom_op
+from msops.core.library import of_package
 
 _AXES = tuple(Tensor(row) for row in np.eye(3, dtype=np.float32))
 

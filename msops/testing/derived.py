@@ -7,26 +7,25 @@ import itertools
 import math
 from typing import TYPE_CHECKING
 
-import mindspore
 import numpy as np
 
-from ..check import Spec, dtype_name
 from ..compat import VERSION
-from ..custom import custom_op
+from ..core.factory import custom_op
+from ..core.spec import Spec, dtype_called, dtype_name
 from .checks import is_floating
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from typing import Any
 
-    from ..custom import Operator
+    from ..core.operator import Operator
     from .checks import Array, Arrays
 
 LARGEST = 2**20  # elements that derived inputs have at most, all together
 
 
 def specs_of(arrays: Arrays) -> list[Spec]:
-    return [Spec(a.shape, getattr(mindspore, a.dtype.name)) for a in arrays]
+    return [Spec(a.shape, dtype_called(a.dtype.name)) for a in arrays]
 
 
 def small_inputs(operator: Operator, arrays: Arrays) -> Iterator[tuple[str, list[Array]]]:
@@ -87,24 +86,30 @@ def _with_sizes(
 
 def other_attributes(operator: Operator) -> Iterator[tuple[str, Operator]]:
     """Yields (words, operator) of the same entry, with another value of each attribute."""
-    for name, value in operator.attributes.items():
+    for name, value in operator.settings.items():
         values = (not value,) if isinstance(value, bool) else (value + 1, value - 1)
         for changed in values:
-            attributes: dict[str, Any] = {**operator.attributes, name: changed}
+            attributes: dict[str, Any] = {**operator.settings, name: changed}
             same: dict[str, Any] = {"infer": operator.rule, "name": operator.label, "dtypes": operator.signature.dtypes}
-            yield f"{name} = {changed}", custom_op(operator.entry, operator.signature.text, **same, **attributes)
+            other = custom_op(operator.entry, operator.signature.text, **same, **attributes)
+            yield f"{name} = {changed}", other.without(*operator.absent)
 
 
 def wrong_inputs(operator: Operator, arrays: list[Array]) -> Iterator[tuple[str, list[Array]]]:
     """Yields (words, inputs) that the signature rules out."""
     tensors, known = operator.signature.inputs, set(operator.signature.values)
-    yield "one input too few", arrays[:-1]
+    dtypes = {tensor.name: spec.dtype for tensor, spec in zip(tensors, specs_of(arrays))}
+    common = next((dtypes[tensor.name] for tensor in tensors if tensor.dtype is None), None)
+    if not tensors[-1].optional:
+        yield "one input too few", arrays[:-1]
     for i, (tensor, a) in enumerate(zip(tensors, arrays)):
 
         def replaced(array: Array, i: int = i) -> list[Array]:
             return [*arrays[:i], array, *arrays[i + 1 :]]
 
-        allowed = {a.dtype.name} if tensor.dtype else set(map(dtype_name, operator.signature.dtypes))
+        allowed = set(map(dtype_name, operator.signature.dtypes))
+        if tensor.dtype:
+            allowed = set(map(dtype_name, operator.signature.allowed(tensor, common, dtypes)))
         dtype = next(name for name in ("int8", "int16", "uint8", "float32") if name not in allowed)
         yield f"{tensor.name} of {dtype}", replaced(np.zeros(a.shape, dtype))
         sizes = tensor.sizes or ()

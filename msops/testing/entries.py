@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ..check import dtype_name
-from ..custom import Operator
+from ..core.operator import Operator
+from ..core.spec import dtype_name
 from . import derived, memory
 from .checks import as_tuple, is_floating, random_like
 from .process import Process
@@ -36,7 +36,7 @@ class Sizes(NamedTuple):
 def has_attributes(operator: Operator) -> bool:
     """Tells whether the operator, or its gradient's operator, has attributes."""
     gradient = operator.gradient
-    return bool(operator.attributes) or (isinstance(gradient, Operator) and has_attributes(gradient))
+    return bool(operator.settings) or (isinstance(gradient, Operator) and has_attributes(gradient))
 
 
 def check_entries(subject: Subject, cases: Sequence[Arrays], sizes: Sizes) -> None:
@@ -101,7 +101,7 @@ def _check_entry(
     if attempt("repeated runs", where, memory.check_repeats, first, same):
         attempt("outputs written", where, memory.check_written, first, second)
     attempt("wrong calls", where, memory.check_wrong_calls, first)
-    if check == "shapes and dtypes" and operator.attributes:
+    if check == "shapes and dtypes" and operator.settings:
         others = list(derived.other_attributes(operator))
         attempt("other attributes", where, memory.check_attributes, first, others, Process(process.where))
     return first

@@ -12,11 +12,9 @@ from __future__ import annotations
 import enum
 from typing import TYPE_CHECKING, Any
 
-import mindspore
-
-from ..check import Spec, dtype_name
-from ..library import Entry, Library, of_package
-from ..primitive import as_attribute
+from ..core.library import Entry, Library, of_package
+from ..core.primitive import as_attribute
+from ..core.spec import Spec, dtype_called, dtype_name
 from .abi import DEFAULT_STREAM, Param, prepare_call
 
 if TYPE_CHECKING:
@@ -25,7 +23,7 @@ if TYPE_CHECKING:
 
     Attributes = Mapping[str, float] | Iterable[tuple[str, float]]
 
-    from ..custom import Operator
+    from ..core.operator import Operator
 
 
 class Status(enum.IntEnum):
@@ -97,7 +95,7 @@ def prepare_operator(
 def outputs_of(operator: Operator, inputs: Sequence[Any]) -> list[tuple[tuple[int, ...], str]]:
     """Returns (shape, dtype's name) of each output, scratch included, for inputs with `.shape` and `.dtype`."""
     dtypes = (str(x.dtype).split(".")[-1] for x in inputs)
-    specs = operator.infer(*(Spec(tuple(x.shape), getattr(mindspore, dtype)) for x, dtype in zip(inputs, dtypes)))
+    specs = operator.infer(*(Spec(tuple(x.shape), dtype_called(dtype)) for x, dtype in zip(inputs, dtypes)))
     return [(spec.shape, dtype_name(spec.dtype)) for spec in specs]
 
 

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from ..check import Spec
-    from ..custom import Operator
+    from ..core.operator import Operator
+    from ..core.spec import Spec
     from .checks import Arrays
     from .process import Process
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import mindspore
 import numpy as np
 
-from ..custom import Operator
+from ..core.operator import Operator
 from . import checks, derived
 from .checks import Gradient, cast, is_floating, random_like, run
 from .entries import Sizes, check_entries, check_promise, has_attributes

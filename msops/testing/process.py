@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from ..library import Entry
+    from ..core.library import Entry
 
 # The real packages would import MindSpore, which takes seconds.
 _PROGRAM = """

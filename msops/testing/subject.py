@@ -9,9 +9,8 @@ import mindspore
 import numpy as np
 from mindspore import nn
 
-from ..check import FLOATS, dtype_name
-from ..custom import Operator
-from ..signature import _dtype
+from ..core.operator import Operator
+from ..core.spec import FLOATS, dtype_called, dtype_name
 from . import checks
 from .checks import Net, as_tuple, cast, is_floating, run
 from .report import Report
@@ -36,13 +35,25 @@ class Subject(NamedTuple):
     omitted: list[str]  # names of differentiable inputs whose gradient the gradient's operator does not return
 
     def taken(self, arrays: Arrays, dtype: str | None) -> list[Array]:
-        """Casts arrays as the operator takes them when its common dtype is `dtype`; None leaves them."""
+        """Casts arrays as the operator takes them when its common dtype is `dtype`; None leaves them. A floating array
+        that may have several dtypes gets the widest."""
         if dtype is None:
             return list(arrays)
         if not isinstance(self.op, Operator):
             return cast(arrays, dtype)
-        own = [t.dtype and dtype_name(_dtype(t.dtype, getattr(mindspore, dtype))) for t in self.op.signature.inputs]
-        return [a.astype(kind) if kind else cast([a], dtype)[0] for a, kind in zip(arrays, own)]
+        signature, taken = self.op.signature, []
+        dtypes: dict[str, mindspore.Type] = {}
+        for tensor, a in zip(signature.inputs, arrays):
+            if tensor.dtype:
+                allowed = signature.allowed(tensor, getattr(mindspore, dtype), dtypes)
+                widest = max(allowed, key=lambda dtype: np.dtype(dtype_name(dtype)).itemsize)
+                own = dtype_called(a.dtype.name)
+                dtypes[tensor.name] = own if own in allowed and not is_floating(a) else widest
+                taken.append(a.astype(dtype_name(dtypes[tensor.name])))
+            else:
+                dtypes[tensor.name] = getattr(mindspore, dtype)
+                taken += cast([a], dtype)
+        return taken
 
     def in_float64(self, arrays: Arrays) -> bool:
         """Tells whether all gradients of these arrays are float64."""

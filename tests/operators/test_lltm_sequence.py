@@ -9,9 +9,9 @@ import msops
 from card import Card, calls_of_specs, random, zeros
 from features import check_open_sizes
 from gpu import BIG
-from msops.check import dtype_name
 from msops.compat import VERSION
-from msops.library import of_package
+from msops.core.library import of_package
+from msops.core.spec import dtype_name
 from msops.operators.lltm_sequence import make_backward, make_forward
 from msops.testing import opcheck
 from msops.testing.entry import Param, Status, call

@@ -9,14 +9,14 @@ import mindspore
 from mindspore import ops
 from mindspore.common import dtype as mstype
 
+from ..compat import VERSION
 from . import gradients, open_sizes
-from .check import Spec, from_inference
-from .compat import VERSION
+from .spec import Spec, from_inference
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .custom import Operator
+    from .operator import Operator
 
 _KEPT = 1000  # results of inference
 
@@ -73,13 +73,15 @@ class Primitive(ops.Custom):
 
     def _bprop(self) -> Callable[..., Any] | None:
         """The gradient as MindSpore wants it: a function of all inputs, the output and its gradient."""
+        from .operator import Operator  # noqa: PLC0415 (which imports this module)
+
         operator = self.operator
         if operator.gradient is None:
             whole = all((out.dtype or "").startswith(("int", "uint", "bool")) for out in operator.signature.outputs)
             if VERSION < (2, 0) and not whole:
                 return None  # 1.10 asks in PyNative mode for gradients that it does not need
             return gradients.missing(operator, is_zero=whole)
-        if isinstance(operator.gradient, type(operator)):
+        if isinstance(operator.gradient, Operator):
             return gradients.of_operator(operator, operator.gradient)
         return gradients.of_function(operator, operator.gradient)
 

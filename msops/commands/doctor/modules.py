@@ -8,8 +8,8 @@ import re
 import sys
 from typing import TYPE_CHECKING
 
-from .. import __version__, pythons
-from ..library import PACKAGE
+from ... import __version__, pythons
+from ...core.library import PACKAGE
 from .cuda11 import LIBRARIES, export, plugins
 from .finding import (
     AGAIN,

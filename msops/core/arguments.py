@@ -1,61 +1,21 @@
-"""Tensors as rules see them, and checks of Cells' arguments. All messages read "who: what must be this, got that"."""
+"""Checks of settings and initial values. All messages read "who: what must be this, got that"."""
 
 from __future__ import annotations
 
-import math
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import mindspore
 import numpy as np
 from mindspore import Parameter, Tensor
-from mindspore.common import dtype as mstype
 from mindspore.common.initializer import Initializer, initializer
 
+from .spec import FLOATS, dtype_name
+
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     Init = Tensor | str | Initializer | float
-
-FLOATS = (mindspore.float16, mindspore.float32, mindspore.float64)
-
-
-class Spec(NamedTuple):
-    """Shape and dtype of a tensor, in the rules of :func:`msops.custom_op`.
-
-    Attributes:
-        shape (tuple[int]): The number of elements along each axis.
-        dtype (mindspore.dtype): That of the elements.
-        size (int): The number of elements.
-
-    Examples:
-        >>> import mindspore, msops
-        >>> print(msops.Spec((2, 3), mindspore.float32).size)
-        6
-    """
-
-    shape: tuple[int, ...]
-    dtype: mindspore.Type
-
-    @property
-    def size(self) -> int:
-        return math.prod(self.shape)
-
-
-def from_inference(argument: dict[str, Any]) -> Spec | str:
-    """The Spec of what MindSpore hands to a primitive's inference; of what is no Tensor, the type's name."""
-    dtype = argument["dtype"]
-    if isinstance(dtype, mstype.typing.TensorType):
-        return Spec(tuple(argument["shape"]), dtype.element_type())
-    value = argument.get("value")
-    return str(dtype) if value is None else type(value).__name__
-
-
-def accumulator(dtype: mindspore.Type) -> mindspore.Type:
-    """What elements of `dtype` are summed in."""
-    return mindspore.float64 if dtype == mindspore.float64 else mindspore.float32
-
-
-def dtype_name(dtype: mindspore.Type) -> str:
-    """As NumPy calls it."""
-    return str(dtype).lower()
+    Numbers = int | Sequence[int]
 
 
 def whole(value: object) -> bool:
@@ -77,6 +37,18 @@ def boolean(operator: str, name: str, value: bool) -> bool:
     if not isinstance(value, (bool, np.bool_)):
         raise TypeError(f"{operator}: {name} must be a bool, got {type(value).__name__}")
     return bool(value)
+
+
+def numbers(operator: str, name: str, value: Numbers, lengths: tuple[int, ...], least: int) -> tuple[int, ...]:
+    """`value` as a tuple of one of the lengths; one number stands for the first length."""
+    found: Sequence[Any] = value if isinstance(value, (tuple, list)) else (value,) * lengths[0]
+    if not all(map(whole, found)):
+        raise TypeError(f"{operator}: {name} must be an int or a tuple of ints, got {value!r} ({type(value).__name__})")
+    if len(found) not in lengths:
+        raise ValueError(f"{operator}: {name} must have {' or '.join(map(str, lengths))} numbers, got {value!r}")
+    if any(not least <= n < 2**31 for n in found):
+        raise ValueError(f"{operator}: {name} must be at least {least} and less than 2^31, got {value!r}")
+    return tuple(int(n) for n in found)
 
 
 def parameter(operator: str, name: str, init: Init, shape: tuple[int, ...], dtype: mindspore.Type) -> Parameter:

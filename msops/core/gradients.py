@@ -16,7 +16,7 @@ from .build import default_cache_folder, digest
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .custom import Operator
+    from .operator import Operator
 
     Bprop = Callable[..., Any]
 
@@ -36,7 +36,8 @@ def missing(operator: Operator, is_zero: bool) -> Bprop:
 
 def of_function(operator: Operator, gradient: Bprop) -> Bprop:
     """A function that calls the author's, and requires it to return a tuple of gradients."""
-    label, (inputs, outputs) = operator.label, operator.names()
+    label, full = operator.label, operator.full
+    inputs, outputs = ([tensor.name for tensor in tensors] for tensors in (full.inputs, full.outputs))
     out = outputs[0] if len(outputs) == 1 else "out"
     taken = ", ".join([*inputs, out, f"d{out}"])
     try:
@@ -45,15 +46,20 @@ def of_function(operator: Operator, gradient: Bprop) -> Bprop:
         raise TypeError(
             f"{label}: gradient must take ({taken}), got a function of {inspect.signature(gradient)}"
         ) from None
-    # MindSpore's tuples have the scratch, too.
-    part = "" if not operator.signature.scratch else "[0]" if len(outputs) == 1 else f"[:{len(outputs)}]"
+    given, returned = operator.names()
+    arguments = [name if name in given else "None" for name in inputs]
+    for what in ("_out", "_dout"):  # MindSpore's tuples have the scratch, too
+        parts = [f"{what}[{returned.index(name)}]" if name in returned else "None" for name in outputs]
+        is_all = len(outputs) == len(returned) and not operator.signature.scratch
+        arguments.append(what if is_all else parts[0] if len(outputs) == 1 else f"({', '.join(parts)})")
     gradients = f"({', '.join(f'd{name}' for name in inputs)}{',' * (len(inputs) == 1)})"
+    kept = "".join(f"gradients[{inputs.index(name)}], " for name in given)
     lines = [
-        f"def gradient({', '.join([*inputs, '_out', '_dout'])}):",
-        f"    gradients = _gradient({', '.join([*inputs, f'_out{part}', f'_dout{part}'])})",
+        f"def gradient({', '.join([*given, '_out', '_dout'])}):",
+        f"    gradients = _gradient({', '.join(arguments)})",
         f"    if not isinstance(gradients, tuple) or len(gradients) != {len(inputs)}:",
         f"        raise ValueError({f'{label}: gradient must return a tuple {gradients}'!r})",
-        "    return gradients",
+        "    return gradients" if given == inputs else f"    return ({kept})",
     ]
     return _compiled(label, lines, gradient)
 

@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..build import default_cache_folder, find_nvcc, host_compiler
+from ...core.build import default_cache_folder, find_nvcc, host_compiler
 from .finding import Finding, dotted, numbers, output
 
 if TYPE_CHECKING:

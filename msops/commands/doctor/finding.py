@@ -12,7 +12,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import NamedTuple
 
-from ..library import PACKAGE
+from ...core.library import PACKAGE
 
 AGAIN = "python -m msops doctor  # tells what is then to do"
 

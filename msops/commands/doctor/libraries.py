@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..library import PACKAGE
+from ...core.library import PACKAGE
 from .finding import AGAIN, Finding, dotted, missing_library, numbers, output, pip, source, system_package
 
 if TYPE_CHECKING:

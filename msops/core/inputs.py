@@ -8,15 +8,16 @@ from typing import TYPE_CHECKING
 import mindspore
 from mindspore import Tensor, ops
 
-from msops import check
+from msops.core.spec import Spec
 
 if TYPE_CHECKING:
     from typing import Any
 
-    from msops.custom import Function
-    from msops.signature import Signature
+    from msops.core.compiled import Function
+    from msops.core.signature import Signature
 
     Description = tuple[Any, Any]
+    Sizes = tuple[int | None, ...]  # None: an open one
 
 
 def cast_as(tensor: Tensor, x: Tensor) -> Tensor:
@@ -39,25 +40,25 @@ def describe_pair(state: object) -> tuple[Description | None, int]:
     return describe(state), -1
 
 
-def spec_of(description: Description) -> check.Spec | str:
+def spec_of(description: Description) -> Spec | str:
     shape, kind = description
     if shape is not None:
-        return check.Spec(shape, kind)
+        return Spec(shape, kind)
     if isinstance(kind, mindspore.common.dtype.typing.Number):
-        return check.Spec((-2,), kind)  # a Tensor of an open rank
+        return Spec((-2,), kind)  # a Tensor of an open rank
     if isinstance(kind, Tensor):
         return "something else"  # a stand-in for the type of what only the running graph knows; it cannot be printed
     return getattr(kind, "__name__", str(kind))
 
 
-def once(make: Function) -> Function:
+def open_once(make: Function) -> Function:
     """`once`, where sizes may be open: None."""
     return ops.constexpr(functools.lru_cache(maxsize=None, typed=True)(make), check=False)
 
 
-def check_inputs(signature: Signature, who: str, specs: list[check.Spec | str]) -> None:
+def check_inputs(signature: Signature, who: str, specs: list[Spec | str]) -> None:
     """Where sizes are open, the operators check them when the graph runs."""
-    is_open = any(size is None for spec in specs if isinstance(spec, check.Spec) for size in spec.shape)
+    is_open = any(size is None for spec in specs if isinstance(spec, Spec) for size in spec.shape)
     if is_open:
         specs = [
             spec if isinstance(spec, str) else spec._replace(shape=tuple(size or 1 for size in spec.shape))
@@ -66,7 +67,7 @@ def check_inputs(signature: Signature, who: str, specs: list[check.Spec | str]) 
     signature.check(who, *specs, shapes=not is_open)
 
 
-@once
+@open_once
 def check_pair(who: str, names: str, pair: tuple[Description | None, int]) -> None:
     """Requires a state of two elements."""
     state, length = pair
@@ -76,7 +77,24 @@ def check_pair(who: str, names: str, pair: tuple[Description | None, int]) -> No
         raise TypeError(f"{who}: state must be a tuple {names}, got {got}")
 
 
-@once
+@open_once
 def has_zero(*sizes: int | None) -> bool | None:
     """Whether one is 0; None where that is open, since MindSpore 2.7 cannot compile the gradient of an `if` of it."""
     return True if 0 in sizes else None if None in sizes else False
+
+
+def fits(shape: Sizes, wanted: Sizes) -> bool:
+    """Whether all sizes that are known are equal."""
+    return len(shape) == len(wanted) and all(a == b or a is None or b is None for a, b in zip(shape, wanted))
+
+
+def unless_zero(tensor: Tensor, terms: Any) -> Tensor:
+    """Zeros if an open size is 0, and a gradient of zeros: sums of no terms are not written by MindSpore's MatMul."""
+    if has_zero(terms) is None:
+        return ops.masked_fill(tensor, ops.full((1, 1), terms, dtype=mindspore.int32) == 0, 0.0)
+    return tensor
+
+
+@ops.constexpr
+def is_pynative() -> bool:
+    return mindspore.get_context("mode") == mindspore.PYNATIVE_MODE

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .check import Spec, accumulator
+from .spec import Spec, accumulator
 
 if TYPE_CHECKING:
     import mindspore

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .__main__ import Commands
+    from ..__main__ import Commands
 
-_PACKAGE = Path(__file__).resolve().parent
+_PACKAGE = Path(__file__).resolve().parents[1]
 _TEMPLATES = {"elementwise": "swish", "reduction": "logsumexp"}
 _DESCRIPTION = """\
 Writes an operator that works, to be changed into yours:

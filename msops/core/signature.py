@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import ast
+import copy
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import mindspore
 from mindspore.common import dtype as mstype
 
-from .check import FLOATS, Spec, accumulator, dtype_name
+from .spec import FLOATS, Spec, accumulator, dtype_name
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
+_OPTIONAL = "@optional"  # a question mark, as Python reads it
+_INDEX = "int32", "int64"  # what dtype=index stands for
 _FUNCTIONS = {"min": min, "max": max}
 _NODES = (
     *(ast.BinOp, ast.UnaryOp, ast.Name, ast.Constant, ast.Starred, ast.Load),
@@ -26,6 +29,7 @@ class _Tensor(NamedTuple):
     name: str
     sizes: tuple[ast.expr, ...] | None
     dtype: str | None
+    optional: bool = False
 
     def words(self) -> str:
         sizes = self.sizes or ()
@@ -52,10 +56,18 @@ class Signature:
     - `*name`: any number of axes;
     - an expression of names, such as `3 * H`, with `+`, `-`, `*`, `//`, `%`, `min` and `max`.
 
-    The tensors have one dtype, which may be any of `dtypes`, except those that name theirs as a last argument:
-    `index(N, dtype=int32)`, `total(N, dtype=accumulator)`. The dtype `accumulator` is float64 beside float64 and
-    float32 otherwise; scratch has it unless it names another. An output without sizes has the shape of the first input;
-    the sizes of scratch without any come from the `infer` of :func:`msops.custom_op`.
+    An output without sizes has the shape of the first input; the sizes of scratch without any come from the `infer` of
+    :func:`msops.custom_op`. An input may be absent, and an output left out, if a question mark follows: `bias(K)?`.
+
+    The tensors have one common dtype, which may be any of `dtypes`, except those that name theirs as a last argument,
+    `idx(N, dtype=int32)` or `weight(C, dtype=float32|common)`:
+
+    - a dtype of MindSpore: `int32`, `bool`, `float32`;
+    - `index`: int32 or int64;
+    - `accumulator`: float64 beside a common dtype of float64, float32 otherwise; scratch has it by default;
+    - `common`: the common dtype;
+    - the name of an input: that input's dtype, as in `weight(C, dtype=float32|common) -> dweight(C, dtype=weight)`;
+    - several of these, with `|` between them. Outputs and scratch name one.
 
     Args:
         text (str): The signature.
@@ -89,6 +101,7 @@ class Signature:
             if len(scratch) > 1 or ";" in takes:
                 raise ValueError("there must be at most one ;, after the outputs")
             self.inputs, self.outputs = _tensors(takes), _tensors(gives)
+            self.optional = tuple(tensor.name for tensor in self.inputs + self.outputs if tensor.optional)
             self.scratch = tuple(
                 tensor._replace(dtype=tensor.dtype or "accumulator") for tensor in _tensors("".join(scratch))
             )
@@ -96,9 +109,35 @@ class Signature:
                 if not tensors:
                     raise ValueError(f"there is no {side}")
             self._find_mistakes()
+            self.without(self.optional)._find_mistakes()
         except (SyntaxError, ValueError) as error:
-            message = error.msg if isinstance(error, SyntaxError) else error
+            message = error.msg if isinstance(error, SyntaxError) else str(error).replace(" @ optional", "?")
             raise ValueError(f"signature {text!r}: {message}; it must read like 'x(N, C), y(C) -> out(N)'") from None
+
+    def without(self, absent: Collection[str]) -> Signature:
+        """The signature of a call without these optional tensors."""
+        other = copy.copy(self)
+        other.inputs, other.outputs = (
+            tuple(tensor for tensor in tensors if tensor.name not in absent) for tensors in (self.inputs, self.outputs)
+        )
+        other.optional = tuple(name for name in self.optional if name not in absent)
+        return other
+
+    def allowed(
+        self, tensor: _Tensor, common: mindspore.Type | None, dtypes: Mapping[str, mindspore.Type]
+    ) -> tuple[mindspore.Type, ...]:
+        """The dtypes that a tensor may have beside a common dtype and inputs of these dtypes."""
+        if tensor.dtype is None:
+            return self.dtypes if common is None else (common,)
+        found: list[mindspore.Type] = []
+        for word in tensor.dtype.split("|"):
+            if word == "index":
+                found += (getattr(mindspore, name) for name in _INDEX)
+            elif word in ("accumulator", "common"):
+                found.append(common if word == "common" else accumulator(common))
+            else:
+                found.append(_known_dtype(word) or dtypes[word])
+        return tuple(dict.fromkeys(found))
 
     def check(self, operator: str, *specs: Spec | str, shapes: bool = True) -> dict[str, Any]:
         """Requires inputs to fit, in their shapes, too, or in their ranks alone. Returns the values of all names of
@@ -111,9 +150,7 @@ class Signature:
             if isinstance(spec, str):
                 raise TypeError(f"{operator}: {tensor.name} must be a Tensor, got {spec}")
             given.append((tensor, spec))
-        first = None
-        for tensor, spec in given:
-            first = self._check_dtype(operator, tensor, spec, first) or first
+        self._check_dtypes(operator, given)
         values = dict(self.values)
         sized = [(tensor, spec) for tensor, spec in given if tensor.sizes is not None]
         for tensor, spec in sized:
@@ -135,6 +172,7 @@ class Signature:
         """The Specs of some of the outputs and scratch, for inputs of these and the values that `check` returned."""
         given = [spec for spec in specs if isinstance(spec, Spec)]  # all are
         common = next((spec.dtype for tensor, spec in zip(self.inputs, given) if tensor.dtype is None), None)
+        dtypes = {tensor.name: spec.dtype for tensor, spec in zip(self.inputs, given)}
         found = []
         for out in tensors:
             shape = given[0].shape if out.sizes is None else out.shape(operator, values)
@@ -142,36 +180,36 @@ class Signature:
                 raise ValueError(f"{operator}: {out.name} cannot have shape {out.words()} = {shape}")
             if out.dtype is None and common is None:
                 raise ValueError(f"{operator}: {out.name} must name its dtype in the signature, since all inputs do")
-            found.append(Spec(shape, _dtype(out.dtype, common)))
+            found.append(Spec(shape, self.allowed(out, common, dtypes)[0]))
         return found
 
-    def _check_dtype(
-        self, operator: str, tensor: _Tensor, spec: Spec, first: tuple[str, mindspore.Type] | None
-    ) -> tuple[str, mindspore.Type] | None:
-        """Returns (name, dtype) of a tensor that has the common dtype."""
-        if any(length is None or length < 0 for length in spec.shape):
-            what = "rank" if spec.shape == (-2,) else "shape"
-            raise ValueError(f"{operator}: {tensor.name} must have a {what} known at compile time, got {spec.shape}")
-        own = tensor.dtype is not None
-        allowed = (_dtype(tensor.dtype, first and first[1]),) if own else self.dtypes
-        if spec.dtype not in allowed:
-            *others, last = map(dtype_name, allowed)
-            words = f"{', '.join(others)} or {last}" if others else last
-            raise TypeError(f"{operator}: {tensor.name} must be {words}, got {dtype_name(spec.dtype)}")
-        if own:
-            return None
-        if first and spec.dtype != first[1]:
-            raise TypeError(
-                f"{operator}: {tensor.name} must be {dtype_name(first[1])} as {first[0]} is, "
-                f"got {dtype_name(spec.dtype)}"
-            )
-        return tensor.name, spec.dtype
+    def _check_dtypes(self, operator: str, given: list[tuple[_Tensor, Spec]]) -> None:
+        """Requires shapes that are known, and dtypes that fit; those that name no dtype tell the common one."""
+        common: mindspore.Type | None = None
+        first = ""
+        dtypes: dict[str, mindspore.Type] = {}
+        for tensor, spec in sorted(given, key=lambda each: each[0].dtype is not None):
+            if any(length is None or length < 0 for length in spec.shape):
+                what = "rank" if spec.shape == (-2,) else "shape"
+                raise ValueError(
+                    f"{operator}: {tensor.name} must have a {what} known at compile time, got {spec.shape}"
+                )
+            allowed = self.allowed(tensor, common, dtypes)
+            if spec.dtype not in allowed:
+                *others, last = map(dtype_name, allowed)
+                words = f"{', '.join(others)} or {last}" if others else last
+                words += f" as {first} is" if tensor.dtype is None and common is not None else ""
+                raise TypeError(f"{operator}: {tensor.name} must be {words}, got {dtype_name(spec.dtype)}")
+            dtypes[tensor.name] = spec.dtype
+            if tensor.dtype is None and common is None:
+                common, first = spec.dtype, tensor.name
 
     def _find_mistakes(self) -> None:
         names = [tensor.name for tensor in self.inputs + self.outputs + self.scratch]
         for name in names:
             if names.count(name) > 1:
                 raise ValueError(f"there are two tensors {name}")
+        self._find_mistakes_of_dtypes()
         of_inputs, of_outputs = (
             [size for tensor in side for size in tensor.sizes or ()]
             for side in (self.inputs, self.outputs + self.scratch)
@@ -188,6 +226,29 @@ class Signature:
                 if not isinstance(self.values.get(name, 0), int):
                     raise ValueError(f"the size {name} must be a whole number, got {self.values[name]}")
 
+    def _find_mistakes_of_dtypes(self) -> None:
+        has_common = any(tensor.dtype is None for tensor in self.inputs)
+        before: set[str] = set()
+        for tensor in (*self.inputs, *self.outputs, *self.scratch):
+            words = tensor.dtype.split("|") if tensor.dtype else []
+            for word in words:
+                if word not in ("index", "accumulator", "common") and not _known_dtype(word) and word not in before:
+                    raise ValueError(f"dtype={word} is no dtype")
+                if word == "common" and not has_common:
+                    raise ValueError("no input has the common dtype")
+            if tensor in self.inputs:
+                before.add(tensor.name)
+            elif len(words) > 1 or "index" in words:
+                raise ValueError(f"{tensor.name} must have one dtype, not dtype={tensor.dtype}")
+            if tensor.optional and tensor in self.scratch:
+                raise ValueError(f"{tensor.name} cannot be optional, since it is scratch")
+
+
+def _known_dtype(word: str) -> mindspore.Type | None:
+    """MindSpore's dtype of this name."""
+    found = getattr(mindspore, "bool_" if word == "bool" else word, None)
+    return found if isinstance(found, mstype.typing.Number) else None
+
 
 def _names(size: ast.expr) -> list[str]:
     """Those of sizes in an expression."""
@@ -197,22 +258,24 @@ def _names(size: ast.expr) -> list[str]:
 
 
 def _tensors(text: str) -> tuple[_Tensor, ...]:
-    node = ast.parse(f"({text.strip()},)" if text.strip() else "()", mode="eval").body
+    text = text.replace("?", _OPTIONAL).strip()  # which Python reads
+    node = ast.parse(f"({text},)" if text else "()", mode="eval").body
     if not isinstance(node, ast.Tuple):
-        raise ValueError(f"{text.strip()} is no list of tensors")
+        raise ValueError(f"{text} is no list of tensors")
     return tuple(map(_tensor, node.elts))
 
 
 def _tensor(node: ast.expr) -> _Tensor:
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult):
+        return _tensor(node.left)._replace(optional=True)
     if isinstance(node, ast.Name):
         return _Tensor(node.id, None, None)
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
         raise ValueError(f"{ast.unparse(node)} is no tensor")
     dtype = None
     for keyword in node.keywords:
-        dtype = ast.unparse(keyword.value)
-        known = dtype == "accumulator" or isinstance(getattr(mindspore, dtype, None), mstype.typing.Number)
-        if keyword.arg != "dtype" or not known:
+        dtype = ast.unparse(keyword.value).replace(" ", "")
+        if keyword.arg != "dtype" or not all(word.isidentifier() for word in dtype.split("|")):
             raise ValueError(f"{ast.unparse(keyword)} is no dtype")
     if len(node.args) == 1 and isinstance(node.args[0], ast.Constant) and node.args[0].value is ...:
         return _Tensor(node.func.id, None, dtype)  # name(..., dtype=int32)
@@ -241,11 +304,3 @@ def _bind(operator: str, tensor: _Tensor, spec: Spec, values: dict[str, Any]) ->
             values.setdefault(name, spec.shape[i : i + many])
         elif isinstance(size, ast.Name):
             values.setdefault(size.id, spec.shape[i if star is None or i < star else i + many - 1])
-
-
-def _dtype(name: str | None, common: mindspore.Type) -> mindspore.Type:
-    if name is None:
-        return common
-    if name == "accumulator":
-        return accumulator(common)
-    return getattr(mindspore, name)

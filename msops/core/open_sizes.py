@@ -6,7 +6,7 @@ import ctypes
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from .check import Spec
+from .spec import Spec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -1,0 +1,31 @@
+# The public names, and where each is: the one list. `msops/__init__.py` reads it, as do type checkers and editors.
+from .core.build import CompileError as CompileError
+from .core.build import load as load
+from .core.compiled import once as once
+from .core.factory import custom_op as custom_op
+from .core.library import Entry as Entry
+from .core.library import Library as Library
+from .core.library import get_include as get_include
+from .core.operator import Operator as Operator
+from .core.rules import broadcast as broadcast
+from .core.rules import scratch as scratch
+from .core.signature import Signature as Signature
+from .core.spec import Spec as Spec
+from .operators.add import Add as Add
+from .operators.add import add as add
+from .operators.depthwise_conv2d import DepthwiseConv2d as DepthwiseConv2d
+from .operators.depthwise_conv2d import depthwise_conv2d as depthwise_conv2d
+from .operators.lltm import LLTMCell as LLTMCell
+from .operators.lltm import lltm_cell as lltm_cell
+from .operators.lltm_sequence import LLTM as LLTM
+from .operators.lltm_sequence import lltm as lltm
+from .operators.sigmoid import Sigmoid as Sigmoid
+from .operators.sigmoid import sigmoid as sigmoid
+from .operators.trilinear_interpolation import (
+    TrilinearInterpolation as TrilinearInterpolation,
+)
+from .operators.trilinear_interpolation import (
+    trilinear_interpolation as trilinear_interpolation,
+)
+
+__version__: str

@@ -1,0 +1,1 @@
+"""From a C entry to a MindSpore operator."""

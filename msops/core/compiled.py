@@ -1,0 +1,49 @@
+"""What is told apart, or made once, in code that MindSpore compiles."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+import mindspore
+from mindspore import ops
+from mindspore.ops.primitive import PrimitiveWithInfer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import TypeVar
+
+    Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+class Compiling(PrimitiveWithInfer):
+    """Whether it is called in what MindSpore compiles."""
+
+    def __init__(self) -> None:
+        super().__init__("Compiling")
+
+    def __infer__(self) -> dict[str, Any]:
+        return {"shape": (), "dtype": mindspore.bool_, "value": True}
+
+    def __call__(self) -> bool:
+        return False
+
+
+compiling = Compiling()
+
+
+def once(make: Function) -> Function:
+    """Decorates a function of constants that makes something, such as an operator, so that it may also be called in
+    what MindSpore compiles, and makes it once for equal arguments.
+
+    Examples:
+        >>> import msops
+        >>> @msops.once
+        ... def label(n):
+        ...     print("made")
+        ...     return f"n = {n}"
+        >>> print(label(3), label(3))
+        made
+        n = 3 n = 3
+    """
+    return ops.constexpr(functools.lru_cache(maxsize=None, typed=True)(make))

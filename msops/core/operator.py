@@ -1,0 +1,218 @@
+"""What takes and returns tensors: an operator."""
+
+from __future__ import annotations
+
+import ctypes
+import numbers
+from typing import TYPE_CHECKING, Any
+
+from mindspore import ops
+from mindspore.common import dtype as mstype
+
+from .compiled import compiling
+from .primitive import Primitive
+from .spec import Spec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import TypeAlias
+
+    import mindspore
+    from mindspore import Tensor
+
+    from .library import Entry
+    from .signature import Signature
+
+    Infer = Callable[..., Spec | Sequence[Spec]]
+    Gradient: TypeAlias = "Operator | Callable[..., tuple[Tensor, ...]]"
+
+
+class Operator:
+    """What takes and returns tensors. See :func:`msops.custom_op`, which makes them.
+
+    Attributes:
+        entry (Entry): The C function.
+        signature (Signature): What it takes and gives, without optional tensors that are absent.
+        attributes (dict): What the C function reads: those given, and 0 or 1 as `has_bias` for an optional `bias`.
+        gradient (Operator, callable): As it was given, without the gradients of absent inputs.
+    """
+
+    __ms_class__ = True  # MindSpore compiles __call__ from its source, as the function of an ms_class (jit_class)
+
+    def __init__(
+        self,
+        number: int,
+        entry: Entry,
+        signature: Signature,
+        infer: Infer | None,
+        gradient: Gradient | None,
+        name: str,
+        attributes: dict[str, float],
+        absent: frozenset[str],
+        make: Callable[[frozenset[str]], Operator],
+    ) -> None:
+        self.number, self.entry, self.settings, self.absent = number, entry, dict(attributes), absent
+        self.full, self.signature = signature, signature.without(absent)
+        self.attributes = attributes | {f"has_{name}": int(name not in absent) for name in signature.optional}
+        if isinstance(gradient, Operator):  # without the gradients of what is absent
+            of_absent = absent.union(f"d{each}" for each in absent)
+            gradient = gradient.without(*of_absent.intersection(gradient.full.optional))
+        self.rule, self.gradient, self.label = infer, gradient, name
+        if infer and any(out.sizes is not None for out in signature.outputs):
+            raise ValueError(f"{name}: the sizes of outputs must come from infer or the signature, not both")
+        if not infer and (unsized := [tensor.name for tensor in signature.scratch if tensor.sizes is None]):
+            raise ValueError(f"{name}: the sizes of {unsized[0]} must come from infer or the signature")
+        self.input_dtypes: list[mindspore.Type] = []  # at the last inference
+        self._check_numbers()
+        self.primitive = Primitive(self)
+        self.several, self.results = len(self.signature.outputs) > 1, len(self.signature.outputs)
+        self.has_scratch = bool(signature.scratch)
+        self.make = make
+        self.kept: dict[frozenset[str], Operator] = {}  # what `make` made, without more of the optional tensors
+        names = ", ".join(self.names()[0])
+        self.without_names = f"{name}: takes its inputs without names where it is compiled, as ({names})"
+
+    def __call__(self, *inputs: Tensor | None, **named: Tensor) -> Any:
+        if named:
+            if compiling():
+                raise TypeError(self.without_names)
+            inputs = self.in_order(inputs, named)
+        outputs = self.primitive(*inputs)
+        if self.has_scratch:
+            return outputs[: self.results] if self.several else outputs[0]
+        return outputs
+
+    def in_order(self, inputs: tuple[Tensor | None, ...], named: dict[str, Tensor]) -> tuple[Tensor | None, ...]:
+        """The inputs, some of which were handed over by their names."""
+        names = self.names()[0]
+        rest = names[len(inputs) :]
+        needed = {tensor.name for tensor in self.signature.inputs if not tensor.optional}
+        if not set(rest) & needed <= set(named) <= set(rest):
+            raise TypeError(
+                f"{self.label}: takes the inputs {', '.join(names)}, got {len(inputs)} without and {', '.join(named)} "
+                "by name"
+            )
+        return (*inputs, *(named.get(name) for name in rest))
+
+    def without(self, *absent: str) -> Operator:
+        """The operator without these optional tensors."""
+        all_absent = self.absent.union(absent)
+        if all_absent == self.absent:
+            return self
+        if unknown := all_absent.difference(self.full.optional):
+            raise ValueError(
+                f"{self.label}: {', '.join(sorted(unknown))} must be optional, as in bias(K)?, to be absent"
+            )
+        if all_absent not in self.kept:
+            self.kept[all_absent] = self.make(all_absent)
+        return self.kept[all_absent]
+
+    def infer(self, *inputs: Spec | str, shapes: bool = True) -> list[Spec]:
+        """The :class:`Spec` of each output, then of each scratch tensor, for inputs of these, whose shapes need not fit
+        if `shapes` is False."""
+        signature = self.signature
+        if self.rule is None:
+            return signature.infer(self.label, *inputs, shapes=shapes)
+        values = signature.check(self.label, *inputs, shapes=shapes)
+        try:
+            given = iter(inputs)
+            all_inputs = (None if tensor.name in self.absent else next(given) for tensor in self.full.inputs)
+            found = self.rule(*all_inputs, **self.settings)
+        except (TypeError, ValueError) as error:
+            kind = TypeError if isinstance(error, TypeError) else ValueError
+            raise kind(f"{self.label}: {error}") from error
+        except Exception as error:
+            raise RuntimeError(f"{self.label}: infer raised {type(error).__name__}: {error}") from error
+        found = [found] if isinstance(found, Spec) else found
+        unsized = [tensor for tensor in (*self.full.outputs, *signature.scratch) if tensor.sizes is None]
+        self._check_inferred([tensor.name for tensor in unsized], found)
+        sized = [tensor for tensor in signature.scratch if tensor.sizes is not None]
+        specs = dict(zip(unsized, found)) | dict(zip(sized, signature.evaluate(self.label, sized, values, *inputs)))
+        return [specs[tensor] for tensor in (*signature.outputs, *signature.scratch)]
+
+    def _check_inferred(self, names: list[str], found: Any) -> None:
+        if not isinstance(found, (list, tuple)) or not all(isinstance(out, Spec) for out in found):
+            raise TypeError(f"{self.label}: infer must return a Spec for each output, got {found!r}")
+        if len(found) != len(names):
+            raise ValueError(
+                f"{self.label}: infer must return {len(names)} outputs ({', '.join(names)}), got {len(found)}"
+            )
+        for out, output in zip(names, found):
+            sizes = output.shape if isinstance(output.shape, (list, tuple)) else [None]
+            if not all(isinstance(size, numbers.Integral) and int(size) >= 0 for size in sizes):
+                raise ValueError(f"{self.label}: infer must return sizes of at least 0 for {out}, got {output.shape}")
+            if not isinstance(output.dtype, mstype.typing.Number):
+                raise TypeError(f"{self.label}: infer must return a dtype of MindSpore for {out}, got {output.dtype}")
+
+    def names(self) -> tuple[list[str], list[str]]:
+        """Input names and output names."""
+        return [tensor.name for tensor in self.signature.inputs], [tensor.name for tensor in self.signature.outputs]
+
+    def _check_numbers(self) -> None:
+        """Requires the numbers that an MSOPS_FORMULA_WITH names to be attributes, or inputs of rank 0."""
+        try:
+            text = ctypes.c_char.in_dll(self.entry.library.handle, f"{self.entry.name}Numbers")
+        except ValueError:
+            return
+        inputs = {tensor.name for tensor in self.signature.inputs if tensor.sizes == ()}
+        for name in ctypes.string_at(ctypes.addressof(text)).decode().split(", "):
+            if name not in inputs and name not in self.attributes:
+                raise ValueError(
+                    f"{self.label}: the formula's number {name} must be an attribute or an input {name}() after the "
+                    f"others, got the attributes {list(self.attributes)} and the signature {self.signature.text!r}"
+                )
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Operator:
+        return self  # nothing in it changes
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "__name__":  # MindSpore asks functions for it
+            raise AttributeError(
+                f"{self.label}: mindspore.grad and its like take functions and Cells, not operators: hand over a "
+                "function that calls the operator"
+            )
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+
+class OptionalOperator(Operator):
+    """An operator with optional inputs: each call goes to the primitive without those that are absent."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.choose = ops.constexpr(self._choose)
+
+    # MindSpore 1.10 compiles no loop in a method of an ms_class.
+    def __call__(self, *inputs: Tensor | None, **named: Tensor) -> Any:
+        if named:
+            if compiling():
+                raise TypeError(self.without_names)
+            inputs = self.in_order(inputs, named)
+        outputs = self.choose(_presence(inputs))(*_present(inputs))
+        if self.has_scratch:
+            return outputs[: self.results] if self.several else outputs[0]
+        return outputs
+
+    def _choose(self, presence: tuple[bool, ...]) -> Primitive:
+        """The primitive for inputs of which some are None, or left out at the end."""
+        tensors = self.signature.inputs
+        flags = [*presence, *[False] * (len(tensors) - len(presence))]
+        absent = [tensor for tensor, flag in zip(tensors, flags) if not flag]
+        if len(presence) > len(tensors) or not all(tensor.optional for tensor in absent):
+            names = ", ".join(tensor.name + "?" * tensor.optional for tensor in tensors)
+            raise TypeError(f"{self.label}: takes the inputs {names}, got {sum(presence)}")
+        return self.without(*(tensor.name for tensor in absent)).primitive
+
+
+def _presence(inputs: tuple[Tensor | None, ...]) -> tuple[bool, ...]:
+    flags = ()  # type: tuple[bool, ...]  # in a comment for MindSpore before 2.7
+    for x in inputs:
+        flags += (x is not None,)
+    return flags
+
+
+def _present(inputs: tuple[Tensor | None, ...]) -> tuple[Tensor, ...]:
+    given = ()  # type: tuple[Tensor, ...]
+    for x in inputs:
+        if x is not None:
+            given += (x,)
+    return given
