@@ -15,6 +15,7 @@ import mindspore
 import numpy as np
 
 from msops import Operator, Spec
+from msops.testing.checks import assert_near, largest, unit
 from msops.testing.entry import outputs_of, prepare_operator
 
 DTYPES = ("float16", "float32", "float64")
@@ -111,6 +112,23 @@ def lengths(random):
     return tuple(length(random) for _ in range(random.randrange(6)))
 
 
+def check_formula(call, formula):
+    """Requires the results of a Call by arrays to be those of a function of NumPy.
+
+    Errors may be 8 roundings of the largest number on the way, which that of the inputs' magnitudes tells, and that of
+    the result.
+    """
+    floats = [x.dtype.kind == "f" for x in call.inputs]
+    wide = max([x.dtype for x in call.inputs if x.dtype.kind == "f"] + [np.dtype(np.float32)])
+    exact = [x.astype(np.longdouble) if floating else x for x, floating in zip(call.inputs, floats)]
+    magnitudes = formula(*(np.abs(x) if floating else x for x, floating in zip(exact, floats)))
+    for name, got, want, magnitude in zip(names_of(call.operator).results, call.results, formula(*exact), magnitudes):
+        assert got.shape == want.shape
+        size = max(map(largest, (want, magnitude, *exact)))
+        allowed = 8 * np.finfo(wide).eps * size + 0.75 * unit(want, got.dtype)
+        assert_near(got, want, allowed, f"{call.operator.entry.name}: {name}")
+
+
 class Card:
     """The card of an operator. Most cards need `operator`, `formulas` and `cases`; the rest follows from signatures.
 
@@ -124,6 +142,7 @@ class Card:
     cases = {}  # name -> (shapes of the inputs, settings)
     further = {}  # the same, for the entries alone: the sizes that kernels tell apart
     small = None  # the case for tests that need just one, of some tens of elements
+    without_formula = ()  # the cases of which NumPy would take too much memory
     hostile = ()  # the cases, other than `small`, that wrong calls are made from
     huge = ()  # arguments of each call of `check_huge`, which calls entries with more than 2^31 elements
 

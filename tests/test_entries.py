@@ -7,6 +7,7 @@ results than those handed over.
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 import re
 import zlib
@@ -17,7 +18,7 @@ import pytest
 
 import msops
 from attempt import Attempt
-from card import DTYPES, calls_of_specs, cards, names_of
+from card import DTYPES, calls_of_specs, cards, check_formula, names_of
 from child import ROOT, run_python
 from msops.operators.sigmoid import forward
 from msops.testing import memory
@@ -68,13 +69,15 @@ def sizes_of(card, shapes, settings):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("card", CARDS, ids=lambda card: card.name())
 def test_valid_calls(card, dtype, capfd):
-    """They write their results, whatever was there before, and nothing else. Memory ends where arrays do."""
+    """They write the formulas' results, whatever was there before, and nothing else. Memory ends where arrays do."""
     with Process(Where()) as process:
         for case, (shapes, settings) in card.entry_cases().items():
             if sum(sizes_of(card, shapes, settings)) > FEW:
                 continue
-            for call in card.entry_calls(shapes, settings, dtype):
+            for i, call in enumerate(card.entry_calls(shapes, settings, dtype)):
                 results = names_of(call.operator).results
+                if card.formulas and case not in card.without_formula:
+                    check_formula(call, functools.partial(card.formulas[i], **settings))
                 pair = [memory.EntryCall(call.operator, call.inputs, results, process, fill) for fill in memory.FILLS]
                 for each in pair:
                     memory.check_status(each)

@@ -4,16 +4,15 @@ import functools
 import math
 
 import mindspore
-import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
-from card import DTYPES, cards, names_of
+from card import DTYPES, cards, check_formula
 from msops.core.spec import Spec
 from msops.operators.add import backward as add_backward
 from msops.operators.depthwise_conv2d import make_forward as make_convolution
 from msops.operators.lltm import backward as lltm_backward
-from msops.testing.checks import assert_accurate, assert_near, largest, unit
+from msops.testing.checks import assert_accurate
 from operator_test import run
 from test_add import TestAdd as AddCard
 from test_sigmoid import TestSigmoid as SigmoidCard
@@ -27,23 +26,6 @@ randoms = st.randoms(use_true_random=False)
 WITH_FORMULAS = [card for card in cards() if card.formulas]
 
 
-def check(call, formula, dtype):
-    """The results are those of a function of NumPy.
-
-    Errors may be 8 roundings of the largest number on the way, which that of the inputs' magnitudes tells, and that of
-    the result.
-    """
-    wide = np.dtype("float64" if dtype == "float64" else "float32")
-    floats = [x.dtype.kind == "f" for x in call.inputs]
-    exact = [x.astype(np.longdouble) if floating else x for x, floating in zip(call.inputs, floats)]
-    magnitudes = formula(*(np.abs(x) if floating else x for x, floating in zip(exact, floats)))
-    for name, got, want, magnitude in zip(names_of(call.operator).results, call.results, formula(*exact), magnitudes):
-        assert got.shape == want.shape
-        size = max(map(largest, (want, magnitude, *exact)))
-        allowed = 8 * np.finfo(wide).eps * size + 0.75 * unit(want, got.dtype)
-        assert_near(got, want, allowed, f"{call.operator.entry.name}: {name}")
-
-
 @pytest.mark.parametrize("card", WITH_FORMULAS, ids=lambda card: card.name())
 @given(random=randoms)
 def test_entries(card, random):
@@ -51,7 +33,7 @@ def test_entries(card, random):
     dtype, scale = random.choice(DTYPES), random.choice((0.1, 1, 5))
     calls = card.entry_calls(shapes, of, dtype, random.randrange(2**32), scale, random.randint(1, 4))
     for call, formula in zip(calls, card.formulas):
-        check(call, functools.partial(formula, **of), dtype)
+        check_formula(call, functools.partial(formula, **of))
 
 
 @settings(max_examples=25)
