@@ -94,6 +94,19 @@ test: all $(VENV)/.ready ## Run the tests; with COVERAGE=1, tell which lines of 
 	$(VENV)/bin/python $(if $(COVERAGE),-m coverage run) -m pytest $(WORKERS) $(ARGS)
 	$(if $(COVERAGE),$(VENV)/bin/coverage combine --quiet && $(VENV)/bin/coverage report)
 
+# Copies silu's four files under another name, and adds the line of public names. NAME_OF is the name as classes have it.
+SILU := aot_kernels/silu.cu msops/operators/silu.py tests/operators/test_silu.py benchmarks/operators/silu.py
+NAME_OF = $(shell echo $(OP) | sed -E 's/(^|_)(.)/\U\2/g')
+.PHONY: new
+new: ## Write the four files of another operator, such as OP=gelu, to be changed into it
+	@echo "$(OP)" | grep -Eqx '[a-z][a-z0-9_]*' || { echo "OP must be a name in lower case, as in make new OP=gelu"; exit 1; }
+	@for file in $(SILU); do to=$$(echo $$file | sed 's/silu/$(OP)/'); test ! -e $$to || { echo "$$to exists."; exit 1; }; done
+	@for file in $(SILU); do to=$$(echo $$file | sed 's/silu/$(OP)/'); \
+	  sed -E 's/\b(ops|functional)\.silu/\1.PEER/g; s/silu/$(OP)/g; s/Si(LU|lu)/$(NAME_OF)/g; s/PEER/silu/g' $$file >$$to; \
+	  echo "wrote $$to"; done
+	@sed -i 's/^from .operators.silu .*/&\nfrom .operators.$(OP) import $(NAME_OF) as $(NAME_OF), $(OP) as $(OP)/' msops/__init__.pyi
+	@echo 'next: make test ARGS="-k $(OP)"'
+
 # It needs pip, which a new environment has, and setuptools, which pip installs where it builds.
 .PHONY: wheel
 wheel: all | python ## Build the wheel, one for every Python and MindSpore, into dist
@@ -184,5 +197,6 @@ help: ## Show this
 	@echo "  PTX          the architecture whose PTX serves all later ones, as in PTX=75; default, with ARCHS: none"
 	@echo "  NVCC         the CUDA compiler; NVCC= builds for the CPU alone"
 	@echo "  CXX          the C++ compiler, also for nvcc's host code; default: g++, or the newest g++-N that this nvcc takes"
+	@echo "  OP           what make new shall call an operator"
 	@echo "  PYTHON       the Python to make the virtual environment with"
 	@echo "  ARGS         what to pass to pytest, the demo, the benchmark or the fuzzer, as in ARGS=\"-k sigmoid\""

@@ -1,6 +1,10 @@
 """`python -m msops new`: what it writes works, and what is there stays."""
 
+import functools
 import os
+import re
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -138,3 +142,25 @@ def test_help(arguments, tmp_path):
     assert done.returncode == 0
     assert done.stderr == ""
     assert "usage: python -m msops" in done.stdout
+
+
+def test_operator_of_the_package(tmp_path):
+    """`make new` writes four files and a line, and the tests of what they say pass."""
+    for name in ("aot_kernels", "benchmarks", "msops", "tests"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("results", "__pycache__"))
+    for name in ("Makefile", "conftest.py", "pyproject.toml"):
+        shutil.copy(ROOT / name, tmp_path)
+    run = functools.partial(subprocess.run, cwd=tmp_path, capture_output=True, text=True)
+    made = run(["make", "new", "OP=my_gate"], check=True)
+    assert made.stdout.count("wrote ") == 4
+    text = "".join(path.read_text() for path in tmp_path.rglob("*my_gate.*"))
+    assert "MSOPS_FORMULA(MyGateBackward, " in text
+    assert len(re.findall("silu", text)) == text.count("ops.silu)") + text.count("functional.silu") == 3
+    assert run(["make", "new", "OP=my_gate"]).returncode != 0  # nothing is overwritten
+    run(["make", "msops/lib/my_gate.so", "NVCC="], check=True)
+    tests = ("tests/operators/test_my_gate.py", "tests/test_entries.py", "-k", "my_gate or MyGate or every")
+    tested = run_python("-m", "pytest", "-p", "no:cacheprovider", *tests, cwd=tmp_path, PYTHONPATH=str(tmp_path))
+    assert tested.returncode == 0, tested.stdout
+    assert re.search(r"\b[5-9]\d passed", tested.stdout), tested.stdout
+    peers = "from benchmarks.operators import BENCHMARKS; print(BENCHMARKS['my_gate'].cells)"
+    assert "my_gate.MyGate" in run_python("-c", peers, cwd=tmp_path, PYTHONPATH=str(tmp_path)).stdout
