@@ -1,4 +1,4 @@
-"""Calls of C entries that are wrong in one way, made from valid ones."""
+"""Makes calls of C entries that are wrong in one way from valid calls."""
 
 import mindspore
 import numpy as np
@@ -8,11 +8,11 @@ from msops import Spec
 from msops.testing import entry
 from msops.testing.entry import Param
 
-GUARD_BYTES = b"\xa5" * 256  # lie before and after each array
+GUARD_BYTES = b"\xa5" * 256  # stand before and after each array
 
 
 class Attempt:
-    """Makes a Call as it is, or changed. All arrays lie amid guard bytes; an array without elements is null."""
+    """Makes a Call as it is, or with changes. All arrays lie between guard bytes; an array without elements is null."""
 
     def __init__(self, call, capfd):
         self.operator, self.capfd, self.names = call.operator, capfd, names_of(call.operator)
@@ -24,7 +24,7 @@ class Attempt:
             self.params[name] = Param(pointer, array.shape, array.dtype.name)
 
     def bytes(self):
-        """Returns all that the arrays and their surroundings hold."""
+        """Returns the contents of the arrays and of their guard bytes."""
         return {name: memory.tobytes() for name, memory in self.memory.items()}
 
     def call(self, **changed):
@@ -44,24 +44,24 @@ class Attempt:
         assert self.bytes() == before, changed
 
     def refused_with(self, name, *expected, **fields):
-        """Requires that of a change to one parameter's fields."""
+        """Requires that the entry refuses a change to one parameter's fields."""
         params = {**self.params, name: self.params[name]._replace(**fields)}
         self.refused(*expected, arrays=list(params.values()))
 
     def refused_with_shapes(self, shapes, *expected):
-        """Requires that of other shapes."""
+        """Requires that the entry refuses other shapes."""
         params = {name: param._replace(shape=shapes.get(name, param.shape)) for name, param in self.params.items()}
         self.refused(*expected, arrays=list(params.values()))
 
     def fits(self, shapes=(), dtypes=()):
-        """Tells whether the operator's rule takes the inputs where some of the parameters have other shapes or dtypes,
-        and promises the results."""
+        """Tells whether the operator's rule still takes the inputs and promises the results when some of the parameters
+        have other shapes or dtypes."""
         params = {
             name: (dict(shapes).get(name, param.shape), dict(dtypes).get(name, param.dtype))
             for name, param in self.params.items()
         }
         if any(n >= 2**60 for shape, _ in params.values() for n in shape):
-            return False  # no memory holds that
+            return False  # no memory can hold such an array
         specs = {name: Spec(shape, getattr(mindspore, dtype or "", None)) for name, (shape, dtype) in params.items()}
         try:
             outputs = self.operator.infer(*(specs[name] for name in self.names.inputs))

@@ -33,7 +33,7 @@ def zeros(*shapes, dtype=np.float32):
 
 
 class Names(NamedTuple):
-    """The names of an operator's tensors, in the order of its entry's parameters."""
+    """Names an operator's tensors, in the order of its entry's parameters."""
 
     inputs: list
     results: list
@@ -54,7 +54,7 @@ def chain(operator):
 
 
 def unwritten(shape, dtype):
-    """Makes an array of bytes 0xFF, which are NaN or -1."""
+    """Returns an array whose bytes are all 0xFF, so that its elements are NaN or -1."""
     return np.full(math.prod(shape) * np.dtype(dtype).itemsize, 0xFF, np.uint8).view(dtype).reshape(shape)
 
 
@@ -68,14 +68,14 @@ class Call(NamedTuple):
 
     @property
     def params(self):
-        """name -> parameter, in the entry's order."""
+        """Returns {name: parameter}, in the entry's order."""
         names = [name for names in names_of(self.operator) for name in names]
         return dict(zip(names, [*self.inputs, *self.results, *self.scratch]))
 
 
 def follow(operators, inputs, compute):
-    """Yields the Calls of a forward operator and its gradients. A gradient takes, by their names, inputs and results of
-    the calls before, and gradients of these results.
+    """Yields the Calls of a forward operator and its gradients. A gradient takes by name the inputs and results of
+    earlier calls, and the gradients of those results.
 
     compute(operator, inputs) returns the outputs and the gradients of the outputs.
     """
@@ -113,10 +113,10 @@ def lengths(random):
 
 
 def check_formula(call, formula):
-    """Requires the results of a Call by arrays to be those of a function of NumPy.
+    """Requires that the results of a Call by arrays equal those of a NumPy function.
 
-    Errors may be 8 roundings of the largest number on the way, which that of the inputs' magnitudes tells, and that of
-    the result.
+    An error may be 8 roundings of the largest number on the way, plus the rounding of the result. The function of the
+    inputs' magnitudes tells the largest number.
     """
     floats = [x.dtype.kind == "f" for x in call.inputs]
     wide = max([x.dtype for x in call.inputs if x.dtype.kind == "f"] + [np.dtype(np.float32)])
@@ -130,20 +130,20 @@ def check_formula(call, formula):
 
 
 class Card:
-    """The card of an operator. Most cards need `operator`, `formulas` and `cases`; the rest follows from signatures.
+    """Describes an operator. Most cards need `operator`, `formulas` and `cases`; the rest follows from signatures.
 
-    A formula is a function of an entry's inputs, and of the settings. It is plain NumPy in the dtype of its arguments,
-    and returns a tuple.
+    A formula is a function of an entry's inputs and of the settings. It computes with plain NumPy in the dtype of its
+    arguments, and returns a tuple.
     """
 
     function = None  # the function under test
     operator = None  # the forward operator, if it does not depend on settings
-    formulas = ()  # of the forward operator, of its gradient, ...
+    formulas = ()  # one for the forward operator, one for its gradient, ...
     cases = {}  # name -> (shapes of the inputs, settings)
-    further = {}  # the same, for the entries alone: the sizes that kernels tell apart
+    further = {}  # cases for the entries alone: the sizes that kernels tell apart
     small = None  # the case for tests that need just one, of some tens of elements
-    without_formula = ()  # the cases of which NumPy would take too much memory
-    hostile = ()  # the cases, other than `small`, that wrong calls are made from
+    without_formula = ()  # the cases for which NumPy would take too much memory
+    hostile = ()  # the cases from which wrong calls are made, instead of `small`
     huge = ()  # arguments of each call of `check_huge`, which calls entries with more than 2^31 elements
 
     @classmethod
@@ -158,7 +158,7 @@ class Card:
         return {**self.cases, **self.further}
 
     def inputs(self, shapes, dtype, seed=1, **settings):
-        """Makes random inputs."""
+        """Returns random inputs."""
         return random(seed, dtype, *shapes)
 
     def reference(self, *inputs, **settings):
@@ -177,8 +177,8 @@ class Card:
         return tuple(gradients[f"d{name}"] for name in names.inputs)
 
     def scratch_of_parts(self, inputs, shape, parts):
-        """Returns the shape of scratch for sums in so many parts, where the entry takes another number of parts than
-        the operator chooses."""
+        """Returns the shape of scratch for sums in `parts` parts, if the entry takes another number of parts than the
+        operator chooses."""
         return (parts, *shape[1:]) if len(shape) == 2 else shape
 
     def entry_calls(self, shapes, settings, dtype, seed=1, scale=1, parts=0):
@@ -214,7 +214,7 @@ class Card:
         return [any_shape if t.sizes is None else t.shape(operator.label, values) for t in tensors], {}
 
     def random_call(self, random):
-        """Chooses a case of tensors that have at most MOST elements each."""
+        """Chooses a case whose tensors have at most MOST elements each."""
         while True:
             shapes, settings = self.random_case(random)
             calls = calls_of_specs(self.operators(shapes, **settings), shapes)
@@ -223,7 +223,7 @@ class Card:
 
 
 class OperatorCard(Card):
-    """A card that only has an operator."""
+    """Serves as a card where there is only an operator."""
 
     def __init__(self, operator):
         self.operator = operator
@@ -236,6 +236,6 @@ def cards():
     for path in sorted(FOLDER.glob("test_*.py")):
         importlib.import_module(path.stem)
     classes = [Card]
-    for each in classes:  # which grows
+    for each in classes:  # the list grows meanwhile
         classes += each.__subclasses__()
     return sorted((each() for each in classes if each.cases), key=lambda card: card.name())

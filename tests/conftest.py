@@ -7,7 +7,7 @@ from gpu import Gpu
 from msops.testing.entry import has_gpu_code
 from patient import Patient
 
-# `make test` hands its jobserver down, which a make that a test runs cannot use: it would warn of that.
+# `make test` hands its jobserver down. A make that a test runs cannot use it, and would warn of that.
 for variable in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS"):
     os.environ.pop(variable, None)
 
@@ -19,7 +19,7 @@ def patient(tmp_path, monkeypatch):
 
 @pytest.fixture
 def gpu():
-    """Torch's. MindSpore's GPU backend and torch do not live in one process."""
+    """Returns torch's GPU. MindSpore's GPU backend and torch cannot share a process."""
     torch = pytest.importorskip("torch")
     if not torch.cuda.is_available() or not has_gpu_code("add"):
         pytest.skip("needs a GPU, and libraries that nvcc built")
@@ -37,5 +37,5 @@ def huge_gpu(gpu):
 
 @pytest.fixture(autouse=True)
 def same_path(monkeypatch):
-    """Undoes what MindSpore does when it rewrites a Cell for level O1: it leaves folders of its own in sys.path."""
+    """Restores sys.path, where MindSpore leaves folders of its own when it rewrites a Cell for level O1."""
     monkeypatch.setattr(sys, "path", list(sys.path))

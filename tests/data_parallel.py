@@ -15,7 +15,7 @@ from msops.compat import set_device
 
 
 def losses(rank, processes):
-    """Of each step, on every `processes`-th image of the batch."""
+    """Returns the loss of each training step on every `processes`-th image of the batch."""
     net = features.make_network()
     step = nn.TrainOneStepCell(features.WithLoss(net), nn.Adam(net.trainable_params(), 0.02))
     images, labels = (Tensor(array[rank::processes]) for array in features.make_data(8))

@@ -1,4 +1,4 @@
-"""What MindSpore makes of an operator. `python features.py FEATURE DEVICE MODE` fails if that does not work.
+"""Tries features of MindSpore with our operators: `python features.py FEATURE DEVICE MODE` fails if one does not work.
 
 matrix.py tries each in a process of its own, since some versions of MindSpore crash.
 """
@@ -43,7 +43,7 @@ def near(got, want):
 
 
 class Network(nn.Cell):
-    """All Cells: images (N, 2, 6, 6) to scores (N, 3)."""
+    """Maps images (N, 2, 6, 6) to scores (N, 3) by all Cells."""
 
     def __init__(self):
         super().__init__()
@@ -64,7 +64,7 @@ class Network(nn.Cell):
 
 
 class WithLoss(nn.Cell):
-    """Images and labels to the loss."""
+    """Maps images and labels to the loss."""
 
     def __init__(self, net):
         super().__init__(auto_prefix=False)
@@ -81,19 +81,19 @@ def make_network(seed=0):
 
 
 def make_data(n=8):
-    """Images, and as labels three times their sum, scaled."""
+    """Returns images, and labels that are the scaled sum of each image, three times over."""
     images = np.random.default_rng(0).standard_normal((n, 2, 6, 6)).astype(np.float32)
     return images, np.repeat(images.sum((1, 2, 3))[:, None] / 8, 3, 1)
 
 
 def loss_and_gradients(net, images, labels):
-    """As NumPy arrays."""
+    """Returns the loss and the gradients of the parameters as NumPy arrays."""
     loss, gradients = ops.value_and_grad(WithLoss(net), None, net.trainable_params())(Tensor(images), Tensor(labels))
     return [loss.asnumpy(), *(gradient.asnumpy() for gradient in gradients)]
 
 
 class Scaled(nn.Cell):
-    """sigmoid(factor x)"""
+    """Computes sigmoid(factor x)."""
 
     def __init__(self):
         super().__init__()
@@ -108,7 +108,7 @@ def forward():
 
 
 def gradient():
-    """Of an input, and of a Parameter."""
+    """An input and a Parameter get their gradients."""
     near(run_gradient(msops.Sigmoid(), [X], [X])[0], SLOPE * X)
     net = Scaled()
     (dfactor,) = ops.GradOperation(get_by_list=True)(net, net.trainable_params())(Tensor(X / 2))
@@ -133,7 +133,7 @@ def second_order():
 
 
 def several_shapes():
-    """One Cell, and the gradient of one, called with tensors of many shapes and ranks."""
+    """One Cell, and the gradient of one, take tensors of many shapes and ranks."""
     net = msops.Sigmoid()
     gradient = Gradient(net, 1)
     for shape in ((5, 7), (6, 7), (5, 8), (1,), (), (2, 3, 4), (5, 7), (9, 7)):
@@ -144,7 +144,7 @@ def several_shapes():
 
 
 class Outputs(nn.Cell):
-    """Those of an LLTM, without its state."""
+    """Returns the outputs of an LLTM, without its state."""
 
     def __init__(self, net):
         super().__init__()
@@ -155,7 +155,7 @@ class Outputs(nn.Cell):
 
 
 class Squares(nn.Cell):
-    """The gradients of the sum of the squares of all outputs of a Cell."""
+    """Computes the gradients of the sum of the squares of all outputs of a Cell."""
 
     def __init__(self, net):
         super().__init__()
@@ -172,7 +172,8 @@ class Squares(nn.Cell):
 
 
 def check_open_sizes(net, shapes, calls):
-    """A Cell, and its gradients, compiled once, give what they give when compiled for the sizes of each call."""
+    """Requires that a Cell and its gradients, compiled once, give the results that they give when they are compiled for
+    the sizes of each call."""
     for cell in (net, Squares(net)):
         inputs = [[np.random.default_rng(0).random(shape, np.float32) for shape in call] for call in calls]
         want = [run(cell, *arrays) for arrays in inputs]
@@ -183,7 +184,8 @@ def check_open_sizes(net, shapes, calls):
 
 
 def dynamic_shape():
-    """Sizes of batches and images and numbers of steps are open, by set_inputs; batches also by mindspore.jit."""
+    """set_inputs leaves the sizes of batches and images and the numbers of steps open; mindspore.jit does so for
+    batches."""
     depthwise = msops.DepthwiseConv2d(2, 3, stride=2, pad_mode="valid")
     for net, shapes, calls in (
         (make_network(), [[None, 2, 6, 6]], ([(2, 2, 6, 6)], [(5, 2, 6, 6)])),
@@ -195,7 +197,7 @@ def dynamic_shape():
         check_open_sizes(net, shapes, calls)
     net = make_network()
     step = jit(ops.value_and_grad(WithLoss(net), None, net.trainable_params()), dynamic=1)
-    for n in (2, 3, 5, 4):  # once it saw that sizes change, it leaves them open
+    for n in (2, 3, 5, 4):  # MindSpore leaves sizes open once it has seen that they change
         images, labels = make_data(n)
         loss, gradients = step(Tensor(images), Tensor(labels))
         for got, wanted in zip([loss, *gradients], loss_and_gradients(net, images, labels)):
@@ -203,7 +205,7 @@ def dynamic_shape():
 
 
 def mindir():
-    """Exported, loaded, run."""
+    """A Cell runs after it was exported and loaded."""
     with tempfile.TemporaryDirectory() as folder:
         mindspore.export(msops.Sigmoid(), Tensor(X), file_name=f"{folder}/sigmoid", file_format="MINDIR")
         near(nn.GraphCell(mindspore.load(f"{folder}/sigmoid.mindir"))(Tensor(X)), Y)
@@ -213,7 +215,7 @@ def mindir():
 
 
 def mindir_elsewhere():
-    """A network finds the library that moved after the export, by an environment variable."""
+    """A network finds a library that moved after the export through an environment variable."""
     built = msops.load("features_cube", CUBE).path
     with tempfile.TemporaryDirectory() as folder:
         old, new = f"{folder}/old.so", f"{folder}/new.so"
@@ -226,7 +228,7 @@ def mindir_elsewhere():
 
 
 def compiled():
-    """By mindspore.jit, with gradients, as without it."""
+    """mindspore.jit changes neither the loss nor the gradients."""
     net, (images, labels) = make_network(), make_data()
     want = loss_and_gradients(net, images, labels)
     step = jit(ops.value_and_grad(WithLoss(net), None, net.trainable_params()))
@@ -248,7 +250,7 @@ def model(**options):
 
 
 def mixed_precision():
-    """By to_float and by the levels of amp: float16 comes out, and gradients that rounding tells from exact ones."""
+    """to_float and the levels of amp give float16 results, and gradients that differ from exact ones by rounding."""
     images, labels = make_data()
     exact = loss_and_gradients(make_network(), images, labels)
     half = make_network().to_float(mindspore.float16)
@@ -275,7 +277,7 @@ class Accumulation(nn.Cell):
 
 
 def gradient_accumulation():
-    """Of two halves of a batch, the mean of the gradients is the gradient of the whole."""
+    """The mean of the gradients of two halves of a batch is the gradient of the whole batch."""
     net, (images, labels) = make_network(), make_data()
     accumulation = Accumulation(net)
     for half in (slice(0, 4), slice(4, 8)):
@@ -285,7 +287,7 @@ def gradient_accumulation():
 
 
 def checkpoint():
-    """A network with the Parameters that another one saved gives its bits."""
+    """A network that loads the Parameters of another one reproduces its results bit for bit."""
     images, _ = make_data()
     saved, loaded = make_network(1), make_network(2)
     want = run(saved, images)[0]
@@ -297,7 +299,7 @@ def checkpoint():
 
 
 class Block(nn.Cell):
-    """A cube, and one more."""
+    """Computes the cube and adds 1."""
 
     def __init__(self, cube):
         super().__init__()
@@ -308,7 +310,7 @@ class Block(nn.Cell):
 
 
 def recompute():
-    """What the forward computes is computed again for the gradient."""
+    """MindSpore computes the forward results again for the gradient."""
     library = msops.load("features_cube", CUBE)
     calls = ctypes.c_int.in_dll(library.handle, "calls")
     cube = msops.custom_op(library.CountedCube, "x -> y", gradient=msops.custom_op(library.CubeBackward, "x, dy -> dx"))

@@ -2,11 +2,12 @@
 //
 //   make fuzz ARGS="SECONDS [ENTRY|all [SEED]]"
 //
-// Each call begins as a valid one of a file that write_calls.py writes, to which up to three mutations are made, since
-// random arguments would all be refused by the first check. All memory is exactly as large as the entry is told. A
-// valid call must be accepted; any other may be, or is refused: by a code, with one line on stderr, and without a trace
-// in memory. Equal seeds make equal calls; one that fails is printed with its seed, from which 0 seconds make that call
-// alone. Prints for each entry how many calls were accepted, and refused with each of the codes.
+// Each call starts as a valid call from a file of write_calls.py and gets up to three mutations, since the first check
+// would refuse all random arguments. All memory is exactly as large as the entry is told. A valid call must be
+// accepted. Any other call may be accepted; if it is refused, the entry returns a code, writes one line on stderr, and
+// changes no memory. Equal seeds give equal calls. A call that fails is printed with its seed; that seed and 0 seconds
+// repeat the call alone. The program prints for each entry how many calls were accepted, and how many were refused with
+// each code.
 
 #include <dlfcn.h>
 #include <sanitizer/common_interface_defs.h>
@@ -32,8 +33,8 @@ namespace {
 using Lengths = std::vector<int64_t>;
 using Attributes = std::map<std::string, int64_t>;
 
-constexpr int64_t kMostElements = 1 << 19;  // of a tensor that is allocated
-constexpr int kStatuses = 9;                // Status in common/call.h
+constexpr int64_t kMostElements = 1 << 19;  // elements of a tensor that is allocated
+constexpr int kStatuses = 9;                // number of values of Status in common/call.h
 
 struct Param {
   Lengths shape;
@@ -60,7 +61,7 @@ class Random {
     return choices[static_cast<size_t>(below(static_cast<int64_t>(choices.size())))];
   }
   int64_t length() { return one_in(500) ? below(2000) : one_in(16) ? below(70) : below(8); }
-  // What is likely to be wrong in place of a valid number.
+  // Returns a number that is likely to be wrong in place of a valid one.
   int64_t instead_of(int64_t valid) {
     const uint64_t value = static_cast<uint64_t>(valid), high = uint64_t{1} << (30 + below(34));
     return static_cast<int64_t>(of<uint64_t>({0, 1, value - 1, value + 1, value * 2, static_cast<uint64_t>(length()),
@@ -85,7 +86,7 @@ struct Entry {
   std::vector<Arguments> calls;
 };
 
-// The entries of a file, in its order, with their valid calls: write_calls.py tells the format.
+// Reads the entries of a file, in its order, with their valid calls. write_calls.py describes the format.
 std::vector<Entry> read_entries(const char* path) {
   std::ifstream file(path);
   std::vector<Entry> entries;
@@ -122,7 +123,7 @@ const std::vector<std::string> kNoDtypes = {"", "f", "float", "float322", "Float
 void mutate(Random& random, Arguments& arguments) {
   std::vector<Param>& params = arguments.params;
   Attributes& attributes = arguments.attributes;
-  Lengths lengths;  // all there are
+  Lengths lengths;  // the lengths of all tensors
   for (const Param& param : params) lengths.insert(lengths.end(), param.shape.begin(), param.shape.end());
   if (params.empty() || lengths.empty()) return;
   const auto index = [&](const auto& all) { return random.below(static_cast<int64_t>(all.size())); };
@@ -146,7 +147,7 @@ void mutate(Random& random, Arguments& arguments) {
       [&] { std::swap(at->shape.front(), at->shape.back()); },
       [&] { *(at->shape.begin() + index(at->shape)) = other; },
       [&] { std::replace(at->shape.begin(), at->shape.end(), length, other); },
-      [&] {  // so that tensors still match
+      [&] {  // changes all tensors, so that they still match
         for (Param& each : params) std::replace(each.shape.begin(), each.shape.end(), length, other);
       },
       [&] { arguments.has_stream = true; },
@@ -166,7 +167,7 @@ void mutate(Random& random, Arguments& arguments) {
 
 // ---- The call ----
 
-// MindSpore's class of that name, as far as entries use it.
+// AotExtra has the methods of MindSpore's class of that name that entries use.
 class AotExtra {
  public:
   explicit AotExtra(const Arguments& arguments) : arguments_(arguments) {}
@@ -182,7 +183,7 @@ class AotExtra {
   const Arguments& arguments_;
 };
 
-// How many elements a shape has; -1 if no tensor can have it.
+// Returns how many elements a shape has, or -1 if no tensor can have that shape.
 int64_t size_of(const Lengths& shape) {
   int64_t size = 1, bytes = 8;
   for (const int64_t length : shape) {
@@ -192,14 +193,14 @@ int64_t size_of(const Lengths& shape) {
   return size;
 }
 
-// How many bytes an element has.
+// Returns how many bytes an element has.
 size_t item_size(const std::string& dtype) {
   if (dtype == "bool" || dtype == "int8" || dtype == "uint8") return 1;
   if (dtype == "float16" || dtype == "bfloat16" || dtype == "int16" || dtype == "uint16") return 2;
   return dtype == "float64" || dtype == "int64" || dtype == "uint64" ? 8 : 4;
 }
 
-// What a pointer leads to, of exactly the size that it should have.
+// Copies n elements into memory of exactly that size.
 template <typename T>
 std::unique_ptr<T[]> exactly(const T* from, size_t n) {
   std::unique_ptr<T[]> memory(new T[n]);
@@ -211,7 +212,7 @@ const char* entry_under_way = "";
 uint64_t seed_under_way = 0;
 Arguments arguments_under_way;
 
-void print(const std::string& text) {  // on the descriptor: stderr is a string
+void print(const std::string& text) {  // writes to the descriptor, since stderr is a string
   if (write(STDERR_FILENO, text.data(), text.size()) < 0) std::abort();
 }
 
@@ -234,16 +235,16 @@ void fail(const std::string& why) {
   _exit(1);
 }
 
-char* said = nullptr;  // by entries, on stderr
+char* said = nullptr;  // what entries write on stderr
 size_t said_size = 0;
 
-// Calls the entry, and returns what it does.
+// Calls the entry, and returns its status.
 int call(Random& random, const Entry& entry, const Arguments& arguments) {
   struct Memory {
     std::unique_ptr<char[]> data, dtype;
     std::unique_ptr<int64_t[]> shape;
     std::string before;
-    size_t offset;  // which makes it less aligned
+    size_t offset;  // makes the data less aligned
   };
   std::vector<Memory> memory;
   std::vector<void*> data;
@@ -255,10 +256,10 @@ int call(Random& random, const Entry& entry, const Arguments& arguments) {
     const size_t item = item_size(param.dtype);
     const size_t offset = item * static_cast<size_t>(random.below(4));
     int64_t size = size_of(param.shape);
-    has_stream |= size > kMostElements;  // not allocated: the last check refuses any stream
+    has_stream |= size > kMostElements;  // is not allocated: the last check refuses any stream
     if (size > kMostElements || size < 0) size = 0;
     std::string bytes(offset + static_cast<size_t>(size) * item, 0);
-    const bool small = param.dtype.find("int") == 0 && random.one_in(2);  // numbers of which most are sensible
+    const bool small = param.dtype.find("int") == 0 && random.one_in(2);  // most of these numbers are sensible
     for (char& byte : bytes) byte = static_cast<char>(random.bits());
     for (size_t i = 0; small && i < bytes.size(); ++i) bytes[i] = i % item == 0 ? bytes[i] & 7 : 0;
     for (size_t i = 0; param.dtype == "bool" && i < bytes.size(); ++i) bytes[i] &= 1;
@@ -298,7 +299,7 @@ int call(const Entry& entry, uint64_t seed) {
   Arguments arguments = valid;
   const int64_t mutations = random.below(4);
   for (int64_t i = 0; i < mutations; ++i) mutate(random, arguments);
-  // What the entry takes them for. Other attributes may tell it of other parameters.
+  // Sets which parameters the entry takes for inputs. With other attributes it may expect other parameters.
   const bool same_attributes = arguments.attributes == valid.attributes;
   for (size_t i = 0; i < arguments.params.size(); ++i) {
     const bool is_input = same_attributes && i < valid.params.size() && valid.params[i].kind == Param::kInput;

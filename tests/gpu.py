@@ -1,15 +1,15 @@
-"""Calls of entries on the GPU, in memory of torch, without MindSpore's GPU backend."""
+"""Calls entries on the GPU in torch's memory, without MindSpore's GPU backend."""
 
 import numpy as np
 
 from msops.testing.entry import outputs_of, prepare_operator
 
-BIG = 2**31 + 4099  # elements: 4 GiB and more an array of float16
-GUARD = 16  # elements around each array; also what shifts it off the alignment of packs
+BIG = 2**31 + 4099  # elements, which take more than 4 GiB in float16
+GUARD = 16  # elements around each array, which leave room to shift it off the alignment of packs
 
 
 class Guarded:
-    """A torch array between guard elements."""
+    """Holds a torch array between guard elements."""
 
     def __init__(self, torch, shape, dtype, shift, values=None):
         size = int(np.prod(shape, dtype=np.int64))
@@ -26,7 +26,7 @@ class Guarded:
 
 
 class Gpu:
-    """The GPU: `torch`, and what tests do with it."""
+    """Gives tests `torch`, and what they do with it on the GPU."""
 
     def __init__(self, torch):
         self.torch = torch
@@ -36,7 +36,7 @@ class Gpu:
         return torch.randint(-8, 9, shape, dtype=torch.int8, device="cuda").to(torch.float16) / 4
 
     def run(self, operator, *inputs):
-        """The outputs of an entry."""
+        """Calls an entry and returns its outputs."""
         outputs = [
             self.torch.full(shape, float("nan"), dtype=getattr(self.torch, d), device="cuda")
             for shape, d in outputs_of(operator, inputs)
@@ -52,19 +52,20 @@ class Gpu:
         assert self.torch.equal(got, want)
 
     def assert_sums(self, got, want):
-        """Sums, rounded to float16, against float64. Those that leave the range of float16 are infinite."""
+        """Compares sums, rounded to float16, with sums in float64. Sums beyond the range of float16 are infinite."""
         scale = want.abs().max().item()
         want = want.to(self.torch.float16).double()
         assert self.torch.allclose(got.double(), want, rtol=2e-3, atol=1e-6 * scale)
 
     def sum(self, array, axes=0, chunk=2**20):
-        """The sums over some axes, the first among them, in float64."""
+        """Returns the sums over some axes in float64. The first axis must be one of them."""
         return sum(part.sum(axes, dtype=self.torch.float64) for part in array.split(chunk))
 
     def check_parts(self, operator, inputs, outputs, n, width, check):
-        """The first and the last samples of `n`, which lie past 2^31 elements, have the results that they have alone.
+        """Requires that the first and the last of `n` samples have the results that they have alone. The last ones lie
+        past 2^31 elements.
 
-        An axis of n elements is that of the samples; inputs without one are the same for all. Outputs without one, or
+        An axis of n elements is the axis of the samples; all samples share inputs without one. Outputs without one, or
         None in their place, are not compared.
         """
 

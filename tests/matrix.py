@@ -1,8 +1,8 @@
-"""`make test-matrix`: the operators' tests under each version of MindSpore, and what works there, as docs/versions.md.
-Each installs the one wheel in dist.
+"""`make test-matrix` runs the operators' tests under each version of MindSpore, and writes which features work there to
+docs/versions.md. Each version's environment installs the one wheel in dist.
 
-python tests/matrix.py [VERSION ...]      of all, or of those: 1.10.0 2.7
-python tests/matrix.py GPU                what works on the GPU of this machine, with the MindSpore that is here
+python tests/matrix.py [VERSION ...]      tests all versions, or some, such as 1.10.0 2.7
+python tests/matrix.py GPU                tries features on this machine's GPU, with the installed MindSpore
 """
 
 import os
@@ -24,7 +24,7 @@ TABLE = ROOT / "docs" / "versions.md"
 BEGIN, END = "<!-- make test-matrix writes this -->\n", "<!-- until here -->\n"
 
 PINS = ["pytest>=8"]
-OLD = [*PINS, "pillow<10"]  # MindSpore's wheels do not say that they need what Pillow 10 removed
+OLD = [*PINS, "pillow<10"]  # old MindSpores need what Pillow 10 removed, and their wheels do not say so
 CUDA_RUNTIME = "nvidia-cuda-runtime-cu11"  # without it mindspore-gpu cannot be imported
 MATRIX = (
     ("1.10.0", "3.9", ["mindspore-gpu==1.10.0", CUDA_RUNTIME, *OLD]),
@@ -46,7 +46,7 @@ TESTS = ("operators", "test_custom_op.py", "test_calls.py", "test_headers.py", "
 
 
 def interpreter(version):
-    """A Python of this version that can make environments, or None."""
+    """Returns a Python of this version that can make environments, or None."""
     root = os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")
     for candidate in (shutil.which(f"python{version}"), *sorted(Path(root).glob(f"versions/{version}.*/bin/python"))):
         check = f"import ensurepip, sys; sys.exit('%d.%d' % sys.version_info[:2] != '{version}')"
@@ -56,7 +56,8 @@ def interpreter(version):
 
 
 def environment(python, name, requirements):
-    """The Python of a virtual environment with these requirements and the wheel, and what to run it with."""
+    """Returns the Python of a virtual environment with these requirements and the wheel, and the environment variables
+    to run it with."""
     (wheel,) = (ROOT / "dist").glob("*.whl")
     folder = FOLDER / name
     made, wanted = folder / ".ready", "\n".join(requirements)
@@ -74,11 +75,11 @@ def environment(python, name, requirements):
 
 
 def run_tests(python, variables):
-    """pytest's last line, and whether all passed."""
-    # The wheel is tested, not the working tree: that is not on the path, where conftest.py would put it.
+    """Returns pytest's last line, and whether all tests passed."""
+    # The wheel is tested, not the working tree, which conftest.py would otherwise put on the path.
     command = [python.with_name("pytest"), "-q", "--tb=short", "-p", "no:cacheprovider"]
     command += ["-o", "pythonpath=tests tests/operators", "--import-mode=importlib"]
-    # What is compared with MindSpore's own convolution is about values, and slow.
+    # Comparisons with MindSpore's own convolution are left out: they concern values alone, and are slow.
     chosen = "not float16 and not float64 and not ops_conv2d and not nn_conv2d and not many_operators"
     command += ["-k", chosen, *(f"tests/{name}" for name in TESTS)]
     done = subprocess.run(command, cwd=ROOT, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -89,7 +90,8 @@ def run_tests(python, variables):
 
 
 def here():
-    """The version of MindSpore and that of Python that run this, and what another process of them needs."""
+    """Returns the running versions of MindSpore and Python, and the environment variables for another process of
+    them."""
     version, python_version = (
         ".".join(re.findall(r"\d+", text)[:2]) for text in (metadata.version("mindspore"), sys.version)
     )
@@ -97,14 +99,14 @@ def here():
 
 
 def works(python, variables, feature, device, mode):
-    """Whether a feature does, as the table says it."""
+    """Returns "yes" if a feature works, and "no" if it does not."""
     command = [python, ROOT / "tests" / "features.py", feature, device, mode]
-    with tempfile.TemporaryDirectory() as folder:  # MindSpore leaves files
+    with tempfile.TemporaryDirectory() as folder:  # MindSpore leaves files here
         return "no" if subprocess.run(command, cwd=folder, env=variables, capture_output=True).returncode else "yes"
 
 
 def rows_of(page):
-    """(MindSpore, Python, device, mode) -> the rest of the row, of the table that is committed."""
+    """Returns {(MindSpore, Python, device, mode): the rest of the row} of the page's table."""
     lines = page.partition(BEGIN)[2].partition(END)[0].splitlines()[2:]
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     return {tuple(row[:4]): row[4:] for row in rows}
@@ -123,7 +125,7 @@ def write(rows):
 
 
 def try_features(python, variables, version, python_version, device="CPU"):
-    """Tries all features, and writes their rows. Whether these are what they were."""
+    """Tries all features, writes their rows, and returns whether the rows are as before."""
     committed, rows = rows_of(TABLE.read_text()), {}
     for mode in MODES:
         key = version, python_version, device, mode

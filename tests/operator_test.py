@@ -1,4 +1,4 @@
-"""What every operator must pass: a test class inherits OperatorTest and says what the operator is."""
+"""Tests that every operator must pass: a test class inherits OperatorTest and describes the operator."""
 
 import functools
 import math
@@ -24,11 +24,11 @@ from msops.testing.checks import (
 
 
 class OperatorTest(Card):
-    """The tests. A subclass gives what Card names and, where no entries' formulas do, `reference` and
-    `reference_gradient` of the function."""
+    """Tests an operator. A subclass defines what Card names, and `reference` and `reference_gradient` of the function
+    where the entries' formulas do not give them."""
 
     cell = None  # the function's Cell, if it takes what the function does
-    second_order = False  # whether the gradient has one
+    second_order = False  # whether the gradient has a gradient
     wrong = ()  # (inputs, settings, error, words of its message)
     half_in_float32 = half_gradient_in_float32 = True  # see assert_accurate
 
@@ -59,7 +59,7 @@ class OperatorTest(Card):
         outs = run(self.net(**settings), *tensors)
         assert {out.dtype for out in outs} == {np.dtype(dtype)}
         assert_accurate(outs, functools.partial(self.reference, **settings), inputs, self.half_in_float32)
-        assert_equal([tensor.asnumpy() for tensor in tensors], inputs)  # unchanged
+        assert_equal([tensor.asnumpy() for tensor in tensors], inputs)  # the call has not changed them
 
     def test_cell(self, mode):
         if self.cell is None:
@@ -76,7 +76,7 @@ class OperatorTest(Card):
         assert_accurate(gradients, reference, [*inputs, *douts], self.half_gradient_in_float32)
 
     def calls(self, case, dtype):
-        """The Cell, and that of the gradient, with what they take."""
+        """Returns the Cell and its gradient's Cell, each with the arrays that it takes."""
         inputs, settings = self.case_inputs(case, dtype)
         net = self.net(**settings)
         return (net, inputs), (Gradient(net, len(inputs)), [*inputs, *self.douts(inputs, settings)])
@@ -96,7 +96,7 @@ class OperatorTest(Card):
             check_views(net, arrays)
 
     def test_repeated_runs_are_equal(self, mode):
-        """Bit for bit, forward and backward, in the largest case."""
+        """The largest case is reproducible bit for bit, forward and backward."""
         for net, arrays in self.calls(self.largest(), np.float32):
             check_repeats(net, arrays)
 
@@ -109,7 +109,8 @@ class OperatorTest(Card):
 
 
 def check_second_order(gradient, arguments, mode):
-    """The gradient's gradient, of inputs and of what came in, against finite differences of the gradient."""
+    """Compares the gradient's gradient, with respect to inputs and incoming gradients, with finite differences of the
+    gradient."""
     if mode == "pynative" and VERSION < (2, 7):
         pytest.skip("MindSpore before 2.7 has none, with a given gradient of the output, in PyNative mode")
     weights = random(3, np.float64, *(array.shape for array in run(gradient, *arguments)))
@@ -117,7 +118,7 @@ def check_second_order(gradient, arguments, mode):
 
 
 class Training(nn.Cell):
-    """Mean square of a Cell's first output, as a loss to train with."""
+    """Computes the mean square of a Cell's first output, as a loss to train with."""
 
     def __init__(self, net):
         super().__init__(auto_prefix=False)
@@ -131,7 +132,7 @@ class Training(nn.Cell):
 
 
 def check_training(net, *inputs):
-    """The gradients reach every Parameter of `net`: by value_and_grad, and in TrainOneStepCell."""
+    """Requires that the gradients reach every Parameter of `net`, by value_and_grad and in TrainOneStepCell."""
     loss_net, tensors = Training(net), [Tensor(a) if isinstance(a, np.ndarray) else a for a in inputs]
     parameters = net.trainable_params()
     loss, gradients = ops.value_and_grad(loss_net, None, parameters)(*tensors)

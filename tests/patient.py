@@ -1,5 +1,5 @@
-"""A machine for the doctor, with one thing broken. What a driver or nvcc says comes from commands on the PATH, and what
-is installed from a folder that Python searches: tests call a part of the doctor, which looks there."""
+"""Sets up a machine for the doctor on which one thing is broken. Tests call a part of the doctor, which finds a driver
+or nvcc as commands on the PATH, and installed packages in a folder that Python searches."""
 
 import functools
 import json
@@ -27,7 +27,7 @@ REINSTALL = f"{INSTALL} --force-reinstall --no-deps"
 
 
 def smi(*capabilities, driver="580.65.06", cuda="13.0", name="NVIDIA H200"):
-    """An nvidia-smi's script; without capabilities that of a driver before 510."""
+    """Returns the script of an nvidia-smi. Without capabilities, it is that of a driver before 510."""
     query = "; ".join(f'echo "{driver}, {capability}, {name}"' for capability in capabilities)
     query = query or "echo 'Field \"compute_cap\" is not a valid field to query.'; exit 2"
     return SMI.format(query=query, driver=driver, name=name, says=SAYS.format(driver, cuda))
@@ -40,7 +40,7 @@ def nvcc(release, *archs):
 
 
 class Patient:
-    """An environment of stand-ins, without GPU, nvcc and CUDA 11, in which nothing is installed."""
+    """Sets up stand-ins for an environment in which nothing is installed, without GPU, nvcc and CUDA 11."""
 
     def __init__(self, folder, monkeypatch):
         self.folder, self.monkeypatch = folder, monkeypatch
@@ -72,7 +72,7 @@ class Patient:
         return self.command(self.folder / "usual" / f"cuda-{release}" / "bin" / "nvcc", nvcc(release, *archs))
 
     def install(self, name, version, package="", files=()):
-        """A distribution, whose package is a file of this content."""
+        """Installs a distribution whose package is a file of this content."""
         info = self.site / f"{name}-{version}.dist-info"
         info.mkdir()
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
@@ -100,7 +100,7 @@ class Patient:
                 self.monkeypatch.delenv(name)
 
     def library(self, name, nvcc="", parts=()):
-        """A library of the package, as this nvcc stamps it, with code for (kind, architecture)."""
+        """Writes a library of the package with this nvcc's stamp, and with code for each (kind, architecture)."""
         path = self.site / "msops" / "lib" / f"{name}.so"
         path.parent.mkdir(parents=True, exist_ok=True)
         stamp = f"msops: {f'nvcc {nvcc}, ' if nvcc else ''}C++ compiler 14\0".encode()
@@ -116,7 +116,7 @@ class Patient:
 
 
 def gcc(*arguments, source=""):
-    """Makes a library."""
+    """Compiles a library with gcc."""
     command = ["gcc", "-shared", "-fPIC", "-Wl,--no-as-needed", *map(str, arguments), "-x", "c", "-"]
     subprocess.run(command, input=source, text=True, env={"PATH": "/usr/bin:/bin"}, check=True)
 
@@ -129,7 +129,7 @@ def empty_library():
 
 
 def fat_binary(*parts):
-    """Of (kind, architecture): kind 1 is PTX, 2 machine code."""
+    """Returns a fat binary with code for each (kind, architecture). Kind 1 is PTX, 2 is machine code."""
     entries = b"".join(struct.pack("<HHIQ12xI32x8x", kind, 0x101, 64, 8, arch) for kind, arch in parts)
     return struct.pack("<IHHQ", 0xBA55ED50, 1, 16, len(entries)) + entries
 

@@ -1,4 +1,4 @@
-"""The benchmark runs on the CPU and writes sound rows, and its peers compute what our kernels do."""
+"""Tests that the benchmark runs on the CPU and writes sound rows, and that its peers compute what our kernels do."""
 
 import csv
 import itertools
@@ -22,7 +22,7 @@ SEQUENCES = [op for op, benchmark in BENCHMARKS.items() if benchmark.sequence_si
 
 
 def test_run(tmp_path):
-    """In a copy of the folder, in which an operator more is nothing but a file more."""
+    """The benchmark runs in a copy of the folder, where one more operator is only one more file."""
     shutil.copytree(
         ROOT / "benchmarks", tmp_path / "benchmarks", ignore=shutil.ignore_patterns("results", "__pycache__")
     )
@@ -72,7 +72,7 @@ def test_run(tmp_path):
 
 
 def test_operators_import_no_torch():
-    """In MindSpore's process on the GPU torch crashes."""
+    """These modules run in MindSpore's process, where torch crashes on the GPU."""
     for path in (ROOT / "benchmarks" / "operators").glob("*.py"):
         assert not re.search(r"^(import|from) torch", path.read_text(), re.MULTILINE), path.name
 
@@ -86,7 +86,7 @@ def test_only_operators_name_operators():
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_interrupt(tmp_path, number):
-    """What was measured before is kept."""
+    """An interrupted benchmark keeps what it has measured."""
     command = [sys.executable, "-m", "benchmarks", "--op", "add,sigmoid", "--quick", "--device-target", "CPU"]
     options = dict(cwd=ROOT, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     with subprocess.Popen([*command, "--output", str(tmp_path)], **options) as process:
@@ -116,7 +116,7 @@ def test_scaling(tmp_path):
 
 
 def results_of(case, inputs, empty, stream=None):
-    """What our entry computes, without scratch, in arrays from `empty(shape, dtype)`."""
+    """Returns the results of our entry, without scratch, in arrays from `empty(shape, dtype)`."""
     outputs = [empty(*output) for output in outputs_of(case.operator, inputs)]
     call = prepare_operator(case.operator, [*inputs, *outputs], *([] if stream is None else [stream]))
     assert call() == 0
@@ -149,7 +149,7 @@ def test_torch_peers_agree(op):
     for case in kernel_cases("CPU", [op], quick=True):
         names, outputs = case.operator.names()
         inputs = [rng.standard_normal(shape).astype("float32") for shape in case.inputs]
-        if case.formula_inputs:  # the gradient at the inputs and results of the forward case before this one
+        if case.formula_inputs:  # a gradient takes the inputs and results of the forward case before it
             inputs = [known.get(name, x) for name, x in zip(names, inputs)]
         want = results_of(case, inputs, np.empty)
         if case.direction == "forward":
@@ -165,7 +165,7 @@ def test_torch_peers_agree(op):
 
 @pytest.fixture(params=SEQUENCES)
 def sequence(request):
-    """A case's benchmark, its inputs, the gradients of its results, and its results and gradients as ours are."""
+    """Returns a case's benchmark, its inputs, the gradients of its results, and (our results, our gradients)."""
     from benchmarks.kernels import CpuArrays
 
     (case,) = sequence_cases("CPU", [request.param], quick=True)
@@ -192,7 +192,7 @@ def test_torch_sequences_agree(sequence):
 
 
 def test_torch_lltm_agrees():
-    """The cell stepped in torch, which the benchmark times on the GPU alone, in a CUDA graph."""
+    """The LLTM that torch steps through agrees with ours; the benchmark times it only on the GPU, in a CUDA graph."""
     torch = pytest.importorskip("torch")
     from benchmarks.kernels import CpuArrays
     from benchmarks.operators.lltm import torch_stepped

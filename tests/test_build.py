@@ -1,4 +1,4 @@
-"""The build: without nvcc, incremental, and what its absence looks like."""
+"""Tests of the build: without nvcc, after changes, with a broken compiler, and the error when no library is built."""
 
 import os
 import re
@@ -12,22 +12,22 @@ import msops
 from child import ROOT, run_python
 from msops.testing.entry import Status, call
 
-OPERATORS = "sigmoid", "lltm", "depthwise_conv2d"  # enough to tell what is built again
+OPERATORS = "sigmoid", "lltm", "depthwise_conv2d"  # these few show what is built again
 
 
 def make(folder, *variables):
-    command = ["make", "all", "NVCC=", "FLAGS=-std=c++17 -O0", *variables]  # in 6 s instead of 40 s
+    command = ["make", "all", "NVCC=", "FLAGS=-std=c++17 -O0", *variables]  # takes 6 s instead of 40 s
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
 
 
 def built(folder, *variables):
-    """How many libraries make builds."""
+    """Returns how many libraries make builds."""
     return make(folder, *variables).stdout.count("-o msops/lib/")
 
 
 @pytest.fixture(scope="module")
 def cpu_build(tmp_path_factory):
-    """A copy of the project that was built without nvcc, in a path with a space, and the process that built it."""
+    """Returns a copy of the project, built without nvcc in a path with a space, and the process that built it."""
     folder = tmp_path_factory.mktemp("without nvcc")
     shutil.copy(ROOT / "Makefile", folder)
     for name in ("aot_kernels", "msops"):
@@ -63,11 +63,11 @@ def test_builds_what_changed(cpu_build):
     assert built(folder) == 1
     (folder / "aot_kernels" / "common" / "call.h").touch()
     assert built(folder) == everything
-    assert built(folder, "CXX=g++ -DNDEBUG") == everything  # another command
+    assert built(folder, "CXX=g++ -DNDEBUG") == everything  # the command has changed
 
 
 def test_broken_compiler(cpu_build, tmp_path):
-    """Replaces no library, and no later build takes what it left."""
+    """A compiler that fails replaces no library, and no later build uses what it left."""
     folder, _ = cpu_build
     libraries = {path: path.read_bytes() for path in (folder / "msops" / "lib").glob("*.so")}
     compiler = tmp_path / "g++"
@@ -83,7 +83,7 @@ def test_broken_compiler(cpu_build, tmp_path):
 
 @pytest.mark.parametrize(("given", "jobs"), [("", 3), ("-j1", 1), ("MAKEFLAGS=-j2", 2)])
 def test_builds_at_once(tmp_path, given, jobs):
-    """make starts a compiler for each core, unless it is told how many, be it by the make that runs it."""
+    """make starts a compiler for each core, unless -j or the make that runs it sets the number."""
     (tmp_path / "nproc").write_text("#!/bin/sh\necho 3\n")
     (tmp_path / "compiler").write_text(f"#!/bin/sh\ntouch {tmp_path}/started.$$\nsleep 1\nexit 1\n")
     for command in ("nproc", "compiler"):
@@ -99,7 +99,7 @@ def test_builds_at_once(tmp_path, given, jobs):
 
 
 def test_environment_behind_a_link(tmp_path):
-    """Is not emptied."""
+    """make does not empty the folder that .venv links to."""
     project, environment = tmp_path / "project", tmp_path / "environment"
     project.mkdir()
     environment.mkdir()
@@ -118,7 +118,7 @@ def test_environment_behind_a_link(tmp_path):
 def test_import_without_libraries(cpu_build, code):
     folder, _ = cpu_build
     (folder / "msops" / "lib").rename(folder / "msops" / "elsewhere")
-    done = run_python("-c", code, cwd=folder)  # of which the package comes first
+    done = run_python("-c", code, cwd=folder)  # Python finds this folder's package first
     (folder / "msops" / "elsewhere").rename(folder / "msops" / "lib")
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].startswith("ImportError: msops cannot load the library add: ")

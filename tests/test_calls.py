@@ -1,4 +1,4 @@
-"""How operators may be called and differentiated, and the words for what cannot be."""
+"""Tests how operators may be called and differentiated, and the messages for calls that are not allowed."""
 
 import re
 
@@ -93,7 +93,7 @@ def test_operator_that_is_made_by_once(library):
 @pytest.mark.skipif(compat.VERSION < (2, 0), reason="MindSpore 1.10 has its own words")
 @pytest.mark.parametrize("derivatives", [1, 2])
 def test_gradient_that_is_missing(mode, library, derivatives):
-    """The words name the C function, and so tell which of several has none."""
+    """The message names the C function, and so tells which of several operators has no gradient."""
     if mode == "pynative" and compat.VERSION == (2, 0) and derivatives == 2:
         pytest.skip("MindSpore 2.0 crashes")
     backward = custom_op(library.SquareBackward, "x, dy -> dx") if derivatives == 2 else None
@@ -113,7 +113,7 @@ def test_jvp_of_what_has_no_gradient(mode, library):
 
 
 class Around(nn.Cell):
-    """x times what the operator makes, without its gradient."""
+    """Multiplies x by the operator's result, through which no gradient flows to x."""
 
     def __init__(self, op, where):
         super().__init__()
@@ -144,7 +144,7 @@ class Gathered(nn.Cell):
 
 
 def test_whole_numbers_have_no_gradient(mode, library):
-    """Such as indices: no gradient flows through them."""
+    """No gradient flows through integers such as indices."""
     gradient = ops.grad(Gathered(custom_op(library.First, "x -> place(1, dtype=int64)")))(X)
     np.testing.assert_array_equal(gradient.asnumpy(), [2, 0, 0])
 
@@ -185,7 +185,7 @@ def test_gradient_of_no_input(library, gives, message):
 
 @pytest.mark.parametrize("gives", ["dx; partial(3)", "dw; partial(3)"])
 def test_scratch_beside_gradients(mode, library, gives):
-    """Inputs without a gradient get zeros, and scratch is not one."""
+    """Inputs without a gradient get zeros, and scratch does not count as a gradient."""
     backward = custom_op(library.TwoGradients, f"x, w, dy -> {gives}")
     net = Net(custom_op(library.Difference, "x, w -> y", gradient=backward))
     dx, dw = ops.grad(net, (0, 1))(X, 2 * X)
@@ -204,7 +204,7 @@ def both_results(x, out, dout):
 
 
 def test_scratch_is_hidden(mode, library):
-    """It is neither in the value of a call nor in what a gradient function gets."""
+    """Neither the value of a call nor the arguments of a gradient function contain scratch."""
     one = Net(custom_op(library.TwoResults, "x(N) -> y(N); z(N), partial(N)", gradient=only_the_first))
     np.testing.assert_array_equal(one(X).asnumpy(), [1, 4, 9])
     np.testing.assert_array_equal(ops.grad(one)(X).asnumpy(), [2, 4, 6])
@@ -233,7 +233,8 @@ def test_sizes_of_scratch_from_infer_and_signature(mode, library):
 
 
 def test_shapes_that_change(mode, library):
-    """MindSpore 2.0 asks the C function for sizes then, in PyNative mode, too."""
+    """An operator works when shapes change, also in MindSpore 2.0, which then asks the C function for sizes even in
+    PyNative mode."""
     backward = custom_op(library.SquareBackward, "x(*S), dy(*S) -> dx(*S)")
     gradient = ops.grad(Net(custom_op(library.Square, "x -> y", gradient=backward)))
     for n in (3, 1, 5, 2, 4):

@@ -1,4 +1,4 @@
-"""What make and msops.load share: the host compiler (host_compiler.sh), the GPUs (gpu_code.sh) and the flags."""
+"""Tests what make and msops.load share: the host compiler (host_compiler.sh), the GPUs (gpu_code.sh) and the flags."""
 
 import os
 import re
@@ -24,7 +24,7 @@ esac
 
 
 class Machine:
-    """A PATH with these commands only. Its nvcc takes g++-7 to g++-11, and knows sm_70, 80 and 90."""
+    """Sets up a PATH that holds only given commands. Its nvcc takes g++-7 to g++-11, and knows sm_70, 80 and 90."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -56,7 +56,7 @@ def machine(tmp_path, monkeypatch):
 
 
 def test_default(machine):
-    """g++ is tried first: a trial costs a third of a second."""
+    """The script tries g++ first, since each trial costs a third of a second."""
     machine.compilers("g++", "g++-9", "g++-11")
     machine.install("nvcc", '#!/bin/sh\n[ "$2" = "$PATH/g++" ]\n')
     assert host_compiler(machine.nvcc) == str(machine.folder / "g++")
@@ -103,7 +103,7 @@ def make(machine, *variables, goal="all"):
 
 
 def test_make_and_load(machine, monkeypatch):
-    """Both take the script's compiler and the same flags, and say what the script says."""
+    """make and msops.load take the script's compiler and the same flags, and print the script's messages."""
     machine.compilers("g++", "g++-11")
     machine.gpus("9.0")
     monkeypatch.setenv("NVCC", machine.nvcc)
@@ -112,7 +112,7 @@ def test_make_and_load(machine, monkeypatch):
         msops.load("answer", "int answer();\n", cache_folder=machine.folder / "cache")
     (loading,) = re.findall(r"\n(.*) -MMD ", str(caught.value))
     assert making.startswith(f"{machine.nvcc} -ccbin {machine.folder}/g++-11 -std=c++17 ")
-    compiling = re.sub(r"-shared|-Xlinker \S+", "", making)  # what links is make's own
+    compiling = re.sub(r"-shared|-Xlinker \S+", "", making)  # only make links in this command
     made = set(compiling.replace("-Xcompiler ", "-Xcompiler=").split())
     assert made == set(loading.split()) - {f"-I{msops.get_include()}"}
     assert made >= {"--expt-relaxed-constexpr", "-Xcompiler=-Werror=return-type", "-gencode=arch=compute_90,code=sm_90"}
@@ -121,12 +121,12 @@ def test_make_and_load(machine, monkeypatch):
     monkeypatch.setenv("CXX", "g++")
     with pytest.raises(msops.CompileError, match=f"^msops.load: .*{words}"):
         msops.load("answer", "int answer();\n", cache_folder=machine.folder / "cache")
-    assert f"host_compiler.sh {machine.nvcc} g++\n" in done.stdout  # the first command: its failure ends make
+    assert f"host_compiler.sh {machine.nvcc} g++\n" in done.stdout  # comes first, so that its failure ends make
     assert done.stdout.index("host_compiler.sh") < done.stdout.index("-MMD")
 
 
 def code(machine, *arguments):
-    """The GPUs that gpu_code.sh names, and its other flags."""
+    """Returns the GPUs that gpu_code.sh names, and its other flags."""
     script = Path(msops.get_include(), "common", "gpu_code.sh")
     done = subprocess.run(["sh", script, machine.nvcc, *arguments], capture_output=True, text=True)
     assert done.stderr == ""
@@ -136,10 +136,10 @@ def code(machine, *arguments):
 @pytest.mark.parametrize(
     ("at_hand", "archs"),
     [
-        ((), ["compute_70"]),  # the oldest that msops knows, of those that nvcc knows
+        ((), ["compute_70"]),  # the oldest architecture that both msops and nvcc know
         (("9.0",), ["sm_90"]),
         (("9.0", "8.0", "9.0"), ["sm_80", "sm_90"]),
-        (("8.6",), ["compute_80"]),  # nvcc knows no code for it, but an older one
+        (("8.6",), ["compute_80"]),  # nvcc knows an older architecture, but not this one
         (("12.0", "10.3", "8.0"), ["sm_80", "compute_90"]),
         (("6.0",), ["compute_70"]),
     ],
@@ -157,7 +157,7 @@ def test_gpus_that_are_named(machine):
 
 
 def test_wheel(machine):
-    """It is for other machines, too."""
+    """A wheel has code for more GPUs than this machine's, unless ARCHS says otherwise."""
     machine.compilers("g++", "g++-11")
     machine.gpus("7.0")
     for variables, archs in (((), ["sm_80", "sm_90", "compute_75"]), (("ARCHS=70",), ["sm_70"])):
@@ -167,13 +167,13 @@ def test_wheel(machine):
 
 
 def test_what_newer_nvccs_know(machine):
-    machine.install("nvcc", "#!/bin/sh\necho compute_75; echo '  --threads <number>'\n")  # and sm_90a
+    machine.install("nvcc", "#!/bin/sh\necho compute_75; echo '  --threads <number>'\n")  # newer ones know sm_90a, too
     assert code(machine) == ["compute_75"]
     assert code(machine, "80 90", "75") == ["sm_80", "sm_90a", "compute_75", "--threads=0"]
 
 
 def nvcc_11_8():
-    """The path of Debian's, or None."""
+    """Returns the path of Debian's nvcc 11.8, or None."""
     path = shutil.which("nvcc", path="/usr/bin")
     said = subprocess.run([path, "--version"], capture_output=True, text=True).stdout if path else ""
     return path if "release 11.8" in said and shutil.which("g++-11") else None
@@ -187,7 +187,7 @@ def test_nvcc_11_8():
 
 
 def test_nvcc_without_cuda_home(machine, monkeypatch):
-    """An empty CUDA_HOME is not the root folder, nor the current one."""
+    """An empty CUDA_HOME stands neither for the root folder nor for the current one."""
     monkeypatch.delenv("NVCC", raising=False)
     (machine.folder / "bin").mkdir()
     (machine.folder / "nvcc").rename(machine.folder / "bin" / "nvcc")

@@ -1,4 +1,4 @@
-"""opcheck's memory on the GPU, with a driver whose device is the CPU."""
+"""Tests opcheck's GPU memory through a driver whose device is the CPU."""
 
 import ctypes
 import subprocess
@@ -69,7 +69,7 @@ def path(tmp_path_factory):
 
 @pytest.fixture
 def driver(path):
-    """All that a test allocates is freed."""
+    """Returns a driver, and requires that the test frees all that it allocates."""
     yield cuda.Driver(path=path)
     assert ctypes.CDLL(path).allocated() == 0
 
@@ -98,7 +98,7 @@ def test_errors(driver, path):
 
 @pytest.fixture
 def on_gpu(path, monkeypatch):
-    """What seems to be a GPU; entries are called on the CPU's null stream."""
+    """Makes the CPU look like a GPU. Entries are called on its null stream."""
     get_context = mindspore.get_context
     monkeypatch.setattr(mindspore, "get_context", lambda key: "GPU" if key == "device_target" else get_context(key))
     monkeypatch.setattr(memory, "has_gpu_code", lambda library: True)
@@ -120,7 +120,7 @@ def test_opcheck(monkeypatch):
 
 @pytest.mark.usefixtures("on_gpu")
 def test_findings(monkeypatch):
-    """Guards and inputs that change are found in that memory, and what the driver says ends a call."""
+    """opcheck finds changed guards and changed inputs in that memory, and an error of the driver ends a call."""
     with process.Process(memory.mindspores_device()) as calls:
         placed = memory.EntryCall(_sigmoid, [np.zeros(3)], ("y",), calls)
         assert placed.status == 0

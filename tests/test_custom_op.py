@@ -1,4 +1,4 @@
-"""msops.custom_op, once, broadcast and scratch: what MindSpore makes of them in both modes."""
+"""Tests msops.custom_op, once, broadcast and scratch through MindSpore, in both modes."""
 
 import copy
 import ctypes
@@ -116,14 +116,14 @@ def library():
 
 
 def make_cube(library, derivatives=1):
-    """With as many derivatives as that."""
+    """Makes an operator that has `derivatives` derivatives."""
     second = custom_op(library.CubeBackwardBackward, "x, dy, ddx -> dx, ddy")
     first = custom_op(library.CubeBackward, "x, dy -> dx", gradient=second if derivatives > 1 else None)
     return custom_op(library.Cube, "x -> y", gradient=first)
 
 
 def filled(library, n, value=1.0):
-    """An operator whose rule is a closure, of n."""
+    """Returns an operator whose rule is a closure over n."""
 
     def infer(x, value):
         return Spec((n,), x.dtype)
@@ -132,7 +132,7 @@ def filled(library, n, value=1.0):
 
 
 def scaled(library, factor):
-    """An operator whose gradient is a closure, of a factor."""
+    """Returns an operator whose gradient is a closure over a factor."""
 
     def gradient(x, y, dy):
         return (factor * dy,)
@@ -166,7 +166,7 @@ def test_several_outputs(mode, library):
 
 
 def test_gradient_of_some_inputs(mode, library):
-    """The others get zeros."""
+    """Inputs that the gradient's operator leaves out get zeros."""
     backward = custom_op(library.CubeBackward, "y, dsum -> dy")
     op = custom_op(library.Both, "x, y -> sum, product", gradient=backward)
     ones = Tensor(np.ones_like(X))
@@ -202,7 +202,7 @@ def test_c_entry_checks_the_other_dtype(mode, library, capfd):
     "bits", [0x7FF0DEADBEEF0001, -(2**63), 1, 0x000FFFFFFFFFFFFF, 0x3D719799812DEA11, 0xFFF0 << 48]
 )
 def test_float_attributes_are_exact(mode, library, bits):
-    """NaN with a payload, -0, subnormal numbers, 1e-12, -infinity."""
+    """Attributes keep every bit of NaN with a payload, -0, subnormal numbers, 1e-12 and -infinity."""
     (value,) = struct.unpack("d", struct.pack("Q", bits % 2**64))
     op = custom_op(library.Attributes, "x -> bits(1, dtype=int64), number(1, dtype=int64)", value=value, count=1)
     got, _ = run(Net(op), X)
@@ -289,17 +289,17 @@ def gradient_of_closures(library):
 
 
 def test_rules_that_are_closures(mode, library):
-    """Trap 1: MindSpore keeps what a rule gave, by the primitive's attributes."""
+    """MindSpore caches the results of a rule under the primitive's attributes, which closures must not share."""
     assert shapes_of_closures(library) == [(3,), (5,), (2,)]
 
 
 def test_gradients_that_are_closures(mode, library):
-    """Trap 2: and gradients."""
+    """MindSpore caches gradients under the primitive's attributes, too."""
     assert gradient_of_closures(library) == 53
 
 
 def test_operators_need_their_numbers(library, monkeypatch):
-    """Without them MindSpore takes one operator for another, and the two tests above fail."""
+    """Without their numbers, MindSpore takes one operator for another, and the two tests above fail."""
     add = Primitive.add_prim_attr
     monkeypatch.setattr(
         Primitive, "add_prim_attr", lambda op, key, value: op if key == "msops_operator" else add(op, key, value)
@@ -311,17 +311,17 @@ def test_operators_need_their_numbers(library, monkeypatch):
 
 
 def resident():
-    """Bytes of this process in memory, MindSpore's own with them."""
+    """Returns how many bytes this process has in memory, MindSpore's included."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 def opened():
-    """How many files, and parts of the test's libraries in memory."""
+    """Returns the number of open files, and that of the mapped parts of the test's libraries."""
     return len([*Path("/proc/self/fd").iterdir()]), Path("/proc/self/maps").read_text().count("custom_op_test")
 
 
 def test_many_operators(library):
-    """10,000 times the same take no memory and open nothing, and 2,000 others leave nothing behind."""
+    """Making one operator 10,000 times takes no memory and opens nothing; 2,000 different ones leave nothing behind."""
     mindspore.set_context(mode=mindspore.PYNATIVE_MODE)
     op = make_cube(library)
 
@@ -346,7 +346,7 @@ def test_many_operators(library):
 
 
 def test_many_shapes(library, monkeypatch):
-    """An operator keeps what it inferred for some of them."""
+    """An operator keeps the inferred results of only some shapes."""
     monkeypatch.setattr(primitive, "_KEPT", 3)
     mindspore.set_context(mode=mindspore.PYNATIVE_MODE)
     op = custom_op(library.Cube, "x -> y", name="many_shapes")
@@ -356,7 +356,7 @@ def test_many_shapes(library, monkeypatch):
 
 
 def test_library_by_a_variable(mode, library, monkeypatch):
-    """The variable, not the path, is what MindSpore gets, from 2.7 on."""
+    """From 2.7 on, MindSpore gets the name of the variable, not the path."""
     monkeypatch.setenv("CUSTOM_OP_TEST", "")
     named = msops.Library(library.path, variable="CUSTOM_OP_TEST")
     op = custom_op(named.Cube, "x -> y")
@@ -365,7 +365,7 @@ def test_library_by_a_variable(mode, library, monkeypatch):
 
 
 def test_operators_that_come_again(library):
-    """Have the numbers that they had, so that MindSpore does not begin anew."""
+    """An operator that is made again has its earlier number, so that MindSpore does not compile it again."""
 
     def numbers():
         op = make_cube(library, derivatives=2)
@@ -377,7 +377,7 @@ def test_operators_that_come_again(library):
 
 
 def test_second_order(mode, library):
-    """As the author gives its gradient."""
+    """The second derivative is the gradient that the author gave to the gradient's operator."""
     if mode == "pynative" and compat.VERSION == (2, 0):
         pytest.skip("MindSpore 2.0 crashes")
     op = make_cube(library, derivatives=2)
@@ -395,7 +395,7 @@ def test_second_order(mode, library):
 
 
 def test_third_order(mode, library):
-    """Needs a function, since ddx is an input already."""
+    """The third derivative needs a function, since ddx is an input already."""
     if mode == "pynative" and compat.VERSION < (2, 7):
         pytest.skip("MindSpore before 2.7 fails")
     third = custom_op(library.CubeThird, "x, dy, g, a, b -> dx, ddy, dg")
@@ -437,7 +437,8 @@ print(ops.grad(Net())(Tensor([3.0])))
 
 @pytest.mark.parametrize("cache", ["cache", "/proc/nowhere"])
 def test_files_of_gradients(library, tmp_path, cache):
-    """MindSpore looks for them, and prints errors if there are none; but where they can't be kept, all works, too."""
+    """MindSpore looks for files of gradients and prints errors if there are none. Where the files cannot be kept,
+    everything still works."""
     (tmp_path / "program.py").write_text(PROGRAM)
     variables = {"GLOG_v": "2", "MSOPS_CACHE": str(tmp_path / cache)}
     done = run_python(tmp_path / "program.py", library.path, cwd=tmp_path, **variables)
@@ -583,7 +584,7 @@ def test_gradient_of_unknown_names(library, signature, message):
 
 
 def test_gradient_of_ambiguous_names(mode, library):
-    """An operator of an input dy and an output y: only a function can tell it from the gradient of y."""
+    """An operator with an input dy and an output y needs a function, which tells dy from the gradient of y."""
     backward = custom_op(library.CubeBackward, "x, dy -> dx")
     message = "gradient must be a function, since dy would be both an input and the gradient of an output"
     for signature in ("x, dy -> y", "x, dy -> y, z"):
@@ -630,7 +631,7 @@ def open_net(op, *shape):
 
 
 def test_unknown_size_without_entry(library):
-    """A C function that is no MSOPS_ENTRY cannot ask for sizes."""
+    """A C function that is not an MSOPS_ENTRY cannot ask for sizes."""
     net = open_net(custom_op(library.NoEntry, "x -> y"), None, 4)
     with pytest.raises(ValueError, match="custom_op_test: x must have a shape known at compile time"):
         net(Tensor(np.ones((2, 4), np.float32)))
@@ -638,7 +639,7 @@ def test_unknown_size_without_entry(library):
 
 @needs_open_sizes
 def test_sizes_that_do_not_fit_when_the_graph_runs(library):
-    """The rule's own words come out."""
+    """The error has the message of the rule."""
 
     def rule(x):
         if x.shape[0] == 3:

@@ -1,4 +1,4 @@
-"""MindSpore's data parallelism: two processes train as one does. On GPUs, NCCL adds their gradients."""
+"""Tests MindSpore's data parallelism: two processes train as one does. On GPUs, NCCL adds their gradients."""
 
 import importlib
 
@@ -14,7 +14,7 @@ from msops.core.build import output_of
 
 @pytest.fixture
 def two_processes(device_target, tmp_path):
-    """Runs a script in two processes, which have ended then."""
+    """Returns a function that runs a script in two processes and waits until both have ended."""
     if device_target == "GPU" and len(output_of("nvidia-smi", "-L").splitlines()) < 2:
         pytest.skip("there is one GPU")
 
@@ -30,10 +30,10 @@ def test_all_cells(two_processes, mode, device_target, tmp_path):
 
 
 def test_example(two_processes, device_target, tmp_path):
-    """The curve of the losses is that of one process. It differs in the order in which numbers are added, by 1e-6 on a
-    CPU; on GPUs MindSpore's convolutions round to TF32, too. With nn.BatchNorm2d the curves differ by much more."""
+    """Two processes have the loss curve of one process. The curves differ by 1e-6 on a CPU, since numbers are added in
+    another order; on GPUs MindSpore's convolutions also round to TF32. With nn.BatchNorm2d they differ by much more."""
     example, always = ROOT / "examples" / "digits.py", ("--device-target", device_target, "--epochs", 3, "--output")
-    done = two_processes(example, *always, tmp_path / "two")  # of three epochs the accuracy is too low
+    done = two_processes(example, *always, tmp_path / "two")  # fails: after three epochs the accuracy is too low
     run_python(example, *always, tmp_path / "one", cwd=tmp_path)
     assert (tmp_path / "two" / "digits.png").is_file(), done.stdout + done.stderr
     one, two = (np.loadtxt(tmp_path / name / "digits.csv", delimiter=",", skiprows=1).T for name in ("one", "two"))

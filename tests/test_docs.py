@@ -1,13 +1,14 @@
-"""The examples in docstrings run; so does each block of code in README and docs, and prints what the page shows.
+"""Tests that the examples in docstrings run, and that each block of code in README and docs runs and prints what the
+page shows.
 
-What a block is follows from the line that begins it:
+The line that begins a block tells what becomes of it:
 
 - ```` ```python ```` runs in the page's folder, after the blocks before it; ```` ```sh ```` runs in that folder;
 - ```` ```cuda ```` and ```` ```cpp ```` compile;
 - ```` ```LANGUAGE file=NAME ```` is written to the page's folder, for the blocks after it;
-- ```` ```text ```` is what the block before it printed: numbers to within 1 %, and ``...`` is anything;
+- ```` ```text ```` is what the block before it printed: numbers agree to 1 %, and ``...`` stands for anything;
 - ```` ```LANGUAGE norun ```` is not run, since it installs, takes minutes or needs what is not here. The targets and
-  modules that it names exist, and Python is Python.
+  modules that it names must exist, and its Python must parse.
 """
 
 import doctest
@@ -47,7 +48,7 @@ def test_docstring(name):
 
 
 def test_reference_has_all_names():
-    """`operators` stands for those of the package."""
+    """The reference names every public name; its directive `operators` stands for the package's operators."""
     names = re.findall(r"^\.\. auto\w+:: ([\w.]+)", (ROOT / "docs" / "api.rst").read_text(), re.MULTILINE)
     listed = {f"msops.{name.removeprefix('msops.')}" for name in names}
     assert {name for name in PUBLIC if not PUBLIC[name].__module__.startswith("msops.operators.")} == listed
@@ -55,7 +56,7 @@ def test_reference_has_all_names():
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch, device_target):
-    """A working folder from which Python imports; all that is in it are the benchmarks."""
+    """Returns a working folder from which Python imports. It holds only the benchmarks."""
     mindspore.set_context(mode=mindspore.PYNATIVE_MODE)
     (tmp_path / "benchmarks").symlink_to(ROOT / "benchmarks")
     monkeypatch.chdir(tmp_path)
@@ -72,7 +73,7 @@ def folder(tmp_path, monkeypatch, device_target):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_page(page, folder, monkeypatch, capfd):
-    module = types.ModuleType("page")  # in a file, since MindSpore reads the source of what it compiles
+    module = types.ModuleType("page")  # needs a file, since MindSpore reads the source of what it compiles
     module.__file__ = str(folder / "page.py")
     monkeypatch.setitem(sys.modules, "page", module)
     source, printed = "", ""
@@ -85,7 +86,7 @@ def test_page(page, folder, monkeypatch, capfd):
         elif mark.startswith("file="):
             path = Path(mark.removeprefix("file="))
             path.write_text(code)
-            sys.modules.pop(path.stem, None)  # another's of that name, such as an example's
+            sys.modules.pop(path.stem, None)  # may be another module of that name, such as an example
         elif language == "python":
             Path(module.__file__).write_text(source + code)
             exec(compile("\n" * source.count("\n") + code, module.__file__, "exec"), vars(module))  # noqa: S102

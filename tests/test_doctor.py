@@ -1,4 +1,4 @@
-"""`python -m msops doctor`: the whole report, Python, MindSpore, and an operator that runs."""
+"""Tests of `python -m msops doctor`: the whole report, Python, MindSpore, and an operator that runs."""
 
 import ast
 import importlib.metadata
@@ -23,7 +23,7 @@ def run_doctor(*options, program=("-m", "msops"), **variables):
 
 
 def test_this_environment():
-    """All of it, with the real MindSpore."""
+    """The doctor reports on this environment, with the real MindSpore."""
     done = run_doctor(NVCC="")
     lines = [line.split(maxsplit=2) for line in done.stdout.splitlines()]
     assert done.returncode == 0, done.stdout + done.stderr
@@ -35,11 +35,11 @@ def test_this_environment():
     names = sorted(path.stem for path in (ROOT / "aot_kernels").glob("*.cu"))
     assert [name for line in lines if line[1] == "libraries" for name in line[2].split(":")[0].split(", ")] == names
     assert " ".join(lines[-1]).startswith("msops works on CPU")
-    assert "export" not in done.stdout  # of what is not wrong
+    assert "export" not in done.stdout  # nothing is wrong, so that no command is needed
 
 
 def test_nothing_installed(patient):
-    """The report as JSON, and the exit status, of a Python without site-packages."""
+    """A Python without site-packages still gets the report as JSON, and exit status 1."""
     done = run_doctor("--json", program=("-S", "-m", "msops"), PYTHONPATH="", PATH=str(patient.commands))
     assert done.stderr == ""
     report = json.loads(done.stdout)
@@ -57,7 +57,7 @@ def test_nothing_installed(patient):
 
 
 def test_python_before_what_msops_can_be_read_by(tmp_path):
-    """It gets as far as the line that says so; what it reads until then has no newer syntax."""
+    """A Python that is too old gets as far as the line that says so: what it reads until then has no newer syntax."""
     program = tmp_path / "program.py"
     program.write_text(
         "import ast, runpy, sys\n"
@@ -75,9 +75,9 @@ def test_python_before_what_msops_can_be_read_by(tmp_path):
 
 
 def test_python_that_is_too_new(patient, monkeypatch):
-    """pip has no MindSpore for it, so that no other command would help."""
+    """pip has no MindSpore for that Python, so that only another Python helps."""
     monkeypatch.setattr(sys, "version_info", (3, 13, 0))
-    patient.command("python3.12", "exit 1")  # without venv
+    patient.command("python3.12", "exit 1")  # has no venv
     patient.command("python3.10", "exit 0")
     _, python, *others = doctor.examine()
     assert python.text.endswith("must be 3.9 to 3.12")
@@ -111,7 +111,7 @@ PILLOW = """AttributeError("module 'PIL.Image' has no attribute 'ANTIALIAS'")"""
     ],
 )
 def test_mindspore_that_cannot_be_imported(patient, requirement, code, mend):
-    """No command puts another version in its place."""
+    """The doctor's commands do not replace it with another version."""
     patient.install(*requirement.split("=="), code)
     tried = smoke.run("CPU")
     state, text, mends = modules.mindspore(tried)[1:]
@@ -132,7 +132,7 @@ def test_library_of_cuda_that_is_there_but_not_found(patient):
 
 
 def test_two_mindspores(patient):
-    """As after a doctor that put 2.9.0 over mindspore-gpu 1.10.0."""
+    """The doctor finds two distributions, as when 2.9.0 was installed over mindspore-gpu 1.10.0."""
     patient.install("mindspore-gpu", "1.10.0", "raise ImportError")
     patient.install("mindspore", "2.9.0", "raise ImportError")
     state, text, mend = modules.mindspore(smoke.run("CPU"))[1:]
@@ -155,7 +155,7 @@ def test_mindspore_that_nobody_tried(patient, version):
 
 
 def test_mindspore_of_no_distribution(patient):
-    """As one that was built from source."""
+    """The doctor reports a MindSpore that belongs to no distribution, such as one built from source."""
     package = patient.site / "mindspore" / "__init__.py"
     package.parent.mkdir()
     package.write_text("raise ImportError('no')")
@@ -177,7 +177,7 @@ def test_version_trap(patient, name, version, bound):
 
 
 def test_gpu_that_msops_has_no_kernels_for(patient):
-    """No command follows: neither nvcc nor CUDA 11 would help."""
+    """The doctor names no command, since neither nvcc nor CUDA 11 would help."""
     patient.command("nvidia-smi", smi("6.1"))
     patient.command("nvcc", nvcc(*NEW))
     patient.command("g++", "echo 12.2.0")
@@ -206,7 +206,7 @@ def test_operator_that_fails(tmp_path, monkeypatch, code, error):
 
 
 def test_gpu_without_cuda11():
-    """MindSpore itself, on what is no GPU; a real one is hidden, for which CUDA 11 may be there."""
+    """MindSpore itself is asked for a GPU where there is none. A real GPU is hidden, since its CUDA 11 may be there."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CUDA_VISIBLE_DEVICES", "")
         tried = smoke.run("GPU")

@@ -1,4 +1,4 @@
-"""What the doctor says of the driver, nvcc, the C++ compiler, the cache, and MindSpore's CUDA 11."""
+"""Tests what the doctor says of the driver, nvcc, the C++ compiler, the cache, and MindSpore's CUDA 11."""
 
 import os
 import shutil
@@ -45,7 +45,7 @@ TOO_NEW = "13.0, {nvcc}, is too new for the driver, which is for CUDA up to 12.4
     [
         (H200, None, [], NONE, "13.0 or older: {ARCHIVE}"),
         (H200, None, [NEW, OLD], NONE, "13.0"),
-        (H200, ("11.6",), [NEW], "11.6, {nvcc}, does not compile", "13.0"),  # as in a CUDA_HOME without compiler
+        (H200, ("11.6",), [NEW], "11.6, {nvcc}, does not compile", "13.0"),  # as in a CUDA_HOME that has no compiler
         (V100, NEW, [OLD, ("12.9", 50, 90)], "13.0, {nvcc}, is too new for sm_70", "12.9"),
         (V100, NEW, [], "13.0, {nvcc}, is too new for sm_70", "12.9 or older: {ARCHIVE}"),
         (H200, ("11.1", 35, 86), [("11.8", 35, 90)], "11.1, {nvcc}, is too old for sm_90", "11.8"),
@@ -56,7 +56,7 @@ TOO_NEW = "13.0, {nvcc}, is too new for the driver, which is for CUDA up to 12.4
     ],
 )  # fmt: skip
 def test_nvcc(patient, driver, on_path, toolkits, text, install):
-    """The command names a toolkit that mends it; where none is there, what to install."""
+    """The command names a toolkit that solves the problem; where there is none, it tells what to install."""
     patient.command("nvidia-smi", driver)
     path = on_path and patient.command("nvcc", nvcc(*on_path))
     paths = {toolkit[0]: patient.toolkit(*toolkit) for toolkit in toolkits}
@@ -74,7 +74,8 @@ def test_nvcc(patient, driver, on_path, toolkits, text, install):
 
 
 def test_nvcc_that_takes_the_assembler_of_another(patient, monkeypatch):
-    """As Debian's does, which has no profile beside it: ptxas 13 refuses what nvcc 11.8 compiles for sm_70."""
+    """The doctor finds an nvcc that runs another's ptxas, as Debian's does, since it has no profile beside it. ptxas 13
+    refuses what nvcc 11.8 compiles for sm_70."""
     patient.command("nvidia-smi", V100)
     patient.command("ptxas", nvcc("13.0"))
     debian, own = patient.command("nvcc", nvcc(*OLD)), patient.toolkit("12.9", 50, 90)
@@ -97,7 +98,7 @@ def test_nvcc_without_gpu(patient):
     assert patient.nvcc()[0].state == "none"
 
 
-# Refuses a host compiler of a name, as nvcc 11.8 refuses GCC 12.
+# This nvcc refuses a host compiler by its name, as nvcc 11.8 refuses GCC 12.
 TAKES_11 = "gcc versions later than 11 are not supported!"
 REFUSES = f"""
 case "$*" in
@@ -106,7 +107,7 @@ esac"""
 
 
 def test_cxx(patient, monkeypatch):
-    """What nvcc refuses, and what is missing beside it."""
+    """The doctor names the compiler that nvcc refuses, and the one that is missing."""
 
     def found():
         build.host_compiler.cache_clear()
@@ -145,12 +146,13 @@ def test_cache(patient, monkeypatch):
     assert found()[0] == "ok"
     monkeypatch.delenv("MSOPS_CACHE")
     monkeypatch.delenv("HOME")
-    monkeypatch.setattr(os, "getuid", lambda: 54321)  # whom the system does not know
+    monkeypatch.setattr(os, "getuid", lambda: 54321)  # a user whom the system does not know
     assert found() == ("wrong", "there is no home folder, so msops.load keeps nothing", mend)
 
 
 def test_cuda11(patient, monkeypatch):
-    """A backend for CUDA 11.1 and one for 11.6, which link two libraries that no machine has. Each command mends."""
+    """MindSpore has a backend for CUDA 11.1 and one for 11.6, which link two libraries that no machine has. Each of the
+    doctor's commands solves its problem."""
 
     def found():
         gpus = gpu.look()
@@ -182,7 +184,7 @@ def test_cuda11(patient, monkeypatch):
     (export,) = found()["CUDA 11"].mend
     folders = [str(patient.site / "nvidia" / name / "lib") for name in wheels]
     assert export == f'export LD_LIBRARY_PATH="{":".join(folders)}${{LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}}"'
-    # The nvcc that one command names stays the one that msops uses after the other.
+    # The second command must not change which nvcc msops uses after the first.
     toolkit = patient.toolkit(*NEW)
     patient.do(*patient.nvcc()[0].mend, *found()["CUDA_HOME"].mend, export)
     assert patient.nvcc()[0].text == f"13.0, {toolkit}"
@@ -198,13 +200,13 @@ def test_cuda11(patient, monkeypatch):
     patient.command(path, nvcc("12.8"))
     assert found()["CUDA_HOME"].text.startswith(f"{patient.folder}/home/bin/nvcc does not tell CUDA 11.6")
 
-    # An nvcc of the system: CUDA_HOME is the folder above bin. Unset, it would be / to whoever joins the two.
+    # For the system's nvcc, CUDA_HOME is the folder above bin. To a program that joins paths, an unset one would be /.
     system = patient.command(patient.folder / "bin" / "nvcc", nvcc("11.8", 35, 90))
     monkeypatch.setenv("PATH", f"{os.environ['PATH']}:{system.parent}")
     monkeypatch.delenv("CUDA_HOME")
     assert found()["CUDA_HOME"].mend == (f"export CUDA_HOME={patient.folder}",)
 
-    for plugin in plugins.iterdir():  # 1.10 has one backend, and asks nobody for a release
+    for plugin in plugins.iterdir():  # MindSpore 1.10 has one backend, and does not look for a release of CUDA
         plugin.unlink()
     shutil.copy(patient.site / "nvidia" / "cublas" / "lib" / "libcublas.so.0", plugins / "libmindspore_gpu.so")
     assert list(found()) == ["CUDA 11"]

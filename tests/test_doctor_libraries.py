@@ -1,4 +1,4 @@
-"""What the doctor says of the package's own libraries."""
+"""Tests what the doctor says of the package's own libraries."""
 
 import os
 import shutil
@@ -14,7 +14,7 @@ from patient import CUDA12, H200, INSTALL, NEW, REINSTALL, empty_library, gcc, n
 
 
 def test_libraries_that_pip_installed(patient):
-    """What there must be is in the list that the wheel has of its files."""
+    """The wheel's list of files tells which libraries must exist."""
     files = ["msops/__init__.py", "msops/lib/add.so", "msops/lib/lltm.so", "msops/lib/lltm_sequence.so"]
     assert patient.libraries()[0].state == "wrong"
     patient.install("msops", "0.1.0", files=files)
@@ -32,7 +32,7 @@ def test_libraries_that_pip_installed(patient):
 
 
 def test_libraries_that_are_built_in_the_source_folder(patient):
-    """The sources tell which there must be; git has what is no more."""
+    """The sources tell which libraries must exist, and git restores a source that is gone."""
     patient.command("git", 'exec /usr/bin/git "$@"')
     kernels = patient.site / "aot_kernels"
     kernels.mkdir()
@@ -85,7 +85,7 @@ def test_library_on_a_file_system_without_execution(patient, monkeypatch):
 def test_library_that_may_not_be_read(patient, what):
     path = patient.library("add")
     patient.install("msops", "0.1.0", files=["msops/lib/add.so"])
-    # Root may read anything, unless it gives that up.
+    # Root can read everything, unless it gives up that capability.
     may_not = ["/usr/bin/setpriv", "--bounding-set=-dac_override,-dac_read_search"] if os.geteuid() == 0 else []
     program = (
         f"import sys; sys.path[:0] = {[str(patient.site), str(ROOT)]}\n"
@@ -137,7 +137,7 @@ TOO_OLD = "; the driver is for CUDA up to 12.4"
         (H200, "13.0", [(2, 100), (1, 100)], "; not for sm_90"),
         (H200, "13.0", [(2, 80), (1, 75)], ""),
         (H200, "13.0", [(2, 80), (2, 90)], ""),
-        (H200, "13.1", [(2, 90)], ""),  # machine code runs with all drivers of a major version, PTX does not
+        (H200, "13.1", [(2, 90)], ""),  # machine code runs with every driver of a major version, PTX does not
         (H200, "13.1", [(1, 90)], "; as PTX, for sm_90, it needs a driver for CUDA 13.1, not 13.0"),
         (CUDA12, "13.0", [(2, 90)], TOO_OLD),
         (smi(driver="470.57", cuda="11.4"), "11.1", [(2, 80)], ""),
@@ -156,7 +156,7 @@ def test_architectures(patient, driver, release, parts, complaint):
 
 
 def test_driver_older_than_the_nvcc_that_built(patient):
-    """The commands do not build again with the nvcc that built what does not run."""
+    """No command builds again with the nvcc whose code the driver cannot run."""
     patient.command("nvidia-smi", CUDA12)
     patient.command("nvcc", nvcc(*NEW))
     patient.library("add", "13.0", [(2, 90)])
@@ -196,7 +196,7 @@ def test_architectures_as_nvcc_writes_them(tmp_path):
     path = build.find_nvcc()
     if not {80, 90} <= set(
         compilers.look(path).archs if path else ()
-    ):  # such as one that only tells MindSpore a release
+    ):  # nvcc may be a script that only tells MindSpore a release
         pytest.skip("no nvcc for sm_90")
     (tmp_path / "a.cu").write_text("__global__ void f(float* x) { *x = 1; }")
     code = [

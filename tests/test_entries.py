@@ -1,7 +1,7 @@
-"""The C entries by themselves: what valid calls write, and that wrong ones are refused without a trace.
+"""Tests the C entries by themselves: what valid calls write, and that wrong calls are refused and change no memory.
 
-All calls come from the cards. A changed call is wrong if the operator's rule refuses its inputs, or promises other
-results than those handed over.
+All calls come from the cards. A changed call is wrong if the operator's rule refuses its inputs, or if the rule
+promises other results than the call provides.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ FEW, MANY, MOST = 2**16, 2**18, 2**21  # elements of a call's tensors
 
 
 def hostile_calls():
-    """The calls that are changed: one of each entry, and others that a card names."""
+    """Yields the calls that tests change: one of each entry, and others that a card names."""
     for card in CARDS:
         for case in card.hostile or (card.small,):
             shapes, settings = card.entry_cases()[case]
@@ -61,7 +61,7 @@ def attempt(call, capfd):
 
 
 def sizes_of(card, shapes, settings):
-    """How many elements the tensors of each of a case's calls have."""
+    """Returns, for each of a case's calls, how many elements its tensors have together."""
     calls = calls_of_specs(card.operators(shapes, **settings), shapes)
     return [sum(spec.size for spec in call.params.values()) for call in calls]
 
@@ -69,7 +69,7 @@ def sizes_of(card, shapes, settings):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("card", CARDS, ids=lambda card: card.name())
 def test_valid_calls(card, dtype, capfd):
-    """They write the formulas' results, whatever was there before, and nothing else. Memory ends where arrays do."""
+    """Valid calls write only the formulas' results, whatever was there before. Memory ends where arrays end."""
     with Process(Where()) as process:
         for case, (shapes, settings) in card.entry_cases().items():
             if sum(sizes_of(card, shapes, settings)) > FEW:
@@ -86,7 +86,7 @@ def test_valid_calls(card, dtype, capfd):
                     assert_equal(each.outputs(), call.results, [f"{call.operator.entry.name}, {case}"] * len(results))
                 assert process.said() == ""
                 assert all(np.isfinite(result).all() for result in call.results), case
-                assert Attempt(call, capfd).call() == (Status.OK, [])  # where arrays without elements are null
+                assert Attempt(call, capfd).call() == (Status.OK, [])  # an Attempt's arrays without elements are null
 
 
 def test_parameter_count(attempt):
@@ -101,12 +101,13 @@ def test_dtypes(attempt):
         for wrong in {"int32", "bfloat16", "", None, *DTYPES} - {param.dtype}:
             if not attempt.fits(dtypes={name: wrong}):
                 attempt.refused_with(name, Status.BAD_DTYPE, dtype=wrong)
-    for wrong in ("int32", "complex64", "float"):  # formulas take bfloat16
+    for wrong in ("int32", "complex64", "float"):  # bfloat16 is missing, since formulas take it
         attempt.refused(Status.BAD_DTYPE, arrays=[p._replace(dtype=wrong) for p in attempt.params.values()])
 
 
 def test_ranks(attempt):
-    """Where the signature leaves a rank open, the shape is wrong. Results of `infer` may be of either kind."""
+    """A wrong rank is BAD_RANK, or BAD_SHAPE where the signature leaves the rank open. For results of `infer` it may be
+    either of the two."""
     inputs = {tensor.name: tensor.sizes for tensor in attempt.operator.signature.inputs}
     for name, param in attempt.params.items():
         sizes = inputs.get(name)
@@ -131,7 +132,7 @@ def test_lengths(attempt):
 
 
 def test_lengths_that_agree(attempt):
-    """Equal lengths of several tensors change together."""
+    """Lengths that are equal in several tensors change together."""
     shapes = {name: param.shape for name, param in attempt.params.items()}
     for length in {n for shape in shapes.values() for n in shape}:
         for other in {0, 1, length - 1, length + 1}:
@@ -152,8 +153,8 @@ def test_gradients_of_wrong_inputs(attempt):
 
 
 def test_what_the_rule_takes(call, request):
-    """A forward entry takes all that its rule takes. A gradient's rule does not know all: its entry may refuse some of
-    it, but accesses nothing beside arrays."""
+    """A forward entry takes all that its rule takes. A gradient's rule does not know every condition, so that its entry
+    may refuse some calls, but it accesses nothing outside the arrays."""
     names = names_of(call.operator)
     with Process(Where()) as process:
         made = memory.EntryCall(call.operator, call.inputs, names.results, process)
@@ -202,7 +203,7 @@ def test_strided_array():
 
 
 def test_every_operator_has_a_card():
-    """Every library, and every public function."""
+    """Each library and each public function of an operator belongs to a card."""
     libraries = {operator.entry.library.name for card in CARDS for operator in card.operators()}
     assert libraries == {path.stem for path in (ROOT / "aot_kernels").glob("*.cu")}
     public = [getattr(msops, name) for name in msops.__all__]
@@ -218,7 +219,7 @@ def test_every_entry_is_fuzzed():
 
 
 def print_results():
-    """A number for each call that is large enough for threads, from all bits of its results."""
+    """Prints, for each call that is large enough for threads, a checksum of each result."""
     for card in CARDS:
         for case, (shapes, settings) in card.entry_cases().items():
             if MANY < max(sizes_of(card, shapes, settings), default=0) < MOST:

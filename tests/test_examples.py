@@ -1,4 +1,4 @@
-"""The examples reach what they promise, or fail clearly."""
+"""Tests that the examples reach what they promise, or fail with a clear message."""
 
 import importlib
 import re
@@ -12,7 +12,7 @@ from child import ROOT, run_python
 
 @pytest.fixture
 def run(device_target, tmp_path):
-    """Runs an example with the test's folder as its output."""
+    """Returns a function that runs an example with the test's folder as its output."""
 
     def run_example(name, *options):
         script = ROOT / "examples" / f"{name}.py"
@@ -45,7 +45,7 @@ def test_volume_is_fitted(run, tmp_path):
 
 
 def test_picture_of_the_volume_has_room(monkeypatch):
-    """The label of the curve stands beside that of the colour bar, with a gap."""
+    """There is a gap between the label of the curve and the label of the colour bar."""
     monkeypatch.syspath_prepend(ROOT / "examples")
     volume = importlib.import_module("volume")
     values = np.zeros(volume._PIXELS**2)
@@ -69,13 +69,13 @@ def test_too_little_training_is_an_error(run, name, option, message):
 
 
 def lines_of(path):
-    """Those that are neither blank nor a comment."""
+    """Returns the number of lines that are neither blank nor a comment."""
     texts = map(str.strip, path.read_text().splitlines())
     return sum(bool(text) and not text.startswith("//" if path.suffix == ".cu" else "#") for text in texts)
 
 
 def test_line_counts():
-    """Those that examples/README.md states."""
+    """The examples have the line counts that examples/README.md states."""
     folder = ROOT / "examples"
     readme = (folder / "README.md").read_text()
     for name, most in (("swish", 30), ("logsumexp", 80)):

@@ -1,6 +1,6 @@
-"""Every C entry on the GPU against the same entry on the CPU, for all cases of the cards, and at huge sizes.
+"""Compares every C entry on the GPU with the same entry on the CPU, for all cases of the cards, and at huge sizes.
 
-This is also what to run under compute-sanitizer. Skipped without torch, a GPU or GPU code in the libraries.
+This file also runs under compute-sanitizer. It is skipped without torch, a GPU, or GPU code in the libraries.
 """
 
 import numpy as np
@@ -23,7 +23,7 @@ HUGE = [pytest.param(card, sizes, id=f"{card.name()} {sizes}") for card in CARDS
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("card", "shapes", "settings"), CASES)
 def test_gpu_equals_cpu(gpu, card, shapes, settings, dtype):
-    """At three alignments: of packs, of elements, of pairs."""
+    """Entries agree at three alignments: that of packs, of single elements, and of pairs."""
     for call in card.entry_calls(shapes, settings, dtype):
         for shift in (0, 1, 2):
             check_call(gpu, call, dtype, shift, f"{call.operator.entry.name}, shifted by {shift}")
@@ -39,7 +39,7 @@ def check_call(gpu, call, dtype, shift, what):
     assert all(g.untouched() for g in [*inputs, *outputs]), what
     for name, want, g in zip(names_of(call.operator).results, call.results, outputs):
         got = g.array.cpu().numpy()
-        # A sum of many terms may happen to be small, but its error is that of sums of their usual size.
+        # A sum of many terms may happen to be small, but its error is as large as if it had the usual size.
         terms = max(x.size for x in call.inputs) / max(1, want.size)
         scale = max(np.abs(want).max(initial=0), terms**0.5)
         tolerance = {"float16": 2e-3, "float32": 5e-6, "float64": 1e-13}[dtype]
@@ -48,5 +48,5 @@ def check_call(gpu, call, dtype, shift, what):
 
 @pytest.mark.parametrize(("card", "sizes"), HUGE)
 def test_huge(huge_gpu, card, sizes):
-    """More than 2^31 elements."""
+    """Entries take more than 2^31 elements."""
     card.check_huge(huge_gpu, *sizes)

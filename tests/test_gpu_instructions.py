@@ -1,5 +1,5 @@
-"""The headers of `common/gpu`: each compiles by itself and without a warning, and its functions are the instructions of
-their names."""
+"""Tests the headers of `common/gpu`: each compiles by itself and without a warning, and its functions are the
+instructions whose names they have."""
 
 import re
 import shutil
@@ -85,14 +85,14 @@ def test_functions_are_the_instructions_of_their_names(tmp_path):
         i = int(re.match(r"\w*?kernel(\d+)", ptx)[1])
         statement, expected = list(INSTRUCTIONS.items())[i]
         inline = " ".join(re.findall(r"// begin inline asm\n(.*?)\n\t// end inline asm", ptx, re.DOTALL))
-        # Registers' numbers are the compiler's.
+        # The compiler chooses the numbers of registers.
         pattern = re.sub(r"%\\?(rd?)1|%(r)2", lambda m: rf"%{m[1] or m[2]}\d+", re.escape(expected))
         assert re.search(pattern, inline), f"{statement}: no {expected} in\n{inline}"
 
 
 @pytest.mark.skipif(not NVCC, reason="there is no nvcc")
 def test_headers_compile_for_the_oldest_gpus(tmp_path):
-    """Functions whose instruction is missing do nothing there, and warn of nothing."""
+    """Functions whose instruction those GPUs lack do nothing, and cause no warning."""
     compile_ptx(source("".join(kernels())), "sm_75", tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""What the headers for authors offer, compiled as a user compiles it: functions, numbers, dtypes, columns, pairs."""
+"""Tests the headers for authors, compiled as a user compiles them: functions, numbers, dtypes, columns, pairs."""
 
 import re
 
@@ -170,7 +170,7 @@ def test_numbers_that_are_attributes(mode, library, alpha):
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 def test_numbers_that_are_tensors(mode, library, dtype):
-    """They may change from call to call, and make no operator anew."""
+    """Numbers in tensors may change from call to call without a new operator."""
     net = Net(custom_op(library.Affine, "x, factor() -> y", offset=1))
     x = np.resize(X.astype(dtype), 1030)
     for factor in (2, -0.5):
@@ -253,7 +253,7 @@ def test_gradient_in_bfloat16(mode, library, device_target):
 
 @pytest.mark.parametrize("columns", [1, 2, 5, 16, 37, 64, 300, 1024, 5000])
 def test_columns_and_pairs_in_reductions(library, columns):
-    x = np.random.default_rng(columns).integers(-50, 50, (3, columns)).astype(np.float32)  # of which some are equal
+    x = np.random.default_rng(columns).integers(-50, 50, (3, columns)).astype(np.float32)  # has equal numbers
     y, column = run(Net(custom_op(library.ArgMax, "x(N, C) -> y(N), column(N, dtype=int64)")), x)
     np.testing.assert_array_equal(y, x.max(1))
     np.testing.assert_array_equal(column, x.argmax(1))
@@ -302,7 +302,7 @@ MSOPS_ENTRY(Entry) {{
 
 @pytest.fixture(scope="module")
 def weight_gradient():
-    """The documentation's operator, which sums products over rows."""
+    """Returns the operator of the documentation that sums products over rows."""
     (source,) = re.findall(
         r"```cuda file=weight_gradient.cu\n(.*?)```", (ROOT / "docs/headers.md").read_text(), re.DOTALL
     )
@@ -316,7 +316,7 @@ def test_sums_of_functions_over_rows(mode, weight_gradient, dtype, shape):
     x, dy = np.random.default_rng(0).standard_normal((2, *shape)).astype(dtype)
     (dw,) = run(Net(weight_gradient), Tensor(x), Tensor(dy))
     products = x.astype("float64") * dy
-    # A unit in the last place of what is summed in, for the product and its sum; and one for rounding the result.
+    # The product and its sum may each err by one eps of the dtype they are summed in, and the result by its rounding.
     unit = np.finfo(np.promote_types(dtype, "float32")).eps
     allowed = 2 * unit * np.abs(products).sum(0) + np.finfo(dtype).eps * np.abs(products.sum(0))
     assert (np.abs(dw - products.sum(0)) <= allowed).all()

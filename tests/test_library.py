@@ -1,4 +1,4 @@
-"""msops.Library: what is loaded from where, and what is said when it is not."""
+"""Tests msops.Library: what it loads from where, and its messages when it cannot."""
 
 import shutil
 from pathlib import Path
@@ -17,7 +17,7 @@ ANSWER = 'extern "C" __attribute__((visibility("default"))) int Answer() { retur
 
 @pytest.fixture(scope="module")
 def loaded(tmp_path_factory):
-    """A library with one entry, which is Answer."""
+    """Returns a library with one entry, Answer."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("NVCC", "")
         return msops.load("answer", ANSWER, cache_folder=tmp_path_factory.mktemp("cache"))
@@ -32,7 +32,7 @@ def test_entry_that_does_not_exist(loaded):
 
 
 def test_library_by_a_relative_path(loaded, tmp_path, monkeypatch):
-    """The path is that of the folder where it was loaded."""
+    """A relative path refers to the folder that was current when the library was loaded."""
     monkeypatch.chdir(tmp_path)
     shutil.copy(loaded.path, "other.so")
     for path in ("other.so", Path("other.so"), "./other.so"):
@@ -40,7 +40,7 @@ def test_library_by_a_relative_path(loaded, tmp_path, monkeypatch):
 
 
 def test_path_with_a_colon(tmp_path):
-    """MindSpore takes what follows a colon for the entry's name."""
+    """msops refuses a colon, since MindSpore takes what follows it for the entry's name."""
     with pytest.raises(ImportError, match=r"^msops cannot load the library b: its path must have no colon: .*a:/b\.so"):
         msops.Library(tmp_path / "a:" / "b.so")
 
@@ -51,7 +51,7 @@ def test_library_that_is_none(tmp_path):
 
 
 def test_file_that_is_deleted(tmp_path, mode):
-    """Operators that use the library go on, also where MindSpore makes a new kernel."""
+    """Operators that use the library still work, also where MindSpore makes a new kernel."""
     folder = tmp_path / "cache"
     folder.mkdir()
     moved = msops.Library(shutil.copy(library.of_package("sigmoid").path, folder))

@@ -1,4 +1,4 @@
-"""msops.load: what is compiled when, and what is said when it does not work."""
+"""Tests msops.load: what it compiles when, and its messages when it cannot."""
 
 import ctypes
 import fcntl
@@ -23,7 +23,7 @@ ANSWER = 'extern "C" __attribute__((visibility("default"))) int Answer() { retur
 
 
 class Compiler:
-    """A g++ that counts its runs. It waits while there is a file `hold`."""
+    """Runs g++ and logs each run. It waits while the file `hold` exists."""
 
     def __init__(self, folder):
         self.path, self.log, self.hold = folder / "compiler", folder / "log", folder / "hold"
@@ -42,7 +42,7 @@ class Compiler:
         build._version.cache_clear()
 
     def runs(self):
-        """How many sources were compiled since the last time that one asked."""
+        """Returns how many sources were compiled since the last call."""
         lines = self.log.read_text().splitlines() if self.log.exists() else []
         self.log.unlink(missing_ok=True)
         return sum(" -c " in line for line in lines)
@@ -50,7 +50,7 @@ class Compiler:
 
 @pytest.fixture
 def compiler(tmp_path, monkeypatch):
-    """In place of g++, for an empty cache and without nvcc."""
+    """Puts a Compiler in place of g++, with an empty cache and without nvcc."""
     folder = tmp_path / "compiler"
     folder.mkdir()
     compiler = Compiler(folder)
@@ -65,7 +65,7 @@ def answer(loaded):
 
 
 def python(code, **variables):
-    """A process that runs code."""
+    """Starts a process that runs code."""
     command, output = [sys.executable, "-c", code], {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     return subprocess.Popen(command, env=environment(**variables), text=True, **output)
 
@@ -135,7 +135,7 @@ def test_nvcc(tmp_path, monkeypatch, compiler):
 
 @pytest.mark.skipif(not shutil.which("nvcc"), reason="there is no nvcc")
 def test_functions_of_the_host_on_the_gpu(monkeypatch, compiler, capfd):
-    """A constexpr one works; another is an error, not a kernel that stores nothing."""
+    """A constexpr function of the host works; any other one is an error, not a kernel that stores nothing."""
     monkeypatch.delenv("NVCC")
     monkeypatch.delenv("CXX")
     kernel = "#include <algorithm>\nfloat half(float x) { return x / 2; }\n"
@@ -149,7 +149,7 @@ def test_functions_of_the_host_on_the_gpu(monkeypatch, compiler, capfd):
 @pytest.mark.skipif(not shutil.which("nvcc"), reason="there is no nvcc")
 @pytest.mark.parametrize("name", ["swish", "logsumexp"])
 def test_examples_for_gpus(monkeypatch, compiler, capfd, name):
-    """Both devices' code compiles without a warning; other tests compile it for the CPU alone."""
+    """The examples compile for both devices without a warning. Other tests compile them for the CPU alone."""
     monkeypatch.delenv("NVCC")
     monkeypatch.delenv("CXX")
     library = msops.load(name, ROOT / "examples" / name / f"{name}.cu")
@@ -169,14 +169,14 @@ def test_cache(compiler):
 
 
 def test_changed_source(compiler):
-    """Both contents work in one process."""
+    """The old and the new source work in one process."""
     first, second = msops.load("answer", ANSWER % 1), msops.load("answer", ANSWER % 2)
     assert compiler.runs() == 2
     assert (answer(first), answer(second)) == (1, 2)
 
 
 def test_changed_header(compiler, tmp_path):
-    """Both contents work in one process."""
+    """The old and the new header work in one process."""
     header = tmp_path / "number.h"
     header.write_text("#define NUMBER 1\n")
     (tmp_path / "answer.cc").write_text('#include "number.h"\n' + ANSWER % "NUMBER")
@@ -211,7 +211,7 @@ def test_changed_header_of_the_package(compiler, tmp_path, monkeypatch):
         header.write("// another line\n")
     assert answer(msops.load("answer", source)) == 5
     assert compiler.runs() == 1
-    with (include / "common" / "rows.h").open("a") as header:  # is not included
+    with (include / "common" / "rows.h").open("a") as header:  # the source does not include it
         header.write("// another line\n")
     msops.load("answer", source)
     assert compiler.runs() == 0
@@ -254,7 +254,7 @@ def test_broken_record(compiler, record):
 
 
 def test_damaged_library(compiler):
-    """Is built again."""
+    """A damaged library is built again."""
     path = msops.load("answer", ANSWER % 1).path
     content = path.read_bytes()
     for damaged in (b"", content[:-1], content[:5000]):
@@ -266,7 +266,7 @@ def test_damaged_library(compiler):
 
 
 def test_record_of_a_library_elsewhere(compiler, tmp_path):
-    """Is not believed."""
+    """A record that names a library in another folder is not used."""
     foreign = msops.load("answer", ANSWER % 2, cache_folder=tmp_path / "elsewhere").path
     own = msops.load("answer", ANSWER % 1).path
     (file,) = own.parent.glob("*.json")
@@ -280,30 +280,30 @@ LOAD = f"import msops; print(msops.load('answer', {ANSWER % 5!r}).handle.Answer(
 
 
 def test_one_process_builds(compiler):
-    """The others wait for it."""
+    """One process builds, and the others wait for it."""
     compiler.hold.touch()
     processes = [python(LOAD) for _ in range(4)]
     wait_until(compiler.log.exists)
-    time.sleep(2)  # for the others to start
+    time.sleep(2)  # lets the others start
     compiler.hold.unlink()
     assert [process.communicate()[0] for process in processes] == ["5\n"] * 4
     assert compiler.runs() == 1
 
 
 def test_killed_builder(compiler, tmp_path):
-    """It does not block the others, and what it left does not matter."""
+    """A killed builder does not block the others, and the files that it left do no harm."""
     compiler.hold.touch()
     process = python(LOAD)
     wait_until(compiler.log.exists)
     process.send_signal(signal.SIGKILL)
-    compiler.hold.unlink()  # its compiler, which would go on
+    compiler.hold.unlink()  # lets the builder's compiler end, which would outlive it
     process.communicate()
     assert answer(msops.load("answer", ANSWER % 5)) == 5
     assert compiler.runs() == 2
 
 
 def test_header_that_changes_while_it_is_compiled(compiler, tmp_path):
-    """Is compiled again."""
+    """A source is compiled again if its header changes during the compilation."""
     header = tmp_path / "number.h"
     header.write_text("#define NUMBER 1\n")
     (tmp_path / "answer.cc").write_text('#include "number.h"\n' + ANSWER % "NUMBER")
@@ -319,7 +319,7 @@ def test_header_that_changes_while_it_is_compiled(compiler, tmp_path):
 
 
 def test_source_that_changes_before_it_is_compiled(compiler, tmp_path):
-    """What is compiled is not taken for what was there before."""
+    """A library that was compiled from the changed source is not taken for that of the original one."""
     source = tmp_path / "answer.cc"
     source.write_text(ANSWER % 1)
     script = compiler.path.read_text()
@@ -331,7 +331,7 @@ def test_source_that_changes_before_it_is_compiled(compiler, tmp_path):
 
 
 def test_process_that_is_forked_while_one_builds(compiler, monkeypatch):
-    """Has the lock's file, too, but does not keep the lock."""
+    """A forked process inherits the lock's file, but does not keep the lock."""
     descriptors = Path("/proc/self/fd")
     copies, compile_ = [], build._Build._compile
 
@@ -386,7 +386,7 @@ def test_no_compiler(compiler, monkeypatch):
 
 @pytest.mark.parametrize("does", ["exit 0", "exit 1", "kill -9 $$", "g++ --no-such-flag"])
 def test_broken_compiler(compiler, tmp_path, does):
-    """Leaves nothing behind, even if it says that all went well."""
+    """A broken compiler leaves nothing behind, even if it reports success."""
     script = compiler.path.read_text()
     compiler.path.write_text(script.replace("exec g++", f"{does} #"))
     with pytest.raises(msops.CompileError, match=rf"^msops\.load: this command failed:\n{compiler.path} "):
@@ -421,7 +421,7 @@ def test_wrong_name(compiler, name):
 
 
 def test_cache_folder_with_a_colon(compiler, tmp_path):
-    """MindSpore takes what follows a colon for the entry's name. Nothing is compiled."""
+    """msops refuses a colon before it compiles, since MindSpore takes what follows it for the entry's name."""
     for cache in (tmp_path / "a: b", tmp_path / "a:b"):
         words = f"^msops.load: the cache folder must have no colon in its path, got {cache}$"
         with pytest.raises(ValueError, match=words):
@@ -446,7 +446,7 @@ def test_cache_folder_that_cannot_be_written(compiler, tmp_path):
 
 
 def test_cache_that_may_only_be_read(compiler, monkeypatch):
-    """Serves what is in it."""
+    """A read-only cache serves what it has."""
     msops.load("answer", ANSWER % 1)
     monkeypatch.setattr(build, "open", None, raising=False)
     monkeypatch.setattr(Path, "mkdir", None)
@@ -454,7 +454,8 @@ def test_cache_that_may_only_be_read(compiler, monkeypatch):
 
 
 def test_full_cache(compiler, tmp_path):
-    """No process may write files of more than 1000 bytes, before the end: coverage writes its own then."""
+    """A process that may write at most 1000 bytes to a file gets an error and leaves no library. The limit ends at the
+    process' exit, where coverage writes its own file."""
     code = "import atexit, msops; from resource import *; limits = getrlimit(RLIMIT_FSIZE);"
     code += "setrlimit(RLIMIT_FSIZE, (1000, limits[1])); atexit.register(setrlimit, RLIMIT_FSIZE, limits)\n"
     process = python(code + LOAD)
@@ -467,7 +468,7 @@ def test_full_cache(compiler, tmp_path):
 
 
 def test_warnings(compiler, capfd):
-    """Are shown when the source is compiled."""
+    """Warnings are shown when the source is compiled, and only then."""
     for warnings in (1, 0):
         msops.load("answer", "#warning a warning\n" + ANSWER % 1)
         out, err = capfd.readouterr()
@@ -503,7 +504,7 @@ def test_home_in_the_cache_folder(compiler, tmp_path, monkeypatch):
 
 
 def test_long_errors(compiler, tmp_path):
-    """The first of them is shown, and a file has all."""
+    """The message shows the first error, and a file has all of them."""
     source = "#warning long\n" * 300 + "int first(;\n" + "".join(f"int next_{i}(;\n" for i in range(300))
     with pytest.raises(msops.CompileError) as caught:
         msops.load("answer", source)

@@ -1,4 +1,4 @@
-"""Sound operators pass opcheck, and each of its checks finds an operator that is unsound in just that way."""
+"""Tests that sound operators pass opcheck, and that each check finds an operator that is unsound in just that way."""
 
 import re
 import tempfile
@@ -261,7 +261,7 @@ def library():
 
 @pytest.fixture
 def square(library):
-    """Makes an operator of entries that shall square."""
+    """Returns a function that makes an operator from entries that should compute squares."""
 
     def make(forward="Square", backward="SquareBackward", signature="x(N) -> y(N)", **settings):
         gradient = msops.custom_op(getattr(library, backward), "x, dy -> dx")
@@ -276,7 +276,7 @@ def squared(x):
 
 
 def failures(*arguments, **settings):
-    """check -> what it found"""
+    """Returns {check: what it found}."""
     with pytest.raises(OpCheckError) as caught:
         opcheck(*arguments, **settings)
     found = caught.value.report.failures
@@ -319,7 +319,7 @@ def test_sound_with_attribute(square):
 
 @pytest.mark.parametrize("dtype", [mindspore.float16, mindspore.float32], ids=str)
 def test_gradient_without_float64(square, dtype):
-    """Is held to finite differences of the reference."""
+    """Without float64, the gradient is held to finite differences of the reference."""
     report = opcheck(square(dtypes=(dtype,)), X, squared)
     assert report.skipped["gradient's dtypes"] == "the operator takes no float64"
     found = failures(square("Square", "HalfTheGradient", "x -> y", dtypes=(dtype,)), X, squared)
@@ -333,7 +333,7 @@ def test_gradient_without_float64(square, dtype):
 
 @pytest.mark.parametrize("factor", [1, 2])
 def test_gradient_of_an_input_in_float32(library, factor):
-    """Beside others in any dtype."""
+    """opcheck checks the gradient of an input in float32 beside inputs of any dtype."""
     names = {1: "TwoDtypesBackward", 2: "HalfTheGradientOfTwoDtypes"}
     signature = "x(N), w(N, dtype=float32), dy(N) -> dx(N), dw(N, dtype=float32)"
     backward = msops.custom_op(getattr(library, names[factor]), signature)
@@ -346,7 +346,7 @@ def test_gradient_of_an_input_in_float32(library, factor):
 
 
 def test_every_check_is_made_or_skipped(square, monkeypatch):
-    """Those that need what failed are skipped; else it is a failure that one is forgotten."""
+    """Checks that need what failed are skipped; otherwise a forgotten check is a failure."""
     report = opcheck(square(signature="x(35) -> y(35)"), X)
     assert report.skipped["other sizes"] == "the operator takes none"
     assert report.skipped["gradient's dtypes"] == "the operator takes only float64"
@@ -364,13 +364,13 @@ def test_every_check_is_made_or_skipped(square, monkeypatch):
 
 
 def test_is_silent(square, capfd):
-    """Though it makes wrong calls, of which MindSpore and the entries print much."""
+    """opcheck prints nothing, though MindSpore and the entries complain of its wrong calls."""
     opcheck(square(), X, squared)
     assert capfd.readouterr() == ("", "")
 
 
 def test_sound_with_indices(library):
-    """Whole numbers stay, and have no gradient."""
+    """Integer inputs keep their values and have no gradient."""
     gradient = msops.custom_op(library.TakeBackward, "x(M), index(N, dtype=int32), dy(N) -> dx(M)")
     take = msops.custom_op(library.Take, "x(M), index(N, dtype=int32) -> y(N)", gradient=gradient)
     report = opcheck(take, [np.linspace(-1, 1, 5), np.array([0, 4, 0, 2])], lambda x, index: x[index])
@@ -386,7 +386,7 @@ def test_sound_without_floats(library):
 
 @pytest.mark.parametrize("reference", [None, lambda x: x.sum(0)], ids=["no reference", "reference"])
 def test_sound_with_scratch(reference):
-    """The operator that the documentation shows."""
+    """The documentation's operator with scratch passes."""
     text = (Path(__file__).resolve().parents[1] / "docs" / "headers.md").read_text()
     (source,) = re.findall(r"```cuda file=column_sum.cu\n(.*?)```", text, re.DOTALL)
     signature = "x(N, C) -> y(C); partial(max(1, min(N // 64, 1024)), C)"
@@ -406,7 +406,7 @@ def test_several_cases(square):
 
 
 def test_report(square):
-    """Is a table, and names every check that failed, of all kinds."""
+    """The report is a table, and an error names every check that failed."""
     lines = str(opcheck(square(), X, squared)).splitlines()
     assert lines[0] == "opcheck of square"
     assert "  bounds             ok" in lines
@@ -455,7 +455,7 @@ def test_unsound(square, check, entries, words, device_target):
     assert check in ("bounds", "no crash") or not {"bounds", "no crash"} & set(found)
     modes = {line.split(",")[0] for line in found[check]}
     entry = {f"C entry on the {device_target}"}
-    if check == "inputs unchanged":  # on the GPU, graph mode works on copies of them
+    if check == "inputs unchanged":  # on the GPU, graph mode works on copies of the inputs
         assert modes == entry | {"graph", "pynative"} - ({"graph"} if device_target == "GPU" else set())
     else:
         assert modes <= entry or {"graph", "pynative"} <= modes | ({"graph"} if "1031" in words else set())
@@ -479,7 +479,7 @@ def test_gradient_of_the_second_input(library):
 
 
 def test_missing_gradient(library):
-    """Is found, unless it is said that there is none."""
+    """opcheck finds a missing gradient, unless `no_gradient` names the input."""
     found = failures(product(library, "NoneForW"), *PRODUCT)
     assert (
         "the gradient's operator has no output dw: without a gradient, no_gradient must name w" in found["gradient"][0]
@@ -497,7 +497,7 @@ def test_missing_gradient(library):
 
 @pytest.mark.parametrize("dtype", [mindspore.float32, mindspore.float64], ids=str)
 def test_kink(square, dtype):
-    """There, a gradient between those to both sides is right, and no other one."""
+    """At a kink, only a gradient between those on both sides is right."""
     x = [np.array([-2.0, 0.0, 1e-7, -1e-7, 0.0, 3.0])]
 
     def relu(backward):
@@ -509,7 +509,7 @@ def test_kink(square, dtype):
 
 
 def test_crash_in_one_dtype(library):
-    """The others are checked, too."""
+    """After a crash in one dtype, opcheck still checks the other dtypes."""
     operator = msops.custom_op(library.AbortsInFloat16, "x(N) -> y(N)")
     with pytest.raises(OpCheckError) as caught:
         opcheck(operator, X, squared)
@@ -528,7 +528,7 @@ def test_endless_call(square, monkeypatch):
 
 
 def test_leaves_no_files(square, tmp_path, monkeypatch):
-    """Though MindSpore writes what it could not compile."""
+    """opcheck leaves no files, though MindSpore writes what it could not compile."""
     temporary, current = tmp_path / "temporary", tmp_path / "current"
     for folder in (temporary, current):
         folder.mkdir()
@@ -539,7 +539,8 @@ def test_leaves_no_files(square, tmp_path, monkeypatch):
 
 
 def test_sizes(library):
-    """Odd ones, and those beyond a block of threads, each beside small ones and the given ones."""
+    """opcheck tries odd sizes and sizes beyond a block of threads, each together with small sizes and with the given
+    ones."""
     mean = msops.custom_op(library.SumInFloat16, "x(N, C) -> y(N)")
     shapes = [x.shape for _, (x,) in odd_inputs(mean, random(5, np.float64, (4, 6)))]
     assert shapes == [(3, 5), (1031, 5), (3, 1031), (7, 6), (1031, 6), (4, 7), (4, 1031)]
@@ -554,7 +555,7 @@ def test_count_of_parameters(square):
 
 
 def test_rounding(library):
-    """Sums in float16 are too rough, those in float32 are not."""
+    """opcheck finds sums in float16 inaccurate, and accepts sums in float32."""
     mean = msops.custom_op(library.SumInFloat16, "x(N, C) -> y(N)")
     found = failures(mean, random(5, np.float64, (3, 500)), lambda x: x.sum(1))
     assert {line.split(": ")[0] for line in found.pop("forward")} == {"graph, float16", "pynative, float16"}
@@ -623,7 +624,7 @@ def test_small_sizes_that_the_operator_refuses(square):
 
 
 def test_attribute_of_the_first_call(square):
-    """Is found without another operator, too."""
+    """opcheck finds an entry that keeps the attribute of its first call, also without the argument `other`."""
     op = square("ByFirstAttribute", gradient=None, by=2.0)
     words = "ByFirstAttribute: y[0]: expected "
     (found,) = failures(op, X)["other attributes"]
@@ -637,7 +638,7 @@ def test_attribute_of_the_first_call(square):
 
 
 class Unsteady(nn.Cell):
-    """Depends on the mode and on strides."""
+    """Gives results that depend on the mode and on strides."""
 
     def construct(self, x):
         return x * x
@@ -665,7 +666,7 @@ def test_wrong_arguments(square):
 
 
 def test_reference_without_long_double(square):
-    """Such as those of SciPy."""
+    """A reference may lack long double, as SciPy's functions do."""
 
     def only_double(x):
         if x.dtype == np.longdouble:

@@ -1,4 +1,5 @@
-"""Parameters of a dtype of their own, optional ones, and sizes from attributes: through MindSpore, and refused."""
+"""Tests parameters of a dtype of their own, optional parameters, and sizes from attributes: calls that work through
+MindSpore, and calls that are refused."""
 
 import re
 
@@ -136,7 +137,7 @@ def test_indices_and_masks(mode, library, kind):
 
 
 class Scaled(nn.Cell):
-    """Has a bias or None, as the package's Cells do."""
+    """Takes a bias or None, as the package's Cells do."""
 
     def __init__(self, scale, weight, bias):
         super().__init__()
@@ -289,7 +290,7 @@ def test_entries_check_dtypes(library, entry, dtypes, attributes, status):
 
 
 def test_sound(library):
-    """opcheck takes indices, masks, and what is optional."""
+    """opcheck takes indices, masks and optional inputs."""
 
     def reference(x, idx, mask=None):
         return x[idx] if mask is None else x[idx] * ~mask

@@ -1,4 +1,4 @@
-"""The package imports what it needs when a name of it is first asked for."""
+"""Tests that the package imports what a name needs when the name is first used."""
 
 import pydoc
 import re
@@ -59,7 +59,7 @@ print("msops.operators.depthwise_conv2d" in sys.modules)
 
 
 def test_a_broken_library_breaks_one_operator(tmp_path):
-    """The others work, and what nobody asked for is not loaded."""
+    """The other operators work, and libraries that nobody uses are not loaded."""
     broken = tmp_path / "sigmoid.so"
     broken.write_text("no library")
     path = tmp_path / "program.py"
@@ -71,7 +71,7 @@ def test_a_broken_library_breaks_one_operator(tmp_path):
 
 
 def test_operators_stay_functions(tmp_path):
-    """Their modules have the same names."""
+    """An operator's name stays its function, though its module has the same name."""
     code = "import msops.operators.sigmoid\nfrom msops import *\nprint(sigmoid is msops.sigmoid, callable(sigmoid))"
     assert run(code, tmp_path) == "True True\n"
 
@@ -102,7 +102,7 @@ CELLS = {
 
 @pytest.mark.parametrize("cell", CELLS)
 def test_help_of_a_cell_has_the_formula(cell):
-    """That of the function, with the shapes of what it takes."""
+    """A Cell's help shows its function's formula, with the shapes of the inputs."""
     shown = [line.strip(" |") for line in pydoc.render_doc(getattr(msops, cell), renderer=pydoc.plaintext).splitlines()]
     wanted = [line.strip() for line in getattr(msops, CELLS[cell]).__doc__.splitlines()]
     first = shown.index(wanted[0])
@@ -111,7 +111,7 @@ def test_help_of_a_cell_has_the_formula(cell):
 
 
 def test_libraries_elsewhere_are_not_loaded(tmp_path):
-    """Neither those of the current folder nor those where the loader looks for others."""
+    """msops loads libraries neither from the current folder nor from the loader's search path."""
     folder = tmp_path / "msops" / "lib"
     folder.mkdir(parents=True)
     for path in (tmp_path / "add.so", folder / "add.so"):
@@ -152,7 +152,7 @@ MISTYPED = {
 
 
 def test_types(tmp_path):
-    """A type checker takes what is right in a program that uses msops, refuses what is not, and knows all names."""
+    """A type checker knows all names of msops, accepts a correct program, and refuses an incorrect one."""
     pytest.importorskip("mypy")
     program = tmp_path / "program.py"
     revealed = [f"reveal_type(msops.{name})" for name in msops.__all__]
@@ -190,7 +190,7 @@ with ThreadPoolExecutor(2) as pool:
 
 
 def test_two_threads(tmp_path):
-    """May call operators at once, of different shapes. (MindSpore's `grad` fails when two threads call it.)"""
+    """Two threads may call operators at once with different shapes. (MindSpore's `grad` fails if two threads do so.)"""
     assert run(THREADS, tmp_path) == "True\n"
 
 
@@ -210,7 +210,7 @@ print(y, flush=True)
 
 
 def test_fork_after_import(tmp_path):
-    """Both processes can use operators."""
+    """Both processes can use operators after a fork."""
     assert run(FORK, tmp_path) == "[0.5]\n0\n[0.5]\n"
 
 
@@ -231,5 +231,5 @@ except RuntimeError as error:
 
 @pytest.mark.parametrize("mode", ["GRAPH_MODE", "PYNATIVE_MODE"])
 def test_result_that_no_memory_holds(mode, tmp_path):
-    """Is an error, after which all goes on."""
+    """A result that does not fit into memory is an error, after which operators still work."""
     assert run(NO_MEMORY.format(mode=mode), tmp_path) == "True [2.]\n"

@@ -1,4 +1,4 @@
-"""Every C entry against its formula, and two operators through MindSpore, for calls that hypothesis chooses."""
+"""Compares every C entry with its formula, and two operators through MindSpore, for calls that hypothesis chooses."""
 
 import functools
 import math
@@ -57,7 +57,7 @@ sizes = st.one_of(st.integers(0, 70), st.integers(1, 2**22))
     st.integers(0, 2**14),
 )
 def test_scratch(shape, summed, batch, channels, taps, hidden):
-    """Is no more than docs/speed.md says."""
+    """Scratch takes no more memory than docs/speed.md says."""
 
     def numbers(operator, *shapes):
         return math.prod(operator.infer(*(Spec(shape, mindspore.float32) for shape in shapes))[-1].shape)

@@ -1,4 +1,4 @@
-"""What rows.h and statistics.h offer: rows that are loaded once, and statistics of more than one number."""
+"""Tests rows.h and statistics.h: rows that are loaded once, and statistics of more than one number."""
 
 import numpy as np
 import pytest
@@ -97,7 +97,7 @@ MSOPS_ENTRY(StatisticsForward) {
   });
 }
 """
-# Around each number of packs at which for_rows takes other teams, with whole packs and without.
+# for_rows takes other teams at certain numbers of packs: these are lengths around each, with whole packs and without.
 COLUMNS = (1, 2, 15, 16, 17, 33, 64, 127, 256, 1000, 1024, 1029, 8192, 16_385, 50_257, 1 << 18)
 
 
@@ -155,7 +155,7 @@ def test_loaded_row_beside_another(library, columns, dtype):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("columns", COLUMNS)
 def test_statistics(statistics, columns, dtype):
-    x = np.random.default_rng(columns).integers(-50, 50, (3, columns)).astype(dtype)  # of which some are equal
+    x = np.random.default_rng(columns).integers(-50, 50, (3, columns)).astype(dtype)  # has equal numbers
     column, most, log_sum, mean, variance = run(statistics, x)
     exact = x.astype("float64")
     np.testing.assert_array_equal(column, x.argmax(1))

@@ -1,4 +1,4 @@
-"""`python -m msops new`: what it writes works, and what is there stays."""
+"""Tests of `python -m msops new`: what it writes works, and existing files stay."""
 
 import functools
 import os
@@ -18,7 +18,7 @@ FILES = {"my_op.cu", "my_op.py", "test_my_op.py", "benchmark_my_op.py", "README.
 
 @pytest.fixture
 def new(tmp_path, monkeypatch):
-    """Calls `python -m msops new` in an empty folder."""
+    """Returns a function that calls `python -m msops new` in an empty folder."""
     monkeypatch.chdir(tmp_path)
 
     def run(*arguments):
@@ -30,7 +30,7 @@ def new(tmp_path, monkeypatch):
 
 @pytest.fixture
 def refused(new, capsys):
-    """Requires that `python -m msops new` fails, and returns what it says."""
+    """Returns a function that requires `python -m msops new` to fail, and returns its message."""
 
     def run(*arguments):
         with pytest.raises(SystemExit) as caught:
@@ -54,7 +54,7 @@ def test_works_unchanged(new, tmp_path, capsys, kind):
     last = capsys.readouterr().out.splitlines()[-1]
     assert last == "next: python -m pytest 'a project/test_my_op.py'"
     assert files(tmp_path / "a project") == FILES
-    # What MindSpore and other plugins of pytest warn of when they are imported is not the project's.
+    # The project does not cause the warnings of MindSpore and of pytest's other plugins when they are imported.
     code = "import sys, mindspore, pytest; sys.exit(pytest.main(['-W', 'error']))"
     tested = run_python("-c", code, cwd=tmp_path / "a project", PYTEST_DISABLE_PLUGIN_AUTOLOAD="1")
     assert tested.returncode == 0, tested.stdout
@@ -97,7 +97,7 @@ def test_never_overwrites_what_comes_meanwhile(refused, tmp_path, monkeypatch):
 
 
 def test_writes_all_or_nothing(refused, tmp_path, monkeypatch):
-    """As on a disk that gets full."""
+    """A disk that gets full leaves none of the files."""
     open_ = Path.open
 
     def opened(path, *arguments, **settings):
@@ -145,7 +145,7 @@ def test_help(arguments, tmp_path):
 
 
 def test_operator_of_the_package(tmp_path):
-    """`make new` writes four files and a line, and the tests of what they say pass."""
+    """`make new` writes four files and a line, and the new operator's tests pass."""
     for name in ("aot_kernels", "benchmarks", "msops", "tests"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("results", "__pycache__"))
     for name in ("Makefile", "conftest.py", "pyproject.toml"):

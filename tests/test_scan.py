@@ -1,4 +1,4 @@
-"""What scan.h offers: prefix scans along rows, of numbers and of pairs."""
+"""Tests scan.h: prefix scans along rows, of numbers and of pairs."""
 
 import mindspore
 import numpy as np
@@ -103,7 +103,7 @@ def test_cumulative_sum_of_nothing(library):
 @pytest.mark.parametrize("parts", [1, 5])
 @pytest.mark.parametrize("shape", [(1, 1, 1), (2, 3, 5), (3, 100, 64), (1, 1000, 65), (2, 4000, 130)])
 def test_pairs(mode, library, shape, parts, dtype):
-    """The recurrence that each row's steps make, one after the other."""
+    """A scan of pairs gives the recurrence that NumPy computes step by step."""
     batch, steps, features = shape
     rng = np.random.default_rng(steps)
     a, b = rng.uniform(-1, 1, shape).astype(dtype), rng.standard_normal(shape).astype(dtype)
@@ -111,7 +111,7 @@ def test_pairs(mode, library, shape, parts, dtype):
     signature = f"a(B, L, D), b(B, L, D), h0(B, D) -> h(B, L, D), scratch({parts}, 2 * B * D, dtype=accumulator)"
     h = run(Net(custom_op(library.LinearScan, signature)), a, b, h0)[0]
     expected, state = np.empty(shape), h0.astype("float64")
-    bound, size = np.empty(shape), np.abs(state)  # with all terms positive: errors are a share of this
+    bound, size = np.empty(shape), np.abs(state)  # the recurrence of absolute values, to which errors are proportional
     for t in range(steps):
         state = a[:, t] * state + b[:, t]
         size = np.abs(a[:, t]) * size + np.abs(b[:, t])

@@ -1,4 +1,4 @@
-"""What scatter.h offers: the gradient of a gather, summed in the order of the sources."""
+"""Tests scatter.h: the gradient of a gather, summed in the order of the sources."""
 
 import numpy as np
 import pytest
@@ -109,7 +109,7 @@ def test_indices_beyond_32_bits_are_out_of_range(library, far):
 
 
 def test_all_sources_of_one_target(mode, library):
-    """In the order of the sources: the large ones cancel, and what each addition loses is kept."""
+    """Sums run in the order of the sources: the large ones cancel, and what each addition loses is kept."""
     dout = np.resize(np.array([1e8, 1, -1e8, 1], "float32"), (1, 1, 4096))
     dx = gradient_of_gather(library, dout, np.full((1, 4096), 2, "int32"), 4)
     assert dx.tolist() == [[[0, 0, 2048, 0]]]

@@ -1,4 +1,4 @@
-"""What msops.Signature takes, infers and refuses."""
+"""Tests what msops.Signature takes, infers and refuses."""
 
 import re
 import sys

@@ -1,4 +1,4 @@
-"""What docs/versions.md says of the MindSpore at hand is so. `make test-matrix` asks the other versions."""
+"""Tests what docs/versions.md says of the installed MindSpore. `make test-matrix` tests the other versions."""
 
 import copy
 import sys
@@ -20,14 +20,14 @@ newer = pytest.mark.skipif(VERSION < (2, 7), reason="docs/versions.md says it of
 
 @pytest.mark.parametrize("feature", FEATURES)
 def test_feature(feature, mode, device_target, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)  # MindSpore leaves files
+    monkeypatch.chdir(tmp_path)  # MindSpore leaves files here
     version, python_version, variables = here()
     row = rows_of(TABLE.read_text()).get((version, python_version, device_target, mode))
     if row is None:
         pytest.skip(f"docs/versions.md has no row of MindSpore {version} with Python {python_version}, {device_target}")
     if row[list(FEATURES).index(feature)] == "yes":
         getattr(features, feature)()
-    else:  # in a process of its own, which may crash
+    else:  # a process of its own may crash
         assert works(sys.executable, variables, feature, device_target, mode) == "no"
 
 
@@ -62,15 +62,16 @@ def arrays(results):
 
 @pytest.mark.parametrize(("cell", "settings", "shapes"), CELLS, ids=lambda value: getattr(value, "__name__", ""))
 def test_cell_in_level_o1(mode, monkeypatch, tmp_path, cell, settings, shapes):
-    """MindSpore rewrites the source of the Cell, which has no operator of the list that O1 runs in float16."""
-    monkeypatch.chdir(tmp_path)  # the rewritten source goes into a folder
+    """A Cell works in level O1, for which MindSpore rewrites its source. None of the Cell's operators are in O1's list
+    for float16."""
+    monkeypatch.chdir(tmp_path)  # MindSpore writes the new source into a folder here
     net, inputs = cell(*settings), tensors(shapes)
     want = arrays(net(*inputs))
     assert_equal(arrays(amp.auto_mixed_precision(net, "O1")(*inputs)), want)
 
 
 class Slope(nn.Cell):
-    """The sum of the squares of a function's gradient."""
+    """Computes the sum of the squares of a function's gradient."""
 
     def __init__(self, function):
         super().__init__()
@@ -95,7 +96,7 @@ def plain(x):
 
 @newer
 def test_second_order_through_a_reshape(mode):
-    """What docs/versions.md says of MindSpore's own operators."""
+    """MindSpore's own operators have the fault that docs/versions.md describes."""
     x = Tensor(np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3))
     got, want = (ops.GradOperation()(Slope(function))(x).asnumpy() for function in (through_reshape, plain))
     assert np.allclose(got, want, rtol=1e-5) == (mode == "graph")
@@ -103,7 +104,7 @@ def test_second_order_through_a_reshape(mode):
 
 @newer
 def test_forward_mode(mode):
-    """jvp and jacfwd, which take the gradient of the gradient: of operators that have one."""
+    """jvp and jacfwd work for operators whose gradient has a gradient, since they differentiate twice."""
     x = np.linspace(-1, 1, 3, dtype=np.float32)
     y = 1 / (1 + np.exp(-x))
     _, dy = ops.jvp(msops.Sigmoid(), Tensor(x), Tensor(x))
@@ -126,7 +127,7 @@ class Step(nn.Cell):
 
 @newer
 def test_recompute_of_an_lltm_cell(mode):
-    """PyNative mode refuses it for the Cell, whose state is a tuple, and not for the network that holds it."""
+    """PyNative mode refuses recompute for the Cell, whose state is a tuple, but not for a network that holds it."""
     x, h = Tensor(np.ones((2, 3), np.float32)), Tensor(np.ones((2, 4), np.float32))
     cell = msops.LLTMCell(3, 4)
     want = ops.grad(Step(cell), (0, 1))(x, h)
@@ -153,7 +154,7 @@ print(nn.GraphCell(mindspore.load("net.mindir"))(Tensor(np.zeros((2, 3), np.floa
 
 @newer
 def test_open_sizes_in_another_process(tmp_path, monkeypatch):
-    """A network that was exported with open sizes says there what is missing."""
+    """In another process, a network that was exported with open sizes tells what is missing."""
     monkeypatch.chdir(tmp_path)
     mindspore.set_context(mode=mindspore.GRAPH_MODE)
     open_rows = Tensor(shape=(None, 3), dtype=mindspore.float32)

@@ -1,4 +1,5 @@
-"""The wheel, as pip makes it from the source distribution: what is in it; it runs, and goes without a trace."""
+"""Tests the wheel that pip builds from the source distribution: its files, that it runs, and that it uninstalls without
+a trace."""
 
 import ctypes
 import importlib.util
@@ -18,7 +19,7 @@ from msops.commands.doctor import cuda11
 
 ROOT = Path(__file__).resolve().parents[1]
 MINDSPORE = Path(importlib.util.find_spec("mindspore").origin).parent
-QUICK = r"-j2 NVCC= FLAGS=-std=c++17\ -O0"  # the Makefile's variables: 6 s instead of 40 s
+QUICK = r"-j2 NVCC= FLAGS=-std=c++17\ -O0"  # these variables of the Makefile make a build take 6 s instead of 40 s
 
 PROGRAM = '''
 from pathlib import Path
@@ -58,9 +59,9 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def sdist(folder):
-    """The unpacked source distribution."""
+    """Returns the folder of the unpacked source distribution."""
     source = folder / "source"
-    # Without what tools left in the working tree: a MANIFEST of before would name what this one does not.
+    # The copy leaves out what tools left in the working tree: an old MANIFEST would name files that this one does not.
     left = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "*.so", "build", "dist", "_build", "output")
     shutil.copytree(ROOT, source, ignore=left)
     (source / "msops" / "lib").mkdir(exist_ok=True)
@@ -84,7 +85,7 @@ def wheel(folder, sdist):
 
 
 def test_sdist(sdist):
-    """It holds the sources, and neither tests nor a built library."""
+    """The source distribution holds the sources, but neither tests nor a built library."""
     paths = {path.relative_to(sdist) for path in sdist.rglob("*")}
     assert {path.parts[0] for path in paths if len(path.parts) > 1} == {
         "aot_kernels",
@@ -96,7 +97,7 @@ def test_sdist(sdist):
 
 
 def test_make_wheel():
-    """It needs no environment with MindSpore."""
+    """`make wheel` needs no environment with MindSpore."""
     commands = run("make", "--dry-run", "wheel", "NVCC=", cwd=ROOT)
     assert "pip wheel" in commands
     assert ".venv" not in commands
@@ -112,14 +113,14 @@ def test_contents(wheel):
     for name in ("swish", "logsumexp"):
         templates = (path for path in (ROOT / "examples" / name).iterdir() if path.is_file())
         expected |= {f"msops/templates/{name}/{path.name}" for path in templates}
-    expected |= {"msops/py.typed", "msops/__init__.pyi"}  # for type checkers
+    expected |= {"msops/py.typed", "msops/__init__.pyi"}  # type checkers read them
     info = ("METADATA", "RECORD", "WHEEL", "licenses/LICENSE", "top_level.txt")
     expected |= {f"msops-{version}.dist-info/{name}" for name in info}
     assert set(zipfile.ZipFile(wheel).namelist()) == expected
 
 
 def test_tag(wheel, tmp_path):
-    """It is the one that auditwheel gives, which looks at symbols, too. The system's libgomp counts for neither."""
+    """The wheel has the tag that auditwheel finds from the libraries' symbols. The system's libgomp affects neither."""
     audit = [sys.executable, "-m", "auditwheel", "show", "--ldpaths", tmp_path, wheel]
     tag = wheel.name.removesuffix(".whl").split("-")[-1]
     assert f'constrains the platform tag to "{tag}"' in " ".join(run(*audit).split())
@@ -140,12 +141,12 @@ extern "C" int F() {
 
 
 def newest_glibc(library):
-    """y of the newest version GLIBC_2.y that the library asks for."""
+    """Returns y of the newest version GLIBC_2.y that the library needs."""
     return max(int(minor) for minor in re.findall(r"Name: GLIBC_2\.(\d+)", run("readelf", "-VW", library)))
 
 
 def test_old_glibc(tmp_path):
-    """What is linked with the stand-in asks for old versions of what libc took over in 2.34, and works."""
+    """A library linked with the stand-in needs only old versions of what moved into libc in 2.34, and works."""
     (tmp_path / "thread.cc").write_text(THREAD)
     run("sh", ROOT / "aot_kernels" / "old_glibc.sh", "stand-in", "g++", cwd=tmp_path)
     run("g++", "-fPIC", "-shared", "thread.cc", "-Wl,--no-as-needed", "stand-in", "-o", "thread.so", cwd=tmp_path)
@@ -156,16 +157,16 @@ def test_old_glibc(tmp_path):
 
 @pytest.mark.parametrize("library", sorted((ROOT / "msops" / "lib").glob("*.so")), ids=lambda path: path.stem)
 def test_glibc_of_libraries(library):
-    """Ubuntu 18.04, the oldest with a MindSpore for the GPU, has glibc 2.27."""
+    """The libraries run on Ubuntu 18.04, the oldest system with a MindSpore for the GPU, which has glibc 2.27."""
     assert newest_glibc(library) <= 27
 
 
 def test_gpu_extra(sdist):
-    """It and the doctor have the CUDA libraries that MindSpore's GPU backends link."""
+    """The extra and the doctor name the CUDA libraries that MindSpore's GPU backends link."""
     linked = set()
     for backend in MINDSPORE.glob("lib/plugin/libmindspore_gpu.so.*"):
         linked |= set(re.findall(r"\[lib(cu\w+|nvrtc)\.so\.\d", run("readelf", "-d", backend)))
-    linked -= {"cuda", "cuda_ops"}  # the driver's, and MindSpore's own
+    linked -= {"cuda", "cuda_ops"}  # belong to the driver and to MindSpore
     assert linked == set(cuda11.LIBRARIES)
     metadata = (sdist / "PKG-INFO").read_text()
     wheels = re.findall(r'^Requires-Dist: nvidia-([\w-]+)-cu11\b.*; extra == "gpu"', metadata, re.MULTILINE)
@@ -174,7 +175,8 @@ def test_gpu_extra(sdist):
 
 
 def test_requirements_of_a_later_python(sdist):
-    """pip would build NumPy 1 for ten minutes before it says that msops has no Python 3.13."""
+    """Python 3.13 has no requirements, since pip would build NumPy 1 for ten minutes before it says that msops does not
+    support that Python."""
     lines = re.findall(r"^Requires-Dist: (.*)", (sdist / "PKG-INFO").read_text(), re.MULTILINE)
     for version, names in {"3.9": {"numpy", "scipy"}, "3.12": {"numpy", "scipy"}, "3.13": set()}.items():
         python = {"python_version": version, "extra": ""}
@@ -183,7 +185,7 @@ def test_requirements_of_a_later_python(sdist):
 
 
 def test_installed(wheel, folder):
-    """In an environment that cannot be written."""
+    """The wheel works in an environment that cannot be written to."""
     environment = folder / "environment"
     run(sys.executable, "-m", "venv", environment)
     before = files(environment)
@@ -197,7 +199,7 @@ def test_installed(wheel, folder):
 
     program = folder / "program.py"  # MindSpore reads the source of what it compiles
     program.write_text(PROGRAM)
-    # Root may write anything, unless it gives that up.
+    # Root can write everywhere, unless it gives up that capability.
     may_not = ["setpriv", "--bounding-set=-dac_override"] if os.geteuid() == 0 else []
     unset = {"PYTHONPATH", "PYTHONDONTWRITEBYTECODE"}
     variables = {name: value for name, value in os.environ.items() if name not in unset}

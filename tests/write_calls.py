@@ -1,7 +1,7 @@
-"""Writes valid calls of all entries, of the package and of the examples, for fuzz_entries.cc: `write_calls.py FILE`.
+"""Writes valid calls of all entries of the package and the examples for fuzz_entries.cc: `write_calls.py FILE`.
 
-A call is its entry and how many parameters and attributes it has, then a line for each of these: a parameter's kind,
-dtype, rank and lengths, or an attribute's name and value.
+A call begins with its entry and the numbers of its parameters and attributes. A line for each of these follows, with a
+parameter's kind, dtype, rank and lengths, or an attribute's name and value.
 """
 
 import importlib.util
@@ -17,12 +17,12 @@ from msops import Operator
 from msops.core.spec import dtype_name
 from msops.testing.entry import attributes_in_mindspore
 
-RANDOM_CALLS = 300  # of each operator
-LARGEST = (*[2**13] * 9, MOST)  # elements of a tensor: few calls are slow
+RANDOM_CALLS = 300  # cases of each operator
+LARGEST = (*[2**13] * 9, MOST)  # elements of a tensor; few may have MOST, since such calls are slow
 
 
 def example_cards():
-    """The cards of the operators that the examples make, but for those of gradients."""
+    """Yields the cards of the operators that the examples make, except for the gradients' operators."""
     for path in sorted((ROOT / "examples").glob("*/*.cu")):
         spec = importlib.util.spec_from_file_location(path.stem, path.with_suffix(".py"))
         module = importlib.util.module_from_spec(spec)
@@ -33,7 +33,7 @@ def example_cards():
 
 
 def calls_of(card, rng):
-    """The Calls of a card's cases, and of random ones, by Specs."""
+    """Yields the Calls of a card's cases and of random cases, by Specs."""
     cases = [*card.entry_cases().values(), *(card.random_call(rng) for _ in range(RANDOM_CALLS))]
     for shapes, settings in cases:
         operators = card.operators(shapes, **settings)

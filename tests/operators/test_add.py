@@ -12,13 +12,13 @@ from operator_test import OperatorTest, run, run_gradient
 
 
 def sum_to(dout, x):
-    """dout summed over the axes along which x was broadcast."""
+    """Sums dout over the axes along which x was broadcast."""
     lead = dout.ndim - x.ndim
     axes = (*range(lead), *(lead + i for i, n in enumerate(x.shape) if n != dout.shape[lead + i]))
     return (dout.sum(axes, dtype=dout.dtype).reshape(x.shape),)
 
 
-LONG = (  # sums of several parts, of rows whose numbers packs tile or not, of packs
+LONG = (  # these sums have several parts, run over rows that packs tile or do not tile, or add whole packs
     *(((1,), (70_001,)), ((5, 1), (5, 30_011)), ((5,), (40_003, 5)), ((1, 6, 1), (90, 6, 91))),
     *(((13,), (100_003, 13)), ((1001,), (10_000, 1001))),
     *(((1,), (70_016,)), ((6, 1), (6, 30_016)), ((65_536,), (7, 65_536)), ((1, 4, 1, 16_384), (3, 4, 5, 16_384))),
@@ -105,7 +105,7 @@ class TestAdd(OperatorTest):
         return parts, inputs[1].size if parts > 1 else 1
 
     def random_case(self, random):
-        """Each axis is that of both, or of one that is broadcast along the other."""
+        """Chooses axes that both inputs share, or along which one of them is broadcast."""
         axes = [random.choice(((n, n), (n, 1), (1, n))) for n in lengths(random)]
         shapes = [tuple(pair[k] for pair in axes) for k in (0, 1)]
         short = random.randrange(2)
@@ -122,7 +122,7 @@ def test_special_values(mode, values):
 
 
 def test_every_float16(mode):
-    """All 65536 of them go in, and come out rounded as NumPy rounds."""
+    """Sums of all 65536 float16 numbers are rounded as NumPy rounds them."""
     x = np.arange(2**16, dtype=np.uint16).view(np.float16)
     y = np.roll(x, 12345)
     with np.errstate(all="ignore"):
@@ -130,14 +130,14 @@ def test_every_float16(mode):
 
 
 def test_infinity_in_a_sum(mode):
-    """Is the sum, and not NaN."""
+    """A sum with an infinity is infinite, not NaN."""
     inputs = zeros(4, 1)
     dout = np.array([1, np.inf, 2, 3], np.float32)
     np.testing.assert_array_equal(run_gradient(msops.Add(), inputs, [dout])[1], [np.inf])
 
 
 def test_result_that_no_memory_holds(mode):
-    """MindSpore allocates all that C functions use, and they are not called. What follows works."""
+    """MindSpore allocates all memory of C functions, and does not call them if it cannot. Later calls work."""
     net, n = msops.Add(), 2**24
     x, y = (Tensor(np.ones(shape, np.float32)) for shape in ((n, 1), (1, n)))
     with pytest.raises(RuntimeError):
@@ -153,7 +153,8 @@ def test_too_many_axes_are_refused(capfd):
 
 
 def test_shapes_that_only_the_gradient_entry_knows(capfd):
-    """Its rule does not know what broadcasts, nor which scratch belongs to how many parts."""
+    """The gradient's entry checks what its rule does not know: which shapes broadcast, and which scratch belongs to how
+    many parts."""
     _, backward = TestAdd().entry_calls([(3, 1, 4), (3, 5, 4)], {}, "float32")
     attempt = Attempt(backward, capfd)
     for shape in ((4, 5, 4), (3, 5, 3), (3, 4), (4,)):

@@ -21,7 +21,7 @@ def pair(value):
 
 
 class Taps:
-    """For each tap of the kernel, the part of the padded image that it meets."""
+    """Holds, for each tap of the kernel, the part of the padded image that it meets."""
 
     def __init__(self, x, weight, stride=1, pad_mode="valid", padding=0, dilation=1):
         self.kernel = weight.shape[2:]
@@ -47,7 +47,7 @@ class Taps:
         self.multiplier = weight.shape[0] // max(1, x.shape[1])
 
     def pad(self, x):
-        """With an image for each kernel."""
+        """Returns the padded images, repeated so that each kernel has one."""
         padded = np.pad(x, [(0, 0), (0, 0), *self.padding])
         return padded if self.multiplier == 1 else np.repeat(padded, self.multiplier, 1)
 
@@ -83,7 +83,7 @@ DISTINCT = dict(stride=(2, 1), dilation=(2, 1), pad_mode="pad", padding=(2, 0, 0
 
 
 def kernels():
-    """The cases that the kernels tell apart."""
+    """Yields the cases that the operator's kernels tell apart."""
     for k in (3, 5, 7):
         for stride in (1, 2):
             for padding in (
@@ -96,12 +96,12 @@ def kernels():
             ):
                 image = (2, 3, 19, 37) if padding[0] <= k else (3, 2, 8, 9)
                 yield case(image, (k, k), stride=stride, pad_mode="pad", padding=padding)
-        # Widths of which 4, 2 or 1 elements are moved at once, and enough strips for several tiles of a block. Odd
-        # ones, too: below, at and above a strip, and of one element.
+        # Kernels move 4, 2 or 1 elements at once, depending on the width, and these images have enough strips for
+        # several tiles of a block. Other widths are odd: below, at and above a strip, and of one element.
         aligned = ((9, 2, 40, 56), (3, 2, 29, 36), (7, 3, 15, 14), (3, 3, 14, 18))
         for image in (*aligned, (40, 2, 7, 7), (9, 2, 40, 57), (3, 2, 29, 35), (3, 2, 5, 9), (2, 3, 11, 1)):
             yield case(image, (k, k), **SAME)
-    for image in ((5, 24, 14, 14), (3, 5, 14, 14), (1, 40, 7, 7), (9, 33, 7, 7)):  # whole and broken groups
+    for image in ((5, 24, 14, 14), (3, 5, 14, 14), (1, 40, 7, 7), (9, 33, 7, 7)):  # groups are full or not
         yield case(image, (3, 3), **SAME)
     yield case((2, 3, 20, 21), (9, 9), **SAME)
     yield case((2, 2, 70, 66), (31, 31), **SAME)
@@ -215,7 +215,7 @@ class TestDepthwiseConv2d(OperatorTest):
         gpu.check_parts(forward, inputs, [out], n, 3, gpu.assert_close)
         gpu.check_parts(backward, [x, weight, dout], outputs, n, 3, gpu.assert_close)
         gpu.assert_sums(dbias, gpu.sum(dout, (0, 2, 3), 1024))
-        before = (kernel - 1) // 2  # the tap that meets each output at its own position
+        before = (kernel - 1) // 2  # this tap meets each output at its own position
         products = (d * i for d, i in zip(dout.split(1024), x.split(1024)))
         gpu.assert_sums(dweight[:, 0, before, before], sum(gpu.sum(each, (0, 2, 3)) for each in products))
 
@@ -223,7 +223,7 @@ class TestDepthwiseConv2d(OperatorTest):
         return convolve_gradient(x, weight, dout, **settings)
 
     def random_case(self, random):
-        """Strides, and dilations of one tap, go up to 2^31 - 1."""
+        """Chooses strides, and dilations of one tap, up to 2^31 - 1."""
 
         def choose(most):
             return 2**31 - 1 - random.randrange(2) if random.random() < 0.05 else random.randint(1, most)
@@ -248,7 +248,7 @@ def test_second_order_without_bias(mode):
     check_second_order(gradient, random(1, np.float64, *K3, (1, 2, 3, 3)), mode)
 
 
-# Convolutions of one kernel that differ in one attribute each, which MindSpore's caches must keep apart.
+# These convolutions of one kernel differ in one attribute each, and MindSpore's caches must keep them apart.
 IMAGE_AND_WEIGHT = random(7, np.float32, (2, 3, 9, 9), (3, 1, 3, 3))
 SETTINGS = (
     dict(),
@@ -273,7 +273,7 @@ def test_settings_one_after_the_other(mode):
 
 
 class Nested(nn.Cell):
-    """A convolution within another of other settings, without and with bias."""
+    """Nests a convolution in another one with other settings, without and with bias."""
 
     def __init__(self, weights):
         super().__init__()
@@ -314,7 +314,7 @@ HAS_GROUPS = pytest.mark.skipif(VERSION < (2, 0), reason="MindSpore 1.10's ops.c
 
 
 class Reference(nn.Cell):
-    """MindSpore's convolution with a group for each channel."""
+    """Computes MindSpore's convolution with a group for each channel."""
 
     def __init__(self, channels, **settings):
         super().__init__()
@@ -328,7 +328,7 @@ class Reference(nn.Cell):
 @pytest.mark.parametrize("kernel", KERNELS, ids=str)
 @pytest.mark.parametrize("padding", PADDINGS, ids=str)
 def test_equals_ops_conv2d(kernel, padding):
-    """Forward over strides, dilations and multipliers."""
+    """Forward equals MindSpore's convolution over strides, dilations and multipliers."""
     mindspore.set_context(mode=mindspore.PYNATIVE_MODE)
     for stride in (1, 2, (3, 1)):
         for dilation in (1, 2, (1, 3)):
@@ -377,7 +377,7 @@ def test_gradient_equals_ops_conv2d(mode, kernel, settings):
 )
 @pytest.mark.skipif(VERSION < (2, 7), reason="nn.Conv2d has other initial values in MindSpore before 2.7")
 def test_replaces_nn_conv2d(mode, settings, tmp_path):
-    """The same initial values from the same seed, the same output, and its checkpoint loads."""
+    """DepthwiseConv2d has nn.Conv2d's initial values for the same seed, the same output, and loads its checkpoint."""
     settings = dict(kernel_size=3) | settings
     multiplier = settings.get("channel_multiplier", 1)
     builtin = {k: v for k, v in settings.items() if k != "channel_multiplier"}
@@ -405,7 +405,7 @@ def test_training(mode):
 
 
 class SharedWeight(nn.Cell):
-    """A weight that two convolutions use: its gradients add up."""
+    """Uses one weight in two convolutions, whose gradients add up."""
 
     def __init__(self):
         super().__init__()
@@ -422,7 +422,7 @@ def test_shared_weight(mode):
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, 1e-44])
 def test_special_values(mode, value):
-    """A value reaches just the outputs whose window holds it; subnormal numbers count."""
+    """A value reaches only the outputs whose window holds it. Subnormal numbers are not flushed to 0."""
     x = np.zeros((1, 1, 9, 9), np.float32)
     x[0, 0, 4, 5] = value
     out = run(msops.DepthwiseConv2d(1, 3, weight_init="ones"), x)[0]
@@ -470,7 +470,7 @@ def test_padding_past_32_bits(mode):
 
 
 def test_cells_are_freed(mode):
-    """As soon as the last reference goes, without waiting for the garbage collector."""
+    """A Cell is freed as soon as the last reference goes, without waiting for the garbage collector."""
     if mode == "pynative" and VERSION < (2, 7):
         pytest.skip("MindSpore before 2.7 keeps Cells")
     cell = msops.DepthwiseConv2d(3, 3)
@@ -491,7 +491,7 @@ def test_copies_have_their_own_parameters(mode):
 
 
 def test_numpy_numbers(mode):
-    """Sizes and flags may be NumPy's."""
+    """Sizes and flags may be NumPy numbers."""
     two = np.int64(2)
     settings = dict(stride=two, padding=(np.int32(1), np.uint8(0)), pad_mode="pad", dilation=two)
     cell = msops.DepthwiseConv2d(two, two, channel_multiplier=two, has_bias=np.bool_(True), **settings)
@@ -505,7 +505,7 @@ def test_numpy_numbers(mode):
 
 
 def test_many_settings_are_not_kept():
-    """Operators of settings that were used long ago go; that of a Cell stays as long as the Cell."""
+    """Operators with settings that were used long ago are freed. A Cell's operator lives as long as the Cell."""
     cell = msops.DepthwiseConv2d(1, 1, stride=(1, 99))
     seen = weakref.ref(cell.forward_op)
     alive = [weakref.ref(make_forward("test", (1, 100 + i), "valid", 0, 1)) for i in range(600)]
@@ -516,7 +516,7 @@ def test_many_settings_are_not_kept():
 
 
 def distinct_call(has_bias, i):
-    """A call whose lengths differ: of the forward operator, or of its gradient."""
+    """Returns a call of the forward operator (i = 0) or of its gradient (i = 1), whose lengths all differ."""
     name = "distinct" if has_bias else "distinct, no bias"
     return TestDepthwiseConv2d().entry_calls(*TestDepthwiseConv2d.further[name], "float32", parts=2)[i]
 
@@ -538,13 +538,14 @@ def test_gradient_of_another_size_is_refused(capfd):
 
 
 def test_scratch_of_too_many_rows(capfd):
-    """They are blocks of a grid's y axis."""
+    """Scratch of more than 65535 rows is refused, since rows are blocks on the y axis of a grid."""
     attempt = Attempt(distinct_call(True, 1), capfd)
     attempt.refused_with("partial", Status.BAD_SHAPE, shape=(65536, attempt.params["partial"].shape[1]))
 
 
 def test_gradient_of_no_columns():
-    """It has as many rows as the padding is high. No convolution has such a result."""
+    """The gradient may have many rows and no columns, though no convolution has such a result. It has as many rows as
+    the padding is high."""
     x, weight = random(11, np.float32, (1, 1, 4, 1), (1, 1, 1, 9))
     dout, dx, dweight = unwritten((1, 1, 2**31 + 3, 0), "float32"), unwritten(x.shape, "float32"), np.ones_like(weight)
     operator = make_forward("", (1, 1), "pad", (2**31 - 1, 0, 0, 0), (2, 1)).without("bias").gradient

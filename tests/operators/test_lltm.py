@@ -13,7 +13,7 @@ from test_sigmoid import sigmoid
 
 
 def pointwise(gates, c):
-    """What both directions need of the activations."""
+    """Returns the activations that both directions need."""
     i, o, g = np.split(gates, 3, 1)
     elu = np.where(g > 0, g, np.expm1(np.minimum(g, 0)))
     new_c = c + sigmoid(i) * elu
@@ -43,9 +43,9 @@ def sizes(b, h):
 
 
 class TestPointwise(OperatorTest):
-    """The kernels by themselves: what follows the product."""
+    """Tests the kernels by themselves, which compute what follows the product."""
 
-    test_wrong_arguments = None  # the function checks
+    test_wrong_arguments = None  # the function checks its arguments instead
     operator = forward
     formulas = (lltm, lltm_backward)
     cases = {
@@ -77,7 +77,7 @@ class TestPointwise(OperatorTest):
         gpu.assert_sums(dbias, gpu.sum(dproduct))
 
 
-STATE = ((2, 2), (2, 2), (6, 7), 6)  # h, c, weight and bias for an x of (2, 5)
+STATE = ((2, 2), (2, 2), (6, 7), 6)  # shapes of h, c, weight and bias for an x of shape (2, 5)
 
 
 class TestLLTMCell(OperatorTest):
@@ -124,8 +124,8 @@ class TestLLTMCell(OperatorTest):
 
 
 def test_special_values(mode):
-    """Saturated gates are exact, and NaN or infinity stay in their unit."""
-    product = np.array([[-1e4, 1e4, 1e4, -np.inf, 0, 1e4, np.nan, 1, -np.inf]], np.float32)  # i, o, g of three units
+    """Gates are accurate for large |x|, and NaN or infinity stay in their unit."""
+    product = np.array([[-1e4, 1e4, 1e4, -np.inf, 0, 1e4, np.nan, 1, -np.inf]], np.float32)  # i, o, g, three units each
     c = np.array([[0.5, 2, 3]], np.float32)
     new_h, new_c = run(forward, product, np.zeros(9, np.float32), c)
     np.testing.assert_array_equal(new_c, np.array([[np.nan, 3, 2]], np.float32))
@@ -133,7 +133,7 @@ def test_special_values(mode):
 
 
 def test_small_gates_keep_their_digits(mode):
-    """e^g - 1 of a small g, which float32 arithmetic of e^g would lose."""
+    """e^g - 1 keeps the digits of a small g, which subtracting 1 from e^g in float32 would lose."""
     product = np.array([[100, 0, -1e-6]], np.float32)
     new_c = run(forward, product, *zeros(3, (1, 1)))[1]
     np.testing.assert_allclose(new_c, [[np.expm1(-1e-6)]], rtol=1e-6)
@@ -154,7 +154,7 @@ def test_state_must_be_a_pair(mode, n, got):
 
 @pytest.mark.parametrize("sizes", [(0, 3, 2), (2, 0, 3), (2, 3, 0)])
 def test_empty(mode, sizes):
-    """Neither samples, nor features, nor units need be there."""
+    """There may be no samples, no features or no units."""
     b, i, h = sizes
     inputs = random(9, np.float32, (b, i), (b, h), (b, h), (3 * h, h + i), (3 * h,))
     douts = random(10, np.float32, (b, h), (b, h))
@@ -180,7 +180,7 @@ def test_what_is_not_a_tensor(mode, kind):
 
 
 def test_numpy_numbers():
-    """Sizes may be NumPy's."""
+    """Sizes may be NumPy numbers."""
     three = np.int64(3)
     assert msops.LLTMCell(three, np.uint8(200)).weight.shape == (600, 203)
     net = msops.LLTM(three, np.uint8(200), np.int32(2), bidirectional=np.bool_(True))
@@ -193,7 +193,7 @@ def test_training(mode):
 
 
 def test_cell(mode):
-    """The parameters are those of the function, uniform within 1 / sqrt(H)."""
+    """The Cell has the function's parameters, which start uniformly distributed within 1 / sqrt(H)."""
     mindspore.set_seed(1)
     cell = msops.LLTMCell(30, 40, mindspore.float64)
     x, h, c = random(6, np.float64, (5, 30), (5, 40), (5, 40))
@@ -209,7 +209,7 @@ def test_cell(mode):
 
 
 class Flat(nn.Cell):
-    """A Cell with a state, of tensors alone."""
+    """Calls a Cell that has a state, but takes and returns only tensors."""
 
     def __init__(self, net):
         super().__init__()
@@ -223,7 +223,7 @@ class Flat(nn.Cell):
 
 
 class Weighted(nn.Cell):
-    """The sum of a Cell's outputs, each multiplied by a tensor, in float32."""
+    """Computes the sum of a Cell's outputs, each multiplied by a tensor, in float32."""
 
     def __init__(self, net, weights):
         super().__init__(auto_prefix=False)
@@ -237,7 +237,7 @@ class Weighted(nn.Cell):
 
 
 HALF, SINGLE = mindspore.float16, mindspore.float32
-MIXED = {  # what is made of a Cell, the dtypes of x and of the state, and that of the results
+MIXED = {  # name -> (change of the Cell, dtype of x, dtype of the state, dtype of the results)
     "to_float": (lambda net: net.to_float(HALF), SINGLE, SINGLE, HALF),
     "O1": (lambda net: amp.auto_mixed_precision(net, "O1"), SINGLE, SINGLE, SINGLE),
     "O2": (lambda net: amp.auto_mixed_precision(net, "O2"), SINGLE, SINGLE, SINGLE),
@@ -249,9 +249,10 @@ MIXED = {  # what is made of a Cell, the dtypes of x and of the state, and that 
 
 
 def check_mixed_precision(way, net, inputs, douts, reference, reference_gradient):
-    """Results and gradients, also of the float32 Parameters, are those of float64 to what float16 keeps.
+    """Requires that results and gradients, also of the float32 Parameters, equal float64's to float16's precision.
 
-    They are to what float32 keeps in level O1, and where only the state is float16, which then holds the same numbers.
+    They must do so to float32's precision in level O1, and where only the state is float16, which then holds the same
+    numbers.
     """
     if way in ("O1", "auto") and VERSION < (2, 1):
         pytest.skip("MindSpore has no such level")
@@ -270,7 +271,7 @@ def check_mixed_precision(way, net, inputs, douts, reference, reference_gradient
     want = [*reference(*exact), *reference_gradient(*exact, *douts)]
     allowed = [1e-6 if precise else 2**-8] * len(want)
     if way == "state":
-        allowed[len(results) + 1 : len(results) + 3] = [2**-11] * 2  # which are float16
+        allowed[len(results) + 1 : len(results) + 3] = [2**-11] * 2  # these gradients are float16
     errors = [np.abs(a.asnumpy() - b).max() / np.abs(b).max() for a, b in zip(got, want)]
     assert all(error < most for error, most in zip(errors, allowed)), errors
     assert precise or max(errors) > 1e-5
@@ -294,7 +295,7 @@ def open_tensors(*shapes):
 
 @needs_open_sizes
 def test_open_sizes(mode):
-    """All of them. The Cell is among features.py."""
+    """All sizes of lltm_cell may be open. features.py tests the Cell."""
     calls = [[(2, 5), *STATE], [(3, 2), (3, 1), (3, 1), (3, 3), (3,)]]
     check_open_sizes(Net(msops.lltm_cell), [[None, None]] * 4 + [[None]], calls)
 
@@ -310,7 +311,7 @@ def test_open_sizes(mode):
     ids=["c", "bias", "rank"],
 )
 def test_open_sizes_that_do_not_fit(shapes, error, words):
-    """Ranks are checked when the graph compiles, sizes when it runs."""
+    """Wrong ranks are errors when the graph compiles, and wrong sizes when it runs."""
     mindspore.set_context(mode=mindspore.GRAPH_MODE)
     net = Net(msops.lltm_cell)
     net.set_inputs(*open_tensors(*([None] * len(shape) for shape in shapes)))

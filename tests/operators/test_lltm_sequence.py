@@ -36,7 +36,7 @@ def active(t, lengths, batch):
 
 
 def recur(product, weight, bias, h, c, lengths=None, reverse=False):
-    """The outputs, the last state, and of each step its gates, h and c before it."""
+    """Returns the outputs, the last state, and for each step its gates, with h and c before it."""
     output, kept = np.zeros((*product.shape[:2], h.shape[1]), h.dtype), {}
     for t in steps_of(len(product), reverse):
         gates, on = product[t] + h @ weight.T + bias, active(t, lengths, len(h))
@@ -65,7 +65,7 @@ def recurrence(t, b, h, **settings):
 
 
 class Recurrence(Card):
-    """The kernels by themselves: the time loop."""
+    """Tests the kernels by themselves, which compute the time loop."""
 
     cases = {
         "small": recurrence(4, 3, 5),
@@ -78,13 +78,13 @@ class Recurrence(Card):
             *((0, 3, 5), (4, 0, 5), (4, 3, 0), (1, 2, 3), (9, 1, 128), (6, 3, 67), (5, 16, 128), (4, 300, 96)),
             *((6, 1, 129), (4, 100, 192), (5, 16, 256), (4, 20, 330), (3, 9, 500), (3, 64, 1024), (3, 64, 1025)),
             *((4, 130, 333), (3, 4, 1500), (1, 200, 1032), (3, 200, 1032), (2, 420, 520), (2, 700, 520)),
-            *((9, 61, 103), (9, 3, 513)),  # of few samples: threads share the units
+            *((9, 61, 103), (9, 3, 513)),  # threads share the units where there are few samples
         )
         for reverse in (False, True)
     }
     small = "small"
     hostile = ("reverse",)
-    huge = tuple(  # in blocks, clusters, the grid, with cuBLAS
+    huge = tuple(  # the loop runs in blocks, in clusters, in the grid, and with cuBLAS
         (BIG // (batch * 3 * hidden) + 1, batch, hidden)
         for batch, hidden in ((4096, 64), (64, 256), (256, 1024), (64, 2200))
     )
@@ -93,8 +93,8 @@ class Recurrence(Card):
         return [make_forward(reverse, allow_tf32), make_backward(reverse, allow_tf32)]
 
     def inputs(self, shapes, dtype, seed=1, **settings):
-        """Lengths from below 0 to above all steps, and weights as large as in training, so that rounding errors do not
-        grow from step to step."""
+        """Chooses lengths from below 0 to above the number of steps, and weights as large as in training, so that
+        rounding errors do not grow from step to step."""
         product, weight, *rest = random(seed, dtype, *shapes[:5])
         (steps, *_), (_, hidden) = shapes[:2]
         lengths = np.random.default_rng(seed).integers(-1, steps + 2, shapes[5]).astype(np.int32)
@@ -124,7 +124,7 @@ class Recurrence(Card):
 
 
 class Sequence(nn.Cell):
-    """The function with its settings; `seq_length` is a list."""
+    """Calls the function with its settings. `seq_length` is a list."""
 
     def __init__(self, seq_length=None, reverse=False, **settings):
         super().__init__()
@@ -188,7 +188,7 @@ class TestLLTM(OperatorTest):
 
     def inputs(self, shapes, dtype, seed=1, **settings):
         x, h, c, weight_ih, weight_hh, bias = super().inputs(shapes, dtype, seed)
-        # As large as what is usual in training, so that rounding errors do not grow from step to step.
+        # Weights are as large as is usual in training, so that rounding errors do not grow from step to step.
         return [x, h, c, *(a / np.asarray(h.shape[1] ** 0.5, dtype) for a in (weight_ih, weight_hh)), bias]
 
     @staticmethod
@@ -204,7 +204,8 @@ class TestLLTM(OperatorTest):
 
 
 class TestEmpty:
-    """No steps leave the state; no samples, inputs or units give empty results, and zeros for the parameters."""
+    """Tests empty sizes. Without steps, the state stays; without samples, inputs or units, results are empty and the
+    parameters' gradients are 0."""
 
     @pytest.mark.parametrize("sizes", [(0, 2, 3, 4), (2, 0, 3, 4), (2, 3, 0, 4), (2, 3, 4, 0)])
     def test_empty(self, mode, sizes):
@@ -223,7 +224,7 @@ class TestEmpty:
 @pytest.mark.skipif(VERSION == (2, 0), reason="MindSpore 2.0 leaves sizes open in the gradient of a third dtype")
 @pytest.mark.parametrize("reverse", [False, True])
 def test_operator(reverse):
-    """The recurrence by itself, in both modes and all dtypes: gradients are those of finite differences."""
+    """Gradients of the recurrence by itself equal finite differences, in both modes and all dtypes."""
     t, b, n = 4, 5, 3
     product, weight, bias, h, c = random(7, np.float64, (t, b, 3 * n), (3 * n, n), (3 * n,), (b, n), (b, n))
     lengths = np.array([4, 0, 7, 1, -1], np.int32)
@@ -244,7 +245,7 @@ def test_operator(reverse):
 
 
 def test_scratch_whose_size_overflows(capfd):
-    """2^66 + 1024 elements are 1024, as far as 64 bits can tell."""
+    """A size of 2^66 + 1024 elements is refused, though it is 1024 in 64 bits."""
     forward, _ = calls_of_specs(Recurrence().operators(), recurrence(0, 2**58, 1)[0])
     arrays = [Param(16, spec.shape, dtype_name(spec.dtype)) for spec in forward.params.values()]
     arrays[-1] = arrays[-1]._replace(shape=(1024,))
@@ -265,7 +266,7 @@ def tf32_gpu(gpu):
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("i", [0, 1])
 def test_gpu_allows_tf32(tf32_gpu, way, i):
-    """Where it is allowed, recurrent products have factors of 11 bits."""
+    """Where TF32 is allowed, recurrent products have factors of 11 bits."""
     results = []
     shapes, _ = recurrence(3, *WAYS[way])
     inputs = Recurrence().entry_calls(shapes, {}, "float32")[i].inputs
@@ -312,7 +313,7 @@ def test_gpu_rounds_factors_to_nearest(tf32_gpu, way):
 
 
 class Slope(nn.Cell):
-    """The sum of a gradient's squares, of the function called with tensors that were computed."""
+    """Computes the sum of the squares of the function's gradient, for inputs that are results of operators."""
 
     def __init__(self, i):
         super().__init__()
@@ -329,12 +330,13 @@ class Slope(nn.Cell):
 
 @pytest.mark.parametrize("i", range(6))
 def test_second_order_is_an_error(mode, i):
-    """Rather than the zeros that MindSpore's PyNative mode gives for what goes through a reshape."""
+    """A gradient of second order is an error, while MindSpore's PyNative mode would give zeros for what goes through a
+    reshape."""
     if mode == "pynative" and VERSION < (2, 7):
         pytest.skip("MindSpore before 2.7 has no gradient of a custom operator's gradient in PyNative mode")
     inputs = [Tensor(array) for array in random(24, np.float32, *SHAPES)]
     error, words = ValueError, "no gradients of their own|has no gradient"
-    if VERSION < (2, 0):  # which has words of its own
+    if VERSION < (2, 0):  # MindSpore before 2.0 has its own message
         error, words = RuntimeError, "bprop not defined"
     with pytest.raises(error, match=words):
         ops.GradOperation(get_all=True)(Slope(i))(*inputs)
@@ -342,7 +344,7 @@ def test_second_order_is_an_error(mode, i):
 
 @pytest.mark.parametrize("dtype", [np.int32, np.int64])
 def test_seq_length(mode, dtype):
-    """Any length counts as one from 0 to T. It may be an input of what is compiled."""
+    """Lengths are clamped to 0 and T. A length may be an input of the compiled graph."""
     net = Sequence(reverse=True)
     inputs = [Tensor(a) for a in random(8, np.float32, *shapes(3, 5, 2, 4))]
     large = 2**40 + 1 if dtype == np.int64 else 2**31 - 1
@@ -359,7 +361,7 @@ def test_seq_length(mode, dtype):
 
 
 def test_samples_end_by_themselves(mode):
-    """Each sample gives what it gives alone, cut to its length, whatever lies behind."""
+    """Each sample gives the same results as alone and cut to its length, whatever its padding holds."""
     x, h, c, *parameters = random(9, np.float32, *shapes(6, 4, 3, 5))
     lengths = [6, 1, 0, 4]
     x[1:, 1], x[:, 2], x[4:, 3] = np.nan, np.nan, np.inf
@@ -377,7 +379,7 @@ def test_samples_end_by_themselves(mode):
 
 
 def test_padding_has_no_gradient(mode):
-    """Finite numbers behind a sample's end change nothing: neither results nor other gradients, bit for bit."""
+    """Finite numbers after a sample's end change neither results nor other gradients by a single bit."""
     x, *rest = random(10, np.float32, *shapes(5, 3, 2, 4))
     lengths, douts = [2, 5, 0], random(11, np.float32, (5, 3, 4), (3, 4), (3, 4))
     other = x.copy()
@@ -394,9 +396,9 @@ def test_padding_has_no_gradient(mode):
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_long_sequence(mode, dtype):
-    """Without a forget gate c grows, and errors stay: T independent ones make one of sqrt(T) times their size. A step
+    """Without a forget gate c grows, and errors stay: T independent errors add up to sqrt(T) times their size. A step
     rounds c, which stays in float32, and the gates, whose product MindSpore rounds to the dtype. The result is rounded
-    to it, too. Were c kept in float16, its errors would be 2^13 times as large."""
+    to the dtype, too. If c were kept in float16, its errors would be 2^13 times as large."""
     t, n = 4096, 16
     x, h, c, *parameters = random(12, np.float64, *shapes(t, 3, 4, n))
     inputs = [a.astype(dtype) for a in (x, h, c, *(0.1 * a for a in parameters))]
@@ -411,7 +413,7 @@ def test_long_sequence(mode, dtype):
 
 
 class Stepping(nn.Cell):
-    """A cell, step by step."""
+    """Calls a cell step by step."""
 
     def __init__(self, cell):
         super().__init__()
@@ -427,7 +429,7 @@ class Stepping(nn.Cell):
 
 @needs_open_sizes
 def test_open_sizes(mode, device_target):
-    """All of them; no steps, samples, inputs or units, too."""
+    """All sizes may be open. Calls may have no steps, samples, inputs or units."""
     opened = [[None] * len(shape) for shape in SHAPES]
     calls = [shapes(*sizes) for sizes in ((4, 2, 5, 3), (0, 2, 3, 4), (2, 0, 3, 4))]
     if VERSION >= (2, 9) and device_target == "CPU":  # MindSpore's MatMul of 0 numbers fails in 2.7, and by cuBLAS
@@ -437,7 +439,7 @@ def test_open_sizes(mode, device_target):
 
 @needs_open_sizes
 def test_open_steps_and_lengths(mode):
-    """In training, where gradients reach the Parameters, too."""
+    """Steps and lengths may be open in training, too, where gradients reach the Parameters."""
 
     class Taking(nn.Cell):
         def __init__(self):
@@ -496,10 +498,11 @@ def test_what_is_known_beside_open_sizes(opened, words):
 
 
 class TestLayers:
-    """The Cell."""
+    """Tests the Cell."""
 
     def test_equals_stepping(self, mode):
-        """To the rounding of other orders of addition; also back, where the copies are equal."""
+        """The Cell equals stepping up to the rounding of other orders of addition, and to_cells returns equal copies of
+        the parameters."""
         cell = msops.LLTMCell(5, 7, mindspore.float64)
         net = msops.LLTM.from_cells([cell])
         x, h, c = random(13, np.float64, (6, 4, 5), (4, 7), (4, 7))
@@ -532,7 +535,7 @@ class TestLayers:
         check_mixed_precision(way, msops.LLTM(6, 7), inputs, douts, reference, reference_gradient)
 
     def test_layers_in_mixed_precision(self, mode):
-        """The second layer's state is cast, too."""
+        """The state of the second layer is cast, too."""
         net, x = msops.LLTM(3, 4, 2, bidirectional=True), random(22, np.float32, (5, 2, 3))[0]
         state = random(23, np.float32, (4, 2, 4), (4, 2, 4))
         want = run(Flat(net), x, *state)
@@ -546,7 +549,7 @@ class TestLayers:
     @pytest.mark.parametrize("has_bias", [False, True])
     @pytest.mark.parametrize("bidirectional", [False, True])
     def test_layers(self, mode, bidirectional, has_bias, batch_first):
-        """What NumPy makes of the parameters, layer by layer, with lengths and a state."""
+        """The Cell equals NumPy's layers with its parameters, with lengths and a state."""
         settings = dict(
             bidirectional=bidirectional, has_bias=has_bias, batch_first=batch_first, dtype=mindspore.float64
         )
@@ -581,7 +584,8 @@ class TestLayers:
         np.testing.assert_array_equal(net(x)[0].asnumpy(), net(x, (zero, zero))[0].asnumpy())
 
     def test_dropout(self, mode):
-        """Between layers, in training: about half of the first layer's outputs are 0, the others twice as large."""
+        """Dropout acts between layers in training: about half of the first layer's outputs are 0, and the others are
+        twice as large."""
         mindspore.set_seed(1)
         net, x = msops.LLTM(3, 50, 2, dropout=0.5), Tensor(random(17, np.float32, (4, 6, 3))[0])
         plain = msops.LLTM(3, 50, 2)
@@ -594,15 +598,15 @@ class TestLayers:
         first, second = (net(x) for _ in range(2))
         assert (first[0].asnumpy() != exact).any()
         assert (first[0].asnumpy() != second[0].asnumpy()).any()
-        np.testing.assert_array_equal(first[1][0][0].asnumpy(), plain(x)[1][0][0].asnumpy())  # not before layer 0
-        assert (first[0].asnumpy() != 0).all()  # nor behind the last
+        np.testing.assert_array_equal(first[1][0][0].asnumpy(), plain(x)[1][0][0].asnumpy())  # layer 0 gets all of x
+        assert (first[0].asnumpy() != 0).all()  # no dropout after the last layer
 
     def test_training(self, mode):
         x = random(18, np.float32, (5, 4, 6))[0]
         check_training(msops.LLTM(6, 7, num_layers=2, bidirectional=True), x)
 
     def test_parameters(self):
-        """Uniform within 1 / sqrt(H)."""
+        """The parameters start uniformly distributed within 1 / sqrt(H)."""
         mindspore.set_seed(1)
         for parameter in msops.LLTM(30, 40, dtype=mindspore.float16).get_parameters():
             values = parameter.asnumpy()

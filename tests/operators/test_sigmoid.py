@@ -44,7 +44,7 @@ class TestSigmoid(OperatorTest):
     further = {f"{n}": ([(n,)], {}) for n in (2, 31, 257, 1000, 4099)}
     small = "prime"
     second_order = True
-    half_gradient_in_float32 = False  # it is that of the saved output, which is rounded to float16
+    half_gradient_in_float32 = False  # the gradient takes the saved output, which is rounded to float16
     wrong = (
         ([np.zeros(3, np.int32)], {}, TypeError, "sigmoid: x must be float16, float32 or float64, got int32"),
         ([np.zeros(3, bool)], {}, TypeError, "sigmoid: x must be float16, float32 or float64, got bool"),
@@ -68,7 +68,7 @@ class TestSigmoid(OperatorTest):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_extremes(mode, dtype):
-    """Saturates to 0 and 1, keeps the digits of small results, and passes NaN on."""
+    """Sigmoid saturates to 0 and 1, keeps the digits of small results, and passes NaN on."""
     info = np.finfo(dtype)
     x = np.array([-np.inf, info.min, -1e4, -0.0, 0.0, 1e4, info.max, np.inf, np.nan, info.smallest_subnormal], dtype)
     (y,) = run(msops.Sigmoid(), x)
@@ -94,7 +94,7 @@ def test_gradient_keeps_the_digits_of_small_results(mode):
 
 @pytest.mark.skipif(VERSION < (2, 7), reason="MindSpore before 2.7 has no tensors without a shape")
 def test_unknown_rank_is_refused():
-    """With a clear message, and calls of known shapes go on."""
+    """An unknown rank is refused with a clear message, and calls of known shapes still work."""
     mindspore.set_context(mode=mindspore.GRAPH_MODE)
     net = Net(msops.sigmoid)
     net.set_inputs(Tensor(shape=None, dtype=mindspore.float32))

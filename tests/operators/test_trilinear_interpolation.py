@@ -12,7 +12,7 @@ CORNERS = tuple(itertools.product((0, 1), repeat=3))  # (iu, iv, iw), in the ord
 
 
 def corners(points):
-    """(weight, its slope along each axis) of each corner of the cube."""
+    """Yields (weight, its slope along each axis) of each corner of the cube."""
     far = (points + 1) / 2
     sides = (1 - far, far)
     for corner in CORNERS:
@@ -82,7 +82,7 @@ class TestTrilinearInterpolation(OperatorTest):
 
 
 def test_corners_and_outside(mode):
-    """At a corner just its features count; outside, the trilinear function goes on."""
+    """At a corner only its features count. Outside the cube, the trilinear function continues."""
     points = np.array(CORNERS, np.float32) * 2 - 1
     feats = np.repeat(random(0, np.float32, (1, 8, 5))[0], 8, 0)
     np.testing.assert_allclose(run(msops.TrilinearInterpolation(), feats, points)[0], feats[0], rtol=1e-6)
