@@ -1,7 +1,7 @@
-# 'make help' tells what there is.
+# 'make help' lists the targets and variables.
 
 .DEFAULT_GOAL := all
-# All cores, unless -j or a make that runs this one says how many.
+# make uses all cores, unless -j or a make that runs this one sets the number.
 MAKEFLAGS += $(shell case " $$MAKEFLAGS" in (*" -j"*) ;; (*) echo "-j$$(nproc)" ;; esac)
 ifeq ($(filter-out all,$(MAKECMDGOALS)),)
 MAKEFLAGS += --output-sync
@@ -10,7 +10,7 @@ ifneq ($(filter clean,$(MAKECMDGOALS)),)
 .NOTPARALLEL:
 endif
 
-# The slowest come first: what is last runs alone.
+# The slowest libraries come first, since what comes last runs alone.
 OPERATORS := $(patsubst aot_kernels/%.cu,%,$(wildcard aot_kernels/*.cu))
 SLOWEST := depthwise_conv2d add lltm_sequence
 LIB := msops/lib
@@ -18,7 +18,7 @@ LIBRARIES := $(patsubst %,$(LIB)/%.so,$(filter $(OPERATORS),$(SLOWEST)) $(filter
 
 include aot_kernels/common/flags.mk
 
-# A wheel is for other machines, too. What builds it runs another make.
+# A wheel also serves other machines. Its build runs another make, which needs these variables.
 ifneq ($(filter wheel,$(MAKECMDGOALS)),)
 ifndef ARCHS
 export ARCHS := 80 90
@@ -26,7 +26,7 @@ export PTX := 75
 endif
 endif
 
-# From the command line, else the PATH, else CUDA_HOME. 'make all NVCC=' builds for the CPU alone.
+# NVCC comes from the command line, else from the PATH, else from CUDA_HOME. 'make all NVCC=' builds for the CPU alone.
 NVCC ?= $(or $(shell command -v nvcc),$(if $(CUDA_HOME),$(wildcard $(CUDA_HOME)/bin/nvcc)))
 
 ifeq ($(NVCC),)
@@ -40,7 +40,7 @@ COMPILE := $(NVCC) -ccbin $(HOST_CXX) $(FLAGS) $(HOST_FLAGS:%=-Xcompiler %) $(NV
 comma := ,
 CODE := $(patsubst code=%,%,$(filter code=%,$(subst $(comma), ,$(GPU_CODE))))
 BUILT_FOR := the CPU and GPUs: $(strip $(filter sm_%,$(CODE)) $(patsubst compute_%,PTX of compute_% for all later ones,$(filter-out sm_%,$(CODE))))
-# For an older glibc than that of this machine: the script tells how.
+# The libraries also run with an older glibc than this machine's: the script describes how.
 OLD_GLIBC := $(LIB)/.old_glibc
 COMPILE += -Xlinker --push-state,--no-as-needed,$(OLD_GLIBC),-l:libpthread.so.0,-l:libdl.so.2,-l:librt.so.1,--pop-state
 $(LIBRARIES): $(OLD_GLIBC)
@@ -52,13 +52,13 @@ endif
 all: $(LIBRARIES) ## Build the kernels
 	@echo "msops is built for $(BUILT_FOR)."
 
-# Written under another name first: a process that has the old library loaded keeps it whole.
+# A library is written under another name first, so that a process that has loaded the old one keeps it whole.
 $(LIB)/%.so: aot_kernels/%.cu $(LIB)/.command
 	$(COMPILE) -MMD -MP -MT $@ -MF $(@:.so=.d) $< -o $@.new
 	@mv $@.new $@
 -include $(LIBRARIES:.so=.d)
 
-# Changes when the command does, so that other flags or another compiler build everything again.
+# This file changes when the command does, so that other flags or another compiler build everything again.
 $(LIB)/.command: FORCE
 	@$(if $(HOST_CXX),,$(HOST_COMPILER))
 	@mkdir -p $(@D)
@@ -66,7 +66,7 @@ $(LIB)/.command: FORCE
 .PHONY: FORCE
 FORCE:
 
-# A virtual environment with MindSpore and all that the tests and examples need.
+# The virtual environment has MindSpore and all that the tests and examples need.
 VENV := .venv
 PYTHON ?= $(firstword $(foreach version,3 3.12 3.11 3.10,$(shell python$(version) -c \
   "import sys, ensurepip; (3, 10) <= sys.version_info < (3, 13) and print(sys.executable)" 2>/dev/null)))
@@ -85,7 +85,7 @@ $(VENV)/.ready: pyproject.toml setup.py | python
 demo: all $(VENV)/.ready ## Train a network on handwritten digits, and show the result
 	$(VENV)/bin/python examples/digits.py $(ARGS)
 
-# On all cores, four at most: each process has a MindSpore of its own. One process alone has the GPU.
+# Tests use all cores, but at most four, since each process has a MindSpore of its own. Only one process uses the GPU.
 WORKERS := $(if $(findstring GPU,$(ARGS)),,-n $(shell nproc) --maxprocesses 4 --dist worksteal)
 
 .PHONY: test
@@ -94,7 +94,7 @@ test: all $(VENV)/.ready ## Run the tests; with COVERAGE=1, tell which lines of 
 	$(VENV)/bin/python $(if $(COVERAGE),-m coverage run) -m pytest $(WORKERS) $(ARGS)
 	$(if $(COVERAGE),$(VENV)/bin/coverage combine --quiet && $(VENV)/bin/coverage report)
 
-# Copies silu's four files under another name, and adds the line of public names. NAME_OF is the name as classes have it.
+# 'make new' copies silu's four files under another name, and adds the line of public names. NAME_OF is the class name.
 SILU := aot_kernels/silu.cu msops/operators/silu.py tests/operators/test_silu.py benchmarks/operators/silu.py
 NAME_OF = $(shell echo $(OP) | sed -E 's/(^|_)(.)/\U\2/g')
 .PHONY: new
@@ -107,19 +107,19 @@ new: ## Write the four files of another operator, such as OP=gelu, to be changed
 	@sed -i 's/^from .operators.silu .*/&\nfrom .operators.$(OP) import $(NAME_OF) as $(NAME_OF), $(OP) as $(OP)/' msops/__init__.pyi
 	@echo 'next: make test ARGS="-k $(OP)"'
 
-# It needs pip, which a new environment has, and setuptools, which pip installs where it builds.
+# 'make wheel' needs pip, which a new environment has, and setuptools, which pip installs where it builds.
 .PHONY: wheel
 wheel: all | python ## Build the wheel, one for every Python and MindSpore, into dist
 	rm -rf dist
 	$(PYTHON) -m venv build/pip
 	build/pip/bin/pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
 
-# Environments for the other versions of MindSpore, in .matrix; those whose Python is missing are skipped.
+# .matrix holds environments for the other versions of MindSpore. Versions whose Python is missing are skipped.
 .PHONY: test-matrix
 test-matrix: wheel ## Run the operators' tests on the wheel under each version of MindSpore
 	$(PYTHON) tests/matrix.py $(ARGS)
 
-# What compute-sanitizer finds in the kernels, called through their C entries. Needs torch with CUDA.
+# compute-sanitizer checks the kernels, called through their C entries. It needs torch with CUDA.
 SANITIZERS := memcheck racecheck initcheck synccheck
 .PHONY: sanitize $(SANITIZERS)
 sanitize: ## Check the kernels' use of memory with compute-sanitizer
@@ -127,7 +127,8 @@ sanitize: ## Check the kernels' use of memory with compute-sanitizer
 $(SANITIZERS): all $(VENV)/.ready
 	compute-sanitizer --tool $@ --error-exitcode 1 $(VENV)/bin/python -m pytest tests/test_gpu_entries.py tests/operators -k "gpu and not huge" $(ARGS)
 
-# The C entries, for the CPU, under AddressSanitizer and UndefinedBehaviorSanitizer. ARGS="600 LLTMForward": seconds, entry.
+# 'make fuzz' runs the C entries for the CPU under AddressSanitizer and UndefinedBehaviorSanitizer. ARGS are the seconds
+# and the entry, as in ARGS="600 LLTMForward".
 FUZZED := $(patsubst %.cu,build/fuzz/%.o,$(wildcard aot_kernels/*.cu examples/*/*.cu)) build/fuzz/tests/fuzz_entries.o
 FUZZ := $(CXX) $(FLAGS) $(HOST_FLAGS) -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all -Wno-maybe-uninitialized -Iaot_kernels
 
@@ -149,7 +150,7 @@ build/fuzz/%.o: %.cc Makefile
 	$(FUZZ) -MMD -MP -c $< -o $@
 -include $(FUZZED:.o=.d)
 
-# The naive kernels are a peer, and need nvcc. ARGS="--op sigmoid --quick" for a part.
+# The naive kernels are a peer, and need nvcc. ARGS="--op sigmoid --quick" measures a part.
 NAIVE := $(if $(NVCC),benchmarks/libnaive.so)
 
 .PHONY: bench
@@ -168,7 +169,7 @@ $(VENV)/.docs: $(VENV)/.ready
 docs: all $(VENV)/.docs ## Build the documentation: docs/_build/index.html
 	$(VENV)/bin/python -m sphinx --fail-on-warning --keep-going --quiet docs docs/_build
 
-# What g++ says of the kernels. -Wsign-conversion would say it of each `int` that is an array's length.
+# g++ checks the kernels. -Wsign-conversion is missing, since it would warn of each `int` that is an array's length.
 WARNINGS := -Werror -Wpedantic -Wshadow -Wconversion -Wold-style-cast -Wcast-align -Wcast-qual -Wuseless-cast \
   -Wdouble-promotion -Wformat=2 -Wundef -Wnon-virtual-dtor -Woverloaded-virtual -Wduplicated-cond -Wduplicated-branches \
   -Wlogical-op -Wextra-semi -Wredundant-decls

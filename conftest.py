@@ -12,9 +12,9 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     set_device(config.getoption("--device-target"))
-    if config.getoption("--device-target") == "GPU":  # MindSpore's own convolution is a reference of some tests
+    if config.getoption("--device-target") == "GPU":  # some tests compare with MindSpore's own convolution
         mindspore.device_context.gpu.op_precision.conv_allow_tf32(False)
-    else:  # what tests compile runs on the CPU alone, and nvcc takes three times as long; test_load.py calls nvcc
+    else:  # the tests' code runs on the CPU alone, and nvcc takes three times as long; test_load.py calls nvcc itself
         os.environ.setdefault("NVCC", "")
 
 
@@ -25,14 +25,14 @@ def device_target(request):
 
 @pytest.fixture(params=("graph", "pynative"))
 def mode(request):
-    """Runs the test in both of MindSpore's modes."""
+    """Runs the test in each of MindSpore's modes."""
     mindspore.set_context(mode=mindspore.GRAPH_MODE if request.param == "graph" else mindspore.PYNATIVE_MODE)
     return request.param
 
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_call():
-    """Skips what needs empty tensors where MindSpore makes none, or has no memory for those that come out."""
+    """Skips tests that need empty tensors if MindSpore cannot make them, or has no memory for empty results."""
     outcome = yield
     words = ("can not contain zero dimension", "The device address is empty")
     if VERSION < (2, 7) and outcome.excinfo and any(word in str(outcome.excinfo[1]) for word in words):

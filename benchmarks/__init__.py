@@ -1,7 +1,7 @@
-"""Run from the project's root, as in `python -m benchmarks`."""
+"""The benchmark runs from the project's root: `python -m benchmarks`."""
 
 import sys
 from pathlib import Path
 
 _TESTS = Path(__file__).resolve().parents[1] / "tests"
-sys.path += [str(_TESTS), str(_TESTS / "operators")]  # the operators' cards have their formulas
+sys.path += [str(_TESTS), str(_TESTS / "operators")]  # the operators' cards there have the formulas

@@ -1,7 +1,7 @@
 """Measures every operator beside its peers, and writes a table of times and pictures of them.
 
-python -m benchmarks                        everything, on the GPU where there is one
-python -m benchmarks --op add --quick       a first look at one operator
+python -m benchmarks                        measures everything, on the GPU where there is one
+python -m benchmarks --op add --quick       takes a first look at one operator
 """
 
 import argparse
@@ -36,13 +36,13 @@ def has_gpu():
 
 
 def folder_name(device):
-    """h200 for NVIDIA H200; cpu for any processor."""
+    """Returns h200 for NVIDIA H200, and cpu for any processor."""
     words = [word for word in re.findall(r"[a-z0-9]+", device.lower()) if word not in ("nvidia", "geforce", "rtx")]
     return words[0] if words else "gpu"
 
 
 def measure(options, log):
-    """(rows, what was not measured, whether all parts came to their end)"""
+    """Returns (rows, what was not measured, whether all parts came to their end)."""
     rows, troubles, whole = [], [], True
     arguments = options.device_target, options.op, options.quick
     sequences = len(precisions(options.device_target, options.dtype)) * len(sequence_cases(*arguments))
@@ -68,7 +68,7 @@ def measure(options, log):
 
 
 def main():
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as an interrupt does
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM acts as an interrupt
     options = parse()
     about = report.about(options.device_target)
     name = folder_name(about["device"]) if options.device_target == "GPU" else "cpu"

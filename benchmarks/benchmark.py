@@ -1,4 +1,4 @@
-"""What the benchmark knows of an operator: a module of `operators` inherits Benchmark, and says what only it knows."""
+"""Describes an operator to the benchmark: a module of `operators` inherits Benchmark, and adds what only it knows."""
 
 import functools
 import math
@@ -13,15 +13,15 @@ DTYPES = ("float32", "float16")
 
 
 class Sizes(NamedTuple):
-    """Sizes of an operator, each a number or a tuple of numbers."""
+    """Holds sizes of an operator. Each size is a number or a tuple of numbers."""
 
     named: tuple  # every peer takes part
     sweep: tuple = ()  # from tiny to large
-    ragged: dict = {}  # odd size -> the aligned size beside it, which should take as long per byte
+    ragged: dict = {}  # odd size -> a neighbouring aligned size, which should take as long per byte
 
 
 class Case(NamedTuple):
-    """A kernel at one size."""
+    """Describes a kernel at one size."""
 
     benchmark: object
     direction: str  # forward or backward
@@ -31,11 +31,11 @@ class Case(NamedTuple):
     inputs: list  # shapes of the entry's inputs
     results: list  # shapes of its outputs without scratch
     naive: tuple  # the sizes that the naive version takes
-    formula_inputs: dict = {}  # of a gradient: name -> shape of each input of the forward operator
-    formula_results: tuple = ()  # of a gradient: the names of the forward operator's outputs
+    formula_inputs: dict = {}  # for a gradient: name -> shape of each input of the forward operator
+    formula_results: tuple = ()  # for a gradient: the names of the forward operator's outputs
     unread: int = 0  # how many of the last inputs matter by their shape alone
     serial: int = 1  # the longest loop of a naive thread
-    operations: int = 0  # floating-point operations that the floor counts: multiplication and addition are two
+    operations: int = 0  # floating-point operations that the floor counts; a multiply-add counts as two
     named: bool = False
     beside: str = ""  # the name of a ragged case's aligned neighbour
 
@@ -45,12 +45,12 @@ class Case(NamedTuple):
 
     @property
     def elements(self):
-        """How many must move: each input read once, each result written once."""
+        """Returns how many elements must move: each input is read once, and each result is written once."""
         return sum(map(math.prod, [*self.inputs[: len(self.inputs) - self.unread], *self.results]))
 
 
 class OfFunction(nn.Cell):
-    """A network that calls a function of MindSpore's operators."""
+    """Calls a function of MindSpore's operators as a network."""
 
     def __init__(self, function):
         super().__init__()
@@ -61,14 +61,14 @@ class OfFunction(nn.Cell):
 
 
 class Benchmark:
-    """An operator's sizes, peers and targets. The defaults fit a function of each element of one tensor."""
+    """Defines an operator's sizes, peers and targets. The defaults fit a function of each element of one tensor."""
 
-    card = None  # the operator's, of tests/operators: its operators and formulas
+    card = None  # the operator's card in tests/operators, with its operators and formulas
     sizes = {}  # device -> list of Sizes
-    cell_sizes = {}  # device -> sizes of whole Cells, if they are not the named ones of the kernels
+    cell_sizes = {}  # device -> sizes of whole Cells, if they differ from the kernels' named sizes
     cells = ()  # a Cell of msops, and a function of MindSpore's operators that computes the same
-    channels_last = False  # whether torch is measured with images in channels-last format, too
-    line = ""  # in words, which cases a line of roof.png connects; all, if it is empty
+    channels_last = False  # whether torch is also measured with images in channels-last format
+    line = ""  # describes which cases a line of roof.png connects; if empty, it connects all
     targets = {}  # device -> list of Target
     sequence_sizes = {}  # device -> Sizes; with them, the methods that sequences.py calls
 
@@ -77,19 +77,19 @@ class Benchmark:
         return type(self).__module__.rpartition(".")[2]
 
     def describe(self, size):
-        """The size in words. A row of times.csv has it as its case."""
+        """Returns the size in words, which is the case in a row of times.csv."""
         return by(size) if isinstance(size, tuple) else power(size)
 
     def inputs(self, size):
-        """Shapes of the forward operator's inputs."""
+        """Returns the shapes of the forward operator's inputs."""
         return [(size,)]
 
     def settings(self, size):
-        """The operator's."""
+        """Returns the operator's settings."""
         return {}
 
     def cases(self, size):
-        """The Cases of a size: the forward operator and its gradient, if it has one."""
+        """Returns the Cases of a size: the forward operator and its gradient, if it has one."""
         shapes = self.inputs(size)
         operators = self.card.operators(shapes, **self.settings(size))[:2]
         forward, *_ = calls = calls_of_specs(operators, shapes)
@@ -104,33 +104,34 @@ class Benchmark:
         return Case(self, direction, self.describe(size), size, operator, inputs, results, sizes, **rest)
 
     def numpy_formula(self, case):
-        """A function of the entry's inputs."""
+        """Returns the formula as a NumPy function of the entry's inputs."""
         formula = self.card.formulas[("forward", "backward").index(case.direction)]
         return functools.partial(formula, **self.settings(case.size))
 
     def torch_formula(self, case):
-        """A function of the forward entry's inputs. It imports torch, which crashes in MindSpore's GPU process."""
+        """Returns the formula as a torch function of the forward entry's inputs. The method itself imports torch, since
+        torch crashes in MindSpore's GPU process."""
         raise NotImplementedError
 
     def on_line(self, case):
-        """Whether a line of roof.png connects the case of this name with others."""
+        """Tells whether a line of roof.png connects the case of this name with others."""
         return True
 
     def describe_cell(self, size):
         return self.describe(size)
 
     def cell_inputs(self, size):
-        """Shapes of the inputs of the networks."""
+        """Returns the shapes of the networks' inputs."""
         return self.inputs(size)
 
     def networks(self, size, dtype, device):
-        """{"msops": ours, "MindSpore": the same of MindSpore's operators, perhaps others}, as Cells."""
+        """Returns Cells: {"msops": ours, "MindSpore": an equal one of MindSpore's operators, perhaps others}."""
         ours, theirs = self.cells
         return {"msops": ours(), "MindSpore": OfFunction(theirs)}
 
 
 def power(n):
-    """2^20 for 1048576, 2^20 + 1 for the next; small numbers as they are."""
+    """Writes 1048576 as 2^20, the next number as 2^20 + 1, and small numbers as they are."""
     exponent = n.bit_length() - 1
     rest = n - 2**exponent
     if exponent < 10 or rest > 1:
@@ -142,7 +143,7 @@ def by(sizes):
     return " x ".join(f"({power(n)})" if " " in power(n) else power(n) for n in sizes)
 
 
-ELEMENTS = {  # of operators that are a formula for each element
+ELEMENTS = {  # sizes of operators that are a formula for each element
     "GPU": [
         Sizes(
             named=(2**20, 2**28),

@@ -1,4 +1,4 @@
-"""What is measured: the cases of the operators' sizes on a device."""
+"""Lists what is measured: the cases of the operators' sizes on a device."""
 
 from typing import NamedTuple
 
@@ -26,7 +26,7 @@ class CellCase(NamedTuple):
 
 
 def kernel_cases(device, ops=tuple(BENCHMARKS), quick=False):
-    """The Cases of some operators on GPU or CPU; quick: a size or two of each."""
+    """Returns the Cases of some operators on GPU or CPU; if quick, those of one or two sizes of each operator."""
     cases = []
     for op in ops:
         benchmark = BENCHMARKS[op]
@@ -41,7 +41,7 @@ def kernel_cases(device, ops=tuple(BENCHMARKS), quick=False):
 
 
 def sequence_cases(device, ops=tuple(BENCHMARKS), quick=False):
-    """The SequenceCases, likewise: one of each operator if quick."""
+    """Returns the SequenceCases of some operators; if quick, one of each operator."""
     cases = []
     for op in ops:
         if sizes := BENCHMARKS[op].sequence_sizes.get(device):
@@ -52,13 +52,14 @@ def sequence_cases(device, ops=tuple(BENCHMARKS), quick=False):
 
 
 def precisions(device, dtypes):
-    """The precisions of sequences' products: GPUs take float32 rounded to TF32, too."""
+    """Returns the precisions of sequences' products. GPUs also take float32 rounded to TF32."""
     both = ("float32", "tf32") if device == "GPU" else ("float32",)
     return [precision for dtype in dtypes for precision in (both if dtype == "float32" else (dtype,))]
 
 
 def cell_cases(device, ops=tuple(BENCHMARKS), quick=False):
-    """The CellCases, likewise: the kernels' named sizes, where an operator has no others for its Cells."""
+    """Returns the CellCases of some operators. Their sizes are the named ones of the kernels, unless an operator has
+    others for its Cells."""
     cases = []
     for op in ops:
         benchmark = BENCHMARKS[op]

@@ -1,7 +1,7 @@
-"""The part that times whole Cells through MindSpore, in graph or PyNative mode, beside the same of its own operators.
+"""Times whole Cells through MindSpore in graph or PyNative mode, beside equal networks of MindSpore's own operators.
 
-A time is the wall time of many calls, with one synchronization at the end, over their number; both networks take turns.
-The inputs are on the device, and rotate. The gradient is that of all inputs and Parameters.
+A time is the wall time of many calls, with one synchronization at the end, divided by their number. The networks take
+turns. The inputs are on the device, and rotate. The gradient is computed with respect to all inputs and Parameters.
 """
 
 import gc
@@ -16,14 +16,14 @@ from .cases import cell_cases
 from .parts import Attempt, options_of_part, say
 from .timing import Times, buffers
 
-MOST_INPUTS = 8  # sets of them
-TURNS = 15  # of each network
-TURN = 0.01  # s, about
-LONG = 2  # s, after which two turns are enough
+MOST_INPUTS = 8  # sets of inputs
+TURNS = 15  # turns of each network
+TURN = 0.01  # approximate length of a turn, in s
+LONG = 2  # s after which two turns are enough
 
 
 def random_inputs(device, shapes, dtype):
-    """Sets of inputs that do not stay in the cache. Results of an operator, so that they are on the device."""
+    """Returns sets of inputs that do not stay in the cache. An operator computes them, so they are on the device."""
     size = sum(map(math.prod, shapes)) * (2 if dtype == "float16" else 4)
     sets = [
         [ops.standard_normal(shape).astype(getattr(mindspore, dtype)) for shape in shapes]
@@ -34,7 +34,7 @@ def random_inputs(device, shapes, dtype):
 
 
 def seconds(call, inputs, count):
-    """Wall time of `count` calls."""
+    """Returns the wall time of `count` calls."""
     start = time.perf_counter()
     for _ in range(count):
         call(*next(inputs))
@@ -43,7 +43,7 @@ def seconds(call, inputs, count):
 
 
 def compare(calls, sets):
-    """Times of each of the calls, which take turns; what is left out by its error is told of."""
+    """Returns the Times of each of the calls, which take turns. A call that fails is left out and reported."""
     inputs, counts = itertools.cycle(sets), {}
     for by, (step, call) in calls.items():
         with Attempt(step, silent=True):
@@ -82,7 +82,7 @@ def main():
     options = options_of_part()
     mindspore.set_device(options.device_target)
     if options.device_target == "GPU":
-        mindspore.device_context.gpu.op_precision.conv_allow_tf32(False)  # as for torch: like is compared with like
+        mindspore.device_context.gpu.op_precision.conv_allow_tf32(False)  # torch is measured without TF32, too
     mindspore.set_context(mode=mindspore.GRAPH_MODE if options.part == "graph" else mindspore.PYNATIVE_MODE)
     for case in cell_cases(options.device_target, options.op, options.quick):
         for dtype in options.dtype:

@@ -1,5 +1,5 @@
-"""What an operator's targets are made of: each function here returns a function of rows, those of the operator and of
-the device, that yields (figure, of which case)."""
+"""Computes figures for the operators' targets: each function here returns a function of the rows of the operator and of
+the device, which yields (figure, name of the case)."""
 
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
@@ -11,12 +11,12 @@ class Target(NamedTuple):
     what: str
     wanted: str
     least: float
-    figures: Callable[[list], Iterable]  # rows -> (figure, of which case); none below `least` is wanted
+    figures: Callable[[list], Iterable]  # rows -> (figure, name of the case); each figure should be at least `least`
     show: Callable[[float], str] = "{:.3g}".format
 
 
 def pick(rows, by="msops", part="kernel", **equal):
-    """The rows of which each named column has the value, or passes the function."""
+    """Yields the rows whose named columns have the given values, or pass the given functions."""
     for row in rows:
         fits = row["by"] == by and row["part"] == part
         if fits and all(test(row[key]) if callable(test) else row[key] == test for key, test in equal.items()):
@@ -28,7 +28,7 @@ def name(row):
 
 
 def ends(*ends):
-    """Whether a case ends so."""
+    """Returns a function that tells whether a text has one of these ends."""
     return lambda text: text.endswith(ends)
 
 
@@ -37,7 +37,7 @@ def share(case, **equal):
 
 
 def best_peer(case, **equal):
-    """The time of the fastest peer over ours."""
+    """Divides the time of the fastest peer by ours."""
 
     def figures(rows):
         for row in pick(rows, case=case, **equal):
@@ -49,7 +49,7 @@ def best_peer(case, **equal):
 
 
 def times_faster(peer, *parts, **equal):
-    """The peer's time over ours, in named cases of these parts."""
+    """Divides the peer's time by ours, in named cases of these parts."""
 
     def figures(rows):
         for part in parts:
@@ -61,12 +61,12 @@ def times_faster(peer, *parts, **equal):
 
 
 def both_directions(case):
-    """The share of forward and backward together."""
+    """Computes the share of forward and backward together."""
     return _together(case, lambda rows, ours, same: sum(row["floor_us"] for row in ours))
 
 
 def both_times_faster(case, *peers, mindspore=False):
-    """Time that the fastest of the peers takes for both directions, over ours. MindSpore's is of a whole Cell."""
+    """Divides the time of the fastest peer for both directions by ours. MindSpore's time is that of a whole Cell."""
 
     def fastest(rows, ours, same):
         times = []
@@ -82,7 +82,7 @@ def both_times_faster(case, *peers, mindspore=False):
 
 
 def _together(case, value):
-    """A value of our rows of both directions, over their time."""
+    """Divides a value of our rows of both directions by their time."""
 
     def figures(rows):
         for forward in pick(rows, direction="forward", case=case, named=True):
@@ -96,7 +96,7 @@ def _together(case, value):
 
 
 def above_empty(case):
-    """Minus the microseconds that a case takes more than an empty kernel."""
+    """Subtracts the time of the case from that of an empty kernel, in microseconds."""
 
     def figures(rows):
         empty = next((row["us"] for row in rows if row["part"] == "device" and row["op"] == "nothing"), None)
@@ -107,7 +107,7 @@ def above_empty(case):
 
 
 def ragged(rows):
-    """Time per byte of the aligned neighbour over that of the odd size."""
+    """Divides the time per byte of the aligned neighbour by that of the odd size."""
     aligned = {report.what(row): row["us"] / row["bytes"] for row in pick(rows)}
     for row in pick(rows, beside=lambda beside: beside):
         neighbour = report.what(dict(row, case=row["beside"]))

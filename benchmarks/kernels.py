@@ -1,4 +1,4 @@
-"""The part that times kernels through their C entries, and their peers: see timing.py for how."""
+"""Times kernels through their C entries, and their peers, as one part of the benchmark. timing.py describes how."""
 
 import contextlib
 import gc
@@ -37,14 +37,14 @@ class GpuArrays:
         return torch_peers.tf32(allowed)
 
     def peers(self, case, sets, results, stream):
-        """(name, a function that returns calls, or None) of each peer."""
+        """Yields (name, a function that returns calls, or None) of each peer."""
         if naive.available():
             calls = [naive.prepare_case(case, inputs, outs, stream) for inputs, outs in zip(sets, results)]
             yield "naive CUDA", lambda: None if None in calls else calls
         yield from torch_peers.peers(case, sets)
 
     def sequence_peers(self, case, inputs, douts):
-        """(name, factor of its times, a call for each direction) of each peer."""
+        """Yields (name, factor of its times, a call for each direction) of each peer."""
         yield from case.benchmark.torch_sequences(inputs, douts, case.named)
 
     def free(self):
@@ -118,7 +118,7 @@ def measure(case, dtype, timer, arrays):
 
 
 def measure_device(timer):
-    """What a copy, an empty kernel and multiply-adds take: rows that all others are measured by."""
+    """Times a copy, an empty kernel and multiply-adds. All other rows are compared with these."""
     row = dict(part="device", direction="", dtype="", named=0, beside="", operations=0)
     with Attempt("copy of a large array", silent=True):
         size, times = timer.roof()
@@ -136,14 +136,14 @@ def measure_device(timer):
 
 @contextlib.contextmanager
 def session(device_target, warm_up=WARM_UP):
-    """The timer and arrays of a device, on the timer's stream."""
+    """Yields the timer and arrays of a device, on the timer's stream."""
     if device_target == "GPU":
         if torch is None or not torch.cuda.is_available():
             raise SystemExit("timing kernels on the GPU needs torch with CUDA, for its memory and events")
         timer, arrays = GpuTimer(warm_up), GpuArrays()
     else:
         timer, arrays = CpuTimer(), CpuArrays()
-    # Nothing may be collected in the middle of a capture.
+    # The garbage collector must not run during a capture.
     gc.collect()
     gc.freeze()
     gc.disable()

@@ -1,4 +1,4 @@
-"""Calls the naive CUDA versions: libnaive.so, which `make bench` builds of all .cu files here, where nvcc is."""
+"""Calls the naive CUDA versions in libnaive.so, which `make bench` builds from all .cu files here if it finds nvcc."""
 
 import ctypes
 import functools
@@ -18,7 +18,7 @@ def available():
 
 
 def prepare(function, arrays, sizes, stream, half=False):
-    """A function without arguments that launches `naive_<function>` on a stream."""
+    """Returns a function without arguments that launches `naive_<function>` on a stream."""
     pointers = (ctypes.c_void_p * len(arrays))(*(array.data_ptr() for array in arrays))
     launch = functools.partial(
         getattr(_load(), f"naive_{function}"),
@@ -27,12 +27,12 @@ def prepare(function, arrays, sizes, stream, half=False):
         (ctypes.c_int64 * len(sizes))(*sizes),
         ctypes.c_void_p(stream),
     )
-    launch.arrays = arrays  # live as long as `launch`
+    launch.arrays = arrays  # must live as long as `launch`
     return launch
 
 
 def prepare_case(case, inputs, results, stream):
-    """The case's launch, or None where a single thread would have too much to add up."""
+    """Returns the case's launch, or None if a single thread would have too much to add up."""
     if case.serial > LONGEST:
         return None
     arrays = [*inputs[: len(inputs) - case.unread], *results]
@@ -40,7 +40,7 @@ def prepare_case(case, inputs, results, stream):
 
 
 def multiply_adds(device_memory, multiprocessors, stream):
-    """A launch that fills the device with multiply-adds in float32, and how many operations that is."""
-    blocks, threads, rounds, chains = 8 * multiprocessors, 256, 8192, 8  # chains: kChains in device.cu
+    """Returns a launch that fills the device with multiply-adds in float32, and its number of operations."""
+    blocks, threads, rounds, chains = 8 * multiprocessors, 256, 8192, 8  # chains must equal kChains in device.cu
     launch = prepare("multiply_add", [device_memory], (blocks, threads, rounds), stream)
     return launch, 2 * blocks * threads * rounds * chains

@@ -3,7 +3,7 @@
 ncu --profile-from-start off --clock-control none --csv --page raw --metrics ... \
     python -m benchmarks.once "OPERATOR backward, CASE, float16" ...
 
-names cases as times.csv does. Needs PyTorch with CUDA.
+names cases as times.csv does. The script needs PyTorch with CUDA.
 """
 
 import sys

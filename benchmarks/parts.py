@@ -1,8 +1,8 @@
-"""A benchmark runs in parts, each in a process of its own: kernels, sequences, whole Cells in graph and PyNative mode.
+"""Runs a benchmark in parts, each in its own process: kernels, sequences, whole Cells in graph and PyNative mode.
 
-MindSpore's GPU libraries and torch's do not always live well together, and a crash costs one part alone. A part sends
-messages, a JSON object a line: {"row": {}}, {"step": "what comes now"}, {"failed": "what failed, and why"}. Of a
-part that ended early comes {"crashed": ...}.
+MindSpore's GPU libraries and torch's can disturb each other in one process, and a crash costs only one part. A part
+sends messages, one JSON object a line: {"row": {}}, {"step": "what comes now"}, {"failed": "what failed, and why"}. A
+part that ended early adds {"crashed": ...}.
 """
 
 import argparse
@@ -20,7 +20,7 @@ PARTS = {"kernels": "kernels", "sequences": "sequences", "graph": "cells", "pyna
 
 
 def add_options(parser):
-    """The options that a part and the whole have in common."""
+    """Adds the options that a part and the whole benchmark share."""
     ops = tuple(BENCHMARKS)
     parser.add_argument("--op", type=_some_of(ops), default=ops, help=f"some of {','.join(ops)}; default: all")
     parser.add_argument("--dtype", type=_some_of(DTYPES), default=DTYPES, help="float32, float16; default: both")
@@ -40,7 +40,7 @@ def _some_of(known):
 
 
 def options_of_part():
-    """What `run` below gave to this process."""
+    """Parses the options that `run` below gave to this process."""
     parser = argparse.ArgumentParser()
     parser.add_argument("part", choices=PARTS)
     add_options(parser)
@@ -52,7 +52,7 @@ def say(**message):
 
 
 class Attempt:
-    """Names the step within, and tells of its failure instead of ending the part."""
+    """Names the step in its block, and reports a failure there instead of ending the part."""
 
     def __init__(self, step, silent=False):
         self.step = step
@@ -85,7 +85,7 @@ def run(part, options, log):
                 else:
                     step = message.get("step", step)
                     yield message
-        except BaseException:  # an interrupt, too
+        except BaseException:  # includes interrupts
             process.kill()
             raise
     if process.returncode:

@@ -1,4 +1,4 @@
-"""Draws the pictures of a folder's times.csv: `python -m benchmarks.plots FOLDER`."""
+"""Draws pictures from a folder's times.csv: `python -m benchmarks.plots FOLDER`."""
 
 import math
 import sys
@@ -20,8 +20,8 @@ COLORS = {
 }  # fmt: skip
 MODES = {"graph": "MindSpore,\ngraph mode", "pynative": "MindSpore,\nPyNative"}
 LINES = {"float32": "-", "float16": "--"}
-LINE, FIELD = 0.22, 0.72  # inches of a table's line, and of a field
-HEAD = 4  # how many lines a table's head takes
+LINE, FIELD = 0.22, 0.72  # height of a table's line and width of a field, in inches
+HEAD = 4  # height of a table's head, in lines
 
 
 def draw(folder):
@@ -43,13 +43,13 @@ def draw(folder):
 
 
 def by_op(rows):
-    """The rows of each operator, which come in the order of their names."""
+    """Returns {operator: its rows}, in the order of the operators' names."""
     ops = sorted({row["op"] for row in rows})
     return {op: [row for row in rows if row["op"] == op] for op in ops}
 
 
 def shares(rows, device):
-    """Share of the roof over the bytes moved, one panel per operator, in a grid about as wide as high."""
+    """Plots the share of the roof over the bytes moved, one panel per operator, in a grid about as wide as high."""
     ops = by_op(rows)
     columns = min(5, math.ceil(math.sqrt(len(ops))))
     lines = math.ceil(len(ops) / columns)
@@ -94,7 +94,7 @@ def shares(rows, device):
 
 
 def grouped(rows):
-    """Peers first, so that our lines lie above theirs."""
+    """Groups rows into lines. Peers come first, so that our lines lie above theirs."""
     groups = {}
     for row in sorted(rows, key=lambda row: row["by"] == "msops"):
         groups.setdefault((row["direction"], row["dtype"], row["by"]), []).append(row)
@@ -102,7 +102,7 @@ def grouped(rows):
 
 
 def speedups(rows, title):
-    """How many times msops' time each peer takes: a table per operator, a line per case."""
+    """Draws how many times msops' time each peer takes, in a table per operator with a line per case."""
     tables = {op: _table(of_op) for op, of_op in by_op(rows).items()}
     columns = packed({op: len(lines) + HEAD for op, (_, lines) in tables.items()})
     words = [0.065 * max(len(name) for op in ops for name in tables[op][1]) + 0.3 for ops in columns]  # inches
@@ -126,7 +126,7 @@ def speedups(rows, title):
 
 
 def _table(rows):
-    """([(dtype, peer)], {case: factors}) of an operator."""
+    """Returns ([(dtype, peer)], {case: factors}) of an operator."""
     heads = sorted(dict.fromkeys((row["dtype"], row["by"]) for row in rows), key=lambda head: DTYPES.index(head[0]))
     lines = {}
     for row in rows:
@@ -136,7 +136,7 @@ def _table(rows):
 
 
 def packed(lengths):
-    """Operators in columns of some 45 lines, about equally long; in four columns if there are more."""
+    """Packs operators into at most four columns of about equal length, with some 45 lines unless four are too few."""
     total = sum(lengths.values())
     count = min(4, math.ceil(total / 45))
     columns, before = [[] for _ in range(count)], 0
@@ -147,7 +147,7 @@ def packed(lengths):
 
 
 def _draw_table(axes, op, heads, lines):
-    """Each factor in a field that is green where msops is faster, red where it is slower."""
+    """Draws each factor in a field that is green where msops is faster, and red where it is slower."""
     axes.imshow(list(lines.values()), cmap="RdYlGn", norm=LogNorm(1 / 16, 16), aspect="auto", alpha=0.75)
     for i, factors in enumerate(lines.values()):
         for j, factor in enumerate(factors):
@@ -161,7 +161,7 @@ def _draw_table(axes, op, heads, lines):
 
 
 def sequences(rows, device):
-    """Time of a step over each swept size of each operator, one row of panels per direction."""
+    """Plots the time of a step over each swept size of each operator, one row of panels per direction."""
     panels_of = [(op, *sweep) for op in by_op(rows) for sweep in BENCHMARKS[op].sequence_sweeps.items()]
     directions = ("forward", "forward+backward")
     peers = list(dict.fromkeys(row["by"] for row in rows if not row["named"]))

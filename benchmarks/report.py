@@ -1,4 +1,4 @@
-"""Rows to CSV and back, with what follows from the times: speeds, floors, shares and comparisons."""
+"""Writes rows to CSV and reads them back, with what follows from the times: speeds, floors, shares and comparisons."""
 
 import csv
 import importlib.metadata
@@ -42,7 +42,7 @@ def finish(rows):
 
 
 def what(row):
-    """What was timed, whoever computed it."""
+    """Returns what was timed, which is the same for each peer."""
     return row["part"], row["op"], row["direction"], row["case"], row["dtype"]
 
 
@@ -56,7 +56,7 @@ def write(path, rows, about, columns=COLUMNS):
 
 
 def read(folder):
-    """(rows, what the comment lines say)"""
+    """Returns (rows, {name: value} of the comment lines)."""
     lines = (Path(folder) / FILE).read_text().splitlines()
     about = dict(line[2:].split(": ", 1) for line in lines if line.startswith("# "))
     rows = list(csv.DictReader(line for line in lines if not line.startswith("# ")))
@@ -67,7 +67,7 @@ def read(folder):
 
 
 def about(device_target):
-    """Names of device, driver, compilers and packages."""
+    """Returns the names of device, driver, compilers and packages."""
     found = {"device": processor(), "cores": len(os.sched_getaffinity(0))}
     if device_target == "GPU":
         query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
@@ -98,7 +98,7 @@ def _output(command):
 
 
 def table(rows):
-    """The named cases as text: our kernels beside each peer, sequences, then whole Cells."""
+    """Returns the named cases as text: our kernels beside each peer, sequences, then whole Cells."""
     lines = []
     for parts, columns in (
         (("kernel",), ("us", "floor_us", "share")),

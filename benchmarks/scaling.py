@@ -1,8 +1,9 @@
 """Measures how training scales: images per second of one process, and of several in data parallelism under msrun.
 
-python benchmarks/scaling.py --device-target GPU        on one GPU and on two, into results/scaling.csv
+python benchmarks/scaling.py --device-target GPU        measures one GPU and two, and writes results/scaling.csv
 
-Each process has a GPU, or a share of the CPU. Weak scaling: each has the batch of the one. Strong: they share it.
+Each process has a GPU, or a share of the CPU. In weak scaling each process has the batch of the single process; in
+strong scaling they share it.
 """
 
 import argparse
@@ -31,7 +32,7 @@ COLUMNS = ("scaling", "processes", "batch", "images_s", "lowest", "highest", "ti
 
 
 class Block(nn.Cell):
-    """That of examples/digits.py, but for its normalization."""
+    """Computes the block of examples/digits.py, except for its normalization."""
 
     def __init__(self, channels):
         super().__init__()
@@ -47,7 +48,7 @@ class Block(nn.Cell):
 
 
 class Classifier(nn.Cell):
-    """Images (N, 1, S, S) to scores (N, 10)."""
+    """Maps images (N, 1, S, S) to scores (N, 10)."""
 
     def __init__(self, channels, blocks):
         super().__init__()
@@ -59,7 +60,7 @@ class Classifier(nn.Cell):
 
 
 def images_per_second(options, batch):
-    """Of this process, in each round."""
+    """Returns the images per second of this process in each round."""
     mindspore.set_seed(0)
     net = nn.WithLossCell(Classifier(options.channels, options.blocks), nn.CrossEntropyLoss())
     step = nn.TrainOneStepCell(net, nn.Momentum(net.trainable_params(), 1e-3, 0.9))
@@ -79,7 +80,7 @@ def images_per_second(options, batch):
 
 
 def work(options):
-    """What each process does: the first one writes its speeds."""
+    """Measures the speeds in each process. The first process writes its own."""
     mindspore.set_context(mode=mindspore.GRAPH_MODE)
     mindspore.set_device(options.device_target)
     parallel = "MS_ROLE" in os.environ
@@ -92,8 +93,9 @@ def work(options):
 
 
 def run_processes(count, device_target, *script, cwd, environment=os.environ):
-    """A Python script in `count` processes, by msrun if they are several: the finished process with what it printed."""
-    folder = Path(sys.executable).parent  # msrun starts the first python of the PATH
+    """Runs a Python script in `count` processes, by msrun if there are several, and returns the finished process with
+    what it printed."""
+    folder = Path(sys.executable).parent  # msrun starts the first python on the PATH
     variables = dict(environment, PATH=os.pathsep.join([str(folder), environment["PATH"]]))
     launch = [sys.executable]
     if count > 1:
@@ -109,8 +111,8 @@ def run_processes(count, device_target, *script, cwd, environment=os.environ):
 
 
 def measure(options, processes, batches):
-    """Images per second of all processes, in each round, for each batch of a process."""
-    with tempfile.TemporaryDirectory() as folder:  # msrun leaves logs
+    """Returns the images per second of all processes, in each round, for each batch of a process."""
+    with tempfile.TemporaryDirectory() as folder:  # msrun leaves logs here
         own = [f"--speeds={folder}/speeds.npy", "--batches", *batches]
         done = run_processes(processes, options.device_target, __file__, *sys.argv[1:], *own, cwd=folder)
         if done.returncode:

@@ -1,4 +1,4 @@
-"""The part that times operators over whole sequences, through their C entries, and their peers.
+"""Times operators over whole sequences through their C entries, and their peers, as one part of the benchmark.
 
 There is one set of buffers: weights stay in the cache, as they do in training, and the activations of most cases do not
 fit there. All samples have all steps.
@@ -17,11 +17,11 @@ from .cases import precisions, sequence_cases
 from .kernels import session
 from .parts import Attempt, options_of_part, say
 
-WARM_UP = 0.04  # s: less than kernels have, since there are many times, and some of long calls
+WARM_UP = 0.04  # s; less than for kernels, since there are many measurements, some of long calls
 
 
 def measure(case, precision, timer, arrays):
-    """Times ours and each peer."""
+    """Times our operator and each peer."""
     benchmark = case.benchmark
     step = f"{benchmark.name} {case.name} {precision}"
     row = dict(part="sequence", op=benchmark.name, case=case.name, dtype=precision, bytes=0, beside="")

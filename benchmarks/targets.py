@@ -1,7 +1,7 @@
-"""Which targets a folder's times meet, as a table: `python -m benchmarks.targets FOLDER`.
+"""Prints a table of the targets that a folder's times meet: `python -m benchmarks.targets FOLDER`.
 
-Each line names the worst of its cases. A share is the floor over the time; "best peer" is the fastest beside it in the
-same run. There is no line for what the run has not measured.
+Each line names the worst of its cases. A share is the floor over the time; "best peer" is the fastest peer in the same
+run. The table omits what the run has not measured.
 """
 
 import sys
@@ -10,14 +10,14 @@ from . import report
 from .figures import Target, ragged, times_faster
 from .operators import BENCHMARKS
 
-EVERY = (  # operator
+EVERY = (  # the targets of every operator
     Target("odd sizes", "at most 10 % slower per byte", 1 / 1.1, ragged),
     Target("whole Cells", "faster than MindSpore's own", 1, times_faster("MindSpore", "graph", "pynative")),
 )
 
 
 def table(rows, device):
-    """The lines of a run on GPU or CPU."""
+    """Yields the table's lines for a run on GPU or CPU."""
     yield "| operator | what | target | worst case | reached | met |"
     yield "|---|---|---|---|---|---|"
     for op, benchmark in BENCHMARKS.items():

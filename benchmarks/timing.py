@@ -1,12 +1,12 @@
-"""How kernels are timed.
+"""Times kernels.
 
 On the GPU, the calls over all buffers are captured into one CUDA graph on a side stream, so that no launch gaps lie
-between them; a time is that of a replay, between CUDA events, over its launches. What cannot be captured is launched
-as it is, and marked "events" in place of "graph". All buffers together are several times the L2 cache; small kernels
-take turns on MOST_BUFFERS, and a sweep over other memory empties the cache before each replay. Replays go on untimed
-for WARM_UP seconds first: after a pause, the first launches are slow.
+between them. A time is that of a replay, between CUDA events, divided by its number of launches. What cannot be
+captured is launched directly, and marked "events" in place of "graph". All buffers together are several times the size
+of the L2 cache; small kernels take turns on MOST_BUFFERS, and a sweep over other memory empties the cache before each
+replay. Untimed replays run for WARM_UP seconds first, since the first launches after a pause are slow.
 
-On the CPU, each call over rotating buffers is timed by itself; those of small kernels stay in the cache.
+On the CPU, each call over rotating buffers is timed by itself; the buffers of small kernels stay in the cache.
 """
 
 import concurrent.futures
@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-COLD = {"GPU": 256 * 2**20, "CPU": 128 * 2**20}  # bytes between two uses of a buffer: several times the last cache
+COLD = {"GPU": 256 * 2**20, "CPU": 128 * 2**20}  # bytes between two uses of a buffer, several times the last cache
 MOST_BUFFERS = 64
 WARM_UP = 0.1  # s
 
@@ -39,12 +39,12 @@ class Times(NamedTuple):
 
 
 def buffers(device, size, most=MOST_BUFFERS):
-    """How many sets of buffers of `size` bytes keep the caches cold."""
+    """Returns how many sets of buffers of `size` bytes keep the caches cold."""
     return min(most, COLD[device] // max(1, size) + 2)
 
 
 class GpuTimer:
-    """Times calls that launch on `stream`, a side stream of torch's; within `with timer.current():`, torch's do."""
+    """Times calls that launch on `stream`, a side stream of torch. In `with timer.current():`, torch launches there."""
 
     name = "GPU"
 
@@ -61,7 +61,7 @@ class GpuTimer:
         return self.torch.cuda.stream(self.stream)
 
     def __call__(self, calls, graph=True):
-        """Times of a call, in turns of `calls`."""
+        """Returns the Times of a call, where `calls` take turns."""
         launches = self._launches(calls)
         replay = self._captured(launches) if graph else None
         how = "graph" if replay else "events"
@@ -69,7 +69,7 @@ class GpuTimer:
         return Times.of([us / len(launches) for us in samples], how)
 
     def _launches(self, calls):
-        """The calls, as often as makes some milliseconds, which the start of a graph is small against."""
+        """Returns the calls, repeated to take some milliseconds, so that the start of a graph hardly counts."""
         for call in calls:
             call()
         self.stream.synchronize()
@@ -84,12 +84,12 @@ class GpuTimer:
         return [calls[i % len(calls)] for i in range(count)]
 
     def _captured(self, launches):
-        """A function that replays the launches, or None if they cannot be captured."""
+        """Returns a function that replays the launches, or None if they cannot be captured."""
         graph = self.torch.cuda.CUDAGraph()
         try:
             graph.capture_begin(capture_error_mode="thread_local")
             try:
-                # Results live to the end, so that no launch finds its result's memory in the cache.
+                # Results live until all calls are captured, so that no launch finds its result's memory in the cache.
                 results = [call() for call in launches]
             finally:
                 graph.capture_end()
@@ -118,13 +118,13 @@ class GpuTimer:
         return [1e3 * begin.elapsed_time(end) for begin, end in events]
 
     def _sweep(self):
-        self.other_memory.sum()  # reads: written lines would have to leave the cache within the timing
+        self.other_memory.sum()  # only reads, since written lines would leave the cache during the timing
 
     def _events(self):
         return [self.torch.cuda.Event(enable_timing=True) for _ in range(2)]
 
     def roof(self):
-        """Bytes moved by a copy of 4 GiB, and its Times."""
+        """Returns the bytes that a copy of 4 GiB moves, and its Times."""
         source = self.torch.randint(256, (2**32,), dtype=self.torch.uint8, device="cuda")
         target = self.torch.empty_like(source)
         return 2 * source.numel(), self([lambda: target.copy_(source)], graph=False)
@@ -153,7 +153,7 @@ class CpuTimer:
         return Times.of(samples, "calls")
 
     def roof(self):
-        """Bytes moved by a copy of 256 MiB by all cores, and its Times."""
+        """Returns the bytes that a copy of 256 MiB by all cores moves, and its Times."""
         source = np.random.default_rng(0).bytes(2**28)
         source = np.frombuffer(source, np.uint8)
         target = np.empty_like(source)

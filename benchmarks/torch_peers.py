@@ -6,14 +6,14 @@ import functools
 import torch
 import torch._functorch.config
 
-torch.backends.cudnn.allow_tf32 = False  # as for MindSpore's convolution: like is compared with like
+torch.backends.cudnn.allow_tf32 = False  # MindSpore's convolution is measured without TF32, too
 torch._functorch.config.donated_buffer = False  # compiled backward passes are called more than once
 
 
 def peers(case, sets, known=None):
-    """(name, a function that returns the calls over these sets of inputs) of each.
+    """Yields (name, a function that returns the calls over these sets of inputs) of each peer.
 
-    A gradient's call takes inputs of the formula that the entry does not take from `known`, by name; else they are
+    A gradient's call needs all inputs of the formula. What the entry does not take comes from `known` by name, or is
     random.
     """
     formula, known = case.benchmark.torch_formula(case), known or {}
@@ -25,7 +25,8 @@ def peers(case, sets, known=None):
 
 
 def _prepare(case, sets, formula, known):
-    """For each set of the entry's inputs, a function without arguments that computes the formula or its gradient."""
+    """Returns, for each set of the entry's inputs, a function without arguments that computes the formula or its
+    gradient."""
     if not case.formula_inputs:
         return [functools.partial(formula, *inputs) for inputs in sets]
     names = case.operator.names()[0]
@@ -54,7 +55,7 @@ def _compiled(formula):
 
 @contextlib.contextmanager
 def tf32(allowed):
-    """Whether the products of float32 within may round to TF32."""
+    """Sets whether float32 products in the block may round to TF32."""
     settings = torch.backends.cuda.matmul, torch.backends.cudnn
     before = [setting.allow_tf32 for setting in settings]
     try:

@@ -1,4 +1,4 @@
-"""Shared code of the examples: the command line, the training step, and the handwritten digits."""
+"""Holds what the examples share: the command line, the training step, and the handwritten digits."""
 
 import argparse
 import os
@@ -35,7 +35,7 @@ def options(description, unit, amount):
 
 
 def training_step(net, loss, learning_rate, steps):
-    """A Cell that takes a batch, improves `net` and returns the loss. The learning rate falls to 0 along a cosine."""
+    """Returns a Cell that trains `net` on a batch and returns the loss. The learning rate falls to 0 along a cosine."""
     optimizer = nn.AdamWeightDecay(net.trainable_params(), nn.CosineDecayLR(0.0, learning_rate, steps))
     return nn.TrainOneStepCell(nn.WithLossCell(net, loss), optimizer)
 

@@ -1,4 +1,4 @@
-"""One module an operator, of the name that msops gives it. `sigmoid` is the shortest, and the one to copy."""
+"""Each module describes one operator and has its name in msops. `sigmoid` is the shortest, and the one to copy."""
 
 import importlib
 import pkgutil
@@ -7,7 +7,7 @@ from ..benchmark import Benchmark
 
 
 def _benchmark(name):
-    """What the module's class says, which inherits Benchmark."""
+    """Returns the module's Benchmark."""
     module = importlib.import_module(f"{__name__}.{name}")
     (found,) = (each for each in Benchmark.__subclasses__() if each.__module__ == module.__name__)
     return found()

@@ -1,4 +1,4 @@
-"""Addition with broadcasting. Its gradient is a sum over the axes along which an input was broadcast."""
+"""Benchmarks addition with broadcasting. Its gradient is a sum over the axes along which an input was broadcast."""
 
 from mindspore import ops
 
@@ -11,7 +11,7 @@ from ..figures import Target, best_peer, share
 
 class Add(Benchmark):
     card = TestAdd()
-    sizes = {  # a number of elements, or the rows and columns of a matrix to which a row is added
+    sizes = {  # numbers of elements, or (rows, columns) of a matrix to which a row is added
         "GPU": [
             *ELEMENTS["GPU"],
             Sizes(named=((2**18, 1000),), sweep=((64, 1000),), ragged={(2**18, 1001): (2**18, 1000)}),

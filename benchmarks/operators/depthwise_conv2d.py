@@ -1,4 +1,4 @@
-"""A convolution with kernels of its own for each channel. A size is (N, C, H, W, taps of a row, stride)."""
+"""Benchmarks convolution with separate kernels for each channel. A size is (N, C, H, W, taps of a row, stride)."""
 
 import math
 

@@ -1,8 +1,8 @@
-"""The LLTM over whole sequences. A size is (steps, batch, inputs, hidden units).
+"""Benchmarks the LLTM over whole sequences. A size is (steps, batch, inputs, hidden units).
 
-Forward is one product for the inputs of all steps, and LLTMSequenceForward, the time loop; backward is the time loop of
-LLTMSequenceBackward, and the products and the sum that make the other gradients of those of the gates. It is what
-msops.lltm does, with products of torch's, which on the GPU calls the cuBLAS that MindSpore calls, or NumPy's.
+Forward is one product for the inputs of all steps, and the time loop LLTMSequenceForward. Backward is the time loop
+LLTMSequenceBackward, and the products and the sum that compute the other gradients from the gates' gradients.
+msops.lltm does the same. The products are torch's, which on the GPU calls the cuBLAS that MindSpore calls, or NumPy's.
 """
 
 import math
@@ -20,13 +20,13 @@ from ..benchmark import Benchmark, Sizes, by
 from ..figures import Target, ends, times_faster
 from .lltm_cell import FlatState, OfMindSpore, torch_lltm
 
-ROWS = (8, 64, 8, 128)  # of examples/rows.py
+ROWS = (8, 64, 8, 128)  # the size in examples/rows.py
 LSTM = "cuDNN LSTM x 3/4"
 STEPPED = "stepped cell, CUDA graph"
 
 
 def torch_lstm(inputs, douts):
-    """A layer of torch's LSTM, cuDNN's on the GPU. It has four gates, the LLTM three."""
+    """Calls a layer of torch's LSTM, which is cuDNN's on the GPU. The LSTM has four gates, and the LLTM three."""
     import torch
 
     x, h, c, *_ = inputs
@@ -41,7 +41,7 @@ def torch_lstm(inputs, douts):
 
 
 def torch_stepped(inputs, douts):
-    """The LLTM's formula, step by step. The inputs' products are one, as for msops."""
+    """Computes the LLTM's formula step by step. One product serves the inputs of all steps, as in msops."""
     import torch
 
     x, h, c, *parameters = inputs
@@ -73,7 +73,7 @@ def _torch_calls(network, x, parameters, douts):
 
 
 class Ours(nn.Cell):
-    """msops.lltm with parameters."""
+    """Calls msops.lltm with parameters of its own."""
 
     def __init__(self, inputs, hidden, dtype):
         super().__init__()
@@ -102,7 +102,7 @@ class Stepped(nn.Cell):
 
 
 class OfLSTM(nn.Cell):
-    """A layer of MindSpore's LSTM, which takes states with an axis for layers."""
+    """Calls a layer of MindSpore's LSTM, which takes states with an axis for layers."""
 
     def __init__(self, inputs, hidden, dtype):
         super().__init__()
@@ -162,7 +162,7 @@ class LLTM(Benchmark):
         return nets
 
     def sequence_operations(self, size, direction):
-        """Operations of the products, of which the gradient has two for each one."""
+        """Returns the operations of the products. The gradient has two products for each one of forward."""
         steps, batch, inputs, hidden = size
         if direction.startswith("loop"):
             inputs = 0
@@ -221,7 +221,7 @@ class LLTM(Benchmark):
         return (x, h, c, weight_ih, weight_hh, bias), (doutput, dlast_h, dlast_c), calls
 
     def numpy_sequences(self, inputs, douts):
-        """In float32 at least, since NumPy has no fast product of float16."""
+        """Returns calls that compute in float32 at least, since NumPy has no fast float16 product."""
         inputs, douts = ([np.asarray(x, np.float32) for x in arrays] for arrays in (inputs, douts))
         return {
             "forward": lambda: TestLLTM.reference(*inputs),

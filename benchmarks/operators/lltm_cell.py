@@ -1,4 +1,5 @@
-"""The recurrent cell LLTM after its matmul. A size is (batch, hidden units), of whole Cells (batch, inputs, units)."""
+"""Benchmarks the recurrent cell LLTM after its matmul. A size is (batch, hidden units); that of a whole Cell is (batch,
+inputs, hidden units)."""
 
 import mindspore
 from mindspore import Parameter, nn, ops
@@ -19,7 +20,7 @@ def torch_lltm(product, bias, c):
 
 
 class OfMindSpore(nn.Cell):
-    """Computes the cell by MindSpore's operators, with the parameters of an msops.LLTMCell."""
+    """Computes the cell with MindSpore's operators and the parameters of an msops.LLTMCell."""
 
     def __init__(self, cell):
         super().__init__()
@@ -35,7 +36,7 @@ class OfMindSpore(nn.Cell):
 
 
 class FlatState(nn.Cell):
-    """An msops.LLTMCell whose inputs are Tensors alone, so that all have gradients."""
+    """Calls an msops.LLTMCell with inputs that are all Tensors, so that all have gradients."""
 
     def __init__(self, cell):
         super().__init__()

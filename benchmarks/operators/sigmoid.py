@@ -1,4 +1,4 @@
-"""The logistic sigmoid, y = 1 / (1 + e^-x)."""
+"""Benchmarks the logistic sigmoid, y = 1 / (1 + e^-x)."""
 
 from mindspore import ops
 

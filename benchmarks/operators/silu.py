@@ -1,4 +1,4 @@
-"""The sigmoid linear unit, y = x / (1 + e^-x)."""
+"""Benchmarks the sigmoid linear unit, y = x / (1 + e^-x)."""
 
 from mindspore import ops
 

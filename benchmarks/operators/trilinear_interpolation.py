@@ -1,4 +1,4 @@
-"""Features at the eight corners of a cube, interpolated at points within. A size is (points, features)."""
+"""Benchmarks interpolation, at points in a cube, of features at its eight corners. A size is (points, features)."""
 
 from mindspore import ops
 
