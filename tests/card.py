@@ -97,8 +97,11 @@ def calls_of_specs(operators, shapes, dtype=mindspore.float32):
         outputs = operator.infer(*specs)
         return outputs, outputs
 
-    own = [tensor.dtype for operator in operators[:1] for tensor in operator.signature.inputs]
-    inputs = [Spec(tuple(shape), getattr(mindspore, name) if name else dtype) for shape, name in zip(shapes, own)]
+    dtypes = {}
+    for signature in (operator.signature for operator in operators[:1]):
+        for tensor in signature.inputs:
+            dtypes[tensor.name] = signature.allowed(tensor, dtype, dtypes)[0]
+    inputs = [Spec(tuple(shape), own) for shape, own in zip(shapes, dtypes.values())]
     return list(follow(operators, inputs, infer))
 
 
