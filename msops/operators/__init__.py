@@ -1,1 +1,1 @@
-"""The package's operators, one module each, whose library is loaded when the module is imported."""
+"""Contains the package's operators, one module each. Importing a module loads its library."""

@@ -15,15 +15,15 @@ _MAX_RANK = 16  # kMaxRank in aot_kernels/common/axes.h
 
 
 def add(x: Tensor, y: Tensor) -> Tensor:
-    r"""Sum of two tensors with NumPy's broadcasting.
+    r"""Adds two tensors, with NumPy's broadcasting.
 
     .. math:: \text{out}_i = x_i + y_i
 
-    The gradient of each input is that of the output, summed over the axes along which the input was broadcast.
+    The gradient of each input is the output's gradient, summed over the axes along which the input was broadcast.
 
     Args:
         x (Tensor): Any shape of at most 16 axes; float16, float32 or float64.
-        y (Tensor): A shape that broadcasts with that of `x`; the dtype of `x`.
+        y (Tensor): Any shape that broadcasts with the shape of `x`; the same dtype as `x`.
 
     Returns:
         Tensor of the broadcast shape, with the dtype of `x`.
@@ -43,7 +43,7 @@ def add(x: Tensor, y: Tensor) -> Tensor:
 
 
 class Add(nn.Cell):
-    """See :func:`msops.add`."""
+    """Adds two tensors. See :func:`msops.add`."""
 
     def construct(self, x: Tensor, y: Tensor) -> Tensor:
         return forward(x, y)
@@ -62,7 +62,8 @@ def _infer(x: Spec, y: Spec) -> Spec:
 
 
 def _infer_backward(dout: Spec, x: Spec) -> list[Spec]:
-    # Enough parts for the threads of a GPU, but of enough terms each, which a warp shares if they are neighbours.
+    # The sums are split into enough parts to fill a GPU, but each part has at least `share` terms. It has more if the
+    # terms are neighbours in memory, since a warp then shares them.
     share, most = (2048, 4096) if dout.shape[-1:] != x.shape[-1:] else (512, 2048)
     parts = max(1, min(dout.size // max(1, x.size) // share, most, 2**19 // max(1, x.size)))
     return [x, scratch(x.dtype, parts, x.size if parts > 1 else 1)]

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 _NAME = "depthwise_conv2d"
 _LIBRARY = of_package(_NAME)
-# A row holds the sums over one part of the positions, which are dealt to at most some blocks for each multiprocessor,
-# with enough work for each.
+# Each row holds the sums over one part of the output's positions. There are only so many parts that each multiprocessor
+# of a GPU gets a few CUDA blocks, and that each block has enough work.
 _PARTIAL = "partial(max(1, min(N * H_out * W_out // 4096, 2048 // max(1, K))), K * (kh * kw + 1))"
 _PAD_MODES = ("valid", "same", "pad")  # in the order of PadMode in aot_kernels/depthwise_conv2d.cu
 
@@ -36,34 +36,36 @@ def depthwise_conv2d(
     padding: Numbers = 0,
     dilation: Numbers = 1,
 ) -> Tensor:
-    r"""Convolves each channel of an image with kernels of its own.
+    r"""Convolves each channel of an image with its own kernels.
 
     .. math::
         \text{out}_{n, cm + j, y, x} = \text{bias}_{cm + j} + \sum_{a, b} \text{weight}_{cm + j, 0, a, b}\,
         \text{x}_{n,\, c,\, y s_h - p_{top} + a d_h,\, x s_w - p_{left} + b d_w}, \qquad 0 \le j < m
 
-    with `x` being 0 outside (a cross-correlation, as in all deep learning). Equal to `mindspore.ops.conv2d` with
-    ``groups=C``; x, weight and bias have gradients.
+    Outside the image, `x` counts as 0. As usual in deep learning, this is a cross-correlation. It equals
+    `mindspore.ops.conv2d` with ``groups=C`` . The inputs x, weight and bias have gradients.
 
     Args:
-        x (Tensor): Shape (N, C, H, W); float16, float32 or float64. All inputs have one dtype.
-        weight (Tensor): Shape (C·m, 1, kh, kw) for a whole m of at least 1, the number of kernels of each channel.
-        bias (Tensor): Shape (C·m,). Default: ``None`` , none.
+        x (Tensor): Shape (N, C, H, W); float16, float32 or float64. All inputs have the same dtype.
+        weight (Tensor): Shape (C·m, 1, kh, kw), where m, a whole number of at least 1, is the number of kernels of each
+            channel.
+        bias (Tensor): Shape (C·m,). Default: ``None`` , no bias.
         stride (int, tuple[int]): At least 1; one number, or (vertical, horizontal). Default: ``1`` .
-        pad_mode (str): ``"valid"`` : no padding. ``"same"`` : as much that the output has ceil(H / stride) rows, half
-            of it on either side, an odd one below and to the right. ``"pad"`` : as `padding` says.
-            Default: ``"valid"`` .
+        pad_mode (str): ``"valid"`` : there is no padding. ``"same"`` : the output has ceil(H / stride) rows; half of
+            the padding is on either side, and an odd row or column is below or to the right. ``"pad"`` : `padding` says
+            how much. Default: ``"valid"`` .
         padding (int, tuple[int]): At least 0, and 0 unless `pad_mode` is ``"pad"`` ; one number, (vertical, horizontal)
             or (top, bottom, left, right). Default: ``0`` .
-        dilation (int, tuple[int]): Distance between taps, like `stride`. Default: ``1`` .
+        dilation (int, tuple[int]): The distance between taps, at least 1; one number, or (vertical, horizontal).
+            Default: ``1`` .
 
     Returns:
         Tensor of shape (N, C·m, H', W') with H' = floor((H + top + bottom - dilation (kh - 1) - 1) / stride) + 1, or
-        ceil(H / stride) if `pad_mode` is ``"same"`` ; W' likewise.
+        ceil(H / stride) if `pad_mode` is ``"same"`` ; the same formula gives W' from W, left, right and kw.
 
     Note:
-        Infinity or NaN in an input may make NaN of results beside those that it belongs to: fast kernels multiply what
-        is beside a window by zero.
+        An infinity or a NaN in an input may turn further results, beside those that depend on it, into NaN: fast
+        kernels multiply elements beside a window by zero.
 
     Raises:
         TypeError: If an input is not a Tensor of one of these dtypes, the dtypes differ, or another argument has a
@@ -85,8 +87,9 @@ def depthwise_conv2d(
 
 
 class DepthwiseConv2d(nn.Cell):
-    r"""A depthwise convolution with its parameters. It takes the place of ``nn.Conv2d(C, C * m, kernel_size, group=C)``
-    and loads its checkpoints. See :func:`msops.depthwise_conv2d`.
+    r"""A depthwise convolution with its parameters. See :func:`msops.depthwise_conv2d`.
+
+    It replaces ``nn.Conv2d(C, C * m, kernel_size, group=C)`` , and loads its checkpoints.
 
     Args:
         in_channels (int): C, the number of channels of the input.
@@ -96,10 +99,11 @@ class DepthwiseConv2d(nn.Cell):
         padding (int, tuple[int]): As in the function. Default: ``0`` .
         dilation (int, tuple[int]): As in the function. Default: ``1`` .
         has_bias (bool): Whether there is a bias. Default: ``False`` .
-        weight_init (Tensor, str, Initializer, number): Default: ``None`` , ``HeUniform(sqrt(5))`` as in ``nn.Conv2d`` .
-        bias_init (Tensor, str, Initializer, number): Default: ``None`` , uniform in :math:`\pm 1 / \sqrt{k_h k_w}` as
-            in ``nn.Conv2d`` .
-        dtype (mindspore.dtype): Of the parameters. Default: ``mindspore.float32`` .
+        weight_init (Tensor, str, Initializer, number): The initial weight. Default: ``None`` , ``HeUniform(sqrt(5))``
+            as in ``nn.Conv2d`` .
+        bias_init (Tensor, str, Initializer, number): The initial bias. Default: ``None`` , uniform in
+            :math:`\pm 1 / \sqrt{k_h k_w}` as in ``nn.Conv2d`` .
+        dtype (mindspore.dtype): The parameters' dtype: float16, float32 or float64. Default: ``mindspore.float32`` .
         channel_multiplier (int): m, the number of kernels for each channel. Default: ``1`` .
 
     Attributes:
@@ -163,19 +167,19 @@ class DepthwiseConv2d(nn.Cell):
 
 @ops.constexpr
 def make_forward(name: str, stride: Numbers, pad_mode: str, padding: Numbers, dilation: Numbers) -> Operator:
-    """The operator of these settings; errors of the settings begin with the name."""
+    """Returns the operator for these settings. Errors about the settings begin with `name`."""
     attributes = _attributes(name, stride, pad_mode, padding, dilation)
     return _cached_forward(tuple(attributes.items()))
 
 
-@functools.lru_cache(256)  # which frees an operator when no Cell or graph has it either
+@functools.lru_cache(256)  # a full cache frees an operator unless a Cell or a graph still has it
 def _cached_forward(items: tuple[tuple[str, int], ...]) -> Operator:
     attributes: dict[str, Any] = dict(items)
 
     def gradient_of_backward(
         x: Tensor, weight: Tensor, dout: Tensor, out: tuple[Tensor, ...], douts: tuple[Tensor, ...]
     ) -> tuple[Tensor, ...]:
-        """The convolution is linear in x and the bias, and in weight and the bias."""
+        """Calls both operators again, since the convolution is linear in x and the bias, and in weight and the bias."""
         ddx, ddweight, ddbias = douts
         ddx_gradient, ddweight_gradient = linear(ddx, ddweight, dout)
         return ddx_gradient, ddweight_gradient, forward(x, ddweight, ddbias) + forward(ddx, weight)

@@ -20,33 +20,33 @@ if TYPE_CHECKING:
 
 
 def lltm_cell(x: Tensor, h: Tensor, c: Tensor, weight: Tensor, bias: Tensor) -> State:
-    r"""One step of the LLTM ("long long-term memory"), a recurrent cell without a forget gate.
+    r"""Computes one step of the LLTM ("long long-term memory"), a recurrent cell without a forget gate.
 
     .. math::
         (i, o, g) &= [h, x]\, \text{weight}^T + \text{bias} \\
         c' &= c + \sigma(i) \odot \operatorname{ELU}(g) \\
         h' &= \tanh(c') \odot \sigma(o)
 
-    :math:`[h, x]` are the columns of `h` followed by those of `x`; ELU has :math:`\alpha = 1`. The product is
-    MindSpore's matmul; all the rest is one kernel. Every input has a gradient; the backward kernel computes the
+    :math:`[h, x]` has the columns of `h`, then the columns of `x`. ELU has :math:`\alpha = 1`. MindSpore's matmul
+    computes the product, and one kernel all the rest. Every input has a gradient. The backward kernel computes the
     activations again instead of keeping them.
 
     Args:
-        x (Tensor): The step's input, shape (B, I); float16, float32 or float64. All inputs have one dtype.
+        x (Tensor): The step's input, shape (B, I); float16, float32 or float64. All inputs have the same dtype.
         h (Tensor): Hidden state, shape (B, H).
         c (Tensor): Cell state, shape (B, H).
-        weight (Tensor): Shape (3H, H + I), the rows of i, then those of o, then those of g.
-        bias (Tensor): Shape (3H,).
+        weight (Tensor): Shape (3H, H + I). The first H rows are for i, the next for o, the last for g.
+        bias (Tensor): Shape (3H,), in the same order.
 
     Returns:
-        Tuple (h', c') of Tensors of shape (B, H).
+        Tuple (h', c') of Tensors of shape (B, H), with the dtype of the inputs.
 
     Raises:
         TypeError: If an input is not a Tensor of one of these dtypes, or the dtypes differ.
         ValueError: If an input has another shape.
 
     Source:
-        The cell of PyTorch's tutorial "Custom C++ and CUDA extensions".
+        PyTorch's tutorial "Custom C++ and CUDA extensions" defines the cell.
 
     Examples:
         >>> import mindspore, msops
@@ -77,8 +77,8 @@ def _check(*inputs: Description) -> None:
 
 _STEP = Signature("x(B, I), h(B, H), c(B, H), weight(3 * H, H + I), bias(3 * H) -> new_h(B, H), new_c(B, H)")
 _library = of_package("lltm")
-# A row of `partial` holds the sums over one group of the batch. Blocks of a GPU's threads add up each group; there are
-# enough groups to fill a GPU.
+# Each row of `partial` holds the sums over one group of samples. CUDA blocks add up each group, and there are enough
+# groups to fill a GPU.
 backward = custom_op(
     _library.LLTMBackward,
     "product(B, 3 * H), bias(3 * H), c(B, H), dnew_h(B, H), dnew_c(B, H) -> "
@@ -98,22 +98,22 @@ def _cell(self: LLTMCell, x: Tensor, state: State) -> State:
 
 
 class LLTMCell(nn.Cell):
-    r"""An LLTM cell with its parameters: `cell(x, (h, c))` is `(new_h, new_c)`. See :func:`msops.lltm_cell`.
+    r"""An LLTM cell with its parameters: `cell(x, (h, c))` returns `(new_h, new_c)`. See :func:`msops.lltm_cell`.
 
-    State and parameters are cast to the dtype of `x`, which that of the results is. So it works in mixed precision; the
-    gradients have the dtypes of what they belong to.
+    State and parameters are cast to the dtype of `x`, which is also the dtype of the results, so that the cell works in
+    mixed precision. Each gradient has the dtype of the input or parameter to which it belongs.
 
     Args:
         input_size (int): I, the number of columns of `x`.
         hidden_size (int): H, the number of columns of `h` and `c`.
-        dtype (mindspore.dtype): Of the parameters. Default: ``mindspore.float32`` .
+        dtype (mindspore.dtype): The parameters' dtype: float16, float32 or float64. Default: ``mindspore.float32`` .
 
     Attributes:
-        weight (Parameter): Shape (3H, H + I), uniform in :math:`\pm 1 / \sqrt{H}`.
-        bias (Parameter): Shape (3H,), likewise.
+        weight (Parameter): Shape (3H, H + I). Its initial values are uniform in :math:`\pm 1 / \sqrt{H}`.
+        bias (Parameter): Shape (3H,), with initial values from the same range.
 
     Raises:
-        TypeError: If a size is not an int, or the dtype is none of float16, float32, float64.
+        TypeError: If a size is not an int, or the dtype is not one of float16, float32 and float64.
         ValueError: If a size is less than 1.
 
     Examples:
@@ -134,7 +134,7 @@ class LLTMCell(nn.Cell):
         self.weight = arguments.parameter("LLTMCell", "weight", init, shape, dtype)
         self.bias = arguments.parameter("LLTMCell", "bias", init, shape[:1], dtype)
 
-    _forward = _cell  # level O1 of amp rewrites the functions that it finds in a class, and fails at these
+    _forward = _cell  # level O1 of amp rewrites the functions that it finds in a class, and fails at this one
 
     def construct(self, x: Tensor, state: State) -> tuple[Tensor, Tensor]:
         return self._forward(x, state)

@@ -52,32 +52,33 @@ def lltm(
     reverse: bool = False,
     allow_tf32: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    r"""The LLTM over sequences: all steps of :func:`msops.lltm_cell` in one call.
+    r"""Runs the LLTM over sequences: all steps of :func:`msops.lltm_cell` in one call.
 
     .. math::
         (i_t, o_t, g_t) &= x_t\, \text{weight\_ih}^T + h_{t-1}\, \text{weight\_hh}^T + \text{bias} \\
         c_t &= c_{t-1} + \sigma(i_t) \odot \operatorname{ELU}(g_t) \\
         h_t &= \tanh(c_t) \odot \sigma(o_t)
 
-    The inputs' products are one matmul of MindSpore's, the steps are one kernel. Every floating input has a gradient;
-    those of the weights are one matmul each. In float16, h is rounded at each step; c and the sums stay in float32.
+    One matmul of MindSpore computes the inputs' products, and one kernel all steps. Every floating input has a
+    gradient; one matmul computes the gradient of each weight. In float16, h is rounded at each step; c and the sums
+    stay in float32. The gradients have no gradients of their own.
 
     Args:
-        x (Tensor): Shape (T, B, I); float16, float32 or float64. All inputs but `seq_length` have one dtype.
+        x (Tensor): Shape (T, B, I); float16, float32 or float64. All inputs except `seq_length` have the same dtype.
         h (Tensor): Hidden state before the first step, shape (B, H).
         c (Tensor): Cell state before the first step, shape (B, H).
-        weight_ih (Tensor): Shape (3H, I), the rows of i, then those of o, then those of g.
-        weight_hh (Tensor): Shape (3H, H), likewise.
-        bias (Tensor): Shape (3H,).
-        seq_length (Tensor): How many steps each sample has, shape (B,), int32 or int64; below 0 is 0, above T is T.
-            Default: ``None`` , all T.
+        weight_ih (Tensor): Shape (3H, I). The first H rows are for i, the next for o, the last for g.
+        weight_hh (Tensor): Shape (3H, H), with rows in the same order.
+        bias (Tensor): Shape (3H,), in the same order.
+        seq_length (Tensor): The number of steps of each sample, shape (B,), int32 or int64. A number below 0 counts as
+            0, one above T as T. Default: ``None`` , T steps for all.
         reverse (bool): Whether to go from each sample's last step to its first. Default: ``False`` .
         allow_tf32 (bool): Whether GPUs from sm_80 on may round h and `weight_hh` of float32 to TF32 (10 bits of
-            mantissa) for their tensor cores. MindSpore's matmul has a setting of its own. Default: ``False`` .
+            mantissa) for their tensor cores. MindSpore's matmul has its own setting. Default: ``False`` .
 
     Returns:
-        Tuple (output, h_n, c_n): h of each step, shape (T, B, H), 0 beyond a sample's length, and the state behind each
-        sample's last step, shape (B, H).
+        Tuple (output, h_n, c_n). `output` has h of each step, shape (T, B, H), and is 0 beyond a sample's length. `h_n`
+        and `c_n` are the states after each sample's steps, shape (B, H).
 
     Raises:
         TypeError: If an input is not a Tensor of one of these dtypes, the dtypes differ, or a setting is not a bool.
@@ -163,7 +164,7 @@ def _last_gradient(dx: Tensor) -> Tensor:
 
 
 class _SequenceGradient(nn.Cell):
-    """Completes the gradients of the recurrence by a matmul and a sum, which its backward kernel leaves out."""
+    """Adds to the gradients of the recurrence what its backward kernel leaves out: a matmul and a sum."""
 
     def __init__(self, backward: Operator) -> None:
         super().__init__()
@@ -192,7 +193,7 @@ class _SequenceGradient(nn.Cell):
         return dproduct, cast_as(dweight, weight), dbias, dh, dc, ops.zeros_like(lengths)
 
 
-# MindSpore 1.10 cannot compile an `if` in a function that calls an operator before it.
+# This is a function of its own, since MindSpore 1.10 cannot compile an `if` that follows a call of an operator.
 def _weight_gradient(dgates: Tensor, hidden_before: Tensor, weight: Tensor, rows: Any) -> Tensor:
     if has_zero(rows, weight.shape[1]):
         return ops.zeros_like(weight)
@@ -202,7 +203,7 @@ def _weight_gradient(dgates: Tensor, hidden_before: Tensor, weight: Tensor, rows
 
 @ops.constexpr
 def make_forward(reverse: bool, allow_tf32: bool) -> Operator:
-    """The operator of all steps."""
+    """Returns the operator that computes all steps."""
     return _make_forward(
         arguments.boolean("lltm", "reverse", reverse), arguments.boolean("lltm", "allow_tf32", allow_tf32)
     )
@@ -210,7 +211,7 @@ def make_forward(reverse: bool, allow_tf32: bool) -> Operator:
 
 @functools.cache
 def make_backward(reverse: bool, allow_tf32: bool) -> Operator:
-    """The operator of the gradient's steps."""
+    """Returns the operator that computes all steps of the gradient."""
     settings: dict[str, Any] = dict(reverse=reverse, allow_tf32=allow_tf32)
     return custom_op(
         of_package("lltm_sequence").LLTMSequenceBackward,
@@ -241,7 +242,7 @@ _copy = custom_op(
     gradient=_no_second_order,
     name="lltm",
 )
-# MindSpore's PyNative mode takes the gradient of a reshape for a constant: second order would silently be 0 or wrong.
+# PyNative mode treats the gradient of a reshape as a constant, so gradients of gradients would silently be 0 or wrong.
 _refuse_second = ops.InsertGradientOf(_last_gradient)
 _times_transposed, _transposed_times = ops.MatMul(transpose_b=True), ops.MatMul(transpose_a=True)
 _SCRATCH = "scratch(8 * ((B + 7) // 8 * 8) * ((H + 31) // 32 * 32) + 1024)"
@@ -263,7 +264,7 @@ def _layers(
         shape = (self.num_layers * self.directions, batch, self.hidden_size)
         h_0, c_0 = state
         _check_state(describe(h_0), describe(c_0), shape)
-    h_n = ()  # type: tuple[Tensor, ...]  # in a comment for MindSpore before 2.7
+    h_n = ()  # type: tuple[Tensor, ...]  # MindSpore before 2.7 needs the type in a comment
     c_n = ()  # type: tuple[Tensor, ...]
     for layer in range(self.num_layers):
         outputs = ()  # type: tuple[Tensor, ...]
@@ -288,25 +289,27 @@ def _layers(
 
 
 class LLTM(nn.Cell):
-    r"""Layers of :func:`msops.lltm` with their parameters, called as MindSpore's nn.LSTM is:
-    `output, (h_n, c_n) = net(x, (h_0, c_0), seq_length)`.
+    r"""Layers of :func:`msops.lltm` with their parameters.
 
-    With L layers of D directions (2 if `bidirectional`), a layer takes the outputs of the one before, (T, B, D * H):
-    those of the forward direction, then those of the other, which begins at each sample's last step.
+    They are called as MindSpore's nn.LSTM is: `output, (h_n, c_n) = net(x, (h_0, c_0), seq_length)`.
+
+    There are L layers of D directions; D is 2 if `bidirectional`, else 1. Each layer after the first takes the output
+    of the layer before, shape (T, B, D * H): first the forward direction's, then the reverse direction's, which begins
+    at each sample's last step.
 
     State and parameters are cast to the dtype of `x`, as in :class:`msops.LLTMCell`.
 
     Args:
         input_size (int): I, the number of features of `x`.
-        hidden_size (int): H, that of each direction's output.
-        num_layers (int): L. Default: ``1`` .
+        hidden_size (int): H, the number of features of each direction's output.
+        num_layers (int): L, the number of layers. Default: ``1`` .
         has_bias (bool): Whether there are biases. Default: ``True`` .
         batch_first (bool): Whether `x` and `output` are (B, T, ...) instead of (T, B, ...). Default: ``False`` .
-        dropout (float): The probability with which training drops an output of a layer but the last, in [0, 1).
+        dropout (float): The probability, in [0, 1), with which training drops an output of any layer except the last.
             Default: ``0.0`` .
-        bidirectional (bool): Default: ``False`` .
+        bidirectional (bool): Whether there is a reverse direction, too. Default: ``False`` .
         allow_tf32 (bool): As in :func:`msops.lltm`. Default: ``False`` .
-        dtype (mindspore.dtype): Of the parameters. Default: ``mindspore.float32`` .
+        dtype (mindspore.dtype): The parameters' dtype: float16, float32 or float64. Default: ``mindspore.float32`` .
 
     Inputs:
         - **x** (Tensor) - Shape (T, B, I).
@@ -317,12 +320,13 @@ class LLTM(nn.Cell):
         Tuple (output, (h_n, c_n)) of Tensors of shapes (T, B, D * H), (L * D, B, H), (L * D, B, H).
 
     Attributes:
-        weight_ih_l0, weight_hh_l0, bias_l0 (Parameter): Of layer 0, as :func:`msops.lltm` takes them; ``_l1`` and so on
-            for the others, and with ``_reverse`` for the other direction. Uniform in :math:`\pm 1 / \sqrt{H}`.
+        weight_ih_l0, weight_hh_l0, bias_l0 (Parameter): The parameters of layer 0, as :func:`msops.lltm` takes them.
+            Their initial values are uniform in :math:`\pm 1 / \sqrt{H}`. Other layers end in ``_l1`` and so on; the
+            reverse direction adds ``_reverse`` .
 
     Raises:
-        TypeError: If an argument has a wrong type, or the dtype is none of float16, float32, float64.
-        ValueError: If a size is less than 1, or `dropout` is not in [0, 1); of a call, if a shape does not fit.
+        TypeError: If an argument has a wrong type, or the dtype is not one of float16, float32 and float64.
+        ValueError: If a size is less than 1, or `dropout` is not in [0, 1). A call raises it if a shape does not fit.
 
     Examples:
         >>> import mindspore, msops
@@ -378,21 +382,21 @@ class LLTM(nn.Cell):
                     parameters.append(arguments.parameter(name, kind + suffix, init, shape, dtype))
         self.weight_ih, self.weight_hh, self.bias = map(ParameterTuple, (weight_ih, weight_hh, bias))
 
-    @classmethod  # level O1 evaluates what stands behind ->, in a module where this class has another name
+    @classmethod  # level O1 evaluates what follows ->, in a module where this class has another name
     def from_cells(cls, cells: Iterable[LLTMCell], bidirectional: bool = False, **settings: Any) -> "LLTM":  # noqa: UP037
-        """The layers that step as these cells do, with copies of their parameters.
+        """Makes layers that compute the same steps as these cells, with copies of their parameters.
 
         Args:
-            cells (list[LLTMCell]): One for each layer; if `bidirectional`, two, that of the forward direction first.
-            bidirectional (bool): Default: ``False`` .
+            cells (list[LLTMCell]): One cell for each layer; if `bidirectional`, two, the forward direction's first.
+            bidirectional (bool): Whether there is a reverse direction, too. Default: ``False`` .
             **settings: `batch_first`, `dropout` and `allow_tf32`, as the class takes them.
 
         Returns:
             LLTM
 
         Raises:
-            TypeError: If a cell is no LLTMCell.
-            ValueError: If the cells' number or sizes do not fit.
+            TypeError: If a cell is not an LLTMCell.
+            ValueError: If the cells' number, sizes or dtypes do not fit.
 
         Examples:
             >>> import msops
@@ -426,7 +430,9 @@ class LLTM(nn.Cell):
         return net
 
     def to_cells(self) -> list[LLTMCell]:
-        """Cells that step as these layers do, with copies of their parameters: the reverse of :meth:`from_cells`.
+        """Makes cells that compute the same steps as these layers, with copies of their parameters.
+
+        This is the reverse of :meth:`from_cells`.
 
         Returns:
             list[LLTMCell]

@@ -19,17 +19,17 @@ forward = custom_op(_library.SigmoidForward, "x -> y", gradient=backward)
 
 
 def sigmoid(x: Tensor) -> Tensor:
-    r"""Logistic sigmoid of each element.
+    r"""Computes the logistic sigmoid of each element.
 
     .. math:: y = \frac{1}{1 + e^{-x}}, \qquad \frac{dy}{dx} = y (1 - y)
 
-    Exact where it saturates: 0 or 1 for large :math:`|x|`, NaN only for NaN.
+    The result is accurate for large :math:`|x|`: it saturates at exactly 0 or 1. It is NaN only where `x` is NaN.
 
     Args:
         x (Tensor): Any shape; float16, float32 or float64.
 
     Returns:
-        Tensor of the shape and dtype of `x`, in [0, 1].
+        Tensor of the shape and dtype of `x`, with values in [0, 1].
 
     Raises:
         TypeError: If `x` is not a Tensor of one of these dtypes.
@@ -43,7 +43,7 @@ def sigmoid(x: Tensor) -> Tensor:
 
 
 class Sigmoid(nn.Cell):
-    """See :func:`msops.sigmoid`."""
+    """Computes the logistic sigmoid of each element. See :func:`msops.sigmoid`."""
 
     def construct(self, x: Tensor) -> Tensor:
         return forward(x)

@@ -12,7 +12,7 @@ forward = custom_op(_library.SiluForward, "x -> y", gradient=backward)
 
 
 def silu(x: Tensor) -> Tensor:
-    r"""Sigmoid linear unit of each element, also called swish.
+    r"""Computes the sigmoid linear unit of each element, also called swish.
 
     .. math:: y = x s, \qquad \frac{dy}{dx} = s (1 + x (1 - s)), \qquad s = \frac{1}{1 + e^{-x}}
 
@@ -38,7 +38,7 @@ def silu(x: Tensor) -> Tensor:
 
 
 class SiLU(nn.Cell):
-    """See :func:`msops.silu`."""
+    """Computes the sigmoid linear unit of each element. See :func:`msops.silu`."""
 
     def construct(self, x: Tensor) -> Tensor:
         return forward(x)

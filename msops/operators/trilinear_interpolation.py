@@ -12,7 +12,7 @@ _AXES = tuple(Tensor(row) for row in np.eye(3, dtype=np.float32))
 def _gradient_of_backward(
     feats: Tensor, points: Tensor, dout: Tensor, out: tuple[Tensor, ...], douts: tuple[Tensor, ...]
 ) -> tuple[Tensor, ...]:
-    """The function is linear along each axis: its derivative is half the difference between far and near side."""
+    """Takes half the difference between far and near side as the derivative: the function is linear along each axis."""
     ddfeats, ddpoints = douts
     interpolate, of_inputs = forward.primitive, backward.primitive  # MindSpore 1.10 compiles no operator in a loop
     ddout = interpolate(ddfeats, points)
@@ -40,20 +40,18 @@ forward = custom_op(
 
 
 def trilinear_interpolation(feats: Tensor, points: Tensor) -> Tensor:
-    r"""Interpolates features given at the eight corners of a cube.
-
-    With :math:`(u, v, w) = (\text{points}_n + 1) / 2` and the corner :math:`4 i_u + 2 i_v + i_w` at
-    :math:`(i_u, i_v, i_w) \in \{0, 1\}^3`,
+    r"""Interpolates features that are given at the eight corners of a cube.
 
     .. math::
         \text{out}_n = \sum_{i_u, i_v, i_w} u^{i_u} (1 - u)^{1 - i_u}\, v^{i_v} (1 - v)^{1 - i_v}\,
         w^{i_w} (1 - w)^{1 - i_w}\, \text{feats}_{n,\, 4 i_u + 2 i_v + i_w}
 
-    Both inputs have gradients.
+    Here :math:`(u, v, w) = (\text{points}_n + 1) / 2` is the point's place in the unit cube, and corner
+    :math:`4 i_u + 2 i_v + i_w` is at :math:`(i_u, i_v, i_w) \in \{0, 1\}^3`. Both inputs have gradients.
 
     Args:
-        feats (Tensor): Shape (N, 8, F); float16, float32 or float64.
-        points (Tensor): Shape (N, 3), the dtype of `feats`. Within the cube they are in [-1, 1]; outside, the same
+        feats (Tensor): Shape (N, 8, F), one row for each corner; float16, float32 or float64.
+        points (Tensor): Shape (N, 3); the same dtype as `feats`. In the cube, coordinates are in [-1, 1]; outside, the
             formula extrapolates.
 
     Returns:
@@ -75,7 +73,7 @@ def trilinear_interpolation(feats: Tensor, points: Tensor) -> Tensor:
 
 
 class TrilinearInterpolation(nn.Cell):
-    """See :func:`msops.trilinear_interpolation`."""
+    """Interpolates features in a cube. See :func:`msops.trilinear_interpolation`."""
 
     def construct(self, feats: Tensor, points: Tensor) -> Tensor:
         return forward(feats, points)
