@@ -1,4 +1,4 @@
-"""Builds the kernels with make, and one wheel for every Python: they depend on neither Python nor MindSpore."""
+"""Builds the kernels with make, and one wheel for every Python: the kernels depend on neither Python nor MindSpore."""
 
 import re
 import shutil
@@ -9,7 +9,8 @@ from setuptools import Distribution, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
 
-# (y, versions): the distributions with glibc 2.y have libstdc++'s symbols up to these versions. They are auditwheel's.
+# (y, versions): distributions with glibc 2.y have libstdc++'s symbols up to these versions. The numbers are from
+# auditwheel.
 DISTRIBUTIONS = (
     (24, {"GLIBCXX": (3, 4, 22), "CXXABI": (1, 3, 10)}),
     (27, {"GLIBCXX": (3, 4, 24), "CXXABI": (1, 3, 11)}),
@@ -23,7 +24,7 @@ DISTRIBUTIONS = (
 def oldest_glibc(libraries):
     """Returns the y of the oldest glibc 2.y whose distributions load these libraries, or None if none is known.
 
-    They need libgomp, too, as MindSpore's own libraries do: any since GCC 4.9 will do.
+    The libraries also need libgomp, as MindSpore's own libraries do. Any libgomp since GCC 4.9 will do.
     """
     said = subprocess.check_output(["readelf", "--version-info", "--wide", *libraries], text=True)
     newest = {}
@@ -36,12 +37,14 @@ def oldest_glibc(libraries):
 
 
 class BuildKernels(build_py):
-    """An editable install uses what is in the source folder: libraries that 'make all' builds there, headers, and the
-    examples that are templates."""
+    """Builds the kernels, and copies the headers and the examples that are templates into the package.
+
+    An editable install uses those in the source folder, where 'make all' builds the libraries.
+    """
 
     def run(self):
         if not self.editable_mode:
-            shutil.rmtree(self.build_lib, ignore_errors=True)  # an older build's, with files that are no more
+            shutil.rmtree(self.build_lib, ignore_errors=True)  # an older build may have files that no longer exist
             subprocess.run(["make", "all"], check=True)
             copies = {"include/common": "aot_kernels/common"}
             copies |= {f"templates/{name}": f"examples/{name}" for name in ("swish", "logsumexp")}
@@ -52,12 +55,12 @@ class BuildKernels(build_py):
 
 
 class PlatformWheel(bdist_wheel):
-    """The wheel's tag says which glibc its libraries need: manylinux_2_24_x86_64."""
+    """Makes a wheel whose tag says which glibc its libraries need, such as manylinux_2_24_x86_64."""
 
     def get_tag(self):
         platform = super().get_tag()[2]
         libraries = list(Path(self.get_finalized_command("build_py").build_lib).glob("msops/lib/*.so"))
-        glibc = oldest_glibc(libraries) if libraries else None  # an editable install has none
+        glibc = oldest_glibc(libraries) if libraries else None  # an editable install has no libraries
         return "py3", "none", platform if glibc is None else f"many{platform}".replace("linux", f"linux_2_{glibc}")
 
 

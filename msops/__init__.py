@@ -1,7 +1,7 @@
-"""Custom CUDA operators for MindSpore, on the GPU and, where there is none, on the CPU.
+"""Provides custom CUDA operators for MindSpore, which run on the GPU or, where there is none, on the CPU.
 
-`__init__.pyi` lists the public names. Each is imported when it is first asked for, and with it its module alone: an
-operator whose library does not load breaks no other, and `python -m msops` runs where MindSpore does not load.
+`__init__.pyi` lists the public names. A name is imported when it is first used, together with its own module only: an
+operator whose library does not load breaks no other operator, and `python -m msops` runs where MindSpore does not load.
 """
 
 import ast
@@ -10,7 +10,7 @@ from pathlib import Path
 
 __version__ = "0.1.0"
 
-# Public name -> its module, from lines `from .module import name as name`.
+# This maps each public name to its module, from lines `from .module import name as name`.
 _MODULES = {
     name.name: f".{node.module}"
     for node in ast.parse(Path(__file__).with_suffix(".pyi").read_text()).body
@@ -28,5 +28,5 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    """What completion offers: not the modules and helpers that this one imports."""
+    """Lists what completion offers, without the modules and helpers that this module imports."""
     return sorted([*__all__, *(name for name in globals() if name.startswith("__"))])

@@ -1,4 +1,4 @@
-# The public names, and where each is: the one list. `msops/__init__.py` reads it, as do type checkers and editors.
+# This is the only list of the public names and their modules. `msops/__init__.py`, type checkers and editors read it.
 from .core.build import CompileError as CompileError, load as load
 from .core.compiled import once as once
 from .core.factory import custom_op as custom_op

@@ -1,4 +1,4 @@
-"""The commands of `python -m msops`."""
+"""Runs the commands of `python -m msops`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from . import pythons
 
-if sys.version_info < pythons.OLDEST:  # which cannot read the modules that follow
+if sys.version_info < pythons.OLDEST:  # an older Python cannot read the modules imported below
     sys.exit(f"wrong  Python     {pythons.complaint()}\n{'':18}{pythons.another()}")
 
 from .commands import doctor, new
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Parser(argparse.ArgumentParser):
-    """With errors of one line."""
+    """An argument parser that prints errors on one line, without the usage."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message}\n")

@@ -1,4 +1,7 @@
-"""The Pythons that msops runs on. Older ones, too, can read this file: `python -m msops` then tells what is wrong."""
+"""Tells which Pythons msops runs on.
+
+Older Pythons can read this file, too, so that `python -m msops` can tell what is wrong.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ OLDEST, NEWEST = (3, 9), (3, 12)
 
 
 def complaint() -> str:
-    """What is wrong with the Python that runs; empty if nothing is."""
+    """Tells what is wrong with the running Python; returns "" if nothing is."""
     if OLDEST <= sys.version_info[:2] <= NEWEST:
         return ""
     oldest, newest = (".".join(map(str, version)) for version in (OLDEST, NEWEST))
@@ -18,7 +21,7 @@ def complaint() -> str:
 
 
 def another() -> str:
-    """The command that makes an environment with another Python."""
+    """Returns the command that makes an environment with another Python."""
     for minor in range(NEWEST[1], OLDEST[1] - 1, -1):
         python = f"python3.{minor}"
         try:

@@ -1,1 +1,1 @@
-"""The commands of `python -m msops`."""
+"""Contains the commands of `python -m msops`, one module or package each."""

@@ -1,4 +1,4 @@
-"""`python -m msops new`: writes an operator to start from. The templates are examples/swish and examples/logsumexp."""
+"""Runs `python -m msops new`, which writes an operator from a template: examples/swish or examples/logsumexp."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def new(name: str, kind: str, folder: Path) -> list[Path]:
                 made.insert(0, path)
                 file.write(text)
     except OSError as error:
-        error.filename = error.filename or str(path)  # a full disk's has none
+        error.filename = error.filename or str(path)  # the error of a full disk has none
         for path in made:
             with contextlib.suppress(OSError):
                 path.rmdir() if path.is_dir() else path.unlink()
@@ -102,7 +102,7 @@ def new(name: str, kind: str, folder: Path) -> list[Path]:
 
 
 def _taken(kind: str) -> set[str]:
-    """Names of modules, which the operator's would hide, and those in the files, which would hide the operator's."""
+    """Returns names that an operator cannot have: those of modules that it would hide, and those that its files use."""
     names = {"msops", *sys.builtin_module_names}
     elsewhere = [path for path in sys.path if path not in ("", str(Path.cwd()))]
     names |= {module.name for module in pkgutil.iter_modules(elsewhere)}
@@ -114,7 +114,7 @@ def _taken(kind: str) -> set[str]:
 
 
 def _texts(name: str, kind: str) -> dict[str, str]:
-    """File name -> text."""
+    """Returns the text of each file, by its name."""
     template = _TEMPLATES[kind]
     installed = _PACKAGE / "templates"
     folder = (installed if installed.is_dir() else _PACKAGE.parent / "examples") / template

@@ -1,1 +1,1 @@
-"""From a C entry to a MindSpore operator."""
+"""Turns a C entry into a MindSpore operator."""

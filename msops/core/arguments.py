@@ -1,4 +1,4 @@
-"""Checks of settings and initial values. All messages read "who: what must be this, got that"."""
+"""Checks settings and initial values. Every message reads "who: what must be this, got that"."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def whole(value: object) -> bool:
-    """Whether this is an int, of NumPy's or of Python's, and not a bool."""
+    """Tells whether a value is an int of Python or NumPy, and not a bool."""
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
@@ -33,14 +33,17 @@ def positive(operator: str, name: str, value: int) -> int:
 
 
 def boolean(operator: str, name: str, value: bool) -> bool:
-    """Requires a bool, of NumPy's or of Python's, and returns it."""
+    """Requires a bool of Python or NumPy, and returns it."""
     if not isinstance(value, (bool, np.bool_)):
         raise TypeError(f"{operator}: {name} must be a bool, got {type(value).__name__}")
     return bool(value)
 
 
 def numbers(operator: str, name: str, value: Numbers, lengths: tuple[int, ...], least: int) -> tuple[int, ...]:
-    """`value` as a tuple of one of the lengths; one number stands for the first length."""
+    """Requires whole numbers in [least, 2^31), as many as one of `lengths` says, and returns them as a tuple.
+
+    A single number is repeated to the first length.
+    """
     found: Sequence[Any] = value if isinstance(value, (tuple, list)) else (value,) * lengths[0]
     if not all(map(whole, found)):
         raise TypeError(f"{operator}: {name} must be an int or a tuple of ints, got {value!r} ({type(value).__name__})")
@@ -52,7 +55,7 @@ def numbers(operator: str, name: str, value: Numbers, lengths: tuple[int, ...], 
 
 
 def parameter(operator: str, name: str, init: Init, shape: tuple[int, ...], dtype: mindspore.Type) -> Parameter:
-    """A new Parameter; requires a floating dtype, and an initial Tensor to have it."""
+    """Makes a Parameter. Requires `dtype` to be floating and, if `init` is a Tensor, to be the dtype of `init`."""
     if dtype not in FLOATS:
         raise TypeError(f"{operator}: dtype must be float16, float32 or float64, got {dtype}")
     if isinstance(init, Tensor) and init.dtype != dtype:

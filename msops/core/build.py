@@ -1,4 +1,4 @@
-"""Compiles C++ and CUDA sources to libraries, and keeps them."""
+"""Compiles C++ and CUDA sources to libraries, and caches the libraries."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def default_cache_folder() -> Path:
 
 
 class CompileError(RuntimeError):
-    """A source does not compile: the message has the command and what the compiler said. See :func:`msops.load`."""
+    """A source does not compile. The message has the command and the compiler's output. See :func:`msops.load`."""
 
 
 def load(
@@ -46,25 +46,28 @@ def load(
 ) -> Library:
     """Compiles sources to a library, and loads it.
 
-    By nvcc if there is one, for the GPUs at hand, else by a C++ compiler for the CPU. What was compiled before, from
-    the same sources and headers, with the same flags and compiler, is loaded at once; of several processes one compiles
-    while the others wait. A compiler's warnings go to stderr.
+    If there is an nvcc, it compiles for the machine's GPUs; otherwise a C++ compiler compiles for the CPU. A library
+    that was compiled before, from the same sources and headers, with the same flags and compilers, is loaded from the
+    cache. If several processes need the same library, one compiles and the others wait. Compiler warnings go to stderr.
 
-    The compilers are those of the environment variables ``NVCC`` and ``CXX``, else ``nvcc`` of the PATH or CUDA_HOME,
-    and ``g++`` or the newest ``g++-N`` that nvcc takes. With an empty ``NVCC``, all is for the CPU alone.
+    The environment variable ``NVCC`` names nvcc; otherwise it is the ``nvcc`` on the PATH or in CUDA_HOME. ``CXX``
+    names the C++ compiler; otherwise it is ``g++``, or the newest ``g++-N`` that nvcc accepts. With an empty ``NVCC``,
+    libraries are for the CPU only.
 
     Args:
-        name (str): The library's, for messages and its file: letters, digits and underscores.
-        sources (str, Path, list): Files, ``.cu`` (for both devices) or C++; or text, which has several lines.
-        cxx_flags (list[str]): More flags for the C++ compiler, nvcc's one too. Default: none.
+        name (str): The name of the library in messages and in its file: letters, digits and underscores.
+        sources (str, Path, list): Files in CUDA (``.cu``, for both devices) or C++, or source text. A str that contains
+            a line break is text.
+        cxx_flags (list[str]): More flags for the C++ compiler, also where nvcc calls it. Default: none.
         nvcc_flags (list[str]): More flags for nvcc. Default: none.
-        include_paths (list[str]): Folders for headers besides :func:`msops.get_include` and those of the sources.
-            Default: none.
-        archs (list[str]): GPUs to compile for, such as ``["80", "90"]`` . Default: those at hand; without any, the
-            oldest that nvcc knows, in a form (PTX) that drivers translate for newer ones.
+        include_paths (list[str]): More folders of headers. :func:`msops.get_include` and the folders of the sources are
+            always searched. Default: none.
+        archs (list[str]): GPUs to compile for, such as ``["80", "90"]`` . Default: the GPUs of this machine; if it has
+            none, the oldest that nvcc knows, as PTX, which drivers translate for newer GPUs.
         cache_folder (str, Path): Where libraries are kept. Default: the environment variable ``MSOPS_CACHE`` , else
             ``~/.cache/msops`` .
-        variable (str): An environment variable for exported networks, as :class:`msops.Library` has it. Default: none.
+        variable (str): An environment variable that exported networks name instead of the path; see
+            :class:`msops.Library`. Default: none.
         verbose (bool): Whether to print the commands. Default: ``False`` .
 
     Returns:
@@ -72,8 +75,8 @@ def load(
 
     Raises:
         CompileError: If a source does not compile, or there is no compiler.
-        FileNotFoundError: If there is no such source.
-        TypeError: If flags, folders or GPUs are no list.
+        FileNotFoundError: If a source does not exist.
+        TypeError: If flags, folders or GPUs are not a list.
         ValueError: If the name has other characters, there are no sources, or the cache folder's path has a colon.
         OSError: If the cache folder cannot be written.
 
@@ -121,11 +124,11 @@ def load(
         ) from None
 
 
-_SHOWN = 6000  # characters of what a compiler says
+_SHOWN = 6000  # characters of a compiler's output that a message shows
 
 
 class _Build:
-    """One library in the cache: a file that lists the headers it was made from, and one that holds it."""
+    """One library in the cache. It has two files: the library, and a record of the headers it was compiled from."""
 
     def __init__(
         self, folder: Path, stem: str, command: list[str], texts: dict[str, bytes], verbose: bool, began: float
@@ -135,7 +138,7 @@ class _Build:
         self.record = folder / f"{stem}.json"
 
     def find(self) -> Path | None:
-        """The path of the library, or None if there is none of these sources and headers."""
+        """Returns the path of the library, or None if the cache has none for these sources and headers."""
         try:
             record = json.loads(self.record.read_text())
             path = self.folder / record["library"]
@@ -150,11 +153,12 @@ class _Build:
     def make(self) -> Path:
         self.folder.mkdir(parents=True, exist_ok=True)
         with (self.folder / f"{self.stem}.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # ends with the process, if not before
+            fcntl.flock(lock, fcntl.LOCK_EX)  # the lock ends with the process at the latest
             try:
                 return self.find() or self._compile()
             finally:
-                fcntl.flock(lock, fcntl.LOCK_UN)  # a process that was forked meanwhile has the file open, too
+                # Closing the file would not be enough: a process that was forked meanwhile has it open, too.
+                fcntl.flock(lock, fcntl.LOCK_UN)
 
     def _compile(self) -> Path:
         with tempfile.TemporaryDirectory(dir=self.folder, prefix=f"{self.stem}.") as scratch:
@@ -176,14 +180,15 @@ class _Build:
             kept = {"library": library.name, "headers": _digests(sorted(headers)), "command": self.command}
             record.write_text(json.dumps(kept))
             made.replace(library)
-            # If a file changed meanwhile, nobody knows which content was compiled: the next load compiles again.
+            # If a file changed during the compilation, it is not known which content was compiled. Then no record is
+            # written, and the next load compiles again.
             files = (Path(file) for file in [*headers, *filter(os.path.isabs, self.texts)])
             if all(file.stat().st_mtime < self.began for file in files if file.exists()):
                 record.replace(self.record)
         return library
 
     def _path_of(self, content: bytes) -> Path:
-        """A name of its own for each content: a process may have the last one loaded."""
+        """Returns a path that depends on the content, since a process may still use an earlier library."""
         return self.folder / f"{self.stem}-{digest(content)}.so"
 
     def _run(self, command: list[str]) -> None:
@@ -191,12 +196,15 @@ class _Build:
         if self.verbose:
             print(line)
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
-        if done.returncode or not Path(command[-1]).exists():  # which is the output
+        if done.returncode or not Path(command[-1]).exists():  # the last argument is the output file
             raise CompileError(f"msops.load: this command failed:\n{line}\n{self._shortened(done.stdout)}")
         print(done.stdout, end="", file=sys.stderr)
 
     def _shortened(self, said: str) -> str:
-        """What a compiler said, or the first of its errors and a file that has all: templates can fill many pages."""
+        """Shortens a compiler's output to its first errors and the name of a file that has all of it.
+
+        Errors in templates can fill many pages.
+        """
         if len(said) <= _SHOWN:
             return said
         log = self.folder / f"{self.stem}.log"
@@ -207,7 +215,7 @@ class _Build:
 
 
 def _cxx() -> str:
-    """The C++ compiler, for nvcc's host code if there is an nvcc."""
+    """Returns the C++ compiler, which compiles nvcc's host code if there is an nvcc."""
     cxx = os.environ.get("CXX")
     nvcc = find_nvcc()
     if not nvcc:
@@ -229,12 +237,12 @@ def _command(
     folders: Sequence[str],
     archs: Sequence[str] | None,
 ) -> list[str]:
-    """What compiles a source, except its name and the output's."""
+    """Returns the command that compiles a source, without the names of the source and the output."""
     flags = _flags()
     common = [*flags["FLAGS"], *(f"-I{folder}" for folder in folders)]
     host = [*flags["HOST_FLAGS"], *cxx_flags]
     if nvcc := find_nvcc():
-        # nvcc takes lists with commas, and hands their items to a shell.
+        # nvcc splits -Xcompiler at commas, and passes the items to a shell.
         through = [f"-Xcompiler={shlex.quote(flag)}".replace(",", r"\,") for flag in host]
         code = _gpu_code(nvcc, " ".join(archs or ()))
         return [nvcc, "-ccbin", cxx, *common, *through, *flags["NVCC_FLAGS"], *code, *nvcc_flags]
@@ -248,18 +256,18 @@ def _flags() -> dict[str, list[str]]:
 
 
 def _script(name: str) -> Path:
-    """A file that the Makefile uses, too."""
+    """Returns the path of a file that the Makefile uses, too."""
     return Path(get_include(), "common", name)
 
 
 @functools.cache
 def _gpu_code(nvcc: str, archs: str) -> list[str]:
-    """The flags that tell nvcc which GPUs to compile for."""
+    """Returns the flags that tell nvcc which GPUs to compile for."""
     return output_of("sh", str(_script("gpu_code.sh")), nvcc, archs).split()
 
 
 def find_nvcc() -> str:
-    """The nvcc of the environment variable NVCC, else of the PATH, else of CUDA_HOME; "" if there is none."""
+    """Returns the nvcc that NVCC names, else the one on the PATH, else the one in CUDA_HOME; "" if there is none."""
     if "NVCC" in os.environ:
         return os.environ["NVCC"]
     home = os.environ.get("CUDA_HOME")
@@ -268,7 +276,7 @@ def find_nvcc() -> str:
 
 @functools.cache
 def host_compiler(nvcc: str, cxx: str | None = None) -> str:
-    """The path of the C++ compiler for nvcc's host code: `cxx`, else g++, else the newest g++-N that nvcc takes.
+    """Returns the path of the C++ compiler for nvcc's host code: `cxx`, else g++ or the newest g++-N that nvcc accepts.
 
     Raises:
         LookupError: If there is none. The message says what to install.
@@ -281,7 +289,7 @@ def host_compiler(nvcc: str, cxx: str | None = None) -> str:
 
 
 def output_of(*command: str) -> str:
-    """What a command prints; "" if there is no such command."""
+    """Returns what a command prints to standard output; "" if there is no such command."""
     with contextlib.suppress(OSError):
         return subprocess.run(command, capture_output=True, text=True).stdout
     return ""
@@ -293,13 +301,13 @@ def _version(compiler: str) -> str:
 
 
 def _prerequisites(rule: str) -> list[str]:
-    """The files that a rule of make depends on, in a compiler's notation."""
+    """Returns the files that a rule of make depends on, as a compiler writes such rules."""
     words = re.split(r"(?<!\\)\s+", rule.partition(":")[2].replace("\\\n", " ").strip())
     return [re.sub(r"\\([ #:])", r"\1", word).replace("$$", "$") for word in words if word]
 
 
 def _digests(paths: Iterable[str]) -> dict[str, str | None]:
-    """path -> the digest of its content; None if there is no such file."""
+    """Maps each path to the digest of the file's content, or to None if there is no such file."""
     return {path: digest(Path(path).read_bytes()) if Path(path).is_file() else None for path in paths}
 
 

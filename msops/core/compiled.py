@@ -1,4 +1,4 @@
-"""What is told apart, or made once, in code that MindSpore compiles."""
+"""Tells whether MindSpore is compiling the code that runs, and makes constants once in such code."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Compiling(PrimitiveWithInfer):
-    """Whether it is called in what MindSpore compiles."""
+    """Tells whether it is called in code that MindSpore compiles."""
 
     def __init__(self) -> None:
         super().__init__("Compiling")
@@ -33,8 +33,9 @@ compiling = Compiling()
 
 
 def once(make: Function) -> Function:
-    """Decorates a function of constants that makes something, such as an operator, so that it may also be called in
-    what MindSpore compiles, and makes it once for equal arguments.
+    """Decorates a function of constants that makes something, such as an operator.
+
+    The function may then also be called in code that MindSpore compiles, and it runs once for equal arguments.
 
     Examples:
         >>> import msops

@@ -1,4 +1,4 @@
-"""Makes operators, one for equal arguments."""
+"""Makes operators, and returns the same operator for equal arguments."""
 
 from __future__ import annotations
 
@@ -34,41 +34,42 @@ def custom_op(
     dtypes: Sequence[mindspore.Type] = FLOATS,
     **attributes: float,
 ) -> Operator:
-    """A C function as an operator, for tensors of both devices and in both modes.
+    """Makes an operator from a C function, for tensors on the CPU and the GPU, in graph and PyNative mode.
 
-    Equal arguments give the same operator. Whatever its rules depend on tells it from all others, in the caches that
-    MindSpore keeps by a primitive's attributes, too.
+    Equal arguments give the same operator. Operators that differ, if only in a function, also differ in the caches that
+    MindSpore keys by a primitive's attributes.
 
     Args:
-        entry (Entry): The C function, of a :class:`msops.Library`.
-        signature (str): What it takes and gives, as in :class:`msops.Signature`. Sizes may name attributes. The C
-            function's parameters are the inputs, then the outputs, then scratch.
-        infer (callable): `infer(*inputs, **attributes)` takes the :class:`msops.Spec` of each input and the attributes,
-            raises TypeError or ValueError if they do not fit, with words that follow the operator's name, and returns
-            the Spec of each output, then of each scratch tensor that has no sizes in the signature; or the only one.
-            An absent input is None; an output that is left out has a Spec all the same. The signature's outputs then
-            have no sizes. Default: what the signature says.
-        gradient (Operator, callable): An operator whose signature names what it needs: inputs and outputs of this one,
-            and `dy`, the gradient of an output `y`. Its outputs are the gradients, `dx` of an input `x`; an input
-            without one gets zeros. Else a function of a module, or a method of a Cell without Parameters, of all
-            inputs, the output and its gradient (a tuple each of several), which returns a tuple of gradients. What is
-            absent is None, in all of these. An operator as gradient of one with an optional input `bias` has an
-            optional output `dbias`. Default: none, which is an error where one is needed, unless all outputs are of
-            whole numbers.
-        name (str): For messages. Default: the library's.
-        dtypes (tuple[mindspore.dtype]): As in :class:`msops.Signature`.
-        **attributes (int, float, bool): What the C function reads by `call.attribute(name, low, high)`, which takes no
-            float, or by `call.number(name)`; the numbers of an `MSOPS_FORMULA_WITH`.
+        entry (Entry): The C function, from a :class:`msops.Library`. Its parameters are the inputs, then the outputs,
+            then scratch.
+        signature (str): The inputs, outputs and scratch, as in :class:`msops.Signature`. Sizes may name attributes.
+        infer (callable): `infer(*inputs, **attributes)` takes the :class:`msops.Spec` of each input, None for an absent
+            one, and the attributes. It returns the Spec of each output, also of one that is left out, then the Spec of
+            each scratch tensor that has no sizes in the signature; a single Spec needs no list. If the inputs do not
+            fit, it raises TypeError or ValueError with a message that continues the operator's name. With `infer`, the
+            outputs have no sizes in the signature. Default: the signature's sizes and dtypes.
+        gradient (Operator, callable): Either an Operator or a function. An Operator's signature names the tensors that
+            it needs: inputs and outputs of this operator, and `dy` for the gradient of an output `y`. Its outputs are
+            the gradients, `dx` for an input `x`; an input without such an output gets zeros. For an optional input
+            `bias` it has an optional output `dbias`. A function is one that a module defines, or a method of a Cell
+            without Parameters. It takes all inputs, the output and the output's gradient (tuples, if there are several
+            outputs), with None for absent tensors, and returns a tuple with a gradient for each input. Default: none;
+            where a gradient is needed, that is an error, unless all outputs are of whole numbers.
+        name (str): The operator's name in messages. Default: the library's name.
+        dtypes (tuple[mindspore.dtype]): The common dtypes, as in :class:`msops.Signature`. Default: float16, float32
+            and float64.
+        **attributes (int, float, bool): The attributes. The C function reads them by `call.attribute(name, low, high)`,
+            which takes no float, or by `call.number(name)`. An `MSOPS_FORMULA_WITH` can take its numbers from them.
 
     Returns:
-        Operator. Called with tensors, it returns a tensor or, if there are several outputs, a tuple. An optional input
-        may be None or, at the end, left out. Except where MindSpore compiles the call, inputs may be handed over by
-        their names.
+        Operator. A call with tensors returns a tensor or, if there are several outputs, a tuple. An optional input may
+        be None or, at the end, left out. Inputs may be passed by name, except where MindSpore compiles the call.
 
     Raises:
-        TypeError: If an argument has a wrong type; of a call, if an input is not a Tensor of one of the dtypes.
+        TypeError: If an argument has a wrong type. A call raises it if an input is not a Tensor of one of the dtypes.
         RuntimeError: If MindSpore compiles the call of `custom_op` itself; see :func:`msops.once`.
-        ValueError: If the signature is none, or does not match the gradient's; of a call, if a shape does not fit.
+        ValueError: If the signature is not valid, or does not match the gradient's. A call raises it if a shape does
+            not fit.
 
     Examples:
         >>> import mindspore, msops
@@ -84,7 +85,7 @@ def custom_op(
         >>> print(cube(x), mindspore.grad(lambda x: cube(x))(x))
         [1. 8.] [ 3. 12.]
     """
-    # MindSpore compiles this function if it meets it.
+    # MindSpore compiles this function if a compiled function calls it.
     if compiling():
         raise RuntimeError(
             "custom_op: an operator must be made before its call is compiled, or in a function decorated with "
@@ -103,7 +104,7 @@ def make_operator(
     attributes: dict[str, float],
     absent: frozenset[str] = frozenset(),
 ) -> Operator:
-    """The operator of these arguments, without the optional tensors that are absent."""
+    """Returns the operator for these arguments, without the optional tensors that are absent."""
     if not isinstance(entry, Entry):
         raise TypeError(f"custom_op: entry must be a function of a Library, got {type(entry).__name__}")
     name = entry.library.name if name is None else name
@@ -127,7 +128,7 @@ def make_operator(
     with _lock:
         if key not in _number_of_key:
             _number_of_key[key] = next(_numbers)
-            for rule in _functions(infer, gradient):  # when one is gone, no key can be equal to this one
+            for rule in _functions(infer, gradient):  # once one of them is gone, no other key can equal this one
                 weakref.finalize(rule, _number_of_key.pop, key, None).atexit = False
         number = _number_of_key[key]
         operator = open_sizes.operators.get(number)
@@ -141,15 +142,15 @@ def make_operator(
         return operator
 
 
-_lock = threading.RLock()  # of what follows; an operator may make that of its gradient
+_lock = threading.RLock()  # it guards what follows; it is reentrant, since an operator may make its gradient's operator
 _numbers = itertools.count()
-# Of an operator; it stays when the operator goes, since what MindSpore keeps for it stays, too.
+# An operator's number outlives the operator, since MindSpore keeps what it compiled for that number.
 _number_of_key: dict[tuple[Any, ...], int] = {}
 _number_of_rule: weakref.WeakKeyDictionary[Callable[..., Any], int] = weakref.WeakKeyDictionary()
 
 
 def _number(rule: Operator | Callable[..., Any] | None) -> int:
-    """A number that no other function or operator ever had or gets."""
+    """Returns a number that no other function or operator ever had or will get."""
     if rule is None:
         return -1
     if isinstance(rule, Operator):
@@ -158,7 +159,7 @@ def _number(rule: Operator | Callable[..., Any] | None) -> int:
 
 
 def _functions(*rules: Operator | Callable[..., Any] | None) -> Iterator[Callable[..., Any]]:
-    """The functions among rules, and among those of operators."""
+    """Yields the functions among `rules`, and the functions that operators among them use in turn."""
     for rule in rules:
         if isinstance(rule, Operator):
             yield from _functions(rule.rule, rule.gradient)

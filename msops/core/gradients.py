@@ -1,4 +1,4 @@
-"""The gradient of an operator, as a function of the kind that MindSpore compiles."""
+"""Makes an operator's gradient a function of the kind that MindSpore compiles."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def missing(operator: Operator, is_zero: bool) -> Bprop:
-    """The gradient of an operator that has none: zeros for outputs of whole numbers, else an error."""
+    """Makes the gradient of an operator that was given none: it returns zeros if `is_zero`, and raises otherwise."""
     inputs = operator.names()[0]
     lines = [f"    return ({', '.join(f'_zeros_like({name})' for name in inputs)},)"]
     if not is_zero:
@@ -35,7 +35,7 @@ def missing(operator: Operator, is_zero: bool) -> Bprop:
 
 
 def of_function(operator: Operator, gradient: Bprop) -> Bprop:
-    """A function that calls the author's, and requires it to return a tuple of gradients."""
+    """Makes a function that calls the author's, and requires it to return a tuple of gradients."""
     label, full = operator.label, operator.full
     inputs, outputs = ([tensor.name for tensor in tensors] for tensors in (full.inputs, full.outputs))
     out = outputs[0] if len(outputs) == 1 else "out"
@@ -48,7 +48,7 @@ def of_function(operator: Operator, gradient: Bprop) -> Bprop:
         ) from None
     given, returned = operator.names()
     arguments = [name if name in given else "None" for name in inputs]
-    for what in ("_out", "_dout"):  # MindSpore's tuples have the scratch, too
+    for what in ("_out", "_dout"):  # MindSpore's tuples also have the scratch
         parts = [f"{what}[{returned.index(name)}]" if name in returned else "None" for name in outputs]
         is_all = len(outputs) == len(returned) and not operator.signature.scratch
         arguments.append(what if is_all else parts[0] if len(outputs) == 1 else f"({', '.join(parts)})")
@@ -65,7 +65,7 @@ def of_function(operator: Operator, gradient: Bprop) -> Bprop:
 
 
 def of_operator(operator: Operator, gradient: Operator) -> Bprop:
-    """A function that calls another operator, which takes and gives tensors of the names that belong to this one."""
+    """Makes a function that calls the operator `gradient`, whose tensors are matched with this operator's by name."""
     label, (inputs, outputs), (takes, gives) = operator.label, operator.names(), gradient.names()
     douts, wanted = [f"d{out}" for out in outputs], [f"d{name}" for name in inputs]
     if unknown := set(takes).difference(inputs, outputs, douts):
@@ -98,8 +98,11 @@ def of_operator(operator: Operator, gradient: Operator) -> Bprop:
 
 
 def _compiled(label: str, lines: list[str], gradient: Bprop | None) -> Bprop:
-    """The function `gradient` of a source, that may call `_gradient` and `_zeros_like`. MindSpore compiles functions
-    from their source, and wants them to name their arguments: so this one has a source of its own."""
+    """Makes the function `gradient` from source lines, which may call `_gradient` and `_zeros_like`.
+
+    MindSpore compiles functions from their source, and requires them to name their arguments, so the source is written
+    for each operator.
+    """
     source = "\n".join(
         [
             f"# The gradient of {label!r}",
@@ -109,13 +112,16 @@ def _compiled(label: str, lines: list[str], gradient: Bprop | None) -> Bprop:
         ]
     )
     namespace: dict[str, Any] = {"__name__": __name__}
-    exec(compile(source, _keep(source), "exec"), namespace)  # noqa: S102 (of names that the signature allows)
+    exec(compile(source, _keep(source), "exec"), namespace)  # noqa: S102 (the signature allows only identifiers)
     return namespace["make"](gradient, ops.zeros_like)
 
 
 def _keep(source: str) -> str:
-    """The name of a file with this source in the cache folder, which may fail: Python and MindSpore's compiler read it
-    from `linecache`, and only the lines that MindSpore's messages show from the file."""
+    """Writes a source to a file in the cache folder, and returns the file's name.
+
+    Writing may fail: Python and MindSpore's compiler read the source from `linecache`. Only the lines that MindSpore's
+    messages show come from the file.
+    """
     path = Path(f"gradient_{digest(source)}.py")
     with contextlib.suppress(OSError, RuntimeError):  # RuntimeError: there is no home
         folder = default_cache_folder()

@@ -1,4 +1,4 @@
-"""What functions of operators ask of their arguments, in what MindSpore compiles, too."""
+"""Checks and converts the arguments of operators' functions, also in code that MindSpore compiles."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from msops.core.signature import Signature
 
     Description = tuple[Any, Any]
-    Sizes = tuple[int | None, ...]  # None: an open one
+    Sizes = tuple[int | None, ...]  # None is an open size
 
 
 def cast_as(tensor: Tensor, x: Tensor) -> Tensor:
-    """In the dtype of x. Of what is no Tensor a check tells."""
+    """Casts a tensor to the dtype of x. What is not a Tensor is returned as it is, and reported by a later check."""
     if not isinstance(tensor, Tensor) or not isinstance(x, Tensor) or tensor.dtype == x.dtype:
         return tensor
     return ops.cast(tensor, x.dtype)
@@ -34,7 +34,7 @@ def describe(x: object) -> Description:
 
 
 def describe_pair(state: object) -> tuple[Description | None, int]:
-    """What `check_pair` asks. An exported graph may not ask for the type of a tuple of Tensors."""
+    """Describes a state for `check_pair`. An exported graph may not ask for the type of a tuple of Tensors."""
     if isinstance(state, (tuple, list)):
         return None, len(state)
     return describe(state), -1
@@ -47,17 +47,17 @@ def spec_of(description: Description) -> Spec | str:
     if isinstance(kind, mindspore.common.dtype.typing.Number):
         return Spec((-2,), kind)  # a Tensor of an open rank
     if isinstance(kind, Tensor):
-        return "something else"  # a stand-in for the type of what only the running graph knows; it cannot be printed
+        return "something else"  # the type is known only when the graph runs, and its stand-in cannot be printed
     return getattr(kind, "__name__", str(kind))
 
 
 def open_once(make: Function) -> Function:
-    """`once`, where sizes may be open: None."""
+    """Decorates a function as `once` does, for arguments in which sizes may be open (None)."""
     return ops.constexpr(functools.lru_cache(maxsize=None, typed=True)(make), check=False)
 
 
 def check_inputs(signature: Signature, who: str, specs: list[Spec | str]) -> None:
-    """Where sizes are open, the operators check them when the graph runs."""
+    """Requires inputs to fit a signature. Open sizes are not checked here: the operators check them at run time."""
     is_open = any(size is None for spec in specs if isinstance(spec, Spec) for size in spec.shape)
     if is_open:
         specs = [
@@ -69,7 +69,7 @@ def check_inputs(signature: Signature, who: str, specs: list[Spec | str]) -> Non
 
 @open_once
 def check_pair(who: str, names: str, pair: tuple[Description | None, int]) -> None:
-    """Requires a state of two elements."""
+    """Requires a state to have two elements."""
     state, length = pair
     if length != 2:
         kind = "" if state is None else spec_of(state)
@@ -79,17 +79,23 @@ def check_pair(who: str, names: str, pair: tuple[Description | None, int]) -> No
 
 @open_once
 def has_zero(*sizes: int | None) -> bool | None:
-    """Whether one is 0; None where that is open, since MindSpore 2.7 cannot compile the gradient of an `if` of it."""
+    """Tells whether one of the sizes is 0; returns None where that is open.
+
+    None is a constant, whereas MindSpore 2.7 cannot compile the gradient of an `if` whose condition is open.
+    """
     return True if 0 in sizes else None if None in sizes else False
 
 
 def fits(shape: Sizes, wanted: Sizes) -> bool:
-    """Whether all sizes that are known are equal."""
+    """Tells whether two shapes have the same rank, and all sizes that are known in both are equal."""
     return len(shape) == len(wanted) and all(a == b or a is None or b is None for a, b in zip(shape, wanted))
 
 
 def unless_zero(tensor: Tensor, terms: Any) -> Tensor:
-    """Zeros if an open size is 0, and a gradient of zeros: sums of no terms are not written by MindSpore's MatMul."""
+    """Replaces a tensor, and its gradient, by zeros if `terms` is an open size that turns out to be 0.
+
+    MindSpore's MatMul does not write sums that have no terms.
+    """
     if has_zero(terms) is None:
         return ops.masked_fill(tensor, ops.full((1, 1), terms, dtype=mindspore.int32) == 0, 0.0)
     return tensor

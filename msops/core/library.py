@@ -1,4 +1,4 @@
-"""Shared libraries of C functions, and where the package keeps its own."""
+"""Loads shared libraries of C functions, and knows where the package's own libraries and headers are."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ PACKAGE = Path(__file__).resolve().parents[1]
 
 
 class Entry(NamedTuple):
-    """A C function. See :func:`msops.load`, and :class:`msops.Library`, whose attributes they are.
+    """A C function, which is an attribute of a :class:`msops.Library`. See :func:`msops.load`.
 
     Attributes:
-        library (Library): Where it is.
-        name (str): What it is called.
+        library (Library): The library that has the function.
+        name (str): The function's name.
     """
 
     library: Library
@@ -30,17 +30,17 @@ class Entry(NamedTuple):
 class Library:
     """A shared library; `library.F` is its C function `F`.
 
-    It stays loaded: MindSpore would load it at a first call, and unload it after the last. If its file is deleted while
-    the program runs, an operator that needs it writes it again.
+    The library stays loaded, whereas MindSpore would load it at the first call and unload it after the last. If the
+    file is deleted while the program runs, an operator that needs it writes it again.
 
     Args:
         path (str, Path): The file.
-        name (str): For messages. Default: the file's, without its suffix.
-        variable (str): An environment variable, which is set to the path. Exported networks name it instead of the
-            path, from MindSpore 2.7 on: it tells where the file is when they are loaded. Default: none.
+        name (str): The library's name in messages. Default: the file's name without its suffix.
+        variable (str): An environment variable, which is set to the path. From MindSpore 2.7 on, exported networks name
+            the variable instead of the path, so that it can tell where the file is when they are loaded. Default: none.
 
     Raises:
-        ImportError: If it cannot be loaded, or its path has a colon.
+        ImportError: If the library cannot be loaded, or its path has a colon.
 
     Examples:
         >>> import msops
@@ -63,7 +63,7 @@ class Library:
             self.handle = ctypes.CDLL(str(self.path))
         except OSError as error:
             raise ImportError(f"msops cannot load the library {self.name}: {_demangled(str(error))}") from None
-        self._content = os.open(self.path, os.O_RDONLY)  # stays readable when the file is deleted
+        self._content = os.open(self.path, os.O_RDONLY)  # it stays readable when the file is deleted
         weakref.finalize(self, os.close, self._content).atexit = False
         if variable is not None:
             os.environ[variable] = str(self.path)
@@ -72,7 +72,7 @@ class Library:
         """Writes the file again if it was deleted: MindSpore looks for it whenever it makes a kernel."""
         if self.path.exists():
             return
-        with contextlib.suppress(OSError):  # where it cannot be written, MindSpore says that it is missing
+        with contextlib.suppress(OSError):  # if the file cannot be written, MindSpore says that it is missing
             self.path.parent.mkdir(parents=True, exist_ok=True)
             written = self.path.with_suffix(f".{os.getpid()}.{threading.get_ident()}")
             written.write_bytes(os.pread(self._content, os.fstat(self._content).st_size, 0))
@@ -85,7 +85,7 @@ class Library:
             getattr(self.handle, entry)
         except AttributeError:
             names = set(re.findall(r"[A-Za-z]\w{2,}", self.path.read_bytes().decode("ascii", "replace")))
-            names = {name for name in names if not name.endswith(("Rule", "InferShape"))}  # MSOPS_ENTRY makes them, too
+            names = {name for name in names if not name.endswith(("Rule", "InferShape"))}  # MSOPS_ENTRY adds these
             near = [name for name in difflib.get_close_matches(entry, names, 20) if hasattr(self.handle, name)]
             hint = f"; did you mean {' or '.join(near)}?" if near else ""
             raise AttributeError(f"{self.name}: the library has no entry {entry}{hint}") from None
@@ -96,7 +96,7 @@ class Library:
 
 
 def _demangled(text: str) -> str:
-    """The text, with C++ names as a source has them: `missing(int)` for `_Z7missingi`."""
+    """Returns the text with C++ names as a source has them: `missing(int)` for `_Z7missingi`."""
     try:
         demangle = ctypes.CDLL("libstdc++.so.6")["__cxa_demangle"]
     except (OSError, AttributeError):
@@ -111,7 +111,7 @@ def _demangled(text: str) -> str:
 
 
 def of_package(name: str) -> Library:
-    """The library of `aot_kernels/<name>.cu`; where the environment variable MSOPS_<NAME> is, if there is one."""
+    """Loads the library of `aot_kernels/<name>.cu`, whose path the environment variable MSOPS_<NAME> may set."""
     variable = f"MSOPS_{name.upper()}"
     try:
         if variable in os.environ:
@@ -122,7 +122,7 @@ def of_package(name: str) -> Library:
 
 
 def get_include() -> str:
-    """The folder of the package's headers, to give to a compiler (`-I`) that shall find ``common/elementwise.h``.
+    """Returns the folder of the package's headers. A compiler that gets it by `-I` finds ``common/elementwise.h``.
 
     Examples:
         >>> import msops, os

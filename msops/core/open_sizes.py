@@ -1,4 +1,4 @@
-"""Sizes that a graph leaves open: MindSpore asks the library for them, and the library asks the operator's rule."""
+"""Infers sizes that a graph leaves open: MindSpore asks the library, and the library asks the operator's rule."""
 
 from __future__ import annotations
 
@@ -13,20 +13,23 @@ if TYPE_CHECKING:
 
     from .library import Entry
 
-_STAND_INS = 1, 2**10, 2**20  # for open sizes, in rules
+_STAND_INS = 1, 2**10, 2**20  # rules get these in place of open sizes
 
-# The operators that are alive, by their numbers.
+# This maps numbers to the operators that are alive.
 operators: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
 
 def is_open(specs: Sequence[Spec]) -> bool:
-    """Whether sizes are open. Of an open rank (-2) nothing can be told."""
+    """Tells whether sizes are open (-1). The answer is no for an open rank (-2), from which nothing can be inferred."""
     sizes = [size for spec in specs for size in spec.shape]
     return -1 in sizes and min(sizes) == -1
 
 
 def infer(label: str, rule: Callable[..., list[Spec]], specs: Sequence[Spec]) -> list[Spec]:
-    """The outputs' Specs where sizes of inputs are open, -1: those sizes are open that stand-ins make differ."""
+    """Infers the outputs' Specs from inputs with open sizes (-1), in whose place the rule gets several stand-ins.
+
+    A size of an output is open (-1) unless at least two stand-ins fit the rule, and all that fit give the same size.
+    """
     found = []
     for number in _STAND_INS:
         numbers = [spec._replace(shape=tuple(number if n < 0 else n for n in spec.shape)) for spec in specs]
@@ -46,7 +49,7 @@ def infer(label: str, rule: Callable[..., list[Spec]], specs: Sequence[Spec]) ->
 
 
 def offer_rule(entry: Entry) -> bool:
-    """Tells the C function whom to ask for sizes, if it is an MSOPS_ENTRY; whether it is."""
+    """Gives the C function the address of `sizes_of_outputs`. Returns False if it is not an MSOPS_ENTRY."""
     try:
         rule = ctypes.c_void_p.in_dll(entry.library.handle, f"{entry.name}Rule")
     except ValueError:
@@ -65,7 +68,7 @@ def offer_rule(entry: Entry) -> bool:
     ctypes.POINTER(ctypes.c_char),
 )
 def sizes_of_outputs(number: int, ranks: Any, shapes: Any, sizes: Any, room: int, message: Any) -> int:
-    """The msops::Rule of aot_kernels/common/open_sizes.h."""
+    """Writes the rank and sizes of each output to `sizes`, as msops::Rule of aot_kernels/common/open_sizes.h says."""
     try:
         operator = operators[number]
         specs = [Spec(tuple(shapes[i][: ranks[i]]), dtype) for i, dtype in enumerate(operator.input_dtypes)]
@@ -76,7 +79,7 @@ def sizes_of_outputs(number: int, ranks: Any, shapes: Any, sizes: Any, room: int
         for i, size in enumerate(numbers):
             sizes[i] = size
         return len(outputs)
-    except Exception as error:  # noqa: BLE001 (C has none)
+    except Exception as error:  # noqa: BLE001 (C has no exceptions)
         text = str(error).encode()[:1000] + b"\0"
         ctypes.memmove(message, text, len(text))
         return 0

@@ -1,4 +1,4 @@
-"""What takes and returns tensors: an operator."""
+"""Defines operators, which take and return tensors."""
 
 from __future__ import annotations
 
@@ -28,16 +28,17 @@ if TYPE_CHECKING:
 
 
 class Operator:
-    """What takes and returns tensors. See :func:`msops.custom_op`, which makes them.
+    """A C function as a function of tensors. See :func:`msops.custom_op`, which makes operators.
 
     Attributes:
         entry (Entry): The C function.
-        signature (Signature): What it takes and gives, without optional tensors that are absent.
-        attributes (dict): What the C function reads: those given, and 0 or 1 as `has_bias` for an optional `bias`.
-        gradient (Operator, callable): As it was given, without the gradients of absent inputs.
+        signature (Signature): The inputs, outputs and scratch, without optional tensors that are absent.
+        attributes (dict): What the C function can read: the given attributes and, for an optional `bias`, `has_bias`,
+            which is 0 or 1.
+        gradient (Operator, callable): The given gradient, without the gradients of absent inputs.
     """
 
-    __ms_class__ = True  # MindSpore compiles __call__ from its source, as the function of an ms_class (jit_class)
+    __ms_class__ = True  # MindSpore compiles __call__ from its source, as it does for an ms_class (jit_class)
 
     def __init__(
         self,
@@ -54,7 +55,7 @@ class Operator:
         self.number, self.entry, self.settings, self.absent = number, entry, dict(attributes), absent
         self.full, self.signature = signature, signature.without(absent)
         self.attributes = attributes | {f"has_{name}": int(name not in absent) for name in signature.optional}
-        if isinstance(gradient, Operator):  # without the gradients of what is absent
+        if isinstance(gradient, Operator):
             of_absent = absent.union(f"d{each}" for each in absent)
             gradient = gradient.without(*of_absent.intersection(gradient.full.optional))
         self.rule, self.gradient, self.label = infer, gradient, name
@@ -62,13 +63,13 @@ class Operator:
             raise ValueError(f"{name}: the sizes of outputs must come from infer or the signature, not both")
         if not infer and (unsized := [tensor.name for tensor in signature.scratch if tensor.sizes is None]):
             raise ValueError(f"{name}: the sizes of {unsized[0]} must come from infer or the signature")
-        self.input_dtypes: list[mindspore.Type] = []  # at the last inference
+        self.input_dtypes: list[mindspore.Type] = []  # the last inference sets them
         self._check_numbers()
         self.primitive = Primitive(self)
         self.several, self.results = len(self.signature.outputs) > 1, len(self.signature.outputs)
         self.has_scratch = bool(signature.scratch)
         self.make = make
-        self.kept: dict[frozenset[str], Operator] = {}  # what `make` made, without more of the optional tensors
+        self.kept: dict[frozenset[str], Operator] = {}  # absent tensors -> the operator that `make` made without them
         names = ", ".join(self.names()[0])
         self.without_names = f"{name}: takes its inputs without names where it is compiled, as ({names})"
 
@@ -83,7 +84,7 @@ class Operator:
         return outputs
 
     def in_order(self, inputs: tuple[Tensor | None, ...], named: dict[str, Tensor]) -> tuple[Tensor | None, ...]:
-        """The inputs, some of which were handed over by their names."""
+        """Returns the inputs in the signature's order; those in `named` were passed by name."""
         names = self.names()[0]
         rest = names[len(inputs) :]
         needed = {tensor.name for tensor in self.signature.inputs if not tensor.optional}
@@ -95,7 +96,7 @@ class Operator:
         return (*inputs, *(named.get(name) for name in rest))
 
     def without(self, *absent: str) -> Operator:
-        """The operator without these optional tensors."""
+        """Returns the operator without these optional tensors."""
         all_absent = self.absent.union(absent)
         if all_absent == self.absent:
             return self
@@ -108,8 +109,10 @@ class Operator:
         return self.kept[all_absent]
 
     def infer(self, *inputs: Spec | str, shapes: bool = True) -> list[Spec]:
-        """The :class:`Spec` of each output, then of each scratch tensor, for inputs of these, whose shapes need not fit
-        if `shapes` is False."""
+        """Infers the :class:`Spec` of each output, then of each scratch tensor, from the inputs' Specs.
+
+        If `shapes` is False, the inputs' ranks must fit the signature, but their sizes need not.
+        """
         signature = self.signature
         if self.rule is None:
             return signature.infer(self.label, *inputs, shapes=shapes)
@@ -145,7 +148,7 @@ class Operator:
                 raise TypeError(f"{self.label}: infer must return a dtype of MindSpore for {out}, got {output.dtype}")
 
     def names(self) -> tuple[list[str], list[str]]:
-        """Input names and output names."""
+        """Returns input names and output names."""
         return [tensor.name for tensor in self.signature.inputs], [tensor.name for tensor in self.signature.outputs]
 
     def _check_numbers(self) -> None:
@@ -163,7 +166,7 @@ class Operator:
                 )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Operator:
-        return self  # nothing in it changes
+        return self  # an operator does not change, so no copy is needed
 
     def __getattr__(self, name: str) -> Any:
         if name == "__name__":  # MindSpore asks functions for it
@@ -175,13 +178,13 @@ class Operator:
 
 
 class OptionalOperator(Operator):
-    """An operator with optional inputs: each call goes to the primitive without those that are absent."""
+    """An operator with optional inputs: each call runs the primitive that leaves out the absent ones."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self.choose = ops.constexpr(self._choose)
 
-    # MindSpore 1.10 compiles no loop in a method of an ms_class.
+    # MindSpore 1.10 cannot compile a loop in a method of an ms_class, so the loops are in functions below.
     def __call__(self, *inputs: Tensor | None, **named: Tensor) -> Any:
         if named:
             if compiling():
@@ -193,7 +196,7 @@ class OptionalOperator(Operator):
         return outputs
 
     def _choose(self, presence: tuple[bool, ...]) -> Primitive:
-        """The primitive for inputs of which some are None, or left out at the end."""
+        """Returns the primitive for inputs of which some are None, or left out at the end."""
         tensors = self.signature.inputs
         flags = [*presence, *[False] * (len(tensors) - len(presence))]
         absent = [tensor for tensor, flag in zip(tensors, flags) if not flag]
@@ -204,7 +207,7 @@ class OptionalOperator(Operator):
 
 
 def _presence(inputs: tuple[Tensor | None, ...]) -> tuple[bool, ...]:
-    flags = ()  # type: tuple[bool, ...]  # in a comment for MindSpore before 2.7
+    flags = ()  # type: tuple[bool, ...]  # MindSpore before 2.7 needs the type in a comment
     for x in inputs:
         flags += (x is not None,)
     return flags

@@ -1,4 +1,4 @@
-"""What MindSpore runs for an operator: a primitive that returns the outputs and the scratch of its C function."""
+"""Defines what MindSpore runs for an operator: a primitive that returns the outputs and scratch of its C function."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ if TYPE_CHECKING:
 
     from .operator import Operator
 
-_KEPT = 1000  # results of inference
+_KEPT = 1000  # results of inference that a primitive keeps at most
 
 
 class Primitive(ops.Custom):
-    """The call of an operator's C function. Unlike the operator, it returns scratch, too, after the outputs."""
+    """A call of an operator's C function. Unlike the operator, it also returns scratch, after the outputs."""
 
     def __init__(self, operator: Operator) -> None:
         self.operator = operator
-        # PyNative mode asks for inference at each call, which would take some 50 us.
+        # Results of inference are kept, since PyNative mode asks for them at each call: inference takes some 50 us.
         self._inferred: dict[tuple[Spec | str, ...], tuple[Any, Any, bool, list[mindspore.Type]]] = {}
         entry, tensors = operator.entry, (*operator.signature.outputs, *operator.signature.scratch)
-        # MindSpore wants rules for shape and dtype, but asks __infer__ below for both.
+        # MindSpore requires rules for shape and dtype here, but then asks __infer__ below for both.
         variable = entry.library.variable if VERSION >= (2, 7) else None
         function = f"{variable or entry.library.path}:{entry.name}"
         super().__init__(function, (), mindspore.float32, func_type="aot", bprop=self._bprop())
         if variable:
             self.add_prim_attr("path_from_env", True)
-        # MindSpore 2.0 asks the C function in PyNative mode, too, once a place saw several shapes.
+        # This needs MindSpore 2.7: in PyNative mode, 2.0 also asks the C function once a place has seen several shapes.
         self._has_open_sizes = open_sizes.offer_rule(entry) and VERSION >= (2, 7) and variable is None
         if self._has_open_sizes:
             self.add_prim_attr("reg_op_name", operator.label)
@@ -47,7 +47,7 @@ class Primitive(ops.Custom):
 
     def __infer__(self, *inputs: dict[str, Any]) -> dict[str, Any]:
         operator = self.operator
-        operator.entry.library.restore()  # for the kernel that MindSpore may make next
+        operator.entry.library.restore()  # MindSpore may make a kernel next, which needs the file
         specs = tuple(map(from_inference, inputs))
         kept = self._inferred.get(specs)
         if kept is None:
@@ -62,18 +62,19 @@ class Primitive(ops.Custom):
             self._inferred[specs] = kept
         shape, dtype, is_open, operator.input_dtypes = kept
         if is_open:
-            # When the graph runs, MindSpore asks the C function: in this place, to whose copy it gives what is added.
+            # MindSpore hands what is added here to its copy of the primitive for this place in the graph. There the
+            # attribute makes it ask the C function when the graph runs; this object must not keep it.
             self.add_prim_attr("cpp_infer_shape", True)
             self.del_prim_attr("cpp_infer_shape")
         return {"shape": shape, "dtype": dtype, "value": None}
 
     def _clone(self) -> Primitive:
-        """MindSpore's copy of one place in a graph."""
+        """Makes the copy that MindSpore uses for one place in a graph."""
         return Primitive(self.operator)
 
     def _bprop(self) -> Callable[..., Any] | None:
-        """The gradient as MindSpore wants it: a function of all inputs, the output and its gradient."""
-        from .operator import Operator  # noqa: PLC0415 (which imports this module)
+        """Makes the gradient that MindSpore wants: a function of all inputs, the output and the output's gradient."""
+        from .operator import Operator  # noqa: PLC0415 (it imports this module)
 
         operator = self.operator
         if operator.gradient is None:
@@ -87,7 +88,10 @@ class Primitive(ops.Custom):
 
 
 def as_attribute(key: str, value: float) -> tuple[str, int]:
-    """MindSpore's attribute for one of ours. Its own float attributes lose digits, so a float travels as its bits."""
+    """Returns name and value of the MindSpore attribute that carries one of ours.
+
+    MindSpore's own float attributes lose digits, so a float is passed as its 64 bits.
+    """
     if isinstance(value, int):
         return f"msops_{key}", int(value)
     return f"msops_float_{key}", struct.unpack("q", struct.pack("d", value))[0]

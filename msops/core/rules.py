@@ -1,4 +1,4 @@
-"""Parts for the `infer` of :func:`msops.custom_op`."""
+"""Provides parts for the `infer` of :func:`msops.custom_op`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,15 @@ if TYPE_CHECKING:
 
 
 def broadcast(*inputs: Spec) -> Spec:
-    """An `infer` of one output: the shape that all inputs broadcast to, as NumPy does, and their dtype.
+    """Returns the Spec of the shape to which all inputs broadcast, by NumPy's rules, and of their dtype.
+
+    It can be the `infer` of :func:`msops.custom_op` for an operator with one output.
+
+    Args:
+        *inputs (Spec): Shapes that broadcast; the dtypes are equal.
+
+    Returns:
+        Spec.
 
     Raises:
         ValueError: If the shapes do not broadcast.
@@ -33,7 +41,14 @@ def broadcast(*inputs: Spec) -> Spec:
 
 
 def scratch(dtype: mindspore.Type, *shape: int) -> Spec:
-    """The Spec of an extra output for sums of elements of `dtype`: float64 beside float64, float32 else.
+    """Returns the Spec of scratch for sums of elements of `dtype`: float64 if `dtype` is float64, else float32.
+
+    Args:
+        dtype (mindspore.dtype): The dtype of the elements.
+        *shape (int): The sizes of the scratch.
+
+    Returns:
+        Spec.
 
     Examples:
         >>> import mindspore, msops

@@ -1,4 +1,4 @@
-"""What an operator takes and gives: "feats(N, 8, F), points(N, 3) -> out(N, F)"."""
+"""Reads signatures, which say what an operator takes and gives: "feats(N, 8, F), points(N, 3) -> out(N, F)"."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from .spec import FLOATS, Spec, accumulator, dtype_name
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-_OPTIONAL = "@optional"  # a question mark, as Python reads it
-_INDEX = "int32", "int64"  # what dtype=index stands for
+_OPTIONAL = "@optional"  # it replaces a question mark, so that Python can parse the text
+_INDEX = "int32", "int64"  # dtype=index stands for these
 _FUNCTIONS = {"min": min, "max": max}
 _NODES = (
     *(ast.BinOp, ast.UnaryOp, ast.Name, ast.Constant, ast.Starred, ast.Load),
@@ -24,7 +24,7 @@ _NODES = (
 
 
 class _Tensor(NamedTuple):
-    """A tensor of a signature. Without sizes it has any shape, without dtype that of the first one without."""
+    """A tensor of a signature. Without sizes it may have any shape; without a dtype it has the common dtype."""
 
     name: str
     sizes: tuple[ast.expr, ...] | None
@@ -39,44 +39,45 @@ class _Tensor(NamedTuple):
         sizes = ast.Tuple(list(self.sizes or ()), ast.Load(), lineno=1, col_offset=0)
         code = compile(ast.Expression(sizes), "", "eval")
         try:
-            return eval(code, {"__builtins__": {}, **_FUNCTIONS, **values})  # noqa: S307 (of _NODES alone)
+            return eval(code, {"__builtins__": {}, **_FUNCTIONS, **values})  # noqa: S307 (it contains _NODES only)
         except ZeroDivisionError:
             raise ValueError(f"{operator}: {self.name} cannot have shape {self.words()}: division by zero") from None
 
 
 class Signature:
-    """The tensors of an operator, with their shapes and dtypes, in one line.
+    """Describes the tensors of an operator, with their shapes and dtypes, in one line.
 
     A signature lists inputs, an arrow, outputs and, after a semicolon, scratch: `x(N, C) -> y(C); partial(8, C)`.
     Scratch is memory that the C function needs for its work; callers never see it. Each tensor is a `name`, if it may
-    have any shape, or a `name(size, ...)` with a size for each axis:
+    have any shape, or a `name(size, ...)` with a size for each axis. A size is one of these:
 
     - a number;
-    - a name: the same number wherever it stands;
-    - `*name`: any number of axes;
+    - a name, which stands for the same number throughout the signature;
+    - `*name`, which stands for any number of axes;
     - an expression of names, such as `3 * H`, with `+`, `-`, `*`, `//`, `%`, `min` and `max`.
 
-    An output without sizes has the shape of the first input; the sizes of scratch without any come from the `infer` of
-    :func:`msops.custom_op`. An input may be absent, and an output left out, if a question mark follows: `bias(K)?`.
+    An output without sizes has the shape of the first input. Scratch without sizes gets them from the `infer` of
+    :func:`msops.custom_op`. A question mark after a tensor, as in `bias(K)?`, means that an input may be absent, or an
+    output left out.
 
-    The tensors have one common dtype, which may be any of `dtypes`, except those that name theirs as a last argument,
-    `idx(N, dtype=int32)` or `weight(C, dtype=float32|common)`:
+    All tensors have one common dtype, which may be any of `dtypes`, except tensors that name their own dtype as a last
+    argument, as in `idx(N, dtype=int32)` or `weight(C, dtype=float32|common)`. That dtype is one of these:
 
     - a dtype of MindSpore: `int32`, `bool`, `float32`;
     - `index`: int32 or int64;
-    - `accumulator`: float64 beside a common dtype of float64, float32 otherwise; scratch has it by default;
+    - `accumulator`: float64 if the common dtype is float64, float32 otherwise; scratch has it by default;
     - `common`: the common dtype;
     - the name of an input: that input's dtype, as in `weight(C, dtype=float32|common) -> dweight(C, dtype=weight)`;
-    - several of these, with `|` between them. Outputs and scratch name one.
+    - several of these, separated by `|`. Only inputs may have several: an output or scratch names one dtype.
 
     Args:
         text (str): The signature.
-        dtypes (tuple[mindspore.dtype]): Default: float16, float32 and float64.
-        **values (int, float): What sizes may name besides the inputs' sizes.
+        dtypes (tuple[mindspore.dtype]): What the common dtype may be. Default: float16, float32 and float64.
+        **values (int, float): Numbers that sizes may name in addition to the inputs' sizes.
 
     Raises:
-        TypeError: If the text is no str.
-        ValueError: If the text does not say all that.
+        TypeError: If the text is not a str.
+        ValueError: If the text is not a signature as described.
 
     Examples:
         >>> import mindspore, msops
@@ -115,7 +116,7 @@ class Signature:
             raise ValueError(f"signature {text!r}: {message}; it must read like 'x(N, C), y(C) -> out(N)'") from None
 
     def without(self, absent: Collection[str]) -> Signature:
-        """The signature of a call without these optional tensors."""
+        """Returns the signature of a call without these optional tensors."""
         other = copy.copy(self)
         other.inputs, other.outputs = (
             tuple(tensor for tensor in tensors if tensor.name not in absent) for tensors in (self.inputs, self.outputs)
@@ -126,7 +127,7 @@ class Signature:
     def allowed(
         self, tensor: _Tensor, common: mindspore.Type | None, dtypes: Mapping[str, mindspore.Type]
     ) -> tuple[mindspore.Type, ...]:
-        """The dtypes that a tensor may have beside a common dtype and inputs of these dtypes."""
+        """Returns the dtypes that a tensor may have, given the common dtype and the dtypes of the inputs."""
         if tensor.dtype is None:
             return self.dtypes if common is None else (common,)
         found: list[mindspore.Type] = []
@@ -140,8 +141,11 @@ class Signature:
         return tuple(dict.fromkeys(found))
 
     def check(self, operator: str, *specs: Spec | str, shapes: bool = True) -> dict[str, Any]:
-        """Requires inputs to fit, in their shapes, too, or in their ranks alone. Returns the values of all names of
-        sizes. A str stands for what is no Tensor, and is the name of its type."""
+        """Requires inputs to fit the signature, and returns the values of all names of sizes.
+
+        If `shapes` is False, only dtypes and ranks must fit. A str stands for an input that is not a Tensor, and is the
+        name of its type.
+        """
         if len(specs) != len(self.inputs):
             names = ", ".join(tensor.name for tensor in self.inputs)
             raise TypeError(f"{operator}: takes {len(self.inputs)} inputs ({names}), got {len(specs)}")
@@ -162,15 +166,15 @@ class Signature:
         return values
 
     def infer(self, operator: str, *specs: Spec | str, shapes: bool = True) -> list[Spec]:
-        """The Specs of the outputs, then those of scratch, for inputs of these, which must fit."""
+        """Infers the Specs of the outputs, then of scratch, from the inputs' Specs, which must fit."""
         values = self.check(operator, *specs, shapes=shapes)
         return self.evaluate(operator, (*self.outputs, *self.scratch), values, *specs)
 
     def evaluate(
         self, operator: str, tensors: Sequence[_Tensor], values: dict[str, Any], *specs: Spec | str
     ) -> list[Spec]:
-        """The Specs of some of the outputs and scratch, for inputs of these and the values that `check` returned."""
-        given = [spec for spec in specs if isinstance(spec, Spec)]  # all are
+        """Infers the Specs of some outputs and scratch from the inputs' Specs and the values that `check` returned."""
+        given = [spec for spec in specs if isinstance(spec, Spec)]  # all are Specs, since `check` refuses a str
         common = next((spec.dtype for tensor, spec in zip(self.inputs, given) if tensor.dtype is None), None)
         dtypes = {tensor.name: spec.dtype for tensor, spec in zip(self.inputs, given)}
         found = []
@@ -184,7 +188,7 @@ class Signature:
         return found
 
     def _check_dtypes(self, operator: str, given: list[tuple[_Tensor, Spec]]) -> None:
-        """Requires shapes that are known, and dtypes that fit; those that name no dtype tell the common one."""
+        """Requires known shapes, and dtypes that fit. The first input that names no dtype sets the common dtype."""
         common: mindspore.Type | None = None
         first = ""
         dtypes: dict[str, mindspore.Type] = {}
@@ -245,20 +249,20 @@ class Signature:
 
 
 def _known_dtype(word: str) -> mindspore.Type | None:
-    """MindSpore's dtype of this name."""
+    """Returns MindSpore's dtype of this name, or None if there is none."""
     found = getattr(mindspore, "bool_" if word == "bool" else word, None)
     return found if isinstance(found, mstype.typing.Number) else None
 
 
 def _names(size: ast.expr) -> list[str]:
-    """Those of sizes in an expression."""
+    """Returns the names of sizes in an expression."""
     nodes = list(ast.walk(size))
     called = [node.func for node in nodes if isinstance(node, ast.Call)]
     return [node.id for node in nodes if isinstance(node, ast.Name) and node not in called]
 
 
 def _tensors(text: str) -> tuple[_Tensor, ...]:
-    text = text.replace("?", _OPTIONAL).strip()  # which Python reads
+    text = text.replace("?", _OPTIONAL).strip()
     node = ast.parse(f"({text},)" if text else "()", mode="eval").body
     if not isinstance(node, ast.Tuple):
         raise ValueError(f"{text} is no list of tensors")
@@ -292,10 +296,10 @@ def _tensor(node: ast.expr) -> _Tensor:
 
 
 def _bind(operator: str, tensor: _Tensor, spec: Spec, values: dict[str, Any]) -> None:
-    """Gives the names among the sizes of a tensor their values."""
+    """Adds the values of names that a tensor's sizes contain to `values`, unless they are there."""
     sizes = tensor.sizes or ()
     star = next((i for i, size in enumerate(sizes) if isinstance(size, ast.Starred)), None)
-    many = len(spec.shape) - len(sizes) + 1  # axes of the star
+    many = len(spec.shape) - len(sizes) + 1  # number of axes that a star stands for
     if many < 0 or (star is None and many != 1):
         raise ValueError(f"{operator}: {tensor.name} must have shape {tensor.words()}, got {spec.shape}")
     for i, size in enumerate(sizes):

@@ -1,4 +1,4 @@
-"""Shapes and dtypes of tensors, as rules see them."""
+"""Describes the shapes and dtypes of tensors, as rules see them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Spec(NamedTuple):
 
     Attributes:
         shape (tuple[int]): The number of elements along each axis.
-        dtype (mindspore.dtype): That of the elements.
+        dtype (mindspore.dtype): The dtype of the elements.
         size (int): The number of elements.
 
     Examples:
@@ -34,7 +34,7 @@ class Spec(NamedTuple):
 
 
 def from_inference(argument: dict[str, Any]) -> Spec | str:
-    """The Spec of what MindSpore hands to a primitive's inference; of what is no Tensor, the type's name."""
+    """Returns the Spec of an argument of a primitive's inference, or the type's name if it is not a Tensor."""
     dtype = argument["dtype"]
     if isinstance(dtype, mstype.typing.TensorType):
         return Spec(tuple(argument["shape"]), dtype.element_type())
@@ -43,15 +43,15 @@ def from_inference(argument: dict[str, Any]) -> Spec | str:
 
 
 def accumulator(dtype: mindspore.Type) -> mindspore.Type:
-    """What elements of `dtype` are summed in."""
+    """Returns the dtype in which elements of `dtype` are summed."""
     return mindspore.float64 if dtype == mindspore.float64 else mindspore.float32
 
 
 def dtype_name(dtype: mindspore.Type) -> str:
-    """As NumPy calls it."""
+    """Returns NumPy's name of a dtype."""
     return str(dtype).lower()
 
 
 def dtype_called(name: str) -> mindspore.Type:
-    """MindSpore's dtype of a name of NumPy's."""
+    """Returns MindSpore's dtype for NumPy's name of it."""
     return getattr(mindspore, "bool_" if name == "bool" else name)

@@ -13,7 +13,7 @@ DEFAULT_STREAM = 1  # cudaStreamLegacy: CUDA's default stream; its other handle,
 
 
 class Param(NamedTuple):
-    """What an entry is told about an array, true or not. None in one of the first three fields is a null pointer."""
+    """Tells an entry about an array, truly or not. None in one of the first three fields is a null pointer."""
 
     pointer: int | None
     shape: tuple[int, ...] | None

@@ -1,4 +1,4 @@
-"""The checks of :func:`msops.testing.opcheck`; each raises an AssertionError that says what it saw, and where."""
+"""Makes the checks of :func:`msops.testing.opcheck`. Each raises an AssertionError that says what it saw, and where."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Net(nn.Cell):
 
 
 class Gradient(nn.Cell):
-    """Takes the `n` inputs of `net` and gradients of its outputs; returns the inputs' gradients, no tuple if n is 1."""
+    """Takes the `n` inputs of `net` and gradients of its outputs; returns a tuple of gradients, or the only one."""
 
     def __init__(self, net: nn.Cell, n: int) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ def at(name: str, index: Sequence[Any]) -> str:
 
 
 def assert_equal(results: Arrays, expected: Arrays, names: Sequence[str] | None = None) -> None:
-    """Requires equal bits."""
+    """Requires that results have the expected shapes, dtypes and bits."""
     names = names or [f"output {i}" for i in range(len(expected))]
     assert len(results) == len(expected), f"there are {len(results)} outputs, expected {len(expected)}"
     for name, got, want in zip(names, results, expected):
@@ -126,11 +126,12 @@ def assert_accurate(
     half_in_float32: bool = True,
     names: Sequence[str] | None = None,
 ) -> None:
-    """Requires at most twice the largest error that `formula` makes in NumPy in the inputs' dtype.
+    """Requires that errors are at most twice the largest error that `formula` makes in NumPy in the inputs' dtype.
 
-    One unit in the last place of the largest result is allowed on top, since NumPy's own error may happen to be 0.
-    float16 must meet more: the formula in float32, each result rounded to nearest (with a quarter of a unit for unlucky
-    ties). Results that are not floating must be equal.
+    One unit in the last place of the largest result is allowed on top, since NumPy's own error may happen to be 0. For
+    float16 the bound is tighter: NumPy computes in float32, and each result may be off by 0.75 units in its own last
+    place, half a unit by rounding to nearest and a quarter for unlucky ties. Results that are not floating must be
+    equal.
     """
     dtype = min((a.dtype for a in inputs if is_floating(a)), key=lambda dtype: dtype.itemsize, default=None)
     in_float32 = dtype == np.float16 and half_in_float32
@@ -138,7 +139,7 @@ def assert_accurate(
     with np.errstate(all="ignore"):
         try:
             exact = as_tuple(formula(*cast(inputs, np.longdouble if dtype == np.float64 else np.float64)))
-        except TypeError:  # SciPy's functions, and numpy.linalg's, have no long double
+        except TypeError:  # SciPy's functions and numpy.linalg's take no long double
             exact, units = as_tuple(formula(*cast(inputs, np.float64))), 16
         plain = as_tuple(formula(*(cast(inputs, np.float32) if in_float32 else inputs)))
     assert len(results) == len(exact), f"there are {len(results)} outputs, the reference has {len(exact)}"
@@ -231,8 +232,12 @@ def check_gradient_dtype(
     names: Sequence[str],
     which: Sequence[int],
 ) -> None:
-    """Requires the gradients of `in_float64(arrays)`, up to twice what rounding of the arrays changes in them, plus a
-    unit in the last place of the largest gradient, incoming ones included. Zeros are not moved off a kink."""
+    """Requires that gradients are near those that `in_float64` returns.
+
+    Rounding the arrays changes the gradients in float64: twice the largest change is allowed. One unit in the last
+    place of the largest gradient, incoming gradients included, is allowed on top. Zeros are not rounded, since that
+    could move them off a kink.
+    """
     arrays = [*inputs, *douts]
     exact = in_float64(arrays)
     rng = np.random.default_rng(0)
@@ -284,7 +289,7 @@ def _sliced(a: Array) -> Tensor:
 
 
 def check_views(net: nn.Cell, arrays: Arrays, results: int | None = None) -> None:
-    """Requires the same bits from transposed and sliced inputs as from their copies."""
+    """Requires the same bits from non-contiguous inputs, transposed or sliced, as from their copies."""
     expected = run(net, *arrays)[:results]
     for kind, view in (("transposed", _turned), ("sliced", _sliced)):
         try:

@@ -1,4 +1,4 @@
-"""The part of :func:`msops.testing.opcheck` that calls C entries, in a process of their own."""
+"""Makes those checks of :func:`msops.testing.opcheck` that call C entries, in a process of their own."""
 
 from __future__ import annotations
 
@@ -108,7 +108,8 @@ def _check_entry(
 
 
 def check_promise(subject: Subject, arrays: Arrays, outs: Arrays | None = None) -> bool:
-    """Requires the shapes and dtypes that the operator promises and the reference has; it may compute in float64."""
+    """Requires the shapes and dtypes that the operator promises and the reference has. float64 from the reference fits
+    any floating dtype."""
     specs = _promised(subject.op, arrays) if outs is None else [(out.shape, out.dtype.name) for out in outs]
     promised = _promised(subject.op, arrays) if isinstance(subject.op, Operator) else specs
     wanted = promised

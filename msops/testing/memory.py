@@ -1,4 +1,4 @@
-"""The checks of :func:`msops.testing.opcheck` that call an operator's C entry.
+"""Makes the checks of :func:`msops.testing.opcheck` on calls of an operator's C entry.
 
 On the CPU an array ends where accessible memory ends, or begins where it begins: an access out of bounds crashes the
 process that makes the call. On the GPU an array lies between bytes that must not change.

@@ -1,4 +1,4 @@
-"""One call that tells whether an operator is sound."""
+"""Tells in one call whether an operator is sound."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def opcheck(
     - bounds, inputs unchanged, outputs written: an entry reads and writes no memory around its arrays, does not change
       its inputs, and writes all of its outputs;
     - wrong calls: an entry refuses wrong counts of parameters and shapes that do not fit, and then writes nothing;
-    - shapes and dtypes: the results have those that the operator promises and the reference has;
+    - shapes and dtypes: the results have the shapes and dtypes that the operator promises and the reference has;
     - forward: in each dtype the error is at most twice the error of the reference in this dtype, plus a unit in the
       last place;
     - gradient: for each floating input, the gradient in float64 equals finite differences of the operator, or of the
@@ -257,7 +257,7 @@ def _check_refused(operator: Operator, net: nn.Cell, arrays: Arrays) -> None:
     else:
         raise AssertionError("the operator takes that")
     try:
-        with checks.quiet():  # MindSpore prints pages
+        with checks.quiet():  # MindSpore prints pages of text
             run(net, *arrays)
     except (TypeError, ValueError):
         return

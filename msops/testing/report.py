@@ -1,4 +1,4 @@
-"""The report of :func:`msops.testing.opcheck`."""
+"""Defines the report of :func:`msops.testing.opcheck`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The subject of opcheck: an operator, a Cell or a function, with its reference."""
+"""Describes the subject of opcheck: an operator, a Cell or a function, with its reference."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Subject(NamedTuple):
         return self.op if isinstance(self.op, nn.Cell) else Net(self.op)
 
     def compared(self, outs: Arrays) -> Arrays:
-        """The outputs that the reference has."""
+        """Returns the outputs that the reference has."""
         return outs[: len(self.results) or None]
 
     def at_sizes(self, arrays: Arrays) -> Subject:

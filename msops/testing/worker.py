@@ -1,4 +1,4 @@
-"""The process that calls C entries for opcheck, so that an entry that crashes takes nothing else with it.
+"""Calls C entries for opcheck in a process of its own, so that an entry that crashes takes nothing else with it.
 
 A line of standard input is a call, in JSON; a line of standard output is its result. The arrays are in a file that both
 processes map. This process maps each array between pages that nobody may read or write. The module needs only Python's
@@ -83,7 +83,7 @@ _Handler = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p
 
 
 class _Action(ctypes.Structure):
-    """struct sigaction."""
+    """Mirrors C's struct sigaction."""
 
     _fields_ = (
         ("handler", _Handler),

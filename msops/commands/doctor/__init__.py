@@ -1,6 +1,7 @@
-"""`python -m msops doctor`: what is found, what is wrong, and what mends it.
+"""Runs `python -m msops doctor`, which shows what is found, what is wrong, and what mends it.
 
-MindSpore and the libraries, which may be what is broken, are loaded in other processes only."""
+MindSpore and the libraries may be what is broken, so they are loaded in other processes only.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +46,7 @@ def _run(options: argparse.Namespace) -> NoReturn:
 
 
 def examine() -> list[Finding]:
-    """All findings, in the order in which one needs the other."""
+    """Returns all findings. What another finding depends on comes first."""
     gpus = gpu.look()
     nvcc, right_nvcc = compilers.nvcc_finding(gpus)
     on_cpu = smoke.run("CPU")
@@ -62,6 +63,6 @@ def examine() -> list[Finding]:
         on_cpu.finding,
         smoke.run("GPU").finding if gpus.usable else Finding("GPU", "none", "not tried"),
     ]
-    if python.state == "wrong":  # for which pip finds no MindSpore: another Python comes first
+    if python.state == "wrong":  # pip finds no MindSpore for this Python, so another Python comes first
         others = [finding._replace(mend=()) for finding in others]
     return [modules.msops(), python, *others]

@@ -1,4 +1,4 @@
-"""What `msops.load` needs: nvcc, a C++ compiler, and a folder for what they compile."""
+"""Examines what `msops.load` needs: nvcc, a C++ compiler, and a folder for what they compile."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
     from .gpu import Gpus
 
-USUAL = Path("/usr/local")  # where NVIDIA's packages put their toolkits
+USUAL = Path("/usr/local")  # NVIDIA's packages put their toolkits here
 _ARCHIVE = "https://developer.nvidia.com/cuda-toolkit-archive"
 
 
 class Nvcc(NamedTuple):
-    """An nvcc, its release, as in (13, 0), the architectures that it compiles for, and the release of its assembler."""
+    """An nvcc. `release` is (13, 0) for 13.0, `archs` are what it compiles for, `ptxas` is its assembler's release."""
 
     path: str
     release: tuple[int, ...]
@@ -34,7 +34,7 @@ class Nvcc(NamedTuple):
 def look(path: str) -> Nvcc:
     archs = re.findall(r"compute_(\d+)\b", output(path, "--list-gpu-arch"))
     release = _release(path)
-    # An nvcc without a profile beside it, such as Debian's, takes the ptxas of the PATH.
+    # An nvcc without a profile beside it, such as Debian's, takes the ptxas from the PATH.
     own = Path(path).resolve().with_name("nvcc.profile").exists() or not shutil.which("ptxas")
     return Nvcc(path, release, sorted(map(int, archs)), release if own else _release("ptxas"))
 
@@ -45,17 +45,17 @@ def _release(tool: str) -> tuple[int, ...]:
 
 
 def toolkits() -> Iterator[Nvcc]:
-    """Every nvcc that is in a usual place."""
+    """Yields every nvcc that is in a usual place."""
     usual = [Path(folder, "nvcc") for folder in os.environ.get("PATH", "").split(os.pathsep) if folder]
     usual += [Path(os.environ["CUDA_HOME"], "bin", "nvcc")] if os.environ.get("CUDA_HOME") else []
     usual += sorted(USUAL.glob("cuda-*/bin/nvcc"))
-    # /bin may be a link to /usr/bin.
+    # Each nvcc counts once: /bin may be a link to /usr/bin.
     once = {path.resolve(): path for path in reversed(usual) if os.access(path, os.X_OK)}
     return (look(str(path)) for path in once.values())
 
 
 def _complaint(nvcc: Nvcc, gpus: Gpus) -> str:
-    """Why this nvcc compiles nothing for the GPUs; empty if it does."""
+    """Tells why this nvcc compiles nothing for the GPUs; returns "" if it does."""
     if not nvcc.release or not nvcc.archs:
         return "does not compile"
     if nvcc.ptxas != nvcc.release:
@@ -70,7 +70,7 @@ def _complaint(nvcc: Nvcc, gpus: Gpus) -> str:
 
 
 def nvcc_finding(gpus: Gpus) -> tuple[Finding, str]:
-    """The finding, and the nvcc that is right once its commands have run; empty if there is none."""
+    """Returns the finding, and the path of the nvcc to use once its commands have run, or "" if there is none."""
     path = find_nvcc()
     nvcc = look(path)
     nobody = "none on the PATH or in CUDA_HOME: msops.load compiles for the CPU alone"
@@ -90,7 +90,7 @@ def nvcc_finding(gpus: Gpus) -> tuple[Finding, str]:
 def _install(nvcc: Nvcc, gpus: Gpus) -> tuple[str, ...]:
     bounds = [gpus.cuda] if gpus.cuda else []
     if gpus.capabilities and gpus.capabilities[0] < 75:
-        bounds.append((12, 9))  # the last that knows sm_70
+        bounds.append((12, 9))  # it is the last release that knows sm_70
     which = f"CUDA toolkit, {dotted(min(bounds))} or older" if bounds else "CUDA toolkit"
     if gpus.capabilities and nvcc.archs and gpus.capabilities[-1] > nvcc.archs[-1]:
         which += f", newer than {dotted(nvcc.release)}"
@@ -114,7 +114,10 @@ def cxx_finding(nvcc: Finding) -> Finding:
 
 
 def _mend_cxx(cxx: str | None) -> tuple[str, ...]:
-    """The commands after which host_compiler finds one. It knows which g++ this nvcc takes, unless CXX names one."""
+    """Returns the commands after which host_compiler finds a compiler.
+
+    It knows which g++ this nvcc takes, unless CXX names one.
+    """
     unset = ("unset CXX",) if cxx else ()
     try:
         host_compiler(find_nvcc())
@@ -129,7 +132,7 @@ def cache_finding() -> Finding:
     try:
         folder = default_cache_folder()
         complaint = _unusable(folder)
-    except (KeyError, RuntimeError):  # Python 3.9 raises the former
+    except (KeyError, RuntimeError):  # Python 3.9 raises KeyError, later ones RuntimeError
         return Finding("cache", "wrong", "there is no home folder, so msops.load keeps nothing", mend)
     if complaint:
         return Finding("cache", "wrong", f"msops.load keeps nothing in {folder}: {complaint}", mend)
@@ -139,7 +142,7 @@ def cache_finding() -> Finding:
 def _unusable(folder: Path) -> str:
     if ":" in str(folder):
         return "its path has a colon"
-    # os.path.exists is false, where Path.exists may raise.
+    # os.path.lexists returns False where Path.exists may raise.
     there = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
     if not there.is_dir():
         return f"{there} is not a folder"

@@ -1,4 +1,4 @@
-"""The CUDA 11 of MindSpore's GPU backend: the version that CUDA_HOME tells, and the libraries that it links."""
+"""Examines the CUDA 11 of MindSpore's GPU backend: which version CUDA_HOME tells, and which libraries it links."""
 
 from __future__ import annotations
 
@@ -16,18 +16,21 @@ if TYPE_CHECKING:
 
     from .gpu import Gpus
 
-# What MindSpore's GPU backend links of CUDA; the wheels of the extra [gpu] have all of it.
+# MindSpore's GPU backend links these libraries of CUDA. The wheels of the extra [gpu] have all of them.
 LIBRARIES = "cublas", "cudart", "cudnn", "cufft", "curand", "cusolver", "cusparse", "nvrtc"
 
 
 def plugins() -> dict[tuple[int, ...], Path]:
-    """MindSpore's GPU backends: version of CUDA -> path. That of MindSpore 1.10 has no version in its name."""
+    """Returns the path of each of MindSpore's GPU backends, by its version of CUDA.
+
+    The version is () for the backend of MindSpore 1.10, which has none in its name.
+    """
     paths = [path for folder in folders("mindspore") for path in folder.glob("lib/plugin/libmindspore_gpu.so*")]
     return {numbers(path.name): path for path in paths}
 
 
 def findings(gpus: Gpus, nvcc: str) -> Iterator[Finding]:
-    """Whether MindSpore takes a GPU backend, and finds the CUDA libraries of that. `nvcc` is msops' own."""
+    """Tells whether MindSpore takes a GPU backend and finds its CUDA libraries. `nvcc` is the one that msops uses."""
     backends = plugins()
     lacking = "wrong" if gpus.usable else "none"
     if () in backends:
@@ -35,7 +38,7 @@ def findings(gpus: Gpus, nvcc: str) -> Iterator[Finding]:
     elif backends:
         home = os.environ.get("CUDA_HOME", "")
         told = compilers.look(f"{home}/bin/nvcc").release if home else ()
-        # MindSpore takes the newest of those not newer than the release that $CUDA_HOME/bin/nvcc tells.
+        # MindSpore takes the newest backend that is not newer than the release that $CUDA_HOME/bin/nvcc tells.
         fitting = [version for version in backends if _serves(told, version)]
         backend = max(fitting or backends)
         if fitting:
@@ -47,12 +50,15 @@ def findings(gpus: Gpus, nvcc: str) -> Iterator[Finding]:
 
 
 def _serves(release: tuple[int, ...], backend: tuple[int, ...]) -> bool:
-    """Whether MindSpore takes the backend where nvcc tells the release."""
+    """Tells whether MindSpore takes the backend if nvcc tells this release."""
     return bool(release) and release[0] == backend[0] and release >= backend
 
 
 def _home(backend: tuple[int, ...], nvcc: str) -> tuple[str, ...]:
-    """Commands for a CUDA_HOME: a toolkit's; else one beside the libraries of wheels, which have no nvcc."""
+    """Returns the commands that set CUDA_HOME to a toolkit or, without one, to a folder with a stand-in for nvcc.
+
+    The libraries may come from wheels, which have no nvcc.
+    """
     for toolkit in sorted(compilers.toolkits(), key=lambda toolkit: toolkit.release, reverse=True):
         if _serves(toolkit.release, backend) and Path(toolkit.path).parent.name == "bin":
             return (f"export CUDA_HOME={shlex.quote(str(Path(toolkit.path).parents[1]))}",)
@@ -66,7 +72,7 @@ def _home(backend: tuple[int, ...], nvcc: str) -> tuple[str, ...]:
 
 
 def _libraries(plugin: Path, lacking: str) -> Finding:
-    """Whether the loader finds what a GPU backend links. `lacking` is the state if not."""
+    """Tells whether the loader finds the libraries that a GPU backend links. `lacking` is the state if it does not."""
     lines = re.findall(r"^\s*(lib([a-z]+)\S*) => (?:(/.*)/.* \(|not found)", output("ldd", str(plugin)), re.MULTILINE)
     linked = {library: folder for library, name, folder in lines if name in LIBRARIES}
     if not linked:
@@ -79,7 +85,7 @@ def _libraries(plugin: Path, lacking: str) -> Finding:
 
 
 def export(missing: list[str]) -> tuple[str, ...]:
-    """The command that lets the loader find libraries; none if one is nowhere."""
+    """Returns the command that lets the loader find libraries, or no command if one of them is not found."""
     places = [place for folder in folders("nvidia") for place in folder.glob("*/lib")]
     places += sorted(compilers.USUAL.glob("cuda-11*/lib64"))
     found = {library: place for place in places for library in missing if (place / library).is_file()}

@@ -1,4 +1,4 @@
-"""One line of the report, and what all parts of the doctor use to find out."""
+"""Defines one line of the report, and the helpers that all parts of the doctor use."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ AGAIN = "python -m msops doctor  # tells what is then to do"
 
 
 class Finding(NamedTuple):
-    """One line, and the commands that mend it. `state` is "ok", "wrong", or "none" of what need not be there."""
+    """One line, and the commands that mend it. `state` is "ok", "wrong", or "none" for what may be missing."""
 
     what: str
     state: str
@@ -27,7 +27,7 @@ class Finding(NamedTuple):
 
 
 def output(*command: str, seconds: float = 60) -> str:
-    """What a command prints, without its errors, and how it ended if not by itself."""
+    """Returns what a command prints to standard output, and how it ended if a signal or the time limit ended it."""
     try:
         process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, errors="replace"
@@ -37,7 +37,7 @@ def output(*command: str, seconds: float = 60) -> str:
     try:
         printed = process.communicate(timeout=seconds)[0]
     except subprocess.TimeoutExpired:
-        process.kill()  # nothing waits for its end: a driver that hangs may keep it
+        process.kill()  # no wait follows, since a driver that hangs may keep the process
         return f"no answer in {seconds:g} s"
     if process.returncode < 0:
         return f"{printed}\ncrash: {signal.Signals(-process.returncode).name}".strip()
@@ -53,7 +53,7 @@ def dotted(version: tuple[int, ...]) -> str:
 
 
 def installed(distribution: str) -> str | None:
-    """The version of a distribution."""
+    """Returns the version of a distribution, or None if it is not installed."""
     try:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
@@ -61,13 +61,13 @@ def installed(distribution: str) -> str | None:
 
 
 def folders(package: str) -> list[Path]:
-    """Where a package is, without importing it."""
+    """Returns the folders of a package, without importing it."""
     spec = PathFinder.find_spec(package)
     return [Path(folder) for folder in (spec and spec.submodule_search_locations) or ()]
 
 
 def source() -> Path | None:
-    """The source folder, if the package that runs lies in it."""
+    """Returns the source folder if the running package lies in it, else None."""
     return PACKAGE.parent if (PACKAGE.parent / "Makefile").is_file() else None
 
 
@@ -76,19 +76,19 @@ def pip(*arguments: str) -> str:
 
 
 def extra(name: str) -> str:
-    """The command that installs what an extra has. By its name alone pip takes a package that is installed."""
+    """Returns the command that installs an extra. pip knows it by name only if msops is installed."""
     if installed("msops"):
         return pip("install", f"msops[{name}]")
     return f"{pip('install', f'.[{name}]')}  # in msops' source folder"
 
 
 def missing_library(error: str) -> str:
-    """The library that the loader did not find; empty if that is not what an error says."""
+    """Returns the library that the loader did not find, or "" if the error says something else."""
     found = re.search(r"(lib[\w+.-]+\.so[\w.]*): cannot open shared object file: No such", error)
     return found[1] if found else ""
 
 
 def system_package(library: str) -> str:
-    """The command that installs a library of the system, by Debian's rule for names."""
+    """Returns the command that installs a library of the system; Debian's rule for names gives the package."""
     package = re.sub(r"\.so\.?", "", library)
     return f"apt install {package}  # elsewhere the package that has {library}"

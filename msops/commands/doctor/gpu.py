@@ -1,4 +1,4 @@
-"""GPUs and their driver, as nvidia-smi tells them."""
+"""Examines GPUs and their driver, with nvidia-smi."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import NamedTuple
 
 from .finding import Finding, dotted, numbers, output
 
-OLDEST = 70  # sm_70: what msops' kernels need
-SECONDS = 10  # for nvidia-smi, which hangs where a driver does
+OLDEST = 70  # msops' kernels need sm_70
+SECONDS = 10  # limit for nvidia-smi, which hangs if the driver does
 
 
 class Card(NamedTuple):
-    """A GPU. `capability` is 90 for sm_90, and 0 where a driver before 510 does not tell it."""
+    """A GPU. `capability` is 90 for sm_90, and 0 for a driver before 510, which does not tell it."""
 
     driver: str
     capability: int
@@ -21,7 +21,7 @@ class Card(NamedTuple):
 
 
 class Gpus(NamedTuple):
-    """All GPUs. `cuda` is the newest CUDA whose programs the driver runs; empty where nobody tells."""
+    """All GPUs. `cuda` is the newest CUDA whose programs the driver runs, or () if it is unknown."""
 
     cards: list[Card]
     cuda: tuple[int, ...]
@@ -33,7 +33,7 @@ class Gpus(NamedTuple):
 
     @property
     def capabilities(self) -> list[int]:
-        """The known ones that msops has kernels for, oldest first."""
+        """Returns the known capabilities for which msops has kernels, oldest first."""
         return sorted({card.capability for card in self.cards if card.capability >= OLDEST})
 
 
@@ -58,7 +58,7 @@ def finding(gpus: Gpus) -> Finding:
         )
     names = ", ".join(f"{card.name} (sm_{card.capability or '?'})" for card in gpus.cards)
     text = f"{gpus.cards[0].driver} for CUDA up to {dotted(gpus.cuda) or '?'}; {names}"
-    if not gpus.usable:  # which no command mends, so that it counts as no GPU in what follows
+    if not gpus.usable:  # no command mends this, so the other findings treat it as no GPU
         return Finding("driver", "wrong", f"{text}: must be sm_{OLDEST} or newer")
     return Finding("driver", "ok", text)
 

@@ -1,4 +1,4 @@
-"""The package's own libraries: whether all are there, load, and fit the GPUs."""
+"""Examines the package's own libraries: whether all are there, load, and fit the GPUs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LOAD = "import ctypes, sys\ntry: ctypes.CDLL(sys.argv[1])\nexcept OSError as er
 
 
 class _Library(NamedTuple):
-    """What there is to say of a library, and the commands that mend it; `build` if it must be built again."""
+    """The state of a library, and the commands that mend it. `build` tells whether it must be built again."""
 
     state: str
     text: str
@@ -33,7 +33,7 @@ class _Library(NamedTuple):
 
 
 def expected() -> list[str]:
-    """The libraries that there must be: those that are there, of which there is a source, or that pip installed."""
+    """Returns the libraries that must be there: all that exist, that have a source, or that pip installed."""
     names = {path.stem for path in (*PACKAGE.glob("lib/*.so"), *PACKAGE.parent.glob("aot_kernels/*.cu"))}
     for distribution in importlib.metadata.distributions(name="msops"):
         if Path(str(distribution.locate_file("msops"))).resolve() == PACKAGE:
@@ -43,7 +43,7 @@ def expected() -> list[str]:
 
 
 def findings(gpus: Gpus, nvcc: Finding) -> Iterator[Finding]:
-    """A finding for all libraries of which the same is to say."""
+    """Yields one finding for each group of libraries in the same state."""
     folder = PACKAGE / "lib"
     if folder.is_dir() and not os.access(folder, os.R_OK | os.X_OK):
         yield Finding("libraries", "wrong", f"{folder} may not be read", (_allow(folder),))
@@ -64,7 +64,7 @@ def findings(gpus: Gpus, nvcc: Finding) -> Iterator[Finding]:
 
 
 def _build(nvcc: Finding | None = None, *, for_gpu: bool = False) -> tuple[str, ...]:
-    """The commands that build the libraries again."""
+    """Returns the commands that build the libraries again."""
     first = nvcc.mend if nvcc and nvcc.state != "ok" and for_gpu else ()
     if any(command.startswith("#") for command in first):
         return *first, AGAIN
@@ -120,7 +120,7 @@ def _allow(path: Path) -> str:
 
 
 def _failed(path: Path, failure: str) -> _Library:
-    """What the loader says."""
+    """Describes a library that the loader refuses, from what the loader says."""
     text = f"cannot be loaded: {failure.removeprefix(f'{path}: ')}"
     if os.statvfs(path).f_flag & os.ST_NOEXEC:
         mount = next(folder for folder in path.resolve().parents if folder.is_mount())
@@ -133,7 +133,7 @@ def _failed(path: Path, failure: str) -> _Library:
 
 
 def _complaint(machine: list[int], portable: list[int], release: tuple[int, ...], gpus: Gpus) -> str:
-    """Why a library does not run on one of the GPUs; empty if it runs on all."""
+    """Tells why a library does not run on one of the GPUs; returns "" if it runs on all."""
     if gpus.usable and not machine + portable:
         return "not for the GPU"
     if release and gpus.cuda and release[0] > gpus.cuda[0]:
@@ -144,13 +144,13 @@ def _complaint(machine: list[int], portable: list[int], release: tuple[int, ...]
             continue
         if not any(arch <= capability for arch in portable):
             return f"not for sm_{capability}"
-        if release and gpus.cuda and release > gpus.cuda:  # within a major version machine code runs, but no PTX
+        if release and gpus.cuda and release > gpus.cuda:  # within a major version, machine code runs, PTX does not
             return f"as PTX, for sm_{capability}, it needs a driver for CUDA {dotted(release)}, not {dotted(gpus.cuda)}"
     return ""
 
 
 def _lost(gpus: Gpus, releases: list[tuple[int, ...]]) -> Iterator[Finding]:
-    """What an older toolkit does not compile, of what the GPUs could run."""
+    """Yields a finding about features that the GPUs have, but the toolkit is too old to compile."""
     if not releases:
         return
     oldest, newest = min(releases), (gpus.capabilities or [0])[-1]
@@ -165,7 +165,8 @@ def _lost(gpus: Gpus, releases: list[tuple[int, ...]]) -> Iterator[Finding]:
 def architectures(code: bytes) -> tuple[list[int], list[int]]:
     """Returns the architectures that a library has machine code for, and those of its PTX."""
     found: dict[int, set[int]] = {1: set(), 2: set()}  # PTX, machine code
-    # Each fat binary: magic number, version, size of this header, and of what follows, which is of header and content.
+    # A fat binary begins with a magic number, a version, the size of this header, and the size of the rest. The rest is
+    # a sequence of parts, each with a header and content.
     for fat in re.finditer(rb"\x50\xed\x55\xba\x01\0\x10\0(.{8})", code, re.DOTALL):
         at, end = fat.end(), fat.end() + int.from_bytes(fat[1], "little")
         while at < end:

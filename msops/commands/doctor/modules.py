@@ -1,4 +1,4 @@
-"""Python and the packages that msops needs: MindSpore, NumPy and SciPy."""
+"""Examines Python and the packages that msops needs: MindSpore, NumPy and SciPy."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def module(name: str) -> Finding:
 
 
 def mindspore(smoke: Smoke) -> Finding:
-    """What is said of the MindSpore that is there. No command puts another version in its place."""
+    """Examines the MindSpore that is installed. No suggested command replaces it by another version."""
     there = _distributions()
     text = " and ".join(f"{name} {version}" for name, version in there.items())
     if len(there) > 1:
@@ -79,7 +79,7 @@ def mindspore(smoke: Smoke) -> Finding:
 
 
 def _distributions() -> dict[str, str]:
-    """Returns the distributions that have the package mindspore: name -> version."""
+    """Returns the version of each distribution that has the package mindspore, by the distribution's name."""
     found: dict[str, str] = {}
     for distribution in importlib.metadata.distributions():
         name = distribution.metadata["Name"] or ""
@@ -89,11 +89,11 @@ def _distributions() -> dict[str, str]:
 
 
 def _mend(requirement: str, error: str) -> tuple[str, ...]:
-    """What mends an error of `import mindspore`."""
+    """Returns the commands that mend an error of `import mindspore`."""
     if "'PIL.Image' has no attribute" in error:  # MindSpore before 2.7 uses what Pillow 10 removed
         return (pip("install", "pillow<10"),)
     if error.startswith("ModuleNotFoundError"):
-        return (pip("install", requirement),)  # with what it depends on
+        return (pip("install", requirement),)  # it also installs what MindSpore depends on
     library = missing_library(error)
     name = re.sub(r"^lib|\.so.*", "", library)
     if name in LIBRARIES:

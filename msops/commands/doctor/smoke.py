@@ -1,4 +1,4 @@
-"""An operator that runs on a device, in another process: MindSpore may be what is broken."""
+"""Runs an operator on a device, in another process, since MindSpore may be what is broken."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 from .finding import Finding, output
 
 _SECONDS = 300
-# Prints how far it came, and the error that stopped it.
+# The program prints how far it came, and the error that stopped it.
 _RUN = """
 import sys
 sys.path[:] = {path!r}
@@ -32,7 +32,7 @@ except BaseException as error:
 
 
 class Smoke(NamedTuple):
-    """What came out. `version` is that of the MindSpore which was imported; empty if it was not."""
+    """The result. `version` is the version of the MindSpore that was imported, or "" if none was."""
 
     finding: Finding
     version: str
