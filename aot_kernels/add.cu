@@ -16,8 +16,8 @@ struct Plus {
   }
 };
 
-// Rows of x and y, along each of which both advance by 1 or stay (`step`), and those of the output, one behind the
-// other.
+// Operands are rows of x and y, along each of which x and y advance by 1 or stay (`step`), and contiguous rows of the
+// output.
 template <typename T>
 struct Operands {
   Axes<2> rows;
@@ -33,7 +33,7 @@ struct Operands {
   }
 };
 
-// On the CPU: index i is a run of at most kRun outputs within one row, with steps that are known when it is compiled.
+// On the CPU, index i is a run of at most kRun outputs within one row, with steps that are known at compile time.
 template <int kRun, typename T>
 struct BroadcastRun : Operands<T> {
   MSOPS_CPU void operator()(int64_t i) const {
@@ -71,7 +71,7 @@ MSOPS_BOTH Pack<T, N> repeat(T value) {
   return pack;
 }
 
-// On the GPU, where packs of N tile the rows: index i is a pack.
+// On the GPU, where packs of N tile the rows, index i is a pack.
 template <int N, typename T>
 struct BroadcastTiled : Operands<T> {
   template <typename Index>
@@ -88,8 +88,8 @@ struct BroadcastTiled : Operands<T> {
   }
 };
 
-// On the GPU, where they don't: index i is a pack of N outputs, wherever rows begin and end in it; those behind the
-// last whole pack are the last index. If kFlat, x has the shape of the output.
+// On the GPU, where packs do not tile the rows, index i is a pack of N outputs, in which rows may begin and end
+// anywhere. The outputs after the last whole pack are the last index. If kFlat, x has the shape of the output.
 template <int N, bool kFlat, typename T>
 struct BroadcastFlat : Operands<T> {
   template <typename Index>
@@ -124,8 +124,8 @@ struct BroadcastFlat : Operands<T> {
   }
 };
 
-// On the GPU. Beyond 32-bit indices, by halves of the outermost axis that has two positions. If `flat`, x has the shape
-// of the output.
+// Launches the sum on the GPU. Beyond 32-bit indices, it takes halves of the outermost axis that has two positions. If
+// `flat`, x has the shape of the output.
 template <typename T>
 void broadcast(Call& call, const Operands<T>& all, bool flat) {
   constexpr int N = kPackWidth<T>;
@@ -164,13 +164,14 @@ void broadcast(Call& call, const Operands<T>& all, bool flat) {
   }
 }
 
-// The length of `tensor` along an axis of `to`.
+// Returns the length of `tensor` along an axis of `to`.
 int64_t length_along(const Tensor& tensor, const Tensor& to, int axis) {
   const int own = axis - (to.rank - tensor.rank);
   return own < 0 ? 1 : tensor.dim(own);
 }
 
-// The stride of `tensor` along each axis of `to`, to whose shape it is broadcast; false if it can't be.
+// Computes the stride of `tensor` along each axis of `to`, to whose shape it is broadcast; returns false if it can't
+// be.
 bool broadcast_strides(const Tensor& tensor, const Tensor& to, int64_t (&strides)[kMaxRank]) {
   int64_t stride = 1;
   for (int axis = to.rank - 1; axis >= 0; --axis) {
@@ -225,7 +226,7 @@ MSOPS_ENTRY(AddForward) {
 }
 
 // (dout, x) -> (dx, partial): dx is dout summed to the shape of x, whose values are not read. `partial` is scratch,
-// with a row for each of the parts that the sums are split into; (1, 1) if they are not.
+// with a row for each of the parts that the sums are split into; it is (1, 1) if they are not split.
 MSOPS_ENTRY(AddBackward) {
   const Tensor dout = call.tensor("dout"), x = call.tensor("x"), dx = call.tensor("dx");
   const Tensor partial = call.scratch("partial", 2);
@@ -246,7 +247,7 @@ MSOPS_ENTRY(AddBackward) {
     for (int axis = 0; axis < dout.rank; ++axis) axes.push(dout.dim(axis), {stride[axis], stride_x[axis]});
     Axes<1> kept, summed;
     for (int a = 0; a < axes.count; ++a) (axes.stride[1][a] ? kept : summed).push(axes.size[a], {axes.stride[0][a]});
-    // GPU: kPack rows together are whole packs, however long one is; each is a part of its own.
+    // On the GPU, kPack rows together are whole packs, however long one is; each is a part of its own.
     constexpr int64_t kPack = kPackWidth<T>;
     const bool matrix = kept.count == 1 && kept.contiguous() && summed.count == 1;
     if (!call.on_cpu() && matrix && x.size % kPack != 0 && splits > kPack) {

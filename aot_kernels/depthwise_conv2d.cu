@@ -14,7 +14,7 @@ using depthwise::Shape;
 
 namespace {
 
-// The whole numbers q with 0 <= first + step q < length, at most [0, count).
+// Range holds the whole numbers q with 0 <= first + step q < length, within [0, count).
 template <typename I>
 struct Range {
   I begin, end;
@@ -26,7 +26,8 @@ struct Range {
   }
 };
 
-// Any kernel size, stride, dilation and multiplier, on both devices: an index is one element of the result.
+// These bodies take any kernel size, stride, dilation and multiplier, on both devices. An index is one element of the
+// result.
 
 template <typename T>
 struct Forward {
@@ -58,7 +59,7 @@ struct InputGradient {
   const T *weight, *dout;
   T* dx;
 
-  // The output whose window has its tap k at input position `at`, or -1.
+  // Returns the output whose window has its tap k at input position `at`, or -1.
   template <typename I>
   static MSOPS_BOTH I output_at(const Axis& axis, I at, I k) {
     const I distance = at + I(axis.pad) - k * I(axis.dilation), o = distance / I(axis.stride);
@@ -88,8 +89,8 @@ struct InputGradient {
   }
 };
 
-// One sum of `partial`: of one tap of one kernel, or (behind all of those) of one bias, over one part of the output's
-// rows.
+// Computes one sum of `partial`: for one tap of one kernel or, after all taps, for one bias, over one part of the
+// output's rows.
 template <typename T>
 struct WeightGradient {
   Shape s;
@@ -128,7 +129,8 @@ struct WeightGradient {
   }
 };
 
-// The sum of column i of `partial`, by a team of 2^lane_bits: like sum_rows, but one launch for both gradients.
+// Adds up one column of `partial`, by a team of 2^lane_bits threads: like sum_rows, but in one launch for both
+// gradients.
 template <typename T>
 struct Finish {
   int64_t parts, sums, weights;
@@ -148,7 +150,7 @@ struct Finish {
   }
 };
 
-// Half of all 32-bit indices are room for the positions that kernels address above images. On the GPU, a batch that
+// Half of all 32-bit indices are reserved for the positions that kernels address above images. On the GPU, a batch that
 // needs more runs in parts.
 constexpr int64_t kIndices = 2;
 
@@ -225,8 +227,8 @@ MSOPS_ENTRY(DepthwiseConv2dForward) {
   });
 }
 
-// (x, weight, dout) -> (dx, dweight[, dbias]; partial). `partial` is scratch: a row for each part that the sums over
-// batch and positions are split into, with the sums for dweight and then those for dbias.
+// (x, weight, dout) -> (dx, dweight[, dbias]; partial). `partial` is scratch: it has a row for each part that the sums
+// over batch and positions are split into, with the sums for dweight and then the sums for dbias.
 MSOPS_ENTRY(DepthwiseConv2dBackward) {
   const Tensor x = call.tensor("x", 4), weight = call.tensor("weight", 4), dout = call.tensor("dout", 4);
   const Tensor dx = call.tensor("dx", 4), dweight = call.tensor("dweight", 4), dbias = call.optional("dbias", 1);

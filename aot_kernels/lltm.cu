@@ -1,4 +1,5 @@
-// The pointwise part of one step of the LLTM: see lltm/cell.h. Gates are product + bias; i, o, g lie along a row.
+// This is the pointwise part of one step of the LLTM (see lltm/cell.h). Gates are product + bias; i, o, g lie along a
+// row.
 
 #include <algorithm>
 
@@ -11,7 +12,7 @@ using namespace msops::lltm;
 
 namespace {
 
-// The gates of N hidden units, kApart apart.
+// GatePacks are the gates of N hidden units at a stride of kApart.
 template <int N, int kApart, typename T>
 struct GatePacks {
   Pack<T, N> values[kGates];
@@ -29,19 +30,19 @@ template <int N, int kApart>
 struct Deal {
   static constexpr int kRun = N * kApart;
 
-  // How many threads a row takes.
+  // Returns how many threads a row takes.
   template <typename Index>
   static MSOPS_BOTH Index threads(Index units) {
     return (units + kRun - 1) / kRun * kApart;
   }
-  // The first unit of a row's thread.
+  // Returns the first unit of a row's thread.
   template <typename Index>
   static MSOPS_BOTH Index first(Index thread) {
     return thread / kApart * kRun + thread % kApart;
   }
 };
 
-// Index i is a thread's N hidden units of one of the groups that the samples are dealt to in turns.
+// Index i is a thread's N hidden units of one group; the samples are dealt to the groups in turns.
 template <int N, int kApart, typename T>
 struct Forward {
   // The loads of the bias slow large batches in float16 down by 5 %: there, a thread keeps it for several samples.
@@ -74,7 +75,8 @@ struct Forward {
   }
 };
 
-// Each of the groups that the samples are dealt to in turns has a row of `partial`: the bias gradient's sum over them.
+// The samples are dealt to groups in turns. Each group has a row of `partial`: the bias gradient's sum over its
+// samples.
 template <int N, int kApart, typename T>
 struct Backward {
   using C = Compute<T>;
@@ -83,7 +85,7 @@ struct Backward {
   T *dproduct, *dc;
   C* partial;
 
-  // What is read of a thread's hidden units of one sample.
+  // Inputs is what is read for a thread's hidden units of one sample.
   template <typename Index>
   struct Inputs {
     GatePacks<N, kApart, T> product;
@@ -96,8 +98,9 @@ struct Backward {
           dnew_c(load<N, kApart>(from.dnew_c + sample * units + unit, room)) {}
   };
 
-  // Writes dc and the product's gradient of every `step`-th sample from the `first`, and sums the latter. The loads of
-  // two samples are under way at once; where there is no second one, the first is loaded twice, or kBranch avoids that.
+  // Writes dc and the product's gradient of every `step`-th sample from `first` on, and sums the product's gradients.
+  // The loads of two samples are in flight at once. Where there is no second one, the first is loaded twice, unless
+  // kBranch avoids that.
   template <bool kBranch, typename Index, typename Sum>
   MSOPS_BOTH void samples(Index unit, Index first, Index step, Sum (&sums)[kGates][N]) const {
     const Index units = static_cast<Index>(hidden), end = static_cast<Index>(batch);
@@ -136,13 +139,14 @@ struct Backward {
 constexpr int64_t kFew = 1 << 18;  // elements, up to which a thread for each is faster than packs
 
 #ifdef __CUDACC__
-// On the GPU, each block takes the units of blockDim.x threads, at most a warp, and its blockDim.y rows of threads take
-// turns along the samples with those of the other groups. The sums of a single group are complete.
+// On the GPU, each block takes the units of blockDim.x threads, at most a warp. Its blockDim.y rows of threads take
+// turns along the samples with the rows of the other groups. The sums of a single group are complete.
 template <int N, int kApart, bool kBranch, typename Index, typename T>
 __global__ void __launch_bounds__(kThreads, 2) backward_kernel(Backward<N, kApart, T> body, T* dbias) {
   constexpr unsigned kWarps = kThreads / 32;
   using C = Compute<T>;
-  const unsigned width = blockDim.x * N, unit = Deal<N, kApart>::first(threadIdx.x);  // of the block, in the block
+  // `width` is the block's; `unit` is counted within it.
+  const unsigned width = blockDim.x * N, unit = Deal<N, kApart>::first(threadIdx.x);
   const unsigned thread = threadIdx.y * blockDim.x + threadIdx.x, warp = thread / 32;
   const Index units = static_cast<Index>(body.hidden), begin = static_cast<Index>(blockIdx.x) * width;
   const Index group = blockIdx.y, groups = gridDim.y;
@@ -221,7 +225,7 @@ struct ForwardOfRun {
   }
 };
 
-// Of a group of samples, one row of `partial`.
+// Computes one row of `partial`, over a group of samples.
 template <typename T>
 struct BackwardOfRun {
   int64_t batch, hidden, groups, runs;
@@ -255,8 +259,8 @@ struct BackwardOfRun {
   }
 };
 
-// Calls `f(Constant<N>{}, Constant<kApart>{})` for the best way to deal the units of rows that begin at the pointers;
-// for one unit to a thread if `huge`, since kernels for 64-bit indices are made of that alone.
+// Calls `f(Constant<N>{}, Constant<kApart>{})` for the best way to deal the units of rows that begin at the pointers.
+// If `huge`, a thread takes one unit, since kernels for 64-bit indices exist only for that.
 template <typename T, typename F>
 void with_deal(bool huge, int64_t size, int64_t hidden, std::initializer_list<const T*> pointers, F&& f) {
   constexpr Constant<std::min(4, kPackWidth<T>)> each;
@@ -312,8 +316,8 @@ MSOPS_ENTRY(LLTMForward) {
   });
 }
 
-// (product, bias, c, dnew_h, dnew_c) -> (dproduct, dbias, dc, partial). `partial` is scratch: a row of 3H sums for each
-// of the groups that the batch is split into.
+// (product, bias, c, dnew_h, dnew_c) -> (dproduct, dbias, dc, partial). `partial` is scratch: it has a row of 3H sums
+// for each of the groups that the batch is split into.
 MSOPS_ENTRY(LLTMBackward) {
   const Tensor product = call.tensor("product", 2), bias = call.tensor("bias", 1), c = call.tensor("c", 2);
   const Tensor dnew_h = call.tensor("dnew_h", 2), dnew_c = call.tensor("dnew_c", 2);
@@ -348,7 +352,8 @@ MSOPS_ENTRY(LLTMBackward) {
         const Backward<N, kApart, T> body{
             batch,          hidden,         groups,           product.as<T>(), bias.as<T>(),   c.as<T>(),
             dnew_h.as<T>(), dnew_c.as<T>(), dproduct.as<T>(), dc.as<T>(),      partial.as<C>()};
-        // The branch saves a fifth in large batches with few units, an odd number; elsewhere it costs some percent.
+        // The branch saves a fifth in large batches with few units, if their number is odd; elsewhere it costs some
+        // percent.
         if constexpr (N == 1) {
           if (c.size > kFew) return launch_backward<N, kApart, true>(call, body, dbias.as<T>(), huge);
         }

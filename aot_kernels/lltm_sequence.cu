@@ -1,4 +1,4 @@
-// The LLTM over whole sequences: one call runs all steps, after one matmul of all inputs. See lltm/sequence.h.
+// One call runs all steps of the LLTM over whole sequences, after one matmul of all inputs. See lltm/sequence.h.
 
 #include "common/call.h"
 #include "lltm/cpu.h"

@@ -1,9 +1,9 @@
 #!/bin/sh
 # Writes a stand-in for libc.so.6, which the linker shall see before libc: sh old_glibc.sh OUTPUT CXX
 # glibc 2.34 moved functions of libpthread, libdl and librt to libc. It has them under two versions: the new one, which
-# linkers choose, and the one they had before. The CUDA runtime calls some; a library that is linked so would load with
-# glibc 2.34 and later alone. The stand-in has every function whose code libc has under an older version, too, under
-# that version, so that the library loads with the older glibc as well.
+# linkers choose, and the one they had before. The CUDA runtime calls some of them, so that a library linked in this way
+# would load only with glibc 2.34 and later. The stand-in has each function whose code libc also has under an older
+# version, under that version. So the library loads with the older glibc as well.
 set -e
 output=$1
 libc=$("$2" -print-file-name=libc.so.6)

@@ -13,7 +13,7 @@ namespace {
 
 constexpr int kCorners = 8;
 
-// Along each of the three directions, the weights of a cube's near and far side.
+// Sides are the weights of a cube's near and far side, along each of the three directions.
 template <typename C>
 struct Sides {
   C weight[3][2];
@@ -27,14 +27,15 @@ struct Sides {
   }
   MSOPS_BOTH C side(int d, int corner) const { return corner >> (2 - d) & 1 ? weight[d][1] : weight[d][0]; }
   MSOPS_BOTH C corner(int corner) const { return side(0, corner) * side(1, corner) * side(2, corner); }
-  // d corner(c) / d points[n][d]: along d, the far side's weight grows by 1/2 and the near side's shrinks by as much.
+  // Returns d corner(c) / d points[n][d]: along d, the far side's weight grows by 1/2 and the near side's shrinks by as
+  // much.
   MSOPS_BOTH C slope(int d, int corner) const {
     const C sign = corner >> (2 - d) & 1 ? C(0.5) : C(-0.5);
     return sign * side((d + 1) % 3, corner) * side((d + 2) % 3, corner);
   }
 };
 
-// Index i is a pack of N neighbouring features of one point; or, if they share the corners of a row of kPacks packs,
+// Index i is a pack of N neighbouring features of one point or, if lanes share the corners of a row of kPacks packs,
 // one of kShares lanes, of which lane k sums over corners k, k + kShares and so on.
 template <int N, int kPacks, int kShares, typename T>
 struct Forward {
@@ -62,8 +63,8 @@ struct Forward {
 };
 
 // Index i is one lane of the team that works on one point. A pack holds the rows of kRows neighbouring corners (or a
-// part of one row, if kRows is 1). kLanes lanes take turns along the rows; as many in each of kShares take turns along
-// the corners.
+// part of one row, if kRows is 1). kLanes lanes take turns along the rows. There are kShares groups of so many lanes,
+// which take turns along the corners.
 template <int N, int kRows, int kLanes, int kShares, typename T>
 struct Backward {
   int64_t features;
@@ -110,8 +111,8 @@ struct Backward {
 };
 
 #ifdef __CUDACC__
-// Rows that packs don't tile: a block moves those of `count` points, which together are whole packs, through shared
-// memory. Small blocks were best: one loads while others compute.
+// Where packs do not tile the rows, a block moves the rows of `count` points, which together are whole packs, through
+// shared memory. Small blocks were best: one loads while others compute.
 constexpr int kTileThreads = 64;
 
 template <typename T>
@@ -120,7 +121,7 @@ struct Tile {
   int64_t n;
   int features, count;
 
-  // Of one point: the corners' features, and weights; the gradient; the point, and its gradient.
+  // Returns the bytes of one point: the corners' features and weights, the gradient, the point, and its gradient.
   static int64_t bytes(int64_t features) {
     return ((kCorners + 1) * features + 2 * 3) * static_cast<int64_t>(sizeof(T)) +
            kCorners * static_cast<int64_t>(sizeof(Compute<T>));
@@ -130,7 +131,7 @@ struct Tile {
     for (const T* p : pointers) fits &= is_aligned<kPackWidth<T>>(p);
     return fits;
   }
-  // A multiple of `at_once` points, which the block's threads work on at once, if these fit.
+  // A tile has a multiple of `at_once` points, which the block's threads work on at once, if these fit.
   Tile(int64_t n, int64_t features, int64_t at_once) : n(n), features(static_cast<int>(features)) {
     const int64_t most = std::min((n + 511) / 512, kBytes / bytes(features));
     const int64_t whole = std::max<int64_t>(1, (most + at_once - 1) / at_once) * at_once;
@@ -212,7 +213,7 @@ void launch_tiles(Call& call, const Tile<T>& tile, void (*kernel)(Tile<T>, Array
 }
 #endif
 
-// On the CPU: index i is one point, and loops along its features vectorize.
+// On the CPU, index i is one point, and loops along its features vectorize.
 template <typename T>
 struct ForwardOfPoint {
   int64_t features;
@@ -283,14 +284,14 @@ MSOPS_ENTRY(TrilinearInterpolationForward) {
       return on_cpu(call, n, body, static_cast<double>(kCorners * features));
     }
 #ifdef __CUDACC__
-    // Shorter rows, and wider elements, are as fast without.
+    // Shorter rows, and wider elements, are as fast without tiles.
     if constexpr (sizeof(T) == 2)
       if (features % 2 != 0 && features > 16 && Tile<T>::fits(features, {feats.as<T>()}))
         return launch_tiles(call, Tile<T>(n, features, 1), forward_tile<T>, feats.as<const T>(), points.as<const T>(),
                             out.as<T>());
 #endif
     const int64_t each = kCorners * features;  // elements of a point
-    const bool huge = each > kLargest32;       // then without packs, for which alone there is a kernel of 64 bits
+    const bool huge = each > kLargest32;       // then there are no packs: a kernel of 64 bits exists only for N = 1
     with_width<T>(huge, features, {feats.as<T>(), out.as<T>()}, [&](auto width) {
       constexpr int N = width;
       const auto launch = [&](auto packs, auto shares) {
@@ -328,7 +329,7 @@ MSOPS_ENTRY(TrilinearInterpolationBackward) {
       const double cost = static_cast<double>(2 * kCorners * features);
       const T *from = feats.as<T>(), *at = points.as<T>(), *gradient = dout.as<T>();
       T *to = dfeats.as<T>(), *dat = dpoints.as<T>();
-      // Few features are too few for vectors.
+      // So few features do not fill vectors.
       return features < 32 ? on_cpu(call, n, Backward<1, 1, 1, 1, T>{features, from, at, gradient, to, dat}, cost)
                            : on_cpu(call, n, BackwardOfPoint<T>{features, from, at, gradient, to, dat}, cost);
     }
@@ -351,7 +352,7 @@ MSOPS_ENTRY(TrilinearInterpolationBackward) {
     constexpr Constant<2> two;
     constexpr Constant<4> four;
     if (huge) return launch(one, one, Constant<32>{}, one);
-    // Rows of few features: whole ones in a pack.
+    // A pack holds whole rows of few features.
     constexpr int kPack = kPackWidth<T>;
     constexpr Constant<kPack> whole;
     if (is_aligned<kPack>(feats.as<T>()) && is_aligned<kPack>(dfeats.as<T>()) && is_aligned<kPack / 2>(dout.as<T>())) {

@@ -1,5 +1,6 @@
-// Activations of one element of type T, in Compute<T>: to float's or double's accuracy, or on the GPU for float16 by
-// its approximate exponential and reciprocal, whose error of some 2^-21 is far below the 2^-11 of rounding to float16.
+// Activations<T> computes activation functions of one element of type T in Compute<T>, to the accuracy of float or
+// double. On the GPU, float16 takes the approximate exponential and reciprocal instructions: their error of about 2^-21
+// is far below the 2^-11 of rounding to float16.
 #pragma once
 
 #include <cmath>
@@ -35,7 +36,7 @@ struct Activations {
 #endif
   }
 
-  // e^x - 1 for x <= 0
+  // Returns e^x - 1 for x <= 0.
   static MSOPS_BOTH C expm1(C x) {
 #ifdef __CUDA_ARCH__
     if constexpr (std::is_same<T, Half>::value)
@@ -47,7 +48,7 @@ struct Activations {
   }
 
  private:
-  // e^x for x <= 0
+  // Returns e^x for x <= 0.
   static MSOPS_BOTH C exp(C x) {
 #ifdef __CUDA_ARCH__
     if constexpr (std::is_same<T, Half>::value) return exp2_instruction(x * 1.44269504f);
@@ -56,7 +57,7 @@ struct Activations {
     return Exponential<C>::exp(x);
 #endif
   }
-  // a / b for b in [1, 2], where on the GPU one step from an approximate reciprocal is float's own quotient.
+  // Returns a / b for b in [1, 2]. On the GPU, one correction of an approximate reciprocal gives float's own quotient.
   static MSOPS_BOTH C quotient(C a, C b) {
 #ifdef __CUDA_ARCH__
     if constexpr (std::is_same<T, float>::value) {
@@ -68,7 +69,7 @@ struct Activations {
   }
 
 #ifdef __CUDA_ARCH__
-  // One instruction each; __expf and __fdividef are several, for the sake of results below 2^-126.
+  // Each of these is one instruction. __expf and __fdividef take several, for the sake of results below 2^-126.
   static __device__ float exp2_instruction(float x) {
     asm("ex2.approx.ftz.f32 %0, %0;" : "+f"(x));
     return x;

@@ -1,7 +1,7 @@
 // Reads integer attributes of an ops.Custom from the `extra` argument of a C entry.
 //
 // `extra` points to MindSpore's C++ class AotExtra, whose methods take a std::string by value. MindSpore's wheels are
-// built with either layout of std::string, the one before or the one since GCC 5, and a call with the wrong one
+// built with either layout of std::string, the old one from before GCC 5 or the new one, and a call with the wrong one
 // crashes. So the class is called through its table of virtual functions, with a string that is valid in both layouts.
 #pragma once
 
@@ -17,8 +17,8 @@ class AttributeName {
     header_.length = header_.capacity = length_ = capacity_ = strnlen(name, sizeof characters_ - 1);
     std::memcpy(characters_, name, length_);
   }
-  // What std::string by value is on this ABI: the address of an object that the caller owns. Both layouts begin with
-  // the pointer to the characters.
+  // Returns what this ABI passes for a std::string by value: the address of an object that the caller owns. Both
+  // layouts begin with the pointer to the characters.
   const void* as_argument() const { return &data_; }
 
  private:
@@ -36,7 +36,7 @@ class Attributes {
  public:
   explicit Attributes(void* extra) : extra_(extra) {}
 
-  // False if there is no such attribute, or none that is an integer.
+  // Reads the attribute `name` into *value. Returns false if there is no such attribute, or if it is not an integer.
   bool read(const char* name, int64_t* value) const {
     if (extra_ == nullptr) return false;
     const AttributeName key(name);
@@ -53,7 +53,7 @@ class Attributes {
  private:
   using HasAttr = bool (*)(void* self, const void* name);
   using GetAttrInt = int64_t (*)(void* self, const void* name);
-  enum { kHasAttr = 2, kGetAttrInt = 4 };  // behind two destructors and, between them, GetAttrBool
+  enum { kHasAttr = 2, kGetAttrInt = 4 };  // after two destructors and, between the two methods, GetAttrBool
   void* extra_;
 };
 

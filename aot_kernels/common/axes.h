@@ -1,4 +1,4 @@
-// Index arithmetic over nested axes that K arrays are walked along together, each with strides of its own.
+// Axes computes offsets over nested axes, along which K arrays are walked together, each with its own strides.
 #pragma once
 
 #include "dtype.h"
@@ -13,7 +13,7 @@ struct Axes {
   int64_t size[kMaxRank];
   int64_t stride[K][kMaxRank];  // in elements; 0 where an array stays in place
 
-  // Adds the next axis inward, as part of the last one if every array walks through both in one stride.
+  // Adds the next axis inward. It is merged with the last one if every array walks through both with one stride.
   void push(int64_t length, const int64_t (&strides)[K]) {
     if (length == 1) return;
     bool merges = count > 0;
@@ -32,18 +32,18 @@ struct Axes {
     return product;
   }
 
-  // The largest offset of array k.
+  // Returns the largest offset of array k.
   int64_t extent(int k) const {
     int64_t sum = 0;
     for (int a = 0; a < count; ++a) sum += (size[a] - 1) * stride[k][a];
     return sum;
   }
 
-  // Whether neighbours along the innermost axis are neighbours in array 0.
+  // Returns whether neighbours along the innermost axis are neighbours in array 0.
   bool contiguous() const { return count > 0 && stride[0][count - 1] == 1; }
 
-  // Whether array 0, from an aligned start, is always at whole packs of N, where the axis along which it is contiguous
-  // (if it is one of these) is walked in packs.
+  // Returns whether the walk reads array 0, from an aligned start, only in whole aligned packs of N. The axis along
+  // which array 0 is contiguous, if it is one of these, is then walked in packs.
   template <int N>
   bool packs() const {
     for (int a = 0; a < count; ++a)
@@ -51,7 +51,7 @@ struct Axes {
     return true;
   }
 
-  // Where array k is at step i of the walk.
+  // Returns the offset of array k at step i of the walk.
   template <typename Index>
   MSOPS_BOTH Index offset(int k, Index i) const {
     if (count == 0) return 0;

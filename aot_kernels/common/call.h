@@ -1,4 +1,4 @@
-// One call of a C entry: its seven raw arguments as named, checked tensors, attributes and a stream.
+// A Call turns the seven raw arguments of a C entry into named, checked tensors, attributes and a stream.
 //
 //   MSOPS_ENTRY(SigmoidForward) {
 //     const Tensor x = call.tensor("x"), y = call.tensor("y");
@@ -35,7 +35,7 @@
   }                                                                                                                   \
   static int name##_checked([[maybe_unused]] msops::Call& call)
 
-// What compiled a library, in its section .comment: 'python -m msops doctor' shows it.
+// The section .comment of a library says what compiled it; 'python -m msops doctor' shows this.
 #define MSOPS_TEXT(...) MSOPS_TEXT_OF(__VA_ARGS__)
 #define MSOPS_TEXT_OF(...) #__VA_ARGS__
 #ifdef __CUDACC__
@@ -47,7 +47,7 @@ asm(".ident \"msops: C++ compiler " __VERSION__ "\"");
 
 namespace msops {
 
-// What an entry returns. MindSpore shows the number in its error.
+// An entry returns one of these. MindSpore shows the number in its error.
 enum Status : int {
   kOk = 0,
   kBadParameterCount = 1,
@@ -64,14 +64,14 @@ constexpr int kAnyRank = -1;
 
 struct Tensor {
   const char* name = "";
-  const char* dtype = nullptr;  // as MindSpore calls it; null if the tensor is absent
+  const char* dtype = nullptr;  // MindSpore's name; null if the tensor is absent
   void* data = nullptr;
   int rank = 0;
   const int64_t* shape = nullptr;
   int64_t size = 0;  // number of elements
 
-  // A negative i counts from the end. 0 for a dimension that is not there, so that a check may look before the rank's
-  // check has failed.
+  // Returns the length of axis i, where a negative i counts from the end. It is 0 for an axis that does not exist, so
+  // that a check may read it whatever the rank is.
   int64_t dim(int i) const {
     const int d = i < 0 ? i + rank : i;
     return 0 <= d && d < rank ? shape[d] : 0;
@@ -82,13 +82,14 @@ struct Tensor {
   }
 };
 
-// A number that an attribute holds, or a tensor of rank 0.
+// A Scalar is a number that an attribute holds, or a tensor of rank 0.
 struct Scalar {
   double value = 0;
   Tensor tensor;
 };
 
-// Calls f(Type<T>{}) for that T of several which a tensor's elements are; for the first one if the tensor is absent.
+// Calls f(Type<T>{}) with the type T, out of several, of a tensor's elements; with the first type if the tensor is
+// absent.
 template <typename First, typename... T, typename F>
 void with_type(const Tensor& tensor, F&& f) {
   dispatch(Types<First, T...>{}, tensor.dtype ? tensor.dtype : dtype_name<First>(), f);
@@ -107,7 +108,7 @@ class Call {
         stream_(stream),
         attributes_(extra) {}
 
-  // The next parameter. All of these have one dtype, the one that `run` dispatches on.
+  // Returns the next parameter. All parameters that it returns have one dtype, on which `run` dispatches.
   Tensor tensor(const char* name, int rank = kAnyRank) {
     const char* dtype = nullptr;
     const Tensor result = next(name, rank, &dtype);
@@ -117,9 +118,9 @@ class Call {
     return result;
   }
 
-  // The next parameter, of a dtype of its own, in the words of the signature: "int32", "bool", "index" (int32 or
-  // int64), "accumulator" (float64 beside float64, else float32), "common", or several with | between them. The last
-  // two refer to the first parameter without a dtype of its own, which must come before.
+  // Returns the next parameter, which has a dtype of its own. The signature's words say which: "int32", "bool", "index"
+  // (int32 or int64), "accumulator" (float64 beside float64, else float32), "common", or several with | between them.
+  // "accumulator" and "common" refer to the first parameter without a dtype of its own, which must come before.
   Tensor tensor_of(const char* dtype, const char* name, int rank = kAnyRank) {
     const char* got = nullptr;
     const Tensor result = next(name, rank, &got);
@@ -128,23 +129,23 @@ class Call {
     return result;
   }
 
-  // The next parameter, scratch: float64 beside float64 tensors, float32 beside the others.
+  // Returns the next parameter, which is scratch: float64 beside float64 tensors, float32 beside others.
   Tensor scratch(const char* name, int rank) { return tensor_of("accumulator", name, rank); }
 
-  // Whether the optional tensor <name> is given.
+  // Returns whether the optional tensor <name> is given.
   bool has(const char* name) {
     char key[64];
     std::snprintf(key, sizeof key, "has_%s", name);
     return attribute(key, 0, 1) != 0;
   }
 
-  // The next parameter if the optional tensor <name> is given; else a tensor without data, dtype and elements.
+  // Returns the next parameter if the optional tensor <name> is given, else a tensor without data, dtype and elements.
   Tensor optional(const char* name, int rank = kAnyRank) { return has(name) ? tensor(name, rank) : Tensor{}; }
   Tensor optional_of(const char* dtype, const char* name, int rank = kAnyRank) {
     return has(name) ? tensor_of(dtype, name, rank) : Tensor{};
   }
 
-  // The attribute <name>, an int or a bool, which must lie in [low, high].
+  // Returns the attribute <name>, an int or a bool, which must lie in [low, high].
   int64_t attribute(const char* name, int64_t low, int64_t high) {
     if (!ok()) return low;
     int64_t value = 0, bits = 0;
@@ -156,14 +157,14 @@ class Call {
     return ok() ? value : low;
   }
 
-  // The attribute <name>, a float or an int.
+  // Returns the attribute <name>, a float or an int.
   double number(const char* name) {
     double value = 0;
     require(!ok() || find_number(name, &value), kBadAttribute, "attribute %s is missing", name);
     return value;
   }
 
-  // The attribute <name>, or if there is none the next parameter, which then has rank 0.
+  // Returns the attribute <name> or, if there is none, the next parameter, which then has rank 0.
   Scalar scalar(const char* name) {
     Scalar result;
     if (!ok() || find_number(name, &result.value)) return result;
@@ -187,14 +188,14 @@ class Call {
     require_shape(tensor, shape.begin(), static_cast<int>(shape.size()));
   }
   void require_same_shape(const Tensor& tensor, const Tensor& other) { require_shape(tensor, other.shape, other.rank); }
-  // An element for each row: the shape of `matrix` without the last axis.
+  // Requires one element for each row: the shape of `matrix` without the last axis.
   void require_shape_of_rows(const Tensor& tensor, const Tensor& matrix) {
     require(matrix.rank > 0, kBadRank, "%s has no axes", matrix.name);
     require_shape(tensor, matrix.shape, matrix.rank - 1);
   }
 
-  // Calls `launch(Type<T>{})` for the tensors' dtype if all checks passed; returns what the entry must return. `run`
-  // takes float16, float32 and float64, and `run<int32_t, int64_t>` those instead.
+  // Calls `launch(Type<T>{})` for the tensors' dtype if all checks passed, and returns what the entry must return.
+  // `run` accepts float16, float32 and float64; `run<int32_t, int64_t>` accepts int32 and int64 instead.
   template <typename... T, typename Launch>
   int run(Launch&& launch) {
     if constexpr (sizeof...(T) == 0) {
@@ -224,7 +225,8 @@ class Call {
 #ifdef __CUDACC__
   cudaStream_t stream() const { return static_cast<cudaStream_t>(stream_); }
 
-  // After each launch: takes the launch's error out of the CUDA runtime, where it would stay and hit a later call.
+  // Must follow each launch. It takes the launch's error out of the CUDA runtime, where it would stay and fail a later
+  // call.
   void check_launch() {
     const cudaError_t error = cudaGetLastError();
     require(error == cudaSuccess, kLaunchFailed, "kernel launch failed: %s", cudaGetErrorString(error));
@@ -232,7 +234,7 @@ class Call {
 #endif
 
  private:
-  // Whether a dtype is one of those that the signature's words name.
+  // Returns whether a dtype is one of those that the signature's words name.
   bool is_one_of(const char* dtype, const char* words) const {
     for (const char* word = words; *word;) {
       const size_t length = std::strcspn(word, "|");
@@ -255,7 +257,7 @@ class Call {
     return attributes_.read(key, value);
   }
 
-  // A float travels as the bits of a double.
+  // A float attribute is passed as the bits of a double.
   bool find_number(const char* name, double* value) const {
     int64_t bits = 0;
     if (read("msops_float_", name, &bits)) return std::memcpy(value, &bits, sizeof bits), true;
@@ -281,7 +283,7 @@ class Call {
     if (!ok()) return {};
     result.size = 1;
     bool negative = false, overflow = false;
-    int64_t bytes = 8;  // of the widest dtype; a dimension of 0 does not excuse the others
+    int64_t bytes = 8;  // 8: the widest dtype; a dimension of 0 does not excuse the others
     for (int d = 0; d < result.rank; ++d) {
       const int64_t length = result.shape[d];
       negative |= length < 0;

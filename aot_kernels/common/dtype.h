@@ -1,4 +1,4 @@
-// Element types: what a tensor stores, what its elements are computed in, and how each is named by MindSpore.
+// This header says what a tensor stores, what its elements are computed in, and how MindSpore names each type.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 #else
 #define MSOPS_BOTH MSOPS_CPU
 #endif
-// Always inlined, so that it gets the instructions of the loop that it is part of (see parallel.h).
+// The function is always inlined, so that it gets the instructions of the loop around it (see parallel.h).
 #define MSOPS_CPU inline __attribute__((always_inline))
 
 namespace msops {
@@ -27,7 +27,7 @@ MSOPS_BOTH float float_of(uint32_t bits) {
   return value;
 }
 
-// IEEE binary16 storage. float is exact for it, and rounds to it to nearest even.
+// Half stores an IEEE binary16 number. Conversion to float is exact; conversion from float rounds to nearest even.
 struct Half {
   uint16_t bits;
 
@@ -40,7 +40,7 @@ struct Half {
   static __device__ uint16_t from_float(float value) { return __half_as_ushort(__float2half_rn(value)); }
   static __device__ float to_float(uint16_t bits) { return __half2float(__ushort_as_half(bits)); }
 #else
-  // Without branches, so that loops over these vectorize.
+  // These have no branches, so that loops over them vectorize.
   static uint16_t from_float(float value) {
     const uint32_t bits = bits_of(value), sign = bits >> 16 & 0x8000, magnitude = bits & 0x7fffffff;
     // Below 2^-14 the unit of binary16 is 2^-24, which is also float's between 0.5 and 1.
@@ -59,7 +59,7 @@ struct Half {
 #endif
 };
 
-// The upper half of a float. MindSpore has it on the CPU alone, so that no GPU code is made for it.
+// BFloat16 stores the upper half of a float. MindSpore has it on the CPU only, so no GPU code is compiled for it.
 struct BFloat16 {
   uint16_t bits;
 
@@ -79,7 +79,7 @@ struct Type {
   using type = T;
 };
 
-// Types of tensors' elements, such as a call runs for.
+// Types lists element types, such as the ones that a call runs for.
 template <typename... T>
 struct Types {};
 
@@ -90,7 +90,7 @@ struct ComputeOf<Half> : Type<float> {};
 template <>
 struct ComputeOf<BFloat16> : Type<float> {};
 
-// A number that a lambda takes as a constant: [](auto width) { constexpr int N = width; }.
+// A Constant passes a number to a lambda as a constant: [](auto width) { constexpr int N = width; }.
 template <int N>
 using Constant = std::integral_constant<int, N>;
 
@@ -98,17 +98,17 @@ using Constant = std::integral_constant<int, N>;
 template <typename T>
 using Compute = typename ComputeOf<T>::type;
 
-// to = value, rounded. As a function of its own, since GCC does not vectorize loops over temporary objects.
+// Stores the value in `to`, rounded. This is a function because GCC does not vectorize loops over temporary objects.
 template <typename T>
 MSOPS_BOTH void assign(T& to, Compute<T> value) {
   to = T(value);
 }
 
-// Whether there is GPU code for elements of T.
+// kOnGpu<T> says whether there is GPU code for elements of T.
 template <typename T>
 constexpr bool kOnGpu = !std::is_same<T, BFloat16>::value;
 
-// What MindSpore calls T.
+// Returns MindSpore's name of T.
 template <typename T>
 constexpr const char* dtype_name() {
   [[maybe_unused]] constexpr const char* kWhole[2][4] = {{"uint8", "uint16", "uint32", "uint64"},
@@ -127,7 +127,7 @@ constexpr const char* dtype_name() {
   }
 }
 
-// Calls `f(Type<T>{})` with that T of several which MindSpore calls `dtype`; false if none is.
+// Calls `f(Type<T>{})` with the T, out of several, that MindSpore calls `dtype`. Returns false if there is none.
 template <typename F, typename... T>
 bool dispatch(Types<T...>, const char* dtype, F&& f) {
   return ((std::strcmp(dtype, dtype_name<T>()) == 0 && (f(Type<T>{}), true)) || ...);

@@ -1,4 +1,4 @@
-// A formula for each element, written once for both devices.
+// elementwise() applies a formula to each element. The formula is written once for both devices.
 #pragma once
 
 #include <utility>
@@ -78,7 +78,7 @@ struct MapPack {
   }
 };
 
-// elementwise<T>(call, n, formula, {x, y}, {out}): of arrays of n elements each.
+// elementwise<T>(call, n, formula, {x, y}, {out}) applies the formula to arrays of n elements each.
 template <typename T, int kInputs, int kOutputs, typename Formula>
 void elementwise(Call& call, int64_t n, Formula formula, const T* const (&in)[kInputs], T* const (&out)[kOutputs]) {
   using M = Map<kInputs, kOutputs, T, Formula>;
@@ -91,7 +91,7 @@ void elementwise(Call& call, int64_t n, Formula formula, const T* const (&in)[kI
   }
   call.require(kOnGpu<T>, kBadDtype, "there is no GPU code for %s", dtype_name<T>());
   if constexpr (kOnGpu<T>) {
-    uintptr_t all = 0;  // as aligned as the least aligned
+    uintptr_t all = 0;  // all addresses' bits: as aligned as the least aligned
     for (const T* p : in) all |= reinterpret_cast<uintptr_t>(p);
     for (const T* p : out) all |= reinterpret_cast<uintptr_t>(p);
     with_width<T>(false, 0, {reinterpret_cast<const T*>(all)}, [&](auto width) {

@@ -1,7 +1,8 @@
-// e^x and e^x - 1 for x <= 0, and tanh, on the CPU, without branches and calls, so that loops over them vectorize.
+// Exponential computes e^x and e^x - 1 for x <= 0, and tanh, on the CPU. It has neither branches nor calls, so that
+// loops over it vectorize.
 //
-// With n the whole number nearest to x / ln 2, and r = x - n ln 2, e^x is 2^n e^r, and e^r is near enough to 1 for the
-// first terms of its series: what follows them is below half a unit in the last place.
+// Let n be the whole number nearest to x / ln 2, and r = x - n ln 2. Then e^x = 2^n e^r, and r is so small that the
+// first terms of the series of e^r are enough: the terms after them are below half a unit in the last place.
 #pragma once
 
 #include <cmath>
@@ -19,8 +20,8 @@ template <>
 struct Binary<float> {
   using Bits = uint32_t;
   static constexpr int kDigits = 23, kBias = 127, kTerms = 7;
-  static constexpr float kLowest = -104;                                         // e^x is 0 below
-  static constexpr float kLn2High = 0x1.63p-1f, kLn2Low = -2.1219444005469e-4f;  // n times the former is exact
+  static constexpr float kLowest = -104;                                         // e^x is 0 below it
+  static constexpr float kLn2High = 0x1.63p-1f, kLn2Low = -2.1219444005469e-4f;  // n * kLn2High is exact
 };
 
 template <>
@@ -39,7 +40,7 @@ class Exponential : Binary<C> {
  public:
   static MSOPS_CPU C exp(C x) {
     const Exponential e(x, Format::kLowest);
-    // In two steps, since 2^n may be too small for a factor; only the second one rounds.
+    // The power is applied in two steps, since 2^n may be too small for a factor; only the second step rounds.
     return (1 + e.rest()) * e.power(64) * C(0x1p-64);
   }
 
@@ -48,8 +49,8 @@ class Exponential : Binary<C> {
     return e.power(0) * e.rest() + (e.power(0) - 1);
   }
 
-  // For all x. With z = e^-2|x| it is (1 - z) / (1 + z), or 1 - 2z / (1 + z), of which the second keeps more digits
-  // where it is near to 1.
+  // Returns tanh of any x. With z = e^-2|x|, tanh |x| = (1 - z) / (1 + z) = 1 - 2z / (1 + z); the second form keeps
+  // more digits where the result is near to 1.
   static MSOPS_CPU C tanh(C x) {
     const C size = std::abs(x);
     const Exponential e(-2 * size, kNone);
@@ -59,7 +60,7 @@ class Exponential : Binary<C> {
   }
 
  private:
-  static constexpr C kNone = -50;  // e^x is nothing beside 1 below
+  static constexpr C kNone = -50;  // e^x is negligible beside 1 below it
 
   // Adding kRound rounds to a whole number, which is then in the lowest bits.
   static constexpr C kRound = C(Bits(3) << (Format::kDigits - 1));

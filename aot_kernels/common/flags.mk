@@ -1,10 +1,10 @@
-# The flags of every compile command. The Makefile includes this file, and msops.load reads its lines NAME := WORDS.
+# All compile commands take these flags. The Makefile includes this file; msops.load reads its lines NAME := WORDS.
 
 FLAGS := -std=c++17 -O3
 # A function that ends without its `return` would go on with whatever code follows it.
 HOST_FLAGS := -fPIC -fopenmp -fno-trapping-math -fvisibility=hidden -Wall -Wextra -Werror=return-type
-# GPU code may call constexpr functions, such as std::max. A call of another function of the host has no code there: an
-# error, where nvcc's default is a warning and a kernel that stores nothing.
+# GPU code may call constexpr functions, such as std::max. A call of any other host function has no code on the GPU. It
+# is an error here, where nvcc's default is a warning and a kernel that stores nothing.
 NVCC_FLAGS := --expt-relaxed-constexpr -Werror=cross-execution-space-call -Wno-deprecated-gpu-targets
 # The kernels use what GPUs have from this architecture on.
 OLDEST_ARCH := 70

@@ -1,15 +1,15 @@
-// An operator that is a formula for each element, in one line for both devices:
+// MSOPS_FORMULA defines an operator by a formula for each element, in one line for both devices:
 //
 //   MSOPS_FORMULA(SwishForward, (x), (y), y = x / (1 + exp(-x)))
 //   MSOPS_FORMULA(SwishBackward, (x, dy), (dx), const C s = 1 / (1 + exp(-x)); dx = dy * s * (1 + x * (1 - s)))
 //
-// defines two entries, of tensors of one shape: inputs, then outputs, up to eight each. In the formula, each input is a
-// number of type C = Compute<T>, where T is the element type, and each output a reference to one. A formula may have
-// numbers, too, up to eight, that are the same for all elements, and also of type C:
+// These lines define two entries, whose tensors have one shape: first the inputs, then the outputs, up to eight each.
+// In the formula, each input is a number of type C = Compute<T>, where T is the element type, and each output is a
+// reference to one. A formula may also have up to eight numbers of type C that are the same for all elements:
 //
 //   MSOPS_FORMULA_WITH(EluForward, (x), (y), (alpha), y = x > 0 ? x : alpha * expm1(x))
 //
-// Each is an attribute of the operator, or a tensor of rank 0, which the signature then has after the inputs.
+// Each number is an attribute of the operator, or a tensor of rank 0, which the signature then has after the inputs.
 #pragma once
 
 #include <array>
@@ -54,7 +54,7 @@
 #define MSOPS_OUTPUT(name) C& name
 #define MSOPS_NAME(name) #name
 
-// f(a), f(b), ... for f and (a, b, ...)
+// MSOPS_EACH(f, (a, b, ...)) is f(a), f(b), ...
 #define MSOPS_EACH(f, list) MSOPS_EACH_OF(f, MSOPS_STRIP list)
 #define MSOPS_STRIP(...) __VA_ARGS__
 #define MSOPS_EACH_OF(...) MSOPS_NINTH(__VA_ARGS__, 8, 7, 6, 5, 4, 3, 2, 1, 0)(__VA_ARGS__)
@@ -73,7 +73,7 @@ namespace msops {
 template <size_t k>
 using Names = std::array<const char*, k>;
 
-// A number that is the same for all elements. On the GPU it may be in device memory, where the kernel reads it.
+// A Number is the same for all elements. On the GPU it may be in device memory, where the kernel reads it.
 template <typename T>
 struct Number {
   Compute<T> value;
@@ -87,7 +87,7 @@ struct Number {
   }
 };
 
-// A formula together with its numbers, which are its first arguments.
+// WithNumbers joins a formula and its numbers, which are its first arguments.
 template <typename Formula, typename T, size_t k>
 struct WithNumbers {
   Number<T> numbers[k];

@@ -1,10 +1,10 @@
-// Functions of numbers that formulas need beside those of <math.h>, for both devices: min, max, clamp, abs, pow.
+// Formulas need these functions beside the ones of <math.h>, on both devices: min, max, clamp, abs, pow.
 //
 // Their arguments may be of any two types of numbers; a whole number beside a float is a float. MSOPS_FORMULA finds
 // them by their bare names. Other code writes msops::max, since CUDA has a max of its own, which drops NaN.
 #pragma once
 
-#include <math.h>  // also makes exp and its like for float known without std::
+#include <math.h>  // also declares exp and its like for float without std::
 
 #include <limits>
 #include <type_traits>
@@ -13,7 +13,7 @@
 
 namespace msops {
 
-// The smaller, and the larger, of two numbers; NaN if one of them is NaN.
+// min and max return the smaller and the larger of two numbers, or NaN if one of them is NaN.
 template <typename A, typename B>
 MSOPS_BOTH std::common_type_t<A, B> min(A a, B b) {
   using C = std::common_type_t<A, B>;
@@ -33,7 +33,7 @@ MSOPS_BOTH float max(float a, float b) { return max<float, float>(a, b); }
 MSOPS_BOTH double min(double a, double b) { return min<double, double>(a, b); }
 MSOPS_BOTH double max(double a, double b) { return max<double, double>(a, b); }
 
-// The number in [low, high] that is nearest to x; NaN if x is NaN.
+// Returns the number in [low, high] that is nearest to x, or NaN if x is NaN.
 template <typename C, typename Low, typename High>
 MSOPS_BOTH C clamp(C x, Low low, High high) {
   return x < C(low) ? C(low) : C(high) < x ? C(high) : x;
@@ -48,7 +48,7 @@ MSOPS_BOTH C abs(C x) {
   }
 }
 
-// A float and a whole number give a float; those of <math.h> would give a double.
+// A float and a whole number give a float; pow of <math.h> would give a double.
 template <typename A, typename B>
 MSOPS_BOTH std::common_type_t<A, B> pow(A base, B exponent) {
   using C = std::common_type_t<A, B>;

@@ -1,8 +1,8 @@
 #!/bin/sh
 # Prints nvcc's flags for the GPUs to compile for: sh gpu_code.sh NVCC [ARCHS [PTX]]
-# ARCHS are those to make machine code for, as in "80 90"; PTX, as in 75, are those to make PTX for, which a driver
-# compiles for any later GPU. By default these are the GPUs at hand. Where there is none, it is PTX for the oldest GPUs
-# that both nvcc and msops know: this compiles fastest, and runs on all.
+# ARCHS lists the architectures to compile machine code for, as in "80 90". PTX, as in 75, lists the ones to compile PTX
+# for, which a driver compiles for any later GPU. By default these are the GPUs at hand. Where there is none, it is PTX
+# for the oldest GPUs that both nvcc and msops know: this compiles fastest, and runs on all.
 nvcc=$1
 archs=$2
 ptx=$3

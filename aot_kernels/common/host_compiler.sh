@@ -1,7 +1,7 @@
 #!/bin/sh
 # Prints the path of the C++ compiler for nvcc's host code: sh host_compiler.sh NVCC [CXX]
-# It is CXX, if that is given; else g++, or the newest g++-N that is installed and that this nvcc takes.
-# Where there is none, it fails, and a line on stderr says what to install.
+# The compiler is CXX if that is given, else g++, or the newest installed g++-N that this nvcc accepts. If there is
+# none, the script fails, and a line on stderr says what to install.
 nvcc=$1
 cxx=$2
 

@@ -1,5 +1,5 @@
-// Where a graph leaves sizes open, MindSpore asks the library for those of the outputs, each time before it runs: an
-// entry F for its FInferShape. The rule is in Python, where msops writes its address to FRule.
+// Where a graph leaves sizes open, MindSpore asks the library for the sizes of the outputs, each time before it runs:
+// for an entry F, it calls FInferShape. The rule is in Python; msops writes its address to FRule.
 #pragma once
 
 #include <cstdint>
@@ -10,12 +10,13 @@
 
 namespace msops {
 
-// For inputs of these ranks and shapes, writes rank and sizes of each output to `sizes`, which has room for so many
-// numbers, and returns the number of outputs; or 0, with a message.
+// A Rule takes the inputs' ranks and shapes, writes the rank and the sizes of each output to `sizes`, which has room
+// for `room` numbers, and returns the number of outputs. If it fails, it returns 0 and writes a message.
 using Rule = int (*)(int64_t operator_number, const int* ranks, const int64_t* const* shapes, int64_t* sizes, int room,
                      char* message);
 
-// What FInferShape returns: a vector of sizes or, of several outputs, of those. Who calls it destroys it.
+// FInferShape returns this: a vector of sizes or, for several outputs, a vector of such vectors. The caller destroys
+// it.
 union OpenSizes {
   std::vector<int64_t> one;
   std::vector<std::vector<int64_t>> several;

@@ -1,4 +1,4 @@
-// N neighbouring elements, moved by one load or store of up to 16 bytes.
+// A Pack holds N neighbouring elements, which one load or store of up to 16 bytes moves.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@ struct alignas(sizeof(T) * (N & -N)) Pack {
   T values[N];
 };
 
-// The elements of a 16-byte pack.
+// kPackWidth<T> is the number of elements in a pack of 16 bytes.
 template <typename T>
 constexpr int kPackWidth = 16 / sizeof(T);
 
@@ -28,8 +28,8 @@ MSOPS_BOTH void store(T* to, const Pack<T, N>& pack) {
   *reinterpret_cast<Pack<T, N>*>(to) = pack;
 }
 
-// The same where nvcc does not see that the elements are neighbours, as of packs that come from several branches, and
-// stores them one by one.
+// Forces store() to one instruction, for packs that nvcc would store element by element: where a pack comes from
+// several branches, nvcc does not see that its elements are neighbours.
 template <int N, typename T>
 MSOPS_BOTH void store_at_once(T* to, const Pack<T, N>& pack) {
 #ifdef __CUDA_ARCH__
@@ -50,8 +50,9 @@ MSOPS_BOTH void store_at_once(T* to, const Pack<T, N>& pack) {
   store(to, pack);
 }
 
-// The same of N elements that are kApart apart, of which the first `room` are there: where rows begin at any element,
-// so that no packs tile them, neighbouring threads take neighbouring elements, and each of N loads is of a warp's run.
+// Loads N elements at a stride of kApart, as far as their offsets are below `room`. This is for rows that begin at any
+// element, which packs do not tile: neighbouring threads take neighbouring elements, so that each of the N loads of a
+// warp reads one run. With kApart = 1, it loads a whole pack.
 template <int N, int kApart, typename T>
 MSOPS_BOTH Pack<T, N> load(const T* from, [[maybe_unused]] int room) {
   if constexpr (kApart == 1) {
@@ -79,14 +80,14 @@ MSOPS_BOTH bool is_aligned(const T* pointer) {
   return reinterpret_cast<uintptr_t>(pointer) % (sizeof(T) * N) == 0;
 }
 
-// Whether the packs of N around the N elements at `from` are within the array.
+// Returns whether the packs of N around the N elements at `from` are within the array.
 template <int N, typename T>
 MSOPS_BOTH bool packs_around(const T* from, const T* array, int64_t size) {
   const T* first = from - reinterpret_cast<uintptr_t>(from) / sizeof(T) % N;
   return first >= array && array + size - first >= (first == from ? N : 2 * N);
 }
 
-// N elements at `from`, wherever that is, out of the packs around them.
+// Loads N elements from any address, out of the aligned packs around them.
 template <int N, typename T>
 MSOPS_BOTH Pack<T, N> load_shifted(const T* from) {
   constexpr int kWords = N * sizeof(T) / 4;
@@ -104,14 +105,14 @@ MSOPS_BOTH Pack<T, N> load_shifted(const T* from) {
   return result;
 }
 
-// How many elements behind the pointer the next pack of N begins.
+// Returns how many elements after the pointer the next aligned pack of N begins.
 template <int N, typename T>
 MSOPS_BOTH unsigned elements_to_pack(const T* pointer) {
   return -static_cast<unsigned>(reinterpret_cast<uintptr_t>(pointer) / sizeof(T)) % N;
 }
 
 // Calls `f(Constant<N>{})` with the widest N for which packs of N elements tile rows of `row` elements that begin at
-// each of the pointers; with 1 on the CPU, where compilers form packs of their own.
+// each of the pointers. On the CPU N is 1, since compilers form packs of their own there.
 template <typename T, int N = kPackWidth<T>, typename F>
 void with_width([[maybe_unused]] bool on_cpu, [[maybe_unused]] int64_t row,
                 [[maybe_unused]] std::initializer_list<const T*> pointers, F&& f) {

@@ -1,4 +1,5 @@
-// One loop body, two devices: body(i) for every i in [0, n), on the call's stream or on the CPU's threads.
+// This header runs one loop body on two devices: body(i) for every i in [0, n), on the call's stream or on the CPU's
+// threads.
 #pragma once
 
 #include <omp.h>
@@ -12,18 +13,18 @@
 
 namespace msops {
 
-// Up to here indices have 32 bits. Some room is left for what a body adds to an index before it compares.
+// Indices up to this one have 32 bits. The rest is room for what a body adds to an index before it compares.
 constexpr int64_t kLargest32 = INT32_MAX - 65536;
 
-// The first of the `part`-th of `parts` nearly equal parts of [0, total).
+// Returns the first index of the `part`-th of `parts` nearly equal parts of [0, total).
 template <typename I>
 MSOPS_BOTH I part_begin(I total, I part, I parts) {
   const I length = total / parts, longer = total % parts;
   return part * length + (part < longer ? part : longer);
 }
 
-// MindSpore's own CPU threads flush subnormal numbers to zero; threads that start from them inherit it. Undone while
-// one of these lives, so that results depend neither on the mode nor on the thread.
+// MindSpore's own CPU threads flush subnormal numbers to zero, and threads that they start inherit this. A
+// KeepSubnormals object undoes it while it lives, so that results depend neither on the mode nor on the thread.
 class KeepSubnormals {
 #if defined(__SSE__) && !defined(__CUDA_ARCH__)
  public:
@@ -36,24 +37,26 @@ class KeepSubnormals {
 };
 
 #ifdef __x86_64__
-// body(part, parts), and all that is inlined, compiled again for the instructions of CPUs since about 2013.
+// Runs body(part, parts), which is compiled again, with all that is inlined, for the instructions of CPUs since about
+// 2013.
 template <typename Body>
 __attribute__((target("avx2,fma"))) void run_avx2(int64_t part, int64_t parts, Body body) {
   body(part, parts);
 }
 #endif
 
-// body(part, parts) for each part, on as many of the CPU's threads at once, `most` at the most. `work` is that of all
-// in units of one simple element.
+// Runs body(part, parts) for each part, each on a CPU thread of its own, with at most `most` parts. `work` is the work
+// of all parts, in units of one simple element.
 template <typename Body>
 void on_threads(Call& call, int64_t most, double work, const Body& body) {
   if (!call.ok() || most == 0) return;
-  constexpr double kWork = 1 << 17;  // some 30 us, for which it pays to wake a thread
+  constexpr double kWork = 1 << 17;  // about 30 us, for which it pays to wake a thread
   const int cores = omp_get_max_threads();
   const double wanted = work / kWork;
-  // If there are more threads than cores, those that wait for others sleep at once (GCC's manual, GOMP_SPINCOUNT), so
-  // one without work is added when all cores are wanted. Else they spin for milliseconds on cores that MindSpore's own
-  // threads need: in PyNative mode on two cores, adding 10^5 elements took 15 ms then instead of 0.2.
+  // If there are more threads than cores, threads that wait for others sleep at once (GCC's manual, GOMP_SPINCOUNT). So
+  // one thread without work is added when all cores are wanted. Otherwise, waiting threads spin for milliseconds on
+  // cores that MindSpore's own threads need: in PyNative mode on two cores, adding 10^5 elements then took 15 ms
+  // instead of 0.2.
   const int threads = most == 1 || cores == 1 || wanted < 2 ? 1 : wanted < cores ? static_cast<int>(wanted) : cores + 1;
 #pragma omp parallel num_threads(threads)
   {
@@ -70,7 +73,7 @@ void on_threads(Call& call, int64_t most, double work, const Body& body) {
   }
 }
 
-// A part of the indices in [0, n).
+// ForPart runs body(i) for one part of the indices in [0, n).
 template <typename Body>
 struct ForPart {
   int64_t n;
@@ -82,7 +85,7 @@ struct ForPart {
   }
 };
 
-// body(i) for every i in [0, n), on the CPU's threads. `cost` is the work of one i in units of one simple element.
+// Runs body(i) for every i in [0, n) on the CPU's threads. `cost` is the work of one i, in units of one simple element.
 template <typename Body>
 void on_cpu(Call& call, int64_t n, const Body& body, double cost) {
   on_threads(call, n, static_cast<double>(n) * cost, ForPart<Body>{n, body});
@@ -98,8 +101,8 @@ __global__ void __launch_bounds__(kThreads) parallel_for_kernel(Index n, Body bo
 }
 #endif
 
-// The same on the call's stream. `body` is an object with `template <typename Index> MSOPS_BOTH void operator()(Index
-// i) const`; Index must hold every index that the body computes.
+// Runs body(i) for every i in [0, n) on the call's stream. `body` is an object with `template <typename Index>
+// MSOPS_BOTH void operator()(Index i) const`; Index must hold every index that the body computes.
 template <typename Index, typename Body>
 void on_gpu_with([[maybe_unused]] Call& call, [[maybe_unused]] int64_t n, [[maybe_unused]] const Body& body) {
 #ifdef __CUDACC__
@@ -112,14 +115,15 @@ void on_gpu_with([[maybe_unused]] Call& call, [[maybe_unused]] int64_t n, [[mayb
 #endif
 }
 
-// With 32 bits where that is enough for `largest`, an upper bound of n and of every index that the body computes.
+// Takes indices of 32 bits where that is enough for `largest`, an upper bound of n and of every index that the body
+// computes.
 template <typename Body>
 void on_gpu(Call& call, int64_t n, int64_t largest, const Body& body) {
   largest <= kLargest32 ? on_gpu_with<uint32_t>(call, n, body) : on_gpu_with<int64_t>(call, n, body);
 }
 
-// With 64 bits if `huge`, for which there is a kernel only if kCanBeHuge. (A lambda of the caller cannot ask that by
-// `if constexpr` before CUDA 11.8: nvcc then takes no constant from an outer lambda.)
+// Takes indices of 64 bits if `huge`, for which there is a kernel only if kCanBeHuge. (Before CUDA 11.8, a lambda of
+// the caller cannot ask that by `if constexpr`, since nvcc takes no constant from an outer lambda.)
 template <bool kCanBeHuge, typename Body>
 void on_gpu_if_huge([[maybe_unused]] bool huge, Call& call, int64_t n, const Body& body) {
   if constexpr (kCanBeHuge)
@@ -127,8 +131,9 @@ void on_gpu_if_huge([[maybe_unused]] bool huge, Call& call, int64_t n, const Bod
   on_gpu_with<uint32_t>(call, n, body);
 }
 
-// Calls `f(first, count)` for runs that tile [0, n), of as many as have `each` indices of 32 bits, but at least one: a
-// kernel for 32 bits then serves any n. Runs of 8 or more begin at multiples of 8, so that packs stay aligned.
+// Calls `f(first, count)` for runs that tile [0, n). A run has at least one element; otherwise it is as long as 32-bit
+// indices allow if each element has `each` of them. So a kernel for 32 bits serves any n. Runs of 8 or more elements
+// begin at multiples of 8, so that packs stay aligned.
 template <typename F>
 void in_runs(int64_t n, int64_t each, F&& f) {
   int64_t most = std::max<int64_t>(1, kLargest32 / std::max<int64_t>(1, each));
@@ -136,7 +141,7 @@ void in_runs(int64_t n, int64_t each, F&& f) {
   for (int64_t first = 0; first < n; first += most) f(first, std::min(most, n - first));
 }
 
-// On either, as the call says.
+// Runs body(i) for every i in [0, n) on the device of the call.
 template <typename Body>
 void parallel_for(Call& call, int64_t n, int64_t largest, const Body& body, double cost = 1) {
   if (call.on_cpu()) {

@@ -1,5 +1,5 @@
-// Work on the rows of matrices: reductions along a row, and maps of it, written once for both devices. For example
-// softmax, y = e^x / sum e^x of each row, where x is `Rows<const T>` and y is `Rows<T>`:
+// for_rows() reduces and maps the rows of matrices; its body is written once for both devices. An example is the
+// softmax of each row, y = e^x / sum e^x, where x is `Rows<const T>` and y is `Rows<T>`:
 //
 //   template <typename Team>
 //   MSOPS_BOTH void operator()(int64_t row, const Team& team) const {
@@ -9,16 +9,16 @@
 //     team.map([&](C v) { return exp(v - most) / sum; }, y[row], x_row);
 //   }
 //
-// is the body of for_rows<T>(call, number_of_rows, {x, y}, body). A Tensor's rows run along its last axis.
+// This is the body of for_rows<T>(call, number_of_rows, {x, y}, body). A Tensor's rows run along its last axis.
 //
-// team.load reads a row once, and keeps it in the team's registers if it fits there; then reductions and maps take what
-// it returned in place of the row. Functions of elements may take the column, an int64_t, before them:
+// team.load reads a row once, and keeps it in the team's registers if it fits there. Reductions and maps take its
+// result in place of the row. Functions of elements may take the column, an int64_t, before the elements:
 // team.map([&](int64_t j, C v) { ... }, ...).
 //
-// A team is the threads that share a row: one on the CPU; on the GPU 4 or 32 of a warp, a block, or the blocks of a
-// cluster. All of them get the results of its reductions, which are always made in the same order. Every row must make
-// the same reductions, since the teams of a warp make them together: what depends on values is chosen by `?:`, not by
-// `if`.
+// A team is the threads that share a row: one thread on the CPU; on the GPU 4 or 32 threads of a warp, a block, or the
+// blocks of a cluster. All of them get the results of the team's reductions, which are made in a fixed order. Every row
+// must make the same reductions, since the teams of a warp make them together: choose what depends on values by `?:`,
+// not by `if`.
 #pragma once
 
 #include "statistics.h"
@@ -29,13 +29,13 @@
 
 namespace msops {
 
-// A matrix without gaps between its rows. T is const where it is only read.
+// Rows is a matrix without gaps between its rows. T is const where it is only read.
 template <typename T>
 struct Rows {
   T* data;
   int64_t columns;
 
-  Rows(const Tensor& tensor) : data(tensor.as<T>()), columns(tensor.dim(-1)) {}  // of its last axis
+  Rows(const Tensor& tensor) : data(tensor.as<T>()), columns(tensor.dim(-1)) {}  // along its last axis
   MSOPS_BOTH Row<T> operator[](int64_t row) const { return {data + row * columns, columns}; }
 };
 
@@ -76,8 +76,8 @@ void launch_rows(Call& call, int64_t rows, unsigned first, int64_t columns, cons
   call.check_launch();
 }
 
-// With the blocks of a cluster for each row, the fewest that can keep `packs`. False, and nothing done, if there are no
-// such clusters.
+// Launches a cluster for each row, of the fewest blocks that can keep `packs` packs. Returns false, and does nothing,
+// if there are no such clusters.
 template <typename C, typename Shape, typename Body>
 bool launch_rows_in_clusters([[maybe_unused]] Call& call, [[maybe_unused]] int64_t rows,
                              [[maybe_unused]] unsigned first, [[maybe_unused]] int64_t columns,
@@ -115,8 +115,8 @@ bool launch_rows_in_clusters([[maybe_unused]] Call& call, [[maybe_unused]] int64
 }
 #endif
 
-// body(row, team) for every row in [0, rows), where the team reads and writes rows of `matrices`, of equal length. They
-// may begin anywhere in memory; packs of 16 bytes move what is aligned as the first of the matrices is.
+// Calls body(row, team) for every row in [0, rows). The team reads and writes rows of `matrices`, which have equal
+// length. Rows may begin anywhere in memory; packs of 16 bytes move the matrices that are aligned as the first one is.
 //
 // On the GPU the team depends on how many packs a row has:
 //

@@ -1,5 +1,5 @@
-// Prefix scans along rows, by any associative function, in a fixed order and on both devices. For example the linear
-// recurrence h_t = a_t h_(t-1) + b_t, where each row has `length` steps:
+// scan() computes prefix scans along rows, by any associative function, in a fixed order and on both devices. An
+// example is the linear recurrence h_t = a_t h_(t-1) + b_t, where each row has `length` steps:
 //
 //   template <typename T>
 //   struct Recurrence {
@@ -16,10 +16,10 @@
 //     }
 //   };
 //
-// is the body of scan(call, Scan{rows, length, ScanOrder::kAlong}, body, scratch). A State's default is the identity,
-// and State::combine(earlier, later) joins two neighbouring parts of a row; it may be up to 32 bytes. `write` takes
-// what the row's steps up to t, with t, combine to; if the scan is exclusive, those before t. It may write where `read`
-// reads.
+// This is the body of scan(call, Scan{rows, length, ScanOrder::kAlong}, body, scratch). A State has up to 32 bytes. Its
+// default is the identity, and State::combine(earlier, later) joins two neighbouring parts of a row. `write` takes the
+// combination of the row's steps up to and including t or, if the scan is exclusive, of the steps before t. It may
+// write where `read` reads.
 #pragma once
 
 #include <algorithm>
@@ -29,7 +29,7 @@
 
 namespace msops {
 
-// One step x -> a x + b, and two after each other.
+// LinearStep is one step x -> a x + b; combine() chains two steps.
 template <typename C>
 struct LinearStep {
   C a = 1, b = 0;
@@ -39,7 +39,7 @@ struct LinearStep {
   }
 };
 
-// A term of a cumulative sum, of numbers of any type.
+// SumStep is a term of a cumulative sum, of numbers of any type.
 template <typename C>
 struct SumStep {
   C sum = 0;
@@ -47,21 +47,21 @@ struct SumStep {
   static MSOPS_BOTH SumStep combine(const SumStep& earlier, const SumStep& later) { return {earlier.sum + later.sum}; }
 };
 
-// What neighbours in memory are: steps of a row, or the same step of neighbouring rows.
+// ScanOrder says what is contiguous in memory: the steps of a row, or one step of neighbouring rows.
 enum class ScanOrder { kAlong, kAcross };
 
 struct Scan {
   int64_t rows, length;
   ScanOrder order;
   bool reverse = false, exclusive = false;  // reverse: from the last step to the first
-  // Each row is scanned in so many parts at once, for few long rows; then `scratch` has room for rows * parts States.
+  // Few long rows are scanned in several parts at once; then `scratch` has room for rows * parts States.
   int64_t parts = 1;
 
   MSOPS_BOTH int64_t step(int64_t i) const { return reverse ? length - 1 - i : i; }
 };
 
-// A part of a row, in the order of the scan. Each part's State is a result of the first pass, and the second one begins
-// with those before it.
+// ScanPart is a part of a row, in the order of the scan. The first pass computes each part's State; the second pass
+// starts each part from the States of the parts before it.
 template <typename Body>
 struct ScanPart {
   using State = typename Body::State;
@@ -90,7 +90,7 @@ struct ScanByThread {
     run<1>(static_cast<int64_t>(i) % all.scan.rows, 1, static_cast<int64_t>(i) / all.scan.rows);
   }
 
-  // `rows` neighbouring rows, up to kRows, are walked along together.
+  // Walks along `rows` neighbouring rows together, at most kRows.
   template <int kRows>
   MSOPS_BOTH void run(int64_t row, int64_t rows, int64_t part) const {
     State states[kRows];
@@ -126,15 +126,15 @@ struct ScanOnCpu {
 };
 
 #ifdef __CUDACC__
-// A warp walks along a part of a row in tiles: each lane combines some neighbouring steps, and gets from the lanes
-// before it what those begin with.
+// A warp walks along a part of a row in tiles. Each lane combines some neighbouring steps, and gets the State before
+// them from the lanes before it.
 template <typename Body>
 class WarpScan {
  public:
   using State = typename Body::State;
   static constexpr int kSteps = 4;  // of a lane, in a tile
 
-  // Continues `carry` by the elements [begin, end) of `read(i)`. Calls write(i, before, after) for each.
+  // Continues `carry` over read(i) for i in [begin, end), and calls write(i, before, after) for each.
   template <typename Read, typename Write>
   static __device__ State run(State carry, int64_t begin, int64_t end, const Read& read, const Write& write) {
     const int lane = threadIdx.x % 32;
@@ -196,10 +196,10 @@ __global__ void __launch_bounds__(kThreads) scan_kernel(ScanPart<Body> all) {
 }
 #endif
 
-// One of the two passes.
+// Runs one of the two passes.
 //
 //   order            by           why
-//   CPU              a thread     of up to 64 rows at once, where these are neighbours in memory
+//   CPU              a thread     up to 64 rows at once, where these are neighbours in memory
 //   kAcross          a thread     neighbouring threads read neighbouring rows' steps
 //   length up to 16  a thread     a warp would have few steps for its lanes
 //   kAlong           a warp       neighbouring lanes read neighbouring steps
@@ -223,8 +223,8 @@ void scan_pass(Call& call, const ScanPart<Body>& all) {
 #endif
 }
 
-// Scans all rows. Results depend on `parts`, since a part's States are combined before those before it are known; with
-// one part, results by a thread are combined from the first step to the last.
+// Scans all rows. Results depend on `parts`, since the steps of a part are combined before the States of the parts
+// before it are known. With one part, a thread combines the steps from the first to the last.
 template <typename Body>
 void scan(Call& call, const Scan& s, const Body& body, void* scratch = nullptr) {
   if (!call.ok() || s.rows == 0 || s.length == 0) return;

@@ -1,9 +1,10 @@
-// The gradient of a gather: for each target, the sum over all sources that were gathered from it. It adds in the order
-// of the sources, so that equal calls give equal bits, and both devices the same; without floating-point atomics.
+// scatter_add() computes the gradient of a gather: for each target, the sum over all sources that were gathered from
+// it. It adds in the order of the sources, without floating-point atomics, so that results are reproducible bit for bit
+// and equal on both devices.
 //
 // Source i of a list adds to target index[list][i], or to none if that is out of range. `invert` finds the sources of
-// each target, by counting; scatter_add then adds what a function says of them, for any number of channels. For
-// features (B, C, N) of which `index` (B, M) gathered (B, C, M):
+// each target by counting; scatter_add then adds a function of them, for any number of channels. For features (B, C,
+// N), of which `index` (B, M) gathered (B, C, M), write:
 //
 //   template <typename T>
 //   struct Gathered {
@@ -26,20 +27,21 @@
 
 namespace msops {
 
-// A list's sources are counted in so many parts at once, each by a warp.
+// Returns in how many parts a list's sources are counted at once, each by a warp.
 inline int64_t scatter_parts(int64_t sources) { return std::max<int64_t>(1, std::min<int64_t>(32, sources / 1024)); }
 
 constexpr int64_t kScatterScans = 128;  // parts in which a list's counts are added up at once
 
-// The numbers of scratch for each list of M sources and N targets: M + max(1, min(32, M // 1024)) * N + 128.
+// Returns how many numbers of scratch a list of M sources and N targets needs: M + max(1, min(32, M // 1024)) * N +
+// 128.
 inline int64_t scatter_scratch(int64_t targets, int64_t sources) {
   return sources + scatter_parts(sources) * targets + kScatterScans;
 }
 
-// The sources of each target, of all lists.
+// Inverse holds the sources of each target, for all lists.
 struct Inverse {
   int64_t lists, targets, sources, parts;
-  int32_t* order;  // (lists, sources): those of a target are neighbours, in the order that they had
+  int32_t* order;  // (lists, sources): a target's sources are neighbours, in their original order
   int32_t* ends;   // (lists, targets, parts): where in `order` each part's sources of a target end
   int32_t* scans;  // (lists, kScatterScans)
 
@@ -51,7 +53,7 @@ struct Inverse {
   }
 };
 
-// Makes of each list's counts the places where a part's sources of a target begin.
+// Turns each list's counts into the places where a part's sources of a target begin.
 struct PlacesOfCounts {
   using State = SumStep<int32_t>;
   int64_t counts;
@@ -61,7 +63,7 @@ struct PlacesOfCounts {
   MSOPS_BOTH void write(int64_t list, int64_t i, const State& before) const { ends[list * counts + i] = before.sum; }
 };
 
-// Inverts a list on the CPU, as if all sources were of the last part.
+// Inverts a list on the CPU, as if all sources were in the last part.
 template <typename Index>
 struct InvertOnCpu {
   Inverse all;
@@ -91,7 +93,8 @@ struct InvertOnCpu {
 #ifdef __CUDACC__
 constexpr int kPlaceThreads = 128;
 
-// One warp: one part of a list's sources, in their order. If kPlaces, it writes them where they belong, else it counts.
+// A warp takes one part of a list's sources, in their order. If kPlaces, it writes them where they belong, else it
+// counts them.
 template <bool kPlaces, typename Index>
 __global__ void __launch_bounds__(kPlaceThreads) invert_kernel(Inverse all, const Index* index) {
   const int64_t item = blockIdx.x * int64_t{kPlaceThreads / 32} + threadIdx.x / 32;
@@ -151,10 +154,10 @@ Inverse invert(Call& call, int64_t lists, int64_t targets, int64_t sources, cons
   return all;
 }
 
-// Where the channels are in `out`: (lists, channels, targets), or (lists, targets, channels).
+// ChannelOrder says where the channels are in `out`: (lists, channels, targets), or (lists, targets, channels).
 enum class ChannelOrder { kFirst, kLast };
 
-// One number of `out`.
+// Computes one number of `out`.
 template <typename F, typename T>
 struct ScatterAdd {
   Inverse inverse;
@@ -178,8 +181,8 @@ struct ScatterAdd {
   }
 };
 
-// out = the sum of f(list, channel, source) over the sources of each target; 0 of none. A thread adds up a target's
-// sources of one channel, so that a target with far more sources than the others takes longer.
+// out = sum of f(list, channel, source) over the sources of each target, or 0 if it has none. A thread adds up a
+// target's sources of one channel, so that a target with far more sources than the others takes longer.
 template <typename F, typename T>
 void scatter_add(Call& call, const Inverse& inverse, int64_t channels, ChannelOrder order, const F& f, T* out) {
   const int64_t size = inverse.lists * channels * inverse.targets;

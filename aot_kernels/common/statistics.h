@@ -1,16 +1,16 @@
-// Statistics of a row that are more than one number, for team.reduce (see rows.h): for example
+// team.reduce (see rows.h) takes statistics of a row that are more than one number, for example
 //
 //   const auto found = team.reduce(ArgMax<C>(), x[row]);  // found.value, found.column
 //
-// Of no elements each is as constructed. The order in which they are combined is fixed, so that equal calls give equal
-// bits. A statistic of your own has of(column, value) and combine(a, b), where combine(a, Statistic()) is a.
+// A statistic of no elements is as constructed. Statistics are combined in a fixed order, so that they are reproducible
+// bit for bit. A statistic of your own has of(column, value) and combine(a, b), where combine(a, Statistic()) is a.
 #pragma once
 
 #include "functions.h"
 
 namespace msops {
 
-// The largest element, and the first column that has it. NaN counts as larger than all.
+// ArgMax is the largest element, and the first column that has it. NaN counts as larger than all.
 template <typename C>
 struct ArgMax {
   C value = C(-HUGE_VAL);
@@ -25,8 +25,8 @@ struct ArgMax {
   }
 };
 
-// The largest element, and the sum of e^(element - largest), in one reading: log sum e^element is max + log(sum). Where
-// a row is held, or its function is cheap, team.max and then team.sum take fewer exponentials.
+// MaxSum is the largest element and the sum of e^(element - largest), in one reading: log sum e^element = max +
+// log(sum). Where a row is held, or its function is cheap, team.max and then team.sum take fewer exponentials.
 template <typename C>
 struct MaxSum {
   C max = C(-HUGE_VAL), sum = 0;
@@ -41,7 +41,7 @@ struct MaxSum {
   }
 };
 
-// How many elements, their mean, and the sum of their squared distances from it (Welford, Chan).
+// Moments are the number of elements, their mean, and the sum of their squared distances from it (Welford, Chan).
 template <typename C>
 struct Moments {
   C count = 0, mean = 0, squares = 0;

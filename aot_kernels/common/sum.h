@@ -1,4 +1,4 @@
-// Sums in a fixed order, so that equal calls give equal bits: within teams of threads, and over axes of an array.
+// Sums within teams of threads and over axes of an array have a fixed order, so that they are reproducible bit for bit.
 #pragma once
 
 #include <algorithm>
@@ -10,8 +10,8 @@
 
 namespace msops {
 
-// A running sum of elements of type T. It keeps what each addition loses, and so has about the error of one addition,
-// however many there are.
+// Sum is a running sum of elements of type T. It keeps what each addition loses, and so has about the error of one
+// addition, however many there are.
 template <typename T>
 struct Sum {
   using C = Compute<T>;
@@ -24,10 +24,10 @@ struct Sum {
     lost += (before - (sum - added)) + (x - added);
     return *this;
   }
-  MSOPS_BOTH C total() const { return sum - sum == 0 ? sum + lost : sum; }  // what infinity lost is NaN
+  MSOPS_BOTH C total() const { return sum - sum == 0 ? sum + lost : sum; }  // what an infinite sum lost is NaN
 };
 
-// A running sum of usually up to some hundred terms. Rounding to float16 hides what float loses in those.
+// ShortSum is a running sum of usually up to some hundred terms. Rounding to float16 hides what float loses in these.
 template <typename T>
 struct ShortSum : Sum<T> {};
 template <>
@@ -38,8 +38,9 @@ struct ShortSum<Half> {
   MSOPS_BOTH float total() const { return sum; }
 };
 
-// A team is kLanes neighbouring GPU threads of one warp that work on one item; on the CPU it is one thread. The sum is
-// over the lanes that are a multiple of kStride apart. All teams of the warp must come here, or have returned.
+// Adds up values over a team: kLanes neighbouring GPU threads of one warp that work on one item, or one thread on the
+// CPU. The sum is over the lanes whose distance is a multiple of kStride. All teams of the warp must call this, or have
+// returned.
 template <int kLanes, int kStride = 1, typename T>
 MSOPS_BOTH T team_sum(T value) {
 #ifdef __CUDA_ARCH__
@@ -57,10 +58,11 @@ MSOPS_BOTH void team_sum([[maybe_unused]] T (&values)[kValues], [[maybe_unused]]
 #endif
 }
 
-// out[split][k] = sum of in[kept(k) + summed(r)] over the split's share of all r. Elements are read in packs of N
-// neighbours, which belong to one sum, or if kAcross to N sums: `terms` or `outputs` then counts packs. If kEnds, one
-// axis is summed along, by packs that may begin and end anywhere: `terms` counts elements. A team of 2^lane_bits
-// threads shares a sum. `out` is of Rounded if `rounds`, else of Compute<In>: as an argument, since it costs no time.
+// out[split][k] = sum of in[kept(k) + summed(r)] over the split's part of all r. Elements are read in packs of N
+// neighbours, which belong to one sum or, if kAcross, to N sums; `terms` or `outputs` then counts packs. If kEnds, the
+// sum is along one axis, by packs that may begin and end anywhere, and `terms` counts elements. A team of 2^lane_bits
+// threads shares a sum. `out` has elements of Rounded if `rounds`, else of Compute<In>; `rounds` is a runtime argument,
+// since that costs no time.
 template <bool kAcross, bool kEnds, int N, typename In, typename Rounded>
 struct SumBody {
   using C = Compute<In>;
@@ -81,7 +83,7 @@ struct SumBody {
     Sum<In> sums[kSums];
     Index r = part_begin<Index>(all, split, parts), end = part_begin<Index>(all, split + 1, parts);
     In first = In(0), last = In(0);
-    if (kEnds) {  // the elements before and behind the whole packs, one for each lane
+    if (kEnds) {  // the elements before and after the whole packs, one for each lane
       from += r;
       const Index run = end - r, to_pack = elements_to_pack<N>(from), head = to_pack < run ? to_pack : run;
       const Index tail = (run - head) % N;
@@ -89,7 +91,7 @@ struct SumBody {
       if (lane < tail) last = from[run - tail + lane];
       from += head, r = 0, end = (run - head) / N;
     }
-    if (summed.count <= 1) {  // without divisions, up to 8 loads of a lane are under way at once
+    if (summed.count <= 1) {  // there are no divisions, and up to 8 loads of a lane are in flight
       const Index step = summed.count ? static_cast<Index>(summed.stride[0][0]) : 0;
       const auto offset = [step](Index term) { return term * step; };
       for (; r + 8 * lanes <= end; r += 8 * lanes) add<8, false>(from, offset, r + lane, end, sums);
@@ -139,9 +141,9 @@ void sum(Call& call, const Axes<1>& kept, const Axes<1>& summed, int64_t splits,
   if (call.on_cpu()) return sum_on_cpu<Sum>(call, kept, summed, splits, in, out);
   constexpr int kPack = kPackWidth<In>;
   constexpr bool kRounds = !std::is_same<Out, Compute<In>>::value;
-  using Rounded = std::conditional_t<kRounds || sizeof(In) == 8, Out, Half>;  // of float, one kernel for both
+  using Rounded = std::conditional_t<kRounds || sizeof(In) == 8, Out, Half>;  // one kernel for both results of float
   const int64_t outputs = kept.total(), terms = summed.total(), largest_offset = kept.extent(0) + summed.extent(0);
-  // With a team of 1 thread, of 8 or of a warp, the smallest with a thread for each of `work` pieces.
+  // Launches teams of 1 thread, of 8, or of a warp: the smallest with a thread for each of `work` pieces.
   const auto launch = [&](auto across, auto ends, auto width, int64_t work, int fewest_bits) {
     constexpr bool kAcross = across, kEnds = ends;
     constexpr int N = width;
@@ -152,7 +154,7 @@ void sum(Call& call, const Axes<1>& kept, const Axes<1>& summed, int64_t splits,
       const SumBody<kAcross, kEnds, N, In, Rounded> body{kept,      summed, items, steps,  splits,
                                                          lane_bits, in,     out,   kRounds};
       on_gpu_with<uint32_t>(call, threads(items), body);
-    } else {  // one kernel for all cases
+    } else {  // one kernel serves all cases
       const SumBody<false, false, 1, In, Rounded> body{kept,      summed, outputs, terms,  splits,
                                                        lane_bits, in,     out,     kRounds};
       on_gpu_with<int64_t>(call, threads(outputs), body);
@@ -161,7 +163,7 @@ void sum(Call& call, const Axes<1>& kept, const Axes<1>& summed, int64_t splits,
   constexpr std::true_type yes;
   constexpr std::false_type no;
   constexpr Constant<kPack> pack;
-  // Neighbouring threads should read neighbouring elements: of one sum, or of as many sums. If those are too few to
+  // Neighbouring threads should read neighbouring elements, of one sum or of as many sums. If there are too few sums to
   // fill a GPU, a team shares a sum all the same.
   const bool along = summed.contiguous() || kept.count == 0;
   const bool enough = outputs * splits >= 65536;
@@ -177,7 +179,7 @@ void sum(Call& call, const Axes<1>& kept, const Axes<1>& summed, int64_t splits,
   }
 }
 
-// out[j] = sum of in[i][j] over i, where the rows of `in` are `pitch` apart.
+// out[j] = sum of in[i][j] over i, where the rows of `in` have the stride `pitch`.
 template <typename In, typename Out>
 void sum_rows(Call& call, int64_t rows, int64_t columns, int64_t pitch, const In* in, Out* out) {
   Axes<1> kept, summed;
@@ -186,8 +188,7 @@ void sum_rows(Call& call, int64_t rows, int64_t columns, int64_t pitch, const In
   sum(call, kept, summed, 1, in, out);
 }
 
-// partial[part][j]: the sum of f(i, j) over the part's share of the rows i. Neighbouring threads have neighbouring
-// columns.
+// partial[part][j] = sum of f(i, j) over the part's rows i. Neighbouring threads have neighbouring columns.
 template <typename C, typename F>
 struct SumOfFunction {
   int64_t rows, columns, parts;
@@ -224,7 +225,7 @@ struct SumOfFunctionOnCpu {
 };
 
 // out[j] = sum of f(i, j) over the rows i, where `f` is an object with `MSOPS_BOTH C operator()(int64_t i, int64_t j)
-// const`. `partial` is scratch for parts * columns sums, of which each adds up a share of the rows.
+// const`. `partial` is scratch for parts * columns sums, each over a part of the rows.
 template <typename C, typename F, typename Out>
 void sum_rows_of(Call& call, const F& f, int64_t rows, int64_t columns, int64_t parts, C* partial, Out* out) {
   const SumOfFunction<C, F> all{rows, columns, parts, f, partial};

@@ -1,4 +1,4 @@
-// Sums over axes of an array on the CPU, in loops along the array's innermost axis, which vectorize.
+// On the CPU, sums over axes of an array run in loops along the array's innermost axis, which vectorize.
 #pragma once
 
 #include <algorithm>
@@ -8,7 +8,7 @@
 
 namespace msops {
 
-// The sum of n neighbours, as that of kLanes sums which each take every kLanes-th.
+// Adds up n neighbours as kLanes sums, each of every kLanes-th element.
 template <typename In>
 MSOPS_CPU Compute<In> sum_of_run(const In* in, int64_t n) {
   constexpr int kVectors = 4, kWidth = 32 / sizeof(Compute<In>), kLanes = kVectors * kWidth;
@@ -26,7 +26,7 @@ MSOPS_CPU Compute<In> sum_of_run(const In* in, int64_t n) {
   return total;
 }
 
-// One split's share of all terms.
+// Share is one split's range of all terms.
 struct Share {
   int64_t begin, end;
 
@@ -35,7 +35,7 @@ struct Share {
         end(splits == 1 ? terms : part_begin(terms, split + 1, splits)) {}
 };
 
-// out[split][k] as in SumBody; the innermost axis of `summed` has stride 1. Index i is one sum.
+// Computes out[split][k] as SumBody does, where the innermost axis of `summed` has stride 1. Index i is one sum.
 template <typename Sum, typename In, typename Out>
 struct SumAlong {
   Axes<1> kept, summed;
@@ -57,12 +57,13 @@ struct SumAlong {
   }
 };
 
-// The same where the innermost axis of `kept` has stride 1, or all is summed. Index i is a run of neighbouring sums.
+// Computes out[split][k] where the innermost axis of `kept` has stride 1, or all is summed. Index i is a run of
+// neighbouring sums.
 template <typename Sum, typename In, typename Out>
 struct SumAcross {
   static constexpr int64_t kRun = 128;
   Axes<1> kept, summed;
-  int64_t outputs, terms, splits, length, runs;  // of the innermost kept axis, which is cut into runs
+  int64_t outputs, terms, splits, length, runs;  // length, runs: of the innermost kept axis, which is cut into runs
   const In* in;
   Out* out;
 

@@ -1,4 +1,4 @@
-// The threads that share a row: what Team offers to the body of for_rows (see rows.h), on both devices.
+// Team is the threads that share a row: this is what it offers to the body of for_rows (see rows.h), on both devices.
 #pragma once
 
 #include <type_traits>
@@ -12,22 +12,23 @@
 
 namespace msops {
 
-// A row of a matrix. T is const where it is only read.
+// Row is a row of a matrix. T is const where it is only read.
 template <typename T>
 struct Row {
   T* data;
   int64_t length;
 };
 
-// A row that the team keeps in registers, kHeld packs of N neighbours in each lane.
+// HeldRow is a row that the team keeps in registers, kHeld packs of N neighbours in each lane.
 template <typename T, int kHeld, int N>
 struct HeldRow {
   Row<T> row;
   Pack<std::remove_const_t<T>, N> packs[kHeld];
 };
 
-// How a team is made up. kLanes threads of a block share a row, kHeld packs of which a lane keeps; 0: rows may be
-// longer, and are read again for each reduction. If kClustered, the blocks of a cluster share it.
+// TeamShape says how a team is made up. kLanes threads of a block share a row, of which a lane keeps kHeld packs. If
+// kHeld is 0, rows may be longer, and each reduction reads them again. If kClustered, the blocks of a cluster share a
+// row.
 template <int lanes, int width, int held, bool clustered = false>
 struct TeamShape {
   static constexpr int kLanes = lanes, kWidth = width, kHeld = held;
@@ -35,13 +36,13 @@ struct TeamShape {
 };
 using OnCpu = TeamShape<1, 16, 0>;
 
-// Room for one result of a reduction.
+// SharedOfWarp has room for one result of a reduction.
 struct alignas(16) SharedOfWarp {
   unsigned char bytes[32];
 };
 
-// Elements are of the computing type C. The packs of a row begin `shift` elements before it, where memory is aligned;
-// the elements of the first and the last pack that are outside the row are neither read nor written.
+// Elements have the computing type C. The packs of a row begin `shift` elements before it, where memory is aligned; the
+// elements of the first and the last pack that are outside the row are neither read nor written.
 template <typename C, typename Shape>
 class Team {
  public:
@@ -55,7 +56,8 @@ class Team {
 #endif
   }
 
-  // The row, to be given to the functions below in place of a Row: read once, where the team can keep it.
+  // Returns the row for the functions below, which take it in place of a Row. It is read once, where the team can keep
+  // it.
   template <typename T>
   MSOPS_BOTH auto load(Row<T> row) const {
     if constexpr (Shape::kHeld == 0) {
@@ -68,8 +70,8 @@ class Team {
     }
   }
 
-  // The sum, and the largest, of f(a_j, b_j, ...) over all j, of rows a, b, ... of one length; 0, and -infinity, of
-  // none. NaN counts as larger than all.
+  // sum and max return the sum and the largest of f(a_j, b_j, ...) over all j, for rows a, b, ... of one length. For
+  // empty rows they return 0 and -infinity. NaN counts as larger than all.
   template <typename F, typename First, typename... In>
   MSOPS_BOTH C sum(const F& f, const First& first, const In&... in) const {
     return combined(C(0), [](C a, C b) { return a + b; }, f, first, in...);
@@ -88,8 +90,8 @@ class Team {
     return max([](C v) { return v; }, in);
   }
 
-  // The results of f combined by any associative and commutative `combine`, for which combine(a, identity) is a. They
-  // may be numbers, or structs of up to 32 bytes, such as a value and its column.
+  // Combines the results of f by any associative and commutative `combine`, for which combine(a, identity) is a.
+  // Results may be numbers, or structs of up to 32 bytes, such as a value and its column.
   template <typename R, typename Combine, typename F, typename First, typename... In>
   MSOPS_BOTH R reduce(R identity, const Combine& combine, const F& f, const First& first, const In&... in) const {
     static_assert(std::is_same<decltype(at(f, int64_t{}, element(first, 0), element(in, 0)...)), R>::value,
@@ -97,7 +99,7 @@ class Team {
     return combined(identity, combine, f, first, in...);
   }
 
-  // A statistic of a row, as in statistics.h: team.reduce(ArgMax<C>(), x[row]).
+  // Returns a statistic of a row (see statistics.h), as in team.reduce(ArgMax<C>(), x[row]).
   template <typename R, typename In>
   MSOPS_BOTH R reduce(R identity, const In& in) const {
     return combined(
@@ -105,7 +107,7 @@ class Team {
         in);
   }
 
-  // out_j = f(a_j, b_j, ...) for all j. `out` may be one of the others.
+  // out_j = f(a_j, b_j, ...) for all j, where `out` may be one of the inputs.
   template <typename F, typename T, typename... In>
   MSOPS_BOTH void map(const F& f, Row<T> out, const In&... in) const {
 #ifdef __CUDA_ARCH__
@@ -117,7 +119,7 @@ class Team {
 #endif
   }
 
-  // One number, of the whole row.
+  // Stores one number for the whole row.
   template <typename T>
   MSOPS_BOTH void store(T* to, Compute<T> value) const {
     if (lane_ == 0) assign(*to, value);
@@ -156,7 +158,7 @@ class Team {
 #endif
   }
 
-  // All results as one, by halves.
+  // Combines all results to one, by halves.
   template <typename R, typename Combine>
   static MSOPS_BOTH R folded(R (&results)[N], const Combine& combine) {
     for (int half = N / 2; half > 0; half /= 2)
@@ -164,13 +166,14 @@ class Team {
     return results[0];
   }
 
-  // Converts to int64_t and to nothing else, so that no function of an element more passes for one of a column.
+  // Column converts to int64_t and to nothing else, so that a function of one more element does not pass for one of a
+  // column.
   struct Column {
     template <typename Index, typename = std::enable_if_t<std::is_same<Index, int64_t>::value>>
     MSOPS_BOTH operator Index() const;
   };
 
-  // f(v...), or f(j, v...) if it takes the column.
+  // Calls f(v...), or f(j, v...) if f takes the column.
   template <typename F, typename... V>
   static MSOPS_BOTH auto at(const F& f, [[maybe_unused]] int64_t j, V... v) {
     if constexpr (std::is_invocable<F, V...>::value) {
@@ -214,7 +217,7 @@ class Team {
   static MSOPS_BOTH bool is_inside(int64_t j, int64_t length) {
     return static_cast<uint64_t>(j) < static_cast<uint64_t>(length);
   }
-  // Whether the pack at element j is moved at once.
+  // Returns whether the pack at element j is moved at once.
   template <typename T>
   static MSOPS_BOTH bool is_whole(const Row<T>& row, int64_t j) {
     return j >= 0 && j + N <= row.length && is_aligned<N>(row.data + j);
@@ -278,8 +281,8 @@ class Team {
   }
 
 #ifdef __CUDACC__
-  // Over `lanes` neighbouring lanes of a warp, a power of 2. Structs are combined in the lanes' order, so that all
-  // lanes have the same bits even where combine(a, b) is rounded otherwise than combine(b, a).
+  // Reduces over `lanes` neighbouring lanes of a warp, a power of 2. Structs are combined in the lanes' order, so that
+  // all lanes have the same bits even where combine(a, b) is rounded differently from combine(b, a).
   template <typename R, typename Combine>
   static __device__ R over_warp(R value, const Combine& combine, int lanes) {
     constexpr int kWords = (sizeof(R) + 3) / 4;
@@ -298,7 +301,7 @@ class Team {
     return value;
   }
 
-  // Over the blocks of a cluster, whose number is a power of 2; `shared` is the same place in each of them.
+  // Reduces over the blocks of a cluster, whose number is a power of 2. `shared` is the same place in each of them.
   template <typename R, typename Combine>
   static __device__ R over_cluster(R value, const Combine& combine, SharedOfWarp* shared) {
     if (threadIdx.x == 0) memcpy(shared, &value, sizeof value);
@@ -330,7 +333,7 @@ class Team {
 
   int lane_, lanes_;      // lanes of the whole team
   int shift_;             // elements from where memory is aligned to the row
-  SharedOfWarp* shared_;  // of each warp, and of the block, if the team is larger than a warp
+  SharedOfWarp* shared_;  // a result of each warp, then of the block, if the team is larger than a warp
 };
 
 }  // namespace msops

@@ -1,9 +1,9 @@
-// Depthwise convolution on the CPU, for all but the widest dilations, strides and paddings.
+// These functions compute the depthwise convolution on the CPU, except for the widest dilations, strides and paddings.
 //
-// A tile of an image is copied in the type of computation, with zeros where the padding is, and with those positions
-// side by side that are a stride apart. In the copy each tap of the kernel meets neighbours in neighbouring outputs, at
-// a distance of its own; and since rows of results are as far apart as rows of the copy, all rows of a tile are one
-// long row. What is computed between two rows of results is not used.
+// A tile of an image is copied in the type of computation, with zeros where the padding is, and with positions side by
+// side whose distance is the stride. In the copy, each tap of the kernel meets neighbouring inputs in neighbouring
+// outputs, at an offset of its own. Since rows of results have the stride of the copy's rows, all rows of a tile are
+// one long row; what is computed between two rows of results is not used.
 #pragma once
 
 #include <algorithm>
@@ -14,10 +14,10 @@
 
 namespace msops::depthwise::cpu {
 
-constexpr int kMostStride = 16;  // more leave most of the input unread
+constexpr int kMostStride = 16;  // larger ones leave most of the input unread
 
-// What one direction of a tile reads. Copies are as many as there are classes of taps: tap k is of class k % period,
-// and its class' position o + k / period * shift is its input for output o.
+// Reads is what one direction of a tile reads. There is a copy for each class of taps: tap k is of class k % period,
+// and its input for output o is position o + k / period * shift of the class.
 struct Reads {
   int64_t copies, period, shift, reach;
 
@@ -28,8 +28,8 @@ struct Reads {
   }
 };
 
-// Backward, positions of dx that are a stride apart are results of one convolution of dout, with those taps that meet
-// them: tap k meets position stride i + phase in output i + at(phase, k).
+// Backward, positions of dx whose distance is the stride are results of one convolution of dout, with the taps that
+// meet them: tap k meets position stride i + phase in output i + at(phase, k).
 struct Meets {
   int64_t stride, pad, dilation, lowest, reach;
 
@@ -42,7 +42,7 @@ struct Meets {
   MSOPS_CPU int64_t at(int64_t phase, int64_t k) const { return (phase + pad - k * dilation) / stride; }
 };
 
-// Forward and for the weights' gradient: the copies of x, one for each class of taps in both directions.
+// Input makes the copies of x, forward and for the weights' gradient: one for each class of taps in both directions.
 struct Input {
   Shape s;
   Reads h, w;
@@ -91,7 +91,7 @@ struct Forward : Input {
   }
 };
 
-// Index i is a tile of one image of dx. Its rows and columns are each of as many results as the stride.
+// Index i is a tile of one image of dx. Each of its rows and columns stands for as many results as the stride.
 template <typename T>
 struct InputGradient {
   Shape s;
@@ -137,7 +137,7 @@ struct InputGradient {
   }
 };
 
-// Index i is a row of `partial` and a kernel: its sums over the row's share of all tiles of the batch.
+// Index i is a row of `partial` and a kernel, whose sums are over the row's part of all tiles of the batch.
 template <typename T>
 struct WeightGradient : Input {
   const T *x, *dout;
@@ -159,7 +159,7 @@ struct WeightGradient : Input {
       const int64_t n = at / tiling.tiles();
       const Tile tile(tiling, at % tiling.tiles(), s.h.out, s.w.out);
       copy(x + (n * s.channels + oc / s.multiplier) * s.h.in * s.w.in, tile, input);
-      // Zero between two rows, so that the products there are, too.
+      // The copy is zero between two rows, so that the products there are zero, too.
       cpu::copy(dout + (n * kernels + oc) * s.h.out * s.w.out, s.w.out, {tile.row, 1, s.h.out, tile.rows},
                 {tile.column, 1, tile.column + tile.columns, tiling.pitch}, gradient);
       std::fill(gradient + tile.length, gradient + tile.length + kSlack<C>, C(0));
@@ -180,7 +180,7 @@ inline bool takes(const Shape& s) {
   return s.taps() <= kMostTaps && std::max(s.h.stride, s.w.stride) <= kMostStride && s.channels > 0;
 }
 
-// For each number of a tile: some work of copying, and a vector's share of each tap's.
+// Each number of a tile costs some work of copying, and for each tap a part of a vector's multiplication.
 inline double cost(const Shape& s, const Tiling& tiling) {
   return static_cast<double>(tiling.rows * tiling.columns) * (4 + static_cast<double>(s.taps()) / 4);
 }

@@ -1,4 +1,4 @@
-// What depthwise convolution on the CPU does with a tile: cut it out, copy it, and correlate it with taps.
+// The depthwise convolution on the CPU cuts out a tile, copies it, and correlates it with taps.
 #pragma once
 
 #include <algorithm>
@@ -9,18 +9,18 @@ namespace msops::depthwise::cpu {
 
 constexpr int kRoom = 8192;      // numbers of a tile: 32 KB of float, as large as most first level caches
 constexpr int kMostTaps = 1024;  // 32 x 32
-constexpr int kVectors = 8;      // under way at once, to hide the latency of multiply-add
+constexpr int kVectors = 8;      // in flight at once, to hide the latency of multiply-add
 template <typename C>
 constexpr int kWidth = 32 / sizeof(C);
 template <typename C>
 constexpr int kSlack = kVectors * kWidth<C>;  // loops end at whole multiples of it
 
-// How a plane of results is cut into tiles.
+// Tiling says how a plane of results is cut into tiles.
 struct Tiling {
   int64_t rows, columns, down, across;  // of a tile; tiles of a plane
   int64_t pitch, plane;                 // numbers that a row and a copy take
 
-  // False if no useful tile has room.
+  // Chooses the sizes; returns false if no useful tile has room.
   bool fit(int64_t all_rows, int64_t all_columns, int64_t copies, int64_t reach_h, int64_t reach_w) {
     if (all_rows == 0 || all_columns == 0) return false;
     for (across = (all_columns + 255) / 256;; across *= 2) {
@@ -39,7 +39,7 @@ struct Tiling {
   int64_t tiles() const { return down * across; }
 };
 
-// One of a tiling's tiles.
+// Tile is one of a tiling's tiles.
 struct Tile {
   int64_t row, column, rows, columns, length;  // length: of all rows as one
 
@@ -50,7 +50,8 @@ struct Tile {
   }
 };
 
-// A direction of what is copied: elements first, first + step, ... of an array of `size`, or 0 where there is none.
+// Steps is one direction of a copy: the elements first, first + step, ... of an array of `size`, or 0 where there is
+// none.
 struct Steps {
   int64_t first, step, size, count;
 };
@@ -78,7 +79,7 @@ MSOPS_CPU void copy(const T* image, int64_t image_pitch, const Steps& h, const S
   }
 }
 
-// The taps that one kernel uses: their weights, and where they meet the first result.
+// Taps are the taps that one kernel uses: their weights, and where they meet the first result.
 template <typename C>
 struct Taps {
   int count = 0;

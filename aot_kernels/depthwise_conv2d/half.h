@@ -1,10 +1,10 @@
-// Depthwise convolution in float16 on the GPU's tensor cores: kernels of K = 3, 5 or 7 rows and up to 9 columns (18
-// with stride 2), no dilation, multiplier 1.
+// The GPU's tensor cores compute the depthwise convolution in float16: kernels of K = 3, 5 or 7 rows and up to 9
+// columns (18 with stride 2), no dilation, multiplier 1.
 //
 // A strip is 8 columns of results in the kRows rows of a band of an image. A warp takes 16 strips of one channel. Along
 // a row, the results of a strip are its window, 16 S columns of the input, times a band matrix of a row of taps: one
 // instruction multiplies a window row of all 16 strips. Products are exact, and summed as float. The band's zeros meet
-// elements, too: an infinity makes NaN of the results of a strip whose window it is in.
+// elements, too: an infinity in a strip's window makes the strip's results NaN.
 #pragma once
 
 #include "half_odd.h"
@@ -13,15 +13,15 @@
 
 namespace msops::depthwise::half {
 
-constexpr int kBackwardRows = 8;  // even: it takes rows of x in pairs
+constexpr int kBackwardRows = 8;  // even, since it takes rows of x in pairs
 
-// With more rows of taps, smaller blocks, of which more fit on a multiprocessor.
+// With more rows of taps, blocks are smaller, and more of them fit on a multiprocessor.
 template <int K>
 constexpr int kBackwardThreads = K > 5 ? 64 : 128;
 template <int V>
 constexpr int kBuffers = V > 1 ? 2 : 1;
 
-// Four neighbouring elements, of which each V are `inside` or are zero.
+// Loads four neighbouring elements, of which each V are `inside` or are zero.
 template <int V>
 __device__ uint2 load_four(const Half* from, const bool (&inside)[4 / V]) {
   if constexpr (V == 4) return inside[0] ? *reinterpret_cast<const uint2*>(from) : make_uint2(0, 0);
@@ -29,8 +29,8 @@ __device__ uint2 load_four(const Half* from, const bool (&inside)[4 / V]) {
   return make_uint2(inside[0] ? pairs[0] : 0, inside[4 / V - 1] ? pairs[1] : 0);
 }
 
-// Window columns are taken in an order in which a thread's are neighbours: its pairs are of columns 4 (lane % 4) and 2
-// more. V elements are read at once; they are all in the image, or none.
+// Window columns are taken in an order in which a thread's columns are neighbours: its pairs begin at columns 4 q and 4
+// q + 2, where q = lane % 4. V elements are read at once; they are all in the image, or none.
 template <int K, int S, int V>
 __global__ void __launch_bounds__(kForwardThreads)
     forward_kernel(Sizes s, Windows w, Divisor channels, const Half* __restrict__ x, const Half* __restrict__ weight,
@@ -73,7 +73,7 @@ __global__ void __launch_bounds__(kForwardThreads)
   float sums[kRows][4];
   for (auto& of_row : sums)
     for (float& sum : of_row) sum = start;
-  uint32_t windows[kIn][S][4];  // all of them are on their way at once
+  uint32_t windows[kIn][S][4];  // all loads are in flight at once
 #pragma unroll
   for (int t = 0; t < kIn; ++t) {
 #pragma unroll
@@ -90,7 +90,7 @@ __global__ void __launch_bounds__(kForwardThreads)
       from[u] += s.w_in;
     }
   }
-  __syncwarp();  // or the compiler would put some off
+  __syncwarp();  // else the compiler would delay some loads
 #pragma unroll
   for (int t = 0; t < kIn; ++t) {
 #pragma unroll
@@ -111,7 +111,7 @@ __global__ void __launch_bounds__(kForwardThreads)
   }
 }
 
-// The sums of a block's warps, of the gradients of a channel's taps and its bias, to a part's row of `partial`.
+// Writes the sums of a block's warps, for the gradients of a channel's taps and its bias, to a part's row of `partial`.
 template <int K>
 __device__ __forceinline__ void write_sums(const float (&products)[K + 1][2][4], const float (&of_bias)[4],
                                            const Windows& w, int channel, int channels, int part, float4* shared,
@@ -132,7 +132,7 @@ __device__ __forceinline__ void write_sums(const float (&products)[K + 1][2][4],
   __syncthreads();
   const int kernel = K * w.k_columns;
   float* to = partial + static_cast<int64_t>(part) * channels * (kernel + 1);
-  // Tap (a, b) is met by column i of x and column i + k_columns - 1 - b of the window, behind `shift`.
+  // Tap (a, b) is met by column i of x and column i + k_columns - 1 - b of the window, counted from `shift`.
   for (int k = threadIdx.x; k <= kernel; k += kThreads) {
     const int a = k / w.k_columns, b = k % w.k_columns;
     float sum = 0;
@@ -151,12 +151,12 @@ __device__ __forceinline__ void write_sums(const float (&products)[K + 1][2][4],
   }
 }
 
-// All gradients, for stride 1, of strips of dx. With window row t of dout:
-//   dx: forward, with the taps reversed.
-//   dweight: for each pair of rows of x and each t, the product of x's elements and the window's, summed over the 16
-//     strips: of what tap a + b meets, sums along diagonals, taken at the end.
+// Computes all gradients for stride 1, in strips of dx. Each window row t of dout adds to
+//   dx: as forward, with the taps reversed;
+//   dweight: for each pair of rows of x, the products of x's elements and the window's, summed over the 16 strips; the
+//     gradients of the taps are sums along diagonals of these, taken at the end;
 //   dbias: the strips' own columns of the window times ones.
-// One block: one channel, one part of its tiles. A warp copies a tile to shared memory while it works on the one
+// A block takes one channel and one part of its tiles. A warp copies a tile to shared memory while it works on the one
 // before.
 template <int K, int V>
 __global__ void __launch_bounds__(kBackwardThreads<K>)
@@ -164,12 +164,12 @@ __global__ void __launch_bounds__(kBackwardThreads<K>)
                     const Half* __restrict__ dout, Half* __restrict__ dx, float* __restrict__ partial) {
   if (!has_instructions_of(80)) return;
   constexpr int kRows = kBackwardRows, kIn = kRows - 1 + K, kThreads = kBackwardThreads<K>, kWarps = kThreads / 32;
-  constexpr int kX = kIn * kStrips * kWindow, kTile = kX + kRows * kStrips * kColumns;  // rows of x behind the windows
+  constexpr int kX = kIn * kStrips * kWindow, kTile = kX + kRows * kStrips * kColumns;  // rows of x after the windows
   extern __shared__ float4 shared[];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, q = lane % 4;
   const int channel = blockIdx.x, part = blockIdx.y, parts = gridDim.y;
   Half* const tiles = reinterpret_cast<Half*>(shared) + warp * kBuffers<V> * kTile;
-  // A window row's halves change places where strip / 4 is odd: so 8 strips' halves lie in different banks.
+  // A window row's halves change places where strip / 4 is odd, so that 8 strips' halves lie in different banks.
   const auto window_at = [](int t, int strip, int half) {
     return (t * kStrips + strip) * kWindow + (half ^ strip / 4 % 2) * 8;
   };
@@ -229,7 +229,7 @@ __global__ void __launch_bounds__(kBackwardThreads<K>)
     const Half one(1.f), zero(0.f);
     ones[i] = pair_of(within(j - w.left, kColumns) ? one : zero, within(j + 1 - w.left, kColumns) ? one : zero);
   }
-  float products[K + 1][2][4] = {}, of_bias[4] = {};  // products: of t less the pair's row, and half of the window
+  float products[K + 1][2][4] = {}, of_bias[4] = {};  // products[t - the pair's row][half of the window]
   int current = 0;
 #pragma unroll 1
   for (int tile = begin; tile < end; tile += kWarps, current ^= 1) {
@@ -243,7 +243,7 @@ __global__ void __launch_bounds__(kBackwardThreads<K>)
     const Half* const here = tiles + (V > 1 ? current : 0) * kTile;
     float sums[kRows][4] = {};
     uint32_t inputs[kRows / 2][4];
-    // Matrix m of four: row r + m % 2 of x, strips from 8 (m / 2) on.
+    // Matrix m of four is row r + m % 2 of x, with strips from 8 (m / 2) on.
 #pragma unroll
     for (int r = 0; r < kRows; r += 2)
       ldmatrix_x4_trans(
@@ -251,7 +251,7 @@ __global__ void __launch_bounds__(kBackwardThreads<K>)
           shared_address(here + kX + ((r + lane / 8 % 2) * kStrips + lane / 16 * 8 + lane % 8) * kColumns));
 #pragma unroll
     for (int t = 0; t < kIn; ++t) {
-      // Matrix m of four: strips from 8 (m % 2) on, half m / 2 of the window.
+      // Matrix m of four has strips from 8 (m % 2) on, and half m / 2 of the window.
       const unsigned row = shared_address(here + window_at(t, lane / 8 % 2 * 8 + lane % 8, lane / 16));
       uint32_t window[4], transposed[4];
       ldmatrix_x4(window, row);
@@ -289,7 +289,7 @@ __global__ void __launch_bounds__(kBackwardThreads<K>)
   write_sums<K>(products, of_bias, w, channel, s.channels, part, shared, partial);
 }
 
-// False, and nothing done, if the convolution is not for these kernels.
+// Returns false, and does nothing, if the convolution is not for these kernels.
 inline bool forward(Call& call, const Shape& s, int64_t largest, const Half* x, const Half* weight, const Half* bias,
                     Half* out) {
   bool done = false;
@@ -304,7 +304,7 @@ inline bool forward(Call& call, const Shape& s, int64_t largest, const Half* x, 
           return odd_forward_kernel<K, S>;
         }
       }();
-      // In narrow images with few taps, the many writes of parts of 32 bytes would take longer than all else.
+      // In narrow images with few taps, the many writes of parts of 32 bytes would take longer than everything else.
       if (pack == 1 && s.h.kernel == 3 && s.w.out <= kColumns) return;
       static const bool can = is_compiled_for(80, kernel);
       if (!can) return;
@@ -318,11 +318,11 @@ inline bool forward(Call& call, const Shape& s, int64_t largest, const Half* x, 
   return done;
 }
 
-// The number of rows of `partial` that it wrote, of at most `rows`; 0, and nothing done, if the convolution is not for
-// these kernels.
+// Returns how many rows of `partial` it wrote, at most `rows`. Returns 0, and does nothing, if the convolution is not
+// for these kernels.
 inline int64_t backward(Call& call, const Shape& s, int64_t largest, const Half* x, const Half* weight,
                         const Half* dout, Half* dx, float* partial, int64_t rows) {
-  // Every output must be in a column and row of dx, to be counted.
+  // Every output must be in a column and row of dx, or it would not be counted.
   if (s.h.padding >= s.h.kernel || s.w.padding >= s.w.kernel) return 0;
   int64_t parts = 0;
   const int64_t pad = s.w.kernel - 1 - s.w.pad;

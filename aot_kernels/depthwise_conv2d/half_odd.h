@@ -1,5 +1,6 @@
-// What half.h does otherwise where rows begin anywhere: images of odd width, and arrays that begin between aligned
-// pairs of elements. Rows are read and written as the aligned pairs that the elements are in, and shifted in registers.
+// This is what half.h does differently where rows begin anywhere: images of odd width, and arrays that begin between
+// aligned pairs of elements. Rows are read and written as the aligned pairs that contain the elements, and shifted in
+// registers.
 #pragma once
 
 #include "half_tiles.h"
@@ -8,15 +9,15 @@
 
 namespace msops::depthwise::half {
 
-// Which of a pair at `column` are in the row.
+// Returns a mask of those elements of a pair at `column` that are in the row.
 __device__ inline uint32_t mask_of(int column, int width) {
   return (within(column, width) ? 0xffff : 0) | (within(column + 1, width) ? 0xffff0000 : 0);
 }
 
-// A thread's place in rows of images that begin anywhere, taken as aligned pairs of elements.
+// Pairs is a thread's place in rows of images that begin anywhere, taken as aligned pairs of elements.
 struct Pairs {
   uint32_t* pairs;
-  int at[2], pitch;   // of an even and an odd row; pairs from row to next but one
+  int at[2], pitch;   // at: of an even and an odd row; pitch: pairs from a row to the next but one
   uint32_t shift[2];  // bits to the row's first element
   int row, height;    // of its image
   int safe, count;    // rows whose pairs are in the array, even those beyond the row's ends
@@ -36,23 +37,23 @@ struct Pairs {
   }
   __device__ uint32_t* of_row(int i) const { return pairs + (at[i % 2] + i / 2 * pitch); }
   __device__ bool is_safe(int at) const { return within(row + at - safe, count); }
-  // Whether the image has the row, but it is not safe.
+  // Returns whether the image has the row, but it is not safe.
   __device__ bool is_edge(int at) const { return within(row + at, height) && !is_safe(at); }
   __device__ bool has_edges() const { return count < height; }
 };
 
-// Those of a pair that are in the row; the others zero.
+// Returns the elements of a pair that are in the row; the others are zero.
 __device__ inline uint32_t pair_within(const uint32_t* pair, int column, int width) {
   const Half* const from = reinterpret_cast<const Half*>(pair);
   return pair_of(within(column, width) ? from[0] : Half(0.f), within(column + 1, width) ? from[1] : Half(0.f));
 }
 
 // Writes a warp's results of kRows rows, of which a thread has two neighbours at `column`. In rows that begin between
-// aligned pairs, the second one goes with the next thread's first.
+// aligned pairs, the second one is written with the next thread's first.
 template <int kRows>
 struct PairsOut {
   Pairs to;
-  int paired[2], single[2];  // so many rows are written as pairs, or one element by itself
+  int paired[2], single[2];  // how many rows are written as pairs, or one element by itself
   int single_shift[2];       // which one of the two
   bool both_alone[2];
 
@@ -77,7 +78,7 @@ struct PairsOut {
     const uint32_t next = __shfl_down_sync(~0u, own, 1);
     uint32_t* const pair = to.of_row(r);
     if (r < paired[r % 2]) *pair = __funnelshift_r(own, next, to.shift[r % 2]);
-    // Alone, the second is the first of its pair; the first is that, too, or the one before.
+    // Alone, the second element is the first of its pair; the first element is that, too, or the one before the pair.
     if (r < single[r % 2])
       *(reinterpret_cast<uint16_t*>(pair) - (to.shift[r % 2] - single_shift[r % 2]) / 16) =
           static_cast<uint16_t>(own >> single_shift[r % 2]);
@@ -85,8 +86,8 @@ struct PairsOut {
   }
 };
 
-// A thread's 8 elements of each of kCount rows, `step` rows apart, for 16 bytes in shared memory. If kNext, the pair
-// behind is the next thread's first.
+// Eights are a thread's 8 elements of each of kCount rows, at a distance of `step` rows, for 16 bytes in shared memory.
+// If kNext, the pair after them is the next thread's first.
 template <int kCount, bool kNext>
 struct Eights {
   Pairs in;
@@ -128,7 +129,7 @@ struct Eights {
   }
 };
 
-// As forward_kernel in half.h. Of a row that begins between two aligned pairs, a thread's last pair comes from
+// Works as forward_kernel in half.h. In a row that begins between two aligned pairs, a thread's last pair comes from
 // the next thread.
 template <int K, int S>
 __global__ void __launch_bounds__(kForwardThreads)

@@ -1,4 +1,4 @@
-// What the kernels for the tensor cores share (see half.h): their tiles, and the band matrix.
+// The kernels for the tensor cores (see half.h) share these tiles, and the band matrix.
 #pragma once
 
 #include "../common/sum.h"
@@ -25,7 +25,7 @@ struct Windows {
 struct Strip {
   int image, row, column;
 
-  // Strip `strip` of a channel, of all images; beyond those, `row` is `beyond`.
+  // Finds strip `strip` of a channel, in all images; beyond the last one, `row` is `beyond`.
   __device__ Strip(const Windows& w, const Sizes& s, int strip, int channel, int rows, int beyond) {
     const int n = w.bands.divide(w.groups.divide(strip, &column), &row);
     column *= kColumns;
@@ -38,7 +38,8 @@ __device__ inline uint32_t pair_of(Half first, Half second) {
   return first.bits | static_cast<uint32_t>(second.bits) << 16;
 }
 
-// The taps of a row for window column j and result column n = lane / 4, or zero; the last first if kReversed.
+// Returns the tap of a row for window column j and result column n = lane / 4, or zero. If kReversed, the last tap is
+// first.
 template <int S, bool kReversed>
 __device__ Half tap_at(const Half* row, const Windows& w, int j) {
   const int b = j - w.shift - threadIdx.x % 32 / 4 * S;
@@ -62,7 +63,7 @@ void with_kernel(const Shape& s, int64_t largest, int64_t pad, std::initializer_
     if (V == 1 && std::min(s.w.in, s.w.out) < 3) return;
     const int64_t margin = (kWindow * S + s.w.padding) / std::min(s.w.in, s.w.out) + 1;
     const int64_t tiles = (s.batch * bands * groups - 1) / kStrips + 1;
-    if (tiles * s.channels > kLargest32 / 32) return;  // a thread's number
+    if (tiles * s.channels > kLargest32 / 32) return;  // so that a thread's number has 32 bits
     const Windows windows{static_cast<int>(s.w.kernel),
                           static_cast<int>(left),
                           static_cast<int>(left - pad),

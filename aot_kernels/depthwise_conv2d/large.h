@@ -1,10 +1,10 @@
-// Depthwise convolution on the GPU for kernels of any size, stride 1, no dilation, multiplier 1: what is not for the
-// kernels made for small ones.
+// These kernels compute the depthwise convolution for weights of any size, stride 1, no dilation, multiplier 1, where
+// the kernels made for small weights do not take it.
 //
 // A thread computes 4 x 4 neighbouring results in registers. In steps of 4 taps of a row it reads 4 more of the row's
 // elements, and the taps of the 4 rows of the kernel that the row meets: 5 reads of 16 bytes for 64 products. The
-// weight's gradient is the same with other roles: its taps are the results, and an image of dout is the kernel. Rows of
-// taps are filled up with zeros, which make NaN of an infinity up to 3 columns behind a window.
+// weight's gradient is computed alike, with other roles: its taps are the results, and an image of dout is the kernel.
+// Rows of taps are padded with zeros, which turn an infinity up to 3 columns after a window into NaN.
 #pragma once
 
 #include "../common/sum.h"
@@ -15,17 +15,17 @@
 namespace msops::depthwise::large {
 
 constexpr int kTile = 4;                       // results of a thread, down and across
-constexpr int kMostThreads = 256, kEdge = 64;  // a tile of 64 x 64 results has so many threads
+constexpr int kMostThreads = 256, kEdge = 64;  // a tile of 64 x 64 results has 256 threads
 
 inline int round_up(int64_t n) { return static_cast<int>((n + kTile - 1) / kTile * kTile); }
 
-// Rows of floats in shared memory, a multiple of 4 each.
+// Plane is rows of floats in shared memory, whose length is a multiple of 4.
 struct Plane {
   int rows, pitch;
 
   MSOPS_BOTH int size() const { return rows * pitch; }
 
-  // Copies from row `row` and column `column` on of an image of height x width; zero where that ends. Returns the sum
+  // Copies an image of height x width from row `row` and column `column` on, with zeros where it ends. Returns the sum
   // of what this thread copied.
   template <typename T>
   __device__ float fill(float* to, const T* image, int row, int column, int height, int width) const {
@@ -77,16 +77,17 @@ __device__ inline void correlate(const float* rows, int pitch, const float* taps
   for (; t < kernel.rows + kTile - 1; ++t) row(t, std::false_type{});
 }
 
-// Images of height_in x width_in to results of height x width, whose windows begin `top` and `left` before them.
+// A Problem takes images of height_in x width_in to results of height x width, whose windows begin `top` and `left`
+// before them.
 struct Problem {
   int channels, height_in, width_in, height, width, top, left;
   int k_rows, k_columns;
-  bool reversed;  // the kernel's last tap first
+  bool reversed;  // the kernel's last tap comes first
   Plane image, kernel;
   int tile_rows, tile_columns, tiles_down, tiles_across;
 };
 
-// One block: one tile of one image's results.
+// A block computes one tile of one image's results.
 template <typename T>
 __global__ void __launch_bounds__(kMostThreads)
     forward_kernel(Problem p, const T* __restrict__ in, const T* __restrict__ weight, const T* __restrict__ bias,
@@ -120,13 +121,14 @@ __global__ void __launch_bounds__(kMostThreads)
   }
 }
 
-// The sums over images and positions for one channel's weight and bias. Tiles are of dout, which is the kernel; the
-// results are the taps, `down` x `across` threads' of them, for `groups` shares of a tile's rows.
+// Sums are the sums over images and positions for one channel's weight and bias. Tiles are of dout, which is the
+// kernel. The results are the taps: `down` x `across` threads compute them, for each of `groups` parts of a tile's
+// rows.
 struct Sums {
   int batch, groups, down, across;
 };
 
-// One block: one channel, one part of its tiles.
+// A block takes one channel and one part of its tiles.
 template <typename T>
 __global__ void __launch_bounds__(kMostThreads)
     sums_kernel(Problem p, Sums s, const T* __restrict__ x, const T* __restrict__ dout, float* __restrict__ partial) {
@@ -152,7 +154,7 @@ __global__ void __launch_bounds__(kMostThreads)
               {last - first, p.kernel.pitch}, sums);
   }
   __syncthreads();
-  float* const terms = rows;  // [group][4 x 4][place], then of the warps' bias
+  float* const terms = rows;  // [group][4 x 4][place], then the warps' sums for the bias
   if (group < s.groups)
     for (int r = 0; r < kTile; ++r)
       for (int c = 0; c < kTile; ++c) terms[(group * kTile * kTile + r * kTile + c) * per_group + place] = sums[r][c];
@@ -181,7 +183,8 @@ inline bool takes(const Shape& s, int64_t largest) {
          largest <= kLargest32 && s.batch * s.channels > 0 && s.h.in > 0 && s.w.in > 0 && s.h.out > 0 && s.w.out > 0;
 }
 
-// With tiles of the results as large as a block and shared memory allow; false if even the smallest are too large.
+// Chooses tiles of the results as large as a block and shared memory allow; returns false if even the smallest are too
+// large.
 inline bool plan(Problem* p, int rows, int columns, int64_t* bytes) {
   for (int edge = kEdge; edge >= kTile; edge /= 2) {
     p->tile_rows = std::min(edge, round_up(p->height));
@@ -218,14 +221,14 @@ inline Problem problem_of(const Shape& s) {
   return p;
 }
 
-// False, and nothing done, if the convolution is not for these kernels.
+// Returns false, and does nothing, if the convolution is not for these kernels.
 template <typename T>
 bool forward(Call& call, const Shape& s, int64_t largest, const T* x, const T* weight, const T* bias, T* out) {
   return takes(s, largest) && convolve(call, s.batch * s.channels, problem_of(s), x, weight, bias, out);
 }
 
-// The number of rows of `partial` that it wrote, of at most `rows`; 0, and nothing done, if the convolution is not for
-// these kernels.
+// Returns how many rows of `partial` it wrote, at most `rows`. Returns 0, and does nothing, if the convolution is not
+// for these kernels.
 template <typename T>
 int64_t backward(Call& call, const Shape& s, int64_t largest, const T* x, const T* weight, const T* dout, T* dx,
                  float* partial, int64_t rows) {

@@ -1,10 +1,10 @@
-// Depthwise convolution on the GPU of the small images deep in networks: kernels of 3 x 3, stride 1, padding 1, and
-// images of 14 x 14 or 7 x 7.
+// These kernels compute the depthwise convolution of the small images deep in networks: weights of 3 x 3, stride 1,
+// padding 1, and images of 14 x 14 or 7 x 7.
 //
-// The rows of such images cross the caches' lines and sectors, but the images lie one behind the other. So each warp
-// copies some to shared memory, in packs of 16 bytes, and its results back. A lane computes kRows whole rows of one
-// image. Other lanes' rows are an odd number of words (or of pairs of words) apart, in other banks. A block is a warp,
-// so that it never waits for another one: four warps to a block were 5 % slower on an H200.
+// The rows of such images cross the caches' lines and sectors, but the images are contiguous. So each warp copies some
+// to shared memory, in packs of 16 bytes, and its results back. A lane computes kRows whole rows of one image. The
+// distance between two lanes' rows is an odd number of words (or of pairs of words), so that they are in different
+// banks. A block is a warp, so that it never waits for another one: four warps to a block were 5 % slower on an H200.
 #pragma once
 
 #include "shape.h"
@@ -17,13 +17,13 @@ namespace msops::depthwise::planes {
 
 constexpr int kRows = 7;
 
-// The images of a warp, in shared memory.
+// Images are a warp's images, in shared memory.
 template <int kSide, typename T>
 struct Images {
   static constexpr int kLanes = kSide / kRows;  // of an image
   static constexpr int kCount = 32 / kLanes, kSize = kSide * kSide;
   alignas(16) T values[kCount * kSize];
-  alignas(16) T zeros[kSide];  // the row above an image's first, and that below its last
+  alignas(16) T zeros[kSide];  // the row above an image's first one, and below its last one
 
   // Begins to copy `count` images, or as many as there is room for.
   __device__ void begin_copy(const T* from, int count) {
@@ -55,7 +55,7 @@ struct Images {
   }
 };
 
-// A row of an image, with its padding.
+// Reads a row of an image, with its padding.
 template <int kSide, typename T>
 __device__ void read_row(const T* from, float (&row)[kSide + 2]) {
   constexpr int N = kSide % 2 ? 1 : 2;
@@ -124,14 +124,14 @@ void with_side(const Shape& s, int64_t largest, F&& f) {
   with_constant<7, 14>(s.h.in, f);
 }
 
-// False, and nothing done, if the convolution is not for these kernels.
+// Returns false, and does nothing, if the convolution is not for these kernels.
 template <typename T>
 bool forward(Call& call, const Shape& s, int64_t largest, const T* x, const T* weight, const T* bias, T* out) {
   bool done = false;
   if (!is_aligned<kPackWidth<T>>(x) || !is_aligned<kPackWidth<T>>(out)) return false;
   with_side(s, largest, [&](auto side) {
     constexpr int kSide = side, kCount = Images<kSide, T>::kCount;
-    // Without it, on an H200 a third fewer warps fit, for the sake of the L1 cache.
+    // Without this, a third fewer warps fit on an H200, which leaves more room to the L1 cache.
     cudaFuncSetAttribute(forward_kernel<kSide, T>, cudaFuncAttributePreferredSharedMemoryCarveout,
                          cudaSharedmemCarveoutMaxShared);
     const int64_t all = s.batch * s.channels, blocks = (all - 1) / kCount + 1;

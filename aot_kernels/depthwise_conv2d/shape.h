@@ -1,4 +1,4 @@
-// What the depthwise convolution's kernels are told, and how they share work out.
+// Shape tells the kernels what the depthwise convolution is, and best_parts how they share its work.
 #pragma once
 
 #include <algorithm>
@@ -13,14 +13,14 @@
 
 namespace msops::depthwise {
 
-// One spatial direction.
+// Axis is one spatial direction.
 struct Axis {
   int64_t in, out, kernel, stride, dilation;
   int64_t pad, padding;  // before the first element, and altogether
 
   int64_t largest() const { return in + padding + dilation * kernel + stride; }
 
-  // Where the window of output o begins in the input; may be negative.
+  // Returns where the window of output o begins in the input, which may be negative.
   template <typename I>
   MSOPS_BOTH I start(I o) const {
     return o * static_cast<I>(stride) - static_cast<I>(pad);
@@ -32,13 +32,13 @@ struct Shape {
   Axis h, w;
 
   int64_t taps() const { return h.kernel * w.kernel; }
-  // This shape with another number of samples.
+  // Returns this shape with another number of samples.
   Shape part(int64_t samples) const { return {samples, channels, multiplier, h, w}; }
-  // No index of an element is larger, nor a padded coordinate.
+  // Returns a bound for all indices of elements and all padded coordinates.
   int64_t largest(int64_t sizes) const { return std::max({sizes, h.largest(), w.largest()}); }
 };
 
-// Calls `f(Constant<K>{})` with the K that `k` is; false if it is none of them.
+// Calls `f(Constant<K>{})` with the K that equals `k`; returns false if none does.
 template <int... K, typename F>
 bool with_constant(int64_t k, F&& f) {
   return ((k == K && (f(Constant<K>{}), true)) || ...);
@@ -48,7 +48,7 @@ bool with_constant(int64_t k, F&& f) {
 
 MSOPS_BOTH bool within(int i, int n) { return static_cast<unsigned>(i) < static_cast<unsigned>(n); }
 
-// The sizes of a convolution with multiplier 1 in 32 bits.
+// Sizes are the sizes of a convolution with multiplier 1, in 32 bits.
 struct Sizes {
   int batch, channels, h_in, w_in, h_out, w_out, top, left;
 
@@ -63,8 +63,8 @@ struct Sizes {
         left(s.w.pad) {}
 };
 
-// Into how many parts, at most `most`, each channel's work is split, `work` pieces of which a block does `at_once`: so
-// that in the last round of blocks, and in each block's last round, few are idle.
+// Returns into how many parts, at most `most`, each channel's work is split. The work has `work` pieces, of which a
+// block does `at_once`. With this number, few are idle in the last round of blocks, and in each block's last round.
 inline int64_t best_parts(int64_t channels, int64_t work, int64_t at_once, int64_t most, int64_t blocks_at_once) {
   const auto share = [](double amount) { return amount / std::ceil(amount); };
   double best = 0;

@@ -1,10 +1,10 @@
-// Depthwise convolution on the GPU for square kernels of K = 3, 5 or 7, strides of S = 1 or 2, no dilation,
-// multiplier 1.
+// These kernels compute the depthwise convolution for square weights of K = 3, 5 or 7, strides of S = 1 or 2, no
+// dilation, multiplier 1.
 //
 // A thread computes kRows x kColumns neighbouring results in registers. It walks down the rows that they need, reads of
-// each what their windows meet, and uses it for all results that meet it. What neighbouring threads read too comes from
-// the L1 cache; copying tiles to shared memory first took a quarter longer on an H200, for its barriers. V elements are
-// moved at once; with V > 1 the padding on the left is K / 2.
+// each row what their windows meet, and uses it for all results that meet it. What neighbouring threads read, too,
+// comes from the L1 cache; copying tiles to shared memory first took a quarter longer on an H200, because of its
+// barriers. V elements are moved at once; with V > 1 the padding on the left is K / 2.
 #pragma once
 
 #include "../common/sum.h"
@@ -18,7 +18,8 @@ constexpr int kThreads = 128, kForwardRows = 7;
 template <int K>
 constexpr int kBackwardRows = K == 3 ? 2 : 4;
 
-// Blocks on a multiprocessor at once, at least, which limits a thread's registers. Measured on an H200.
+// At least this many blocks run on a multiprocessor at once, which limits a thread's registers. The numbers were
+// measured on an H200.
 template <int K, int S>
 constexpr int kForwardBlocks = S == 1 && K == 3 ? 5
                                : S == 1         ? 3
@@ -28,14 +29,15 @@ constexpr int kBackwardBlocks = K == 3   ? 6
                                 : K == 5 ? 4
                                          : 3;
 
-// Whether half.h takes all that a kernel for packs of V would: this one is then empty in code for sm_80 or later.
+// These say whether half.h takes all that a kernel for packs of V would, which is then empty in code for sm_80 or
+// later.
 template <int V, typename T>
 constexpr bool kForwardIsHalfs = sizeof(T) == 2 && V > 1;
 template <int S, int V, typename T>
 constexpr bool kBackwardIsHalfs = sizeof(T) == 2 && V > 1 && S == 1;
 
-// Elements column + kFirst, ... of a row of `width` elements; zero outside it, and where the row is not `inside`.
-// `column` and `width` are multiples of V.
+// Reads elements column + kFirst, ... of a row of `width` elements; they are zero outside it, and where the row is not
+// `inside`. `column` and `width` are multiples of V.
 template <int V, int kFirst, int kCount, typename T>
 __device__ void read_window(const T* row, int column, int width, bool inside, float (&values)[kCount]) {
   constexpr int kEnd = kFirst + kCount, kBegin = (kFirst - (kFirst < 0 ? V - 1 : 0)) / V * V;
@@ -65,7 +67,7 @@ __device__ void write_row(T* row, int column, int width, bool inside, const floa
   }
 }
 
-// Strips of kRows rows in an image and groups of kColumns columns in a row, both of results.
+// Tasks are strips of kRows rows in an image and groups of kColumns columns in a row, both of results.
 struct Tasks {
   Divisor strips, groups;
 };
@@ -108,7 +110,8 @@ __global__ void __launch_bounds__(kThreads, kForwardBlocks<K, S>)
   for (int r = 0; r < kRows; ++r) write_row<V>(out + (row + r) * s.w_out, column, s.w_out, row + r < s.h_out, sums[r]);
 }
 
-// A channel's taps in shared memory, for threads that need their registers for the gradients of all taps.
+// SharedTaps are a channel's taps in shared memory, for threads that need their registers for the gradients of all
+// taps.
 template <int K>
 struct SharedTaps {
   static constexpr int kPitch = (K + 3) / 4 * 4;
@@ -119,7 +122,7 @@ struct SharedTaps {
     for (int k = threadIdx.x; k < K * K; k += kThreads) values[k / K][k % K] = float(weight[channel * K * K + k]);
     __syncthreads();
   }
-  // Volatile, or the compiler would keep all rows in registers that it hasn't got.
+  // The loads are volatile, or the compiler would keep all rows in registers that it does not have.
   __device__ void row(int a, float (&taps)[kPitch]) const {
     const unsigned from = shared_address(values[a]);
     for (int b = 0; b < kPitch; b += 4)
@@ -129,7 +132,7 @@ struct SharedTaps {
   }
 };
 
-// The sums of all threads, of a channel's taps and its bias, to a part's row of `partial`.
+// Writes the sums of all threads, for a channel's taps and its bias, to a part's row of `partial`.
 template <int kSums>
 __device__ void write_sums(const float (&sums)[kSums], int channel, int channels, int part, float* partial) {
   constexpr int kTaps = kSums - 1, kWarps = kThreads / 32;
@@ -148,9 +151,10 @@ __device__ void write_sums(const float (&sums)[kSums], int channel, int channels
   }
 }
 
-// All three gradients from one reading of x and dout. Input position i meets tap k in output (i + pad - k) / S, where
-// that is whole. A thread's inputs begin at rows where i + pad is a multiple of S, and at columns where that leaves
-// kPhase: which inputs meet which taps is then the same for all threads. One block: one channel, one part of its tasks.
+// Computes all gradients from one reading of x and dout. Input position i meets tap k in output (i + pad - k) / S,
+// where that is whole. A thread's inputs begin at rows where i + pad is a multiple of S, and at columns where that
+// leaves kPhase: which inputs meet which taps is then the same for all threads. A block takes one channel and one part
+// of its tasks.
 template <int K, int S, int V, typename T>
 __global__ void __launch_bounds__(kThreads, kBackwardBlocks<K>)
     backward_kernel(Sizes s, Tasks tasks, const T* __restrict__ x, const T* __restrict__ weight,
@@ -164,7 +168,7 @@ __global__ void __launch_bounds__(kThreads, kBackwardBlocks<K>)
   const int channel = blockIdx.x, part = blockIdx.y, parts = gridDim.y;
   __shared__ SharedTaps<K> taps;
   taps.fill(weight, channel);
-  float sums[kSums] = {};  // the last one is of the bias
+  float sums[kSums] = {};  // the last one is for the bias
   const int all = s.batch * tasks.strips.value() * tasks.groups.value(), end = part_begin(all, part + 1, parts);
 #pragma unroll 1
   for (int task = part_begin(all, part, parts) + threadIdx.x; task < end; task += kThreads) {
@@ -182,7 +186,7 @@ __global__ void __launch_bounds__(kThreads, kBackwardBlocks<K>)
       float d[kWide];
       read_window<(V > S ? V / S : 1), kFirst>(dout + (image * s.h_out + at) * s.w_out, out_column, s.w_out,
                                                within(at, s.h_out), d);
-      // Of each output the thread counts that has the input S times its position.
+      // An output is counted by the thread that has the input S times its position.
       const bool counted = within(at - strip * (kRows / S), kRows / S);
       float of_bias = 0;
 #pragma unroll
@@ -223,7 +227,7 @@ void with_kernel(const Shape& s, int64_t largest, F&& f) {
   with_constant<3, 5, 7>(k, [&](auto K) { with_constant<1, 2>(stride, [&](auto S) { f(K, S); }); });
 }
 
-// False, and nothing done, if the convolution is not for these kernels.
+// Returns false, and does nothing, if the convolution is not for these kernels.
 template <typename T>
 bool forward(Call& call, const Shape& s, int64_t largest, const T* x, const T* weight, const T* bias, T* out) {
   bool done = false;
@@ -245,15 +249,15 @@ bool forward(Call& call, const Shape& s, int64_t largest, const T* x, const T* w
   return done;
 }
 
-// The number of rows of `partial` that it wrote, of at most `rows`; 0, and nothing done, if the convolution is not for
-// these kernels.
+// Returns how many rows of `partial` it wrote, at most `rows`. Returns 0, and does nothing, if the convolution is not
+// for these kernels.
 template <typename T>
 int64_t backward(Call& call, const Shape& s, int64_t largest, const T* x, const T* weight, const T* dout, T* dx,
                  float* partial, int64_t rows) {
   int64_t parts = 0;
   with_kernel(s, largest, [&](auto kernel, auto stride) {
     constexpr int K = kernel, S = stride;
-    // Every output must have the input S times its position, to be counted.
+    // Every output must have the input S times its position, or it would not be counted.
     for (const Axis& axis : {s.h, s.w})
       if (axis.padding >= K || axis.in == 0) return;
     with_width<T>(false, s.w.pad == K / 2 ? s.w.in | s.w.out * S : 1, {x, dout, dx}, [&](auto width) {

@@ -1,6 +1,7 @@
-// Depthwise convolution in float32 on the GPU for small kernels of stride 1, as in small.h, where no pack of elements
-// tiles the images' rows. A warp copies what its threads need to shared memory, where each reads 16 bytes at once, and
-// its results by the same way back: so neighbouring threads move neighbouring elements, wherever rows begin.
+// These kernels compute the depthwise convolution in float32 for small weights and stride 1, as in small.h, where no
+// pack of elements tiles the images' rows. A warp copies what its threads need to shared memory, where each thread
+// reads 16 bytes at once, and copies its results back in the same way. So neighbouring threads move neighbouring
+// elements, wherever rows begin.
 #pragma once
 
 #include "small.h"
@@ -18,7 +19,7 @@ constexpr int kWarps = kThreads / 32, kColumns = 4;  // a task's, of inputs and 
 constexpr int kRow = 32 * kColumns;                  // of a warp's tasks
 constexpr int kForwardRows = 10, kBackwardRows = 4;  // of a task: the more, the less is read twice
 
-// Where a task's first element is: in its array, and in its image.
+// Place is where a task's first element is: in its array, and in its image.
 struct Place {
   int offset, row, column;
 };
@@ -28,7 +29,7 @@ __device__ inline void wait_for_copies() {
   __syncwarp();
 }
 
-// The elements of a warp's tasks that this lane moves: every 32nd of a row, so that lanes are neighbours.
+// Lanes are the elements of a warp's tasks that this lane moves: every 32nd of a row, so that lanes are neighbours.
 struct Lanes {
   int height, width, offset[kColumns], row[kColumns];
 
@@ -52,7 +53,7 @@ struct Lanes {
                     within(row[j] + t, height));
   }
 
-  // By way of `shared`, which has room for the rows.
+  // Writes by way of `shared`, which has room for the rows.
   template <int kRows>
   __device__ void write(float* array, const float (&results)[kRows][kColumns], float* shared) const {
     const int lane = threadIdx.x % 32;
@@ -71,13 +72,14 @@ struct Lanes {
   }
 };
 
-// kRows rows of a warp's windows: pieces of the task before its first, of its 32, of the one behind, and of zeros.
+// Window is kRows rows of a warp's windows: pieces of the task before its first, of its 32 tasks, of the task after
+// them, and of zeros.
 template <int kRows>
 struct Window {
   static constexpr int kZeros = 34 * kColumns, kPitch = kZeros + kColumns;
   alignas(16) float values[kRows][kPitch];
 
-  // `beside` is the task before the warp's for the first kColumns lanes, and the one behind for others.
+  // `beside` is the task before the warp's for the first kColumns lanes, and the task after them for the others.
   __device__ void read(const float* array, const Place& own, const Place& beside, int height, int width) {
     const int lane = threadIdx.x % 32;
     Lanes(own, height, width).read<kRows>(values[0] + kColumns, kPitch, array);
@@ -89,7 +91,7 @@ struct Window {
                   array + beside.offset + lane % kColumns + t * width, inside && within(beside.row + t, height));
   }
 
-  // Row t of the window of a task, one of `groups` in its row: kSide elements, its own piece, and kSide elements.
+  // Reads row t of the window of a task, one of `groups` in its row: kSide elements, its own piece, and kSide elements.
   template <int kSide>
   __device__ void row(int t, int group, int groups, float (&window)[kColumns + 2 * kSide]) const {
     const int own = (threadIdx.x % 32 + 1) * kColumns;
@@ -149,7 +151,7 @@ __global__ void __launch_bounds__(kThreads, small::kForwardBlocks<K, 1>)
   Lanes(to, s.h_out, s.w_out).write(out, sums, window.values[0]);
 }
 
-// All three gradients, as in small.h. A task has 4 columns of dx.
+// Computes all three gradients, as in small.h. A task has 4 columns of dx.
 template <int K>
 __global__ void __launch_bounds__(kThreads, small::kBackwardBlocks<K>)
     backward_kernel(Sizes s, Tasks tasks, const float* __restrict__ x, const float* __restrict__ weight,
@@ -162,7 +164,7 @@ __global__ void __launch_bounds__(kThreads, small::kBackwardBlocks<K>)
   Window<kTall>& window = windows[threadIdx.x / 32];
   float* const input = inputs[threadIdx.x / 32];
   taps.fill(weight, channel);
-  float sums[kSums] = {};  // the last one is of the bias
+  float sums[kSums] = {};  // the last one is for the bias
   const int all = s.batch * tasks.strips.value() * tasks.groups.value(), end = part_begin(all, part + 1, parts);
 #pragma unroll 1
   for (int task = part_begin(all, part, parts) + threadIdx.x; task - lane < end; task += kThreads) {
@@ -219,7 +221,7 @@ __global__ void __launch_bounds__(kThreads, small::kBackwardBlocks<K>)
   small::write_sums(sums, channel, s.channels, part, partial);
 }
 
-// Calls `f(Constant<K>{})` if these kernels take the convolution: no window meets what is beside those of its row.
+// Calls `f(Constant<K>{})` if these kernels take the convolution, where no window reaches beyond the pieces of its row.
 template <typename F>
 void with_kernel(const Shape& s, int64_t largest, std::initializer_list<const float*> pointers, F&& f) {
   bool packs = false;
@@ -232,7 +234,7 @@ void with_kernel(const Shape& s, int64_t largest, std::initializer_list<const fl
   });
 }
 
-// As in small.h.
+// These return what the functions of small.h return.
 inline bool forward(Call& call, const Shape& s, int64_t largest, const float* x, const float* weight, const float* bias,
                     float* out) {
   bool done = false;
@@ -253,7 +255,7 @@ inline int64_t backward(Call& call, const Shape& s, int64_t largest, const float
   int64_t parts = 0;
   with_kernel(s, largest, {x, dout, dx}, [&](auto kernel) {
     constexpr int K = kernel;
-    if (s.h.padding >= K) return;  // every output must have an input at its position, to be counted
+    if (s.h.padding >= K) return;  // or an output without an input at its position would not be counted
     const int64_t strips = (s.h.in - 1) / kBackwardRows + 1, groups = (s.w.in - 1) / kColumns + 1;
     static const int at_once = blocks_at_once(Gpu(), backward_kernel<K>, kThreads, 0);
     parts = best_parts(s.channels, s.batch * strips * groups, kThreads, rows, at_once);

@@ -1,5 +1,5 @@
-// The time loop where the recurrent weights fit into the registers of one block's threads: a block takes some samples
-// through all steps, and never waits for another.
+// This time loop is for recurrent weights that fit into the registers of one block's threads: a block takes some
+// samples through all steps, and never waits for another block.
 #pragma once
 
 #include "../common/pack.h"
@@ -10,8 +10,8 @@ namespace msops::lltm {
 
 constexpr int kLargestInBlock = 128;  // hidden units
 
-// The first threads make products. With one sample in float32, others have its units, and read and write at the same
-// time; else the first ones do that, too.
+// The first threads multiply. With one sample in float32 and up to 64 units, other threads own its units, and read and
+// write at the same time. Otherwise the first threads do that, too.
 template <int kHidden, int kSamples, typename Loop>
 struct BlockThreads {
   static constexpr int kProducts = 4 * kHidden;
@@ -36,7 +36,7 @@ __global__ void __launch_bounds__(BlockThreads<kHidden, kSamples, Loop>::kAll, 1
   for (int i = threadIdx.x; i < 2 * kSamples * kSegments * kHidden; i += Threads::kAll) (&published[0][0][0][0])[i] = 0;
   __syncthreads();
 
-  // Owners have a unit of a sample each.
+  // Each owner has one unit of one sample.
   const unsigned unit = threadIdx.x % kHidden, mine = (threadIdx.x - Threads::kFirstOwner) / kHidden;
   const int64_t sample = static_cast<int64_t>(blockIdx.x) * kSamples + mine;
   const bool owner = mine < kSamples && unit < loop.hidden && sample < loop.batch;
@@ -103,7 +103,7 @@ void run_in_blocks(Call& call, const Loop& loop, int multiprocessors) {
     block_kernel<kHidden, kSamples><<<blocks, BlockThreads<kHidden, kSamples, Loop>::kAll, 0, call.stream()>>>(loop);
     call.check_launch();
   };
-  // As few samples in a block as the multiprocessors have room for.
+  // A block takes as few samples as the multiprocessors have room for.
   if (loop.batch <= multiprocessors * (kHidden == 32 ? 4 : 1)) return launch(Constant<1>{});
   if (loop.batch <= multiprocessors * (256 / kHidden)) return launch(Constant<2>{});
   launch(Constant<4>{});

@@ -1,4 +1,5 @@
-// One element of one step of the LLTM, forward and backward. Of the gates i, o, g and the old c:
+// Cell and Gradient compute one element of one step of the LLTM, forward and backward. With the gates i, o, g and the
+// old c:
 //   new_c = c + sigmoid(i) elu(g),  new_h = tanh(new_c) sigmoid(o)
 #pragma once
 
@@ -8,7 +9,7 @@ namespace msops::lltm {
 
 enum Gate { kI, kO, kG, kGates };
 
-// All that one element computes, forward and again backward.
+// Cell is all that one element computes, forward and again backward.
 template <typename T>
 struct Cell {
   using C = Compute<T>;
@@ -25,7 +26,7 @@ struct Cell {
   }
 };
 
-// The gradients of one element's gates and old c.
+// Gradient holds the gradients of one element's gates and old c.
 template <typename T>
 struct Gradient {
   using C = Compute<T>;

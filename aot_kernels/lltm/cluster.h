@@ -1,6 +1,7 @@
-// The time loop where the recurrent weights fit into the registers of a cluster's blocks, for GPUs from sm_90 on. A
-// cluster takes some samples through all steps, and a block of it makes some units of them. It sends what they publish
-// to the shared memory of all blocks, each of which waits for as many bytes as are sent to it in a step.
+// This time loop is for recurrent weights that fit into the registers of a cluster's blocks, on GPUs from sm_90 on. A
+// cluster takes some samples through all steps, and each of its blocks computes some of their units. A block sends what
+// its units publish to the shared memory of all blocks, each of which waits for as many bytes as are sent to it in a
+// step.
 #pragma once
 
 #include "../common/gpu/cluster.h"
@@ -11,7 +12,7 @@
 
 namespace msops::lltm {
 
-#if CUDART_VERSION >= 12010  // the first that knows st.async
+#if CUDART_VERSION >= 12010  // the first version that knows st.async
 
 template <int kHidden, typename Loop>
 struct ClusterPlan {
@@ -58,7 +59,7 @@ __global__ void __launch_bounds__(ClusterPlan<kHidden, Loop>::kThreads, 1)
   }
   cluster_arrive_wait();
 
-  // The first threads have a unit of a sample each.
+  // Each of the first threads has one unit of one sample.
   const int mine = threadIdx.x / kUnits, of_block = threadIdx.x % kUnits;
   const int64_t sample = first_sample + mine, unit = first_unit + of_block;
   const bool owner = mine < samples && sample < loop.batch && unit < loop.hidden;
@@ -132,7 +133,7 @@ bool run_in_clusters(Call& call, const Loop& loop, const Gpu& gpu, int64_t most_
   if (clusters == 0) return false;
   const int64_t samples = (loop.batch - 1) / clusters + 1, bytes = samples * sizeof(typename Plan::Sample);
   if (samples * Plan::kUnits > Plan::kThreads || samples * kHidden > most_numbers) return false;
-  if (bytes > gpu.shared_bytes - 16) return false;  // 16 are the barriers'
+  if (bytes > gpu.shared_bytes - 16) return false;  // the barriers take 16
   allow_shared_memory(kernel, bytes);
   config.gridDim = dim3(static_cast<unsigned>(((loop.batch - 1) / samples + 1) * Plan::kBlocks));
   config.dynamicSmemBytes = bytes;
@@ -141,8 +142,8 @@ bool run_in_clusters(Call& call, const Loop& loop, const Gpu& gpu, int64_t most_
   return true;
 }
 
-// Runs the loop if it fits, and a cluster has no more numbers of a step, as many as units for each sample; returns
-// whether. Up to 64 units are faster in a block.
+// Runs the loop if it fits and a cluster has at most `most_numbers` numbers of a step, one for each unit of each
+// sample; returns whether it did. Up to 64 units are faster in a block.
 template <typename Loop>
 bool run_in_clusters(Call& call, const Loop& loop, const Gpu& gpu, int64_t most_numbers) {
   if (loop.hidden <= 64 || loop.hidden > 512) return false;

@@ -1,5 +1,6 @@
-// The time loop on the CPU, in one call of its threads. Each has some of the samples, and runs them through all of
-// time; where these are too few, it has some of the hidden units, and waits for the others behind each step.
+// This is the time loop on the CPU, in one call of its threads. Each thread takes some of the samples through all
+// steps. Where there are too few samples, it takes some of the hidden units, and waits for the other threads after each
+// step.
 #pragma once
 
 #include <algorithm>
@@ -13,7 +14,7 @@
 namespace msops::lltm::cpu {
 
 // The weights are copied to panels of three vectors a row, which are multiplied with four samples at once: twelve sums
-// hide the latency of multiply-add, and have room in the 16 vector registers.
+// hide the latency of multiply-add, and fit into the 16 vector registers.
 constexpr int kSamples = 4, kVectors = kGates;
 template <typename C>
 constexpr int kWidth = 32 / sizeof(C);
@@ -29,7 +30,7 @@ MSOPS_CPU void multiply(const C* x, int64_t pitch, int rows, const C* panel, int
   if constexpr (kRows > 1) {
     if (rows < kRows) return multiply<kRows - 1>(x, pitch, rows, panel, depth, sums);
   }
-  constexpr int kSets = kSamples / kRows;  // of sums, which take turns
+  constexpr int kSets = kSamples / kRows;  // sets of sums take turns
   C parts[kSets][kRows][kVectors][kWidth<C>] = {};
   int64_t k = 0;
   for (; k + kSets <= depth; k += kSets)
@@ -56,7 +57,7 @@ MSOPS_CPU void multiply(const C* x, int64_t pitch, int rows, const C* panel, int
       for (int w = 0; w < kWidth<C>; ++w) sums[r][v * kWidth<C> + w] = parts[0][r][v][w];
 }
 
-// Where threads wait for each other.
+// Threads wait for each other at a Barrier.
 class Barrier {
  public:
   MSOPS_CPU void wait(int64_t threads, int64_t& waits) {
@@ -70,7 +71,7 @@ class Barrier {
   std::atomic<int64_t> arrived_{0};
 };
 
-// What a thread has of the samples, in blocks of kSamples, and of the hidden units, in panels of `width`.
+// Share is what a thread has of the samples, in blocks of kSamples, and of the hidden units, in panels of `width`.
 struct Share {
   int64_t blocks, panels, first_block, end_block, first_panel, end_panel, first_sample, end_sample, first_unit,
       end_unit;
@@ -115,7 +116,7 @@ struct Forward {
   using C = Compute<T>;
   static constexpr int kUnits = kWidth<C>;  // of a panel: a vector of each gate
   SequenceForward<T> s;
-  C *panels, *products, *h, *c;  // h before and behind a step take turns
+  C *panels, *products, *h, *c;  // h before and after a step take turns
   Barrier* barrier;
 
   MSOPS_CPU void operator()(int64_t part, int64_t parts) const {
@@ -145,7 +146,7 @@ struct Forward {
              [&](int64_t at, int64_t sample, int64_t unit) { s.end({last[at], c[at]}, sample, unit); });
   }
 
-  // Makes of the h and c of n neighbouring units before a step those behind it.
+  // Advances h and c of n neighbouring units by one step.
   MSOPS_CPU void advance(int64_t time, int64_t sample, int64_t unit, int64_t n, const C* before, C* behind) const {
     const bool active = s.active(time, sample);
     const int64_t state = sample * s.hidden + unit;
@@ -171,7 +172,7 @@ struct Forward {
     for (int64_t j = 0; j < n; ++j) behind[state + j] = active ? C(output[j]) : before[state + j];
   }
 
-  // Of some units' gates, the rows of the weights, as columns.
+  // Copies the rows of the weights for some units' gates, as columns.
   MSOPS_CPU void pack(int64_t panel) const {
     C* to = panels + panel * s.hidden * kColumns<C>;
     for (int gate = 0; gate < kGates; ++gate)
@@ -189,7 +190,7 @@ struct Backward {
   using C = Compute<T>;
   static constexpr int kUnits = kColumns<C>;
   SequenceBackward<T> s;
-  C *panels, *dgates, *dh, *dc;  // the gates' gradients of a step and those of the next take turns
+  C *panels, *dgates, *dh, *dc;  // the gates' gradients of two steps take turns
   Barrier* barrier;
 
   MSOPS_CPU void operator()(int64_t part, int64_t parts) const {
@@ -216,7 +217,8 @@ struct Backward {
     for_each(share, s.hidden, [&](int64_t at, int64_t sample, int64_t unit) { s.end({dh[at], dc[at]}, sample, unit); });
   }
 
-  // Makes of the gradients of n neighbouring units' h and c behind a step those of the gates, and of c before it.
+  // Computes the gradients of the gates, and of c before a step, from the gradients of n neighbouring units' h and c
+  // after it.
   MSOPS_CPU void advance(int64_t step, int64_t sample, int64_t unit, int64_t n, C* of_step) const {
     const int64_t time = s.time(step), state = sample * s.hidden + unit;
     const int64_t at = s.at(time, sample, unit), gates_at = s.at(time, sample, kI, unit);
@@ -246,7 +248,7 @@ struct Backward {
     std::copy_n(first ? s.h + state : s.output + s.at(s.time(step - 1), sample, unit), n, hidden_before);
   }
 
-  // Some of the columns of the weights.
+  // Copies some of the columns of the weights.
   MSOPS_CPU void pack(int64_t panel) const {
     C* to = panels + panel * kGates * s.hidden * kUnits;
     for (int64_t k = 0; k < kGates * s.hidden; ++k)
@@ -255,13 +257,13 @@ struct Backward {
   }
 };
 
-// Panels of all weights, of `rows` rows each.
+// Allocates panels for all weights, of `rows` rows each.
 template <typename C>
 std::unique_ptr<C[]> room_for_panels(int64_t rows, int64_t panels) {
   return std::unique_ptr<C[]>(new C[rows * panels * kColumns<C>]);
 }
 
-// A step is a vector's share of the products, and the exponentials.
+// A step costs its products, a vector of them at once, and the exponentials.
 inline double work(const Sequence& s) {
   const double hidden = static_cast<double>(s.hidden);
   return static_cast<double>(s.steps * s.batch) * hidden * (hidden / 4 + 16);

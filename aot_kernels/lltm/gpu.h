@@ -1,12 +1,12 @@
-// Which way the time loop runs on the GPU: the first that takes it.
+// run_loop runs the time loop on the GPU in the first way that takes it.
 //
-//   case                                            way                why
-//   65 to 512 units, few samples; from sm_90        run_in_clusters    weights in registers; blocks send what they
-//   publish up to 128 units                                 run_in_blocks      weights in registers; a block never
-//   waits the weights fit into all shared memories        run_in_grid        weights stay on the chip; L2 carries the
-//   exchange float32, units a multiple of 8; from sm_90      run_in_tiles       a launch for each step; TMA and tensor
-//   cores float32 without TF32, more numbers of a step    run_in_grid        still faster than cuBLAS else, and float64
-//   run_in_steps       cuBLAS and a kernel for each step
+//   case                                          way              why
+//   65 to 512 units, few samples; from sm_90      run_in_clusters  weights in registers; blocks send what they publish
+//   up to 128 units                               run_in_blocks    weights in registers; a block never waits
+//   the weights fit into all shared memories      run_in_grid      weights stay on the chip; L2 carries the exchange
+//   float32, units a multiple of 8; from sm_90    run_in_tiles     a launch for each step; TMA and tensor cores
+//   float32 without TF32, more numbers of a step  run_in_grid      still faster than cuBLAS
+//   else, and float64                             run_in_steps     cuBLAS and a kernel for each step
 //
 // Each way checks what it needs itself; run_loop says up to how many numbers of a step it is the fastest.
 #pragma once
@@ -25,13 +25,14 @@ void run_loop(Call& call, const Loop& loop, Compute<typename Loop::Element>* scr
   if (!call.ok() || loop.batch == 0 || loop.hidden == 0) return;
   if constexpr (!std::is_same<T, double>::value) {
     const Gpu gpu;
-    // How many numbers a cluster or a block of the grid may read in a step: beyond, other ways are faster on an H200.
+    // These are the most numbers that a cluster or a block of the grid may read in a step: beyond them, other ways are
+    // faster on an H200.
     constexpr bool kHalf = std::is_same<T, Half>::value;
     constexpr int64_t kMostInCluster = !kHalf ? 3072 : Loop::kTiles == 1 ? 1280 : 1536;
     if (run_in_clusters(call, loop, gpu, kMostInCluster)) return;
     if (loop.hidden <= kLargestInBlock) return run_in_blocks(call, loop, gpu.multiprocessors);
     constexpr int64_t kMost = 32 << 10, kMostTf32Backward = 24 << 10, kMostWithoutTiles = 96 << 10;
-    // Then there are no tiles, and cuBLAS takes up to 4 times as long.
+    // If `odd`, there are no tiles, and cuBLAS takes up to 4 times as long.
     const bool odd = loop.hidden % kPackWidth<T> != 0;
     if constexpr (kHalf) {
       if (run_in_grid<Product::kHalf>(call, loop, scratch, gpu, odd ? kMostWithoutTiles : kMost)) return;

@@ -1,9 +1,9 @@
-// The time loop where the recurrent weights fit into the shared memory of all blocks together. Each block keeps those
-// of 16 units, and takes the samples of its group through all steps. After each step its units' results go through L2
-// to the other blocks of the group, which wait until all have counted themselves. All blocks run at once, or the loop
-// would not end: a cooperative launch fails if they can't.
+// This time loop is for recurrent weights that fit into the shared memory of all blocks together. Each block keeps the
+// weights of 16 units, and takes the samples of its group through all steps. After each step its units' results go
+// through L2 to the other blocks of the group, which wait until all blocks have counted themselves. All blocks must run
+// at once, or the loop would not end: a cooperative launch fails if they can't.
 //
-// The products are made by tensor cores, of 16 units and 8 samples.
+// Tensor cores make the products, of 16 units and 8 samples.
 #pragma once
 
 #include "../common/gpu/counter.h"
@@ -16,10 +16,10 @@
 namespace msops::lltm {
 
 constexpr int kSliceUnits = 16, kTileSamples = 8, kWarps = kThreads / 32;
-constexpr int kPadded = kSliceUnits + 4;  // sums of a sample in shared memory, so that a warp's stores hit all banks
+constexpr int kPadded = kSliceUnits + 4;  // stride of a sample's sums, so that a warp's stores hit all banks
 
-// What the lanes of a warp load at once of 8 rows: a pack of 16 bytes for each of 4 lanes and each row. The position of
-// a number in its row of tensor cores' operands doesn't matter, as long as both operands agree on it.
+// The lanes of a warp load this many units of 8 rows at once: a pack of 16 bytes for each of 4 lanes and each row. The
+// position of a number in its row of the tensor cores' operands does not matter, as long as both operands agree on it.
 template <typename T>
 constexpr int kBlockUnits = 4 * kPackWidth<T>;
 
@@ -28,10 +28,10 @@ struct GridPlan {
   int64_t padded_batch, blocks;  // blocks: of kBlockUnits
   float* exchange;               // [2][segments][blocks][padded_batch][kBlockUnits]
   float* state;                  // [2][batch][hidden]
-  unsigned* published;           // [groups], by how many blocks, over all rounds
+  unsigned* published;           // [groups]: how many times blocks have published, over all rounds
 };
 
-// A lane's packs of a row of weights, of the eighth row behind it, and of a sample.
+// An Operand is a lane's pack of a row of weights, of the eighth row after it, or of a sample.
 template <Product kProduct>
 struct Operand {
   Word<kProduct> words[4];
@@ -62,7 +62,7 @@ __device__ void place_weights(const Loop& loop, int64_t first_unit, int blocks, 
       rest /= radix;
       return value;
     };
-    // The faster index is that of neighbours in memory.
+    // The faster index is the one of neighbours in memory.
     int k, row;
     if (kTiles == 1) {
       row = digit(kSliceUnits);
@@ -80,8 +80,8 @@ __device__ void place_weights(const Loop& loop, int64_t first_unit, int blocks, 
   }
 }
 
-// The sums of a block's warps, in shared memory: those of the upper half of the warps are added to the lower ones', and
-// those of the latter when they are used.
+// SumsOfWarps are the sums of a block's warps, in shared memory. put() adds the sums of the upper half of the warps to
+// the sums of the lower half; total() adds these up when they are used.
 template <int kTiles, int kColumns>
 struct SumsOfWarps {
   static constexpr int kSamples = kColumns * kTileSamples;
@@ -91,7 +91,7 @@ struct SumsOfWarps {
   __device__ float& at(int warp, int tile, int sample, int unit) const {
     return shared[((warp * kTiles + tile) * kSamples + sample) * kPadded + unit];
   }
-  // All threads of the block come here.
+  // All threads of the block must call this.
   __device__ __forceinline__ void put(float (&sums)[kTiles][kColumns][4]) const {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const auto for_sums = [&](const auto& f) {
@@ -125,7 +125,7 @@ constexpr int64_t shared_bytes(int64_t blocks) {
   return weights + SumsOfWarps<Loop::kTiles, kColumns>::kBytes;
 }
 
-// kColumns tiles of 8 samples at once.
+// The kernel takes kColumns tiles of 8 samples at once.
 template <Product kProduct, int kColumns, typename Loop>
 __global__ void __launch_bounds__(kThreads, 1) grid_kernel(const Loop loop, const GridPlan plan) {
   if (!has_instructions_of(80)) return;
@@ -148,8 +148,8 @@ __global__ void __launch_bounds__(kThreads, 1) grid_kernel(const Loop loop, cons
   float* const states = plan.state;
   const int64_t buffer = kSegments * plan.blocks * plan.padded_batch * kBlockUnits<T>;
   const int64_t all = loop.batch * loop.hidden;
-  // How often this block has published, in one half of the exchange and the other by turns. A half is written again
-  // when all blocks have read it: each counts itself after its products.
+  // `times` counts how often this block has published, in the two halves of the exchange by turns. A half is written
+  // again when all blocks have read it: each block counts itself after its products.
   unsigned times = 0;
 
   // Calls f(sample, unit, i) for the i-th element of this thread among kSamples samples.
@@ -182,13 +182,13 @@ __global__ void __launch_bounds__(kThreads, 1) grid_kernel(const Loop loop, cons
   __syncthreads();
   published();
 
-  // Each warp multiplies with the units of some blocks, in all segments.
+  // Each warp multiplies with the units of some of the exchange's blocks, in all segments.
   const int first_block = part_begin(blocks, warp, kWarps), end_block = part_begin(blocks, warp + 1, kWarps);
   const int products = (end_block - first_block) * kSegments;
   using Inputs = typename Loop::template Inputs<1>;
   using Update = typename Loop::template Update<1>;
 
-  // The phases of a round, for kSamples samples from `first` on.
+  // These are the phases of a round, for kSamples samples from `first` on.
   const auto load = [&](int64_t round, int first, Inputs(&inputs)[kElements], State(&state)[kElements][1]) {
     for_elements(first, [&](int64_t sample, int64_t unit, int i) {
       inputs[i] = loop.template read<1>(round, sample, unit);
@@ -225,7 +225,7 @@ __global__ void __launch_bounds__(kThreads, 1) grid_kernel(const Loop loop, cons
       load(round, first, inputs, state);
       if (first == 0) wait_for_others();
       float sums[kTiles][kColumns][4] = {};
-      // Multiply: products are fetched ahead of their use.
+      // Multiply: operands are fetched ahead of their use.
       const auto block_of = [&](int product) {
         return product % kSegments * blocks + first_block + product / kSegments;
       };
@@ -270,7 +270,7 @@ __global__ void __launch_bounds__(kThreads, 1) grid_kernel(const Loop loop, cons
     });
 }
 
-// Runs the loop if it fits, and a block reads no more numbers in a step; returns whether.
+// Runs the loop if it fits and a block reads at most `most_numbers` numbers in a step; returns whether it did.
 template <Product kProduct, int kColumns = 1, typename Loop>
 bool run_in_grid(Call& call, const Loop& loop, float* scratch, const Gpu& gpu, int64_t most_numbers) {
   using T = typename Loop::Element;
@@ -298,10 +298,11 @@ bool run_in_grid(Call& call, const Loop& loop, float* scratch, const Gpu& gpu, i
   plan.published = reinterpret_cast<unsigned*>(scratch);
   plan.exchange = exchange;
   plan.state = exchange + exchanged / sizeof(float);
-  // Zeros: nobody has published, and what pads samples and units adds nothing.
+  // The scratch starts as zeros: no block has published, and the padding of samples and units adds nothing.
   cudaMemsetAsync(scratch, 0, (plan.state - scratch) * sizeof(float), call.stream());
   void* arguments[] = {const_cast<Loop*>(&loop), &plan};
-  // As a `const void*`, since the runtime's template for kernels does not compile before CUDA 12.5.
+  // The kernel is passed as a `const void*`, since the runtime's template for kernels does not compile before CUDA
+  // 12.5.
   cudaLaunchCooperativeKernel(reinterpret_cast<const void*>(kernel), dim3(plan.slices, plan.groups), dim3(kThreads),
                               arguments, bytes, call.stream());
   call.check_launch();

@@ -1,5 +1,6 @@
-// The time loop, alike for both directions: rounds of a product of the recurrent weights and what the units have
-// published, and of what N neighbouring units of a sample make of their sums, write and publish next.
+// The time loop is alike for both directions. Each round multiplies the recurrent weights by what the units have
+// published. Then N neighbouring units of a sample advance by their sums, write their results, and publish for the next
+// round.
 #pragma once
 
 #include "sequence.h"
@@ -32,13 +33,13 @@ struct ForwardLoop : Loop<T, SequenceForward<T>> {
   template <int N>
   using Update = typename Base::template Update<N>;
 
-  // publish(segment, pack) is for what the first product is of.
+  // publish(segment, pack) takes what the first product multiplies.
   template <int N, typename Publish>
   MSOPS_BOTH Update<N> start(State (&state)[N], int64_t, int64_t, const Publish& publish) const {
     publish_h(state, publish);
     return {{}, -1};
   }
-  // Makes of the inputs of the round before those of this one.
+  // Replaces the inputs of the round before by the inputs of this one.
   template <int N>
   MSOPS_BOTH void read_next(Inputs<N>& in, int64_t round, int64_t, int64_t unit) const {
     Base::read_next(in, round, unit);
@@ -60,7 +61,8 @@ struct ForwardLoop : Loop<T, SequenceForward<T>> {
   }
 };
 
-// It starts with the gates' gradients of the last step. Each round ends a step, and makes those of the one before.
+// BackwardLoop starts with the gates' gradients of the last step. Each round ends a step, and computes the gates'
+// gradients of the step before it.
 template <typename T>
 struct BackwardLoop : Loop<T, SequenceBackward<T>> {
   using Base = Loop<T, SequenceBackward<T>>;

@@ -1,4 +1,4 @@
-// Recurrent weights in a thread's registers.
+// ThreadWeights keeps recurrent weights in a thread's registers.
 #pragma once
 
 #include "../common/pack.h"
@@ -6,7 +6,8 @@
 
 namespace msops::lltm {
 
-// Those of kUnits units, for every kSplits-th pack of four numbers, of which a warp's are neighbours.
+// The weights are of kUnits units, for every kSplits-th pack of four numbers; the packs of a warp's threads are
+// neighbours.
 template <int kUnits, int kSplits, int kPacks, typename Loop>
 struct ThreadWeights {
   static constexpr int kTiles = Loop::kTiles, kSegments = Loop::kSegments;
@@ -29,7 +30,7 @@ struct ThreadWeights {
             }
   }
 
-  // Of the thread's `pack`-th pack of a segment.
+  // Adds the products of the thread's `pack`-th pack of a segment.
   __device__ __forceinline__ void multiply_add(float (&sums)[kTiles][kUnits], int segment, int pack,
                                                const Pack<float, 4>& numbers) const {
 #pragma unroll

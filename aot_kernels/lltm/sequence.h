@@ -1,5 +1,6 @@
-// One step of some hidden units of one sample, forward and backward: what every way to run the time loop does with the
-// product's sums. Samples are as long as `lengths` says: beyond that, outputs are 0 and the states stay.
+// These structs compute one step of some hidden units of one sample, forward and backward: what every way to run the
+// time loop does with the product's sums. Samples are as long as `lengths` says: beyond that, outputs are 0 and the
+// states stay.
 #pragma once
 
 #include "../common/pack.h"
@@ -7,7 +8,7 @@
 
 namespace msops::lltm {
 
-// What both directions have in common.
+// Sequence is what both directions have in common.
 struct Sequence {
   int64_t steps, batch, hidden;
   bool reverse;  // from the last time to the first
@@ -15,30 +16,33 @@ struct Sequence {
 
   MSOPS_BOTH int64_t time(int64_t step) const { return reverse ? steps - 1 - step : step; }
   MSOPS_BOTH bool active(int64_t time, int64_t sample) const { return time < lengths[sample]; }
-  // Of arrays (steps, batch, hidden), and of a gate in those (steps, batch, gates, hidden).
+  // at() is the offset of an element in arrays (steps, batch, hidden) or, with a gate, in arrays (steps, batch, gates,
+  // hidden).
   MSOPS_BOTH int64_t at(int64_t time, int64_t sample, int64_t unit) const {
     return (time * batch + sample) * hidden + unit;
   }
   MSOPS_BOTH int64_t at(int64_t time, int64_t sample, int gate, int64_t unit) const {
     return ((time * batch + sample) * kGates + gate) * hidden + unit;
   }
-  // The latter, of the former; and from the former to that of the next step.
+  // gate_at() computes the offset with a gate from the offset without one. stride() leads from an offset without a gate
+  // to the next step's.
   MSOPS_BOTH int64_t gate_at(int64_t at, int gate, int64_t unit) const {
     return kGates * at - (kGates - 1) * unit + gate * hidden;
   }
   MSOPS_BOTH int64_t stride() const { return reverse ? -batch * hidden : batch * hidden; }
 };
 
-// The gradient of the state's h before a step, and in the other direction h itself, is a product with the recurrent
-// weights: `kTiles` sums for each unit, over `kSegments` numbers that each unit has published.
+// Each step needs a product with the recurrent weights: of h forward, and of the gates' gradients backward, where it is
+// the gradient of h before the step. It has `kTiles` sums for each unit, over `kSegments` numbers that each unit has
+// published.
 template <typename T>
 struct SequenceForward : Sequence {
   using C = Compute<T>;
   static constexpr int kTiles = kGates, kSegments = 1;
   const T *product, *weight, *bias, *h, *c;
-  T *output, *last_h, *last_c, *gates, *cells;  // gates as the cell takes them, and c before each step
+  T *output, *last_h, *last_c, *gates, *cells;  // gates: as the cell takes them; cells: c before each step
 
-  // Calls `f` with all that `read` and `write` touch.
+  // Calls `f` with all arrays that `read` and `write` touch.
   template <typename F>
   void with_arrays(const F& f) const {
     f(std::initializer_list<const T*>{product, bias, output, gates, cells});
@@ -58,7 +62,7 @@ struct SequenceForward : Sequence {
     assign(last_c[sample * hidden + unit], state.c);
   }
 
-  // What a step of N neighbouring units reads besides the state.
+  // Inputs is what a step of N neighbouring units reads besides the state.
   template <int N>
   struct Inputs {
     Pack<T, N> product[kGates], bias[kGates];
@@ -75,7 +79,7 @@ struct SequenceForward : Sequence {
     read_at(in, step, unit);
     return in;
   }
-  // Those of `step`, instead of those of the step before.
+  // Replaces the inputs of the step before by the inputs of `step`.
   template <int N>
   MSOPS_BOTH void read_next(Inputs<N>& in, int64_t step, int64_t unit) const {
     in.at += stride();
@@ -86,7 +90,7 @@ struct SequenceForward : Sequence {
   struct Results {
     Pack<T, N> gates[kGates], c, h;
   };
-  // Makes of the state before the step that behind it. `sums` are the rows of `weight` times the sample's h.
+  // Advances the state by one step. `sums` are the rows of `weight` times the sample's h.
   template <int N>
   MSOPS_BOTH Results<N> advance(const Inputs<N>& in, const C (&sums)[kTiles][N], State (&state)[N]) const {
     Results<N> out;
@@ -160,7 +164,7 @@ struct SequenceBackward : Sequence {
     read_at(in, step, sample, unit);
     return in;
   }
-  // Those of `step`, instead of those of the step behind.
+  // Replaces the inputs of the step after by the inputs of `step`.
   template <int N>
   MSOPS_BOTH void read_before(Inputs<N>& in, int64_t step, int64_t sample, int64_t unit) const {
     in.at -= stride();
@@ -171,8 +175,9 @@ struct SequenceBackward : Sequence {
   struct Results {
     Pack<T, N> gates[kGates], h;
   };
-  // Makes of the gradients behind the step that of c before it, and the gates' gradients. That of h before it is their
-  // product with the columns of `weight`, or where the sample has ended, what it was.
+  // Computes the gates' gradients, and the gradient of c before the step, from the gradients after it. The gradient of
+  // h before the step is the product of the gates' gradients and the columns of `weight`; where the sample has ended,
+  // it stays.
   template <int N>
   MSOPS_BOTH Results<N> advance(const Inputs<N>& in, State (&state)[N]) const {
     Results<N> out;

@@ -1,4 +1,4 @@
-// The time loop for all other sizes: each round is a product by cuBLAS and a kernel for what the units make of it, all
+// This time loop is for all other sizes: each round is a product by cuBLAS and a kernel that advances the units, all
 // launched from here.
 #pragma once
 
@@ -9,7 +9,7 @@
 
 namespace msops::lltm {
 
-// What N neighbouring units make of a round's sums; round -1 is the start.
+// Round advances N neighbouring units by a round's sums; round -1 is the start.
 template <int N, typename Loop>
 struct Round {
   using T = typename Loop::Element;
@@ -19,14 +19,14 @@ struct Round {
   int64_t round;
   C* states[2];         // (batch, hidden)
   T* published;         // (batch, segments, hidden)
-  bool rounds = false;  // to TF32, what is published
+  bool rounds = false;  // to TF32, before it is published
 
   __device__ __forceinline__ void start(int64_t sample, int64_t unit) const {
     State state[N];
     for (int j = 0; j < N; ++j) state[j] = loop.begin(sample, unit + j);
     end(loop.start(state, sample, unit, publish_to(sample, unit)), state, sample, unit);
   }
-  // What a round of the units reads besides their sums.
+  // Before is what a round of the units reads besides their sums.
   struct Before {
     typename Loop::template Inputs<N> in;
     Pack<C, N> h, c;
@@ -67,8 +67,8 @@ struct Round {
 
 constexpr int kRoundThreads = 128;
 
-// Of sums (batch, tiles, hidden), or the start. A block has units of one sample, so that most of the indices are the
-// whole block's.
+// Runs a round from sums (batch, tiles, hidden), or the start. A block has units of one sample, so that most of the
+// indices are the whole block's.
 template <bool kStarts, int N, typename Loop>
 __global__ void __launch_bounds__(kRoundThreads)
     round_kernel(const Round<N, Loop> body, const Compute<typename Loop::Element>* sums) {

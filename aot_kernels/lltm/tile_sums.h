@@ -1,4 +1,5 @@
-// The sums of a block's tile, of samples and units, by tensor cores: from stages in shared memory that TMA has filled.
+// Tensor cores compute the sums of a block's tile, of samples and units, from stages in shared memory that TMA has
+// filled.
 #pragma once
 
 #include "../common/gpu/ldmatrix.h"
@@ -10,19 +11,19 @@ namespace msops::lltm {
 
 #if CUDART_VERSION >= 12000
 
-// Where in rows of 128 bytes the lane's first number is for `ldmatrix_x4`: of 16 rows by 8.
+// Returns where, in rows of 128 bytes, the lane's first number is for `ldmatrix_x4` of 16 rows by 8.
 __device__ __forceinline__ int first_of_matrices(int first_row) {
   const int lane = threadIdx.x % 32;
   return (first_row + lane % 16) * 128 + (lane / 16 ^ lane % 8) * 16;
 }
 
-// Where it is for `load_column`, of backward's weights in boxes of 32 units and 32 rows: with the rows k and k + 4 as
-// neighbours, a warp's loads hit all banks.
+// Returns where it is for `load_column` of backward's weights, in boxes of 32 units and 32 rows. As the rows k and k +
+// 4 are neighbours, a warp's loads hit all banks.
 __device__ __forceinline__ int first_of_columns(int first_column) {
   const int lane = threadIdx.x % 32, row = lane % 4 * 2, column = first_column % 32 + lane / 4;
   return (first_column / 32 * 32 + row) * 128 + (column / 4 ^ row) * 16 + column % 4 * 4;
 }
-// Number lane % 4 of four rows and lane / 4 of eight columns.
+// Loads number lane % 4 of four rows and lane / 4 of eight columns.
 __device__ __forceinline__ unsigned load_column(unsigned first, int rows, int columns) {
   unsigned word = 0;
   [[maybe_unused]] const unsigned address =
@@ -31,7 +32,7 @@ __device__ __forceinline__ unsigned load_column(unsigned first, int rows, int co
   return word;
 }
 
-// A warp's sums, or what they are of a part of the products' length: kM x kN matrices of 16 x 8.
+// WarpSums are a warp's sums, over all or a part of the products' length: kM x kN matrices of 16 x 8.
 template <typename Tile>
 class WarpSums {
  public:
@@ -43,7 +44,7 @@ class WarpSums {
                               : first_of_columns(first_column_);
   }
 
-  // Of all stages.
+  // Adds all stages.
   template <typename Stages>
   __device__ __forceinline__ void add_all(const Stages& stages) {
     for (int i = 0; i < stages.count; ++i) {
@@ -53,7 +54,7 @@ class WarpSums {
     }
   }
 
-  // To [kSamples][kPitch].
+  // Stores the sums to an array [kSamples][kPitch].
   __device__ __forceinline__ void store_to(float* all) const {
     const int lane = threadIdx.x % 32;
 #pragma unroll
@@ -72,7 +73,7 @@ class WarpSums {
   static constexpr int kM = Tile::kSamples / kWarpRows / 16, kN = Tile::kColumns / kWarpColumns / 8;
   static constexpr int kAtOnce = kM == 1 ? kN : kN / 2;
 
-  // Of a stage. While some sums' products are made, the ones before are added.
+  // Adds a stage. While the products of some sums are computed, the ones before are added.
   __device__ __forceinline__ void add(unsigned samples, unsigned weights) {
 #pragma unroll
     for (int step = 0; step < Tile::kDepth / 8; ++step) {
@@ -108,7 +109,8 @@ class WarpSums {
     }
   }
 
-  // As `multiply_add` does, but one kind of products of all sums before the next: they don't wait for each other.
+  // Works as `multiply_add` does, but makes one kind of products for all sums before the next, so that they do not wait
+  // for each other.
   __device__ __forceinline__ static void add(const Operand (&a)[kM][4], const unsigned (*words)[2],
                                              float (*sums)[kM][4]) {
     Operand b[kAtOnce][2];
@@ -140,11 +142,11 @@ class WarpSums {
 
   float sums_[kN][kM][4] = {};
   int first_row_, first_column_;
-  unsigned samples_, weights_;  // of the first that the thread loads, in bytes
+  unsigned samples_, weights_;  // offsets of the thread's first numbers, in bytes
 };
 
-// A warpgroup's sums of TF32 products, or what they are of a part of the products' length: of 64 columns and all
-// samples. The weights are rounded in registers; the samples' numbers, from shared memory, must be rounded before.
+// WarpgroupSums are a warpgroup's sums of TF32 products, over all or a part of the products' length, for 64 columns and
+// all samples. The weights are rounded in registers; the samples' numbers, from shared memory, must be rounded before.
 template <typename Tile>
 class WarpgroupSums {
  public:
@@ -153,7 +155,7 @@ class WarpgroupSums {
     weights_ = Tile::kForward ? first_of_matrices(first_column_) : first_of_columns(first_column_);
   }
 
-  // Of all stages. While the tensor cores take one, the next one's weights are loaded.
+  // Adds all stages. While the tensor cores work on one, the weights of the next are loaded.
   template <typename Stages>
   __device__ __forceinline__ void add_all(const Stages& stages) {
     for (int first = 0; first < stages.count; first += 2) {
@@ -177,7 +179,7 @@ class WarpgroupSums {
     wgmma_wait_group<0>();
   }
 
-  // To [kSamples][kPitch].
+  // Stores the sums to an array [kSamples][kPitch].
   __device__ __forceinline__ void store_to(float* all) const {
     const int lane = threadIdx.x % 32;
     float* const to = all + lane % 4 * 2 * Tile::kPitch + first_column_ + lane / 4;
@@ -190,7 +192,7 @@ class WarpgroupSums {
  private:
   static constexpr int kSteps = Tile::kDepth / 8, kN = Tile::kSamples / 64;
 
-  // Rounded, but for the bits that the instruction cuts off.
+  // Loads the weights rounded, except for the bits that the instruction cuts off.
   __device__ __forceinline__ void load_weights(unsigned from, unsigned (&words)[kSteps][4]) const {
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
@@ -210,12 +212,12 @@ class WarpgroupSums {
 
   float sums_[kN][32] = {};
   int first_column_;
-  unsigned weights_;  // the first that the thread loads, in bytes
+  unsigned weights_;  // offset of the thread's first number, in bytes
 };
 
-// A block's tile, and its stages in shared memory: each has kDepth numbers of the products' length, in rows of 128
-// bytes. Rows are of samples; and of the weights, in a box for each 32 units, forward of those units for each gate.
-// Backward a box's rows are of the 32 units, and there are kDepth.
+// Tile describes a block's tile, and its stages in shared memory. A stage has kDepth numbers of the products' length,
+// in rows of 128 bytes. Each sample has a row. The weights have a box for each 32 units: forward, with a row for each
+// of these units and each gate; backward, with kDepth rows of the 32 units.
 template <Product kProduct_, int kSamples_, typename Loop>
 struct Tile {
   static constexpr Product kProduct = kProduct_;
@@ -228,9 +230,9 @@ struct Tile {
   static constexpr int kSampleBytes = kSamples * 128, kStageBytes = kSampleBytes + kColumns * 128;
   static constexpr int kMostStages = (226 << 10) / kStageBytes, kStages = kMostStages < 8 ? kMostStages : 8;
   static constexpr int kSharedBytes = 1023 + kStages * (kStageBytes + 16);
-  static constexpr int kPitch = kColumns + (kTf32 ? 4 : 8);  // of sums, so that a warp's stores hit all banks
+  static constexpr int kPitch = kColumns + (kTf32 ? 4 : 8);  // stride of sums, so that a warp's stores hit all banks
   static_assert(kSamples * kPitch * 4 <= kStages * kStageBytes, "the sums take the stages' place");
-  // About how many us an H200 takes for a stage.
+  // An H200 takes about this many us for a stage.
   static constexpr double kLargeCost = kTf32 ? 0.6 : kForward ? 2 : 1, kSmallCost = kTf32 ? 0.42 : kForward ? 1 : 0.4;
   static constexpr double kStageCost = kSamples == 128 ? kLargeCost : kSmallCost;
   static constexpr bool kHasCode = kTf32 ? kHasSm90a : kHasSm90;

@@ -1,6 +1,6 @@
-// The time loop of float32, also as TF32, by tiles of samples and units, one for each block: a launch for each round
-// makes a tile's sums by tensor cores, and what the units make of them. For GPUs from sm_90 on: the tensor memory
-// accelerator (TMA) brings the factors to shared memory, and the blocks of a cluster share the sums of a tile.
+// This time loop is for float32, also as TF32, on GPUs from sm_90 on. A launch for each round computes the sums of
+// tiles of samples and units by tensor cores, and advances the units. The tensor memory accelerator (TMA) brings the
+// factors to shared memory, and the blocks of a cluster share the sums of a tile.
 #pragma once
 
 #include <cmath>
@@ -15,9 +15,9 @@
 
 namespace msops::lltm {
 
-#if CUDART_VERSION >= 12000  // the first that knows TMA and wgmma
+#if CUDART_VERSION >= 12000  // the first version that knows TMA and wgmma
 
-// A block's stages, by how many were before; their places in shared memory are taken by turns.
+// Stages finds a block's stages by their number; they take the places in shared memory by turns.
 template <typename Tile>
 struct Stages {
   unsigned memory;
@@ -30,7 +30,7 @@ struct Stages {
   }
   __device__ __forceinline__ unsigned empty(int i) const { return full(i) + 8; }
 
-  // By all lanes of the warps that make sums.
+  // All lanes of the warps that compute sums call these.
   __device__ __forceinline__ void wait(int i) const { mbarrier_wait(full(i), i / Tile::kStages); }
   __device__ __forceinline__ void release(int i) const {
     __syncwarp();
@@ -38,7 +38,7 @@ struct Stages {
   }
 };
 
-// The blocks of a cluster have one tile, and a part of the products' length each.
+// The blocks of a cluster share one tile; each has a part of the products' length.
 template <typename Tile, typename Loop>
 __device__ __forceinline__ void run_tile(const TensorMap& published, const TensorMap& weights,
                                          const Round<4, Loop>& round) {
@@ -100,7 +100,7 @@ __device__ __forceinline__ void run_tile(const TensorMap& published, const Tenso
   if (warp < Tile::kWarps) tile_sums.store_to(reinterpret_cast<float*>(aligned));
   griddepcontrol_wait();
 
-  // Each block has some of the tile's samples. What is read besides the sums is there before them.
+  // Each block has some of the tile's samples. It reads what they need besides the sums before it waits for the sums.
   const float* const sums = reinterpret_cast<const float*>(aligned);
   const int first_row = part_begin(Tile::kSamples, part, parts);
   constexpr int kPacks = Tile::kUnits / 4, kAtOnce = 2;
@@ -136,10 +136,10 @@ __device__ __forceinline__ void run_tile(const TensorMap& published, const Tenso
     });
   }
   __syncwarp();
-  cluster_arrive_wait();  // the others have read this block's sums
+  cluster_arrive_wait();  // the other blocks have read this block's sums
 }
 
-// Without code, and then for no more than a thread, where the instructions are missing.
+// Where the instructions are missing, the kernel has no code, and is compiled for one thread only.
 template <typename Tile, typename Loop>
 __global__ void __launch_bounds__(Tile::kHasCode ? Tile::kThreads : 1, 1)
     tile_kernel(const __grid_constant__ TensorMap published, const __grid_constant__ TensorMap weights,
@@ -147,14 +147,14 @@ __global__ void __launch_bounds__(Tile::kHasCode ? Tile::kThreads : 1, 1)
   if constexpr (Tile::kHasCode) run_tile<Tile>(published, weights, round);
 }
 
-// How the blocks are launched for all rounds.
+// TileLaunch says how the blocks are launched for all rounds.
 template <typename Tile, typename Loop>
 class TileLaunch {
  public:
   int64_t waves = 0;       // of clusters that run at once; 0: it can't be launched
   double cost = INFINITY;  // of a round, about in us on an H200
 
-  // With as many parts of the products' length as are fastest.
+  // Takes as many parts of the products' length as are fastest.
   TileLaunch(Call& call, const Loop& loop, const Gpu& gpu) {
     cudaFuncAttributes attributes{};
     if (cudaFuncGetAttributes(&attributes, kernel_) != cudaSuccess) return;
@@ -228,7 +228,7 @@ bool run_in_tiles(Call& call, const Loop& loop, float* scratch, const TileLaunch
   return true;
 }
 
-// Runs the loop if the GPU and the alignment allow it, and where it is faster than cuBLAS on an H200; returns whether.
+// Runs the loop if the GPU and the alignment allow it and it is faster than cuBLAS on an H200; returns whether it did.
 template <Product kProduct, typename Loop>
 bool run_in_tiles(Call& call, const Loop& loop, float* scratch, const Gpu& gpu) {
   bool fits = loop.hidden % 8 == 0 && is_aligned<4>(loop.weight) && is_aligned<4>(scratch);
@@ -245,7 +245,7 @@ bool run_in_tiles(Call& call, const Loop& loop, float* scratch, const Gpu& gpu) 
   const TileLaunch<Tile<kProduct, 128, Loop>, Loop> large(call, loop, gpu);
   const TileLaunch<Tile<kProduct, 64, Loop>, Loop> small(call, loop, gpu);
   const auto run = [&](const auto& launch) {
-    // TF32 only where all clusters run at once.
+    // TF32 runs in tiles only where all clusters run at once.
     if (launch.waves == 0 || (kProduct == Product::kTf32 && launch.waves > 1)) return false;
     return run_in_tiles(call, loop, scratch, launch);
   };

@@ -1,5 +1,5 @@
-// Clusters: blocks that run at once and reach each other's shared memory, for sm_90 and later. The launch needs
-// cudaLaunchAttributeClusterDimension; a block is given by its number in the cluster.
+// A cluster is a group of blocks that run at once and reach each other's shared memory, on sm_90 and later. The launch
+// needs cudaLaunchAttributeClusterDimension; a block is given by its number in the cluster.
 #pragma once
 
 #include "../pack.h"
@@ -7,13 +7,13 @@
 
 namespace msops {
 
-// All threads of the cluster's blocks wait for each other; what they have written before is there after it. As one
-// statement, since two let ptxas choose other registers around them.
+// Makes all threads of the cluster's blocks wait for each other; what they wrote before is visible after it. This is
+// one statement, since two let ptxas choose other registers around them.
 __device__ __forceinline__ void cluster_arrive_wait() {
   MSOPS_SM90("barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;" : : : "memory");
 }
 
-// The block's number in its cluster, and how many there are.
+// cluster_ctarank returns the block's number in its cluster, cluster_nctarank the number of its blocks.
 __device__ __forceinline__ unsigned cluster_ctarank() {
   unsigned rank = 0;
   MSOPS_SM90("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
@@ -25,7 +25,7 @@ __device__ __forceinline__ unsigned cluster_nctarank() {
   return blocks;
 }
 
-// Four floats of another block's shared memory, at the place that `from` has in this block's.
+// Loads four floats of another block's shared memory, from the place that `from` has in this block's.
 __device__ __forceinline__ Pack<float, 4> ld_shared_cluster(const float* from, int block) {
   Pack<float, 4> pack = {};
   MSOPS_SM90(
@@ -37,7 +37,7 @@ __device__ __forceinline__ Pack<float, 4> ld_shared_cluster(const float* from, i
   return pack;
 }
 
-#if CUDART_VERSION >= 12010  // the first that knows st.async
+#if CUDART_VERSION >= 12010  // the first version that knows st.async
 // Sends a number to another block's shared memory, at the place that `to` has in this block's. That block's mbarrier at
 // the place of `barrier` counts its 4 bytes.
 __device__ __forceinline__ void st_async(float number, const float* to, unsigned barrier, int block) {

@@ -1,12 +1,12 @@
-// red.release and ld.acquire: a counter in global memory by which the blocks of a launch that all run at once wait for
-// each other.
+// red.release and ld.acquire use a counter in global memory by which the blocks of a launch wait for each other. All of
+// them must run at once.
 #pragma once
 
 #include "instructions.h"
 
 namespace msops {
 
-// Adds 1. What the block wrote before its __syncthreads is seen by those that wait for the count.
+// Adds 1. Blocks that wait for the count see what this block wrote before its __syncthreads.
 __device__ __forceinline__ void red_release_add(unsigned* counter) {
   asm volatile("red.release.gpu.global.add.u32 [%0], 1;" : : "l"(counter) : "memory");
 }

@@ -1,5 +1,5 @@
-// cp.async: copies from global to shared memory that a thread begins and does not wait for. GPUs before sm_80 copy at
-// once instead.
+// cp.async copies from global to shared memory; a thread begins a copy and does not wait for it. GPUs before sm_80 copy
+// at once instead.
 #pragma once
 
 #include <cstring>
@@ -28,7 +28,7 @@ __device__ __forceinline__ void cp_async(void* to, const void* from) {
 #endif
 }
 
-// Writes zeros, and reads nothing, if the bytes are not `inside`.
+// Copies the bytes if they are `inside`, else writes zeros and reads nothing.
 template <int kBytes>
 __device__ __forceinline__ void cp_async(void* to, const void* from, bool inside) {
 #if __CUDA_ARCH__ >= 800
@@ -52,14 +52,14 @@ __device__ __forceinline__ void cp_async(void* to, const void* from, bool inside
 #endif
 }
 
-// All that the thread began since its last commit is one group.
+// Makes one group of all that the thread began since its last commit.
 __device__ __forceinline__ void cp_async_commit() {
 #if __CUDA_ARCH__ >= 800
   asm volatile("cp.async.commit_group;" : : : "memory");
 #endif
 }
 
-// Waits until at most the kGroups latest groups of the thread are under way. Other threads see the bytes after a
+// Waits until at most the kGroups latest groups of the thread are in flight. Other threads see the bytes after a
 // barrier.
 template <int kGroups>
 __device__ __forceinline__ void cp_async_wait() {

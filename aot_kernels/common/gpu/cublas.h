@@ -1,4 +1,4 @@
-// Products by cuBLAS, the one that the process has: MindSpore's and PyTorch's GPU packages load it.
+// Cublas multiplies by cuBLAS, the one that the process has: MindSpore's and PyTorch's GPU packages load it.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -11,10 +11,12 @@
 
 namespace msops {
 
-// The few functions and constants of cuBLAS 11 to 13 that are needed, without its headers, which nvcc can lack.
+// This class declares the few functions and constants of cuBLAS 11 to 13 that it needs, since nvcc can lack the
+// headers.
 class Cublas {
  public:
-  // Calls `f(handle)` with the current device's handle on the stream, one thread at a time; false if there is none.
+  // Calls `f(cublas, handle)` with the current device's handle on the stream, one thread at a time. Returns what `f`
+  // returns, or false if there is no handle.
   template <typename F>
   static bool with_handle(cudaStream_t stream, F&& f) {
     static Cublas cublas;
@@ -27,7 +29,7 @@ class Cublas {
     return cublas.set_stream_(handle, stream) == 0 && f(cublas, handle);
   }
 
-  // sums (n, m) = numbers (n, k) times weights, which are (m, k) if `transposed`, else (k, m). Of rows without gaps.
+  // sums (n, m) = numbers (n, k) times weights, which are (m, k) if `transposed`, else (k, m). Rows have no gaps.
   template <typename T>
   bool multiply(void* handle, bool transposed, int64_t m, int64_t n, int64_t k, const T* weights, const T* numbers,
                 Compute<T>* sums, bool allow_tf32) const {
@@ -58,7 +60,7 @@ class Cublas {
   int (*set_stream_)(void*, cudaStream_t) = nullptr;
   int (*multiply_)(void*, int, int, int, int, int, const void*, const void*, int, int, const void*, int, int,
                    const void*, void*, int, int, int, int) = nullptr;
-  std::map<int, void*> handles_;  // of devices; they live as long as the process
+  std::map<int, void*> handles_;  // by device; they live as long as the process
 };
 
 }  // namespace msops

@@ -1,4 +1,4 @@
-// Division by a number known before the launch, by a multiplication and a shift.
+// A Divisor divides by a number known before the launch, by a multiplication and a shift.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@ class Divisor {
     factor_ = static_cast<unsigned>((((uint64_t{1} << shift_) - divisor) << 32) / divisor + 1);
   }
   __host__ __device__ int value() const { return divisor_; }
-  // n / divisor, and *rest = n % divisor, for 0 <= n < 2^31
+  // Returns n / divisor, and sets *rest = n % divisor, for 0 <= n < 2^31.
   __device__ int divide(int n, int* rest) const {
     const int quotient = static_cast<int>((__umulhi(n, factor_) + n) >> shift_);
     *rest = n - quotient * divisor_;

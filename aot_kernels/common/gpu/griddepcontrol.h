@@ -1,12 +1,12 @@
-// griddepcontrol: launches that begin before the one before them has ended (programmatic dependent launch), for sm_90
-// and later. The launch needs cudaLaunchAttributeProgrammaticStreamSerialization.
+// griddepcontrol lets a launch begin before the one before it has ended (programmatic dependent launch), on sm_90 and
+// later. The launch needs cudaLaunchAttributeProgrammaticStreamSerialization.
 #pragma once
 
 #include "instructions.h"
 
 namespace msops {
 
-// Waits until the launches before this one have ended, and what they have written is there.
+// Waits until the launches before this one have ended, and what they wrote is visible.
 __device__ __forceinline__ void griddepcontrol_wait() { MSOPS_SM90("griddepcontrol.wait;" : : : "memory"); }
 
 // Lets the next launch use what this one leaves free.

@@ -1,7 +1,7 @@
-// ldmatrix: four matrices of 8 rows of 16 bytes from shared memory to a warp's registers, as mma takes them.
+// ldmatrix loads four matrices of 8 rows of 16 bytes from shared memory to a warp's registers, as mma takes them.
 //
-// Thread `lane` gives the address of row lane % 8 of matrix lane / 8, and gets of matrix i, in words[i], the 4 bytes
-// lane % 4 of row lane / 4; of the transposed float16 matrix the rows 2 (lane % 4), + 1 of column lane / 4.
+// Thread `lane` gives the address of row lane % 8 of matrix lane / 8. It gets in words[i], of matrix i, the 4 bytes
+// with number lane % 4 of row lane / 4; of the transposed float16 matrix, rows 2 (lane % 4), + 1 of column lane / 4.
 #pragma once
 
 #include "instructions.h"

@@ -1,18 +1,18 @@
-// mma.sync: a warp's product of two small matrices on the tensor cores, for sm_80 and later.
+// mma.sync computes a warp's product of two small matrices on the tensor cores, for sm_80 and later.
 //
-// A thread holds parts of all three matrices in 32-bit registers, here of m16n8k16 for float16, in pairs of neighbours:
+// A thread holds parts of all three matrices in 32-bit registers. In m16n8k16 for float16, these are pairs of
+// neighbours:
 //   a[i] at row lane / 4 (+ 8 in a[1] and a[3]) and columns 2 (lane % 4), + 1 (+ 8 in a[2] and a[3]);
 //   b[i] at column lane / 4 and rows 2 (lane % 4), + 1 (+ 8 in b[1]);
 //   d[i] at row lane / 4 (+ 8 in d[2] and d[3]) and column 2 (lane % 4) + i % 2.
-// m16n8k8 for TF32 has one number in a register instead of a pair: a at columns lane % 4 (+ 4), b at rows lane % 4 (+
-// 4).
+// In m16n8k8 for TF32, a register has one number, not a pair: a at columns lane % 4 (+ 4), b at rows lane % 4 (+ 4).
 #pragma once
 
 #include "instructions.h"
 
 namespace msops {
 
-// d += a b, of float16; the sums are float.
+// d += a b, where a and b are float16 and the sums are float.
 __device__ __forceinline__ void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
 #if __CUDA_ARCH__ >= 800
   asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
@@ -22,7 +22,7 @@ __device__ __forceinline__ void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[
 #endif
 }
 
-// d += a b, of TF32.
+// d += a b, where a and b are TF32.
 __device__ __forceinline__ void mma_m16n8k8(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
 #if __CUDA_ARCH__ >= 800
   asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
@@ -32,7 +32,7 @@ __device__ __forceinline__ void mma_m16n8k8(float (&d)[4], const uint32_t (&a)[4
 #endif
 }
 
-// float32 rounded to TF32 (8 bits of exponent, 10 of fraction), to nearest, and ties away from zero.
+// Rounds float32 to TF32 (8 bits of exponent, 10 of fraction), to nearest, with ties away from zero.
 __device__ __forceinline__ uint32_t cvt_rna_tf32(float value) {
   uint32_t bits = 0;
 #if __CUDA_ARCH__ >= 800

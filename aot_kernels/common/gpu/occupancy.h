@@ -1,4 +1,4 @@
-// What a launch may ask of the GPU: shared memory, and how many blocks or clusters run at once.
+// This header says what a launch may ask of the GPU: shared memory, and how many blocks or clusters run at once.
 #pragma once
 
 #include <algorithm>
@@ -7,7 +7,7 @@
 
 namespace msops {
 
-// The current GPU.
+// Gpu describes the current GPU.
 struct Gpu {
   int multiprocessors = 1, shared_bytes = 48 * 1024, cooperative = 0;  // shared_bytes: the most of a block, on request
 
@@ -19,17 +19,17 @@ struct Gpu {
     cudaDeviceGetAttribute(&cooperative, cudaDevAttrCooperativeLaunch, device);
   }
 
-  // What is left for dynamic shared memory beside a kernel's own arrays of up to 1 KiB.
+  // Returns what is left for dynamic shared memory beside a kernel's own arrays of up to 1 KiB.
   int dynamic_bytes() const { return shared_bytes - 1024; }
 };
 
-// Lets a kernel have so many bytes of dynamic shared memory, at least.
+// Allows a kernel at least this many bytes of dynamic shared memory.
 template <typename Kernel>
 void allow_shared_memory(Kernel kernel, int64_t bytes) {
   cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
 }
 
-// How many blocks the GPU works on at once; 0: none, since a block needs more than there is.
+// Returns how many blocks the GPU runs at once, or 0 if a block needs more than there is.
 template <typename Kernel>
 int blocks_at_once(const Gpu& gpu, Kernel kernel, int threads, int64_t bytes) {
   int blocks = 0;
@@ -38,7 +38,7 @@ int blocks_at_once(const Gpu& gpu, Kernel kernel, int threads, int64_t bytes) {
 }
 
 #if CUDART_VERSION >= 12000
-// How many clusters of that launch the GPU runs at once; 0: none.
+// Returns how many clusters of this launch the GPU runs at once, or 0.
 template <typename Kernel>
 int clusters_at_once(Kernel kernel, const cudaLaunchConfig_t& config) {
   int clusters = 0;

@@ -1,6 +1,6 @@
-// Products by tensor cores at a chosen precision, of 16 x 8 sums at once: of float16; of float32 rounded to TF32 if
-// that is allowed; else of float32 as two TF32 numbers, upper and lower, of whose four products the smallest is left
-// out, about 2^-22 of the whole.
+// Tensor cores multiply for 16 x 8 sums at once, at a chosen precision: float16; float32 rounded to TF32, if that is
+// allowed; else float32 as two TF32 numbers, upper and lower. Of the four products of these, the smallest is left out,
+// about 2^-22 of the whole.
 #pragma once
 
 #include "mma.h"
@@ -9,7 +9,7 @@ namespace msops {
 
 enum class Product { kHalf, kTf32, kFloat };
 
-// Two float16 or one float32 as an operand: of TF32, the upper part, and for kFloat also the lower.
+// A Word is two float16 or one float32 as an operand. For TF32 it holds the upper part, for kFloat also the lower part.
 template <Product kProduct>
 struct Word {
   uint32_t upper, lower;
@@ -26,7 +26,7 @@ struct Word {
   }
 };
 
-// One product, of operands of one part each.
+// Adds one product of operands that have one part each.
 template <Product kProduct>
 __device__ __forceinline__ void multiply_add(float (&sums)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
   if constexpr (kProduct == Product::kHalf) {
@@ -36,8 +36,8 @@ __device__ __forceinline__ void multiply_add(float (&sums)[4], const uint32_t (&
   }
 }
 
-// Tensor cores cut off what they add to. So for kFloat they add only the three products, and the cores for float32 the
-// rest: else errors were 5 times those of float32 arithmetic.
+// Tensor cores truncate the sums that they add to. So for kFloat they add only the three products, and the cores for
+// float32 add the rest: otherwise, errors were 5 times those of float32 arithmetic.
 template <Product kProduct>
 __device__ __forceinline__ void multiply_add(float (&sums)[4], const Word<kProduct> (&a)[4],
                                              const Word<kProduct> (&b)[2]) {

@@ -1,4 +1,4 @@
-// cp.async.bulk.tensor: the tensor memory accelerator (TMA), which copies boxes of arrays to shared memory while an
+// cp.async.bulk.tensor runs the tensor memory accelerator (TMA), which copies boxes of arrays to shared memory while an
 // mbarrier counts the bytes; for sm_90 and later.
 #pragma once
 
@@ -9,10 +9,10 @@
 
 namespace msops {
 
-#if CUDART_VERSION >= 12000  // the first that knows TMA
+#if CUDART_VERSION >= 12000  // the first version that knows TMA
 
-// An array that TMA reads boxes of, as the driver describes it. The function and the constants are those of its header
-// cuda.h, which nvcc can lack. A kernel takes a map as a `const __grid_constant__ TensorMap`.
+// A TensorMap is an array that TMA reads boxes of, as the driver describes it. The function and the constants come from
+// the driver's header cuda.h, which nvcc can lack. A kernel takes a map as a `const __grid_constant__ TensorMap`.
 class alignas(64) TensorMap {
  public:
   struct Dimension {
@@ -21,11 +21,11 @@ class alignas(64) TensorMap {
   };
 
   // Elements beyond the sizes are read as 0. The first dimension's part of a box is a row of 128 bytes in shared
-  // memory; the k-th pack of 16 bytes in it is stored as that with number k ^ row % 8. Dimensions that are not given,
-  // up to five, have size 1.
+  // memory; the k-th pack of 16 bytes in it is stored at position k ^ row % 8. Dimensions that are not given, up to
+  // five, have size 1.
   template <typename T, int N>
   bool encode(const T* data, const Dimension (&dimensions)[N]) {
-    constexpr int kHalf = 6, kFloat = 7, kSwizzle128 = 3, kPromotion256 = 3;  // of what L2 reads, in bytes
+    constexpr int kHalf = 6, kFloat = 7, kSwizzle128 = 3, kPromotion256 = 3;  // kPromotion256: bytes that L2 reads
     static_assert(std::is_same<T, Half>::value || std::is_same<T, float>::value, "TMA reads float16 or float32");
     uint64_t sizes[kRank], strides[kRank];
     uint32_t boxes[kRank], steps[kRank];
@@ -48,7 +48,7 @@ class alignas(64) TensorMap {
   [[maybe_unused]] uint64_t opaque_[16];
 };
 
-// Begins to copy the box that begins at these elements to shared memory; the mbarrier counts its bytes.
+// Begins to copy the box that begins at these coordinates to shared memory; the mbarrier counts its bytes.
 __device__ __forceinline__ void tma_load_5d(unsigned to, unsigned barrier, const TensorMap& map, int x0, int x1, int x2,
                                             int x3, int x4) {
   MSOPS_SM90(

@@ -1,18 +1,18 @@
-// wgmma.mma_async: a warpgroup's product of two matrices on the tensor cores, which read the second from shared memory;
-// for sm_90a alone. Between wgmma_fence and the end of the wait, no thread touches the registers of the sums.
+// wgmma.mma_async computes a warpgroup's product of two matrices on the tensor cores, which read the second from shared
+// memory; for sm_90a only. Between wgmma_fence and the end of the wait, no thread touches the registers of the sums.
 #pragma once
 
 #include "instructions.h"
 
 namespace msops {
 
-// Before the first product, and where registers of its operands were written since.
+// Must come before the first product, and again where registers of its operands were written since.
 __device__ __forceinline__ void wgmma_fence() { MSOPS_SM90A("wgmma.fence.sync.aligned;" : : : "memory"); }
 
-// All products that were begun since the last commit are one group.
+// Makes one group of all products that were begun since the last commit.
 __device__ __forceinline__ void wgmma_commit_group() { MSOPS_SM90A("wgmma.commit_group.sync.aligned;" : : : "memory"); }
 
-// Waits until at most the kGroups latest groups are under way.
+// Waits until at most the kGroups latest groups are in flight.
 template <int kGroups>
 __device__ __forceinline__ void wgmma_wait_group() {
   MSOPS_SM90A("wgmma.wait_group.sync.aligned %0;" : : "n"(kGroups) : "memory");
@@ -24,7 +24,7 @@ __device__ __forceinline__ uint64_t wgmma_matrix(unsigned address) {
   return kSwizzle128 << 62 | kBytesOf8Rows / 16 << 32 | 1 << 16 | address / 16;
 }
 
-// Begins d += a b of TF32, where b is 64 rows of 8 numbers. A thread's a is as of mma_m16n8k8, of its warp's 16 rows,
+// Begins d += a b of TF32, where b is 64 rows of 8 numbers. A thread holds a as for mma_m16n8k8, of its warp's 16 rows,
 // and d[i] is at row lane / 4 (+ 8 where i / 2 % 2) and column i / 4 * 8 + 2 (lane % 4) + i % 2.
 __device__ __forceinline__ void wgmma_m64n64k8(float (&d)[32], const uint32_t (&a)[4], [[maybe_unused]] uint64_t b) {
 #define MSOPS_4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
