@@ -1,4 +1,4 @@
-// Kernels that measure the device itself: an empty one, and one of multiply-adds.
+// These kernels measure the device itself: an empty one, and one of multiply-adds.
 
 #include "naive.h"
 
@@ -6,7 +6,7 @@ namespace {
 
 __global__ void nothing() {}
 
-// Chains of multiply-adds that wait for nothing: 2 * kChains * rounds operations a thread.
+// The chains of multiply-adds wait for nothing: a thread does 2 * kChains * rounds operations.
 constexpr int kChains = 8;
 
 __global__ void multiply_add(float* out, int64_t rounds) {
@@ -17,7 +17,7 @@ __global__ void multiply_add(float* out, int64_t rounds) {
     for (int j = 0; j < kChains; ++j) x[j] = fmaf(x[j], 0.999f, 0.5f);
   float total = 0;
   for (int j = 0; j < kChains; ++j) total += x[j];
-  if (total == -1) out[0] = total;  // never: keeps the compiler from leaving it all out
+  if (total == -1) out[0] = total;  // this is never true, but keeps the compiler from leaving it all out
 }
 
 }  // namespace

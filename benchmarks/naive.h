@@ -1,5 +1,5 @@
-// What the naive versions of the operators share. They are written as one writes them first: a thread for each element
-// of the result, no tiles, no packs, no scratch. The tuned kernels are measured beside them.
+// The naive versions of the operators share this header. They are written as one writes them first: a thread for each
+// element of the result, no tiles, no packs, no scratch. The tuned kernels are measured beside them.
 
 #pragma once
 

@@ -51,7 +51,7 @@ __global__ void depthwise_dx(const T* weight, const T* dout, T* dx, Convolution 
   dx[i] = T(total);
 }
 
-// A thread for each tap of each channel; one more for each channel's bias.
+// Each tap of each channel has a thread, and each channel's bias has one more.
 template <typename T>
 __global__ void depthwise_dweight(const T* x, const T* dout, T* dweight, T* dbias, Convolution s) {
   const int i = thread(), taps = s.kernel * s.kernel, c = i / (taps + 1), tap = i % (taps + 1);
