@@ -115,10 +115,10 @@ def lengths(random):
     return tuple(length(random) for _ in range(random.randrange(6)))
 
 
-def check_formula(call, formula):
+def check_formula(call, formula, roundings):
     """Requires that the results of a Call by arrays equal those of a NumPy function.
 
-    An error may be 8 roundings of the largest number on the way, plus the rounding of the result. The function of the
+    An error may be `roundings` of the largest number on the way, plus the rounding of the result. The function of the
     inputs' magnitudes tells the largest number.
     """
     floats = [x.dtype.kind == "f" for x in call.inputs]
@@ -128,7 +128,7 @@ def check_formula(call, formula):
     for name, got, want, magnitude in zip(names_of(call.operator).results, call.results, formula(*exact), magnitudes):
         assert got.shape == want.shape
         size = max(map(largest, (want, magnitude, *exact)))
-        allowed = 8 * np.finfo(wide).eps * size + 0.75 * unit(want, got.dtype)
+        allowed = roundings * np.finfo(wide).eps * size + 0.75 * unit(want, got.dtype)
         assert_near(got, want, allowed, f"{call.operator.entry.name}: {name}")
 
 
@@ -145,6 +145,7 @@ class Card:
     cases = {}  # name -> (shapes of the inputs, settings)
     further = {}  # cases for the entries alone: the sizes that kernels tell apart
     small = None  # the case for tests that need just one, of some tens of elements
+    roundings = 8  # how many roundings of the largest number an entry's error may be
     without_formula = ()  # the cases for which NumPy would take too much memory
     hostile = ()  # the cases from which wrong calls are made, instead of `small`
     huge = ()  # arguments of each call of `check_huge`, which calls entries with more than 2^31 elements

@@ -77,7 +77,7 @@ def test_valid_calls(card, dtype, capfd):
             for i, call in enumerate(card.entry_calls(shapes, settings, dtype)):
                 results = names_of(call.operator).results
                 if card.formulas and case not in card.without_formula:
-                    check_formula(call, functools.partial(card.formulas[i], **settings))
+                    check_formula(call, functools.partial(card.formulas[i], **settings), card.roundings)
                 pair = [memory.EntryCall(call.operator, call.inputs, results, process, fill) for fill in memory.FILLS]
                 for each in pair:
                     memory.check_status(each)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from . import open_sizes
 from .compiled import compiling
 from .library import Entry
-from .operator import Operator, OptionalOperator
+from .operator import Operator, OptionalOperator, PlainOperator, ScratchOperator
 from .primitive import as_attribute
 from .signature import Signature
 from .spec import FLOATS
@@ -136,7 +136,7 @@ def make_operator(
             make = functools.partial(make_operator, entry, signature, infer, gradient, name, dtypes, attributes)
             parsed = Signature(signature, dtypes, **attributes)
             optional = any(tensor.optional for tensor in parsed.without(absent).inputs)
-            kind = OptionalOperator if optional else Operator
+            kind = OptionalOperator if optional else ScratchOperator if parsed.scratch else PlainOperator
             operator = kind(number, entry, parsed, infer, gradient, name, attributes, absent, make)
             open_sizes.operators[number] = operator
         return operator

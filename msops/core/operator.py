@@ -38,7 +38,11 @@ class Operator:
         gradient (Operator, callable): The given gradient, without the gradients of absent inputs.
     """
 
-    __ms_class__ = True  # MindSpore compiles __call__ from its source, as it does for an ms_class (jit_class)
+    primitive: Primitive  # what MindSpore runs
+
+    if TYPE_CHECKING:  # subclasses have it, each in the form that MindSpore needs
+
+        def __call__(self, *inputs: Tensor | None, **named: Tensor) -> Any: ...
 
     def __init__(
         self,
@@ -65,23 +69,10 @@ class Operator:
             raise ValueError(f"{name}: the sizes of {unsized[0]} must come from infer or the signature")
         self.input_dtypes: list[mindspore.Type] = []  # the last inference sets them
         self._check_numbers()
-        self.primitive = Primitive(self)
-        self.several, self.results = len(self.signature.outputs) > 1, len(self.signature.outputs)
-        self.has_scratch = bool(signature.scratch)
         self.make = make
         self.kept: dict[frozenset[str], Operator] = {}  # absent tensors -> the operator that `make` made without them
         names = ", ".join(self.names()[0])
         self.without_names = f"{name}: takes its inputs without names where it is compiled, as ({names})"
-
-    def __call__(self, *inputs: Tensor | None, **named: Tensor) -> Any:
-        if named:
-            if compiling():
-                raise TypeError(self.without_names)
-            inputs = self.in_order(inputs, named)
-        outputs = self.primitive(*inputs)
-        if self.has_scratch:
-            return outputs[: self.results] if self.several else outputs[0]
-        return outputs
 
     def in_order(self, inputs: tuple[Tensor | None, ...], named: dict[str, Tensor]) -> tuple[Tensor | None, ...]:
         """Returns the inputs in the signature's order; those in `named` were passed by name."""
@@ -174,10 +165,57 @@ class Operator:
                 f"{self.label}: mindspore.grad and its like take functions and Cells, not operators: hand over a "
                 "function that calls the operator"
             )
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        inherited = getattr(super(), "__getattr__", None)  # a primitive has one
+        if inherited is None:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return inherited(name)
 
 
-class OptionalOperator(Operator):
+class PlainOperator(Operator, Primitive):
+    """An operator without scratch and optional inputs, which is its own primitive.
+
+    MindSpore casts Parameters for primitives in mixed precision, but not for what it compiles from source.
+    """
+
+    def __init__(self, *arguments: Any) -> None:
+        Operator.__init__(self, *arguments)
+        Primitive.__init__(self, self)
+
+    @property
+    def operator(self) -> Operator:  # type: ignore[override]
+        return self
+
+    @property
+    def primitive(self) -> Primitive:  # type: ignore[override]
+        return self
+
+    def __call__(self, *inputs: Tensor | None, **named: Tensor) -> Any:
+        return ops.Custom.__call__(self, *(self.in_order(inputs, named) if named else inputs))
+
+
+class ScratchOperator(Operator):
+    """An operator with scratch: a call drops what its primitive returns after the outputs."""
+
+    __ms_class__ = True  # MindSpore compiles __call__ from its source, as it does for an ms_class (jit_class)
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.primitive = Primitive(self)
+        self.several, self.results = len(self.signature.outputs) > 1, len(self.signature.outputs)
+        self.has_scratch = bool(self.signature.scratch)
+
+    def __call__(self, *inputs: Tensor | None, **named: Tensor) -> Any:
+        if named:
+            if compiling():
+                raise TypeError(self.without_names)
+            inputs = self.in_order(inputs, named)
+        outputs = self.primitive(*inputs)
+        if self.has_scratch:
+            return outputs[: self.results] if self.several else outputs[0]
+        return outputs
+
+
+class OptionalOperator(ScratchOperator):
     """An operator with optional inputs: each call runs the primitive that leaves out the absent ones."""
 
     def __init__(self, *arguments: Any) -> None:

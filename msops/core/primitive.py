@@ -25,7 +25,8 @@ class Primitive(ops.Custom):
     """A call of an operator's C function. Unlike the operator, it also returns scratch, after the outputs."""
 
     def __init__(self, operator: Operator) -> None:
-        self.operator = operator
+        if operator is not self:  # see PlainOperator
+            self.operator = operator
         # Results of inference are kept, since PyNative mode asks for them at each call: inference takes some 50 us.
         self._inferred: dict[tuple[Spec | str, ...], tuple[Any, Any, bool, list[mindspore.Type]]] = {}
         entry, tensors = operator.entry, (*operator.signature.outputs, *operator.signature.scratch)
@@ -49,6 +50,8 @@ class Primitive(ops.Custom):
         operator = self.operator
         operator.entry.library.restore()  # MindSpore may make a kernel next, which needs the file
         specs = tuple(map(from_inference, inputs))
+        if any(isinstance(spec, str) and spec.startswith("Keyword[") for spec in specs):
+            raise TypeError(operator.without_names)
         kept = self._inferred.get(specs)
         if kept is None:
             tensors = [spec for spec in specs if isinstance(spec, Spec)]

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from msops.core.arguments import Numbers
     from msops.core.operator import Operator
+    from msops.core.primitive import Primitive
     from msops.core.spec import Spec
 
 _NAME = "depthwise_conv2d"
@@ -83,7 +84,10 @@ def depthwise_conv2d(
          [6. 9. 9. 6.]
          [4. 6. 6. 4.]]
     """
-    return make_forward(_NAME, stride, pad_mode, padding, dilation)(x, weight, bias)
+    convolution = _make_primitive(_NAME, stride, pad_mode, padding, dilation, bias is not None)
+    if bias is None:
+        return convolution(x, weight)
+    return convolution(x, weight, bias)
 
 
 class DepthwiseConv2d(nn.Cell):
@@ -138,8 +142,8 @@ class DepthwiseConv2d(nn.Cell):
     ) -> None:
         name = "DepthwiseConv2d"
         super().__init__()
-        self.has_bias = arguments.boolean(name, "has_bias", has_bias)
-        self.forward_op = make_forward(name, stride, pad_mode, padding, dilation)
+        self.has_bias = has_bias = arguments.boolean(name, "has_bias", has_bias)
+        self.forward_op = _make_primitive(name, stride, pad_mode, padding, dilation, has_bias)
         self.in_channels = self.group = arguments.positive(name, "in_channels", in_channels)
         self.out_channels = self.in_channels * arguments.positive(name, "channel_multiplier", channel_multiplier)
         self.kernel_size = arguments.numbers(name, "kernel_size", kernel_size, (2,), 1)
@@ -153,6 +157,8 @@ class DepthwiseConv2d(nn.Cell):
             self.bias = arguments.parameter(name, "bias", bias_init, shape[:1], dtype)
 
     def construct(self, x: Tensor) -> Tensor:
+        if self.bias is None:
+            return self.forward_op(x, self.weight)
         return self.forward_op(x, self.weight, self.bias)
 
     construct.__doc__ = depthwise_conv2d.__doc__  # for help()
@@ -170,6 +176,15 @@ def make_forward(name: str, stride: Numbers, pad_mode: str, padding: Numbers, di
     """Returns the operator for these settings. Errors about the settings begin with `name`."""
     attributes = _attributes(name, stride, pad_mode, padding, dilation)
     return _cached_forward(tuple(attributes.items()))
+
+
+# In mixed precision MindSpore casts Parameters for primitives, but not for an operator with optional inputs.
+@ops.constexpr
+def _make_primitive(
+    name: str, stride: Numbers, pad_mode: str, padding: Numbers, dilation: Numbers, has_bias: bool
+) -> Primitive:
+    operator = _cached_forward(tuple(_attributes(name, stride, pad_mode, padding, dilation).items()))
+    return operator.primitive if has_bias else operator.without("bias").primitive
 
 
 @functools.lru_cache(256)  # a full cache frees an operator unless a Cell or a graph still has it

@@ -14,15 +14,14 @@ def _gradient_of_backward(
 ) -> tuple[Tensor, ...]:
     """Takes half the difference between far and near side as the derivative: the function is linear along each axis."""
     ddfeats, ddpoints = douts
-    interpolate, of_inputs = forward.primitive, backward.primitive  # MindSpore 1.10 compiles no operator in a loop
-    ddout = interpolate(ddfeats, points)
-    dfeats, dpoints = ops.zeros_like(feats), of_inputs(ddfeats, points, dout)[1]
+    ddout = forward(ddfeats, points)
+    dfeats, dpoints = ops.zeros_like(feats), backward(ddfeats, points, dout)[1]
     for d in range(3):
         axis = ops.cast(_AXES[d], points.dtype)
         far, near = points * (1 - axis) + axis, points * (1 - axis) - axis
         half = ddpoints[:, d : d + 1] / 2
-        ddout = ddout + half * (interpolate(feats, far) - interpolate(feats, near))
-        of_far, of_near = of_inputs(feats, far, dout), of_inputs(feats, near, dout)
+        ddout = ddout + half * (forward(feats, far) - forward(feats, near))
+        of_far, of_near = backward(feats, far, dout), backward(feats, near, dout)
         dfeats = dfeats + ops.expand_dims(half, 2) * (of_far[0] - of_near[0])
         dpoints = dpoints + half * (of_far[1] - of_near[1])
     return dfeats, dpoints, ddout

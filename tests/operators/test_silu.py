@@ -40,6 +40,7 @@ class TestSilu(OperatorTest):
     }
     further = {f"{n}": ([(n,)], {}) for n in (2, 31, 257, 1000, 4099)}
     small = "prime"
+    roundings = 64  # the second derivative is a difference of numbers that are larger than it
     second_order = True
     wrong = (
         ([np.zeros(3, np.int32)], {}, TypeError, "silu: x must be float16, float32 or float64, got int32"),
