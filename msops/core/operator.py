@@ -181,6 +181,7 @@ class PlainOperator(Operator, Primitive):
         Operator.__init__(self, *arguments)
         Primitive.__init__(self, self)
 
+    # These are properties, since an operator that referred to itself would live until the garbage collector runs.
     @property
     def operator(self) -> Operator:  # type: ignore[override]
         return self
@@ -209,29 +210,26 @@ class ScratchOperator(Operator):
             if compiling():
                 raise TypeError(self.without_names)
             inputs = self.in_order(inputs, named)
-        outputs = self.primitive(*inputs)
+        outputs = self.run(inputs)
         if self.has_scratch:
             return outputs[: self.results] if self.several else outputs[0]
         return outputs
 
+    def run(self, inputs: tuple[Tensor | None, ...]) -> Any:
+        """Returns what the primitive returns."""
+        return self.primitive(*inputs)
+
 
 class OptionalOperator(ScratchOperator):
-    """An operator with optional inputs: each call runs the primitive that leaves out the absent ones."""
+    """An operator with optional inputs, and perhaps scratch: each call runs the primitive without the absent ones."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self.choose = ops.constexpr(self._choose)
 
     # MindSpore 1.10 cannot compile a loop in a method of an ms_class, so the loops are in functions below.
-    def __call__(self, *inputs: Tensor | None, **named: Tensor) -> Any:
-        if named:
-            if compiling():
-                raise TypeError(self.without_names)
-            inputs = self.in_order(inputs, named)
-        outputs = self.choose(_presence(inputs))(*_present(inputs))
-        if self.has_scratch:
-            return outputs[: self.results] if self.several else outputs[0]
-        return outputs
+    def run(self, inputs: tuple[Tensor | None, ...]) -> Any:
+        return self.choose(_presence(inputs))(*_present(inputs))
 
     def _choose(self, presence: tuple[bool, ...]) -> Primitive:
         """Returns the primitive for inputs of which some are None, or left out at the end."""
