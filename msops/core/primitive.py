@@ -50,10 +50,10 @@ class Primitive(ops.Custom):
         operator = self.operator
         operator.entry.library.restore()  # MindSpore may make a kernel next, which needs the file
         specs = tuple(map(from_inference, inputs))
-        if any(isinstance(spec, str) and spec.startswith("Keyword[") for spec in specs):
-            raise TypeError(operator.without_names)
         kept = self._inferred.get(specs)
         if kept is None:
+            if any(isinstance(spec, str) and spec.startswith("Keyword[") for spec in specs):
+                raise TypeError(operator.without_names)
             tensors = [spec for spec in specs if isinstance(spec, Spec)]
             is_open = self._has_open_sizes and len(tensors) == len(specs) and open_sizes.is_open(tensors)
             outputs = open_sizes.infer(operator.label, operator.infer, tensors) if is_open else operator.infer(*specs)
