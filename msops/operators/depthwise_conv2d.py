@@ -174,8 +174,7 @@ class DepthwiseConv2d(nn.Cell):
 @ops.constexpr
 def make_forward(name: str, stride: Numbers, pad_mode: str, padding: Numbers, dilation: Numbers) -> Operator:
     """Returns the operator for these settings. Errors about the settings begin with `name`."""
-    attributes = _attributes(name, stride, pad_mode, padding, dilation)
-    return _cached_forward(tuple(attributes.items()))
+    return _cached_forward(**_attributes(name, stride, pad_mode, padding, dilation))
 
 
 # In mixed precision MindSpore casts Parameters for primitives, but not for an operator with optional inputs.
@@ -183,14 +182,12 @@ def make_forward(name: str, stride: Numbers, pad_mode: str, padding: Numbers, di
 def _make_primitive(
     name: str, stride: Numbers, pad_mode: str, padding: Numbers, dilation: Numbers, has_bias: bool
 ) -> Primitive:
-    operator = _cached_forward(tuple(_attributes(name, stride, pad_mode, padding, dilation).items()))
+    operator = _cached_forward(**_attributes(name, stride, pad_mode, padding, dilation))
     return operator.primitive if has_bias else operator.without("bias").primitive
 
 
 @functools.lru_cache(256)  # a full cache frees an operator unless a Cell or a graph still has it
-def _cached_forward(items: tuple[tuple[str, int], ...]) -> Operator:
-    attributes: dict[str, Any] = dict(items)
-
+def _cached_forward(**attributes: Any) -> Operator:
     def gradient_of_backward(
         x: Tensor, weight: Tensor, dout: Tensor, out: tuple[Tensor, ...], douts: tuple[Tensor, ...]
     ) -> tuple[Tensor, ...]:
