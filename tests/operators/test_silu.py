@@ -6,10 +6,7 @@ from card import DTYPES
 from gpu import BIG
 from msops.operators import silu as operators
 from operator_test import OperatorTest, run
-
-
-def sigmoid(x):
-    return 1 / (1 + np.exp(-x))
+from test_sigmoid import sigmoid
 
 
 def silu(x):
