@@ -48,6 +48,17 @@ def best_peer(case, **equal):
     return figures
 
 
+def of_elements():
+    """Returns the targets of an operator that computes each element by itself, of the sizes ELEMENTS."""
+    return {
+        "GPU": [
+            Target("2^28", "share 0.97", 0.97, share("2^28")),
+            Target("2^28", "at most 1 % slower than the best peer", 0.99, best_peer("2^28")),
+            Target("2^20", "not slower than the best peer", 1, best_peer("2^20")),
+        ]
+    }
+
+
 def times_faster(peer, *parts, **equal):
     """Divides the peer's time by ours, in named cases of these parts."""
 

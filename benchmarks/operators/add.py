@@ -6,7 +6,7 @@ import msops
 from test_add import TestAdd
 
 from ..benchmark import ELEMENTS, Benchmark, Sizes
-from ..figures import Target, best_peer, share
+from ..figures import of_elements
 
 
 class Add(Benchmark):
@@ -23,13 +23,7 @@ class Add(Benchmark):
     }
     cells = (msops.Add, ops.add)
     line = "equal shapes"
-    targets = {
-        "GPU": [
-            Target("2^28", "share 0.97", 0.97, share("2^28")),
-            Target("2^28", "at most 1 % slower than the best peer", 0.99, best_peer("2^28")),
-            Target("2^20", "not slower than the best peer", 1, best_peer("2^20")),
-        ]
-    }
+    targets = of_elements()
 
     def inputs(self, size):
         return [size, size[-1:]] if isinstance(size, tuple) else [(size,), (size,)]

@@ -6,19 +6,14 @@ import msops
 from test_silu import TestSilu
 
 from ..benchmark import ELEMENTS, Benchmark
-from ..figures import Target, best_peer, share
+from ..figures import of_elements
 
 
 class Silu(Benchmark):
     card = TestSilu()
     sizes = ELEMENTS
     cells = (msops.SiLU, ops.silu)
-    targets = {
-        "GPU": [
-            Target("2^28", "share 0.97", 0.97, share("2^28")),
-            Target("2^20", "not slower than the best peer", 1, best_peer("2^20")),
-        ]
-    }
+    targets = of_elements()
 
     def torch_formula(self, case):
         import torch
