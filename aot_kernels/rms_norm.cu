@@ -30,7 +30,7 @@ MSOPS_ENTRY(RmsNormForward) {
   call.require_same_shape(y, x);
   return call.run([&](auto type) {
     using T = typename decltype(type)::type;
-    const RmsNorm<T> normalize(weight, settings.eps, settings.offset, casting);
-    for_rows<T>(call, rows, {x, y}, Forward<T>{x, y, normalize});
+    const RmsNorm<T> normalize(weight, x.dim(-1), settings.eps, settings.offset, casting);
+    for_rows<T>(call, rows, {x, y, normalize.weight}, Forward<T>{x, y, normalize});
   });
 }

@@ -34,8 +34,8 @@ struct RmsNorm {
   C eps, offset;
   bool rounds_products, rounds_all;
 
-  RmsNorm(const Tensor& weight_tensor, double eps_number, double offset_number, Casting casting)
-      : weight(weight_tensor, C(1)),
+  RmsNorm(const Tensor& weight_tensor, int64_t columns, double eps_number, double offset_number, Casting casting)
+      : weight(weight_tensor, columns, C(1)),
         rounds_products(casting != Casting::kGemma),
         rounds_all(casting == Casting::kNone) {
     const C number = weight.data ? C(offset_number) : C(0);
