@@ -36,7 +36,7 @@ struct Rows {
   T* data;
   int64_t columns;
 
-  Rows(T* data, int64_t columns) : data(data), columns(columns) {}
+  Rows(T* first, int64_t length) : data(first), columns(length) {}
   Rows(const Tensor& tensor) : data(tensor.as<T>()), columns(tensor.dim(-1)) {}  // along its last axis
   MSOPS_BOTH Row<T> operator[](int64_t row) const { return {data + row * columns, columns}; }
 };

@@ -53,8 +53,8 @@ struct SumsInMemory {
   PartialSums<C, kSums> partial;
   int64_t part;
 
-  MSOPS_BOTH SumsInMemory(const Team& team, const PartialSums<C, kSums>& partial, int64_t part)
-      : team(team), partial(partial), part(part) {
+  MSOPS_BOTH SumsInMemory(const Team& of, const PartialSums<C, kSums>& sums, int64_t number)
+      : team(of), partial(sums), part(number) {
     for (int k = 0; k < kSums; ++k) team.map([] { return C(0); }, partial.row(k, part));
   }
   template <int k, typename F, typename... In>

@@ -31,7 +31,7 @@ struct HeldRow {
 template <typename C, int kHeld, int N>
 struct HeldValues {
   int64_t length;
-  C of[kHeld][N];
+  C of[kHeld > 0 ? kHeld : 1][N];
 };
 
 // Computed is a row of numbers that are computed wherever they are read, since the team cannot keep them.
