@@ -10,6 +10,7 @@ from .core.spec import Spec as Spec
 from .operators.add import Add as Add, add as add
 from .operators.add_rms_norm import AddRMSNorm as AddRMSNorm, add_rms_norm as add_rms_norm
 from .operators.depthwise_conv2d import DepthwiseConv2d as DepthwiseConv2d, depthwise_conv2d as depthwise_conv2d
+from .operators.layer_norm import LayerNorm as LayerNorm, layer_norm as layer_norm
 from .operators.lltm import LLTMCell as LLTMCell, lltm_cell as lltm_cell
 from .operators.lltm_sequence import LLTM as LLTM, lltm as lltm
 from .operators.rms_norm import RMSNorm as RMSNorm, rms_norm as rms_norm
