@@ -134,6 +134,7 @@ struct PlaceOfRows {
   template <typename U>
   PlaceOfRows(const Row<U>& row)
       : columns(row.length), packs(row.length % kPackWidth<T> == 0 && is_aligned<kPackWidth<T>>(row.data)) {}
+  PlaceOfRows(const Parameters<T>& in) : PlaceOfRows(in.is_float ? PlaceOfRows(in.row_of_float()) : in.row()) {}
   PlaceOfRows(const Tensor& tensor) : PlaceOfRows(Rows<const T>(tensor)) {}
 };
 

@@ -51,6 +51,25 @@ struct TeamShape {
 };
 using OnCpu = TeamShape<1, 16, 0>;
 
+// Parameters are a number for each column, which all rows share, such as a weight. They are elements of T or, if
+// `is_float`, of float. Functions of rows take them in place of a Row; if `data` is null, each is `otherwise`.
+template <typename T>
+struct Parameters {
+  const void* data;
+  int64_t length;
+  bool is_float;
+  Compute<T> otherwise[OnCpu::kWidth];  // as many equal numbers as the CPU reads at once
+
+  Parameters(const Tensor& tensor, Compute<T> number)
+      : data(tensor.data),
+        length(tensor.size),
+        is_float(tensor.dtype && std::strcmp(tensor.dtype, dtype_name<float>()) == 0) {
+    for (Compute<T>& each : otherwise) each = number;
+  }
+  MSOPS_BOTH Row<const T> row() const { return {static_cast<const T*>(data), length}; }
+  MSOPS_BOTH Row<const float> row_of_float() const { return {static_cast<const float*>(data), length}; }
+};
+
 // SharedOfWarp has room for one result of a reduction.
 struct alignas(16) SharedOfWarp {
   unsigned char bytes[32];
@@ -160,6 +179,23 @@ class Team {
     C of[Shape::kHeld > 0 ? Shape::kHeld : 1][Shape::kWidth] = {};
   };
 
+  // Does as map does, and returns `out` as load would, but does not read it.
+  template <typename F, typename T, typename... In>
+  MSOPS_BOTH auto map_and_load(const F& f, Row<T> out, const In&... in) const {
+    if constexpr (Shape::kHeld == 0) {
+      map(f, out, in...);
+      return Row<const T>{out.data, out.length};
+    } else {
+      HeldRow<const T, Shape::kHeld, N> held;
+      held.row = {out.data, out.length};
+      for_packs(out.length, [&](int i, Index j) {
+        held.packs[i] = pack_of<T>(f, j, read(in, i, j)...);
+        store_at_once(out.data + j, held.packs[i]);
+      });
+      return held;
+    }
+  }
+
   // Calls f(i, from) for each pack i of a row that this lane keeps.
   template <typename T, typename F>
   MSOPS_BOTH void each_pack(Row<T> row, const F& f) const {
@@ -216,6 +252,9 @@ class Team {
   using Index = std::conditional_t<(Shape::kHeld > 0), int, int64_t>;  // rows that are held are short
   struct Values {
     C of[N];
+  };
+  struct InPlace {  // Values on the CPU where they need no conversion; a copy would not vectorize
+    const C* of;
   };
 
   template <typename R, typename Combine, typename F, typename First, typename... In>
@@ -293,6 +332,10 @@ class Team {
   static MSOPS_BOTH C element(const HeldRow<T, Shape::kHeld, N>& held, int64_t j) {
     return C(held.row.data[j]);
   }
+  template <typename T>
+  static MSOPS_BOTH C element(const Parameters<T>& in, int64_t j) {
+    return in.data == nullptr ? in.otherwise[0] : in.is_float ? C(in.row_of_float().data[j]) : C(in.row().data[j]);
+  }
   static MSOPS_BOTH C element(const HeldValues<C, Shape::kHeld, N>& held, int64_t) {
     return held.of[0][0];
   }  // for its type
@@ -317,23 +360,56 @@ class Team {
     }
   }
 
+#ifdef __CUDA_ARCH__
   template <typename T>
   static MSOPS_BOTH Values read(const Row<T>& row, int, Index j) {
     Values values;
-#ifdef __CUDA_ARCH__
     const auto pack = msops::load<N>(row.data + j);
     for (int k = 0; k < N; ++k) values.of[k] = C(pack.values[k]);
-#else
-    const T* from = row.data + j;
-#pragma omp simd
-    for (int k = 0; k < N; ++k) values.of[k] = C(from[k]);
-#endif
     return values;
   }
+#else
+  template <typename T>
+  static MSOPS_BOTH auto read(const Row<T>& row, int, int64_t j) {
+    const T* from = row.data + j;
+    if constexpr (std::is_same<std::remove_const_t<T>, C>::value) {
+      return InPlace{from};
+    } else {
+      Values values;
+#pragma omp simd
+      for (int k = 0; k < N; ++k) values.of[k] = C(from[k]);
+      return values;
+    }
+  }
+#endif
   template <typename T>
   static MSOPS_BOTH Values read(const HeldRow<T, Shape::kHeld, N>& held, int i, Index) {
     Values values;
     for (int k = 0; k < N; ++k) values.of[k] = C(held.packs[i].values[k]);
+    return values;
+  }
+
+  template <typename T>
+  static MSOPS_BOTH auto read(const Parameters<T>& in, int, Index j) {
+#ifndef __CUDA_ARCH__
+    if constexpr (std::is_same<T, float>::value)
+      return InPlace{in.data ? in.row().data + j : in.otherwise};
+    else
+#endif
+    {
+      if (in.data && in.is_float && !std::is_same<T, float>::value) return as_values(read(in.row_of_float(), 0, j));
+      if (in.data) return as_values(read(in.row(), 0, j));
+      Values values;
+#pragma omp simd
+      for (int k = 0; k < N; ++k) values.of[k] = in.otherwise[0];
+      return values;
+    }
+  }
+  template <typename V>
+  static MSOPS_BOTH Values as_values(const V& from) {
+    Values values;
+#pragma omp simd
+    for (int k = 0; k < N; ++k) values.of[k] = from.of[k];
     return values;
   }
 
@@ -358,11 +434,16 @@ class Team {
   }
 
   template <typename T, typename F, typename... V>
-  static MSOPS_BOTH void write(const Row<T>& out, const F& f, Index j, const V&... values) {
-#ifdef __CUDA_ARCH__
+  static MSOPS_BOTH Pack<T, N> pack_of(const F& f, Index j, const V&... values) {
     Pack<T, N> pack;
     for (int k = 0; k < N; ++k) assign(pack.values[k], at(f, j + k, values.of[k]...));
-    store_at_once(out.data + j, pack);
+    return pack;
+  }
+
+  template <typename T, typename F, typename... V>
+  static MSOPS_BOTH void write(const Row<T>& out, const F& f, Index j, const V&... values) {
+#ifdef __CUDA_ARCH__
+    store_at_once(out.data + j, pack_of<T>(f, j, values...));
 #else
     T* to = out.data + j;
 #pragma omp simd
