@@ -13,6 +13,7 @@ from .operators.lltm import LLTMCell as LLTMCell, lltm_cell as lltm_cell
 from .operators.lltm_sequence import LLTM as LLTM, lltm as lltm
 from .operators.sigmoid import Sigmoid as Sigmoid, sigmoid as sigmoid
 from .operators.silu import SiLU as SiLU, silu as silu
+from .operators.swiglu import SwiGLU as SwiGLU, swiglu as swiglu
 from .operators.trilinear_interpolation import (
     TrilinearInterpolation as TrilinearInterpolation,
     trilinear_interpolation as trilinear_interpolation,
