@@ -9,6 +9,7 @@ from .core.signature import Signature as Signature
 from .core.spec import Spec as Spec
 from .operators.add import Add as Add, add as add
 from .operators.depthwise_conv2d import DepthwiseConv2d as DepthwiseConv2d, depthwise_conv2d as depthwise_conv2d
+from .operators.geglu import GeGLU as GeGLU, geglu as geglu
 from .operators.lltm import LLTMCell as LLTMCell, lltm_cell as lltm_cell
 from .operators.lltm_sequence import LLTM as LLTM, lltm as lltm
 from .operators.sigmoid import Sigmoid as Sigmoid, sigmoid as sigmoid
