@@ -153,3 +153,14 @@ ELEMENTS = {  # sizes of operators that are a formula for each element
     ],
     "CPU": [Sizes(named=(2**20, 2**24), sweep=(2**10, 2**14, 2**17, 2**22), ragged={2**20 + 1: 2**20})],
 }
+
+GATED = {  # sizes (rows, columns) of gated activations
+    "GPU": [
+        Sizes(
+            named=((16384, 14336), (4096, 11008)),
+            sweep=((1, 14336), (64, 14336)),
+            ragged={(4096, 11007): (4096, 11008)},
+        )
+    ],
+    "CPU": [Sizes(named=((512, 2048), (64, 14336)), sweep=((1, 14336),), ragged={(511, 2047): (512, 2048)})],
+}
