@@ -77,7 +77,8 @@ def test_valid_calls(card, dtype, capfd):
             for i, call in enumerate(card.entry_calls(shapes, settings, dtype)):
                 results = names_of(call.operator).results
                 if card.formulas and case not in card.without_formula:
-                    check_formula(call, functools.partial(card.formulas[i], **settings), card.roundings)
+                    formula = functools.partial(card.formulas[i], **settings)
+                    check_formula(call, formula, card.roundings, card.units(**settings))
                 pair = [memory.EntryCall(call.operator, call.inputs, results, process, fill) for fill in memory.FILLS]
                 for each in pair:
                     memory.check_status(each)
@@ -179,9 +180,9 @@ def test_null_pointers(attempt):
 def test_attributes(attempt):
     attributes = attempt.operator.attributes
     attempt.refused(Status.BAD_ATTRIBUTE, attributes=None)
-    for name in attributes:
+    for name, value in attributes.items():
         attempt.refused(Status.BAD_ATTRIBUTE, attributes={key: n for key, n in attributes.items() if key != name})
-        for wrong in (-1, 2**40):
+        for wrong in (np.nan, np.inf) if isinstance(value, float) else (-1, 2**40):
             attempt.refused(Status.BAD_ATTRIBUTE, attributes={**attributes, name: wrong})
 
 

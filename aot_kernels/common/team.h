@@ -36,6 +36,25 @@ struct TeamShape {
 };
 using OnCpu = TeamShape<1, 16, 0>;
 
+// Parameters are a number for each column, which all rows share, such as a weight. They are elements of T or, if
+// `is_float`, of float. Functions of rows take them in place of a Row; if `data` is null, each is `otherwise`.
+template <typename T>
+struct Parameters {
+  const void* data;
+  int64_t length;
+  bool is_float;
+  Compute<T> otherwise[OnCpu::kWidth];  // as many equal numbers as the CPU reads at once
+
+  Parameters(const Tensor& tensor, Compute<T> number)
+      : data(tensor.data),
+        length(tensor.size),
+        is_float(tensor.dtype && std::strcmp(tensor.dtype, dtype_name<float>()) == 0) {
+    for (Compute<T>& each : otherwise) each = number;
+  }
+  MSOPS_BOTH Row<const T> row() const { return {static_cast<const T*>(data), length}; }
+  MSOPS_BOTH Row<const float> row_of_float() const { return {static_cast<const float*>(data), length}; }
+};
+
 // SharedOfWarp has room for one result of a reduction.
 struct alignas(16) SharedOfWarp {
   unsigned char bytes[32];
@@ -119,6 +138,23 @@ class Team {
 #endif
   }
 
+  // Does as map does, and returns `out` as load would, but does not read it.
+  template <typename F, typename T, typename... In>
+  MSOPS_BOTH auto map_and_load(const F& f, Row<T> out, const In&... in) const {
+    if constexpr (Shape::kHeld == 0) {
+      map(f, out, in...);
+      return Row<const T>{out.data, out.length};
+    } else {
+      HeldRow<const T, Shape::kHeld, N> held;
+      held.row = {out.data, out.length};
+      for_packs(out.length, [&](int i, int64_t j) {
+        held.packs[i] = pack_of<T>(out.length, f, j, read(in, i, j)...);
+        write_pack(out, j, held.packs[i]);
+      });
+      return held;
+    }
+  }
+
   // Stores one number for the whole row.
   template <typename T>
   MSOPS_BOTH void store(T* to, Compute<T> value) const {
@@ -129,6 +165,9 @@ class Team {
   static constexpr int N = Shape::kWidth;
   struct Values {
     C of[N];
+  };
+  struct InPlace {  // Values on the CPU where they need no conversion; a copy would not vectorize
+    const C* of;
   };
 
   template <typename R, typename Combine, typename F, typename First, typename... In>
@@ -198,6 +237,11 @@ class Team {
     return C(row_of(in).data[j]);
   }
 
+  template <typename T>
+  static MSOPS_BOTH C element(const Parameters<T>& in, int64_t j) {
+    return in.data == nullptr ? in.otherwise[0] : in.is_float ? C(in.row_of_float().data[j]) : C(in.row().data[j]);
+  }
+
   // Calls f(i, j) for each of this lane's packs, where pack i begins at element j.
   template <typename F>
   MSOPS_BOTH void for_packs(int64_t length, const F& f) const {
@@ -232,19 +276,28 @@ class Team {
     return pack;
   }
 
+#ifdef __CUDA_ARCH__
   template <typename T>
   static MSOPS_BOTH Values read(const Row<T>& row, int, int64_t j) {
     Values values;
-#ifdef __CUDA_ARCH__
     const auto pack = read_pack(row, j);
     for (int k = 0; k < N; ++k) values.of[k] = C(pack.values[k]);
-#else
-    const T* from = row.data + j;
-#pragma omp simd
-    for (int k = 0; k < N; ++k) values.of[k] = C(from[k]);
-#endif
     return values;
   }
+#else
+  template <typename T>
+  static MSOPS_BOTH auto read(const Row<T>& row, int, int64_t j) {
+    const T* from = row.data + j;
+    if constexpr (std::is_same<std::remove_const_t<T>, C>::value) {
+      return InPlace{from};
+    } else {
+      Values values;
+#pragma omp simd
+      for (int k = 0; k < N; ++k) values.of[k] = C(from[k]);
+      return values;
+    }
+  }
+#endif
   template <typename T>
   static MSOPS_BOTH Values read(const HeldRow<T, Shape::kHeld, N>& held, int i, int64_t) {
     Values values;
@@ -252,15 +305,48 @@ class Team {
     return values;
   }
 
+  template <typename T>
+  static MSOPS_BOTH auto read(const Parameters<T>& in, int, int64_t j) {
+#ifndef __CUDA_ARCH__
+    if constexpr (std::is_same<T, float>::value)
+      return InPlace{in.data ? in.row().data + j : in.otherwise};
+    else
+#endif
+    {
+      if (in.data && in.is_float && !std::is_same<T, float>::value) return as_values(read(in.row_of_float(), 0, j));
+      if (in.data) return as_values(read(in.row(), 0, j));
+      Values values;
+#pragma omp simd
+      for (int k = 0; k < N; ++k) values.of[k] = in.otherwise[0];
+      return values;
+    }
+  }
+  template <typename V>
+  static MSOPS_BOTH Values as_values(const V& from) {
+    Values values;
+#pragma omp simd
+    for (int k = 0; k < N; ++k) values.of[k] = from.of[k];
+    return values;
+  }
+
   template <typename T, typename F, typename... V>
-  static MSOPS_BOTH void write(const Row<T>& out, const F& f, int64_t j, const V&... values) {
-#ifdef __CUDA_ARCH__
+  static MSOPS_BOTH Pack<T, N> pack_of(int64_t length, const F& f, int64_t j, const V&... values) {
     Pack<T, N> pack = {};
     for (int k = 0; k < N; ++k)
-      if (is_inside(j + k, out.length)) assign(pack.values[k], at(f, j + k, values.of[k]...));
+      if (is_inside(j + k, length)) assign(pack.values[k], at(f, j + k, values.of[k]...));
+    return pack;
+  }
+  template <typename T>
+  static MSOPS_BOTH void write_pack(const Row<T>& out, int64_t j, const Pack<T, N>& pack) {
     if (is_whole(out, j)) return store_at_once(out.data + j, pack);
     for (int k = 0; k < N; ++k)
       if (is_inside(j + k, out.length)) out.data[j + k] = pack.values[k];
+  }
+
+  template <typename T, typename F, typename... V>
+  static MSOPS_BOTH void write(const Row<T>& out, const F& f, int64_t j, const V&... values) {
+#ifdef __CUDA_ARCH__
+    write_pack(out, j, pack_of<T>(out.length, f, j, values...));
 #else
     T* to = out.data + j;
 #pragma omp simd
