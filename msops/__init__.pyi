@@ -13,6 +13,7 @@ from .operators.geglu import GeGLU as GeGLU, geglu as geglu
 from .operators.lltm import LLTMCell as LLTMCell, lltm_cell as lltm_cell
 from .operators.lltm_sequence import LLTM as LLTM, lltm as lltm
 from .operators.rms_norm import RMSNorm as RMSNorm, rms_norm as rms_norm
+from .operators.rotary_embedding import RotaryEmbedding as RotaryEmbedding, rotary_embedding as rotary_embedding
 from .operators.sigmoid import Sigmoid as Sigmoid, sigmoid as sigmoid
 from .operators.silu import SiLU as SiLU, silu as silu
 from .operators.swiglu import SwiGLU as SwiGLU, swiglu as swiglu
