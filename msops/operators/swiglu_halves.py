@@ -1,9 +1,12 @@
 from __future__ import annotations
 
-from mindspore import Tensor
+from typing import TYPE_CHECKING
 
 from msops.core.factory import custom_op
 from msops.core.library import of_package
+
+if TYPE_CHECKING:
+    from mindspore import Tensor
 
 _library = of_package("swiglu_halves")
 backward_backward = custom_op(
