@@ -31,6 +31,6 @@ MSOPS_ENTRY(RmsNormForward) {
   return call.run([&](auto type) {
     using T = typename decltype(type)::type;
     const RmsNorm<T> normalize(weight, settings.eps, settings.offset, casting);
-    for_rows<T>(call, rows, {x, y}, Forward<T>{x, y, normalize});
+    for_rows<T>(call, rows, {x, y, normalize.weight}, Forward<T>{x, y, normalize});
   });
 }

@@ -4,10 +4,11 @@ from .core.compiled import once as once
 from .core.factory import custom_op as custom_op
 from .core.library import Entry as Entry, Library as Library, get_include as get_include
 from .core.operator import Operator as Operator
-from .core.rules import broadcast as broadcast, scratch as scratch
+from .core.rules import broadcast as broadcast, row_parts as row_parts, scratch as scratch
 from .core.signature import Signature as Signature
 from .core.spec import Spec as Spec
 from .operators.add import Add as Add, add as add
+from .operators.cross_entropy import CrossEntropyLoss as CrossEntropyLoss, cross_entropy as cross_entropy
 from .operators.depthwise_conv2d import DepthwiseConv2d as DepthwiseConv2d, depthwise_conv2d as depthwise_conv2d
 from .operators.geglu import GeGLU as GeGLU, geglu as geglu
 from .operators.lltm import LLTMCell as LLTMCell, lltm_cell as lltm_cell
