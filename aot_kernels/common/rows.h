@@ -36,6 +36,7 @@ struct Rows {
   T* data;
   int64_t columns;
 
+  Rows(T* first, int64_t length) : data(first), columns(length) {}
   Rows(const Tensor& tensor) : data(tensor.as<T>()), columns(tensor.dim(-1)) {}  // along its last axis
   MSOPS_BOTH Row<T> operator[](int64_t row) const { return {data + row * columns, columns}; }
 };
@@ -134,7 +135,8 @@ struct PlaceOfRows {
   template <typename U>
   PlaceOfRows(const Row<U>& row)
       : columns(row.length), packs(row.length % kPackWidth<T> == 0 && is_aligned<kPackWidth<T>>(row.data)) {}
-  PlaceOfRows(const Parameters<T>& in) : PlaceOfRows(in.is_float ? PlaceOfRows(in.row_of_float()) : in.row()) {}
+  PlaceOfRows(const Parameters<T>& parameters)
+      : PlaceOfRows(parameters.is_float ? PlaceOfRows(parameters.row_of_float()) : PlaceOfRows(parameters.row())) {}
   PlaceOfRows(const Tensor& tensor) : PlaceOfRows(Rows<const T>(tensor)) {}
 };
 

@@ -53,8 +53,8 @@ struct SumsInMemory {
   PartialSums<C, kSums> partial;
   int64_t part;
 
-  MSOPS_BOTH SumsInMemory(const Team& team, const PartialSums<C, kSums>& partial, int64_t part)
-      : team(team), partial(partial), part(part) {
+  MSOPS_BOTH SumsInMemory(const Team& of, const PartialSums<C, kSums>& sums, int64_t number)
+      : team(of), partial(sums), part(number) {
     for (int k = 0; k < kSums; ++k) team.map([] { return C(0); }, partial.row(k, part));
   }
   template <int k, typename F, typename... In>
@@ -247,7 +247,9 @@ int64_t launch_rows_with_sums(Call& call, int64_t rows, int64_t packs, const Bod
 //   up to 1024                up to 4096     up to 512 threads, 2 packs each
 //   up to 32768, from sm_90   up to 65536    2 to 16 blocks of these        the row stays on the chip
 //   more                      more           512 threads                    reads rows again, adds up in memory
-template <typename T, int kSums, typename Body>
+//
+// If kHolds is false, there are only the kernels that read rows again, which compile sooner: for what is rarely called.
+template <typename T, int kSums, bool kHolds = true, typename Body>
 int64_t for_rows_with_sums(Call& call, int64_t rows, std::initializer_list<PlaceOfRows<T>> places, const Body& body,
                            Compute<T>* const (&partial)[kSums], int64_t parts) {
   using C = Compute<T>;
@@ -270,7 +272,12 @@ int64_t for_rows_with_sums(Call& call, int64_t rows, std::initializer_list<Place
         in_cluster *= 2;
       return launch_rows_with_sums<C, decltype(shape), kSums>(call, rows, packs, body, parts, in_cluster, sums);
     };
-    if (packs_tile<T>(places)) {
+    if constexpr (!kHolds) {
+      constexpr int N = kPackWidth<T>;
+      const bool tiled = packs_tile<T>(places), is_short = columns <= 1024;
+      if (tiled) return is_short ? launch(TeamShape<64, N, 0>(), columns) : launch(TeamShape<512, N, 0>(), columns);
+      return is_short ? launch(TeamShape<64, 1, 0>(), columns) : launch(TeamShape<512, 1, 0>(), columns);
+    } else if (packs_tile<T>(places)) {
       constexpr int N = kPackWidth<T>;
       const int64_t packs = columns / N;
       if (packs <= 8) return launch(TeamShape<4, N, 2>(), packs);
@@ -282,11 +289,13 @@ int64_t for_rows_with_sums(Call& call, int64_t rows, std::initializer_list<Place
       if (const int64_t used = launch(TeamShape<512, N, 4, true>(), packs, 2048)) return used;
       return launch(TeamShape<512, N, 0>(), packs);
     }
-    if (columns <= 32) return launch(TeamShape<4, 1, 8>(), columns);
-    if (columns <= 512) return launch(TeamShape<32, 1, 16>(), columns);
-    if (columns <= 4096) return launch(TeamShape<512, 1, 8>(), columns);
-    if (const int64_t used = launch(TeamShape<512, 1, 8, true>(), columns, 4096)) return used;
-    return launch(TeamShape<512, 1, 0>(), columns);
+    if constexpr (kHolds) {
+      if (columns <= 32) return launch(TeamShape<4, 1, 8>(), columns);
+      if (columns <= 512) return launch(TeamShape<32, 1, 16>(), columns);
+      if (columns <= 4096) return launch(TeamShape<512, 1, 8>(), columns);
+      if (const int64_t used = launch(TeamShape<512, 1, 8, true>(), columns, 4096)) return used;
+      return launch(TeamShape<512, 1, 0>(), columns);
+    }
   }
 #endif
   return parts;

@@ -31,7 +31,7 @@ struct HeldRow {
 template <typename C, int kHeld, int N>
 struct HeldValues {
   int64_t length;
-  C of[kHeld][N];
+  C of[kHeld > 0 ? kHeld : 1][N];
 };
 
 // Computed is a row of numbers that are computed wherever they are read, since the team cannot keep them.
@@ -60,9 +60,9 @@ struct Parameters {
   bool is_float;
   Compute<T> otherwise[OnCpu::kWidth];  // as many equal numbers as the CPU reads at once
 
-  Parameters(const Tensor& tensor, Compute<T> number)
+  Parameters(const Tensor& tensor, int64_t columns, Compute<T> number)
       : data(tensor.data),
-        length(tensor.size),
+        length(columns),
         is_float(tensor.dtype && std::strcmp(tensor.dtype, dtype_name<float>()) == 0) {
     for (Compute<T>& each : otherwise) each = number;
   }
@@ -107,7 +107,7 @@ class Team {
   // Returns the row of f(a_j, b_j, ...) for the functions below. It is computed once, where the team can keep it.
   template <typename F, typename First, typename... In>
   MSOPS_BOTH auto compute(const F& f, const First& first, const In&... in) const {
-    if constexpr (Shape::kHeld == 0 || Shape::kClustered) {  // blocks of a cluster have few registers
+    if constexpr (!kKeepsNumbers) {
       return Computed<F, First, In...>{f, {first, in...}};
     } else {
       HeldValues<C, Shape::kHeld, N> held;
@@ -117,9 +117,14 @@ class Team {
       return held;
     }
   }
+  // Returns the row converted to C once, where the team can keep it.
   template <typename In>
   MSOPS_BOTH auto compute(const In& in) const {
-    return compute([](C v) { return v; }, in);
+    if constexpr (!kKeepsNumbers) {
+      return in;
+    } else {
+      return compute([](C v) { return v; }, in);
+    }
   }
 
   // sum and max return the sum and the largest of f(a_j, b_j, ...) over all j, for rows a, b, ... of one length. For
@@ -174,11 +179,6 @@ class Team {
 #endif
   }
 
-  // LaneSums are this lane's elements of a row of sums.
-  struct LaneSums {
-    C of[Shape::kHeld > 0 ? Shape::kHeld : 1][Shape::kWidth] = {};
-  };
-
   // Does as map does, and returns `out` as load would, but does not read it.
   template <typename F, typename T, typename... In>
   MSOPS_BOTH auto map_and_load(const F& f, Row<T> out, const In&... in) const {
@@ -195,6 +195,11 @@ class Team {
       return held;
     }
   }
+
+  // LaneSums are this lane's elements of a row of sums.
+  struct LaneSums {
+    C of[Shape::kHeld > 0 ? Shape::kHeld : 1][Shape::kWidth] = {};
+  };
 
   // Calls f(i, from) for each pack i of a row that this lane keeps.
   template <typename T, typename F>
@@ -249,6 +254,8 @@ class Team {
 
  private:
   static constexpr int N = Shape::kWidth;
+  // Numbers of a row are kept if registers are enough for those of several rows; blocks of a cluster have few.
+  static constexpr bool kKeepsNumbers = Shape::kHeld > 0 && Shape::kHeld* N <= 32 && !Shape::kClustered;
   using Index = std::conditional_t<(Shape::kHeld > 0), int, int64_t>;  // rows that are held are short
   struct Values {
     C of[N];
@@ -370,7 +377,7 @@ class Team {
   }
 #else
   template <typename T>
-  static MSOPS_BOTH auto read(const Row<T>& row, int, int64_t j) {
+  static MSOPS_BOTH auto read(const Row<T>& row, int, Index j) {
     const T* from = row.data + j;
     if constexpr (std::is_same<std::remove_const_t<T>, C>::value) {
       return InPlace{from};
@@ -386,6 +393,18 @@ class Team {
   static MSOPS_BOTH Values read(const HeldRow<T, Shape::kHeld, N>& held, int i, Index) {
     Values values;
     for (int k = 0; k < N; ++k) values.of[k] = C(held.packs[i].values[k]);
+    return values;
+  }
+
+  static MSOPS_BOTH Values read(const HeldValues<C, Shape::kHeld, N>& held, int i, Index) {
+    Values values;
+    for (int k = 0; k < N; ++k) values.of[k] = held.of[i][k];
+    return values;
+  }
+  template <typename F, typename... In>
+  static MSOPS_BOTH Values read(const Computed<F, In...>& computed, int i, Index j) {
+    Values values;
+    std::apply([&](const In&... in) { compute_pack(values.of, computed.f, j, read(in, i, j)...); }, computed.in);
     return values;
   }
 
@@ -410,18 +429,6 @@ class Team {
     Values values;
 #pragma omp simd
     for (int k = 0; k < N; ++k) values.of[k] = from.of[k];
-    return values;
-  }
-
-  static MSOPS_BOTH Values read(const HeldValues<C, Shape::kHeld, N>& held, int i, Index) {
-    Values values;
-    for (int k = 0; k < N; ++k) values.of[k] = held.of[i][k];
-    return values;
-  }
-  template <typename F, typename... In>
-  static MSOPS_BOTH Values read(const Computed<F, In...>& computed, int i, Index j) {
-    Values values;
-    std::apply([&](const In&... in) { compute_pack(values.of, computed.f, j, read(in, i, j)...); }, computed.in);
     return values;
   }
 

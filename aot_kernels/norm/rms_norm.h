@@ -2,7 +2,7 @@
 // rms_norm and add_rms_norm.
 #pragma once
 
-#include "../common/rows.h"
+#include "settings.h"
 
 namespace msops {
 
@@ -12,6 +12,9 @@ namespace msops {
 //   kGemma  y = T(x r (weight + offset))
 //   kNone   as kLlama, with r = T(1 / sqrt(T(T(mean(x^2)) + T(eps))))
 enum class Casting : int { kLlama, kGemma, kNone };
+
+// Reads the attribute casting.
+inline Casting casting_of(Call& call) { return static_cast<Casting>(call.attribute("casting", 0, 2)); }
 
 // RmsNormElement computes one y. It is a struct, since a lambda of this size is not inlined on the CPU, and then its
 // loop does not vectorize. Likewise kRounds is known at compile time.
@@ -34,8 +37,8 @@ struct RmsNorm {
   C eps, offset;
   bool rounds_products, rounds_all;
 
-  RmsNorm(const Tensor& weight_tensor, double eps_number, double offset_number, Casting casting)
-      : weight(weight_tensor, C(1)),
+  RmsNorm(const Tensor& weight_tensor, int64_t columns, double eps_number, double offset_number, Casting casting)
+      : weight(weight_tensor, columns, C(1)),
         rounds_products(casting != Casting::kGemma),
         rounds_all(casting == Casting::kNone) {
     const C number = weight.data ? C(offset_number) : C(0);
@@ -54,24 +57,5 @@ struct RmsNorm {
     team.map(RmsNormElement<T, false>{r, offset}, y, x, weight);
   }
 };
-
-// What an entry of the family reads beside its tensors.
-struct RmsNormSettings {
-  double eps, offset;
-
-  explicit RmsNormSettings(Call& call) : eps(call.number("eps")), offset(call.number("offset")) {
-    call.require(eps >= 0 && eps < HUGE_VAL, kBadAttribute, "attribute eps is %g, expected a number of at least 0",
-                 eps);
-    call.require(offset - offset == 0, kBadAttribute, "attribute offset is %g, expected a finite number", offset);
-  }
-};
-
-inline Casting casting_of(Call& call) { return static_cast<Casting>(call.attribute("casting", 0, 2)); }
-
-// Requires x to have rows, and returns how many.
-inline int64_t rows_of(Call& call, const Tensor& x) {
-  call.require(x.rank > 0, kBadRank, "%s has no axes", x.name);
-  return x.size / std::max<int64_t>(1, x.dim(-1));
-}
 
 }  // namespace msops

@@ -9,10 +9,14 @@ from mindspore import Tensor, nn, ops
 from msops.core import arguments
 from msops.core.factory import custom_op
 from msops.core.library import of_package
+from msops.core.rules import row_parts, scratch
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from msops.core.operator import Operator
     from msops.core.primitive import Primitive
+    from msops.core.spec import Spec
 
 _NAME = "rms_norm"
 _LIBRARY = of_package(_NAME)
@@ -99,15 +103,19 @@ class RMSNorm(nn.Cell):
         has_weight: bool = True,
         dtype: mindspore.Type = mindspore.float32,
     ) -> None:
-        name = "RMSNorm"
         super().__init__()
+        name = type(self).__name__
         self.hidden_size = arguments.positive(name, "hidden_size", hidden_size)
         self.eps, self.offset, self.casting = eps, offset, casting
         has_weight = arguments.boolean(name, "has_weight", has_weight)
-        self.forward_op = _make_primitive(name, eps, offset, casting, has_weight)
+        self.forward_op = self.make_primitive(name, eps, offset, casting, has_weight)
         self.weight = None
         if has_weight:
             self.weight = arguments.parameter(name, "weight", 1 - offset, (self.hidden_size,), dtype)
+
+    @staticmethod
+    def make_primitive(name: str, eps: float, offset: float, casting: str, has_weight: bool) -> Primitive:
+        return _make_primitive(name, eps, offset, casting, has_weight)
 
     def construct(self, x: Tensor) -> Tensor:
         if self.weight is None:
@@ -123,13 +131,18 @@ class RMSNorm(nn.Cell):
         )
 
 
+def settings_of(name: str, eps: float, offset: float, casting: str) -> dict[str, Any]:
+    """Returns the attributes of the operator. Errors begin with `name`."""
+    return dict(
+        eps=arguments.number(name, "eps", eps, 0),
+        offset=arguments.number(name, "offset", offset),
+        casting=arguments.one_of(name, "casting", casting, _CASTINGS),
+    )
+
+
 def make_forward(name: str, eps: float, offset: float, casting: str) -> Operator:
     """Returns the operator for these settings. Errors about the settings begin with `name`."""
-    return _cached_forward(
-        arguments.number(name, "eps", eps, 0),
-        arguments.number(name, "offset", offset),
-        arguments.one_of(name, "casting", casting, _CASTINGS),
-    )
+    return _cached_forward(**settings_of(name, eps, offset, casting))
 
 
 # In mixed precision MindSpore casts Parameters for primitives, but not for an operator with optional inputs.
@@ -141,10 +154,47 @@ def _make_primitive(name: str, eps: float, offset: float, casting: str, has_weig
 
 @functools.lru_cache(256)  # a full cache frees an operator unless a Cell or a graph still has it
 def _cached_forward(eps: float, offset: float, casting: int) -> Operator:
+    backward = custom_op(
+        _LIBRARY.RmsNormBackward,
+        "x(*S, C), weight(C, dtype=common|float32)?, dy(*S, C) -> dx, dweight?; partial",
+        infer=_infer_backward,
+        gradient=second_gradient(eps, offset),
+        eps=eps,
+        offset=offset,
+    )
     return custom_op(
         _LIBRARY.RmsNormForward,
         "x(*S, C), weight(C, dtype=common|float32)? -> y",
+        gradient=backward,
         eps=eps,
         offset=offset,
         casting=casting,
     )
+
+
+def second_gradient(eps: float, offset: float) -> Operator:
+    """Returns the operator of the gradient of the gradient."""
+    return custom_op(
+        _LIBRARY.RmsNormBackwardBackward,
+        "x(*S, C), weight(C, dtype=common|float32)?, dy(*S, C), ddx(*S, C), ddweight(C, dtype=weight)? -> "
+        "dx, dweight?, ddy; partial",
+        infer=_infer_backward_backward,
+        eps=eps,
+        offset=offset,
+    )
+
+
+def _infer_backward(x: Spec, weight: Spec | None, dy: Spec, eps: float, offset: float) -> list[Spec]:
+    return [x, weight or x, sums_of_rows(x)]
+
+
+def _infer_backward_backward(
+    x: Spec, weight: Spec | None, dy: Spec, ddx: Spec, ddweight: Spec | None, eps: float, offset: float
+) -> list[Spec]:
+    return [x, weight or x, dy, sums_of_rows(x)]
+
+
+def sums_of_rows(x: Spec) -> Spec:
+    """Returns the scratch for the gradient of the weight of rows."""
+    columns = x.shape[-1]
+    return scratch(x.dtype, row_parts(x.size // max(1, columns), columns), columns)
