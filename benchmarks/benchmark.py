@@ -84,6 +84,10 @@ class Benchmark:
         """Returns the shapes of the forward operator's inputs."""
         return [(size,)]
 
+    def index_below(self, size):
+        """Returns what inputs that are indices must be below."""
+        raise NotImplementedError
+
     def settings(self, size):
         """Returns the operator's settings."""
         return {}
@@ -124,6 +128,10 @@ class Benchmark:
         """Returns the shapes of the networks' inputs."""
         return self.inputs(size)
 
+    def cell_dtypes(self, size, dtype):
+        """Returns the dtypes of the networks' inputs."""
+        return [dtype] * len(self.cell_inputs(size))
+
     def networks(self, size, dtype, device):
         """Returns Cells: {"msops": ours, "MindSpore": an equal one of MindSpore's operators, perhaps others}."""
         ours, theirs = self.cells
@@ -152,4 +160,15 @@ ELEMENTS = {  # sizes of operators that are a formula for each element
         )
     ],
     "CPU": [Sizes(named=(2**20, 2**24), sweep=(2**10, 2**14, 2**17, 2**22), ragged={2**20 + 1: 2**20})],
+}
+
+GATED = {  # sizes (rows, columns) of gated activations
+    "GPU": [
+        Sizes(
+            named=((16384, 14336), (4096, 11008)),
+            sweep=((1, 14336), (64, 14336)),
+            ragged={(4096, 11007): (4096, 11008)},
+        )
+    ],
+    "CPU": [Sizes(named=((512, 2048), (64, 14336)), sweep=((1, 14336),), ragged={(511, 2047): (512, 2048)})],
 }

@@ -59,6 +59,17 @@ def of_elements():
     }
 
 
+def of_gated():
+    """Returns the targets of a gated activation, of the sizes GATED."""
+    return {
+        "GPU": [
+            Target("16384 x 14336", "share 0.99", 0.99, share("16384 x 14336")),
+            Target("16384 x 14336", "at most 1 % slower than the best peer", 0.99, best_peer("16384 x 14336")),
+            Target("4096 x 11008", "not slower than the best peer", 1, best_peer("4096 x 11008")),
+        ]
+    }
+
+
 def times_faster(peer, *parts, **equal):
     """Divides the peer's time by ours, in named cases of these parts."""
 

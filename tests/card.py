@@ -90,6 +90,14 @@ def follow(operators, inputs, compute):
         known.update(zip((f"d{name}" for name in names.results), douts))
 
 
+def input_dtypes(operator, dtype):
+    """Returns the dtypes of an operator's inputs, given the common one. An index is int32."""
+    dtypes = {}
+    for tensor in operator.signature.inputs:
+        dtypes[tensor.name] = operator.signature.allowed(tensor, dtype, dtypes)[0]
+    return list(dtypes.values())
+
+
 def calls_of_specs(operators, shapes, dtype=mindspore.float32):
     """Returns the Calls for inputs of these shapes, by Specs alone."""
 
@@ -97,11 +105,8 @@ def calls_of_specs(operators, shapes, dtype=mindspore.float32):
         outputs = operator.infer(*specs)
         return outputs, outputs
 
-    dtypes = {}
-    for signature in (operator.signature for operator in operators[:1]):
-        for tensor in signature.inputs:
-            dtypes[tensor.name] = signature.allowed(tensor, dtype, dtypes)[0]
-    inputs = [Spec(tuple(shape), own) for shape, own in zip(shapes, dtypes.values())]
+    dtypes = input_dtypes(operators[0], dtype) if operators else ()
+    inputs = [Spec(tuple(shape), own) for shape, own in zip(shapes, dtypes)]
     return list(follow(operators, inputs, infer))
 
 
@@ -148,6 +153,7 @@ class Card:
     roundings = 8  # how many roundings of the largest number an entry's error may be
     without_formula = ()  # the cases for which NumPy would take too much memory
     hostile = ()  # the cases from which wrong calls are made, instead of `small`
+    right_numbers = {}  # attribute -> which of -1 and 2^40, that other attributes refuse, it takes
     huge = ()  # arguments of each call of `check_huge`, which calls entries with more than 2^31 elements
 
     @classmethod
@@ -169,6 +175,10 @@ class Card:
     def inputs(self, shapes, dtype, seed=1, **settings):
         """Returns random inputs."""
         return random(seed, dtype, *shapes)
+
+    def result_dtype(self, dtype):
+        """Returns the dtype of the function's results for inputs of a dtype."""
+        return dtype
 
     def reference(self, *inputs, **settings):
         return self.formulas[0](*inputs, **settings)
@@ -203,7 +213,7 @@ class Card:
             assert status == 0, f"{operator.entry.name} returns {status}"
             douts = random(seed + 1, np.float64, *(shape for shape, _ in outputs))
             kinds = [kind if np.dtype(kind).kind == "f" else dtype for _, kind in outputs]
-            return arrays, scaled([dout.astype(kind) for dout, kind in zip(douts, kinds)])
+            return arrays, scaled([np.asarray(dout, kind) for dout, kind in zip(douts, kinds)])
 
         def scaled(arrays):
             return [np.asarray(scale * x, x.dtype) if x.dtype.kind == "f" else x for x in arrays]

@@ -29,11 +29,13 @@ class OperatorTest(Card):
 
     cell = None  # the function's Cell, if it takes what the function does
     second_order = False  # whether the gradient has a gradient
+    constants = ()  # the positions of floating inputs without a gradient, which gets zeros
     wrong = ()  # (inputs, settings, error, words of its message)
     half_in_float32 = half_gradient_in_float32 = True  # see assert_accurate
 
     def douts(self, inputs, settings):
-        return random(2, inputs[0].dtype, *(out.shape for out in self.reference(*inputs, **settings)))
+        dtype = self.result_dtype(inputs[0].dtype.name)
+        return random(2, dtype, *(np.shape(out) for out in self.reference(*inputs, **settings)))
 
     def case_inputs(self, case, dtype):
         shapes, settings = self.cases[case]
@@ -41,6 +43,10 @@ class OperatorTest(Card):
 
     def largest(self):
         return max(self.cases, key=lambda name: sum(map(math.prod, self.cases[name][0])))
+
+    def variables(self, arguments):
+        """Returns the positions of the arguments with a gradient."""
+        return [i for i in range(len(arguments)) if i not in self.constants]
 
     def net(self, **settings):
         return Net(type(self).function, **settings)
@@ -57,7 +63,7 @@ class OperatorTest(Card):
         inputs, settings = self.case_inputs(case, dtype)
         tensors = [Tensor(a) for a in inputs]
         outs = run(self.net(**settings), *tensors)
-        assert {out.dtype for out in outs} == {np.dtype(dtype)}
+        assert {out.dtype for out in outs} == {np.dtype(self.result_dtype(dtype))}
         assert_accurate(outs, functools.partial(self.reference, **settings), inputs, self.half_in_float32)
         assert_equal([tensor.asnumpy() for tensor in tensors], inputs)  # the call has not changed them
 
@@ -71,7 +77,7 @@ class OperatorTest(Card):
         inputs, settings = self.case_inputs(case, dtype)
         douts = self.douts(inputs, settings)
         gradients = run_gradient(self.net(**settings), inputs, douts)
-        assert {gradient.dtype for gradient in gradients} == {np.dtype(dtype)}
+        assert [gradient.dtype for gradient in gradients] == [x.dtype for x in inputs]
         reference = functools.partial(self.reference_gradient, **settings)
         assert_accurate(gradients, reference, [*inputs, *douts], self.half_gradient_in_float32)
 
@@ -83,13 +89,14 @@ class OperatorTest(Card):
 
     def test_gradient_against_finite_differences(self, mode):
         (net, inputs), (gradient, arguments) = self.calls(self.small, np.float64)
-        check_finite_differences(run(gradient, *arguments), net, inputs, arguments[len(inputs) :])
+        gradients = run(gradient, *arguments)
+        check_finite_differences(gradients, net, inputs, arguments[len(inputs) :], which=self.variables(inputs))
 
     def test_second_order(self, mode):
         if not self.second_order:
             pytest.skip("gradients of first order only")
         _, (gradient, arguments) = self.calls(self.small, np.float64)
-        check_second_order(gradient, arguments, mode)
+        check_second_order(gradient, arguments, mode, self.variables(arguments))
 
     def test_views(self, mode):
         for net, arrays in self.calls(self.small, np.float32):
@@ -108,13 +115,13 @@ class OperatorTest(Card):
         assert words in str(caught.value)
 
 
-def check_second_order(gradient, arguments, mode):
-    """Compares the gradient's gradient, with respect to inputs and incoming gradients, with finite differences of the
-    gradient."""
+def check_second_order(gradient, arguments, mode, which=None):
+    """Compares the gradient's gradient, with respect to inputs and incoming gradients, or to `which` of them, with
+    finite differences of the gradient."""
     if mode == "pynative" and VERSION < (2, 7):
         pytest.skip("MindSpore before 2.7 has none, with a given gradient of the output, in PyNative mode")
     weights = random(3, np.float64, *(array.shape for array in run(gradient, *arguments)))
-    check_finite_differences(run_gradient(gradient, arguments, weights), gradient, arguments, weights)
+    check_finite_differences(run_gradient(gradient, arguments, weights), gradient, arguments, weights, which=which)
 
 
 class Training(nn.Cell):

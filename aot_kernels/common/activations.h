@@ -36,6 +36,16 @@ struct Activations {
 #endif
   }
 
+  // Returns e^x for x <= 0.
+  static MSOPS_BOTH C exp(C x) {
+#ifdef __CUDA_ARCH__
+    if constexpr (std::is_same<T, Half>::value) return exp2_instruction(x * 1.44269504f);
+    return std::exp(x);
+#else
+    return Exponential<C>::exp(x);
+#endif
+  }
+
   // Returns e^x - 1 for x <= 0.
   static MSOPS_BOTH C expm1(C x) {
 #ifdef __CUDA_ARCH__
@@ -47,19 +57,11 @@ struct Activations {
 #endif
   }
 
- private:
-  // Returns e^x for x <= 0.
-  static MSOPS_BOTH C exp(C x) {
-#ifdef __CUDA_ARCH__
-    if constexpr (std::is_same<T, Half>::value) return exp2_instruction(x * 1.44269504f);
-    return std::exp(x);
-#else
-    return Exponential<C>::exp(x);
-#endif
-  }
-  // Returns a / b for b in [1, 2]. On the GPU, one correction of an approximate reciprocal gives float's own quotient.
+  // Returns a / b for |a| <= 1 and b in [1, 2^20]. On the GPU, one correction of an approximate reciprocal gives
+  // float's own quotient; rounding to float16 hides the error of the reciprocal alone.
   static MSOPS_BOTH C quotient(C a, C b) {
 #ifdef __CUDA_ARCH__
+    if constexpr (std::is_same<T, Half>::value) return a * reciprocal(b);
     if constexpr (std::is_same<T, float>::value) {
       const float r = reciprocal(b), near = a * r;
       return fmaf(fmaf(-b, near, a), r, near);
@@ -68,6 +70,7 @@ struct Activations {
     return a / b;
   }
 
+ private:
 #ifdef __CUDA_ARCH__
   // Each of these is one instruction. __expf and __fdividef take several, for the sake of results below 2^-126.
   static __device__ float exp2_instruction(float x) {

@@ -1,0 +1,65 @@
+// out = f(gate) up, where f is the Gaussian error linear unit, by the error function or its approximation by tanh
+
+#include "common/formula.h"
+#include "geglu/gelu.h"
+
+using namespace msops;
+
+namespace {
+
+template <template <typename> class Gelu>
+struct Formulas {
+  template <typename T>
+  struct Forward {
+    using C = Compute<T>;
+    MSOPS_BOTH void operator()(C gate, C up, C& out) const { out = Gelu<T>(gate).value * up; }
+  };
+
+  template <typename T>
+  struct Backward {
+    using C = Compute<T>;
+    MSOPS_BOTH void operator()(C gate, C up, C dout, C& dgate, C& dup) const {
+      const Gelu<T> f(gate);
+      dgate = dout * up * f.slope;
+      dup = dout * f.value;
+    }
+  };
+
+  template <typename T>
+  struct BackwardBackward {
+    using C = Compute<T>;
+    MSOPS_BOTH void operator()(C gate, C up, C dout, C ddgate, C ddup, C& dgate, C& dup, C& ddout) const {
+      const Gelu<T> f(gate);
+      dgate = dout * (ddgate * up * f.bend + ddup * f.slope);
+      dup = dout * ddgate * f.slope;
+      ddout = ddgate * up * f.slope + ddup * f.value;
+    }
+  };
+};
+
+// Calls run(Formulas<...>{}) for the attribute that says which.
+template <typename Run>
+int with_formulas(Call& call, const Run& run) {
+  return call.attribute("tanh", 0, 1) ? run(Formulas<geglu::Tanh>{}) : run(Formulas<geglu::Exact>{});
+}
+
+}  // namespace
+
+MSOPS_ENTRY(GegluForward) {
+  return with_formulas(call, [&](auto of) {
+    return run_formula<decltype(of)::template Forward>(call, {"gate", "up"}, {"out"}, Names<0>{});
+  });
+}
+
+MSOPS_ENTRY(GegluBackward) {
+  return with_formulas(call, [&](auto of) {
+    return run_formula<decltype(of)::template Backward>(call, {"gate", "up", "dout"}, {"dgate", "dup"}, Names<0>{});
+  });
+}
+
+MSOPS_ENTRY(GegluBackwardBackward) {
+  return with_formulas(call, [&](auto of) {
+    return run_formula<decltype(of)::template BackwardBackward>(call, {"gate", "up", "dout", "ddgate", "ddup"},
+                                                                {"dgate", "dup", "ddout"}, Names<0>{});
+  });
+}

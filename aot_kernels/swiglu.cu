@@ -1,0 +1,12 @@
+// out = f(gate) up, where f(x) = x s, f'(x) = s (1 + x (1 - s)), f''(x) = s (1 - s) (2 + x (1 - 2s)), s = 1 / (1 +
+// e^-x)
+
+#include "common/formula.h"
+
+MSOPS_FORMULA(SwigluForward, (gate, up), (out), out = gate * msops::Activations<T>::sigmoid(gate) * up)
+MSOPS_FORMULA(SwigluBackward, (gate, up, dout), (dgate, dup), const C s = msops::Activations<T>::sigmoid(gate);
+              dgate = dout * up * (s * (1 + gate * (1 - s))); dup = dout * (gate * s))
+MSOPS_FORMULA(SwigluBackwardBackward, (gate, up, dout, ddgate, ddup), (dgate, dup, ddout),
+              const C s = msops::Activations<T>::sigmoid(gate), slope = s * (1 + gate * (1 - s));
+              dgate = dout * (ddgate * up * (s * (1 - s) * (2 + gate * (1 - 2 * s))) + ddup * slope);
+              dup = dout * ddgate * slope; ddout = ddgate * up * slope + ddup * (gate * s))

@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mindspore import Tensor, nn, ops
+
+from msops.core.factory import custom_op
+from msops.core.library import of_package
+
+if TYPE_CHECKING:
+    from msops.core.operator import Operator
+
+_library = of_package("geglu")
+
+
+def _make(approximate: str) -> Operator:
+    tanh = int(approximate == "tanh")
+    backward_backward = custom_op(
+        _library.GegluBackwardBackward,
+        "gate(*S), up(*S), dout(*S), ddgate(*S), ddup(*S) -> dgate(*S), dup(*S), ddout(*S)",
+        tanh=tanh,
+    )
+    backward = custom_op(
+        _library.GegluBackward,
+        "gate(*S), up(*S), dout(*S) -> dgate(*S), dup(*S)",
+        gradient=backward_backward,
+        tanh=tanh,
+    )
+    return custom_op(_library.GegluForward, "gate(*S), up(*S) -> out(*S)", gradient=backward, tanh=tanh)
+
+
+_FORWARD = {approximate: _make(approximate) for approximate in ("none", "tanh")}
+
+
+@ops.constexpr
+def make_forward(name: str, approximate: str) -> Operator:
+    """Returns the operator for this approximation. Errors about it begin with `name`."""
+    if not isinstance(approximate, str):
+        raise TypeError(f"{name}: approximate must be a str, got {type(approximate).__name__}")
+    if approximate not in _FORWARD:
+        raise ValueError(f"{name}: approximate must be one of {', '.join(_FORWARD)}, got {approximate!r}")
+    return _FORWARD[approximate]
+
+
+def geglu(gate: Tensor, up: Tensor, approximate: str = "tanh") -> Tensor:
+    r"""Multiplies one tensor by the Gaussian error linear unit of another, element by element.
+
+    .. math::
+        \text{out} = \text{up} \cdot \text{gate} \cdot \Phi(\text{gate}), \qquad
+        \Phi(x) = \frac{1}{2} \left(1 + \operatorname{erf} \frac{x}{\sqrt{2}}\right) \quad\text{or}\quad
+        \frac{1}{2} \left(1 + \tanh\left(\sqrt{2 / \pi}\, (x + 0.044715\, x^3)\right)\right)
+
+    This is the gated activation of a feed-forward layer: `gate` and `up` are two linear maps of its input. Where one
+    matrix computes both, split its result first. Both inputs have gradients, of second order, too. Small results for
+    negative gates keep their digits.
+
+    Args:
+        gate (Tensor): Any shape; float16, float32 or float64.
+        up (Tensor): The shape and dtype of `gate`.
+        approximate (str): ``"none"`` for the error function, ``"tanh"`` for its approximation. Default: ``"tanh"`` .
+
+    Returns:
+        Tensor of the shape and dtype of `gate`.
+
+    Raises:
+        TypeError: If an input is not a Tensor of one of these dtypes, the dtypes differ, or `approximate` is not a str.
+        ValueError: If the shapes differ, or `approximate` is another str.
+
+    Source:
+        Hendrycks and Gimpel, "Gaussian error linear units (GELUs)", 2016. Shazeer, "GLU variants improve transformer",
+        2020.
+
+    Examples:
+        >>> import mindspore, msops
+        >>> gate = mindspore.Tensor([-1.0, 0.0, 1.0], mindspore.float32)
+        >>> up = mindspore.Tensor([2.0, 2.0, 2.0], mindspore.float32)
+        >>> print(msops.geglu(gate, up, approximate="none"))
+        [-0.31731048  0.          1.6826895 ]
+    """
+    return make_forward("geglu", approximate)(gate, up)
+
+
+class GeGLU(nn.Cell):
+    """Multiplies one tensor by the Gaussian error linear unit of another. See :func:`msops.geglu`.
+
+    Args:
+        approximate (str): As in the function. Default: ``"tanh"`` .
+
+    Raises:
+        TypeError: If `approximate` is not a str.
+        ValueError: If `approximate` is neither ``"none"`` nor ``"tanh"`` .
+    """
+
+    def __init__(self, approximate: str = "tanh") -> None:
+        super().__init__()
+        self.approximate = approximate
+        self.forward_op = make_forward("GeGLU", approximate)
+
+    def construct(self, gate: Tensor, up: Tensor) -> Tensor:
+        return self.forward_op(gate, up)
+
+    construct.__doc__ = geglu.__doc__  # for help()
+
+    def extend_repr(self) -> str:
+        return f"approximate={self.approximate}"
