@@ -10,6 +10,10 @@ from .core.spec import Spec as Spec
 from .operators.add import Add as Add, add as add
 from .operators.cross_entropy import CrossEntropyLoss as CrossEntropyLoss, cross_entropy as cross_entropy
 from .operators.depthwise_conv2d import DepthwiseConv2d as DepthwiseConv2d, depthwise_conv2d as depthwise_conv2d
+from .operators.linear_cross_entropy import (
+    LinearCrossEntropyLoss as LinearCrossEntropyLoss,
+    linear_cross_entropy as linear_cross_entropy,
+)
 from .operators.lltm import LLTMCell as LLTMCell, lltm_cell as lltm_cell
 from .operators.lltm_sequence import LLTM as LLTM, lltm as lltm
 from .operators.sigmoid import Sigmoid as Sigmoid, sigmoid as sigmoid
