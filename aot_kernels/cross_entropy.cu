@@ -45,9 +45,9 @@ void require_countable(Call& call, const Tensor& logits) {
 
 }  // namespace
 
-// (logits, labels, weight?) -> (loss, stats, totals, losses, partial): `stats` has each row's RowStats, and `totals` the
-// total weight, the number of rows and the mean of all classes' weights. `losses` and `partial` are scratch: the losses
-// of rows, and sums over parts of the rows.
+// (logits, labels, weight?) -> (loss, stats, totals, losses, partial): `stats` has each row's RowStats, and `totals`
+// the total weight, the number of rows and the mean of all classes' weights. `losses` and `partial` are scratch: the
+// losses of rows, and sums over parts of the rows.
 MSOPS_ENTRY(CrossEntropyForward) {
   const Settings settings(call);
   const Tensor logits = call.tensor("logits", 2), labels = call.tensor_of("index", "labels", 1);
