@@ -44,7 +44,7 @@ class GpuArrays:
 
     def peers(self, case, sets, results, stream):
         """Yields (name, a function that returns calls, or None) of each peer."""
-        if naive.available():
+        if naive.available(case.op):
             calls = [naive.prepare_case(case, inputs, outs, stream) for inputs, outs in zip(sets, results)]
             yield "naive CUDA", lambda: None if None in calls else calls
         yield from torch_peers.peers(case, sets)
