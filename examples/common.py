@@ -19,13 +19,18 @@ from tqdm import tqdm
 matplotlib.use("Agg")  # pictures go to files, not to windows
 
 
-def options(description, unit, amount):
-    """Reads the command line, where training takes `amount` epochs or steps by default, and sets MindSpore up."""
+def options(description, unit, amount, **choices):
+    """Reads the command line, where training takes `amount` epochs or steps by default, and sets MindSpore up.
+
+    Each of `choices` becomes an option that takes one of these words, by default the first.
+    """
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--device-target", choices=("CPU", "GPU"), default="CPU", help="where to compute")
     parser.add_argument(f"--{unit}", type=int, default=amount, help=f"number of training {unit}")
     parser.add_argument("--output", type=Path, default=Path(__file__).with_name("output"), help="folder of the picture")
     parser.add_argument("--seed", type=int, default=0, help="seed of the initial parameters and the order of samples")
+    for name, words in choices.items():
+        parser.add_argument(f"--{name}", choices=words, default=words[0], help=f"which {name} to use")
     args = parser.parse_args()
     args.output.mkdir(parents=True, exist_ok=True)
     mindspore.set_context(mode=mindspore.GRAPH_MODE)

@@ -58,9 +58,30 @@ def test_picture_of_the_volume_has_room(monkeypatch):
     assert gap > 2 * labels["relative error"].width
 
 
+def test_text_is_learned(run, tmp_path):
+    """Both kinds of operators compute the same losses. After 80 steps the model is better than the bigram table."""
+    result = run("text", "--operators=both", "--steps=80")
+    assert result.returncode == 0, result.stderr
+    losses = re.findall(r"^(msops|mindspore): [\d.]+ ms a step, validation loss ([\d.]+)$", result.stdout, re.MULTILINE)
+    assert [name for name, _ in losses] == ["msops", "mindspore"]
+    bigram = float(re.search(r"^bigram table: validation loss ([\d.]+)$", result.stdout, re.MULTILINE)[1])
+    assert 2 < bigram < 2.6
+    first, later = map(
+        float, re.search(r"^losses differ by (\S+) in .*, (\S+) in all$", result.stdout, re.MULTILINE).groups()
+    )
+    assert first < 1e-4
+    assert later < 0.02
+    assert len(re.findall(r"^--- (?:before|after) training", result.stdout, re.MULTILINE)) == 4
+    assert is_picture(tmp_path / "text.png")
+
+
 @pytest.mark.parametrize(
     ("name", "option", "message"),
-    [("rows", "--epochs=1", "accuracy must be at least 95%"), ("volume", "--steps=1", "error must be at most 2%")],
+    [
+        ("text", "--steps=1", "must be below that of the bigram table"),
+        ("rows", "--epochs=1", "accuracy must be at least 95%"),
+        ("volume", "--steps=1", "error must be at most 2%"),
+    ],
 )
 def test_too_little_training_is_an_error(run, name, option, message):
     result = run(name, option)
