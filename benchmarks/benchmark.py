@@ -84,6 +84,10 @@ class Benchmark:
         """Returns the shapes of the forward operator's inputs."""
         return [(size,)]
 
+    def index_below(self, size):
+        """Returns what inputs that are indices must be below."""
+        raise NotImplementedError
+
     def settings(self, size):
         """Returns the operator's settings."""
         return {}
@@ -123,6 +127,10 @@ class Benchmark:
     def cell_inputs(self, size):
         """Returns the shapes of the networks' inputs."""
         return self.inputs(size)
+
+    def cell_dtypes(self, size, dtype):
+        """Returns the dtypes of the networks' inputs."""
+        return [dtype] * len(self.cell_inputs(size))
 
     def networks(self, size, dtype, device):
         """Returns Cells: {"msops": ours, "MindSpore": an equal one of MindSpore's operators, perhaps others}."""

@@ -4,6 +4,7 @@ A time is the wall time of many calls, with one synchronization at the end, divi
 turns. The inputs are on the device, and rotate. The gradient is computed with respect to all inputs and Parameters.
 """
 
+import functools
 import gc
 import itertools
 import math
@@ -22,11 +23,18 @@ TURN = 0.01  # approximate length of a turn, in s
 LONG = 2  # s after which two turns are enough
 
 
-def random_inputs(device, shapes, dtype):
-    """Returns sets of inputs that do not stay in the cache. An operator computes them, so they are on the device."""
-    size = sum(map(math.prod, shapes)) * (2 if dtype == "float16" else 4)
+def random_inputs(device, shapes, dtypes, below):
+    """Returns sets of inputs that do not stay in the cache. Operators compute them, so they are on the device. Whole
+    numbers are indices, up to what `below` returns."""
+    size = sum(math.prod(shape) * (2 if dtype == "float16" else 4) for shape, dtype in zip(shapes, dtypes))
+
+    def random(shape, dtype):
+        if dtype.startswith("int"):
+            return ops.randint(0, below(), shape).astype(getattr(mindspore, dtype))
+        return ops.standard_normal(shape).astype(getattr(mindspore, dtype))
+
     sets = [
-        [ops.standard_normal(shape).astype(getattr(mindspore, dtype)) for shape in shapes]
+        [random(shape, dtype) for shape, dtype in zip(shapes, dtypes)]
         for _ in range(buffers(device, size, MOST_INPUTS))
     ]
     mindspore.runtime.synchronize()
@@ -65,8 +73,9 @@ def measure(case, dtype, mode, device):
     step = f"{mode} {op} {case.name} {dtype}"
     with Attempt(step):
         nets, shapes = case.benchmark.networks(case.size, dtype, device), case.benchmark.cell_inputs(case.size)
-        sets = random_inputs(device, shapes, dtype)
-        positions = tuple(range(len(shapes)))
+        dtypes = case.benchmark.cell_dtypes(case.size, dtype)
+        sets = random_inputs(device, shapes, dtypes, functools.partial(case.benchmark.index_below, case.size))
+        positions = tuple(i for i, own in enumerate(dtypes) if not own.startswith("int"))
         gradients = {
             by: mindspore.value_and_grad(net, positions, net.trainable_params() or None) for by, net in nets.items()
         }

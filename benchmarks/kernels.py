@@ -3,8 +3,11 @@
 import contextlib
 import gc
 
+import mindspore
 import numpy as np
 
+from card import input_dtypes
+from msops.core.spec import dtype_name
 from msops.testing.entry import outputs_of, prepare_operator
 
 from . import naive, numpy_peers
@@ -24,6 +27,9 @@ class GpuArrays:
     def random(self, shape, dtype):
         return torch.randn(shape, device="cuda", dtype=getattr(torch, dtype))
 
+    def whole(self, shape, dtype, below):
+        return torch.randint(below, shape, device="cuda", dtype=getattr(torch, dtype))
+
     def uniform(self, shape, dtype, bound):
         return self.empty(shape, dtype).uniform_(-bound, bound)
 
@@ -38,7 +44,7 @@ class GpuArrays:
 
     def peers(self, case, sets, results, stream):
         """Yields (name, a function that returns calls, or None) of each peer."""
-        if naive.available():
+        if naive.available(case.op):
             calls = [naive.prepare_case(case, inputs, outs, stream) for inputs, outs in zip(sets, results)]
             yield "naive CUDA", lambda: None if None in calls else calls
         yield from torch_peers.peers(case, sets)
@@ -58,6 +64,9 @@ class CpuArrays:
 
     def random(self, shape, dtype):
         return np.asarray(self.rng.standard_normal(shape, "float32"), dtype)
+
+    def whole(self, shape, dtype, below):
+        return self.rng.integers(below, size=shape, dtype=dtype)
 
     def uniform(self, shape, dtype, bound):
         return np.asarray(self.rng.uniform(-bound, bound, shape), dtype)
@@ -89,6 +98,16 @@ class CpuArrays:
         pass
 
 
+def random_inputs(case, dtype, arrays):
+    """Returns random arrays for the entry's inputs, each of its own dtype. Whole numbers are indices."""
+    inputs = []
+    for shape, own in zip(case.inputs, input_dtypes(case.operator, getattr(mindspore, dtype))):
+        is_index = own in (mindspore.int32, mindspore.int64)
+        below = (case.benchmark.index_below(case.size),) if is_index else ()
+        inputs.append((arrays.whole if is_index else arrays.random)(shape, dtype_name(own), *below))
+    return inputs
+
+
 def measure(case, dtype, timer, arrays):
     """Times our kernel and each peer."""
     operator, size = case.operator, case.elements * (2 if dtype == "float16" else 4)
@@ -97,7 +116,7 @@ def measure(case, dtype, timer, arrays):
 
     sets, outputs = [], []
     for _ in range(buffers(timer.name, size)):
-        sets.append([arrays.random(shape, dtype) for shape in case.inputs])
+        sets.append(random_inputs(case, dtype, arrays))
         outputs.append([arrays.empty(*output) for output in outputs_of(operator, sets[-1])])
     step = f"{case.op} {case.direction} {case.name} {dtype}"
     with Attempt(step):

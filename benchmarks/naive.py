@@ -13,8 +13,10 @@ def _load():
     return ctypes.CDLL(str(LIBRARY))
 
 
-def available():
-    return LIBRARY.exists()
+def available(op="device"):
+    """Returns whether there is a naive version of an operator."""
+    folder = LIBRARY.parent if op == "device" else LIBRARY.with_name("operators")
+    return LIBRARY.exists() and (folder / f"{op}.cu").exists()
 
 
 def prepare(function, arrays, sizes, stream, half=False):

@@ -39,7 +39,8 @@ def _gradient(case, given, formula):
         given[name] if name in given else torch.randn(shape, device=like.device, dtype=like.dtype)
         for name, shape in case.formula_inputs.items()
     ]
-    leaves = [x.detach().clone(memory_format=torch.preserve_format).requires_grad_() for x in leaves]
+    leaves = [x.detach().clone(memory_format=torch.preserve_format) for x in leaves]
+    leaves = [x.requires_grad_(x.is_floating_point()) for x in leaves]
     outs, douts = formula(*leaves), [given[f"d{name}"] for name in case.formula_results]
     gradients = case.operator.names()[1]
     wanted = [leaf for name, leaf in zip(case.formula_inputs, leaves) if f"d{name}" in gradients]

@@ -4,14 +4,18 @@ from .core.compiled import once as once
 from .core.factory import custom_op as custom_op
 from .core.library import Entry as Entry, Library as Library, get_include as get_include
 from .core.operator import Operator as Operator
-from .core.rules import broadcast as broadcast, scratch as scratch
+from .core.rules import broadcast as broadcast, row_parts as row_parts, scratch as scratch
 from .core.signature import Signature as Signature
 from .core.spec import Spec as Spec
 from .operators.add import Add as Add, add as add
+from .operators.add_rms_norm import AddRMSNorm as AddRMSNorm, add_rms_norm as add_rms_norm
+from .operators.cross_entropy import CrossEntropyLoss as CrossEntropyLoss, cross_entropy as cross_entropy
 from .operators.depthwise_conv2d import DepthwiseConv2d as DepthwiseConv2d, depthwise_conv2d as depthwise_conv2d
 from .operators.geglu import GeGLU as GeGLU, geglu as geglu
+from .operators.layer_norm import LayerNorm as LayerNorm, layer_norm as layer_norm
 from .operators.lltm import LLTMCell as LLTMCell, lltm_cell as lltm_cell
 from .operators.lltm_sequence import LLTM as LLTM, lltm as lltm
+from .operators.rms_norm import RMSNorm as RMSNorm, rms_norm as rms_norm
 from .operators.rotary_embedding import RotaryEmbedding as RotaryEmbedding, rotary_embedding as rotary_embedding
 from .operators.sigmoid import Sigmoid as Sigmoid, sigmoid as sigmoid
 from .operators.silu import SiLU as SiLU, silu as silu
@@ -21,5 +25,6 @@ from .operators.trilinear_interpolation import (
     TrilinearInterpolation as TrilinearInterpolation,
     trilinear_interpolation as trilinear_interpolation,
 )
+from .patch import patch_mindspore as patch_mindspore
 
 __version__: str

@@ -34,7 +34,8 @@ class OperatorTest(Card):
     half_in_float32 = half_gradient_in_float32 = True  # see assert_accurate
 
     def douts(self, inputs, settings):
-        return random(2, inputs[0].dtype, *(out.shape for out in self.reference(*inputs, **settings)))
+        dtype = self.result_dtype(inputs[0].dtype.name)
+        return random(2, dtype, *(np.shape(out) for out in self.reference(*inputs, **settings)))
 
     def case_inputs(self, case, dtype):
         shapes, settings = self.cases[case]
@@ -62,7 +63,7 @@ class OperatorTest(Card):
         inputs, settings = self.case_inputs(case, dtype)
         tensors = [Tensor(a) for a in inputs]
         outs = run(self.net(**settings), *tensors)
-        assert {out.dtype for out in outs} == {np.dtype(dtype)}
+        assert {out.dtype for out in outs} == {np.dtype(self.result_dtype(dtype))}
         assert_accurate(outs, functools.partial(self.reference, **settings), inputs, self.half_in_float32)
         assert_equal([tensor.asnumpy() for tensor in tensors], inputs)  # the call has not changed them
 
@@ -76,7 +77,7 @@ class OperatorTest(Card):
         inputs, settings = self.case_inputs(case, dtype)
         douts = self.douts(inputs, settings)
         gradients = run_gradient(self.net(**settings), inputs, douts)
-        assert {gradient.dtype for gradient in gradients} == {np.dtype(dtype)}
+        assert [gradient.dtype for gradient in gradients] == [x.dtype for x in inputs]
         reference = functools.partial(self.reference_gradient, **settings)
         assert_accurate(gradients, reference, [*inputs, *douts], self.half_gradient_in_float32)
 

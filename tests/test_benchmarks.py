@@ -256,8 +256,8 @@ def test_targets_and_picture_of_sequences(tmp_path):
 @pytest.mark.parametrize("op", KERNELS)
 def test_naive_kernels_agree(op, dtype):
     torch = pytest.importorskip("torch")
-    if not torch.cuda.is_available() or not has_gpu_code("add") or not naive.available():
-        pytest.skip("needs a GPU, and libraries that nvcc built")
+    if not torch.cuda.is_available() or not has_gpu_code("add") or not naive.available(op):
+        pytest.skip("needs a GPU, libraries that nvcc built, and a naive version")
     from benchmarks.kernels import GpuArrays
 
     stream = torch.cuda.Stream()

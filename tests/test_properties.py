@@ -33,7 +33,7 @@ def test_entries(card, random):
     dtype, scale = random.choice(DTYPES), random.choice((0.1, 1, 5))
     calls = card.entry_calls(shapes, of, dtype, random.randrange(2**32), scale, random.randint(1, 4))
     for call, formula in zip(calls, card.formulas):
-        check_formula(call, functools.partial(formula, **of), card.roundings)
+        check_formula(call, functools.partial(formula, **of), card.roundings, card.units(**of))
 
 
 @settings(max_examples=25)

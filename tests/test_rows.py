@@ -8,7 +8,7 @@ from msops import custom_op
 from operator_test import DTYPES, Net, run
 
 SOURCE = """
-#include "common/rows.h"
+#include "common/rows_sums.h"
 
 using namespace msops;
 
@@ -67,7 +67,46 @@ struct Statistics {
   }
 };
 
+// dx = dy x / sum of x x, dweight_j = sum over rows of x_j dy_j, dbias_j = sum over rows of j dy_j.
+template <typename T>
+struct RowsWithSums {
+  using C = Compute<T>;
+  static constexpr int kRows = 2;
+  Rows<const T> x, dy;
+  Rows<T> dx;
+
+  template <typename Team>
+  MSOPS_BOTH auto load(int64_t row, Team&& team) const {
+    return loaded(team.load(x[row]), team.load(dy[row]));
+  }
+  template <typename Team, typename Held, typename Sums>
+  MSOPS_BOTH void operator()(int64_t row, const Team& team, const Held& held, Sums& sums) const {
+    const auto x_row = team.compute(std::get<0>(held));
+    const auto& dy_row = std::get<1>(held);
+    const auto product = team.compute([](C x, C dy) { return x * dy; }, x_row, dy_row);
+    const auto both = team.sum([](C x, C p) { return TwoSums<C>{x * x, p}; }, x_row, product);
+    team.map([&](C p) { return p / both.first; }, dx[row], product);
+    sums.template add<0>([](C p) { return p; }, product);
+    sums.template add<1>([](int64_t j, C dy) { return C(j) * dy; }, dy_row);
+  }
+};
+
 }  // namespace
+
+MSOPS_ENTRY(SumsOfRows) {
+  const Tensor x = call.tensor("x"), dy = call.tensor("dy"), dx = call.tensor("dx");
+  const Tensor dweight = call.tensor("dweight"), dbias = call.tensor("dbias");
+  const Tensor first = call.scratch("first", 2), second = call.scratch("second", 2);
+  return call.run([&](auto type) {
+    using T = typename decltype(type)::type;
+    using C = Compute<T>;
+    const int64_t columns = x.dim(1);
+    const int64_t used = for_rows_with_sums<T, 2>(call, x.dim(0), {x, dy, dx}, RowsWithSums<T>{x, dy, dx},
+                                                  {first.as<C>(), second.as<C>()}, first.dim(0));
+    sum_rows(call, used, columns, columns, first.as<C>(), dweight.as<T>());
+    sum_rows(call, used, columns, columns, second.as<C>(), dbias.as<T>());
+  });
+}
 
 MSOPS_ENTRY(SoftmaxForward) {
   const Tensor x = call.tensor("x"), y = call.tensor("y");
@@ -182,3 +221,31 @@ def test_statistics_of_no_columns(statistics):
     np.testing.assert_array_equal(log_sum, [-np.inf] * 2)
     assert not mean.any()
     assert np.isnan(variance).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows", [0, 1, 3, 70])
+@pytest.mark.parametrize("columns", COLUMNS)
+def test_sums_of_columns(library, columns, rows, dtype):
+    if rows > 3 and columns > 9000:
+        pytest.skip("a few rows of this length are enough")
+    rng = np.random.default_rng(columns)
+    x, dy = rng.standard_normal((2, rows, columns)).astype(dtype)
+    line = "x, dy -> dx, dweight, dbias; first, second"
+
+    def infer(x, dy):
+        shared = [x._replace(shape=x.shape[1:])] * 2
+        return [x, *shared, *[msops.scratch(x.dtype, msops.row_parts(*x.shape), columns)] * 2]
+
+    dx, dweight, dbias = run(Net(custom_op(library.SumsOfRows, line, infer=infer)), x, dy)
+    product = x.astype("float64") * dy
+    np.testing.assert_allclose(
+        dx, product / (x.astype("float64") ** 2).sum(1, keepdims=True), rtol=tolerance(dtype), atol=1e-7
+    )
+    j = np.arange(columns)
+    for sums, terms in (dweight, product), (dbias, j * dy.astype("float64")):
+        with np.errstate(over="ignore"):  # to float16
+            want = terms.sum(0).astype(dtype)
+        np.testing.assert_allclose(
+            sums, want, rtol=tolerance(dtype), atol=tolerance(dtype) * np.abs(terms).sum(0).max(initial=0)
+        )

@@ -58,6 +58,7 @@ enum Status : int {
   kNullPointer = 6,
   kNoGpuCode = 7,
   kLaunchFailed = 8,
+  kBadValue = 9,
 };
 
 constexpr int kAnyRank = -1;

@@ -35,6 +35,18 @@ struct Half {
   MSOPS_BOTH explicit Half(float value) : bits(from_float(value)) {}
   MSOPS_BOTH operator float() const { return to_float(bits); }
 
+#ifndef __CUDA_ARCH__
+  // Equals Half(value), but makes no temporary object, so that loops vectorize.
+  static MSOPS_CPU float rounded(float value) {
+    const uint32_t bits = bits_of(value), magnitude = bits & 0x7fffffff;
+    const uint32_t subnormal = bits_of(float_of(magnitude < 0x38800000 ? magnitude : 0) + 0.5f - 0.5f);
+    const uint32_t normal = (magnitude + 0xfff + (magnitude >> 13 & 1)) & 0xffffe000;
+    const uint32_t finite = magnitude < 0x38800000 ? subnormal : normal;
+    const uint32_t special = magnitude > 0x7f800000 ? magnitude : 0x7f800000;
+    return float_of((bits & 0x80000000) | (magnitude < 0x477ff000 ? finite : special));
+  }
+#endif
+
  private:
 #ifdef __CUDA_ARCH__
   static __device__ uint16_t from_float(float value) { return __half_as_ushort(__float2half_rn(value)); }
@@ -102,6 +114,15 @@ using Compute = typename ComputeOf<T>::type;
 template <typename T>
 MSOPS_BOTH void assign(T& to, Compute<T> value) {
   to = T(value);
+}
+
+// Returns the value that an element of T stores for `value`, such as the nearest float16.
+template <typename T>
+MSOPS_BOTH Compute<T> rounded(Compute<T> value) {
+#ifndef __CUDA_ARCH__
+  if constexpr (std::is_same<T, Half>::value) return Half::rounded(value);
+#endif
+  return Compute<T>(T(value));
 }
 
 // kOnGpu<T> says whether there is GPU code for elements of T.

@@ -9,7 +9,8 @@
 //     team.map([&](C v) { return exp(v - most) / sum; }, y[row], x_row);
 //   }
 //
-// This is the body of for_rows<T>(call, number_of_rows, {x, y}, body). A Tensor's rows run along its last axis.
+// This is the body of for_rows<T>(call, number_of_rows, {x, y}, body), which takes all matrices and rows that the body
+// hands to the team. A Tensor's rows run along its last axis.
 //
 // team.load reads a row once, and keeps it in the team's registers if it fits there. Reductions and maps take its
 // result in place of the row. Functions of elements may take the column, an int64_t, before the elements:
@@ -35,6 +36,7 @@ struct Rows {
   T* data;
   int64_t columns;
 
+  Rows(T* first, int64_t length) : data(first), columns(length) {}
   Rows(const Tensor& tensor) : data(tensor.as<T>()), columns(tensor.dim(-1)) {}  // along its last axis
   MSOPS_BOTH Row<T> operator[](int64_t row) const { return {data + row * columns, columns}; }
 };
@@ -43,45 +45,51 @@ template <typename C, typename Body>
 struct RowOnCpu {
   Body body;
 
-  MSOPS_CPU void operator()(int64_t row) const { body(row, Team<C, OnCpu>(0, 0, nullptr)); }
+  MSOPS_CPU void operator()(int64_t row) const { body(row, Team<C, OnCpu>(0, nullptr)); }
 };
 
 #ifdef __CUDACC__
-// Teams up to a warp share a block of kThreads; larger ones are a block.
+// Teams up to a warp share a block of kThreads; larger ones are a block, of this many threads at most.
 template <typename Shape>
 constexpr int kBlockThreads = Shape::kLanes > 32 ? Shape::kLanes : kThreads;
+template <typename Shape>
+constexpr int kTeamsOfBlock = kBlockThreads<Shape> / Shape::kLanes;
 
-// `first` is the place of the first row's first element in a pack.
-template <typename C, typename Shape, typename Body>
-__global__ void __launch_bounds__(kBlockThreads<Shape>)
-    rows_kernel(int64_t rows, unsigned first, int64_t columns, Body body) {
-  constexpr int kLanes = Shape::kLanes, kTeams = kBlockThreads<Shape> / kLanes;
-  __shared__ SharedOfWarp shared[kBlockThreads<Shape> / 32 + 1];
-  if (Shape::kClustered && !has_instructions_of(90)) return;
-  const int64_t block = blockIdx.x / (Shape::kClustered ? cluster_nctarank() : 1);
-  const int64_t row = block * kTeams + threadIdx.x / kLanes;
-  if (row >= rows) return;
-  const unsigned shift = (first + static_cast<unsigned>(row) * static_cast<unsigned>(columns)) % Shape::kWidth;
-  body(row, Team<C, Shape>(threadIdx.x % kLanes, static_cast<int>(shift), shared));
+// Returns how many threads a block needs, of which `blocks` share a row of so many packs.
+template <typename Shape>
+int block_threads(int64_t packs, int blocks = 1) {
+  if (Shape::kLanes <= 32 || Shape::kHeld == 0) return kBlockThreads<Shape>;
+  const int64_t of_warp = 32 * std::max(1, Shape::kHeld) * blocks;
+  return static_cast<int>((packs + of_warp - 1) / of_warp * 32);
 }
 
 template <typename C, typename Shape, typename Body>
-void launch_rows(Call& call, int64_t rows, unsigned first, int64_t columns, const Body& body) {
-  constexpr int kTeams = kBlockThreads<Shape> / Shape::kLanes;
-  const int64_t blocks = (rows - 1) / kTeams + 1;
+__global__ void __launch_bounds__(kBlockThreads<Shape>,
+                                  Shape::kWidth > 1 && Shape::kLanes > 32 ? 1024 / Shape::kLanes : 1)
+    rows_kernel(int64_t rows, Body body) {
+  constexpr int kLanes = Shape::kLanes;
+  __shared__ SharedOfWarp shared[kSharedOfTeam<Shape>];
+  if (Shape::kClustered && !has_instructions_of(90)) return;
+  const int64_t block = blockIdx.x / (Shape::kClustered ? cluster_nctarank() : 1);
+  const int64_t row = kLanes > 32 ? block : block * kTeamsOfBlock<Shape> + threadIdx.x / kLanes;
+  if (row < rows) body(row, Team<C, Shape>(kLanes > 32 ? threadIdx.x : threadIdx.x % kLanes, shared));
+  if (Shape::kClustered) cluster_arrive_wait();  // before the block ends, whose shared memory others read
+}
+
+template <typename C, typename Shape, typename Body>
+void launch_rows(Call& call, int64_t rows, int64_t packs, const Body& body) {
+  const int64_t blocks = (rows - 1) / kTeamsOfBlock<Shape> + 1;
   call.require(blocks <= INT32_MAX, kBadShape, "too many rows for one launch");
   if (!call.ok()) return;
-  rows_kernel<C, Shape>
-      <<<static_cast<unsigned>(blocks), kBlockThreads<Shape>, 0, call.stream()>>>(rows, first, columns, body);
+  rows_kernel<C, Shape><<<static_cast<unsigned>(blocks), block_threads<Shape>(packs), 0, call.stream()>>>(rows, body);
   call.check_launch();
 }
 
 // Launches a cluster for each row, of the fewest blocks that can keep `packs` packs. Returns false, and does nothing,
 // if there are no such clusters.
 template <typename C, typename Shape, typename Body>
-bool launch_rows_in_clusters([[maybe_unused]] Call& call, [[maybe_unused]] int64_t rows,
-                             [[maybe_unused]] unsigned first, [[maybe_unused]] int64_t columns,
-                             [[maybe_unused]] int64_t packs, [[maybe_unused]] const Body& body) {
+bool launch_rows_in_clusters([[maybe_unused]] Call& call, [[maybe_unused]] int64_t rows, [[maybe_unused]] int64_t packs,
+                             [[maybe_unused]] const Body& body) {
 #if CUDART_VERSION >= 12000
   const auto kernel = rows_kernel<C, Shape, Body>;
   cudaLaunchAttribute attribute;
@@ -106,7 +114,8 @@ bool launch_rows_in_clusters([[maybe_unused]] Call& call, [[maybe_unused]] int64
   while (int64_t{blocks} * Shape::kLanes * Shape::kHeld < packs && blocks <= most) blocks *= 2;
   if (blocks > most || rows * blocks > INT32_MAX) return false;
   set_blocks(blocks, rows);
-  cudaLaunchKernelEx(&config, kernel, rows, first, columns, body);
+  config.blockDim = dim3(block_threads<Shape>(packs, static_cast<int>(blocks)));
+  cudaLaunchKernelEx(&config, kernel, rows, body);
   call.check_launch();
   return true;
 #else
@@ -115,21 +124,44 @@ bool launch_rows_in_clusters([[maybe_unused]] Call& call, [[maybe_unused]] int64
 }
 #endif
 
-// Calls body(row, team) for every row in [0, rows). The team reads and writes rows of `matrices`, which have equal
-// length. Rows may begin anywhere in memory; packs of 16 bytes move the matrices that are aligned as the first one is.
+// PlaceOfRows tells how long rows are, and whether packs of 16 bytes of T tile them.
+template <typename T>
+struct PlaceOfRows {
+  int64_t columns;
+  bool packs;
+
+  template <typename U>
+  PlaceOfRows(const Rows<U>& rows) : PlaceOfRows(rows[0]) {}
+  template <typename U>
+  PlaceOfRows(const Row<U>& row)
+      : columns(row.length), packs(row.length % kPackWidth<T> == 0 && is_aligned<kPackWidth<T>>(row.data)) {}
+  PlaceOfRows(const Parameters<T>& parameters)
+      : PlaceOfRows(parameters.is_float ? PlaceOfRows(parameters.row_of_float()) : PlaceOfRows(parameters.row())) {}
+  PlaceOfRows(const Tensor& tensor) : PlaceOfRows(Rows<const T>(tensor)) {}
+};
+
+template <typename T>
+bool packs_tile(std::initializer_list<PlaceOfRows<T>> places) {
+  return std::all_of(places.begin(), places.end(), [](const PlaceOfRows<T>& place) { return place.packs; });
+}
+
+// Calls body(row, team) for every row in [0, rows). `places` are all the matrices and rows that the team reads and
+// writes, of equal length. On the GPU packs of 16 bytes move them where such packs tile all of them; otherwise
+// neighbouring lanes move neighbouring elements.
 //
-// On the GPU the team depends on how many packs a row has:
+// On the GPU the team depends on how many packs or elements a row has:
 //
-//   packs                    team                       why
-//   up to 8                  4 lanes, 2 packs each      64 rows in a block
-//   up to 64                 a warp, 2 packs each       no barrier
-//   up to 256, many rows     a warp, 8 packs each       no barrier, and enough warps to fill a GPU
-//   up to 2048               256 threads, 8 packs each
-//   up to 65536, from sm_90  2 to 16 blocks, 8 packs    a row of 2^18 float32 stays on the chip
-//   more                     512 threads                each reduction reads the row again
+//   packs                     elements        team                            why
+//   up to 8                   up to 32        4 lanes, 2 packs each           64 rows in a block
+//   up to 32                                  16 lanes, 2 packs each
+//   up to 64                  up to 512       a warp, 2 packs each            no barrier
+//   up to 1024                                up to 512 threads, 2 packs each
+//   up to 4096                up to 8192      up to 512 threads, 8 packs each
+//   up to 65536, from sm_90   up to 131072    2 to 16 blocks of these         the row stays on the chip
+//   more                      more            512 threads                     each reduction reads the row again
 template <typename T, typename Body>
-void for_rows(Call& call, int64_t rows, std::initializer_list<Rows<const T>> matrices, const Body& body) {
-  const int64_t columns = matrices.begin()->columns;
+void for_rows(Call& call, int64_t rows, std::initializer_list<PlaceOfRows<T>> places, const Body& body) {
+  const int64_t columns = places.begin()->columns;
   if (call.on_cpu()) return on_cpu(call, rows, RowOnCpu<Compute<T>, Body>{body}, 4 * static_cast<double>(columns));
 #ifdef __CUDACC__
   call.require(kOnGpu<T>, kBadDtype, "there is no GPU code for %s", dtype_name<T>());
@@ -137,15 +169,25 @@ void for_rows(Call& call, int64_t rows, std::initializer_list<Rows<const T>> mat
   if constexpr (kOnGpu<T>) {
     using C = Compute<T>;
     constexpr int N = kPackWidth<T>;
-    const unsigned first = reinterpret_cast<uintptr_t>(matrices.begin()->data) / sizeof(T) % N;
-    const bool is_aligned = first == 0 && columns % N == 0;
-    const int64_t packs = is_aligned ? columns / N : (columns + 2 * N - 2) / N;
-    if (packs <= 8) return launch_rows<C, TeamShape<4, N, 2>>(call, rows, first, columns, body);
-    if (packs <= 64) return launch_rows<C, TeamShape<32, N, 2>>(call, rows, first, columns, body);
-    if (packs <= 256 && rows >= 8192) return launch_rows<C, TeamShape<32, N, 8>>(call, rows, first, columns, body);
-    if (packs <= 2048) return launch_rows<C, TeamShape<256, N, 8>>(call, rows, first, columns, body);
-    if (launch_rows_in_clusters<C, TeamShape<512, N, 8, true>>(call, rows, first, columns, packs, body)) return;
-    launch_rows<C, TeamShape<512, N, 0>>(call, rows, first, columns, body);
+    if (packs_tile<T>(places)) {
+      const int64_t packs = columns / N;
+      if (packs <= 8) return launch_rows<C, TeamShape<4, N, 2>>(call, rows, packs, body);
+      if (packs <= 32) return launch_rows<C, TeamShape<16, N, 2>>(call, rows, packs, body);
+      if (packs <= 64) return launch_rows<C, TeamShape<32, N, 2>>(call, rows, packs, body);
+      if (packs <= 1024) return launch_rows<C, TeamShape<512, N, 2>>(call, rows, packs, body);
+      if (packs <= 2048) return launch_rows<C, TeamShape<512, N, 4>>(call, rows, packs, body);
+      if (packs <= 4096) return launch_rows<C, TeamShape<512, N, 8>>(call, rows, packs, body);
+      if (packs <= 8192) return launch_rows<C, TeamShape<1024, N, 8>>(call, rows, packs, body);
+      if (launch_rows_in_clusters<C, TeamShape<512, N, 8, true>>(call, rows, packs, body)) return;
+      launch_rows<C, TeamShape<512, N, 0>>(call, rows, packs, body);
+    } else {
+      if (columns <= 32) return launch_rows<C, TeamShape<4, 1, 8>>(call, rows, columns, body);
+      if (columns <= 512) return launch_rows<C, TeamShape<32, 1, 16>>(call, rows, columns, body);
+      if (columns <= 8192) return launch_rows<C, TeamShape<512, 1, 16>>(call, rows, columns, body);
+      if (columns <= 32768) return launch_rows<C, TeamShape<1024, 1, 32>>(call, rows, columns, body);
+      if (launch_rows_in_clusters<C, TeamShape<512, 1, 16, true>>(call, rows, columns, body)) return;
+      launch_rows<C, TeamShape<512, 1, 0>>(call, rows, columns, body);
+    }
   }
 #endif
 }

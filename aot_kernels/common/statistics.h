@@ -10,6 +10,14 @@
 
 namespace msops {
 
+// TwoSums are two sums that one reduction computes.
+template <typename C>
+struct TwoSums {
+  C first = 0, second = 0;
+
+  MSOPS_BOTH TwoSums operator+(const TwoSums& other) const { return {first + other.first, second + other.second}; }
+};
+
 // ArgMax is the largest element, and the first column that has it. NaN counts as larger than all.
 template <typename C>
 struct ArgMax {

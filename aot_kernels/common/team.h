@@ -1,6 +1,7 @@
 // Team is the threads that share a row: this is what it offers to the body of for_rows (see rows.h), on both devices.
 #pragma once
 
+#include <tuple>
 #include <type_traits>
 
 #include "functions.h"
@@ -26,9 +27,23 @@ struct HeldRow {
   Pack<std::remove_const_t<T>, N> packs[kHeld];
 };
 
-// TeamShape says how a team is made up. kLanes threads of a block share a row, of which a lane keeps kHeld packs. If
-// kHeld is 0, rows may be longer, and each reduction reads them again. If kClustered, the blocks of a cluster share a
-// row.
+// HeldValues is a row of numbers that the team keeps in registers.
+template <typename C, int kHeld, int N>
+struct HeldValues {
+  int64_t length;
+  C of[kHeld > 0 ? kHeld : 1][N];
+};
+
+// Computed is a row of numbers that are computed wherever they are read, since the team cannot keep them.
+template <typename F, typename... In>
+struct Computed {
+  F f;
+  std::tuple<In...> in;
+};
+
+// TeamShape says how a team is made up. Its lanes, which are threads of a block, keep kHeld packs of a row each. If
+// kHeld is 0, rows may be longer, and each reduction reads them again. Up to 32 lanes are neighbours in a warp; more
+// are a block, which may also have fewer warps. If kClustered, the blocks of a cluster share a row.
 template <int lanes, int width, int held, bool clustered = false>
 struct TeamShape {
   static constexpr int kLanes = lanes, kWidth = width, kHeld = held;
@@ -36,21 +51,40 @@ struct TeamShape {
 };
 using OnCpu = TeamShape<1, 16, 0>;
 
+// Parameters are a number for each column, which all rows share, such as a weight. They are elements of T or, if
+// `is_float`, of float. Functions of rows take them in place of a Row; if `data` is null, each is `otherwise`.
+template <typename T>
+struct Parameters {
+  const void* data;
+  int64_t length;
+  bool is_float;
+  Compute<T> otherwise[OnCpu::kWidth];  // as many equal numbers as the CPU reads at once
+
+  Parameters(const Tensor& tensor, int64_t columns, Compute<T> number)
+      : data(tensor.data),
+        length(columns),
+        is_float(tensor.dtype && std::strcmp(tensor.dtype, dtype_name<float>()) == 0) {
+    for (Compute<T>& each : otherwise) each = number;
+  }
+  MSOPS_BOTH Row<const T> row() const { return {static_cast<const T*>(data), length}; }
+  MSOPS_BOTH Row<const float> row_of_float() const { return {static_cast<const float*>(data), length}; }
+};
+
 // SharedOfWarp has room for one result of a reduction.
 struct alignas(16) SharedOfWarp {
   unsigned char bytes[32];
 };
 
-// Elements have the computing type C. The packs of a row begin `shift` elements before it, where memory is aligned; the
-// elements of the first and the last pack that are outside the row are neither read nor written.
+// Elements have the computing type C. On the GPU whole packs tile the rows, and are aligned; packs may be of one
+// element.
 template <typename C, typename Shape>
 class Team {
  public:
-  MSOPS_BOTH Team(int lane, int shift, SharedOfWarp* shared)
-      : lane_(lane), lanes_(Shape::kLanes), shift_(shift), shared_(shared) {
+  MSOPS_BOTH Team(int lane, SharedOfWarp* shared) : lane_(lane), lanes_(Shape::kLanes), shared_(shared) {
 #ifdef __CUDA_ARCH__
+    if (Shape::kLanes > 32) lanes_ = static_cast<int>(blockDim.x);
     if (Shape::kClustered) {
-      lane_ += static_cast<int>(cluster_ctarank()) * Shape::kLanes;
+      lane_ += static_cast<int>(cluster_ctarank()) * lanes_;
       lanes_ *= static_cast<int>(cluster_nctarank());
     }
 #endif
@@ -65,16 +99,42 @@ class Team {
     } else {
       HeldRow<T, Shape::kHeld, N> held;
       held.row = row;
-      for_packs(row.length, [&](int i, int64_t j) { held.packs[i] = read_pack(row, j); });
+      for_packs(row.length, [&](int i, Index j) { held.packs[i] = msops::load<N>(row.data + j); });
       return held;
     }
   }
 
-  // sum and max return the sum and the largest of f(a_j, b_j, ...) over all j, for rows a, b, ... of one length. For
-  // empty rows they return 0 and -infinity. NaN counts as larger than all.
+  // Returns the row of f(a_j, b_j, ...) for the functions below. It is computed once, where the team can keep it.
   template <typename F, typename First, typename... In>
-  MSOPS_BOTH C sum(const F& f, const First& first, const In&... in) const {
-    return combined(C(0), [](C a, C b) { return a + b; }, f, first, in...);
+  MSOPS_BOTH auto compute(const F& f, const First& first, const In&... in) const {
+    if constexpr (!kKeepsNumbers) {
+      return Computed<F, First, In...>{f, {first, in...}};
+    } else {
+      HeldValues<C, Shape::kHeld, N> held;
+      held.length = length_of(first);
+      for_packs(held.length,
+                [&](int i, Index j) { compute_pack(held.of[i], f, j, read(first, i, j), read(in, i, j)...); });
+      return held;
+    }
+  }
+  // Returns the row converted to C once, where the team can keep it.
+  template <typename In>
+  MSOPS_BOTH auto compute(const In& in) const {
+    if constexpr (!kKeepsNumbers) {
+      return in;
+    } else {
+      return compute([](C v) { return v; }, in);
+    }
+  }
+
+  // sum and max return the sum and the largest of f(a_j, b_j, ...) over all j, for rows a, b, ... of one length. For
+  // empty rows they return 0 and -infinity. NaN counts as larger than all. A function that returns TwoSums (see
+  // statistics.h) gives two sums in one reduction.
+  template <typename F, typename First, typename... In>
+  MSOPS_BOTH auto sum(const F& f, const First& first, const In&... in) const {
+    using Result = decltype(at(f, int64_t{}, element(first, 0), element(in, 0)...));
+    using R = std::conditional_t<std::is_class<Result>::value, Result, C>;
+    return combined(R{}, [](const R& a, const R& b) { return a + b; }, f, first, in...);
   }
   template <typename F, typename First, typename... In>
   MSOPS_BOTH C max(const F& f, const First& first, const In&... in) const {
@@ -111,13 +171,80 @@ class Team {
   template <typename F, typename T, typename... In>
   MSOPS_BOTH void map(const F& f, Row<T> out, const In&... in) const {
 #ifdef __CUDA_ARCH__
-    for_packs(out.length, [&](int i, int64_t j) { write(out, f, j, read(in, i, j)...); });
+    for_packs(out.length, [&](int i, Index j) { write(out, f, j, read(in, i, j)...); });
 #else
     const int64_t whole = out.length / N * N;
     for (int64_t j = 0; j < whole; j += N) write(out, f, j, read(in, 0, j)...);
     for (int64_t j = whole; j < out.length; ++j) assign(out.data[j], at(f, j, element(in, j)...));
 #endif
   }
+
+  // Does as map does, and returns `out` as load would, but does not read it.
+  template <typename F, typename T, typename... In>
+  MSOPS_BOTH auto map_and_load(const F& f, Row<T> out, const In&... in) const {
+    if constexpr (Shape::kHeld == 0) {
+      map(f, out, in...);
+      return Row<const T>{out.data, out.length};
+    } else {
+      HeldRow<const T, Shape::kHeld, N> held;
+      held.row = {out.data, out.length};
+      for_packs(out.length, [&](int i, Index j) {
+        held.packs[i] = pack_of<T>(f, j, read(in, i, j)...);
+        store_at_once(out.data + j, held.packs[i]);
+      });
+      return held;
+    }
+  }
+
+  // LaneSums are this lane's elements of a row of sums.
+  struct LaneSums {
+    C of[Shape::kHeld > 0 ? Shape::kHeld : 1][Shape::kWidth] = {};
+  };
+
+  // Calls f(i, from) for each pack i of a row that this lane keeps.
+  template <typename T, typename F>
+  MSOPS_BOTH void each_pack(Row<T> row, const F& f) const {
+    for_packs(row.length, [&](int i, Index j) { f(i, row.data + j); });
+  }
+
+  // sums_j += f(a_j, b_j, ...) for all j, where `sums` is a row in memory, or in the lanes' registers.
+  template <typename F, typename First, typename... In>
+  MSOPS_BOTH void add(LaneSums& sums, const F& f, const First& first, const In&... in) const {
+    for_packs(length_of(first),
+              [&](int i, Index j) { add_pack(sums.of[i], f, j, read(first, i, j), read(in, i, j)...); });
+  }
+  template <typename F, typename First, typename... In>
+  MSOPS_BOTH void add(Row<C> sums, const F& f, const First& first, const In&... in) const {
+#ifdef __CUDA_ARCH__
+    for_packs(sums.length, [&](int, Index j) {
+      for (int k = 0; k < N; ++k) sums.data[j + k] += at(f, j + k, element(first, j + k), element(in, j + k)...);
+    });
+#else
+    const int64_t whole = sums.length / N * N;
+    for (int64_t j = 0; j < whole; j += N) add_pack(sums.data + j, f, j, read(first, 0, j), read(in, 0, j)...);
+    for (int64_t j = whole; j < sums.length; ++j) sums.data[j] += at(f, j, element(first, j), element(in, j)...);
+#endif
+  }
+
+  // Copies the lanes' sums to a row in global or shared memory.
+  MSOPS_BOTH void store(Row<C> to, const LaneSums& sums) const {
+    for_packs(to.length, [&](int i, Index j) {
+      Pack<C, N> pack;
+      for (int k = 0; k < N; ++k) pack.values[k] = sums.of[i][k];
+      msops::store(to.data + j, pack);
+    });
+  }
+
+#ifdef __CUDACC__
+  // Returns the bits of the team's lanes in their warp, since the teams of a warp may have different numbers of rows.
+  static __device__ unsigned mask() {
+    if constexpr (Shape::kLanes < 32) {
+      return ((1u << Shape::kLanes) - 1) << threadIdx.x % 32 / Shape::kLanes * Shape::kLanes;
+    } else {
+      return ~0u;
+    }
+  }
+#endif
 
   // Stores one number for the whole row.
   template <typename T>
@@ -127,29 +254,34 @@ class Team {
 
  private:
   static constexpr int N = Shape::kWidth;
+  // Numbers of a row are kept if registers are enough for those of several rows; blocks of a cluster have few.
+  static constexpr bool kKeepsNumbers = Shape::kHeld > 0 && Shape::kHeld* N <= 32 && !Shape::kClustered;
+  using Index = std::conditional_t<(Shape::kHeld > 0), int, int64_t>;  // rows that are held are short
   struct Values {
     C of[N];
+  };
+  struct InPlace {  // Values on the CPU where they need no conversion; a copy would not vectorize
+    const C* of;
   };
 
   template <typename R, typename Combine, typename F, typename First, typename... In>
   MSOPS_BOTH R combined(R identity, const Combine& combine, const F& f, const First& first, const In&... in) const {
     static_assert(std::is_trivially_copyable<R>::value && sizeof(R) <= sizeof(SharedOfWarp),
                   "reduce: what is reduced must be a number, or a struct of up to 32 bytes that memcpy may copy");
-    const int64_t length = row_of(first).length;
+    const int64_t length = length_of(first);
     R results[N];
     for (R& result : results) result = identity;
 #ifdef __CUDA_ARCH__
-    for_packs(length, [&](int i, int64_t j) {
-      accumulate(results, length, combine, f, j, read(first, i, j), read(in, i, j)...);
-    });
-    return over_lanes(folded(results, combine), combine);
+    for_packs(length,
+              [&](int i, Index j) { accumulate(results, combine, f, j, read(first, i, j), read(in, i, j)...); });
+    return over_lanes(folded(results, combine), identity, combine);
 #else
     constexpr int64_t kRun = 256 * N;  // elements; with more, a sum would lose digits
     R total = identity;
     int64_t j = 0;
     for (const int64_t whole = length / N * N; j < whole;) {
       for (const int64_t end = j + kRun < whole ? j + kRun : whole; j < end; j += N)
-        accumulate(results, length, combine, f, j, read(first, 0, j), read(in, 0, j)...);
+        accumulate(results, combine, f, j, read(first, 0, j), read(in, 0, j)...);
       total = combine(total, folded(results, combine));
       for (R& result : results) result = identity;
     }
@@ -186,16 +318,37 @@ class Team {
   }
 
   template <typename T>
-  static MSOPS_BOTH const Row<T>& row_of(const Row<T>& row) {
-    return row;
+  static MSOPS_BOTH int64_t length_of(const Row<T>& row) {
+    return row.length;
   }
   template <typename T>
-  static MSOPS_BOTH const Row<T>& row_of(const HeldRow<T, Shape::kHeld, N>& held) {
-    return held.row;
+  static MSOPS_BOTH int64_t length_of(const HeldRow<T, Shape::kHeld, N>& held) {
+    return held.row.length;
   }
-  template <typename In>
-  static MSOPS_BOTH C element(const In& in, int64_t j) {
-    return C(row_of(in).data[j]);
+  static MSOPS_BOTH int64_t length_of(const HeldValues<C, Shape::kHeld, N>& held) { return held.length; }
+  template <typename F, typename... In>
+  static MSOPS_BOTH int64_t length_of(const Computed<F, In...>& computed) {
+    return length_of(std::get<0>(computed.in));
+  }
+
+  template <typename T>
+  static MSOPS_BOTH C element(const Row<T>& row, int64_t j) {
+    return C(row.data[j]);
+  }
+  template <typename T>
+  static MSOPS_BOTH C element(const HeldRow<T, Shape::kHeld, N>& held, int64_t j) {
+    return C(held.row.data[j]);
+  }
+  template <typename T>
+  static MSOPS_BOTH C element(const Parameters<T>& in, int64_t j) {
+    return in.data == nullptr ? in.otherwise[0] : in.is_float ? C(in.row_of_float().data[j]) : C(in.row().data[j]);
+  }
+  static MSOPS_BOTH C element(const HeldValues<C, Shape::kHeld, N>& held, int64_t) {
+    return held.of[0][0];
+  }  // for its type
+  template <typename F, typename... In>
+  static MSOPS_BOTH C element(const Computed<F, In...>& computed, int64_t j) {
+    return std::apply([&](const In&... in) { return C(at(computed.f, j, element(in, j)...)); }, computed.in);
   }
 
   // Calls f(i, j) for each of this lane's packs, where pack i begins at element j.
@@ -206,61 +359,98 @@ class Team {
 #pragma unroll
 #endif
       for (int i = 0; i < Shape::kHeld; ++i) {
-        const int64_t j = (int64_t{i} * lanes_ + lane_) * N - shift_;
-        if (j < length) f(i, j);
+        const Index j = (i * lanes_ + lane_) * N;
+        if (j < static_cast<Index>(length)) f(i, j);
       }
     } else {
-      for (int64_t j = int64_t{lane_} * N - shift_; j < length; j += int64_t{lanes_} * N) f(0, j);
+      for (int64_t j = int64_t{lane_} * N; j < length; j += int64_t{lanes_} * N) f(0, j);
     }
   }
 
-  static MSOPS_BOTH bool is_inside(int64_t j, int64_t length) {
-    return static_cast<uint64_t>(j) < static_cast<uint64_t>(length);
-  }
-  // Returns whether the pack at element j is moved at once.
-  template <typename T>
-  static MSOPS_BOTH bool is_whole(const Row<T>& row, int64_t j) {
-    return j >= 0 && j + N <= row.length && is_aligned<N>(row.data + j);
-  }
-
-  template <typename T>
-  static MSOPS_BOTH Pack<std::remove_const_t<T>, N> read_pack(const Row<T>& row, int64_t j) {
-    if (is_whole(row, j)) return msops::load<N>(row.data + j);
-    Pack<std::remove_const_t<T>, N> pack = {};
-    for (int k = 0; k < N; ++k)
-      if (is_inside(j + k, row.length)) pack.values[k] = row.data[j + k];
-    return pack;
-  }
-
-  template <typename T>
-  static MSOPS_BOTH Values read(const Row<T>& row, int, int64_t j) {
-    Values values;
 #ifdef __CUDA_ARCH__
-    const auto pack = read_pack(row, j);
+  template <typename T>
+  static MSOPS_BOTH Values read(const Row<T>& row, int, Index j) {
+    Values values;
+    const auto pack = msops::load<N>(row.data + j);
     for (int k = 0; k < N; ++k) values.of[k] = C(pack.values[k]);
-#else
-    const T* from = row.data + j;
-#pragma omp simd
-    for (int k = 0; k < N; ++k) values.of[k] = C(from[k]);
-#endif
     return values;
   }
+#else
   template <typename T>
-  static MSOPS_BOTH Values read(const HeldRow<T, Shape::kHeld, N>& held, int i, int64_t) {
+  static MSOPS_BOTH auto read(const Row<T>& row, int, Index j) {
+    const T* from = row.data + j;
+    if constexpr (std::is_same<std::remove_const_t<T>, C>::value) {
+      return InPlace{from};
+    } else {
+      Values values;
+#pragma omp simd
+      for (int k = 0; k < N; ++k) values.of[k] = C(from[k]);
+      return values;
+    }
+  }
+#endif
+  template <typename T>
+  static MSOPS_BOTH Values read(const HeldRow<T, Shape::kHeld, N>& held, int i, Index) {
     Values values;
     for (int k = 0; k < N; ++k) values.of[k] = C(held.packs[i].values[k]);
     return values;
   }
 
+  static MSOPS_BOTH Values read(const HeldValues<C, Shape::kHeld, N>& held, int i, Index) {
+    Values values;
+    for (int k = 0; k < N; ++k) values.of[k] = held.of[i][k];
+    return values;
+  }
+  template <typename F, typename... In>
+  static MSOPS_BOTH Values read(const Computed<F, In...>& computed, int i, Index j) {
+    Values values;
+    std::apply([&](const In&... in) { compute_pack(values.of, computed.f, j, read(in, i, j)...); }, computed.in);
+    return values;
+  }
+
+  template <typename T>
+  static MSOPS_BOTH auto read(const Parameters<T>& in, int, Index j) {
+#ifndef __CUDA_ARCH__
+    if constexpr (std::is_same<T, float>::value)
+      return InPlace{in.data ? in.row().data + j : in.otherwise};
+    else
+#endif
+    {
+      if (in.data && in.is_float && !std::is_same<T, float>::value) return as_values(read(in.row_of_float(), 0, j));
+      if (in.data) return as_values(read(in.row(), 0, j));
+      Values values;
+#pragma omp simd
+      for (int k = 0; k < N; ++k) values.of[k] = in.otherwise[0];
+      return values;
+    }
+  }
+  template <typename V>
+  static MSOPS_BOTH Values as_values(const V& from) {
+    Values values;
+#pragma omp simd
+    for (int k = 0; k < N; ++k) values.of[k] = from.of[k];
+    return values;
+  }
+
+  template <typename F, typename... V>
+  static MSOPS_BOTH void compute_pack(C (&results)[N], const F& f, Index j, const V&... values) {
+#ifndef __CUDA_ARCH__
+#pragma omp simd
+#endif
+    for (int k = 0; k < N; ++k) results[k] = at(f, j + k, values.of[k]...);
+  }
+
   template <typename T, typename F, typename... V>
-  static MSOPS_BOTH void write(const Row<T>& out, const F& f, int64_t j, const V&... values) {
+  static MSOPS_BOTH Pack<T, N> pack_of(const F& f, Index j, const V&... values) {
+    Pack<T, N> pack;
+    for (int k = 0; k < N; ++k) assign(pack.values[k], at(f, j + k, values.of[k]...));
+    return pack;
+  }
+
+  template <typename T, typename F, typename... V>
+  static MSOPS_BOTH void write(const Row<T>& out, const F& f, Index j, const V&... values) {
 #ifdef __CUDA_ARCH__
-    Pack<T, N> pack = {};
-    for (int k = 0; k < N; ++k)
-      if (is_inside(j + k, out.length)) assign(pack.values[k], at(f, j + k, values.of[k]...));
-    if (is_whole(out, j)) return store_at_once(out.data + j, pack);
-    for (int k = 0; k < N; ++k)
-      if (is_inside(j + k, out.length)) out.data[j + k] = pack.values[k];
+    store_at_once(out.data + j, pack_of<T>(f, j, values...));
 #else
     T* to = out.data + j;
 #pragma omp simd
@@ -268,16 +458,20 @@ class Team {
 #endif
   }
 
-  template <typename R, typename Combine, typename F, typename... V>
-  static MSOPS_BOTH void accumulate(R (&results)[N], [[maybe_unused]] int64_t length, const Combine& combine,
-                                    const F& f, int64_t j, const V&... values) {
-#ifdef __CUDA_ARCH__
-    for (int k = 0; k < N; ++k)
-      if (is_inside(j + k, length)) results[k] = combine(results[k], R(at(f, j + k, values.of[k]...)));
-#else
+  template <typename F, typename... V>
+  static MSOPS_BOTH void add_pack(C* sums, const F& f, Index j, const V&... values) {
+#ifndef __CUDA_ARCH__
 #pragma omp simd
-    for (int k = 0; k < N; ++k) results[k] = combine(results[k], R(at(f, j + k, values.of[k]...)));
 #endif
+    for (int k = 0; k < N; ++k) sums[k] += at(f, j + k, values.of[k]...);
+  }
+
+  template <typename R, typename Combine, typename F, typename... V>
+  static MSOPS_BOTH void accumulate(R (&results)[N], const Combine& combine, const F& f, Index j, const V&... values) {
+#ifndef __CUDA_ARCH__
+#pragma omp simd
+#endif
+    for (int k = 0; k < N; ++k) results[k] = combine(results[k], R(at(f, j + k, values.of[k]...)));
   }
 
 #ifdef __CUDACC__
@@ -289,7 +483,7 @@ class Team {
     for (int distance = lanes / 2; distance > 0; distance /= 2) {
       uint32_t words[kWords] = {};
       memcpy(words, &value, sizeof value);
-      for (uint32_t& word : words) word = __shfl_xor_sync(~0u, word, distance);
+      for (uint32_t& word : words) word = __shfl_xor_sync(mask(), word, distance);
       R other;
       memcpy(&other, words, sizeof other);
       if (std::is_class<R>::value && threadIdx.x & distance) {
@@ -301,6 +495,27 @@ class Team {
     return value;
   }
 
+  template <typename R, typename Combine>
+  __device__ R over_lanes(R value, [[maybe_unused]] const R& identity, const Combine& combine) const {
+    if constexpr (Shape::kLanes <= 32) {
+      return over_warp(value, combine, Shape::kLanes);
+    } else {
+      // Reductions take two places in turn, so that one barrier each is enough.
+      constexpr int kWarps = Shape::kLanes / 32;
+      SharedOfWarp* const shared = shared_ + turn_ * (kWarps + 1);
+      turn_ ^= 1;
+      R* const of_warps = reinterpret_cast<R*>(shared);
+      const unsigned lane = threadIdx.x % 32;
+      value = over_warp(value, combine, 32);
+      if (lane == 0) of_warps[threadIdx.x / 32] = value;
+      __syncthreads();
+      value = lane % kWarps < blockDim.x / 32 ? of_warps[lane % kWarps] : identity;
+      value = over_warp(value, combine, kWarps);
+      if constexpr (Shape::kClustered) value = over_cluster(value, combine, shared + kWarps);
+      return value;
+    }
+  }
+
   // Reduces over the blocks of a cluster, whose number is a power of 2. `shared` is the same place in each of them.
   template <typename R, typename Combine>
   static __device__ R over_cluster(R value, const Combine& combine, SharedOfWarp* shared) {
@@ -309,31 +524,21 @@ class Team {
     cluster_arrive_wait();
     const int blocks = static_cast<int>(cluster_nctarank()), block = static_cast<int>(threadIdx.x) % blocks;
     const float* const from = reinterpret_cast<const float*>(shared);
-    const Pack<float, 4> halves[2] = {ld_shared_cluster(from, block), ld_shared_cluster(from + 4, block)};
-    memcpy(&value, halves, sizeof value);
-    cluster_arrive_wait();  // before the next reduction writes there, or the block ends
+    constexpr int kLoads = (sizeof(R) + 15) / 16;
+    Pack<float, 4> words[kLoads];
+    for (int i = 0; i < kLoads; ++i) words[i] = ld_shared_cluster(from + 4 * i, block);
+    memcpy(&value, words, sizeof value);
     return over_warp(value, combine, blocks);
-  }
-
-  template <typename R, typename Combine>
-  __device__ R over_lanes(R value, const Combine& combine) const {
-    constexpr int kWarp = Shape::kLanes < 32 ? Shape::kLanes : 32, kWarps = Shape::kLanes / kWarp;
-    value = over_warp(value, combine, kWarp);
-    if constexpr (kWarps > 1) {
-      R* of_warps = reinterpret_cast<R*>(shared_);
-      if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = value;
-      __syncthreads();
-      value = over_warp(of_warps[threadIdx.x % kWarps], combine, kWarps);
-      __syncthreads();  // before the next reduction writes there
-    }
-    if constexpr (Shape::kClustered) value = over_cluster(value, combine, shared_ + kWarps);
-    return value;
   }
 #endif
 
   int lane_, lanes_;      // lanes of the whole team
-  int shift_;             // elements from where memory is aligned to the row
-  SharedOfWarp* shared_;  // a result of each warp, then of the block, if the team is larger than a warp
+  SharedOfWarp* shared_;  // SharedOfTeam<Shape>, if the team is larger than a warp
+  mutable int turn_ = 0;  // which of the two places the next reduction takes
 };
+
+// The number of SharedOfWarp that a team needs: twice, one for each warp and one for the block.
+template <typename Shape>
+constexpr int kSharedOfTeam = Shape::kLanes > 32 ? 2 * (Shape::kLanes / 32 + 1) : 1;
 
 }  // namespace msops

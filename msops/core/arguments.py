@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import mindspore
@@ -37,6 +38,23 @@ def boolean(operator: str, name: str, value: bool) -> bool:
     if not isinstance(value, (bool, np.bool_)):
         raise TypeError(f"{operator}: {name} must be a bool, got {type(value).__name__}")
     return bool(value)
+
+
+def number(operator: str, name: str, value: float, least: float = -math.inf) -> float:
+    """Requires a finite number of at least `least`, of Python or NumPy, and returns it as a float."""
+    if not (whole(value) or isinstance(value, (float, np.floating))):
+        raise TypeError(f"{operator}: {name} must be a number, got {type(value).__name__}")
+    if not (math.isfinite(value) and value >= least):
+        wanted = "finite" if least == -math.inf else f"finite and at least {least:g}"
+        raise ValueError(f"{operator}: {name} must be {wanted}, got {value}")
+    return float(value)
+
+
+def one_of(operator: str, name: str, value: str, choices: Sequence[str]) -> int:
+    """Requires a value that is one of `choices`, and returns its position there."""
+    if value not in choices:
+        raise ValueError(f"{operator}: {name} must be one of {', '.join(choices)}, got {value!r}")
+    return choices.index(value)
 
 
 def numbers(operator: str, name: str, value: Numbers, lengths: tuple[int, ...], least: int) -> tuple[int, ...]:

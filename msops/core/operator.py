@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from .signature import Signature
 
     Infer = Callable[..., Spec | Sequence[Spec]]
-    Gradient: TypeAlias = "Operator | Callable[..., tuple[Tensor, ...]]"
+    Gradient: TypeAlias = "Operator | Callable[..., tuple[Tensor | None, ...]]"
 
 
 class Operator:

@@ -56,3 +56,23 @@ def scratch(dtype: mindspore.Type, *shape: int) -> Spec:
         Float32
     """
     return Spec(shape, accumulator(dtype))
+
+
+def row_parts(rows: int, columns: int) -> int:
+    """Returns how many rows of scratch `for_rows_with_sums` (rows_sums.h) needs for each of its sums.
+
+    They are as many as fill a large GPU, and take no more than 8 MB of float32.
+
+    Args:
+        rows (int): The rows over which columns are added up.
+        columns (int): The columns.
+
+    Returns:
+        int, at least 1.
+
+    Examples:
+        >>> import msops
+        >>> print(msops.row_parts(32768, 4096), msops.row_parts(10, 4096))
+        528 10
+    """
+    return max(1, min(rows, 33 * 2**16 // max(1, columns)))

@@ -38,6 +38,7 @@ class Status(enum.IntEnum):
     NULL_POINTER = 6
     NO_GPU_CODE = 7
     LAUNCH_FAILED = 8
+    BAD_VALUE = 9
 
 
 def call(entry: Entry, arrays: Sequence[Any], attributes: Attributes | None = (), stream: int | None = None) -> Status:

@@ -66,7 +66,7 @@ def convolve_gradient(x, weight, dout, **settings):
     padded = taps.pad(x)
     dpadded, dweight = np.zeros_like(padded), np.zeros_like(weight)
     for tap, (rows, columns) in taps.slices.items():
-        dweight[(slice(None), 0, *tap)] = np.einsum("nchw,nchw->c", dout, padded[:, :, rows, columns])
+        dweight[(slice(None), 0, *tap)] = (dout * padded[:, :, rows, columns]).sum((0, 2, 3))
         dpadded[:, :, rows, columns] += weight[(slice(None), 0, *tap)][:, None, None] * dout
     (top, _), (left, _) = taps.padding
     dx = dpadded[:, :, top : top + x.shape[2], left : left + x.shape[3]]

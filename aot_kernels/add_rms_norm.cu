@@ -1,0 +1,66 @@
+// s = x + residual,  y_j = s_j r (weight_j + offset),  r = 1 / sqrt(mean(s^2) + eps), for each row s
+
+#include "norm/gradient.h"
+#include "norm/rms_norm.h"
+
+using namespace msops;
+
+namespace {
+
+template <typename T>
+struct Forward {
+  using C = Compute<T>;
+  Rows<const T> x, residual;
+  Rows<T> y, s;
+  RmsNorm<T> normalize;
+
+  template <typename Team>
+  MSOPS_BOTH void operator()(int64_t row, const Team& team) const {
+    const auto x_row = team.load(x[row]);
+    const auto residual_row = team.load(residual[row]);
+    normalize(team, team.map_and_load([](C a, C b) { return a + b; }, s[row], x_row, residual_row), y[row]);
+  }
+};
+
+}  // namespace
+
+// (x, residual, weight?) -> (y, s)
+MSOPS_ENTRY(AddRmsNormForward) {
+  const Tensor x = call.tensor("x"), residual = call.tensor("residual");
+  const Tensor weight = call.optional_of("common|float32", "weight", 1), y = call.tensor("y"), s = call.tensor("s");
+  const double eps = eps_of(call), offset = offset_of(call);
+  const Casting casting = casting_of(call);
+  const int64_t columns = x.dim(-1);
+  call.require(x.rank > 0, kBadRank, "x has no axes");
+  if (call.has("weight")) call.require_shape(weight, {columns});
+  for (const Tensor& tensor : {residual, y, s}) call.require_same_shape(tensor, x);
+  return call.run([&](auto type) {
+    using T = typename decltype(type)::type;
+    const RmsNorm<T> normalize(weight, columns, eps, offset, casting);
+    const Forward<T> body{x, residual, y, s, normalize};
+    for_rows<T>(call, rows_of(x, columns), {x, residual, y, s, normalize.weight}, body);
+  });
+}
+
+// (s, weight?, dy, ds) -> (dx, dweight?, partial): dx is the gradient of x and of the residual. `partial` is scratch,
+// as in rms_norm.cu.
+MSOPS_ENTRY(AddRmsNormBackward) {
+  const Tensor s = call.tensor("s"), weight = call.optional_of("common|float32", "weight", 1), dy = call.tensor("dy");
+  const Tensor ds = call.tensor("ds"), dx = call.tensor("dx");
+  const Tensor dweight = call.optional_of("common|float32", "dweight", 1);
+  const NormSums sums{dweight, {}, call.scratch("partial", 2)};
+  const double eps = eps_of(call), offset = offset_of(call);
+  const int64_t columns = s.dim(-1);
+  call.require(s.rank > 0, kBadRank, "s has no axes");
+  if (call.has("weight")) call.require_shape(weight, {columns});
+  for (const Tensor& tensor : {dy, ds, dx}) call.require_same_shape(tensor, s);
+  require_gradient_of(call, dweight, weight, "weight");
+  sums.check(call, columns, 1);
+  return call.run([&](auto type) {
+    using T = typename decltype(type)::type;
+    using C = Compute<T>;
+    const Parameters<T> factors(weight, columns, C(1));
+    const NormGradient<T, false, true> body{s, dy, ds, dx, factors, C(eps), weight.dtype ? C(offset) : C(0)};
+    sums.run<T, false, true>(call, rows_of(s, columns), {s, dy, ds, dx, factors}, body);
+  });
+}

@@ -1,0 +1,304 @@
+// for_rows_with_sums() is for_rows() (see rows.h) with sums of columns over all rows, such as the gradient of a weight.
+// The body reads a row in `load`, and is called with what that returned:
+//
+//   static constexpr int kRows = 2;  // how many rows `load` reads
+//
+//   template <typename Team>
+//   MSOPS_BOTH auto load(int64_t row, Team&& team) const {
+//     return loaded(team.load(x[row]), team.load(dy[row]));
+//   }
+//   template <typename Team, typename Held, typename Sums>
+//   MSOPS_BOTH void operator()(int64_t row, const Team& team, const Held& held, Sums& sums) const {
+//     team.map([](C x, C dy) { return 2 * x * dy; }, dx[row], std::get<0>(held), std::get<1>(held));
+//     sums.template add<0>([](C x, C dy) { return x * dy; }, std::get<0>(held), std::get<1>(held));
+//   }
+//
+// A team works on many rows, one after the other, and keeps its sums in registers. On the GPU the next row is already
+// on its way to shared memory while the team works on this one. Each team stores its sums once, as a row of scratch:
+//
+//   const int64_t used = for_rows_with_sums<T, 1>(call, rows, {x, dy, dx}, body, {partial.as<C>()}, partial.dim(0));
+//   sum_rows(call, used, columns, columns, partial.as<C>(), dweight.as<T>());
+#pragma once
+
+#include <array>
+#include <atomic>
+
+#ifdef __CUDACC__
+#include "gpu/cp_async.h"
+#endif
+#include "rows.h"
+#include "sum.h"
+
+namespace msops {
+
+// Returns what the calls of team.load returned, in a tuple.
+template <typename... In>
+MSOPS_BOTH std::tuple<In...> loaded(const In&... in) {
+  return {in...};
+}
+
+// PartialSums is scratch: for each sum, a row for each part of the rows.
+template <typename C, int kSums>
+struct PartialSums {
+  C* data[kSums];
+  int64_t columns;
+
+  MSOPS_BOTH Row<C> row(int sum, int64_t part) const { return {data[sum] + part * columns, columns}; }
+};
+
+// SumsInMemory adds to rows of scratch. SumsInRegisters keeps what one lane has of each row.
+template <typename Team, typename C, int kSums>
+struct SumsInMemory {
+  const Team& team;
+  PartialSums<C, kSums> partial;
+  int64_t part;
+
+  MSOPS_BOTH SumsInMemory(const Team& of, const PartialSums<C, kSums>& sums, int64_t number)
+      : team(of), partial(sums), part(number) {
+    for (int k = 0; k < kSums; ++k) team.map([] { return C(0); }, partial.row(k, part));
+  }
+  template <int k, typename F, typename... In>
+  MSOPS_BOTH void add(const F& f, const In&... in) {
+    team.add(partial.row(k, part), f, in...);
+  }
+};
+
+template <typename Team, int kSums>
+struct SumsInRegisters {
+  const Team& team;
+  typename Team::LaneSums lanes[kSums] = {};
+
+  template <int k, typename F, typename... In>
+  MSOPS_BOTH void add(const F& f, const In&... in) {
+    team.add(lanes[k], f, in...);
+  }
+};
+
+template <typename C, int kSums, typename Body>
+struct RowsWithSumsOnCpu {
+  int64_t rows, parts;
+  Body body;
+  PartialSums<C, kSums> partial;
+
+  MSOPS_CPU void operator()(int64_t part) const {
+    const Team<C, OnCpu> team(0, nullptr);
+    SumsInMemory<Team<C, OnCpu>, C, kSums> sums(team, partial, part);
+    const int64_t end = part_begin(rows, part + 1, parts);
+    for (int64_t row = part_begin(rows, part, parts); row < end; ++row) body(row, team, body.load(row, team), sums);
+  }
+};
+
+#ifdef __CUDACC__
+// The body's rows pass through shared memory, where each lane has places for its own packs of the next row.
+struct alignas(16) Place {
+  unsigned char bytes[16];
+};
+
+// Begins to copy what team.load reads.
+template <typename Team, int kHeld>
+struct BeginLoads {
+  const Team& team;
+  Place* places;  // of this thread, blockDim.x apart
+
+  template <typename T>
+  __device__ int load(Row<T> row) {
+    team.each_pack(row, [&](int i, const T* from) { cp_async<16>(places + i * blockDim.x, from); });
+    places += kHeld * blockDim.x;
+    return 0;
+  }
+};
+
+// Takes what has been copied.
+template <typename Team, int kHeld, int N>
+struct EndLoads {
+  const Team& team;
+  const Place* places;
+
+  template <typename T>
+  __device__ HeldRow<T, kHeld, N> load(Row<T> row) {
+    HeldRow<T, kHeld, N> held;
+    held.row = row;
+    team.each_pack(row, [&](int i, const T*) { memcpy(&held.packs[i], places + i * blockDim.x, 16); });
+    places += kHeld * blockDim.x;
+    return held;
+  }
+};
+
+template <typename C, typename Shape, int kSums, typename Body>
+__global__ void __launch_bounds__(kBlockThreads<Shape>,
+                                  Shape::kClustered&& Shape::kWidth > 1 ? 1024 / kBlockThreads<Shape> : 1)
+    rows_with_sums_kernel(int64_t rows, Body body, PartialSums<C, kSums> partial) {
+  constexpr int kLanes = Shape::kLanes, kTeams = kTeamsOfBlock<Shape>;
+  __shared__ SharedOfWarp shared[kSharedOfTeam<Shape>];
+  if (Shape::kClustered && !has_instructions_of(90)) return;
+  const int64_t in_cluster = Shape::kClustered ? cluster_nctarank() : 1;
+  const int64_t part = blockIdx.x / in_cluster, step = gridDim.x / in_cluster * kTeams;
+  const int of_block = kLanes > 32 ? 0 : static_cast<int>(threadIdx.x) / kLanes;
+  const Team<C, Shape> team(kLanes > 32 ? threadIdx.x : threadIdx.x % kLanes, shared);
+  int64_t row = part * kTeams + of_block;
+  if constexpr (Shape::kHeld == 0) {
+    SumsInMemory<Team<C, Shape>, C, kSums> sums(team, partial, part);
+    for (; row < rows; row += step) body(row, team, body.load(row, team), sums);
+  } else {
+    SumsInRegisters<Team<C, Shape>, kSums> sums{team};
+    extern __shared__ Place places[];
+    if constexpr (Shape::kWidth > 1) {
+      const auto begin = [&](int64_t next) {
+        if (next < rows) body.load(next, BeginLoads<Team<C, Shape>, Shape::kHeld>{team, places + threadIdx.x});
+        cp_async_commit();
+      };
+      for (begin(row); row < rows; row += step) {
+        cp_async_wait_all();
+        const auto held =
+            body.load(row, EndLoads<Team<C, Shape>, Shape::kHeld, Shape::kWidth>{team, places + threadIdx.x});
+        __syncwarp(team.mask());  // before the places are written again
+        begin(row + step);
+        body(row, team, held, sums);
+      }
+    } else {
+      for (; row < rows; row += step) body(row, team, body.load(row, team), sums);
+    }
+    if constexpr (kTeams == 1) {
+      for (int k = 0; k < kSums; ++k) team.store(partial.row(k, part), sums.lanes[k]);
+    } else {  // the block's teams are added up in their order
+      C* const of_teams = reinterpret_cast<C*>(places);
+      for (int k = 0; k < kSums; ++k) {
+        __syncthreads();
+        team.store(Row<C>{of_teams + of_block * partial.columns, partial.columns}, sums.lanes[k]);
+        __syncthreads();
+        for (int64_t j = threadIdx.x; j < partial.columns; j += kBlockThreads<Shape>) {
+          C sum = of_teams[j];
+          for (int t = 1; t < kTeams; ++t) sum += of_teams[t * partial.columns + j];
+          partial.row(k, part).data[j] = sum;
+        }
+      }
+    }
+  }
+  if (Shape::kClustered) cluster_arrive_wait();  // before the block ends, whose shared memory others read
+}
+
+// Returns the bytes of a block for the rows that it loads, and for the sums of its teams.
+template <typename C, typename Shape, typename Body>
+int shared_bytes(int threads) {
+  const int packs = threads * Shape::kHeld;
+  const int places = Shape::kWidth > 1 ? packs * Body::kRows * static_cast<int>(sizeof(Place)) : 0;
+  return std::max(places, Shape::kLanes > 32 ? 0 : packs * Shape::kWidth * static_cast<int>(sizeof(C)));
+}
+
+// Launches at most `parts` blocks, or clusters of `in_cluster` blocks, no more than run at once. Returns how many, or 0
+// if there are no such clusters.
+template <typename C, typename Shape, int kSums, typename Body>
+int64_t launch_rows_with_sums(Call& call, int64_t rows, int64_t packs, const Body& body, int64_t parts, int in_cluster,
+                              const PartialSums<C, kSums>& partial) {
+  const auto kernel = rows_with_sums_kernel<C, Shape, kSums, Body>;
+  const int64_t wanted = std::max<int64_t>(1, std::min(parts, (rows - 1) / kTeamsOfBlock<Shape> + 1));
+  const int threads = block_threads<Shape>(packs, in_cluster);
+  const int bytes = shared_bytes<C, Shape, Body>(threads);
+  static std::array<std::array<std::atomic<int>, 33>, 33>
+      at_once;  // plus 1, since the driver takes microseconds to tell
+  std::atomic<int>& known = at_once[threads / 32][in_cluster];
+  if (known == 0) allow_shared_memory(kernel, shared_bytes<C, Shape, Body>(kBlockThreads<Shape>));
+  if constexpr (Shape::kClustered) {
+#if CUDART_VERSION >= 12000
+    cudaLaunchAttribute attribute;
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim = {static_cast<unsigned>(in_cluster), 1, 1};
+    cudaLaunchConfig_t config{};
+    config.blockDim = dim3(threads);
+    config.gridDim = dim3(in_cluster);
+    config.dynamicSmemBytes = bytes;
+    config.stream = call.stream();
+    config.attrs = &attribute;
+    config.numAttrs = 1;
+    if (known == 0) {
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+      known = 1 + (is_compiled_for(90, kernel) && in_cluster <= 16 ? clusters_at_once(kernel, config) : 0);
+    }
+    const int64_t used = std::min<int64_t>(wanted, known - 1);
+    if (used == 0) return 0;
+    config.gridDim = dim3(static_cast<unsigned>(used * in_cluster));
+    cudaLaunchKernelEx(&config, kernel, rows, body, partial);
+    call.check_launch();
+    return used;
+#else
+    return 0;
+#endif
+  } else {
+    if (known == 0) known = 1 + std::max(1, blocks_at_once(Gpu(), kernel, threads, bytes));
+    const int64_t used = std::min<int64_t>(wanted, known - 1);
+    kernel<<<static_cast<unsigned>(used), threads, bytes, call.stream()>>>(rows, body, partial);
+    call.check_launch();
+    return used;
+  }
+}
+#endif
+
+// Calls body(row, team, body.load(row, team), sums) for every row in [0, rows), and stores the sums of column j in
+// columns j of partial[k], which have `parts` rows. Returns how many of these it filled: a number that is the same for
+// equal calls on a machine. `places` are as for for_rows().
+//
+// On the GPU the team depends on how many packs or elements a row has:
+//
+//   packs                     elements       team                           why
+//   up to 8                   up to 32       4 lanes, 2 packs each
+//   up to 32                                 16 lanes, 2 packs each
+//   up to 64                  up to 512      a warp, 2 packs a lane         no barrier
+//   up to 128                                a warp, 4 packs a lane
+//   up to 1024                up to 4096     up to 512 threads, 2 packs each
+//   up to 32768, from sm_90   up to 65536    2 to 16 blocks of these        the row stays on the chip
+//   more                      more           512 threads                    reads rows again, adds up in memory
+//
+// If kHolds is false, there are only the kernels that read rows again, which compile sooner: for what is rarely called.
+template <typename T, int kSums, bool kHolds = true, typename Body>
+int64_t for_rows_with_sums(Call& call, int64_t rows, std::initializer_list<PlaceOfRows<T>> places, const Body& body,
+                           Compute<T>* const (&partial)[kSums], int64_t parts) {
+  using C = Compute<T>;
+  const int64_t columns = places.begin()->columns;
+  PartialSums<C, kSums> sums{{}, columns};
+  std::copy_n(partial, kSums, sums.data);
+  if (call.on_cpu()) {
+    const int64_t used = std::min<int64_t>({parts, std::max<int64_t>(1, rows), 64});
+    const RowsWithSumsOnCpu<C, kSums, Body> on_one{rows, used, body, sums};
+    on_cpu(call, used, on_one, 8 * static_cast<double>(columns) * static_cast<double>(rows / used + 1));
+    return used;
+  }
+#ifdef __CUDACC__
+  call.require(kOnGpu<T>, kBadDtype, "there is no GPU code for %s", dtype_name<T>());
+  if (!call.ok() || columns == 0) return parts;
+  if constexpr (kOnGpu<T>) {
+    const auto launch = [&](auto shape, int64_t packs, int64_t of_cluster_block = 0) {
+      int in_cluster = 1;
+      while (of_cluster_block && in_cluster < 32 && (in_cluster == 1 || in_cluster * of_cluster_block < packs))
+        in_cluster *= 2;
+      return launch_rows_with_sums<C, decltype(shape), kSums>(call, rows, packs, body, parts, in_cluster, sums);
+    };
+    if constexpr (!kHolds) {
+      constexpr int N = kPackWidth<T>;
+      const bool tiled = packs_tile<T>(places), is_short = columns <= 1024;
+      if (tiled) return is_short ? launch(TeamShape<64, N, 0>(), columns) : launch(TeamShape<512, N, 0>(), columns);
+      return is_short ? launch(TeamShape<64, 1, 0>(), columns) : launch(TeamShape<512, 1, 0>(), columns);
+    } else if (packs_tile<T>(places)) {
+      constexpr int N = kPackWidth<T>;
+      const int64_t packs = columns / N;
+      if (packs <= 8) return launch(TeamShape<4, N, 2>(), packs);
+      if (packs <= 32) return launch(TeamShape<16, N, 2>(), packs);
+      if (packs <= 64) return launch(TeamShape<32, N, 2>(), packs);
+      if (packs <= 128) return launch(TeamShape<32, N, 4>(), packs);
+      if (packs <= 1024) return launch(TeamShape<512, N, 2>(), packs);
+      if (const int64_t used = packs <= 16384 ? launch(TeamShape<512, N, 2, true>(), packs, 1024) : 0) return used;
+      if (const int64_t used = launch(TeamShape<512, N, 4, true>(), packs, 2048)) return used;
+      return launch(TeamShape<512, N, 0>(), packs);
+    }
+    if constexpr (kHolds) {
+      if (columns <= 32) return launch(TeamShape<4, 1, 8>(), columns);
+      if (columns <= 512) return launch(TeamShape<32, 1, 16>(), columns);
+      if (columns <= 4096) return launch(TeamShape<512, 1, 8>(), columns);
+      if (const int64_t used = launch(TeamShape<512, 1, 8, true>(), columns, 4096)) return used;
+      return launch(TeamShape<512, 1, 0>(), columns);
+    }
+  }
+#endif
+  return parts;
+}
+
+}  // namespace msops

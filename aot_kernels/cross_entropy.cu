@@ -1,0 +1,127 @@
+// The cross-entropy of rows of logits and their labels, and its gradient. cross_entropy/loss.h has the formulas.
+
+#include <cmath>
+
+#include "cross_entropy/cpu.h"
+#ifdef __CUDACC__
+#include "cross_entropy/gpu.h"
+#endif
+
+using namespace msops;
+
+namespace {
+
+// Attributes are read before the tensors' type is known.
+struct Settings {
+  int64_t ignored;
+  Reduction reduction;
+  double smoothing, z, softcap;
+
+  explicit Settings(Call& call)
+      : ignored(call.attribute("ignore_index", INT64_MIN, INT64_MAX)),
+        reduction(static_cast<Reduction>(call.attribute("reduction", 0, 2))),
+        smoothing(call.number("label_smoothing")),
+        z(call.number("z_loss")),
+        softcap(call.number("softcap")) {
+    call.require(0 <= smoothing && smoothing <= 1, kBadAttribute, "label_smoothing is %g, expected 0 to 1", smoothing);
+    call.require(0 <= z && std::isfinite(z), kBadAttribute, "z_loss is %g, expected at least 0", z);
+    call.require(0 <= softcap && std::isfinite(softcap), kBadAttribute, "softcap is %g, expected at least 0", softcap);
+  }
+
+  template <typename T>
+  Loss<T> loss(const Tensor& logits, const Tensor& labels, const Tensor& weight) const {
+    using C = Compute<T>;
+    return {logits.dim(0), logits.dim(1), logits.as<T>(), Labels(labels), weight.as<T>(),
+            ignored,       reduction,     C(smoothing),   C(z),           C(softcap)};
+  }
+
+  // Requires one loss for each row, or one.
+  void require_shape(Call& call, const Tensor& loss, int64_t rows) const {
+    if (reduction == Reduction::kNone) {
+      call.require_shape(loss, {rows});
+    } else {
+      call.require_shape(loss, {});
+    }
+  }
+};
+
+// Packs of a row are counted in 32 bits.
+void require_countable(Call& call, const Tensor& logits) {
+  call.require(logits.dim(1) <= kLargest32, kBadShape, "logits has too many classes");
+}
+
+}  // namespace
+
+// (logits, labels, weight?) -> (loss, stats, totals, losses, partial): `stats` has each row's RowStats, and
+// `totals` the total weight, the number of rows and the mean of all classes' weights. `losses` and `partial`
+// are scratch: the losses of rows, and sums over parts of the rows.
+MSOPS_ENTRY(CrossEntropyForward) {
+  const Tensor logits = call.tensor("logits", 2), labels = call.tensor_of("index", "labels", 1);
+  const Tensor weight = call.optional("weight", 1);
+  const Tensor result = call.tensor_of("accumulator", "loss"), stats = call.tensor_of("accumulator", "stats", 2);
+  const Tensor totals = call.tensor_of("accumulator", "totals", 1);
+  const Tensor losses = call.scratch("losses", 1), partial = call.scratch("partial", 2);
+  const Settings settings(call);
+  const int64_t rows = logits.dim(0), parts = partial.dim(0);
+  call.require_shape(labels, {rows});
+  require_countable(call, logits);
+  if (call.has("weight")) call.require_shape(weight, {logits.dim(1)});
+  settings.require_shape(call, result, rows);
+  call.require_shape(stats, {rows, 2});
+  call.require_shape(totals, {3});
+  call.require_shape(losses, {rows});
+  call.require(parts >= 1, kBadShape, "partial has no rows");
+  call.require_shape(partial, {parts, 4});
+  return call.run([&](auto type) {
+    using T = typename decltype(type)::type;
+    using C = Compute<T>;
+    const Loss<T> loss = settings.loss<T>(logits, labels, weight);
+    C* const of_rows = loss.reduction == Reduction::kNone ? result.as<C>() : losses.as<C>();
+    if (call.on_cpu()) {
+      require_classes(call, loss);
+      on_cpu(call, rows, LossOfRowOnCpu<T>{loss, of_rows, stats.as<RowStats<C>>()},
+             4 * static_cast<double>(loss.classes));
+      on_cpu(call, 1, TotalsOnCpu<T>{loss, of_rows, stats.as<RowStats<C>>(), result.as<C>(), totals.as<C>()}, 1);
+    }
+#ifdef __CUDACC__
+    if (!call.on_cpu()) {
+      if (rows > 0) launch_loss(call, loss, of_rows, stats.as<RowStats<C>>());
+      launch_totals(call, loss, of_rows, stats.as<RowStats<C>>(), parts, partial.as<C>(), result.as<C>(),
+                    totals.as<C>());
+    }
+#endif
+  });
+}
+
+// (logits, labels, weight?, stats, totals, dloss) -> (dlogits)
+MSOPS_ENTRY(CrossEntropyBackward) {
+  const Tensor logits = call.tensor("logits", 2), labels = call.tensor_of("index", "labels", 1);
+  const Tensor weight = call.optional("weight", 1);
+  const Tensor stats = call.tensor_of("accumulator", "stats", 2), totals = call.tensor_of("accumulator", "totals", 1);
+  const Tensor dloss = call.tensor_of("accumulator", "dloss"), dlogits = call.tensor("dlogits", 2);
+  const Settings settings(call);
+  const int64_t rows = logits.dim(0);
+  call.require_shape(labels, {rows});
+  require_countable(call, logits);
+  if (call.has("weight")) call.require_shape(weight, {logits.dim(1)});
+  call.require_shape(stats, {rows, 2});
+  call.require_shape(totals, {3});
+  settings.require_shape(call, dloss, rows);
+  call.require_same_shape(dlogits, logits);
+  return call.run([&](auto type) {
+    using T = typename decltype(type)::type;
+    using C = Compute<T>;
+    const Loss<T> loss = settings.loss<T>(logits, labels, weight);
+    const bool is_per_row = loss.reduction == Reduction::kNone;
+    if (call.on_cpu()) {
+      require_classes(call, loss);
+      const GradientOfRowOnCpu<T> body{loss,       stats.as<RowStats<C>>(), totals.as<C>(), dloss.as<C>(),
+                                       is_per_row, dlogits.as<T>()};
+      on_cpu(call, rows, body, 4 * static_cast<double>(loss.classes));
+    }
+#ifdef __CUDACC__
+    if (!call.on_cpu() && logits.size > 0)
+      launch_gradient(call, loss, stats.as<RowStats<C>>(), totals.as<C>(), dloss.as<C>(), is_per_row, dlogits.as<T>());
+#endif
+  });
+}

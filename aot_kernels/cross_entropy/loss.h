@@ -1,0 +1,129 @@
+// The loss of one row and its gradient. A row of logits x_j of V classes has the label y; w are the weights of classes,
+// e is the label smoothing, z the z-loss and s the softcap:
+//
+//   x_j   = s tanh(logits_j / s), or logits_j if s is 0
+//   lse   = log sum_j e^x_j = max + log(sum),  sum = sum_j e^(x_j - max)
+//   cross = (1 - e) w_y (lse - x_y) + e / V sum_j w_j (lse - x_j)
+//   loss  = sum over rows of cross / total weight + z lse^2 / number of rows
+//
+// If the losses are not averaged, total weight and number of rows are 1.
+#pragma once
+
+#include "../common/call.h"
+#include "../common/functions.h"
+
+namespace msops {
+
+enum class Reduction : int { kNone, kSum, kMean };
+
+// Labels are int32 or int64.
+struct Labels {
+  const void* data;
+  bool is_wide;
+
+  explicit Labels(const Tensor& labels)
+      : data(labels.data), is_wide(labels.dtype && !std::strcmp(labels.dtype, "int64")) {}
+  MSOPS_BOTH int64_t operator[](int64_t row) const {
+    return is_wide ? static_cast<const int64_t*>(data)[row] : static_cast<const int32_t*>(data)[row];
+  }
+};
+
+// RowSums is what a row's logits sum up to.
+template <typename C>
+struct RowSums {
+  C max = C(-HUGE_VAL), sum = 0;
+  C weights = 0, below = 0;  // for label smoothing: the sums of w_j and of w_j (x_j - reference)
+};
+
+// RowStats is what the gradient needs of a row: the maximum of x, and the softmax of the element that has it, 1 / sum.
+template <typename C>
+struct RowStats {
+  C max = 0, share = 1;
+
+  MSOPS_BOTH C lse() const { return max - log(share); }
+};
+
+// Totals are sums over the rows that count.
+template <typename C>
+struct Totals {
+  static constexpr int kNumbers = 4;
+  C cross = 0, weight = 0, rows = 0, squares = 0;  // squares: of lse
+
+  MSOPS_BOTH Totals& operator+=(const Totals& other) {
+    cross += other.cross, weight += other.weight, rows += other.rows, squares += other.squares;
+    return *this;
+  }
+};
+
+// Slope gives the gradient with respect to x_j: exponential * e^(x_j - max) - uniform * w_j, and less by `label` at the
+// label.
+template <typename C>
+struct Slope {
+  C exponential = 0, label = 0, uniform = 0;
+};
+
+template <typename T>
+struct Loss {
+  using C = Compute<T>;
+  int64_t rows, classes;
+  const T* logits;
+  Labels labels;
+  const T* weight;  // null if all weights are 1
+  int64_t ignored;
+  Reduction reduction;
+  C smoothing, z, softcap;
+
+  bool is_plain() const { return smoothing == 0 && softcap == 0; }
+  MSOPS_BOTH bool is_class(int64_t label) const {
+    return static_cast<uint64_t>(label) < static_cast<uint64_t>(classes);
+  }
+  MSOPS_BOTH C weight_of(int64_t label) const {
+    if (!is_class(label)) return C(NAN);
+    return weight ? C(weight[label]) : C(1);
+  }
+  // Label smoothing sums w_j (x_j - reference), so that few digits cancel. The reference is x_y where that is finite.
+  static MSOPS_BOTH C reference(C own) { return own - own == 0 ? own : C(0); }
+
+  // Returns the cross-entropy of a row with x_y = own.
+  MSOPS_BOTH C cross(int64_t label, C own, const RowSums<C>& row) const {
+    const C log_sum = log(row.sum);
+    C result = (1 - smoothing) * weight_of(label) * (log_sum - (own - row.max));
+    if (smoothing > 0)
+      result += smoothing / C(classes) * (row.weights * (log_sum + (row.max - reference(own))) - row.below);
+    return is_class(label) ? result : C(NAN);
+  }
+
+  // Returns the loss of a row or, where losses are added up, its cross-entropy.
+  MSOPS_BOTH C of_row(int64_t label, C own, const RowSums<C>& row) const {
+    const C lse = row.max + log(row.sum);
+    return cross(label, own, row) + (reduction == Reduction::kNone ? z * lse * lse : C(0));
+  }
+
+  // Returns what row i adds to the totals, given its cross-entropy.
+  MSOPS_BOTH Totals<C> totals_of(int64_t i, C cross, const RowStats<C>& stats) const {
+    const int64_t label = labels[i];
+    if (label == ignored) return {};
+    const C lse = stats.lse();
+    return {cross, weight ? weight_of(label) : C(1), C(1), z > 0 ? lse * lse : C(0)};
+  }
+
+  // Stores the loss, unless it is one for each row, and what the gradient needs of the totals. `of_classes` is the sum
+  // of all weights of classes.
+  MSOPS_BOTH void finish(const Totals<C>& sums, C of_classes, C* loss, C* totals) const {
+    const bool is_mean = reduction == Reduction::kMean;
+    const C by_weight = is_mean ? sums.weight : C(1), by_rows = is_mean ? sums.rows : C(1);
+    if (reduction != Reduction::kNone)
+      *loss = by_rows == 0 ? C(0) : sums.cross / by_weight + z * sums.squares / by_rows;
+    totals[0] = by_weight, totals[1] = by_rows, totals[2] = of_classes / C(classes > 0 ? classes : 1);
+  }
+
+  // Returns the gradient of a row that is not ignored. `dloss` is the gradient of the loss.
+  MSOPS_BOTH Slope<C> slope(int64_t label, const RowStats<C>& stats, const C* totals, C dloss) const {
+    const C scale = dloss / totals[0], of_label = scale * (1 - smoothing) * weight_of(label);
+    const C of_square = 2 * z * stats.lse() * (dloss / totals[1]);
+    return {(of_label + scale * smoothing * totals[2] + of_square) * stats.share, of_label,
+            scale * smoothing / C(classes)};
+  }
+};
+
+}  // namespace msops

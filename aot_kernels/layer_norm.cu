@@ -1,0 +1,117 @@
+// y_j = xhat_j weight_j + bias_j,  xhat_j = (x_j - mean(x)) r,  r = 1 / sqrt(mean((x - mean(x))^2) + eps), where a row
+// x holds the last axes
+
+#include "norm/second_gradient.h"
+
+using namespace msops;
+
+namespace {
+
+template <typename T>
+struct Forward {
+  using C = Compute<T>;
+  Rows<const T> x;
+  Rows<T> y;
+  Parameters<T> weight, bias;
+  C eps;
+
+  template <typename Team>
+  MSOPS_BOTH void operator()(int64_t row, const Team& team) const {
+    const C n = C(x.columns);
+    const auto x_row = team.load(x[row]);
+    const C mean = team.sum(x_row) / n;
+    const C squares = team.sum([=](C v) { return (v - mean) * (v - mean); }, x_row);
+    const C r = 1 / sqrt(squares / n + eps);
+    team.map([=](C v, C w, C b) { return (v - mean) * r * w + b; }, y[row], x_row, weight, bias);
+  }
+};
+
+// Requires the parameters to have the last axes of x, and returns how many elements these have. Without a weight it is
+// the last axis alone.
+int64_t columns_of(Call& call, const Tensor& x, const Tensor& weight, const Tensor& bias) {
+  const Tensor& parameter = weight.dtype ? weight : bias;
+  const int axes = weight.dtype ? weight.rank : 1;
+  bool fits = 1 <= axes && axes <= x.rank && (!parameter.dtype || parameter.rank == axes);
+  for (int axis = 1; fits && parameter.dtype && axis <= axes; ++axis) fits = parameter.dim(-axis) == x.dim(-axis);
+  call.require(fits, kBadShape, "x and its parameters have different last axes");
+  if (weight.dtype && bias.dtype) call.require_same_shape(bias, weight);
+  return parameter.dtype ? parameter.size : x.dim(-1);
+}
+
+template <typename T>
+Rows<T> rows_in(const Tensor& tensor, int64_t columns) {
+  return {tensor.as<T>(), columns};
+}
+
+}  // namespace
+
+// (x, weight?, bias?) -> (y)
+MSOPS_ENTRY(LayerNormForward) {
+  const Tensor x = call.tensor("x"), weight = call.optional_of("common|float32", "weight");
+  const Tensor bias = call.optional_of("common|float32", "bias"), y = call.tensor("y");
+  const double eps = eps_of(call);
+  const int64_t columns = columns_of(call, x, weight, bias);
+  call.require_same_shape(y, x);
+  return call.run([&](auto type) {
+    using T = typename decltype(type)::type;
+    using C = Compute<T>;
+    const Parameters<T> factors(weight, columns, C(1)), terms(bias, columns, C(0));
+    const auto from = rows_in<const T>(x, columns);
+    const auto to = rows_in<T>(y, columns);
+    for_rows<T>(call, rows_of(x, columns), {from, to, factors, terms}, Forward<T>{from, to, factors, terms, C(eps)});
+  });
+}
+
+// (x, weight?, bias?, dy) -> (dx, dweight?, dbias?, partial): the values of the bias are not read. `partial` is
+// scratch, with a row for each part of the sums over rows: those of the weight, then those of the bias.
+MSOPS_ENTRY(LayerNormBackward) {
+  const Tensor x = call.tensor("x"), weight = call.optional_of("common|float32", "weight");
+  const Tensor bias = call.optional_of("common|float32", "bias"), dy = call.tensor("dy"), dx = call.tensor("dx");
+  const Tensor dweight = call.optional_of("common|float32", "dweight");
+  const Tensor dbias = call.optional_of("common|float32", "dbias");
+  const NormSums sums{dweight, dbias, call.scratch("partial", 2)};
+  const double eps = eps_of(call);
+  const int64_t columns = columns_of(call, x, weight, bias);
+  call.require_same_shape(dy, x);
+  call.require_same_shape(dx, x);
+  require_gradient_of(call, dweight, weight, "weight");
+  require_gradient_of(call, dbias, bias, "bias");
+  sums.check(call, columns, 2);
+  return call.run([&](auto type) {
+    using T = typename decltype(type)::type;
+    using C = Compute<T>;
+    const Parameters<T> factors(weight, columns, C(1));
+    const auto from = rows_in<const T>(x, columns), dfrom = rows_in<const T>(dy, columns);
+    const auto to = rows_in<T>(dx, columns);
+    const NormGradient<T, true, false> body{from, dfrom, from, to, factors, C(eps), C(0)};
+    sums.run<T, true, true>(call, rows_of(x, columns), {from, dfrom, to, factors}, body);
+  });
+}
+
+// (x, weight?, dy, ddx, ddweight?, ddbias?) -> (dx, dweight?, ddy, partial): the gradients of what LayerNormBackward
+// computes, where ddx, ddweight and ddbias are those of its results. `partial` is as there.
+MSOPS_ENTRY(LayerNormBackwardBackward) {
+  const Tensor x = call.tensor("x"), weight = call.optional_of("common|float32", "weight"), dy = call.tensor("dy");
+  const Tensor ddx = call.tensor("ddx"), ddweight = call.optional_of("common|float32", "ddweight");
+  const Tensor ddbias = call.optional_of("common|float32", "ddbias"), dx = call.tensor("dx");
+  const Tensor dweight = call.optional_of("common|float32", "dweight"), ddy = call.tensor("ddy");
+  const NormSums sums{dweight, {}, call.scratch("partial", 2)};
+  const double eps = eps_of(call);
+  const int64_t columns = columns_of(call, x, weight, ddbias);
+  for (const Tensor& tensor : {dy, ddx, dx, ddy}) call.require_same_shape(tensor, x);
+  require_gradient_of(call, dweight, weight, "weight");
+  require_gradient_of(call, ddweight, weight, "weight");
+  sums.check(call, columns, 2);
+  return call.run([&](auto type) {
+    using T = typename decltype(type)::type;
+    using C = Compute<T>;
+    const Parameters<T> factors(weight, columns, C(1)), of_weight(ddweight, columns, C(0));
+    const Parameters<T> of_bias(ddbias, columns, C(0));
+    const auto in = [&](const Tensor& tensor) { return rows_in<const T>(tensor, columns); };
+    const auto out = [&](const Tensor& tensor) { return rows_in<T>(tensor, columns); };
+    const NormSecondGradient<T, true> body{in(x),   in(dy),    in(ddx), out(dx), out(ddy),
+                                           factors, of_weight, of_bias, C(eps),  C(0)};
+    sums.run<T, true, false>(call, rows_of(x, columns),
+                             {in(x), in(dy), in(ddx), out(dx), out(ddy), factors, of_weight, of_bias}, body);
+  });
+}

@@ -1,0 +1,41 @@
+"""Benchmarks layer normalization. A size is (rows, columns)."""
+
+import mindspore
+from mindspore import nn
+
+import msops
+from test_layer_norm import TestLayerNorm
+
+from ..benchmark import Benchmark
+from .rms_norm import ROWS, of_rows
+
+
+class LayerNorm(Benchmark):
+    card = TestLayerNorm()
+    sizes = ROWS
+    targets = of_rows(
+        {
+            "float16": {
+                "2^16 x 2^10": (0.95, 0.90),
+                "2^15 x 2^12": (0.97, 0.90),
+                "2^13 x 2^13": (0.93, 0.85),
+                "2^12 x 2^15": (0.97, 0.85),
+            },
+            "float32": {"2^15 x 2^12": (0.98, 0.95)},
+        }
+    )
+
+    def inputs(self, size):
+        return [size, size[-1:], size[-1:]]
+
+    def torch_formula(self, case):
+        from torch.nn.functional import layer_norm
+
+        return lambda x, weight, bias: layer_norm(x, weight.shape, weight, bias, 1e-5)
+
+    def cell_inputs(self, size):
+        return self.inputs(size)[:1]
+
+    def networks(self, size, dtype, device):
+        shape, settings = size[-1:], dict(epsilon=1e-5, dtype=getattr(mindspore, dtype))
+        return {"msops": msops.LayerNorm(shape, **settings), "MindSpore": nn.LayerNorm(shape, **settings)}

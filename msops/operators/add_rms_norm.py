@@ -1,0 +1,174 @@
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING
+
+from mindspore import Tensor, ops
+
+from msops.core.factory import custom_op
+from msops.core.library import of_package
+
+from .rms_norm import RMSNorm, second_gradient, settings_of, sums_of_rows
+
+if TYPE_CHECKING:
+    from msops.core.operator import Operator
+    from msops.core.primitive import Primitive
+    from msops.core.spec import Spec
+
+    Pair = tuple[Tensor, Tensor]
+
+_NAME = "add_rms_norm"
+_LIBRARY = of_package(_NAME)
+
+
+def add_rms_norm(
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor | None = None,
+    eps: float = 1e-6,
+    offset: float = 0.0,
+    casting: str = "llama",
+) -> tuple[Tensor, Tensor]:
+    r"""Adds a residual, then scales each row to a root mean square of 1 and each column by its weight.
+
+    .. math:: s = x + \text{residual}, \qquad y = \text{rms\_norm}(s, w)
+
+    The sum is rounded to the dtype of `x` first: that is what :func:`msops.rms_norm` reads.
+
+    Args:
+        x (Tensor): Shape (..., C); float16, float32 or float64.
+        residual (Tensor): The shape and dtype of `x`.
+        weight (Tensor): Shape (C,); the dtype of `x`, or float32. Default: ``None`` , a factor of 1.
+        eps (float): As in `rms_norm`. Default: ``1e-6`` .
+        offset (float): As in `rms_norm`. Default: ``0.0`` .
+        casting (str): As in `rms_norm`. Default: ``"llama"`` .
+
+    Returns:
+        tuple[Tensor, Tensor], y and s, each of the shape and dtype of `x`.
+
+    Raises:
+        TypeError: If an input is not a Tensor of one of these dtypes, or another argument has a wrong type.
+        ValueError: If an input has another shape, or another argument is out of range.
+
+    Source:
+        Zhang and Sennrich, "Root mean square layer normalization", 2019.
+
+    Examples:
+        >>> import mindspore, msops
+        >>> x = mindspore.Tensor([[1.0, 5.0]], mindspore.float32)
+        >>> y, s = msops.add_rms_norm(x, mindspore.Tensor([[2.0, -1.0]], mindspore.float32))
+        >>> print(y, s)
+        [[0.84852815 1.1313709 ]] [[3. 4.]]
+    """
+    normalize = _make_primitive(_NAME, eps, offset, casting, weight is not None)
+    if weight is None:
+        return normalize(x, residual)
+    return normalize(x, residual, weight)
+
+
+class AddRMSNorm(RMSNorm):
+    r"""The sum with a residual, and its RMSNorm with a weight. See :func:`msops.add_rms_norm`.
+
+    Args:
+        hidden_size (int): C, the length of the last axis.
+        eps (float): As in the function. Default: ``1e-6`` .
+        offset (float): As in the function. The weight begins as 1 - offset. Default: ``0.0`` .
+        casting (str): As in the function. Default: ``"llama"`` .
+        has_weight (bool): Whether there is a weight. Default: ``True`` .
+        dtype (mindspore.dtype): The weight's dtype: float16, float32 or float64. Default: ``mindspore.float32`` .
+
+    Attributes:
+        weight (Parameter): Shape (C,), or None.
+
+    Raises:
+        TypeError: If an argument has a wrong type.
+        ValueError: If an argument is out of range.
+
+    Examples:
+        >>> import mindspore, msops
+        >>> from mindspore import ops
+        >>> net, x = msops.AddRMSNorm(64), ops.ones((8, 16, 64))
+        >>> y, s = net(x, 2 * x)
+        >>> print(s[0, 0, 0])
+        3.0
+    """
+
+    @staticmethod
+    def make_primitive(name: str, eps: float, offset: float, casting: str, has_weight: bool) -> Primitive:
+        return _make_primitive(name, eps, offset, casting, has_weight)
+
+    def construct(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        if self.weight is None:
+            return self.forward_op(x, residual)
+        return self.forward_op(x, residual, self.weight)
+
+    construct.__doc__ = add_rms_norm.__doc__  # for help()
+
+
+def make_forward(name: str, eps: float, offset: float, casting: str) -> Operator:
+    """Returns the operator for these settings. Errors about the settings begin with `name`."""
+    return _make_operators(**settings_of(name, eps, offset, casting))[0]
+
+
+def make_backward(name: str, eps: float, offset: float, casting: str) -> Operator:
+    """Returns the gradient's operator, whose first result is the gradient of x and of the residual."""
+    return _make_operators(**settings_of(name, eps, offset, casting))[1]
+
+
+# In mixed precision MindSpore casts Parameters for primitives, but not for an operator with optional inputs.
+@ops.constexpr
+def _make_primitive(name: str, eps: float, offset: float, casting: str, has_weight: bool) -> Primitive:
+    operator = make_forward(name, eps, offset, casting)
+    return operator.primitive if has_weight else operator.without("weight").primitive
+
+
+@functools.lru_cache(256)  # a full cache frees an operator unless a Cell or a graph still has it
+def _make_operators(eps: float, offset: float, casting: int) -> tuple[Operator, Operator]:
+    second = second_gradient(eps, offset)
+    second_without_weight = second.without("weight", "dweight", "ddweight")
+
+    def gradient_of_backward(
+        s: Tensor, weight: Tensor | None, dy: Tensor, ds: Tensor, out: tuple[Tensor, ...], douts: tuple[Tensor, ...]
+    ) -> tuple[Tensor | None, ...]:
+        """The gradient is that of rms_norm plus ds, in which it is linear."""
+        ddx, ddweight = douts
+        if weight is None:
+            of_s, ddy = second_without_weight(s, dy, ddx)
+            return of_s, None, ddy, ddx
+        of_s, dweight, ddy = second(s, weight, dy, ddx, ddweight)
+        return of_s, dweight, ddy, ddx
+
+    backward = custom_op(
+        _LIBRARY.AddRmsNormBackward,
+        "s(*S, C), weight(C, dtype=common|float32)?, dy(*S, C), ds(*S, C) -> dx, dweight?; partial",
+        infer=_infer_backward,
+        gradient=gradient_of_backward,
+        eps=eps,
+        offset=offset,
+    )
+    backward_without_weight = backward.without("weight", "dweight")
+
+    def gradient(
+        x: Tensor, residual: Tensor, weight: Tensor | None, out: Pair, douts: Pair
+    ) -> tuple[Tensor | None, ...]:
+        """Gives x and the residual one gradient."""
+        (_, s), (dy, ds) = out, douts
+        if weight is None:
+            dx = backward_without_weight(s, dy, ds)
+            return dx, dx, None
+        dx, dweight = backward(s, weight, dy, ds)
+        return dx, dx, dweight
+
+    forward = custom_op(
+        _LIBRARY.AddRmsNormForward,
+        "x(*S, C), residual(*S, C), weight(C, dtype=common|float32)? -> y(*S, C), s(*S, C)",
+        gradient=gradient,
+        eps=eps,
+        offset=offset,
+        casting=casting,
+    )
+    return forward, backward
+
+
+def _infer_backward(s: Spec, weight: Spec | None, dy: Spec, ds: Spec, eps: float, offset: float) -> list[Spec]:
+    return [s, weight or s, sums_of_rows(s)]

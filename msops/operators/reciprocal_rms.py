@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING
+
+from mindspore import Tensor, ops
+
+from msops.core import arguments
+from msops.core.factory import custom_op
+from msops.core.library import of_package
+
+if TYPE_CHECKING:
+    from msops.core.operator import Operator
+
+_NAME = "reciprocal_rms"
+_LIBRARY = of_package(_NAME)
+
+
+def reciprocal_rms(x: Tensor, eps: float = 1e-6) -> Tensor:
+    r"""Computes the reciprocal of the root mean square of each row, in float32 or, for float64, in float64.
+
+    .. math:: r = \frac{1}{\sqrt{\frac{1}{C} \sum_{i=1}^{C} x_i^2 + \text{eps}}}
+
+    MindSpore's `rms_norm` returns this number beside its result. It has no gradient, there or here.
+    """
+    return ops.stop_gradient(_make_operator(_NAME, eps)(ops.stop_gradient(x)))
+
+
+@ops.constexpr
+def _make_operator(name: str, eps: float) -> Operator:
+    return make_forward(arguments.number(name, "eps", eps, 0))
+
+
+@functools.lru_cache(256)  # a full cache frees an operator unless a Cell or a graph still has it
+def make_forward(eps: float) -> Operator:
+    return custom_op(_LIBRARY.ReciprocalRmsForward, "x(*S, C) -> r(*S, dtype=accumulator)", eps=eps)

@@ -1,0 +1,200 @@
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING
+
+import mindspore
+from mindspore import Tensor, nn, ops
+
+from msops.core import arguments
+from msops.core.factory import custom_op
+from msops.core.library import of_package
+from msops.core.rules import row_parts, scratch
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from msops.core.operator import Operator
+    from msops.core.primitive import Primitive
+    from msops.core.spec import Spec
+
+_NAME = "rms_norm"
+_LIBRARY = of_package(_NAME)
+_CASTINGS = ("llama", "gemma", "none")  # in the order of Casting in aot_kernels/norm/rms_norm.h
+
+
+def rms_norm(
+    x: Tensor, weight: Tensor | None = None, eps: float = 1e-6, offset: float = 0.0, casting: str = "llama"
+) -> Tensor:
+    r"""Scales each row to a root mean square of 1, then each column by its weight.
+
+    .. math::
+        y_j = \hat{x}_j\, (w_j + \text{offset}), \qquad \hat{x}_j = x_j r, \qquad
+        r = \frac{1}{\sqrt{\frac{1}{C} \sum_{i=1}^{C} x_i^2 + \text{eps}}}
+
+    Rows run along the last axis. Statistics are in float32, or float64 beside float64; `casting` says what else is
+    rounded to the dtype of `x`. Gradients are computed in float32 or float64 in any case, and rounded once.
+
+    Args:
+        x (Tensor): Shape (..., C); float16, float32 or float64.
+        weight (Tensor): Shape (C,); the dtype of `x`, or float32. Default: ``None`` , :math:`y = \hat{x}` .
+        eps (float): At least 0. Default: ``1e-6`` .
+        offset (float): What is added to the weight. Default: ``0.0`` .
+        casting (str): For float16, ``"llama"`` : :math:`\hat{x}` is rounded, and multiplied in float16 by the rounded
+            :math:`w + \text{offset}` . ``"gemma"`` : all products are in float32, and y is rounded. ``"none"`` : as
+            ``"llama"`` , and the mean, its sum with eps, and r are rounded, too; only the sum of squares is in float32.
+            Default: ``"llama"`` .
+
+    Returns:
+        Tensor of the shape and dtype of `x`.
+
+    Raises:
+        TypeError: If `x` or `weight` is not a Tensor of one of these dtypes, or another argument has a wrong type.
+        ValueError: If `x` has no axes, `weight` has another shape, or another argument is out of range.
+
+    Source:
+        Zhang and Sennrich, "Root mean square layer normalization", 2019.
+
+    Examples:
+        >>> import mindspore, msops
+        >>> x = mindspore.Tensor([[3.0, 4.0], [0.0, 5.0]], mindspore.float32)
+        >>> print(msops.rms_norm(x, mindspore.Tensor([1.0, 2.0], mindspore.float32)))
+        [[0.84852815 2.2627418 ]
+         [0.         2.8284271 ]]
+    """
+    normalize = _make_primitive(_NAME, eps, offset, casting, weight is not None)
+    if weight is None:
+        return normalize(x)
+    return normalize(x, weight)
+
+
+class RMSNorm(nn.Cell):
+    r"""RMSNorm with its weight. See :func:`msops.rms_norm`.
+
+    Args:
+        hidden_size (int): C, the length of the last axis.
+        eps (float): As in the function. Default: ``1e-6`` .
+        offset (float): As in the function. The weight begins as 1 - offset. Default: ``0.0`` .
+        casting (str): As in the function. Default: ``"llama"`` .
+        has_weight (bool): Whether there is a weight. Default: ``True`` .
+        dtype (mindspore.dtype): The weight's dtype: float16, float32 or float64. Default: ``mindspore.float32`` .
+
+    Attributes:
+        weight (Parameter): Shape (C,), or None.
+
+    Raises:
+        TypeError: If an argument has a wrong type.
+        ValueError: If an argument is out of range.
+
+    Examples:
+        >>> import mindspore, msops
+        >>> from mindspore import ops
+        >>> net = msops.RMSNorm(64)
+        >>> print(net(ops.ones((8, 16, 64), mindspore.float16)).dtype)
+        Float16
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        eps: float = 1e-6,
+        offset: float = 0.0,
+        casting: str = "llama",
+        has_weight: bool = True,
+        dtype: mindspore.Type = mindspore.float32,
+    ) -> None:
+        super().__init__()
+        name = type(self).__name__
+        self.hidden_size = arguments.positive(name, "hidden_size", hidden_size)
+        self.eps, self.offset, self.casting = eps, offset, casting
+        has_weight = arguments.boolean(name, "has_weight", has_weight)
+        self.forward_op = self.make_primitive(name, eps, offset, casting, has_weight)
+        self.weight = None
+        if has_weight:
+            self.weight = arguments.parameter(name, "weight", 1 - offset, (self.hidden_size,), dtype)
+
+    @staticmethod
+    def make_primitive(name: str, eps: float, offset: float, casting: str, has_weight: bool) -> Primitive:
+        return _make_primitive(name, eps, offset, casting, has_weight)
+
+    def construct(self, x: Tensor) -> Tensor:
+        if self.weight is None:
+            return self.forward_op(x)
+        return self.forward_op(x, self.weight)
+
+    construct.__doc__ = rms_norm.__doc__  # for help()
+
+    def extend_repr(self) -> str:
+        return (
+            f"hidden_size={self.hidden_size}, eps={self.eps}, offset={self.offset}, casting={self.casting}, "
+            f"has_weight={self.weight is not None}"
+        )
+
+
+def settings_of(name: str, eps: float, offset: float, casting: str) -> dict[str, Any]:
+    """Returns the attributes of the operator. Errors begin with `name`."""
+    return dict(
+        eps=arguments.number(name, "eps", eps, 0),
+        offset=arguments.number(name, "offset", offset),
+        casting=arguments.one_of(name, "casting", casting, _CASTINGS),
+    )
+
+
+def make_forward(name: str, eps: float, offset: float, casting: str) -> Operator:
+    """Returns the operator for these settings. Errors about the settings begin with `name`."""
+    return _cached_forward(**settings_of(name, eps, offset, casting))
+
+
+# In mixed precision MindSpore casts Parameters for primitives, but not for an operator with optional inputs.
+@ops.constexpr
+def _make_primitive(name: str, eps: float, offset: float, casting: str, has_weight: bool) -> Primitive:
+    operator = make_forward(name, eps, offset, casting)
+    return operator.primitive if has_weight else operator.without("weight").primitive
+
+
+@functools.lru_cache(256)  # a full cache frees an operator unless a Cell or a graph still has it
+def _cached_forward(eps: float, offset: float, casting: int) -> Operator:
+    backward = custom_op(
+        _LIBRARY.RmsNormBackward,
+        "x(*S, C), weight(C, dtype=common|float32)?, dy(*S, C) -> dx, dweight?; partial",
+        infer=_infer_backward,
+        gradient=second_gradient(eps, offset),
+        eps=eps,
+        offset=offset,
+    )
+    return custom_op(
+        _LIBRARY.RmsNormForward,
+        "x(*S, C), weight(C, dtype=common|float32)? -> y",
+        gradient=backward,
+        eps=eps,
+        offset=offset,
+        casting=casting,
+    )
+
+
+def second_gradient(eps: float, offset: float) -> Operator:
+    """Returns the operator of the gradient of the gradient."""
+    return custom_op(
+        _LIBRARY.RmsNormBackwardBackward,
+        "x(*S, C), weight(C, dtype=common|float32)?, dy(*S, C), ddx(*S, C), ddweight(C, dtype=weight)? -> "
+        "dx, dweight?, ddy; partial",
+        infer=_infer_backward_backward,
+        eps=eps,
+        offset=offset,
+    )
+
+
+def _infer_backward(x: Spec, weight: Spec | None, dy: Spec, eps: float, offset: float) -> list[Spec]:
+    return [x, weight or x, sums_of_rows(x)]
+
+
+def _infer_backward_backward(
+    x: Spec, weight: Spec | None, dy: Spec, ddx: Spec, ddweight: Spec | None, eps: float, offset: float
+) -> list[Spec]:
+    return [x, weight or x, dy, sums_of_rows(x)]
+
+
+def sums_of_rows(x: Spec) -> Spec:
+    """Returns the scratch for the gradient of the weight of rows."""
+    columns = x.shape[-1]
+    return scratch(x.dtype, row_parts(x.size // max(1, columns), columns), columns)

@@ -1,0 +1,158 @@
+"""Holds what `patch_mindspore` puts in place of MindSpore's operators: the same arguments and outputs, msops' kernels.
+
+MindSpore documents the arguments and outputs, as in `help(mindspore.ops.rms_norm)`. The statistics of the norms, which
+MindSpore returns for its own gradients, have no gradient here, nor there.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import mindspore
+from mindspore import Tensor, ops
+
+from msops.core import arguments
+from msops.core.inputs import check_inputs, describe, open_once, spec_of
+from msops.core.signature import Signature
+from msops.operators.add_rms_norm import add_rms_norm as add_normalize
+from msops.operators.reciprocal_rms import reciprocal_rms
+from msops.operators.rms_norm import rms_norm as normalize
+from msops.operators.rotary_position_embedding import rotary_position_embedding as turn
+from msops.operators.swiglu import swiglu as gated
+from msops.operators.swiglu_halves import swiglu_halves
+
+if TYPE_CHECKING:
+    from msops.core.inputs import Description, Sizes
+
+_NORM = Signature("x(*S), gamma(*G) -> y(*S)")
+_ADD_NORM = Signature("x1(*S), x2(*S), gamma(*G) -> y(*S)")
+_GATE = Signature("input(*S) -> out(*S)")
+
+
+def rms_norm(x: Tensor, gamma: Tensor, epsilon: float = 1e-6) -> tuple[Tensor, Tensor]:
+    """Returns the normalized x, and the reciprocal root mean square."""
+    rows, kept = _norm_shapes("rms_norm", (describe(x),), describe(gamma), epsilon)
+    if rows is None:
+        return normalize(x, gamma, epsilon), reciprocal_rms(x, epsilon).expand_dims(-1)
+    x_rows = x.reshape(rows)
+    y, rstd = normalize(x_rows, gamma.reshape(rows[-1:]), epsilon), reciprocal_rms(x_rows, epsilon)
+    return y.reshape(x.shape), rstd.reshape(kept)
+
+
+def add_rms_norm(x1: Tensor, x2: Tensor, gamma: Tensor, epsilon: float = 1e-6) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns the normalized sum, its reciprocal root mean square, and the sum."""
+    rows, kept = _norm_shapes("add_rms_norm", (describe(x1), describe(x2)), describe(gamma), epsilon)
+    if rows is None:
+        y, total = add_normalize(x1, x2, gamma, epsilon)
+        return y, reciprocal_rms(total, epsilon).expand_dims(-1), total
+    y, total = add_normalize(x1.reshape(rows), x2.reshape(rows), gamma.reshape(rows[-1:]), epsilon)
+    return y.reshape(x1.shape), reciprocal_rms(total, epsilon).reshape(kept), total.reshape(x1.shape)
+
+
+def swiglu(input: Tensor, dim: int = -1) -> Tensor:  # noqa: A002 (MindSpore's name)
+    """Returns the product of the second half of the input and the sigmoid linear unit of the first, along an axis."""
+    halves, shape = _shapes_of_halves("swiglu", describe(input), dim)
+    if shape is None:
+        gate, up = ops.split(input, halves[1], dim)
+        return gated(gate, up)
+    return swiglu_halves(input.reshape(halves)).reshape(shape)
+
+
+def rotary_position_embedding(x: Tensor, cos: Tensor, sin: Tensor, mode: int = 0) -> Tensor:
+    """Returns x cos + rotate(x) sin. Mode 0 rotates the halves of the features, mode 1 neighbours."""
+    return turn(x, cos, sin, _turns_neighbours("rotary_position_embedding", mode))
+
+
+class _Replacement:
+    """A primitive as MindSpore compiles it, from the source of `__call__`."""
+
+    __ms_class__ = True
+
+    def shard(self, in_strategy: object = None, out_strategy: object = None) -> _Replacement:
+        """Does nothing, as for MindSpore's primitives, unless MindSpore distributes operators, which is refused."""
+        if mindspore.get_auto_parallel_context("parallel_mode") in ("semi_auto_parallel", "auto_parallel"):
+            raise NotImplementedError(f"{type(self).__name__}: msops' operators cannot be sharded")
+        return self
+
+
+class RmsNorm(_Replacement):
+    """Calls rms_norm with the `epsilon` that it was made with."""
+
+    def __init__(self, epsilon: float = 1e-6) -> None:
+        self.epsilon = epsilon
+
+    def __call__(self, x: Tensor, gamma: Tensor) -> tuple[Tensor, Tensor]:
+        return rms_norm(x, gamma, self.epsilon)
+
+
+class AddRmsNorm(_Replacement):
+    """Calls add_rms_norm."""
+
+    def __call__(self, x1: Tensor, x2: Tensor, gamma: Tensor, epsilon: float = 1e-6) -> tuple[Tensor, Tensor, Tensor]:
+        return add_rms_norm(x1, x2, gamma, epsilon)
+
+
+class Swiglu(_Replacement):
+    """Calls swiglu."""
+
+    def __call__(self, input: Tensor, dim: int = -1) -> Tensor:  # noqa: A002
+        return swiglu(input, dim)
+
+
+class RotaryPositionEmbedding(_Replacement):
+    """Calls rotary_position_embedding."""
+
+    def __call__(self, x: Tensor, cos: Tensor, sin: Tensor, mode: int = 0) -> Tensor:
+        return rotary_position_embedding(x, cos, sin, mode)
+
+
+@open_once
+def _norm_shapes(
+    name: str, inputs: tuple[Description, ...], gamma: Description, epsilon: float
+) -> tuple[Sizes | None, Sizes | None]:
+    """Returns the shape of x with gamma's axes as one, and that of the statistics; None, None if gamma has one axis."""
+    check_inputs(_ADD_NORM if len(inputs) > 1 else _NORM, name, [spec_of(each) for each in (*inputs, gamma)])
+    shape, axes = inputs[0][0], gamma[0]
+    if not axes or len(axes) > len(shape) or shape[-len(axes) :] != axes:
+        raise ValueError(
+            f"{name}: gamma must have the last axes of {'x1' if len(inputs) > 1 else 'x'}, {shape}, got {axes}"
+        )
+    if not 0 < arguments.number(name, "epsilon", epsilon) <= 1:
+        raise ValueError(f"{name}: epsilon must be in (0, 1], got {epsilon}")
+    if len(axes) == 1:
+        return None, None
+    outer = shape[: -len(axes)]
+    return (*outer, math.prod(axes)), (*outer, *(1 for _ in axes))
+
+
+@open_once
+def _shapes_of_halves(name: str, described: Description, dim: int) -> tuple[Sizes, Sizes | None]:
+    """Returns the shape (A, 2, B) that has the halves along the axis `dim`, and the shape of the result.
+
+    If a size is open, it returns a tuple whose second number is half the length of that axis, and None.
+    """
+    check_inputs(_GATE, name, [spec_of(described)])
+    if not arguments.whole(dim):
+        raise TypeError(f"{name}: dim must be an int, got {type(dim).__name__}")
+    shape = described[0]
+    if not -len(shape) <= dim < len(shape):
+        raise ValueError(f"{name}: dim must be an axis of the input, of shape {shape}, got {dim}")
+    if shape[dim] is None:
+        raise ValueError(f"{name}: the axis dim, {dim}, must not be open")
+    if shape[dim] % 2:
+        raise ValueError(f"{name}: the axis dim must have an even length, got {dim} of shape {shape}")
+    half, dim = shape[dim] // 2, dim % len(shape)
+    if None in shape:
+        return (2, half), None
+    before, after = shape[:dim], shape[dim + 1 :]
+    return (math.prod(before), 2, half * math.prod(after)), (*before, half, *after)
+
+
+@open_once
+def _turns_neighbours(name: str, mode: int) -> bool:
+    if not arguments.whole(mode):
+        raise TypeError(f"{name}: mode must be an int, got {type(mode).__name__}")
+    if mode not in (0, 1):
+        raise ValueError(f"{name}: mode must be 0 (halves) or 1 (neighbours), got {mode}")
+    return mode == 1

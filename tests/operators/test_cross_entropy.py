@@ -1,0 +1,240 @@
+import numpy as np
+import pytest
+from mindspore import Tensor
+
+import msops
+from attempt import Attempt
+from card import chain, zeros
+from gpu import BIG
+from msops.operators.cross_entropy import make_forward
+from msops.testing.checks import Net
+from msops.testing.entry import Status
+from operator_test import OperatorTest, run, run_gradient
+
+DEFAULTS = dict(ignore_index=-100, reduction="mean", label_smoothing=0.0, z_loss=0.0, softcap=0.0)
+
+
+def accumulator(dtype):
+    return np.promote_types(dtype, np.float32)
+
+
+class Rows:
+    """Holds what the loss and its gradient need of the rows, in the dtype of the logits."""
+
+    def __init__(self, logits, labels, weight, of):
+        self.count = labels != of["ignore_index"]
+        self.y = np.where(self.count, labels, 0)
+        self.w = np.ones(logits.shape[1], logits.dtype) if weight is None else weight
+        self.w_y = np.where(self.count, np.append(self.w, 0)[self.y], 0)
+        s = logits.dtype.type(of["softcap"])
+        x = s * np.tanh(logits / s) if s else logits
+        self.x = np.where(self.count[:, None], x, 0)
+        self.max = self.x.max(1, initial=-np.inf if logits.shape[1] else 0)
+        exponentials = np.exp(self.x - self.max[:, None])
+        total = exponentials.sum(1)
+        self.max, total = np.where(self.count, self.max, 0), np.where(self.count, total, 1)
+        self.share, self.lse = 1 / total, self.max + np.log(total)
+        self.softmax = exponentials * self.share[:, None]
+        self.derivative = 1 - (self.x / s) ** 2 if s else np.ones_like(self.x)
+        is_mean = of["reduction"] == "mean"
+        self.by_weight, self.by_rows = (self.w_y.sum(), self.count.sum()) if is_mean else (1, 1)
+
+
+def loss_of_rows(rows, z_loss, label_smoothing, **_):
+    """Returns the cross-entropy of the rows, and z lse^2."""
+    log_softmax = (rows.x - rows.max[:, None]) + np.log(rows.share)[:, None]
+    classes, e = max(1, len(rows.w)), rows.x.dtype.type(label_smoothing)
+    own = np.append(log_softmax, np.zeros((len(rows.y), 1), rows.x.dtype), 1)[np.arange(len(rows.y)), rows.y]
+    cross = -(1 - e) * rows.w_y * own
+    if e:
+        cross = cross - e / classes * (log_softmax * rows.w).sum(1)
+    return cross * rows.count, z_loss * rows.lse**2 * rows.count
+
+
+def cross_entropy(logits, labels, weight=None, **settings):
+    of = {**DEFAULTS, **settings}
+    rows = Rows(logits, labels, weight, of)
+    cross, squares = loss_of_rows(rows, **of)
+    if of["reduction"] == "none":
+        loss = cross + squares
+    elif rows.by_rows == 0:
+        loss = logits.dtype.type(0)
+    else:
+        loss = cross.sum() / rows.by_weight + squares.sum() / rows.by_rows
+    mean_weight = rows.w.sum() / max(1, len(rows.w)) if of["label_smoothing"] else min(1, len(rows.w))
+    totals = np.array([rows.by_weight, rows.by_rows, mean_weight], accumulator(logits.dtype))
+    return loss, np.stack([rows.max, rows.share], 1), totals
+
+
+def gradient(logits, labels, weight, dloss, settings):
+    of = {**DEFAULTS, **settings}
+    rows = Rows(logits, labels, weight, of)
+    e, hot = logits.dtype.type(of["label_smoothing"]), np.arange(logits.shape[1]) == rows.y[:, None]
+    classes = max(1, logits.shape[1])
+    cross = rows.w_y[:, None] * (1 - e) * (rows.softmax - hot)
+    cross = cross + e / classes * (rows.softmax * rows.w.sum() - rows.w)
+    square = 2 * of["z_loss"] * rows.lse[:, None] * rows.softmax
+    dloss = np.broadcast_to(dloss, labels.shape)[:, None] * rows.count[:, None]
+    with np.errstate(all="ignore"):
+        dx = (cross / rows.by_weight + square / rows.by_rows) * dloss
+    return np.where(rows.count[:, None], dx, 0) * rows.derivative
+
+
+def cross_entropy_backward(logits, labels, *rest, **settings):
+    *weight, _, _, dloss = rest  # statistics and totals
+    return (gradient(logits, labels, weight[0] if weight else None, dloss, settings),)
+
+
+ALL = dict(label_smoothing=0.1, z_loss=0.01, softcap=3.0)
+
+
+def shapes(rows, classes, weight=False):
+    return [(rows, classes), (rows,), *[(classes,)] * weight]
+
+
+class TestCrossEntropy(OperatorTest):
+    function, cell = msops.cross_entropy, msops.CrossEntropyLoss
+    formulas = (cross_entropy, cross_entropy_backward)
+    cases = {
+        "mean": (shapes(7, 13), ALL),
+        "plain": (shapes(5, 31), {}),
+        "sum": (shapes(4, 64), {"reduction": "sum", "z_loss": 0.25}),
+        "none": (shapes(9, 17), {"reduction": "none", "ignore_index": 3, **ALL}),
+        "weights": (shapes(6, 100, True), {}),
+        "weights, all": (shapes(6, 33, True), ALL),
+        "weights, none": (shapes(3, 40, True), {"reduction": "none", **ALL}),
+        "one class": (shapes(3, 1), {}),
+        "empty": (shapes(0, 5), {}),
+        "empty, none": (shapes(0, 5), {"reduction": "none"}),
+        "large": (shapes(50, 8003), {}),
+    }
+    further = {
+        **{f"{rows} x {classes}": (shapes(rows, classes), {}) for rows, classes in (
+            (1, 1), (2, 2), (3, 3), (70, 7), (33, 16), (5, 127), (3, 1024), (3, 1025), (2, 2048), (3, 4099),
+            (2, 10_000), (2, 16_391), (1, 20_000), (1200, 40))},
+        **{f"{classes} classes, all": (shapes(3, classes), ALL) for classes in (5, 257, 1031, 5003)},
+        "many rows": (shapes(20_001, 3), ALL),
+        "many rows, weights": (shapes(9001, 3, True), ALL),
+        "many rows, none": (shapes(9001, 2), {"reduction": "none"}),
+        "smoothing alone": (shapes(4, 300), {"label_smoothing": 0.5}),
+        "smoothing of all": (shapes(4, 30), {"label_smoothing": 1.0}),
+        "nothing": (shapes(0, 0), {}),
+        "no classes": (shapes(3, 0), {}),
+        "long": (shapes(1, 150_001), {}),
+    }  # fmt: skip
+    small = "mean"
+    roundings = 32  # of exponents, which are as large as the largest logit
+    right_numbers = {"ignore_index": (-1, 2**40), "z_loss": (2**40,), "softcap": (2**40,)}
+    wrong = (
+        ([*zeros((2, 3), dtype=np.int32), np.zeros(2, np.int32)], {}, TypeError,
+         "cross_entropy: logits must be float16, float32 or float64, got int32"),
+        (zeros((2, 3), 2), {}, TypeError, "cross_entropy: labels must be int32 or int64, got float32"),
+        ([*zeros((2, 3)), np.zeros(3, np.int32)], {}, ValueError, "labels must have shape (N,) = (2,), got (3,)"),
+        ([*zeros((2, 3)), np.zeros(2, np.int32), *zeros(2)], {}, ValueError,
+         "cross_entropy: weight must have shape (V,) = (3,), got (2,)"),
+        ([*zeros((2, 3)), np.zeros(2, np.int32)], {"reduction": "max"}, ValueError,
+         "cross_entropy: reduction must be one of none, sum, mean, got 'max'"),
+        ([*zeros((2, 3)), np.zeros(2, np.int32)], {"label_smoothing": 1.5}, ValueError,
+         "cross_entropy: label_smoothing must be at most 1, got 1.5"),
+        ([*zeros((2, 3)), np.zeros(2, np.int32)], {"softcap": -1.0}, ValueError,
+         "cross_entropy: softcap must be finite and at least 0, got -1.0"),
+        ([*zeros((2, 3)), np.zeros(2, np.int32)], {"ignore_index": 0.5}, TypeError,
+         "cross_entropy: ignore_index must be an int, got float"),
+    )  # fmt: skip
+    huge = ((8192, BIG // 8192 + 1), (BIG // 5 + 1, 5))
+
+    def operators(self, shapes=(), **settings):
+        forward = make_forward("cross_entropy", **{**DEFAULTS, **settings})
+        return chain(forward if len(shapes) == 3 else forward.without("weight"))
+
+    def inputs(self, shapes, dtype, seed=1, ignore_index=-100, **settings):
+        """Returns logits, labels of which about a fifth is ignored, and positive weights."""
+        rng = np.random.default_rng(seed)
+        (rows, classes), *_ = shapes
+        logits = np.asarray(3 * rng.standard_normal((rows, classes)), dtype)
+        labels = rng.integers(0, max(1, classes), rows)
+        labels[rng.random(rows) < (0.2 if classes else 1)] = ignore_index
+        weights = [np.asarray(rng.uniform(0.25, 2, shape), dtype) for shape in shapes[2:]]
+        return [logits, labels.astype(np.int64 if classes % 2 else np.int32), *weights]
+
+    def result_dtype(self, dtype):
+        return accumulator(dtype).name
+
+    def reference(self, *inputs, **settings):
+        return cross_entropy(*inputs, **settings)[:1]
+
+    def reference_gradient(self, logits, labels, *rest, **settings):
+        *weight, dloss = rest
+        dlogits = gradient(logits, labels, weight[0] if weight else None, dloss, settings)
+        return dlogits, np.zeros_like(labels), *(np.zeros_like(w) for w in weight)
+
+    def random_case(self, random):
+        rows, classes = random.randrange(30), random.randrange(random.choice((4, 40, 3000)))
+        settings = dict(
+            reduction=random.choice(("none", "sum", "mean")),
+            label_smoothing=random.choice((0.0, 0.0, 0.2)),
+            z_loss=random.choice((0.0, 0.1)),
+            softcap=random.choice((0.0, 0.0, 2.0)),
+        )
+        return shapes(rows, classes, random.random() < 0.3), settings
+
+    def check_huge(self, gpu, rows, classes):
+        torch = gpu.torch
+        logits, labels = gpu.random(rows, classes), torch.randint(classes, (rows,), device="cuda")
+        forward, backward = self.operators(reduction="none")
+        loss, stats, totals, *_ = gpu.run(forward, logits, labels)
+        dloss = torch.ones_like(loss)
+        (dlogits,) = gpu.run(backward, logits, labels, stats, totals, dloss)
+        few = min(rows, 1000)
+        for part in (slice(0, few), slice(rows - few, rows)):
+            x, y = logits[part].double().requires_grad_(), labels[part]
+            want = torch.nn.functional.cross_entropy(x, y, reduction="none")
+            gpu.assert_close(loss[part], want.detach())
+            gpu.assert_close(dlogits[part], torch.autograd.grad(want.sum(), x)[0])
+
+
+def test_label_out_of_range(mode, capfd):
+    """On the CPU, a label that is no class is the entry's error, which names the label."""
+    logits = np.zeros((3, 4), np.float32)
+    for label in (4, -1, 2**40):
+        with pytest.raises(RuntimeError, match="CrossEntropyForward"):
+            run(msops.CrossEntropyLoss(), logits, np.array([0, label, 1]))
+        assert f"labels[1] is {label}, expected a class from 0 to 3, or ignore_index" in capfd.readouterr().err
+    call = TestCrossEntropy().entry_calls(shapes(3, 4), {}, "float32")[1]
+    call.inputs[1][1] = 4
+    assert Attempt(call, capfd).call()[0] == Status.BAD_VALUE
+
+
+@pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
+def test_ignored_rows_are_not_read(mode, reduction):
+    """NaN in an ignored row is harmless, and without other rows loss and gradient are 0."""
+    logits, labels = np.array([[np.nan, np.inf], [0, 0]], np.float32), np.array([-100, -100])
+    net = Net(msops.cross_entropy, reduction=reduction)
+    for label, want in ((-100, 0), (1, np.log(2))):
+        labels[1] = label
+        (loss,) = run(net, logits, labels)
+        np.testing.assert_allclose(loss.sum(), want, rtol=1e-6)
+        dlogits = run_gradient(net, [logits, labels], [np.ones_like(loss)])[0]
+        np.testing.assert_allclose(dlogits, [[0, 0], [0.5, -0.5] if label == 1 else [0, 0]])
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_extremes(mode, dtype):
+    """Neither large logits nor infinite ones overflow; NaN stays."""
+    most, inf, nan = np.finfo(dtype).max, np.inf, np.nan
+    logits = np.array([[most, most, -inf], [-most, -inf, -most], [most, -most, 0], [0, nan, 0], [inf, 0, 0]], dtype)
+    net = Net(msops.cross_entropy, reduction="none")
+    (loss,) = run(net, logits, np.array([0, 2, 0, 0, 0]))
+    np.testing.assert_allclose(loss, [np.log(2), np.log(2), 0, nan, nan], rtol=1e-6)
+    dlogits = run_gradient(net, [logits[:3], np.array([0, 2, 0])], [np.ones_like(loss[:3])])[0]
+    np.testing.assert_allclose(dlogits, [[-0.5, 0.5, 0], [0.5, 0, -0.5], [0, 0, 0]])
+
+
+def test_cell_with_weights(mode):
+    """The Cell has the weights, and casts them to the dtype of the logits."""
+    logits, labels, weight = TestCrossEntropy().inputs(shapes(6, 10, True), "float32")
+    want = run(Net(msops.cross_entropy), logits, labels, weight)
+    net = msops.CrossEntropyLoss(Tensor(weight.astype(np.float64)))
+    np.testing.assert_array_equal(run(net, logits, labels), want)
+    with pytest.raises(TypeError, match="CrossEntropyLoss: weight must be a Tensor, got list"):
+        msops.CrossEntropyLoss([1.0])

@@ -1,0 +1,257 @@
+import mindspore
+import numpy as np
+import pytest
+from mindspore import Tensor, nn, ops
+
+import msops
+from card import chain, length, lengths, random, zeros
+from msops.operators.layer_norm import make_forward
+from msops.testing.checks import run_gradient
+from operator_test import Gradient, Net, OperatorTest, check_second_order, check_training, run
+
+
+class Rows:
+    """Holds the rows of an input, normalized, and what normalizes them."""
+
+    def __init__(self, x, weight, eps):
+        self.shape, self.weight_shape = x.shape, x.shape[-1:] if weight is None else weight.shape
+        self.axes = tuple(range(-len(self.weight_shape), 0))
+        self.n = x.dtype.type(max(1, np.prod(self.weight_shape, dtype=int)))
+        centred = self.centre(x)
+        self.r = 1 / np.sqrt(self.mean(centred, centred) + x.dtype.type(eps))
+        self.normal = centred * self.r
+        self.weight = x.dtype.type(1) if weight is None else weight
+
+    def mean(self, a, b):
+        return (a * b).sum(self.axes, keepdims=True) / self.n
+
+    def centre(self, a):
+        return a - a.sum(self.axes, keepdims=True) / self.n
+
+    def over_rows(self, a):
+        return a.sum(tuple(range(a.ndim - len(self.weight_shape))))
+
+
+def parameters(given, only_bias):
+    """Returns the weight and the bias, of which None, one or both are given."""
+    if only_bias:
+        return None, *given
+    return (*given, None, None)[:2]
+
+
+def layer_norm(x, *given, eps=1e-5, only_bias=False):
+    weight, bias = parameters(given, only_bias)
+    rows = Rows(x, weight, eps)
+    y = rows.normal * rows.weight
+    return (y if bias is None else y + bias,)
+
+
+def layer_norm_backward(x, *rest, eps=1e-5, only_bias=False):
+    *given, dy = rest
+    weight, bias = parameters(given, only_bias)
+    rows = Rows(x, weight, eps)
+    g = dy * rows.weight
+    dx = rows.r * (rows.centre(g) - rows.normal * rows.mean(g, rows.normal))
+    dweight, dbias = rows.over_rows(dy * rows.normal), rows.over_rows(dy)
+    return dx, *([] if weight is None else [dweight]), *([] if bias is None else [dbias])
+
+
+def layer_norm_backward_backward(x, *rest, eps=1e-5, only_bias=False):
+    weight, ddweight, ddbias = None, np.zeros((), x.dtype), np.zeros((), x.dtype)
+    if len(rest) > 3:
+        weight, dy, ddx, ddweight, *bias = rest
+    else:
+        dy, ddx, *bias = rest
+    if bias:
+        (ddbias,) = bias
+    rows = Rows(x, weight, eps)
+    normal, r = rows.normal, rows.r
+    a, g, h = (rows.centre(each) for each in (ddx, dy * rows.weight, dy * ddweight))
+    p, q = rows.mean(a, normal), rows.mean(g, normal)
+    inner = a * q + g * p + normal * (rows.mean(a, g) - 3 * p * q)
+    dx = r * (h - normal * rows.mean(h, normal) - r * inner)
+    along = r * (a - normal * p)
+    ddy = along * rows.weight + normal * ddweight + ddbias
+    return (dx, ddy) if weight is None else (dx, rows.over_rows(along * dy), ddy)
+
+
+def case(shape, axes=1, has_bias=True, **settings):
+    """Returns a case whose weight has so many axes; 0 means no weight."""
+    weight = [shape[-axes:]] if axes else []
+    bias = [shape[-max(1, axes) :]] if has_bias else []
+    if bias and not axes:
+        settings["only_bias"] = True
+    return [shape, *weight, *bias], settings
+
+
+class TestLayerNorm(OperatorTest):
+    function = msops.layer_norm
+    formulas = (layer_norm, layer_norm_backward, layer_norm_backward_backward)
+    second_order = True
+    cases = {
+        "small": case((3, 2, 4), 2, eps=0.1),
+        "weight": case((5, 7), 1, False, eps=0.1),
+        "neither": case((3, 7), 0, False, eps=0.1),
+        "no rows": case((0, 5)),
+        "no columns": case((3, 0)),
+        "one row": case((4, 5), 2),
+        "long rows": case((2, 70_001)),
+        "large": case((4001, 129)),
+    }
+    further = {
+        "one": case((1, 1), eps=0.1),
+        "bias": case((5, 7), 0, eps=0.1),
+        "three axes": case((3, 2, 5, 4), 3, eps=0.1),
+        **{f"{shape}": case(shape, eps=0.1) for shape in ((9, 64), (5, 520), (3, 4104), (2, 20_000), (2, 20_003))},
+    }
+    small = "small"
+    hostile = ("small", "neither", "bias")
+    roundings = 64  # gradients are differences of numbers that are larger than they are
+    wrong = (
+        (zeros((2, 3), dtype=np.int64), {}, TypeError, "layer_norm: x must be float16, float32 or float64, got int64"),
+        ([*zeros((2, 3)), 2.0], {}, TypeError, "layer_norm: weight must be a Tensor, got float"),
+        (
+            [*zeros((2, 3)), *zeros(3, dtype=np.float16)],
+            {},
+            TypeError,
+            "layer_norm: weight must be float32, got float16",
+        ),
+        (zeros((2, 3), 2), {}, ValueError, "weight must have the last axes of x, whose shape is (2, 3), got (2,)"),
+        (zeros((3,), (1, 3)), {}, ValueError, "weight must have the last axes of x, whose shape is (3,), got (1, 3)"),
+        (zeros((2, 3), ()), {}, ValueError, "weight must have the last axes of x, whose shape is (2, 3), got ()"),
+        (zeros((2, 3), 3, (2, 3)), {}, ValueError, "layer_norm: bias must have shape (3,) as weight has, got (2, 3)"),
+        (zeros(()), {}, ValueError, "layer_norm: x must have at least one axis, got shape ()"),
+        (zeros((2, 3)), dict(eps=-1.0), ValueError, "layer_norm: eps must be finite and at least 0, got -1.0"),
+    )
+
+    def operators(self, shapes=((1,),) * 3, eps=1e-5, only_bias=False):
+        given = (False, True) if only_bias else (len(shapes) > 1, len(shapes) > 2)
+        return chain(
+            make_forward("", eps).without(*(n for n, is_given in zip(("weight", "bias"), given) if not is_given))
+        )
+
+    def reference_gradient(self, x, *rest, **settings):
+        return layer_norm_backward(x, *rest, **settings)
+
+    def random_case(self, random):
+        shape = (*lengths(random), length(random))
+        axes, has_bias = random.randrange(len(shape) + 1), random.random() < 0.6
+        return case(shape, axes, has_bias, eps=random.choice((0.1, 1.0)))
+
+
+class OnlyBias(nn.Cell):
+    """Has a bias, and no weight."""
+
+    def construct(self, x, bias):
+        return msops.layer_norm(x, None, bias, 0.1)
+
+
+def test_bias_alone(mode):
+    x, bias, dy = random(0, np.float64, (4, 3, 5), (5,), (4, 3, 5))
+    settings = dict(eps=0.1, only_bias=True)
+    np.testing.assert_allclose(run(OnlyBias(), x, bias)[0], *layer_norm(x, bias, **settings), rtol=1e-12, atol=1e-12)
+    for got, want in zip(run_gradient(OnlyBias(), [x, bias], [dy]), layer_norm_backward(x, bias, dy, **settings)):
+        np.testing.assert_allclose(got, want, rtol=1e-12, atol=1e-12)
+    check_second_order(Gradient(OnlyBias(), 2), [x, bias, dy], mode)
+    with pytest.raises(ValueError, match=r"layer_norm: bias must have shape \(5,\) without a weight, got \(3, 5\)"):
+        OnlyBias()(Tensor(x), Tensor(bias[None].repeat(3, 0)))
+
+
+def test_second_order_without_parameters(mode):
+    check_second_order(Gradient(Net(msops.layer_norm, eps=0.1), 1), random(1, np.float64, (3, 5), (3, 5)), mode)
+
+
+def test_mean_far_from_zero(mode):
+    """The variance is computed around the mean, so that it keeps its digits."""
+    x = random(2, np.float64, (8, 1000))[0]
+    want = layer_norm(x, eps=0)[0]
+    got = run(Net(msops.layer_norm, eps=0.0), (x + 1000).astype(np.float32))[0]
+    np.testing.assert_allclose(got, want, atol=2e-3)
+    np.testing.assert_allclose(got.std(-1), 1, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtypes", [("float16", "float32"), ("float64", "float32"), ("float16", "float16")], ids=str)
+def test_dtypes_of_parameters(mode, dtypes):
+    """Parameters may be float32, and so are their gradients then."""
+    inputs = [
+        np.asarray(a, dtype) for a, dtype in zip(random(3, "float64", (6, 70), 70, 70), (dtypes[0], *[dtypes[1]] * 2))
+    ]
+    (y,) = run(Net(msops.layer_norm), *inputs)
+    wide = [a.astype(np.float64) for a in inputs]
+    assert y.dtype == dtypes[0]
+    tolerance = dict(rtol=1e-3, atol=1e-3) if dtypes[0] == "float16" else dict(rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(y, *layer_norm(*wide), **tolerance)
+    gradients = run_gradient(Net(msops.layer_norm), inputs, [inputs[0]])
+    assert [gradient.dtype for gradient in gradients] == [a.dtype for a in inputs]
+    tolerance = dict(rtol=2e-3, atol=2e-3) if dtypes[0] == "float16" else dict(rtol=1e-6, atol=1e-6)
+    for got, want in zip(gradients, layer_norm_backward(*wide, wide[0])):
+        np.testing.assert_allclose(got, want, **tolerance)
+
+
+@pytest.mark.parametrize(
+    ("shape", "settings"),
+    [
+        ((7,), {}),
+        ((5, 7), dict(begin_norm_axis=1, begin_params_axis=1)),
+        ((5, 7), dict(begin_norm_axis=1, begin_params_axis=1, epsilon=1e-3, gamma_init="normal", beta_init=0.5)),
+    ],
+    ids=str,
+)
+def test_replaces_nn_layer_norm(mode, shape, settings, tmp_path):
+    """LayerNorm has nn.LayerNorm's initial values for the same seed, the same output, and loads its checkpoint."""
+    mindspore.set_seed(3)
+    ours = msops.LayerNorm(shape, **settings)
+    mindspore.set_seed(3)
+    theirs = nn.LayerNorm(shape, **settings)
+    assert list(ours.parameters_dict()) == list(theirs.parameters_dict())
+    for own, other in zip(ours.get_parameters(), theirs.get_parameters()):
+        np.testing.assert_array_equal(own.asnumpy(), other.asnumpy())
+    x = Tensor(random(4, np.float32, (9, 5, 7))[0])
+    np.testing.assert_allclose(ours(x).asnumpy(), theirs(x).asnumpy(), rtol=1e-4, atol=1e-5)
+    for parameter in theirs.get_parameters():
+        parameter.set_data(Tensor(random(5, np.float32, parameter.shape)[0]))
+    mindspore.save_checkpoint(theirs, str(tmp_path / "norm.ckpt"))
+    not_loaded, _ = mindspore.load_param_into_net(ours, mindspore.load_checkpoint(str(tmp_path / "norm.ckpt")))
+    assert not not_loaded
+    np.testing.assert_allclose(ours(x).asnumpy(), theirs(x).asnumpy(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtypes", [("float16", "float32"), ("float32", "float16"), ("float32", "float64")], ids=str)
+def test_cell_casts_parameters_as_nn_layer_norm_does(mode, dtypes):
+    x, gamma = random(6, "float32", (4, 8), (8,))
+    net = msops.LayerNorm((8,), gamma_init=Tensor(gamma.astype(dtypes[1])), dtype=getattr(mindspore, dtypes[1]))
+    y = net(Tensor(x.astype(dtypes[0])))
+    assert y.dtype == getattr(mindspore, dtypes[0])
+    np.testing.assert_allclose(y.asnumpy(), *layer_norm(x, gamma, eps=1e-7), rtol=3e-3, atol=3e-3)
+
+
+def test_training(mode):
+    x, gamma, beta = random(7, np.float32, (6, 8), (8,), (8,))
+    check_training(msops.LayerNorm((8,), gamma_init=Tensor(gamma), beta_init=Tensor(beta)), x)
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "words"),
+    [
+        (dict(normalized_shape=3), TypeError, "normalized_shape must be a tuple or a list, got 3"),
+        (dict(normalized_shape=()), ValueError, "normalized_shape must have at least one axis"),
+        (dict(normalized_shape=(3, 0)), ValueError, "normalized_shape must be at least 1"),
+        (dict(normalized_shape=(3, 2.0)), TypeError, "normalized_shape must be an int or a tuple of ints"),
+        (dict(begin_norm_axis=1.0), TypeError, "begin_norm_axis must be an int, got float"),
+        (dict(begin_norm_axis=1), ValueError, "begin_params_axis must be begin_norm_axis, 1, got -1"),
+        (dict(begin_norm_axis=-2, begin_params_axis=-2), ValueError, "begin_norm_axis must be -1 for normalized_shape"),
+        (dict(epsilon=-1), ValueError, "eps must be finite and at least 0, got -1"),
+        (dict(gamma_init="onse"), ValueError, "gamma_init must be a number"),
+        (dict(dtype=mindspore.int32), TypeError, "dtype must be float16, float32 or float64, got Int32"),
+    ],
+    ids=str,
+)
+def test_wrong_settings(settings, error, words):
+    with pytest.raises(error, match=f"LayerNorm: {words}"):
+        msops.LayerNorm(**(dict(normalized_shape=(4,)) | settings))
+
+
+def test_begin_norm_axis_that_does_not_fit_the_input(mode):
+    net = msops.LayerNorm((4,), begin_norm_axis=1, begin_params_axis=1)
+    with pytest.raises(ValueError, match="LayerNorm: begin_norm_axis must be 2 for an input of 3 axes"):
+        net(ops.ones((2, 3, 4)))

@@ -1,0 +1,223 @@
+import mindspore
+import numpy as np
+import pytest
+from mindspore import Tensor
+
+import msops
+from card import chain, length, lengths, random, zeros
+from gpu import BIG
+from msops.operators.rms_norm import make_forward
+from msops.testing.checks import run_gradient
+from msops.testing.entry import prepare_operator
+from operator_test import Gradient, Net, OperatorTest, check_second_order, check_training, run
+
+
+def scale_of(x, eps):
+    """Returns 1 / sqrt(mean(x^2) + eps) of each row."""
+    mean = (x * x).sum(-1, keepdims=True) / x.dtype.type(max(1, x.shape[-1]))
+    return 1 / np.sqrt(mean + x.dtype.type(eps))
+
+
+def factor_of(weight, x, offset):
+    """Returns weight + offset in the dtype of x, or 1 if there is no weight."""
+    return x.dtype.type(1) if weight is None else weight.astype(x.dtype) + x.dtype.type(offset)
+
+
+def rms_norm(x, weight=None, eps=1e-6, offset=0.0, casting="llama"):
+    return (x * scale_of(x, eps) * factor_of(weight, x, offset),)
+
+
+def dot(a, b):
+    """Returns the mean of the products of each row, as a column."""
+    return (a * b).sum(-1, keepdims=True) / a.dtype.type(max(1, a.shape[-1]))
+
+
+def rms_norm_backward(x, *rest, eps=1e-6, offset=0.0, casting="llama"):
+    weight, dy = rest if len(rest) == 2 else (None, *rest)
+    r = scale_of(x, eps)
+    normal, g = x * r, dy * factor_of(weight, x, offset)
+    dx = r * (g - normal * dot(g, normal))
+    return (dx,) if weight is None else (dx, over_rows(dy * normal))
+
+
+def over_rows(x):
+    return x.sum(tuple(range(x.ndim - 1)))
+
+
+def rms_norm_backward_backward(x, *rest, eps=1e-6, offset=0.0, casting="llama"):
+    weight, dy, ddx, ddweight = rest if len(rest) == 4 else (None, *rest, np.zeros((), x.dtype))
+    r, factor = scale_of(x, eps), factor_of(weight, x, offset)
+    normal, g, h = x * r, dy * factor, dy * ddweight
+    p, q = dot(ddx, normal), dot(g, normal)
+    inner = ddx * q + g * p + normal * (dot(ddx, g) - 3 * p * q)
+    dx = r * (h - normal * dot(h, normal) - r * inner)
+    along = r * (ddx - normal * p)
+    ddy = along * factor + normal * ddweight
+    return (dx, ddy) if weight is None else (dx, over_rows(along * dy), ddy)
+
+
+def units(eps=1e-6, offset=0.0, casting="llama"):
+    """Returns how many units in its last place a float16 result may be off: the normalized row, the factor and their
+    product are rounded; "none" also rounds the mean, the mean plus eps, and the scale."""
+    return {"gemma": 0.75, "llama": 2.75, "none": 6}[casting]
+
+
+def case(shape, has_weight=True, **settings):
+    return [shape, shape[-1:]][: 1 + has_weight], settings
+
+
+class TestRmsNorm(OperatorTest):
+    function = msops.rms_norm
+    formulas = (rms_norm, rms_norm_backward, rms_norm_backward_backward)
+    second_order = True
+    cases = {
+        "small": case((3, 4, 7), eps=0.1, offset=0.5),
+        "no weight": case((3, 7), False, eps=0.1),
+        "no rows": case((0, 5)),
+        "no columns": case((3, 0)),
+        "one": case((1, 1)),
+        "one row": case((9,), casting="gemma"),
+        "gemma": case((70, 13), eps=1e-3, offset=1.0, casting="gemma"),
+        "none": case((5, 70), casting="none"),
+        "long rows": case((2, 70_001)),
+        "large": case((4001, 129)),
+    }
+    # These have every kind of team, in packs and in single elements.
+    further = {
+        f"{shape}": case(shape)
+        for columns in (8, 64, 256, 520, 4104, 12_000, 40_000, 140_000)
+        for shape in ((70_001 // columns + 1, columns), (5_001 // columns + 1, columns + 3))
+    }
+    small = "small"
+    hostile = ("small", "no weight")
+    huge = ((BIG // 4096 + 1, 4096), (BIG // 4097 + 1, 4097), (BIG // 3, 3))
+    roundings = 64  # gradients are differences of numbers that are larger than they are
+    half_in_float32 = False  # the formula rounds on the way
+    wrong = (
+        (zeros((2, 3), 3, dtype=np.int32), {}, TypeError, "rms_norm: x must be float16, float32 or float64, got int32"),
+        ([1.5], {}, TypeError, "rms_norm: x must be a Tensor, got float"),
+        ([*zeros((2, 3)), 2.0], {}, TypeError, "rms_norm: weight must be a Tensor, got float"),
+        ([*zeros((2, 3)), *zeros(3, dtype=np.float16)], {}, TypeError, "rms_norm: weight must be float32, got float16"),
+        (zeros((2, 3), 2), {}, ValueError, "rms_norm: weight must have shape (C,) = (3,), got (2,)"),
+        (zeros(()), {}, ValueError, "rms_norm: x must have shape (*S, C), got ()"),
+        (zeros((2, 3)), dict(eps=-1.0), ValueError, "rms_norm: eps must be finite and at least 0, got -1.0"),
+        (zeros((2, 3)), dict(eps="1"), TypeError, "rms_norm: eps must be a number, got str"),
+        (zeros((2, 3)), dict(offset=float("inf")), ValueError, "rms_norm: offset must be finite, got inf"),
+        (zeros((2, 3)), dict(casting="LLAMA"), ValueError, "casting must be one of llama, gemma, none, got 'LLAMA'"),
+    )
+
+    def operators(self, shapes=((1,), (1,)), eps=1e-6, offset=0.0, casting="llama"):
+        forward = make_forward("", eps, offset, casting)
+        return chain(forward if len(shapes) > 1 else forward.without("weight"))
+
+    def units(self, **settings):
+        return units(**settings)
+
+    def check_huge(self, gpu, rows, columns):
+        x, weight = gpu.random(rows, columns), gpu.random(columns)
+        forward, backward = self.operators([x.shape, weight.shape])[:2]
+        (y,) = gpu.run(forward, x, weight)
+        gpu.check_parts(forward, [x, weight], [y], rows, 3, gpu.assert_equal)
+        del y
+        dy = x.flip(0)
+        outputs = _, dweight, _ = gpu.run(backward, x, weight, dy)
+        gpu.check_parts(backward, [x, weight, dy], [outputs[0], None, None], rows, 3, gpu.assert_equal)
+        normals = (gpu.torch.nn.functional.rms_norm(part.float(), [columns], eps=1e-6) for part in x.split(2**16))
+        gpu.assert_sums(dweight, sum((n * d).sum(0, dtype=gpu.torch.float64) for n, d in zip(normals, dy.split(2**16))))
+
+    def reference_gradient(self, x, *rest, **settings):
+        return rms_norm_backward(x, *rest, **settings)
+
+    def random_case(self, random):
+        shape = (*lengths(random), length(random))
+        settings = dict(eps=random.choice((0.1, 1.0)), offset=random.choice((0.0, 1.0)))
+        return case(shape, random.random() < 0.7, casting=random.choice(("llama", "gemma", "none")), **settings)
+
+
+def stepwise(x, weight, eps, offset, casting):
+    """Computes with NumPy as casting says. A float32 number multiplied by a float16 number gives float32."""
+    kind = x.dtype.type
+    mean = (x.astype(np.float32) ** 2).sum(-1, keepdims=True) / np.float32(x.shape[-1])
+    if casting == "none":
+        r = (1 / np.sqrt((mean.astype(kind) + kind(eps)).astype(np.float32))).astype(kind)
+        return x * r * (weight.astype(kind) + kind(offset))
+    r = 1 / np.sqrt(mean + np.float32(eps))
+    wide = x.astype(np.float32) * r
+    if casting == "llama":
+        return wide.astype(kind) * (weight.astype(kind) + kind(offset))
+    return (wide * (weight.astype(np.float32) + np.float32(offset))).astype(kind)
+
+
+@pytest.mark.parametrize("casting", ["llama", "gemma", "none"])
+@pytest.mark.parametrize("dtypes", [("float16", "float16"), ("float16", "float32"), ("float32", "float32")], ids=str)
+@pytest.mark.parametrize("offset", [0.0, 0.3])
+def test_castings_bit_by_bit(casting, dtypes, offset):
+    """Elements are multiples of 1/4, so that the sum of squares is exact in any order."""
+    rng = np.random.default_rng(0)
+    x = (rng.integers(-40, 41, (300, 257)) / 4).astype(dtypes[0])
+    x[:3] *= np.asarray([[2**-5], [2**-8], [2**-14]], dtypes[0])
+    weight, y = rng.standard_normal(257).astype(dtypes[1]), np.empty_like(x)
+    assert prepare_operator(make_forward("", 1e-3, offset, casting), [x, weight, y])() == 0
+    np.testing.assert_array_equal(y, stepwise(x, weight, 1e-3, offset, casting))
+
+
+@pytest.mark.parametrize("dtypes", [("float16", "float32"), ("float64", "float32")], ids=str)
+def test_weight_of_float32(mode, dtypes):
+    """The weight may be float32, and so is its gradient then."""
+    x, weight, dy = (a.astype(d) for a, d in zip(random(3, "float64", (6, 70), (70,), (6, 70)), (*dtypes, dtypes[0])))
+    net, wide = Net(msops.rms_norm, casting="gemma", offset=1.0), [a.astype(np.float64) for a in (x, weight, dy)]
+    tolerance = dict(rtol=2e-3, atol=2e-3) if dtypes[0] == "float16" else dict(rtol=1e-6, atol=1e-6)
+    (y,) = run(net, x, weight)
+    assert y.dtype == dtypes[0]
+    np.testing.assert_allclose(y, *rms_norm(*wide[:2], offset=1.0), **tolerance)
+    gradients = run_gradient(net, [x, weight], [dy])
+    assert [gradient.dtype for gradient in gradients] == list(dtypes)
+    for got, want in zip(gradients, rms_norm_backward(*wide, offset=1.0)):
+        np.testing.assert_allclose(got, want, **tolerance)
+
+
+def test_second_order_without_weight(mode):
+    check_second_order(Gradient(Net(msops.rms_norm, eps=0.1), 1), random(1, np.float64, (3, 5), (3, 5)), mode)
+
+
+def test_eps_keeps_its_digits(mode):
+    """MindSpore makes float32 of Python's numbers on its way; the operator gets 1e-12 itself."""
+    x = np.full((2, 3), 1e-8)
+    np.testing.assert_allclose(run(Net(msops.rms_norm, eps=1e-12), x)[0], *rms_norm(x, eps=1e-12), rtol=1e-14)
+
+
+@pytest.mark.parametrize("settings", [{}, dict(offset=1.0, casting="gemma"), dict(has_weight=False)], ids=str)
+def test_cell(mode, settings):
+    x = random(4, np.float32, (5, 8))[0]
+    net = msops.RMSNorm(8, eps=1e-3, **settings)
+    has_weight = settings.pop("has_weight", True)
+    assert (net.weight is not None) == has_weight
+    if has_weight:
+        np.testing.assert_array_equal(net.weight.asnumpy(), np.full(8, 1 - settings.get("offset", 0), np.float32))
+        net.weight.set_data(Tensor(random(5, np.float32, (8,))[0]))
+    weight = net.weight.asnumpy() if has_weight else None
+    np.testing.assert_allclose(run(net, x)[0], *rms_norm(x, weight, eps=1e-3, **settings), rtol=1e-5, atol=1e-6)
+
+
+def test_training(mode):
+    net = msops.RMSNorm(8)
+    net.weight.set_data(Tensor(random(5, np.float32, (8,))[0]))
+    check_training(net, random(4, np.float32, (6, 8))[0])
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "words"),
+    [
+        (dict(hidden_size=0), ValueError, "hidden_size must be at least 1, got 0"),
+        (dict(hidden_size=(3,)), TypeError, "hidden_size must be an int, got tuple"),
+        (dict(eps=None), TypeError, "eps must be a number, got NoneType"),
+        (dict(offset=float("nan")), ValueError, "offset must be finite, got nan"),
+        (dict(casting="half"), ValueError, "casting must be one of llama, gemma, none, got 'half'"),
+        (dict(has_weight=1), TypeError, "has_weight must be a bool, got int"),
+        (dict(dtype=mindspore.int8), TypeError, "dtype must be float16, float32 or float64, got Int8"),
+    ],
+    ids=str,
+)
+def test_wrong_settings(settings, error, words):
+    with pytest.raises(error, match=f"RMSNorm: {words}"):
+        msops.RMSNorm(**(dict(hidden_size=4) | settings))

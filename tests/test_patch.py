@@ -1,0 +1,367 @@
+"""Tests that MindSpore's names of transformer operators work by msops' kernels while they are patched."""
+
+import itertools
+import sys
+import types
+
+import mindspore
+import numpy as np
+import pytest
+from mindspore import Tensor, ops
+
+import msops
+from msops import compat, patch
+from msops.testing.checks import Gradient, Net, check_finite_differences, run
+
+early_norm, early_swiglu = getattr(ops, "rms_norm", None), getattr(ops, "swiglu", None)
+pytestmark = pytest.mark.skipif(not hasattr(ops, "rms_norm"), reason="this MindSpore has none of the names")
+RNG = np.random.default_rng(0)
+TOLERANCE = {"float16": 2e-3, "float32": 2e-6, "float64": 1e-14}
+
+
+@pytest.fixture
+def patched():
+    with msops.patch_mindspore() as handle:
+        yield handle
+
+
+def numbers(*shape, dtype=np.float32):
+    return RNG.standard_normal(shape).astype(dtype)
+
+
+def call(function, *arrays, **settings):
+    """Calls a function as a network, and returns NumPy arrays, in the function's tuples."""
+    return numpy_of(Net(function, **settings)(*map(Tensor, arrays)))
+
+
+def numpy_of(result):
+    return tuple(map(numpy_of, result)) if isinstance(result, tuple) else result.asnumpy()
+
+
+def rms_norm(x, gamma, epsilon=1e-6):
+    axes = tuple(range(-gamma.ndim, 0))
+    rstd = 1 / np.sqrt(np.mean(np.float64(x) ** 2, axes, keepdims=True) + epsilon)
+    return x * rstd * gamma, rstd
+
+
+def add_rms_norm(x1, x2, gamma, epsilon=1e-6):
+    return (*rms_norm(x1 + x2, gamma, epsilon), x1 + x2)
+
+
+def swiglu(x, dim=-1):
+    gate, up = np.split(np.float64(x), 2, dim)
+    return gate / (1 + np.exp(-gate)) * up
+
+
+def rotary(x, cos, sin, mode=0):
+    x, half = np.float64(x), x.shape[-1] // 2
+    turned = np.concatenate((-x[..., half:], x[..., :half]), -1)
+    if mode == 1:
+        turned = np.stack((-x[..., 1::2], x[..., ::2]), -1).reshape(x.shape)
+    return x * cos + turned * sin
+
+
+def close(got, wanted, dtype="float32"):
+    got, wanted = (each if isinstance(each, tuple) else (each,) for each in (got, wanted))
+    assert len(got) == len(wanted)
+    for result, expected in zip(got, wanted):
+        np.testing.assert_allclose(result, expected, TOLERANCE[dtype], TOLERANCE[dtype])
+
+
+X, Y, GAMMA = numbers(2, 3, 4, 8), numbers(2, 3, 4, 8), numbers(8)
+COS, SIN = numbers(1, 1, 4, 8), numbers(1, 1, 4, 8)
+
+
+# These are the ways to call each operator: as a function, as a primitive, and as an operator of the generated code.
+def rms_norms(x, gamma):
+    return (
+        ops.rms_norm(x, gamma),
+        ops.rms_norm(x, gamma=gamma, epsilon=0.125),
+        ops.function.nn_func.rms_norm(x, gamma, 0.125),
+        ops.RmsNorm(0.125)(x, gamma),
+        ops.operations.RmsNorm(epsilon=0.125)(x, gamma),
+        ops.auto_generate.rms_norm_impl(x, gamma, 0.125),
+    )
+
+
+def add_rms_norms(x, y, gamma):
+    return (
+        ops.add_rms_norm(x, y, gamma),
+        ops.add_rms_norm(x1=x, x2=y, gamma=gamma, epsilon=0.125),
+        ops.auto_generate.AddRmsNorm()(x, y, gamma, 0.125),
+        ops.auto_generate.add_rms_norm_op(x, y, gamma, 0.125),
+    )
+
+
+def swiglus(x):
+    return (
+        ops.swiglu(x),
+        ops.swiglu(x, 0),
+        ops.swiglu(input=x, dim=-2),
+        ops.auto_generate.Swiglu()(x, 2),
+        ops.auto_generate.swiglu_op(x, 2),
+    )
+
+
+def rotations(x, cos, sin):
+    return (
+        ops.rotary_position_embedding(x, cos, sin),
+        ops.rotary_position_embedding(x, cos=cos, sin=sin, mode=1),
+        ops.auto_generate.RotaryPositionEmbedding()(x, cos, sin, 1),
+        ops.auto_generate.rotary_position_embedding_op(x, cos, sin, mode=1),
+    )
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_rms_norm(mode, patched, dtype):
+    x, gamma = X.astype(dtype), GAMMA.astype(dtype)
+    first, *others = call(rms_norms, x, gamma)
+    close(first, rms_norm(x, gamma), dtype)
+    assert [each.dtype for each in first] == [dtype, "float64" if dtype == "float64" else "float32"]
+    for other in others:
+        close(other, rms_norm(x, gamma, 0.125), dtype)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_add_rms_norm(mode, patched, dtype):
+    x, y, gamma = X.astype(dtype), Y.astype(dtype), GAMMA.astype(dtype)
+    first, *others = call(add_rms_norms, x, y, gamma)
+    close(first, add_rms_norm(x, y, gamma), dtype)
+    for other in others:
+        close(other, add_rms_norm(x, y, gamma, 0.125), dtype)
+
+
+@pytest.mark.parametrize("shape", [(4, 8), (3, 4, 8), (2, 3, 4, 8)])
+def test_gamma_of_several_axes(mode, patched, shape):
+    gamma = numbers(*shape)
+    close(call(ops.rms_norm, X, gamma), rms_norm(X, gamma))
+    close(call(ops.add_rms_norm, X, Y, gamma), add_rms_norm(X, Y, gamma))
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_swiglu(mode, patched, dtype):
+    x = X.astype(dtype)
+    for got, dim in zip(call(swiglus, x), (-1, 0, -2, 2, 2)):
+        close(got, swiglu(x, dim), dtype)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_rotary_position_embedding(mode, patched, dtype):
+    """The halves of the tables differ, and each has its effect."""
+    x, cos, sin = X.astype(dtype), COS.astype(dtype), SIN.astype(dtype)
+    for got, rotated in zip(call(rotations, x, cos, sin), (0, 1, 1, 1)):
+        close(got, rotary(x, cos, sin, rotated), dtype)
+
+
+@pytest.mark.parametrize("axes", list(itertools.product((False, True), repeat=3)))
+def test_tables_of_each_layout(patched, axes):
+    """The tables have or lack each of the first three axes, as for BNSD, BSND and SBND."""
+    mindspore.set_context(mode=mindspore.PYNATIVE_MODE)
+    shape = (*(size if has else 1 for has, size in zip(axes, X.shape)), 8)
+    cos, sin = numbers(*shape), numbers(*shape)
+    for rotated in (0, 1):
+        close(call(ops.rotary_position_embedding, X, cos, sin, mode=rotated), rotary(X, cos, sin, rotated))
+
+
+# MindSpore documents no gradient of the statistics and of the tables.
+def normalized(x, gamma):
+    return ops.rms_norm(x, gamma, 0.125)[0]
+
+
+def normalized_sum(x, y, gamma):
+    z, _, total = ops.add_rms_norm(x, y, gamma)
+    return z, total
+
+
+def gated(x):
+    return ops.swiglu(x, 1)
+
+
+def rotated(x):
+    cos, sin = ops.cos(ops.ones_like(x)), ops.arange(8).reshape(1, 1, 1, 8).astype(x.dtype)
+    return ops.rotary_position_embedding(x, cos, ops.broadcast_to(sin, x.shape), 1)
+
+
+@pytest.mark.parametrize(
+    ("function", "arrays"),
+    [
+        (normalized, (X, GAMMA)),
+        (normalized, (X, numbers(4, 8))),
+        (normalized_sum, (X, Y, GAMMA)),
+        (gated, (numbers(2, 6, 5),)),
+        (rotated, (X,)),
+    ],
+)
+def test_gradients(mode, patched, function, arrays):
+    arrays = [array.astype(np.float64) for array in arrays]
+    net = Net(function)
+    douts = [numbers(*out.shape, dtype=np.float64) for out in run(net, *arrays)]
+    gradients = run(Gradient(net, len(arrays)), *arrays, *douts)
+    check_finite_differences(gradients, net, arrays, douts, most=20)
+
+
+def test_statistics_have_no_gradient(mode, patched):
+    zeros, _ = run(Gradient(Net(ops.rms_norm), 2), X, GAMMA, np.zeros_like(X), numbers(2, 3, 4, 1))
+    assert not zeros.any()
+
+
+@compat.jit
+def compiled(x, gamma):
+    return ops.rms_norm(ops.swiglu(x), gamma)[0]
+
+
+def test_jit(patched):
+    mindspore.set_context(mode=mindspore.PYNATIVE_MODE)
+    x, gamma = Tensor(X), Tensor(GAMMA[:4])
+    close(compiled(x, gamma).asnumpy(), rms_norm(swiglu(X), GAMMA[:4])[0])
+    gradient = ops.grad(compiled, 1)(x, gamma)
+    close(gradient.asnumpy(), rms_norm(swiglu(X), np.ones(4))[0].sum((0, 1, 2)), "float16")
+
+
+@pytest.mark.skipif(compat.VERSION < (2, 7), reason="MindSpore before 2.7 runs no rule of msops for open sizes")
+def test_open_sizes(patched):
+    mindspore.set_context(mode=mindspore.GRAPH_MODE)
+    x, table = (None, 3, None, 8), (1, 1, None, 8)
+    for function, reference, arrays, shapes in (
+        (ops.rms_norm, rms_norm, (X, GAMMA), (x, (8,))),
+        (ops.add_rms_norm, add_rms_norm, (X, Y, GAMMA), (x, x, (8,))),
+        (ops.swiglu, swiglu, (X,), (x,)),
+        (ops.rotary_position_embedding, rotary, (X, COS, SIN), (x, table, table)),
+    ):
+        net = Net(function)
+        net.set_inputs(*(Tensor(shape=shape, dtype=mindspore.float32) for shape in shapes))
+        close(numpy_of(net(*map(Tensor, arrays))), reference(*arrays))
+
+
+def names():
+    """Returns what all the names stand for, by their places."""
+    return {(module.__name__, name): value for module, name, value in patch.places()}
+
+
+def test_patches_end_in_any_order():
+    before = names()
+    assert ("mindspore.ops", "rms_norm") in before
+    first, second = msops.patch_mindspore(), msops.patch_mindspore()
+    with msops.patch_mindspore() as third:
+        during = names()
+        assert all(during[place] is not before[place] for place in before)
+        first.undo()
+        first.undo()
+        assert names() == during
+    third.undo()
+    assert names() == during
+    second.undo()
+    assert names() == before
+    with pytest.raises(ZeroDivisionError), msops.patch_mindspore():
+        _ = 1 / 0
+    assert names() == before
+
+
+def test_functions_imported_before_the_patch(mode, patched):
+    """MindSpore's function calls an operator that the patch replaces."""
+    close(call(early_norm, X, GAMMA), rms_norm(X, GAMMA))
+    close(call(early_swiglu, X), swiglu(X))
+
+
+def test_functions_after_the_patch(mode):
+    """MindSpore's own operators are back: they have no kernel here."""
+    with msops.patch_mindspore():
+        call(ops.rms_norm, X, GAMMA)
+    with pytest.raises(RuntimeError, match=r"RmsNorm|Kernel select failed"):
+        call(ops.rms_norm, X, GAMMA)
+
+
+def test_modules_that_are_imported_later(monkeypatch):
+    """A module of MindSpore that takes a name during the patch gets MindSpore's own back."""
+    own = ops.swiglu
+    later = types.ModuleType("mindspore.later")
+    monkeypatch.setitem(sys.modules, later.__name__, later)
+    with msops.patch_mindspore():
+        later.swiglu = ops.swiglu
+    assert later.swiglu is own
+
+
+def test_names_that_something_else_replaces_meanwhile(monkeypatch):
+    with msops.patch_mindspore():
+        other = lambda x: x  # noqa: E731
+        monkeypatch.setattr(ops, "swiglu", other)
+    assert ops.swiglu is other
+
+
+def test_nothing_changes_on_ascend(monkeypatch):
+    before = names()
+    monkeypatch.setattr(mindspore, "get_context", {"device_target": "Ascend"}.get)
+    with msops.patch_mindspore():
+        assert names() == before
+    assert names() == before
+
+
+def test_a_version_that_lacks_names(monkeypatch):
+    for module, name, _ in list(patch.places()):
+        if name.lower().startswith("swiglu"):
+            monkeypatch.delattr(module, name)
+    with msops.patch_mindspore():
+        assert not hasattr(ops, "swiglu")
+        close(call(ops.rms_norm, X, GAMMA), rms_norm(X, GAMMA))
+
+
+def test_a_version_with_other_arguments(monkeypatch):
+    def swiglu(x, axis):
+        return x
+
+    monkeypatch.setattr(ops, "swiglu", swiglu)
+    before = names()
+    with pytest.raises(NotImplementedError, match=r"ops\.swiglu takes \(x, axis\) in .*takes \(input, dim\)$"):
+        msops.patch_mindspore()
+    assert names() == before
+
+
+def test_primitives_are_not_sharded(patched, monkeypatch):
+    norm = ops.RmsNorm()
+    assert norm.shard(((1, 1), (1,))) is norm
+    monkeypatch.setattr(mindspore, "get_auto_parallel_context", {"parallel_mode": "semi_auto_parallel"}.get)
+    with pytest.raises(NotImplementedError, match=r"^RmsNorm: msops' operators cannot be sharded$"):
+        norm.shard(((1, 1), (1,)))
+
+
+INT, HALF = X.astype(np.int32), X.astype(np.float16)
+MISTAKES = [
+    ("rms_norm", (INT, GAMMA), TypeError, "x must be float16, float32 or float64, got int32"),
+    ("rms_norm", (HALF, GAMMA), TypeError, "gamma must be float16"),
+    ("rms_norm", (X, None), TypeError, "gamma must be a Tensor, got NoneType"),
+    ("rms_norm", (X, numbers(4)), ValueError, "gamma must have the last axes of x, (2, 3, 4, 8), got (4,)"),
+    ("rms_norm", (X[0, 0, 0], numbers(1, 8)), ValueError, "gamma must have the last axes of x, (8,), got (1, 8)"),
+    ("rms_norm", (X, np.float32(1)), ValueError, "gamma must have the last axes of x, (2, 3, 4, 8), got ()"),
+    ("rms_norm", (X, GAMMA, 0.0), ValueError, "epsilon must be in (0, 1], got 0.0"),
+    ("rms_norm", (X, GAMMA, 2), ValueError, "epsilon must be in (0, 1], got 2"),
+    ("rms_norm", (X, GAMMA, "1"), TypeError, "epsilon must be a number, got str"),
+    ("add_rms_norm", (X, X[:1], GAMMA), ValueError, "x2 must have shape"),
+    ("add_rms_norm", (X, HALF, GAMMA), TypeError, "x2 must be float32"),
+    ("swiglu", (INT,), TypeError, "input must be float16, float32 or float64, got int32"),
+    ("swiglu", (X, 1), ValueError, "the axis dim must have an even length, got 1 of shape (2, 3, 4, 8)"),
+    ("swiglu", (X, 4), ValueError, "dim must be an axis of the input, of shape (2, 3, 4, 8), got 4"),
+    ("swiglu", (X, 1.0), TypeError, "dim must be an int, got float"),
+    ("rotary_position_embedding", (X[0], COS, SIN), ValueError, "x must have shape"),
+    ("rotary_position_embedding", (X, COS[..., :4], SIN), ValueError, "cos must have shape"),
+    ("rotary_position_embedding", (X, COS[:, :, :3], SIN[:, :, :3]), ValueError, "cos must have the sizes of x"),
+    ("rotary_position_embedding", (X, COS, SIN[:, :, :1]), ValueError, "sin must have shape"),
+    ("rotary_position_embedding", (X[..., :7], COS[..., :7], SIN[..., :7]), ValueError, "an even number of features"),
+    ("rotary_position_embedding", (X, COS, SIN, 2), ValueError, "mode must be 0 (halves) or 1 (neighbours), got 2"),
+    ("rotary_position_embedding", (X, COS, SIN, True), TypeError, "mode must be an int, got bool"),
+]
+
+
+@pytest.mark.parametrize(("name", "arguments", "error", "words"), MISTAKES)
+def test_mistakes(patched, name, arguments, error, words):
+    mindspore.set_context(mode=mindspore.PYNATIVE_MODE)
+    arguments = [Tensor(a) if isinstance(a, (np.ndarray, np.floating)) else a for a in arguments]
+    with pytest.raises(error) as caught:
+        getattr(ops, name)(*arguments)
+    assert str(caught.value).startswith(f"{name}: ")
+    assert words in str(caught.value)
+
+
+def test_mistakes_in_graph_mode(patched):
+    mindspore.set_context(mode=mindspore.GRAPH_MODE)
+    with pytest.raises(ValueError, match="rms_norm: gamma must have the last axes of x"):
+        Net(ops.rms_norm)(Tensor(X), Tensor(GAMMA[:4]))
