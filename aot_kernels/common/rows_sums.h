@@ -5,7 +5,8 @@
 //
 //   template <typename Team>
 //   MSOPS_BOTH auto load(int64_t row, Team&& team) const {
-//     return loaded(team.load(x[row]), team.load(dy[row]));
+//     const auto x_row = team.load(x[row]), dy_row = team.load(dy[row]);  // always in this order
+//     return loaded(x_row, dy_row);
 //   }
 //   template <typename Team, typename Held, typename Sums>
 //   MSOPS_BOTH void operator()(int64_t row, const Team& team, const Held& held, Sums& sums) const {
