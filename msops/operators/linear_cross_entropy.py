@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 _NAME = "linear_cross_entropy"
 _SIGNATURE = Signature("x(N, C), weight(V, C), labels(N, dtype=index), bias(V)? -> loss(N)")
 _CHUNKS = 8  # by default; with more, adding up the gradients of the weight takes longer
+_FEW = 2**20  # logits, for which chunks would cost more time than their memory is worth
 # A chunk's gradient of the weight is a sum over its rows. In float16 it is made smaller by this factor, so that it only
 # overflows where the sum is beyond 2^20.
 _SHRINK = 1 / 16
@@ -68,7 +69,8 @@ def linear_cross_entropy(
         label_smoothing (float): From 0 to 1. Default: ``0.0`` .
         z_loss (float): At least 0. Default: ``0.0`` .
         softcap (float): At least 0, where 0 means none. Default: ``0.0`` .
-        chunk (int): The number of rows of a chunk, at least 1. Default: ``None`` , an eighth of the rows.
+        chunk (int): The number of rows of a chunk, at least 1. Default: ``None`` , an eighth of the rows or, if
+            there are at most 2^20 logits, all rows.
 
     Returns:
         Tensor of shape (N,) for ``"none"`` , else (); float32, or float64 for float64 inputs.
@@ -202,7 +204,7 @@ class _Losses(nn.Cell):
 
     def losses(self, x: Tensor, weight: Tensor, labels: Tensor, bias: Tensor) -> Tensor:
         losses = ()  # type: tuple[Tensor, ...]
-        for start, stop in _chunks(x.shape[0], self.chunk):
+        for start, stop in _chunks(x.shape[0], weight.shape[0], self.chunk):
             rows = x[start:stop]
             if start > 0:
                 rows = ops.depend(rows, losses[-1])
@@ -239,7 +241,7 @@ class _Losses(nn.Cell):
         losses = ()  # type: tuple[Tensor, ...]
         dx = ()  # type: tuple[Tensor, ...]
         dweight = dbias = bias
-        for start, stop in _chunks(x.shape[0], self.chunk):
+        for start, stop in _chunks(x.shape[0], weight.shape[0], self.chunk):
             rows = x[start:stop]
             if start > 0:  # a chunk begins when the one before it has ended, so that its logits are gone
                 rows = ops.depend(rows, (losses[-1], dx[-1], dweight, dbias))
@@ -357,9 +359,11 @@ def _check(*inputs: Description | None) -> None:
 
 
 @ops.constexpr
-def _chunks(rows: int, chunk: int | None) -> tuple[tuple[int, int], ...]:
+def _chunks(rows: int, classes: int, chunk: int | None) -> tuple[tuple[int, int], ...]:
     """Returns where chunks begin and end."""
-    length = -(-rows // _CHUNKS) if chunk is None else chunk
+    length = chunk
+    if length is None:
+        length = rows if rows * classes <= _FEW else -(-rows // _CHUNKS)
     return tuple((start, min(rows, start + length)) for start in range(0, rows, length))
 
 

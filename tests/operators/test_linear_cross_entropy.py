@@ -122,7 +122,7 @@ def test_no_row_counts(mode):
 def test_float16_means_of_many_rows(mode):
     """A gradient that is divided by the number of rows keeps its digits, although 1e-7 is the smallest float16; one
     that is a sum over many rows does not overflow before it is divided."""
-    rows = 8192
+    rows = 2**15  # eight chunks
     x, weight = np.full((rows, 2), 20, np.float16), np.zeros((64, 2), np.float16)
     net = Net(msops.linear_cross_entropy)
     _, dweight, _ = run_gradient(net, [x, weight, np.zeros(rows, np.int32)], [np.float32(1)])
