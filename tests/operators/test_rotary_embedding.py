@@ -99,7 +99,12 @@ class TestRotaryEmbedding(OperatorTest):
         (zeros((1, 1, 2, 4), (2, 2), (2, 2)), dict(layout=1), TypeError, "layout must be a str, got int"),
         (zeros((1, 1, 2, 4), (2, 2), (2, 2)), dict(interleaved=1), TypeError, "interleaved must be a bool, got int"),
     )
-    huge = ((2**31 // (64 * 48) + 7, 64, 48, {}), (2**31 // (64 * 50) + 7, 64, 50, BOTH), (2**27 + 3, 2, 8, PAIRS))
+    huge = (
+        (2**31 // (64 * 48) + 7, 64, 48, {}),
+        (2**31 // (64 * 50) + 7, 64, 50, BOTH),
+        (2**27 + 3, 2, 8, PAIRS),
+        (2**30 + 5, 1, 4, {}),
+    )
 
     def operators(self, shapes=(), interleaved=False, layout="BHTD"):
         return chain(make_forward("rotary_embedding", interleaved, layout))
