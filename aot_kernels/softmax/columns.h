@@ -54,7 +54,7 @@ class ColumnsOnCpu {
 
   explicit ColumnsOnCpu(const Columns<Program, T>& all) : all_(all) {
     const int64_t of_set = all.s.length * all.s.inner;
-    is_short_ = of_set <= kRun && all.s.outer >= kRun / 4;
+    is_short_ = of_set <= 2 * kRun && all.s.outer >= kRun / 4;
     is_narrow_ = !is_short_ && all.s.inner <= kRun / 2;
     joined_ = std::max<int64_t>(1, std::clamp<int64_t>(of_set / 8, kRun / 2, kRun) / all.s.inner) * all.s.inner;
   }

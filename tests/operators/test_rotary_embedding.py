@@ -1,9 +1,11 @@
+import mindspore
 import numpy as np
 import pytest
 from mindspore import Tensor
 
 import msops
 from card import DTYPES, chain, length, random, zeros
+from msops.compat import VERSION
 from msops.operators.rotary_embedding import make_forward
 from operator_test import Net, OperatorTest, run, run_gradient
 
@@ -99,7 +101,12 @@ class TestRotaryEmbedding(OperatorTest):
         (zeros((1, 1, 2, 4), (2, 2), (2, 2)), dict(layout=1), TypeError, "layout must be a str, got int"),
         (zeros((1, 1, 2, 4), (2, 2), (2, 2)), dict(interleaved=1), TypeError, "interleaved must be a bool, got int"),
     )
-    huge = ((2**31 // (64 * 48) + 7, 64, 48, {}), (2**31 // (64 * 50) + 7, 64, 50, BOTH), (2**27 + 3, 2, 8, PAIRS))
+    huge = (
+        (2**31 // (64 * 48) + 7, 64, 48, {}),
+        (2**31 // (64 * 50) + 7, 64, 50, BOTH),
+        (2**27 + 3, 2, 8, PAIRS),
+        (2**30 + 5, 1, 4, {}),
+    )
 
     def operators(self, shapes=(), interleaved=False, layout="BHTD"):
         return chain(make_forward("rotary_embedding", interleaved, layout))
@@ -164,6 +171,17 @@ def test_cell(mode, start, dtype):
         got = net(Tensor(x), first).asnumpy()
         assert got.dtype == dtype
         np.testing.assert_allclose(got, want, rtol=1e-3 if dtype == "float16" else 1e-6, atol=1e-6)
+
+
+@pytest.mark.skipif(VERSION < (2, 7), reason="open sizes need MindSpore 2.7")
+def test_cell_of_open_length(mode):
+    net, opened = (msops.RotaryEmbedding(4, 16) for _ in range(2))
+    opened.set_inputs(Tensor(shape=[1, 2, None, 6], dtype=mindspore.float32))
+    for places in (3, 16):
+        (x,) = random(places, np.float32, (1, 2, places, 6))
+        np.testing.assert_array_equal(opened(Tensor(x)).asnumpy(), net(Tensor(x)).asnumpy())
+    with pytest.raises((RuntimeError, ValueError)):
+        opened(Tensor(np.zeros((1, 2, 17, 6), np.float32))).asnumpy()
 
 
 def test_products_depend_on_distances(mode):
