@@ -35,14 +35,7 @@ struct Settings {
             ignored,       reduction,     C(smoothing),   C(z),           C(softcap)};
   }
 
-  // Requires one loss for each row, or one.
-  void require_shape(Call& call, const Tensor& loss, int64_t rows) const {
-    if (reduction == Reduction::kNone) {
-      call.require_shape(loss, {rows});
-    } else {
-      call.require_shape(loss, {});
-    }
-  }
+  bool is_per_row() const { return reduction == Reduction::kNone; }
 };
 
 // Packs of a row are counted in 32 bits.
@@ -52,21 +45,21 @@ void require_countable(Call& call, const Tensor& logits) {
 
 }  // namespace
 
-// (logits, labels, weight?) -> (loss, stats, totals, losses, partial): `stats` has each row's RowStats, and
-// `totals` the total weight, the number of rows and the mean of all classes' weights. `losses` and `partial`
-// are scratch: the losses of rows, and sums over parts of the rows.
+// (logits, labels, weight?) -> (loss, stats, totals, losses, partial): `stats` has each row's RowStats, and `totals`
+// the total weight, the number of rows and the mean of all classes' weights. `losses` and `partial` are scratch: the
+// losses of rows, and sums over parts of the rows.
 MSOPS_ENTRY(CrossEntropyForward) {
+  const Settings settings(call);
   const Tensor logits = call.tensor("logits", 2), labels = call.tensor_of("index", "labels", 1);
   const Tensor weight = call.optional("weight", 1);
-  const Tensor result = call.tensor_of("accumulator", "loss"), stats = call.tensor_of("accumulator", "stats", 2);
-  const Tensor totals = call.tensor_of("accumulator", "totals", 1);
+  const Tensor result = call.tensor_of("accumulator", "loss", settings.is_per_row());
+  const Tensor stats = call.tensor_of("accumulator", "stats", 2), totals = call.tensor_of("accumulator", "totals", 1);
   const Tensor losses = call.scratch("losses", 1), partial = call.scratch("partial", 2);
-  const Settings settings(call);
   const int64_t rows = logits.dim(0), parts = partial.dim(0);
   call.require_shape(labels, {rows});
   require_countable(call, logits);
   if (call.has("weight")) call.require_shape(weight, {logits.dim(1)});
-  settings.require_shape(call, result, rows);
+  if (settings.is_per_row()) call.require_shape(result, {rows});
   call.require_shape(stats, {rows, 2});
   call.require_shape(totals, {3});
   call.require_shape(losses, {rows});
@@ -76,7 +69,7 @@ MSOPS_ENTRY(CrossEntropyForward) {
     using T = typename decltype(type)::type;
     using C = Compute<T>;
     const Loss<T> loss = settings.loss<T>(logits, labels, weight);
-    C* const of_rows = loss.reduction == Reduction::kNone ? result.as<C>() : losses.as<C>();
+    C* const of_rows = settings.is_per_row() ? result.as<C>() : losses.as<C>();
     if (call.on_cpu()) {
       require_classes(call, loss);
       on_cpu(call, rows, LossOfRowOnCpu<T>{loss, of_rows, stats.as<RowStats<C>>()},
@@ -95,24 +88,25 @@ MSOPS_ENTRY(CrossEntropyForward) {
 
 // (logits, labels, weight?, stats, totals, dloss) -> (dlogits)
 MSOPS_ENTRY(CrossEntropyBackward) {
+  const Settings settings(call);
   const Tensor logits = call.tensor("logits", 2), labels = call.tensor_of("index", "labels", 1);
   const Tensor weight = call.optional("weight", 1);
   const Tensor stats = call.tensor_of("accumulator", "stats", 2), totals = call.tensor_of("accumulator", "totals", 1);
-  const Tensor dloss = call.tensor_of("accumulator", "dloss"), dlogits = call.tensor("dlogits", 2);
-  const Settings settings(call);
+  const Tensor dloss = call.tensor_of("accumulator", "dloss", settings.is_per_row()),
+               dlogits = call.tensor("dlogits", 2);
   const int64_t rows = logits.dim(0);
   call.require_shape(labels, {rows});
   require_countable(call, logits);
   if (call.has("weight")) call.require_shape(weight, {logits.dim(1)});
   call.require_shape(stats, {rows, 2});
   call.require_shape(totals, {3});
-  settings.require_shape(call, dloss, rows);
+  if (settings.is_per_row()) call.require_shape(dloss, {rows});
   call.require_same_shape(dlogits, logits);
   return call.run([&](auto type) {
     using T = typename decltype(type)::type;
     using C = Compute<T>;
     const Loss<T> loss = settings.loss<T>(logits, labels, weight);
-    const bool is_per_row = loss.reduction == Reduction::kNone;
+    const bool is_per_row = settings.is_per_row();
     if (call.on_cpu()) {
       require_classes(call, loss);
       const GradientOfRowOnCpu<T> body{loss,       stats.as<RowStats<C>>(), totals.as<C>(), dloss.as<C>(),

@@ -13,12 +13,17 @@ from .operators.cross_entropy import CrossEntropyLoss as CrossEntropyLoss, cross
 from .operators.depthwise_conv2d import DepthwiseConv2d as DepthwiseConv2d, depthwise_conv2d as depthwise_conv2d
 from .operators.geglu import GeGLU as GeGLU, geglu as geglu
 from .operators.layer_norm import LayerNorm as LayerNorm, layer_norm as layer_norm
+from .operators.linear_cross_entropy import (
+    LinearCrossEntropyLoss as LinearCrossEntropyLoss,
+    linear_cross_entropy as linear_cross_entropy,
+)
 from .operators.lltm import LLTMCell as LLTMCell, lltm_cell as lltm_cell
 from .operators.lltm_sequence import LLTM as LLTM, lltm as lltm
 from .operators.rms_norm import RMSNorm as RMSNorm, rms_norm as rms_norm
 from .operators.rotary_embedding import RotaryEmbedding as RotaryEmbedding, rotary_embedding as rotary_embedding
 from .operators.sigmoid import Sigmoid as Sigmoid, sigmoid as sigmoid
 from .operators.silu import SiLU as SiLU, silu as silu
+from .operators.softmax import Softmax as Softmax, softmax as softmax
 from .operators.swiglu import SwiGLU as SwiGLU, swiglu as swiglu
 from .operators.trilinear_interpolation import (
     TrilinearInterpolation as TrilinearInterpolation,

@@ -32,6 +32,7 @@ class OperatorTest(Card):
     constants = ()  # the positions of floating inputs without a gradient, which gets zeros
     wrong = ()  # (inputs, settings, error, words of its message)
     half_in_float32 = half_gradient_in_float32 = True  # see assert_accurate
+    units = 1  # see assert_accurate
 
     def douts(self, inputs, settings):
         dtype = self.result_dtype(inputs[0].dtype.name)
@@ -64,7 +65,9 @@ class OperatorTest(Card):
         tensors = [Tensor(a) for a in inputs]
         outs = run(self.net(**settings), *tensors)
         assert {out.dtype for out in outs} == {np.dtype(self.result_dtype(dtype))}
-        assert_accurate(outs, functools.partial(self.reference, **settings), inputs, self.half_in_float32)
+        assert_accurate(
+            outs, functools.partial(self.reference, **settings), inputs, self.half_in_float32, units=self.units
+        )
         assert_equal([tensor.asnumpy() for tensor in tensors], inputs)  # the call has not changed them
 
     def test_cell(self, mode):
@@ -79,7 +82,7 @@ class OperatorTest(Card):
         gradients = run_gradient(self.net(**settings), inputs, douts)
         assert [gradient.dtype for gradient in gradients] == [x.dtype for x in inputs]
         reference = functools.partial(self.reference_gradient, **settings)
-        assert_accurate(gradients, reference, [*inputs, *douts], self.half_gradient_in_float32)
+        assert_accurate(gradients, reference, [*inputs, *douts], self.half_gradient_in_float32, units=self.units)
 
     def calls(self, case, dtype):
         """Returns the Cell and its gradient's Cell, each with the arrays that it takes."""

@@ -112,7 +112,8 @@ def test_ranks(attempt):
     inputs = {tensor.name: tensor.sizes for tensor in attempt.operator.signature.inputs}
     for name, param in attempt.params.items():
         sizes = inputs.get(name)
-        ranked = name in attempt.names.scratch or (sizes and not any(isinstance(n, ast.Starred) for n in sizes))
+        is_open = sizes is None or any(isinstance(n, ast.Starred) for n in sizes)
+        ranked = name in attempt.names.scratch or not is_open
         statuses = [Status.BAD_RANK] * bool(ranked or name not in inputs) + [Status.BAD_SHAPE] * (not ranked)
         for shape in ((*param.shape, 1), (1, *param.shape), param.shape[:-1], param.shape[1:]):
             if shape != param.shape and (name not in attempt.names.inputs or not attempt.fits({name: shape})):

@@ -140,6 +140,10 @@ struct PlaceOfRows {
   PlaceOfRows(const Tensor& tensor) : PlaceOfRows(Rows<const T>(tensor)) {}
 };
 
+// Elements of float64 move one by one, which takes no longer, and half as many kernels.
+template <typename T>
+constexpr bool kMovesPacks = sizeof(T) < 8;
+
 template <typename T>
 bool packs_tile(std::initializer_list<PlaceOfRows<T>> places) {
   return std::all_of(places.begin(), places.end(), [](const PlaceOfRows<T>& place) { return place.packs; });
@@ -151,14 +155,16 @@ bool packs_tile(std::initializer_list<PlaceOfRows<T>> places) {
 //
 // On the GPU the team depends on how many packs or elements a row has:
 //
-//   packs                     elements        team                            why
-//   up to 8                   up to 32        4 lanes, 2 packs each           64 rows in a block
+//   packs                     elements        team                             why
+//   up to 8                   up to 32        4 lanes, 2 packs each            64 rows in a block
 //   up to 32                                  16 lanes, 2 packs each
-//   up to 64                  up to 512       a warp, 2 packs each            no barrier
+//   up to 64                  up to 512       a warp, 2 packs each             no barrier
 //   up to 1024                                up to 512 threads, 2 packs each
+//   up to 2048                                up to 512 threads, 4 packs each
 //   up to 4096                up to 8192      up to 512 threads, 8 packs each
-//   up to 65536, from sm_90   up to 131072    2 to 16 blocks of these         the row stays on the chip
-//   more                      more            512 threads                     each reduction reads the row again
+//   up to 8192                up to 32768     up to 1024 threads, 8 packs each
+//   up to 65536, from sm_90   up to 131072    2 to 16 blocks of 512 threads    the row stays on the chip
+//   more                      more            512 threads                      each reduction reads the row again
 template <typename T, typename Body>
 void for_rows(Call& call, int64_t rows, std::initializer_list<PlaceOfRows<T>> places, const Body& body) {
   const int64_t columns = places.begin()->columns;
@@ -168,26 +174,27 @@ void for_rows(Call& call, int64_t rows, std::initializer_list<PlaceOfRows<T>> pl
   if (!call.ok() || rows == 0) return;
   if constexpr (kOnGpu<T>) {
     using C = Compute<T>;
-    constexpr int N = kPackWidth<T>;
-    if (packs_tile<T>(places)) {
-      const int64_t packs = columns / N;
-      if (packs <= 8) return launch_rows<C, TeamShape<4, N, 2>>(call, rows, packs, body);
-      if (packs <= 32) return launch_rows<C, TeamShape<16, N, 2>>(call, rows, packs, body);
-      if (packs <= 64) return launch_rows<C, TeamShape<32, N, 2>>(call, rows, packs, body);
-      if (packs <= 1024) return launch_rows<C, TeamShape<512, N, 2>>(call, rows, packs, body);
-      if (packs <= 2048) return launch_rows<C, TeamShape<512, N, 4>>(call, rows, packs, body);
-      if (packs <= 4096) return launch_rows<C, TeamShape<512, N, 8>>(call, rows, packs, body);
-      if (packs <= 8192) return launch_rows<C, TeamShape<1024, N, 8>>(call, rows, packs, body);
-      if (launch_rows_in_clusters<C, TeamShape<512, N, 8, true>>(call, rows, packs, body)) return;
-      launch_rows<C, TeamShape<512, N, 0>>(call, rows, packs, body);
-    } else {
-      if (columns <= 32) return launch_rows<C, TeamShape<4, 1, 8>>(call, rows, columns, body);
-      if (columns <= 512) return launch_rows<C, TeamShape<32, 1, 16>>(call, rows, columns, body);
-      if (columns <= 8192) return launch_rows<C, TeamShape<512, 1, 16>>(call, rows, columns, body);
-      if (columns <= 32768) return launch_rows<C, TeamShape<1024, 1, 32>>(call, rows, columns, body);
-      if (launch_rows_in_clusters<C, TeamShape<512, 1, 16, true>>(call, rows, columns, body)) return;
-      launch_rows<C, TeamShape<512, 1, 0>>(call, rows, columns, body);
+    if constexpr (kMovesPacks<T>) {
+      if (packs_tile<T>(places)) {
+        constexpr int N = kPackWidth<T>;
+        const int64_t packs = columns / N;
+        if (packs <= 8) return launch_rows<C, TeamShape<4, N, 2>>(call, rows, packs, body);
+        if (packs <= 32) return launch_rows<C, TeamShape<16, N, 2>>(call, rows, packs, body);
+        if (packs <= 64) return launch_rows<C, TeamShape<32, N, 2>>(call, rows, packs, body);
+        if (packs <= 1024) return launch_rows<C, TeamShape<512, N, 2>>(call, rows, packs, body);
+        if (packs <= 2048) return launch_rows<C, TeamShape<512, N, 4>>(call, rows, packs, body);
+        if (packs <= 4096) return launch_rows<C, TeamShape<512, N, 8>>(call, rows, packs, body);
+        if (packs <= 8192) return launch_rows<C, TeamShape<1024, N, 8>>(call, rows, packs, body);
+        if (launch_rows_in_clusters<C, TeamShape<512, N, 8, true>>(call, rows, packs, body)) return;
+        return launch_rows<C, TeamShape<512, N, 0>>(call, rows, packs, body);
+      }
     }
+    if (columns <= 32) return launch_rows<C, TeamShape<4, 1, 8>>(call, rows, columns, body);
+    if (columns <= 512) return launch_rows<C, TeamShape<32, 1, 16>>(call, rows, columns, body);
+    if (columns <= 8192) return launch_rows<C, TeamShape<512, 1, 16>>(call, rows, columns, body);
+    if (columns <= 32768) return launch_rows<C, TeamShape<1024, 1, 32>>(call, rows, columns, body);
+    if (launch_rows_in_clusters<C, TeamShape<512, 1, 16, true>>(call, rows, columns, body)) return;
+    launch_rows<C, TeamShape<512, 1, 0>>(call, rows, columns, body);
   }
 #endif
 }

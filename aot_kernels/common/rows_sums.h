@@ -272,24 +272,25 @@ int64_t for_rows_with_sums(Call& call, int64_t rows, std::initializer_list<Place
         in_cluster *= 2;
       return launch_rows_with_sums<C, decltype(shape), kSums>(call, rows, packs, body, parts, in_cluster, sums);
     };
+    [[maybe_unused]] const bool packs_fit = kMovesPacks<T> && packs_tile<T>(places);
+    constexpr int N = kMovesPacks<T> ? kPackWidth<T> : 1;
     if constexpr (!kHolds) {
-      constexpr int N = kPackWidth<T>;
-      const bool tiled = packs_tile<T>(places), is_short = columns <= 1024;
-      if (tiled) return is_short ? launch(TeamShape<64, N, 0>(), columns) : launch(TeamShape<512, N, 0>(), columns);
-      return is_short ? launch(TeamShape<64, 1, 0>(), columns) : launch(TeamShape<512, 1, 0>(), columns);
-    } else if (packs_tile<T>(places)) {
-      constexpr int N = kPackWidth<T>;
-      const int64_t packs = columns / N;
-      if (packs <= 8) return launch(TeamShape<4, N, 2>(), packs);
-      if (packs <= 32) return launch(TeamShape<16, N, 2>(), packs);
-      if (packs <= 64) return launch(TeamShape<32, N, 2>(), packs);
-      if (packs <= 128) return launch(TeamShape<32, N, 4>(), packs);
-      if (packs <= 1024) return launch(TeamShape<512, N, 2>(), packs);
-      if (const int64_t used = packs <= 16384 ? launch(TeamShape<512, N, 2, true>(), packs, 1024) : 0) return used;
-      if (const int64_t used = launch(TeamShape<512, N, 4, true>(), packs, 2048)) return used;
-      return launch(TeamShape<512, N, 0>(), packs);
-    }
-    if constexpr (kHolds) {
+      if (columns > 1024) return packs_fit ? launch(TeamShape<512, N, 0>(), 0) : launch(TeamShape<512, 1, 0>(), 0);
+      return packs_fit ? launch(TeamShape<64, N, 0>(), 0) : launch(TeamShape<64, 1, 0>(), 0);
+    } else {
+      if constexpr (kMovesPacks<T>) {
+        if (packs_fit) {
+          const int64_t packs = columns / N;
+          if (packs <= 8) return launch(TeamShape<4, N, 2>(), packs);
+          if (packs <= 32) return launch(TeamShape<16, N, 2>(), packs);
+          if (packs <= 64) return launch(TeamShape<32, N, 2>(), packs);
+          if (packs <= 128) return launch(TeamShape<32, N, 4>(), packs);
+          if (packs <= 1024) return launch(TeamShape<512, N, 2>(), packs);
+          if (const int64_t used = packs <= 16384 ? launch(TeamShape<512, N, 2, true>(), packs, 1024) : 0) return used;
+          if (const int64_t used = launch(TeamShape<512, N, 4, true>(), packs, 2048)) return used;
+          return launch(TeamShape<512, N, 0>(), packs);
+        }
+      }
       if (columns <= 32) return launch(TeamShape<4, 1, 8>(), columns);
       if (columns <= 512) return launch(TeamShape<32, 1, 16>(), columns);
       if (columns <= 4096) return launch(TeamShape<512, 1, 8>(), columns);

@@ -7,7 +7,7 @@
 //   up to 128                 the fewest that take a row  several rows in a block, no barrier
 //                             in one chunk, 4 to 32
 //   up to 512, many rows      32                          no barrier, and enough warps to fill a GPU
-//   up to 2048, or many rows  256                         six or more blocks on each multiprocessor hide the barriers
+//   up to 2048, or many rows  256                         four or more blocks on each multiprocessor hide the barriers
 //   more                      1024                        as many bytes in flight as a multiprocessor takes
 #pragma once
 
@@ -416,7 +416,7 @@ template <typename T>
 void launch_loss(Call& call, const Loss<T>& loss, Compute<T>* losses, RowStats<Compute<T>>* stats) {
   static const Gpu gpu;
   const int64_t packs = loss.classes / kPackWidth<T>;
-  const bool has_many_rows = loss.rows >= 8 * gpu.multiprocessors;
+  const bool has_many_rows = loss.rows >= 4 * gpu.multiprocessors;
   int lanes = kMostThreads<T>;
   if (packs <= 32 * kPacks || (packs <= 512 && loss.rows >= 64 * gpu.multiprocessors)) {
     lanes = lanes_of_short_row(packs);

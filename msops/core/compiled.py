@@ -32,6 +32,14 @@ class Compiling(PrimitiveWithInfer):
 compiling = Compiling()
 
 
+@ops.constexpr
+def records_gradients() -> bool:
+    """Tells whether PyNative mode records what runs, to differentiate it. True where MindSpore does not say."""
+    executor = mindspore.common.api._pynative_executor
+    asked = getattr(executor, "requires_grad", None) or getattr(executor, "grad_flag", None)
+    return asked is None or bool(asked())
+
+
 def once(make: Function) -> Function:
     """Decorates a function of constants that makes something, such as an operator.
 

@@ -76,11 +76,11 @@ def cross_entropy(
 
     Examples:
         >>> import mindspore, msops
-        >>> logits = mindspore.Tensor([[2.0, 0.0, 1.0], [0.0, 0.0, 0.0]], mindspore.float32)
-        >>> print(msops.cross_entropy(logits, mindspore.Tensor([0, 2]), reduction="none"))
-        [0.40760598 1.0986123 ]
-        >>> print(msops.cross_entropy(logits, mindspore.Tensor([0, -100])))
-        0.40760598
+        >>> logits = mindspore.Tensor([[0.0, 0.0, 0.0], [3.0, 3.0, -100.0]], mindspore.float32)
+        >>> print(msops.cross_entropy(logits, mindspore.Tensor([0, 1]), reduction="none"))
+        [1.0986123 0.6931472]
+        >>> print(msops.cross_entropy(logits, mindspore.Tensor([-100, 1])))
+        0.6931472
     """
     operator = make_primitive(_NAME, ignore_index, reduction, label_smoothing, z_loss, softcap, weight is not None)
     if weight is None:

@@ -125,22 +125,22 @@ def assert_accurate(
     inputs: Arrays,
     half_in_float32: bool = True,
     names: Sequence[str] | None = None,
+    units: int = 1,
 ) -> None:
     """Requires that errors are at most twice the largest error that `formula` makes in NumPy in the inputs' dtype.
 
-    One unit in the last place of the largest result is allowed on top, since NumPy's own error may happen to be 0. For
+    `units` in the last place of the largest result are allowed on top, since NumPy's own error may happen to be 0. For
     float16 the bound is tighter: NumPy computes in float32, and each result may be off by 0.75 units in its own last
     place, half a unit by rounding to nearest and a quarter for unlucky ties. Results that are not floating must be
     equal.
     """
     dtype = min((a.dtype for a in inputs if is_floating(a)), key=lambda dtype: dtype.itemsize, default=None)
     in_float32 = dtype == np.float16 and half_in_float32
-    units = 1
     with np.errstate(all="ignore"):
         try:
             exact = as_tuple(formula(*cast(inputs, np.longdouble if dtype == np.float64 else np.float64)))
         except TypeError:  # SciPy's functions and numpy.linalg's take no long double
-            exact, units = as_tuple(formula(*cast(inputs, np.float64))), 16
+            exact, units = as_tuple(formula(*cast(inputs, np.float64))), max(16, units)
         plain = as_tuple(formula(*(cast(inputs, np.float32) if in_float32 else inputs)))
     assert len(results) == len(exact), f"there are {len(results)} outputs, the reference has {len(exact)}"
     for i, (got, want, numpy) in enumerate(zip(results, map(np.asarray, exact), plain)):

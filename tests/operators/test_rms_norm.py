@@ -23,7 +23,7 @@ def factor_of(weight, x, offset):
     return x.dtype.type(1) if weight is None else weight.astype(x.dtype) + x.dtype.type(offset)
 
 
-def rms_norm(x, weight=None, eps=1e-6, offset=0.0, casting="llama"):
+def rms_norm(x, weight=None, eps=1e-6, offset=0.0, casting="llama", wide_weight=False):
     return (x * scale_of(x, eps) * factor_of(weight, x, offset),)
 
 
@@ -32,7 +32,7 @@ def dot(a, b):
     return (a * b).sum(-1, keepdims=True) / a.dtype.type(max(1, a.shape[-1]))
 
 
-def rms_norm_backward(x, *rest, eps=1e-6, offset=0.0, casting="llama"):
+def rms_norm_backward(x, *rest, eps=1e-6, offset=0.0, casting="llama", wide_weight=False):
     weight, dy = rest if len(rest) == 2 else (None, *rest)
     r = scale_of(x, eps)
     normal, g = x * r, dy * factor_of(weight, x, offset)
@@ -44,7 +44,7 @@ def over_rows(x):
     return x.sum(tuple(range(x.ndim - 1)))
 
 
-def rms_norm_backward_backward(x, *rest, eps=1e-6, offset=0.0, casting="llama"):
+def rms_norm_backward_backward(x, *rest, eps=1e-6, offset=0.0, casting="llama", wide_weight=False):
     weight, dy, ddx, ddweight = rest if len(rest) == 4 else (None, *rest, np.zeros((), x.dtype))
     r, factor = scale_of(x, eps), factor_of(weight, x, offset)
     normal, g, h = x * r, dy * factor, dy * ddweight
@@ -56,7 +56,7 @@ def rms_norm_backward_backward(x, *rest, eps=1e-6, offset=0.0, casting="llama"):
     return (dx, ddy) if weight is None else (dx, over_rows(along * dy), ddy)
 
 
-def units(eps=1e-6, offset=0.0, casting="llama"):
+def units(eps=1e-6, offset=0.0, casting="llama", wide_weight=False):
     """Returns how many units in its last place a float16 result may be off: the normalized row, the factor and their
     product are rounded; "none" also rounds the mean, the mean plus eps, and the scale."""
     return {"gemma": 0.75, "llama": 2.75, "none": 6}[casting]
@@ -84,9 +84,13 @@ class TestRmsNorm(OperatorTest):
     }
     # These have every kind of team, in packs and in single elements.
     further = {
-        f"{shape}": case(shape)
-        for columns in (8, 64, 256, 520, 4104, 12_000, 40_000, 140_000)
-        for shape in ((70_001 // columns + 1, columns), (5_001 // columns + 1, columns + 3))
+        **{
+            f"{shape}": case(shape)
+            for columns in (8, 64, 256, 520, 4104, 12_000, 40_000, 140_000)
+            for shape in ((70_001 // columns + 1, columns), (5_001 // columns + 1, columns + 3))
+        },
+        "float32 weight": case((9, 520), offset=0.5, wide_weight=True),
+        "float32 weight, single elements": case((9, 67), casting="gemma", wide_weight=True),
     }
     small = "small"
     hostile = ("small", "no weight")
@@ -106,12 +110,16 @@ class TestRmsNorm(OperatorTest):
         (zeros((2, 3)), dict(casting="LLAMA"), ValueError, "casting must be one of llama, gemma, none, got 'LLAMA'"),
     )
 
-    def operators(self, shapes=((1,), (1,)), eps=1e-6, offset=0.0, casting="llama"):
+    def operators(self, shapes=((1,), (1,)), eps=1e-6, offset=0.0, casting="llama", wide_weight=False):
         forward = make_forward("", eps, offset, casting)
         return chain(forward if len(shapes) > 1 else forward.without("weight"))
 
     def units(self, **settings):
         return units(**settings)
+
+    def inputs(self, shapes, dtype, seed=1, wide_weight=False, **settings):
+        x, *weight = super().inputs(shapes, dtype, seed)
+        return [x, *(w.astype(np.float32) if wide_weight and dtype == "float16" else w for w in weight)]
 
     def check_huge(self, gpu, rows, columns):
         x, weight = gpu.random(rows, columns), gpu.random(columns)

@@ -1,0 +1,335 @@
+// Columns are the sets of elements along an axis that is not the last one: neighbours of a column are `inner` elements
+// apart, and neighbouring columns are neighbours in memory. for_columns() reduces and maps them by a Program, which
+// for_rows() may also follow:
+//
+//   template <typename C>
+//   struct Program {
+//     static constexpr int kInputs, kOutputs, kPhases;
+//     static constexpr bool kScales;  // whether the only output is the last phase's term, times scale(found)
+//     // Each phase reduces one number of each element, and may use what the phases before it found.
+//     template <int phase> static C identity();
+//     template <int phase> static C of(const C (&in)[kInputs], const C (&found)[kPhases]);
+//     template <int phase> static C combine(C a, C b);
+//     static void map(const C (&in)[kInputs], const C (&found)[kPhases], C (&out)[kOutputs]);
+//   };
+#pragma once
+
+#include "../common/pack.h"
+#include "../common/parallel.h"
+
+namespace msops::softmax {
+
+struct Shape {
+  int64_t outer, length, inner;  // inner > 0
+
+  int64_t columns() const { return outer * inner; }
+};
+
+template <typename Program, typename T>
+struct Columns {
+  Shape s;
+  const T* in[Program::kInputs];
+  T* out[Program::kOutputs];
+};
+
+// Calls f(Constant<phase>{}) for each phase.
+template <typename Program, int phase = 0, typename F>
+MSOPS_BOTH void for_phases(const F& f) {
+  if constexpr (phase < Program::kPhases) {
+    f(Constant<phase>{});
+    for_phases<Program, phase + 1>(f);
+  }
+}
+
+// On the CPU, item i is a run of columns, whose elements are computed together:
+//
+//   columns                      run
+//   many neighbours              neighbouring columns
+//   few neighbours               all of them, with rows of several steps joined; equal columns are combined at the end
+//   ... of together few numbers  the same column of many sets
+template <typename Program, typename T>
+class ColumnsOnCpu {
+ public:
+  using C = Compute<T>;
+
+  explicit ColumnsOnCpu(const Columns<Program, T>& all) : all_(all) {
+    const int64_t of_set = all.s.length * all.s.inner;
+    is_short_ = of_set <= kRun && all.s.outer >= kRun / 4;
+    is_narrow_ = !is_short_ && all.s.inner <= kRun / 2;
+    joined_ = std::max<int64_t>(1, std::clamp<int64_t>(of_set / 8, kRun / 2, kRun) / all.s.inner) * all.s.inner;
+  }
+  int64_t items() const { return is_short_ ? runs(all_.s.outer) * all_.s.inner : all_.s.outer * runs_of_set(); }
+
+  MSOPS_CPU void operator()(int64_t i) const {
+    const int64_t inner = all_.s.inner, of_set = all_.s.length * inner;
+    if (is_short_) {
+      const int64_t set = i / inner * kRun, begin = set * of_set + i % inner;
+      return follow<true>({begin, begin + of_set, inner, std::min(kRun, all_.s.outer - set), of_set});
+    }
+    const int64_t set = i / runs_of_set() * of_set, first = i % runs_of_set() * kRun;
+    const int64_t width = is_narrow_ ? std::min(joined_, of_set) : std::min(kRun, inner - first);
+    follow<false>({set + first, set + of_set, is_narrow_ ? joined_ : inner, width, 1});
+  }
+
+ private:
+  static constexpr int64_t kRun = 64, kShortSum = 256;  // rows of a sum; with more, it would lose digits
+  // Terms of the last phase wait in the output for their scale, where they are not rounded.
+  static constexpr bool kStores = Program::kScales && std::is_same<T, C>::value;
+  using Results = C[Program::kPhases][kRun];
+
+  // Rows of `width` elements, which are `stride` apart, begin at begin, begin + step, ...
+  struct Run {
+    int64_t begin, end, step, width, stride;
+  };
+
+  static int64_t runs(int64_t columns) { return (columns + kRun - 1) / kRun; }
+  int64_t runs_of_set() const { return is_narrow_ ? 1 : runs(all_.s.inner); }
+
+  // The last row may be shorter, where rows are joined.
+  template <bool kStrided>
+  static MSOPS_CPU int64_t count(const Run& run, int64_t at) {
+    return kStrided ? run.width : std::min(run.width, run.end - at);
+  }
+
+  template <bool kStrided>
+  MSOPS_CPU void follow(const Run& run) const {
+    Results found;
+    for_phases<Program>([&](auto phase) { reduce<kStrided, phase>(run, found); });
+    for (int64_t at = run.begin; at < run.end; at += run.step) map<kStrided>(run, at, found);
+  }
+
+  template <bool kStrided, int phase>
+  MSOPS_CPU void reduce(const Run& run, Results& found) const {
+    C total[kRun], part[kRun];
+    for (int64_t j = 0; j < run.width; ++j) total[j] = Program::template identity<phase>();
+    for (int64_t at = run.begin; at < run.end;) {
+      for (int64_t j = 0; j < run.width; ++j) part[j] = Program::template identity<phase>();
+      for (int64_t rows = 0; rows < kShortSum && at < run.end; ++rows, at += run.step)
+        add<kStrided, phase>(run, at, found, part);
+      for (int64_t j = 0; j < run.width; ++j) total[j] = Program::template combine<phase>(total[j], part[j]);
+    }
+    const int64_t columns = !kStrided && is_narrow_ ? all_.s.inner : run.width;
+    for (int64_t rows = run.width / columns; rows > 1; rows -= rows / 2) {
+      const int64_t half = rows / 2 * columns, rest = (rows - rows / 2) * columns;
+#pragma omp simd
+      for (int64_t j = 0; j < half; ++j) total[j] = Program::template combine<phase>(total[j], total[rest + j]);
+    }
+    for (int64_t j = 0; j < columns; ++j) found[phase][j] = total[j];
+    for (int64_t done = columns; done < run.width; done *= 2) {
+      const int64_t more = std::min(done, run.width - done);
+#pragma omp simd
+      for (int64_t j = 0; j < more; ++j) found[phase][done + j] = found[phase][j];
+    }
+  }
+
+  template <bool kStrided, int phase>
+  MSOPS_CPU void add(const Run& run, int64_t at, const Results& found, C (&part)[kRun]) const {
+    const int64_t stride = kStrided ? run.stride : 1, n = count<kStrided>(run, at);
+#pragma omp simd
+    for (int64_t j = 0; j < n; ++j) {
+      C in[Program::kInputs], of_column[Program::kPhases];
+      read(at + j * stride, j, found, in, of_column);
+      const C term = Program::template of<phase>(in, of_column);
+      if (kStores && phase == Program::kPhases - 1) assign(all_.out[0][at + j * stride], term);
+      part[j] = Program::template combine<phase>(part[j], term);
+    }
+  }
+
+  template <bool kStrided>
+  MSOPS_CPU void map(const Run& run, int64_t at, const Results& found) const {
+    const int64_t stride = kStrided ? run.stride : 1, n = count<kStrided>(run, at);
+#pragma omp simd
+    for (int64_t j = 0; j < n; ++j) {
+      C in[Program::kInputs], of_column[Program::kPhases], out[Program::kOutputs];
+      read(at + j * stride, j, found, in, of_column);
+      if constexpr (kStores) {
+        out[0] = C(all_.out[0][at + j * stride]) * Program::scale(of_column);
+      } else {
+        Program::map(in, of_column, out);
+      }
+      for (int o = 0; o < Program::kOutputs; ++o) assign(all_.out[o][at + j * stride], out[o]);
+    }
+  }
+
+  MSOPS_CPU void read(int64_t at, int64_t j, const Results& found, C (&in)[Program::kInputs],
+                      C (&of_column)[Program::kPhases]) const {
+    for (int a = 0; a < Program::kInputs; ++a) in[a] = C(all_.in[a][at]);
+    for (int p = 0; p < Program::kPhases; ++p) of_column[p] = found[p][j];
+  }
+
+  Columns<Program, T> all_;
+  bool is_short_, is_narrow_;
+  int64_t joined_;  // elements of a joined row
+};
+
+#ifdef __CUDACC__
+constexpr int kColumnThreads = 512;
+
+// Grid says which elements the threads of a block take: 2^lane_bits neighbouring packs of columns, 2^step_bits threads
+// for each of them, which share its length, and 2^outer_bits sets of columns.
+struct Grid {
+  int lane_bits, step_bits, outer_bits;
+  int64_t packs;   // of columns, in a set of them
+  unsigned tiles;  // blocks for the packs of a set
+};
+
+template <int N, typename Program, typename T>
+class ColumnTeam {
+ public:
+  using C = Compute<T>;
+  using Found = C[N][Program::kPhases];
+
+  __device__ ColumnTeam(const Columns<Program, T>& all, const Grid& grid, C* shared)
+      : all_(all), shared_(shared), lanes_(1u << grid.lane_bits), steps_(1u << grid.step_bits) {
+    const unsigned thread = threadIdx.x >> grid.lane_bits, group = blockIdx.x / grid.tiles;
+    const int64_t pack = (int64_t{blockIdx.x % grid.tiles} << grid.lane_bits) + (threadIdx.x & (lanes_ - 1));
+    const int64_t outer = (int64_t{group} << grid.outer_bits) + (thread >> grid.step_bits);
+    step_ = thread & (steps_ - 1);
+    // Threads without a column take part in the team's shuffles and barriers.
+    length_ = pack < grid.packs && outer < all.s.outer ? all.s.length : 0;
+    start_ = outer * all.s.length * all.s.inner + pack * N;
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i)
+      if (at(i) < length_) read(at(i), held_[i]);
+  }
+
+  template <int phase>
+  __device__ void reduce(Found& found) const {
+    C results[N];
+    for (C& result : results) result = Program::template identity<phase>();
+    each([&](int64_t, const Pack<T, N>(&packs)[Program::kInputs]) {
+      for (int j = 0; j < N; ++j) {
+        C in[Program::kInputs];
+        for (int a = 0; a < Program::kInputs; ++a) in[a] = C(packs[a].values[j]);
+        results[j] = Program::template combine<phase>(results[j], Program::template of<phase>(in, found[j]));
+      }
+    });
+    over_team<phase>(results);
+    for (int j = 0; j < N; ++j) found[j][phase] = results[j];
+  }
+
+  __device__ void map(const Found& found) const {
+    each([&](int64_t k, const Pack<T, N>(&packs)[Program::kInputs]) {
+      Pack<T, N> out[Program::kOutputs];
+      for (int j = 0; j < N; ++j) {
+        C in[Program::kInputs], of[Program::kOutputs];
+        for (int a = 0; a < Program::kInputs; ++a) in[a] = C(packs[a].values[j]);
+        Program::map(in, found[j], of);
+        for (int o = 0; o < Program::kOutputs; ++o) assign(out[o].values[j], of[o]);
+      }
+      for (int o = 0; o < Program::kOutputs; ++o) store_at_once(all_.out[o] + start_ + k * all_.s.inner, out[o]);
+    });
+  }
+
+ private:
+  static constexpr int kHeld = 8 / Program::kInputs;  // packs of each input, which stay in registers
+
+  __device__ int64_t at(int i) const { return step_ + int64_t{i} * steps_; }
+
+  __device__ void read(int64_t k, Pack<T, N> (&packs)[Program::kInputs]) const {
+    for (int a = 0; a < Program::kInputs; ++a) packs[a] = load<N>(all_.in[a] + start_ + k * all_.s.inner);
+  }
+
+  // Calls f(k, packs) for this thread's elements k of the columns. Those that it does not hold it reads again.
+  template <typename F>
+  __device__ void each(const F& f) const {
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i)
+      if (at(i) < length_) f(at(i), held_[i]);
+#pragma unroll 4
+    for (int64_t k = at(kHeld); k < length_; k += steps_) {
+      Pack<T, N> packs[Program::kInputs];
+      read(k, packs);
+      f(k, packs);
+    }
+  }
+
+  // Combines the results of the threads that share columns, in a fixed order.
+  template <int phase>
+  __device__ void over_team(C (&results)[N]) const {
+    const unsigned team = lanes_ * steps_;
+    for (unsigned distance = (team < 32 ? team : 32) / 2; distance >= lanes_; distance /= 2)
+      for (C& result : results)
+        result = Program::template combine<phase>(result, __shfl_xor_sync(~0u, result, distance));
+    if (team <= 32) return;
+    const unsigned lane = threadIdx.x & (lanes_ - 1), of_warp = lanes_ < 32 ? lanes_ : 32, warp = threadIdx.x / 32;
+    if ((threadIdx.x & 31) < of_warp)
+      for (int j = 0; j < N; ++j) shared_[(warp * of_warp + lane) * N + j] = results[j];
+    __syncthreads();
+    const unsigned warps = team / 32, first = warp / warps * warps;
+    for (int j = 0; j < N; ++j) results[j] = shared_[(first * of_warp + lane) * N + j];
+    for (unsigned w = first + 1; w < first + warps; ++w)
+      for (int j = 0; j < N; ++j)
+        results[j] = Program::template combine<phase>(results[j], shared_[(w * of_warp + lane) * N + j]);
+    __syncthreads();  // before the next phase writes there
+  }
+
+  Columns<Program, T> all_;
+  C* shared_;
+  unsigned lanes_, steps_;
+  int64_t step_, length_, start_;
+  Pack<T, N> held_[kHeld][Program::kInputs];
+};
+
+template <int N, typename Program, typename T>
+__global__ void __launch_bounds__(kColumnThreads) columns_kernel(Columns<Program, T> all, Grid grid) {
+  __shared__ Compute<T> shared[kColumnThreads * N];
+  const ColumnTeam<N, Program, T> team(all, grid, shared);
+  Compute<T> found[N][Program::kPhases];
+  for_phases<Program>([&](auto phase) { team.template reduce<phase>(found); });
+  team.map(found);
+}
+
+inline int bits_for(int64_t n, int most) {
+  int bits = 0;
+  while (bits < most && (int64_t{1} << bits) < n) ++bits;
+  return bits;
+}
+
+// A block has up to 32 neighbouring packs, or fewer, down to 128 bytes, if its threads then hold a longer column. More
+// threads share a column if there are few columns.
+template <int N, typename Program, typename T>
+void launch_columns(Call& call, const Columns<Program, T>& all) {
+  constexpr int kBits = 9, kBlockBits = 8;  // of the threads of a block, at most and if columns are short
+  static_assert(1 << kBits == kColumnThreads, "a block has at most kColumnThreads threads");
+  constexpr int64_t kHeld = 8 / Program::kInputs, kFewThreads = 1 << 17;
+  const Shape& s = all.s;
+  const int64_t packs = s.inner / N, shared_by = (s.length + kHeld - 1) / kHeld;
+  Grid grid{};
+  grid.packs = packs;
+  grid.lane_bits = bits_for(packs, 5);
+  grid.step_bits = bits_for(shared_by, kBits);
+  while (s.outer * packs << grid.step_bits < kFewThreads && int64_t{1} << grid.step_bits < s.length) ++grid.step_bits;
+  const int fewest_lanes = std::min(grid.lane_bits, N == 1 ? 4 : 3);
+  grid.lane_bits = std::max(fewest_lanes, std::min(grid.lane_bits, kBits - grid.step_bits));
+  grid.step_bits = std::min(grid.step_bits, kBits - grid.lane_bits);
+  grid.outer_bits = bits_for(s.outer, std::max(0, kBlockBits - grid.lane_bits - grid.step_bits));
+  const int64_t tiles = ((packs - 1) >> grid.lane_bits) + 1, groups = ((s.outer - 1) >> grid.outer_bits) + 1;
+  call.require(tiles * groups <= INT32_MAX, kBadShape, "too many columns for one launch");
+  if (!call.ok()) return;
+  grid.tiles = static_cast<unsigned>(tiles);
+  // A warp must be whole, for its shuffles.
+  const int bits = std::max(5, grid.lane_bits + grid.step_bits + grid.outer_bits);
+  columns_kernel<N><<<static_cast<unsigned>(tiles * groups), 1u << bits, 0, call.stream()>>>(all, grid);
+  call.check_launch();
+}
+#endif
+
+template <typename Program, typename T>
+void for_columns(Call& call, const Columns<Program, T>& all) {
+  if (call.on_cpu()) {
+    const ColumnsOnCpu<Program, T> body(all);
+    const double elements = static_cast<double>(all.s.columns() * all.s.length);
+    return on_cpu(call, body.items(), body, 4 * elements / static_cast<double>(std::max<int64_t>(1, body.items())));
+  }
+#ifdef __CUDACC__
+  uintptr_t addresses = 0;  // as aligned as the least aligned
+  for (const T* in : all.in) addresses |= reinterpret_cast<uintptr_t>(in);
+  for (const T* out : all.out) addresses |= reinterpret_cast<uintptr_t>(out);
+  constexpr int kWidest = Program::kInputs > 2 ? 1 : kPackWidth<T>;  // gradients of gradients are rare
+  with_width<T, kWidest>(false, all.s.inner, {reinterpret_cast<const T*>(addresses)},
+                         [&](auto width) { launch_columns<width>(call, all); });
+#endif
+}
+
+}  // namespace msops::softmax

@@ -1,0 +1,155 @@
+import numpy as np
+import pytest
+from mindspore import Tensor
+
+import msops
+from card import Card, random, zeros
+from gpu import BIG
+from msops.operators import linear_cross_entropy as operators
+from msops.testing.checks import Net
+from operator_test import OperatorTest, check_training, run, run_gradient
+from test_cross_entropy import accumulator, cross_entropy, gradient as gradient_of_logits
+
+ALL = dict(label_smoothing=0.1, z_loss=0.01, softcap=5.0)
+
+
+def logits_of(x, weight, bias):
+    return x @ weight.T + (bias[0] if bias else x.dtype.type(0))
+
+
+def shapes(rows, hidden, classes, bias=False):
+    return [(rows, hidden), (classes, hidden), (rows,), *[(classes,)] * bias]
+
+
+class TestLinearCrossEntropy(OperatorTest):
+    function = msops.linear_cross_entropy
+    cases = {
+        "mean": (shapes(9, 3, 7, True), {"chunk": 4, **ALL}),
+        "sum": (shapes(5, 8, 40), {"reduction": "sum", "chunk": 2}),
+        "none": (shapes(10, 3, 17, True), {"reduction": "none", "ignore_index": 3, "chunk": 6, **ALL}),
+        "one row": (shapes(1, 1, 1), {}),
+        "no rows": (shapes(0, 4, 5, True), {}),
+        "nothing to multiply": (shapes(3, 0, 5, True), {}),
+        "large": (shapes(300, 64, 1009), {"chunk": 160}),
+    }
+    small = "mean"
+    half_in_float32 = half_gradient_in_float32 = False  # logits and their gradients are rounded
+    units = 4  # a mean is one number, and the gradients' sums are short: their error in NumPy is a matter of luck
+    wrong = (
+        ([*zeros((2, 3)), np.zeros((5, 3), np.float16), np.zeros(2, np.int32)], {}, TypeError,
+         "linear_cross_entropy: weight must be float32 as x is, got float16"),
+        ([*zeros((2, 3), (5, 4)), np.zeros(2, np.int32)], {}, ValueError,
+         "linear_cross_entropy: weight must have shape (V, C) = (5, 3), got (5, 4)"),
+        (zeros((2, 3), (5, 3), 2), {}, TypeError,
+         "linear_cross_entropy: labels must be int32 or int64, got float32"),
+        ([*zeros((2, 3), (5, 3)), np.zeros(2, np.int32), *zeros(3)], {}, ValueError,
+         "linear_cross_entropy: bias must have shape (V,) = (5,), got (3,)"),
+        ([*zeros((2, 3), (5, 3)), np.zeros(2, np.int32)], {"chunk": 0}, ValueError,
+         "linear_cross_entropy: chunk must be at least 1, got 0"),
+        ([*zeros((2, 3), (5, 3)), np.zeros(2, np.int32)], {"reduction": "max"}, ValueError,
+         "linear_cross_entropy: reduction must be one of none, sum, mean, got 'max'"),
+    )  # fmt: skip
+
+    def operators(self, shapes=(), **settings):
+        return []
+
+    def inputs(self, shapes, dtype, seed=1, ignore_index=-100, **settings):
+        """Returns random tensors, and labels of which about a fifth is ignored."""
+        rng = np.random.default_rng(seed)
+        labels = rng.integers(0, shapes[1][0], shapes[2])
+        labels[rng.random(len(labels)) < 0.2] = ignore_index
+        x, weight, *bias = random(seed, dtype, *shapes[:2], *shapes[3:])
+        return [x, weight, labels.astype(np.int64 if shapes[1][0] % 2 else np.int32), *bias]
+
+    def result_dtype(self, dtype):
+        return accumulator(dtype).name
+
+    def reference(self, x, weight, labels, *bias, chunk=None, **settings):
+        return cross_entropy(logits_of(x, weight, bias), labels, **settings)[:1]
+
+    def reference_gradient(self, x, weight, labels, *rest, chunk=None, **settings):
+        *bias, dloss = rest
+        dlogits = gradient_of_logits(logits_of(x, weight, bias), labels, None, dloss, settings)
+        dbias = [dlogits.sum(0)] if bias else []
+        return dlogits @ weight, dlogits.T @ x, np.zeros_like(labels), *dbias
+
+
+class ScaleCard(Card):
+    operator = operators.scale
+    formulas = (lambda x, factor: ((x * factor).astype(x.dtype),),)
+    cases = {
+        "matrix": ([(7, 13), ()], {}),
+        "scalar": ([(), ()], {}),
+        "empty": ([(0, 3), ()], {}),
+        "large": ([(1, 300_001), ()], {}),
+    }
+    small = "matrix"
+    huge = ((BIG,),)
+
+    def inputs(self, shapes, dtype, seed=1, **settings):
+        x, factor = random(seed, dtype, *shapes)
+        return [x, factor.astype(accumulator(dtype))]
+
+    def check_huge(self, gpu, n):
+        x = gpu.random(n)
+        (y,) = gpu.run(operators.scale, x, gpu.torch.tensor(0.5, device="cuda"))
+        gpu.assert_equal(y, x / 2)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_chunks(mode, reduction):
+    """Losses do not depend on the chunks, and gradients do by rounding alone."""
+    inputs = TestLinearCrossEntropy().inputs(shapes(6, 8, 30, True), np.float64)
+    results = []
+    for chunk in (2, 4, 1000, None):
+        net = Net(msops.linear_cross_entropy, reduction=reduction, chunk=chunk)
+        (loss,) = run(net, *inputs)
+        results.append([loss, *run_gradient(net, inputs, [np.ones_like(loss)])])
+    for result in results[1:]:
+        for got, want in zip(result, results[0]):
+            np.testing.assert_allclose(got, want, rtol=1e-12, atol=1e-13)
+
+
+def test_no_row_counts(mode):
+    x, weight = random(1, np.float32, (4, 3), (5, 3))
+    labels = np.full(4, -100, np.int32)
+    net = Net(msops.linear_cross_entropy)
+    assert run(net, x, weight, labels)[0] == 0
+    for gradient in run_gradient(net, [x, weight, labels], [np.float32(1)]):
+        np.testing.assert_array_equal(gradient, np.zeros_like(gradient))
+
+
+def test_float16_means_of_many_rows(mode):
+    """A gradient that is divided by the number of rows keeps its digits, although 1e-7 is the smallest float16; one
+    that is a sum over many rows does not overflow before it is divided."""
+    rows = 8192
+    x, weight = np.full((rows, 2), 20, np.float16), np.zeros((64, 2), np.float16)
+    net = Net(msops.linear_cross_entropy)
+    _, dweight, _ = run_gradient(net, [x, weight, np.zeros(rows, np.int32)], [np.float32(1)])
+    np.testing.assert_allclose(dweight, np.where(np.arange(64) == 0, -63 / 64, 1 / 64)[:, None] * [20, 20], rtol=2e-3)
+
+
+@pytest.mark.parametrize("mode", ["pynative"], indirect=True)
+def test_gradients_are_left_out(mode, monkeypatch):
+    """PyNative mode computes no gradients if none are wanted."""
+    inputs = TestLinearCrossEntropy().inputs(shapes(6, 4, 9), np.float32)
+    net = Net(msops.linear_cross_entropy)
+    (want,) = run(net, *inputs)
+
+    calls, multiply = [], operators.transposed_times
+    monkeypatch.setattr(operators, "transposed_times", lambda *inputs: calls.append(1) or multiply(*inputs))
+    assert run(net, *inputs)[0] == want
+    assert not calls
+    run_gradient(net, inputs, [np.float32(1)])
+    assert calls
+
+
+@pytest.mark.parametrize("has_bias", [False, True], ids=["without bias", "bias"])
+def test_cell_trains(mode, has_bias):
+    x, _, labels, *_ = TestLinearCrossEntropy().inputs(shapes(2, 8, 20), np.float32)
+    net = msops.LinearCrossEntropyLoss(8, 20, has_bias=has_bias, label_smoothing=0.1)
+    bias = [net.bias.asnumpy()] if has_bias else []
+    want = run(Net(msops.linear_cross_entropy, label_smoothing=0.1), x, net.weight.asnumpy(), labels, *bias)
+    np.testing.assert_array_equal(run(net, x, labels), want)
+    assert run(net, x.astype(np.float16), labels)[0].dtype == np.float32
+    check_training(net, Tensor(x), Tensor(labels))
