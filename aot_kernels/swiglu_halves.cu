@@ -93,7 +93,7 @@ void compute(Call& call, int64_t parts, int64_t length, const Parts<const T> (&i
   };
   if (length == 0) return;
   if (call.on_cpu()) {
-    constexpr int kBlock = 2048;
+    constexpr int kBlock = 256;
     const int64_t units = (length + kBlock - 1) / kBlock;
     constexpr double kCost = 8;  // of an element, for its exponential
     return on_cpu(call, parts * units, with(ComputePacks<T, kBlock, kIn, kOut>()),

@@ -32,7 +32,7 @@ class TestSwigluHalves(OperatorTest):
         "no elements": ([(3, 2, 0)], {}),
         "one": ([(1, 2, 1)], {}),
         "prime": ([(7, 2, 13)], {}),
-        "past a block": ([(2, 2, 2049)], {}),
+        "past a block": ([(2, 2, 257)], {}),
         "large": ([(300, 2, 1024)], {}),
     }
     further = {f"{n}": ([(3, 2, n)], {}) for n in (2, 8, 31, 257, 1000, 4099)}
