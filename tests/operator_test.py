@@ -66,7 +66,11 @@ class OperatorTest(Card):
         outs = run(self.net(**settings), *tensors)
         assert {out.dtype for out in outs} == {np.dtype(self.result_dtype(dtype))}
         assert_accurate(
-            outs, functools.partial(self.reference, **settings), inputs, self.half_in_float32, units=self.units_of_largest
+            outs,
+            functools.partial(self.reference, **settings),
+            inputs,
+            self.half_in_float32,
+            units=self.units_of_largest,
         )
         assert_equal([tensor.asnumpy() for tensor in tensors], inputs)  # the call has not changed them
 
@@ -82,7 +86,9 @@ class OperatorTest(Card):
         gradients = run_gradient(self.net(**settings), inputs, douts)
         assert [gradient.dtype for gradient in gradients] == [x.dtype for x in inputs]
         reference = functools.partial(self.reference_gradient, **settings)
-        assert_accurate(gradients, reference, [*inputs, *douts], self.half_gradient_in_float32, units=self.units_of_largest)
+        assert_accurate(
+            gradients, reference, [*inputs, *douts], self.half_gradient_in_float32, units=self.units_of_largest
+        )
 
     def calls(self, case, dtype):
         """Returns the Cell and its gradient's Cell, each with the arrays that it takes."""

@@ -213,7 +213,7 @@ def test_every_operator_has_a_card():
     assert libraries == {path.stem for path in (ROOT / "aot_kernels").glob("*.cu")}
     public = [getattr(msops, name) for name in msops.__all__]
     functions = {f for f in public if inspect.isfunction(f) and f.__module__.startswith("msops.operators.")}
-    assert {type(card).function for card in CARDS} - {None} == functions
+    assert functions <= {type(card).function for card in CARDS}
 
 
 def test_every_entry_is_fuzzed():

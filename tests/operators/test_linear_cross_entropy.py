@@ -34,7 +34,7 @@ class TestLinearCrossEntropy(OperatorTest):
     }
     small = "mean"
     half_in_float32 = half_gradient_in_float32 = False  # logits and their gradients are rounded
-    units_of_largest = 4  # a mean is one number, and the gradients' sums are short: their error in NumPy is a matter of luck
+    units_of_largest = 4  # a mean is one number: NumPy's error of it is a matter of luck
     wrong = (
         ([*zeros((2, 3)), np.zeros((5, 3), np.float16), np.zeros(2, np.int32)], {}, TypeError,
          "linear_cross_entropy: weight must be float32 as x is, got float16"),
