@@ -97,7 +97,7 @@ void compute(Call& call, int64_t parts, int64_t length, const Parts<const T> (&i
     const int64_t units = (length + kBlock - 1) / kBlock;
     constexpr double kCost = 8;  // of an element, for its exponential
     return on_cpu(call, parts * units, with(ComputePacks<T, kBlock, kIn, kOut>()),
-                  kCost * std::min<double>(length, kBlock));
+                  kCost * static_cast<double>(std::min<int64_t>(length, kBlock)));
   }
   constexpr int N = kPackWidth<T>;
   bool packs = length % N == 0;

@@ -74,7 +74,7 @@ struct Tanh {
 
   MSOPS_BOTH explicit Tanh(C x) {
     constexpr C kFar = 64;  // s is 0 or 1 long before, and no power of a smaller x overflows
-    constexpr C kLinear = C(1.5957691216057307), kCubic = C(kLinear * 0.044715);
+    constexpr C kLinear = C(1.5957691216057307), kCubic = kLinear * C(0.044715);
     const C near = clamp(x, -kFar, kFar), square = near * near;
     const C u = near * (kLinear + kCubic * square), e = Activations<T>::exp(-abs(u));
     const C r = Activations<T>::quotient(C(1), 1 + e), s = u < 0 ? e * r : r, width = e * r * r;

@@ -227,9 +227,10 @@ class _Losses(nn.Cell):
         shrunk."""
         losses, dlogits = self.gradient_of_logits(x, weight, labels, bias, dlosses)
         dx, dbias = _times(dlogits, weight), bias
-        ones = _constant(1.0, (x.shape[0], 1), x.dtype)
-        if x.dtype == mindspore.float16:
-            x, ones = ops.mul(x, _SHRINK), ops.mul(ones, _SHRINK)
+        factor = _SHRINK if x.dtype == mindspore.float16 else 1.0
+        ones = _constant(factor, (x.shape[0], 1), x.dtype)
+        if x.dtype == mindspore.float16:  # on a GPU, MindSpore multiplies float16 by no number of Python
+            x = ops.mul(x, _constant(factor, (1,), x.dtype))
         if bias.shape != ():
             dbias = ops.reshape(transposed_times(dlogits, ones), bias.shape)
         return losses, dx, transposed_times(dlogits, x), dbias
