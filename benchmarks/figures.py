@@ -63,9 +63,9 @@ def of_gated():
     """Returns the targets of a gated activation, of the sizes GATED."""
     return {
         "GPU": [
-            Target("16384 x 14336", "share 0.99", 0.99, share("16384 x 14336")),
-            Target("16384 x 14336", "at most 1 % slower than the best peer", 0.99, best_peer("16384 x 14336")),
-            Target("4096 x 11008", "not slower than the best peer", 1, best_peer("4096 x 11008")),
+            Target("16384 x 14336", "share 0.99", 0.99, share("2^14 x 14336")),
+            Target("16384 x 14336", "at most 1 % slower than the best peer", 0.99, best_peer("2^14 x 14336")),
+            Target("4096 x 11008", "not slower than the best peer", 1, best_peer("2^12 x 11008")),
         ]
     }
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from benchmarks import naive, numpy_peers, report, targets
-from benchmarks.cases import kernel_cases, precisions, sequence_cases
+from benchmarks.cases import cell_cases, kernel_cases, precisions, sequence_cases
 from benchmarks.operators import BENCHMARKS
 from child import ROOT, environment, run_python
 from msops.testing.entry import has_gpu_code, outputs_of, prepare_operator
@@ -230,6 +230,30 @@ def test_pictures_of_many_operators(count):
     boxes = [axes.get_tightbbox() for axes in figure.axes]
     assert not any(a.overlaps(b) for a, b in itertools.combinations(boxes, 2))
     assert all(figure.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1 for box in boxes)
+
+
+@pytest.mark.parametrize("op", KERNELS)
+@pytest.mark.parametrize("device", ["GPU", "CPU"])
+def test_targets_find_their_cases(op, device):
+    rows = [
+        dict(part="device", op="copy", direction="", case="", dtype="", by="", us=1, bytes=4e6, named=0, beside=""),
+        dict(part="device", op="nothing", direction="", case="", dtype="", by="", us=1, bytes=0, named=0, beside=""),
+        dict(
+            part="device", op="multiply-add", direction="", case="", dtype="", by="", us=1, bytes=0, named=0, beside=""
+        ),
+    ]
+    rows[-1]["operations"] = 1e7
+    peers = ("msops", "torch", "MindSpore", "matmul + cross_entropy")
+    for case, dtype, by in itertools.product(kernel_cases(device, [op]), ("float32", "float16"), peers):
+        row = dict(part="kernel", op=op, direction=case.direction, case=case.name, dtype=dtype, by=by, us=1)
+        rows.append(dict(row, bytes=1e6, operations=0, named=case.named, beside=case.beside))
+    for case, dtype, by in itertools.product(cell_cases(device, [op]), ("float32", "float16"), peers):
+        for part, direction in itertools.product(("graph", "pynative"), ("forward", "forward+backward")):
+            row = dict(part=part, op=op, direction=direction, case=case.name, dtype=dtype, by=by, us=1)
+            rows.append(dict(row, bytes=0, operations=0, named=1, beside=""))
+    report.finish(rows)
+    for target in BENCHMARKS[op].targets.get(device, ()):
+        assert list(target.figures(rows)), f"{op}: no case is like {target.what}"
 
 
 def test_targets_and_picture_of_sequences(tmp_path):

@@ -8,7 +8,7 @@ from test_rotary_embedding import TestRotaryEmbedding
 from ..benchmark import Benchmark, OfFunction, Sizes
 from ..figures import Target, best_peer, share
 
-LLAMA = ("4 x 32 x 4096 x 128", "4 x 8 x 4096 x 128")
+LLAMA = ("4 x 32 x 2^12 x 128", "4 x 8 x 2^12 x 128")
 
 
 def composed(x, cos, sin):

@@ -8,7 +8,7 @@ from test_softmax import TestSoftmax
 from ..benchmark import Benchmark, OfFunction, Sizes
 from ..figures import Target, best_peer, share
 
-LARGE = ("32768 x 4096", "4096 x 32768")
+LARGE = ("2^15 x 2^12", "2^12 x 2^15")
 
 
 class Softmax(Benchmark):
