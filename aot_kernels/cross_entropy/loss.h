@@ -40,7 +40,7 @@ template <typename C>
 struct RowStats {
   C max = 0, share = 1;
 
-  MSOPS_BOTH C lse() const { return max - log(share); }
+  MSOPS_BOTH C lse() const { return max + log1p(1 / share - 1); }  // glibc's log needs version 2.29
 };
 
 // Totals are sums over the rows that count.
@@ -86,7 +86,7 @@ struct Loss {
 
   // Returns the cross-entropy of a row with x_y = own.
   MSOPS_BOTH C cross(int64_t label, C own, const RowSums<C>& row) const {
-    const C log_sum = log(row.sum);
+    const C log_sum = log1p(row.sum - 1);  // the sum is at least 1
     C result = (1 - smoothing) * weight_of(label) * (log_sum - (own - row.max));
     if (smoothing > 0)
       result += smoothing / C(classes) * (row.weights * (log_sum + (row.max - reference(own))) - row.below);
@@ -95,7 +95,7 @@ struct Loss {
 
   // Returns the loss of a row or, where losses are added up, its cross-entropy.
   MSOPS_BOTH C of_row(int64_t label, C own, const RowSums<C>& row) const {
-    const C lse = row.max + log(row.sum);
+    const C lse = row.max + log1p(row.sum - 1);
     return cross(label, own, row) + (reduction == Reduction::kNone ? z * lse * lse : C(0));
   }
 
