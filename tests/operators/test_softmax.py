@@ -5,8 +5,11 @@ from numpy import inf, nan
 
 import msops
 from card import DTYPES, lengths, random
+from msops.compat import VERSION
 from msops.operators.softmax import make_operators
 from operator_test import Gradient, Net, OperatorTest, run
+
+pytestmark = pytest.mark.skipif(VERSION < (2, 0), reason="not yet tested with MindSpore 1.10")
 
 
 def softmax(x, axis=-1):
