@@ -51,6 +51,9 @@ def translated(text):
         r"\1* const \2 = reinterpret_cast<\1*>(::emulator::dynamic_shared);",
         text,
     )
+    text = re.sub(r"__shared__ (alignas\(\w+\))", r"\1 __shared__", text)
+    text = re.sub(r"(?<![.>])\b(threadIdx|blockIdx|blockDim|gridDim)\.([xyz])\b", r"unsigned(\1.\2)", text)
+    text = text.replace("Kernel(reinterpret_cast<const void*>(kernel)", "Kernel(kernel")
     while "<<<" in text:
         at = text.index("<<<")
         begin = _beginning_of_name(text, at)
