@@ -11,7 +11,7 @@ import emulator
 from card import DTYPES, cards
 from gpu import check_call
 from msops.testing.abi import DEFAULT_STREAM, Param, prepare_call
-from msops.testing.entry import attributes_in_mindspore
+from msops.testing.entry import Status, attributes_in_mindspore
 
 SHIFTS = {"float16": 0, "float32": 1, "float64": 0}  # elements, off the alignment of packs
 
@@ -32,7 +32,10 @@ class Emulator:
     def status(self, operator, arrays):
         function = getattr(library_of(operator.entry.library.path.stem), operator.entry.name)
         attributes = attributes_in_mindspore(operator.attributes)
-        return prepare_call(function, [Param.of(x) for x in arrays], attributes, DEFAULT_STREAM)()
+        status = prepare_call(function, [Param.of(x) for x in arrays], attributes, DEFAULT_STREAM)()
+        if status == Status.LAUNCH_FAILED:  # no launch fails in the emulator
+            pytest.skip("the entry needs cuBLAS")
+        return status
 
 
 CASES = [
