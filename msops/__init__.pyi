@@ -9,6 +9,7 @@ from .core.signature import Signature as Signature
 from .core.spec import Spec as Spec
 from .operators.add import Add as Add, add as add
 from .operators.add_rms_norm import AddRMSNorm as AddRMSNorm, add_rms_norm as add_rms_norm
+from .operators.ball_query import BallQuery as BallQuery, ball_query as ball_query
 from .operators.cross_entropy import CrossEntropyLoss as CrossEntropyLoss, cross_entropy as cross_entropy
 from .operators.depthwise_conv2d import DepthwiseConv2d as DepthwiseConv2d, depthwise_conv2d as depthwise_conv2d
 from .operators.furthest_point_sample import (

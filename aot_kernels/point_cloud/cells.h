@@ -209,10 +209,43 @@ struct SortCloudOnCpu {
   }
 };
 
+// CellScratch takes the scratch of a search from a call: points(B, 3, N), lattices(B, 8), ends(B, N // 4 + 1,
+// dtype=int32) and order(B, N, dtype=int32).
+struct CellScratch {
+  Tensor sorted, lattices, ends, order;
+
+  explicit CellScratch(Call& call)
+      : sorted(call.scratch("points", 3)),
+        lattices(call.scratch("lattices", 2)),
+        ends(call.tensor_of("int32", "ends", 2)),
+        order(call.tensor_of("int32", "order", 2)) {}
+
+  void check(Call& call, int64_t clouds, int64_t size) const {
+    call.require(size <= INT32_MAX, kBadShape, "more than 2^31 - 1 points in a cloud");
+    call.require_shape(sorted, {clouds, 3, size});
+    call.require_shape(lattices, {clouds, kLatticeNumbers});
+    call.require_shape(ends, {clouds, size / 4 + 1});
+    call.require_shape(order, {clouds, size});
+  }
+
+  // Returns the cells for clouds (clouds, size, 3). They have at least `points` points in the mean, and at least the
+  // length `least`.
+  template <typename T>
+  CellsOfClouds<T> clouds(const Tensor& of, int64_t points, Compute<T> least = 0) const {
+    using C = Compute<T>;
+    const int64_t most = of.dim(1) / std::max<int64_t>(4, points) + 1;
+    return {of.as<T>(), nullptr,          of.dim(0),      of.dim(1),          most,
+            least,      lattices.as<C>(), sorted.as<C>(), ends.as<int32_t>(), order.as<int32_t>()};
+  }
+};
+
 template <typename T>
 void sort_on_cpu(Call& call, const CellsOfClouds<T>& all) {
   on_cpu(call, all.clouds, SortCloudOnCpu<T>{all}, 16 * static_cast<double>(all.size));
 }
+
+// Whether it pays on the CPU to sort a cloud for this many queries.
+inline bool pays_to_sort(int64_t size, int64_t queries) { return size >= 512 && queries >= 32; }
 
 constexpr int kRun = 64;  // distances that are computed together
 
