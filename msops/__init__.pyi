@@ -17,6 +17,7 @@ from .operators.furthest_point_sample import (
     furthest_point_sample as furthest_point_sample,
 )
 from .operators.geglu import GeGLU as GeGLU, geglu as geglu
+from .operators.knn import KNN as KNN, knn as knn
 from .operators.layer_norm import LayerNorm as LayerNorm, layer_norm as layer_norm
 from .operators.linear_cross_entropy import (
     LinearCrossEntropyLoss as LinearCrossEntropyLoss,
@@ -30,6 +31,7 @@ from .operators.sigmoid import Sigmoid as Sigmoid, sigmoid as sigmoid
 from .operators.silu import SiLU as SiLU, silu as silu
 from .operators.softmax import Softmax as Softmax, softmax as softmax
 from .operators.swiglu import SwiGLU as SwiGLU, swiglu as swiglu
+from .operators.three_nn import ThreeNN as ThreeNN, three_nn as three_nn
 from .operators.trilinear_interpolation import (
     TrilinearInterpolation as TrilinearInterpolation,
     trilinear_interpolation as trilinear_interpolation,
