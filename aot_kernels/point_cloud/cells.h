@@ -178,6 +178,16 @@ struct CellsOfClouds {
   }
 };
 
+// Makes a box hold a point.
+template <typename C>
+MSOPS_BOTH void grow(C (&low)[3], C (&high)[3], const Point<C>& p) {
+  const C of_point[3] = {p.x, p.y, p.z};
+  for (int axis = 0; axis < 3; ++axis) {
+    low[axis] = of_point[axis] < low[axis] ? of_point[axis] : low[axis];
+    high[axis] = of_point[axis] > high[axis] ? of_point[axis] : high[axis];
+  }
+}
+
 // Sorts a cloud on the CPU.
 template <typename T>
 struct SortCloudOnCpu {
@@ -204,14 +214,6 @@ struct SortCloudOnCpu {
       before += count;
     }
     for (int64_t i = 0; i < length; ++i) all.place(cloud, i, ends[lattice.number_of(all.point(cloud, i))]++);
-  }
-
-  static MSOPS_CPU void grow(C (&low)[3], C (&high)[3], const Point<C>& p) {
-    const C of_point[3] = {p.x, p.y, p.z};
-    for (int axis = 0; axis < 3; ++axis) {
-      low[axis] = of_point[axis] < low[axis] ? of_point[axis] : low[axis];
-      high[axis] = of_point[axis] > high[axis] ? of_point[axis] : high[axis];
-    }
   }
 };
 

@@ -36,7 +36,7 @@ class TestThreeNN(CloudTest):
     }
     further = {
         f"{unknown} of {known}": (shapes(2, unknown, known), {})
-        for unknown, known in ((1, 3), (65, 31), (40, 512), (33, 4097), (5000, 33))
+        for unknown, known in ((1, 3), (65, 31), (40, 512), (33, 4097), (1100, 33))
     }
     small = "neighbours"
     roundings = 64  # of sums of terms of both signs
