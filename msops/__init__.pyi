@@ -9,9 +9,15 @@ from .core.signature import Signature as Signature
 from .core.spec import Spec as Spec
 from .operators.add import Add as Add, add as add
 from .operators.add_rms_norm import AddRMSNorm as AddRMSNorm, add_rms_norm as add_rms_norm
+from .operators.ball_query import BallQuery as BallQuery, ball_query as ball_query
 from .operators.cross_entropy import CrossEntropyLoss as CrossEntropyLoss, cross_entropy as cross_entropy
 from .operators.depthwise_conv2d import DepthwiseConv2d as DepthwiseConv2d, depthwise_conv2d as depthwise_conv2d
+from .operators.furthest_point_sample import (
+    FurthestPointSample as FurthestPointSample,
+    furthest_point_sample as furthest_point_sample,
+)
 from .operators.geglu import GeGLU as GeGLU, geglu as geglu
+from .operators.knn import KNN as KNN, knn as knn
 from .operators.layer_norm import LayerNorm as LayerNorm, layer_norm as layer_norm
 from .operators.linear_cross_entropy import (
     LinearCrossEntropyLoss as LinearCrossEntropyLoss,
@@ -25,6 +31,7 @@ from .operators.sigmoid import Sigmoid as Sigmoid, sigmoid as sigmoid
 from .operators.silu import SiLU as SiLU, silu as silu
 from .operators.softmax import Softmax as Softmax, softmax as softmax
 from .operators.swiglu import SwiGLU as SwiGLU, swiglu as swiglu
+from .operators.three_nn import ThreeNN as ThreeNN, three_nn as three_nn
 from .operators.trilinear_interpolation import (
     TrilinearInterpolation as TrilinearInterpolation,
     trilinear_interpolation as trilinear_interpolation,

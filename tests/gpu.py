@@ -9,6 +9,11 @@ BIG = 2**31 + 4099  # elements, which take more than 4 GiB in float16
 GUARD = 16  # elements around each array, which leave room to shift it off the alignment of packs
 
 
+def unwritten(dtype):
+    """Returns what fills arrays before a call: NaN, or -1 for whole numbers."""
+    return np.nan if np.dtype(dtype).kind == "f" else -1
+
+
 class Guarded:
     """Holds an array of a device between guard elements."""
 
@@ -16,8 +21,7 @@ class Guarded:
         size = int(np.prod(shape, dtype=np.int64))
         self.memory = device.full(size + 2 * GUARD, -7, dtype)
         self.array = self.memory[GUARD + shift : GUARD + shift + size].reshape(shape)
-        unwritten = np.nan if np.dtype(dtype).kind == "f" else -1
-        self.array[...] = unwritten if values is None else device.array(values)
+        self.array[...] = unwritten(dtype) if values is None else device.array(values)
         self.before, self.after = self.memory[: GUARD + shift], self.memory[GUARD + shift + size :]
 
     def untouched(self):
@@ -74,7 +78,7 @@ class Gpu:
     def run(self, operator, *inputs):
         """Calls an entry and returns its outputs."""
         outputs = [
-            self.torch.full(shape, float("nan"), dtype=getattr(self.torch, d), device="cuda")
+            self.torch.full(shape, unwritten(d), dtype=getattr(self.torch, d), device="cuda")
             for shape, d in outputs_of(operator, inputs)
         ]
         assert self.status(operator, [*inputs, *outputs]) == 0
