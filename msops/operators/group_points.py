@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+from mindspore import Tensor, nn, ops
+
+from msops.core.factory import custom_op
+from msops.core.library import of_package
+
+
+def _gradient_of_backward(
+    idx: Tensor, dout: Tensor, features: Tensor, dfeatures: Tensor, ddfeatures: Tensor
+) -> tuple[Tensor, ...]:
+    """Calls the operator itself: it is linear, and its gradient is its transpose."""
+    return ops.zeros_like(idx), forward(ddfeatures, idx), ops.zeros_like(features)
+
+
+_library = of_package("group_points")
+backward = custom_op(
+    _library.GroupPointsBackward,
+    "idx(B, M, S, dtype=index), dout(B, C, M, S), features(B, C, N) -> dfeatures(B, C, N); "
+    "scratch(B * (M * S + max(1, min(32, M * S // 1024)) * N + 128), dtype=int32)",
+    gradient=_gradient_of_backward,
+)
+forward = custom_op(
+    _library.GroupPointsForward, "features(B, C, N), idx(B, M, S, dtype=index) -> out(B, C, M, S)", gradient=backward
+)
+
+
+def group_points(features: Tensor, idx: Tensor) -> Tensor:
+    r"""Takes the features of groups of points, such as the neighbours of each of M centers.
+
+    .. math::
+        \text{out}_{b, c, m, s} = \text{features}_{b,\, c,\, \text{idx}_{b, m, s}}
+
+    The gradient with respect to `features` adds up, for each point, what the groups that took it have, in a fixed
+    order. It has gradients of any order.
+
+    Args:
+        features (Tensor): Shape (B, C, N): C features of N points in each of B clouds; float16, float32 or float64.
+            Coordinates are features, too, with C = 3.
+        idx (Tensor): Shape (B, M, S), int32 or int64, from 0 to N - 1, such as `ball_query` and `knn` return. On the
+            CPU, another index is an error; on a GPU it gives 0, and no gradient.
+
+    Returns:
+        Tensor of shape (B, C, M, S), with the dtype of `features`.
+
+    Raises:
+        TypeError: If an input is not a Tensor of one of these dtypes.
+        ValueError: If an input has another shape.
+
+    Source:
+        Qi et al., "PointNet++: deep hierarchical feature learning on point sets in a metric space", 2017.
+
+    Examples:
+        >>> import mindspore, msops
+        >>> features = mindspore.Tensor([[[10.0, 11.0, 12.0]]], mindspore.float32)
+        >>> print(msops.group_points(features, mindspore.Tensor([[[0, 1], [2, 2]]])))
+        [[[[10. 11.]
+           [12. 12.]]]]
+    """
+    return forward(features, idx)
+
+
+class GroupPoints(nn.Cell):
+    """Takes the features of groups of points. See :func:`msops.group_points`."""
+
+    def construct(self, features: Tensor, idx: Tensor) -> Tensor:
+        return forward(features, idx)
+
+    construct.__doc__ = group_points.__doc__  # for help()
