@@ -27,6 +27,7 @@ from .operators.sigmoid import Sigmoid as Sigmoid, sigmoid as sigmoid
 from .operators.silu import SiLU as SiLU, silu as silu
 from .operators.softmax import Softmax as Softmax, softmax as softmax
 from .operators.swiglu import SwiGLU as SwiGLU, swiglu as swiglu
+from .operators.three_interpolate import ThreeInterpolate as ThreeInterpolate, three_interpolate as three_interpolate
 from .operators.trilinear_interpolation import (
     TrilinearInterpolation as TrilinearInterpolation,
     trilinear_interpolation as trilinear_interpolation,

@@ -85,11 +85,11 @@ struct RunOfTaps {
   C weight[kTaps][kTaps > 1 ? kRun : 1];
 
   template <typename Index, typename T>
-  MSOPS_CPU void read(int64_t count, const Index* from, [[maybe_unused]] const T* weights) {
+  MSOPS_CPU void read(int64_t count, const Index* from, const T* weights) {
     for (int k = 0; k < kTaps; ++k)
 #pragma omp simd
       for (int64_t j = 0; j < count; ++j) index[k][j] = static_cast<int32_t>(from[j * kTaps + k]);
-    if constexpr (kTaps > 1)
+    if (kTaps > 1 && weights)
       for (int k = 0; k < kTaps; ++k)
 #pragma omp simd
         for (int64_t j = 0; j < count; ++j) weight[k][j] = C(weights[j * kTaps + k]);
