@@ -9,11 +9,21 @@ from .core.signature import Signature as Signature
 from .core.spec import Spec as Spec
 from .operators.add import Add as Add, add as add
 from .operators.add_rms_norm import AddRMSNorm as AddRMSNorm, add_rms_norm as add_rms_norm
+from .operators.ball_query import BallQuery as BallQuery, ball_query as ball_query
 from .operators.cross_entropy import CrossEntropyLoss as CrossEntropyLoss, cross_entropy as cross_entropy
 from .operators.depthwise_conv2d import DepthwiseConv2d as DepthwiseConv2d, depthwise_conv2d as depthwise_conv2d
+from .operators.furthest_point_sample import (
+    FurthestPointSample as FurthestPointSample,
+    furthest_point_sample as furthest_point_sample,
+)
 from .operators.gather_points import GatherPoints as GatherPoints, gather_points as gather_points
 from .operators.geglu import GeGLU as GeGLU, geglu as geglu
-from .operators.group_points import GroupPoints as GroupPoints, group_points as group_points
+from .operators.group_points import (
+    GroupAll as GroupAll,
+    GroupPoints as GroupPoints,
+    QueryAndGroup as QueryAndGroup,
+    group_points as group_points,
+)
 from .operators.layer_norm import LayerNorm as LayerNorm, layer_norm as layer_norm
 from .operators.linear_cross_entropy import (
     LinearCrossEntropyLoss as LinearCrossEntropyLoss,

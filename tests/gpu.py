@@ -8,6 +8,11 @@ BIG = 2**31 + 4099  # elements, which take more than 4 GiB in float16
 GUARD = 16  # elements around each array, which leave room to shift it off the alignment of packs
 
 
+def unwritten(torch, dtype):
+    """Returns what fills arrays before a call: NaN, or -1 for whole numbers."""
+    return float("nan") if getattr(torch, dtype).is_floating_point else -1
+
+
 class Guarded:
     """Holds a torch array between guard elements."""
 
@@ -16,7 +21,7 @@ class Guarded:
         self.memory = torch.full((size + 2 * GUARD,), -7.0, dtype=getattr(torch, dtype), device="cuda")
         self.array = self.memory[GUARD + shift : GUARD + shift + size].view(shape)
         if values is None:
-            self.array.fill_(float("nan"))
+            self.array.fill_(unwritten(torch, dtype))
         else:
             self.array.copy_(torch.from_numpy(values))
         self.before, self.after = self.memory[: GUARD + shift], self.memory[GUARD + shift + size :]
@@ -38,7 +43,7 @@ class Gpu:
     def run(self, operator, *inputs):
         """Calls an entry and returns its outputs."""
         outputs = [
-            self.torch.full(shape, float("nan"), dtype=getattr(self.torch, d), device="cuda")
+            self.torch.full(shape, unwritten(self.torch, d), dtype=getattr(self.torch, d), device="cuda")
             for shape, d in outputs_of(operator, inputs)
         ]
         assert prepare_operator(operator, [*inputs, *outputs])() == 0

@@ -36,8 +36,15 @@ class OperatorTest(Card):
     units_of_largest = 1  # see assert_accurate
 
     def douts(self, inputs, settings):
-        dtype = self.result_dtype(inputs[0].dtype.name)
-        return random(2, dtype, *(np.shape(out) for out in self.reference(*inputs, **settings)))
+        """Returns random gradients of the results, which are zeros for results that are not floating."""
+        shapes = [np.shape(out) for out in self.reference(*inputs, **settings)]
+        pairs = zip(random(2, np.float64, *shapes), self.result_dtypes(inputs[0].dtype.name, len(shapes)))
+        return [np.asarray(dout * (dtype.kind == "f"), dtype) for dout, dtype in pairs]
+
+    def result_dtypes(self, dtype, results):
+        """Returns the dtype of each of the function's results."""
+        dtypes = self.result_dtype(dtype)
+        return [np.dtype(each) for each in (dtypes if isinstance(dtypes, tuple) else [dtypes] * results)]
 
     def case_inputs(self, case, dtype):
         shapes, settings = self.cases[case]
@@ -65,7 +72,7 @@ class OperatorTest(Card):
         inputs, settings = self.case_inputs(case, dtype)
         tensors = [Tensor(a) for a in inputs]
         outs = run(self.net(**settings), *tensors)
-        assert {out.dtype for out in outs} == {np.dtype(self.result_dtype(dtype))}
+        assert [out.dtype for out in outs] == self.result_dtypes(dtype, len(outs))
         assert_accurate(
             outs,
             functools.partial(self.reference, **settings),

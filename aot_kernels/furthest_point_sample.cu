@@ -1,0 +1,67 @@
+// i_0 = 0; i_s is the point that is furthest from points i_0, ..., i_(s - 1), the first of equally far ones
+
+#include "furthest_point_sample/cpu.h"
+#ifdef __CUDACC__
+#include "furthest_point_sample/gpu.h"
+#endif
+
+using namespace msops;
+using namespace msops::points;
+
+namespace {
+
+// On the CPU, where they can be read, lengths must be right.
+void require_lengths(Call& call, const Tensor& lengths, int64_t size) {
+  if (!call.ok() || !call.on_cpu()) return;
+  for (int64_t cloud = 0; cloud < lengths.size; ++cloud) {
+    const int32_t length = lengths.as<int32_t>()[cloud];
+    call.require(0 <= length && length <= size, kBadValue, "lengths[%lld] is %d, expected 0 to %lld",
+                 static_cast<long long>(cloud), length, static_cast<long long>(size));
+  }
+}
+
+}  // namespace
+
+// (xyz, lengths?) -> (idx, points, distances, lattices, bounds, ends, order, furthest, exchange): what comes after idx
+// is scratch. points to furthest are for the CPU: cpu.h says what they hold. On a GPU points and distances are those of
+// clouds that do not fit into registers, and exchange is for candidates.
+MSOPS_ENTRY(FurthestPointSampleForward) {
+  const int64_t samples = call.attribute("npoint", 1, INT32_MAX);
+  const Tensor xyz = call.tensor("xyz", 3), lengths = call.optional_of("int32", "lengths", 1);
+  const Tensor idx = call.tensor_of("int32", "idx", 2), sorted = call.scratch("points", 3);
+  const Tensor distances = call.scratch("distances", 2), lattices = call.scratch("lattices", 2);
+  const Tensor bounds = call.scratch("bounds", 3), ends = call.tensor_of("int32", "ends", 2);
+  const Tensor order = call.tensor_of("int32", "order", 2), furthest = call.tensor_of("int32", "furthest", 3);
+  const Tensor exchange = call.tensor_of("int32", "exchange", 1);
+  const int64_t clouds = xyz.dim(0), size = xyz.dim(1), most = size / 64 + 1;
+  call.require_shape(xyz, {clouds, size, 3});
+  call.require(size <= INT32_MAX, kBadShape, "xyz has more than 2^31 - 1 points in a cloud");
+  call.require(samples <= size, kBadShape, "npoint is %lld, xyz has %lld points", static_cast<long long>(samples),
+               static_cast<long long>(size));
+  if (call.has("lengths")) call.require_shape(lengths, {clouds});
+  call.require_shape(idx, {clouds, samples});
+  call.require_shape(sorted, {clouds, 3, size});
+  call.require_shape(distances, {clouds, size});
+  call.require_shape(lattices, {clouds, kLatticeNumbers});
+  call.require_shape(bounds, {clouds, 7, most});
+  call.require_shape(ends, {clouds, most});
+  call.require_shape(order, {clouds, size});
+  call.require_shape(furthest, {clouds, 3, most});
+  call.require_shape(exchange, {kExchange});
+  require_lengths(call, lengths, size);
+  return call.run([&](auto type) {
+    using T = typename decltype(type)::type;
+    using C = Compute<T>;
+    const Sampling<T> sampling{xyz.as<T>(), lengths.as<int32_t>(), clouds, size, samples, idx.as<int32_t>()};
+    if (call.on_cpu()) {
+      const CellsOfClouds<T> cells{
+          xyz.as<T>(),        lengths.as<int32_t>(), clouds, size, most, C(0), lattices.as<C>(), sorted.as<C>(),
+          ends.as<int32_t>(), order.as<int32_t>()};
+      const SampleOnCpu<T> body{sampling, cells, distances.as<C>(), bounds.as<C>(), furthest.as<int32_t>()};
+      on_cpu(call, clouds, body, 4 * static_cast<double>(size + samples * (most + 64)));
+    }
+#ifdef __CUDACC__
+    if (!call.on_cpu()) launch_sampling(call, sampling, sorted.as<C>(), distances.as<C>(), exchange.as<int32_t>());
+#endif
+  });
+}

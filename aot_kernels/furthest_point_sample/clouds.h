@@ -1,0 +1,46 @@
+// What the kernels of furthest_point_sample share.
+#pragma once
+
+#include "../point_cloud/distance.h"
+
+namespace msops::points {
+
+constexpr int64_t kExchange = 8192;  // numbers of scratch for candidates
+
+// Sampling describes a call: each of its clouds gives `samples` indices.
+template <typename T>
+struct Sampling {
+  using C = Compute<T>;
+  const T* points;         // (clouds, size, 3)
+  const int32_t* lengths;  // how many points of each cloud count, or null: all
+  int64_t clouds, size, samples;
+  int32_t* indices;  // (clouds, samples)
+
+  MSOPS_BOTH int64_t length(int64_t cloud) const {
+    if (lengths == nullptr) return size;
+    const int64_t length = lengths[cloud];
+    return length < 0 ? 0 : length < size ? length : size;
+  }
+  MSOPS_BOTH Point<C> point(int64_t cloud, int64_t i) const { return point_at(points, cloud * size + i); }
+  MSOPS_BOTH int32_t* of_cloud(int64_t cloud) const { return indices + cloud * samples; }
+};
+
+// Returns the distance of a point to no points: it is the furthest, unless a coordinate is not finite.
+template <typename C>
+MSOPS_BOTH C first_distance(const Point<C>& p) {
+  return is_finite(p) ? kInfinity<C> : C(0);
+}
+
+// Candidate is a point, and its squared distance to the points that are taken.
+template <typename C>
+struct Candidate {
+  C distance;
+  int32_t index;
+
+  // Whether this one is taken rather than the other.
+  MSOPS_BOTH bool is_further(const Candidate& other) const {
+    return distance > other.distance || (distance == other.distance && index < other.index);
+  }
+};
+
+}  // namespace msops::points

@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING
+
+from mindspore import Tensor, nn, ops
+
+from msops.core import arguments
+from msops.core.factory import custom_op
+from msops.core.library import of_package
+
+if TYPE_CHECKING:
+    from msops.core.operator import Operator
+    from msops.core.primitive import Primitive
+
+_NAME = "ball_query"
+_LIBRARY = of_package(_NAME)
+
+
+def ball_query(
+    radius: float,
+    nsample: int,
+    xyz: Tensor,
+    new_xyz: Tensor,
+    min_radius: float = 0.0,
+    return_counts: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    r"""Finds the first points of a cloud that are in a ball around each query.
+
+    .. math::
+        \text{idx}_m = \text{the first nsample of } \{j : \text{min\_radius}^2 \le \lVert x_j - q_m \rVert^2 <
+        \text{radius}^2\}
+
+    in the order of j. If there are fewer, the first one fills what is left; if there is none, 0 does, and the count tells
+    that. Squared distances are computed in float32 (float64 for float64), by the same roundings on the CPU and on a GPU,
+    and compared with the squares of the radii, rounded once. A point with a coordinate that is NaN is in no ball.
+
+    Large clouds are sorted into cells, and a query visits the cells around its ball only.
+
+    Args:
+        radius (float): At least 0.
+        nsample (int): How many points to find for each query.
+        xyz (Tensor): Clouds x, shape (B, N, 3); float16, float32 or float64. No gradient.
+        new_xyz (Tensor): Queries q, shape (B, M, 3), of the dtype of `xyz`. No gradient.
+        min_radius (float): At least 0. Default: ``0.0`` .
+        return_counts (bool): Whether to return the counts, too. Default: ``False`` .
+
+    Returns:
+        Tensor of shape (B, M, nsample), int32. With `return_counts`, also how many points were found for each query, at
+        most nsample, of shape (B, M), int32.
+
+    Raises:
+        TypeError: If an input is not a Tensor of one of these dtypes, or a setting has a wrong type.
+        ValueError: If an input has another shape, or a setting is out of range.
+
+    Source:
+        Qi et al., "PointNet++: Deep hierarchical feature learning on point sets in a metric space", 2017.
+
+    Examples:
+        >>> import mindspore, msops
+        >>> xyz = mindspore.Tensor([[[0, 0, 0], [5, 0, 0], [1, 0, 0], [2, 0, 0]]], mindspore.float32)
+        >>> idx, counts = msops.ball_query(2.0, 3, xyz, xyz, return_counts=True)
+        >>> print(idx[0].asnumpy().tolist(), counts[0])
+        [[0, 2, 0], [1, 1, 1], [0, 2, 3], [2, 3, 2]] [2 1 3 2]
+    """
+    operator = _make_primitive(_NAME, radius, nsample, min_radius, return_counts)
+    found = operator(xyz, new_xyz)
+    if return_counts:
+        return found[0], found[1]
+    return found[0]
+
+
+class BallQuery(nn.Cell):
+    """Finds the points of clouds that are in balls. See :func:`msops.ball_query`.
+
+    Args:
+        radius (float): As in the function.
+        nsample (int): As in the function.
+        min_radius (float): As in the function. Default: ``0.0`` .
+        return_counts (bool): As in the function. Default: ``False`` .
+
+    Raises:
+        TypeError: If an argument has a wrong type.
+        ValueError: If an argument is out of range.
+
+    Examples:
+        >>> import mindspore, msops
+        >>> from mindspore import ops
+        >>> xyz = ops.zeros((2, 100, 3), mindspore.float32)
+        >>> print(msops.BallQuery(0.2, 16)(xyz, xyz[:, :10]).shape)
+        (2, 10, 16)
+    """
+
+    def __init__(self, radius: float, nsample: int, min_radius: float = 0.0, return_counts: bool = False) -> None:
+        super().__init__()
+        self.radius, self.nsample, self.min_radius, self.return_counts = radius, nsample, min_radius, return_counts
+        self.forward_op = _make_primitive("BallQuery", radius, nsample, min_radius, return_counts)
+
+    def construct(self, xyz: Tensor, new_xyz: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        found = self.forward_op(xyz, new_xyz)
+        if self.return_counts:
+            return found[0], found[1]
+        return found[0]
+
+    construct.__doc__ = ball_query.__doc__  # for help()
+
+    def extend_repr(self) -> str:
+        return (
+            f"radius={self.radius}, nsample={self.nsample}, min_radius={self.min_radius}, "
+            f"return_counts={self.return_counts}"
+        )
+
+
+def make_forward(name: str, radius: float, nsample: int, min_radius: float = 0.0) -> Operator:
+    """Returns the operator for these settings, which gives the indices and the counts. Errors about the settings begin
+    with `name`."""
+    return _cached_forward(
+        arguments.number(name, "radius", radius, 0),
+        arguments.positive(name, "nsample", nsample),
+        arguments.number(name, "min_radius", min_radius, 0),
+    )
+
+
+@ops.constexpr
+def _make_primitive(name: str, radius: float, nsample: int, min_radius: float, return_counts: bool) -> Primitive:
+    arguments.boolean(name, "return_counts", return_counts)
+    return make_forward(name, radius, nsample, min_radius).primitive
+
+
+@functools.lru_cache(256)  # a full cache frees an operator unless a Cell or a graph still has it
+def _cached_forward(radius: float, nsample: int, min_radius: float) -> Operator:
+    return custom_op(
+        _LIBRARY.BallQueryForward,
+        "xyz(B, N, 3), new_xyz(B, M, 3) -> idx(B, M, nsample, dtype=int32), counts(B, M, dtype=int32); points(B, 3, N), "
+        "lattices(B, 8), ends(B, N // 4 + 1, dtype=int32), order(B, N, dtype=int32)",
+        radius=radius,
+        nsample=nsample,
+        min_radius=min_radius,
+    )

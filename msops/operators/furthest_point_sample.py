@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING
+
+import mindspore
+from mindspore import Tensor, nn, ops
+
+from msops.core import arguments
+from msops.core.factory import custom_op
+from msops.core.library import of_package
+from msops.core.spec import Spec
+
+if TYPE_CHECKING:
+    from msops.core.operator import Operator
+    from msops.core.primitive import Primitive
+
+_NAME = "furthest_point_sample"
+_LIBRARY = of_package(_NAME)
+
+
+def furthest_point_sample(xyz: Tensor, npoint: int, lengths: Tensor | None = None) -> Tensor:
+    r"""Samples points of each cloud so that they cover it: each one is the furthest from those before it.
+
+    .. math::
+        i_0 = 0, \qquad i_s = \operatorname{argmax}_j \min_{r < s} \lVert x_j - x_{i_r} \rVert^2
+
+    Of equally far points the first is taken; once all points are, index 0 repeats. Squared distances are computed in
+    float32 (float64 for float64), by the same roundings on the CPU and on a GPU, so that both take the same points.
+    A point with a coordinate that is NaN or infinite is never taken, except as :math:`i_0`, and is far from all others.
+
+    Args:
+        xyz (Tensor): Clouds of points, shape (B, N, 3); float16, float32 or float64. No gradient.
+        npoint (int): How many points to take, at most N.
+        lengths (Tensor): How many points of each cloud there are, shape (B,), int32: the points from there on are never
+            taken. An empty cloud gives indices 0. A length outside [0, N] is an error on the CPU; on a GPU the nearest
+            of 0 and N stands for it. Default: ``None`` , all have N.
+
+    Returns:
+        Tensor of shape (B, npoint), int32.
+
+    Raises:
+        TypeError: If `xyz` or `lengths` is not a Tensor of one of these dtypes, or `npoint` is not an int.
+        ValueError: If a shape is wrong, or `npoint` is less than 1 or more than N.
+
+    Source:
+        Eldar et al., "The farthest point strategy for progressive image sampling", 1997. Qi et al., "PointNet++: Deep
+        hierarchical feature learning on point sets in a metric space", 2017.
+
+    Examples:
+        >>> import mindspore, msops
+        >>> xyz = mindspore.Tensor([[[0, 0, 0], [1, 0, 0], [5, 0, 0], [3, 0, 0]]], mindspore.float32)
+        >>> print(msops.furthest_point_sample(xyz, 3))
+        [[0 2 3]]
+    """
+    operator = _make_primitive(_NAME, npoint, lengths is not None)
+    if lengths is None:
+        return operator(xyz)[0]
+    return operator(xyz, lengths)[0]
+
+
+class FurthestPointSample(nn.Cell):
+    """Samples the points of clouds. See :func:`msops.furthest_point_sample`.
+
+    Args:
+        npoint (int): How many points to take.
+
+    Raises:
+        TypeError: If `npoint` is not an int.
+        ValueError: If `npoint` is less than 1.
+
+    Examples:
+        >>> import mindspore, msops
+        >>> from mindspore import ops
+        >>> print(msops.FurthestPointSample(16)(ops.zeros((2, 100, 3), mindspore.float32)).shape)
+        (2, 16)
+    """
+
+    def __init__(self, npoint: int) -> None:
+        super().__init__()
+        self.npoint = npoint
+        self.all_op = _make_primitive("FurthestPointSample", npoint, False)
+        self.ragged_op = _make_primitive("FurthestPointSample", npoint, True)
+
+    def construct(self, xyz: Tensor, lengths: Tensor | None = None) -> Tensor:
+        if lengths is None:
+            return self.all_op(xyz)[0]
+        return self.ragged_op(xyz, lengths)[0]
+
+    construct.__doc__ = furthest_point_sample.__doc__  # for help()
+
+    def extend_repr(self) -> str:
+        return f"npoint={self.npoint}"
+
+
+def make_forward(name: str, npoint: int) -> Operator:
+    """Returns the operator for this number of points, whose first result is the indices. Errors about the number begin
+    with `name`."""
+    return _cached_forward(arguments.positive(name, "npoint", npoint))
+
+
+@ops.constexpr
+def _make_primitive(name: str, npoint: int, has_lengths: bool) -> Primitive:
+    operator = make_forward(name, npoint)
+    return operator.primitive if has_lengths else operator.without("lengths").primitive
+
+
+@functools.lru_cache(256)  # a full cache frees an operator unless a Cell or a graph still has it
+def _cached_forward(npoint: int) -> Operator:
+    whole = "ends(B, N // 64 + 1, dtype=int32), order(B, N, dtype=int32), furthest(B, 3, N // 64 + 1, dtype=int32)"
+    return custom_op(
+        _LIBRARY.FurthestPointSampleForward,
+        "xyz(B, N, 3), lengths(B, dtype=int32)? -> idx(..., dtype=int32); points(B, 3, N), distances(B, N), "
+        f"lattices(B, 8), bounds(B, 7, N // 64 + 1), {whole}, exchange(8192, dtype=int32)",
+        infer=_infer,
+        npoint=npoint,
+    )
+
+
+def _infer(xyz: Spec, lengths: Spec | None, npoint: int) -> Spec:
+    clouds, size = xyz.shape[:2]
+    if npoint > size:
+        raise ValueError(f"npoint must be at most N = {size}, got {npoint}")
+    return Spec((clouds, npoint), mindspore.int32)

@@ -1,0 +1,128 @@
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings as limits, strategies as st
+
+import msops
+from card import chain, zeros
+from clouds import CloudTest, clouds, squared_distances
+from msops.compat import VERSION
+from msops.operators.ball_query import make_forward
+from msops.testing.checks import Net
+from msops.testing.entry import outputs_of, prepare_operator
+from operator_test import run
+
+pytestmark = pytest.mark.skipif(VERSION < (2, 0), reason="not yet tested with MindSpore 1.10")
+
+
+def ball_query(xyz, new_xyz, radius=1.0, nsample=1, min_radius=0.0, **_):
+    distances = squared_distances(xyz, new_xyz)
+    low, high = (distances.dtype.type(r * r) for r in (min_radius, radius))
+    inside = (low <= distances) & (distances < high)
+    counts = np.minimum(inside.sum(-1), nsample).astype(np.int32)
+    idx = np.zeros((*counts.shape, nsample), np.int32)
+    for at in np.ndindex(counts.shape):
+        first = np.flatnonzero(inside[at])[:nsample]
+        idx[at] = first[0] if len(first) else 0
+        idx[at][: len(first)] = first
+    return idx, counts
+
+
+def shapes(batch, size, queries):
+    return [(batch, size, 3), (batch, queries, 3)]
+
+
+class TestBallQuery(CloudTest):
+    function, cell = msops.ball_query, msops.BallQuery
+    formulas = (ball_query,)
+    constants = (0, 1)
+    cases = {
+        "balls": (shapes(2, 33, 7), {"radius": 1.5, "nsample": 5}),
+        "shells": (shapes(1, 50, 9), {"radius": 2.0, "nsample": 4, "min_radius": 1.25}),
+        "one sample": (shapes(2, 40, 3), {"radius": 1.0, "nsample": 1}),
+        "large": (shapes(1, 3000, 300), {"radius": 0.75, "nsample": 16}),
+        "empty balls": (shapes(1, 20, 4), {"radius": 0.0, "nsample": 3}),
+        "no points": (shapes(2, 0, 3), {"radius": 1.0, "nsample": 2}),
+        "no queries": (shapes(2, 5, 0), {"radius": 1.0, "nsample": 2}),
+    }
+    further = {
+        **{f"{size} points, radius {radius}, {nsample}": (
+               shapes(2, size, 65), {"radius": radius, "nsample": nsample, "min_radius": min_radius})
+           for size, radius, nsample, min_radius in (
+               (1, 1.0, 3, 0.0), (31, 1.0, 32, 0.0), (64, 9.0, 65, 0.0), (511, 0.5, 4, 0.25), (512, 0.5, 4, 0.0),
+               (1025, 1.0, 33, 0.5), (4097, 0.25, 32, 0.0), (4097, 1.0, 300, 0.0), (6000, 3.0, 8, 0.0))},
+        "more samples than points": (shapes(1, 600, 40), {"radius": 100.0, "nsample": 700}),
+        "many": (shapes(1, 20_001, 50), {"radius": 0.3, "nsample": 20}),
+    }  # fmt: skip
+    small = "balls"
+    wrong = (
+        (zeros((1, 5, 3), (1, 2, 3), dtype=np.int32), {"radius": 1.0, "nsample": 1}, TypeError,
+         "ball_query: xyz must be float16, float32 or float64, got int32"),
+        ([*zeros((1, 5, 3)), *zeros((1, 2, 3), dtype=np.float16)], {"radius": 1.0, "nsample": 1}, TypeError,
+         "ball_query: new_xyz must be float32 as xyz is, got float16"),
+        (zeros((1, 5, 3), (2, 2, 3)), {"radius": 1.0, "nsample": 1}, ValueError,
+         "new_xyz must have shape (B, M, 3) = (1, 2, 3), got (2, 2, 3)"),
+        (zeros((1, 5, 3), (1, 2, 3)), {"radius": -1.0, "nsample": 1}, ValueError,
+         "ball_query: radius must be finite and at least 0, got -1.0"),
+        (zeros((1, 5, 3), (1, 2, 3)), {"radius": 1.0, "nsample": 0}, ValueError,
+         "ball_query: nsample must be at least 1, got 0"),
+        (zeros((1, 5, 3), (1, 2, 3)), {"radius": 1.0, "nsample": 1, "min_radius": -0.5}, ValueError,
+         "ball_query: min_radius must be finite and at least 0, got -0.5"),
+        (zeros((1, 5, 3), (1, 2, 3)), {"radius": 1.0, "nsample": 1, "return_counts": 1}, TypeError,
+         "ball_query: return_counts must be a bool, got int"),
+    )  # fmt: skip
+
+    def operators(self, shapes=(), radius=1.0, nsample=1, min_radius=0.0, **_):
+        return chain(make_forward("ball_query", radius, nsample, min_radius))
+
+    def net(self, **settings):
+        return Net(query_of, **{"return_counts": True, **settings})
+
+    def result_dtype(self, dtype):
+        return "int32"
+
+    def reference_gradient(self, xyz, new_xyz, *_, **settings):
+        return np.zeros_like(xyz), np.zeros_like(new_xyz)
+
+    def random_case(self, random):
+        batch, size = random.randrange(4), random.randrange(random.choice((6, 40, 900)))
+        settings = dict(
+            radius=random.choice((0.5, 1.0, 3.0)),
+            nsample=random.randrange(1, random.choice((4, 70))),
+            min_radius=random.choice((0.0, 0.0, 0.75)),
+        )
+        return shapes(batch, size, random.randrange(70)), settings
+
+    def test_cell(self, mode):
+        inputs, settings = self.case_inputs("balls", np.float32)
+        want = self.reference(*inputs, **settings)
+        np.testing.assert_array_equal(run(msops.BallQuery(**settings), *inputs)[0], want[0])
+        for got, each in zip(run(msops.BallQuery(**settings, return_counts=True), *inputs), want):
+            np.testing.assert_array_equal(got, each)
+        (idx,) = run(Net(query_of, **settings, return_counts=False), *inputs)
+        np.testing.assert_array_equal(idx, want[0])
+
+
+def query_of(xyz, new_xyz, radius, nsample, min_radius=0.0, return_counts=False):
+    return msops.ball_query(radius, nsample, xyz, new_xyz, min_radius, return_counts)
+
+
+@limits(max_examples=200, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+@given(clouds(), st.sampled_from(["float16", "float32"]), st.randoms(use_true_random=False))
+def test_any_cloud(points, dtype, random):
+    """Any coordinates, equal ones, NaN and infinity among them, give what all distances give."""
+    with np.errstate(all="ignore"):
+        xyz = points.astype(dtype)[None]
+        queries = xyz[:, random.choices(range(len(points)), k=random.choice((3, 40)))]
+        if random.random() < 0.3:
+            queries = queries * queries.dtype.type(1.5)
+        size = np.nanmedian(np.where(np.isfinite(points), np.abs(points), np.nan)) if np.isfinite(points).any() else 1
+        settings = dict(
+            radius=float(size) * random.choice((0, 0.1, 1, 30)),
+            nsample=random.choice((1, 3, 40)),
+            min_radius=float(size) * random.choice((0, 0, 0.3)),
+        )
+        operator = make_forward("", **settings)
+        outputs = [np.empty(shape, kind) for shape, kind in outputs_of(operator, [xyz, queries])]
+        assert prepare_operator(operator, [xyz, queries, *outputs])() == 0
+        for got, want in zip(outputs, ball_query(xyz, queries, **settings)):
+            np.testing.assert_array_equal(got, want)
