@@ -23,7 +23,7 @@ void require_lengths(Call& call, const Tensor& lengths, int64_t size) {
 }  // namespace
 
 // (xyz, lengths?) -> (idx, points, distances, lattices, bounds, ends, order, furthest, exchange): what comes after idx
-// is scratch. points to furthest are for the CPU: cpu.h says what they hold. On a GPU points and distances are those of
+// is scratch. points to furthest are for the CPU: cpu.h says what they hold. On a GPU, distances are
 // clouds that do not fit into registers, and exchange is for candidates.
 MSOPS_ENTRY(FurthestPointSampleForward) {
   const int64_t samples = call.attribute("npoint", 1, INT32_MAX);
@@ -61,7 +61,7 @@ MSOPS_ENTRY(FurthestPointSampleForward) {
       on_cpu(call, clouds, body, 4 * static_cast<double>(size + samples * (most + 64)));
     }
 #ifdef __CUDACC__
-    if (!call.on_cpu()) launch_sampling(call, sampling, sorted.as<C>(), distances.as<C>(), exchange.as<int32_t>());
+    if (!call.on_cpu()) launch_sampling(call, sampling, distances.as<C>(), exchange.as<int32_t>());
 #endif
   });
 }

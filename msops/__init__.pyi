@@ -24,6 +24,7 @@ from .operators.group_points import (
     QueryAndGroup as QueryAndGroup,
     group_points as group_points,
 )
+from .operators.knn import KNN as KNN, knn as knn
 from .operators.layer_norm import LayerNorm as LayerNorm, layer_norm as layer_norm
 from .operators.linear_cross_entropy import (
     LinearCrossEntropyLoss as LinearCrossEntropyLoss,
@@ -38,6 +39,7 @@ from .operators.silu import SiLU as SiLU, silu as silu
 from .operators.softmax import Softmax as Softmax, softmax as softmax
 from .operators.swiglu import SwiGLU as SwiGLU, swiglu as swiglu
 from .operators.three_interpolate import ThreeInterpolate as ThreeInterpolate, three_interpolate as three_interpolate
+from .operators.three_nn import ThreeNN as ThreeNN, three_nn as three_nn
 from .operators.trilinear_interpolation import (
     TrilinearInterpolation as TrilinearInterpolation,
     trilinear_interpolation as trilinear_interpolation,

@@ -78,3 +78,37 @@ def clouds(draw, least=1):
     if draw(st.booleans()):
         points[rng.random((size, 3)) < 0.05] = draw(st.sampled_from([np.nan, np.inf, -np.inf]))
     return points
+
+
+def nearest(points, queries, k):
+    """Returns the indices of the k nearest points to each query, and their squared distances."""
+    with np.errstate(all="ignore"):
+        distances = squared_distances(points, queries)
+        distances = np.where(np.isnan(distances), distances.dtype.type(np.inf), distances)
+        idx = np.argsort(distances, -1, kind="stable")[..., :k]
+        return idx.astype(np.int32), np.take_along_axis(distances, idx, -1)
+
+
+def distance_gradients(points, queries, idx, ddist):
+    """Returns the gradients of the points and of the queries."""
+    offsets = np.stack([cloud[i] for cloud, i in zip(points, idx)]) if len(points) else points[:, :, None][:, :0]
+    offsets = offsets.reshape(*idx.shape, 3) - queries[:, :, None]
+    dist = np.sqrt((offsets * offsets).sum(-1))
+    terms = (ddist / np.where(dist > 0, dist, np.inf))[..., None] * offsets
+    dpoints = np.zeros_like(points)
+    for cloud in range(len(points)):
+        np.add.at(dpoints[cloud], idx[cloud].reshape(-1), terms[cloud].reshape(-1, 3))
+    return dpoints, -terms.sum(-2)
+
+
+def check_directions(gradients, inputs, total):
+    """Compares gradients with finite differences of total(*inputs), along a random direction of each input."""
+    rng, step = np.random.default_rng(4), 1e-6
+    for which, gradient in enumerate(gradients):
+        direction = rng.standard_normal(gradient.shape)
+        sides = []
+        for sign in (1, -1):
+            moved = list(inputs)
+            moved[which] = moved[which] + sign * step * direction
+            sides.append(total(*moved))
+        np.testing.assert_allclose((gradient * direction).sum(), (sides[0] - sides[1]) / (2 * step), rtol=1e-6)

@@ -57,7 +57,7 @@ struct SampleOnCpu {
       C low[3] = {kInfinity<C>, kInfinity<C>, kInfinity<C>}, high[3] = {-low[0], -low[1], -low[2]};
       for (int64_t i = begin; i < end; ++i) {
         distance[i] = first_distance(cells[i]);
-        if (distance[i] > 0) SortCloudOnCpu<T>::grow(low, high, cells[i]);
+        if (distance[i] > 0) grow(low, high, cells[i]);
       }
       for (int axis = 0; axis < 3; ++axis) {
         buckets.low(axis)[count] = low[axis];

@@ -62,6 +62,12 @@ struct CellBox {
   int32_t low[3], high[3];
 
   MSOPS_BOTH int64_t rows() const { return int64_t{high[1] - low[1] + 1} * (high[2] - low[2] + 1); }
+  // Whether the box is all of a lattice with these numbers of cells.
+  MSOPS_BOTH bool covers(const int32_t (&counts)[3]) const {
+    bool all = true;
+    for (int axis = 0; axis < 3; ++axis) all &= low[axis] == 0 && high[axis] == counts[axis] - 1;
+    return all;
+  }
   MSOPS_BOTH bool has(const CellBox& other) const {
     bool inside = true;
     for (int axis = 0; axis < 3; ++axis) inside &= low[axis] <= other.low[axis] && other.high[axis] <= high[axis];
@@ -172,6 +178,16 @@ struct CellsOfClouds {
   }
 };
 
+// Makes a box hold a point.
+template <typename C>
+MSOPS_BOTH void grow(C (&low)[3], C (&high)[3], const Point<C>& p) {
+  const C of_point[3] = {p.x, p.y, p.z};
+  for (int axis = 0; axis < 3; ++axis) {
+    low[axis] = of_point[axis] < low[axis] ? of_point[axis] : low[axis];
+    high[axis] = of_point[axis] > high[axis] ? of_point[axis] : high[axis];
+  }
+}
+
 // Sorts a cloud on the CPU.
 template <typename T>
 struct SortCloudOnCpu {
@@ -198,14 +214,6 @@ struct SortCloudOnCpu {
       before += count;
     }
     for (int64_t i = 0; i < length; ++i) all.place(cloud, i, ends[lattice.number_of(all.point(cloud, i))]++);
-  }
-
-  static MSOPS_CPU void grow(C (&low)[3], C (&high)[3], const Point<C>& p) {
-    const C of_point[3] = {p.x, p.y, p.z};
-    for (int axis = 0; axis < 3; ++axis) {
-      low[axis] = of_point[axis] < low[axis] ? of_point[axis] : low[axis];
-      high[axis] = of_point[axis] > high[axis] ? of_point[axis] : high[axis];
-    }
   }
 };
 
@@ -249,16 +257,15 @@ inline bool pays_to_sort(int64_t size, int64_t queries) { return size >= 512 && 
 
 constexpr int kRun = 64;  // distances that are computed together
 
-// Calls f(i, distances, count) for points [from, to) of `x`, `y` and `z`, kRun at a time: `distances` are the squared
-// distances of points i, i + 1, ...
-template <typename C, typename F>
-MSOPS_CPU void for_distances(const Point<C>& query, const C* x, const C* y, const C* z, int64_t from, int64_t to,
-                             const F& f) {
+// Calls f(i, distances, count) for points at(i) of [from, to), kRun at a time: `distances` are the squared distances of
+// points i, i + 1, ...
+template <typename C, typename At, typename F>
+MSOPS_CPU void for_distances(const Point<C>& query, int64_t from, int64_t to, const At& at, const F& f) {
   C distances[kRun];
   for (int64_t i = from; i < to; i += kRun) {
     const int count = static_cast<int>(std::min<int64_t>(kRun, to - i));
 #pragma omp simd
-    for (int k = 0; k < count; ++k) distances[k] = squared_distance({x[i + k], y[i + k], z[i + k]}, query);
+    for (int k = 0; k < count; ++k) distances[k] = squared_distance(at(i + k), query);
     f(i, distances, count);
   }
 }
@@ -271,7 +278,7 @@ MSOPS_CPU void for_box(const Cells<C>& cells, const Point<C>& query, const CellB
     for (int side = 0; side < 2; ++side) {
       int32_t from, to;
       cells.run(box, done, row, side, from, to);
-      if (from < to) for_distances(query, cells.x, cells.y, cells.z, from, to, f);
+      if (from < to) for_distances(query, from, to, [&](int64_t i) { return cells[i]; }, f);
     }
 }
 

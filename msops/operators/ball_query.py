@@ -31,9 +31,10 @@ def ball_query(
         \text{idx}_m = \text{the first nsample of } \{j : \text{min\_radius}^2 \le \lVert x_j - q_m \rVert^2 <
         \text{radius}^2\}
 
-    in the order of j. If there are fewer, the first one fills what is left; if there is none, 0 does, and the count tells
-    that. Squared distances are computed in float32 (float64 for float64), by the same roundings on the CPU and on a GPU,
-    and compared with the squares of the radii, rounded once. A point with a coordinate that is NaN is in no ball.
+    in the order of j. If there are fewer, the first one fills what is left; if there is none, 0 does, and the count
+    tells that. Squared distances are computed in float32 (float64 for float64), by the same roundings on the CPU and on
+    a GPU, and compared with the squares of the radii, rounded once. A point with a coordinate that is NaN is in no
+    ball.
 
     Large clouds are sorted into cells, and a query visits the cells around its ball only.
 
@@ -131,8 +132,8 @@ def _make_primitive(name: str, radius: float, nsample: int, min_radius: float, r
 def _cached_forward(radius: float, nsample: int, min_radius: float) -> Operator:
     return custom_op(
         _LIBRARY.BallQueryForward,
-        "xyz(B, N, 3), new_xyz(B, M, 3) -> idx(B, M, nsample, dtype=int32), counts(B, M, dtype=int32); points(B, 3, N), "
-        "lattices(B, 8), ends(B, N // 4 + 1, dtype=int32), order(B, N, dtype=int32)",
+        "xyz(B, N, 3), new_xyz(B, M, 3) -> idx(B, M, nsample, dtype=int32), counts(B, M, dtype=int32); "
+        "points(B, 3, N), lattices(B, 8), ends(B, N // 4 + 1, dtype=int32), order(B, N, dtype=int32)",
         radius=radius,
         nsample=nsample,
         min_radius=min_radius,

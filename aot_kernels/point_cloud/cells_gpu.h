@@ -1,0 +1,121 @@
+// Sorts clouds into cells on a GPU, and lets a warp visit cells.
+#pragma once
+
+#include "../common/scatter.h"
+#include "cells.h"
+
+namespace msops::points {
+
+constexpr int kBoxThreads = 1024;
+
+// Returns the least or the greatest of the warp's numbers, to all lanes.
+template <bool kLeast, typename C>
+__device__ __forceinline__ C extreme_of_warp(C mine) {
+  for (int distance = 16; distance > 0; distance /= 2) {
+    const C other = __shfl_xor_sync(~0u, mine, distance);
+    if (kLeast ? other < mine : other > mine) mine = other;
+  }
+  return mine;
+}
+
+// A block finds the lattice of a cloud, and sets the counts of its cells to 0.
+template <typename T>
+__global__ void __launch_bounds__(kBoxThreads) lattice_kernel(const CellsOfClouds<T> all) {
+  using C = Compute<T>;
+  __shared__ C of_warps[6][kBoxThreads / 32];
+  const int64_t cloud = blockIdx.x, length = all.length(cloud);
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  C low[3] = {kInfinity<C>, kInfinity<C>, kInfinity<C>}, high[3] = {-low[0], -low[1], -low[2]};
+#pragma unroll 4
+  for (int64_t i = threadIdx.x; i < length; i += kBoxThreads) {
+    const Point<C> p = all.point(cloud, i);
+    if (is_finite(p)) grow(low, high, p);
+  }
+  for (int64_t cell = threadIdx.x; cell < all.most; cell += kBoxThreads) all.ends[cloud * all.most + cell] = 0;
+#pragma unroll
+  for (int axis = 0; axis < 3; ++axis) {
+    low[axis] = extreme_of_warp<true>(low[axis]);
+    high[axis] = extreme_of_warp<false>(high[axis]);
+    if (lane == 0) {
+      of_warps[axis][warp] = low[axis];
+      of_warps[3 + axis][warp] = high[axis];
+    }
+  }
+  __syncthreads();
+  if (warp > 0) return;
+#pragma unroll
+  for (int axis = 0; axis < 3; ++axis) {
+    low[axis] = extreme_of_warp<true>(of_warps[axis][lane]);
+    high[axis] = extreme_of_warp<false>(of_warps[3 + axis][lane]);
+  }
+  if (lane == 0) all.lattice(cloud) = Lattice<C>::of(low, high, all.most, all.least);
+}
+
+// Counts a point in its cell or, if kPlaces, puts it where the cell's points are.
+template <bool kPlaces, typename T>
+struct SortOnGpu {
+  CellsOfClouds<T> all;
+
+  template <typename I>
+  MSOPS_BOTH void operator()([[maybe_unused]] I i) const {
+#ifdef __CUDA_ARCH__
+    const int64_t cloud = i / all.size, point = i % all.size;
+    if (point >= all.length(cloud)) return;
+    const int64_t cell = all.lattice(cloud).number_of(all.point(cloud, point));
+    const int32_t before = atomicAdd(all.ends + cloud * all.most + cell, 1);
+    if (kPlaces) all.place(cloud, point, before);
+#endif
+  }
+};
+
+// Sorts clouds of at least kScanParts points. The order of a cell's points depends on the run; what searches find does
+// not.
+template <typename T>
+void sort_on_gpu(Call& call, const CellsOfClouds<T>& all) {
+  constexpr int64_t kScanParts = 64;
+  call.require(all.clouds <= INT32_MAX, kBadShape, "too many clouds for one launch");
+  if (!call.ok() || all.clouds == 0) return;
+  lattice_kernel<<<static_cast<unsigned>(all.clouds), kBoxThreads, 0, call.stream()>>>(all);
+  call.check_launch();
+  const int64_t points = all.clouds * all.size;
+  on_gpu_with<int64_t>(call, points, SortOnGpu<false, T>{all});
+  Scan places{all.clouds, all.most, ScanOrder::kAlong};
+  places.exclusive = true;
+  places.parts = kScanParts;
+  scan(call, places, PlacesOfCounts{all.most, all.ends}, all.order);  // `order` is not needed yet
+  on_gpu_with<int64_t>(call, points, SortOnGpu<true, T>{all});
+}
+
+// Whether it pays on a GPU to sort clouds: otherwise a warp computes all distances of a query.
+inline bool pays_to_sort_on_gpu(int64_t size, int64_t queries) { return size >= 2048 && queries >= 32; }
+
+// Calls f(i, inside) for the sorted points of cells in `box` without those of `done`, 32 at a time, one for each lane
+// that is `inside`. All lanes of a warp call this with the same boxes. Lanes find 32 rows' points at once, and share
+// these evenly.
+template <typename C, typename F>
+__device__ __forceinline__ void warp_for_box(const Cells<C>& cells, const CellBox& box, const CellBox& done,
+                                             const F& f) {
+  const int lane = threadIdx.x % 32;
+  const int64_t runs = 2 * box.rows();
+  for (int64_t first = 0; first < runs; first += 32) {
+    const int64_t mine = first + lane;
+    int32_t from = 0, to = 0;
+    if (mine < runs) cells.run(box, done, mine / 2, static_cast<int>(mine % 2), from, to);
+    int64_t end = to - from;  // of the run's points among those of the 32 runs
+    for (int distance = 1; distance < 32; distance *= 2) {
+      const int64_t before = __shfl_up_sync(~0u, end, distance);
+      if (lane >= distance) end += before;
+    }
+    const int64_t shift = from - (end - (to - from)), total = __shfl_sync(~0u, end, 31);
+    for (int64_t base = 0; base < total; base += 32) {
+      const int64_t point = base + lane;
+      int run = 0;  // how many runs end before the point
+      for (int step = 16; step > 0; step /= 2)
+        if (__shfl_sync(~0u, end, run + step - 1) <= point) run += step;
+      const int64_t i = point + __shfl_sync(~0u, shift, run);
+      f(i, point < total);
+    }
+  }
+}
+
+}  // namespace msops::points

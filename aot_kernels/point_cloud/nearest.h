@@ -1,0 +1,160 @@
+// The nearest points of a cloud to queries, which knn and three_nn find, and the gradient of their distances.
+#pragma once
+
+#include "cells.h"
+
+namespace msops::points {
+
+// Neighbour is a point and its squared distance. Equally near ones are ordered by their indices.
+template <typename C>
+struct Neighbour {
+  C distance;
+  int32_t index;
+
+  MSOPS_BOTH bool is_nearer(const Neighbour& other) const {
+    return distance < other.distance || (distance == other.distance && index < other.index);
+  }
+};
+
+// A distance that is NaN is infinite.
+template <typename C>
+MSOPS_BOTH C or_infinite(C distance) {
+  return distance < kInfinity<C> ? distance : kInfinity<C>;
+}
+
+// Nearest describes a call: for each query, the `k` nearest points of its cloud, nearest first.
+template <typename T>
+struct Nearest {
+  using C = Compute<T>;
+  const T *points, *queries;  // (clouds, size, 3), (clouds, number, 3)
+  int64_t clouds, size, number, k;
+  int32_t* indices;  // (clouds, number, k)
+  T* distances;      // (clouds, number, k)
+
+  MSOPS_BOTH void write(int64_t query, int64_t i, const Neighbour<C>& found) const {
+    indices[query * k + i] = found.index;
+    assign(distances[query * k + i], sqrt(found.distance));
+  }
+};
+
+// Held holds the nearest points of those offered, as a heap with the furthest on top.
+template <typename C>
+struct Held {
+  static constexpr int kMost = 256;
+  Neighbour<C> heap[kMost];
+  int most, count = 0;
+  Neighbour<C> floor;  // only points after this one are held
+
+  MSOPS_CPU explicit Held(int most, const Neighbour<C>& floor) : most(most), floor(floor) {}
+
+  MSOPS_CPU bool is_full() const { return count == most; }
+  MSOPS_CPU void offer(const Neighbour<C>& found) {
+    if (!floor.is_nearer(found)) return;
+    if (count < most) {
+      int at = count++;
+      for (; at > 0 && heap[(at - 1) / 2].is_nearer(found); at = (at - 1) / 2) heap[at] = heap[(at - 1) / 2];
+      heap[at] = found;
+    } else if (found.is_nearer(heap[0])) {
+      replace_top(found, count);
+    }
+  }
+  // Puts the held points in order.
+  MSOPS_CPU void sort() {
+    for (int last = count - 1; last > 0; --last) {
+      const Neighbour<C> top = heap[0];
+      replace_top(heap[last], last);
+      heap[last] = top;
+    }
+  }
+
+ private:
+  MSOPS_CPU void replace_top(const Neighbour<C>& by, int size) {
+    int at = 0;
+    for (int below = 1; below < size; below = 2 * at + 1) {
+      if (below + 1 < size && heap[below].is_nearer(heap[below + 1])) ++below;
+      if (!by.is_nearer(heap[below])) break;
+      heap[at] = heap[below];
+      at = below;
+    }
+    heap[at] = by;
+  }
+};
+
+template <typename T>
+struct NearestOnCpu {
+  using C = Compute<T>;
+  Nearest<T> all;
+  CellsOfClouds<T> clouds;
+  bool sorted;  // whether `clouds` are there
+
+  MSOPS_CPU void operator()(int64_t i) const {
+    const Point<C> query = point_at(all.queries, i);
+    const int64_t cloud = i / all.number;
+    Neighbour<C> last{-1, 0};
+    for (int64_t first = 0; first < all.k; first += Held<C>::kMost) {
+      Held<C> held(static_cast<int>(std::min<int64_t>(Held<C>::kMost, all.k - first)), last);
+      if (sorted) {
+        search(clouds[cloud], query, held);
+      } else {
+        const T* const points = all.points + cloud * all.size * 3;
+        const auto at = [&](int64_t j) { return point_at(points, j); };
+        for_distances(query, 0, all.size, at, [&](int64_t from, const C* distances, int count) {
+          offer(held, distances, count, [&](int j) { return static_cast<int32_t>(from + j); });
+        });
+      }
+      held.sort();
+      for (int j = 0; j < held.count; ++j) all.write(i, first + j, held.heap[j]);
+      last = held.heap[held.count - 1];
+    }
+  }
+
+ private:
+  // Visits the cells around the query, twice as far each time, until `held` is full; then all cells that may have
+  // points as near as those.
+  static MSOPS_CPU void search(const Cells<C>& cells, const Point<C>& query, Held<C>& held) {
+    CellBox box = no_cells();
+    const auto visit = [&](const CellBox& next) {
+      for_box(cells, query, next, box, [&](int64_t from, const C* distances, int count) {
+        offer(held, distances, count, [&](int j) { return cells.order[from + j]; });
+      });
+    };
+    bool is_all = false;
+    for (int32_t steps = 1; !is_all && !held.is_full(); steps *= 2) {
+      const CellBox next = cells_around(cells.lattice, query, steps);
+      visit(next);
+      box = next;
+      is_all = box.covers(cells.lattice.counts);
+    }
+    if (is_all) return;
+    const CellBox within = cells_within(cells.lattice, query, held.heap[0].distance);
+    if (!box.has(within)) visit(within);
+  }
+
+  template <typename IndexOf>
+  static MSOPS_CPU void offer(Held<C>& held, const C* distances, int count, const IndexOf& index_of) {
+    const C furthest = held.is_full() ? held.heap[0].distance : kInfinity<C>;
+    int any = 0;
+#pragma omp simd reduction(| : any)
+    for (int j = 0; j < count; ++j) any |= !(distances[j] > furthest);
+    for (int j = 0; any && j < count; ++j)
+      if (!(distances[j] > furthest)) held.offer({or_infinite(distances[j]), index_of(j)});
+  }
+};
+
+#ifdef __CUDACC__
+template <typename T>
+void find_on_gpu(Call& call, const Nearest<T>& all, const CellsOfClouds<T>& cells);  // nearest_gpu.h
+#endif
+
+template <typename T>
+void find_nearest(Call& call, const Nearest<T>& all, const CellsOfClouds<T>& cells) {
+#ifdef __CUDACC__
+  if (!call.on_cpu()) return find_on_gpu(call, all, cells);
+#endif
+  const bool sorted = pays_to_sort(all.size, all.number);
+  if (sorted) sort_on_cpu(call, cells);
+  const double visited = sorted ? 1000 + 40 * static_cast<double>(all.k) : static_cast<double>(all.size);
+  on_cpu(call, all.clouds * all.number, NearestOnCpu<T>{all, cells, sorted}, visited);
+}
+
+}  // namespace msops::points

@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING
+
+import mindspore
+from mindspore import Tensor, nn, ops
+
+from msops.core import arguments
+from msops.core.factory import custom_op
+from msops.core.library import of_package
+from msops.core.spec import Spec
+
+if TYPE_CHECKING:
+    from msops.core.operator import Operator
+    from msops.core.primitive import Primitive
+
+_NAME = "knn"
+_LIBRARY = of_package(_NAME)
+
+
+def knn(k: int, xyz: Tensor, new_xyz: Tensor, return_distances: bool = False) -> Tensor | tuple[Tensor, Tensor]:
+    r"""Finds the k points of a cloud that are nearest to each query.
+
+    .. math::
+        \text{dist}_{mi} = \lVert x_{\text{idx}_{mi}} - q_m \rVert, \qquad \text{dist}_{m1} \le \dots \le
+        \text{dist}_{mk} \le \lVert x_j - q_m \rVert \text{ for all other } j
+
+    Equally near points are in the order of their indices. Squared distances are computed in float32 (float64 for
+    float64), by the same roundings on the CPU and on a GPU, so that both find the same points. A squared distance that
+    is NaN counts as infinite: its point comes after all others.
+
+    Large clouds are sorted into cells, and a query visits the cells around it until no other can have a nearer point.
+
+    The distances have gradients of first order with respect to both inputs, :math:`(x - q) / \text{dist}` and its
+    negative, and 0 where a distance is 0 or infinite.
+
+    Args:
+        k (int): How many points to find, from 1 to N.
+        xyz (Tensor): Clouds x, shape (B, N, 3); float16, float32 or float64.
+        new_xyz (Tensor): Queries q, shape (B, M, 3), of the dtype of `xyz`.
+        return_distances (bool): Whether to return the distances, too. Default: ``False`` .
+
+    Returns:
+        Tensor of shape (B, M, k), int32. With `return_distances`, also the distances, of this shape and the inputs'
+        dtype.
+
+    Raises:
+        TypeError: If an input is not a Tensor of one of these dtypes, or a setting has a wrong type.
+        ValueError: If an input has another shape, or `k` is less than 1 or more than N.
+
+    Examples:
+        >>> import mindspore, msops
+        >>> xyz = mindspore.Tensor([[[0, 0, 0], [5, 0, 0], [1, 0, 0], [2, 0, 0]]], mindspore.float32)
+        >>> idx, dist = msops.knn(2, xyz, xyz, return_distances=True)
+        >>> print(idx[0].asnumpy().tolist(), dist[0].asnumpy().tolist())
+        [[0, 2], [1, 3], [2, 0], [3, 2]] [[0.0, 1.0], [0.0, 3.0], [0.0, 1.0], [0.0, 1.0]]
+    """
+    found = _make_primitive(_NAME, k, return_distances)(xyz, new_xyz)
+    if return_distances:
+        return found[0], found[1]
+    return found[0]
+
+
+class KNN(nn.Cell):
+    """Finds the nearest points of clouds. See :func:`msops.knn`.
+
+    Args:
+        k (int): As in the function.
+        return_distances (bool): As in the function. Default: ``False`` .
+
+    Raises:
+        TypeError: If an argument has a wrong type.
+        ValueError: If `k` is less than 1.
+
+    Examples:
+        >>> import mindspore, msops
+        >>> from mindspore import ops
+        >>> xyz = ops.zeros((2, 100, 3), mindspore.float32)
+        >>> print(msops.KNN(8)(xyz, xyz[:, :10]).shape)
+        (2, 10, 8)
+    """
+
+    def __init__(self, k: int, return_distances: bool = False) -> None:
+        super().__init__()
+        self.k, self.return_distances = k, return_distances
+        self.forward_op = _make_primitive("KNN", k, return_distances)
+
+    def construct(self, xyz: Tensor, new_xyz: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        found = self.forward_op(xyz, new_xyz)
+        if self.return_distances:
+            return found[0], found[1]
+        return found[0]
+
+    construct.__doc__ = knn.__doc__  # for help()
+
+    def extend_repr(self) -> str:
+        return f"k={self.k}, return_distances={self.return_distances}"
+
+
+def make_forward(name: str, k: int) -> Operator:
+    """Returns the operator for this k, which gives the indices and the distances. Errors about k begin with `name`."""
+    return _cached_forward(arguments.positive(name, "k", k))
+
+
+@ops.constexpr
+def _make_primitive(name: str, k: int, return_distances: bool) -> Primitive:
+    arguments.boolean(name, "return_distances", return_distances)
+    return make_forward(name, k).primitive
+
+
+_backward = custom_op(
+    _LIBRARY.KnnBackward,
+    "xyz(B, N, 3), new_xyz(B, M, 3), idx(B, M, K, dtype=int32), ddist(B, M, K) -> dxyz(B, N, 3), dnew_xyz(B, M, 3); "
+    "sources(B, M * K + max(1, min(32, M * K // 1024)) * N + 128, dtype=int32)",
+)
+
+
+@functools.lru_cache(256)  # a full cache frees an operator unless a Cell or a graph still has it
+def _cached_forward(k: int) -> Operator:
+    return custom_op(
+        _LIBRARY.KnnForward,
+        "xyz(B, N, 3), new_xyz(B, M, 3) -> idx(..., dtype=int32), dist; "
+        "points(B, 3, N), lattices(B, 8), ends(B, N // 4 + 1, dtype=int32), order(B, N, dtype=int32)",
+        infer=_infer,
+        gradient=_backward,
+        k=k,
+    )
+
+
+def _infer(xyz: Spec, new_xyz: Spec, k: int) -> list[Spec]:
+    if k > xyz.shape[1]:
+        raise ValueError(f"k must be at most N = {xyz.shape[1]}, got {k}")
+    shape = (*new_xyz.shape[:2], k)
+    return [Spec(shape, mindspore.int32), Spec(shape, xyz.dtype)]
