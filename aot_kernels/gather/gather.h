@@ -21,4 +21,18 @@ inline void require_countable(Call& call, const Gather& all, const Tensor& featu
   call.require(all.places <= kMost / taps, kBadShape, "more than 2^31 - 65537 indices of one list");
 }
 
+// Indices are int32 or int64. Kernels for GPUs tell that at run time, so that there are half as many.
+struct Indices {
+  const void* data;
+  bool is_long;
+
+  // Returns an index that int32 can hold, and -1 in place of any other, which is out of range.
+  static MSOPS_BOTH int narrow(int64_t index) {
+    return 0 <= index && index <= INT32_MAX ? static_cast<int>(index) : -1;
+  }
+  MSOPS_BOTH int operator[](int64_t i) const {
+    return is_long ? narrow(static_cast<const int64_t*>(data)[i]) : static_cast<const int32_t*>(data)[i];
+  }
+};
+
 }  // namespace msops

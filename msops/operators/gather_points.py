@@ -17,11 +17,15 @@ _library = of_package("gather_points")
 backward = custom_op(
     _library.GatherPointsBackward,
     "idx(B, M, dtype=index), dout(B, C, M), features(B, C, N) -> dfeatures(B, C, N); "
-    "scratch(B * (M + max(1, min(32, M // 1024)) * N + 128), dtype=int32)",
+    "scratch(max(B * ((M + 4095) // 4096) * ((N + 49151) // 49152) * 10370 + 2, "
+    "B * (M + max(1, min(32, M // 1024)) * N + 128)), dtype=int32)",
     gradient=_gradient_of_backward,
 )
 forward = custom_op(
-    _library.GatherPointsForward, "features(B, C, N), idx(B, M, dtype=index) -> out(B, C, M)", gradient=backward
+    _library.GatherPointsForward,
+    "features(B, C, N), idx(B, M, dtype=index) -> out(B, C, M); "
+    "packs(16 + B * ((C + 15) // 16 * 16) * N * min(1, N // 28001), dtype=common)",
+    gradient=backward,
 )
 
 

@@ -20,11 +20,15 @@ _library = of_package("group_points")
 backward = custom_op(
     _library.GroupPointsBackward,
     "idx(B, M, S, dtype=index), dout(B, C, M, S), features(B, C, N) -> dfeatures(B, C, N); "
-    "scratch(B * (M * S + max(1, min(32, M * S // 1024)) * N + 128), dtype=int32)",
+    "scratch(max(B * ((M * S + 4095) // 4096) * ((N + 49151) // 49152) * 10370 + 2, "
+    "B * (M * S + max(1, min(32, M * S // 1024)) * N + 128)), dtype=int32)",
     gradient=_gradient_of_backward,
 )
 forward = custom_op(
-    _library.GroupPointsForward, "features(B, C, N), idx(B, M, S, dtype=index) -> out(B, C, M, S)", gradient=backward
+    _library.GroupPointsForward,
+    "features(B, C, N), idx(B, M, S, dtype=index) -> out(B, C, M, S); "
+    "packs(16 + B * ((C + 15) // 16 * 16) * N * min(1, N // 28001), dtype=common)",
+    gradient=backward,
 )
 
 

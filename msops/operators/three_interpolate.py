@@ -26,12 +26,15 @@ backward = custom_op(
     _library.ThreeInterpolateBackward,
     "features(B, C, M), idx(B, N, 3, dtype=index), weight(B, N, 3), dout(B, C, N) -> "
     "dfeatures(B, C, M), dweight(B, N, 3); "
-    "scratch(B * (3 * N + max(1, min(32, 3 * N // 1024)) * M + 128), dtype=int32)",
+    "scratch(max(B * ((N + 1359) // 1360) * ((M + 49151) // 49152) * 10370 + 2, "
+    "B * (3 * N + max(1, min(32, 3 * N // 1024)) * M + 128)), dtype=int32), "
+    "partial(max(1, min(C // 32, 512 // max(1, B * N // 2048))), B * N * 3)",
     gradient=_gradient_of_backward,
 )
 forward = custom_op(
     _library.ThreeInterpolateForward,
-    "features(B, C, M), idx(B, N, 3, dtype=index), weight(B, N, 3) -> out(B, C, N)",
+    "features(B, C, M), idx(B, N, 3, dtype=index), weight(B, N, 3) -> out(B, C, N); "
+    "packs(16 + B * ((C + 15) // 16 * 16) * M * min(1, M // 28001), dtype=common)",
     gradient=backward,
 )
 
