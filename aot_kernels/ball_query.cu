@@ -1,5 +1,7 @@
 // idx are the first nsample points, in their order, with min_radius^2 <= |point - query|^2 < radius^2
 
+#include <cmath>
+
 #include "ball_query/cpu.h"
 #ifdef __CUDACC__
 #include "ball_query/gpu.h"
@@ -37,7 +39,7 @@ MSOPS_ENTRY(BallQueryForward) {
                          static_cast<C>(radius * radius),
                          idx.as<int32_t>(),
                          counts.as<int32_t>()};
-    const CellsOfClouds<T> cells = scratch.clouds<T>(xyz, 4, static_cast<C>(radius / 2));
+    const CellsOfClouds<T> cells = scratch.clouds<T>(call, xyz, 1, static_cast<C>(radius / 2));
     if (call.on_cpu()) {
       const bool sorted = pays_to_sort(size, number);
       if (sorted) sort_on_cpu(call, cells);

@@ -26,7 +26,7 @@ MSOPS_ENTRY(KnnForward) {
   return call.run([&](auto type) {
     using T = typename decltype(type)::type;
     const Nearest<T> all{xyz.as<T>(), new_xyz.as<T>(), clouds, size, number, k, idx.as<int32_t>(), dist.as<T>()};
-    find_nearest(call, all, scratch.clouds<T>(xyz, k / 4));
+    find_nearest(call, all, scratch.clouds<T>(call, xyz, k));
   });
 }
 

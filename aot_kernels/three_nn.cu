@@ -24,7 +24,7 @@ MSOPS_ENTRY(ThreeNnForward) {
   return call.run([&](auto type) {
     using T = typename decltype(type)::type;
     const Nearest<T> all{known.as<T>(), unknown.as<T>(), clouds, size, number, 3, idx.as<int32_t>(), dist.as<T>()};
-    find_nearest(call, all, scratch.clouds<T>(known, 4));
+    find_nearest(call, all, scratch.clouds<T>(call, known, 3));
   });
 }
 

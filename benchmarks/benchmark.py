@@ -68,6 +68,7 @@ class Benchmark:
     cell_sizes = {}  # device -> sizes of whole Cells, if they differ from the kernels' named sizes
     cells = ()  # a Cell of msops, and a function of MindSpore's operators that computes the same
     channels_last = False  # whether torch is also measured with images in channels-last format
+    compiled = True  # whether torch.compile is measured, too, which would take hours for a long loop
     line = ""  # describes which cases a line of roof.png connects; if empty, it connects all
     targets = {}  # device -> list of Target
     sequence_sizes = {}  # device -> Sizes; with them, the methods that sequences.py calls
@@ -116,6 +117,10 @@ class Benchmark:
         """Returns the formula as a torch function of the forward entry's inputs. The method itself imports torch, since
         torch crashes in MindSpore's GPU process."""
         raise NotImplementedError
+
+    def other_peers(self, case, sets):
+        """Yields (name, a function that returns the calls over these sets of torch's inputs) of further peers."""
+        yield from ()
 
     def on_line(self, case):
         """Tells whether a line of roof.png connects the case of this name with others."""

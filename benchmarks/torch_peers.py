@@ -20,7 +20,8 @@ def peers(case, sets, known=None):
     yield "torch", lambda: _prepare(case, sets, formula, known)
     if case.benchmark.channels_last:
         yield "torch channels-last", lambda: _prepare(case, [_channels_last(each) for each in sets], formula, known)
-    if case.named:
+    yield from case.benchmark.other_peers(case, sets)
+    if case.named and case.benchmark.compiled:
         yield "torch.compile", lambda: _prepare(case, sets, _compiled(formula), known)
 
 

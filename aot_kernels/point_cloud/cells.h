@@ -217,7 +217,7 @@ struct SortCloudOnCpu {
   }
 };
 
-// CellScratch takes the scratch of a search from a call: points(B, 3, N), lattices(B, 8), ends(B, N // 4 + 1,
+// CellScratch takes the scratch of a search from a call: points(B, 3, N), lattices(B, 8), ends(B, N + 1,
 // dtype=int32) and order(B, N, dtype=int32).
 struct CellScratch {
   Tensor sorted, lattices, ends, order;
@@ -232,16 +232,17 @@ struct CellScratch {
     call.require(size <= INT32_MAX, kBadShape, "more than 2^31 - 1 points in a cloud");
     call.require_shape(sorted, {clouds, 3, size});
     call.require_shape(lattices, {clouds, kLatticeNumbers});
-    call.require_shape(ends, {clouds, size / 4 + 1});
+    call.require_shape(ends, {clouds, size + 1});
     call.require_shape(order, {clouds, size});
   }
 
-  // Returns the cells for clouds (clouds, size, 3). They have at least `points` points in the mean, and at least the
-  // length `least`.
+  // Returns the cells for clouds (clouds, size, 3), of at least the length `least`, in which queries look for `wanted`
+  // points. On a GPU, where a warp finds the points of 32 rows at once, cells are smaller.
   template <typename T>
-  CellsOfClouds<T> clouds(const Tensor& of, int64_t points, Compute<T> least = 0) const {
+  CellsOfClouds<T> clouds(const Call& call, const Tensor& of, int64_t wanted, Compute<T> least = 0) const {
     using C = Compute<T>;
-    const int64_t most = of.dim(1) / std::max<int64_t>(4, points) + 1;
+    const int64_t points = call.on_cpu() ? std::max<int64_t>(4, wanted / 4) : std::max<int64_t>(1, wanted / 8);
+    const int64_t most = of.dim(1) / points + 1;
     return {of.as<T>(), nullptr,          of.dim(0),      of.dim(1),          most,
             least,      lattices.as<C>(), sorted.as<C>(), ends.as<int32_t>(), order.as<int32_t>()};
   }

@@ -2,7 +2,8 @@
 // neighbours, and draw the same ties.
 #pragma once
 
-#include <cmath>
+#include <math.h>
+
 #include <limits>
 
 #include "../common/dtype.h"

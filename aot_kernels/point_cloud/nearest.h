@@ -45,7 +45,7 @@ struct Held {
   int most, count = 0;
   Neighbour<C> floor;  // only points after this one are held
 
-  MSOPS_CPU explicit Held(int most, const Neighbour<C>& floor) : most(most), floor(floor) {}
+  MSOPS_CPU Held(int size, const Neighbour<C>& before) : most(size), floor(before) {}
 
   MSOPS_CPU bool is_full() const { return count == most; }
   MSOPS_CPU void offer(const Neighbour<C>& found) {
@@ -112,22 +112,22 @@ struct NearestOnCpu {
   // Visits the cells around the query, twice as far each time, until `held` is full; then all cells that may have
   // points as near as those.
   static MSOPS_CPU void search(const Cells<C>& cells, const Point<C>& query, Held<C>& held) {
-    CellBox box = no_cells();
-    const auto visit = [&](const CellBox& next) {
-      for_box(cells, query, next, box, [&](int64_t from, const C* distances, int count) {
+    CellBox done = no_cells(), next = cells_around(cells.lattice, query, 1);
+    bool is_last = false;
+    for (int32_t steps = 1;;) {
+      for_box(cells, query, next, done, [&](int64_t from, const C* distances, int count) {
         offer(held, distances, count, [&](int j) { return cells.order[from + j]; });
       });
-    };
-    bool is_all = false;
-    for (int32_t steps = 1; !is_all && !held.is_full(); steps *= 2) {
-      const CellBox next = cells_around(cells.lattice, query, steps);
-      visit(next);
-      box = next;
-      is_all = box.covers(cells.lattice.counts);
+      if (is_last || next.covers(cells.lattice.counts)) return;
+      done = next;
+      if (held.is_full()) {
+        next = cells_within(cells.lattice, query, held.heap[0].distance);
+        if (done.has(next)) return;
+        is_last = true;
+      } else {
+        next = cells_around(cells.lattice, query, steps *= 2);
+      }
     }
-    if (is_all) return;
-    const CellBox within = cells_within(cells.lattice, query, held.heap[0].distance);
-    if (!box.has(within)) visit(within);
   }
 
   template <typename IndexOf>

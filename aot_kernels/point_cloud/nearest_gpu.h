@@ -50,23 +50,23 @@ class WarpNearest {
 // Visits the cells around the query as NearestOnCpu does.
 template <typename C>
 __device__ __forceinline__ void search(const Cells<C>& cells, const Point<C>& query, WarpNearest<C>& nearest) {
-  CellBox box = no_cells();
-  const auto visit = [&](const CellBox& next) {
-    warp_for_box(cells, next, box, [&](int64_t i, bool inside) {
+  CellBox done = no_cells(), next = cells_around(cells.lattice, query, 1);
+  bool is_last = false;
+  for (int32_t steps = 1;;) {
+    warp_for_box(cells, next, done, [&](int64_t i, bool inside) {
       const C distance = inside ? or_infinite(squared_distance(cells[i], query)) : C(0);
       nearest.offer({distance, inside ? cells.order[i] : 0}, inside);
     });
-  };
-  bool is_all = false;
-  for (int32_t steps = 1; !is_all && !nearest.is_full(); steps *= 2) {
-    const CellBox next = cells_around(cells.lattice, query, steps);
-    visit(next);
-    box = next;
-    is_all = box.covers(cells.lattice.counts);
+    if (is_last || next.covers(cells.lattice.counts)) return;
+    done = next;
+    if (nearest.is_full()) {
+      next = cells_within(cells.lattice, query, nearest.furthest().distance);
+      if (done.has(next)) return;
+      is_last = true;
+    } else {
+      next = cells_around(cells.lattice, query, steps *= 2);
+    }
   }
-  if (is_all) return;
-  const CellBox within = cells_within(cells.lattice, query, nearest.furthest().distance);
-  if (!box.has(within)) visit(within);
 }
 
 // More than 32 points are found 32 at a time: each pass searches those after the last one of the pass before.

@@ -133,7 +133,7 @@ def _cached_forward(radius: float, nsample: int, min_radius: float) -> Operator:
     return custom_op(
         _LIBRARY.BallQueryForward,
         "xyz(B, N, 3), new_xyz(B, M, 3) -> idx(B, M, nsample, dtype=int32), counts(B, M, dtype=int32); "
-        "points(B, 3, N), lattices(B, 8), ends(B, N // 4 + 1, dtype=int32), order(B, N, dtype=int32)",
+        "points(B, 3, N), lattices(B, 8), ends(B, N + 1, dtype=int32), order(B, N, dtype=int32)",
         radius=radius,
         nsample=nsample,
         min_radius=min_radius,

@@ -121,7 +121,7 @@ def _cached_forward(k: int) -> Operator:
     return custom_op(
         _LIBRARY.KnnForward,
         "xyz(B, N, 3), new_xyz(B, M, 3) -> idx(..., dtype=int32), dist; "
-        "points(B, 3, N), lattices(B, 8), ends(B, N // 4 + 1, dtype=int32), order(B, N, dtype=int32)",
+        "points(B, 3, N), lattices(B, 8), ends(B, N + 1, dtype=int32), order(B, N, dtype=int32)",
         infer=_infer,
         gradient=_backward,
         k=k,

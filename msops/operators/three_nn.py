@@ -76,7 +76,7 @@ _backward = custom_op(
 forward = custom_op(
     _library.ThreeNnForward,
     "unknown(B, N, 3), known(B, M, 3) -> dist, idx(..., dtype=int32); "
-    "points(B, 3, M), lattices(B, 8), ends(B, M // 4 + 1, dtype=int32), order(B, M, dtype=int32)",
+    "points(B, 3, M), lattices(B, 8), ends(B, M + 1, dtype=int32), order(B, M, dtype=int32)",
     infer=_infer,
     gradient=_backward,
 )

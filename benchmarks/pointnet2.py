@@ -1,0 +1,29 @@
+"""Builds the kernels of a checkout of Pointnet2_PyTorch (Wijmans), a peer of the operators of point clouds.
+
+The variable POINTNET2_PYTORCH names the checkout. Without it, or without torch on a GPU, there is no such peer.
+"""
+
+import functools
+import os
+from pathlib import Path
+
+
+@functools.cache
+def extension():
+    """Returns its module of C++ functions, or None."""
+    import torch
+    from torch.utils import cpp_extension
+
+    checkout = os.environ.get("POINTNET2_PYTORCH")
+    if not checkout or not torch.cuda.is_available():
+        return None
+    folder = Path(checkout) / "pointnet2_ops_lib" / "pointnet2_ops" / "_ext-src"
+    sources = [str(path) for kind in ("cpp", "cu") for path in sorted(folder.glob(f"src/*.{kind}"))]
+    return cpp_extension.load("pointnet2_ext", sources, extra_include_paths=[str(folder / "include")])
+
+
+def peer(case, sets, call):
+    """Yields the peer of a forward case of float32: `call(extension, *inputs)` makes its call."""
+    found = extension()
+    if found is not None and case.direction == "forward" and sets[0][0].element_size() == 4:
+        yield "Pointnet2_PyTorch", lambda: [functools.partial(call, found, *inputs) for inputs in sets]
