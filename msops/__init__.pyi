@@ -16,7 +16,14 @@ from .operators.furthest_point_sample import (
     FurthestPointSample as FurthestPointSample,
     furthest_point_sample as furthest_point_sample,
 )
+from .operators.gather_points import GatherPoints as GatherPoints, gather_points as gather_points
 from .operators.geglu import GeGLU as GeGLU, geglu as geglu
+from .operators.group_points import (
+    GroupAll as GroupAll,
+    GroupPoints as GroupPoints,
+    QueryAndGroup as QueryAndGroup,
+    group_points as group_points,
+)
 from .operators.knn import KNN as KNN, knn as knn
 from .operators.layer_norm import LayerNorm as LayerNorm, layer_norm as layer_norm
 from .operators.linear_cross_entropy import (
@@ -31,6 +38,7 @@ from .operators.sigmoid import Sigmoid as Sigmoid, sigmoid as sigmoid
 from .operators.silu import SiLU as SiLU, silu as silu
 from .operators.softmax import Softmax as Softmax, softmax as softmax
 from .operators.swiglu import SwiGLU as SwiGLU, swiglu as swiglu
+from .operators.three_interpolate import ThreeInterpolate as ThreeInterpolate, three_interpolate as three_interpolate
 from .operators.three_nn import ThreeNN as ThreeNN, three_nn as three_nn
 from .operators.trilinear_interpolation import (
     TrilinearInterpolation as TrilinearInterpolation,

@@ -18,6 +18,7 @@ from msops.testing.checks import (
     check_finite_differences,
     check_repeats,
     check_views,
+    random_like,
     run,
     run_gradient,
 )  # fmt: skip
@@ -136,7 +137,7 @@ def check_second_order(gradient, arguments, mode, which=None):
     finite differences of the gradient."""
     if mode == "pynative" and VERSION < (2, 7):
         pytest.skip("MindSpore before 2.7 has none, with a given gradient of the output, in PyNative mode")
-    weights = random(3, np.float64, *(array.shape for array in run(gradient, *arguments)))
+    weights = random_like(run(gradient, *arguments), 3)
     check_finite_differences(run_gradient(gradient, arguments, weights), gradient, arguments, weights, which=which)
 
 

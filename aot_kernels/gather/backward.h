@@ -1,0 +1,33 @@
+// The gradient of a gather's features on the device of the call.
+#pragma once
+
+#include "../common/scatter.h"
+#include "cpu.h"
+#include "tiles.h"
+#ifdef __CUDACC__
+#include "backward_gpu.h"
+#endif
+
+namespace msops {
+
+// Returns how many int32 numbers of scratch the backward entries need: those of the records, or of scatter.h.
+inline int64_t scatter_words(const Gather& all, int taps) {
+  return std::max(tile_words(all, taps), all.lists * scatter_scratch(all.points, all.places * taps));
+}
+
+// `weight` is absent if there is one tap.
+template <int kTaps, typename T, typename Index>
+void scatter(Call& call, const Gather& all, const Tensor& dout, const Tensor& idx, const Tensor& weight,
+             const Tensor& features, [[maybe_unused]] const Tensor& scratch, const Tensor& dfeatures) {
+  if (call.on_cpu()) {
+    require_points<Index>(call, idx, features);
+    const ScatterOnCpu<kTaps, T, Index> body{all, dout.as<T>(), idx.as<Index>(), weight.as<T>(), dfeatures.as<T>()};
+    return on_cpu(call, body.items(), body, body.cost());
+  }
+#ifdef __CUDACC__
+  scatter_on_gpu<kTaps>(call, all, dout.as<const T>(), idx.as<const Index>(), weight.as<const T>(),
+                        scratch.as<int32_t>(), dfeatures.as<T>());
+#endif
+}
+
+}  // namespace msops

@@ -1,0 +1,36 @@
+// A gather, or an interpolation, on the device of the call.
+#pragma once
+
+#include "cpu.h"
+#ifdef __CUDACC__
+#include "forward_gpu.h"
+#endif
+
+namespace msops {
+
+// Returns how many elements of scratch the forward entries need: 16 + B ((C + 15) // 16 * 16) N min(1, N // 28001).
+// Rows of more points do not fit the shared memory of a GPU as packs of several channels.
+constexpr int64_t kMostStaged = 28000;  // points
+inline int64_t gather_scratch(const Gather& all) {
+  constexpr int64_t kToAlign = 16;
+  const int64_t padded = (all.channels + 15) / 16 * 16;
+  return kToAlign + (all.points > kMostStaged ? all.lists * padded * all.points : 0);
+}
+
+// `weight` is absent if there is one tap.
+template <int kTaps, typename T, typename Index>
+void gather(Call& call, const Gather& all, const Tensor& features, const Tensor& idx, const Tensor& weight,
+            [[maybe_unused]] const Tensor& packs, const Tensor& out) {
+  if (call.on_cpu()) {
+    require_points<Index>(call, idx, features);
+    const GatherOnCpu<kTaps, T, Index> body{all, features.as<T>(), idx.as<Index>(), weight.as<T>(), out.as<T>()};
+    return on_cpu(call, body.items(), body, body.cost());
+  }
+#ifdef __CUDACC__
+  const GatherTask<T> task{
+      all, features.as<T>(), {idx.data, sizeof(Index) == 8}, weight.as<T>(), out.as<T>(), nullptr, 0, 0};
+  gather_on_gpu<kTaps>(call, task, all.points > kMostStaged, packs.data);
+#endif
+}
+
+}  // namespace msops

@@ -1,0 +1,73 @@
+// out[b, c, n] = sum over three k of weight[b, n, k] features[b, c, idx[b, n, k]], and its gradients.
+
+#include "gather/backward.h"
+#include "gather/forward.h"
+#include "gather/weights.h"
+#ifdef __CUDACC__
+#include "gather/weights_gpu.h"
+#endif
+
+using namespace msops;
+
+namespace {
+
+constexpr int kTaps = 3;
+
+Gather require_interpolation(Call& call, const Tensor& features, const Tensor& idx, const Tensor& weight,
+                             const Tensor& out) {
+  const Gather all{features.dim(0), features.dim(1), features.dim(2), idx.dim(1)};
+  call.require_shape(idx, {all.lists, all.places, kTaps});
+  call.require_same_shape(weight, idx);
+  call.require_shape(out, {all.lists, all.channels, all.places});
+  require_countable(call, all, features, kTaps);
+  return all;
+}
+
+}  // namespace
+
+// (features, idx, weight, packs) -> (out): `packs` is scratch.
+MSOPS_ENTRY(ThreeInterpolateForward) {
+  const Tensor features = call.tensor("features", 3), idx = call.tensor_of("index", "idx", 3);
+  const Tensor weight = call.tensor("weight", 3), out = call.tensor("out", 3), packs = call.tensor("packs", 1);
+  const Gather all = require_interpolation(call, features, idx, weight, out);
+  call.require_shape(packs, {gather_scratch(all)});
+  return call.run([&](auto type) {
+    using T = typename decltype(type)::type;
+    with_type<int32_t, int64_t>(idx, [&](auto index) {
+      using Index = typename decltype(index)::type;
+      gather<kTaps, T, Index>(call, all, features, idx, weight, packs, out);
+    });
+  });
+}
+
+// (features, idx, weight, dout, scratch, partial) -> (dfeatures, dweight): `scratch` is for the features, and `partial`
+// for sums over parts of the channels.
+MSOPS_ENTRY(ThreeInterpolateBackward) {
+  const Tensor features = call.tensor("features", 3), idx = call.tensor_of("index", "idx", 3);
+  const Tensor weight = call.tensor("weight", 3), dout = call.tensor("dout", 3);
+  const Tensor dfeatures = call.tensor("dfeatures", 3), dweight = call.tensor("dweight", 3);
+  const Tensor scratch = call.tensor_of("int32", "scratch", 1), partial = call.scratch("partial", 2);
+  const Gather all = require_interpolation(call, features, idx, weight, dout);
+  call.require_same_shape(dfeatures, features);
+  call.require_same_shape(dweight, weight);
+  call.require_shape(scratch, {scatter_words(all, kTaps)});
+  call.require(partial.dim(0) >= 1, kBadShape, "partial has no rows");
+  call.require_shape(partial, {partial.dim(0), dweight.size});
+  return call.run([&](auto type) {
+    using T = typename decltype(type)::type;
+    with_type<int32_t, int64_t>(idx, [&](auto index) {
+      using Index = typename decltype(index)::type;
+      scatter<kTaps, T, Index>(call, all, dout, idx, weight, features, scratch, dfeatures);
+      if (call.on_cpu()) {
+        const WeightGradientOnCpu<kTaps, T, Index> sums{all, features.as<T>(), dout.as<T>(), idx.as<Index>(),
+                                                        dweight.as<T>()};
+        on_cpu(call, sums.items(), sums, sums.cost());
+        return;
+      }
+#ifdef __CUDACC__
+      weights_on_gpu<kTaps>(call, all, features.as<const T>(), dout.as<const T>(), {idx.data, sizeof(Index) == 8},
+                            partial.dim(0), partial.as<Compute<T>>(), dweight.as<T>());
+#endif
+    });
+  });
+}
