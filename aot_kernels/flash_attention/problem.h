@@ -82,8 +82,8 @@ struct Attention {
   // Returns sequence b, which lies in the tensors whatever the lengths are.
   MSOPS_BOTH Sequence sequence(int64_t b) const {
     if (is_packed()) {
-      const Span q = packed(cu_seqlens_q, b, query_rows), k = packed(cu_seqlens_k, b, key_rows);
-      return {q.begin, k.begin, least(q.size(), queries), least(k.size(), keys)};
+      const Span i = packed(cu_seqlens_q, b, query_rows), j = packed(cu_seqlens_k, b, key_rows);
+      return {i.begin, j.begin, least(i.size(), queries), least(j.size(), keys)};
     }
     const int64_t length = kv_lengths ? kv_lengths[b] : keys;
     return {0, 0, queries, most(0, least(length, keys))};
@@ -95,21 +95,21 @@ struct Attention {
     return {left < 0 ? 0 : most(0, place - left), right < 0 ? s.keys : least(s.keys, place + right + 1)};
   }
 
-  // Returns a range that has all keys which any of the queries [begin, end), at least one, sees.
-  MSOPS_BOTH Span keys_of(const Sequence& s, Span queries) const {
-    return {keys_of_query(s, queries.begin).begin, keys_of_query(s, queries.end - 1).end};
+  // Returns a range that has all keys which any of the queries i, at least one, sees.
+  MSOPS_BOTH Span keys_of(const Sequence& s, Span i) const {
+    return {keys_of_query(s, i.begin).begin, keys_of_query(s, i.end - 1).end};
   }
 
-  // Returns a range that has all queries which see any of the keys [begin, end), at least one.
-  MSOPS_BOTH Span queries_of(const Sequence& s, Span keys) const {
-    const int64_t first = keys.begin - s.shift(), last = keys.end - 1 - s.shift();  // the queries at these places
+  // Returns a range that has all queries which see any of the keys j, at least one.
+  MSOPS_BOTH Span queries_of(const Sequence& s, Span j) const {
+    const int64_t first = j.begin - s.shift(), last = j.end - 1 - s.shift();  // the queries at these places
     return {right < 0 ? 0 : most(0, first - right), left < 0 ? s.queries : least(s.queries, last + left + 1)};
   }
 
-  // Returns whether each of these queries sees each of these keys, so that no test of an element is needed.
-  MSOPS_BOTH bool sees_all(const Sequence& s, Span queries, Span keys) const {
-    const Span first = keys_of_query(s, queries.begin), last = keys_of_query(s, queries.end - 1);
-    return mask == nullptr && last.begin <= keys.begin && keys.end <= first.end;
+  // Returns whether each of the queries i sees each of the keys j, so that no test of an element is needed.
+  MSOPS_BOTH bool sees_all(const Sequence& s, Span i, Span j) const {
+    const Span first = keys_of_query(s, i.begin), last = keys_of_query(s, i.end - 1);
+    return mask == nullptr && last.begin <= j.begin && j.end <= first.end;
   }
 
   // Returns whether the mask hides key j from query i. Packed sequences have no mask.
@@ -122,11 +122,11 @@ struct Attention {
     return seen.begin <= j && j < seen.end && !hides(b, h, i, j);
   }
 
-  // Returns the part of a range of keys that split `split` takes; it may be empty.
-  MSOPS_BOTH Span part(Span keys, int64_t split) const {
-    const int64_t tiles = (keys.size() + kSplitKeys - 1) / kSplitKeys;
-    const int64_t begin = keys.begin + tiles * split / splits * kSplitKeys;
-    return {begin, least(keys.end, keys.begin + tiles * (split + 1) / splits * kSplitKeys)};
+  // Returns the part of a range of keys j that split `split` takes; it may be empty.
+  MSOPS_BOTH Span part(Span j, int64_t split) const {
+    const int64_t tiles = (j.size() + kSplitKeys - 1) / kSplitKeys;
+    return {j.begin + tiles * split / splits * kSplitKeys,
+            least(j.end, j.begin + tiles * (split + 1) / splits * kSplitKeys)};
   }
 
  private:
