@@ -70,11 +70,10 @@ struct Attention {
   const bool* mask;                                     // true where a key is not seen, or null
   int64_t mask_batch, mask_head, mask_query, mask_key;  // the strides of mask; 0 along axes that it does not have
 
-  // With few queries, the keys are split over blocks. Split s writes its sums and statistics, and another kernel adds
-  // them in order. The number of splits depends on the shapes alone; it is 0 where keys are not split.
+  // With few queries, the keys are split over blocks if `splits` is above 1. Each split writes its sums and statistics,
+  // and another kernel adds them in order. The number of splits depends on the shapes alone.
   int64_t splits;
-  C* partial_out;    // (splits, batch, heads, queries, value_width): sum_j e^(x_ij - max) v_j
-  C* partial_stats;  // (splits, batch, heads, queries, 2): max x_ij, or -infinity, and sum_j e^(x_ij - max)
+  C* partial;  // (splits, sums (batch, heads, queries, value_width), statistics (batch, heads, queries, 2))
 
   MSOPS_BOTH int64_t group() const { return heads / kv_heads; }
   MSOPS_BOTH bool is_packed() const { return cu_seqlens_q != nullptr; }
@@ -120,6 +119,18 @@ struct Attention {
   MSOPS_BOTH bool sees(const Sequence& s, int64_t b, int64_t h, int64_t i, int64_t j) const {
     const Span seen = keys_of_query(s, i);
     return seen.begin <= j && j < seen.end && !hides(b, h, i, j);
+  }
+
+  // Returns where split `split` puts sum_j e^(x_ij - max) v_j of a query.
+  MSOPS_BOTH C* partial_sums(int64_t split, int64_t b, int64_t h, int64_t i) const {
+    const int64_t rows = batch * heads * queries;
+    return partial + split * rows * (value_width + 2) + ((b * heads + h) * queries + i) * value_width;
+  }
+
+  // Returns where split `split` puts max x_ij, or -infinity, and sum_j e^(x_ij - max) of a query.
+  MSOPS_BOTH C* partial_stats(int64_t split, int64_t b, int64_t h, int64_t i) const {
+    const int64_t rows = batch * heads * queries;
+    return partial + split * rows * (value_width + 2) + rows * value_width + ((b * heads + h) * queries + i) * 2;
   }
 
   // Returns the part of a range of keys j that split `split` takes; it may be empty.
