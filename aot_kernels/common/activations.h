@@ -7,6 +7,9 @@
 #include <type_traits>
 
 #include "exponential.h"
+#ifdef __CUDACC__
+#include "gpu/approx.h"
+#endif
 
 namespace msops {
 
@@ -17,7 +20,7 @@ struct Activations {
   // e^-|x| is in [0, 1], so that nothing overflows, and small results keep all their digits.
   static MSOPS_BOTH C sigmoid(C x) {
 #ifdef __CUDA_ARCH__
-    if constexpr (std::is_same<T, Half>::value) return reciprocal(1 + exp(-x));
+    if constexpr (std::is_same<T, Half>::value) return rcp_approx_ftz(1 + exp(-x));
 #endif
     const C z = exp(-std::abs(x));
     return quotient(x < 0 ? z : C(1), C(1) + z);
@@ -28,7 +31,7 @@ struct Activations {
     if constexpr (std::is_same<T, Half>::value) {
       // Where 1 - 2 / (e^2x + 1) would lose digits, the series' first terms are enough.
       const float square = x * x, small = x + x * square * (-1.f / 3 + square * (2.f / 15));
-      return std::abs(x) < 0.125f ? small : 1 - 2 * reciprocal(1 + exp(2 * x));
+      return std::abs(x) < 0.125f ? small : 1 - 2 * rcp_approx_ftz(1 + exp(2 * x));
     }
     return std::tanh(x);
 #else
@@ -39,7 +42,7 @@ struct Activations {
   // Returns e^x for x <= 0.
   static MSOPS_BOTH C exp(C x) {
 #ifdef __CUDA_ARCH__
-    if constexpr (std::is_same<T, Half>::value) return exp2_instruction(x * 1.44269504f);
+    if constexpr (std::is_same<T, Half>::value) return ex2_approx_ftz(x * 1.44269504f);
     return std::exp(x);
 #else
     return Exponential<C>::exp(x);
@@ -61,27 +64,14 @@ struct Activations {
   // float's own quotient; rounding to float16 hides the error of the reciprocal alone.
   static MSOPS_BOTH C quotient(C a, C b) {
 #ifdef __CUDA_ARCH__
-    if constexpr (std::is_same<T, Half>::value) return a * reciprocal(b);
+    if constexpr (std::is_same<T, Half>::value) return a * rcp_approx_ftz(b);
     if constexpr (std::is_same<T, float>::value) {
-      const float r = reciprocal(b), near = a * r;
+      const float r = rcp_approx_ftz(b), near = a * r;
       return fmaf(fmaf(-b, near, a), r, near);
     }
 #endif
     return a / b;
   }
-
- private:
-#ifdef __CUDA_ARCH__
-  // Each of these is one instruction. __expf and __fdividef take several, for the sake of results below 2^-126.
-  static __device__ float exp2_instruction(float x) {
-    asm("ex2.approx.ftz.f32 %0, %0;" : "+f"(x));
-    return x;
-  }
-  static __device__ float reciprocal(float x) {
-    asm("rcp.approx.ftz.f32 %0, %0;" : "+f"(x));
-    return x;
-  }
-#endif
 };
 
 }  // namespace msops

@@ -6,6 +6,9 @@
 #include <initializer_list>
 
 #include "dtype.h"
+#ifdef __CUDACC__
+#include "gpu/ld_st.h"
+#endif
 
 namespace msops {
 
@@ -36,16 +39,8 @@ MSOPS_BOTH void store_at_once(T* to, const Pack<T, N>& pack) {
   constexpr int kWords = sizeof pack / 4;
   uint32_t words[kWords > 0 ? kWords : 1];
   memcpy(words, &pack, 4 * kWords);
-  if constexpr (kWords == 4) {
-    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};"
-                 :
-                 : "l"(to), "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3])
-                 : "memory");
-    return;
-  } else if constexpr (kWords == 2) {
-    asm volatile("st.global.v2.b32 [%0], {%1, %2};" : : "l"(to), "r"(words[0]), "r"(words[1]) : "memory");
-    return;
-  }
+  if constexpr (kWords == 4) return st_global_v4(to, words);
+  if constexpr (kWords == 2) return st_global_v2(to, words);
 #endif
   store(to, pack);
 }

@@ -12,6 +12,7 @@
 #pragma once
 
 #include "../common/activations.h"
+#include "../common/gpu/approx.h"
 #include "../common/gpu/occupancy.h"
 #include "../common/pack.h"
 #include "../common/parallel.h"
@@ -39,9 +40,9 @@ class Power {
 
   __device__ C operator()(C x) const {
     if constexpr (kFused) {
-      return exp2_instruction(fmaf(x, kLog2E, -scaled_));
+      return ex2_approx_ftz(fmaf(x, kLog2E, -scaled_));
     } else if constexpr (sizeof(C) == 4) {
-      return exp2_instruction((x - max_) * kLog2E);
+      return ex2_approx_ftz((x - max_) * kLog2E);
     } else {
       return exp(x - max_);
     }
@@ -50,14 +51,14 @@ class Power {
   // Returns the factor that makes sums for an older, smaller maximum sums for this one.
   __device__ C factor(C older) const {
     if constexpr (kFused) {
-      return exp2_instruction(__fmul_rn(older, kLog2E) - scaled_);
+      return ex2_approx_ftz(__fmul_rn(older, kLog2E) - scaled_);
     } else {
       return (*this)(older);
     }
   }
   __device__ C correction() const {
     if constexpr (kFused) {
-      return exp2_instruction(-fmaf(max_, kLog2E, -scaled_));
+      return ex2_approx_ftz(-fmaf(max_, kLog2E, -scaled_));
     } else {
       return 1;
     }
@@ -66,11 +67,6 @@ class Power {
  private:
   static constexpr bool kFused = std::is_same<T, Half>::value;
   static constexpr float kLog2E = 1.44269504f;
-
-  static __device__ float exp2_instruction(float x) {
-    asm("ex2.approx.ftz.f32 %0, %0;" : "+f"(x));
-    return x;
-  }
 
   C max_, scaled_ = 0;
 };
@@ -88,7 +84,7 @@ __device__ __forceinline__ Compute<T> largest(const Pack<T, N> (&packs)[kPacks])
     uint32_t words[kPacks * N / 2];
     memcpy(words, packs, sizeof words);
     for (int half = kPacks * N / 4; half > 0; half /= 2)
-      for (int k = 0; k < half; ++k) asm("max.f16x2 %0, %0, %1;" : "+r"(words[k]) : "r"(words[k + half]));
+      for (int k = 0; k < half; ++k) words[k] = max_f16x2(words[k], words[k + half]);
     Pack<Half, 2> last;
     memcpy(&last, words, sizeof last);
     return fmaxf(last.values[0], last.values[1]);

@@ -7,6 +7,7 @@
 // barriers. V elements are moved at once; with V > 1 the padding on the left is K / 2.
 #pragma once
 
+#include "../common/gpu/ld_st.h"
 #include "../common/sum.h"
 #include "shape.h"
 
@@ -122,13 +123,9 @@ struct SharedTaps {
     for (int k = threadIdx.x; k < K * K; k += kThreads) values[k / K][k % K] = float(weight[channel * K * K + k]);
     __syncthreads();
   }
-  // The loads are volatile, or the compiler would keep all rows in registers that it does not have.
+  // Otherwise the compiler would keep all rows in registers that it does not have.
   __device__ void row(int a, float (&taps)[kPitch]) const {
-    const unsigned from = shared_address(values[a]);
-    for (int b = 0; b < kPitch; b += 4)
-      asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
-                   : "=f"(taps[b]), "=f"(taps[b + 1]), "=f"(taps[b + 2]), "=f"(taps[b + 3])
-                   : "r"(from + b * 4));
+    for (int b = 0; b < kPitch; b += 4) ld_shared_v4(taps + b, shared_address(values[a] + b));
   }
 };
 

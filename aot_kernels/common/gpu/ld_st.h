@@ -1,0 +1,26 @@
+// ld and st move up to 16 bytes, and these functions force them to one instruction each.
+#pragma once
+
+#include "instructions.h"
+
+namespace msops {
+
+__device__ __forceinline__ void st_global_v4(void* to, const uint32_t (&words)[4]) {
+  asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};"
+               :
+               : "l"(to), "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3])
+               : "memory");
+}
+
+__device__ __forceinline__ void st_global_v2(void* to, const uint32_t (&words)[2]) {
+  asm volatile("st.global.v2.b32 [%0], {%1, %2};" : : "l"(to), "r"(words[0]), "r"(words[1]) : "memory");
+}
+
+// The load is volatile, so that the compiler does not keep in registers what it loads again.
+__device__ __forceinline__ void ld_shared_v4(float* to, unsigned from) {
+  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(to[0]), "=f"(to[1]), "=f"(to[2]), "=f"(to[3])
+               : "r"(from));
+}
+
+}  // namespace msops

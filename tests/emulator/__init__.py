@@ -1,0 +1,86 @@
+"""Builds libraries whose kernels run in an emulator of a GPU (see include/emulator.h).
+
+The folder aot_kernels is copied with three changes: a launch by ``<<<>>>`` becomes a call, dynamic shared memory becomes
+the emulator's, and the headers of common/gpu with inline assembly are replaced by those of gpu/ here.
+"""
+
+import hashlib
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent.parent
+FLAGS = (
+    *("-std=c++17", "-O1", "-g", "-fPIC", "-shared", "-fopenmp", "-fvisibility=hidden", "-x", "c++", "-w"),
+    *("-D__CUDACC__", "-D__CUDA_ARCH__=900", "-D__CUDA_ARCH_FEAT_SM90_ALL", "-ffp-contract=off"),
+)
+
+
+def library(stem, sources=ROOT / "aot_kernels", into=ROOT / "build" / "emulator"):
+    """Builds an emulated library, unless it is there already, and returns its path."""
+    files = sorted(path for folder in (HERE, sources) for path in folder.rglob("*.*") if path.suffix in (".h", ".cu"))
+    texts = [path.read_bytes() for path in (*files, Path(__file__)) if path.suffix != ".cu" or path.stem == stem]
+    key = hashlib.sha256(b"".join(texts)).hexdigest()[:16]
+    path = into / f"{stem}-{key}.so"
+    if not path.exists():
+        tree = into / f"{stem}-{key}"
+        translate(sources, tree)
+        shutil.copytree(HERE / "gpu", tree / "common" / "gpu", dirs_exist_ok=True)
+        include = (f"-I{HERE / 'include'}", f"-I{tree}", f"-I{tree / 'common'}")
+        command = ("g++", *FLAGS, *include, tree / f"{stem}.cu", "-o", path.with_suffix(".new"), "-ldl")
+        subprocess.run(command, check=True)  # noqa: S603
+        path.with_suffix(".new").rename(path)
+        shutil.rmtree(tree)
+    return path
+
+
+def translate(sources, tree):
+    """Copies the sources to `tree` as g++ can compile them."""
+    for path in sources.rglob("*.*"):
+        if path.suffix in (".h", ".cu"):
+            copy = tree / path.relative_to(sources)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.write_text(translated(path.read_text()))
+
+
+def translated(text):
+    text = re.sub(
+        r"extern __shared__ (?:__align__\(\d+\) )?([\w ]+?) (\w+)\[\];",
+        r"\1* const \2 = reinterpret_cast<\1*>(::emulator::dynamic_shared);",
+        text,
+    )
+    while "<<<" in text:
+        at = text.index("<<<")
+        begin = _beginning_of_name(text, at)
+        end = text.index(">>>", at)
+        configuration = text[at + 3 : end]
+        after = _end_of_parentheses(text, end + 3)
+        kernel, arguments = text[begin:at].strip(), text[end + 3 : after]
+        text = f"{text[:begin]}launch_emulated([&] {{ {kernel}{arguments}; }}, {configuration}){text[after:]}"
+    return text
+
+
+def _beginning_of_name(text, end):
+    """Returns where a name with template arguments begins that ends at `end`."""
+    at = len(text[:end].rstrip())
+    if text[at - 1] == ">":
+        depth = 1
+        while depth:
+            at -= 1
+            depth += {">": 1, "<": -1}.get(text[at - 1], 0)
+        at -= 1
+    while re.match(r"[\w:]", text[at - 1]):
+        at -= 1
+    return at
+
+
+def _end_of_parentheses(text, begin):
+    """Returns where the parentheses end that begin at `begin`."""
+    depth = 0
+    for at in range(begin, len(text)):
+        depth += {"(": 1, ")": -1}.get(text[at], 0)
+        if depth == 0:
+            return at + 1
+    raise ValueError("parentheses do not end")
