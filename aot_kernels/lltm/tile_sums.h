@@ -2,6 +2,7 @@
 // filled.
 #pragma once
 
+#include "../common/gpu/ld_st.h"
 #include "../common/gpu/ldmatrix.h"
 #include "../common/gpu/product.h"
 #include "../common/gpu/wgmma.h"
@@ -25,11 +26,8 @@ __device__ __forceinline__ int first_of_columns(int first_column) {
 }
 // Loads number lane % 4 of four rows and lane / 4 of eight columns.
 __device__ __forceinline__ unsigned load_column(unsigned first, int rows, int columns) {
-  unsigned word = 0;
-  [[maybe_unused]] const unsigned address =
-      (first ^ (columns % 4 * 32 + rows % 2 * 16)) + (rows % 2 + rows / 2 * 8 + columns / 4 * 32) * 128;
-  MSOPS_SM90("ld.shared.b32 %0, [%1];" : "=r"(word) : "r"(address));
-  return word;
+  return ld_shared_b32((first ^ (columns % 4 * 32 + rows % 2 * 16)) +
+                       (rows % 2 + rows / 2 * 8 + columns / 4 * 32) * 128);
 }
 
 // WarpSums are a warp's sums, over all or a part of the products' length: kM x kN matrices of 16 x 8.

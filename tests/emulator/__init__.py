@@ -1,7 +1,7 @@
 """Builds libraries whose kernels run in an emulator of a GPU (see include/emulator.h).
 
-The folder aot_kernels is copied with three changes: a launch by ``<<<>>>`` becomes a call, dynamic shared memory becomes
-the emulator's, and the headers of common/gpu with inline assembly are replaced by those of gpu/ here.
+The folder aot_kernels is copied with three changes: a launch by ``<<<>>>`` becomes a call, dynamic shared memory
+becomes that of the emulator, and the headers of common/gpu with inline assembly are replaced by those of gpu/ here.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ def library(stem, sources=ROOT / "aot_kernels", into=ROOT / "build" / "emulator"
         shutil.copytree(HERE / "gpu", tree / "common" / "gpu", dirs_exist_ok=True)
         include = (f"-I{HERE / 'include'}", f"-I{tree}", f"-I{tree / 'common'}")
         command = ("g++", *FLAGS, *include, tree / f"{stem}.cu", "-o", path.with_suffix(".new"), "-ldl")
-        subprocess.run(command, check=True)  # noqa: S603
+        subprocess.run(command, check=True)
         path.with_suffix(".new").rename(path)
         shutil.rmtree(tree)
     return path
@@ -51,6 +51,9 @@ def translated(text):
         r"\1* const \2 = reinterpret_cast<\1*>(::emulator::dynamic_shared);",
         text,
     )
+    text = re.sub(r"__shared__ (alignas\(\w+\))", r"\1 __shared__", text)
+    text = re.sub(r"(?<![.>])\b(threadIdx|blockIdx|blockDim|gridDim)\.([xyz])\b", r"unsigned(\1.\2)", text)
+    text = text.replace("Kernel(reinterpret_cast<const void*>(kernel)", "Kernel(kernel")
     while "<<<" in text:
         at = text.index("<<<")
         begin = _beginning_of_name(text, at)

@@ -16,7 +16,13 @@ __device__ __forceinline__ void st_global_v2(void* to, const uint32_t (&words)[2
   asm volatile("st.global.v2.b32 [%0], {%1, %2};" : : "l"(to), "r"(words[0]), "r"(words[1]) : "memory");
 }
 
-// The load is volatile, so that the compiler does not keep in registers what it loads again.
+// The loads are volatile, so that the compiler does not keep in registers what it loads again.
+__device__ __forceinline__ uint32_t ld_shared_b32(unsigned from) {
+  uint32_t word;
+  asm volatile("ld.shared.b32 %0, [%1];" : "=r"(word) : "r"(from));
+  return word;
+}
+
 __device__ __forceinline__ void ld_shared_v4(float* to, unsigned from) {
   asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
                : "=f"(to[0]), "=f"(to[1]), "=f"(to[2]), "=f"(to[3])

@@ -12,6 +12,10 @@ void st_global(void* to, const uint32_t (&words)[N]) {
 }
 inline void st_global_v4(void* to, const uint32_t (&words)[4]) { st_global(to, words); }
 inline void st_global_v2(void* to, const uint32_t (&words)[2]) { st_global(to, words); }
+inline uint32_t ld_shared_b32(unsigned from) {
+  uint32_t word;
+  return std::memcpy(&word, emulator::shared_memory(from), 4), word;
+}
 inline void ld_shared_v4(float* to, unsigned from) { std::memcpy(to, emulator::shared_memory(from), 16); }
 
 }  // namespace msops

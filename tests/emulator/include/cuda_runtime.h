@@ -16,7 +16,7 @@
 #define __launch_bounds__(...)
 #define __grid_constant__
 #define __constant__
-#define __align__(n) alignas(n)
+#define __align__(n) __attribute__((aligned(n)))
 #define __shared__ static thread_local
 
 // threadIdx and its like are objects whose parts convert to numbers, since members of structs have the same names.
@@ -165,6 +165,11 @@ inline float __uint_as_float(unsigned x) { return with_bits_of<float>(x); }
 inline float __int_as_float(int x) { return with_bits_of<float>(x); }
 inline long long __double_as_longlong(double x) { return with_bits_of<long long>(x); }
 inline double __longlong_as_double(long long x) { return with_bits_of<double>(x); }
+using std::isfinite;
+using std::isinf;
+using std::isnan;
+using std::max;
+using std::min;
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline int __popcll(unsigned long long x) { return __builtin_popcountll(x); }
 inline int __ffs(unsigned x) { return __builtin_ffs(static_cast<int>(x)); }
@@ -261,7 +266,7 @@ enum cudaDeviceAttr {
   cudaDevAttrCooperativeLaunch
 };
 struct cudaFuncAttributes {
-  int ptxVersion;
+  int ptxVersion, maxThreadsPerBlock;
 };
 enum cudaLaunchAttributeID {
   cudaLaunchAttributeIgnore,
@@ -300,7 +305,7 @@ cudaError_t cudaFuncSetAttribute(Kernel, cudaFuncAttribute, int) {
 }
 template <typename Kernel>
 cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, Kernel) {
-  return attributes->ptxVersion = __CUDA_ARCH__ / 10, cudaSuccess;
+  return *attributes = {__CUDA_ARCH__ / 10, 1024}, cudaSuccess;
 }
 template <typename Kernel>
 cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, Kernel, int, size_t) {

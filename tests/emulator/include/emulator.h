@@ -35,7 +35,7 @@ namespace emulator {
 
 constexpr int kWarp = 32, kSharedBytes = 227 * 1024, kMultiprocessors = 4;
 constexpr size_t kStackBytes = 256 * 1024;
-constexpr unsigned kSharedBase = 1u << 20;  // the address of dynamic shared memory in the window of shared memory
+constexpr unsigned kSharedBase = 1024;  // the address of dynamic shared memory in the window of shared memory
 
 [[noreturn]] inline void fail(const char* why) {
   std::fprintf(stderr, "emulator: %s\n", why);
@@ -209,7 +209,9 @@ inline void cluster_barrier() {
 inline unsigned shared_address(const void* pointer) {
   return static_cast<unsigned>(static_cast<const unsigned char*>(pointer) - dynamic_shared + kSharedBase);
 }
-inline unsigned char* shared_memory(unsigned address) { return dynamic_shared + address - kSharedBase; }
+inline unsigned char* shared_memory(unsigned address) {
+  return dynamic_shared + static_cast<int>(address - kSharedBase);
+}
 
 // Returns the place in a block's shared memory that `pointer` has in this block's. All variables of a module are
 // thread-local, and lie equally in each thread's memory.
