@@ -3,6 +3,7 @@
 
 #include "common/call.h"
 #include "flash_attention/cpu_backward.h"
+#include "flash_attention/packed.h"
 #ifdef __CUDACC__
 #include "flash_attention/gpu.h"
 #endif
@@ -87,7 +88,6 @@ struct Inputs {
   }
 
   int64_t batch() const { return axes == kPacked ? cu_seqlens_q.dim(0) - 1 : q.dim(0); }
-  int64_t rows_of_lse() const { return Shape(q, axes).rows; }
 
   void require_lse(Call& call, const Tensor& lse) const {
     const Shape of_q(q, axes);
@@ -167,10 +167,9 @@ MSOPS_ENTRY(FlashAttentionForward) {
     Attention<T> a = inputs.problem<T>();
     a.out = out.as<T>(), a.lse = lse.as<Compute<T>>(), a.splits = splits, a.partial = partial.as<Compute<T>>();
     if (lse.size == 0) return;
-    if (call.on_cpu()) {
-      inputs.require_sequences(call);
-      flash_attention::cpu::forward(call, a);
-    }
+    if (call.on_cpu()) inputs.require_sequences(call);
+    flash_attention::fill_results(call, a);
+    if (call.on_cpu()) flash_attention::cpu::forward(call, a);
 #ifdef __CUDACC__
     if (!call.on_cpu()) flash_attention::forward_on_gpu(call, a);
 #endif
@@ -202,10 +201,9 @@ MSOPS_ENTRY(FlashAttentionBackward) {
     const AttentionGradient<T> g{dout.as<const T>(), dlse.as<const C>(), delta.as<C>(),
                                  dq.as<T>(),         dk.as<T>(),         dv.as<T>()};
     if (inputs.q.size + inputs.k.size + inputs.v.size == 0) return;
-    if (call.on_cpu()) {
-      inputs.require_sequences(call);
-      flash_attention::cpu::backward(call, a, g);
-    }
+    if (call.on_cpu()) inputs.require_sequences(call);
+    flash_attention::fill_gradients(call, a, g);
+    if (call.on_cpu()) flash_attention::cpu::backward(call, a, g);
 #ifdef __CUDACC__
     if (!call.on_cpu()) flash_attention::backward_on_gpu(call, a, g);
 #endif

@@ -214,23 +214,8 @@ struct Combine {
   }
 };
 
-// Gives rows of packed tensors that are in no sequence their values.
-template <typename T>
-void fill(Call& call, T* data, int64_t size, T value) {
-  on_cpu(
-      call, parts_of(size, 4096),
-      [=](int64_t run)
-          __attribute__((always_inline)) { std::fill(data + run * 4096, data + least(size, (run + 1) * 4096), value); },
-      4096);
-}
-
 template <typename T>
 void forward(Call& call, const Attention<T>& a) {
-  using C = Compute<T>;
-  if (a.is_packed()) {
-    fill(call, a.out, a.query_rows * a.heads * a.value_width, T(0.0f));
-    fill(call, a.lse, a.query_rows * a.heads, C(-HUGE_VAL));
-  }
   const Forward<T> body{a};
   const double pairs = static_cast<double>(a.batch) * a.heads * a.queries * a.keys;
   on_threads(call, body.items(), pairs * static_cast<double>(a.width + a.value_width + 20) / 4, body);

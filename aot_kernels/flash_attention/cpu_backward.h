@@ -196,11 +196,6 @@ struct AddShares {
 template <typename T>
 void backward(Call& call, const Attention<T>& a, const AttentionGradient<T>& g) {
   using C = Compute<T>;
-  if (a.is_packed()) {
-    fill(call, g.dq, a.query_rows * a.heads * a.width, T(0.0f));
-    fill(call, g.dk, a.key_rows * a.kv_heads * a.width, T(0.0f));
-    fill(call, g.dv, a.key_rows * a.kv_heads * a.value_width, T(0.0f));
-  }
   const Delta<T> delta{a, g};
   on_cpu(call, delta.size(), delta, static_cast<double>(a.value_width));
   Backward<T> body{a, g};
