@@ -138,12 +138,12 @@ class TestFlashAttention(OperatorTest):
         "window, softcap, groups": case((6, 3, 40, 40), 9, window=(0, 0), softcap=5.0),
         "lengths, mask, BTHD": case((3, 3, 7, 130), 10, 3, (2, 3, 7, 130), lengths=True, **STEPS),
         "lengths, causal, scale": case((4, 4, 7, 260), 17, 8, lengths=True, causal=True, scale=0.1),
-        "lengths, softcap, groups": case((12, 1, 2, 1500), 8, lengths=True, softcap=9.0),
+        "lengths, softcap, groups": case((12, 1, 2, 700), 8, batch=1, lengths=True, softcap=9.0),
         "few heads, many keys": case((1, 1, 20, 1300), 8, batch=1),
         "wide": case((1, 1, 33, 40), 256, 256, batch=1),
         "1 query, 127 keys": case((2, 1, 1, 127), 96, batch=1),
         "1 key": case((2, 2, 100, 1), 40, batch=1),
-        "1000": case((2, 1, 1000, 1000), 16, batch=1, causal=True),
+        "1000": case((1, 1, 1000, 1000), 8, batch=1, causal=True),
     }
     small = "small"
     hostile = ("small", "BTHD")
