@@ -1,6 +1,7 @@
 // Launches the kernels for tensor cores, which take float16 on sm_80 and later:
 //
 //   few queries: up to 16 of all heads that share keys, or up to 64 where the keys are split   mma_decode.h
+//   other forward passes of packed rows, on sm_90a                                             wgmma_forward.h
 //   other forward passes                                                                       mma_forward.h
 //   backward passes                                                                            mma_backward.h
 //
@@ -10,6 +11,7 @@
 #include "combine.h"
 #include "mma_backward.h"
 #include "mma_decode.h"
+#include "wgmma_forward.h"
 
 #ifdef __CUDACC__
 
@@ -59,6 +61,32 @@ bool launch_on_tensor_cores(Call& call, void (*kernel)(Parameters...), int64_t b
   return true;
 }
 
+#if CUDART_VERSION >= 12000
+// Launches wgmma_forward, if the GPU has its instructions and TMA can read the tensors.
+template <typename S>
+bool launch_wgmma_forward(Call& call, const Attention<Half>& a) {
+  cudaFuncAttributes attributes{};
+  const Gpu gpu;
+  if (cudaFuncGetAttributes(&attributes, wgmma_forward<S>) != cudaSuccess) return false;
+  if (attributes.maxThreadsPerBlock < S::kThreads || gpu.dynamic_bytes() < S::kBytes || a.splits > 1) return false;
+  const int64_t batch = a.is_packed() ? 1 : a.batch;
+  const int64_t query_rows = a.is_packed() ? a.query_rows : a.queries, key_rows = a.is_packed() ? a.key_rows : a.keys;
+  TensorMap q, k, v;
+  if (!is_packed(a.out, a.of_out, a.value_width) || most(query_rows, key_rows) > INT32_MAX / 2 ||
+      !encode_rows(&q, a.q, a.of_q, a.width, query_rows, a.heads, batch, S::kQueries) ||
+      !encode_rows(&k, a.k, a.of_k, a.width, key_rows, a.kv_heads, batch, S::kKeys) ||
+      !encode_rows(&v, a.v, a.of_v, a.value_width, key_rows, a.kv_heads, batch, S::kKeys))
+    return false;
+  const double bytes = 2. * a.keys * (a.width + a.value_width) / a.group();
+  const Order order = order_of(a.batch * a.heads, (a.queries + S::kQueries - 1) / S::kQueries, bytes, a.right >= 0);
+  allow_shared_memory(wgmma_forward<S>, S::kBytes);
+  const unsigned grid = static_cast<unsigned>(least(order.count(), gpu.multiprocessors));
+  wgmma_forward<S><<<grid, S::kThreads, S::kBytes, call.stream()>>>(a, q, k, v, order, order.count());
+  call.check_launch();
+  return true;
+}
+#endif
+
 // Computes `out` and `lse`, or returns false and does nothing.
 inline bool forward_on_tensor_cores(Call& call, const Attention<Half>& a) {
   if (!fits_tensor_cores(a)) return false;
@@ -70,6 +98,9 @@ inline bool forward_on_tensor_cores(Call& call, const Attention<Half>& a) {
       const int64_t tiles = (rows + S::kRows - 1) / S::kRows, count = a.batch * a.kv_heads * splits * tiles;
       return launch_on_tensor_cores<S>(call, mma_decode<S>, count, a, tiles, count, packed);
     }
+#if CUDART_VERSION >= 12000
+    if (launch_wgmma_forward<WgmmaShape<width>>(call, a)) return true;
+#endif
     using S = ForwardShape<width>;
     const double bytes = 2. * a.keys * (a.width + a.value_width) / a.group() / splits + 1;
     const Order order =

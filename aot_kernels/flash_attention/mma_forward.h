@@ -115,7 +115,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
     float out[S::kM][S::kWidth / 8][4];
     clear(out);
     for (int t = 0; t < tiles; ++t) {
-      float x[S::kM][S::kKeys / 8][4];
+      float x[S::kM][S::kKeys / 8][4], shrink[S::kM][2];
       uint32_t p[S::kM][S::kKeys / 16][4];
       const int j0 = begin + t * S::kKeys;
       clear(x);
@@ -123,7 +123,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
       T::multiply_rows(x, q_address, T::right(k_tile), width);
       logits.apply(x);
       if (!seen.all(i0, i1, j0, j0 + S::kKeys)) seen.hide(x, i0, j0);
-      softmax.update(x, out, logits.factor * kLog2E);
+      if (softmax.advance(x, shrink, logits.factor * kLog2E)) softmax.scale(out, shrink);
       operand(p, x);
       const Half* const v_tile = wait_for_copy(2 * t + 1, after_values);
       T::multiply(out, p, T::transposed(v_tile), value_width);
