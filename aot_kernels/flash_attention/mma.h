@@ -3,7 +3,8 @@
 //   few queries: up to 16 of all heads that share keys, or up to 64 where the keys are split   mma_decode.h
 //   other forward passes of packed rows, on sm_90a                                             wgmma_forward.h
 //   other forward passes                                                                       mma_forward.h
-//   backward passes                                                                            mma_backward.h
+//   backward passes of packed rows of up to 128 elements, on sm_90a                            wgmma_backward.h
+//   other backward passes                                                                      mma_backward.h
 //
 // A kernel is compiled for rows of up to 64, 128 and 256 elements; shorter ones are filled with zeros.
 #pragma once
@@ -11,7 +12,7 @@
 #include "combine.h"
 #include "mma_backward.h"
 #include "mma_decode.h"
-#include "wgmma_forward.h"
+#include "wgmma.h"
 
 #ifdef __CUDACC__
 
@@ -44,12 +45,6 @@ inline int packed_rows(const Attention<Half>& a, const AttentionGradient<Half>& 
          packed({a.v, g.dv}, a.of_v, a.value_width) << 2 | packed({a.out, g.dout}, a.of_out, a.value_width) << 3;
 }
 
-// Returns the order of a pass's tiles, of which each head has `tiles`. The heads that run at once read `bytes` each.
-inline Order order_of(int64_t heads, int64_t tiles, double bytes, bool last_first) {
-  constexpr double kCache = 24 << 20;  // about half of an H200's L2 cache
-  return {heads, tiles, least(heads, most(1, static_cast<int64_t>(kCache / bytes))), last_first};
-}
-
 // Launches a kernel, if the GPU has its instructions and its shared memory.
 template <typename S, typename... Parameters, typename... Arguments>
 bool launch_on_tensor_cores(Call& call, void (*kernel)(Parameters...), int64_t blocks, const Arguments&... arguments) {
@@ -60,32 +55,6 @@ bool launch_on_tensor_cores(Call& call, void (*kernel)(Parameters...), int64_t b
   call.check_launch();
   return true;
 }
-
-#if CUDART_VERSION >= 12000
-// Launches wgmma_forward, if the GPU has its instructions and TMA can read the tensors.
-template <typename S>
-bool launch_wgmma_forward(Call& call, const Attention<Half>& a) {
-  cudaFuncAttributes attributes{};
-  const Gpu gpu;
-  if (cudaFuncGetAttributes(&attributes, wgmma_forward<S>) != cudaSuccess) return false;
-  if (attributes.maxThreadsPerBlock < S::kThreads || gpu.dynamic_bytes() < S::kBytes || a.splits > 1) return false;
-  const int64_t batch = a.is_packed() ? 1 : a.batch;
-  const int64_t query_rows = a.is_packed() ? a.query_rows : a.queries, key_rows = a.is_packed() ? a.key_rows : a.keys;
-  TensorMap q, k, v;
-  if (!is_packed(a.out, a.of_out, a.value_width) || most(query_rows, key_rows) > INT32_MAX / 2 ||
-      !encode_rows(&q, a.q, a.of_q, a.width, query_rows, a.heads, batch, S::kQueries) ||
-      !encode_rows(&k, a.k, a.of_k, a.width, key_rows, a.kv_heads, batch, S::kKeys) ||
-      !encode_rows(&v, a.v, a.of_v, a.value_width, key_rows, a.kv_heads, batch, S::kKeys))
-    return false;
-  const double bytes = 2. * a.keys * (a.width + a.value_width) / a.group();
-  const Order order = order_of(a.batch * a.heads, (a.queries + S::kQueries - 1) / S::kQueries, bytes, a.right >= 0);
-  allow_shared_memory(wgmma_forward<S>, S::kBytes);
-  const unsigned grid = static_cast<unsigned>(least(order.count(), gpu.multiprocessors));
-  wgmma_forward<S><<<grid, S::kThreads, S::kBytes, call.stream()>>>(a, q, k, v, order, order.count());
-  call.check_launch();
-  return true;
-}
-#endif
 
 // Computes `out` and `lse`, or returns false and does nothing.
 inline bool forward_on_tensor_cores(Call& call, const Attention<Half>& a) {
@@ -99,7 +68,7 @@ inline bool forward_on_tensor_cores(Call& call, const Attention<Half>& a) {
       return launch_on_tensor_cores<S>(call, mma_decode<S>, count, a, tiles, count, packed);
     }
 #if CUDART_VERSION >= 12000
-    if (launch_wgmma_forward<WgmmaShape<width>>(call, a)) return true;
+    if (packed == 15 && launch_wgmma_forward<width>(call, a)) return true;
 #endif
     using S = ForwardShape<width>;
     const double bytes = 2. * a.keys * (a.width + a.value_width) / a.group() / splits + 1;
@@ -119,6 +88,11 @@ inline bool backward_on_tensor_cores(Call& call, const Attention<Half>& a, const
   if (!fits_tensor_cores(a)) return false;
   const int packed = packed_rows(a, g);
   return with_kernel_width(a, [&](auto width) {
+#if CUDART_VERSION >= 12000
+    if constexpr (width <= 128) {
+      if (packed == 15 && launch_wgmma_backward<width>(call, a, g)) return true;
+    }
+#endif
     using K = KeysShape<width>;
     using Q = QueriesShape<width>;
     if (Gpu().dynamic_bytes() < most(K::kBytes, Q::kBytes)) return false;

@@ -26,6 +26,12 @@ struct Order {
   }
 };
 
+// Returns the order of a pass's tiles, of which each head has `tiles`. The heads that run at once read `bytes` each.
+inline Order order_of(int64_t heads, int64_t tiles, double bytes, bool last_first) {
+  constexpr double kCache = 24 << 20;  // about half of an H200's L2 cache
+  return {heads, tiles, least(heads, most(1, static_cast<int64_t>(kCache / bytes))), last_first};
+}
+
 template <int kWidth_>
 struct ForwardShape {
   static constexpr int kWidth = kWidth_, kWarps = 4, kThreads = 32 * kWarps;

@@ -6,16 +6,9 @@
 // so that one computes softmax while the tensor cores work for the other.
 #pragma once
 
-#include "delta.h"
-#include "mma_forward.h"
+#include "wgmma_tiles.h"
 
 #ifdef __CUDACC__
-
-#include "../common/gpu/barrier.h"
-#include "../common/gpu/mbarrier.h"
-#include "../common/gpu/tma.h"
-#include "../common/gpu/wgmma.h"
-
 #if CUDART_VERSION >= 12000
 
 namespace msops::flash_attention {
@@ -52,72 +45,6 @@ struct Work {
     return w;
   }
 };
-
-// Ring is a ring of stages with its mbarriers. Copy number c goes to stage c % kStages; it ends the phase c / kStages
-// of `full`, and each warp that uses it arrives at `empty`.
-template <int kStages>
-struct Ring {
-  unsigned data, barriers;
-  int bytes;  // of a stage
-
-  __device__ __forceinline__ unsigned stage(int copy) const { return data + copy % kStages * bytes; }
-  __device__ __forceinline__ unsigned full(int copy) const { return barriers + copy % kStages * 16; }
-  __device__ __forceinline__ unsigned empty(int copy) const { return full(copy) + 8; }
-  __device__ __forceinline__ void init(int users) const {
-    for (int i = 0; i < kStages; ++i) mbarrier_init(full(i), 1), mbarrier_init(empty(i), users);
-  }
-  __device__ __forceinline__ void wait(int copy) const { mbarrier_wait(full(copy), copy / kStages); }
-  __device__ __forceinline__ void release(int copy) const {
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) mbarrier_arrive(empty(copy));
-  }
-  // Begins to copy kBoxes boxes of kRows rows of a head.
-  template <int kBoxes, int kRows>
-  __device__ __forceinline__ void load(int copy, const TensorMap& map, int64_t row, int head, int batch) const {
-    if (copy >= kStages) mbarrier_wait(empty(copy), copy / kStages - 1);
-    mbarrier_arrive_expect_tx(full(copy), bytes);
-    for (int box = 0; box < kBoxes; ++box)
-      tma_load_5d(stage(copy) + box * (kRows * 128), full(copy), map, 64 * box, static_cast<int>(row), head, batch, 0);
-  }
-};
-
-// Stores a warp's 16 rows of sums times `factor` of a row's half. Threads of a quad first exchange words, so that each
-// stores packs of 16 bytes.
-template <int kN>
-__device__ __forceinline__ void store_packed(const float (&sums)[kN][4], const float (&factor)[2],
-                                             const HalfRows<Half>& rows, int begin, int end) {
-  const int lane = threadIdx.x % 32, quad = lane % 4;
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int row = begin + 8 * half + lane / 4;
-    Half* const to = rows[row];
-#pragma unroll
-    for (int n = 0; n < kN; n += 4) {
-      uint32_t words[4];
-#pragma unroll
-      for (int j = 0; j < 4; ++j)
-        words[j] = pair_of(sums[n + j][2 * half] * factor[half], sums[n + j][2 * half + 1] * factor[half]);
-#pragma unroll
-      for (int apart = 1; apart < 4; apart *= 2)
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          if (j & apart) continue;
-          const bool upper = quad & apart;
-          const uint32_t other = __shfl_xor_sync(~0u, upper ? words[j] : words[j + apart], apart);
-          if (upper) {
-            words[j] = other;
-          } else {
-            words[j + apart] = other;
-          }
-        }
-      const int column = (n + quad) * 8;
-      if (row >= end || column >= rows.width) continue;
-      Pack<Half, 8> pack;
-      memcpy(&pack, words, sizeof pack);
-      store(to + column, pack);
-    }
-  }
-}
 
 template <typename S>
 __device__ __forceinline__ void run_wgmma_forward(const Attention<Half>& a, const TensorMap& q_map,
@@ -157,7 +84,8 @@ __device__ __forceinline__ void run_wgmma_forward(const Attention<Half>& a, cons
     const int turn = 1 + consumer, next_turn = 1 + (consumer + 1) % S::kConsumers,
               others = 1 + S::kConsumers + consumer;
     const Logits logits(a);
-    if (consumer == 1) bar_arrive(next_turn, 256);  // the first consumer begins
+    const bool hides_rows = a.kv_lengths || a.is_packed();  // so that keys beyond the end may be anything
+    if (consumer == 1) bar_arrive(next_turn, 256);          // the first consumer begins
     for (int64_t item = blockIdx.x; item < count; item += gridDim.x) {
       const Work w = Work::of<S>(a, order, item);
       if (w.i0 >= w.i1) continue;
@@ -170,21 +98,11 @@ __device__ __forceinline__ void run_wgmma_forward(const Attention<Half>& a, cons
       // Each begins a group of products: x = q k^T, and out += p v.
       const auto multiply_keys = [&](int t) {
         keys.wait(copies + t);
-        const unsigned q = queries.data + consumer * (64 * 128), k = keys.stage(copies + t);
-        wgmma_fence();
-#pragma unroll
-        for (int step = 0; step < S::kWidth / 16; ++step)
-          wgmma_k16<0>(x[0], wgmma_matrix(q + step / 4 * (S::kQueries * 128) + step % 4 * 32),
-                       wgmma_matrix(k + step / 4 * (S::kKeys * 128) + step % 4 * 32), step > 0);
-        wgmma_commit_group();
+        begin_rows<S::kWidth>(x[0], queries.data + consumer * (64 * 128), S::kQueries, keys.stage(copies + t),
+                              S::kKeys);
       };
       const auto multiply_values = [&](int t) {
-        const unsigned v = values.stage(copies + t);
-        wgmma_fence();
-#pragma unroll
-        for (int step = 0; step < S::kKeys / 16; ++step)
-          wgmma_k16<1>(out[0], p[0][step], wgmma_transposed(v + step * (16 * 128), S::kKeys * 128), step > 0 || t > 0);
-        wgmma_commit_group();
+        begin_columns(out[0], p[0], values.stage(copies + t), S::kKeys, t > 0);
       };
       const auto take = [&](int t) {
         const int j0 = w.begin + t * S::kKeys;
@@ -192,17 +110,6 @@ __device__ __forceinline__ void run_wgmma_forward(const Attention<Half>& a, cons
         if (!seen.all(i0, i1, j0, j0 + S::kKeys)) seen.hide(x, i0, j0);
         return softmax.advance(x, shrink, logits.factor * kLog2E);
       };
-      // Rows of other sequences, or those that kv_lengths hides, may hold anything.
-      const auto clear_values_beyond_end = [&](int t) {
-        const int inside = w.s.keys - w.begin - t * S::kKeys;
-        if (inside >= S::kKeys || (w.s.keys == a.keys && !a.is_packed())) return;
-        unsigned char* const tile = shared + (values.stage(copies + t) - first);
-        for (int i = threadIdx.x % 128; i < S::kBoxes * S::kKeys * 8; i += 128)
-          if (i / 8 % S::kKeys >= inside) *reinterpret_cast<uint4*>(tile + i * 16) = make_uint4(0, 0, 0, 0);
-        fence_proxy_async();
-        bar_sync(others, 128);
-      };
-
       clear(out);
       if (w.tiles > 0) {
         queries.wait(tiles_of_queries);
@@ -230,7 +137,8 @@ __device__ __forceinline__ void run_wgmma_forward(const Attention<Half>& a, cons
         }
         queries.release(tiles_of_queries);
         values.wait(copies + w.tiles - 1);
-        clear_values_beyond_end(w.tiles - 1);
+        clear_rows<S::kBoxes, S::kKeys>(values.stage(copies + w.tiles - 1) - first + shared,
+                                        w.s.keys - w.begin - (w.tiles - 1) * S::kKeys, hides_rows, others);
         multiply_values(w.tiles - 1);
         wgmma_wait_group<0>();
         wgmma_fence_operand(out[0]);
@@ -260,15 +168,6 @@ __global__ void __launch_bounds__(kHasSm90a ? S::kThreads : 1, 1)
                   const __grid_constant__ TensorMap k_map, const __grid_constant__ TensorMap v_map,
                   const __grid_constant__ Order order, int64_t count) {
   if constexpr (kHasSm90a) run_wgmma_forward<S>(a, q_map, k_map, v_map, order, count);
-}
-
-// Describes a tensor of rows to TMA, which copies boxes of `box` rows and 64 columns. Returns false if it cannot.
-inline bool encode_rows(TensorMap* map, const Half* data, const Strides& strides, int64_t width, int64_t rows,
-                        int64_t heads, int64_t batch, int box) {
-  if (!is_packed(data, strides, width) || least(least(width, rows), least(heads, batch)) < 1) return false;
-  const TensorMap::Dimension dimensions[] = {
-      {width, 1, 64}, {rows, strides.row, box}, {heads, strides.head, 1}, {batch, strides.batch, 1}};
-  return map->encode(data, dimensions);
 }
 
 }  // namespace msops::flash_attention
