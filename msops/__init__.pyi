@@ -11,6 +11,11 @@ from .operators.add import Add as Add, add as add
 from .operators.add_rms_norm import AddRMSNorm as AddRMSNorm, add_rms_norm as add_rms_norm
 from .operators.cross_entropy import CrossEntropyLoss as CrossEntropyLoss, cross_entropy as cross_entropy
 from .operators.depthwise_conv2d import DepthwiseConv2d as DepthwiseConv2d, depthwise_conv2d as depthwise_conv2d
+from .operators.flash_attention import (
+    FlashAttention as FlashAttention,
+    flash_attention as flash_attention,
+    flash_attention_varlen as flash_attention_varlen,
+)
 from .operators.geglu import GeGLU as GeGLU, geglu as geglu
 from .operators.layer_norm import LayerNorm as LayerNorm, layer_norm as layer_norm
 from .operators.linear_cross_entropy import (

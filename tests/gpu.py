@@ -20,9 +20,10 @@ class Guarded:
         else:
             self.array.copy_(torch.from_numpy(values))
         self.before, self.after = self.memory[: GUARD + shift], self.memory[GUARD + shift + size :]
+        self.guard = torch.full((1,), -7.0, dtype=self.memory.dtype, device="cuda")
 
     def untouched(self):
-        return bool((self.before == -7).all() and (self.after == -7).all())
+        return bool((self.before == self.guard).all() and (self.after == self.guard).all())
 
 
 class Gpu:

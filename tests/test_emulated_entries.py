@@ -29,7 +29,7 @@ class Guarded:
         self.others = np.r_[0 : GUARD + shift, GUARD + shift + size : self.memory.size]
 
     def untouched(self):
-        return (self.memory[self.others] == 7).all()
+        return (self.memory[self.others] == self.memory.dtype.type(7)).all()
 
 
 def check_call(library, call, dtype, shift):
