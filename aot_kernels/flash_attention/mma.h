@@ -1,6 +1,6 @@
 // Launches the kernels for tensor cores, which take float16 on sm_80 and later:
 //
-//   few queries: up to 16 of all heads that share keys, or up to 64 where the keys are split   mma_decode.h
+//   up to 16 queries of all heads that share keys, or more where the keys are split            mma_decode.h
 //   other forward passes of packed rows, on sm_90a                                             wgmma_forward.h
 //   other forward passes                                                                       mma_forward.h
 //   backward passes of packed rows of up to 128 elements, on sm_90a                            wgmma_backward.h
@@ -62,7 +62,7 @@ inline bool forward_on_tensor_cores(Call& call, const Attention<Half>& a) {
   const int64_t rows = a.queries * a.group(), splits = most(1, a.splits);
   const int packed = packed_rows(a);
   const bool done = with_kernel_width(a, [&](auto width) {
-    if (rows <= 16 || (splits > 1 && rows <= 64)) {
+    if (rows <= 16 || splits > 1) {
       using S = DecodeShape<width>;
       const int64_t tiles = (rows + S::kRows - 1) / S::kRows, count = a.batch * a.kv_heads * splits * tiles;
       return launch_on_tensor_cores<S>(call, mma_decode<S>, count, a, tiles, count, packed);
@@ -71,9 +71,8 @@ inline bool forward_on_tensor_cores(Call& call, const Attention<Half>& a) {
     if (packed == 15 && launch_wgmma_forward<width>(call, a)) return true;
 #endif
     using S = ForwardShape<width>;
-    const double bytes = 2. * a.keys * (a.width + a.value_width) / a.group() / splits + 1;
-    const Order order =
-        order_of(a.batch * a.heads * splits, (a.queries + S::kQueries - 1) / S::kQueries, bytes, a.right >= 0);
+    const double bytes = 2. * a.keys * (a.width + a.value_width) / a.group();
+    const Order order = order_of(a.batch * a.heads, (a.queries + S::kQueries - 1) / S::kQueries, bytes, a.right >= 0);
     return launch_on_tensor_cores<S>(call, mma_forward<S>, order.count(), a, order, order.count(), packed);
   });
   if (done && splits > 1) {
@@ -98,9 +97,9 @@ inline bool backward_on_tensor_cores(Call& call, const Attention<Half>& a, const
     if (Gpu().dynamic_bytes() < most(K::kBytes, Q::kBytes)) return false;
     const double wide = 2. * (a.width + a.value_width);
     const Order keys =
-        order_of(a.batch * a.kv_heads, (a.keys + K::kKeys - 1) / K::kKeys, wide * a.queries * a.group() + 1, false);
+        order_of(a.batch * a.kv_heads, (a.keys + K::kKeys - 1) / K::kKeys, wide * a.queries * a.group(), false);
     const Order queries = order_of(a.batch * a.heads, (a.queries + Q::kQueries - 1) / Q::kQueries,
-                                   wide * a.keys / a.group() + 1, a.right >= 0);
+                                   wide * a.keys / a.group(), a.right >= 0);
     return launch_on_tensor_cores<K>(call, mma_backward_keys<K>, keys.count(), a, g, keys, keys.count(), packed) &&
            launch_on_tensor_cores<Q>(call, mma_backward_queries<Q>, queries.count(), a, g, queries, queries.count(),
                                      packed);

@@ -44,7 +44,7 @@ bool launch_wgmma_forward(Call& call, const Attention<Half>& a) {
   using S = WgmmaShape<kWidth>;
   const Order order = order_of(a.batch * a.heads, (a.queries + S::kQueries - 1) / S::kQueries,
                                2. * a.keys * (a.width + a.value_width) / a.group(), a.right >= 0);
-  const int64_t blocks = a.splits > 1 ? 0 : wgmma_blocks<S>(wgmma_forward<S>, order.count());
+  const int64_t blocks = wgmma_blocks<S>(wgmma_forward<S>, order.count());
   TensorMaps maps;
   if (blocks == 0 || !maps.encode(a, nullptr, S::kQueries, S::kKeys)) return false;
   wgmma_forward<S><<<static_cast<unsigned>(blocks), S::kThreads, S::kBytes, call.stream()>>>(a, maps.q, maps.k, maps.v,
