@@ -126,6 +126,14 @@ __device__ __forceinline__ void multiply_rows(C (&sums)[4][4], const Rows<T, S>&
   }
 }
 
+// These are calls, since a thread has 16 logits, and code of each would take long to compile.
+template <typename C>
+__device__ __noinline__ C capped(C x, C softcap) {
+  return softcap * tanh(x / softcap);
+}
+static __device__ __forceinline__ float exponential(float x) { return expf(x); }
+static __device__ __noinline__ double exponential(double x) { return exp(x); }
+
 // Turns q_i k_j into x_ij, which is -infinity where query i does not see key j.
 template <typename T>
 struct Logit {
@@ -136,7 +144,7 @@ struct Logit {
 
   __device__ __forceinline__ C operator()(C product, int64_t h, int64_t i, int64_t j, bool sees_all) const {
     C x = product * a.scale;
-    if (a.softcap > 0) x = a.softcap * tanh(x / a.softcap);
+    if (a.softcap > 0) x = capped(x, a.softcap);
     return sees_all || a.sees(s, b, h, i, j) ? x : C(-INFINITY);
   }
 

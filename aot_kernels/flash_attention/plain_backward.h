@@ -34,7 +34,7 @@ struct Scores {
         if (lse > C(-INFINITY) && place.x + c < n) {
           const C x = logit(p[r][c], h, query, j + place.x + c, sees_all);
           if (x > C(-INFINITY)) {
-            weight = exp(x - lse);
+            weight = exponential(x - lse);
             of_logit = weight * (dz[r][c] - delta) * logit.slope(x);
           }
         }

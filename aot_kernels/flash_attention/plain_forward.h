@@ -58,6 +58,7 @@ __global__ void __launch_bounds__(ShapeOf<T>::kThreads)
       return a.q + a.of_q.offset(b, head_of(r), s.first_query + query_of(r));
     });
     const Logit<T> logit{a, s, b};
+    const int64_t row_head = row < rows ? head_of(row) : 0, row_query = row < rows ? query_of(row) : 0;
     C out[kSlices][4][4] = {}, max = -INFINITY, sum = 0;
     for (int64_t j = keys.begin; j < keys.end; j += S::kTile) {
       const int n = static_cast<int>(least(S::kTile, keys.end - j));
@@ -70,18 +71,14 @@ __global__ void __launch_bounds__(ShapeOf<T>::kThreads)
 #pragma unroll
       for (int r = 0; r < 4; ++r)
 #pragma unroll
-        for (int c = 0; c < 4; ++c) {
-          const int i = place.y + r, key = place.x + c;
-          C value = C(-INFINITY);
-          if (i < rows && key < n) value = logit(x[r][c], head_of(i), query_of(i), j + key, sees_all);
-          shared.tile[key * S::kPitch + i] = value;
-        }
+        for (int c = 0; c < 4; ++c) shared.tile[(place.x + c) * S::kPitch + place.y + r] = x[r][c];
       __syncthreads();
-      // Update the maxima and sums of rows, and turn logits into weights.
+      // Update the maxima and sums of rows, and turn products into logits and weights.
       C most_of_part = C(-INFINITY);
-#pragma unroll
-      for (int key = 0; key < kPart; ++key) {
-        const C value = shared.tile[(part * kPart + key) * S::kPitch + row];
+#pragma unroll 2
+      for (int key = part * kPart; key < (part + 1) * kPart; ++key) {
+        C& value = shared.tile[key * S::kPitch + row];
+        value = row < rows && key < n ? logit(value, row_head, row_query, j + key, sees_all) : C(-INFINITY);
         most_of_part = value > most_of_part ? value : most_of_part;
       }
       shared.maxima[part * S::kTile + row] = most_of_part;
@@ -92,13 +89,13 @@ __global__ void __launch_bounds__(ShapeOf<T>::kThreads)
         const C value = shared.maxima[other * S::kTile + row];
         new_max = value > new_max ? value : new_max;
       }
-      const C shift = new_max == C(-INFINITY) ? C(0) : new_max, factor = exp(max - shift);
+      const C shift = new_max == C(-INFINITY) ? C(0) : new_max, factor = exponential(max - shift);
       max = new_max, sum *= factor;
       if (part == 0) shared.factors[row] = factor;
-#pragma unroll
-      for (int key = 0; key < kPart; ++key) {
-        C& value = shared.tile[(part * kPart + key) * S::kPitch + row];
-        value = exp(value - shift);
+#pragma unroll 4
+      for (int key = part * kPart; key < (part + 1) * kPart; ++key) {
+        C& value = shared.tile[key * S::kPitch + row];
+        value = exponential(value - shift);
         sum += value;
       }
       // Multiply weights and values.
