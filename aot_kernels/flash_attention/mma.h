@@ -1,8 +1,10 @@
 // Launches the kernels for tensor cores, which take float16 on sm_80 and later:
 //
-//   few queries: up to 16 of all heads that share keys, or up to 64 where the keys are split   mma_decode.h
+//   up to 16 queries of all heads that share keys, or more where the keys are split            mma_decode.h
+//   other forward passes of packed rows, on sm_90a                                             wgmma_forward.h
 //   other forward passes                                                                       mma_forward.h
-//   backward passes                                                                            mma_backward.h
+//   backward passes of packed rows of up to 128 elements, on sm_90a                            wgmma_backward.h
+//   other backward passes                                                                      mma_backward.h
 //
 // A kernel is compiled for rows of up to 64, 128 and 256 elements; shorter ones are filled with zeros.
 #pragma once
@@ -10,6 +12,7 @@
 #include "combine.h"
 #include "mma_backward.h"
 #include "mma_decode.h"
+#include "wgmma.h"
 
 #ifdef __CUDACC__
 
@@ -42,12 +45,6 @@ inline int packed_rows(const Attention<Half>& a, const AttentionGradient<Half>& 
          packed({a.v, g.dv}, a.of_v, a.value_width) << 2 | packed({a.out, g.dout}, a.of_out, a.value_width) << 3;
 }
 
-// Returns the order of a pass's tiles, of which each head has `tiles`. The heads that run at once read `bytes` each.
-inline Order order_of(int64_t heads, int64_t tiles, double bytes, bool last_first) {
-  constexpr double kCache = 24 << 20;  // about half of an H200's L2 cache
-  return {heads, tiles, least(heads, most(1, static_cast<int64_t>(kCache / bytes))), last_first};
-}
-
 // Launches a kernel, if the GPU has its instructions and its shared memory.
 template <typename S, typename... Parameters, typename... Arguments>
 bool launch_on_tensor_cores(Call& call, void (*kernel)(Parameters...), int64_t blocks, const Arguments&... arguments) {
@@ -65,15 +62,17 @@ inline bool forward_on_tensor_cores(Call& call, const Attention<Half>& a) {
   const int64_t rows = a.queries * a.group(), splits = most(1, a.splits);
   const int packed = packed_rows(a);
   const bool done = with_kernel_width(a, [&](auto width) {
-    if (rows <= 16 || (splits > 1 && rows <= 64)) {
+    if (rows <= 16 || splits > 1) {
       using S = DecodeShape<width>;
       const int64_t tiles = (rows + S::kRows - 1) / S::kRows, count = a.batch * a.kv_heads * splits * tiles;
       return launch_on_tensor_cores<S>(call, mma_decode<S>, count, a, tiles, count, packed);
     }
+#if CUDART_VERSION >= 12000
+    if (packed == 15 && launch_wgmma_forward<width>(call, a)) return true;
+#endif
     using S = ForwardShape<width>;
-    const double bytes = 2. * a.keys * (a.width + a.value_width) / a.group() / splits + 1;
-    const Order order =
-        order_of(a.batch * a.heads * splits, (a.queries + S::kQueries - 1) / S::kQueries, bytes, a.right >= 0);
+    const double bytes = 2. * a.keys * (a.width + a.value_width) / a.group();
+    const Order order = order_of(a.batch * a.heads, (a.queries + S::kQueries - 1) / S::kQueries, bytes, a.right >= 0);
     return launch_on_tensor_cores<S>(call, mma_forward<S>, order.count(), a, order, order.count(), packed);
   });
   if (done && splits > 1) {
@@ -88,14 +87,19 @@ inline bool backward_on_tensor_cores(Call& call, const Attention<Half>& a, const
   if (!fits_tensor_cores(a)) return false;
   const int packed = packed_rows(a, g);
   return with_kernel_width(a, [&](auto width) {
+#if CUDART_VERSION >= 12000
+    if constexpr (width <= 128) {
+      if (packed == 15 && launch_wgmma_backward<width>(call, a, g)) return true;
+    }
+#endif
     using K = KeysShape<width>;
     using Q = QueriesShape<width>;
     if (Gpu().dynamic_bytes() < most(K::kBytes, Q::kBytes)) return false;
     const double wide = 2. * (a.width + a.value_width);
     const Order keys =
-        order_of(a.batch * a.kv_heads, (a.keys + K::kKeys - 1) / K::kKeys, wide * a.queries * a.group() + 1, false);
+        order_of(a.batch * a.kv_heads, (a.keys + K::kKeys - 1) / K::kKeys, wide * a.queries * a.group(), false);
     const Order queries = order_of(a.batch * a.heads, (a.queries + Q::kQueries - 1) / Q::kQueries,
-                                   wide * a.keys / a.group() + 1, a.right >= 0);
+                                   wide * a.keys / a.group(), a.right >= 0);
     return launch_on_tensor_cores<K>(call, mma_backward_keys<K>, keys.count(), a, g, keys, keys.count(), packed) &&
            launch_on_tensor_cores<Q>(call, mma_backward_queries<Q>, queries.count(), a, g, queries, queries.count(),
                                      packed);

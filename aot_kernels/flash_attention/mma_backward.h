@@ -13,18 +13,26 @@
 
 namespace msops::flash_attention {
 
-// Exponents computes p = e^(logit - lse), and from dp the gradient of products q k except for the factor scale.
+// Exponents computes p = e^(logit - lse), and the gradient of products q k.
 struct Exponents {
   Logits logits;
   float factor;
 
   __device__ explicit Exponents(const Attention<Half>& a) : logits(a), factor(logits.factor * kLog2E) {}
   __device__ __forceinline__ float p(float x, float lse) const { return ex2_approx_ftz(x * factor - lse * kLog2E); }
-  __device__ __forceinline__ float dx(float p, float dp, float delta, float lse) const {
-    const float dx = p * (dp - delta);
-    if (logits.softcap == 0) return dx;
-    const float tanh = (logf(p) + lse) / logits.softcap;
-    return p > 0 ? dx * (1 - tanh * tanh) : 0;
+
+  // Sets dx, which is dp, to the gradient of products q k except for the factor scale. delta(m, i, column) and lse are
+  // those of a sum's query.
+  template <int kM, int kN, typename Delta, typename Lse>
+  __device__ __forceinline__ void differentiate(float (&dx)[kM][kN][4], const float (&p)[kM][kN][4], Delta&& delta,
+                                                Lse&& lse) const {
+    for_sums<kM, kN>(
+        [&](int m, int n, int i, int, int column) { dx[m][n][i] = p[m][n][i] * (dx[m][n][i] - delta(m, i, column)); });
+    if (logits.softcap == 0) return;
+    for_sums<kM, kN>([&](int m, int n, int i, int, int column) {
+      const float tanh = (logf(p[m][n][i]) + lse(m, i, column)) / logits.softcap;
+      dx[m][n][i] = p[m][n][i] > 0 ? dx[m][n][i] * (1 - tanh * tanh) : 0;
+    });
   }
 };
 
@@ -145,9 +153,9 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
       T::multiply_rows(dx, v_address, T::right(dout_tile), value_width);
       operand(words, p);
       T::multiply(dv, words, T::at(T::transposed(dout_tile), part * S::kN / 2), value_width - part * S::kN * 8);
-      for_sums<S::kM, S::kQueries / 8>([&](int m, int n, int i, int, int column) {
-        dx[m][n][i] = exponents.dx(p[m][n][i], dx[m][n][i], delta[column], lse[column]);
-      });
+      exponents.differentiate(
+          dx, p, [&](int, int, int column) { return delta[column]; },
+          [&](int, int, int column) { return lse[column]; });
       operand(words, dx);
       T::multiply(dk, words, T::at(T::transposed(q_tile), part * S::kN / 2), width - part * S::kN * 8);
     }
@@ -243,10 +251,10 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
       exponents.logits.apply(p);
       if (!seen.all(i0, i1, j0, j0 + S::kKeys)) seen.hide(p, i0, j0);
       T::multiply_rows(dx, dout_address, T::right(v_tile), value_width);
-      for_sums<S::kM, S::kKeys / 8>([&](int m, int n, int i, int, int) {
-        const float of_row = lse[m][i / 2];
-        dx[m][n][i] = exponents.dx(exponents.p(p[m][n][i], of_row), dx[m][n][i], delta[m][i / 2], of_row);
-      });
+      for_sums<S::kM, S::kKeys / 8>(
+          [&](int m, int n, int i, int, int) { p[m][n][i] = exponents.p(p[m][n][i], lse[m][i / 2]); });
+      exponents.differentiate(
+          dx, p, [&](int m, int i, int) { return delta[m][i / 2]; }, [&](int m, int i, int) { return lse[m][i / 2]; });
       operand(words, dx);
       T::multiply(dq, words, T::transposed(k_tile), width);
     }

@@ -106,7 +106,7 @@ __global__ void __launch_bounds__(S::kThreads)
       cp_async_wait<S::kStages - 2>();
       __syncwarp();
       begin_copy(t + S::kStages - 1);
-      float x[1][S::kKeys / 8][4];
+      float x[1][S::kKeys / 8][4], shrink[1][2];
       uint32_t p[1][1][4];
       clear(x);
 #pragma unroll
@@ -122,7 +122,7 @@ __global__ void __launch_bounds__(S::kThreads)
 #pragma unroll
         for (int half = 0; half < 2; ++half) seen.hide_row(x[0], half, row_head[half], row_query[half], j0);
       }
-      softmax.update(x, out, logits.factor * kLog2E);
+      if (softmax.advance(x, shrink, logits.factor * kLog2E)) softmax.scale(out, shrink);
       operand(p, x);
       T::multiply(out, p, T::transposed(stage + S::kKeys * S::kWidth), value_width);
     }

@@ -26,6 +26,12 @@ struct Order {
   }
 };
 
+// Returns the order of a pass's tiles, of which each head has `tiles`. The heads that run at once read `bytes` each.
+inline Order order_of(int64_t heads, int64_t tiles, double bytes, bool last_first) {
+  constexpr double kCache = 24 << 20;  // about half of an H200's L2 cache
+  return {heads, tiles, least(heads, most(1, static_cast<int64_t>(kCache / (bytes + 1)))), last_first};
+}
+
 template <int kWidth_>
 struct ForwardShape {
   static constexpr int kWidth = kWidth_, kWarps = 4, kThreads = 32 * kWarps;
@@ -42,21 +48,6 @@ __device__ __forceinline__ HalfRows<Element> rows_of(Element* data, const Stride
   return {data + strides.offset(b, h, first), strides.row, static_cast<int>(width), packed};
 }
 
-// Stores a warp's sums and statistics as one split of the keys.
-template <int kM, int kN>
-__device__ __forceinline__ void store_partial(const Attention<Half>& a, int64_t split, int64_t b, int64_t h, int i0,
-                                              int i1, const float (&out)[kM][kN][4], const OnlineSoftmax<kM>& softmax,
-                                              float factor) {
-  for_sums<kM, kN>([&](int m, int n, int i, int row, int column) {
-    if (i0 + row >= i1) return;
-    if (column < a.value_width) a.partial_sums(split, b, h, i0 + row)[column] = out[m][n][i];
-    if (column > 0) return;
-    float* const stats = a.partial_stats(split, b, h, i0 + row);
-    stats[0] = softmax.max[m][i / 2] * factor;
-    stats[1] = softmax.sum[m][i / 2];
-  });
-}
-
 template <typename S>
 __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
     mma_forward(const Attention<Half> a, const Order order, int64_t count, int packed) {
@@ -70,18 +61,13 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
   for (int64_t item = blockIdx.x; item < count; item += gridDim.x) {
     int64_t head, tile;
     order.find(item, &head, &tile);
-    const int splits = static_cast<int>(most(1, a.splits)), split = static_cast<int>(head % splits);
-    const int b = static_cast<int>(head / splits / a.heads), h = static_cast<int>(head / splits % a.heads);
+    const int b = static_cast<int>(head / a.heads), h = static_cast<int>(head % a.heads);
     const int kv_head = h / static_cast<int>(a.group());
     const Sequence s = a.sequence(b);
     const int block_i0 = static_cast<int>(tile * S::kQueries);
     const int block_i1 = static_cast<int>(least(block_i0 + S::kQueries, s.queries));
     if (block_i0 >= block_i1) continue;
-    Span keys = a.keys_of(s, {block_i0, block_i1});
-    if (a.splits > 1) {
-      const Span part = a.part(a.keys_of(s, {0, s.queries}), split);
-      keys = {most(keys.begin, part.begin), least(keys.end, part.end)};
-    }
+    const Span keys = a.keys_of(s, {block_i0, block_i1});
     const int begin = static_cast<int>(keys.begin), end = static_cast<int>(most(keys.begin, keys.end));
     const auto q = rows_of(a.q, a.of_q, b, h, s.first_query, width, packed & 1);
     const auto k = rows_of(a.k, a.of_k, b, kv_head, s.first_key, width, packed & 2);
@@ -115,7 +101,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
     float out[S::kM][S::kWidth / 8][4];
     clear(out);
     for (int t = 0; t < tiles; ++t) {
-      float x[S::kM][S::kKeys / 8][4];
+      float x[S::kM][S::kKeys / 8][4], shrink[S::kM][2];
       uint32_t p[S::kM][S::kKeys / 16][4];
       const int j0 = begin + t * S::kKeys;
       clear(x);
@@ -123,7 +109,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
       T::multiply_rows(x, q_address, T::right(k_tile), width);
       logits.apply(x);
       if (!seen.all(i0, i1, j0, j0 + S::kKeys)) seen.hide(x, i0, j0);
-      softmax.update(x, out, logits.factor * kLog2E);
+      if (softmax.advance(x, shrink, logits.factor * kLog2E)) softmax.scale(out, shrink);
       operand(p, x);
       const Half* const v_tile = wait_for_copy(2 * t + 1, after_values);
       T::multiply(out, p, T::transposed(v_tile), value_width);
@@ -132,10 +118,6 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
     if (tiles == 0) __syncthreads();
     softmax.finish();
 
-    if (a.splits > 1) {
-      store_partial(a, split, b, h, i0, i1, out, softmax, logits.factor);
-      continue;
-    }
     const auto to = rows_of(a.out, a.of_out, b, h, s.first_query, value_width, packed & 8);
     store_rows<S::kWidth>(out, q_tile + warp * (16 * S::kM) * S::kWidth, to, i0, i1, 0,
                           [&](int m, int half) { return softmax.sum[m][half] == 0 ? 0 : 1 / softmax.sum[m][half]; });

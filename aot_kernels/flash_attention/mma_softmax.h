@@ -113,9 +113,10 @@ struct OnlineSoftmax {
   // Returns the maximum, or 0 if the row has seen no key, so that differences from it are numbers.
   __device__ __forceinline__ float base(int m, int half) const { return max[m][half] == -INFINITY ? 0 : max[m][half]; }
 
-  // Replaces x of a tile by 2^(factor (x - max)), where factor > 0, and scales what was summed before to a new maximum.
-  template <int kN, int kOut>
-  __device__ __forceinline__ void update(float (&x)[kM][kN][4], float (&out)[kM][kOut][4], float factor) {
+  // Replaces x of a tile by 2^(factor (x - max)), where factor > 0. Returns whether a maximum of the warp's rows has
+  // changed; then what was summed before must be multiplied by `shrink`.
+  template <int kN>
+  __device__ __forceinline__ bool advance(float (&x)[kM][kN][4], float (&shrink)[kM][2], float factor) {
     constexpr float kLag = 8;
     float high[kM][2];
     bool grows = false;
@@ -126,20 +127,19 @@ struct OnlineSoftmax {
         float value = fmaxf(x[m][0][2 * half], x[m][0][2 * half + 1]);
 #pragma unroll
         for (int n = 1; n < kN; ++n) value = fmaxf(value, fmaxf(x[m][n][2 * half], x[m][n][2 * half + 1]));
-        high[m][half] = max_of_row(value);
+        high[m][half] = max_of_row(value), shrink[m][half] = 1;
         grows |= high[m][half] > -INFINITY && !((high[m][half] - max[m][half]) * factor <= kLag);
       }
-    if (__any_sync(~0u, grows)) {
+    grows = __any_sync(~0u, grows);
+    if (grows) {
 #pragma unroll
       for (int m = 0; m < kM; ++m)
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           const float old = max[m][half];
           max[m][half] = fmaxf(old, high[m][half]);
-          const float shrink = ex2_approx_ftz((old - base(m, half)) * factor);
-          sum[m][half] *= shrink;
-#pragma unroll
-          for (int n = 0; n < kOut; ++n) out[m][n][2 * half] *= shrink, out[m][n][2 * half + 1] *= shrink;
+          shrink[m][half] = ex2_approx_ftz((old - base(m, half)) * factor);
+          sum[m][half] *= shrink[m][half];
         }
     }
 #pragma unroll
@@ -157,6 +157,17 @@ struct OnlineSoftmax {
           }
         sum[m][half] += total;
       }
+    return grows;
+  }
+
+  template <int kN>
+  static __device__ __forceinline__ void scale(float (&out)[kM][kN][4], const float (&shrink)[kM][2]) {
+#pragma unroll
+    for (int m = 0; m < kM; ++m)
+#pragma unroll
+      for (int n = 0; n < kN; ++n)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) out[m][n][i] *= shrink[m][i / 2];
   }
 
   // Adds the sums of the four threads that share a row.
