@@ -17,6 +17,8 @@ from msops.core.spec import dtype_name
 from msops.operators.flash_attention import flash_attention, flash_attention_varlen
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from msops.core.inputs import Description, Sizes
 
     Plan = tuple[Sizes, Sizes, Sizes, tuple[int, int], int | None, bool, Tensor | None]
@@ -72,7 +74,7 @@ def flash_attention_score(
         mask = ops.cast(attn_mask, mindspore.bool_)
         if band is not None:
             mask = ops.logical_or(mask, band)
-    out = flash_attention(q, k, v, scale=scalar_value, window=window, mask=mask, layout=layout)
+    out, _ = flash_attention(q, k, v, scale=scalar_value, window=window, mask=mask, layout=layout, return_lse=True)
     if input_layout == "SBH":
         out = out.transpose(1, 0, 2, 3)
     return out.reshape(query.shape)
@@ -177,7 +179,7 @@ def window_of_packed(
     return _window(pre_tokens, next_tokens) if sparse_mode == 4 else _open_window()
 
 
-def starts_of(name: str, ends: object, rows: Tensor) -> tuple[Tensor, int, tuple[int, ...] | None]:
+def starts_of(name: str, ends: Any, rows: Tensor) -> tuple[Tensor, int, tuple[int, ...] | None]:
     """Returns where sequences begin, the length of the longest or a bound for it, and the lengths if they are known."""
     if isinstance(ends, Tensor):
         return ops.concat((ops.zeros(1, mindspore.int32), ops.cast(ends, mindspore.int32))), rows.shape[0], None
