@@ -34,6 +34,27 @@ class RotaryEmbedding(nn.Cell):
         return ops.concat((a * cos - b * sin, b * cos + a * sin), 3)
 
 
+@ops.constexpr
+def later(length):
+    """Returns what hides from each query the keys after it."""
+    return Tensor(np.triu(np.full((length, length), -1e9), 1), mindspore.float32)
+
+
+class FlashAttention(nn.Cell):
+    """Causal attention of q (B, heads, T, size) to k and v (B, kv_heads, T, size)."""
+
+    def __init__(self, causal):
+        super().__init__()
+        self.softmax = nn.Softmax()
+
+    def construct(self, q, k, v):
+        batch, heads, length, size = q.shape
+        grouped = (q * size**-0.5).reshape(batch, k.shape[1], -1, size)  # the heads of a group one after the other
+        scores = ops.matmul(grouped, k.swapaxes(2, 3)).reshape(batch, heads, length, length)
+        weights = self.softmax(scores + later(length)).reshape(batch, k.shape[1], -1, length)
+        return ops.matmul(weights, v).reshape(batch, heads, length, size)
+
+
 class SwiGLU(nn.Cell):
     def construct(self, gate, up):
         return ops.silu(gate) * up

@@ -1,6 +1,5 @@
 """A small Llama: a language model of rotary embeddings, grouped attention, gated layers and root mean square norms."""
 
-import mindspore
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore.common.initializer import Normal, initializer
@@ -29,7 +28,7 @@ class Attention(nn.Cell):
         self.value = Linear(width, kv_heads * self.size)
         self.output = Linear(width, width)
         self.rotary = operators.RotaryEmbedding(self.size, length)
-        self.later = Tensor(np.triu(np.full((length, length), -1e9), 1), mindspore.float32)
+        self.attend = operators.FlashAttention(causal=True)
 
     def split(self, x, heads):
         """Returns x (B, T, heads * size) as (B, heads, T, size)."""
@@ -37,15 +36,9 @@ class Attention(nn.Cell):
 
     def construct(self, x):
         batch, length, width = x.shape
-        q = self.rotary(self.split(self.query(x), self.heads)) * self.size**-0.5
+        q = self.rotary(self.split(self.query(x), self.heads))
         k = self.rotary(self.split(self.key(x), self.kv_heads))
-        v = self.split(self.value(x), self.kv_heads)
-
-        q = q.reshape(batch, self.kv_heads, -1, self.size)  # the heads of a group one after the other
-        scores = ops.matmul(q, k.swapaxes(2, 3)).reshape(batch, self.heads, length, length)
-        weights = ops.softmax(scores + self.later[:length, :length])
-        mixed = ops.matmul(weights.reshape(batch, self.kv_heads, -1, length), v)
-        mixed = mixed.reshape(batch, self.heads, length, self.size).swapaxes(1, 2)
+        mixed = self.attend(q, k, self.split(self.value(x), self.kv_heads)).swapaxes(1, 2)
         return self.output(mixed.reshape(batch, length, width))
 
 
@@ -78,7 +71,8 @@ class Layer(nn.Cell):
 class Llama(nn.Cell):
     """Maps tokens (B, T), T at most `length`, to scores of the token after each, (B, T, vocabulary).
 
-    `operators` is a module that has the Cells RMSNorm, AddRMSNorm, RotaryEmbedding and SwiGLU: msops or composed.
+    `operators` is a module that has the Cells RMSNorm, AddRMSNorm, RotaryEmbedding, FlashAttention and SwiGLU: msops or
+    composed.
     """
 
     def __init__(self, operators, vocabulary, layers=4, width=128, heads=8, kv_heads=2, length=128):

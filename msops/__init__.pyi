@@ -12,6 +12,11 @@ from .operators.add_rms_norm import AddRMSNorm as AddRMSNorm, add_rms_norm as ad
 from .operators.ball_query import BallQuery as BallQuery, ball_query as ball_query
 from .operators.cross_entropy import CrossEntropyLoss as CrossEntropyLoss, cross_entropy as cross_entropy
 from .operators.depthwise_conv2d import DepthwiseConv2d as DepthwiseConv2d, depthwise_conv2d as depthwise_conv2d
+from .operators.flash_attention import (
+    FlashAttention as FlashAttention,
+    flash_attention as flash_attention,
+    flash_attention_varlen as flash_attention_varlen,
+)
 from .operators.furthest_point_sample import (
     FurthestPointSample as FurthestPointSample,
     furthest_point_sample as furthest_point_sample,

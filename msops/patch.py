@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import mindspore
 
 from msops import replacements
+from msops.attention_replacement import flash_attention_score
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -26,6 +27,7 @@ _TABLE: dict[str, Callable[..., Any]] = {
     "swiglu": replacements.swiglu,
     "swiglu_op": replacements.swiglu,
     "Swiglu": replacements.Swiglu,
+    "flash_attention_score": flash_attention_score,
     "rotary_position_embedding": replacements.rotary_position_embedding,
     "rotary_position_embedding_op": replacements.rotary_position_embedding,
     "RotaryPositionEmbedding": replacements.RotaryPositionEmbedding,
@@ -37,11 +39,12 @@ _patches: set[Patch] = set()  # that are not undone
 def patch_mindspore() -> Patch:
     """Makes MindSpore's transformer operators, which have kernels on Ascend alone, run on GPU and CPU.
 
-    Afterwards `mindspore.ops.rms_norm`, `add_rms_norm`, `swiglu` and `rotary_position_embedding` run by msops'
-    kernels: they take MindSpore's arguments, return what MindSpore documents, and have gradients, in both modes. The
-    same holds wherever else in MindSpore these names stand, such as in `mindspore.ops.auto_generate`, and for the
-    primitives `RmsNorm`, `AddRmsNorm`, `Swiglu` and `RotaryPositionEmbedding`. Names that a version of MindSpore does
-    not have are left out. On Ascend nothing changes: choose the device first.
+    Afterwards `mindspore.ops.rms_norm`, `add_rms_norm`, `swiglu`, `rotary_position_embedding` and
+    `flash_attention_score` run by msops' kernels: they take MindSpore's arguments, return what MindSpore documents, and
+    have gradients, in both modes. What msops lacks of them, such as dropout, is an error. The same holds wherever else
+    in MindSpore these names stand, such as in `mindspore.ops.auto_generate`, and for the primitives `RmsNorm`,
+    `AddRmsNorm`, `Swiglu` and `RotaryPositionEmbedding`. Names that a version of MindSpore does not have are left out.
+    On Ascend nothing changes: choose the device first.
 
     Patches may overlap: MindSpore's operators are back when all are undone, in whatever order.
 

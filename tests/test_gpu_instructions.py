@@ -40,9 +40,29 @@ INSTRUCTIONS = {
     "wgmma_commit_group()": "wgmma.commit_group.sync.aligned",
     "wgmma_wait_group<2>()": "wgmma.wait_group.sync.aligned 2",
     "wgmma_m64n64k8(many, words, wgmma_matrix(address))": "wgmma.mma_async.sync.aligned.m64n64k8.f32.tf32.tf32",
+    "wgmma_k16<0>(columns<8>(table), wgmma_matrix(address), wgmma_matrix(address), number)": (
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16"
+    ),
+    "wgmma_k16<1>(columns<16>(table), words, wgmma_transposed(address, 8192), number)": (
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16"
+    ),
+    "wgmma_k16<1>(columns<32>(table), words, wgmma_transposed(address, 8192), number)": (
+        "wgmma.mma_async.sync.aligned.m64n256k16.f32.f16.f16"
+    ),
+    "bar_sync(number, 64)": "bar.sync",
+    "bar_arrive(number, 64)": "bar.arrive",
+    "setmaxnreg_dec<24>()": "setmaxnreg.dec.sync.aligned.u32 24",
+    "setmaxnreg_inc<240>()": "setmaxnreg.inc.sync.aligned.u32 240",
     "red_release_add(counter)": "red.release.gpu.global.add.u32",
     "number = ld_acquire(counter)": "ld.acquire.gpu.global.u32",
 }
+
+COLUMNS = """
+template <int kN>
+__device__ float (&columns(float (&table)[32][4]))[kN][4] {
+  return reinterpret_cast<float (&)[kN][4]>(table);
+}
+"""
 
 
 def compile_ptx(source, arch, folder):
@@ -63,17 +83,19 @@ __global__ void kernel{i}(float* data, unsigned* counter, int number, const __gr
   extern __shared__ float shared[];
   [[maybe_unused]] const unsigned address = shared_address(shared);
   uint32_t words[4] = {{counter[0], counter[1], counter[2], counter[3]}}, pair[2] = {{words[1], words[2]}};
-  float sums[4] = {{data[0], data[1], data[2], data[3]}}, many[32];
+  float sums[4] = {{data[0], data[1], data[2], data[3]}}, many[32], table[32][4];
   for (int i = 0; i < 32; ++i) many[i] = data[i];
+  for (int i = 0; i < 128; ++i) table[i / 4][i % 4] = data[i];
   {statement};
   for (int i = 0; i < 32; ++i) data[i] = many[i];
+  for (int i = 0; i < 128; ++i) data[i] += table[i / 4][i % 4];
   for (int i = 0; i < 4; ++i) data[i] += sums[i] + words[i] + pair[i % 2] + number;
 }}"""
 
 
 def source(body):
     headers = "".join(f'#include "common/gpu/{path.name}"\n' for path in sorted(FOLDER.glob("*.h")))
-    return f"{headers}using namespace msops;\n{body}\n"
+    return f"{headers}using namespace msops;\n{COLUMNS}{body}\n"
 
 
 @pytest.mark.skipif(not NVCC, reason="there is no nvcc")

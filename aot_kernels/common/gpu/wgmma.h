@@ -39,4 +39,127 @@ __device__ __forceinline__ void wgmma_m64n64k8(float (&d)[32], const uint32_t (&
 #undef MSOPS_4
 }
 
+// Describes a matrix to be transposed, in tiles of 64 columns whose rows, of 128 bytes, are stored as TMA does with its
+// swizzle of 128 bytes. The tiles are at a distance of `bytes`.
+__device__ __forceinline__ uint64_t wgmma_transposed(unsigned address, unsigned bytes) {
+  constexpr uint64_t kSwizzle128 = 1, kBytesOf8Rows = 1024;
+  return kSwizzle128 << 62 | kBytesOf8Rows / 16 << 32 | static_cast<uint64_t>(bytes / 16) << 16 | address / 16;
+}
+
+// Keeps the compiler from moving uses of sums before the wait that comes before this.
+template <int kN>
+__device__ __forceinline__ void wgmma_fence_operand(float (&d)[kN][4]) {
+#pragma unroll
+  for (int n = 0; n < kN; ++n)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) asm volatile("" : "+f"(d[n][i]) : : "memory");
+}
+
+// The functions below begin d += a b of float16 for 64 rows, 8 kN columns and 16 terms; or d = a b, where adds is 0. A
+// thread holds d as for mma_m16n8k16, of its warp's 16 rows. They take b as rows of its columns, as wgmma_matrix
+// describes it, or as rows of its terms, as wgmma_transposed does, if kTransposed is 1.
+
+#define MSOPS_4(i) "+f"(d[i][0]), "+f"(d[i][1]), "+f"(d[i][2]), "+f"(d[i][3])
+#define MSOPS_16(i) MSOPS_4(i), MSOPS_4(i + 1), MSOPS_4(i + 2), MSOPS_4(i + 3)
+#define MSOPS_32(i) MSOPS_16(i), MSOPS_16(i + 4)
+#define MSOPS_64(i) MSOPS_32(i), MSOPS_32(i + 8)
+#define MSOPS_128(i) MSOPS_64(i), MSOPS_64(i + 16)
+
+// a is in shared memory, 64 rows of its terms.
+template <int kTransposed>
+__device__ __forceinline__ void wgmma_m64n64k16(float (&d)[8][4], uint64_t a, uint64_t b, [[maybe_unused]] int adds) {
+  MSOPS_SM90A(
+      "{.reg .pred adds; setp.ne.b32 adds, %34, 0;"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+      "}, %32, %33, adds, 1, 1, 0, %35;}" : MSOPS_32(0) : "l"(a),
+      "l"(b), "r"(adds), "n"(kTransposed));
+}
+template <int kTransposed>
+__device__ __forceinline__ void wgmma_m64n128k16(float (&d)[16][4], uint64_t a, uint64_t b, [[maybe_unused]] int adds) {
+  MSOPS_SM90A(
+      "{.reg .pred adds; setp.ne.b32 adds, %66, 0;"
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+      "}, %64, %65, adds, 1, 1, 0, %67;}" : MSOPS_64(0) : "l"(a),
+      "l"(b), "r"(adds), "n"(kTransposed));
+}
+template <int kTransposed>
+__device__ __forceinline__ void wgmma_m64n256k16(float (&d)[32][4], uint64_t a, uint64_t b, [[maybe_unused]] int adds) {
+  MSOPS_SM90A(
+      "{.reg .pred adds; setp.ne.b32 adds, %130, 0;"
+      "wgmma.mma_async.sync.aligned.m64n256k16.f32.f16.f16 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
+      "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
+      "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "
+      "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "
+      "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+      "}, %128, %129, adds, 1, 1, 0, %131;}" : MSOPS_128(0) : "l"(a),
+      "l"(b), "r"(adds), "n"(kTransposed));
+}
+// A thread holds a as for mma_m16n8k16, of its warp's 16 rows.
+template <int kTransposed>
+__device__ __forceinline__ void wgmma_m64n64k16(float (&d)[8][4], const uint32_t (&a)[4], uint64_t b,
+                                                [[maybe_unused]] int adds) {
+  MSOPS_SM90A(
+      "{.reg .pred adds; setp.ne.b32 adds, %37, 0;"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+      "}, {%32, %33, %34, %35}, %36, adds, 1, 1, %38;}" : MSOPS_32(0) : "r"(a[0]),
+      "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(adds), "n"(kTransposed));
+}
+template <int kTransposed>
+__device__ __forceinline__ void wgmma_m64n128k16(float (&d)[16][4], const uint32_t (&a)[4], uint64_t b,
+                                                 [[maybe_unused]] int adds) {
+  MSOPS_SM90A(
+      "{.reg .pred adds; setp.ne.b32 adds, %69, 0;"
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+      "}, {%64, %65, %66, %67}, %68, adds, 1, 1, %70;}" : MSOPS_64(0) : "r"(a[0]),
+      "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(adds), "n"(kTransposed));
+}
+template <int kTransposed>
+__device__ __forceinline__ void wgmma_m64n256k16(float (&d)[32][4], const uint32_t (&a)[4], uint64_t b,
+                                                 [[maybe_unused]] int adds) {
+  MSOPS_SM90A(
+      "{.reg .pred adds; setp.ne.b32 adds, %133, 0;"
+      "wgmma.mma_async.sync.aligned.m64n256k16.f32.f16.f16 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
+      "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
+      "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "
+      "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "
+      "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+      "}, {%128, %129, %130, %131}, %132, adds, 1, 1, %134;}" : MSOPS_128(0) : "r"(a[0]),
+      "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(adds), "n"(kTransposed));
+}
+
+#undef MSOPS_4
+#undef MSOPS_16
+#undef MSOPS_32
+#undef MSOPS_64
+#undef MSOPS_128
+
+// Calls the function for 8 kN columns.
+template <int kTransposed, int kN, typename A>
+__device__ __forceinline__ void wgmma_k16(float (&d)[kN][4], const A& a, uint64_t b, int adds) {
+  static_assert(kN == 8 || kN == 16 || kN == 32, "there are functions for 64, 128 and 256 columns");
+  if constexpr (kN == 8) wgmma_m64n64k16<kTransposed>(d, a, b, adds);
+  if constexpr (kN == 16) wgmma_m64n128k16<kTransposed>(d, a, b, adds);
+  if constexpr (kN == 32) wgmma_m64n256k16<kTransposed>(d, a, b, adds);
+}
+
 }  // namespace msops

@@ -40,4 +40,79 @@ inline void wgmma_m64n64k8(float (&d)[32], const uint32_t (&a)[4], uint64_t b) {
   }
 }
 
+inline uint64_t wgmma_transposed(unsigned address, unsigned bytes) {
+  constexpr uint64_t kSwizzle128 = 1, kBytesOf8Rows = 1024;
+  return kSwizzle128 << 62 | kBytesOf8Rows / 16 << 32 | static_cast<uint64_t>(bytes / 16) << 16 | address / 16;
+}
+
+template <int kN>
+void wgmma_fence_operand(float (&)[kN][4]) {}
+
+}  // namespace msops
+
+namespace emulator {
+
+inline float half_at(unsigned place) {
+  uint16_t bits;
+  std::memcpy(&bits, shared_memory(swizzled_128(place)), 2);
+  return static_cast<float>(with_bits_of<_Float16>(bits));
+}
+
+// Returns where number k of row `row` is in a matrix of rows of 128 bytes, or of its transposed one.
+inline unsigned place_in_matrix(uint64_t matrix, unsigned row, unsigned k, bool transposed) {
+  const unsigned first = static_cast<unsigned>(matrix & 0x3fff) * 16;
+  const unsigned bytes_of_64_columns = static_cast<unsigned>(matrix >> 16 & 0x3fff) * 16;
+  const unsigned bytes_of_8_rows = static_cast<unsigned>(matrix >> 32 & 0x3fff) * 16;
+  if (!transposed) return first + row / 8 * bytes_of_8_rows + row % 8 * 128 + 2 * k;
+  return first + row / 64 * bytes_of_64_columns + row % 64 * 2 + k / 8 * bytes_of_8_rows + k % 8 * 128;
+}
+
+// d = a b or d += a b, where left(row, k) is a number of the warp's 16 rows of a.
+template <int kN, typename Left>
+void multiply_with_matrix(float (&d)[kN][4], const Left& left, uint64_t b, int adds, bool transposed) {
+  const unsigned lane = self->lane();
+  float rows[2][16];
+  for (unsigned k = 0; k < 16; ++k)
+    for (unsigned half = 0; half < 2; ++half) rows[half][k] = left(lane / 4 + 8 * half, k);
+  for (unsigned n = 0; n < kN; ++n)
+    for (unsigned j = 0; j < 2; ++j) {
+      double sums[2] = {};
+      for (unsigned k = 0; k < 16; ++k) {
+        const double right = half_at(place_in_matrix(b, 8 * n + 2 * (lane % 4) + j, k, transposed));
+        for (unsigned half = 0; half < 2; ++half) sums[half] += rows[half][k] * right;
+      }
+      for (unsigned half = 0; half < 2; ++half) {
+        float& sum = d[n][2 * half + j];
+        sum = (adds ? sum : 0) + static_cast<float>(sums[half]);
+      }
+    }
+}
+
+}  // namespace emulator
+
+namespace msops {
+
+template <int kTransposed, int kN>
+void wgmma_k16(float (&d)[kN][4], uint64_t a, uint64_t b, int adds) {
+  __syncwarp();
+  const unsigned first = emulator::self->number / 32 % 4 * 16;
+  const auto left = [&](unsigned row, unsigned k) {
+    return emulator::half_at(emulator::place_in_matrix(a, first + row, k, false));
+  };
+  emulator::multiply_with_matrix(d, left, b, adds, kTransposed);
+}
+template <int kTransposed, int kN>
+void wgmma_k16(float (&d)[kN][4], const uint32_t (&a)[4], uint64_t b, int adds) {
+  struct Words {
+    uint32_t of[4];
+  } own;
+  std::memcpy(own.of, a, sizeof own);
+  const auto given = emulator::exchange(~0u, own);
+  const auto left = [&](unsigned row, unsigned k) {
+    const uint32_t word = given[row % 8 * 4 + k % 8 / 2].of[row / 8 + k / 8 * 2];
+    return static_cast<float>(with_bits_of<_Float16>(static_cast<uint16_t>(word >> 16 * (k % 2))));
+  };
+  emulator::multiply_with_matrix(d, left, b, adds, kTransposed);
+}
+
 }  // namespace msops

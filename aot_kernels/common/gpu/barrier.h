@@ -1,0 +1,27 @@
+// bar.sync and bar.arrive are barriers of a part of a block's threads, whole warps. A block has 16; __syncthreads is
+// number 0. setmaxnreg moves registers between warpgroups, for sm_90a only.
+#pragma once
+
+#include "instructions.h"
+
+namespace msops {
+
+// Waits until `threads` threads have come to the barrier by either function.
+__device__ __forceinline__ void bar_sync(int barrier, int threads) {
+  asm volatile("bar.sync %0, %1;" : : "r"(barrier), "r"(threads) : "memory");
+}
+__device__ __forceinline__ void bar_arrive(int barrier, int threads) {
+  asm volatile("bar.arrive %0, %1;" : : "r"(barrier), "r"(threads) : "memory");
+}
+
+// Sets how many registers each thread of the warpgroup has from now on. The kernel must limit its registers.
+template <int kRegisters>
+__device__ __forceinline__ void setmaxnreg_dec() {
+  MSOPS_SM90A("setmaxnreg.dec.sync.aligned.u32 %0;" : : "n"(kRegisters));
+}
+template <int kRegisters>
+__device__ __forceinline__ void setmaxnreg_inc() {
+  MSOPS_SM90A("setmaxnreg.inc.sync.aligned.u32 %0;" : : "n"(kRegisters));
+}
+
+}  // namespace msops

@@ -1,0 +1,211 @@
+// out_i = sum_j softmax_j(scale q_i k_j) v_j over the keys j that query i sees, and the gradients of q, k and v.
+// flash_attention/problem.h has the formulas.
+
+#include "common/call.h"
+#include "flash_attention/cpu_backward.h"
+#include "flash_attention/packed.h"
+#ifdef __CUDACC__
+#include "flash_attention/gpu.h"
+#endif
+
+using namespace msops;
+using flash_attention::Attention;
+using flash_attention::AttentionGradient;
+using flash_attention::Strides;
+
+namespace {
+
+constexpr int64_t kMostFeatures = 256;
+
+// Axes says how the axes of a tensor lie: (batch, head, row), (batch, row, head) or, packed, (row, head).
+enum Axes : int64_t { kHeadFirst, kRowFirst, kPacked };
+
+struct Shape {
+  int64_t batch, heads, rows, width;
+  Strides strides;
+
+  Shape(const Tensor& x, int64_t axes)
+      : batch(axes == kPacked ? 1 : x.dim(0)),
+        heads(axes == kHeadFirst ? x.dim(1) : x.dim(-2)),
+        rows(axes == kHeadFirst  ? x.dim(2)
+             : axes == kRowFirst ? x.dim(1)
+                                 : x.dim(0)),
+        width(x.dim(-1)) {
+    strides = axes == kHeadFirst ? Strides{heads * rows * width, rows * width, width}
+                                 : Strides{axes == kPacked ? 0 : rows * heads * width, width, heads * width};
+  }
+};
+
+// Inputs are what both entries take first.
+struct Inputs {
+  int64_t axes, left, right, most_queries = 0, most_keys = 0;
+  double scale, softcap;
+  bool by_width;  // whether the scale is divided by the square root of the width
+  Tensor q, k, v, kv_lengths, mask, cu_seqlens_q, cu_seqlens_k;
+
+  explicit Inputs(Call& call) {
+    constexpr int64_t kMost = INT64_C(1) << 39;
+    axes = call.attribute("axes", kHeadFirst, kPacked);
+    left = call.attribute("left", -1, kMost), right = call.attribute("right", -1, kMost);
+    scale = call.number("scale"), softcap = call.number("softcap"), by_width = call.attribute("by_width", 0, 1);
+    call.require(std::isfinite(scale), kBadAttribute, "scale must be finite");
+    call.require(std::isfinite(softcap) && softcap >= 0, kBadAttribute, "softcap must be finite and at least 0");
+    const int rank = axes == kPacked ? 3 : 4;
+    q = call.tensor("q", rank), k = call.tensor("k", rank), v = call.tensor("v", rank);
+    if (axes == kPacked) {
+      most_queries = call.attribute("most_queries", 0, kMost), most_keys = call.attribute("most_keys", 0, kMost);
+      cu_seqlens_q = call.tensor_of("int32", "cu_seqlens_q", 1);
+      cu_seqlens_k = call.tensor_of("int32", "cu_seqlens_k", 1);
+    } else {
+      kv_lengths = call.optional_of("int32", "kv_lengths", 1), mask = call.optional_of("bool", "mask");
+    }
+    check(call);
+  }
+
+  // Returns what the kernels need, except for results and scratch.
+  template <typename T>
+  Attention<T> problem() const {
+    const Shape of_q(q, axes), of_k(k, axes), of_v(v, axes);
+    Attention<T> a{};
+    a.batch = batch(), a.heads = of_q.heads, a.kv_heads = of_k.heads;
+    a.query_rows = of_q.rows, a.key_rows = of_k.rows, a.width = of_q.width, a.value_width = of_v.width;
+    a.queries = axes == kPacked ? std::min(most_queries, of_q.rows) : of_q.rows;
+    a.keys = axes == kPacked ? std::min(most_keys, of_k.rows) : of_k.rows;
+    a.q = q.as<const T>(), a.k = k.as<const T>(), a.v = v.as<const T>();
+    a.of_q = of_q.strides, a.of_k = of_k.strides, a.of_v = of_v.strides;
+    const int64_t w = a.value_width;
+    a.of_out = axes == kHeadFirst ? Strides{a.heads * a.query_rows * w, a.query_rows * w, w}
+                                  : Strides{axes == kPacked ? 0 : a.query_rows * a.heads * w, w, a.heads * w};
+    a.of_lse = {axes == kPacked ? 0 : a.heads * a.query_rows, a.query_rows, 1};
+    a.scale = Compute<T>(by_width ? scale / std::sqrt(std::max(1.0, static_cast<double>(a.width))) : scale);
+    a.softcap = Compute<T>(softcap), a.left = left, a.right = right, a.splits = 1;
+    a.kv_lengths = kv_lengths.as<const int32_t>(), a.mask = mask.as<const bool>();
+    a.cu_seqlens_q = cu_seqlens_q.as<const int32_t>(), a.cu_seqlens_k = cu_seqlens_k.as<const int32_t>();
+    int64_t* const strides[] = {&a.mask_key, &a.mask_query, &a.mask_head, &a.mask_batch};
+    int64_t stride = 1;
+    for (int d = 1; d <= mask.rank; stride *= mask.dim(-d), ++d) *strides[d - 1] = mask.dim(-d) > 1 ? stride : 0;
+    return a;
+  }
+
+  int64_t batch() const { return axes == kPacked ? cu_seqlens_q.dim(0) - 1 : q.dim(0); }
+
+  void require_lse(Call& call, const Tensor& lse) const {
+    const Shape of_q(q, axes);
+    axes == kPacked ? call.require_shape(lse, {of_q.heads, of_q.rows})
+                    : call.require_shape(lse, {of_q.batch, of_q.heads, of_q.rows});
+  }
+  void require_out(Call& call, const Tensor& out) const {
+    const Shape of_q(q, axes);
+    const int64_t w = v.dim(-1);
+    if (axes == kHeadFirst) call.require_shape(out, {of_q.batch, of_q.heads, of_q.rows, w});
+    if (axes == kRowFirst) call.require_shape(out, {of_q.batch, of_q.rows, of_q.heads, w});
+    if (axes == kPacked) call.require_shape(out, {of_q.rows, of_q.heads, w});
+  }
+
+  // On the CPU, sequences must lie one after another in the packed tensors.
+  void require_sequences(Call& call) const {
+    const int64_t longest[] = {most_queries, most_keys}, rows[] = {q.dim(0), k.dim(0)};
+    const Tensor* const both[] = {&cu_seqlens_q, &cu_seqlens_k};
+    for (int t = 0; axes == kPacked && t < 2; ++t) {
+      const int32_t* const begin = both[t]->as<const int32_t>();
+      for (int64_t b = 0; b < batch() && call.ok(); ++b) {
+        const bool fits = 0 <= begin[b] && begin[b] <= begin[b + 1] && begin[b + 1] <= rows[t];
+        call.require(fits, kBadValue, "%s has %d before %d, expected numbers that grow from 0 to at most %lld",
+                     both[t]->name, begin[b], begin[b + 1], static_cast<long long>(rows[t]));
+        call.require(!fits || begin[b + 1] - begin[b] <= longest[t], kBadValue,
+                     "%s has a sequence of %d, longer than the longest of %lld", both[t]->name, begin[b + 1] - begin[b],
+                     static_cast<long long>(longest[t]));
+      }
+    }
+  }
+
+ private:
+  void check(Call& call) {
+    if (!call.ok()) return;
+    const Shape of_q(q, axes), of_k(k, axes), of_v(v, axes);
+    call.require(of_k.batch == of_q.batch && of_v.batch == of_q.batch, kBadShape, "q, k and v differ in their batch");
+    call.require(of_v.heads == of_k.heads && of_v.rows == of_k.rows, kBadShape, "v has other rows than k");
+    call.require(of_k.width == of_q.width, kBadShape, "k has other features than q");
+    call.require(of_k.heads > 0 ? of_q.heads % of_k.heads == 0 : of_q.heads == 0, kBadShape,
+                 "q has %lld heads, not a multiple of the %lld heads of k", static_cast<long long>(of_q.heads),
+                 static_cast<long long>(of_k.heads));
+    call.require(of_q.width <= kMostFeatures && of_v.width <= kMostFeatures, kBadShape,
+                 "heads have more than %lld features", static_cast<long long>(kMostFeatures));
+    if (kv_lengths.dtype) call.require_shape(kv_lengths, {of_q.batch});
+    if (axes == kPacked) {
+      call.require(cu_seqlens_q.dim(0) >= 1, kBadShape, "cu_seqlens_q is empty");
+      call.require_same_shape(cu_seqlens_k, cu_seqlens_q);
+    }
+    if (mask.dtype) {
+      const int64_t full[] = {of_q.batch, of_q.heads, of_q.rows, of_k.rows};
+      call.require(mask.rank <= 4, kBadShape, "mask has rank %d, expected at most 4", mask.rank);
+      for (int d = 1; call.ok() && d <= mask.rank; ++d)
+        call.require(mask.dim(-d) == 1 || mask.dim(-d) == full[4 - d], kBadShape,
+                     "mask has length %lld along axis %d, expected 1 or %lld", static_cast<long long>(mask.dim(-d)), -d,
+                     static_cast<long long>(full[4 - d]));
+    }
+  }
+};
+
+}  // namespace
+
+// (q, k, v, kv_lengths?, mask?) or (q, k, v, cu_seqlens_q, cu_seqlens_k) -> (out, lse, partial). `partial` is scratch:
+// sums over as many splits of the keys as it has rows.
+MSOPS_ENTRY(FlashAttentionForward) {
+  const Inputs inputs(call);
+  const bool packed = inputs.axes == kPacked;
+  const Tensor out = call.tensor("out", packed ? 3 : 4), lse = call.tensor_of("accumulator", "lse", packed ? 2 : 3);
+  const Tensor partial = call.scratch("partial", 2);
+  inputs.require_out(call, out);
+  inputs.require_lse(call, lse);
+  const int64_t splits = partial.dim(0), numbers = lse.size * (inputs.v.dim(-1) + 2);
+  call.require(splits >= 1 && (splits == 1 || !packed), kBadShape, "partial has %lld rows",
+               static_cast<long long>(splits));
+  call.require_shape(partial, {splits, splits > 1 ? numbers : 1});
+  return call.run([&](auto type) {
+    using T = typename decltype(type)::type;
+    Attention<T> a = inputs.problem<T>();
+    a.out = out.as<T>(), a.lse = lse.as<Compute<T>>(), a.splits = splits, a.partial = partial.as<Compute<T>>();
+    if (lse.size == 0) return;
+    if (call.on_cpu()) inputs.require_sequences(call);
+    flash_attention::fill_results(call, a);
+    if (call.on_cpu()) flash_attention::cpu::forward(call, a);
+#ifdef __CUDACC__
+    if (!call.on_cpu()) flash_attention::forward_on_gpu(call, a);
+#endif
+  });
+}
+
+// (q, k, v, kv_lengths?, mask?, out, lse, dout, dlse) -> (dq, dk, dv, delta). `delta` is scratch.
+MSOPS_ENTRY(FlashAttentionBackward) {
+  const Inputs inputs(call);
+  const bool packed = inputs.axes == kPacked;
+  const int rank = packed ? 3 : 4;
+  const Tensor out = call.tensor("out", rank), lse = call.tensor_of("accumulator", "lse", packed ? 2 : 3);
+  const Tensor dout = call.tensor("dout", rank), dlse = call.tensor_of("accumulator", "dlse", packed ? 2 : 3);
+  const Tensor dq = call.tensor("dq", rank), dk = call.tensor("dk", rank), dv = call.tensor("dv", rank);
+  const Tensor delta = call.scratch("delta", packed ? 2 : 3);
+  inputs.require_out(call, out);
+  inputs.require_lse(call, lse);
+  call.require_same_shape(dout, out);
+  call.require_same_shape(dlse, lse);
+  call.require_same_shape(dq, inputs.q);
+  call.require_same_shape(dk, inputs.k);
+  call.require_same_shape(dv, inputs.v);
+  call.require_same_shape(delta, lse);
+  return call.run([&](auto type) {
+    using T = typename decltype(type)::type;
+    using C = Compute<T>;
+    Attention<T> a = inputs.problem<T>();
+    a.out = out.as<T>(), a.lse = lse.as<C>();
+    const AttentionGradient<T> g{dout.as<const T>(), dlse.as<const C>(), delta.as<C>(),
+                                 dq.as<T>(),         dk.as<T>(),         dv.as<T>()};
+    if (inputs.q.size + inputs.k.size + inputs.v.size == 0) return;
+    if (call.on_cpu()) inputs.require_sequences(call);
+    flash_attention::fill_gradients(call, a, g);
+    if (call.on_cpu()) flash_attention::cpu::backward(call, a, g);
+#ifdef __CUDACC__
+    if (!call.on_cpu()) flash_attention::backward_on_gpu(call, a, g);
+#endif
+  });
+}

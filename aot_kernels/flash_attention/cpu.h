@@ -1,0 +1,226 @@
+// Attention on the CPU. A panel is a tile of logits with a vector lane for each of some queries and a row for each of
+// some keys, so that the maximum and the sum over keys need no sum across lanes.
+//
+//   forward:  x^T = K Q^T,  out^T += V^T p^T
+//   backward: x^T = K Q^T,  dp^T = V dout^T,  dv += p^T dout,  dk += dz^T q,  dq += dz k
+#pragma once
+
+#include <cmath>
+#include <memory>
+
+#include "../common/exponential.h"
+#include "../common/parallel.h"
+#include "cpu_product.h"
+#include "problem.h"
+
+namespace msops::flash_attention::cpu {
+
+constexpr int64_t kKeys = 64;  // of a panel
+constexpr int64_t kPanels = 4;
+template <typename C>
+constexpr int64_t kQueries = kPanels * kColumns<C>;  // of a tile
+
+constexpr int64_t parts_of(int64_t length, int64_t part) { return (length + part - 1) / part; }
+
+// Returns the i-th of n tiles in the order first, last, second, last but one, ..., so that equal shares of causal
+// attention are equal work.
+MSOPS_CPU int64_t balanced(int64_t i, int64_t n) { return i % 2 ? n - 1 - i / 2 : i / 2; }
+
+// A Logit is x and, for the gradient, dx/dz with z = q_i k_j. Q^T is multiplied by the scale before.
+template <typename T>
+struct Logits {
+  using C = Compute<T>;
+  const Attention<T>& a;
+  const Sequence& s;
+  int64_t b;
+
+  // Applies softcap, and hides keys that a query does not see. Column c of the panel is query i[c] of head h[c]; the
+  // first row is key j.
+  MSOPS_CPU void finish(C* x, int64_t j, int64_t keys, int64_t columns, const int64_t* h, const int64_t* i,
+                        bool sees_all) const {
+    if (a.softcap > 0) {
+      const C inverse = 1 / a.softcap;
+#pragma omp simd
+      for (int64_t n = 0; n < keys * kColumns<C>; ++n) x[n] = a.softcap * Exponential<C>::tanh(x[n] * inverse);
+    }
+    if (sees_all) return;
+    int first[kColumns<C>] = {}, end[kColumns<C>] = {};
+    for (int64_t c = 0; c < columns; ++c) {
+      const Span seen = a.keys_of_query(s, i[c]);
+      first[c] = static_cast<int>(most(0, least(seen.begin - j, keys)));
+      end[c] = static_cast<int>(most(0, least(seen.end - j, keys)));
+    }
+    for (int k = 0; k < keys; ++k)
+#pragma omp simd
+      for (int c = 0; c < kColumns<C>; ++c)
+        x[k * kColumns<C> + c] = first[c] <= k && k < end[c] ? x[k * kColumns<C> + c] : C(-HUGE_VAL);
+    if (a.mask)
+      for (int64_t c = 0; c < columns; ++c)
+        for (int64_t k = 0; k < keys; ++k)
+          if (a.hides(b, h[c], i[c], j + k)) x[k * kColumns<C> + c] = C(-HUGE_VAL);
+  }
+};
+
+// A thread takes items: tiles of queries of a key's heads, or splits of their keys.
+template <typename T>
+struct Forward {
+  using C = Compute<T>;
+  Attention<T> a;
+
+  // Where there are few queries, a tile holds several heads that read the same keys.
+  int64_t heads_of_tile() const { return most(1, least(a.group(), kQueries<C> / most(1, a.queries))); }
+  int64_t head_tiles() const { return parts_of(a.group(), heads_of_tile()); }
+  int64_t query_tiles() const { return parts_of(a.queries, kQueries<C>); }
+  int64_t items() const { return a.batch * a.kv_heads * head_tiles() * query_tiles() * a.splits; }
+
+  struct Workspace {
+    int64_t value_pitch;  // of v, and the rows of a panel of out
+    int64_t columns = 0, heads[kQueries<C>] = {}, queries[kQueries<C>] = {};
+    C max[kQueries<C>], sum[kQueries<C>], factors[kColumns<C>], x[kKeys * kColumns<C>];
+    std::unique_ptr<C[]> q, k, v, out, row;
+
+    explicit Workspace(const Attention<T>& a)
+        : value_pitch(padded<C>(a.value_width)),
+          q(new C[kQueries<C> * a.width]),
+          k(new C[kKeys * a.width]),
+          v(new C[kKeys * value_pitch]),
+          out(new C[kQueries<C> * value_pitch]),
+          row(new C[most(a.width, a.value_width)]) {}
+  };
+
+  MSOPS_CPU void operator()(int64_t part, int64_t parts) const {
+    Workspace w(a);
+    const int64_t end = part_begin(items(), part + 1, parts);
+    for (int64_t item = part_begin(items(), part, parts); item < end; ++item) tile(w, item);
+  }
+
+ private:
+  MSOPS_CPU void tile(Workspace& w, int64_t item) const {
+    const int64_t split = item % a.splits, tile_of_queries = item / a.splits % query_tiles();
+    const int64_t outer = item / a.splits / query_tiles(), tile_of_heads = outer % head_tiles();
+    const int64_t kv_head = outer / head_tiles() % a.kv_heads, b = outer / head_tiles() / a.kv_heads;
+    const Sequence s = a.sequence(b);
+    const int64_t begin = balanced(tile_of_queries, query_tiles()) * kQueries<C>;
+    const Span queries{begin, least(begin + kQueries<C>, s.queries)};
+    if (queries.empty()) return;
+    const int64_t first_head = kv_head * a.group() + tile_of_heads * heads_of_tile();
+    load_queries(w, s, b, first_head, least(first_head + heads_of_tile(), (kv_head + 1) * a.group()), queries);
+    const Span seen = a.keys_of(s, queries), keys = a.splits > 1 ? a.part(seen, split) : seen;
+    for (int64_t j = keys.begin; j < keys.end; j += kKeys) {
+      const int64_t n = least(kKeys, keys.end - j);
+      load_rows(a.k + a.of_k.offset(b, kv_head, s.first_key + j), a.of_k.row, n, a.width, w.k.get(), a.width);
+      load_rows(a.v + a.of_v.offset(b, kv_head, s.first_key + j), a.of_v.row, n, a.value_width, w.v.get(),
+                w.value_pitch);
+      const bool sees_all = a.sees_all(s, queries, {j, j + n});
+      for (int64_t c = 0; c < w.columns; c += kColumns<C>) panel(w, s, b, c, j, n, sees_all);
+    }
+    for (int64_t c = 0; c < w.columns; ++c) a.splits > 1 ? store_partial(w, c, split, b) : store(w, c, s, b);
+  }
+
+  // Loads the queries of heads [head, end), as panels of columns.
+  MSOPS_CPU void load_queries(Workspace& w, const Sequence& s, int64_t b, int64_t head, int64_t end,
+                              Span queries) const {
+    w.columns = 0;
+    for (; head < end; ++head)
+      for (int64_t i = queries.begin; i < queries.end; ++i, ++w.columns) {
+        w.heads[w.columns] = head, w.queries[w.columns] = i;
+        load_rows(a.q + a.of_q.offset(b, head, s.first_query + i), 0, 1, a.width, w.row.get(), a.width);
+        C* const to = w.q.get() + w.columns / kColumns<C> * kColumns<C> * a.width + w.columns % kColumns<C>;
+        for (int64_t d = 0; d < a.width; ++d) to[d * kColumns<C>] = a.scale * w.row[d];
+      }
+    for (int64_t c = w.columns; c % kColumns<C>; ++c)
+      for (int64_t d = 0; d < a.width; ++d) w.q[(c / kColumns<C> * a.width + d) * kColumns<C> + c % kColumns<C>] = 0;
+    std::fill_n(w.max, kQueries<C>, C(-HUGE_VAL));
+    std::fill_n(w.sum, kQueries<C>, C(0));
+    std::fill_n(w.out.get(), kQueries<C> * w.value_pitch, C(0));
+  }
+
+  // Adds n keys from key j on to the columns of the panel that begins with column c.
+  MSOPS_CPU void panel(Workspace& w, const Sequence& s, int64_t b, int64_t c, int64_t j, int64_t n,
+                       bool sees_all) const {
+    const int64_t columns = least(kColumns<C>, w.columns - c);
+    C *const x = w.x, *const out = w.out.get() + c * w.value_pitch;
+    multiply(n, columns, a.width, View<C>{w.k.get(), a.width, 1}, w.q.get() + c * a.width, kColumns<C>, x, kColumns<C>,
+             Set<C>{});
+    Logits<T>{a, s, b}.finish(x, j, n, columns, w.heads + c, w.queries + c, sees_all);
+    C max[kColumns<C>], shift[kColumns<C>], sum[kColumns<C>] = {};
+    std::copy_n(w.max + c, kColumns<C>, max);
+    for (int64_t k = 0; k < n; ++k)
+#pragma omp simd
+      for (int l = 0; l < kColumns<C>; ++l) max[l] = x[k * kColumns<C> + l] > max[l] ? x[k * kColumns<C> + l] : max[l];
+#pragma omp simd
+    for (int l = 0; l < kColumns<C>; ++l) shift[l] = max[l] == C(-HUGE_VAL) ? C(0) : max[l];
+    for (int64_t k = 0; k < n; ++k)
+#pragma omp simd
+      for (int l = 0; l < kColumns<C>; ++l) {
+        const C p = Exponential<C>::exp(x[k * kColumns<C> + l] - shift[l]);
+        x[k * kColumns<C> + l] = p;
+        sum[l] += p;
+      }
+    C* const factors = w.factors;
+#pragma omp simd
+    for (int l = 0; l < kColumns<C>; ++l) {
+      factors[l] = Exponential<C>::exp(w.max[c + l] - shift[l]);
+      w.sum[c + l] = w.sum[c + l] * factors[l] + sum[l];
+      w.max[c + l] = max[l];
+    }
+    multiply(a.value_width, columns, n, View<C>{w.v.get(), 1, w.value_pitch}, x, kColumns<C>, out, kColumns<C>,
+             [factors](C before, C added, int column)
+                 __attribute__((always_inline)) { return before * factors[column] + added; });
+  }
+
+  MSOPS_CPU void store(const Workspace& w, int64_t c, const Sequence& s, int64_t b) const {
+    const int64_t row = s.first_query + w.queries[c];
+    T* const to = a.out + a.of_out.offset(b, w.heads[c], row);
+    const C inverse = w.sum[c] == 0 ? C(0) : 1 / w.sum[c];
+    const C* const out = w.out.get() + c / kColumns<C> * kColumns<C> * w.value_pitch + c % kColumns<C>;
+    for (int64_t d = 0; d < a.value_width; ++d) assign(to[d], out[d * kColumns<C>] * inverse);
+    a.lse[a.of_lse.offset(b, w.heads[c], row)] = w.max[c] + (w.sum[c] == 0 ? C(0) : std::log1p(w.sum[c] - 1));
+  }
+
+  MSOPS_CPU void store_partial(const Workspace& w, int64_t c, int64_t split, int64_t b) const {
+    C *const sums = a.partial_sums(split, b, w.heads[c], w.queries[c]), *const stats = a.partial_stats(
+                                                                            split, b, w.heads[c], w.queries[c]);
+    const C* const out = w.out.get() + c / kColumns<C> * kColumns<C> * w.value_pitch + c % kColumns<C>;
+    for (int64_t d = 0; d < a.value_width; ++d) sums[d] = out[d * kColumns<C>];
+    stats[0] = w.max[c], stats[1] = w.sum[c];
+  }
+};
+
+// Index i is a query, whose splits are added.
+template <typename T>
+struct Combine {
+  using C = Compute<T>;
+  Attention<T> a;
+
+  MSOPS_CPU void operator()(int64_t index) const {
+    const int64_t i = index % a.queries, h = index / a.queries % a.heads, b = index / a.queries / a.heads;
+    C max = C(-HUGE_VAL), sum = 0;
+    for (int64_t split = 0; split < a.splits; ++split) max = std::max(max, a.partial_stats(split, b, h, i)[0]);
+    const C shift = max == C(-HUGE_VAL) ? C(0) : max;
+    for (int64_t split = 0; split < a.splits; ++split) {
+      const C* const stats = a.partial_stats(split, b, h, i);
+      sum += stats[1] * Exponential<C>::exp(stats[0] - shift);
+    }
+    T* const to = a.out + a.of_out.offset(b, h, i);
+    const C inverse = sum == 0 ? C(0) : 1 / sum;
+    for (int64_t d = 0; d < a.value_width; ++d) {
+      C total = 0;
+      for (int64_t split = 0; split < a.splits; ++split)
+        total += a.partial_sums(split, b, h, i)[d] * Exponential<C>::exp(a.partial_stats(split, b, h, i)[0] - shift);
+      assign(to[d], total * inverse);
+    }
+    a.lse[a.of_lse.offset(b, h, i)] = max + (sum == 0 ? C(0) : std::log1p(sum - 1));
+  }
+};
+
+template <typename T>
+void forward(Call& call, const Attention<T>& a) {
+  const Forward<T> body{a};
+  const double pairs = static_cast<double>(a.batch) * a.heads * a.queries * a.keys;
+  on_threads(call, body.items(), pairs * static_cast<double>(a.width + a.value_width + 20) / 4, body);
+  if (a.splits > 1)
+    on_cpu(call, a.batch * a.heads * a.queries, Combine<T>{a}, static_cast<double>(a.splits * a.value_width));
+}
+
+}  // namespace msops::flash_attention::cpu

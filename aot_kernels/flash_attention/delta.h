@@ -1,0 +1,62 @@
+// delta_i = sum_c dout_ic out_ic - dlse_i, which the gradients of q and k need of each query.
+#pragma once
+
+#include "../common/pack.h"
+#include "problem.h"
+
+#ifdef __CUDACC__
+
+namespace msops::flash_attention {
+
+constexpr int kDeltaThreads = 256, kDeltaLanes = 8;  // kDeltaLanes threads share a row
+constexpr int kDeltaRows = kDeltaThreads / kDeltaLanes;
+
+// Where `packed`, rows are packs of 16 bytes.
+template <typename T>
+__global__ void __launch_bounds__(kDeltaThreads)
+    delta_kernel(const Attention<T> a, const AttentionGradient<T> g, int64_t rows, bool packed) {
+  using C = Compute<T>;
+  constexpr int kWide = kPackWidth<T>;
+  const int lane = threadIdx.x % kDeltaLanes;
+  for (int64_t first = int64_t{blockIdx.x} * kDeltaRows; first < rows; first += int64_t{gridDim.x} * kDeltaRows) {
+    const int64_t row = first + threadIdx.x / kDeltaLanes, i = row % a.queries;
+    const int64_t h = row / a.queries % a.heads, b = least(row / a.queries / a.heads, a.batch - 1);
+    const Sequence s = a.sequence(b);
+    const bool inside = row < rows && i < s.queries;
+    const int64_t offset = a.of_out.offset(b, h, s.first_query + i);
+    C sum = 0;
+    if (inside && packed) {
+      for (int64_t column = lane * kWide; column < a.value_width; column += kDeltaLanes * kWide) {
+        const auto out = load<kWide>(a.out + offset + column), dout = load<kWide>(g.dout + offset + column);
+#pragma unroll
+        for (int j = 0; j < kWide; ++j) sum += C(out.values[j]) * C(dout.values[j]);
+      }
+    } else if (inside) {
+      for (int64_t column = lane; column < a.value_width; column += kDeltaLanes)
+        sum += C(a.out[offset + column]) * C(g.dout[offset + column]);
+    }
+#pragma unroll
+    for (int apart = kDeltaLanes / 2; apart > 0; apart /= 2) sum += __shfl_xor_sync(~0u, sum, apart);
+    const int64_t to = a.of_lse.offset(b, h, s.first_query + i);
+    if (inside && lane == 0) g.delta[to] = sum - (g.dlse ? g.dlse[to] : C(0));
+  }
+}
+
+// Returns whether rows at these strides begin at multiples of 16 bytes and have a whole number of packs.
+template <typename T>
+bool is_packed(const T* data, const Strides& strides, int64_t width) {
+  return is_aligned<kPackWidth<T>>(data) && (strides.batch | strides.head | strides.row | width) % kPackWidth<T> == 0;
+}
+
+template <typename T>
+void launch_delta(cudaStream_t stream, const Attention<T>& a, const AttentionGradient<T>& g) {
+  const int64_t rows = a.batch * a.heads * a.queries;
+  const bool packed = is_packed(a.out, a.of_out, a.value_width) && is_aligned<kPackWidth<T>>(g.dout);
+  if (rows == 0) return;
+  const int64_t blocks = least((rows - 1) / kDeltaRows + 1, INT32_MAX);
+  delta_kernel<T><<<static_cast<unsigned>(blocks), kDeltaThreads, 0, stream>>>(a, g, rows, packed);
+}
+
+}  // namespace msops::flash_attention
+
+#endif

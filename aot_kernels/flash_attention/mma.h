@@ -1,0 +1,111 @@
+// Launches the kernels for tensor cores, which take float16 on sm_80 and later:
+//
+//   up to 16 queries of all heads that share keys, or more where the keys are split            mma_decode.h
+//   other forward passes of packed rows, on sm_90a                                             wgmma_forward.h
+//   other forward passes                                                                       mma_forward.h
+//   backward passes of packed rows of up to 128 elements, on sm_90a                            wgmma_backward.h
+//   other backward passes                                                                      mma_backward.h
+//
+// A kernel is compiled for rows of up to 64, 128 and 256 elements; shorter ones are filled with zeros.
+#pragma once
+
+#include "combine.h"
+#include "mma_backward.h"
+#include "mma_decode.h"
+#include "wgmma.h"
+
+#ifdef __CUDACC__
+
+#include "../common/call.h"
+
+namespace msops::flash_attention {
+
+// Calls f(Constant<width>{}) for the width that the kernels for these rows have.
+template <typename F>
+bool with_kernel_width(const Attention<Half>& a, F&& f) {
+  const int64_t width = most(a.width, a.value_width);
+  return width <= 64 ? f(Constant<64>{}) : width <= 128 ? f(Constant<128>{}) : f(Constant<256>{});
+}
+
+// Returns whether the numbers in which the kernels count have enough bits. Rows have up to 256 elements.
+inline bool fits_tensor_cores(const Attention<Half>& a) {
+  constexpr int64_t kMost = 1 << 28;
+  const bool is_wide = most(a.width, a.value_width) > 256 || least(a.width, a.value_width) < 1;
+  return !is_wide && a.queries <= kMost / a.group() && a.keys <= kMost && most(a.batch, a.heads) <= INT32_MAX;
+}
+
+// Returns, as bits, which of q, k, v and out have packed rows.
+inline int packed_rows(const Attention<Half>& a, const AttentionGradient<Half>& g = {}) {
+  const auto packed = [](std::initializer_list<const Half*> all, const Strides& strides, int64_t width) {
+    bool result = true;
+    for (const Half* data : all) result &= is_packed(data, strides, width);
+    return result;
+  };
+  return packed({a.q, g.dq}, a.of_q, a.width) | packed({a.k, g.dk}, a.of_k, a.width) << 1 |
+         packed({a.v, g.dv}, a.of_v, a.value_width) << 2 | packed({a.out, g.dout}, a.of_out, a.value_width) << 3;
+}
+
+// Launches a kernel, if the GPU has its instructions and its shared memory.
+template <typename S, typename... Parameters, typename... Arguments>
+bool launch_on_tensor_cores(Call& call, void (*kernel)(Parameters...), int64_t blocks, const Arguments&... arguments) {
+  if (!is_compiled_for(80, kernel) || Gpu().dynamic_bytes() < S::kBytes) return false;
+  allow_shared_memory(kernel, S::kBytes);
+  const unsigned grid = static_cast<unsigned>(least(blocks, INT32_MAX));
+  if (grid > 0) kernel<<<grid, S::kThreads, S::kBytes, call.stream()>>>(arguments...);
+  call.check_launch();
+  return true;
+}
+
+// Computes `out` and `lse`, or returns false and does nothing.
+inline bool forward_on_tensor_cores(Call& call, const Attention<Half>& a) {
+  if (!fits_tensor_cores(a)) return false;
+  const int64_t rows = a.queries * a.group(), splits = most(1, a.splits);
+  const int packed = packed_rows(a);
+  const bool done = with_kernel_width(a, [&](auto width) {
+    if (rows <= 16 || splits > 1) {
+      using S = DecodeShape<width>;
+      const int64_t tiles = (rows + S::kRows - 1) / S::kRows, count = a.batch * a.kv_heads * splits * tiles;
+      return launch_on_tensor_cores<S>(call, mma_decode<S>, count, a, tiles, count, packed);
+    }
+#if CUDART_VERSION >= 12000
+    if (packed == 15 && launch_wgmma_forward<width>(call, a)) return true;
+#endif
+    using S = ForwardShape<width>;
+    const double bytes = 2. * a.keys * (a.width + a.value_width) / a.group();
+    const Order order = order_of(a.batch * a.heads, (a.queries + S::kQueries - 1) / S::kQueries, bytes, a.right >= 0);
+    return launch_on_tensor_cores<S>(call, mma_forward<S>, order.count(), a, order, order.count(), packed);
+  });
+  if (done && splits > 1) {
+    launch_combine(call.stream(), a);
+    call.check_launch();
+  }
+  return done;
+}
+
+// Computes dq, dk and dv from `delta`, or returns false and does nothing.
+inline bool backward_on_tensor_cores(Call& call, const Attention<Half>& a, const AttentionGradient<Half>& g) {
+  if (!fits_tensor_cores(a)) return false;
+  const int packed = packed_rows(a, g);
+  return with_kernel_width(a, [&](auto width) {
+#if CUDART_VERSION >= 12000
+    if constexpr (width <= 128) {
+      if (packed == 15 && launch_wgmma_backward<width>(call, a, g)) return true;
+    }
+#endif
+    using K = KeysShape<width>;
+    using Q = QueriesShape<width>;
+    if (Gpu().dynamic_bytes() < most(K::kBytes, Q::kBytes)) return false;
+    const double wide = 2. * (a.width + a.value_width);
+    const Order keys =
+        order_of(a.batch * a.kv_heads, (a.keys + K::kKeys - 1) / K::kKeys, wide * a.queries * a.group(), false);
+    const Order queries = order_of(a.batch * a.heads, (a.queries + Q::kQueries - 1) / Q::kQueries,
+                                   wide * a.keys / a.group(), a.right >= 0);
+    return launch_on_tensor_cores<K>(call, mma_backward_keys<K>, keys.count(), a, g, keys, keys.count(), packed) &&
+           launch_on_tensor_cores<Q>(call, mma_backward_queries<Q>, queries.count(), a, g, queries, queries.count(),
+                                     packed);
+  });
+}
+
+}  // namespace msops::flash_attention
+
+#endif

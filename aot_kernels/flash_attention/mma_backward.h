@@ -1,0 +1,270 @@
+// The backward pass on tensor cores for sm_80 and later, in two kernels: the first sums the gradients of keys and
+// values, the second those of queries. Each sum has one owner, which adds in a fixed order.
+//
+// In the first kernel, a block takes a tile of keys, and goes through the queries of all heads that read them. A warp
+// owns 16 or 32 keys, and computes the transposed products k q and v dout, since their float16 are then the left
+// operands of dv = p^T dout and dk = dx^T q as they are in registers. In the second, it owns queries, as forward does.
+#pragma once
+
+#include "delta.h"
+#include "mma_forward.h"
+
+#ifdef __CUDACC__
+
+namespace msops::flash_attention {
+
+// Exponents computes p = e^(logit - lse), and the gradient of products q k.
+struct Exponents {
+  Logits logits;
+  float factor;
+
+  __device__ explicit Exponents(const Attention<Half>& a) : logits(a), factor(logits.factor * kLog2E) {}
+  __device__ __forceinline__ float p(float x, float lse) const { return ex2_approx_ftz(x * factor - lse * kLog2E); }
+
+  // Sets dx, which is dp, to the gradient of products q k except for the factor scale. delta(m, i, column) and lse are
+  // those of a sum's query.
+  template <int kM, int kN, typename Delta, typename Lse>
+  __device__ __forceinline__ void differentiate(float (&dx)[kM][kN][4], const float (&p)[kM][kN][4], Delta&& delta,
+                                                Lse&& lse) const {
+    for_sums<kM, kN>(
+        [&](int m, int n, int i, int, int column) { dx[m][n][i] = p[m][n][i] * (dx[m][n][i] - delta(m, i, column)); });
+    if (logits.softcap == 0) return;
+    for_sums<kM, kN>([&](int m, int n, int i, int, int column) {
+      const float tanh = (logf(p[m][n][i]) + lse(m, i, column)) / logits.softcap;
+      dx[m][n][i] = p[m][n][i] > 0 ? dx[m][n][i] * (1 - tanh * tanh) : 0;
+    });
+  }
+};
+
+template <int kWidth_>
+struct KeysShape {
+  static constexpr int kWidth = kWidth_, kWarps = kWidth <= 64 ? 4 : 8, kThreads = 32 * kWarps;
+  static constexpr int kM = kWidth <= 64 ? 2 : 1;       // matrices of 16 keys that a warp has
+  static constexpr int kParts = kWidth <= 128 ? 1 : 2;  // of the columns; a warp sums one part
+  static constexpr int kKeys = 16 * kM * kWarps / kParts, kQueries = 32, kN = kWidth / kParts / 8;
+  static constexpr int kStages = 2, kBlocks = kWidth <= 64 ? 2 : 1;
+  static constexpr int kStage = 2 * kQueries * kWidth;  // elements
+  static constexpr int kBytes = (2 * kKeys * kWidth + kStages * kStage) * 2 + kStages * 2 * kQueries * 4;
+};
+
+// Sets p to 0 for keys that are not seen. The rows of the sums are keys, the columns queries.
+template <int kM, int kN>
+__device__ __forceinline__ void hide_transposed(const Seen& seen, float (&p)[kM][kN][4], int i0, int i1, int j0) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int m = 0; m < kM; ++m)
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int j = j0 + 16 * m + 8 * half + lane / 4, i = i0 + lane % 4 * 2;  // i is the thread's first query
+      const int first = j - seen.high + 1 - i, last = j < seen.end ? std::min(j - seen.low + 1, i1) - i : 0;
+#pragma unroll
+      for (int n = 0; n < kN; ++n)
+#pragma unroll
+        for (int k = 0; k < 2; ++k)
+          if (8 * n + k < first || 8 * n + k >= last) p[m][n][2 * half + k] = 0;
+      if (!seen.a.mask || j >= seen.keys) continue;
+#pragma unroll
+      for (int n = 0; n < kN; ++n)
+#pragma unroll
+        for (int k = 0; k < 2; ++k)
+          if (i + 8 * n + k < i1 && seen.a.hides(seen.b, seen.h, i + 8 * n + k, j)) p[m][n][2 * half + k] = 0;
+    }
+}
+
+template <typename S>
+__global__ void __launch_bounds__(S::kThreads, S::kBlocks)
+    mma_backward_keys(const Attention<Half> a, const AttentionGradient<Half> g, const Order order, int64_t count,
+                      int packed) {
+  if (!has_instructions_of(80)) return;
+  using T = Tile<S::kWidth>;
+  extern __shared__ __align__(1024) unsigned char shared[];
+  Half* const k_tile = reinterpret_cast<Half*>(shared);  // (kKeys, kWidth)
+  Half* const v_tile = k_tile + S::kKeys * S::kWidth;    // (kKeys, kWidth)
+  Half* const stages = v_tile + S::kKeys * S::kWidth;    // (kStages, 2, kQueries, kWidth): q, dout
+  float* const rows = reinterpret_cast<float*>(stages + S::kStages * S::kStage);  // (kStages, 2, kQueries): lse, delta
+  const int warp = threadIdx.x / 32, width = a.width, value_width = a.value_width;
+  const int part = warp % S::kParts, row = warp / S::kParts * (16 * S::kM);
+  const Exponents exponents(a);
+  for (int64_t item = blockIdx.x; item < count; item += gridDim.x) {
+    int64_t head, tile;
+    order.find(item, &head, &tile);
+    const int b = static_cast<int>(head / a.kv_heads), kv_head = static_cast<int>(head % a.kv_heads);
+    const int group = static_cast<int>(a.group());
+    const Sequence s = a.sequence(b);
+    // Keys that kv_lengths hides have the gradient 0.
+    const int all_keys = static_cast<int>(a.is_packed() ? s.keys : a.keys);
+    const int keys = static_cast<int>(s.keys), block_j0 = static_cast<int>(tile * S::kKeys);
+    const int block_j1 = std::min(block_j0 + S::kKeys, all_keys);
+    if (block_j0 >= block_j1) continue;
+    Span queries{0, 0};
+    if (block_j0 < keys) queries = a.queries_of(s, {block_j0, least(block_j1, keys)});
+    const int begin = static_cast<int>(least(queries.begin, queries.end)), end = static_cast<int>(queries.end);
+    const auto k = rows_of(a.k, a.of_k, b, kv_head, s.first_key, width, packed & 2);
+    const auto v = rows_of(a.v, a.of_v, b, kv_head, s.first_key, value_width, packed & 4);
+
+    // A step is a tile of queries of one head.
+    const int tiles = (end - begin + S::kQueries - 1) / S::kQueries, steps = group * tiles;
+    const auto begin_copy = [&](int step) {
+      if (step < steps) {
+        const int h = kv_head * group + step / tiles, i0 = begin + step % tiles * S::kQueries;
+        Half* const stage = stages + step % S::kStages * S::kStage;
+        const auto q = rows_of(a.q, a.of_q, b, h, s.first_query, width, packed & 1);
+        const auto dout = rows_of(g.dout, a.of_out, b, h, s.first_query, value_width, packed & 8);
+        T::template load<S::kQueries, S::kThreads>(stage, q, i0, end, threadIdx.x);
+        T::template load<S::kQueries, S::kThreads>(stage + S::kQueries * S::kWidth, dout, i0, end, threadIdx.x);
+        const int i = threadIdx.x % S::kQueries;
+        if (threadIdx.x < 2 * S::kQueries) {
+          const float* const from = threadIdx.x < S::kQueries ? a.lse : g.delta;
+          cp_async<4>(rows + step % S::kStages * (2 * S::kQueries) + threadIdx.x,
+                      from + a.of_lse.offset(b, h, s.first_query + i0 + i), i0 + i < end);
+        }
+      }
+      cp_async_commit();
+    };
+    __syncthreads();
+    T::template load<S::kKeys, S::kThreads>(k_tile, k, block_j0, std::min(block_j1, keys), threadIdx.x);
+    T::template load<S::kKeys, S::kThreads>(v_tile, v, block_j0, std::min(block_j1, keys), threadIdx.x);
+    begin_copy(0);
+
+    const int j0 = block_j0 + row;
+    const unsigned k_address = T::left(k_tile, row), v_address = T::left(v_tile, row);
+    float dk[S::kM][S::kN][4], dv[S::kM][S::kN][4];
+    clear(dk), clear(dv);
+    for (int step = 0; step < steps; ++step) {
+      const int h = kv_head * group + step / tiles, i0 = begin + step % tiles * S::kQueries;
+      const Half* const q_tile = stages + step % S::kStages * S::kStage;
+      const Half* const dout_tile = q_tile + S::kQueries * S::kWidth;
+      const float* const lse = rows + step % S::kStages * (2 * S::kQueries);
+      const float* const delta = lse + S::kQueries;
+      cp_async_wait<0>();
+      __syncthreads();
+      begin_copy(step + 1);
+
+      float p[S::kM][S::kQueries / 8][4], dx[S::kM][S::kQueries / 8][4];
+      uint32_t words[S::kM][S::kQueries / 16][4];
+      clear(p), clear(dx);
+      T::multiply_rows(p, k_address, T::right(q_tile), width);
+      exponents.logits.apply(p);
+      for_sums<S::kM, S::kQueries / 8>(
+          [&](int m, int n, int i, int, int column) { p[m][n][i] = exponents.p(p[m][n][i], lse[column]); });
+      const Seen seen(a, s, b, h, keys);
+      if (!seen.all(i0, i0 + S::kQueries, j0, j0 + 16 * S::kM) || i0 + S::kQueries > end)
+        hide_transposed(seen, p, i0, end, j0);
+      T::multiply_rows(dx, v_address, T::right(dout_tile), value_width);
+      operand(words, p);
+      T::multiply(dv, words, T::at(T::transposed(dout_tile), part * S::kN / 2), value_width - part * S::kN * 8);
+      exponents.differentiate(
+          dx, p, [&](int, int, int column) { return delta[column]; },
+          [&](int, int, int column) { return lse[column]; });
+      operand(words, dx);
+      T::multiply(dk, words, T::at(T::transposed(q_tile), part * S::kN / 2), width - part * S::kN * 8);
+    }
+    cp_async_wait<0>();
+    __syncthreads();
+    const auto to_k = rows_of(g.dk, a.of_k, b, kv_head, s.first_key, width, packed & 2);
+    const auto to_v = rows_of(g.dv, a.of_v, b, kv_head, s.first_key, value_width, packed & 4);
+    store_rows<S::kWidth>(dk, k_tile + row * S::kWidth, to_k, j0, block_j1, part, [&](int, int) { return a.scale; });
+    store_rows<S::kWidth>(dv, v_tile + row * S::kWidth, to_v, j0, block_j1, part, [&](int, int) { return 1.f; });
+  }
+}
+
+template <int kWidth_>
+struct QueriesShape {
+  static constexpr int kWidth = kWidth_, kWarps = 4, kThreads = 32 * kWarps;
+  static constexpr int kM = kWidth <= 128 ? 2 : 1;  // matrices of 16 queries that a warp has
+  static constexpr int kQueries = 16 * kM * kWarps, kKeys = 32;
+  static constexpr int kStages = 2, kBlocks = kWidth <= 64 ? 3 : kWidth <= 128 ? 2 : 1;
+  static constexpr int kStage = 2 * kKeys * kWidth;  // elements
+  static constexpr int kBytes = (2 * kQueries * kWidth + kStages * kStage) * 2;
+};
+
+template <typename S>
+__global__ void __launch_bounds__(S::kThreads, S::kBlocks)
+    mma_backward_queries(const Attention<Half> a, const AttentionGradient<Half> g, const Order order, int64_t count,
+                         int packed) {
+  if (!has_instructions_of(80)) return;
+  using T = Tile<S::kWidth>;
+  extern __shared__ __align__(1024) unsigned char shared[];
+  Half* const q_tile = reinterpret_cast<Half*>(shared);      // (kQueries, kWidth)
+  Half* const dout_tile = q_tile + S::kQueries * S::kWidth;  // (kQueries, kWidth)
+  Half* const stages = dout_tile + S::kQueries * S::kWidth;  // (kStages, 2, kKeys, kWidth): k, v
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, width = a.width, value_width = a.value_width;
+  const Exponents exponents(a);
+  for (int64_t item = blockIdx.x; item < count; item += gridDim.x) {
+    int64_t head, tile;
+    order.find(item, &head, &tile);
+    const int b = static_cast<int>(head / a.heads), h = static_cast<int>(head % a.heads);
+    const int kv_head = h / static_cast<int>(a.group());
+    const Sequence s = a.sequence(b);
+    const int block_i0 = static_cast<int>(tile * S::kQueries);
+    const int block_i1 = static_cast<int>(least(block_i0 + S::kQueries, s.queries));
+    if (block_i0 >= block_i1) continue;
+    const Span keys = a.keys_of(s, {block_i0, block_i1});
+    const int begin = static_cast<int>(keys.begin), end = static_cast<int>(most(keys.begin, keys.end));
+    const auto q = rows_of(a.q, a.of_q, b, h, s.first_query, width, packed & 1);
+    const auto dout = rows_of(g.dout, a.of_out, b, h, s.first_query, value_width, packed & 8);
+    const auto k = rows_of(a.k, a.of_k, b, kv_head, s.first_key, width, packed & 2);
+    const auto v = rows_of(a.v, a.of_v, b, kv_head, s.first_key, value_width, packed & 4);
+
+    const int tiles = (end - begin + S::kKeys - 1) / S::kKeys;
+    const auto begin_copy = [&](int t) {
+      if (t < tiles) {
+        Half* const stage = stages + t % S::kStages * S::kStage;
+        T::template load<S::kKeys, S::kThreads>(stage, k, begin + t * S::kKeys, end, threadIdx.x);
+        T::template load<S::kKeys, S::kThreads>(stage + S::kKeys * S::kWidth, v, begin + t * S::kKeys, end,
+                                                threadIdx.x);
+      }
+      cp_async_commit();
+    };
+    __syncthreads();
+    T::template load<S::kQueries, S::kThreads>(q_tile, q, block_i0, block_i1, threadIdx.x);
+    T::template load<S::kQueries, S::kThreads>(dout_tile, dout, block_i0, block_i1, threadIdx.x);
+    begin_copy(0);
+
+    const int row = warp * (16 * S::kM), i0 = block_i0 + row, i1 = std::min(i0 + 16 * S::kM, block_i1);
+    float lse[S::kM][2], delta[S::kM][2];
+#pragma unroll
+    for (int m = 0; m < S::kM; ++m)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int i = i0 + 16 * m + 8 * half + lane / 4;
+        const int64_t from = a.of_lse.offset(b, h, s.first_query + i);
+        lse[m][half] = i < i1 ? a.lse[from] : INFINITY;
+        delta[m][half] = i < i1 ? g.delta[from] : 0;
+        if (lse[m][half] == -INFINITY) lse[m][half] = INFINITY;  // so that all p are 0
+      }
+    const unsigned q_address = T::left(q_tile, row), dout_address = T::left(dout_tile, row);
+    const Seen seen(a, s, b, h, end);
+    float dq[S::kM][S::kWidth / 8][4];
+    clear(dq);
+    for (int t = 0; t < tiles; ++t) {
+      const int j0 = begin + t * S::kKeys;
+      const Half* const k_tile = stages + t % S::kStages * S::kStage;
+      const Half* const v_tile = k_tile + S::kKeys * S::kWidth;
+      cp_async_wait<0>();
+      __syncthreads();
+      begin_copy(t + 1);
+      float p[S::kM][S::kKeys / 8][4], dx[S::kM][S::kKeys / 8][4];
+      uint32_t words[S::kM][S::kKeys / 16][4];
+      clear(p), clear(dx);
+      T::multiply_rows(p, q_address, T::right(k_tile), width);
+      exponents.logits.apply(p);
+      if (!seen.all(i0, i1, j0, j0 + S::kKeys)) seen.hide(p, i0, j0);
+      T::multiply_rows(dx, dout_address, T::right(v_tile), value_width);
+      for_sums<S::kM, S::kKeys / 8>(
+          [&](int m, int n, int i, int, int) { p[m][n][i] = exponents.p(p[m][n][i], lse[m][i / 2]); });
+      exponents.differentiate(
+          dx, p, [&](int m, int i, int) { return delta[m][i / 2]; }, [&](int m, int i, int) { return lse[m][i / 2]; });
+      operand(words, dx);
+      T::multiply(dq, words, T::transposed(k_tile), width);
+    }
+    cp_async_wait<0>();
+    if (tiles == 0) __syncthreads();
+    const auto to = rows_of(g.dq, a.of_q, b, h, s.first_query, width, packed & 1);
+    store_rows<S::kWidth>(dq, q_tile + row * S::kWidth, to, i0, i1, 0, [&](int, int) { return a.scale; });
+  }
+}
+
+}  // namespace msops::flash_attention
+
+#endif

@@ -1,0 +1,175 @@
+// The forward pass on tensor cores for few queries against many keys, for sm_80 and later. It is as fast as keys and
+// values are read.
+//
+// The queries of all heads that read the same keys are rows of one tile of 16. A block takes a split of the keys, and
+// its warps take turns at 16 keys each: a warp copies its own keys and values by cp.async, several tiles ahead, so that
+// warps wait for each other only at the end, when they add what each has summed.
+#pragma once
+
+#include "mma_softmax.h"
+
+#ifdef __CUDACC__
+
+namespace msops::flash_attention {
+
+template <int kWidth_>
+struct DecodeShape {
+  static constexpr int kWidth = kWidth_, kWarps = kWidth <= 128 ? 4 : 2, kThreads = 32 * kWarps;
+  static constexpr int kRows = 16, kKeys = 16;  // of a warp's tiles
+  static constexpr int kStages = kWidth <= 64 ? 6 : 3;
+  static constexpr int kStage = 2 * kKeys * kWidth;     // elements
+  static constexpr bool kSharesQueries = kWidth > 128;  // else each warp has them in registers
+  static constexpr int kQueries = kSharesQueries ? kRows * kWidth : 0;
+  static constexpr int kBytes = (kWarps * kStages * kStage + kQueries) * 2;
+  static_assert(kWarps * kRows * (kWidth + 2) * 4 <= kBytes, "the warps' sums take the stages' place");
+};
+
+// Loads two neighbouring elements of a row, from a column on; those beyond its width are 0.
+__device__ __forceinline__ uint32_t load_pair(const Half* row, int column, int width) {
+  const uint32_t first = column < width ? row[column].bits : 0, second = column + 1 < width ? row[column + 1].bits : 0;
+  return first | second << 16;
+}
+
+template <typename S>
+__global__ void __launch_bounds__(S::kThreads)
+    mma_decode(const Attention<Half> a, int64_t row_tiles, int64_t count, int packed) {
+  if (!has_instructions_of(80)) return;
+  using T = Tile<S::kWidth>;
+  extern __shared__ __align__(1024) unsigned char shared[];
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, width = a.width, value_width = a.value_width;
+  Half* const stages =
+      reinterpret_cast<Half*>(shared) + warp * (S::kStages * S::kStage);  // (kStages, 2, kKeys, kWidth)
+  Half* const q_tile = reinterpret_cast<Half*>(shared) + S::kWarps * S::kStages * S::kStage;  // (kRows, kWidth)
+  float* const sums = reinterpret_cast<float*>(shared);                                       // (kWarps, kRows, kWidth)
+  float* const stats = sums + S::kWarps * S::kRows * S::kWidth;                               // (kWarps, kRows, 2)
+  const Logits logits(a);
+  for (int64_t item = blockIdx.x; item < count; item += gridDim.x) {
+    // Blocks that read the same keys are neighbours.
+    const int splits = static_cast<int>(most(1, a.splits));
+    const int64_t tile = item % row_tiles, split = item / row_tiles % splits, head = item / row_tiles / splits;
+    const int b = static_cast<int>(head / a.kv_heads), kv_head = static_cast<int>(head % a.kv_heads);
+    const int group = static_cast<int>(a.group());
+    const Sequence s = a.sequence(b);
+    const int queries = static_cast<int>(s.queries), first_row = static_cast<int>(tile * S::kRows);
+    if (first_row >= queries * group) continue;
+    const auto head_of = [&](int row) { return kv_head * group + (first_row + row) / queries; };
+    const auto query_of = [&](int row) { return (first_row + row) % queries; };
+    Span keys = a.keys_of(s, {0, queries});
+    if (a.splits > 1) keys = a.part(keys, split);
+    const int begin = static_cast<int>(keys.begin), end = static_cast<int>(most(keys.begin, keys.end));
+    const HalfRows<const Half> k{a.k + a.of_k.offset(b, kv_head, s.first_key), a.of_k.row, width, (packed & 2) != 0};
+    const HalfRows<const Half> v{a.v + a.of_v.offset(b, kv_head, s.first_key), a.of_v.row, value_width,
+                                 (packed & 4) != 0};
+
+    const int tiles = (end - begin + S::kKeys - 1) / S::kKeys;
+    const auto begin_copy = [&](int t) {
+      if (t * S::kWarps + warp < tiles) {
+        const int j0 = begin + (t * S::kWarps + warp) * S::kKeys;
+        Half* const stage = stages + t % S::kStages * S::kStage;
+        T::template load<S::kKeys, 32>(stage, k, j0, end, lane);
+        T::template load<S::kKeys, 32>(stage + S::kKeys * S::kWidth, v, j0, end, lane);
+      }
+      cp_async_commit();
+    };
+    __syncthreads();
+#pragma unroll
+    for (int t = 0; t < S::kStages - 1; ++t) begin_copy(t);
+
+    uint32_t q[S::kWidth / 16][4];
+    int row_head[2], row_query[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = lane / 4 + 8 * half;
+      const bool inside = first_row + row < queries * group;
+      row_head[half] = inside ? head_of(row) : 0, row_query[half] = inside ? query_of(row) : queries;
+      const Half* const from = a.q + a.of_q.offset(b, row_head[half], s.first_query + (inside ? row_query[half] : 0));
+#pragma unroll
+      for (int step = 0; step < S::kWidth / 16; ++step)
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const int column = step * 16 + 8 * i + lane % 4 * 2;
+          const uint32_t pair = load_pair(from, column, inside ? width : 0);
+          q[step][2 * i + half] = pair;
+          if (S::kSharesQueries && warp == 0)
+            reinterpret_cast<uint32_t*>(T::pack(q_tile, row, column / 8))[lane % 4] = pair;
+        }
+    }
+    if (S::kSharesQueries) __syncthreads();
+    const unsigned q_address = T::left(q_tile, 0);
+    const Seen seen(a, s, b, 0, end);
+    OnlineSoftmax<1> softmax;
+    float out[1][S::kWidth / 8][4];
+    clear(out);
+    for (int t = 0; t * S::kWarps + warp < tiles; ++t) {
+      const int j0 = begin + (t * S::kWarps + warp) * S::kKeys;
+      const Half* const stage = stages + t % S::kStages * S::kStage;
+      cp_async_wait<S::kStages - 2>();
+      __syncwarp();
+      begin_copy(t + S::kStages - 1);
+      float x[1][S::kKeys / 8][4], shrink[1][2];
+      uint32_t p[1][1][4];
+      clear(x);
+#pragma unroll
+      for (int step = 0; step < S::kWidth / 16; ++step) {
+        uint32_t right[4];
+        if (S::kSharesQueries) ldmatrix_x4(q[step], T::at(q_address, step));
+        ldmatrix_x4(right, T::at(T::right(stage), step));
+        mma_m16n8k16(x[0][0], q[step], {right[0], right[1]});
+        mma_m16n8k16(x[0][1], q[step], {right[2], right[3]});
+      }
+      logits.apply(x);
+      if (!seen.all(0, queries, j0, j0 + S::kKeys)) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) seen.hide_row(x[0], half, row_head[half], row_query[half], j0);
+      }
+      if (softmax.advance(x, shrink, logits.factor * kLog2E)) softmax.scale(out, shrink);
+      operand(p, x);
+      T::multiply(out, p, T::transposed(stage + S::kKeys * S::kWidth), value_width);
+    }
+    cp_async_wait<0>();
+    softmax.finish();
+
+    __syncthreads();
+    for_sums<1, S::kWidth / 8>([&](int m, int n, int i, int row, int column) {
+      sums[(warp * S::kRows + row) * S::kWidth + column] = out[m][n][i];
+      if (column > 0 || n > 0) return;
+      stats[(warp * S::kRows + row) * 2] = softmax.max[m][i / 2] * logits.factor;
+      stats[(warp * S::kRows + row) * 2 + 1] = softmax.sum[m][i / 2];
+    });
+    __syncthreads();
+    for (int row = warp; row < S::kRows && first_row + row < queries * group; row += S::kWarps) {
+      float max = -INFINITY, sum = 0, share[S::kWarps];
+#pragma unroll
+      for (int w = 0; w < S::kWarps; ++w) max = fmaxf(max, stats[(w * S::kRows + row) * 2]);
+#pragma unroll
+      for (int w = 0; w < S::kWarps; ++w) {
+        const float less = stats[(w * S::kRows + row) * 2] - (max == -INFINITY ? 0 : max);
+        share[w] = ex2_approx_ftz(less * kLog2E);
+        sum += share[w] * stats[(w * S::kRows + row) * 2 + 1];
+      }
+      const int h = head_of(row), i = query_of(row);
+      float* const partial = a.partial_sums(split, b, h, i);
+      Half* const to = a.out + a.of_out.offset(b, h, s.first_query + i);
+      for (int column = lane; column < value_width; column += 32) {
+        float total = 0;
+#pragma unroll
+        for (int w = 0; w < S::kWarps; ++w) total += share[w] * sums[(w * S::kRows + row) * S::kWidth + column];
+        if (a.splits > 1) {
+          partial[column] = total;
+        } else {
+          to[column] = Half(sum == 0 ? 0 : total / sum);
+        }
+      }
+      if (lane == 0 && a.splits > 1) {
+        float* const to_stats = a.partial_stats(split, b, h, i);
+        to_stats[0] = max, to_stats[1] = sum;
+      } else if (lane == 0) {
+        a.lse[a.of_lse.offset(b, h, s.first_query + i)] = max + logf(sum);
+      }
+    }
+  }
+}
+
+}  // namespace msops::flash_attention
+
+#endif

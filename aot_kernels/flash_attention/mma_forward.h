@@ -1,0 +1,137 @@
+// The forward pass on tensor cores for sm_80 and later.
+//
+// A block takes a tile of queries of one head. A warp owns 16 or 32 of them: it computes their products with a tile of
+// keys, takes them through the online softmax in registers, and multiplies them by the values. Tiles of keys and values
+// come by cp.async in turn into a ring of stages; while one is used, the next are on their way.
+#pragma once
+
+#include "mma_softmax.h"
+
+#ifdef __CUDACC__
+
+namespace msops::flash_attention {
+
+// Order says which tile of which head a block takes. The longest tiles of causal attention come first. Heads go in
+// sections that are small enough for the L2 cache to hold what their blocks read.
+struct Order {
+  int64_t heads, tiles, heads_at_once;
+  bool last_first;
+
+  int64_t count() const { return heads * tiles; }
+  __device__ void find(int64_t i, int64_t* head, int64_t* tile) const {
+    const int64_t section = i / (heads_at_once * tiles), rest = i - section * heads_at_once * tiles;
+    const int64_t here = least(heads_at_once, heads - section * heads_at_once);
+    *tile = last_first ? tiles - 1 - rest / here : rest / here;
+    *head = section * heads_at_once + rest % here;
+  }
+};
+
+// Returns the order of a pass's tiles, of which each head has `tiles`. The heads that run at once read `bytes` each.
+inline Order order_of(int64_t heads, int64_t tiles, double bytes, bool last_first) {
+  constexpr double kCache = 24 << 20;  // about half of an H200's L2 cache
+  return {heads, tiles, least(heads, most(1, static_cast<int64_t>(kCache / (bytes + 1)))), last_first};
+}
+
+template <int kWidth_>
+struct ForwardShape {
+  static constexpr int kWidth = kWidth_, kWarps = 4, kThreads = 32 * kWarps;
+  static constexpr int kM = kWidth <= 128 ? 2 : 1;  // matrices of 16 queries that a warp has
+  static constexpr int kQueries = 16 * kM * kWarps, kKeys = 64;
+  static constexpr int kStages = kWidth <= 128 ? 3 : 2, kBlocks = kWidth <= 64 ? 3 : 2;
+  static constexpr int kBytes = (kQueries + kStages * kKeys) * kWidth * 2;
+};
+
+// Describes the rows of a head from the first one of its sequence on.
+template <typename Element>
+__device__ __forceinline__ HalfRows<Element> rows_of(Element* data, const Strides& strides, int64_t b, int64_t h,
+                                                     int64_t first, int64_t width, bool packed) {
+  return {data + strides.offset(b, h, first), strides.row, static_cast<int>(width), packed};
+}
+
+template <typename S>
+__global__ void __launch_bounds__(S::kThreads, S::kBlocks)
+    mma_forward(const Attention<Half> a, const Order order, int64_t count, int packed) {
+  if (!has_instructions_of(80)) return;
+  using T = Tile<S::kWidth>;
+  extern __shared__ __align__(1024) unsigned char shared[];
+  Half* const q_tile = reinterpret_cast<Half*>(shared);   // (kQueries, kWidth)
+  Half* const stages = q_tile + S::kQueries * S::kWidth;  // (kStages, kKeys, kWidth)
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, width = a.width, value_width = a.value_width;
+  const Logits logits(a);
+  for (int64_t item = blockIdx.x; item < count; item += gridDim.x) {
+    int64_t head, tile;
+    order.find(item, &head, &tile);
+    const int b = static_cast<int>(head / a.heads), h = static_cast<int>(head % a.heads);
+    const int kv_head = h / static_cast<int>(a.group());
+    const Sequence s = a.sequence(b);
+    const int block_i0 = static_cast<int>(tile * S::kQueries);
+    const int block_i1 = static_cast<int>(least(block_i0 + S::kQueries, s.queries));
+    if (block_i0 >= block_i1) continue;
+    const Span keys = a.keys_of(s, {block_i0, block_i1});
+    const int begin = static_cast<int>(keys.begin), end = static_cast<int>(most(keys.begin, keys.end));
+    const auto q = rows_of(a.q, a.of_q, b, h, s.first_query, width, packed & 1);
+    const auto k = rows_of(a.k, a.of_k, b, kv_head, s.first_key, width, packed & 2);
+    const auto v = rows_of(a.v, a.of_v, b, kv_head, s.first_key, value_width, packed & 4);
+
+    // Copies number 2 t are tile t of the keys, copies 2 t + 1 of the values.
+    const int tiles = (end - begin + S::kKeys - 1) / S::kKeys;
+    const auto stage = [&](int copy) { return stages + copy % S::kStages * (S::kKeys * S::kWidth); };
+    const auto begin_copy = [&](int copy, const auto& rows) {
+      if (copy < 2 * tiles)
+        T::template load<S::kKeys, S::kThreads>(stage(copy), rows, begin + copy / 2 * S::kKeys, end, threadIdx.x);
+      cp_async_commit();
+    };
+    const auto wait_for_copy = [&](int copy, const auto& next_rows) {
+      cp_async_wait<S::kStages - 2>();
+      __syncthreads();
+      begin_copy(copy + S::kStages - 1, next_rows);
+      return stage(copy);
+    };
+    const auto& after_keys = S::kStages % 2 ? k : v;
+    const auto& after_values = S::kStages % 2 ? v : k;
+    __syncthreads();
+    T::template load<S::kQueries, S::kThreads>(q_tile, q, block_i0, block_i1, threadIdx.x);
+    begin_copy(0, k);
+    if constexpr (S::kStages > 2) begin_copy(1, v);
+
+    const int i0 = block_i0 + warp * (16 * S::kM), i1 = std::min(i0 + 16 * S::kM, block_i1);
+    const unsigned q_address = T::left(q_tile, warp * (16 * S::kM));
+    const Seen seen(a, s, b, h, end);
+    OnlineSoftmax<S::kM> softmax;
+    float out[S::kM][S::kWidth / 8][4];
+    clear(out);
+    for (int t = 0; t < tiles; ++t) {
+      float x[S::kM][S::kKeys / 8][4], shrink[S::kM][2];
+      uint32_t p[S::kM][S::kKeys / 16][4];
+      const int j0 = begin + t * S::kKeys;
+      clear(x);
+      const Half* const k_tile = wait_for_copy(2 * t, after_keys);
+      T::multiply_rows(x, q_address, T::right(k_tile), width);
+      logits.apply(x);
+      if (!seen.all(i0, i1, j0, j0 + S::kKeys)) seen.hide(x, i0, j0);
+      if (softmax.advance(x, shrink, logits.factor * kLog2E)) softmax.scale(out, shrink);
+      operand(p, x);
+      const Half* const v_tile = wait_for_copy(2 * t + 1, after_values);
+      T::multiply(out, p, T::transposed(v_tile), value_width);
+    }
+    cp_async_wait<0>();
+    if (tiles == 0) __syncthreads();
+    softmax.finish();
+
+    const auto to = rows_of(a.out, a.of_out, b, h, s.first_query, value_width, packed & 8);
+    store_rows<S::kWidth>(out, q_tile + warp * (16 * S::kM) * S::kWidth, to, i0, i1, 0,
+                          [&](int m, int half) { return softmax.sum[m][half] == 0 ? 0 : 1 / softmax.sum[m][half]; });
+#pragma unroll
+    for (int m = 0; m < S::kM; ++m)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int i = i0 + 16 * m + 8 * half + lane / 4;
+        const float lse = softmax.max[m][half] * logits.factor + logf(softmax.sum[m][half]);
+        if (lane % 4 == 0 && i < i1) a.lse[a.of_lse.offset(b, h, s.first_query + i)] = lse;
+      }
+  }
+}
+
+}  // namespace msops::flash_attention
+
+#endif

@@ -1,0 +1,184 @@
+// Logits and the online softmax of a tile's sums (see mma_tiles.h), shared by the kernels for tensor cores.
+#pragma once
+
+#include "mma_tiles.h"
+
+#ifdef __CUDACC__
+
+namespace msops::flash_attention {
+
+// Logits computes logits from products q k: logit = factor * x, where x is the product itself as long as that keeps the
+// order of keys, which saves an instruction for each.
+struct Logits {
+  float scale, softcap, factor;
+  bool direct;
+
+  __device__ explicit Logits(const Attention<Half>& a)
+      : scale(a.scale), softcap(a.softcap), factor(1), direct(a.softcap == 0 && a.scale > 0) {
+    if (direct) factor = scale;
+  }
+  // tanh y = 1 - 2 / (1 + e^2y); its error is some 1e-7, which softcap multiplies.
+  __device__ __forceinline__ float x(float product) const {
+    const float y = scale * product;
+    if (softcap == 0) return y;
+    return softcap - softcap * __fdividef(2, 1 + ex2_approx_ftz(y * (2 * kLog2E / softcap)));
+  }
+  template <int kM, int kN>
+  __device__ __forceinline__ void apply(float (&sums)[kM][kN][4]) const {
+    if (direct) return;
+#pragma unroll
+    for (int m = 0; m < kM; ++m)
+#pragma unroll
+      for (int n = 0; n < kN; ++n)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) sums[m][n][i] = x(sums[m][n][i]);
+  }
+};
+
+// Seen tells which keys the queries of one head see: query i those from i + low to i + high - 1, except for the mask,
+// and none from `end` on. The numbers have 32 bits, and are limited so that no sum overflows (see fits_tensor_cores).
+struct Seen {
+  const Attention<Half>& a;
+  int b, h, queries, keys, low, high, end;
+
+  __device__ __forceinline__ Seen(const Attention<Half>& attention, const Sequence& s, int b_, int h_, int end_)
+      : a(attention), b(b_), h(h_), queries(static_cast<int>(s.queries)), keys(static_cast<int>(s.keys)), end(end_) {
+    low = a.left < 0 ? -kFar : limited(s.shift() - a.left);
+    high = a.right < 0 ? kFar : limited(s.shift() + a.right + 1);
+  }
+
+  // Returns whether the queries from i0 to i1 - 1 see the keys from j0 to j1 - 1, so that no test of a key is needed.
+  __device__ __forceinline__ bool all(int i0, int i1, int j0, int j1) const {
+    return !a.mask && i1 - 1 + low <= j0 && j1 <= std::min(i0 + high, end);
+  }
+  // Sets the logits of keys that are not seen to -infinity. The rows of the sums are queries, the columns keys.
+  template <int kM, int kN>
+  __device__ __forceinline__ void hide(float (&x)[kM][kN][4], int i0, int j0) const {
+#pragma unroll
+    for (int m = 0; m < kM; ++m)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) hide_row(x[m], half, h, i0 + 16 * m + 8 * half + threadIdx.x % 32 / 4, j0);
+  }
+
+  // Does so for the thread's sums of one row, which is query i of a head.
+  template <int kN>
+  __device__ __forceinline__ void hide_row(float (&x)[kN][4], int half, int head, int i, int j0) const {
+    const int j = j0 + threadIdx.x % 4 * 2;  // the thread's first key
+    const int first = i + low - j, last = std::min(i + high, end) - j;
+#pragma unroll
+    for (int n = 0; n < kN; ++n)
+#pragma unroll
+      for (int k = 0; k < 2; ++k)
+        if (8 * n + k < first || 8 * n + k >= last) x[n][2 * half + k] = -INFINITY;
+    if (!a.mask || i >= queries) return;
+    const bool* const mask = a.mask + b * a.mask_batch + head * a.mask_head + i * a.mask_query + j * a.mask_key;
+#pragma unroll
+    for (int n = 0; n < kN; ++n)
+#pragma unroll
+      for (int k = 0; k < 2; ++k)
+        if (8 * n + k < keys - j && mask[(8 * n + k) * a.mask_key]) x[n][2 * half + k] = -INFINITY;
+  }
+
+  static constexpr int kFar = 1 << 29;
+
+ private:
+  static __device__ __forceinline__ int limited(int64_t place) {
+    return static_cast<int>(most(-kFar, least(place, kFar)));
+  }
+};
+
+// Adds (or takes the maximum of) what the four threads have that share a row of sums.
+__device__ __forceinline__ float sum_of_row(float value) {
+  value += __shfl_xor_sync(~0u, value, 1);
+  return value + __shfl_xor_sync(~0u, value, 2);
+}
+__device__ __forceinline__ float max_of_row(float value) {
+  value = fmaxf(value, __shfl_xor_sync(~0u, value, 1));
+  return fmaxf(value, __shfl_xor_sync(~0u, value, 2));
+}
+
+// OnlineSoftmax holds the statistics of a warp's rows. The maximum may lag behind by 2^8: it only keeps powers in
+// float16's range, and to change it costs a multiplication of all that was summed.
+template <int kM>
+struct OnlineSoftmax {
+  float max[kM][2], sum[kM][2];  // of x; of the thread's own columns
+
+  __device__ OnlineSoftmax() {
+#pragma unroll
+    for (int m = 0; m < kM; ++m)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) max[m][half] = -INFINITY, sum[m][half] = 0;
+  }
+
+  // Returns the maximum, or 0 if the row has seen no key, so that differences from it are numbers.
+  __device__ __forceinline__ float base(int m, int half) const { return max[m][half] == -INFINITY ? 0 : max[m][half]; }
+
+  // Replaces x of a tile by 2^(factor (x - max)), where factor > 0. Returns whether a maximum of the warp's rows has
+  // changed; then what was summed before must be multiplied by `shrink`.
+  template <int kN>
+  __device__ __forceinline__ bool advance(float (&x)[kM][kN][4], float (&shrink)[kM][2], float factor) {
+    constexpr float kLag = 8;
+    float high[kM][2];
+    bool grows = false;
+#pragma unroll
+    for (int m = 0; m < kM; ++m)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        float value = fmaxf(x[m][0][2 * half], x[m][0][2 * half + 1]);
+#pragma unroll
+        for (int n = 1; n < kN; ++n) value = fmaxf(value, fmaxf(x[m][n][2 * half], x[m][n][2 * half + 1]));
+        high[m][half] = max_of_row(value), shrink[m][half] = 1;
+        grows |= high[m][half] > -INFINITY && !((high[m][half] - max[m][half]) * factor <= kLag);
+      }
+    grows = __any_sync(~0u, grows);
+    if (grows) {
+#pragma unroll
+      for (int m = 0; m < kM; ++m)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const float old = max[m][half];
+          max[m][half] = fmaxf(old, high[m][half]);
+          shrink[m][half] = ex2_approx_ftz((old - base(m, half)) * factor);
+          sum[m][half] *= shrink[m][half];
+        }
+    }
+#pragma unroll
+    for (int m = 0; m < kM; ++m)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float less = base(m, half) * factor;
+        float total = 0;
+#pragma unroll
+        for (int n = 0; n < kN; ++n)
+#pragma unroll
+          for (int k = 2 * half; k < 2 * half + 2; ++k) {
+            x[m][n][k] = ex2_approx_ftz(x[m][n][k] * factor - less);
+            total += x[m][n][k];
+          }
+        sum[m][half] += total;
+      }
+    return grows;
+  }
+
+  template <int kN>
+  static __device__ __forceinline__ void scale(float (&out)[kM][kN][4], const float (&shrink)[kM][2]) {
+#pragma unroll
+    for (int m = 0; m < kM; ++m)
+#pragma unroll
+      for (int n = 0; n < kN; ++n)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) out[m][n][i] *= shrink[m][i / 2];
+  }
+
+  // Adds the sums of the four threads that share a row.
+  __device__ __forceinline__ void finish() {
+#pragma unroll
+    for (int m = 0; m < kM; ++m)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) sum[m][half] = sum_of_row(sum[m][half]);
+  }
+};
+
+}  // namespace msops::flash_attention
+
+#endif

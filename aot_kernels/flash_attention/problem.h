@@ -1,0 +1,161 @@
+// Attention and AttentionGradient say what a call of flash attention reads, writes and must compute. Kernels get them
+// by value.
+//
+//   x_ij  = scale q_i k_j, or softcap tanh(scale q_i k_j / softcap)     for keys j that query i sees
+//   lse_i = log sum_j e^x_ij,   p_ij = e^(x_ij - lse_i),   out_i = sum_j p_ij v_j
+//
+// A query that sees no key has out_i = 0 and lse_i = -infinity. The gradient needs no other sum than
+//
+//   delta_i = sum_c dout_ic out_ic - dlse_i,   dx_ij = p_ij (dout_i v_j - delta_i)
+//   dv_j = sum_i p_ij dout_i,   dq_i = sum_j dz_ij k_j,   dk_j = sum_i dz_ij q_i,   dz_ij = scale dx_ij dx_ij/dz_ij
+//
+// where the last factor is 1 without softcap, and 1 - (x_ij / softcap)^2 with it.
+#pragma once
+
+#include <cstdint>
+
+#include "../common/dtype.h"
+
+namespace msops::flash_attention {
+
+// The strides of a tensor of rows (batch, head, row), in elements. The elements of a row are contiguous.
+struct Strides {
+  int64_t batch, head, row;
+
+  MSOPS_BOTH int64_t offset(int64_t b, int64_t h, int64_t i) const { return b * batch + h * head + i * row; }
+};
+
+struct Span {
+  int64_t begin, end;
+
+  MSOPS_BOTH bool empty() const { return end <= begin; }
+  MSOPS_BOTH int64_t size() const { return end > begin ? end - begin : 0; }
+};
+
+MSOPS_BOTH int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+MSOPS_BOTH int64_t most(int64_t a, int64_t b) { return a < b ? b : a; }
+
+// A Sequence is one of the batch. Its query i is row first_query + i of q, out and lse, its key j is row first_key + j
+// of k and v.
+struct Sequence {
+  int64_t first_query, first_key;
+  int64_t queries, keys;  // without the keys that kv_lengths hides
+
+  // Query i stands at the place of key i + shift(), so that the last query stands at the last key.
+  MSOPS_BOTH int64_t shift() const { return keys - queries; }
+};
+
+// Splits of the keys begin at multiples of this number of keys, counted from the first key that any query sees.
+constexpr int64_t kSplitKeys = 128;
+
+template <typename T>
+struct Attention {
+  using C = Compute<T>;
+
+  // The lengths of the longest sequence are `queries` and `keys`; query_rows and key_rows are the rows of a packed
+  // tensor, which hold all sequences. Head h reads the keys of head h / group() of kv_heads.
+  int64_t batch, heads, kv_heads, queries, keys, width, value_width;
+  int64_t query_rows, key_rows;
+
+  const T *q, *k, *v;  // rows of width, width, value_width
+  T* out;              // rows of value_width
+  C* lse;              // rows of 1
+  Strides of_q, of_k, of_v, of_out, of_lse;
+
+  C scale, softcap;     // softcap 0: none
+  int64_t left, right;  // query i sees keys from i + shift - left to i + shift + right; -1: to the end. Causal: right 0
+
+  const int32_t* kv_lengths;                            // (batch), or null
+  const int32_t *cu_seqlens_q, *cu_seqlens_k;           // (batch + 1): where packed sequences begin, or null
+  const bool* mask;                                     // true where a key is not seen, or null
+  int64_t mask_batch, mask_head, mask_query, mask_key;  // the strides of mask; 0 along axes that it does not have
+
+  // With few queries, the keys are split over blocks if `splits` is above 1. Each split writes its sums and statistics,
+  // and another kernel adds them in order. The number of splits depends on the shapes alone.
+  int64_t splits;
+  C* partial;  // (splits, sums (batch, heads, queries, value_width), statistics (batch, heads, queries, 2))
+
+  MSOPS_BOTH int64_t group() const { return heads / kv_heads; }
+  MSOPS_BOTH bool is_packed() const { return cu_seqlens_q != nullptr; }
+
+  // Returns sequence b, which lies in the tensors whatever the lengths are.
+  MSOPS_BOTH Sequence sequence(int64_t b) const {
+    if (is_packed()) {
+      const Span i = packed(cu_seqlens_q, b, query_rows), j = packed(cu_seqlens_k, b, key_rows);
+      return {i.begin, j.begin, least(i.size(), queries), least(j.size(), keys)};
+    }
+    const int64_t length = kv_lengths ? kv_lengths[b] : keys;
+    return {0, 0, queries, most(0, least(length, keys))};
+  }
+
+  // Returns the keys that query i sees, except for the mask.
+  MSOPS_BOTH Span keys_of_query(const Sequence& s, int64_t i) const {
+    const int64_t place = i + s.shift();
+    return {left < 0 ? 0 : most(0, place - left), right < 0 ? s.keys : least(s.keys, place + right + 1)};
+  }
+
+  // Returns a range that has all keys which any of the queries i, at least one, sees.
+  MSOPS_BOTH Span keys_of(const Sequence& s, Span i) const {
+    return {keys_of_query(s, i.begin).begin, keys_of_query(s, i.end - 1).end};
+  }
+
+  // Returns a range that has all queries which see any of the keys j, at least one.
+  MSOPS_BOTH Span queries_of(const Sequence& s, Span j) const {
+    const int64_t first = j.begin - s.shift(), last = j.end - 1 - s.shift();  // the queries at these places
+    return {right < 0 ? 0 : most(0, first - right), left < 0 ? s.queries : least(s.queries, last + left + 1)};
+  }
+
+  // Returns whether each of the queries i sees each of the keys j, so that no test of an element is needed.
+  MSOPS_BOTH bool sees_all(const Sequence& s, Span i, Span j) const {
+    const Span first = keys_of_query(s, i.begin), last = keys_of_query(s, i.end - 1);
+    return mask == nullptr && last.begin <= j.begin && j.end <= first.end;
+  }
+
+  // Returns whether the mask hides key j from query i. Packed sequences have no mask.
+  MSOPS_BOTH bool hides(int64_t b, int64_t h, int64_t i, int64_t j) const {
+    return mask != nullptr && mask[b * mask_batch + h * mask_head + i * mask_query + j * mask_key];
+  }
+
+  MSOPS_BOTH bool sees(const Sequence& s, int64_t b, int64_t h, int64_t i, int64_t j) const {
+    const Span seen = keys_of_query(s, i);
+    return seen.begin <= j && j < seen.end && !hides(b, h, i, j);
+  }
+
+  // Returns where split `split` puts sum_j e^(x_ij - max) v_j of a query.
+  MSOPS_BOTH C* partial_sums(int64_t split, int64_t b, int64_t h, int64_t i) const {
+    const int64_t rows = batch * heads * queries;
+    return partial + split * rows * (value_width + 2) + ((b * heads + h) * queries + i) * value_width;
+  }
+
+  // Returns where split `split` puts max x_ij, or -infinity, and sum_j e^(x_ij - max) of a query.
+  MSOPS_BOTH C* partial_stats(int64_t split, int64_t b, int64_t h, int64_t i) const {
+    const int64_t rows = batch * heads * queries;
+    return partial + split * rows * (value_width + 2) + rows * value_width + ((b * heads + h) * queries + i) * 2;
+  }
+
+  // Returns the part of a range of keys j that split `split` takes; it may be empty.
+  MSOPS_BOTH Span part(Span j, int64_t split) const {
+    const int64_t tiles = (j.size() + kSplitKeys - 1) / kSplitKeys;
+    return {j.begin + tiles * split / splits * kSplitKeys,
+            least(j.end, j.begin + tiles * (split + 1) / splits * kSplitKeys)};
+  }
+
+ private:
+  static MSOPS_BOTH Span packed(const int32_t* cu_seqlens, int64_t b, int64_t rows) {
+    const int64_t begin = most(0, least(cu_seqlens[b], rows));
+    return {begin, most(begin, least(cu_seqlens[b + 1], rows))};
+  }
+};
+
+// The gradients have the shapes and strides of what they are gradients of.
+template <typename T>
+struct AttentionGradient {
+  using C = Compute<T>;
+
+  const T* dout;
+  const C* dlse;
+  C* delta;  // scratch of the shape of lse
+  T *dq, *dk, *dv;
+};
+
+}  // namespace msops::flash_attention

@@ -1,0 +1,83 @@
+// Launches the kernels for tensor cores of sm_90a.
+#pragma once
+
+#include "wgmma_backward.h"
+
+#ifdef __CUDACC__
+#if CUDART_VERSION >= 12000
+
+#include "../common/call.h"
+
+namespace msops::flash_attention {
+
+// TensorMaps describe the tensors to TMA, in boxes of some rows.
+struct TensorMaps {
+  TensorMap q, k, v, dout;
+
+  // Returns false if TMA cannot read them. `dout` may be null.
+  bool encode(const Attention<Half>& a, const Half* gradient, int queries, int keys) {
+    const bool packed = a.is_packed();
+    const int64_t batch = packed ? 1 : a.batch, i = packed ? a.query_rows : a.queries, j = packed ? a.key_rows : a.keys;
+    return most(i, j) <= INT32_MAX / 2 && encode_rows(&q, a.q, a.of_q, a.width, i, a.heads, batch, queries) &&
+           encode_rows(&k, a.k, a.of_k, a.width, j, a.kv_heads, batch, keys) &&
+           encode_rows(&v, a.v, a.of_v, a.value_width, j, a.kv_heads, batch, keys) &&
+           (!gradient || encode_rows(&dout, gradient, a.of_out, a.value_width, i, a.heads, batch, queries));
+  }
+};
+
+// Returns how many blocks to launch of a kernel that goes through `count` items, or 0 if the GPU lacks its
+// instructions.
+template <typename S, typename Kernel>
+int64_t wgmma_blocks(Kernel kernel, int64_t count) {
+  cudaFuncAttributes attributes{};
+  const Gpu gpu;
+  if (cudaFuncGetAttributes(&attributes, kernel) != cudaSuccess || attributes.maxThreadsPerBlock < S::kThreads)
+    return 0;
+  if (gpu.dynamic_bytes() < S::kBytes) return 0;
+  allow_shared_memory(kernel, S::kBytes);
+  return least(count, gpu.multiprocessors);
+}
+
+// Each returns false, and launches nothing, if the GPU lacks the instructions or TMA cannot read the tensors.
+template <int kWidth>
+bool launch_wgmma_forward(Call& call, const Attention<Half>& a) {
+  using S = WgmmaShape<kWidth>;
+  const Order order = order_of(a.batch * a.heads, (a.queries + S::kQueries - 1) / S::kQueries,
+                               2. * a.keys * (a.width + a.value_width) / a.group(), a.right >= 0);
+  const int64_t blocks = wgmma_blocks<S>(wgmma_forward<S>, order.count());
+  TensorMaps maps;
+  if (blocks == 0 || !maps.encode(a, nullptr, S::kQueries, S::kKeys)) return false;
+  wgmma_forward<S><<<static_cast<unsigned>(blocks), S::kThreads, S::kBytes, call.stream()>>>(a, maps.q, maps.k, maps.v,
+                                                                                             order, order.count());
+  call.check_launch();
+  return true;
+}
+
+template <int kWidth>
+bool launch_wgmma_backward(Call& call, const Attention<Half>& a, const AttentionGradient<Half>& g) {
+  using K = WgmmaKeysShape<kWidth>;
+  using Q = WgmmaQueriesShape<kWidth>;
+  const double bytes = 2. * (a.width + a.value_width);
+  const Order keys =
+      order_of(a.batch * a.kv_heads, (a.keys + K::kKeys - 1) / K::kKeys, bytes * a.queries * a.group(), false);
+  const Order queries = order_of(a.batch * a.heads, (a.queries + Q::kQueries - 1) / Q::kQueries,
+                                 bytes * a.keys / a.group(), a.right >= 0);
+  const int64_t key_blocks = wgmma_blocks<K>(wgmma_backward_keys<K>, keys.count());
+  const int64_t query_blocks = wgmma_blocks<Q>(wgmma_backward_queries<Q>, queries.count());
+  TensorMaps of_keys, of_queries;
+  if (key_blocks == 0 || query_blocks == 0 || !of_keys.encode(a, g.dout, K::kQueries, K::kKeys) ||
+      !of_queries.encode(a, g.dout, Q::kQueries, Q::kKeys))
+    return false;
+  wgmma_backward_keys<K><<<static_cast<unsigned>(key_blocks), K::kThreads, K::kBytes, call.stream()>>>(
+      a, g, of_keys.q, of_keys.k, of_keys.v, of_keys.dout, keys, keys.count());
+  call.check_launch();
+  wgmma_backward_queries<Q><<<static_cast<unsigned>(query_blocks), Q::kThreads, Q::kBytes, call.stream()>>>(
+      a, g, of_queries.q, of_queries.k, of_queries.v, of_queries.dout, queries, queries.count());
+  call.check_launch();
+  return true;
+}
+
+}  // namespace msops::flash_attention
+
+#endif
+#endif

@@ -1,0 +1,260 @@
+"""Holds what `patch_mindspore` puts in place of MindSpore's `flash_attention_score`: its arguments and its result.
+
+MindSpore documents them, as in `help(mindspore.ops.flash_attention_score)`. What msops lacks is refused.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import mindspore
+import numpy as np
+from mindspore import Tensor, ops
+
+from msops.core import arguments
+from msops.core.inputs import describe, open_once, spec_of
+from msops.core.spec import dtype_name
+from msops.operators.flash_attention import flash_attention, flash_attention_varlen
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from msops.core.inputs import Description, Sizes
+
+    Plan = tuple[Sizes, Sizes, Sizes, tuple[int, int], int | None, bool, Tensor | None]
+
+_NAME = "flash_attention_score"
+_AXES = {"BSH": 3, "SBH": 3, "BNSD": 4, "BSND": 4, "TND": 3}  # the layouts, and how many axes they have
+_MODES = (0, 1, 2, 3, 4)  # of sparse_mode: a mask and a band, a mask, causal from the first key or to the last, a band
+_OPEN = 2**31 - 1  # a number of tokens from here on is no limit
+
+
+def flash_attention_score(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    head_num: int,
+    real_shift: Tensor | None = None,
+    drop_mask: Tensor | None = None,
+    padding_mask: Tensor | None = None,
+    attn_mask: Tensor | None = None,
+    prefix: object = None,
+    actual_seq_qlen: object = None,
+    actual_seq_kvlen: object = None,
+    keep_prob: float = 1.0,
+    scalar_value: float = 1.0,
+    pre_tokens: int = 2147483647,
+    next_tokens: int = 2147483647,
+    inner_precise: int = 0,
+    input_layout: str = "BSH",
+    sparse_mode: int = 0,
+) -> Tensor:
+    """Returns the attention of the layout and shape of `query`."""
+    absent = (real_shift is None, drop_mask is None, padding_mask is None, prefix is None)
+    check_settings(absent, head_num, keep_prob, pre_tokens, next_tokens, input_layout, sparse_mode)
+    described = (describe(query), describe(key), describe(value), None if attn_mask is None else describe(attn_mask))
+    if input_layout == "TND":
+        starts_q, most_q, lengths_q = starts_of("actual_seq_qlen", actual_seq_qlen, query)
+        starts_k, most_k, lengths_k = starts_of("actual_seq_kvlen", actual_seq_kvlen, key)
+        window = window_of_packed(described, lengths_q, lengths_k, head_num, pre_tokens, next_tokens, sparse_mode)
+        return flash_attention_varlen(
+            query, key, value, starts_q, starts_k, most_q, most_k, scale=scalar_value, window=window
+        )
+    check_no_lengths(actual_seq_qlen is None and actual_seq_kvlen is None)
+    plan = make_plan(described, head_num, pre_tokens, next_tokens, input_layout, sparse_mode)
+    of_query, of_key, of_value, window, keys, masks, band = plan
+    q, k, v = query.reshape(of_query), key.reshape(of_key), value.reshape(of_value)
+    if input_layout == "SBH":
+        q, k, v = q.transpose(1, 0, 2, 3), k.transpose(1, 0, 2, 3), v.transpose(1, 0, 2, 3)
+    layout = "BHTD" if input_layout == "BNSD" else "BTHD"
+    if keys is not None:
+        k, v = (k[:, :, :keys], v[:, :, :keys]) if layout == "BHTD" else (k[:, :keys], v[:, :keys])
+    mask = None
+    if masks:
+        mask = ops.cast(attn_mask, mindspore.bool_)
+        if band is not None:
+            mask = ops.logical_or(mask, band)
+    out, _ = flash_attention(q, k, v, scale=scalar_value, window=window, mask=mask, layout=layout, return_lse=True)
+    if input_layout == "SBH":
+        out = out.transpose(1, 0, 2, 3)
+    return out.reshape(query.shape)
+
+
+@ops.constexpr
+def check_settings(
+    absent: tuple[bool, ...],
+    head_num: int,
+    keep_prob: float,
+    pre_tokens: int,
+    next_tokens: int,
+    input_layout: str,
+    sparse_mode: int,
+) -> None:
+    """Requires settings that msops has."""
+    for argument, is_absent in zip(("real_shift", "drop_mask", "padding_mask", "prefix"), absent):
+        if not is_absent:
+            raise NotImplementedError(f"{_NAME}: {argument} must be None: msops does not have it")
+    if arguments.number(_NAME, "keep_prob", keep_prob) != 1:
+        raise NotImplementedError(f"{_NAME}: keep_prob must be 1.0: msops has no dropout in attention, got {keep_prob}")
+    arguments.positive(_NAME, "head_num", head_num)
+    for argument, number in (("pre_tokens", pre_tokens), ("next_tokens", next_tokens)):
+        if not arguments.whole(number):
+            raise TypeError(f"{_NAME}: {argument} must be an int, got {type(number).__name__}")
+    if not isinstance(input_layout, str):
+        raise TypeError(f"{_NAME}: input_layout must be a str, got {type(input_layout).__name__}")
+    arguments.one_of(_NAME, "input_layout", input_layout, tuple(_AXES))
+    if not arguments.whole(sparse_mode):
+        raise TypeError(f"{_NAME}: sparse_mode must be an int, got {type(sparse_mode).__name__}")
+    if sparse_mode not in _MODES:
+        raise NotImplementedError(f"{_NAME}: sparse_mode must be one of 0, 1, 2, 3, 4 here, got {sparse_mode}")
+
+
+@ops.constexpr
+def check_no_lengths(absent: bool) -> None:
+    if not absent:
+        raise ValueError(f"{_NAME}: actual_seq_qlen and actual_seq_kvlen must be None unless input_layout is 'TND'")
+
+
+@open_once
+def make_plan(
+    described: tuple[Description | None, ...],
+    head_num: int,
+    pre_tokens: int,
+    next_tokens: int,
+    input_layout: str,
+    sparse_mode: int,
+) -> Plan:
+    """Returns the shapes that q, k and v get, the window, how many keys count (None: all), whether attn_mask is used,
+    and a band that is combined with it."""
+    shapes = _shapes(described, input_layout)
+    place = "".join(input_layout)
+    if place in ("BSH", "SBH"):
+        if shapes[0][2] % head_num:
+            raise ValueError(f"{_NAME}: query must have a multiple of head_num = {head_num} features, got {shapes[0]}")
+        width = max(1, shapes[0][2] // head_num)
+        for name, shape in zip(("key", "value"), shapes[1:]):
+            if shape[2] % width:
+                raise ValueError(f"{_NAME}: {name} must have heads of {width} features as query has, got {shape}")
+        shapes = [(*shape[:2], shape[2] // width, width) for shape in shapes]
+    row = {"BSH": 1, "BSND": 1, "SBH": 0, "BNSD": 2}[place]
+    _check_heads(shapes[0], 1 if place == "BNSD" else 2, head_num)
+    queries, keys = shapes[0][row], shapes[1][row]
+    masks = _uses_mask(described[3], sparse_mode)
+    window, first_keys, band = _open_window(), None, None
+    if sparse_mode == 0 and masks:  # the band begins at the first query and key
+        window, band = _band(queries, keys, pre_tokens, next_tokens)
+    if sparse_mode == 2 and keys <= queries:
+        window = (-1, queries - keys)
+    elif sparse_mode == 2:  # no query sees the keys after the last query
+        window, first_keys = (-1, 0), queries
+    if sparse_mode == 3:
+        window = (-1, 0)
+    if sparse_mode == 4:
+        window = _window(pre_tokens, next_tokens)
+    return shapes[0], shapes[1], shapes[2], window, first_keys, masks, band
+
+
+@open_once
+def window_of_packed(
+    described: tuple[Description | None, ...],
+    lengths_q: tuple[int, ...] | None,
+    lengths_k: tuple[int, ...] | None,
+    head_num: int,
+    pre_tokens: int,
+    next_tokens: int,
+    sparse_mode: int,
+) -> tuple[int, int]:
+    """Returns the window of all sequences."""
+    query, *_ = _shapes(described, "TND")
+    _check_heads(query, 1, head_num)
+    if _uses_mask(described[3], sparse_mode):
+        raise NotImplementedError(f"{_NAME}: attn_mask must be None with input_layout 'TND' and sparse_mode 0 or 1")
+    if sparse_mode == 2 and (lengths_q is None or lengths_q != lengths_k):
+        raise NotImplementedError(
+            f"{_NAME}: with input_layout 'TND', sparse_mode 2 needs actual_seq_qlen and actual_seq_kvlen to be equal "
+            "tuples; sparse_mode 3 takes any"
+        )
+    if sparse_mode in (2, 3):
+        return -1, 0
+    return _window(pre_tokens, next_tokens) if sparse_mode == 4 else _open_window()
+
+
+def starts_of(name: str, ends: Any, rows: Tensor) -> tuple[Tensor, int, tuple[int, ...] | None]:
+    """Returns where sequences begin, the length of the longest or a bound for it, and the lengths if they are known."""
+    if isinstance(ends, Tensor):
+        return ops.concat((ops.zeros(1, mindspore.int32), ops.cast(ends, mindspore.int32))), rows.shape[0], None
+    return known_starts(name, ends if ends is None else tuple(ends))
+
+
+@ops.constexpr
+def known_starts(name: str, ends: tuple[int, ...] | None) -> tuple[Tensor, int, tuple[int, ...]]:
+    if ends is None:
+        raise ValueError(f"{_NAME}: {name} must be given if input_layout is 'TND'")
+    if not all(map(arguments.whole, ends)):
+        raise TypeError(f"{_NAME}: {name} must be a Tensor or a tuple of ints, got {ends}")
+    lengths = tuple(int(end - start) for start, end in zip((0, *ends), ends))
+    if min(lengths, default=0) < 0:
+        raise ValueError(f"{_NAME}: {name} must not decrease, got {ends}")
+    return Tensor(np.array((0, *ends), np.int32)), max(lengths, default=0), lengths
+
+
+def _shapes(described: tuple[Description | None, ...], input_layout: str) -> list[tuple[int, ...]]:
+    shapes = []
+    for name, description in zip(("query", "key", "value"), described):
+        spec = spec_of(description or (None, None))
+        if isinstance(spec, str):
+            raise TypeError(f"{_NAME}: {name} must be a Tensor, got {spec}")
+        if len(spec.shape) != _AXES[input_layout] or None in spec.shape:
+            raise ValueError(f"{_NAME}: {name} must have known sizes of the axes {input_layout}, got {spec.shape}")
+        shapes.append(spec.shape)
+    return shapes
+
+
+def _check_heads(query: tuple[int, ...], axis: int, head_num: int) -> None:
+    if query[axis] != head_num:
+        raise ValueError(f"{_NAME}: query must have head_num = {head_num} heads, got {query[axis]}")
+
+
+def _uses_mask(described: Description | None, sparse_mode: int) -> bool:
+    """Tells whether attn_mask hides keys. In the modes 2, 3 and 4 it is a triangle of 2048, which the mode implies."""
+    if described is None:
+        if sparse_mode == 1:
+            raise ValueError(f"{_NAME}: attn_mask must be given if sparse_mode is 1")
+        return False
+    shape, dtype = described
+    if shape is None:
+        raise TypeError(f"{_NAME}: attn_mask must be a Tensor, got {spec_of(described)}")
+    if dtype not in (mindspore.bool_, mindspore.uint8):
+        raise TypeError(f"{_NAME}: attn_mask must be bool or uint8, got {dtype_name(dtype)}")
+    if sparse_mode in (0, 1):
+        return True
+    if shape != (2048, 2048):
+        raise ValueError(
+            f"{_NAME}: attn_mask must have shape (2048, 2048), or be None, if sparse_mode is {sparse_mode}, got {shape}"
+        )
+    return False
+
+
+def _open_window() -> tuple[int, int]:
+    return -1, -1
+
+
+def _window(pre_tokens: int, next_tokens: int) -> tuple[int, int]:
+    if pre_tokens < 0 or next_tokens < 0:
+        raise NotImplementedError(
+            f"{_NAME}: pre_tokens and next_tokens must be at least 0 with sparse_mode 4, got {pre_tokens} and "
+            f"{next_tokens}"
+        )
+    left, right = (-1 if tokens >= _OPEN else tokens for tokens in (pre_tokens, next_tokens))
+    return left, right
+
+
+def _band(queries: int, keys: int, pre_tokens: int, next_tokens: int) -> tuple[tuple[int, int], Tensor | None]:
+    """Returns the window of a band that begins at the first query and key, or else the band as a mask."""
+    later = keys - queries  # windows begin at the last query and key
+    left = -1 if pre_tokens >= _OPEN else pre_tokens + later
+    right = -1 if next_tokens >= _OPEN else next_tokens - later
+    if (left >= 0 or pre_tokens >= _OPEN) and (right >= 0 or next_tokens >= _OPEN):
+        return (left, right), None
+    i, j = np.ogrid[:queries, :keys]
+    return _open_window(), Tensor((j < i - pre_tokens) | (j > i + next_tokens))

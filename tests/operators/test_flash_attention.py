@@ -1,0 +1,318 @@
+import numpy as np
+import pytest
+from mindspore import Tensor, nn
+
+import msops
+from card import DTYPES, chain, length, random, zeros
+from msops.compat import VERSION
+from msops.operators.flash_attention import make_forward
+from msops.testing.checks import check_finite_differences
+from operator_test import OperatorTest, run, run_gradient
+
+pytestmark = pytest.mark.skipif(VERSION < (2, 0), reason="not yet tested with MindSpore 1.10")
+DEFAULTS = dict(causal=False, scale=None, window=None, softcap=0.0, layout="BHTD")
+
+
+class Weights:
+    """Holds the attention weights, with all that the gradient needs, in the dtype of q and in the layout BHTD."""
+
+    def __init__(self, q, k, v, lengths, mask, causal, scale, window, softcap, **_):
+        self.q, self.group, dtype = q, q.shape[1] // max(1, k.shape[1]), q.dtype.type
+        self.k, self.v = (np.repeat(x, self.group, 1) for x in (k, v))
+        self.scale = dtype(q.shape[-1] ** -0.5 if scale is None else scale)
+        x = self.q @ self.k.swapaxes(-1, -2) * self.scale
+        self.slope = np.ones_like(x) * self.scale
+        if softcap:
+            ratio = np.tanh(x / dtype(softcap))
+            x, self.slope = dtype(softcap) * ratio, (1 - ratio * ratio) * self.scale
+        x = np.where(hidden(x.shape, lengths, mask, causal, window), dtype(-np.inf), x)
+        most = x.max(-1, keepdims=True, initial=-np.inf)
+        e = np.exp(x - np.where(most == -np.inf, dtype(0), most))
+        total = e.sum(-1, keepdims=True)
+        self.p = e / np.where(total == 0, dtype(1), total)
+        with np.errstate(divide="ignore"):
+            self.lse = (most + np.log(total))[..., 0]
+
+    def of_keys(self, x):
+        """Adds up the gradients of the heads that read the same keys."""
+        return x.reshape(x.shape[0], x.shape[1] // self.group, self.group, *x.shape[2:]).sum(2)
+
+
+def hidden(shape, lengths, mask, causal, window):
+    """Returns which keys a query does not see."""
+    batch, _, queries, keys = shape
+    left, right = (-1, -1) if window is None else window
+    if lengths is None:
+        lengths = np.full(batch, keys)
+    lengths = np.clip(lengths, 0, keys)[:, None, None, None]
+    i, j = np.arange(queries)[:, None] + lengths - queries, np.arange(keys)
+    hide = np.broadcast_to(j >= lengths, shape)
+    if causal or right >= 0:
+        hide = hide | (j > i + (0 if causal else right))
+    if left >= 0:
+        hide = hide | (j < i - left)
+    return hide if mask is None else hide | mask
+
+
+def split(arrays, optional=(), **settings):
+    """Returns q, k, v, kv_lengths or None, mask or None, then the other arrays, in the layout BHTD; and a function that
+    gives results of their rank the layout of the settings."""
+    rest = iter(arrays[3:])
+    given = [next(rest) if name in optional else None for name in ("kv_lengths", "mask")]
+
+    def turn(x):
+        return x.swapaxes(1, 2) if x.ndim == 4 and settings["layout"] == "BTHD" else x
+
+    return [*map(turn, arrays[:3]), *given, *map(turn, rest)], turn
+
+
+def attention(*arrays, **settings):
+    settings = {**DEFAULTS, **settings}
+    inputs, turn = split(arrays, **settings)
+    weights = Weights(*inputs, **settings)
+    return turn(weights.p @ weights.v), weights.lse
+
+
+def attention_backward(*arrays, **settings):
+    settings = {**DEFAULTS, **settings}
+    (*inputs, out, _, dout, dlse), turn = split(arrays, **settings)
+    w = Weights(*inputs, **settings)
+    delta = (dout * out).sum(-1) - dlse
+    dz = w.p * (dout @ w.v.swapaxes(-1, -2) - delta[..., None]) * w.slope
+    return tuple(
+        map(turn, (dz @ w.k, w.of_keys(dz.swapaxes(-1, -2) @ w.q), w.of_keys(w.p.swapaxes(-1, -2) @ dout)))
+    )  # fmt: skip
+
+
+def case(sizes, width=8, value_width=None, mask=None, lengths=False, batch=2, **settings):
+    """Returns shapes and settings for sizes (heads, heads of keys, queries, keys)."""
+    heads, kv_heads, queries, keys = sizes
+    axes = [(batch, kv_heads, keys, features) for features in (width, value_width or width)]
+    axes = [(batch, heads, queries, width), *axes]
+    if settings.get("layout") == "BTHD":
+        axes = [(b, t, h, d) for b, h, t, d in axes]
+    optional = (*["kv_lengths"] * lengths, *["mask"] * (mask is not None))
+    if optional:
+        settings["optional"] = optional
+    return [*axes, *[(batch,)] * lengths, *[mask] * (mask is not None)], settings
+
+
+class Attend(nn.Cell):
+    """Takes kv_lengths and mask by position, if `optional` names them."""
+
+    def __init__(self, optional=(), **settings):
+        super().__init__()
+        self.has_lengths, self.has_mask = "kv_lengths" in optional, "mask" in optional
+        self.settings = settings
+
+    def construct(self, *inputs):
+        lengths = inputs[3] if self.has_lengths else None
+        mask = inputs[-1] if self.has_mask else None
+        return msops.flash_attention(*inputs[:3], kv_lengths=lengths, mask=mask, **self.settings)
+
+
+STEPS, WINDOW = dict(layout="BTHD"), dict(window=(5, 3))
+Q, KV = (1, 2, 3, 4), (1, 1, 5, 4)
+
+
+class TestFlashAttention(OperatorTest):
+    function = msops.flash_attention
+    formulas = (attention, attention_backward)
+    cases = {
+        "small": case((4, 2, 3, 5), 4, 3, (2, 1, 3, 5), lengths=True, softcap=1.5),
+        "one": case((1, 1, 1, 1), 1),
+        "no queries": case((2, 2, 0, 3), 4),
+        "no samples": case((2, 1, 3, 4), 4, batch=0),
+        "causal, groups": case((6, 2, 70, 70), 16, causal=True),
+        "BTHD": case((4, 2, 9, 33), 12, causal=True, scale=0.5, **STEPS),
+        "window, lengths": case((2, 2, 30, 200), 8, 20, lengths=True, **WINDOW),
+        "mask of keys": case((3, 1, 20, 65), 7, 5, (65,)),
+        "step": case((8, 2, 1, 600), 32, lengths=True, causal=True),
+        "large": case((2, 1, 150, 130), 64, 40, causal=False, softcap=20.0, **STEPS),
+    }
+    # Each two of these features meet in one of the cases.
+    further = {
+        "causal, window, BTHD": case((4, 1, 65, 129), 64, causal=True, window=(20, -1), **STEPS),
+        "causal, mask, softcap": case((2, 1, 63, 64), 24, 16, (2, 1, 1, 64), causal=True, softcap=3.0),
+        "window, mask, scale": case((2, 2, 64, 65), 16, 32, (2, 64, 1), window=(-1, 30), scale=2.0),
+        "window, softcap, groups": case((6, 3, 40, 40), 9, window=(0, 0), softcap=5.0),
+        "lengths, mask, BTHD": case((3, 3, 7, 130), 10, 3, (2, 3, 7, 130), lengths=True, **STEPS),
+        "lengths, causal, scale": case((4, 4, 7, 260), 17, 8, lengths=True, causal=True, scale=0.1),
+        "lengths, softcap, groups": case((12, 1, 2, 700), 8, batch=1, lengths=True, softcap=9.0),
+        "few heads, many keys": case((1, 1, 20, 1300), 8, batch=1),
+        "wide": case((1, 1, 33, 40), 256, 256, batch=1),
+        "1 query, 127 keys": case((2, 1, 1, 127), 96, batch=1),
+        "1 key": case((2, 2, 100, 1), 40, batch=1),
+        "1000": case((1, 1, 1000, 1000), 8, batch=1, causal=True),
+    }
+    small = "small"
+    hostile = ("small", "BTHD")
+    half_gradient_in_float32 = False  # the gradient takes out, which is rounded to float16
+    right_numbers = {"left": (-1,), "right": (-1,)}
+    roundings = 60
+    units_of_largest = 4  # logits are rounded before e^x multiplies their errors: how far NumPy's are off is luck
+    wrong = (
+        (zeros(Q, KV, KV, dtype=np.int32), {}, TypeError,
+         "flash_attention: q must be float16, float32 or float64, got int32"),
+        ([*zeros(Q, KV), *zeros(KV, dtype=np.float16)], {}, TypeError, "v must be float32 as q is, got float16"),
+        ([*zeros(Q, KV), 1.0], {}, TypeError, "flash_attention: v must be a Tensor, got float"),
+        (zeros(Q, KV, (1, 1, 6, 4)), {}, ValueError, "flash_attention: v must have shape (B, Hk, Tk, Dv)"),
+        (zeros(Q, (1, 1, 5, 3), KV), {}, ValueError, "k must have shape (B, Hk, Tk, D)"),
+        (zeros(Q[1:], KV, KV), {}, ValueError, "q must have shape (B, Hq, Tq, D), got (2, 3, 4)"),
+        (zeros((1, 3, 3, 4), *[(1, 2, 5, 4)] * 2), {}, ValueError,
+         "q must have a multiple of the 2 heads of k and v, got 3"),
+        (zeros((1, 1, 2, 257), *[(1, 1, 2, 257)] * 2), {}, ValueError, "q must have at most 256 features, got 257"),
+        (zeros(Q, KV, KV), dict(causal=1), TypeError, "flash_attention: causal must be a bool, got int"),
+        (zeros(Q, KV, KV), dict(scale="1"), TypeError, "scale must be a number, got str"),
+        (zeros(Q, KV, KV), dict(scale=float("inf")), ValueError, "scale must be finite, got inf"),
+        (zeros(Q, KV, KV), dict(softcap=-1.0), ValueError, "softcap must be finite and at least 0, got -1.0"),
+        (zeros(Q, KV, KV), dict(window=(0, -2)), ValueError,
+         "window must be at least -1 and less than 2^31, got (0, -2)"),
+        (zeros(Q, KV, KV), dict(window=(1,)), ValueError, "window must have 2 numbers, got (1,)"),
+        (zeros(Q, KV, KV), dict(layout="BSH"), ValueError, "layout must be one of BHTD, BTHD, got 'BSH'"),
+        (zeros(Q, KV, KV), dict(layout=1), TypeError, "layout must be a str, got int"),
+        (zeros(Q, KV, KV), dict(return_lse=1), TypeError, "return_lse must be a bool, got int"),
+        (zeros(Q, KV, KV, (1,)), dict(optional=("kv_lengths",)), TypeError, "kv_lengths must be int32, got float32"),
+        (zeros(Q, KV, KV) + zeros((2,), dtype=np.int32), dict(optional=("kv_lengths",)), ValueError,
+         "kv_lengths must have shape (B,) = (1,), got (2,)"),
+        (zeros(Q, KV, KV, (5,)), dict(optional=("mask",)), TypeError, "mask must be bool, got float32"),
+        (zeros(Q, KV, KV) + zeros((3, 4), dtype=bool), dict(optional=("mask",)), ValueError,
+         "mask must broadcast to (B, Hq, Tq, Tk) = (1, 2, 3, 5), got (3, 4)"),
+    )  # fmt: skip
+
+    def net(self, **settings):
+        return Attend(**settings)
+
+    def operators(self, shapes=(), optional=(), return_lse=False, **settings):
+        settings = {**DEFAULTS, **settings}
+        operator = make_forward("flash_attention", **settings)
+        return chain(operator.without(*{"kv_lengths", "mask"}.difference(optional))) if shapes else chain(operator)
+
+    def inputs(self, shapes, dtype, seed=1, optional=(), **settings):
+        """Returns inputs with which each query sees a key."""
+        arrays, rng = random(seed, dtype, *shapes), np.random.default_rng(seed)
+        queries, keys = (shape[1 if settings.get("layout") == "BTHD" else 2] for shape in shapes[:2])
+        if "kv_lengths" in optional:
+            arrays[3] = rng.integers(min(queries, keys), keys + 1, shapes[3]).astype(np.int32)
+        if "mask" in optional:
+            arrays[-1] = rng.random(shapes[-1]) < 0.3
+            arrays[-1][..., 0] = False
+        return arrays
+
+    def reference(self, *inputs, return_lse=False, **settings):
+        return attention(*inputs, **settings)[: 2 if return_lse else 1]
+
+    def reference_gradient(self, *arguments, optional=(), return_lse=False, **settings):
+        n = 3 + len(optional)
+        inputs, dout = arguments[:n], arguments[n]
+        out, lse = attention(*inputs, optional=optional, **settings)
+        dlse = arguments[n + 1] if return_lse else np.zeros_like(lse)
+        gradients = attention_backward(*inputs, out, lse, dout, dlse, optional=optional, **settings)
+        return *gradients, *map(np.zeros_like, inputs[3:])
+
+    def scratch_of_parts(self, inputs, shape, parts):
+        return shape
+
+    def random_case(self, random):
+        group, kv_heads = 1 + length(random) % 4, 1 + length(random) % 3
+        queries, keys = length(random), length(random)
+        full = [length(random) % 4, group * kv_heads, queries, keys]
+        mask = (
+            tuple(random.choice((1, size)) for size in full)[random.randrange(4) :] if random.random() < 0.3 else None
+        )
+        settings = dict(
+            causal=random.random() < 0.3,
+            softcap=random.choice((0.0, 0.0, 2.0)),
+            window=random.choice((None, None, (random.randrange(20), -1), (3, random.randrange(9)))),
+            layout=random.choice(("BHTD", "BTHD")),
+        )
+        widths, lengths = (1 + length(random), 1 + length(random)), random.random() < 0.3
+        return case((group * kv_heads, kv_heads, queries, keys), *widths, mask, lengths, full[0], **settings)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_queries_that_see_nothing(mode, dtype):
+    """They give 0 and -inf, and have no gradient: rows before the first key, hidden by the mask, or without keys."""
+    settings = dict(causal=True, return_lse=True, optional=("kv_lengths", "mask"))
+    q, k, v = random(1, dtype, (3, 2, 5, 8), (3, 1, 3, 8), (3, 1, 3, 8))
+    lengths, mask = np.array([3, 0, -7], np.int32), np.zeros((5, 3), bool)
+    mask[3] = True
+    inputs = [q, k, v, lengths, mask]
+    net = Attend(**settings)
+    out, lse = run(net, *inputs)
+    seen = np.isin(np.arange(5), (2, 4)) & np.array([True, False, False])[:, None, None] & np.ones((3, 2, 5), bool)
+    np.testing.assert_array_equal(np.isneginf(lse), ~seen)
+    np.testing.assert_array_equal((out != 0).any(-1), seen)
+    dq, dk, dv, *_ = run_gradient(net, inputs, [np.ones_like(out), np.ones_like(lse)])
+    np.testing.assert_array_equal((dq != 0).any(-1), seen)
+    for gradient in (dk, dv):
+        np.testing.assert_array_equal((gradient != 0).any((1, 2, 3)), [True, False, False])
+        assert np.isfinite(gradient).all()
+
+
+def test_no_keys(mode):
+    if VERSION < (2, 7):
+        pytest.skip("MindSpore before 2.7 has no empty tensors in all places")
+    q, k, v = random(1, np.float32, (1, 2, 3, 4), (1, 1, 0, 4), (1, 1, 0, 5))
+    net = Attend(return_lse=True)
+    out, lse = run(net, q, k, v)
+    np.testing.assert_array_equal(out, np.zeros((1, 2, 3, 5)))
+    np.testing.assert_array_equal(lse, np.full((1, 2, 3), -np.inf))
+    dq, *_ = run_gradient(net, [q, k, v], [out, np.ones_like(lse)])
+    np.testing.assert_array_equal(dq, np.zeros_like(q))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_keys_after_the_length_are_not_read(mode, dtype):
+    """Whatever stands there changes neither results nor gradients, whose own elements there are 0."""
+    lengths, results = np.array([70, 1], np.int32), []
+    for rest in (0, np.nan):
+        q, k, v = random(1, dtype, (2, 2, 5, 8), (2, 2, 150, 8), (2, 2, 150, 8))
+        for x in (k, v):
+            x[0, :, 70:] = x[1, :, 1:] = rest
+        net = Attend(optional=("kv_lengths",))
+        (out,) = run(net, q, k, v, lengths)
+        *gradients, _ = run_gradient(net, [q, k, v, lengths], [np.ones_like(out)])
+        assert not gradients[1][0, :, 70:].any()
+        assert not gradients[2][1, :, 1:].any()
+        results.append([out, *gradients])
+    for zeros_there, nan_there in zip(*results):
+        np.testing.assert_array_equal(zeros_there, nan_there)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_large_logits(mode, dtype):
+    """Logits of 10^4 neither overflow nor lose the largest key."""
+    q = np.full((1, 1, 4, 4), 50, dtype)
+    k = np.array([-50, -20, 50, 20], dtype)[None, None, :, None] * np.ones((1, 1, 4, 4), dtype)
+    (v,) = random(1, dtype, (1, 1, 4, 4))
+    net = Attend(scale=1.0, return_lse=True)
+    out, lse = run(net, q, k, v)
+    np.testing.assert_array_equal(out, np.broadcast_to(v[:, :, 2:3], v.shape))
+    np.testing.assert_array_equal(lse, np.full((1, 1, 4), 1e4))
+    gradients = run_gradient(net, [q, k, v], [np.ones_like(out), np.ones_like(lse)])
+    np.testing.assert_allclose(gradients[0], k[:, :, 2:3] * np.ones_like(q), rtol=1e-3)
+    assert not gradients[2][:, :, [0, 1, 3]].any()
+
+
+def test_gradient_of_lse(mode):
+    inputs = random(1, np.float64, (1, 4, 5, 6), (1, 2, 7, 6), (1, 2, 7, 3))
+    net = Attend(causal=True, softcap=2.0, return_lse=True)
+    douts = random(2, np.float64, (1, 4, 5, 3), (1, 4, 5))
+    check_finite_differences(run_gradient(net, inputs, douts), net, inputs, douts)
+
+
+def test_cell_takes_what_the_function_does(mode):
+    """The Cell has the settings, and takes kv_lengths and mask by position or by name."""
+    shapes, _ = case((4, 2, 5, 9), mask=(5, 9), lengths=True)
+    inputs = TestFlashAttention().inputs(shapes, np.float32, optional=("kv_lengths", "mask"))
+    settings = dict(causal=True, scale=0.3, window=(4, -1), softcap=2.0, return_lse=True)
+    cell, (q, k, v, lengths, mask) = msops.FlashAttention(**settings), map(Tensor, inputs)
+    (want, _), (both, _) = run(Attend(optional=("kv_lengths", "mask"), **settings), *inputs), run(cell, *inputs)
+    np.testing.assert_array_equal(both, want)
+    want, _ = msops.flash_attention(q, k, v, kv_lengths=lengths, **settings)
+    np.testing.assert_array_equal(cell(q, k, v, lengths)[0].asnumpy(), want.asnumpy())
+    want, _ = msops.flash_attention(q, k, v, mask=mask, **settings)
+    np.testing.assert_array_equal(cell(q, k, v, None, mask)[0].asnumpy(), want.asnumpy())
+    with pytest.raises(TypeError, match="FlashAttention: causal must be a bool, got int"):
+        msops.FlashAttention(causal=1)

@@ -1,0 +1,163 @@
+"""Tests MindSpore's flash_attention_score by msops' kernels, in all layouts and modes, against NumPy."""
+
+import mindspore
+import numpy as np
+import pytest
+from mindspore import Tensor, ops
+
+import msops
+from msops.testing.checks import Gradient, Net, check_finite_differences, run
+
+pytestmark = pytest.mark.skipif(not hasattr(ops, "flash_attention_score"), reason="this MindSpore does not have it")
+B, N, N_KV, D = 2, 4, 2, 8
+TRIANGLE = np.triu(np.ones((2048, 2048), bool), 1)
+
+
+@pytest.fixture(autouse=True)
+def _patched():
+    with msops.patch_mindspore():
+        yield
+
+
+def attention(q, k, v, mask, scale):
+    """Returns the attention of tensors (B, N, S, D)."""
+    q, k, v = (np.float64(np.repeat(x, q.shape[1] // x.shape[1], 1)) for x in (q, k, v))
+    x = np.where(mask, -np.inf, q @ k.swapaxes(-1, -2) * scale)
+    weights = np.exp(x - x.max(-1, keepdims=True))
+    return weights / weights.sum(-1, keepdims=True) @ v
+
+
+def to_layout(x, layout):
+    _, heads, _, width = x.shape
+    x = x if layout == "BNSD" else x.swapaxes(1, 2)
+    x = x.swapaxes(0, 1) if layout == "SBH" else x
+    return np.ascontiguousarray(x.reshape(*x.shape[:2], heads * width) if layout in ("BSH", "SBH") else x)
+
+
+def numbers(queries, keys, dtype=np.float32, seed=0):
+    rng = np.random.default_rng(seed)
+    shapes = (B, N, queries, D), *[(B, N_KV, keys, D)] * 2
+    return [rng.standard_normal(shape).astype(dtype) for shape in shapes]
+
+
+def check(arrays, mask, layout, *masks, **settings):
+    """Compares the function with NumPy's attention with a mask."""
+
+    def function(q, k, v, *masks):
+        return ops.flash_attention_score(q, k, v, N, None, None, None, *masks, input_layout=layout, **settings)
+
+    inputs = [to_layout(x, layout) for x in arrays]
+    (got,) = run(Net(function), *inputs, *masks)
+    want = to_layout(attention(*arrays, mask, settings.get("scalar_value", 1.0)), layout)
+    assert got.shape == inputs[0].shape
+    tolerance = 2e-3 if arrays[0].dtype == np.float16 else 1e-5
+    np.testing.assert_allclose(got, want, tolerance, tolerance)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+@pytest.mark.parametrize("layout", ["BSH", "SBH", "BNSD", "BSND"])
+def test_layouts(mode, layout, dtype):
+    check(numbers(5, 7, dtype), False, layout, scalar_value=0.3)
+
+
+def band(queries, keys, pre, following, later=0):
+    i, j = np.arange(queries)[:, None] + later, np.arange(keys)
+    return (j < i - pre) | (j > i + following)
+
+
+MASK = np.random.default_rng(1).random((B, 1, 9, 9)) < 0.3
+MASK[..., 0] = False
+
+
+@pytest.mark.parametrize(
+    ("queries", "keys", "attn_mask", "settings", "hidden"),
+    [
+        (9, 9, MASK, {}, MASK),
+        (9, 9, MASK.astype(np.uint8), dict(sparse_mode=1, next_tokens=0), MASK),
+        (9, 9, MASK[0, 0], dict(pre_tokens=9, next_tokens=2), MASK[0, 0] | band(9, 9, 9, 2)),
+        (9, 9, None, dict(next_tokens=0), False),  # without a mask, tokens do not count
+        (9, 6, np.zeros((9, 6), bool), dict(pre_tokens=8, next_tokens=1), band(9, 6, 8, 1)),
+        (4, 9, np.zeros((4, 9), bool), dict(next_tokens=1), band(4, 9, 99, 1)),
+        (9, 6, None, dict(sparse_mode=2), band(9, 6, 99, 0)),
+        (6, 9, TRIANGLE, dict(sparse_mode=2), band(6, 9, 99, 0)),
+        (6, 9, TRIANGLE.astype(np.uint8), dict(sparse_mode=3), band(6, 9, 99, 0, 3)),
+        (6, 9, TRIANGLE, dict(sparse_mode=4, pre_tokens=2, next_tokens=1), band(6, 9, 2, 1, 3)),
+    ],
+)
+def test_sparse_modes(mode, queries, keys, attn_mask, settings, hidden):
+    for layout in ("BSH", "BNSD"):
+        check(numbers(queries, keys), hidden, layout, *[] if attn_mask is None else [attn_mask], **settings)
+
+
+def packed(arrays, lengths_q, lengths_k):
+    """Returns the rows of sequences of these lengths one after another, and where they end."""
+    rows = [
+        np.concatenate([x[b, :, :n].swapaxes(0, 1) for b, n in enumerate(lengths)])
+        for x, lengths in zip(arrays, (lengths_q, lengths_k, lengths_k))
+    ]
+    return rows, [tuple(map(int, np.cumsum(lengths))) for lengths in (lengths_q, lengths_k)]
+
+
+@pytest.mark.parametrize(
+    ("sparse_mode", "lengths_q", "settings"),
+    [(0, (5, 2), {}), (2, (7, 3), {}), (3, (5, 2), {}), (4, (5, 2), dict(pre_tokens=2, next_tokens=1))],
+)
+def test_packed(mode, sparse_mode, lengths_q, settings):
+    arrays, lengths_k = numbers(7, 7), (7, 3)
+    rows, ends = packed(arrays, lengths_q, lengths_k)
+    pre, following = {0: (99, 99), 4: (2, 1)}.get(sparse_mode, (99, 0))
+    want = [
+        attention(*(x[b : b + 1, :, :n] for x, n in zip(arrays, (queries, keys, keys))), hide, 1.0)[0].swapaxes(0, 1)
+        for b, (queries, keys) in enumerate(zip(lengths_q, lengths_k))
+        for hide in [band(queries, keys, pre, following, keys - queries)]
+    ]
+    settings = dict(head_num=N, input_layout="TND", sparse_mode=sparse_mode, **settings)
+    net = Net(ops.flash_attention_score, actual_seq_qlen=ends[0], actual_seq_kvlen=ends[1], **settings)
+    np.testing.assert_allclose(run(net, *rows)[0], np.concatenate(want), 1e-5, 1e-5)
+    if sparse_mode != 2:
+
+        def function(q, k, v, ends_q, ends_k):
+            return ops.flash_attention_score(q, k, v, actual_seq_qlen=ends_q, actual_seq_kvlen=ends_k, **settings)
+
+        (got,) = run(Net(function), *rows, *(np.array(each, np.int64) for each in ends))
+        np.testing.assert_allclose(got, np.concatenate(want), 1e-5, 1e-5)
+
+
+def test_gradients(mode):
+    arrays = [to_layout(x, "SBH") for x in numbers(3, 5, np.float64)]
+    net = Net(ops.flash_attention_score, head_num=N, input_layout="SBH", sparse_mode=3)
+    douts = [np.random.default_rng(1).standard_normal(arrays[0].shape)]
+    check_finite_differences(run(Gradient(net, 3), *arrays, *douts), net, arrays, douts, most=20)
+
+
+Q = np.zeros((2, 3, 8), np.float32)
+MISTAKES = [
+    (dict(keep_prob=0.9), NotImplementedError, "keep_prob must be 1.0: msops has no dropout in attention, got 0.9"),
+    (dict(real_shift=Q), NotImplementedError, "real_shift must be None"),
+    (dict(padding_mask=Q), NotImplementedError, "padding_mask must be None"),
+    (dict(drop_mask=Q), NotImplementedError, "drop_mask must be None"),
+    (dict(prefix=(1, 1)), NotImplementedError, "prefix must be None"),
+    (dict(sparse_mode=5), NotImplementedError, "sparse_mode must be one of 0, 1, 2, 3, 4 here, got 5"),
+    (dict(sparse_mode=1), ValueError, "attn_mask must be given if sparse_mode is 1"),
+    (dict(sparse_mode=4, pre_tokens=-1), NotImplementedError, "pre_tokens and next_tokens must be at least 0"),
+    (dict(sparse_mode=3, attn_mask=np.zeros((3, 3), bool)), ValueError, "attn_mask must have shape (2048, 2048)"),
+    (dict(attn_mask=np.zeros((3, 3), np.int32)), TypeError, "attn_mask must be bool or uint8, got int32"),
+    (dict(head_num=0), ValueError, "head_num must be at least 1, got 0"),
+    (dict(head_num=3), ValueError, "query must have a multiple of head_num = 3 features"),
+    (dict(input_layout="BNSD"), ValueError, "query must have known sizes of the axes BNSD, got (2, 3, 8)"),
+    (dict(input_layout="BHTD"), ValueError, "input_layout must be one of BSH, SBH, BNSD, BSND, TND, got 'BHTD'"),
+    (dict(input_layout="TND", head_num=3), ValueError, "actual_seq_qlen must be given if input_layout is 'TND'"),
+    (dict(actual_seq_qlen=(1, 2)), ValueError, "must be None unless input_layout is 'TND'"),
+    (dict(scalar_value="1"), TypeError, "scale must be a number, got str"),
+    (dict(next_tokens=1.0), TypeError, "next_tokens must be an int, got float"),
+]
+
+
+@pytest.mark.parametrize(("settings", "error", "words"), MISTAKES, ids=lambda each: each if type(each) is str else "")
+def test_mistakes(settings, error, words):
+    mindspore.set_context(mode=mindspore.PYNATIVE_MODE)
+    settings = {name: Tensor(x) if isinstance(x, np.ndarray) else x for name, x in settings.items()}
+    with pytest.raises(error) as caught:
+        ops.flash_attention_score(*[Tensor(Q)] * 3, **{"head_num": 2, **settings})
+    assert str(caught.value).startswith("flash_attention")
+    assert words in str(caught.value)
