@@ -42,6 +42,9 @@ def check_call(device, call, dtype, shift):
         np.testing.assert_array_equal(device.numpy(g.array), x, f"{what}: an input was changed")
     assert all(g.untouched() for g in [*inputs, *outputs]), what
     for name, want, g in zip(names_of(call.operator).results, call.results, outputs):
+        if want.dtype.kind != "f":
+            np.testing.assert_array_equal(device.numpy(g.array), want, f"{what}: {name}")
+            continue
         # A sum of many terms may happen to be small, but its error is as large as if it had the usual size.
         terms = max(x.size for x in call.inputs) / max(1, want.size)
         scale = max(np.abs(want).max(initial=0), terms**0.5)
