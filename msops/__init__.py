@@ -4,6 +4,8 @@
 operator whose library does not load breaks no other operator, and `python -m msops` runs where MindSpore does not load.
 """
 
+from __future__ import annotations
+
 import ast
 import importlib
 from pathlib import Path

@@ -8,6 +8,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from card import Card
+from msops.testing.entry import outputs_of, prepare_operator
 from operator_test import OperatorTest
 
 
@@ -60,7 +61,7 @@ numbers = st.one_of(
 def clouds(draw, least=1):
     """Draws a cloud of points: few different numbers, lines, planes, equal points, outliers, and many points."""
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    size = draw(st.one_of(st.integers(least, 12), st.integers(least, 900)))
+    size = int(rng.integers(*draw(st.sampled_from([(least, 13), (least, 70), (512, 1300)]))))
     kind = draw(st.sampled_from(["numbers", "uniform", "line", "plane", "equal", "outlier", "clusters"]))
     if kind == "numbers":
         pool = np.array(draw(st.lists(numbers, min_size=1, max_size=6)), np.float32)
@@ -78,6 +79,19 @@ def clouds(draw, least=1):
     if draw(st.booleans()):
         points[rng.random((size, 3)) < 0.05] = draw(st.sampled_from([np.nan, np.inf, -np.inf]))
     return points
+
+
+def uniform(seed, *shapes):
+    """Returns clouds that fill a cube, so that about all bounds of a search matter for some query."""
+    rng = np.random.default_rng(seed)
+    return [rng.random((1, *shape, 3)).astype(np.float32) for shape in shapes]
+
+
+def results_of(operator, *inputs):
+    """Returns the results of an operator's entry."""
+    outputs = [np.empty(shape, dtype) for shape, dtype in outputs_of(operator, inputs)]
+    assert prepare_operator(operator, [*inputs, *outputs])() == 0
+    return outputs[: len(operator.names()[1])]
 
 
 def nearest(points, queries, k):

@@ -2,32 +2,56 @@
 
 import numpy as np
 
+from card import names_of
 from msops.testing.entry import outputs_of, prepare_operator
 
 BIG = 2**31 + 4099  # elements, which take more than 4 GiB in float16
 GUARD = 16  # elements around each array, which leave room to shift it off the alignment of packs
 
 
-def unwritten(torch, dtype):
+def unwritten(dtype):
     """Returns what fills arrays before a call: NaN, or -1 for whole numbers."""
-    return float("nan") if getattr(torch, dtype).is_floating_point else -1
+    return np.nan if np.dtype(dtype).kind == "f" else -1
 
 
 class Guarded:
-    """Holds a torch array between guard elements."""
+    """Holds an array of a device between guard elements."""
 
-    def __init__(self, torch, shape, dtype, shift, values=None):
+    def __init__(self, device, shape, dtype, shift, values=None):
         size = int(np.prod(shape, dtype=np.int64))
-        self.memory = torch.full((size + 2 * GUARD,), -7.0, dtype=getattr(torch, dtype), device="cuda")
-        self.array = self.memory[GUARD + shift : GUARD + shift + size].view(shape)
-        if values is None:
-            self.array.fill_(unwritten(torch, dtype))
-        else:
-            self.array.copy_(torch.from_numpy(values))
+        self.memory = device.full(size + 2 * GUARD, -7, dtype)
+        self.array = self.memory[GUARD + shift : GUARD + shift + size].reshape(shape)
+        self.array[...] = unwritten(dtype) if values is None else device.array(values)
         self.before, self.after = self.memory[: GUARD + shift], self.memory[GUARD + shift + size :]
 
     def untouched(self):
-        return bool((self.before == -7).all() and (self.after == -7).all())
+        guard = self.memory[0]
+        return bool((self.before == guard).all() and (self.after == guard).all())
+
+
+def check_call(device, call, dtype, shift):
+    """Requires an entry on a device to give what it gives on the CPU, and to write nowhere else.
+
+    The device has `full` and `array`, which make arrays, `numpy`, which reads one, and `status`, which calls an entry.
+    """
+    what = f"{call.operator.entry.name}, shifted by {shift}"
+    inputs = [Guarded(device, x.shape, x.dtype.name, shift, x) for x in call.inputs]
+    outputs = [Guarded(device, x.shape, x.dtype.name, shift) for x in [*call.results, *call.scratch]]
+    assert device.status(call.operator, [g.array for g in [*inputs, *outputs]]) == 0, what
+    for x, g in zip(call.inputs, inputs):
+        np.testing.assert_array_equal(device.numpy(g.array), x, f"{what}: an input was changed")
+    assert all(g.untouched() for g in [*inputs, *outputs]), what
+    for name, want, g in zip(names_of(call.operator).results, call.results, outputs):
+        if want.dtype.kind != "f":
+            np.testing.assert_array_equal(device.numpy(g.array), want, f"{what}: {name}")
+            continue
+        # A sum of many terms may happen to be small, but its error is as large as if it had the usual size.
+        terms = max(x.size for x in call.inputs) / max(1, want.size)
+        scale = max(np.abs(want).max(initial=0), terms**0.5)
+        tolerance = {"float16": 2e-3, "float32": 5e-6, "float64": 1e-13}[dtype]
+        np.testing.assert_allclose(
+            device.numpy(g.array), want, rtol=tolerance, atol=tolerance * scale, err_msg=f"{what}: {name}"
+        )
 
 
 class Gpu:
@@ -36,6 +60,20 @@ class Gpu:
     def __init__(self, torch):
         self.torch = torch
 
+    def full(self, size, value, dtype):
+        return self.torch.full((size,), value, dtype=getattr(self.torch, dtype), device="cuda")
+
+    def array(self, values):
+        return self.torch.from_numpy(values).cuda()
+
+    def numpy(self, array):
+        return array.cpu().numpy()
+
+    def status(self, operator, arrays):
+        status = prepare_operator(operator, arrays)()
+        self.torch.cuda.synchronize()
+        return status
+
     def random(self, *shape):
         torch = self.torch
         return torch.randint(-8, 9, shape, dtype=torch.int8, device="cuda").to(torch.float16) / 4
@@ -43,11 +81,10 @@ class Gpu:
     def run(self, operator, *inputs):
         """Calls an entry and returns its outputs."""
         outputs = [
-            self.torch.full(shape, unwritten(self.torch, d), dtype=getattr(self.torch, d), device="cuda")
+            self.torch.full(shape, unwritten(d), dtype=getattr(self.torch, d), device="cuda")
             for shape, d in outputs_of(operator, inputs)
         ]
-        assert prepare_operator(operator, [*inputs, *outputs])() == 0
-        self.torch.cuda.synchronize()
+        assert self.status(operator, [*inputs, *outputs]) == 0
         return outputs
 
     def assert_close(self, got, want):

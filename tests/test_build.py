@@ -114,6 +114,15 @@ def test_environment_behind_a_link(tmp_path):
     assert (environment / "kept").is_file()
 
 
+def test_demo_builds_what_it_needs(tmp_path):
+    """The demo's libraries are those of the Cells in its file."""
+    command = ["make", "--dry-run", "demo", "NVCC=", f"LIB={tmp_path}"]
+    commands = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    libraries = set(re.findall(rf"-o {tmp_path}/(\w+)\.so", commands))
+    cells = re.findall(r"msops\.([A-Z]\w*)", (ROOT / "examples" / "digits.py").read_text())
+    assert libraries == {getattr(msops, cell).__module__.split(".")[-1] for cell in cells}
+
+
 @pytest.mark.parametrize("code", ["from msops import sigmoid", "import msops; msops.sigmoid", "from msops import *"])
 def test_import_without_libraries(cpu_build, code):
     folder, _ = cpu_build

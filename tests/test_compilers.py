@@ -198,3 +198,16 @@ def test_nvcc_without_cuda_home(machine, monkeypatch):
     assert find_nvcc() == ""
     monkeypatch.setenv("CUDA_HOME", str(machine.folder))
     assert find_nvcc() == str(machine.folder / "bin" / "nvcc")
+
+
+def test_make_without_cuda_home(machine):
+    """make does not take /bin/nvcc where CUDA_HOME is not set. The test would see that where there is a /bin/nvcc."""
+    machine.compilers("g++")
+    (machine.folder / "bin").mkdir()
+    (machine.folder / "nvcc").rename(machine.folder / "bin" / "nvcc")
+    command = [shutil.which("make", path=os.defpath), "--dry-run", "all"]
+    for variables in ({}, {"CUDA_HOME": ""}, {"CUDA_HOME": str(machine.folder)}):
+        environment = {"PATH": str(machine.folder), **variables}
+        said = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True).stdout
+        assert ("msops is built for the CPU only" in said) == (variables.get("CUDA_HOME", "") == "")
+        assert (f"{machine.folder}/bin/nvcc -ccbin" in said) == (variables.get("CUDA_HOME", "") != "")

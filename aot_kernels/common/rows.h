@@ -58,9 +58,12 @@ constexpr int kTeamsOfBlock = kBlockThreads<Shape> / Shape::kLanes;
 // Returns how many threads a block needs, of which `blocks` share a row of so many packs.
 template <typename Shape>
 int block_threads(int64_t packs, int blocks = 1) {
-  if (Shape::kLanes <= 32 || Shape::kHeld == 0) return kBlockThreads<Shape>;
-  const int64_t of_warp = 32 * std::max(1, Shape::kHeld) * blocks;
-  return static_cast<int>((packs + of_warp - 1) / of_warp * 32);
+  if constexpr (Shape::kLanes <= 32 || Shape::kHeld == 0) {
+    return kBlockThreads<Shape>;
+  } else {
+    const int64_t of_warp = 32 * Shape::kHeld * blocks;
+    return static_cast<int>((packs + of_warp - 1) / of_warp * 32);
+  }
 }
 
 template <typename C, typename Shape, typename Body>
@@ -140,7 +143,7 @@ struct PlaceOfRows {
   PlaceOfRows(const Tensor& tensor) : PlaceOfRows(Rows<const T>(tensor)) {}
 };
 
-// Elements of float64 move one by one, which takes no longer, and half as many kernels.
+// Elements of float64 move one by one: this takes no longer, and needs half as many kernels.
 template <typename T>
 constexpr bool kMovesPacks = sizeof(T) < 8;
 

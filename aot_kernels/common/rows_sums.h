@@ -195,8 +195,9 @@ int64_t launch_rows_with_sums(Call& call, int64_t rows, int64_t packs, const Bod
   const int64_t wanted = std::max<int64_t>(1, std::min(parts, (rows - 1) / kTeamsOfBlock<Shape> + 1));
   const int threads = block_threads<Shape>(packs, in_cluster);
   const int bytes = shared_bytes<C, Shape, Body>(threads);
-  static std::array<std::array<std::atomic<int>, 33>, 33>
-      at_once;  // plus 1, since the driver takes microseconds to tell
+  // One more than the number of blocks or clusters that run at once, or 0 while that is not known: the driver takes
+  // microseconds to tell.
+  static std::array<std::array<std::atomic<int>, 33>, 33> at_once;
   std::atomic<int>& known = at_once[threads / 32][in_cluster];
   if (known == 0) allow_shared_memory(kernel, shared_bytes<C, Shape, Body>(kBlockThreads<Shape>));
   if constexpr (Shape::kClustered) {

@@ -344,8 +344,8 @@ class Team {
     return in.data == nullptr ? in.otherwise[0] : in.is_float ? C(in.row_of_float().data[j]) : C(in.row().data[j]);
   }
   static MSOPS_BOTH C element(const HeldValues<C, Shape::kHeld, N>& held, int64_t) {
-    return held.of[0][0];
-  }  // for its type
+    return held.of[0][0];  // for its type: the number is in another lane
+  }
   template <typename F, typename... In>
   static MSOPS_BOTH C element(const Computed<F, In...>& computed, int64_t j) {
     return std::apply([&](const In&... in) { return C(at(computed.f, j, element(in, j)...)); }, computed.in);
@@ -533,7 +533,7 @@ class Team {
 #endif
 
   int lane_, lanes_;      // lanes of the whole team
-  SharedOfWarp* shared_;  // SharedOfTeam<Shape>, if the team is larger than a warp
+  SharedOfWarp* shared_;  // kSharedOfTeam<Shape> of them, if the team is larger than a warp
   mutable int turn_ = 0;  // which of the two places the next reduction takes
 };
 

@@ -229,7 +229,7 @@ class _Losses(nn.Cell):
         dx, dbias = _times(dlogits, weight), bias
         factor = _SHRINK if x.dtype == mindspore.float16 else 1.0
         ones = _constant(factor, (x.shape[0], 1), x.dtype)
-        if x.dtype == mindspore.float16:  # on a GPU, MindSpore multiplies float16 by no number of Python
+        if x.dtype == mindspore.float16:  # on a GPU, MindSpore cannot multiply float16 by a number of Python
             x = ops.mul(x, _constant(factor, (1,), x.dtype))
         if bias.shape != ():
             dbias = ops.reshape(transposed_times(dlogits, ones), bias.shape)

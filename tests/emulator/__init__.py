@@ -8,44 +8,41 @@ import hashlib
 import re
 import shutil
 import subprocess
+import tempfile
 from pathlib import Path
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
+SOURCES = ROOT / "aot_kernels"
 FLAGS = (
     *("-std=c++17", "-O1", "-g", "-fPIC", "-shared", "-fopenmp", "-fvisibility=hidden", "-x", "c++", "-w"),
     *("-D__CUDACC__", "-D__CUDA_ARCH__=900", "-D__CUDA_ARCH_FEAT_SM90_ALL", "-ffp-contract=off"),
 )
 
 
-def library(stem, sources=ROOT / "aot_kernels", into=ROOT / "build" / "emulator"):
-    """Builds an emulated library, unless it is there already, and returns its path."""
-    files = sorted(path for folder in (HERE, sources) for path in folder.rglob("*.*") if path.suffix in (".h", ".cu"))
-    texts = [path.read_bytes() for path in (*files, Path(__file__)) if path.suffix != ".cu" or path.stem == stem]
-    key = hashlib.sha256(b"".join(texts)).hexdigest()[:16]
-    path = into / f"{stem}-{key}.so"
+def library(source, into=ROOT / "build" / "emulator"):
+    """Builds the library of a .cu file, unless it is there already, and returns its path."""
+    headers = sorted(path for folder in (HERE, SOURCES) for path in folder.rglob("*.h"))
+    text = b"".join(path.read_bytes() for path in (*headers, source, Path(__file__)))
+    path = into / f"{source.stem}-{hashlib.sha256(text).hexdigest()[:16]}.so"
     if not path.exists():
-        tree = into / f"{stem}-{key}"
-        translate(sources, tree)
-        shutil.copytree(HERE / "gpu", tree / "common" / "gpu", dirs_exist_ok=True)
-        include = (f"-I{HERE / 'include'}", f"-I{tree}", f"-I{tree / 'common'}")
-        command = ("g++", *FLAGS, *include, tree / f"{stem}.cu", "-o", path.with_suffix(".new"), "-ldl")
-        subprocess.run(command, check=True)
-        path.with_suffix(".new").rename(path)
-        shutil.rmtree(tree)
+        into.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=into) as folder:
+            tree, built = Path(folder), Path(folder) / path.name
+            for header in SOURCES.rglob("*.h"):
+                copy = tree / header.relative_to(SOURCES)
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                copy.write_text(translated(header.read_text()))
+            shutil.copytree(HERE / "gpu", tree / "common" / "gpu", dirs_exist_ok=True)
+            (tree / source.name).write_text(translated(source.read_text()))
+            command = ("g++", *FLAGS, f"-I{HERE / 'include'}", f"-I{tree}", tree / source.name, "-o", built, "-ldl")
+            subprocess.run(command, check=True)
+            built.rename(path)
     return path
 
 
-def translate(sources, tree):
-    """Copies the sources to `tree` as g++ can compile them."""
-    for path in sources.rglob("*.*"):
-        if path.suffix in (".h", ".cu"):
-            copy = tree / path.relative_to(sources)
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            copy.write_text(translated(path.read_text()))
-
-
 def translated(text):
+    """Returns a source or a header as g++ can compile it."""
     text = re.sub(
         r"extern __shared__ (?:__align__\(\d+\) )?([\w ]+?) (\w+)\[\];",
         r"\1* const \2 = reinterpret_cast<\1*>(::emulator::dynamic_shared);",

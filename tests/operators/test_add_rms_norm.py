@@ -3,13 +3,10 @@ import pytest
 
 import msops
 from card import length, lengths, random, zeros
-from msops.compat import VERSION
 from msops.operators.add_rms_norm import make_backward, make_forward
 from msops.testing.checks import assert_equal
 from operator_test import Gradient, Net, OperatorTest, check_second_order, run
 from test_rms_norm import rms_norm, rms_norm_backward, units
-
-pytestmark = pytest.mark.skipif(VERSION < (2, 0), reason="not yet tested with MindSpore 1.10")
 
 
 def add_rms_norm(x, residual, weight=None, **settings):

@@ -6,11 +6,11 @@ from hypothesis import HealthCheck, given, settings as limits, strategies as st
 import msops
 from attempt import Attempt
 from card import chain, zeros
-from clouds import CloudTest, clouds, squared_distances
+from clouds import CloudTest, clouds, results_of, squared_distances, uniform
 from msops.compat import VERSION
 from msops.operators.furthest_point_sample import make_forward
 from msops.testing.checks import Net
-from msops.testing.entry import Status, outputs_of, prepare_operator
+from msops.testing.entry import Status
 from operator_test import run
 
 pytestmark = pytest.mark.skipif(VERSION < (2, 0), reason="not yet tested with MindSpore 1.10")
@@ -111,10 +111,8 @@ def test_any_cloud(points, dtype, random):
     with np.errstate(all="ignore"):
         xyz = points.astype(dtype)[None]
         npoint = random.randint(1, min(len(points), 60))
-        operator = make_forward("", npoint).without("lengths")
-        outputs = [np.empty(shape, kind) for shape, kind in outputs_of(operator, [xyz])]
-        assert prepare_operator(operator, [xyz, *outputs])() == 0
-        np.testing.assert_array_equal(outputs[0], furthest_point_sample(xyz, npoint=npoint)[0])
+        (got,) = results_of(make_forward("", npoint).without("lengths"), xyz)
+        np.testing.assert_array_equal(got, furthest_point_sample(xyz, npoint=npoint)[0])
 
 
 def test_length_out_of_range(capfd):
@@ -131,3 +129,9 @@ def test_points_far_from_the_origin_and_near_it(mode):
     xyz = np.array([[[1, 0, 0], [0, 0, 0], [1e-3, 0, 0], [-4, 0, 0]]], np.float32)
     (got,) = run(Net(sample_of, npoint=4), mindspore.Tensor(xyz))
     np.testing.assert_array_equal(got, [[0, 3, 1, 2]])
+
+
+def test_many_samples():
+    (xyz,) = uniform(0, (3000,))
+    (got,) = results_of(make_forward("", 1500).without("lengths"), xyz)
+    np.testing.assert_array_equal(got, furthest_point_sample(xyz, npoint=1500)[0])

@@ -6,12 +6,9 @@ import pytest
 import msops
 from card import DTYPES, chain, zeros
 from gpu import BIG
-from msops.compat import VERSION
 from msops.operators.geglu import make_forward
 from operator_test import OperatorTest, run, run_gradient
 from test_sigmoid import sigmoid
-
-pytestmark = pytest.mark.skipif(VERSION < (2, 0), reason="not yet tested with MindSpore 1.10")
 
 NAMES = ("none", "tanh")
 NONE, TANH = (dict(approximate=name) for name in NAMES)

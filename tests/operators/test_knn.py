@@ -4,11 +4,10 @@ from hypothesis import HealthCheck, given, settings as limits, strategies as st
 
 import msops
 from card import chain, zeros
-from clouds import CloudTest, check_directions, clouds, distance_gradients, nearest
+from clouds import CloudTest, check_directions, clouds, distance_gradients, nearest, results_of, uniform
 from msops.compat import VERSION
 from msops.operators.knn import make_forward
 from msops.testing.checks import Net
-from msops.testing.entry import outputs_of, prepare_operator
 from operator_test import run, run_gradient
 
 pytestmark = pytest.mark.skipif(VERSION < (2, 0), reason="not yet tested with MindSpore 1.10")
@@ -112,13 +111,17 @@ def test_any_cloud(points, dtype, random):
     """Any coordinates, equal ones, NaN and infinity among them, give what all distances give."""
     with np.errstate(all="ignore"):
         xyz = points.astype(dtype)[None]
-        queries = xyz[:, random.choices(range(len(points)), k=random.choice((3, 40)))]
-        if random.random() < 0.3:
-            queries = queries * queries.dtype.type(1.5)
+        queries = xyz[:, random.choices(range(len(points)), k=random.choice((3, 40, 40)))]
+        if random.random() < 0.5:
+            queries = queries * queries.dtype.type(random.choice((0.9, 1.5)))
         k = random.randint(1, min(len(points), random.choice((1, 3, 40, 400))))
-        operator = make_forward("", k)
-        idx, dist, *scratch = [np.empty(shape, kind) for shape, kind in outputs_of(operator, [xyz, queries])]
-        assert prepare_operator(operator, [xyz, queries, idx, dist, *scratch])() == 0
+        idx, dist = results_of(make_forward("", k), xyz, queries)
         want, squares = nearest(xyz, queries, k)
         np.testing.assert_array_equal(idx, want)
         np.testing.assert_array_equal(dist, np.sqrt(squares).astype(dtype))
+
+
+def test_many_queries():
+    xyz, queries = uniform(0, (2000,), (1500,))
+    for k in (1, 7, 20):
+        np.testing.assert_array_equal(results_of(make_forward("", k), xyz, queries)[0], nearest(xyz, queries, k)[0])

@@ -10,8 +10,6 @@ from msops.operators.layer_norm import make_forward
 from msops.testing.checks import run_gradient
 from operator_test import Gradient, Net, OperatorTest, check_second_order, check_training, run
 
-pytestmark = pytest.mark.skipif(VERSION < (2, 0), reason="not yet tested with MindSpore 1.10")
-
 
 class Rows:
     """Holds the rows of an input, normalized, and what normalizes them."""
@@ -146,12 +144,12 @@ class OnlyBias(nn.Cell):
     """Has a bias, and no weight."""
 
     def construct(self, x, bias):
-        return msops.layer_norm(x, None, bias, 0.1)
+        return msops.layer_norm(x, None, bias, 0.125)
 
 
 def test_bias_alone(mode):
     x, bias, dy = random(0, np.float64, (4, 3, 5), (5,), (4, 3, 5))
-    settings = dict(eps=0.1, only_bias=True)
+    settings = dict(eps=0.125, only_bias=True)
     np.testing.assert_allclose(run(OnlyBias(), x, bias)[0], *layer_norm(x, bias, **settings), rtol=1e-12, atol=1e-12)
     for got, want in zip(run_gradient(OnlyBias(), [x, bias], [dy]), layer_norm_backward(x, bias, dy, **settings)):
         np.testing.assert_allclose(got, want, rtol=1e-12, atol=1e-12)
@@ -202,6 +200,8 @@ def test_dtypes_of_parameters(mode, dtypes):
 )
 def test_replaces_nn_layer_norm(mode, shape, settings, tmp_path):
     """LayerNorm has nn.LayerNorm's initial values for the same seed, the same output, and loads its checkpoint."""
+    if "gamma_init" in settings and VERSION < (2, 0):
+        pytest.skip("MindSpore 1.10 draws other numbers for each Cell of a program")
     mindspore.set_seed(3)
     ours = msops.LayerNorm(shape, **settings)
     mindspore.set_seed(3)
@@ -214,8 +214,9 @@ def test_replaces_nn_layer_norm(mode, shape, settings, tmp_path):
     for parameter in theirs.get_parameters():
         parameter.set_data(Tensor(random(5, np.float32, parameter.shape)[0]))
     mindspore.save_checkpoint(theirs, str(tmp_path / "norm.ckpt"))
-    not_loaded, _ = mindspore.load_param_into_net(ours, mindspore.load_checkpoint(str(tmp_path / "norm.ckpt")))
-    assert not not_loaded
+    mindspore.load_param_into_net(ours, mindspore.load_checkpoint(str(tmp_path / "norm.ckpt")), strict_load=True)
+    for own, other in zip(ours.get_parameters(), theirs.get_parameters()):
+        np.testing.assert_array_equal(own.asnumpy(), other.asnumpy())
     np.testing.assert_allclose(ours(x).asnumpy(), theirs(x).asnumpy(), rtol=1e-4, atol=1e-5)
 
 
@@ -257,4 +258,4 @@ def test_wrong_settings(settings, error, words):
 def test_begin_norm_axis_that_does_not_fit_the_input(mode):
     net = msops.LayerNorm((4,), begin_norm_axis=1, begin_params_axis=1)
     with pytest.raises(ValueError, match="LayerNorm: begin_norm_axis must be 2 for an input of 3 axes"):
-        net(ops.ones((2, 3, 4)))
+        net(ops.ones((2, 3, 4), mindspore.float32))

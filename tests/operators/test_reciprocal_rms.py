@@ -2,12 +2,9 @@ import numpy as np
 import pytest
 
 from card import Card, chain
-from msops.compat import VERSION
 from msops.operators.reciprocal_rms import make_forward, reciprocal_rms
 from msops.testing.checks import Gradient, Net, run
 from test_rms_norm import scale_of
-
-pytestmark = pytest.mark.skipif(VERSION < (2, 0), reason="not yet tested with MindSpore 1.10")
 
 
 def formula(x, eps=1e-6):

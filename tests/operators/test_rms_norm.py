@@ -12,8 +12,6 @@ from msops.testing.checks import run_gradient
 from msops.testing.entry import prepare_operator
 from operator_test import Gradient, Net, OperatorTest, check_second_order, check_training, run
 
-pytestmark = pytest.mark.skipif(VERSION < (2, 0), reason="not yet tested with MindSpore 1.10")
-
 
 def scale_of(x, eps):
     """Returns 1 / sqrt(mean(x^2) + eps) of each row."""
@@ -193,6 +191,8 @@ def test_second_order_without_weight(mode):
 
 def test_eps_keeps_its_digits(mode):
     """MindSpore makes float32 of Python's numbers on its way; the operator gets 1e-12 itself."""
+    if mode == "graph" and VERSION < (2, 0):
+        pytest.skip("MindSpore 1.10 rounds the numbers of a compiled function to float32")
     x = np.full((2, 3), 1e-8)
     np.testing.assert_allclose(run(Net(msops.rms_norm, eps=1e-12), x)[0], *rms_norm(x, eps=1e-12), rtol=1e-14)
 

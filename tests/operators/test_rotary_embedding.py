@@ -9,8 +9,6 @@ from msops.compat import VERSION
 from msops.operators.rotary_embedding import make_forward
 from operator_test import Net, OperatorTest, run, run_gradient
 
-pytestmark = pytest.mark.skipif(VERSION < (2, 0), reason="not yet tested with MindSpore 1.10")
-
 
 def rotate(x, cos, sin, interleaved=False, layout="BHTD"):
     half = cos.shape[-1]

@@ -1,14 +1,10 @@
 import itertools
 
 import numpy as np
-import pytest
 
 from card import chain, length, zeros
-from msops.compat import VERSION
 from msops.operators.rotary_position_embedding import make_forward, rotary_position_embedding
 from operator_test import OperatorTest
-
-pytestmark = pytest.mark.skipif(VERSION < (2, 0), reason="not yet tested with MindSpore 1.10")
 
 
 def turned(x, interleaved):

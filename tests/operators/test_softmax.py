@@ -5,11 +5,8 @@ from numpy import inf, nan
 
 import msops
 from card import DTYPES, lengths, random
-from msops.compat import VERSION
 from msops.operators.softmax import make_operators
 from operator_test import Gradient, Net, OperatorTest, run
-
-pytestmark = pytest.mark.skipif(VERSION < (2, 0), reason="not yet tested with MindSpore 1.10")
 
 
 def softmax(x, axis=-1):
@@ -79,7 +76,7 @@ class TestSoftmax(OperatorTest):
     wrong = (
         ([np.zeros(3, np.int32)], {}, TypeError, "softmax: x must be float16, float32 or float64, got int32"),
         ([1.5], {}, TypeError, "softmax: x must be a Tensor, got float"),
-        ([np.float32(1)], {}, TypeError, "softmax: x must be a Tensor"),
+        ([np.float32(1)], {}, TypeError, "Tensor"),  # MindSpore 1.10 has its own message
         ([np.zeros((), np.float32)], {}, ValueError, "softmax: axis must be at least 0 and less than 0, got -1"),
         ([np.zeros((2, 3), np.float32)], dict(axis=2), ValueError, "axis must be at least -2 and less than 2, got 2"),
         ([np.zeros((2, 3), np.float32)], dict(axis=-3), ValueError, "axis must be at least -2 and less than 2, got -3"),

@@ -1,13 +1,9 @@
 import numpy as np
-import pytest
 
 from card import zeros
-from msops.compat import VERSION
 from msops.operators import swiglu_halves as operators
 from operator_test import OperatorTest
 from test_swiglu import swiglu, swiglu_backward, swiglu_backward_backward
-
-pytestmark = pytest.mark.skipif(VERSION < (2, 0), reason="not yet tested with MindSpore 1.10")
 
 
 def halves(x):

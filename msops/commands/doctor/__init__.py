@@ -41,7 +41,8 @@ def _run(options: argparse.Namespace) -> NoReturn:
             print(f"{state:5}  {what:9}  {text}")
             for command in mend if state == "wrong" else ():
                 print(f"{'':18}{command}")
-        print(f"msops works on {' and '.join(devices) or 'no device'}.")
+        wrong = any(finding.state == "wrong" for finding in findings)
+        print(f"msops works on {' and '.join(devices) or 'no device'}{'; see what is wrong above' * wrong}.")
     sys.exit(not devices)
 
 
@@ -60,7 +61,7 @@ def examine() -> list[Finding]:
         compilers.cache_finding(),
         *libraries.findings(gpus, nvcc),
         *cuda11.findings(gpus, right_nvcc),
-        on_cpu.finding,
+        modules.device(on_cpu),
         smoke.run("GPU").finding if gpus.usable else Finding("GPU", "none", "not tried"),
     ]
     if python.state == "wrong":  # pip finds no MindSpore for this Python, so another Python comes first

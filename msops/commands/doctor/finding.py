@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from ...core.library import PACKAGE
 
-AGAIN = "python -m msops doctor  # tells what is then to do"
+AGAIN = f"{shlex.quote(sys.executable)} -m msops doctor  # tells what is then to do"
 
 
 class Finding(NamedTuple):

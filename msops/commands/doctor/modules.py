@@ -70,12 +70,19 @@ def mindspore(smoke: Smoke) -> Finding:
             text += f"; msops was tried with {', '.join(_TRIED)} only"
         return Finding("MindSpore", "ok", text)
     if not text and smoke.error.endswith("No module named 'mindspore'"):
-        wanted = [_MINDSPORE, *(f"{name.lower()}<{bound}" for name, bound in BELOW.items())]
-        return Finding("MindSpore", "wrong", "not installed", (pip("install", *wanted),))
-    mend: tuple[str, ...] = ()
-    for name, version in there.items():
-        mend = _mend(f"{name}=={version}", smoke.error)
-    return Finding("MindSpore", "wrong", f"{text} cannot be imported: {smoke.error}".lstrip(), mend)
+        return Finding("MindSpore", "wrong", "not installed", (pip("install", _MINDSPORE, *_bounds()),))
+    text = f"{text} cannot be imported: {smoke.error}".lstrip()
+    return Finding("MindSpore", "wrong", text, _mend(there, smoke.error))
+
+
+def device(smoke: Smoke) -> Finding:
+    """Returns the finding of a device. A MindSpore that could be imported may lack a package that it needs later."""
+    late = bool(smoke.version) and smoke.error.startswith("ModuleNotFoundError")
+    return smoke.finding._replace(mend=_mend(_distributions(), smoke.error)) if late else smoke.finding
+
+
+def _bounds() -> list[str]:
+    return [f"{name.lower()}<{bound}" for name, bound in BELOW.items()]
 
 
 def _distributions() -> dict[str, str]:
@@ -88,12 +95,17 @@ def _distributions() -> dict[str, str]:
     return found
 
 
-def _mend(requirement: str, error: str) -> tuple[str, ...]:
-    """Returns the commands that mend an error of `import mindspore`."""
-    if "'PIL.Image' has no attribute" in error:  # MindSpore before 2.7 uses what Pillow 10 removed
+def _mend(there: dict[str, str], error: str) -> tuple[str, ...]:
+    """Returns the commands that mend an error of `import mindspore`. `there` has the version of each distribution."""
+    if len(there) != 1:
+        return ()
+    ((name, version),) = there.items()
+    requirement = f"{name}=={version}"
+    old = ("pillow<10",) if numbers(version) < (2, 7) else ()  # these use what Pillow 10 removed
+    if "'PIL.Image' has no attribute" in error:
         return (pip("install", "pillow<10"),)
-    if error.startswith("ModuleNotFoundError"):
-        return (pip("install", requirement),)  # it also installs what MindSpore depends on
+    if error.startswith("ModuleNotFoundError"):  # pip installs what MindSpore depends on, but the newest of it
+        return (pip("install", requirement, *_bounds(), *old),)
     library = missing_library(error)
     name = re.sub(r"^lib|\.so.*", "", library)
     if name in LIBRARIES:
