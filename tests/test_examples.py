@@ -58,6 +58,33 @@ def test_picture_of_the_volume_has_room(monkeypatch):
     assert gap > 2 * labels["relative error"].width
 
 
+def test_shapes_are_named(run, tmp_path):
+    result = run("points")
+    assert result.returncode == 0, result.stderr
+    accuracies = re.search(r"test accuracy: shapes ([\d.]+)%, parts ([\d.]+)%", result.stdout).groups()
+    shapes, parts = map(float, accuracies)
+    assert shapes >= 95
+    assert parts >= 85
+    assert is_picture(tmp_path / "points.png")
+
+
+def test_shapes_have_their_curvature(monkeypatch):
+    """Each shape has as many points as it is asked for, in the unit ball except for noise, and parts as its formula."""
+    monkeypatch.syspath_prepend(ROOT / "examples")
+    shapes = importlib.import_module("shapes")
+    rng = np.random.default_rng(0)
+    parts = {"sphere": "bulging", "cube": "flat", "tetrahedron": "flat", "cone": "flat bent", "cylinder": "flat bent",
+             "capsule": "bulging bent", "hemisphere": "flat bulging", "torus": "bulging saddle"}  # fmt: skip
+    for shape in shapes.SHAPES:
+        points, kinds = shapes.cloud(rng, shape, 500)
+        assert points.shape == (500, 3)
+        assert np.linalg.norm(points, axis=1).max() < 1.1
+        found = {shapes.PARTS[kind] for kind in kinds}
+        assert found == set(parts.get(shape.__name__, " ".join(found)).split())
+    torus, kinds = shapes.torus(rng, 500)
+    np.testing.assert_array_equal(kinds == shapes.SADDLE, np.hypot(torus[:, 0], torus[:, 1]) < 1)
+
+
 def test_text_is_learned(run, tmp_path):
     """Both kinds of operators compute the same losses. After 80 steps the model is better than the bigram table."""
     result = run("text", "--operators=both", "--steps=80")
@@ -80,6 +107,7 @@ def test_text_is_learned(run, tmp_path):
     [
         ("text", "--steps=1", "must be below that of the bigram table"),
         ("rows", "--epochs=1", "accuracy must be at least 95%"),
+        ("points", "--steps=1", "accuracy must be at least 95%"),
         ("volume", "--steps=1", "error must be at most 2%"),
     ],
 )

@@ -197,18 +197,23 @@ struct ScatterOnCpu {
       std::fill_n(sums[r], count, C(0));
     }
     const int64_t indices = own.list * all.places * kTaps;
-    for (int64_t m = 0; m < all.places; ++m) {
-      C terms[kRows];
-      for (int r = 0; r < kRows; ++r) terms[r] = C(from[r][m]);
-      for (int k = 0; k < kTaps; ++k) {
-        const int64_t i = indices + m * kTaps + k;
-        uint32_t at = static_cast<uint32_t>(index[i]);
-        if constexpr (!kInPlace) at = std::min(at - static_cast<uint32_t>(first), static_cast<uint32_t>(count));
-        for (int r = 0; r < kRows; ++r) {
-          if constexpr (kTaps == 1) {
-            sums[r][at] += terms[r];
-          } else {
-            sums[r][at] += C(weight[i]) * terms[r];
+    for (int64_t begin = 0; begin < all.places; begin += kRun) {
+      const int64_t run = std::min(kRun, all.places - begin);
+      C terms[kRows][kRun];
+      for (int r = 0; r < kRows; ++r)
+#pragma omp simd
+        for (int64_t j = 0; j < run; ++j) terms[r][j] = C(from[r][begin + j]);
+      for (int64_t j = 0; j < run; ++j) {
+        for (int k = 0; k < kTaps; ++k) {
+          const int64_t i = indices + (begin + j) * kTaps + k;
+          uint32_t at = static_cast<uint32_t>(index[i]);
+          if constexpr (!kInPlace) at = std::min(at - static_cast<uint32_t>(first), static_cast<uint32_t>(count));
+          for (int r = 0; r < kRows; ++r) {
+            if constexpr (kTaps == 1) {
+              sums[r][at] += terms[r][j];
+            } else {
+              sums[r][at] += C(weight[i]) * terms[r][j];
+            }
           }
         }
       }
