@@ -117,6 +117,11 @@ class Benchmark:
         torch crashes in MindSpore's GPU process."""
         raise NotImplementedError
 
+    def torch_formulas(self, case):
+        """Returns {name of a peer: its formula}, where torch has several kernels; torch.compile takes the one that is
+        named torch."""
+        return {"torch": self.torch_formula(case)}
+
     def on_line(self, case):
         """Tells whether a line of roof.png connects the case of this name with others."""
         return True

@@ -16,11 +16,14 @@ def peers(case, sets, known=None):
     A gradient's call needs all inputs of the formula. What the entry does not take comes from `known` by name, or is
     random.
     """
-    formula, known = case.benchmark.torch_formula(case), known or {}
-    yield "torch", lambda: _prepare(case, sets, formula, known)
+    known = known or {}
+    formulas = case.benchmark.torch_formulas(case)
+    for name, formula in formulas.items():
+        yield name, functools.partial(_prepare, case, sets, formula, known)
+    formula = formulas.get("torch")
     if case.benchmark.channels_last:
         yield "torch channels-last", lambda: _prepare(case, [_channels_last(each) for each in sets], formula, known)
-    if case.named:
+    if case.named and formula is not None:
         yield "torch.compile", lambda: _prepare(case, sets, _compiled(formula), known)
 
 
