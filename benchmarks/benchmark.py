@@ -118,6 +118,11 @@ class Benchmark:
         torch crashes in MindSpore's GPU process."""
         raise NotImplementedError
 
+    def torch_formulas(self, case):
+        """Returns {name of a peer: its formula}, where torch has several kernels; torch.compile takes the one that is
+        named torch."""
+        return {"torch": self.torch_formula(case)}
+
     def other_peers(self, case, sets):
         """Yields (name, a function that returns the calls over these sets of torch's inputs) of further peers."""
         yield from ()

@@ -16,12 +16,15 @@ def peers(case, sets, known=None):
     A gradient's call needs all inputs of the formula. What the entry does not take comes from `known` by name, or is
     random.
     """
-    formula, known = case.benchmark.torch_formula(case), known or {}
-    yield "torch", lambda: _prepare(case, sets, formula, known)
+    known = known or {}
+    formulas = case.benchmark.torch_formulas(case)
+    for name, formula in formulas.items():
+        yield name, functools.partial(_prepare, case, sets, formula, known)
+    formula = formulas.get("torch")
     if case.benchmark.channels_last:
         yield "torch channels-last", lambda: _prepare(case, [_channels_last(each) for each in sets], formula, known)
     yield from case.benchmark.other_peers(case, sets)
-    if case.named and case.benchmark.compiled:
+    if case.named and case.benchmark.compiled and formula is not None:
         yield "torch.compile", lambda: _prepare(case, sets, _compiled(formula), known)
 
 

@@ -26,7 +26,7 @@ constexpr int64_t parts_of(int64_t length, int64_t part) { return (length + part
 // attention are equal work.
 MSOPS_CPU int64_t balanced(int64_t i, int64_t n) { return i % 2 ? n - 1 - i / 2 : i / 2; }
 
-// A Logit is x and, for the gradient, dx/dz with z = q_i k_j. Q^T is multiplied by the scale before.
+// Logits turns the products of a panel, which the scale has multiplied already, into logits.
 template <typename T>
 struct Logits {
   using C = Compute<T>;

@@ -122,8 +122,10 @@ __device__ __forceinline__ void clear_rows(unsigned char* tile, int inside, bool
 inline bool encode_rows(TensorMap* map, const Half* data, const Strides& strides, int64_t width, int64_t rows,
                         int64_t heads, int64_t batch, int box) {
   if (!is_packed(data, strides, width) || least(least(width, rows), least(heads, batch)) < 1) return false;
-  const TensorMap::Dimension dimensions[] = {
-      {width, 1, 64}, {rows, strides.row, box}, {heads, strides.head, 1}, {batch, strides.batch, 1}};
+  // The stride of an axis of size 1 may be anything, such as 0, which TMA refuses.
+  const int64_t head = heads > 1 ? strides.head : 8, of_batch = batch > 1 ? strides.batch : 8;
+  const int64_t row = rows > 1 ? strides.row : 8;
+  const TensorMap::Dimension dimensions[] = {{width, 1, 64}, {rows, row, box}, {heads, head, 1}, {batch, of_batch, 1}};
   return map->encode(data, dimensions);
 }
 

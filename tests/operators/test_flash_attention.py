@@ -142,6 +142,9 @@ class TestFlashAttention(OperatorTest):
         "few heads, many keys": case((1, 1, 20, 1300), 8, batch=1),
         "wide": case((1, 1, 33, 40), 256, 256, batch=1),
         "1 query, 127 keys": case((2, 1, 1, 127), 96, batch=1),
+        "3 queries, 4097 keys": case((2, 1, 3, 4097), 4, batch=1, causal=True),
+        "long rows of queries": case((2, 1, 600, 40), 128),
+        "long rows of keys": case((1, 1, 40, 1100), 128, batch=1, causal=True),
         "1 key": case((2, 2, 100, 1), 40, batch=1),
         "1000": case((1, 1, 1000, 1000), 8, batch=1, causal=True),
     }

@@ -1,0 +1,107 @@
+"""Benchmarks attention. A size is (B, Hq, Hk, Tq, Tk, D, causal), where causal is 0 or 1."""
+
+from mindspore import ops
+
+import msops
+from test_flash_attention import TestFlashAttention
+
+from ..benchmark import Benchmark, OfFunction, Sizes
+from ..figures import Target, best_peer, times_faster
+
+TORCH = ("torch flash", "torch cuDNN", "torch efficient")
+
+
+def composed(q, k, v):
+    """Computes attention by MindSpore's operators, for heads of keys that serve one head of queries each."""
+    scores = ops.matmul(q * q.shape[-1] ** -0.5, k.swapaxes(2, 3))
+    return ops.matmul(ops.softmax(scores), v)
+
+
+def composed_causal(q, k, v):
+    scores = ops.matmul(q * q.shape[-1] ** -0.5, k.swapaxes(2, 3))
+    later = ops.arange(k.shape[2]).expand_dims(0) > ops.arange(q.shape[2]).expand_dims(1)
+    return ops.matmul(ops.softmax(ops.masked_fill(scores, later, -60000.0)), v)
+
+
+def flash_causal(q, k, v):
+    return msops.flash_attention(q, k, v, causal=True)
+
+
+class FlashAttention(Benchmark):
+    card = TestFlashAttention()
+    sizes = {
+        "GPU": [
+            Sizes(
+                named=(
+                    (8, 16, 16, 2048, 2048, 64, 1),
+                    (4, 16, 16, 4096, 4096, 128, 1),
+                    (4, 16, 16, 4096, 4096, 128, 0),
+                    (2, 32, 8, 8192, 8192, 128, 1),
+                    (1, 16, 16, 16384, 16384, 128, 1),
+                    (64, 12, 12, 512, 512, 64, 0),
+                ),
+                sweep=((64, 32, 8, 1, 8192, 128, 0), (1, 32, 8, 16, 8192, 128, 0), (2, 8, 8, 1024, 1024, 256, 1)),
+                ragged={(4, 16, 16, 4095, 4095, 126, 1): (4, 16, 16, 4096, 4096, 128, 1)},
+            )
+        ],
+        "CPU": [
+            Sizes(
+                named=((1, 4, 4, 512, 512, 64, 1), (1, 4, 4, 512, 512, 64, 0)),
+                sweep=((2, 4, 4, 128, 128, 64, 1), (1, 8, 2, 1, 2048, 64, 0)),
+                ragged={(1, 4, 4, 511, 511, 63, 1): (1, 4, 4, 512, 512, 64, 1)},
+            )
+        ],
+    }
+    cell_sizes = {
+        "GPU": [(8, 16, 16, 2048, 2048, 64, 1), (4, 16, 16, 4096, 4096, 128, 1)],
+        "CPU": [(1, 4, 4, 128, 128, 64, 1), (1, 4, 4, 1024, 1024, 64, 1)],
+    }
+    targets = {
+        "GPU": [
+            Target("float16, forward", "not slower than the best peer", 1,
+                   best_peer(lambda case: True, dtype="float16", direction="forward", named=True)),
+            Target("float16, backward", "0.95 of the best peer's speed", 0.95,
+                   best_peer(lambda case: True, dtype="float16", direction="backward", named=True)),
+            Target("float32", "not slower than the best peer", 1,
+                   best_peer(lambda case: True, dtype="float32", named=True)),
+        ],
+        "CPU": [Target("whole Cells", "faster than MindSpore's operators", 1, times_faster("MindSpore", "graph"))],
+    }  # fmt: skip
+
+    def describe(self, size):
+        batch, heads, kv_heads, queries, keys, width, causal = size
+        lengths = f"T{queries}" if queries == keys else f"T{queries} of {keys}"
+        grouped = f"H{heads}" if heads == kv_heads else f"H{heads} of {kv_heads}"
+        return f"B{batch} {grouped} {lengths} D{width}{' causal' * causal}"
+
+    def inputs(self, size):
+        batch, heads, kv_heads, queries, keys, width, _ = size
+        return [(batch, heads, queries, width), *[(batch, kv_heads, keys, width)] * 2]
+
+    def settings(self, size):
+        return {"causal": bool(size[-1]), "optional": ()}
+
+    def cases(self, size):
+        forward, backward = super().cases(size)
+        return [forward, backward._replace(formula_results=("out",))]
+
+    def torch_formulas(self, case):
+        """Returns torch's attention by each of its kernels."""
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+        from torch.nn.functional import scaled_dot_product_attention
+
+        _, heads, kv_heads, *_, causal = case.size
+
+        def by_kernel(kernel):
+            def formula(q, k, v):
+                with sdpa_kernel(kernel):
+                    return scaled_dot_product_attention(q, k, v, is_causal=bool(causal), enable_gqa=heads != kv_heads)
+
+            return formula
+
+        kernels = SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION
+        return dict(zip(TORCH, map(by_kernel, kernels)))
+
+    def networks(self, size, dtype, device):
+        ours, theirs = (flash_causal, composed_causal) if size[-1] else (msops.flash_attention, composed)
+        return {"msops": OfFunction(ours), "MindSpore": OfFunction(theirs)}
