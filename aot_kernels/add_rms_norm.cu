@@ -30,9 +30,7 @@ MSOPS_ENTRY(AddRmsNormForward) {
   const Tensor weight = call.optional_of("common|float32", "weight", 1), y = call.tensor("y"), s = call.tensor("s");
   const double eps = eps_of(call), offset = offset_of(call);
   const Casting casting = casting_of(call);
-  const int64_t columns = x.dim(-1);
-  call.require(x.rank > 0, kBadRank, "x has no axes");
-  if (call.has("weight")) call.require_shape(weight, {columns});
+  const int64_t columns = columns_of(call, x, weight);
   for (const Tensor& tensor : {residual, y, s}) call.require_same_shape(tensor, x);
   return call.run([&](auto type) {
     using T = typename decltype(type)::type;
@@ -50,9 +48,7 @@ MSOPS_ENTRY(AddRmsNormBackward) {
   const Tensor dweight = call.optional_of("common|float32", "dweight", 1);
   const NormSums sums{dweight, {}, call.scratch("partial", 2)};
   const double eps = eps_of(call), offset = offset_of(call);
-  const int64_t columns = s.dim(-1);
-  call.require(s.rank > 0, kBadRank, "s has no axes");
-  if (call.has("weight")) call.require_shape(weight, {columns});
+  const int64_t columns = columns_of(call, s, weight);
   for (const Tensor& tensor : {dy, ds, dx}) call.require_same_shape(tensor, s);
   require_gradient_of(call, dweight, weight, "weight");
   sums.check(call, columns, 1);

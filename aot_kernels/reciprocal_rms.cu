@@ -1,6 +1,6 @@
 // r = 1 / sqrt(mean(x^2) + eps), for each row x
 
-#include "common/rows.h"
+#include "norm/settings.h"
 
 using namespace msops;
 
@@ -25,8 +25,7 @@ struct Forward {
 
 MSOPS_ENTRY(ReciprocalRmsForward) {
   const Tensor x = call.tensor("x"), r = call.tensor_of("accumulator", "r");
-  const double eps = call.number("eps");
-  call.require(eps >= 0 && eps < HUGE_VAL, kBadAttribute, "attribute eps is %g, expected a number of at least 0", eps);
+  const double eps = eps_of(call);
   call.require_shape_of_rows(r, x);
   return call.run([&](auto type) {
     using T = typename decltype(type)::type;

@@ -27,9 +27,7 @@ MSOPS_ENTRY(RmsNormForward) {
   const Tensor x = call.tensor("x"), weight = call.optional_of("common|float32", "weight", 1), y = call.tensor("y");
   const double eps = eps_of(call), offset = offset_of(call);
   const Casting casting = casting_of(call);
-  const int64_t columns = x.dim(-1);
-  call.require(x.rank > 0, kBadRank, "x has no axes");
-  if (call.has("weight")) call.require_shape(weight, {columns});
+  const int64_t columns = columns_of(call, x, weight);
   call.require_same_shape(y, x);
   return call.run([&](auto type) {
     using T = typename decltype(type)::type;
@@ -44,9 +42,7 @@ MSOPS_ENTRY(RmsNormBackward) {
   const Tensor dx = call.tensor("dx"), dweight = call.optional_of("common|float32", "dweight", 1);
   const NormSums sums{dweight, {}, call.scratch("partial", 2)};
   const double eps = eps_of(call), offset = offset_of(call);
-  const int64_t columns = x.dim(-1);
-  call.require(x.rank > 0, kBadRank, "x has no axes");
-  if (call.has("weight")) call.require_shape(weight, {columns});
+  const int64_t columns = columns_of(call, x, weight);
   call.require_same_shape(dy, x);
   call.require_same_shape(dx, x);
   require_gradient_of(call, dweight, weight, "weight");
@@ -69,9 +65,7 @@ MSOPS_ENTRY(RmsNormBackwardBackward) {
   const Tensor ddy = call.tensor("ddy");
   const NormSums sums{dweight, {}, call.scratch("partial", 2)};
   const double eps = eps_of(call), offset = offset_of(call);
-  const int64_t columns = x.dim(-1);
-  call.require(x.rank > 0, kBadRank, "x has no axes");
-  if (call.has("weight")) call.require_shape(weight, {columns});
+  const int64_t columns = columns_of(call, x, weight);
   for (const Tensor& tensor : {dy, ddx, dx, ddy}) call.require_same_shape(tensor, x);
   require_gradient_of(call, dweight, weight, "weight");
   require_gradient_of(call, ddweight, weight, "weight");

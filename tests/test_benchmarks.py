@@ -130,22 +130,29 @@ def assert_close(got, want, what):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4 * max(1, np.abs(b).max()), err_msg=str(what))
 
 
-@pytest.mark.parametrize("op", KERNELS)
-def test_numpy_peers_agree(op):
+def kernel_calls(op):
+    """Yields a case with its inputs, its results, and the tensors of the forward case before it, by name."""
     from benchmarks.kernels import CpuArrays, random_inputs
 
     known = {}
     for case in kernel_cases("CPU", [op], quick=True):
         names, outputs = case.operator.names()
         inputs = random_inputs(case, "float32", CpuArrays())
-        if case.formula_inputs:  # a gradient takes what fits of the forward case before it
+        if case.formula_inputs:  # a gradient takes what fits of the forward case
             inputs = [
                 known[name] if name in known and known[name].shape == x.shape else x for name, x in zip(names, inputs)
             ]
-        (call,) = numpy_peers.prepare(case, [inputs])
-        got, want = call(), results_of(case, inputs, np.empty)
+        want = results_of(case, inputs, np.empty)
         if case.direction == "forward":
             known = dict(zip([*names, *outputs], [*inputs, *want]))
+        yield case, inputs, want, known
+
+
+@pytest.mark.parametrize("op", KERNELS)
+def test_numpy_peers_agree(op):
+    for case, inputs, want, _ in kernel_calls(op):
+        (call,) = numpy_peers.prepare(case, [inputs])
+        got = call()
         assert_close(got if isinstance(got, tuple) else (got,), want, case)
 
 
@@ -154,15 +161,7 @@ def test_torch_peers_agree(op):
     torch = pytest.importorskip("torch")
     from benchmarks import torch_peers
 
-    rng, known = np.random.default_rng(0), {}
-    for case in kernel_cases("CPU", [op], quick=True):
-        names, outputs = case.operator.names()
-        inputs = [rng.standard_normal(shape).astype("float32") for shape in case.inputs]
-        if case.formula_inputs:  # a gradient takes the inputs and results of the forward case before it
-            inputs = [known.get(name, x) for name, x in zip(names, inputs)]
-        want = results_of(case, inputs, np.empty)
-        if case.direction == "forward":
-            known = dict(zip([*names, *outputs], [*inputs, *want]))
+    for case, inputs, want, known in kernel_calls(op):
         tensors = {name: torch.from_numpy(x) for name, x in known.items()}
         for name, make in torch_peers.peers(case, [[torch.from_numpy(x) for x in inputs]], tensors):
             if name != "torch.compile":

@@ -7,23 +7,13 @@ import msops
 from test_layer_norm import TestLayerNorm
 
 from ..benchmark import Benchmark
-from .rms_norm import ROWS, of_rows
+from .rms_norm import ROWS, SHARES, of_rows
 
 
 class LayerNorm(Benchmark):
     card = TestLayerNorm()
     sizes = ROWS
-    targets = of_rows(
-        {
-            "float16": {
-                "2^16 x 2^10": (0.95, 0.90),
-                "2^15 x 2^12": (0.97, 0.90),
-                "2^13 x 2^13": (0.93, 0.85),
-                "2^12 x 2^15": (0.97, 0.85),
-            },
-            "float32": {"2^15 x 2^12": (0.98, 0.95)},
-        }
-    )
+    targets = of_rows(SHARES)
 
     def inputs(self, size):
         return [size, size[-1:], size[-1:]]

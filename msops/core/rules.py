@@ -76,3 +76,8 @@ def row_parts(rows: int, columns: int) -> int:
         528 10
     """
     return max(1, min(rows, 33 * 2**16 // max(1, columns)))
+
+
+def sums_of_rows(x: Spec, columns: int, sums: int = 1) -> Spec:
+    """Returns the Spec of scratch in which `for_rows_with_sums` adds up `sums` numbers for each column of rows of x."""
+    return scratch(x.dtype, row_parts(x.size // max(1, columns), columns), sums * columns)

@@ -7,8 +7,9 @@ from mindspore import Tensor, ops
 
 from msops.core.factory import custom_op
 from msops.core.library import of_package
+from msops.core.rules import sums_of_rows
 
-from .rms_norm import RMSNorm, second_gradient, settings_of, sums_of_rows
+from .rms_norm import RMSNorm, second_gradient, settings_of
 
 if TYPE_CHECKING:
     from msops.core.operator import Operator
@@ -115,11 +116,9 @@ def make_backward(name: str, eps: float, offset: float, casting: str) -> Operato
     return _make_operators(**settings_of(name, eps, offset, casting))[1]
 
 
-# In mixed precision MindSpore casts Parameters for primitives, but not for an operator with optional inputs.
 @ops.constexpr
 def _make_primitive(name: str, eps: float, offset: float, casting: str, has_weight: bool) -> Primitive:
-    operator = make_forward(name, eps, offset, casting)
-    return operator.primitive if has_weight else operator.without("weight").primitive
+    return make_forward(name, eps, offset, casting).primitive_with(weight=has_weight)
 
 
 @functools.lru_cache(256)  # a full cache frees an operator unless a Cell or a graph still has it
@@ -171,4 +170,4 @@ def _make_operators(eps: float, offset: float, casting: int) -> tuple[Operator, 
 
 
 def _infer_backward(s: Spec, weight: Spec | None, dy: Spec, ds: Spec, eps: float, offset: float) -> list[Spec]:
-    return [s, weight or s, sums_of_rows(s)]
+    return [s, weight or s, sums_of_rows(s, s.shape[-1])]

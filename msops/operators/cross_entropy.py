@@ -166,7 +166,6 @@ def make_forward(
     )
 
 
-# In mixed precision MindSpore casts Parameters for primitives, but not for an operator with optional inputs.
 @ops.constexpr
 def make_primitive(
     name: str,
@@ -178,8 +177,9 @@ def make_primitive(
     has_weight: bool = False,
 ) -> Primitive:
     """Returns what MindSpore runs for the operator; its first result is the loss."""
-    operator = make_forward(name, ignore_index, reduction, label_smoothing, z_loss, softcap)
-    return operator.primitive if has_weight else operator.without("weight").primitive
+    return make_forward(name, ignore_index, reduction, label_smoothing, z_loss, softcap).primitive_with(
+        weight=has_weight
+    )
 
 
 @functools.lru_cache(256)  # a full cache frees an operator unless a Cell or a graph still has it

@@ -177,13 +177,11 @@ def make_forward(name: str, stride: Numbers, pad_mode: str, padding: Numbers, di
     return _cached_forward(**_attributes(name, stride, pad_mode, padding, dilation))
 
 
-# In mixed precision MindSpore casts Parameters for primitives, but not for an operator with optional inputs.
 @ops.constexpr
 def _make_primitive(
     name: str, stride: Numbers, pad_mode: str, padding: Numbers, dilation: Numbers, has_bias: bool
 ) -> Primitive:
-    operator = _cached_forward(**_attributes(name, stride, pad_mode, padding, dilation))
-    return operator.primitive if has_bias else operator.without("bias").primitive
+    return _cached_forward(**_attributes(name, stride, pad_mode, padding, dilation)).primitive_with(bias=has_bias)
 
 
 @functools.lru_cache(256)  # a full cache frees an operator unless a Cell or a graph still has it

@@ -9,7 +9,7 @@ from mindspore import Tensor, nn, ops
 from msops.core import arguments
 from msops.core.factory import custom_op
 from msops.core.library import of_package
-from msops.core.rules import row_parts, scratch
+from msops.core.rules import sums_of_rows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -165,11 +165,9 @@ def make_forward(name: str, eps: float) -> Operator:
     return _cached_forward(arguments.number(name, "eps", eps, 0))
 
 
-# In mixed precision MindSpore casts Parameters for primitives, but not for an operator with optional inputs.
 @ops.constexpr
 def _make_primitive(name: str, eps: float, has_weight: bool, has_bias: bool) -> Primitive:
-    absent = [what for what, given in (("weight", has_weight), ("bias", has_bias)) if not given]
-    return make_forward(name, eps).without(*absent).primitive
+    return make_forward(name, eps).primitive_with(weight=has_weight, bias=has_bias)
 
 
 @functools.lru_cache(256)  # a full cache frees an operator unless a Cell or a graph still has it
@@ -214,7 +212,7 @@ def _infer(x: Spec, weight: Spec | None, bias: Spec | None, eps: float) -> Spec:
 def _infer_backward(x: Spec, weight: Spec | None, bias: Spec | None, dy: Spec, eps: float) -> list[Spec]:
     _infer(x, weight, bias, eps)
     _require_shape_of(x, dy=dy)
-    return [x, weight or x, bias or x, _sums(x, weight)]
+    return [x, weight or x, bias or x, sums_of_rows(x, _columns(x, weight), 2)]
 
 
 def _infer_backward_backward(
@@ -224,7 +222,7 @@ def _infer_backward_backward(
     _require_shape_of(x, dy=dy, ddx=ddx)
     if weight is not None and ddweight != weight:
         raise ValueError(f"ddweight must be {weight.dtype} of shape {weight.shape} as weight is, got {ddweight}")
-    return [x, weight or x, dy, _sums(x, weight)]
+    return [x, weight or x, dy, sums_of_rows(x, _columns(x, weight), 2)]
 
 
 def _require_shape_of(x: Spec, **others: Spec) -> None:
@@ -233,7 +231,5 @@ def _require_shape_of(x: Spec, **others: Spec) -> None:
             raise ValueError(f"{name} must have shape {x.shape} as x has, got {other.shape}")
 
 
-def _sums(x: Spec, weight: Spec | None) -> Spec:
-    """Returns the scratch for the gradients of the weight and of the bias."""
-    columns = x.shape[-1] if weight is None else weight.size
-    return scratch(x.dtype, row_parts(x.size // max(1, columns), columns), 2 * columns)
+def _columns(x: Spec, weight: Spec | None) -> int:
+    return x.shape[-1] if weight is None else weight.size

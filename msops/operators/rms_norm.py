@@ -9,7 +9,7 @@ from mindspore import Tensor, nn, ops
 from msops.core import arguments
 from msops.core.factory import custom_op
 from msops.core.library import of_package
-from msops.core.rules import row_parts, scratch
+from msops.core.rules import sums_of_rows
 
 if TYPE_CHECKING:
     from typing import Any
@@ -145,11 +145,9 @@ def make_forward(name: str, eps: float, offset: float, casting: str) -> Operator
     return _cached_forward(**settings_of(name, eps, offset, casting))
 
 
-# In mixed precision MindSpore casts Parameters for primitives, but not for an operator with optional inputs.
 @ops.constexpr
 def _make_primitive(name: str, eps: float, offset: float, casting: str, has_weight: bool) -> Primitive:
-    operator = make_forward(name, eps, offset, casting)
-    return operator.primitive if has_weight else operator.without("weight").primitive
+    return make_forward(name, eps, offset, casting).primitive_with(weight=has_weight)
 
 
 @functools.lru_cache(256)  # a full cache frees an operator unless a Cell or a graph still has it
@@ -185,16 +183,10 @@ def second_gradient(eps: float, offset: float) -> Operator:
 
 
 def _infer_backward(x: Spec, weight: Spec | None, dy: Spec, eps: float, offset: float) -> list[Spec]:
-    return [x, weight or x, sums_of_rows(x)]
+    return [x, weight or x, sums_of_rows(x, x.shape[-1])]
 
 
 def _infer_backward_backward(
     x: Spec, weight: Spec | None, dy: Spec, ddx: Spec, ddweight: Spec | None, eps: float, offset: float
 ) -> list[Spec]:
-    return [x, weight or x, dy, sums_of_rows(x)]
-
-
-def sums_of_rows(x: Spec) -> Spec:
-    """Returns the scratch for the gradient of the weight of rows."""
-    columns = x.shape[-1]
-    return scratch(x.dtype, row_parts(x.size // max(1, columns), columns), columns)
+    return [x, weight or x, dy, sums_of_rows(x, x.shape[-1])]
