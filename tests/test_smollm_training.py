@@ -114,7 +114,7 @@ def test_overflow_changes_the_scale_alone(first, text, tmp_path):
 
 def test_gradients_are_clipped(first, text, monkeypatch):
     """AdamW does not feel the size of its gradients, but its moment shows it."""
-    trainer, net = first
+    trainer, _ = first
     (moment,) = [p for p in trainer._optimizer.moments1 if p.name.endswith("embedding")]
     moment.set_data(Parameter(np.zeros(moment.shape, np.float32)))
     monkeypatch.setattr(trainer, "_clip", 1e-3)

@@ -22,6 +22,7 @@ from training import Text, Trainer
 from weights import FileError, Gguf, default_path, load
 
 OPERATORS = {"msops": msops, "mindspore": composed}
+_OUTPUT = Path(__file__).resolve().parents[1] / "output" / "smollm"
 
 
 def parse():
@@ -39,7 +40,7 @@ def parse():
     parser.add_argument("--clip", type=float, default=1.0, help="the greatest norm of the gradients")
     parser.add_argument("--every", type=int, default=50, help="how many steps lie between checkpoints")
     parser.add_argument("--seed", type=int, default=0, help="seed of the pieces and of the sample")
-    parser.add_argument("--output", type=Path, default=Path("smollm"), help="folder of the checkpoint and the losses")
+    parser.add_argument("--output", type=Path, default=_OUTPUT, help="folder of the checkpoint and the losses")
     parser.add_argument("--random", action="store_true", help="train a tiny model from random numbers, to try this")
     return parser.parse_args()
 

@@ -159,7 +159,7 @@ def sizes(file):
 
 
 def weights(file, layers):
-    """Yields names of Parameters and their values. The file counts a norm to the part after it, Layer to the one before."""
+    """Yields names of Parameters and their values. The file names a norm after the next part, Layer after the last."""
     yield "embedding", file.tensor("token_embd.weight")
     yield "norm.weight", file.tensor("blk.0.attn_norm.weight")
     for i in range(layers):
