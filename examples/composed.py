@@ -1,8 +1,10 @@
-"""The operators of a language model, composed of MindSpore's own. Each Cell is called as msops' Cell of its name."""
+"""The operators of a language model, composed of MindSpore's own. Each is called as msops' operator of its name.
+
+Statistics and losses are computed in float32, as msops does.
+"""
 
 import mindspore
-import numpy as np
-from mindspore import Parameter, Tensor, nn, ops
+from mindspore import Parameter, nn, ops
 from mindspore.common.initializer import One, initializer
 
 
@@ -13,46 +15,50 @@ class RMSNorm(nn.Cell):
         self.eps = eps
 
     def construct(self, x):
-        return x * ops.rsqrt((x * x).mean(-1, keep_dims=True) + self.eps) * self.weight
+        wide = x.astype(mindspore.float32)
+        wide = wide * ops.rsqrt((wide * wide).mean(-1, keep_dims=True) + self.eps)
+        return wide.astype(x.dtype) * self.weight.astype(x.dtype)
 
 
 class AddRMSNorm(RMSNorm):
     def construct(self, x, residual):
         total = x + residual
-        return total * ops.rsqrt((total * total).mean(-1, keep_dims=True) + self.eps) * self.weight, total
+        wide = total.astype(mindspore.float32)
+        wide = wide * ops.rsqrt((wide * wide).mean(-1, keep_dims=True) + self.eps)
+        return wide.astype(x.dtype) * self.weight.astype(x.dtype), total
 
 
-class RotaryEmbedding(nn.Cell):
-    def __init__(self, dim, max_length, base=10000.0):
-        super().__init__()
-        angles = np.outer(np.arange(max_length), base ** (-np.arange(0, dim, 2) / dim))
-        self.cos, self.sin = Tensor(np.cos(angles), mindspore.float32), Tensor(np.sin(angles), mindspore.float32)
-
-    def construct(self, x):
-        cos, sin = self.cos[: x.shape[2]], self.sin[: x.shape[2]]
-        a, b = ops.split(x, x.shape[3] // 2, axis=3)
-        return ops.concat((a * cos - b * sin, b * cos + a * sin), 3)
-
-
-@ops.constexpr
-def later(length):
-    """Returns what hides from each query the keys after it."""
-    return Tensor(np.triu(np.full((length, length), -1e9), 1), mindspore.float32)
+def rotary_embedding(x, cos, sin, interleaved=False, layout="BHTD"):
+    axis = -3 if layout == "BHTD" else -2  # where the heads are, which share the angles
+    cos, sin = ops.expand_dims(cos, axis).astype(x.dtype), ops.expand_dims(sin, axis).astype(x.dtype)
+    if interleaved:
+        a, b = x[..., ::2], x[..., 1::2]
+        return ops.stack((a * cos - b * sin, b * cos + a * sin), -1).reshape(x.shape)
+    a, b = ops.split(x, x.shape[3] // 2, axis=3)
+    return ops.concat((a * cos - b * sin, b * cos + a * sin), 3)
 
 
 class FlashAttention(nn.Cell):
-    """Causal attention of q (B, heads, T, size) to k and v (B, kv_heads, T, size)."""
+    """Attention with the matrix of its weights in memory."""
 
-    def __init__(self, causal):
+    def __init__(self, causal, layout):
         super().__init__()
-        self.softmax = nn.Softmax()
+        self.causal, self.layout = causal, layout
 
-    def construct(self, q, k, v):
-        batch, heads, length, size = q.shape
-        grouped = (q * size**-0.5).reshape(batch, k.shape[1], -1, size)  # the heads of a group one after the other
-        scores = ops.matmul(grouped, k.swapaxes(2, 3)).reshape(batch, heads, length, length)
-        weights = self.softmax(scores + later(length)).reshape(batch, k.shape[1], -1, length)
-        return ops.matmul(weights, v).reshape(batch, heads, length, size)
+    def construct(self, q, k, v, kv_lengths=None):
+        if self.layout == "BTHD":
+            q, k, v = q.swapaxes(1, 2), k.swapaxes(1, 2), v.swapaxes(1, 2)
+        batch, heads, queries, size = q.shape
+        kv_heads, keys = k.shape[1], k.shape[2]
+        q = (q * size**-0.5).reshape(batch, kv_heads, -1, size)  # the heads of a group one after the other
+        scores = ops.matmul(q, k.swapaxes(2, 3)).reshape(batch, heads, queries, keys).astype(mindspore.float32)
+        lengths = ops.full((batch,), keys, dtype=mindspore.int32) if kv_lengths is None else kv_lengths
+        first = lengths - (queries if self.causal else 1)  # the last key that the first query sees
+        rows = ops.arange(queries) if self.causal else ops.zeros(queries, mindspore.int64)
+        hidden = ops.arange(keys) > first.reshape(-1, 1, 1, 1) + rows.reshape(1, 1, -1, 1)
+        weights = ops.softmax(scores.masked_fill(hidden, -1e9)).astype(q.dtype)
+        mixed = ops.matmul(weights.reshape(batch, kv_heads, -1, keys), v).reshape(batch, heads, queries, -1)
+        return mixed.swapaxes(1, 2) if self.layout == "BTHD" else mixed
 
 
 class SwiGLU(nn.Cell):
@@ -62,4 +68,4 @@ class SwiGLU(nn.Cell):
 
 class CrossEntropyLoss(nn.Cell):
     def construct(self, logits, labels):
-        return ops.cross_entropy(logits, labels)
+        return ops.cross_entropy(logits.astype(mindspore.float32), labels)

@@ -6,39 +6,50 @@ from mindspore.common.initializer import Normal, initializer
 
 
 class Linear(nn.Cell):
-    """A matrix without bias, whose initial values keep the size of what it multiplies."""
+    """A matrix without bias, whose initial values keep the size of what it multiplies. It multiplies in the dtype of
+    its input."""
 
     def __init__(self, inputs, outputs):
         super().__init__()
         self.weight = Parameter(initializer(Normal(inputs**-0.5), (outputs, inputs)), name="weight")
+        self.matmul = ops.MatMul(transpose_b=True)
 
     def construct(self, x):
-        rows = ops.matmul(x.reshape(-1, x.shape[-1]), self.weight.T)
+        rows = self.matmul(x.reshape(-1, x.shape[-1]), self.weight.astype(x.dtype))
         return rows.reshape(*x.shape[:-1], -1)
 
 
 class Attention(nn.Cell):
-    """Lets each position read itself and those before it. Several query heads share the keys and values of one head."""
+    """Lets each position read itself and those before it. Several query heads share the keys and values of one head.
 
-    def __init__(self, operators, width, heads, kv_heads, length):
+    With a cache, which is (keys, values, rows, lengths), the new keys and values go to these rows of the Parameters
+    keys and values, shape (B * capacity, kv_heads, size), and each sample reads as many of its rows as lengths says.
+    """
+
+    def __init__(self, operators, width, heads, kv_heads, interleaved):
         super().__init__()
         self.heads, self.kv_heads, self.size = heads, kv_heads, width // heads
         self.query = Linear(width, width)
         self.key = Linear(width, kv_heads * self.size)
         self.value = Linear(width, kv_heads * self.size)
         self.output = Linear(width, width)
-        self.rotary = operators.RotaryEmbedding(self.size, length)
-        self.attend = operators.FlashAttention(causal=True)
+        self.turn, self.interleaved = operators.rotary_embedding, interleaved
+        self.attend = operators.FlashAttention(causal=True, layout="BTHD")
+        self.write = ops.ScatterUpdate()
 
-    def split(self, x, heads):
-        """Returns x (B, T, heads * size) as (B, heads, T, size)."""
-        return x.reshape(x.shape[0], x.shape[1], heads, self.size).swapaxes(1, 2)
-
-    def construct(self, x):
+    def construct(self, x, cos, sin, cache=None):
         batch, length, width = x.shape
-        q = self.rotary(self.split(self.query(x), self.heads))
-        k = self.rotary(self.split(self.key(x), self.kv_heads))
-        mixed = self.attend(q, k, self.split(self.value(x), self.kv_heads)).swapaxes(1, 2)
+        q = self.turn(self.query(x).reshape(batch, length, self.heads, self.size), cos, sin, self.interleaved, "BTHD")
+        k = self.turn(self.key(x).reshape(batch, length, self.kv_heads, self.size), cos, sin, self.interleaved, "BTHD")
+        v = self.value(x).reshape(batch, length, self.kv_heads, self.size)
+        if cache is None:
+            mixed = self.attend(q, k, v)
+        else:
+            keys, values, rows, lengths = cache
+            k = self.write(keys, rows, k.reshape(-1, self.kv_heads, self.size))
+            v = self.write(values, rows, v.reshape(-1, self.kv_heads, self.size))
+            shape = (batch, -1, self.kv_heads, self.size)
+            mixed = self.attend(q, k.reshape(shape), v.reshape(shape), lengths)
         return self.output(mixed.reshape(batch, length, width))
 
 
@@ -57,37 +68,73 @@ class FeedForward(nn.Cell):
 class Layer(nn.Cell):
     """Adds attention, then a feed-forward network, to the stream h. Each norm gives what the next part reads."""
 
-    def __init__(self, operators, width, heads, kv_heads, length):
+    def __init__(self, operators, width, heads, kv_heads, hidden, eps, interleaved):
         super().__init__()
-        self.attention = Attention(operators, width, heads, kv_heads, length)
-        self.feed_forward = FeedForward(operators, width, 8 * width // 3)
-        self.norm1, self.norm2 = operators.AddRMSNorm(width), operators.AddRMSNorm(width)
+        self.attention = Attention(operators, width, heads, kv_heads, interleaved)
+        self.feed_forward = FeedForward(operators, width, hidden)
+        self.norm1, self.norm2 = operators.AddRMSNorm(width, eps), operators.AddRMSNorm(width, eps)
 
-    def construct(self, x, h):
-        x, h = self.norm1(self.attention(x), h)
+    def construct(self, x, h, cos, sin, cache=None):
+        x, h = self.norm1(self.attention(x, cos, sin, cache), h)
         return self.norm2(self.feed_forward(x), h)
 
 
 class Llama(nn.Cell):
     """Maps tokens (B, T), T at most `length`, to scores of the token after each, (B, T, vocabulary).
 
-    `operators` is a module that has the Cells RMSNorm, AddRMSNorm, RotaryEmbedding, FlashAttention and SwiGLU: msops or
-    composed.
+    `operators` is a module that has RMSNorm, AddRMSNorm, rotary_embedding, FlashAttention and SwiGLU, as msops and
+    composed do. `hidden` is the width inside the feed-forward networks, by default 8/3 of `width`. The angles of the
+    rotary embedding are computed with `base`, and turn neighbouring features if `interleaved`. If `tied`, the embedding
+    is also the matrix that gives the scores. Everything is computed in `dtype`, whatever dtype the Parameters have.
     """
 
-    def __init__(self, operators, vocabulary, layers=4, width=128, heads=8, kv_heads=2, length=128):
+    def __init__(
+        self,
+        operators,
+        vocabulary,
+        layers=4,
+        width=128,
+        heads=8,
+        kv_heads=2,
+        length=128,
+        hidden=None,
+        eps=1e-6,
+        base=10000.0,
+        interleaved=False,
+        tied=False,
+        dtype=mindspore.float32,
+    ):
         super().__init__()
-        self.embedding = nn.Embedding(vocabulary, width, embedding_table=Normal(1.0))
-        self.norm = operators.RMSNorm(width)
-        self.layers = nn.CellList([Layer(operators, width, heads, kv_heads, length) for _ in range(layers)])
-        self.head = Linear(width, vocabulary)
+        hidden = hidden or 8 * width // 3
+        self.length, self.dtype = length, dtype
+        scale = width**-0.5 if tied else 1.0
+        self.embedding = Parameter(initializer(Normal(scale), (vocabulary, width)), name="embedding")
+        self.norm = operators.RMSNorm(width, eps)
+        layer = (operators, width, heads, kv_heads, hidden, eps, interleaved)
+        self.layers = nn.CellList([Layer(*layer) for _ in range(layers)])
+        self.head = None if tied else Linear(width, vocabulary)
+        self.matmul = ops.MatMul(transpose_b=True)
+        size = width // heads
+        angles = np.outer(np.arange(length), base ** (-np.arange(0, size, 2) / size))
+        self.cos, self.sin = Tensor(np.cos(angles), mindspore.float32), Tensor(np.sin(angles), mindspore.float32)
+
+    def read(self, tokens, cos, sin, caches=None):
+        """Returns what the scores are computed from, (B, T, width). `caches` has a cache for each layer's Attention."""
+        h = ops.gather(self.embedding, tokens, 0).astype(self.dtype)
+        x = self.norm(h)
+        for i, layer in enumerate(self.layers):
+            x, h = layer(x, h, cos, sin, None if caches is None else caches[i])
+        return x
+
+    def score(self, x):
+        if self.head is not None:
+            return self.head(x)
+        scores = self.matmul(x.reshape(-1, x.shape[-1]), self.embedding.astype(x.dtype))
+        return scores.reshape(*x.shape[:-1], -1)
 
     def construct(self, tokens):
-        h = self.embedding(tokens)
-        x = self.norm(h)
-        for layer in self.layers:
-            x, h = layer(x, h)
-        return self.head(x)
+        length = tokens.shape[1]
+        return self.score(self.read(tokens, self.cos[:length], self.sin[:length]))
 
 
 class NextTokenLoss(nn.Cell):

@@ -1,0 +1,103 @@
+"""Continues texts token by token. What the model has read stays in a cache of keys and values of a fixed size."""
+
+import mindspore
+import numpy as np
+from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
+from mindspore.common.initializer import Zero, initializer
+
+CHUNKS = (32, 256)  # how many tokens are read at once: few numbers, since MindSpore compiles a graph for each
+
+
+class CachedLlama(nn.Cell):
+    """Reads tokens (B, T) that stand at the places from `start` on, shape (1,), and returns the scores (B, vocabulary)
+    of the token after the one at column `last`, shape (1,). What stands before `start` was read by earlier calls.
+
+    ScatterUpdate writes into the caches in place, since a custom operator cannot.
+    """
+
+    def __init__(self, net, batch=1):
+        super().__init__()
+        self.net, self.capacity = net, net.length
+        attention = net.layers[0].attention
+        shape = batch * net.length, attention.kv_heads, attention.size
+        self.keys, self.values = (
+            ParameterTuple(
+                Parameter(initializer(Zero(), shape, net.dtype), name=f"{name}{i}", requires_grad=False)
+                for i in range(len(net.layers))
+            )
+            for name in ("cached_keys", "cached_values")
+        )
+        self.samples = Tensor(np.arange(batch)[:, None] * net.length, mindspore.int32)
+        self.columns = Tensor(np.arange(net.length), mindspore.int32)
+        self.ones = Tensor(np.ones(batch), mindspore.int32)
+
+    def construct(self, tokens, start, last):
+        length = tokens.shape[1]
+        places = start + self.columns[:length]
+        rows = (self.samples + places).reshape(-1)
+        lengths = (start + length) * self.ones
+        caches = [(self.keys[i], self.values[i], rows, lengths) for i in range(len(self.keys))]
+        x = self.net.read(tokens, ops.gather(self.net.cos, places, 0), ops.gather(self.net.sin, places, 0), caches)
+        return self.net.score(ops.gather(x, last, 1))[:, 0]
+
+
+class Reader:
+    """A text that grows: `extend` reads more tokens by a CachedLlama, and returns the scores of the one after them."""
+
+    def __init__(self, net, chunks=CHUNKS):
+        self._net, self.capacity, self._chunks = net, net.capacity, chunks
+        self.tokens = []
+
+    @property
+    def room(self):
+        return self.capacity - len(self.tokens)
+
+    def extend(self, tokens):
+        start = len(self.tokens)
+        if not 0 < len(tokens) <= self.room:
+            raise ValueError(f"There is room for 1 to {self.room} tokens, got {len(tokens)}")
+        self.tokens += [int(token) for token in tokens]
+        while start < len(self.tokens):
+            start, scores = self._read(start)
+        return scores
+
+    def _read(self, start):
+        """Reads some of the tokens from `start` on, and returns where the next ones start, and the scores."""
+        left = len(self.tokens) - start
+        size = 1 if left == 1 else next((size for size in self._chunks if size >= left), self._chunks[-1])
+        size = min(size, self.capacity)
+        start = min(start, self.capacity - size)  # near the end, tokens before `start` are read once more
+        piece = self.tokens[start : start + size]
+        padded = np.zeros((1, size), np.int32)  # no token sees the padding, which later tokens overwrite in the cache
+        padded[0, : len(piece)] = piece
+        scores = self._net(Tensor(padded), _index(start), _index(len(piece) - 1))
+        return start + len(piece), scores.astype(mindspore.float32).asnumpy()[0]
+
+
+def _index(number):
+    return Tensor([number], mindspore.int32)
+
+
+def sample(scores, rng, temperature=0.0, top_p=1.0):
+    """Returns the best token if `temperature` is 0, else a random one of the best that have `top_p` of the probability
+    together."""
+    if temperature == 0:
+        return int(scores.argmax())
+    shares = np.exp((np.float64(scores) - scores.max()) / temperature)
+    shares /= shares.sum()
+    order = np.argsort(-shares, kind="stable")
+    before = np.cumsum(shares[order]) - shares[order]
+    kept = order[before < top_p]
+    return int(rng.choice(kept, p=shares[kept] / shares[kept].sum()))
+
+
+def continue_text(reader, tokens, amount, choose, end=None):
+    """Reads tokens, then yields up to `amount` that `choose(scores)` finds, until `end` or until the cache is full."""
+    for _ in range(amount):
+        if len(tokens) > reader.room:
+            return
+        token = choose(reader.extend(tokens))
+        if token == end:
+            return
+        yield token
+        tokens = [token]

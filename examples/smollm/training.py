@@ -1,0 +1,194 @@
+"""Trains a language model: gradients of several batches are added up, clipped, and given to AdamW."""
+
+import mindspore
+import numpy as np
+from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
+from mindspore.common.initializer import Zero, initializer
+
+_GROWTH = 1000  # the loss scale doubles after so many steps without an overflow
+
+
+class Accumulate(nn.Cell):
+    """Adds the gradients of a batch's loss times `scale` to `sums`, and returns the loss."""
+
+    def __init__(self, net, loss, sums):
+        super().__init__()
+        self.net, self.loss, self.sums = net, loss, sums
+        self.parameters = ParameterTuple(net.trainable_params())
+        self.gradient = ops.GradOperation(get_by_list=True, sens_param=True)
+        self.both = _Loss(net, loss)
+
+    def construct(self, tokens, following, scale):
+        loss = self.both(tokens, following)
+        gradients = self.gradient(self.both, self.parameters)(tokens, following, scale.astype(loss.dtype))
+        for i in range(len(self.sums)):
+            loss = ops.depend(loss, ops.assign_add(self.sums[i], gradients[i].astype(mindspore.float32)))
+        return loss
+
+
+class _Loss(nn.Cell):
+    def __init__(self, net, loss):
+        super().__init__()
+        self.net, self.loss = net, loss
+
+    def construct(self, tokens, following):
+        return self.loss(self.net(tokens), following)
+
+
+class Join(nn.Cell):
+    """Replaces `sums` by their mean over all processes, and returns the norm of all of them together."""
+
+    def __init__(self, sums, processes):
+        super().__init__()
+        self.sums, self.processes = sums, processes
+        self.all_reduce = ops.AllReduce() if processes > 1 else None
+
+    def construct(self):
+        total = Tensor(0, mindspore.float32)
+        for i in range(len(self.sums)):
+            mean = self.sums[i]
+            if self.all_reduce is not None:
+                mean = self.all_reduce(mean) / self.processes
+                mean = ops.depend(mean, ops.assign(self.sums[i], mean))
+            total = total + ops.square(mean).sum()
+        return ops.sqrt(total)
+
+
+class Update(nn.Cell):
+    """Hands `sums` times `factor` to the optimizer."""
+
+    def __init__(self, optimizer, sums):
+        super().__init__()
+        self.optimizer, self.sums = optimizer, sums
+
+    def construct(self, factor):
+        gradients = ()
+        for i in range(len(self.sums)):
+            gradients += (self.sums[i] * factor,)
+        return self.optimizer(gradients)
+
+
+class Clear(nn.Cell):
+    def __init__(self, sums):
+        super().__init__()
+        self.sums = sums
+
+    def construct(self):
+        done = True
+        for i in range(len(self.sums)):
+            done = ops.depend(done, ops.assign(self.sums[i], ops.zeros_like(self.sums[i])))
+        return done
+
+
+class Schedule(nn.learning_rate_schedule.LearningRateSchedule):
+    """Rises along a line for some steps, then falls along a cosine to a tenth."""
+
+    def __init__(self, highest, warmup, steps):
+        super().__init__()
+        self.highest, self.warmup, self.steps = highest, max(warmup, 1), max(steps - warmup, 1)
+
+    def construct(self, step):
+        step = step.astype(mindspore.float32)
+        share = ops.clamp((step - self.warmup) / self.steps, 0.0, 1.0)
+        falling = 0.55 + 0.45 * ops.cos(share * float(np.pi))
+        return self.highest * ops.minimum((step + 1) / self.warmup, falling)
+
+
+class Trainer:
+    """Trains `net` by AdamW; matrices decay, weights of norms do not.
+
+    `state` holds what a checkpoint must keep beside the Parameters: with both, training goes on as if it had not been
+    interrupted. `scale` keeps gradients of float16 above the smallest numbers; it halves when a gradient overflows.
+    """
+
+    def __init__(self, net, loss, highest, warmup, steps, clip=1.0, decay=0.1, processes=1):
+        parameters = net.trainable_params()
+        zeros = [initializer(Zero(), p.shape, mindspore.float32) for p in parameters]
+        sums = ParameterTuple(
+            Parameter(zero, name=f"sum.{p.name}", requires_grad=False) for p, zero in zip(parameters, zeros)
+        )
+        matrices = [p for p in parameters if len(p.shape) > 1]
+        groups = [{"params": matrices, "weight_decay": decay}]
+        groups += [{"params": [p for p in parameters if len(p.shape) == 1], "weight_decay": 0.0}]
+        groups += [{"order_params": parameters}]
+        schedule = Schedule(highest, warmup, steps)
+        self._optimizer = nn.AdamWeightDecay(groups, schedule, beta1=0.9, beta2=0.95, eps=1e-8)
+        self._accumulate = Accumulate(net, loss, sums)
+        self._join, self._update, self._clear = Join(sums, processes), Update(self._optimizer, sums), Clear(sums)
+        self._net, self._clip = net, clip
+        self.step, self.good = 0, 0
+        self.scale = 2.0**15 if net.dtype == mindspore.float16 else 1.0
+
+    def train(self, batches):
+        """Trains one step on a list of (tokens, following tokens), and returns their mean loss and the gradients' norm.
+        If the norm is not finite, the step changes nothing but the scale."""
+        self._net.set_train(True)
+        scale = Tensor(self.scale, mindspore.float32)
+        losses = [self._accumulate(*map(Tensor, batch), scale).asnumpy() for batch in batches]
+        whole = self.scale * len(batches)
+        norm = float(self._join().asnumpy()) / whole
+        if np.isfinite(norm):
+            self._update(Tensor(min(1.0, self._clip / max(norm, 1e-12)) / whole, mindspore.float32))
+            self.good += 1
+            if self.scale > 1 and self.good % _GROWTH == 0:
+                self.scale *= 2
+        else:
+            self.scale, self.good = max(self.scale / 2, 1.0), 0
+        self._clear()
+        self.step += 1
+        self._net.set_train(False)
+        return float(np.mean(losses)), norm
+
+    def save(self, path):
+        """Writes a checkpoint; the file is whole or is not there."""
+        state = {"step": self.step, "good": self.good, "scale": self.scale}
+        parts = {p.name: p for p in [*self._net.get_parameters(), *self._optimizer.get_parameters()]}
+        items = [{"name": name, "data": parameter} for name, parameter in parts.items()]
+        new = path.with_name(f"new_{path.name}")
+        mindspore.save_checkpoint(items, str(new), append_dict=state)
+        new.replace(path)
+
+    def restore(self, path):
+        found = mindspore.load_checkpoint(str(path))
+        parts = {p.name: p for p in [*self._net.get_parameters(), *self._optimizer.get_parameters()]}
+        missing = sorted(parts.keys() - found.keys())
+        if missing:
+            raise ValueError(f"{path} is no checkpoint of this model: it lacks {missing[0]}")
+        for name, parameter in parts.items():
+            if parameter.shape != found[name].shape:
+                raise ValueError(f"{path}: {name} must have shape {parameter.shape}, got {found[name].shape}")
+            parameter.set_data(Tensor(found[name].asnumpy()))
+        self.step, self.good, self.scale = (type(old)(found[name].asnumpy().item()) for name, old in self._state())
+
+    def _state(self):
+        return [("step", self.step), ("good", self.good), ("scale", self.scale)]
+
+
+class Text:
+    """Tokens of a text. The last tenth is for validation. Batches depend on the seed and the step alone, so that
+    training that goes on from a checkpoint sees what it would have seen."""
+
+    def __init__(self, tokens, length, seed=0):
+        tokens = np.asarray(tokens, np.int32)
+        self.train, self.validation = np.split(tokens, [len(tokens) - len(tokens) // 10])
+        self.length, self.seed = length, seed
+        if len(self.validation) <= length:
+            raise ValueError(f"A tenth of the text must have more than {length} tokens, got {len(self.validation)}")
+
+    def batches(self, step, amount, size, rank=0, processes=1):
+        """Returns the `amount` batches of a step, each of which has `size` pieces, shared among the processes."""
+        rng = np.random.default_rng([self.seed, step])
+        starts = rng.integers(0, len(self.train) - self.length, (amount, size))
+        return [_pairs(self.train, row, self.length) for row in starts[:, rank::processes]]
+
+    def validation_batches(self, size):
+        starts = np.arange(0, len(self.validation) - self.length, self.length)
+        size = min(size, len(starts))
+        return [
+            _pairs(self.validation, starts[i : i + size], self.length) for i in range(0, len(starts) - size + 1, size)
+        ]
+
+
+def _pairs(tokens, starts, length):
+    pieces = tokens[starts[:, None] + np.arange(length + 1)]
+    return pieces[:, :-1], pieces[:, 1:]

