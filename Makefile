@@ -12,7 +12,7 @@ endif
 
 # The slowest libraries come first, since what comes last runs alone.
 OPERATORS := $(patsubst aot_kernels/%.cu,%,$(wildcard aot_kernels/*.cu))
-SLOWEST := depthwise_conv2d add lltm_sequence
+SLOWEST := flash_attention depthwise_conv2d add lltm_sequence
 LIB := msops/lib
 LIBRARIES := $(patsubst %,$(LIB)/%.so,$(filter $(OPERATORS),$(SLOWEST)) $(filter-out $(SLOWEST),$(OPERATORS)))
 

@@ -1,7 +1,7 @@
 // Chooses the kernels of attention on a GPU:
 //
 //   case                         kernel                                    why
-//   float16, sm_80 and later     mma.h                                     tensor cores multiply float16
+//   float16, sm_80 and later     mma.h, which has a table of its own       tensor cores multiply float16
 //   float32, rows up to 64       plain.h, tiles of 64 x 64, one slice      sums of 64 columns stay in registers
 //   float32, longer rows         plain.h, tiles of 64 x 64, two slices     128 columns share the logits
 //   float64                      plain.h, tiles of 32 x 32                 twice the shared memory for each number
