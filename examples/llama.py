@@ -1,5 +1,6 @@
 """A small Llama: a language model of rotary embeddings, grouped attention, gated layers and root mean square norms."""
 
+import mindspore
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore.common.initializer import Normal, initializer
