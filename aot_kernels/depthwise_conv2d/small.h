@@ -7,11 +7,11 @@
 // barriers. V elements are moved at once; with V > 1 the padding on the left is K / 2.
 #pragma once
 
-#include "../common/gpu/ld_st.h"
 #include "../common/sum.h"
 #include "shape.h"
 
 #ifdef __CUDACC__
+#include "../common/gpu/ld_st.h"
 
 namespace msops::depthwise::small {
 
