@@ -13,6 +13,8 @@
 #ifdef __CUDACC__
 #include "../common/gpu/ld_st.h"
 
+#include "../common/gpu/ld_st.h"
+
 namespace msops::depthwise::small {
 
 constexpr int kThreads = 128, kForwardRows = 7;
