@@ -11,7 +11,6 @@
 #include "shape.h"
 
 #ifdef __CUDACC__
-#include "../common/gpu/ld_st.h"
 
 #include "../common/gpu/ld_st.h"
 
