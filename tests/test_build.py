@@ -52,6 +52,15 @@ def test_without_nvcc(cpu_build, capfd):
     assert "built without nvcc" in capfd.readouterr().err
 
 
+def test_no_header_of_cuda():
+    """No kernel needs a header of CUDA where g++ compiles it for the CPU."""
+    sources = sorted((ROOT / "aot_kernels").glob("*.cu"))
+    command = ["g++", "-std=c++17", "-fopenmp", "-M", "-x", "c++", *sources]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert not re.findall(r"\S*/(?:cuda|cublas)\w*\.h", done.stdout)
+
+
 def test_builds_what_changed(cpu_build):
     folder, done = cpu_build
     everything = len(list((folder / "aot_kernels").glob("*.cu")))

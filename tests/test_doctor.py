@@ -122,6 +122,7 @@ PILLOW = """AttributeError("module 'PIL.Image' has no attribute 'ANTIALIAS'")"""
         ("mindspore-gpu==1.10.0", "import PIL", f"{INSTALL} mindspore-gpu==1.10.0 {BOUNDS} 'pillow<10'"),
         ("mindspore-ascend==1.10.0", "raise ImportError('libx.so: wrong')", f"{REINSTALL} mindspore-ascend==1.10.0"),
         ("mindspore==2.9.0", "import os; os.kill(os.getpid(), 11)", f"{REINSTALL} mindspore==2.9.0"),
+        ("mindspore==2.9.0", "import mindspore._c_expression", f"{REINSTALL} mindspore==2.9.0"),
         ("mindspore==2.9.0", "import os; os._exit(0)", f"{REINSTALL} mindspore==2.9.0"),
     ],
 )

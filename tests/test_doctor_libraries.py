@@ -1,5 +1,6 @@
 """Tests what the doctor says of the package's own libraries."""
 
+import importlib.metadata
 import os
 import shutil
 import subprocess
@@ -13,8 +14,10 @@ from msops.core import build
 from patient import CUDA12, H200, INSTALL, NEW, REINSTALL, empty_library, gcc, nvcc, smi
 
 
-def test_libraries_that_pip_installed(patient):
-    """The wheel's list of files tells which libraries must exist."""
+def test_libraries_that_pip_installed(patient, monkeypatch):
+    """The wheel's list of files tells which libraries must exist, also in Python 3.12."""
+    there = property(lambda distribution: [])  # `files` has those alone that exist
+    monkeypatch.setattr(importlib.metadata.Distribution, "files", there)
     files = ["msops/__init__.py", "msops/lib/add.so", "msops/lib/lltm.so", "msops/lib/lltm_sequence.so"]
     assert patient.libraries()[0].state == "wrong"
     patient.install("msops", "0.1.0", files=files)

@@ -104,7 +104,8 @@ def _mend(there: dict[str, str], error: str) -> tuple[str, ...]:
     old = ("pillow<10",) if numbers(version) < (2, 7) else ()  # these use what Pillow 10 removed
     if "'PIL.Image' has no attribute" in error:
         return (pip("install", "pillow<10"),)
-    if error.startswith("ModuleNotFoundError"):  # pip installs what MindSpore depends on, but the newest of it
+    # pip installs what MindSpore depends on, but the newest of it. What MindSpore itself lacks, it does not see.
+    if re.match(r"ModuleNotFoundError: No module named '(?!mindspore\b)", error):
         return (pip("install", requirement, *_bounds(), *old),)
     library = missing_library(error)
     name = re.sub(r"^lib|\.so.*", "", library)
