@@ -170,6 +170,28 @@ def test_question(tokenizer):
     assert len(tokenizer.question("Hi", first=False)) < len(tokens) - 10
 
 
+def test_conversation(smollm, new_reader, tokenizer, capsys):
+    chat, reader = smollm("chat"), new_reader()
+    talk = chat.Chat(reader, tokenizer, chat.parse(["--temperature=0", "--most=8"]))
+    question = "What is the capital of Japan? Answer in one sentence."
+    assert len(talk.ask(question)) == 7
+    answer = "The capital of Japan is Tokyo."
+    assert capsys.readouterr().out == f"{answer}\n"
+    assert len(talk.ask("Hi")) == 8  # is cut
+    expected = [*tokenizer.question(question, first=True), *tokenizer.encode(answer)]
+    expected += [*tokenizer.encode("<|im_end|>\n", control=True), *tokenizer.question("Hi", first=False)]
+    assert reader.tokens[: len(expected)] == expected
+    assert len(reader.tokens) == len(expected) + 7
+    assert talk.ask("long " * 300) == []
+    assert "may have 208 tokens" in capsys.readouterr().err
+
+
+def test_options(smollm, capsys):
+    with pytest.raises(SystemExit):
+        smollm("chat").parse(["--top-p=1.5"])
+    assert "invalid number from 0 to 1 value: '1.5'" in capsys.readouterr().err
+
+
 def test_sampling(smollm):
     sample = smollm("generation").sample
     scores, rng = np.log(np.array([0.05, 0.6, 0.1, 0.25])), np.random.default_rng(0)

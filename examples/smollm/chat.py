@@ -48,25 +48,26 @@ def _between(low, high):
 class Chat:
     """A conversation. `ask` prints the answer while it comes, and returns the times of its tokens."""
 
-    def __init__(self, net, tokenizer, args):
-        self._tokenizer, self._args = tokenizer, args
-        self._reader, self._rng = Reader(CachedLlama(net)), np.random.default_rng(args.seed)
+    def __init__(self, reader, tokenizer, args):
+        self._reader, self._tokenizer, self._args = reader, tokenizer, args
+        self._rng = np.random.default_rng(args.seed)
+        self._unread = []  # the end of the last answer, which is read with the next question
 
     def ask(self, text):
         """Returns when each token came, or nothing if the question is too long for what is left of the conversation."""
         args, stream, times = self._args, Stream(self._tokenizer), []
-        question = self._tokenizer.question(text, first=not self._reader.tokens)
+        question = self._unread + self._tokenizer.question(text, first=not self._reader.tokens)
         if len(question) > self._reader.room:
             print(f"The conversation may have {self._reader.capacity} tokens: see --length.", file=sys.stderr)
             return times
+        start, answer = len(self._reader.tokens) + len(question), []
         choose = lambda scores: sample(scores, self._rng, args.temperature, args.top_p)  # noqa: E731
         for token in continue_text(self._reader, question, args.most, choose, self._tokenizer.end):
             times.append(time.perf_counter())
+            answer.append(token)
             print(stream.add(token), end="", flush=True)
         print()
-        end = self._tokenizer.encode("<|im_end|>\n", control=True)
-        if len(end) <= self._reader.room:  # the next question follows the end of this answer
-            self._reader.extend(end)
+        self._unread = answer[len(self._reader.tokens) - start :] + self._tokenizer.encode("<|im_end|>\n", control=True)
         return times
 
 
@@ -95,7 +96,7 @@ def main():
         net = load(file, OPERATORS[args.operators], args.length, getattr(mindspore, dtype))
     except FileError as error:
         sys.exit(str(error))
-    chat = Chat(net, tokenizer, args)
+    chat = Chat(Reader(CachedLlama(net)), tokenizer, args)
     for i, text in enumerate(questions(args)):
         if i or not args.question:
             begin = time.perf_counter()
@@ -109,4 +110,7 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:
+        print()
