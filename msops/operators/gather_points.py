@@ -3,6 +3,7 @@ from __future__ import annotations
 from mindspore import Tensor, nn, ops
 
 from msops.core.factory import custom_op
+from msops.core.gathers import sorted_terms, staged
 from msops.core.library import of_package
 
 
@@ -16,15 +17,12 @@ def _gradient_of_backward(
 _library = of_package("gather_points")
 backward = custom_op(
     _library.GatherPointsBackward,
-    "idx(B, M, dtype=index), dout(B, C, M), features(B, C, N) -> dfeatures(B, C, N); "
-    "scratch(max(B * ((M + 4095) // 4096) * ((N + 49151) // 49152) * 10370 + 2, "
-    "B * (M + max(1, min(32, M // 1024)) * N + 128)), dtype=int32)",
+    f"idx(B, M, dtype=index), dout(B, C, M), features(B, C, N) -> dfeatures(B, C, N); {sorted_terms('M', 'N')}",
     gradient=_gradient_of_backward,
 )
 forward = custom_op(
     _library.GatherPointsForward,
-    "features(B, C, N), idx(B, M, dtype=index) -> out(B, C, M); "
-    "packs(16 + B * ((C + 15) // 16 * 16) * N * min(1, N // 28001), dtype=common)",
+    f"features(B, C, N), idx(B, M, dtype=index) -> out(B, C, M); {staged('N')}",
     gradient=backward,
 )
 

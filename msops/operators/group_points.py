@@ -4,6 +4,7 @@ from mindspore import Tensor, nn, ops
 
 from msops.core import arguments
 from msops.core.factory import custom_op
+from msops.core.gathers import sorted_terms, staged
 from msops.core.inputs import cast_as
 from msops.core.library import of_package
 from msops.operators.ball_query import BallQuery
@@ -20,14 +21,12 @@ _library = of_package("group_points")
 backward = custom_op(
     _library.GroupPointsBackward,
     "idx(B, M, S, dtype=index), dout(B, C, M, S), features(B, C, N) -> dfeatures(B, C, N); "
-    "scratch(max(B * ((M * S + 4095) // 4096) * ((N + 49151) // 49152) * 10370 + 2, "
-    "B * (M * S + max(1, min(32, M * S // 1024)) * N + 128)), dtype=int32)",
+    + sorted_terms("M * S", "N"),
     gradient=_gradient_of_backward,
 )
 forward = custom_op(
     _library.GroupPointsForward,
-    "features(B, C, N), idx(B, M, S, dtype=index) -> out(B, C, M, S); "
-    "packs(16 + B * ((C + 15) // 16 * 16) * N * min(1, N // 28001), dtype=common)",
+    f"features(B, C, N), idx(B, M, S, dtype=index) -> out(B, C, M, S); {staged('N')}",
     gradient=backward,
 )
 

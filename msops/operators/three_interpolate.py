@@ -3,6 +3,7 @@ from __future__ import annotations
 from mindspore import Tensor, nn, ops
 
 from msops.core.factory import custom_op
+from msops.core.gathers import sorted_terms, staged
 from msops.core.library import of_package
 
 
@@ -25,16 +26,13 @@ _library = of_package("three_interpolate")
 backward = custom_op(
     _library.ThreeInterpolateBackward,
     "features(B, C, M), idx(B, N, 3, dtype=index), weight(B, N, 3), dout(B, C, N) -> "
-    "dfeatures(B, C, M), dweight(B, N, 3); "
-    "scratch(max(B * ((N + 1359) // 1360) * ((M + 49151) // 49152) * 10370 + 2, "
-    "B * (3 * N + max(1, min(32, 3 * N // 1024)) * M + 128)), dtype=int32), "
+    f"dfeatures(B, C, M), dweight(B, N, 3); {sorted_terms('N', 'M', 3)}, "
     "partial(max(1, min(C // 32, 512 // max(1, B * N // 2048))), B * N * 3)",
     gradient=_gradient_of_backward,
 )
 forward = custom_op(
     _library.ThreeInterpolateForward,
-    "features(B, C, M), idx(B, N, 3, dtype=index), weight(B, N, 3) -> out(B, C, N); "
-    "packs(16 + B * ((C + 15) // 16 * 16) * M * min(1, M // 28001), dtype=common)",
+    f"features(B, C, M), idx(B, N, 3, dtype=index), weight(B, N, 3) -> out(B, C, N); {staged('M')}",
     gradient=backward,
 )
 
