@@ -115,7 +115,9 @@ void sample_in_grid(Call& call, const Sampling<T>& sampling, Compute<T>* distanc
   if (gpu.cooperative) {
     Sampling<T> taken = sampling;
     void* arguments[] = {&taken, &plan};
-    cudaLaunchCooperativeKernel(kernel, blocks, dim3(kGridThreads), arguments, 0, call.stream());
+    // The kernel is a `const void*`, since the runtime's template for kernels does not compile before CUDA 12.5.
+    cudaLaunchCooperativeKernel(reinterpret_cast<const void*>(kernel), blocks, dim3(kGridThreads), arguments, 0,
+                                call.stream());
   } else {
     kernel<<<blocks, kGridThreads, 0, call.stream()>>>(sampling, plan);
   }

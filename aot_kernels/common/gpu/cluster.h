@@ -48,6 +48,8 @@ __device__ __forceinline__ void st_async(float number, const float* to, unsigned
       "st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [there], %1, [counted];}" : : "r"(shared_address(to)),
       "f"(number), "r"(barrier), "r"(block) : "memory");
 }
+#else
+__device__ __forceinline__ void st_async(float, const float*, unsigned, int) {}
 #endif
 
 }  // namespace msops
