@@ -217,8 +217,7 @@ struct Combine {
 template <typename T>
 void forward(Call& call, const Attention<T>& a) {
   const Forward<T> body{a};
-  const double pairs = static_cast<double>(a.batch) * a.heads * a.queries * a.keys;
-  on_threads(call, body.items(), pairs * static_cast<double>(a.width + a.value_width + 20) / 4, body);
+  on_threads(call, body.items(), a.work() / 4, body);
   if (a.splits > 1)
     on_cpu(call, a.batch * a.heads * a.queries, Combine<T>{a}, static_cast<double>(a.splits * a.value_width));
 }

@@ -202,8 +202,7 @@ void backward(Call& call, const Attention<T>& a, const AttentionGradient<T>& g) 
   std::unique_ptr<C[]> shares;
   if (body.chunks() > 1) shares.reset(new C[body.chunks() * body.dq_size()]());
   body.shares = shares.get();
-  const double pairs = static_cast<double>(a.batch) * a.heads * a.queries * a.keys;
-  on_threads(call, body.items(), pairs * static_cast<double>(a.width + a.value_width + 20) / 2, body);
+  on_threads(call, body.items(), a.work() / 2, body);
   if (shares) {
     const int64_t size = body.dq_size();
     on_cpu(call, parts_of(size, AddShares<T>::kRun), AddShares<T>{shares.get(), body.chunks(), size, g.dq},

@@ -78,6 +78,12 @@ struct Attention {
   MSOPS_BOTH int64_t group() const { return heads / kv_heads; }
   MSOPS_BOTH bool is_packed() const { return cu_seqlens_q != nullptr; }
 
+  // Returns about how many multiply-adds all pairs of a query and a key take.
+  double work() const {
+    const double rows = static_cast<double>(batch) * static_cast<double>(heads) * static_cast<double>(queries);
+    return rows * static_cast<double>(keys) * static_cast<double>(width + value_width + 20);
+  }
+
   // Returns sequence b, which lies in the tensors whatever the lengths are.
   MSOPS_BOTH Sequence sequence(int64_t b) const {
     if (is_packed()) {
