@@ -109,12 +109,12 @@ struct Inputs {
     for (int t = 0; axes == kPacked && t < 2; ++t) {
       const int32_t* const begin = both[t]->as<const int32_t>();
       for (int64_t b = 0; b < batch() && call.ok(); ++b) {
-        const bool fits = 0 <= begin[b] && begin[b] <= begin[b + 1] && begin[b + 1] <= rows[t];
-        call.require(fits, kBadValue, "%s has %d before %d, expected numbers that grow from 0 to at most %lld",
-                     both[t]->name, begin[b], begin[b + 1], static_cast<long long>(rows[t]));
-        call.require(!fits || begin[b + 1] - begin[b] <= longest[t], kBadValue,
-                     "%s has a sequence of %d, longer than the longest of %lld", both[t]->name, begin[b + 1] - begin[b],
-                     static_cast<long long>(longest[t]));
+        const int64_t first = begin[b], end = begin[b + 1];
+        call.require(0 <= first && first <= end && end <= rows[t], kBadValue,
+                     "%s has %lld before %lld, expected numbers that grow from 0 to at most %lld", both[t]->name,
+                     static_cast<long long>(first), static_cast<long long>(end), static_cast<long long>(rows[t]));
+        call.require(end - first <= longest[t], kBadValue, "%s has a sequence of %lld, longer than the longest of %lld",
+                     both[t]->name, static_cast<long long>(end - first), static_cast<long long>(longest[t]));
       }
     }
   }

@@ -168,7 +168,8 @@ def test_torch_peers_agree(op):
                 (call,) = make()
                 got = call()
                 got = got if isinstance(got, tuple) else (got,)
-                assert_close([x.detach().numpy() for x in got], want, case)
+                # attention also returns lse, which torch's kernels keep to themselves
+                assert_close([x.detach().numpy() for x in got], want[: len(got)], case)
 
 
 @pytest.fixture(params=SEQUENCES)

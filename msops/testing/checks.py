@@ -110,7 +110,7 @@ def assert_near(got: Array, want: Array, allowed: Array, name: str) -> None:
 
 def unit(size: Any, dtype: np.dtype[Any]) -> Any:
     """Returns the unit in the last place of numbers of this size in a dtype."""
-    largest = np.finfo(dtype).max
+    largest = np.nextafter(np.finfo(dtype).max, np.zeros((), dtype))  # the next number must be finite for np.spacing
     return np.spacing(np.minimum(np.abs(size), largest).astype(dtype)).astype(np.float64)
 
 
