@@ -30,7 +30,7 @@ MSOPS_ENTRY(ThreeInterpolateForward) {
   const Tensor features = call.tensor("features", 3), idx = call.tensor_of("index", "idx", 3);
   const Tensor weight = call.tensor("weight", 3), out = call.tensor("out", 3), packs = call.tensor("packs", 1);
   const Gather all = require_interpolation(call, features, idx, weight, out);
-  call.require_shape(packs, {gather_scratch(all)});
+  call.require_shape(packs, {gather_scratch(call, all)});
   return call.run([&](auto type) {
     using T = typename decltype(type)::type;
     with_type<int32_t, int64_t>(idx, [&](auto index) {
@@ -50,7 +50,7 @@ MSOPS_ENTRY(ThreeInterpolateBackward) {
   const Gather all = require_interpolation(call, features, idx, weight, dout);
   call.require_same_shape(dfeatures, features);
   call.require_same_shape(dweight, weight);
-  call.require_shape(scratch, {scatter_words(all, kTaps)});
+  call.require_shape(scratch, {scatter_words(call, all, kTaps)});
   call.require(partial.dim(0) >= 1, kBadShape, "partial has no rows");
   call.require_shape(partial, {partial.dim(0), dweight.size});
   return call.run([&](auto type) {

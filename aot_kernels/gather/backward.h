@@ -11,8 +11,9 @@
 namespace msops {
 
 // Returns how many int32 numbers of scratch the backward entries need: those of the records, or of scatter.h.
-inline int64_t scatter_words(const Gather& all, int taps) {
-  return std::max(tile_words(all, taps), all.lists * scatter_scratch(all.points, all.places * taps));
+inline int64_t scatter_words(const Call& call, const Gather& all, int taps) {
+  if (!call.ok()) return 0;
+  return std::max(tile_words(all, taps), size_of({all.lists, scatter_scratch(all.points, all.places * taps)}));
 }
 
 // `weight` is absent if there is one tap.
@@ -21,6 +22,7 @@ void scatter(Call& call, const Gather& all, const Tensor& dout, const Tensor& id
              const Tensor& features, [[maybe_unused]] const Tensor& scratch, const Tensor& dfeatures) {
   if (call.on_cpu()) {
     require_points<Index>(call, idx, features);
+    if (dfeatures.size == 0) return;
     const ScatterOnCpu<kTaps, T, Index> body{all, dout.as<T>(), idx.as<Index>(), weight.as<T>(), dfeatures.as<T>()};
     return on_cpu(call, body.items(), body, body.cost());
   }

@@ -27,7 +27,7 @@ inline int gather_forward(Call& call, int axes) {
   const Tensor features = call.tensor("features", 3), idx = call.tensor_of("index", "idx", 1 + axes);
   const Tensor out = call.tensor("out", 2 + axes), packs = call.tensor("packs", 1);
   const Gather all = require_gather(call, features, idx, out, axes);
-  call.require_shape(packs, {gather_scratch(all)});
+  call.require_shape(packs, {gather_scratch(call, all)});
   return call.run([&](auto type) {
     using T = typename decltype(type)::type;
     with_type<int32_t, int64_t>(idx, [&](auto index) {
@@ -44,7 +44,7 @@ inline int gather_backward(Call& call, int axes) {
   const Tensor scratch = call.tensor_of("int32", "scratch", 1);
   const Gather all = require_gather(call, features, idx, dout, axes);
   call.require_same_shape(dfeatures, features);
-  call.require_shape(scratch, {scatter_words(all, 1)});
+  call.require_shape(scratch, {scatter_words(call, all, 1)});
   return call.run([&](auto type) {
     using T = typename decltype(type)::type;
     with_type<int32_t, int64_t>(idx, [&](auto index) {

@@ -11,10 +11,10 @@ namespace msops {
 // Returns how many elements of scratch the forward entries need: 16 + B ((C + 15) // 16 * 16) N min(1, N // 28001).
 // Rows of more points do not fit the shared memory of a GPU as packs of several channels.
 constexpr int64_t kMostStaged = 28000;  // points
-inline int64_t gather_scratch(const Gather& all) {
+inline int64_t gather_scratch(const Call& call, const Gather& all) {
   constexpr int64_t kToAlign = 16;
-  const int64_t padded = (all.channels + 15) / 16 * 16;
-  return kToAlign + (all.points > kMostStaged ? all.lists * padded * all.points : 0);
+  if (!call.ok() || all.points <= kMostStaged) return kToAlign;
+  return kToAlign + size_of({all.lists, (all.channels + 15) / 16, 16, all.points});
 }
 
 // `weight` is absent if there is one tap.
@@ -23,6 +23,7 @@ void gather(Call& call, const Gather& all, const Tensor& features, const Tensor&
             [[maybe_unused]] const Tensor& packs, const Tensor& out) {
   if (call.on_cpu()) {
     require_points<Index>(call, idx, features);
+    if (out.size == 0) return;
     const GatherOnCpu<kTaps, T, Index> body{all, features.as<T>(), idx.as<Index>(), weight.as<T>(), out.as<T>()};
     return on_cpu(call, body.items(), body, body.cost());
   }

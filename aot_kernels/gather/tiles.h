@@ -47,7 +47,7 @@ constexpr int64_t kRecordWords = sizeof(TileRecord) / 4;
 // Returns how many int32 numbers of scratch the records need.
 inline int64_t tile_words(const Gather& all, int taps) {
   const Tiles tiles(all, taps);
-  return all.lists * tiles.tiles * tiles.ranges * kRecordWords + 2;  // 2: to align the records
+  return size_of({all.lists, tiles.tiles, tiles.ranges, kRecordWords}) + 2;  // 2: to align the records
 }
 
 #ifdef __CUDACC__
