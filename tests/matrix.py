@@ -23,7 +23,7 @@ FOLDER = ROOT / ".matrix"
 TABLE = ROOT / "docs" / "versions.md"
 BEGIN, END = "<!-- make test-matrix writes this -->\n", "<!-- until here -->\n"
 
-PINS = ["pytest>=8"]
+PINS = ["hypothesis>=6.100", "pytest>=8"]
 OLD = [*PINS, "pillow<10"]  # old MindSpores need what Pillow 10 removed, and their wheels do not say so
 CUDA_RUNTIME = "nvidia-cuda-runtime-cu11"  # without it mindspore-gpu cannot be imported
 MATRIX = (
