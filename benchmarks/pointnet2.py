@@ -1,4 +1,4 @@
-"""Builds the kernels of a checkout of Pointnet2_PyTorch (Wijmans), a peer of the operators of point clouds.
+"""Has the sizes of searches of points, and builds the kernels of a checkout of Pointnet2_PyTorch (Wijmans), a peer.
 
 The variable POINTNET2_PYTORCH names the checkout. Without it, or without torch on a GPU, there is no such peer.
 """
@@ -6,6 +6,19 @@ The variable POINTNET2_PYTORCH names the checkout. Without it, or without torch 
 import functools
 import os
 from pathlib import Path
+
+from .benchmark import Sizes
+
+SEARCHES = {  # sizes (clouds, points, queries) of operators that search points
+    "GPU": [
+        Sizes(
+            named=((32, 1024, 512), (16, 16384, 4096), (1, 131072, 16384)),
+            sweep=((1, 256, 64), (1, 4096, 1024), (2, 1_000_000, 16384)),
+            ragged={(16, 16383, 4095): (16, 16384, 4096)},
+        )
+    ],
+    "CPU": [Sizes(named=((2, 1024, 512), (1, 16384, 4096)), sweep=((1, 256, 64),))],
+}
 
 
 @functools.cache

@@ -7,7 +7,7 @@ import msops
 from test_ball_query import TestBallQuery
 
 from .. import pointnet2
-from ..benchmark import Benchmark, OfFunction, Sizes
+from ..benchmark import Benchmark, OfFunction
 from ..figures import Target, times_faster
 
 THEIRS = "Pointnet2_PyTorch"
@@ -16,16 +16,7 @@ SAMPLES = 32
 
 class BallQuery(Benchmark):
     card = TestBallQuery()
-    sizes = {
-        "GPU": [
-            Sizes(
-                named=((32, 1024, 512), (16, 16384, 4096), (1, 131072, 16384)),
-                sweep=((1, 256, 64), (1, 4096, 1024), (2, 1_000_000, 16384)),
-                ragged={(16, 16383, 4095): (16, 16384, 4096)},
-            )
-        ],
-        "CPU": [Sizes(named=((2, 1024, 512), (1, 16384, 4096)), sweep=((1, 256, 64),))],
-    }
+    sizes = pointnet2.SEARCHES
     cell_sizes = {"GPU": ((32, 1024, 512), (1, 16384, 4096)), "CPU": ((2, 1024, 512), (1, 16384, 1024))}
     targets = {
         "GPU": [

@@ -25,8 +25,9 @@ def furthest_point_sample(xyz: Tensor, npoint: int, lengths: Tensor | None = Non
     .. math::
         i_0 = 0, \qquad i_s = \operatorname{argmax}_j \min_{r < s} \lVert x_j - x_{i_r} \rVert^2
 
-    Of equally far points the first is taken; once all points are, index 0 repeats. Squared distances are computed in
-    float32 (float64 for float64), by the same roundings on the CPU and on a GPU, so that both take the same points.
+    Among equally far points, the one with the lowest index is taken; index 0 repeats once all points are taken. Squared
+    distances are computed in float32 (float64 for float64), by the same roundings on the CPU and on a GPU, so that both
+    take the same points.
     A point with a coordinate that is NaN or infinite is never taken, except as :math:`i_0`, and is far from all others.
 
     Args:
