@@ -173,12 +173,10 @@ struct QuerySums {
     return is_used ? a.heads * of_head : 0;
   }
 
-  // Returns the tile of the queries that begin with i0.
+  // Returns where the tiles of sequence b begin among those of a head.
   template <typename S, typename T>
-  MSOPS_BOTH int64_t slot(const Attention<T>& a, const Sequence& s, int64_t b, int64_t h, int64_t i0) const {
-    const int64_t before =
-        a.is_packed() ? s.first_query / S::kQueries + b : b * ((a.queries + S::kQueries - 1) / S::kQueries);
-    return h * (tiles / a.heads) + before + i0 / S::kQueries;
+  MSOPS_BOTH int64_t first_tile(const Attention<T>& a, int64_t first_query, int64_t b) const {
+    return a.is_packed() ? first_query / S::kQueries + b : b * ((a.queries + S::kQueries - 1) / S::kQueries);
   }
 };
 

@@ -3,7 +3,7 @@
 // A block takes a tile of keys, and goes through the queries of all heads that read them, the last first. One thread
 // copies their tiles by TMA into rings of stages. Each of two warpgroups owns 64 of the keys and sums dk and dv in
 // registers. They exchange dx through shared memory, and each multiplies a part of dx k, which is what the tile of keys
-// gives to dq of these queries. One thread adds that to sums in global memory.
+// gives to dq of these queries. Two other warps add that to sums in global memory.
 //
 // The additions to a sum have a fixed order, that of its tiles of keys: a counter says how many have added theirs.
 // Blocks take tiles of keys in the same order, by a ticket each, so that whatever a block waits for has begun before.
@@ -27,22 +27,23 @@ struct WgmmaBackwardShape {
   static constexpr int kKeysBytes = kKeys * kWidth * 2, kQueriesBytes = kQueries * kWidth * 2;
   static constexpr int kDxBytes = kKeys * kQueries * 2, kSumsBytes = QuerySums::kNumbers * 4;
   static constexpr int kRowBytes = 2 * kQueries * 4;  // lse and delta of a stage
-  static constexpr int kBytes = 2 * kKeysBytes + kStages * (2 * kQueriesBytes + kRowBytes) + 2 * kDxBytes + kSumsBytes +
-                                16 * (5 + 4 * kStages);
+  static constexpr int kBytes = 2 * kKeysBytes + kStages * (2 * kQueriesBytes + kRowBytes) + 2 * kDxBytes +
+                                2 * kSumsBytes + 16 * (8 + 3 * kStages);
 };
 
 // KeysWork is what a block does for one item: a tile of keys, with the queries from begin to end - 1 of all heads that
-// read them. A step is a tile of queries of one head.
+// read them. A step is a tile of queries of one head. The numbers have 32 bits, as those that TMA takes, since the warps
+// that copy have few registers.
 template <typename S>
 struct KeysWork {
-  Sequence s;
-  int b, kv_head, j0, j1, keys, begin, end, tiles, steps;
+  int b, kv_head, first_query, first_key, j0, j1, keys, begin, end, tiles, steps;
 
   __device__ __forceinline__ KeysWork(const Attention<Half>& a, const Order& order, int64_t item) {
     int64_t head, tile;
     order.find(item, &head, &tile);
     b = static_cast<int>(head / a.kv_heads), kv_head = static_cast<int>(head % a.kv_heads);
-    s = a.sequence(b);
+    const Sequence s = a.sequence(b);
+    first_query = static_cast<int>(s.first_query), first_key = static_cast<int>(s.first_key);
     // Keys that kv_lengths hides have the gradient 0.
     keys = static_cast<int>(s.keys), j0 = static_cast<int>(tile * S::kKeys);
     j1 = static_cast<int>(least(j0 + S::kKeys, a.is_packed() ? s.keys : a.keys));
@@ -54,18 +55,17 @@ struct KeysWork {
   }
 };
 
-// Steps goes through the steps of an item.
+// Steps goes through the steps of an item: for each tile of queries, from the last one on, through the heads. Tiles of
+// keys begin together, and those with fewer queries end first, so that none waits for another that has more to do.
 template <typename S>
 struct Steps {
-  int h, i0, begin, last;
+  int h, i0, first_head, last_head;
 
   __device__ __forceinline__ Steps(const KeysWork<S>& w, int group)
-      : h(w.kv_head * group), begin(w.begin), last(w.begin + (w.tiles - 1) * S::kQueries) {
-    i0 = last;
-  }
+      : h(w.kv_head * group), i0(w.begin + (w.tiles - 1) * S::kQueries), first_head(h), last_head(h + group - 1) {}
   __device__ __forceinline__ void advance() {
-    i0 -= S::kQueries;
-    if (i0 < begin) i0 = last, ++h;
+    if (h++ < last_head) return;
+    h = first_head, i0 -= S::kQueries;
   }
 };
 
@@ -77,7 +77,7 @@ __device__ __forceinline__ void run_wgmma_backward(const Attention<Half>& a, con
   extern __shared__ __align__(1024) unsigned char shared[];
   const unsigned first = shared_address(shared);
   const unsigned stages = first + 2 * S::kKeysBytes, dx_tiles = stages + 2 * S::kStages * S::kQueriesBytes;
-  const unsigned sum_stage = dx_tiles + 2 * S::kDxBytes, row_stages = sum_stage + S::kSumsBytes;
+  const unsigned sum_stages = dx_tiles + 2 * S::kDxBytes, row_stages = sum_stages + 2 * S::kSumsBytes;
   const unsigned barriers = row_stages + S::kStages * S::kRowBytes;
   const Ring<1> k_ring{first, barriers, S::kKeysBytes};                       // (kBoxes, kKeys, 64)
   const Ring<1> v_ring{first + S::kKeysBytes, barriers + 16, S::kKeysBytes};  // (kBoxes, kKeys, 64)
@@ -85,8 +85,8 @@ __device__ __forceinline__ void run_wgmma_backward(const Attention<Half>& a, con
   const Ring<S::kStages> dout_ring{stages + S::kStages * S::kQueriesBytes, q_ring.barriers + 16 * S::kStages,
                                    S::kQueriesBytes};  // (kStages, kBoxes, kQueries, 64)
   const Ring<S::kStages> row_ring{row_stages, dout_ring.barriers + 16 * S::kStages, S::kRowBytes};
-  const Ring<1> sum_ring{sum_stage, row_ring.barriers + 16 * S::kStages, S::kSumsBytes};
-  const Ring<2> tickets{sum_ring.barriers + 16 + 32, sum_ring.barriers + 16, 16};
+  const Ring<2> sum_ring{sum_stages, row_ring.barriers + 16 * S::kStages, S::kSumsBytes};  // (2, 8192)
+  const Ring<2> tickets{sum_ring.barriers + 64, sum_ring.barriers + 32, 16};
   const auto rows_of_stage = [&](int copy) {  // (2, kQueries): lse in units of the base 2, delta
     return reinterpret_cast<float*>(shared + (row_ring.stage(copy) - first));
   };
@@ -94,7 +94,7 @@ __device__ __forceinline__ void run_wgmma_backward(const Attention<Half>& a, con
   if (threadIdx.x == 0) {
     constexpr int kUsers = 4 * S::kConsumers;
     k_ring.init(kUsers), v_ring.init(kUsers), q_ring.init(kUsers), dout_ring.init(kUsers), row_ring.init(kUsers);
-    sum_ring.init(1, kUsers), tickets.init(kUsers + 2);
+    sum_ring.init(1, kUsers), tickets.init(kUsers + 3);
     fence_mbarrier_init();
   }
   __syncthreads();
@@ -123,11 +123,11 @@ __device__ __forceinline__ void run_wgmma_backward(const Attention<Half>& a, con
         const KeysWork<S> w(a, order, item);
         if (w.steps == 0) continue;
         const int batch = a.is_packed() ? 0 : w.b;
-        k_ring.template load<S::kBoxes, S::kKeys>(tiles_of_keys, k_map, w.s.first_key + w.j0, w.kv_head, batch);
-        v_ring.template load<S::kBoxes, S::kKeys>(tiles_of_keys++, v_map, w.s.first_key + w.j0, w.kv_head, batch);
+        k_ring.template load<S::kBoxes, S::kKeys>(tiles_of_keys, k_map, w.first_key + w.j0, w.kv_head, batch);
+        v_ring.template load<S::kBoxes, S::kKeys>(tiles_of_keys++, v_map, w.first_key + w.j0, w.kv_head, batch);
         Steps<S> at(w, group);
         for (int step = 0; step < w.steps; ++step, ++copies, at.advance()) {
-          const int64_t row = w.s.first_query + at.i0;
+          const int row = w.first_query + at.i0;
           q_ring.template load<S::kBoxes, S::kQueries>(copies, q_map, row, at.h, batch);
           dout_ring.template load<S::kBoxes, S::kQueries>(copies, dout_map, row, at.h, batch);
         }
@@ -136,7 +136,7 @@ __device__ __forceinline__ void run_wgmma_backward(const Attention<Half>& a, con
       for_items([&](const KeysWork<S>& w) {
         Steps<S> at(w, group);
         for (int step = 0; step < w.steps; ++step, ++copies, at.advance()) {
-          const int64_t from = a.of_lse.offset(w.b, at.h, w.s.first_query + at.i0);
+          const int64_t from = a.of_lse.offset(w.b, at.h, w.first_query + at.i0);
           if (copies >= S::kStages) mbarrier_wait(row_ring.empty(copies), copies / S::kStages - 1);
           float* const to = rows_of_stage(copies);
           for (int i = lane; i < S::kQueries; i += 32) {
@@ -148,29 +148,34 @@ __device__ __forceinline__ void run_wgmma_backward(const Attention<Half>& a, con
           if (lane == 0) mbarrier_arrive(row_ring.full(copies));
         }
       });
-    } else if (threadIdx.x / 32 == 2) {
+    } else if (threadIdx.x / 32 >= 2) {  // two warps, each of which takes every other step
+      const int tiles_of_head = static_cast<int>(sums.tiles / a.heads);
+      const int left = static_cast<int>(least(a.left, Seen::kFar));
       for_items([&](const KeysWork<S>& w) {
         Steps<S> at(w, group);
-        for (int step = 0; lane == 0 && step < w.steps; ++step, ++copies, at.advance()) {
-          const int64_t slot = sums.slot<S>(a, w.s, w.b, at.h, at.i0);
-          const int64_t i1 = least(at.i0 + S::kQueries, w.s.queries);
-          const unsigned before = w.j0 / S::kKeys - static_cast<int>(a.keys_of(w.s, {at.i0, i1}).begin) / S::kKeys;
-          float* const to = sums.numbers + slot * QuerySums::kNumbers;
+        const int first_tile = static_cast<int>(sums.template first_tile<S>(a, w.first_query, w.b));
+        const int shift = static_cast<int>(a.sequence(w.b).shift());
+        for (int step = 0; step < w.steps; ++step, ++copies, at.advance()) {
+          if (lane > 0 || copies % 2 != threadIdx.x / 32 % 2) continue;
+          const int tile = at.h * tiles_of_head + first_tile + at.i0 / S::kQueries;
+          const unsigned before = (w.j0 - (left < 0 ? 0 : std::max(0, at.i0 + shift - left)) / S::kKeys * S::kKeys) / S::kKeys;
+          float* const to = sums.numbers + int64_t{tile} * QuerySums::kNumbers;
+          unsigned* const counter = sums.counters + tile;
+          while (before > 0 && ld_acquire(counter) < before) {
+          }
           sum_ring.wait(copies);
           if (before == 0) {
-            cp_async_bulk(to, sum_stage, S::kSumsBytes);
+            cp_async_bulk(to, sum_ring.stage(copies), S::kSumsBytes);
           } else {
-            while (ld_acquire(sums.counters + slot) < before) {
-            }
             fence_proxy_async_global();
-            cp_reduce_async_bulk_add(to, sum_stage, S::kSumsBytes);
+            cp_reduce_async_bulk_add(to, sum_ring.stage(copies), S::kSumsBytes);
           }
           cp_async_bulk_commit_group();
           cp_async_bulk_wait_group_read<0>();
           mbarrier_arrive(sum_ring.empty(copies));
           cp_async_bulk_wait_group<0>();
           fence_proxy_async_global();
-          red_release_add(sums.counters + slot);
+          red_release_add(counter);
         }
       });
     }
@@ -185,7 +190,7 @@ __device__ __forceinline__ void run_wgmma_backward(const Attention<Half>& a, con
       float dk[1][S::kWidth / 8][4], dv[1][S::kWidth / 8][4];
       clear(dk), clear(dv);
       const unsigned k = k_ring.data + consumer * (64 * 128), v = v_ring.data + consumer * (64 * 128);
-      Seen seen(a, w.s, w.b, w.kv_head * group, w.keys);
+      Seen seen(a, a.sequence(w.b), w.b, w.kv_head * group, w.keys);
       Steps<S> at(w, group);
       // Rows of tiles that may be anything become 0.
       const auto clear_queries = [&](unsigned tile, int i0) {
@@ -244,8 +249,8 @@ __device__ __forceinline__ void run_wgmma_backward(const Attention<Half>& a, con
         wgmma_wait_group<1>();
         wgmma_fence_operand(dq), wgmma_fence_operand(dv[0]);
         dout_ring.release(copies);
-        if (copies > 0) mbarrier_wait(sum_ring.empty(copies), copies - 1);
-        float4* const to = reinterpret_cast<float4*>(shared + (sum_stage - first));
+        if (copies >= 2) mbarrier_wait(sum_ring.empty(copies), copies / 2 - 1);
+        float4* const to = reinterpret_cast<float4*>(shared + (sum_ring.stage(copies) - first));
 #pragma unroll
         for (int n = 0; n < 8; ++n)
           to[(consumer * 8 + n) * 128 + threadIdx.x % 128] = make_float4(dq[n][0], dq[n][1], dq[n][2], dq[n][3]);
@@ -259,8 +264,8 @@ __device__ __forceinline__ void run_wgmma_backward(const Attention<Half>& a, con
         q_ring.release(copies - 1), k_ring.release(tiles_of_keys), v_ring.release(tiles_of_keys);
         ++tiles_of_keys;
       }
-      const auto to_k = rows_of(g.dk, a.of_k, w.b, w.kv_head, w.s.first_key, a.width, true);
-      const auto to_v = rows_of(g.dv, a.of_v, w.b, w.kv_head, w.s.first_key, a.value_width, true);
+      const auto to_k = rows_of(g.dk, a.of_k, w.b, w.kv_head, w.first_key, a.width, true);
+      const auto to_v = rows_of(g.dv, a.of_v, w.b, w.kv_head, w.first_key, a.value_width, true);
       store_packed(dk[0], {a.scale, a.scale}, to_k, j0, w.j1);
       store_packed(dv[0], {1, 1}, to_v, j0, w.j1);
     });
@@ -289,7 +294,7 @@ __global__ void __launch_bounds__(256)
   float dq[8][4] = {};
   const int consumer = threadIdx.x / 128, warp = threadIdx.x / 32 % 4;
   if (!a.keys_of(s, {i0, i1}).empty()) {
-    const int64_t slot = sums.slot<S>(a, s, b, h, i0);
+    const int64_t slot = h * (sums.tiles / a.heads) + sums.first_tile<S>(a, s.first_query, b) + tile;
     const float4* const from = reinterpret_cast<const float4*>(sums.numbers + slot * QuerySums::kNumbers);
 #pragma unroll
     for (int n = 0; n < 8; ++n) {
