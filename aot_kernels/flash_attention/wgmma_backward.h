@@ -24,11 +24,14 @@ struct WgmmaBackwardShape {
   static constexpr int kWidth = kWidth_, kBoxes = kWidth / 64;
   static constexpr int kConsumers = 2, kThreads = 128 * (kConsumers + 1);
   static constexpr int kKeys = 64 * kConsumers, kQueries = QuerySums::kNumbers / kWidth, kStages = 2;
+  static constexpr int kKeyStages = kWidth <= 64 ? 2 : 1, kSumStages = kWidth <= 64 ? 1 : 2;  // as many as there is room
   static constexpr int kKeysBytes = kKeys * kWidth * 2, kQueriesBytes = kQueries * kWidth * 2;
   static constexpr int kDxBytes = kKeys * kQueries * 2, kSumsBytes = QuerySums::kNumbers * 4;
   static constexpr int kRowBytes = 2 * kQueries * 4;  // lse and delta of a stage
-  static constexpr int kBytes = 2 * kKeysBytes + kStages * (2 * kQueriesBytes + kRowBytes) + 2 * kDxBytes +
-                                2 * kSumsBytes + 16 * (8 + 3 * kStages);
+  static constexpr int kTickets = 2;                  // that were drawn before they are needed
+  static constexpr int kBytes = 2 * kKeyStages * kKeysBytes + kStages * (2 * kQueriesBytes + kRowBytes) + 2 * kDxBytes +
+                                kSumStages * kSumsBytes +
+                                16 * (2 * kKeyStages + 3 * kStages + kSumStages + 2 * kTickets);
 };
 
 // KeysWork is what a block does for one item: a tile of keys, with the queries from begin to end - 1 of all heads that
@@ -76,17 +79,21 @@ __device__ __forceinline__ void run_wgmma_backward(const Attention<Half>& a, con
                                                    const QuerySums& sums, const Order& order, unsigned count) {
   extern __shared__ __align__(1024) unsigned char shared[];
   const unsigned first = shared_address(shared);
-  const unsigned stages = first + 2 * S::kKeysBytes, dx_tiles = stages + 2 * S::kStages * S::kQueriesBytes;
-  const unsigned sum_stages = dx_tiles + 2 * S::kDxBytes, row_stages = sum_stages + 2 * S::kSumsBytes;
+  const unsigned stages = first + 2 * S::kKeyStages * S::kKeysBytes;
+  const unsigned dx_tiles = stages + 2 * S::kStages * S::kQueriesBytes;  // (2, kQueries / 64, kKeys, 64)
+  const unsigned sum_stages = dx_tiles + 2 * S::kDxBytes, row_stages = sum_stages + S::kSumStages * S::kSumsBytes;
   const unsigned barriers = row_stages + S::kStages * S::kRowBytes;
-  const Ring<1> k_ring{first, barriers, S::kKeysBytes};                       // (kBoxes, kKeys, 64)
-  const Ring<1> v_ring{first + S::kKeysBytes, barriers + 16, S::kKeysBytes};  // (kBoxes, kKeys, 64)
-  const Ring<S::kStages> q_ring{stages, barriers + 32, S::kQueriesBytes};     // (kStages, kBoxes, kQueries, 64)
+  const Ring<S::kKeyStages> k_ring{first, barriers, S::kKeysBytes};  // (kKeyStages, kBoxes, kKeys, 64)
+  const Ring<S::kKeyStages> v_ring{first + S::kKeyStages * S::kKeysBytes, barriers + 16 * S::kKeyStages,
+                                   S::kKeysBytes};  // (kKeyStages, kBoxes, kKeys, 64)
+  const Ring<S::kStages> q_ring{stages, v_ring.barriers + 16 * S::kKeyStages,
+                                S::kQueriesBytes};  // (kStages, kBoxes, kQueries, 64)
   const Ring<S::kStages> dout_ring{stages + S::kStages * S::kQueriesBytes, q_ring.barriers + 16 * S::kStages,
                                    S::kQueriesBytes};  // (kStages, kBoxes, kQueries, 64)
   const Ring<S::kStages> row_ring{row_stages, dout_ring.barriers + 16 * S::kStages, S::kRowBytes};
-  const Ring<2> sum_ring{sum_stages, row_ring.barriers + 16 * S::kStages, S::kSumsBytes};  // (2, 8192)
-  const Ring<2> tickets{sum_ring.barriers + 64, sum_ring.barriers + 32, 16};
+  const Ring<S::kSumStages> sum_ring{sum_stages, row_ring.barriers + 16 * S::kStages, S::kSumsBytes};
+  const unsigned ticket_barriers = sum_ring.barriers + 16 * S::kSumStages;
+  const Ring<S::kTickets> tickets{ticket_barriers + 16 * S::kTickets, ticket_barriers, 16};
   const auto rows_of_stage = [&](int copy) {  // (2, kQueries): lse in units of the base 2, delta
     return reinterpret_cast<float*>(shared + (row_ring.stage(copy) - first));
   };
@@ -116,7 +123,7 @@ __device__ __forceinline__ void run_wgmma_backward(const Attention<Half>& a, con
     if (threadIdx.x == 0) {
       unsigned item = 0;
       for (int n = 0; item < count; ++n) {
-        if (n >= 2) mbarrier_wait(tickets.empty(n), n / 2 - 1);
+        if (n >= S::kTickets) mbarrier_wait(tickets.empty(n), n / S::kTickets - 1);
         *ticket(n) = item = atomicAdd(sums.tickets, 1u);
         mbarrier_arrive(tickets.full(n));
         if (item >= count) return;
@@ -189,7 +196,8 @@ __device__ __forceinline__ void run_wgmma_backward(const Attention<Half>& a, con
       const int row = consumer * 64 + threadIdx.x / 32 % 4 * 16, j0 = w.j0 + row;
       float dk[1][S::kWidth / 8][4], dv[1][S::kWidth / 8][4];
       clear(dk), clear(dv);
-      const unsigned k = k_ring.data + consumer * (64 * 128), v = v_ring.data + consumer * (64 * 128);
+      const unsigned k_tile = k_ring.stage(tiles_of_keys), v_tile = v_ring.stage(tiles_of_keys);
+      const unsigned k = k_tile + consumer * (64 * 128), v = v_tile + consumer * (64 * 128);
       Seen seen(a, a.sequence(w.b), w.b, w.kv_head * group, w.keys);
       Steps<S> at(w, group);
       // Rows of tiles that may be anything become 0.
@@ -198,8 +206,8 @@ __device__ __forceinline__ void run_wgmma_backward(const Attention<Half>& a, con
       };
       if (w.steps > 0) {
         k_ring.wait(tiles_of_keys), v_ring.wait(tiles_of_keys);
-        clear_rows<S::kBoxes, S::kKeys>(shared, w.keys - w.j0, a.kv_lengths || a.is_packed(), own);
-        clear_rows<S::kBoxes, S::kKeys>(shared + S::kKeysBytes, w.keys - w.j0, a.kv_lengths || a.is_packed(), own);
+        for (const unsigned tile : {k_tile, v_tile})
+          clear_rows<S::kBoxes, S::kKeys>(shared + (tile - first), w.keys - w.j0, a.kv_lengths || a.is_packed(), own);
       }
       for (int step = 0; step < w.steps; ++step, ++copies, at.advance()) {
         const unsigned q = q_ring.stage(copies), dout = dout_ring.stage(copies);
@@ -241,7 +249,7 @@ __device__ __forceinline__ void run_wgmma_backward(const Attention<Half>& a, con
             bar_sync(both, 256);  // also says that both have done with the other tile dx
             // Warpgroups share dx k by its queries, if these are in two boxes, else by its columns.
             begin_transposed<S::kKeys>(dq, S::kQueries > 64 ? dx_tile + consumer * (S::kKeys * 128) : dx_tile,
-                                       S::kWidth > 64 ? k_ring.data + consumer * (S::kKeys * 128) : k_ring.data);
+                                       S::kWidth > 64 ? k_tile + consumer * (S::kKeys * 128) : k_tile);
           }
           begin_columns(dk[0], dx_words[0], box_of_q, S::kQueries, true);
         }
@@ -249,7 +257,7 @@ __device__ __forceinline__ void run_wgmma_backward(const Attention<Half>& a, con
         wgmma_wait_group<1>();
         wgmma_fence_operand(dq), wgmma_fence_operand(dv[0]);
         dout_ring.release(copies);
-        if (copies >= 2) mbarrier_wait(sum_ring.empty(copies), copies / 2 - 1);
+        if (copies >= S::kSumStages) mbarrier_wait(sum_ring.empty(copies), copies / S::kSumStages - 1);
         float4* const to = reinterpret_cast<float4*>(shared + (sum_ring.stage(copies) - first));
 #pragma unroll
         for (int n = 0; n < 8; ++n)
