@@ -3,7 +3,7 @@
 // A block takes a tile of keys, and goes through the queries of all heads that read them, the last first. One thread
 // copies their tiles by TMA into rings of stages. Each of two warpgroups owns 64 of the keys and sums dk and dv in
 // registers. They exchange dx through shared memory, and each multiplies a part of dx k, which is what the tile of keys
-// gives to dq of these queries. Two other warps add that to sums in global memory.
+// gives to dq of these queries. Other warps add that to sums in global memory.
 //
 // The additions to a sum have a fixed order, that of its tiles of keys: a counter says how many have added theirs.
 // Blocks take tiles of keys in the same order, by a ticket each, so that whatever a block waits for has begun before.
@@ -101,7 +101,7 @@ __device__ __forceinline__ void run_wgmma_backward(const Attention<Half>& a, con
   if (threadIdx.x == 0) {
     constexpr int kUsers = 4 * S::kConsumers;
     k_ring.init(kUsers), v_ring.init(kUsers), q_ring.init(kUsers), dout_ring.init(kUsers), row_ring.init(kUsers);
-    sum_ring.init(1, kUsers), tickets.init(kUsers + 3);
+    sum_ring.init(1, kUsers), tickets.init(kUsers + 1 + S::kSumStages);
     fence_mbarrier_init();
   }
   __syncthreads();
@@ -155,7 +155,8 @@ __device__ __forceinline__ void run_wgmma_backward(const Attention<Half>& a, con
           if (lane == 0) mbarrier_arrive(row_ring.full(copies));
         }
       });
-    } else if (threadIdx.x / 32 >= 2) {  // two warps, each of which takes every other step
+    } else if (threadIdx.x / 32 < 2 + S::kSumStages) {  // a warp for each stage of sums
+      const int stage = threadIdx.x / 32 - 2;
       const int tiles_of_head = static_cast<int>(sums.tiles / a.heads);
       const int left = static_cast<int>(least(a.left, Seen::kFar));
       for_items([&](const KeysWork<S>& w) {
@@ -163,7 +164,7 @@ __device__ __forceinline__ void run_wgmma_backward(const Attention<Half>& a, con
         const int first_tile = static_cast<int>(sums.template first_tile<S>(a, w.first_query, w.b));
         const int shift = static_cast<int>(a.sequence(w.b).shift());
         for (int step = 0; step < w.steps; ++step, ++copies, at.advance()) {
-          if (lane > 0 || copies % 2 != threadIdx.x / 32 % 2) continue;
+          if (lane > 0 || copies % S::kSumStages != stage) continue;
           const int tile = at.h * tiles_of_head + first_tile + at.i0 / S::kQueries;
           const unsigned before = (w.j0 - (left < 0 ? 0 : std::max(0, at.i0 + shift - left)) / S::kKeys * S::kKeys) / S::kKeys;
           float* const to = sums.numbers + int64_t{tile} * QuerySums::kNumbers;
