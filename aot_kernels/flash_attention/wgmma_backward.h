@@ -155,8 +155,7 @@ __device__ __forceinline__ void run_wgmma_backward(const Attention<Half>& a, con
           if (lane == 0) mbarrier_arrive(row_ring.full(copies));
         }
       });
-    } else if (threadIdx.x / 32 < 2 + S::kSumStages) {  // a warp for each stage of sums
-      const int stage = threadIdx.x / 32 - 2;
+    } else if (const int stage = static_cast<int>(threadIdx.x / 32) - 2; 0 <= stage && stage < S::kSumStages) {
       const int tiles_of_head = static_cast<int>(sums.tiles / a.heads);
       const int left = static_cast<int>(least(a.left, Seen::kFar));
       for_items([&](const KeysWork<S>& w) {
