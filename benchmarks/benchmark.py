@@ -121,7 +121,8 @@ class Benchmark:
     def torch_formulas(self, case):
         """Returns {name of a peer: its formula}, where torch has several kernels; torch.compile takes the one that is
         named torch."""
-        return {"torch": self.torch_formula(case)}
+        formula = self.torch_formula(case)
+        return {} if formula is None else {"torch": formula}
 
     def other_peers(self, case, sets):
         """Yields (name, a function that returns the calls over these sets of torch's inputs) of further peers."""

@@ -21,6 +21,7 @@ import numpy as np
 COLD = {"GPU": 256 * 2**20, "CPU": 128 * 2**20}  # bytes between two uses of a buffer, several times the last cache
 MOST_BUFFERS = 64
 WARM_UP = 0.1  # s
+LONG = 1e5  # us that all calls may take once; slower ones use fewer buffers
 
 
 class Times(NamedTuple):
@@ -70,18 +71,24 @@ class GpuTimer:
 
     def _launches(self, calls):
         """Returns the calls, repeated to take some milliseconds, so that the start of a graph hardly counts."""
+        calls[0]()
+        calls = calls[: max(1, round(LONG / self._once(calls[:1])))]
         for call in calls:
             call()
-        self.stream.synchronize()
+        us = self._once(calls) / len(calls)
+        count = max(len(calls), min(MOST_BUFFERS, round(3000 / us)))
+        return [calls[i % len(calls)] for i in range(count)]
+
+    def _once(self, calls):
+        """Returns the time in which all calls run once."""
         start, end = self._events()
+        self.stream.synchronize()
         start.record()
         for call in calls:
             call()
         end.record()
         self.stream.synchronize()
-        us = 1e3 * start.elapsed_time(end) / len(calls)
-        count = max(len(calls), min(MOST_BUFFERS, round(3000 / us)))
-        return [calls[i % len(calls)] for i in range(count)]
+        return 1e3 * start.elapsed_time(end)
 
     def _captured(self, launches):
         """Returns a function that replays the launches, or None if they cannot be captured."""

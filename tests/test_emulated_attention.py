@@ -15,3 +15,12 @@ def test_tensor_cores_equal_cpu(card, shapes, settings, architecture, monkeypatc
     monkeypatch.setenv("MSOPS_EMULATOR_ARCHITECTURE", architecture)
     for call in card.entry_calls(shapes, settings, "float16"):
         check_call(emulated.Emulator(), call, "float16", shift=0)
+
+
+@pytest.mark.parametrize("name", ["causal, groups", "window, softcap, groups", "lengths, causal, scale", "1000"])
+def test_blocks_add_in_order(name, monkeypatch):
+    """Blocks that run at once wait for each other where they add to the same sums."""
+    monkeypatch.setenv("MSOPS_EMULATOR_BLOCKS", "4")
+    [(card, shapes, settings)] = [case for full, *case in emulated.CASES if full == f"flash_attention {name}"]
+    for call in card.entry_calls(shapes, settings, "float16"):
+        check_call(emulated.Emulator(), call, "float16", shift=0)

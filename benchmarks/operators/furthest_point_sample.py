@@ -70,6 +70,8 @@ class FurthestPointSample(Benchmark):
         import torch
 
         samples = case.size[-1]
+        if samples > 1024:
+            return None  # a loop of several launches for each sample takes minutes
 
         def sample(xyz):
             xyz = xyz.float()

@@ -307,8 +307,7 @@ def _cached_forward(layout: str, **settings: Any) -> Operator:
     lse, axes = "lse(B, Hq, Tq, dtype=accumulator)", _LAYOUTS.index(layout)
     backward = custom_op(
         _LIBRARY.FlashAttentionBackward,
-        f"{inputs}, {_OUT[layout]}, {lse}, d{_OUT[layout]}, d{lse} -> "
-        "dq, dk, dv; delta, query_sums",
+        f"{inputs}, {_OUT[layout]}, {lse}, d{_OUT[layout]}, d{lse} -> dq, dk, dv; delta, query_sums",
         infer=_infer_backward,
         axes=axes,
         **settings,
@@ -374,7 +373,15 @@ def _infer_packed(q: Spec, k: Spec, v: Spec, starts_q: Spec, starts_k: Spec, **s
 
 
 def _infer_backward(
-    q: Spec, k: Spec, v: Spec, kv_lengths: Spec | None, mask: Spec | None, out: Spec, lse: Spec, *more: Any, **settings: Any
+    q: Spec,
+    k: Spec,
+    v: Spec,
+    kv_lengths: Spec | None,
+    mask: Spec | None,
+    out: Spec,
+    lse: Spec,
+    *more: Any,
+    **settings: Any,
 ) -> list[Spec]:
     batch, heads, queries = lse.shape
     tile = _tile_of_queries(q, v)

@@ -4,6 +4,7 @@ from mindspore import Tensor, nn
 
 import msops
 from card import DTYPES, chain, length, random, zeros
+from gpu import BIG
 from msops.compat import VERSION
 from msops.operators.flash_attention import make_forward
 from msops.testing.checks import check_finite_differences
@@ -152,6 +153,11 @@ class TestFlashAttention(OperatorTest):
     hostile = ("small", "BTHD")
     half_gradient_in_float32 = False  # the gradient takes out, which is rounded to float16
     right_numbers = {"left": (-1,), "right": (-1,)}
+    huge = (  # samples; and one long sequence
+        (BIG // (8 * 128 * 128) + 1, 8, 128, 128, None),
+        (1, 1, BIG // 128 + 1, 128, (100, 0)),
+        (1, 1, BIG // 64 + 1, 64, (100, 0)),
+    )
     roundings = 60
     units_of_largest = 4  # logits are rounded before e^x multiplies their errors: how far NumPy's are off is luck
     wrong = (
@@ -216,6 +222,21 @@ class TestFlashAttention(OperatorTest):
     def scratch_of_parts(self, inputs, shape, parts):
         return shape
 
+    def check_huge(self, gpu, batch, heads, rows, width, window):
+        inputs = [gpu.random(batch, heads, rows, width) for _ in range(4)]
+        results = run_both(gpu, inputs, window=window)
+        if batch > 1:
+            parts = compared = [slice(0, 2), slice(batch - 2, batch)]
+        else:  # the last queries and keys, of which the first queries see further keys
+            n, see = 400, window[0]
+            parts = [(slice(None), slice(None), slice(rows - n, rows))]
+            compared = [(slice(None), slice(None), slice(rows - n + see, rows))]
+        for part, same in zip(parts, compared):
+            alone = run_both(gpu, [x[part].contiguous() for x in inputs], window=window)
+            for big, small in zip(results, alone):
+                few = big[same]
+                gpu.assert_close(few, small[..., -few.shape[-2] :, :])
+
     def random_case(self, random):
         group, kv_heads = 1 + length(random) % 4, 1 + length(random) % 3
         queries, keys = length(random), length(random)
@@ -231,6 +252,25 @@ class TestFlashAttention(OperatorTest):
         )
         widths, lengths = (1 + length(random), 1 + length(random)), random.random() < 0.3
         return case((group * kv_heads, kv_heads, queries, keys), *widths, mask, lengths, full[0], **settings)
+
+
+def run_both(gpu, inputs, **settings):
+    """Returns out, dq, dk and dv on torch's GPU."""
+    *tensors, dout = inputs
+    forward, backward = TestFlashAttention().operators([0], **settings)
+    out, lse, _ = gpu.run(forward, *tensors)
+    return [out, *gpu.run(backward, *tensors, out, lse, dout, gpu.torch.zeros_like(lse))[:3]]
+
+
+@pytest.mark.parametrize("kv_heads", [16, 4])
+@pytest.mark.parametrize("width", [64, 128, 256])
+def test_100_runs_give_equal_bits(gpu, width, kv_heads):
+    """The blocks of a launch that fills the GPU add in the same order each time."""
+    inputs = [gpu.random(2, heads, 2048, width) for heads in (16, kv_heads, kv_heads, 16)]
+    first = run_both(gpu, inputs, causal=True)
+    for _ in range(100):
+        for got, want in zip(run_both(gpu, inputs, causal=True), first):
+            gpu.assert_equal(got, want)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
