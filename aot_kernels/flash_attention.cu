@@ -11,6 +11,7 @@
 using namespace msops;
 using flash_attention::Attention;
 using flash_attention::AttentionGradient;
+using flash_attention::QuerySums;
 using flash_attention::Strides;
 
 namespace {
@@ -176,7 +177,8 @@ MSOPS_ENTRY(FlashAttentionForward) {
   });
 }
 
-// (q, k, v, kv_lengths?, mask?, out, lse, dout, dlse) -> (dq, dk, dv, delta). `delta` is scratch.
+// (q, k, v, kv_lengths?, mask?, out, lse, dout, dlse) -> (dq, dk, dv, delta, query_sums). `delta` and `query_sums` are
+// scratch. The latter has one number where no kernel would use it.
 MSOPS_ENTRY(FlashAttentionBackward) {
   const Inputs inputs(call);
   const bool packed = inputs.axes == kPacked;
@@ -184,7 +186,7 @@ MSOPS_ENTRY(FlashAttentionBackward) {
   const Tensor out = call.tensor("out", rank), lse = call.tensor_of("accumulator", "lse", packed ? 2 : 3);
   const Tensor dout = call.tensor("dout", rank), dlse = call.tensor_of("accumulator", "dlse", packed ? 2 : 3);
   const Tensor dq = call.tensor("dq", rank), dk = call.tensor("dk", rank), dv = call.tensor("dv", rank);
-  const Tensor delta = call.scratch("delta", packed ? 2 : 3);
+  const Tensor delta = call.scratch("delta", packed ? 2 : 3), query_sums = call.scratch("query_sums", 1);
   inputs.require_out(call, out);
   inputs.require_lse(call, lse);
   call.require_same_shape(dout, out);
@@ -198,8 +200,15 @@ MSOPS_ENTRY(FlashAttentionBackward) {
     using C = Compute<T>;
     Attention<T> a = inputs.problem<T>();
     a.out = out.as<T>(), a.lse = lse.as<C>();
-    const AttentionGradient<T> g{dout.as<const T>(), dlse.as<const C>(), delta.as<C>(),
-                                 dq.as<T>(),         dk.as<T>(),         dv.as<T>()};
+    AttentionGradient<T> g{dout.as<const T>(), dlse.as<const C>(), delta.as<C>(), dq.as<T>(), dk.as<T>(), dv.as<T>(), {}};
+    const int64_t tiles = QuerySums::count(a);
+    call.require_shape(query_sums, {tiles > 0 ? tiles * (QuerySums::kNumbers + 1) + 1 : 1});
+    if (!call.ok()) return;
+    if (tiles > 0) {
+      float* const numbers = query_sums.as<float>();
+      unsigned* const counters = reinterpret_cast<unsigned*>(numbers + tiles * QuerySums::kNumbers);
+      g.query_sums = {numbers, tiles, counters, counters + tiles};
+    }
     if (inputs.q.size + inputs.k.size + inputs.v.size == 0) return;
     if (call.on_cpu()) inputs.require_sequences(call);
     flash_attention::fill_gradients(call, a, g);

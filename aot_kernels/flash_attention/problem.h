@@ -154,6 +154,33 @@ struct Attention {
   }
 };
 
+// QuerySums are sums of dq in global memory, of a tile of queries each, as the threads of wgmma_backward.h have them. A
+// sequence's tiles follow one another; a sequence of packed ones may skip one before them.
+struct QuerySums {
+  static constexpr int64_t kNumbers = 8192;  // of a tile
+
+  float* numbers;                // (tiles, kNumbers), or null
+  int64_t tiles;                 // of all heads
+  unsigned *counters, *tickets;  // (tiles): how many tiles of keys have added to each; how many items were taken
+
+  // Returns how many tiles all heads have, or 0 where no kernel uses them.
+  template <typename T>
+  static int64_t count(const Attention<T>& a) {
+    const bool is_used = std::is_same<T, Half>::value && least(a.width, a.value_width) > 0 &&
+                         most(a.width, a.value_width) <= 128 && (a.width | a.value_width) % 8 == 0;
+    const int64_t queries = most(a.width, a.value_width) <= 64 ? kNumbers / 64 : kNumbers / 128;
+    const int64_t of_head = a.is_packed() ? a.query_rows / queries + a.batch
+                                          : a.batch * ((a.queries + queries - 1) / queries);
+    return is_used ? a.heads * of_head : 0;
+  }
+
+  // Returns where the tiles of sequence b begin among those of a head.
+  template <typename S, typename T>
+  MSOPS_BOTH int64_t first_tile(const Attention<T>& a, int64_t first_query, int64_t b) const {
+    return a.is_packed() ? first_query / S::kQueries + b : b * ((a.queries + S::kQueries - 1) / S::kQueries);
+  }
+};
+
 // The gradients have the shapes and strides of what they are gradients of.
 template <typename T>
 struct AttentionGradient {
@@ -163,6 +190,7 @@ struct AttentionGradient {
   const C* dlse;
   C* delta;  // scratch of the shape of lse
   T *dq, *dk, *dv;
+  QuerySums query_sums;  // scratch
 };
 
 }  // namespace msops::flash_attention

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "wgmma_backward.h"
+#include "wgmma_forward.h"
 
 #ifdef __CUDACC__
 #if CUDART_VERSION >= 12000
@@ -33,7 +34,7 @@ int64_t wgmma_blocks(Kernel kernel, int64_t count) {
   const Gpu gpu;
   if (!is_compiled_for(90, kernel) || cudaFuncGetAttributes(&attributes, kernel) != cudaSuccess) return 0;
   if (attributes.maxThreadsPerBlock < S::kThreads) return 0;  // the code is for sm_90 or later GPUs, not for sm_90a
-  if (gpu.dynamic_bytes() < S::kBytes) return 0;
+  if (gpu.shared_bytes < S::kBytes) return 0;  // the kernels have no arrays besides
   allow_shared_memory(kernel, S::kBytes);
   return least(count, gpu.multiprocessors);
 }
@@ -62,24 +63,20 @@ bool launch_wgmma_forward(Call& call, const Attention<Half>& a) {
 
 template <int kWidth>
 bool launch_wgmma_backward(Call& call, const Attention<Half>& a, const AttentionGradient<Half>& g) {
-  using K = WgmmaKeysShape<kWidth>;
-  using Q = WgmmaQueriesShape<kWidth>;
-  const double bytes = 2. * (a.width + a.value_width);
-  const Order keys =
-      order_of(a.batch * a.kv_heads, (a.keys + K::kKeys - 1) / K::kKeys, bytes * a.queries * a.group(), false);
-  const Order queries = order_of(a.batch * a.heads, (a.queries + Q::kQueries - 1) / Q::kQueries,
-                                 bytes * a.keys / a.group(), a.right >= 0);
-  const int64_t key_blocks = wgmma_blocks<K>(wgmma_backward_keys<K>, keys.count());
-  const int64_t query_blocks = wgmma_blocks<Q>(wgmma_backward_queries<Q>, queries.count());
-  TensorMaps of_keys, of_queries;
-  if (key_blocks == 0 || query_blocks == 0 || !of_keys.encode(a, g.dout, K::kQueries, K::kKeys) ||
-      !of_queries.encode(a, g.dout, Q::kQueries, Q::kKeys))
+  using S = WgmmaBackwardShape<kWidth>;
+  const int64_t tiles = (a.queries + S::kQueries - 1) / S::kQueries, rows = a.batch * a.heads * tiles;
+  const double bytes = (4. * (a.width + a.value_width) + 4 * S::kWidth) * a.queries * a.group();
+  const Order order = order_of(a.batch * a.kv_heads, (a.keys + S::kKeys - 1) / S::kKeys, bytes, false);
+  const int64_t blocks = wgmma_blocks<S>(wgmma_backward<S>, order.count());
+  TensorMaps maps;
+  if (!g.query_sums.numbers || blocks == 0 || most(order.count(), rows) > INT32_MAX / 2 ||
+      !maps.encode(a, g.dout, S::kQueries, S::kKeys))
     return false;
-  wgmma_backward_keys<K><<<static_cast<unsigned>(key_blocks), K::kThreads, K::kBytes, call.stream()>>>(
-      a, g, of_keys.q, of_keys.k, of_keys.v, of_keys.dout, keys, keys.count());
+  cudaMemsetAsync(g.query_sums.counters, 0, (g.query_sums.tiles + 1) * sizeof(unsigned), call.stream());
+  wgmma_backward<S><<<static_cast<unsigned>(blocks), S::kThreads, S::kBytes, call.stream()>>>(
+      a, g, maps.q, maps.k, maps.v, maps.dout, g.query_sums, order, static_cast<unsigned>(order.count()));
   call.check_launch();
-  wgmma_backward_queries<Q><<<static_cast<unsigned>(query_blocks), Q::kThreads, Q::kBytes, call.stream()>>>(
-      a, g, of_queries.q, of_queries.k, of_queries.v, of_queries.dout, queries, queries.count());
+  if (rows > 0) store_query_sums<S><<<static_cast<unsigned>(rows), 256, 0, call.stream()>>>(a, g, g.query_sums, tiles);
   call.check_launch();
   return true;
 }

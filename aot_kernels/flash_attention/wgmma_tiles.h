@@ -28,8 +28,8 @@ struct Ring {
   __device__ __forceinline__ unsigned stage(int copy) const { return data + copy % kStages * bytes; }
   __device__ __forceinline__ unsigned full(int copy) const { return barriers + copy % kStages * 16; }
   __device__ __forceinline__ unsigned empty(int copy) const { return full(copy) + 8; }
-  __device__ __forceinline__ void init(int users) const {
-    for (int i = 0; i < kStages; ++i) mbarrier_init(full(i), 1), mbarrier_init(empty(i), users);
+  __device__ __forceinline__ void init(int users, int makers = 1) const {
+    for (int i = 0; i < kStages; ++i) mbarrier_init(full(i), makers), mbarrier_init(empty(i), users);
   }
   __device__ __forceinline__ void wait(int copy, int zero = 0) const {
     mbarrier_wait(full(copy), copy / kStages + zero);
@@ -126,6 +126,25 @@ __device__ __forceinline__ void begin_columns(float (&x)[kN][4], const uint32_t 
   for (int step = 0; step < kK; ++step)
     wgmma_k16<1>(x, a[step], wgmma_transposed(b + step * (16 * 128), b_rows * 128), step > 0 || adds);
   wgmma_commit_group();
+}
+
+// Begins a group of products x = a^T b, where a and b are boxes of kK rows of 64.
+template <int kK>
+__device__ __forceinline__ void begin_transposed(float (&x)[8][4], unsigned a, unsigned b) {
+  wgmma_fence();
+#pragma unroll
+  for (int step = 0; step < kK / 16; ++step)
+    wgmma_m64n64k16<1, 1>(x, wgmma_transposed(a + step * (16 * 128), kK * 128),
+                          wgmma_transposed(b + step * (16 * 128), kK * 128), step > 0);
+  wgmma_commit_group();
+}
+
+// Stores a warp's operand of 16 rows to a box of rows of 64; the first of them is `row`.
+__device__ __forceinline__ void store_operand(unsigned box, int row, const uint32_t (&words)[4][4]) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int k = 0; k < 4; ++k)
+    stmatrix_x4(words[k], box + (row + lane % 16) * 128 + ((2 * k + lane / 16) ^ lane % 8) * 16);
 }
 
 // Sets a tile's rows from `inside` on to 0, if they may be anything: rows of other sequences, or those that kv_lengths

@@ -3,6 +3,7 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING
 
+import mindspore
 from mindspore import Tensor, nn, ops
 
 from msops.core import arguments
@@ -25,6 +26,7 @@ _LIBRARY = of_package(_NAME)
 _LAYOUTS = ("BHTD", "BTHD")  # in the order of Axes in aot_kernels/flash_attention.cu, where packed tensors follow
 _PACKED = 2
 _MOST_FEATURES = 256
+_NUMBERS = 8192  # of a tile of QuerySums
 _INPUTS = {
     "BHTD": "q(B, Hq, Tq, D), k(B, Hk, Tk, D), v(B, Hk, Tk, Dv)",
     "BTHD": "q(B, Tq, Hq, D), k(B, Tk, Hk, D), v(B, Tk, Hk, Dv)",
@@ -306,7 +308,8 @@ def _cached_forward(layout: str, **settings: Any) -> Operator:
     backward = custom_op(
         _LIBRARY.FlashAttentionBackward,
         f"{inputs}, {_OUT[layout]}, {lse}, d{_OUT[layout]}, d{lse} -> "
-        f"{_INPUTS[layout].replace('q(', 'dq(').replace('k(', 'dk(').replace('v(', 'dv(')}; delta(B, Hq, Tq)",
+        "dq, dk, dv; delta, query_sums",
+        infer=_infer_backward,
         axes=axes,
         **settings,
     )
@@ -328,7 +331,8 @@ def _cached_packed(**settings: Any) -> Operator:
     name = "flash_attention_varlen"
     backward = custom_op(
         _LIBRARY.FlashAttentionBackward,
-        f"{inputs}, {starts}, {kept} -> dq(Nq, Hq, D), dk(Nk, Hk, D), dv(Nk, Hk, Dv); delta(Hq, Nq)",
+        f"{inputs}, {starts}, {kept} -> dq, dk, dv; delta, query_sums",
+        infer=_infer_packed_backward,
         name=name,
         axes=_PACKED,
         **settings,
@@ -367,6 +371,35 @@ def _infer_packed(q: Spec, k: Spec, v: Spec, starts_q: Spec, starts_k: Spec, **s
         raise ValueError("cu_seqlens_q must have at least one number, got shape (0,)")
     lse = Spec((q.shape[1], q.shape[0]), accumulator(q.dtype))
     return [q._replace(shape=(*q.shape[:-1], v.shape[-1])), lse, scratch(q.dtype, 1, 1)]
+
+
+def _infer_backward(
+    q: Spec, k: Spec, v: Spec, kv_lengths: Spec | None, mask: Spec | None, out: Spec, lse: Spec, *more: Any, **settings: Any
+) -> list[Spec]:
+    batch, heads, queries = lse.shape
+    tile = _tile_of_queries(q, v)
+    return [q, k, v, lse, _query_sums(q, heads * batch * -(-queries // tile) if tile else 0)]
+
+
+def _infer_packed_backward(
+    q: Spec, k: Spec, v: Spec, starts_q: Spec, starts_k: Spec, out: Spec, lse: Spec, *more: Any, **settings: Any
+) -> list[Spec]:
+    heads, rows = lse.shape
+    tile = _tile_of_queries(q, v)
+    return [q, k, v, lse, _query_sums(q, heads * (rows // tile + starts_q.size - 1) if tile else 0)]
+
+
+def _tile_of_queries(q: Spec, v: Spec) -> int:
+    """Returns the queries of a tile whose gradient is summed in scratch, or 0 if no kernel does so. QuerySums in
+    aot_kernels/flash_attention/problem.h has the same rule."""
+    widths = q.shape[-1], v.shape[-1]
+    if q.dtype != mindspore.float16 or not all(0 < width <= 128 and width % 8 == 0 for width in widths):
+        return 0
+    return _NUMBERS // 64 if max(widths) <= 64 else _NUMBERS // 128
+
+
+def _query_sums(q: Spec, tiles: int) -> Spec:
+    return scratch(q.dtype, tiles * (_NUMBERS + 1) + 1)
 
 
 def _check_heads(q: Spec, k: Spec, v: Spec, head: int) -> None:

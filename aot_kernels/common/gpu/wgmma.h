@@ -65,16 +65,16 @@ __device__ __forceinline__ void wgmma_fence_operand(float (&d)[kN][4]) {
 #define MSOPS_64(i) MSOPS_32(i), MSOPS_32(i + 8)
 #define MSOPS_128(i) MSOPS_64(i), MSOPS_64(i + 16)
 
-// a is in shared memory, 64 rows of its terms.
-template <int kTransposed>
+// a is in shared memory: 64 rows of its terms, or rows of its terms transposed, if kTransposedA is 1.
+template <int kTransposed, int kTransposedA = 0>
 __device__ __forceinline__ void wgmma_m64n64k16(float (&d)[8][4], uint64_t a, uint64_t b, [[maybe_unused]] int adds) {
   MSOPS_SM90A(
       "{.reg .pred adds; setp.ne.b32 adds, %34, 0;"
       "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
       "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
       "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-      "}, %32, %33, adds, 1, 1, 0, %35;}" : MSOPS_32(0) : "l"(a),
-      "l"(b), "r"(adds), "n"(kTransposed));
+      "}, %32, %33, adds, 1, 1, %36, %35;}" : MSOPS_32(0) : "l"(a),
+      "l"(b), "r"(adds), "n"(kTransposed), "n"(kTransposedA));
 }
 template <int kTransposed>
 __device__ __forceinline__ void wgmma_m64n128k16(float (&d)[16][4], uint64_t a, uint64_t b, [[maybe_unused]] int adds) {

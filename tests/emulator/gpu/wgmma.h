@@ -92,14 +92,22 @@ void multiply_with_matrix(float (&d)[kN][4], const Left& left, uint64_t b, int a
 
 namespace msops {
 
-template <int kTransposed, int kN>
-void wgmma_k16(float (&d)[kN][4], uint64_t a, uint64_t b, int adds) {
+template <int kTransposed, int kTransposedA, int kN>
+void multiply_matrices(float (&d)[kN][4], uint64_t a, uint64_t b, int adds) {
   __syncwarp();
   const unsigned first = emulator::self->number / 32 % 4 * 16;
   const auto left = [&](unsigned row, unsigned k) {
-    return emulator::half_at(emulator::place_in_matrix(a, first + row, k, false));
+    return emulator::half_at(emulator::place_in_matrix(a, first + row, k, kTransposedA));
   };
   emulator::multiply_with_matrix(d, left, b, adds, kTransposed);
+}
+template <int kTransposed, int kN>
+void wgmma_k16(float (&d)[kN][4], uint64_t a, uint64_t b, int adds) {
+  multiply_matrices<kTransposed, 0>(d, a, b, adds);
+}
+template <int kTransposed, int kTransposedA>
+void wgmma_m64n64k16(float (&d)[8][4], uint64_t a, uint64_t b, int adds) {
+  multiply_matrices<kTransposed, kTransposedA>(d, a, b, adds);
 }
 template <int kTransposed, int kN>
 void wgmma_k16(float (&d)[kN][4], const uint32_t (&a)[4], uint64_t b, int adds) {

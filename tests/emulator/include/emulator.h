@@ -288,12 +288,21 @@ inline void run_block(Block& all) {
   block = nullptr, self = nullptr;
 }
 
+// Returns how many blocks run at once, from the variable MSOPS_EMULATOR_BLOCKS. It is for kernels whose blocks wait for
+// each other, in an order in which each could run alone.
+inline unsigned blocks_at_once() {
+  const char* blocks = std::getenv("MSOPS_EMULATOR_BLOCKS");
+  return blocks ? static_cast<unsigned>(std::atoi(blocks)) : 1;
+}
+
 // Runs a kernel on a grid whose groups of `together` blocks, if there are any, run at once.
 inline void launch(dim3 grid, dim3 size, size_t dynamic_bytes, unsigned together, const std::function<void()>& kernel) {
   const uint64_t blocks = uint64_t{grid.x} * grid.y * grid.z;
   if (size.x * size.y * size.z > 1024) fail("a block has more than 1024 threads");
   if (dynamic_bytes > kSharedBytes) fail("a block asks for more shared memory than there is");
+  if (together == 1) together = static_cast<unsigned>(std::min<uint64_t>(blocks, blocks_at_once()));
   for (uint64_t first = 0; first < blocks; first += together) {
+    together = static_cast<unsigned>(std::min<uint64_t>(together, blocks - first));
     Cluster cluster(together);
     std::vector<Block> all(together);
     std::vector<std::thread> runners;

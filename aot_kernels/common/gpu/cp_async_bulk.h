@@ -1,0 +1,33 @@
+// cp.async.bulk copies contiguous bytes from shared to global memory, and cp.reduce.async.bulk adds numbers there, for
+// sm_90 and later. One thread begins them, commits them as a group, and waits for its groups. Addresses and sizes are
+// multiples of 16 bytes.
+#pragma once
+
+#include "instructions.h"
+
+namespace msops {
+
+__device__ __forceinline__ void cp_async_bulk(float* to, unsigned from, int bytes) {
+  MSOPS_SM90("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" : : "l"(to), "r"(from), "r"(bytes)
+             : "memory");
+}
+__device__ __forceinline__ void cp_reduce_async_bulk_add(float* to, unsigned from, int bytes) {
+  MSOPS_SM90("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" : : "l"(to), "r"(from),
+             "r"(bytes) : "memory");
+}
+__device__ __forceinline__ void cp_async_bulk_commit_group() { MSOPS_SM90("cp.async.bulk.commit_group;" : : : "memory"); }
+
+// Waits until at most the kGroups latest groups have not been read from shared memory, or not been written.
+template <int kGroups>
+__device__ __forceinline__ void cp_async_bulk_wait_group_read() {
+  MSOPS_SM90("cp.async.bulk.wait_group.read %0;" : : "n"(kGroups) : "memory");
+}
+template <int kGroups>
+__device__ __forceinline__ void cp_async_bulk_wait_group() {
+  MSOPS_SM90("cp.async.bulk.wait_group %0;" : : "n"(kGroups) : "memory");
+}
+
+// Orders what the thread knows of global memory before its asynchronous copies that follow.
+__device__ __forceinline__ void fence_proxy_async_global() { MSOPS_SM90("fence.proxy.async.global;" : : : "memory"); }
+
+}  // namespace msops
