@@ -1,4 +1,4 @@
-// Adds what the splits of the keys have summed (see Attention::splits), in order of the splits.
+// Adds what the splits of the keys have summed (see Attention::splits), in an order that the number of splits gives.
 #pragma once
 
 #include "problem.h"
@@ -7,20 +7,23 @@
 
 namespace msops::flash_attention {
 
-constexpr int kCombineThreads = 128;
+constexpr int kCombineWarps = 4, kCombineThreads = 32 * kCombineWarps;
 
-// A warp takes a row.
+// `parts` warps of a block, 1 or all, take a row. Each adds every `parts`-th split, and the first one adds their sums.
 template <typename T>
-__global__ void __launch_bounds__(kCombineThreads) combine_kernel(const Attention<T> a, int64_t rows) {
+__global__ void __launch_bounds__(kCombineThreads) combine_kernel(const Attention<T> a, int64_t rows, int parts) {
   using C = Compute<T>;
-  const int lane = threadIdx.x % 32;
-  for (int64_t row = (int64_t{blockIdx.x} * kCombineThreads + threadIdx.x) / 32; row < rows;
-       row += int64_t{gridDim.x} * (kCombineThreads / 32)) {
+  constexpr int kColumns = 256 / 32;  // of a lane
+  __shared__ C shared[kCombineWarps][kColumns][32];
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, part = warp % parts,
+            rows_of_block = kCombineWarps / parts;
+  const int splits = static_cast<int>(a.splits), width = static_cast<int>(a.value_width);
+  for (int64_t row = int64_t{blockIdx.x} * rows_of_block + warp / parts; row < rows;
+       row += int64_t{gridDim.x} * rows_of_block) {
     const int64_t i = row % a.queries, h = row / a.queries % a.heads, b = row / a.queries / a.heads;
-    const Sequence s = a.sequence(b);
-    if (i >= s.queries) continue;
-    C max = -INFINITY, sum = 0;
-    for (int64_t split = lane; split < a.splits; split += 32) {
+    if (i >= a.sequence(b).queries) continue;
+    C max = -INFINITY;
+    for (int split = lane; split < splits; split += 32) {
       const C of_split = *a.partial_stats(split, b, h, i);
       max = max > of_split ? max : of_split;
     }
@@ -30,30 +33,56 @@ __global__ void __launch_bounds__(kCombineThreads) combine_kernel(const Attentio
       max = max > other ? max : other;
     }
     const C base = max == -INFINITY ? 0 : max;
-    for (int64_t split = 0; split < a.splits; ++split) {
-      const C* const stats = a.partial_stats(split, b, h, i);
-      sum += stats[1] * exp(stats[0] - base);
-    }
-    for (int64_t column = lane; column < a.value_width; column += 32) {
-      C out = 0;
-      for (int64_t split = 0; split < a.splits; ++split) {
-        const C share = exp(*a.partial_stats(split, b, h, i) - base);
-        // What a split without keys holds is not read.
-        if (share != 0) out += share * a.partial_sums(split, b, h, i)[column];
+    const C* const sums = a.partial_sums(0, b, h, i);
+    const int64_t stride = a.partial_sums(1, b, h, i) - sums;
+    C sum = 0, out[kColumns] = {};
+    for (int first = 0; first < splits; first += 32) {
+      C share = 0;
+      if (first + lane < splits) {
+        const C* const stats = a.partial_stats(first + lane, b, h, i);
+        share = exp(stats[0] - base);
+        sum += stats[1] * share;
       }
-      a.out[a.of_out.offset(b, h, s.first_query + i) + column] = T(sum == 0 ? 0 : out / sum);
+      const int here = splits - first < 32 ? splits - first : 32;
+#pragma unroll 4
+      for (int k = part; k < here; k += parts) {
+        const C of_split = __shfl_sync(~0u, share, k);
+        const C* const from = sums + (first + k) * stride;
+#pragma unroll
+        for (int c = 0; c < kColumns; ++c) {
+          const int column = lane + 32 * c;
+          // What a split without keys holds is not read.
+          out[c] += of_split * (of_split != 0 && column < width ? from[column] : C(0));
+        }
+      }
     }
-    if (lane == 0) a.lse[a.of_lse.offset(b, h, s.first_query + i)] = max + log(sum);
+#pragma unroll
+    for (int apart = 16; apart > 0; apart /= 2) sum += __shfl_xor_sync(~0u, sum, apart);
+    if (parts > 1) {
+      __syncthreads();
+#pragma unroll
+      for (int c = 0; c < kColumns; ++c) shared[warp][c][lane] = out[c];
+      __syncthreads();
+      if (part > 0) continue;
+#pragma unroll
+      for (int c = 0; c < kColumns; ++c)
+        for (int other = 1; other < kCombineWarps; ++other) out[c] += shared[other][c][lane];
+    }
+    T* const to = a.out + a.of_out.offset(b, h, i);
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c)
+      if (lane + 32 * c < width) to[lane + 32 * c] = T(sum == 0 ? 0 : out[c] / sum);
+    if (lane == 0) a.lse[a.of_lse.offset(b, h, i)] = max + log(sum);
   }
 }
 
 template <typename T>
 void launch_combine(cudaStream_t stream, const Attention<T>& a) {
-  constexpr int kRows = kCombineThreads / 32;
   const int64_t rows = a.batch * a.heads * a.queries;
   if (rows == 0) return;
-  const int64_t blocks = least((rows - 1) / kRows + 1, INT32_MAX);
-  combine_kernel<T><<<static_cast<unsigned>(blocks), kCombineThreads, 0, stream>>>(a, rows);
+  const int parts = a.splits > 8 ? kCombineWarps : 1, rows_of_block = kCombineWarps / parts;
+  const int64_t blocks = least((rows - 1) / rows_of_block + 1, INT32_MAX);
+  combine_kernel<T><<<static_cast<unsigned>(blocks), kCombineThreads, 0, stream>>>(a, rows, parts);
 }
 
 }  // namespace msops::flash_attention

@@ -62,11 +62,13 @@ inline bool forward_on_tensor_cores(Call& call, const Attention<Half>& a) {
   const int64_t rows = a.queries * a.group(), splits = most(1, a.splits);
   const int packed = packed_rows(a);
   const bool done = with_kernel_width(a, [&](auto width) {
-    if (rows <= 16 || splits > 1) {
-      using S = DecodeShape<width>;
+    const auto decode = [&](auto shape) {
+      using S = decltype(shape);
       const int64_t tiles = (rows + S::kRows - 1) / S::kRows, count = a.batch * a.kv_heads * splits * tiles;
       return launch_on_tensor_cores<S>(call, mma_decode<S>, count, a, tiles, count, packed);
-    }
+    };
+    if (rows <= 16) return decode(DecodeShape<width, false>{});
+    if (splits > 1) return decode(DecodeShape<width, true>{});
 #if CUDART_VERSION >= 12000
     if (packed == 15 && launch_wgmma_forward<width>(call, a)) return true;
 #endif

@@ -1,9 +1,10 @@
 // The forward pass on tensor cores for few queries against many keys, for sm_80 and later. It is as fast as keys and
 // values are read.
 //
-// The queries of all heads that read the same keys are rows of one tile of 16. A block takes a split of the keys, and
-// its warps take turns at 16 keys each: a warp copies its own keys and values by cp.async, several tiles ahead, so that
-// warps wait for each other only at the end, when they add what each has summed.
+// The queries of all heads that read the same keys are rows of tiles of 16. A block takes a split of the keys. If there
+// is one tile of rows, the block's warps take turns at 16 keys each: a warp copies its own keys and values by cp.async,
+// several tiles ahead, so that warps wait for each other only at the end, when they add what each has summed. If there
+// are more, each warp has its own rows, and all of them read the same keys.
 #pragma once
 
 #include "mma_softmax.h"
@@ -12,16 +13,17 @@
 
 namespace msops::flash_attention {
 
-template <int kWidth_>
+template <int kWidth_, bool kHasManyRows>
 struct DecodeShape {
   static constexpr int kWidth = kWidth_, kWarps = kWidth <= 128 ? 4 : 2, kThreads = 32 * kWarps;
-  static constexpr int kRows = 16, kKeys = 16;  // of a warp's tiles
+  static constexpr int kTeam = kHasManyRows ? kWarps : 1;  // warps that read the same keys
+  static constexpr int kRows = 16 * kTeam, kKeys = 16 * kTeam;
   static constexpr int kStages = kWidth <= 64 ? 6 : 3;
-  static constexpr int kStage = 2 * kKeys * kWidth;     // elements
-  static constexpr bool kSharesQueries = kWidth > 128;  // else each warp has them in registers
+  static constexpr int kStage = 2 * kKeys * kWidth;                     // elements
+  static constexpr bool kSharesQueries = kWidth > 128 || kHasManyRows;  // else each warp has them in registers
   static constexpr int kQueries = kSharesQueries ? kRows * kWidth : 0;
-  static constexpr int kBytes = (kWarps * kStages * kStage + kQueries) * 2;
-  static_assert(kWarps * kRows * (kWidth + 2) * 4 <= kBytes, "the warps' sums take the stages' place");
+  static constexpr int kBytes = (kWarps / kTeam * kStages * kStage + kQueries) * 2;
+  static_assert(kWarps * 16 * (kWidth + 2) * 4 <= kBytes, "the warps' sums take the stages' place");
 };
 
 // Loads two neighbouring elements of a row, from a column on; those beyond its width are 0.
@@ -37,11 +39,13 @@ __global__ void __launch_bounds__(S::kThreads)
   using T = Tile<S::kWidth>;
   extern __shared__ __align__(1024) unsigned char shared[];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, width = a.width, value_width = a.value_width;
+  constexpr int kTeams = S::kWarps / S::kTeam;
+  const int team = warp / S::kTeam, part = warp % S::kTeam;  // `part` is which 16 of the rows the warp has
   Half* const stages =
-      reinterpret_cast<Half*>(shared) + warp * (S::kStages * S::kStage);  // (kStages, 2, kKeys, kWidth)
-  Half* const q_tile = reinterpret_cast<Half*>(shared) + S::kWarps * S::kStages * S::kStage;  // (kRows, kWidth)
-  float* const sums = reinterpret_cast<float*>(shared);                                       // (kWarps, kRows, kWidth)
-  float* const stats = sums + S::kWarps * S::kRows * S::kWidth;                               // (kWarps, kRows, 2)
+      reinterpret_cast<Half*>(shared) + team * (S::kStages * S::kStage);  // (kStages, 2, kKeys, kWidth)
+  Half* const q_tile = reinterpret_cast<Half*>(shared) + kTeams * S::kStages * S::kStage;  // (kRows, kWidth)
+  float* const sums = reinterpret_cast<float*>(shared);                                    // (kWarps, 16, kWidth)
+  float* const stats = sums + S::kWarps * 16 * S::kWidth;                                  // (kWarps, 16, 2)
   const Logits logits(a);
   for (int64_t item = blockIdx.x; item < count; item += gridDim.x) {
     // Blocks that read the same keys are neighbours.
@@ -63,11 +67,11 @@ __global__ void __launch_bounds__(S::kThreads)
 
     const int tiles = (end - begin + S::kKeys - 1) / S::kKeys;
     const auto begin_copy = [&](int t) {
-      if (t * S::kWarps + warp < tiles) {
-        const int j0 = begin + (t * S::kWarps + warp) * S::kKeys;
+      if (t * kTeams + team < tiles) {
+        const int j0 = begin + (t * kTeams + team) * S::kKeys, thread = threadIdx.x % (32 * S::kTeam);
         Half* const stage = stages + t % S::kStages * S::kStage;
-        T::template load<S::kKeys, 32>(stage, k, j0, end, lane);
-        T::template load<S::kKeys, 32>(stage + S::kKeys * S::kWidth, v, j0, end, lane);
+        T::template load<S::kKeys, 32 * S::kTeam>(stage, k, j0, end, thread);
+        T::template load<S::kKeys, 32 * S::kTeam>(stage + S::kKeys * S::kWidth, v, j0, end, thread);
       }
       cp_async_commit();
     };
@@ -79,7 +83,7 @@ __global__ void __launch_bounds__(S::kThreads)
     int row_head[2], row_query[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int row = lane / 4 + 8 * half;
+      const int row = 16 * part + 8 * half + lane / 4;
       const bool inside = first_row + row < queries * group;
       row_head[half] = inside ? head_of(row) : 0, row_query[half] = inside ? query_of(row) : queries;
       const Half* const from = a.q + a.of_q.offset(b, row_head[half], s.first_query + (inside ? row_query[half] : 0));
@@ -90,32 +94,35 @@ __global__ void __launch_bounds__(S::kThreads)
           const int column = step * 16 + 8 * i + lane % 4 * 2;
           const uint32_t pair = load_pair(from, column, inside ? width : 0);
           q[step][2 * i + half] = pair;
-          if (S::kSharesQueries && warp == 0)
+          if (S::kSharesQueries && team == 0)
             reinterpret_cast<uint32_t*>(T::pack(q_tile, row, column / 8))[lane % 4] = pair;
         }
     }
     if (S::kSharesQueries) __syncthreads();
-    const unsigned q_address = T::left(q_tile, 0);
+    const unsigned q_address = T::left(q_tile, 16 * part);
     const Seen seen(a, s, b, 0, end);
     OnlineSoftmax<1> softmax;
     float out[1][S::kWidth / 8][4];
     clear(out);
-    for (int t = 0; t * S::kWarps + warp < tiles; ++t) {
-      const int j0 = begin + (t * S::kWarps + warp) * S::kKeys;
+    for (int t = 0; t * kTeams + team < tiles; ++t) {
+      const int j0 = begin + (t * kTeams + team) * S::kKeys;
       const Half* const stage = stages + t % S::kStages * S::kStage;
       cp_async_wait<S::kStages - 2>();
-      __syncwarp();
+      S::kTeam > 1 ? __syncthreads() : __syncwarp();
       begin_copy(t + S::kStages - 1);
       float x[1][S::kKeys / 8][4], shrink[1][2];
-      uint32_t p[1][1][4];
+      uint32_t p[1][S::kKeys / 16][4];
       clear(x);
 #pragma unroll
       for (int step = 0; step < S::kWidth / 16; ++step) {
-        uint32_t right[4];
         if (S::kSharesQueries) ldmatrix_x4(q[step], T::at(q_address, step));
-        ldmatrix_x4(right, T::at(T::right(stage), step));
-        mma_m16n8k16(x[0][0], q[step], {right[0], right[1]});
-        mma_m16n8k16(x[0][1], q[step], {right[2], right[3]});
+#pragma unroll
+        for (int n = 0; n < S::kKeys / 8; n += 2) {
+          uint32_t right[4];
+          ldmatrix_x4(right, T::at(T::right(stage), step, n / 2));
+          mma_m16n8k16(x[0][n], q[step], {right[0], right[1]});
+          mma_m16n8k16(x[0][n + 1], q[step], {right[2], right[3]});
+        }
       }
       logits.apply(x);
       if (!seen.all(0, queries, j0, j0 + S::kKeys)) {
@@ -131,21 +138,22 @@ __global__ void __launch_bounds__(S::kThreads)
 
     __syncthreads();
     for_sums<1, S::kWidth / 8>([&](int m, int n, int i, int row, int column) {
-      sums[(warp * S::kRows + row) * S::kWidth + column] = out[m][n][i];
+      sums[(warp * 16 + row) * S::kWidth + column] = out[m][n][i];
       if (column > 0 || n > 0) return;
-      stats[(warp * S::kRows + row) * 2] = softmax.max[m][i / 2] * logits.factor;
-      stats[(warp * S::kRows + row) * 2 + 1] = softmax.sum[m][i / 2];
+      stats[(warp * 16 + row) * 2] = softmax.max[m][i / 2] * logits.factor;
+      stats[(warp * 16 + row) * 2 + 1] = softmax.sum[m][i / 2];
     });
     __syncthreads();
     for (int row = warp; row < S::kRows && first_row + row < queries * group; row += S::kWarps) {
-      float max = -INFINITY, sum = 0, share[S::kWarps];
+      const auto place = [&](int t) { return t * S::kRows + row; };  // what team t has of the row
+      float max = -INFINITY, sum = 0, share[kTeams];
 #pragma unroll
-      for (int w = 0; w < S::kWarps; ++w) max = fmaxf(max, stats[(w * S::kRows + row) * 2]);
+      for (int t = 0; t < kTeams; ++t) max = fmaxf(max, stats[place(t) * 2]);
 #pragma unroll
-      for (int w = 0; w < S::kWarps; ++w) {
-        const float less = stats[(w * S::kRows + row) * 2] - (max == -INFINITY ? 0 : max);
-        share[w] = ex2_approx_ftz(less * kLog2E);
-        sum += share[w] * stats[(w * S::kRows + row) * 2 + 1];
+      for (int t = 0; t < kTeams; ++t) {
+        const float less = stats[place(t) * 2] - (max == -INFINITY ? 0 : max);
+        share[t] = ex2_approx_ftz(less * kLog2E);
+        sum += share[t] * stats[place(t) * 2 + 1];
       }
       const int h = head_of(row), i = query_of(row);
       float* const partial = a.partial_sums(split, b, h, i);
@@ -153,7 +161,7 @@ __global__ void __launch_bounds__(S::kThreads)
       for (int column = lane; column < value_width; column += 32) {
         float total = 0;
 #pragma unroll
-        for (int w = 0; w < S::kWarps; ++w) total += share[w] * sums[(w * S::kRows + row) * S::kWidth + column];
+        for (int t = 0; t < kTeams; ++t) total += share[t] * sums[place(t) * S::kWidth + column];
         if (a.splits > 1) {
           partial[column] = total;
         } else {

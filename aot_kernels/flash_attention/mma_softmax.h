@@ -18,20 +18,19 @@ struct Logits {
     if (direct) factor = scale;
   }
   // tanh y = 1 - 2 / (1 + e^2y); its error is some 1e-7, which softcap multiplies.
-  __device__ __forceinline__ float x(float product) const {
-    const float y = scale * product;
-    if (softcap == 0) return y;
-    return softcap - softcap * __fdividef(2, 1 + ex2_approx_ftz(y * (2 * kLog2E / softcap)));
-  }
   template <int kM, int kN>
   __device__ __forceinline__ void apply(float (&sums)[kM][kN][4]) const {
     if (direct) return;
+    const float power = 2 * kLog2E / softcap;
 #pragma unroll
     for (int m = 0; m < kM; ++m)
 #pragma unroll
       for (int n = 0; n < kN; ++n)
 #pragma unroll
-        for (int i = 0; i < 4; ++i) sums[m][n][i] = x(sums[m][n][i]);
+        for (int i = 0; i < 4; ++i) {
+          const float y = scale * sums[m][n][i];
+          sums[m][n][i] = softcap == 0 ? y : softcap - softcap * __fdividef(2, 1 + ex2_approx_ftz(y * power));
+        }
   }
 };
 
@@ -168,6 +167,14 @@ struct OnlineSoftmax {
       for (int n = 0; n < kN; ++n)
 #pragma unroll
         for (int i = 0; i < 4; ++i) out[m][n][i] *= shrink[m][i / 2];
+  }
+
+  // Returns 0, which the compiler does not know. What takes it comes after the powers.
+  __device__ __forceinline__ int zero() const {
+    bool below = false;
+#pragma unroll
+    for (int m = 0; m < kM; ++m) below |= sum[m][0] + sum[m][1] < 0;
+    return below;
   }
 
   // Adds the sums of the four threads that share a row.

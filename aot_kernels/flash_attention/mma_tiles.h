@@ -22,7 +22,7 @@ namespace msops::flash_attention {
 constexpr float kLog2E = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
 
 // HalfRows are the rows of one head of one sequence. Where `packed`, each begins at a multiple of 16 bytes and has a
-// whole number of packs of 8 elements.
+// whole number of packs of 8 elements; where paired(), at a multiple of 4 bytes, and has a whole number of pairs.
 template <typename Element>
 struct HalfRows {
   Element* first;
@@ -31,6 +31,9 @@ struct HalfRows {
   bool packed;
 
   __device__ Element* operator[](int64_t row) const { return first + row * stride; }
+  __device__ bool paired() const {
+    return reinterpret_cast<uintptr_t>(first) % 4 == 0 && stride % 2 == 0 && width % 2 == 0;
+  }
 };
 
 // A Tile has rows of kWidth elements, a multiple of 64. Pack p of row r is stored at position p ^ r % 8, so that the 8
@@ -45,12 +48,13 @@ struct Tile {
   }
 
   // Begins to copy rows to a tile of kRows, by kThreads threads. What is beyond row `end` or the rows' width becomes 0.
-  // Rows that are not packed are copied at once.
+  // Rows that are neither packed nor paired are copied at once.
   template <int kRows, int kThreads>
   static __device__ __forceinline__ void load(Half* tile, const HalfRows<const Half>& rows, int begin, int end,
                                               int thread) {
     constexpr int kStep = kThreads / kPacks;  // rows that the threads copy at once
     static_assert(kRows % kStep == 0, "threads copy whole rows");
+    if (!rows.packed && rows.paired()) return load_pairs<kRows, kThreads>(tile, rows, begin, end, thread);
     const int column = thread % kPacks * 8, first = thread / kPacks;
     const int inside = column < rows.width ? end - begin : 0;
     const Half* from = rows[begin + first] + column;
@@ -66,6 +70,22 @@ struct Tile {
         for (int j = 0; j < 8; ++j) values.values[j] = row < inside && column + j < rows.width ? from[j] : Half{0.f};
         store(to, values);
       }
+    }
+  }
+
+  // Does so for paired rows, by copies of 4 bytes. A warp's copies are neighbours.
+  template <int kRows, int kThreads>
+  static __device__ __forceinline__ void load_pairs(Half* tile, const HalfRows<const Half>& rows, int begin, int end,
+                                                    int thread) {
+    constexpr int kPairs = kWidth / 2, kAtOnce = kThreads < kPairs ? kThreads : kPairs, kStep = kThreads / kAtOnce;
+    const int first = thread / kAtOnce;
+#pragma unroll 1
+    for (int column = thread % kAtOnce * 2; column < kWidth; column += 2 * kAtOnce) {
+      const int inside = column < rows.width ? end - begin : 0;
+      const Half* from = rows[begin + first] + column;
+#pragma unroll 2
+      for (int row = first; row < kRows; row += kStep, from += kStep * rows.stride)
+        cp_async<4>(pack(tile, row, column / 8) + column % 8, from, row < inside);
     }
   }
 

@@ -71,7 +71,8 @@ struct Attention {
   int64_t mask_batch, mask_head, mask_query, mask_key;  // the strides of mask; 0 along axes that it does not have
 
   // With few queries, the keys are split over blocks if `splits` is above 1. Each split writes its sums and statistics,
-  // and another kernel adds them in order. The number of splits depends on the shapes alone.
+  // and another kernel adds them in order. The number of splits depends on the shapes alone. With one split, `partial`
+  // has one number, in which blocks may count the items that they take.
   int64_t splits;
   C* partial;  // (splits, sums (batch, heads, queries, value_width), statistics (batch, heads, queries, 2))
 

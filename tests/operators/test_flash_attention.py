@@ -147,6 +147,7 @@ class TestFlashAttention(OperatorTest):
         "long rows of queries": case((2, 1, 600, 40), 128),
         "long rows of keys": case((1, 1, 40, 1100), 128, batch=1, causal=True),
         "1 key": case((2, 2, 100, 1), 40, batch=1),
+        "queries before all keys": case((2, 1, 900, 40), 16, batch=1, causal=True),
         "1000": case((1, 1, 1000, 1000), 8, batch=1, causal=True),
     }
     small = "small"
