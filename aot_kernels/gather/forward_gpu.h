@@ -49,7 +49,9 @@ void gather_places(Call& call, const GatherTask<T>& task, T* packs) {
   if (packs)
     return gather_packed<kTaps, kPlaces>(
         call, PackTask<T>{all, task.features, task.index, task.weight, packs, task.out, 0, 0});
-  const RowTask<T> rows{all, task.features, task.index, task.weight, task.out, 0, 0, 0, 0, 0, false};
+  constexpr int N = kPackWidth<T>;
+  const bool packed = all.points % N == 0 && is_aligned<N>(task.features);
+  const RowTask<T> rows{{all, task.features, task.index, packed}, task.weight, task.out};
   if (gather_rows<kTaps, kPlaces>(call, rows)) return;
   const int64_t size = all.rows() * all.places;
   on_gpu(call, size, std::max(size, all.rows() * all.points), TakeElement<kTaps, T>{task});

@@ -56,7 +56,7 @@ __global__ void __launch_bounds__(kPackThreads) pack_kernel(PackTask<T> task) {
     Pack<T, N> pack;
 #pragma unroll
     for (int k = 0; k < N; ++k) pack.values[k] = tile[c + k][n];
-    store(to + n * width + c, pack);
+    store_at_once(to + n * width + c, pack);
   }
 }
 
@@ -124,7 +124,7 @@ __global__ void __launch_bounds__(kPackThreads, 4) unpack_kernel(PackTask<T> tas
       Pack<T, kPlaces> run;
 #pragma unroll
       for (int j = 0; j < kPlaces; ++j) run.values[j] = taken[j].values[c];
-      if (row * N + c < channels) store(to + (row * N + c) * all.places + place, run);
+      if (row * N + c < channels) store_at_once(to + (row * N + c) * all.places + place, run);
     }
   }
 }

@@ -5,6 +5,9 @@
 
 #include "../common/parallel.h"
 #include "gather.h"
+#ifdef __CUDACC__
+#include "../common/gpu/tile_sort.h"
+#endif
 
 namespace msops {
 
@@ -12,7 +15,6 @@ constexpr int kTermBits = 12;
 constexpr int kTerms = 1 << kTermBits;   // terms of a tile, at most
 constexpr int64_t kRangePoints = 40960;  // points of a range, at most; their numbers have 16 bits
 constexpr int kLongSegment = 17;         // terms; the lanes of a warp share the segments that have more
-constexpr int kSortThreads = 512;
 
 // LongSegment has more than kLongSegment terms, from a position of the record's list of terms on.
 struct LongSegment {
@@ -52,73 +54,17 @@ inline int64_t tile_words(const Gather& all, int taps) {
 }
 
 #ifdef __CUDACC__
-// The words that a block sorts: a term's point above the term's number in the tile.
-struct SharedOfSort {
-  static constexpr int kWarps = kSortThreads / 32, kDigits = 16;
-  uint32_t words[2][kTerms];
-  uint16_t point_of[kTerms];  // of each term that is the only one of its point
-  int counts[kDigits][kWarps];
-  int heads[kWarps + 1];
+static_assert(kTerms == kTileItems, "a tile is what a block sorts");
+
+// SharedOfRecord is for a block that sorts the words of a tile: a term's point above the term's number.
+struct SharedOfRecord : SharedOfSort {
+  uint16_t point_of[kTerms];          // of each term that is the only one of its point
   int longs, singles, others, terms;  // the numbers of segments, and of the terms that a record lists
 };
 constexpr uint16_t kNoPoint = 0xffff;
 
-// Replaces counts, in the order of digits and then of warps, by the sums of those before. Warp 0 calls this.
-__device__ inline void prefix_counts(SharedOfSort& shared) {
-  constexpr int kEach = SharedOfSort::kDigits * SharedOfSort::kWarps / 32;
-  int* const counts = &shared.counts[0][0] + threadIdx.x * kEach;
-  int sum = 0;
-#pragma unroll
-  for (int i = 0; i < kEach; ++i) sum += counts[i];
-  int before = sum;
-  for (int distance = 1; distance < 32; distance *= 2) {
-    const int other = __shfl_up_sync(~0u, before, distance);
-    if (static_cast<int>(threadIdx.x) >= distance) before += other;
-  }
-  before -= sum;
-#pragma unroll
-  for (int i = 0; i < kEach; ++i) {
-    const int count = counts[i];
-    counts[i] = before;
-    before += count;
-  }
-}
-
-// Sorts the words by four bits from `shift` on, and keeps the order of those that are equal there.
-__device__ inline void sort_pass(SharedOfSort& shared, int from, int shift) {
-  constexpr int kRounds = kTerms / kSortThreads;
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  if (threadIdx.x < SharedOfSort::kDigits * SharedOfSort::kWarps) (&shared.counts[0][0])[threadIdx.x] = 0;
-  __syncthreads();
-  uint32_t words[kRounds];
-  int places[kRounds];
-#pragma unroll
-  for (int r = 0; r < kRounds; ++r) {
-    words[r] = shared.words[from][(warp * kRounds + r) * 32 + lane];
-    const unsigned digit = words[r] >> shift & 15;
-    unsigned same = ~0u;
-#pragma unroll
-    for (int bit = 0; bit < 4; ++bit) {
-      const unsigned ones = __ballot_sync(~0u, digit >> bit & 1);
-      same &= digit >> bit & 1 ? ones : ~ones;
-    }
-    const int before = shared.counts[digit][warp];
-    __syncwarp();
-    places[r] = before + __popc(same & ((1u << lane) - 1));
-    if (lane == __ffs(static_cast<int>(same)) - 1) shared.counts[digit][warp] = before + __popc(same);
-    __syncwarp();
-  }
-  __syncthreads();
-  if (warp == 0) prefix_counts(shared);
-  __syncthreads();
-#pragma unroll
-  for (int r = 0; r < kRounds; ++r)
-    shared.words[1 - from][shared.counts[words[r] >> shift & 15][warp] + places[r]] = words[r];
-  __syncthreads();
-}
-
 // Reads the indices of a tile's terms. A term that does not belong to the range gets the point `points`.
-__device__ inline void read_terms(SharedOfSort& shared, const Indices& index, int64_t at, int terms, int first,
+__device__ inline void read_terms(SharedOfRecord& shared, const Indices& index, int64_t at, int terms, int first,
                                   int points) {
   for (int i = threadIdx.x; i < kTerms; i += kSortThreads) {
     const int point = i < terms ? index[at + i] - first : -1;
@@ -126,12 +72,6 @@ __device__ inline void read_terms(SharedOfSort& shared, const Indices& index, in
     shared.words[0][i] = static_cast<uint32_t>(inside ? point : points) << kTermBits | i;
   }
   __syncthreads();
-}
-
-// Returns whether a segment begins at a place of the sorted words.
-__device__ inline bool is_head(const uint32_t* words, int i, int points) {
-  const uint32_t point = words[i] >> kTermBits;
-  return static_cast<int>(point) < points && (i == 0 || words[i - 1] >> kTermBits != point);
 }
 
 // Adds the numbers of a warp's lanes to a counter in shared memory, and returns where this lane's part begins.
@@ -146,58 +86,23 @@ __device__ inline int take_places(int* counter, int number) {
   return __shfl_sync(~0u, first, 31) + end - number;
 }
 
-// Calls f(i, head, segment) for each place i of the sorted words: whether a segment begins there, and the number of the
-// segment that i is part of. Each warp takes the same places each time; `before` segments begin before these.
-template <typename F>
-__device__ void for_segments(const uint32_t* words, int points, int before, const F& f) {
-  constexpr int kRounds = kTerms / kSortThreads;
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  for (int r = 0; r < kRounds; ++r) {
-    const int i = (warp * kRounds + r) * 32 + lane;
-    const bool head = is_head(words, i, points);
-    const unsigned heads = __ballot_sync(~0u, head);
-    f(i, head, before + __popc(heads & (~0u >> (31 - lane))) - 1);
-    before += __popc(heads);
-  }
-}
-
 // Writes the record from the sorted words. The order of a record's longer segments depends on the run; sums do not.
-__device__ inline void write_record(SharedOfSort& shared, int last, int points, TileRecord& record) {
+__device__ inline void write_record(SharedOfRecord& shared, int last, int points, TileRecord& record) {
   constexpr int kRounds = kTerms / kSortThreads;
   const uint32_t* const words = shared.words[last];
   uint32_t* const begins = shared.words[1 - last];  // where each segment begins
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  int total = 0;
-  for (int r = 0; r < kRounds; ++r)
-    total += __popc(__ballot_sync(~0u, is_head(words, (warp * kRounds + r) * 32 + lane, points)));
-  if (lane == 0) shared.heads[warp] = total;
   if (threadIdx.x == 0) shared.longs = shared.singles = shared.others = shared.terms = 0;
   for (int i = threadIdx.x; i < kTerms; i += kSortThreads) shared.point_of[i] = kNoPoint;
-  __syncthreads();
-  int before = 0, segments = 0;
-  for (int w = 0; w < SharedOfSort::kWarps; ++w) {
-    before += w < warp ? shared.heads[w] : 0;
-    segments += shared.heads[w];
-  }
-  for_segments(words, points, before, [&](int i, bool head, int segment) {
-    if (head) begins[segment] = i;
-    // The last segment ends where the terms of the range do.
-    const bool inside = static_cast<int>(words[i] >> kTermBits) < points;
-    if (inside && (i == kTerms - 1 || static_cast<int>(words[i + 1] >> kTermBits) >= points))
-      shared.heads[SharedOfSort::kWarps] = i + 1;
-  });
-  __syncthreads();
+  int before;
+  const int segments = find_segments(shared, last, points, before);
 
   // Count the segments of each kind. A thread keeps the places of its segments in the record.
-  const auto count_of = [&](int s) {
-    return s >= segments ? 0
-                         : static_cast<int>(s + 1 < segments ? begins[s + 1] : shared.heads[SharedOfSort::kWarps]) -
-                               static_cast<int>(begins[s]);
-  };
   int places[kRounds], lists[kRounds], counts[kRounds];
 #pragma unroll
   for (int r = 0; r < kRounds; ++r) {
-    const int s = r * kSortThreads + static_cast<int>(threadIdx.x), count = counts[r] = count_of(s);
+    const int s = r * kSortThreads + static_cast<int>(threadIdx.x),
+              count = counts[r] = s < segments ? segment_size(shared, begins, s, segments) : 0;
     const bool is_long = count > kLongSegment, is_other = count > 1 && !is_long;
     if (count == 1)
       shared.point_of[words[begins[s]] & (kTerms - 1)] = static_cast<uint16_t>(words[begins[s]] >> kTermBits);
@@ -270,7 +175,7 @@ __device__ inline void write_record(SharedOfSort& shared, int last, int points, 
 template <int kTaps>
 __global__ void __launch_bounds__(kSortThreads)
     sort_kernel(Gather all, Tiles tiles, Indices index, TileRecord* records) {
-  __shared__ SharedOfSort shared;
+  __shared__ SharedOfRecord shared;
   const int64_t range = blockIdx.x % tiles.ranges, item = blockIdx.x / tiles.ranges;
   const int64_t tile = item % tiles.tiles, list = item / tiles.tiles;
   const int64_t first = tile * tiles.places, left = all.places - first;
@@ -278,12 +183,7 @@ __global__ void __launch_bounds__(kSortThreads)
   const int64_t first_point = range * tiles.points, points_left = all.points - first_point;
   const int points = static_cast<int>(points_left < tiles.points ? points_left : tiles.points);
   read_terms(shared, index, (list * all.places + first) * kTaps, terms, static_cast<int>(first_point), points);
-  int from = 0;
-  for (int shift = kTermBits; points >> (shift - kTermBits) > 0; shift += 4) {
-    sort_pass(shared, from, shift);
-    from = 1 - from;
-  }
-  write_record(shared, from, points, records[blockIdx.x]);
+  write_record(shared, sort_words(shared, points), points, records[blockIdx.x]);
 }
 
 template <int kTaps>

@@ -99,10 +99,11 @@ __global__ void __launch_bounds__(kSearchThreads)
   }
 }
 
-//   k     points and queries of a cloud      points              why
-//   3     256 to about 12,000 and 256 or more near the query      each block sorts its cloud in shared memory
-//   other 2048 and 32, or more               near the query      sorting costs a few launches
-//         fewer                              all, from the caches  a warp computes 32 distances at once
+//   k      points and queries of a cloud  points           why
+//   3      up to 1024 points              all              they are in shared memory, and 8 lanes share them
+//   3      to about 12,000, 256 or more   near the query   each block sorts its cloud in shared memory
+//   other  2048 and 32, or more           near the query   sorting costs a few launches
+//          fewer                          all              a warp computes 32 distances at once, from the caches
 template <typename T>
 void find_on_gpu(Call& call, const Nearest<T>& all, const CellsOfClouds<T>& cells) {
   const int64_t queries = all.clouds * all.number;

@@ -1,5 +1,6 @@
-// The search of the three nearest points on a GPU, for clouds that fit shared memory: each block sorts its cloud there,
-// and a thread takes a query.
+// The search of the three nearest points on a GPU, for clouds that fit shared memory: a team of lanes computes the
+// distances of a query from all points of a small cloud, and a thread those from the near ones of a larger cloud, which
+// each block sorts.
 #pragma once
 
 #include "../common/gpu/occupancy.h"
@@ -10,19 +11,26 @@ namespace msops::points {
 
 constexpr int kThreeThreads = 512;
 
+// Entry is a point in shared memory.
+template <typename C>
+struct alignas(sizeof(C) * 4) Entry {
+  C x, y, z;
+  int32_t index;
+
+  __device__ __forceinline__ Neighbour<C> from(const Point<C>& query) const {
+    return {or_infinite(squared_distance(Point<C>{x, y, z}, query)), index};
+  }
+};
+
 // SharedCloud is a cloud in shared memory, sorted into cells.
 template <typename C>
 struct SharedCloud {
-  struct alignas(sizeof(C) * 4) Entry {
-    C x, y, z;
-    int32_t index;
-  };
-  Entry* entries;  // of the points, in the order of their cells
-  uint16_t* ends;  // where each cell's points end
-  int most;        // cells
+  Entry<C>* entries;  // of the points, in the order of their cells
+  uint16_t* ends;     // where each cell's points end
+  int most;           // cells
 
   // Returns the bytes of a cloud without its cells, and how many cells fit `room` bytes beside them.
-  static int64_t bytes(int64_t size) { return size * static_cast<int64_t>(sizeof(Entry)); }
+  static int64_t bytes(int64_t size) { return size * static_cast<int64_t>(sizeof(Entry<C>)); }
   static int64_t cells(int64_t size, int64_t room) {
     constexpr int64_t kOfPoint = 4;  // cells; most are empty where clouds are surfaces
     return std::min(kOfPoint * size, (room - bytes(size)) / static_cast<int64_t>(sizeof(uint16_t)) / 2 * 2);
@@ -103,6 +111,7 @@ __device__ Lattice<C> sort_shared(const SharedCloud<C>& shared, const T* points,
 template <typename C>
 __device__ __forceinline__ void visit(const SharedCloud<C>& shared, const Lattice<C>& cells, int size,
                                       const Point<C>& query, const CellBox& box, const CellBox& done, Three<C>& three) {
+  constexpr int kAtOnce = 4;  // points
   const int count = static_cast<int>(cells.size());
   for (int z = box.low[2]; z <= box.high[2]; ++z)
     for (int y = box.low[1]; y <= box.high[1]; ++y) {
@@ -115,9 +124,15 @@ __device__ __forceinline__ void visit(const SharedCloud<C>& shared, const Lattic
         if (from <= to) {
           int i = shared.ends[row + from];  // which begin, after sort_shared
           const int end = row + to + 1 < count ? shared.ends[row + to + 1] : size;
-          for (; i < end; ++i) {
-            const auto entry = shared.entries[i];
-            three.offer({or_infinite(squared_distance(Point<C>{entry.x, entry.y, entry.z}, query)), entry.index});
+          for (; i < end; i += kAtOnce) {
+            Neighbour<C> found[kAtOnce];
+#pragma unroll
+            for (int k = 0; k < kAtOnce; ++k) {
+              found[k] = shared.entries[min(i + k, end - 1)].from(query);
+              if (i + k >= end) found[k].distance = kInfinity<C>, found[k].index = INT32_MAX;
+            }
+#pragma unroll
+            for (int k = 0; k < kAtOnce; ++k) three.offer(found[k]);
           }
         }
         if (!inside) break;
@@ -157,7 +172,7 @@ __global__ void __launch_bounds__(kThreeThreads)
   extern __shared__ __align__(16) char memory[];
   const int size = static_cast<int>(all.size);
   const int64_t cloud = blockIdx.x / parts, part = blockIdx.x % parts;
-  auto* const entries = reinterpret_cast<typename SharedCloud<C>::Entry*>(memory);
+  Entry<C>* const entries = reinterpret_cast<Entry<C>*>(memory);
   const SharedCloud<C> shared{entries, reinterpret_cast<uint16_t*>(entries + size), most};
   const Lattice<C> cells = sort_shared(shared, all.points + cloud * all.size * 3, size);
   const int64_t end = part_begin(all.number, part + 1, parts);
@@ -169,15 +184,72 @@ __global__ void __launch_bounds__(kThreeThreads)
   }
 }
 
+constexpr int kTeamThreads = 256, kTeamLanes = 8;
+
+// A team of lanes takes a query, and its lanes share the points.
+template <typename T>
+__global__ void __launch_bounds__(kTeamThreads) three_of_all_kernel(const Nearest<T> all, const int64_t blocks) {
+  using C = Compute<T>;
+  constexpr int kQueries = kTeamThreads / kTeamLanes, kAtOnce = 4;
+  extern __shared__ __align__(16) char memory[];
+  Entry<C>* const entries = reinterpret_cast<Entry<C>*>(memory);
+  const int size = static_cast<int>(all.size), lane = static_cast<int>(threadIdx.x) % kTeamLanes;
+  const int64_t cloud = blockIdx.x / blocks;
+  const int64_t i = blockIdx.x % blocks * kQueries + threadIdx.x / kTeamLanes, query = cloud * all.number + i;
+  for (int n = threadIdx.x; n < size; n += kTeamThreads) {
+    const Point<C> p = point_at(all.points, cloud * all.size + n);
+    entries[n] = {p.x, p.y, p.z, n};
+  }
+  const Point<C> center = point_at(all.queries, i < all.number ? query : cloud * all.number);
+  __syncthreads();
+  Three<C> three;
+  for (int n = lane; n < size; n += kAtOnce * kTeamLanes) {
+    Neighbour<C> found[kAtOnce];
+#pragma unroll
+    for (int k = 0; k < kAtOnce; ++k) {
+      found[k] = entries[min(n + k * kTeamLanes, size - 1)].from(center);
+      if (n + k * kTeamLanes >= size) found[k].distance = kInfinity<C>, found[k].index = INT32_MAX;
+    }
+#pragma unroll
+    for (int k = 0; k < kAtOnce; ++k) three.offer(found[k]);
+  }
+  for (int distance = 1; distance < kTeamLanes; distance *= 2) {
+    Neighbour<C> others[3];
+#pragma unroll
+    for (int k = 0; k < 3; ++k)
+      others[k] = {__shfl_xor_sync(~0u, three.nearest[k].distance, distance),
+                   __shfl_xor_sync(~0u, three.nearest[k].index, distance)};
+#pragma unroll
+    for (int k = 0; k < 3; ++k) three.offer(others[k]);
+  }
+  if (lane > 0 || i >= all.number) return;
+#pragma unroll
+  for (int k = 0; k < 3; ++k) all.write(query, k, three.nearest[k]);
+}
+
+template <typename T>
+void launch_three_of_all(Call& call, const Nearest<T>& all) {
+  constexpr int64_t kQueries = kTeamThreads / kTeamLanes;
+  const auto kernel = three_of_all_kernel<T>;
+  const int64_t blocks = (all.number + kQueries - 1) / kQueries, bytes = SharedCloud<Compute<T>>::bytes(all.size);
+  call.require(all.clouds * blocks <= INT32_MAX, kBadShape, "too many queries for one launch");
+  if (!call.ok()) return;
+  kernel<<<static_cast<unsigned>(all.clouds * blocks), kTeamThreads, bytes, call.stream()>>>(all, blocks);
+  call.check_launch();
+}
+
 // Finds the three nearest points where clouds fit shared memory and have queries enough. Returns whether they do.
 template <typename T>
 bool find_three_on_gpu(Call& call, const Nearest<T>& all) {
   using C = Compute<T>;
-  constexpr int64_t kLeastPoints = 256, kLeastQueries = 256, kMostPoints = UINT16_MAX;
-  if (all.size < kLeastPoints || all.size > kMostPoints || all.number < kLeastQueries || all.clouds == 0) return false;
+  constexpr int64_t kFewPoints = 1024, kLeastQueries = 256, kMostPoints = UINT16_MAX;
+  if (all.size <= kFewPoints) {
+    launch_three_of_all(call, all);
+    return true;
+  }
   const Gpu gpu;
   const int64_t most = SharedCloud<C>::cells(all.size, gpu.dynamic_bytes());
-  if (most < all.size) return false;
+  if (all.size > kMostPoints || all.number < kLeastQueries || most < all.size) return false;
   const auto kernel = three_nearest_kernel<T>;
   const int64_t bytes = SharedCloud<C>::bytes(all.size) + most * static_cast<int64_t>(sizeof(uint16_t));
   allow_shared_memory(kernel, bytes);
