@@ -123,24 +123,28 @@ __global__ void __launch_bounds__(kSortThreads) place_kernel(Inverse all, const 
   int32_t* const ends = all.ends + list * all.targets * all.parts + part;  // one for each target
   const int64_t end = part_begin(all.sources, part + 1, all.parts);
   for (int64_t first = part_begin(all.sources, part, all.parts); first < end; first += kTileItems) {
-    for (int i = threadIdx.x; i < kTileItems; i += kSortThreads) {
-      const int64_t target = first + i < end ? static_cast<int64_t>(index[list * all.sources + first + i]) : -1;
+    const int items = static_cast<int>(min(end - first, int64_t{kTileItems}));
+    const int rounds = (items + kSortThreads - 1) / kSortThreads;
+    for (int i = threadIdx.x; i < rounds * kSortThreads; i += kSortThreads) {
+      const int64_t target = i < items ? static_cast<int64_t>(index[list * all.sources + first + i]) : -1;
       const bool inside = 0 <= target && target < all.targets;
       shared.words[0][i] = static_cast<uint32_t>(inside ? target : all.targets) << kItemBits | i;
     }
     __syncthreads();
-    const int last = sort_words(shared, limit);
+    const int last = sort_words(shared, limit, rounds);
     const uint32_t* const words = shared.words[last];
     uint32_t* const begins = shared.words[1 - last];
-    int before, sizes[kTileItems / kSortThreads];
-    const int segments = find_segments(shared, last, limit, before);
-    for (int r = 0; r < kTileItems / kSortThreads; ++r) {
+    int before, sizes[kSortRounds];
+    const int segments = find_segments(shared, last, limit, rounds, before);
+#pragma unroll
+    for (int r = 0; r < kSortRounds; ++r) {
       const int s = r * kSortThreads + static_cast<int>(threadIdx.x);
       sizes[r] = s < segments ? segment_size(shared, begins, s, segments) : 0;
     }
     __syncthreads();
-    // What is added to a place of the sorted words gives the place in `order`.
-    for (int r = 0; r < kTileItems / kSortThreads; ++r) {
+// What is added to a place of the sorted words gives the place in `order`.
+#pragma unroll
+    for (int r = 0; r < kSortRounds; ++r) {
       const int s = r * kSortThreads + static_cast<int>(threadIdx.x);
       if (s >= segments) break;
       int32_t* const place = ends + static_cast<int64_t>(words[begins[s]] >> kItemBits) * all.parts;
@@ -149,7 +153,7 @@ __global__ void __launch_bounds__(kSortThreads) place_kernel(Inverse all, const 
       begins[s] = static_cast<uint32_t>(begin) - begins[s];
     }
     __syncthreads();
-    for_segments(words, limit, before, [&](int i, bool, int segment) {
+    for_segments(words, limit, rounds, before, [&](int i, bool, int segment) {
       if (static_cast<int>(words[i] >> kItemBits) < limit)
         all.order[list * all.sources + (begins[segment] + static_cast<uint32_t>(i))] =
             static_cast<int32_t>(first + (words[i] & (kTileItems - 1)));

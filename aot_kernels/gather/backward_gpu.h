@@ -25,8 +25,9 @@ struct ScatterTask {
 };
 
 constexpr int kScatterThreads = 1024;  // at most
+constexpr int kMostTiles = 4;          // stages of shared memory
 
-// SharedOfScatter divides the shared memory of a block: the sums, as packs of the block's channels, then two stages.
+// SharedOfScatter divides the shared memory of a block: the sums, as packs of the block's channels, then the stages.
 template <int kTaps, int kRows, typename T>
 struct SharedOfScatter {
   using Sums = Pack<Compute<T>, kRows>;
@@ -39,16 +40,16 @@ struct SharedOfScatter {
   MSOPS_BOTH int64_t stage_bytes() const {
     return (kRows + (kTaps > 1 ? kTaps : 0)) * row_bytes() + static_cast<int64_t>(sizeof(TileRecord));
   }
-  MSOPS_BOTH int64_t bytes() const { return sum_bytes() + 2 * stage_bytes(); }
+  MSOPS_BOTH int64_t bytes(int stages) const { return sum_bytes() + stages * stage_bytes(); }
 
   __device__ Sums* sums() const { return reinterpret_cast<Sums*>(memory); }
-  // A stage has the terms of each row, the weights, and the body of the record.
+  // A stage has the terms of each row, the weights, and the record.
   __device__ T* row(int stage, int row) const {
     return reinterpret_cast<T*>(memory + sum_bytes() + stage * stage_bytes() + row * row_bytes());
   }
   __device__ T* weights(int stage) const { return row(stage, kRows); }
-  __device__ uint32_t* body(int stage) const {
-    return reinterpret_cast<uint32_t*>(row(stage, kRows + (kTaps > 1 ? kTaps : 0)));
+  __device__ TileRecord* record(int stage) const {
+    return reinterpret_cast<TileRecord*>(row(stage, kRows + (kTaps > 1 ? kTaps : 0)));
   }
 };
 
@@ -94,21 +95,46 @@ __device__ __forceinline__ void add(Pack<C, kRows>& sums, const Pack<C, kRows>& 
   for (int r = 0; r < kRows; ++r) sums.values[r] += terms.values[r];
 }
 
+// Adds the terms of long segments to the sums: `lanes` lanes of a warp share one.
+template <int kTaps, int kRows, typename T, typename C = Compute<T>>
+__device__ __forceinline__ void add_longs(const StagedTile<kTaps, kRows, T>& tile, const uint32_t* of_longs, int longs,
+                                          const uint16_t* listed, int lanes, Pack<C, kRows>* sums) {
+  const int teams = static_cast<int>(blockDim.x) / lanes, lane = static_cast<int>(threadIdx.x) % lanes;
+  // All lanes of a warp take part in each turn, since they add up together.
+  for (int first = 0; first < longs; first += teams) {
+    const int i = first + static_cast<int>(threadIdx.x) / lanes;
+    const bool inside = i < longs;
+    const LongSegment segment = reinterpret_cast<const LongSegment*>(of_longs)[inside ? i : 0];
+    Pack<C, kRows> added = {};
+    for (int k = inside ? lane : segment.count; k < segment.count; k += lanes)
+      add(added, tile[listed[segment.begin + k]]);
+    team_sum(added.values, static_cast<unsigned>(lanes));
+    if (inside && lane == 0) {
+      add(added, sums[segment.point]);
+      sums[segment.point] = added;
+    }
+  }
+}
+
 // Adds a tile's terms to the sums. No two segments of a tile have the same point.
 template <int kTaps, int kRows, typename T, typename C = Compute<T>>
-__device__ __forceinline__ void add_tile(const StagedTile<kTaps, kRows, T>& tile, const int4& sizes,
-                                         const uint32_t* body, Pack<C, kRows>* sums) {
-  constexpr int kBatch = 4;  // single segments of a thread at once
-  const int threads = blockDim.x, longs = sizes.x, singles = sizes.y, others = sizes.z;
-  const uint32_t *const of_singles = body + 2 * longs, *const of_others = of_singles + singles;
+__device__ __forceinline__ void add_tile(const StagedTile<kTaps, kRows, T>& tile, const TileRecord& record,
+                                         Pack<C, kRows>* sums) {
+  constexpr int kBatch = 4;       // single segments of a thread at once
+  constexpr int kManyLongs = 64;  // a tile with so many has few terms for each
+  const int threads = blockDim.x, singles = record.singles, others = record.others;
+  const uint32_t *const of_singles = record.body, *const of_longs = of_singles + singles;
+  const uint32_t* const of_others = of_longs + 2 * record.longs;
   const uint16_t* const listed = reinterpret_cast<const uint16_t*>(of_others + others);
   for (int first = threadIdx.x; first < singles; first += kBatch * threads) {
     uint32_t words[kBatch];
     Pack<C, kRows> added[kBatch];
 #pragma unroll
+    for (int b = 0; b < kBatch; ++b)
+      if (first + b * threads < singles) words[b] = of_singles[first + b * threads];
+#pragma unroll
     for (int b = 0; b < kBatch; ++b) {
-      const bool inside = first + b * threads < singles;
-      words[b] = of_singles[inside ? first + b * threads : first];
+      if (first + b * threads >= singles) continue;
       added[b] = sums[words[b] >> 16];
       add(added[b], tile[words[b] & 0xffff]);
     }
@@ -119,25 +145,16 @@ __device__ __forceinline__ void add_tile(const StagedTile<kTaps, kRows, T>& tile
   for (int i = threadIdx.x; i < others; i += threads) {
     const uint32_t word = of_others[i];
     const int begin = word >> 4 & (kTerms - 1), end = begin + static_cast<int>(word & 15) + 2;
-    Pack<C, kRows> added = {};
-    for (int k = begin; k < end; ++k) add(added, tile[listed[k]]);
+    Pack<C, kRows> added = tile[listed[begin]];
+    for (int k = begin + 1; k < end; ++k) add(added, tile[listed[k]]);
     add(added, sums[word >> 16]);
     sums[word >> 16] = added;
   }
-  for (int i = threadIdx.x / 32; i < longs; i += threads / 32) {
-    const LongSegment segment = reinterpret_cast<const LongSegment*>(body)[i];
-    Pack<C, kRows> added = {};
-    for (int k = threadIdx.x % 32; k < segment.count; k += 32) add(added, tile[listed[segment.begin + k]]);
-    team_sum(added.values, 32);
-    if (threadIdx.x % 32 == 0) {
-      add(added, sums[segment.point]);
-      sums[segment.point] = added;
-    }
-  }
+  add_longs(tile, of_longs, record.longs, listed, record.longs < kManyLongs ? 32 : 8, sums);
 }
 
 template <int kTaps, int kRows, typename T>
-__global__ void __launch_bounds__(kScatterThreads) scatter_kernel(ScatterTask<T> task, bool packs) {
+__global__ void __launch_bounds__(kScatterThreads) scatter_kernel(ScatterTask<T> task, bool packs, int stages) {
   using C = Compute<T>;
   extern __shared__ __align__(16) char memory[];
   const Gather& all = task.all;
@@ -150,14 +167,14 @@ __global__ void __launch_bounds__(kScatterThreads) scatter_kernel(ScatterTask<T>
   const SharedOfScatter<kTaps, kRows, T> shared{static_cast<int>(tiles.points), static_cast<int>(tiles.places), memory};
 
   const auto record_of = [&](int64_t tile) { return task.records + tiles.record(list, tile, range); };
-  const auto sizes_of = [&](int64_t tile) {
-    return tile < tiles.tiles ? *reinterpret_cast<const int4*>(record_of(tile)) : make_int4(0, 0, 0, 0);
-  };
-  const auto start_tile = [&](int64_t tile, const int4& sizes) {
+  const auto packs_of = [&](int64_t tile) { return tile < tiles.tiles ? record_of(tile)->packs : 0; };
+  // Begins to copy a tile, whose record's body has `body` packs of 16 bytes.
+  const auto start_tile = [&](int64_t tile, int stage, int body) {
     if (tile < tiles.tiles) {
       const int64_t begin = tile * tiles.places;
-      const int places = static_cast<int>(min(tiles.places, all.places - begin)), stage = tile % 2;
-      start_copy(shared.body(stage), record_of(tile)->body, 4 * sizes.w, true);
+      const int places = static_cast<int>(min(tiles.places, all.places - begin));
+      start_copy(reinterpret_cast<uint32_t*>(shared.record(stage)), reinterpret_cast<const uint32_t*>(record_of(tile)),
+                 4 * (body + 1), true);
       for (int r = 0; r < count; ++r)
         start_copy(shared.row(stage, r), task.dout + (row + r) * all.places + begin, places, packs);
       if constexpr (kTaps > 1)
@@ -166,20 +183,29 @@ __global__ void __launch_bounds__(kScatterThreads) scatter_kernel(ScatterTask<T>
     cp_async_commit();
   };
 
-  int4 sizes = sizes_of(0), next = sizes_of(1);
-  for (int n = threadIdx.x; n < points; n += threads) shared.sums()[n] = {};
-  start_tile(0, sizes);
-  for (int64_t tile = 0; tile < tiles.tiles; ++tile) {
-    start_tile(tile + 1, next);
-    const int4 after = sizes_of(tile + 2);
-    cp_async_wait<1>();
-    __syncthreads();
-    const int stage = tile % 2;
-    const StagedTile<kTaps, kRows, T> staged{shared.row(stage, 0), shared.weights(stage), shared.places};
-    add_tile(staged, sizes, shared.body(stage), shared.sums());
-    __syncthreads();
-    sizes = next, next = after;
+  int bodies[kMostTiles];
+#pragma unroll
+  for (int t = 0; t < kMostTiles; ++t) bodies[t] = packs_of(t);
+  int next = bodies[kMostTiles - 1];
+#pragma unroll
+  for (int t = 0; t < kMostTiles - 1; ++t) {
+    if (t < stages - 1) start_tile(t, t, bodies[t]);
+    if (t == stages - 1) next = bodies[t];
   }
+  for (int n = threadIdx.x; n < points; n += threads) shared.sums()[n] = {};
+  int stage = 0;
+  for (int64_t tile = 0; tile < tiles.tiles; ++tile) {
+    const int after = packs_of(tile + stages);
+    if (stages == 4) cp_async_wait<2>();
+    if (stages == 3) cp_async_wait<1>();
+    if (stages == 2) cp_async_wait<0>();
+    __syncthreads();
+    start_tile(tile + stages - 1, stage > 0 ? stage - 1 : stages - 1, next);
+    const StagedTile<kTaps, kRows, T> staged{shared.row(stage, 0), shared.weights(stage), shared.places};
+    add_tile(staged, *shared.record(stage), shared.sums());
+    next = after, stage = stage + 1 < stages ? stage + 1 : 0;
+  }
+  __syncthreads();
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
     if (r >= count) break;
@@ -189,25 +215,29 @@ __global__ void __launch_bounds__(kScatterThreads) scatter_kernel(ScatterTask<T>
 }
 
 template <int kTaps, int kRows, typename T>
-int64_t scatter_bytes(const Tiles& tiles) {
+int64_t scatter_bytes(const Tiles& tiles, int stages = 2) {
   return SharedOfScatter<kTaps, kRows, T>{static_cast<int>(tiles.points), static_cast<int>(tiles.places), nullptr}
-      .bytes();
+      .bytes(stages);
 }
 
 template <int kTaps, int kRows, typename T>
 void launch_scatter(Call& call, ScatterTask<T> task, const Gpu& gpu) {
   constexpr int N = kPackWidth<T>;
   const auto kernel = scatter_kernel<kTaps, kRows, T>;
-  const int64_t bytes = scatter_bytes<kTaps, kRows, T>(task.tiles);
-  allow_shared_memory(kernel, bytes);
+  const auto bytes_of = [&](int stages) { return scatter_bytes<kTaps, kRows, T>(task.tiles, stages); };
+  // Where two blocks fit a multiprocessor, they hide each other's latency.
+  const bool two_blocks = 2 * bytes_of(2) <= gpu.dynamic_bytes();
+  const int64_t most = two_blocks ? gpu.dynamic_bytes() / 2 : gpu.dynamic_bytes();
+  const int threads = two_blocks ? kScatterThreads / 2 : kScatterThreads;
+  int stages = 2;
+  while (stages < kMostTiles && bytes_of(stages + 1) <= most) ++stages;
+  allow_shared_memory(kernel, bytes_of(stages));
   task.groups = (task.all.channels + kRows - 1) / kRows;
   const int64_t blocks = task.all.lists * task.groups * task.tiles.ranges;
   call.require(blocks <= INT32_MAX, kBadShape, "too many channels for one launch");
   if (!call.ok()) return;
   const bool packs = task.all.places % N == 0 && is_aligned<N>(task.dout) && is_aligned<N>(task.weight);
-  // Where two blocks fit a multiprocessor, they hide each other's latency.
-  const int threads = 2 * bytes <= gpu.dynamic_bytes() ? kScatterThreads / 2 : kScatterThreads;
-  kernel<<<static_cast<unsigned>(blocks), threads, bytes, call.stream()>>>(task, packs);
+  kernel<<<static_cast<unsigned>(blocks), threads, bytes_of(stages), call.stream()>>>(task, packs, stages);
   call.check_launch();
 }
 

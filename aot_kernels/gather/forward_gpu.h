@@ -1,7 +1,7 @@
 // On the GPU:
 //
 //   a row fits shared memory        -> row_kernel of rows_gpu.h: features are read in order.
-//   otherwise, with room in scratch -> pack_kernel and unpack_kernel of packs_gpu.h.
+//   otherwise, with room in scratch -> pack_kernel and unpack_kernel of packs_gpu.h, unless few points are taken.
 //   otherwise                       -> each element is read by itself (TakeElement).
 #pragma once
 
@@ -43,16 +43,19 @@ struct TakeElement {
   }
 };
 
+constexpr int64_t kSparse = 4;  // points for each place, where it does not pay to transpose them
+
 template <int kTaps, int kPlaces, typename T>
 void gather_places(Call& call, const GatherTask<T>& task, T* packs) {
   const Gather& all = task.all;
-  if (packs)
+  const bool is_sparse = kSparse * all.places <= all.points;
+  if (packs && !is_sparse)
     return gather_packed<kTaps, kPlaces>(
         call, PackTask<T>{all, task.features, task.index, task.weight, packs, task.out, 0, 0});
   constexpr int N = kPackWidth<T>;
   const bool packed = all.points % N == 0 && is_aligned<N>(task.features);
   const RowTask<T> rows{{all, task.features, task.index, packed}, task.weight, task.out};
-  if (gather_rows<kTaps, kPlaces>(call, rows)) return;
+  if (!packs && gather_rows<kTaps, kPlaces>(call, rows)) return;
   const int64_t size = all.rows() * all.places;
   on_gpu(call, size, std::max(size, all.rows() * all.points), TakeElement<kTaps, T>{task});
 }

@@ -207,7 +207,9 @@ int64_t launch_staged(Call& call, void (*kernel)(Task), Task task, const Gpu& gp
   task.groups = (all.channels + Shape::kChannels - 1) / Shape::kChannels;
   const int64_t of_stage = stage_bytes<Shape::kChannels, T>(all.points);
   task.stages = static_cast<int>(std::min<int64_t>({kMostStages, gpu.dynamic_bytes() / of_stage, task.groups}));
-  const int64_t bytes = task.stages * of_stage, wanted = (all.places + Shape::kPack - 1) / Shape::kPack;
+  const int64_t bytes = task.stages * of_stage;
+  // Threads without places help to copy rows.
+  const int64_t wanted = std::max((all.places + Shape::kPack - 1) / Shape::kPack, all.points / 4);
   const int threads = static_cast<int>(std::min<int64_t>(kRowThreads, (wanted + kWarp - 1) / kWarp * kWarp));
   allow_shared_memory(kernel, bytes);
   choose_blocks<Shape, T>(task, threads, std::max(1, blocks_at_once(gpu, kernel, threads, bytes)), most);

@@ -14,17 +14,17 @@ namespace msops {
 constexpr int kTermBits = 12;
 constexpr int kTerms = 1 << kTermBits;   // terms of a tile, at most
 constexpr int64_t kRangePoints = 40960;  // points of a range, at most; their numbers have 16 bits
-constexpr int kLongSegment = 17;         // terms; the lanes of a warp share the segments that have more
+constexpr int kLongSegment = 8;          // terms; lanes of a warp share the segments that have more
 
 // LongSegment has more than kLongSegment terms, from a position of the record's list of terms on.
 struct LongSegment {
   uint16_t point, begin, count, unused;
 };
 
-// TileRecord holds the segments of a tile's terms that belong to a range. `body` has the long segments; then a word for
-// each term that is the only one of its point, in their order: the point, in the upper half, and the term; then a word
-// for each other segment, with the begin of its terms and its length less 2 in the lower half; then the terms of all
-// segments but the single ones, of 16 bits: a segment's in their order.
+// TileRecord holds the segments of a tile's terms that belong to a range. `body` has a word for each term that is the
+// only one of its point, in their order: the point, in the upper half, and the term; then the long segments; then a
+// word for each other segment, with the begin of its terms and its length less 2 in the lower half; then the terms of
+// all segments but the single ones, of 16 bits: a segment's in their order.
 struct alignas(16) TileRecord {
   int32_t longs, singles, others, packs;  // packs: of 16 bytes, in the body
   uint32_t body[kTerms];
@@ -58,20 +58,58 @@ static_assert(kTerms == kTileItems, "a tile is what a block sorts");
 
 // SharedOfRecord is for a block that sorts the words of a tile: a term's point above the term's number.
 struct SharedOfRecord : SharedOfSort {
-  uint16_t point_of[kTerms];          // of each term that is the only one of its point
-  int longs, singles, others, terms;  // the numbers of segments, and of the terms that a record lists
+  uint32_t seen[kRangePoints / 32], repeated[kRangePoints / 32];  // bits of points that have a term, and two or more
+  int singles[kWarps], rest[kWarps];                              // terms of each warp
+  int longs, others, terms;  // the numbers of segments, and of the terms that a record lists
 };
-constexpr uint16_t kNoPoint = 0xffff;
 
-// Reads the indices of a tile's terms. A term that does not belong to the range gets the point `points`.
-__device__ inline void read_terms(SharedOfRecord& shared, const Indices& index, int64_t at, int terms, int first,
-                                  int points) {
-  for (int i = threadIdx.x; i < kTerms; i += kSortThreads) {
-    const int point = i < terms ? index[at + i] - first : -1;
-    const bool inside = 0 <= point && point < points;
-    shared.words[0][i] = static_cast<uint32_t>(inside ? point : points) << kTermBits | i;
+// Writes the terms that are the only ones of their points to the record, and the words of the others, in their order.
+// Returns the number of single ones, and sets that of the others.
+__device__ inline int split_terms(SharedOfRecord& shared, const Indices& index, int64_t at, int terms, int first,
+                                  int points, TileRecord& record, int& rest) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  for (int i = threadIdx.x; i < (points + 31) / 32; i += kSortThreads) shared.seen[i] = shared.repeated[i] = 0;
+  int point_of[kSortRounds];
+#pragma unroll
+  for (int r = 0; r < kSortRounds; ++r) {
+    const int i = (warp * kSortRounds + r) * 32 + lane, point = i < terms ? index[at + i] - first : -1;
+    point_of[r] = 0 <= point && point < points ? point : -1;
   }
   __syncthreads();
+#pragma unroll
+  for (int r = 0; r < kSortRounds; ++r) {
+    if (point_of[r] < 0) continue;
+    const uint32_t bit = uint32_t{1} << point_of[r] % 32;
+    if (atomicOr(shared.seen + point_of[r] / 32, bit) & bit) atomicOr(shared.repeated + point_of[r] / 32, bit);
+  }
+  __syncthreads();
+  unsigned singles[kSortRounds], others[kSortRounds];  // bits of the lanes
+  int count = 0, other_count = 0;
+#pragma unroll
+  for (int r = 0; r < kSortRounds; ++r) {
+    const int point = point_of[r];
+    const bool is_repeated = point >= 0 && shared.repeated[point / 32] >> point % 32 & 1;
+    singles[r] = __ballot_sync(~0u, point >= 0 && !is_repeated);
+    others[r] = __ballot_sync(~0u, is_repeated);
+    count += __popc(singles[r]), other_count += __popc(others[r]);
+  }
+  if (lane == 0) shared.singles[warp] = count, shared.rest[warp] = other_count;
+  __syncthreads();
+  int single = 0, other = 0, all_singles = 0;
+  rest = 0;
+  for (int w = 0; w < SharedOfSort::kWarps; ++w) {
+    single += w < warp ? shared.singles[w] : 0, other += w < warp ? shared.rest[w] : 0;
+    all_singles += shared.singles[w], rest += shared.rest[w];
+  }
+  const unsigned below = (1u << lane) - 1;
+#pragma unroll
+  for (int r = 0; r < kSortRounds; ++r) {
+    const uint32_t term = (warp * kSortRounds + r) * 32 + lane, point = static_cast<uint32_t>(point_of[r]);
+    if (singles[r] >> lane & 1) record.body[single + __popc(singles[r] & below)] = point << 16 | term;
+    if (others[r] >> lane & 1) shared.words[0][other + __popc(others[r] & below)] = point << kTermBits | term;
+    single += __popc(singles[r]), other += __popc(others[r]);
+  }
+  return all_singles;
 }
 
 // Adds the numbers of a warp's lanes to a counter in shared memory, and returns where this lane's part begins.
@@ -86,89 +124,47 @@ __device__ inline int take_places(int* counter, int number) {
   return __shfl_sync(~0u, first, 31) + end - number;
 }
 
-// Writes the record from the sorted words. The order of a record's longer segments depends on the run; sums do not.
-__device__ inline void write_record(SharedOfRecord& shared, int last, int points, TileRecord& record) {
-  constexpr int kRounds = kTerms / kSortThreads;
+// Writes the segments of more than one term, from the sorted words. Their order depends on the run; sums do not.
+__device__ inline void write_segments(SharedOfRecord& shared, int last, int points, int rounds, uint32_t* to) {
   const uint32_t* const words = shared.words[last];
   uint32_t* const begins = shared.words[1 - last];  // where each segment begins
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  if (threadIdx.x == 0) shared.longs = shared.singles = shared.others = shared.terms = 0;
-  for (int i = threadIdx.x; i < kTerms; i += kSortThreads) shared.point_of[i] = kNoPoint;
   int before;
-  const int segments = find_segments(shared, last, points, before);
+  const int segments = find_segments(shared, last, points, rounds, before);
 
   // Count the segments of each kind. A thread keeps the places of its segments in the record.
-  int places[kRounds], lists[kRounds], counts[kRounds];
+  int places[kSortRounds], lists[kSortRounds], counts[kSortRounds];
 #pragma unroll
-  for (int r = 0; r < kRounds; ++r) {
-    const int s = r * kSortThreads + static_cast<int>(threadIdx.x),
-              count = counts[r] = s < segments ? segment_size(shared, begins, s, segments) : 0;
-    const bool is_long = count > kLongSegment, is_other = count > 1 && !is_long;
-    if (count == 1)
-      shared.point_of[words[begins[s]] & (kTerms - 1)] = static_cast<uint16_t>(words[begins[s]] >> kTermBits);
-    places[r] = lists[r] = 0;
-    if (r * kSortThreads >= segments) continue;
-    const int of_longs = take_places(&shared.longs, is_long), of_others = take_places(&shared.others, is_other);
+  for (int r = 0; r < kSortRounds; ++r) {
+    if (r * kSortThreads >= segments) break;
+    const int s = r * kSortThreads + static_cast<int>(threadIdx.x);
+    counts[r] = s < segments ? segment_size(shared, begins, s, segments) : 0;
+    const bool is_long = counts[r] > kLongSegment;
+    const int of_longs = take_places(&shared.longs, is_long);
+    const int of_others = take_places(&shared.others, counts[r] > 0 && !is_long);
     places[r] = is_long ? of_longs : of_others;
-    lists[r] = take_places(&shared.terms, count > 1 ? count : 0);
+    lists[r] = take_places(&shared.terms, counts[r]);
   }
   __syncthreads();
-
-  // Write the single segments in the order of their terms.
-  int singles = 0;
-  for (int r = 0; r < kRounds; ++r)
-    singles += __popc(__ballot_sync(~0u, shared.point_of[(warp * kRounds + r) * 32 + lane] != kNoPoint));
-  if (lane == 0) shared.heads[warp] = singles;
-#pragma unroll
-  for (int r = 0; r < kRounds; ++r) {
-    // What is added to a place of the sorted words gives one of the listed terms; single ones are not listed.
-    const int s = r * kSortThreads + static_cast<int>(threadIdx.x);
-    if (counts[r] > 0) {
-      const uint32_t point = words[begins[s]] >> kTermBits;
-      const int list = lists[r], count = counts[r];
-      if (count > kLongSegment)
-        reinterpret_cast<LongSegment*>(record.body)[places[r]] = {
-            static_cast<uint16_t>(point), static_cast<uint16_t>(list), static_cast<uint16_t>(count), 0};
-      lists[r] = count == 1 ? kTerms : list - static_cast<int>(begins[s]);
-      counts[r] = static_cast<int>(point << 16 | static_cast<uint32_t>(list) << 4 | static_cast<uint32_t>(count - 2));
-      if (count == 1 || count > kLongSegment) places[r] = -1;
-    } else {
-      places[r] = -1, lists[r] = kTerms;
-    }
-  }
-  __syncthreads();
-  int single = 0, all_singles = 0;
-  for (int w = 0; w < SharedOfSort::kWarps; ++w) {
-    single += w < warp ? shared.heads[w] : 0;
-    all_singles += shared.heads[w];
-  }
-  uint32_t* const of_singles = record.body + 2 * shared.longs;
-  uint32_t* const of_others = of_singles + all_singles;
+  uint32_t* const of_others = to + 2 * shared.longs;
   uint16_t* const of_terms = reinterpret_cast<uint16_t*>(of_others + shared.others);
-  for (int r = 0; r < kRounds; ++r) {
-    const int term = (warp * kRounds + r) * 32 + lane;
-    const uint16_t point = shared.point_of[term];
-    const unsigned found = __ballot_sync(~0u, point != kNoPoint);
-    if (point != kNoPoint) of_singles[single + __popc(found & ((1u << lane) - 1))] = uint32_t{point} << 16 | term;
-    single += __popc(found);
-  }
 #pragma unroll
-  for (int r = 0; r < kRounds; ++r) {
+  for (int r = 0; r < kSortRounds; ++r) {
     const int s = r * kSortThreads + static_cast<int>(threadIdx.x);
-    if (places[r] >= 0) of_others[places[r]] = static_cast<uint32_t>(counts[r]);
-    if (s < segments) begins[s] = static_cast<uint32_t>(lists[r]);
+    if (s >= segments) break;
+    const uint32_t point = words[begins[s]] >> kTermBits, list = lists[r], count = counts[r];
+    if (count > kLongSegment) {
+      to[2 * places[r]] = point | list << 16;
+      to[2 * places[r] + 1] = count;
+    } else {
+      of_others[places[r]] = point << 16 | list << 4 | (count - 2);
+    }
+    begins[s] = list - begins[s];  // what is added to a place of the sorted words gives one of the listed terms
   }
   __syncthreads();
-  for_segments(words, points, before, [&](int i, bool, int segment) {
-    if (static_cast<int>(words[i] >> kTermBits) >= points) return;
-    const int shift = static_cast<int>(begins[segment]);
-    if (shift < kTerms) of_terms[i + shift] = static_cast<uint16_t>(words[i] & (kTerms - 1));
+  for_segments(words, points, rounds, before, [&](int i, bool, int segment) {
+    if (static_cast<int>(words[i] >> kTermBits) < points)
+      of_terms[begins[segment] + static_cast<uint32_t>(i)] = static_cast<uint16_t>(words[i] & (kTerms - 1));
   });
-  if (threadIdx.x == 0) {
-    const int bytes = 8 * shared.longs + 4 * (all_singles + shared.others) + 2 * shared.terms;
-    record.longs = shared.longs, record.singles = all_singles, record.others = shared.others;
-    record.packs = (bytes + 15) / 16;
-  }
 }
 
 // A block sorts the terms of one tile and range.
@@ -182,8 +178,22 @@ __global__ void __launch_bounds__(kSortThreads)
   const int terms = static_cast<int>(left < tiles.places ? left : tiles.places) * kTaps;
   const int64_t first_point = range * tiles.points, points_left = all.points - first_point;
   const int points = static_cast<int>(points_left < tiles.points ? points_left : tiles.points);
-  read_terms(shared, index, (list * all.places + first) * kTaps, terms, static_cast<int>(first_point), points);
-  write_record(shared, sort_words(shared, points), points, records[blockIdx.x]);
+  TileRecord& record = records[blockIdx.x];
+  if (threadIdx.x == 0) shared.longs = shared.others = shared.terms = 0;
+  int rest;
+  const int singles = split_terms(shared, index, (list * all.places + first) * kTaps, terms,
+                                  static_cast<int>(first_point), points, record, rest);
+  if (rest > 0) {
+    const int rounds = (rest + kSortThreads - 1) / kSortThreads;
+    for (int i = rest + threadIdx.x; i < rounds * kSortThreads; i += kSortThreads)
+      shared.words[0][i] = static_cast<uint32_t>(points) << kTermBits;
+    __syncthreads();
+    write_segments(shared, sort_words(shared, points, rounds), points, rounds, record.body + singles);
+  }
+  if (threadIdx.x == 0) {
+    record.longs = shared.longs, record.singles = singles, record.others = shared.others;
+    record.packs = (8 * shared.longs + 4 * (singles + shared.others) + 2 * shared.terms + 15) / 16;
+  }
 }
 
 template <int kTaps>

@@ -1,5 +1,6 @@
 // A block sorts words, which hold a key above the number of an item of a tile, and finds the segments of items with one
-// key. Items keep their order in a segment. All threads of the block call these functions.
+// key. Items keep their order in a segment. All threads of the block call these functions, for the first `rounds` *
+// kSortThreads words.
 #pragma once
 
 #include <cstdint>
@@ -11,6 +12,7 @@ namespace msops {
 constexpr int kItemBits = 12;
 constexpr int kTileItems = 1 << kItemBits;  // items of a tile
 constexpr int kSortThreads = 512;
+constexpr int kSortRounds = kTileItems / kSortThreads;  // words of a thread, at most
 
 // Keys are below kSortedKeys; an item whose key is the limit of a sort, or above it, is in no segment.
 constexpr int64_t kSortedKeys = (int64_t{1} << (32 - kItemBits)) - 1;
@@ -45,16 +47,16 @@ __device__ inline void prefix_counts(SharedOfSort& shared) {
 }
 
 // Sorts the words by four bits from `shift` on, and keeps the order of those that are equal there.
-__device__ inline void sort_pass(SharedOfSort& shared, int from, int shift) {
-  constexpr int kRounds = kTileItems / kSortThreads;
+__device__ inline void sort_pass(SharedOfSort& shared, int from, int shift, int rounds) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   if (threadIdx.x < SharedOfSort::kDigits * SharedOfSort::kWarps) (&shared.counts[0][0])[threadIdx.x] = 0;
   __syncthreads();
-  uint32_t words[kRounds];
-  int places[kRounds];
+  uint32_t words[kSortRounds];
+  int places[kSortRounds];
 #pragma unroll
-  for (int r = 0; r < kRounds; ++r) {
-    words[r] = shared.words[from][(warp * kRounds + r) * 32 + lane];
+  for (int r = 0; r < kSortRounds; ++r) {
+    if (r >= rounds) break;
+    words[r] = shared.words[from][(warp * rounds + r) * 32 + lane];
     const unsigned digit = words[r] >> shift & 15;
     unsigned same = ~0u;
 #pragma unroll
@@ -72,16 +74,16 @@ __device__ inline void sort_pass(SharedOfSort& shared, int from, int shift) {
   if (warp == 0) prefix_counts(shared);
   __syncthreads();
 #pragma unroll
-  for (int r = 0; r < kRounds; ++r)
-    shared.words[1 - from][shared.counts[words[r] >> shift & 15][warp] + places[r]] = words[r];
+  for (int r = 0; r < kSortRounds; ++r)
+    if (r < rounds) shared.words[1 - from][shared.counts[words[r] >> shift & 15][warp] + places[r]] = words[r];
   __syncthreads();
 }
 
 // Sorts the words by their keys, up to `limit`, and returns which of the two arrays has them then.
-__device__ inline int sort_words(SharedOfSort& shared, int limit) {
+__device__ inline int sort_words(SharedOfSort& shared, int limit, int rounds) {
   int from = 0;
   for (int shift = kItemBits; shift < 32 && limit >> (shift - kItemBits) > 0; shift += 4) {
-    sort_pass(shared, from, shift);
+    sort_pass(shared, from, shift, rounds);
     from = 1 - from;
   }
   return from;
@@ -96,11 +98,10 @@ __device__ inline bool is_head(const uint32_t* words, int i, int limit) {
 // Calls f(i, head, segment) for each place i of the sorted words: whether a segment begins there, and the number of the
 // segment that i is part of. Each warp takes the same places each time; `before` segments begin before these.
 template <typename F>
-__device__ void for_segments(const uint32_t* words, int limit, int before, const F& f) {
-  constexpr int kRounds = kTileItems / kSortThreads;
+__device__ void for_segments(const uint32_t* words, int limit, int rounds, int before, const F& f) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  for (int r = 0; r < kRounds; ++r) {
-    const int i = (warp * kRounds + r) * 32 + lane;
+  for (int r = 0; r < rounds; ++r) {
+    const int i = (warp * rounds + r) * 32 + lane;
     const bool head = is_head(words, i, limit);
     const unsigned heads = __ballot_sync(~0u, head);
     f(i, head, before + __popc(heads & (~0u >> (31 - lane))) - 1);
@@ -110,14 +111,13 @@ __device__ void for_segments(const uint32_t* words, int limit, int before, const
 
 // Writes where each segment of the sorted words begins to the other array, and returns how many there are. `before`
 // becomes what for_segments takes.
-__device__ inline int find_segments(SharedOfSort& shared, int last, int limit, int& before) {
-  constexpr int kRounds = kTileItems / kSortThreads;
+__device__ inline int find_segments(SharedOfSort& shared, int last, int limit, int rounds, int& before) {
   const uint32_t* const words = shared.words[last];
   uint32_t* const begins = shared.words[1 - last];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   int total = 0;
-  for (int r = 0; r < kRounds; ++r)
-    total += __popc(__ballot_sync(~0u, is_head(words, (warp * kRounds + r) * 32 + lane, limit)));
+  for (int r = 0; r < rounds; ++r)
+    total += __popc(__ballot_sync(~0u, is_head(words, (warp * rounds + r) * 32 + lane, limit)));
   if (lane == 0) shared.heads[warp] = total;
   __syncthreads();
   int segments = 0;
@@ -126,11 +126,12 @@ __device__ inline int find_segments(SharedOfSort& shared, int last, int limit, i
     before += w < warp ? shared.heads[w] : 0;
     segments += shared.heads[w];
   }
-  for_segments(words, limit, before, [&](int i, bool head, int segment) {
+  for_segments(words, limit, rounds, before, [&](int i, bool head, int segment) {
     if (head) begins[segment] = i;
     // The last segment ends where the keys below the limit do.
     const bool inside = static_cast<int>(words[i] >> kItemBits) < limit;
-    if (inside && (i == kTileItems - 1 || static_cast<int>(words[i + 1] >> kItemBits) >= limit)) shared.end = i + 1;
+    if (inside && (i == rounds * kSortThreads - 1 || static_cast<int>(words[i + 1] >> kItemBits) >= limit))
+      shared.end = i + 1;
   });
   __syncthreads();
   return segments;
