@@ -68,7 +68,8 @@ __global__ void __launch_bounds__(kRowThreads) row_kernel(RowTask<T> task) {
 template <int kTaps, int kPack, typename T>
 bool gather_rows(Call& call, RowTask<T> task) {
   // Registers are enough for the indices and weights of so many places of a thread.
-  using Wide = StageShape<kTaps, kWideChannels<T>, kPack, (kTaps > 1 ? 4 : 16) / kPack>;
+  constexpr int kWidePack = kTaps > 1 && sizeof(T) == 4 && kPack > 2 ? 2 : kPack;
+  using Wide = StageShape<kTaps, kWideChannels<T>, kWidePack, (kTaps > 1 ? 4 : 16) / kWidePack>;
   using Narrow = StageShape<kTaps, kNarrowChannels<T>, kPack, (kTaps == 1 ? 32 : sizeof(T) > 4 ? 4 : 8) / kPack>;
   const Gpu gpu;
   if (fits_wide<T>(task.all, gpu)) {
