@@ -24,10 +24,13 @@
 
 #include "scan.h"
 #include "sum.h"
+#ifdef __CUDACC__
+#include "gpu/tile_sort.h"
+#endif
 
 namespace msops {
 
-// Returns in how many parts a list's sources are counted at once, each by a warp.
+// Returns in how many parts a list's sources are placed at once, at most.
 inline int64_t scatter_parts(int64_t sources) { return std::max<int64_t>(1, std::min<int64_t>(32, sources / 1024)); }
 
 constexpr int64_t kScatterScans = 128;  // parts in which a list's counts are added up at once
@@ -45,6 +48,11 @@ struct Inverse {
   int32_t* ends;   // (lists, targets, parts): where in `order` each part's sources of a target end
   int32_t* scans;  // (lists, kScatterScans)
 
+  // Returns the part that a source is in.
+  MSOPS_BOTH int64_t part_of(int64_t source) const {
+    const int64_t length = sources / parts, longer = sources % parts;
+    return source < longer * (length + 1) ? source / (length + 1) : (source - longer) / length;
+  }
   MSOPS_BOTH const int32_t* begin(int64_t list, int64_t target) const {
     return order + list * sources + (target > 0 ? ends[(list * targets + target) * parts - 1] : 0);
   }
@@ -93,10 +101,71 @@ struct InvertOnCpu {
 #ifdef __CUDACC__
 constexpr int kPlaceThreads = 128;
 
-// A warp takes one part of a list's sources, in their order. If kPlaces, it writes them where they belong, else it
-// counts them.
-template <bool kPlaces, typename Index>
-__global__ void __launch_bounds__(kPlaceThreads) invert_kernel(Inverse all, const Index* index) {
+// Counts the sources of each part and target. The lanes of a warp that have one target and part count together.
+template <typename Index>
+__global__ void __launch_bounds__(kPlaceThreads) count_kernel(Inverse all, const Index* index) {
+  const int64_t i = blockIdx.x * int64_t{kPlaceThreads} + threadIdx.x;
+  const int64_t list = i / all.sources, source = i - list * all.sources;
+  const int64_t target = list < all.lists ? static_cast<int64_t>(index[i]) : -1;
+  const bool inside = 0 <= target && target < all.targets;
+  const int64_t place = inside ? (list * all.targets + target) * all.parts + all.part_of(source) : -1;
+  const unsigned same = __match_any_sync(~0u, static_cast<unsigned long long>(place));
+  if (inside && static_cast<int>(threadIdx.x % 32) == __ffs(static_cast<int>(same)) - 1)
+    atomicAdd(all.ends + place, __popc(same));
+}
+
+// A block sorts one part of a list's sources by their targets, tile after tile, and writes them where they belong.
+template <typename Index>
+__global__ void __launch_bounds__(kSortThreads) place_kernel(Inverse all, const Index* index) {
+  __shared__ SharedOfSort shared;
+  const int64_t list = blockIdx.x / all.parts, part = blockIdx.x % all.parts;
+  const int limit = static_cast<int>(all.targets);
+  int32_t* const ends = all.ends + list * all.targets * all.parts + part;  // one for each target
+  const int64_t end = part_begin(all.sources, part + 1, all.parts);
+  for (int64_t first = part_begin(all.sources, part, all.parts); first < end; first += kTileItems) {
+    const int items = static_cast<int>(min(end - first, int64_t{kTileItems}));
+    const int rounds = (items + kSortThreads - 1) / kSortThreads;
+    for (int i = threadIdx.x; i < rounds * kSortThreads; i += kSortThreads) {
+      const int64_t target = i < items ? static_cast<int64_t>(index[list * all.sources + first + i]) : -1;
+      const bool inside = 0 <= target && target < all.targets;
+      shared.words[0][i] = static_cast<uint32_t>(inside ? target : all.targets) << kItemBits | i;
+    }
+    __syncthreads();
+    const int last = sort_words(shared, limit, rounds);
+    const uint32_t* const words = shared.words[last];
+    uint32_t* const begins = shared.words[1 - last];
+    int before, sizes[kSortRounds];
+    const int segments = find_segments(shared, last, limit, rounds, before);
+#pragma unroll
+    for (int r = 0; r < kSortRounds; ++r) {
+      const int s = r * kSortThreads + static_cast<int>(threadIdx.x);
+      sizes[r] = s < segments ? segment_size(shared, begins, s, segments) : 0;
+    }
+    __syncthreads();
+// What is added to a place of the sorted words gives the place in `order`.
+#pragma unroll
+    for (int r = 0; r < kSortRounds; ++r) {
+      const int s = r * kSortThreads + static_cast<int>(threadIdx.x);
+      if (s >= segments) break;
+      int32_t* const place = ends + static_cast<int64_t>(words[begins[s]] >> kItemBits) * all.parts;
+      const int32_t begin = *place;
+      *place = begin + sizes[r];
+      begins[s] = static_cast<uint32_t>(begin) - begins[s];
+    }
+    __syncthreads();
+    for_segments(words, limit, rounds, before, [&](int i, bool, int segment) {
+      if (static_cast<int>(words[i] >> kItemBits) < limit)
+        all.order[list * all.sources + (begins[segment] + static_cast<uint32_t>(i))] =
+            static_cast<int32_t>(first + (words[i] & (kTileItems - 1)));
+    });
+    __syncthreads();
+  }
+}
+
+// Writes sources where they belong if there are more targets than place_kernel takes: a warp takes one part of a list's
+// sources, in their order.
+template <typename Index>
+__global__ void __launch_bounds__(kPlaceThreads) place_of_many_kernel(Inverse all, const Index* index) {
   const int64_t item = blockIdx.x * int64_t{kPlaceThreads / 32} + threadIdx.x / 32;
   const int64_t list = item / all.parts, part = item % all.parts;
   const unsigned lane = threadIdx.x % 32;
@@ -113,17 +182,17 @@ __global__ void __launch_bounds__(kPlaceThreads) invert_kernel(Inverse all, cons
     int place = 0;
     if (inside && static_cast<int>(lane) == leader) place = atomicAdd(ends + target * all.parts, __popc(same));
     place = __shfl_sync(~0u, place, leader) + __popc(same & ((1u << lane) - 1));
-    if (kPlaces && inside) all.order[list * all.sources + place] = static_cast<int32_t>(source);
+    if (inside) all.order[list * all.sources + place] = static_cast<int32_t>(source);
     __syncwarp();
   }
 }
 
-template <bool kPlaces, typename Index>
-void launch_invert(Call& call, const Inverse& all, const Index* index) {
-  const int64_t blocks = (all.lists * all.parts - 1) / (kPlaceThreads / 32) + 1;
-  call.require(blocks <= INT32_MAX, kBadShape, "too many lists for one launch");
-  if (!call.ok()) return;
-  invert_kernel<kPlaces><<<static_cast<unsigned>(blocks), kPlaceThreads, 0, call.stream()>>>(all, index);
+template <typename Index>
+void launch_inverse(Call& call, void (*kernel)(Inverse, const Index*), const Inverse& all, const Index* index,
+                    int64_t blocks, int threads) {
+  call.require(blocks <= INT32_MAX, kBadShape, "too many sources for one launch");
+  if (!call.ok() || blocks == 0) return;
+  kernel<<<static_cast<unsigned>(blocks), threads, 0, call.stream()>>>(all, index);
   call.check_launch();
 }
 #endif
@@ -132,7 +201,9 @@ void launch_invert(Call& call, const Inverse& all, const Index* index) {
 // scatter_scratch(targets, sources) numbers.
 template <typename Index>
 Inverse invert(Call& call, int64_t lists, int64_t targets, int64_t sources, const Index* index, int32_t* scratch) {
-  const int64_t parts = scatter_parts(sources);
+  // More parts have more counts to add up.
+  const int64_t most = std::max<int64_t>(1, 4 * sources / std::max<int64_t>(1, targets));
+  const int64_t parts = std::min(scatter_parts(sources), most);
   int32_t* const ends = scratch + lists * sources;
   const Inverse all{lists, targets, sources, parts, scratch, ends, ends + lists * targets * parts};
   call.require(sources <= INT32_MAX, kBadShape, "more than 2^31 - 1 sources in a list");
@@ -144,12 +215,17 @@ Inverse invert(Call& call, int64_t lists, int64_t targets, int64_t sources, cons
 #ifdef __CUDACC__
   const int64_t counts = targets * parts;
   cudaMemsetAsync(ends, 0, lists * counts * sizeof(int32_t), call.stream());
-  launch_invert<false>(call, all, index);
+  const int64_t all_sources = lists * sources;
+  launch_inverse(call, count_kernel<Index>, all, index, (all_sources + kPlaceThreads - 1) / kPlaceThreads,
+                 kPlaceThreads);
   Scan places{lists, counts, ScanOrder::kAlong};
   places.exclusive = true;
   places.parts = kScatterScans;
   scan(call, places, PlacesOfCounts{counts, ends}, all.scans);
-  launch_invert<true>(call, all, index);
+  constexpr int kWarps = kPlaceThreads / 32;
+  targets < kSortedKeys ? launch_inverse(call, place_kernel<Index>, all, index, lists * parts, kSortThreads)
+                        : launch_inverse(call, place_of_many_kernel<Index>, all, index,
+                                         (lists * parts + kWarps - 1) / kWarps, kPlaceThreads);
 #endif
   return all;
 }

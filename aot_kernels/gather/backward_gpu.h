@@ -1,6 +1,6 @@
 // On the GPU, a block adds up the terms of some channels of one list for a range of points, whose sums are in shared
-// memory. It copies tile after tile there, and a thread adds up a segment at a time: the terms of one point in the tile
-// (see tiles.h). So `dout` is read once and in order, and sums have a fixed order.
+// memory. cp.async copies tile after tile there, with its record (see tiles.h): a thread adds the terms of one point at
+// a time. So `dout` is read once for a range and in order, and sums have a fixed order.
 //
 //   the sums of a range fit shared memory -> sort_kernel, then scatter_kernel for 4, 2 or 1 channels of a block.
 //   otherwise (old GPUs, much float64)    -> scatter_add of scatter.h, which reads `dout` in the order of the points.
@@ -24,126 +24,220 @@ struct ScatterTask {
   int64_t groups;
 };
 
-constexpr int kScatterThreads = 1024;
+constexpr int kScatterThreads = 1024;  // at most
+constexpr int kMostTiles = 4;          // stages of shared memory
 
-// SharedOfScatter divides the shared memory of a block.
+// SharedOfScatter divides the shared memory of a block: the sums, as packs of the block's channels, then the stages.
 template <int kTaps, int kRows, typename T>
 struct SharedOfScatter {
-  using C = Compute<T>;
-  int64_t points, places;
+  using Sums = Pack<Compute<T>, kRows>;
+  int points, places;  // of a range and of a tile, at most
   char* memory;
 
-  MSOPS_BOTH int64_t sum_bytes() const { return (kRows * points * static_cast<int64_t>(sizeof(C)) + 15) / 16 * 16; }
-  MSOPS_BOTH int64_t stage_elements() const { return (kRows + (kTaps > 1 ? kTaps : 0)) * places; }
-  MSOPS_BOTH int64_t bytes() const { return sum_bytes() + 2 * stage_elements() * static_cast<int64_t>(sizeof(T)); }
+  MSOPS_BOTH int64_t sum_bytes() const { return (points * static_cast<int64_t>(sizeof(Sums)) + 15) / 16 * 16; }
+  // Tiles have a multiple of 8 places.
+  MSOPS_BOTH int64_t row_bytes() const { return places * static_cast<int64_t>(sizeof(T)); }
+  MSOPS_BOTH int64_t stage_bytes() const {
+    return (kRows + (kTaps > 1 ? kTaps : 0)) * row_bytes() + static_cast<int64_t>(sizeof(TileRecord));
+  }
+  MSOPS_BOTH int64_t bytes(int stages) const { return sum_bytes() + stages * stage_bytes(); }
 
-  __device__ C* sums(int row) const { return reinterpret_cast<C*>(memory) + row * points; }
-  // The terms of a row, and the weights, of a tile. Two stages take turns.
+  __device__ Sums* sums() const { return reinterpret_cast<Sums*>(memory); }
+  // A stage has the terms of each row, the weights, and the record.
   __device__ T* row(int stage, int row) const {
-    return reinterpret_cast<T*>(memory + sum_bytes()) + stage * stage_elements() + row * places;
+    return reinterpret_cast<T*>(memory + sum_bytes() + stage * stage_bytes() + row * row_bytes());
   }
   __device__ T* weights(int stage) const { return row(stage, kRows); }
+  __device__ TileRecord* record(int stage) const {
+    return reinterpret_cast<TileRecord*>(row(stage, kRows + (kTaps > 1 ? kTaps : 0)));
+  }
 };
 
-// Begins to copy elements to shared memory: packs of 16 bytes if kPacks, else single elements, at once.
-template <bool kPacks, typename T>
-__device__ void start_copy(T* to, const T* from, int size) {
-  if constexpr (kPacks) {
-    constexpr int N = kPackWidth<T>;
-    for (int i = threadIdx.x * N; i < size; i += kScatterThreads * N) cp_async<16>(to + i, from + i);
+// Begins to copy elements to shared memory: packs of 16 bytes if `packs`, else single elements. Elements of 2 bytes,
+// which cp.async cannot copy, are there after this.
+template <typename T>
+__device__ void start_copy(T* to, const T* from, int size, bool packs) {
+  constexpr int N = kPackWidth<T>;
+  const int threads = blockDim.x;
+  if (packs) {
+    for (int i = threadIdx.x * N; i < size; i += threads * N) cp_async<16>(to + i, from + i);
+  } else if constexpr (sizeof(T) >= 4) {
+    for (int i = threadIdx.x; i < size; i += threads) cp_async<sizeof(T)>(to + i, from + i);
   } else {
-    for (int i = threadIdx.x; i < size; i += kScatterThreads) to[i] = from[i];
+#pragma unroll 4
+    for (int i = threadIdx.x; i < size; i += threads) to[i] = from[i];
   }
 }
 
-template <int kTaps, int kRows, bool kPacks, typename T>
-__global__ void __launch_bounds__(kScatterThreads) scatter_kernel(ScatterTask<T> task) {
+// StagedTile is a tile in shared memory.
+template <int kTaps, int kRows, typename T>
+struct StagedTile {
+  using C = Compute<T>;
+  const T *rows, *weights;
+  int places;  // between rows
+
+  // Returns a term of each row.
+  __device__ __forceinline__ Pack<C, kRows> operator[](int term) const {
+    const C weight = kTaps > 1 ? C(weights[term]) : C(1);
+    Pack<C, kRows> terms;
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      const C d = C(rows[r * places + term / kTaps]);
+      terms.values[r] = kTaps > 1 ? weight * d : d;
+    }
+    return terms;
+  }
+};
+
+template <int kRows, typename C>
+__device__ __forceinline__ void add(Pack<C, kRows>& sums, const Pack<C, kRows>& terms) {
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) sums.values[r] += terms.values[r];
+}
+
+// Adds the terms of long segments to the sums: `lanes` lanes of a warp share one.
+template <int kTaps, int kRows, typename T, typename C = Compute<T>>
+__device__ __forceinline__ void add_longs(const StagedTile<kTaps, kRows, T>& tile, const uint32_t* of_longs, int longs,
+                                          const uint16_t* listed, int lanes, Pack<C, kRows>* sums) {
+  const int teams = static_cast<int>(blockDim.x) / lanes, lane = static_cast<int>(threadIdx.x) % lanes;
+  // All lanes of a warp take part in each turn, since they add up together.
+  for (int first = 0; first < longs; first += teams) {
+    const int i = first + static_cast<int>(threadIdx.x) / lanes;
+    const bool inside = i < longs;
+    const LongSegment segment = reinterpret_cast<const LongSegment*>(of_longs)[inside ? i : 0];
+    Pack<C, kRows> added = {};
+    for (int k = inside ? lane : segment.count; k < segment.count; k += lanes)
+      add(added, tile[listed[segment.begin + k]]);
+    team_sum(added.values, static_cast<unsigned>(lanes));
+    if (inside && lane == 0) {
+      add(added, sums[segment.point]);
+      sums[segment.point] = added;
+    }
+  }
+}
+
+// Adds a tile's terms to the sums. No two segments of a tile have the same point.
+template <int kTaps, int kRows, typename T, typename C = Compute<T>>
+__device__ __forceinline__ void add_tile(const StagedTile<kTaps, kRows, T>& tile, const TileRecord& record,
+                                         Pack<C, kRows>* sums) {
+  constexpr int kBatch = 4;       // single segments of a thread at once
+  constexpr int kManyLongs = 64;  // a tile with so many has few terms for each
+  const int threads = blockDim.x, singles = record.singles, others = record.others;
+  const uint32_t *const of_singles = record.body, *const of_longs = of_singles + singles;
+  const uint32_t* const of_others = of_longs + 2 * record.longs;
+  const uint16_t* const listed = reinterpret_cast<const uint16_t*>(of_others + others);
+  for (int first = threadIdx.x; first < singles; first += kBatch * threads) {
+    uint32_t words[kBatch];
+    Pack<C, kRows> added[kBatch];
+#pragma unroll
+    for (int b = 0; b < kBatch; ++b)
+      if (first + b * threads < singles) words[b] = of_singles[first + b * threads];
+#pragma unroll
+    for (int b = 0; b < kBatch; ++b) {
+      if (first + b * threads >= singles) continue;
+      added[b] = sums[words[b] >> 16];
+      add(added[b], tile[words[b] & 0xffff]);
+    }
+#pragma unroll
+    for (int b = 0; b < kBatch; ++b)
+      if (first + b * threads < singles) sums[words[b] >> 16] = added[b];
+  }
+  for (int i = threadIdx.x; i < others; i += threads) {
+    const uint32_t word = of_others[i];
+    const int begin = word >> 4 & (kTerms - 1), end = begin + static_cast<int>(word & 15) + 2;
+    Pack<C, kRows> added = tile[listed[begin]];
+    for (int k = begin + 1; k < end; ++k) add(added, tile[listed[k]]);
+    add(added, sums[word >> 16]);
+    sums[word >> 16] = added;
+  }
+  add_longs(tile, of_longs, record.longs, listed, record.longs < kManyLongs ? 32 : 8, sums);
+}
+
+template <int kTaps, int kRows, typename T>
+__global__ void __launch_bounds__(kScatterThreads) scatter_kernel(ScatterTask<T> task, bool packs, int stages) {
   using C = Compute<T>;
   extern __shared__ __align__(16) char memory[];
   const Gather& all = task.all;
   const Tiles& tiles = task.tiles;
   const int64_t range = blockIdx.x % tiles.ranges, item = blockIdx.x / tiles.ranges;
-  const int64_t group = item % task.groups, list = item / task.groups, first = range * kRangePoints;
-  const int64_t row = list * all.channels + group * kRows, channels_left = all.channels - group * kRows;
-  const int count = static_cast<int>(channels_left < kRows ? channels_left : kRows);
-  const int points = static_cast<int>(all.points - first < kRangePoints ? all.points - first : kRangePoints);
-  const int most = static_cast<int>(all.points < kRangePoints ? all.points : kRangePoints);
-  const SharedOfScatter<kTaps, kRows, T> shared{most, tiles.places, memory};
+  const int64_t group = item % task.groups, list = item / task.groups, first = range * tiles.points;
+  const int64_t row = list * all.channels + group * kRows;
+  const int count = static_cast<int>(min(int64_t{kRows}, all.channels - group * kRows)), threads = blockDim.x;
+  const int points = static_cast<int>(min(tiles.points, all.points - first));
+  const SharedOfScatter<kTaps, kRows, T> shared{static_cast<int>(tiles.points), static_cast<int>(tiles.places), memory};
 
-  const auto start_tile = [&](int64_t tile) {
+  const auto record_of = [&](int64_t tile) { return task.records + tiles.record(list, tile, range); };
+  const auto packs_of = [&](int64_t tile) { return tile < tiles.tiles ? record_of(tile)->packs : 0; };
+  // Begins to copy a tile, whose record's body has `body` packs of 16 bytes.
+  const auto start_tile = [&](int64_t tile, int stage, int body) {
     if (tile < tiles.tiles) {
-      const int64_t begin = tile * tiles.places, left = all.places - begin;
-      const int places = static_cast<int>(left < tiles.places ? left : tiles.places), stage = tile % 2;
+      const int64_t begin = tile * tiles.places;
+      const int places = static_cast<int>(min(tiles.places, all.places - begin));
+      start_copy(reinterpret_cast<uint32_t*>(shared.record(stage)), reinterpret_cast<const uint32_t*>(record_of(tile)),
+                 4 * (body + 1), true);
       for (int r = 0; r < count; ++r)
-        start_copy<kPacks>(shared.row(stage, r), task.dout + (row + r) * all.places + begin, places);
+        start_copy(shared.row(stage, r), task.dout + (row + r) * all.places + begin, places, packs);
       if constexpr (kTaps > 1)
-        start_copy<kPacks>(shared.weights(stage), task.weight + (list * all.places + begin) * kTaps, places * kTaps);
+        start_copy(shared.weights(stage), task.weight + (list * all.places + begin) * kTaps, places * kTaps, packs);
     }
     cp_async_commit();
   };
 
-  // Returns the sums of every step-th of a segment's terms.
-  const auto add_terms = [&](const TileRecord& record, const Segment& segment, int stage, int begin, int step,
-                             C(&sums)[kRows]) {
-    for (int i = begin; i < segment.count; i += step) {
-      const int term = i == 0 ? segment.term : record.terms[segment.begin + i];
-      const C weight = kTaps > 1 ? C(shared.weights(stage)[term]) : C(1);
+  int bodies[kMostTiles];
 #pragma unroll
-      for (int r = 0; r < kRows; ++r) {
-        const C d = r < count ? C(shared.row(stage, r)[term / kTaps]) : C(0);
-        sums[r] += kTaps > 1 ? weight * d : d;
-      }
-    }
-  };
-
-  for (int r = 0; r < kRows; ++r)
-    for (int n = threadIdx.x; n < points; n += kScatterThreads) shared.sums(r)[n] = C(0);
-  start_tile(0);
-  for (int64_t tile = 0; tile < tiles.tiles; ++tile) {
-    start_tile(tile + 1);
-    cp_async_wait<1>();
-    __syncthreads();
-    const TileRecord& record = task.records[tiles.record(list, tile, range)];
-    const int stage = tile % 2, segments = record.segment_count, longs = record.long_count;
-    for (int s = threadIdx.x; s < segments; s += kScatterThreads) {
-      const Segment segment = record.segments[s];
-      if (segment.count > kLongSegment) continue;
-      C sums[kRows] = {};
-      add_terms(record, segment, stage, 0, 1, sums);
+  for (int t = 0; t < kMostTiles; ++t) bodies[t] = packs_of(t);
+  int next = bodies[kMostTiles - 1];
 #pragma unroll
-      for (int r = 0; r < kRows; ++r) shared.sums(r)[segment.point] += sums[r];
-    }
-    for (int l = threadIdx.x / 32; l < longs; l += kScatterThreads / 32) {
-      const Segment segment = record.segments[record.longs[l]];
-      C sums[kRows] = {};
-      add_terms(record, segment, stage, threadIdx.x % 32, 32, sums);
-      team_sum(sums, 32);
-      if (threadIdx.x % 32 == 0)
-        for (int r = 0; r < kRows; ++r) shared.sums(r)[segment.point] += sums[r];
-    }
-    __syncthreads();
+  for (int t = 0; t < kMostTiles - 1; ++t) {
+    if (t < stages - 1) start_tile(t, t, bodies[t]);
+    if (t == stages - 1) next = bodies[t];
   }
-  for (int r = 0; r < count; ++r) {
+  for (int n = threadIdx.x; n < points; n += threads) shared.sums()[n] = {};
+  int stage = 0;
+  for (int64_t tile = 0; tile < tiles.tiles; ++tile) {
+    const int after = packs_of(tile + stages);
+    if (stages == 4) cp_async_wait<2>();
+    if (stages == 3) cp_async_wait<1>();
+    if (stages == 2) cp_async_wait<0>();
+    __syncthreads();
+    start_tile(tile + stages - 1, stage > 0 ? stage - 1 : stages - 1, next);
+    const StagedTile<kTaps, kRows, T> staged{shared.row(stage, 0), shared.weights(stage), shared.places};
+    add_tile(staged, *shared.record(stage), shared.sums());
+    next = after, stage = stage + 1 < stages ? stage + 1 : 0;
+  }
+  __syncthreads();
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+    if (r >= count) break;
     T* const to = task.out + (row + r) * all.points + first;
-    for (int n = threadIdx.x; n < points; n += kScatterThreads) assign(to[n], shared.sums(r)[n]);
+    for (int n = threadIdx.x; n < points; n += threads) assign(to[n], shared.sums()[n].values[r]);
   }
 }
 
 template <int kTaps, int kRows, typename T>
-int64_t scatter_bytes(const Gather& all, const Tiles& tiles) {
-  return SharedOfScatter<kTaps, kRows, T>{std::min(all.points, kRangePoints), tiles.places, nullptr}.bytes();
+int64_t scatter_bytes(const Tiles& tiles, int stages = 2) {
+  return SharedOfScatter<kTaps, kRows, T>{static_cast<int>(tiles.points), static_cast<int>(tiles.places), nullptr}
+      .bytes(stages);
 }
 
-template <int kTaps, int kRows, bool kPacks, typename T>
-void launch_scatter(Call& call, ScatterTask<T> task) {
-  const auto kernel = scatter_kernel<kTaps, kRows, kPacks, T>;
-  const int64_t bytes = scatter_bytes<kTaps, kRows, T>(task.all, task.tiles);
-  if (bytes > 48 << 10) allow_shared_memory(kernel, bytes);
+template <int kTaps, int kRows, typename T>
+void launch_scatter(Call& call, ScatterTask<T> task, const Gpu& gpu) {
+  constexpr int N = kPackWidth<T>;
+  const auto kernel = scatter_kernel<kTaps, kRows, T>;
+  const auto bytes_of = [&](int stages) { return scatter_bytes<kTaps, kRows, T>(task.tiles, stages); };
+  // Where two blocks fit a multiprocessor, they hide each other's latency.
+  const bool two_blocks = 2 * bytes_of(2) <= gpu.dynamic_bytes();
+  const int64_t most = two_blocks ? gpu.dynamic_bytes() / 2 : gpu.dynamic_bytes();
+  const int threads = two_blocks ? kScatterThreads / 2 : kScatterThreads;
+  int stages = 2;
+  while (stages < kMostTiles && bytes_of(stages + 1) <= most) ++stages;
+  allow_shared_memory(kernel, bytes_of(stages));
   task.groups = (task.all.channels + kRows - 1) / kRows;
   const int64_t blocks = task.all.lists * task.groups * task.tiles.ranges;
   call.require(blocks <= INT32_MAX, kBadShape, "too many channels for one launch");
   if (!call.ok()) return;
-  kernel<<<static_cast<unsigned>(blocks), kScatterThreads, bytes, call.stream()>>>(task);
+  const bool packs = task.all.places % N == 0 && is_aligned<N>(task.dout) && is_aligned<N>(task.weight);
+  kernel<<<static_cast<unsigned>(blocks), threads, bytes_of(stages), call.stream()>>>(task, packs, stages);
   call.check_launch();
 }
 
@@ -164,27 +258,24 @@ void scatter_on_gpu(Call& call, const Gather& all, const T* dout, const Index* i
                     T* out) {
   if (all.rows() * all.points == 0) return;
   const Tiles tiles(all, kTaps);
-  const int64_t most = Gpu().dynamic_bytes();
-  const int64_t four = scatter_bytes<kTaps, 4, T>(all, tiles), two = scatter_bytes<kTaps, 2, T>(all, tiles);
-  if (scatter_bytes<kTaps, 1, T>(all, tiles) > most) {
+  const Gpu gpu;
+  const int64_t most = gpu.dynamic_bytes();
+  if (scatter_bytes<kTaps, 1, T>(tiles) > most) {
     const Inverse inverse = invert(call, all.lists, all.points, all.places * kTaps, index, scratch);
     scatter_add(call, inverse, all.channels, ChannelOrder::kFirst, TermOf<kTaps, T>{all, dout, weight}, out);
     return;
   }
-  const uintptr_t aligned = (reinterpret_cast<uintptr_t>(scratch) + 7) / 8 * 8;
-  TileRecord* const records = reinterpret_cast<TileRecord*>(aligned);
+  TileRecord* const records = reinterpret_cast<TileRecord*>((reinterpret_cast<uintptr_t>(scratch) + 15) / 16 * 16);
   sort_tiles<kTaps>(call, all, tiles, {index, sizeof(Index) == 8}, records);
   const ScatterTask<T> task{all, tiles, records, dout, weight, out, 0};
-  constexpr int N = kPackWidth<T>;
-  const bool packs = all.places % N == 0 && is_aligned<N>(dout) && is_aligned<N>(weight);
-  const auto launch = [&](auto rows) {
-    constexpr int kRows = rows;
-    packs ? launch_scatter<kTaps, kRows, true>(call, task) : launch_scatter<kTaps, kRows, false>(call, task);
+  // Channels of a block share the reading of the records, if there are blocks enough for all multiprocessors.
+  const auto pays = [&](int rows) {
+    return all.channels > rows / 2 && all.lists * (all.channels / rows) * tiles.ranges >= gpu.multiprocessors;
   };
-  // Channels of a block share the reading of the records. Two blocks of four channels hide each other's latency.
-  if (all.channels > 2 && 2 * four <= most) return launch(Constant<4>{});
-  if (all.channels > 1 && two <= most) return launch(Constant<2>{});
-  launch(Constant<1>{});
+  if constexpr (sizeof(Compute<T>) <= 4)
+    if (pays(4) && scatter_bytes<kTaps, 4, T>(tiles) <= most) return launch_scatter<kTaps, 4>(call, task, gpu);
+  if (pays(2) && scatter_bytes<kTaps, 2, T>(tiles) <= most) return launch_scatter<kTaps, 2>(call, task, gpu);
+  launch_scatter<kTaps, 1>(call, task, gpu);
 }
 
 }  // namespace msops

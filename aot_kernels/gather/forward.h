@@ -9,7 +9,7 @@
 namespace msops {
 
 // Returns how many elements of scratch the forward entries need: 16 + B ((C + 15) // 16 * 16) N min(1, N // 28001).
-// Rows of more points do not fit the shared memory of a GPU as packs of several channels.
+// Rows of more points do not fit the shared memory of a GPU, and are transposed.
 constexpr int64_t kMostStaged = 28000;  // points
 inline int64_t gather_scratch(const Call& call, const Gather& all) {
   constexpr int64_t kToAlign = 16;
@@ -28,9 +28,8 @@ void gather(Call& call, const Gather& all, const Tensor& features, const Tensor&
     return on_cpu(call, body.items(), body, body.cost());
   }
 #ifdef __CUDACC__
-  const GatherTask<T> task{
-      all, features.as<T>(), {idx.data, sizeof(Index) == 8}, weight.as<T>(), out.as<T>(), nullptr, 0, 0};
-  gather_on_gpu<kTaps>(call, task, all.points > kMostStaged, packs.data);
+  const GatherTask<T> task{all, features.as<T>(), {idx.data, sizeof(Index) == 8}, weight.as<T>(), out.as<T>()};
+  gather_on_gpu<kTaps>(call, task, all.points > kMostStaged ? packs.data : nullptr);
 #endif
 }
 

@@ -5,37 +5,40 @@
 
 #include "../common/parallel.h"
 #include "gather.h"
+#ifdef __CUDACC__
+#include "../common/gpu/tile_sort.h"
+#endif
 
 namespace msops {
 
-constexpr int kTerms = 4096;             // terms of a tile, at most
-constexpr int64_t kRangePoints = 49152;  // points of a range, at most; their numbers have 16 bits
-constexpr int kLongSegment = 16;         // terms; the lanes of a warp share the segments that have more
-constexpr int kSortThreads = 512;
+constexpr int kTermBits = 12;
+constexpr int kTerms = 1 << kTermBits;   // terms of a tile, at most
+constexpr int64_t kRangePoints = 40960;  // points of a range, at most; their numbers have 16 bits
+constexpr int kLongSegment = 8;          // terms; lanes of a warp share the segments that have more
 
-// Segment is a run of a tile's sorted terms that belong to one point.
-struct alignas(8) Segment {
-  uint16_t point;  // in the range
-  uint16_t begin, count;
-  uint16_t term;  // the first one
+// LongSegment has more than kLongSegment terms, from a position of the record's list of terms on.
+struct LongSegment {
+  uint16_t point, begin, count, unused;
 };
 
-// TileRecord holds the terms of a tile that belong to a range, sorted by their points, in their original order.
-struct TileRecord {
-  Segment segments[kTerms];
-  uint16_t terms[kTerms];
-  uint16_t longs[kTerms / kLongSegment];  // the numbers of long segments, in any order
-  int32_t segment_count, long_count;
+// TileRecord holds the segments of a tile's terms that belong to a range. `body` has a word for each term that is the
+// only one of its point, in their order: the point, in the upper half, and the term; then the long segments; then a
+// word for each other segment, with the begin of its terms and its length less 2 in the lower half; then the terms of
+// all segments but the single ones, of 16 bits: a segment's in their order.
+struct alignas(16) TileRecord {
+  int32_t longs, singles, others, packs;  // packs: of 16 bytes, in the body
+  uint32_t body[kTerms];
 };
 
 // Tiles says how lists are cut. A tile has a whole number of places; eight times as many places are whole packs.
 struct Tiles {
-  int64_t places, tiles, ranges;  // places: of a tile
+  int64_t places, tiles, ranges, points;  // places: of a tile; points: of a range
 
   Tiles(const Gather& all, int taps)
       : places(kTerms / taps / 8 * 8),
         tiles((all.places + places - 1) / places),
-        ranges((all.points + kRangePoints - 1) / kRangePoints) {}
+        ranges(std::max<int64_t>(1, (all.points + kRangePoints - 1) / kRangePoints)),
+        points((all.points + ranges - 1) / ranges) {}
 
   MSOPS_BOTH int64_t record(int64_t list, int64_t tile, int64_t range) const {
     return (list * tiles + tile) * ranges + range;
@@ -46,152 +49,151 @@ constexpr int64_t kRecordWords = sizeof(TileRecord) / 4;
 
 // Returns how many int32 numbers of scratch the records need.
 inline int64_t tile_words(const Gather& all, int taps) {
-  const Tiles tiles(all, taps);
-  return size_of({all.lists, tiles.tiles, tiles.ranges, kRecordWords}) + 2;  // 2: to align the records
+  const int64_t ranges = (all.points + kRangePoints - 1) / kRangePoints;
+  return size_of({all.lists, Tiles(all, taps).tiles, ranges, kRecordWords}) + 4;  // 4: to align the records
 }
 
 #ifdef __CUDACC__
-// The words that a block sorts: a term's point above the term's number in the tile.
-struct SharedOfSort {
-  static constexpr int kWarps = kSortThreads / 32, kDigits = 16;
-  uint32_t words[2][kTerms];
-  int counts[kDigits][kWarps];
-  int heads[kWarps + 1];
-  int longs;
+static_assert(kTerms == kTileItems, "a tile is what a block sorts");
+
+// SharedOfRecord is for a block that sorts the words of a tile: a term's point above the term's number.
+struct SharedOfRecord : SharedOfSort {
+  uint32_t seen[kRangePoints / 32], repeated[kRangePoints / 32];  // bits of points that have a term, and two or more
+  int singles[kWarps], rest[kWarps];                              // terms of each warp
+  int longs, others, terms;  // the numbers of segments, and of the terms that a record lists
 };
 
-constexpr int kTermBits = 12;
-static_assert(1 << kTermBits == kTerms, "a term's number has kTermBits");
-
-// Replaces counts, in the order of digits and then of warps, by the sums of those before. Warp 0 calls this.
-__device__ inline void prefix_counts(SharedOfSort& shared) {
-  constexpr int kEach = SharedOfSort::kDigits * SharedOfSort::kWarps / 32;
-  int* const counts = &shared.counts[0][0] + threadIdx.x * kEach;
-  int sum = 0;
-#pragma unroll
-  for (int i = 0; i < kEach; ++i) sum += counts[i];
-  int before = sum;
-  for (int distance = 1; distance < 32; distance *= 2) {
-    const int other = __shfl_up_sync(~0u, before, distance);
-    if (static_cast<int>(threadIdx.x) >= distance) before += other;
-  }
-  before -= sum;
-#pragma unroll
-  for (int i = 0; i < kEach; ++i) {
-    const int count = counts[i];
-    counts[i] = before;
-    before += count;
-  }
-}
-
-// Sorts the words by four bits from `shift` on, and keeps the order of those that are equal there.
-__device__ inline void sort_pass(SharedOfSort& shared, int from, int shift) {
-  constexpr int kRounds = kTerms / kSortThreads;
+// Writes the terms that are the only ones of their points to the record, and the words of the others, in their order.
+// Returns the number of single ones, and sets that of the others.
+__device__ inline int split_terms(SharedOfRecord& shared, const Indices& index, int64_t at, int terms, int first,
+                                  int points, TileRecord& record, int& rest) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  if (threadIdx.x < SharedOfSort::kDigits * SharedOfSort::kWarps) (&shared.counts[0][0])[threadIdx.x] = 0;
-  __syncthreads();
-  uint32_t words[kRounds];
-  int places[kRounds];
+  for (int i = threadIdx.x; i < (points + 31) / 32; i += kSortThreads) shared.seen[i] = shared.repeated[i] = 0;
+  int point_of[kSortRounds];
 #pragma unroll
-  for (int r = 0; r < kRounds; ++r) {
-    words[r] = shared.words[from][(warp * kRounds + r) * 32 + lane];
-    const unsigned digit = words[r] >> shift & 15;
-    unsigned same = ~0u;
-#pragma unroll
-    for (int bit = 0; bit < 4; ++bit) {
-      const unsigned ones = __ballot_sync(~0u, digit >> bit & 1);
-      same &= digit >> bit & 1 ? ones : ~ones;
-    }
-    const int before = shared.counts[digit][warp];
-    __syncwarp();
-    places[r] = before + __popc(same & ((1u << lane) - 1));
-    if (lane == __ffs(static_cast<int>(same)) - 1) shared.counts[digit][warp] = before + __popc(same);
-    __syncwarp();
+  for (int r = 0; r < kSortRounds; ++r) {
+    const int i = (warp * kSortRounds + r) * 32 + lane, point = i < terms ? index[at + i] - first : -1;
+    point_of[r] = 0 <= point && point < points ? point : -1;
   }
   __syncthreads();
-  if (warp == 0) prefix_counts(shared);
-  __syncthreads();
 #pragma unroll
-  for (int r = 0; r < kRounds; ++r)
-    shared.words[1 - from][shared.counts[words[r] >> shift & 15][warp] + places[r]] = words[r];
-  __syncthreads();
-}
-
-// Reads the indices of a tile's terms. A term that does not belong to the range gets the point `points`.
-__device__ inline void read_terms(SharedOfSort& shared, const Indices& index, int64_t at, int terms, int first,
-                                  int points) {
-  for (int i = threadIdx.x; i < kTerms; i += kSortThreads) {
-    const int point = i < terms ? index[at + i] - first : -1;
-    const bool inside = 0 <= point && point < points;
-    shared.words[0][i] = static_cast<uint32_t>(inside ? point : points) << kTermBits | i;
+  for (int r = 0; r < kSortRounds; ++r) {
+    if (point_of[r] < 0) continue;
+    const uint32_t bit = uint32_t{1} << point_of[r] % 32;
+    if (atomicOr(shared.seen + point_of[r] / 32, bit) & bit) atomicOr(shared.repeated + point_of[r] / 32, bit);
   }
   __syncthreads();
+  unsigned singles[kSortRounds], others[kSortRounds];  // bits of the lanes
+  int count = 0, other_count = 0;
+#pragma unroll
+  for (int r = 0; r < kSortRounds; ++r) {
+    const int point = point_of[r];
+    const bool is_repeated = point >= 0 && shared.repeated[point / 32] >> point % 32 & 1;
+    singles[r] = __ballot_sync(~0u, point >= 0 && !is_repeated);
+    others[r] = __ballot_sync(~0u, is_repeated);
+    count += __popc(singles[r]), other_count += __popc(others[r]);
+  }
+  if (lane == 0) shared.singles[warp] = count, shared.rest[warp] = other_count;
+  __syncthreads();
+  int single = 0, other = 0, all_singles = 0;
+  rest = 0;
+  for (int w = 0; w < SharedOfSort::kWarps; ++w) {
+    single += w < warp ? shared.singles[w] : 0, other += w < warp ? shared.rest[w] : 0;
+    all_singles += shared.singles[w], rest += shared.rest[w];
+  }
+  const unsigned below = (1u << lane) - 1;
+#pragma unroll
+  for (int r = 0; r < kSortRounds; ++r) {
+    const uint32_t term = (warp * kSortRounds + r) * 32 + lane, point = static_cast<uint32_t>(point_of[r]);
+    if (singles[r] >> lane & 1) record.body[single + __popc(singles[r] & below)] = point << 16 | term;
+    if (others[r] >> lane & 1) shared.words[0][other + __popc(others[r] & below)] = point << kTermBits | term;
+    single += __popc(singles[r]), other += __popc(others[r]);
+  }
+  return all_singles;
 }
 
-// Returns whether a segment begins at a place of the sorted words.
-__device__ inline bool is_head(const uint32_t* words, int i, int points) {
-  const uint32_t point = words[i] >> kTermBits;
-  return static_cast<int>(point) < points && (i == 0 || words[i - 1] >> kTermBits != point);
+// Adds the numbers of a warp's lanes to a counter in shared memory, and returns where this lane's part begins.
+__device__ inline int take_places(int* counter, int number) {
+  const int lane = threadIdx.x % 32;
+  int end = number, first = 0;
+  for (int distance = 1; distance < 32; distance *= 2) {
+    const int other = __shfl_up_sync(~0u, end, distance);
+    if (lane >= distance) end += other;
+  }
+  if (lane == 31) first = atomicAdd(counter, end);
+  return __shfl_sync(~0u, first, 31) + end - number;
 }
 
-// Writes the record from the sorted words.
-__device__ inline void write_record(SharedOfSort& shared, int last, int points, TileRecord& record) {
-  constexpr int kRounds = kTerms / kSortThreads;
+// Writes the segments of more than one term, from the sorted words. Their order depends on the run; sums do not.
+__device__ inline void write_segments(SharedOfRecord& shared, int last, int points, int rounds, uint32_t* to) {
   const uint32_t* const words = shared.words[last];
   uint32_t* const begins = shared.words[1 - last];  // where each segment begins
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  int total = 0;
-  for (int r = 0; r < kRounds; ++r)
-    total += __popc(__ballot_sync(~0u, is_head(words, (warp * kRounds + r) * 32 + lane, points)));
-  if (lane == 0) shared.heads[warp] = total;
-  if (threadIdx.x == 0) shared.longs = 0;
-  __syncthreads();
-  int before = 0, segments = 0;
-  for (int w = 0; w < SharedOfSort::kWarps; ++w) {
-    before += w < warp ? shared.heads[w] : 0;
-    segments += shared.heads[w];
-  }
-  for (int r = 0; r < kRounds; ++r) {
-    const int i = (warp * kRounds + r) * 32 + lane;
-    const bool head = is_head(words, i, points);
-    const unsigned heads = __ballot_sync(~0u, head);
-    if (head) begins[before + __popc(heads & ((1u << lane) - 1))] = i;
-    before += __popc(heads);
-    record.terms[i] = static_cast<uint16_t>(words[i] & (kTerms - 1));
-    // The last segment ends where the terms of the range do.
-    const bool inside = static_cast<int>(words[i] >> kTermBits) < points;
-    if (inside && (i == kTerms - 1 || static_cast<int>(words[i + 1] >> kTermBits) >= points))
-      shared.heads[SharedOfSort::kWarps] = i + 1;
+  int before;
+  const int segments = find_segments(shared, last, points, rounds, before);
+
+  // Count the segments of each kind. A thread keeps the places of its segments in the record.
+  int places[kSortRounds], lists[kSortRounds], counts[kSortRounds];
+#pragma unroll
+  for (int r = 0; r < kSortRounds; ++r) {
+    if (r * kSortThreads >= segments) break;
+    const int s = r * kSortThreads + static_cast<int>(threadIdx.x);
+    counts[r] = s < segments ? segment_size(shared, begins, s, segments) : 0;
+    const bool is_long = counts[r] > kLongSegment;
+    const int of_longs = take_places(&shared.longs, is_long);
+    const int of_others = take_places(&shared.others, counts[r] > 0 && !is_long);
+    places[r] = is_long ? of_longs : of_others;
+    lists[r] = take_places(&shared.terms, counts[r]);
   }
   __syncthreads();
-  for (int s = threadIdx.x; s < segments; s += kSortThreads) {
-    const int begin = begins[s], end = s + 1 < segments ? begins[s + 1] : shared.heads[SharedOfSort::kWarps];
-    record.segments[s] = {static_cast<uint16_t>(words[begin] >> kTermBits), static_cast<uint16_t>(begin),
-                          static_cast<uint16_t>(end - begin), static_cast<uint16_t>(words[begin] & (kTerms - 1))};
-    if (end - begin > kLongSegment) record.longs[atomicAdd(&shared.longs, 1)] = static_cast<uint16_t>(s);
+  uint32_t* const of_others = to + 2 * shared.longs;
+  uint16_t* const of_terms = reinterpret_cast<uint16_t*>(of_others + shared.others);
+#pragma unroll
+  for (int r = 0; r < kSortRounds; ++r) {
+    const int s = r * kSortThreads + static_cast<int>(threadIdx.x);
+    if (s >= segments) break;
+    const uint32_t point = words[begins[s]] >> kTermBits, list = lists[r], count = counts[r];
+    if (count > kLongSegment) {
+      to[2 * places[r]] = point | list << 16;
+      to[2 * places[r] + 1] = count;
+    } else {
+      of_others[places[r]] = point << 16 | list << 4 | (count - 2);
+    }
+    begins[s] = list - begins[s];  // what is added to a place of the sorted words gives one of the listed terms
   }
   __syncthreads();
-  if (threadIdx.x == 0) record.segment_count = segments, record.long_count = shared.longs;
+  for_segments(words, points, rounds, before, [&](int i, bool, int segment) {
+    if (static_cast<int>(words[i] >> kTermBits) < points)
+      of_terms[begins[segment] + static_cast<uint32_t>(i)] = static_cast<uint16_t>(words[i] & (kTerms - 1));
+  });
 }
 
 // A block sorts the terms of one tile and range.
 template <int kTaps>
 __global__ void __launch_bounds__(kSortThreads)
     sort_kernel(Gather all, Tiles tiles, Indices index, TileRecord* records) {
-  __shared__ SharedOfSort shared;
+  __shared__ SharedOfRecord shared;
   const int64_t range = blockIdx.x % tiles.ranges, item = blockIdx.x / tiles.ranges;
   const int64_t tile = item % tiles.tiles, list = item / tiles.tiles;
   const int64_t first = tile * tiles.places, left = all.places - first;
   const int terms = static_cast<int>(left < tiles.places ? left : tiles.places) * kTaps;
-  const int64_t first_point = range * kRangePoints, points_left = all.points - first_point;
-  const int points = static_cast<int>(points_left < kRangePoints ? points_left : kRangePoints);
-  read_terms(shared, index, (list * all.places + first) * kTaps, terms, static_cast<int>(first_point), points);
-  int from = 0;
-  for (int shift = kTermBits; points >> (shift - kTermBits) > 0; shift += 4) {
-    sort_pass(shared, from, shift);
-    from = 1 - from;
+  const int64_t first_point = range * tiles.points, points_left = all.points - first_point;
+  const int points = static_cast<int>(points_left < tiles.points ? points_left : tiles.points);
+  TileRecord& record = records[blockIdx.x];
+  if (threadIdx.x == 0) shared.longs = shared.others = shared.terms = 0;
+  int rest;
+  const int singles = split_terms(shared, index, (list * all.places + first) * kTaps, terms,
+                                  static_cast<int>(first_point), points, record, rest);
+  if (rest > 0) {
+    const int rounds = (rest + kSortThreads - 1) / kSortThreads;
+    for (int i = rest + threadIdx.x; i < rounds * kSortThreads; i += kSortThreads)
+      shared.words[0][i] = static_cast<uint32_t>(points) << kTermBits;
+    __syncthreads();
+    write_segments(shared, sort_words(shared, points, rounds), points, rounds, record.body + singles);
   }
-  write_record(shared, from, points, records[blockIdx.x]);
+  if (threadIdx.x == 0) {
+    record.longs = shared.longs, record.singles = singles, record.others = shared.others;
+    record.packs = (8 * shared.longs + 4 * (singles + shared.others) + 2 * shared.terms + 15) / 16;
+  }
 }
 
 template <int kTaps>

@@ -1,72 +1,62 @@
-// On the GPU, the gradient of the weights is a sum over the channels, of which each block takes a part. A thread keeps
-// the indices of its places, and the block stages the packs of one group of channels after the other (see
-// forward_gpu.h).
+// On the GPU, the gradient of the weights is a sum over the channels, of which each block takes a part, whose rows of
+// features pass through shared memory (see stages_gpu.h).
 #pragma once
 
 #include "../common/sum.h"
-#include "forward_gpu.h"
+#include "stages_gpu.h"
 
 namespace msops {
 
 template <typename T>
-struct WeightTask {
-  Gather all;
-  const T *features, *dout;
-  Indices index;
-  Compute<T>* partial;    // (parts, lists, places, taps)
-  int64_t blocks, parts;  // blocks: of a list's places
+struct WeightTask : Staging<T> {
+  using Element = T;
+  const T* dout;
+  Compute<T>* partial;  // (parts, lists, places, taps)
 };
 
-constexpr int kWeightThreads = 1024;
-
-template <int kTaps, int kChannels, typename T>
-__global__ void __launch_bounds__(kWeightThreads) weight_kernel(WeightTask<T> task) {
-  using Channels = Pack<T, kChannels>;
-  extern __shared__ __align__(16) char memory[];
-  Channels* const staged = reinterpret_cast<Channels*>(memory);
+template <typename Shape, typename T>
+__global__ void __launch_bounds__(kRowThreads) weight_kernel(WeightTask<T> task) {
+  using C = Compute<T>;
+  constexpr int kTaps = Shape::kTaps, kChannels = Shape::kChannels, kPack = Shape::kPack, kRuns = Shape::kRuns;
   const Gather& all = task.all;
-  const int64_t block = blockIdx.x % task.blocks, item = blockIdx.x / task.blocks;
-  const int64_t part = item % task.parts, list = item / task.parts;
-  const int64_t place = block * kWeightThreads + threadIdx.x, groups = (all.channels + kChannels - 1) / kChannels;
-  const bool has_place = place < all.places;
-  int point[kTaps];
-  Compute<T> sums[kTaps] = {};
+  BlockOfStages<Shape, T> block(task);
+  block.read_indices();
+  C sums[kRuns][Shape::kOfRun] = {};
+  Pack<T, kPack> terms[kRuns][kChannels];
+  const auto read_terms = [&](int64_t group, int count) {
+    const T* from = task.dout + (block.list * all.channels + group * kChannels) * all.places + block.own;
 #pragma unroll
-  for (int k = 0; k < kTaps; ++k) {
-    const int at = has_place ? task.index[(list * all.places + place) * kTaps + k] : -1;
-    point[k] = 0 <= at && at < all.points ? at : -1;
-  }
-  for (int64_t group = part_begin(groups, part, task.parts); group < part_begin(groups, part + 1, task.parts);
-       ++group) {
-    const int64_t row = list * all.channels + group * kChannels, left = all.channels - group * kChannels;
-    const T* const from = task.features + row * all.points;
-    Channels terms = {};
+    for (int r = 0; r < kRuns; ++r, from += block.step) {
 #pragma unroll
-    for (int c = 0; c < kChannels; ++c)
-      if (c < left && has_place) terms.values[c] = task.dout[(row + c) * all.places + place];
-    __syncthreads();  // all have read the group before
-    for (int n = threadIdx.x; n < all.points; n += kWeightThreads) {
-      Channels pack = {};
-#pragma unroll
-      for (int c = 0; c < kChannels; ++c)
-        if (c < left) pack.values[c] = from[c * all.points + n];
-      staged[n] = pack;
+      for (int c = 0; c < kChannels; ++c) {
+        terms[r][c] = {};
+        if (c < count && r * block.step < block.owned) terms[r][c] = load<kPack>(from + c * all.places);
+      }
     }
-    __syncthreads();
+  };
+  block.for_groups(read_terms, [&](int64_t, int count, const T* stage) {
 #pragma unroll
-    for (int k = 0; k < kTaps; ++k) {
-      if (point[k] < 0) continue;
-      const Channels taken = staged[point[k]];
-      Compute<T> sum = 0;
+    for (int r = 0; r < kRuns; ++r) {
+      if (r * block.step >= block.owned) break;
 #pragma unroll
-      for (int c = 0; c < kChannels; ++c) sum += Compute<T>(terms.values[c]) * Compute<T>(taken.values[c]);
-      sums[k] += sum;
+      for (int i = 0; i < Shape::kOfRun; ++i) {
+        const Pack<T, kChannels> taken = load<kChannels>(stage + block.point(r, i) * kChannels);
+        C sum = 0;
+#pragma unroll
+        for (int c = 0; c < kChannels; ++c)
+          if (c < count) sum += C(terms[r][c].values[i / kTaps]) * C(taken.values[c]);
+        sums[r][i] += sum;
+      }
     }
-  }
-  if (!has_place) return;
-  Compute<T>* const to = task.partial + ((part * all.lists + list) * all.places + place) * kTaps;
+  });
+  const int64_t first = (block.part * all.lists + block.list) * all.places + block.own;
 #pragma unroll
-  for (int k = 0; k < kTaps; ++k) to[k] = sums[k];
+  for (int r = 0; r < kRuns; ++r) {
+    if (r * block.step >= block.owned) break;
+    C* const to = task.partial + (first + r * block.step) * kTaps;
+#pragma unroll
+    for (int i = 0; i < Shape::kOfRun; ++i) to[i] = block.point(r, i) < all.points ? sums[r][i] : C(0);
+  }
 }
 
 // Index i is a place of all lists, whose sums a thread computes alone.
@@ -92,33 +82,33 @@ struct WeightsOfPlace {
   }
 };
 
-// Launches the kernel with packs of kBytes, the widest that fit.
-template <int kTaps, int kBytes, typename T>
-bool launch_weights(Call& call, WeightTask<T> task, const Gpu& gpu) {
-  constexpr int kChannels = kBytes / sizeof(T);
-  const int64_t bytes = task.all.points * kBytes;
-  if (bytes > gpu.dynamic_bytes()) {
-    if constexpr (kBytes > 4 && kBytes > sizeof(T)) return launch_weights<kTaps, kBytes / 2>(call, task, gpu);
-    return false;
-  }
-  const auto kernel = weight_kernel<kTaps, kChannels, T>;
-  if (bytes > 48 << 10) allow_shared_memory(kernel, bytes);
-  task.blocks = (task.all.places + kWeightThreads - 1) / kWeightThreads;
-  const int64_t blocks = task.blocks * task.parts * task.all.lists;
-  call.require(blocks <= INT32_MAX, kBadShape, "too many indices for one launch");
-  if (!call.ok()) return true;
-  kernel<<<static_cast<unsigned>(blocks), kWeightThreads, bytes, call.stream()>>>(task);
-  call.check_launch();
-  return true;
+// Launches the kernel if a row fits shared memory, and returns for how many parts, or 0.
+template <int kTaps, int kPack, typename T>
+int64_t launch_weights(Call& call, const WeightTask<T>& task, int64_t parts) {
+  // Registers are enough for the indices and sums of so many places of a thread.
+  constexpr int kRuns = sizeof(T) == 8 ? 1 : 4 / kPack;
+  using Wide = StageShape<kTaps, kWideChannels<T>, kPack, kRuns>;
+  using Narrow = StageShape<kTaps, kNarrowChannels<T>, kPack, 2 * kRuns>;
+  const Gpu gpu;
+  if (fits_wide<T>(task.all, gpu)) return launch_staged<Wide>(call, weight_kernel<Wide, T>, task, gpu, parts);
+  if (fits_narrow<T>(task.all, gpu)) return launch_staged<Narrow>(call, weight_kernel<Narrow, T>, task, gpu, parts);
+  return 0;
 }
 
-// `partial` has room for the sums of `parts` parts of the channels.
+// `partial` has room for the sums of `most` parts of the channels.
 template <int kTaps, typename T>
-void weights_on_gpu(Call& call, const Gather& all, const T* features, const T* dout, Indices index, int64_t parts,
+void weights_on_gpu(Call& call, const Gather& all, const T* features, const T* dout, Indices index, int64_t most,
                     Compute<T>* partial, T* dweight) {
+  constexpr int N = kPackWidth<T>, kPack = sizeof(T) > 4 ? 2 : 4;
   const int64_t size = all.lists * all.places * kTaps;
   if (size == 0) return;
-  if (launch_weights<kTaps, 16>(call, WeightTask<T>{all, features, dout, index, partial, 0, parts}, Gpu())) {
+  const bool packs = all.points % N == 0 && is_aligned<N>(features);
+  const WeightTask<T> task{{all, features, index, packs}, dout, partial};
+  const bool aligned =
+      all.places % kPack == 0 && is_aligned<kPack>(dout) && is_aligned<16>(static_cast<const char*>(index.data));
+  const int64_t parts =
+      aligned ? launch_weights<kTaps, kPack>(call, task, most) : launch_weights<kTaps, 1>(call, task, most);
+  if (parts > 0) {
     sum_rows(call, parts, size, size, static_cast<const Compute<T>*>(partial), dweight);
   } else {
     on_gpu(call, all.lists * all.places, std::max(all.rows() * all.places, all.rows() * all.points),

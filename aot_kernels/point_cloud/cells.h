@@ -24,22 +24,36 @@ struct Lattice {
   // Chooses cells for points from `low` to `high`: at most `most`, of at least the length `least`.
   static MSOPS_BOTH Lattice of(const C (&low)[3], const C (&high)[3], int64_t most, C least) {
     Lattice all{{low[0], low[1], low[2]}, C(0), {1, 1, 1}};
-    C extent = 0;
-    for (int axis = 0; axis < 3; ++axis) extent = high[axis] - low[axis] > extent ? high[axis] - low[axis] : extent;
-    if (!(extent > 0 && extent < kInfinity<C>)) return all;
-    C length = extent / static_cast<C>(most);
-    for (length = length > least ? length : least;; length *= C(1.26)) {
-      double cells = 1;
-      for (int axis = 0; axis < 3; ++axis) {
-        const C along = (high[axis] - low[axis]) / length;
-        const double count = along < C(1e9) ? floor(static_cast<double>(along)) + 1 : 1e9;  // NaN, if low > high
-        all.counts[axis] = static_cast<int32_t>(count);
-        cells *= count;
-      }
-      if (cells <= static_cast<double>(most)) break;
+    if (!all.is_divided(low, high)) return all;
+    for (C length = all.least_length(low, high, most, least);; length *= kGrowth)
+      if (all.divide(low, high, length) <= static_cast<double>(most)) return all;
+  }
+
+  // `of` tries lengths from this one on, each kGrowth times the one before.
+  static constexpr C kGrowth = C(1.26);
+  static MSOPS_BOTH C extent(const C (&low)[3], const C (&high)[3]) {
+    C most = 0;
+    for (int axis = 0; axis < 3; ++axis) most = high[axis] - low[axis] > most ? high[axis] - low[axis] : most;
+    return most;
+  }
+  static MSOPS_BOTH bool is_divided(const C (&low)[3], const C (&high)[3]) {
+    return extent(low, high) > 0 && extent(low, high) < kInfinity<C>;
+  }
+  static MSOPS_BOTH C least_length(const C (&low)[3], const C (&high)[3], int64_t most, C least) {
+    const C length = extent(low, high) / static_cast<C>(most);
+    return length > least ? length : least;
+  }
+  // Sets cells of this length, and returns how many there are.
+  MSOPS_BOTH double divide(const C (&low)[3], const C (&high)[3], C length) {
+    double cells = 1;
+    for (int axis = 0; axis < 3; ++axis) {
+      const C along = (high[axis] - low[axis]) / length;
+      const double count = along < C(1e9) ? floor(static_cast<double>(along)) + 1 : 1e9;  // NaN, if low > high
+      counts[axis] = static_cast<int32_t>(count);
+      cells *= count;
     }
-    all.inverse = 1 / length;
-    return all;
+    inverse = 1 / length;
+    return cells;
   }
 
   // Returns the cell along an axis of a coordinate. It never falls as the coordinate grows; NaN has the first cell.

@@ -18,20 +18,40 @@ __device__ __forceinline__ C extreme_of_warp(C mine) {
   return mine;
 }
 
-// A block finds the lattice of a cloud, and sets the counts of its cells to 0.
-template <typename T>
-__global__ void __launch_bounds__(kBoxThreads) lattice_kernel(const CellsOfClouds<T> all) {
-  using C = Compute<T>;
-  __shared__ C of_warps[6][kBoxThreads / 32];
-  const int64_t cloud = blockIdx.x, length = all.length(cloud);
+// Chooses the cells as Lattice::of does: the lanes of a warp try 32 lengths at once.
+template <typename C>
+__device__ __forceinline__ Lattice<C> lattice_of_warp(const C (&low)[3], const C (&high)[3], int64_t most, C least) {
+  Lattice<C> all{{low[0], low[1], low[2]}, C(0), {1, 1, 1}};
+  if (!Lattice<C>::is_divided(low, high)) return all;
+  C length = Lattice<C>::least_length(low, high, most, least), growth = 1;
+  const C shortest = length;
+  for (int i = 0; i < 32; ++i) {
+    if (i == static_cast<int>(threadIdx.x % 32)) length = shortest * growth;
+    growth *= Lattice<C>::kGrowth;
+  }
+  for (;;) {
+    const unsigned few = __ballot_sync(~0u, all.divide(low, high, length) <= static_cast<double>(most));
+    if (few) {
+      const int first = __ffs(static_cast<int>(few)) - 1;
+      all.inverse = __shfl_sync(~0u, all.inverse, first);
+      for (int axis = 0; axis < 3; ++axis) all.counts[axis] = __shfl_sync(~0u, all.counts[axis], first);
+      return all;
+    }
+    length *= growth;
+  }
+}
+
+// A block finds the lattice of the points at(i), i < length. It is there for all threads after a barrier.
+template <int kThreads, typename C, typename At>
+__device__ __forceinline__ void lattice_of_block(int64_t length, const At& at, C (&of_warps)[6][kThreads / 32],
+                                                 int64_t most, C least, Lattice<C>& lattice) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   C low[3] = {kInfinity<C>, kInfinity<C>, kInfinity<C>}, high[3] = {-low[0], -low[1], -low[2]};
 #pragma unroll 4
-  for (int64_t i = threadIdx.x; i < length; i += kBoxThreads) {
-    const Point<C> p = all.point(cloud, i);
+  for (int64_t i = threadIdx.x; i < length; i += kThreads) {
+    const Point<C> p = at(i);
     if (is_finite(p)) grow(low, high, p);
   }
-  for (int64_t cell = threadIdx.x; cell < all.most; cell += kBoxThreads) all.ends[cloud * all.most + cell] = 0;
 #pragma unroll
   for (int axis = 0; axis < 3; ++axis) {
     low[axis] = extreme_of_warp<true>(low[axis]);
@@ -45,10 +65,23 @@ __global__ void __launch_bounds__(kBoxThreads) lattice_kernel(const CellsOfCloud
   if (warp > 0) return;
 #pragma unroll
   for (int axis = 0; axis < 3; ++axis) {
-    low[axis] = extreme_of_warp<true>(of_warps[axis][lane]);
-    high[axis] = extreme_of_warp<false>(of_warps[3 + axis][lane]);
+    low[axis] = extreme_of_warp<true>(of_warps[axis][lane % (kThreads / 32)]);
+    high[axis] = extreme_of_warp<false>(of_warps[3 + axis][lane % (kThreads / 32)]);
   }
-  if (lane == 0) all.lattice(cloud) = Lattice<C>::of(low, high, all.most, all.least);
+  const Lattice<C> chosen = lattice_of_warp(low, high, most, least);
+  if (lane == 0) lattice = chosen;
+}
+
+// A block finds the lattice of a cloud, and sets the counts of its cells to 0.
+template <typename T>
+__global__ void __launch_bounds__(kBoxThreads) lattice_kernel(const CellsOfClouds<T> all) {
+  using C = Compute<T>;
+  __shared__ C of_warps[6][kBoxThreads / 32];
+  const int64_t cloud = blockIdx.x;
+  for (int64_t cell = threadIdx.x; cell < all.most; cell += kBoxThreads) all.ends[cloud * all.most + cell] = 0;
+  lattice_of_block<kBoxThreads>(
+      all.length(cloud), [&](int64_t i) { return all.point(cloud, i); }, of_warps, all.most, all.least,
+      all.lattice(cloud));
 }
 
 // Counts a point in its cell or, if kPlaces, puts it where the cell's points are.

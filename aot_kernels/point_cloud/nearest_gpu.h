@@ -1,8 +1,9 @@
-// The search of nearest points on a GPU: a warp takes a query.
+// The search of nearest points on a GPU: a warp takes a query, or a thread does if it looks for three points.
 #pragma once
 
 #include "cells_gpu.h"
 #include "nearest.h"
+#include "three_nearest_gpu.h"
 
 namespace msops::points {
 
@@ -98,13 +99,16 @@ __global__ void __launch_bounds__(kSearchThreads)
   }
 }
 
-//   points and queries       points                   why
-//   2048 and 32, or more     near the query           sorting costs a few launches
-//   fewer                    all, from the caches     a warp computes 32 distances at once
+//   k      points and queries of a cloud  points           why
+//   3      up to 1024 points              all              they are in shared memory, and 8 lanes share them
+//   3      to about 12,000, 256 or more   near the query   each block sorts its cloud in shared memory
+//   other  2048 and 32, or more           near the query   sorting costs a few launches
+//          fewer                          all              a warp computes 32 distances at once, from the caches
 template <typename T>
 void find_on_gpu(Call& call, const Nearest<T>& all, const CellsOfClouds<T>& cells) {
   const int64_t queries = all.clouds * all.number;
   if (!call.ok() || queries == 0) return;
+  if (all.k == 3 && find_three_on_gpu(call, all)) return;
   const bool sorted = pays_to_sort_on_gpu(all.size, all.number);
   if (sorted) sort_on_gpu(call, cells);
   const auto kernel = sorted ? nearest_kernel<true, T> : nearest_kernel<false, T>;

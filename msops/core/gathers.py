@@ -5,7 +5,7 @@ The numbers are those of aot_kernels/gather: kTerms, kRangePoints and kRecordWor
 
 from __future__ import annotations
 
-_TERMS, _RANGE_POINTS, _RECORD_WORDS, _MOST_STAGED = 4096, 49152, 10370, 28000
+_TERMS, _RANGE_POINTS, _RECORD_WORDS, _MOST_STAGED = 4096, 40960, 4100, 28000
 
 
 def staged(points: str) -> str:
@@ -22,4 +22,4 @@ def sorted_terms(places: str, points: str, taps: int = 1) -> str:
     )
     terms = f"{taps} * {places}" if taps > 1 else places
     lists = f"{terms} + max(1, min(32, {terms} // 1024)) * {points} + 128"
-    return f"scratch(max(B * {tiles} * {ranges} * {_RECORD_WORDS} + 2, B * ({lists})), dtype=int32)"
+    return f"scratch(max(B * {tiles} * {ranges} * {_RECORD_WORDS} + 4, B * ({lists})), dtype=int32)"

@@ -36,7 +36,16 @@ class TestThreeNN(CloudTest):
     }
     further = {
         f"{unknown} of {known}": (shapes(2, unknown, known), {})
-        for unknown, known in ((1, 3), (65, 31), (40, 512), (33, 4097), (1100, 33))
+        for unknown, known in (
+            (1, 3),
+            (65, 31),
+            (40, 512),
+            (33, 4097),
+            (1100, 33),
+            (300, 1300),
+            (600, 3000),
+            (50_000, 70),
+        )
     }
     small = "neighbours"
     roundings = 64  # of sums of terms of both signs
