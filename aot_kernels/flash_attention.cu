@@ -200,7 +200,8 @@ MSOPS_ENTRY(FlashAttentionBackward) {
     using C = Compute<T>;
     Attention<T> a = inputs.problem<T>();
     a.out = out.as<T>(), a.lse = lse.as<C>();
-    AttentionGradient<T> g{dout.as<const T>(), dlse.as<const C>(), delta.as<C>(), dq.as<T>(), dk.as<T>(), dv.as<T>(), {}};
+    AttentionGradient<T> g{
+        dout.as<const T>(), dlse.as<const C>(), delta.as<C>(), dq.as<T>(), dk.as<T>(), dv.as<T>(), {}};
     const int64_t tiles = QuerySums::count(a);
     call.require_shape(query_sums, {tiles > 0 ? tiles * (QuerySums::kNumbers + 1) + 1 : 1});
     if (!call.ok()) return;

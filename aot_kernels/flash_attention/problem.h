@@ -169,8 +169,8 @@ struct QuerySums {
     const bool is_used = std::is_same<T, Half>::value && least(a.width, a.value_width) > 0 &&
                          most(a.width, a.value_width) <= 128 && (a.width | a.value_width) % 8 == 0;
     const int64_t queries = most(a.width, a.value_width) <= 64 ? kNumbers / 64 : kNumbers / 128;
-    const int64_t of_head = a.is_packed() ? a.query_rows / queries + a.batch
-                                          : a.batch * ((a.queries + queries - 1) / queries);
+    const int64_t of_head =
+        a.is_packed() ? a.query_rows / queries + a.batch : a.batch * ((a.queries + queries - 1) / queries);
     return is_used ? a.heads * of_head : 0;
   }
 

@@ -24,7 +24,8 @@ struct WgmmaBackwardShape {
   static constexpr int kWidth = kWidth_, kBoxes = kWidth / 64;
   static constexpr int kConsumers = 2, kThreads = 128 * (kConsumers + 1);
   static constexpr int kKeys = 64 * kConsumers, kQueries = QuerySums::kNumbers / kWidth, kStages = 2;
-  static constexpr int kKeyStages = kWidth <= 64 ? 2 : 1, kSumStages = kWidth <= 64 ? 1 : 2;  // as many as there is room
+  static constexpr int kKeyStages = kWidth <= 64 ? 2 : 1,
+                       kSumStages = kWidth <= 64 ? 1 : 2;  // as many as there is room
   static constexpr int kKeysBytes = kKeys * kWidth * 2, kQueriesBytes = kQueries * kWidth * 2;
   static constexpr int kDxBytes = kKeys * kQueries * 2, kSumsBytes = QuerySums::kNumbers * 4;
   static constexpr int kRowBytes = 2 * kQueries * 4;  // lse and delta of a stage
@@ -35,8 +36,8 @@ struct WgmmaBackwardShape {
 };
 
 // KeysWork is what a block does for one item: a tile of keys, with the queries from begin to end - 1 of all heads that
-// read them. A step is a tile of queries of one head. The numbers have 32 bits, as those that TMA takes, since the warps
-// that copy have few registers.
+// read them. A step is a tile of queries of one head. The numbers have 32 bits, as those that TMA takes, since the
+// warps that copy have few registers.
 template <typename S>
 struct KeysWork {
   int b, kv_head, first_query, first_key, j0, j1, keys, begin, end, tiles, steps;
@@ -165,7 +166,8 @@ __device__ __forceinline__ void run_wgmma_backward(const Attention<Half>& a, con
         for (int step = 0; step < w.steps; ++step, ++copies, at.advance()) {
           if (lane > 0 || copies % S::kSumStages != stage) continue;
           const int tile = at.h * tiles_of_head + first_tile + at.i0 / S::kQueries;
-          const unsigned before = (w.j0 - (left < 0 ? 0 : std::max(0, at.i0 + shift - left)) / S::kKeys * S::kKeys) / S::kKeys;
+          const unsigned before =
+              (w.j0 - (left < 0 ? 0 : std::max(0, at.i0 + shift - left)) / S::kKeys * S::kKeys) / S::kKeys;
           float* const to = sums.numbers + int64_t{tile} * QuerySums::kNumbers;
           unsigned* const counter = sums.counters + tile;
           while (before > 0 && ld_acquire(counter) < before) {

@@ -8,14 +8,16 @@
 namespace msops {
 
 __device__ __forceinline__ void cp_async_bulk(float* to, unsigned from, int bytes) {
-  MSOPS_SM90("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" : : "l"(to), "r"(from), "r"(bytes)
-             : "memory");
+  MSOPS_SM90("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" : : "l"(to), "r"(from),
+             "r"(bytes) : "memory");
 }
 __device__ __forceinline__ void cp_reduce_async_bulk_add(float* to, unsigned from, int bytes) {
   MSOPS_SM90("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" : : "l"(to), "r"(from),
              "r"(bytes) : "memory");
 }
-__device__ __forceinline__ void cp_async_bulk_commit_group() { MSOPS_SM90("cp.async.bulk.commit_group;" : : : "memory"); }
+__device__ __forceinline__ void cp_async_bulk_commit_group() {
+  MSOPS_SM90("cp.async.bulk.commit_group;" : : : "memory");
+}
 
 // Waits until at most the kGroups latest groups have not been read from shared memory, or not been written.
 template <int kGroups>

@@ -28,8 +28,8 @@ __device__ __forceinline__ void ldmatrix_x4_trans(uint32_t (&words)[4], unsigned
 }
 
 __device__ __forceinline__ void stmatrix_x4(const uint32_t (&words)[4], unsigned row) {
-  MSOPS_SM90("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" : : "r"(row),
-             "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3]) : "memory");
+  MSOPS_SM90("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" : : "r"(row), "r"(words[0]),
+             "r"(words[1]), "r"(words[2]), "r"(words[3]) : "memory");
 }
 
 }  // namespace msops

@@ -10,7 +10,8 @@ inline void cp_async_bulk(float* to, unsigned from, int bytes) {
   std::memcpy(to, emulator::shared_memory(from), bytes);
 }
 inline void cp_reduce_async_bulk_add(float* to, unsigned from, int bytes) {
-  if (from % 16 || reinterpret_cast<uintptr_t>(to) % 16) emulator::fail("cp.reduce.async.bulk with unaligned addresses");
+  if (from % 16 || reinterpret_cast<uintptr_t>(to) % 16)
+    emulator::fail("cp.reduce.async.bulk with unaligned addresses");
   const float* const values = reinterpret_cast<const float*>(emulator::shared_memory(from));
   for (int i = 0; i < bytes / 4; ++i) to[i] += values[i];
 }
