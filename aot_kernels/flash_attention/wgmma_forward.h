@@ -3,8 +3,9 @@
 // A block goes through items: tiles of queries of one head. One thread of its first warpgroup plans which items, and
 // copies their tiles by TMA into rings of stages. Each of the other warpgroups owns 64 queries. It begins the products
 // of the next tile of keys and those of the last tile of values, and computes the next tile's softmax while the latter
-// run. This goes on from the last tile of an item to the first one of the next item, so that the tensor cores also work
-// while results are stored.
+// run; and the warpgroups take turns, so that one computes softmax while the tensor cores work for another. This goes
+// on from the last tile of an item to the first one of the next item, so that the tensor cores also work while results
+// are stored.
 #pragma once
 
 #include "wgmma_tiles.h"
@@ -47,9 +48,7 @@ struct WgmmaShape {
   static constexpr int kWorks = 2;  // the planned one, and the one that is not finished
   static constexpr int kProducerRegisters = kConsumers == 2 ? 40 : 32, kRegisters = kConsumers == 2 ? 232 : 160;
   static constexpr bool kWaitsLate = kWidth <= 128;  // for products of values: after softmax, which overlaps with them
-  static constexpr int kSkips = kStages - (kWaitsLate ? 2 : 1);  // tiles of an item that a warpgroup may skip
-  static constexpr bool kHoldsQueries = kWidth == 128;  // in registers: this takes less power, which limits the clock
-  static constexpr int kTile = kKeys * kWidth;          // elements
+  static constexpr int kTile = kKeys * kWidth;       // elements
   static constexpr int kBytes = (kQueryStages * kQueries * kWidth + 2 * kStages * kTile) * 2 +
                                 16 * (kQueryStages + 2 * kStages + kWorks) + kWorks * static_cast<int>(sizeof(Work));
 };
@@ -134,19 +133,20 @@ __device__ __forceinline__ void run_wgmma_forward(const Attention<Half>& a, cons
   setmaxnreg_inc<S::kRegisters>();
   const int consumer = __shfl_sync(~0u, threadIdx.x / 128, 0) - 1;  // is known to be the same in a warp
   const int row = consumer * 64 + threadIdx.x / 32 % 4 * 16;
+  const int turn = 1 + consumer, next_turn = 1 + (consumer + 1) % S::kConsumers, own = 1 + S::kConsumers + consumer;
   const Logits logits(a);
   const bool hides_rows = a.kv_lengths || a.is_packed();  // so that keys beyond the end may be anything
+
+  if (consumer == S::kConsumers - 1) bar_arrive(next_turn, 256);  // the first consumer begins
 
   OnlineSoftmax<1> softmax;
   float out[1][S::kWidth / 8][4], x[1][S::kKeys / 8][4], shrink[1][2];
   uint32_t p[1][S::kKeys / 16][4];
-  [[maybe_unused]] uint32_t q[S::kWidth / 16][4];
   int copies = 0, tiles_of_queries = 0, number = 0;  // the next ones
   int tiles_of_item = 0, last_copy = 0;              // of the item that is not finished
 
   // Each begins a group of products: x = q k^T, and out += p v.
   const auto multiply_keys = [&](int copy) {
-    if constexpr (S::kHoldsQueries) return begin_rows(x[0], q, keys.stage(copy), S::kKeys);
     begin_rows<S::kWidth>(x[0], queries.stage(tiles_of_queries) + consumer * (64 * 128), S::kQueries, keys.stage(copy),
                           S::kKeys);
   };
@@ -162,7 +162,7 @@ __device__ __forceinline__ void run_wgmma_forward(const Attention<Half>& a, cons
     const Work& w = *planned(number);
     if (!S::kWaitsLate) values.wait(last_copy);
     clear_rows<S::kBoxes, S::kKeys>(shared + (values.stage(last_copy) - first),
-                                    w.s.keys - w.begin - (tiles_of_item - 1) * S::kKeys, hides_rows, 1 + consumer);
+                                    w.s.keys - w.begin - (tiles_of_item - 1) * S::kKeys, hides_rows, own);
   };
   const auto store_last = [&](const OnlineSoftmax<1>& statistics) {
     const Work& w = *planned(number);
@@ -194,27 +194,20 @@ __device__ __forceinline__ void run_wgmma_forward(const Attention<Half>& a, cons
       continue;
     }
     queries.wait(tiles_of_queries);
-    if constexpr (S::kHoldsQueries) {
-      load_rows<S::kQueries>(q, queries.stage(tiles_of_queries) + row * 128);
-      queries.release(tiles_of_queries);
-    }
     keys.wait(copies);
     if (ends) wait_for_last_values();
+    bar_sync(turn, 256);
     multiply_keys(copies);
     multiply_values(last_copy, tiles_of_item > 1);
+    bar_arrive(next_turn, 256);
     const OnlineSoftmax<1> finished = softmax;
-    const int i_begin = w.i0 + consumer * 64, i_end = std::min(i_begin + 64, w.i1), begin = w.begin;
+    const int begin = w.begin, tiles_of_next = w.tiles;
     const int i0 = w.i0 + row, i1 = std::min(i0 + 16, w.i1);
     const Seen seen(a, w.s, w.b, w.h, w.end);
-    // The last tiles may have no key that these 64 queries see. Few are skipped, since the warpgroup still has its last
-    // values while it waits for the tiles that it skips and, before softmax's end, for the next item's first values.
-    const int end = i_end > i_begin ? std::min(i_end - 1 + seen.high, w.end) : w.begin;
-    const int needed = std::max(1, (end - begin + S::kKeys - 1) / S::kKeys);
-    const int tiles_of_next = std::max(needed, w.tiles - S::kSkips), skipped = w.tiles - tiles_of_next;
     wgmma_wait_group<1>();
     wgmma_fence_operand(x[0]);
     keys.release(copies);
-    if (!S::kHoldsQueries && tiles_of_next == 1) queries.release(tiles_of_queries);
+    if (tiles_of_next == 1) queries.release(tiles_of_queries);
     softmax = OnlineSoftmax<1>();
     take(seen, i0, i1, begin);
     if (S::kWaitsLate) values.wait(copies, softmax.zero());
@@ -228,12 +221,14 @@ __device__ __forceinline__ void run_wgmma_forward(const Attention<Half>& a, cons
       ++copies;
       keys.wait(copies);
       if (!S::kWaitsLate) values.wait(copies - 1);
+      bar_sync(turn, 256);
       multiply_keys(copies);
       multiply_values(copies - 1, t > 1);
+      bar_arrive(next_turn, 256);
       wgmma_wait_group<1>();
       wgmma_fence_operand(x[0]);
       keys.release(copies);
-      if (!S::kHoldsQueries && t + 1 == tiles_of_item) queries.release(tiles_of_queries);
+      if (t + 1 == tiles_of_item) queries.release(tiles_of_queries);
       const bool grows = take(seen, i0, i1, begin + t * S::kKeys);
       if (S::kWaitsLate) values.wait(copies, softmax.zero());
       wgmma_wait_group<0>();
@@ -242,11 +237,9 @@ __device__ __forceinline__ void run_wgmma_forward(const Attention<Half>& a, cons
       if (grows) softmax.scale(out, shrink);
       operand(p, x);
     }
-    last_copy = copies++;
-    for (int t = 0; t < skipped; ++t, ++copies)
-      keys.wait(copies), keys.release(copies), values.wait(copies), values.release(copies);
-    ++tiles_of_queries;
+    last_copy = copies++, ++tiles_of_queries;
   }
+  if (consumer == 0) bar_sync(turn, 256);  // takes the last arrival
 }
 
 // Where the instructions are missing, the kernel has no code, and is compiled for one thread only.

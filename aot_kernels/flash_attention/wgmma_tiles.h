@@ -98,25 +98,6 @@ __device__ __forceinline__ void begin_rows(float (&x)[kN][4], unsigned a, int a_
   wgmma_commit_group();
 }
 
-// Loads a warp's 16 rows of a tile, whose boxes have kRows rows, as a left operand in registers.
-template <int kRows, int kK>
-__device__ __forceinline__ void load_rows(uint32_t (&a)[kK][4], unsigned rows) {
-  const int lane = threadIdx.x % 32, row = lane % 16;
-#pragma unroll
-  for (int step = 0; step < kK; ++step)
-    ldmatrix_x4(a[step], rows + step / 4 * (kRows * 128) + row * 128 + ((step % 4 * 2 + lane / 16) ^ row % 8) * 16);
-}
-
-// Begins a group of products x = a b^T, where a is in registers.
-template <int kN, int kK>
-__device__ __forceinline__ void begin_rows(float (&x)[kN][4], const uint32_t (&a)[kK][4], unsigned b, int b_rows) {
-  wgmma_fence();
-#pragma unroll
-  for (int step = 0; step < kK; ++step)
-    wgmma_k16<0>(x, a[step], wgmma_matrix(b + step / 4 * (b_rows * 128) + step % 4 * 32), step > 0);
-  wgmma_commit_group();
-}
-
 // Begins a group of products x += a b, or x = a b, where b is a tile of 16 kK rows in boxes of b_rows rows.
 template <int kN, int kK>
 __device__ __forceinline__ void begin_columns(float (&x)[kN][4], const uint32_t (&a)[kK][4], unsigned b, int b_rows,
