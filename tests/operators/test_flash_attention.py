@@ -152,7 +152,8 @@ class TestFlashAttention(OperatorTest):
     }
     small = "small"
     hostile = ("small", "BTHD")
-    half_gradient_in_float32 = False  # the gradient takes out, which is rounded to float16
+    half_in_float32 = False  # tensor cores take the weights rounded to float16
+    half_gradient_in_float32 = False  # and the gradient takes out, which is rounded, too
     right_numbers = {"left": (-1,), "right": (-1,)}
     huge = (  # samples; and one long sequence
         (BIG // (8 * 128 * 128) + 1, 8, 128, 128, None),
@@ -270,8 +271,9 @@ def test_100_runs_give_equal_bits(gpu, width, kv_heads):
     inputs = [gpu.random(2, heads, 2048, width) for heads in (16, kv_heads, kv_heads, 16)]
     first = run_both(gpu, inputs, causal=True)
     for _ in range(100):
-        for got, want in zip(run_both(gpu, inputs, causal=True), first):
-            gpu.assert_equal(got, want)
+        again = run_both(gpu, inputs, causal=True)
+        differ = [name for name, x, y in zip(("out", "dq", "dk", "dv"), again, first) if not gpu.torch.equal(x, y)]
+        assert not differ
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -73,7 +73,7 @@ class TestFlashAttentionVarlen(OperatorTest):
     right_numbers = {"left": (-1,), "right": (-1,)}
     roundings = 60
     units_of_largest = 4  # as for flash_attention
-    half_gradient_in_float32 = False
+    half_in_float32 = half_gradient_in_float32 = False
     constants = (3, 4)
     wrong = (
         (zeros((1, 2, 4), *[(5, 1, 4)] * 2, (2,), (2,)), {}, TypeError,
