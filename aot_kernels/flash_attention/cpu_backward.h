@@ -82,7 +82,7 @@ struct Backward {
               w.value_pitch);
     const Span every{0, s.queries}, some = keys.empty() ? Span{0, 0} : a.queries_of(s, keys);
     const Span queries = shares ? some : every;  // dq of all queries is written where there are no shares
-    for (int64_t h = kv_head * a.group(); h < (kv_head + 1) * a.group(); ++h)
+    for (int64_t h = kv_head * a.group(); !queries.empty() && h < (kv_head + 1) * a.group(); ++h)
       for (int64_t i = queries.begin; i < queries.end; i += kQueries<C>)
         tile(w, s, b, h, {i, least(i + kQueries<C>, queries.end)}, keys, number);
     const int64_t hidden = own.size() - keys.size();  // rows to which multiply may have added what does not count
