@@ -26,7 +26,7 @@ struct Lattice {
     Lattice all{{low[0], low[1], low[2]}, C(0), {1, 1, 1}};
     if (!all.is_divided(low, high)) return all;
     for (C length = all.least_length(low, high, most, least);; length *= kGrowth)
-      if (all.divide(low, high, length) <= static_cast<double>(most)) return all;
+      if (all.divide(high, length) <= static_cast<double>(most)) return all;
   }
 
   // `of` tries lengths from this one on, each kGrowth times the one before.
@@ -43,8 +43,8 @@ struct Lattice {
     const C length = extent(low, high) / static_cast<C>(most);
     return length > least ? length : least;
   }
-  // Sets cells of this length, and returns how many there are.
-  MSOPS_BOTH double divide(const C (&low)[3], const C (&high)[3], C length) {
+  // Sets cells of this length, from `low` to `high`, and returns how many there are.
+  MSOPS_BOTH double divide(const C (&high)[3], C length) {
     double cells = 1;
     for (int axis = 0; axis < 3; ++axis) {
       const C along = (high[axis] - low[axis]) / length;

@@ -30,7 +30,7 @@ __device__ __forceinline__ Lattice<C> lattice_of_warp(const C (&low)[3], const C
     growth *= Lattice<C>::kGrowth;
   }
   for (;;) {
-    const unsigned few = __ballot_sync(~0u, all.divide(low, high, length) <= static_cast<double>(most));
+    const unsigned few = __ballot_sync(~0u, all.divide(high, length) <= static_cast<double>(most));
     if (few) {
       const int first = __ffs(static_cast<int>(few)) - 1;
       all.inverse = __shfl_sync(~0u, all.inverse, first);
