@@ -142,7 +142,6 @@ __global__ void __launch_bounds__(kSortThreads) place_kernel(Inverse all, const 
       sizes[r] = s < segments ? segment_size(shared, begins, s, segments) : 0;
     }
     __syncthreads();
-// What is added to a place of the sorted words gives the place in `order`.
 #pragma unroll
     for (int r = 0; r < kSortRounds; ++r) {
       const int s = r * kSortThreads + static_cast<int>(threadIdx.x);
@@ -150,6 +149,7 @@ __global__ void __launch_bounds__(kSortThreads) place_kernel(Inverse all, const 
       int32_t* const place = ends + static_cast<int64_t>(words[begins[s]] >> kItemBits) * all.parts;
       const int32_t begin = *place;
       *place = begin + sizes[r];
+      // What is added to a place of the sorted words gives the place in `order`.
       begins[s] = static_cast<uint32_t>(begin) - begins[s];
     }
     __syncthreads();

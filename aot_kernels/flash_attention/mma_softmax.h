@@ -169,14 +169,6 @@ struct OnlineSoftmax {
         for (int i = 0; i < 4; ++i) out[m][n][i] *= shrink[m][i / 2];
   }
 
-  // Returns 0, which the compiler does not know. What takes it comes after the powers.
-  __device__ __forceinline__ int zero() const {
-    bool below = false;
-#pragma unroll
-    for (int m = 0; m < kM; ++m) below |= sum[m][0] + sum[m][1] < 0;
-    return below;
-  }
-
   // Adds the sums of the four threads that share a row.
   __device__ __forceinline__ void finish() {
 #pragma unroll

@@ -34,7 +34,7 @@ int64_t wgmma_blocks(Kernel kernel, int64_t count) {
   const Gpu gpu;
   if (!is_compiled_for(90, kernel) || cudaFuncGetAttributes(&attributes, kernel) != cudaSuccess) return 0;
   if (attributes.maxThreadsPerBlock < S::kThreads) return 0;  // the code is for sm_90 or later GPUs, not for sm_90a
-  if (gpu.shared_bytes < S::kBytes) return 0;                 // the kernels have no arrays besides
+  if (gpu.shared_bytes < S::kBytes) return 0;                 // the kernels have no further shared arrays
   allow_shared_memory(kernel, S::kBytes);
   return least(count, gpu.multiprocessors);
 }

@@ -166,8 +166,8 @@ __device__ __forceinline__ void run_wgmma_backward(const Attention<Half>& a, con
         for (int step = 0; step < w.steps; ++step, ++copies, at.advance()) {
           if (lane > 0 || copies % S::kSumStages != stage) continue;
           const int tile = at.h * tiles_of_head + first_tile + at.i0 / S::kQueries;
-          const unsigned before =
-              (w.j0 - (left < 0 ? 0 : std::max(0, at.i0 + shift - left)) / S::kKeys * S::kKeys) / S::kKeys;
+          const int first_key = left < 0 ? 0 : std::max(0, at.i0 + shift - left);  // that any of the queries sees
+          const unsigned before = w.j0 / S::kKeys - first_key / S::kKeys;          // tiles of keys
           float* const to = sums.numbers + int64_t{tile} * QuerySums::kNumbers;
           unsigned* const counter = sums.counters + tile;
           while (before > 0 && ld_acquire(counter) < before) {

@@ -79,7 +79,7 @@ __global__ void __launch_bounds__(ClusterPlan<kHidden, Loop>::kThreads, 1)
     if (loop.steps > 0) next = loop.template read<1>(0, sample, unit);
   }
   for (int64_t round = 0; round < loop.steps; ++round) {
-    mbarrier_wait(arrived(round), static_cast<int>(round / 2 % 4096));       // fits 32 bits
+    mbarrier_wait(arrived(round), static_cast<int>(round / 2 % 4096));       // the phase, in 32 bits
     if (threadIdx.x == 0) mbarrier_arrive_expect_tx(arrived(round), bytes);  // for the round after the next one
 #pragma unroll 1
     for (int s = 0; s < samples; ++s) {
