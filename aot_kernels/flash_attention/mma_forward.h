@@ -126,7 +126,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int i = i0 + 16 * m + 8 * half + lane / 4;
-        const float lse = softmax.max[m][half] * logits.factor + logf(softmax.sum[m][half]);
+        const float lse = softmax.lse(m, half, logits.factor);
         if (lane % 4 == 0 && i < i1) a.lse[a.of_lse.offset(b, h, s.first_query + i)] = lse;
       }
   }

@@ -169,6 +169,12 @@ struct OnlineSoftmax {
         for (int i = 0; i < 4; ++i) out[m][n][i] *= shrink[m][i / 2];
   }
 
+  // Returns a row's lse, once its sum is finished. fmaf is written out, since a compiler may contract a product and a
+  // sum at one place to which this is inlined, and not at another, so that lse would depend on the path that led there.
+  __device__ __forceinline__ float lse(int m, int half, float factor) const {
+    return fmaf(max[m][half], factor, logf(sum[m][half]));
+  }
+
   // Adds the sums of the four threads that share a row.
   __device__ __forceinline__ void finish() {
 #pragma unroll

@@ -151,7 +151,7 @@ __device__ __forceinline__ void run_wgmma_forward(const Attention<Half>& a, cons
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int i = i0 + 8 * half + lane / 4;
-        const float sum = softmax.sum[0][half], lse = softmax.max[0][half] * logits.factor + logf(sum);
+        const float sum = softmax.sum[0][half], lse = softmax.lse(0, half, logits.factor);
         factor[half] = sum == 0 ? 0 : 1 / sum;
         if (lane % 4 == 0 && i < i1) a.lse[a.of_lse.offset(w.b, w.h, w.s.first_query + i)] = lse;
       }
