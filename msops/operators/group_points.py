@@ -131,12 +131,12 @@ class QueryAndGroup(nn.Cell):
         _require_features("QueryAndGroup", features is not None, self.use_xyz)
         idx = self.query(xyz, new_xyz)
         if not self.use_xyz:
-            return forward(features, idx)
+            return group_points(features, idx)
         centers = ops.expand_dims(ops.transpose(new_xyz, (0, 2, 1)), 3)
-        relative = forward(ops.transpose(xyz, (0, 2, 1)), idx) - centers
+        relative = group_points(ops.transpose(xyz, (0, 2, 1)), idx) - centers
         if features is None:
             return relative
-        return ops.concat((cast_as(relative, features), forward(features, idx)), 1)
+        return ops.concat((cast_as(relative, features), group_points(features, idx)), 1)
 
     def extend_repr(self) -> str:
         return f"radius={self.radius}, nsample={self.nsample}, use_xyz={self.use_xyz}"

@@ -1,16 +1,12 @@
 import numpy as np
-import pytest
 from hypothesis import HealthCheck, given, settings as limits, strategies as st
 
 import msops
 from card import chain, zeros
 from clouds import CloudTest, clouds, results_of, squared_distances, uniform
-from msops.compat import VERSION
 from msops.operators.ball_query import make_forward
 from msops.testing.checks import Net
 from operator_test import run
-
-pytestmark = pytest.mark.skipif(VERSION < (2, 0), reason="not yet tested with MindSpore 1.10")
 
 
 def ball_query(xyz, new_xyz, radius=1.0, nsample=1, min_radius=0.0, **_):

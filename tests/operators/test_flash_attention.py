@@ -4,13 +4,13 @@ from mindspore import Tensor, nn
 
 import msops
 from card import DTYPES, chain, length, random, zeros
+from child import run_python
 from gpu import BIG
 from msops.compat import VERSION
 from msops.operators.flash_attention import make_forward
 from msops.testing.checks import check_finite_differences
 from operator_test import OperatorTest, run, run_gradient
 
-pytestmark = pytest.mark.skipif(VERSION < (2, 0), reason="not yet tested with MindSpore 1.10")
 DEFAULTS = dict(causal=False, scale=None, window=None, softcap=0.0, layout="BHTD")
 
 
@@ -343,6 +343,29 @@ def test_gradient_of_lse(mode):
     net = Attend(causal=True, softcap=2.0, return_lse=True)
     douts = random(2, np.float64, (1, 4, 5, 3), (1, 4, 5))
     check_finite_differences(run_gradient(net, inputs, douts), net, inputs, douts)
+
+
+def test_memory_of_long_sequences(tmp_path):
+    """Neither pass takes memory for the weights of all pairs, here 256 MiB. A process of its own has its own peak."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import resource\n"
+        "import mindspore, numpy as np\n"
+        "import msops\n"
+        "mindspore.set_context(mode=mindspore.GRAPH_MODE, device_target='CPU')\n"
+        "def peak():\n"
+        "    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024  # MiB\n"
+        "gradient = mindspore.ops.grad(msops.FlashAttention(causal=True), (0, 1, 2))\n"
+        "def run(length):\n"
+        "    x = mindspore.Tensor(np.ones((1, 4, length, 16), np.float32))\n"
+        "    [dx.asnumpy() for dx in gradient(x, x, x)]\n"
+        "run(64)\n"
+        "before = peak()\n"
+        "run(4096)\n"
+        "print(peak() - before)\n"
+    )
+    done = run_python(program, cwd=tmp_path)
+    assert float(done.stdout) < 64, done.stderr
 
 
 def test_cell_takes_what_the_function_does(mode):

@@ -4,14 +4,12 @@ import pytest
 import msops
 from attempt import Attempt
 from card import chain, random, zeros
-from msops.compat import VERSION
 from msops.operators.flash_attention import make_packed
 from msops.testing.checks import Net
 from msops.testing.entry import Status
 from operator_test import OperatorTest, run, run_gradient
 from test_flash_attention import attention, attention_backward
 
-pytestmark = pytest.mark.skipif(VERSION < (2, 0), reason="not yet tested with MindSpore 1.10")
 LONGEST = dict(max_seqlen_q=150, max_seqlen_k=150)
 DEFAULTS = dict(causal=False, scale=None, window=None, softcap=0.0)
 
@@ -96,7 +94,7 @@ class TestFlashAttentionVarlen(OperatorTest):
         return Net(msops.flash_attention_varlen, **{**LONGEST, **settings})
 
     def operators(self, shapes=(), **settings):
-        return chain(make_packed(**{**DEFAULTS, **LONGEST, **settings}))
+        return chain(make_packed(*{**LONGEST, **DEFAULTS, **settings}.values()))
 
     def inputs(self, shapes, dtype, seed=1, **settings):
         starts = [begins(rows, shape[0] - 1) for (rows, *_), shape in zip(shapes, shapes[3:])]

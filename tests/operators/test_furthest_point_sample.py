@@ -1,19 +1,15 @@
 import mindspore
 import numpy as np
-import pytest
 from hypothesis import HealthCheck, given, settings as limits, strategies as st
 
 import msops
 from attempt import Attempt
 from card import chain, zeros
 from clouds import CloudTest, clouds, results_of, squared_distances, uniform
-from msops.compat import VERSION
 from msops.operators.furthest_point_sample import make_forward
 from msops.testing.checks import Net
 from msops.testing.entry import Status
 from operator_test import run
-
-pytestmark = pytest.mark.skipif(VERSION < (2, 0), reason="not yet tested with MindSpore 1.10")
 
 
 def sample(points, samples, length):

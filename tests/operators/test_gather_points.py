@@ -13,8 +13,6 @@ from msops.testing.checks import Net, run_gradient
 from msops.testing.entry import Status
 from operator_test import OperatorTest, run
 
-pytestmark = pytest.mark.skipif(VERSION < (2, 0), reason="not yet tested with MindSpore 1.10")
-
 
 def flat(array, axes):
     """Joins all axes of an array from this number of axes on."""

@@ -4,12 +4,9 @@ from mindspore import Tensor
 
 import msops
 from card import random, zeros
-from msops.compat import VERSION
 from msops.operators.group_points import forward
 from operator_test import run, run_gradient
 from test_gather_points import GatherTest, check_far, gather, sizes
-
-pytestmark = pytest.mark.skipif(VERSION < (2, 0), reason="not yet tested with MindSpore 1.10")
 
 
 class TestGroupPoints(GatherTest):

@@ -1,16 +1,12 @@
 import numpy as np
-import pytest
 from hypothesis import HealthCheck, given, settings as limits, strategies as st
 
 import msops
 from card import chain, zeros
 from clouds import CloudTest, check_directions, clouds, distance_gradients, nearest, results_of, uniform
-from msops.compat import VERSION
 from msops.operators.knn import make_forward
 from msops.testing.checks import Net
 from operator_test import run, run_gradient
-
-pytestmark = pytest.mark.skipif(VERSION < (2, 0), reason="not yet tested with MindSpore 1.10")
 
 
 def knn(xyz, new_xyz, k=1, **_):

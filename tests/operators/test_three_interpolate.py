@@ -5,14 +5,11 @@ import pytest
 import msops
 from attempt import Attempt
 from card import length, random, zeros
-from msops.compat import VERSION
 from msops.operators.three_interpolate import forward
 from msops.testing.checks import Net, run_gradient
 from msops.testing.entry import Status
 from operator_test import OperatorTest, run
 from test_gather_points import FAR, gather, gather_backward
-
-pytestmark = pytest.mark.skipif(VERSION < (2, 0), reason="not yet tested with MindSpore 1.10")
 
 
 def interpolate(features, idx, weight):

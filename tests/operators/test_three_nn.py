@@ -1,14 +1,10 @@
 import numpy as np
-import pytest
 
 import msops
 from card import zeros
 from clouds import CloudTest, check_directions, distance_gradients, nearest
-from msops.compat import VERSION
 from msops.operators.three_nn import forward
 from operator_test import run, run_gradient
-
-pytestmark = pytest.mark.skipif(VERSION < (2, 0), reason="not yet tested with MindSpore 1.10")
 
 
 def three_nn(unknown, known):
