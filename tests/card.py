@@ -253,6 +253,13 @@ class OperatorCard(Card):
         self.operator = operator
 
 
+def results_of(operator, *inputs):
+    """Returns the results of an operator's entry."""
+    outputs = [np.empty(shape, dtype) for shape, dtype in outputs_of(operator, inputs)]
+    assert prepare_operator(operator, [*inputs, *outputs])() == 0
+    return outputs[: len(operator.names()[1])]
+
+
 def cards():
     """Returns the cards of all files in `operators`."""
     if str(FOLDER) not in sys.path:

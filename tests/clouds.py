@@ -8,7 +8,6 @@ import numpy as np
 from hypothesis import strategies as st
 
 from card import Card
-from msops.testing.entry import outputs_of, prepare_operator
 from operator_test import OperatorTest
 
 
@@ -85,13 +84,6 @@ def uniform(seed, *shapes):
     """Returns clouds that fill a cube, so that about all bounds of a search matter for some query."""
     rng = np.random.default_rng(seed)
     return [rng.random((1, *shape, 3)).astype(np.float32) for shape in shapes]
-
-
-def results_of(operator, *inputs):
-    """Returns the results of an operator's entry."""
-    outputs = [np.empty(shape, dtype) for shape, dtype in outputs_of(operator, inputs)]
-    assert prepare_operator(operator, [*inputs, *outputs])() == 0
-    return outputs[: len(operator.names()[1])]
 
 
 def nearest(points, queries, k):

@@ -2,8 +2,8 @@ import numpy as np
 from hypothesis import HealthCheck, given, settings as limits, strategies as st
 
 import msops
-from card import chain, zeros
-from clouds import CloudTest, clouds, results_of, squared_distances, uniform
+from card import chain, results_of, zeros
+from clouds import CloudTest, clouds, squared_distances, uniform
 from msops.operators.ball_query import make_forward
 from msops.testing.checks import Net
 from operator_test import run

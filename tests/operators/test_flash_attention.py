@@ -3,7 +3,7 @@ import pytest
 from mindspore import Tensor, nn
 
 import msops
-from card import DTYPES, chain, length, random, zeros
+from card import DTYPES, chain, length, random, results_of, zeros
 from child import run_python
 from gpu import BIG
 from msops.compat import VERSION
@@ -343,6 +343,27 @@ def test_gradient_of_lse(mode):
     net = Attend(causal=True, softcap=2.0, return_lse=True)
     douts = random(2, np.float64, (1, 4, 5, 3), (1, 4, 5))
     check_finite_differences(run_gradient(net, inputs, douts), net, inputs, douts)
+
+
+@pytest.mark.parametrize("name", TestFlashAttention().entry_cases())
+def test_gradients_say_how_results_change(name):
+    """Requires that, in float64, the entries' results change along a direction of all inputs as their gradients say."""
+    card, step = TestFlashAttention(), 1e-5
+    shapes, settings = card.entry_cases()[name]
+    forward, backward = card.operators(shapes, **settings)
+    inputs = card.inputs(shapes, np.float64, **settings)
+    out, lse = results_of(forward, *inputs)
+    *directions, dout, dlse = random(2, np.float64, *shapes[:3], out.shape, lse.shape)
+
+    def sum_at(step):
+        moved = [x + step * direction for x, direction in zip(inputs, directions)]
+        out, lse = results_of(forward, *moved, *inputs[3:])
+        return (out * dout).sum() + (lse * dlse).sum(where=np.isfinite(lse))
+
+    gradients = results_of(backward, *inputs, out, lse, dout, dlse)
+    terms = [gradient * direction for gradient, direction in zip(gradients, directions)]
+    size = 1 + sum(np.abs(term).sum() for term in terms)
+    assert abs(sum(map(np.sum, terms)) - (sum_at(step) - sum_at(-step)) / (2 * step)) < 1e-8 * size
 
 
 def test_memory_of_long_sequences(tmp_path):

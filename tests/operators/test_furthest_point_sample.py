@@ -4,8 +4,8 @@ from hypothesis import HealthCheck, given, settings as limits, strategies as st
 
 import msops
 from attempt import Attempt
-from card import chain, zeros
-from clouds import CloudTest, clouds, results_of, squared_distances, uniform
+from card import chain, results_of, zeros
+from clouds import CloudTest, clouds, squared_distances, uniform
 from msops.operators.furthest_point_sample import make_forward
 from msops.testing.checks import Net
 from msops.testing.entry import Status

@@ -2,8 +2,8 @@ import numpy as np
 from hypothesis import HealthCheck, given, settings as limits, strategies as st
 
 import msops
-from card import chain, zeros
-from clouds import CloudTest, check_directions, clouds, distance_gradients, nearest, results_of, uniform
+from card import chain, results_of, zeros
+from clouds import CloudTest, check_directions, clouds, distance_gradients, nearest, uniform
 from msops.operators.knn import make_forward
 from msops.testing.checks import Net
 from operator_test import run, run_gradient
