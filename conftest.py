@@ -1,3 +1,4 @@
+import gc
 import os
 
 import mindspore
@@ -16,6 +17,13 @@ def pytest_configure(config):
         mindspore.device_context.gpu.op_precision.conv_allow_tf32(False)
     else:  # the tests' code runs on the CPU alone, and nvcc takes three times as long; test_load.py calls nvcc itself
         os.environ.setdefault("NVCC", "")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish():
+    """Lets gc.collect pass over what the tests' modules hold: MindSpore calls it before it compiles a graph."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
