@@ -13,22 +13,19 @@ constexpr int kTransposedPoints = 64;  // of a block
 constexpr int kPackThreads = 256;
 
 template <typename T>
-struct PackTask {
-  Gather all;
-  const T* features;
-  Indices index;
-  const T* weight;  // null if there is one tap
-  T* packs;         // (lists, groups, points, channels of the group)
-  T* out;
-  int64_t groups, chunks;  // chunks: of a list's points, or places
+struct PackTask : GatherTask<T> {
+  T* packs;                        // (lists, groups, points, channels of the group)
+  int64_t groups = 0, chunks = 0;  // chunks: of a list's points, or places
+
+  __device__ int64_t stored_channels() const { return (this->all.channels + 15) / 16 * 16; }
 
   // Returns how many channels of a group are stored, and where the group begins in `packs`.
   __device__ int width(int64_t group) const {
-    const int64_t left = (all.channels + 15) / 16 * 16 - group * kGroupChannels;
+    const int64_t left = stored_channels() - group * kGroupChannels;
     return static_cast<int>(left < kGroupChannels ? left : kGroupChannels);
   }
   __device__ T* group_packs(int64_t list, int64_t group) const {
-    return packs + (list * ((all.channels + 15) / 16 * 16) + group * kGroupChannels) * all.points;
+    return packs + (list * stored_channels() + group * kGroupChannels) * this->all.points;
   }
 };
 
