@@ -120,7 +120,7 @@ class QueryAndGroup(nn.Cell):
         return ops.concat((cast_as(relative, features), forward(features, idx)), 1)
 
     def extend_repr(self) -> str:
-        return f"radius={self.radius}, nsample={self.nsample}, use_xyz={self.use_xyz}"
+        return arguments.shown(self, "radius", "nsample", "use_xyz")
 
 
 class GroupAll(nn.Cell):
