@@ -21,6 +21,11 @@ constexpr int64_t kMostFeatures = 256;
 // Axes says how the axes of a tensor lie: (batch, head, row), (batch, row, head) or, packed, (row, head).
 enum Axes : int64_t { kHeadFirst, kRowFirst, kPacked };
 
+Strides strides_of(int64_t axes, int64_t heads, int64_t rows, int64_t width) {
+  if (axes == kHeadFirst) return {heads * rows * width, rows * width, width};
+  return {axes == kPacked ? 0 : rows * heads * width, width, heads * width};
+}
+
 struct Shape {
   int64_t batch, heads, rows, width;
   Strides strides;
@@ -31,10 +36,8 @@ struct Shape {
         rows(axes == kHeadFirst  ? x.dim(2)
              : axes == kRowFirst ? x.dim(1)
                                  : x.dim(0)),
-        width(x.dim(-1)) {
-    strides = axes == kHeadFirst ? Strides{heads * rows * width, rows * width, width}
-                                 : Strides{axes == kPacked ? 0 : rows * heads * width, width, heads * width};
-  }
+        width(x.dim(-1)),
+        strides(strides_of(axes, heads, rows, width)) {}
 };
 
 // Inputs are what both entries take first.
@@ -74,9 +77,7 @@ struct Inputs {
     a.keys = axes == kPacked ? std::min(most_keys, of_k.rows) : of_k.rows;
     a.q = q.as<const T>(), a.k = k.as<const T>(), a.v = v.as<const T>();
     a.of_q = of_q.strides, a.of_k = of_k.strides, a.of_v = of_v.strides;
-    const int64_t w = a.value_width;
-    a.of_out = axes == kHeadFirst ? Strides{a.heads * a.query_rows * w, a.query_rows * w, w}
-                                  : Strides{axes == kPacked ? 0 : a.query_rows * a.heads * w, w, a.heads * w};
+    a.of_out = strides_of(axes, a.heads, a.query_rows, a.value_width);
     a.of_lse = {axes == kPacked ? 0 : a.heads * a.query_rows, a.query_rows, 1};
     a.scale = Compute<T>(by_width ? scale / std::sqrt(std::max(1.0, static_cast<double>(a.width))) : scale);
     a.softcap = Compute<T>(softcap), a.left = left, a.right = right, a.splits = 1;
@@ -96,11 +97,9 @@ struct Inputs {
                     : call.require_shape(lse, {of_q.batch, of_q.heads, of_q.rows});
   }
   void require_out(Call& call, const Tensor& out) const {
-    const Shape of_q(q, axes);
     const int64_t w = v.dim(-1);
-    if (axes == kHeadFirst) call.require_shape(out, {of_q.batch, of_q.heads, of_q.rows, w});
-    if (axes == kRowFirst) call.require_shape(out, {of_q.batch, of_q.rows, of_q.heads, w});
-    if (axes == kPacked) call.require_shape(out, {of_q.rows, of_q.heads, w});
+    axes == kPacked ? call.require_shape(out, {q.dim(0), q.dim(1), w})
+                    : call.require_shape(out, {q.dim(0), q.dim(1), q.dim(2), w});
   }
 
   // On the CPU, sequences must lie one after another in the packed tensors.

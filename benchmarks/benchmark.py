@@ -118,15 +118,10 @@ class Benchmark:
         torch crashes in MindSpore's GPU process."""
         raise NotImplementedError
 
-    def torch_formulas(self, case):
-        """Returns {name of a peer: its formula}, where torch has several kernels; torch.compile takes the one that is
-        named torch."""
+    def torch_formulas(self, case, dtype):
+        """Returns {name of a peer in PyTorch: its formula}; torch.compile takes the one that is named torch."""
         formula = self.torch_formula(case)
         return {} if formula is None else {"torch": formula}
-
-    def other_peers(self, case, sets):
-        """Yields (name, a function that returns the calls over these sets of torch's inputs) of further peers."""
-        yield from ()
 
     def on_line(self, case):
         """Tells whether a line of roof.png connects the case of this name with others."""

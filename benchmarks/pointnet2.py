@@ -9,6 +9,8 @@ from pathlib import Path
 
 from .benchmark import Sizes
 
+THEIRS = "Pointnet2_PyTorch"
+
 SEARCHES = {  # sizes (clouds, points, queries) of operators that search points
     "GPU": [
         Sizes(
@@ -35,8 +37,12 @@ def extension():
     return cpp_extension.load("pointnet2_ext", sources, extra_include_paths=[str(folder / "include")])
 
 
-def peer(case, sets, call):
-    """Yields the peer of a forward case of float32: `call(extension, *inputs)` makes its call."""
-    found = extension()
-    if found is not None and case.direction == "forward" and sets[0][0].element_size() == 4:
-        yield "Pointnet2_PyTorch", lambda: [functools.partial(call, found, *inputs) for inputs in sets]
+class PointNet2:
+    """Gives a Benchmark Pointnet2_PyTorch as a peer, for float32: `theirs(case, extension, *inputs)` computes a forward
+    case."""
+
+    def torch_formulas(self, case, dtype):
+        formulas, found = super().torch_formulas(case, dtype), extension()
+        if found is not None and case.direction == "forward" and dtype.itemsize == 4:
+            formulas[THEIRS] = functools.partial(self.theirs, case, found)
+        return formulas

@@ -17,13 +17,12 @@ def peers(case, sets, known=None):
     random.
     """
     known = known or {}
-    formulas = case.benchmark.torch_formulas(case)
+    formulas = case.benchmark.torch_formulas(case, sets[0][0].dtype)
     for name, formula in formulas.items():
         yield name, functools.partial(_prepare, case, sets, formula, known)
     formula = formulas.get("torch")
     if case.benchmark.channels_last:
         yield "torch channels-last", lambda: _prepare(case, [_channels_last(each) for each in sets], formula, known)
-    yield from case.benchmark.other_peers(case, sets)
     if case.named and case.benchmark.compiled and formula is not None:
         yield "torch.compile", lambda: _prepare(case, sets, _compiled(formula), known)
 

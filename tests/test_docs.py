@@ -54,6 +54,12 @@ def test_reference_has_all_names():
     assert {name for name in PUBLIC if not PUBLIC[name].__module__.startswith("msops.operators.")} == listed
 
 
+def test_readme_has_each_operator_once():
+    table = re.search(r"^\| function \| Cell \|.*?\n\n", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)[0]
+    operators = [name for name in msops.__all__ if getattr(msops, name).__module__.startswith("msops.operators.")]
+    assert sorted(re.findall(r"`(\w+)\(", table)) == sorted(operators)
+
+
 @pytest.fixture
 def folder(tmp_path, monkeypatch, device_target):
     """Returns a working folder from which Python imports. It holds only the benchmarks."""

@@ -6,7 +6,7 @@
 
 namespace msops::points {
 
-constexpr int kBallThreads = 128, kHits = 256;  // kHits: points in a ball that a warp keeps in shared memory
+constexpr int kHits = 256;  // points in a ball that a warp keeps in shared memory
 
 // Returns how many points of the ball there are in the cells around it, and puts them into `hits`, in any order, as far
 // as these have room.
@@ -36,20 +36,16 @@ __device__ __forceinline__ int32_t write_first(const int32_t* hits, int found, i
     if (place < samples) out[place] = mine;
     if (mine < first) first = mine;
   }
-  for (int distance = 16; distance > 0; distance /= 2) {
-    const int32_t other = __shfl_xor_sync(~0u, first, distance);
-    first = other < first ? other : first;
-  }
-  return first;
+  return extreme_of_warp<true>(first);
 }
 
 template <bool kSorted, typename T>
-__global__ void __launch_bounds__(kBallThreads)
+__global__ void __launch_bounds__(kSearchThreads)
     ball_kernel(const Balls<T> balls, const CellsOfClouds<T> clouds, const int64_t first_query) {
   using C = Compute<T>;
-  __shared__ int32_t of_warps[kBallThreads / 32][kHits];
+  __shared__ int32_t of_warps[kSearchThreads / 32][kHits];
   const unsigned lane = threadIdx.x % 32;
-  const int64_t i = first_query + blockIdx.x * int64_t{kBallThreads / 32} + threadIdx.x / 32;
+  const int64_t i = first_query + blockIdx.x * int64_t{kSearchThreads / 32} + threadIdx.x / 32;
   if (i >= balls.clouds * balls.number) return;
   const int64_t cloud = i / balls.number, samples = balls.samples;
   const Point<C> query = point_at(balls.queries, i);
@@ -93,17 +89,8 @@ __global__ void __launch_bounds__(kBallThreads)
 // Either way, a query whose ball has many points visits them in their order until it has enough.
 template <typename T>
 void launch_balls(Call& call, const Balls<T>& balls, const CellsOfClouds<T>& cells) {
-  const int64_t queries = balls.clouds * balls.number;
-  if (!call.ok() || queries == 0) return;
-  const bool sorted = pays_to_sort_on_gpu(balls.size, balls.number);
-  if (sorted) sort_on_gpu(call, cells);
-  const auto kernel = sorted ? ball_kernel<true, T> : ball_kernel<false, T>;
-  constexpr int64_t kWarps = kBallThreads / 32, kMost = int64_t{1} << 30;
-  for (int64_t first = 0; first < queries && call.ok(); first += kMost * kWarps) {
-    const int64_t blocks = std::min(kMost, (queries - first - 1) / kWarps + 1);
-    kernel<<<static_cast<unsigned>(blocks), kBallThreads, 0, call.stream()>>>(balls, cells, first);
-    call.check_launch();
-  }
+  if (!call.ok() || balls.clouds * balls.number == 0) return;
+  search_on_gpu(call, ball_kernel<true, T>, ball_kernel<false, T>, balls, cells);
 }
 
 }  // namespace msops::points

@@ -81,7 +81,7 @@ void launch_combine(cudaStream_t stream, const Attention<T>& a) {
   const int64_t rows = a.batch * a.heads * a.queries;
   if (rows == 0) return;
   const int parts = a.splits > 8 ? kCombineWarps : 1, rows_of_block = kCombineWarps / parts;
-  const int64_t blocks = least((rows - 1) / rows_of_block + 1, INT32_MAX);
+  const int64_t blocks = least(parts_of(rows, rows_of_block), INT32_MAX);
   combine_kernel<T><<<static_cast<unsigned>(blocks), kCombineThreads, 0, stream>>>(a, rows, parts);
 }
 

@@ -20,8 +20,6 @@ constexpr int64_t kPanels = 4;
 template <typename C>
 constexpr int64_t kQueries = kPanels * kColumns<C>;  // of a tile
 
-constexpr int64_t parts_of(int64_t length, int64_t part) { return (length + part - 1) / part; }
-
 // Returns the i-th of n tiles in the order first, last, second, last but one, ..., so that equal shares of causal
 // attention are equal work.
 MSOPS_CPU int64_t balanced(int64_t i, int64_t n) { return i % 2 ? n - 1 - i / 2 : i / 2; }
@@ -125,11 +123,11 @@ struct Forward {
       for (int64_t i = queries.begin; i < queries.end; ++i, ++w.columns) {
         w.heads[w.columns] = head, w.queries[w.columns] = i;
         load_rows(a.q + a.of_q.offset(b, head, s.first_query + i), 0, 1, a.width, w.row.get(), a.width);
-        C* const to = w.q.get() + w.columns / kColumns<C> * kColumns<C> * a.width + w.columns % kColumns<C>;
+        C* const to = column_of(w.q.get(), w.columns, a.width);
         for (int64_t d = 0; d < a.width; ++d) to[d * kColumns<C>] = a.scale * w.row[d];
       }
     for (int64_t c = w.columns; c % kColumns<C>; ++c)
-      for (int64_t d = 0; d < a.width; ++d) w.q[(c / kColumns<C> * a.width + d) * kColumns<C> + c % kColumns<C>] = 0;
+      for (int64_t d = 0; d < a.width; ++d) column_of(w.q.get(), c, a.width)[d * kColumns<C>] = 0;
     std::fill_n(w.max, kQueries<C>, C(-HUGE_VAL));
     std::fill_n(w.sum, kQueries<C>, C(0));
     std::fill_n(w.out.get(), kQueries<C> * w.value_pitch, C(0));
@@ -173,15 +171,15 @@ struct Forward {
     const int64_t row = s.first_query + w.queries[c];
     T* const to = a.out + a.of_out.offset(b, w.heads[c], row);
     const C inverse = w.sum[c] == 0 ? C(0) : 1 / w.sum[c];
-    const C* const out = w.out.get() + c / kColumns<C> * kColumns<C> * w.value_pitch + c % kColumns<C>;
+    const C* const out = column_of(w.out.get(), c, w.value_pitch);
     for (int64_t d = 0; d < a.value_width; ++d) assign(to[d], out[d * kColumns<C>] * inverse);
     a.lse[a.of_lse.offset(b, w.heads[c], row)] = w.max[c] + (w.sum[c] == 0 ? C(0) : std::log1p(w.sum[c] - 1));
   }
 
   MSOPS_CPU void store_partial(const Workspace& w, int64_t c, int64_t split, int64_t b) const {
-    C *const sums = a.partial_sums(split, b, w.heads[c], w.queries[c]), *const stats = a.partial_stats(
-                                                                            split, b, w.heads[c], w.queries[c]);
-    const C* const out = w.out.get() + c / kColumns<C> * kColumns<C> * w.value_pitch + c % kColumns<C>;
+    C* const sums = a.partial_sums(split, b, w.heads[c], w.queries[c]);
+    C* const stats = a.partial_stats(split, b, w.heads[c], w.queries[c]);
+    const C* const out = column_of(w.out.get(), c, w.value_pitch);
     for (int64_t d = 0; d < a.value_width; ++d) sums[d] = out[d * kColumns<C>];
     stats[0] = w.max[c], stats[1] = w.sum[c];
   }

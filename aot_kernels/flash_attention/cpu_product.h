@@ -21,6 +21,12 @@ constexpr int64_t padded(int64_t columns) {
   return (columns + kWidth<C> - 1) / kWidth<C> * kWidth<C>;
 }
 
+// Returns the first element of a column of panels that have `rows` rows; the next one is kColumns further.
+template <typename C>
+MSOPS_CPU C* column_of(C* panels, int64_t column, int64_t rows) {
+  return panels + column / kColumns<C> * kColumns<C> * rows + column % kColumns<C>;
+}
+
 // Element (r, k) of a View is data[r * row + k * column].
 template <typename C>
 struct View {

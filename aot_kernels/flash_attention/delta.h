@@ -53,7 +53,7 @@ void launch_delta(cudaStream_t stream, const Attention<T>& a, const AttentionGra
   const int64_t rows = a.batch * a.heads * a.queries;
   const bool packed = is_packed(a.out, a.of_out, a.value_width) && is_aligned<kPackWidth<T>>(g.dout);
   if (rows == 0) return;
-  const int64_t blocks = least((rows - 1) / kDeltaRows + 1, INT32_MAX);
+  const int64_t blocks = least(parts_of(rows, kDeltaRows), INT32_MAX);
   delta_kernel<T><<<static_cast<unsigned>(blocks), kDeltaThreads, 0, stream>>>(a, g, rows, packed);
 }
 

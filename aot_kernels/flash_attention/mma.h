@@ -36,13 +36,11 @@ inline bool fits_tensor_cores(const Attention<Half>& a) {
 
 // Returns, as bits, which of q, k, v and out have packed rows.
 inline int packed_rows(const Attention<Half>& a, const AttentionGradient<Half>& g = {}) {
-  const auto packed = [](std::initializer_list<const Half*> all, const Strides& strides, int64_t width) {
-    bool result = true;
-    for (const Half* data : all) result &= is_packed(data, strides, width);
-    return result;
+  const auto packed = [](const Half* data, const Half* gradient, const Strides& strides, int64_t width) {
+    return is_packed(data, strides, width) && is_packed(gradient, strides, width);
   };
-  return packed({a.q, g.dq}, a.of_q, a.width) | packed({a.k, g.dk}, a.of_k, a.width) << 1 |
-         packed({a.v, g.dv}, a.of_v, a.value_width) << 2 | packed({a.out, g.dout}, a.of_out, a.value_width) << 3;
+  return packed(a.q, g.dq, a.of_q, a.width) | packed(a.k, g.dk, a.of_k, a.width) << 1 |
+         packed(a.v, g.dv, a.of_v, a.value_width) << 2 | packed(a.out, g.dout, a.of_out, a.value_width) << 3;
 }
 
 // Launches a kernel, if the GPU has its instructions and its shared memory.
@@ -64,7 +62,7 @@ inline bool forward_on_tensor_cores(Call& call, const Attention<Half>& a) {
   const bool done = with_kernel_width(a, [&](auto width) {
     const auto decode = [&](auto shape) {
       using S = decltype(shape);
-      const int64_t tiles = (rows + S::kRows - 1) / S::kRows, count = a.batch * a.kv_heads * splits * tiles;
+      const int64_t tiles = parts_of(rows, S::kRows), count = a.batch * a.kv_heads * splits * tiles;
       return launch_on_tensor_cores<S>(call, mma_decode<S>, count, a, tiles, count, packed);
     };
     if (rows <= 16) return decode(DecodeShape<width, false>{});
@@ -74,7 +72,7 @@ inline bool forward_on_tensor_cores(Call& call, const Attention<Half>& a) {
 #endif
     using S = ForwardShape<width>;
     const double bytes = 2. * a.keys * (a.width + a.value_width) / a.group();
-    const Order order = order_of(a.batch * a.heads, (a.queries + S::kQueries - 1) / S::kQueries, bytes, a.right >= 0);
+    const Order order = order_of(a.batch * a.heads, parts_of(a.queries, S::kQueries), bytes, a.right >= 0);
     return launch_on_tensor_cores<S>(call, mma_forward<S>, order.count(), a, order, order.count(), packed);
   });
   if (done && splits > 1) {
@@ -98,10 +96,9 @@ inline bool backward_on_tensor_cores(Call& call, const Attention<Half>& a, const
     using Q = QueriesShape<width>;
     if (Gpu().dynamic_bytes() < most(K::kBytes, Q::kBytes)) return false;
     const double wide = 2. * (a.width + a.value_width);
-    const Order keys =
-        order_of(a.batch * a.kv_heads, (a.keys + K::kKeys - 1) / K::kKeys, wide * a.queries * a.group(), false);
-    const Order queries = order_of(a.batch * a.heads, (a.queries + Q::kQueries - 1) / Q::kQueries,
-                                   wide * a.keys / a.group(), a.right >= 0);
+    const Order keys = order_of(a.batch * a.kv_heads, parts_of(a.keys, K::kKeys), wide * a.queries * a.group(), false);
+    const Order queries =
+        order_of(a.batch * a.heads, parts_of(a.queries, Q::kQueries), wide * a.keys / a.group(), a.right >= 0);
     return launch_on_tensor_cores<K>(call, mma_backward_keys<K>, keys.count(), a, g, keys, keys.count(), packed) &&
            launch_on_tensor_cores<Q>(call, mma_backward_queries<Q>, queries.count(), a, g, queries, queries.count(),
                                      packed);

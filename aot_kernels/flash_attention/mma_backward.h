@@ -63,11 +63,9 @@ __device__ __forceinline__ void hide_transposed(const Seen& seen, float (&p)[kM]
         for (int k = 0; k < 2; ++k)
           if (8 * n + k < first || 8 * n + k >= last) p[m][n][2 * half + k] = 0;
       if (!seen.a.mask || j >= seen.keys) continue;
-#pragma unroll
-      for (int n = 0; n < kN; ++n)
-#pragma unroll
-        for (int k = 0; k < 2; ++k)
-          if (i + 8 * n + k < i1 && seen.a.hides(seen.b, seen.h, i + 8 * n + k, j)) p[m][n][2 * half + k] = 0;
+      unrolled<kN, 2>([&](int n, int k) {
+        if (i + 8 * n + k < i1 && seen.a.hides(seen.b, seen.h, i + 8 * n + k, j)) p[m][n][2 * half + k] = 0;
+      });
     }
 }
 
@@ -86,14 +84,13 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
   const int part = warp % S::kParts, row = warp / S::kParts * (16 * S::kM);
   const Exponents exponents(a);
   for (int64_t item = blockIdx.x; item < count; item += gridDim.x) {
-    int64_t head, tile;
-    order.find(item, &head, &tile);
-    const int b = static_cast<int>(head / a.kv_heads), kv_head = static_cast<int>(head % a.kv_heads);
+    const Order::Place at = order.find(item, a.kv_heads);
+    const int b = at.b, kv_head = at.h;
     const int group = static_cast<int>(a.group());
     const Sequence s = a.sequence(b);
     // Keys that kv_lengths hides have the gradient 0.
     const int all_keys = static_cast<int>(a.is_packed() ? s.keys : a.keys);
-    const int keys = static_cast<int>(s.keys), block_j0 = static_cast<int>(tile * S::kKeys);
+    const int keys = static_cast<int>(s.keys), block_j0 = static_cast<int>(at.tile * S::kKeys);
     const int block_j1 = std::min(block_j0 + S::kKeys, all_keys);
     if (block_j0 >= block_j1) continue;
     Span queries{0, 0};
@@ -191,12 +188,11 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, width = a.width, value_width = a.value_width;
   const Exponents exponents(a);
   for (int64_t item = blockIdx.x; item < count; item += gridDim.x) {
-    int64_t head, tile;
-    order.find(item, &head, &tile);
-    const int b = static_cast<int>(head / a.heads), h = static_cast<int>(head % a.heads);
+    const Order::Place at = order.find(item, a.heads);
+    const int b = at.b, h = at.h;
     const int kv_head = h / static_cast<int>(a.group());
     const Sequence s = a.sequence(b);
-    const int block_i0 = static_cast<int>(tile * S::kQueries);
+    const int block_i0 = static_cast<int>(at.tile * S::kQueries);
     const int block_i1 = static_cast<int>(least(block_i0 + S::kQueries, s.queries));
     if (block_i0 >= block_i1) continue;
     const Span keys = a.keys_of(s, {block_i0, block_i1});
@@ -223,16 +219,13 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
 
     const int row = warp * (16 * S::kM), i0 = block_i0 + row, i1 = std::min(i0 + 16 * S::kM, block_i1);
     float lse[S::kM][2], delta[S::kM][2];
-#pragma unroll
-    for (int m = 0; m < S::kM; ++m)
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int i = i0 + 16 * m + 8 * half + lane / 4;
-        const int64_t from = a.of_lse.offset(b, h, s.first_query + i);
-        lse[m][half] = i < i1 ? a.lse[from] : INFINITY;
-        delta[m][half] = i < i1 ? g.delta[from] : 0;
-        if (lse[m][half] == -INFINITY) lse[m][half] = INFINITY;  // so that all p are 0
-      }
+    unrolled<S::kM, 2>([&](int m, int half) {
+      const int i = i0 + 16 * m + 8 * half + lane / 4;
+      const int64_t from = a.of_lse.offset(b, h, s.first_query + i);
+      lse[m][half] = i < i1 ? a.lse[from] : INFINITY;
+      delta[m][half] = i < i1 ? g.delta[from] : 0;
+      if (lse[m][half] == -INFINITY) lse[m][half] = INFINITY;  // so that all p are 0
+    });
     const unsigned q_address = T::left(q_tile, row), dout_address = T::left(dout_tile, row);
     const Seen seen(a, s, b, h, end);
     float dq[S::kM][S::kWidth / 8][4];

@@ -61,9 +61,8 @@ __global__ void __launch_bounds__(S::kThreads)
     Span keys = a.keys_of(s, {0, queries});
     if (a.splits > 1) keys = a.part(keys, split);
     const int begin = static_cast<int>(keys.begin), end = static_cast<int>(most(keys.begin, keys.end));
-    const HalfRows<const Half> k{a.k + a.of_k.offset(b, kv_head, s.first_key), a.of_k.row, width, (packed & 2) != 0};
-    const HalfRows<const Half> v{a.v + a.of_v.offset(b, kv_head, s.first_key), a.of_v.row, value_width,
-                                 (packed & 4) != 0};
+    const auto k = rows_of(a.k, a.of_k, b, kv_head, s.first_key, width, packed & 2);
+    const auto v = rows_of(a.v, a.of_v, b, kv_head, s.first_key, value_width, packed & 4);
 
     const int tiles = (end - begin + S::kKeys - 1) / S::kKeys;
     const auto begin_copy = [&](int t) {
@@ -87,16 +86,13 @@ __global__ void __launch_bounds__(S::kThreads)
       const bool inside = first_row + row < queries * group;
       row_head[half] = inside ? head_of(row) : 0, row_query[half] = inside ? query_of(row) : queries;
       const Half* const from = a.q + a.of_q.offset(b, row_head[half], s.first_query + (inside ? row_query[half] : 0));
-#pragma unroll
-      for (int step = 0; step < S::kWidth / 16; ++step)
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          const int column = step * 16 + 8 * i + lane % 4 * 2;
-          const uint32_t pair = load_pair(from, column, inside ? width : 0);
-          q[step][2 * i + half] = pair;
-          if (S::kSharesQueries && team == 0)
-            reinterpret_cast<uint32_t*>(T::pack(q_tile, row, column / 8))[lane % 4] = pair;
-        }
+      unrolled<S::kWidth / 16, 2>([&](int step, int i) {
+        const int column = step * 16 + 8 * i + lane % 4 * 2;
+        const uint32_t pair = load_pair(from, column, inside ? width : 0);
+        q[step][2 * i + half] = pair;
+        if (S::kSharesQueries && team == 0)
+          reinterpret_cast<uint32_t*>(T::pack(q_tile, row, column / 8))[lane % 4] = pair;
+      });
     }
     if (S::kSharesQueries) __syncthreads();
     const unsigned q_address = T::left(q_tile, 16 * part);

@@ -17,12 +17,20 @@ struct Order {
   int64_t heads, tiles, heads_at_once;
   bool last_first;
 
+  struct Place {
+    int b, h;
+    int64_t tile;
+  };
+
   int64_t count() const { return heads * tiles; }
-  __device__ void find(int64_t i, int64_t* head, int64_t* tile) const {
+
+  // Returns the place of a block's item, where each of the batch has so many heads.
+  __device__ Place find(int64_t i, int64_t heads_of_batch) const {
     const int64_t section = i / (heads_at_once * tiles), rest = i - section * heads_at_once * tiles;
     const int64_t here = least(heads_at_once, heads - section * heads_at_once);
-    *tile = last_first ? tiles - 1 - rest / here : rest / here;
-    *head = section * heads_at_once + rest % here;
+    const int64_t tile = last_first ? tiles - 1 - rest / here : rest / here;
+    const int64_t head = section * heads_at_once + rest % here;
+    return {static_cast<int>(head / heads_of_batch), static_cast<int>(head % heads_of_batch), tile};
   }
 };
 
@@ -41,13 +49,6 @@ struct ForwardShape {
   static constexpr int kBytes = (kQueries + kStages * kKeys) * kWidth * 2;
 };
 
-// Describes the rows of a head from the first one of its sequence on.
-template <typename Element>
-__device__ __forceinline__ HalfRows<Element> rows_of(Element* data, const Strides& strides, int64_t b, int64_t h,
-                                                     int64_t first, int64_t width, bool packed) {
-  return {data + strides.offset(b, h, first), strides.row, static_cast<int>(width), packed};
-}
-
 template <typename S>
 __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
     mma_forward(const Attention<Half> a, const Order order, int64_t count, int packed) {
@@ -59,12 +60,11 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, width = a.width, value_width = a.value_width;
   const Logits logits(a);
   for (int64_t item = blockIdx.x; item < count; item += gridDim.x) {
-    int64_t head, tile;
-    order.find(item, &head, &tile);
-    const int b = static_cast<int>(head / a.heads), h = static_cast<int>(head % a.heads);
+    const Order::Place at = order.find(item, a.heads);
+    const int b = at.b, h = at.h;
     const int kv_head = h / static_cast<int>(a.group());
     const Sequence s = a.sequence(b);
-    const int block_i0 = static_cast<int>(tile * S::kQueries);
+    const int block_i0 = static_cast<int>(at.tile * S::kQueries);
     const int block_i1 = static_cast<int>(least(block_i0 + S::kQueries, s.queries));
     if (block_i0 >= block_i1) continue;
     const Span keys = a.keys_of(s, {block_i0, block_i1});
@@ -121,14 +121,11 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
     const auto to = rows_of(a.out, a.of_out, b, h, s.first_query, value_width, packed & 8);
     store_rows<S::kWidth>(out, q_tile + warp * (16 * S::kM) * S::kWidth, to, i0, i1, 0,
                           [&](int m, int half) { return softmax.sum[m][half] == 0 ? 0 : 1 / softmax.sum[m][half]; });
-#pragma unroll
-    for (int m = 0; m < S::kM; ++m)
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int i = i0 + 16 * m + 8 * half + lane / 4;
-        const float lse = softmax.lse(m, half, logits.factor);
-        if (lane % 4 == 0 && i < i1) a.lse[a.of_lse.offset(b, h, s.first_query + i)] = lse;
-      }
+    unrolled<S::kM, 2>([&](int m, int half) {
+      const int i = i0 + 16 * m + 8 * half + lane / 4;
+      const float lse = softmax.lse(m, half, logits.factor);
+      if (lane % 4 == 0 && i < i1) a.lse[a.of_lse.offset(b, h, s.first_query + i)] = lse;
+    });
   }
 }
 

@@ -22,15 +22,10 @@ struct Logits {
   __device__ __forceinline__ void apply(float (&sums)[kM][kN][4]) const {
     if (direct) return;
     const float power = 2 * kLog2E / softcap;
-#pragma unroll
-    for (int m = 0; m < kM; ++m)
-#pragma unroll
-      for (int n = 0; n < kN; ++n)
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const float y = scale * sums[m][n][i];
-          sums[m][n][i] = softcap == 0 ? y : softcap - softcap * __fdividef(2, 1 + ex2_approx_ftz(y * power));
-        }
+    unrolled<kM, kN, 4>([&](int m, int n, int i) {
+      const float y = scale * sums[m][n][i];
+      sums[m][n][i] = softcap == 0 ? y : softcap - softcap * __fdividef(2, 1 + ex2_approx_ftz(y * power));
+    });
   }
 };
 
@@ -53,10 +48,8 @@ struct Seen {
   // Sets the logits of keys that are not seen to -infinity. The rows of the sums are queries, the columns keys.
   template <int kM, int kN>
   __device__ __forceinline__ void hide(float (&x)[kM][kN][4], int i0, int j0) const {
-#pragma unroll
-    for (int m = 0; m < kM; ++m)
-#pragma unroll
-      for (int half = 0; half < 2; ++half) hide_row(x[m], half, h, i0 + 16 * m + 8 * half + threadIdx.x % 32 / 4, j0);
+    unrolled<kM, 2>(
+        [&](int m, int half) { hide_row(x[m], half, h, i0 + 16 * m + 8 * half + threadIdx.x % 32 / 4, j0); });
   }
 
   // Does so for the thread's sums of one row, which is query i of a head.
@@ -71,11 +64,9 @@ struct Seen {
         if (8 * n + k < first || 8 * n + k >= last) x[n][2 * half + k] = -INFINITY;
     if (!a.mask || i >= queries) return;
     const bool* const mask = a.mask + b * a.mask_batch + head * a.mask_head + i * a.mask_query + j * a.mask_key;
-#pragma unroll
-    for (int n = 0; n < kN; ++n)
-#pragma unroll
-      for (int k = 0; k < 2; ++k)
-        if (8 * n + k < keys - j && mask[(8 * n + k) * a.mask_key]) x[n][2 * half + k] = -INFINITY;
+    unrolled<kN, 2>([&](int n, int k) {
+      if (8 * n + k < keys - j && mask[(8 * n + k) * a.mask_key]) x[n][2 * half + k] = -INFINITY;
+    });
   }
 
   static constexpr int kFar = 1 << 29;
@@ -103,10 +94,7 @@ struct OnlineSoftmax {
   float max[kM][2], sum[kM][2];  // of x; of the thread's own columns
 
   __device__ OnlineSoftmax() {
-#pragma unroll
-    for (int m = 0; m < kM; ++m)
-#pragma unroll
-      for (int half = 0; half < 2; ++half) max[m][half] = -INFINITY, sum[m][half] = 0;
+    unrolled<kM, 2>([&](int m, int half) { max[m][half] = -INFINITY, sum[m][half] = 0; });
   }
 
   // Returns the maximum, or 0 if the row has seen no key, so that differences from it are numbers.
@@ -131,42 +119,31 @@ struct OnlineSoftmax {
       }
     grows = __any_sync(~0u, grows);
     if (grows) {
-#pragma unroll
-      for (int m = 0; m < kM; ++m)
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const float old = max[m][half];
-          max[m][half] = fmaxf(old, high[m][half]);
-          shrink[m][half] = ex2_approx_ftz((old - base(m, half)) * factor);
-          sum[m][half] *= shrink[m][half];
-        }
+      unrolled<kM, 2>([&](int m, int half) {
+        const float old = max[m][half];
+        max[m][half] = fmaxf(old, high[m][half]);
+        shrink[m][half] = ex2_approx_ftz((old - base(m, half)) * factor);
+        sum[m][half] *= shrink[m][half];
+      });
     }
+    unrolled<kM, 2>([&](int m, int half) {
+      const float less = base(m, half) * factor;
+      float total = 0;
 #pragma unroll
-    for (int m = 0; m < kM; ++m)
+      for (int n = 0; n < kN; ++n)
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const float less = base(m, half) * factor;
-        float total = 0;
-#pragma unroll
-        for (int n = 0; n < kN; ++n)
-#pragma unroll
-          for (int k = 2 * half; k < 2 * half + 2; ++k) {
-            x[m][n][k] = ex2_approx_ftz(x[m][n][k] * factor - less);
-            total += x[m][n][k];
-          }
-        sum[m][half] += total;
-      }
+        for (int k = 2 * half; k < 2 * half + 2; ++k) {
+          x[m][n][k] = ex2_approx_ftz(x[m][n][k] * factor - less);
+          total += x[m][n][k];
+        }
+      sum[m][half] += total;
+    });
     return grows;
   }
 
   template <int kN>
   static __device__ __forceinline__ void scale(float (&out)[kM][kN][4], const float (&shrink)[kM][2]) {
-#pragma unroll
-    for (int m = 0; m < kM; ++m)
-#pragma unroll
-      for (int n = 0; n < kN; ++n)
-#pragma unroll
-        for (int i = 0; i < 4; ++i) out[m][n][i] *= shrink[m][i / 2];
+    unrolled<kM, kN, 4>([&](int m, int n, int i) { out[m][n][i] *= shrink[m][i / 2]; });
   }
 
   // Returns a row's lse, once its sum is finished. fmaf is written out, since a compiler may contract a product and a
@@ -177,10 +154,7 @@ struct OnlineSoftmax {
 
   // Adds the sums of the four threads that share a row.
   __device__ __forceinline__ void finish() {
-#pragma unroll
-    for (int m = 0; m < kM; ++m)
-#pragma unroll
-      for (int half = 0; half < 2; ++half) sum[m][half] = sum_of_row(sum[m][half]);
+    unrolled<kM, 2>([&](int m, int half) { sum[m][half] = sum_of_row(sum[m][half]); });
   }
 };
 

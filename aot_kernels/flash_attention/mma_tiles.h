@@ -16,6 +16,7 @@
 #include "../common/gpu/ldmatrix.h"
 #include "../common/gpu/mma.h"
 #include "../common/gpu/occupancy.h"
+#include "../common/gpu/unrolled.h"
 
 namespace msops::flash_attention {
 
@@ -35,6 +36,13 @@ struct HalfRows {
     return reinterpret_cast<uintptr_t>(first) % 4 == 0 && stride % 2 == 0 && width % 2 == 0;
   }
 };
+
+// Describes the rows of a head from the first one of its sequence on.
+template <typename Element>
+__device__ __forceinline__ HalfRows<Element> rows_of(Element* data, const Strides& strides, int64_t b, int64_t h,
+                                                     int64_t first, int64_t width, bool packed) {
+  return {data + strides.offset(b, h, first), strides.row, static_cast<int>(width), packed};
+}
 
 // A Tile has rows of kWidth elements, a multiple of 64. Pack p of row r is stored at position p ^ r % 8, so that the 8
 // rows of a matrix that ldmatrix reads are in different banks.
@@ -168,34 +176,21 @@ __device__ __forceinline__ uint32_t pair_of(float first, float second) {
 // Rounds sums to a left operand of 16 kM rows.
 template <int kM, int kN>
 __device__ __forceinline__ void operand(uint32_t (&words)[kM][kN / 2][4], const float (&sums)[kM][kN][4]) {
-#pragma unroll
-  for (int m = 0; m < kM; ++m)
-#pragma unroll
-    for (int n = 0; n < kN; ++n)
-#pragma unroll
-      for (int i = 0; i < 2; ++i) words[m][n / 2][n % 2 * 2 + i] = pair_of(sums[m][n][2 * i], sums[m][n][2 * i + 1]);
+  unrolled<kM, kN, 2>(
+      [&](int m, int n, int i) { words[m][n / 2][n % 2 * 2 + i] = pair_of(sums[m][n][2 * i], sums[m][n][2 * i + 1]); });
 }
 
 template <int kM, int kN>
 __device__ __forceinline__ void clear(float (&sums)[kM][kN][4]) {
-#pragma unroll
-  for (int m = 0; m < kM; ++m)
-#pragma unroll
-    for (int n = 0; n < kN; ++n)
-#pragma unroll
-      for (int i = 0; i < 4; ++i) sums[m][n][i] = 0;
+  unrolled<kM, kN, 4>([&](int m, int n, int i) { sums[m][n][i] = 0; });
 }
 
 // Calls f(m, n, i, row, column) for each sum of the thread, with its place among the warp's.
 template <int kM, int kN, typename F>
 __device__ __forceinline__ void for_sums(F&& f) {
   const int lane = threadIdx.x % 32;
-#pragma unroll
-  for (int m = 0; m < kM; ++m)
-#pragma unroll
-    for (int n = 0; n < kN; ++n)
-#pragma unroll
-      for (int i = 0; i < 4; ++i) f(m, n, i, 16 * m + i / 2 * 8 + lane / 4, 8 * n + lane % 4 * 2 + i % 2);
+  unrolled<kM, kN, 4>(
+      [&](int m, int n, int i) { f(m, n, i, 16 * m + i / 2 * 8 + lane / 4, 8 * n + lane % 4 * 2 + i % 2); });
 }
 
 // Stores a warp's sums times `factor(m, half)` as rows, from column 8 kN part on, through 16 kM rows of a tile, of
@@ -206,18 +201,15 @@ __device__ __forceinline__ void store_rows(const float (&sums)[kM][kN][4], Half*
   using T = Tile<kWidth>;
   const int lane = threadIdx.x % 32;
   __syncwarp();
+  unrolled<kM, 2>([&](int m, int half) {
+    const float times = factor(m, half);
+    const int row = 16 * m + 8 * half + lane / 4;
 #pragma unroll
-  for (int m = 0; m < kM; ++m)
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const float times = factor(m, half);
-      const int row = 16 * m + 8 * half + lane / 4;
-#pragma unroll
-      for (int n = 0; n < kN; ++n) {
-        uint32_t* const to = reinterpret_cast<uint32_t*>(T::pack(tile, row, part * kN + n));
-        to[lane % 4] = pair_of(sums[m][n][2 * half] * times, sums[m][n][2 * half + 1] * times);
-      }
+    for (int n = 0; n < kN; ++n) {
+      uint32_t* const to = reinterpret_cast<uint32_t*>(T::pack(tile, row, part * kN + n));
+      to[lane % 4] = pair_of(sums[m][n][2 * half] * times, sums[m][n][2 * half + 1] * times);
     }
+  });
   __syncwarp();
   for (int i = lane; i < 16 * kM * kN; i += 32) {
     const int row = i / kN, column = (part * kN + i % kN) * 8;

@@ -17,7 +17,7 @@ struct QueryTiles {
   explicit QueryTiles(const Attention<T>& a)
       : together(a.queries * a.group() <= S::kTile),
         units(together ? a.kv_heads : a.heads),
-        tiles(together ? 1 : (a.queries + S::kTile - 1) / S::kTile) {}
+        tiles(together ? 1 : parts_of(a.queries, S::kTile)) {}
 
   __device__ int64_t rows(const Attention<T>& a, const Sequence& s) const {
     return together ? s.queries * a.group() : s.queries;
@@ -158,7 +158,7 @@ template <typename T, int kSlices>
 void launch_forward(Call& call, const Attention<T>& a) {
   using S = ShapeOf<T>;
   const QueryTiles<T, S> tiles(a);
-  const int64_t slices = most(1, (a.value_width + kSlices * S::kTile - 1) / (kSlices * S::kTile));
+  const int64_t slices = most(1, parts_of(a.value_width, kSlices * S::kTile));
   const int64_t count = a.batch * tiles.units * tiles.tiles * a.splits * slices;
   if (count == 0) return;
   const unsigned blocks = static_cast<unsigned>(least(count, INT32_MAX));

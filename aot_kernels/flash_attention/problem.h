@@ -32,6 +32,9 @@ struct Span {
   MSOPS_BOTH int64_t size() const { return end > begin ? end - begin : 0; }
 };
 
+// Returns into how many parts of a length `part` the length is cut; the last one may be shorter.
+MSOPS_BOTH constexpr int64_t parts_of(int64_t length, int64_t part) { return (length + part - 1) / part; }
+
 MSOPS_BOTH int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 MSOPS_BOTH int64_t most(int64_t a, int64_t b) { return a < b ? b : a; }
 
@@ -71,8 +74,7 @@ struct Attention {
   int64_t mask_batch, mask_head, mask_query, mask_key;  // the strides of mask; 0 along axes that it does not have
 
   // With few queries, the keys are split over blocks if `splits` is above 1. Each split writes its sums and statistics,
-  // and another kernel adds them in order. The number of splits depends on the shapes alone. With one split, `partial`
-  // has one number, in which blocks may count the items that they take.
+  // and another kernel adds them in order. The number of splits depends on the shapes alone.
   int64_t splits;
   C* partial;  // (splits, sums (batch, heads, queries, value_width), statistics (batch, heads, queries, 2))
 
@@ -169,8 +171,7 @@ struct QuerySums {
     const bool is_used = std::is_same<T, Half>::value && least(a.width, a.value_width) > 0 &&
                          most(a.width, a.value_width) <= 128 && (a.width | a.value_width) % 8 == 0;
     const int64_t queries = most(a.width, a.value_width) <= 64 ? kNumbers / 64 : kNumbers / 128;
-    const int64_t of_head =
-        a.is_packed() ? a.query_rows / queries + a.batch : a.batch * ((a.queries + queries - 1) / queries);
+    const int64_t of_head = a.is_packed() ? a.query_rows / queries + a.batch : a.batch * parts_of(a.queries, queries);
     return is_used ? a.heads * of_head : 0;
   }
 

@@ -43,7 +43,7 @@ int64_t wgmma_blocks(Kernel kernel, int64_t count) {
 template <int kWidth>
 bool launch_wgmma_forward(Call& call, const Attention<Half>& a) {
   using S = WgmmaShape<kWidth>;
-  const Order order = order_of(a.batch * a.heads, (a.queries + S::kQueries - 1) / S::kQueries,
+  const Order order = order_of(a.batch * a.heads, parts_of(a.queries, S::kQueries),
                                2. * a.keys * (a.width + a.value_width) / a.group(), a.right >= 0);
   const int64_t blocks = wgmma_blocks<S>(wgmma_forward<S>, order.count());
   TensorMaps maps;
@@ -57,9 +57,9 @@ bool launch_wgmma_forward(Call& call, const Attention<Half>& a) {
 template <int kWidth>
 bool launch_wgmma_backward(Call& call, const Attention<Half>& a, const AttentionGradient<Half>& g) {
   using S = WgmmaBackwardShape<kWidth>;
-  const int64_t tiles = (a.queries + S::kQueries - 1) / S::kQueries, rows = a.batch * a.heads * tiles;
+  const int64_t tiles = parts_of(a.queries, S::kQueries), rows = a.batch * a.heads * tiles;
   const double bytes = (4. * (a.width + a.value_width) + 4 * S::kWidth) * a.queries * a.group();
-  const Order order = order_of(a.batch * a.kv_heads, (a.keys + S::kKeys - 1) / S::kKeys, bytes, false);
+  const Order order = order_of(a.batch * a.kv_heads, parts_of(a.keys, S::kKeys), bytes, false);
   const int64_t blocks = wgmma_blocks<S>(wgmma_backward<S>, order.count());
   TensorMaps maps;
   if (!g.query_sums.numbers || blocks == 0 || most(order.count(), rows) > INT32_MAX / 2 ||

@@ -43,13 +43,12 @@ struct KeysWork {
   int b, kv_head, first_query, first_key, j0, j1, keys, begin, end, tiles, steps;
 
   __device__ __forceinline__ KeysWork(const Attention<Half>& a, const Order& order, int64_t item) {
-    int64_t head, tile;
-    order.find(item, &head, &tile);
-    b = static_cast<int>(head / a.kv_heads), kv_head = static_cast<int>(head % a.kv_heads);
+    const Order::Place at = order.find(item, a.kv_heads);
+    b = at.b, kv_head = at.h;
     const Sequence s = a.sequence(b);
     first_query = static_cast<int>(s.first_query), first_key = static_cast<int>(s.first_key);
     // Keys that kv_lengths hides have the gradient 0.
-    keys = static_cast<int>(s.keys), j0 = static_cast<int>(tile * S::kKeys);
+    keys = static_cast<int>(s.keys), j0 = static_cast<int>(at.tile * S::kKeys);
     j1 = static_cast<int>(least(j0 + S::kKeys, a.is_packed() ? s.keys : a.keys));
     Span queries{0, 0};
     if (j0 < keys) queries = a.queries_of(s, {j0, least(j1, keys)});

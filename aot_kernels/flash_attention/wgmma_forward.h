@@ -30,11 +30,10 @@ struct Work {
   template <typename S>
   static __device__ __forceinline__ Work of(const Attention<Half>& a, const Order& order, int64_t item) {
     Work w;
-    int64_t head, tile;
-    order.find(item, &head, &tile);
-    w.b = static_cast<int>(head / a.heads), w.h = static_cast<int>(head % a.heads);
+    const Order::Place at = order.find(item, a.heads);
+    w.b = at.b, w.h = at.h;
     w.s = a.sequence(w.b);
-    w.i0 = static_cast<int>(tile * S::kQueries);
+    w.i0 = static_cast<int>(at.tile * S::kQueries);
     w.i1 = static_cast<int>(least(w.i0 + S::kQueries, w.s.queries));
     w.begin = w.end = 0;
     if (w.i0 < w.i1) {

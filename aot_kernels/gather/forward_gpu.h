@@ -11,15 +11,6 @@
 
 namespace msops {
 
-template <typename T>
-struct GatherTask {
-  Gather all;
-  const T* features;
-  Indices index;
-  const T* weight;  // null if there is one tap
-  T* out;
-};
-
 // Computes an element of `out`. Index i is the element.
 template <int kTaps, typename T>
 struct TakeElement {
@@ -49,9 +40,7 @@ template <int kTaps, int kPlaces, typename T>
 void gather_places(Call& call, const GatherTask<T>& task, T* packs) {
   const Gather& all = task.all;
   const bool is_sparse = kSparse * all.places <= all.points;
-  if (packs && !is_sparse)
-    return gather_packed<kTaps, kPlaces>(
-        call, PackTask<T>{all, task.features, task.index, task.weight, packs, task.out, 0, 0});
+  if (packs && !is_sparse) return gather_packed<kTaps, kPlaces>(call, PackTask<T>{task, packs});
   constexpr int N = kPackWidth<T>;
   const bool packed = all.points % N == 0 && is_aligned<N>(task.features);
   const RowTask<T> rows{{all, task.features, task.index, packed}, task.weight, task.out};

@@ -49,4 +49,14 @@ struct Indices {
   }
 };
 
+// GatherTask is what a forward kernel gets.
+template <typename T>
+struct GatherTask {
+  Gather all;
+  const T* features;
+  Indices index;
+  const T* weight;  // null if there is one tap
+  T* out;
+};
+
 }  // namespace msops

@@ -3,6 +3,7 @@
 // back in shared memory.
 #pragma once
 
+#include "../common/gpu/unrolled.h"
 #include "../common/pack.h"
 #include "gather.h"
 
@@ -13,22 +14,19 @@ constexpr int kTransposedPoints = 64;  // of a block
 constexpr int kPackThreads = 256;
 
 template <typename T>
-struct PackTask {
-  Gather all;
-  const T* features;
-  Indices index;
-  const T* weight;  // null if there is one tap
-  T* packs;         // (lists, groups, points, channels of the group)
-  T* out;
-  int64_t groups, chunks;  // chunks: of a list's points, or places
+struct PackTask : GatherTask<T> {
+  T* packs;                        // (lists, groups, points, channels of the group)
+  int64_t groups = 0, chunks = 0;  // chunks: of a list's points, or places
+
+  __device__ int64_t stored_channels() const { return (this->all.channels + 15) / 16 * 16; }
 
   // Returns how many channels of a group are stored, and where the group begins in `packs`.
   __device__ int width(int64_t group) const {
-    const int64_t left = (all.channels + 15) / 16 * 16 - group * kGroupChannels;
+    const int64_t left = stored_channels() - group * kGroupChannels;
     return static_cast<int>(left < kGroupChannels ? left : kGroupChannels);
   }
   __device__ T* group_packs(int64_t list, int64_t group) const {
-    return packs + (list * ((all.channels + 15) / 16 * 16) + group * kGroupChannels) * all.points;
+    return packs + (list * stored_channels() + group * kGroupChannels) * this->all.points;
   }
 };
 
@@ -83,27 +81,20 @@ __global__ void __launch_bounds__(kPackThreads, 4) unpack_kernel(PackTask<T> tas
   for (int base = begin < apart ? begin : kBlockPlaces; base < kBlockPlaces; base += kBatch * apart) {
     Pack<T, N> taken[kBatch][kTaps];
     Compute<T> weights[kBatch][kTaps];
-#pragma unroll
-    for (int b = 0; b < kBatch; ++b) {
-#pragma unroll
-      for (int k = 0; k < kTaps; ++k) {
-        const int place = base + b * apart;
-        const int64_t at = (list * all.places + first + place) * kTaps + k;
-        const int point = place < places ? task.index[at] : -1;
-        const bool inside = 0 <= point && point < all.points;
-        taken[b][k] = {};
-        if (inside) taken[b][k] = load<N>(from + static_cast<int64_t>(point) * width + q * N);
-        if constexpr (kTaps > 1) weights[b][k] = inside ? Compute<T>(task.weight[at]) : Compute<T>(0);
-      }
-    }
+    unrolled<kBatch, kTaps>([&](int b, int k) {
+      const int place = base + b * apart;
+      const int64_t at = (list * all.places + first + place) * kTaps + k;
+      const int point = place < places ? task.index[at] : -1;
+      const bool inside = 0 <= point && point < all.points;
+      taken[b][k] = {};
+      if (inside) taken[b][k] = load<N>(from + static_cast<int64_t>(point) * width + q * N);
+      if constexpr (kTaps > 1) weights[b][k] = inside ? Compute<T>(task.weight[at]) : Compute<T>(0);
+    });
 #pragma unroll
     for (int b = 0; b < kBatch; ++b) {
       if constexpr (kTaps > 1) {
         Compute<T> sums[N] = {};
-#pragma unroll
-        for (int k = 0; k < kTaps; ++k)
-#pragma unroll
-          for (int c = 0; c < N; ++c) sums[c] += weights[b][k] * Compute<T>(taken[b][k].values[c]);
+        unrolled<kTaps, N>([&](int k, int c) { sums[c] += weights[b][k] * Compute<T>(taken[b][k].values[c]); });
 #pragma unroll
         for (int c = 0; c < N; ++c) assign(taken[b][0].values[c], sums[c]);
       }

@@ -119,8 +119,22 @@ void sort_on_gpu(Call& call, const CellsOfClouds<T>& all) {
   on_gpu_with<int64_t>(call, points, SortOnGpu<true, T>{all});
 }
 
-// Whether it pays on a GPU to sort clouds: otherwise a warp computes all distances of a query.
-inline bool pays_to_sort_on_gpu(int64_t size, int64_t queries) { return size >= 2048 && queries >= 32; }
+constexpr int kSearchThreads = 128;
+
+// Sorts the clouds if that pays, and launches one of two kernels, whose warps take a query of `task` each.
+template <typename Task, typename T>
+void search_on_gpu(Call& call, void (*sorted_kernel)(Task, CellsOfClouds<T>, int64_t),
+                   void (*kernel)(Task, CellsOfClouds<T>, int64_t), const Task& task, const CellsOfClouds<T>& cells) {
+  constexpr int64_t kWarps = kSearchThreads / 32, kMost = int64_t{1} << 30;
+  const bool sorted = task.size >= 2048 && task.number >= 32;
+  if (sorted) sort_on_gpu(call, cells), kernel = sorted_kernel;
+  const int64_t queries = task.clouds * task.number;
+  for (int64_t first = 0; first < queries && call.ok(); first += kMost * kWarps) {
+    const int64_t blocks = std::min(kMost, (queries - first - 1) / kWarps + 1);
+    kernel<<<static_cast<unsigned>(blocks), kSearchThreads, 0, call.stream()>>>(task, cells, first);
+    call.check_launch();
+  }
+}
 
 // Calls f(i, inside) for the sorted points of cells in `box` without those of `done`, 32 at a time, one for each lane
 // that is `inside`. All lanes of a warp call this with the same boxes. Lanes find 32 rows' points at once, and share

@@ -7,8 +7,6 @@
 
 namespace msops::points {
 
-constexpr int kSearchThreads = 128;
-
 // WarpNearest holds the 32 nearest of the points that a warp's lanes offer, in order: lane 0 has the nearest one.
 template <typename C>
 class WarpNearest {
@@ -106,18 +104,9 @@ __global__ void __launch_bounds__(kSearchThreads)
 //          fewer                          all              a warp computes 32 distances at once, from the caches
 template <typename T>
 void find_on_gpu(Call& call, const Nearest<T>& all, const CellsOfClouds<T>& cells) {
-  const int64_t queries = all.clouds * all.number;
-  if (!call.ok() || queries == 0) return;
+  if (!call.ok() || all.clouds * all.number == 0) return;
   if (all.k == 3 && find_three_on_gpu(call, all)) return;
-  const bool sorted = pays_to_sort_on_gpu(all.size, all.number);
-  if (sorted) sort_on_gpu(call, cells);
-  const auto kernel = sorted ? nearest_kernel<true, T> : nearest_kernel<false, T>;
-  constexpr int64_t kWarps = kSearchThreads / 32, kMost = int64_t{1} << 30;
-  for (int64_t first = 0; first < queries && call.ok(); first += kMost * kWarps) {
-    const int64_t blocks = std::min(kMost, (queries - first - 1) / kWarps + 1);
-    kernel<<<static_cast<unsigned>(blocks), kSearchThreads, 0, call.stream()>>>(all, cells, first);
-    call.check_launch();
-  }
+  search_on_gpu(call, nearest_kernel<true, T>, nearest_kernel<false, T>, all, cells);
 }
 
 }  // namespace msops::points

@@ -6,17 +6,16 @@ from mindspore import ops
 import msops
 from test_ball_query import TestBallQuery
 
-from .. import pointnet2
 from ..benchmark import Benchmark, OfFunction
 from ..figures import Target, times_faster
+from ..pointnet2 import SEARCHES, THEIRS, PointNet2
 
-THEIRS = "Pointnet2_PyTorch"
 SAMPLES = 32
 
 
-class BallQuery(Benchmark):
+class BallQuery(PointNet2, Benchmark):
     card = TestBallQuery()
-    sizes = pointnet2.SEARCHES
+    sizes = SEARCHES
     cell_sizes = {"GPU": ((32, 1024, 512), (1, 16384, 4096)), "CPU": ((2, 1024, 512), (1, 16384, 1024))}
     targets = {
         "GPU": [
@@ -81,11 +80,8 @@ class BallQuery(Benchmark):
 
         return query
 
-    def other_peers(self, case, sets):
-        radius = self.radius(case.size)
-        yield from pointnet2.peer(
-            case, sets, lambda theirs, xyz, new_xyz: theirs.ball_query(new_xyz, xyz, radius, SAMPLES)
-        )
+    def theirs(self, case, extension, xyz, new_xyz):
+        return extension.ball_query(new_xyz, xyz, self.radius(case.size), SAMPLES)
 
     def networks(self, size, dtype, device):
         radius, points = self.radius(size), size[1]

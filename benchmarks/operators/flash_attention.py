@@ -85,7 +85,7 @@ class FlashAttention(Benchmark):
         forward, backward = super().cases(size)
         return [forward, backward._replace(formula_results=("out",))]
 
-    def torch_formulas(self, case):
+    def torch_formulas(self, case, dtype):
         """Returns torch's attention by each of its kernels."""
         from torch.nn.attention import SDPBackend, sdpa_kernel
         from torch.nn.functional import scaled_dot_product_attention

@@ -4,14 +4,12 @@ import numpy as np
 
 from test_furthest_point_sample import TestFurthestPointSample
 
-from .. import pointnet2
 from ..benchmark import Benchmark, Sizes
 from ..figures import Target, times_faster
+from ..pointnet2 import THEIRS, PointNet2
 
-THEIRS = "Pointnet2_PyTorch"
 
-
-class FurthestPointSample(Benchmark):
+class FurthestPointSample(PointNet2, Benchmark):
     card = TestFurthestPointSample()
     compiled = False
     sizes = {
@@ -86,6 +84,5 @@ class FurthestPointSample(Benchmark):
 
         return sample
 
-    def other_peers(self, case, sets):
-        samples = case.size[-1]
-        yield from pointnet2.peer(case, sets, lambda theirs, xyz: theirs.furthest_point_sampling(xyz, samples))
+    def theirs(self, case, extension, xyz):
+        return extension.furthest_point_sampling(xyz, case.size[-1])

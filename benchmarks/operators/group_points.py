@@ -5,9 +5,9 @@ from mindspore import ops
 import msops
 from test_group_points import TestGroupPoints
 
-from .. import pointnet2
 from ..benchmark import Benchmark, Sizes
 from ..figures import Target, share, times_faster
+from ..pointnet2 import PointNet2
 
 
 def composed(features, idx):
@@ -17,7 +17,7 @@ def composed(features, idx):
     return ops.gather_elements(features, 2, flat).reshape(clouds, channels, *idx.shape[1:])
 
 
-class GroupPoints(Benchmark):
+class GroupPoints(PointNet2, Benchmark):
     card = TestGroupPoints()
     sizes = {
         "GPU": [
@@ -78,6 +78,5 @@ class GroupPoints(Benchmark):
 
         return group
 
-    def other_peers(self, case, sets):
-        if case.direction == "forward":
-            yield from pointnet2.peer(case, sets, lambda theirs, features, idx: theirs.group_points(features, idx))
+    def theirs(self, case, extension, features, idx):
+        return extension.group_points(features, idx)

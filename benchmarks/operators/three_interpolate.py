@@ -5,9 +5,9 @@ from mindspore import ops
 import msops
 from test_three_interpolate import TestThreeInterpolate
 
-from .. import pointnet2
 from ..benchmark import Benchmark, Sizes
 from ..figures import Target, share, times_faster
+from ..pointnet2 import PointNet2
 
 
 def composed(features, idx, weight):
@@ -18,7 +18,7 @@ def composed(features, idx, weight):
     return (taken * ops.expand_dims(weight, 1)).sum(-1)
 
 
-class ThreeInterpolate(Benchmark):
+class ThreeInterpolate(PointNet2, Benchmark):
     card = TestThreeInterpolate()
     sizes = {
         "GPU": [
@@ -68,8 +68,5 @@ class ThreeInterpolate(Benchmark):
 
         return interpolate
 
-    def other_peers(self, case, sets):
-        if case.direction == "forward":
-            yield from pointnet2.peer(
-                case, sets, lambda theirs, features, idx, weight: theirs.three_interpolate(features, idx, weight)
-            )
+    def theirs(self, case, extension, features, idx, weight):
+        return extension.three_interpolate(features, idx, weight)

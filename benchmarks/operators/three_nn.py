@@ -6,16 +6,14 @@ from mindspore import ops
 import msops
 from test_three_nn import TestThreeNN
 
-from .. import pointnet2
 from ..benchmark import Benchmark, OfFunction
 from ..figures import Target, times_faster
+from ..pointnet2 import SEARCHES, THEIRS, PointNet2
 
-THEIRS = "Pointnet2_PyTorch"
 
-
-class ThreeNN(Benchmark):
+class ThreeNN(PointNet2, Benchmark):
     card = TestThreeNN()
-    sizes = pointnet2.SEARCHES
+    sizes = SEARCHES
     cell_sizes = {"GPU": ((32, 1024, 512), (1, 16384, 4096)), "CPU": ((2, 1024, 512), (1, 4096, 4096))}
     targets = {
         "GPU": [
@@ -60,8 +58,8 @@ class ThreeNN(Benchmark):
 
         return find
 
-    def other_peers(self, case, sets):
-        yield from pointnet2.peer(case, sets, lambda theirs, unknown, known: theirs.three_nn(unknown, known))
+    def theirs(self, case, extension, unknown, known):
+        return extension.three_nn(unknown, known)
 
     def networks(self, size, dtype, device):
         def find(unknown, known):

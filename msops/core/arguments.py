@@ -1,4 +1,4 @@
-"""Checks settings and initial values. Every message reads "who: what must be this, got that"."""
+"""Checks and shows settings and initial values. Every message reads "who: what must be this, got that"."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import mindspore
 import numpy as np
-from mindspore import Parameter, Tensor
+from mindspore import Parameter, Tensor, nn
 from mindspore.common.initializer import Initializer, initializer
 
 from .spec import FLOATS, dtype_name
@@ -22,6 +22,11 @@ if TYPE_CHECKING:
 def whole(value: object) -> bool:
     """Tells whether a value is an int of Python or NumPy, and not a bool."""
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+
+
+def shown(cell: nn.Cell, *names: str) -> str:
+    """Returns settings of a Cell as its repr shows them."""
+    return ", ".join(f"{name}={getattr(cell, name)}" for name in names)
 
 
 def positive(operator: str, name: str, value: int) -> int:

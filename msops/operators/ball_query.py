@@ -106,10 +106,7 @@ class BallQuery(nn.Cell):
     construct.__doc__ = ball_query.__doc__  # for help()
 
     def extend_repr(self) -> str:
-        return (
-            f"radius={self.radius}, nsample={self.nsample}, min_radius={self.min_radius}, "
-            f"return_counts={self.return_counts}"
-        )
+        return arguments.shown(self, "radius", "nsample", "min_radius", "return_counts")
 
 
 def make_forward(name: str, radius: float, nsample: int, min_radius: float = 0.0) -> Operator:

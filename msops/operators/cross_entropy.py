@@ -141,10 +141,7 @@ class CrossEntropyLoss(nn.Cell):
     construct.__doc__ = cross_entropy.__doc__  # for help()
 
     def extend_repr(self) -> str:
-        return (
-            f"ignore_index={self.ignore_index}, reduction={self.reduction}, label_smoothing={self.label_smoothing}, "
-            f"z_loss={self.z_loss}, softcap={self.softcap}"
-        )
+        return arguments.shown(self, "ignore_index", "reduction", "label_smoothing", "z_loss", "softcap")
 
 
 def make_forward(

@@ -164,10 +164,8 @@ class DepthwiseConv2d(nn.Cell):
     construct.__doc__ = depthwise_conv2d.__doc__  # for help()
 
     def extend_repr(self) -> str:
-        return (
-            f"in_channels={self.in_channels}, out_channels={self.out_channels}, kernel_size={self.kernel_size}, "
-            f"stride={self.stride}, pad_mode={self.pad_mode}, padding={self.padding}, dilation={self.dilation}, "
-            f"has_bias={self.has_bias}"
+        return arguments.shown(
+            self, "in_channels", "out_channels", "kernel_size", "stride", "pad_mode", "padding", "dilation", "has_bias"
         )
 
 

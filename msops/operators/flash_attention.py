@@ -214,10 +214,7 @@ class FlashAttention(nn.Cell):
     construct.__doc__ = flash_attention.__doc__  # for help()
 
     def extend_repr(self) -> str:
-        return (
-            f"causal={self.causal}, scale={self.scale}, window={self.window}, softcap={self.softcap}, "
-            f"layout={self.layout}, return_lse={self.return_lse}"
-        )
+        return arguments.shown(self, "causal", "scale", "window", "softcap", "layout", "return_lse")
 
 
 def _call(

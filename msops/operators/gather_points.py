@@ -1,30 +1,12 @@
 from __future__ import annotations
 
-from mindspore import Tensor, nn, ops
+from mindspore import Tensor, nn
 
-from msops.core.factory import custom_op
-from msops.core.gathers import sorted_terms, staged
+from msops.core.gathers import gather_operators
 from msops.core.library import of_package
 
-
-def _gradient_of_backward(
-    idx: Tensor, dout: Tensor, features: Tensor, dfeatures: Tensor, ddfeatures: Tensor
-) -> tuple[Tensor, ...]:
-    """Calls the operator itself: it is linear, and its gradient is its transpose."""
-    return ops.zeros_like(idx), forward(ddfeatures, idx), ops.zeros_like(features)
-
-
 _library = of_package("gather_points")
-backward = custom_op(
-    _library.GatherPointsBackward,
-    f"idx(B, M, dtype=index), dout(B, C, M), features(B, C, N) -> dfeatures(B, C, N); {sorted_terms('M', 'N')}",
-    gradient=_gradient_of_backward,
-)
-forward = custom_op(
-    _library.GatherPointsForward,
-    f"features(B, C, N), idx(B, M, dtype=index) -> out(B, C, M); {staged('N')}",
-    gradient=backward,
-)
+forward, backward = gather_operators(_library.GatherPointsForward, _library.GatherPointsBackward, "M")
 
 
 def gather_points(features: Tensor, idx: Tensor) -> Tensor:

@@ -3,32 +3,13 @@ from __future__ import annotations
 from mindspore import Tensor, nn, ops
 
 from msops.core import arguments
-from msops.core.factory import custom_op
-from msops.core.gathers import sorted_terms, staged
+from msops.core.gathers import gather_operators
 from msops.core.inputs import cast_as
 from msops.core.library import of_package
 from msops.operators.ball_query import BallQuery
 
-
-def _gradient_of_backward(
-    idx: Tensor, dout: Tensor, features: Tensor, dfeatures: Tensor, ddfeatures: Tensor
-) -> tuple[Tensor, ...]:
-    """Calls the operator itself: it is linear, and its gradient is its transpose."""
-    return ops.zeros_like(idx), forward(ddfeatures, idx), ops.zeros_like(features)
-
-
 _library = of_package("group_points")
-backward = custom_op(
-    _library.GroupPointsBackward,
-    "idx(B, M, S, dtype=index), dout(B, C, M, S), features(B, C, N) -> dfeatures(B, C, N); "
-    + sorted_terms("M * S", "N"),
-    gradient=_gradient_of_backward,
-)
-forward = custom_op(
-    _library.GroupPointsForward,
-    f"features(B, C, N), idx(B, M, S, dtype=index) -> out(B, C, M, S); {staged('N')}",
-    gradient=backward,
-)
+forward, backward = gather_operators(_library.GroupPointsForward, _library.GroupPointsBackward, "M, S")
 
 
 def group_points(features: Tensor, idx: Tensor) -> Tensor:
@@ -139,7 +120,7 @@ class QueryAndGroup(nn.Cell):
         return ops.concat((cast_as(relative, features), group_points(features, idx)), 1)
 
     def extend_repr(self) -> str:
-        return f"radius={self.radius}, nsample={self.nsample}, use_xyz={self.use_xyz}"
+        return arguments.shown(self, "radius", "nsample", "use_xyz")
 
 
 class GroupAll(nn.Cell):

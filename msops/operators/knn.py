@@ -95,7 +95,7 @@ class KNN(nn.Cell):
     construct.__doc__ = knn.__doc__  # for help()
 
     def extend_repr(self) -> str:
-        return f"k={self.k}, return_distances={self.return_distances}"
+        return arguments.shown(self, "k", "return_distances")
 
 
 def make_forward(name: str, k: int) -> Operator:

@@ -143,10 +143,7 @@ class LayerNorm(nn.Cell):
     construct.__doc__ = layer_norm.__doc__  # for help()
 
     def extend_repr(self) -> str:
-        return (
-            f"normalized_shape={self.normalized_shape}, begin_norm_axis={self.begin_norm_axis}, "
-            f"begin_params_axis={self.begin_params_axis}, epsilon={self.epsilon}"
-        )
+        return arguments.shown(self, "normalized_shape", "begin_norm_axis", "begin_params_axis", "epsilon")
 
 
 @ops.constexpr

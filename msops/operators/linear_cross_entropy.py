@@ -181,7 +181,7 @@ class LinearCrossEntropyLoss(nn.Cell):
     construct.__doc__ = linear_cross_entropy.__doc__  # for help()
 
     def extend_repr(self) -> str:
-        return f"hidden_size={self.hidden_size}, vocab_size={self.vocab_size}, has_bias={self.has_bias}"
+        return arguments.shown(self, "hidden_size", "vocab_size", "has_bias")
 
 
 class _Losses(nn.Cell):

@@ -142,4 +142,4 @@ class LLTMCell(nn.Cell):
     construct.__doc__ = lltm_cell.__doc__  # for help()
 
     def extend_repr(self) -> str:
-        return f"input_size={self.input_size}, hidden_size={self.hidden_size}"
+        return arguments.shown(self, "input_size", "hidden_size")

@@ -107,10 +107,10 @@ class RMSNorm(nn.Cell):
         name = type(self).__name__
         self.hidden_size = arguments.positive(name, "hidden_size", hidden_size)
         self.eps, self.offset, self.casting = eps, offset, casting
-        has_weight = arguments.boolean(name, "has_weight", has_weight)
-        self.forward_op = self.make_primitive(name, eps, offset, casting, has_weight)
+        self.has_weight = arguments.boolean(name, "has_weight", has_weight)
+        self.forward_op = self.make_primitive(name, eps, offset, casting, self.has_weight)
         self.weight = None
-        if has_weight:
+        if self.has_weight:
             self.weight = arguments.parameter(name, "weight", 1 - offset, (self.hidden_size,), dtype)
 
     @staticmethod
@@ -125,10 +125,7 @@ class RMSNorm(nn.Cell):
     construct.__doc__ = rms_norm.__doc__  # for help()
 
     def extend_repr(self) -> str:
-        return (
-            f"hidden_size={self.hidden_size}, eps={self.eps}, offset={self.offset}, casting={self.casting}, "
-            f"has_weight={self.weight is not None}"
-        )
+        return arguments.shown(self, "hidden_size", "eps", "offset", "casting", "has_weight")
 
 
 def settings_of(name: str, eps: float, offset: float, casting: str) -> dict[str, Any]:

@@ -122,10 +122,7 @@ class RotaryEmbedding(nn.Cell):
     construct.__doc__ = rotary_embedding.__doc__  # for help()
 
     def extend_repr(self) -> str:
-        return (
-            f"dim={self.dim}, max_length={self.max_length}, base={self.base}, interleaved={self.interleaved}, "
-            f"layout={self.layout}"
-        )
+        return arguments.shown(self, "dim", "max_length", "base", "interleaved", "layout")
 
 
 @open_once

@@ -18,11 +18,30 @@ __device__ __forceinline__ void wgmma_wait_group() {
   MSOPS_SM90A("wgmma.wait_group.sync.aligned %0;" : : "n"(kGroups) : "memory");
 }
 
-// Describes a matrix in shared memory whose rows, of 128 bytes, are stored as TMA does with its swizzle of 128 bytes.
-__device__ __forceinline__ uint64_t wgmma_matrix(unsigned address) {
+// Describes a matrix in shared memory that is to be transposed, in tiles of 64 columns whose rows, of 128 bytes, are
+// stored as TMA does with its swizzle of 128 bytes. The tiles are at a distance of `bytes`.
+__device__ __forceinline__ uint64_t wgmma_transposed(unsigned address, unsigned bytes) {
   constexpr uint64_t kSwizzle128 = 1, kBytesOf8Rows = 1024;
-  return kSwizzle128 << 62 | kBytesOf8Rows / 16 << 32 | 1 << 16 | address / 16;
+  return kSwizzle128 << 62 | kBytesOf8Rows / 16 << 32 | static_cast<uint64_t>(bytes / 16) << 16 | address / 16;
 }
+
+// Describes a matrix of one such tile that is not to be transposed.
+__device__ __forceinline__ uint64_t wgmma_matrix(unsigned address) { return wgmma_transposed(address, 16); }
+
+// The numbers of the sums among an instruction's operands.
+#define MSOPS_NUMBERS_32                                                 \
+  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15" \
+  ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define MSOPS_NUMBERS_64                                                             \
+  MSOPS_NUMBERS_32                                                                   \
+  ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47" \
+  ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define MSOPS_NUMBERS_128                                                                        \
+  MSOPS_NUMBERS_64                                                                               \
+  ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"             \
+  ", %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"             \
+  ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111" \
+  ", %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 
 // Begins d += a b of TF32, where b is 64 rows of 8 numbers. A thread holds a as for mma_m16n8k8, of its warp's 16 rows,
 // and d[i] is at row lane / 4 (+ 8 where i / 2 % 2) and column i / 4 * 8 + 2 (lane % 4) + i % 2.
@@ -30,20 +49,11 @@ __device__ __forceinline__ void wgmma_m64n64k8(float (&d)[32], const uint32_t (&
 #define MSOPS_4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
   MSOPS_SM90A(
       "{.reg .pred adds; setp.eq.u32 adds, 0, 0;"
-      "wgmma.mma_async.sync.aligned.m64n64k8.f32.tf32.tf32 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
-      "{%32, %33, %34, %35}, %36, adds, 1, 1;}" : MSOPS_4(0),
+      "wgmma.mma_async.sync.aligned.m64n64k8.f32.tf32.tf32 {" MSOPS_NUMBERS_32
+      "}, {%32, %33, %34, %35}, %36, adds, 1, 1;}" : MSOPS_4(0),
       MSOPS_4(4), MSOPS_4(8), MSOPS_4(12), MSOPS_4(16), MSOPS_4(20), MSOPS_4(24), MSOPS_4(28) : "r"(a[0]), "r"(a[1]),
       "r"(a[2]), "r"(a[3]), "l"(b));
 #undef MSOPS_4
-}
-
-// Describes a matrix to be transposed, in tiles of 64 columns whose rows, of 128 bytes, are stored as TMA does with its
-// swizzle of 128 bytes. The tiles are at a distance of `bytes`.
-__device__ __forceinline__ uint64_t wgmma_transposed(unsigned address, unsigned bytes) {
-  constexpr uint64_t kSwizzle128 = 1, kBytesOf8Rows = 1024;
-  return kSwizzle128 << 62 | kBytesOf8Rows / 16 << 32 | static_cast<uint64_t>(bytes / 16) << 16 | address / 16;
 }
 
 // Keeps the compiler from moving uses of sums before the wait that comes before this.
@@ -65,93 +75,41 @@ __device__ __forceinline__ void wgmma_fence_operand(float (&d)[kN][4]) {
 #define MSOPS_64(i) MSOPS_32(i), MSOPS_32(i + 8)
 #define MSOPS_128(i) MSOPS_64(i), MSOPS_64(i + 16)
 
-// a is in shared memory: 64 rows of its terms, or rows of its terms transposed, if kTransposedA is 1.
-template <int kTransposed, int kTransposedA = 0>
-__device__ __forceinline__ void wgmma_m64n64k16(float (&d)[8][4], uint64_t a, uint64_t b, [[maybe_unused]] int adds) {
-  MSOPS_SM90A(
-      "{.reg .pred adds; setp.ne.b32 adds, %34, 0;"
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-      "}, %32, %33, adds, 1, 1, %36, %35;}" : MSOPS_32(0) : "l"(a),
-      "l"(b), "r"(adds), "n"(kTransposed), "n"(kTransposedA));
-}
-template <int kTransposed>
-__device__ __forceinline__ void wgmma_m64n128k16(float (&d)[16][4], uint64_t a, uint64_t b, [[maybe_unused]] int adds) {
-  MSOPS_SM90A(
-      "{.reg .pred adds; setp.ne.b32 adds, %66, 0;"
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-      "}, %64, %65, adds, 1, 1, 0, %67;}" : MSOPS_64(0) : "l"(a),
-      "l"(b), "r"(adds), "n"(kTransposed));
-}
-template <int kTransposed>
-__device__ __forceinline__ void wgmma_m64n256k16(float (&d)[32][4], uint64_t a, uint64_t b, [[maybe_unused]] int adds) {
-  MSOPS_SM90A(
-      "{.reg .pred adds; setp.ne.b32 adds, %130, 0;"
-      "wgmma.mma_async.sync.aligned.m64n256k16.f32.f16.f16 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
-      "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
-      "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "
-      "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "
-      "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
-      "}, %128, %129, adds, 1, 1, 0, %131;}" : MSOPS_128(0) : "l"(a),
-      "l"(b), "r"(adds), "n"(kTransposed));
-}
-// A thread holds a as for mma_m16n8k16, of its warp's 16 rows.
-template <int kTransposed>
-__device__ __forceinline__ void wgmma_m64n64k16(float (&d)[8][4], const uint32_t (&a)[4], uint64_t b,
-                                                [[maybe_unused]] int adds) {
-  MSOPS_SM90A(
-      "{.reg .pred adds; setp.ne.b32 adds, %37, 0;"
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-      "}, {%32, %33, %34, %35}, %36, adds, 1, 1, %38;}" : MSOPS_32(0) : "r"(a[0]),
-      "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(adds), "n"(kTransposed));
-}
-template <int kTransposed>
-__device__ __forceinline__ void wgmma_m64n128k16(float (&d)[16][4], const uint32_t (&a)[4], uint64_t b,
-                                                 [[maybe_unused]] int adds) {
-  MSOPS_SM90A(
-      "{.reg .pred adds; setp.ne.b32 adds, %69, 0;"
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-      "}, {%64, %65, %66, %67}, %68, adds, 1, 1, %70;}" : MSOPS_64(0) : "r"(a[0]),
-      "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(adds), "n"(kTransposed));
-}
-template <int kTransposed>
-__device__ __forceinline__ void wgmma_m64n256k16(float (&d)[32][4], const uint32_t (&a)[4], uint64_t b,
-                                                 [[maybe_unused]] int adds) {
-  MSOPS_SM90A(
-      "{.reg .pred adds; setp.ne.b32 adds, %133, 0;"
-      "wgmma.mma_async.sync.aligned.m64n256k16.f32.f16.f16 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
-      "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
-      "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "
-      "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "
-      "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
-      "}, {%128, %129, %130, %131}, %132, adds, 1, 1, %134;}" : MSOPS_128(0) : "r"(a[0]),
-      "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(adds), "n"(kTransposed));
-}
+// Defines the functions for some columns, whose sums have these numbers and are these operands. Other operands have the
+// numbers from i to o. a is in shared memory: 64 rows of its terms, or rows of its terms transposed, if kTransposedA is
+// 1; or a thread holds it as for mma_m16n8k16, of its warp's 16 rows.
+#define MSOPS_WGMMA(columns, numbers, sums, i, j, k, l, m, n, o)                                                      \
+  template <int kTransposed, int kTransposedA = 0>                                                                    \
+  __device__ __forceinline__ void wgmma_m64n##columns##k16(float (&d)[columns / 8][4], uint64_t a, uint64_t b,        \
+                                                           [[maybe_unused]] int adds) {                               \
+    MSOPS_SM90A("{.reg .pred adds; setp.ne.b32 adds, %" #k                                                            \
+                ", 0;"                                                                                                \
+                "wgmma.mma_async.sync.aligned.m64n" #columns "k16.f32.f16.f16 {" numbers "}, %" #i ", %" #j           \
+                ", adds, 1, 1, %" #m ", %" #l ";}" : sums : "l"(a),                                                   \
+                "l"(b), "r"(adds), "n"(kTransposed), "n"(kTransposedA));                                              \
+  }                                                                                                                   \
+  template <int kTransposed>                                                                                          \
+  __device__ __forceinline__ void wgmma_m64n##columns##k16(float (&d)[columns / 8][4], const uint32_t (&a)[4],        \
+                                                           uint64_t b, [[maybe_unused]] int adds) {                   \
+    MSOPS_SM90A("{.reg .pred adds; setp.ne.b32 adds, %" #n                                                            \
+                ", 0;"                                                                                                \
+                "wgmma.mma_async.sync.aligned.m64n" #columns "k16.f32.f16.f16 {" numbers "}, {%" #i ", %" #j ", %" #k \
+                ", %" #l "}, %" #m ", adds, 1, 1, %" #o ";}" : sums : "r"(a[0]),                                      \
+                "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(adds), "n"(kTransposed));                                \
+  }
+MSOPS_WGMMA(64, MSOPS_NUMBERS_32, MSOPS_32(0), 32, 33, 34, 35, 36, 37, 38)
+MSOPS_WGMMA(128, MSOPS_NUMBERS_64, MSOPS_64(0), 64, 65, 66, 67, 68, 69, 70)
+MSOPS_WGMMA(256, MSOPS_NUMBERS_128, MSOPS_128(0), 128, 129, 130, 131, 132, 133, 134)
 
+#undef MSOPS_WGMMA
 #undef MSOPS_4
 #undef MSOPS_16
 #undef MSOPS_32
 #undef MSOPS_64
 #undef MSOPS_128
+#undef MSOPS_NUMBERS_32
+#undef MSOPS_NUMBERS_64
+#undef MSOPS_NUMBERS_128
 
 // Calls the function for 8 kN columns.
 template <int kTransposed, int kN, typename A>
