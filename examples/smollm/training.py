@@ -35,22 +35,33 @@ class _Loss(nn.Cell):
         return self.loss(self.net(tokens), following)
 
 
-class Join(nn.Cell):
-    """Replaces `sums` by their mean over all processes, and returns the norm of all of them together."""
+class Share(nn.Cell):
+    """Replaces `sums` by their mean over all processes."""
 
     def __init__(self, sums, processes):
         super().__init__()
-        self.sums, self.processes = sums, processes
-        self.all_reduce = ops.AllReduce() if processes > 1 else None
+        self.sums, self.processes, self.all_reduce = sums, processes, ops.AllReduce()
+
+    def construct(self):
+        done = True
+        for i in range(len(self.sums)):
+            done = ops.depend(done, ops.assign(self.sums[i], self.all_reduce(self.sums[i]) / self.processes))
+        return done
+
+
+class Norm(nn.Cell):
+    """Returns the norm of all `sums` together.
+
+    A branch inside the loop would nest the calls of a graph of some 300 Parameters deeper than MindSpore allows."""
+
+    def __init__(self, sums):
+        super().__init__()
+        self.sums = sums
 
     def construct(self):
         total = Tensor(0, mindspore.float32)
         for i in range(len(self.sums)):
-            mean = self.sums[i]
-            if self.all_reduce is not None:
-                mean = self.all_reduce(mean) / self.processes
-                mean = ops.depend(mean, ops.assign(self.sums[i], mean))
-            total = total + ops.square(mean).sum()
+            total = total + ops.square(self.sums[i]).sum()
         return ops.sqrt(total)
 
 
@@ -114,7 +125,8 @@ class Trainer:
         schedule = Schedule(highest, warmup, steps)
         self._optimizer = nn.AdamWeightDecay(groups, schedule, beta1=0.9, beta2=0.95, eps=1e-8)
         self._accumulate = Accumulate(net, loss, sums)
-        self._join, self._update, self._clear = Join(sums, processes), Update(self._optimizer, sums), Clear(sums)
+        self._share = Share(sums, processes) if processes > 1 else None
+        self._norm, self._update, self._clear = Norm(sums), Update(self._optimizer, sums), Clear(sums)
         self._net, self._clip = net, clip
         self.step, self.good = 0, 0
         self.scale = 2.0**15 if net.dtype == mindspore.float16 else 1.0
@@ -125,8 +137,10 @@ class Trainer:
         self._net.set_train(True)
         scale = Tensor(self.scale, mindspore.float32)
         losses = [self._accumulate(*map(Tensor, batch), scale).asnumpy() for batch in batches]
+        if self._share is not None:
+            self._share()
         whole = self.scale * len(batches)
-        norm = float(self._join().asnumpy()) / whole
+        norm = float(self._norm().asnumpy()) / whole
         if np.isfinite(norm):
             self._update(Tensor(min(1.0, self._clip / max(norm, 1e-12)) / whole, mindspore.float32))
             self.good += 1
