@@ -7,6 +7,29 @@ from mindspore.common.initializer import Zero, initializer
 
 _GROWTH = 1000  # the loss scale doubles after so many steps without an overflow
 
+# HyperMap calls these for each of some 300 Parameters. A loop over them would compile for a minute.
+_square, _scaled, _added, _cleared = (ops.MultitypeFuncGraph(name) for name in ("square", "scaled", "added", "cleared"))
+
+
+@_square.register("Tensor")
+def _(x):
+    return ops.square(x).sum()
+
+
+@_scaled.register("Tensor", "Tensor")
+def _(factor, x):
+    return x * factor
+
+
+@_added.register("Tensor", "Tensor")
+def _(x, more):
+    return ops.assign_add(x, more.astype(mindspore.float32))
+
+
+@_cleared.register("Tensor")
+def _(x):
+    return ops.assign(x, ops.zeros_like(x))
+
 
 class Accumulate(nn.Cell):
     """Adds the gradients of a batch's loss times `scale` to `sums`, and returns the loss."""
@@ -16,14 +39,12 @@ class Accumulate(nn.Cell):
         self.net, self.loss, self.sums = net, loss, sums
         self.parameters = ParameterTuple(net.trainable_params())
         self.gradient = ops.GradOperation(get_by_list=True, sens_param=True)
-        self.both = _Loss(net, loss)
+        self.both, self.each = _Loss(net, loss), ops.HyperMap()
 
     def construct(self, tokens, following, scale):
         loss = self.both(tokens, following)
         gradients = self.gradient(self.both, self.parameters)(tokens, following, scale.astype(loss.dtype))
-        for i in range(len(self.sums)):
-            loss = ops.depend(loss, ops.assign_add(self.sums[i], gradients[i].astype(mindspore.float32)))
-        return loss
+        return ops.depend(loss, self.each(_added, self.sums, gradients))
 
 
 class _Loss(nn.Cell):
@@ -50,19 +71,14 @@ class Share(nn.Cell):
 
 
 class Norm(nn.Cell):
-    """Returns the norm of all `sums` together.
-
-    A branch inside the loop would nest the calls of a graph of some 300 Parameters deeper than MindSpore allows."""
+    """Returns the norm of all `sums` together."""
 
     def __init__(self, sums):
         super().__init__()
-        self.sums = sums
+        self.sums, self.each = sums, ops.HyperMap()
 
     def construct(self):
-        total = Tensor(0, mindspore.float32)
-        for i in range(len(self.sums)):
-            total = total + ops.square(self.sums[i]).sum()
-        return ops.sqrt(total)
+        return ops.sqrt(ops.addn(self.each(_square, self.sums)))
 
 
 class Update(nn.Cell):
@@ -70,25 +86,19 @@ class Update(nn.Cell):
 
     def __init__(self, optimizer, sums):
         super().__init__()
-        self.optimizer, self.sums = optimizer, sums
+        self.optimizer, self.sums, self.each = optimizer, sums, ops.HyperMap()
 
     def construct(self, factor):
-        gradients = ()
-        for i in range(len(self.sums)):
-            gradients += (self.sums[i] * factor,)
-        return self.optimizer(gradients)
+        return self.optimizer(self.each(ops.partial(_scaled, factor), self.sums))
 
 
 class Clear(nn.Cell):
     def __init__(self, sums):
         super().__init__()
-        self.sums = sums
+        self.sums, self.each = sums, ops.HyperMap()
 
     def construct(self):
-        done = True
-        for i in range(len(self.sums)):
-            done = ops.depend(done, ops.assign(self.sums[i], ops.zeros_like(self.sums[i])))
-        return done
+        return ops.depend(True, self.each(_cleared, self.sums))
 
 
 class Schedule(nn.learning_rate_schedule.LearningRateSchedule):
