@@ -13,7 +13,7 @@ _square, _scaled, _added, _cleared = (ops.MultitypeFuncGraph(name) for name in (
 
 @_square.register("Tensor")
 def _(x):
-    return ops.square(x).sum()
+    return ops.expand_dims(ops.square(x).sum(), 0)
 
 
 @_scaled.register("Tensor", "Tensor")
@@ -78,7 +78,7 @@ class Norm(nn.Cell):
         self.sums, self.each = sums, ops.HyperMap()
 
     def construct(self):
-        return ops.sqrt(ops.addn(self.each(_square, self.sums)))
+        return ops.sqrt(ops.addn(self.each(_square, self.sums)).sum())
 
 
 class Update(nn.Cell):
