@@ -115,7 +115,7 @@ class Reader:
 
     def read(self, tokens, place):
         torch.compiler.cudagraph_mark_step_begin()
-        return self.call(tokens, self.places[place : place + tokens.shape[1]])
+        return self.call(tokens, self.places[place : place + tokens.shape[1]].clone())
 
 
 def training(job, tokens, compiled):
@@ -148,7 +148,7 @@ def decoding(job, tokens, compiled):
     reader = Reader(job, compiled)
 
     def run(count):
-        written = torch.from_numpy(tokens[:, :1]).to(device(job))
+        written = torch.from_numpy(tokens[:, :1].copy()).to(device(job))  # other strides would be compiled once more
         with torch.no_grad():
             reader.go_to(job.length - count)
             for place in range(job.length - count, job.length):
