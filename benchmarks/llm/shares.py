@@ -6,6 +6,7 @@ runs in a process of its own, since MindSpore's GPU libraries and torch's can di
 """
 
 import argparse
+import itertools
 import json
 import sys
 import tempfile
@@ -123,16 +124,17 @@ def main():
     print(job.name)
     rows, step = [], None
     with tempfile.NamedTemporaryFile("w+") as log:
-        messages = [*run(job, log)]
-        for timed in TIMED:
-            messages += parts.messages(timed, [f"{NAME}.shares", timed, json.dumps(job._asdict())], log)
-        for message in messages:
-            if "failed" in message or "crashed" in message:
-                print(f"not measured: {message}")
-            elif "what" in message.get("row", ()):
-                rows.append(message["row"])
-            elif "row" in message:
-                step = message["row"]["us"]
+        timed = [parts.messages(part, [f"{NAME}.shares", part, json.dumps(job._asdict())], log) for part in TIMED]
+        try:
+            for message in itertools.chain(run(job, log), *timed):
+                if "failed" in message or "crashed" in message:
+                    print(f"not measured: {message}")
+                elif "what" in message.get("row", ()):
+                    rows.append(message["row"])
+                elif "row" in message:
+                    step = message["row"]["us"]
+        except KeyboardInterrupt:
+            print("not measured: what came after the interrupt")
     if step is None:
         sys.exit("The step was not measured.")
     print(*report(step, rows), sep="\n")
