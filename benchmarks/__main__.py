@@ -2,6 +2,7 @@
 
 python -m benchmarks                        measures everything, on the GPU where there is one
 python -m benchmarks --op add --quick       takes a first look at one operator
+python -m benchmarks --op llm               measures a whole language model, which the default leaves out
 """
 
 import argparse
@@ -16,17 +17,21 @@ from tqdm import tqdm
 
 from . import parts, report
 from .cases import cell_cases, kernel_cases, precisions, sequence_cases
+from .llm import run as llm
+from .operators import BENCHMARKS
 
 RESULTS = Path(__file__).with_name("results")
 
 
-def parse():
+def parse(arguments=None):
     parser = argparse.ArgumentParser(
         "python -m benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parts.add_options(parser)
+    words = "for --op llm, measure only what this expression finds, as in 'msops: .* training|decoding 64'"
+    parser.add_argument("--jobs", type=re.compile, default="", metavar="EXPRESSION", help=words)
     parser.add_argument("--output", type=Path, help=f"folder to write to; default: {RESULTS.name}/DEVICE beside this")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     options.device_target = options.device_target or ("GPU" if has_gpu() else "CPU")
     return options
 
@@ -44,27 +49,33 @@ def folder_name(device):
 def measure(options, log):
     """Returns (rows, what was not measured, whether all parts came to their end)."""
     rows, troubles, whole = [], [], True
-    arguments = options.device_target, options.op, options.quick
+    operators = [op for op in options.op if op in BENCHMARKS]
+    arguments = options.device_target, operators, options.quick
     sequences = len(precisions(options.device_target, options.dtype)) * len(sequence_cases(*arguments))
     steps = len(options.dtype) * (len(kernel_cases(*arguments)) + 2 * len(cell_cases(*arguments))) + sequences
-    with tqdm(total=steps, unit="case", dynamic_ncols=True) as progress:
+    with tqdm(total=steps + len(llm.chosen(options)), unit="case", dynamic_ncols=True) as progress:
         try:
-            for part in parts.PARTS:
-                if part == "sequences" and not sequences:
+            for message in messages(options, operators, sequences, log):
+                if "row" in message:
+                    rows.append(message["row"])
                     continue
-                for message in parts.run(part, options, log):
-                    if "row" in message:
-                        rows.append(message["row"])
-                    elif "step" in message:
-                        progress.set_description(message["step"])
-                        progress.update()
-                    else:
-                        whole &= "crashed" not in message
-                        troubles += message.values()
+                if "step" in message:
+                    progress.set_description(message.pop("step"))
+                    progress.update()
+                whole &= "crashed" not in message
+                troubles += message.values()
         except KeyboardInterrupt:
             whole = False
             troubles.append("what came after the interrupt")
     return rows, troubles, whole
+
+
+def messages(options, operators, sequences, log):
+    """Yields the messages of all parts."""
+    for part in parts.PARTS if operators else ():
+        if part != "sequences" or sequences:
+            yield from parts.run(part, options, log)
+    yield from llm.messages(options, log)
 
 
 def main():

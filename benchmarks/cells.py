@@ -14,7 +14,8 @@ import mindspore
 from mindspore import ops
 
 from .cases import cell_cases
-from .parts import Attempt, options_of_part, say
+from .messages import Attempt, say
+from .parts import options_of_part
 from .timing import Times, buffers
 
 MOST_INPUTS = 8  # sets of inputs

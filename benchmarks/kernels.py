@@ -12,7 +12,8 @@ from msops.testing.entry import outputs_of, prepare_operator
 
 from . import naive, numpy_peers
 from .cases import kernel_cases
-from .parts import Attempt, options_of_part, say
+from .messages import Attempt, say
+from .parts import options_of_part
 from .timing import WARM_UP, CpuTimer, GpuTimer, buffers
 
 try:
@@ -108,22 +109,32 @@ def random_inputs(case, dtype, arrays):
     return inputs
 
 
+def random_sets(case, dtype, timer, arrays):
+    """Returns sets of random inputs that do not stay in the cache, and of outputs, for the case's entry."""
+    size = case.elements * (2 if dtype == "float16" else 4)
+    sets = [random_inputs(case, dtype, arrays) for _ in range(buffers(timer.name, size))]
+    return sets, [[arrays.empty(*output) for output in outputs_of(case.operator, inputs)] for inputs in sets]
+
+
+def prepare(case, sets, outputs, timer):
+    """Returns the calls of the case's entry over these sets."""
+    calls = [prepare_operator(case.operator, [*i, *o], timer.handle) for i, o in zip(sets, outputs)]
+    status = calls[0]()
+    if status != 0:
+        raise RuntimeError(f"the entry returned {status}")
+    return calls
+
+
 def measure(case, dtype, timer, arrays):
     """Times our kernel and each peer."""
-    operator, size = case.operator, case.elements * (2 if dtype == "float16" else 4)
+    size = case.elements * (2 if dtype == "float16" else 4)
     row = dict(part="kernel", op=case.op, direction=case.direction, case=case.name, dtype=dtype, bytes=size)
     row.update(named=int(case.named), beside=case.beside, operations=case.operations)
 
-    sets, outputs = [], []
-    for _ in range(buffers(timer.name, size)):
-        sets.append(random_inputs(case, dtype, arrays))
-        outputs.append([arrays.empty(*output) for output in outputs_of(operator, sets[-1])])
+    sets, outputs = random_sets(case, dtype, timer, arrays)
     step = f"{case.op} {case.direction} {case.name} {dtype}"
     with Attempt(step):
-        calls = [prepare_operator(operator, [*i, *o], timer.handle) for i, o in zip(sets, outputs)]
-        status = calls[0]()
-        if status != 0:
-            raise RuntimeError(f"the entry returned {status}")
+        calls = prepare(case, sets, outputs, timer)
         say(row=dict(row, by="msops", **timer(calls)._asdict()))
         del calls
 

@@ -2,16 +2,16 @@
 
 MindSpore's GPU libraries and torch's can disturb each other in one process, and a crash costs only one part. A part
 sends messages, one JSON object a line: {"row": {}}, {"step": "what comes now"}, {"failed": "what failed, and why"}. A
-part that ended early adds {"crashed": ...}.
+part that ended early adds {"crashed": ...}. The jobs of language models (llm/run.py) are such processes, too.
 """
 
 import argparse
 import json
 import subprocess
 import sys
-import traceback
 from pathlib import Path
 
+from . import llm
 from .benchmark import DTYPES
 from .operators import BENCHMARKS
 
@@ -22,7 +22,8 @@ PARTS = {"kernels": "kernels", "sequences": "sequences", "graph": "cells", "pyna
 def add_options(parser):
     """Adds the options that a part and the whole benchmark share."""
     ops = tuple(BENCHMARKS)
-    parser.add_argument("--op", type=_some_of(ops), default=ops, help=f"some of {','.join(ops)}; default: all")
+    words = f"some of {','.join(ops)}; default: all of these. {llm.NAME} is a language model"
+    parser.add_argument("--op", type=_some_of((*ops, llm.NAME)), default=ops, help=words)
     parser.add_argument("--dtype", type=_some_of(DTYPES), default=DTYPES, help="float32, float16; default: both")
     parser.add_argument("--device-target", choices=("GPU", "CPU"), help="default: GPU where there is one")
     parser.add_argument("--quick", action="store_true", help="a size or two of each operator")
@@ -47,34 +48,18 @@ def options_of_part():
     return parser.parse_args()
 
 
-def say(**message):
-    print(json.dumps(message), flush=True)
-
-
-class Attempt:
-    """Names the step in its block, and reports a failure there instead of ending the part."""
-
-    def __init__(self, step, silent=False):
-        self.step = step
-        if not silent:
-            say(step=step)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, kind, error, trace):
-        if error is None or not isinstance(error, Exception):
-            return False
-        traceback.print_exception(error)
-        lines = str(error).strip().splitlines()
-        say(failed=f"{self.step}: {kind.__name__}: {lines[0] if lines else ''}")
-        return True
-
-
 def run(part, options, log):
-    """Runs a part and yields its messages; the rest of what it prints goes to the file `log`."""
-    command = [sys.executable, "-m", f"benchmarks.{PARTS[part]}", part, "--device-target", options.device_target]
-    command += ["--op", ",".join(options.op), "--dtype", ",".join(options.dtype), *["--quick"] * options.quick]
+    """Runs a part and yields its messages."""
+    arguments = [PARTS[part], part, "--device-target", options.device_target, *["--quick"] * options.quick]
+    operators = ",".join(op for op in options.op if op in BENCHMARKS)
+    return messages(part, [*arguments, "--op", operators, "--dtype", ",".join(options.dtype)], log)
+
+
+def messages(part, arguments, log):
+    """Runs a module of the benchmark with arguments, and yields its messages; the rest of what it prints goes to the
+    file `log`."""
+    module, *rest = arguments
+    command = [sys.executable, "-m", f"benchmarks.{module}", *rest]
     step = "its start"
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=log, text=True) as process:
         try:

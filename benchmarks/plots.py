@@ -6,6 +6,7 @@ from pathlib import Path
 
 import matplotlib
 import matplotlib.pyplot as plt
+import numpy as np
 from matplotlib.colors import LogNorm
 
 from . import report
@@ -20,6 +21,8 @@ COLORS = {
 }  # fmt: skip
 MODES = {"graph": "MindSpore,\ngraph mode", "pynative": "MindSpore,\nPyNative"}
 LINES = {"float32": "-", "float16": "--"}
+MODEL_KINDS = ("training", "prefill", "decoding")
+MODEL_COLORS = {"MindSpore": "#e6994c", "msops": "#0b5fa5", "torch": "#999999", "torch.compile": "#555555"}
 LINE, FIELD = 0.22, 0.72  # height of a table's line and width of a field, in inches
 HEAD = 4  # height of a table's head, in lines
 
@@ -39,6 +42,9 @@ def draw(folder):
     cells = [dict(row, by=MODES[row["part"]]) for row in of_mindspore]
     if cells:
         speedups(cells, f"Whole Cells through MindSpore on {about['device']}").savefig(Path(folder) / "cells.png")
+    of_models = [row for row in rows if row["part"] == "model"]
+    if of_models:
+        models(of_models, about["device"]).savefig(Path(folder) / "models.png")
     plt.close("all")
 
 
@@ -186,6 +192,41 @@ def sequences(rows, device):
             axes.grid(alpha=0.3)
     panels[0, 0].legend()
     return figure
+
+
+def models(rows, device):
+    """Draws the tokens per second of whole models in groups of bars, one group for each case. Training is one panel,
+    other cases have panels of their own, since their speeds differ a lot. A cross stands for what was not measured."""
+    panels_of = {}
+    for row in sorted(rows, key=lambda row: MODEL_KINDS.index(row["direction"])):
+        panel = row["direction"], "" if row["direction"] == "training" else row["case"]
+        panels_of.setdefault(panel, {}).setdefault((row["case"], row["dtype"]), {})[row["by"]] = row["tokens_s"]
+    peers = [peer for peer in MODEL_COLORS if any(row["by"] == peer for row in rows)]
+    widths = [len(cases) for cases in panels_of.values()]
+    size = (1.5 + 2.6 * sum(widths), 4.5)
+    figure, panels = plt.subplots(1, len(widths), figsize=size, dpi=110, layout="constrained", width_ratios=widths)
+    panels = np.atleast_1d(panels)
+    figure.suptitle(f"A language model of SmolLM2-135M's sizes on {device}: tokens per second")
+    for ((kind, _), cases), axes in zip(panels_of.items(), panels):
+        for i, peer in enumerate(peers):
+            places = np.arange(len(cases)) + (i - (len(peers) - 1) / 2) * 0.8 / len(peers)
+            heights = [speeds.get(peer, 0) for speeds in cases.values()]
+            bars = axes.bar(places, heights, 0.76 / len(peers), color=MODEL_COLORS[peer], label=peer)
+            axes.bar_label(bars, [_thousands(height) if height else "x" for height in heights], padding=2, fontsize=8)
+        axes.set_xticks(range(len(cases)), [f"{case}\n{dtype}" for case, dtype in cases])
+        axes.set(title=kind, xlim=(-0.5, len(cases) - 0.5))
+        axes.margins(y=0.1)
+        axes.yaxis.set_major_formatter(lambda value, _: _thousands(value))
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(peers))
+    return figure
+
+
+def _thousands(value):
+    for size, unit in ((1e6, " M"), (1e3, " k")):
+        if value >= size:
+            return f"{value / size:.3g}{unit}"
+    return f"{value:.3g}"
 
 
 if __name__ == "__main__":

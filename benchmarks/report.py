@@ -14,8 +14,12 @@ from msops.core.build import find_nvcc
 COLUMNS = (
     "part", "op", "direction", "case", "dtype", "by", "us", "us_25", "us_75", "us_step", "times_faster",
     "share", "floor_us", "floor", "tb_s", "bytes", "operations", "how", "named", "beside",
+    "tokens_s", "first_s", "peak_gb",
 )  # fmt: skip
-NUMBERS = ("us", "us_25", "us_75", "us_step", "times_faster", "share", "floor_us", "tb_s", "bytes", "operations")
+NUMBERS = (
+    "us", "us_25", "us_75", "us_step", "times_faster", "share", "floor_us", "tb_s", "bytes", "operations",
+    "tokens_s", "first_s", "peak_gb",
+)  # fmt: skip
 FILE = "times.csv"
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -80,7 +84,7 @@ def about(device_target):
         found["C++"] = _output([cxx, "--version"]).splitlines()[0]
     found["Python"] = platform.python_version()
     found["msops"] = re.search(r'__version__ = "(.*)"', (ROOT / "msops" / "__init__.py").read_text())[1]
-    for package in ("mindspore", "torch", "triton", "numpy"):
+    for package in ("mindspore", "torch", "transformers", "triton", "numpy"):
         try:
             found[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
@@ -98,7 +102,7 @@ def _output(command):
 
 
 def table(rows):
-    """Returns the named cases as text: our kernels beside each peer, sequences, then whole Cells."""
+    """Returns the named cases as text: our kernels beside each peer, sequences, whole Cells, and models."""
     lines = []
     for parts, columns in (
         (("kernel",), ("us", "floor_us", "share")),
@@ -117,8 +121,20 @@ def table(rows):
                 cells.append([row["part"], name, row["dtype"], *map(_short, figures)])
         if cells:
             lines += ["", *_aligned([heading, *cells])]
+    lines += model_table([row for row in rows if row["part"] == "model"])
     lines += ["", "us, us_step: microseconds, of a step. 'PEER /': how many times msops' time the peer takes."]
     return "\n".join(lines)
+
+
+def model_table(rows):
+    """Returns lines about whole models, one for each case and peer."""
+    cells = [
+        [f"{row['op']} {row['direction']} {row['case']}", row["dtype"], row["by"]]
+        + [_short(row[name] or None) for name in ("tokens_s", "us", "times_faster", "first_s", "peak_gb")]
+        for row in rows
+    ]
+    heading = ["case", "dtype", "by", "tokens/s", "us", "/ msops", "first step, s", "memory, GB"]
+    return ["", *_aligned([heading, *cells])] if cells else []
 
 
 def _short(value):

@@ -15,7 +15,8 @@ Its `sequence_sweeps` {label: (axis of a size, which sizes)} become the panels o
 
 from .cases import precisions, sequence_cases
 from .kernels import session
-from .parts import Attempt, options_of_part, say
+from .messages import Attempt, say
+from .parts import options_of_part
 
 WARM_UP = 0.04  # s; less than for kernels, since there are many measurements, some of long calls
 

@@ -8,6 +8,8 @@ import sys
 
 from . import report
 from .figures import Target, ragged, times_faster
+from .llm import NAME
+from .llm.run import TARGETS
 from .operators import BENCHMARKS
 
 EVERY = (  # the targets of every operator
@@ -20,9 +22,10 @@ def table(rows, device):
     """Yields the table's lines for a run on GPU or CPU."""
     yield "| operator | what | target | worst case | reached | met |"
     yield "|---|---|---|---|---|---|"
-    for op, benchmark in BENCHMARKS.items():
+    targets = {op: (*benchmark.targets.get(device, ()), *EVERY) for op, benchmark in BENCHMARKS.items()}
+    for op, of_op in {**targets, NAME: TARGETS[device]}.items():
         chosen = [row for row in rows if row["op"] == op or row["part"] == "device"]
-        for target in (*benchmark.targets.get(device, ()), *EVERY):
+        for target in of_op:
             figures = [figure for figure in target.figures(chosen) if figure[0] == figure[0]]  # not NaN
             if figures:
                 worst, case = min(figures)

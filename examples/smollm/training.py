@@ -7,6 +7,29 @@ from mindspore.common.initializer import Zero, initializer
 
 _GROWTH = 1000  # the loss scale doubles after so many steps without an overflow
 
+# HyperMap calls these for each of some 300 Parameters. A loop over them would compile for a minute.
+_square, _scaled, _added, _cleared = (ops.MultitypeFuncGraph(name) for name in ("square", "scaled", "added", "cleared"))
+
+
+@_square.register("Tensor")
+def _(x):
+    return ops.expand_dims(ops.square(x).sum(), 0)
+
+
+@_scaled.register("Tensor", "Tensor")
+def _(factor, x):
+    return x * factor
+
+
+@_added.register("Tensor", "Tensor")
+def _(x, more):
+    return ops.assign_add(x, more.astype(mindspore.float32))
+
+
+@_cleared.register("Tensor")
+def _(x):
+    return ops.assign(x, ops.zeros_like(x))
+
 
 class Accumulate(nn.Cell):
     """Adds the gradients of a batch's loss times `scale` to `sums`, and returns the loss."""
@@ -16,14 +39,12 @@ class Accumulate(nn.Cell):
         self.net, self.loss, self.sums = net, loss, sums
         self.parameters = ParameterTuple(net.trainable_params())
         self.gradient = ops.GradOperation(get_by_list=True, sens_param=True)
-        self.both = _Loss(net, loss)
+        self.both, self.each = _Loss(net, loss), ops.HyperMap()
 
     def construct(self, tokens, following, scale):
         loss = self.both(tokens, following)
         gradients = self.gradient(self.both, self.parameters)(tokens, following, scale.astype(loss.dtype))
-        for i in range(len(self.sums)):
-            loss = ops.depend(loss, ops.assign_add(self.sums[i], gradients[i].astype(mindspore.float32)))
-        return loss
+        return ops.depend(loss, self.each(_added, self.sums, gradients))
 
 
 class _Loss(nn.Cell):
@@ -35,23 +56,29 @@ class _Loss(nn.Cell):
         return self.loss(self.net(tokens), following)
 
 
-class Join(nn.Cell):
-    """Replaces `sums` by their mean over all processes, and returns the norm of all of them together."""
+class Share(nn.Cell):
+    """Replaces `sums` by their mean over all processes."""
 
     def __init__(self, sums, processes):
         super().__init__()
-        self.sums, self.processes = sums, processes
-        self.all_reduce = ops.AllReduce() if processes > 1 else None
+        self.sums, self.processes, self.all_reduce = sums, processes, ops.AllReduce()
 
     def construct(self):
-        total = Tensor(0, mindspore.float32)
+        done = True
         for i in range(len(self.sums)):
-            mean = self.sums[i]
-            if self.all_reduce is not None:
-                mean = self.all_reduce(mean) / self.processes
-                mean = ops.depend(mean, ops.assign(self.sums[i], mean))
-            total = total + ops.square(mean).sum()
-        return ops.sqrt(total)
+            done = ops.depend(done, ops.assign(self.sums[i], self.all_reduce(self.sums[i]) / self.processes))
+        return done
+
+
+class Norm(nn.Cell):
+    """Returns the norm of all `sums` together."""
+
+    def __init__(self, sums):
+        super().__init__()
+        self.sums, self.each = sums, ops.HyperMap()
+
+    def construct(self):
+        return ops.sqrt(ops.addn(self.each(_square, self.sums)).sum())
 
 
 class Update(nn.Cell):
@@ -59,25 +86,19 @@ class Update(nn.Cell):
 
     def __init__(self, optimizer, sums):
         super().__init__()
-        self.optimizer, self.sums = optimizer, sums
+        self.optimizer, self.sums, self.each = optimizer, sums, ops.HyperMap()
 
     def construct(self, factor):
-        gradients = ()
-        for i in range(len(self.sums)):
-            gradients += (self.sums[i] * factor,)
-        return self.optimizer(gradients)
+        return self.optimizer(self.each(ops.partial(_scaled, factor), self.sums))
 
 
 class Clear(nn.Cell):
     def __init__(self, sums):
         super().__init__()
-        self.sums = sums
+        self.sums, self.each = sums, ops.HyperMap()
 
     def construct(self):
-        done = True
-        for i in range(len(self.sums)):
-            done = ops.depend(done, ops.assign(self.sums[i], ops.zeros_like(self.sums[i])))
-        return done
+        return ops.depend(True, self.each(_cleared, self.sums))
 
 
 class Schedule(nn.learning_rate_schedule.LearningRateSchedule):
@@ -114,7 +135,8 @@ class Trainer:
         schedule = Schedule(highest, warmup, steps)
         self._optimizer = nn.AdamWeightDecay(groups, schedule, beta1=0.9, beta2=0.95, eps=1e-8)
         self._accumulate = Accumulate(net, loss, sums)
-        self._join, self._update, self._clear = Join(sums, processes), Update(self._optimizer, sums), Clear(sums)
+        self._share = Share(sums, processes) if processes > 1 else None
+        self._norm, self._update, self._clear = Norm(sums), Update(self._optimizer, sums), Clear(sums)
         self._net, self._clip = net, clip
         self.step, self.good = 0, 0
         self.scale = 2.0**15 if net.dtype == mindspore.float16 else 1.0
@@ -125,8 +147,10 @@ class Trainer:
         self._net.set_train(True)
         scale = Tensor(self.scale, mindspore.float32)
         losses = [self._accumulate(*map(Tensor, batch), scale).asnumpy() for batch in batches]
+        if self._share is not None:
+            self._share()
         whole = self.scale * len(batches)
-        norm = float(self._join().asnumpy()) / whole
+        norm = float(self._norm().asnumpy()) / whole
         if np.isfinite(norm):
             self._update(Tensor(min(1.0, self._clip / max(norm, 1e-12)) / whole, mindspore.float32))
             self.good += 1

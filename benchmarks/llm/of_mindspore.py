@@ -1,0 +1,97 @@
+"""Runs a language model in MindSpore, with msops' operators or with its own, as examples/smollm does in graph mode."""
+
+import sys
+from pathlib import Path
+
+import mindspore
+import numpy as np
+from mindspore import Tensor, nn, ops
+from mindspore.nn.utils import no_init_parameters
+
+import msops
+
+from . import main
+
+_EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+sys.path += [str(_EXAMPLES), str(_EXAMPLES / "smollm")]
+
+import composed  # noqa: E402
+from generation import CachedLlama  # noqa: E402
+from llama import Llama, NextTokenLoss  # noqa: E402
+from training import Trainer  # noqa: E402
+
+OPERATORS = {"msops": msops, "MindSpore": composed}
+
+
+class Greedy(nn.Cell):
+    """Reads tokens (B, 1) at a place (1,), and returns the best tokens after them, and the next place."""
+
+    def __init__(self, net):
+        super().__init__()
+        self.net, self.last = net, Tensor([0], mindspore.int32)
+        self.best = ops.Argmax(axis=-1, output_type=mindspore.int32)
+
+    def construct(self, tokens, place):
+        scores = self.net(tokens, place, self.last)
+        return self.best(scores).reshape(-1, 1), place + 1
+
+
+def network(job):
+    """Returns a Llama of random weights. In training, its Parameters are float32."""
+    dtype = getattr(mindspore, job.dtype)
+    with no_init_parameters():
+        net = Llama(OPERATORS[job.by], **job.sizes, length=job.length, tied=True, dtype=dtype)
+    rng = np.random.default_rng(0)
+    for parameter in net.get_parameters():
+        shape = parameter.shape
+        value = np.ones(shape) if len(shape) == 1 else 0.02 * rng.standard_normal(shape, np.float32)
+        parameter.set_data(Tensor(value, mindspore.float32 if job.kind == "training" else dtype))
+    return net
+
+
+def training(job, tokens):
+    net = network(job)
+    trainer = Trainer(net, NextTokenLoss(OPERATORS[job.by]), highest=1e-4, warmup=10, steps=1000)
+
+    def run(count):
+        for _ in range(count):
+            while not np.isfinite(trainer.train([(tokens[:, :-1], tokens[:, 1:])])[1]):
+                pass  # The gradients overflowed, so that nothing was updated: the loss scale is lower now.
+
+    return run
+
+
+def prefill(job, tokens):
+    net = CachedLlama(network(job), job.texts)
+    inputs = Tensor(tokens[:, :-1]), Tensor([0], mindspore.int32), Tensor([job.length - 1], mindspore.int32)
+
+    def run(count):
+        for _ in range(count):
+            scores = net(*inputs)
+        scores.asnumpy()
+
+    return run
+
+
+def decoding(job, tokens):
+    net = Greedy(CachedLlama(network(job), job.texts))
+
+    def run(count):
+        written, place = Tensor(tokens[:, :1]), Tensor([job.length - count], mindspore.int32)
+        for _ in range(count):
+            written, place = net(written, place)
+        written.asnumpy()
+
+    return run
+
+
+def prepare(job):
+    mindspore.set_context(mode=mindspore.GRAPH_MODE)
+    mindspore.set_device(job.device)
+    tokens = np.random.default_rng(1).integers(0, job.sizes["vocabulary"], (job.texts, job.length + 1), np.int32)
+    kinds = dict(training=training, prefill=prefill, decoding=decoding)
+    return kinds[job.kind](job, tokens), mindspore.runtime.max_memory_allocated
+
+
+if __name__ == "__main__":
+    main(prepare)
