@@ -112,7 +112,7 @@ class QueryAndGroup(nn.Cell):
         _require_features("QueryAndGroup", features is not None, self.use_xyz)
         idx = self.query(xyz, new_xyz)
         if not self.use_xyz:
-            return group_points(features, idx)
+            return forward(features, idx)
         centers = ops.expand_dims(ops.transpose(new_xyz, (0, 2, 1)), 3)
         relative = group_points(ops.transpose(xyz, (0, 2, 1)), idx) - centers
         if features is None:
