@@ -105,9 +105,7 @@ def test_text_is_learned(run, tmp_path):
 @pytest.mark.parametrize(
     ("name", "option", "message"),
     [
-        ("text", "--steps=1", "must be below that of the bigram table"),
         ("rows", "--epochs=1", "accuracy must be at least 95%"),
-        ("points", "--steps=1", "accuracy must be at least 95%"),
         ("volume", "--steps=1", "error must be at most 2%"),
     ],
 )
