@@ -1,6 +1,7 @@
 """Tests what docs/versions.md says of the installed MindSpore. `make test-matrix` tests the other versions."""
 
 import copy
+import doctest
 import sys
 
 import mindspore
@@ -10,6 +11,7 @@ from mindspore import Tensor, amp, nn, ops
 
 import features
 import msops
+from card import cards
 from child import run_python
 from matrix import FEATURES, TABLE, here, rows_of, works
 from msops.compat import VERSION
@@ -37,21 +39,28 @@ def test_model_in_mixed_precision(level, mode):
     features.model(amp_level=level, loss_scale_manager=scaled)
 
 
-CELLS = (
-    (msops.Add, (), [(2, 3), (3,)]),
-    (msops.Sigmoid, (), [(2, 3)]),
-    (msops.DepthwiseConv2d, (2, 3), [(1, 2, 5, 5)]),
-    (msops.TrilinearInterpolation, (), [(2, 8, 3), (2, 3)]),
-    (msops.LLTMCell, (3, 4), [(2, 3), ((2, 4), (2, 4))]),
-    (msops.LLTM, (3, 4, 2), [(5, 2, 3), ((2, 2, 4), (2, 2, 4))]),
-)
+PUBLIC = {name: getattr(msops, name) for name in msops.__all__}
+CELLS = [name for name, value in PUBLIC.items() if isinstance(value, type) and issubclass(value, nn.Cell)]
+OF_CARDS = {card.cell: card for card in cards() if getattr(card, "cell", None)}
 
 
-def tensors(shapes):
-    return [
-        tuple(tensors(shape)) if shape and isinstance(shape[0], tuple) else Tensor(np.full(shape, 0.3, np.float32))
-        for shape in shapes
-    ]
+def call_of(cell, monkeypatch):
+    """Returns a Cell and its inputs: those of its card or, if it takes what its function does not, of its example."""
+    if cell in OF_CARDS:
+        inputs, settings = OF_CARDS[cell].case_inputs(OF_CARDS[cell].small, np.float32)
+        return cell(**settings), [Tensor(x) for x in inputs]
+    calls = []
+
+    def call(net, *inputs, **named):
+        calls.append((net, inputs))
+        return nn.Cell.__call__(net, *inputs, **named)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(cell, "__call__", call, raising=False)
+        names = {}
+        for example in doctest.DocTestParser().get_examples(cell.__doc__):
+            exec(example.source, names)  # noqa: S102
+    return calls[0]
 
 
 def arrays(results):
@@ -60,12 +69,12 @@ def arrays(results):
     return [array for result in results for array in arrays(result)]
 
 
-@pytest.mark.parametrize(("cell", "settings", "shapes"), CELLS, ids=lambda value: getattr(value, "__name__", ""))
-def test_cell_in_level_o1(mode, monkeypatch, tmp_path, cell, settings, shapes):
+@pytest.mark.parametrize("name", CELLS)
+def test_cell_in_level_o1(mode, monkeypatch, tmp_path, name):
     """A Cell works in level O1, for which MindSpore rewrites its source. None of the Cell's operators are in O1's list
     for float16."""
     monkeypatch.chdir(tmp_path)  # MindSpore writes the new source into a folder here
-    net, inputs = cell(*settings), tensors(shapes)
+    net, inputs = call_of(PUBLIC[name], monkeypatch)
     want = arrays(net(*inputs))
     assert_equal(arrays(amp.auto_mixed_precision(net, "O1")(*inputs)), want)
 

@@ -27,7 +27,7 @@ def cast_as(tensor: Tensor, x: Tensor) -> Tensor:
     return ops.cast(tensor, x.dtype)
 
 
-def describe(x: object) -> Description:
+def describe(x: object) -> "Description":  # noqa: UP037, since for level O1 MindSpore copies this to a module without it
     if isinstance(x, Tensor):
         return x.shape, x.dtype
     return None, type(x)

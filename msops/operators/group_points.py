@@ -50,8 +50,12 @@ def group_points(features: Tensor, idx: Tensor) -> Tensor:
 class GroupPoints(nn.Cell):
     """Takes the features of groups of points. See :func:`msops.group_points`."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.forward_op = forward.primitive
+
     def construct(self, features: Tensor, idx: Tensor) -> Tensor:
-        return forward(features, idx)
+        return self.forward_op(features, idx)[0]
 
     construct.__doc__ = group_points.__doc__  # for help()
 
@@ -106,18 +110,18 @@ class QueryAndGroup(nn.Cell):
         arguments.number(name, "radius", radius, 0)
         arguments.positive(name, "nsample", nsample)
         self.radius, self.nsample, self.use_xyz = radius, nsample, arguments.boolean(name, "use_xyz", use_xyz)
-        self.query = BallQuery(radius, nsample)
+        self.query, self.group = BallQuery(radius, nsample), GroupPoints()
 
     def construct(self, xyz: Tensor, new_xyz: Tensor, features: Tensor | None = None) -> Tensor:
         _require_features("QueryAndGroup", features is not None, self.use_xyz)
         idx = self.query(xyz, new_xyz)
         if not self.use_xyz:
-            return forward(features, idx)
+            return self.group(features, idx)
         centers = ops.expand_dims(ops.transpose(new_xyz, (0, 2, 1)), 3)
-        relative = group_points(ops.transpose(xyz, (0, 2, 1)), idx) - centers
+        relative = self.group(ops.transpose(xyz, (0, 2, 1)), idx) - centers
         if features is None:
             return relative
-        return ops.concat((cast_as(relative, features), group_points(features, idx)), 1)
+        return ops.concat((cast_as(relative, features), self.group(features, idx)), 1)
 
     def extend_repr(self) -> str:
         return arguments.shown(self, "radius", "nsample", "use_xyz")

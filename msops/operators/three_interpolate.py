@@ -77,7 +77,11 @@ def three_interpolate(features: Tensor, idx: Tensor, weight: Tensor) -> Tensor:
 class ThreeInterpolate(nn.Cell):
     """Interpolates features between three points each. See :func:`msops.three_interpolate`."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.forward_op = forward.primitive
+
     def construct(self, features: Tensor, idx: Tensor, weight: Tensor) -> Tensor:
-        return forward(features, idx, weight)
+        return self.forward_op(features, idx, weight)[0]
 
     construct.__doc__ = three_interpolate.__doc__  # for help()
