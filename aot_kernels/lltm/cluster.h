@@ -58,6 +58,8 @@ __global__ void __launch_bounds__(ClusterPlan<kHidden, Loop>::kThreads, 1)
     for (int i = 0; i < 2; ++i) mbarrier_arrive_expect_tx(arrived(i), bytes);
   }
   cluster_arrive_wait();
+  // A block without units gets no numbers: it gives none that the others wait for, so that they would overtake it.
+  if (first_unit >= loop.hidden) return;
 
   // Each of the first threads has one unit of one sample.
   const int mine = threadIdx.x / kUnits, of_block = threadIdx.x % kUnits;
@@ -68,8 +70,9 @@ __global__ void __launch_bounds__(ClusterPlan<kHidden, Loop>::kThreads, 1)
     if (next_round == loop.steps) return;
 #pragma unroll
     for (int block = 0; block < kBlocks; ++block)
-      st_async(float(pack.values[0]), &shared[mine].published[next_round % 2][segment][unit], arrived(next_round),
-               block);
+      if (block * kUnits < loop.hidden)
+        st_async(float(pack.values[0]), &shared[mine].published[next_round % 2][segment][unit], arrived(next_round),
+                 block);
   };
   typename Loop::State state[1];
   typename Loop::template Inputs<1> next;
