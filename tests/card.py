@@ -257,7 +257,7 @@ def results_of(operator, *inputs):
     """Returns the results of an operator's entry."""
     outputs = [np.empty(shape, dtype) for shape, dtype in outputs_of(operator, inputs)]
     assert prepare_operator(operator, [*inputs, *outputs])() == 0
-    return outputs[: len(operator.names()[1])]
+    return outputs[: len(names_of(operator).results)]
 
 
 def cards():

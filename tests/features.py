@@ -43,7 +43,7 @@ def near(got, want):
 
 
 class Network(nn.Cell):
-    """Maps images (N, 2, 6, 6) to scores (N, 3) by all Cells."""
+    """Maps images (N, 2, 6, 6) to scores (N, 3) by Cells with and without parameters."""
 
     def __init__(self):
         super().__init__()

@@ -104,7 +104,7 @@ __global__ void __launch_bounds__(kMostThreads) block_kernel(const Sampling<T> s
   }
 
   for (int64_t s = 1; s < sampling.samples; ++s) {
-    const int turn = static_cast<int>(s % 2), round = static_cast<int>((s - 1) % 8192);  // in 32 bits
+    const int turn = static_cast<int>(s % 2), round = static_cast<int>((s - 1) % 8192);  // as ints
     // Update the distances.
     Candidate<C> best{-1, INT32_MAX};
 #pragma unroll

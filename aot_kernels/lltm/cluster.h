@@ -58,7 +58,8 @@ __global__ void __launch_bounds__(ClusterPlan<kHidden, Loop>::kThreads, 1)
     for (int i = 0; i < 2; ++i) mbarrier_arrive_expect_tx(arrived(i), bytes);
   }
   cluster_arrive_wait();
-  // A block without units gets no numbers: it gives none that the others wait for, so that they would overtake it.
+  // A block without units takes no part. The others do not wait for it, and could end two phases of its mbarrier while
+  // one of its threads still waits for the first.
   if (first_unit >= loop.hidden) return;
 
   // Each of the first threads has one unit of one sample.
@@ -82,7 +83,7 @@ __global__ void __launch_bounds__(ClusterPlan<kHidden, Loop>::kThreads, 1)
     if (loop.steps > 0) next = loop.template read<1>(0, sample, unit);
   }
   for (int64_t round = 0; round < loop.steps; ++round) {
-    mbarrier_wait(arrived(round), static_cast<int>(round / 2 % 4096));       // the phase, in 32 bits
+    mbarrier_wait(arrived(round), static_cast<int>(round / 2 % 4096));       // the phase, as an int
     if (threadIdx.x == 0) mbarrier_arrive_expect_tx(arrived(round), bytes);  // for the round after the next one
 #pragma unroll 1
     for (int s = 0; s < samples; ++s) {

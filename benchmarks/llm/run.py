@@ -39,16 +39,13 @@ def messages(options, log):
 
 def run(job, log):
     """Runs a job, and yields its messages."""
-    before, failed = _size(log), False
+    log.flush()
+    path, failed = Path(log.name), False
+    before = path.stat().st_size
     for message in parts.messages(job.name, [f"{NAME}.{PEERS[job.by]}", json.dumps(job._asdict())], log):
         if "crashed" not in message:
             yield message
         elif not failed:  # Otherwise it has said why it failed, and that it then does not end well says nothing more.
-            no_memory = is_out_of_memory(Path(log.name).read_text(errors="replace")[before:])
+            no_memory = is_out_of_memory(path.read_bytes()[before:].decode(errors="replace"))
             yield dict(failed=f"{job.name}: out of memory") if no_memory else message
         failed |= "failed" in message
-
-
-def _size(log):
-    log.flush()
-    return len(Path(log.name).read_text(errors="replace"))

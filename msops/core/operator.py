@@ -203,7 +203,11 @@ class PlainOperator(Operator, Primitive):
 
 
 class ScratchOperator(Operator):
-    """An operator with scratch: a call drops what its primitive returns after the outputs."""
+    """An operator with scratch: a call drops what its primitive returns after the outputs.
+
+    The Cells of msops call the primitive: for level O1, MindSpore rewrites what a Cell calls, and finds no source of an
+    operator.
+    """
 
     __ms_class__ = True  # MindSpore compiles __call__ from its source, as it does for an ms_class (jit_class)
 
