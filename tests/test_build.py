@@ -123,13 +123,14 @@ def test_environment_behind_a_link(tmp_path):
     assert (environment / "kept").is_file()
 
 
-def test_demo_builds_what_it_needs(tmp_path):
-    """The demo's libraries are those of the Cells in its file."""
-    command = ["make", "--dry-run", "demo", "NVCC=", f"LIB={tmp_path}"]
+@pytest.mark.parametrize("goal, example", [("demo", "digits"), ("chat", "llama")])
+def test_builds_what_an_example_needs(tmp_path, goal, example):
+    """The libraries are those of the operators that the example's file names."""
+    command = ["make", "--dry-run", goal, "NVCC=", f"LIB={tmp_path}"]
     commands = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     libraries = set(re.findall(rf"-o {tmp_path}/(\w+)\.so", commands))
-    cells = re.findall(r"msops\.([A-Z]\w*)", (ROOT / "examples" / "digits.py").read_text())
-    assert libraries == {getattr(msops, cell).__module__.split(".")[-1] for cell in cells}
+    names = re.findall(r"\b(?:msops|operators)\.(\w+)", (ROOT / "examples" / f"{example}.py").read_text())
+    assert libraries == {getattr(msops, name).__module__.split(".")[-1] for name in names}
 
 
 @pytest.mark.parametrize("code", ["from msops import sigmoid", "import msops; msops.sigmoid", "from msops import *"])
