@@ -123,7 +123,7 @@ def test_environment_behind_a_link(tmp_path):
     assert (environment / "kept").is_file()
 
 
-@pytest.mark.parametrize("goal, example", [("demo", "digits"), ("chat", "llama")])
+@pytest.mark.parametrize(("goal", "example"), [("demo", "digits"), ("chat", "llama")])
 def test_builds_what_an_example_needs(tmp_path, goal, example):
     """The libraries are those of the operators that the example's file names."""
     command = ["make", "--dry-run", goal, "NVCC=", f"LIB={tmp_path}"]
