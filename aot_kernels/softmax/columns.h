@@ -54,7 +54,7 @@ class ColumnsOnCpu {
 
   explicit ColumnsOnCpu(const Columns<Program, T>& all) : all_(all) {
     const int64_t of_set = all.s.length * all.s.inner;
-    is_short_ = of_set <= 2 * kRun && all.s.outer >= kRun / 4;
+    is_short_ = of_set <= kShort && all.s.outer >= kRun / 4;
     is_narrow_ = !is_short_ && all.s.inner <= kRun / 2;
     joined_ = std::max<int64_t>(1, std::clamp<int64_t>(of_set / 8, kRun / 2, kRun) / all.s.inner) * all.s.inner;
   }
@@ -73,6 +73,8 @@ class ColumnsOnCpu {
 
  private:
   static constexpr int64_t kRun = 64, kShortSum = 256;  // rows of a sum; with more, it would lose digits
+  // Numbers of a set that is read a column at a time: such reads are slower out of cold caches, which exponentials hide.
+  static constexpr int64_t kShort = Program::kScales ? 2 * kRun - 1 : kRun / 2;
   // Terms of the last phase wait in the output for their scale, where they are not rounded.
   static constexpr bool kStores = Program::kScales && std::is_same<T, C>::value;
   using Results = C[Program::kPhases][kRun];
