@@ -73,7 +73,7 @@ class CpuArrays:
         return np.asarray(self.rng.uniform(-bound, bound, shape), dtype)
 
     def empty(self, shape, dtype):
-        return np.full(shape, 0, dtype)  # writes to all pages, which the system then does not give while a kernel runs
+        return np.full(shape, 0, dtype)  # touches all pages, so that no kernel is timed while it gets them
 
     def multiply(self, a, b, out=None):
         return numpy_peers.multiply(a, b, out)

@@ -73,7 +73,8 @@ class ColumnsOnCpu {
 
  private:
   static constexpr int64_t kRun = 64, kShortSum = 256;  // rows of a sum; with more, it would lose digits
-  // Numbers of a set that is read a column at a time: such reads are slower out of cold caches, which exponentials hide.
+  // A set of at most so many numbers is read a column at a time. Out of cold caches that is slow, but the time of
+  // exponentials hides it.
   static constexpr int64_t kShort = Program::kScales ? 2 * kRun - 1 : kRun / 2;
   // Terms of the last phase wait in the output for their scale, where they are not rounded.
   static constexpr bool kStores = Program::kScales && std::is_same<T, C>::value;

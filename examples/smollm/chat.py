@@ -25,7 +25,7 @@ def parse(arguments=None):
     parser.add_argument("--device-target", choices=("CPU", "GPU"), default="CPU", help="where to compute")
     parser.add_argument("--dtype", choices=("float32", "float16"), help="float32 on the CPU, float16 on the GPU")
     parser.add_argument("--operators", choices=OPERATORS, default="msops", help="which operators to use")
-    # The weights have four bits, so that a higher temperature soon leaves the question.
+    # The weights have four bits, so that a higher temperature soon leads away from the question.
     parser.add_argument("--temperature", type=_between(0, 100), default=0.1, help="0 takes the best token always")
     parser.add_argument("--top-p", type=_between(0, 1), default=0.9, help="the probability that the tokens share")
     parser.add_argument("--seed", type=int, default=0, help="seed of the random choices")
