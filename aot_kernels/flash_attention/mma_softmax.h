@@ -152,6 +152,14 @@ struct OnlineSoftmax {
     return fmaf(max[m][half], factor, logf(sum[m][half]));
   }
 
+  // Returns 0, which the compiler does not know. What takes it comes after the powers.
+  __device__ __forceinline__ int zero() const {
+    bool below = false;
+#pragma unroll
+    for (int m = 0; m < kM; ++m) below |= sum[m][0] + sum[m][1] < 0;
+    return below;
+  }
+
   // Adds the sums of the four threads that share a row.
   __device__ __forceinline__ void finish() {
     unrolled<kM, 2>([&](int m, int half) { sum[m][half] = sum_of_row(sum[m][half]); });

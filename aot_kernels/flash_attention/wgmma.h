@@ -48,8 +48,15 @@ bool launch_wgmma_forward(Call& call, const Attention<Half>& a) {
   const int64_t blocks = wgmma_blocks<S>(wgmma_forward<S>, order.count());
   TensorMaps maps;
   if (blocks == 0 || !maps.encode(a, nullptr, S::kQueries, S::kKeys)) return false;
-  wgmma_forward<S><<<static_cast<unsigned>(blocks), S::kThreads, S::kBytes, call.stream()>>>(a, maps.q, maps.k, maps.v,
-                                                                                             order, order.count());
+  // Blocks that are done take the next item, if items differ.
+  const bool differ = order.last_first || a.left >= 0 || a.kv_lengths || a.is_packed();
+  unsigned* tickets = nullptr;
+  if (differ && order.count() > blocks && order.count() <= INT32_MAX) {
+    tickets = reinterpret_cast<unsigned*>(a.partial);
+    cudaMemsetAsync(tickets, 0, sizeof *tickets, call.stream());
+  }
+  wgmma_forward<S><<<static_cast<unsigned>(blocks), S::kThreads, S::kBytes, call.stream()>>>(
+      a, maps.q, maps.k, maps.v, order, order.count(), tickets);
   call.check_launch();
   return true;
 }

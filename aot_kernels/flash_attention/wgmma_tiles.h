@@ -31,7 +31,9 @@ struct Ring {
   __device__ __forceinline__ void init(int users, int makers = 1) const {
     for (int i = 0; i < kStages; ++i) mbarrier_init(full(i), makers), mbarrier_init(empty(i), users);
   }
-  __device__ __forceinline__ void wait(int copy) const { mbarrier_wait(full(copy), copy / kStages); }
+  __device__ __forceinline__ void wait(int copy, int zero = 0) const {
+    mbarrier_wait(full(copy), copy / kStages + zero);
+  }
   __device__ __forceinline__ void release(int copy) const {
     __syncwarp();
     if (threadIdx.x % 32 == 0) mbarrier_arrive(empty(copy));
