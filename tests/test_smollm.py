@@ -221,6 +221,13 @@ def test_truncated_file(weights, tmp_path, share, message):
             pass
 
 
+@pytest.mark.parametrize("keep", [None, mindspore.float32])
+def test_dtype_of_parameters(weights, file, keep):
+    """A graph would cast Parameters of another dtype in each call."""
+    net = weights.load(file, msops, length=8, dtype=mindspore.float16, keep=keep)
+    assert {parameter.dtype for parameter in net.get_parameters()} == {keep or mindspore.float16}
+
+
 def test_wrong_file(weights, file):
     with pytest.raises(weights.FileError, match='is not a GGUF file: it begins with b\'"""T\''):
         weights.Gguf(Path(__file__))

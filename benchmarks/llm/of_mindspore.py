@@ -29,23 +29,25 @@ class Greedy(nn.Cell):
     def __init__(self, net):
         super().__init__()
         self.net, self.last = net, Tensor([0], mindspore.int32)
-        self.best = ops.Argmax(axis=-1, output_type=mindspore.int32)
+        self.best = ops.ArgMaxWithValue(axis=-1)  # ops.Argmax has one thread of a GPU for each row
 
     def construct(self, tokens, place):
-        scores = self.net(tokens, place, self.last)
-        return self.best(scores).reshape(-1, 1), place + 1
+        best, _ = self.best(self.net(tokens, place, self.last))
+        return best.reshape(-1, 1), place + 1
 
 
 def network(job):
     """Returns a Llama of random weights. In training, its Parameters are float32."""
     dtype = getattr(mindspore, job.dtype)
+    kept = mindspore.float32 if job.kind == "training" else dtype
     with no_init_parameters():
         net = Llama(OPERATORS[job.by], **job.sizes, length=job.length, tied=True, dtype=dtype)
     rng = np.random.default_rng(0)
     for parameter in net.get_parameters():
         shape = parameter.shape
         value = np.ones(shape) if len(shape) == 1 else 0.02 * rng.standard_normal(shape, np.float32)
-        parameter.set_data(Tensor(value, mindspore.float32 if job.kind == "training" else dtype))
+        parameter.set_dtype(kept)  # set_data alone would keep float32
+        parameter.set_data(Tensor(value, kept))
     return net
 
 

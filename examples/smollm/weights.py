@@ -184,6 +184,7 @@ def load(file, operators, length, dtype=mindspore.float32, keep=None):
         parameter = parameters.pop(name)
         if parameter.shape != value.shape:
             raise FileError(f"{file.path}: {name} must have shape {parameter.shape}, got {value.shape}")
+        parameter.set_dtype(keep or dtype)  # set_data alone would keep float32
         parameter.set_data(Tensor(value, keep or dtype))
     if parameters:
         raise FileError(f"{file.path} lacks weights: {', '.join(parameters)}")
