@@ -8,7 +8,7 @@ from mindspore.common.initializer import Zero, initializer
 _GROWTH = 1000  # the loss scale doubles after so many steps without an overflow
 
 # HyperMap calls these for each of some 300 Parameters. A loop over them would compile for a minute.
-_square, _scaled, _added, _cleared = (ops.MultitypeFuncGraph(name) for name in ("square", "scaled", "added", "cleared"))
+_square, _scaled, _stored, _added = (ops.MultitypeFuncGraph(name) for name in ("square", "scaled", "stored", "added"))
 
 
 @_square.register("Tensor")
@@ -21,22 +21,22 @@ def _(factor, x):
     return x * factor
 
 
+@_stored.register("Tensor", "Tensor")
+def _(x, new):
+    return ops.assign(x, new.astype(mindspore.float32))
+
+
 @_added.register("Tensor", "Tensor")
 def _(x, more):
     return ops.assign_add(x, more.astype(mindspore.float32))
 
 
-@_cleared.register("Tensor")
-def _(x):
-    return ops.assign(x, ops.zeros_like(x))
-
-
 class Accumulate(nn.Cell):
-    """Adds the gradients of a batch's loss times `scale` to `sums`, and returns the loss."""
+    """Lets `take` store the gradients of a batch's loss times `scale` in `sums`, or add them, and returns the loss."""
 
-    def __init__(self, net, loss, sums):
+    def __init__(self, net, loss, sums, take):
         super().__init__()
-        self.net, self.loss, self.sums = net, loss, sums
+        self.net, self.loss, self.sums, self.take = net, loss, sums, take
         self.parameters = ParameterTuple(net.trainable_params())
         self.gradient = ops.GradOperation(get_by_list=True, sens_param=True)
         self.both, self.each = _Loss(net, loss), ops.HyperMap()
@@ -44,7 +44,7 @@ class Accumulate(nn.Cell):
     def construct(self, tokens, following, scale):
         loss = self.both(tokens, following)
         gradients = self.gradient(self.both, self.parameters)(tokens, following, scale.astype(loss.dtype))
-        return ops.depend(loss, self.each(_added, self.sums, gradients))
+        return ops.depend(loss, self.each(self.take, self.sums, gradients))
 
 
 class _Loss(nn.Cell):
@@ -92,15 +92,6 @@ class Update(nn.Cell):
         return self.optimizer(self.each(ops.partial(_scaled, factor), self.sums))
 
 
-class Clear(nn.Cell):
-    def __init__(self, sums):
-        super().__init__()
-        self.sums, self.each = sums, ops.HyperMap()
-
-    def construct(self):
-        return ops.depend(True, self.each(_cleared, self.sums))
-
-
 class Schedule(nn.learning_rate_schedule.LearningRateSchedule):
     """Rises along a line for some steps, then falls along a cosine to a tenth."""
 
@@ -134,9 +125,10 @@ class Trainer:
         groups += [{"order_params": parameters}]
         schedule = Schedule(highest, warmup, steps)
         self._optimizer = nn.AdamWeightDecay(groups, schedule, beta1=0.9, beta2=0.95, eps=1e-8)
-        self._accumulate = Accumulate(net, loss, sums)
+        # MindSpore compiles the second one when a step has more than one batch.
+        self._store, self._add = (Accumulate(net, loss, sums, take) for take in (_stored, _added))
         self._share = Share(sums, processes) if processes > 1 else None
-        self._norm, self._update, self._clear = Norm(sums), Update(self._optimizer, sums), Clear(sums)
+        self._norm, self._update = Norm(sums), Update(self._optimizer, sums)
         self._net, self._clip = net, clip
         self.step, self.good = 0, 0
         self.scale = 2.0**15 if net.dtype == mindspore.float16 else 1.0
@@ -146,7 +138,9 @@ class Trainer:
         If the norm is not finite, the step changes nothing but the scale."""
         self._net.set_train(True)
         scale = Tensor(self.scale, mindspore.float32)
-        losses = [self._accumulate(*map(Tensor, batch), scale).asnumpy() for batch in batches]
+        losses = [
+            (self._add if i else self._store)(*map(Tensor, batch), scale).asnumpy() for i, batch in enumerate(batches)
+        ]
         if self._share is not None:
             self._share()
         whole = self.scale * len(batches)
@@ -158,7 +152,6 @@ class Trainer:
                 self.scale *= 2
         else:
             self.scale, self.good = max(self.scale / 2, 1.0), 0
-        self._clear()
         self.step += 1
         self._net.set_train(False)
         return float(np.mean(losses)), norm
