@@ -53,7 +53,7 @@ def what(row):
 def write(path, rows, about, columns=COLUMNS):
     with path.open("w", newline="") as file:
         file.writelines(f"# {name}: {value}\n" for name, value in about.items())
-        writer = csv.DictWriter(file, columns)
+        writer = csv.DictWriter(file, columns, lineterminator="\n")
         writer.writeheader()
         for row in rows:
             writer.writerow({k: f"{v:.5g}" if isinstance(v, float) else v for k, v in row.items()})
