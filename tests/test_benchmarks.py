@@ -141,6 +141,9 @@ def kernel_calls(op):
             inputs = [
                 known[name] if name in known and known[name].shape == x.shape else x for name, x in zip(names, inputs)
             ]
+            for name, x in zip(names, inputs):
+                if name[0] == "d" and name[1:] in known and name[1:] not in case.formula_results:
+                    x[...] = 0  # peers do not return this result
         want = results_of(case, inputs, np.empty)
         if case.direction == "forward":
             known = dict(zip([*names, *outputs], [*inputs, *want]))
@@ -167,7 +170,7 @@ def test_torch_peers_agree(op):
                 (call,) = make()
                 got = call()
                 got = got if isinstance(got, tuple) else (got,)
-                # attention also returns lse, which torch's kernels keep to themselves
+                # attention also returns lse, which torch keeps to itself
                 assert_close([x.detach().numpy() for x in got], want[: len(got)], case)
 
 

@@ -86,19 +86,25 @@ class FlashAttention(Benchmark):
         return [forward, backward._replace(formula_results=("out",))]
 
     def torch_formulas(self, case, dtype):
-        """Returns torch's attention by each of its kernels."""
+        """Returns torch's attention by each of its kernels for a GPU, or as it is where there is none."""
+        import torch
         from torch.nn.attention import SDPBackend, sdpa_kernel
         from torch.nn.functional import scaled_dot_product_attention
 
         _, heads, kv_heads, *_, causal = case.size
 
+        def attend(q, k, v):
+            return scaled_dot_product_attention(q, k, v, is_causal=bool(causal), enable_gqa=heads != kv_heads)
+
         def by_kernel(kernel):
             def formula(q, k, v):
                 with sdpa_kernel(kernel):
-                    return scaled_dot_product_attention(q, k, v, is_causal=bool(causal), enable_gqa=heads != kv_heads)
+                    return attend(q, k, v)
 
             return formula
 
+        if not torch.cuda.is_available():
+            return {"torch": attend}
         kernels = SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION
         return dict(zip(TORCH, map(by_kernel, kernels)))
 
