@@ -15,7 +15,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 SOURCES = ROOT / "aot_kernels"
 FLAGS = (
-    *("-std=c++17", "-O1", "-g", "-fPIC", "-shared", "-fopenmp", "-fvisibility=hidden", "-x", "c++", "-w"),
+    *("-std=c++17", "-O1", "-fPIC", "-shared", "-fopenmp", "-fvisibility=hidden", "-x", "c++", "-w", "-Wno-psabi"),
     *("-D__CUDACC__", "-D__CUDA_ARCH__=900", "-D__CUDA_ARCH_FEAT_SM90_ALL", "-ffp-contract=off"),
 )
 
