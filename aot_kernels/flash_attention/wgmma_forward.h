@@ -80,57 +80,77 @@ __device__ __forceinline__ void store_results(const Attention<Half>& a, const Wo
   store_packed(out, factor, to, i0, i1);
 }
 
+// ForwardRings are the rings of stages in shared memory. The plan is a ring of Works.
 template <typename S>
-__device__ __forceinline__ void run_wgmma_forward(const Attention<Half>& a, const TensorMap& q_map,
-                                                  const TensorMap& k_map, const TensorMap& v_map, const Order& order,
-                                                  int64_t count, unsigned* tickets) {
-  extern __shared__ __align__(1024) unsigned char shared[];
-  constexpr int kTileBytes = 2 * S::kTile, kQueryBytes = 2 * S::kQueries * S::kWidth;
-  const unsigned first = shared_address(shared), tiles = first + S::kQueryStages * kQueryBytes;
-  const unsigned barriers = tiles + 2 * S::kStages * kTileBytes;
-  const Ring<S::kQueryStages> queries{first, barriers, kQueryBytes};  // (kQueryStages, kBoxes, kQueries, 64)
-  const Ring<S::kStages> keys{tiles, barriers + 16 * S::kQueryStages, kTileBytes};  // (kStages, kBoxes, kKeys, 64)
-  const Ring<S::kStages> values{keys.data + S::kStages * kTileBytes, keys.barriers + 16 * S::kStages, kTileBytes};
-  const unsigned plan_barriers = values.barriers + 16 * S::kStages;
-  const Ring<S::kWorks> plan{plan_barriers + 16 * S::kWorks, plan_barriers, sizeof(Work)};
-  const auto planned = [&](int number) { return reinterpret_cast<Work*>(shared + (plan.stage(number) - first)); };
-  if (threadIdx.x == 0) {
+struct ForwardRings {
+  static constexpr int kTileBytes = 2 * S::kTile, kQueryBytes = 2 * S::kQueries * S::kWidth;
+
+  unsigned char* shared;
+  Ring<S::kQueryStages> queries;  // (kQueryStages, kBoxes, kQueries, 64)
+  Ring<S::kStages> keys, values;  // (kStages, kBoxes, kKeys, 64)
+  Ring<S::kWorks> plan;
+
+  __device__ __forceinline__ explicit ForwardRings(unsigned char* memory) : shared(memory) {
+    const unsigned first = shared_address(memory), tiles = first + S::kQueryStages * kQueryBytes;
+    const unsigned barriers = tiles + 2 * S::kStages * kTileBytes;
+    queries = {first, barriers, kQueryBytes};
+    keys = {tiles, barriers + 16 * S::kQueryStages, kTileBytes};
+    values = {keys.data + S::kStages * kTileBytes, keys.barriers + 16 * S::kStages, kTileBytes};
+    const unsigned plan_barriers = values.barriers + 16 * S::kStages;
+    plan = {plan_barriers + 16 * S::kWorks, plan_barriers, sizeof(Work)};
+  }
+  __device__ __forceinline__ void init() const {
     constexpr int kUsers = 4 * S::kConsumers;
     queries.init(kUsers), keys.init(kUsers), values.init(kUsers), plan.init(kUsers);
     fence_mbarrier_init();
   }
-  __syncthreads();
+  __device__ __forceinline__ unsigned char* at(unsigned address) const {
+    return shared + (address - shared_address(shared));
+  }
+  __device__ __forceinline__ Work* planned(int number) const { return reinterpret_cast<Work*>(at(plan.stage(number))); }
+};
 
-  if (threadIdx.x < 128) {
-    setmaxnreg_dec<S::kProducerRegisters>();
-    if (threadIdx.x > 0) return;
-    const int group = static_cast<int>(a.group());
-    int copies = 0, tiles_of_queries = 0, number = 0;
-    for (int64_t item = blockIdx.x;; item = tickets ? int64_t{gridDim.x} + atomicAdd(tickets, 1u) : item + gridDim.x) {
-      // The plan leaves out items without queries, and ends with one.
-      Work w{};
-      if (item < count) w = Work::of<S>(a, order, item);
-      const bool ends = item >= count;
-      if (!ends && w.i0 >= w.i1) continue;
-      if (number >= S::kWorks) mbarrier_wait(plan.empty(number), number / S::kWorks - 1);
-      *planned(number) = w;
-      mbarrier_arrive(plan.full(number++));
-      if (ends) return;
-      if (w.tiles == 0) continue;
-      const int batch = a.is_packed() ? 0 : w.b, kv_head = w.h / group;
-      const int64_t row = w.s.first_key + w.begin;
-      queries.template load<S::kBoxes, S::kQueries>(tiles_of_queries++, q_map, w.s.first_query + w.i0, w.h, batch);
-      keys.template load<S::kBoxes, S::kKeys>(copies, k_map, row, kv_head, batch);
-      for (int t = 0; t < w.tiles; ++t, ++copies) {  // keys are used before the values of the tile before
-        if (t + 1 < w.tiles)
-          keys.template load<S::kBoxes, S::kKeys>(copies + 1, k_map, row + (t + 1) * S::kKeys, kv_head, batch);
-        values.template load<S::kBoxes, S::kKeys>(copies, v_map, row + t * S::kKeys, kv_head, batch);
-      }
+// Plans the block's items, and copies their tiles. One thread calls this.
+template <typename S>
+__device__ __forceinline__ void copy_items(const Attention<Half>& a, const TensorMap& q_map, const TensorMap& k_map,
+                                           const TensorMap& v_map, const Order& order, int64_t count, unsigned* tickets,
+                                           const ForwardRings<S>& rings) {
+  const auto& queries = rings.queries;
+  const auto& plan = rings.plan;
+  const auto& keys = rings.keys;
+  const auto& values = rings.values;
+  const int group = static_cast<int>(a.group());
+  int copies = 0, tiles_of_queries = 0, number = 0;
+  for (int64_t item = blockIdx.x;; item = tickets ? int64_t{gridDim.x} + atomicAdd(tickets, 1u) : item + gridDim.x) {
+    // The plan leaves out items without queries, and ends with one.
+    Work w{};
+    if (item < count) w = Work::of<S>(a, order, item);
+    const bool ends = item >= count;
+    if (!ends && w.i0 >= w.i1) continue;
+    if (number >= S::kWorks) mbarrier_wait(plan.empty(number), number / S::kWorks - 1);
+    *rings.planned(number) = w;
+    mbarrier_arrive(plan.full(number++));
+    if (ends) return;
+    if (w.tiles == 0) continue;
+    const int batch = a.is_packed() ? 0 : w.b, kv_head = w.h / group;
+    const int64_t row = w.s.first_key + w.begin;
+    queries.template load<S::kBoxes, S::kQueries>(tiles_of_queries++, q_map, w.s.first_query + w.i0, w.h, batch);
+    keys.template load<S::kBoxes, S::kKeys>(copies, k_map, row, kv_head, batch);
+    for (int t = 0; t < w.tiles; ++t, ++copies) {  // keys are used before the values of the tile before
+      if (t + 1 < w.tiles)
+        keys.template load<S::kBoxes, S::kKeys>(copies + 1, k_map, row + (t + 1) * S::kKeys, kv_head, batch);
+      values.template load<S::kBoxes, S::kKeys>(copies, v_map, row + t * S::kKeys, kv_head, batch);
     }
   }
+}
 
-  setmaxnreg_inc<S::kRegisters>();
-  const int consumer = __shfl_sync(~0u, threadIdx.x / 128, 0) - 1;  // is known to be the same in a warp
+// Computes the results of the items for 64 of each item's queries. A warpgroup calls this; `consumer` is its number.
+template <typename S>
+__device__ __forceinline__ void compute_items(const Attention<Half>& a, int consumer, const ForwardRings<S>& rings) {
+  const auto& queries = rings.queries;
+  const auto& plan = rings.plan;
+  const auto& keys = rings.keys;
+  const auto& values = rings.values;
   const int row = consumer * 64 + threadIdx.x / 32 % 4 * 16;
   const int turn = 1 + consumer, next_turn = 1 + (consumer + 1) % S::kConsumers, own = 1 + S::kConsumers + consumer;
   const Logits logits(a);
@@ -158,13 +178,13 @@ __device__ __forceinline__ void run_wgmma_forward(const Attention<Half>& a, cons
     return softmax.advance(x, shrink, logits.factor * kLog2E);
   };
   const auto wait_for_last_values = [&] {
-    const Work& w = *planned(number);
+    const Work& w = *rings.planned(number);
     if (!S::kWaitsLate) values.wait(last_copy);
-    clear_rows<S::kBoxes, S::kKeys>(shared + (values.stage(last_copy) - first),
+    clear_rows<S::kBoxes, S::kKeys>(rings.at(values.stage(last_copy)),
                                     w.s.keys - w.begin - (tiles_of_item - 1) * S::kKeys, hides_rows, own);
   };
   const auto store_last = [&](const OnlineSoftmax<1>& statistics) {
-    const Work& w = *planned(number);
+    const Work& w = *rings.planned(number);
     values.release(last_copy);
     store_results(a, w, out[0], statistics, logits.factor, w.i0 + row, std::min(w.i0 + row + 16, w.i1));
     plan.release(number);
@@ -177,7 +197,7 @@ __device__ __forceinline__ void run_wgmma_forward(const Attention<Half>& a, cons
     const bool ends = tiles_of_item > 0;
     const int next = number + ends;
     plan.wait(next);
-    const Work& w = *planned(next);
+    const Work& w = *rings.planned(next);
     if (w.tiles == 0) {
       if (ends) {
         wait_for_last_values();
@@ -239,6 +259,24 @@ __device__ __forceinline__ void run_wgmma_forward(const Attention<Half>& a, cons
     last_copy = copies++, ++tiles_of_queries;
   }
   if (consumer == 0) bar_sync(turn, 256);  // takes the last arrival
+}
+
+template <typename S>
+__device__ __forceinline__ void run_wgmma_forward(const Attention<Half>& a, const TensorMap& q_map,
+                                                  const TensorMap& k_map, const TensorMap& v_map, const Order& order,
+                                                  int64_t count, unsigned* tickets) {
+  extern __shared__ __align__(1024) unsigned char shared[];
+  const ForwardRings<S> rings(shared);
+  if (threadIdx.x == 0) rings.init();
+  __syncthreads();
+  if (threadIdx.x < 128) {
+    setmaxnreg_dec<S::kProducerRegisters>();
+    if (threadIdx.x == 0) copy_items<S>(a, q_map, k_map, v_map, order, count, tickets, rings);
+  } else {
+    setmaxnreg_inc<S::kRegisters>();
+    const int consumer = __shfl_sync(~0u, threadIdx.x / 128, 0) - 1;  // is known to be the same in a warp
+    compute_items<S>(a, consumer, rings);
+  }
 }
 
 // Where the instructions are missing, the kernel has no code, and is compiled for one thread only.
