@@ -152,7 +152,7 @@ struct OnlineSoftmax {
     return fmaf(max[m][half], factor, logf(sum[m][half]));
   }
 
-  // Returns 0, which the compiler does not know. What takes it comes after the powers.
+  // Returns 0, which the compiler does not know, so that what takes it comes after the powers have been added up.
   __device__ __forceinline__ int zero() const {
     bool below = false;
 #pragma unroll

@@ -76,7 +76,9 @@ struct Attention {
   // With few queries, the keys are split over blocks if `splits` is above 1. Each split writes its sums and statistics,
   // and another kernel adds them in order. The number of splits depends on the shapes alone.
   int64_t splits;
-  C* partial;  // (splits, sums (batch, heads, queries, value_width), statistics (batch, heads, queries, 2))
+  // (splits, sums (batch, heads, queries, value_width), statistics (batch, heads, queries, 2)), or with one split a
+  // number that wgmma_forward may count items with.
+  C* partial;
 
   MSOPS_BOTH int64_t group() const { return heads / kv_heads; }
   MSOPS_BOTH bool is_packed() const { return cu_seqlens_q != nullptr; }

@@ -46,7 +46,7 @@ struct WgmmaShape {
   static constexpr int kStages = kWidth <= 64 ? 4 : 2, kQueryStages = kWidth <= 128 ? 2 : 1;
   static constexpr int kWorks = 2;  // the planned one, and the one that is not finished
   static constexpr int kProducerRegisters = kConsumers == 2 ? 40 : 32, kRegisters = kConsumers == 2 ? 232 : 160;
-  static constexpr bool kWaitsLate = kWidth <= 128;  // for products of values: after softmax, which overlaps with them
+  static constexpr bool kWaitsLate = kWidth <= 128;  // for products of values, until softmax beside them is done
   static constexpr int kTile = kKeys * kWidth;       // elements
   static constexpr int kBytes = (kQueryStages * kQueries * kWidth + 2 * kStages * kTile) * 2 +
                                 16 * (kQueryStages + 2 * kStages + kWorks) + kWorks * static_cast<int>(sizeof(Work));

@@ -31,6 +31,7 @@ struct Ring {
   __device__ __forceinline__ void init(int users, int makers = 1) const {
     for (int i = 0; i < kStages; ++i) mbarrier_init(full(i), makers), mbarrier_init(empty(i), users);
   }
+  // Waits for a copy. `zero` is 0, but the compiler does not know that, so that the wait comes after what computes it.
   __device__ __forceinline__ void wait(int copy, int zero = 0) const {
     mbarrier_wait(full(copy), copy / kStages + zero);
   }
