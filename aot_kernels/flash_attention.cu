@@ -150,7 +150,7 @@ struct Inputs {
 }  // namespace
 
 // (q, k, v, kv_lengths?, mask?) or (q, k, v, cu_seqlens_q, cu_seqlens_k) -> (out, lse, partial). `partial` is scratch:
-// sums over as many splits of the keys as it has rows. Of one split, it is a number that a kernel may count with.
+// sums over as many splits of the keys as it has rows. If the keys are not split, a kernel may count items with it.
 MSOPS_ENTRY(FlashAttentionForward) {
   const Inputs inputs(call);
   const bool packed = inputs.axes == kPacked;

@@ -60,8 +60,8 @@ def test_works_unchanged(new, tmp_path, capsys, kind):
         (tmp_path / "a project" / "conftest.py").write_text(code)
     # The project does not cause the warnings of MindSpore and of pytest's other plugins when they are imported.
     # MindSpore 1.10 leaves pipes open then, which Python closes, with a warning, when it starts its next process.
-    also = ", '-W', 'ignore::ResourceWarning'" if VERSION < (2, 0) else ""
-    code = f"import sys, mindspore, pytest; sys.exit(pytest.main(['-W', 'error'{also}]))"
+    options = ["-W", "error", *(["-W", "ignore::ResourceWarning"] if VERSION < (2, 0) else [])]
+    code = f"import sys, mindspore, pytest; sys.exit(pytest.main({options}))"
     tested = run_python("-c", code, cwd=tmp_path / "a project", PYTEST_DISABLE_PLUGIN_AUTOLOAD="1")
     assert tested.returncode == 0, tested.stdout
     assert " passed" in tested.stdout

@@ -76,8 +76,8 @@ struct Attention {
   // With few queries, the keys are split over blocks if `splits` is above 1. Each split writes its sums and statistics,
   // and another kernel adds them in order. The number of splits depends on the shapes alone.
   int64_t splits;
-  // (splits, sums (batch, heads, queries, value_width), statistics (batch, heads, queries, 2)), or with one split a
-  // number that wgmma_forward may count items with.
+  // (splits, sums (batch, heads, queries, value_width), statistics (batch, heads, queries, 2)). If the keys
+  // are not split, wgmma_forward may count items with it.
   C* partial;
 
   MSOPS_BOTH int64_t group() const { return heads / kv_heads; }

@@ -115,10 +115,6 @@ template <typename S>
 __device__ __forceinline__ void copy_items(const Attention<Half>& a, const TensorMap& q_map, const TensorMap& k_map,
                                            const TensorMap& v_map, const Order& order, int64_t count, unsigned* tickets,
                                            const ForwardRings<S>& rings) {
-  const auto& queries = rings.queries;
-  const auto& plan = rings.plan;
-  const auto& keys = rings.keys;
-  const auto& values = rings.values;
   const int group = static_cast<int>(a.group());
   int copies = 0, tiles_of_queries = 0, number = 0;
   for (int64_t item = blockIdx.x;; item = tickets ? int64_t{gridDim.x} + atomicAdd(tickets, 1u) : item + gridDim.x) {
@@ -127,19 +123,19 @@ __device__ __forceinline__ void copy_items(const Attention<Half>& a, const Tenso
     if (item < count) w = Work::of<S>(a, order, item);
     const bool ends = item >= count;
     if (!ends && w.i0 >= w.i1) continue;
-    if (number >= S::kWorks) mbarrier_wait(plan.empty(number), number / S::kWorks - 1);
+    if (number >= S::kWorks) mbarrier_wait(rings.plan.empty(number), number / S::kWorks - 1);
     *rings.planned(number) = w;
-    mbarrier_arrive(plan.full(number++));
+    mbarrier_arrive(rings.plan.full(number++));
     if (ends) return;
     if (w.tiles == 0) continue;
     const int batch = a.is_packed() ? 0 : w.b, kv_head = w.h / group;
     const int64_t row = w.s.first_key + w.begin;
-    queries.template load<S::kBoxes, S::kQueries>(tiles_of_queries++, q_map, w.s.first_query + w.i0, w.h, batch);
-    keys.template load<S::kBoxes, S::kKeys>(copies, k_map, row, kv_head, batch);
+    rings.queries.template load<S::kBoxes, S::kQueries>(tiles_of_queries++, q_map, w.s.first_query + w.i0, w.h, batch);
+    rings.keys.template load<S::kBoxes, S::kKeys>(copies, k_map, row, kv_head, batch);
     for (int t = 0; t < w.tiles; ++t, ++copies) {  // keys are used before the values of the tile before
       if (t + 1 < w.tiles)
-        keys.template load<S::kBoxes, S::kKeys>(copies + 1, k_map, row + (t + 1) * S::kKeys, kv_head, batch);
-      values.template load<S::kBoxes, S::kKeys>(copies, v_map, row + t * S::kKeys, kv_head, batch);
+        rings.keys.template load<S::kBoxes, S::kKeys>(copies + 1, k_map, row + (t + 1) * S::kKeys, kv_head, batch);
+      rings.values.template load<S::kBoxes, S::kKeys>(copies, v_map, row + t * S::kKeys, kv_head, batch);
     }
   }
 }

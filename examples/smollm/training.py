@@ -32,7 +32,8 @@ def _(x, more):
 
 
 class Accumulate(nn.Cell):
-    """Lets `take` store the gradients of a batch's loss times `scale` in `sums`, or add them, and returns the loss."""
+    """Hands `sums` and the gradients of a batch's loss times `scale` to `take`, which stores or adds them, and returns
+    the loss."""
 
     def __init__(self, net, loss, sums, take):
         super().__init__()

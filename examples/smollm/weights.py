@@ -174,6 +174,7 @@ def weights(file, layers):
 def load(file, operators, length, dtype=mindspore.float32, keep=None):
     """Returns a Llama that computes in `dtype` with the weights of the file, for texts of `length` tokens at most. The
     Parameters have the dtype `keep`, by default `dtype`."""
+    keep = keep or dtype
     known = sizes(file)
     if not 0 < length <= known["length"]:
         raise FileError(f"{file.path} is for 1 to {known['length']} tokens, got {length}")
@@ -184,8 +185,8 @@ def load(file, operators, length, dtype=mindspore.float32, keep=None):
         parameter = parameters.pop(name)
         if parameter.shape != value.shape:
             raise FileError(f"{file.path}: {name} must have shape {parameter.shape}, got {value.shape}")
-        parameter.set_dtype(keep or dtype)  # set_data alone would keep float32
-        parameter.set_data(Tensor(value, keep or dtype))
+        parameter.set_dtype(keep)  # set_data alone would keep float32
+        parameter.set_data(Tensor(value, keep))
     if parameters:
         raise FileError(f"{file.path} lacks weights: {', '.join(parameters)}")
     return net
