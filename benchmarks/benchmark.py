@@ -123,6 +123,11 @@ class Benchmark:
         formula = self.torch_formula(case)
         return {} if formula is None else {"torch": formula}
 
+    def library_formulas(self, case):
+        """Returns {name of a library in libraries.py: the formula as a function of the library's module and the forward
+        entry's inputs}. A call must leave the inputs as they are, since calls are repeated."""
+        return {}
+
     def on_line(self, case):
         """Tells whether a line of roof.png connects the case of this name with others."""
         return True

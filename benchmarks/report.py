@@ -84,7 +84,7 @@ def about(device_target):
         found["C++"] = _output([cxx, "--version"]).splitlines()[0]
     found["Python"] = platform.python_version()
     found["msops"] = re.search(r'__version__ = "(.*)"', (ROOT / "msops" / "__init__.py").read_text())[1]
-    for package in ("mindspore", "torch", "transformers", "triton", "numpy"):
+    for package in ("mindspore", "torch", "transformers", "triton", "liger-kernel", "quack-kernels", "numpy"):
         try:
             found[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:

@@ -6,6 +6,8 @@ import functools
 import torch
 import torch._functorch.config
 
+from . import libraries
+
 torch.backends.cudnn.allow_tf32 = False  # MindSpore's convolution is measured without TF32, too
 torch._functorch.config.donated_buffer = False  # compiled backward passes are called more than once
 
@@ -18,7 +20,8 @@ def peers(case, sets, known=None):
     """
     known = known or {}
     formulas = case.benchmark.torch_formulas(case, sets[0][0].dtype)
-    for name, formula in formulas.items():
+    of_libraries = libraries.peers(case.benchmark.library_formulas(case), sets[0][0].device)
+    for name, formula in {**formulas, **of_libraries}.items():
         yield name, functools.partial(_prepare, case, sets, formula, known)
     formula = formulas.get("torch")
     if case.benchmark.channels_last:

@@ -174,6 +174,42 @@ def test_torch_peers_agree(op):
                 assert_close([x.detach().numpy() for x in got], want[: len(got)], case)
 
 
+LIGER = """from torch.nn.functional import rms_norm
+
+class LigerRMSNormFunction:
+    def apply(x, weight, eps, offset, casting_mode, in_place):
+        assert (offset, casting_mode, in_place) == (0, "llama", False)
+        return rms_norm(x, weight.shape, weight, eps)
+"""
+
+
+def test_installed_libraries_are_peers(tmp_path, monkeypatch):
+    """A library that is installed is a peer on its device, in named and other cases. If it cannot be imported, its own
+    calls fail."""
+    torch = pytest.importorskip("torch")
+    from benchmarks import libraries, torch_peers
+
+    (tmp_path / "stand_in_for_liger.py").write_text(LIGER)
+    (tmp_path / "broken_quack.py").write_text("raise ImportError('no CuTe DSL')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(libraries, "MODULES", {"Liger": "stand_in_for_liger"})
+    assert libraries.peers({"Liger": None}, torch.device("cpu")) == {}
+    monkeypatch.setattr(libraries, "DEVICE", "cpu")
+    for case, inputs, want, known in kernel_calls("rms_norm"):
+        tensors = {name: torch.from_numpy(x) for name, x in known.items()}
+        for module in ("missing_quack", "broken_quack"):
+            monkeypatch.setattr(libraries, "MODULES", {"Liger": "stand_in_for_liger", "quack": module})
+            peers = dict(torch_peers.peers(case, [[torch.from_numpy(x) for x in inputs]], tensors))
+            of_quack = ["quack"] if module == "broken_quack" else []
+            assert list(peers) == ["torch", "Liger", *of_quack, *["torch.compile"] * case.named]
+        (call,) = peers["Liger"]()
+        for _ in range(2):
+            got = call()
+            assert_close([x.detach() for x in (got if isinstance(got, tuple) else (got,))], want, case)
+        with pytest.raises(ImportError, match="no CuTe DSL"):
+            [call() for call in peers["quack"]()]
+
+
 @pytest.fixture(params=SEQUENCES)
 def sequence(request):
     """Returns a case's benchmark, its inputs, the gradients of its results, and (our results, our gradients)."""

@@ -34,6 +34,15 @@ class AddRmsNorm(Benchmark):
 
         return add_rms_norm
 
+    def library_formulas(self, case):
+        def of_liger(liger, x, residual, weight):
+            return liger.LigerFusedAddRMSNormFunction.apply(x, residual, weight, 1e-6, 0.0, "llama", False)
+
+        def of_quack(quack, x, residual, weight):
+            return quack.rmsnorm(x, weight, residual=residual, eps=1e-6, prenorm=True)
+
+        return {"Liger": of_liger, "quack": of_quack}
+
     def cell_inputs(self, size):
         return self.inputs(size)[:2]
 

@@ -23,6 +23,9 @@ class LayerNorm(Benchmark):
 
         return lambda x, weight, bias: layer_norm(x, weight.shape, weight, bias, 1e-5)
 
+    def library_formulas(self, case):
+        return {"Liger": lambda liger, x, weight, bias: liger.LigerLayerNormFunction.apply(x, weight, bias, 1e-5)}
+
     def cell_inputs(self, size):
         return self.inputs(size)[:1]
 

@@ -78,6 +78,12 @@ class RmsNorm(Benchmark):
 
         return lambda x, weight: rms_norm(x, weight.shape, weight, 1e-6)
 
+    def library_formulas(self, case):
+        def of_liger(liger, x, weight):
+            return liger.LigerRMSNormFunction.apply(x, weight, 1e-6, 0.0, "llama", False)  # not in place
+
+        return {"Liger": of_liger, "quack": lambda quack, x, weight: quack.rmsnorm(x, weight, eps=1e-6)}
+
     def cell_inputs(self, size):
         return self.inputs(size)[:1]
 

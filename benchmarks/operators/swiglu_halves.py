@@ -30,5 +30,8 @@ class SwigluHalves(Benchmark):
 
         return lambda x: torch.nn.functional.silu(x[:, 0]) * x[:, 1]
 
+    def library_formulas(self, case):
+        return {"Liger": lambda liger, x: liger.LigerFusedGateUpSiLUMulFunction.apply(x.flatten(1))}
+
     def networks(self, size, dtype, device):
         return {"msops": OfFunction(swiglu_halves), "MindSpore": OfFunction(composed)}
