@@ -43,7 +43,8 @@ __global__ void __launch_bounds__(ClusterPlan<kHidden, Loop>::kThreads, 1)
   Sample* const shared = reinterpret_cast<Sample*>(shared_samples);
   const auto arrived = [&](int64_t round) { return shared_address(&barriers[round % 2]); };
 
-  const int first_unit = blockIdx.x % kBlocks * kUnits;
+  // All blocks have units, since hidden > (kBlocks - 1)^2: blocks do not wait for one without, and would overtake it.
+  const int units = (static_cast<int>(loop.hidden) - 1) / kBlocks + 1, first_unit = blockIdx.x % kBlocks * units;
   const int64_t first_sample = static_cast<int64_t>(blockIdx.x / kBlocks) * samples;
   const int of_thread = threadIdx.x / kSplits * kThreadUnits, split = threadIdx.x % kSplits;
   const ThreadWeights<kThreadUnits, kSplits, kPacks, Loop> weights(loop, first_unit + of_thread, split);
@@ -58,22 +59,18 @@ __global__ void __launch_bounds__(ClusterPlan<kHidden, Loop>::kThreads, 1)
     for (int i = 0; i < 2; ++i) mbarrier_arrive_expect_tx(arrived(i), bytes);
   }
   cluster_arrive_wait();
-  // A block without units takes no part. The others do not wait for it, and could end two phases of its mbarrier while
-  // one of its threads still waits for the first.
-  if (first_unit >= loop.hidden) return;
 
   // Each of the first threads has one unit of one sample.
   const int mine = threadIdx.x / kUnits, of_block = threadIdx.x % kUnits;
   const int64_t sample = first_sample + mine, unit = first_unit + of_block;
-  const bool owner = mine < samples && sample < loop.batch && unit < loop.hidden;
+  const bool owner = mine < samples && sample < loop.batch && of_block < units && unit < loop.hidden;
   int64_t next_round = 0;
   const auto publish = [&](int segment, const Pack<typename Loop::Element, 1>& pack) {
     if (next_round == loop.steps) return;
 #pragma unroll
     for (int block = 0; block < kBlocks; ++block)
-      if (block * kUnits < loop.hidden)
-        st_async(float(pack.values[0]), &shared[mine].published[next_round % 2][segment][unit], arrived(next_round),
-                 block);
+      st_async(float(pack.values[0]), &shared[mine].published[next_round % 2][segment][unit], arrived(next_round),
+               block);
   };
   typename Loop::State state[1];
   typename Loop::template Inputs<1> next;
