@@ -37,12 +37,32 @@ def extension():
     return cpp_extension.load("pointnet2_ext", sources, extra_include_paths=[str(folder / "include")])
 
 
+def with_gradient(forward, backward):
+    """Returns an extension's forward(features, idx) as a function whose gradient autograd takes from its backward."""
+    import torch
+
+    class Function(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, features, idx):
+            ctx.save_for_backward(idx)
+            ctx.points = features.shape[2]
+            return forward(features, idx)
+
+        @staticmethod
+        def backward(ctx, dout):
+            return backward(dout, *ctx.saved_tensors, ctx.points), None
+
+    return Function.apply
+
+
 class PointNet2:
     """Gives a Benchmark Pointnet2_PyTorch as a peer, for float32: `theirs(case, extension, *inputs)` computes a forward
-    case."""
+    case, and a gradient, too, where `their_directions` says so."""
+
+    their_directions = ("forward",)
 
     def torch_formulas(self, case, dtype):
         formulas, found = super().torch_formulas(case, dtype), extension()
-        if found is not None and case.direction == "forward" and dtype.itemsize == 4:
+        if found is not None and case.direction in self.their_directions and dtype.itemsize == 4:
             formulas[THEIRS] = functools.partial(self.theirs, case, found)
         return formulas

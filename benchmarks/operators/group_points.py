@@ -7,7 +7,7 @@ from test_group_points import TestGroupPoints
 
 from ..benchmark import Benchmark, Sizes
 from ..figures import Target, share, times_faster
-from ..pointnet2 import PointNet2
+from ..pointnet2 import PointNet2, with_gradient
 
 
 def composed(features, idx):
@@ -19,6 +19,7 @@ def composed(features, idx):
 
 class GroupPoints(PointNet2, Benchmark):
     card = TestGroupPoints()
+    their_directions = ("forward", "backward")
     sizes = {
         "GPU": [
             Sizes(
@@ -79,4 +80,4 @@ class GroupPoints(PointNet2, Benchmark):
         return group
 
     def theirs(self, case, extension, features, idx):
-        return extension.group_points(features, idx)
+        return with_gradient(extension.group_points, extension.group_points_grad)(features, idx)
