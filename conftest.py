@@ -12,6 +12,7 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # tests share the cores, and what they start inherits this
     set_device(config.getoption("--device-target"))
     if config.getoption("--device-target") == "GPU":  # some tests compare with MindSpore's own convolution
         mindspore.device_context.gpu.op_precision.conv_allow_tf32(False)
