@@ -20,11 +20,19 @@ def pytest_configure(config):
         os.environ.setdefault("NVCC", "")
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_collection_finish():
-    """Lets gc.collect pass over what the tests' modules hold: MindSpore calls it before it compiles a graph."""
+def freeze():
+    """Lets gc.collect pass over what is there now: MindSpore calls it before it compiles a graph."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish():
+    freeze()
+
+
+def pytest_runtest_logfinish():
+    freeze()
 
 
 @pytest.fixture(scope="session")
