@@ -2,9 +2,9 @@
 // values are read.
 //
 // The queries of all heads that read the same keys are rows of tiles of 16. A block takes a split of the keys. If there
-// is one tile of rows, the block's warps take turns at 16 keys each: a warp copies its own keys and values by cp.async,
-// several tiles ahead, so that warps wait for each other only at the end, when they add what each has summed. If there
-// are more, each warp has its own rows, and all of them read the same keys.
+// is one tile of rows, the block's warps take turns at tiles of keys: a warp copies its own keys and values by
+// cp.async, some tiles ahead, so that warps wait for each other only at the end, when they add what each has summed. If
+// there are more, each warp has its own rows, and all of them read the same keys.
 #pragma once
 
 #include "mma_softmax.h"
@@ -17,8 +17,8 @@ template <int kWidth_, bool kHasManyRows>
 struct DecodeShape {
   static constexpr int kWidth = kWidth_, kWarps = kWidth <= 128 ? 4 : 2, kThreads = 32 * kWarps;
   static constexpr int kTeam = kHasManyRows ? kWarps : 1;  // warps that read the same keys
-  static constexpr int kRows = 16 * kTeam, kKeys = 16 * kTeam;
-  static constexpr int kStages = kWidth <= 64 ? 6 : 3;
+  static constexpr int kRows = 16 * kTeam, kKeys = kWidth <= 64 && !kHasManyRows ? 32 : 16 * kTeam;
+  static constexpr int kStages = kWidth > 64 ? 3 : kHasManyRows ? 6 : 2;
   static constexpr int kStage = 2 * kKeys * kWidth;                     // elements
   static constexpr bool kSharesQueries = kWidth > 128 || kHasManyRows;  // else each warp has them in registers
   static constexpr int kQueries = kSharesQueries ? kRows * kWidth : 0;

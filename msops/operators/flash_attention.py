@@ -418,7 +418,8 @@ def _check_heads(q: Spec, k: Spec, v: Spec, head: int) -> None:
 def _splits(heads: int, rows: int, keys: int) -> int:
     """Returns over how many blocks the keys are split. `rows` queries read the same keys.
 
-    A block for each of the heads would leave a large GPU idle if there are few. So there are about 1024 blocks, with at
-    least 256 keys for each, unless many rows read the same keys.
+    A block for each of the heads would leave a large GPU idle if there are few. So there are about 256 blocks, with at
+    least 128 keys for each, unless many rows read the same keys or there are few keys. More blocks take longer, since
+    each one has to begin and end.
     """
-    return 1 if rows > 64 else max(1, min(keys // 256, 1024 // max(1, heads), 64))
+    return 1 if rows > 64 or keys < 512 else max(1, min(keys // 128, 256 // max(1, heads), 64))
