@@ -51,12 +51,12 @@ class KNN(Benchmark):
     def torch_formula(self, case):
         import torch
 
-        gradient = case.direction == "backward"
+        if case.direction == "backward":  # torch 2.11 accesses memory illegally for the largest sizes
+            return None
 
         def find(xyz, new_xyz):
-            distances = torch.cdist(new_xyz.float(), xyz.float(), compute_mode="donot_use_mm_for_euclid_dist")
-            dist, idx = distances.topk(K, largest=False)
-            return (dist.to(xyz.dtype),) if gradient else (idx, dist.to(xyz.dtype))
+            dist, idx = torch.cdist(new_xyz.float(), xyz.float()).topk(K, largest=False)
+            return idx, dist.to(xyz.dtype)
 
         return find
 
