@@ -22,3 +22,11 @@ def peers(formulas, device):
 
 def _call(module, formula, *inputs):
     return formula(importlib.import_module(module), *inputs)
+
+
+def gated(case, name):
+    """Returns the formulas of a gated activation, which is Liger's function of this name. Its gradient is left out,
+    since it would write over gate and up."""
+    if case.direction == "backward":
+        return {}
+    return {"Liger": lambda liger, gate, up: getattr(liger, name).apply(gate, up)}

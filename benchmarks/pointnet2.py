@@ -37,6 +37,7 @@ def extension():
     return cpp_extension.load("pointnet2_ext", sources, extra_include_paths=[str(folder / "include")])
 
 
+@functools.cache
 def with_gradient(forward, backward):
     """Returns an extension's forward(features, idx) as a function whose gradient autograd takes from its backward."""
     import torch
@@ -66,3 +67,13 @@ class PointNet2:
         if found is not None and case.direction in self.their_directions and dtype.itemsize == 4:
             formulas[THEIRS] = functools.partial(self.theirs, case, found)
         return formulas
+
+
+class PointNet2Gather(PointNet2):
+    """Calls the extension's function that has the operator's name, such as group_points, and its gradient."""
+
+    their_directions = ("forward", "backward")
+
+    def theirs(self, case, extension, features, idx):
+        forward, backward = (getattr(extension, name) for name in (self.name, f"{self.name}_grad"))
+        return with_gradient(forward, backward)(features, idx)

@@ -7,7 +7,7 @@ from test_gather_points import TestGatherPoints
 
 from ..benchmark import Benchmark, Sizes
 from ..figures import Target, times_faster
-from ..pointnet2 import PointNet2, with_gradient
+from ..pointnet2 import PointNet2Gather
 
 
 def composed(features, idx):
@@ -16,9 +16,8 @@ def composed(features, idx):
     return ops.gather_elements(features, 2, places)
 
 
-class GatherPoints(PointNet2, Benchmark):
+class GatherPoints(PointNet2Gather, Benchmark):
     card = TestGatherPoints()
-    their_directions = ("forward", "backward")
     sizes = {
         "GPU": [
             Sizes(
@@ -52,6 +51,3 @@ class GatherPoints(PointNet2, Benchmark):
         import torch
 
         return lambda features, idx: torch.gather(features, 2, idx.long()[:, None].expand(-1, features.shape[1], -1))
-
-    def theirs(self, case, extension, features, idx):
-        return with_gradient(extension.gather_points, extension.gather_points_grad)(features, idx)

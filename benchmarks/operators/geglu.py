@@ -5,6 +5,7 @@ from mindspore import ops
 import msops
 from test_geglu import TestGeglu
 
+from .. import libraries
 from ..benchmark import GATED, Benchmark
 from ..figures import of_gated
 
@@ -28,6 +29,4 @@ class Geglu(Benchmark):
         return lambda gate, up: torch.nn.functional.gelu(gate, approximate="tanh") * up
 
     def library_formulas(self, case):
-        if case.direction == "backward":  # Liger's would write the gradients over gate and up
-            return {}
-        return {"Liger": lambda liger, gate, up: liger.LigerGELUMulFunction.apply(gate, up)}
+        return libraries.gated(case, "LigerGELUMulFunction")

@@ -7,7 +7,7 @@ from test_group_points import TestGroupPoints
 
 from ..benchmark import Benchmark, Sizes
 from ..figures import Target, share, times_faster
-from ..pointnet2 import PointNet2, with_gradient
+from ..pointnet2 import PointNet2Gather
 
 
 def composed(features, idx):
@@ -17,9 +17,8 @@ def composed(features, idx):
     return ops.gather_elements(features, 2, flat).reshape(clouds, channels, *idx.shape[1:])
 
 
-class GroupPoints(PointNet2, Benchmark):
+class GroupPoints(PointNet2Gather, Benchmark):
     card = TestGroupPoints()
-    their_directions = ("forward", "backward")
     sizes = {
         "GPU": [
             Sizes(
@@ -78,6 +77,3 @@ class GroupPoints(PointNet2, Benchmark):
             return torch.gather(features, 2, flat).view(*features.shape[:2], *idx.shape[1:])
 
         return group
-
-    def theirs(self, case, extension, features, idx):
-        return with_gradient(extension.group_points, extension.group_points_grad)(features, idx)

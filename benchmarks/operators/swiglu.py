@@ -5,6 +5,7 @@ from mindspore import ops
 import msops
 from test_swiglu import TestSwiglu
 
+from .. import libraries
 from ..benchmark import GATED, Benchmark
 from ..figures import of_gated
 
@@ -28,6 +29,4 @@ class Swiglu(Benchmark):
         return lambda gate, up: torch.nn.functional.silu(gate) * up
 
     def library_formulas(self, case):
-        if case.direction == "backward":  # Liger's would write the gradients over gate and up
-            return {}
-        return {"Liger": lambda liger, gate, up: liger.LigerSiLUMulFunction.apply(gate, up)}
+        return libraries.gated(case, "LigerSiLUMulFunction")
