@@ -17,6 +17,7 @@ template <int kWidth_, bool kHasManyRows>
 struct DecodeShape {
   static constexpr int kWidth = kWidth_, kWarps = kWidth <= 128 ? 4 : 2, kThreads = 32 * kWarps;
   static constexpr int kTeam = kHasManyRows ? kWarps : 1;  // warps that read the same keys
+  // With larger tiles of short rows in fewer stages, three blocks share a multiprocessor of sm_90 in place of two.
   static constexpr int kRows = 16 * kTeam, kKeys = kWidth <= 64 && !kHasManyRows ? 32 : 16 * kTeam;
   static constexpr int kStages = kWidth > 64 ? 3 : kHasManyRows ? 6 : 2;
   static constexpr int kStage = 2 * kKeys * kWidth;                     // elements
