@@ -49,6 +49,6 @@ from .operators.trilinear_interpolation import (
     TrilinearInterpolation as TrilinearInterpolation,
     trilinear_interpolation as trilinear_interpolation,
 )
-from .patch import patch_mindspore as patch_mindspore
+from .patch.patch import patch_mindspore as patch_mindspore
 
 __version__: str

@@ -4,35 +4,28 @@ from __future__ import annotations
 
 import inspect
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import mindspore
+from mindspore import ops
 
-from msops import replacements
-from msops.attention_replacement import flash_attention_score
+from .table import TABLE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import ModuleType, TracebackType
-    from typing import Any
 
-# This maps each function, the operator that it calls, and each primitive to what replaces it.
-_TABLE: dict[str, Callable[..., Any]] = {
-    "rms_norm": replacements.rms_norm,
-    "rms_norm_impl": replacements.rms_norm,
-    "RmsNorm": replacements.RmsNorm,
-    "add_rms_norm": replacements.add_rms_norm,
-    "add_rms_norm_op": replacements.add_rms_norm,
-    "AddRmsNorm": replacements.AddRmsNorm,
-    "swiglu": replacements.swiglu,
-    "swiglu_op": replacements.swiglu,
-    "Swiglu": replacements.Swiglu,
-    "flash_attention_score": flash_attention_score,
-    "rotary_position_embedding": replacements.rotary_position_embedding,
-    "rotary_position_embedding_op": replacements.rotary_position_embedding,
-    "RotaryPositionEmbedding": replacements.RotaryPositionEmbedding,
-}
-_originals: dict[tuple[str, str], Any] = {}  # by module and name, while they are replaced
+
+class Replaced(NamedTuple):
+    """A name of a module of MindSpore, the object that it stood for, and what it stands for now."""
+
+    module: ModuleType
+    name: str
+    original: Any
+    replacement: Any
+
+
+_replaced: list[Replaced] = []  # while there are patches
 _patches: set[Patch] = set()  # that are not undone
 
 
@@ -97,36 +90,51 @@ class Patch:
         self.undo()
 
 
-def places() -> Iterator[tuple[ModuleType, str, Any]]:
-    """Yields each module of MindSpore that has a name of the table, the name, and its present value."""
-    for path, module in list(sys.modules.items()):
-        if path.partition(".")[0] == "mindspore":
-            values = vars(module)
-            for name in _TABLE.keys() & values.keys():
-                yield module, name, values[name]
-
-
 def _replace() -> None:
-    found = list(places())
-    for module, name, original in found:
-        if inspect.isfunction(original) and _parameters(original) != _parameters(_TABLE[name]):
+    rows = list(_rows())
+    for name, original, replacement in rows:
+        if inspect.isfunction(original) and _parameters(original) != _parameters(replacement):
             raise NotImplementedError(
-                f"patch_mindspore: {module.__name__}.{name} takes ({', '.join(_parameters(original))}) in MindSpore "
-                f"{mindspore.__version__}, msops replaces the one that takes ({', '.join(_parameters(_TABLE[name]))})"
+                f"patch_mindspore: mindspore.ops.{name} takes ({', '.join(_parameters(original))}) in MindSpore "
+                f"{mindspore.__version__}, msops replaces the one that takes ({', '.join(_parameters(replacement))})"
             )
-    for module, name, original in found:
-        _originals[module.__name__, name] = original
-        setattr(module, name, _TABLE[name])
-
-
-def _parameters(function: Callable[..., Any]) -> list[str]:
-    return list(inspect.signature(function).parameters)
+    by_identity = {id(original): (original, replacement) for _, original, replacement in rows}
+    for module, name, value in list(_globals()):
+        if id(value) in by_identity:
+            _replaced.append(Replaced(module, name, *by_identity[id(value)]))
+            setattr(module, name, _replaced[-1].replacement)
 
 
 def _restore() -> None:
     """Restores what is still replaced, also in modules that were imported since then."""
-    by_name = {name: original for (_, name), original in _originals.items()}
-    for module, name, value in places():
-        if value is _TABLE[name]:
-            setattr(module, name, _originals.get((module.__name__, name), by_name[name]))
-    _originals.clear()
+    by_identity = {id(each.replacement): each for each in reversed(_replaced)}
+    by_name = {(each.name, id(each.replacement)): each for each in _replaced}
+    by_place = {(each.module.__name__, each.name): each for each in _replaced}
+    for module, name, value in list(_globals()):
+        if id(value) in by_identity:
+            found = by_place.get((module.__name__, name)) or by_name.get((name, id(value))) or by_identity[id(value)]
+            setattr(module, name, found.original)
+    _replaced.clear()
+
+
+def _rows() -> Iterator[tuple[str, Any, Callable[..., Any]]]:
+    """Yields the names of the table that this version of MindSpore has, what they stand for, and what replaces that."""
+    for name, replacement in TABLE.items():
+        *folders, last = name.split(".")
+        place: Any = ops
+        for folder in folders:
+            place = getattr(place, folder, None)
+        original = getattr(place, last, None)
+        if original is not None:
+            yield name, original, replacement
+
+
+def _globals() -> Iterator[tuple[ModuleType, str, Any]]:
+    for path, module in list(sys.modules.items()):
+        if path.partition(".")[0] == "mindspore":
+            for name, value in list(vars(module).items()):
+                yield module, name, value
+
+
+def _parameters(function: Callable[..., Any]) -> list[str]:
+    return list(inspect.signature(function).parameters)

@@ -1,0 +1,1 @@
+"""Puts operators that run on GPU and CPU in place of MindSpore's own, which run on Ascend alone."""
