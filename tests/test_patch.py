@@ -11,7 +11,7 @@ from mindspore import Tensor, ops
 
 import msops
 from msops import compat
-from msops.patch.table import TABLE
+from msops.patch.table import FUNCTIONS
 from msops.testing.checks import Gradient, Net, check_finite_differences, run
 
 early_norm, early_swiglu = getattr(ops, "rms_norm", None), getattr(ops, "swiglu", None)
@@ -236,7 +236,7 @@ def test_open_sizes(patched):
 
 def names():
     """Returns what the names of the table stand for, by their places."""
-    last = {name.split(".")[-1] for name in TABLE}
+    last = {name.split(".")[-1] for name in FUNCTIONS}
     modules = [(path, vars(module)) for path, module in sys.modules.items() if path.split(".")[0] == "mindspore"]
     return {(path, name): values[name] for path, values in modules for name in last & values.keys()}
 

@@ -1,15 +1,16 @@
-"""Lets MindSpore's names of transformer operators, for which it has kernels on Ascend alone, run on GPU and CPU."""
+"""Lets operators of MindSpore, for which it has kernels on Ascend alone, run on GPU and CPU."""
 
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import mindspore
 from mindspore import ops
 
-from .table import TABLE
+from .table import FUNCTIONS, MINT, PRIMITIVES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -29,8 +30,8 @@ _replaced: list[Replaced] = []  # while there are patches
 _patches: set[Patch] = set()  # that are not undone
 
 
-def patch_mindspore() -> Patch:
-    """Makes MindSpore's transformer operators, which have kernels on Ascend alone, run on GPU and CPU.
+def patch_mindspore(mint: bool = True) -> Patch:
+    """Makes operators of MindSpore that have kernels on Ascend alone run on GPU and CPU.
 
     Afterwards `mindspore.ops.rms_norm`, `add_rms_norm`, `swiglu`, `rotary_position_embedding` and
     `flash_attention_score` run by msops' kernels: they take MindSpore's arguments, return what MindSpore documents, and
@@ -39,7 +40,13 @@ def patch_mindspore() -> Patch:
     `AddRmsNorm`, `Swiglu` and `RotaryPositionEmbedding`. Names that a version of MindSpore does not have are left out.
     On Ascend nothing changes: choose the device first.
 
+    The names of `mindspore.mint` run, too: those without kernels for GPU and CPU are composed of MindSpore's older
+    operators or, where msops has a kernel, run by that.
+
     Patches may overlap: MindSpore's operators are back when all are undone, in whatever order.
+
+    Args:
+        mint (bool): Whether to replace what `mindspore.mint` calls. Default: ``True`` .
 
     Returns:
         Patch, with a method `undo()`; it is also a context manager, which undoes the patch at the end of its block.
@@ -61,17 +68,16 @@ def patch_mindspore() -> Patch:
         >>> print(y, rstd)
         [[0.46291 0.92582 1.38873]] [[0.46291]]
     """
-    return Patch()
+    return Patch(mint)
 
 
 class Patch:
     """Keeps MindSpore's names replaced until `undo`. See :func:`msops.patch_mindspore`."""
 
-    def __init__(self) -> None:
+    def __init__(self, mint: bool) -> None:
         if mindspore.get_context("device_target") == "Ascend":
             return
-        if not _patches:
-            _replace()
+        _replace(mint)
         _patches.add(self)
 
     def undo(self) -> None:
@@ -90,19 +96,14 @@ class Patch:
         self.undo()
 
 
-def _replace() -> None:
-    rows = list(_rows())
-    for name, original, replacement in rows:
-        if inspect.isfunction(original) and _parameters(original) != _parameters(replacement):
-            raise NotImplementedError(
-                f"patch_mindspore: mindspore.ops.{name} takes ({', '.join(_parameters(original))}) in MindSpore "
-                f"{mindspore.__version__}, msops replaces the one that takes ({', '.join(_parameters(replacement))})"
-            )
-    by_identity = {id(original): (original, replacement) for _, original, replacement in rows}
+def _replace(mint: bool) -> None:
+    """Replaces what is not replaced yet."""
+    functions = {id(original): replacement for original, replacement in _functions(mint)}
     for module, name, value in list(_globals()):
-        if id(value) in by_identity:
-            _replaced.append(Replaced(module, name, *by_identity[id(value)]))
-            setattr(module, name, _replaced[-1].replacement)
+        replacement = functions.get(id(value)) or (PRIMITIVES.get(_primitive_of(value)) if mint else None)
+        if replacement is not None:
+            _replaced.append(Replaced(module, name, value, replacement))
+            setattr(module, name, replacement)
 
 
 def _restore() -> None:
@@ -117,16 +118,37 @@ def _restore() -> None:
     _replaced.clear()
 
 
-def _rows() -> Iterator[tuple[str, Any, Callable[..., Any]]]:
-    """Yields the names of the table that this version of MindSpore has, what they stand for, and what replaces that."""
-    for name, replacement in TABLE.items():
+def _functions(mint: bool) -> list[tuple[Any, Callable[..., Any]]]:
+    """Returns MindSpore's own objects of the table that are not replaced yet, and what replaces them."""
+    found = []
+    for name, replacement in {**FUNCTIONS, **(MINT if mint else {})}.items():
         *folders, last = name.split(".")
         place: Any = ops
         for folder in folders:
             place = getattr(place, folder, None)
         original = getattr(place, last, None)
-        if original is not None:
-            yield name, original, replacement
+        if original is None or original is replacement:
+            continue
+        if inspect.isfunction(original) and not _accepts(replacement, original):
+            raise NotImplementedError(
+                f"patch_mindspore: mindspore.ops.{name} takes ({', '.join(_parameters(original))}) in MindSpore "
+                f"{mindspore.__version__}, msops replaces the one that takes ({', '.join(_parameters(replacement))})"
+            )
+        found.append((original, replacement))
+    return found
+
+
+def _accepts(replacement: Callable[..., Any], original: Callable[..., Any]) -> bool:
+    """Tells whether two functions have the same parameters, as far as MindSpore's own function names them."""
+    return _parameters(original) in (["args", "kwargs"], _parameters(replacement))
+
+
+def _primitive_of(value: Any) -> str:
+    """Returns the name of the primitive that an object of MindSpore calls with its arguments, or ""."""
+    if isinstance(value, ops.Primitive):
+        return value.name
+    found = re.fullmatch(r"_Pyboost(\w+)Prim", type(value).__name__)
+    return found[1] if found else ""
 
 
 def _globals() -> Iterator[tuple[ModuleType, str, Any]]:

@@ -9,13 +9,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from . import attention, transformer
+from .mint import shape
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-# This maps names in mindspore.ops to what replaces the objects that they stand for, wherever in MindSpore these stand.
-TABLE: dict[str, Callable[..., Any]] = {
+# These names of mindspore.ops are replaced wherever in MindSpore the objects stand for which they stand.
+FUNCTIONS: dict[str, Callable[..., Any]] = {
     "rms_norm": transformer.rms_norm,
     "auto_generate.rms_norm_impl": transformer.rms_norm,
     "auto_generate.RmsNorm": transformer.RmsNorm,
@@ -30,3 +31,14 @@ TABLE: dict[str, Callable[..., Any]] = {
     "auto_generate.rotary_position_embedding_op": transformer.rotary_position_embedding,
     "auto_generate.RotaryPositionEmbedding": transformer.RotaryPositionEmbedding,
 }
+
+# mindspore.mint calls these primitives, with these names, which have no kernels on GPU or CPU. What replaces one takes
+# the arguments of the primitive's call.
+PRIMITIVES: dict[str, Callable[..., Any]] = {
+    "Clone": shape.clone,
+    "StackExt": shape.stack,
+    "TransposeExtView": shape.transpose,
+}
+
+# mindspore.mint also calls these functions of mindspore.ops, whose C++ chooses a primitive.
+MINT: dict[str, Callable[..., Any]] = {}

@@ -1,0 +1,136 @@
+"""Runs the examples in the documentation of `mindspore.mint`, and compares what they print with what it says."""
+
+import contextlib
+import doctest
+import importlib
+import inspect
+import io
+import json
+import re
+import signal
+import subprocess
+import sys
+
+import mindspore
+import numpy as np
+from mindspore import mint, nn, ops
+
+MODULES = ("mint", "mint.nn", "mint.nn.functional", "mint.optim", "mint.linalg", "mint.special")
+NUMBER = re.compile(r"-?\d+\.?\d*(?:e[+-]?\d+)?")
+SECONDS = 60  # for a name's examples
+
+
+def names():
+    """Returns the paths of mint's public names, each object once."""
+    found = {}
+    own = set(mint.distributed.__all__).union(mint.nn.__all__, mint.optim.__all__)  # mint's list has these, too
+    for module in MODULES:
+        values = importlib.import_module(f"mindspore.{module}")
+        for name in dict.fromkeys(values.__all__):
+            if (module != "mint" or name not in own) and hasattr(values, name):
+                found.setdefault(id(getattr(values, name)), f"{module}.{name}")
+    return list(found.values())
+
+
+def compiled(function):
+    """Returns the function as graph mode runs it."""
+
+    def network(*inputs, **settings):
+        return function(*inputs, **settings)
+
+    return mindspore.jit(network)
+
+
+@contextlib.contextmanager
+def replaced(module, name, value):
+    own = getattr(module, name, None)
+    setattr(module, name, value)
+    try:
+        yield
+    finally:
+        setattr(module, name, own) if own is not None else delattr(module, name)
+
+
+def differs(want, got):
+    """Tells whether a text differs from what was printed by more than roundings and spaces."""
+    if not want.strip() or "".join(want.split()) == "".join(got.split()):
+        return False
+    numbers = [np.array([float(each) for each in NUMBER.findall(text)]) for text in (want, got)]
+    words = ["".join(NUMBER.sub("", text).split()) for text in (want, got)]
+    same = numbers[0].shape == numbers[1].shape and np.allclose(*numbers, rtol=1e-3, atol=1e-4)
+    return not same or words[0].replace(".", "") != words[1].replace(".", "")
+
+
+def run(path, graph):
+    """Runs a name's examples and returns what is wrong: "" if nothing is, None if there are no examples."""
+    folder, name = path.rpartition(".")[::2]
+    module = importlib.import_module(f"mindspore.{folder}")
+    value = getattr(module, name)
+    examples = doctest.DocTestParser().get_examples(inspect.getdoc(value) or "")
+    if not examples:
+        return None
+    own = compiled(value) if graph and inspect.isfunction(value) else value
+    source = "".join(example.source for example in examples)
+    # Some examples call the name as another module's, in which it is not.
+    strays = {(ops, found) for found in re.findall(r"\bops\.(\w+)", source) if not hasattr(ops, found)}
+    strays |= {(nn, found) for found in re.findall(r"(?<!mint\.)\bnn\.(\w+)", source) if not hasattr(nn, found)}
+    values = dict(mindspore=mindspore, ms=mindspore, mint=mint, np=np, ops=ops, nn=nn, Tensor=mindspore.Tensor)
+    mindspore.set_context(mode=mindspore.GRAPH_MODE if graph and inspect.isclass(value) else mindspore.PYNATIVE_MODE)
+
+    def late(*_):
+        raise TimeoutError(f"{SECONDS} s were not enough")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(SECONDS)
+    try:
+        with contextlib.ExitStack() as stack:
+            for place in ((module, name), *strays):
+                stack.enter_context(replaced(*place, own))
+            for example in examples:
+                with contextlib.redirect_stdout(io.StringIO()) as got:
+                    exec(compile(example.source, f"<{path}>", "single"), values)  # noqa: S102 (it is MindSpore's own)
+                    mindspore.runtime.synchronize()  # errors appear here
+                if differs(example.want, got.getvalue()):
+                    return f"{example.source.strip()}: expected {example.want.strip()}, got {got.getvalue().strip()}"
+    except Exception as error:  # noqa: BLE001 (whatever it is, it is the finding)
+        return f"{type(error).__name__}: {error}".partition("\n")[0]
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+    return ""
+
+
+def report(device, patched, paths):
+    """Prints lines of JSON: for each path and mode what `run` returns, and before that null."""
+    mindspore.set_device(device)
+    if patched:
+        import msops
+
+        msops.patch_mindspore()
+    for path in paths:
+        for graph in (False, True):
+            print(json.dumps((path, graph, None)), flush=True)
+            print(json.dumps((path, graph, run(path, graph))), flush=True)
+
+
+def findings(device, patched, paths):
+    """Returns {(path, is graph mode): what `run` returns}. A process of its own runs the names; one that crashes is
+    followed by another."""
+    found, rest = {}, list(paths)
+    while rest:
+        command = [sys.executable, __file__, device, str(int(patched)), *rest]
+        process = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, timeout=1800)
+        lines = [json.loads(line) for line in process.stdout.splitlines() if line.startswith("[")]
+        for path, graph, finding in lines:
+            found[path, graph] = finding
+        if process.returncode == 0:
+            return found
+        path, graph, _ = lines[-1]
+        found[path, graph] = f"the process ended with status {process.returncode}"
+        found.setdefault((path, True), found[path, graph])
+        rest = rest[rest.index(path) + 1 :]
+    return found
+
+
+if __name__ == "__main__":
+    report(sys.argv[1], sys.argv[2] == "1", sys.argv[3:])

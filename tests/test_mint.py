@@ -1,0 +1,91 @@
+"""Tests that programs that call `mindspore.mint` run on GPU and CPU, in both modes, while MindSpore is patched."""
+
+import numpy as np
+import pytest
+from mindspore import Tensor, nn
+
+import msops
+from mint_cases import cases
+from msops.testing.checks import Gradient, as_tuple, run
+
+CASES = [
+    pytest.param(case, dtype, id=f"{case.program.__module__.split('.')[-1]} {case.program.__name__} {dtype}")
+    for case in cases()
+    for dtype in case.dtypes
+]
+# A result may be this far off, relative to the largest number.
+TOLERANCE = {"float16": 4e-3, "float32": 1e-5, "float64": 1e-10, "int32": 0, "int64": 0, "bool": 0}
+STEP = 1e-5  # of differences of a reference in float64
+
+
+class Program(nn.Cell):
+    """Calls a program with Tensors; its other arguments are constants."""
+
+    def __init__(self, case):
+        super().__init__()
+        self.program = case.program
+
+    def construct(self, *inputs):
+        return self.program(*inputs)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def patched():
+    with msops.patch_mindspore():
+        yield
+
+
+def cast(value, dtype):
+    return value.astype(dtype) if isinstance(value, np.ndarray) and value.dtype.kind == "f" else value
+
+
+def is_floating(value):
+    return isinstance(value, np.ndarray) and value.dtype.kind == "f"
+
+
+def close(got, want, tolerance, what):
+    assert got.shape == np.shape(want), what
+    if got.dtype.kind in "biu":
+        np.testing.assert_array_equal(got, want, what)
+        return
+    finite = np.abs(np.asarray(want, np.float64))[np.isfinite(want)]
+    np.testing.assert_allclose(got, want, tolerance, tolerance * max(1, finite.max(initial=0)), err_msg=what)
+
+
+@pytest.mark.parametrize(("case", "dtype"), CASES)
+def test_program(mode, case, dtype):
+    arrays = [cast(value, dtype) for value in case.inputs]
+    exact = [cast(value, np.float64) for value in arrays]
+    net, want = Program(case), as_tuple(case.reference(*exact))
+    outs = run(net, *map(Tensor, arrays))
+    assert len(outs) == len(want)
+    for got, expected in zip(outs, want):
+        close(got, expected, TOLERANCE[dtype], "the result")
+    variables = [i for i, value in enumerate(arrays) if is_floating(value)]
+    if not case.differentiable or not variables:
+        return
+    rng = np.random.default_rng(0)
+    douts = [np.asarray(rng.standard_normal(out.shape) * is_floating(out), out.dtype) for out in outs]
+    gradients = as_tuple(run(Gradient(net, len(arrays)), *map(Tensor, [*arrays, *douts])))
+    for i in variables:
+        check_gradient(case, exact, i, gradients[i], [dout.astype(np.float64) for dout in douts], TOLERANCE[dtype])
+
+
+def check_gradient(case, exact, i, gradient, douts, tolerance):
+    """Compares products of a gradient and some directions with differences of the reference along these."""
+    assert gradient.shape == exact[i].shape
+    rng = np.random.default_rng(1)
+    for _ in range(3):
+        direction = rng.standard_normal(exact[i].shape)
+        ends = []
+        for step in (STEP, -STEP):
+            moved = [x + step * direction if j == i else x for j, x in enumerate(exact)]
+            ends.append(as_tuple(case.reference(*moved)))
+        terms = [
+            dout * (np.asarray(after, np.float64) - before) / (2 * STEP)
+            for dout, after, before in zip(douts, *ends)
+            if np.asarray(after).dtype.kind == "f"
+        ]
+        want, size = sum(map(np.sum, terms)), sum(np.abs(term).sum() for term in terms)
+        got = np.sum(gradient.astype(np.float64) * direction)
+        assert abs(got - want) <= 2 * tolerance * max(1, size) + 1e-6 * size, f"the gradient of input {i}"
