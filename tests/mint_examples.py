@@ -32,13 +32,15 @@ def names():
     return list(found.values())
 
 
-def compiled(function):
-    """Returns the function as graph mode runs it."""
+class Network(nn.Cell):
+    """Calls a function, so that graph mode compiles the call."""
 
-    def network(*inputs, **settings):
-        return function(*inputs, **settings)
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
 
-    return mindspore.jit(network)
+    def construct(self, *inputs, **settings):
+        return self.function(*inputs, **settings)
 
 
 @contextlib.contextmanager
@@ -69,13 +71,13 @@ def run(path, graph):
     examples = doctest.DocTestParser().get_examples(inspect.getdoc(value) or "")
     if not examples:
         return None
-    own = compiled(value) if graph and inspect.isfunction(value) else value
+    own = Network(value) if graph and inspect.isfunction(value) else value
     source = "".join(example.source for example in examples)
     # Some examples call the name as another module's, in which it is not.
     strays = {(ops, found) for found in re.findall(r"\bops\.(\w+)", source) if not hasattr(ops, found)}
     strays |= {(nn, found) for found in re.findall(r"(?<!mint\.)\bnn\.(\w+)", source) if not hasattr(nn, found)}
     values = dict(mindspore=mindspore, ms=mindspore, mint=mint, np=np, ops=ops, nn=nn, Tensor=mindspore.Tensor)
-    mindspore.set_context(mode=mindspore.GRAPH_MODE if graph and inspect.isclass(value) else mindspore.PYNATIVE_MODE)
+    mindspore.set_context(mode=mindspore.GRAPH_MODE if graph else mindspore.PYNATIVE_MODE)
 
     def late(*_):
         raise TimeoutError(f"{SECONDS} s were not enough")

@@ -1,8 +1,9 @@
 """Tests that programs that call `mindspore.mint` run on GPU and CPU, in both modes, while MindSpore is patched."""
 
+import mindspore
 import numpy as np
 import pytest
-from mindspore import Tensor, nn
+from mindspore import Tensor, mint, nn
 
 import msops
 from mint_cases import cases
@@ -89,3 +90,18 @@ def check_gradient(case, exact, i, gradient, douts, tolerance):
         want, size = sum(map(np.sum, terms)), sum(np.abs(term).sum() for term in terms)
         got = np.sum(gradient.astype(np.float64) * direction)
         assert abs(got - want) <= 2 * tolerance * max(1, size) + 1e-6 * size, f"the gradient of input {i}"
+
+
+@mindspore.jit
+def compiled_bincount(x):
+    return mint.bincount(x)
+
+
+def test_sizes_that_depend_on_values():
+    mindspore.set_context(mode=mindspore.PYNATIVE_MODE)
+    x, weights = np.array([3, 1, 1, 0]), np.arange(4.0, dtype=np.float32)
+    np.testing.assert_array_equal(mint.bincount(Tensor(x), minlength=6).asnumpy(), np.bincount(x, minlength=6))
+    got = mint.bincount(Tensor(x), Tensor(weights))
+    np.testing.assert_array_equal(got.asnumpy(), np.bincount(x, weights))
+    with pytest.raises(NotImplementedError, match="bincount: the result's size depends on values"):
+        compiled_bincount(Tensor(x))

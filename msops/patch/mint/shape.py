@@ -1,7 +1,10 @@
-"""Moves and copies elements."""
+"""Moves, copies and selects elements."""
 
 from __future__ import annotations
 
+from typing import Any
+
+import mindspore
 from mindspore import Tensor, ops
 
 
@@ -9,9 +12,148 @@ def stack(tensors: tuple[Tensor, ...], dim: int) -> Tensor:
     return ops.stack(tensors, dim)
 
 
-def clone(x: Tensor) -> Tensor:
-    return ops.deepcopy(x)
+def clone(input: Tensor) -> Tensor:  # noqa: A002
+    return ops.deepcopy(input)
 
 
-def transpose(x: Tensor, dim0: int, dim1: int) -> Tensor:
-    return ops.swapaxes(x, dim0, dim1)
+def transpose(input: Tensor, dim0: int, dim1: int) -> Tensor:  # noqa: A002
+    return ops.swapaxes(input, dim0, dim1)
+
+
+def t(input: Tensor) -> Tensor:  # noqa: A002
+    return ops.swapaxes(input, 0, 1) if input.ndim == 2 else input
+
+
+def split_evenly(input: Tensor, split_size: int, dim: int = 0) -> tuple[Tensor, ...]:  # noqa: A002
+    return ops.split(input, split_size, dim)
+
+
+def split_into(input: Tensor, split_size: tuple[int, ...], dim: int = 0) -> tuple[Tensor, ...]:  # noqa: A002
+    return ops.split(input, split_size, dim)
+
+
+def broadcast_to(input: Tensor, shape: tuple[int, ...]) -> Tensor:  # noqa: A002
+    return ops.broadcast_to(input, shape)
+
+
+def expand_dims(input: Tensor, dim: int) -> Tensor:  # noqa: A002
+    return ops.expand_dims(input, dim)
+
+
+def narrow(input: Tensor, dim: int, start: int, length: int) -> Tensor:  # noqa: A002
+    return ops.narrow(input, dim, start, length)
+
+
+def select(input: Tensor, dim: int, index: int) -> Tensor:  # noqa: A002
+    if index < 0:
+        index += input.shape[dim]
+    return ops.narrow(input, dim, index, 1).squeeze(dim)
+
+
+def unbind(input: Tensor, dim: int = 0) -> tuple[Tensor, ...]:  # noqa: A002
+    return ops.unbind(input, dim)
+
+
+def index_select(input: Tensor, dim: int, index: Tensor) -> Tensor:  # noqa: A002
+    return ops.gather(input, index, dim)
+
+
+def index_add(input: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: float = 1) -> Tensor:  # noqa: A002
+    shape = (*[1] * (dim % input.ndim), -1, *[1] * (input.ndim - dim % input.ndim - 1))
+    places = ops.broadcast_to(index.reshape(shape), source.shape)
+    return ops.tensor_scatter_elements(input, places, source * alpha, dim, "add")
+
+
+def scatter_add(input: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:  # noqa: A002
+    if index.shape != src.shape:
+        src = _corner(src, index.shape)
+    return ops.tensor_scatter_elements(input, index, src, dim, "add")
+
+
+def _corner(x: Tensor, shape: tuple[int, ...]) -> Tensor:
+    return ops.slice(x, (0,) * len(shape), shape)
+
+
+def take(input: Tensor, index: Tensor) -> Tensor:  # noqa: A002
+    flat = input.reshape(-1)
+    index = ops.where(index < 0, index + flat.shape[0], index)
+    return ops.gather(flat, index, 0)
+
+
+def roll(input: Tensor, shifts: Any, dims: Any = None) -> Tensor:  # noqa: A002
+    if dims is None or dims == ():
+        shift = shifts if isinstance(shifts, int) else shifts[0]
+        return _rolled(input.reshape(-1), shift, 0).reshape(input.shape)
+    if isinstance(dims, int):
+        dims = (dims,)
+    if isinstance(shifts, int):
+        shifts = (shifts,)
+    for shift, dim in zip(shifts, dims):
+        input = _rolled(input, shift, dim)  # noqa: A001
+    return input
+
+
+def _rolled(x: Tensor, shift: int, dim: int) -> Tensor:
+    n = x.shape[dim]
+    start = -shift % n if n else 0
+    if start == 0:
+        return x
+    return ops.concat((ops.narrow(x, dim, start, n - start), ops.narrow(x, dim, 0, start)), dim)
+
+
+def repeat_interleave(
+    input: Tensor,  # noqa: A002
+    repeats: Any,
+    dim: int | None = None,
+    *,
+    output_size: int | None = None,
+) -> Tensor:
+    if dim is None:
+        input, dim = input.reshape(-1), 0  # noqa: A001
+    if isinstance(repeats, int):
+        shape = input.shape
+        dim = dim % len(shape)
+        wide = ops.broadcast_to(input.expand_dims(dim + 1), (*shape[: dim + 1], repeats, *shape[dim + 1 :]))
+        return wide.reshape((*shape[:dim], shape[dim] * repeats, *shape[dim + 1 :]))
+    return ops.repeat_interleave(input, repeats, dim)
+
+
+def nonzero(input: Tensor) -> tuple[Tensor, ...]:  # noqa: A002
+    return ops.unbind(ops.nonzero(input), 1)
+
+
+def constant_pad(input: Tensor, padding: tuple[int, ...], value: float = 0.0) -> Tensor:  # noqa: A002
+    if min(padding) < 0:
+        for i in range(len(padding) // 2):
+            dim, left, right = input.ndim - 1 - i, -min(padding[2 * i], 0), -min(padding[2 * i + 1], 0)
+            input = ops.narrow(input, dim, left, input.shape[dim] - left - right)  # noqa: A001
+        padding = tuple([max(each, 0) for each in padding])
+    if input.dtype == mindspore.bool_:
+        return ops.cast(ops.pad(ops.cast(input, mindspore.int32), padding, "constant", int(value)), mindspore.bool_)
+    return ops.pad(input, padding, "constant", value)
+
+
+def reflection_pad(input: Tensor, padding: tuple[int, ...]) -> Tensor:  # noqa: A002
+    return _padded(input, padding, True)
+
+
+def replication_pad(input: Tensor, padding: tuple[int, ...]) -> Tensor:  # noqa: A002
+    return _padded(input, padding, False)
+
+
+def _padded(x: Tensor, padding: tuple[int, ...], reflects: bool) -> Tensor:
+    """Gathers rows along each axis: those that a reflection at the first and the last one meets, or these two."""
+    for i in range(len(padding) // 2):
+        dim = x.ndim - 1 - i
+        x = ops.gather(x, Tensor(_places(x.shape[dim], padding[2 * i], padding[2 * i + 1], reflects)), dim)
+    return x
+
+
+@ops.constexpr
+def _places(n: int, left: int, right: int, reflects: bool) -> tuple[int, ...]:
+    if reflects and not max(left, right) < n:
+        raise ValueError(f"mint: a reflection pads less than the {n} elements along an axis, got ({left}, {right})")
+    places = range(-left, n + right)
+    if reflects:
+        return tuple([min(abs(i), 2 * (n - 1) - abs(i)) if i >= n else abs(i) for i in places])
+    return tuple([min(max(i, 0), n - 1) for i in places])

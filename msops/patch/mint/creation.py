@@ -1,0 +1,82 @@
+"""Makes tensors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mindspore
+from mindspore import Tensor, ops
+
+
+def arange(start: float, end: float, step: float = 1, dtype: mindspore.Type | None = None) -> Tensor:
+    return ops.arange(start, end, step, dtype=dtype)
+
+
+def full_like(input: Tensor, fill_value: float, dtype: mindspore.Type | None = None) -> Tensor:  # noqa: A002
+    return ops.full_like(input, fill_value, dtype=input.dtype if dtype is None else dtype)
+
+
+def ones_like(input: Tensor, dtype: mindspore.Type | None = None) -> Tensor:  # noqa: A002
+    return ops.ones_like(input, dtype=input.dtype if dtype is None else dtype)
+
+
+def zeros_like(input: Tensor, dtype: mindspore.Type | None = None) -> Tensor:  # noqa: A002
+    return ops.zeros_like(input, dtype=input.dtype if dtype is None else dtype)
+
+
+def empty(
+    *size: Any, dtype: mindspore.Type | None = None, device: str | None = None, pin_memory: bool = False
+) -> Tensor:
+    """Returns zeros: memory that nothing wrote would bring no speed here."""
+    shape = size[0] if len(size) == 1 and isinstance(size[0], (tuple, list)) else size
+    return ops.zeros(tuple(shape), mindspore.float32 if dtype is None else dtype)
+
+
+def empty_like(
+    input: Tensor,  # noqa: A002
+    *,
+    dtype: mindspore.Type | None = None,
+    device: str | None = None,
+    pin_memory: bool = False,
+) -> Tensor:
+    return zeros_like(input, dtype)
+
+
+def tril(input: Tensor, diagonal: int = 0) -> Tensor:  # noqa: A002
+    return ops.tril(input, diagonal)
+
+
+def diag(input: Tensor, diagonal: int = 0) -> Tensor:  # noqa: A002
+    if input.ndim == 2:
+        return ops.diagonal(input, diagonal)
+    n = input.shape[0] + abs(diagonal)
+    rows = ops.pad(input, (max(-diagonal, 0), max(diagonal, 0))).expand_dims(1)
+    return ops.where(
+        ops.eye(n, n, mindspore.bool_) if diagonal == 0 else _shifted(n, diagonal), rows, ops.zeros_like(rows)
+    )
+
+
+def _shifted(n: int, diagonal: int) -> Tensor:
+    """Returns which elements of a matrix are on this diagonal."""
+    steps = ops.arange(n)
+    return steps.expand_dims(0) - steps.expand_dims(1) == diagonal
+
+
+def one_hot(tensor: Tensor, num_classes: int, on_value: Any, off_value: Any, axis: int = -1) -> Tensor:
+    if num_classes == -1:
+        num_classes = int(tensor.max()) + 1
+    return ops.one_hot(tensor, num_classes, on_value, off_value, axis)
+
+
+def full(size: tuple[int, ...], fill_value: float, dtype: mindspore.Type | None = None) -> Tensor:
+    if dtype is None:
+        dtype = mindspore.float32
+        if isinstance(fill_value, bool):
+            dtype = mindspore.bool_
+        elif isinstance(fill_value, int):
+            dtype = mindspore.int64
+    return ops.full(size, fill_value, dtype=dtype)
+
+
+def linspace(start: float, end: float, steps: int, dtype: mindspore.Type | None = None) -> Tensor:
+    return ops.cast(ops.linspace(start, end, steps), mindspore.float32 if dtype is None else dtype)

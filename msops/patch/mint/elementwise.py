@@ -1,0 +1,120 @@
+"""Computes functions of each element. Whole numbers become float32 where the result is not whole."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import mindspore
+from mindspore import Tensor, ops
+from mindspore.ops import operations
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+WHOLE = (
+    *(mindspore.bool_, mindspore.uint8, mindspore.int8, mindspore.int16, mindspore.int32, mindspore.int64),
+    *(mindspore.uint16, mindspore.uint32, mindspore.uint64),
+)
+
+
+def floating(x: Tensor) -> Tensor:
+    return ops.cast(x, mindspore.float32) if x.dtype in WHOLE else x
+
+
+def _of_floating(operator: Callable[[Tensor], Tensor]) -> Callable[[Any], Tensor]:
+    def function(input: Any) -> Tensor:  # noqa: A002
+        return operator(floating(input))
+
+    return function
+
+
+acos, acosh = _of_floating(operations.ACos()), _of_floating(operations.Acosh())
+asin, asinh = _of_floating(operations.Asin()), _of_floating(operations.Asinh())
+atan, atanh = _of_floating(operations.Atan()), _of_floating(operations.Atanh())
+cos, cosh = _of_floating(operations.Cos()), _of_floating(operations.Cosh())
+sin, sinh = _of_floating(operations.Sin()), _of_floating(operations.Sinh())
+tan, tanh = _of_floating(operations.Tan()), _of_floating(operations.Tanh())
+erf, erfc, erfinv = _of_floating(operations.Erf()), _of_floating(operations.Erfc()), _of_floating(operations.Erfinv())
+exp, expm1 = _of_floating(operations.Exp()), _of_floating(operations.Expm1())
+log, log1p = _of_floating(operations.Log()), _of_floating(operations.Log1p())
+rsqrt, sigmoid, sqrt = (
+    _of_floating(operations.Rsqrt()),
+    _of_floating(operations.Sigmoid()),
+    _of_floating(operations.Sqrt()),
+)
+
+
+def atan2(input: Tensor, other: Tensor) -> Tensor:  # noqa: A002
+    return ops.atan2(floating(input), floating(other))
+
+
+def log2(input: Any) -> Tensor:  # noqa: A002
+    return ops.mul(log(input), 1 / math.log(2))
+
+
+def log10(input: Tensor) -> Tensor:  # noqa: A002
+    return ops.mul(log(input), 1 / math.log(10))
+
+
+def exp2(input: Tensor) -> Tensor:  # noqa: A002
+    return exp(floating(input) * math.log(2))
+
+
+def logaddexp(input: Tensor, other: Tensor) -> Tensor:  # noqa: A002
+    return ops.maximum(input, other) + log1p(exp(-ops.abs(_difference(input, other))))
+
+
+def logaddexp2(input: Tensor, other: Tensor) -> Tensor:  # noqa: A002
+    return ops.maximum(input, other) + log2(exp2(-ops.abs(_difference(input, other))) + 1)
+
+
+def _difference(x: Tensor, y: Tensor) -> Tensor:
+    return ops.where(x == y, ops.zeros_like(x), x - y)  # infinity - infinity is NaN
+
+
+def addcdiv(input: Tensor, tensor1: Tensor, tensor2: Tensor, *, value: float = 1) -> Tensor:  # noqa: A002
+    return input + (tensor1 / tensor2) * value
+
+
+def frac(input: Tensor) -> Tensor:  # noqa: A002
+    return input - ops.trunc(input)
+
+
+def round(input: Tensor, decimals: int = 0) -> Tensor:  # noqa: A001, A002
+    if decimals == 0 or input.dtype in WHOLE:
+        return _round(input)
+    scale = 10.0**decimals
+    return _round(input * scale) / scale
+
+
+_round = operations.Round()
+
+
+def bitwise_and(input: Tensor, other: Any) -> Tensor:  # noqa: A002
+    return ops.bitwise_and(*_of_one_dtype(input, other))
+
+
+def bitwise_or(input: Tensor, other: Any) -> Tensor:  # noqa: A002
+    return ops.bitwise_or(*_of_one_dtype(input, other))
+
+
+def bitwise_xor(input: Tensor, other: Any) -> Tensor:  # noqa: A002
+    return ops.bitwise_xor(*_of_one_dtype(input, other))
+
+
+def _of_one_dtype(x: Tensor, y: Any) -> tuple[Tensor, Tensor]:
+    return x, y if isinstance(y, Tensor) else ops.full((), y, dtype=x.dtype)
+
+
+def bitwise_not(input: Tensor) -> Tensor:  # noqa: A002
+    return ops.logical_not(input) if input.dtype == mindspore.bool_ else -input - 1
+
+
+def logical_xor(input: Tensor, other: Tensor) -> Tensor:  # noqa: A002
+    return ops.not_equal(ops.cast(input, mindspore.bool_), ops.cast(other, mindspore.bool_))
+
+
+def fmod(input: Tensor, other: Any) -> Tensor:  # noqa: A002
+    quotient = input / other
+    return input - ops.trunc(quotient) * other

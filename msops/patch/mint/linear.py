@@ -1,0 +1,69 @@
+"""Computes products of matrices, and what belongs to them."""
+
+from __future__ import annotations
+
+from mindspore import Tensor, ops
+
+
+def mm(input: Tensor, mat2: Tensor) -> Tensor:  # noqa: A002
+    return ops.matmul(input, mat2)
+
+
+def mv(input: Tensor, vec: Tensor) -> Tensor:  # noqa: A002
+    return ops.matmul(input, vec.expand_dims(1)).squeeze(1)
+
+
+def dot(input: Tensor, other: Tensor) -> Tensor:  # noqa: A002
+    return (input * other).sum()
+
+
+def outer(input: Tensor, vec2: Tensor) -> Tensor:  # noqa: A002
+    return ops.mul(input.expand_dims(1), vec2.expand_dims(0))
+
+
+def addmm(input: Tensor, mat1: Tensor, mat2: Tensor, beta: float = 1, alpha: float = 1) -> Tensor:  # noqa: A002
+    return input * beta + ops.matmul(mat1, mat2) * alpha
+
+
+def addmv(input: Tensor, mat: Tensor, vec: Tensor, beta: float = 1, alpha: float = 1) -> Tensor:  # noqa: A002
+    return ops.add(input * beta, mv(mat, vec) * alpha)
+
+
+def addbmm(input: Tensor, batch1: Tensor, batch2: Tensor, beta: float = 1, alpha: float = 1) -> Tensor:  # noqa: A002
+    return input * beta + ops.bmm(batch1, batch2).sum(0) * alpha
+
+
+def baddbmm(input: Tensor, batch1: Tensor, batch2: Tensor, beta: float = 1, alpha: float = 1) -> Tensor:  # noqa: A002
+    return input * beta + ops.bmm(batch1, batch2) * alpha
+
+
+def cross(input: Tensor, other: Tensor, dim: int | None = None) -> Tensor:  # noqa: A002
+    shape = ops.broadcast_to(input, other.shape).shape if input.ndim <= other.ndim else input.shape
+    if dim is None or dim == -65530:  # MindSpore's word for the first axis of three elements
+        dim = shape.index(3)
+    a, b = ops.unbind(ops.broadcast_to(input, shape), dim), ops.unbind(ops.broadcast_to(other, shape), dim)
+    return ops.stack((a[1] * b[2] - a[2] * b[1], a[2] * b[0] - a[0] * b[2], a[0] * b[1] - a[1] * b[0]), dim)
+
+
+def trace(input: Tensor) -> Tensor:  # noqa: A002
+    n = min(input.shape)
+    return (input[:n, :n] * ops.eye(n, n, input.dtype)).sum()
+
+
+def inverse(input: Tensor) -> Tensor:  # noqa: A002
+    return ops.inverse(input)
+
+
+def triangular_solve(
+    b: Tensor,
+    A: Tensor,  # noqa: N803
+    upper: bool = True,
+    transpose: bool = False,
+    unitriangular: bool = False,
+) -> tuple[Tensor, Tensor]:
+    solve = ops.operations.MatrixTriangularSolve(lower=not upper, adjoint=transpose)
+    if unitriangular:
+        n = A.shape[-1]
+        eye = ops.eye(n, n, A.dtype)
+        A = A * (1 - eye) + eye  # noqa: N806
+    return solve(A, b), A

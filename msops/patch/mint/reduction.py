@@ -1,0 +1,182 @@
+"""Computes sums, statistics and orders along axes."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import mindspore
+from mindspore import Tensor, ops
+
+from msops.core.compiled import compiling
+
+from .elementwise import WHOLE, exp, floating, log
+
+if TYPE_CHECKING:
+    Axes = int | tuple[int, ...] | None
+
+
+def cumsum(input: Tensor, dim: int, dtype: mindspore.Type | None = None) -> Tensor:  # noqa: A002
+    if dtype is None:
+        dtype = mindspore.int64 if input.dtype in WHOLE else input.dtype
+    if input.ndim == 0:
+        return ops.cast(input, dtype)
+    return ops.cumsum(ops.cast(input, dtype), dim)
+
+
+def cummin(input: Tensor, dim: int) -> tuple[Tensor, Tensor]:  # noqa: A002
+    values, indices = ops.cummin(input, dim)
+    return values, ops.cast(indices, mindspore.int64)
+
+
+def argmax(input: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:  # noqa: A002
+    return ops.cast(ops.argmax(_comparable(input), dim, keepdim), mindspore.int64)
+
+
+def argmin(input: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:  # noqa: A002
+    x = _comparable(input)
+    return ops.cast(ops.argmax(-x, dim, keepdim), mindspore.int64)
+
+
+def _comparable(x: Tensor) -> Tensor:
+    """Returns numbers of a dtype for which there are kernels, in the same order."""
+    return ops.cast(x, mindspore.float64) if x.dtype in WHOLE else x
+
+
+def sort(input: Tensor, dim: int = -1, descending: bool = False, stable: bool = False) -> tuple[Tensor, Tensor]:  # noqa: A002
+    values, indices = ops.sort(input, dim, descending)
+    return values, ops.cast(indices, mindspore.int64)
+
+
+def argsort(input: Tensor, dim: int = -1, descending: bool = False, stable: bool = False) -> Tensor:  # noqa: A002
+    return sort(input, dim, descending)[1]
+
+
+def topk(
+    input: Tensor,  # noqa: A002
+    k: int,
+    dim: int = -1,
+    largest: bool = True,
+    sorted: bool = True,  # noqa: A002
+) -> tuple[Tensor, Tensor]:
+    values, indices = ops.topk(input, k, dim, largest, sorted)
+    return values, ops.cast(indices, mindspore.int64)
+
+
+def kthvalue(input: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> tuple[Tensor, Tensor]:  # noqa: A002
+    values, indices = sort(input, dim)
+    values, indices = ops.narrow(values, dim, k - 1, 1), ops.narrow(indices, dim, k - 1, 1)
+    return (values, indices) if keepdim else (values.squeeze(dim), indices.squeeze(dim))
+
+
+def median_along(input: Tensor, dim: int = -1, keepdim: bool = False) -> tuple[Tensor, Tensor]:  # noqa: A002
+    """Returns the lower of the two middle numbers, and its index."""
+    return kthvalue(input, (input.shape[dim] + 1) // 2, dim, keepdim)
+
+
+def median(input: Tensor) -> Tensor:  # noqa: A002
+    return median_along(input.reshape(-1))[0]
+
+
+def var(input: Tensor, dim: Axes = None, correction: int = 1, keepdim: bool = False) -> Tensor:  # noqa: A002
+    return var_mean(input, dim, correction, keepdim)[0]
+
+
+def std(input: Tensor, dim: Axes = None, correction: int = 1, keepdim: bool = False) -> Tensor:  # noqa: A002
+    return ops.sqrt(var(input, dim, correction, keepdim))
+
+
+def std_mean(
+    input: Tensor,  # noqa: A002
+    dim: Axes = None,
+    correction: int = 1,
+    keepdim: bool = False,
+) -> tuple[Tensor, Tensor]:
+    variance, mean = var_mean(input, dim, correction, keepdim)
+    return ops.sqrt(variance), mean
+
+
+def var_mean(
+    input: Tensor,  # noqa: A002
+    dim: Axes = None,
+    correction: int = 1,
+    keepdim: bool = False,
+) -> tuple[Tensor, Tensor]:
+    axes = _axes(input, dim)
+    n = math.prod([input.shape[axis] for axis in axes])
+    mean = ops.mean(input, axes, True)
+    distances = input - mean
+    variance = ops.sum(distances * distances, axes, keepdim) / max(n - correction, 0)
+    return variance, mean if keepdim else mean.squeeze(axes)
+
+
+def _axes(x: Tensor, dim: Axes) -> tuple[int, ...]:
+    if dim is None or dim == ():
+        return tuple(range(x.ndim))
+    return (dim,) if isinstance(dim, int) else tuple(dim)
+
+
+def logsumexp(input: Tensor, dim: Axes, keepdim: bool = False) -> Tensor:  # noqa: A002
+    x, axes = floating(input), _axes(input, dim)
+    most = ops.stop_gradient(ops.amax(x, axes, True))
+    most = ops.where(ops.isfinite(most), most, ops.zeros_like(most))
+    total = log(ops.sum(exp(x - most), axes, True)) + most
+    return total if keepdim else total.squeeze(axes)
+
+
+def vector_norm(
+    x: Tensor,
+    ord: float = 2,  # noqa: A002
+    dim: Axes = None,
+    keepdim: bool = False,
+    dtype: mindspore.Type | None = None,
+) -> Tensor:
+    x, axes = x if dtype is None else ops.cast(x, dtype), _axes(x, dim)
+    if ord == 2:
+        squares = ops.sum(x * x, axes, keepdim)
+        is_zero = squares == 0  # where the root has no derivative, the gradient is 0
+        root = ops.sqrt(ops.where(is_zero, ops.ones_like(squares), squares))
+        return ops.where(is_zero, ops.zeros_like(squares), root)
+    size = ops.abs(x)
+    if ord == math.inf:
+        return ops.amax(size, axes, keepdim)
+    if ord == -math.inf:
+        return ops.amin(size, axes, keepdim)
+    if ord == 0:
+        return ops.sum(ops.cast(x != 0, x.dtype), axes, keepdim)
+    if ord == 1:
+        return ops.sum(size, axes, keepdim)
+    return ops.pow(ops.sum(ops.pow(size, ord), axes, keepdim), 1 / ord)
+
+
+def p_norm(x: Tensor, p: float = 2, axis: Axes = None, keep_dims: bool = False, epsilon: float = 0.0) -> Tensor:
+    return vector_norm(x, p, axis, keep_dims)
+
+
+def count_nonzero(input: Tensor, dim: Axes = None) -> Tensor:  # noqa: A002
+    return ops.cast(ops.sum(ops.cast(input != 0, mindspore.int32), _axes(input, dim)), mindspore.int64)
+
+
+def nansum(input: Tensor, dim: Axes = None, keepdim: bool = False, *, dtype: mindspore.Type | None = None) -> Tensor:  # noqa: A002
+    x = ops.where(ops.isnan(input), ops.zeros_like(input), input)
+    return ops.sum(x if dtype is None else ops.cast(x, dtype), _axes(input, dim), keepdim)
+
+
+def bincount(input: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:  # noqa: A002
+    if compiling():
+        raise NotImplementedError("mint.bincount: the result's size depends on values, which graph mode cannot have")
+    n = max(minlength, int(input.max()) + 1 if input.size else 0)
+    hits = ops.cast(input.expand_dims(1), mindspore.int64) == ops.arange(n)
+    if weights is None:
+        return ops.cast(ops.sum(ops.cast(hits, mindspore.int32), 0), mindspore.int64)
+    return ops.sum(ops.where(hits, weights.expand_dims(1), ops.zeros((), weights.dtype)), 0)
+
+
+def histc(input: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Tensor:  # noqa: A002
+    x = floating(input).reshape(-1)
+    low, high = (x.min(), x.max()) if min == max == 0 else (min, max)
+    width = (high - low) / bins
+    place = ops.floor((x - low) / width)
+    place = ops.where(x == high, ops.full_like(x, bins - 1), place)
+    hits = place.expand_dims(1) == ops.cast(ops.arange(bins), x.dtype)
+    return ops.cast(ops.sum(ops.cast(hits, mindspore.float32), 0), input.dtype)

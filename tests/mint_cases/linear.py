@@ -1,0 +1,34 @@
+"""Programs that compute products of matrices."""
+
+import numpy as np
+from mindspore import mint
+
+from . import case
+
+RNG = np.random.default_rng(0)
+A, B, C = RNG.standard_normal((3, 4)), RNG.standard_normal((4, 5)), RNG.standard_normal((3, 5))
+P, Q = RNG.standard_normal((2, 3, 4)), RNG.standard_normal((2, 4, 5))
+V = RNG.standard_normal(4)
+SQUARE = RNG.standard_normal((4, 4)) + 4 * np.eye(4)
+THREE = RNG.standard_normal((2, 5, 3))
+
+
+@case(A, B, V, reference=lambda a, b, v: (a @ b, a @ v, a @ b, v @ v, np.outer(v, a[0])))
+def products(a, b, v):
+    return mint.mm(a, b), mint.mv(a, v), mint.matmul(a, b), mint.dot(v, v), mint.outer(v, a[0])
+
+
+@case(A, B, C, V, reference=lambda a, b, c, v: (c + a @ b, 0.5 * c + 2 * (a @ b), c[:, 0] + a @ v))
+def sums_of_products(a, b, c, v):
+    return mint.addmm(c, a, b), mint.addmm(c, a, b, beta=0.5, alpha=2), mint.addmv(c[:, 0], a, v)
+
+
+@case(P, Q, C, reference=lambda p, q, c: (p @ q, c + p @ q, c + (p @ q).sum(0), 0.5 * c + 2 * (p @ q)))
+def batches(p, q, c):
+    scaled = mint.baddbmm(c.broadcast_to((2, 3, 5)), p, q, beta=0.5, alpha=2)
+    return mint.bmm(p, q), mint.baddbmm(c.broadcast_to((2, 3, 5)), p, q), mint.addbmm(c, p, q), scaled
+
+
+@case(SQUARE, THREE, reference=lambda a, x: (np.trace(a), np.linalg.inv(a), np.cross(x, x[::-1])))
+def of_squares(a, x):
+    return mint.trace(a), mint.inverse(a), mint.cross(x, mint.flip(x, (0,)))
