@@ -79,6 +79,20 @@ def test_cell_in_level_o1(mode, monkeypatch, tmp_path, name):
     assert_equal(arrays(amp.auto_mixed_precision(net, "O1")(*inputs)), want)
 
 
+@pytest.mark.parametrize("name", CELLS)
+def test_deepcopy_of_a_cell(mode, monkeypatch, name):
+    """A copy of a Cell, before and after a call, computes the same, also once the original's Parameters change."""
+    net, inputs = call_of(PUBLIC[name], monkeypatch)
+    before = copy.deepcopy(net)
+    want = arrays(net(*inputs))
+    after = copy.deepcopy(net)
+    for parameter in net.get_parameters():
+        parameter.set_data(parameter + 1)
+    for each in (before, after):
+        assert_equal(arrays(each(*inputs)), want)
+        assert [p.name for p in each.trainable_params()] == [p.name for p in net.trainable_params()]
+
+
 class Slope(nn.Cell):
     """Computes the sum of the squares of a function's gradient."""
 

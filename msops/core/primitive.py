@@ -75,6 +75,9 @@ class Primitive(ops.Custom):
         """Makes the copy that MindSpore uses for one place in a graph."""
         return Primitive(self.operator)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Primitive:
+        return self  # Cells with equal settings share it anyway
+
     def _bprop(self) -> Callable[..., Any] | None:
         """Makes the gradient that MindSpore wants: a function of all inputs, the output and the output's gradient."""
         from .operator import Operator  # noqa: PLC0415 (it imports this module)
