@@ -79,6 +79,26 @@ def test_cell_in_level_o1(mode, monkeypatch, tmp_path, name):
     assert_equal(arrays(amp.auto_mixed_precision(net, "O1")(*inputs)), want)
 
 
+class Norms(nn.Cell):
+    """Holds several Cells, two of them of one class and with other settings."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = msops.AddRMSNorm(8), msops.AddRMSNorm(8, has_weight=False)
+        self.last = nn.SequentialCell(msops.RMSNorm(8), msops.LayerNorm((8,)), msops.RMSNorm(8, has_weight=False))
+
+    def construct(self, x):
+        y, total = self.first(x, x)
+        return self.last(self.second(y, total)[0])
+
+
+def test_several_cells_in_level_o1(mode, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    x = Tensor(np.random.default_rng(0).standard_normal((4, 8)).astype(np.float32))
+    want = arrays(Norms()(x))
+    assert_equal(arrays(amp.auto_mixed_precision(Norms(), "O1")(x)), want)
+
+
 @pytest.mark.parametrize("name", CELLS)
 def test_deepcopy_of_a_cell(mode, monkeypatch, name):
     """A copy of a Cell, before and after a call, computes the same, also once the original's Parameters change."""

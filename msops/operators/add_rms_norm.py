@@ -3,13 +3,14 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING
 
-from mindspore import Tensor, ops
+import mindspore
+from mindspore import Tensor, nn, ops
 
+from msops.core import arguments
 from msops.core.factory import custom_op
 from msops.core.library import of_package
 from msops.core.rules import sums_of_rows
-
-from .rms_norm import RMSNorm, second_gradient, settings_of
+from msops.operators.rms_norm import second_gradient, settings_of
 
 if TYPE_CHECKING:
     from msops.core.operator import Operator
@@ -67,7 +68,7 @@ def add_rms_norm(
     return normalize(x, residual, weight)
 
 
-class AddRMSNorm(RMSNorm):
+class AddRMSNorm(nn.Cell):
     r"""The sum with a residual, and its RMSNorm with a weight. See :func:`msops.add_rms_norm`.
 
     Args:
@@ -94,16 +95,35 @@ class AddRMSNorm(RMSNorm):
         3.0
     """
 
-    @staticmethod
-    def make_primitive(name: str, eps: float, offset: float, casting: str, has_weight: bool) -> Primitive:
-        return _make_primitive(name, eps, offset, casting, has_weight)
+    # It does not inherit from RMSNorm: for level O1, MindSpore would give both classes one name in its copy.
+    def __init__(
+        self,
+        hidden_size: int,
+        eps: float = 1e-6,
+        offset: float = 0.0,
+        casting: str = "llama",
+        has_weight: bool = True,
+        dtype: mindspore.Type = mindspore.float32,
+    ) -> None:
+        name = "AddRMSNorm"
+        super().__init__()
+        self.hidden_size = arguments.positive(name, "hidden_size", hidden_size)
+        self.eps, self.offset, self.casting = eps, offset, casting
+        self.has_weight = arguments.boolean(name, "has_weight", has_weight)
+        self.forward_op = _make_primitive(name, eps, offset, casting, self.has_weight)
+        self.weight = None
+        if self.has_weight:
+            self.weight = arguments.parameter(name, "weight", 1 - offset, (self.hidden_size,), dtype)
 
-    def construct(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+    def construct(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         if self.weight is None:
             return self.forward_op(x, residual)
         return self.forward_op(x, residual, self.weight)
 
     construct.__doc__ = add_rms_norm.__doc__  # for help()
+
+    def extend_repr(self) -> str:
+        return arguments.shown(self, "hidden_size", "eps", "offset", "casting", "has_weight")
 
 
 def make_forward(name: str, eps: float, offset: float, casting: str) -> Operator:

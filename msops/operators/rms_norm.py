@@ -103,19 +103,15 @@ class RMSNorm(nn.Cell):
         has_weight: bool = True,
         dtype: mindspore.Type = mindspore.float32,
     ) -> None:
+        name = "RMSNorm"
         super().__init__()
-        name = type(self).__name__
         self.hidden_size = arguments.positive(name, "hidden_size", hidden_size)
         self.eps, self.offset, self.casting = eps, offset, casting
         self.has_weight = arguments.boolean(name, "has_weight", has_weight)
-        self.forward_op = self.make_primitive(name, eps, offset, casting, self.has_weight)
+        self.forward_op = _make_primitive(name, eps, offset, casting, self.has_weight)
         self.weight = None
         if self.has_weight:
             self.weight = arguments.parameter(name, "weight", 1 - offset, (self.hidden_size,), dtype)
-
-    @staticmethod
-    def make_primitive(name: str, eps: float, offset: float, casting: str, has_weight: bool) -> Primitive:
-        return _make_primitive(name, eps, offset, casting, has_weight)
 
     def construct(self, x: Tensor) -> Tensor:
         if self.weight is None:
