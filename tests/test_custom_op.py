@@ -586,6 +586,34 @@ def test_gradient_of_unknown_names(library, signature, message):
         custom_op(library.Cube, "x -> y", gradient=backward)
 
 
+MISTAKE = """
+import sys
+import msops
+
+library = msops.Library(sys.argv[1])
+backward = msops.custom_op(library.CubeBackward, "x, g -> dx")
+for signature in ("x -> y", "x -> y; s(3)"):
+    try:
+        msops.custom_op(library.Cube, signature, gradient=backward, name="cube")
+    except ValueError as error:
+        trace = error.__traceback__
+        while trace.tb_next:
+            trace = trace.tb_next
+            if "self" in trace.tb_frame.f_locals:
+                made = dict(trace.tb_frame.f_locals)["self"]
+                print(hasattr(made, "anything"), made)
+"""
+
+
+def test_repr_of_what_could_not_be_made(library, tmp_path):
+    """pytest shows an exception with the repr of each self; here a process of its own does so, since it might crash."""
+    done = run_python("-c", MISTAKE, library.path, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    plain, scratch = "False Operator(cube: x -> y)", "Operator(cube: x -> y; s(3))"
+    own = f"False Primitive({scratch})"
+    assert done.stdout.splitlines() == [plain] * 3 + [f"False {scratch}", own, own]
+
+
 def test_gradient_of_ambiguous_names(mode, library):
     """An operator with an input dy and an output y needs a function, which tells dy from the gradient of y."""
     backward = custom_op(library.CubeBackward, "x, dy -> dx")

@@ -56,13 +56,13 @@ class Operator:
         absent: frozenset[str],
         make: Callable[[frozenset[str]], Operator],
     ) -> None:
+        self.label, self.full, self.signature = name, signature, signature.without(absent)
         self.number, self.entry, self.settings, self.absent = number, entry, dict(attributes), absent
-        self.full, self.signature = signature, signature.without(absent)
         self.attributes = attributes | {f"has_{name}": int(name not in absent) for name in signature.optional}
         if isinstance(gradient, Operator):
             of_absent = absent.union(f"d{each}" for each in absent)
             gradient = gradient.without(*of_absent.intersection(gradient.full.optional))
-        self.rule, self.gradient, self.label = infer, gradient, name
+        self.rule, self.gradient = infer, gradient
         if infer and any(out.sizes is not None for out in signature.outputs):
             raise ValueError(f"{name}: the sizes of outputs must come from infer or the signature, not both")
         if not infer and (unsized := [tensor.name for tensor in signature.scratch if tensor.sizes is None]):
@@ -163,6 +163,9 @@ class Operator:
                     f"{self.label}: the formula's number {name} must be an attribute or an input {name}() after the "
                     f"others, got the attributes {list(self.attributes)} and the signature {self.signature.text!r}"
                 )
+
+    def __repr__(self) -> str:
+        return f"Operator({self.label}: {self.full.text})"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Operator:
         return self  # an operator does not change, so no copy is needed

@@ -75,7 +75,16 @@ class Primitive(ops.Custom):
         """Makes the copy that MindSpore uses for one place in a graph."""
         return Primitive(self.operator)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Primitive:
+    # pytest and debuggers ask for these where __init__ failed, so that MindSpore's part of the object does not exist.
+    def __repr__(self) -> str:
+        return f"Primitive({self.operator!r})"
+
+    def __getattr__(self, name: str) -> Any:
+        if "attrs" not in self.__dict__:
+            raise AttributeError(f"{self!r} has no attribute {name!r}, since it could not be made")
+        return super().__getattr__(name)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         return self  # Cells with equal settings share it anyway
 
     def _bprop(self) -> Callable[..., Any] | None:
