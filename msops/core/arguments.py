@@ -10,7 +10,7 @@ import numpy as np
 from mindspore import Parameter, Tensor, nn
 from mindspore.common.initializer import Initializer, initializer
 
-from .spec import FLOATS, dtype_name
+from .spec import FLOATS, Rounded, dtype_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,14 +45,18 @@ def boolean(operator: str, name: str, value: bool) -> bool:
     return bool(value)
 
 
-def number(operator: str, name: str, value: float, least: float = -math.inf) -> float:
-    """Requires a finite number of at least `least`, of Python or NumPy, and returns it as a float."""
+def number(operator: str, name: str, value: float, least: float = -math.inf) -> Rounded:
+    """Requires a finite number of at least `least`, of Python or NumPy, and returns it as an attribute for kernels."""
     if not (whole(value) or isinstance(value, (float, np.floating))):
         raise TypeError(f"{operator}: {name} must be a number, got {type(value).__name__}")
-    if not (math.isfinite(value) and value >= least):
+    try:
+        found = Rounded(value)
+    except OverflowError:  # an int has no limits
+        found = Rounded(math.inf if value > 0 else -math.inf)
+    if not (math.isfinite(found) and found >= least):
         wanted = "finite" if least == -math.inf else f"finite and at least {least:g}"
-        raise ValueError(f"{operator}: {name} must be {wanted}, got {value}")
-    return float(value)
+        raise ValueError(f"{operator}: {name} must be {wanted}, got {value if math.isfinite(found) else float(found)}")
+    return found
 
 
 def one_of(operator: str, name: str, value: str, choices: Sequence[str]) -> int:

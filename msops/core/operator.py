@@ -6,18 +6,18 @@ import ctypes
 import numbers
 from typing import TYPE_CHECKING, Any
 
+import mindspore
 from mindspore import ops
 from mindspore.common import dtype as mstype
 
 from .compiled import compiling
 from .primitive import Primitive
-from .spec import Spec
+from .spec import LARGEST, SMALLEST, Rounded, Spec, accumulator, dtype_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import TypeAlias
 
-    import mindspore
     from mindspore import Tensor
 
     from .library import Entry
@@ -63,6 +63,7 @@ class Operator:
             of_absent = absent.union(f"d{each}" for each in absent)
             gradient = gradient.without(*of_absent.intersection(gradient.full.optional))
         self.rule, self.gradient = infer, gradient
+        self.no_float32 = [what for what, x in attributes.items() if isinstance(x, Rounded) and not x.is_float32()]
         if infer and any(out.sizes is not None for out in signature.outputs):
             raise ValueError(f"{name}: the sizes of outputs must come from infer or the signature, not both")
         if not infer and (unsized := [tensor.name for tensor in signature.scratch if tensor.sizes is None]):
@@ -113,6 +114,8 @@ class Operator:
         If `shapes` is False, the inputs' ranks must fit the signature, but their sizes need not.
         """
         signature = self.signature
+        if self.no_float32:
+            self._check_float32(*inputs, shapes=shapes)
         if self.rule is None:
             return signature.infer(self.label, *inputs, shapes=shapes)
         values = signature.check(self.label, *inputs, shapes=shapes)
@@ -131,6 +134,18 @@ class Operator:
         sized = [tensor for tensor in signature.scratch if tensor.sizes is not None]
         specs = dict(zip(unsized, found)) | dict(zip(sized, signature.evaluate(self.label, sized, values, *inputs)))
         return [specs[tensor] for tensor in (*signature.outputs, *signature.scratch)]
+
+    def _check_float32(self, *inputs: Spec | str, shapes: bool) -> None:
+        """Requires settings that float32 holds, unless the kernels compute in float64."""
+        self.signature.check(self.label, *inputs, shapes=shapes)
+        pairs = zip(self.signature.inputs, inputs)
+        common = next(x.dtype for tensor, x in pairs if tensor.dtype is None and isinstance(x, Spec))
+        if accumulator(common) == mindspore.float32:
+            name = self.no_float32[0]
+            raise ValueError(
+                f"{self.label}: {name} must be 0 or have a magnitude from {SMALLEST:.2g} to {LARGEST:.2g}, as float32 "
+                f"holds it, for inputs of {dtype_name(common)}, got {self.settings[name]}"
+            )
 
     def _check_inferred(self, names: list[str], found: Any) -> None:
         if not isinstance(found, (list, tuple)) or not all(isinstance(out, Spec) for out in found):

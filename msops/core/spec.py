@@ -9,6 +9,15 @@ import mindspore
 from mindspore.common import dtype as mstype
 
 FLOATS = (mindspore.float16, mindspore.float32, mindspore.float64)
+# These bound float32's normal numbers. MindSpore's threads take smaller ones for 0.
+SMALLEST, LARGEST = 2.0**-126, (2 - 2.0**-23) * 2.0**127
+
+
+class Rounded(float):
+    """A setting that kernels round to the dtype of their sums, so that float32 must hold it unless that is float64."""
+
+    def is_float32(self) -> bool:
+        return self == 0.0 or SMALLEST <= abs(self) <= LARGEST
 
 
 class Spec(NamedTuple):

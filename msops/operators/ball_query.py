@@ -113,9 +113,9 @@ def make_forward(name: str, radius: float, nsample: int, min_radius: float = 0.0
     """Returns the operator for these settings, which gives the indices and the counts. Errors about the settings begin
     with `name`."""
     return _cached_forward(
-        arguments.number(name, "radius", radius, 0),
+        float(arguments.number(name, "radius", radius, 0)),  # its square is rounded, and may be 0 or infinity
         arguments.positive(name, "nsample", nsample),
-        arguments.number(name, "min_radius", min_radius, 0),
+        float(arguments.number(name, "min_radius", min_radius, 0)),
     )
 
 

@@ -68,7 +68,7 @@ def flash_attention(
         v (Tensor): Shape (B, Hk, Tk, Dv) or (B, Tk, Hk, Dv), with Dv at most 256.
         causal (bool): Whether query i sees the keys j ≤ i + Tk - Tq alone, so that the last query sees all keys.
             Default: ``False`` .
-        scale (float): Default: ``None`` , 1 / sqrt(D).
+        scale (float): For float16 and float32 a number that float32 holds. Default: ``None`` , 1 / sqrt(D).
         window (tuple[int]): (left, right): query i sees the keys i + Tk - Tq - left ≤ j ≤ i + Tk - Tq + right alone,
             where -1 is no limit. Default: ``None`` , no limits.
         kv_lengths (Tensor): The number of keys of each sample, shape (B,), int32, cut to [0, Tk]. Keys and values from
@@ -76,7 +76,8 @@ def flash_attention(
             all keys.
         mask (Tensor): True where a query does not see a key; bool, a shape that broadcasts to (B, Hq, Tq, Tk). Default:
             ``None`` .
-        softcap (float): s, at least 0, where 0 means none. Default: ``0.0`` .
+        softcap (float): s, at least 0, where 0 means none; for float16 and float32 a number that float32 holds.
+            Default: ``0.0`` .
         layout (str): ``"BHTD"`` or ``"BTHD"`` , the order of the axes of q, k, v and out. Default: ``"BHTD"`` .
         return_lse (bool): Whether lse is returned, too. It has a gradient. Default: ``False`` .
 

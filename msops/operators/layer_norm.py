@@ -37,7 +37,7 @@ def layer_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = No
         weight (Tensor): The last axes of `x`; the dtype of `x`, or float32. Default: ``None`` , a factor of 1.
         bias (Tensor): The shape of `weight`, or of the last axis if there is no weight; the dtype of `x`, or float32.
             Default: ``None`` , no bias.
-        eps (float): At least 0. Default: ``1e-5`` .
+        eps (float): At least 0; for float16 and float32 a number that float32 holds. Default: ``1e-5`` .
 
     Returns:
         Tensor of the shape and dtype of `x`.

@@ -38,8 +38,8 @@ def rms_norm(
     Args:
         x (Tensor): Shape (..., C); float16, float32 or float64.
         weight (Tensor): Shape (C,); the dtype of `x`, or float32. Default: ``None`` , :math:`y = \hat{x}` .
-        eps (float): At least 0. Default: ``1e-6`` .
-        offset (float): What is added to the weight. Default: ``0.0`` .
+        eps (float): At least 0; for float16 and float32 a number that float32 holds. Default: ``1e-6`` .
+        offset (float): What is added to the weight, likewise. Default: ``0.0`` .
         casting (str): For float16, ``"llama"`` : :math:`\hat{x}` is rounded, and multiplied in float16 by the rounded
             :math:`w + \text{offset}` . ``"gemma"`` : all products are in float32, and y is rounded. ``"none"`` : as
             ``"llama"`` , and the mean, its sum with eps, and r are rounded, too; only the sum of squares is in float32.

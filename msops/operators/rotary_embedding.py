@@ -103,10 +103,8 @@ class RotaryEmbedding(nn.Cell):
         if self.dim % 2:
             raise ValueError(f"{name}: dim must be even, got {dim}")
         self.max_length = arguments.positive(name, "max_length", max_length)
-        if isinstance(base, bool) or not isinstance(base, (int, float, np.integer, np.floating)):
-            raise TypeError(f"{name}: base must be a number, got {type(base).__name__}")
-        if not 0 < base < np.inf:
-            raise ValueError(f"{name}: base must be positive and finite, got {base}")
+        if not arguments.number(name, "base", base) > 0:
+            raise ValueError(f"{name}: base must be positive, got {base}")
         self.base, self.interleaved, self.layout = base, interleaved, layout
         self.forward_op = make_forward(name, interleaved, layout)
         self.axis = layout.index("T")

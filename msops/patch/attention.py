@@ -94,7 +94,7 @@ def check_settings(
     for argument, is_absent in zip(("real_shift", "drop_mask", "padding_mask", "prefix"), absent):
         if not is_absent:
             raise NotImplementedError(f"{_NAME}: {argument} must be None: msops does not have it")
-    if arguments.number(_NAME, "keep_prob", keep_prob) != 1:
+    if arguments.number(_NAME, "keep_prob", keep_prob) != 1.0:
         raise NotImplementedError(f"{_NAME}: keep_prob must be 1.0: msops has no dropout in attention, got {keep_prob}")
     arguments.positive(_NAME, "head_num", head_num)
     for argument, number in (("pre_tokens", pre_tokens), ("next_tokens", next_tokens)):

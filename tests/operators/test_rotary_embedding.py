@@ -197,7 +197,7 @@ def test_products_depend_on_distances(mode):
     [
         ((5, 8), ValueError, "RotaryEmbedding: dim must be even, got 5"),
         ((4, 0), ValueError, "RotaryEmbedding: max_length must be at least 1, got 0"),
-        ((4, 8, 0), ValueError, "RotaryEmbedding: base must be positive and finite, got 0"),
+        ((4, 8, 0), ValueError, "RotaryEmbedding: base must be positive, got 0"),
         ((4, 8, "10"), TypeError, "RotaryEmbedding: base must be a number, got str"),
         ((4, 8, 10.0, 0), TypeError, "RotaryEmbedding: interleaved must be a bool, got int"),
         ((4, 8, 10.0, False, "TBHD"), ValueError, "RotaryEmbedding: layout must be one of BHTD, BTHD, got 'TBHD'"),

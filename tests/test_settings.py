@@ -1,0 +1,64 @@
+"""Tests the settings that operators refuse, in whatever way they are wrong."""
+
+import functools
+import re
+
+import mindspore
+import numpy as np
+import pytest
+from mindspore import Tensor
+
+import msops
+
+LABELS = Tensor(np.zeros(3, np.int32))
+
+
+def attend(x, **settings):
+    heads = x.reshape(1, 1, 3, 4)
+    return msops.flash_attention(heads, heads, heads, **settings)
+
+
+NUMBERS = [
+    (attend, "flash_attention: softcap"),
+    (attend, "flash_attention: scale"),
+    (msops.rms_norm, "rms_norm: eps"),
+    (msops.rms_norm, "rms_norm: offset"),
+    (lambda x, **settings: msops.add_rms_norm(x, x, **settings)[0], "add_rms_norm: eps"),
+    (msops.layer_norm, "layer_norm: eps"),
+    (functools.partial(msops.cross_entropy, labels=LABELS), "cross_entropy: softcap"),
+    (functools.partial(msops.cross_entropy, labels=LABELS), "cross_entropy: z_loss"),
+    (functools.partial(msops.cross_entropy, labels=LABELS), "cross_entropy: label_smoothing"),
+]
+BOUNDS = "must be 0 or have a magnitude from 1.2e-38 to 3.4e+38, as float32 holds it, for inputs of"
+
+
+@pytest.mark.parametrize(("function", "name"), NUMBERS, ids=[name for _, name in NUMBERS])
+def test_numbers_that_float32_does_not_hold(function, name):
+    """They would become 0 or infinity in kernels that compute in float32. Those that compute in float64 take them."""
+    mindspore.set_context(mode=mindspore.PYNATIVE_MODE)
+    x, setting = np.random.default_rng(0).standard_normal((3, 4)), name.partition(": ")[2]
+    tiny, smallest = 1e-46, float(np.finfo(np.float32).tiny)
+    for number in (tiny, smallest / 2, 1e39)[: 2 if setting == "label_smoothing" else 3]:
+        for dtype in (np.float16, np.float32):
+            with pytest.raises(ValueError, match=f"^{re.escape(f'{name} {BOUNDS} {np.dtype(dtype)}, got {number}')}$"):
+                function(Tensor(x.astype(dtype)), **{setting: number})
+        assert np.isfinite(function(Tensor(x), **{setting: number}).asnumpy()).all()
+    for number in (0.0, smallest, 0.5):
+        assert np.isfinite(function(Tensor(x.astype(np.float32)), **{setting: number}).asnumpy()).all()
+
+
+def test_radius_of_any_size():
+    """The squares of radii are rounded, and 0 and infinity are such squares as others."""
+    points = Tensor(np.zeros((1, 2, 3), np.float32))
+    for radius, count in ((1e-30, 0), (1e39, 2)):
+        _, counts = msops.ball_query(radius, 2, points, points, return_counts=True)
+        assert (counts.asnumpy() == count).all()
+
+
+@pytest.mark.parametrize("number", [10**400, -(10**5000)], ids=["large", "of more digits than Python prints"])
+def test_ints_that_no_float_holds(number):
+    infinity = "inf" if number > 0 else "-inf"
+    with pytest.raises(ValueError, match=f"^rms_norm: eps must be finite and at least 0, got {infinity}$"):
+        msops.rms_norm(Tensor(np.ones(3, np.float32)), eps=number)
+    with pytest.raises(ValueError, match=f"^RotaryEmbedding: base must be finite, got {infinity}$"):
+        msops.RotaryEmbedding(4, 8, base=number)
