@@ -6,7 +6,7 @@ import re
 import mindspore
 import numpy as np
 import pytest
-from mindspore import Tensor
+from mindspore import Tensor, ops
 
 import msops
 
@@ -62,3 +62,25 @@ def test_ints_that_no_float_holds(number):
         msops.rms_norm(Tensor(np.ones(3, np.float32)), eps=number)
     with pytest.raises(ValueError, match=f"^RotaryEmbedding: base must be finite, got {infinity}$"):
         msops.RotaryEmbedding(4, 8, base=number)
+
+
+UNHASHABLE = [
+    (lambda x: msops.softmax(x, [1]), "softmax: axis must be an int, got list"),
+    (lambda x: msops.Softmax([1])(x), "Softmax: axis must be an int, got list"),
+    (
+        lambda x: msops.RotaryEmbedding(4, 8)(x.reshape(1, 1, 3, 4), [0]),
+        "RotaryEmbedding: start must be an int, got list",
+    ),
+    (lambda x: ops.swiglu(x, [0]), "swiglu: dim must be an int, got list"),
+]
+
+
+@pytest.mark.parametrize(("call", "message"), UNHASHABLE, ids=[message for _, message in UNHASHABLE])
+def test_settings_without_a_hash(call, message):
+    """What is kept for equal settings is looked up by their hashes, which lists do not have."""
+    mindspore.set_context(mode=mindspore.PYNATIVE_MODE)
+    x = Tensor(np.ones((3, 4), np.float32))
+    if call is UNHASHABLE[-1][0] and not hasattr(ops, "swiglu"):
+        pytest.skip("this MindSpore does not have swiglu")
+    with msops.patch_mindspore(), pytest.raises(TypeError, match=f"^{message}$"):
+        call(x)

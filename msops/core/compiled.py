@@ -40,10 +40,30 @@ def records_gradients() -> bool:
     return asked is None or bool(asked())
 
 
+def cached(make: Function) -> Function:
+    """Decorates a function so that it runs once for equal arguments, if these have hashes.
+
+    A list has none. The function gets it at each call, and can say what the argument must be.
+    """
+    kept = functools.lru_cache(maxsize=None, typed=True)(make)
+
+    @functools.wraps(make)
+    def call(*arguments: Any, **named: Any) -> Any:
+        try:
+            hash((arguments, *named.values()))
+            run: Callable[..., Any] = kept
+        except TypeError:
+            run = make
+        return run(*arguments, **named)
+
+    return call  # type: ignore[return-value]
+
+
 def once(make: Function) -> Function:
     """Decorates a function of constants that makes something, such as an operator.
 
-    The function may then also be called in code that MindSpore compiles, and it runs once for equal arguments.
+    The function may then also be called in code that MindSpore compiles, and it runs once for equal arguments. It runs
+    each time if an argument, such as a list, has no hash.
 
     Examples:
         >>> import msops
@@ -55,4 +75,4 @@ def once(make: Function) -> Function:
         made
         n = 3 n = 3
     """
-    return ops.constexpr(functools.lru_cache(maxsize=None, typed=True)(make))
+    return ops.constexpr(cached(make))

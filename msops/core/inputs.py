@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 from typing import TYPE_CHECKING
 
 import mindspore
 from mindspore import Tensor, ops
 
+from msops.core.compiled import cached
 from msops.core.spec import Spec
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def spec_of(description: Description) -> Spec | str:
 
 def open_once(make: Function) -> Function:
     """Decorates a function as `once` does, for arguments in which sizes may be open (None)."""
-    return ops.constexpr(functools.lru_cache(maxsize=None, typed=True)(make), check=False)
+    return ops.constexpr(cached(make), check=False)
 
 
 def check_inputs(signature: Signature, who: str, specs: list[Spec | str]) -> None:
