@@ -1,12 +1,18 @@
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from mindspore import Tensor, nn, ops
 
 from msops.core import arguments
 from msops.core.gathers import gather_operators
-from msops.core.inputs import cast_as
+from msops.core.inputs import cast_as, check_inputs, describe, open_once, spec_of
 from msops.core.library import of_package
+from msops.core.signature import Signature
 from msops.operators.ball_query import BallQuery
+
+if TYPE_CHECKING:
+    from msops.core.inputs import Description
 
 _library = of_package("group_points")
 forward, backward = gather_operators(_library.GroupPointsForward, _library.GroupPointsBackward, "M, S")
@@ -60,10 +66,14 @@ class GroupPoints(nn.Cell):
     construct.__doc__ = group_points.__doc__  # for help()
 
 
-@ops.constexpr
-def _require_features(name: str, has_features: bool, use_xyz: bool) -> None:
-    if not (has_features or use_xyz):
+@open_once
+def _check_points(name: str, xyz: Description | None, features: Description | None, use_xyz: bool) -> None:
+    """Requires that there is something to group, and that the points, unless they are None, and the features fit."""
+    if features is None and not use_xyz:
         raise ValueError(f"{name}: features must be given if use_xyz is False")
+    given = [("xyz(B, N, 3)", xyz), ("features(B, C, N, dtype=float16|float32|float64)", features)]
+    signature = Signature(f"{', '.join(tensor for tensor, x in given if x is not None)} -> groups")
+    check_inputs(signature, name, [spec_of(x) for _, x in given if x is not None])
 
 
 class QueryAndGroup(nn.Cell):
@@ -113,7 +123,8 @@ class QueryAndGroup(nn.Cell):
         self.query, self.group = BallQuery(radius, nsample), GroupPoints()
 
     def construct(self, xyz: Tensor, new_xyz: Tensor, features: Tensor | None = None) -> Tensor:
-        _require_features("QueryAndGroup", features is not None, self.use_xyz)
+        described = None if features is None else describe(features)
+        _check_points("QueryAndGroup", describe(xyz), described, self.use_xyz)
         idx = self.query(xyz, new_xyz)
         if not self.use_xyz:
             return self.group(features, idx)
@@ -134,7 +145,7 @@ class GroupAll(nn.Cell):
         use_xyz (bool): Whether the group has coordinates. Default: ``True`` .
 
     Inputs:
-        - **xyz** (Tensor) - The points, shape (B, N, 3).
+        - **xyz** (Tensor) - The points, shape (B, N, 3). Without `use_xyz` it is not used.
         - **new_xyz** (Tensor) - It is not used: a `GroupAll` is called as a `QueryAndGroup` is. Default: ``None`` .
         - **features** (Tensor) - The points' features, shape (B, C, N). It may be None or left out if `use_xyz` is
           True. Default: ``None`` .
@@ -145,8 +156,8 @@ class GroupAll(nn.Cell):
         `xyz` without these.
 
     Raises:
-        TypeError: If `use_xyz` is not a bool.
-        ValueError: If there is nothing to group.
+        TypeError: If an argument has a wrong type.
+        ValueError: If an input has a wrong shape, or there is nothing to group.
 
     Examples:
         >>> import mindspore, msops
@@ -160,7 +171,8 @@ class GroupAll(nn.Cell):
         self.use_xyz = arguments.boolean("GroupAll", "use_xyz", use_xyz)
 
     def construct(self, xyz: Tensor, new_xyz: Tensor | None = None, features: Tensor | None = None) -> Tensor:
-        _require_features("GroupAll", features is not None, self.use_xyz)
+        points = describe(xyz) if self.use_xyz else None
+        _check_points("GroupAll", points, None if features is None else describe(features), self.use_xyz)
         if not self.use_xyz:
             return ops.expand_dims(features, 2)
         coordinates = ops.expand_dims(ops.transpose(xyz, (0, 2, 1)), 2)

@@ -1,3 +1,5 @@
+import re
+
 import numpy as np
 import pytest
 from mindspore import Tensor
@@ -105,6 +107,31 @@ def test_wrong_groups(mode):
         msops.QueryAndGroup(1.0, 2, use_xyz=False)(xyz, xyz)
     with pytest.raises(ValueError, match="GroupAll: features must be given if use_xyz is False"):
         msops.GroupAll(use_xyz=False)(xyz)
+    with pytest.raises(ValueError, match=r"GroupAll: features must have shape \(B, C, N\), got \(4, 3\)"):
+        msops.GroupAll(use_xyz=False)(xyz, None, xyz[0])
+
+
+XYZ, FEATURES = zeros((2, 4, 3), (2, 5, 4))
+
+
+@pytest.mark.parametrize(
+    ("xyz", "features", "error", "words"),
+    [
+        (XYZ[0], FEATURES, ValueError, "xyz must have shape (B, N, 3), got (4, 3)"),
+        (XYZ[..., :2], FEATURES, ValueError, "xyz must have shape (B, N, 3) = (2, 4, 3), got (2, 4, 2)"),
+        (XYZ.astype(np.int32), FEATURES, TypeError, "xyz must be float16, float32 or float64, got int32"),
+        (XYZ, FEATURES[..., :3], ValueError, "features must have shape (B, C, N) = (2, 5, 4), got (2, 5, 3)"),
+        (XYZ, FEATURES[:1], ValueError, "features must have shape (B, C, N) = (2, 5, 4), got (1, 5, 4)"),
+        (XYZ, FEATURES.astype(bool), TypeError, "features must be float16, float32 or float64, got bool"),
+        (XYZ, 3, TypeError, "features must be a Tensor, got int"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_points_and_features_that_do_not_fit(mode, xyz, features, error, words):
+    points = Tensor(xyz)
+    for net in (msops.GroupAll(), msops.QueryAndGroup(1.0, 2)):
+        with pytest.raises(error, match=re.escape(f"{type(net).__name__}: {words}")):
+            net(points, points, Tensor(features) if isinstance(features, np.ndarray) else features)
 
 
 @pytest.mark.parametrize(
