@@ -553,11 +553,21 @@ def test_infer_of_other_arguments(library):
         (dict(signature="x"), ValueError, "signature 'x': there must be one ->"),
         (dict(signature=None), TypeError, "name: signature must be a str, got NoneType"),
         (dict(signature=["x -> y"]), TypeError, "name: signature must be a str, got list"),
-        (dict(dtypes=mindspore.float32), TypeError, "name: dtypes must be a tuple, got Float32"),
+        (dict(dtypes=mindspore.float32), TypeError, "name: dtypes must be a tuple of MindSpore's dtypes, got Float32"),
+        (dict(dtypes=("float32",)), TypeError, "name: dtypes must be a tuple of MindSpore's dtypes, got ('float32',)"),
+        (dict(dtypes=()), ValueError, "name: dtypes must have at least one dtype, got ()"),
+        (dict(name=3), TypeError, "custom_op: name must be a str, got int"),
         (
             dict(signature="x -> y(3)", infer=lambda x: x),
             ValueError,
-            "name: the sizes of outputs must come from infer or the signature, not both",
+            "name: the sizes of outputs must come from infer or the signature, not both: with infer, write y in place "
+            "of y(3,)",
+        ),
+        (
+            dict(signature="x -> y, place(dtype=int32)", infer=lambda x: x),
+            ValueError,
+            "name: the sizes of outputs must come from infer or the signature, not both: with infer, write "
+            "place(..., dtype=int32) in place of place()",
         ),
         (dict(entry="Cube"), TypeError, "custom_op: entry must be a function of a Library, got str"),
     ],

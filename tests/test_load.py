@@ -403,6 +403,12 @@ def test_missing_file(compiler, tmp_path):
         msops.load("answer", tmp_path)
 
 
+@pytest.mark.parametrize("sources", [None, 3, [None], [b"x.cu"]], ids=str)
+def test_sources_of_another_type(sources):
+    with pytest.raises(TypeError, match=r"^msops\.load: sources must be a str, a Path or a list of these, got "):
+        msops.load("a", sources)
+
+
 def test_no_sources(compiler):
     with pytest.raises(ValueError, match=r"^msops\.load: there must be a source$"):
         msops.load("answer", [])

@@ -15,13 +15,14 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .library import Library, get_include
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
 
 def default_cache_folder() -> Path:
@@ -76,7 +77,7 @@ def load(
     Raises:
         CompileError: If a source does not compile, or there is no compiler.
         FileNotFoundError: If a source does not exist.
-        TypeError: If flags, folders or GPUs are not a list.
+        TypeError: If a source is neither a str nor a Path, or flags, folders or GPUs are not a list.
         ValueError: If the name has other characters, there are no sources, or the cache folder's path has a colon.
         OSError: If the cache folder cannot be written.
 
@@ -100,7 +101,11 @@ def load(
     if ":" in str(folder):  # MindSpore reads FILE:FUNCTION
         raise ValueError(f"msops.load: the cache folder must have no colon in its path, got {folder}")
     texts, folders = {}, [get_include(), *map(str, include_paths)]
-    for i, source in enumerate([sources] if isinstance(sources, (str, Path)) else sources):
+    one = isinstance(sources, (str, Path)) or not isinstance(sources, Iterable)
+    listed: Iterable[Any] = [sources] if one else sources
+    for i, source in enumerate(listed):
+        if not isinstance(source, (str, Path)):
+            raise TypeError(f"msops.load: sources must be a str, a Path or a list of these, got {source!r}")
         if isinstance(source, str) and "\n" in source:
             texts[f"{name}_{i}.cu"] = f'#line 1 "{name}"\n{source}'.encode()
             continue

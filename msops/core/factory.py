@@ -8,6 +8,8 @@ import threading
 import weakref
 from typing import TYPE_CHECKING, Any
 
+from mindspore.common import dtype as mstype
+
 from . import open_sizes
 from .compiled import compiling
 from .library import Entry
@@ -108,10 +110,14 @@ def make_operator(
     if not isinstance(entry, Entry):
         raise TypeError(f"custom_op: entry must be a function of a Library, got {type(entry).__name__}")
     name = entry.library.name if name is None else name
+    if not isinstance(name, str):
+        raise TypeError(f"custom_op: name must be a str, got {type(name).__name__}")
     if not isinstance(signature, str):
         raise TypeError(f"{name}: signature must be a str, got {type(signature).__name__}")
-    if not isinstance(dtypes, (list, tuple)):
-        raise TypeError(f"{name}: dtypes must be a tuple, got {dtypes}")
+    if not isinstance(dtypes, (list, tuple)) or not all(isinstance(each, mstype.typing.Number) for each in dtypes):
+        raise TypeError(f"{name}: dtypes must be a tuple of MindSpore's dtypes, got {dtypes}")
+    if not dtypes:
+        raise ValueError(f"{name}: dtypes must have at least one dtype, got {dtypes}")
     for what, rule in (("infer", infer), ("gradient", gradient)):
         if rule is not None and not callable(rule):
             raise TypeError(f"{name}: {what} must be callable, got {type(rule).__name__}")

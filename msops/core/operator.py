@@ -64,8 +64,12 @@ class Operator:
             gradient = gradient.without(*of_absent.intersection(gradient.full.optional))
         self.rule, self.gradient = infer, gradient
         self.no_float32 = [what for what, x in attributes.items() if isinstance(x, Rounded) and not x.is_float32()]
-        if infer and any(out.sizes is not None for out in signature.outputs):
-            raise ValueError(f"{name}: the sizes of outputs must come from infer or the signature, not both")
+        if infer and (sized := [out for out in signature.outputs if out.sizes is not None]):
+            out = sized[0].name if sized[0].dtype is None else f"{sized[0].name}(..., dtype={sized[0].dtype})"
+            raise ValueError(
+                f"{name}: the sizes of outputs must come from infer or the signature, not both: with infer, write "
+                f"{out} in place of {sized[0].name}{sized[0].words()}"
+            )
         if not infer and (unsized := [tensor.name for tensor in signature.scratch if tensor.sizes is None]):
             raise ValueError(f"{name}: the sizes of {unsized[0]} must come from infer or the signature")
         self.input_dtypes: list[mindspore.Type] = []  # the last inference sets them
