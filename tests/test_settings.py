@@ -9,6 +9,7 @@ import pytest
 from mindspore import Tensor, ops
 
 import msops
+from msops.testing.checks import Net, assert_equal, run, run_gradient
 
 LABELS = Tensor(np.zeros(3, np.int32))
 
@@ -84,3 +85,32 @@ def test_settings_without_a_hash(call, message):
         pytest.skip("this MindSpore does not have swiglu")
     with msops.patch_mindspore(), pytest.raises(TypeError, match=f"^{message}$"):
         call(x)
+
+
+def attend_keys(x, lengths):
+    return msops.flash_attention(x, x, x, kv_lengths=lengths)
+
+
+def attend_sequences(x, starts):
+    rows = x.reshape(6, 2, 4)
+    return msops.flash_attention_varlen(rows, rows, rows, starts, starts, 6, 6)
+
+
+def sample(x, lengths):
+    return msops.furthest_point_sample(x.reshape(2, 8, 3), 3, lengths)
+
+
+@pytest.mark.parametrize(
+    ("function", "numbers"),
+    [(attend_keys, [1, 2]), (attend_keys, [-1, 2**40]), (attend_sequences, [0, 2, 6]), (sample, [3, 8])],
+)
+def test_lengths_of_int64(mode, function, numbers):
+    """They give what those of int32 give. Numbers that int32 does not hold stay too large."""
+    x = np.random.default_rng(0).standard_normal((2, 2, 3, 4)).astype(np.float32)
+    wide = np.array(numbers, np.int64)
+    narrow = np.clip(wide, -1, 100).astype(np.int32)
+    (out,) = run(Net(function), x, wide)
+    assert_equal([out], run(Net(function), x, narrow))
+    if function is not sample:
+        gradients = [run_gradient(Net(function), [x, lengths], [np.ones_like(out)])[0] for lengths in (wide, narrow)]
+        assert_equal(gradients[:1], gradients[1:])

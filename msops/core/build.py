@@ -17,7 +17,7 @@ import tempfile
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from .library import Library, get_include
 
@@ -102,8 +102,7 @@ def load(
         raise ValueError(f"msops.load: the cache folder must have no colon in its path, got {folder}")
     texts, folders = {}, [get_include(), *map(str, include_paths)]
     one = isinstance(sources, (str, Path)) or not isinstance(sources, Iterable)
-    listed: Iterable[Any] = [sources] if one else sources
-    for i, source in enumerate(listed):
+    for i, source in enumerate([sources] if one else cast("Iterable[Any]", sources)):
         if not isinstance(source, (str, Path)):
             raise TypeError(f"msops.load: sources must be a str, a Path or a list of these, got {source!r}")
         if isinstance(source, str) and "\n" in source:

@@ -27,6 +27,15 @@ def cast_as(tensor: Tensor, x: Tensor) -> Tensor:
     return ops.cast(tensor, x.dtype)
 
 
+def as_int32(lengths: Tensor | None) -> Tensor | None:
+    """Casts lengths or offsets of int64 to int32. Numbers that are too large or negative stay so."""
+    if not isinstance(lengths, Tensor):
+        return lengths
+    if lengths.dtype != mindspore.int64:  # apart: for level O1, MindSpore computes both sides of an `or`
+        return lengths
+    return ops.cast(ops.minimum(ops.maximum(lengths, -1), 2**31 - 1), mindspore.int32)
+
+
 def describe(x: object) -> "Description":  # noqa: UP037, since for level O1 MindSpore copies this to a module without it
     if isinstance(x, Tensor):
         return x.shape, x.dtype

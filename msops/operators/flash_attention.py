@@ -8,6 +8,7 @@ from mindspore import Tensor, nn, ops
 
 from msops.core import arguments
 from msops.core.factory import custom_op
+from msops.core.inputs import as_int32
 from msops.core.library import of_package
 from msops.core.rules import scratch
 from msops.core.spec import Spec, accumulator
@@ -71,9 +72,9 @@ def flash_attention(
         scale (float): For float16 and float32 a number that float32 holds. Default: ``None`` , 1 / sqrt(D).
         window (tuple[int]): (left, right): query i sees the keys i + Tk - Tq - left ≤ j ≤ i + Tk - Tq + right alone,
             where -1 is no limit. Default: ``None`` , no limits.
-        kv_lengths (Tensor): The number of keys of each sample, shape (B,), int32, cut to [0, Tk]. Keys and values from
-            there on are not seen and never read, and `causal` and `window` take this number for Tk. Default: ``None`` ,
-            all keys.
+        kv_lengths (Tensor): The number of keys of each sample, shape (B,), int32 or int64, cut to [0, Tk]. Keys and
+            values from there on are not seen and never read, and `causal` and `window` take this number for Tk.
+            Default: ``None`` , all keys.
         mask (Tensor): True where a query does not see a key; bool, a shape that broadcasts to (B, Hq, Tq, Tk). Default:
             ``None`` .
         softcap (float): s, at least 0, where 0 means none; for float16 and float32 a number that float32 holds.
@@ -134,7 +135,7 @@ def flash_attention_varlen(
         k (Tensor): Shape (Nk, Hk, D), where Hk divides Hq.
         v (Tensor): Shape (Nk, Hk, Dv), with Dv at most 256.
         cu_seqlens_q (Tensor): Where the queries of S sequences begin, and where the last ones end; shape (S + 1,),
-            int32.
+            int32 or int64.
         cu_seqlens_k (Tensor): Where the keys begin, likewise.
         max_seqlen_q (int): The most queries that a sequence has.
         max_seqlen_k (int): The most keys that a sequence has.
@@ -159,7 +160,7 @@ def flash_attention_varlen(
         [1.5 1.5 6. ]
     """
     operator = make_packed(max_seqlen_q, max_seqlen_k, causal, scale, window, softcap)
-    return operator.primitive(q, k, v, cu_seqlens_q, cu_seqlens_k)[0]
+    return operator.primitive(q, k, v, as_int32(cu_seqlens_q), as_int32(cu_seqlens_k))[0]
 
 
 class FlashAttention(nn.Cell):
@@ -227,14 +228,15 @@ def _call(
     mask: Tensor | None,
     return_lse: bool,
 ) -> Tensor | tuple[Tensor, Tensor]:
+    lengths = as_int32(kv_lengths)
     if kv_lengths is None and mask is None:
         results = operator(q, k, v)
     elif mask is None:
-        results = operator(q, k, v, kv_lengths)
+        results = operator(q, k, v, lengths)
     elif kv_lengths is None:
         results = operator(q, k, v, mask)
     else:
-        results = operator(q, k, v, kv_lengths, mask)
+        results = operator(q, k, v, lengths, mask)
     if return_lse:
         return results[0], results[1]
     return results[0]

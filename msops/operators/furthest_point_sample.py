@@ -8,6 +8,7 @@ from mindspore import Tensor, nn, ops
 
 from msops.core import arguments
 from msops.core.factory import custom_op
+from msops.core.inputs import as_int32
 from msops.core.library import of_package
 from msops.core.spec import Spec
 
@@ -33,9 +34,9 @@ def furthest_point_sample(xyz: Tensor, npoint: int, lengths: Tensor | None = Non
     Args:
         xyz (Tensor): Clouds of points, shape (B, N, 3); float16, float32 or float64. No gradient.
         npoint (int): How many points to take, at most N.
-        lengths (Tensor): How many points of each cloud there are, shape (B,), int32: the points from there on are never
-            taken. An empty cloud gives indices 0. A length outside [0, N] is an error on the CPU; on a GPU the nearest
-            of 0 and N stands for it. Default: ``None`` , all have N.
+        lengths (Tensor): How many points of each cloud there are, shape (B,), int32 or int64: the points from there on
+            are never taken. An empty cloud gives indices 0. A length outside [0, N] is an error on the CPU; on a GPU
+            the nearest of 0 and N stands for it. Default: ``None`` , all have N.
 
     Returns:
         Tensor of shape (B, npoint), int32.
@@ -57,7 +58,7 @@ def furthest_point_sample(xyz: Tensor, npoint: int, lengths: Tensor | None = Non
     operator = _make_primitive(_NAME, npoint, lengths is not None)
     if lengths is None:
         return operator(xyz)[0]
-    return operator(xyz, lengths)[0]
+    return operator(xyz, as_int32(lengths))[0]
 
 
 class FurthestPointSample(nn.Cell):
@@ -86,7 +87,7 @@ class FurthestPointSample(nn.Cell):
     def construct(self, xyz: Tensor, lengths: Tensor | None = None) -> Tensor:
         if lengths is None:
             return self.all_op(xyz)[0]
-        return self.ragged_op(xyz, lengths)[0]
+        return self.ragged_op(xyz, as_int32(lengths))[0]
 
     construct.__doc__ = furthest_point_sample.__doc__  # for help()
 
