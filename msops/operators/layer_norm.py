@@ -75,7 +75,7 @@ class LayerNorm(nn.Cell):
         normalized_shape (tuple[int], list[int]): The last axes of the input.
         begin_norm_axis (int): The first of these axes, as counted from the first axis of the input or, if it is
             negative, from the end. Default: ``-1`` .
-        begin_params_axis (int): The same as `begin_norm_axis`. Default: ``-1`` .
+        begin_params_axis (int): The same axis as `begin_norm_axis`, counted in either way. Default: ``-1`` .
         gamma_init (Tensor, str, Initializer, number): The initial weight. Default: ``"ones"`` .
         beta_init (Tensor, str, Initializer, number): The initial bias. Default: ``"zeros"`` .
         epsilon (float): What the function calls eps. Default: ``1e-7`` .
@@ -118,13 +118,11 @@ class LayerNorm(nn.Cell):
         for what, axis in (("begin_norm_axis", begin_norm_axis), ("begin_params_axis", begin_params_axis)):
             if not arguments.whole(axis):
                 raise TypeError(f"{name}: {what} must be an int, got {type(axis).__name__}")
-        if begin_norm_axis != begin_params_axis:
+            if axis < 0 and axis != -len(shape):
+                raise ValueError(f"{name}: {what} must be {-len(shape)} for normalized_shape {shape}, got {axis}")
+        if begin_norm_axis != begin_params_axis and min(begin_norm_axis, begin_params_axis) >= 0:
             raise ValueError(
                 f"{name}: begin_params_axis must be begin_norm_axis, {begin_norm_axis}, got {begin_params_axis}"
-            )
-        if begin_norm_axis < 0 and begin_norm_axis != -len(shape):
-            raise ValueError(
-                f"{name}: begin_norm_axis must be {-len(shape)} for normalized_shape {shape}, got {begin_norm_axis}"
             )
         self.normalized_shape, self.epsilon, self.dtype = shape, epsilon, dtype
         self.begin_norm_axis, self.begin_params_axis = begin_norm_axis, begin_params_axis
@@ -134,8 +132,8 @@ class LayerNorm(nn.Cell):
 
     def construct(self, x: Tensor) -> Tensor:
         normalize, gamma, beta = self.forward_op, self.gamma, self.beta
-        if self.begin_norm_axis >= 0:
-            normalize = _checked(normalize, x.ndim, self.begin_norm_axis, self.normalized_shape)
+        if self.begin_norm_axis >= 0 or self.begin_params_axis >= 0:
+            normalize = _checked(normalize, x.ndim, self.begin_norm_axis, self.begin_params_axis, self.normalized_shape)
         if self.dtype not in (mindspore.float32, x.dtype):
             return normalize(x, gamma.astype(x.dtype), beta.astype(x.dtype))
         return normalize(x, gamma, beta)
@@ -147,13 +145,14 @@ class LayerNorm(nn.Cell):
 
 
 @ops.constexpr
-def _checked(normalize: Primitive, rank: int, begin: int, shape: tuple[int, ...]) -> Primitive:
-    """Requires the axes of an input from `begin` on to be as many as those of `shape`."""
-    if rank - begin != len(shape):
-        raise ValueError(
-            f"LayerNorm: begin_norm_axis must be {rank - len(shape)} for an input of {rank} axes and normalized_shape "
-            f"{shape}, got {begin}"
-        )
+def _checked(normalize: Primitive, rank: int, begin: int, begin_params: int, shape: tuple[int, ...]) -> Primitive:
+    """Requires the axes of an input, from each place on that is counted from the first axis, to be those of `shape`."""
+    for name, axis in (("begin_norm_axis", begin), ("begin_params_axis", begin_params)):
+        if axis >= 0 and rank - axis != len(shape):
+            raise ValueError(
+                f"LayerNorm: {name} must be {rank - len(shape)} for an input of {rank} axes and normalized_shape "
+                f"{shape}, got {axis}"
+            )
     return normalize
 
 

@@ -194,6 +194,8 @@ def test_dtypes_of_parameters(mode, dtypes):
     [
         ((7,), {}),
         ((5, 7), dict(begin_norm_axis=1, begin_params_axis=1)),
+        ((7,), dict(begin_norm_axis=-1, begin_params_axis=2)),
+        ((7,), dict(begin_norm_axis=2, begin_params_axis=-1)),
         ((5, 7), dict(begin_norm_axis=1, begin_params_axis=1, epsilon=1e-3, gamma_init="normal", beta_init=0.5)),
     ],
     ids=str,
@@ -242,7 +244,16 @@ def test_training(mode):
         (dict(normalized_shape=(3, 0)), ValueError, "normalized_shape must be at least 1"),
         (dict(normalized_shape=(3, 2.0)), TypeError, "normalized_shape must be an int or a tuple of ints"),
         (dict(begin_norm_axis=1.0), TypeError, "begin_norm_axis must be an int, got float"),
-        (dict(begin_norm_axis=1), ValueError, "begin_params_axis must be begin_norm_axis, 1, got -1"),
+        (
+            dict(begin_norm_axis=1, begin_params_axis=2),
+            ValueError,
+            "begin_params_axis must be begin_norm_axis, 1, got 2",
+        ),
+        (
+            dict(begin_norm_axis=1, begin_params_axis=-2),
+            ValueError,
+            "begin_params_axis must be -1 for normalized_shape",
+        ),
         (dict(begin_norm_axis=-2, begin_params_axis=-2), ValueError, "begin_norm_axis must be -1 for normalized_shape"),
         (dict(epsilon=-1), ValueError, "eps must be finite and at least 0, got -1"),
         (dict(gamma_init="onse"), ValueError, "gamma_init must be a number"),
@@ -256,6 +267,7 @@ def test_wrong_settings(settings, error, words):
 
 
 def test_begin_norm_axis_that_does_not_fit_the_input(mode):
-    net = msops.LayerNorm((4,), begin_norm_axis=1, begin_params_axis=1)
-    with pytest.raises(ValueError, match="LayerNorm: begin_norm_axis must be 2 for an input of 3 axes"):
-        net(ops.ones((2, 3, 4), mindspore.float32))
+    for axes, name in (((1, 1), "begin_norm_axis"), ((1, -1), "begin_norm_axis"), ((-1, 1), "begin_params_axis")):
+        net = msops.LayerNorm((4,), *axes)
+        with pytest.raises(ValueError, match=f"LayerNorm: {name} must be 2 for an input of 3 axes"):
+            net(ops.ones((2, 3, 4), mindspore.float32))
