@@ -144,11 +144,39 @@ MISTAKES = [
     (dict(attn_mask=np.zeros((3, 3), np.int32)), TypeError, "attn_mask must be bool or uint8, got int32"),
     (dict(head_num=0), ValueError, "head_num must be at least 1, got 0"),
     (dict(head_num=3), ValueError, "query must have a multiple of head_num = 3 features"),
-    (dict(input_layout="BNSD"), ValueError, "query must have known sizes of the axes BNSD, got (2, 3, 8)"),
+    (dict(input_layout="BNSD"), ValueError, "query must have the axes B, N, S, D, got (2, 3, 8)"),
+    (dict(key=Q[..., :6], value=Q[..., :6]), ValueError, "key must have heads of 4 features as query has"),
+    (dict(value=Q[..., :4]), ValueError, "value must have the shape of key, (2, 3, 8), got (2, 3, 4)"),
+    (dict(value=Q[:, None]), ValueError, "value must have the axes B, S, H, got (2, 1, 3, 8)"),
+    (
+        dict(
+            input_layout="TND",
+            head_num=3,
+            actual_seq_qlen=(2,),
+            actual_seq_kvlen=(2,),
+            key=Q[..., :4],
+            value=Q[..., :4],
+        ),
+        ValueError,
+        "key must have 8 features as query has, got (2, 3, 4)",
+    ),
+    (dict(input_layout="TND", head_num=3, actual_seq_qlen=6), TypeError, "actual_seq_qlen must be a Tensor or a tuple"),
+    (
+        dict(input_layout="TND", head_num=3, actual_seq_qlen=(2,), actual_seq_kvlen=[0, 1]),
+        ValueError,
+        "actual_seq_kvlen must end with the 2 rows of key, got [0, 1]",
+    ),
+    (
+        dict(sparse_mode=3, attn_mask=TRIANGLE.T),
+        NotImplementedError,
+        "attn_mask must be np.triu(np.ones((2048, 2048)), 1)",
+    ),
+    (dict(inner_precise="x"), TypeError, "inner_precise must be an int, got str"),
+    (dict(scalar_value=None), TypeError, "scalar_value must be a number, got NoneType"),
     (dict(input_layout="BHTD"), ValueError, "input_layout must be one of BSH, SBH, BNSD, BSND, TND, got 'BHTD'"),
     (dict(input_layout="TND", head_num=3), ValueError, "actual_seq_qlen must be given if input_layout is 'TND'"),
     (dict(actual_seq_qlen=(1, 2)), ValueError, "must be None unless input_layout is 'TND'"),
-    (dict(scalar_value="1"), TypeError, "scale must be a number, got str"),
+    (dict(scalar_value="1"), TypeError, "scalar_value must be a number, got str"),
     (dict(next_tokens=1.0), TypeError, "next_tokens must be an int, got float"),
 ]
 
@@ -158,6 +186,6 @@ def test_mistakes(settings, error, words):
     mindspore.set_context(mode=mindspore.PYNATIVE_MODE)
     settings = {name: Tensor(x) if isinstance(x, np.ndarray) else x for name, x in settings.items()}
     with pytest.raises(error) as caught:
-        ops.flash_attention_score(*[Tensor(Q)] * 3, **{"head_num": 2, **settings})
+        ops.flash_attention_score(Tensor(Q), **{"key": Tensor(Q), "value": Tensor(Q), "head_num": 2, **settings})
     assert str(caught.value).startswith("flash_attention")
     assert words in str(caught.value)

@@ -5,6 +5,7 @@ MindSpore documents them, as in `help(mindspore.ops.flash_attention_score)`. Wha
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING
 
 import mindspore
@@ -12,11 +13,13 @@ import numpy as np
 from mindspore import Tensor, ops
 
 from msops.core import arguments
-from msops.core.inputs import describe, open_once, spec_of
+from msops.core.compiled import compiling
+from msops.core.inputs import as_int32, describe, open_once, spec_of
 from msops.core.spec import dtype_name
 from msops.operators.flash_attention import flash_attention, flash_attention_varlen
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Any
 
     from msops.core.inputs import Description, Sizes
@@ -49,19 +52,29 @@ def flash_attention_score(
     input_layout: str = "BSH",
     sparse_mode: int = 0,
 ) -> Tensor:
-    """Returns the attention of the layout and shape of `query`."""
+    """Returns the attention of the layout and shape of `query`.
+
+    Nobody looks at the numbers of lengths that are Tensors nor, in graph mode, at those of an `attn_mask` that
+    `sparse_mode` 2, 3 or 4 implies.
+    """
     absent = (real_shift is None, drop_mask is None, padding_mask is None, prefix is None)
-    check_settings(absent, head_num, keep_prob, pre_tokens, next_tokens, input_layout, sparse_mode)
+    check_settings(
+        absent, head_num, keep_prob, scalar_value, pre_tokens, next_tokens, inner_precise, input_layout, sparse_mode
+    )
     described = (describe(query), describe(key), describe(value), None if attn_mask is None else describe(attn_mask))
     if input_layout == "TND":
-        starts_q, most_q, lengths_q = starts_of("actual_seq_qlen", actual_seq_qlen, query)
-        starts_k, most_k, lengths_k = starts_of("actual_seq_kvlen", actual_seq_kvlen, key)
+        starts_q, most_q, lengths_q = starts_of("actual_seq_qlen", actual_seq_qlen, described, 0)
+        starts_k, most_k, lengths_k = starts_of("actual_seq_kvlen", actual_seq_kvlen, described, 1)
         window = window_of_packed(described, lengths_q, lengths_k, head_num, pre_tokens, next_tokens, sparse_mode)
+        if attn_mask is not None and not compiling():
+            check_triangle(attn_mask, sparse_mode)
         return flash_attention_varlen(
             query, key, value, starts_q, starts_k, most_q, most_k, scale=scalar_value, window=window
         )
     check_no_lengths(actual_seq_qlen is None and actual_seq_kvlen is None)
     plan = make_plan(described, head_num, pre_tokens, next_tokens, input_layout, sparse_mode)
+    if attn_mask is not None and not compiling():
+        check_triangle(attn_mask, sparse_mode)
     of_query, of_key, of_value, window, keys, masks, band = plan
     q, k, v = query.reshape(of_query), key.reshape(of_key), value.reshape(of_value)
     if input_layout == "SBH":
@@ -85,8 +98,10 @@ def check_settings(
     absent: tuple[bool, ...],
     head_num: int,
     keep_prob: float,
+    scalar_value: float,
     pre_tokens: int,
     next_tokens: int,
+    inner_precise: int,
     input_layout: str,
     sparse_mode: int,
 ) -> None:
@@ -96,15 +111,15 @@ def check_settings(
             raise NotImplementedError(f"{_NAME}: {argument} must be None: msops does not have it")
     if arguments.number(_NAME, "keep_prob", keep_prob) != 1.0:
         raise NotImplementedError(f"{_NAME}: keep_prob must be 1.0: msops has no dropout in attention, got {keep_prob}")
+    arguments.number(_NAME, "scalar_value", scalar_value)
     arguments.positive(_NAME, "head_num", head_num)
-    for argument, number in (("pre_tokens", pre_tokens), ("next_tokens", next_tokens)):
+    wholes = (("pre_tokens", pre_tokens), ("next_tokens", next_tokens), ("inner_precise", inner_precise))
+    for argument, number in (*wholes, ("sparse_mode", sparse_mode)):
         if not arguments.whole(number):
             raise TypeError(f"{_NAME}: {argument} must be an int, got {type(number).__name__}")
     if not isinstance(input_layout, str):
         raise TypeError(f"{_NAME}: input_layout must be a str, got {type(input_layout).__name__}")
     arguments.one_of(_NAME, "input_layout", input_layout, tuple(_AXES))
-    if not arguments.whole(sparse_mode):
-        raise TypeError(f"{_NAME}: sparse_mode must be an int, got {type(sparse_mode).__name__}")
     if sparse_mode not in _MODES:
         raise NotImplementedError(f"{_NAME}: sparse_mode must be one of 0, 1, 2, 3, 4 here, got {sparse_mode}")
 
@@ -113,6 +128,23 @@ def check_settings(
 def check_no_lengths(absent: bool) -> None:
     if not absent:
         raise ValueError(f"{_NAME}: actual_seq_qlen and actual_seq_kvlen must be None unless input_layout is 'TND'")
+
+
+@ops.constexpr
+def check_triangle(mask: Tensor, sparse_mode: int) -> None:
+    """Requires the mask of the modes 2, 3 and 4 to be the one that they imply."""
+    if sparse_mode in (0, 1) or _triangles.get(id(mask)) is mask:
+        return
+    if not np.array_equal(mask.asnumpy() != 0, np.triu(np.ones(mask.shape, bool), 1)):
+        raise NotImplementedError(
+            f"{_NAME}: attn_mask must be np.triu(np.ones((2048, 2048)), 1), or None, if sparse_mode is {sparse_mode}: "
+            "msops has no other mask there"
+        )
+    _triangles[id(mask)] = mask
+
+
+# The masks that `check_triangle` has read: reading waits for the device.
+_triangles: weakref.WeakValueDictionary[int, Tensor] = weakref.WeakValueDictionary()
 
 
 @open_once
@@ -128,13 +160,13 @@ def make_plan(
     and a band that is combined with it."""
     shapes = _shapes(described, input_layout)
     place = "".join(input_layout)
+    _check_key_and_value(shapes, None if place in ("BSH", "SBH") else shapes[0][-1])
     if place in ("BSH", "SBH"):
         if shapes[0][2] % head_num:
             raise ValueError(f"{_NAME}: query must have a multiple of head_num = {head_num} features, got {shapes[0]}")
         width = max(1, shapes[0][2] // head_num)
-        for name, shape in zip(("key", "value"), shapes[1:]):
-            if shape[2] % width:
-                raise ValueError(f"{_NAME}: {name} must have heads of {width} features as query has, got {shape}")
+        if shapes[1][2] % width:
+            raise ValueError(f"{_NAME}: key must have heads of {width} features as query has, got {shapes[1]}")
         shapes = [(*shape[:2], shape[2] // width, width) for shape in shapes]
     row = {"BSH": 1, "BSND": 1, "SBH": 0, "BNSD": 2}[place]
     _check_heads(shapes[0], 1 if place == "BNSD" else 2, head_num)
@@ -165,8 +197,9 @@ def window_of_packed(
     sparse_mode: int,
 ) -> tuple[int, int]:
     """Returns the window of all sequences."""
-    query, *_ = _shapes(described, "TND")
-    _check_heads(query, 1, head_num)
+    shapes = _shapes(described, "TND")
+    _check_key_and_value(shapes, shapes[0][-1])
+    _check_heads(shapes[0], 1, head_num)
     if _uses_mask(described[3], sparse_mode):
         raise NotImplementedError(f"{_NAME}: attn_mask must be None with input_layout 'TND' and sparse_mode 0 or 1")
     if sparse_mode == 2 and (lengths_q is None or lengths_q != lengths_k):
@@ -179,22 +212,34 @@ def window_of_packed(
     return _window(pre_tokens, next_tokens) if sparse_mode == 4 else _open_window()
 
 
-def starts_of(name: str, ends: Any, rows: Tensor) -> tuple[Tensor, int, tuple[int, ...] | None]:
+def starts_of(
+    name: str, ends: Any, described: tuple[Description | None, ...], index: int
+) -> tuple[Tensor, int, tuple[int, ...] | None]:
     """Returns where sequences begin, the length of the longest or a bound for it, and the lengths if they are known."""
+    rows = rows_of(described, index)
     if isinstance(ends, Tensor):
-        return ops.concat((ops.zeros(1, mindspore.int32), ops.cast(ends, mindspore.int32))), rows.shape[0], None
-    return known_starts(name, ends if ends is None else tuple(ends))
+        return ops.concat((ops.zeros(1, mindspore.int32), ops.cast(as_int32(ends), mindspore.int32))), rows, None
+    return known_starts(name, ends, rows)
+
+
+@open_once
+def rows_of(described: tuple[Description | None, ...], index: int) -> int:
+    """Returns how many rows query (0) or key (1) has."""
+    return _shapes(described, "TND")[index][0]
 
 
 @ops.constexpr
-def known_starts(name: str, ends: tuple[int, ...] | None) -> tuple[Tensor, int, tuple[int, ...]]:
+def known_starts(name: str, ends: Sequence[int] | None, rows: int) -> tuple[Tensor, int, tuple[int, ...]]:
     if ends is None:
         raise ValueError(f"{_NAME}: {name} must be given if input_layout is 'TND'")
-    if not all(map(arguments.whole, ends)):
-        raise TypeError(f"{_NAME}: {name} must be a Tensor or a tuple of ints, got {ends}")
+    if not isinstance(ends, (tuple, list)) or not all(map(arguments.whole, ends)):
+        raise TypeError(f"{_NAME}: {name} must be a Tensor or a tuple of ints, got {ends!r}")
     lengths = tuple(int(end - start) for start, end in zip((0, *ends), ends))
     if min(lengths, default=0) < 0:
         raise ValueError(f"{_NAME}: {name} must not decrease, got {ends}")
+    if sum(lengths) != rows:
+        what = "query" if name == "actual_seq_qlen" else "key"
+        raise ValueError(f"{_NAME}: {name} must end with the {rows} rows of {what}, got {ends}")
     return Tensor(np.array((0, *ends), np.int32)), max(lengths, default=0), lengths
 
 
@@ -204,10 +249,20 @@ def _shapes(described: tuple[Description | None, ...], input_layout: str) -> lis
         spec = spec_of(description or (None, None))
         if isinstance(spec, str):
             raise TypeError(f"{_NAME}: {name} must be a Tensor, got {spec}")
-        if len(spec.shape) != _AXES[input_layout] or None in spec.shape:
-            raise ValueError(f"{_NAME}: {name} must have known sizes of the axes {input_layout}, got {spec.shape}")
+        if len(spec.shape) != _AXES[input_layout]:
+            raise ValueError(f"{_NAME}: {name} must have the axes {', '.join(input_layout)}, got {spec.shape}")
+        if None in spec.shape:
+            raise ValueError(f"{_NAME}: {name} must have known sizes, got {spec.shape}")
         shapes.append(spec.shape)
     return shapes
+
+
+def _check_key_and_value(shapes: list[tuple[int, ...]], width: int | None) -> None:
+    _, key, value = shapes
+    if width is not None and key[-1] != width:
+        raise ValueError(f"{_NAME}: key must have {width} features as query has, got {key}")
+    if value != key:
+        raise ValueError(f"{_NAME}: value must have the shape of key, {key}, got {value}")
 
 
 def _check_heads(query: tuple[int, ...], axis: int, head_num: int) -> None:
