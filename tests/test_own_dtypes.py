@@ -274,8 +274,8 @@ def test_texts_that_are_no_signature(text, message):
         ("Take", ["float32", "int64", "bool", "float32"], {"has_mask": 1}, Status.OK),
         ("Take", ["float32", "int16", "float32"], {"has_mask": 0}, Status.BAD_DTYPE),
         ("Take", ["float32", "int64", "int8", "float32"], {"has_mask": 1}, Status.BAD_DTYPE),
-        ("Take", ["float32", "int64", "float32"], {"has_mask": 1}, Status.BAD_DTYPE),
-        ("Take", ["float32", "int64", "bool", "float32"], {"has_mask": 0}, Status.BAD_DTYPE),
+        ("Take", ["float32", "int64", "float32"], {"has_mask": 1}, Status.BAD_PARAMETER_COUNT),
+        ("Take", ["float32", "int64", "bool", "float32"], {"has_mask": 0}, Status.BAD_PARAMETER_COUNT),
         ("Take", ["float32", "int64", "float32"], {}, Status.BAD_ATTRIBUTE),
         ("Take", ["float32", "int64", "float32"], {"has_mask": 2}, Status.BAD_ATTRIBUTE),
         ("ScaleRow", ["float16", "float32", "float16"], {"has_bias": 0}, Status.OK),
@@ -289,6 +289,15 @@ def test_entries_check_dtypes(library, entry, dtypes, attributes, status):
     if entry == "ScaleRow":
         arrays = [arrays[0][None], arrays[1], arrays[2][None]]
     assert call(getattr(library, entry.replace("Row", "")), arrays, attributes) == status
+
+
+@pytest.mark.parametrize("dtypes", [["float32", "float32"], ["float32"] * 4, ["float32"]], ids=len)
+def test_entries_tell_that_the_number_of_parameters_is_wrong(library, capfd, dtypes):
+    """A parameter that is missing or too many makes an entry take one for another, whose dtype then seems wrong."""
+    arrays = [np.zeros(1, dtype) for dtype in dtypes]
+    assert call(library.Take, arrays, {"has_mask": 0}) == Status.BAD_PARAMETER_COUNT
+    wanted = {1: "parameter 2 (idx) is missing, got 1"}.get(len(dtypes), f"takes 3 parameters, got {len(dtypes)}")
+    assert capfd.readouterr().err == f"msops: Take: {wanted}\n"
 
 
 def test_sound(library):

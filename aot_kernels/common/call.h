@@ -6,8 +6,9 @@
 //     return call.run([&](auto type) { ... });
 //   }
 //
-// The first failed check prints one line to stderr and becomes the entry's return value; whatever follows it does
-// nothing.
+// The first failed check becomes the entry's return value, and whatever follows it does nothing. When the entry
+// returns, it prints one line to stderr. A wrong number of parameters comes first: it makes entries take one for
+// another.
 #pragma once
 
 #include <cstdarg>
@@ -108,6 +109,10 @@ class Call {
         dtypes_(dtypes),
         stream_(stream),
         attributes_(extra) {}
+  Call(const Call&) = delete;
+  ~Call() {
+    if (!ok()) std::fprintf(stderr, "msops: %s: %s\n", entry_, message_);
+  }
 
   // Returns the next parameter. All parameters that it returns have one dtype, on which `run` dispatches.
   Tensor tensor(const char* name, int rank = kAnyRank) {
@@ -115,7 +120,7 @@ class Call {
     const Tensor result = next(name, rank, &dtype);
     if (!ok()) return {};
     if (dtype_ == nullptr) dtype_ = dtype;
-    require(std::strcmp(dtype, dtype_) == 0, kBadDtype, "%s is %s, the others are %s", name, dtype, dtype_);
+    require_parameter(std::strcmp(dtype, dtype_) == 0, kBadDtype, "%s is %s, the others are %s", name, dtype, dtype_);
     return result;
   }
 
@@ -126,7 +131,7 @@ class Call {
     const char* got = nullptr;
     const Tensor result = next(name, rank, &got);
     if (!ok()) return {};
-    require(is_one_of(got, dtype), kBadDtype, "%s is %s, expected %s", name, got, dtype);
+    require_parameter(is_one_of(got, dtype), kBadDtype, "%s is %s, expected %s", name, got, dtype);
     return result;
   }
 
@@ -137,7 +142,8 @@ class Call {
   bool has(const char* name) {
     char key[64];
     std::snprintf(key, sizeof key, "has_%s", name);
-    return attribute(key, 0, 1) != 0;
+    int64_t given = 0;
+    return ok() ? attribute(key, 0, 1) != 0 : read("msops_", key, &given) && given;
   }
 
   // Returns the next parameter if the optional tensor <name> is given, else a tensor without data, dtype and elements.
@@ -168,7 +174,7 @@ class Call {
   // Returns the attribute <name> or, if there is none, the next parameter, which then has rank 0.
   Scalar scalar(const char* name) {
     Scalar result;
-    if (!ok() || find_number(name, &result.value)) return result;
+    if (find_number(name, &result.value)) return result;
     result.tensor = tensor(name);
     require(result.tensor.rank == 0, kBadAttribute, "%s is neither an attribute nor an input of rank 0", name);
     return result;
@@ -176,12 +182,10 @@ class Call {
 
   __attribute__((format(printf, 4, 5))) void require(bool condition, Status status, const char* format, ...) {
     if (condition || !ok()) return;
-    char message[256];
     va_list values;
     va_start(values, format);
-    std::vsnprintf(message, sizeof message, format, values);
+    std::vsnprintf(message_, sizeof message_, format, values);
     va_end(values);
-    std::fprintf(stderr, "msops: %s: %s\n", entry_, message);
     status_ = status;
   }
 
@@ -202,6 +206,7 @@ class Call {
     if constexpr (sizeof...(T) == 0) {
       return run<Half, float, double>(launch);
     } else {
+      if (misread_ && next_ != nparam_) status_ = kOk;
       require(next_ == nparam_, kBadParameterCount, "takes %d parameters, got %d", next_, nparam_);
 #ifndef __CUDACC__
       require(stream_ == nullptr, kNoGpuCode,
@@ -266,10 +271,18 @@ class Call {
     return *value = static_cast<double>(bits), true;
   }
 
+  // Requires a parameter's dtype or rank. They are also wrong where the entry takes another parameter for this one.
+  template <typename... T>
+  void require_parameter(bool condition, Status status, const char* format, T... values) {
+    misread_ |= ok() && !condition;
+    require(condition, status, format, values...);
+  }
+
+  // Counts parameters even after a failed check, for `run`.
   Tensor next(const char* name, int rank, const char** dtype) {
-    require(next_ < nparam_, kBadParameterCount, "parameter %d (%s) is missing, got %d", next_ + 1, name, nparam_);
-    if (!ok()) return {};
     const int i = next_++;
+    require(i < nparam_, kBadParameterCount, "parameter %d (%s) is missing, got %d", i + 1, name, nparam_);
+    if (!ok()) return {};
     Tensor result;
     result.name = name;
     result.dtype = dtypes_[i];
@@ -279,7 +292,8 @@ class Call {
     *dtype = dtypes_[i];
     require(*dtype != nullptr, kBadDtype, "%s has no dtype", name);
     require(result.rank >= 0, kBadRank, "%s has rank %d", name, result.rank);
-    require(rank == kAnyRank || result.rank == rank, kBadRank, "%s has rank %d, expected %d", name, result.rank, rank);
+    require_parameter(rank == kAnyRank || result.rank == rank, kBadRank, "%s has rank %d, expected %d", name,
+                      result.rank, rank);
     require(result.rank <= 0 || result.shape != nullptr, kNullPointer, "%s has no shape", name);
     if (!ok()) return {};
     result.size = 1;
@@ -328,7 +342,9 @@ class Call {
   Attributes attributes_;
   int next_ = 0;
   const char* dtype_ = nullptr;
+  bool misread_ = false;  // whether the first failed check was of a parameter's dtype or rank
   Status status_ = kOk;
+  char message_[256];
 };
 
 }  // namespace msops
