@@ -10,6 +10,7 @@ ifneq ($(filter clean,$(MAKECMDGOALS)),)
 .NOTPARALLEL:
 endif
 
+comma := ,
 # The slowest libraries come first, since what comes last runs alone.
 OPERATORS := $(patsubst aot_kernels/%.cu,%,$(wildcard aot_kernels/*.cu))
 SLOWEST := flash_attention depthwise_conv2d add lltm_sequence rms_norm layer_norm softmax add_rms_norm
@@ -27,17 +28,17 @@ endif
 endif
 
 # NVCC comes from the command line, else from the PATH, else from CUDA_HOME. 'make all NVCC=' builds for the CPU alone.
+NO_NVCC := $(if $(filter undefined,$(origin NVCC)),: no nvcc on the PATH or in CUDA_HOME,$(comma) as NVCC is empty)
 NVCC ?= $(or $(shell command -v nvcc),$(if $(CUDA_HOME),$(wildcard $(CUDA_HOME)/bin/nvcc)))
 
 ifeq ($(NVCC),)
 COMPILE := $(CXX) $(FLAGS) $(HOST_FLAGS) -shared -x c++
-BUILT_FOR := the CPU only: no nvcc on the PATH or in CUDA_HOME
+BUILT_FOR := the CPU only$(NO_NVCC)
 else
 HOST_COMPILER := sh aot_kernels/common/host_compiler.sh $(NVCC) $(if $(filter default,$(origin CXX)),,$(CXX))
 HOST_CXX := $(shell $(HOST_COMPILER) 2>/dev/null)
 GPU_CODE := $(shell sh aot_kernels/common/gpu_code.sh $(NVCC) '$(ARCHS)' '$(PTX)')
 COMPILE := $(NVCC) -ccbin $(HOST_CXX) $(FLAGS) $(HOST_FLAGS:%=-Xcompiler %) $(NVCC_FLAGS) -shared $(GPU_CODE)
-comma := ,
 CODE := $(patsubst code=%,%,$(filter code=%,$(subst $(comma), ,$(GPU_CODE))))
 BUILT_FOR := the CPU and GPUs: $(strip $(filter sm_%,$(CODE)) $(patsubst compute_%,PTX of compute_% for all later ones,$(filter-out sm_%,$(CODE))))
 # The libraries also run with an older glibc than this machine's: the script describes how.
@@ -142,16 +143,22 @@ $(SANITIZERS): all $(VENV)/.ready
 	compute-sanitizer --tool $@ --error-exitcode 1 $(VENV)/bin/python -m pytest tests/test_gpu_entries.py tests/operators -k "gpu and not huge" $(ARGS)
 
 # 'make fuzz' runs the C entries for the CPU under AddressSanitizer and UndefinedBehaviorSanitizer. ARGS are the seconds
-# and the entry, as in ARGS="600 LLTMForward".
-FUZZED := $(patsubst %.cu,build/fuzz/%.o,$(wildcard aot_kernels/*.cu examples/*/*.cu)) build/fuzz/tests/fuzz_entries.o
+# and the entry, as in ARGS="600 LLTMForward": then the source that has it is compiled alone.
+FUZZED := $(wildcard aot_kernels/*.cu examples/*/*.cu)
+ENTRY := $(if $(filter fuzz,$(MAKECMDGOALS)),$(filter-out all,$(word 2,$(ARGS))))
+ifneq ($(ENTRY),)
+FUZZED := $(or $(shell grep -l '^MSOPS_[A-Z]*.$(ENTRY)\>' $(FUZZED)),$(error no source has the entry $(ENTRY)))
+endif
+FUZZER := build/fuzz/entries$(ENTRY:%=-of-%)
+FUZZED := $(patsubst %.cu,build/fuzz/%.o,$(FUZZED)) build/fuzz/tests/fuzz_entries.o
 FUZZ := $(CXX) $(FLAGS) $(HOST_FLAGS) -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all -Wno-maybe-uninitialized -Iaot_kernels
 
 .PHONY: fuzz
-fuzz: build/fuzz/entries build/fuzz/calls.txt ## Call every C entry with valid and hostile arguments
+fuzz: $(FUZZER) build/fuzz/calls.txt ## Call every C entry with valid and hostile arguments
 	$^ $(ARGS)
 
 # The entries are found by their names, and the calls come from the operators' cards.
-build/fuzz/entries: $(FUZZED)
+$(FUZZER): $(FUZZED)
 	$(FUZZ) -rdynamic $^ -o $@ -ldl
 build/fuzz/calls.txt: $(LIBRARIES) $(VENV)/.ready $(wildcard tests/*.py tests/operators/*.py msops/operators/*.py examples/*/*.py)
 	@mkdir -p $(@D)

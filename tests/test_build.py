@@ -42,7 +42,7 @@ def test_without_nvcc(cpu_build, capfd):
     folder, done = cpu_build
     assert done.stderr == ""
     assert "warning" not in done.stdout
-    assert "CPU only" in done.stdout
+    assert "msops is built for the CPU only, as NVCC is empty.\n" in done.stdout
     x = np.array([0, 1000], np.float32)
     y = np.full_like(x, np.nan)
     entry = msops.Library(folder / "msops" / "lib" / "sigmoid.so").SigmoidForward
@@ -105,6 +105,55 @@ def test_builds_at_once(tmp_path, given, jobs):
     done = subprocess.run(command, cwd=tmp_path, env={**environment, **variables}, capture_output=True, text=True)
     assert done.returncode == 2, done.stderr
     assert len(list(tmp_path.glob("started.*"))) == jobs
+
+
+def make_dry(*arguments, **variables):
+    command = ["make", "--dry-run", *arguments]
+    return subprocess.run(command, cwd=ROOT, env={**os.environ, **variables}, capture_output=True, text=True)
+
+
+def test_says_why_it_builds_for_the_cpu(tmp_path, monkeypatch):
+    assert "for the CPU only, as NVCC is empty." in make_dry("-B", "all", NVCC="").stdout
+    for name in ("make", "sh", "nproc", "sed"):
+        (tmp_path / name).symlink_to(shutil.which(name))
+    monkeypatch.delenv("NVCC", raising=False)
+    done = make_dry("-B", "all", PATH=str(tmp_path), CUDA_HOME="")
+    assert "for the CPU only: no nvcc on the PATH or in CUDA_HOME." in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("name", ["NVCC", "CXX"])
+def test_compiler_that_does_not_exist(tmp_path, name):
+    """make names the variable that is wrong, and installs nothing under a path's name."""
+    nvcc = tmp_path / "nvcc"
+    nvcc.write_text("#!/bin/sh\necho 'gcc: fatal error: no input files' >&2; exit 1\n")
+    nvcc.chmod(0o755)
+    lost = tmp_path / "lost" / "g++"
+    script = ROOT / "aot_kernels" / "common" / "host_compiler.sh"
+    done = subprocess.run(["sh", script, *([lost] if name == "NVCC" else [nvcc, lost])], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr == f"there is no {lost}, which {name} names\n"
+
+
+@pytest.mark.parametrize(
+    ("entry", "source"), [("SiluForward", "aot_kernels/silu"), ("SwishBackward", "examples/swish/swish")]
+)
+def test_fuzz_compiles_what_it_calls(entry, source):
+    """`make fuzz` for one entry compiles the source that has it, under the sanitizers, and no other."""
+
+    def compiled(arguments):
+        commands = make_dry("-B", "fuzz", f"ARGS={arguments}", "NVCC=").stdout
+        return sorted(re.findall(r"-o build/fuzz/(\S+)\.o", commands))
+
+    assert compiled(f"20 {entry}") == sorted([source, "tests/fuzz_entries"])
+    sources = [*ROOT.glob("aot_kernels/*.cu"), *ROOT.glob("examples/*/*.cu"), ROOT / "tests" / "fuzz_entries"]
+    everything = sorted(str(path.relative_to(ROOT).with_suffix("")) for path in sources)
+    assert compiled("1") == compiled("1 all") == everything
+
+
+def test_fuzz_of_no_entry():
+    done = make_dry("fuzz", "ARGS=20 NoEntry")
+    assert done.returncode != 0
+    assert "no source has the entry NoEntry" in done.stderr
 
 
 def test_environment_behind_a_link(tmp_path):
