@@ -3,6 +3,9 @@
 python -m benchmarks                        measures everything, on the GPU where there is one
 python -m benchmarks --op add --quick       takes a first look at one operator
 python -m benchmarks --op llm               measures a whole language model, which the default leaves out
+
+Everything is written to benchmarks/results/DEVICE. A part, also one that an interrupt or a crash leaves, is written to
+build/benchmarks/DEVICE, so that it replaces no results.
 """
 
 import argparse
@@ -21,6 +24,7 @@ from .llm import run as llm
 from .operators import BENCHMARKS
 
 RESULTS = Path(__file__).with_name("results")
+PARTS = RESULTS.parents[1] / "build" / "benchmarks"
 
 
 def parse(arguments=None):
@@ -30,8 +34,9 @@ def parse(arguments=None):
     parts.add_options(parser)
     words = "for --op llm, measure only what this expression finds, as in 'msops: .* training|decoding 64'"
     parser.add_argument("--jobs", type=re.compile, default="", metavar="EXPRESSION", help=words)
-    parser.add_argument("--output", type=Path, help=f"folder to write to; default: {RESULTS.name}/DEVICE beside this")
+    parser.add_argument("--output", type=Path, help="folder to write to")
     options = parser.parse_args(arguments)
+    options.everything = all(getattr(options, name) == parser.get_default(name) for name in ("op", "dtype", "quick"))
     options.device_target = options.device_target or ("GPU" if has_gpu() else "CPU")
     return options
 
@@ -83,10 +88,14 @@ def main():
     options = parse()
     about = report.about(options.device_target)
     name = folder_name(about["device"]) if options.device_target == "GPU" else "cpu"
-    folder = options.output or RESULTS / name
+    folder = options.output or PARTS / name
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "log.txt").open("w+") as log:
+    log_path = folder / "log.txt"
+    with log_path.open("w+") as log:
         rows, troubles, whole = measure(options, log)
+    if whole and options.everything and not options.output:
+        folder = RESULTS / name
+        folder.mkdir(parents=True, exist_ok=True)
     report.finish(rows)
     report.write(folder / report.FILE, rows, about)
 
@@ -101,7 +110,7 @@ def main():
         plots.draw(folder)
     print(f"results: {folder}")
     if not whole:
-        sys.exit(f"The benchmark did not come to its end: see {folder / 'log.txt'}")
+        sys.exit(f"The benchmark did not come to its end: see {log_path}")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """Tests that the benchmark runs on the CPU and writes sound rows, and that its peers compute what our kernels do."""
 
+import contextlib
 import csv
 import itertools
 import re
@@ -11,7 +12,7 @@ import sys
 import numpy as np
 import pytest
 
-from benchmarks import naive, numpy_peers, report, targets
+from benchmarks import __main__ as benchmark, naive, numpy_peers, report, targets
 from benchmarks.cases import cell_cases, kernel_cases, precisions, sequence_cases
 from benchmarks.operators import BENCHMARKS
 from child import ROOT, environment, run_python
@@ -100,6 +101,34 @@ def test_interrupt(tmp_path):
     rows, _ = report.read(tmp_path)
     assert "silu" in {row["op"] for row in rows if row["by"] == "msops"}
     assert "graph" not in {row["part"] for row in rows}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "whole", "kept"),
+    [("", True, True), ("", False, False), ("--quick", True, False), ("--dtype float16", True, False),
+     ("--op silu", True, False), ("--op llm --jobs training", True, False)],
+)  # fmt: skip
+def test_a_part_does_not_replace_the_results(tmp_path, monkeypatch, capsys, arguments, whole, kept):
+    """Only a run of everything that came to its end writes to the folder of results, unless --output names it."""
+    row = dict.fromkeys(report.COLUMNS, "") | dict(part="device", op="copy", us=1.0, bytes=1)
+    monkeypatch.setattr(benchmark, "measure", lambda options, log: ([row], [], whole))
+    for name in ("RESULTS", "PARTS"):
+        monkeypatch.setattr(benchmark, name, tmp_path / name)
+    for output in ("", tmp_path / "there"):
+        argv = [
+            "benchmarks",
+            "--device-target",
+            "CPU",
+            *arguments.split(),
+            *(["--output", str(output)] if output else []),
+        ]
+        monkeypatch.setattr(sys, "argv", argv)
+        with contextlib.nullcontext() if whole else pytest.raises(SystemExit):
+            benchmark.main()
+        folder = output or tmp_path / ("RESULTS" if kept else "PARTS") / "cpu"
+        assert f"results: {folder}\n" in capsys.readouterr().out
+        assert len(report.read(folder)[0]) == 1
+        assert kept or not (tmp_path / "RESULTS").exists()
 
 
 def test_scaling(tmp_path):
