@@ -109,18 +109,12 @@ test: all $(VENV)/.ready ## Run the tests; with COVERAGE=1, tell which lines of 
 	$(VENV)/bin/python $(if $(COVERAGE),-m coverage run) -m pytest $(WORKERS) $(ARGS)
 	$(if $(COVERAGE),$(VENV)/bin/coverage combine --quiet && $(VENV)/bin/coverage report)
 
-# 'make new' copies silu's four files under another name, and adds the line of public names. NAME_OF is the class name.
-SILU := aot_kernels/silu.cu msops/operators/silu.py tests/operators/test_silu.py benchmarks/operators/silu.py
-NAME_OF = $(shell echo $(OP) | sed -E 's/(^|_)(.)/\U\2/g')
+# The tools of 'make lint' format what 'make new' writes, as the length of a name moves the ends of lines.
 .PHONY: new
-new: ## Write the four files of another operator, such as OP=gelu, to be changed into it
-	@echo "$(OP)" | grep -Eqx '[a-z][a-z0-9_]*' || { echo "OP must be a name in lower case, as in make new OP=gelu"; exit 1; }
-	@for file in $(SILU); do to=$$(echo $$file | sed 's/silu/$(OP)/'); test ! -e $$to || { echo "$$to exists."; exit 1; }; done
-	@for file in $(SILU); do to=$$(echo $$file | sed 's/silu/$(OP)/'); \
-	  sed -E 's/\b(ops|functional)\.silu/\1.PEER/g; s/silu/$(OP)/g; s/Si(LU|lu)/$(NAME_OF)/g; s/PEER/silu/g' $$file >$$to; \
-	  echo "wrote $$to"; done
-	@sed -i 's/^from .operators.silu .*/&\nfrom .operators.$(OP) import $(NAME_OF) as $(NAME_OF), $(OP) as $(OP)/' msops/__init__.pyi
-	@echo 'next: make test ARGS="-k $(OP)"'
+new: | python ## Write the four files of another operator, such as OP=gelu, to be changed into it
+	@$(PYTHON) -m msops new --package "$(OP)"
+	@test ! -x $(VENV)/bin/ruff || $(VENV)/bin/ruff format --quiet msops/__init__.pyi */operators/$(OP).py tests/operators/test_$(OP).py
+	@test ! -x $(VENV)/bin/clang-format || $(VENV)/bin/clang-format -i aot_kernels/$(OP).cu
 
 # 'make wheel' needs pip, which a new environment has, and setuptools, which pip installs where it builds.
 .PHONY: wheel

@@ -152,23 +152,65 @@ def test_help(arguments, tmp_path):
     assert "usage: python -m msops" in done.stdout
 
 
-def test_operator_of_the_package(tmp_path):
-    """`make new` writes four files and a line, and the new operator's tests pass."""
+@pytest.fixture
+def package(tmp_path):
+    """Returns a function that runs a command in a copy of msops' source folder."""
     for name in ("aot_kernels", "benchmarks", "msops", "tests"):
-        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("results", "__pycache__"))
-    for name in ("Makefile", "conftest.py", "pyproject.toml"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("results", "lib", "__pycache__"))
+    for name in ("Makefile", "conftest.py", "pyproject.toml", ".clang-format"):
         shutil.copy(ROOT / name, tmp_path)
-    run = functools.partial(subprocess.run, cwd=tmp_path, capture_output=True, text=True)
-    made = run(["make", "new", "OP=my_gate"], check=True)
-    assert made.stdout.count("wrote ") == 4
+    return functools.partial(subprocess.run, cwd=tmp_path, capture_output=True, text=True)
+
+
+def sources(folder):
+    return {path: path.read_text() for path in folder.rglob("*") if path.suffix in (".cu", ".py", ".pyi", ".so")}
+
+
+def test_operator_of_the_package(package, tmp_path):
+    """`make new` writes four files and a line, and the new operator's tests pass."""
+    made = package(["make", "new", "OP=my_gate"], check=True)
+    assert made.stdout.count("wrote ") == 5
+    assert "wrote msops/__init__.pyi: its public names" in made.stdout
     text = "".join(path.read_text() for path in tmp_path.rglob("*my_gate.*"))
     assert "MSOPS_FORMULA(MyGateBackward, " in text
     assert len(re.findall("silu", text)) == text.count("ops.silu)") + text.count("functional.silu") == 3
-    assert run(["make", "new", "OP=my_gate"]).returncode != 0  # nothing is overwritten
-    run(["make", "msops/lib/my_gate.so", "NVCC="], check=True)
+    before = sources(tmp_path)
+    refused = {
+        "my_gate": "aot_kernels/my_gate.cu: exists",
+        "class": "NAME must",
+        "load": "NAME must",
+        "sum": "NAME must",
+    }
+    for name, words in {
+        **refused,
+        "My": "NAME must",
+        "a b": "NAME must",
+        "": "NAME must",
+        "x;y": "NAME must",
+    }.items():
+        done = package(["make", "new", f"OP={name}"])
+        assert done.returncode != 0
+        assert words in done.stderr, name
+    assert sources(tmp_path) == before
+    package(["make", "msops/lib/my_gate.so", "NVCC="], check=True)
+    for library in (ROOT / "msops" / "lib").glob("*.so"):
+        (tmp_path / "msops" / "lib" / library.name).symlink_to(library)
     tests = ("tests/operators/test_my_gate.py", "tests/test_entries.py", "-k", "my_gate or MyGate or every")
     tested = run_python("-m", "pytest", "-p", "no:cacheprovider", *tests, cwd=tmp_path, PYTHONPATH=str(tmp_path))
     assert tested.returncode == 0, tested.stdout
     assert re.search(r"\b[5-9]\d passed", tested.stdout), tested.stdout
     peers = "from benchmarks.operators import BENCHMARKS; print(BENCHMARKS['my_gate'].cells)"
     assert "my_gate.MyGate" in run_python("-c", peers, cwd=tmp_path, PYTHONPATH=str(tmp_path)).stdout
+
+
+def test_operators_of_the_package_are_formatted(package, tmp_path):
+    """`make lint` accepts what `make new` writes, whatever the name's length and place are."""
+    pytest.importorskip("ruff")
+    pytest.importorskip("clang_format")
+    for name in ("b", "my_gate", "zoneout", "a_name_of_20_letters"):
+        package(["make", "new", f"OP={name}", f"VENV={sys.prefix}"], check=True)
+    for command in (["ruff", "check"], ["ruff", "format", "--check"], ["clang-format", "--dry-run", "--Werror"]):
+        suffixes = (".cu",) if command[0] == "clang-format" else (".py", ".pyi")
+        paths = [path for path in sources(tmp_path) if path.suffix in suffixes]
+        done = package([str(Path(sys.executable).with_name(command[0])), *command[1:], *paths])
+        assert done.returncode == 0, done.stdout + done.stderr

@@ -1,9 +1,13 @@
-"""Runs `python -m msops new`, which writes an operator from a template: examples/swish or examples/logsumexp."""
+"""Runs `python -m msops new`, which writes an operator from a template: examples/swish or examples/logsumexp.
+
+`make new` runs it with --package, which writes an operator of msops itself from those files of silu.
+"""
 
 from __future__ import annotations
 
 import argparse
 import ast
+import builtins
 import contextlib
 import keyword
 import os
@@ -18,7 +22,9 @@ if TYPE_CHECKING:
     from ..__main__ import Commands
 
 _PACKAGE = Path(__file__).resolve().parents[1]
-_TEMPLATES = {"elementwise": "swish", "reduction": "logsumexp"}
+_ROOT = _PACKAGE.parent
+_NAMES = _PACKAGE / "__init__.pyi"
+_TEMPLATES = {"elementwise": "swish", "reduction": "logsumexp", "package": "silu"}
 _DESCRIPTION = """\
 Writes an operator that works, to be changed into yours:
 
@@ -56,35 +62,53 @@ def add_command(commands: Commands) -> None:
         const="reduction",
         help="start from a reduction of each row: log(sum(e^x)) over the last axis",
     )
+    if (_ROOT / "Makefile").is_file():
+        kind.add_argument(
+            "--package",
+            dest="kind",
+            action="store_const",
+            const="package",
+            help="write an operator of msops itself into its source folder",
+        )
     parser.add_argument("--dir", type=Path, metavar="PATH", help="the project's folder; default: ./NAME")
     parser.set_defaults(run=lambda options: _run(parser, options))
 
 
 def _run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
-    folder = Path(options.name) if options.dir is None else options.dir
+    of_package = options.kind == "package"
+    if of_package and options.dir:
+        parser.error("--dir is not for an operator of msops itself")
+    default = Path(os.path.relpath(_ROOT)) if of_package else Path(options.name)
+    folder = default if options.dir is None else options.dir
     try:
         paths = new(options.name, options.kind, folder)
+        if of_package:
+            _NAMES.write_text(_with_names(_NAMES.read_text(), options.name))
     except ValueError as error:
         parser.error(str(error))
     except OSError as error:
         parser.error(f"{error.filename}: {error.strerror}")
     for path in paths:
         print(f"wrote {path}")
-    print(f"next: python -m pytest {shlex.quote(str(folder / f'test_{options.name}.py'))}")
+    if of_package:
+        print(f"wrote {os.path.relpath(_NAMES)}: its public names")
+        print(f'next: make test ARGS="-k {options.name}"')
+    else:
+        print(f"next: python -m pytest {shlex.quote(str(folder / f'test_{options.name}.py'))}")
 
 
 def new(name: str, kind: str, folder: Path) -> list[Path]:
     """Writes an operator's files, all or none, and returns their paths."""
     if not re.fullmatch("[a-z][a-z0-9_]*", name) or keyword.iskeyword(name):
         raise ValueError(f"NAME must be a Python name in lower case, such as my_op, got {name!r}")
-    if name in _taken(kind):
-        raise ValueError(f"NAME must not be that of a module or of something in the templates, got {name!r}")
     texts = {folder / file: text for file, text in _texts(name, kind).items()}
     if folder.is_dir() and any(folder.iterdir()):
-        del texts[folder / "README.md"]
+        texts.pop(folder / "README.md", None)
     for path in texts:
         if os.path.lexists(path):
             raise FileExistsError(None, "exists, and is not overwritten", str(path))
+    if name in _taken(kind):
+        raise ValueError(f"NAME must not be that of a module or of something in the templates, got {name!r}")
     made = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -102,10 +126,16 @@ def new(name: str, kind: str, folder: Path) -> list[Path]:
 
 
 def _taken(kind: str) -> set[str]:
-    """Returns names that an operator cannot have: those of modules that it would hide, and those that its files use."""
-    names = {"msops", *sys.builtin_module_names}
-    elsewhere = [path for path in sys.path if path not in ("", str(Path.cwd()))]
-    names |= {module.name for module in pkgutil.iter_modules(elsewhere)}
+    """Returns names that an operator cannot have: those of modules that it would hide, and those that its files use.
+
+    A module of the package hides no other, but its function may hide a public or a built-in one.
+    """
+    if kind == "package":
+        names = {*dir(builtins), *re.findall(r" as (\w+)", _NAMES.read_text())}
+    else:
+        elsewhere = [path for path in sys.path if path not in ("", str(Path.cwd()))]
+        modules = {module.name for module in pkgutil.iter_modules(elsewhere)}
+        names = {"msops", *sys.builtin_module_names, *modules}
     for file, text in _texts(_TEMPLATES[kind], kind).items():
         if file.endswith(".py"):
             for node in ast.walk(ast.parse(text)):
@@ -113,15 +143,46 @@ def _taken(kind: str) -> set[str]:
     return names - {_TEMPLATES[kind]}
 
 
+def _in_code(name: str) -> str:
+    """Returns the name of an operator's Cell."""
+    return "".join(part[:1].upper() + part[1:] for part in name.split("_"))
+
+
 def _texts(name: str, kind: str) -> dict[str, str]:
     """Returns the text of each file, by its name."""
     template = _TEMPLATES[kind]
-    installed = _PACKAGE / "templates"
-    folder = (installed if installed.is_dir() else _PACKAGE.parent / "examples") / template
-    in_code = "".join(part[:1].upper() + part[1:] for part in name.split("_"))
+    files: tuple[str, ...] = (
+        f"{template}.cu", f"{template}.py", f"test_{template}.py", f"benchmark_{template}.py", "README.md"
+    )  # fmt: skip
+    folder = _PACKAGE / "templates" / template
+    if kind == "package":
+        folder = _ROOT
+        files = (
+            f"aot_kernels/{template}.cu",
+            f"msops/operators/{template}.py",
+            f"tests/operators/test_{template}.py",
+            f"benchmarks/operators/{template}.py",
+        )
+    elif not folder.is_dir():
+        folder = _ROOT / "examples" / template
+    # MindSpore's and torch's functions of the template's name are peers in tests and benchmarks, and keep their names.
+    words = re.compile(rf"(?<!\bops\.)(?<!\bfunctional\.)(?:{template}|{template.capitalize()}|SiLU)")
 
     def rename(text: str) -> str:
-        return text.replace(template, name).replace(template.capitalize(), in_code)
+        return words.sub(lambda found: name if found[0] == template else _in_code(name), text)
 
-    files = (f"{template}.cu", f"{template}.py", f"test_{template}.py", f"benchmark_{template}.py", "README.md")
     return {rename(file): rename((folder / file).read_text()) for file in files}
+
+
+def _with_names(text: str, name: str) -> str:
+    """Returns the list of public names with those of another operator, sorted by modules."""
+    lines = text.splitlines(keepends=True)
+    operators = [
+        node
+        for node in ast.parse(text).body
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("operators.")
+    ]
+    after = [node.end_lineno or 0 for node in operators if (node.module or "") < f"operators.{name}"]
+    at = max(after, default=operators[0].lineno - 1)
+    cell = _in_code(name)
+    return "".join((*lines[:at], f"from .operators.{name} import {cell} as {cell}, {name} as {name}\n", *lines[at:]))
