@@ -11,7 +11,15 @@ from . import pythons
 if sys.version_info < pythons.OLDEST:  # an older Python cannot read the modules imported below
     sys.exit(f"wrong  Python     {pythons.complaint()}\n{'':18}{pythons.another()}")
 
-from .commands import doctor, new
+try:
+    from .commands import doctor, new
+except (ImportError, SyntaxError):
+    from . import files
+
+    text, mend = files.complaint()
+    if not text:
+        raise
+    sys.exit(f"wrong  msops      {text}\n{'':18}{mend[0]}")
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction["Parser"]

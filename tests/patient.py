@@ -12,7 +12,8 @@ import tempfile
 from pathlib import Path
 
 from child import ROOT
-from msops.commands.doctor import compilers, finding, gpu, libraries, modules
+from msops import files
+from msops.commands.doctor import compilers, gpu, libraries, modules
 
 SAYS = 'echo "| NVIDIA-SMI {0}    Driver Version: {0}    CUDA Version: {1} |"'
 SMI = """
@@ -58,7 +59,7 @@ class Patient:
         standard = [path for path in sys.path if "-packages" not in path and path not in ("", str(ROOT))]
         monkeypatch.setattr(sys, "path", [str(self.site), *standard])
         monkeypatch.setattr(compilers, "USUAL", folder / "usual")
-        for module in (finding, libraries, modules):
+        for module in (files, libraries, modules):
             monkeypatch.setattr(module, "PACKAGE", self.site / "msops")
 
     def command(self, name, script):

@@ -150,7 +150,7 @@ def test_package_that_mindspore_imports_later(patient, monkeypatch):
 
 def test_one_library_that_is_missing(patient, monkeypatch, capsys):
     """The last line does not say that all is well where a device works, but something is wrong."""
-    monkeypatch.setattr(smoke, "output", lambda *command, **settings: "imported 2.9.0\npassed")
+    monkeypatch.setattr(smoke, "output", lambda *command, **settings: "imported 2.9.0\npassed sigmoid")
     patient.install("msops", "0.1.0", files=["msops/lib/lltm_sequence.so"])
     monkeypatch.setattr(sys, "argv", ["msops", "doctor"])
     with pytest.raises(SystemExit) as caught:
@@ -184,6 +184,104 @@ def test_two_mindspores(patient):
     assert mend[0].startswith(f"{sys.executable} -m pip uninstall --yes mindspore")
     assert f"{INSTALL} mindspore==2.9.0" in mend[1]
     assert f"{INSTALL} mindspore-gpu==1.10.0" in mend[1]
+
+
+def test_two_mindspores_without_top_level(patient):
+    """The lists of files tell, too, which distributions have the package. One of both works."""
+    for name, version in {"mindspore": "2.9.0", "mindspore-gpu": "1.10.0"}.items():
+        patient.install(name, version, files=["mindspore/__init__.py"])
+    patient.install("mindspore-lite", "2.9.0", files=["mindspore_lite/__init__.py"])
+    works = smoke.Smoke(finding.Finding("CPU", "ok", ""), "2.9.0", "")
+    state, text, mend = modules.mindspore(works)[1:]
+    assert (state, len(mend)) == ("wrong", 2)
+    assert text.endswith(" overwrite each other")
+    assert "lite" not in text
+
+
+@pytest.mark.parametrize(("package", "examine"), [("mindspore", None), ("numpy", "NumPy"), ("scipy", "SciPy")])
+@pytest.mark.parametrize("name", ["{}.py", "{}/__init__.py"])
+def test_file_that_hides_a_package(patient, monkeypatch, package, examine, name):
+    """A file in the working folder has a package's name. The command gives it another one, and overwrites nothing."""
+    (patient.site / package).mkdir()
+    (patient.site / package / "__init__.py").touch()
+    patient.install(package, "1.0.0", files=[f"{package}/__init__.py"])
+    folder = patient.folder / "a folder"
+    path = folder / name.format(package)
+    path.parent.mkdir(parents=True)
+    path.touch()
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+    works = smoke.Smoke(finding.Finding("CPU", "ok", ""), "2.9.0", "")
+
+    def found():
+        return modules.module(examine) if examine else modules.mindspore(works)
+
+    state, text, mend = found()[1:]
+    assert state == "wrong"
+    assert text.endswith(f"1.0.0, but {path} is imported instead")
+    patient.do(*mend)
+    assert found().state == "ok"
+    assert (folder / f"my_{name.format(package)}").exists()
+
+
+def test_variables_that_break_mindspore(patient, monkeypatch):
+    """The doctor finds which variables keep the operator from running, one or two, and names no reinstallation."""
+    for name in ("GLOG_v", "LD_LIBRARY_PATH"):
+        monkeypatch.setenv(name, "wrong")
+    patient.install("mindspore", "2.9.0")
+    for guilty in (["GLOG_v"], ["GLOG_v", "LD_LIBRARY_PATH"]):
+
+        def tried(*command, guilty=guilty, env=None, **settings):
+            bad = any(name in (os.environ if env is None else env) for name in guilty)
+            return "error ValueError: wrong level" if bad else "imported 2.9.0\npassed sigmoid"
+
+        monkeypatch.setattr(smoke, "output", tried)
+        on_cpu = smoke.run("CPU")
+        assert on_cpu.finding == ("CPU", "wrong", "import mindspore: ValueError: wrong level", ())
+        mend = modules.mindspore(on_cpu).mend
+        assert sorted(mend) == [f"unset {name}" for name in guilty]
+    patient.do(*mend)
+    assert smoke.run("CPU").finding.state == "ok"
+
+
+def test_one_operator_that_is_broken(tmp_path, monkeypatch):
+    """The device works, by another operator if need be, and the names that are broken have a line."""
+    monkeypatch.setenv("MSOPS_SIGMOID", str(tmp_path / "lost.so"))
+    on_cpu = smoke.run("CPU")
+    assert on_cpu.finding == ("CPU", "ok", "msops.silu works", ())
+    assert [name for name, _ in on_cpu.broken] == ["Sigmoid", "sigmoid"]
+    (line,) = modules.operators(on_cpu)
+    assert line.state == "wrong"
+    assert line.text.startswith("Sigmoid, sigmoid: ImportError: msops cannot load the library sigmoid: ")
+
+
+def test_module_that_is_missing(tmp_path):
+    """The package is installed again where a module of it is missing, also if the doctor itself needs it."""
+    site, wheel = tmp_path / "site", tmp_path / "msops.whl"
+    wheel.touch()
+    shutil.copytree(ROOT / "msops", site / "msops", ignore=shutil.ignore_patterns("lib", "__pycache__"))
+    info = site / "msops-0.1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: msops\nVersion: 0.1.0\n")
+    (info / "direct_url.json").write_text(json.dumps({"url": wheel.as_uri()}))
+    paths = sorted(path for path in site.glob("msops/**/*.py*") if path.is_file())
+    (info / "RECORD").write_text("".join(f"{path.relative_to(site)},,\n" for path in paths))
+
+    def examined():
+        command = [sys.executable, "-S", "-m", "msops", "doctor"]
+        done = subprocess.run(command, cwd=site, env={"PATH": "/bin"}, capture_output=True, text=True)
+        assert done.returncode == 1
+        return done
+
+    (site / "msops" / "operators" / "silu.py").unlink()
+    line, mend = examined().stdout.splitlines()[:2]
+    assert line.startswith("wrong  msops      0.1.0, ")
+    assert line.endswith("; operators/silu.py: not as pip installed it")
+    assert mend.split() == f"{REINSTALL} {wheel}".split()
+    (site / "msops" / "core" / "build.py").unlink()
+    line, mend = examined().stderr.splitlines()
+    assert line == "wrong  msops      core/build.py, operators/silu.py: not as pip installed it"
+    assert mend.split() == f"{REINSTALL} {wheel}".split()
 
 
 @pytest.mark.parametrize("version", ["2.11.0", "1.9.0", "2.3.0rc1"])

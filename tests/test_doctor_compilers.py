@@ -94,6 +94,21 @@ def test_nvcc_that_is_switched_off(patient, monkeypatch):
     assert patient.nvcc()[0] == ("nvcc", "ok", f"13.0, {patient.commands / 'nvcc'}", ())
 
 
+@pytest.mark.parametrize("driver", ["", H200])
+def test_nvcc_that_a_variable_names_in_vain(patient, monkeypatch, driver):
+    if driver:
+        patient.command("nvidia-smi", driver)
+    monkeypatch.setenv("NVCC", "/nonexistent/nvcc")
+    state, text, mend = patient.nvcc()[0][1:]
+    assert (state, text) == ("wrong", "there is no /nonexistent/nvcc, which the environment variable NVCC names")
+    assert mend[0] == "unset NVCC"
+    assert [command[:14] for command in mend[1:]] == ["# install the "] * bool(driver)
+    path = patient.toolkit(*NEW)
+    assert patient.nvcc()[0].mend == (f"export NVCC={path}",)
+    patient.do("unset NVCC")
+    assert NONE in patient.nvcc()[0].text
+
+
 def test_nvcc_without_gpu(patient):
     assert patient.nvcc()[0].state == "none"
 
@@ -114,6 +129,9 @@ def test_cxx(patient, monkeypatch):
         return compilers.cxx_finding(patient.nvcc()[0])[1:]
 
     assert found()[0] == "none"
+    monkeypatch.setenv("CXX", "/nonexistent/g++")
+    assert found() == ("wrong", "there is no /nonexistent/g++, which CXX names", ("unset CXX",))
+    monkeypatch.delenv("CXX")
     patient.command("nvcc", nvcc("11.8", 35, 90) + REFUSES.format(path=patient.commands, refused="*++"))
     assert found()[::2] == ("wrong", ("apt install g++",))
     patient.command("g++", "echo 12.2.0")

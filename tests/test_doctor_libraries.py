@@ -1,6 +1,9 @@
 """Tests what the doctor says of the package's own libraries."""
 
+import base64
+import hashlib
 import importlib.metadata
+import json
 import os
 import shutil
 import subprocess
@@ -25,7 +28,7 @@ def test_libraries_that_pip_installed(patient, monkeypatch):
     library = patient.library("lltm")
     built, missing = patient.libraries()
     assert built[1:] == ("ok", "add, lltm: for the CPU; by C++ compiler 14", ())
-    mend = f"{REINSTALL} .  # in msops' source folder"
+    mend = f"NVCC= {REINSTALL} .  # in msops' source folder"
     assert missing[1:] == ("wrong", "lltm_sequence: not built", (mend,))
     for size, complaint in [(0, "file too short"), (len(empty_library()) // 3, "")]:
         library.write_bytes(empty_library()[:size])
@@ -51,12 +54,116 @@ def test_libraries_that_are_built_in_the_source_folder(patient):
     patient.library("lltm").write_bytes(b"")
     (kernels / "lltm.cu").unlink()
     restore = f"git -C {patient.site} checkout -- aot_kernels/lltm.cu"
-    assert [finding.mend for finding in patient.libraries()] == [(restore, make)] * 2
+    each = [f"make -C {patient.site} -B msops/lib/{name}.so" for name in ("add", "lltm")]
+    assert [finding.mend for finding in patient.libraries()] == [(restore, make) for make in each]
     patient.do(restore)
     assert (kernels / "lltm.cu").read_text() == "lltm.cu"
     (kernels / "add.cu").write_text("other")
     restore = f"git -C {patient.site} checkout -- aot_kernels/add.cu  # unless the changes are yours"
-    assert patient.libraries()[0].mend == (restore, make)
+    assert patient.libraries()[0].mend == (restore, each[0])
+
+
+@pytest.mark.parametrize(
+    ("built", "variables"),
+    [
+        (("",), "NVCC= "),
+        (("13.0", [(2, 80), (2, 90), (1, 75)]), "ARCHS='80 90' PTX=75 "),
+        (("13.0", [(1, 75)]), "PTX=75 "),
+    ],
+)
+def test_one_library_of_the_source_folder(patient, built, variables):
+    """The library that is missing is built alone, for the devices that the others are for."""
+    (patient.site / "aot_kernels").mkdir()
+    for file in ("Makefile", "aot_kernels/add.cu", "aot_kernels/lltm.cu"):
+        (patient.site / file).touch()
+    patient.library("add", *built)
+    missing = patient.libraries()[1]
+    make = f"{variables}make -C {patient.site} -B msops/lib/lltm.so"
+    assert missing == ("libraries", "wrong", "lltm: not built", (make,))
+
+
+def test_libraries_of_a_wheel(patient):
+    """The wheel that pip recorded is installed again, also where another file is in a library's place."""
+    paths = {name: patient.library(name) for name in ("add", "lltm")}
+    digest = base64.urlsafe_b64encode(hashlib.sha256(paths["add"].read_bytes()).digest()).decode().rstrip("=")
+    patient.install("msops", "0.1.0", files=[f"msops/lib/{name}.so,sha256={digest}" for name in paths])
+    url = patient.site / "msops-0.1.0.dist-info" / "direct_url.json"
+    wheel = patient.folder / "a wheel.whl"
+    wheel.touch()
+    url.write_text(json.dumps({"url": f"file://{patient.folder}/a%20wheel.whl", "archive_info": {}}))
+    assert [finding.state for finding in patient.libraries()] == ["ok"]
+    with paths["add"].open("ab") as file:
+        file.write(b"changed")
+    again = f"{REINSTALL} '{wheel}'"
+    ok, wrong = sorted(patient.libraries(), key=lambda finding: finding.state)
+    assert (ok.text, ok.mend) == ("lltm: for the CPU; by C++ compiler 14", ())
+    assert wrong.text == "add: for the CPU; by C++ compiler 14; not the file that pip installed"
+    assert wrong.mend == (again,)
+    paths["add"].unlink()
+    assert ("libraries", "wrong", "add: not built", (again,)) in patient.libraries()
+    for given, command in {
+        f"file://{patient.folder}": f"NVCC= {REINSTALL} {patient.folder}",
+        "https://host/msops.whl": f"{REINSTALL} https://host/msops.whl",
+        "file:///lost.whl": f"NVCC= {REINSTALL} .  # in msops' source folder",
+    }.items():
+        url.write_text(json.dumps({"url": given}))
+        assert ("libraries", "wrong", "add: not built", (command,)) in patient.libraries()
+    url.write_text(json.dumps({"url": "https://host/msops", "vcs_info": {"vcs": "git", "commit_id": "abc"}}))
+    command = f"NVCC= {REINSTALL} git+https://host/msops@abc"
+    assert ("libraries", "wrong", "add: not built", (command,)) in patient.libraries()
+
+
+def test_library_that_is_stale(patient):
+    """A library that is older than a source of it, or has not the entries of its source, is built again."""
+    kernels = patient.site / "aot_kernels"
+    kernels.mkdir()
+    (patient.site / "Makefile").touch()
+    (kernels / "add.cu").write_text("MSOPS_FORMULA(AddForward, (x), (y), y = x)\n")
+    path = patient.library("add")
+    make = f"make -C {patient.site} -B all"
+    text = "add: has no entry AddForward, so it is built from another source"
+    assert patient.libraries() == [("libraries", "wrong", text, (make,))]
+    gcc("-o", path, source='__attribute__((visibility("default"))) int AddForward(void) { return 0; }')
+    assert patient.libraries()[0].state == "ok"
+    header = kernels / "common" / "call.h"
+    header.parent.mkdir()
+    header.touch()
+    os.utime(header, (path.stat().st_mtime + 1,) * 2)
+    path.with_suffix(".d").write_text("msops/lib/add.so: aot_kernels/add.cu \\\n aot_kernels/common/call.h\n")
+    state, text, mend = patient.libraries()[0][1:]
+    assert text.endswith("; older than its source aot_kernels/common/call.h")
+    assert (state, mend) == ("wrong", (make,))
+    os.utime(path, (header.stat().st_mtime + 1,) * 2)
+    assert patient.libraries()[0].state == "ok"
+
+
+def test_library_for_another_processor(patient):
+    """The loader itself says that there is no such file."""
+    path = patient.library("add")
+    code = bytearray(path.read_bytes())
+    code[18:20] = (183).to_bytes(2, "little")  # is AArch64's number
+    path.write_bytes(code)
+    (found,) = patient.libraries()
+    assert found.text == "add: cannot be loaded: built for another processor than this Python"
+    assert found.mend == (f"{REINSTALL} .  # in msops' source folder",)
+
+
+def test_library_that_a_variable_breaks(patient, monkeypatch):
+    """LD_LIBRARY_PATH leads to another libdep, which lacks what the library calls."""
+    path = patient.library("add")
+    for folder, source in (("right", "int f(void) { return 1; }"), ("wrong", "")):
+        (patient.folder / folder).mkdir()
+        gcc("-Wl,-soname=libdep.so.1", "-o", patient.folder / folder / "libdep.so.1", source=source)
+    right = patient.folder / "right" / "libdep.so.1"
+    gcc(right, f"-Wl,-z,now,-rpath={right.parent}", "-o", path, source="int f(void); int g(void) { return f(); }")
+    assert patient.libraries()[0].state == "ok"
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(patient.folder / "wrong"))
+    monkeypatch.setenv("LD_BIND_NOW", "")
+    state, text, mend = patient.libraries()[0][1:]
+    assert text.endswith("undefined symbol: f; not so without LD_LIBRARY_PATH")
+    assert (state, mend) == ("wrong", ("unset LD_LIBRARY_PATH",))
+    patient.do(*mend)
+    assert patient.libraries()[0].state == "ok"
 
 
 def test_library_that_links_what_is_missing(patient):

@@ -51,7 +51,8 @@ def examine() -> list[Finding]:
     gpus = gpu.look()
     nvcc, right_nvcc = compilers.nvcc_finding(gpus)
     on_cpu = smoke.run("CPU")
-    python = modules.python()
+    python, msops = modules.python(), modules.msops()
+    its_libraries = list(libraries.findings(gpus, nvcc))
     others = [
         modules.mindspore(on_cpu),
         *map(modules.module, modules.BELOW),
@@ -59,11 +60,12 @@ def examine() -> list[Finding]:
         nvcc,
         compilers.cxx_finding(nvcc),
         compilers.cache_finding(),
-        *libraries.findings(gpus, nvcc),
+        *its_libraries,
         *cuda11.findings(gpus, right_nvcc),
+        *modules.operators(on_cpu, msops, *its_libraries),
         modules.device(on_cpu),
-        smoke.run("GPU").finding if gpus.usable else Finding("GPU", "none", "not tried"),
+        modules.device(smoke.run("GPU")) if gpus.usable else Finding("GPU", "none", "not tried"),
     ]
     if python.state == "wrong":  # pip finds no MindSpore for this Python, so another Python comes first
         others = [finding._replace(mend=()) for finding in others]
-    return [modules.msops(), python, *others]
+    return [msops, python, *others]

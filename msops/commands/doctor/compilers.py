@@ -83,6 +83,10 @@ def nvcc_finding(gpus: Gpus) -> tuple[Finding, str]:
     if os.environ.get("NVCC") == "":
         text = "switched off: the environment variable NVCC is empty"
         return Finding("nvcc", "none", text, mend if other else ("unset NVCC", *mend)), other
+    if path and not shutil.which(path):
+        text = f"there is no {path}, which the environment variable NVCC names"
+        mend = mend if other else ("unset NVCC", *(mend if gpus.usable else ()))
+        return Finding("nvcc", "wrong", text, mend), other
     text = f"{dotted(nvcc.release) or '?'}, {path}, {complaint}" if path else complaint
     return Finding("nvcc", "wrong" if gpus.usable else "none", text, mend), other
 
@@ -108,8 +112,10 @@ def cxx_finding(nvcc: Finding) -> Finding:
             path = host_compiler(find_nvcc(), cxx)
         except LookupError as error:
             return Finding("C++", "wrong", str(error), _mend_cxx(cxx))
+    if not path and cxx:
+        return Finding("C++", "wrong", f"there is no {cxx}, which CXX names", ("unset CXX",))
     if not path:
-        return Finding("C++", "none", f"no {cxx or 'g++'}: msops.load compiles nothing (Debian: apt install g++)")
+        return Finding("C++", "none", "no g++: msops.load compiles nothing (Debian: apt install g++)")
     return Finding("C++", "ok", f"{output(path, '-dumpfullversion')}, {path}")
 
 

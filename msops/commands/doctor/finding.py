@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import re
 import shlex
 import signal
@@ -10,9 +11,10 @@ import subprocess
 import sys
 from importlib.machinery import PathFinder
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from ...core.library import PACKAGE
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
 
 AGAIN = f"{shlex.quote(sys.executable)} -m msops doctor  # tells what is then to do"
 
@@ -26,11 +28,11 @@ class Finding(NamedTuple):
     mend: tuple[str, ...] = ()
 
 
-def output(*command: str, seconds: float = 60) -> str:
+def output(*command: str, seconds: float = 60, env: Mapping[str, str] | None = None) -> str:
     """Returns what a command prints to standard output, and how it ended if a signal or the time limit ended it."""
     try:
         process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, errors="replace"
+            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, errors="replace", env=env
         )
     except OSError:
         return ""
@@ -42,6 +44,32 @@ def output(*command: str, seconds: float = 60) -> str:
     if process.returncode < 0:
         return f"{printed}\ncrash: {signal.Signals(-process.returncode).name}".strip()
     return printed.strip()
+
+
+def culprits(suspects: set[str], works: Callable[[Mapping[str, str]], bool]) -> list[str]:
+    """Returns the environment variables without which something works; [] if it does not work without all suspects."""
+    left = [name for name in os.environ if name in suspects]
+
+    def works_without(names: list[str]) -> bool:
+        return works({name: value for name, value in os.environ.items() if name not in names})
+
+    if not left or not works_without(left):
+        return []
+    while len(left) > 1:
+        halves = left[: len(left) // 2], left[len(left) // 2 :]
+        fewer = next((half for half in halves if works_without(half)), None)
+        if not fewer:
+            break
+        left = fewer
+    for name in left if len(left) > 1 else ():  # several are needed
+        rest = [other for other in left if other != name]
+        if works_without(rest):
+            left = rest
+    return left
+
+
+def unset(names: Iterable[str]) -> tuple[str, ...]:
+    return tuple(f"unset {name}" for name in names)
 
 
 def numbers(version: str) -> tuple[int, ...]:
@@ -64,11 +92,6 @@ def folders(package: str) -> list[Path]:
     """Returns the folders of a package, without importing it."""
     spec = PathFinder.find_spec(package)
     return [Path(folder) for folder in (spec and spec.submodule_search_locations) or ()]
-
-
-def source() -> Path | None:
-    """Returns the source folder if the running package lies in it, else None."""
-    return PACKAGE.parent if (PACKAGE.parent / "Makefile").is_file() else None
 
 
 def pip(*arguments: str) -> str:

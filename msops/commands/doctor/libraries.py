@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import re
 import shlex
@@ -11,34 +10,46 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from ...core.library import PACKAGE
-from .finding import AGAIN, Finding, dotted, missing_library, numbers, output, pip, source, system_package
+from ... import files
+from ...files import PACKAGE
+from .finding import AGAIN, Finding, culprits, dotted, missing_library, numbers, output, pip, system_package, unset
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from .gpu import Gpus
 
-_LOAD = "import ctypes, sys\ntry: ctypes.CDLL(sys.argv[1])\nexcept OSError as error: print(error)"
+# The program loads a library, and prints the error, or the first of the named entries that the library lacks.
+_LOAD = """
+import ctypes, sys
+try:
+    library = ctypes.CDLL(sys.argv[1])
+    print(*[f"has no entry {name}" for name in sys.argv[2:] if not hasattr(library, name)][:1])
+except OSError as error:
+    print(error)
+"""
 
 
 class _Library(NamedTuple):
-    """The state of a library, and the commands that mend it. `build` tells whether it must be built again."""
+    """The state of a library, and the commands that mend it.
+
+    `build` tells what must be done else: "again" to write the same library again, or "other" to build another one.
+    `machine` and `portable` are the architectures that it has machine code and PTX for.
+    """
 
     state: str
     text: str
     mend: tuple[str, ...] = ()
-    build: bool = False
+    build: str = ""
     nvcc: tuple[int, ...] = ()
+    machine: tuple[int, ...] = ()
+    portable: tuple[int, ...] = ()
 
 
 def expected() -> list[str]:
     """Returns the libraries that must be there: all that exist, that have a source, or that pip installed."""
     names = {path.stem for path in (*PACKAGE.glob("lib/*.so"), *PACKAGE.parent.glob("aot_kernels/*.cu"))}
-    for distribution in importlib.metadata.distributions(name="msops"):
-        if Path(str(distribution.locate_file("msops"))).resolve() == PACKAGE:
-            # From Python 3.12 on, `distribution.files` leaves out the files that are missing.
-            names |= set(re.findall(r"^msops/lib/(\w+)\.so,", distribution.read_text("RECORD") or "", re.MULTILINE))
+    names |= {Path(file).stem for file in files.recorded() if re.fullmatch(r"lib/\w+\.so", file)}
     return sorted(names)
 
 
@@ -53,32 +64,44 @@ def findings(gpus: Gpus, nvcc: Finding) -> Iterator[Finding]:
         groups.setdefault(_examine(name, gpus), []).append(name)
     if not groups:
         yield Finding(
-            "libraries", "wrong", "nobody knows which there must be: msops was not installed by pip", _build()
+            "libraries", "wrong", "nobody knows which there must be: msops was not installed by pip", _build([])
         )
+    sound = next((library for library in groups if library.state == "ok"), None)
     for library, names in groups.items():
         mend = library.mend
-        if library.build:
-            mend = (*mend, *_build(nvcc, for_gpu=gpus.usable))
+        if library.build == "again":
+            mend = _build(names, like=sound)
+        elif library.build:
+            mend = _build(names, nvcc if gpus.usable else None)
         yield Finding("libraries", library.state, f"{', '.join(names)}: {library.text}", mend)
     yield from _lost(gpus, [library.nvcc for library in groups if library.nvcc])
 
 
-def _build(nvcc: Finding | None = None, *, for_gpu: bool = False) -> tuple[str, ...]:
-    """Returns the commands that build the libraries again."""
-    first = nvcc.mend if nvcc and nvcc.state != "ok" and for_gpu else ()
+def _build(names: list[str], nvcc: Finding | None = None, like: _Library | None = None) -> tuple[str, ...]:
+    """Returns the commands that build these libraries again, for the same devices as the library `like`."""
+    first = nvcc.mend if nvcc and nvcc.state != "ok" else ()
     if any(command.startswith("#") for command in first):
         return *first, AGAIN
-    folder = source()
+    variables = _variables(like) if like else ""
+    folder = files.source()
     if not folder:
-        return *first, f"{pip('install', '--force-reinstall', '--no-deps', '.')}  # in msops' source folder"
-    where = shlex.quote(str(folder))
-    changed, deleted = (
-        output("git", "-C", str(folder), "ls-files", option, "Makefile", "aot_kernels").split()
-        for option in ("--modified", "--deleted")
-    )
+        # Where pip installed just these files, the same wheel would not help.
+        if {f"lib/{name}.so" for name in names} & {*files.changed()}:
+            return *first, files.reinstall(variables)
+        return *first, f"{variables}{pip('install', '--force-reinstall', '--no-deps', '.')}  # in msops' source folder"
+    changed, deleted = (files.git_files(option, "Makefile", "aot_kernels") for option in ("--modified", "--deleted"))
     yours = "" if changed == deleted else "  # unless the changes are yours"
-    restore = [f"git -C {where} checkout -- {shlex.join(changed)}{yours}"] if changed else []
-    return *first, *restore, f"make -C {where} -B all"
+    restore = [files.checkout(changed, yours)] if changed else []
+    goals = ["all"] if names == expected() else [f"msops/lib/{name}.so" for name in names]
+    return *first, *restore, f"{variables}make -C {shlex.quote(str(folder))} -B {' '.join(goals)}"
+
+
+def _variables(library: _Library) -> str:
+    """Returns what goes before a command that builds, so that it builds for the same devices as this library."""
+    if not library.nvcc:
+        return "NVCC= "
+    given = {"ARCHS": library.machine, "PTX": library.portable}
+    return "".join(f"{name}={shlex.quote(' '.join(map(str, archs)))} " for name, archs in given.items() if archs)
 
 
 def _examine(name: str, gpus: Gpus) -> _Library:
@@ -99,37 +122,78 @@ def _look(path: Path, gpus: Gpus) -> _Library:
     except PermissionError:
         return _Library("wrong", f"{path} may not be read", (_allow(path),))
     except OSError:
-        return _Library("wrong", "not built", build=True)
-    failure = output(sys.executable, "-I", "-S", "-c", _LOAD, str(path))
+        return _Library("wrong", "not built", build="again")
+    entries = _entries(PACKAGE.parent / "aot_kernels" / f"{path.stem}.cu") if PACKAGE in path.parents else []
+    failure = _load(path, entries)
     if failure:
-        return _failed(path, failure)
+        return _failed(path, code, failure)
     machine, portable = architectures(code)
     stamp = re.search(rb"msops: ((?:nvcc ([\d.]+), )?C\+\+ compiler [^\0]+)\0", code)
     compiler = stamp[1].decode() if stamp else "an unknown compiler"
     release = numbers(stamp[2].decode()) if stamp and stamp[2] else ()
     text = "for the CPU" + "".join(f", sm_{arch}" for arch in machine) + "".join(f", PTX {arch}" for arch in portable)
     text += f"; by {compiler}"
+    if path in (PACKAGE / file for file in files.changed()):
+        return _Library("wrong", f"{text}; not the file that pip installed", build="again")
+    newer = _newer_source(path)
+    if newer:
+        return _Library("wrong", f"{text}; older than its source {newer}", build="again")
     complaint = _complaint(machine, portable, release, gpus)
     if complaint:
-        return _Library("wrong", f"{text}; {complaint}", build=True, nvcc=release)
-    return _Library("ok", text, nvcc=release)
+        return _Library("wrong", f"{text}; {complaint}", build="other", nvcc=release)
+    return _Library("ok", text, (), "", release, tuple(machine), tuple(portable))
+
+
+def _entries(source: Path) -> list[str]:
+    """Returns the names of the C entries of a source; [] if there is none, as beside an installed package."""
+    text = source.read_text() if source.is_file() else ""
+    return re.findall(r"^MSOPS_(?:ENTRY|FORMULA)\((\w+)", text, re.MULTILINE)
+
+
+def _load(path: Path, entries: list[str], env: Mapping[str, str] | None = None) -> str:
+    """Loads a library in another process, and tells what is wrong with it."""
+    return output(sys.executable, "-I", "-S", "-c", _LOAD, str(path), *entries, env=env)
+
+
+def _newer_source(library: Path) -> str:
+    """Returns a source that was changed after the library was built from it; "" if none was or no source is here.
+
+    The compiler has written a rule of make beside the library, which names all of them.
+    """
+    rule = library.with_suffix(".d")
+    sources = sorted(set(re.findall(r"\baot_kernels/[\w./]+", rule.read_text()))) if rule.is_file() else []
+    built = library.stat().st_mtime
+    paths = {name: PACKAGE.parent / name for name in sources}
+    return next((name for name, path in paths.items() if path.is_file() and path.stat().st_mtime > built), "")
 
 
 def _allow(path: Path) -> str:
     return f"chmod -R a+rX {shlex.quote(str(path))}  # as root or its owner"
 
 
-def _failed(path: Path, failure: str) -> _Library:
+def _failed(path: Path, code: bytes, failure: str) -> _Library:
     """Describes a library that the loader refuses, from what the loader says."""
+    if failure.startswith("has no entry"):
+        return _Library("wrong", f"{failure}, so it is built from another source", build="again")
+    if code[:4] == b"\x7fELF" and _processor(code) != _processor(Path(sys.executable).read_bytes()):
+        return _Library("wrong", "cannot be loaded: built for another processor than this Python", build="again")
     text = f"cannot be loaded: {failure.removeprefix(f'{path}: ')}"
     if os.statvfs(path).f_flag & os.ST_NOEXEC:
         mount = next(folder for folder in path.resolve().parents if folder.is_mount())
         mend = f"mount -o remount,exec {shlex.quote(str(mount))}  # as root; else install msops in another place"
         return _Library("wrong", f"{text}; {mount} is mounted with noexec", (mend,))
+    variables = culprits({name for name in os.environ if name.startswith("LD_")}, lambda env: not _load(path, [], env))
+    if variables:
+        return _Library("wrong", f"{text}; not so without {', '.join(variables)}", unset(variables))
     missing = missing_library(failure)
     if missing:
         return _Library("wrong", text, (system_package(missing),))
-    return _Library("wrong", text, build=True)
+    return _Library("wrong", text, build="again")
+
+
+def _processor(code: bytes) -> bytes:
+    """Returns the part of an ELF file's header that says for which processor it is."""
+    return code[4:6] + code[18:20]
 
 
 def _complaint(machine: list[int], portable: list[int], release: tuple[int, ...], gpus: Gpus) -> str:

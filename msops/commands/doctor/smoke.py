@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import os
+import re
 import sys
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from .finding import Finding, output
+from .finding import Finding, culprits, output
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 _SECONDS = 300
 # The program prints how far it came, and the error that stopped it.
 _RUN = """
 import sys
 sys.path[:] = {path!r}
+
+def line(error):
+    return type(error).__name__ + ": " + " ".join(str(error).partition("\\n\\n")[0].split())
+
 try:
     import mindspore
     import numpy as np
@@ -19,34 +28,60 @@ try:
     from msops.compat import set_device
     set_device({device!r})
     import msops
+    broken = {{}}
     for name in msops.__all__:
-        getattr(msops, name)
+        try:
+            getattr(msops, name)
+        except Exception as error:
+            broken[name] = error
+            print("broken", name, line(error), flush=True)
     x = np.array([-1, 0, 1], np.float32)
-    y = msops.sigmoid(mindspore.Tensor(x)).asnumpy()
-    if not np.allclose(y, 1 / (1 + np.exp(-x))):
-        raise ValueError(f"sigmoid gave {{y}} of {{x}}")
-    print("passed", flush=True)
+    s = 1 / (1 + np.exp(-x))
+    # One of them may lack its library.
+    name, want = ("silu", x * s) if "sigmoid" in broken else ("sigmoid", s)
+    if name in broken:
+        raise broken[name]
+    y = getattr(msops, name)(mindspore.Tensor(x)).asnumpy()
+    if not np.allclose(y, want):
+        raise ValueError(f"{{name}} gave {{y}} of {{x}}")
+    print("passed", name, flush=True)
 except BaseException as error:
-    print("error", type(error).__name__ + ": " + " ".join(str(error).partition("\\n\\n")[0].split()), flush=True)
+    print("error", line(error), flush=True)
 """
 
 
 class Smoke(NamedTuple):
-    """The result. `version` is the version of the MindSpore that was imported, or "" if none was."""
+    """The result. `version` is the version of the MindSpore that was imported, or "" if none was.
+
+    `broken` has the name and the error of each public name that cannot be had, and `culprits` the environment variables
+    without which the operator runs.
+    """
 
     finding: Finding
     version: str
     error: str
+    broken: tuple[tuple[str, str], ...] = ()
+    culprits: tuple[str, ...] = ()
 
 
 def run(device: str) -> Smoke:
+    tried = _try(device)
+    if tried.finding.state == "ok" or "no answer" in tried.error:
+        return tried
+    suspects = {*os.environ} - {"HOME", "PATH", "TMPDIR"}
+    guilty = culprits(suspects, lambda env: _try(device, env).finding.state == "ok")
+    return tried._replace(culprits=tuple(guilty))
+
+
+def _try(device: str, env: Mapping[str, str] | None = None) -> Smoke:
     code = _RUN.format(path=sys.path, device=device)
-    printed = output(sys.executable, "-c", code, seconds=_SECONDS).splitlines()
+    printed = output(sys.executable, "-c", code, seconds=_SECONDS, env=env).splitlines()
     version = next((line.split()[1] for line in printed if line.startswith("imported ")), "")
+    broken = tuple(re.findall(r"^broken (\w+) (.*)", "\n".join(printed), re.MULTILINE))
     last = printed[-1] if printed else "the process ended early"
-    if last == "passed":
-        return Smoke(Finding(device, "ok", "msops.sigmoid works"), version, "")
+    if last.startswith("passed "):
+        return Smoke(Finding(device, "ok", f"msops.{last.split()[1]} works"), version, "", broken)
     # MindSpore 1.10 crashes at exit after an import that failed.
     error = next((line.removeprefix("error ") for line in printed if line.startswith("error ")), last)
     doing = "msops" if version else "import mindspore"
-    return Smoke(Finding(device, "wrong", f"{doing}: {error}"), version, error)
+    return Smoke(Finding(device, "wrong", f"{doing}: {error}"), version, error, broken)
