@@ -56,11 +56,14 @@ def test_libraries_that_are_built_in_the_source_folder(patient):
     restore = f"git -C {patient.site} checkout -- aot_kernels/lltm.cu"
     each = [f"make -C {patient.site} -B msops/lib/{name}.so" for name in ("add", "lltm")]
     assert [finding.mend for finding in patient.libraries()] == [(restore, make) for make in each]
+    (patient.site / "msops" / "lib" / "lltm.so").unlink()
+    assert [finding.text for finding in patient.libraries()] == ["add, lltm: not built"]
+    assert patient.libraries()[0].mend == (restore, make)
     patient.do(restore)
     assert (kernels / "lltm.cu").read_text() == "lltm.cu"
     (kernels / "add.cu").write_text("other")
     restore = f"git -C {patient.site} checkout -- aot_kernels/add.cu  # unless the changes are yours"
-    assert patient.libraries()[0].mend == (restore, each[0])
+    assert patient.libraries()[0].mend == (restore, make)
 
 
 @pytest.mark.parametrize(

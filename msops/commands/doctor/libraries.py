@@ -47,10 +47,11 @@ class _Library(NamedTuple):
 
 
 def expected() -> list[str]:
-    """Returns the libraries that must be there: all that exist, that have a source, or that pip installed."""
+    """Returns the libraries that must be there: all that exist, that have a source in git, or that pip installed."""
     names = {path.stem for path in (*PACKAGE.glob("lib/*.so"), *PACKAGE.parent.glob("aot_kernels/*.cu"))}
     names |= {Path(file).stem for file in files.recorded() if re.fullmatch(r"lib/\w+\.so", file)}
-    return sorted(names)
+    deleted = files.git_files("--deleted", "aot_kernels") if files.source() else []
+    return sorted(names | {Path(file).stem for file in deleted if re.fullmatch(r"aot_kernels/\w+\.cu", file)})
 
 
 def findings(gpus: Gpus, nvcc: Finding) -> Iterator[Finding]:
