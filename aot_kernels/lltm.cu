@@ -186,16 +186,11 @@ void launch_backward(Call& call, const Backward<N, kApart, T>& body, T* dbias, [
     if (((across - 1) / columns + 1) * groups < 256) columns = 8;
     while (columns / 2 >= across) columns /= 2;
   }
-  const dim3 threads(columns, kThreads / columns), blocks((across - 1) / columns + 1, groups);
-  call.require(groups <= 65535, kBadShape, "partial has more than 65535 rows");
-  if (!call.ok()) return;
-  const auto launch = [&](auto kernel) {
-    kernel<<<blocks, threads, 0, call.stream()>>>(body, dbias);
-    call.check_launch();
-  };
+  const dim3 threads(columns, kThreads / columns);
+  const Grid grid((across - 1) / columns + 1, groups);
   if constexpr (N == 1 && kBranch)
-    if (huge) return launch(backward_kernel<N, kApart, kBranch, int64_t, T>);
-  launch(backward_kernel<N, kApart, kBranch, uint32_t, T>);
+    if (huge) return launch(call, backward_kernel<N, kApart, kBranch, int64_t, T>, grid, threads, 0, body, dbias);
+  launch(call, backward_kernel<N, kApart, kBranch, uint32_t, T>, grid, threads, 0, body, dbias);
 }
 #endif
 

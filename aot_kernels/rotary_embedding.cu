@@ -69,7 +69,7 @@ int turn(Call& call, const char* from, const char* to, bool inverse) {
   call.require_same_shape(out, x);
   call.require_same_shape(sin, cos);
   call.require(cos.rank == 2 || cos.rank == 3, kBadShape, "cos has rank %d, expected 2 or 3", cos.rank);
-  if (!call.ok()) return call.run([](auto) {});
+  if (!call.ok()) return call.status();
   call.require(!std::strcmp(sin.dtype, cos.dtype), kBadDtype, "sin is %s, cos is %s", sin.dtype, cos.dtype);
   s.batch = x.dim(0);
   s.heads = x.dim(s.heads_first ? 1 : 2);

@@ -132,7 +132,7 @@ int turn(Call& call, const char* from, const char* to, bool inverse) {
   const bool interleaved = call.attribute("interleaved", 0, 1);
   call.require_same_shape(out, x);
   call.require_same_shape(sin, cos);
-  if (!call.ok()) return call.run([](auto) {});
+  if (!call.ok()) return call.status();
   for (int axis = 0; axis < 4; ++axis)
     call.require(cos.dim(axis) == x.dim(axis) || (axis < 3 && cos.dim(axis) == 1), kBadShape,
                  "axis %d of cos has length %lld, expected %lld%s", axis, static_cast<long long>(cos.dim(axis)),

@@ -206,10 +206,7 @@ template <typename T, typename... Arrays>
 void launch_tiles(Call& call, const Tile<T>& tile, void (*kernel)(Tile<T>, Arrays*...), Arrays*... arrays) {
   if (tile.n == 0) return;
   const int64_t blocks = (tile.n - 1) / tile.count + 1;
-  call.require(blocks <= INT32_MAX, kBadShape, "too many points for one launch");
-  if (!call.ok()) return;
-  kernel<<<blocks, kTileThreads, tile.count * Tile<T>::bytes(tile.features), call.stream()>>>(tile, arrays...);
-  call.check_launch();
+  launch(call, kernel, blocks, kTileThreads, tile.count * Tile<T>::bytes(tile.features), tile, arrays...);
 }
 #endif
 

@@ -1,4 +1,4 @@
-"""Tests the emulator of a GPU: its instructions, and that it shows when a kernel does not wait."""
+"""Tests the emulator of a GPU: its instructions, and that it shows when a kernel does not wait; and launches."""
 
 import ctypes
 
@@ -6,14 +6,17 @@ import numpy as np
 import pytest
 
 import emulator
+from msops.testing.entry import Status
 
 SOURCE = r"""
 #include <cuda_fp16.h>
 
 #include "common/gpu/cluster.h"
+#include "common/gpu/counter.h"
 #include "common/gpu/cp_async.h"
 #include "common/gpu/ldmatrix.h"
 #include "common/gpu/mma.h"
+#include "common/launch.h"
 
 using namespace msops;
 
@@ -66,18 +69,34 @@ __global__ void product_kernel(const float* from, float* y) {
   for (unsigned i = 0; i < 4; ++i) y[(lane / 4 + i / 2 * 8) * 8 + lane % 4 * 2 + i % 2] = sums[i];
 }
 
+// Counts the blocks in `counter`. Each block waits for all of them.
+__global__ void meeting_kernel(unsigned* counter, bool waits) {
+  red_release_add(counter);
+  while (waits && ld_acquire(counter) < gridDim.x * gridDim.y) {
+  }
+}
+
+template <typename... P>
+int run(void (*kernel)(P...), const Grid& grid, int threads, int bytes, const P&... arguments) {
+  Call call("Emulated", 0, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr);
+  launch(call, kernel, grid, threads, bytes, arguments...);
+  return call.status();
+}
+
 extern "C" {
 #define EXPORT __attribute__((visibility("default")))
-EXPORT void neighbours(const float* x, float* y, bool waits) { neighbours_kernel<<<1, 128, 512>>>(x, y, waits); }
-EXPORT void copies(const float* x, float* y, bool waits) { copies_kernel<<<1, 128>>>(x, y, waits); }
-EXPORT void product(const float* from, float* y) { product_kernel<<<1, 32>>>(from, y); }
-EXPORT void sum(const float* x, float* y) {
-  cudaLaunchAttribute attribute;
-  attribute.id = cudaLaunchAttributeClusterDimension;
-  attribute.val.clusterDim = {4, 1, 1};
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(8), config.blockDim = dim3(128), config.attrs = &attribute, config.numAttrs = 1;
-  cudaLaunchKernelEx(&config, sum_kernel, x, y);
+EXPORT void neighbours(const float* x, float* y, bool waits) { run(neighbours_kernel, 1, 128, 512, x, y, waits); }
+EXPORT void copies(const float* x, float* y, bool waits) { run(copies_kernel, 1, 128, 0, x, y, waits); }
+EXPORT void product(const float* from, float* y) { run(product_kernel, 1, 32, 0, from, y); }
+EXPORT void sum(const float* x, float* y) { run(sum_kernel, Grid(8).in_clusters(4), 128, 0, x, y); }
+EXPORT int clusters(int blocks) { return clusters_at_once(sum_kernel, Grid(8).in_clusters(blocks), 128, 0); }
+EXPORT int count(int64_t x, int64_t y, unsigned* counter) { return run(meeting_kernel, {x, y}, 1, 0, counter, false); }
+EXPORT int meet(unsigned* counter) { return run(meeting_kernel, Grid(3, 2).cooperative(), 1, 0, counter, true); }
+EXPORT int fail_and_count(unsigned* counter) {
+  emulator::pending_error = cudaErrorUnknown;
+  Call call("Emulated", 0, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr);
+  for (int i = 0; i < 2; ++i) launch(call, meeting_kernel, 1, 1, 0, counter, false);
+  return call.status();
 }
 }
 """
@@ -107,8 +126,33 @@ def test_missing_wait_shows(library, kernel):
 def test_clusters(library):
     x = np.arange(1024)
     np.testing.assert_array_equal(launch(library["sum"], x, 8), np.repeat(x.reshape(2, 512).sum(1), 4))
+    assert library.clusters(4) > 0
+    assert library.clusters(1) > 0
 
 
 def test_product_of_matrices(library):
     a, b = np.random.default_rng(0).integers(-8, 9, (2, 16, 16)) / 4
     np.testing.assert_array_equal(launch(library["product"], np.r_[a.ravel(), b[:, :8].ravel()], (16, 8)), a @ b[:, :8])
+
+
+def counted(function, *arguments):
+    """Calls a function, and returns its status and how many blocks it ran."""
+    counter = ctypes.c_uint()
+    return function(*map(ctypes.c_int64, arguments), ctypes.byref(counter)), counter.value
+
+
+def test_number_of_blocks(library):
+    assert counted(library.count, 5, 3) == (0, 15)
+    assert counted(library.count, 5, 0) == (0, 0)
+    for blocks in ((1, 2**16), (2**31, 1)):
+        assert counted(library.count, *blocks) == (Status.BAD_SHAPE, 0)
+
+
+def test_all_blocks_at_once(library):
+    assert counted(library.meet) == (0, 6)
+
+
+def test_error_of_a_launch(library):
+    """The first error of CUDA fails its call, which then launches nothing more. Later calls do not see it."""
+    assert counted(library.fail_and_count) == (Status.LAUNCH_FAILED, 1)
+    assert counted(library.count, 2, 1) == (0, 2)

@@ -226,6 +226,7 @@ class Call {
   }
 
   bool ok() const { return status_ == kOk; }
+  int status() const { return status_; }
   bool on_cpu() const { return stream_ == nullptr; }
 
 #ifdef __CUDACC__

@@ -10,6 +10,7 @@
 #endif
 
 #include "call.h"
+#include "launch.h"
 
 namespace msops {
 
@@ -106,12 +107,8 @@ __global__ void __launch_bounds__(kThreads) parallel_for_kernel(Index n, Body bo
 template <typename Index, typename Body>
 void on_gpu_with([[maybe_unused]] Call& call, [[maybe_unused]] int64_t n, [[maybe_unused]] const Body& body) {
 #ifdef __CUDACC__
-  if (!call.ok() || n == 0) return;
-  const int64_t blocks = (n - 1) / kThreads + 1;
-  call.require(blocks <= INT32_MAX, kBadShape, "too many elements for one launch");
-  if (!call.ok()) return;
-  parallel_for_kernel<<<blocks, kThreads, 0, call.stream()>>>(static_cast<Index>(n), body);
-  call.check_launch();
+  const int64_t blocks = (n + kThreads - 1) / kThreads;
+  launch(call, parallel_for_kernel<Index, Body>, blocks, kThreads, 0, static_cast<Index>(n), body);
 #endif
 }
 

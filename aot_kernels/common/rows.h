@@ -24,9 +24,6 @@
 
 #include "statistics.h"
 #include "team.h"
-#ifdef __CUDACC__
-#include "gpu/occupancy.h"
-#endif
 
 namespace msops {
 
@@ -82,48 +79,26 @@ __global__ void __launch_bounds__(kBlockThreads<Shape>,
 template <typename C, typename Shape, typename Body>
 void launch_rows(Call& call, int64_t rows, int64_t packs, const Body& body) {
   const int64_t blocks = (rows - 1) / kTeamsOfBlock<Shape> + 1;
-  call.require(blocks <= INT32_MAX, kBadShape, "too many rows for one launch");
-  if (!call.ok()) return;
-  rows_kernel<C, Shape><<<static_cast<unsigned>(blocks), block_threads<Shape>(packs), 0, call.stream()>>>(rows, body);
-  call.check_launch();
+  launch(call, rows_kernel<C, Shape, Body>, blocks, block_threads<Shape>(packs), 0, rows, body);
 }
 
 // Launches a cluster for each row, of the fewest blocks that can keep `packs` packs. Returns false, and does nothing,
 // if there are no such clusters.
 template <typename C, typename Shape, typename Body>
-bool launch_rows_in_clusters([[maybe_unused]] Call& call, [[maybe_unused]] int64_t rows, [[maybe_unused]] int64_t packs,
-                             [[maybe_unused]] const Body& body) {
-#if CUDART_VERSION >= 12000
+bool launch_rows_in_clusters(Call& call, int64_t rows, int64_t packs, const Body& body) {
   const auto kernel = rows_kernel<C, Shape, Body>;
-  cudaLaunchAttribute attribute;
-  attribute.id = cudaLaunchAttributeClusterDimension;
-  cudaLaunchConfig_t config{};
-  config.blockDim = dim3(kBlockThreads<Shape>);
-  config.stream = call.stream();
-  config.attrs = &attribute;
-  config.numAttrs = 1;
-  const auto set_blocks = [&](unsigned blocks, int64_t clusters) {
-    attribute.val.clusterDim = {blocks, 1, 1};
-    config.gridDim = dim3(static_cast<unsigned>(clusters * blocks));
-  };
-  static const unsigned most = [&]() -> unsigned {
+  static const int most = [&] {
     if (!is_compiled_for(90, kernel)) return 0;
-    cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
-    for (const unsigned blocks : {16u, 8u})
-      if (set_blocks(blocks, 1), clusters_at_once(kernel, config) > 0) return blocks;
+    for (const int blocks : {16, 8})
+      if (clusters_at_once(kernel, Grid(blocks).in_clusters(blocks), kBlockThreads<Shape>, 0) > 0) return blocks;
     return 0;
   }();
-  unsigned blocks = 2;
+  int blocks = 2;
   while (int64_t{blocks} * Shape::kLanes * Shape::kHeld < packs && blocks <= most) blocks *= 2;
-  if (blocks > most || rows * blocks > INT32_MAX) return false;
-  set_blocks(blocks, rows);
-  config.blockDim = dim3(block_threads<Shape>(packs, static_cast<int>(blocks)));
-  cudaLaunchKernelEx(&config, kernel, rows, body);
-  call.check_launch();
+  const Grid grid = Grid(rows * blocks).in_clusters(blocks);
+  if (blocks > most || !grid.fits_launch()) return false;
+  launch(call, kernel, grid, block_threads<Shape>(packs, blocks), 0, rows, body);
   return true;
-#else
-  return false;
-#endif
 }
 #endif
 

@@ -199,39 +199,19 @@ int64_t launch_rows_with_sums(Call& call, int64_t rows, int64_t packs, const Bod
   // microseconds to tell.
   static std::array<std::array<std::atomic<int>, 33>, 33> at_once;
   std::atomic<int>& known = at_once[threads / 32][in_cluster];
-  if (known == 0) allow_shared_memory(kernel, shared_bytes<C, Shape, Body>(kBlockThreads<Shape>));
-  if constexpr (Shape::kClustered) {
-#if CUDART_VERSION >= 12000
-    cudaLaunchAttribute attribute;
-    attribute.id = cudaLaunchAttributeClusterDimension;
-    attribute.val.clusterDim = {static_cast<unsigned>(in_cluster), 1, 1};
-    cudaLaunchConfig_t config{};
-    config.blockDim = dim3(threads);
-    config.gridDim = dim3(in_cluster);
-    config.dynamicSmemBytes = bytes;
-    config.stream = call.stream();
-    config.attrs = &attribute;
-    config.numAttrs = 1;
-    if (known == 0) {
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
-      known = 1 + (is_compiled_for(90, kernel) && in_cluster <= 16 ? clusters_at_once(kernel, config) : 0);
+  if (known == 0) {
+    if constexpr (Shape::kClustered) {
+      const Grid cluster = Grid(in_cluster).in_clusters(in_cluster);
+      const bool can = in_cluster <= 16 && is_compiled_for(90, kernel);
+      known = 1 + (can ? clusters_at_once(kernel, cluster, threads, bytes) : 0);
+    } else {
+      known = 1 + std::max(1, blocks_at_once(Gpu(), kernel, threads, bytes));
     }
-    const int64_t used = std::min<int64_t>(wanted, known - 1);
-    if (used == 0) return 0;
-    config.gridDim = dim3(static_cast<unsigned>(used * in_cluster));
-    cudaLaunchKernelEx(&config, kernel, rows, body, partial);
-    call.check_launch();
-    return used;
-#else
-    return 0;
-#endif
-  } else {
-    if (known == 0) known = 1 + std::max(1, blocks_at_once(Gpu(), kernel, threads, bytes));
-    const int64_t used = std::min<int64_t>(wanted, known - 1);
-    kernel<<<static_cast<unsigned>(used), threads, bytes, call.stream()>>>(rows, body, partial);
-    call.check_launch();
-    return used;
   }
+  const int64_t used = std::min<int64_t>(wanted, known - 1);
+  const Grid grid(used * in_cluster);
+  launch(call, kernel, Shape::kClustered ? grid.in_clusters(in_cluster) : grid, threads, bytes, rows, body, partial);
+  return used;
 }
 #endif
 
@@ -268,7 +248,7 @@ int64_t for_rows_with_sums(Call& call, int64_t rows, std::initializer_list<Place
   call.require(kOnGpu<T>, kBadDtype, "there is no GPU code for %s", dtype_name<T>());
   if (!call.ok() || columns == 0) return parts;
   if constexpr (kOnGpu<T>) {
-    const auto launch = [&](auto shape, int64_t packs, int64_t of_cluster_block = 0) {
+    const auto run = [&](auto shape, int64_t packs, int64_t of_cluster_block = 0) {
       int in_cluster = 1;
       while (of_cluster_block && in_cluster < 32 && (in_cluster == 1 || in_cluster * of_cluster_block < packs))
         in_cluster *= 2;
@@ -277,27 +257,27 @@ int64_t for_rows_with_sums(Call& call, int64_t rows, std::initializer_list<Place
     [[maybe_unused]] const bool packs_fit = kMovesPacks<T> && packs_tile<T>(places);
     constexpr int N = kMovesPacks<T> ? kPackWidth<T> : 1;
     if constexpr (!kHolds) {
-      if (columns > 1024) return packs_fit ? launch(TeamShape<512, N, 0>(), 0) : launch(TeamShape<512, 1, 0>(), 0);
-      return packs_fit ? launch(TeamShape<64, N, 0>(), 0) : launch(TeamShape<64, 1, 0>(), 0);
+      if (columns > 1024) return packs_fit ? run(TeamShape<512, N, 0>(), 0) : run(TeamShape<512, 1, 0>(), 0);
+      return packs_fit ? run(TeamShape<64, N, 0>(), 0) : run(TeamShape<64, 1, 0>(), 0);
     } else {
       if constexpr (kMovesPacks<T>) {
         if (packs_fit) {
           const int64_t packs = columns / N;
-          if (packs <= 8) return launch(TeamShape<4, N, 2>(), packs);
-          if (packs <= 32) return launch(TeamShape<16, N, 2>(), packs);
-          if (packs <= 64) return launch(TeamShape<32, N, 2>(), packs);
-          if (packs <= 128) return launch(TeamShape<32, N, 4>(), packs);
-          if (packs <= 1024) return launch(TeamShape<512, N, 2>(), packs);
-          if (const int64_t used = packs <= 16384 ? launch(TeamShape<512, N, 2, true>(), packs, 1024) : 0) return used;
-          if (const int64_t used = launch(TeamShape<512, N, 4, true>(), packs, 2048)) return used;
-          return launch(TeamShape<512, N, 0>(), packs);
+          if (packs <= 8) return run(TeamShape<4, N, 2>(), packs);
+          if (packs <= 32) return run(TeamShape<16, N, 2>(), packs);
+          if (packs <= 64) return run(TeamShape<32, N, 2>(), packs);
+          if (packs <= 128) return run(TeamShape<32, N, 4>(), packs);
+          if (packs <= 1024) return run(TeamShape<512, N, 2>(), packs);
+          if (const int64_t used = packs <= 16384 ? run(TeamShape<512, N, 2, true>(), packs, 1024) : 0) return used;
+          if (const int64_t used = run(TeamShape<512, N, 4, true>(), packs, 2048)) return used;
+          return run(TeamShape<512, N, 0>(), packs);
         }
       }
-      if (columns <= 32) return launch(TeamShape<4, 1, 8>(), columns);
-      if (columns <= 512) return launch(TeamShape<32, 1, 16>(), columns);
-      if (columns <= 4096) return launch(TeamShape<512, 1, 8>(), columns);
-      if (const int64_t used = launch(TeamShape<512, 1, 8, true>(), columns, 4096)) return used;
-      return launch(TeamShape<512, 1, 0>(), columns);
+      if (columns <= 32) return run(TeamShape<4, 1, 8>(), columns);
+      if (columns <= 512) return run(TeamShape<32, 1, 16>(), columns);
+      if (columns <= 4096) return run(TeamShape<512, 1, 8>(), columns);
+      if (const int64_t used = run(TeamShape<512, 1, 8, true>(), columns, 4096)) return used;
+      return run(TeamShape<512, 1, 0>(), columns);
     }
   }
 #endif

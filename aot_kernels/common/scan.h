@@ -216,10 +216,7 @@ void scan_pass(Call& call, const ScanPart<Body>& all) {
   if (s.order == ScanOrder::kAcross || s.length <= 16) return on_gpu_with<int64_t>(call, s.rows * s.parts, by_thread);
 #ifdef __CUDACC__
   const int64_t blocks = (s.rows * s.parts - 1) / (kThreads / 32) + 1;
-  call.require(blocks <= INT32_MAX, kBadShape, "too many rows for one launch");
-  if (!call.ok()) return;
-  scan_kernel<kWrites><<<static_cast<unsigned>(blocks), kThreads, 0, call.stream()>>>(all);
-  call.check_launch();
+  launch(call, scan_kernel<kWrites, Body>, blocks, kThreads, 0, all);
 #endif
 }
 

@@ -187,14 +187,6 @@ __global__ void __launch_bounds__(kPlaceThreads) place_of_many_kernel(Inverse al
   }
 }
 
-template <typename Index>
-void launch_inverse(Call& call, void (*kernel)(Inverse, const Index*), const Inverse& all, const Index* index,
-                    int64_t blocks, int threads) {
-  call.require(blocks <= INT32_MAX, kBadShape, "too many sources for one launch");
-  if (!call.ok() || blocks == 0) return;
-  kernel<<<static_cast<unsigned>(blocks), threads, 0, call.stream()>>>(all, index);
-  call.check_launch();
-}
 #endif
 
 // Finds the sources of each target. Index is int32_t or int64_t; `scratch` has room for lists *
@@ -215,17 +207,18 @@ Inverse invert(Call& call, int64_t lists, int64_t targets, int64_t sources, cons
 #ifdef __CUDACC__
   const int64_t counts = targets * parts;
   cudaMemsetAsync(ends, 0, lists * counts * sizeof(int32_t), call.stream());
-  const int64_t all_sources = lists * sources;
-  launch_inverse(call, count_kernel<Index>, all, index, (all_sources + kPlaceThreads - 1) / kPlaceThreads,
-                 kPlaceThreads);
+  const int64_t blocks = (lists * sources + kPlaceThreads - 1) / kPlaceThreads;
+  launch(call, count_kernel<Index>, blocks, kPlaceThreads, 0, all, index);
   Scan places{lists, counts, ScanOrder::kAlong};
   places.exclusive = true;
   places.parts = kScatterScans;
   scan(call, places, PlacesOfCounts{counts, ends}, all.scans);
   constexpr int kWarps = kPlaceThreads / 32;
-  targets < kSortedKeys ? launch_inverse(call, place_kernel<Index>, all, index, lists * parts, kSortThreads)
-                        : launch_inverse(call, place_of_many_kernel<Index>, all, index,
-                                         (lists * parts + kWarps - 1) / kWarps, kPlaceThreads);
+  if (targets < kSortedKeys) {
+    launch(call, place_kernel<Index>, lists * parts, kSortThreads, 0, all, index);
+  } else {
+    launch(call, place_of_many_kernel<Index>, (lists * parts + kWarps - 1) / kWarps, kPlaceThreads, 0, all, index);
+  }
 #endif
   return all;
 }

@@ -13,7 +13,6 @@
 
 #include "../common/activations.h"
 #include "../common/gpu/approx.h"
-#include "../common/gpu/occupancy.h"
 #include "../common/pack.h"
 #include "../common/parallel.h"
 #include "../common/sum.h"
@@ -393,12 +392,7 @@ __global__ void __launch_bounds__(kThreads)
 template <typename Kernel, typename... Arguments>
 void launch_teams(Call& call, Kernel kernel, int64_t rows, int lanes, int chunks, const Arguments&... arguments) {
   const int threads = std::max(lanes, kThreads), teams = threads / lanes;
-  const int64_t blocks = (rows - 1) / teams + 1;
-  call.require(blocks <= INT32_MAX, kBadShape, "too many rows for one launch");
-  if (!call.ok()) return;
-  const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(std::min(chunks, 65535)));
-  kernel<<<grid, threads, 0, call.stream()>>>(arguments...);
-  call.check_launch();
+  launch(call, kernel, {(rows - 1) / teams + 1, std::min(chunks, 65535)}, threads, 0, arguments...);
 }
 
 // Returns the fewest lanes, from 4 to 32, that take a row in one chunk.
@@ -410,7 +404,7 @@ inline int lanes_of_short_row(int64_t packs) {
 
 template <typename T>
 void launch_loss(Call& call, const Loss<T>& loss, Compute<T>* losses, RowStats<Compute<T>>* stats) {
-  static const Gpu gpu;
+  const Gpu gpu;
   const int64_t packs = loss.classes / kPackWidth<T>;
   const bool has_many_rows = loss.rows >= 4 * gpu.multiprocessors;
   int lanes = kMostThreads<T>;
@@ -427,18 +421,14 @@ template <typename T>
 void launch_totals(Call& call, const Loss<T>& loss, const Compute<T>* losses, const RowStats<Compute<T>>* stats,
                    int64_t parts, Compute<T>* partial, Compute<T>* result, Compute<T>* totals) {
   using C = Compute<T>;
-  C* const nothing = nullptr;
   int64_t count = loss.reduction == Reduction::kNone ? 0 : loss.rows;
   const C* from = nullptr;
   if (count > 0 && parts > 1) {
-    const unsigned blocks = static_cast<unsigned>(std::min<int64_t>(parts, INT32_MAX));
-    totals_kernel<T>
-        <<<blocks, kSumThreads, 0, call.stream()>>>(loss, count, losses, stats, from, partial, nothing, nothing);
-    call.check_launch();
+    const int64_t blocks = std::min<int64_t>(parts, INT32_MAX);
+    launch(call, totals_kernel<T>, blocks, kSumThreads, 0, loss, count, losses, stats, from, partial, nullptr, nullptr);
     count = blocks, from = partial;
   }
-  totals_kernel<T><<<1, kSumThreads, 0, call.stream()>>>(loss, count, losses, stats, from, nothing, result, totals);
-  call.check_launch();
+  launch(call, totals_kernel<T>, 1, kSumThreads, 0, loss, count, losses, stats, from, nullptr, result, totals);
 }
 
 template <typename T>

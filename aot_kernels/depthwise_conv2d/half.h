@@ -309,9 +309,7 @@ inline bool forward(Call& call, const Shape& s, int64_t largest, const Half* x, 
       static const bool can = is_compiled_for(80, kernel);
       if (!can) return;
       const int64_t blocks = (windows.tiles * s.channels * 32 - 1) / kForwardThreads + 1;
-      kernel<<<static_cast<unsigned>(blocks), kForwardThreads, 0, call.stream()>>>(
-          Sizes(s), windows, Divisor(s.channels), x, weight, bias, out);
-      call.check_launch();
+      launch(call, kernel, blocks, kForwardThreads, 0, Sizes(s), windows, Divisor(s.channels), x, weight, bias, out);
       done = true;
     });
   });
@@ -333,17 +331,10 @@ inline int64_t backward(Call& call, const Shape& s, int64_t largest, const Half*
     constexpr int kBytes =
         kWarps * std::max<int>(kBuffers<V> * kTile * sizeof(Half), (K + 1) * kWindow * 17 * sizeof(float));
     const auto kernel = backward_kernel<K, V>;
-    static const int at_once = [&] {
-      if (!is_compiled_for(80, kernel)) return 0;
-      allow_shared_memory(kernel, kBytes);
-      return blocks_at_once(Gpu(), kernel, kThreads, kBytes);
-    }();
+    static const int at_once = is_compiled_for(80, kernel) ? blocks_at_once(Gpu(), kernel, kThreads, kBytes) : 0;
     if (at_once == 0) return;
-    allow_shared_memory(kernel, kBytes);
     parts = best_parts(s.channels, windows.tiles, kWarps, rows, at_once);
-    const dim3 grid(static_cast<unsigned>(s.channels), static_cast<unsigned>(parts));
-    kernel<<<grid, kThreads, kBytes, call.stream()>>>(Sizes(s), windows, x, weight, dout, dx, partial);
-    call.check_launch();
+    launch(call, kernel, {s.channels, parts}, kThreads, kBytes, Sizes(s), windows, x, weight, dout, dx, partial);
   });
   return parts;
 }

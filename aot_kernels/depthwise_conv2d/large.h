@@ -205,12 +205,8 @@ bool convolve(Call& call, int64_t images, Problem p, const T* in, const T* weigh
   int64_t bytes;
   p.kernel = {p.k_rows, round_up(p.k_columns)};
   if (!plan(&p, p.k_rows, p.k_columns, &bytes)) return false;
-  const auto kernel = forward_kernel<T>;
-  allow_shared_memory(kernel, Gpu().dynamic_bytes());
   const int threads = (p.tile_rows / kTile * p.tile_columns / kTile + 31) / 32 * 32;
-  const int64_t blocks = images * p.tiles_down * p.tiles_across;
-  kernel<<<static_cast<unsigned>(blocks), threads, bytes, call.stream()>>>(p, in, weight, bias, out);
-  call.check_launch();
+  launch(call, forward_kernel<T>, images * p.tiles_down * p.tiles_across, threads, bytes, p, in, weight, bias, out);
   return true;
 }
 
@@ -251,12 +247,9 @@ int64_t backward(Call& call, const Shape& s, int64_t largest, const T* x, const 
   if (bytes > Gpu().dynamic_bytes() || !convolve<T>(call, s.batch * s.channels, back, dout, weight, nullptr, dx))
     return 0;
   const auto kernel = sums_kernel<T>;
-  const Gpu gpu;
-  allow_shared_memory(kernel, gpu.dynamic_bytes());
   const int64_t parts = best_parts(s.channels, s.batch * p.tiles_down * p.tiles_across, 1, rows,
-                                   blocks_at_once(gpu, kernel, threads, bytes));
-  kernel<<<dim3(s.channels, parts), threads, bytes, call.stream()>>>(p, sums, x, dout, partial);
-  call.check_launch();
+                                   blocks_at_once(Gpu(), kernel, threads, bytes));
+  launch(call, kernel, {s.channels, parts}, threads, bytes, p, sums, x, dout, partial);
   return parts;
 }
 

@@ -132,12 +132,10 @@ bool forward(Call& call, const Shape& s, int64_t largest, const T* x, const T* w
   with_side(s, largest, [&](auto side) {
     constexpr int kSide = side, kCount = Images<kSide, T>::kCount;
     // Without this, a third fewer warps fit on an H200, which leaves more room to the L1 cache.
-    cudaFuncSetAttribute(forward_kernel<kSide, T>, cudaFuncAttributePreferredSharedMemoryCarveout,
-                         cudaSharedmemCarveoutMaxShared);
+    const auto kernel = forward_kernel<kSide, T>;
+    cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
     const int64_t all = s.batch * s.channels, blocks = (all - 1) / kCount + 1;
-    forward_kernel<kSide><<<static_cast<unsigned>(blocks), 32, 0, call.stream()>>>(
-        static_cast<int>(all), Divisor(s.channels), x, weight, bias, out);
-    call.check_launch();
+    launch(call, kernel, blocks, 32, 0, static_cast<int>(all), Divisor(s.channels), x, weight, bias, out);
     done = true;
   });
   return done;

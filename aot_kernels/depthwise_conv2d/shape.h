@@ -8,7 +8,6 @@
 #include "../common/parallel.h"
 #ifdef __CUDACC__
 #include "../common/gpu/divisor.h"
-#include "../common/gpu/occupancy.h"
 #endif
 
 namespace msops::depthwise {

@@ -234,13 +234,13 @@ bool forward(Call& call, const Shape& s, int64_t largest, const T* x, const T* w
     if (s.h.out * s.w.out == 0) return;
     with_width<T>(false, s.w.pad == K / 2 ? s.w.in | s.w.out : 1, {x, out}, [&](auto width) {
       constexpr int V = width;
-      static const bool empty = kForwardIsHalfs<V, T> && is_compiled_for(80, forward_kernel<K, S, V, T>);
+      const auto kernel = forward_kernel<K, S, V, T>;
+      static const bool empty = kForwardIsHalfs<V, T> && is_compiled_for(80, kernel);
       if (empty) return;
       const int64_t strips = (s.h.out - 1) / kForwardRows + 1, groups = s.w.out / V;
       const int64_t threads = s.batch * s.channels * strips * groups, blocks = (threads - 1) / kThreads + 1;
-      forward_kernel<K, S, V><<<static_cast<unsigned>(blocks), kThreads, 0, call.stream()>>>(
-          Sizes(s), {Divisor(strips), Divisor(groups)}, Divisor(s.channels), x, weight, bias, out);
-      call.check_launch();
+      launch(call, kernel, blocks, kThreads, 0, Sizes(s), {Divisor(strips), Divisor(groups)}, Divisor(s.channels), x,
+             weight, bias, out);
       done = true;
     });
   });
@@ -260,16 +260,15 @@ int64_t backward(Call& call, const Shape& s, int64_t largest, const T* x, const 
       if (axis.padding >= K || axis.in == 0) return;
     with_width<T>(false, s.w.pad == K / 2 ? s.w.in | s.w.out * S : 1, {x, dout, dx}, [&](auto width) {
       constexpr int V = width, kColumns = V > S ? V : S;
-      static const bool empty = kBackwardIsHalfs<S, V, T> && is_compiled_for(80, backward_kernel<K, S, V, T>);
+      const auto kernel = backward_kernel<K, S, V, T>;
+      static const bool empty = kBackwardIsHalfs<S, V, T> && is_compiled_for(80, kernel);
       if (empty) return;
       const int64_t strips = (s.h.in + s.h.pad % S - 1) / kBackwardRows<K> + 1;
       const int64_t groups = (s.w.in + (V > 1 ? 0 : s.w.pad % S) - 1) / kColumns + 1;
-      static const int at_once = blocks_at_once(Gpu(), backward_kernel<K, S, V, T>, kThreads, 0);
+      static const int at_once = blocks_at_once(Gpu(), kernel, kThreads, 0);
       parts = best_parts(s.channels, s.batch * strips * groups, kThreads, rows, at_once);
-      const dim3 grid(static_cast<unsigned>(s.channels), static_cast<unsigned>(parts));
-      backward_kernel<K, S, V><<<grid, kThreads, 0, call.stream()>>>(Sizes(s), {Divisor(strips), Divisor(groups)}, x,
-                                                                     weight, dout, dx, partial);
-      call.check_launch();
+      launch(call, kernel, {s.channels, parts}, kThreads, 0, Sizes(s), {Divisor(strips), Divisor(groups)}, x, weight,
+             dout, dx, partial);
     });
   });
   return parts;

@@ -242,9 +242,8 @@ inline bool forward(Call& call, const Shape& s, int64_t largest, const float* x,
     const int64_t strips = (s.h.out - 1) / kForwardRows + 1, groups = (s.w.out - 1) / kColumns + 1;
     const int64_t threads = s.batch * s.channels * strips * groups, blocks = (threads - 1) / kThreads + 1;
     constexpr int K = kernel;
-    forward_kernel<K><<<static_cast<unsigned>(blocks), kThreads, 0, call.stream()>>>(
-        Sizes(s), {Divisor(strips), Divisor(groups)}, Divisor(s.channels), x, weight, bias, out);
-    call.check_launch();
+    launch(call, forward_kernel<K>, blocks, kThreads, 0, Sizes(s), {Divisor(strips), Divisor(groups)},
+           Divisor(s.channels), x, weight, bias, out);
     done = true;
   });
   return done;
@@ -259,10 +258,8 @@ inline int64_t backward(Call& call, const Shape& s, int64_t largest, const float
     const int64_t strips = (s.h.in - 1) / kBackwardRows + 1, groups = (s.w.in - 1) / kColumns + 1;
     static const int at_once = blocks_at_once(Gpu(), backward_kernel<K>, kThreads, 0);
     parts = best_parts(s.channels, s.batch * strips * groups, kThreads, rows, at_once);
-    const dim3 grid(static_cast<unsigned>(s.channels), static_cast<unsigned>(parts));
-    backward_kernel<K><<<grid, kThreads, 0, call.stream()>>>(Sizes(s), {Divisor(strips), Divisor(groups)}, x, weight,
-                                                             dout, dx, partial);
-    call.check_launch();
+    launch(call, backward_kernel<K>, {s.channels, parts}, kThreads, 0, Sizes(s), {Divisor(strips), Divisor(groups)}, x,
+           weight, dout, dx, partial);
   });
   return parts;
 }

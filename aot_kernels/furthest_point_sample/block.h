@@ -6,7 +6,6 @@
 
 #include "../common/gpu/cluster.h"
 #include "../common/gpu/mbarrier.h"
-#include "../common/gpu/occupancy.h"
 #include "../common/parallel.h"
 #include "clouds.h"
 
@@ -164,14 +163,8 @@ int64_t bytes_of_slice(int threads) {
 template <typename T>
 void sample_in_blocks(Call& call, const Sampling<T>& sampling) {
   using C = Compute<T>;
-  const auto kernel = block_kernel<false, T>;
   const int threads = threads_for<C>(sampling.size);
-  const int64_t bytes = bytes_of_slice<C>(threads);
-  call.require(sampling.clouds <= INT32_MAX, kBadShape, "too many clouds for one launch");
-  if (!call.ok()) return;
-  allow_shared_memory(kernel, bytes);
-  kernel<<<static_cast<unsigned>(sampling.clouds), threads, bytes, call.stream()>>>(sampling);
-  call.check_launch();
+  launch(call, block_kernel<false, T>, sampling.clouds, threads, bytes_of_slice<C>(threads), sampling);
 }
 
 #if CUDART_VERSION >= 12010  // the first version that knows st.async
@@ -186,21 +179,9 @@ bool sample_in_clusters(Call& call, const Sampling<T>& sampling) {
   const int threads = threads_for<C>((sampling.size - 1) / blocks + 1);
   const int64_t bytes = bytes_of_slice<C>(threads);
   if (sampling.clouds > INT32_MAX / blocks) return false;
-  if (blocks > 8) cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
-  allow_shared_memory(kernel, bytes);
-  cudaLaunchAttribute attribute;
-  attribute.id = cudaLaunchAttributeClusterDimension;
-  attribute.val.clusterDim = {blocks, 1, 1};
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(sampling.clouds) * blocks);
-  config.blockDim = dim3(threads);
-  config.dynamicSmemBytes = bytes;
-  config.stream = call.stream();
-  config.attrs = &attribute;
-  config.numAttrs = 1;
-  if (clusters_at_once(kernel, config) == 0) return false;
-  cudaLaunchKernelEx(&config, kernel, sampling);
-  call.check_launch();
+  const Grid grid = Grid(sampling.clouds * blocks).in_clusters(blocks);
+  if (clusters_at_once(kernel, grid, threads, bytes) == 0) return false;
+  launch(call, kernel, grid, threads, bytes, sampling);
   return true;
 }
 #else

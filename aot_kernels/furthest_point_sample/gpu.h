@@ -111,17 +111,8 @@ void sample_in_grid(Call& call, const Sampling<T>& sampling, Compute<T>* distanc
   plan.left = reinterpret_cast<unsigned*>(exchange);
   plan.candidates = reinterpret_cast<uint32_t*>(exchange) + plan.groups;
   cudaMemsetAsync(plan.left, 0, plan.groups * sizeof(unsigned), call.stream());
-  const dim3 blocks(plan.groups * plan.blocks);
-  if (gpu.cooperative) {
-    Sampling<T> taken = sampling;
-    void* arguments[] = {&taken, &plan};
-    // The kernel is a `const void*`, since the runtime's template for kernels does not compile before CUDA 12.5.
-    cudaLaunchCooperativeKernel(reinterpret_cast<const void*>(kernel), blocks, dim3(kGridThreads), arguments, 0,
-                                call.stream());
-  } else {
-    kernel<<<blocks, kGridThreads, 0, call.stream()>>>(sampling, plan);
-  }
-  call.check_launch();
+  const Grid grid(plan.groups * plan.blocks);
+  launch(call, kernel, gpu.cooperative ? grid.cooperative() : grid, kGridThreads, 0, sampling, plan);
 }
 
 // Chooses a kernel, for float32 (half as many points for float64):

@@ -7,7 +7,6 @@
 #pragma once
 
 #include "../common/gpu/cp_async.h"
-#include "../common/gpu/occupancy.h"
 #include "../common/pack.h"
 #include "../common/scatter.h"
 #include "tiles.h"
@@ -223,7 +222,6 @@ int64_t scatter_bytes(const Tiles& tiles, int stages = 2) {
 template <int kTaps, int kRows, typename T>
 void launch_scatter(Call& call, ScatterTask<T> task, const Gpu& gpu) {
   constexpr int N = kPackWidth<T>;
-  const auto kernel = scatter_kernel<kTaps, kRows, T>;
   const auto bytes_of = [&](int stages) { return scatter_bytes<kTaps, kRows, T>(task.tiles, stages); };
   // Where two blocks fit a multiprocessor, they hide each other's latency.
   const bool two_blocks = 2 * bytes_of(2) <= gpu.dynamic_bytes();
@@ -231,14 +229,10 @@ void launch_scatter(Call& call, ScatterTask<T> task, const Gpu& gpu) {
   const int threads = two_blocks ? kScatterThreads / 2 : kScatterThreads;
   int stages = 2;
   while (stages < kMostTiles && bytes_of(stages + 1) <= most) ++stages;
-  allow_shared_memory(kernel, bytes_of(stages));
   task.groups = (task.all.channels + kRows - 1) / kRows;
   const int64_t blocks = task.all.lists * task.groups * task.tiles.ranges;
-  call.require(blocks <= INT32_MAX, kBadShape, "too many channels for one launch");
-  if (!call.ok()) return;
   const bool packs = task.all.places % N == 0 && is_aligned<N>(task.dout) && is_aligned<N>(task.weight);
-  kernel<<<static_cast<unsigned>(blocks), threads, bytes_of(stages), call.stream()>>>(task, packs, stages);
-  call.check_launch();
+  launch(call, scatter_kernel<kTaps, kRows, T>, blocks, threads, bytes_of(stages), task, packs, stages);
 }
 
 // A term of scatter_add.

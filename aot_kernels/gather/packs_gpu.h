@@ -128,14 +128,10 @@ void gather_packed(Call& call, PackTask<T> task) {
   const int64_t items = all.lists * task.groups;
   const int64_t chunks[2] = {(all.points + kTransposedPoints - 1) / kTransposedPoints,
                              (all.places + 32 * kPlaces - 1) / (32 * kPlaces)};
-  call.require(items * std::max(chunks[0], chunks[1]) <= INT32_MAX, kBadShape, "too many channels for one launch");
-  if (!call.ok()) return;
   task.chunks = chunks[0];
-  pack_kernel<<<static_cast<unsigned>(items * chunks[0]), kPackThreads, 0, call.stream()>>>(task);
-  call.check_launch();
+  launch(call, pack_kernel<T>, items * chunks[0], kPackThreads, 0, task);
   task.chunks = chunks[1];
-  unpack_kernel<kTaps, kPlaces><<<static_cast<unsigned>(items * chunks[1]), kPackThreads, 0, call.stream()>>>(task);
-  call.check_launch();
+  launch(call, unpack_kernel<kTaps, kPlaces, T>, items * chunks[1], kPackThreads, 0, task);
 }
 
 }  // namespace msops

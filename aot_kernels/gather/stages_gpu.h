@@ -4,7 +4,6 @@
 #pragma once
 
 #include "../common/gpu/cp_async.h"
-#include "../common/gpu/occupancy.h"
 #include "../common/pack.h"
 #include "../common/parallel.h"
 #include "gather.h"
@@ -211,13 +210,9 @@ int64_t launch_staged(Call& call, void (*kernel)(Task), Task task, const Gpu& gp
   // Threads without places help to copy rows.
   const int64_t wanted = std::max((all.places + Shape::kPack - 1) / Shape::kPack, all.points / 4);
   const int threads = static_cast<int>(std::min<int64_t>(kRowThreads, (wanted + kWarp - 1) / kWarp * kWarp));
-  allow_shared_memory(kernel, bytes);
   choose_blocks<Shape, T>(task, threads, std::max(1, blocks_at_once(gpu, kernel, threads, bytes)), most);
   const int64_t blocks = all.lists * task.chunks * task.parts;
-  call.require(blocks <= INT32_MAX, kBadShape, "too many channels for one launch");
-  if (!call.ok()) return task.parts;
-  kernel<<<static_cast<unsigned>(blocks), threads, bytes, call.stream()>>>(task);
-  call.check_launch();
+  launch(call, kernel, blocks, threads, bytes, task);
   return task.parts;
 }
 

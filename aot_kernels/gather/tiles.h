@@ -199,10 +199,7 @@ __global__ void __launch_bounds__(kSortThreads)
 template <int kTaps>
 void sort_tiles(Call& call, const Gather& all, const Tiles& tiles, Indices index, TileRecord* records) {
   const int64_t blocks = all.lists * tiles.tiles * tiles.ranges;
-  call.require(blocks <= INT32_MAX, kBadShape, "too many indices for one launch");
-  if (!call.ok() || blocks == 0) return;
-  sort_kernel<kTaps><<<static_cast<unsigned>(blocks), kSortThreads, 0, call.stream()>>>(all, tiles, index, records);
-  call.check_launch();
+  launch(call, sort_kernel<kTaps>, blocks, kSortThreads, 0, all, tiles, index, records);
 }
 #endif
 

@@ -95,18 +95,14 @@ __global__ void __launch_bounds__(BlockThreads<kHidden, kSamples, Loop>::kAll, 1
 
 template <int kHidden, typename Loop>
 void run_in_blocks(Call& call, const Loop& loop, int multiprocessors) {
-  const auto launch = [&](auto samples) {
-    constexpr int kSamples = samples;
-    const int64_t blocks = (loop.batch - 1) / kSamples + 1;
-    call.require(blocks <= INT32_MAX, kBadShape, "too many samples for one launch");
-    if (!call.ok()) return;
-    block_kernel<kHidden, kSamples><<<blocks, BlockThreads<kHidden, kSamples, Loop>::kAll, 0, call.stream()>>>(loop);
-    call.check_launch();
+  const auto run = [&](auto samples) {
+    constexpr int kSamples = samples, kThreads = BlockThreads<kHidden, kSamples, Loop>::kAll;
+    launch(call, block_kernel<kHidden, kSamples, Loop>, (loop.batch - 1) / kSamples + 1, kThreads, 0, loop);
   };
   // A block takes as few samples as the multiprocessors have room for.
-  if (loop.batch <= multiprocessors * (kHidden == 32 ? 4 : 1)) return launch(Constant<1>{});
-  if (loop.batch <= multiprocessors * (256 / kHidden)) return launch(Constant<2>{});
-  launch(Constant<4>{});
+  if (loop.batch <= multiprocessors * (kHidden == 32 ? 4 : 1)) return run(Constant<1>{});
+  if (loop.batch <= multiprocessors * (256 / kHidden)) return run(Constant<2>{});
+  run(Constant<4>{});
 }
 
 template <typename Loop>

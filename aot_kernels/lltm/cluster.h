@@ -6,7 +6,6 @@
 
 #include "../common/gpu/cluster.h"
 #include "../common/gpu/mbarrier.h"
-#include "../common/gpu/occupancy.h"
 #include "../common/parallel.h"
 #include "registers.h"
 
@@ -120,26 +119,13 @@ bool run_in_clusters(Call& call, const Loop& loop, const Gpu& gpu, int64_t most_
   using Plan = ClusterPlan<kHidden, Loop>;
   const auto kernel = cluster_kernel<kHidden, Loop>;
   if (!is_compiled_for(90, kernel)) return false;
-  if (Plan::kBlocks > 8) cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
-  cudaLaunchAttribute attribute;
-  attribute.id = cudaLaunchAttributeClusterDimension;
-  attribute.val.clusterDim = {Plan::kBlocks, 1, 1};
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(Plan::kBlocks);
-  config.blockDim = dim3(Plan::kThreads);
-  config.stream = call.stream();
-  config.attrs = &attribute;
-  config.numAttrs = 1;
-  const int clusters = clusters_at_once(kernel, config);
+  const int clusters = clusters_at_once(kernel, Grid(Plan::kBlocks).in_clusters(Plan::kBlocks), Plan::kThreads, 0);
   if (clusters == 0) return false;
   const int64_t samples = (loop.batch - 1) / clusters + 1, bytes = samples * sizeof(typename Plan::Sample);
   if (samples * Plan::kUnits > Plan::kThreads || samples * kHidden > most_numbers) return false;
   if (bytes > gpu.shared_bytes - 16) return false;  // the barriers take 16
-  allow_shared_memory(kernel, bytes);
-  config.gridDim = dim3(static_cast<unsigned>(((loop.batch - 1) / samples + 1) * Plan::kBlocks));
-  config.dynamicSmemBytes = bytes;
-  cudaLaunchKernelEx(&config, kernel, loop, static_cast<int>(samples));
-  call.check_launch();
+  const Grid grid = Grid(((loop.batch - 1) / samples + 1) * Plan::kBlocks).in_clusters(Plan::kBlocks);
+  launch(call, kernel, grid, Plan::kThreads, bytes, loop, static_cast<int>(samples));
   return true;
 }
 

@@ -7,7 +7,6 @@
 #pragma once
 
 #include "../common/gpu/counter.h"
-#include "../common/gpu/occupancy.h"
 #include "../common/gpu/product.h"
 #include "../common/pack.h"
 #include "../common/parallel.h"
@@ -282,7 +281,6 @@ bool run_in_grid(Call& call, const Loop& loop, float* scratch, const Gpu& gpu, i
   const auto kernel = grid_kernel<kProduct, kColumns, Loop>;
   const int64_t bytes = shared_bytes<kColumns, Loop>(plan.blocks);
   if (!gpu.cooperative || bytes > gpu.shared_bytes || !is_compiled_for(80, kernel)) return false;
-  allow_shared_memory(kernel, bytes);
   const int64_t most_groups =
       std::min<int64_t>(blocks_at_once(gpu, kernel, kThreads, bytes) / plan.slices, kMostGroups);
   if (most_groups == 0) return false;
@@ -300,12 +298,7 @@ bool run_in_grid(Call& call, const Loop& loop, float* scratch, const Gpu& gpu, i
   plan.state = exchange + exchanged / sizeof(float);
   // The scratch starts as zeros: no block has published, and the padding of samples and units adds nothing.
   cudaMemsetAsync(scratch, 0, (plan.state - scratch) * sizeof(float), call.stream());
-  void* arguments[] = {const_cast<Loop*>(&loop), &plan};
-  // The kernel is passed as a `const void*`, since the runtime's template for kernels does not compile before CUDA
-  // 12.5.
-  cudaLaunchCooperativeKernel(reinterpret_cast<const void*>(kernel), dim3(plan.slices, plan.groups), dim3(kThreads),
-                              arguments, bytes, call.stream());
-  call.check_launch();
+  launch(call, kernel, Grid(plan.slices, plan.groups).cooperative(), kThreads, bytes, loop, plan);
   return true;
 }
 

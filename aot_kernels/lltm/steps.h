@@ -90,11 +90,7 @@ __global__ void __launch_bounds__(kRoundThreads)
 template <bool kStarts, int N, typename Loop>
 void run_round(Call& call, const Round<N, Loop>& body, const Compute<typename Loop::Element>* sums) {
   const int64_t batch = body.loop.batch, blocks_of_sample = (body.loop.hidden - 1) / (kRoundThreads * N) + 1;
-  call.require(batch <= INT32_MAX && blocks_of_sample <= 65535, kBadShape, "too large for one launch");
-  if (!call.ok()) return;
-  const dim3 blocks(static_cast<unsigned>(batch), static_cast<unsigned>(blocks_of_sample));
-  round_kernel<kStarts><<<blocks, kRoundThreads, 0, call.stream()>>>(body, sums);
-  call.check_launch();
+  launch(call, round_kernel<kStarts, N, Loop>, {batch, blocks_of_sample}, kRoundThreads, 0, body, sums);
 }
 
 template <int N, typename Loop>

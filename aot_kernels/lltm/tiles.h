@@ -8,7 +8,6 @@
 #include "../common/gpu/cluster.h"
 #include "../common/gpu/griddepcontrol.h"
 #include "../common/gpu/mbarrier.h"
-#include "../common/gpu/occupancy.h"
 #include "../common/gpu/tma.h"
 #include "steps.h"
 #include "tile_sums.h"
@@ -155,52 +154,33 @@ class TileLaunch {
   double cost = INFINITY;  // of a round, about in us on an H200
 
   // Takes as many parts of the products' length as are fastest.
-  TileLaunch(Call& call, const Loop& loop, const Gpu& gpu) {
+  TileLaunch(const Loop& loop, const Gpu& gpu) {
     cudaFuncAttributes attributes{};
     if (cudaFuncGetAttributes(&attributes, kernel_) != cudaSuccess) return;
     if (attributes.maxThreadsPerBlock < Tile::kThreads || Tile::kSharedBytes > gpu.shared_bytes) return;
-    allow_shared_memory(kernel_, Tile::kSharedBytes);
     const int64_t tiles[] = {(loop.hidden - 1) / Tile::kUnits + 1, (loop.batch - 1) / Tile::kSamples + 1};
     if (tiles[0] > 65535 || tiles[1] > 65535) return;
-    config_.blockDim = dim3(Tile::kThreads);
-    config_.dynamicSmemBytes = Tile::kSharedBytes;
-    config_.stream = call.stream();
-    config_.attrs = attributes_;
-    attributes_[0].id = cudaLaunchAttributeClusterDimension;
-    attributes_[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes_[1].val.programmaticStreamSerializationAllowed = 1;
     const double stages = static_cast<double>(Loop::kSegments * ((loop.hidden - 1) / Tile::kDepth + 1));
-    int best = 1;
     for (int parts = 1; parts <= 8; ++parts) {
-      set_parts(tiles, parts);
-      config_.numAttrs = 1;
-      const int clusters = clusters_at_once(kernel_, config_);
+      const Grid grid = Grid(tiles[0], tiles[1], parts).in_clusters(dim3(1, 1, parts));
+      const int clusters = clusters_at_once(kernel_, grid, Tile::kThreads, Tile::kSharedBytes);
       if (clusters == 0) continue;
       const int64_t of_parts = (tiles[0] * tiles[1] - 1) / clusters + 1;
       const double cost_of_parts = static_cast<double>(of_parts) * (0.5 * parts + Tile::kStageCost * stages / parts);
-      if (cost_of_parts < cost) cost = cost_of_parts, waves = of_parts, best = parts;
+      if (cost_of_parts < cost) cost = cost_of_parts, waves = of_parts, grid_ = grid.programmatic();
     }
-    set_parts(tiles, best);
-    config_.numAttrs = 2;
   }
   void operator()(Call& call, const TensorMap& published, const TensorMap& weights, const Round<4, Loop>& round) const {
-    cudaLaunchKernelEx(&config_, kernel_, published, weights, round);
-    call.check_launch();
+    launch(call, kernel_, grid_, Tile::kThreads, Tile::kSharedBytes, published, weights, round);
   }
 
  private:
-  void set_parts(const int64_t (&tiles)[2], int parts) {
-    config_.gridDim = dim3(static_cast<unsigned>(tiles[0]), static_cast<unsigned>(tiles[1]), parts);
-    attributes_[0].val.clusterDim = {1, 1, static_cast<unsigned>(parts)};
-  }
-
   static constexpr auto kernel_ = tile_kernel<Tile, Loop>;
-  cudaLaunchConfig_t config_{};
-  cudaLaunchAttribute attributes_[2]{};
+  Grid grid_ = 0;
 };
 
 template <typename Tile, typename Loop>
-bool run_in_tiles(Call& call, const Loop& loop, float* scratch, const TileLaunch<Tile, Loop>& launch) {
+bool run_in_tiles(Call& call, const Loop& loop, float* scratch, const TileLaunch<Tile, Loop>& launch_round) {
   constexpr int kSegments = Loop::kSegments, kDepth = Tile::kDepth;
   const int64_t units = loop.hidden, all = loop.batch * units;
   float* const published[2] = {scratch + 2 * all, scratch + (2 + kSegments) * all};
@@ -223,7 +203,7 @@ bool run_in_tiles(Call& call, const Loop& loop, float* scratch, const TileLaunch
   run_round<true>(call, body, nullptr);
   for (body.round = 0; loop.steps > body.round && call.ok(); ++body.round) {
     body.published = published[(body.round + 1) % 2];
-    launch(call, of_published[body.round % 2], of_weights, body);
+    launch_round(call, of_published[body.round % 2], of_weights, body);
   }
   return true;
 }
@@ -242,12 +222,12 @@ bool run_in_tiles(Call& call, const Loop& loop, float* scratch, const Gpu& gpu) 
                 : loop.batch > 128 || (loop.batch >= 48 && narrow && loop.batch * loop.hidden <= 160 << 10);
   }
   if (!fits) return false;
-  const TileLaunch<Tile<kProduct, 128, Loop>, Loop> large(call, loop, gpu);
-  const TileLaunch<Tile<kProduct, 64, Loop>, Loop> small(call, loop, gpu);
-  const auto run = [&](const auto& launch) {
+  const TileLaunch<Tile<kProduct, 128, Loop>, Loop> large(loop, gpu);
+  const TileLaunch<Tile<kProduct, 64, Loop>, Loop> small(loop, gpu);
+  const auto run = [&](const auto& launch_round) {
     // TF32 runs in tiles only where all clusters run at once.
-    if (launch.waves == 0 || (kProduct == Product::kTf32 && launch.waves > 1)) return false;
-    return run_in_tiles(call, loop, scratch, launch);
+    if (launch_round.waves == 0 || (kProduct == Product::kTf32 && launch_round.waves > 1)) return false;
+    return run_in_tiles(call, loop, scratch, launch_round);
   };
   return large.cost < small.cost ? run(large) : run(small);
 }

@@ -106,10 +106,8 @@ struct SortOnGpu {
 template <typename T>
 void sort_on_gpu(Call& call, const CellsOfClouds<T>& all) {
   constexpr int64_t kScanParts = 64;
-  call.require(all.clouds <= INT32_MAX, kBadShape, "too many clouds for one launch");
-  if (!call.ok() || all.clouds == 0) return;
-  lattice_kernel<<<static_cast<unsigned>(all.clouds), kBoxThreads, 0, call.stream()>>>(all);
-  call.check_launch();
+  if (all.clouds == 0) return;
+  launch(call, lattice_kernel<T>, all.clouds, kBoxThreads, 0, all);
   const int64_t points = all.clouds * all.size;
   on_gpu_with<int64_t>(call, points, SortOnGpu<false, T>{all});
   Scan places{all.clouds, all.most, ScanOrder::kAlong};
@@ -131,8 +129,7 @@ void search_on_gpu(Call& call, void (*sorted_kernel)(Task, CellsOfClouds<T>, int
   const int64_t queries = task.clouds * task.number;
   for (int64_t first = 0; first < queries && call.ok(); first += kMost * kWarps) {
     const int64_t blocks = std::min(kMost, (queries - first - 1) / kWarps + 1);
-    kernel<<<static_cast<unsigned>(blocks), kSearchThreads, 0, call.stream()>>>(task, cells, first);
-    call.check_launch();
+    launch(call, kernel, blocks, kSearchThreads, 0, task, cells, first);
   }
 }
 

@@ -3,7 +3,6 @@
 // each block sorts.
 #pragma once
 
-#include "../common/gpu/occupancy.h"
 #include "cells_gpu.h"
 #include "nearest.h"
 
@@ -230,12 +229,8 @@ __global__ void __launch_bounds__(kTeamThreads) three_of_all_kernel(const Neares
 template <typename T>
 void launch_three_of_all(Call& call, const Nearest<T>& all) {
   constexpr int64_t kQueries = kTeamThreads / kTeamLanes;
-  const auto kernel = three_of_all_kernel<T>;
   const int64_t blocks = (all.number + kQueries - 1) / kQueries, bytes = SharedCloud<Compute<T>>::bytes(all.size);
-  call.require(all.clouds * blocks <= INT32_MAX, kBadShape, "too many queries for one launch");
-  if (!call.ok()) return;
-  kernel<<<static_cast<unsigned>(all.clouds * blocks), kTeamThreads, bytes, call.stream()>>>(all, blocks);
-  call.check_launch();
+  launch(call, three_of_all_kernel<T>, all.clouds * blocks, kTeamThreads, bytes, all, blocks);
 }
 
 // Finds the three nearest points where clouds fit shared memory and have queries enough. Returns whether they do.
@@ -252,14 +247,9 @@ bool find_three_on_gpu(Call& call, const Nearest<T>& all) {
   if (all.size > kMostPoints || all.number < kLeastQueries || most < all.size) return false;
   const auto kernel = three_nearest_kernel<T>;
   const int64_t bytes = SharedCloud<C>::bytes(all.size) + most * static_cast<int64_t>(sizeof(uint16_t));
-  allow_shared_memory(kernel, bytes);
   const int64_t slots = std::max(1, blocks_at_once(gpu, kernel, kThreeThreads, bytes));
   const int64_t parts = std::max<int64_t>(1, std::min(slots / all.clouds, (all.number - 1) / kThreeThreads + 1));
-  call.require(all.clouds * parts <= INT32_MAX, kBadShape, "too many clouds for one launch");
-  if (!call.ok()) return true;
-  kernel<<<static_cast<unsigned>(all.clouds * parts), kThreeThreads, bytes, call.stream()>>>(all, parts,
-                                                                                             static_cast<int>(most));
-  call.check_launch();
+  launch(call, kernel, all.clouds * parts, kThreeThreads, bytes, all, parts, static_cast<int>(most));
   return true;
 }
 

@@ -163,7 +163,7 @@ inline int bits_for(int64_t n, int most) {
 }
 
 template <int N, int kHeads, bool kPairsInPack, typename T, typename Table>
-void launch(Call& call, const Shape& s, const T* x, const Table* cos, const Table* sin, T* out) {
+void launch_turns(Call& call, const Shape& s, const T* x, const Table* cos, const Table* sin, T* out) {
   const int64_t passing = (s.width - 2 * s.turned + N - 1) / N, pairs = s.turned / N;
   const int64_t units_of_row = kPairsInPack ? (s.width / N + 1) / 2 : pairs + (passing + 1) / 2;
   const int64_t units = s.batch * s.length * units_of_row, groups = (s.heads + kHeads - 1) / kHeads;
@@ -173,8 +173,6 @@ void launch(Call& call, const Shape& s, const T* x, const Table* cos, const Tabl
   const int lane_bits = bits_for(units, kBits - bits_for(groups, kHeadBits));
   const int head_bits = bits_for(groups, kBits - lane_bits);
   const int64_t tiles = ((units - 1) >> lane_bits) + 1, blocks = tiles * (((groups - 1) >> head_bits) + 1);
-  call.require(blocks <= INT32_MAX, kBadShape, "too many rows for one launch");
-  if (!call.ok()) return;
   const bool is_small = units <= INT32_MAX;
   const Grid grid{units,
                   units_of_row,
@@ -184,9 +182,8 @@ void launch(Call& call, const Shape& s, const T* x, const Table* cos, const Tabl
                   is_small,
                   Divisor(is_small ? units_of_row : 1),
                   Divisor(is_small ? s.length : 1)};
-  turn_kernel<N, kHeads, kPairsInPack>
-      <<<static_cast<unsigned>(blocks), 1u << (lane_bits + head_bits), 0, call.stream()>>>(s, grid, x, cos, sin, out);
-  call.check_launch();
+  launch(call, turn_kernel<N, kHeads, kPairsInPack, T, Table>, blocks, 1u << (lane_bits + head_bits), 0, s, grid, x,
+         cos, sin, out);
 }
 
 template <typename T, typename Table>
@@ -196,13 +193,13 @@ void turn_on_gpu(Call& call, const Shape& s, const T* x, const Table* cos, const
   const bool packs = is_aligned<N>(x) && is_aligned<N>(out) && s.width % N == 0 && s.turned % angles == 0 &&
                      reinterpret_cast<uintptr_t>(cos) % (angles * sizeof(Table)) == 0 &&
                      reinterpret_cast<uintptr_t>(sin) % (angles * sizeof(Table)) == 0;
-  if (!packs) return launch<1, 4, false>(call, s, x, cos, sin, out);
+  if (!packs) return launch_turns<1, 4, false>(call, s, x, cos, sin, out);
   constexpr int64_t kMany = 1024 * kThreads * 4 * 2;  // packs that fill every GPU with threads of 4 heads
   const bool many = s.heads > 2 && s.rows() * (s.width / N) >= kMany;
   if (s.interleaved) {
-    many ? launch<N, 4, true>(call, s, x, cos, sin, out) : launch<N, 1, true>(call, s, x, cos, sin, out);
+    many ? launch_turns<N, 4, true>(call, s, x, cos, sin, out) : launch_turns<N, 1, true>(call, s, x, cos, sin, out);
   } else {
-    many ? launch<N, 4, false>(call, s, x, cos, sin, out) : launch<N, 1, false>(call, s, x, cos, sin, out);
+    many ? launch_turns<N, 4, false>(call, s, x, cos, sin, out) : launch_turns<N, 1, false>(call, s, x, cos, sin, out);
   }
 }
 

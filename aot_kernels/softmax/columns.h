@@ -308,13 +308,10 @@ void launch_columns(Call& call, const Columns<Program, T>& all) {
   grid.step_bits = std::min(grid.step_bits, kBits - grid.lane_bits);
   grid.outer_bits = bits_for(s.outer, std::max(0, kBlockBits - grid.lane_bits - grid.step_bits));
   const int64_t tiles = ((packs - 1) >> grid.lane_bits) + 1, groups = ((s.outer - 1) >> grid.outer_bits) + 1;
-  call.require(tiles * groups <= INT32_MAX, kBadShape, "too many columns for one launch");
-  if (!call.ok()) return;
   grid.tiles = static_cast<unsigned>(tiles);
   // A warp must be whole, for its shuffles.
   const int bits = std::max(5, grid.lane_bits + grid.step_bits + grid.outer_bits);
-  columns_kernel<N><<<static_cast<unsigned>(tiles * groups), 1u << bits, 0, call.stream()>>>(all, grid);
-  call.check_launch();
+  launch(call, columns_kernel<N, Program, T>, tiles * groups, 1u << bits, 0, all, grid);
 }
 #endif
 

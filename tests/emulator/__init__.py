@@ -50,7 +50,6 @@ def translated(text):
     )
     text = re.sub(r"__shared__ (alignas\(\w+\))", r"\1 __shared__", text)
     text = re.sub(r"(?<![.>])\b(threadIdx|blockIdx|blockDim|gridDim)\.([xyz])\b", r"unsigned(\1.\2)", text)
-    text = text.replace("Kernel(reinterpret_cast<const void*>(kernel)", "Kernel(kernel")
     while "<<<" in text:
         at = text.index("<<<")
         begin = _beginning_of_name(text, at)

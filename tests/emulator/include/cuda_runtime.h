@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cmath>
+#include <utility>
 
 #include "emulator.h"
 
@@ -254,6 +255,9 @@ T atomicCAS(T* to, T expected, T value) {
 
 using cudaStream_t = void*;
 enum cudaError_t { cudaSuccess, cudaErrorUnknown };
+namespace emulator {
+inline cudaError_t pending_error = cudaSuccess;  // what a function of the runtime left
+}
 enum cudaFuncAttribute {
   cudaFuncAttributeMaxDynamicSharedMemorySize,
   cudaFuncAttributePreferredSharedMemoryCarveout,
@@ -271,16 +275,18 @@ struct cudaFuncAttributes {
 enum cudaLaunchAttributeID {
   cudaLaunchAttributeIgnore,
   cudaLaunchAttributeClusterDimension,
+  cudaLaunchAttributeCooperative,
   cudaLaunchAttributeProgrammaticStreamSerialization
+};
+struct cudaLaunchAttributeValue {
+  struct {
+    unsigned x, y, z;
+  } clusterDim{1, 1, 1};
+  int cooperative = 0, programmaticStreamSerializationAllowed = 0;
 };
 struct cudaLaunchAttribute {
   cudaLaunchAttributeID id = cudaLaunchAttributeIgnore;
-  struct {
-    struct {
-      unsigned x, y, z;
-    } clusterDim{1, 1, 1};
-    int programmaticStreamSerializationAllowed = 0;
-  } val;
+  cudaLaunchAttributeValue val;
 };
 struct cudaLaunchConfig_t {
   dim3 gridDim, blockDim;
@@ -290,7 +296,7 @@ struct cudaLaunchConfig_t {
   unsigned numAttrs = 0;
 };
 
-inline cudaError_t cudaGetLastError() { return cudaSuccess; }
+inline cudaError_t cudaGetLastError() { return std::exchange(emulator::pending_error, cudaSuccess); }
 inline const char* cudaGetErrorString(cudaError_t) { return "an error"; }
 inline cudaError_t cudaGetDevice(int* device) { return *device = 0, cudaSuccess; }
 inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
@@ -312,8 +318,10 @@ cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, Kernel, i
   return *blocks = 2, cudaSuccess;
 }
 template <typename Kernel>
-cudaError_t cudaOccupancyMaxActiveClusters(int* clusters, Kernel, const cudaLaunchConfig_t*) {
-  return *clusters = 2, cudaSuccess;
+cudaError_t cudaOccupancyMaxActiveClusters(int* clusters, Kernel, const cudaLaunchConfig_t* config) {
+  for (unsigned i = 0; i < config->numAttrs; ++i)
+    if (config->attrs[i].id == cudaLaunchAttributeClusterDimension) return *clusters = 2, cudaSuccess;
+  return cudaErrorUnknown;  // CUDA requires the size of a cluster, also where it is 1
 }
 inline cudaError_t cudaMemsetAsync(void* to, int byte, size_t bytes, cudaStream_t) {
   return std::memset(to, byte, bytes), cudaSuccess;
@@ -322,23 +330,15 @@ inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, int
   return std::memcpy(to, from, bytes), cudaSuccess;
 }
 template <typename... P, typename... A>
-cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(P...), A&&... arguments) {
+cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(P...), const A&... arguments) {
+  const dim3 grid = config->gridDim;
   unsigned together = 1;
-  for (unsigned i = 0; i < config->numAttrs; ++i)
-    if (config->attrs[i].id == cudaLaunchAttributeClusterDimension) together = config->attrs[i].val.clusterDim.x;
-  emulator::launch(config->gridDim, config->blockDim, config->dynamicSmemBytes, together,
-                   [&] { kernel(arguments...); });
-  return cudaSuccess;
-}
-template <typename... P, size_t... kIndex>
-void call_with(void (*kernel)(P...), void** arguments, std::index_sequence<kIndex...>) {
-  kernel(*static_cast<std::remove_reference_t<P>*>(arguments[kIndex])...);
-}
-template <typename... P>
-cudaError_t cudaLaunchCooperativeKernel(void (*kernel)(P...), dim3 grid, dim3 size, void** arguments, size_t bytes,
-                                        cudaStream_t) {
-  emulator::launch(grid, size, bytes, grid.x * grid.y * grid.z,
-                   [&] { call_with(kernel, arguments, std::index_sequence_for<P...>()); });
+  for (unsigned i = 0; i < config->numAttrs; ++i) {
+    const cudaLaunchAttribute& attribute = config->attrs[i];
+    if (attribute.id == cudaLaunchAttributeClusterDimension) together = attribute.val.clusterDim.x;
+    if (attribute.id == cudaLaunchAttributeCooperative) together = grid.x * grid.y * grid.z;
+  }
+  emulator::launch(grid, config->blockDim, config->dynamicSmemBytes, together, [&] { kernel(arguments...); });
   return cudaSuccess;
 }
 // A launch by <<<>>>, as emulator.py translates it.
