@@ -3,8 +3,8 @@
 
 #include <array>
 
-#include "half.h"
 #include "large.h"
+#include "mma.h"
 #include "planes.h"
 #include "small.h"
 #include "staged.h"
@@ -29,7 +29,7 @@ using BackwardKernel = int64_t (*)(Call&, const Shape&, int64_t largest, const T
 //
 //   case                                             kernels   why
 //   images of 7 x 7 or 14 x 14, 3 x 3, padding 1     planes    whole images in shared memory: rows cross cache lines
-//   float16, 3, 5 or 7 rows, up to 9 or 18 columns   half      tensor cores
+//   float16, 3, 5 or 7 rows, up to 9 or 18 columns   mma       tensor cores
 //   float32, 3, 5 or 7, stride 1, odd widths         staged    a warp moves neighbouring elements by shared memory
 //   3, 5 or 7, stride 1 or 2                         small     results and taps in registers
 //   stride 1                                         large     tiles of 64 x 64 results for taps of any number
@@ -37,7 +37,7 @@ using BackwardKernel = int64_t (*)(Call&, const Shape&, int64_t largest, const T
 template <typename T>
 constexpr auto forward_kernels() {
   if constexpr (std::is_same<T, Half>::value) {
-    return std::array<ForwardKernel<T>, 4>{planes::forward<T>, half::forward, small::forward<T>, large::forward<T>};
+    return std::array<ForwardKernel<T>, 4>{planes::forward<T>, mma::forward, small::forward<T>, large::forward<T>};
   } else {
     return std::array<ForwardKernel<T>, 4>{planes::forward<T>, staged::forward, small::forward<T>, large::forward<T>};
   }
@@ -47,7 +47,7 @@ constexpr auto forward_kernels() {
 template <typename T>
 constexpr auto backward_kernels() {
   if constexpr (std::is_same<T, Half>::value) {
-    return std::array<BackwardKernel<T>, 3>{half::backward, small::backward<T>, large::backward<T>};
+    return std::array<BackwardKernel<T>, 3>{mma::backward, small::backward<T>, large::backward<T>};
   } else {
     return std::array<BackwardKernel<T>, 3>{staged::backward, small::backward<T>, large::backward<T>};
   }

@@ -31,7 +31,7 @@ constexpr int kBackwardBlocks = K == 3   ? 6
                                 : K == 5 ? 4
                                          : 3;
 
-// These say whether half.h takes all that a kernel for packs of V would, which is then empty in code for sm_80 or
+// These say whether mma.h takes all that a kernel for packs of V would, which is then empty in code for sm_80 or
 // later.
 template <int V, typename T>
 constexpr bool kForwardIsHalfs = sizeof(T) == 2 && V > 1;

@@ -7,11 +7,11 @@
 // elements, too: an infinity in a strip's window makes the strip's results NaN.
 #pragma once
 
-#include "half_odd.h"
+#include "mma_odd.h"
 
 #ifdef __CUDACC__
 
-namespace msops::depthwise::half {
+namespace msops::depthwise::mma {
 
 constexpr int kBackwardRows = 8;  // even, since it takes rows of x in pairs
 
@@ -339,6 +339,6 @@ inline int64_t backward(Call& call, const Shape& s, int64_t largest, const Half*
   return parts;
 }
 
-}  // namespace msops::depthwise::half
+}  // namespace msops::depthwise::mma
 
 #endif

@@ -1,4 +1,4 @@
-// The kernels for the tensor cores (see half.h) share these tiles, and the band matrix.
+// The kernels for the tensor cores (see mma.h) share these tiles, and the band matrix.
 #pragma once
 
 #include "../common/sum.h"
@@ -10,7 +10,7 @@
 #include "../common/gpu/ldmatrix.h"
 #include "../common/gpu/mma.h"
 
-namespace msops::depthwise::half {
+namespace msops::depthwise::mma {
 
 constexpr int kStrips = 16, kColumns = 8, kWindow = 16;
 constexpr int kForwardThreads = 64, kForwardRows = 7;
@@ -75,6 +75,6 @@ void with_kernel(const Shape& s, int64_t largest, int64_t pad, std::initializer_
   });
 }
 
-}  // namespace msops::depthwise::half
+}  // namespace msops::depthwise::mma
 
 #endif

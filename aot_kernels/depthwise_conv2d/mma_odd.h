@@ -1,13 +1,13 @@
-// This is what half.h does differently where rows begin anywhere: images of odd width, and arrays that begin between
+// This is what mma.h does differently where rows begin anywhere: images of odd width, and arrays that begin between
 // aligned pairs of elements. Rows are read and written as the aligned pairs that contain the elements, and shifted in
 // registers.
 #pragma once
 
-#include "half_tiles.h"
+#include "mma_tiles.h"
 
 #ifdef __CUDACC__
 
-namespace msops::depthwise::half {
+namespace msops::depthwise::mma {
 
 // Returns a mask of those elements of a pair at `column` that are in the row.
 __device__ inline uint32_t mask_of(int column, int width) {
@@ -129,7 +129,7 @@ struct Eights {
   }
 };
 
-// Works as forward_kernel in half.h. In a row that begins between two aligned pairs, a thread's last pair comes from
+// Works as forward_kernel in mma.h. In a row that begins between two aligned pairs, a thread's last pair comes from
 // the next thread.
 template <int K, int S>
 __global__ void __launch_bounds__(kForwardThreads)
@@ -215,6 +215,6 @@ __global__ void __launch_bounds__(kForwardThreads)
   }
 }
 
-}  // namespace msops::depthwise::half
+}  // namespace msops::depthwise::mma
 
 #endif
