@@ -57,7 +57,7 @@ __global__ void __launch_bounds__(kSearchThreads)
     const CellBox box = cells_within(cells.lattice, query, balls.outer);
     int64_t visited = 0;
     for (int64_t row = lane; row < box.rows(); row += 32) visited += points_of_row(cells, box, row);
-    for (int distance = 16; distance > 0; distance /= 2) visited += __shfl_xor_sync(~0u, visited, distance);
+    visited = team_sum<32>(visited);
     if (balls.takes_cells(visited)) {
       int32_t* const hits = of_warps[threadIdx.x / 32];
       found = collect(balls, cells, box, query, hits);

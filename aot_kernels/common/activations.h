@@ -42,7 +42,7 @@ struct Activations {
   // Returns e^x for x <= 0.
   static MSOPS_BOTH C exp(C x) {
 #ifdef __CUDA_ARCH__
-    if constexpr (std::is_same<T, Half>::value) return ex2_approx_ftz(x * 1.44269504f);
+    if constexpr (std::is_same<T, Half>::value) return ex2_approx_ftz(x * kLog2E<float>);
     return std::exp(x);
 #else
     return Exponential<C>::exp(x);

@@ -13,6 +13,10 @@
 
 namespace msops {
 
+// e^x = 2^(x kLog2E)
+template <typename C>
+constexpr C kLog2E = C(1.44269504088896340736);
+
 template <typename C>
 struct Binary;
 
@@ -67,7 +71,7 @@ class Exponential : Binary<C> {
 
   MSOPS_CPU Exponential(C x, C lowest) {
     if (x < lowest) x = lowest;  // NaN stays
-    const C shifted = x * C(1.44269504088896340736) + kRound, n = shifted - kRound;
+    const C shifted = x * kLog2E<C> + kRound, n = shifted - kRound;
     r_ = x - n * Format::kLn2High - n * Format::kLn2Low;
     std::memcpy(&n_, &shifted, sizeof n_);
   }

@@ -91,7 +91,7 @@ struct RowsWithSumsOnCpu {
 
 #ifdef __CUDACC__
 // The body's rows pass through shared memory, where each lane has places for its own packs of the next row.
-struct alignas(16) Place {
+struct alignas(16) Bytes16 {
   unsigned char bytes[16];
 };
 
@@ -99,7 +99,7 @@ struct alignas(16) Place {
 template <typename Team, int kHeld>
 struct BeginLoads {
   const Team& team;
-  Place* places;  // of this thread, blockDim.x apart
+  Bytes16* places;  // of this thread, blockDim.x apart
 
   template <typename T>
   __device__ int load(Row<T> row) {
@@ -113,7 +113,7 @@ struct BeginLoads {
 template <typename Team, int kHeld, int N>
 struct EndLoads {
   const Team& team;
-  const Place* places;
+  const Bytes16* places;
 
   template <typename T>
   __device__ HeldRow<T, kHeld, N> load(Row<T> row) {
@@ -142,7 +142,7 @@ __global__ void __launch_bounds__(kBlockThreads<Shape>,
     for (; row < rows; row += step) body(row, team, body.load(row, team), sums);
   } else {
     SumsInRegisters<Team<C, Shape>, kSums> sums{team};
-    extern __shared__ Place places[];
+    extern __shared__ Bytes16 places[];
     if constexpr (Shape::kWidth > 1) {
       const auto begin = [&](int64_t next) {
         if (next < rows) body.load(next, BeginLoads<Team<C, Shape>, Shape::kHeld>{team, places + threadIdx.x});
@@ -182,7 +182,7 @@ __global__ void __launch_bounds__(kBlockThreads<Shape>,
 template <typename C, typename Shape, typename Body>
 int shared_bytes(int threads) {
   const int packs = threads * Shape::kHeld;
-  const int places = Shape::kWidth > 1 ? packs * Body::kRows * static_cast<int>(sizeof(Place)) : 0;
+  const int places = Shape::kWidth > 1 ? packs * Body::kRows * static_cast<int>(sizeof(Bytes16)) : 0;
   return std::max(places, Shape::kLanes > 32 ? 0 : packs * Shape::kWidth * static_cast<int>(sizeof(C)));
 }
 

@@ -34,14 +34,14 @@ class Power {
   using C = Compute<T>;
 
   explicit __device__ Power(C max) : max_(max == C(-HUGE_VAL) ? C(0) : max) {  // infinity - infinity would be NaN
-    if constexpr (kFused) scaled_ = __fmul_rn(max_, kLog2E);
+    if constexpr (kFused) scaled_ = __fmul_rn(max_, kLog2E<float>);
   }
 
   __device__ C operator()(C x) const {
     if constexpr (kFused) {
-      return ex2_approx_ftz(fmaf(x, kLog2E, -scaled_));
+      return ex2_approx_ftz(fmaf(x, kLog2E<float>, -scaled_));
     } else if constexpr (sizeof(C) == 4) {
-      return ex2_approx_ftz((x - max_) * kLog2E);
+      return ex2_approx_ftz((x - max_) * kLog2E<float>);
     } else {
       return exp(x - max_);
     }
@@ -50,14 +50,14 @@ class Power {
   // Returns the factor that makes sums for an older, smaller maximum sums for this one.
   __device__ C factor(C older) const {
     if constexpr (kFused) {
-      return ex2_approx_ftz(__fmul_rn(older, kLog2E) - scaled_);
+      return ex2_approx_ftz(__fmul_rn(older, kLog2E<float>) - scaled_);
     } else {
       return (*this)(older);
     }
   }
   __device__ C correction() const {
     if constexpr (kFused) {
-      return ex2_approx_ftz(-fmaf(max_, kLog2E, -scaled_));
+      return ex2_approx_ftz(-fmaf(max_, kLog2E<float>, -scaled_));
     } else {
       return 1;
     }
@@ -65,7 +65,6 @@ class Power {
 
  private:
   static constexpr bool kFused = std::is_same<T, Half>::value;
-  static constexpr float kLog2E = 1.44269504f;
 
   C max_, scaled_ = 0;
 };
