@@ -2,5 +2,5 @@
 
 #include "gather/entries.h"
 
-MSOPS_ENTRY(GatherPointsForward) { return msops::gather_forward(call, 1); }
-MSOPS_ENTRY(GatherPointsBackward) { return msops::gather_backward(call, 1); }
+MSOPS_ENTRY(GatherPointsForward) { return msops::gather::forward_entry(call, 1); }
+MSOPS_ENTRY(GatherPointsBackward) { return msops::gather::backward_entry(call, 1); }

@@ -2,5 +2,5 @@
 
 #include "gather/entries.h"
 
-MSOPS_ENTRY(GroupPointsForward) { return msops::gather_forward(call, 2); }
-MSOPS_ENTRY(GroupPointsBackward) { return msops::gather_backward(call, 2); }
+MSOPS_ENTRY(GroupPointsForward) { return msops::gather::forward_entry(call, 2); }
+MSOPS_ENTRY(GroupPointsBackward) { return msops::gather::backward_entry(call, 2); }

@@ -8,6 +8,7 @@
 #endif
 
 using namespace msops;
+using namespace msops::gather;
 
 namespace {
 
@@ -35,7 +36,7 @@ MSOPS_ENTRY(ThreeInterpolateForward) {
     using T = typename decltype(type)::type;
     with_type<int32_t, int64_t>(idx, [&](auto index) {
       using Index = typename decltype(index)::type;
-      gather<kTaps, T, Index>(call, all, features, idx, weight, packs, out);
+      gather::forward<kTaps, T, Index>(call, all, features, idx, weight, packs, out);
     });
   });
 }
@@ -57,7 +58,7 @@ MSOPS_ENTRY(ThreeInterpolateBackward) {
     using T = typename decltype(type)::type;
     with_type<int32_t, int64_t>(idx, [&](auto index) {
       using Index = typename decltype(index)::type;
-      scatter<kTaps, T, Index>(call, all, dout, idx, weight, features, scratch, dfeatures);
+      gather::backward<kTaps, T, Index>(call, all, dout, idx, weight, features, scratch, dfeatures);
       if (call.on_cpu()) {
         const WeightGradientOnCpu<kTaps, T, Index> sums{all, features.as<T>(), dout.as<T>(), idx.as<Index>(),
                                                         dweight.as<T>()};

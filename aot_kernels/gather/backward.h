@@ -8,7 +8,7 @@
 #include "backward_gpu.h"
 #endif
 
-namespace msops {
+namespace msops::gather {
 
 // Returns how many int32 numbers of scratch the backward entries need: those of the records, or of scatter.h.
 inline int64_t scatter_words(const Call& call, const Gather& all, int taps) {
@@ -18,8 +18,8 @@ inline int64_t scatter_words(const Call& call, const Gather& all, int taps) {
 
 // `weight` is absent if there is one tap.
 template <int kTaps, typename T, typename Index>
-void scatter(Call& call, const Gather& all, const Tensor& dout, const Tensor& idx, const Tensor& weight,
-             const Tensor& features, [[maybe_unused]] const Tensor& scratch, const Tensor& dfeatures) {
+void backward(Call& call, const Gather& all, const Tensor& dout, const Tensor& idx, const Tensor& weight,
+              const Tensor& features, [[maybe_unused]] const Tensor& scratch, const Tensor& dfeatures) {
   if (call.on_cpu()) {
     require_points<Index>(call, idx, features);
     if (dfeatures.size == 0) return;
@@ -32,4 +32,4 @@ void scatter(Call& call, const Gather& all, const Tensor& dout, const Tensor& id
 #endif
 }
 
-}  // namespace msops
+}  // namespace msops::gather

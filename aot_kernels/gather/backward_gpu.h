@@ -11,7 +11,7 @@
 #include "../common/scatter.h"
 #include "tiles.h"
 
-namespace msops {
+namespace msops::gather {
 
 template <typename T>
 struct ScatterTask {
@@ -272,4 +272,4 @@ void scatter_on_gpu(Call& call, const Gather& all, const T* dout, const Index* i
   launch_scatter<kTaps, 1>(call, task, gpu);
 }
 
-}  // namespace msops
+}  // namespace msops::gather

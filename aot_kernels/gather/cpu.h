@@ -6,7 +6,7 @@
 #include "../common/parallel.h"
 #include "gather.h"
 
-namespace msops {
+namespace msops::gather {
 
 constexpr int64_t kRun = 1024;  // places whose indices are kept in the first cache
 
@@ -225,4 +225,4 @@ struct ScatterOnCpu {
   }
 };
 
-}  // namespace msops
+}  // namespace msops::gather

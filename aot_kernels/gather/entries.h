@@ -4,7 +4,7 @@
 #include "backward.h"
 #include "forward.h"
 
-namespace msops {
+namespace msops::gather {
 
 // Requires the shapes (lists, channels, points) of `features`, (lists, ...) of `idx` and (lists, channels, ...) of
 // `out`, where idx has `axes` axes beside that of the lists.
@@ -23,7 +23,7 @@ inline Gather require_gather(Call& call, const Tensor& features, const Tensor& i
 }
 
 // (features, idx, packs) -> (out): `packs` is scratch.
-inline int gather_forward(Call& call, int axes) {
+inline int forward_entry(Call& call, int axes) {
   const Tensor features = call.tensor("features", 3), idx = call.tensor_of("index", "idx", 1 + axes);
   const Tensor out = call.tensor("out", 2 + axes), packs = call.tensor("packs", 1);
   const Gather all = require_gather(call, features, idx, out, axes);
@@ -32,13 +32,13 @@ inline int gather_forward(Call& call, int axes) {
     using T = typename decltype(type)::type;
     with_type<int32_t, int64_t>(idx, [&](auto index) {
       using Index = typename decltype(index)::type;
-      gather<1, T, Index>(call, all, features, idx, Tensor{}, packs, out);
+      forward<1, T, Index>(call, all, features, idx, Tensor{}, packs, out);
     });
   });
 }
 
 // (idx, dout, features, scratch) -> (dfeatures): `features` gives its shape alone.
-inline int gather_backward(Call& call, int axes) {
+inline int backward_entry(Call& call, int axes) {
   const Tensor idx = call.tensor_of("index", "idx", 1 + axes), dout = call.tensor("dout", 2 + axes);
   const Tensor features = call.tensor("features", 3), dfeatures = call.tensor("dfeatures", 3);
   const Tensor scratch = call.tensor_of("int32", "scratch", 1);
@@ -49,9 +49,9 @@ inline int gather_backward(Call& call, int axes) {
     using T = typename decltype(type)::type;
     with_type<int32_t, int64_t>(idx, [&](auto index) {
       using Index = typename decltype(index)::type;
-      scatter<1, T, Index>(call, all, dout, idx, Tensor{}, features, scratch, dfeatures);
+      backward<1, T, Index>(call, all, dout, idx, Tensor{}, features, scratch, dfeatures);
     });
   });
 }
 
-}  // namespace msops
+}  // namespace msops::gather

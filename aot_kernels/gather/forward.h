@@ -6,7 +6,7 @@
 #include "forward_gpu.h"
 #endif
 
-namespace msops {
+namespace msops::gather {
 
 // Returns how many elements of scratch the forward entries need: 16 + B ((C + 15) // 16 * 16) N min(1, N // 28001).
 // Rows of more points do not fit the shared memory of a GPU, and are transposed.
@@ -19,8 +19,8 @@ inline int64_t gather_scratch(const Call& call, const Gather& all) {
 
 // `weight` is absent if there is one tap.
 template <int kTaps, typename T, typename Index>
-void gather(Call& call, const Gather& all, const Tensor& features, const Tensor& idx, const Tensor& weight,
-            [[maybe_unused]] const Tensor& packs, const Tensor& out) {
+void forward(Call& call, const Gather& all, const Tensor& features, const Tensor& idx, const Tensor& weight,
+             [[maybe_unused]] const Tensor& packs, const Tensor& out) {
   if (call.on_cpu()) {
     require_points<Index>(call, idx, features);
     if (out.size == 0) return;
@@ -33,4 +33,4 @@ void gather(Call& call, const Gather& all, const Tensor& features, const Tensor&
 #endif
 }
 
-}  // namespace msops
+}  // namespace msops::gather

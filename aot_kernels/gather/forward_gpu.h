@@ -9,7 +9,7 @@
 #include "packs_gpu.h"
 #include "rows_gpu.h"
 
-namespace msops {
+namespace msops::gather {
 
 // Computes an element of `out`. Index i is the element.
 template <int kTaps, typename T>
@@ -60,4 +60,4 @@ void gather_on_gpu(Call& call, const GatherTask<T>& task, void* scratch) {
   aligned ? gather_places<kTaps, kPlaces>(call, task, packs) : gather_places<kTaps, 1>(call, task, packs);
 }
 
-}  // namespace msops
+}  // namespace msops::gather

@@ -6,7 +6,7 @@
 
 #include "../common/call.h"
 
-namespace msops {
+namespace msops::gather {
 
 // Gather has the sizes: `features` is (lists, channels, points), `out` is (lists, channels, places), and the indices,
 // as the weights, are (lists, places, taps). All channels of a list share its indices.
@@ -59,4 +59,4 @@ struct GatherTask {
   T* out;
 };
 
-}  // namespace msops
+}  // namespace msops::gather

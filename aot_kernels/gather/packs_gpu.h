@@ -7,7 +7,7 @@
 #include "../common/pack.h"
 #include "gather.h"
 
-namespace msops {
+namespace msops::gather {
 
 constexpr int kGroupChannels = 64;     // of a group, at most; the last group has a multiple of 16
 constexpr int kTransposedPoints = 64;  // of a block
@@ -134,4 +134,4 @@ void gather_packed(Call& call, PackTask<T> task) {
   launch(call, unpack_kernel<kTaps, kPlaces, T>, items * chunks[1], kPackThreads, 0, task);
 }
 
-}  // namespace msops
+}  // namespace msops::gather

@@ -3,7 +3,7 @@
 
 #include "stages_gpu.h"
 
-namespace msops {
+namespace msops::gather {
 
 template <typename T>
 struct RowTask : Staging<T> {
@@ -82,4 +82,4 @@ bool gather_rows(Call& call, RowTask<T> task) {
   return true;
 }
 
-}  // namespace msops
+}  // namespace msops::gather

@@ -8,7 +8,7 @@
 #include "../common/parallel.h"
 #include "gather.h"
 
-namespace msops {
+namespace msops::gather {
 
 constexpr int kRowThreads = 1024;  // at most
 constexpr int kMostStages = 3;
@@ -231,4 +231,4 @@ bool fits_narrow(const Gather& all, const Gpu& gpu) {
   return stage_bytes<kNarrowChannels<T>, T>(all.points) <= gpu.dynamic_bytes() && all.points < UINT16_MAX;
 }
 
-}  // namespace msops
+}  // namespace msops::gather

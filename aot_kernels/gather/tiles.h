@@ -9,7 +9,7 @@
 #include "../common/gpu/tile_sort.h"
 #endif
 
-namespace msops {
+namespace msops::gather {
 
 constexpr int kTermBits = 12;
 constexpr int kTerms = 1 << kTermBits;   // terms of a tile, at most
@@ -203,4 +203,4 @@ void sort_tiles(Call& call, const Gather& all, const Tiles& tiles, Indices index
 }
 #endif
 
-}  // namespace msops
+}  // namespace msops::gather

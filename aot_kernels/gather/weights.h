@@ -5,7 +5,7 @@
 #include "../common/sum.h"
 #include "cpu.h"
 
-namespace msops {
+namespace msops::gather {
 
 // Computes the gradients of a run of a list's places, channel by channel.
 template <int kTaps, typename T, typename Index>
@@ -47,4 +47,4 @@ struct WeightGradientOnCpu {
   MSOPS_CPU int64_t runs() const { return (all.places + kRun - 1) / kRun; }
 };
 
-}  // namespace msops
+}  // namespace msops::gather

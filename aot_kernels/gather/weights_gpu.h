@@ -5,7 +5,7 @@
 #include "../common/sum.h"
 #include "stages_gpu.h"
 
-namespace msops {
+namespace msops::gather {
 
 template <typename T>
 struct WeightTask : Staging<T> {
@@ -116,4 +116,4 @@ void weights_on_gpu(Call& call, const Gather& all, const T* features, const T* d
   }
 }
 
-}  // namespace msops
+}  // namespace msops::gather
