@@ -216,7 +216,7 @@ MSOPS_ENTRY(AddForward) {
       operands.step[k] = axes.stride[swap ? 1 - k : k][inner] != 0;
       std::copy_n(axes.stride[swap ? 1 - k : k], kMaxRank, operands.rows.stride[k]);
     }
-    if (call.on_cpu()) {
+    if (call.is_on_cpu()) {
       constexpr int kRun = 1024;
       const int64_t runs = out.size == 0 ? 0 : axes.total() * ((length + kRun - 1) / kRun);
       return on_cpu(call, runs, BroadcastRun<kRun, T>{operands}, static_cast<double>(std::min<int64_t>(kRun, length)));
@@ -250,7 +250,7 @@ MSOPS_ENTRY(AddBackward) {
     // On the GPU, kPack rows together are whole packs, however long one is; each is a part of its own.
     constexpr int64_t kPack = kPackWidth<T>;
     const bool matrix = kept.count == 1 && kept.contiguous() && summed.count == 1;
-    if (!call.on_cpu() && matrix && x.size % kPack != 0 && splits > kPack) {
+    if (!call.is_on_cpu() && matrix && x.size % kPack != 0 && splits > kPack) {
       const int64_t rows = summed.total(), tall = rows / kPack, rest = rows % kPack;
       const int64_t parts = (splits - 1) / kPack * kPack;
       const T* from = dout.as<const T>();

@@ -40,13 +40,13 @@ MSOPS_ENTRY(BallQueryForward) {
                          idx.as<int32_t>(),
                          counts.as<int32_t>()};
     const CellsOfClouds<T> cells = scratch.clouds<T>(call, xyz, 1, static_cast<C>(radius / 2));
-    if (call.on_cpu()) {
+    if (call.is_on_cpu()) {
       const bool sorted = pays_to_sort(size, number);
       if (sorted) sort_on_cpu(call, cells);
       on_cpu(call, clouds * number, BallOnCpu<T>{balls, cells, sorted}, sorted ? 1000 : static_cast<double>(size));
     }
 #ifdef __CUDACC__
-    if (!call.on_cpu()) launch_balls(call, balls, cells);
+    if (!call.is_on_cpu()) launch_balls(call, balls, cells);
 #endif
   });
 }

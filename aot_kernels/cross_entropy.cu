@@ -70,14 +70,14 @@ MSOPS_ENTRY(CrossEntropyForward) {
     using C = Compute<T>;
     const Loss<T> loss = settings.loss<T>(logits, labels, weight);
     C* const of_rows = settings.is_per_row() ? result.as<C>() : losses.as<C>();
-    if (call.on_cpu()) {
+    if (call.is_on_cpu()) {
       require_classes(call, loss);
       on_cpu(call, rows, LossOfRowOnCpu<T>{loss, of_rows, stats.as<RowStats<C>>()},
              4 * static_cast<double>(loss.classes));
       on_cpu(call, 1, TotalsOnCpu<T>{loss, of_rows, stats.as<RowStats<C>>(), result.as<C>(), totals.as<C>()}, 1);
     }
 #ifdef __CUDACC__
-    if (!call.on_cpu()) {
+    if (!call.is_on_cpu()) {
       if (rows > 0) launch_loss(call, loss, of_rows, stats.as<RowStats<C>>());
       launch_totals(call, loss, of_rows, stats.as<RowStats<C>>(), parts, partial.as<C>(), result.as<C>(),
                     totals.as<C>());
@@ -107,14 +107,14 @@ MSOPS_ENTRY(CrossEntropyBackward) {
     using C = Compute<T>;
     const Loss<T> loss = settings.loss<T>(logits, labels, weight);
     const bool is_per_row = settings.is_per_row();
-    if (call.on_cpu()) {
+    if (call.is_on_cpu()) {
       require_classes(call, loss);
       const GradientOfRowOnCpu<T> body{loss,       stats.as<RowStats<C>>(), totals.as<C>(), dloss.as<C>(),
                                        is_per_row, dlogits.as<T>()};
       on_cpu(call, rows, body, 4 * static_cast<double>(loss.classes));
     }
 #ifdef __CUDACC__
-    if (!call.on_cpu() && logits.size > 0)
+    if (!call.is_on_cpu() && logits.size > 0)
       launch_gradient(call, loss, stats.as<RowStats<C>>(), totals.as<C>(), dloss.as<C>(), is_per_row, dlogits.as<T>());
 #endif
   });

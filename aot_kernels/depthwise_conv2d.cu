@@ -210,17 +210,17 @@ MSOPS_ENTRY(DepthwiseConv2dForward) {
     using T = typename decltype(type)::type;
     const auto run = [&](const Shape& part, const T* from, T* to) {
       const int64_t largest = part.largest(std::max({part.batch * each, weight.size}));
-      if (call.on_cpu() && depthwise::cpu::forward(call, part, from, weight.as<T>(), bias.as<T>(), to)) return;
+      if (call.is_on_cpu() && depthwise::cpu::forward(call, part, from, weight.as<T>(), bias.as<T>(), to)) return;
 #ifdef __CUDACC__
       if constexpr (!std::is_same<T, double>::value) {
         for (const auto kernel : depthwise::forward_kernels<T>())
-          if (!call.on_cpu() && kernel(call, part, largest, from, weight.as<T>(), bias.as<T>(), to)) return;
+          if (!call.is_on_cpu() && kernel(call, part, largest, from, weight.as<T>(), bias.as<T>(), to)) return;
       }
 #endif
       const Forward<T> body{part, from, weight.as<T>(), bias.as<T>(), to};
       parallel_for(call, part.batch * of_out, largest, body, static_cast<double>(part.taps()));
     };
-    if (call.on_cpu()) return run(s, x.as<T>(), out.as<T>());
+    if (call.is_on_cpu()) return run(s, x.as<T>(), out.as<T>());
     in_runs(s.batch, kIndices * each, [&](int64_t first, int64_t count) {
       run(s.part(count), x.as<T>() + first * of_x, out.as<T>() + first * of_out);
     });
@@ -252,23 +252,23 @@ MSOPS_ENTRY(DepthwiseConv2dBackward) {
 #ifdef __CUDACC__
       if constexpr (!std::is_same<T, double>::value) {
         for (const auto kernel : depthwise::backward_kernels<T>()) {
-          if (call.on_cpu()) break;
+          if (call.is_on_cpu()) break;
           const int64_t parts = kernel(call, part, largest, from, weight.as<T>(), gradient, to, sums_to, rows);
           if (parts > 0) return parts;
         }
       }
 #endif
-      if (!call.on_cpu() || !depthwise::cpu::input_gradient(call, part, weight.as<T>(), gradient, to))
+      if (!call.is_on_cpu() || !depthwise::cpu::input_gradient(call, part, weight.as<T>(), gradient, to))
         parallel_for(call, part.batch * of_x, largest, InputGradient<T>{part, weight.as<T>(), gradient, to},
                      static_cast<double>(part.taps() * part.multiplier));
-      if (!call.on_cpu() || !depthwise::cpu::weight_gradient(call, part, from, gradient, sums_to, rows))
+      if (!call.is_on_cpu() || !depthwise::cpu::weight_gradient(call, part, from, gradient, sums_to, rows))
         parallel_for(call, rows * sums, largest, WeightGradient<T>{part, rows, from, gradient, sums_to},
                      static_cast<double>(part.batch * part.h.out * part.w.out / rows));
       return rows;
     };
     int64_t parts = 0, runs = 0;
     in_runs(s.batch, kIndices * each, [&](int64_t, int64_t) { ++runs; });
-    if (call.on_cpu() || runs == 0 || runs > splits) {
+    if (call.is_on_cpu() || runs == 0 || runs > splits) {
       parts = run(s, x.as<T>(), dout.as<T>(), dx.as<T>(), partial.as<C>(), splits);
     } else {
       in_runs(s.batch, kIndices * each, [&](int64_t first, int64_t count) {
@@ -276,7 +276,7 @@ MSOPS_ENTRY(DepthwiseConv2dBackward) {
                      partial.as<C>() + parts * sums, (splits - parts) / runs--);
       });
     }
-    const int lane_bits = call.on_cpu() || parts <= 1 ? 0 : parts <= 8 ? 3 : 5;
+    const int lane_bits = call.is_on_cpu() || parts <= 1 ? 0 : parts <= 8 ? 3 : 5;
     const Finish<T> body{parts, sums, weight.size, lane_bits, partial.as<const C>(), dweight.as<T>(), dbias.as<T>()};
     const int64_t threads = (has_dbias ? sums : weight.size) << lane_bits;
     parallel_for(call, threads, std::max(partial.size, threads), body, static_cast<double>(parts));

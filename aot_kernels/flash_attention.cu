@@ -167,11 +167,11 @@ MSOPS_ENTRY(FlashAttentionForward) {
     Attention<T> a = inputs.problem<T>();
     a.out = out.as<T>(), a.lse = lse.as<Compute<T>>(), a.splits = splits, a.partial = partial.as<Compute<T>>();
     if (lse.size == 0) return;
-    if (call.on_cpu()) inputs.require_sequences(call);
+    if (call.is_on_cpu()) inputs.require_sequences(call);
     flash_attention::fill_results(call, a);
-    if (call.on_cpu()) flash_attention::cpu::forward(call, a);
+    if (call.is_on_cpu()) flash_attention::cpu::forward(call, a);
 #ifdef __CUDACC__
-    if (!call.on_cpu()) flash_attention::forward_on_gpu(call, a);
+    if (!call.is_on_cpu()) flash_attention::forward_on_gpu(call, a);
 #endif
   });
 }
@@ -210,11 +210,11 @@ MSOPS_ENTRY(FlashAttentionBackward) {
       g.query_sums = {numbers, tiles, counters, counters + tiles};
     }
     if (inputs.q.size + inputs.k.size + inputs.v.size == 0) return;
-    if (call.on_cpu()) inputs.require_sequences(call);
+    if (call.is_on_cpu()) inputs.require_sequences(call);
     flash_attention::fill_gradients(call, a, g);
-    if (call.on_cpu()) flash_attention::cpu::backward(call, a, g);
+    if (call.is_on_cpu()) flash_attention::cpu::backward(call, a, g);
 #ifdef __CUDACC__
-    if (!call.on_cpu()) flash_attention::backward_on_gpu(call, a, g);
+    if (!call.is_on_cpu()) flash_attention::backward_on_gpu(call, a, g);
 #endif
   });
 }

@@ -12,7 +12,7 @@ namespace {
 
 // On the CPU, where they can be read, lengths must be right.
 void require_lengths(Call& call, const Tensor& lengths, int64_t size) {
-  if (!call.ok() || !call.on_cpu()) return;
+  if (!call.ok() || !call.is_on_cpu()) return;
   for (int64_t cloud = 0; cloud < lengths.size; ++cloud) {
     const int32_t length = lengths.as<int32_t>()[cloud];
     call.require(0 <= length && length <= size, kBadValue, "lengths[%lld] is %d, expected 0 to %lld",
@@ -53,7 +53,7 @@ MSOPS_ENTRY(FurthestPointSampleForward) {
     using T = typename decltype(type)::type;
     using C = Compute<T>;
     const Sampling<T> sampling{xyz.as<T>(), lengths.as<int32_t>(), clouds, size, samples, idx.as<int32_t>()};
-    if (call.on_cpu()) {
+    if (call.is_on_cpu()) {
       const CellsOfClouds<T> cells{
           xyz.as<T>(),        lengths.as<int32_t>(), clouds, size, most, C(0), lattices.as<C>(), sorted.as<C>(),
           ends.as<int32_t>(), order.as<int32_t>()};
@@ -61,7 +61,7 @@ MSOPS_ENTRY(FurthestPointSampleForward) {
       on_cpu(call, clouds, body, 4 * static_cast<double>(size + samples * (most + 64)));
     }
 #ifdef __CUDACC__
-    if (!call.on_cpu()) launch_sampling(call, sampling, distances.as<C>(), exchange.as<int32_t>());
+    if (!call.is_on_cpu()) launch_sampling(call, sampling, distances.as<C>(), exchange.as<int32_t>());
 #endif
   });
 }

@@ -283,7 +283,7 @@ MSOPS_ENTRY(LLTMForward) {
     using T = typename decltype(type)::type;
     const auto pointers = {product.as<const T>(), bias.as<const T>(), c.as<const T>(), new_h.as<const T>(),
                            new_c.as<const T>()};
-    if (call.on_cpu()) {
+    if (call.is_on_cpu()) {
       const int64_t runs = (hidden + kRun - 1) / kRun;
       const ForwardOfRun<T> body{hidden, runs, product.as<T>(), bias.as<T>(), c.as<T>(), new_h.as<T>(), new_c.as<T>()};
       return on_cpu(call, batch * runs, body, kCost * static_cast<double>(std::min(kRun, hidden)));
@@ -329,7 +329,7 @@ MSOPS_ENTRY(LLTMBackward) {
   return call.run([&](auto type) {
     using T = typename decltype(type)::type;
     using C = Compute<T>;
-    if (call.on_cpu()) {
+    if (call.is_on_cpu()) {
       const int64_t runs = (hidden + kRun - 1) / kRun;
       const BackwardOfRun<T> body{batch,           hidden,           groups,     runs,
                                   product.as<T>(), bias.as<T>(),     c.as<T>(),  dnew_h.as<T>(),
@@ -338,7 +338,7 @@ MSOPS_ENTRY(LLTMBackward) {
       on_cpu(call, groups * runs, body, kCost * samples * static_cast<double>(std::min(kRun, hidden)));
     }
 #ifdef __CUDACC__
-    if (!call.on_cpu()) {
+    if (!call.is_on_cpu()) {
       const auto pointers = {product.as<const T>(), bias.as<const T>(),     c.as<const T>(), dnew_h.as<const T>(),
                              dnew_c.as<const T>(),  dproduct.as<const T>(), dc.as<const T>()};
       const bool huge = std::max({product.size, partial.size, batch + 2 * groups * kThreads}) > kLargest32;
@@ -356,7 +356,7 @@ MSOPS_ENTRY(LLTMBackward) {
       });
     }
 #endif
-    if (groups > 1 || call.on_cpu())
+    if (groups > 1 || call.is_on_cpu())
       sum_rows(call, groups, kGates * hidden, kGates * hidden, partial.as<const C>(), dbias.as<T>());
   });
 }

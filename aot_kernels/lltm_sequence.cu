@@ -52,7 +52,7 @@ MSOPS_ENTRY(LLTMSequenceForward) {
                                   last_c.as<T>(),
                                   gates.as<T>(),
                                   cells.as<T>()};
-    if (call.on_cpu()) return cpu::forward(call, body, scratch.as<Compute<T>>());
+    if (call.is_on_cpu()) return cpu::forward(call, body, scratch.as<Compute<T>>());
 #ifdef __CUDACC__
     forward_on_gpu(call, body, scratch.as<Compute<T>>(), allow_tf32);
 #endif
@@ -93,7 +93,7 @@ MSOPS_ENTRY(LLTMSequenceBackward) {
                                    hidden_before.as<T>(),
                                    dh.as<T>(),
                                    dc.as<T>()};
-    if (call.on_cpu()) return cpu::backward(call, body, scratch.as<Compute<T>>());
+    if (call.is_on_cpu()) return cpu::backward(call, body, scratch.as<Compute<T>>());
 #ifdef __CUDACC__
     backward_on_gpu(call, body, scratch.as<Compute<T>>(), allow_tf32);
 #endif

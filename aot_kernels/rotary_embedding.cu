@@ -51,7 +51,7 @@ struct TurnRow {
 
 template <typename T, typename Table>
 void turn(Call& call, const Shape& s, const T* x, const Table* cos, const Table* sin, T* out) {
-  if (call.on_cpu())
+  if (call.is_on_cpu())
     return on_cpu(call, s.rows(), TurnRow<T, Table>{s, x, cos, sin, out}, 2 * static_cast<double>(s.width));
 #ifdef __CUDACC__
   rotary::turn_on_gpu(call, s, x, cos, sin, out);

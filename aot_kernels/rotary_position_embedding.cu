@@ -146,7 +146,7 @@ int turn(Call& call, const char* from, const char* to, bool inverse) {
     using T = typename decltype(type)::type;
     const T *const in = x.as<const T>(), *const c = cos.as<const T>(), *const d = sin.as<const T>();
     if (x.size == 0) return;
-    if (call.on_cpu()) {
+    if (call.is_on_cpu()) {
       on_cpu(call, s.rows(), TurnRow<T>{s, in, c, d, out.as<T>()}, 3 * static_cast<double>(s.width));
     } else {
       turn_on_gpu(call, s, in, c, d, out.as<T>());

@@ -177,7 +177,7 @@ int along_axis(Call& call, const char* const (&inputs)[kInputs], const char* con
     // Rows are columns without neighbours. On the GPU teams read them in packs, except for gradients of gradients,
     // whose three inputs the registers do not hold.
     if constexpr (kInputs <= 2)
-      if (s.inner == 1 && !call.on_cpu())
+      if (s.inner == 1 && !call.is_on_cpu())
         return along_rows(call, all, in, out, std::make_index_sequence<kInputs>{},
                           std::make_index_sequence<kOutputs>{});
     softmax::for_columns(call, all);

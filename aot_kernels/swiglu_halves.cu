@@ -92,7 +92,7 @@ void compute(Call& call, int64_t parts, int64_t length, const Parts<const T> (&i
     return body;
   };
   if (length == 0) return;
-  if (call.on_cpu()) {
+  if (call.is_on_cpu()) {
     constexpr int kBlock = 256;
     const int64_t units = (length + kBlock - 1) / kBlock;
     constexpr double kCost = 8;  // of an element, for its exponential

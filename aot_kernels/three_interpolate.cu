@@ -59,7 +59,7 @@ MSOPS_ENTRY(ThreeInterpolateBackward) {
     with_type<int32_t, int64_t>(idx, [&](auto index) {
       using Index = typename decltype(index)::type;
       gather::backward<kTaps, T, Index>(call, all, dout, idx, weight, features, scratch, dfeatures);
-      if (call.on_cpu()) {
+      if (call.is_on_cpu()) {
         const WeightGradientOnCpu<kTaps, T, Index> sums{all, features.as<T>(), dout.as<T>(), idx.as<Index>(),
                                                         dweight.as<T>()};
         on_cpu(call, sums.items(), sums, sums.cost());

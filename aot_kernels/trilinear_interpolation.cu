@@ -276,7 +276,7 @@ MSOPS_ENTRY(TrilinearInterpolationForward) {
   call.require_shape(out, {n, features});
   return call.run([&](auto type) {
     using T = typename decltype(type)::type;
-    if (call.on_cpu()) {
+    if (call.is_on_cpu()) {
       const ForwardOfPoint<T> body{features, feats.as<T>(), points.as<T>(), out.as<T>()};
       return on_cpu(call, n, body, static_cast<double>(kCorners * features));
     }
@@ -322,7 +322,7 @@ MSOPS_ENTRY(TrilinearInterpolationBackward) {
   call.require_same_shape(dpoints, points);
   return call.run([&](auto type) {
     using T = typename decltype(type)::type;
-    if (call.on_cpu()) {
+    if (call.is_on_cpu()) {
       const double cost = static_cast<double>(2 * kCorners * features);
       const T *from = feats.as<T>(), *at = points.as<T>(), *gradient = dout.as<T>();
       T *to = dfeats.as<T>(), *dat = dpoints.as<T>();

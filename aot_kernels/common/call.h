@@ -227,7 +227,7 @@ class Call {
 
   bool ok() const { return status_ == kOk; }
   int status() const { return status_; }
-  bool on_cpu() const { return stream_ == nullptr; }
+  bool is_on_cpu() const { return stream_ == nullptr; }
 
 #ifdef __CUDACC__
   cudaStream_t stream() const { return static_cast<cudaStream_t>(stream_); }

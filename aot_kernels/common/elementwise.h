@@ -85,7 +85,7 @@ void elementwise(Call& call, int64_t n, Formula formula, const T* const (&in)[kI
   M map{n, formula, {}, {}};
   for (int i = 0; i < kInputs; ++i) map.in[i] = in[i];
   for (int o = 0; o < kOutputs; ++o) map.out[o] = out[o];
-  if (call.on_cpu()) {
+  if (call.is_on_cpu()) {
     constexpr int kRun = 1024;
     return on_cpu(call, (n + kRun - 1) / kRun, MapRun<kRun, M>{map}, kRun);
   }

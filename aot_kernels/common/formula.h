@@ -126,7 +126,7 @@ int run_formula(Call& call, const char* const (&inputs)[kInputs], const char* co
       auto* number = &formula.numbers[0];
       for (const Scalar& scalar : scalars) {
         const T* at = scalar.tensor.template as<T>();
-        const bool is_here = at != nullptr && call.on_cpu();
+        const bool is_here = at != nullptr && call.is_on_cpu();
         *number++ = {is_here ? Compute<T>(*at) : Compute<T>(scalar.value), at};
       }
       elementwise<T>(call, in[0].size, formula, from, to);

@@ -141,7 +141,7 @@ void in_runs(int64_t n, int64_t each, F&& f) {
 // Runs body(i) for every i in [0, n) on the device of the call.
 template <typename Body>
 void parallel_for(Call& call, int64_t n, int64_t largest, const Body& body, double cost = 1) {
-  if (call.on_cpu()) {
+  if (call.is_on_cpu()) {
     on_cpu(call, n, body, cost);
   } else {
     on_gpu(call, n, largest, body);

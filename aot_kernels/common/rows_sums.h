@@ -238,7 +238,7 @@ int64_t for_rows_with_sums(Call& call, int64_t rows, std::initializer_list<Place
   const int64_t columns = places.begin()->columns;
   PartialSums<C, kSums> sums{{}, columns};
   std::copy_n(partial, kSums, sums.data);
-  if (call.on_cpu()) {
+  if (call.is_on_cpu()) {
     const int64_t used = std::min<int64_t>({parts, std::max<int64_t>(1, rows), 64});
     const RowsWithSumsOnCpu<C, kSums, Body> on_one{rows, used, body, sums};
     on_cpu(call, used, on_one, 8 * static_cast<double>(columns) * static_cast<double>(rows / used + 1));

@@ -207,7 +207,7 @@ template <bool kWrites, typename Body>
 void scan_pass(Call& call, const ScanPart<Body>& all) {
   const Scan& s = all.scan;
   const ScanByThread<kWrites, Body> by_thread{all};
-  if (call.on_cpu()) {
+  if (call.is_on_cpu()) {
     const ScanOnCpu<kWrites, Body> body{by_thread};
     const int64_t items = body.runs() * s.parts;
     return on_cpu(call, items, body,

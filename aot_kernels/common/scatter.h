@@ -200,7 +200,7 @@ Inverse invert(Call& call, int64_t lists, int64_t targets, int64_t sources, cons
   const Inverse all{lists, targets, sources, parts, scratch, ends, ends + lists * targets * parts};
   call.require(sources <= INT32_MAX, kBadShape, "more than 2^31 - 1 sources in a list");
   if (!call.ok() || lists * targets == 0) return all;
-  if (call.on_cpu()) {
+  if (call.is_on_cpu()) {
     on_cpu(call, lists, InvertOnCpu<Index>{all, index}, 8 * static_cast<double>(sources + targets));
     return all;
   }

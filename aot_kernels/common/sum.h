@@ -138,7 +138,7 @@ struct SumBody {
 
 template <typename In, typename Out>
 void sum(Call& call, const Axes<1>& kept, const Axes<1>& summed, int64_t splits, const In* in, Out* out) {
-  if (call.on_cpu()) return sum_on_cpu<Sum>(call, kept, summed, splits, in, out);
+  if (call.is_on_cpu()) return sum_on_cpu<Sum>(call, kept, summed, splits, in, out);
   constexpr int kPack = kPackWidth<In>;
   constexpr bool kRounds = !std::is_same<Out, Compute<In>>::value;
   using Rounded = std::conditional_t<kRounds || sizeof(In) == 8, Out, Half>;  // one kernel for both results of float
@@ -230,7 +230,7 @@ template <typename C, typename F, typename Out>
 void sum_rows_of(Call& call, const F& f, int64_t rows, int64_t columns, int64_t parts, C* partial, Out* out) {
   const SumOfFunction<C, F> all{rows, columns, parts, f, partial};
   const SumOfFunctionOnCpu<C, F> on_one{all};
-  if (call.on_cpu()) {
+  if (call.is_on_cpu()) {
     const double terms = static_cast<double>(rows / std::max<int64_t>(1, parts) + 1);
     on_cpu(call, parts * on_one.runs(), on_one, terms * static_cast<double>(std::min(on_one.kRun, columns)));
   } else {

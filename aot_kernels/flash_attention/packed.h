@@ -40,7 +40,7 @@ struct FillRows {
 template <typename X>
 void fill(Call& call, const FillRows<X>& body, int64_t rows) {
   const int64_t indices = rows * FillRows<X>::kLanes;
-  if (call.on_cpu()) return on_cpu(call, indices, body, 4);
+  if (call.is_on_cpu()) return on_cpu(call, indices, body, 4);
   on_gpu_with<int64_t>(call, indices, body);
 }
 

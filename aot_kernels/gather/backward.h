@@ -20,7 +20,7 @@ inline int64_t scatter_words(const Call& call, const Gather& all, int taps) {
 template <int kTaps, typename T, typename Index>
 void backward(Call& call, const Gather& all, const Tensor& dout, const Tensor& idx, const Tensor& weight,
               const Tensor& features, [[maybe_unused]] const Tensor& scratch, const Tensor& dfeatures) {
-  if (call.on_cpu()) {
+  if (call.is_on_cpu()) {
     require_points<Index>(call, idx, features);
     if (dfeatures.size == 0) return;
     const ScatterOnCpu<kTaps, T, Index> body{all, dout.as<T>(), idx.as<Index>(), weight.as<T>(), dfeatures.as<T>()};

@@ -21,7 +21,7 @@ inline int64_t gather_scratch(const Call& call, const Gather& all) {
 template <int kTaps, typename T, typename Index>
 void forward(Call& call, const Gather& all, const Tensor& features, const Tensor& idx, const Tensor& weight,
              [[maybe_unused]] const Tensor& packs, const Tensor& out) {
-  if (call.on_cpu()) {
+  if (call.is_on_cpu()) {
     require_points<Index>(call, idx, features);
     if (out.size == 0) return;
     const GatherOnCpu<kTaps, T, Index> body{all, features.as<T>(), idx.as<Index>(), weight.as<T>(), out.as<T>()};

@@ -255,7 +255,7 @@ struct CellScratch {
   template <typename T>
   CellsOfClouds<T> clouds(const Call& call, const Tensor& of, int64_t wanted, Compute<T> least = 0) const {
     using C = Compute<T>;
-    const int64_t points = call.on_cpu() ? std::max<int64_t>(4, wanted / 4) : std::max<int64_t>(1, wanted / 8);
+    const int64_t points = call.is_on_cpu() ? std::max<int64_t>(4, wanted / 4) : std::max<int64_t>(1, wanted / 8);
     const int64_t most = of.dim(1) / points + 1;
     return {of.as<T>(), nullptr,          of.dim(0),      of.dim(1),          most,
             least,      lattices.as<C>(), sorted.as<C>(), ends.as<int32_t>(), order.as<int32_t>()};

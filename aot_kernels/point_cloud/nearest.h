@@ -149,7 +149,7 @@ void find_on_gpu(Call& call, const Nearest<T>& all, const CellsOfClouds<T>& cell
 template <typename T>
 void find_nearest(Call& call, const Nearest<T>& all, const CellsOfClouds<T>& cells) {
 #ifdef __CUDACC__
-  if (!call.on_cpu()) return find_on_gpu(call, all, cells);
+  if (!call.is_on_cpu()) return find_on_gpu(call, all, cells);
 #endif
   const bool sorted = pays_to_sort(all.size, all.number);
   if (sorted) sort_on_cpu(call, cells);

@@ -317,7 +317,7 @@ void launch_columns(Call& call, const Columns<Program, T>& all) {
 
 template <typename Program, typename T>
 void for_columns(Call& call, const Columns<Program, T>& all) {
-  if (call.on_cpu()) {
+  if (call.is_on_cpu()) {
     const ColumnsOnCpu<Program, T> body(all);
     const double elements = static_cast<double>(all.s.columns() * all.s.length);
     return on_cpu(call, body.items(), body, 4 * elements / static_cast<double>(std::max<int64_t>(1, body.items())));
