@@ -41,8 +41,8 @@ struct LossOfRowOnCpu {
     if (label != loss.ignored) {
       RowSums<C> sums;
       const T* from = loss.logits + row * loss.classes;
-      C own;
-      cap(loss.softcap, 1, from + label, &own, static_cast<C*>(nullptr));
+      C own = 0;
+      if (loss.is_class(label)) cap(loss.softcap, 1, from + label, &own, static_cast<C*>(nullptr));
       for (int64_t j = 0; j < loss.classes; j += kRun)
         add(sums, std::min(kRun, loss.classes - j), from + j, loss.weight ? loss.weight + j : nullptr, own);
       losses[row] = loss.of_row(label, own, sums);
@@ -140,16 +140,5 @@ struct GradientOfRowOnCpu {
     for (int64_t k = 0; k < n; ++k) assign(to[k], x[k]);
   }
 };
-
-// Requires that each label is a class or ignored.
-template <typename T>
-void require_classes(Call& call, const Loss<T>& loss) {
-  for (int64_t i = 0; i < loss.rows && call.ok(); ++i) {
-    const int64_t label = loss.labels[i];
-    call.require(label == loss.ignored || loss.is_class(label), kBadValue,
-                 "labels[%lld] is %lld, expected a class from 0 to %lld, or ignore_index", static_cast<long long>(i),
-                 static_cast<long long>(label), static_cast<long long>(loss.classes - 1));
-  }
-}
 
 }  // namespace msops

@@ -11,22 +11,11 @@
 
 #include "../common/call.h"
 #include "../common/functions.h"
+#include "labels.h"
 
 namespace msops {
 
 enum class Reduction : int { kNone, kSum, kMean };
-
-// Labels are int32 or int64.
-struct Labels {
-  const void* data;
-  bool is_wide;
-
-  explicit Labels(const Tensor& labels)
-      : data(labels.data), is_wide(labels.dtype && !std::strcmp(labels.dtype, "int64")) {}
-  MSOPS_BOTH int64_t operator[](int64_t row) const {
-    return is_wide ? static_cast<const int64_t*>(data)[row] : static_cast<const int32_t*>(data)[row];
-  }
-};
 
 // RowSums is what a row's logits sum up to.
 template <typename C>

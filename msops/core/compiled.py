@@ -6,7 +6,7 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 import mindspore
-from mindspore import ops
+from mindspore import nn, ops
 from mindspore.ops.primitive import PrimitiveWithInfer
 
 if TYPE_CHECKING:
@@ -57,6 +57,26 @@ def cached(make: Function) -> Function:
         return run(*arguments, **named)
 
     return call  # type: ignore[return-value]
+
+
+def forget_recording() -> None:
+    """Ends the recording of PyNative mode in graph mode.
+
+    If a function raises while PyNative mode records it, MindSpore does not end the recording. The next graph would then
+    be compiled together with its gradient, which fails for a graph that has gradients of first order in it.
+    """
+    executor = mindspore.common.api._pynative_executor
+    # get_context takes too long for each call of an operator.
+    if executor.grad_flag() and mindspore.context._context().get_mode() == mindspore.GRAPH_MODE:
+        executor.set_grad_flag(False)
+
+
+def keep_dtypes(cell: nn.Cell) -> None:
+    """Makes PyNative mode run the operators of a Cell in the dtypes that they get, also inside of a Cell with
+    `to_float`, for which MindSpore would cast every floating tensor to float16."""
+    kinds = getattr(nn.cell, "MixedPrecisionType", None)
+    if kinds is not None:
+        cell.mixed_precision_type = kinds.NOTSET
 
 
 def once(make: Function) -> Function:

@@ -11,6 +11,7 @@ from mindspore.common import dtype as mstype
 
 from ..compat import VERSION
 from . import gradients, open_sizes
+from .compiled import forget_recording
 from .spec import Spec, from_inference
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ class Primitive(ops.Custom):
 
     def __infer__(self, *inputs: dict[str, Any]) -> dict[str, Any]:
         operator = self.operator
+        forget_recording()
         operator.entry.library.restore()  # MindSpore may make a kernel next, which needs the file
         specs = tuple(map(from_inference, inputs))
         kept = self._inferred.get(specs)

@@ -145,10 +145,20 @@ class CrossEntropyLoss(nn.Cell):
 
 
 def make_forward(
-    name: str, ignore_index: int, reduction: str, label_smoothing: float, z_loss: float, softcap: float
+    name: str,
+    ignore_index: int,
+    reduction: str,
+    label_smoothing: float,
+    z_loss: float,
+    softcap: float,
+    is_constant: bool = False,
 ) -> Operator:
     """Returns the operator for these settings, which gives the loss and what the gradient needs. Errors about the
-    settings begin with `name`."""
+    settings begin with `name`.
+
+    If `is_constant`, no gradient reaches the logits: nothing uses the gradient of the gradient. A label out of range
+    then gives NaN on the CPU, too, as on a GPU.
+    """
     if not arguments.whole(ignore_index):
         raise TypeError(f"{name}: ignore_index must be an int, got {type(ignore_index).__name__}")
     smoothing = arguments.number(name, "label_smoothing", label_smoothing, 0)
@@ -160,6 +170,7 @@ def make_forward(
         smoothing,
         arguments.number(name, "z_loss", z_loss, 0),
         arguments.number(name, "softcap", softcap, 0),
+        is_constant,
     )
 
 
@@ -181,7 +192,7 @@ def make_primitive(
 
 @functools.lru_cache(256)  # a full cache frees an operator unless a Cell or a graph still has it
 def _cached_forward(
-    ignore_index: int, reduction: int, label_smoothing: float, z_loss: float, softcap: float
+    ignore_index: int, reduction: int, label_smoothing: float, z_loss: float, softcap: float, is_constant: bool
 ) -> Operator:
     inputs = "logits(N, V), labels(N, dtype=index), weight(V)?"
     kept = "stats(N, 2, dtype=accumulator), totals(3, dtype=accumulator)"
@@ -192,11 +203,31 @@ def _cached_forward(
         label_smoothing=label_smoothing,
         z_loss=z_loss,
         softcap=softcap,
+        checks_labels=not is_constant,
     )
-    backward = custom_op(_LIBRARY.CrossEntropyBackward, f"{inputs}, {kept}, d{loss} -> dlogits(N, V)", **settings)
+    backward = custom_op(
+        _LIBRARY.CrossEntropyBackward,
+        f"{inputs}, {kept}, d{loss} -> dlogits(N, V)",
+        gradient=_unused if is_constant else None,
+        **settings,
+    )
     return custom_op(
         _LIBRARY.CrossEntropyForward,
         f"{inputs} -> {loss}, {kept}; losses(N), partial(max(1, min(N // 8192, 1024)), 4)",
         gradient=backward,
         **settings,
     )
+
+
+def _unused(
+    logits: Tensor,
+    labels: Tensor,
+    weight: Tensor | None,
+    stats: Tensor,
+    totals: Tensor,
+    dloss: Tensor,
+    dlogits: Tensor,
+    ddlogits: Tensor,
+) -> tuple[Tensor | None, ...]:
+    """Returns tensors of the inputs' shapes. Graph mode makes this gradient also where nothing uses it."""
+    return logits, labels, weight, stats, totals, dloss

@@ -10,19 +10,21 @@ from mindspore import Tensor, nn, ops
 from mindspore.common.initializer import HeUniform, Uniform
 
 from msops.core import arguments
-from msops.core.compiled import compiling, records_gradients
+from msops.core.compiled import compiling, keep_dtypes, records_gradients
 from msops.core.factory import custom_op
-from msops.core.inputs import cast_as, check_inputs, describe, has_zero, open_once, spec_of
+from msops.core.inputs import cast_as, check_inputs, describe, has_zero, open_once, spec_of, unless_zero
 from msops.core.library import of_package
 from msops.core.signature import Signature
-from msops.core.spec import Spec, accumulator, dtype_name
+from msops.core.spec import Spec, dtype_name
 from msops.operators.add import backward as add_backward, forward as add
 from msops.operators.cross_entropy import cross_entropy, make_forward
 
 if TYPE_CHECKING:
     from msops.core.arguments import Init
     from msops.core.inputs import Description
-    from msops.core.operator import Operator
+    from msops.core.operator import Gradient, Operator
+
+    Inputs = tuple[Tensor, Tensor, Tensor, Tensor | None]  # x, weight, labels, bias
 
 _NAME = "linear_cross_entropy"
 _SIGNATURE = Signature("x(N, C), weight(V, C), labels(N, dtype=index), bias(V)? -> loss(N)")
@@ -51,6 +53,8 @@ def linear_cross_entropy(
 
     with the settings of :func:`msops.cross_entropy`. The rows of x are taken in chunks: each chunk's logits come from
     one matmul of MindSpore, and give the chunk's losses and gradients, before the next chunk's logits are computed.
+
+    Where the number of rows is open at compile time, all rows are one chunk.
 
     The inputs x, `weight` and `bias` have gradients of first order. They are computed together with the loss: in
     PyNative mode if they are wanted, in graph mode always. With ``"none"`` , the loss takes one matmul, and the
@@ -90,7 +94,7 @@ def linear_cross_entropy(
         >>> print(msops.linear_cross_entropy(x, weight, labels))
         2.3025851
     """
-    _check(describe(x), describe(weight), describe(labels), None if bias is None else describe(bias))
+    _check(chunk, describe(x), describe(weight), describe(labels), None if bias is None else describe(bias))
     # The name is written out, since for level O1 MindSpore copies this function without _NAME.
     losses = _make_losses("linear_cross_entropy", ignore_index, reduction, label_smoothing, z_loss, softcap, chunk)
     if has_zero(x.shape[0], x.shape[1], weight.shape[0]):
@@ -98,14 +102,10 @@ def linear_cross_entropy(
         if bias is not None:
             logits = add(logits, bias)
         return cross_entropy(logits, labels, None, ignore_index, reduction, label_smoothing, z_loss, softcap)
-    if bias is None:
-        bias = _constant(0.0, (), x.dtype)  # stands for no bias
-    if not compiling() and not records_gradients():
-        return losses.without_gradients(x, weight, labels, bias)
-    out = losses(x, weight, labels, bias)
-    if reduction == "none":
-        return out
-    return out[0]
+    inputs = x, weight, labels, bias
+    # In PyNative mode `stop_gradient` also casts to float16 in a Cell with `to_float`, as other operators do.
+    constants = tuple([None if each is None else ops.stop_gradient(each) for each in inputs])
+    return losses(inputs, constants, compiling() or records_gradients())
 
 
 class LinearCrossEntropyLoss(nn.Cell):
@@ -186,82 +186,86 @@ class LinearCrossEntropyLoss(nn.Cell):
 
 
 class _Losses(nn.Cell):
-    """Computes the losses of rows by chunks, with or without gradients.
+    """Computes the losses of rows by chunks.
 
-    A bias without axes stands for no bias.
+    MindSpore differentiates nothing of a chunk, which is computed from constants, so that it also keeps nothing. The
+    last operator takes the inputs themselves, and its gradient is a method of this Cell.
     """
 
     def __init__(self, operator: Operator, ignore_index: int, reduction: str, chunk: int | None) -> None:
         super().__init__()
+        keep_dtypes(self)
         self.forward_op = operator.primitive
         self.backward_op = cast("Operator", operator.gradient).primitive
+        self.result_op = make_result(ignore_index, self.gradient)
         self.ignore_index, self.is_mean, self.chunk = ignore_index, reduction == "mean", chunk
 
-    def logits(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    def logits(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Returns the logits of rows. Their dtype is float16 where amp's level "auto" casts the matmul's inputs."""
         logits = _times_transposed(x, weight)
-        if bias.shape != ():
-            logits = add(logits, bias)
+        if bias is not None:
+            logits = add(logits, cast_as(bias, logits))
         return logits
 
-    def losses(self, x: Tensor, weight: Tensor, labels: Tensor, bias: Tensor) -> Tensor:
+    def losses(self, constants: Inputs) -> Tensor:
+        x, weight, labels, bias = constants
         losses = ()  # type: tuple[Tensor, ...]
         for start, stop in _chunks(x.shape[0], weight.shape[0], self.chunk):
-            rows = x[start:stop]
+            rows = _slice(x, start, stop)
             if start > 0:
                 rows = ops.depend(rows, losses[-1])
-            losses += (self.forward_op(self.logits(rows, weight, bias), labels[start:stop])[0],)
+            losses += (self.forward_op(self.logits(rows, weight, bias), _slice(labels, start, stop))[0],)
         return _join(losses)
 
     # What these two methods hold is freed before the next chunk, also in PyNative mode.
     def gradient_of_logits(
-        self, x: Tensor, weight: Tensor, labels: Tensor, bias: Tensor, dlosses: Tensor
+        self, x: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None, dlosses: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """Returns a chunk's losses, and the gradient of its logits."""
         logits = self.logits(x, weight, bias)
         losses, stats, totals, _, _ = self.forward_op(logits, labels)
+        if dlosses is None:
+            dlosses = ops.ones_like(losses)
         return losses, self.backward_op(logits, labels, stats, totals, dlosses)
 
     def gradients_of_chunk(
-        self, x: Tensor, weight: Tensor, labels: Tensor, bias: Tensor, dlosses: Tensor
+        self, x: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None, dlosses: Tensor | None
     ) -> tuple[Tensor, ...]:
         """Returns a chunk's losses and its gradients of x, the weight and the bias, of which the last two are
-        shrunk."""
+        shrunk if they are float16."""
         losses, dlogits = self.gradient_of_logits(x, weight, labels, bias, dlosses)
-        dx, dbias = _times(dlogits, weight), bias
-        factor = _SHRINK if x.dtype == mindspore.float16 else 1.0
-        ones = _constant(factor, (x.shape[0], 1), x.dtype)
-        if x.dtype == mindspore.float16:  # on a GPU, MindSpore cannot multiply float16 by a number of Python
-            x = ops.mul(x, _constant(factor, (1,), x.dtype))
-        if bias.shape != ():
-            dbias = ops.reshape(transposed_times(dlogits, ones), bias.shape)
-        return losses, dx, transposed_times(dlogits, x), dbias
+        dx, dbias = _times(dlogits, weight), None
+        ones = ops.reshape(ops.cast(ops.ones_like(losses), dlogits.dtype), (-1, 1))
+        if dlogits.dtype == mindspore.float16:  # on a GPU, MindSpore cannot multiply float16 by a number of Python
+            x = ops.mul(x, _constant(_SHRINK, (1,), x.dtype))
+            ones = ops.mul(ones, _constant(_SHRINK, (1,), dlogits.dtype))
+        if bias is not None:
+            dbias = unless_zero(transposed_times(dlogits, ones), x.shape[0])
+            dbias = ops.reshape(dbias, bias.shape)
+        return losses, dx, unless_zero(transposed_times(dlogits, x), x.shape[0]), dbias
 
-    def losses_and_gradients(
-        self, x: Tensor, weight: Tensor, labels: Tensor, bias: Tensor, dlosses: Tensor
-    ) -> tuple[Tensor, ...]:
-        """Returns the losses and the gradients of x, the weight and the bias, of which the last two are shrunk."""
+    def losses_and_gradients(self, constants: Inputs, dlosses: Tensor | None) -> tuple[Tensor, ...]:
+        """Returns the losses and the gradients of x, the weight and the bias, as `gradients_of_chunk` does. The losses
+        have the gradients `dlosses`, or 1."""
+        x, weight, labels, bias = constants
         losses = ()  # type: tuple[Tensor, ...]
         dx = ()  # type: tuple[Tensor, ...]
-        dweight = dbias = bias
+        dweight = dbias = None
         for start, stop in _chunks(x.shape[0], weight.shape[0], self.chunk):
-            rows = x[start:stop]
+            rows, of_losses = _slice(x, start, stop), None
             if start > 0:  # a chunk begins when the one before it has ended, so that its logits are gone
-                rows = ops.depend(rows, (losses[-1], dx[-1], dweight, dbias))
+                rows = ops.depend(rows, (losses[-1], dx[-1], dweight))
+            if dlosses is not None:
+                of_losses = _slice(dlosses, start, stop)
             loss, of_rows, of_weight, of_bias = self.gradients_of_chunk(
-                rows, weight, labels[start:stop], bias, dlosses[start:stop]
+                rows, weight, _slice(labels, start, stop), bias, of_losses
             )
             losses += (loss,)
             dx += (of_rows,)
             dweight = of_weight if start == 0 else add(dweight, of_weight)
-            if bias.shape != ():
+            if bias is not None:
                 dbias = of_bias if start == 0 else add(dbias, of_bias)
         return _join(losses), _join(dx), dweight, dbias
-
-    def scaled(self, dx: Tensor, dweight: Tensor, labels: Tensor, dbias: Tensor, factor: Tensor) -> tuple[Tensor, ...]:
-        of_sums = factor
-        if dx.dtype == mindspore.float16:
-            of_sums = ops.mul(factor, 1 / _SHRINK)
-        return scale(dx, factor), scale(dweight, of_sums), _zeros_like(labels), scale(dbias, of_sums)
 
 
 class _Total(_Losses):
@@ -271,59 +275,98 @@ class _Total(_Losses):
     before it, since MindSpore would compute the logits of all chunks first.
     """
 
-    def construct(self, x: Tensor, weight: Tensor, labels: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
-        ones = _constant(1.0, (x.shape[0],), _accumulator(x.dtype))
-        losses, dx, dweight, dbias = self.losses_and_gradients(x, weight, labels, bias, ones)
+    def construct(self, inputs: Inputs, constants: Inputs, wants_gradients: bool) -> Tensor:
+        x, weight, labels, bias = inputs
+        if not wants_gradients:
+            loss, _ = self.total(self.losses(constants), labels)
+            return self.result_op(x, weight, labels, bias, loss)
+        losses, dx, dweight, dbias = self.losses_and_gradients(constants, None)
         loss, factor = self.total(losses, labels)
-        return loss, dx, dweight, dbias, factor
-
-    def without_gradients(self, x: Tensor, weight: Tensor, labels: Tensor, bias: Tensor) -> Tensor:
-        return self.total(self.losses(x, weight, labels, bias), labels)[0]
+        return self.result_op(x, weight, labels, bias, loss, dx, dweight, dbias, factor)
 
     def total(self, losses: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the sum or the mean of the losses, and its gradient with respect to each of them."""
         zero, one = _constant(0.0, (), losses.dtype), _constant(1.0, (), losses.dtype)
         total, count = add_backward(losses, zero), one
         if self.is_mean:
-            count = ops.maximum(add_backward(ops.cast(labels != self.ignore_index, losses.dtype), zero), one)
+            count = ops.maximum(
+                add_backward(ops.cast(ops.not_equal(labels, self.ignore_index), losses.dtype), zero), one
+            )
         return ops.div(total, count), ops.div(one, count)
 
-    def bprop(
+    def gradient(
         self,
         x: Tensor,
         weight: Tensor,
         labels: Tensor,
-        bias: Tensor,
-        out: tuple[Tensor, ...],
-        dout: tuple[Tensor, ...],
-    ) -> tuple[Tensor, ...]:
-        return self.scaled(out[1], out[2], labels, out[3], dout[0] * out[4])
+        bias: Tensor | None,
+        loss: Tensor,
+        dx: Tensor,
+        dweight: Tensor,
+        dbias: Tensor | None,
+        factor: Tensor,
+        result: Tensor,
+        dresult: Tensor,
+    ) -> tuple[Tensor | None, ...]:
+        factor = ops.mul(factor, ops.depend(dresult, result))  # the result tells wrong labels
+        gradients = _scaled(x, weight, bias, dx, dweight, dbias, factor)
+        # The other gradients are not used, because these inputs were computed from constants.
+        return gradients[0], gradients[1], ops.zeros_like(labels), gradients[2], loss, dx, dweight, dbias, factor
 
 
 class _Each(_Losses):
     """Computes the loss of each row. Their gradients come too late to be computed together with the losses."""
 
-    def construct(self, x: Tensor, weight: Tensor, labels: Tensor, bias: Tensor) -> Tensor:
-        return self.losses(x, weight, labels, bias)
+    def construct(self, inputs: Inputs, constants: Inputs, wants_gradients: bool) -> Tensor:
+        x, weight, labels, bias = inputs
+        return self.result_op(x, weight, labels, bias, self.losses(constants))
 
-    def without_gradients(self, x: Tensor, weight: Tensor, labels: Tensor, bias: Tensor) -> Tensor:
-        return self.losses(x, weight, labels, bias)
-
-    def bprop(
+    def gradient(
         self,
         x: Tensor,
         weight: Tensor,
         labels: Tensor,
-        bias: Tensor,
-        out: Tensor,
+        bias: Tensor | None,
+        losses: Tensor,
+        dx: None,
+        dweight: None,
+        dbias: None,
+        factor: None,
+        result: Tensor,
         dlosses: Tensor,
-    ) -> tuple[Tensor, ...]:
-        factor = _constant(1.0, (), dlosses.dtype)
-        if x.dtype == mindspore.float16:  # gradients of logits with the digits of numbers near 1
-            most = ops.ReduceMax()(ops.abs(dlosses))
-            factor = ops.select(most == 0, factor, most)
-        _, dx, dweight, dbias = self.losses_and_gradients(x, weight, labels, bias, dlosses / factor)
-        return self.scaled(dx, dweight, labels, dbias, factor)
+    ) -> tuple[Tensor | None, ...]:
+        dlosses = ops.depend(dlosses, result)  # the result tells wrong labels
+        # The gradients of logits then have the digits of numbers near 1 in float16, too.
+        one, most = _constant(1.0, (), dlosses.dtype), ops.ReduceMax()(ops.abs(dlosses))
+        most = ops.select(most == 0, one, most)
+        _, of_x, of_weight, of_bias = self.losses_and_gradients((x, weight, labels, bias), dlosses / most)
+        gradients = _scaled(x, weight, bias, of_x, of_weight, of_bias, most)
+        return gradients[0], gradients[1], ops.zeros_like(labels), gradients[2], losses, None, None, None, None
+
+
+def _scaled(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    dx: Tensor,
+    dweight: Tensor,
+    dbias: Tensor | None,
+    factor: Tensor,
+) -> tuple[Tensor | None, ...]:
+    """Returns the gradients of x, the weight and the bias in their dtypes, times a factor, and no longer shrunk."""
+    of_sums, result = factor, None
+    if dweight.dtype == mindspore.float16:
+        of_sums = ops.mul(factor, 1 / _SHRINK)
+    if bias is not None:
+        result = scale(cast_as(dbias, bias), of_sums)
+    return scale(cast_as(dx, x), factor), scale(cast_as(dweight, weight), of_sums), result
+
+
+def _slice(x: Tensor, start: int, stop: int | None) -> Tensor:
+    """Returns rows of x; x itself where `stop` is None, since all rows may be a number that is not known."""
+    if stop is None:
+        return x
+    return ops.slice(x, (start, 0)[: x.ndim], (stop - start, *x.shape[1:]))
 
 
 @ops.constexpr
@@ -346,26 +389,46 @@ def _make_losses(
 def _cached_losses(
     ignore_index: int, reduction: str, label_smoothing: float, z_loss: float, softcap: float, chunk: int | None
 ) -> _Losses:
-    operator = make_forward(_NAME, ignore_index, "none", label_smoothing, z_loss, softcap).without("weight")
+    operator = make_forward(_NAME, ignore_index, "none", label_smoothing, z_loss, softcap, is_constant=True)
+    operator = operator.without("weight")
     kind = _Each if reduction == "none" else _Total
     return kind(operator, ignore_index, reduction, chunk)
 
 
+def make_result(ignore_index: int, gradient: Gradient) -> Operator:
+    """Returns the operator that returns the loss, which has a gradient with respect to the first inputs.
+
+    On the CPU it checks the labels. If an operator before it failed, the process might end: MindSpore gives the outputs
+    of an operator that failed no memory, and runs the matmuls that are in its queue nevertheless.
+    """
+    return custom_op(
+        of_package(_NAME).LinearCrossEntropyResult,
+        "x(N, C), weight(V, C), labels(N, dtype=index), bias(V)?, loss(*S, dtype=accumulator), "
+        "dx(N, C, dtype=float16|common)?, dweight(V, C, dtype=float16|common)?, dbias(V, dtype=float16|common)?, "
+        "factor(dtype=accumulator)? -> result(*S, dtype=accumulator)",
+        gradient=gradient,
+        name=_NAME,
+        ignore_index=ignore_index,
+    )
+
+
 @open_once
-def _check(*inputs: Description | None) -> None:
+def _check(chunk: int | None, *inputs: Description | None) -> None:
     specs = [spec_of(each) for each in inputs if each is not None]
     check_inputs(_SIGNATURE if len(specs) == 4 else _SIGNATURE.without(["bias"]), _NAME, specs)
     x = specs[0]
-    if isinstance(x, Spec) and x.shape[0] is None:
-        raise ValueError(f"{_NAME}: x must have a number of rows known at compile time, since it is cut into chunks")
+    if isinstance(x, Spec) and x.shape[0] is None and chunk is not None:
+        raise ValueError(f"{_NAME}: chunk must be None where the number of rows is not known at compile time")
 
 
-@ops.constexpr
-def _chunks(rows: int, classes: int, chunk: int | None) -> tuple[tuple[int, int], ...]:
-    """Returns where chunks begin and end."""
+@open_once
+def _chunks(rows: int | None, classes: int | None, chunk: int | None) -> tuple[tuple[int, int | None], ...]:
+    """Returns where chunks begin and end, which is None for all rows."""
     length = chunk
-    if length is None:
-        length = rows if rows * classes <= _FEW else -(-rows // _CHUNKS)
+    if length is None and rows is not None and classes is not None and rows * classes > _FEW:
+        length = -(-rows // _CHUNKS)
+    if length is None or rows is None or rows <= length:
+        return ((0, None),)
     return tuple((start, min(rows, start + length)) for start in range(0, rows, length))
 
 
@@ -374,17 +437,11 @@ def _constant(value: float, shape: tuple[int, ...], dtype: mindspore.Type) -> Te
     return Tensor(np.full(shape, value, dtype_name(dtype)))
 
 
-@ops.constexpr
-def _accumulator(dtype: mindspore.Type) -> mindspore.Type:
-    return accumulator(dtype)
-
-
 def _join(parts: tuple[Tensor, ...]) -> Tensor:
     if len(parts) == 1:
         return parts[0]
     return ops.concat(parts)
 
 
-_zeros_like = ops.ZerosLike()  # MindSpore cannot compile ops.zeros_like in the gradient of a Cell
 _times, _times_transposed, transposed_times = ops.MatMul(), ops.MatMul(transpose_b=True), ops.MatMul(transpose_a=True)
 scale = custom_op(of_package(_NAME).LinearCrossEntropyScale, "x(*S), factor(dtype=accumulator) -> y(*S)", name=_NAME)

@@ -7,6 +7,7 @@ import msops
 from attempt import Attempt
 from card import chain, zeros
 from gpu import BIG
+from msops.compat import VERSION
 from msops.operators.cross_entropy import make_forward
 from msops.testing.checks import Net
 from msops.testing.entry import Status
@@ -245,3 +246,27 @@ def test_cell_with_weights(mode):
     np.testing.assert_array_equal(run(net, logits, labels), want)
     with pytest.raises(TypeError, match="CrossEntropyLoss: weight must be a Tensor, got list"):
         msops.CrossEntropyLoss([1.0])
+
+
+@pytest.mark.skipif(VERSION < (2, 7), reason="older versions were not tried")
+def test_graph_after_an_error_in_a_gradient():
+    """An exception while PyNative mode records a gradient does not break the gradients of graph mode."""
+    labels = Tensor([0, 2, 1], mindspore.int32)
+    mode = mindspore.get_context("mode")
+
+    def fails(x):
+        raise ValueError("a mistake")
+
+    def loss(x):
+        return msops.cross_entropy(x, labels)
+
+    try:
+        mindspore.set_context(mode=mindspore.PYNATIVE_MODE)
+        want = mindspore.grad(loss)(Tensor(np.eye(3, dtype=np.float32)))
+        with pytest.raises(ValueError, match="a mistake"):
+            mindspore.grad(fails)(want)
+        mindspore.set_context(mode=mindspore.GRAPH_MODE)
+        got = mindspore.grad(loss)(Tensor(np.eye(3, dtype=np.float32)))
+    finally:
+        mindspore.set_context(mode=mode)
+    np.testing.assert_allclose(got.asnumpy(), want.asnumpy(), rtol=1e-6)

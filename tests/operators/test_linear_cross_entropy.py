@@ -1,11 +1,12 @@
+import mindspore
 import numpy as np
 import pytest
-from mindspore import Tensor
+from mindspore import Tensor, amp, nn, ops
 
 import msops
 from card import Card, random, zeros
 from gpu import BIG
-from msops.compat import VERSION
+from msops.compat import VERSION, jit
 from msops.operators import linear_cross_entropy as operators
 from msops.testing.checks import Net
 from operator_test import OperatorTest, check_training, run, run_gradient
@@ -75,6 +76,22 @@ class TestLinearCrossEntropy(OperatorTest):
         dlogits = gradient_of_logits(logits_of(x, weight, bias), labels, None, dloss, settings)
         dbias = [dlogits.sum(0)] if bias else []
         return dlogits @ weight, dlogits.T @ x, np.zeros_like(labels), *dbias
+
+
+class ResultCard(Card):
+    operator = operators.make_result(-100, None)
+    formulas = (lambda x, weight, labels, bias, loss, dx, dweight, dbias, factor: (loss,),)
+    cases = {
+        "mean": ([(3, 2), (5, 2), (3,), (5,), (), (3, 2), (5, 2), (5,), ()], {}),
+        "none": ([(3000, 1), (2, 1), (3000,), (2,), (3000,), (3000, 1), (2, 1), (2,), ()], {}),
+    }
+    small = "mean"
+
+    def inputs(self, shapes, dtype, seed=1, **settings):
+        x, weight, labels, bias, loss, *gradients, factor = random(seed, dtype, *shapes)
+        labels = np.random.default_rng(seed).integers(0, len(weight), labels.shape).astype(np.int32)
+        wide = accumulator(dtype)
+        return [x, weight, labels, bias, loss.astype(wide), *gradients, factor.astype(wide)]
 
 
 class ScaleCard(Card):
@@ -156,3 +173,125 @@ def test_cell_trains(mode, has_bias):
     np.testing.assert_array_equal(run(net, x, labels), want)
     assert run(net, x.astype(np.float16), labels)[0].dtype == np.float32
     check_training(net, Tensor(x), Tensor(labels))
+
+
+class Sum(nn.Cell):
+    """Sums what a Cell returns."""
+
+    def __init__(self, net):
+        super().__init__(auto_prefix=False)
+        self.net = net
+
+    def construct(self, x, labels):
+        return self.net(x, labels).sum()
+
+
+class Gradients(nn.Cell):
+    """Computes the gradients of the sum of what a Cell returns."""
+
+    def __init__(self, net):
+        super().__init__()
+        self.net = net
+        self.gradient = ops.GradOperation(get_all=True)
+
+    def construct(self, x, weight, labels):
+        return self.gradient(self.net)(x, weight, labels)
+
+
+class Outer(nn.Cell):
+    """Calls the Cell, as a network does."""
+
+    def __init__(self, reduction, weight, bias):
+        super().__init__()
+        self.loss = msops.LinearCrossEntropyLoss(
+            8, 20, True, reduction=reduction, chunk=4, weight_init=weight, bias_init=bias
+        )
+
+    def construct(self, x, labels):
+        return self.loss(x, labels)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_mixed_precision(mode, reduction):
+    """At every level of amp, the loss and the gradients of x, weight and bias are those of O0 but for the rounding of
+    float16."""
+    x, weight, labels, bias = TestLinearCrossEntropy().inputs(shapes(10, 8, 20, True), np.float32)
+    expected = None
+    for level in ("O0", "O1", "O2", "O3", "auto", "to_float"):
+        net = Outer(reduction, Tensor(weight), Tensor(bias))
+        parameters = net.trainable_params()
+        net = net.to_float(mindspore.float16) if level == "to_float" else amp.auto_mixed_precision(net, level)
+        loss, (dx, dparameters) = ops.value_and_grad(Sum(net), 0, parameters)(Tensor(x), Tensor(labels))
+        results = [each.asnumpy() for each in (loss, dx, *dparameters)]
+        assert {result.dtype.name for result in results} == {"float32"}
+        expected = expected or results
+        for got, want in zip(results, expected):
+            np.testing.assert_allclose(got, want, rtol=0, atol=2e-3 * np.abs(want).max(), err_msg=level)
+
+
+@pytest.mark.parametrize("mode", ["pynative"], indirect=True)
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_gradient_of_compiled_function(mode, reduction):
+    x, weight, labels = map(Tensor, TestLinearCrossEntropy().inputs(shapes(6, 8, 20), np.float32))
+
+    def loss(x, weight):
+        return msops.linear_cross_entropy(x, weight, labels, reduction=reduction, chunk=4).sum()
+
+    compiled = jit(loss)
+    want = mindspore.grad(loss, (0, 1))(x, weight)
+    for got, each in zip(mindspore.grad(lambda x, weight: compiled(x, weight), (0, 1))(x, weight), want):
+        np.testing.assert_allclose(got.asnumpy(), each.asnumpy(), rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_vmap(mode, reduction):
+    weight = Tensor(random(1, np.float32, (20, 8))[0])
+    x = random(2, np.float32, (3, 9, 8))[0]
+    labels = np.random.default_rng(0).integers(0, 20, (3, 9)).astype(np.int32)
+
+    class Loss(nn.Cell):
+        def construct(self, x, labels):
+            return msops.linear_cross_entropy(x, weight, labels, reduction=reduction, chunk=4)
+
+    want = [run(Loss(), *each)[0] for each in zip(x, labels)]
+    np.testing.assert_allclose(ops.vmap(Loss())(Tensor(x), Tensor(labels)).asnumpy(), np.stack(want), rtol=1e-6)
+
+
+@pytest.mark.skipif(VERSION < (2, 7), reason="open sizes need MindSpore 2.7")
+@pytest.mark.parametrize("mode", ["graph"], indirect=True)
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_open_rows(mode, reduction):
+    """A Cell that is compiled once, and its gradient, take any number of rows. There is no chunk then."""
+    calls = [TestLinearCrossEntropy().inputs(shapes(rows, 8, 20), np.float32) for rows in (9, 4, 0)]
+    types = Tensor(shape=[None, 8], dtype=mindspore.float32), Tensor(calls[0][1])
+    types = *types, Tensor(shape=[None], dtype=mindspore.int32)
+    net, fixed = (Net(msops.linear_cross_entropy, reduction=reduction) for _ in range(2))
+    gradient = Gradients(net)
+    want = [run(fixed, *call) for call in calls]
+    wanted = [run_gradient(fixed, call, [np.ones_like(*loss)]) for call, loss in zip(calls, want)]
+    net.set_inputs(*types)
+    gradient.set_inputs(*types)
+    for call, loss, gradients in zip(calls, want, wanted):
+        for got, each in zip([*run(net, *call), *run(gradient, *call)], [*loss, *gradients]):
+            np.testing.assert_allclose(got, each, rtol=1e-5, atol=1e-7)
+    chunked = Net(msops.linear_cross_entropy, chunk=4)
+    chunked.set_inputs(*types)
+    with pytest.raises(ValueError, match="chunk must be None"):
+        run(chunked, *calls[0])
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_label_out_of_range(mode, reduction, device_target):
+    """On the CPU it is an error, also for many calls in a row, whose matmuls are queued; on a GPU the loss is NaN."""
+    inputs = TestLinearCrossEntropy().inputs(shapes(9, 3, 7), np.float32)
+    inputs[2][8] = 9
+    net = Net(msops.linear_cross_entropy, reduction=reduction, chunk=4)
+    dloss = np.ones(9 if reduction == "none" else (), np.float32)
+    if device_target == "GPU":
+        assert np.isnan(run(net, *inputs)[0].flat[-1])
+        return
+    with pytest.raises(RuntimeError, match="LinearCrossEntropy"):
+        run(net, *inputs)
+    for _ in range(5):
+        with pytest.raises(RuntimeError):
+            run_gradient(net, inputs, [dloss])
