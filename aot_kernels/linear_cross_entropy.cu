@@ -25,9 +25,9 @@ struct Copy {
 
 }  // namespace
 
-// (x, weight, labels, bias?, loss, dx?, dweight?, dbias?, factor?) -> (result): the result is the loss. It depends on x,
-// weight and bias for MindSpore, to which the operator's gradient returns multiples of dx, dweight and dbias. The CPU
-// checks the labels.
+// (x, weight, labels, bias?, loss, dx?, dweight?, dbias?, factor?) -> (result): the result is the loss. It depends on
+// x, weight and bias for MindSpore, to which the operator's gradient returns multiples of dx, dweight and dbias. The
+// CPU checks the labels.
 MSOPS_ENTRY(LinearCrossEntropyResult) {
   const int64_t ignored = call.attribute("ignore_index", INT64_MIN, INT64_MAX);
   const Tensor x = call.tensor("x", 2), weight = call.tensor("weight", 2);
