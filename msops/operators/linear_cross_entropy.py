@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import mindspore
 import numpy as np
@@ -230,7 +230,7 @@ class _Losses(nn.Cell):
 
     def gradients_of_chunk(
         self, x: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None, dlosses: Tensor | None
-    ) -> tuple[Tensor, ...]:
+    ) -> tuple[Any, ...]:
         """Returns a chunk's losses and its gradients of x, the weight and the bias, of which the last two are
         shrunk if they are float16."""
         losses, dlogits = self.gradient_of_logits(x, weight, labels, bias, dlosses)
@@ -244,7 +244,7 @@ class _Losses(nn.Cell):
             dbias = ops.reshape(dbias, bias.shape)
         return losses, dx, unless_zero(transposed_times(dlogits, x), x.shape[0]), dbias
 
-    def losses_and_gradients(self, constants: Inputs, dlosses: Tensor | None) -> tuple[Tensor, ...]:
+    def losses_and_gradients(self, constants: Inputs, dlosses: Tensor | None) -> tuple[Any, ...]:
         """Returns the losses and the gradients of x, the weight and the bias, as `gradients_of_chunk` does. The losses
         have the gradients `dlosses`, or 1."""
         x, weight, labels, bias = constants
@@ -357,7 +357,7 @@ def _scaled(
     of_sums, result = factor, None
     if dweight.dtype == mindspore.float16:
         of_sums = ops.mul(factor, 1 / _SHRINK)
-    if bias is not None:
+    if bias is not None and dbias is not None:
         result = scale(cast_as(dbias, bias), of_sums)
     return scale(cast_as(dx, x), factor), scale(cast_as(dweight, weight), of_sums), result
 
@@ -417,7 +417,7 @@ def _check(chunk: int | None, *inputs: Description | None) -> None:
     specs = [spec_of(each) for each in inputs if each is not None]
     check_inputs(_SIGNATURE if len(specs) == 4 else _SIGNATURE.without(["bias"]), _NAME, specs)
     x = specs[0]
-    if isinstance(x, Spec) and x.shape[0] is None and chunk is not None:
+    if chunk is not None and isinstance(x, Spec) and None in x.shape[:1]:
         raise ValueError(f"{_NAME}: chunk must be None where the number of rows is not known at compile time")
 
 
