@@ -18,7 +18,7 @@ from msops.operators.add import forward as _add
 from msops.operators.lltm import forward as _pointwise
 from msops.operators.sigmoid import forward as _sigmoid
 from msops.operators.trilinear_interpolation import forward as _trilinear_interpolation
-from msops.testing import OpCheckError, opcheck, worker
+from msops.testing import OpCheckError, derived, opcheck, worker
 from msops.testing.derived import odd_inputs, small_inputs
 from msops.testing.opcheck import _check_refused
 from msops.testing.report import CHECKS
@@ -259,6 +259,12 @@ def library():
     return msops.load("opcheck_tests", SOURCE, cxx_flags=["-O1"])
 
 
+@pytest.fixture(autouse=True)
+def less_large(monkeypatch):
+    """Makes large sizes less large, to be quicker: test_opcheck_faults.py has faults that only these show."""
+    monkeypatch.setattr(derived, "LARGE", 2**14)
+
+
 @pytest.fixture
 def square(library):
     """Returns a function that makes an operator from entries that should compute squares."""
@@ -307,14 +313,16 @@ def test_sound(operator, shapes, reference):
     assert report.made | set(report.skipped) == set(CHECKS)
     assert report.failures == {}
     if isinstance(operator, msops.Operator):
-        assert set(report.skipped) == {"other attributes"}
+        without = {"second derivative"} if operator in (_add, _pointwise) else set()
+        assert set(report.skipped) == {"other attributes"} | without
 
 
 def test_sound_with_attribute(square):
     operators = [square("ByAttribute", gradient=None, by=by) for by in (2.5, 3.0)]
     references = [lambda x: 2.5 * x * x, lambda x: 3 * x * x]
     report = opcheck(operators[0], X, references[0], other=(operators[1], references[1]))
-    assert report.skipped == {"gradient": "there is no gradient", "gradient's dtypes": "there is no gradient"}
+    assert set(report.skipped) == {"gradient", "gradient's dtypes", "second derivative"}
+    assert report.skipped["gradient"] == report.skipped["gradient's dtypes"] == "there is no gradient"
 
 
 @pytest.mark.parametrize("dtype", [mindspore.float16, mindspore.float32], ids=str)
@@ -375,7 +383,7 @@ def test_sound_with_indices(library):
     take = msops.custom_op(library.Take, "x(M), index(N, dtype=int32) -> y(N)", gradient=gradient)
     report = opcheck(take, [np.linspace(-1, 1, 5), np.array([0, 4, 0, 2])], lambda x, index: x[index])
     assert "gradient" in report.made
-    assert set(report.skipped) == {"other attributes", "other sizes"}
+    assert set(report.skipped) == {"other attributes", "other sizes", "second derivative"}
 
 
 def test_sound_without_floats(library):
@@ -400,8 +408,9 @@ def test_several_cases(square):
     cases = [X, random(4, np.float64, (2,))]
     opcheck(square(), cases, squared)
     found = failures(square("WrongForOne"), [*cases, np.full((1, 1), 3.0)], squared)
-    assert found["forward"][0] == (
-        "graph, float64, case 2: y[0]: expected 9, got 3, an error of 6 where 1.78e-15 is allowed; 1 of 1 are wrong"
+    assert re.fullmatch(
+        r"graph, float64, case 2: y\[0\]: expected 9, got 3, an error of 6 where \S*e-14 is allowed; 1 of 1 are wrong",
+        found["forward"][0],
     )
 
 
@@ -432,7 +441,7 @@ def test_report(square):
         ("no crash", ["Aborts"], "float64: Aborts crashes: SIGABRT, Aborted (that was too much)"),
         ("no crash", ["Exits"], "float64: Exits ends the process with exit status 3"),
         ("no crash", ["Square", "AbortsBackward"], "float64: AbortsBackward crashes: SIGABRT"),
-        ("outputs written", ["AllButTheLast"], "AllButTheLast: y[34]: expected nan, got "),
+        ("outputs written", ["AllButTheLast"], "AllButTheLast: y[34] is not written; 1 of 35 are not"),
         ("forward", ["FloatForAll"], "graph, float64: y["),
         ("inputs unchanged", ["ChangesInput"], "ChangesInput: x[34]: expected "),
         ("wrong calls", ["AnyShape"], "AnyShape returns 0 for x (34,) instead of (35,)"),
@@ -501,11 +510,11 @@ def test_kink(square, dtype):
     x = [np.array([-2.0, 0.0, 1e-7, -1e-7, 0.0, 3.0])]
 
     def relu(backward):
-        return square("Relu", backward, dtypes=(dtype,)), x, lambda x: np.maximum(x, 0)
+        return square("Relu", backward, dtypes=(dtype,)), x, lambda x: np.where(x > 0, x, 0)  # np.maximum keeps NaN
 
     assert "gradient" in opcheck(*relu("ReluBackward")).made
-    assert re.search(r"gradient of x\[(1|4)\]", failures(*relu("ReluTwiceAtZero"))["gradient"][0])
-    assert "gradient of x[" in failures(*relu("ReluHalf"))["gradient"][0]
+    assert re.search(r"x\[(1|4)\]", failures(*relu("ReluTwiceAtZero"))["gradient"][0])
+    assert "gradient of x[" in "\n".join(failures(*relu("ReluHalf"))["gradient"])
 
 
 def test_crash_in_one_dtype(library):
@@ -559,8 +568,8 @@ def test_rounding(library):
     mean = msops.custom_op(library.SumInFloat16, "x(N, C) -> y(N)")
     found = failures(mean, random(5, np.float64, (3, 500)), lambda x: x.sum(1))
     assert {line.split(": ")[0] for line in found.pop("forward")} == {"graph, float16", "pynative, float16"}
-    assert set(found) == {"other sizes"}
-    assert all("float16" in line for line in found["other sizes"])
+    assert set(found) == {"other sizes", "special values"}
+    assert all("float16" in line for lines in found.values() for line in lines)
 
 
 @pytest.mark.parametrize(
@@ -584,6 +593,7 @@ def test_rule_that_takes_what_the_entry_refuses(library):
     found = failures(operator, random(6, np.float64, (4,), (4,)), lambda x, w: x * w)
     assert list(found) == ["wrong inputs"]
     assert "the operator takes x (3,) instead of (4,), but Product returns 4" in found["wrong inputs"][0]
+    assert found["wrong inputs"][0].endswith("; if all have one shape, the signature is x(*S), w(*S) -> y(*S)")
 
 
 def test_wrong_inputs_that_are_taken(square, monkeypatch):

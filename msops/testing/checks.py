@@ -6,7 +6,8 @@ import contextlib
 import functools
 import os
 import tempfile
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple, Union
 
 import numpy as np
 from mindspore import Tensor, nn, ops
@@ -19,6 +20,10 @@ if TYPE_CHECKING:
     Array = npt.NDArray[Any]
     Arrays = Sequence[Array]
     Function = Callable[..., Any]
+    Rtol = Union[float, Mapping[str, float], None]
+
+
+AROUND = 8  # roundings of a result, besides those of sums of inputs
 
 
 class Net(nn.Cell):
@@ -99,7 +104,7 @@ def assert_near(got: Array, want: Array, allowed: Array, name: str) -> None:
     """Requires errors of at most `allowed`, an array. Infinities and NaN must be equal."""
     with np.errstate(all="ignore"):
         error = np.where((got == want.astype(got.dtype)) | (np.isnan(got) & np.isnan(want)), 0, np.abs(got - want))
-        wrong = ~(error <= allowed)
+        wrong = ~((error == 0) | (error <= allowed))
     if wrong.any():
         worst = np.unravel_index(np.where(wrong, np.nan_to_num(error / allowed, nan=np.inf), -1).argmax(), wrong.shape)
         raise AssertionError(
@@ -119,21 +124,77 @@ def largest(array: Array) -> Any:
     return np.abs(array, where=np.isfinite(array), out=np.zeros_like(array)).max(initial=0)
 
 
-def assert_accurate(
-    results: Arrays,
-    formula: Function,
+def rounding(
+    function: Function,
     inputs: Arrays,
-    half_in_float32: bool = True,
-    names: Sequence[str] | None = None,
-    units: int = 1,
-) -> None:
-    """Requires that errors are at most twice the largest error that `formula` makes in NumPy in the inputs' dtype.
+    eps: float,
+    rtol: float | None = None,
+    terms: float | None = None,
+    samples: int | None = None,
+) -> list[Array]:
+    """Returns the error that rounding may make in each element y of each result of `function`, which is precise.
 
-    `units` in the last place of the largest result are allowed on top, since NumPy's own error may happen to be 0. For
-    float16 the bound is tighter: NumPy computes in float32, and each result may be off by 0.75 units in its own last
-    place, half a unit by rounding to nearest and a quarter for unlucky ties. Results that are not floating must be
-    equal.
+    A result is right if it is the exact one for inputs, and then results, that are each off by n eps, relative to their
+    size. To first order that allows n eps (|y| + sum_i |x_i dy/dx_i|), where n is AROUND more than the number of inputs
+    on which y depends. For a sum this is the bound for any order of its n terms, n eps sum_i |x_i|. `rtol` takes the
+    place of n eps. `terms` is n if the caller knows it; `samples` is how often the sum over i is estimated.
+
+    The function is a black box. To count, a few inputs are changed one at a time: n is the mean number of results that
+    change, times the number of inputs, over the number of results. The terms x_i dy/dx_i are added up with random
+    signs; the root mean square of several such sums is (sum_i term_i^2)^1/2, and sum_i |term_i| is at most n^1/2 times
+    as large.
     """
+    inputs = cast(inputs, np.float64)
+    rng = np.random.default_rng(0)
+    small = sum(a.size for a in inputs) <= 2**16
+    results = [np.asarray(result, np.float64) for result in as_tuple(function(*inputs))]
+    counts, squares = np.zeros(len(results)), [np.zeros(result.shape) for result in results]
+
+    def changes(inputs: Arrays) -> list[Array]:
+        return [np.asarray(new, np.float64) - old for new, old in zip(as_tuple(function(*inputs)), results)]
+
+    with np.errstate(all="ignore"):
+        for i, a in enumerate(inputs if terms is None else ()):
+            elements = some_elements(a, min(a.size, 8 if small else 3)) if is_floating(a) else ()
+            for flat in elements:
+                moved = a.copy()
+                moved.flat[flat] = moved.flat[flat] * (1 + 1e-3) or 1e-3
+                changed = [
+                    np.mean(change != 0) if change.size else 0
+                    for change in changes([*inputs[:i], moved, *inputs[i + 1 :]])
+                ]
+                counts += a.size / len(elements) * np.asarray(changed)
+        samples, step = samples or (8 if small else 2), 1e-6
+        for _ in range(samples):
+            signs = [a * (1 + rng.choice([-step, step], a.shape)) if is_floating(a) else a for a in inputs]
+            terms_added = [np.where(np.isfinite(change), change, 0) / step for change in changes(signs)]
+            squares = [square + added**2 / samples for square, added in zip(squares, terms_added)]
+    allowed = []
+    for result, count, square in zip(results, counts, squares):
+        n = max(1.0, count if terms is None else terms)
+        size = np.abs(np.where(np.isfinite(result), result, 0)) + np.sqrt(n * square)
+        allowed.append(((n + AROUND) * eps if rtol is None else rtol) * size)
+    return allowed
+
+
+class Expected(NamedTuple):
+    """A result of a reference, and the error that an operator may make.
+
+    Attributes:
+        want (array): The result of the reference, computed precisely.
+        plain (array): The result of the reference in the dtype in which the operator computes.
+        allowed (function): Returns the allowed error of each element of a result of this dtype.
+    """
+
+    want: Array
+    plain: Array
+    allowed: Callable[[np.dtype[Any]], Array]
+
+
+def expect(
+    formula: Function, inputs: Arrays, half_in_float32: bool = True, units: int = 1, rtol: Rtol = None
+) -> list[Expected]:
+    """Returns what :func:`assert_accurate` compares results with."""
     dtype = min((a.dtype for a in inputs if is_floating(a)), key=lambda dtype: dtype.itemsize, default=None)
     in_float32 = dtype == np.float16 and half_in_float32
     with np.errstate(all="ignore"):
@@ -142,8 +203,50 @@ def assert_accurate(
         except TypeError:  # SciPy's functions and numpy.linalg's take no long double
             exact, units = as_tuple(formula(*cast(inputs, np.float64))), max(16, units)
         plain = as_tuple(formula(*(cast(inputs, np.float32) if in_float32 else inputs)))
-    assert len(results) == len(exact), f"there are {len(results)} outputs, the reference has {len(exact)}"
-    for i, (got, want, numpy) in enumerate(zip(results, map(np.asarray, exact), plain)):
+        by_sums: list[Any] = [0.0] * len(exact)
+        if dtype is not None:
+            by_sums = rounding(formula, inputs, *precision(dtype, half_in_float32, rtol))
+
+    def expected(want: Array, numpy: Array, by_sums: Any) -> Expected:
+        def allowed(dtype: np.dtype[Any]) -> Array:
+            with np.errstate(all="ignore"):
+                last = (
+                    0.75 * unit(want, dtype)
+                    if in_float32 and dtype == np.float16
+                    else units * unit(largest(want), dtype)
+                )
+                return np.broadcast_to(2 * largest(numpy - want) + last + by_sums, want.shape)
+
+        return Expected(want, numpy, allowed)
+
+    return [expected(*each) for each in zip(map(np.asarray, exact), map(np.asarray, plain), by_sums)]
+
+
+def precision(dtype: np.dtype[Any], half_in_float32: bool, rtol: Rtol) -> tuple[float, float | None]:
+    """Returns eps of the dtype in which an operator computes, and the `rtol` for arrays of `dtype`."""
+    computed = np.float32 if dtype == np.float16 and half_in_float32 else dtype
+    return float(np.finfo(computed).eps), rtol.get(dtype.name) if isinstance(rtol, Mapping) else rtol
+
+
+def assert_accurate(
+    results: Arrays,
+    formula: Function,
+    inputs: Arrays,
+    half_in_float32: bool = True,
+    names: Sequence[str] | None = None,
+    units: int = 1,
+    rtol: Rtol = None,
+) -> None:
+    """Requires the results of `formula`, computed in NumPy in a wider dtype, up to rounding.
+
+    Three errors are allowed: what :func:`rounding` says of sums, in any order; twice the largest error that `formula`
+    makes in NumPy in the inputs' dtype; and `units` in the last place of the largest result. For float16 NumPy computes
+    in float32, and each result may be off by 0.75 units in its own last place, half a unit by rounding to nearest and a
+    quarter for unlucky ties. Results that are not floating must be equal.
+    """
+    expected = expect(formula, inputs, half_in_float32, units, rtol)
+    assert len(results) == len(expected), f"there are {len(results)} outputs, the reference has {len(expected)}"
+    for i, (got, (want, _, allowed)) in enumerate(zip(results, expected)):
         name = names[i] if names else f"output {i}"
         assert got.shape == want.shape, f"{name}: expected shape {want.shape}, got {got.shape}"
         if got.size == 0:
@@ -151,11 +254,7 @@ def assert_accurate(
         if not is_floating(got):
             assert_equal([got], [want.astype(got.dtype)], [name])
             continue
-        rounded = in_float32 and got.dtype == np.float16
-        with np.errstate(all="ignore"):
-            last = 0.75 * unit(want, got.dtype) if rounded else units * unit(largest(want), got.dtype)
-            allowed = 2 * largest(numpy - want) + last
-        assert_near(got, want, np.broadcast_to(allowed, want.shape), name)
+        assert_near(got, want, allowed(got.dtype), name)
 
 
 def finite_differences(
@@ -213,15 +312,20 @@ def check_finite_differences(
         assert gradient.shape == array.shape, f"{name}: expected shape {array.shape}, got {gradient.shape}"
         elements = some_elements(array, most)
         expected, size = finite_differences(functools.partial(run, net), inputs, douts, i, elements, gradient)
-        # The error of the quotient itself is about 1e-16 size / step + step^2.
-        got = gradient.reshape(-1)[elements]
-        wrong = ~(np.abs(got - expected) <= 1e-7 + 1e-9 * size + 1e-6 * np.abs(expected))
-        if wrong.any():
-            k = np.flatnonzero(wrong)[np.nan_to_num(np.abs(got - expected)[wrong], nan=np.inf).argmax()]
-            raise AssertionError(
-                f"{at(name, np.unravel_index(elements[k], array.shape))}: finite differences give {expected[k]:.9g}, "
-                f"got {got[k]:.9g}; {wrong.sum()} of {len(elements)} are wrong"
-            )
+        assert_differences(gradient, expected, size, elements, name)
+
+
+def assert_differences(gradient: Array, expected: Array, size: float, elements: Array, name: str) -> None:
+    """Requires that elements of a gradient equal what :func:`finite_differences` returns."""
+    # The error of the quotient itself is about 1e-16 size / step + step^2.
+    got = gradient.reshape(-1)[elements]
+    wrong = ~(np.abs(got - expected) <= 1e-7 + 1e-9 * size + 1e-6 * np.abs(expected))
+    if wrong.any():
+        k = np.flatnonzero(wrong)[np.nan_to_num(np.abs(got - expected)[wrong], nan=np.inf).argmax()]
+        raise AssertionError(
+            f"{at(name, np.unravel_index(elements[k], gradient.shape))}: finite differences give {expected[k]:.9g}, "
+            f"got {got[k]:.9g}; {wrong.sum()} of {len(elements)} are wrong"
+        )
 
 
 def check_gradient_dtype(
@@ -231,12 +335,16 @@ def check_gradient_dtype(
     douts: Arrays,
     names: Sequence[str],
     which: Sequence[int],
+    half_in_float32: bool = True,
+    rtol: Rtol = None,
+    differences: bool = False,
 ) -> None:
     """Requires that gradients are near those that `in_float64` returns.
 
-    Rounding the arrays changes the gradients in float64: twice the largest change is allowed. One unit in the last
-    place of the largest gradient, incoming gradients included, is allowed on top. Zeros are not rounded, since that
-    could move them off a kink.
+    Three errors are allowed: what :func:`rounding` says of sums; twice the largest change of the gradients in float64
+    when the arrays are rounded, since an operator may keep rounded results for its gradient; and one unit in the last
+    place of the largest gradient, incoming gradients included. Zeros are not rounded, since that could move them off a
+    kink. The rounding of finite `differences` hides on which inputs they depend: sums are taken to be over all.
     """
     arrays = [*inputs, *douts]
     exact = in_float64(arrays)
@@ -245,11 +353,16 @@ def check_gradient_dtype(
         [a + rng.choice([-0.5, 0.5], a.shape) * unit(a, a.dtype) * (a != 0) if is_floating(a) else a for a in arrays]
     )
     size = max((largest(dout) for dout in douts if is_floating(dout)), default=0)
+    dtype = min((a.dtype for a in inputs if is_floating(a)), key=lambda dtype: dtype.itemsize)
+    terms, samples = (sum(a.size for a in arrays), 2) if differences else (None, None)
+    sums = rounding(
+        lambda *arrays: in_float64(arrays), arrays, *precision(dtype, half_in_float32, rtol), terms, samples
+    )
     for i in which:
         name, got, want = f"gradient of {names[i]}", gradients[i], exact[i]
         kinds = [f"{a.dtype} {a.shape}" for a in (inputs[i], got)]
         assert kinds[0] == kinds[1], f"{name}: expected {kinds[0]}, got {kinds[1]}"
-        allowed = 2 * largest(rounded[i] - want) + unit(max(largest(want), size), got.dtype)
+        allowed = 2 * largest(rounded[i] - want) + unit(max(largest(want), size), got.dtype) + sums[i]
         assert_near(got, want, np.broadcast_to(allowed, want.shape), name)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import itertools
 import math
 from typing import TYPE_CHECKING
@@ -12,16 +13,16 @@ import numpy as np
 from ..compat import VERSION
 from ..core.factory import custom_op
 from ..core.spec import Spec, dtype_called, dtype_name
-from .checks import is_floating
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from typing import Any
 
     from ..core.operator import Operator
     from .checks import Array, Arrays
 
-LARGEST = 2**20  # elements that derived inputs have at most, all together
+LARGEST = 2**20  # elements that small and odd inputs have at most, all together
+LARGE = 2**20 + 2**12  # elements that the largest of large inputs has at least
 
 
 def specs_of(arrays: Arrays) -> list[Spec]:
@@ -46,6 +47,34 @@ def odd_inputs(operator: Operator, arrays: Arrays) -> Iterator[tuple[str, list[A
     return _with_sizes(operator, arrays, words, ((3, 5), (3, 1031)))
 
 
+def large_inputs(operator: Operator, arrays: Arrays) -> Iterator[Callable[[int], tuple[str, list[Array]] | None]]:
+    """Yields for each named size, and for tensors of any shape, a function that returns (words, inputs) where this size
+    is a part of a large one, LARGE divided by its argument. The elements are chosen at random from the given ones."""
+
+    def made(sizes: dict[str, int], any_shapes: Sequence[tuple[int, ...]]) -> tuple[str, list[Array]] | None:
+        words = ", ".join(f"{name} = {n}" for name, n in sizes.items())
+        changes = [(words, sizes)] if sizes else []
+        return next(_with_sizes(operator, arrays, changes, any_shapes, 8 * LARGE, at_random), None)
+
+    def of_name(name: str, part: int) -> tuple[str, list[Array]] | None:
+        one, two = made({name: 64}, ()), made({name: 128}, ())
+        if one is None or two is None:
+            return None
+        grows = max(b.size - a.size for a, b in zip(one[1], two[1])) / 64
+        n = math.ceil(LARGE / grows / part) | 1 if grows else 0  # an odd number
+        return made({name: n}, ()) if n > 64 else None
+
+    for name in _named_sizes(operator, arrays):
+        yield functools.partial(of_name, name)
+    if any(tensor.sizes is None for tensor in operator.signature.inputs):
+        yield lambda part: made({}, ((3, LARGE // 3 // part | 1),))
+
+
+def at_random(a: Array, shape: tuple[int, ...]) -> Array:
+    """Returns an array of this shape with elements of `a`, chosen at random."""
+    return np.random.default_rng(0).choice(a.reshape(-1), shape).astype(a.dtype)
+
+
 def _named_sizes(operator: Operator, arrays: Arrays) -> list[str]:
     values = operator.signature.check(operator.label, *specs_of(arrays))
     return [name for name in values if name not in operator.signature.values]
@@ -56,11 +85,11 @@ def _with_sizes(
     arrays: Arrays,
     changes: Sequence[tuple[str, dict[str, int]]],
     any_shapes: Sequence[tuple[int, ...]],
+    largest: int = LARGEST,
+    resize: Callable[[Array, tuple[int, ...]], Array] = np.resize,
 ) -> Iterator[tuple[str, list[Array]]]:
     """Yields (words, inputs) with other values of the sizes that the signature names; tensors without sizes have one of
     `any_shapes`. Inputs that the operator refuses, and large ones, are left out."""
-    if not all(map(is_floating, arrays)):
-        return
     tensors = operator.signature.inputs
     values = operator.signature.check(operator.label, *specs_of(arrays))
     cases: list[tuple[str, dict[str, Any], tuple[int, ...] | None]] = [
@@ -73,10 +102,12 @@ def _with_sizes(
         try:
             found = [any_shape if t.sizes is None else t.shape(operator.label, sizes) for t in tensors]
             shapes = [a.shape if shape is None else shape for a, shape in zip(arrays, found)]
-            if sum(map(math.prod, shapes)) > LARGEST:
+            if sum(map(math.prod, shapes)) > largest:
                 continue
-            changed = [np.resize(a, shape) for a, shape in zip(arrays, shapes)]
+            changed = [resize(a, shape) for a, shape in zip(arrays, shapes)]
             outputs = operator.infer(*specs_of(changed))
+            if sum(out.size for out in outputs) > 8 * largest:
+                continue
         except (TypeError, ValueError, ZeroDivisionError):
             continue  # the operator refuses these inputs
         if VERSION < (2, 7) and 0 in [*(a.size for a in changed), *(out.size for out in outputs)]:

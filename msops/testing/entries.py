@@ -8,8 +8,8 @@ import numpy as np
 
 from ..core.operator import Operator
 from ..core.spec import dtype_name
-from . import derived, memory
-from .checks import as_tuple, is_floating, random_like
+from . import derived, memory, trials
+from .checks import as_tuple, is_floating
 from .process import Process
 from .report import ENTRY_CHECKS, Skipped
 
@@ -30,6 +30,8 @@ class Sizes(NamedTuple):
 
     @classmethod
     def of(cls, operator: Operator, arrays: Arrays) -> Sizes:
+        if not all(map(is_floating, arrays)):
+            return cls([], [])  # inputs that are not floating may depend on sizes
         return cls(list(derived.small_inputs(operator, arrays)), list(derived.odd_inputs(operator, arrays)))
 
 
@@ -41,35 +43,76 @@ def has_attributes(operator: Operator) -> bool:
 
 def check_entries(subject: Subject, cases: Sequence[Arrays], sizes: Sizes) -> None:
     """Makes all checks that do without MindSpore, in each dtype."""
+    report = subject.report
     with Process(memory.mindspores_device()) as process:
         for where, arrays in subject.variants(cases):
-            _check_both(subject, "shapes and dtypes", where, arrays, process)
+            calls = _check_all(subject, "shapes and dtypes", where, arrays, process)
+            _check_values(subject, f"C entry on the {process.where.name}, {where}", arrays, calls)
         for words, given in sizes.small + sizes.odd:
             for dtype in subject.dtypes:
                 arrays = subject.taken(given, dtype)
-                _check_both(subject.at_sizes(arrays), "other sizes", f"{dtype}, {words}", arrays, process)
+                _check_all(subject.at_sizes(arrays), "other sizes", f"{dtype}, {words}", arrays, process)
+        if report.failures.keys() & {"no crash", "bounds", "shapes and dtypes"} or "no crash" in report.skipped:
+            report.skipped.setdefault("large sizes", "it needs what failed")
+        else:
+            trials.check_large_sizes(subject, cases[0], process)
+    for check in ("special values", "threads", "no leak"):
+        if check not in report.made:
+            on_gpu = check != "special values" and process.where.device is not None
+            why = "that is checked on the CPU" if on_gpu else "the operator takes no large sizes"
+            report.skipped.setdefault(check, why)
 
 
-def _check_both(subject: Subject, check: str, where: str, arrays: Arrays, process: Process) -> None:
-    """Checks the entries of an operator and its gradient. A status other than 0, or a wrong result, fails `check`."""
-    operator, gradient, attempt = subject.op, subject.op.gradient, subject.report.attempt
+def _check_values(subject: Subject, where: str, arrays: Arrays, calls: Sequence[memory.EntryCall]) -> None:
+    """Makes the checks of other values, of dtypes and of memory on the first calls of the given inputs."""
+    attempt, report = subject.report.attempt, subject.report
+    if not calls or report.failures.keys() & {"no crash", "bounds"}:
+        return
+    attempt("special values", where, trials.check_special_values, subject, calls[0])
+    for call in calls:
+        if call is not calls[0]:
+            if all(a.dtype == np.float64 for a in arrays if is_floating(a)):
+                attempt("special values", where, trials.check_gradient_values, call)
+            elif subject.takes_float64(arrays):
+                attempt("gradient's dtypes", where, trials.check_dtype, subject, call)
+        if call.process.where.device is None:
+            attempt("no leak", where, trials.check_leak, call)
+    if len(calls) > 1 and subject.in_float64(arrays):
+        large = [100 * a if is_floating(a) else a for a in arrays]
+        following = trials.follow(subject.op, large, lambda operator, inputs: _again(calls, operator, inputs))
+        if len(following) > 1:
+            attempt("gradient", f"{where}, inputs times 100", trials.check_differences, subject, *following[:2], 20)
+
+
+def _again(calls: Sequence[memory.EntryCall], operator: Operator, inputs: Arrays) -> memory.EntryCall | None:
+    """Makes a call of the same operator with other inputs, unless the entry refuses them."""
+    (call,) = (call for call in calls if call.operator is operator)
+    made = memory.EntryCall(operator, inputs, call.results, call.process)
+    return None if made.status else made
+
+
+def _check_all(
+    subject: Subject, check: str, where: str, arrays: Arrays, process: Process
+) -> Sequence[memory.EntryCall]:
+    """Checks the entries of an operator, its gradient, and so on, and returns the first call of each. A status other
+    than 0, or a wrong result, fails `check`."""
+    operator, attempt = subject.op, subject.report.attempt
     given = check == "shapes and dtypes"
     if not attempt(check, where, check_promise, subject, arrays):
-        return
+        return []
     where = f"C entry on the {process.where.name}, {where}"
-    call = _check_entry(subject, check, where, operator, arrays, subject.results, process)
-    if not call:
-        return
-    if given and all(map(is_floating, arrays)):
-        attempt("wrong inputs", where, memory.check_rule_agrees, call)
-    if not given and subject.reference:
-        attempt(check, where, subject.accurate, call.outputs(), arrays)
-    if isinstance(gradient, Operator):
-        named = {array.name: array.values() for array in call.arrays}
-        outputs = operator.names()[1]
-        named |= {f"d{name}": dout for name, dout in zip(outputs, random_like([named[name] for name in outputs]))}
-        takes, gives = gradient.names()
-        _check_entry(subject, check, where, gradient, [named[name] for name in takes], gives, process)
+
+    def make(following: Operator, inputs: Arrays) -> memory.EntryCall | None:
+        results = subject.results if following is operator else following.names()[1]
+        call = _check_entry(subject, check, where, following, inputs, results, process)
+        if call and following is operator:
+            if given and all(map(is_floating, arrays)):
+                attempt("wrong inputs", where, memory.check_rule_agrees, call)
+            if not given and subject.reference:
+                attempt(check, where, subject.accurate, call.outputs(), arrays)
+        return call
+
+    return trials.follow(operator, arrays, make)
 
 
 def _check_entry(

@@ -15,7 +15,7 @@ import numpy as np
 
 from . import cuda
 from .abi import DEFAULT_STREAM
-from .checks import assert_equal
+from .checks import assert_equal, at
 from .derived import specs_of
 from .entry import Status, attributes_in_mindspore, has_gpu_code, outputs_of
 from .process import Crash, Memory, Place, Where
@@ -60,6 +60,12 @@ class Array(NamedTuple):
         part = self.part if part is None else part
         return part[self.place.begin : self.end].view(self.place.dtype).reshape(self.place.shape)
 
+    def kept(self) -> npt.NDArray[np.bool_]:
+        """Tells which elements have all bytes that they had before the call."""
+        size = np.dtype(self.place.dtype).itemsize
+        same = (self.part == self.before)[self.place.begin : self.end]
+        return same.reshape(*self.place.shape, size).all(-1)
+
     def element(self, offset: int) -> str:
         """Describes the element at an offset of the part, out of bounds."""
         number = (offset - self.place.begin) // np.dtype(self.place.dtype).itemsize
@@ -94,15 +100,25 @@ class EntryCall:
                 part[begin : begin + length] = np.ascontiguousarray(inputs[i]).reshape(-1).view(np.uint8)
             self.arrays.append(Array(name, Place(i, begin, *spec), part, part.copy()))
         self.places = [array.place for array in self.arrays]
-        self.status = self.again(self.places)
+        self.status = self.again()
         self.said = process.said()
 
-    def again(self, places: Sequence[Place], count: int | None = None) -> int:
+    def again(self, places: Sequence[Place] | None = None, count: int | None = None, **how: Any) -> int:
         """Makes another call with the arrays as they are now, and returns its status."""
+        answer = self.answer(self.request(places, count), **how)
+        self.seconds = float(answer["seconds"])
+        return int(answer["status"])
+
+    def request(self, places: Sequence[Place] | None = None, count: int | None = None) -> dict[str, Any]:
+        places = self.places if places is None else places
         attributes = attributes_in_mindspore(self.operator.attributes)
         count = len(places) if count is None else count
+        return self.process.request(self.operator.entry, self.memory, places, attributes, count)
+
+    def answer(self, *requests: dict[str, Any], **how: Any) -> dict[str, Any]:
+        """Makes calls, and returns what the process answers; see Process.call."""
         try:
-            return self.process.call(self.operator.entry, self.memory, places, attributes, count)
+            return self.process.call(*requests, **how)
         except Crash as crash:
             check, words = "no crash", crash.words
             if crash.how:
@@ -110,6 +126,15 @@ class EntryCall:
             else:
                 words += f" ({said})" if (said := self.process.said()) else ""
             raise Finding(check, f"{self.name} {words}") from None
+
+    def of(self, *inputs: npt.NDArray[Any], **how: Any) -> list[npt.NDArray[Any]]:
+        """Calls the entry with other inputs of these shapes and dtypes, and returns copies of the results."""
+        for array, x in zip(self.arrays, inputs):
+            array.values()[...] = x
+        self.status = self.again(**how)
+        self.said = self.process.said()
+        check_status(self)
+        return self.outputs()
 
     def outputs(self) -> list[npt.NDArray[Any]]:
         """Returns copies of the results."""
@@ -158,6 +183,12 @@ def check_written(first: EntryCall, second: EntryCall) -> None:
         try:
             assert_equal([b.values()], [a.values()], [f"{first.name}: {a.name}"])
         except AssertionError as error:
+            kept = a.kept() & b.kept()
+            if kept.any():
+                index = np.unravel_index(int(kept.argmax()), kept.shape)
+                raise AssertionError(
+                    f"{first.name}: {at(a.name, index)} is not written; {kept.sum()} of {kept.size} are not"
+                ) from None
             raise AssertionError(
                 f"{error}: that depends on what was there, or around the arrays, before the call"
             ) from None
@@ -229,7 +260,16 @@ def check_rule_agrees(call: EntryCall) -> None:
                 except Finding as error:
                     raise Finding(error.check, f"{taken}, but {error}") from None
                 except AssertionError as error:
-                    raise AssertionError(f"{taken}, but {error}") from None
+                    raise AssertionError(f"{taken}, but {error}{_advice(call.operator)}") from None
+
+
+def _advice(operator: Operator) -> str:
+    """Says how a signature states that tensors have one shape, if none of it has sizes."""
+    signature = operator.signature
+    if any(tensor.sizes is not None for tensor in (*signature.inputs, *signature.outputs)):
+        return ""
+    inputs, outputs = (", ".join(f"{t.name}(*S)" for t in tensors) for tensors in (signature.inputs, signature.outputs))
+    return f"; if all have one shape, the signature is {inputs} -> {outputs}"
 
 
 def check_attributes(call: EntryCall, others: Sequence[tuple[str, Operator]], fresh: Process) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import TYPE_CHECKING
 
 import mindspore
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
     from mindspore import nn
 
-    from .checks import Array, Arrays, Function
+    from .checks import Array, Arrays, Function, Rtol
     from .report import Report
 
 MODES = {"graph": mindspore.GRAPH_MODE, "pynative": mindspore.PYNATIVE_MODE}
@@ -34,6 +35,7 @@ def opcheck(
     other: tuple[Function, Function] | None = None,
     no_gradient: Sequence[str] = (),
     half_in_float32: bool = True,
+    rtol: Rtol = None,
 ) -> Report:
     """Checks that an operator is sound, in graph and PyNative mode, on the current device target.
 
@@ -42,12 +44,18 @@ def opcheck(
       its inputs, and writes all of its outputs;
     - wrong calls: an entry refuses wrong counts of parameters and shapes that do not fit, and then writes nothing;
     - shapes and dtypes: the results have the shapes and dtypes that the operator promises and the reference has;
-    - forward: in each dtype the error is at most twice the error of the reference in this dtype, plus a unit in the
-      last place;
+    - special values: with inputs times 100, and with a NaN or an infinity in an input, the results are still those of
+      the reference; a gradient is linear in the incoming gradients, and a NaN reaches it;
+    - large sizes: so they are beyond 10^6 elements, or as many as take about a second;
+    - threads, no leak: bits depend neither on the number of threads nor on a call at the same time, and calls leave no
+      memory allocated (on the CPU);
+    - forward: in each dtype the error is at most that of the reference in this dtype, twice, plus the rounding of sums
+      in any order, plus a unit in the last place;
     - gradient: for each floating input, the gradient in float64 equals finite differences of the operator, or of the
       reference if the operator takes no float64. At a kink, such as that of relu at 0, it lies between the differences
       to both sides;
     - gradient's dtypes: in the other dtypes the gradient equals the gradient in float64, up to rounding;
+    - second derivative: if the gradient's operator has a gradient, that equals finite differences, too;
     - graph = pynative, repeated runs, views: the bits do not depend on the mode, on earlier calls, or on strides;
     - other sizes: each size that the signature names may be 0, 1, odd, and beyond 1024, unless the operator refuses it;
     - other attributes: an entry's results do not depend on the attributes of earlier calls, for other values of each
@@ -70,6 +78,8 @@ def opcheck(
         no_gradient (list[str]): The names of floating inputs whose gradients are not compared with finite differences.
             Default: none.
         half_in_float32 (bool): Whether float16 is held to the reference in float32, rounded once. Default: ``True`` .
+        rtol (float, dict): The relative error that sums may have, in place of the bound for their length, or a dict of
+            it by the name of the dtype, such as ``{"float32": 1e-4}``. Default: none; then the bound holds.
 
     Returns:
         Report, which prints as a table.
@@ -89,12 +99,12 @@ def opcheck(
         >>> backward = msops.custom_op(library.TwiceBackward, "dy -> dx")
         >>> twice = msops.custom_op(library.Twice, "x -> y", gradient=backward)
         >>> report = opcheck(twice, [numpy.linspace(-3, 3, 35).reshape(5, 7)], lambda x: 2 * x)
-        >>> print(sorted(report.skipped.items()))
-        [('other attributes', 'the operator has none')]
+        >>> print(report.skipped["second derivative"], report.failures)
+        there is none {}
     """
     cases = [[np.asarray(a) for a in case] for case in (inputs if isinstance(inputs[0], (list, tuple)) else [inputs])]
     mode = mindspore.get_context("mode")
-    subject = describe(op, reference, half_in_float32, no_gradient, cases[0])
+    subject = describe(op, reference, half_in_float32, rtol, no_gradient, cases[0])
     report = subject.report
     sizes = Sizes([], [])
     if isinstance(op, Operator):
@@ -114,12 +124,16 @@ def opcheck(
         report.skipped.update(dict.fromkeys(CHECKS, "the entry is not safe to call") | report.skipped)
     else:
         kept: dict[str, Arrays] = {}
+        gc.freeze()  # MindSpore collects garbage at each compilation: that shall not go over all modules
         try:
             for name, number in MODES.items():
                 mindspore.set_context(mode=number)
                 _check_in_mode(subject, name, cases, sizes, other, kept)
         finally:
+            gc.unfreeze()
             mindspore.set_context(mode=mode)
+    if "second derivative" not in report.made:
+        report.skipped.setdefault("second derivative", "there is none in float64")
     forgotten = set(CHECKS) - report.made - report.skipped.keys()
     if report.failures:
         report.skipped.update(dict.fromkeys(forgotten, "it needs what failed"))
@@ -160,6 +174,8 @@ def _check_in_mode(
                 exact = subject.in_float64(arrays) or not subject.takes_float64(arrays)
                 check = "gradient" if exact else "gradient's dtypes"
                 attempt(check, where, _check_gradients, subject, gradients, net, gradient, arrays, douts)
+                if isinstance(subject.op, Operator) and subject.in_float64(arrays):
+                    attempt("second derivative", where, _check_second_derivative, subject, arrays, all_outs)
         for called, arguments, results in calls:
             attempt("inputs unchanged", where, checks.check_inputs_unchanged, called, arguments)
             attempt("repeated runs", where, checks.check_repeats, called, arguments, len(results))
@@ -206,6 +222,7 @@ def _compare_gradients(
     subject: Subject, gradients: Arrays, net: nn.Cell, gradient: nn.Cell, arrays: Arrays, douts: Arrays, most: int
 ) -> None:
     names, which = subject.inputs, subject.differentiable
+    allowance = subject.half_in_float32, subject.rtol
     if subject.in_float64(arrays):
         checks.check_finite_differences(gradients, net, arrays, douts, names, which, most)
         return
@@ -224,7 +241,7 @@ def _compare_gradients(
                 expected[i].flat[elements] = checks.finite_differences(*parts)[0]
             return expected
 
-        checks.check_gradient_dtype(gradients, differences, arrays, douts, names, which)
+        checks.check_gradient_dtype(gradients, differences, arrays, douts, names, which, *allowance, differences=True)
         return
     exact = run(net, *subject.taken(arrays, "float64"))
 
@@ -232,7 +249,27 @@ def _compare_gradients(
         douts = (dout.astype(out.dtype) for dout, out in zip(arguments[n:], exact))
         return run(gradient, *subject.taken(arguments[:n], "float64"), *douts)
 
-    checks.check_gradient_dtype(gradients, in_float64, arrays, douts, names, which)
+    checks.check_gradient_dtype(gradients, in_float64, arrays, douts, names, which, *allowance)
+
+
+def _check_second_derivative(subject: Subject, arrays: Arrays, outs: Arrays) -> None:
+    """Requires that the gradient of the gradient's operator equals finite differences of that operator."""
+    operator = subject.op.gradient
+    if not isinstance(operator, Operator):
+        raise Skipped("the gradient is not an Operator")
+    second = operator.gradient
+    if second is None:
+        raise Skipped("there is none")
+    takes = operator.names()[0]
+    known = dict(zip(subject.inputs, arrays)) | dict(zip(subject.op.names()[1], outs))
+    known |= {f"d{name}": dout for name, dout in zip(subject.op.names()[1], random_like(outs))}
+    given, net = [known[name] for name in takes], checks.Net(operator)
+    which = [i for i, a in enumerate(given) if a.dtype == np.float64]
+    if isinstance(second, Operator):
+        which = [i for i in which if f"d{takes[i]}" in second.names()[1]]
+    douts = random_like(run(net, *given), seed=1)
+    gradients = run(Gradient(net, len(given)), *given, *douts)
+    checks.check_finite_differences(gradients, net, given, douts, takes, which, most=50)
 
 
 def _check_sizes(subject: Subject, net: nn.Cell, gradient: nn.Cell, arrays: Arrays) -> None:

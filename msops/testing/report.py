@@ -7,11 +7,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-ENTRY_CHECKS = ("no crash", "bounds", "inputs unchanged", "outputs written", "wrong calls")
+ENTRY_CHECKS = (
+    *("no crash", "bounds", "inputs unchanged", "outputs written", "wrong calls"),
+    *("special values", "large sizes", "threads", "no leak"),
+)
 CHECKS = (
     *ENTRY_CHECKS,
-    *("shapes and dtypes", "forward", "gradient", "gradient's dtypes", "graph = pynative", "repeated runs", "views"),
-    *("other sizes", "other attributes", "wrong inputs"),
+    *("shapes and dtypes", "forward", "gradient", "gradient's dtypes", "second derivative"),
+    *("graph = pynative", "repeated runs", "views", "other sizes", "other attributes", "wrong inputs"),
 )
 
 

@@ -18,7 +18,7 @@ from .report import Report
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from .checks import Array, Arrays, Function
+    from .checks import Array, Arrays, Function, Rtol
 
 
 class Subject(NamedTuple):
@@ -28,6 +28,7 @@ class Subject(NamedTuple):
     op: Any  # Operator, Cell or function
     reference: Any  # function of arrays, or None
     half_in_float32: bool
+    rtol: Rtol
     dtypes: list[str] | list[None]
     inputs: list[str]  # names
     results: list[str]  # names of the outputs that the reference has; empty if they are unknown
@@ -88,11 +89,16 @@ class Subject(NamedTuple):
         return self
 
     def accurate(self, results: Arrays, arrays: Arrays) -> None:
-        checks.assert_accurate(results, self.reference, arrays, self.half_in_float32, self.results)
+        checks.assert_accurate(results, self.reference, arrays, self.half_in_float32, self.results, rtol=self.rtol)
 
 
 def describe(
-    op: Any, reference: Function | None, half_in_float32: bool, no_gradient: Sequence[str], inputs: Arrays
+    op: Any,
+    reference: Function | None,
+    half_in_float32: bool,
+    rtol: Rtol,
+    no_gradient: Sequence[str],
+    inputs: Arrays,
 ) -> Subject:
     """Makes the Subject of opcheck's arguments, with a report that says what cannot be checked."""
     is_operator = isinstance(op, Operator)
@@ -125,7 +131,7 @@ def describe(
         report.skipped["gradient"] = f"no_gradient names {', '.join(no_gradient)}"
     if reference is None:
         report.skipped["forward"] = "there is no reference"
-    subject = Subject(report, op, reference, half_in_float32, dtypes, names, results, differentiable, omitted)
+    subject = Subject(report, op, reference, half_in_float32, rtol, dtypes, names, results, differentiable, omitted)
     if dtypes == ["float64"]:
         report.skipped.setdefault("gradient's dtypes", "the operator takes only float64")
     elif not subject.takes_float64(inputs):
