@@ -16,6 +16,8 @@ from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 from tqdm import tqdm
 
+import program
+
 matplotlib.use("Agg")  # pictures go to files, not to windows
 
 
@@ -26,15 +28,16 @@ def options(description, unit, amount, **choices):
     """
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--device-target", choices=("CPU", "GPU"), default="CPU", help="where to compute")
-    parser.add_argument(f"--{unit}", type=int, default=amount, help=f"number of training {unit}")
+    parser.add_argument(f"--{unit}", type=program.COUNT, default=amount, help=f"number of training {unit}")
     parser.add_argument("--output", type=Path, default=Path(__file__).with_name("output"), help="folder of the picture")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the initial parameters and the order of samples")
+    parser.add_argument(
+        "--seed", type=program.SEED, default=0, help="seed of the initial parameters and the order of samples"
+    )
     for name, words in choices.items():
         parser.add_argument(f"--{name}", choices=words, default=words[0], help=f"which {name} to use")
     args = parser.parse_args()
-    args.output.mkdir(parents=True, exist_ok=True)
-    mindspore.set_context(mode=mindspore.GRAPH_MODE)
-    mindspore.set_device(args.device_target)
+    program.make_folder(args.output)
+    program.use(args.device_target)
     mindspore.set_seed(args.seed)
     return args
 

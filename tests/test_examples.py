@@ -2,6 +2,7 @@
 
 import importlib
 import re
+import signal
 
 import numpy as np
 import pytest
@@ -113,6 +114,58 @@ def test_too_little_training_is_an_error(run, name, option, message):
     result = run(name, option)
     assert result.returncode == 1
     assert message in result.stderr
+
+
+@pytest.fixture
+def program(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "examples")
+    return importlib.import_module("program")
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("--epochs=0", "--epochs: must be a whole number from 1 to 1000000000, got '0'"),
+        ("--seed=-1", "--seed: must be a whole number from 0 to 4294967295, got '-1'"),
+        ("--device-target=TPU", "--device-target: invalid choice: 'TPU'"),
+        (f"--output={__file__}", "--output must be a folder: "),
+    ],
+)
+def test_wrong_options(program, monkeypatch, capsys, option, message):
+    monkeypatch.setattr("sys.argv", ["example", option])
+    with pytest.raises(SystemExit) as error:
+        importlib.import_module("common").options("", "epochs", 30)
+    assert message in f"{capsys.readouterr().err}{error.value}"
+
+
+def test_missing_device(program, monkeypatch):
+    def refuse(device_target):
+        raise RuntimeError(f"Unsupported device target {device_target}. Please check\n----")
+
+    monkeypatch.setattr("mindspore.set_device", refuse)
+    with pytest.raises(
+        SystemExit, match=r"cannot use the GPU: Unsupported device target GPU\. `python -m msops doctor`"
+    ):
+        program.use("GPU")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupts_wait(program, number):
+    """What stands in `finished` ends before Ctrl-C takes effect, but does not wait for a second Ctrl-C."""
+    done, before = [], signal.getsignal(number)
+
+    def interrupted(times):
+        with program.finished() as noted:
+            for _ in range(times):
+                signal.raise_signal(number)
+            done.append((times, len(noted)))
+
+    interrupted(0)
+    for times in (1, 2):
+        with pytest.raises(KeyboardInterrupt):
+            interrupted(times)
+    assert done == [(0, 0), (1, 1)]
+    assert signal.getsignal(number) is before
 
 
 def lines_of(path):

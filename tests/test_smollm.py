@@ -2,6 +2,9 @@
 
 import importlib
 import shutil
+import signal
+import struct
+import subprocess
 import sys
 from pathlib import Path
 
@@ -12,7 +15,7 @@ from mindspore import Tensor
 
 import msops
 import numpy_llama
-from child import ROOT, run_python
+from child import ROOT, environment, run_python
 from msops.compat import VERSION
 
 pytestmark = pytest.mark.skipif(VERSION < (2, 9), reason="the examples are for the newest version of MindSpore")
@@ -182,24 +185,67 @@ def test_conversation(smollm, new_reader, tokenizer, capsys):
     expected += [*tokenizer.encode("<|im_end|>\n", control=True), *tokenizer.question("Hi", first=False)]
     assert reader.tokens[: len(expected)] == expected
     assert len(reader.tokens) == len(expected) + 7
-    assert talk.ask("long " * 300) == []
-    assert "may have 208 tokens" in capsys.readouterr().err
+    error = smollm("generation").TextError
+    with pytest.raises(error, match="may have 208 tokens"):
+        talk.ask("long " * 300)
+    with pytest.raises(error, match=r"must be UTF-8, got 'caf\\udce9'"):
+        talk.ask(b"caf\xe9".decode("utf-8", "surrogateescape"))
+    assert len(reader.tokens) == len(expected) + 7
 
 
-def test_options(smollm, capsys):
+@pytest.mark.parametrize(
+    ("program", "option", "message"),
+    [
+        ("chat", "--top-p=1.5", "must be a number from 0 to 1, got '1.5'"),
+        ("chat", "--temperature=nan", "must be a number from 0 to 100, got 'nan'"),
+        ("chat", "--seed=-1", "must be a whole number from 0 to 4294967295, got '-1'"),
+        ("chat", "--most=-1", "must be a whole number from 1 to"),
+        ("chat", "--length=x", "must be a whole number from 1 to"),
+        *[("train", f"--{name}=0", "got '0'") for name in ("every", "batch", "accumulate", "length", "steps")],
+        ("train", "--steps=-1", "got '-1'"),
+        ("train", "--seed=-1", "got '-1'"),
+        ("train", "--warmup=-1", "got '-1'"),
+        ("train", "--learning-rate=nan", "got 'nan'"),
+        ("train", "--clip=-1", "got '-1'"),
+    ],
+)
+def test_wrong_options(smollm, capsys, program, option, message):
     with pytest.raises(SystemExit):
-        smollm("chat").parse(["--top-p=1.5"])
-    assert "invalid number from 0 to 1 value: '1.5'" in capsys.readouterr().err
+        smollm(program).parse([option, "text"])
+    error = capsys.readouterr().err
+    assert f"argument {option.partition('=')[0]}: " in error
+    assert message in error
+
+
+def test_interrupts_and_bytes_in_the_terminal(smollm, tmp_path):
+    """A question that is not UTF-8 gets an error and another prompt, where Ctrl-C ends the program in good order."""
+    command = [sys.executable, ROOT / "examples" / "smollm" / "chat.py"]
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    with subprocess.Popen(command, cwd=tmp_path, env=environment(PYTHONUTF8="1"), **pipes) as process:
+        assert process.stdout.read(2) == b"> "
+        process.stdin.write(b"caf\xe9\n")
+        process.stdin.flush()
+        assert process.stdout.read(2) == b"> "
+        process.send_signal(signal.SIGINT)
+        printed, error = process.communicate()
+    assert process.returncode == 0
+    assert printed == b"\n"
+    assert b"The question must be UTF-8" in error
+    assert b"Traceback" not in error
 
 
 def test_sampling(smollm):
-    sample = smollm("generation").sample
+    generation = smollm("generation")
+    sample = generation.sample
     scores, rng = np.log(np.array([0.05, 0.6, 0.1, 0.25])), np.random.default_rng(0)
     assert sample(scores, rng) == 1
     drawn = [sample(scores, rng, 1.0, 0.8) for _ in range(4000)]
     assert set(drawn) == {1, 3}
     assert abs(np.mean(np.equal(drawn, 1)) - 0.6 / 0.85) < 0.03
     assert sample(scores, rng, 1.0, 1e-9) == 1
+    assert sample(scores, rng, 1.0, 0.0) == 1
+    with pytest.raises(generation.TextError, match="not finite"):
+        sample(np.append(scores, np.nan), rng, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -219,6 +265,125 @@ def test_truncated_file(weights, tmp_path, share, message):
     with pytest.raises(weights.FileError, match=message):
         for _ in weights.weights(weights.Gguf(path), 30):
             pass
+
+
+FIELDS = {
+    "general.architecture": "llama",
+    "general.alignment": 32,
+    "llama.block_count": 1,
+    "llama.embedding_length": 8,
+    "llama.attention.head_count": 2,
+    "llama.attention.head_count_kv": 1,
+    "llama.context_length": 16,
+    "llama.feed_forward_length": 4,
+    "llama.attention.layer_norm_rms_epsilon": 1e-5,
+    "llama.rope.freq_base": 10000.0,
+    "tokenizer.ggml.model": "gpt2",
+    "tokenizer.ggml.pre": "smollm",
+    "tokenizer.ggml.tokens": ["<|im_start|>", "<|im_end|>", "a", "b", "ab"],
+    "tokenizer.ggml.token_type": [3, 3, 1, 1, 1],
+    "tokenizer.ggml.merges": ["a b"],
+    "tokenizer.ggml.eos_token_id": 1,
+}
+WEIGHTS = {"token_embd": (5, 8), "output_norm": (8,), "blk.0.attn_norm": (8,), "blk.0.ffn_norm": (8,)}
+WEIGHTS |= {f"blk.0.attn_{name}": (rows, 8) for name, rows in (("q", 8), ("k", 4), ("v", 4), ("output", 8))}
+WEIGHTS |= {"blk.0.ffn_gate": (4, 8), "blk.0.ffn_up": (4, 8), "blk.0.ffn_down": (8, 4)}
+
+
+def write_gguf(path, fields=None, weights=None, kind=0, offset=0, head=b"", more_fields=0, more_weights=0):
+    """Writes a GGUF file of a tiny model with zeros of type `kind`, 0 for float32, except for what is told to be other.
+    `head` replaces the first bytes; a field of None is left out, and one of bytes is a type and its data."""
+    fields = {name: value for name, value in {**FIELDS, **(fields or {})}.items() if value is not None}
+    weights = {**WEIGHTS, **(weights or {})}
+    data = b"GGUF" + struct.pack("<IQQ", 3, len(weights) + more_weights, len(fields) + more_fields)
+    data += b"".join(gguf_string(name) + b"".join(gguf_value(value)) for name, value in fields.items())
+    for name, shape in weights.items():
+        data += gguf_string(f"{name}.weight") + struct.pack(f"<I{len(shape)}Q", len(shape), *shape[::-1])
+        data += struct.pack("<IQ", kind, offset)
+    path.write_bytes(head + data[len(head) :] + bytes(4096))
+
+
+def gguf_string(text):
+    return struct.pack("<Q", len(text)) + text.encode()
+
+
+def gguf_value(value):
+    """Returns the type and the data of a field."""
+    if isinstance(value, bytes):
+        return value[:4], value[4:]
+    if isinstance(value, list):
+        items = [gguf_value(item) for item in value]
+        return struct.pack("<I", 9), items[0][0] + struct.pack("<Q", len(items)) + b"".join(data for _, data in items)
+    number, write = {
+        str: (8, gguf_string),
+        float: (6, lambda value: struct.pack("<f", value)),
+        int: (11, lambda value: struct.pack("<q", value)),
+    }[type(value)]
+    return struct.pack("<I", number), write(value)
+
+
+def read_all(smollm, path):
+    weights = smollm("weights")
+    file = weights.Gguf(path)
+    smollm("tokenizer").Tokenizer(file)
+    return weights.load(file, msops, 16)
+
+
+def test_small_file(smollm, tmp_path):
+    """The file that the next test damages can be read."""
+    write_gguf(tmp_path / "small.gguf")
+    assert read_all(smollm, tmp_path / "small.gguf").length == 16
+
+
+NESTED = struct.pack("<I", 9) + struct.pack("<IQ", 9, 1) * 5000
+LARGE = struct.pack("<IIQ", 9, 7, 2**50)  # an array of so many bools
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (dict(head=b"GGML"), "is not a GGUF file"),
+        (dict(head=b"GGUF\x09\0\0\0"), "has version 9"),
+        (dict(more_fields=2**40), "damaged, at byte"),
+        (dict(more_weights=2**40), "damaged, at byte"),
+        (dict(fields={"x": struct.pack("<I", 99)}), "damaged, at byte"),
+        (dict(fields={"x": struct.pack("<IQ", 8, 2**60)}), "damaged, at byte"),
+        (dict(fields={"x": struct.pack("<IQ", 8, 1) + b"\xff"}), "damaged, at byte"),
+        (dict(fields={"x": LARGE}), "damaged, at byte"),
+        (dict(fields={"x": NESTED}), "damaged, at byte"),
+        (dict(fields={"general.alignment": 0}), "alignment' must be positive, got 0"),
+        (dict(fields={"general.alignment": "x"}), "alignment' must be int, got x"),
+        (dict(fields={"general.architecture": 5}), "must be str, got 5"),
+        (dict(fields={"general.architecture": "gpt"}), "is a model of architecture 'gpt'"),
+        (dict(fields={"llama.block_count": None}), "does not say 'llama.block_count'"),
+        (dict(fields={"llama.block_count": "30"}), "must be int, got 30"),
+        (dict(fields={"llama.block_count": 2**40}), "has no weight"),
+        (dict(fields={"llama.block_count": -1}), "must be positive, got -1"),
+        (dict(fields={"llama.attention.head_count": 0}), "must be positive, got 0"),
+        (dict(fields={"llama.attention.head_count": 3}), "does not divide evenly"),
+        (dict(fields={"llama.embedding_length": 2**40}), "must have shape"),
+        (dict(fields={"llama.feed_forward_length": 2**40}), "must have shape"),
+        (dict(fields={"llama.rope.freq_base": float("nan")}), "must be positive, got nan"),
+        (dict(fields={"tokenizer.ggml.tokens": [1, 2]}), "must be a list of type str, got"),
+        (dict(fields={"tokenizer.ggml.tokens": 7}), "must be a list of type str, got 7"),
+        (dict(fields={"tokenizer.ggml.model": "bert"}), "has a tokenizer of kind bert/smollm"),
+        (dict(fields={"tokenizer.ggml.merges": ["ab"]}), "has a damaged vocabulary"),
+        (dict(fields={"tokenizer.ggml.merges": ["a c"]}), "has a damaged vocabulary"),
+        (dict(fields={"tokenizer.ggml.token_type": [3]}), "must have .* a token that ends an answer"),
+        (dict(fields={"tokenizer.ggml.eos_token_id": 5}), "must have .* a token that ends an answer"),
+        (dict(weights={"blk.0.attn_q": (8, 4)}), "must have shape"),
+        (dict(weights={"blk.0.attn_q": ()}), "must have shape"),
+        (dict(weights={"blk.0.attn_q": (2**40, 2**40)}), "ends early"),
+        (dict(offset=2**62), "ends early"),
+        (dict(kind=99), "is of the unknown type 99"),
+        (dict(kind=2), "of a multiple of 32 numbers"),
+        (dict(kind=27), "of type I64, which cannot be read"),
+    ],
+)
+def test_damaged_file(smollm, tmp_path, damage, message):
+    write_gguf(tmp_path / "damaged.gguf", **damage)
+    with pytest.raises(smollm("weights").FileError, match=message):
+        read_all(smollm, tmp_path / "damaged.gguf")
 
 
 @pytest.mark.parametrize("keep", [None, mindspore.float32])

