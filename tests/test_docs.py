@@ -24,9 +24,12 @@ import mindspore
 import pytest
 
 import msops.testing.entry
+from card import cards
 from child import ROOT, environment
+from operator_test import OperatorTest
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "benchmarks" / "README.md", *ROOT.glob("docs/*.md")]
+README = PAGES[0].read_text()
 NUMBER = r"\d+\.?\d*(?:e[+-]\d+)?"
 
 
@@ -55,9 +58,29 @@ def test_reference_has_all_names():
 
 
 def test_readme_has_each_operator_once():
-    table = re.search(r"^\| function \| Cell \|.*?\n\n", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)[0]
+    table = re.search(r"^\| function \| Cell \|.*?\n\n", README, re.MULTILINE | re.DOTALL)[0]
     operators = [name for name in msops.__all__ if getattr(msops, name).__module__.startswith("msops.operators.")]
     assert sorted(re.findall(r"`(\w+)\(", table)) == sorted(operators)
+
+
+def test_readme_says_which_gradients_are_missing():
+    """The cards tell which operators have a gradient, and one of second order."""
+    sentences = re.search(r"^Every floating input has a gradient.*?\n\n", README, re.MULTILINE | re.DOTALL)[0]
+    none, second = re.search(
+        r"; (.*?) return indices.*Second order is missing in (.*?);", sentences, re.DOTALL
+    ).groups()
+    own = [card for card in cards() if isinstance(card, OperatorTest) and card.function is not None]
+    public = {card.function.__name__: card for card in own if card.function.__name__ in msops.__all__}
+    without = {name for name, card in public.items() if not card.second_order}
+    assert without == set(re.findall(r"`(\w+)`", none + second))
+    indices = {name for name in without if not public[name].variables(public[name].cases[public[name].small][0])}
+    assert indices == set(re.findall(r"`(\w+)`", none))
+
+
+def test_headers_name_each_status():
+    statuses = re.findall(r"^  (k\w+) = (\d),$", (ROOT / "aot_kernels" / "common" / "call.h").read_text(), re.MULTILINE)
+    rows = re.findall(r"^\| (\d) \| `(k\w+)` \|", (ROOT / "docs" / "headers.md").read_text(), re.MULTILINE)
+    assert rows == [(number, name) for name, number in statuses]
 
 
 @pytest.fixture

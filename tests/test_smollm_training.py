@@ -133,7 +133,7 @@ def test_gradients_are_clipped(first, text, monkeypatch):
         (lambda parts: {"x": np.ones(1)}, "is no checkpoint of this model: it lacks"),
         (lambda parts: {k: v for k, v in parts.items() if k != "scale"}, "it lacks scale"),
         (
-            lambda parts: {**parts, "embedding": parts["embedding"][1:]},
+            lambda parts: {**parts, EMBEDDING: parts[EMBEDDING][1:]},
             r"embedding must be Float32 of shape \(40, 16\), got",
         ),
         (lambda parts: {**parts, EMBEDDING: np.float16(parts[EMBEDDING])}, "must be Float32 .*, got Float16"),

@@ -17,9 +17,9 @@ def three_nn(unknown: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
         \text{dist}_{ni} = \lVert y_{\text{idx}_{ni}} - x_n \rVert, \qquad \text{dist}_{n1} \le \text{dist}_{n2} \le
         \text{dist}_{n3} \le \lVert y_j - x_n \rVert \text{ for all other } j
 
-    It is :func:`msops.knn` with k = 3, which says how ties, NaN and gradients are, and gives what
-    :func:`msops.three_interpolate` takes. Unlike those of other packages that only call them so, the distances are not
-    squared.
+    It is :func:`msops.knn` with k = 3, which says how ties and NaN are, and gives what :func:`msops.three_interpolate`
+    takes. Unlike those of other packages that only call them so, the distances are not squared. They have gradients of
+    first order, as those of knn have.
 
     Args:
         unknown (Tensor): Points x, shape (B, N, 3); float16, float32 or float64.
