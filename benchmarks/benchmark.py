@@ -71,6 +71,7 @@ class Benchmark:
     compiled = True  # whether torch.compile is measured, too, which would take hours for a long loop
     line = ""  # describes which cases a line of roof.png connects; if empty, it connects all
     targets = {}  # device -> list of Target
+    headline = ()  # (case, dtype) of the kernels that the main README shows
     sequence_sizes = {}  # device -> Sizes; with them, the methods that sequences.py calls
 
     @property
@@ -131,6 +132,10 @@ class Benchmark:
     def on_line(self, case):
         """Tells whether a line of roof.png connects the case of this name with others."""
         return True
+
+    def flops(self, case, direction):
+        """Returns the floating-point operations of a case, if the field tells this operator's speed in TFLOP/s."""
+        return
 
     def describe_cell(self, size):
         return self.describe(size)

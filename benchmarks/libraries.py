@@ -1,5 +1,16 @@
 """Calls libraries of kernels for GPUs, Liger (in Triton) and quack (in CuTe DSL), which are peers where they are
-installed."""
+installed. Gradients go through autograd, as PyTorch's do.
+
+Some of their functions are left out, since no fair time can be given. Liger writes the gradients of `swiglu` and
+`geglu` over the inputs, so that a second call would compute something else. Its `cross_entropy` computes the gradient
+in the forward pass, over the logits, and waits for the host, so that neither direction has a time of its own. Its
+rotary embedding takes queries and keys together, and copies them unless their layout is (B, T, H, D). quack's
+`layer_norm` takes weights of float32 alone, and autograd does not know its gradient.
+
+By default Liger writes the gradient of `rms_norm` over dy. Here it gets memory of its own, which Liger clears first;
+its time includes that. quack's `softmax` takes rows of a multiple of 16 bytes, its other functions in float16 take even
+numbers of elements; a run prints `not measured` for the others.
+"""
 
 import functools
 import importlib

@@ -12,7 +12,7 @@ import sys
 import numpy as np
 import pytest
 
-from benchmarks import __main__ as benchmark, naive, numpy_peers, report, targets
+from benchmarks import __main__ as benchmark, llm, naive, numpy_peers, pages, report, targets
 from benchmarks.cases import cell_cases, kernel_cases, precisions, sequence_cases
 from benchmarks.operators import BENCHMARKS
 from child import ROOT, environment, run_python
@@ -331,6 +331,61 @@ def test_targets_find_their_cases(op, device):
     report.finish(rows)
     for target in BENCHMARKS[op].targets.get(device, ()):
         assert list(target.figures(rows)), f"{op}: no case is like {target.what}"
+
+
+def test_pages_show_the_results():
+    """`python -m benchmarks.pages` writes the tables of the READMEs."""
+    every = pages.runs()
+    names = [name for path in pages.PAGES for name in pages.TABLES if pages.BEGIN.format(name) in path.read_text()]
+    assert sorted(names) == sorted(pages.TABLES)
+    for path in pages.PAGES:
+        assert path.read_text() == pages.written(path.read_text(), every), path
+
+
+def test_headlines_are_cases():
+    """A case that no operator has would be missing from the README without a word."""
+    for each in BENCHMARKS.values():
+        names = {each.describe(size) for sizes in each.sizes.get("GPU", ()) for size in sizes.named}
+        assert {case for case, _ in each.headline} <= names
+        assert all(each.flops(case, "forward") != 0 for case, _ in each.headline)
+    attention = BENCHMARKS["flash_attention"]
+    forward = attention.flops("B4 H16 T4096 D128 causal", "forward")
+    assert forward == 4 * 4 * 16 * 4096**2 * 128 / 2
+    assert attention.flops("B4 H16 T4096 D128 causal", "backward") == 2.5 * forward
+    kinds = {(direction, f"{texts} x {length}") for direction, texts, length in llm.CASES["GPU"]}
+    assert {(direction, case) for direction, case, _ in llm.HEADLINE} <= kinds
+
+
+def test_tables_of_pages():
+    """A loss is shown as one, and a case of two runs comes from that with more peers."""
+    case, model = BENCHMARKS["rms_norm"].headline[0], llm.HEADLINE[0]
+
+    def row(by, us, part="kernel", op="rms_norm", direction="forward", case=case, **more):
+        numbers = dict.fromkeys(report.NUMBERS, None)
+        numbers |= dict(us=us, share=0.5 if by == "msops" and part == "kernel" else None, tokens_s=1e6 / us, **more)
+        return dict(
+            numbers, part=part, op=op, direction=direction, case=case[0], dtype=case[1], by=by, named=True, beside=""
+        )
+
+    language = dict(part="model", op=llm.NAME, direction=model[0], case=model[1:])
+    cells = [row("MindSpore", 50, part="graph", times_faster=factor) for factor in (0.5, 3.0, 4.0)]
+    few = [row("msops", 100.0), row("torch", 150.0), *cells]
+    more = [row("msops", 110.0), row("torch", 150.0), row("Liger", 99.0), row("msops", 8.0, **language)]
+    every = {"few": (few, pages.GPU), "more": (more, pages.GPU), "other": ([*few, *more], "another GPU")}
+
+    (line,) = pages.kernels(every)[2:]
+    assert line.startswith(f"| `rms_norm` | {pages.plain(case[0])} | {case[1]} | 110 | 0.50 | Liger | 0.90 |")
+    assert "(results/more)" in line
+    first, last = pages.headline(every)[2:]
+    assert first.endswith("| 110 | 0.50 | Liger **99**, PyTorch 150 |")
+    assert last.endswith("| **125,000** |  |  |")
+    assert pages.cells(every)[2].startswith(f"| {pages.GPU} | 2 of 3 | 0.50 | 3.00 | 4.00 |")
+    assert "| 125,000 |  |  |  | [more]" in pages.models(every)[2]
+    assert [pages.plain(text) for text in ("2^10 x 2^17", "2^20", "k3 2^15 + 1")] == [
+        "1024 x 131072",
+        "2^20",
+        "k3 32768 + 1",
+    ]
 
 
 def test_targets_and_picture_of_sequences(tmp_path):

@@ -29,6 +29,12 @@ CASES = {  # (what, texts, tokens of each), what tells most first
     ),
     "CPU": (("training", 2, 256), ("prefill", 1, 256), ("decoding", 1, 1024)),
 }
+HEADLINE = (  # (what, case, dtype) of the rows that the main README shows
+    ("training", "8 x 2048", "float16"),
+    ("prefill", "1 x 2048", "float16"),
+    ("decoding", "64 x 2048", "float16"),
+    ("decoding", "1 x 2048", "float16"),
+)
 QUICK = (("training", 2, 16), ("prefill", 1, 16), ("decoding", 2, 32))  # cases of the sizes TINY
 DTYPES = {"GPU": "float16", "CPU": "float32"}
 TURN = {"training": 1, "prefill": 1, "decoding": 16}  # steps between two looks at the clock

@@ -17,6 +17,7 @@ class BallQuery(PointNet2, Benchmark):
     card = TestBallQuery()
     sizes = SEARCHES
     cell_sizes = {"GPU": ((32, 1024, 512), (1, 16384, 4096)), "CPU": ((2, 1024, 512), (1, 16384, 1024))}
+    headline = (("16 x 2^14 x 2^12", "float32"),)
     targets = {
         "GPU": [
             Target("32 x 1024, 512 queries", f"4 times faster than {THEIRS}", 4,

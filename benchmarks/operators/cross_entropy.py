@@ -28,6 +28,7 @@ class CrossEntropy(Benchmark):
         ],
     }
     cells = (msops.CrossEntropyLoss, ops.cross_entropy)
+    headline = (("2^13 x 2^17", "float16"),)
     targets = {
         "GPU": [
             *(

@@ -52,6 +52,7 @@ class DepthwiseConv2d(Benchmark):
     card = TestDepthwiseConv2d()
     channels_last = True
     line = "3 x 3, stride 1"
+    headline = (("64x96x56x56 k7 s1", "float16"),)
     targets = {
         "GPU": [
             *(

@@ -63,6 +63,11 @@ class FlashAttention(Benchmark):
         "GPU": [(8, 16, 16, 2048, 2048, 64, 1), (4, 16, 16, 4096, 4096, 128, 1)],
         "CPU": [(1, 4, 4, 128, 128, 64, 1), (1, 4, 4, 1024, 1024, 64, 1)],
     }
+    headline = (
+        ("B4 H16 T4096 D128 causal", "float16"),
+        ("B8 H16 T2048 D64 causal", "float16"),
+        ("B4 H16 T4096 D128 causal", "float32"),
+    )
     targets = {
         "GPU": [
             Target("float16, forward", "not slower than the best peer", 1,
@@ -80,6 +85,13 @@ class FlashAttention(Benchmark):
         lengths = f"T{queries}" if queries == keys else f"T{queries} of {keys}"
         grouped = f"H{heads}" if heads == kv_heads else f"H{heads} of {kv_heads}"
         return f"B{batch} {grouped} {lengths} D{width}{' causal' * causal}"
+
+    def flops(self, case, direction):
+        """Counts the two products of the forward pass and the five of the backward pass, halved where causal."""
+        sizes = [size for sizes in self.sizes["GPU"] for size in (*sizes.named, *sizes.sweep)]
+        batch, heads, _, queries, keys, width, causal = next(size for size in sizes if self.describe(size) == case)
+        products = {"forward": 2, "backward": 5}[direction]
+        return 2 * products * batch * heads * queries * keys * width / (2 if causal else 1)
 
     def inputs(self, size):
         batch, heads, kv_heads, queries, keys, width, _ = size

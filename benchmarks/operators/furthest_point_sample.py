@@ -23,6 +23,7 @@ class FurthestPointSample(PointNet2, Benchmark):
         "CPU": [Sizes(named=((2, 1024, 256), (1, 16384, 1024)), sweep=((1, 256, 64),))],
     }
     cell_sizes = {"GPU": (), "CPU": ()}  # MindSpore has no loop that takes points
+    headline = (("16 x 2^14 to 2^12", "float32"),)
     targets = {
         "GPU": [
             Target("32 x 1024 to 512", f"2 times faster than {THEIRS}", 2,

@@ -68,6 +68,7 @@ class ComposedRMSNorm(nn.Cell):
 class RmsNorm(Benchmark):
     card = TestRmsNorm()
     sizes = ROWS
+    headline = (("2^15 x 2^12", "float16"), ("2^12 x 2^15", "float16"))
     targets = of_rows(SHARES)
 
     def inputs(self, size):
