@@ -20,9 +20,9 @@ struct Forward {
     const C n = C(x.columns);
     const auto x_row = team.load(x[row]);
     const C mean = team.sum(x_row) / n;
-    const C squares = team.sum([=](C v) { return (v - mean) * (v - mean); }, x_row);
-    const C r = 1 / sqrt(squares / n + eps);
-    team.map([=](C v, C w, C b) { return (v - mean) * r * w + b; }, y[row], x_row, weight, bias);
+    const auto sums = team.sum([=](C v) { return TwoSums<C>{(v - mean) * (v - mean), v - mean}; }, x_row);
+    const Normal<C, true> normal(mean, sums.of[0], sums.of[1], n, eps);
+    team.map([=](C v, C w, C b) { return normal(v) * w + b; }, y[row], x_row, weight, bias);
   }
 };
 

@@ -86,7 +86,7 @@ struct RowsWithSums {
     const auto& dy_row = std::get<1>(held);
     const auto product = team.compute([](C x, C dy) { return x * dy; }, x_row, dy_row);
     const auto both = team.sum([](C x, C p) { return TwoSums<C>{x * x, p}; }, x_row, product);
-    team.map([&](C p) { return p / both.first; }, dx[row], product);
+    team.map([&](C p) { return p / both.of[0]; }, dx[row], product);
     sums.template add<0>([](C p) { return p; }, product);
     sums.template add<1>([](int64_t j, C dy) { return C(j) * dy; }, dy_row);
   }

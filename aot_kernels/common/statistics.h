@@ -10,13 +10,21 @@
 
 namespace msops {
 
-// TwoSums are two sums that one reduction computes.
-template <typename C>
-struct TwoSums {
-  C first = 0, second = 0;
+// SeveralSums are sums that one reduction computes.
+template <typename C, int kCount>
+struct SeveralSums {
+  C of[kCount] = {};
 
-  MSOPS_BOTH TwoSums operator+(const TwoSums& other) const { return {first + other.first, second + other.second}; }
+  MSOPS_BOTH SeveralSums operator+(const SeveralSums& other) const {
+    SeveralSums sums;
+    for (int i = 0; i < kCount; ++i) sums.of[i] = of[i] + other.of[i];
+    return sums;
+  }
 };
+template <typename C>
+using TwoSums = SeveralSums<C, 2>;
+template <typename C>
+using FourSums = SeveralSums<C, 4>;
 
 // ArgMax is the largest element, and the first column that has it. NaN counts as larger than all.
 template <typename C>

@@ -7,6 +7,7 @@
 #include "functions.h"
 #include "pack.h"
 #include "parallel.h"
+#include "statistics.h"
 #ifdef __CUDACC__
 #include "gpu/cluster.h"
 #endif
@@ -128,8 +129,8 @@ class Team {
   }
 
   // sum and max return the sum and the largest of f(a_j, b_j, ...) over all j, for rows a, b, ... of one length. For
-  // empty rows they return 0 and -infinity. NaN counts as larger than all. A function that returns TwoSums (see
-  // statistics.h) gives two sums in one reduction.
+  // empty rows they return 0 and -infinity. NaN counts as larger than all. A function that returns TwoSums or
+  // FourSums (see statistics.h) gives two or four sums in one reduction.
   template <typename F, typename First, typename... In>
   MSOPS_BOTH auto sum(const F& f, const First& first, const In&... in) const {
     using Result = decltype(at(f, int64_t{}, element(first, 0), element(in, 0)...));
@@ -269,34 +270,90 @@ class Team {
     static_assert(std::is_trivially_copyable<R>::value && sizeof(R) <= sizeof(SharedOfWarp),
                   "reduce: what is reduced must be a number, or a struct of up to 32 bytes that memcpy may copy");
     const int64_t length = length_of(first);
-    R results[N];
-    for (R& result : results) result = identity;
+    Results<R> results(identity);
 #ifdef __CUDA_ARCH__
-    for_packs(length,
-              [&](int i, Index j) { accumulate(results, combine, f, j, read(first, i, j), read(in, i, j)...); });
-    return over_lanes(folded(results, combine), identity, combine);
+    for_packs(length, [&](int i, Index j) { results.accumulate(combine, f, j, read(first, i, j), read(in, i, j)...); });
+    return over_lanes(results.folded(combine), identity, combine);
 #else
     constexpr int64_t kRun = 256 * N;  // elements; with more, a sum would lose digits
     R total = identity;
     int64_t j = 0;
     for (const int64_t whole = length / N * N; j < whole;) {
       for (const int64_t end = j + kRun < whole ? j + kRun : whole; j < end; j += N)
-        accumulate(results, combine, f, j, read(first, 0, j), read(in, 0, j)...);
-      total = combine(total, folded(results, combine));
-      for (R& result : results) result = identity;
+        results.accumulate(combine, f, j, read(first, 0, j), read(in, 0, j)...);
+      total = combine(total, results.folded(combine));
+      results = Results<R>(identity);
     }
     for (; j < length; ++j) total = combine(total, R(at(f, j, element(first, j), element(in, j)...)));
     return total;
 #endif
   }
 
-  // Combines all results to one, by halves.
-  template <typename R, typename Combine>
-  static MSOPS_BOTH R folded(R (&results)[N], const Combine& combine) {
-    for (int half = N / 2; half > 0; half /= 2)
-      for (int k = 0; k < half; ++k) results[k] = combine(results[k], results[k + half]);
-    return results[0];
-  }
+  // Results are N results that are combined to one in the end, by halves.
+  template <typename R>
+  struct Results {
+    R of[N];
+
+    MSOPS_BOTH explicit Results(const R& identity) {
+      for (R& result : of) result = identity;
+    }
+    template <typename Combine, typename F, typename... V>
+    MSOPS_BOTH void accumulate(const Combine& combine, const F& f, Index j, const V&... values) {
+#ifndef __CUDA_ARCH__
+#pragma omp simd
+#endif
+      for (int k = 0; k < N; ++k) of[k] = combine(of[k], R(at(f, j + k, values.of[k]...)));
+    }
+    template <typename Combine>
+    MSOPS_BOTH R folded(const Combine& combine) {
+      for (int half = N / 2; half > 0; half /= 2)
+        for (int k = 0; k < half; ++k) of[k] = combine(of[k], of[k + half]);
+      return of[0];
+    }
+  };
+
+  // Each sum has an array, since the CPU would not vectorize a loop over structs. More than two sums share the
+  // registers that two would take on the GPU.
+  template <int kCount>
+  struct Results<SeveralSums<C, kCount>> {
+#ifdef __CUDA_ARCH__
+    static constexpr int kWide = kCount > 2 && N > 1 ? N / 2 : N;
+#else
+    static constexpr int kWide = N;
+#endif
+    C of[kCount][kWide];
+
+    MSOPS_BOTH explicit Results(const SeveralSums<C, kCount>& identity) {
+      for (int s = 0; s < kCount; ++s)
+        for (int k = 0; k < kWide; ++k) of[s][k] = identity.of[s];
+    }
+    template <typename Combine, typename F, typename... V>
+    MSOPS_BOTH void accumulate(const Combine&, const F& f, Index j, const V&... values) {
+      accumulate_each(std::make_integer_sequence<int, kCount>(), f, j, values...);
+    }
+    template <typename Combine>
+    MSOPS_BOTH SeveralSums<C, kCount> folded(const Combine&) {
+      SeveralSums<C, kCount> sums;
+      for (int s = 0; s < kCount; ++s) {
+        for (int half = kWide / 2; half > 0; half /= 2)
+          for (int k = 0; k < half; ++k) of[s][k] += of[s][k + half];
+        sums.of[s] = of[s][0];
+      }
+      return sums;
+    }
+
+   private:
+    template <int... s, typename F, typename... V>
+    MSOPS_BOTH void accumulate_each(std::integer_sequence<int, s...>, const F& f, Index j, const V&... values) {
+#ifndef __CUDA_ARCH__
+#pragma omp simd
+#endif
+      for (int k = 0; k < N; ++k) {
+        const SeveralSums<C, kCount> added = at(f, j + k, values.of[k]...);
+        ((of[s][k % kWide] += added.of[s]), ...);
+      }
+    }
+  };
 
   // Column converts to int64_t and to nothing else, so that a function of one more element does not pass for one of a
   // column.
@@ -464,14 +521,6 @@ class Team {
 #pragma omp simd
 #endif
     for (int k = 0; k < N; ++k) sums[k] += at(f, j + k, values.of[k]...);
-  }
-
-  template <typename R, typename Combine, typename F, typename... V>
-  static MSOPS_BOTH void accumulate(R (&results)[N], const Combine& combine, const F& f, Index j, const V&... values) {
-#ifndef __CUDA_ARCH__
-#pragma omp simd
-#endif
-    for (int k = 0; k < N; ++k) results[k] = combine(results[k], R(at(f, j + k, values.of[k]...)));
   }
 
 #ifdef __CUDACC__

@@ -8,6 +8,7 @@
 #pragma once
 
 #include "../common/rows_sums.h"
+#include "normal.h"
 #include "settings.h"
 
 namespace msops {
@@ -39,17 +40,30 @@ struct NormGradient {
     const auto g_row = team.compute([=](C d, C w) { return d * (w + add_to_weight); }, dy_row, weight);
     TwoSums<C> means;  // of x and g
     if constexpr (kCentred) means = team.sum([](C v, C g) { return TwoSums<C>{v, g}; }, x_row, g_row);
-    const C mean = kCentred ? means.first / n : C(0), g_mean = kCentred ? means.second / n : C(0);
-    const auto squares =
-        team.sum([=](C v, C g) { return TwoSums<C>{(v - mean) * (v - mean), (v - mean) * g}; }, x_row, g_row);
-    const C r = 1 / sqrt(squares.first / n + eps), along = r * r * squares.second / n;
-    const auto gradient = [=](C v, C g) { return r * (g - g_mean - (v - mean) * along); };
+    const C mean = kCentred ? means.of[0] / n : C(0), g_mean = kCentred ? means.of[1] / n : C(0);
+    FourSums<C> row_sums;  // of squares and products, and what the means were rounded by (see normal.h)
+    if constexpr (kCentred) {
+      row_sums = team.sum(
+          [=](C v, C g) {
+            const C u = v - mean, h = g - g_mean;
+            return FourSums<C>{{u * u, u * h, u, h}};
+          },
+          x_row, g_row);
+    } else {
+      const auto two = team.sum([](C v, C g) { return TwoSums<C>{v * v, v * g}; }, x_row, g_row);
+      row_sums = {{two.of[0], two.of[1]}};
+    }
+    const auto& [squares, products, x_rest, g_rests] = row_sums.of;
+    const Normal<C, kCentred> normal(mean, squares, x_rest, n, eps);
+    const C r = normal.r, g_rest = kCentred ? g_rests / n : C(0), along = r * products / n + normal.shift * g_rest;
+    const C slope = r * along, rest = kCentred ? g_rest + normal.shift * along : C(0);
+    const auto gradient = [=](C v, C g) { return r * (g - g_mean - rest - (v - mean) * slope); };
     if constexpr (kAdds) {
       team.map([=](C v, C g, C other) { return gradient(v, g) + other; }, dx[row], x_row, g_row, std::get<2>(held));
     } else {
       team.map(gradient, dx[row], x_row, g_row);
     }
-    sums.template add<0>([=](C v, C d) { return d * ((v - mean) * r); }, x_row, dy_row);
+    sums.template add<0>([=](C v, C d) { return d * normal(v); }, x_row, dy_row);
     if constexpr (kCentred) sums.template add<1>([](C d) { return d; }, dy_row);
   }
 };

@@ -14,16 +14,6 @@
 
 namespace msops {
 
-// FourSums are four sums that one reduction computes.
-template <typename C>
-struct FourSums {
-  C of[4] = {};
-
-  MSOPS_BOTH FourSums operator+(const FourSums& other) const {
-    return {of[0] + other.of[0], of[1] + other.of[1], of[2] + other.of[2], of[3] + other.of[3]};
-  }
-};
-
 template <typename T, bool kCentred>
 struct NormSecondGradient {
   using C = Compute<T>;
@@ -56,24 +46,34 @@ struct NormSecondGradient {
           return FourSums<C>{{u * u, u * (d * (w + add_to_weight) - g_mean), u * (a - a_mean), u * (d * b - h_mean)}};
         },
         x_row, dy_row, a_row, weight, ddweight);
-    const C s = team.sum([=](C d, C a, C w) { return (a - a_mean) * (d * (w + add_to_weight) - g_mean); }, dy_row,
-                         a_row, weight) /
-                n;
-    const C r = 1 / sqrt(along.of[0] / n + eps);
-    const C q = r * along.of[1] / n, p = r * along.of[2] / n, t = r * along.of[3] / n, rest = s - 3 * p * q;
+    // The sum of a'_j g'_j, and those of x, h and a without their means, which are what these were rounded by. The
+    // factor r, which may be large, multiplies all of them; where it multiplies g', p is small.
+    FourSums<C> rests;
+    const auto product = [=](C d, C a, C w) { return (a - a_mean) * (d * (w + add_to_weight) - g_mean); };
+    if constexpr (kCentred) {
+      rests = team.sum([=](C v, C d, C a, C w,
+                           C b) { return FourSums<C>{{product(d, a, w), v - mean, d * b - h_mean, a - a_mean}}; },
+                       x_row, dy_row, a_row, weight, ddweight);
+    } else {
+      rests.of[0] = team.sum(product, dy_row, a_row, weight);
+    }
+    const Normal<C, kCentred> normal(mean, along.of[0], rests.of[1], n, eps);
+    const C r = normal.r, s = rests.of[0] / n, h_rest = rests.of[2] / n, a_rest = rests.of[3] / n;
+    const C q = r * along.of[1] / n, p = r * along.of[2] / n + normal.shift * a_rest;
+    const C t = r * along.of[3] / n + normal.shift * h_rest, rest = s - 3 * p * q;
     team.map(
         [=](C v, C d, C a, C w, C b) {
-          const C normal = (v - mean) * r, g = d * (w + add_to_weight) - g_mean;
-          return r * (d * b - h_mean - normal * t - r * ((a - a_mean) * q + g * p + normal * rest));
+          const C xhat = normal(v), g = d * (w + add_to_weight) - g_mean;
+          return r * (d * b - h_mean - h_rest - xhat * t - r * ((a - a_mean - a_rest) * q + g * p + xhat * rest));
         },
         dx[row], x_row, dy_row, a_row, weight, ddweight);
     team.map(
         [=](C v, C a, C w, C b, C c) {
-          const C normal = (v - mean) * r;
-          return (w + add_to_weight) * r * (a - a_mean - normal * p) + normal * b + c;
+          const C xhat = normal(v);
+          return (w + add_to_weight) * r * (a - a_mean - a_rest - xhat * p) + xhat * b + c;
         },
         ddy[row], x_row, a_row, weight, ddweight, ddbias);
-    sums.template add<0>([=](C v, C d, C a) { return d * r * (a - a_mean - (v - mean) * r * p); }, x_row, dy_row,
+    sums.template add<0>([=](C v, C d, C a) { return d * r * (a - a_mean - a_rest - normal(v) * p); }, x_row, dy_row,
                          a_row);
     if constexpr (kCentred) sums.template add<1>([](C) { return C(0); }, x_row);
   }

@@ -4,7 +4,7 @@ import pytest
 from mindspore import Tensor, nn, ops
 
 import msops
-from card import chain, length, lengths, random, zeros
+from card import chain, length, lengths, random, results_of, zeros
 from msops.compat import VERSION
 from msops.operators.layer_norm import make_forward
 from msops.testing.checks import run_gradient
@@ -162,13 +162,34 @@ def test_second_order_without_parameters(mode):
     check_second_order(Gradient(Net(msops.layer_norm, eps=0.1), 1), random(1, np.float64, (3, 5), (3, 5)), mode)
 
 
-def test_mean_far_from_zero(mode):
-    """The variance is computed around the mean, so that it keeps its digits."""
-    x = random(2, np.float64, (8, 1000))[0]
-    want = layer_norm(x, eps=0)[0]
-    got = run(Net(msops.layer_norm, eps=0.0), (x + 1000).astype(np.float32))[0]
-    np.testing.assert_allclose(got, want, atol=2e-3)
-    np.testing.assert_allclose(got.std(-1), 1, rtol=1e-5)
+@pytest.mark.parametrize("columns", [8, 1000, 1001])
+def test_mean_far_from_zero(columns):
+    """What the mean was rounded by is taken into account, so that no digit is lost beside those of x."""
+    shape = (8, columns)
+    x, weight, bias, dy, ddx, ddweight = random(2, np.float32, shape, columns, columns, shape, shape, columns)
+    x += 1000
+    forward, backward, second = TestLayerNorm().operators(((1,),) * 3, eps=1e-5)
+    calls = (
+        (forward, layer_norm, [x, weight, bias]),
+        (backward, layer_norm_backward, [x, weight, bias, dy]),
+        (second, layer_norm_backward_backward, [x, weight, dy, ddx, ddweight, bias]),
+    )
+    for operator, formula, inputs in calls:
+        for got, want in zip(results_of(operator, *inputs), formula(*(a.astype(np.float64) for a in inputs))):
+            np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("columns", [1, 7, 8, 1000])
+def test_rows_of_equal_elements(columns):
+    """A large factor, 1 / sqrt(eps), multiplies differences that are 0, and no rounding errors."""
+    x, dy = (row.repeat(columns, 1) for row in random(3, np.float32, (5, 1), (5, 1)))
+    weight, bias = np.full(columns, 1.2345678, np.float32), np.full(columns, 0.5, np.float32)
+    forward, backward, second = TestLayerNorm().operators(((1,),) * 3, eps=1e-12)
+    (y,) = results_of(forward, x, weight, bias)
+    dx, dweight, _ = results_of(backward, x, weight, bias, dy)
+    ddx, ddweight, ddy = results_of(second, x, weight, dy, dy, weight, bias)
+    for zero in (y - bias, dx, dweight, ddx, ddweight, ddy - bias):
+        np.testing.assert_allclose(zero, 0, atol=0 if columns == 1 else 2e-6)
 
 
 @pytest.mark.parametrize("dtypes", [("float16", "float32"), ("float64", "float32"), ("float16", "float16")], ids=str)
