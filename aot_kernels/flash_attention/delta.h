@@ -1,4 +1,8 @@
 // delta_i = sum_c dout_ic out_ic - dlse_i, which the gradients of q and k need of each query.
+//
+// `out` is rounded to its dtype. In float16 nearly all of the error of dq comes from that where keys and values have
+// means (flash_attention's docstring has figures). To be rid of it takes another output of the size of `out` from each
+// forward pass, or two products of each tile before the gradient's five, and neither is free.
 #pragma once
 
 #include "../common/pack.h"
