@@ -62,8 +62,9 @@ inline bool forward_on_tensor_cores(Call& call, const Attention<Half>& a) {
   const bool done = with_kernel_width(a, [&](auto width) {
     const auto decode = [&](auto shape) {
       using S = decltype(shape);
-      const int64_t tiles = parts_of(rows, S::kRows), count = a.batch * a.kv_heads * splits * tiles;
-      return launch_on_tensor_cores<S>(call, mma_decode<S>, count, a, tiles, count, packed);
+      const SplitOrder order{parts_of(rows, S::kRows), splits};
+      const int64_t count = a.batch * a.kv_heads * order.tiles * splits;
+      return launch_on_tensor_cores<S>(call, mma_decode<S>, count, a, order, count, packed);
     };
     if (rows <= 16) return decode(DecodeShape<width, false>{});
     if (splits > 1) return decode(DecodeShape<width, true>{});

@@ -83,52 +83,44 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
   const int warp = threadIdx.x / 32, width = a.width, value_width = a.value_width;
   const int part = warp % S::kParts, row = warp / S::kParts * (16 * S::kM);
   const Exponents exponents(a);
-  for (int64_t item = blockIdx.x; item < count; item += gridDim.x) {
-    const Order::Place at = order.find(item, a.kv_heads);
-    const int b = at.b, kv_head = at.h;
-    const int group = static_cast<int>(a.group());
-    const Sequence s = a.sequence(b);
-    // Keys that kv_lengths hides have the gradient 0.
-    const int all_keys = static_cast<int>(a.is_packed() ? s.keys : a.keys);
-    const int keys = static_cast<int>(s.keys), block_j0 = static_cast<int>(at.tile * S::kKeys);
-    const int block_j1 = std::min(block_j0 + S::kKeys, all_keys);
-    if (block_j0 >= block_j1) continue;
-    Span queries{0, 0};
-    if (block_j0 < keys) queries = a.queries_of(s, {block_j0, least(block_j1, keys)});
-    const int begin = static_cast<int>(least(queries.begin, queries.end)), end = static_cast<int>(queries.end);
-    const auto k = rows_of(a.k, a.of_k, b, kv_head, s.first_key, width, packed & 2);
-    const auto v = rows_of(a.v, a.of_v, b, kv_head, s.first_key, value_width, packed & 4);
+  for (int64_t number = blockIdx.x; number < count; number += gridDim.x) {
+    const Order::Place at = order.find(number, a.kv_heads);
+    const KeyItem item(a, at.b, at.h, at.tile * S::kKeys, S::kKeys);
+    if (item.empty()) continue;
+    const int begin = item.begin, end = item.end, group = static_cast<int>(a.group());
+    const auto k = rows_of(a.k, a.of_k, item.key(a.of_k, 0), width, packed & 2);
+    const auto v = rows_of(a.v, a.of_v, item.key(a.of_v, 0), value_width, packed & 4);
 
     // A step is a tile of queries of one head.
     const int tiles = (end - begin + S::kQueries - 1) / S::kQueries, steps = group * tiles;
     const auto begin_copy = [&](int step) {
       if (step < steps) {
-        const int h = kv_head * group + step / tiles, i0 = begin + step % tiles * S::kQueries;
+        const int h = item.kv_head * group + step / tiles, i0 = begin + step % tiles * S::kQueries;
         Half* const stage = stages + step % S::kStages * S::kStage;
-        const auto q = rows_of(a.q, a.of_q, b, h, s.first_query, width, packed & 1);
-        const auto dout = rows_of(g.dout, a.of_out, b, h, s.first_query, value_width, packed & 8);
+        const auto q = rows_of(a.q, a.of_q, item.query(a.of_q, h, 0), width, packed & 1);
+        const auto dout = rows_of(g.dout, a.of_out, item.query(a.of_out, h, 0), value_width, packed & 8);
         T::template load<S::kQueries, S::kThreads>(stage, q, i0, end, threadIdx.x);
         T::template load<S::kQueries, S::kThreads>(stage + S::kQueries * S::kWidth, dout, i0, end, threadIdx.x);
         const int i = threadIdx.x % S::kQueries;
         if (threadIdx.x < 2 * S::kQueries) {
           const float* const from = threadIdx.x < S::kQueries ? a.lse : g.delta;
           cp_async<4>(rows + step % S::kStages * (2 * S::kQueries) + threadIdx.x,
-                      from + a.of_lse.offset(b, h, s.first_query + i0 + i), i0 + i < end);
+                      from + item.query(a.of_lse, h, i0 + i), i0 + i < end);
         }
       }
       cp_async_commit();
     };
     __syncthreads();
-    T::template load<S::kKeys, S::kThreads>(k_tile, k, block_j0, std::min(block_j1, keys), threadIdx.x);
-    T::template load<S::kKeys, S::kThreads>(v_tile, v, block_j0, std::min(block_j1, keys), threadIdx.x);
+    T::template load<S::kKeys, S::kThreads>(k_tile, k, item.j0, std::min(item.j1, item.keys), threadIdx.x);
+    T::template load<S::kKeys, S::kThreads>(v_tile, v, item.j0, std::min(item.j1, item.keys), threadIdx.x);
     begin_copy(0);
 
-    const int j0 = block_j0 + row;
+    const int j0 = item.j0 + row;
     const unsigned k_address = T::left(k_tile, row), v_address = T::left(v_tile, row);
     float dk[S::kM][S::kN][4], dv[S::kM][S::kN][4];
     clear(dk), clear(dv);
     for (int step = 0; step < steps; ++step) {
-      const int h = kv_head * group + step / tiles, i0 = begin + step % tiles * S::kQueries;
+      const int h = item.kv_head * group + step / tiles, i0 = begin + step % tiles * S::kQueries;
       const Half* const q_tile = stages + step % S::kStages * S::kStage;
       const Half* const dout_tile = q_tile + S::kQueries * S::kWidth;
       const float* const lse = rows + step % S::kStages * (2 * S::kQueries);
@@ -144,7 +136,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
       exponents.logits.apply(p);
       for_sums<S::kM, S::kQueries / 8>(
           [&](int m, int n, int i, int, int column) { p[m][n][i] = exponents.p(p[m][n][i], lse[column]); });
-      const Seen seen(a, s, b, h, keys);
+      const Seen seen(a, item.s, item.b, h, item.keys);
       if (!seen.all(i0, i0 + S::kQueries, j0, j0 + 16 * S::kM) || i0 + S::kQueries > end)
         hide_transposed(seen, p, i0, end, j0);
       T::multiply_rows(dx, v_address, T::right(dout_tile), value_width);
@@ -158,10 +150,10 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
     }
     cp_async_wait<0>();
     __syncthreads();
-    const auto to_k = rows_of(g.dk, a.of_k, b, kv_head, s.first_key, width, packed & 2);
-    const auto to_v = rows_of(g.dv, a.of_v, b, kv_head, s.first_key, value_width, packed & 4);
-    store_rows<S::kWidth>(dk, k_tile + row * S::kWidth, to_k, j0, block_j1, part, [&](int, int) { return a.scale; });
-    store_rows<S::kWidth>(dv, v_tile + row * S::kWidth, to_v, j0, block_j1, part, [&](int, int) { return 1.f; });
+    const auto to_k = rows_of(g.dk, a.of_k, item.key(a.of_k, 0), width, packed & 2);
+    const auto to_v = rows_of(g.dv, a.of_v, item.key(a.of_v, 0), value_width, packed & 4);
+    store_rows<S::kWidth>(dk, k_tile + row * S::kWidth, to_k, j0, item.j1, part, [&](int, int) { return a.scale; });
+    store_rows<S::kWidth>(dv, v_tile + row * S::kWidth, to_v, j0, item.j1, part, [&](int, int) { return 1.f; });
   }
 }
 
@@ -187,20 +179,15 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
   Half* const stages = dout_tile + S::kQueries * S::kWidth;  // (kStages, 2, kKeys, kWidth): k, v
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, width = a.width, value_width = a.value_width;
   const Exponents exponents(a);
-  for (int64_t item = blockIdx.x; item < count; item += gridDim.x) {
-    const Order::Place at = order.find(item, a.heads);
-    const int b = at.b, h = at.h;
-    const int kv_head = h / static_cast<int>(a.group());
-    const Sequence s = a.sequence(b);
-    const int block_i0 = static_cast<int>(at.tile * S::kQueries);
-    const int block_i1 = static_cast<int>(least(block_i0 + S::kQueries, s.queries));
-    if (block_i0 >= block_i1) continue;
-    const Span keys = a.keys_of(s, {block_i0, block_i1});
-    const int begin = static_cast<int>(keys.begin), end = static_cast<int>(most(keys.begin, keys.end));
-    const auto q = rows_of(a.q, a.of_q, b, h, s.first_query, width, packed & 1);
-    const auto dout = rows_of(g.dout, a.of_out, b, h, s.first_query, value_width, packed & 8);
-    const auto k = rows_of(a.k, a.of_k, b, kv_head, s.first_key, width, packed & 2);
-    const auto v = rows_of(a.v, a.of_v, b, kv_head, s.first_key, value_width, packed & 4);
+  for (int64_t number = blockIdx.x; number < count; number += gridDim.x) {
+    const Order::Place at = order.find(number, a.heads);
+    const auto item = QueryItem::of(a, at.b, at.h, at.tile * S::kQueries, S::kQueries);
+    if (item.empty()) continue;
+    const int begin = item.begin, end = item.end;
+    const auto q = rows_of(a.q, a.of_q, item.query(a.of_q, 0), width, packed & 1);
+    const auto dout = rows_of(g.dout, a.of_out, item.query(a.of_out, 0), value_width, packed & 8);
+    const auto k = rows_of(a.k, a.of_k, item.key(a.of_k, 0), width, packed & 2);
+    const auto v = rows_of(a.v, a.of_v, item.key(a.of_v, 0), value_width, packed & 4);
 
     const int tiles = (end - begin + S::kKeys - 1) / S::kKeys;
     const auto begin_copy = [&](int t) {
@@ -213,21 +200,21 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
       cp_async_commit();
     };
     __syncthreads();
-    T::template load<S::kQueries, S::kThreads>(q_tile, q, block_i0, block_i1, threadIdx.x);
-    T::template load<S::kQueries, S::kThreads>(dout_tile, dout, block_i0, block_i1, threadIdx.x);
+    T::template load<S::kQueries, S::kThreads>(q_tile, q, item.i0, item.i1, threadIdx.x);
+    T::template load<S::kQueries, S::kThreads>(dout_tile, dout, item.i0, item.i1, threadIdx.x);
     begin_copy(0);
 
-    const int row = warp * (16 * S::kM), i0 = block_i0 + row, i1 = std::min(i0 + 16 * S::kM, block_i1);
+    const int row = warp * (16 * S::kM), i0 = item.i0 + row, i1 = std::min(i0 + 16 * S::kM, item.i1);
     float lse[S::kM][2], delta[S::kM][2];
     unrolled<S::kM, 2>([&](int m, int half) {
       const int i = i0 + 16 * m + 8 * half + lane / 4;
-      const int64_t from = a.of_lse.offset(b, h, s.first_query + i);
+      const int64_t from = item.query(a.of_lse, i);
       lse[m][half] = i < i1 ? a.lse[from] : INFINITY;
       delta[m][half] = i < i1 ? g.delta[from] : 0;
       if (lse[m][half] == -INFINITY) lse[m][half] = INFINITY;  // so that all p are 0
     });
     const unsigned q_address = T::left(q_tile, row), dout_address = T::left(dout_tile, row);
-    const Seen seen(a, s, b, h, end);
+    const Seen seen(a, item.s, item.b, item.h, end);
     float dq[S::kM][S::kWidth / 8][4];
     clear(dq);
     for (int t = 0; t < tiles; ++t) {
@@ -253,7 +240,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
     }
     cp_async_wait<0>();
     if (tiles == 0) __syncthreads();
-    const auto to = rows_of(g.dq, a.of_q, b, h, s.first_query, width, packed & 1);
+    const auto to = rows_of(g.dq, a.of_q, item.query(a.of_q, 0), width, packed & 1);
     store_rows<S::kWidth>(dq, q_tile + row * S::kWidth, to, i0, i1, 0, [&](int, int) { return a.scale; });
   }
 }

@@ -35,7 +35,7 @@ __device__ __forceinline__ uint32_t load_pair(const Half* row, int column, int w
 
 template <typename S>
 __global__ void __launch_bounds__(S::kThreads)
-    mma_decode(const Attention<Half> a, int64_t row_tiles, int64_t count, int packed) {
+    mma_decode(const Attention<Half> a, const SplitOrder order, int64_t count, int packed) {
   if (!has_instructions_of(80)) return;
   using T = Tile<S::kWidth>;
   extern __shared__ __align__(1024) unsigned char shared[];
@@ -48,22 +48,14 @@ __global__ void __launch_bounds__(S::kThreads)
   float* const sums = reinterpret_cast<float*>(shared);                                    // (kWarps, 16, kWidth)
   float* const stats = sums + S::kWarps * 16 * S::kWidth;                                  // (kWarps, 16, 2)
   const Logits logits(a);
-  for (int64_t item = blockIdx.x; item < count; item += gridDim.x) {
-    // Blocks that read the same keys are neighbours.
-    const int splits = static_cast<int>(most(1, a.splits));
-    const int64_t tile = item % row_tiles, split = item / row_tiles % splits, head = item / row_tiles / splits;
-    const int b = static_cast<int>(head / a.kv_heads), kv_head = static_cast<int>(head % a.kv_heads);
-    const int group = static_cast<int>(a.group());
-    const Sequence s = a.sequence(b);
-    const int queries = static_cast<int>(s.queries), first_row = static_cast<int>(tile * S::kRows);
-    if (first_row >= queries * group) continue;
-    const auto head_of = [&](int row) { return kv_head * group + (first_row + row) / queries; };
-    const auto query_of = [&](int row) { return (first_row + row) % queries; };
-    Span keys = a.keys_of(s, {0, queries});
-    if (a.splits > 1) keys = a.part(keys, split);
-    const int begin = static_cast<int>(keys.begin), end = static_cast<int>(most(keys.begin, keys.end));
-    const auto k = rows_of(a.k, a.of_k, b, kv_head, s.first_key, width, packed & 2);
-    const auto v = rows_of(a.v, a.of_v, b, kv_head, s.first_key, value_width, packed & 4);
+  for (int64_t number = blockIdx.x; number < count; number += gridDim.x) {
+    const SplitOrder::Place at = order.find(number, a.kv_heads);
+    const GroupItem item(a, at.b, at.h, at.tile * S::kRows, at.split);
+    if (item.empty()) continue;
+    const int b = item.b, queries = static_cast<int>(item.s.queries), begin = item.begin, end = item.end;
+    const int64_t split = at.split;
+    const auto k = rows_of(a.k, a.of_k, item.key(a.of_k, 0), width, packed & 2);
+    const auto v = rows_of(a.v, a.of_v, item.key(a.of_v, 0), value_width, packed & 4);
 
     const int tiles = (end - begin + S::kKeys - 1) / S::kKeys;
     const auto begin_copy = [&](int t) {
@@ -84,9 +76,10 @@ __global__ void __launch_bounds__(S::kThreads)
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = 16 * part + 8 * half + lane / 4;
-      const bool inside = first_row + row < queries * group;
-      row_head[half] = inside ? head_of(row) : 0, row_query[half] = inside ? query_of(row) : queries;
-      const Half* const from = a.q + a.of_q.offset(b, row_head[half], s.first_query + (inside ? row_query[half] : 0));
+      const bool inside = item.has(row);
+      row_head[half] = inside ? item.head(row) : 0, row_query[half] = inside ? item.query(row) : queries;
+      const Half* const from =
+          a.q + a.of_q.offset(b, row_head[half], item.s.first_query + (inside ? row_query[half] : 0));
       unrolled<S::kWidth / 16, 2>([&](int step, int i) {
         const int column = step * 16 + 8 * i + lane % 4 * 2;
         const uint32_t pair = load_pair(from, column, inside ? width : 0);
@@ -97,7 +90,7 @@ __global__ void __launch_bounds__(S::kThreads)
     }
     if (S::kSharesQueries) __syncthreads();
     const unsigned q_address = T::left(q_tile, 16 * part);
-    const Seen seen(a, s, b, 0, end);
+    const Seen seen(a, item.s, b, 0, end);
     OnlineSoftmax<1> softmax;
     float out[1][S::kWidth / 8][4];
     clear(out);
@@ -141,7 +134,7 @@ __global__ void __launch_bounds__(S::kThreads)
       stats[(warp * 16 + row) * 2 + 1] = softmax.sum[m][i / 2];
     });
     __syncthreads();
-    for (int row = warp; row < S::kRows && first_row + row < queries * group; row += S::kWarps) {
+    for (int row = warp; row < S::kRows && item.has(row); row += S::kWarps) {
       const auto place = [&](int t) { return t * S::kRows + row; };  // what team t has of the row
       float max = -INFINITY, sum = 0, share[kTeams];
 #pragma unroll
@@ -152,9 +145,9 @@ __global__ void __launch_bounds__(S::kThreads)
         share[t] = ex2_approx_ftz(less * kLog2E);
         sum += share[t] * stats[place(t) * 2 + 1];
       }
-      const int h = head_of(row), i = query_of(row);
+      const int h = item.head(row), i = item.query(row);
       float* const partial = a.partial_sums(split, b, h, i);
-      Half* const to = a.out + a.of_out.offset(b, h, s.first_query + i);
+      Half* const to = a.out + a.of_out.offset(b, h, item.s.first_query + i);
       for (int column = lane; column < value_width; column += 32) {
         float total = 0;
 #pragma unroll
@@ -169,7 +162,7 @@ __global__ void __launch_bounds__(S::kThreads)
         float* const to_stats = a.partial_stats(split, b, h, i);
         to_stats[0] = max, to_stats[1] = sum;
       } else if (lane == 0) {
-        a.lse[a.of_lse.offset(b, h, s.first_query + i)] = max + logf(sum);
+        a.lse[a.of_lse.offset(b, h, item.s.first_query + i)] = max + logf(sum);
       }
     }
   }

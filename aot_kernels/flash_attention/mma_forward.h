@@ -11,35 +11,6 @@
 
 namespace msops::flash_attention {
 
-// Order says which tile of which head a block takes. The longest tiles of causal attention come first. Heads go in
-// sections that are small enough for the L2 cache to hold what their blocks read.
-struct Order {
-  int64_t heads, tiles, heads_at_once;
-  bool last_first;
-
-  struct Place {
-    int b, h;
-    int64_t tile;
-  };
-
-  int64_t count() const { return heads * tiles; }
-
-  // Returns the place of a block's item, where each of the batch has so many heads.
-  __device__ Place find(int64_t i, int64_t heads_of_batch) const {
-    const int64_t section = i / (heads_at_once * tiles), rest = i - section * heads_at_once * tiles;
-    const int64_t here = least(heads_at_once, heads - section * heads_at_once);
-    const int64_t tile = last_first ? tiles - 1 - rest / here : rest / here;
-    const int64_t head = section * heads_at_once + rest % here;
-    return {static_cast<int>(head / heads_of_batch), static_cast<int>(head % heads_of_batch), tile};
-  }
-};
-
-// Returns the order of a pass's tiles, of which each head has `tiles`. The heads that run at once read `bytes` each.
-inline Order order_of(int64_t heads, int64_t tiles, double bytes, bool last_first) {
-  constexpr double kCache = 24 << 20;  // about half of an H200's L2 cache
-  return {heads, tiles, least(heads, most(1, static_cast<int64_t>(kCache / (bytes + 1)))), last_first};
-}
-
 template <int kWidth_>
 struct ForwardShape {
   static constexpr int kWidth = kWidth_, kWarps = 4, kThreads = 32 * kWarps;
@@ -59,19 +30,14 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
   Half* const stages = q_tile + S::kQueries * S::kWidth;  // (kStages, kKeys, kWidth)
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, width = a.width, value_width = a.value_width;
   const Logits logits(a);
-  for (int64_t item = blockIdx.x; item < count; item += gridDim.x) {
-    const Order::Place at = order.find(item, a.heads);
-    const int b = at.b, h = at.h;
-    const int kv_head = h / static_cast<int>(a.group());
-    const Sequence s = a.sequence(b);
-    const int block_i0 = static_cast<int>(at.tile * S::kQueries);
-    const int block_i1 = static_cast<int>(least(block_i0 + S::kQueries, s.queries));
-    if (block_i0 >= block_i1) continue;
-    const Span keys = a.keys_of(s, {block_i0, block_i1});
-    const int begin = static_cast<int>(keys.begin), end = static_cast<int>(most(keys.begin, keys.end));
-    const auto q = rows_of(a.q, a.of_q, b, h, s.first_query, width, packed & 1);
-    const auto k = rows_of(a.k, a.of_k, b, kv_head, s.first_key, width, packed & 2);
-    const auto v = rows_of(a.v, a.of_v, b, kv_head, s.first_key, value_width, packed & 4);
+  for (int64_t number = blockIdx.x; number < count; number += gridDim.x) {
+    const Order::Place at = order.find(number, a.heads);
+    const auto item = QueryItem::of(a, at.b, at.h, at.tile * S::kQueries, S::kQueries);
+    if (item.empty()) continue;
+    const int begin = item.begin, end = item.end;
+    const auto q = rows_of(a.q, a.of_q, item.query(a.of_q, 0), width, packed & 1);
+    const auto k = rows_of(a.k, a.of_k, item.key(a.of_k, 0), width, packed & 2);
+    const auto v = rows_of(a.v, a.of_v, item.key(a.of_v, 0), value_width, packed & 4);
 
     // Copies number 2 t are tile t of the keys, copies 2 t + 1 of the values.
     const int tiles = (end - begin + S::kKeys - 1) / S::kKeys;
@@ -90,13 +56,13 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
     const auto& after_keys = S::kStages % 2 ? k : v;
     const auto& after_values = S::kStages % 2 ? v : k;
     __syncthreads();
-    T::template load<S::kQueries, S::kThreads>(q_tile, q, block_i0, block_i1, threadIdx.x);
+    T::template load<S::kQueries, S::kThreads>(q_tile, q, item.i0, item.i1, threadIdx.x);
     begin_copy(0, k);
     if constexpr (S::kStages > 2) begin_copy(1, v);
 
-    const int i0 = block_i0 + warp * (16 * S::kM), i1 = std::min(i0 + 16 * S::kM, block_i1);
+    const int i0 = item.i0 + warp * (16 * S::kM), i1 = std::min(i0 + 16 * S::kM, item.i1);
     const unsigned q_address = T::left(q_tile, warp * (16 * S::kM));
-    const Seen seen(a, s, b, h, end);
+    const Seen seen(a, item.s, item.b, item.h, end);
     OnlineSoftmax<S::kM> softmax;
     float out[S::kM][S::kWidth / 8][4];
     clear(out);
@@ -118,13 +84,13 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
     if (tiles == 0) __syncthreads();
     softmax.finish();
 
-    const auto to = rows_of(a.out, a.of_out, b, h, s.first_query, value_width, packed & 8);
+    const auto to = rows_of(a.out, a.of_out, item.query(a.of_out, 0), value_width, packed & 8);
     store_rows<S::kWidth>(out, q_tile + warp * (16 * S::kM) * S::kWidth, to, i0, i1, 0,
                           [&](int m, int half) { return softmax.sum[m][half] == 0 ? 0 : 1 / softmax.sum[m][half]; });
     unrolled<S::kM, 2>([&](int m, int half) {
       const int i = i0 + 16 * m + 8 * half + lane / 4;
       const float lse = softmax.lse(m, half, logits.factor);
-      if (lane % 4 == 0 && i < i1) a.lse[a.of_lse.offset(b, h, s.first_query + i)] = lse;
+      if (lane % 4 == 0 && i < i1) a.lse[item.query(a.of_lse, i)] = lse;
     });
   }
 }

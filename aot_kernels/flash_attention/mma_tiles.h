@@ -7,7 +7,7 @@
 #include <algorithm>
 
 #include "../common/pack.h"
-#include "problem.h"
+#include "items.h"
 
 #ifdef __CUDACC__
 
@@ -37,11 +37,11 @@ struct HalfRows {
   }
 };
 
-// Describes the rows of a head from the first one of its sequence on.
+// Describes the rows of a head, whose first one is at an offset.
 template <typename Element>
-__device__ __forceinline__ HalfRows<Element> rows_of(Element* data, const Strides& strides, int64_t b, int64_t h,
-                                                     int64_t first, int64_t width, bool packed) {
-  return {data + strides.offset(b, h, first), strides.row, static_cast<int>(width), packed};
+__device__ __forceinline__ HalfRows<Element> rows_of(Element* data, const Strides& strides, int64_t offset,
+                                                     int64_t width, bool packed) {
+  return {data + offset, strides.row, static_cast<int>(width), packed};
 }
 
 // A Tile has rows of kWidth elements, a multiple of 64. Pack p of row r is stored at position p ^ r % 8, so that the 8

@@ -15,67 +15,50 @@
 
 namespace msops::flash_attention {
 
-// Work is what a block does for one item: a tile of queries of one head, with the keys from begin to end - 1.
+// Work is an item of `tiles` tiles of keys. The plan ends with one without queries.
 struct Work {
-  Sequence s;
-  int b, h, i0, i1, begin, end, tiles;
-
-  template <typename S>
-  static __device__ __forceinline__ Work of(const Attention<Half>& a, const Order& order, int64_t item) {
-    Work w;
-    const Order::Place at = order.find(item, a.heads);
-    w.b = at.b, w.h = at.h;
-    w.s = a.sequence(w.b);
-    w.i0 = static_cast<int>(at.tile * S::kQueries);
-    w.i1 = static_cast<int>(least(w.i0 + S::kQueries, w.s.queries));
-    w.begin = w.end = 0;
-    if (w.i0 < w.i1) {
-      const Span keys = a.keys_of(w.s, {w.i0, w.i1});
-      w.begin = static_cast<int>(keys.begin), w.end = static_cast<int>(most(keys.begin, keys.end));
-    }
-    w.tiles = (w.end - w.begin + S::kKeys - 1) / S::kKeys;
-    return w;
-  }
+  QueryItem item;
+  int tiles;
 };
 
 template <int kWidth_>
 struct WgmmaShape {
-  static constexpr int kWidth = kWidth_, kBoxes = kWidth / 64;  // TMA copies boxes of 64 columns
+  static constexpr int kWidth = kWidth_;
   static constexpr int kConsumers = kWidth <= 64 ? 3 : 2, kThreads = 128 * (kConsumers + 1);
   static constexpr int kQueries = 64 * kConsumers, kKeys = kWidth <= 128 ? 128 : 64;
-  static constexpr int kStages = kWidth <= 64 ? 4 : 2, kQueryStages = kWidth <= 128 ? 2 : 1;
-  static constexpr int kWorks = 2;  // the planned one, and the one that is not finished
   static constexpr int kProducerRegisters = kConsumers == 2 ? 40 : 32, kRegisters = kConsumers == 2 ? 232 : 160;
   static constexpr bool kWaitsLate = kWidth <= 128;  // for products of values, until softmax beside them is done
-  static constexpr int kTile = kKeys * kWidth;       // elements
-  static constexpr int kBytes = (kQueryStages * kQueries * kWidth + 2 * kStages * kTile) * 2 +
-                                16 * (kQueryStages + 2 * kStages + kWorks) + kWorks * static_cast<int>(sizeof(Work));
+  using Queries = Ring<kWidth <= 128 ? 2 : 1, SharedTile<kQueries, kWidth>>;
+  using Keys = Ring<kWidth <= 64 ? 4 : 2, SharedTile<kKeys, kWidth>>;
+  using Plan = Ring<2, SharedArray<Work, 1>>;  // the planned item, and the one that is not finished
+  using Memory = SharedMemory<Queries, Keys, Keys, Plan>;
+  static constexpr int kBytes = Memory::kBytes;
 };
 
 // Stores the results of queries that see no key.
 template <typename S>
-__device__ __forceinline__ void store_nothing(const Attention<Half>& a, const Work& w) {
-  const auto to = rows_of(a.out, a.of_out, w.b, w.h, w.s.first_query, a.value_width, true);
+__device__ __forceinline__ void store_nothing(const Attention<Half>& a, const QueryItem& item) {
+  const auto to = rows_of(a.out, a.of_out, item.query(a.of_out, 0), a.value_width, true);
   const int packs = to.width / 8, thread = threadIdx.x - 128;
-  for (int i = thread; i < (w.i1 - w.i0) * packs; i += 128 * S::kConsumers)
-    store(to[w.i0 + i / packs] + i % packs * 8, Pack<Half, 8>{});
-  for (int i = w.i0 + thread; i < w.i1; i += 128 * S::kConsumers)
-    a.lse[a.of_lse.offset(w.b, w.h, w.s.first_query + i)] = -INFINITY;
+  for (int i = thread; i < (item.i1 - item.i0) * packs; i += 128 * S::kConsumers)
+    store(to[item.i0 + i / packs] + i % packs * 8, Pack<Half, 8>{});
+  for (int i = item.i0 + thread; i < item.i1; i += 128 * S::kConsumers) a.lse[item.query(a.of_lse, i)] = -INFINITY;
 }
 
 // Stores a warp's results, of the queries from i0 to i1 - 1.
 template <int kN>
-__device__ __forceinline__ void store_results(const Attention<Half>& a, const Work& w, const float (&out)[kN][4],
-                                              OnlineSoftmax<1> softmax, float logit_factor, int i0, int i1) {
+__device__ __forceinline__ void store_results(const Attention<Half>& a, const QueryItem& item,
+                                              const float (&out)[kN][4], OnlineSoftmax<1> softmax, float logit_factor,
+                                              int i0, int i1) {
   softmax.finish();
-  const auto to = rows_of(a.out, a.of_out, w.b, w.h, w.s.first_query, a.value_width, true);
+  const auto to = rows_of(a.out, a.of_out, item.query(a.of_out, 0), a.value_width, true);
   float factor[2];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int i = i0 + 8 * half + threadIdx.x % 32 / 4;
     const float sum = softmax.sum[0][half], lse = softmax.lse(0, half, logit_factor);
     factor[half] = sum == 0 ? 0 : 1 / sum;
-    if (threadIdx.x % 4 == 0 && i < i1) a.lse[a.of_lse.offset(w.b, w.h, w.s.first_query + i)] = lse;
+    if (threadIdx.x % 4 == 0 && i < i1) a.lse[item.query(a.of_lse, i)] = lse;
   }
   store_packed(out, factor, to, i0, i1);
 }
@@ -83,31 +66,20 @@ __device__ __forceinline__ void store_results(const Attention<Half>& a, const Wo
 // ForwardRings are the rings of stages in shared memory. The plan is a ring of Works.
 template <typename S>
 struct ForwardRings {
-  static constexpr int kTileBytes = 2 * S::kTile, kQueryBytes = 2 * S::kQueries * S::kWidth;
+  typename S::Memory memory;
+  typename S::Queries queries;
+  typename S::Keys keys, values;
+  typename S::Plan plan;
 
-  unsigned char* shared;
-  Ring<S::kQueryStages> queries;  // (kQueryStages, kBoxes, kQueries, 64)
-  Ring<S::kStages> keys, values;  // (kStages, kBoxes, kKeys, 64)
-  Ring<S::kWorks> plan;
-
-  __device__ __forceinline__ explicit ForwardRings(unsigned char* memory) : shared(memory) {
-    const unsigned first = shared_address(memory), tiles = first + S::kQueryStages * kQueryBytes;
-    const unsigned barriers = tiles + 2 * S::kStages * kTileBytes;
-    queries = {first, barriers, kQueryBytes};
-    keys = {tiles, barriers + 16 * S::kQueryStages, kTileBytes};
-    values = {keys.data + S::kStages * kTileBytes, keys.barriers + 16 * S::kStages, kTileBytes};
-    const unsigned plan_barriers = values.barriers + 16 * S::kStages;
-    plan = {plan_barriers + 16 * S::kWorks, plan_barriers, sizeof(Work)};
+  __device__ __forceinline__ explicit ForwardRings(unsigned char* shared) : memory{shared} {
+    memory.take(queries), memory.take(keys), memory.take(values), memory.take(plan);
   }
   __device__ __forceinline__ void init() const {
     constexpr int kUsers = 4 * S::kConsumers;
     queries.init(kUsers), keys.init(kUsers), values.init(kUsers), plan.init(kUsers);
     fence_mbarrier_init();
   }
-  __device__ __forceinline__ unsigned char* at(unsigned address) const {
-    return shared + (address - shared_address(shared));
-  }
-  __device__ __forceinline__ Work* planned(int number) const { return reinterpret_cast<Work*>(at(plan.stage(number))); }
+  __device__ __forceinline__ Work* planned(int number) const { return memory[plan.tile(number)]; }
 };
 
 // Plans the block's items, and copies their tiles. One thread calls this.
@@ -115,27 +87,31 @@ template <typename S>
 __device__ __forceinline__ void copy_items(const Attention<Half>& a, const TensorMap& q_map, const TensorMap& k_map,
                                            const TensorMap& v_map, const Order& order, int64_t count, unsigned* tickets,
                                            const ForwardRings<S>& rings) {
-  const int group = static_cast<int>(a.group());
-  int copies = 0, tiles_of_queries = 0, number = 0;
-  for (int64_t item = blockIdx.x;; item = tickets ? int64_t{gridDim.x} + atomicAdd(tickets, 1u) : item + gridDim.x) {
+  int copies = 0, tiles_of_queries = 0, works = 0;
+  for (int64_t number = blockIdx.x;;
+       number = tickets ? int64_t{gridDim.x} + atomicAdd(tickets, 1u) : number + gridDim.x) {
     // The plan leaves out items without queries, and ends with one.
     Work w{};
-    if (item < count) w = Work::of<S>(a, order, item);
-    const bool ends = item >= count;
-    if (!ends && w.i0 >= w.i1) continue;
-    if (number >= S::kWorks) mbarrier_wait(rings.plan.empty(number), number / S::kWorks - 1);
-    *rings.planned(number) = w;
-    mbarrier_arrive(rings.plan.full(number++));
+    const bool ends = number >= count;
+    if (!ends) {
+      const Order::Place at = order.find(number, a.heads);
+      w.item = QueryItem::of(a, at.b, at.h, at.tile * S::kQueries, S::kQueries);
+      w.tiles = (w.item.end - w.item.begin + S::kKeys - 1) / S::kKeys;
+      if (w.item.empty()) continue;
+    }
+    rings.plan.wait_for_room(works);
+    *rings.planned(works) = w;
+    mbarrier_arrive(rings.plan.full(works++));
     if (ends) return;
     if (w.tiles == 0) continue;
-    const int batch = a.is_packed() ? 0 : w.b, kv_head = w.h / group;
-    const int64_t row = w.s.first_key + w.begin;
-    rings.queries.template load<S::kBoxes, S::kQueries>(tiles_of_queries++, q_map, w.s.first_query + w.i0, w.h, batch);
-    rings.keys.template load<S::kBoxes, S::kKeys>(copies, k_map, row, kv_head, batch);
+    const QueryItem& item = w.item;
+    const int batch = a.is_packed() ? 0 : item.b, kv_head = item.kv_head;
+    const int64_t row = item.s.first_key + item.begin;
+    rings.queries.load(tiles_of_queries++, q_map, item.s.first_query + item.i0, item.h, batch);
+    rings.keys.load(copies, k_map, row, kv_head, batch);
     for (int t = 0; t < w.tiles; ++t, ++copies) {  // keys are used before the values of the tile before
-      if (t + 1 < w.tiles)
-        rings.keys.template load<S::kBoxes, S::kKeys>(copies + 1, k_map, row + (t + 1) * S::kKeys, kv_head, batch);
-      rings.values.template load<S::kBoxes, S::kKeys>(copies, v_map, row + t * S::kKeys, kv_head, batch);
+      if (t + 1 < w.tiles) rings.keys.load(copies + 1, k_map, row + (t + 1) * S::kKeys, kv_head, batch);
+      rings.values.load(copies, v_map, row + t * S::kKeys, kv_head, batch);
     }
   }
 }
@@ -162,12 +138,9 @@ __device__ __forceinline__ void compute_items(const Attention<Half>& a, int cons
 
   // Each begins a group of products: x = q k^T, and out += p v.
   const auto multiply_keys = [&](int copy) {
-    begin_rows<S::kWidth>(x[0], queries.stage(tiles_of_queries) + consumer * (64 * 128), S::kQueries, keys.stage(copy),
-                          S::kKeys);
+    begin_product(x[0], queries.tile(tiles_of_queries).rows(64 * consumer), keys.tile(copy));
   };
-  const auto multiply_values = [&](int copy, bool adds) {
-    begin_columns(out[0], p[0], values.stage(copy), S::kKeys, adds);
-  };
+  const auto multiply_values = [&](int copy, bool adds) { begin_product(out[0], p[0], values.tile(copy), adds); };
   const auto take = [&](const Seen& seen, int i0, int i1, int j0) {
     logits.apply(x);
     if (!seen.all(i0, i1, j0, j0 + S::kKeys)) seen.hide(x, i0, j0);
@@ -176,13 +149,13 @@ __device__ __forceinline__ void compute_items(const Attention<Half>& a, int cons
   const auto wait_for_last_values = [&] {
     const Work& w = *rings.planned(number);
     if (!S::kWaitsLate) values.wait(last_copy);
-    clear_rows<S::kBoxes, S::kKeys>(rings.at(values.stage(last_copy)),
-                                    w.s.keys - w.begin - (tiles_of_item - 1) * S::kKeys, hides_rows, own);
+    clear_rows(rings.memory, values.tile(last_copy), w.item.s.keys - w.item.begin - (tiles_of_item - 1) * S::kKeys,
+               hides_rows, own);
   };
   const auto store_last = [&](const OnlineSoftmax<1>& statistics) {
-    const Work& w = *rings.planned(number);
+    const QueryItem& item = rings.planned(number)->item;
     values.release(last_copy);
-    store_results(a, w, out[0], statistics, logits.factor, w.i0 + row, std::min(w.i0 + row + 16, w.i1));
+    store_results(a, item, out[0], statistics, logits.factor, item.i0 + row, std::min(item.i0 + row + 16, item.i1));
     plan.release(number);
   };
   clear(out), clear(x);
@@ -202,8 +175,8 @@ __device__ __forceinline__ void compute_items(const Attention<Half>& a, int cons
         wgmma_fence_operand(out[0]);
         store_last(softmax);
       }
-      if (w.i0 >= w.i1) break;
-      store_nothing<S>(a, w);
+      if (w.item.empty()) break;
+      store_nothing<S>(a, w.item);
       plan.release(next);
       number = next + 1, tiles_of_item = 0;
       continue;
@@ -216,9 +189,10 @@ __device__ __forceinline__ void compute_items(const Attention<Half>& a, int cons
     multiply_values(last_copy, tiles_of_item > 1);
     bar_arrive(next_turn, 256);
     const OnlineSoftmax<1> finished = softmax;
-    const int begin = w.begin, tiles_of_next = w.tiles;
-    const int i0 = w.i0 + row, i1 = std::min(i0 + 16, w.i1);
-    const Seen seen(a, w.s, w.b, w.h, w.end);
+    const QueryItem& item = w.item;
+    const int begin = item.begin, tiles_of_next = w.tiles;
+    const int i0 = item.i0 + row, i1 = std::min(i0 + 16, item.i1);
+    const Seen seen(a, item.s, item.b, item.h, item.end);
     wgmma_wait_group<1>();
     wgmma_fence_operand(x[0]);
     keys.release(copies);

@@ -1,7 +1,5 @@
-// Tiles of float16 that TMA copies to shared memory, and products of them by wgmma, for sm_90a.
-//
-// A tile has boxes of 64 columns; a box has rows of 128 bytes, with TMA's swizzle. A warpgroup owns 64 rows of a
-// product.
+// Tiles of float16 that TMA copies to shared memory, rings of them, and products of them by wgmma, for sm_90a. A
+// warpgroup owns 64 rows of a product.
 #pragma once
 
 #include "delta.h"
@@ -18,14 +16,56 @@
 
 namespace msops::flash_attention {
 
+// SharedTile is a tile in shared memory, or its rows from one on. It has boxes of 64 columns; a box has kRows rows of
+// 128 bytes, with TMA's swizzle.
+template <int kRows_, int kWidth>
+struct SharedTile {
+  using Element = unsigned char;
+  static constexpr int kRows = kRows_, kBoxes = kWidth / 64, kRowBytes = 128, kBoxBytes = kRows * kRowBytes;
+  static constexpr int kBytes = kBoxes * kBoxBytes;
+  unsigned address;
+
+  __device__ __forceinline__ SharedTile rows(int first) const { return {address + first * kRowBytes}; }
+  __device__ __forceinline__ SharedTile<kRows, 64> box(int number) const { return {address + number * kBoxBytes}; }
+
+  // Returns the address of a pack of 8 elements of the first box.
+  __device__ __forceinline__ unsigned pack(int row, int pack) const {
+    return address + row * kRowBytes + (pack ^ row % 8) * 16;
+  }
+  // Describe 16 columns and 16 rows to wgmma, as factors of a product that sums over them.
+  __device__ __forceinline__ uint64_t columns(int step) const {
+    return wgmma_matrix(address + step / 4 * kBoxBytes + step % 4 * 32);
+  }
+  __device__ __forceinline__ uint64_t transposed_rows(int step) const {
+    return wgmma_transposed(rows(16 * step).address, kBoxBytes);
+  }
+};
+
+// SharedArray is an array in shared memory.
+template <typename T, int kCount>
+struct SharedArray {
+  using Element = T;
+  static constexpr int kBytes = (kCount * static_cast<int>(sizeof(T)) + 15) / 16 * 16;
+  unsigned address;
+};
+
+// Stages are tiles, or arrays, that are used in turn.
+template <int kStages, typename Tile>
+struct Stages {
+  static constexpr int kBytes = kStages * Tile::kBytes, kBarrierBytes = 0;
+  unsigned data;
+
+  __device__ __forceinline__ Tile tile(int copy) const { return {data + copy % kStages * Tile::kBytes}; }
+};
+
 // Ring is a ring of stages with its mbarriers. Copy number c goes to stage c % kStages; it ends the phase c / kStages
 // of `full`, and each warp that uses it arrives at `empty`.
-template <int kStages>
+template <int kStages, typename Tile>
 struct Ring {
+  static constexpr int kBytes = kStages * Tile::kBytes, kBarrierBytes = 16 * kStages;
   unsigned data, barriers;
-  int bytes;  // of a stage
 
-  __device__ __forceinline__ unsigned stage(int copy) const { return data + copy % kStages * bytes; }
+  __device__ __forceinline__ Tile tile(int copy) const { return {data + copy % kStages * Tile::kBytes}; }
   __device__ __forceinline__ unsigned full(int copy) const { return barriers + copy % kStages * 16; }
   __device__ __forceinline__ unsigned empty(int copy) const { return full(copy) + 8; }
   __device__ __forceinline__ void init(int users, int makers = 1) const {
@@ -35,17 +75,44 @@ struct Ring {
   __device__ __forceinline__ void wait(int copy, int zero = 0) const {
     mbarrier_wait(full(copy), copy / kStages + zero);
   }
+  // Waits until the stage of a copy is no longer used.
+  __device__ __forceinline__ void wait_for_room(int copy) const {
+    if (copy >= kStages) mbarrier_wait(empty(copy), copy / kStages - 1);
+  }
   __device__ __forceinline__ void release(int copy) const {
     __syncwarp();
     if (threadIdx.x % 32 == 0) mbarrier_arrive(empty(copy));
   }
-  // Begins to copy kBoxes boxes of kRows rows of a head.
-  template <int kBoxes, int kRows>
+  // Begins to copy rows of a head to a tile.
   __device__ __forceinline__ void load(int copy, const TensorMap& map, int64_t row, int head, int batch) const {
-    if (copy >= kStages) mbarrier_wait(empty(copy), copy / kStages - 1);
-    mbarrier_arrive_expect_tx(full(copy), bytes);
-    for (int box = 0; box < kBoxes; ++box)
-      tma_load_5d(stage(copy) + box * (kRows * 128), full(copy), map, 64 * box, static_cast<int>(row), head, batch, 0);
+    wait_for_room(copy);
+    mbarrier_arrive_expect_tx(full(copy), Tile::kBytes);
+    for (int box = 0; box < Tile::kBoxes; ++box)
+      tma_load_5d(tile(copy).box(box).address, full(copy), map, 64 * box, static_cast<int>(row), head, batch, 0);
+  }
+};
+
+// SharedMemory hands out a block's dynamic shared memory to rings and stages: first their data, then their barriers.
+template <typename... Parts>
+struct SharedMemory {
+  static constexpr int kData = (Parts::kBytes + ...), kBytes = kData + (Parts::kBarrierBytes + ...);
+  unsigned char* first;
+  unsigned data = shared_address(first), barriers = data + kData;  // what is not handed out
+
+  template <int kStages, typename Tile>
+  __device__ __forceinline__ void take(Ring<kStages, Tile>& ring) {
+    ring = {data, barriers};
+    data += ring.kBytes, barriers += ring.kBarrierBytes;
+  }
+  template <int kStages, typename Tile>
+  __device__ __forceinline__ void take(Stages<kStages, Tile>& stages) {
+    stages = {data};
+    data += stages.kBytes;
+  }
+  // Returns where a tile or an array is.
+  template <typename Tile>
+  __device__ __forceinline__ typename Tile::Element* operator[](const Tile& tile) const {
+    return reinterpret_cast<typename Tile::Element*>(first + (tile.address - shared_address(first)));
   }
 };
 
@@ -87,55 +154,51 @@ __device__ __forceinline__ void store_packed(const float (&sums)[kN][4], const f
   }
 }
 
-// Begins a group of products x = a b^T, of 64 rows of one tile and the rows of another, as addresses. A tile's boxes
-// have a_rows or b_rows rows.
-template <int kWidth, int kN>
-__device__ __forceinline__ void begin_rows(float (&x)[kN][4], unsigned a, int a_rows, unsigned b, int b_rows) {
+// Begins a group of products x = a b^T, of 64 rows of one tile and the rows of another.
+template <int kN, int kRowsOfA, int kRowsOfB, int kWidth>
+__device__ __forceinline__ void begin_product(float (&x)[kN][4], SharedTile<kRowsOfA, kWidth> a,
+                                              SharedTile<kRowsOfB, kWidth> b) {
   wgmma_fence();
 #pragma unroll
-  for (int step = 0; step < kWidth / 16; ++step)
-    wgmma_k16<0>(x, wgmma_matrix(a + step / 4 * (a_rows * 128) + step % 4 * 32),
-                 wgmma_matrix(b + step / 4 * (b_rows * 128) + step % 4 * 32), step > 0);
+  for (int step = 0; step < kWidth / 16; ++step) wgmma_k16<0>(x, a.columns(step), b.columns(step), step > 0);
   wgmma_commit_group();
 }
 
-// Begins a group of products x += a b, or x = a b, where b is a tile of 16 kK rows in boxes of b_rows rows.
-template <int kN, int kK>
-__device__ __forceinline__ void begin_columns(float (&x)[kN][4], const uint32_t (&a)[kK][4], unsigned b, int b_rows,
-                                              bool adds) {
+// Begins a group of products x += a b, or x = a b, where a is in registers, and b has 16 kK rows.
+template <int kN, int kK, typename Tile>
+__device__ __forceinline__ void begin_product(float (&x)[kN][4], const uint32_t (&a)[kK][4], Tile b, bool adds) {
   wgmma_fence();
 #pragma unroll
-  for (int step = 0; step < kK; ++step)
-    wgmma_k16<1>(x, a[step], wgmma_transposed(b + step * (16 * 128), b_rows * 128), step > 0 || adds);
+  for (int step = 0; step < kK; ++step) wgmma_k16<1>(x, a[step], b.transposed_rows(step), step > 0 || adds);
   wgmma_commit_group();
 }
 
-// Begins a group of products x = a^T b, where a and b are boxes of kK rows of 64.
-template <int kK>
-__device__ __forceinline__ void begin_transposed(float (&x)[8][4], unsigned a, unsigned b) {
+// Begins a group of products x = a^T b of two boxes.
+template <int kRows>
+__device__ __forceinline__ void begin_transposed(float (&x)[8][4], SharedTile<kRows, 64> a, SharedTile<kRows, 64> b) {
   wgmma_fence();
 #pragma unroll
-  for (int step = 0; step < kK / 16; ++step)
-    wgmma_m64n64k16<1, 1>(x, wgmma_transposed(a + step * (16 * 128), kK * 128),
-                          wgmma_transposed(b + step * (16 * 128), kK * 128), step > 0);
+  for (int step = 0; step < kRows / 16; ++step)
+    wgmma_m64n64k16<1, 1>(x, a.transposed_rows(step), b.transposed_rows(step), step > 0);
   wgmma_commit_group();
 }
 
-// Stores a warp's operand of 16 rows to a box of rows of 64; the first of them is `row`.
-__device__ __forceinline__ void store_operand(unsigned box, int row, const uint32_t (&words)[4][4]) {
+// Stores a warp's operand as the first 16 rows of a box.
+template <int kRows>
+__device__ __forceinline__ void store_operand(SharedTile<kRows, 64> box, const uint32_t (&words)[4][4]) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
-  for (int k = 0; k < 4; ++k)
-    stmatrix_x4(words[k], box + (row + lane % 16) * 128 + ((2 * k + lane / 16) ^ lane % 8) * 16);
+  for (int k = 0; k < 4; ++k) stmatrix_x4(words[k], box.pack(lane % 16, 2 * k + lane / 16));
 }
 
 // Sets a tile's rows from `inside` on to 0, if they may be anything: rows of other sequences, or those that kv_lengths
 // hides. A whole warpgroup calls this; `barrier` is its own.
-template <int kBoxes, int kRows>
-__device__ __forceinline__ void clear_rows(unsigned char* tile, int inside, bool may_be_anything, int barrier) {
-  if (inside >= kRows || !may_be_anything) return;
-  for (int i = threadIdx.x % 128; i < kBoxes * kRows * 8; i += 128)
-    if (i / 8 % kRows >= inside) *reinterpret_cast<uint4*>(tile + i * 16) = make_uint4(0, 0, 0, 0);
+template <typename Memory, typename Tile>
+__device__ __forceinline__ void clear_rows(const Memory& memory, Tile tile, int inside, bool may_be_anything,
+                                           int barrier) {
+  if (inside >= Tile::kRows || !may_be_anything) return;
+  for (int i = threadIdx.x % 128; i < Tile::kBytes / 16; i += 128)
+    if (i / 8 % Tile::kRows >= inside) *reinterpret_cast<uint4*>(memory[tile] + i * 16) = make_uint4(0, 0, 0, 0);
   fence_proxy_async();
   bar_sync(barrier, 128);
 }

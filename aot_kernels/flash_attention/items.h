@@ -1,0 +1,143 @@
+// An item is what a block of a kernel for tensor cores takes at once: a tile of queries with the keys that they see, or
+// a tile of keys with the queries that see them. Here is where item number i lies, and which rows of q, k and v it has:
+//
+//   kernels                                            number -> place    place -> rows
+//   mma_forward, mma_backward_queries, wgmma_forward   Order              QueryItem
+//   mma_backward_keys, wgmma_backward                  Order              KeyItem
+//   mma_decode                                         SplitOrder         GroupItem
+//
+// The kernels count in 32 bits (see fits_tensor_cores). Whether an item is empty is only asked after all is computed:
+// ptxas spills more registers around branches in between.
+#pragma once
+
+#include "problem.h"
+
+#ifdef __CUDACC__
+
+namespace msops::flash_attention {
+
+// Order says which tile of which head an item is. The longest tiles of causal attention come first. Heads go in
+// sections that are small enough for the L2 cache to hold what their blocks read.
+struct Order {
+  int64_t heads, tiles, heads_at_once;
+  bool last_first;
+
+  struct Place {
+    int b, h;
+    int64_t tile;
+  };
+
+  int64_t count() const { return heads * tiles; }
+
+  // Returns the place of item i, where each of the batch has so many heads.
+  __device__ Place find(int64_t i, int64_t heads_of_batch) const {
+    const int64_t section = i / (heads_at_once * tiles), rest = i - section * heads_at_once * tiles;
+    const int64_t here = least(heads_at_once, heads - section * heads_at_once);
+    const int64_t tile = last_first ? tiles - 1 - rest / here : rest / here;
+    const int64_t head = section * heads_at_once + rest % here;
+    return {static_cast<int>(head / heads_of_batch), static_cast<int>(head % heads_of_batch), tile};
+  }
+};
+
+// Returns the order of a pass's tiles, of which each head has `tiles`. The heads that run at once read `bytes` each.
+inline Order order_of(int64_t heads, int64_t tiles, double bytes, bool last_first) {
+  constexpr double kCache = 24 << 20;  // about half of an H200's L2 cache
+  return {heads, tiles, least(heads, most(1, static_cast<int64_t>(kCache / (bytes + 1)))), last_first};
+}
+
+// SplitOrder is the order of items that share the keys of a head, so that blocks that read the same keys are
+// neighbours.
+struct SplitOrder {
+  int64_t tiles, splits;  // of each head
+
+  struct Place {
+    int b, h;
+    int64_t tile, split;
+  };
+
+  __device__ Place find(int64_t i, int64_t heads_of_batch) const {
+    const int64_t head = i / tiles / splits;
+    return {static_cast<int>(head / heads_of_batch), static_cast<int>(head % heads_of_batch), i % tiles,
+            i / tiles % splits};
+  }
+};
+
+// QueryItem is a tile of queries of head h, from i0 to i1 - 1, with the keys of head kv_head from begin to end - 1: all
+// that any of these queries sees.
+struct QueryItem {
+  Sequence s;
+  int b, h, kv_head, i0, i1, begin, end;
+
+  template <typename T>
+  static __device__ __forceinline__ QueryItem of(const Attention<T>& a, int b, int h, int64_t i0, int tile) {
+    QueryItem item{a.sequence(b), b, h, h / static_cast<int>(a.group()), static_cast<int>(i0), 0, 0, 0};
+    item.i1 = static_cast<int>(least(item.i0 + tile, item.s.queries));
+    const Span keys = a.keys_of(item.s, {item.i0, item.i1});
+    item.begin = static_cast<int>(keys.begin), item.end = static_cast<int>(most(keys.begin, keys.end));
+    return item;
+  }
+  __device__ __forceinline__ bool empty() const { return i0 >= i1; }
+
+  // Return where query i or key j lies in a tensor.
+  __device__ __forceinline__ int64_t query(const Strides& x, int64_t i) const {
+    return x.offset(b, h, s.first_query + i);
+  }
+  __device__ __forceinline__ int64_t key(const Strides& x, int64_t j) const {
+    return x.offset(b, kv_head, s.first_key + j);
+  }
+};
+
+// KeyItem is a tile of keys of head kv_head, from j0 to j1 - 1, with the queries from begin to end - 1 of each head
+// that reads them: all that see any of these keys. Keys from `keys` on, which kv_lengths hides, have the gradient 0.
+struct KeyItem {
+  Sequence s;
+  int b, kv_head, j0, j1, keys, begin, end;
+
+  template <typename T>
+  __device__ __forceinline__ KeyItem(const Attention<T>& a, int b_, int kv_head_, int64_t first, int tile)
+      : s(a.sequence(b_)), b(b_), kv_head(kv_head_), j0(static_cast<int>(first)), keys(static_cast<int>(s.keys)) {
+    j1 = static_cast<int>(least(j0 + tile, a.is_packed() ? s.keys : a.keys));
+    Span queries{0, 0};
+    if (j0 < keys) queries = a.queries_of(s, {j0, least(j1, keys)});
+    begin = static_cast<int>(least(queries.begin, queries.end)), end = static_cast<int>(queries.end);
+  }
+  __device__ __forceinline__ bool empty() const { return j0 >= j1; }
+
+  // Return where query i of head h or key j lies in a tensor.
+  __device__ __forceinline__ int64_t query(const Strides& x, int64_t h, int64_t i) const {
+    return x.offset(b, h, s.first_query + i);
+  }
+  __device__ __forceinline__ int64_t key(const Strides& x, int64_t j) const {
+    return x.offset(b, kv_head, s.first_key + j);
+  }
+};
+
+// GroupItem is a tile of the rows that are the queries of all heads that read the same keys, one head after another. It
+// has the rows from `first` on, of `all`, and the keys from begin to end - 1: a split of all that any query sees.
+struct GroupItem {
+  Sequence s;
+  int b, kv_head, first_head, first, all, begin, end;
+
+  template <typename T>
+  __device__ __forceinline__ GroupItem(const Attention<T>& a, int b_, int kv_head_, int64_t first_row, int64_t split)
+      : s(a.sequence(b_)), b(b_), kv_head(kv_head_), first(static_cast<int>(first_row)) {
+    const int group = static_cast<int>(a.group());
+    first_head = kv_head * group, all = static_cast<int>(s.queries) * group;
+    Span keys = a.keys_of(s, {0, s.queries});
+    if (a.splits > 1) keys = a.part(keys, split);
+    begin = static_cast<int>(keys.begin), end = static_cast<int>(most(keys.begin, keys.end));
+  }
+  __device__ __forceinline__ bool empty() const { return first >= all; }
+  __device__ __forceinline__ bool has(int row) const { return first + row < all; }
+  __device__ __forceinline__ int head(int row) const {
+    return first_head + (first + row) / static_cast<int>(s.queries);
+  }
+  __device__ __forceinline__ int query(int row) const { return (first + row) % static_cast<int>(s.queries); }
+  __device__ __forceinline__ int64_t key(const Strides& x, int64_t j) const {
+    return x.offset(b, kv_head, s.first_key + j);
+  }
+};
+
+}  // namespace msops::flash_attention
+
+#endif
