@@ -1,6 +1,7 @@
 // Adds what the splits of the keys have summed (see Attention::splits), in an order that the number of splits gives.
 #pragma once
 
+#include "../common/launch.h"
 #include "problem.h"
 
 #ifdef __CUDACC__
@@ -77,12 +78,11 @@ __global__ void __launch_bounds__(kCombineThreads) combine_kernel(const Attentio
 }
 
 template <typename T>
-void launch_combine(cudaStream_t stream, const Attention<T>& a) {
+void launch_combine(Call& call, const Attention<T>& a) {
   const int64_t rows = a.batch * a.heads * a.queries;
-  if (rows == 0) return;
   const int parts = a.splits > 8 ? kCombineWarps : 1, rows_of_block = kCombineWarps / parts;
   const int64_t blocks = least(parts_of(rows, rows_of_block), INT32_MAX);
-  combine_kernel<T><<<static_cast<unsigned>(blocks), kCombineThreads, 0, stream>>>(a, rows, parts);
+  launch(call, combine_kernel<T>, blocks, kCombineThreads, 0, a, rows, parts);
 }
 
 }  // namespace msops::flash_attention

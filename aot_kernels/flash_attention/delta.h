@@ -5,6 +5,7 @@
 // forward pass, or two products of each tile before the gradient's five, and neither is free.
 #pragma once
 
+#include "../common/launch.h"
 #include "../common/pack.h"
 #include "problem.h"
 
@@ -53,12 +54,11 @@ bool is_packed(const T* data, const Strides& strides, int64_t width) {
 }
 
 template <typename T>
-void launch_delta(cudaStream_t stream, const Attention<T>& a, const AttentionGradient<T>& g) {
+void launch_delta(Call& call, const Attention<T>& a, const AttentionGradient<T>& g) {
   const int64_t rows = a.batch * a.heads * a.queries;
   const bool packed = is_packed(a.out, a.of_out, a.value_width) && is_aligned<kPackWidth<T>>(g.dout);
-  if (rows == 0) return;
   const int64_t blocks = least(parts_of(rows, kDeltaRows), INT32_MAX);
-  delta_kernel<T><<<static_cast<unsigned>(blocks), kDeltaThreads, 0, stream>>>(a, g, rows, packed);
+  launch(call, delta_kernel<T>, blocks, kDeltaThreads, 0, a, g, rows, packed);
 }
 
 }  // namespace msops::flash_attention

@@ -31,8 +31,7 @@ void forward_on_gpu(Call& call, const Attention<T>& a) {
 template <typename T>
 void backward_on_gpu(Call& call, const Attention<T>& a, const AttentionGradient<T>& g) {
   if (!call.ok()) return;
-  launch_delta(call.stream(), a, g);
-  call.check_launch();
+  launch_delta(call, a, g);
   if constexpr (std::is_same<T, Half>::value) {
     if (backward_on_tensor_cores(call, a, g)) return;
   }

@@ -47,10 +47,7 @@ inline int packed_rows(const Attention<Half>& a, const AttentionGradient<Half>& 
 template <typename S, typename... Parameters, typename... Arguments>
 bool launch_on_tensor_cores(Call& call, void (*kernel)(Parameters...), int64_t blocks, const Arguments&... arguments) {
   if (!is_compiled_for(80, kernel) || Gpu().dynamic_bytes() < S::kBytes) return false;
-  allow_shared_memory(kernel, S::kBytes);
-  const unsigned grid = static_cast<unsigned>(least(blocks, INT32_MAX));
-  if (grid > 0) kernel<<<grid, S::kThreads, S::kBytes, call.stream()>>>(arguments...);
-  call.check_launch();
+  launch(call, kernel, least(blocks, INT32_MAX), S::kThreads, S::kBytes, arguments...);
   return true;
 }
 
@@ -76,10 +73,7 @@ inline bool forward_on_tensor_cores(Call& call, const Attention<Half>& a) {
     const Order order = order_of(a.batch * a.heads, parts_of(a.queries, S::kQueries), bytes, a.right >= 0);
     return launch_on_tensor_cores<S>(call, mma_forward<S>, order.count(), a, order, order.count(), packed);
   });
-  if (done && splits > 1) {
-    launch_combine(call.stream(), a);
-    call.check_launch();
-  }
+  if (done && splits > 1) launch_combine(call, a);
   return done;
 }
 

@@ -15,8 +15,8 @@
 #include "../common/gpu/cp_async.h"
 #include "../common/gpu/ldmatrix.h"
 #include "../common/gpu/mma.h"
-#include "../common/gpu/occupancy.h"
 #include "../common/gpu/unrolled.h"
+#include "../common/launch.h"
 
 namespace msops::flash_attention {
 

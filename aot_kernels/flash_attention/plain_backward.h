@@ -176,9 +176,7 @@ void launch_backward(Call& call, const Attention<T>& a, const AttentionGradient<
   using S = ShapeOf<T>;
   const auto slices_of = [](int64_t width) { return most(1, parts_of(width, kSlices * S::kTile)); };
   const auto launch = [&](auto kernel, int64_t slices, int64_t count) {
-    if (count == 0) return;
-    kernel<<<static_cast<unsigned>(least(count, INT32_MAX)), S::kThreads, 0, call.stream()>>>(a, g, slices, count);
-    call.check_launch();
+    msops::launch(call, kernel, least(count, INT32_MAX), S::kThreads, 0, a, g, slices, count);
   };
   const int64_t of_keys = slices_of(most(a.width, a.value_width)), of_queries = slices_of(a.width);
   launch(plain_backward_keys<T, kSlices>, of_keys, a.batch * a.kv_heads * parts_of(a.keys, S::kTile) * of_keys);

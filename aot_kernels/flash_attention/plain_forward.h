@@ -161,13 +161,8 @@ void launch_forward(Call& call, const Attention<T>& a) {
   const int64_t slices = most(1, parts_of(a.value_width, kSlices * S::kTile));
   const int64_t count = a.batch * tiles.units * tiles.tiles * a.splits * slices;
   if (count == 0) return;
-  const unsigned blocks = static_cast<unsigned>(least(count, INT32_MAX));
-  plain_forward<T, kSlices><<<blocks, S::kThreads, 0, call.stream()>>>(a, tiles, slices, count);
-  call.check_launch();
-  if (a.splits > 1) {
-    launch_combine(call.stream(), a);
-    call.check_launch();
-  }
+  launch(call, plain_forward<T, kSlices>, least(count, INT32_MAX), S::kThreads, 0, a, tiles, slices, count);
+  if (a.splits > 1) launch_combine(call, a);
 }
 
 }  // namespace msops::flash_attention::plain

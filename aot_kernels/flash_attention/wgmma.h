@@ -35,7 +35,6 @@ int64_t wgmma_blocks(Kernel kernel, int64_t count) {
   if (!is_compiled_for(90, kernel) || cudaFuncGetAttributes(&attributes, kernel) != cudaSuccess) return 0;
   if (attributes.maxThreadsPerBlock < S::kThreads) return 0;  // the code is for sm_90 or later GPUs, not for sm_90a
   if (gpu.shared_bytes < S::kBytes) return 0;                 // the kernels have no further shared arrays
-  allow_shared_memory(kernel, S::kBytes);
   return least(count, gpu.multiprocessors);
 }
 
@@ -55,9 +54,8 @@ bool launch_wgmma_forward(Call& call, const Attention<Half>& a) {
     tickets = reinterpret_cast<unsigned*>(a.partial);
     cudaMemsetAsync(tickets, 0, sizeof *tickets, call.stream());
   }
-  wgmma_forward<S><<<static_cast<unsigned>(blocks), S::kThreads, S::kBytes, call.stream()>>>(
-      a, maps.q, maps.k, maps.v, order, order.count(), tickets);
-  call.check_launch();
+  launch(call, wgmma_forward<S>, blocks, S::kThreads, S::kBytes, a, maps.q, maps.k, maps.v, order, order.count(),
+         tickets);
   return true;
 }
 
@@ -73,11 +71,9 @@ bool launch_wgmma_backward(Call& call, const Attention<Half>& a, const Attention
       !maps.encode(a, g.dout, S::kQueries, S::kKeys))
     return false;
   cudaMemsetAsync(g.query_sums.counters, 0, (g.query_sums.tiles + 1) * sizeof(unsigned), call.stream());
-  wgmma_backward<S><<<static_cast<unsigned>(blocks), S::kThreads, S::kBytes, call.stream()>>>(
-      a, g, maps.q, maps.k, maps.v, maps.dout, g.query_sums, order, static_cast<unsigned>(order.count()));
-  call.check_launch();
-  if (rows > 0) store_query_sums<S><<<static_cast<unsigned>(rows), 256, 0, call.stream()>>>(a, g, g.query_sums, tiles);
-  call.check_launch();
+  launch(call, wgmma_backward<S>, blocks, S::kThreads, S::kBytes, a, g, maps.q, maps.k, maps.v, maps.dout, g.query_sums,
+         order, static_cast<unsigned>(order.count()));
+  launch(call, store_query_sums<S>, rows, 256, 0, a, g, g.query_sums, tiles);
   return true;
 }
 
