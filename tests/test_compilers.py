@@ -85,7 +85,7 @@ def test_named(machine):
     assert host_compiler(machine.nvcc, "g++-9") == str(machine.folder / "g++-9")
     with pytest.raises(LookupError, match=r"takes GCC up to 11, and c\+\+ is newer: .* and set CXX=g\+\+-11$"):
         host_compiler(machine.nvcc, "c++")
-    with pytest.raises(LookupError, match=r"^there is no g\+\+-10 for the host code of "):
+    with pytest.raises(LookupError, match=r"^there is no g\+\+-10, which CXX names"):
         host_compiler(machine.nvcc, "g++-10")
 
 

@@ -76,7 +76,7 @@ class GatherTest(OperatorTest):
         forward, backward = self.operators()[:2]
         features = gpu.random(lists, channels, points)
         idx = torch.randint(points, (lists, *places), device="cuda", dtype=torch.int32)
-        (out,) = gpu.run(forward, features, idx)
+        out, *_ = gpu.run(forward, features, idx)
         gpu.check_parts(forward, [features, idx], [out], lists, 1, gpu.assert_equal)
         dfeatures = gpu.run(backward, idx, out, features)[0]
         gpu.check_parts(backward, [idx, out, features], [dfeatures, None], lists, 1, gpu.assert_equal)

@@ -90,7 +90,8 @@ class ResultCard(Card):
 
     def inputs(self, shapes, dtype, seed=1, **settings):
         x, weight, labels, bias, loss, *gradients, factor = random(seed, dtype, *shapes)
-        labels = np.random.default_rng(seed).integers(0, len(weight), labels.shape).astype(np.int32)
+        classes = np.random.default_rng(seed).integers(0, max(1, len(weight)), labels.shape)
+        labels = np.where(len(weight) > 0, classes, -100).astype(np.int32)
         wide = accumulator(dtype)
         return [x, weight, labels, bias, loss.astype(wide), *gradients, factor.astype(wide)]
 

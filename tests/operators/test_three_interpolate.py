@@ -80,7 +80,7 @@ class TestThreeInterpolate(OperatorTest):
         forward, backward = self.operators()[:2]
         features, weight = gpu.random(lists, channels, points), gpu.random(lists, places, 3)
         idx = torch.randint(points, (lists, places, 3), device="cuda", dtype=torch.int32)
-        (out,) = gpu.run(forward, features, idx, weight)
+        out, *_ = gpu.run(forward, features, idx, weight)
         gpu.check_parts(forward, [features, idx, weight], [out], lists, 1, gpu.assert_equal)
         got = gpu.run(backward, features, idx, weight, out)
         gpu.check_parts(backward, [features, idx, weight, out], [*got[:2], None], lists, 1, gpu.assert_equal)
