@@ -20,8 +20,13 @@ struct Forward {
     const C n = C(x.columns);
     const auto x_row = team.load(x[row]);
     const C mean = team.sum(x_row) / n;
-    const auto sums = team.sum([=](C v) { return TwoSums<C>{(v - mean) * (v - mean), v - mean}; }, x_row);
-    const Normal<C, true> normal(mean, sums.of[0], sums.of[1], n, eps);
+    TwoSums<C> sums;
+    if constexpr (kTakesRests<T>) {
+      sums = team.sum([=](C v) { return TwoSums<C>{(v - mean) * (v - mean), v - mean}; }, x_row);
+    } else {
+      sums.of[0] = team.sum([=](C v) { return (v - mean) * (v - mean); }, x_row);
+    }
+    const Normal<C, kTakesRests<T>> normal(mean, sums.of[0], sums.of[1], n, eps);
     team.map([=](C v, C w, C b) { return normal(v) * w + b; }, y[row], x_row, weight, bias);
   }
 };

@@ -41,8 +41,9 @@ struct NormGradient {
     TwoSums<C> means;  // of x and g
     if constexpr (kCentred) means = team.sum([](C v, C g) { return TwoSums<C>{v, g}; }, x_row, g_row);
     const C mean = kCentred ? means.of[0] / n : C(0), g_mean = kCentred ? means.of[1] / n : C(0);
+    constexpr bool kRests = kCentred && kTakesRests<T>;
     FourSums<C> row_sums;  // of squares and products, and what the means were rounded by (see normal.h)
-    if constexpr (kCentred) {
+    if constexpr (kRests) {
       row_sums = team.sum(
           [=](C v, C g) {
             const C u = v - mean, h = g - g_mean;
@@ -50,13 +51,15 @@ struct NormGradient {
           },
           x_row, g_row);
     } else {
-      const auto two = team.sum([](C v, C g) { return TwoSums<C>{v * v, v * g}; }, x_row, g_row);
+      const auto two =
+          team.sum([=](C v, C g) { return TwoSums<C>{(v - mean) * (v - mean), (v - mean) * g}; }, x_row, g_row);
       row_sums = {{two.of[0], two.of[1]}};
     }
     const auto& [squares, products, x_rest, g_rests] = row_sums.of;
-    const Normal<C, kCentred> normal(mean, squares, x_rest, n, eps);
-    const C r = normal.r, g_rest = kCentred ? g_rests / n : C(0), along = r * products / n + normal.shift * g_rest;
-    const C slope = r * along, rest = kCentred ? g_rest + normal.shift * along : C(0);
+    const Normal<C, kRests> normal(mean, squares, x_rest, n, eps);
+    const C r = normal.r, g_rest = kRests ? g_rests / n : C(0);
+    const C along = r * products / n + (kRests ? normal.shift * g_rest : C(0));
+    const C slope = r * along, rest = kRests ? g_rest + normal.shift * along : C(0);
     const auto gradient = [=](C v, C g) { return r * (g - g_mean - rest - (v - mean) * slope); };
     if constexpr (kAdds) {
       team.map([=](C v, C g, C other) { return gradient(v, g) + other; }, dx[row], x_row, g_row, std::get<2>(held));

@@ -5,19 +5,25 @@
 // beside them. With it
 //
 //   mean((x - mean(x))^2) = mean((x - mean)^2) - d^2,  xhat_j = (x_j - mean) r - d r
+//
+// float16 has fewer digits than a plain mean in float32, and d would take 7 to 17 % of the time there (on an H200).
 #pragma once
 
 #include "../common/statistics.h"
 
 namespace msops {
 
-template <typename C, bool kCentred>
+// Tells whether rows of T take d into account.
+template <typename T>
+constexpr bool kTakesRests = sizeof(T) > 2;
+
+template <typename C, bool kRests>
 struct Normal {
   C mean, r, shift;
 
-  // Takes the sums of (x - mean)^2 and of x - mean over a row of n elements. Without kCentred, the mean is 0.
+  // Takes the mean of a row of n elements, and the sums of (x - mean)^2 and, with kRests, of x - mean over it.
   MSOPS_BOTH Normal(C of_row, C squares, C rest, C n, C eps) : mean(of_row) {
-    if constexpr (kCentred) {
+    if constexpr (kRests) {
       const C d = rest / n, variance = squares / n - d * d;
       r = 1 / sqrt((variance < 0 ? C(0) : variance) + eps);  // rounding may make it negative
       shift = -d * r;
@@ -26,10 +32,10 @@ struct Normal {
     }
   }
   MSOPS_BOTH C operator()(C v) const {
-    if constexpr (kCentred) {
+    if constexpr (kRests) {
       return (v - mean) * r + shift;
     } else {
-      return v * r;
+      return (v - mean) * r;
     }
   }
 };
