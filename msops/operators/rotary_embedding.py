@@ -113,9 +113,11 @@ class RotaryEmbedding(nn.Cell):
 
     def construct(self, x: Tensor, start: int = 0) -> Tensor:
         end = _end(describe(x), self.axis, start, self.max_length)
-        if end is None:  # the size is open
+        if end is None:
             end = start + x.shape[self.axis]
-        return self.forward_op(x, self.cos[start:end], self.sin[start:end])
+            return self.forward_op(x, self.cos[start:end], self.sin[start:end])
+        first, sizes = (start, 0), (end - start, self.cos.shape[1])
+        return self.forward_op(x, ops.slice(self.cos, first, sizes), ops.slice(self.sin, first, sizes))  # as vmap needs
 
     construct.__doc__ = rotary_embedding.__doc__  # for help()
 

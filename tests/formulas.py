@@ -1,0 +1,197 @@
+"""Computes in float64, by MindSpore's own operators, what the Cells of msops do, for test_random_networks.py."""
+
+import functools
+from types import SimpleNamespace
+
+import mindspore
+import numpy as np
+from mindspore import Parameter, Tensor, nn, ops
+
+from clouds import nearest
+from msops.testing.checks import as_tuple
+from test_ball_query import ball_query
+from test_furthest_point_sample import furthest_point_sample
+
+CLASSES = 11
+
+
+class Noise:
+    """Multiplies each number by 1 + unit or 1 - unit, by chance, as rounding may; without a unit, keeps it."""
+
+    unit, random = 0, None
+
+    @classmethod
+    def add(cls, x):
+        if not cls.unit or x.dtype != mindspore.float64:
+            return x
+        return x * Tensor(1 + cls.unit * cls.random.choice((-1, 1), x.shape))
+
+
+class Formula(nn.Cell):
+    """Computes a Cell's formula with Parameters of the Cell's names, in float64."""
+
+    def __init__(self, formula, **shapes):
+        super().__init__()
+        self.formula = formula
+        for name, shape in shapes.items():
+            setattr(self, name, Parameter(Tensor(np.zeros(shape)), name=name))
+
+    def construct(self, *inputs):
+        outs = tuple(map(Noise.add, as_tuple(self.formula(self, *inputs))))
+        return outs[0] if len(outs) == 1 else outs
+
+
+def sigmoid(x):
+    return 1 / (1 + ops.exp(-x))
+
+
+def scaled(x, eps):
+    return x * ops.rsqrt((x * x).mean(-1, keep_dims=True) + eps)
+
+
+def layer_norm(net, x):
+    return scaled(x - x.mean(-1, keep_dims=True), 1e-7) * net.gamma + net.beta
+
+
+def gelu(x):
+    return x / 2 * (1 + ops.tanh((2 / np.pi) ** 0.5 * (x + 0.044715 * x**3)))
+
+
+def convolve(net, x):
+    padded = ops.pad(x, (1, 1, 1, 1))
+    height, width = x.shape[2:]
+    total = net.bias.reshape(-1, 1, 1)
+    for i, j in np.ndindex(3, 3):
+        total = total + padded[:, :, i : i + height, j : j + width] * net.weight[:, 0, i, j].reshape(-1, 1, 1)
+    return total
+
+
+def advance(gates, c):
+    """Returns the next h and c of an LLTM."""
+    i, o, g = ops.split(gates, gates.shape[1] // 3, 1)
+    c = c + sigmoid(i) * ops.where(g > 0, g, ops.exp(ops.where(g > 0, ops.zeros_like(g), g)) - 1)
+    return ops.tanh(c) * sigmoid(o), c
+
+
+def lltm_step(net, x, state):
+    return advance(ops.matmul(ops.concat((state[0], x), 1), net.weight.T) + net.bias, state[1])
+
+
+def lltm(net, x):
+    h = c = ops.zeros((x.shape[0], net.bias_l0.shape[0] // 3), mindspore.float64)
+    outputs = []
+    for t in range(x.shape[1]):
+        gates = ops.matmul(x[:, t], net.weight_ih_l0.T) + ops.matmul(h, net.weight_hh_l0.T) + net.bias_l0
+        h, c = advance(gates, c)
+        outputs.append(h)
+    return ops.stack(outputs, 1), h
+
+
+def turn(x):
+    d, steps = x.shape[3], x.shape[2]
+    angles = np.outer(np.arange(steps), 10000.0 ** (-np.arange(0, d, 2) / d))
+    cos, sin, a, b = Tensor(np.cos(angles)), Tensor(np.sin(angles)), x[..., : d // 2], x[..., d // 2 :]
+    return ops.concat((a * cos - b * sin, b * cos + a * sin), -1)
+
+
+def attend(net, q, k, v, causal):
+    x = ops.matmul(q, k.swapaxes(2, 3)) * q.shape[3] ** -0.5
+    if causal:
+        x = x - Tensor(np.triu(np.full(x.shape[2:], 1e9), 1))
+    return ops.matmul(ops.softmax(x, -1), v)
+
+
+def cross_entropy(logits, labels):
+    """Smooths labels by 0.1."""
+    lse = ops.log(ops.exp(logits).sum(-1))
+    right = (logits * Tensor(np.eye(CLASSES)[labels.asnumpy()])).sum(-1)
+    return (lse - 0.9 * right - 0.1 * logits.mean(-1)).mean()
+
+
+def take(features, idx):
+    """Takes points (B, ...) of features (B, C, N)."""
+    chosen = np.eye(features.shape[2])[idx.asnumpy().reshape(idx.shape[0], -1)]  # ones and zeros
+    return ops.matmul(features, Tensor(chosen.swapaxes(1, 2))).reshape(*features.shape[:2], *idx.shape[1:])
+
+
+def interpolate(corners, points):
+    weights = []
+    for corner in range(8):
+        # The bits of a corner's number say at which end of each axis, -1 or 1, it is.
+        ends = [1 if corner >> (2 - axis) & 1 else -1 for axis in range(3)]
+        x, y, z = ((1 + end * points[:, axis]) / 2 for axis, end in enumerate(ends))
+        weights.append(x * y * z)
+    return (corners * ops.stack(weights, 1).expand_dims(2)).sum(1)
+
+
+def indices(function, *clouds, **settings):
+    """Returns the indices that a NumPy function of points finds, which are constants to the gradient."""
+    return Tensor(function(*(cloud.asnumpy() for cloud in clouds), **settings)[0])
+
+
+def three_nn(net, unknown, known):
+    idx, squares = nearest(known.asnumpy(), unknown.asnumpy(), 3)
+    return Tensor(np.sqrt(squares)), Tensor(idx)
+
+
+def query(radius, nsample):
+    return functools.partial(indices, ball_query, radius=radius, nsample=nsample)
+
+
+def query_and_group(net, xyz, new_xyz, features, idx):
+    relative = take(xyz.swapaxes(1, 2), idx) - new_xyz.swapaxes(1, 2).expand_dims(3)
+    return ops.concat((relative, take(features, idx)), 1)
+
+
+def linear_cross_entropy(net, x, labels):
+    logits = ops.matmul(x, net.weight.T)
+    return cross_entropy(logits + net.bias if hasattr(net, "bias") else logits, labels)
+
+
+FORMULAS = SimpleNamespace(  # the Formula of each Cell, from the same arguments
+    Add=lambda: Formula(lambda net, x, y: x + y),
+    Sigmoid=lambda: Formula(lambda net, x: sigmoid(x)),
+    SiLU=lambda: Formula(lambda net, x: x * sigmoid(x)),
+    Softmax=lambda axis: Formula(lambda net, x: ops.softmax(x, axis)),
+    SwiGLU=lambda: Formula(lambda net, gate, up: gate * sigmoid(gate) * up),
+    GeGLU=lambda: Formula(lambda net, gate, up: gelu(gate) * up),
+    LayerNorm=lambda shape: Formula(layer_norm, gamma=shape, beta=shape),
+    RMSNorm=lambda width, eps, offset: Formula(lambda net, x: scaled(x, eps) * (net.weight + offset), weight=width),
+    AddRMSNorm=lambda width, eps: Formula(
+        lambda net, x, residual: (scaled(x + residual, eps) * net.weight, x + residual), weight=width
+    ),
+    DepthwiseConv2d=lambda channels, kernel_size, has_bias: Formula(
+        convolve, weight=(channels, 1, kernel_size, kernel_size), bias=channels
+    ),
+    LLTM=lambda size, hidden, batch_first: Formula(
+        lltm, weight_ih_l0=(3 * hidden, size), weight_hh_l0=(3 * hidden, hidden), bias_l0=3 * hidden
+    ),
+    LLTMCell=lambda size, hidden: Formula(lltm_step, weight=(3 * hidden, hidden + size), bias=3 * hidden),
+    RotaryEmbedding=lambda dim, steps: Formula(lambda net, x: turn(x)),
+    FlashAttention=lambda causal: Formula(functools.partial(attend, causal=causal)),
+    TrilinearInterpolation=lambda: Formula(lambda net, corners, points: interpolate(corners, points)),
+    FurthestPointSample=lambda n: Formula(lambda net, xyz: indices(furthest_point_sample, xyz, npoint=n)),
+    KNN=lambda k: Formula(lambda net, xyz, new_xyz: indices(nearest, xyz, new_xyz, k=k)),
+    BallQuery=lambda *ball: Formula(lambda net, xyz, new_xyz: query(*ball)(xyz, new_xyz)),
+    ThreeNN=lambda: Formula(three_nn),
+    GatherPoints=lambda: Formula(lambda net, features, idx: take(features, idx)),
+    GroupPoints=lambda: Formula(lambda net, features, idx: take(features, idx)),
+    ThreeInterpolate=lambda: Formula(
+        lambda net, features, idx, weight: (take(features, idx) * weight.expand_dims(1)).sum(3)
+    ),
+    QueryAndGroup=lambda *ball: Formula(
+        lambda net, xyz, new_xyz, features: query_and_group(net, xyz, new_xyz, features, query(*ball)(xyz, new_xyz))
+    ),
+    GroupAll=lambda: Formula(
+        lambda net, xyz, _, features: ops.concat((xyz.swapaxes(1, 2), features), 1).expand_dims(2)
+    ),
+    CrossEntropyLoss=lambda label_smoothing: Formula(lambda net, logits, labels: cross_entropy(logits, labels)),
+    LinearCrossEntropyLoss=lambda width, classes, has_bias, label_smoothing: Formula(
+        linear_cross_entropy, weight=(classes, width), **{"bias": classes} if has_bias else {}
+    ),
+    Dense=lambda taken, given: Formula(
+        lambda net, x: ops.matmul(x, net.weight.T) + net.bias, weight=(given, taken), bias=given
+    ),
+    OwnLayerNorm=lambda shape: Formula(layer_norm, gamma=shape, beta=shape),
+    ReLU=lambda: Formula(lambda net, x: ops.where(x > 0, x, ops.zeros_like(x))),
+)

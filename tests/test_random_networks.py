@@ -1,0 +1,341 @@
+"""Trains random networks of msops' Cells between MindSpore's own, and compares the gradients of all Parameters and of
+the input with those of the same network in float64, where MindSpore's operators compute the Cells' formulas.
+
+A number is one network: `pytest tests/test_random_networks.py -k "network[7]"`. RANDOM_NETWORKS=500 trains 500 of them.
+"""
+
+import copy
+import functools
+import os
+from types import SimpleNamespace
+
+import mindspore
+import numpy as np
+import pytest
+from mindspore import Tensor, amp, nn, ops
+
+import msops
+from clouds import lattice
+from formulas import CLASSES, FORMULAS, Noise
+from msops.compat import VERSION
+from msops.testing.checks import assert_near, largest
+
+pytestmark = pytest.mark.skipif(VERSION < (2, 7), reason="docs/versions.md says what older versions lack")
+
+STEPS, RATE = 2, 0.1
+FLOAT16 = "float16"
+
+
+CELLS = SimpleNamespace(
+    **{name: getattr(msops, name) for name in msops.__all__},
+    Dense=nn.Dense,
+    OwnLayerNorm=nn.LayerNorm,
+    ReLU=nn.ReLU,
+)
+
+
+# The blocks of a network map (B, T, C) to (B, T, C). They take their Cells from CELLS or from FORMULAS.
+
+
+class Residual(nn.Cell):
+    def __init__(self, cells, sizes):
+        super().__init__()
+        self.inner, self.add = cells.Dense(sizes.width, sizes.width), cells.Add()
+
+    def construct(self, x):
+        return self.add(x, self.inner(x))
+
+
+class AddNorm(nn.Cell):
+    def __init__(self, cells, sizes):
+        super().__init__()
+        self.inner, self.norm = cells.Dense(sizes.width, sizes.width), cells.AddRMSNorm(sizes.width, 0.01)
+
+    def construct(self, x):
+        y, total = self.norm(x, self.inner(x))
+        return y + total
+
+
+class Gated(nn.Cell):
+    def __init__(self, cells, sizes, kind):
+        super().__init__()
+        self.gate, self.up = (cells.Dense(sizes.width, sizes.width) for _ in range(2))
+        self.glu = getattr(cells, kind)()
+
+    def construct(self, x):
+        return self.glu(self.gate(x), self.up(x))
+
+
+class Attention(nn.Cell):
+    def __init__(self, cells, sizes, causal):
+        super().__init__()
+        self.shape, self.width = (sizes.batch, sizes.steps, 2, sizes.width // 2), sizes.width
+        self.q, self.k, self.v = (cells.Dense(sizes.width, sizes.width) for _ in range(3))
+        self.turn, self.attend = cells.RotaryEmbedding(sizes.width // 2, 20), cells.FlashAttention(causal)
+
+    def construct(self, x):
+        q, k, v = [each(x).reshape(self.shape).swapaxes(1, 2) for each in (self.q, self.k, self.v)]
+        out = self.attend(self.turn(q), self.turn(k), v)
+        return out.swapaxes(1, 2).reshape(x.shape)
+
+
+class Convolution(nn.Cell):
+    def __init__(self, cells, sizes):
+        super().__init__()
+        self.depthwise = cells.DepthwiseConv2d(sizes.width, 3, has_bias=True)
+
+    def construct(self, x):
+        return self.depthwise(x.swapaxes(1, 2).expand_dims(3)).squeeze(3).swapaxes(1, 2)
+
+
+class Recurrence(nn.Cell):
+    def __init__(self, cells, sizes):
+        super().__init__()
+        self.lltm = cells.LLTM(sizes.width, sizes.width, batch_first=True)
+
+    def construct(self, x):
+        output, _ = self.lltm(x)
+        return output
+
+
+class Step(nn.Cell):
+    def __init__(self, cells, sizes):
+        super().__init__()
+        self.cell = cells.LLTMCell(sizes.width, sizes.width)
+
+    def construct(self, x):
+        h, c = self.cell(x[:, 0], (x[:, 1], x[:, 2]))
+        return x + (h + c).expand_dims(1)
+
+
+class Corners(nn.Cell):
+    def __init__(self, cells, sizes):
+        super().__init__()
+        self.corners, self.points = cells.Dense(sizes.width, 8 * sizes.width), cells.Dense(sizes.width, 3)
+        self.sigmoid, self.interpolate = cells.Sigmoid(), cells.TrilinearInterpolation()
+        self.width = sizes.width
+
+    def construct(self, x):
+        points = self.sigmoid(self.points(x)).reshape(-1, 3)
+        return self.interpolate(self.corners(x).reshape(-1, 8, self.width), points).reshape(x.shape)
+
+
+class Points(nn.Cell):
+    """Takes T for the points of a cloud, whose distances no dtype rounds."""
+
+    def __init__(self, cells, sizes):
+        super().__init__()
+        self.xyz = Tensor(lattice(sizes.seed, np.float32, (sizes.batch, sizes.steps, 3))[0])
+
+    def cloud(self, x):
+        return ops.cast(self.xyz, x.dtype), x.swapaxes(1, 2)
+
+
+class Neighbours(Points):
+    def __init__(self, cells, sizes, finder):
+        super().__init__(cells, sizes)
+        self.find, self.group = cells.KNN(3) if finder == "KNN" else cells.BallQuery(1.3, 3), cells.GroupPoints()
+
+    def construct(self, x):
+        xyz, features = self.cloud(x)
+        return self.group(features, self.find(xyz, xyz)).mean(3).swapaxes(1, 2)
+
+
+class UpAndDown(Points):
+    """Goes to few points, and back to all."""
+
+    def __init__(self, cells, sizes):
+        super().__init__(cells, sizes)
+        self.sample, self.gather = cells.FurthestPointSample(4), cells.GatherPoints()
+        self.nearest, self.interpolate = cells.ThreeNN(), cells.ThreeInterpolate()
+
+    def construct(self, x):
+        xyz, features = self.cloud(x)
+        idx = self.sample(xyz)
+        known = self.gather(xyz.swapaxes(1, 2), idx).swapaxes(1, 2)
+        distances, nearest_three = self.nearest(xyz, known)
+        weight = 1 / (distances + 1)
+        return self.interpolate(self.gather(features, idx), nearest_three, weight).swapaxes(1, 2)
+
+
+class Groups(Points):
+    def __init__(self, cells, sizes, kind):
+        super().__init__(cells, sizes)
+        self.group = cells.GroupAll() if kind == "GroupAll" else cells.QueryAndGroup(1.7, 4)
+        self.dense = cells.Dense(3 + sizes.width, sizes.width)
+
+    def construct(self, x):
+        xyz, features = self.cloud(x)
+        return x + self.dense(self.group(xyz, xyz, features).mean(3).swapaxes(1, 2))
+
+
+BLOCKS = {
+    "Dense": lambda cells, sizes: cells.Dense(sizes.width, sizes.width),
+    "nn.LayerNorm": lambda cells, sizes: cells.OwnLayerNorm((sizes.width,)),
+    "ReLU": lambda cells, sizes: cells.ReLU(),
+    "Sigmoid": lambda cells, sizes: cells.Sigmoid(),
+    "SiLU": lambda cells, sizes: cells.SiLU(),
+    "Softmax": lambda cells, sizes: cells.Softmax(1),
+    "RMSNorm": lambda cells, sizes: cells.RMSNorm(sizes.width, 0.01, 0.5),
+    "LayerNorm": lambda cells, sizes: cells.LayerNorm((sizes.width,)),
+    "Add": Residual,
+    "AddRMSNorm": AddNorm,
+    "SwiGLU": functools.partial(Gated, kind="SwiGLU"),
+    "GeGLU": functools.partial(Gated, kind="GeGLU"),
+    "attention": functools.partial(Attention, causal=False),
+    "causal attention": functools.partial(Attention, causal=True),
+    "DepthwiseConv2d": Convolution,
+    "LLTM": Recurrence,
+    "LLTMCell": Step,
+    "TrilinearInterpolation": Corners,
+    "KNN": functools.partial(Neighbours, finder="KNN"),
+    "BallQuery": functools.partial(Neighbours, finder="BallQuery"),
+    "FurthestPointSample": UpAndDown,
+    "QueryAndGroup": functools.partial(Groups, kind="QueryAndGroup"),
+    "GroupAll": functools.partial(Groups, kind="GroupAll"),
+}
+OWN = ("Dense", "nn.LayerNorm", "ReLU")  # MindSpore's
+
+
+class Loss(nn.Cell):
+    """Ends a network by a loss of random labels."""
+
+    def __init__(self, cells, sizes, kind):
+        super().__init__()
+        rows = sizes.batch * sizes.steps
+        self.labels = Tensor(np.random.default_rng(sizes.seed).integers(0, CLASSES, rows).astype(np.int32))
+        self.is_linear, self.width = kind != "CrossEntropyLoss", sizes.width
+        if self.is_linear:
+            has_bias = kind == "LinearCrossEntropyLoss with bias"
+            self.loss = cells.LinearCrossEntropyLoss(sizes.width, CLASSES, has_bias=has_bias, label_smoothing=0.1)
+        else:
+            self.dense, self.loss = cells.Dense(sizes.width, CLASSES), cells.CrossEntropyLoss(label_smoothing=0.1)
+
+    def construct(self, x):
+        if self.is_linear:
+            return self.loss(x.reshape(-1, self.width), self.labels)
+        return self.loss(self.dense(x).reshape(-1, CLASSES), self.labels)
+
+
+LOSSES = ("CrossEntropyLoss", "LinearCrossEntropyLoss", "LinearCrossEntropyLoss with bias")
+
+
+class Network:
+    """Describes a network that a seed chooses, and makes it of Cells or of Formulas."""
+
+    def __init__(self, seed):
+        rng = self.random = np.random.default_rng(seed)
+        self.seed = seed
+        self.batch, self.steps, self.width = int(rng.integers(1, 4)), int(rng.integers(4, 9)), int(rng.choice((8, 12)))
+        self.mode = str(rng.choice(("graph", "pynative")))
+        self.level = str(rng.choice(("O0", "O0", "O1", "O2", "O3", "auto")))
+        self.dtype = str(rng.choice(("float32", FLOAT16))) if self.level == "O0" else "float32"
+        self.rounds = FLOAT16 if self.level != "O0" else self.dtype
+        self.is_copied = bool(rng.random() < 0.5)
+        self.recomputes, self.is_vmapped = bool(rng.random() < 0.3), bool(rng.random() < 0.4) and self.level == "O0"
+        of_msops = [name for name in BLOCKS if name not in OWN]
+        own = [name for name in OWN if name != "ReLU" or self.rounds != FLOAT16]  # rounding may cross the kink of ReLU
+        self.blocks = []
+        for name in rng.choice(of_msops, rng.integers(1, 5)):
+            self.blocks += [str(name), *map(str, rng.choice(own, rng.integers(0, 2)))]
+        self.loss = str(rng.choice(("", *LOSSES)))
+
+    def __str__(self):
+        words = [self.mode, self.level, self.dtype, f"{self.batch} x {self.steps} x {self.width}"]
+        flags = dict(deepcopy=self.is_copied, recompute=self.recomputes, vmap=self.is_vmapped)
+        words += [word for word, has in flags.items() if has]
+        return f"{', '.join(words)}: {' > '.join([*self.blocks, *[self.loss] * bool(self.loss)])}"
+
+    def make(self, cells):
+        blocks = [BLOCKS[name](cells, self) for name in self.blocks]
+        return nn.SequentialCell(blocks + [Loss(cells, self, self.loss)] * bool(self.loss))
+
+    def trained(self):
+        """Returns the network of Cells with random Parameters, changed as its description says."""
+        net = self.make(CELLS)
+        for parameter in net.trainable_params():
+            value = self.random.standard_normal(parameter.shape)
+            value = value / parameter.shape[-1] ** 0.5 if len(parameter.shape) > 1 else 0.5 + 0.2 * value
+            parameter.set_data(Tensor(value, getattr(mindspore, self.dtype)))
+            parameter.set_dtype(getattr(mindspore, self.dtype))
+        if self.is_copied:
+            net = copy.deepcopy(net)
+        if self.recomputes:
+            for block in net:
+                if not isinstance(block, Step):
+                    block.recompute()
+        net.set_train()
+        return net if self.level == "O0" else amp.auto_mixed_precision(net, self.level)
+
+    def input(self):
+        shape = (*[2] * self.is_vmapped, self.batch, self.steps, self.width)
+        return self.random.standard_normal(shape).astype(np.float16).astype(self.dtype)
+
+
+class Weighted(nn.Cell):
+    """Computes the sum of a network's outputs, each multiplied by a number."""
+
+    def __init__(self, net, is_vmapped, dtype):
+        super().__init__(auto_prefix=False)
+        self.net, self.dtype, self.is_vmapped = net, dtype, is_vmapped
+
+    def construct(self, x, weights):
+        out = ops.vmap(self.net)(x) if self.is_vmapped else self.net(x)
+        return (ops.cast(out, self.dtype) * weights).sum()
+
+
+def exact_gradients(net, x, weights, unit=0, seed=0):
+    """Returns the loss and the gradients of a network of Formulas, rounded by chance if there is a unit."""
+
+    def loss(x):
+        parts = [Noise.add(x)] if x.ndim == 3 else [Noise.add(part) for part in x]
+        each = zip(parts, [weights] if x.ndim == 3 else weights)
+        return sum((net(part) * Tensor(weight)).sum() for part, weight in each)
+
+    Noise.unit, Noise.random = unit, np.random.default_rng(seed)
+    value, gradients = ops.value_and_grad(loss, 0, net.trainable_params())(Tensor(x.astype(np.float64)))
+    return [out.asnumpy() for out in (value, gradients[0], *gradients[1])]
+
+
+def check(network):
+    mindspore.set_context(mode=mindspore.GRAPH_MODE if network.mode == "graph" else mindspore.PYNATIVE_MODE)
+    net, x = network.trained(), network.input()
+    shape = x.shape if not network.loss else x.shape[:1] if network.is_vmapped else ()
+    weights = np.asarray(network.random.standard_normal(shape), np.float32)
+    parameters = net.trainable_params()
+    step = ops.value_and_grad(Weighted(net, network.is_vmapped, mindspore.float32), 0, parameters)
+    optimizer, taken = nn.SGD(parameters, RATE), []
+    for _ in range(STEPS):
+        before = [parameter.asnumpy().copy() for parameter in parameters]
+        value, (dx, gradients) = step(Tensor(x), Tensor(weights))
+        assert [gradient.dtype for gradient in gradients] == [parameter.dtype for parameter in parameters]
+        taken.append((before, [out.asnumpy() for out in (value, dx, *gradients)]))
+        optimizer(gradients)
+        unit = np.finfo(network.dtype).eps
+        for parameter, old, gradient in zip(parameters, before, gradients):
+            moved = old.astype(np.float64) - RATE * gradient.asnumpy()
+            np.testing.assert_allclose(parameter.asnumpy(), moved, 4 * unit, 4 * unit * largest(old))
+    mindspore.set_context(mode=mindspore.PYNATIVE_MODE)
+    reference = network.make(FORMULAS)
+    unit = np.finfo(network.rounds).eps / 2
+    names = ["loss", "dx", *(f"gradient of {parameter.name}" for parameter in parameters)]
+    for before, results in taken:
+        for parameter, value in zip(reference.trainable_params(), before):
+            assert parameter.shape == value.shape
+            parameter.set_data(Tensor(value.astype(np.float64)))
+        exact = exact_gradients(reference, x, weights)
+        others = [exact_gradients(reference, x, weights, unit, seed) for seed in range(3)]
+        for name, got, want, *rounded in zip(names, results, exact, *others):
+            # A Cell rounds several times where its Formula is rounded once.
+            allowed = 8 * max(largest(each - want) for each in rounded) + 8 * unit * largest(want)
+            assert_near(got, want, np.full(want.shape, allowed), name)
+
+
+@pytest.mark.parametrize("seed", range(int(os.environ.get("RANDOM_NETWORKS", "12"))))
+def test_network(seed, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # MindSpore writes the networks of level O1 into a folder
+    network = Network(seed)
+    try:
+        check(network)
+    except Exception as error:
+        raise AssertionError(f"{network}: {error}") from error
