@@ -25,7 +25,10 @@ __all__ = sorted(_MODULES)  # noqa: PLE0605 (is a list)
 def __getattr__(name: str) -> object:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    globals()[name] = value = getattr(importlib.import_module(_MODULES[name], __name__), name)
+    module = importlib.import_module(_MODULES[name], __name__)
+    if _MODULES[name].startswith(".operators."):
+        importlib.import_module(".compat", __name__).keep_functions(module)
+    globals()[name] = value = getattr(module, name)
     return value
 
 

@@ -2,7 +2,9 @@
 
 import copy
 import doctest
+import importlib
 import sys
+from types import FunctionType
 
 import mindspore
 import numpy as np
@@ -75,6 +77,63 @@ def test_cell_in_level_o1(mode, monkeypatch, tmp_path, name):
     for float16."""
     monkeypatch.chdir(tmp_path)  # MindSpore writes the new source into a folder here
     net, inputs = call_of(PUBLIC[name], monkeypatch)
+    want = arrays(net(*inputs))
+    assert_equal(arrays(amp.auto_mixed_precision(net, "O1")(*inputs)), want)
+
+
+CALLS = """
+import msops
+from mindspore import nn
+from msops import {name} as imported, {name}
+
+
+class Call(nn.Cell):
+    def construct(self, {names}):
+        return msops.{call}, {call}, imported({arguments})
+"""
+FUNCTIONS = [
+    name for name, value in PUBLIC.items() if isinstance(value, FunctionType) and "operators" in value.__module__
+]
+
+
+def write_call(name, monkeypatch):
+    """Returns the source of a Cell that calls a function as the function's example does, and the Cell's inputs."""
+    calls, function = [], PUBLIC[name]
+
+    def call(*arguments, **named):
+        calls.append((arguments, named))
+        return function(*arguments, **named)
+
+    inputs = []
+
+    def write(value):
+        if isinstance(value, tuple):
+            return f"({', '.join(map(write, value))},)"
+        if not isinstance(value, Tensor):
+            return repr(value)
+        inputs.append(value)
+        return f"x{len(inputs)}"
+
+    with monkeypatch.context() as patch:
+        patch.setattr(msops, name, call)
+        names = {}
+        for example in doctest.DocTestParser().get_examples(function.__doc__):
+            exec(example.source, names)  # noqa: S102
+    given, named = calls[0]
+    arguments = ", ".join([*map(write, given), *(f"{key}={write(value)}" for key, value in named.items())])
+    names = ", ".join(f"x{i + 1}" for i in range(len(inputs)))
+    return CALLS.format(name=name, names=names, call=f"{name}({arguments})", arguments=arguments), inputs
+
+
+@newer
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_function_in_level_o1(mode, monkeypatch, tmp_path, name):
+    """A user's Cell in level O1 calls a function, under any name."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    source, inputs = write_call(name, monkeypatch)
+    (tmp_path / f"calls_{name}_{mode}.py").write_text(source)
+    net = importlib.import_module(f"calls_{name}_{mode}").Call()
     want = arrays(net(*inputs))
     assert_equal(arrays(amp.auto_mixed_precision(net, "O1")(*inputs)), want)
 

@@ -95,8 +95,7 @@ def linear_cross_entropy(
         2.3025851
     """
     _check(chunk, describe(x), describe(weight), describe(labels), None if bias is None else describe(bias))
-    # The name is written out, since for level O1 MindSpore copies this function without _NAME.
-    losses = _make_losses("linear_cross_entropy", ignore_index, reduction, label_smoothing, z_loss, softcap, chunk)
+    losses = _make_losses(_NAME, ignore_index, reduction, label_smoothing, z_loss, softcap, chunk)
     if has_zero(x.shape[0], x.shape[1], weight.shape[0]):
         logits = ops.zeros((x.shape[0], weight.shape[0]), x.dtype)
         if bias is not None:
