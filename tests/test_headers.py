@@ -200,9 +200,9 @@ def test_numbers_that_are_missing(library, signature, attributes, message):
     ],
 )
 def test_attributes_under_the_names_that_users_gave_them(library, capfd, attributes, message):
-    with pytest.raises(RuntimeError, match="5"):
+    with pytest.raises(RuntimeError) as caught:
         run(Net(custom_op(library.Counted, "x -> y", **attributes)), X)
-    assert f"msops: Counted: {message}\n" in capfd.readouterr().err
+    assert f"{message} (Counted)" in str(caught.value) + capfd.readouterr().err  # the latter on a GPU
 
 
 def test_whole_number_where_c_reads_a_float(mode, library):
@@ -220,9 +220,10 @@ def test_whole_numbers(mode, library, dtype):
 
 
 def test_dtype_that_the_entry_does_not_run_for(library, capfd):
-    with pytest.raises(RuntimeError, match="2"):
+    with pytest.raises(RuntimeError) as caught:
         run(Net(custom_op(library.Next, "x -> y")), X)
-    assert "msops: Next: float64 is not one of int8, uint8, int32, int64\n" in capfd.readouterr().err
+    words = "float64 is not one of int8, uint8, int32, int64 (Next)"
+    assert words in str(caught.value) + capfd.readouterr().err  # the latter on a GPU
 
 
 @pytest.mark.skipif(compat.VERSION < (2, 7), reason="MindSpore's CPU backend has no bfloat16")

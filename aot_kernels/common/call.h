@@ -6,9 +6,10 @@
 //     return call.run([&](auto type) { ... });
 //   }
 //
-// The first failed check becomes the entry's return value, and whatever follows it does nothing. When the entry
-// returns, it prints one line to stderr. A wrong number of parameters comes first: it makes entries take one for
-// another.
+// The first failed check decides, and whatever follows it does nothing. On the CPU it becomes an exception if MindSpore
+// calls the entry for an operator of custom_op, so that MindSpore's error tells the operator and the reason. Otherwise
+// it becomes the entry's return value, and one line on stderr. A wrong number of parameters comes first: it makes
+// entries take one for another.
 #pragma once
 
 #include <cstdarg>
@@ -16,6 +17,7 @@
 #include <cstdio>
 #include <cstring>
 #include <initializer_list>
+#include <stdexcept>
 
 #include "attributes.h"
 #include "dtype.h"
@@ -26,7 +28,7 @@
   extern "C" __attribute__((visibility("default"))) int name(int nparam, void** params, int* ndims, int64_t** shapes, \
                                                              const char** dtypes, void* stream, void* extra) {        \
     msops::Call call(#name, nparam, params, ndims, shapes, dtypes, stream, extra);                                    \
-    return name##_checked(call);                                                                                      \
+    return call.finish(name##_checked(call));                                                                         \
   }                                                                                                                   \
   extern "C" __attribute__((visibility("default"))) msops::Rule name##Rule;                                           \
   msops::Rule name##Rule = nullptr;                                                                                   \
@@ -110,9 +112,6 @@ class Call {
         stream_(stream),
         attributes_(extra) {}
   Call(const Call&) = delete;
-  ~Call() {
-    if (!ok()) std::fprintf(stderr, "msops: %s: %s\n", entry_, message_);
-  }
 
   // Returns the next parameter. All parameters that it returns have one dtype, on which `run` dispatches.
   Tensor tensor(const char* name, int rank = kAnyRank) {
@@ -225,6 +224,20 @@ class Call {
     }
   }
 
+  // Returns the status that the entry returns, and tells the first failed check.
+  int finish(int status) const {
+    if (ok()) return status;
+    char text[sizeof message_ + 128], label[65];
+    if (find_label(label, sizeof label)) {
+      std::snprintf(text, sizeof text, "%s: %s (%s)", label, message_, entry_);
+      if (is_on_cpu()) throw std::runtime_error(text);  // on a GPU, MindSpore would lose the text
+    } else {
+      std::snprintf(text, sizeof text, "%s: %s", entry_, message_);
+    }
+    std::fprintf(stderr, "msops: %s\n", text);
+    return status;
+  }
+
   bool ok() const { return status_ == kOk; }
   int status() const { return status_; }
   bool is_on_cpu() const { return stream_ == nullptr; }
@@ -262,6 +275,19 @@ class Call {
     char key[128];
     std::snprintf(key, sizeof key, "%s%s", prefix, name);
     return attributes_.read(key, value);
+  }
+
+  // Writes the operator's label to `text`, which is empty if there is none. Each attribute has 8 of its characters.
+  bool find_label(char* text, size_t room) const {
+    std::memset(text, 0, room);
+    int64_t characters = 0;
+    char part[] = "0";
+    for (char* end = text; end + sizeof characters < text + room && read("label_of_msops_", part, &characters);
+         ++*part) {
+      std::memcpy(end, &characters, sizeof characters);
+      end += sizeof characters;
+    }
+    return *text != 0;
   }
 
   // A float attribute is passed as the bits of a double.

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from .operator import Operator
 
+_LABEL = 64  # characters, which Call of aot_kernels/common/call.h has room for
 _KEPT = 1000  # results of inference that a primitive keeps at most
 
 
@@ -44,6 +45,11 @@ class Primitive(ops.Custom):
             self.add_prim_attr("multi_output", len(tensors) > 1)
             self.add_prim_attr("output_names", [tensor.name for tensor in tensors])
         self.add_prim_attr("msops_operator", operator.number)
+        # The C function's errors begin with the label. It travels as ints, as all attributes do, of 8 characters each.
+        label = operator.label.encode()[:_LABEL]
+        for i in range(0, len(label), 8):
+            part = label[i : i + 8].ljust(8, b"\0")
+            self.add_prim_attr(f"label_of_msops_{i // 8}", int.from_bytes(part, "little", signed=True))
         for key, value in operator.attributes.items():
             self.add_prim_attr(*as_attribute(key, value))
 

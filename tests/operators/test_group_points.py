@@ -45,7 +45,7 @@ class TestGroupPoints(GatherTest):
 
 def test_index_out_of_range(mode, capfd):
     idx = np.array([[[0, 1], [4, 4]], [[3, 2], [1, 0]]])
-    check_far(capfd, mode, TestGroupPoints(), "GroupPoints", idx, (1, 0, 1))
+    check_far(capfd, mode, TestGroupPoints(), "group_points", idx, (1, 0, 1))
 
 
 def grouped(radius, nsample, use_xyz, xyz, new_xyz, features):
