@@ -66,9 +66,12 @@ def forget_recording() -> None:
     be compiled together with its gradient, which fails for a graph that has gradients of first order in it.
     """
     executor = mindspore.common.api._pynative_executor
-    # get_context takes too long for each call of an operator.
-    if executor.grad_flag() and mindspore.context._context().get_mode() == mindspore.GRAPH_MODE:
-        executor.set_grad_flag(False)
+    try:
+        # get_context takes too long for each call of an operator.
+        if executor.grad_flag() and mindspore.context._context().get_mode() == mindspore.GRAPH_MODE:
+            executor.set_grad_flag(False)
+    except AttributeError:
+        pass  # an older version lacks one of these names
 
 
 def keep_dtypes(cell: nn.Cell) -> None:

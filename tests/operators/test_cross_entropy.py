@@ -10,6 +10,7 @@ from attempt import Attempt
 from card import chain, zeros
 from gpu import BIG
 from msops.compat import VERSION
+from msops.core.compiled import forget_recording, records_gradients
 from msops.operators.cross_entropy import make_forward
 from msops.testing.checks import Net
 from msops.testing.entry import Status
@@ -272,3 +273,9 @@ def test_graph_after_an_error_in_a_gradient():
     finally:
         mindspore.set_context(mode=mode)
     np.testing.assert_allclose(got.asnumpy(), want.asnumpy(), rtol=1e-6)
+
+
+def test_versions_that_tell_nothing_of_recordings(monkeypatch):
+    monkeypatch.setattr(mindspore.common.api, "_pynative_executor", object())
+    forget_recording()
+    assert records_gradients()
