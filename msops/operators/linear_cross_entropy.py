@@ -101,10 +101,13 @@ def linear_cross_entropy(
         if bias is not None:
             logits = add(logits, bias)
         return cross_entropy(logits, labels, None, ignore_index, reduction, label_smoothing, z_loss, softcap)
-    inputs = x, weight, labels, bias
-    # In PyNative mode `stop_gradient` also casts to float16 in a Cell with `to_float`, as other operators do.
-    constants = tuple([None if each is None else ops.stop_gradient(each) for each in inputs])
-    return losses(inputs, constants, compiling() or records_gradients())
+    # In PyNative mode `stop_gradient` also casts to float16 in a Cell with `to_float`, as other operators do. Without
+    # it MindSpore would keep what is computed from labels. Under vmap, which compiles, no operator takes what it makes
+    # of labels that are not mapped.
+    of_labels = labels if compiling() else ops.stop_gradient(labels)
+    of_bias = None if bias is None else ops.stop_gradient(bias)
+    constants = ops.stop_gradient(x), ops.stop_gradient(weight), of_labels, of_bias
+    return losses((x, weight, labels, bias), constants, compiling() or records_gradients())
 
 
 class LinearCrossEntropyLoss(nn.Cell):
