@@ -81,6 +81,37 @@ def test_cell_in_level_o1(mode, monkeypatch, tmp_path, name):
     assert_equal(arrays(amp.auto_mixed_precision(net, "O1")(*inputs)), want)
 
 
+class Squares(nn.Cell):
+    """Computes the sum of the squares of what a Cell returns, without an LLTM's state."""
+
+    def __init__(self, net):
+        super().__init__(auto_prefix=False)
+        self.net = net
+
+    def construct(self, *inputs):
+        outs = self.net(*inputs)
+        outs = outs if isinstance(outs, tuple) else (outs,)
+        return sum([ops.square(ops.cast(out, mindspore.float32)).sum() for out in outs if isinstance(out, Tensor)])
+
+
+@newer
+@pytest.mark.parametrize("mode", ["pynative"], indirect=True)  # graph mode takes minutes to compile all levels
+@pytest.mark.parametrize("name", [name for name in CELLS if name not in ("BallQuery", "FurthestPointSample", "KNN")])
+def test_gradients_in_mixed_precision(mode, monkeypatch, tmp_path, name):
+    """At every level of amp, the gradients of the first input and of Parameters are those of O0 but for rounding."""
+    monkeypatch.chdir(tmp_path)
+    net, inputs = call_of(PUBLIC[name], monkeypatch)
+    expected = None
+    for level in ("O0", "O1", "O2", "O3", "auto", "to_float"):
+        each = copy.deepcopy(net)
+        parameters = each.trainable_params()
+        each = each.to_float(mindspore.float16) if level == "to_float" else amp.auto_mixed_precision(each, level)
+        results = arrays(ops.value_and_grad(Squares(each), 0, parameters or None)(*inputs))
+        expected = expected or results
+        for got, want in zip(results, expected):
+            np.testing.assert_allclose(got, want, rtol=0, atol=0.02 * np.abs(want).max(), err_msg=level)
+
+
 CALLS = """
 import msops
 from mindspore import nn
