@@ -119,7 +119,7 @@ class Call {
     const Tensor result = next(name, rank, &dtype);
     if (!ok()) return {};
     if (dtype_ == nullptr) dtype_ = dtype;
-    require_parameter(std::strcmp(dtype, dtype_) == 0, kBadDtype, "%s is %s, the others are %s", name, dtype, dtype_);
+    require(fits(std::strcmp(dtype, dtype_) == 0), kBadDtype, "%s is %s, the others are %s", name, dtype, dtype_);
     return result;
   }
 
@@ -130,7 +130,7 @@ class Call {
     const char* got = nullptr;
     const Tensor result = next(name, rank, &got);
     if (!ok()) return {};
-    require_parameter(is_one_of(got, dtype), kBadDtype, "%s is %s, expected %s", name, got, dtype);
+    require(fits(is_one_of(got, dtype)), kBadDtype, "%s is %s, expected %s", name, got, dtype);
     return result;
   }
 
@@ -298,11 +298,11 @@ class Call {
     return *value = static_cast<double>(bits), true;
   }
 
-  // Requires a parameter's dtype or rank. They are also wrong where the entry takes another parameter for this one.
-  template <typename... T>
-  void require_parameter(bool condition, Status status, const char* format, T... values) {
+  // Returns whether a parameter's dtype or rank is right. It is also wrong where the entry takes another parameter for
+  // this one, which `run` can tell by the number of parameters.
+  bool fits(bool condition) {
     misread_ |= ok() && !condition;
-    require(condition, status, format, values...);
+    return condition;
   }
 
   // Counts parameters even after a failed check, for `run`.
@@ -319,8 +319,8 @@ class Call {
     *dtype = dtypes_[i];
     require(*dtype != nullptr, kBadDtype, "%s has no dtype", name);
     require(result.rank >= 0, kBadRank, "%s has rank %d", name, result.rank);
-    require_parameter(rank == kAnyRank || result.rank == rank, kBadRank, "%s has rank %d, expected %d", name,
-                      result.rank, rank);
+    require(fits(rank == kAnyRank || result.rank == rank), kBadRank, "%s has rank %d, expected %d", name, result.rank,
+            rank);
     require(result.rank <= 0 || result.shape != nullptr, kNullPointer, "%s has no shape", name);
     if (!ok()) return {};
     result.size = 1;
