@@ -12,7 +12,7 @@ import msops
 from child import ROOT, run_python
 from msops.testing.entry import Status, call
 
-OPERATORS = "sigmoid", "lltm", "depthwise_conv2d"  # these few show what is built again
+OPERATORS = "sigmoid", "lltm_cell", "depthwise_conv2d"  # these few show what is built again
 
 
 def make(folder, *variables):

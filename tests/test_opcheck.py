@@ -10,12 +10,12 @@ import pytest
 from mindspore import nn
 
 import msops
-import test_lltm
+import test_lltm_cell
 import test_sigmoid
 import test_trilinear_interpolation as trilinear
 from card import random
 from msops.operators.add import forward as _add
-from msops.operators.lltm import forward as _pointwise
+from msops.operators.lltm_cell import forward as _pointwise
 from msops.operators.sigmoid import forward as _sigmoid
 from msops.operators.trilinear_interpolation import forward as _trilinear_interpolation
 from msops.testing import OpCheckError, derived, opcheck, worker
@@ -297,7 +297,7 @@ def failures(*arguments, **settings):
     [
         (_sigmoid, [(7, 13)], test_sigmoid.sigmoid),
         (_add, [(3, 1, 4), (5, 1)], lambda x, y: x + y),
-        (_pointwise, [(3, 12), (12,), (3, 4)], test_lltm.lltm),
+        (_pointwise, [(3, 12), (12,), (3, 4)], test_lltm_cell.lltm_cell),
         (
             _trilinear_interpolation,
             [(3, 8, 4), (3, 3)],
@@ -306,7 +306,7 @@ def failures(*arguments, **settings):
         (msops.Sigmoid(), [(7, 13)], test_sigmoid.sigmoid),
         (msops.add, [(3, 1, 4), (5, 1)], lambda x, y: x + y),
     ],
-    ids=["sigmoid", "add", "lltm", "trilinear", "Cell", "function"],
+    ids=["sigmoid", "add", "lltm_cell", "trilinear", "Cell", "function"],
 )
 def test_sound(operator, shapes, reference):
     report = opcheck(operator, random(1, np.float64, *shapes), reference)

@@ -11,7 +11,7 @@ from card import DTYPES, cards, check_formula
 from msops.core.spec import Spec
 from msops.operators.add import backward as add_backward
 from msops.operators.depthwise_conv2d import make_forward as make_convolution
-from msops.operators.lltm import backward as lltm_backward
+from msops.operators.lltm_cell import backward as lltm_cell_backward
 from msops.testing.checks import assert_accurate
 from operator_test import run
 from test_add import TestAdd as AddCard
@@ -69,4 +69,4 @@ def test_scratch(shape, summed, batch, channels, taps, hidden):
     scratch = numbers(convolution, image, (channels, 1, taps, taps), image)
     assert scratch <= max(2048, channels) * (taps**2 + 1)
     state = (batch, hidden)
-    assert numbers(lltm_backward, (batch, 3 * hidden), (3 * hidden,), *[state] * 3) <= 3 * max(2**16, hidden)
+    assert numbers(lltm_cell_backward, (batch, 3 * hidden), (3 * hidden,), *[state] * 3) <= 3 * max(2**16, hidden)

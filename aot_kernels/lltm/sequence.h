@@ -4,7 +4,7 @@
 #pragma once
 
 #include "../common/pack.h"
-#include "cell.h"
+#include "../lltm_cell/cell.h"
 
 namespace msops::lltm {
 

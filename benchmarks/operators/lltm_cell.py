@@ -5,7 +5,7 @@ import mindspore
 from mindspore import Parameter, nn, ops
 
 import msops
-from test_lltm import TestPointwise
+from test_lltm_cell import TestPointwise
 
 from ..benchmark import Benchmark, Sizes
 from ..figures import Target, above_empty, share

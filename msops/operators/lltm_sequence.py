@@ -30,7 +30,7 @@ from msops.core.library import of_package
 from msops.core.signature import Signature
 from msops.core.spec import Spec, dtype_name
 from msops.operators.add import backward as add_backward
-from msops.operators.lltm import LLTMCell
+from msops.operators.lltm_cell import LLTMCell
 
 if TYPE_CHECKING:
     from typing import Any

@@ -16,7 +16,7 @@ from msops.operators.lltm_sequence import make_backward, make_forward
 from msops.testing import opcheck
 from msops.testing.entry import Param, Status, call
 from operator_test import OperatorTest, Training, check_training, run, run_gradient
-from test_lltm import (
+from test_lltm_cell import (
     MIXED,
     Flat,
     check_mixed_precision,

@@ -1,11 +1,11 @@
-// This is the pointwise part of one step of the LLTM (see lltm/cell.h). Gates are product + bias; i, o, g lie along a
-// row.
+// This is the pointwise part of one step of the LLTM (see lltm_cell/cell.h). Gates are product + bias; i, o, g lie
+// along a row.
 
 #include <algorithm>
 
 #include "common/pack.h"
 #include "common/sum.h"
-#include "lltm/cell.h"
+#include "lltm_cell/cell.h"
 
 using namespace msops;
 using namespace msops::lltm;
@@ -271,7 +271,7 @@ constexpr double kCost = 16;  // of one element's exponentials
 }  // namespace
 
 // (product, bias, c) -> (new_h, new_c)
-MSOPS_ENTRY(LLTMForward) {
+MSOPS_ENTRY(LLTMCellForward) {
   const Tensor product = call.tensor("product", 2), bias = call.tensor("bias", 1), c = call.tensor("c", 2);
   const Tensor new_h = call.tensor("new_h", 2), new_c = call.tensor("new_c", 2);
   const int64_t batch = c.dim(0), hidden = c.dim(1);
@@ -313,7 +313,7 @@ MSOPS_ENTRY(LLTMForward) {
 
 // (product, bias, c, dnew_h, dnew_c) -> (dproduct, dbias, dc, partial). `partial` is scratch: it has a row of 3H sums
 // for each of the groups that the batch is split into.
-MSOPS_ENTRY(LLTMBackward) {
+MSOPS_ENTRY(LLTMCellBackward) {
   const Tensor product = call.tensor("product", 2), bias = call.tensor("bias", 1), c = call.tensor("c", 2);
   const Tensor dnew_h = call.tensor("dnew_h", 2), dnew_c = call.tensor("dnew_c", 2);
   const Tensor dproduct = call.tensor("dproduct", 2), dbias = call.tensor("dbias", 1), dc = call.tensor("dc", 2);

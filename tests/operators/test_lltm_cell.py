@@ -7,7 +7,7 @@ import msops
 from card import random, zeros
 from features import check_open_sizes
 from msops.compat import VERSION
-from msops.operators.lltm import backward, forward
+from msops.operators.lltm_cell import backward, forward
 from operator_test import Net, OperatorTest, check_training, run, run_gradient
 from test_sigmoid import sigmoid
 
@@ -28,12 +28,12 @@ def pointwise_gradient(gates, c, dh, dc):
     return dgates.astype(gates.dtype), dc
 
 
-def lltm(product, bias, c):
+def lltm_cell(product, bias, c):
     _, o, _, _, new_c = pointwise(product + bias, c)
     return np.tanh(new_c) * o, new_c
 
 
-def lltm_backward(product, bias, c, dh, dc):
+def lltm_cell_backward(product, bias, c, dh, dc):
     dgates, dc = pointwise_gradient(product + bias, c, dh, dc)
     return dgates, dgates.sum(0), dc
 
@@ -47,7 +47,7 @@ class TestPointwise(OperatorTest):
 
     test_wrong_arguments = None  # the function checks its arguments instead
     operator = forward
-    formulas = (lltm, lltm_backward)
+    formulas = (lltm_cell, lltm_cell_backward)
     cases = {
         "small": sizes(3, 4),
         "one": sizes(1, 1),
@@ -113,7 +113,7 @@ class TestLLTMCell(OperatorTest):
 
     @staticmethod
     def reference(x, h, c, weight, bias):
-        return lltm(np.concatenate([h, x], 1) @ weight.T, bias, c)
+        return lltm_cell(np.concatenate([h, x], 1) @ weight.T, bias, c)
 
     @staticmethod
     def reference_gradient(x, h, c, weight, bias, dh, dc):
@@ -304,8 +304,16 @@ def test_open_sizes(mode):
 @pytest.mark.parametrize(
     ("shapes", "error", "words"),
     [
-        ([(2, 5), (2, 2), (3, 2), (6, 7), (6,)], RuntimeError, "lltm: c must have shape (B, H) = (2, 2), got (3, 2)"),
-        ([(2, 5), (2, 2), (2, 2), (6, 7), (4,)], RuntimeError, "lltm: bias must have shape (3 * H,) = (6,), got (4,)"),
+        (
+            [(2, 5), (2, 2), (3, 2), (6, 7), (6,)],
+            RuntimeError,
+            "lltm_cell: c must have shape (B, H) = (2, 2), got (3, 2)",
+        ),
+        (
+            [(2, 5), (2, 2), (2, 2), (6, 7), (4,)],
+            RuntimeError,
+            "lltm_cell: bias must have shape (3 * H,) = (6,), got (4,)",
+        ),
         ([(2, 5), (2, 2), (2,), (6, 7), (6,)], ValueError, "lltm_cell: c must have shape (B, H), got (1,)"),
     ],
     ids=["c", "bias", "rank"],

@@ -76,16 +76,16 @@ def _check(*inputs: Description) -> None:
 
 
 _STEP = Signature("x(B, I), h(B, H), c(B, H), weight(3 * H, H + I), bias(3 * H) -> new_h(B, H), new_c(B, H)")
-_library = of_package("lltm")
+_library = of_package("lltm_cell")
 # Each row of `partial` holds the sums over one group of samples. CUDA blocks add up each group, and there are enough
 # groups to fill a GPU.
 backward = custom_op(
-    _library.LLTMBackward,
+    _library.LLTMCellBackward,
     "product(B, 3 * H), bias(3 * H), c(B, H), dnew_h(B, H), dnew_c(B, H) -> "
     "dproduct(B, 3 * H), dbias(3 * H), dc(B, H); partial(max(1, min(B // 64, 65536 // max(1, H), 4096)), 3 * H)",
 )
 forward = custom_op(
-    _library.LLTMForward,
+    _library.LLTMCellForward,
     "product(B, 3 * H), bias(3 * H), c(B, H) -> new_h(B, H), new_c(B, H)",
     gradient=backward,
 )
