@@ -13,7 +13,7 @@ endif
 comma := ,
 # The slowest libraries come first, since what comes last runs alone.
 OPERATORS := $(patsubst aot_kernels/%.cu,%,$(wildcard aot_kernels/*.cu))
-SLOWEST := flash_attention depthwise_conv2d add lltm_sequence rms_norm layer_norm softmax add_rms_norm
+SLOWEST := flash_attention depthwise_conv2d add lltm rms_norm layer_norm softmax add_rms_norm
 LIB := msops/lib
 LIBRARIES := $(patsubst %,$(LIB)/%.so,$(filter $(OPERATORS),$(SLOWEST)) $(filter-out $(SLOWEST),$(OPERATORS)))
 
@@ -137,7 +137,7 @@ $(SANITIZERS): all $(VENV)/.ready
 	compute-sanitizer --tool $@ --error-exitcode 1 $(VENV)/bin/python -m pytest tests/test_gpu_entries.py tests/operators -k "gpu and not huge" $(ARGS)
 
 # 'make fuzz' runs the C entries for the CPU under AddressSanitizer and UndefinedBehaviorSanitizer. ARGS are the seconds
-# and the entry, as in ARGS="600 LLTMCellForward": then the source that has it is compiled alone.
+# and the entry, as in ARGS="600 LLTMForward": then the source that has it is compiled alone.
 FUZZED := $(wildcard aot_kernels/*.cu examples/*/*.cu)
 ENTRY := $(if $(filter fuzz,$(MAKECMDGOALS)),$(filter-out all,$(word 2,$(ARGS))))
 ifneq ($(ENTRY),)

@@ -35,8 +35,8 @@ from .operators.linear_cross_entropy import (
     LinearCrossEntropyLoss as LinearCrossEntropyLoss,
     linear_cross_entropy as linear_cross_entropy,
 )
+from .operators.lltm import LLTM as LLTM, lltm as lltm
 from .operators.lltm_cell import LLTMCell as LLTMCell, lltm_cell as lltm_cell
-from .operators.lltm_sequence import LLTM as LLTM, lltm as lltm
 from .operators.rms_norm import RMSNorm as RMSNorm, rms_norm as rms_norm
 from .operators.rotary_embedding import RotaryEmbedding as RotaryEmbedding, rotary_embedding as rotary_embedding
 from .operators.sigmoid import Sigmoid as Sigmoid, sigmoid as sigmoid

@@ -151,12 +151,12 @@ def test_package_that_mindspore_imports_later(patient, monkeypatch):
 def test_one_library_that_is_missing(patient, monkeypatch, capsys):
     """The last line does not say that all is well where a device works, but something is wrong."""
     monkeypatch.setattr(smoke, "output", lambda *command, **settings: "imported 2.9.0\npassed sigmoid")
-    patient.install("msops", "0.1.0", files=["msops/lib/lltm_sequence.so"])
+    patient.install("msops", "0.1.0", files=["msops/lib/lltm.so"])
     monkeypatch.setattr(sys, "argv", ["msops", "doctor"])
     with pytest.raises(SystemExit) as caught:
         main()
     printed = capsys.readouterr().out
-    assert "wrong  libraries  lltm_sequence: not built" in printed
+    assert "wrong  libraries  lltm: not built" in printed
     assert printed.endswith("msops works on CPU; see what is wrong above.\n")
     assert not caught.value.code
 

@@ -21,7 +21,7 @@ def test_libraries_that_pip_installed(patient, monkeypatch):
     """The wheel's list of files tells which libraries must exist, also in Python 3.12."""
     there = property(lambda distribution: [])  # `files` has those alone that exist
     monkeypatch.setattr(importlib.metadata.Distribution, "files", there)
-    files = ["msops/__init__.py", "msops/lib/add.so", "msops/lib/lltm.so", "msops/lib/lltm_sequence.so"]
+    files = ["msops/__init__.py", "msops/lib/add.so", "msops/lib/lltm.so", "msops/lib/lltm_cell.so"]
     assert patient.libraries()[0].state == "wrong"
     patient.install("msops", "0.1.0", files=files)
     patient.library("add")
@@ -29,7 +29,7 @@ def test_libraries_that_pip_installed(patient, monkeypatch):
     built, missing = patient.libraries()
     assert built[1:] == ("ok", "add, lltm: for the CPU; by C++ compiler 14", ())
     mend = f"NVCC= {REINSTALL} .  # in msops' source folder"
-    assert missing[1:] == ("wrong", "lltm_sequence: not built", (mend,))
+    assert missing[1:] == ("wrong", "lltm_cell: not built", (mend,))
     for size, complaint in [(0, "file too short"), (len(empty_library()) // 3, "")]:
         library.write_bytes(empty_library()[:size])
         found = {finding.text.partition(":")[0]: finding for finding in patient.libraries()}

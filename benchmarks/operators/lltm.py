@@ -1,7 +1,7 @@
 """Benchmarks the LLTM over whole sequences. A size is (steps, batch, inputs, hidden units).
 
-Forward is one product for the inputs of all steps, and the time loop LLTMSequenceForward. Backward is the time loop
-LLTMSequenceBackward, and the products and the sum that compute the other gradients from the gates' gradients.
+Forward is one product for the inputs of all steps, and the time loop LLTMForward. Backward is the time loop
+LLTMBackward, and the products and the sum that compute the other gradients from the gates' gradients.
 msops.lltm does the same. The products are torch's, which on the GPU calls the cuBLAS that MindSpore calls, or NumPy's.
 """
 
@@ -14,7 +14,7 @@ from mindspore.common.initializer import Uniform, initializer
 
 import msops
 from msops.testing.entry import outputs_of, prepare_operator
-from test_lltm_sequence import Recurrence, TestLLTM
+from test_lltm import Recurrence, TestLLTM
 
 from ..benchmark import Benchmark, Sizes, by
 from ..figures import Target, ends, times_faster

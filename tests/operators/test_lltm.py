@@ -12,7 +12,7 @@ from gpu import BIG
 from msops.compat import VERSION
 from msops.core.library import of_package
 from msops.core.spec import dtype_name
-from msops.operators.lltm_sequence import make_backward, make_forward
+from msops.operators.lltm import make_backward, make_forward
 from msops.testing import opcheck
 from msops.testing.entry import Param, Status, call
 from operator_test import OperatorTest, Training, check_training, run, run_gradient
@@ -279,7 +279,7 @@ def test_gpu_allows_tf32(tf32_gpu, way, i):
 
 
 @pytest.mark.skipif(
-    re.search(rb"msops: nvcc 11", of_package("lltm_sequence").path.read_bytes()) is not None,
+    re.search(rb"msops: nvcc 11", of_package("lltm").path.read_bytes()) is not None,
     reason="tiles came with nvcc 12; cuBLAS, which is there instead, does not round to nearest",
 )
 @pytest.mark.parametrize("way", ["across the grid", "in small tiles", "in tiles"])
@@ -465,8 +465,8 @@ def test_open_steps_and_lengths(mode):
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({1: (3, 3)}, "lltm_sequence: h must have shape (B, H) = (2, 3), got (3, 3)"),
-        ({2: (3, 3)}, "lltm_sequence: c must have shape (B, H) = (2, 3), got (3, 3)"),
+        ({1: (3, 3)}, "lltm: h must have shape (B, H) = (2, 3), got (3, 3)"),
+        ({2: (3, 3)}, "lltm: c must have shape (B, H) = (2, 3), got (3, 3)"),
     ],
     ids=["h", "c"],
 )

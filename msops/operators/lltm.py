@@ -214,7 +214,7 @@ def make_backward(reverse: bool, allow_tf32: bool) -> Operator:
     """Returns the operator that computes all steps of the gradient."""
     settings: dict[str, Any] = dict(reverse=reverse, allow_tf32=allow_tf32)
     return custom_op(
-        of_package("lltm_sequence").LLTMSequenceBackward,
+        of_package("lltm").LLTMBackward,
         "weight(3 * H, H), gates(T, B, 3 * H), cells(T, B, H), output(T, B, H), h(B, H), lengths(B, dtype=int32), "
         "doutput(T, B, H), dlast_h(B, H), dlast_c(B, H) -> "
         f"dgates(T, B, 3 * H), hidden_before(T, B, H), dh(B, H), dc(B, H); {_SCRATCH}",
@@ -226,7 +226,7 @@ def make_backward(reverse: bool, allow_tf32: bool) -> Operator:
 def _make_forward(reverse: bool, allow_tf32: bool) -> Operator:
     settings: dict[str, Any] = dict(reverse=reverse, allow_tf32=allow_tf32)
     return custom_op(
-        of_package("lltm_sequence").LLTMSequenceForward,
+        of_package("lltm").LLTMForward,
         "product(T, B, 3 * H), weight(3 * H, H), bias(3 * H), h(B, H), c(B, H), lengths(B, dtype=int32) -> "
         f"output(T, B, H), last_h(B, H), last_c(B, H), gates(T, B, 3 * H), cells(T, B, H); {_SCRATCH}",
         gradient=_SequenceGradient(make_backward(reverse, allow_tf32)).gradient,

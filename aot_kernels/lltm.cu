@@ -22,7 +22,7 @@ void require_scratch(Call& call, const Tensor& scratch, int64_t batch, int64_t h
 }  // namespace
 
 // (product, weight, bias, h, c, lengths) -> (output, last_h, last_c, gates, cells, scratch)
-MSOPS_ENTRY(LLTMSequenceForward) {
+MSOPS_ENTRY(LLTMForward) {
   const Tensor product = call.tensor("product", 3), weight = call.tensor("weight", 2), bias = call.tensor("bias", 1);
   const Tensor h = call.tensor("h", 2), c = call.tensor("c", 2), lengths = call.tensor_of("int32", "lengths", 1);
   const Tensor output = call.tensor("output", 3), last_h = call.tensor("last_h", 2);
@@ -60,7 +60,7 @@ MSOPS_ENTRY(LLTMSequenceForward) {
 }
 
 // (weight, gates, cells, output, h, lengths, doutput, dlast_h, dlast_c) -> (dgates, hidden_before, dh, dc, scratch)
-MSOPS_ENTRY(LLTMSequenceBackward) {
+MSOPS_ENTRY(LLTMBackward) {
   const Tensor weight = call.tensor("weight", 2), gates = call.tensor("gates", 3), cells = call.tensor("cells", 3);
   const Tensor output = call.tensor("output", 3), h = call.tensor("h", 2);
   const Tensor lengths = call.tensor_of("int32", "lengths", 1), doutput = call.tensor("doutput", 3);
