@@ -17,7 +17,7 @@ SLOWEST := flash_attention depthwise_conv2d add lltm rms_norm layer_norm softmax
 LIB := msops/lib
 LIBRARIES := $(patsubst %,$(LIB)/%.so,$(filter $(OPERATORS),$(SLOWEST)) $(filter-out $(SLOWEST),$(OPERATORS)))
 
-include aot_kernels/common/flags.mk
+include aot_kernels/compile/flags.mk
 
 # A wheel also serves other machines. Its build runs another make, which needs these variables.
 ifneq ($(filter wheel,$(MAKECMDGOALS)),)
@@ -35,9 +35,9 @@ ifeq ($(NVCC),)
 COMPILE := $(CXX) $(FLAGS) $(HOST_FLAGS) -shared -x c++
 BUILT_FOR := the CPU only$(NO_NVCC)
 else
-HOST_COMPILER := sh aot_kernels/common/host_compiler.sh $(NVCC) $(if $(filter default,$(origin CXX)),,$(CXX))
+HOST_COMPILER := sh aot_kernels/compile/host_compiler.sh $(NVCC) $(if $(filter default,$(origin CXX)),,$(CXX))
 HOST_CXX := $(shell $(HOST_COMPILER) 2>/dev/null)
-GPU_CODE := $(shell sh aot_kernels/common/gpu_code.sh $(NVCC) '$(ARCHS)' '$(PTX)')
+GPU_CODE := $(shell sh aot_kernels/compile/gpu_code.sh $(NVCC) '$(ARCHS)' '$(PTX)')
 COMPILE := $(NVCC) -ccbin $(HOST_CXX) $(FLAGS) $(HOST_FLAGS:%=-Xcompiler %) $(NVCC_FLAGS) -shared $(GPU_CODE)
 CODE := $(patsubst code=%,%,$(filter code=%,$(subst $(comma), ,$(GPU_CODE))))
 BUILT_FOR := the CPU and GPUs: $(strip $(filter sm_%,$(CODE)) $(patsubst compute_%,PTX of compute_% for all later ones,$(filter-out sm_%,$(CODE))))
@@ -45,7 +45,7 @@ BUILT_FOR := the CPU and GPUs: $(strip $(filter sm_%,$(CODE)) $(patsubst compute
 OLD_GLIBC := $(LIB)/.old_glibc
 COMPILE += -Xlinker --push-state,--no-as-needed,$(OLD_GLIBC),-l:libpthread.so.0,-l:libdl.so.2,-l:librt.so.1,--pop-state
 $(LIBRARIES): $(OLD_GLIBC)
-$(OLD_GLIBC): aot_kernels/old_glibc.sh | $(LIB)/.command
+$(OLD_GLIBC): aot_kernels/compile/old_glibc.sh | $(LIB)/.command
 	sh $< $@ $(HOST_CXX)
 endif
 

@@ -37,7 +37,8 @@ def oldest_glibc(libraries):
 
 
 class BuildKernels(build_py):
-    """Builds the kernels, and copies the headers and the examples that are templates into the package.
+    """Builds the kernels, and copies into the package the headers, what compiles with them, and the examples that are
+    templates.
 
     An editable install uses those in the source folder, where 'make all' builds the libraries.
     """
@@ -46,7 +47,7 @@ class BuildKernels(build_py):
         if not self.editable_mode:
             shutil.rmtree(self.build_lib, ignore_errors=True)  # an older build may have files that no longer exist
             subprocess.run(["make", "all"], check=True)
-            copies = {"include/common": "aot_kernels/common"}
+            copies = {f"include/{name}": f"aot_kernels/{name}" for name in ("common", "compile")}
             copies |= {f"templates/{name}": f"examples/{name}" for name in ("swish", "logsumexp")}
             ignored = shutil.ignore_patterns("__pycache__")
             for to, source in copies.items():

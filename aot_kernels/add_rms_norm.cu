@@ -1,7 +1,7 @@
 // s = x + residual,  y_j = s_j r (weight_j + offset),  r = 1 / sqrt(mean(s^2) + eps), for each row s
 
-#include "norm/gradient.h"
-#include "norm/rms_norm.h"
+#include "shared/norm/gradient.h"
+#include "shared/norm/rms_norm.h"
 
 using namespace msops;
 

@@ -1,6 +1,6 @@
 // out[b, c, m] = features[b, c, idx[b, m]], and its gradient, a sum for each point.
 
-#include "gather/entries.h"
+#include "shared/gather/entries.h"
 
 MSOPS_ENTRY(GatherPointsForward) { return msops::gather::forward_entry(call, 1); }
 MSOPS_ENTRY(GatherPointsBackward) { return msops::gather::backward_entry(call, 1); }

@@ -1,6 +1,6 @@
 // out[b, c, m, s] = features[b, c, idx[b, m, s]], and its gradient, a sum for each point.
 
-#include "gather/entries.h"
+#include "shared/gather/entries.h"
 
 MSOPS_ENTRY(GroupPointsForward) { return msops::gather::forward_entry(call, 2); }
 MSOPS_ENTRY(GroupPointsBackward) { return msops::gather::backward_entry(call, 2); }

@@ -1,7 +1,7 @@
 // y_j = xhat_j weight_j + bias_j,  xhat_j = (x_j - mean(x)) r,  r = 1 / sqrt(mean((x - mean(x))^2) + eps), where a row
 // x holds the last axes
 
-#include "norm/second_gradient.h"
+#include "shared/norm/second_gradient.h"
 
 using namespace msops;
 

@@ -1,6 +1,8 @@
+// This operator serves patch_mindspore alone: msops has no public name for it.
+//
 // r = 1 / sqrt(mean(x^2) + eps), for each row x
 
-#include "norm/settings.h"
+#include "shared/norm/settings.h"
 
 using namespace msops;
 

@@ -1,8 +1,8 @@
 // y_j = x_j r (weight_j + offset),  r = 1 / sqrt(mean(x^2) + eps), for each row x
 
-#include "norm/gradient.h"
-#include "norm/rms_norm.h"
-#include "norm/second_gradient.h"
+#include "shared/norm/gradient.h"
+#include "shared/norm/rms_norm.h"
+#include "shared/norm/second_gradient.h"
 
 using namespace msops;
 

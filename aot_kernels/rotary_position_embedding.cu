@@ -1,3 +1,5 @@
+// This operator serves patch_mindspore alone: msops has no public name for it.
+//
 // (a, b) -> (a cos_a - b sin_a, b cos_b + a sin_b) for each pair of features, by tables that have numbers for both.
 // The gradient is (a, b) -> (a cos_a + b sin_b, b cos_b - a sin_a).
 

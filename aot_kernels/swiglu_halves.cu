@@ -1,3 +1,5 @@
+// This operator serves patch_mindspore alone: msops has no public name for it.
+//
 // swiglu (see swiglu.cu) of the halves of one tensor along an axis: gate, then up, and their gradients in the same way.
 
 #include "common/activations.h"

@@ -1,10 +1,10 @@
 // out[b, c, n] = sum over three k of weight[b, n, k] features[b, c, idx[b, n, k]], and its gradients.
 
-#include "gather/backward.h"
-#include "gather/forward.h"
-#include "gather/weights.h"
+#include "shared/gather/backward.h"
+#include "shared/gather/forward.h"
+#include "shared/gather/weights.h"
 #ifdef __CUDACC__
-#include "gather/weights_gpu.h"
+#include "shared/gather/weights_gpu.h"
 #endif
 
 using namespace msops;

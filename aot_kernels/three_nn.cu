@@ -1,9 +1,9 @@
 // idx are the three known points nearest to an unknown one, and dist their distances |known - unknown|
 
-#include "point_cloud/distance_gradient.h"
-#include "point_cloud/nearest.h"
+#include "shared/point_cloud/distance_gradient.h"
+#include "shared/point_cloud/nearest.h"
 #ifdef __CUDACC__
-#include "point_cloud/nearest_gpu.h"
+#include "shared/point_cloud/nearest_gpu.h"
 #endif
 
 using namespace msops;

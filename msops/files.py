@@ -52,7 +52,7 @@ def complaint() -> tuple[str, tuple[str, ...]]:
     bad = [file for file in changed() if file.endswith((".py", ".pyi", ".h", ".sh", ".mk"))]
     if bad:
         return f"{', '.join(bad)}: not as pip installed it", (reinstall(),)
-    deleted = git_files("--deleted", "msops", "aot_kernels/common") if source() else []
+    deleted = git_files("--deleted", "msops", "aot_kernels/common", "aot_kernels/compile") if source() else []
     return (f"{', '.join(deleted)}: missing", (checkout(deleted),)) if deleted else ("", ())
 
 

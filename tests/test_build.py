@@ -128,7 +128,7 @@ def test_compiler_that_does_not_exist(tmp_path, name):
     nvcc.write_text("#!/bin/sh\necho 'gcc: fatal error: no input files' >&2; exit 1\n")
     nvcc.chmod(0o755)
     lost = tmp_path / "lost" / "g++"
-    script = ROOT / "aot_kernels" / "common" / "host_compiler.sh"
+    script = ROOT / "aot_kernels" / "compile" / "host_compiler.sh"
     done = subprocess.run(["sh", script, *([lost] if name == "NVCC" else [nvcc, lost])], capture_output=True, text=True)
     assert done.returncode == 1
     assert done.stderr == f"there is no {lost}, which {name} names\n"

@@ -127,7 +127,7 @@ def test_make_and_load(machine, monkeypatch):
 
 def code(machine, *arguments):
     """Returns the GPUs that gpu_code.sh names, and its other flags."""
-    script = Path(msops.get_include(), "common", "gpu_code.sh")
+    script = Path(msops.get_include(), "compile", "gpu_code.sh")
     done = subprocess.run(["sh", script, machine.nvcc, *arguments], capture_output=True, text=True)
     assert done.stderr == ""
     return [flag.replace("-gencode=arch=compute_", "").partition("code=")[2] or flag for flag in done.stdout.split()]

@@ -201,7 +201,8 @@ def test_removed_header(compiler, tmp_path):
 
 def test_changed_header_of_the_package(compiler, tmp_path, monkeypatch):
     include = tmp_path / "include"
-    shutil.copytree(Path(msops.get_include(), "common"), include / "common")
+    for name in ("common", "compile"):
+        shutil.copytree(Path(msops.get_include(), name), include / name)
     monkeypatch.setattr(build, "get_include", lambda: str(include))
     source = '#include "common/dtype.h"\n' + ANSWER % "msops::Constant<5>::value"
     msops.load("answer", source)

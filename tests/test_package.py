@@ -88,6 +88,27 @@ def module_of(name):
     return getattr(msops, name).__module__
 
 
+def test_files_have_public_names():
+    """The four files of an operator have its public name, unless they say whom else it serves; so has its folder."""
+    public = {name for name in msops.__all__ if module_of(name).startswith("msops.operators.") and name.islower()}
+    operators = {name for name in public if module_of(name) == f"msops.operators.{name}"}
+    kernels = {path.stem: path for path in ROOT.glob("aot_kernels/*.cu")}
+    modules = {path.stem: path for path in ROOT.glob("msops/operators/[!_]*.py")}
+    for files in (kernels, modules):
+        assert {name for name, path in files.items() if "patch_mindspore alone" in first_line(path)} == {
+            *files
+        } - operators
+    benchmarks = {path.stem for path in ROOT.glob("benchmarks/operators/[!_]*.py")}
+    tests = {path.stem.removeprefix("test_") for path in ROOT.glob("tests/operators/test_*.py")}
+    assert operators < {*kernels} == {*modules} == benchmarks == tests - (public - operators)
+    folders = {path.name for path in ROOT.glob("aot_kernels/*/") if path.is_dir()}
+    assert folders - {"common", "compile", "shared"} <= {*kernels}
+
+
+def first_line(path):
+    return path.read_text().splitlines()[0]
+
+
 def test_completion_offers_public_names():
     assert {name for name in dir(msops) if not name.startswith("__")} == {*msops.__all__}
 

@@ -108,8 +108,9 @@ def test_contents(wheel):
     assert wheel.name.startswith(f"msops-{version}-py3-none-manylinux_2_")
     expected = {str(path.relative_to(ROOT)) for path in (ROOT / "msops").rglob("*.py")}
     expected |= {f"msops/lib/{path.stem}.so" for path in (ROOT / "aot_kernels").glob("*.cu")}
-    common = ROOT / "aot_kernels" / "common"
-    expected |= {f"msops/include/common/{path.relative_to(common)}" for path in common.rglob("*") if path.is_file()}
+    for name in ("common", "compile"):
+        copied = (path for path in (ROOT / "aot_kernels" / name).rglob("*") if path.is_file())
+        expected |= {f"msops/include/{path.relative_to(ROOT / 'aot_kernels')}" for path in copied}
     for name in ("swish", "logsumexp"):
         templates = (path for path in (ROOT / "examples" / name).iterdir() if path.is_file())
         expected |= {f"msops/templates/{name}/{path.name}" for path in templates}
@@ -148,7 +149,7 @@ def newest_glibc(library):
 def test_old_glibc(tmp_path):
     """A library linked with the stand-in needs only old versions of what moved into libc in 2.34, and works."""
     (tmp_path / "thread.cc").write_text(THREAD)
-    run("sh", ROOT / "aot_kernels" / "old_glibc.sh", "stand-in", "g++", cwd=tmp_path)
+    run("sh", ROOT / "aot_kernels" / "compile" / "old_glibc.sh", "stand-in", "g++", cwd=tmp_path)
     run("g++", "-fPIC", "-shared", "thread.cc", "-Wl,--no-as-needed", "stand-in", "-o", "thread.so", cwd=tmp_path)
     assert newest_glibc(tmp_path / "thread.so") <= 27
     assert ctypes.CDLL(str(tmp_path / "thread.so")).F() == 1

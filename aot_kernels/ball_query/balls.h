@@ -1,7 +1,7 @@
 // What the kernels of ball_query share.
 #pragma once
 
-#include "../point_cloud/cells.h"
+#include "../shared/point_cloud/cells.h"
 
 namespace msops::points {
 

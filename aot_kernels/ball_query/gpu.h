@@ -1,7 +1,7 @@
 // The search of balls on a GPU: a warp takes a query.
 #pragma once
 
-#include "../point_cloud/cells_gpu.h"
+#include "../shared/point_cloud/cells_gpu.h"
 #include "balls.h"
 
 namespace msops::points {

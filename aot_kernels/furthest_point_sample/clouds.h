@@ -1,7 +1,7 @@
 // What the kernels of furthest_point_sample share.
 #pragma once
 
-#include "../point_cloud/distance.h"
+#include "../shared/point_cloud/distance.h"
 
 namespace msops::points {
 

@@ -2,7 +2,7 @@
 // cells that are nearer to it than their points' largest distance so far, which are few after the first samples.
 #pragma once
 
-#include "../point_cloud/cells.h"
+#include "../shared/point_cloud/cells.h"
 #include "clouds.h"
 
 namespace msops::points {

@@ -261,7 +261,7 @@ def _flags() -> dict[str, list[str]]:
 
 def _script(name: str) -> Path:
     """Returns the path of a file that the Makefile uses, too."""
-    return Path(get_include(), "common", name)
+    return Path(get_include(), "compile", name)
 
 
 @functools.cache

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _NAME = "rms_norm"
 _LIBRARY = of_package(_NAME)
-_CASTINGS = ("llama", "gemma", "none")  # in the order of Casting in aot_kernels/norm/rms_norm.h
+_CASTINGS = ("llama", "gemma", "none")  # in the order of Casting in aot_kernels/shared/norm/rms_norm.h
 
 
 def rms_norm(

@@ -3,9 +3,9 @@
 // channels, cp.async fills the others.
 #pragma once
 
-#include "../common/gpu/cp_async.h"
-#include "../common/pack.h"
-#include "../common/parallel.h"
+#include "../../common/gpu/cp_async.h"
+#include "../../common/pack.h"
+#include "../../common/parallel.h"
 #include "gather.h"
 
 namespace msops::gather {

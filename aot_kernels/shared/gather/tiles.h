@@ -3,10 +3,10 @@
 // segments of terms that belong to one point. All channels share these.
 #pragma once
 
-#include "../common/parallel.h"
+#include "../../common/parallel.h"
 #include "gather.h"
 #ifdef __CUDACC__
-#include "../common/gpu/tile_sort.h"
+#include "../../common/gpu/tile_sort.h"
 #endif
 
 namespace msops::gather {

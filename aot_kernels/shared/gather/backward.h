@@ -1,7 +1,7 @@
 // The gradient of a gather's features on the device of the call.
 #pragma once
 
-#include "../common/scatter.h"
+#include "../../common/scatter.h"
 #include "cpu.h"
 #include "tiles.h"
 #ifdef __CUDACC__

@@ -1,7 +1,7 @@
 // What the entries of rms_norm, add_rms_norm and layer_norm read and check alike.
 #pragma once
 
-#include "../common/rows.h"
+#include "../../common/rows.h"
 
 namespace msops {
 

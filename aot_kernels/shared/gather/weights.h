@@ -2,7 +2,7 @@
 // features[b][c][index[b][m][k]].
 #pragma once
 
-#include "../common/sum.h"
+#include "../../common/sum.h"
 #include "cpu.h"
 
 namespace msops::gather {

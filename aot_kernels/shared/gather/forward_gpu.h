@@ -5,7 +5,7 @@
 //   otherwise                       -> each element is read by itself (TakeElement).
 #pragma once
 
-#include "../common/parallel.h"
+#include "../../common/parallel.h"
 #include "packs_gpu.h"
 #include "rows_gpu.h"
 

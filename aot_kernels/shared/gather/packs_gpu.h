@@ -3,8 +3,8 @@
 // back in shared memory.
 #pragma once
 
-#include "../common/gpu/unrolled.h"
-#include "../common/pack.h"
+#include "../../common/gpu/unrolled.h"
+#include "../../common/pack.h"
 #include "gather.h"
 
 namespace msops::gather {

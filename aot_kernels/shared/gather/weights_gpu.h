@@ -2,7 +2,7 @@
 // features pass through shared memory (see stages_gpu.h).
 #pragma once
 
-#include "../common/sum.h"
+#include "../../common/sum.h"
 #include "stages_gpu.h"
 
 namespace msops::gather {

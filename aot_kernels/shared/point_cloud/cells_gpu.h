@@ -1,7 +1,7 @@
 // Sorts clouds into cells on a GPU, and lets a warp visit cells.
 #pragma once
 
-#include "../common/scatter.h"
+#include "../../common/scatter.h"
 #include "cells.h"
 
 namespace msops::points {

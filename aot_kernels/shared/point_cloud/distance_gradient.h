@@ -2,7 +2,7 @@
 // not finite.
 #pragma once
 
-#include "../common/scatter.h"
+#include "../../common/scatter.h"
 #include "distance.h"
 
 namespace msops::points {

@@ -6,9 +6,9 @@
 //   otherwise (old GPUs, much float64)    -> scatter_add of scatter.h, which reads `dout` in the order of the points.
 #pragma once
 
-#include "../common/gpu/cp_async.h"
-#include "../common/pack.h"
-#include "../common/scatter.h"
+#include "../../common/gpu/cp_async.h"
+#include "../../common/pack.h"
+#include "../../common/scatter.h"
 #include "tiles.h"
 
 namespace msops::gather {

@@ -9,7 +9,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "../common/parallel.h"
+#include "../../common/parallel.h"
 #include "distance.h"
 
 namespace msops::points {

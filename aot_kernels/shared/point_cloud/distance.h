@@ -6,7 +6,7 @@
 
 #include <limits>
 
-#include "../common/dtype.h"
+#include "../../common/dtype.h"
 
 namespace msops::points {
 

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "../common/parallel.h"
+#include "../../common/parallel.h"
 #include "gather.h"
 
 namespace msops::gather {

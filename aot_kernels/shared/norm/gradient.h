@@ -7,7 +7,7 @@
 // where f = weight + offset. Nothing is kept from the forward pass: the row is read anyway.
 #pragma once
 
-#include "../common/rows_sums.h"
+#include "../../common/rows_sums.h"
 #include "normal.h"
 #include "settings.h"
 
