@@ -94,7 +94,8 @@ MSOPS_ENTRY(LayerNormBackward) {
 }
 
 // (x, weight?, dy, ddx, ddweight?, ddbias?) -> (dx, dweight?, ddy, partial): the gradients of what LayerNormBackward
-// computes, where ddx, ddweight and ddbias are those of its results. `partial` is as there.
+// computes, where ddx, ddweight and ddbias are the gradients of its results. `partial` is scratch,
+// as for LayerNormBackward.
 MSOPS_ENTRY(LayerNormBackwardBackward) {
   const Tensor x = call.tensor("x"), weight = call.optional_of("common|float32", "weight"), dy = call.tensor("dy");
   const Tensor ddx = call.tensor("ddx"), ddweight = call.optional_of("common|float32", "ddweight");

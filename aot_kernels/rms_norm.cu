@@ -57,7 +57,7 @@ MSOPS_ENTRY(RmsNormBackward) {
 }
 
 // (x, weight?, dy, ddx, ddweight?) -> (dx, dweight?, ddy, partial): the gradients of what RmsNormBackward computes,
-// where ddx and ddweight are those of its results. `partial` is as there.
+// where ddx and ddweight are the gradients of its results. `partial` is scratch, as for RmsNormBackward.
 MSOPS_ENTRY(RmsNormBackwardBackward) {
   const Tensor x = call.tensor("x"), weight = call.optional_of("common|float32", "weight", 1), dy = call.tensor("dy");
   const Tensor ddx = call.tensor("ddx"), ddweight = call.optional_of("common|float32", "ddweight", 1);

@@ -1,5 +1,6 @@
-// out = f(gate) up, where f(x) = x s, f'(x) = s (1 + x (1 - s)), f''(x) = s (1 - s) (2 + x (1 - 2s)), s = 1 / (1 +
-// e^-x)
+// out = f(gate) up, with f(x) = x s and s = 1 / (1 + e^-x)
+// f'(x) = s (1 + x (1 - s))
+// f''(x) = s (1 - s) (2 + x (1 - 2s))
 
 #include "common/formula.h"
 

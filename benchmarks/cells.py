@@ -14,7 +14,7 @@ import mindspore
 from mindspore import ops
 
 from .cases import cell_cases
-from .messages import Attempt, say
+from .messages import Step, say
 from .parts import options_of_part
 from .timing import Times, buffers
 
@@ -55,7 +55,7 @@ def compare(calls, sets):
     """Returns the Times of each of the calls, which take turns. A call that fails is left out and reported."""
     inputs, counts = itertools.cycle(sets), {}
     for by, (step, call) in calls.items():
-        with Attempt(step, silent=True):
+        with Step(step, silent=True):
             seconds(call, inputs, 1)  # compiles
             count = 1
             while seconds(call, inputs, count) < TURN / 2:
@@ -72,7 +72,7 @@ def compare(calls, sets):
 def measure(case, dtype, mode, device):
     op = case.benchmark.name
     step = f"{mode} {op} {case.name} {dtype}"
-    with Attempt(step):
+    with Step(step):
         nets, shapes = case.benchmark.networks(case.size, dtype, device), case.benchmark.cell_inputs(case.size)
         dtypes = case.benchmark.cell_dtypes(case.size, dtype)
         sets = random_inputs(device, shapes, dtypes, functools.partial(case.benchmark.index_below, case.size))

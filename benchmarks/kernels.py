@@ -12,7 +12,7 @@ from msops.testing.entry import outputs_of, prepare_operator
 
 from . import naive, numpy_peers
 from .cases import kernel_cases
-from .messages import Attempt, say
+from .messages import Step, say
 from .parts import options_of_part
 from .timing import WARM_UP, CpuTimer, GpuTimer, buffers
 
@@ -133,14 +133,14 @@ def measure(case, dtype, timer, arrays):
 
     sets, outputs = random_sets(case, dtype, timer, arrays)
     step = f"{case.op} {case.direction} {case.name} {dtype}"
-    with Attempt(step):
+    with Step(step):
         calls = prepare(case, sets, outputs, timer)
         say(row=dict(row, by="msops", **timer(calls)._asdict()))
         del calls
 
     results = [outs[: len(case.results)] for outs in outputs]
     for name, make in arrays.peers(case, sets, results, timer.handle):
-        with Attempt(f"{name}: {step}", silent=True):
+        with Step(f"{name}: {step}", silent=True):
             calls = make()
             if calls is not None:
                 say(row=dict(row, by=name, **timer(calls)._asdict()))
@@ -150,14 +150,14 @@ def measure(case, dtype, timer, arrays):
 def measure_device(timer):
     """Times a copy, an empty kernel and multiply-adds. All other rows are compared with these."""
     row = dict(part="device", direction="", dtype="", named=0, beside="", operations=0)
-    with Attempt("copy of a large array", silent=True):
+    with Step("copy of a large array", silent=True):
         size, times = timer.roof()
         say(row=dict(row, op="copy", case="large", by="the device", bytes=size, **times._asdict()))
     if timer.name == "GPU" and naive.available():
-        with Attempt("empty kernel", silent=True):
+        with Step("empty kernel", silent=True):
             times = timer([naive.prepare("nothing", [], (), timer.handle)] * 2)
             say(row=dict(row, op="nothing", case="empty kernel", by="the device", bytes=0, **times._asdict()))
-        with Attempt("multiply-adds", silent=True):
+        with Step("multiply-adds", silent=True):
             multiprocessors = torch.cuda.get_device_properties(0).multi_processor_count
             launch, operations = naive.multiply_adds(torch.zeros(1, device="cuda"), multiprocessors, timer.handle)
             row = dict(row, op="multiply-add", case="float32", by="the device", bytes=0, operations=operations)
@@ -187,7 +187,7 @@ def main():
         measure_device(timer)
         for case in kernel_cases(options.device_target, options.op, options.quick):
             for dtype in options.dtype:
-                with Attempt(f"{case.op} {case.direction} {case.name} {dtype}", silent=True):
+                with Step(f"{case.op} {case.direction} {case.name} {dtype}", silent=True):
                     measure(case, dtype, timer, arrays)
                 arrays.free()
 

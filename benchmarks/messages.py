@@ -16,7 +16,7 @@ def is_out_of_memory(text):
     return bool(_NO_MEMORY.search(text))
 
 
-class Attempt:
+class Step:
     """Names the step in its block, and reports a failure there instead of ending the part."""
 
     def __init__(self, step, silent=False):

@@ -15,7 +15,7 @@ Its `sequence_sweeps` {label: (axis of a size, which sizes)} become the panels o
 
 from .cases import precisions, sequence_cases
 from .kernels import session
-from .messages import Attempt, say
+from .messages import Step, say
 from .parts import options_of_part
 
 WARM_UP = 0.04  # s; less than for kernels, since there are many measurements, some of long calls
@@ -33,13 +33,13 @@ def measure(case, precision, timer, arrays):
         times = dict(times._asdict(), us_step=times.us / case.size[0])
         say(row=dict(row, by=by, direction=direction, operations=operations, **times))
 
-    with Attempt(step), arrays.tf32(precision == "tf32"):
+    with Step(step), arrays.tf32(precision == "tf32"):
         inputs, douts, calls = benchmark.sequence_calls(case.size, precision, arrays, timer.handle)
         for direction, call in calls.items():
             tell("msops", direction, timer([call]))
         for name, factor, peer_calls in arrays.sequence_peers(case, inputs, douts):
             for direction, call in peer_calls.items():
-                with Attempt(f"{name}: {step} {direction}", silent=True):
+                with Step(f"{name}: {step} {direction}", silent=True):
                     times = timer([call])
                     if name.endswith("CUDA graph") and times.how != "graph":
                         raise RuntimeError("could not be captured")

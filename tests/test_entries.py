@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 
 import msops
-from attempt import Attempt
 from card import DTYPES, calls_of_specs, cards, check_formula, names_of
 from child import ROOT, run_python
+from guarded_call import GuardedCall
 from msops.operators.sigmoid import forward
 from msops.testing import memory
 from msops.testing.checks import assert_equal
@@ -56,8 +56,8 @@ def dtype():
 
 
 @pytest.fixture
-def attempt(call, capfd):
-    return Attempt(call, capfd)
+def guarded(call, capfd):
+    return GuardedCall(call, capfd)
 
 
 def sizes_of(card, shapes, settings):
@@ -87,71 +87,72 @@ def test_valid_calls(card, dtype, capfd):
                     assert_equal(each.outputs(), call.results, [f"{call.operator.entry.name}, {case}"] * len(results))
                 assert process.said() == ""
                 assert all(np.isfinite(result).all() for result in call.results), case
-                assert Attempt(call, capfd).call() == (Status.OK, [])  # an Attempt's arrays without elements are null
+                # A GuardedCall passes null for arrays without elements.
+                assert GuardedCall(call, capfd).call() == (Status.OK, [])
 
 
-def test_parameter_count(attempt):
-    params = list(attempt.params.values())
+def test_parameter_count(guarded):
+    params = list(guarded.params.values())
     for wrong in (params[:-1], params + params[-1:], []):
-        attempt.refused(Status.BAD_PARAMETER_COUNT, arrays=wrong)
+        guarded.refused(Status.BAD_PARAMETER_COUNT, arrays=wrong)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_dtypes(attempt):
-    for name, param in attempt.params.items():
+def test_dtypes(guarded):
+    for name, param in guarded.params.items():
         for wrong in {"int32", "bfloat16", "", None, *DTYPES} - {param.dtype}:
-            if not attempt.fits(dtypes={name: wrong}):
-                attempt.refused_with(name, Status.BAD_DTYPE, dtype=wrong)
+            if not guarded.fits(dtypes={name: wrong}):
+                guarded.refused_with(name, Status.BAD_DTYPE, dtype=wrong)
     for wrong in ("int32", "complex64", "float"):  # bfloat16 is missing, since formulas take it
-        attempt.refused(Status.BAD_DTYPE, arrays=[p._replace(dtype=wrong) for p in attempt.params.values()])
+        guarded.refused(Status.BAD_DTYPE, arrays=[p._replace(dtype=wrong) for p in guarded.params.values()])
 
 
-def test_ranks(attempt):
+def test_ranks(guarded):
     """A wrong rank is BAD_RANK, or BAD_SHAPE where the signature leaves the rank open. For results of `infer` it may be
     either of the two."""
-    inputs = {tensor.name: tensor.sizes for tensor in attempt.operator.signature.inputs}
-    for name, param in attempt.params.items():
+    inputs = {tensor.name: tensor.sizes for tensor in guarded.operator.signature.inputs}
+    for name, param in guarded.params.items():
         sizes = inputs.get(name)
         is_open = sizes is None or any(isinstance(n, ast.Starred) for n in sizes)
-        ranked = name in attempt.names.scratch or not is_open
+        ranked = name in guarded.names.scratch or not is_open
         statuses = [Status.BAD_RANK] * bool(ranked or name not in inputs) + [Status.BAD_SHAPE] * (not ranked)
         for shape in ((*param.shape, 1), (1, *param.shape), param.shape[:-1], param.shape[1:]):
-            if shape != param.shape and (name not in attempt.names.inputs or not attempt.fits({name: shape})):
-                attempt.refused_with(name, *statuses, shape=shape)
-        attempt.refused_with(name, Status.BAD_RANK, rank=-1)
+            if shape != param.shape and (name not in guarded.names.inputs or not guarded.fits({name: shape})):
+                guarded.refused_with(name, *statuses, shape=shape)
+        guarded.refused_with(name, Status.BAD_RANK, rank=-1)
 
 
-def test_lengths(attempt):
-    for name, param in attempt.params.items():
+def test_lengths(guarded):
+    for name, param in guarded.params.items():
         for axis, length in enumerate(param.shape):
             for wrong in (-1, -(2**63), 2**62, 2**63 - 1, length + 1, length - 1, length + 2**31, length + 2**32):
                 shape = (*param.shape[:axis], wrong, *param.shape[axis + 1 :])
-                is_parts = name in attempt.names.scratch and axis == 0 and len(shape) == 2 and 0 < wrong < 2**60
-                if not is_parts and (name in attempt.names.scratch or not attempt.fits({name: shape})):
-                    attempt.refused_with(name, Status.BAD_SHAPE, shape=shape)
-        if name in attempt.names.scratch:
-            attempt.refused_with(name, Status.BAD_SHAPE, shape=(0, *param.shape[1:]))
+                is_parts = name in guarded.names.scratch and axis == 0 and len(shape) == 2 and 0 < wrong < 2**60
+                if not is_parts and (name in guarded.names.scratch or not guarded.fits({name: shape})):
+                    guarded.refused_with(name, Status.BAD_SHAPE, shape=shape)
+        if name in guarded.names.scratch:
+            guarded.refused_with(name, Status.BAD_SHAPE, shape=(0, *param.shape[1:]))
 
 
-def test_lengths_that_agree(attempt):
+def test_lengths_that_agree(guarded):
     """Lengths that are equal in several tensors change together."""
-    shapes = {name: param.shape for name, param in attempt.params.items()}
+    shapes = {name: param.shape for name, param in guarded.params.items()}
     for length in {n for shape in shapes.values() for n in shape}:
         for other in {0, 1, length - 1, length + 1}:
             changed = {name: tuple(other if n == length else n for n in shape) for name, shape in shapes.items()}
-            if not attempt.fits(changed):
-                attempt.refused_with_shapes(changed, Status.BAD_SHAPE)
+            if not guarded.fits(changed):
+                guarded.refused_with_shapes(changed, Status.BAD_SHAPE)
 
 
-def test_gradients_of_wrong_inputs(attempt):
+def test_gradients_of_wrong_inputs(guarded):
     """An input's length changes together with that of its gradient."""
-    for name in attempt.names.inputs:
-        for axis, length in enumerate(attempt.params[name].shape):
+    for name in guarded.names.inputs:
+        for axis, length in enumerate(guarded.params[name].shape):
             for other in (length - 1, length + 1):
-                shape = (*attempt.params[name].shape[:axis], other, *attempt.params[name].shape[axis + 1 :])
-                changed = {each: shape for each in (name, f"d{name}") if each in attempt.params}
-                if not attempt.fits(changed):
-                    attempt.refused_with_shapes(changed, Status.BAD_SHAPE)
+                shape = (*guarded.params[name].shape[:axis], other, *guarded.params[name].shape[axis + 1 :])
+                changed = {each: shape for each in (name, f"d{name}") if each in guarded.params}
+                if not guarded.fits(changed):
+                    guarded.refused_with_shapes(changed, Status.BAD_SHAPE)
 
 
 def test_what_the_rule_takes(call, request):
@@ -171,29 +172,29 @@ def test_what_the_rule_takes(call, request):
                     memory.check_bounds(memory.EntryCall(call.operator, changed, names.results, process))
 
 
-def test_null_pointers(attempt):
-    for name, param in attempt.params.items():
-        attempt.refused_with(name, Status.NULL_POINTER, pointer=None)
+def test_null_pointers(guarded):
+    for name, param in guarded.params.items():
+        guarded.refused_with(name, Status.NULL_POINTER, pointer=None)
         if param.shape:
-            attempt.refused_with(name, Status.NULL_POINTER, shape=None, rank=len(param.shape))
+            guarded.refused_with(name, Status.NULL_POINTER, shape=None, rank=len(param.shape))
 
 
 @pytest.mark.parametrize("call", [each for each in hostile_calls() if attributes_of(*each.values[0])], indirect=True)
-def test_attributes(attempt, request):
-    attributes = attempt.operator.attributes
+def test_attributes(guarded, request):
+    attributes = guarded.operator.attributes
     right = request.node.callspec.params["call"][0].right_numbers
-    attempt.refused(Status.BAD_ATTRIBUTE, attributes=None)
+    guarded.refused(Status.BAD_ATTRIBUTE, attributes=None)
     for name, value in attributes.items():
-        attempt.refused(Status.BAD_ATTRIBUTE, attributes={key: n for key, n in attributes.items() if key != name})
+        guarded.refused(Status.BAD_ATTRIBUTE, attributes={key: n for key, n in attributes.items() if key != name})
         wrong_values = (np.nan, np.inf) if isinstance(value, float) else (-1, 2**40)
         for wrong in set(wrong_values).difference(right.get(name, ())):
-            attempt.refused(Status.BAD_ATTRIBUTE, attributes={**attributes, name: wrong})
+            guarded.refused(Status.BAD_ATTRIBUTE, attributes={**attributes, name: wrong})
 
 
-def test_stream_without_gpu_code(attempt):
-    if has_gpu_code(attempt.operator.entry.library):
+def test_stream_without_gpu_code(guarded):
+    if has_gpu_code(guarded.operator.entry.library):
         pytest.skip("this library has GPU code, which would run")
-    attempt.refused(Status.NO_GPU_CODE, stream=1)
+    guarded.refused(Status.NO_GPU_CODE, stream=1)
 
 
 def test_prepared_operator():

@@ -20,7 +20,7 @@ from msops.operators.sigmoid import forward as _sigmoid
 from msops.operators.trilinear_interpolation import forward as _trilinear_interpolation
 from msops.testing import OpCheckError, derived, opcheck, worker
 from msops.testing.derived import odd_inputs, small_inputs
-from msops.testing.opcheck import _check_refused
+from msops.testing.opcheck import check_refused
 from msops.testing.report import CHECKS
 
 SOURCE = r"""
@@ -619,7 +619,7 @@ class Breaks(nn.Cell):
 def test_wrong_inputs_that_the_network_does_not_refuse(square, net, words):
     mindspore.set_context(mode=mindspore.PYNATIVE_MODE)
     with pytest.raises(AssertionError, match=f"^{words}$"):
-        _check_refused(square(), net(), [np.zeros(3, "int8")])
+        check_refused(square(), net(), [np.zeros(3, "int8")])
 
 
 def test_small_sizes_that_the_operator_refuses(square):

@@ -11,7 +11,7 @@ import sys
 import time
 from typing import NamedTuple
 
-from ..messages import Attempt, say
+from ..messages import Step, say
 from ..timing import Times
 
 NAME = "llm"  # for --op, and in times.csv
@@ -78,7 +78,7 @@ def jobs(device, dtypes, quick=False):
 def measure(job, prepare):
     """Times a job, and sends its row. `prepare` returns (run, peak): run(n) makes n steps and waits for their results,
     peak() returns the most bytes of the device that its tensors took, or 0 if that is not known."""
-    with Attempt(job.name):
+    with Step(job.name):
         run, peak = prepare(job)
         count = TURN[job.kind]
         first = _seconds(run, 1)

@@ -11,7 +11,7 @@ import json
 import sys
 import tempfile
 
-from ..messages import Attempt, say
+from ..messages import Step, say
 from . import DTYPES, NAME, Job, jobs, median
 
 
@@ -45,7 +45,7 @@ def time_kernels(job):
     with session(job.device) as (timer, arrays):
         for op, size, count in kernels(job):
             for case in BENCHMARKS[op].cases(size):
-                with Attempt(f"{op} {case.direction} {case.name}"):
+                with Step(f"{op} {case.direction} {case.name}"):
                     calls = prepare(case, *random_sets(case, job.dtype, timer, arrays), timer)
                     _tell(f"kernel {op} {case.direction} {case.name}", timer(calls).us, count)
                     del calls
@@ -77,7 +77,7 @@ def time_matmuls(job):
     mindspore.set_device(job.device)
     rng, rows = np.random.default_rng(0), job.texts * job.length
     for inputs, outputs, count in matmuls(job):
-        with Attempt(f"matmul {rows} x {inputs} x {outputs}"):
+        with Step(f"matmul {rows} x {inputs} x {outputs}"):
             net = Products(0.02 * rng.standard_normal((count, outputs, inputs), np.float32))
             x = ops.standard_normal((rows, inputs))
 

@@ -146,9 +146,9 @@ def flash_attention_varlen(
         max_seqlen_q (int): The most queries that a sequence has.
         max_seqlen_k (int): The most keys that a sequence has.
         causal (bool): As in :func:`msops.flash_attention`. Default: ``False`` .
-        scale (float): As there. Default: ``None`` , 1 / sqrt(D).
-        window (tuple[int]): As there. Default: ``None`` .
-        softcap (float): As there. Default: ``0.0`` .
+        scale (float): As in :func:`msops.flash_attention`. Default: ``None`` , 1 / sqrt(D).
+        window (tuple[int]): As in :func:`msops.flash_attention`. Default: ``None`` .
+        softcap (float): As in :func:`msops.flash_attention`. Default: ``0.0`` .
 
     Returns:
         Tensor of shape (Nq, Hq, Dv) and of the dtype of `q`.

@@ -451,7 +451,7 @@ class LLTM(nn.Cell):
             cells.append(cell)
         return cells
 
-    _forward = _layers
+    _forward = _layers  # as in LLTMCell, for level O1 of amp
 
     def construct(
         self, x: Tensor, state: State | None = None, seq_length: Tensor | None = None

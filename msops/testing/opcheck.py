@@ -190,7 +190,7 @@ def _check_in_mode(
         for what, changed in sizes.small if mode == "graph" else sizes.small + sizes.odd:
             attempt("other sizes", f"{mode}, {what}", _check_sizes, subject, net, gradient, changed)
         for what, changed in derived.wrong_inputs(subject.op, arrays):
-            attempt("wrong inputs", f"{mode}, {what}", _check_refused, subject.op, net, changed)
+            attempt("wrong inputs", f"{mode}, {what}", check_refused, subject.op, net, changed)
     if other is not None:
         others = subject._replace(op=other[0], reference=other[1])
         attempt("other attributes", mode, _check_other, subject, arrays, others)
@@ -285,7 +285,7 @@ def _check_sizes(subject: Subject, net: nn.Cell, gradient: nn.Cell, arrays: Arra
         _check_gradients(subject, run(gradient, *arrays, *douts), net, gradient, arrays, douts, most=20)
 
 
-def _check_refused(operator: Operator, net: nn.Cell, arrays: Arrays) -> None:
+def check_refused(operator: Operator, net: nn.Cell, arrays: Arrays) -> None:
     """Requires that wrong inputs raise a TypeError or a ValueError."""
     try:
         operator.infer(*derived.specs_of(arrays))

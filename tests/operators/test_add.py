@@ -3,9 +3,9 @@ import pytest
 from mindspore import Tensor
 
 import msops
-from attempt import Attempt
 from card import lengths, zeros
 from gpu import BIG
+from guarded_call import GuardedCall
 from msops.operators.add import backward, forward
 from msops.testing.entry import Status
 from operator_test import OperatorTest, run, run_gradient
@@ -147,17 +147,17 @@ def test_result_that_no_memory_holds(mode):
 
 def test_too_many_axes_are_refused(capfd):
     for call in TestAdd().entry_calls([(1,) * 16] * 2, {}, "float32"):
-        attempt = Attempt(call, capfd)
-        longer = {name: (1,) * 17 for name in attempt.params if name != "partial"}
-        attempt.refused_with_shapes(longer, Status.BAD_RANK)
+        guarded = GuardedCall(call, capfd)
+        longer = {name: (1,) * 17 for name in guarded.params if name != "partial"}
+        guarded.refused_with_shapes(longer, Status.BAD_RANK)
 
 
 def test_shapes_that_only_the_gradient_entry_knows(capfd):
     """The gradient's entry checks what its rule does not know: which shapes broadcast, and which scratch belongs to how
     many parts."""
     _, backward = TestAdd().entry_calls([(3, 1, 4), (3, 5, 4)], {}, "float32")
-    attempt = Attempt(backward, capfd)
+    guarded = GuardedCall(backward, capfd)
     for shape in ((4, 5, 4), (3, 5, 3), (3, 4), (4,)):
-        attempt.refused_with("dout", Status.BAD_SHAPE, shape=shape)
+        guarded.refused_with("dout", Status.BAD_SHAPE, shape=shape)
     for shape in ((2, 1), (0, 1)):
-        attempt.refused_with("partial", Status.BAD_SHAPE, shape=shape)
+        guarded.refused_with("partial", Status.BAD_SHAPE, shape=shape)

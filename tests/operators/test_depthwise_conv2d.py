@@ -8,8 +8,8 @@ import pytest
 from mindspore import Parameter, Tensor, nn, ops
 
 import msops
-from attempt import Attempt
 from card import chain, length, random, unwritten, zeros
+from guarded_call import GuardedCall
 from msops.compat import VERSION
 from msops.operators.depthwise_conv2d import make_forward
 from msops.testing.entry import Status, prepare_operator
@@ -524,23 +524,23 @@ def distinct_call(has_bias, i):
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize("i", [0, 1])
 def test_entries_need_a_bias_if_they_are_told_so(capfd, has_bias, i):
-    attempt = Attempt(distinct_call(has_bias, i), capfd)
-    attributes = dict(attempt.operator.attributes, **{"has_dbias" if i else "has_bias": int(not has_bias)})
-    attempt.refused(Status.BAD_RANK, Status.BAD_PARAMETER_COUNT, attributes=attributes)
+    guarded = GuardedCall(distinct_call(has_bias, i), capfd)
+    attributes = dict(guarded.operator.attributes, **{"has_dbias" if i else "has_bias": int(not has_bias)})
+    guarded.refused(Status.BAD_RANK, Status.BAD_PARAMETER_COUNT, attributes=attributes)
 
 
 def test_gradient_of_another_size_is_refused(capfd):
-    attempt = Attempt(distinct_call(True, 1), capfd)
+    guarded = GuardedCall(distinct_call(True, 1), capfd)
     for axis in range(4):
-        shape = [*attempt.params["dout"].shape]
+        shape = [*guarded.params["dout"].shape]
         shape[axis] += 1
-        attempt.refused_with("dout", Status.BAD_SHAPE, shape=tuple(shape))
+        guarded.refused_with("dout", Status.BAD_SHAPE, shape=tuple(shape))
 
 
 def test_scratch_of_too_many_rows(capfd):
     """Scratch of more than 65535 rows is refused, since rows are blocks on the y axis of a grid."""
-    attempt = Attempt(distinct_call(True, 1), capfd)
-    attempt.refused_with("partial", Status.BAD_SHAPE, shape=(65536, attempt.params["partial"].shape[1]))
+    guarded = GuardedCall(distinct_call(True, 1), capfd)
+    guarded.refused_with("partial", Status.BAD_SHAPE, shape=(65536, guarded.params["partial"].shape[1]))
 
 
 def test_gradient_of_no_columns():

@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 
 import msops
-from attempt import Attempt
 from card import chain, random, zeros
+from guarded_call import GuardedCall
 from msops.operators.flash_attention import make_packed
 from msops.testing.checks import Net
 from msops.testing.entry import Status
@@ -152,6 +152,6 @@ def test_wrong_sequences_on_the_cpu(capfd, starts_q, starts_k, words):
     ]
     for call in card.entry_calls(shapes, settings, "float32"):
         call.inputs[3][:], call.inputs[4][:] = starts_q, starts_k
-        status, lines = Attempt(call, capfd).call()
+        status, lines = GuardedCall(call, capfd).call()
         assert status == Status.BAD_VALUE
         assert words in lines[0]

@@ -3,9 +3,9 @@ import numpy as np
 from hypothesis import HealthCheck, given, settings as limits, strategies as st
 
 import msops
-from attempt import Attempt
 from card import chain, results_of, zeros
 from clouds import CloudTest, clouds, squared_distances, uniform
+from guarded_call import GuardedCall
 from msops.operators.furthest_point_sample import make_forward
 from msops.testing.checks import Net
 from msops.testing.entry import Status
@@ -115,7 +115,7 @@ def test_length_out_of_range(capfd):
     call = TestFurthestPointSample().entry_calls([(2, 5, 3), (2,)], {"npoint": 3}, "float32")[0]
     for length in (-1, 6):
         call.inputs[1][1] = length
-        status, errors = Attempt(call, capfd).call()
+        status, errors = GuardedCall(call, capfd).call()
         assert status == Status.BAD_VALUE
         assert f"lengths[1] is {length}, expected 0 to 5" in errors[0]
 

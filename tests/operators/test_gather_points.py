@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import msops
-from attempt import Attempt
 from card import length, random, zeros
+from guarded_call import GuardedCall
 from msops.compat import VERSION
 from msops.operators.gather_points import forward
 from msops.testing.checks import Net, run_gradient
@@ -147,7 +147,7 @@ def check_far(capfd, mode, card, name, idx, at):
             run(net, features, wrong)
     call = card.entry_calls(*card.cases["small"], "float32")[1]
     call.inputs[0][at] = 5
-    assert Attempt(call, capfd).call()[0] == Status.BAD_VALUE
+    assert GuardedCall(call, capfd).call()[0] == Status.BAD_VALUE
 
 
 def test_index_out_of_range(mode, capfd):
@@ -159,7 +159,7 @@ def test_first_index_out_of_range_is_named(capfd):
     call = TestGatherPoints().entry_calls(*sizes(2, 1, 3, 100_000), "float32")[0]
     call.inputs[1][0, 90_000:] = 3
     call.inputs[1][1, :] = -1
-    _, errors = Attempt(call, capfd).call()
+    _, errors = GuardedCall(call, capfd).call()
     assert errors == ["msops: GatherPointsForward: idx[0, 90000] is 3, but features has 3 points"]
 
 

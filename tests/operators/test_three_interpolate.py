@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 import msops
-from attempt import Attempt
 from card import length, random, zeros
+from guarded_call import GuardedCall
 from msops.operators.three_interpolate import forward
 from msops.testing.checks import Net, run_gradient
 from msops.testing.entry import Status
@@ -111,7 +111,7 @@ def test_index_out_of_range(mode, capfd):
             run(net, features, idx, weight)
     call = card.entry_calls(*card.cases["small"], "float32")[1]
     call.inputs[1][1, 2, 1] = 5
-    assert Attempt(call, capfd).call()[0] == Status.BAD_VALUE
+    assert GuardedCall(call, capfd).call()[0] == Status.BAD_VALUE
 
 
 def test_equal_indices(mode):

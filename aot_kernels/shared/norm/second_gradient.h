@@ -6,8 +6,8 @@
 //   ddy_j = f_j r (a'_j - xhat_j p) + xhat_j b_j + c_j
 //   dweight_j = sum of dy_j r (a'_j - xhat_j p) over all rows
 //
-// Here L = sum(a dx) + sum(b dweight) + sum(c dbias) is r n s - r n p q + n t + sum(c dy), and dr / dx_j = -r^2 xhat_j
-// / n.
+// Here L = sum(a dx) + sum(b dweight) + sum(c dbias) is r n s - r n p q + n t + sum(c dy), and
+//   dr / dx_j = -r^2 xhat_j / n
 #pragma once
 
 #include "gradient.h"

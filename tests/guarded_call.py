@@ -11,7 +11,7 @@ from msops.testing.entry import Param
 GUARD_BYTES = b"\xa5" * 256  # stand before and after each array
 
 
-class Attempt:
+class GuardedCall:
     """Makes a Call as it is, or with changes. All arrays lie between guard bytes; an array without elements is null."""
 
     def __init__(self, call, capfd):
