@@ -4,6 +4,7 @@
 #include "shared/norm/rms_norm.h"
 
 using namespace msops;
+using namespace msops::norm;
 
 namespace {
 

@@ -4,6 +4,7 @@
 #include "shared/norm/second_gradient.h"
 
 using namespace msops;
+using namespace msops::norm;
 
 namespace {
 

@@ -5,6 +5,7 @@
 #include "shared/norm/settings.h"
 
 using namespace msops;
+using namespace msops::norm;
 
 namespace {
 

@@ -11,7 +11,7 @@
 #include "normal.h"
 #include "settings.h"
 
-namespace msops {
+namespace msops::norm {
 
 // If kAdds, another gradient is added to dx: that of x itself, where x is an output, too.
 template <typename T, bool kCentred, bool kAdds>
@@ -108,4 +108,4 @@ struct NormSums {
   }
 };
 
-}  // namespace msops
+}  // namespace msops::norm

@@ -11,7 +11,7 @@
 
 #include "../../common/statistics.h"
 
-namespace msops {
+namespace msops::norm {
 
 // Tells whether rows of T take d into account.
 template <typename T>
@@ -40,4 +40,4 @@ struct Normal {
   }
 };
 
-}  // namespace msops
+}  // namespace msops::norm

@@ -4,7 +4,7 @@
 
 #include "settings.h"
 
-namespace msops {
+namespace msops::norm {
 
 // Casting says what is rounded to the elements' type T on the way. The sum of squares is in Compute<T> in any case.
 //
@@ -58,4 +58,4 @@ struct RmsNorm {
   }
 };
 
-}  // namespace msops
+}  // namespace msops::norm

@@ -12,7 +12,7 @@
 
 #include "gradient.h"
 
-namespace msops {
+namespace msops::norm {
 
 template <typename T, bool kCentred>
 struct NormSecondGradient {
@@ -79,4 +79,4 @@ struct NormSecondGradient {
   }
 };
 
-}  // namespace msops
+}  // namespace msops::norm

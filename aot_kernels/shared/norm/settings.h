@@ -3,7 +3,7 @@
 
 #include "../../common/rows.h"
 
-namespace msops {
+namespace msops::norm {
 
 // Reads the attribute eps.
 inline double eps_of(Call& call) {
@@ -39,4 +39,4 @@ inline void require_gradient_of(Call& call, const Tensor& gradient, const Tensor
                gradient.dtype, name, parameter.dtype);
 }
 
-}  // namespace msops
+}  // namespace msops::norm
