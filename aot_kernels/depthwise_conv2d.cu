@@ -10,7 +10,7 @@
 
 using namespace msops;
 using depthwise::Axis;
-using depthwise::Shape;
+using depthwise::Convolution;
 
 namespace {
 
@@ -31,7 +31,7 @@ struct Range {
 
 template <typename T>
 struct Forward {
-  Shape s;
+  Convolution s;
   const T *x, *weight, *bias;
   T* out;
 
@@ -55,7 +55,7 @@ struct Forward {
 
 template <typename T>
 struct InputGradient {
-  Shape s;
+  Convolution s;
   const T *weight, *dout;
   T* dx;
 
@@ -93,7 +93,7 @@ struct InputGradient {
 // output's rows.
 template <typename T>
 struct WeightGradient {
-  Shape s;
+  Convolution s;
   int64_t splits;
   const T *x, *dout;
   Compute<T>* partial;
@@ -182,7 +182,7 @@ Axis axis_of(Call& call, const char* name, int64_t in, int64_t out, int64_t kern
   return axis;
 }
 
-Shape shape_of(Call& call, const Tensor& x, const Tensor& weight, const Tensor& out) {
+Convolution convolution_of(Call& call, const Tensor& x, const Tensor& weight, const Tensor& out) {
   const int64_t channels = x.dim(1), out_channels = weight.dim(0);
   call.require(channels > 0 ? out_channels > 0 && out_channels % channels == 0 : out_channels == 0, kBadShape,
                "weight has %lld kernels, no multiple of the %lld channels of x", static_cast<long long>(out_channels),
@@ -202,13 +202,13 @@ Shape shape_of(Call& call, const Tensor& x, const Tensor& weight, const Tensor& 
 MSOPS_ENTRY(DepthwiseConv2dForward) {
   const Tensor x = call.tensor("x", 4), weight = call.tensor("weight", 4), bias = call.optional("bias", 1);
   const Tensor out = call.tensor("out", 4);
-  const Shape s = shape_of(call, x, weight, out);
+  const Convolution s = convolution_of(call, x, weight, out);
   if (call.has("bias")) call.require_shape(bias, {weight.dim(0)});
   const int64_t samples = std::max<int64_t>(1, s.batch), of_x = x.size / samples, of_out = out.size / samples;
   const int64_t each = std::max(of_x, of_out);
   return call.run([&](auto type) {
     using T = typename decltype(type)::type;
-    const auto run = [&](const Shape& part, const T* from, T* to) {
+    const auto run = [&](const Convolution& part, const T* from, T* to) {
       const int64_t largest = part.largest(std::max({part.batch * each, weight.size}));
       if (call.is_on_cpu() && depthwise::cpu::forward(call, part, from, weight.as<T>(), bias.as<T>(), to)) return;
 #ifdef __CUDACC__
@@ -234,7 +234,7 @@ MSOPS_ENTRY(DepthwiseConv2dBackward) {
   const Tensor dx = call.tensor("dx", 4), dweight = call.tensor("dweight", 4), dbias = call.optional("dbias", 1);
   const bool has_dbias = call.has("dbias");
   const Tensor partial = call.scratch("partial", 2);
-  const Shape s = shape_of(call, x, weight, dout);
+  const Convolution s = convolution_of(call, x, weight, dout);
   const int64_t splits = partial.dim(0), sums = weight.size + weight.dim(0);
   call.require_same_shape(dx, x);
   call.require_same_shape(dweight, weight);
@@ -247,7 +247,7 @@ MSOPS_ENTRY(DepthwiseConv2dBackward) {
   return call.run([&](auto type) {
     using T = typename decltype(type)::type;
     using C = Compute<T>;
-    const auto run = [&](const Shape& part, const T* from, const T* gradient, T* to, C* sums_to, int64_t rows) {
+    const auto run = [&](const Convolution& part, const T* from, const T* gradient, T* to, C* sums_to, int64_t rows) {
       const int64_t largest = part.largest(std::max({part.batch * each, weight.size, rows * sums}));
 #ifdef __CUDACC__
       if constexpr (!std::is_same<T, double>::value) {

@@ -2,10 +2,10 @@
 
 #include "common/parallel.h"
 #include "rotary_embedding/gpu.h"
-#include "rotary_embedding/shape.h"
+#include "rotary_embedding/rotation.h"
 
 using namespace msops;
-using rotary::Shape;
+using rotary::Rotation;
 
 namespace {
 
@@ -13,7 +13,7 @@ namespace {
 template <typename T, typename Table>
 struct TurnRow {
   using C = Compute<T>;
-  Shape s;
+  Rotation s;
   const T* x;
   const Table *cos, *sin;
   T* out;
@@ -50,7 +50,7 @@ struct TurnRow {
 };
 
 template <typename T, typename Table>
-void turn(Call& call, const Shape& s, const T* x, const Table* cos, const Table* sin, T* out) {
+void turn(Call& call, const Rotation& s, const T* x, const Table* cos, const Table* sin, T* out) {
   if (call.is_on_cpu())
     return on_cpu(call, s.rows(), TurnRow<T, Table>{s, x, cos, sin, out}, 2 * static_cast<double>(s.width));
 #ifdef __CUDACC__
@@ -62,7 +62,7 @@ int turn(Call& call, const char* from, const char* to, bool inverse) {
   const Tensor x = call.tensor(from, 4);
   const Tensor cos = call.tensor_of("float32|common", "cos"), sin = call.tensor_of("float32|common", "sin");
   const Tensor out = call.tensor(to, 4);
-  Shape s{};
+  Rotation s{};
   s.interleaved = call.attribute("interleaved", 0, 1);
   s.heads_first = call.attribute("heads_first", 0, 1);
   s.inverse = inverse;

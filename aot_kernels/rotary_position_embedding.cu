@@ -11,7 +11,7 @@ using namespace msops;
 namespace {
 
 // Rows are the features of x (n0, n1, n2, width). The tables have the same axes, or 1 in place of some.
-struct Shape {
+struct TableRotation {
   int64_t n0, n1, n2, width;
   int64_t table0, table1, table2;  // rows of the tables from one index to the next, 0 where they have 1
   bool interleaved;                // pairs are (2i, 2i + 1), else (i, i + width / 2)
@@ -43,7 +43,7 @@ struct Angle {
 template <typename T>
 struct TurnRow {
   using C = Compute<T>;
-  Shape s;
+  TableRotation s;
   const T *x, *cos, *sin;
   T* out;
 
@@ -74,7 +74,7 @@ struct TurnRow {
 template <typename T, int N, bool kPairsInPack>
 struct TurnPacks {
   using C = Compute<T>;
-  Shape s;
+  TableRotation s;
   const T *x, *cos, *sin;
   T* out;
 
@@ -115,7 +115,7 @@ struct TurnPacks {
 };
 
 template <typename T>
-void turn_on_gpu(Call& call, const Shape& s, const T* x, const T* cos, const T* sin, T* out) {
+void turn_on_gpu(Call& call, const TableRotation& s, const T* x, const T* cos, const T* sin, T* out) {
   constexpr int N = kPackWidth<T>;
   const bool packs = is_aligned<N>(x) && is_aligned<N>(cos) && is_aligned<N>(sin) && is_aligned<N>(out);
   const int64_t units = s.rows() * (s.width / 2), size = 2 * units;
@@ -143,7 +143,7 @@ int turn(Call& call, const char* from, const char* to, bool inverse) {
                static_cast<long long>(x.dim(3)));
   const int64_t table2 = cos.dim(2) > 1, table1 = cos.dim(1) > 1 ? cos.dim(2) : 0;
   const int64_t table0 = cos.dim(0) > 1 ? cos.dim(1) * cos.dim(2) : 0;
-  const Shape s{x.dim(0), x.dim(1), x.dim(2), x.dim(3), table0, table1, table2, interleaved, inverse};
+  const TableRotation s{x.dim(0), x.dim(1), x.dim(2), x.dim(3), table0, table1, table2, interleaved, inverse};
   return call.run([&](auto type) {
     using T = typename decltype(type)::type;
     const T *const in = x.as<const T>(), *const c = cos.as<const T>(), *const d = sin.as<const T>();

@@ -165,7 +165,7 @@ int along_axis(Call& call, const char* const (&inputs)[kInputs], const char* con
   for (const Tensor& tensor : out) call.require_same_shape(tensor, x);
   const int axis = x.rank - 1 - static_cast<int>(call.attribute("from_end", 0, INT32_MAX - 1));
   call.require(axis >= 0, kBadAttribute, "%s has %d axes, and none for attribute from_end", x.name, x.rank);
-  softmax::Shape s{1, x.dim(axis), 1};
+  softmax::ColumnSizes s{1, x.dim(axis), 1};
   for (int i = 0; i < axis; ++i) s.outer *= x.dim(i);
   for (int i = axis + 1; i < x.rank; ++i) s.inner *= x.dim(i);
   return call.run([&](auto type) {

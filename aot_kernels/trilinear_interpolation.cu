@@ -116,7 +116,7 @@ struct Backward {
 constexpr int kTileThreads = 64;
 
 template <typename T>
-struct Tile {
+struct PointTile {
   static constexpr int64_t kBytes = 12 << 10, kMost = 48 << 10;
   int64_t n;
   int features, count;
@@ -132,7 +132,7 @@ struct Tile {
     return fits;
   }
   // A tile has a multiple of `at_once` points, which the block's threads work on at once, if these fit.
-  Tile(int64_t n, int64_t features, int64_t at_once) : n(n), features(static_cast<int>(features)) {
+  PointTile(int64_t n, int64_t features, int64_t at_once) : n(n), features(static_cast<int>(features)) {
     const int64_t most = std::min((n + 511) / 512, kBytes / bytes(features));
     const int64_t whole = std::max<int64_t>(1, (most + at_once - 1) / at_once) * at_once;
     count = static_cast<int>(whole * bytes(features) <= kMost ? whole : 1);
@@ -152,7 +152,8 @@ __device__ void start_copy(T* to, const T* from, int size) {
 }
 
 template <typename T>
-__global__ void __launch_bounds__(kTileThreads) forward_tile(Tile<T> tile, const T* feats, const T* points, T* out) {
+__global__ void __launch_bounds__(kTileThreads)
+    forward_tile(PointTile<T> tile, const T* feats, const T* points, T* out) {
   using C = Compute<T>;
   using Weights = Pack<C, kPackWidth<C>>;
   extern __shared__ __align__(16) char memory[];
@@ -180,7 +181,7 @@ __global__ void __launch_bounds__(kTileThreads) forward_tile(Tile<T> tile, const
 
 template <int kLanes, int kShares, typename T>
 __global__ void __launch_bounds__(kTileThreads)
-    backward_tile(Tile<T> tile, const T* feats, const T* points, const T* dout, T* dfeats, T* dpoints) {
+    backward_tile(PointTile<T> tile, const T* feats, const T* points, const T* dout, T* dfeats, T* dpoints) {
   constexpr int N = kPackWidth<T>;
   extern __shared__ __align__(16) char memory[];
   const int thread = threadIdx.x, count = tile.points(), features = tile.features, row = kCorners * features;
@@ -203,10 +204,10 @@ __global__ void __launch_bounds__(kTileThreads)
 }
 
 template <typename T, typename... Arrays>
-void launch_tiles(Call& call, const Tile<T>& tile, void (*kernel)(Tile<T>, Arrays*...), Arrays*... arrays) {
+void launch_tiles(Call& call, const PointTile<T>& tile, void (*kernel)(PointTile<T>, Arrays*...), Arrays*... arrays) {
   if (tile.n == 0) return;
   const int64_t blocks = (tile.n - 1) / tile.count + 1;
-  launch(call, kernel, blocks, kTileThreads, tile.count * Tile<T>::bytes(tile.features), tile, arrays...);
+  launch(call, kernel, blocks, kTileThreads, tile.count * PointTile<T>::bytes(tile.features), tile, arrays...);
 }
 #endif
 
@@ -283,9 +284,9 @@ MSOPS_ENTRY(TrilinearInterpolationForward) {
 #ifdef __CUDACC__
     // Shorter rows, and wider elements, are as fast without tiles.
     if constexpr (sizeof(T) == 2)
-      if (features % 2 != 0 && features > 16 && Tile<T>::fits(features, {feats.as<T>()}))
-        return launch_tiles(call, Tile<T>(n, features, 1), forward_tile<T>, feats.as<const T>(), points.as<const T>(),
-                            out.as<T>());
+      if (features % 2 != 0 && features > 16 && PointTile<T>::fits(features, {feats.as<T>()}))
+        return launch_tiles(call, PointTile<T>(n, features, 1), forward_tile<T>, feats.as<const T>(),
+                            points.as<const T>(), out.as<T>());
 #endif
     const int64_t each = kCorners * features;  // elements of a point
     const bool huge = each > kLargest32;       // then there are no packs: a kernel of 64 bits exists only for N = 1
@@ -361,10 +362,10 @@ MSOPS_ENTRY(TrilinearInterpolationBackward) {
       if (features == 3) return launch(Constant<3 * kPack>{}, whole, one, Constant<kCorners / kPack>{});
     }
 #ifdef __CUDACC__
-    if (features % kPack != 0 && Tile<T>::fits(features, {feats.as<T>(), dfeats.as<T>()})) {
+    if (features % kPack != 0 && PointTile<T>::fits(features, {feats.as<T>(), dfeats.as<T>()})) {
       const auto with_team = [&](auto lanes, auto shares) {
         constexpr int kLanes = lanes, kShares = shares;
-        return launch_tiles(call, Tile<T>(n, features, kTileThreads / (kLanes * kShares)),
+        return launch_tiles(call, PointTile<T>(n, features, kTileThreads / (kLanes * kShares)),
                             backward_tile<kLanes, kShares, T>, feats.as<const T>(), points.as<const T>(),
                             dout.as<const T>(), dfeats.as<T>(), dpoints.as<T>());
       };

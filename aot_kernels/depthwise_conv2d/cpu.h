@@ -9,8 +9,8 @@
 #include <algorithm>
 #include <numeric>
 
+#include "convolution.h"
 #include "cpu_tiles.h"
-#include "shape.h"
 
 namespace msops::depthwise::cpu {
 
@@ -44,7 +44,7 @@ struct Meets {
 
 // Input makes the copies of x, forward and for the weights' gradient: one for each class of taps in both directions.
 struct Input {
-  Shape s;
+  Convolution s;
   Reads h, w;
   Tiling tiling;
 
@@ -94,7 +94,7 @@ struct Forward : Input {
 // Index i is a tile of one image of dx. Each of its rows and columns stands for as many results as the stride.
 template <typename T>
 struct InputGradient {
-  Shape s;
+  Convolution s;
   Meets h, w;
   Tiling tiling;
   const T *weight, *dout;
@@ -176,17 +176,17 @@ struct WeightGradient : Input {
 
 // These return false, and do nothing, if the convolution is not for these kernels.
 
-inline bool takes(const Shape& s) {
+inline bool takes(const Convolution& s) {
   return s.taps() <= kMostTaps && std::max(s.h.stride, s.w.stride) <= kMostStride && s.channels > 0;
 }
 
 // Each number of a tile costs some work of copying, and for each tap a part of a vector's multiplication.
-inline double cost(const Shape& s, const Tiling& tiling) {
+inline double cost(const Convolution& s, const Tiling& tiling) {
   return static_cast<double>(tiling.rows * tiling.columns) * (4 + static_cast<double>(s.taps()) / 4);
 }
 
 template <typename T>
-bool forward(Call& call, const Shape& s, const T* x, const T* weight, const T* bias, T* out) {
+bool forward(Call& call, const Convolution& s, const T* x, const T* weight, const T* bias, T* out) {
   Input input{s, Reads::forward(s.h), Reads::forward(s.w), {}};
   if (!takes(s) || !input.fit()) return false;
   on_cpu(call, s.batch * s.channels * input.tiling.tiles(), Forward<T>{input, x, weight, bias, out},
@@ -195,7 +195,7 @@ bool forward(Call& call, const Shape& s, const T* x, const T* weight, const T* b
 }
 
 template <typename T>
-bool input_gradient(Call& call, const Shape& s, const T* weight, const T* dout, T* dx) {
+bool input_gradient(Call& call, const Convolution& s, const T* weight, const T* dout, T* dx) {
   if (!takes(s)) return false;
   InputGradient<T> body{s, Meets(s.h), Meets(s.w), {}, weight, dout, dx};
   const int64_t rows = (s.h.in + s.h.stride - 1) / s.h.stride, columns = (s.w.in + s.w.stride - 1) / s.w.stride;
@@ -206,7 +206,7 @@ bool input_gradient(Call& call, const Shape& s, const T* weight, const T* dout, 
 }
 
 template <typename T>
-bool weight_gradient(Call& call, const Shape& s, const T* x, const T* dout, Compute<T>* partial, int64_t splits) {
+bool weight_gradient(Call& call, const Convolution& s, const T* x, const T* dout, Compute<T>* partial, int64_t splits) {
   Input input{s, Reads::forward(s.h), Reads::forward(s.w), {}};
   if (!takes(s) || !input.fit()) return false;
   const double tiles = static_cast<double>(s.batch * input.tiling.tiles()) / static_cast<double>(splits);

@@ -15,14 +15,14 @@ namespace msops::depthwise {
 
 // Returns whether it took the convolution; otherwise it does nothing. `largest` bounds the indices of elements.
 template <typename T>
-using ForwardKernel = bool (*)(Call&, const Shape&, int64_t largest, const T* x, const T* weight, const T* bias,
+using ForwardKernel = bool (*)(Call&, const Convolution&, int64_t largest, const T* x, const T* weight, const T* bias,
                                T* out);
 
 // Returns how many rows of `partial` it wrote, at most `rows`. Returns 0, and does nothing, if it does not take the
 // convolution.
 template <typename T>
-using BackwardKernel = int64_t (*)(Call&, const Shape&, int64_t largest, const T* x, const T* weight, const T* dout,
-                                   T* dx, float* partial, int64_t rows);
+using BackwardKernel = int64_t (*)(Call&, const Convolution&, int64_t largest, const T* x, const T* weight,
+                                   const T* dout, T* dx, float* partial, int64_t rows);
 
 // All kernels except the last need multiplier 1 and dilation 1. The last one, in depthwise_conv2d.cu, takes all
 // convolutions, and is the only one for float64.

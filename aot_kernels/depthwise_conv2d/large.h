@@ -8,7 +8,7 @@
 #pragma once
 
 #include "../common/sum.h"
-#include "shape.h"
+#include "convolution.h"
 
 #ifdef __CUDACC__
 
@@ -178,7 +178,7 @@ __global__ void __launch_bounds__(kMostThreads)
   }
 }
 
-inline bool takes(const Shape& s, int64_t largest) {
+inline bool takes(const Convolution& s, int64_t largest) {
   return s.multiplier == 1 && s.h.stride == 1 && s.w.stride == 1 && s.h.dilation == 1 && s.w.dilation == 1 &&
          largest <= kLargest32 && s.batch * s.channels > 0 && s.h.in > 0 && s.w.in > 0 && s.h.out > 0 && s.w.out > 0;
 }
@@ -210,7 +210,7 @@ bool convolve(Call& call, int64_t images, Problem p, const T* in, const T* weigh
   return true;
 }
 
-inline Problem problem_of(const Shape& s) {
+inline Problem problem_of(const Convolution& s) {
   Problem p{};
   p.channels = s.channels, p.height_in = s.h.in, p.width_in = s.w.in, p.height = s.h.out, p.width = s.w.out;
   p.top = s.h.pad, p.left = s.w.pad, p.k_rows = s.h.kernel, p.k_columns = s.w.kernel;
@@ -219,14 +219,14 @@ inline Problem problem_of(const Shape& s) {
 
 // Returns false, and does nothing, if the convolution is not for these kernels.
 template <typename T>
-bool forward(Call& call, const Shape& s, int64_t largest, const T* x, const T* weight, const T* bias, T* out) {
+bool forward(Call& call, const Convolution& s, int64_t largest, const T* x, const T* weight, const T* bias, T* out) {
   return takes(s, largest) && convolve(call, s.batch * s.channels, problem_of(s), x, weight, bias, out);
 }
 
 // Returns how many rows of `partial` it wrote, at most `rows`. Returns 0, and does nothing, if the convolution is not
 // for these kernels.
 template <typename T>
-int64_t backward(Call& call, const Shape& s, int64_t largest, const T* x, const T* weight, const T* dout, T* dx,
+int64_t backward(Call& call, const Convolution& s, int64_t largest, const T* x, const T* weight, const T* dout, T* dx,
                  float* partial, int64_t rows) {
   if (!takes(s, largest)) return 0;
   Problem p = problem_of(s);

@@ -290,8 +290,8 @@ __global__ void __launch_bounds__(kBackwardThreads<K>)
 }
 
 // Returns false, and does nothing, if the convolution is not for these kernels.
-inline bool forward(Call& call, const Shape& s, int64_t largest, const Half* x, const Half* weight, const Half* bias,
-                    Half* out) {
+inline bool forward(Call& call, const Convolution& s, int64_t largest, const Half* x, const Half* weight,
+                    const Half* bias, Half* out) {
   bool done = false;
   with_constant<1, 2>(s.w.stride, [&](auto stride) {
     constexpr int S = stride;
@@ -318,7 +318,7 @@ inline bool forward(Call& call, const Shape& s, int64_t largest, const Half* x, 
 
 // Returns how many rows of `partial` it wrote, at most `rows`. Returns 0, and does nothing, if the convolution is not
 // for these kernels.
-inline int64_t backward(Call& call, const Shape& s, int64_t largest, const Half* x, const Half* weight,
+inline int64_t backward(Call& call, const Convolution& s, int64_t largest, const Half* x, const Half* weight,
                         const Half* dout, Half* dx, float* partial, int64_t rows) {
   // Every output must be in a column and row of dx, or it would not be counted.
   if (s.h.padding >= s.h.kernel || s.w.padding >= s.w.kernel) return 0;

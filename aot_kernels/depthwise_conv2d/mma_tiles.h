@@ -2,7 +2,7 @@
 #pragma once
 
 #include "../common/sum.h"
-#include "shape.h"
+#include "convolution.h"
 
 #ifdef __CUDACC__
 
@@ -49,7 +49,7 @@ __device__ Half tap_at(const Half* row, const Windows& w, int j) {
 // Calls `f(Constant<K>{}, Constant<V>{}, windows)` if these kernels take the convolution whose windows begin `pad`
 // columns before the results, with the stride S.
 template <int S, typename F>
-void with_kernel(const Shape& s, int64_t largest, int64_t pad, std::initializer_list<const Half*> pointers,
+void with_kernel(const Convolution& s, int64_t largest, int64_t pad, std::initializer_list<const Half*> pointers,
                  int64_t height, int64_t width, int rows, F&& f) {
   if (s.multiplier != 1 || s.h.stride != S || s.w.stride != S || s.h.dilation != 1 || s.w.dilation != 1) return;
   // Rows above an image are addressed, too, and rows of results rounded up to whole strips.

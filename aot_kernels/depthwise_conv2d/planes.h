@@ -7,7 +7,7 @@
 // banks. A block is a warp, so that it never waits for another one: four warps to a block were 5 % slower on an H200.
 #pragma once
 
-#include "shape.h"
+#include "convolution.h"
 
 #ifdef __CUDACC__
 
@@ -116,7 +116,7 @@ __global__ void __launch_bounds__(32)
 
 // Calls `f(Constant<side>{})` if these kernels take the convolution.
 template <typename F>
-void with_side(const Shape& s, int64_t largest, F&& f) {
+void with_side(const Convolution& s, int64_t largest, F&& f) {
   for (const Axis& axis : {s.h, s.w}) {
     if (axis.kernel != 3 || axis.stride != 1 || axis.dilation != 1 || axis.pad != 1 || axis.padding != 2) return;
   }
@@ -126,7 +126,7 @@ void with_side(const Shape& s, int64_t largest, F&& f) {
 
 // Returns false, and does nothing, if the convolution is not for these kernels.
 template <typename T>
-bool forward(Call& call, const Shape& s, int64_t largest, const T* x, const T* weight, const T* bias, T* out) {
+bool forward(Call& call, const Convolution& s, int64_t largest, const T* x, const T* weight, const T* bias, T* out) {
   bool done = false;
   if (!is_aligned<kPackWidth<T>>(x) || !is_aligned<kPackWidth<T>>(out)) return false;
   with_side(s, largest, [&](auto side) {

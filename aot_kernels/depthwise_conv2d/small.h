@@ -7,29 +7,17 @@
 // barriers. V elements are moved at once; with V > 1 the padding on the left is K / 2.
 #pragma once
 
-#include "../common/sum.h"
-#include "shape.h"
+#include "tasks.h"
 
 #ifdef __CUDACC__
 
-#include "../common/gpu/ld_st.h"
-
 namespace msops::depthwise::small {
 
-constexpr int kThreads = 128, kForwardRows = 7;
+using namespace tasks;
+
+constexpr int kForwardRows = 7;
 template <int K>
 constexpr int kBackwardRows = K == 3 ? 2 : 4;
-
-// At least this many blocks run on a multiprocessor at once, which limits a thread's registers. The numbers were
-// measured on an H200.
-template <int K, int S>
-constexpr int kForwardBlocks = S == 1 && K == 3 ? 5
-                               : S == 1         ? 3
-                                                : 2;
-template <int K>
-constexpr int kBackwardBlocks = K == 3   ? 6
-                                : K == 5 ? 4
-                                         : 3;
 
 // These say whether mma.h takes all that a kernel for packs of V would, which is then empty in code for sm_80 or
 // later.
@@ -69,11 +57,6 @@ __device__ void write_row(T* row, int column, int width, bool inside, const floa
   }
 }
 
-// Tasks are strips of kRows rows in an image and groups of kColumns columns in a row, both of results.
-struct Tasks {
-  Divisor strips, groups;
-};
-
 template <int K, int S, int V, typename T>
 __global__ void __launch_bounds__(kThreads, kForwardBlocks<K, S>)
     forward_kernel(Sizes s, Tasks tasks, Divisor channels, const T* __restrict__ x, const T* __restrict__ weight,
@@ -110,43 +93,6 @@ __global__ void __launch_bounds__(kThreads, kForwardBlocks<K, S>)
   }
 #pragma unroll
   for (int r = 0; r < kRows; ++r) write_row<V>(out + (row + r) * s.w_out, column, s.w_out, row + r < s.h_out, sums[r]);
-}
-
-// SharedTaps are a channel's taps in shared memory, for threads that need their registers for the gradients of all
-// taps.
-template <int K>
-struct SharedTaps {
-  static constexpr int kPitch = (K + 3) / 4 * 4;
-  alignas(16) float values[K][kPitch];
-
-  template <typename T>
-  __device__ void fill(const T* weight, int channel) {
-    for (int k = threadIdx.x; k < K * K; k += kThreads) values[k / K][k % K] = float(weight[channel * K * K + k]);
-    __syncthreads();
-  }
-  // Otherwise the compiler would keep all rows in registers that it does not have.
-  __device__ void row(int a, float (&taps)[kPitch]) const {
-    for (int b = 0; b < kPitch; b += 4) ld_shared_v4(taps + b, shared_address(values[a] + b));
-  }
-};
-
-// Writes the sums of all threads, for a channel's taps and its bias, to a part's row of `partial`.
-template <int kSums>
-__device__ void write_sums(const float (&sums)[kSums], int channel, int channels, int part, float* partial) {
-  constexpr int kTaps = kSums - 1, kWarps = kThreads / 32;
-  __shared__ float of_warps[kWarps][kSums];
-#pragma unroll
-  for (int k = 0; k < kSums; ++k) {
-    const float sum = team_sum<32>(sums[k]);
-    if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32][k] = sum;
-  }
-  __syncthreads();
-  float* to = partial + static_cast<int64_t>(part) * channels * kSums;
-  for (int k = threadIdx.x; k < kSums; k += kThreads) {
-    float sum = 0;
-    for (int warp = 0; warp < kWarps; ++warp) sum += of_warps[warp][k];
-    to[k < kTaps ? channel * kTaps + k : channels * kTaps + channel] = sum;
-  }
 }
 
 // Computes all gradients from one reading of x and dout. Input position i meets tap k in output (i + pad - k) / S,
@@ -216,20 +162,11 @@ __global__ void __launch_bounds__(kThreads, kBackwardBlocks<K>)
   write_sums(sums, channel, s.channels, part, partial);
 }
 
-// Calls `f(Constant<K>{}, Constant<S>{})` if these kernels take the convolution.
-template <typename F>
-void with_kernel(const Shape& s, int64_t largest, F&& f) {
-  const int64_t k = s.h.kernel, stride = s.h.stride;
-  if (s.multiplier != 1 || s.w.kernel != k || s.w.stride != stride || s.h.dilation != 1 || s.w.dilation != 1) return;
-  if (largest > kLargest32 || s.batch * s.channels == 0) return;
-  with_constant<3, 5, 7>(k, [&](auto K) { with_constant<1, 2>(stride, [&](auto S) { f(K, S); }); });
-}
-
 // Returns false, and does nothing, if the convolution is not for these kernels.
 template <typename T>
-bool forward(Call& call, const Shape& s, int64_t largest, const T* x, const T* weight, const T* bias, T* out) {
+bool forward(Call& call, const Convolution& s, int64_t largest, const T* x, const T* weight, const T* bias, T* out) {
   bool done = false;
-  with_kernel(s, largest, [&](auto kernel, auto stride) {
+  with_square_weights(s, largest, [&](auto kernel, auto stride) {
     constexpr int K = kernel, S = stride;
     if (s.h.out * s.w.out == 0) return;
     with_width<T>(false, s.w.pad == K / 2 ? s.w.in | s.w.out : 1, {x, out}, [&](auto width) {
@@ -250,10 +187,10 @@ bool forward(Call& call, const Shape& s, int64_t largest, const T* x, const T* w
 // Returns how many rows of `partial` it wrote, at most `rows`. Returns 0, and does nothing, if the convolution is not
 // for these kernels.
 template <typename T>
-int64_t backward(Call& call, const Shape& s, int64_t largest, const T* x, const T* weight, const T* dout, T* dx,
+int64_t backward(Call& call, const Convolution& s, int64_t largest, const T* x, const T* weight, const T* dout, T* dx,
                  float* partial, int64_t rows) {
   int64_t parts = 0;
-  with_kernel(s, largest, [&](auto kernel, auto stride) {
+  with_square_weights(s, largest, [&](auto kernel, auto stride) {
     constexpr int K = kernel, S = stride;
     // Every output must have the input S times its position, or it would not be counted.
     for (const Axis& axis : {s.h, s.w})

@@ -4,7 +4,7 @@
 // elements, wherever rows begin.
 #pragma once
 
-#include "small.h"
+#include "tasks.h"
 
 #ifdef __CUDACC__
 
@@ -12,8 +12,7 @@
 
 namespace msops::depthwise::staged {
 
-using small::kThreads;
-using small::Tasks;
+using namespace tasks;
 
 constexpr int kWarps = kThreads / 32, kColumns = 4;  // a task's, of inputs and of results
 constexpr int kRow = 32 * kColumns;                  // of a warp's tasks
@@ -108,7 +107,7 @@ struct Window {
 
 // A warp has 32 neighbouring tasks.
 template <int K>
-__global__ void __launch_bounds__(kThreads, small::kForwardBlocks<K, 1>)
+__global__ void __launch_bounds__(kThreads, kForwardBlocks<K, 1>)
     forward_kernel(Sizes s, Tasks tasks, Divisor channels, const float* __restrict__ x,
                    const float* __restrict__ weight, const float* __restrict__ bias, float* __restrict__ out) {
   constexpr int kRows = kForwardRows, kIn = kRows - 1 + K;
@@ -153,12 +152,12 @@ __global__ void __launch_bounds__(kThreads, small::kForwardBlocks<K, 1>)
 
 // Computes all three gradients, as in small.h. A task has 4 columns of dx.
 template <int K>
-__global__ void __launch_bounds__(kThreads, small::kBackwardBlocks<K>)
+__global__ void __launch_bounds__(kThreads, kBackwardBlocks<K>)
     backward_kernel(Sizes s, Tasks tasks, const float* __restrict__ x, const float* __restrict__ weight,
                     const float* __restrict__ dout, float* __restrict__ dx, float* __restrict__ partial) {
   constexpr int kRows = kBackwardRows, kTall = kRows + K - 1, kSums = K * K + 1;
   const int channel = blockIdx.x, part = blockIdx.y, parts = gridDim.y, lane = threadIdx.x % 32;
-  __shared__ small::SharedTaps<K> taps;
+  __shared__ SharedTaps<K> taps;
   __shared__ Window<kTall> windows[kWarps];
   __shared__ alignas(16) float inputs[kWarps][kRows * kRow];
   Window<kTall>& window = windows[threadIdx.x / 32];
@@ -201,7 +200,7 @@ __global__ void __launch_bounds__(kThreads, small::kBackwardBlocks<K>)
       for (int r = 0; r < kRows; ++r) {
         const int a = r + K - 1 - t;
         if (a < 0 || a >= K) continue;
-        float of_row[small::SharedTaps<K>::kPitch];
+        float of_row[SharedTaps<K>::kPitch];
         taps.row(a, of_row);
 #pragma unroll
         for (int b = 0; b < K; ++b) {
@@ -218,25 +217,25 @@ __global__ void __launch_bounds__(kThreads, small::kBackwardBlocks<K>)
     lanes.write(dx, results, input);
     __syncwarp();
   }
-  small::write_sums(sums, channel, s.channels, part, partial);
+  write_sums(sums, channel, s.channels, part, partial);
 }
 
 // Calls `f(Constant<K>{})` if these kernels take the convolution, where no window reaches beyond the pieces of its row.
 template <typename F>
-void with_kernel(const Shape& s, int64_t largest, std::initializer_list<const float*> pointers, F&& f) {
+void with_kernel(const Convolution& s, int64_t largest, std::initializer_list<const float*> pointers, F&& f) {
   bool packs = false;
   with_width<float>(false, s.w.in | s.w.out, pointers, [&](auto width) { packs = width > 1; });
   if (packs || largest > kLargest32 / 2 || s.w.in != s.w.out || s.w.pad != s.w.kernel / 2) return;
   // Rows above an image are addressed, too.
   if ((s.h.kernel + s.h.padding) * s.w.in > kLargest32 / 2 || s.h.in * s.w.in * s.h.out == 0) return;
-  small::with_kernel(s, largest, [&](auto kernel, auto stride) {
+  with_square_weights(s, largest, [&](auto kernel, auto stride) {
     if constexpr (stride == 1) f(kernel);
   });
 }
 
 // These return what the functions of small.h return.
-inline bool forward(Call& call, const Shape& s, int64_t largest, const float* x, const float* weight, const float* bias,
-                    float* out) {
+inline bool forward(Call& call, const Convolution& s, int64_t largest, const float* x, const float* weight,
+                    const float* bias, float* out) {
   bool done = false;
   with_kernel(s, largest, {x, out}, [&](auto kernel) {
     const int64_t strips = (s.h.out - 1) / kForwardRows + 1, groups = (s.w.out - 1) / kColumns + 1;
@@ -249,7 +248,7 @@ inline bool forward(Call& call, const Shape& s, int64_t largest, const float* x,
   return done;
 }
 
-inline int64_t backward(Call& call, const Shape& s, int64_t largest, const float* x, const float* weight,
+inline int64_t backward(Call& call, const Convolution& s, int64_t largest, const float* x, const float* weight,
                         const float* dout, float* dx, float* partial, int64_t rows) {
   int64_t parts = 0;
   with_kernel(s, largest, {x, dout, dx}, [&](auto kernel) {

@@ -213,11 +213,11 @@ class WarpgroupSums {
   unsigned weights_;  // offset of the thread's first number, in bytes
 };
 
-// Tile describes a block's tile, and its stages in shared memory. A stage has kDepth numbers of the products' length,
-// in rows of 128 bytes. Each sample has a row. The weights have a box for each 32 units: forward, with a row for each
-// of these units and each gate; backward, with kDepth rows of the 32 units.
+// TileShape describes a block's tile, and its stages in shared memory. A stage has kDepth numbers of the products'
+// length, in rows of 128 bytes. Each sample has a row. The weights have a box for each 32 units: forward, with a row
+// for each of these units and each gate; backward, with kDepth rows of the 32 units.
 template <Product kProduct_, int kSamples_, typename Loop>
-struct Tile {
+struct TileShape {
   static constexpr Product kProduct = kProduct_;
   static constexpr bool kForward = Loop::kTiles != 1, kTf32 = kProduct == Product::kTf32;
   static constexpr int kDepth = 32;
@@ -234,7 +234,7 @@ struct Tile {
   static constexpr double kLargeCost = kTf32 ? 0.6 : kForward ? 2 : 1, kSmallCost = kTf32 ? 0.42 : kForward ? 1 : 0.4;
   static constexpr double kStageCost = kSamples == 128 ? kLargeCost : kSmallCost;
   static constexpr bool kHasCode = kTf32 ? kHasSm90a : kHasSm90;
-  using Sums = std::conditional_t<kTf32, WarpgroupSums<Tile>, WarpSums<Tile>>;
+  using Sums = std::conditional_t<kTf32, WarpgroupSums<TileShape>, WarpSums<TileShape>>;
 };
 
 #endif

@@ -222,8 +222,8 @@ bool run_in_tiles(Call& call, const Loop& loop, float* scratch, const Gpu& gpu) 
                 : loop.batch > 128 || (loop.batch >= 48 && narrow && loop.batch * loop.hidden <= 160 << 10);
   }
   if (!fits) return false;
-  const TileLaunch<Tile<kProduct, 128, Loop>, Loop> large(loop, gpu);
-  const TileLaunch<Tile<kProduct, 64, Loop>, Loop> small(loop, gpu);
+  const TileLaunch<TileShape<kProduct, 128, Loop>, Loop> large(loop, gpu);
+  const TileLaunch<TileShape<kProduct, 64, Loop>, Loop> small(loop, gpu);
   const auto run = [&](const auto& launch_round) {
     // TF32 runs in tiles only where all clusters run at once.
     if (launch_round.waves == 0 || (kProduct == Product::kTf32 && launch_round.waves > 1)) return false;

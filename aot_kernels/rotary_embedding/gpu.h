@@ -11,7 +11,7 @@
 #include "../common/gpu/divisor.h"
 #include "../common/pack.h"
 #include "../common/parallel.h"
-#include "shape.h"
+#include "rotation.h"
 
 namespace msops::rotary {
 
@@ -35,7 +35,7 @@ struct Packs {
 // In interleaved packs of more than one element, a pack has whole pairs. Otherwise the packs have the two halves of the
 // pairs: N neighbours, or every second element.
 template <int N, bool kPairsInPack>
-__device__ Packs packs_of(const Shape& s, const Grid& grid, int64_t unit) {
+__device__ Packs packs_of(const Rotation& s, const Grid& grid, int64_t unit) {
   const int64_t all = 2 * s.turned;
   Packs at;
   if (kPairsInPack) {
@@ -89,7 +89,7 @@ __device__ void read_angles(const Table* from, int at, C (&to)[kAngles]) {
 
 template <int N, int kHeads, bool kPairsInPack, typename T, typename Table>
 __global__ void __launch_bounds__(kThreads)
-    turn_kernel(Shape s, Grid grid, const T* x, const Table* cos_table, const Table* sin_table, T* out) {
+    turn_kernel(Rotation s, Grid grid, const T* x, const Table* cos_table, const Table* sin_table, T* out) {
   using C = Compute<T>;
   const unsigned lane = threadIdx.x & ((1u << grid.lane_bits) - 1), tile = blockIdx.x % grid.tiles;
   const int64_t unit = (static_cast<int64_t>(tile) << grid.lane_bits) + lane;
@@ -163,7 +163,7 @@ inline int bits_for(int64_t n, int most) {
 }
 
 template <int N, int kHeads, bool kPairsInPack, typename T, typename Table>
-void launch_turns(Call& call, const Shape& s, const T* x, const Table* cos, const Table* sin, T* out) {
+void launch_turns(Call& call, const Rotation& s, const T* x, const Table* cos, const Table* sin, T* out) {
   const int64_t passing = (s.width - 2 * s.turned + N - 1) / N, pairs = s.turned / N;
   const int64_t units_of_row = kPairsInPack ? (s.width / N + 1) / 2 : pairs + (passing + 1) / 2;
   const int64_t units = s.batch * s.length * units_of_row, groups = (s.heads + kHeads - 1) / kHeads;
@@ -187,7 +187,7 @@ void launch_turns(Call& call, const Shape& s, const T* x, const Table* cos, cons
 }
 
 template <typename T, typename Table>
-void turn_on_gpu(Call& call, const Shape& s, const T* x, const Table* cos, const Table* sin, T* out) {
+void turn_on_gpu(Call& call, const Rotation& s, const T* x, const Table* cos, const Table* sin, T* out) {
   constexpr int N = kPackWidth<T>;
   const int64_t angles = s.interleaved ? N / 2 : N;  // of a pack
   const bool packs = is_aligned<N>(x) && is_aligned<N>(out) && s.width % N == 0 && s.turned % angles == 0 &&

@@ -19,7 +19,7 @@
 
 namespace msops::softmax {
 
-struct Shape {
+struct ColumnSizes {
   int64_t outer, length, inner;  // inner > 0
 
   int64_t columns() const { return outer * inner; }
@@ -27,7 +27,7 @@ struct Shape {
 
 template <typename Program, typename T>
 struct Columns {
-  Shape s;
+  ColumnSizes s;
   const T* in[Program::kInputs];
   T* out[Program::kOutputs];
 };
@@ -296,7 +296,7 @@ void launch_columns(Call& call, const Columns<Program, T>& all) {
   constexpr int kBits = 9, kBlockBits = 8;  // of the threads of a block, at most and if columns are short
   static_assert(1 << kBits == kColumnThreads, "a block has at most kColumnThreads threads");
   constexpr int64_t kHeld = 8 / Program::kInputs, kFewThreads = 1 << 17;
-  const Shape& s = all.s;
+  const ColumnSizes& s = all.s;
   const int64_t packs = s.inner / N, shared_by = (s.length + kHeld - 1) / kHeld;
   Grid grid{};
   grid.packs = packs;

@@ -1,4 +1,4 @@
-// The shape of a call of rotary_embedding, for all its kernels.
+// Rotation says what a call of rotary_embedding turns, for all its kernels.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@ namespace msops::rotary {
 
 // Rows are the `width` features of a head at one place in the sequence. They lie without gaps, in the order (batch,
 // head, place) or (batch, place, head). The first 2 `turned` features of a row are turned.
-struct Shape {
+struct Rotation {
   int64_t batch, heads, length, width, turned;
   bool heads_first;     // (batch, head, place)
   bool interleaved;     // pairs are (2i, 2i + 1), else (i, i + turned)

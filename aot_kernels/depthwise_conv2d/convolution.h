@@ -1,4 +1,4 @@
-// Shape tells the kernels what the depthwise convolution is, and best_parts how they share its work.
+// Convolution tells the kernels what the depthwise convolution is, and best_parts how they share its work.
 #pragma once
 
 #include <algorithm>
@@ -26,13 +26,13 @@ struct Axis {
   }
 };
 
-struct Shape {
+struct Convolution {
   int64_t batch, channels, multiplier;
   Axis h, w;
 
   int64_t taps() const { return h.kernel * w.kernel; }
-  // Returns this shape with another number of samples.
-  Shape part(int64_t samples) const { return {samples, channels, multiplier, h, w}; }
+  // Returns this convolution with another number of samples.
+  Convolution part(int64_t samples) const { return {samples, channels, multiplier, h, w}; }
   // Returns a bound for all indices of elements and all padded coordinates.
   int64_t largest(int64_t sizes) const { return std::max({sizes, h.largest(), w.largest()}); }
 };
@@ -51,7 +51,7 @@ MSOPS_BOTH bool within(int i, int n) { return static_cast<unsigned>(i) < static_
 struct Sizes {
   int batch, channels, h_in, w_in, h_out, w_out, top, left;
 
-  explicit Sizes(const Shape& s)
+  explicit Sizes(const Convolution& s)
       : batch(s.batch),
         channels(s.channels),
         h_in(s.h.in),
