@@ -8,6 +8,7 @@
 #endif
 
 using namespace msops;
+using namespace msops::cross_entropy;
 
 namespace {
 

@@ -6,6 +6,7 @@
 #include "cross_entropy/labels.h"
 
 using namespace msops;
+using namespace msops::cross_entropy;
 
 namespace {
 

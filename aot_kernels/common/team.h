@@ -253,6 +253,30 @@ class Team {
     if (lane_ == 0) assign(*to, value);
   }
 
+#ifdef __CUDACC__
+  // Combines one value of each lane, as reduce combines those of a row's elements. All lanes get the result.
+  template <typename R, typename Combine>
+  __device__ R over_lanes(R value, [[maybe_unused]] const R& identity, const Combine& combine) const {
+    if constexpr (Shape::kLanes <= 32) {
+      return over_warp(value, combine, Shape::kLanes);
+    } else {
+      // Reductions take two places in turn, so that one barrier each is enough.
+      constexpr int kWarps = Shape::kLanes / 32;
+      SharedOfWarp* const shared = shared_ + turn_ * (kWarps + 1);
+      turn_ ^= 1;
+      R* const of_warps = reinterpret_cast<R*>(shared);
+      const unsigned lane = threadIdx.x % 32;
+      value = over_warp(value, combine, 32);
+      if (lane == 0) of_warps[threadIdx.x / 32] = value;
+      __syncthreads();
+      value = lane % kWarps < blockDim.x / 32 ? of_warps[lane % kWarps] : identity;
+      value = over_warp(value, combine, kWarps);
+      if constexpr (Shape::kClustered) value = over_cluster(value, combine, shared + kWarps);
+      return value;
+    }
+  }
+#endif
+
  private:
   static constexpr int N = Shape::kWidth;
   // Numbers of a row are kept if registers are enough for those of several rows; blocks of a cluster have few.
@@ -542,27 +566,6 @@ class Team {
       }
     }
     return value;
-  }
-
-  template <typename R, typename Combine>
-  __device__ R over_lanes(R value, [[maybe_unused]] const R& identity, const Combine& combine) const {
-    if constexpr (Shape::kLanes <= 32) {
-      return over_warp(value, combine, Shape::kLanes);
-    } else {
-      // Reductions take two places in turn, so that one barrier each is enough.
-      constexpr int kWarps = Shape::kLanes / 32;
-      SharedOfWarp* const shared = shared_ + turn_ * (kWarps + 1);
-      turn_ ^= 1;
-      R* const of_warps = reinterpret_cast<R*>(shared);
-      const unsigned lane = threadIdx.x % 32;
-      value = over_warp(value, combine, 32);
-      if (lane == 0) of_warps[threadIdx.x / 32] = value;
-      __syncthreads();
-      value = lane % kWarps < blockDim.x / 32 ? of_warps[lane % kWarps] : identity;
-      value = over_warp(value, combine, kWarps);
-      if constexpr (Shape::kClustered) value = over_cluster(value, combine, shared + kWarps);
-      return value;
-    }
   }
 
   // Reduces over the blocks of a cluster, whose number is a power of 2. `shared` is the same place in each of them.

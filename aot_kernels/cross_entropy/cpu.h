@@ -6,7 +6,7 @@
 #include "../common/sum.h"
 #include "loss.h"
 
-namespace msops {
+namespace msops::cross_entropy {
 
 constexpr int64_t kRun = 1024;  // elements
 
@@ -141,4 +141,4 @@ struct GradientOfRowOnCpu {
   }
 };
 
-}  // namespace msops
+}  // namespace msops::cross_entropy

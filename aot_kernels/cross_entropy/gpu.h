@@ -1,4 +1,4 @@
-// On the GPU, a team of `lanes` threads reads a row once, in chunks of kPacks packs for each thread. A chunk takes one
+// On the GPU, `lanes` threads read a row once, in chunks of kPacks packs for each thread. A chunk takes one
 // exponential for each element and one more to rescale the sum before it to the new maximum.
 //
 // A row may begin anywhere: its elements before the first whole pack and after the last one are taken one by one.
@@ -15,10 +15,10 @@
 #include "../common/gpu/approx.h"
 #include "../common/pack.h"
 #include "../common/parallel.h"
-#include "../common/sum.h"
+#include "../common/team.h"
 #include "loss.h"
 
-namespace msops {
+namespace msops::cross_entropy {
 
 constexpr int kPacks = 4;  // a thread's packs of a chunk
 constexpr int kSumThreads = 1024;
@@ -125,13 +125,14 @@ __device__ __forceinline__ Compute<T> x_of(const Loss<T>& loss, Compute<T> logit
   return logit;
 }
 
-// RowTeam is the threads that share a row. Up to a warp, several teams are in a block; else the team is the block.
-struct RowTeam {
-  int lanes, lane;
+// RowLanes are the threads that share a row. Up to a warp, several rows are in a block; else one is. Their number is
+// known at the launch, so that one kernel serves rows of all lengths; that of a Team is known at compile time.
+struct RowLanes {
+  int count, lane;
   int64_t row;
 
-  explicit __device__ RowTeam(int lanes) : lanes(lanes), lane(threadIdx.x & (lanes - 1)) {
-    row = static_cast<int64_t>(blockIdx.x) * (blockDim.x / lanes) + threadIdx.x / lanes;
+  explicit __device__ RowLanes(int count) : count(count), lane(threadIdx.x & (count - 1)) {
+    row = static_cast<int64_t>(blockIdx.x) * (blockDim.x / count) + threadIdx.x / count;
   }
 };
 
@@ -162,11 +163,11 @@ class RowReader {
     for (int j = lane; j < places.tail; j += lanes) add_one(row, length - places.tail + j);
   }
 
-  // Returns the sums of the whole row, which the team's first lane gets; all threads of the block call this.
-  __device__ RowSums<C> total(const RowTeam& team) {
+  // Returns the sums of the whole row, which the first lane gets; all threads of the block call this.
+  __device__ RowSums<C> total(const RowLanes& lanes) {
     __shared__ RowSums<C> of_warps[kMostThreads<T> / 32];
-    combine_lanes(team.lanes < 32 ? team.lanes : 32);
-    if (team.lanes > 32) {
+    combine_lanes(lanes.count < 32 ? lanes.count : 32);
+    if (lanes.count > 32) {
       if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = sums_;
       __syncthreads();
       if (threadIdx.x < 32) {
@@ -245,34 +246,22 @@ class RowReader {
 
 template <typename T, bool kPlain>
 __global__ void __launch_bounds__(kMostThreads<T>)
-    loss_kernel(Loss<T> loss, int lanes, Compute<T>* losses, RowStats<Compute<T>>* stats) {
+    loss_kernel(Loss<T> loss, int row_lanes, Compute<T>* losses, RowStats<Compute<T>>* stats) {
   using C = Compute<T>;
-  const RowTeam team(lanes);
-  const bool is_row = team.row < loss.rows;
-  const int64_t label = is_row ? loss.labels[team.row] : loss.ignored;
+  const RowLanes lanes(row_lanes);
+  const bool is_row = lanes.row < loss.rows;
+  const int64_t label = is_row ? loss.labels[lanes.row] : loss.ignored;
   const bool counts = label != loss.ignored;
-  const T* const row = loss.logits + team.row * loss.classes;
+  const T* const row = loss.logits + lanes.row * loss.classes;
   const C own = counts && loss.is_class(label) ? x_of<kPlain>(loss, C(row[label])) : C(0);
   RowReader<T, kPlain> reader(loss, own);
-  if (counts) reader.add(row, loss.classes, team.lane, team.lanes);
-  const RowSums<C> sums = reader.total(team);
-  if (!is_row || team.lane != 0) return;
+  if (counts) reader.add(row, loss.classes, lanes.lane, lanes.count);
+  const RowSums<C> sums = reader.total(lanes);
+  if (!is_row || lanes.lane != 0) return;
   RowStats<C> of_row;
   if (counts) of_row = {sums.max, 1 / sums.sum};
-  losses[team.row] = counts ? loss.of_row(label, own, sums) : C(0);
-  stats[team.row] = of_row;
-}
-
-// Adds up a number over a block. The first thread gets the sum.
-template <typename C>
-__device__ C block_sum(C value) {
-  __shared__ C of_warps[kSumThreads / 32];
-  value = team_sum<32>(value);
-  if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = value;
-  __syncthreads();
-  if (threadIdx.x < 32) value = team_sum<32>(of_warps[threadIdx.x]);
-  __syncthreads();
-  return value;
+  losses[lanes.row] = counts ? loss.of_row(label, own, sums) : C(0);
+  stats[lanes.row] = of_row;
 }
 
 // Each block adds up its part of `count` Totals: those in `from` or, if that is null, those of the rows. It writes its
@@ -288,7 +277,11 @@ __global__ void __launch_bounds__(kSumThreads)
     const C* const there = from + Totals<C>::kNumbers * i;
     sums += from ? Totals<C>{there[0], there[1], there[2], there[3]} : loss.totals_of(i, losses[i], stats[i]);
   }
-  sums = {block_sum(sums.cross), block_sum(sums.weight), block_sum(sums.rows), block_sum(sums.squares)};
+  using Block = TeamShape<kSumThreads, 1, 0>;
+  __shared__ SharedOfWarp shared[kSharedOfTeam<Block>];
+  const Team<C, Block> block(threadIdx.x, shared);
+  const auto add = [](auto a, const auto& b) { return a += b; };
+  sums = block.over_lanes(sums, Totals<C>{}, add);
   if (partial) {
     C* const to = partial + Totals<C>::kNumbers * blockIdx.x;
     if (threadIdx.x == 0) to[0] = sums.cross, to[1] = sums.weight, to[2] = sums.rows, to[3] = sums.squares;
@@ -298,7 +291,7 @@ __global__ void __launch_bounds__(kSumThreads)
   if (loss.weight && loss.smoothing > 0) {
     of_classes = 0;
     for (int64_t j = threadIdx.x; j < loss.classes; j += kSumThreads) of_classes += C(loss.weight[j]);
-    of_classes = block_sum(of_classes);
+    of_classes = block.over_lanes(of_classes, C(0), add);
   }
   if (threadIdx.x == 0) loss.finish(sums, of_classes, result, totals);
 }
@@ -369,29 +362,29 @@ struct RowWriter {
 
 template <typename T, bool kPlain>
 __global__ void __launch_bounds__(kThreads)
-    gradient_kernel(Loss<T> loss, int lanes, const RowStats<Compute<T>>* stats, const Compute<T>* totals,
+    gradient_kernel(Loss<T> loss, int row_lanes, const RowStats<Compute<T>>* stats, const Compute<T>* totals,
                     const Compute<T>* dloss, bool is_per_row, bool is_apart, int chunks, T* dlogits) {
   using C = Compute<T>;
-  const RowTeam team(lanes);
-  if (team.row >= loss.rows) return;
-  const int64_t label = loss.labels[team.row], first = team.row * loss.classes;
+  const RowLanes lanes(row_lanes);
+  if (lanes.row >= loss.rows) return;
+  const int64_t label = loss.labels[lanes.row], first = lanes.row * loss.classes;
   const bool counts = label != loss.ignored;
   Slope<C> slope;
-  const RowStats<C> of_row = stats[team.row];
+  const RowStats<C> of_row = stats[lanes.row];
   const Power<T> power(of_row.max);
-  if (counts) slope = loss.slope(label, of_row, totals, dloss[is_per_row ? team.row : 0]);
+  if (counts) slope = loss.slope(label, of_row, totals, dloss[is_per_row ? lanes.row : 0]);
   slope.exponential *= power.correction();
   const RowWriter<T, kPlain> writer{loss,   slope,   power, counts ? label : -1, loss.logits + first, dlogits + first,
                                     counts, is_apart};
   for (int chunk = static_cast<int>(blockIdx.y); chunk < chunks; chunk += static_cast<int>(gridDim.y))
-    writer.write(chunk, team.lane, team.lanes);
+    writer.write(chunk, lanes.lane, lanes.count);
 }
 
-// Launches a kernel with teams of `lanes` threads for the rows, and `chunks` blocks for each group of rows.
+// Launches a kernel with `lanes` threads for each row, and `chunks` blocks for each group of rows.
 template <typename Kernel, typename... Arguments>
-void launch_teams(Call& call, Kernel kernel, int64_t rows, int lanes, int chunks, const Arguments&... arguments) {
-  const int threads = std::max(lanes, kThreads), teams = threads / lanes;
-  launch(call, kernel, {(rows - 1) / teams + 1, std::min(chunks, 65535)}, threads, 0, arguments...);
+void launch_rows(Call& call, Kernel kernel, int64_t rows, int lanes, int chunks, const Arguments&... arguments) {
+  const int threads = std::max(lanes, kThreads), of_block = threads / lanes;
+  launch(call, kernel, {(rows - 1) / of_block + 1, std::min(chunks, 65535)}, threads, 0, arguments...);
 }
 
 // Returns the fewest lanes, from 4 to 32, that take a row in one chunk.
@@ -413,7 +406,7 @@ void launch_loss(Call& call, const Loss<T>& loss, Compute<T>* losses, RowStats<C
     lanes = 256;
   }
   const auto kernel = loss.is_plain() ? loss_kernel<T, true> : loss_kernel<T, false>;
-  launch_teams(call, kernel, loss.rows, lanes, 1, loss, lanes, losses, stats);
+  launch_rows(call, kernel, loss.rows, lanes, 1, loss, lanes, losses, stats);
 }
 
 template <typename T>
@@ -439,8 +432,8 @@ void launch_gradient(Call& call, const Loss<T>& loss, const RowStats<Compute<T>>
   const int chunks = static_cast<int>(std::max<int64_t>(1, (packs - 1) / (kPacks * lanes) + 1));
   const bool is_apart = elements_to_pack<N>(loss.logits) != elements_to_pack<N>(dlogits);
   const auto kernel = loss.is_plain() ? gradient_kernel<T, true> : gradient_kernel<T, false>;
-  launch_teams(call, kernel, loss.rows, lanes, chunks, loss, lanes, stats, totals, dloss, is_per_row, is_apart, chunks,
-               dlogits);
+  launch_rows(call, kernel, loss.rows, lanes, chunks, loss, lanes, stats, totals, dloss, is_per_row, is_apart, chunks,
+              dlogits);
 }
 
-}  // namespace msops
+}  // namespace msops::cross_entropy

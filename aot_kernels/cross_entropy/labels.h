@@ -3,7 +3,7 @@
 
 #include "../common/call.h"
 
-namespace msops {
+namespace msops::cross_entropy {
 
 // Labels are int32 or int64.
 struct Labels {
@@ -28,4 +28,4 @@ inline void require_classes(Call& call, const Tensor& tensor, int64_t ignored, i
   }
 }
 
-}  // namespace msops
+}  // namespace msops::cross_entropy

@@ -13,7 +13,7 @@
 #include "../common/functions.h"
 #include "labels.h"
 
-namespace msops {
+namespace msops::cross_entropy {
 
 enum class Reduction : int { kNone, kSum, kMean };
 
@@ -115,4 +115,4 @@ struct Loss {
   }
 };
 
-}  // namespace msops
+}  // namespace msops::cross_entropy
