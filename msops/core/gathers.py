@@ -1,6 +1,7 @@
 """Provides operators that gather points, and their scratch as text for signatures.
 
-The numbers are those of aot_kernels/gather: kTerms, kRangePoints and kRecordWords of tiles.h, kMostStaged of forward.h.
+The numbers are those of aot_kernels/shared/gather: kTerms, kRangePoints and kRecordWords of tiles.h, kMostStaged of
+forward.h.
 """
 
 from __future__ import annotations
