@@ -123,7 +123,7 @@ def _functions(mint: bool) -> list[tuple[Any, Callable[..., Any]]]:
     found = []
     for name, replacement in {**FUNCTIONS, **(MINT if mint else {})}.items():
         *folders, last = name.split(".")
-        place: Any = ops
+        place: Any = mindspore if folders[:1] == ["mint"] else ops
         for folder in folders:
             place = getattr(place, folder, None)
         original = getattr(place, last, None)

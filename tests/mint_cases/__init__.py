@@ -19,7 +19,8 @@ FOUND = []
 
 
 def case(*inputs, reference, dtypes=("float32",), differentiable=True):
-    """Decorates a program. It is called with Tensors in place of the inputs that are arrays."""
+    """Decorates a program, a function or a class of Cells. It is called with Tensors in place of the inputs that are
+    arrays."""
 
     def decorate(program):
         FOUND.append(Case(program, inputs, reference, dtypes, differentiable))

@@ -1,0 +1,94 @@
+"""Computes activations, functions of each element."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from mindspore import Tensor, ops
+from mindspore.ops import operations
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_elu, _erfc, _gelu = operations.Elu(), operations.Erfc(), operations.GeLU()
+_mish, _softplus = operations.Mish(), operations.Softplus()
+_expm1, _relu, _relu6, _sigmoid = operations.Expm1(), operations.ReLU(), operations.ReLU6(), operations.Sigmoid()
+
+
+def gelu(input: Tensor, *, approximate: str = "none") -> Tensor:  # noqa: A002
+    if approximate == "tanh":
+        return _gelu(input)
+    if approximate != "none":
+        raise ValueError(f"mint.nn.functional.gelu: approximate must be 'none' or 'tanh', got {approximate!r}")
+    return input * (_erfc(input * -math.sqrt(0.5)) * 0.5)
+
+
+def gelu_of(input: Tensor, approximate: str = "none") -> Tensor:  # noqa: A002
+    return gelu(input, approximate=approximate)
+
+
+def elu(input: Tensor, alpha: float = 1.0) -> Tensor:  # noqa: A002
+    if alpha == 1:
+        return _elu(input)
+    positive = input > 0
+    below = ops.where(positive, ops.zeros_like(input), input)
+    return ops.where(positive, input, _expm1(below) * alpha)
+
+
+def selu(input: Tensor) -> Tensor:  # noqa: A002
+    """MindSpore's own SeLU has a wrong gradient on the CPU."""
+    return ops.mul(elu(input, 1.6732632423543772848170429916717), 1.0507009873554804934193349852946)
+
+
+def mish(input: Tensor) -> Tensor:  # noqa: A002
+    return _mish(input)
+
+
+def hardtanh(input: Tensor, min_val: float = -1, max_val: float = 1) -> Tensor:  # noqa: A002
+    """Returns numbers cut to a range. The gradient is 0 at both ends."""
+    if min_val == 0 and max_val == 6:
+        return _relu6(input)
+    inside = ops.logical_and(input > min_val, input < max_val)
+    return ops.where(inside, input, ops.clamp(ops.stop_gradient(input), min_val, max_val))
+
+
+def threshold(input: Tensor, threshold: float, value: float) -> Tensor:  # noqa: A002
+    return ops.where(input > threshold, input, ops.full_like(input, value))
+
+
+def log_sigmoid(input: Tensor) -> tuple[Tensor, None]:  # noqa: A002
+    """Returns a pair as the primitive does, whose second part MindSpore keeps for its own gradient."""
+    return -softplus(-input), None
+
+
+def leaky_relu(input: Tensor, negative_slope: float = 0.01) -> Tensor:  # noqa: A002
+    return ops.where(input > 0, input, input * negative_slope)
+
+
+def softplus(input: Tensor, beta: float = 1, threshold: float = 20) -> Tensor:  # noqa: A002
+    x = input if beta == 1 else input * beta
+    y = _softplus(x) if beta == 1 else _softplus(x) / beta
+    return ops.where(x > threshold, input, y)
+
+
+def glu(x: Tensor, axis: int) -> Tensor:
+    value, gate = ops.split(x, x.shape[axis] // 2, axis)
+    return value * _sigmoid(gate)
+
+
+def _in_place(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Lets a function write its result into its input. The gradient needs a copy of what was there."""
+
+    def call(input: Tensor, *settings: float) -> Tensor:  # noqa: A002
+        return input.copy_(function(ops.deepcopy(input), *settings))
+
+    return call
+
+
+def _silu(x: Tensor) -> Tensor:
+    return x * _sigmoid(x)
+
+
+relu_in_place, sigmoid_in_place, silu_in_place = _in_place(_relu), _in_place(_sigmoid), _in_place(_silu)
+elu_in_place, hardtanh_in_place, threshold_in_place = _in_place(elu), _in_place(hardtanh), _in_place(threshold)

@@ -1,0 +1,132 @@
+"""Normalizes, by statistics of rows or of channels."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import mindspore
+from mindspore import Tensor, mint, ops
+from mindspore.communication import GlobalComm
+from mindspore.ops import operations
+
+from msops.core.compiled import once
+from msops.operators.layer_norm import layer_norm as normalize
+
+
+def layer_norm(
+    input: Tensor,  # noqa: A002
+    normalized_shape: Any,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Tensor:
+    rows = _rows_of(input.shape, normalized_shape)
+    weight, bias = _as_parameter(weight, input), _as_parameter(bias, input)
+    if rows is None or weight is not None:
+        return normalize(input, weight, bias, eps)
+    bias = None if bias is None else bias.reshape(-1)
+    return normalize(input.reshape(rows), None, bias, eps).reshape(input.shape)
+
+
+def layer_norm_and_statistics(
+    input: Tensor,  # noqa: A002
+    normalized_shape: Any,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Also returns the mean and the reciprocal of the standard deviation, which have no gradient."""
+    y = layer_norm(input, normalized_shape, weight, bias, eps)
+    x = ops.cast(ops.stop_gradient(input), mindspore.float32)
+    axes = tuple(range(-len(normalized_shape), 0))
+    mean = ops.mean(x, axes, True)
+    return y, mean, ops.rsqrt(ops.mean(ops.square(x - mean), axes, True) + eps)
+
+
+def _as_parameter(x: Tensor | None, beside: Tensor) -> Tensor | None:
+    """Returns a parameter of a dtype that msops' layer_norm takes beside an input."""
+    if x is None or x.dtype in (mindspore.float32, beside.dtype):
+        return x
+    return ops.cast(x, beside.dtype)
+
+
+@once
+def _rows_of(shape: tuple[int, ...], normalized: Any) -> tuple[int, ...] | None:
+    """Returns the shape of an input whose normalized axes are joined, None if it is one axis."""
+    normalized = (normalized,) if isinstance(normalized, int) else tuple(normalized)
+    if not normalized or shape[-len(normalized) :] != normalized:
+        raise ValueError(f"layer_norm: normalized_shape must be the last axes of the input's {shape}, got {normalized}")
+    return None if len(normalized) == 1 else (*shape[: -len(normalized)], math.prod(normalized))
+
+
+def batch_norm(
+    input: Tensor,  # noqa: A002
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    running_mean: Tensor | None = None,
+    runnning_var: Tensor | None = None,  # MindSpore's spelling
+    training: bool = False,
+    momentum: float = 0.1,
+    epsilon: float = 1e-5,
+) -> tuple[Tensor, ...]:
+    n = input.shape[1]
+    weight = ops.ones((n,), mindspore.float32) if weight is None else ops.cast(weight, mindspore.float32)
+    bias = ops.zeros((n,), mindspore.float32) if bias is None else ops.cast(bias, mindspore.float32)
+    planes = _planes_of(input.shape, training)
+    if running_mean is None or runnning_var is None:
+        if not training:
+            raise ValueError("mint.nn.functional.batch_norm: running_mean and running_var must be given for evaluation")
+        return (_by_own_statistics(input.reshape(planes), weight, bias, epsilon).reshape(input.shape),)
+    out = _make_batch_norm(training, epsilon, momentum)(input.reshape(planes), weight, bias, running_mean, runnning_var)
+    return (out[0].reshape(input.shape),)
+
+
+def _by_own_statistics(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    wide = ops.cast(x, mindspore.float32)
+    distances = wide - ops.mean(wide, (0, 2, 3), True)
+    scale = ops.rsqrt(ops.mean(ops.square(distances), (0, 2, 3), True) + eps)
+    return ops.cast(distances * scale * weight.reshape(1, -1, 1, 1) + bias.reshape(1, -1, 1, 1), x.dtype)
+
+
+@once
+def _planes_of(shape: tuple[int, ...], training: bool) -> tuple[int, ...]:
+    if len(shape) < 2:
+        raise ValueError(f"mint.nn.functional.batch_norm: input must have 2 axes at least, got shape {shape}")
+    size = math.prod(shape[2:])
+    if training and shape[0] * size <= 1:
+        raise ValueError(f"mint.nn.functional.batch_norm: training needs several values a channel, got shape {shape}")
+    return (*shape[:2], size, 1)
+
+
+@once
+def _make_batch_norm(training: bool, epsilon: float, momentum: float | None) -> operations.BatchNorm:
+    if momentum is None:  # MindSpore's word for a number that is not known when it compiles
+        raise NotImplementedError(
+            "mint.nn.functional.batch_norm: momentum must be known when MindSpore compiles; "
+            "a Cell with momentum=None, which counts the batches, needs PyNative mode"
+        )
+    return operations.BatchNorm(training, epsilon, momentum)
+
+
+_SyncBatchNorm: Any = mint.nn.SyncBatchNorm
+
+
+class SyncBatchNorm(_SyncBatchNorm):
+    """Normalizes by its own batch where `mindspore.communication` is not in use, so that a program runs by itself."""
+
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+        process_group: str | None = None,
+        dtype: mindspore.Type | None = None,
+    ) -> None:
+        if GlobalComm.INITED:
+            super().__init__(num_features, eps, momentum, affine, track_running_stats, process_group, dtype)
+            return
+        super(_SyncBatchNorm, self).__init__(num_features, eps, momentum, affine, track_running_stats, dtype)
+        self.process_group, self.world_size, self.sync_batch_norm = process_group, 1, None
