@@ -18,6 +18,7 @@ from .mint import (
     linear,
     loss,
     norm,
+    optim,
     pool,
     reduction,
     resize,
@@ -212,6 +213,10 @@ PRIMITIVES: dict[str, Callable[..., Any]] = {
 # with "mint." are of mindspore.mint.
 MINT: dict[str, Callable[..., Any]] = {
     "mint.nn.SyncBatchNorm": norm.SyncBatchNorm,
+    "mint.optim.Adam": optim.Adam,
+    "mint.optim.AdamW": optim.AdamW,
+    "mint.optim.FusedAdamW": optim.FusedAdamW,
+    "mint.optim.SGD": optim.SGD,
     "layer_norm": norm.layer_norm,
     "function.nn_func.log_softmax_ext": loss.log_softmax,
     "function.nn_func.cross_entropy_ext": loss.cross_entropy_ext,

@@ -1,0 +1,141 @@
+"""Steps of the optimizers of `mindspore.mint.optim`.
+
+They need updates in place that MindSpore has on Ascend alone: on the CPU, `Tensor.add_` changes nothing and says
+nothing. Each class takes its constructor and its state from MindSpore's, and has a step of its own, which assigns.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import mindspore
+from mindspore import Parameter, Tensor, mint, ops
+from mindspore.ops import operations
+
+if TYPE_CHECKING:
+    Group = dict[str, Any]
+    Tensors = tuple[Tensor, ...]
+
+_adam, _momentum, _expm1 = operations.AdamWeightDecay(), operations.ApplyMomentum(), operations.Expm1()
+
+
+class Adam(mint.optim.Adam):
+    """Adam, with the decay of weights in the gradient."""
+
+    def construct(self, gradients: Tensors) -> bool:
+        steps = ops.add(self.state_step, 1.0)
+        ops.assign(self.state_step, steps)
+        for i, group in enumerate(self.param_groups):
+            start, end = self.group_start_id[i], self.group_start_id[i + 1]
+            settings = _settings(group, steps.reshape(()), 0.0)
+            for j in range(start, end):
+                parameter, gradient = self.parameters[j], gradients[j]
+                gradient = -gradient if group["maximize"] else gradient
+                if group["weight_decay"] != 0:
+                    gradient = gradient + parameter * group["weight_decay"]
+                most = group["max_exp_avg_sq"][j - start] if group["amsgrad"] else None
+                _step(parameter, self.exp_avg[j], self.exp_avg_sq[j], most, gradient, settings, group)
+        return True
+
+
+class AdamW(mint.optim.AdamW):
+    """Adam, with the decay of weights apart from the gradient."""
+
+    def construct(self, gradients: Tensors) -> bool:
+        return _steps_with_decay(self, gradients)
+
+
+class FusedAdamW(mint.optim.FusedAdamW):
+    """As AdamW: one launch for each parameter, since no memory is shared here."""
+
+    def contiguous_params(self, start_id: int, end_id: int, param_group: Group) -> None:
+        """Leaves the parameters where they are."""
+
+    def construct(self, gradients: Tensors) -> bool:
+        return _steps_with_decay(self, gradients)
+
+
+def _steps_with_decay(optimizer: AdamW | FusedAdamW, gradients: Tensors) -> bool:
+    count = ops.add(optimizer.state_step, 1.0)  # this counts from 0
+    ops.assign(optimizer.state_step, count)
+    for i, group in enumerate(optimizer.param_groups):
+        start, end = optimizer.group_start_id[i], optimizer.group_start_id[i + 1]
+        settings = _settings(group, ops.add(count, 1.0).reshape(()), group["weight_decay"])
+        for j in range(start, end):
+            gradient = -gradients[j] if group["maximize"] else gradients[j]
+            most = group["max_exp_avg_sq"][j - start] if group["amsgrad"] else None
+            _step(
+                *(optimizer.parameters[j], optimizer.exp_avg[j], optimizer.exp_avg_sq[j], most),
+                *(gradient, settings, group),
+            )
+    return True
+
+
+def _settings(group: Group, steps: Tensor, decay: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns a rate, an epsilon and a decay so that Adam without corrections of its moments does this step:
+
+    rate · (m / (√v + epsilon) + decay · p) = lr · (m / (1 - β₁ᵗ) / (√(v / (1 - β₂ᵗ)) + eps) + weight_decay · p).
+    """
+    first, second = _correction(group["betas"][0], steps), _correction(group["betas"][1], steps)
+    root = ops.sqrt(second)
+    return group["lr"] * root / first, root * group["eps"], first / root * decay
+
+
+def _correction(beta: float, steps: Tensor) -> Tensor:
+    """Returns 1 - beta ** steps, also where this is small."""
+    return ops.ones_like(steps) if beta == 0 else -_expm1(steps * math.log(beta))
+
+
+def _step(
+    parameter: Parameter,
+    first: Parameter,
+    second: Parameter,
+    most: Parameter | None,
+    gradient: Tensor,
+    settings: tuple[Tensor, Tensor, Tensor],
+    group: Group,
+) -> None:
+    rate, eps, decay = settings
+    beta1, beta2 = group["betas"]
+    if most is None and parameter.dtype == mindspore.float32:
+        _adam(parameter, first, second, rate, beta1, beta2, eps, decay, ops.cast(gradient, mindspore.float32))
+        return
+    dtype = parameter.dtype
+    rate, eps, decay = ops.cast(rate, dtype), ops.cast(eps, dtype), ops.cast(decay, dtype)
+    m, v = first * beta1 + gradient * (1 - beta1), second * beta2 + ops.square(gradient) * (1 - beta2)
+    ops.assign(first, m)
+    ops.assign(second, v)
+    if most is not None:
+        v = ops.maximum(most, v)
+        ops.assign(most, v)
+    ops.assign(parameter, parameter - rate * (m / (ops.sqrt(v) + eps) + decay * parameter))
+
+
+class SGD(mint.optim.SGD):
+    """Gradient descent, with momentum."""
+
+    def construct(self, gradients: Tensors) -> bool:
+        for i, group in enumerate(self.param_groups):
+            start, end = self.group_start_id[i], self.group_start_id[i + 1]
+            for j in range(start, end):
+                parameter, gradient = self.parameters[j], gradients[j]
+                gradient = -gradient if group["maximize"] else gradient
+                if group["weight_decay"] != 0:
+                    gradient = gradient + parameter * group["weight_decay"]
+                _descend(parameter, self.momentum_buf[j], gradient, self.step_t, group)
+        ops.assign(self.step_t, self.step_t + 1)
+        return True
+
+
+def _descend(parameter: Parameter, buffer: Parameter, gradient: Tensor, steps: Parameter, group: Group) -> None:
+    momentum, dampening = group["momentum"], group["dampening"]
+    if momentum != 0 and dampening == 0 and not group["nesterov"] and parameter.dtype == mindspore.float32:
+        _momentum(parameter, buffer, group["lr"], gradient, momentum)
+        return
+    if momentum != 0:
+        share = 1 - dampening * ops.cast(steps > 0, parameter.dtype)  # the first gradient counts in full
+        total = buffer * momentum + gradient * share
+        ops.assign(buffer, total)
+        gradient = gradient + total * momentum if group["nesterov"] else total
+    ops.assign(parameter, parameter - ops.cast(group["lr"], parameter.dtype) * gradient)
