@@ -218,6 +218,7 @@ MINT: dict[str, Callable[..., Any]] = {
     "mint.optim.FusedAdamW": optim.FusedAdamW,
     "mint.optim.SGD": optim.SGD,
     "layer_norm": norm.layer_norm,
+    "LogSoftmaxExt": loss.LogSoftmaxExt,
     "function.nn_func.log_softmax_ext": loss.log_softmax,
     "function.nn_func.cross_entropy_ext": loss.cross_entropy_ext,
     "functional_overload.conv1d": conv.convolution,

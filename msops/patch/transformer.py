@@ -64,19 +64,19 @@ def rotary_position_embedding(x: Tensor, cos: Tensor, sin: Tensor, mode: int = 0
     return turn(x, cos, sin, _turns_neighbours("rotary_position_embedding", mode))
 
 
-class _Replacement:
+class Replacement:
     """A primitive as MindSpore compiles it, from the source of `__call__`."""
 
     __ms_class__ = True
 
-    def shard(self, in_strategy: object = None, out_strategy: object = None) -> _Replacement:
+    def shard(self, in_strategy: object = None, out_strategy: object = None) -> Replacement:
         """Does nothing, as for MindSpore's primitives, unless MindSpore distributes operators, which is refused."""
         if mindspore.get_auto_parallel_context("parallel_mode") in ("semi_auto_parallel", "auto_parallel"):
             raise NotImplementedError(f"{type(self).__name__}: msops' operators cannot be sharded")
         return self
 
 
-class RmsNorm(_Replacement):
+class RmsNorm(Replacement):
     """Calls rms_norm with the `epsilon` that it was made with."""
 
     def __init__(self, epsilon: float = 1e-6) -> None:
@@ -86,21 +86,21 @@ class RmsNorm(_Replacement):
         return rms_norm(x, gamma, self.epsilon)
 
 
-class AddRmsNorm(_Replacement):
+class AddRmsNorm(Replacement):
     """Calls add_rms_norm."""
 
     def __call__(self, x1: Tensor, x2: Tensor, gamma: Tensor, epsilon: float = 1e-6) -> tuple[Tensor, Tensor, Tensor]:
         return add_rms_norm(x1, x2, gamma, epsilon)
 
 
-class Swiglu(_Replacement):
+class Swiglu(Replacement):
     """Calls swiglu."""
 
     def __call__(self, input: Tensor, dim: int = -1) -> Tensor:  # noqa: A002
         return swiglu(input, dim)
 
 
-class RotaryPositionEmbedding(_Replacement):
+class RotaryPositionEmbedding(Replacement):
     """Calls rotary_position_embedding."""
 
     def __call__(self, x: Tensor, cos: Tensor, sin: Tensor, mode: int = 0) -> Tensor:

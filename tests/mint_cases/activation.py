@@ -2,7 +2,7 @@
 
 import numpy as np
 import scipy.special
-from mindspore import mint
+from mindspore import mint, nn
 
 from . import case
 
@@ -72,3 +72,16 @@ def gated(x):
 )
 def probabilities(x):
     return F.softmax(x, 1), F.log_softmax(x, 0), F.log_softmax(x, -1)
+
+
+@case(X, reference=lambda x: (scipy.special.log_softmax(x, 1), normal(x), elu(x, 1), np.clip(x, 0, 6)))
+class Cells(nn.Cell):
+    """Holds Cells."""
+
+    def __init__(self):
+        super().__init__()
+        self.log_softmax, self.gelu, self.elu = mint.nn.LogSoftmax(-1), mint.nn.GELU(), mint.nn.ELU()
+        self.relu6 = mint.nn.ReLU6()
+
+    def construct(self, x):
+        return self.log_softmax(x), self.gelu(x), self.elu(x), self.relu6(x)

@@ -8,6 +8,7 @@ from mindspore.ops import operations
 
 from msops.core.compiled import once
 from msops.operators.cross_entropy import cross_entropy as cross_entropy_of_rows
+from msops.patch.transformer import Replacement
 
 from .activation import softplus
 from .elementwise import rsqrt
@@ -18,6 +19,13 @@ def log_softmax(input: Tensor, dim: int | None = None, *, dtype: mindspore.Type 
         dim = 0 if input.ndim in (0, 1, 3) else 1
     x = input if dtype is None else ops.cast(input, dtype)
     return ops.zeros_like(x) if x.ndim == 0 else _make_log_softmax(dim)(x)
+
+
+class LogSoftmaxExt(Replacement):
+    """Calls log_softmax."""
+
+    def __call__(self, input: Tensor, dim: int | None = None, dtype: mindspore.Type | None = None) -> Tensor:  # noqa: A002
+        return log_softmax(input, dim, dtype=dtype)
 
 
 @once
