@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     Numbers = int | tuple[int, ...]
     Operator = Callable[..., Any]
-    Array = np.ndarray[Any, Any]
 
 
 def avg_pool1d(
@@ -71,12 +70,12 @@ def _avg_pool(
     name = f"mint.nn.functional.avg_pool{rank}d"
     shape, last = volume_of(name, x.shape, rank)
     operator, pads, factors = _make_avg_pool(
-        name, x.shape[last:], kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override
+        name, x.shape[last:], x.dtype, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override
     )
     volume = x.reshape(shape)
     y = operator(volume if pads is None else constant_pad(volume, pads))
     if factors is not None:
-        y = y * Tensor(factors, x.dtype)
+        y = y * factors
     return y.reshape(x.shape[:last] + y.shape[-rank:])
 
 
@@ -93,13 +92,14 @@ def volume_of(name: str, shape: tuple[int, ...], rank: int) -> tuple[tuple[int, 
 def _make_avg_pool(
     name: str,
     sizes: tuple[int, ...],
+    dtype: mindspore.Type,
     kernel_size: Numbers,
     stride: Numbers | None,
     padding: Numbers,
     ceil_mode: bool,
     count_include_pad: bool,
     divisor_override: int | None,
-) -> tuple[Operator, tuple[int, ...] | None, Array | None]:
+) -> tuple[Operator, tuple[int, ...] | None, Tensor | None]:
     """Returns an operator that takes means of whole windows, the zeros to put around its input, and factors that make
     its result the one asked for.
     """
@@ -128,7 +128,7 @@ def _make_avg_pool(
     whole = math.prod(kernel)
     if divisor_override is not None:
         counts = np.full_like(counts, divisor_override)
-    factors = None if np.all(counts == whole) else whole / counts
+    factors = None if np.all(counts == whole) else Tensor(whole / counts, dtype)
     front = (1,) * (2 - rank)
     make = operations.AvgPool3D if rank == 3 else operations.AvgPool
     return make(front + kernel, front + strides, "valid"), tuple(zeros) if any(zeros) else None, factors
@@ -266,10 +266,29 @@ def unfold(
     stride: Numbers = 1,
 ) -> Tensor:
     """Returns the windows of each image as columns of shape (channels · window, number of windows)."""
-    x = input.expand_dims(0) if input.ndim == 3 else input
-    y = _make_unfold(kernel_size, dilation, padding, stride)(x)
-    y = y.reshape((x.shape[0], -1, y.shape[-1]))
-    return y.squeeze(0) if input.ndim == 3 else y
+    y = _make_unfold(kernel_size, dilation, padding, stride)(input.reshape(_batch_of(input.shape, 3)))
+    return y.reshape(_joined(input.shape[:-3], y.shape))
+
+
+@once
+def _batch_of(shape: tuple[int, ...], rank: int) -> tuple[int, ...]:
+    """Returns the shape of one image, or of one matrix of columns, as that of a batch of one."""
+    if len(shape) not in (rank, rank + 1):
+        raise ValueError(f"mint.nn.functional: input must have {rank} or {rank + 1} axes, got shape {shape}")
+    return shape if len(shape) > rank else (1, *shape)
+
+
+@once
+def _columns_of(shape: tuple[int, ...], window: int) -> tuple[int, ...]:
+    """Returns the shape of columns with an axis for the windows' elements."""
+    batch = _batch_of(shape, 2)
+    return (batch[0], batch[1] // window, window, batch[2])
+
+
+@once
+def _joined(batch: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Returns the shape of columns, whose windows and channels stand on axes 1 and 2."""
+    return (*batch, shape[1] * shape[2], shape[3])
 
 
 @once
@@ -288,16 +307,16 @@ def fold(
 ) -> Tensor:
     """Adds columns, as `unfold` makes them, at the places of their windows."""
     operator, sizes, window = _make_fold(output_size, kernel_size, dilation, padding, stride)
-    x = input.expand_dims(0) if input.ndim == 2 else input
-    y = operator(x.reshape((x.shape[0], -1, window, x.shape[-1])), Tensor(sizes, mindspore.int32))
-    return y.squeeze(0) if input.ndim == 2 else y
+    y = operator(input.reshape(_columns_of(input.shape, window)), sizes)
+    return y.reshape(input.shape[:-2] + y.shape[1:])
 
 
 @once
 def _make_fold(
     output_size: Numbers, kernel_size: Numbers, dilation: Numbers, padding: Numbers, stride: Numbers
-) -> tuple[Operator, tuple[int, ...], int]:
+) -> tuple[Operator, Tensor, int]:
     name = "mint.nn.functional.fold"
     kernel = along(name, kernel_size, 2)
     settings = [along(name, each, 2) for each in (dilation, padding, stride)]
-    return operations.Col2Im(kernel, *settings), along(name, output_size, 2), kernel[0] * kernel[1]
+    sizes = Tensor(along(name, output_size, 2), mindspore.int32)
+    return operations.Col2Im(kernel, *settings), sizes, kernel[0] * kernel[1]

@@ -14,10 +14,11 @@ from msops.core.compiled import once
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    import mindspore
+
     Sizes = tuple[int, ...] | None
     Scales = tuple[float, ...] | None
     Operator = Callable[..., Any]
-    Array = np.ndarray[Any, Any]
 
 _nearest: Operator = operations.UpsampleNearest3D()
 
@@ -48,8 +49,8 @@ def bicubic(x: Tensor, output_size: Sizes = None, scales: Scales = None, align_c
     """Interpolates by cubic polynomials along the last two axes, as products of matrices."""
     _, sizes, factors = _resized("bicubic", x.shape, output_size, scales)
     scale = (None, None, None) if factors is None else factors
-    rows = Tensor(_cubic_weights(x.shape[2], sizes[0], scale[1], align_corners), x.dtype)
-    columns = Tensor(_cubic_weights(x.shape[3], sizes[1], scale[2], align_corners), x.dtype)
+    rows = _cubic_weights(x.shape[2], sizes[0], scale[1], align_corners, x.dtype)
+    columns = _cubic_weights(x.shape[3], sizes[1], scale[2], align_corners, x.dtype)
     return ops.matmul(rows, ops.matmul(x, columns.swapaxes(0, 1)))
 
 
@@ -89,7 +90,7 @@ def _resized(
 
 
 @once
-def _cubic_weights(n: int, size: int, scale: float | None, align_corners: bool) -> Array:
+def _cubic_weights(n: int, size: int, scale: float | None, align_corners: bool, dtype: mindspore.Type) -> Tensor:
     """Returns the weights (size, n) of the elements along an axis in each one of the result; a = -0.75, as usual."""
     weights, steps = np.zeros((size, n)), np.arange(size)
     if align_corners:
@@ -102,4 +103,4 @@ def _cubic_weights(n: int, size: int, scale: float | None, align_corners: bool) 
         near = (1.25 * away - 2.25) * away * away + 1
         far = -0.75 * (((away - 5) * away + 8) * away - 4)
         np.add.at(weights, (steps, np.clip(first + step, 0, n - 1)), np.where(away <= 1, near, far))
-    return weights
+    return Tensor(weights, dtype)
