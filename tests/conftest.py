@@ -1,4 +1,5 @@
 import os
+import subprocess
 import sys
 
 import pytest
@@ -39,3 +40,20 @@ def huge_gpu(gpu):
 def same_path(monkeypatch):
     """Restores sys.path, where MindSpore leaves folders of its own when it rewrites a Cell for level O1."""
     monkeypatch.setattr(sys, "path", list(sys.path))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem):
+    """Runs a test marked `alone` in a process of its own."""
+    if not pyfuncitem.get_closest_marker("alone") or "MSOPS_ALONE" in os.environ:
+        return None
+    config = pyfuncitem.config
+    test = f"{pyfuncitem.path}::{pyfuncitem.nodeid.partition('::')[2]}"
+    device = f"--device-target={config.getoption('--device-target')}"
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", device, test],
+        cwd=config.rootpath, env=environment | {"MSOPS_ALONE": "1"}, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout
+    return True

@@ -103,6 +103,9 @@ def test_optimizer_has_rates_of_groups_that_may_change(mode):
         np.testing.assert_allclose(parameter.asnumpy(), start - moved, 1e-5, 1e-6)
 
 
+# Once a graph has counted the batches of a BatchNorm, MindSpore fails to compile some graphs of the same process
+# ("ValueProblem(DeadNode) can't be converted to abstract").
+@pytest.mark.alone
 @pytest.mark.parametrize("momentum", [0.3, None])
 def test_batch_norm_follows_running_statistics(mode, momentum):
     net, mean, variance = mint.nn.BatchNorm1d(3, momentum=momentum), np.zeros(3), np.ones(3)
@@ -132,6 +135,7 @@ def test_batch_norm_without_running_statistics(mode):
     np.testing.assert_allclose(net(Tensor(x.astype(np.float32))).asnumpy(), want, 1e-5, 1e-5)
 
 
+@pytest.mark.alone
 def test_sync_batch_norm_of_one_process(mode):
     net, own = mint.nn.SyncBatchNorm(3), mint.nn.BatchNorm2d(3)
     x = Tensor(RNG.standard_normal((4, 3, 5, 2)).astype(np.float32))

@@ -70,13 +70,25 @@ def _avg_pool(
     name = f"mint.nn.functional.avg_pool{rank}d"
     shape, last = volume_of(name, x.shape, rank)
     operator, pads, factors = _make_avg_pool(
-        name, x.shape[last:], x.dtype, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override
+        name, rest(x.shape, last), x.dtype, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override
     )
     volume = x.reshape(shape)
     y = operator(volume if pads is None else constant_pad(volume, pads))
     if factors is not None:
         y = y * factors
-    return y.reshape(x.shape[:last] + y.shape[-rank:])
+    return y.reshape(joined(x.shape, last, rest(y.shape, -rank)))
+
+
+# MindSpore fails to slice a tuple in a graph that it compiles after one of a BatchNorm in training and one of x[0].
+@once
+def rest(shape: tuple[int, ...], begin: int) -> tuple[int, ...]:
+    return shape[begin:]
+
+
+@once
+def joined(shape: tuple[int, ...], end: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """Returns the sizes of a shape before axis `end`, then `sizes`."""
+    return (*shape[:end], *sizes)
 
 
 @once
@@ -180,7 +192,7 @@ def _adaptive_avg_pool(x: Tensor, rank: int, output_size: Any) -> Tensor:
     if sizes == (1,) * rank:
         return ops.mean(x, _last_axes(rank), True)
     y = _make_adaptive_avg_pool((1,) * (2 - rank) + sizes)(x.reshape(shape))
-    return y.reshape(x.shape[:last] + sizes)
+    return y.reshape(joined(x.shape, last, sizes))
 
 
 @once
@@ -230,7 +242,7 @@ def max_unpool2d(
     flat = (planes, -1)
     zeros = ops.zeros((planes, sizes[0] * sizes[1]), input.dtype)
     out = ops.tensor_scatter_elements(zeros, indices.reshape(flat), input.reshape(flat), 1)
-    return out.reshape(input.shape[:-2] + sizes)
+    return out.reshape(joined(input.shape, -2, sizes))
 
 
 @once
@@ -267,7 +279,7 @@ def unfold(
 ) -> Tensor:
     """Returns the windows of each image as columns of shape (channels · window, number of windows)."""
     y = _make_unfold(kernel_size, dilation, padding, stride)(input.reshape(_batch_of(input.shape, 3)))
-    return y.reshape(_joined(input.shape[:-3], y.shape))
+    return y.reshape(joined(input.shape, -3, _columns(y.shape)))
 
 
 @once
@@ -286,9 +298,9 @@ def _columns_of(shape: tuple[int, ...], window: int) -> tuple[int, ...]:
 
 
 @once
-def _joined(batch: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Returns the shape of columns, whose windows and channels stand on axes 1 and 2."""
-    return (*batch, shape[1] * shape[2], shape[3])
+def _columns(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Returns the shape of an image's columns, whose windows and channels stand on axes 1 and 2."""
+    return shape[1] * shape[2], shape[3]
 
 
 @once
@@ -308,7 +320,7 @@ def fold(
     """Adds columns, as `unfold` makes them, at the places of their windows."""
     operator, sizes, window = _make_fold(output_size, kernel_size, dilation, padding, stride)
     y = operator(input.reshape(_columns_of(input.shape, window)), sizes)
-    return y.reshape(input.shape[:-2] + y.shape[1:])
+    return y.reshape(joined(input.shape, -2, rest(y.shape, 1)))
 
 
 @once
