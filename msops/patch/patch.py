@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import mindspore
 from mindspore import ops
 
-from .table import FUNCTIONS, MINT, PRIMITIVES
+from .mint.random import share_seed
+from .table import FUNCTIONS, METHODS, MINT, PRIMITIVES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -27,6 +28,7 @@ class Replaced(NamedTuple):
 
 
 _replaced: list[Replaced] = []  # while there are patches
+_methods: list[tuple[type, str, Any]] = []  # a class of MindSpore, the name of its method, and the method
 _patches: set[Patch] = set()  # that are not undone
 
 
@@ -104,6 +106,21 @@ def _replace(mint: bool) -> None:
         if replacement is not None:
             _replaced.append(Replaced(module, name, value, replacement))
             setattr(module, name, replacement)
+    if mint and not _methods:
+        _replace_methods()
+
+
+def _replace_methods() -> None:
+    for path, make in METHODS.items():
+        *folders, name = path.split(".")
+        owner: Any = mindspore
+        for folder in folders:
+            owner = getattr(owner, folder, None)
+        if hasattr(owner, name):
+            _methods.append((owner, name, getattr(owner, name)))
+            setattr(owner, name, make(getattr(owner, name)))
+    if hasattr(mindspore, "default_generator"):
+        share_seed(mindspore.default_generator)
 
 
 def _restore() -> None:
@@ -116,6 +133,9 @@ def _restore() -> None:
             found = by_place.get((module.__name__, name)) or by_name.get((name, id(value))) or by_identity[id(value)]
             setattr(module, name, found.original)
     _replaced.clear()
+    for owner, name, method in _methods:
+        setattr(owner, name, method)
+    _methods.clear()
 
 
 def _functions(mint: bool) -> list[tuple[Any, Callable[..., Any]]]:

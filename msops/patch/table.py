@@ -24,6 +24,7 @@ from .mint import (
     resize,
     shape,
 )
+from .mint import creation, elementwise, linear, random, reduction, shape
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -207,6 +208,29 @@ PRIMITIVES: dict[str, Callable[..., Any]] = {
     "UpsampleBilinear2D": resize.linear,
     "UpsampleTrilinear3D": resize.linear,
     "UpsampleBicubic2D": resize.bicubic,
+    "RandExt": random.rand,
+    "RandLikeExt": random.rand_like,
+    "Randn": random.randn,
+    "RandnLike": random.randn_like,
+    "RandInt": random.randint,
+    "RandIntLike": random.randint_like,
+    "RandpermExt": random.randperm,
+    "NormalFloatFloat": random.normal_of_size,
+    "NormalFloatTensor": random.normal_of_deviation,
+    "NormalTensorFloat": random.normal_of_tensor,
+    "NormalTensorTensor": random.normal_of_tensor,
+    "BernoulliExt": random.bernoulli,
+    "MultinomialExt": random.multinomial,
+    "UniformExt": random.uniform_between,
+    "FuncDropoutExt": random.dropout,
+    "DropoutExt": random.dropout_and_mask,
+    "Dropout2dExt": random.dropout_of_channels,
+    "InplaceBernoulliScalar": random.fill_bernoulli,
+    "InplaceBernoulliTensor": random.fill_bernoulli,
+    "InplaceExponential": random.fill_exponential,
+    "InplaceNormal": random.fill_normal,
+    "InplaceRandom": random.fill_integers,
+    "InplaceUniform": random.fill_uniform,
 }
 
 # mindspore.mint also calls these functions of mindspore.ops, most of which choose a primitive in C++. Names that begin
@@ -235,4 +259,9 @@ MINT: dict[str, Callable[..., Any]] = {
     "functional_overload.kthvalue": reduction.kthvalue,
     "functional_overload.nansum": reduction.nansum,
     "functional_overload.repeat_interleave": shape.repeat_interleave,
+}
+
+# These methods of MindSpore's classes are replaced by what a function makes of them.
+METHODS: dict[str, Callable[[Any], Callable[..., Any]]] = {
+    "common.generator.Generator.manual_seed": random.sharing_seed,
 }
