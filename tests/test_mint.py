@@ -107,3 +107,37 @@ def test_sizes_that_depend_on_values():
     np.testing.assert_array_equal(got.asnumpy(), np.bincount(x, weights))
     with pytest.raises(NotImplementedError, match="bincount: the result's size depends on values"):
         compiled_bincount(Tensor(x))
+
+
+@pytest.mark.parametrize(
+    ("equation", "words"),
+    [
+        ("ij,jk", "has 2 terms for 1 tensors"),
+        ("ijk", "does not fit a tensor of 2 axes"),
+        ("ij->iij", "must each stand once"),
+        ("ij->k", "must each stand once, and in a term"),
+        ("i1", "the equation has letters"),
+        ("ii", "axes of one letter have sizes 3 and 4"),
+    ],
+)
+def test_wrong_einsum(equation, words):
+    mindspore.set_context(mode=mindspore.PYNATIVE_MODE)
+    with pytest.raises(ValueError, match=f"mint.einsum: .*{words}"):
+        mint.einsum(equation, Tensor(np.ones((3, 4), np.float32)))
+
+
+def test_unique_slices():
+    mindspore.set_context(mode=mindspore.PYNATIVE_MODE)
+    x = np.array([[1, 2], [0, 5], [1, 2]])
+    found, places = mint.unique(Tensor(x), return_inverse=True, dim=0)
+    want, where = np.unique(x, return_inverse=True, axis=0)
+    np.testing.assert_array_equal(found.asnumpy(), want)
+    np.testing.assert_array_equal(places.asnumpy(), where.reshape(-1))
+
+
+def test_equal():
+    mindspore.set_context(mode=mindspore.PYNATIVE_MODE)
+    x = Tensor(np.arange(3.0))
+    assert mint.equal(x, x + 0)
+    assert not mint.equal(x, x + 1)
+    assert not mint.equal(x, x[:2])

@@ -25,6 +25,7 @@ from .mint import (
     shape,
 )
 from .mint import creation, elementwise, linear, random, reduction, shape
+from .mint import creation, einsum, elementwise, linear, random, reduction, shape
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -83,6 +84,9 @@ PRIMITIVES: dict[str, Callable[..., Any]] = {
     "Rsqrt": elementwise.rsqrt,
     "Sigmoid": elementwise.sigmoid,
     "Sqrt": elementwise.sqrt,
+    "IsFinite": elementwise.isfinite,
+    "IsNegInf": elementwise.isneginf,
+    "EqualExt": elementwise.equal,
     "LogAddExp": elementwise.logaddexp,
     "LogAddExp2": elementwise.logaddexp2,
     "Frac": elementwise.frac,
@@ -128,12 +132,17 @@ PRIMITIVES: dict[str, Callable[..., Any]] = {
     "SplitWithSize": shape.split_into,
     "BroadcastToView": shape.broadcast_to,
     "ExpandDimsView": shape.expand_dims,
+    "Narrow": shape.narrow,
     "NarrowView": shape.narrow,
     "SelectExtView": shape.select,
     "UnstackExtView": shape.unbind,
     "IndexSelect": shape.index_select,
     "IndexAddExt": shape.index_add,
     "ScatterAddExt": shape.scatter_add,
+    "Scatter": shape.scatter,
+    "ScatterValue": shape.scatter,
+    "Unique2": shape.unique,
+    "UniqueDim": shape.unique_along,
     "Take": shape.take,
     "Roll": shape.roll,
     "RepeatInterleaveInt": shape.repeat_interleave,
@@ -156,6 +165,7 @@ PRIMITIVES: dict[str, Callable[..., Any]] = {
     "Baddbmm": linear.baddbmm,
     "Cross": linear.cross,
     "TraceExt": linear.trace,
+    "LinalgQr": linear.qr,
     "MatrixInverseExt": linear.inverse,
     "TriangularSolve": linear.triangular_solve,
     "Conv1DExt": conv.convolution,
@@ -252,12 +262,17 @@ MINT: dict[str, Callable[..., Any]] = {
     "functional_overload.addcdiv": elementwise.addcdiv,
     "functional_overload.baddbmm": linear.baddbmm,
     "functional_overload.bitwise_not": elementwise.bitwise_not,
+    "functional_overload.count_nonzero": reduction.count_nonzero,
+    "functional_overload.einsum": einsum.einsum,
     "functional_overload.empty": creation.empty,
     "functional_overload.empty_like": creation.empty_like,
+    "functional_overload.floor_divide": elementwise.floor_divide,
     "functional_overload.fmod": elementwise.fmod,
+    "functional_overload.imag": elementwise.imag,
     "functional_overload.index_add": shape.index_add,
     "functional_overload.kthvalue": reduction.kthvalue,
     "functional_overload.nansum": reduction.nansum,
+    "functional_overload.real": elementwise.real,
     "functional_overload.repeat_interleave": shape.repeat_interleave,
 }
 

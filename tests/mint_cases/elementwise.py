@@ -2,7 +2,7 @@
 
 import numpy as np
 import scipy.special
-from mindspore import mint
+from mindspore import mint, ops
 
 from . import case
 
@@ -71,3 +71,27 @@ def truths(x, y):
 @case(LARGE * 2.7, LARGE[::-1].copy(), reference=lambda x, y: (np.fmod(x, y), np.remainder(x, y)), differentiable=False)
 def remainders(x, y):
     return mint.fmod(x, y), mint.remainder(x, y)
+
+
+SIGNED, SPECIAL = np.arange(-3, 5), np.array([1, np.inf, -np.inf, np.nan, -2.5])
+
+
+@case(
+    SIGNED,
+    SPECIAL,
+    reference=lambda n, x: (np.isfinite(n), np.isfinite(x), np.isneginf(n), np.isneginf(x), n // 2),
+    differentiable=False,
+)
+def classes(n, x):
+    return mint.isfinite(n), mint.isfinite(x), mint.isneginf(n), mint.isneginf(x), mint.floor_divide(n, 2)
+
+
+@case(X, reference=lambda x: (x, 2 * x), differentiable=False)
+def parts_of_complex_numbers(x):
+    pairs = ops.Complex()(x, x * 2)
+    return mint.real(pairs), mint.imag(pairs)
+
+
+@case(X, reference=lambda x: (np.diff(x), np.diff(x, 2, 0)))
+def differences(x):
+    return mint.diff(x), mint.diff(x, 2, 0)

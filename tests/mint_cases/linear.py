@@ -32,3 +32,20 @@ def batches(p, q, c):
 @case(SQUARE, THREE, reference=lambda a, x: (np.trace(a), np.linalg.inv(a), np.cross(x, x[::-1])))
 def of_squares(a, x):
     return mint.trace(a), mint.inverse(a), mint.cross(x, mint.flip(x, (0,)))
+
+
+def signed(a):
+    """Returns a matrix's factors with a sign that does not depend on the way."""
+    q, r = np.linalg.qr(a)
+    return np.abs(q), np.abs(r)
+
+
+@case(A, SQUARE, reference=lambda a, square: (*signed(a.T), *signed(square)), differentiable=False)
+def factors(a, square):
+    return (*[mint.abs(part) for part in mint.linalg.qr(a.T)], *[mint.abs(part) for part in mint.linalg.qr(square)])
+
+
+@case(SQUARE, reference=lambda a: (np.eye(4), np.abs(np.linalg.qr(a)[1])), differentiable=False)
+def complete_factors(a):
+    q, _ = mint.linalg.qr(a[:, :2], "complete")
+    return mint.matmul(q.T, q), mint.abs(mint.linalg.qr(a, "r")[1])

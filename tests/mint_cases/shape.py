@@ -86,3 +86,33 @@ def padded(x):
     pad = mint.nn.functional.pad
     reflected, copied = pad(x, (1, 2, 2, 1), "reflect"), pad(x, (4, 0, 0, 3), "replicate")
     return pad(x, (1, 2), value=0.5), reflected, copied, pad(x, (-1, -2))
+
+
+REPEATED = np.array([[3, 1, 1, 0], [0, 3, 3, 3]])
+
+
+@case(REPEATED, reference=lambda x: (*np.unique(x, return_inverse=True, return_counts=True), np.unique(x)))
+def unique_values(x):
+    values, places, counts = mint.unique(x, return_inverse=True, return_counts=True)
+    return values, places.reshape(-1), counts, mint.unique(x)
+
+
+def placed(x, index, src, sums):
+    y = x.copy()
+    for place, value in zip(np.ndindex(index.shape), src[: index.shape[0], : index.shape[1]].reshape(-1)):
+        row, column = place[0], index[place]
+        y[row, column] = y[row, column] + value if sums else value
+    return y
+
+
+CORNER = np.array([[0, 2], [3, 1]])
+
+
+@case(
+    np.arange(12.0).reshape(3, 4),
+    np.arange(12.0, 24.0).reshape(3, 4),
+    CORNER,
+    reference=lambda x, src, i: (placed(x, i, src, False), placed(x, i, np.full((2, 2), 5.0), False)),
+)
+def scatters(x, src, places):
+    return mint.scatter(x, 1, places, src), mint.scatter(x, 1, places, 5.0)

@@ -115,6 +115,42 @@ def logical_xor(input: Tensor, other: Tensor) -> Tensor:  # noqa: A002
     return ops.not_equal(ops.cast(input, mindspore.bool_), ops.cast(other, mindspore.bool_))
 
 
+def floor_divide(input: Tensor, other: Any) -> Tensor:  # noqa: A002
+    return ops.floor_div(input, other)
+
+
+def isfinite(input: Tensor) -> Tensor:  # noqa: A002
+    return ops.full(input.shape, True, dtype=mindspore.bool_) if input.dtype in WHOLE else _isfinite(input)
+
+
+_isfinite = operations.IsFinite()
+
+
+def isneginf(input: Tensor) -> Tensor:  # noqa: A002
+    if input.dtype in WHOLE:
+        return ops.full(input.shape, False, dtype=mindspore.bool_)
+    return ops.equal(input, -math.inf)
+
+
+def equal(input: Tensor, other: Tensor) -> Tensor:  # noqa: A002
+    """Tells by one number whether two tensors have equal shapes and elements."""
+    return (input == other).all() if input.shape == other.shape else ops.full((), False, dtype=mindspore.bool_)
+
+
+def real(input: Tensor) -> Tensor:  # noqa: A002
+    return _real(input) if input.dtype in _COMPLEX else input
+
+
+def imag(input: Tensor) -> Tensor:  # noqa: A002
+    if input.dtype not in _COMPLEX:
+        raise TypeError(f"mint.imag: the input must be complex, got {input.dtype}")
+    return _imag(input)
+
+
+_real, _imag = operations.Real(), operations.Imag()
+_COMPLEX = mindspore.complex64, mindspore.complex128
+
+
 def fmod(input: Tensor, other: Any) -> Tensor:  # noqa: A002
     quotient = input / other
     return input - ops.trunc(quotient) * other

@@ -54,6 +54,14 @@ def inverse(input: Tensor) -> Tensor:  # noqa: A002
     return ops.inverse(input)
 
 
+def qr(A: Tensor, mode: str = "reduced") -> tuple[Tensor, Tensor]:  # noqa: N803
+    if mode not in ("reduced", "complete", "r"):
+        raise ValueError(f"mint.linalg.qr: mode must be 'reduced', 'complete' or 'r', got {mode!r}")
+    if mode == "r":
+        return ops.zeros((0,), A.dtype), ops.qr(A, "reduced")[1]
+    return ops.qr(A, mode)
+
+
 def triangular_solve(
     b: Tensor,
     A: Tensor,  # noqa: N803

@@ -5,7 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import mindspore
+import numpy as np
 from mindspore import Tensor, ops
+
+from msops.core.compiled import compiling
 
 
 def stack(tensors: tuple[Tensor, ...], dim: int) -> Tensor:
@@ -41,6 +44,13 @@ def expand_dims(input: Tensor, dim: int) -> Tensor:  # noqa: A002
 
 
 def narrow(input: Tensor, dim: int, start: int, length: int) -> Tensor:  # noqa: A002
+    dim = dim % input.ndim
+    if start < 0:
+        start += input.shape[dim]
+    if not 0 <= start <= start + length <= input.shape[dim]:
+        raise ValueError(
+            f"mint.narrow: start and length must fit an axis of {input.shape[dim]} elements, got {start} and {length}"
+        )
     return ops.narrow(input, dim, start, length)
 
 
@@ -68,6 +78,47 @@ def scatter_add(input: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor: 
     if index.shape != src.shape:
         src = _corner(src, index.shape)
     return ops.tensor_scatter_elements(input, index, src, dim, "add")
+
+
+def scatter(input: Tensor, dim: int, index: Tensor, src: Any, reduce: str = "none") -> Tensor:  # noqa: A002
+    if not isinstance(src, Tensor):
+        src = ops.full(index.shape, src, dtype=input.dtype)
+    elif index.shape != src.shape:
+        src = _corner(src, index.shape)
+    if reduce not in ("none", "add", "mul", "multiply", 0, 1, 2):
+        raise ValueError(f"mint.scatter: reduce must be 'none', 'add' or 'multiply', got {reduce!r}")
+    how = "none" if reduce in ("none", 0) else "add" if reduce in ("add", 1) else "mul"
+    return ops.tensor_scatter_elements(input, index, src, dim, how)
+
+
+def unique(
+    input: Tensor,  # noqa: A002
+    sorted: bool = True,  # noqa: A002
+    return_inverse: bool = False,
+    return_counts: bool = False,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns the values in order, which of them each element is, and how many elements are each."""
+    values, order = ops.sort(input.reshape(-1))
+    found, runs, counts = ops.unique_consecutive(values, True, True)
+    places = ops.tensor_scatter_elements(ops.zeros_like(order), order, ops.cast(runs, order.dtype))
+    return (
+        found,
+        ops.cast(places.reshape(input.shape), mindspore.int64),
+        ops.cast(counts, mindspore.int64),
+    )
+
+
+def unique_along(
+    input: Tensor,  # noqa: A002
+    sorted: bool,  # noqa: A002
+    return_inverse: bool,
+    dim: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Finds the unique slices on the host: MindSpore has no kernel for GPU and CPU that orders them."""
+    if compiling():
+        raise NotImplementedError("mint.unique: graph mode cannot have dim, since the result's size depends on values")
+    found, places, counts = np.unique(input.asnumpy(), return_inverse=True, return_counts=True, axis=dim)
+    return Tensor(found), Tensor(places.reshape(-1).astype(np.int64)), Tensor(counts.astype(np.int64))
 
 
 def _corner(x: Tensor, shape: tuple[int, ...]) -> Tensor:
