@@ -241,6 +241,15 @@ def names():
     return {(path, name): values[name] for path, values in modules for name in last & values.keys()}
 
 
+def test_methods_are_back():
+    names = [name for name in ("clone", "add_", "unflatten") if compat.VERSION >= (2, 7)]
+    own = {name: vars(mindspore.Tensor).get(name) for name in names}
+    with msops.patch_mindspore():
+        patched = {name: vars(mindspore.Tensor)[name] for name in names}
+    assert {name: vars(mindspore.Tensor).get(name) for name in names} == own
+    assert all(patched[name] is not own[name] for name in names)
+
+
 def test_patches_end_in_any_order():
     before = names()
     assert ("mindspore.ops", "rms_norm") in before

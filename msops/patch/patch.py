@@ -28,7 +28,7 @@ class Replaced(NamedTuple):
 
 
 _replaced: list[Replaced] = []  # while there are patches
-_methods: list[tuple[type, str, Any]] = []  # a class of MindSpore, the name of its method, and the method
+_methods: list[tuple[type, str, Any]] = []  # a class, a name, and the class's own method of that name, or None
 _patches: set[Patch] = set()  # that are not undone
 
 
@@ -116,9 +116,9 @@ def _replace_methods() -> None:
         owner: Any = mindspore
         for folder in folders:
             owner = getattr(owner, folder, None)
-        if hasattr(owner, name):
-            _methods.append((owner, name, getattr(owner, name)))
-            setattr(owner, name, make(getattr(owner, name)))
+        if owner is not None:
+            _methods.append((owner, name, vars(owner).get(name)))
+            setattr(owner, name, make(getattr(owner, name, None)))
     if hasattr(mindspore, "default_generator"):
         share_seed(mindspore.default_generator)
 
@@ -134,7 +134,10 @@ def _restore() -> None:
             setattr(module, name, found.original)
     _replaced.clear()
     for owner, name, method in _methods:
-        setattr(owner, name, method)
+        if method is None:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, method)
     _methods.clear()
 
 

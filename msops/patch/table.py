@@ -26,6 +26,7 @@ from .mint import (
 )
 from .mint import creation, elementwise, linear, random, reduction, shape
 from .mint import creation, einsum, elementwise, linear, random, reduction, shape
+from .mint import creation, einsum, elementwise, linear, methods, random, reduction, shape
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -279,4 +280,5 @@ MINT: dict[str, Callable[..., Any]] = {
 # These methods of MindSpore's classes are replaced by what a function makes of them.
 METHODS: dict[str, Callable[[Any], Callable[..., Any]]] = {
     "common.generator.Generator.manual_seed": random.sharing_seed,
+    **methods.METHODS,
 }

@@ -1,0 +1,166 @@
+"""Makes methods of Tensors for PyNative mode. Graph mode chooses a primitive for a method's name without Python."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import mindspore
+from mindspore import Parameter, Tensor, ops
+from mindspore.ops import operations
+
+from . import creation, elementwise, random, reduction, shape
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Method = Callable[..., Any]
+
+_assign = operations.Assign()
+
+
+def plain(function: Method) -> Callable[[Any], Method]:
+    """Makes a method that is this function of the tensor."""
+
+    def make(_: Any) -> Method:
+        def method(self: Tensor, *arguments: Any, **named: Any) -> Any:
+            return function(self, *arguments, **named)
+
+        return method
+
+    return make
+
+
+def in_place(name: str, function: Method) -> Callable[[Any], Method]:
+    """Makes a method that writes this function's result into the tensor, and returns it. A derivative of that would
+    have to know what the tensor was before, which MindSpore keeps for no kernel but its own; a Parameter that requires
+    no gradient, such as a running mean, has none to miss."""
+
+    def make(_: Any) -> Method:
+        def method(self: Tensor, *arguments: Any, **named: Any) -> Tensor:
+            is_buffer = isinstance(self, Parameter) and not self.requires_grad
+            if _differentiates() and not is_buffer:
+                raise NotImplementedError(
+                    f"mint.Tensor.{name}: it has no gradient on GPU and CPU: where gradients are taken, use the method "
+                    "without _"
+                )
+            result = ops.cast(function(self, *arguments, **named), self.dtype)
+            if result.shape != self.shape:
+                raise ValueError(f"mint.Tensor.{name}: the result's shape {result.shape} must be {self.shape}")
+            return _assign(self, result)
+
+        return method
+
+    return make
+
+
+def _differentiates() -> bool:
+    """Tells whether PyNative mode records what it computes, for a gradient."""
+    from mindspore.graph.api import _pynative_executor  # noqa: PLC0415 (old versions of MindSpore lack it)
+
+    return bool(_pynative_executor.requires_grad())
+
+
+def unflatten(self: Tensor, dim: int, sizes: tuple[int, ...]) -> Tensor:
+    dim = dim % self.ndim
+    return self.reshape((*self.shape[:dim], *sizes, *self.shape[dim + 1 :]))
+
+
+def new_full(self: Tensor, size: Any, fill_value: float, *, dtype: mindspore.Type | None = None) -> Tensor:
+    return creation.full((size,) if isinstance(size, int) else tuple(size), fill_value, dtype or self.dtype)
+
+
+def masked_fill(self: Tensor, mask: Tensor, value: Any) -> Tensor:
+    return ops.masked_fill(self, mask, value)
+
+
+def fill(self: Tensor, value: Any) -> Tensor:
+    return ops.ones_like(self) * value if isinstance(value, Tensor) else ops.full_like(self, value)
+
+
+def add(self: Tensor, other: Any, *, alpha: float = 1) -> Tensor:
+    return ops.add(self, other if alpha == 1 else other * alpha)
+
+
+def sub(self: Tensor, other: Any, *, alpha: float = 1) -> Tensor:
+    return ops.sub(self, other if alpha == 1 else other * alpha)
+
+
+def div(self: Tensor, other: Any, *, rounding_mode: str | None = None) -> Tensor:
+    return ops.div(self, other, rounding_mode=rounding_mode)
+
+
+def clamp(self: Tensor, min: Any = None, max: Any = None) -> Tensor:  # noqa: A002
+    return ops.clamp(self, min, max)
+
+
+def index_fill(self: Tensor, dim: int, index: Tensor, value: Any) -> Tensor:
+    return ops.index_fill(self, dim, ops.cast(index, mindspore.int32), value)
+
+
+def index_copy(self: Tensor, dim: int, index: Tensor, tensor: Tensor) -> Tensor:
+    dim = dim % self.ndim
+    places = index.reshape((*[1] * dim, -1, *[1] * (self.ndim - dim - 1)))
+    return ops.tensor_scatter_elements(self, ops.broadcast_to(places, tensor.shape), tensor, dim)
+
+
+def index_add(self: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: float = 1) -> Tensor:
+    return shape.index_add(self, dim, index, source, alpha=alpha)
+
+
+def scatter(self: Tensor, dim: int, index: Tensor, src: Any, reduce: str = "none") -> Tensor:
+    return shape.scatter(self, dim, index, src, reduce)
+
+
+def unique(
+    self: Tensor,
+    sorted: bool = True,  # noqa: A002
+    return_inverse: bool = False,
+    return_counts: bool = False,
+    dim: int | None = None,
+) -> Any:
+    return mindspore.mint.unique(self, sorted, return_inverse, return_counts, dim)
+
+
+def bernoulli(self: Tensor, p: Any = 0.5, *, generator: Any = None) -> Tensor:
+    from mindspore.common import generator as generators  # noqa: PLC0415 (old versions of MindSpore lack it)
+
+    seed, offset = (generator or generators.default_generator)._step(Tensor(12, mindspore.int64))
+    return random.bernoulli(fill(self, p), seed, offset)
+
+
+PLAIN: dict[str, Method] = {
+    "bitwise_not": elementwise.bitwise_not,
+    "clone": shape.clone,
+    "floor_divide": elementwise.floor_divide,
+    "index_add": index_add,
+    "kthvalue": reduction.kthvalue,
+    "new_full": new_full,
+    "repeat": lambda self, *sizes: ops.tile(self, sizes[0] if isinstance(sizes[0], (tuple, list)) else sizes),
+    "scatter_add": shape.scatter_add,
+    "unflatten": unflatten,
+    "unique": unique,
+}
+IN_PLACE: dict[str, Method] = {
+    "add_": add,
+    "bernoulli_": bernoulli,
+    "clamp_": clamp,
+    "div_": div,
+    "exp_": elementwise.exp,
+    "fill_": fill,
+    "floor_": lambda self: ops.floor(self),
+    "floor_divide_": elementwise.floor_divide,
+    "index_add_": index_add,
+    "index_copy_": index_copy,
+    "index_fill_": index_fill,
+    "log_": elementwise.log,
+    "masked_fill_": masked_fill,
+    "mul_": lambda self, other: ops.mul(self, other),
+    "scatter_": scatter,
+    "scatter_add_": shape.scatter_add,
+    "sub_": sub,
+    "zero_": lambda self: ops.zeros_like(self),
+}
+METHODS = {
+    **{f"Tensor.{name}": plain(function) for name, function in PLAIN.items()},
+    **{f"Tensor.{name}": in_place(name, function) for name, function in IN_PLACE.items()},
+}

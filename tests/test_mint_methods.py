@@ -1,0 +1,134 @@
+"""Tests methods of Tensors that MindSpore has for Ascend alone, in PyNative mode, while it is patched."""
+
+import mindspore
+import numpy as np
+import pytest
+from mindspore import Parameter, Tensor, nn
+from mindspore.graph.api import _pynative_executor
+
+import msops
+from msops.compat import VERSION
+
+pytestmark = pytest.mark.skipif(VERSION < (2, 7), reason="older versions lack most of these methods")
+X = np.array([[1, 2, 3, 0], [4, 1, 0, 5]], np.float32)
+PLACES = np.array([[0, 1, 1], [2, 0, 1]])
+ROWS = np.array([1, 0])
+
+
+@pytest.fixture(autouse=True)
+def patched():
+    mindspore.set_context(mode=mindspore.PYNATIVE_MODE)
+    with msops.patch_mindspore():
+        yield
+
+
+def along_columns(x, y, at):
+    out = x.copy()
+    at(out, (np.arange(len(x))[:, None], PLACES), y[:, :3])
+    return out
+
+
+def with_rows(value):
+    out = X.copy()
+    out[ROWS[:1]] = value
+    return out
+
+
+# (method, arguments, what NumPy says)
+PLAIN = [
+    ("clone", (), X),
+    ("floor_divide", (2,), X // 2),
+    ("index_add", (0, ROWS, X), X + X[ROWS]),
+    ("new_full", ((2, 3), 7.0), np.full((2, 3), 7, np.float32)),
+    ("repeat", (2, 3), np.tile(X, (2, 3))),
+    ("scatter_add", (1, PLACES, X), along_columns(X, X, np.add.at)),
+    ("unflatten", (1, (2, 2)), X.reshape(2, 2, 2)),
+    ("unflatten", (-1, (4, 1)), X.reshape(2, 4, 1)),
+    ("unique", (), np.unique(X)),
+]
+IN_PLACE = [
+    ("add_", (X,), 2 * X),
+    ("add_", (1.0,), X + 1),
+    ("clamp_", (1.0, 2.0), X.clip(1, 2)),
+    ("div_", (2.0,), X / 2),
+    ("exp_", (), np.exp(X)),
+    ("fill_", (2.5,), np.full_like(X, 2.5)),
+    ("floor_", (), X),
+    ("floor_divide_", (2,), X // 2),
+    ("index_add_", (0, ROWS, X), X + X[ROWS]),
+    ("index_copy_", (0, ROWS, X), X[ROWS]),
+    ("index_fill_", (0, ROWS[:1], 9.0), with_rows(9)),
+    ("log_", (), np.log(X + 1)),
+    ("masked_fill_", (X > 1, 9.0), np.where(X > 1, np.float32(9), X)),
+    ("mul_", (X,), X * X),
+    ("mul_", (2.0,), 2 * X),
+    ("scatter_", (1, PLACES[:, 1:], 5.0), None),
+    ("scatter_add_", (1, PLACES, X), along_columns(X, X, np.add.at)),
+    ("sub_", (1.0,), X - 1),
+    ("zero_", (), np.zeros_like(X)),
+]
+
+
+def tensors(arguments):
+    return [Tensor(each) if isinstance(each, np.ndarray) else each for each in arguments]
+
+
+@pytest.mark.parametrize(("name", "arguments", "want"), PLAIN)
+def test_method(name, arguments, want):
+    x = Tensor(X)
+    np.testing.assert_array_equal(getattr(x, name)(*tensors(arguments)).asnumpy(), want)
+    np.testing.assert_array_equal(x.asnumpy(), X)
+
+
+@pytest.mark.parametrize(("name", "arguments", "want"), IN_PLACE)
+def test_method_in_place(name, arguments, want):
+    before = X + 1 if name == "log_" else X
+    if name == "scatter_":
+        want = X.copy()
+        want[np.arange(2)[:, None], PLACES[:, 1:]] = 5
+    x = Tensor(before)
+    result = getattr(x, name)(*tensors(arguments))
+    np.testing.assert_allclose(x.asnumpy(), want, rtol=1e-5)
+    np.testing.assert_array_equal(result.asnumpy(), x.asnumpy())
+
+
+def test_keywords():
+    x = Tensor(X)
+    np.testing.assert_array_equal(x.add_(Tensor(X), alpha=2).asnumpy(), 3 * X)
+    np.testing.assert_array_equal(x.sub_(Tensor(X), alpha=2).asnumpy(), X)
+    np.testing.assert_array_equal(x.div_(2.0, rounding_mode="floor").asnumpy(), X // 2)
+    np.testing.assert_array_equal(Tensor(X).index_add(0, Tensor(ROWS), Tensor(X), alpha=3).asnumpy(), X + 3 * X[ROWS])
+
+
+def test_bernoulli():
+    draws = Tensor(np.zeros(10_000, np.float32)).bernoulli_(0.25).asnumpy()
+    assert set(draws) == {0, 1}
+    assert abs(draws.mean() - 0.25) < 0.03
+
+
+def test_result_must_keep_its_shape():
+    with pytest.raises(ValueError, match=r"mint.Tensor.add_: the result's shape \(2, 4\) must be \(4,\)"):
+        Tensor(X[0]).add_(Tensor(X))
+
+
+class Counter(nn.Cell):
+    """Counts its calls in a Parameter, and squares a tensor in place if told to."""
+
+    def __init__(self, squares):
+        super().__init__()
+        self.calls = Parameter(Tensor(np.zeros(1, np.float32)), requires_grad=False)
+        self.squares = squares
+
+    def construct(self, x):
+        self.calls.add_(1.0)
+        y = x * 2
+        return (y.mul_(y) if self.squares else y * y).sum()
+
+
+def test_in_place_in_a_gradient():
+    counter = Counter(squares=False)
+    np.testing.assert_array_equal(mindspore.grad(counter)(Tensor(X)).asnumpy(), 8 * X)
+    assert counter.calls.asnumpy() == 1
+    with pytest.raises(NotImplementedError, match=r"mint.Tensor.mul_: it has no gradient on GPU and CPU"):
+        mindspore.grad(Counter(squares=True))(Tensor(X))
+    _pynative_executor.set_grad_flag(False)  # MindSpore leaves it after an error
