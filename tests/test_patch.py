@@ -3,6 +3,7 @@
 import itertools
 import sys
 import types
+import warnings
 
 import mindspore
 import numpy as np
@@ -239,6 +240,21 @@ def names():
     last = {name.split(".")[-1] for name in FUNCTIONS}
     modules = [(path, vars(module)) for path, module in sys.modules.items() if path.split(".")[0] == "mindspore"]
     return {(path, name): values[name] for path, values in modules for name in last & values.keys()}
+
+
+def test_what_was_imported_before_is_named():
+    module = types.ModuleType("early")
+    module.primitive, module.function = ops.auto_generate.Swiglu, ops.swiglu
+    sys.modules["early"] = module
+    try:
+        with pytest.warns(UserWarning, match=r"early.primitive stay MindSpore's own: import them after"):
+            msops.patch_mindspore().undo()
+        del module.primitive
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            msops.patch_mindspore().undo()  # the function calls what is replaced
+    finally:
+        del sys.modules["early"]
 
 
 def test_methods_are_back():

@@ -5,6 +5,8 @@ from __future__ import annotations
 import inspect
 import re
 import sys
+import warnings
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import mindspore
@@ -15,7 +17,7 @@ from .table import FUNCTIONS, METHODS, MINT, PRIMITIVES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from types import ModuleType, TracebackType
+    from types import TracebackType
 
 
 class Replaced(NamedTuple):
@@ -58,8 +60,9 @@ def patch_mindspore(mint: bool = True) -> Patch:
             knows. Nothing is replaced then.
 
     Note:
-        A program that imports a primitive by `from mindspore.ops import RmsNorm` before the patch keeps MindSpore's,
-        and so does what MindSpore compiled before; what a program imports or compiles during the patch stays msops'.
+        A program that imports a primitive by `from mindspore.ops import RmsNorm` before the patch keeps MindSpore's, of
+        which a warning tells, and so does what MindSpore compiled before; what a program imports or compiles during the
+        patch stays msops'.
 
     Examples:
         >>> import mindspore, msops
@@ -100,6 +103,7 @@ class Patch:
 
 def _replace(mint: bool) -> None:
     """Replaces what is not replaced yet."""
+    before = len(_replaced)
     functions = {id(original): replacement for original, replacement in _functions(mint)}
     for module, name, value in list(_globals()):
         replacement = functions.get(id(value)) or (PRIMITIVES.get(_primitive_of(value)) if mint else None)
@@ -108,6 +112,30 @@ def _replace(mint: bool) -> None:
             setattr(module, name, replacement)
     if mint and not _methods:
         _replace_methods()
+    if len(_replaced) > before:
+        _warn_of_kept()
+
+
+def _warn_of_kept() -> None:
+    """Warns of modules that imported, before the patch, what it replaces: they keep MindSpore's own."""
+    originals = {id(each.original) for each in _replaced if not _calls_replaced(each.original)}
+    kept = []
+    for path, module in list(sys.modules.items()):
+        if path.partition(".")[0] not in ("mindspore", "msops") and isinstance(module, ModuleType):
+            kept += [f"{path}.{name}" for name, value in list(vars(module).items()) if id(value) in originals]
+    if kept:
+        warnings.warn(
+            f"patch_mindspore: {', '.join(sorted(kept))} stay MindSpore's own: import them after the patch",
+            stacklevel=4,
+        )
+
+
+def _calls_replaced(original: Any) -> bool:
+    """Tells whether a function calls what is replaced, too, so that also a kept one runs by msops."""
+    if not inspect.isfunction(original):
+        return False
+    called = {id(original.__globals__.get(name)) for name in original.__code__.co_names}
+    return not called.isdisjoint(id(each.replacement) for each in _replaced)
 
 
 def _replace_methods() -> None:
