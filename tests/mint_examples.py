@@ -17,6 +17,14 @@ from mindspore import mint, nn, ops
 
 MODULES = ("mint", "mint.nn", "mint.nn.functional", "mint.optim", "mint.linalg", "mint.special")
 NUMBER = re.compile(r"-?\d+\.?\d*(?:e[+-]?\d+)?")
+# Examples that are wrong themselves, or tell nothing.
+WRONG = {
+    "mint.count_nonzero": "the example calls `mindspore.ops.count_nonzero`, which names its argument `x`",
+    "mint.multinomial": "the example prints random numbers",
+    "mint.rand_like": "the example moves a tensor to Ascend",
+    "mint.randint_like": "the example moves a tensor to Ascend",
+    "mint.triangular_solve": "the example prints random numbers",
+}
 SECONDS = 60  # for a name's examples
 # These examples cannot run, or print something else than they say, whatever runs them.
 WRONG = {
