@@ -13,20 +13,20 @@ from .mint import (
     activation,
     conv,
     creation,
+    einsum,
     elementwise,
     embedding,
     linear,
     loss,
+    methods,
     norm,
     optim,
     pool,
+    random,
     reduction,
     resize,
     shape,
 )
-from .mint import creation, elementwise, linear, random, reduction, shape
-from .mint import creation, einsum, elementwise, linear, random, reduction, shape
-from .mint import creation, einsum, elementwise, linear, methods, random, reduction, shape
 
 if TYPE_CHECKING:
     from collections.abc import Callable
