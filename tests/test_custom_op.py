@@ -763,6 +763,36 @@ def test_once(mode):
     assert sorted(made) == [3, 4]
 
 
+def test_once_for_equal_types():
+    """Arguments are equal if their types and those of their elements are. Lists have no hash, and count, too."""
+    made = []
+
+    @msops.once
+    def make(value, other=0):
+        made.append((value, other))
+        return type(value), value, other
+
+    kept = (1, 1.0, True, "1", None, (1,), (1.0,), (True,), [1], [1.0], ((1,),), ([1],), [(1,)], (1, "1"))
+    for value in (*kept, *kept, {"a": 1}, {"a": 1}):
+        kind, got, other = make(value)
+        assert kind is type(value)
+        assert (repr(got), other) == (repr(value), 0)
+    assert repr(made) == repr([(value, 0) for value in (*kept, {"a": 1}, {"a": 1})])
+    assert make((1,), other=[True])[2] == [True]
+
+
+def test_once_keeps_256():
+    made = []
+
+    @msops.once
+    def make(n):
+        made.append(n)
+
+    for n in (*range(256), 0, 256, 1):
+        make(n)
+    assert made == [*range(256), 256, 1]
+
+
 @pytest.mark.parametrize(
     "shapes",
     [[()], [(3,), ()], [(2, 1), (3,)], [(1,), (0,)], [(5, 1, 3), (4, 1), ()], [(2, 3), (2, 3)], [(0, 1), (1, 4)]],

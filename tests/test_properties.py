@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from card import DTYPES, cards, check_formula
 from msops.core.spec import Spec
 from msops.operators.add import backward as add_backward
-from msops.operators.depthwise_conv2d import make_forward as make_convolution
+from msops.operators.depthwise_conv2d import operators as convolutions
 from msops.operators.lltm_cell import backward as lltm_cell_backward
 from msops.testing.checks import assert_accurate
 from operator_test import run
@@ -64,7 +64,7 @@ def test_scratch(shape, summed, batch, channels, taps, hidden):
 
     x = tuple(1 if axis in summed else size for axis, size in enumerate(shape))
     assert numbers(add_backward, shape, x) <= 2**19
-    convolution = make_convolution("", 1, "same", 0, 1).gradient
+    convolution = convolutions(1, "same", 0, 1).gradient
     image = (batch, channels, 56, 56)
     scratch = numbers(convolution, image, (channels, 1, taps, taps), image)
     assert scratch <= max(2048, channels) * (taps**2 + 1)

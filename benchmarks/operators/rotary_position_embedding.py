@@ -2,7 +2,7 @@
 
 from mindspore import ops
 
-from msops.operators.rotary_position_embedding import make_forward
+from msops.operators.rotary_position_embedding import operators
 from test_rotary_position_embedding import TestRotaryPositionEmbedding
 
 from ..benchmark import Benchmark, OfFunction, Sizes
@@ -41,4 +41,4 @@ class RotaryPositionEmbedding(Benchmark):
         return formula
 
     def networks(self, size, dtype, device):
-        return {"msops": OfFunction(make_forward(False)), "MindSpore": OfFunction(composed)}
+        return {"msops": OfFunction(operators(False)), "MindSpore": OfFunction(composed)}

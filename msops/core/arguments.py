@@ -29,11 +29,16 @@ def shown(cell: nn.Cell, *names: str) -> str:
     return ", ".join(f"{name}={getattr(cell, name)}" for name in names)
 
 
-def positive(operator: str, name: str, value: int) -> int:
-    """Requires a whole number of at least 1, and returns it."""
+def integer(operator: str, name: str, value: int) -> int:
+    """Requires a whole number, and returns it."""
     if not whole(value):
         raise TypeError(f"{operator}: {name} must be an int, got {type(value).__name__}")
-    if value < 1:
+    return int(value)
+
+
+def positive(operator: str, name: str, value: int) -> int:
+    """Requires a whole number of at least 1, and returns it."""
+    if integer(operator, name, value) < 1:
         raise ValueError(f"{operator}: {name} must be at least 1, got {value}")
     return int(value)
 
@@ -60,7 +65,9 @@ def number(operator: str, name: str, value: float, least: float = -math.inf) -> 
 
 
 def one_of(operator: str, name: str, value: str, choices: Sequence[str]) -> int:
-    """Requires a value that is one of `choices`, and returns its position there."""
+    """Requires a str that is one of `choices`, and returns its position there."""
+    if not isinstance(value, str):
+        raise TypeError(f"{operator}: {name} must be a str, got {type(value).__name__}")
     if value not in choices:
         raise ValueError(f"{operator}: {name} must be one of {', '.join(choices)}, got {value!r}")
     return choices.index(value)

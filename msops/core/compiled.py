@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from typing import TYPE_CHECKING, Any
 
 import mindspore
@@ -12,6 +13,9 @@ from mindspore.ops.primitive import PrimitiveWithInfer
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import TypeVar
+
+    from .operator import Operator
+    from .primitive import Primitive
 
     Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -41,22 +45,55 @@ def records_gradients() -> bool:
 
 
 def cached(make: Function) -> Function:
-    """Decorates a function so that it runs once for equal arguments, if these have hashes.
+    """Decorates a function so that it runs once for equal arguments, of which it keeps the last 256.
 
-    A list has none. The function gets it at each call, and can say what the argument must be.
+    Equal arguments also have equal types: 1, 1.0 and True differ. The function gets what has no hash, such as a dict,
+    at each call, and can say what the argument must be.
     """
-    kept = functools.lru_cache(maxsize=None, typed=True)(make)
+
+    @functools.lru_cache(256, typed=True)  # a full cache frees an operator unless a Cell or a graph still has it
+    def kept(*arguments: Any, **named: Any) -> Any:
+        return make(*map(_value, arguments), **{name: _value(each) for name, each in named.items()})
 
     @functools.wraps(make)
     def call(*arguments: Any, **named: Any) -> Any:
+        for each in (*arguments, *named.values()):
+            if isinstance(each, (tuple, list)):
+                arguments, named = tuple(map(_key, arguments)), {name: _key(each) for name, each in named.items()}
+                break
         try:
             hash((arguments, *named.values()))
             run: Callable[..., Any] = kept
         except TypeError:
-            run = make
+            run = kept.__wrapped__
         return run(*arguments, **named)
 
     return call  # type: ignore[return-value]
+
+
+class _Key(tuple):  # type: ignore[type-arg]
+    """The type of a value, and the value or the keys of its elements. It has a hash where these have one."""
+
+    __slots__ = ()
+
+
+_PLAIN = frozenset((int, str, type(None)))  # of these, none equals one of another type
+
+
+def _key(value: Any) -> Any:
+    """Returns what equals the same of another value only if the types are equal, too, also those of elements."""
+    kind = type(value)
+    if kind in _PLAIN or (kind is tuple and _PLAIN.issuperset(map(type, value))):
+        return value
+    return _Key((kind, *map(_key, value))) if kind in (tuple, list) else _Key((kind, value))
+
+
+def _value(key: Any) -> Any:
+    """Returns the value of a key."""
+    if not isinstance(key, _Key):
+        return key
+    kind, *values = key
+    return kind(map(_value, values)) if kind in (tuple, list) else values[0]
 
 
 def forget_recording() -> None:
@@ -85,8 +122,9 @@ def keep_dtypes(cell: nn.Cell) -> None:
 def once(make: Function) -> Function:
     """Decorates a function of constants that makes something, such as an operator.
 
-    The function may then also be called in code that MindSpore compiles, and it runs once for equal arguments. It runs
-    each time if an argument, such as a list, has no hash.
+    The function may then also be called in code that MindSpore compiles, and it runs once for equal arguments, unless
+    256 others came since. Arguments are equal if their types are, too. What is not a constant in compiled code, such as
+    an open size, arrives as None.
 
     Examples:
         >>> import msops
@@ -98,4 +136,33 @@ def once(make: Function) -> Function:
         made
         n = 3 n = 3
     """
-    return ops.constexpr(cached(make))
+    return ops.constexpr(cached(make), check=False)
+
+
+class Operators:
+    """The operators that a function of settings makes, which is decorated with this class: one for equal settings.
+
+    Attributes:
+        primitive (callable): `primitive(*settings, *given)` returns what MindSpore runs for these settings, where
+            `given` says of each optional input, in the signature's order, whether it is given. It may be called in code
+            that MindSpore compiles, as by an operator's function, and by its Cell: in mixed precision MindSpore casts
+            Parameters for primitives, but not for an operator with optional inputs.
+    """
+
+    __ms_class__ = True  # MindSpore then knows the attributes of this object in what it compiles
+
+    def __init__(self, make: Callable[..., Operator]) -> None:
+        self.make, self.signature = cached(make), inspect.signature(make)
+        self.primitive = once(self._primitive)
+
+    def __call__(self, *settings: Any, **named: Any) -> Operator:
+        """Returns the operator for these settings."""
+        bound = self.signature.bind(*settings, **named)
+        bound.apply_defaults()
+        return self.make(*bound.args, **bound.kwargs)
+
+    def _primitive(self, *arguments: Any) -> Primitive:
+        settings = len(self.signature.parameters)
+        operator = self.make(*arguments[:settings])
+        inputs = zip(operator.signature.optional, arguments[settings:])
+        return operator.without(*(name for name, is_given in inputs if not is_given)).primitive

@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING
 import mindspore
 from mindspore import Tensor, ops
 
-from msops.core.compiled import cached
+from msops.core.compiled import once
 from msops.core.spec import Spec
 
 if TYPE_CHECKING:
     from typing import Any
 
-    from msops.core.compiled import Function
     from msops.core.signature import Signature
 
     Description = tuple[Any, Any]
@@ -60,11 +59,6 @@ def spec_of(description: Description) -> Spec | str:
     return getattr(kind, "__name__", str(kind))
 
 
-def open_once(make: Function) -> Function:
-    """Decorates a function as `once` does, for arguments in which sizes may be open (None)."""
-    return ops.constexpr(cached(make), check=False)
-
-
 def check_inputs(signature: Signature, who: str, specs: list[Spec | str]) -> None:
     """Requires inputs to fit a signature. Open sizes are not checked here: the operators check them at run time."""
     is_open = any(size is None for spec in specs if isinstance(spec, Spec) for size in spec.shape)
@@ -76,7 +70,7 @@ def check_inputs(signature: Signature, who: str, specs: list[Spec | str]) -> Non
     signature.check(who, *specs, shapes=not is_open)
 
 
-@open_once
+@once
 def check_pair(who: str, names: str, pair: tuple[Description | None, int]) -> None:
     """Requires a state to have two elements."""
     state, length = pair
@@ -86,7 +80,7 @@ def check_pair(who: str, names: str, pair: tuple[Description | None, int]) -> No
         raise TypeError(f"{who}: state must be a tuple {names}, got {got}")
 
 
-@open_once
+@once
 def has_zero(*sizes: int | None) -> bool | None:
     """Tells whether one of the sizes is 0; returns None where that is open.
 

@@ -1,20 +1,19 @@
 from __future__ import annotations
 
-import functools
 from typing import TYPE_CHECKING
 
 import mindspore
-from mindspore import Tensor, nn, ops
+from mindspore import Tensor, nn
 
 from msops.core import arguments
+from msops.core.compiled import Operators
 from msops.core.factory import custom_op
 from msops.core.library import of_package
 from msops.core.rules import sums_of_rows
-from msops.operators.rms_norm import second_gradient, settings_of
+from msops.operators.rms_norm import CASTINGS, second_gradient
 
 if TYPE_CHECKING:
     from msops.core.operator import Operator
-    from msops.core.primitive import Primitive
     from msops.core.spec import Spec
 
     Pair = tuple[Tensor, Tensor]
@@ -62,7 +61,7 @@ def add_rms_norm(
         >>> print(y.asnumpy().round(3), s)
         [[0.849 1.131]] [[3. 4.]]
     """
-    normalize = _make_primitive(_NAME, eps, offset, casting, weight is not None)
+    normalize = operators.primitive(eps, offset, casting, weight is not None)
     if weight is None:
         return normalize(x, residual)
     return normalize(x, residual, weight)
@@ -110,7 +109,7 @@ class AddRMSNorm(nn.Cell):
         self.hidden_size = arguments.positive(name, "hidden_size", hidden_size)
         self.eps, self.offset, self.casting = eps, offset, casting
         self.has_weight = arguments.boolean(name, "has_weight", has_weight)
-        self.forward_op = _make_primitive(name, eps, offset, casting, self.has_weight)
+        self.forward_op = operators.primitive(eps, offset, casting, self.has_weight)
         self.weight = None
         if self.has_weight:
             self.weight = arguments.parameter(name, "weight", 1 - offset, (self.hidden_size,), dtype)
@@ -126,23 +125,8 @@ class AddRMSNorm(nn.Cell):
         return arguments.shown(self, "hidden_size", "eps", "offset", "casting", "has_weight")
 
 
-def make_forward(name: str, eps: float, offset: float, casting: str) -> Operator:
-    """Returns the operator for these settings. Errors about the settings begin with `name`."""
-    return _make_operators(**settings_of(name, eps, offset, casting))[0]
-
-
-def make_backward(name: str, eps: float, offset: float, casting: str) -> Operator:
-    """Returns the gradient's operator, whose first result is the gradient of x and of the residual."""
-    return _make_operators(**settings_of(name, eps, offset, casting))[1]
-
-
-@ops.constexpr
-def _make_primitive(name: str, eps: float, offset: float, casting: str, has_weight: bool) -> Primitive:
-    return make_forward(name, eps, offset, casting).primitive_with(weight=has_weight)
-
-
-@functools.lru_cache(256)  # a full cache frees an operator unless a Cell or a graph still has it
-def _make_operators(eps: float, offset: float, casting: int) -> tuple[Operator, Operator]:
+@Operators
+def backward_operators(eps: float, offset: float) -> Operator:
     second = second_gradient(eps, offset)
     second_without_weight = second.without("weight", "dweight", "ddweight")
 
@@ -157,7 +141,7 @@ def _make_operators(eps: float, offset: float, casting: int) -> tuple[Operator, 
         of_s, dweight, ddy = second(s, weight, dy, ddx, ddweight)
         return of_s, dweight, ddy, ddx
 
-    backward = custom_op(
+    return custom_op(
         _LIBRARY.AddRmsNormBackward,
         "s(*S, C), weight(C, dtype=common|float32)?, dy(*S, C), ds(*S, C) -> dx, dweight?; partial",
         infer=_infer_backward,
@@ -165,6 +149,12 @@ def _make_operators(eps: float, offset: float, casting: int) -> tuple[Operator, 
         eps=eps,
         offset=offset,
     )
+
+
+@Operators
+def operators(eps: float, offset: float, casting: str) -> Operator:
+    eps, offset = arguments.number(_NAME, "eps", eps, 0), arguments.number(_NAME, "offset", offset)
+    backward = backward_operators(eps, offset)
     backward_without_weight = backward.without("weight", "dweight")
 
     def gradient(
@@ -178,15 +168,14 @@ def _make_operators(eps: float, offset: float, casting: int) -> tuple[Operator, 
         dx, dweight = backward(s, weight, dy, ds)
         return dx, dx, dweight
 
-    forward = custom_op(
+    return custom_op(
         _LIBRARY.AddRmsNormForward,
         "x(*S, C), residual(*S, C), weight(C, dtype=common|float32)? -> y(*S, C), s(*S, C)",
         gradient=gradient,
         eps=eps,
         offset=offset,
-        casting=casting,
+        casting=arguments.one_of(_NAME, "casting", casting, CASTINGS),
     )
-    return forward, backward
 
 
 def _infer_backward(s: Spec, weight: Spec | None, dy: Spec, ds: Spec, eps: float, offset: float) -> list[Spec]:

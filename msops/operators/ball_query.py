@@ -1,17 +1,16 @@
 from __future__ import annotations
 
-import functools
 from typing import TYPE_CHECKING
 
-from mindspore import Tensor, nn, ops
+from mindspore import Tensor, nn
 
 from msops.core import arguments
+from msops.core.compiled import Operators
 from msops.core.factory import custom_op
 from msops.core.library import of_package
 
 if TYPE_CHECKING:
     from msops.core.operator import Operator
-    from msops.core.primitive import Primitive
 
 _NAME = "ball_query"
 _LIBRARY = of_package(_NAME)
@@ -64,7 +63,7 @@ def ball_query(
         >>> print(idx[0].asnumpy().tolist(), counts[0])
         [[0, 2, 0], [1, 1, 1], [0, 2, 3], [2, 3, 2]] [2 1 3 2]
     """
-    operator = _make_primitive(_NAME, radius, nsample, min_radius, return_counts)
+    operator = operators.primitive(radius, nsample, min_radius, return_counts)
     found = operator(xyz, new_xyz)
     if return_counts:
         return found[0], found[1]
@@ -95,7 +94,7 @@ class BallQuery(nn.Cell):
     def __init__(self, radius: float, nsample: int, min_radius: float = 0.0, return_counts: bool = False) -> None:
         super().__init__()
         self.radius, self.nsample, self.min_radius, self.return_counts = radius, nsample, min_radius, return_counts
-        self.forward_op = _make_primitive("BallQuery", radius, nsample, min_radius, return_counts)
+        self.forward_op = operators.primitive(radius, nsample, min_radius, return_counts)
 
     def construct(self, xyz: Tensor, new_xyz: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         found = self.forward_op(xyz, new_xyz)
@@ -109,29 +108,16 @@ class BallQuery(nn.Cell):
         return arguments.shown(self, "radius", "nsample", "min_radius", "return_counts")
 
 
-def make_forward(name: str, radius: float, nsample: int, min_radius: float = 0.0) -> Operator:
-    """Returns the operator for these settings, which gives the indices and the counts. Errors about the settings begin
-    with `name`."""
-    return _cached_forward(
-        float(arguments.number(name, "radius", radius, 0)),  # its square is rounded, and may be 0 or infinity
-        arguments.positive(name, "nsample", nsample),
-        float(arguments.number(name, "min_radius", min_radius, 0)),
-    )
-
-
-@ops.constexpr
-def _make_primitive(name: str, radius: float, nsample: int, min_radius: float, return_counts: bool) -> Primitive:
-    arguments.boolean(name, "return_counts", return_counts)
-    return make_forward(name, radius, nsample, min_radius).primitive
-
-
-@functools.lru_cache(256)  # a full cache frees an operator unless a Cell or a graph still has it
-def _cached_forward(radius: float, nsample: int, min_radius: float) -> Operator:
+@Operators
+def operators(radius: float, nsample: int, min_radius: float = 0.0, return_counts: bool = False) -> Operator:
+    """Returns the operator that gives the indices and, in any case, the counts."""
+    arguments.boolean(_NAME, "return_counts", return_counts)
     return custom_op(
         _LIBRARY.BallQueryForward,
         "xyz(B, N, 3), new_xyz(B, M, 3) -> idx(B, M, nsample, dtype=int32), counts(B, M, dtype=int32); "
         "points(B, 3, N), lattices(B, 8), ends(B, N + 1, dtype=int32), order(B, N, dtype=int32)",
-        radius=radius,
-        nsample=nsample,
-        min_radius=min_radius,
+        # The squares of the radii are rounded, and may be 0 or infinity.
+        radius=float(arguments.number(_NAME, "radius", radius, 0)),
+        nsample=arguments.positive(_NAME, "nsample", nsample),
+        min_radius=float(arguments.number(_NAME, "min_radius", min_radius, 0)),
     )

@@ -159,13 +159,11 @@ def make_forward(
     If `is_constant`, no gradient reaches the logits: nothing uses the gradient of the gradient. A label out of range
     then gives NaN on the CPU, too, as on a GPU.
     """
-    if not arguments.whole(ignore_index):
-        raise TypeError(f"{name}: ignore_index must be an int, got {type(ignore_index).__name__}")
     smoothing = arguments.number(name, "label_smoothing", label_smoothing, 0)
     if smoothing > 1:
         raise ValueError(f"{name}: label_smoothing must be at most 1, got {label_smoothing}")
     return _cached_forward(
-        int(ignore_index),
+        arguments.integer(name, "ignore_index", ignore_index),
         arguments.one_of(name, "reduction", reduction, _REDUCTIONS),
         smoothing,
         arguments.number(name, "z_loss", z_loss, 0),

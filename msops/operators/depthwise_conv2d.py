@@ -1,14 +1,14 @@
 from __future__ import annotations
 
-import functools
 import math
 from typing import TYPE_CHECKING
 
 import mindspore
-from mindspore import Tensor, nn, ops
+from mindspore import Tensor, nn
 from mindspore.common.initializer import HeUniform, Uniform
 
 from msops.core import arguments
+from msops.core.compiled import Operators
 from msops.core.factory import custom_op
 from msops.core.library import of_package
 
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
     from msops.core.arguments import Numbers
     from msops.core.operator import Operator
-    from msops.core.primitive import Primitive
     from msops.core.spec import Spec
 
 _NAME = "depthwise_conv2d"
@@ -84,7 +83,7 @@ def depthwise_conv2d(
          [6. 9. 9. 6.]
          [4. 6. 6. 4.]]
     """
-    convolution = _make_primitive(_NAME, stride, pad_mode, padding, dilation, bias is not None)
+    convolution = operators.primitive(stride, pad_mode, padding, dilation, bias is not None)
     if bias is None:
         return convolution(x, weight)
     return convolution(x, weight, bias)
@@ -143,7 +142,7 @@ class DepthwiseConv2d(nn.Cell):
         name = "DepthwiseConv2d"
         super().__init__()
         self.has_bias = has_bias = arguments.boolean(name, "has_bias", has_bias)
-        self.forward_op = _make_primitive(name, stride, pad_mode, padding, dilation, has_bias)
+        self.forward_op = operators.primitive(stride, pad_mode, padding, dilation, has_bias)
         self.in_channels = self.group = arguments.positive(name, "in_channels", in_channels)
         self.out_channels = self.in_channels * arguments.positive(name, "channel_multiplier", channel_multiplier)
         self.kernel_size = arguments.numbers(name, "kernel_size", kernel_size, (2,), 1)
@@ -169,21 +168,26 @@ class DepthwiseConv2d(nn.Cell):
         )
 
 
-@ops.constexpr
-def make_forward(name: str, stride: Numbers, pad_mode: str, padding: Numbers, dilation: Numbers) -> Operator:
-    """Returns the operator for these settings. Errors about the settings begin with `name`."""
-    return _cached_forward(**_attributes(name, stride, pad_mode, padding, dilation))
+@Operators
+def operators(stride: Numbers, pad_mode: str, padding: Numbers, dilation: Numbers) -> Operator:
+    stride_h, stride_w = arguments.numbers(_NAME, "stride", stride, (2,), 1)
+    dilation_h, dilation_w = arguments.numbers(_NAME, "dilation", dilation, (2,), 1)
+    padding = arguments.numbers(_NAME, "padding", padding, (2, 4), 0)
+    if len(padding) == 2:
+        padding = (padding[0], padding[0], padding[1], padding[1])
+    mode = arguments.one_of(_NAME, "pad_mode", pad_mode, _PAD_MODES)
+    if pad_mode != "pad" and any(padding):
+        raise ValueError(f"{_NAME}: padding must be 0 unless pad_mode is 'pad', got {padding} with {pad_mode!r}")
+    return _operators_with(
+        stride_h=stride_h, stride_w=stride_w, dilation_h=dilation_h, dilation_w=dilation_w, pad_mode=mode,
+        pad_top=padding[0], pad_bottom=padding[1], pad_left=padding[2], pad_right=padding[3],
+    )  # fmt: skip
 
 
-@ops.constexpr
-def _make_primitive(
-    name: str, stride: Numbers, pad_mode: str, padding: Numbers, dilation: Numbers, has_bias: bool
-) -> Primitive:
-    return _cached_forward(**_attributes(name, stride, pad_mode, padding, dilation)).primitive_with(bias=has_bias)
+@Operators
+def _operators_with(**attributes: Any) -> Operator:
+    """Returns one operator for settings of one meaning, such as strides of 1 and (1, 1)."""
 
-
-@functools.lru_cache(256)  # a full cache frees an operator unless a Cell or a graph still has it
-def _cached_forward(**attributes: Any) -> Operator:
     def gradient_of_backward(
         x: Tensor, weight: Tensor, dout: Tensor, out: tuple[Tensor, ...], douts: tuple[Tensor, ...]
     ) -> tuple[Tensor, ...]:
@@ -208,23 +212,6 @@ def _cached_forward(**attributes: Any) -> Operator:
         **attributes,
     )
     return forward
-
-
-def _attributes(name: str, stride: Numbers, pad_mode: str, padding: Numbers, dilation: Numbers) -> dict[str, int]:
-    stride_h, stride_w = arguments.numbers(name, "stride", stride, (2,), 1)
-    dilation_h, dilation_w = arguments.numbers(name, "dilation", dilation, (2,), 1)
-    padding = arguments.numbers(name, "padding", padding, (2, 4), 0)
-    if len(padding) == 2:
-        padding = (padding[0], padding[0], padding[1], padding[1])
-    if pad_mode not in _PAD_MODES:
-        raise ValueError(f"{name}: pad_mode must be one of {', '.join(_PAD_MODES)}, got {pad_mode!r}")
-    if pad_mode != "pad" and any(padding):
-        raise ValueError(f"{name}: padding must be 0 unless pad_mode is 'pad', got {padding} with {pad_mode!r}")
-    return dict(
-        stride_h=stride_h, stride_w=stride_w, dilation_h=dilation_h, dilation_w=dilation_w,
-        pad_mode=_PAD_MODES.index(pad_mode), pad_top=padding[0], pad_bottom=padding[1], pad_left=padding[2],
-        pad_right=padding[3],
-    )  # fmt: skip
 
 
 def _infer(x: Spec, weight: Spec, bias: Spec | None = None, **attributes: int) -> Spec:

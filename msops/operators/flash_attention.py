@@ -1,12 +1,12 @@
 from __future__ import annotations
 
-import functools
 from typing import TYPE_CHECKING
 
 import mindspore
-from mindspore import Tensor, nn, ops
+from mindspore import Tensor, nn
 
 from msops.core import arguments
+from msops.core.compiled import Operators
 from msops.core.factory import custom_op
 from msops.core.inputs import as_int32
 from msops.core.library import of_package
@@ -111,7 +111,7 @@ def flash_attention(
         [1.  1.5 3. ]
     """
     has = kv_lengths is not None, mask is not None
-    operator = make_primitive(_NAME, causal, scale, window, softcap, layout, return_lse, has)
+    operator = operators.primitive(causal, scale, window, softcap, layout, return_lse, *has)
     return _call(operator, q, k, v, kv_lengths, mask, return_lse)
 
 
@@ -165,8 +165,8 @@ def flash_attention_varlen(
         >>> print(msops.flash_attention_varlen(ops.zeros_like(x), x, x, begin, begin, 2, 2).ravel())
         [1.5 1.5 6. ]
     """
-    operator = make_packed(max_seqlen_q, max_seqlen_k, causal, scale, window, softcap)
-    return operator.primitive(q, k, v, as_int32(cu_seqlens_q), as_int32(cu_seqlens_k))[0]
+    operator = packed_operators.primitive(max_seqlen_q, max_seqlen_k, causal, scale, window, softcap)
+    return operator(q, k, v, as_int32(cu_seqlens_q), as_int32(cu_seqlens_k))[0]
 
 
 class FlashAttention(nn.Cell):
@@ -208,15 +208,15 @@ class FlashAttention(nn.Cell):
         return_lse: bool = False,
     ) -> None:
         super().__init__()
-        self.settings = ("FlashAttention", causal, scale, window, softcap, layout, return_lse)
-        make_primitive(*self.settings, (False, False))  # checks the settings
+        self.settings = (causal, scale, window, softcap, layout, return_lse)
+        operators(*self.settings)  # checks the settings
         self.causal, self.scale, self.window = causal, scale, window
         self.softcap, self.layout, self.return_lse = softcap, layout, return_lse
 
     def construct(
         self, q: Tensor, k: Tensor, v: Tensor, kv_lengths: Tensor | None = None, mask: Tensor | None = None
     ) -> Tensor | tuple[Tensor, Tensor]:
-        operator = make_primitive(*self.settings, (kv_lengths is not None, mask is not None))
+        operator = operators.primitive(*self.settings, kv_lengths is not None, mask is not None)
         return _call(operator, q, k, v, kv_lengths, mask, self.return_lse)
 
     construct.__doc__ = flash_attention.__doc__  # for help()
@@ -248,69 +248,16 @@ def _call(
     return results[0]
 
 
-# In mixed precision MindSpore casts Parameters for primitives, but not for an operator with optional inputs.
-@ops.constexpr
-def make_primitive(
-    name: str,
-    causal: bool,
-    scale: float | None,
-    window: Window,
-    softcap: float,
-    layout: str,
-    return_lse: bool,
-    has: tuple[bool, bool],
-) -> Primitive:
-    """Returns what MindSpore runs for the operator with or without kv_lengths and mask; its results begin with out and
-    lse. Errors begin with `name`."""
-    arguments.boolean(name, "return_lse", return_lse)
-    operator = make_forward(name, causal, scale, window, softcap, layout)
-    return operator.without(*(each for each, given in zip(("kv_lengths", "mask"), has) if not given)).primitive
-
-
-def make_forward(name: str, causal: bool, scale: float | None, window: Window, softcap: float, layout: str) -> Operator:
-    """Returns the operator for these settings, which gives out and lse. Errors about the settings begin with `name`."""
-    if not isinstance(layout, str):
-        raise TypeError(f"{name}: layout must be a str, got {type(layout).__name__}")
-    arguments.one_of(name, "layout", layout, _LAYOUTS)
-    return _cached_forward(layout, **_settings(name, causal, scale, window, softcap))
-
-
-@ops.constexpr
-def make_packed(
-    max_seqlen_q: int, max_seqlen_k: int, causal: bool, scale: float | None, window: Window, softcap: float
+@Operators
+def operators(
+    causal: bool, scale: float | None, window: Window, softcap: float, layout: str, return_lse: bool = False
 ) -> Operator:
-    """Returns the operator for packed sequences, which gives out and lse."""
-    name = "flash_attention_varlen"
-    longest = {}
-    for key, argument, value in (
-        ("most_queries", "max_seqlen_q", max_seqlen_q),
-        ("most_keys", "max_seqlen_k", max_seqlen_k),
-    ):
-        if not arguments.whole(value):
-            raise TypeError(f"{name}: {argument} must be an int, got {type(value).__name__}")
-        if not 0 <= value < 2**31:
-            raise ValueError(f"{name}: {argument} must be at least 0 and less than 2^31, got {value}")
-        longest[key] = int(value)
-    return _cached_packed(**longest, **_settings(name, causal, scale, window, softcap))
-
-
-def _settings(name: str, causal: bool, scale: float | None, window: Window, softcap: float) -> dict[str, Any]:
-    left, right = -1, -1
-    if window is not None:
-        left, right = arguments.numbers(name, "window", window, (2,), -1)
-    return dict(
-        left=left,
-        right=0 if arguments.boolean(name, "causal", causal) else right,
-        scale=1.0 if scale is None else arguments.number(name, "scale", scale),
-        by_width=int(scale is None),
-        softcap=arguments.number(name, "softcap", softcap, 0),
-    )
-
-
-@functools.lru_cache(256)  # a full cache frees an operator unless a Cell or a graph still has it
-def _cached_forward(layout: str, **settings: Any) -> Operator:
+    """Returns the operator that gives out and, in any case, lse."""
+    arguments.boolean(_NAME, "return_lse", return_lse)
+    axes = arguments.one_of(_NAME, "layout", layout, _LAYOUTS)
+    settings = _settings(_NAME, causal, scale, window, softcap)
     inputs = f"{_INPUTS[layout]}, kv_lengths(B, dtype=int32)?, mask(*M, dtype=bool)?"
-    lse, axes = "lse(B, Hq, Tq, dtype=accumulator)", _LAYOUTS.index(layout)
+    lse = "lse(B, Hq, Tq, dtype=accumulator)"
     backward = custom_op(
         _LIBRARY.FlashAttentionBackward,
         f"{inputs}, {_OUT[layout]}, {lse}, d{_OUT[layout]}, d{lse} -> dq, dk, dv; delta, query_sums",
@@ -328,12 +275,23 @@ def _cached_forward(layout: str, **settings: Any) -> Operator:
     )
 
 
-@functools.lru_cache(256)
-def _cached_packed(**settings: Any) -> Operator:
+@Operators
+def packed_operators(
+    max_seqlen_q: int, max_seqlen_k: int, causal: bool, scale: float | None, window: Window, softcap: float
+) -> Operator:
+    """Returns the operator for packed sequences, which gives out and lse."""
+    name = "flash_attention_varlen"
+    settings = _settings(name, causal, scale, window, softcap)
+    for key, argument, value in (
+        ("most_queries", "max_seqlen_q", max_seqlen_q),
+        ("most_keys", "max_seqlen_k", max_seqlen_k),
+    ):
+        settings[key] = arguments.integer(name, argument, value)
+        if not 0 <= value < 2**31:
+            raise ValueError(f"{name}: {argument} must be at least 0 and less than 2^31, got {value}")
     inputs = "q(Nq, Hq, D), k(Nk, Hk, D), v(Nk, Hk, Dv)"
     starts = "cu_seqlens_q(S, dtype=int32), cu_seqlens_k(S, dtype=int32)"
     kept = "out(Nq, Hq, Dv), lse(Hq, Nq, dtype=accumulator), dout(Nq, Hq, Dv), dlse(Hq, Nq, dtype=accumulator)"
-    name = "flash_attention_varlen"
     backward = custom_op(
         _LIBRARY.FlashAttentionBackward,
         f"{inputs}, {starts}, {kept} -> dq, dk, dv; delta, query_sums",
@@ -350,6 +308,19 @@ def _cached_packed(**settings: Any) -> Operator:
         name=name,
         axes=_PACKED,
         **settings,
+    )
+
+
+def _settings(name: str, causal: bool, scale: float | None, window: Window, softcap: float) -> dict[str, Any]:
+    left, right = -1, -1
+    if window is not None:
+        left, right = arguments.numbers(name, "window", window, (2,), -1)
+    return dict(
+        left=left,
+        right=0 if arguments.boolean(name, "causal", causal) else right,
+        scale=1.0 if scale is None else arguments.number(name, "scale", scale),
+        by_width=int(scale is None),
+        softcap=arguments.number(name, "softcap", softcap, 0),
     )
 
 

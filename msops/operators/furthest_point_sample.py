@@ -1,12 +1,12 @@
 from __future__ import annotations
 
-import functools
 from typing import TYPE_CHECKING
 
 import mindspore
-from mindspore import Tensor, nn, ops
+from mindspore import Tensor, nn
 
 from msops.core import arguments
+from msops.core.compiled import Operators
 from msops.core.factory import custom_op
 from msops.core.inputs import as_int32
 from msops.core.library import of_package
@@ -14,7 +14,6 @@ from msops.core.spec import Spec
 
 if TYPE_CHECKING:
     from msops.core.operator import Operator
-    from msops.core.primitive import Primitive
 
 _NAME = "furthest_point_sample"
 _LIBRARY = of_package(_NAME)
@@ -55,7 +54,7 @@ def furthest_point_sample(xyz: Tensor, npoint: int, lengths: Tensor | None = Non
         >>> print(msops.furthest_point_sample(xyz, 3))
         [[0 2 3]]
     """
-    operator = _make_primitive(_NAME, npoint, lengths is not None)
+    operator = operators.primitive(npoint, lengths is not None)
     if lengths is None:
         return operator(xyz)[0]
     return operator(xyz, as_int32(lengths))[0]
@@ -81,8 +80,8 @@ class FurthestPointSample(nn.Cell):
     def __init__(self, npoint: int) -> None:
         super().__init__()
         self.npoint = npoint
-        self.all_op = _make_primitive("FurthestPointSample", npoint, False)
-        self.ragged_op = _make_primitive("FurthestPointSample", npoint, True)
+        self.all_op = operators.primitive(npoint, False)
+        self.ragged_op = operators.primitive(npoint, True)
 
     def construct(self, xyz: Tensor, lengths: Tensor | None = None) -> Tensor:
         if lengths is None:
@@ -95,27 +94,15 @@ class FurthestPointSample(nn.Cell):
         return f"npoint={self.npoint}"
 
 
-def make_forward(name: str, npoint: int) -> Operator:
-    """Returns the operator for this number of points, whose first result is the indices. Errors about the number begin
-    with `name`."""
-    return _cached_forward(arguments.positive(name, "npoint", npoint))
-
-
-@ops.constexpr
-def _make_primitive(name: str, npoint: int, has_lengths: bool) -> Primitive:
-    operator = make_forward(name, npoint)
-    return operator.primitive if has_lengths else operator.without("lengths").primitive
-
-
-@functools.lru_cache(256)  # a full cache frees an operator unless a Cell or a graph still has it
-def _cached_forward(npoint: int) -> Operator:
+@Operators
+def operators(npoint: int) -> Operator:
     whole = "ends(B, N // 64 + 1, dtype=int32), order(B, N, dtype=int32), furthest(B, 3, N // 64 + 1, dtype=int32)"
     return custom_op(
         _LIBRARY.FurthestPointSampleForward,
         "xyz(B, N, 3), lengths(B, dtype=int32)? -> idx(..., dtype=int32); points(B, 3, N), distances(B, N), "
         f"lattices(B, 8), bounds(B, 7, N // 64 + 1), {whole}, exchange(8192, dtype=int32)",
         infer=_infer,
-        npoint=npoint,
+        npoint=arguments.positive(_NAME, "npoint", npoint),
     )
 
 

@@ -2,8 +2,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mindspore import Tensor, nn, ops
+from mindspore import Tensor, nn
 
+from msops.core import arguments
+from msops.core.compiled import Operators
 from msops.core.factory import custom_op
 from msops.core.library import of_package
 
@@ -13,8 +15,9 @@ if TYPE_CHECKING:
 _library = of_package("geglu")
 
 
-def _make(approximate: str) -> Operator:
-    tanh = int(approximate == "tanh")
+@Operators
+def operators(approximate: str) -> Operator:
+    tanh = arguments.one_of("geglu", "approximate", approximate, ("none", "tanh"))
     backward_backward = custom_op(
         _library.GegluBackwardBackward,
         "gate(*S), up(*S), dout(*S), ddgate(*S), ddup(*S) -> dgate(*S), dup(*S), ddout(*S)",
@@ -27,19 +30,6 @@ def _make(approximate: str) -> Operator:
         tanh=tanh,
     )
     return custom_op(_library.GegluForward, "gate(*S), up(*S) -> out(*S)", gradient=backward, tanh=tanh)
-
-
-_FORWARD = {approximate: _make(approximate) for approximate in ("none", "tanh")}
-
-
-@ops.constexpr
-def make_forward(name: str, approximate: str) -> Operator:
-    """Returns the operator for this approximation. Errors about it begin with `name`."""
-    if not isinstance(approximate, str):
-        raise TypeError(f"{name}: approximate must be a str, got {type(approximate).__name__}")
-    if approximate not in _FORWARD:
-        raise ValueError(f"{name}: approximate must be one of {', '.join(_FORWARD)}, got {approximate!r}")
-    return _FORWARD[approximate]
 
 
 def geglu(gate: Tensor, up: Tensor, approximate: str = "tanh") -> Tensor:
@@ -77,7 +67,7 @@ def geglu(gate: Tensor, up: Tensor, approximate: str = "tanh") -> Tensor:
         >>> print(msops.geglu(gate, up, approximate="none").asnumpy().round(3))
         [-0.317  0.     1.683]
     """
-    return make_forward("geglu", approximate)(gate, up)
+    return operators.primitive(approximate)(gate, up)
 
 
 class GeGLU(nn.Cell):
@@ -94,7 +84,7 @@ class GeGLU(nn.Cell):
     def __init__(self, approximate: str = "tanh") -> None:
         super().__init__()
         self.approximate = approximate
-        self.forward_op = make_forward("GeGLU", approximate)
+        self.forward_op = operators.primitive(approximate)
 
     def construct(self, gate: Tensor, up: Tensor) -> Tensor:
         return self.forward_op(gate, up)

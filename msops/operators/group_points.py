@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING
 from mindspore import Tensor, nn, ops
 
 from msops.core import arguments
+from msops.core.compiled import once
 from msops.core.gathers import gather_operators
-from msops.core.inputs import cast_as, check_inputs, describe, open_once, spec_of
+from msops.core.inputs import cast_as, check_inputs, describe, spec_of
 from msops.core.library import of_package
 from msops.core.signature import Signature
 from msops.operators.ball_query import BallQuery
@@ -66,7 +67,7 @@ class GroupPoints(nn.Cell):
     construct.__doc__ = group_points.__doc__  # for help()
 
 
-@open_once
+@once
 def _check_points(name: str, xyz: Description | None, features: Description | None, use_xyz: bool) -> None:
     """Requires that there is something to group, and that the points, unless they are None, and the features fit."""
     if features is None and not use_xyz:

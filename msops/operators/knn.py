@@ -1,19 +1,18 @@
 from __future__ import annotations
 
-import functools
 from typing import TYPE_CHECKING
 
 import mindspore
-from mindspore import Tensor, nn, ops
+from mindspore import Tensor, nn
 
 from msops.core import arguments
+from msops.core.compiled import Operators
 from msops.core.factory import custom_op
 from msops.core.library import of_package
 from msops.core.spec import Spec
 
 if TYPE_CHECKING:
     from msops.core.operator import Operator
-    from msops.core.primitive import Primitive
 
 _NAME = "knn"
 _LIBRARY = of_package(_NAME)
@@ -56,7 +55,7 @@ def knn(k: int, xyz: Tensor, new_xyz: Tensor, return_distances: bool = False) ->
         >>> print(idx[0].asnumpy().tolist(), dist[0].asnumpy().tolist())
         [[0, 2], [1, 3], [2, 0], [3, 2]] [[0.0, 1.0], [0.0, 3.0], [0.0, 1.0], [0.0, 1.0]]
     """
-    found = _make_primitive(_NAME, k, return_distances)(xyz, new_xyz)
+    found = operators.primitive(k, return_distances)(xyz, new_xyz)
     if return_distances:
         return found[0], found[1]
     return found[0]
@@ -84,7 +83,7 @@ class KNN(nn.Cell):
     def __init__(self, k: int, return_distances: bool = False) -> None:
         super().__init__()
         self.k, self.return_distances = k, return_distances
-        self.forward_op = _make_primitive("KNN", k, return_distances)
+        self.forward_op = operators.primitive(k, return_distances)
 
     def construct(self, xyz: Tensor, new_xyz: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         found = self.forward_op(xyz, new_xyz)
@@ -98,17 +97,6 @@ class KNN(nn.Cell):
         return arguments.shown(self, "k", "return_distances")
 
 
-def make_forward(name: str, k: int) -> Operator:
-    """Returns the operator for this k, which gives the indices and the distances. Errors about k begin with `name`."""
-    return _cached_forward(arguments.positive(name, "k", k))
-
-
-@ops.constexpr
-def _make_primitive(name: str, k: int, return_distances: bool) -> Primitive:
-    arguments.boolean(name, "return_distances", return_distances)
-    return make_forward(name, k).primitive
-
-
 _backward = custom_op(
     _LIBRARY.KnnBackward,
     "xyz(B, N, 3), new_xyz(B, M, 3), idx(B, M, K, dtype=int32), ddist(B, M, K) -> dxyz(B, N, 3), dnew_xyz(B, M, 3); "
@@ -116,15 +104,17 @@ _backward = custom_op(
 )
 
 
-@functools.lru_cache(256)  # a full cache frees an operator unless a Cell or a graph still has it
-def _cached_forward(k: int) -> Operator:
+@Operators
+def operators(k: int, return_distances: bool = False) -> Operator:
+    """Returns the operator that gives the indices and, in any case, the distances."""
+    arguments.boolean(_NAME, "return_distances", return_distances)
     return custom_op(
         _LIBRARY.KnnForward,
         "xyz(B, N, 3), new_xyz(B, M, 3) -> idx(..., dtype=int32), dist; "
         "points(B, 3, N), lattices(B, 8), ends(B, N + 1, dtype=int32), order(B, N, dtype=int32)",
         infer=_infer,
         gradient=_backward,
-        k=k,
+        k=arguments.positive(_NAME, "k", k),
     )
 
 

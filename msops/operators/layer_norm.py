@@ -1,12 +1,12 @@
 from __future__ import annotations
 
-import functools
 from typing import TYPE_CHECKING
 
 import mindspore
-from mindspore import Tensor, nn, ops
+from mindspore import Tensor, nn
 
 from msops.core import arguments
+from msops.core.compiled import Operators, once
 from msops.core.factory import custom_op
 from msops.core.library import of_package
 from msops.core.rules import sums_of_rows
@@ -56,7 +56,7 @@ def layer_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = No
         [[-1.  2.]
          [-1.  2.]]
     """
-    normalize = _make_primitive(_NAME, eps, weight is not None, bias is not None)
+    normalize = operators.primitive(eps, weight is not None, bias is not None)
     if weight is None:
         if bias is None:
             return normalize(x)
@@ -116,9 +116,7 @@ class LayerNorm(nn.Cell):
             raise ValueError(f"{name}: normalized_shape must have at least one axis, got {normalized_shape!r}")
         shape = arguments.numbers(name, "normalized_shape", normalized_shape, (len(normalized_shape),), 1)
         for what, axis in (("begin_norm_axis", begin_norm_axis), ("begin_params_axis", begin_params_axis)):
-            if not arguments.whole(axis):
-                raise TypeError(f"{name}: {what} must be an int, got {type(axis).__name__}")
-            if axis < 0 and axis != -len(shape):
+            if arguments.integer(name, what, axis) < 0 and axis != -len(shape):
                 raise ValueError(f"{name}: {what} must be {-len(shape)} for normalized_shape {shape}, got {axis}")
         if begin_norm_axis != begin_params_axis and min(begin_norm_axis, begin_params_axis) >= 0:
             raise ValueError(
@@ -126,7 +124,7 @@ class LayerNorm(nn.Cell):
             )
         self.normalized_shape, self.epsilon, self.dtype = shape, epsilon, dtype
         self.begin_norm_axis, self.begin_params_axis = begin_norm_axis, begin_params_axis
-        self.forward_op = _make_primitive(name, epsilon, True, True)
+        self.forward_op = operators.primitive(epsilon, True, True)
         self.gamma = arguments.parameter(name, "gamma", gamma_init, shape, dtype)
         self.beta = arguments.parameter(name, "beta", beta_init, shape, dtype)
 
@@ -144,7 +142,7 @@ class LayerNorm(nn.Cell):
         return arguments.shown(self, "normalized_shape", "begin_norm_axis", "begin_params_axis", "epsilon")
 
 
-@ops.constexpr
+@once
 def _checked(normalize: Primitive, rank: int, begin: int, begin_params: int, shape: tuple[int, ...]) -> Primitive:
     """Requires the axes of an input, from each place on that is counted from the first axis, to be those of `shape`."""
     for name, axis in (("begin_norm_axis", begin), ("begin_params_axis", begin_params)):
@@ -156,18 +154,9 @@ def _checked(normalize: Primitive, rank: int, begin: int, begin_params: int, sha
     return normalize
 
 
-def make_forward(name: str, eps: float) -> Operator:
-    """Returns the operator for this eps. Errors about it begin with `name`."""
-    return _cached_forward(arguments.number(name, "eps", eps, 0))
-
-
-@ops.constexpr
-def _make_primitive(name: str, eps: float, has_weight: bool, has_bias: bool) -> Primitive:
-    return make_forward(name, eps).primitive_with(weight=has_weight, bias=has_bias)
-
-
-@functools.lru_cache(256)  # a full cache frees an operator unless a Cell or a graph still has it
-def _cached_forward(eps: float) -> Operator:
+@Operators
+def operators(eps: float) -> Operator:
+    eps = arguments.number(_NAME, "eps", eps, 0)
     of_parameter = "(..., dtype=common|float32)?"
     backward_backward = custom_op(
         _LIBRARY.LayerNormBackwardBackward,

@@ -10,9 +10,9 @@ from mindspore import Tensor, nn, ops
 from mindspore.common.initializer import HeUniform, Uniform
 
 from msops.core import arguments
-from msops.core.compiled import compiling, keep_dtypes, records_gradients
+from msops.core.compiled import compiling, keep_dtypes, once, records_gradients
 from msops.core.factory import custom_op
-from msops.core.inputs import cast_as, check_inputs, describe, has_zero, open_once, spec_of, unless_zero
+from msops.core.inputs import cast_as, check_inputs, describe, has_zero, spec_of, unless_zero
 from msops.core.library import of_package
 from msops.core.signature import Signature
 from msops.core.spec import Spec, dtype_name
@@ -414,7 +414,7 @@ def make_result(ignore_index: int, gradient: Gradient) -> Operator:
     )
 
 
-@open_once
+@once
 def _check(chunk: int | None, *inputs: Description | None) -> None:
     specs = [spec_of(each) for each in inputs if each is not None]
     check_inputs(_SIGNATURE if len(specs) == 4 else _SIGNATURE.without(["bias"]), _NAME, specs)
@@ -423,7 +423,7 @@ def _check(chunk: int | None, *inputs: Description | None) -> None:
         raise ValueError(f"{_NAME}: chunk must be None where the number of rows is not known at compile time")
 
 
-@open_once
+@once
 def _chunks(rows: int | None, classes: int | None, chunk: int | None) -> tuple[tuple[int, int | None], ...]:
     """Returns where chunks begin and end, which is None for all rows."""
     length = chunk

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
@@ -12,6 +11,7 @@ from mindspore.common.initializer import Uniform
 
 from msops import compat
 from msops.core import arguments
+from msops.core.compiled import Operators, once
 from msops.core.factory import custom_op
 from msops.core.inputs import (
     cast_as,
@@ -22,7 +22,6 @@ from msops.core.inputs import (
     fits,
     has_zero,
     is_pynative,
-    open_once,
     spec_of,
     unless_zero,
 )
@@ -112,12 +111,12 @@ def lltm(
         rows = unless_zero(ops.reshape(x, (steps * batch, inputs)), bias.shape[0])
         product = _times_transposed(rows, unless_zero(weight_ih, steps * batch))
         product = ops.reshape(unless_zero(product, weight_ih.shape[1]), shape)
-    recurrence = make_forward(reverse, allow_tf32)
-    output, h_n, c_n, _, _ = recurrence(cast_as(product, h), weight_hh, bias, h, c, seq_length)
+    recurrence = operators.primitive(reverse, allow_tf32)
+    output, h_n, c_n, _, _, _ = recurrence(cast_as(product, h), weight_hh, bias, h, c, seq_length)
     return output, h_n, c_n
 
 
-@open_once
+@once
 def _check_sequence(*inputs: Description | None) -> None:
     specs = [spec_of(each) for each in inputs if each is not None]
     x, lengths = specs[0], specs[-1]
@@ -131,7 +130,7 @@ def _check_sequence(*inputs: Description | None) -> None:
     check_inputs(_SEQUENCE, "lltm", specs)
 
 
-@open_once
+@once
 def _check_layers(x: Description, input_size: int) -> None:
     spec = spec_of(x)
     if isinstance(spec, str):
@@ -140,7 +139,7 @@ def _check_layers(x: Description, input_size: int) -> None:
         raise ValueError(f"LLTM: x must have three axes, the last of {input_size}, got {spec.shape}")
 
 
-@open_once
+@once
 def _check_state(h: Description, c: Description, shape: Sizes) -> None:
     for name, got in (("h_0", spec_of(h)), ("c_0", spec_of(c))):
         if isinstance(got, str):
@@ -149,7 +148,7 @@ def _check_state(h: Description, c: Description, shape: Sizes) -> None:
             raise ValueError(f"LLTM: {name} must have shape {shape}, got {got.shape}")
 
 
-@open_once
+@once
 def _full_length(steps: int | None, batch: int | None) -> Tensor | None:
     return None if steps is None or batch is None else Tensor(np.full(batch, steps, np.int32))
 
@@ -201,18 +200,23 @@ def _weight_gradient(dgates: Tensor, hidden_before: Tensor, weight: Tensor, rows
     return unless_zero(dweight, rows)
 
 
-@ops.constexpr
-def make_forward(reverse: bool, allow_tf32: bool) -> Operator:
+@Operators
+def operators(reverse: bool, allow_tf32: bool) -> Operator:
     """Returns the operator that computes all steps."""
-    return _make_forward(
-        arguments.boolean("lltm", "reverse", reverse), arguments.boolean("lltm", "allow_tf32", allow_tf32)
+    settings = _settings(reverse, allow_tf32)
+    return custom_op(
+        of_package("lltm").LLTMForward,
+        "product(T, B, 3 * H), weight(3 * H, H), bias(3 * H), h(B, H), c(B, H), lengths(B, dtype=int32) -> "
+        f"output(T, B, H), last_h(B, H), last_c(B, H), gates(T, B, 3 * H), cells(T, B, H); {_SCRATCH}",
+        gradient=_SequenceGradient(backward_operators(reverse, allow_tf32)).gradient,
+        **settings,
     )
 
 
-@functools.cache
-def make_backward(reverse: bool, allow_tf32: bool) -> Operator:
+@Operators
+def backward_operators(reverse: bool, allow_tf32: bool) -> Operator:
     """Returns the operator that computes all steps of the gradient."""
-    settings: dict[str, Any] = dict(reverse=reverse, allow_tf32=allow_tf32)
+    settings = _settings(reverse, allow_tf32)
     return custom_op(
         of_package("lltm").LLTMBackward,
         "weight(3 * H, H), gates(T, B, 3 * H), cells(T, B, H), output(T, B, H), h(B, H), lengths(B, dtype=int32), "
@@ -222,15 +226,10 @@ def make_backward(reverse: bool, allow_tf32: bool) -> Operator:
     )
 
 
-@functools.cache
-def _make_forward(reverse: bool, allow_tf32: bool) -> Operator:
-    settings: dict[str, Any] = dict(reverse=reverse, allow_tf32=allow_tf32)
-    return custom_op(
-        of_package("lltm").LLTMForward,
-        "product(T, B, 3 * H), weight(3 * H, H), bias(3 * H), h(B, H), c(B, H), lengths(B, dtype=int32) -> "
-        f"output(T, B, H), last_h(B, H), last_c(B, H), gates(T, B, 3 * H), cells(T, B, H); {_SCRATCH}",
-        gradient=_SequenceGradient(make_backward(reverse, allow_tf32)).gradient,
-        **settings,
+def _settings(reverse: bool, allow_tf32: bool) -> dict[str, Any]:
+    return dict(
+        reverse=arguments.boolean("lltm", "reverse", reverse),
+        allow_tf32=arguments.boolean("lltm", "allow_tf32", allow_tf32),
     )
 
 

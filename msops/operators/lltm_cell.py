@@ -8,8 +8,9 @@ from mindspore import Tensor, nn, ops
 from mindspore.common.initializer import Uniform
 
 from msops.core import arguments
+from msops.core.compiled import once
 from msops.core.factory import custom_op
-from msops.core.inputs import cast_as, check_inputs, check_pair, describe, describe_pair, has_zero, open_once, spec_of
+from msops.core.inputs import cast_as, check_inputs, check_pair, describe, describe_pair, has_zero, spec_of
 from msops.core.library import of_package
 from msops.core.signature import Signature
 
@@ -70,7 +71,7 @@ def _step(x: Tensor, h: Tensor, c: Tensor, weight: Tensor, bias: Tensor) -> Stat
     return forward(cast_as(product, c), bias, c)
 
 
-@open_once
+@once
 def _check(*inputs: Description) -> None:
     check_inputs(_STEP, "lltm_cell", [spec_of(each) for each in inputs])
 

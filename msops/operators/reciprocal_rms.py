@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 from typing import TYPE_CHECKING
 
 from mindspore import Tensor, ops
 
 from msops.core import arguments
+from msops.core.compiled import Operators
 from msops.core.factory import custom_op
 from msops.core.library import of_package
 
@@ -25,14 +25,10 @@ def reciprocal_rms(x: Tensor, eps: float = 1e-6) -> Tensor:
 
     MindSpore's `rms_norm` returns this number beside its result. It has no gradient, there or here.
     """
-    return ops.stop_gradient(_make_operator(_NAME, eps)(ops.stop_gradient(x)))
+    return ops.stop_gradient(operators.primitive(eps)(ops.stop_gradient(x)))
 
 
-@ops.constexpr
-def _make_operator(name: str, eps: float) -> Operator:
-    return make_forward(arguments.number(name, "eps", eps, 0))
-
-
-@functools.lru_cache(256)  # a full cache frees an operator unless a Cell or a graph still has it
-def make_forward(eps: float) -> Operator:
+@Operators
+def operators(eps: float) -> Operator:
+    eps = arguments.number(_NAME, "eps", eps, 0)
     return custom_op(_LIBRARY.ReciprocalRmsForward, "x(*S, C) -> r(*S, dtype=accumulator)", eps=eps)

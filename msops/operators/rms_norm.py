@@ -1,26 +1,23 @@
 from __future__ import annotations
 
-import functools
 from typing import TYPE_CHECKING
 
 import mindspore
-from mindspore import Tensor, nn, ops
+from mindspore import Tensor, nn
 
 from msops.core import arguments
+from msops.core.compiled import Operators
 from msops.core.factory import custom_op
 from msops.core.library import of_package
 from msops.core.rules import sums_of_rows
 
 if TYPE_CHECKING:
-    from typing import Any
-
     from msops.core.operator import Operator
-    from msops.core.primitive import Primitive
     from msops.core.spec import Spec
 
 _NAME = "rms_norm"
 _LIBRARY = of_package(_NAME)
-_CASTINGS = ("llama", "gemma", "none")  # in the order of Casting in aot_kernels/shared/norm/rms_norm.h
+CASTINGS = ("llama", "gemma", "none")  # in the order of Casting in aot_kernels/shared/norm/rms_norm.h
 
 
 def rms_norm(
@@ -62,7 +59,7 @@ def rms_norm(
         [[0.849 2.263]
          [0.    2.828]]
     """
-    normalize = _make_primitive(_NAME, eps, offset, casting, weight is not None)
+    normalize = operators.primitive(eps, offset, casting, weight is not None)
     if weight is None:
         return normalize(x)
     return normalize(x, weight)
@@ -108,7 +105,7 @@ class RMSNorm(nn.Cell):
         self.hidden_size = arguments.positive(name, "hidden_size", hidden_size)
         self.eps, self.offset, self.casting = eps, offset, casting
         self.has_weight = arguments.boolean(name, "has_weight", has_weight)
-        self.forward_op = _make_primitive(name, eps, offset, casting, self.has_weight)
+        self.forward_op = operators.primitive(eps, offset, casting, self.has_weight)
         self.weight = None
         if self.has_weight:
             self.weight = arguments.parameter(name, "weight", 1 - offset, (self.hidden_size,), dtype)
@@ -124,27 +121,9 @@ class RMSNorm(nn.Cell):
         return arguments.shown(self, "hidden_size", "eps", "offset", "casting", "has_weight")
 
 
-def settings_of(name: str, eps: float, offset: float, casting: str) -> dict[str, Any]:
-    """Returns the attributes of the operator. Errors begin with `name`."""
-    return dict(
-        eps=arguments.number(name, "eps", eps, 0),
-        offset=arguments.number(name, "offset", offset),
-        casting=arguments.one_of(name, "casting", casting, _CASTINGS),
-    )
-
-
-def make_forward(name: str, eps: float, offset: float, casting: str) -> Operator:
-    """Returns the operator for these settings. Errors about the settings begin with `name`."""
-    return _cached_forward(**settings_of(name, eps, offset, casting))
-
-
-@ops.constexpr
-def _make_primitive(name: str, eps: float, offset: float, casting: str, has_weight: bool) -> Primitive:
-    return make_forward(name, eps, offset, casting).primitive_with(weight=has_weight)
-
-
-@functools.lru_cache(256)  # a full cache frees an operator unless a Cell or a graph still has it
-def _cached_forward(eps: float, offset: float, casting: int) -> Operator:
+@Operators
+def operators(eps: float, offset: float, casting: str) -> Operator:
+    eps, offset = arguments.number(_NAME, "eps", eps, 0), arguments.number(_NAME, "offset", offset)
     backward = custom_op(
         _LIBRARY.RmsNormBackward,
         "x(*S, C), weight(C, dtype=common|float32)?, dy(*S, C) -> dx, dweight?; partial",
@@ -159,7 +138,7 @@ def _cached_forward(eps: float, offset: float, casting: int) -> Operator:
         gradient=backward,
         eps=eps,
         offset=offset,
-        casting=casting,
+        casting=arguments.one_of(_NAME, "casting", casting, CASTINGS),
     )
 
 

@@ -1,14 +1,14 @@
 from __future__ import annotations
 
-import functools
 from typing import TYPE_CHECKING
 
 import numpy as np
 from mindspore import Tensor, nn, ops
 
 from msops.core import arguments
+from msops.core.compiled import Operators, once
 from msops.core.factory import custom_op
-from msops.core.inputs import describe, open_once, spec_of
+from msops.core.inputs import describe, spec_of
 from msops.core.library import of_package
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def rotary_embedding(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = Fa
         >>> print(msops.rotary_embedding(x, *quarter, interleaved=True)[0, 0, 0])
         [-2.  1. -4.  3.  5.]
     """
-    return make_forward(_NAME, interleaved, layout)(x, cos, sin)
+    return operators.primitive(interleaved, layout)(x, cos, sin)
 
 
 class RotaryEmbedding(nn.Cell):
@@ -106,7 +106,7 @@ class RotaryEmbedding(nn.Cell):
         if not arguments.number(name, "base", base) > 0:
             raise ValueError(f"{name}: base must be positive, got {base}")
         self.base, self.interleaved, self.layout = base, interleaved, layout
-        self.forward_op = make_forward(name, interleaved, layout)
+        self.forward_op = operators.primitive(interleaved, layout)
         self.axis = layout.index("T")
         angles = np.outer(np.arange(self.max_length), float(base) ** (-np.arange(0, self.dim, 2) / self.dim))
         self.cos, self.sin = (Tensor(table.astype(np.float32)) for table in (np.cos(angles), np.sin(angles)))
@@ -125,7 +125,7 @@ class RotaryEmbedding(nn.Cell):
         return arguments.shown(self, "dim", "max_length", "base", "interleaved", "layout")
 
 
-@open_once
+@once
 def _end(x: Description, axis: int, start: int, max_length: int) -> int | None:
     """Returns the place after the last one, or None if the size of `x` is open."""
     spec = spec_of(x)
@@ -133,8 +133,7 @@ def _end(x: Description, axis: int, start: int, max_length: int) -> int | None:
         raise TypeError(f"RotaryEmbedding: x must be a Tensor, got {spec}")
     if len(spec.shape) != 4:
         raise ValueError(f"RotaryEmbedding: x must have four axes, got shape {spec.shape}")
-    if not arguments.whole(start):
-        raise TypeError(f"RotaryEmbedding: start must be an int, got {type(start).__name__}")
+    arguments.integer("RotaryEmbedding", "start", start)
     length = spec.shape[axis]
     if start < 0 or start + (length or 0) > max_length:
         raise ValueError(
@@ -144,25 +143,18 @@ def _end(x: Description, axis: int, start: int, max_length: int) -> int | None:
     return None if length is None else start + length
 
 
-@ops.constexpr
-def make_forward(name: str, interleaved: bool, layout: str) -> Operator:
-    """Returns the operator for these settings. Errors about the settings begin with `name`."""
-    if not isinstance(layout, str):
-        raise TypeError(f"{name}: layout must be a str, got {type(layout).__name__}")
-    if layout not in _SIZES:
-        raise ValueError(f"{name}: layout must be one of {', '.join(_SIZES)}, got {layout!r}")
-    return _make_forward(arguments.boolean(name, "interleaved", interleaved), layout)
-
-
-@functools.cache
-def _make_forward(interleaved: bool, layout: str) -> Operator:
+@Operators
+def operators(interleaved: bool, layout: str) -> Operator:
     def gradient_of_backward(
         dout: Tensor, cos: Tensor, sin: Tensor, dx: Tensor, ddx: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         return forward(ddx, cos, sin), ops.zeros_like(cos), ops.zeros_like(sin)
 
     tables = "cos(*P, T, R, dtype=float32|common), sin(*P, T, R, dtype=cos)"
-    attributes: dict[str, Any] = dict(interleaved=int(interleaved), heads_first=int(layout == "BHTD"))
+    arguments.one_of(_NAME, "layout", layout, tuple(_SIZES))
+    attributes: dict[str, Any] = dict(
+        interleaved=int(arguments.boolean(_NAME, "interleaved", interleaved)), heads_first=int(layout == "BHTD")
+    )
     backward = custom_op(
         _library.RotaryEmbeddingBackward,
         f"dout({_SIZES[layout]}), {tables} -> dx",

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 from typing import TYPE_CHECKING
 
 from mindspore import Tensor, ops
 
+from msops.core.compiled import Operators
 from msops.core.factory import custom_op
 from msops.core.library import of_package
 
@@ -27,12 +27,11 @@ def rotary_position_embedding(x: Tensor, cos: Tensor, sin: Tensor, interleaved: 
     axes its size or 1. Where both features of a pair have the same angle, `rotary_embedding` reads half as much. The
     tables have no gradient.
     """
-    return make_forward(interleaved)(x, cos, sin)
+    return operators.primitive(interleaved)(x, cos, sin)
 
 
-@ops.constexpr
-@functools.cache
-def make_forward(interleaved: bool) -> Operator:
+@Operators
+def operators(interleaved: bool) -> Operator:
     def gradient_of_backward(
         dout: Tensor, cos: Tensor, sin: Tensor, dx: Tensor, ddx: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,17 +1,19 @@
 from __future__ import annotations
 
-import functools
 from typing import TYPE_CHECKING
 
 from mindspore import Tensor, nn
 
 from msops.core import arguments
+from msops.core.compiled import Operators
 from msops.core.factory import custom_op
-from msops.core.inputs import describe, open_once, spec_of
+from msops.core.inputs import describe, spec_of
 from msops.core.library import of_package
 
 if TYPE_CHECKING:
-    from msops.core.inputs import Description
+    from typing import Any
+
+    from msops.core.inputs import Sizes
     from msops.core.operator import Operator
     from msops.core.spec import Spec
 
@@ -52,7 +54,7 @@ def softmax(x: Tensor, axis: int = -1) -> Tensor:
         [[0.269 0.047]
          [0.731 0.953]]
     """
-    return make_forward(_NAME, describe(x), axis)(x)
+    return operators.primitive(*describe(x), axis)(x)
 
 
 class Softmax(nn.Cell):
@@ -67,12 +69,10 @@ class Softmax(nn.Cell):
 
     def __init__(self, axis: int = -1) -> None:
         super().__init__()
-        if not arguments.whole(axis):
-            raise TypeError(f"Softmax: axis must be an int, got {type(axis).__name__}")
-        self.axis = int(axis)
+        self.axis = arguments.integer(_NAME, "axis", axis)
 
     def construct(self, x: Tensor) -> Tensor:
-        return make_forward("Softmax", describe(x), self.axis)(x)
+        return operators.primitive(*describe(x), self.axis)(x)
 
     construct.__doc__ = softmax.__doc__  # for help()
 
@@ -80,37 +80,38 @@ class Softmax(nn.Cell):
         return f"axis={self.axis}"
 
 
-@open_once
-def make_forward(name: str, x: Description, axis: int) -> Operator:
-    """Returns the operator for this axis of `x`. Errors about the arguments begin with `name`."""
-    spec = spec_of(x)
+@Operators
+def operators(shape: Sizes | None, dtype: Any, axis: int) -> Operator:
+    spec = spec_of((shape, dtype))
     if isinstance(spec, str):
-        raise TypeError(f"{name}: x must be a Tensor, got {spec}")
-    if not arguments.whole(axis):
-        raise TypeError(f"{name}: axis must be an int, got {type(axis).__name__}")
-    rank = len(spec.shape)
+        raise TypeError(f"{_NAME}: x must be a Tensor, got {spec}")
+    axis, rank = arguments.integer(_NAME, "axis", axis), len(spec.shape)
     if not -rank <= axis < rank:
-        raise ValueError(f"{name}: axis must be at least {-rank} and less than {rank}, got {axis}")
-    return make_operators(rank - 1 - int(axis) if axis >= 0 else -1 - int(axis))[0]
+        raise ValueError(f"{_NAME}: axis must be at least {-rank} and less than {rank}, got {axis}")
+    return operators_along(rank - 1 - axis % rank)
 
 
-@functools.cache
-def make_operators(from_end: int) -> tuple[Operator, Operator, Operator]:
-    """Returns the operator along the axis that has so many axes after it, its gradient and the gradient's gradient."""
+@Operators
+def operators_along(from_end: int) -> Operator:
+    """Returns the operator along the axis that has so many axes after it."""
+    backward_backward = second_gradients(from_end)
 
     def gradient_of_backward(y: Tensor, dy: Tensor, dx: Tensor, ddx: Tensor) -> tuple[Tensor, ...]:
         return backward_backward(y, dy, ddx)
 
-    backward_backward = custom_op(
+    backward = custom_op(
+        _library.SoftmaxBackward, "y(*S), dy(*S) -> dx(*S)", gradient=gradient_of_backward, from_end=from_end
+    )
+    return custom_op(_library.SoftmaxForward, "x -> y", infer=_infer, gradient=backward, from_end=from_end)
+
+
+@Operators
+def second_gradients(from_end: int) -> Operator:
+    return custom_op(
         _library.SoftmaxBackwardBackward,
         "y(*S), dy(*S), ddx(*S) -> gradient_y(*S), gradient_dy(*S)",
         from_end=from_end,
     )
-    backward = custom_op(
-        _library.SoftmaxBackward, "y(*S), dy(*S) -> dx(*S)", gradient=gradient_of_backward, from_end=from_end
-    )
-    forward = custom_op(_library.SoftmaxForward, "x -> y", infer=_infer, gradient=backward, from_end=from_end)
-    return forward, backward, backward_backward
 
 
 def _infer(x: Spec, from_end: int) -> Spec:

@@ -13,8 +13,8 @@ import numpy as np
 from mindspore import Tensor, ops
 
 from msops.core import arguments
-from msops.core.compiled import compiling
-from msops.core.inputs import as_int32, describe, open_once, spec_of
+from msops.core.compiled import compiling, once
+from msops.core.inputs import as_int32, describe, spec_of
 from msops.core.spec import dtype_name
 from msops.operators.flash_attention import flash_attention, flash_attention_varlen
 
@@ -93,7 +93,7 @@ def flash_attention_score(
     return out.reshape(query.shape)
 
 
-@ops.constexpr
+@once
 def check_settings(
     absent: tuple[bool, ...],
     head_num: int,
@@ -115,8 +115,7 @@ def check_settings(
     arguments.positive(_NAME, "head_num", head_num)
     wholes = (("pre_tokens", pre_tokens), ("next_tokens", next_tokens), ("inner_precise", inner_precise))
     for argument, number in (*wholes, ("sparse_mode", sparse_mode)):
-        if not arguments.whole(number):
-            raise TypeError(f"{_NAME}: {argument} must be an int, got {type(number).__name__}")
+        arguments.integer(_NAME, argument, number)
     if not isinstance(input_layout, str):
         raise TypeError(f"{_NAME}: input_layout must be a str, got {type(input_layout).__name__}")
     arguments.one_of(_NAME, "input_layout", input_layout, tuple(_AXES))
@@ -124,7 +123,7 @@ def check_settings(
         raise NotImplementedError(f"{_NAME}: sparse_mode must be one of 0, 1, 2, 3, 4 here, got {sparse_mode}")
 
 
-@ops.constexpr
+@once
 def check_no_lengths(absent: bool) -> None:
     if not absent:
         raise ValueError(f"{_NAME}: actual_seq_qlen and actual_seq_kvlen must be None unless input_layout is 'TND'")
@@ -147,7 +146,7 @@ def check_triangle(mask: Tensor, sparse_mode: int) -> None:
 _triangles: weakref.WeakValueDictionary[int, Tensor] = weakref.WeakValueDictionary()
 
 
-@open_once
+@once
 def make_plan(
     described: tuple[Description | None, ...],
     head_num: int,
@@ -186,7 +185,7 @@ def make_plan(
     return shapes[0], shapes[1], shapes[2], window, first_keys, masks, band
 
 
-@open_once
+@once
 def window_of_packed(
     described: tuple[Description | None, ...],
     lengths_q: tuple[int, ...] | None,
@@ -222,13 +221,13 @@ def starts_of(
     return known_starts(name, ends, rows)
 
 
-@open_once
+@once
 def rows_of(described: tuple[Description | None, ...], index: int) -> int:
     """Returns how many rows query (0) or key (1) has."""
     return _shapes(described, "TND")[index][0]
 
 
-@ops.constexpr
+@once
 def known_starts(name: str, ends: Sequence[int] | None, rows: int) -> tuple[Tensor, int, tuple[int, ...]]:
     if ends is None:
         raise ValueError(f"{_NAME}: {name} must be given if input_layout is 'TND'")

@@ -13,7 +13,8 @@ import mindspore
 from mindspore import Tensor, ops
 
 from msops.core import arguments
-from msops.core.inputs import check_inputs, describe, open_once, spec_of
+from msops.core.compiled import once
+from msops.core.inputs import check_inputs, describe, spec_of
 from msops.core.signature import Signature
 from msops.operators.add_rms_norm import add_rms_norm as add_normalize
 from msops.operators.reciprocal_rms import reciprocal_rms
@@ -107,7 +108,7 @@ class RotaryPositionEmbedding(Replacement):
         return rotary_position_embedding(x, cos, sin, mode)
 
 
-@open_once
+@once
 def _norm_shapes(
     name: str, inputs: tuple[Description, ...], gamma: Description, epsilon: float
 ) -> tuple[Sizes | None, Sizes | None]:
@@ -126,15 +127,14 @@ def _norm_shapes(
     return (*outer, math.prod(axes)), (*outer, *(1 for _ in axes))
 
 
-@open_once
+@once
 def _shapes_of_halves(name: str, described: Description, dim: int) -> tuple[Sizes, Sizes | None]:
     """Returns the shape (A, 2, B) that has the halves along the axis `dim`, and the shape of the result.
 
     If a size is open, it returns a tuple whose second number is half the length of that axis, and None.
     """
     check_inputs(_GATE, name, [spec_of(described)])
-    if not arguments.whole(dim):
-        raise TypeError(f"{name}: dim must be an int, got {type(dim).__name__}")
+    arguments.integer(name, "dim", dim)
     shape = described[0]
     if not -len(shape) <= dim < len(shape):
         raise ValueError(f"{name}: dim must be an axis of the input, of shape {shape}, got {dim}")
@@ -149,10 +149,8 @@ def _shapes_of_halves(name: str, described: Description, dim: int) -> tuple[Size
     return (math.prod(before), 2, half * math.prod(after)), (*before, half, *after)
 
 
-@open_once
+@once
 def _turns_neighbours(name: str, mode: int) -> bool:
-    if not arguments.whole(mode):
-        raise TypeError(f"{name}: mode must be an int, got {type(mode).__name__}")
-    if mode not in (0, 1):
+    if arguments.integer(name, "mode", mode) not in (0, 1):
         raise ValueError(f"{name}: mode must be 0 (halves) or 1 (neighbours), got {mode}")
     return mode == 1

@@ -3,7 +3,7 @@ import pytest
 
 import msops
 from card import length, lengths, random, zeros
-from msops.operators.add_rms_norm import make_backward, make_forward
+from msops.operators.add_rms_norm import backward_operators, operators
 from msops.testing.checks import assert_equal
 from operator_test import Gradient, Net, OperatorTest, check_second_order, run
 from test_rms_norm import rms_norm, rms_norm_backward, units
@@ -48,7 +48,7 @@ class TestAddRmsNorm(OperatorTest):
     )
 
     def operators(self, shapes=((1,),) * 3, eps=1e-6, offset=0.0, casting="llama"):
-        forward, backward = (make("", eps, offset, casting) for make in (make_forward, make_backward))
+        forward, backward = operators(eps, offset, casting), backward_operators(eps, offset)
         if len(shapes) == 2:
             return [forward.without("weight"), backward.without("weight", "dweight")]
         return [forward, backward]

@@ -4,7 +4,7 @@ from hypothesis import HealthCheck, given, settings as limits, strategies as st
 import msops
 from card import chain, results_of, zeros
 from clouds import CloudTest, clouds, squared_distances, uniform
-from msops.operators.ball_query import make_forward
+from msops.operators.ball_query import operators
 from msops.testing.checks import Net
 from operator_test import run
 
@@ -67,7 +67,7 @@ class TestBallQuery(CloudTest):
     )  # fmt: skip
 
     def operators(self, shapes=(), radius=1.0, nsample=1, min_radius=0.0, **_):
-        return chain(make_forward("ball_query", radius, nsample, min_radius))
+        return chain(operators(radius, nsample, min_radius))
 
     def net(self, **settings):
         return Net(query_of, **{"return_counts": True, **settings})
@@ -116,9 +116,7 @@ def test_any_cloud(points, dtype, random):
             nsample=random.choice((1, 3, 40)),
             min_radius=float(size) * random.choice((0, 0, 0.3)),
         )
-        for got, want in zip(
-            results_of(make_forward("", **settings), xyz, queries), ball_query(xyz, queries, **settings)
-        ):
+        for got, want in zip(results_of(operators(**settings), xyz, queries), ball_query(xyz, queries, **settings)):
             np.testing.assert_array_equal(got, want)
 
 
@@ -126,7 +124,5 @@ def test_many_queries():
     xyz, queries = uniform(0, (2000,), (1500,))
     for radius, nsample in ((0.1, 16), (0.2, 100)):
         settings = dict(radius=radius, nsample=nsample)
-        for got, want in zip(
-            results_of(make_forward("", **settings), xyz, queries), ball_query(xyz, queries, **settings)
-        ):
+        for got, want in zip(results_of(operators(**settings), xyz, queries), ball_query(xyz, queries, **settings)):
             np.testing.assert_array_equal(got, want)

@@ -7,7 +7,7 @@ from card import DTYPES, chain, length, random, results_of, zeros
 from child import run_python
 from gpu import BIG
 from msops.compat import VERSION
-from msops.operators.flash_attention import make_forward
+from msops.operators.flash_attention import operators
 from msops.testing.checks import check_finite_differences
 from operator_test import OperatorTest, run, run_gradient
 
@@ -196,7 +196,7 @@ class TestFlashAttention(OperatorTest):
 
     def operators(self, shapes=(), optional=(), return_lse=False, **settings):
         settings = {**DEFAULTS, **settings}
-        operator = make_forward("flash_attention", **settings)
+        operator = operators(**settings)
         return chain(operator.without(*{"kv_lengths", "mask"}.difference(optional))) if shapes else chain(operator)
 
     def inputs(self, shapes, dtype, seed=1, optional=(), **settings):
@@ -420,5 +420,5 @@ def test_cell_takes_what_the_function_does(mode):
     np.testing.assert_array_equal(cell(q, k, v, lengths)[0].asnumpy(), want.asnumpy())
     want, _ = msops.flash_attention(q, k, v, mask=mask, **settings)
     np.testing.assert_array_equal(cell(q, k, v, None, mask)[0].asnumpy(), want.asnumpy())
-    with pytest.raises(TypeError, match="FlashAttention: causal must be a bool, got int"):
+    with pytest.raises(TypeError, match="flash_attention: causal must be a bool, got int"):
         msops.FlashAttention(causal=1)

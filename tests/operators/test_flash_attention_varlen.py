@@ -4,7 +4,7 @@ import pytest
 import msops
 from card import chain, random, zeros
 from guarded_call import GuardedCall
-from msops.operators.flash_attention import make_packed
+from msops.operators.flash_attention import packed_operators
 from msops.testing.checks import Net
 from msops.testing.entry import Status
 from operator_test import OperatorTest, run, run_gradient
@@ -94,7 +94,7 @@ class TestFlashAttentionVarlen(OperatorTest):
         return Net(msops.flash_attention_varlen, **{**LONGEST, **settings})
 
     def operators(self, shapes=(), **settings):
-        return chain(make_packed(*{**LONGEST, **DEFAULTS, **settings}.values()))
+        return chain(packed_operators(*{**LONGEST, **DEFAULTS, **settings}.values()))
 
     def inputs(self, shapes, dtype, seed=1, **settings):
         starts = [begins(rows, shape[0] - 1) for (rows, *_), shape in zip(shapes, shapes[3:])]

@@ -6,7 +6,7 @@ import msops
 from card import chain, results_of, zeros
 from clouds import CloudTest, clouds, squared_distances, uniform
 from guarded_call import GuardedCall
-from msops.operators.furthest_point_sample import make_forward
+from msops.operators.furthest_point_sample import operators
 from msops.testing.checks import Net
 from msops.testing.entry import Status
 from operator_test import run
@@ -67,7 +67,7 @@ class TestFurthestPointSample(CloudTest):
     )  # fmt: skip
 
     def operators(self, shapes=(), npoint=1):
-        forward = make_forward("furthest_point_sample", npoint)
+        forward = operators(npoint)
         return chain(forward if len(shapes) == 2 else forward.without("lengths"))
 
     def net(self, **settings):
@@ -107,7 +107,7 @@ def test_any_cloud(points, dtype, random):
     with np.errstate(all="ignore"):
         xyz = points.astype(dtype)[None]
         npoint = random.randint(1, min(len(points), 60))
-        (got,) = results_of(make_forward("", npoint).without("lengths"), xyz)
+        (got,) = results_of(operators(npoint).without("lengths"), xyz)
         np.testing.assert_array_equal(got, furthest_point_sample(xyz, npoint=npoint)[0])
 
 
@@ -129,5 +129,5 @@ def test_points_far_from_the_origin_and_near_it(mode):
 
 def test_many_samples():
     (xyz,) = uniform(0, (3000,))
-    (got,) = results_of(make_forward("", 1500).without("lengths"), xyz)
+    (got,) = results_of(operators(1500).without("lengths"), xyz)
     np.testing.assert_array_equal(got, furthest_point_sample(xyz, npoint=1500)[0])

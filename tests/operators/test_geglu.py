@@ -6,7 +6,7 @@ import pytest
 import msops
 from card import DTYPES, chain, zeros
 from gpu import BIG
-from msops.operators.geglu import make_forward
+from msops.operators.geglu import operators
 from operator_test import OperatorTest, run, run_gradient
 from test_sigmoid import sigmoid
 
@@ -87,7 +87,7 @@ class TestGeglu(OperatorTest):
     huge = ((BIG, "none"), (BIG, "tanh"))
 
     def operators(self, shapes=(), approximate="tanh"):
-        return chain(make_forward("geglu", approximate))
+        return chain(operators(approximate))
 
     def random_case(self, random):
         return super().random_case(random)[0], dict(approximate=random.choice(NAMES))

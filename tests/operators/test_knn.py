@@ -4,7 +4,7 @@ from hypothesis import HealthCheck, given, settings as limits, strategies as st
 import msops
 from card import chain, results_of, zeros
 from clouds import CloudTest, check_directions, clouds, distance_gradients, nearest, uniform
-from msops.operators.knn import make_forward
+from msops.operators.knn import operators
 from msops.testing.checks import Net
 from operator_test import run, run_gradient
 
@@ -56,7 +56,7 @@ class TestKNN(CloudTest):
     )  # fmt: skip
 
     def operators(self, shapes=(), k=1):
-        return chain(make_forward("knn", k))
+        return chain(operators(k))
 
     def net(self, **settings):
         return Net(knn_of, **{"return_distances": True, **settings})
@@ -111,7 +111,7 @@ def test_any_cloud(points, dtype, random):
         if random.random() < 0.5:
             queries = queries * queries.dtype.type(random.choice((0.9, 1.5)))
         k = random.randint(1, min(len(points), random.choice((1, 3, 40, 400))))
-        idx, dist = results_of(make_forward("", k), xyz, queries)
+        idx, dist = results_of(operators(k), xyz, queries)
         want, squares = nearest(xyz, queries, k)
         np.testing.assert_array_equal(idx, want)
         np.testing.assert_array_equal(dist, np.sqrt(squares).astype(dtype))
@@ -120,4 +120,4 @@ def test_any_cloud(points, dtype, random):
 def test_many_queries():
     xyz, queries = uniform(0, (2000,), (1500,))
     for k in (1, 7, 20):
-        np.testing.assert_array_equal(results_of(make_forward("", k), xyz, queries)[0], nearest(xyz, queries, k)[0])
+        np.testing.assert_array_equal(results_of(operators(k), xyz, queries)[0], nearest(xyz, queries, k)[0])

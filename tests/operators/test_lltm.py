@@ -12,7 +12,7 @@ from gpu import BIG
 from msops.compat import VERSION
 from msops.core.library import of_package
 from msops.core.spec import dtype_name
-from msops.operators.lltm import make_backward, make_forward
+from msops.operators.lltm import backward_operators, operators
 from msops.testing import opcheck
 from msops.testing.entry import Param, Status, call
 from operator_test import OperatorTest, Training, check_training, run, run_gradient
@@ -90,7 +90,7 @@ class Recurrence(Card):
     )
 
     def operators(self, shapes=(), reverse=False, allow_tf32=False):
-        return [make_forward(reverse, allow_tf32), make_backward(reverse, allow_tf32)]
+        return [operators(reverse, allow_tf32), backward_operators(reverse, allow_tf32)]
 
     def inputs(self, shapes, dtype, seed=1, **settings):
         """Chooses lengths from below 0 to above the number of steps, and weights as large as in training, so that
@@ -236,10 +236,10 @@ def test_operator(reverse):
         return recur(*inputs, not reverse)[:3]
 
     opcheck(
-        make_forward(reverse, False),
+        operators(reverse, False),
         [product, weight, bias, h, c, lengths],
         reference,
-        other=(make_forward(not reverse, False), other),
+        other=(operators(not reverse, False), other),
         half_in_float32=False,
     )
 

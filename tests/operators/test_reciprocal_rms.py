@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from card import Card, chain
-from msops.operators.reciprocal_rms import make_forward, reciprocal_rms
+from msops.operators.reciprocal_rms import operators, reciprocal_rms
 from msops.testing.checks import Gradient, Net, run
 from test_rms_norm import scale_of
 
@@ -25,7 +25,7 @@ class ReciprocalRms(Card):
     small = "small"
 
     def operators(self, shapes=(), eps=1e-6):
-        return chain(make_forward(eps))
+        return chain(operators(eps))
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])

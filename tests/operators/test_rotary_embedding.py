@@ -6,7 +6,7 @@ from mindspore import Tensor
 import msops
 from card import DTYPES, chain, length, random, zeros
 from msops.compat import VERSION
-from msops.operators.rotary_embedding import make_forward
+from msops.operators.rotary_embedding import operators
 from operator_test import Net, OperatorTest, run, run_gradient
 
 
@@ -109,7 +109,7 @@ class TestRotaryEmbedding(OperatorTest):
     )
 
     def operators(self, shapes=(), interleaved=False, layout="BHTD"):
-        return chain(make_forward("rotary_embedding", interleaved, layout))
+        return chain(operators(interleaved, layout))
 
     def reference_gradient(self, x, cos, sin, dout, **settings):
         return *rotate_back(dout, cos, sin, **settings), np.zeros_like(cos), np.zeros_like(sin)
@@ -199,8 +199,8 @@ def test_products_depend_on_distances(mode):
         ((4, 0), ValueError, "RotaryEmbedding: max_length must be at least 1, got 0"),
         ((4, 8, 0), ValueError, "RotaryEmbedding: base must be positive, got 0"),
         ((4, 8, "10"), TypeError, "RotaryEmbedding: base must be a number, got str"),
-        ((4, 8, 10.0, 0), TypeError, "RotaryEmbedding: interleaved must be a bool, got int"),
-        ((4, 8, 10.0, False, "TBHD"), ValueError, "RotaryEmbedding: layout must be one of BHTD, BTHD, got 'TBHD'"),
+        ((4, 8, 10.0, 0), TypeError, "rotary_embedding: interleaved must be a bool, got int"),
+        ((4, 8, 10.0, False, "TBHD"), ValueError, "rotary_embedding: layout must be one of BHTD, BTHD, got 'TBHD'"),
     ],
 )
 def test_wrong_settings(arguments, error, words):

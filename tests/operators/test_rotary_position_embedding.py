@@ -3,7 +3,7 @@ import itertools
 import numpy as np
 
 from card import chain, length, zeros
-from msops.operators.rotary_position_embedding import make_forward, rotary_position_embedding
+from msops.operators.rotary_position_embedding import operators, rotary_position_embedding
 from operator_test import OperatorTest
 
 
@@ -75,7 +75,7 @@ class TestRotaryPositionEmbedding(OperatorTest):
     )
 
     def operators(self, shapes=(), interleaved=False):
-        return chain(make_forward(interleaved))
+        return chain(operators(interleaved))
 
     def reference_gradient(self, x, cos, sin, dout, **settings):
         return *rotate_back(dout, cos, sin, **settings), np.zeros_like(cos), np.zeros_like(sin)
