@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
-from typing import TYPE_CHECKING, NoReturn
 
 from . import pythons
 
@@ -12,7 +10,7 @@ if sys.version_info < pythons.OLDEST:  # an older Python cannot read the modules
     sys.exit(f"wrong  Python     {pythons.complaint()}\n{'':18}{pythons.another()}")
 
 try:
-    from .commands import doctor, new
+    from .commands import Parser, doctor, new
 except (ImportError, SyntaxError):
     from . import files
 
@@ -20,16 +18,6 @@ except (ImportError, SyntaxError):
     if not text:
         raise
     sys.exit(f"wrong  msops      {text}\n{'':18}{mend[0]}")
-
-if TYPE_CHECKING:
-    Commands = argparse._SubParsersAction["Parser"]
-
-
-class Parser(argparse.ArgumentParser):
-    """An argument parser that prints errors on one line, without the usage."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message}\n")
 
 
 def main() -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ..__main__ import Commands
+    from . import Commands
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _ROOT = _PACKAGE.parent

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from mindspore.common import dtype as mstype
 
-from . import open_sizes
 from .compiled import compiling
 from .library import Entry
 from .operator import Operator, OptionalOperator, PlainOperator, ScratchOperator
@@ -137,14 +136,14 @@ def make_operator(
             for rule in _functions(infer, gradient):  # once one of them is gone, no other key can equal this one
                 weakref.finalize(rule, _number_of_key.pop, key, None).atexit = False
         number = _number_of_key[key]
-        operator = open_sizes.operators.get(number)
+        operator = Operator.alive.get(number)
         if operator is None:
             make = functools.partial(make_operator, entry, signature, infer, gradient, name, dtypes, attributes)
             parsed = Signature(signature, dtypes, **attributes)
             optional = any(tensor.optional for tensor in parsed.without(absent).inputs)
             kind = OptionalOperator if optional else ScratchOperator if parsed.scratch else PlainOperator
             operator = kind(number, entry, parsed, infer, gradient, name, attributes, absent, make)
-            open_sizes.operators[number] = operator
+            Operator.alive[number] = operator
         return operator
 
 

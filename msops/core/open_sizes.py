@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import ctypes
-import weakref
 from typing import TYPE_CHECKING, Any
 
 from .spec import Spec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from .library import Entry
+    from .operator import Operator
 
 _STAND_INS = 1, 2**10, 2**20  # rules get these in place of open sizes
-
-# This maps numbers to the operators that are alive.
-operators: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
 
 def is_open(specs: Sequence[Spec]) -> bool:
@@ -48,17 +45,7 @@ def infer(label: str, rule: Callable[..., list[Spec]], specs: Sequence[Spec]) ->
     return outputs
 
 
-def offer_rule(entry: Entry) -> bool:
-    """Gives the C function the address of `sizes_of_outputs`. Returns False if it is not an MSOPS_ENTRY."""
-    try:
-        rule = ctypes.c_void_p.in_dll(entry.library.handle, f"{entry.name}Rule")
-    except ValueError:
-        return False
-    rule.value = ctypes.cast(sizes_of_outputs, ctypes.c_void_p).value
-    return True
-
-
-@ctypes.CFUNCTYPE(
+_Rule = ctypes.CFUNCTYPE(
     ctypes.c_int,
     ctypes.c_int64,
     ctypes.POINTER(ctypes.c_int),
@@ -67,19 +54,36 @@ def offer_rule(entry: Entry) -> bool:
     ctypes.c_int,
     ctypes.POINTER(ctypes.c_char),
 )
-def sizes_of_outputs(number: int, ranks: Any, shapes: Any, sizes: Any, room: int, message: Any) -> int:
-    """Writes the rank and sizes of each output to `sizes`, as msops::Rule of aot_kernels/common/open_sizes.h says."""
+
+
+def offer_rule(entry: Entry, rule: Callable[..., int]) -> bool:
+    """Gives the C function the address of a rule that `make_rule` made. Returns False if it is not an MSOPS_ENTRY."""
     try:
-        operator = operators[number]
-        specs = [Spec(tuple(shapes[i][: ranks[i]]), dtype) for i, dtype in enumerate(operator.input_dtypes)]
-        outputs = infer(operator.label, operator.infer, specs) if is_open(specs) else operator.infer(*specs)
-        numbers = [size for out in outputs for size in (len(out.shape), *out.shape)]
-        if len(numbers) > room:
-            raise ValueError(f"{operator.label}: the outputs have more than {room} sizes")
-        for i, size in enumerate(numbers):
-            sizes[i] = size
-        return len(outputs)
-    except Exception as error:  # noqa: BLE001 (C has no exceptions)
-        text = str(error).encode()[:1000] + b"\0"
-        ctypes.memmove(message, text, len(text))
-        return 0
+        address = ctypes.c_void_p.in_dll(entry.library.handle, f"{entry.name}Rule")
+    except ValueError:
+        return False
+    address.value = ctypes.cast(rule, ctypes.c_void_p).value  # type: ignore[arg-type]
+    return True
+
+
+def make_rule(operators: Mapping[int, Operator]) -> Callable[..., int]:
+    """Makes the function that writes the rank and sizes of each output of the operator of a number to `sizes`, as
+    msops::Rule of aot_kernels/common/open_sizes.h says."""
+
+    def rule(number: int, ranks: Any, shapes: Any, sizes: Any, room: int, message: Any) -> int:
+        try:
+            operator = operators[number]
+            specs = [Spec(tuple(shapes[i][: ranks[i]]), dtype) for i, dtype in enumerate(operator.input_dtypes)]
+            outputs = infer(operator.label, operator.infer, specs) if is_open(specs) else operator.infer(*specs)
+            numbers = [size for out in outputs for size in (len(out.shape), *out.shape)]
+            if len(numbers) > room:
+                raise ValueError(f"{operator.label}: the outputs have more than {room} sizes")
+            for i, size in enumerate(numbers):
+                sizes[i] = size
+            return len(outputs)
+        except Exception as error:  # noqa: BLE001 (C has no exceptions)
+            text = str(error).encode()[:1000] + b"\0"
+            ctypes.memmove(message, text, len(text))
+            return 0
+
+    return _Rule(rule)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import ctypes
 import numbers
-from typing import TYPE_CHECKING, Any
+import weakref
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import mindspore
 from mindspore import ops
 from mindspore.common import dtype as mstype
 
+from ..compat import VERSION
+from . import gradients, open_sizes
 from .compiled import compiling
 from .primitive import Primitive
 from .spec import LARGEST, SMALLEST, Rounded, Spec, accumulator, dtype_name
@@ -39,6 +42,8 @@ class Operator:
     """
 
     primitive: Primitive  # what MindSpore runs
+    alive: ClassVar[weakref.WeakValueDictionary[int, Operator]] = weakref.WeakValueDictionary()  # by number
+    sizes_of_outputs = open_sizes.make_rule(alive)  # the C functions of all operators ask it
 
     if TYPE_CHECKING:  # subclasses have it, each in the form that MindSpore needs
 
@@ -164,6 +169,17 @@ class Operator:
                 raise ValueError(f"{self.label}: infer must return sizes of at least 0 for {out}, got {output.shape}")
             if not isinstance(output.dtype, mstype.typing.Number):
                 raise TypeError(f"{self.label}: infer must return a dtype of MindSpore for {out}, got {output.dtype}")
+
+    def make_bprop(self) -> Callable[..., Any] | None:
+        """Makes the gradient that MindSpore wants: a function of all inputs, the output and the output's gradient."""
+        if self.gradient is None:
+            whole = all((out.dtype or "").startswith(("int", "uint", "bool")) for out in self.signature.outputs)
+            if VERSION < (2, 0) and not whole:
+                return None  # 1.10 asks in PyNative mode for gradients that it does not need
+            return gradients.missing(self, is_zero=whole)
+        if isinstance(self.gradient, Operator):
+            return gradients.of_operator(self, self.gradient)
+        return gradients.of_function(self, self.gradient)
 
     def names(self) -> tuple[list[str], list[str]]:
         """Returns input names and output names."""

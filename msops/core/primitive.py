@@ -10,13 +10,11 @@ from mindspore import ops
 from mindspore.common import dtype as mstype
 
 from ..compat import VERSION
-from . import gradients, open_sizes
+from . import open_sizes
 from .compiled import forget_recording
 from .spec import Spec, from_inference
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from .operator import Operator
 
 _LABEL = 64  # characters, which Call of aot_kernels/common/call.h has room for
@@ -35,11 +33,12 @@ class Primitive(ops.Custom):
         # MindSpore requires rules for shape and dtype here, but then asks __infer__ below for both.
         variable = entry.library.variable if VERSION >= (2, 7) else None
         function = f"{variable or entry.library.path}:{entry.name}"
-        super().__init__(function, (), mindspore.float32, func_type="aot", bprop=self._bprop())
+        super().__init__(function, (), mindspore.float32, func_type="aot", bprop=operator.make_bprop())
         if variable:
             self.add_prim_attr("path_from_env", True)
         # This needs MindSpore 2.7: in PyNative mode, 2.0 also asks the C function once a place has seen several shapes.
-        self._has_open_sizes = open_sizes.offer_rule(entry) and VERSION >= (2, 7) and variable is None
+        takes_rule = open_sizes.offer_rule(entry, operator.sizes_of_outputs)
+        self._has_open_sizes = takes_rule and VERSION >= (2, 7) and variable is None
         if self._has_open_sizes:
             self.add_prim_attr("reg_op_name", operator.label)
             self.add_prim_attr("multi_output", len(tensors) > 1)
@@ -94,20 +93,6 @@ class Primitive(ops.Custom):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         return self  # Cells with equal settings share it anyway
-
-    def _bprop(self) -> Callable[..., Any] | None:
-        """Makes the gradient that MindSpore wants: a function of all inputs, the output and the output's gradient."""
-        from .operator import Operator  # noqa: PLC0415 (it imports this module)
-
-        operator = self.operator
-        if operator.gradient is None:
-            whole = all((out.dtype or "").startswith(("int", "uint", "bool")) for out in operator.signature.outputs)
-            if VERSION < (2, 0) and not whole:
-                return None  # 1.10 asks in PyNative mode for gradients that it does not need
-            return gradients.missing(operator, is_zero=whole)
-        if isinstance(operator.gradient, Operator):
-            return gradients.of_operator(operator, operator.gradient)
-        return gradients.of_function(operator, operator.gradient)
 
 
 def as_attribute(key: str, value: float) -> tuple[str, int]:

@@ -15,7 +15,7 @@ from .finding import Finding
 if TYPE_CHECKING:
     import argparse
 
-    from ...__main__ import Commands
+    from .. import Commands
 
 _DESCRIPTION = """\
 Shows what is found of all that msops needs, what is wrong, and the commands that mend it; runs an operator on each
