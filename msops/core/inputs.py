@@ -1,4 +1,4 @@
-"""Checks and converts the arguments of operators' functions, also in code that MindSpore compiles."""
+"""Checks and converts the inputs of operators' functions, also in code that MindSpore compiles."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from mindspore import Tensor, nn
 
-from msops.core import arguments
+from msops.core import settings
 from msops.core.compiled import Operators
 from msops.core.factory import custom_op
 from msops.core.library import of_package
@@ -105,19 +105,19 @@ class BallQuery(nn.Cell):
     construct.__doc__ = ball_query.__doc__  # for help()
 
     def extend_repr(self) -> str:
-        return arguments.shown(self, "radius", "nsample", "min_radius", "return_counts")
+        return settings.shown(self, "radius", "nsample", "min_radius", "return_counts")
 
 
 @Operators
 def operators(radius: float, nsample: int, min_radius: float = 0.0, return_counts: bool = False) -> Operator:
     """Returns the operator that gives the indices and, in any case, the counts."""
-    arguments.boolean(_NAME, "return_counts", return_counts)
+    settings.boolean(_NAME, "return_counts", return_counts)
     return custom_op(
         _LIBRARY.BallQueryForward,
         "xyz(B, N, 3), new_xyz(B, M, 3) -> idx(B, M, nsample, dtype=int32), counts(B, M, dtype=int32); "
         "points(B, 3, N), lattices(B, 8), ends(B, N + 1, dtype=int32), order(B, N, dtype=int32)",
         # The squares of the radii are rounded, and may be 0 or infinity.
-        radius=float(arguments.number(_NAME, "radius", radius, 0)),
-        nsample=arguments.positive(_NAME, "nsample", nsample),
-        min_radius=float(arguments.number(_NAME, "min_radius", min_radius, 0)),
+        radius=float(settings.number(_NAME, "radius", radius, 0)),
+        nsample=settings.positive(_NAME, "nsample", nsample),
+        min_radius=float(settings.number(_NAME, "min_radius", min_radius, 0)),
     )

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from mindspore import Tensor, nn, ops
 
-from msops.core import arguments
+from msops.core import settings
 from msops.core.factory import custom_op
 from msops.core.inputs import cast_as
 from msops.core.library import of_package
@@ -141,7 +141,7 @@ class CrossEntropyLoss(nn.Cell):
     construct.__doc__ = cross_entropy.__doc__  # for help()
 
     def extend_repr(self) -> str:
-        return arguments.shown(self, "ignore_index", "reduction", "label_smoothing", "z_loss", "softcap")
+        return settings.shown(self, "ignore_index", "reduction", "label_smoothing", "z_loss", "softcap")
 
 
 def make_forward(
@@ -159,15 +159,15 @@ def make_forward(
     If `is_constant`, no gradient reaches the logits: nothing uses the gradient of the gradient. A label out of range
     then gives NaN on the CPU, too, as on a GPU.
     """
-    smoothing = arguments.number(name, "label_smoothing", label_smoothing, 0)
+    smoothing = settings.number(name, "label_smoothing", label_smoothing, 0)
     if smoothing > 1:
         raise ValueError(f"{name}: label_smoothing must be at most 1, got {label_smoothing}")
     return _cached_forward(
-        arguments.integer(name, "ignore_index", ignore_index),
-        arguments.one_of(name, "reduction", reduction, _REDUCTIONS),
+        settings.integer(name, "ignore_index", ignore_index),
+        settings.one_of(name, "reduction", reduction, _REDUCTIONS),
         smoothing,
-        arguments.number(name, "z_loss", z_loss, 0),
-        arguments.number(name, "softcap", softcap, 0),
+        settings.number(name, "z_loss", z_loss, 0),
+        settings.number(name, "softcap", softcap, 0),
         is_constant,
     )
 
@@ -195,7 +195,7 @@ def _cached_forward(
     inputs = "logits(N, V), labels(N, dtype=index), weight(V)?"
     kept = "stats(N, 2, dtype=accumulator), totals(3, dtype=accumulator)"
     loss = f"loss({'N, ' * (_REDUCTIONS[reduction] == 'none')}dtype=accumulator)"
-    settings: dict[str, Any] = dict(
+    attributes: dict[str, Any] = dict(
         ignore_index=ignore_index,
         reduction=reduction,
         label_smoothing=label_smoothing,
@@ -207,13 +207,13 @@ def _cached_forward(
         _LIBRARY.CrossEntropyBackward,
         f"{inputs}, {kept}, d{loss} -> dlogits(N, V)",
         gradient=_unused if is_constant else None,
-        **settings,
+        **attributes,
     )
     return custom_op(
         _LIBRARY.CrossEntropyForward,
         f"{inputs} -> {loss}, {kept}; losses(N), partial(max(1, min(N // 8192, 1024)), 4)",
         gradient=backward,
-        **settings,
+        **attributes,
     )
 
 

@@ -7,7 +7,7 @@ import mindspore
 from mindspore import Tensor, nn
 from mindspore.common.initializer import HeUniform, Uniform
 
-from msops.core import arguments
+from msops.core import settings
 from msops.core.compiled import Operators
 from msops.core.factory import custom_op
 from msops.core.library import of_package
@@ -15,8 +15,8 @@ from msops.core.library import of_package
 if TYPE_CHECKING:
     from typing import Any
 
-    from msops.core.arguments import Numbers
     from msops.core.operator import Operator
+    from msops.core.settings import Numbers
     from msops.core.spec import Spec
 
 _NAME = "depthwise_conv2d"
@@ -134,26 +134,26 @@ class DepthwiseConv2d(nn.Cell):
         padding: Numbers = 0,
         dilation: Numbers = 1,
         has_bias: bool = False,
-        weight_init: arguments.Init | None = None,
-        bias_init: arguments.Init | None = None,
+        weight_init: settings.Init | None = None,
+        bias_init: settings.Init | None = None,
         dtype: mindspore.Type = mindspore.float32,
         channel_multiplier: int = 1,
     ) -> None:
         name = "DepthwiseConv2d"
         super().__init__()
-        self.has_bias = has_bias = arguments.boolean(name, "has_bias", has_bias)
+        self.has_bias = has_bias = settings.boolean(name, "has_bias", has_bias)
         self.forward_op = operators.primitive(stride, pad_mode, padding, dilation, has_bias)
-        self.in_channels = self.group = arguments.positive(name, "in_channels", in_channels)
-        self.out_channels = self.in_channels * arguments.positive(name, "channel_multiplier", channel_multiplier)
-        self.kernel_size = arguments.numbers(name, "kernel_size", kernel_size, (2,), 1)
+        self.in_channels = self.group = settings.positive(name, "in_channels", in_channels)
+        self.out_channels = self.in_channels * settings.positive(name, "channel_multiplier", channel_multiplier)
+        self.kernel_size = settings.numbers(name, "kernel_size", kernel_size, (2,), 1)
         self.stride, self.pad_mode, self.padding, self.dilation = stride, pad_mode, padding, dilation
         shape = (self.out_channels, 1, *self.kernel_size)
         weight_init = HeUniform(math.sqrt(5)) if weight_init is None else weight_init
-        self.weight = arguments.parameter(name, "weight", weight_init, shape, dtype)
+        self.weight = settings.parameter(name, "weight", weight_init, shape, dtype)
         self.bias = None
         if has_bias:
             bias_init = Uniform(1 / math.sqrt(math.prod(self.kernel_size))) if bias_init is None else bias_init
-            self.bias = arguments.parameter(name, "bias", bias_init, shape[:1], dtype)
+            self.bias = settings.parameter(name, "bias", bias_init, shape[:1], dtype)
 
     def construct(self, x: Tensor) -> Tensor:
         if self.bias is None:
@@ -163,19 +163,19 @@ class DepthwiseConv2d(nn.Cell):
     construct.__doc__ = depthwise_conv2d.__doc__  # for help()
 
     def extend_repr(self) -> str:
-        return arguments.shown(
+        return settings.shown(
             self, "in_channels", "out_channels", "kernel_size", "stride", "pad_mode", "padding", "dilation", "has_bias"
         )
 
 
 @Operators
 def operators(stride: Numbers, pad_mode: str, padding: Numbers, dilation: Numbers) -> Operator:
-    stride_h, stride_w = arguments.numbers(_NAME, "stride", stride, (2,), 1)
-    dilation_h, dilation_w = arguments.numbers(_NAME, "dilation", dilation, (2,), 1)
-    padding = arguments.numbers(_NAME, "padding", padding, (2, 4), 0)
+    stride_h, stride_w = settings.numbers(_NAME, "stride", stride, (2,), 1)
+    dilation_h, dilation_w = settings.numbers(_NAME, "dilation", dilation, (2,), 1)
+    padding = settings.numbers(_NAME, "padding", padding, (2, 4), 0)
     if len(padding) == 2:
         padding = (padding[0], padding[0], padding[1], padding[1])
-    mode = arguments.one_of(_NAME, "pad_mode", pad_mode, _PAD_MODES)
+    mode = settings.one_of(_NAME, "pad_mode", pad_mode, _PAD_MODES)
     if pad_mode != "pad" and any(padding):
         raise ValueError(f"{_NAME}: padding must be 0 unless pad_mode is 'pad', got {padding} with {pad_mode!r}")
     return _operators_with(

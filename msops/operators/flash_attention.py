@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import mindspore
 from mindspore import Tensor, nn
 
-from msops.core import arguments
+from msops.core import settings
 from msops.core.compiled import Operators
 from msops.core.factory import custom_op
 from msops.core.inputs import as_int32
@@ -222,7 +222,7 @@ class FlashAttention(nn.Cell):
     construct.__doc__ = flash_attention.__doc__  # for help()
 
     def extend_repr(self) -> str:
-        return arguments.shown(self, "causal", "scale", "window", "softcap", "layout", "return_lse")
+        return settings.shown(self, "causal", "scale", "window", "softcap", "layout", "return_lse")
 
 
 def _call(
@@ -253,9 +253,9 @@ def operators(
     causal: bool, scale: float | None, window: Window, softcap: float, layout: str, return_lse: bool = False
 ) -> Operator:
     """Returns the operator that gives out and, in any case, lse."""
-    arguments.boolean(_NAME, "return_lse", return_lse)
-    axes = arguments.one_of(_NAME, "layout", layout, _LAYOUTS)
-    settings = _settings(_NAME, causal, scale, window, softcap)
+    settings.boolean(_NAME, "return_lse", return_lse)
+    axes = settings.one_of(_NAME, "layout", layout, _LAYOUTS)
+    attributes = _attributes(_NAME, causal, scale, window, softcap)
     inputs = f"{_INPUTS[layout]}, kv_lengths(B, dtype=int32)?, mask(*M, dtype=bool)?"
     lse = "lse(B, Hq, Tq, dtype=accumulator)"
     backward = custom_op(
@@ -263,7 +263,7 @@ def operators(
         f"{inputs}, {_OUT[layout]}, {lse}, d{_OUT[layout]}, d{lse} -> dq, dk, dv; delta, query_sums",
         infer=_infer_backward,
         axes=axes,
-        **settings,
+        **attributes,
     )
     return custom_op(
         _LIBRARY.FlashAttentionForward,
@@ -271,7 +271,7 @@ def operators(
         infer=_infer,
         gradient=backward,
         axes=axes,
-        **settings,
+        **attributes,
     )
 
 
@@ -281,12 +281,12 @@ def packed_operators(
 ) -> Operator:
     """Returns the operator for packed sequences, which gives out and lse."""
     name = "flash_attention_varlen"
-    settings = _settings(name, causal, scale, window, softcap)
+    attributes = _attributes(name, causal, scale, window, softcap)
     for key, argument, value in (
         ("most_queries", "max_seqlen_q", max_seqlen_q),
         ("most_keys", "max_seqlen_k", max_seqlen_k),
     ):
-        settings[key] = arguments.integer(name, argument, value)
+        attributes[key] = settings.integer(name, argument, value)
         if not 0 <= value < 2**31:
             raise ValueError(f"{name}: {argument} must be at least 0 and less than 2^31, got {value}")
     inputs = "q(Nq, Hq, D), k(Nk, Hk, D), v(Nk, Hk, Dv)"
@@ -298,7 +298,7 @@ def packed_operators(
         infer=_infer_packed_backward,
         name=name,
         axes=_PACKED,
-        **settings,
+        **attributes,
     )
     return custom_op(
         _LIBRARY.FlashAttentionForward,
@@ -307,20 +307,20 @@ def packed_operators(
         gradient=backward,
         name=name,
         axes=_PACKED,
-        **settings,
+        **attributes,
     )
 
 
-def _settings(name: str, causal: bool, scale: float | None, window: Window, softcap: float) -> dict[str, Any]:
+def _attributes(name: str, causal: bool, scale: float | None, window: Window, softcap: float) -> dict[str, Any]:
     left, right = -1, -1
     if window is not None:
-        left, right = arguments.numbers(name, "window", window, (2,), -1)
+        left, right = settings.numbers(name, "window", window, (2,), -1)
     return dict(
         left=left,
-        right=0 if arguments.boolean(name, "causal", causal) else right,
-        scale=1.0 if scale is None else arguments.number(name, "scale", scale),
+        right=0 if settings.boolean(name, "causal", causal) else right,
+        scale=1.0 if scale is None else settings.number(name, "scale", scale),
         by_width=int(scale is None),
-        softcap=arguments.number(name, "softcap", softcap, 0),
+        softcap=settings.number(name, "softcap", softcap, 0),
     )
 
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import mindspore
 from mindspore import Tensor, nn
 
-from msops.core import arguments
+from msops.core import settings
 from msops.core.compiled import Operators
 from msops.core.factory import custom_op
 from msops.core.inputs import as_int32
@@ -102,7 +102,7 @@ def operators(npoint: int) -> Operator:
         "xyz(B, N, 3), lengths(B, dtype=int32)? -> idx(..., dtype=int32); points(B, 3, N), distances(B, N), "
         f"lattices(B, 8), bounds(B, 7, N // 64 + 1), {whole}, exchange(8192, dtype=int32)",
         infer=_infer,
-        npoint=arguments.positive(_NAME, "npoint", npoint),
+        npoint=settings.positive(_NAME, "npoint", npoint),
     )
 
 

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from mindspore import Tensor, nn
 
-from msops.core import arguments
+from msops.core import settings
 from msops.core.compiled import Operators
 from msops.core.factory import custom_op
 from msops.core.library import of_package
@@ -17,7 +17,7 @@ _library = of_package("geglu")
 
 @Operators
 def operators(approximate: str) -> Operator:
-    tanh = arguments.one_of("geglu", "approximate", approximate, ("none", "tanh"))
+    tanh = settings.one_of("geglu", "approximate", approximate, ("none", "tanh"))
     backward_backward = custom_op(
         _library.GegluBackwardBackward,
         "gate(*S), up(*S), dout(*S), ddgate(*S), ddup(*S) -> dgate(*S), dup(*S), ddout(*S)",

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from mindspore import Tensor, nn, ops
 
-from msops.core import arguments
+from msops.core import settings
 from msops.core.compiled import once
 from msops.core.gathers import gather_operators
 from msops.core.inputs import cast_as, check_inputs, describe, spec_of
@@ -118,9 +118,9 @@ class QueryAndGroup(nn.Cell):
     def __init__(self, radius: float, nsample: int, use_xyz: bool = True) -> None:
         super().__init__()
         name = type(self).__name__
-        arguments.number(name, "radius", radius, 0)
-        arguments.positive(name, "nsample", nsample)
-        self.radius, self.nsample, self.use_xyz = radius, nsample, arguments.boolean(name, "use_xyz", use_xyz)
+        settings.number(name, "radius", radius, 0)
+        settings.positive(name, "nsample", nsample)
+        self.radius, self.nsample, self.use_xyz = radius, nsample, settings.boolean(name, "use_xyz", use_xyz)
         self.query, self.group = BallQuery(radius, nsample), GroupPoints()
 
     def construct(self, xyz: Tensor, new_xyz: Tensor, features: Tensor | None = None) -> Tensor:
@@ -136,7 +136,7 @@ class QueryAndGroup(nn.Cell):
         return ops.concat((cast_as(relative, features), self.group(features, idx)), 1)
 
     def extend_repr(self) -> str:
-        return arguments.shown(self, "radius", "nsample", "use_xyz")
+        return settings.shown(self, "radius", "nsample", "use_xyz")
 
 
 class GroupAll(nn.Cell):
@@ -169,7 +169,7 @@ class GroupAll(nn.Cell):
 
     def __init__(self, use_xyz: bool = True) -> None:
         super().__init__()
-        self.use_xyz = arguments.boolean("GroupAll", "use_xyz", use_xyz)
+        self.use_xyz = settings.boolean("GroupAll", "use_xyz", use_xyz)
 
     def construct(self, xyz: Tensor, new_xyz: Tensor | None = None, features: Tensor | None = None) -> Tensor:
         points = describe(xyz) if self.use_xyz else None

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import mindspore
 from mindspore import Tensor, nn
 
-from msops.core import arguments
+from msops.core import settings
 from msops.core.compiled import Operators
 from msops.core.factory import custom_op
 from msops.core.library import of_package
@@ -94,7 +94,7 @@ class KNN(nn.Cell):
     construct.__doc__ = knn.__doc__  # for help()
 
     def extend_repr(self) -> str:
-        return arguments.shown(self, "k", "return_distances")
+        return settings.shown(self, "k", "return_distances")
 
 
 _backward = custom_op(
@@ -107,14 +107,14 @@ _backward = custom_op(
 @Operators
 def operators(k: int, return_distances: bool = False) -> Operator:
     """Returns the operator that gives the indices and, in any case, the distances."""
-    arguments.boolean(_NAME, "return_distances", return_distances)
+    settings.boolean(_NAME, "return_distances", return_distances)
     return custom_op(
         _LIBRARY.KnnForward,
         "xyz(B, N, 3), new_xyz(B, M, 3) -> idx(..., dtype=int32), dist; "
         "points(B, 3, N), lattices(B, 8), ends(B, N + 1, dtype=int32), order(B, N, dtype=int32)",
         infer=_infer,
         gradient=_backward,
-        k=arguments.positive(_NAME, "k", k),
+        k=settings.positive(_NAME, "k", k),
     )
 
 

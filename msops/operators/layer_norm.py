@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import mindspore
 from mindspore import Tensor, nn
 
-from msops.core import arguments
+from msops.core import settings
 from msops.core.compiled import Operators, once
 from msops.core.factory import custom_op
 from msops.core.library import of_package
@@ -103,8 +103,8 @@ class LayerNorm(nn.Cell):
         normalized_shape: Sequence[int],
         begin_norm_axis: int = -1,
         begin_params_axis: int = -1,
-        gamma_init: arguments.Init = "ones",
-        beta_init: arguments.Init = "zeros",
+        gamma_init: settings.Init = "ones",
+        beta_init: settings.Init = "zeros",
         epsilon: float = 1e-7,
         dtype: mindspore.Type = mindspore.float32,
     ) -> None:
@@ -114,9 +114,9 @@ class LayerNorm(nn.Cell):
             raise TypeError(f"{name}: normalized_shape must be a tuple or a list, got {normalized_shape!r}")
         if not normalized_shape:
             raise ValueError(f"{name}: normalized_shape must have at least one axis, got {normalized_shape!r}")
-        shape = arguments.numbers(name, "normalized_shape", normalized_shape, (len(normalized_shape),), 1)
+        shape = settings.numbers(name, "normalized_shape", normalized_shape, (len(normalized_shape),), 1)
         for what, axis in (("begin_norm_axis", begin_norm_axis), ("begin_params_axis", begin_params_axis)):
-            if arguments.integer(name, what, axis) < 0 and axis != -len(shape):
+            if settings.integer(name, what, axis) < 0 and axis != -len(shape):
                 raise ValueError(f"{name}: {what} must be {-len(shape)} for normalized_shape {shape}, got {axis}")
         if begin_norm_axis != begin_params_axis and min(begin_norm_axis, begin_params_axis) >= 0:
             raise ValueError(
@@ -125,8 +125,8 @@ class LayerNorm(nn.Cell):
         self.normalized_shape, self.epsilon, self.dtype = shape, epsilon, dtype
         self.begin_norm_axis, self.begin_params_axis = begin_norm_axis, begin_params_axis
         self.forward_op = operators.primitive(epsilon, True, True)
-        self.gamma = arguments.parameter(name, "gamma", gamma_init, shape, dtype)
-        self.beta = arguments.parameter(name, "beta", beta_init, shape, dtype)
+        self.gamma = settings.parameter(name, "gamma", gamma_init, shape, dtype)
+        self.beta = settings.parameter(name, "beta", beta_init, shape, dtype)
 
     def construct(self, x: Tensor) -> Tensor:
         normalize, gamma, beta = self.forward_op, self.gamma, self.beta
@@ -139,7 +139,7 @@ class LayerNorm(nn.Cell):
     construct.__doc__ = layer_norm.__doc__  # for help()
 
     def extend_repr(self) -> str:
-        return arguments.shown(self, "normalized_shape", "begin_norm_axis", "begin_params_axis", "epsilon")
+        return settings.shown(self, "normalized_shape", "begin_norm_axis", "begin_params_axis", "epsilon")
 
 
 @once
@@ -156,7 +156,7 @@ def _checked(normalize: Primitive, rank: int, begin: int, begin_params: int, sha
 
 @Operators
 def operators(eps: float) -> Operator:
-    eps = arguments.number(_NAME, "eps", eps, 0)
+    eps = settings.number(_NAME, "eps", eps, 0)
     of_parameter = "(..., dtype=common|float32)?"
     backward_backward = custom_op(
         _LIBRARY.LayerNormBackwardBackward,

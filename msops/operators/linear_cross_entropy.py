@@ -9,7 +9,7 @@ import numpy as np
 from mindspore import Tensor, nn, ops
 from mindspore.common.initializer import HeUniform, Uniform
 
-from msops.core import arguments
+from msops.core import settings
 from msops.core.compiled import compiling, keep_dtypes, once, records_gradients
 from msops.core.factory import custom_op
 from msops.core.inputs import cast_as, check_inputs, describe, has_zero, spec_of, unless_zero
@@ -20,9 +20,9 @@ from msops.operators.add import backward as add_backward, forward as add
 from msops.operators.cross_entropy import cross_entropy, make_forward
 
 if TYPE_CHECKING:
-    from msops.core.arguments import Init
     from msops.core.inputs import Description
     from msops.core.operator import Gradient, Operator
+    from msops.core.settings import Init
 
     Inputs = tuple[Tensor, Tensor, Tensor, Tensor | None]  # x, weight, labels, bias
 
@@ -162,18 +162,18 @@ class LinearCrossEntropyLoss(nn.Cell):
     ) -> None:
         name = "LinearCrossEntropyLoss"
         super().__init__()
-        self.hidden_size = arguments.positive(name, "hidden_size", hidden_size)
-        self.vocab_size = arguments.positive(name, "vocab_size", vocab_size)
-        self.has_bias = arguments.boolean(name, "has_bias", has_bias)
+        self.hidden_size = settings.positive(name, "hidden_size", hidden_size)
+        self.vocab_size = settings.positive(name, "vocab_size", vocab_size)
+        self.has_bias = settings.boolean(name, "has_bias", has_bias)
         self.settings = ignore_index, reduction, label_smoothing, z_loss, softcap, chunk
         _make_losses(name, *self.settings)  # checks the settings
         weight_init = HeUniform(math.sqrt(5)) if weight_init is None else weight_init
         shape = (self.vocab_size, self.hidden_size)
-        self.weight = arguments.parameter(name, "weight", weight_init, shape, dtype)
+        self.weight = settings.parameter(name, "weight", weight_init, shape, dtype)
         self.bias = None
         if self.has_bias:
             bias_init = Uniform(1 / math.sqrt(self.hidden_size)) if bias_init is None else bias_init
-            self.bias = arguments.parameter(name, "bias", bias_init, shape[:1], dtype)
+            self.bias = settings.parameter(name, "bias", bias_init, shape[:1], dtype)
 
     def construct(self, x: Tensor, labels: Tensor) -> Tensor:
         bias = None
@@ -184,7 +184,7 @@ class LinearCrossEntropyLoss(nn.Cell):
     construct.__doc__ = linear_cross_entropy.__doc__  # for help()
 
     def extend_repr(self) -> str:
-        return arguments.shown(self, "hidden_size", "vocab_size", "has_bias")
+        return settings.shown(self, "hidden_size", "vocab_size", "has_bias")
 
 
 class _Losses(nn.Cell):
@@ -382,7 +382,7 @@ def _make_losses(
     chunk: int | None,
 ) -> _Losses:
     if chunk is not None:
-        chunk = arguments.positive(name, "chunk", chunk)
+        chunk = settings.positive(name, "chunk", chunk)
     make_forward(name, ignore_index, reduction, label_smoothing, z_loss, softcap)  # checks the settings
     return _cached_losses(int(ignore_index), reduction, label_smoothing, z_loss, softcap, chunk)
 

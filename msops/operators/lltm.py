@@ -10,7 +10,7 @@ from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 from mindspore.common.initializer import Uniform
 
 from msops import compat
-from msops.core import arguments
+from msops.core import settings
 from msops.core.compiled import Operators, once
 from msops.core.factory import custom_op
 from msops.core.inputs import (
@@ -203,33 +203,33 @@ def _weight_gradient(dgates: Tensor, hidden_before: Tensor, weight: Tensor, rows
 @Operators
 def operators(reverse: bool, allow_tf32: bool) -> Operator:
     """Returns the operator that computes all steps."""
-    settings = _settings(reverse, allow_tf32)
+    attributes = _attributes(reverse, allow_tf32)
     return custom_op(
         of_package("lltm").LLTMForward,
         "product(T, B, 3 * H), weight(3 * H, H), bias(3 * H), h(B, H), c(B, H), lengths(B, dtype=int32) -> "
         f"output(T, B, H), last_h(B, H), last_c(B, H), gates(T, B, 3 * H), cells(T, B, H); {_SCRATCH}",
         gradient=_SequenceGradient(backward_operators(reverse, allow_tf32)).gradient,
-        **settings,
+        **attributes,
     )
 
 
 @Operators
 def backward_operators(reverse: bool, allow_tf32: bool) -> Operator:
     """Returns the operator that computes all steps of the gradient."""
-    settings = _settings(reverse, allow_tf32)
+    attributes = _attributes(reverse, allow_tf32)
     return custom_op(
         of_package("lltm").LLTMBackward,
         "weight(3 * H, H), gates(T, B, 3 * H), cells(T, B, H), output(T, B, H), h(B, H), lengths(B, dtype=int32), "
         "doutput(T, B, H), dlast_h(B, H), dlast_c(B, H) -> "
         f"dgates(T, B, 3 * H), hidden_before(T, B, H), dh(B, H), dc(B, H); {_SCRATCH}",
-        **settings,
+        **attributes,
     )
 
 
-def _settings(reverse: bool, allow_tf32: bool) -> dict[str, Any]:
+def _attributes(reverse: bool, allow_tf32: bool) -> dict[str, Any]:
     return dict(
-        reverse=arguments.boolean("lltm", "reverse", reverse),
-        allow_tf32=arguments.boolean("lltm", "allow_tf32", allow_tf32),
+        reverse=settings.boolean("lltm", "reverse", reverse),
+        allow_tf32=settings.boolean("lltm", "allow_tf32", allow_tf32),
     )
 
 
@@ -350,13 +350,13 @@ class LLTM(nn.Cell):
     ) -> None:
         name = "LLTM"
         super().__init__()
-        self.input_size = input_size = arguments.positive(name, "input_size", input_size)
-        self.hidden_size = hidden_size = arguments.positive(name, "hidden_size", hidden_size)
-        self.num_layers = num_layers = arguments.positive(name, "num_layers", num_layers)
-        self.has_bias = arguments.boolean(name, "has_bias", has_bias)
-        self.batch_first = arguments.boolean(name, "batch_first", batch_first)
-        self.bidirectional = arguments.boolean(name, "bidirectional", bidirectional)
-        self.allow_tf32 = arguments.boolean(name, "allow_tf32", allow_tf32)
+        self.input_size = input_size = settings.positive(name, "input_size", input_size)
+        self.hidden_size = hidden_size = settings.positive(name, "hidden_size", hidden_size)
+        self.num_layers = num_layers = settings.positive(name, "num_layers", num_layers)
+        self.has_bias = settings.boolean(name, "has_bias", has_bias)
+        self.batch_first = settings.boolean(name, "batch_first", batch_first)
+        self.bidirectional = settings.boolean(name, "bidirectional", bidirectional)
+        self.allow_tf32 = settings.boolean(name, "allow_tf32", allow_tf32)
         if not isinstance(dropout, (int, float)) or isinstance(dropout, bool):
             raise TypeError(f"{name}: dropout must be a float, got {type(dropout).__name__}")
         if not 0 <= dropout < 1:
@@ -378,7 +378,7 @@ class LLTM(nn.Cell):
                 ("bias", (3 * hidden_size,), bias),
             ):
                 if kind != "bias" or has_bias:
-                    parameters.append(arguments.parameter(name, kind + suffix, init, shape, dtype))
+                    parameters.append(settings.parameter(name, kind + suffix, init, shape, dtype))
         self.weight_ih, self.weight_hh, self.bias = map(ParameterTuple, (weight_ih, weight_hh, bias))
 
     @classmethod  # level O1 evaluates what follows ->, in a module where this class has another name

@@ -7,7 +7,7 @@ import mindspore
 from mindspore import Tensor, nn, ops
 from mindspore.common.initializer import Uniform
 
-from msops.core import arguments
+from msops.core import settings
 from msops.core.compiled import once
 from msops.core.factory import custom_op
 from msops.core.inputs import cast_as, check_inputs, check_pair, describe, describe_pair, has_zero, spec_of
@@ -128,12 +128,12 @@ class LLTMCell(nn.Cell):
 
     def __init__(self, input_size: int, hidden_size: int, dtype: mindspore.Type = mindspore.float32) -> None:
         super().__init__()
-        self.input_size = input_size = arguments.positive("LLTMCell", "input_size", input_size)
-        self.hidden_size = hidden_size = arguments.positive("LLTMCell", "hidden_size", hidden_size)
+        self.input_size = input_size = settings.positive("LLTMCell", "input_size", input_size)
+        self.hidden_size = hidden_size = settings.positive("LLTMCell", "hidden_size", hidden_size)
         init = Uniform(1 / math.sqrt(hidden_size))
         shape = (3 * hidden_size, hidden_size + input_size)
-        self.weight = arguments.parameter("LLTMCell", "weight", init, shape, dtype)
-        self.bias = arguments.parameter("LLTMCell", "bias", init, shape[:1], dtype)
+        self.weight = settings.parameter("LLTMCell", "weight", init, shape, dtype)
+        self.bias = settings.parameter("LLTMCell", "bias", init, shape[:1], dtype)
 
     _forward = _cell  # level O1 of amp rewrites the functions that it finds in a class, and fails at this one
 
@@ -143,4 +143,4 @@ class LLTMCell(nn.Cell):
     construct.__doc__ = lltm_cell.__doc__  # for help()
 
     def extend_repr(self) -> str:
-        return arguments.shown(self, "input_size", "hidden_size")
+        return settings.shown(self, "input_size", "hidden_size")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from mindspore import Tensor, ops
 
-from msops.core import arguments
+from msops.core import settings
 from msops.core.compiled import Operators
 from msops.core.factory import custom_op
 from msops.core.library import of_package
@@ -30,5 +30,5 @@ def reciprocal_rms(x: Tensor, eps: float = 1e-6) -> Tensor:
 
 @Operators
 def operators(eps: float) -> Operator:
-    eps = arguments.number(_NAME, "eps", eps, 0)
+    eps = settings.number(_NAME, "eps", eps, 0)
     return custom_op(_LIBRARY.ReciprocalRmsForward, "x(*S, C) -> r(*S, dtype=accumulator)", eps=eps)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import mindspore
 from mindspore import Tensor, nn
 
-from msops.core import arguments
+from msops.core import settings
 from msops.core.compiled import Operators
 from msops.core.factory import custom_op
 from msops.core.library import of_package
@@ -102,13 +102,13 @@ class RMSNorm(nn.Cell):
     ) -> None:
         name = "RMSNorm"
         super().__init__()
-        self.hidden_size = arguments.positive(name, "hidden_size", hidden_size)
+        self.hidden_size = settings.positive(name, "hidden_size", hidden_size)
         self.eps, self.offset, self.casting = eps, offset, casting
-        self.has_weight = arguments.boolean(name, "has_weight", has_weight)
+        self.has_weight = settings.boolean(name, "has_weight", has_weight)
         self.forward_op = operators.primitive(eps, offset, casting, self.has_weight)
         self.weight = None
         if self.has_weight:
-            self.weight = arguments.parameter(name, "weight", 1 - offset, (self.hidden_size,), dtype)
+            self.weight = settings.parameter(name, "weight", 1 - offset, (self.hidden_size,), dtype)
 
     def construct(self, x: Tensor) -> Tensor:
         if self.weight is None:
@@ -118,12 +118,12 @@ class RMSNorm(nn.Cell):
     construct.__doc__ = rms_norm.__doc__  # for help()
 
     def extend_repr(self) -> str:
-        return arguments.shown(self, "hidden_size", "eps", "offset", "casting", "has_weight")
+        return settings.shown(self, "hidden_size", "eps", "offset", "casting", "has_weight")
 
 
 @Operators
 def operators(eps: float, offset: float, casting: str) -> Operator:
-    eps, offset = arguments.number(_NAME, "eps", eps, 0), arguments.number(_NAME, "offset", offset)
+    eps, offset = settings.number(_NAME, "eps", eps, 0), settings.number(_NAME, "offset", offset)
     backward = custom_op(
         _LIBRARY.RmsNormBackward,
         "x(*S, C), weight(C, dtype=common|float32)?, dy(*S, C) -> dx, dweight?; partial",
@@ -138,7 +138,7 @@ def operators(eps: float, offset: float, casting: str) -> Operator:
         gradient=backward,
         eps=eps,
         offset=offset,
-        casting=arguments.one_of(_NAME, "casting", casting, CASTINGS),
+        casting=settings.one_of(_NAME, "casting", casting, CASTINGS),
     )
 
 

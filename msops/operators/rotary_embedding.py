@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from mindspore import Tensor, nn, ops
 
-from msops.core import arguments
+from msops.core import settings
 from msops.core.compiled import Operators, once
 from msops.core.factory import custom_op
 from msops.core.inputs import describe, spec_of
@@ -99,11 +99,11 @@ class RotaryEmbedding(nn.Cell):
     ) -> None:
         name = "RotaryEmbedding"
         super().__init__()
-        self.dim = arguments.positive(name, "dim", dim)
+        self.dim = settings.positive(name, "dim", dim)
         if self.dim % 2:
             raise ValueError(f"{name}: dim must be even, got {dim}")
-        self.max_length = arguments.positive(name, "max_length", max_length)
-        if not arguments.number(name, "base", base) > 0:
+        self.max_length = settings.positive(name, "max_length", max_length)
+        if not settings.number(name, "base", base) > 0:
             raise ValueError(f"{name}: base must be positive, got {base}")
         self.base, self.interleaved, self.layout = base, interleaved, layout
         self.forward_op = operators.primitive(interleaved, layout)
@@ -122,7 +122,7 @@ class RotaryEmbedding(nn.Cell):
     construct.__doc__ = rotary_embedding.__doc__  # for help()
 
     def extend_repr(self) -> str:
-        return arguments.shown(self, "dim", "max_length", "base", "interleaved", "layout")
+        return settings.shown(self, "dim", "max_length", "base", "interleaved", "layout")
 
 
 @once
@@ -133,7 +133,7 @@ def _end(x: Description, axis: int, start: int, max_length: int) -> int | None:
         raise TypeError(f"RotaryEmbedding: x must be a Tensor, got {spec}")
     if len(spec.shape) != 4:
         raise ValueError(f"RotaryEmbedding: x must have four axes, got shape {spec.shape}")
-    arguments.integer("RotaryEmbedding", "start", start)
+    settings.integer("RotaryEmbedding", "start", start)
     length = spec.shape[axis]
     if start < 0 or start + (length or 0) > max_length:
         raise ValueError(
@@ -151,9 +151,9 @@ def operators(interleaved: bool, layout: str) -> Operator:
         return forward(ddx, cos, sin), ops.zeros_like(cos), ops.zeros_like(sin)
 
     tables = "cos(*P, T, R, dtype=float32|common), sin(*P, T, R, dtype=cos)"
-    arguments.one_of(_NAME, "layout", layout, tuple(_SIZES))
+    settings.one_of(_NAME, "layout", layout, tuple(_SIZES))
     attributes: dict[str, Any] = dict(
-        interleaved=int(arguments.boolean(_NAME, "interleaved", interleaved)), heads_first=int(layout == "BHTD")
+        interleaved=int(settings.boolean(_NAME, "interleaved", interleaved)), heads_first=int(layout == "BHTD")
     )
     backward = custom_op(
         _library.RotaryEmbeddingBackward,

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from mindspore import Tensor, nn
 
-from msops.core import arguments
+from msops.core import settings
 from msops.core.compiled import Operators
 from msops.core.factory import custom_op
 from msops.core.inputs import describe, spec_of
@@ -69,7 +69,7 @@ class Softmax(nn.Cell):
 
     def __init__(self, axis: int = -1) -> None:
         super().__init__()
-        self.axis = arguments.integer(_NAME, "axis", axis)
+        self.axis = settings.integer(_NAME, "axis", axis)
 
     def construct(self, x: Tensor) -> Tensor:
         return operators.primitive(*describe(x), self.axis)(x)
@@ -85,7 +85,7 @@ def operators(shape: Sizes | None, dtype: Any, axis: int) -> Operator:
     spec = spec_of((shape, dtype))
     if isinstance(spec, str):
         raise TypeError(f"{_NAME}: x must be a Tensor, got {spec}")
-    axis, rank = arguments.integer(_NAME, "axis", axis), len(spec.shape)
+    axis, rank = settings.integer(_NAME, "axis", axis), len(spec.shape)
     if not -rank <= axis < rank:
         raise ValueError(f"{_NAME}: axis must be at least {-rank} and less than {rank}, got {axis}")
     return operators_along(rank - 1 - axis % rank)

@@ -12,7 +12,7 @@ import mindspore
 import numpy as np
 from mindspore import Tensor, ops
 
-from msops.core import arguments
+from msops.core import settings
 from msops.core.compiled import compiling, once
 from msops.core.inputs import as_int32, describe, spec_of
 from msops.core.spec import dtype_name
@@ -109,16 +109,16 @@ def check_settings(
     for argument, is_absent in zip(("real_shift", "drop_mask", "padding_mask", "prefix"), absent):
         if not is_absent:
             raise NotImplementedError(f"{_NAME}: {argument} must be None: msops does not have it")
-    if arguments.number(_NAME, "keep_prob", keep_prob) != 1.0:
+    if settings.number(_NAME, "keep_prob", keep_prob) != 1.0:
         raise NotImplementedError(f"{_NAME}: keep_prob must be 1.0: msops has no dropout in attention, got {keep_prob}")
-    arguments.number(_NAME, "scalar_value", scalar_value)
-    arguments.positive(_NAME, "head_num", head_num)
+    settings.number(_NAME, "scalar_value", scalar_value)
+    settings.positive(_NAME, "head_num", head_num)
     wholes = (("pre_tokens", pre_tokens), ("next_tokens", next_tokens), ("inner_precise", inner_precise))
     for argument, number in (*wholes, ("sparse_mode", sparse_mode)):
-        arguments.integer(_NAME, argument, number)
+        settings.integer(_NAME, argument, number)
     if not isinstance(input_layout, str):
         raise TypeError(f"{_NAME}: input_layout must be a str, got {type(input_layout).__name__}")
-    arguments.one_of(_NAME, "input_layout", input_layout, tuple(_AXES))
+    settings.one_of(_NAME, "input_layout", input_layout, tuple(_AXES))
     if sparse_mode not in _MODES:
         raise NotImplementedError(f"{_NAME}: sparse_mode must be one of 0, 1, 2, 3, 4 here, got {sparse_mode}")
 
@@ -231,7 +231,7 @@ def rows_of(described: tuple[Description | None, ...], index: int) -> int:
 def known_starts(name: str, ends: Sequence[int] | None, rows: int) -> tuple[Tensor, int, tuple[int, ...]]:
     if ends is None:
         raise ValueError(f"{_NAME}: {name} must be given if input_layout is 'TND'")
-    if not isinstance(ends, (tuple, list)) or not all(map(arguments.whole, ends)):
+    if not isinstance(ends, (tuple, list)) or not all(map(settings.whole, ends)):
         raise TypeError(f"{_NAME}: {name} must be a Tensor or a tuple of ints, got {ends!r}")
     lengths = tuple(int(end - start) for start, end in zip((0, *ends), ends))
     if min(lengths, default=0) < 0:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import mindspore
 from mindspore import Tensor, ops
 
-from msops.core import arguments
+from msops.core import settings
 from msops.core.compiled import once
 from msops.core.inputs import check_inputs, describe, spec_of
 from msops.core.signature import Signature
@@ -119,7 +119,7 @@ def _norm_shapes(
         raise ValueError(
             f"{name}: gamma must have the last axes of {'x1' if len(inputs) > 1 else 'x'}, {shape}, got {axes}"
         )
-    if not 0 < arguments.number(name, "epsilon", epsilon) <= 1:
+    if not 0 < settings.number(name, "epsilon", epsilon) <= 1:
         raise ValueError(f"{name}: epsilon must be in (0, 1], got {epsilon}")
     if len(axes) == 1:
         return None, None
@@ -134,7 +134,7 @@ def _shapes_of_halves(name: str, described: Description, dim: int) -> tuple[Size
     If a size is open, it returns a tuple whose second number is half the length of that axis, and None.
     """
     check_inputs(_GATE, name, [spec_of(described)])
-    arguments.integer(name, "dim", dim)
+    settings.integer(name, "dim", dim)
     shape = described[0]
     if not -len(shape) <= dim < len(shape):
         raise ValueError(f"{name}: dim must be an axis of the input, of shape {shape}, got {dim}")
@@ -151,6 +151,6 @@ def _shapes_of_halves(name: str, described: Description, dim: int) -> tuple[Size
 
 @once
 def _turns_neighbours(name: str, mode: int) -> bool:
-    if arguments.integer(name, "mode", mode) not in (0, 1):
+    if settings.integer(name, "mode", mode) not in (0, 1):
         raise ValueError(f"{name}: mode must be 0 (halves) or 1 (neighbours), got {mode}")
     return mode == 1
