@@ -1,6 +1,6 @@
 # This is the only list of the public names and their modules. `msops/__init__.py`, type checkers and editors read it.
 from .core.build import CompileError as CompileError, load as load
-from .core.compiled import once as once
+from .core.compiled import Operators as Operators, once as once
 from .core.factory import custom_op as custom_op
 from .core.library import Entry as Entry, Library as Library, get_include as get_include
 from .core.operator import Operator as Operator

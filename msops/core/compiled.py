@@ -142,11 +142,30 @@ def once(make: Function) -> Function:
 class Operators:
     """The operators that a function of settings makes, which is decorated with this class: one for equal settings.
 
+    As with :func:`msops.once`, the function runs once for equal arguments, also in code that MindSpore compiles.
+
+    Args:
+        make (callable): Checks the settings, and returns an :class:`msops.Operator`.
+
     Attributes:
         primitive (callable): `primitive(*settings, *given)` returns what MindSpore runs for these settings, where
-            `given` says of each optional input, in the signature's order, whether it is given. It may be called in code
-            that MindSpore compiles, as by an operator's function, and by its Cell: in mixed precision MindSpore casts
-            Parameters for primitives, but not for an operator with optional inputs.
+            `given` tells of each optional input, in the signature's order, whether it is given. Unlike the operator, it
+            takes no None, and also returns scratch, after the outputs. Functions and Cells call it: in mixed precision
+            MindSpore casts Parameters for primitives, but not for an operator with optional inputs.
+
+    Examples:
+        >>> import mindspore, msops
+        >>> library = msops.load("power", '''
+        ... #include "common/formula.h"
+        ... MSOPS_FORMULA_WITH(Power, (x), (y), (exponent), y = pow(x, exponent))
+        ... ''')
+        >>> @msops.Operators
+        ... def powers(exponent):
+        ...     return msops.custom_op(library.Power, "x -> y", exponent=exponent)
+        >>> powers.primitive(3.0) is powers(3.0)
+        True
+        >>> print(powers.primitive(3.0)(mindspore.Tensor([1.0, 2.0])))
+        [1. 8.]
     """
 
     __ms_class__ = True  # MindSpore then knows the attributes of this object in what it compiles
