@@ -57,18 +57,23 @@ def cached(make: Function) -> Function:
 
     @functools.wraps(make)
     def call(*arguments: Any, **named: Any) -> Any:
-        for each in (*arguments, *named.values()):
-            if isinstance(each, (tuple, list)):
-                arguments, named = tuple(map(_key, arguments)), {name: _key(each) for name, each in named.items()}
-                break
+        if named or not _PLAIN.issuperset(map(type, arguments)):
+            arguments = tuple([_key(each) if type(each) in _SEQUENCES else each for each in arguments])
+            named = {name: _key(each) if type(each) in _SEQUENCES else each for name, each in named.items()}
         try:
-            hash((arguments, *named.values()))
-            run: Callable[..., Any] = kept
+            return kept(*arguments, **named)
         except TypeError:
-            run = kept.__wrapped__
-        return run(*arguments, **named)
+            if _has_hash((arguments, *named.values())):
+                raise
+        return kept.__wrapped__(*arguments, **named)
 
     return call  # type: ignore[return-value]
+
+
+_SEQUENCES = frozenset((tuple, list))
+_PLAIN = frozenset((bool, float, int, str, type(None)))
+# Of these types, none equals one of another type.
+_UNLIKE = frozenset((int, str, type(None), *map(type, (mindspore.float16, mindspore.int32, mindspore.bool_))))
 
 
 class _Key(tuple):  # type: ignore[type-arg]
@@ -77,15 +82,19 @@ class _Key(tuple):  # type: ignore[type-arg]
     __slots__ = ()
 
 
-_PLAIN = frozenset((int, str, type(None)))  # of these, none equals one of another type
-
-
 def _key(value: Any) -> Any:
     """Returns what equals the same of another value only if the types are equal, too, also those of elements."""
-    kind = type(value)
-    if kind in _PLAIN or (kind is tuple and _PLAIN.issuperset(map(type, value))):
+    if _is_own_key(value):
         return value
-    return _Key((kind, *map(_key, value))) if kind in (tuple, list) else _Key((kind, value))
+    kind = type(value)
+    return _Key((kind, *map(_key, value))) if kind in _SEQUENCES else _Key((kind, value))
+
+
+def _is_own_key(value: Any) -> bool:
+    kind = type(value)
+    if kind is not tuple:
+        return kind in _UNLIKE
+    return _UNLIKE.issuperset(map(type, value)) or all(map(_is_own_key, value))
 
 
 def _value(key: Any) -> Any:
@@ -93,7 +102,15 @@ def _value(key: Any) -> Any:
     if not isinstance(key, _Key):
         return key
     kind, *values = key
-    return kind(map(_value, values)) if kind in (tuple, list) else values[0]
+    return kind(map(_value, values)) if kind in _SEQUENCES else values[0]
+
+
+def _has_hash(value: Any) -> bool:
+    try:
+        hash(value)
+    except TypeError:
+        return False
+    return True
 
 
 def forget_recording() -> None:

@@ -109,14 +109,6 @@ class Operator:
             self.kept[all_absent] = self.make(all_absent)
         return self.kept[all_absent]
 
-    def primitive_with(self, **given: bool) -> Primitive:
-        """Returns what MindSpore runs with those of these optional inputs that are given.
-
-        Cells run it: in mixed precision MindSpore casts Parameters for primitives, but not for an operator with
-        optional inputs.
-        """
-        return self.without(*(name for name, is_given in given.items() if not is_given)).primitive
-
     def infer(self, *inputs: Spec | str, shapes: bool = True) -> list[Spec]:
         """Infers the :class:`Spec` of each output, then of each scratch tensor, from the inputs' Specs.
 

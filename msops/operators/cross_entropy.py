@@ -1,11 +1,11 @@
 from __future__ import annotations
 
-import functools
 from typing import TYPE_CHECKING
 
-from mindspore import Tensor, nn, ops
+from mindspore import Tensor, nn
 
 from msops.core import settings
+from msops.core.compiled import Operators
 from msops.core.factory import custom_op
 from msops.core.inputs import cast_as
 from msops.core.library import of_package
@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from typing import Any
 
     from msops.core.operator import Operator
-    from msops.core.primitive import Primitive
 
 _NAME = "cross_entropy"
 _LIBRARY = of_package(_NAME)
@@ -82,10 +81,10 @@ def cross_entropy(
         >>> print(msops.cross_entropy(logits, mindspore.Tensor([-100, 1])))
         0.6931472
     """
-    operator = make_primitive(_NAME, ignore_index, reduction, label_smoothing, z_loss, softcap, weight is not None)
+    loss = operators.primitive(ignore_index, reduction, label_smoothing, z_loss, softcap, False, weight is not None)
     if weight is None:
-        return operator(logits, labels)[0]
-    return operator(logits, labels, weight)[0]
+        return loss(logits, labels)[0]
+    return loss(logits, labels, weight)[0]
 
 
 class CrossEntropyLoss(nn.Cell):
@@ -126,8 +125,8 @@ class CrossEntropyLoss(nn.Cell):
         super().__init__()
         if weight is not None and not isinstance(weight, Tensor):
             raise TypeError(f"{name}: weight must be a Tensor, got {type(weight).__name__}")
-        self.forward_op = make_primitive(
-            name, ignore_index, reduction, label_smoothing, z_loss, softcap, weight is not None
+        self.forward_op = operators.primitive(
+            ignore_index, reduction, label_smoothing, z_loss, softcap, False, weight is not None
         )
         self.weight = weight
         self.ignore_index, self.reduction, self.label_smoothing = ignore_index, reduction, label_smoothing
@@ -144,8 +143,8 @@ class CrossEntropyLoss(nn.Cell):
         return settings.shown(self, "ignore_index", "reduction", "label_smoothing", "z_loss", "softcap")
 
 
-def make_forward(
-    name: str,
+@Operators
+def operators(
     ignore_index: int,
     reduction: str,
     label_smoothing: float,
@@ -153,56 +152,16 @@ def make_forward(
     softcap: float,
     is_constant: bool = False,
 ) -> Operator:
-    """Returns the operator for these settings, which gives the loss and what the gradient needs. Errors about the
-    settings begin with `name`.
+    """Returns the operator that gives the loss and what the gradient needs.
 
     If `is_constant`, no gradient reaches the logits: nothing uses the gradient of the gradient. A label out of range
     then gives NaN on the CPU, too, as on a GPU.
     """
-    smoothing = settings.number(name, "label_smoothing", label_smoothing, 0)
-    if smoothing > 1:
-        raise ValueError(f"{name}: label_smoothing must be at most 1, got {label_smoothing}")
-    return _cached_forward(
-        settings.integer(name, "ignore_index", ignore_index),
-        settings.one_of(name, "reduction", reduction, _REDUCTIONS),
-        smoothing,
-        settings.number(name, "z_loss", z_loss, 0),
-        settings.number(name, "softcap", softcap, 0),
-        is_constant,
-    )
-
-
-@ops.constexpr
-def make_primitive(
-    name: str,
-    ignore_index: int,
-    reduction: str,
-    label_smoothing: float,
-    z_loss: float,
-    softcap: float,
-    has_weight: bool = False,
-) -> Primitive:
-    """Returns what MindSpore runs for the operator; its first result is the loss."""
-    return make_forward(name, ignore_index, reduction, label_smoothing, z_loss, softcap).primitive_with(
-        weight=has_weight
-    )
-
-
-@functools.lru_cache(256)  # a full cache frees an operator unless a Cell or a graph still has it
-def _cached_forward(
-    ignore_index: int, reduction: int, label_smoothing: float, z_loss: float, softcap: float, is_constant: bool
-) -> Operator:
+    attributes = attributes_of(_NAME, ignore_index, reduction, label_smoothing, z_loss, softcap)
+    attributes["checks_labels"] = not is_constant
     inputs = "logits(N, V), labels(N, dtype=index), weight(V)?"
     kept = "stats(N, 2, dtype=accumulator), totals(3, dtype=accumulator)"
-    loss = f"loss({'N, ' * (_REDUCTIONS[reduction] == 'none')}dtype=accumulator)"
-    attributes: dict[str, Any] = dict(
-        ignore_index=ignore_index,
-        reduction=reduction,
-        label_smoothing=label_smoothing,
-        z_loss=z_loss,
-        softcap=softcap,
-        checks_labels=not is_constant,
-    )
+    loss = f"loss({'N, ' * (reduction == 'none')}dtype=accumulator)"
     backward = custom_op(
         _LIBRARY.CrossEntropyBackward,
         f"{inputs}, {kept}, d{loss} -> dlogits(N, V)",
@@ -214,6 +173,22 @@ def _cached_forward(
         f"{inputs} -> {loss}, {kept}; losses(N), partial(max(1, min(N // 8192, 1024)), 4)",
         gradient=backward,
         **attributes,
+    )
+
+
+def attributes_of(
+    name: str, ignore_index: int, reduction: str, label_smoothing: float, z_loss: float, softcap: float
+) -> dict[str, Any]:
+    """Checks the settings. Errors begin with `name`, since `linear_cross_entropy` has them, too."""
+    smoothing = settings.number(name, "label_smoothing", label_smoothing, 0)
+    if smoothing > 1:
+        raise ValueError(f"{name}: label_smoothing must be at most 1, got {label_smoothing}")
+    return dict(
+        ignore_index=settings.integer(name, "ignore_index", ignore_index),
+        reduction=settings.one_of(name, "reduction", reduction, _REDUCTIONS),
+        label_smoothing=smoothing,
+        z_loss=settings.number(name, "z_loss", z_loss, 0),
+        softcap=settings.number(name, "softcap", softcap, 0),
     )
 
 

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import functools
 import math
 from typing import TYPE_CHECKING, Any, cast
 
@@ -17,7 +16,7 @@ from msops.core.library import of_package
 from msops.core.signature import Signature
 from msops.core.spec import Spec, dtype_name
 from msops.operators.add import backward as add_backward, forward as add
-from msops.operators.cross_entropy import cross_entropy, make_forward
+from msops.operators.cross_entropy import attributes_of, cross_entropy, operators
 
 if TYPE_CHECKING:
     from msops.core.inputs import Description
@@ -95,7 +94,7 @@ def linear_cross_entropy(
         2.3025851
     """
     _check(chunk, describe(x), describe(weight), describe(labels), None if bias is None else describe(bias))
-    losses = _make_losses(_NAME, ignore_index, reduction, label_smoothing, z_loss, softcap, chunk)
+    losses = _make_losses(ignore_index, reduction, label_smoothing, z_loss, softcap, chunk)
     if has_zero(x.shape[0], x.shape[1], weight.shape[0]):
         logits = ops.zeros((x.shape[0], weight.shape[0]), x.dtype)
         if bias is not None:
@@ -166,7 +165,7 @@ class LinearCrossEntropyLoss(nn.Cell):
         self.vocab_size = settings.positive(name, "vocab_size", vocab_size)
         self.has_bias = settings.boolean(name, "has_bias", has_bias)
         self.settings = ignore_index, reduction, label_smoothing, z_loss, softcap, chunk
-        _make_losses(name, *self.settings)  # checks the settings
+        _make_losses(*self.settings)  # checks the settings
         weight_init = HeUniform(math.sqrt(5)) if weight_init is None else weight_init
         shape = (self.vocab_size, self.hidden_size)
         self.weight = settings.parameter(name, "weight", weight_init, shape, dtype)
@@ -371,30 +370,15 @@ def _slice(x: Tensor, start: int, stop: int | None) -> Tensor:
     return ops.slice(x, (start, 0)[: x.ndim], (stop - start, *x.shape[1:]))
 
 
-@ops.constexpr
+@once
 def _make_losses(
-    name: str,
-    ignore_index: int,
-    reduction: str,
-    label_smoothing: float,
-    z_loss: float,
-    softcap: float,
-    chunk: int | None,
-) -> _Losses:
-    if chunk is not None:
-        chunk = settings.positive(name, "chunk", chunk)
-    make_forward(name, ignore_index, reduction, label_smoothing, z_loss, softcap)  # checks the settings
-    return _cached_losses(int(ignore_index), reduction, label_smoothing, z_loss, softcap, chunk)
-
-
-@functools.lru_cache(256)
-def _cached_losses(
     ignore_index: int, reduction: str, label_smoothing: float, z_loss: float, softcap: float, chunk: int | None
 ) -> _Losses:
-    operator = make_forward(_NAME, ignore_index, "none", label_smoothing, z_loss, softcap, is_constant=True)
-    operator = operator.without("weight")
+    chunk = None if chunk is None else settings.positive(_NAME, "chunk", chunk)
+    attributes_of(_NAME, ignore_index, reduction, label_smoothing, z_loss, softcap)  # checks the settings
+    operator = operators(ignore_index, "none", label_smoothing, z_loss, softcap, is_constant=True).without("weight")
     kind = _Each if reduction == "none" else _Total
-    return kind(operator, ignore_index, reduction, chunk)
+    return kind(operator, int(ignore_index), reduction, chunk)
 
 
 def make_result(ignore_index: int, gradient: Gradient) -> Operator:

@@ -11,7 +11,7 @@ from gpu import BIG
 from guarded_call import GuardedCall
 from msops.compat import VERSION
 from msops.core.compiled import forget_recording, records_gradients
-from msops.operators.cross_entropy import make_forward
+from msops.operators.cross_entropy import operators
 from msops.testing.checks import Net
 from msops.testing.entry import Status
 from operator_test import OperatorTest, run, run_gradient
@@ -150,7 +150,7 @@ class TestCrossEntropy(OperatorTest):
     huge = ((8192, BIG // 8192 + 1), (BIG // 5 + 1, 5))
 
     def operators(self, shapes=(), **settings):
-        forward = make_forward("cross_entropy", **{**DEFAULTS, **settings})
+        forward = operators(**{**DEFAULTS, **settings})
         return chain(forward if len(shapes) == 3 else forward.without("weight"))
 
     def inputs(self, shapes, dtype, seed=1, ignore_index=-100, **settings):
