@@ -7,12 +7,12 @@ last bit. A tensor of the common dtype gives the shape; its elements are not rea
 
 from __future__ import annotations
 
-import functools
 from typing import TYPE_CHECKING
 
 from mindspore import ops
 
-from msops.core import arguments
+from msops.core import settings
+from msops.core.compiled import Operators
 from msops.core.factory import custom_op
 from msops.core.library import of_package
 
@@ -44,19 +44,14 @@ def dropout(x: Tensor, p: float, seed: Tensor, offset: Tensor) -> Tensor:
 
     where w is an element's random word. The gradient draws the same words again, so that no mask is kept.
     """
-    return _make_dropout(p)(x, seed, offset)
+    return dropouts.primitive(p)(x, seed, offset)
 
 
-@ops.constexpr
-def _make_dropout(p: float) -> Operator:
-    arguments.number("dropout", "p", p)
+@Operators
+def dropouts(p: float) -> Operator:
+    p = float(settings.number("dropout", "p", p))
     if not 0 <= p <= 1:
         raise ValueError(f"dropout: p must be from 0 to 1, got {p}")
-    return make_dropout(float(p))
-
-
-@functools.lru_cache(256)  # a full cache frees an operator unless a Cell or a graph still has it
-def make_dropout(p: float) -> Operator:
     entries = _library.RandomDropout, _library.RandomDropoutBackward, _library.RandomDropoutBackwardBackward
     signatures = "x(*S), {} -> y(*S)", "dy(*S), {} -> dx(*S)", "ddx(*S), {} -> ddy(*S)"
     operator = None

@@ -120,7 +120,7 @@ class Random(Card):
     hostile = ("uniform", "normal", "integers", "permutation", "dropout")
 
     def operators(self, shapes=(), draws="uniform", p=0.5):
-        return chain(random.make_dropout(p) if draws == "dropout" else getattr(random, draws))
+        return chain(random.dropouts(p) if draws == "dropout" else getattr(random, draws))
 
     def formula(self, *inputs, draws="uniform", **settings):
         return FORMULAS[draws](*inputs, **settings)
