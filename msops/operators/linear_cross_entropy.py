@@ -280,10 +280,11 @@ class _Total(_Losses):
         x, weight, labels, bias = inputs
         if not wants_gradients:
             loss, _ = self.total(self.losses(constants), labels)
-            return self.result_op(x, weight, labels, bias, loss)
+            return self.result_op(x, weight, labels, bias, _computed(loss))
         losses, dx, dweight, dbias = self.losses_and_gradients(constants, None)
         loss, factor = self.total(losses, labels)
-        return self.result_op(x, weight, labels, bias, loss, dx, dweight, dbias, factor)
+        gradients = _computed(dx), _computed(dweight), _computed(dbias), _computed(factor)
+        return self.result_op(x, weight, labels, bias, _computed(loss), *gradients)
 
     def total(self, losses: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the sum or the mean of the losses, and its gradient with respect to each of them."""
@@ -320,7 +321,7 @@ class _Each(_Losses):
 
     def construct(self, inputs: Inputs, constants: Inputs, wants_gradients: bool) -> Tensor:
         x, weight, labels, bias = inputs
-        return self.result_op(x, weight, labels, bias, self.losses(constants))
+        return self.result_op(x, weight, labels, bias, _computed(self.losses(constants)))
 
     def gradient(
         self,
@@ -343,6 +344,11 @@ class _Each(_Losses):
         _, of_x, of_weight, of_bias = self.losses_and_gradients((x, weight, labels, bias), dlosses / most)
         gradients = _scaled(x, weight, bias, of_x, of_weight, of_bias, most)
         return gradients[0], gradients[1], ops.zeros_like(labels), gradients[2], losses, None, None, None, None
+
+
+def _computed(x: Tensor | None) -> Tensor | None:
+    """Returns what was computed from constants and labels, of which graph mode then differentiates nothing."""
+    return ops.stop_gradient(x) if compiling() and x is not None else x
 
 
 def _scaled(
