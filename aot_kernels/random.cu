@@ -1,3 +1,5 @@
+// This operator serves patch_mindspore alone: msops has no public name for it.
+//
 // Random numbers, which depend on the seed, the offset and the index alone: uniform and normal ones, whole numbers of a
 // range, permutations, and dropout.
 

@@ -17,30 +17,27 @@ from mindspore import mint, nn, ops
 
 MODULES = ("mint", "mint.nn", "mint.nn.functional", "mint.optim", "mint.linalg", "mint.special")
 NUMBER = re.compile(r"-?\d+\.?\d*(?:e[+-]?\d+)?")
-# Examples that are wrong themselves, or tell nothing.
+# These examples cannot run, or print something else than they say, whatever runs them.
 WRONG = {
     "mint.count_nonzero": "the example calls `mindspore.ops.count_nonzero`, which names its argument `x`",
     "mint.multinomial": "the example prints random numbers",
-    "mint.rand_like": "the example moves a tensor to Ascend",
-    "mint.randint_like": "the example moves a tensor to Ascend",
-    "mint.triangular_solve": "the example prints random numbers",
-}
-SECONDS = 60  # for a name's examples
-# These examples cannot run, or print something else than they say, whatever runs them.
-WRONG = {
     "mint.nn.Flatten": "it prints other words than it says",
     "mint.nn.Hardtanh": "it uses a variable x that it does not make",
     "mint.nn.KLDivLoss": "it makes mindspore.nn.KLDivLoss, which takes no log_target",
+    "mint.nn.SyncBatchNorm": "it needs processes that mpirun or msrun started",
     "mint.nn.UpsamplingBilinear2d": "it has an unclosed bracket",
     "mint.nn.UpsamplingNearest2d": "it says 10 where the input has 11",
-    "mint.nn.SyncBatchNorm": "it needs processes that mpirun or msrun started",
     "mint.nn.functional.embedding": "it prints numbers that are not set",
     "mint.nn.functional.leaky_relu": "it calls ops.extend.leaky_relu_ext, which does not exist",
     "mint.optim.Adam": "it uses a class LeNet5 that it does not make",
     "mint.optim.AdamW": "it uses a class LeNet5 that it does not make",
     "mint.optim.FusedAdamW": "it uses a class LeNet5 that it does not make",
     "mint.optim.SGD": "it uses a class LeNet5 that it does not make",
+    "mint.rand_like": "the example moves a tensor to Ascend",
+    "mint.randint_like": "the example moves a tensor to Ascend",
+    "mint.triangular_solve": "the example prints random numbers",
 }
+SECONDS = 60  # for a name's examples
 
 
 def names():

@@ -221,7 +221,11 @@ def test_every_entry_is_fuzzed():
     every = [*CARDS, *example_cards()]
     sources = [*ROOT.glob("aot_kernels/*.cu"), *ROOT.glob("examples/*/*.cu")]
     written = re.findall(r"^MSOPS_\w+\((\w+)[,)]", "".join(source.read_text() for source in sources), re.MULTILINE)
-    assert sorted({operator.entry.name for card in every for operator in card.operators()}) == sorted(written)
+    cases = [(card, case) for card in every for case in (((), {}), *card.entry_cases().values())]
+    fuzzed = {
+        operator.entry.name for card, (shapes, settings) in cases for operator in card.operators(shapes, **settings)
+    }
+    assert sorted(fuzzed) == sorted(written)
 
 
 def print_results():

@@ -1,4 +1,6 @@
-"""Draws random numbers, which depend on a seed, an offset and the element's index alone.
+"""This operator serves patch_mindspore alone: msops has no public name for it.
+
+It draws random numbers, which depend on a seed, an offset and the element's index alone.
 
 Both are tensors of int64 and rank 0, as MindSpore's generator gives them. Equal ones give equal numbers on both devices
 and in both modes: bit for bit, except that the devices' logarithm, cosine and sine of normal numbers may differ in the

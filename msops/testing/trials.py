@@ -79,7 +79,8 @@ def check_special_values(subject: Subject, call: EntryCall) -> None:
                 changed[where] = value
                 words = f"with {at(call.arrays[i].name, where)} = {value}"
                 cases.append((words, value, [*given[:i], changed, *given[i + 1 :]]))
-    before = [np.asarray(want) for want in as_tuple(subject.reference(*given))]
+    with np.errstate(all="ignore"):
+        before = [np.asarray(want) for want in as_tuple(subject.reference(*given))]
     for words, value, arrays in cases:
         with np.errstate(all="ignore"):
             after = [np.asarray(want) for want in as_tuple(subject.reference(*arrays))]
