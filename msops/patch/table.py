@@ -131,6 +131,7 @@ PRIMITIVES: dict[str, Callable[..., Any]] = {
     "SplitTensor": shape.split_evenly,
     "SplitWithSizeView": shape.split_into,
     "SplitWithSize": shape.split_into,
+    "ChunkView": shape.chunk,
     "BroadcastToView": shape.broadcast_to,
     "ExpandDimsView": shape.expand_dims,
     "Narrow": shape.narrow,

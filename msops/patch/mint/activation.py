@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mindspore import Tensor, ops
 from mindspore.ops import operations
@@ -36,9 +36,8 @@ def elu(input: Tensor, alpha: float = 1.0) -> Tensor:  # noqa: A002
     return ops.where(positive, input, _expm1(below) * alpha)
 
 
-def selu(input: Tensor) -> Tensor:  # noqa: A002
-    """MindSpore's own SeLU has a wrong gradient on the CPU."""
-    return ops.mul(elu(input, 1.6732632423543772848170429916717), 1.0507009873554804934193349852946)
+def selu(input: Tensor) -> Any:  # noqa: A002
+    return elu(input, 1.6732632423543772848170429916717) * 1.0507009873554804934193349852946
 
 
 def mish(input: Tensor) -> Tensor:  # noqa: A002

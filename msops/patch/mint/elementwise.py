@@ -49,12 +49,12 @@ def atan2(input: Tensor, other: Tensor) -> Tensor:  # noqa: A002
     return ops.atan2(floating(input), floating(other))
 
 
-def log2(input: Any) -> Tensor:  # noqa: A002
-    return ops.mul(log(input), 1 / math.log(2))
+def log2(input: Any) -> Any:  # noqa: A002
+    return log(input) * (1 / math.log(2))
 
 
-def log10(input: Tensor) -> Tensor:  # noqa: A002
-    return ops.mul(log(input), 1 / math.log(10))
+def log10(input: Any) -> Any:  # noqa: A002
+    return log(input) * (1 / math.log(10))
 
 
 def exp2(input: Tensor) -> Tensor:  # noqa: A002

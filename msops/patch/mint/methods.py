@@ -154,7 +154,7 @@ IN_PLACE: dict[str, Method] = {
     "index_fill_": index_fill,
     "log_": elementwise.log,
     "masked_fill_": masked_fill,
-    "mul_": lambda self, other: ops.mul(self, other),
+    "mul_": lambda self, other: self * other,
     "scatter_": scatter,
     "scatter_add_": shape.scatter_add,
     "sub_": sub,

@@ -35,6 +35,10 @@ def split_into(input: Tensor, split_size: tuple[int, ...], dim: int = 0) -> tupl
     return ops.split(input, split_size, dim)
 
 
+def chunk(input: Tensor, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:  # noqa: A002
+    return ops.chunk(input, chunks, dim)
+
+
 def broadcast_to(input: Tensor, shape: tuple[int, ...]) -> Tensor:  # noqa: A002
     return ops.broadcast_to(input, shape)
 
