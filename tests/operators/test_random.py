@@ -8,6 +8,7 @@ from scipy import stats
 
 import msops
 from card import Card, chain, length, lengths
+from msops.compat import VERSION
 from msops.operators import random
 from msops.testing.checks import Gradient, Net, run
 
@@ -263,6 +264,7 @@ def test_dropout(mode, p):
     np.testing.assert_allclose(dx, kept * 3 * scale, rtol=1e-6)
 
 
+@pytest.mark.skipif(VERSION < (2, 7), reason="PyNative mode has no second order there, and graph mode makes p float32")
 def test_second_gradient_of_dropout(mode):
     rng = np.random.default_rng(0)
     x, dy, ddx = (rng.standard_normal(20) for _ in range(3))
