@@ -781,7 +781,7 @@ def test_once_for_equal_types():
         assert kind is type(value)
         assert (repr(got), other) == (repr(value), 0)
     assert repr(made) == repr([(value, 0) for value in (*kept, {"a": 1}, {"a": 1})])
-    if VERSION >= (2, 7):  # older versions drop arguments that are passed by name
+    if compat.VERSION >= (2, 7):  # older versions drop arguments that are passed by name
         assert make((1,), other=[True])[2] == [True]
 
 
