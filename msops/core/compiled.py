@@ -72,12 +72,12 @@ def cached(make: Function) -> Function:
 
 _SEQUENCES = frozenset((tuple, list))
 _PLAIN = frozenset((bool, float, int, str, type(None)))
-# Of these types, none equals one of another type.
+# A value of one of these types equals no value of another of them.
 _UNLIKE = frozenset((int, str, type(None), *map(type, (mindspore.float16, mindspore.int32, mindspore.bool_))))
 
 
 class _Key(tuple):  # type: ignore[type-arg]
-    """The type of a value, and the value or the keys of its elements. It has a hash where these have one."""
+    """Holds the type of a value, and the value or the keys of its elements. It has a hash where these have one."""
 
     __slots__ = ()
 
