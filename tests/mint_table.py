@@ -8,7 +8,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from mint_examples import WRONG, findings, names
+from mint_examples import findings, left_out, names
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "mint.md"
 DEVICES = ("CPU", "GPU")
@@ -24,10 +24,8 @@ def cell(pynative, graph):
     return "yes" if len(modes) == 2 else modes[0] if modes else "no"
 
 
-def reason(path, pynative, graph):
+def reason(pynative, graph):
     finding = pynative or graph
-    if path in WRONG:
-        return WRONG[path]
     if finding is None:
         return "no example"
     kernel = re.search(r"kernel (\w+) unregistered|op \[(\w+)\]|kernelmod for op (\w+)", finding)
@@ -42,10 +40,10 @@ def measured(device):
     with ThreadPoolExecutor(2) as threads:
         halves = list(threads.map(lambda half: findings(device, True, half), (paths[::2], paths[1::2])))
     found = {**halves[0], **halves[1]}
-    rows = {}
+    rows, whys = {}, left_out(device)
     for path in paths:
-        both = (None, None) if path in WRONG else (found[path, False], found[path, True])
-        rows[path] = cell(*both), "" if cell(*both) == "yes" else reason(path, *both)
+        both = found[path, False], found[path, True]
+        rows[path] = cell(*both), "" if cell(*both) == "yes" else whys.get(path) or reason(*both)
     return rows
 
 
