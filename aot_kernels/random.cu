@@ -65,7 +65,10 @@ struct Normal {
   // Returns log(u) of a u in (0, 1]. Near 1 it is computed from 1 - u, which has all its bits.
   static MSOPS_BOTH C log_of(uint32_t high, uint32_t low) {
     constexpr C kStep = sizeof(C) == 8 ? C(0x1p-64) : C(0x1p-32);
-    return high >> 31 ? log1p(-fraction(~high, ~low)) : log(fraction(high, low) + kStep);
+    if (high >> 31) return log1p(-fraction(~high, ~low));
+    int exponent;  // glibc's log for double would need version 2.29
+    const C mantissa = frexp(fraction(high, low) + kStep, &exponent);
+    return log1p(mantissa - 1) + static_cast<C>(exponent) * C(0.6931471805599453);
   }
 };
 
