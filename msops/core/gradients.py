@@ -28,7 +28,8 @@ def missing(operator: Operator, is_zero: bool) -> Bprop:
     if not is_zero:
         message = (
             f"{operator.label}: {operator.entry.name} has no gradient: hand custom_op(..., gradient=...) one, or its "
-            "result to mindspore.ops.stop_gradient"
+            "result to mindspore.ops.stop_gradient. After an exception inside another gradient, PyNative mode asks a "
+            "jit function for it once without need: then call again"
         )
         lines = [f"    raise ValueError({message!r})"]
     return _compiled(operator.label, [f"def gradient({', '.join([*inputs, '_out', '_dout'])}):", *lines], None)
