@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "common/elementwise.h"
+#include "common/scratch.h"
 #include "common/sum.h"
 
 using namespace msops;
@@ -267,4 +268,15 @@ MSOPS_ENTRY(AddBackward) {
       sum_rows(call, splits, x.size, x.size, partial.as<const Compute<T>>(), dx.as<T>());
     }
   });
+}
+
+// The sums are split into enough parts to fill a GPU, but each part has at least `share` terms. It has more if the
+// terms are neighbours in memory, since a warp then shares them.
+MSOPS_SCRATCH(AddBackward) {
+  const Tensor dout = call.tensor("dout"), x = call.tensor("x");
+  const bool are_neighbours = dout.dim(-1) != x.dim(-1);
+  const int64_t share = are_neighbours ? 2048 : 512, most = are_neighbours ? 4096 : 2048;
+  const int64_t sums = std::max<int64_t>(1, x.size);
+  const int64_t parts = std::max<int64_t>(1, std::min({dout.size / sums / share, most, (1 << 19) / sums}));
+  return {{parts, parts > 1 ? x.size : 1}};
 }

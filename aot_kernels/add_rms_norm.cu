@@ -61,3 +61,8 @@ MSOPS_ENTRY(AddRmsNormBackward) {
     sums.run<T, false, true>(call, rows_of(s, columns), {s, dy, ds, dx, factors}, body);
   });
 }
+
+MSOPS_SCRATCH(AddRmsNormBackward) {
+  const Tensor s = call.tensor("s");
+  return NormSums::scratch(s, s.dim(-1), 1);
+}

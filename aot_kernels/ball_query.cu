@@ -50,3 +50,8 @@ MSOPS_ENTRY(BallQueryForward) {
 #endif
   });
 }
+
+MSOPS_SCRATCH(BallQueryForward) {
+  const Tensor xyz = call.tensor("xyz", 3);
+  return CellScratch::shapes(xyz.dim(0), xyz.dim(1));
+}

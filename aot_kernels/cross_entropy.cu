@@ -1,7 +1,9 @@
 // The cross-entropy of rows of logits and their labels, and its gradient. cross_entropy/loss.h has the formulas.
 
+#include <algorithm>
 #include <cmath>
 
+#include "common/scratch.h"
 #include "cross_entropy/cpu.h"
 #ifdef __CUDACC__
 #include "cross_entropy/gpu.h"
@@ -87,6 +89,11 @@ MSOPS_ENTRY(CrossEntropyForward) {
     }
 #endif
   });
+}
+
+MSOPS_SCRATCH(CrossEntropyForward) {
+  const int64_t rows = call.tensor("logits", 2).dim(0);
+  return {{rows}, {std::clamp<int64_t>(rows / 8192, 1, 1024), 4}};
 }
 
 // (logits, labels, weight?, stats, totals, dloss) -> (dlogits)

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <type_traits>
 
+#include "common/scratch.h"
 #include "common/sum.h"
 #include "depthwise_conv2d/cpu.h"
 #include "depthwise_conv2d/gpu.h"
@@ -281,4 +282,13 @@ MSOPS_ENTRY(DepthwiseConv2dBackward) {
     const int64_t threads = (has_dbias ? sums : weight.size) << lane_bits;
     parallel_for(call, threads, std::max(partial.size, threads), body, static_cast<double>(parts));
   });
+}
+
+// There are only so many parts that each multiprocessor of a GPU gets a few blocks, and that each block has enough
+// work.
+MSOPS_SCRATCH(DepthwiseConv2dBackward) {
+  const Tensor x = call.tensor("x", 4), weight = call.tensor("weight", 4), dout = call.tensor("dout", 4);
+  const int64_t kernels = weight.dim(0), positions = x.dim(0) * dout.dim(2) * dout.dim(3);
+  const int64_t parts = std::min(positions / 4096, 2048 / std::max<int64_t>(1, kernels));
+  return {{std::max<int64_t>(1, parts), weight.size + kernels}};
 }

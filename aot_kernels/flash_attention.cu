@@ -1,7 +1,7 @@
 // out_i = sum_j softmax_j(scale q_i k_j) v_j over the keys j that query i sees, and the gradients of q, k and v.
 // flash_attention/problem.h has the formulas.
 
-#include "common/call.h"
+#include "common/scratch.h"
 #include "flash_attention/cpu_backward.h"
 #include "flash_attention/packed.h"
 #ifdef __CUDACC__
@@ -147,6 +147,16 @@ struct Inputs {
   }
 };
 
+// Returns over how many blocks the keys are split. `rows` queries of each of `heads` heads read the same keys.
+//
+// A block for each of the heads would leave a large GPU idle if there are few. So there are about 256 blocks, with at
+// least 128 keys for each, unless many rows read the same keys or there are few keys. More blocks take longer, since
+// each one has to begin and end.
+int64_t splits_of(int64_t heads, int64_t rows, int64_t keys) {
+  if (rows > 64 || keys < 512) return 1;
+  return std::max<int64_t>(1, std::min<int64_t>({keys / 128, 256 / std::max<int64_t>(1, heads), 64}));
+}
+
 }  // namespace
 
 // (q, k, v, kv_lengths?, mask?) or (q, k, v, cu_seqlens_q, cu_seqlens_k) -> (out, lse, partial). `partial` is scratch:
@@ -176,6 +186,14 @@ MSOPS_ENTRY(FlashAttentionForward) {
   });
 }
 
+MSOPS_SCRATCH(FlashAttentionForward) {
+  const Inputs inputs(call);
+  if (inputs.axes == kPacked) return {{1, 1}};
+  const Shape q(inputs.q, inputs.axes), k(inputs.k, inputs.axes);
+  const int64_t splits = splits_of(q.batch * k.heads, q.rows * (q.heads / std::max<int64_t>(1, k.heads)), k.rows);
+  return {{splits, splits > 1 ? q.batch * q.heads * q.rows * (inputs.v.dim(-1) + 2) : 1}};
+}
+
 // (q, k, v, kv_lengths?, mask?, out, lse, dout, dlse) -> (dq, dk, dv, delta, query_sums). `delta` and `query_sums` are
 // scratch. The latter has one number where no kernel would use it.
 MSOPS_ENTRY(FlashAttentionBackward) {
@@ -201,8 +219,8 @@ MSOPS_ENTRY(FlashAttentionBackward) {
     a.out = out.as<T>(), a.lse = lse.as<C>();
     AttentionGradient<T> g{
         dout.as<const T>(), dlse.as<const C>(), delta.as<C>(), dq.as<T>(), dk.as<T>(), dv.as<T>(), {}};
-    const int64_t tiles = QuerySums::count(a);
-    call.require_shape(query_sums, {tiles > 0 ? tiles * (QuerySums::kNumbers + 1) + 1 : 1});
+    const int64_t tiles = QuerySums::count(a, packed);
+    call.require_shape(query_sums, {QuerySums::scratch(tiles)});
     if (!call.ok()) return;
     if (tiles > 0) {
       float* const numbers = query_sums.as<float>();
@@ -217,4 +235,14 @@ MSOPS_ENTRY(FlashAttentionBackward) {
     if (!call.is_on_cpu()) flash_attention::backward_on_gpu(call, a, g);
 #endif
   });
+}
+
+MSOPS_SCRATCH(FlashAttentionBackward) {
+  const Inputs inputs(call);
+  int64_t tiles = 0;
+  with_type<Half, float, double>(inputs.q, [&](auto type) {
+    using T = typename decltype(type)::type;
+    tiles = QuerySums::count(inputs.problem<T>(), inputs.axes == kPacked);
+  });
+  return {{QuerySums::scratch(tiles)}};
 }

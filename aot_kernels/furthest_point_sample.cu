@@ -10,6 +10,9 @@ using namespace msops::points;
 
 namespace {
 
+// Returns how many cells a cloud has on the CPU, at most.
+int64_t cells_of(int64_t size) { return size / 64 + 1; }
+
 // On the CPU, where they can be read, lengths must be right.
 void require_lengths(Call& call, const Tensor& lengths, int64_t size) {
   if (!call.ok() || !call.is_on_cpu()) return;
@@ -18,6 +21,13 @@ void require_lengths(Call& call, const Tensor& lengths, int64_t size) {
     call.require(0 <= length && length <= size, kBadValue, "lengths[%lld] is %d, expected 0 to %lld",
                  static_cast<long long>(cloud), length, static_cast<long long>(size));
   }
+}
+
+// Returns the shapes of points, distances, lattices, bounds, ends, order, furthest and exchange.
+Shapes shapes_of_scratch(int64_t clouds, int64_t size) {
+  const int64_t most = cells_of(size);
+  return {{clouds, 3, size}, {clouds, size}, {clouds, kLatticeNumbers}, {clouds, 7, most},
+          {clouds, most},    {clouds, size}, {clouds, 3, most},         {kExchange}};
 }
 
 }  // namespace
@@ -33,21 +43,15 @@ MSOPS_ENTRY(FurthestPointSampleForward) {
   const Tensor bounds = call.scratch("bounds", 3), ends = call.tensor_of("int32", "ends", 2);
   const Tensor order = call.tensor_of("int32", "order", 2), furthest = call.tensor_of("int32", "furthest", 3);
   const Tensor exchange = call.tensor_of("int32", "exchange", 1);
-  const int64_t clouds = xyz.dim(0), size = xyz.dim(1), most = size / 64 + 1;
+  const int64_t clouds = xyz.dim(0), size = xyz.dim(1), most = cells_of(size);
   call.require_shape(xyz, {clouds, size, 3});
   call.require(size <= INT32_MAX, kBadShape, "xyz has more than 2^31 - 1 points in a cloud");
   call.require(samples <= size, kBadShape, "npoint is %lld, xyz has %lld points", static_cast<long long>(samples),
                static_cast<long long>(size));
   if (call.has("lengths")) call.require_shape(lengths, {clouds});
   call.require_shape(idx, {clouds, samples});
-  call.require_shape(sorted, {clouds, 3, size});
-  call.require_shape(distances, {clouds, size});
-  call.require_shape(lattices, {clouds, kLatticeNumbers});
-  call.require_shape(bounds, {clouds, 7, most});
-  call.require_shape(ends, {clouds, most});
-  call.require_shape(order, {clouds, size});
-  call.require_shape(furthest, {clouds, 3, most});
-  call.require_shape(exchange, {kExchange});
+  require_shapes(call, {sorted, distances, lattices, bounds, ends, order, furthest, exchange},
+                 shapes_of_scratch(clouds, size));
   require_lengths(call, lengths, size);
   return call.run([&](auto type) {
     using T = typename decltype(type)::type;
@@ -64,4 +68,9 @@ MSOPS_ENTRY(FurthestPointSampleForward) {
     if (!call.is_on_cpu()) launch_sampling(call, sampling, distances.as<C>(), exchange.as<int32_t>());
 #endif
   });
+}
+
+MSOPS_SCRATCH(FurthestPointSampleForward) {
+  const Tensor xyz = call.tensor("xyz", 3);
+  return shapes_of_scratch(xyz.dim(0), xyz.dim(1));
 }

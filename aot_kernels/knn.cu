@@ -30,6 +30,11 @@ MSOPS_ENTRY(KnnForward) {
   });
 }
 
+MSOPS_SCRATCH(KnnForward) {
+  const Tensor xyz = call.tensor("xyz", 3);
+  return CellScratch::shapes(xyz.dim(0), xyz.dim(1));
+}
+
 // (xyz, new_xyz, idx, ddist) -> (dxyz, dnew_xyz, sources): `sources` is scratch.
 MSOPS_ENTRY(KnnBackward) {
   const Tensor xyz = call.tensor("xyz", 3), new_xyz = call.tensor("new_xyz", 3);
@@ -37,4 +42,10 @@ MSOPS_ENTRY(KnnBackward) {
   const Tensor dxyz = call.tensor("dxyz", 3), dnew_xyz = call.tensor("dnew_xyz", 3);
   const Tensor sources = call.tensor_of("int32", "sources", 2);
   return distance_gradients(call, {xyz, new_xyz, idx, ddist, dxyz, dnew_xyz, sources});
+}
+
+MSOPS_SCRATCH(KnnBackward) {
+  const Tensor xyz = call.tensor("xyz", 3), new_xyz = call.tensor("new_xyz", 3);
+  const Tensor idx = call.tensor_of("int32", "idx", 3);
+  return {{xyz.dim(0), scatter_scratch(xyz.dim(1), new_xyz.dim(1) * idx.dim(2))}};
 }

@@ -94,6 +94,11 @@ MSOPS_ENTRY(LayerNormBackward) {
   });
 }
 
+MSOPS_SCRATCH(LayerNormBackward) {
+  const Tensor x = call.tensor("x"), weight = call.optional_of("common|float32", "weight");
+  return NormSums::scratch(x, weight.dtype ? weight.size : x.dim(-1), 2);
+}
+
 // (x, weight?, dy, ddx, ddweight?, ddbias?) -> (dx, dweight?, ddy, partial): the gradients of what LayerNormBackward
 // computes, where ddx, ddweight and ddbias are the gradients of its results. `partial` is scratch,
 // as for LayerNormBackward.
@@ -121,4 +126,9 @@ MSOPS_ENTRY(LayerNormBackwardBackward) {
     sums.run<T, true, false>(call, rows_of(x, columns),
                              {in(x), in(dy), in(ddx), out(dx), out(ddy), factors, of_weight, of_bias}, body);
   });
+}
+
+MSOPS_SCRATCH(LayerNormBackwardBackward) {
+  const Tensor x = call.tensor("x"), weight = call.optional_of("common|float32", "weight");
+  return NormSums::scratch(x, weight.dtype ? weight.size : x.dim(-1), 2);
 }

@@ -1,6 +1,6 @@
 // One call runs all steps of the LLTM over whole sequences, after one matmul of all inputs. See lltm/sequence.h.
 
-#include "common/call.h"
+#include "common/scratch.h"
 #include "lltm/cpu.h"
 #ifdef __CUDACC__
 #include "lltm/gpu.h"
@@ -11,12 +11,13 @@ using namespace msops::lltm;
 
 namespace {
 
-void require_scratch(Call& call, const Tensor& scratch, int64_t batch, int64_t hidden) {
+// Returns how many numbers of scratch all ways to run the steps need at most.
+int64_t scratch_size(Call& call, int64_t batch, int64_t hidden) {
   int64_t size = 0;
   const bool too_large = __builtin_mul_overflow((batch + 7) / 8, (hidden + 31) / 32, &size) ||
                          __builtin_mul_overflow(size, 8 * 8 * 32, &size) || __builtin_add_overflow(size, 1024, &size);
   call.require(!too_large, kBadShape, "h has a shape that no memory can hold");
-  call.require_shape(scratch, {size});
+  return size;
 }
 
 }  // namespace
@@ -38,7 +39,7 @@ MSOPS_ENTRY(LLTMForward) {
   for (const Tensor& tensor : {output, cells}) call.require_shape(tensor, {steps, batch, hidden});
   for (const Tensor& tensor : {c, last_h, last_c}) call.require_same_shape(tensor, h);
   call.require_same_shape(gates, product);
-  require_scratch(call, scratch, batch, hidden);
+  call.require_shape(scratch, {scratch_size(call, batch, hidden)});
   return call.run([&](auto type) {
     using T = typename decltype(type)::type;
     const SequenceForward<T> body{{steps, batch, hidden, reverse, lengths.as<int32_t>()},
@@ -59,6 +60,11 @@ MSOPS_ENTRY(LLTMForward) {
   });
 }
 
+MSOPS_SCRATCH(LLTMForward) {
+  const Tensor product = call.tensor("product", 3);
+  return {{scratch_size(call, product.dim(1), product.dim(2) / kGates)}};
+}
+
 // (weight, gates, cells, output, h, lengths, doutput, dlast_h, dlast_c) -> (dgates, hidden_before, dh, dc, scratch)
 MSOPS_ENTRY(LLTMBackward) {
   const Tensor weight = call.tensor("weight", 2), gates = call.tensor("gates", 3), cells = call.tensor("cells", 3);
@@ -77,7 +83,7 @@ MSOPS_ENTRY(LLTMBackward) {
     call.require_shape(tensor, {steps, batch, hidden});
   for (const Tensor& tensor : {dlast_h, dlast_c, dh, dc}) call.require_same_shape(tensor, h);
   call.require_same_shape(dgates, gates);
-  require_scratch(call, scratch, batch, hidden);
+  call.require_shape(scratch, {scratch_size(call, batch, hidden)});
   return call.run([&](auto type) {
     using T = typename decltype(type)::type;
     const SequenceBackward<T> body{{steps, batch, hidden, reverse, lengths.as<int32_t>()},
@@ -98,4 +104,9 @@ MSOPS_ENTRY(LLTMBackward) {
     backward_on_gpu(call, body, scratch.as<Compute<T>>(), allow_tf32);
 #endif
   });
+}
+
+MSOPS_SCRATCH(LLTMBackward) {
+  const Tensor weight = call.tensor("weight", 2), gates = call.tensor("gates", 3);
+  return {{scratch_size(call, gates.dim(1), weight.dim(1))}};
 }

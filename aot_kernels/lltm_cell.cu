@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "common/pack.h"
+#include "common/scratch.h"
 #include "common/sum.h"
 #include "lltm_cell/cell.h"
 
@@ -359,4 +360,10 @@ MSOPS_ENTRY(LLTMCellBackward) {
     if (groups > 1 || call.is_on_cpu())
       sum_rows(call, groups, kGates * hidden, kGates * hidden, partial.as<const C>(), dbias.as<T>());
   });
+}
+
+MSOPS_SCRATCH(LLTMCellBackward) {
+  const Tensor product = call.tensor("product", 2);
+  const int64_t sums = product.dim(1), hidden = std::max<int64_t>(1, sums / kGates);
+  return {{std::max<int64_t>(1, std::min<int64_t>({product.dim(0) / 64, 65536 / hidden, 4096})), sums}};
 }

@@ -57,6 +57,11 @@ MSOPS_ENTRY(RmsNormBackward) {
   });
 }
 
+MSOPS_SCRATCH(RmsNormBackward) {
+  const Tensor x = call.tensor("x");
+  return NormSums::scratch(x, x.dim(-1), 1);
+}
+
 // (x, weight?, dy, ddx, ddweight?) -> (dx, dweight?, ddy, partial): the gradients of what RmsNormBackward computes,
 // where ddx and ddweight are the gradients of its results. `partial` is scratch, as for RmsNormBackward.
 MSOPS_ENTRY(RmsNormBackwardBackward) {
@@ -79,4 +84,9 @@ MSOPS_ENTRY(RmsNormBackwardBackward) {
                                             factors, of_weight, none, C(eps), weight.dtype ? C(offset) : C(0)};
     sums.run<T, false, false>(call, rows_of(x, columns), {x, dy, ddx, dx, ddy, factors, of_weight}, body);
   });
+}
+
+MSOPS_SCRATCH(RmsNormBackwardBackward) {
+  const Tensor x = call.tensor("x");
+  return NormSums::scratch(x, x.dim(-1), 1);
 }

@@ -14,9 +14,13 @@ namespace {
 
 constexpr int kTaps = 3;
 
+Gather gather_of(const Tensor& features, const Tensor& idx) {
+  return {features.dim(0), features.dim(1), features.dim(2), idx.dim(1)};
+}
+
 Gather require_interpolation(Call& call, const Tensor& features, const Tensor& idx, const Tensor& weight,
                              const Tensor& out) {
-  const Gather all{features.dim(0), features.dim(1), features.dim(2), idx.dim(1)};
+  const Gather all = gather_of(features, idx);
   call.require_shape(idx, {all.lists, all.places, kTaps});
   call.require_same_shape(weight, idx);
   call.require_shape(out, {all.lists, all.channels, all.places});
@@ -39,6 +43,11 @@ MSOPS_ENTRY(ThreeInterpolateForward) {
       gather::forward<kTaps, T, Index>(call, all, features, idx, weight, packs, out);
     });
   });
+}
+
+MSOPS_SCRATCH(ThreeInterpolateForward) {
+  const Tensor features = call.tensor("features", 3), idx = call.tensor_of("index", "idx", 3);
+  return {{gather_scratch(call, gather_of(features, idx))}};
 }
 
 // (features, idx, weight, dout, scratch, partial) -> (dfeatures, dweight): `scratch` is for the features, and `partial`
@@ -71,4 +80,13 @@ MSOPS_ENTRY(ThreeInterpolateBackward) {
 #endif
     });
   });
+}
+
+// The channels are split where there are few places, but each part has at least 32.
+MSOPS_SCRATCH(ThreeInterpolateBackward) {
+  const Tensor features = call.tensor("features", 3), idx = call.tensor_of("index", "idx", 3);
+  const Gather all = gather_of(features, idx);
+  const int64_t places = all.lists * all.places;
+  const int64_t parts = std::min(all.channels / 32, 512 / std::max<int64_t>(1, places / 2048));
+  return {{scatter_words(call, all, kTaps)}, {std::max<int64_t>(1, parts), places * kTaps}};
 }

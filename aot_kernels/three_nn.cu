@@ -28,6 +28,12 @@ MSOPS_ENTRY(ThreeNnForward) {
   });
 }
 
+MSOPS_SCRATCH(ThreeNnForward) {
+  call.tensor("unknown", 3);
+  const Tensor known = call.tensor("known", 3);
+  return CellScratch::shapes(known.dim(0), known.dim(1));
+}
+
 // (unknown, known, idx, ddist) -> (dunknown, dknown, sources): `sources` is scratch.
 MSOPS_ENTRY(ThreeNnBackward) {
   const Tensor unknown = call.tensor("unknown", 3), known = call.tensor("known", 3);
@@ -36,4 +42,9 @@ MSOPS_ENTRY(ThreeNnBackward) {
   const Tensor sources = call.tensor_of("int32", "sources", 2);
   call.require_shape(idx, {known.dim(0), unknown.dim(1), 3});
   return distance_gradients(call, {known, unknown, idx, ddist, dknown, dunknown, sources});
+}
+
+MSOPS_SCRATCH(ThreeNnBackward) {
+  const Tensor unknown = call.tensor("unknown", 3), known = call.tensor("known", 3);
+  return {{known.dim(0), scatter_scratch(known.dim(1), unknown.dim(1) * 3)}};
 }

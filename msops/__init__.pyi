@@ -4,7 +4,7 @@ from .core.compiled import Operators as Operators, once as once
 from .core.factory import custom_op as custom_op
 from .core.library import Entry as Entry, Library as Library, get_include as get_include
 from .core.operator import Operator as Operator
-from .core.rules import broadcast as broadcast, row_parts as row_parts, scratch as scratch
+from .core.rules import broadcast as broadcast
 from .core.signature import Signature as Signature
 from .core.spec import Spec as Spec
 from .operators.add import Add as Add, add as add

@@ -220,16 +220,12 @@ def test_scratch_of_gradients_operator_and_forward(mode, library):
     np.testing.assert_array_equal(ops.grad(net)(X).asnumpy(), [1, 1, 1])
 
 
-def test_sizes_of_scratch_from_infer_and_signature(mode, library):
-    def infer(x):
-        return [x, msops.scratch(x.dtype, x.size)]
-
-    op = custom_op(library.TwoResults, "x(N) -> y; z(N, dtype=float32), partial", infer=infer)
+def test_scratch_beside_infer(mode, library):
+    """With `infer`, scratch has its sizes in the signature, too."""
+    op = custom_op(library.TwoResults, "x(N) -> y; z(N, dtype=float32), partial(N)", infer=lambda x: x)
     f32, f64 = mindspore.float32, mindspore.float64
     assert op.infer(msops.Spec((3,), f64)) == [msops.Spec((3,), f64), msops.Spec((3,), f32), msops.Spec((3,), f64)]
     np.testing.assert_array_equal(Net(op)(X).asnumpy(), [1, 4, 9])
-    with pytest.raises(ValueError, match=r"^calls_test: the sizes of partial must come from infer or the signature$"):
-        custom_op(library.TwoResults, "x(N) -> y(N); z(N), partial")
 
 
 def test_shapes_that_change(mode, library):

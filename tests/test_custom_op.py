@@ -1,4 +1,4 @@
-"""Tests msops.custom_op, once, broadcast and scratch through MindSpore, in both modes."""
+"""Tests msops.custom_op, once and broadcast through MindSpore, in both modes."""
 
 import copy
 import ctypes
@@ -810,10 +810,3 @@ def test_broadcast(shapes):
 def test_what_does_not_broadcast(shapes):
     with pytest.raises(ValueError, match=re.escape(f"shapes must broadcast, got {' and '.join(map(str, shapes))}")):
         msops.broadcast(*(Spec(shape, mindspore.float64) for shape in shapes))
-
-
-def test_scratch():
-    f16, f32, f64 = mindspore.float16, mindspore.float32, mindspore.float64
-    assert [msops.scratch(dtype, 2, 3) for dtype in (f16, f32, f64)] == [
-        Spec((2, 3), dtype) for dtype in (f32, f32, f64)
-    ]

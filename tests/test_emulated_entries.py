@@ -10,7 +10,7 @@ import pytest
 import emulator
 from card import DTYPES, cards
 from gpu import check_call
-from msops.testing.abi import DEFAULT_STREAM, Param, prepare_call
+from msops.core.abi import DEFAULT_STREAM, Param, prepare_call
 from msops.testing.entry import Status, attributes_in_mindspore
 
 SHIFTS = {"float16": 0, "float32": 1, "float64": 0}  # elements, off the alignment of packs

@@ -154,7 +154,7 @@ msops.LLTM(8, 2, bidirectional=True).to_cells()[0](x, (x, x))
 library = msops.Library("x.so")
 operator = msops.custom_op(library.F, "x -> y", alpha=1, beta=0.5, infer=lambda x, **_: x._replace(shape=x.shape[1:]))
 msops.custom_op(library.G, "dy -> dx", gradient=operator)
-print(msops.scratch(mindspore.float32, 3).size + 1, operator.names()[0][0].upper())
+print(msops.Spec((3,), mindspore.float32).size + 1, operator.names()[0][0].upper())
 
 
 @msops.once

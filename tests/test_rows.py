@@ -109,6 +109,12 @@ MSOPS_ENTRY(SumsOfRows) {
   });
 }
 
+MSOPS_SCRATCH(SumsOfRows) {
+  const Tensor x = call.tensor("x", 2);
+  const int64_t parts = row_parts(x.dim(0), x.dim(1));
+  return {{parts, x.dim(1)}, {parts, x.dim(1)}};
+}
+
 MSOPS_ENTRY(SoftmaxForward) {
   const Tensor x = call.tensor("x"), y = call.tensor("y");
   return call.run([&](auto type) {
@@ -232,13 +238,8 @@ def test_sums_of_columns(library, columns, rows, dtype):
         pytest.skip("a few rows of this length are enough")
     rng = np.random.default_rng(columns)
     x, dy = rng.standard_normal((2, rows, columns)).astype(dtype)
-    line = "x, dy -> dx, dweight, dbias; first, second"
-
-    def infer(x, dy):
-        shared = [x._replace(shape=x.shape[1:])] * 2
-        return [x, *shared, *[msops.scratch(x.dtype, msops.row_parts(*x.shape), columns)] * 2]
-
-    dx, dweight, dbias = run(Net(custom_op(library.SumsOfRows, line, infer=infer)), x, dy)
+    line = "x(N, C), dy(N, C) -> dx(N, C), dweight(C), dbias(C); first, second"
+    dx, dweight, dbias = run(Net(custom_op(library.SumsOfRows, line)), x, dy)
     product = x.astype("float64") * dy
     np.testing.assert_allclose(
         dx, product / (x.astype("float64") ** 2).sum(1, keepdims=True), rtol=tolerance(dtype), atol=1e-7

@@ -44,10 +44,18 @@ int gather_gradient(Call& call, const char* index_dtype) {
   });
 }
 
+Shapes scratch_of(Call& call) {
+  call.tensor("dout", 3);
+  const Tensor index = call.tensor_of("index", "index", 2);
+  return {{index.dim(0), scatter_scratch(call.attribute("targets", 0, INT32_MAX), index.dim(1))}};
+}
+
 }  // namespace
 
 MSOPS_ENTRY(GatherGradient32) { return gather_gradient<int32_t>(call, "int32"); }
+MSOPS_SCRATCH(GatherGradient32) { return scratch_of(call); }
 MSOPS_ENTRY(GatherGradient64) { return gather_gradient<int64_t>(call, "int64"); }
+MSOPS_SCRATCH(GatherGradient64) { return scratch_of(call); }
 """
 
 
@@ -57,18 +65,17 @@ def library():
 
 
 def gradient_of_gather(library, dout, index, targets, last=False):
-    lists, sources = index.shape
+    lists = index.shape[0]
     channels = dout.shape[2 if last else 1]
-    scratch = sources + max(1, min(32, sources // 1024)) * targets + 128
     of_dout, of_dx = ("B, M, C", "B, N, C") if last else ("B, C, M", "B, C, N")
     signature = f"dout({of_dout}), index(B, M, dtype={index.dtype}) -> dx({of_dx.replace('N', 'targets')})"
     op = custom_op(
         getattr(library, "GatherGradient64" if index.dtype == "int64" else "GatherGradient32"),
-        f"{signature}, scratch(B, {scratch}, dtype=int32)",
+        f"{signature}; scratch(..., dtype=int32)",
         targets=targets,
         last=last,
     )
-    dx = run(Net(op), dout, index)[0]
+    (dx,) = run(Net(op), dout, index)
     assert dx.shape == ((lists, targets, channels) if last else (lists, channels, targets))
     return dx
 

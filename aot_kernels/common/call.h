@@ -18,6 +18,7 @@
 #include <cstring>
 #include <initializer_list>
 #include <stdexcept>
+#include <vector>
 
 #include "attributes.h"
 #include "dtype.h"
@@ -101,6 +102,7 @@ void with_type(const Tensor& tensor, F&& f) {
 
 class Call {
  public:
+  // `params` is null in a call that asks for sizes (see scratch.h).
   Call(const char* entry, int nparam, void** params, int* ndims, int64_t** shapes, const char** dtypes, void* stream,
        void* extra)
       : entry_(entry),
@@ -191,6 +193,9 @@ class Call {
   void require_shape(const Tensor& tensor, std::initializer_list<int64_t> shape) {
     require_shape(tensor, shape.begin(), static_cast<int>(shape.size()));
   }
+  void require_shape(const Tensor& tensor, const std::vector<int64_t>& shape) {
+    require_shape(tensor, shape.data(), static_cast<int>(shape.size()));
+  }
   void require_same_shape(const Tensor& tensor, const Tensor& other) { require_shape(tensor, other.shape, other.rank); }
   // Requires one element for each row: the shape of `matrix` without the last axis.
   void require_shape_of_rows(const Tensor& tensor, const Tensor& matrix) {
@@ -237,6 +242,9 @@ class Call {
     std::fprintf(stderr, "msops: %s\n", text);
     return status;
   }
+
+  // Copies what the first failed check says.
+  void copy_message(char (&message)[256]) const { std::memcpy(message, message_, sizeof message); }
 
   bool ok() const { return status_ == kOk; }
   int status() const { return status_; }
@@ -313,7 +321,7 @@ class Call {
     Tensor result;
     result.name = name;
     result.dtype = dtypes_[i];
-    result.data = params_[i];
+    result.data = params_ ? params_[i] : nullptr;
     result.rank = ndims_[i];
     result.shape = shapes_[i];
     *dtype = dtypes_[i];
@@ -333,7 +341,7 @@ class Call {
       result.size = overflow || negative ? 0 : result.size * length;
     }
     require(!negative && !overflow, kBadShape, "%s has a shape that no memory can hold", name);
-    require(result.size == 0 || result.data != nullptr, kNullPointer, "%s has no data", name);
+    require(result.size == 0 || result.data != nullptr || !params_, kNullPointer, "%s has no data", name);
     return ok() ? result : Tensor{};
   }
 

@@ -15,7 +15,8 @@
 //   }
 //
 // A team works on many rows, one after the other, and keeps its sums in registers. On the GPU the next row is already
-// on its way to shared memory while the team works on this one. Each team stores its sums once, as a row of scratch:
+// on its way to shared memory while the team works on this one. Each team stores its sums once, as a row of scratch,
+// which has row_parts(rows, columns) rows:
 //
 //   const int64_t used = for_rows_with_sums<T, 1>(call, rows, {x, dy, dx}, body, {partial.as<C>()}, partial.dim(0));
 //   sum_rows(call, used, columns, columns, partial.as<C>(), dweight.as<T>());
@@ -28,9 +29,16 @@
 #include "gpu/cp_async.h"
 #endif
 #include "rows.h"
+#include "scratch.h"
 #include "sum.h"
 
 namespace msops {
+
+// Returns how many rows of scratch for_rows_with_sums needs for each of its sums: as many as fill a large GPU, and take
+// no more than 8 MB of float32.
+inline int64_t row_parts(int64_t rows, int64_t columns) {
+  return std::max<int64_t>(1, std::min<int64_t>(rows, 33 * 65536 / std::max<int64_t>(1, columns)));
+}
 
 // Returns what the calls of team.load returned, in a tuple.
 template <typename... In>

@@ -23,6 +23,7 @@
 #include <algorithm>
 
 #include "scan.h"
+#include "scratch.h"
 #include "sum.h"
 #ifdef __CUDACC__
 #include "gpu/tile_sort.h"
@@ -35,8 +36,7 @@ inline int64_t scatter_parts(int64_t sources) { return std::max<int64_t>(1, std:
 
 constexpr int64_t kScatterScans = 128;  // parts in which a list's counts are added up at once
 
-// Returns how many numbers of scratch a list of M sources and N targets needs: M + max(1, min(32, M // 1024)) * N +
-// 128.
+// Returns how many numbers of scratch a list needs. MSOPS_SCRATCH of the entry returns it to msops.
 inline int64_t scatter_scratch(int64_t targets, int64_t sources) {
   return sources + scatter_parts(sources) * targets + kScatterScans;
 }

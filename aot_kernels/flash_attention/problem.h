@@ -167,15 +167,18 @@ struct QuerySums {
   int64_t tiles;                 // of all heads
   unsigned *counters, *tickets;  // (tiles): how many tiles of keys have added to each; how many items were taken
 
-  // Returns how many tiles all heads have, or 0 where no kernel uses them.
+  // Returns how many tiles all heads have, or 0 where no kernel uses them. `a` may have no data.
   template <typename T>
-  static int64_t count(const Attention<T>& a) {
+  static int64_t count(const Attention<T>& a, bool is_packed) {
     const bool is_used = std::is_same<T, Half>::value && least(a.width, a.value_width) > 0 &&
                          most(a.width, a.value_width) <= 128 && (a.width | a.value_width) % 8 == 0;
     const int64_t queries = most(a.width, a.value_width) <= 64 ? kNumbers / 64 : kNumbers / 128;
-    const int64_t of_head = a.is_packed() ? a.query_rows / queries + a.batch : a.batch * parts_of(a.queries, queries);
+    const int64_t of_head = is_packed ? a.query_rows / queries + a.batch : a.batch * parts_of(a.queries, queries);
     return is_used ? a.heads * of_head : 0;
   }
+
+  // Returns how many numbers of scratch the tiles need: their sums, their counters and the number of tickets.
+  static int64_t scratch(int64_t tiles) { return tiles > 0 ? tiles * (kNumbers + 1) + 1 : 1; }
 
   // Returns where the tiles of sequence b begin among those of a head.
   template <typename S, typename T>

@@ -45,10 +45,10 @@ def custom_op(
             then scratch.
         signature (str): The inputs, outputs and scratch, as in :class:`msops.Signature`. Sizes may name attributes.
         infer (callable): `infer(*inputs, **attributes)` takes the :class:`msops.Spec` of each input, None for an absent
-            one, and the attributes. It returns the Spec of each output, also of one that is left out, then the Spec of
-            each scratch tensor that has no sizes in the signature; a single Spec needs no list. If the inputs do not
-            fit, it raises TypeError or ValueError with a message that continues the operator's name. With `infer`, the
-            outputs have no sizes in the signature. Default: the signature's sizes and dtypes.
+            one, and the attributes. It returns the Spec of each output, also of one that is left out; a single Spec
+            needs no list. If the inputs do not fit, it raises TypeError or ValueError with a message that continues the
+            operator's name. With `infer`, the outputs have no sizes in the signature. Default: the signature's sizes
+            and dtypes.
         gradient (Operator, callable): Either an Operator or a function. An Operator's signature names the tensors that
             it needs: inputs and outputs of this operator, and `dy` for the gradient of an output `y`. Its outputs are
             the gradients, `dx` for an input `x`; an input without such an output gets zeros. For an optional input

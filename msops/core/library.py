@@ -85,7 +85,8 @@ class Library:
             getattr(self.handle, entry)
         except AttributeError:
             names = set(re.findall(r"[A-Za-z]\w{2,}", self.path.read_bytes().decode("ascii", "replace")))
-            names = {name for name in names if not name.endswith(("Rule", "InferShape"))}  # MSOPS_ENTRY adds these
+            added = "Rule", "InferShape", "Scratch"  # by MSOPS_ENTRY and MSOPS_SCRATCH
+            names = {name for name in names if not name.endswith(added)}
             near = [name for name in difflib.get_close_matches(entry, names, 20) if hasattr(self.handle, name)]
             hint = f"; did you mean {' or '.join(near)}?" if near else ""
             raise AttributeError(f"{self.name}: the library has no entry {entry}{hint}") from None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import numbers
 import weakref
+from itertools import starmap
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import mindspore
@@ -13,8 +14,9 @@ from mindspore.common import dtype as mstype
 
 from ..compat import VERSION
 from . import gradients, open_sizes
+from .abi import Param, ask_shapes
 from .compiled import compiling
-from .primitive import Primitive
+from .primitive import Primitive, as_attribute
 from .spec import LARGEST, SMALLEST, Rounded, Spec, accumulator, dtype_name
 
 if TYPE_CHECKING:
@@ -75,8 +77,13 @@ class Operator:
                 f"{name}: the sizes of outputs must come from infer or the signature, not both: with infer, write "
                 f"{out} in place of {sized[0].name}{sized[0].words()}"
             )
-        if not infer and (unsized := [tensor.name for tensor in signature.scratch if tensor.sizes is None]):
-            raise ValueError(f"{name}: the sizes of {unsized[0]} must come from infer or the signature")
+        self.asked = [tensor.name for tensor in signature.scratch if tensor.sizes is None]  # of the library
+        self.shapes_of_scratch = getattr(entry.library.handle, f"{entry.name}Scratch", None)
+        if self.asked and not self.shapes_of_scratch:
+            raise ValueError(
+                f"{name}: {self.asked[0]} must have sizes in the signature, as in {self.asked[0]}(8, C), or the "
+                f"library must have MSOPS_SCRATCH({entry.name})"
+            )
         self.input_dtypes: list[mindspore.Type] = []  # the last inference sets them
         self._check_numbers()
         self.make = make
@@ -117,24 +124,47 @@ class Operator:
         signature = self.signature
         if self.no_float32:
             self._check_float32(*inputs, shapes=shapes)
-        if self.rule is None:
-            return signature.infer(self.label, *inputs, shapes=shapes)
         values = signature.check(self.label, *inputs, shapes=shapes)
+        specs = [each for each in inputs if isinstance(each, Spec)]  # all are, as `check` requires
+        of_infer = self._ask_infer(self.rule, specs) if self.rule else {}
+        of_library = self._ask_library(specs, shapes) if self.asked else {}
+        rest = [tensor for tensor in (*signature.outputs, *signature.scratch) if tensor.name not in of_infer]
+        outputs = [of_infer[out.name] for out in signature.outputs if out.name in of_infer]
+        return outputs + signature.evaluate(self.label, rest, values, specs, of_library)
+
+    def _ask_infer(self, infer: Infer, inputs: Sequence[Spec]) -> dict[str, Spec]:
+        """Returns the Specs that `infer` infers, by name."""
         try:
             given = iter(inputs)
             all_inputs = (None if tensor.name in self.absent else next(given) for tensor in self.full.inputs)
-            found = self.rule(*all_inputs, **self.settings)
+            found: Any = infer(*all_inputs, **self.settings)
         except (TypeError, ValueError) as error:
             kind = TypeError if isinstance(error, TypeError) else ValueError
             raise kind(f"{self.label}: {error}") from error
         except Exception as error:
             raise RuntimeError(f"{self.label}: infer raised {type(error).__name__}: {error}") from error
         found = [found] if isinstance(found, Spec) else found
-        unsized = [tensor for tensor in (*self.full.outputs, *signature.scratch) if tensor.sizes is None]
-        self._check_inferred([tensor.name for tensor in unsized], found)
-        sized = [tensor for tensor in signature.scratch if tensor.sizes is not None]
-        specs = dict(zip(unsized, found)) | dict(zip(sized, signature.evaluate(self.label, sized, values, *inputs)))
-        return [specs[tensor] for tensor in (*signature.outputs, *signature.scratch)]
+        names = [tensor.name for tensor in self.full.outputs]
+        self._check_inferred(names, found)
+        return dict(zip(names, found))
+
+    def _ask_library(self, inputs: Sequence[Spec], shapes: bool) -> dict[str, tuple[int, ...]]:
+        """Returns the shapes that MSOPS_SCRATCH computes, by name. Without `shapes`, their sizes are open (-1), as some
+        of the inputs' are."""
+        sized = inputs if shapes else [x._replace(shape=(1,) * len(x.shape)) for x in inputs]
+        rule = f"MSOPS_SCRATCH({self.entry.name})"
+        try:
+            params = [Param(None, x.shape, dtype_name(x.dtype)) for x in sized]
+            found = ask_shapes(self.shapes_of_scratch, params, dict(starmap(as_attribute, self.attributes.items())))
+        except ValueError as error:
+            raise ValueError(f"{self.label}: {error} ({rule})") from None
+        if len(found) != len(self.asked):
+            names = ", ".join(self.asked)
+            raise ValueError(f"{self.label}: {rule} must return {len(self.asked)} shapes ({names}), got {len(found)}")
+        for name, shape in zip(self.asked, found):
+            if any(size < 0 for size in shape):
+                raise ValueError(f"{self.label}: {rule} must return sizes of at least 0 for {name}, got {shape}")
+        return dict(zip(self.asked, found if shapes else [(-1,) * len(shape) for shape in found]))
 
     def _check_float32(self, *inputs: Spec | str, shapes: bool) -> None:
         """Requires settings that float32 holds, unless the kernels compute in float64."""

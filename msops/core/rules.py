@@ -1,13 +1,11 @@
-"""Provides parts for the `infer` of :func:`msops.custom_op`."""
+"""Provides `broadcast`, an `infer` of :func:`msops.custom_op`."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .spec import Spec, accumulator
-
 if TYPE_CHECKING:
-    import mindspore
+    from .spec import Spec
 
 
 def broadcast(*inputs: Spec) -> Spec:
@@ -38,46 +36,3 @@ def broadcast(*inputs: Spec) -> Spec:
             raise ValueError(f"shapes must broadcast, got {' and '.join(str(x.shape) for x in inputs)}")
         shape = tuple(b if a == 1 else a for a, b in pairs)
     return inputs[0]._replace(shape=shape)
-
-
-def scratch(dtype: mindspore.Type, *shape: int) -> Spec:
-    """Returns the Spec of scratch for sums of elements of `dtype`: float64 if `dtype` is float64, else float32.
-
-    Args:
-        dtype (mindspore.dtype): The dtype of the elements.
-        *shape (int): The sizes of the scratch.
-
-    Returns:
-        Spec.
-
-    Examples:
-        >>> import mindspore, msops
-        >>> print(msops.scratch(mindspore.float16, 8, 5).dtype)
-        Float32
-    """
-    return Spec(shape, accumulator(dtype))
-
-
-def row_parts(rows: int, columns: int) -> int:
-    """Returns how many rows of scratch `for_rows_with_sums` (rows_sums.h) needs for each of its sums.
-
-    They are as many as fill a large GPU, and take no more than 8 MB of float32.
-
-    Args:
-        rows (int): The rows over which columns are added up.
-        columns (int): The columns.
-
-    Returns:
-        int, at least 1.
-
-    Examples:
-        >>> import msops
-        >>> print(msops.row_parts(32768, 4096), msops.row_parts(10, 4096))
-        528 10
-    """
-    return max(1, min(rows, 33 * 2**16 // max(1, columns)))
-
-
-def sums_of_rows(x: Spec, columns: int, sums: int = 1) -> Spec:
-    """Returns the Spec of scratch in which `for_rows_with_sums` adds up `sums` numbers for each column of rows of x."""
-    return scratch(x.dtype, row_parts(x.size // max(1, columns), columns), sums * columns)

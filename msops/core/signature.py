@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import copy
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import mindspore
@@ -56,9 +57,9 @@ class Signature:
     - `*name`, which stands for any number of axes;
     - an expression of names, such as `3 * H`, with `+`, `-`, `*`, `//`, `%`, `min` and `max`.
 
-    An output without sizes has the shape of the first input. Scratch without sizes gets them from the `infer` of
-    :func:`msops.custom_op`. A question mark after a tensor, as in `bias(K)?`, means that an input may be absent, or an
-    output left out.
+    An output without sizes has the shape of the first input. Scratch without sizes gets them from the library, which
+    has an `MSOPS_SCRATCH` for the entry. A question mark after a tensor, as in `bias(K)?`, means that an input may be
+    absent, or an output left out.
 
     All tensors have one common dtype, which may be any of `dtypes`, except tensors that name their own dtype as a last
     argument, as in `idx(N, dtype=int32)` or `weight(C, dtype=float32|common)`. That dtype is one of these:
@@ -168,20 +169,28 @@ class Signature:
     def infer(self, operator: str, *specs: Spec | str, shapes: bool = True) -> list[Spec]:
         """Infers the Specs of the outputs, then of scratch, from the inputs' Specs, which must fit."""
         values = self.check(operator, *specs, shapes=shapes)
-        return self.evaluate(operator, (*self.outputs, *self.scratch), values, *specs)
+        given = [spec for spec in specs if isinstance(spec, Spec)]  # all are Specs, since `check` refuses a str
+        return self.evaluate(operator, (*self.outputs, *self.scratch), values, given)
 
     def evaluate(
-        self, operator: str, tensors: Sequence[_Tensor], values: dict[str, Any], *specs: Spec | str
+        self,
+        operator: str,
+        tensors: Sequence[_Tensor],
+        values: dict[str, Any],
+        given: Sequence[Spec],
+        known: Mapping[str, tuple[int, ...]] = MappingProxyType({}),
     ) -> list[Spec]:
-        """Infers the Specs of some outputs and scratch from the inputs' Specs and the values that `check` returned."""
-        given = [spec for spec in specs if isinstance(spec, Spec)]  # all are Specs, since `check` refuses a str
+        """Infers the Specs of some outputs and scratch from the inputs' Specs and the values that `check` returned.
+        `known` has the shapes of some of these tensors."""
         common = next((spec.dtype for tensor, spec in zip(self.inputs, given) if tensor.dtype is None), None)
         dtypes = {tensor.name: spec.dtype for tensor, spec in zip(self.inputs, given)}
         found = []
         for out in tensors:
-            shape = given[0].shape if out.sizes is None else out.shape(operator, values)
-            if any(size < 0 for size in shape):
-                raise ValueError(f"{operator}: {out.name} cannot have shape {out.words()} = {shape}")
+            shape = known.get(out.name)
+            if shape is None:
+                shape = given[0].shape if out.sizes is None else out.shape(operator, values)
+                if any(size < 0 for size in shape):
+                    raise ValueError(f"{operator}: {out.name} cannot have shape {out.words()} = {shape}")
             if out.dtype is None and common is None:
                 raise ValueError(f"{operator}: {out.name} must name its dtype in the signature, since all inputs do")
             found.append(Spec(shape, self.allowed(out, common, dtypes)[0]))

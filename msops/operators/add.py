@@ -6,7 +6,7 @@ from mindspore import Tensor, nn, ops
 
 from msops.core.factory import custom_op
 from msops.core.library import of_package
-from msops.core.rules import broadcast, scratch
+from msops.core.rules import broadcast
 
 if TYPE_CHECKING:
     from msops.core.spec import Spec
@@ -61,14 +61,6 @@ def _infer(x: Spec, y: Spec) -> Spec:
     return out
 
 
-def _infer_backward(dout: Spec, x: Spec) -> list[Spec]:
-    # The sums are split into enough parts to fill a GPU, but each part has at least `share` terms. It has more if the
-    # terms are neighbours in memory, since a warp then shares them.
-    share, most = (2048, 4096) if dout.shape[-1:] != x.shape[-1:] else (512, 2048)
-    parts = max(1, min(dout.size // max(1, x.size) // share, most, 2**19 // max(1, x.size)))
-    return [x, scratch(x.dtype, parts, x.size if parts > 1 else 1)]
-
-
 def _gradient(x: Tensor, y: Tensor, out: Tensor, dout: Tensor) -> tuple[Tensor, ...]:
     return _sum_to(dout, x), _sum_to(dout, y)
 
@@ -84,7 +76,5 @@ def _gradient_of_backward(dout: Tensor, x: Tensor, dx: Tensor, ddx: Tensor) -> t
 
 
 _library = of_package("add")
-backward = custom_op(
-    _library.AddBackward, "dout, x -> dx; partial", infer=_infer_backward, gradient=_gradient_of_backward
-)
+backward = custom_op(_library.AddBackward, "dout, x(*S) -> dx(*S); partial", gradient=_gradient_of_backward)
 forward = custom_op(_library.AddForward, "x, y -> out", infer=_infer, gradient=_gradient)

@@ -9,12 +9,10 @@ from msops.core import settings
 from msops.core.compiled import Operators
 from msops.core.factory import custom_op
 from msops.core.library import of_package
-from msops.core.rules import sums_of_rows
 from msops.operators.rms_norm import CASTINGS, second_gradient
 
 if TYPE_CHECKING:
     from msops.core.operator import Operator
-    from msops.core.spec import Spec
 
     Pair = tuple[Tensor, Tensor]
 
@@ -143,8 +141,7 @@ def backward_operators(eps: float, offset: float) -> Operator:
 
     return custom_op(
         _LIBRARY.AddRmsNormBackward,
-        "s(*S, C), weight(C, dtype=common|float32)?, dy(*S, C), ds(*S, C) -> dx, dweight?; partial",
-        infer=_infer_backward,
+        "s(*S, C), weight(C, dtype=common|float32)?, dy(*S, C), ds(*S, C) -> dx, dweight(C, dtype=weight)?; partial",
         gradient=gradient_of_backward,
         eps=eps,
         offset=offset,
@@ -176,7 +173,3 @@ def operators(eps: float, offset: float, casting: str) -> Operator:
         offset=offset,
         casting=settings.one_of(_NAME, "casting", casting, CASTINGS),
     )
-
-
-def _infer_backward(s: Spec, weight: Spec | None, dy: Spec, ds: Spec, eps: float, offset: float) -> list[Spec]:
-    return [s, weight or s, sums_of_rows(s, s.shape[-1])]

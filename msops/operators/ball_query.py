@@ -115,7 +115,7 @@ def operators(radius: float, nsample: int, min_radius: float = 0.0, return_count
     return custom_op(
         _LIBRARY.BallQueryForward,
         "xyz(B, N, 3), new_xyz(B, M, 3) -> idx(B, M, nsample, dtype=int32), counts(B, M, dtype=int32); "
-        "points(B, 3, N), lattices(B, 8), ends(B, N + 1, dtype=int32), order(B, N, dtype=int32)",
+        "points, lattices, ends(..., dtype=int32), order(..., dtype=int32)",
         # The squares of the radii are rounded, and may be 0 or infinity.
         radius=float(settings.number(_NAME, "radius", radius, 0)),
         nsample=settings.positive(_NAME, "nsample", nsample),

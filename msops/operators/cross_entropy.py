@@ -170,7 +170,7 @@ def operators(
     )
     return custom_op(
         _LIBRARY.CrossEntropyForward,
-        f"{inputs} -> {loss}, {kept}; losses(N), partial(max(1, min(N // 8192, 1024)), 4)",
+        f"{inputs} -> {loss}, {kept}; losses, partial",
         gradient=backward,
         **attributes,
     )

@@ -21,9 +21,6 @@ if TYPE_CHECKING:
 
 _NAME = "depthwise_conv2d"
 _LIBRARY = of_package(_NAME)
-# Each row holds the sums over one part of the output's positions. There are only so many parts that each multiprocessor
-# of a GPU gets a few CUDA blocks, and that each block has enough work.
-_PARTIAL = "partial(max(1, min(N * H_out * W_out // 4096, 2048 // max(1, K))), K * (kh * kw + 1))"
 _PAD_MODES = ("valid", "same", "pad")  # in the order of PadMode in aot_kernels/depthwise_conv2d.cu
 
 
@@ -199,7 +196,7 @@ def _operators_with(**attributes: Any) -> Operator:
     backward = custom_op(
         _LIBRARY.DepthwiseConv2dBackward,
         "x(N, C, H, W), weight(K, 1, kh, kw), dout(N, K, H_out, W_out) -> "
-        f"dx(N, C, H, W), dweight(K, 1, kh, kw), dbias(K)?; {_PARTIAL}",
+        "dx(N, C, H, W), dweight(K, 1, kh, kw), dbias(K)?; partial",
         gradient=gradient_of_backward,
         **attributes,
     )

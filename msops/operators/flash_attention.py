@@ -2,7 +2,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import mindspore
 from mindspore import Tensor, nn
 
 from msops.core import settings
@@ -10,7 +9,6 @@ from msops.core.compiled import Operators
 from msops.core.factory import custom_op
 from msops.core.inputs import as_int32
 from msops.core.library import of_package
-from msops.core.rules import scratch
 from msops.core.spec import Spec, accumulator
 
 if TYPE_CHECKING:
@@ -27,7 +25,6 @@ _LIBRARY = of_package(_NAME)
 _LAYOUTS = ("BHTD", "BTHD")  # in the order of Axes in aot_kernels/flash_attention.cu, where packed tensors follow
 _PACKED = 2
 _MOST_FEATURES = 256
-_NUMBERS = 8192  # of a tile of QuerySums
 _INPUTS = {
     "BHTD": "q(B, Hq, Tq, D), k(B, Hk, Tk, D), v(B, Hk, Tk, Dv)",
     "BTHD": "q(B, Tq, Hq, D), k(B, Tk, Hk, D), v(B, Tk, Hk, Dv)",
@@ -260,7 +257,7 @@ def operators(
     lse = "lse(B, Hq, Tq, dtype=accumulator)"
     backward = custom_op(
         _LIBRARY.FlashAttentionBackward,
-        f"{inputs}, {_OUT[layout]}, {lse}, d{_OUT[layout]}, d{lse} -> dq, dk, dv; delta, query_sums",
+        f"{inputs}, {_OUT[layout]}, {lse}, d{_OUT[layout]}, d{lse} -> dq, dk, dv; delta(B, Hq, Tq), query_sums",
         infer=_infer_backward,
         axes=axes,
         **attributes,
@@ -294,8 +291,8 @@ def packed_operators(
     kept = "out(Nq, Hq, Dv), lse(Hq, Nq, dtype=accumulator), dout(Nq, Hq, Dv), dlse(Hq, Nq, dtype=accumulator)"
     backward = custom_op(
         _LIBRARY.FlashAttentionBackward,
-        f"{inputs}, {starts}, {kept} -> dq, dk, dv; delta, query_sums",
-        infer=_infer_packed_backward,
+        f"{inputs}, {starts}, {kept} -> dq, dk, dv; delta(Hq, Nq), query_sums",
+        infer=_infer_backward,
         name=name,
         axes=_PACKED,
         **attributes,
@@ -328,7 +325,7 @@ def _infer(
     q: Spec, k: Spec, v: Spec, kv_lengths: Spec | None, mask: Spec | None, axes: int, **settings: float
 ) -> list[Spec]:
     head, row = (1, 2) if axes == 0 else (2, 1)
-    heads, queries, kv_heads, keys = q.shape[head], q.shape[row], k.shape[head], k.shape[row]
+    heads, queries, keys = q.shape[head], q.shape[row], k.shape[row]
     _check_heads(q, k, v, head)
     if mask is not None:
         full = (q.shape[0], heads, queries, keys)
@@ -336,9 +333,7 @@ def _infer(
         if len(mask.shape) > 4 or any(size not in (1, whole) for size, whole in pairs):
             raise ValueError(f"mask must broadcast to (B, Hq, Tq, Tk) = {full}, got {mask.shape}")
     lse = Spec((q.shape[0], heads, queries), accumulator(q.dtype))
-    splits = _splits(q.shape[0] * kv_heads, queries * (heads // max(1, kv_heads)), keys)
-    partial = scratch(q.dtype, splits, lse.size * (v.shape[-1] + 2) if splits > 1 else 1)
-    return [q._replace(shape=(*q.shape[:-1], v.shape[-1])), lse, partial]
+    return [q._replace(shape=(*q.shape[:-1], v.shape[-1])), lse]
 
 
 def _infer_packed(q: Spec, k: Spec, v: Spec, starts_q: Spec, starts_k: Spec, **settings: float) -> list[Spec]:
@@ -346,44 +341,11 @@ def _infer_packed(q: Spec, k: Spec, v: Spec, starts_q: Spec, starts_k: Spec, **s
     if starts_q.size == 0:
         raise ValueError("cu_seqlens_q must have at least one number, got shape (0,)")
     lse = Spec((q.shape[1], q.shape[0]), accumulator(q.dtype))
-    return [q._replace(shape=(*q.shape[:-1], v.shape[-1])), lse, scratch(q.dtype, 1, 1)]
+    return [q._replace(shape=(*q.shape[:-1], v.shape[-1])), lse]
 
 
-def _infer_backward(
-    q: Spec,
-    k: Spec,
-    v: Spec,
-    kv_lengths: Spec | None,
-    mask: Spec | None,
-    out: Spec,
-    lse: Spec,
-    *more: Any,
-    **settings: Any,
-) -> list[Spec]:
-    batch, heads, queries = lse.shape
-    tile = _tile_of_queries(q, v)
-    return [q, k, v, lse, _query_sums(q, heads * batch * -(-queries // tile) if tile else 0)]
-
-
-def _infer_packed_backward(
-    q: Spec, k: Spec, v: Spec, starts_q: Spec, starts_k: Spec, out: Spec, lse: Spec, *more: Any, **settings: Any
-) -> list[Spec]:
-    heads, rows = lse.shape
-    tile = _tile_of_queries(q, v)
-    return [q, k, v, lse, _query_sums(q, heads * (rows // tile + starts_q.size - 1) if tile else 0)]
-
-
-def _tile_of_queries(q: Spec, v: Spec) -> int:
-    """Returns the queries of a tile whose gradient is summed in scratch, or 0 if no kernel does so. QuerySums in
-    aot_kernels/flash_attention/problem.h has the same rule."""
-    widths = q.shape[-1], v.shape[-1]
-    if q.dtype != mindspore.float16 or not all(0 < width <= 128 and width % 8 == 0 for width in widths):
-        return 0
-    return _NUMBERS // 64 if max(widths) <= 64 else _NUMBERS // 128
-
-
-def _query_sums(q: Spec, tiles: int) -> Spec:
-    return scratch(q.dtype, tiles * (_NUMBERS + 1) + 1)
+def _infer_backward(q: Spec, k: Spec, v: Spec, *others: Spec | None, **settings: float) -> list[Spec]:
+    return [q, k, v]
 
 
 def _check_heads(q: Spec, k: Spec, v: Spec, head: int) -> None:
@@ -393,13 +355,3 @@ def _check_heads(q: Spec, k: Spec, v: Spec, head: int) -> None:
     for name, x in (("q", q), ("v", v)):
         if x.shape[-1] > _MOST_FEATURES:
             raise ValueError(f"{name} must have at most {_MOST_FEATURES} features, got {x.shape[-1]}")
-
-
-def _splits(heads: int, rows: int, keys: int) -> int:
-    """Returns over how many blocks the keys are split. `rows` queries read the same keys.
-
-    A block for each of the heads would leave a large GPU idle if there are few. So there are about 256 blocks, with at
-    least 128 keys for each, unless many rows read the same keys or there are few keys. More blocks take longer, since
-    each one has to begin and end.
-    """
-    return 1 if rows > 64 or keys < 512 else max(1, min(keys // 128, 256 // max(1, heads), 64))

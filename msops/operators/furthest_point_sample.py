@@ -96,11 +96,11 @@ class FurthestPointSample(nn.Cell):
 
 @Operators
 def operators(npoint: int) -> Operator:
-    whole = "ends(B, N // 64 + 1, dtype=int32), order(B, N, dtype=int32), furthest(B, 3, N // 64 + 1, dtype=int32)"
     return custom_op(
         _LIBRARY.FurthestPointSampleForward,
-        "xyz(B, N, 3), lengths(B, dtype=int32)? -> idx(..., dtype=int32); points(B, 3, N), distances(B, N), "
-        f"lattices(B, 8), bounds(B, 7, N // 64 + 1), {whole}, exchange(8192, dtype=int32)",
+        "xyz(B, N, 3), lengths(B, dtype=int32)? -> idx(..., dtype=int32); points, distances, lattices, "
+        "bounds, ends(..., dtype=int32), order(..., dtype=int32), furthest(..., dtype=int32), "
+        "exchange(..., dtype=int32)",
         infer=_infer,
         npoint=settings.positive(_NAME, "npoint", npoint),
     )

@@ -100,7 +100,7 @@ class KNN(nn.Cell):
 _backward = custom_op(
     _LIBRARY.KnnBackward,
     "xyz(B, N, 3), new_xyz(B, M, 3), idx(B, M, K, dtype=int32), ddist(B, M, K) -> dxyz(B, N, 3), dnew_xyz(B, M, 3); "
-    "sources(B, M * K + max(1, min(32, M * K // 1024)) * N + 128, dtype=int32)",
+    "sources(..., dtype=int32)",
 )
 
 
@@ -111,7 +111,7 @@ def operators(k: int, return_distances: bool = False) -> Operator:
     return custom_op(
         _LIBRARY.KnnForward,
         "xyz(B, N, 3), new_xyz(B, M, 3) -> idx(..., dtype=int32), dist; "
-        "points(B, 3, N), lattices(B, 8), ends(B, N + 1, dtype=int32), order(B, N, dtype=int32)",
+        "points, lattices, ends(..., dtype=int32), order(..., dtype=int32)",
         infer=_infer,
         gradient=_backward,
         k=settings.positive(_NAME, "k", k),

@@ -9,7 +9,6 @@ from msops.core import settings
 from msops.core.compiled import Operators, once
 from msops.core.factory import custom_op
 from msops.core.library import of_package
-from msops.core.rules import sums_of_rows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -197,7 +196,7 @@ def _infer(x: Spec, weight: Spec | None, bias: Spec | None, eps: float) -> Spec:
 def _infer_backward(x: Spec, weight: Spec | None, bias: Spec | None, dy: Spec, eps: float) -> list[Spec]:
     _infer(x, weight, bias, eps)
     _require_shape_of(x, dy=dy)
-    return [x, weight or x, bias or x, sums_of_rows(x, _columns(x, weight), 2)]
+    return [x, weight or x, bias or x]
 
 
 def _infer_backward_backward(
@@ -207,14 +206,10 @@ def _infer_backward_backward(
     _require_shape_of(x, dy=dy, ddx=ddx)
     if weight is not None and ddweight != weight:
         raise ValueError(f"ddweight must be {weight.dtype} of shape {weight.shape} as weight is, got {ddweight}")
-    return [x, weight or x, dy, sums_of_rows(x, _columns(x, weight), 2)]
+    return [x, weight or x, dy]
 
 
 def _require_shape_of(x: Spec, **others: Spec) -> None:
     for name, other in others.items():
         if other.shape != x.shape:
             raise ValueError(f"{name} must have shape {x.shape} as x has, got {other.shape}")
-
-
-def _columns(x: Spec, weight: Spec | None) -> int:
-    return x.shape[-1] if weight is None else weight.size

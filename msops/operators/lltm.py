@@ -207,7 +207,7 @@ def operators(reverse: bool, allow_tf32: bool) -> Operator:
     return custom_op(
         of_package("lltm").LLTMForward,
         "product(T, B, 3 * H), weight(3 * H, H), bias(3 * H), h(B, H), c(B, H), lengths(B, dtype=int32) -> "
-        f"output(T, B, H), last_h(B, H), last_c(B, H), gates(T, B, 3 * H), cells(T, B, H); {_SCRATCH}",
+        "output(T, B, H), last_h(B, H), last_c(B, H), gates(T, B, 3 * H), cells(T, B, H); scratch",
         gradient=_SequenceGradient(backward_operators(reverse, allow_tf32)).gradient,
         **attributes,
     )
@@ -221,7 +221,7 @@ def backward_operators(reverse: bool, allow_tf32: bool) -> Operator:
         of_package("lltm").LLTMBackward,
         "weight(3 * H, H), gates(T, B, 3 * H), cells(T, B, H), output(T, B, H), h(B, H), lengths(B, dtype=int32), "
         "doutput(T, B, H), dlast_h(B, H), dlast_c(B, H) -> "
-        f"dgates(T, B, 3 * H), hidden_before(T, B, H), dh(B, H), dc(B, H); {_SCRATCH}",
+        "dgates(T, B, 3 * H), hidden_before(T, B, H), dh(B, H), dc(B, H); scratch",
         **attributes,
     )
 
@@ -244,7 +244,6 @@ _copy = custom_op(
 # PyNative mode treats the gradient of a reshape as a constant, so gradients of gradients would silently be 0 or wrong.
 _refuse_second = ops.InsertGradientOf(_last_gradient)
 _times_transposed, _transposed_times = ops.MatMul(transpose_b=True), ops.MatMul(transpose_a=True)
-_SCRATCH = "scratch(8 * ((B + 7) // 8 * 8) * ((H + 31) // 32 * 32) + 1024)"
 _SEQUENCE = Signature(
     "x(T, B, I), h(B, H), c(B, H), weight_ih(3 * H, I), weight_hh(3 * H, H), bias(3 * H), "
     "seq_length(B, dtype=int32) -> output(T, B, H)"

@@ -83,7 +83,7 @@ _library = of_package("lltm_cell")
 backward = custom_op(
     _library.LLTMCellBackward,
     "product(B, 3 * H), bias(3 * H), c(B, H), dnew_h(B, H), dnew_c(B, H) -> "
-    "dproduct(B, 3 * H), dbias(3 * H), dc(B, H); partial(max(1, min(B // 64, 65536 // max(1, H), 4096)), 3 * H)",
+    "dproduct(B, 3 * H), dbias(3 * H), dc(B, H); partial",
 )
 forward = custom_op(
     _library.LLTMCellForward,

@@ -9,11 +9,9 @@ from msops.core import settings
 from msops.core.compiled import Operators
 from msops.core.factory import custom_op
 from msops.core.library import of_package
-from msops.core.rules import sums_of_rows
 
 if TYPE_CHECKING:
     from msops.core.operator import Operator
-    from msops.core.spec import Spec
 
 _NAME = "rms_norm"
 _LIBRARY = of_package(_NAME)
@@ -126,8 +124,7 @@ def operators(eps: float, offset: float, casting: str) -> Operator:
     eps, offset = settings.number(_NAME, "eps", eps, 0), settings.number(_NAME, "offset", offset)
     backward = custom_op(
         _LIBRARY.RmsNormBackward,
-        "x(*S, C), weight(C, dtype=common|float32)?, dy(*S, C) -> dx, dweight?; partial",
-        infer=_infer_backward,
+        "x(*S, C), weight(C, dtype=common|float32)?, dy(*S, C) -> dx, dweight(C, dtype=weight)?; partial",
         gradient=second_gradient(eps, offset),
         eps=eps,
         offset=offset,
@@ -147,18 +144,7 @@ def second_gradient(eps: float, offset: float) -> Operator:
     return custom_op(
         _LIBRARY.RmsNormBackwardBackward,
         "x(*S, C), weight(C, dtype=common|float32)?, dy(*S, C), ddx(*S, C), ddweight(C, dtype=weight)? -> "
-        "dx, dweight?, ddy; partial",
-        infer=_infer_backward_backward,
+        "dx, dweight(C, dtype=weight)?, ddy; partial",
         eps=eps,
         offset=offset,
     )
-
-
-def _infer_backward(x: Spec, weight: Spec | None, dy: Spec, eps: float, offset: float) -> list[Spec]:
-    return [x, weight or x, sums_of_rows(x, x.shape[-1])]
-
-
-def _infer_backward_backward(
-    x: Spec, weight: Spec | None, dy: Spec, ddx: Spec, ddweight: Spec | None, eps: float, offset: float
-) -> list[Spec]:
-    return [x, weight or x, dy, sums_of_rows(x, x.shape[-1])]

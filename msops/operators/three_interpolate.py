@@ -3,7 +3,6 @@ from __future__ import annotations
 from mindspore import Tensor, nn, ops
 
 from msops.core.factory import custom_op
-from msops.core.gathers import sorted_terms, staged
 from msops.core.library import of_package
 
 
@@ -26,13 +25,12 @@ _library = of_package("three_interpolate")
 backward = custom_op(
     _library.ThreeInterpolateBackward,
     "features(B, C, M), idx(B, N, 3, dtype=index), weight(B, N, 3), dout(B, C, N) -> "
-    f"dfeatures(B, C, M), dweight(B, N, 3); {sorted_terms('N', 'M', 3)}, "
-    "partial(max(1, min(C // 32, 512 // max(1, B * N // 2048))), B * N * 3)",
+    "dfeatures(B, C, M), dweight(B, N, 3); scratch(..., dtype=int32), partial",
     gradient=_gradient_of_backward,
 )
 forward = custom_op(
     _library.ThreeInterpolateForward,
-    f"features(B, C, M), idx(B, N, 3, dtype=index), weight(B, N, 3) -> out(B, C, N); {staged('M')}",
+    "features(B, C, M), idx(B, N, 3, dtype=index), weight(B, N, 3) -> out(B, C, N); packs(..., dtype=common)",
     gradient=backward,
 )
 

@@ -76,12 +76,12 @@ def _infer(unknown: Spec, known: Spec) -> list[Spec]:
 _backward = custom_op(
     _library.ThreeNnBackward,
     "unknown(B, N, 3), known(B, M, 3), idx(B, N, 3, dtype=int32), ddist(B, N, 3) -> dunknown(B, N, 3), "
-    "dknown(B, M, 3); sources(B, N * 3 + max(1, min(32, N * 3 // 1024)) * M + 128, dtype=int32)",
+    "dknown(B, M, 3); sources(..., dtype=int32)",
 )
 forward = custom_op(
     _library.ThreeNnForward,
     "unknown(B, N, 3), known(B, M, 3) -> dist, idx(..., dtype=int32); "
-    "points(B, 3, M), lattices(B, 8), ends(B, M + 1, dtype=int32), order(B, M, dtype=int32)",
+    "points, lattices, ends(..., dtype=int32), order(..., dtype=int32)",
     infer=_infer,
     gradient=_backward,
 )

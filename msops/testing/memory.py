@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import mindspore
 import numpy as np
 
+from ..core.abi import DEFAULT_STREAM
 from . import cuda
-from .abi import DEFAULT_STREAM
 from .checks import assert_equal, at
 from .derived import specs_of
 from .entry import Status, attributes_in_mindspore, has_gpu_code, outputs_of

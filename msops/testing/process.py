@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 # The real packages would import MindSpore, which takes seconds.
 _PROGRAM = """
 import sys, types
-for name, folder in (("msops", "/nowhere"), ("msops.testing", sys.argv[1])):
+for name in ("msops", "msops.core", "msops.testing"):
     sys.modules[name] = types.ModuleType(name)
-    sys.modules[name].__path__ = [folder]
+    sys.modules[name].__path__ = [f"{sys.argv[1]}/{name.replace('.', '/')}"]
 from msops.testing.worker import Worker
 Worker().run()
 """
@@ -166,7 +166,7 @@ class Process:
         raise self._crash(answer, self._stop(running))
 
     def _start(self) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-I", "-c", _PROGRAM, str(Path(__file__).parent)]
+        command = [sys.executable, "-I", "-c", _PROGRAM, str(Path(__file__).parents[2])]
         pipe = subprocess.PIPE
         return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=self._said)
 

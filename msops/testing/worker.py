@@ -2,7 +2,7 @@
 
 A line of standard input is a call, in JSON; a line of standard output is its result. The arrays are in a file that both
 processes map. This process maps each array between pages that nobody may read or write. The module needs only Python's
-standard library and the modules abi and cuda, so that the process starts within a tenth of a second.
+standard library and the modules core.abi and cuda, so that the process starts within a tenth of a second.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import threading
 import time
 from typing import Any
 
-from .abi import Param, prepare_call
+from ..core.abi import Param, prepare_call
 from .cuda import Driver
 
 GUARD = 1 << 24  # bytes of addresses before and after each array that cannot be accessed

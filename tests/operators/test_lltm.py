@@ -6,12 +6,12 @@ import pytest
 from mindspore import Tensor, nn, ops
 
 import msops
-from card import Card, calls_of_specs, random, zeros
+from card import Card, random, zeros
 from features import check_open_sizes
 from gpu import BIG
 from msops.compat import VERSION
 from msops.core.library import of_package
-from msops.core.spec import dtype_name
+from msops.core.spec import Spec, dtype_name
 from msops.operators.lltm import backward_operators, operators
 from msops.testing import opcheck
 from msops.testing.entry import Param, Status, call
@@ -246,10 +246,14 @@ def test_operator(reverse):
 
 def test_scratch_whose_size_overflows(capfd):
     """A size of 2^66 + 1024 elements is refused, though it is 1024 in 64 bits."""
-    forward, _ = calls_of_specs(Recurrence().operators(), recurrence(0, 2**58, 1)[0])
-    arrays = [Param(16, spec.shape, dtype_name(spec.dtype)) for spec in forward.params.values()]
-    arrays[-1] = arrays[-1]._replace(shape=(1024,))
-    assert call(forward.operator.entry, arrays, forward.operator.attributes) == Status.BAD_SHAPE
+    forward = operators(False, False)
+    t, b, h, f32, i32 = 0, 2**58, 1, mindspore.float32, mindspore.int32
+    inputs = [*((shape, f32) for shape in ((t, b, 3 * h), (3 * h, h), (3 * h,), (b, h), (b, h))), ((b,), i32)]
+    with pytest.raises(ValueError, match=r"^lltm: h has a shape that no memory can hold \(MSOPS_SCRATCH"):
+        forward.infer(*(Spec(*each) for each in inputs))
+    outputs = [(shape, f32) for shape in ((t, b, h), (b, h), (b, h), (t, b, 3 * h), (t, b, h), (1024,))]
+    arrays = [Param(16, shape, dtype_name(dtype)) for shape, dtype in inputs + outputs]
+    assert call(forward.entry, arrays, forward.attributes) == Status.BAD_SHAPE
     assert "no memory can hold" in capfd.readouterr().err
 
 

@@ -6,11 +6,17 @@
 
 namespace msops::gather {
 
-// Requires the shapes (lists, channels, points) of `features`, (lists, ...) of `idx` and (lists, channels, ...) of
-// `out`, where idx has `axes` axes beside that of the lists.
-inline Gather require_gather(Call& call, const Tensor& features, const Tensor& idx, const Tensor& out, int axes) {
+// Returns the sizes of a gather, where idx has `axes` axes beside that of the lists.
+inline Gather gather_of(const Tensor& features, const Tensor& idx, int axes) {
   Gather all{features.dim(0), features.dim(1), features.dim(2), 1};
   for (int d = 1; d <= axes; ++d) all.places *= idx.dim(d);
+  return all;
+}
+
+// Requires the shapes (lists, channels, points) of `features`, (lists, ...) of `idx` and (lists, channels, ...) of
+// `out`.
+inline Gather require_gather(Call& call, const Tensor& features, const Tensor& idx, const Tensor& out, int axes) {
+  const Gather all = gather_of(features, idx, axes);
   if (axes == 1) {
     call.require_shape(idx, {all.lists, idx.dim(1)});
     call.require_shape(out, {all.lists, all.channels, idx.dim(1)});
@@ -37,6 +43,11 @@ inline int forward_entry(Call& call, int axes) {
   });
 }
 
+inline Shapes forward_scratch(Call& call, int axes) {
+  const Tensor features = call.tensor("features", 3), idx = call.tensor_of("index", "idx", 1 + axes);
+  return {{gather_scratch(call, gather_of(features, idx, axes))}};
+}
+
 // (idx, dout, features, scratch) -> (dfeatures): `features` gives its shape alone.
 inline int backward_entry(Call& call, int axes) {
   const Tensor idx = call.tensor_of("index", "idx", 1 + axes), dout = call.tensor("dout", 2 + axes);
@@ -52,6 +63,12 @@ inline int backward_entry(Call& call, int axes) {
       backward<1, T, Index>(call, all, dout, idx, Tensor{}, features, scratch, dfeatures);
     });
   });
+}
+
+inline Shapes backward_scratch(Call& call, int axes) {
+  const Tensor idx = call.tensor_of("index", "idx", 1 + axes);
+  call.tensor("dout", 2 + axes);
+  return {{scatter_words(call, gather_of(call.tensor("features", 3), idx, axes), 1)}};
 }
 
 }  // namespace msops::gather

@@ -8,9 +8,10 @@
 
 namespace msops::gather {
 
-// Returns how many elements of scratch the forward entries need: 16 + B ((C + 15) // 16 * 16) N min(1, N // 28001).
 // Rows of more points do not fit the shared memory of a GPU, and are transposed.
-constexpr int64_t kMostStaged = 28000;  // points
+constexpr int64_t kMostStaged = 28000;
+
+// Returns how many elements of scratch the forward entries need.
 inline int64_t gather_scratch(const Call& call, const Gather& all) {
   constexpr int64_t kToAlign = 16;
   if (!call.ok() || all.points <= kMostStaged) return kToAlign;

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "../../common/call.h"
+#include "../../common/scratch.h"
 
 namespace msops::gather {
 

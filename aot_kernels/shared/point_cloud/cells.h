@@ -10,6 +10,7 @@
 #include <cstring>
 
 #include "../../common/parallel.h"
+#include "../../common/scratch.h"
 #include "distance.h"
 
 namespace msops::points {
@@ -231,8 +232,8 @@ struct SortCloudOnCpu {
   }
 };
 
-// CellScratch takes the scratch of a search from a call: points(B, 3, N), lattices(B, 8), ends(B, N + 1,
-// dtype=int32) and order(B, N, dtype=int32).
+// CellScratch takes the scratch of a search from a call: points, lattices, ends(..., dtype=int32) and order(...,
+// dtype=int32).
 struct CellScratch {
   Tensor sorted, lattices, ends, order;
 
@@ -242,12 +243,13 @@ struct CellScratch {
         ends(call.tensor_of("int32", "ends", 2)),
         order(call.tensor_of("int32", "order", 2)) {}
 
+  static Shapes shapes(int64_t clouds, int64_t size) {
+    return {{clouds, 3, size}, {clouds, kLatticeNumbers}, {clouds, size + 1}, {clouds, size}};
+  }
+
   void check(Call& call, int64_t clouds, int64_t size) const {
     call.require(size <= INT32_MAX, kBadShape, "more than 2^31 - 1 points in a cloud");
-    call.require_shape(sorted, {clouds, 3, size});
-    call.require_shape(lattices, {clouds, kLatticeNumbers});
-    call.require_shape(ends, {clouds, size + 1});
-    call.require_shape(order, {clouds, size});
+    require_shapes(call, {sorted, lattices, ends, order}, shapes(clouds, size));
   }
 
   // Returns the cells for clouds (clouds, size, 3), of at least the length `least`, in which queries look for `wanted`

@@ -1,9 +1,11 @@
-"""Calls a C entry as MindSpore does, with ctypes. The standard library is enough, so that worker.py starts fast."""
+"""Calls C functions as MindSpore does, with ctypes. The standard library is enough, so that msops/testing/worker.py
+starts fast."""
 
 from __future__ import annotations
 
 import ctypes
 import functools
+import itertools
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
@@ -37,20 +39,44 @@ def prepare_call(
 ) -> functools.partial[int]:
     """Prepares a call of a C function, which returns its status. `attributes` are named as MindSpore names them; None
     passes a null pointer instead of the object that has them."""
-    shapes: list[Any]
-    shapes = [(ctypes.c_int64 * len(p.shape))(*p.shape) if p.shape else None for p in params]  # rank 0 has a null shape
-    ranks = [len(p.shape or ()) if p.rank is None else p.rank for p in params]
-    dtypes = [p.dtype if p.dtype is None else p.dtype.encode() for p in params]
     n = len(params)
     return functools.partial(
         function,
         ctypes.c_int(n),
         (ctypes.c_void_p * n)(*(p.pointer for p in params)),
+        *_description(params),
+        ctypes.c_void_p(stream),
+        None if attributes is None else ctypes.byref(_aot_extra(attributes)),
+    )
+
+
+def ask_shapes(function: Any, params: Sequence[Param], attributes: Mapping[str, int]) -> list[tuple[int, ...]]:
+    """Returns the shapes that the function of an MSOPS_SCRATCH (aot_kernels/common/scratch.h) computes from inputs.
+
+    Raises:
+        ValueError: If the function refuses the inputs.
+    """
+    room = 256
+    sizes, message = (ctypes.c_int64 * room)(), ctypes.create_string_buffer(256)
+    extra = ctypes.byref(_aot_extra(attributes))
+    count = function(ctypes.c_int(len(params)), *_description(params), extra, sizes, ctypes.c_int(room), message)
+    if count < 0:
+        raise ValueError(message.value.decode())
+    numbers = iter(sizes)
+    return [tuple(itertools.islice(numbers, next(numbers))) for _ in range(count)]
+
+
+def _description(params: Sequence[Param]) -> tuple[Any, Any, Any]:
+    """Returns the ranks, shapes and dtypes of tensors as a C function takes them."""
+    shapes: list[Any]
+    shapes = [(ctypes.c_int64 * len(p.shape))(*p.shape) if p.shape else None for p in params]  # rank 0 has a null shape
+    ranks = [len(p.shape or ()) if p.rank is None else p.rank for p in params]
+    dtypes = [p.dtype if p.dtype is None else p.dtype.encode() for p in params]
+    n = len(params)
+    return (
         (ctypes.c_int * n)(*ranks),
         (ctypes.POINTER(ctypes.c_int64) * n)(*shapes),
         (ctypes.c_char_p * n)(*dtypes),
-        ctypes.c_void_p(stream),
-        None if attributes is None else ctypes.byref(_aot_extra(attributes)),
     )
 
 
