@@ -242,7 +242,7 @@ MSOPS_SCRATCH(FlashAttentionBackward) {
   int64_t tiles = 0;
   with_type<Half, float, double>(inputs.q, [&](auto type) {
     using T = typename decltype(type)::type;
-    tiles = QuerySums::count(inputs.problem<T>(), inputs.axes == kPacked);
+    if (call.ok()) tiles = QuerySums::count(inputs.problem<T>(), inputs.axes == kPacked);
   });
   return {{QuerySums::scratch(tiles)}};
 }

@@ -8,7 +8,8 @@
 //
 // It returns the shape of each scratch tensor that has no sizes in the signature. Its `call` has the inputs, which it
 // takes in order, and the attributes, but no data. Since msops has checked the inputs, and the entry checks them again,
-// it may leave out checks; yet it must not divide by a size that can be 0.
+// it may leave out checks; yet it must not divide by a size that can be 0. After a check that fails, as in an entry,
+// tensors are empty, and the call goes on to its end.
 #pragma once
 
 #include <algorithm>
