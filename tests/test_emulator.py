@@ -17,6 +17,7 @@ SOURCE = r"""
 #include "common/gpu/ldmatrix.h"
 #include "common/gpu/mma.h"
 #include "common/launch.h"
+#include "common/rows_sums.h"
 
 using namespace msops;
 
@@ -76,6 +77,21 @@ __global__ void meeting_kernel(unsigned* counter, bool waits) {
   }
 }
 
+// Adds up the rows of a matrix.
+struct SumOfRows {
+  static constexpr int kRows = 1;
+  Rows<const float> x;
+
+  template <typename Team>
+  MSOPS_BOTH auto load(int64_t row, Team&& team) const {
+    return loaded(team.load(x[row]));
+  }
+  template <typename Team, typename Held, typename Sums>
+  MSOPS_BOTH void operator()(int64_t, const Team&, const Held& held, Sums& sums) const {
+    sums.template add<0>([](float v) { return v; }, std::get<0>(held));
+  }
+};
+
 template <typename... P>
 int run(void (*kernel)(P...), const Grid& grid, int threads, int bytes, const P&... arguments) {
   Call call("Emulated", 0, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr);
@@ -92,6 +108,14 @@ EXPORT void sum(const float* x, float* y) { run(sum_kernel, Grid(8).in_clusters(
 EXPORT int clusters(int blocks) { return clusters_at_once(sum_kernel, Grid(8).in_clusters(blocks), 128, 0); }
 EXPORT int count(int64_t x, int64_t y, unsigned* counter) { return run(meeting_kernel, {x, y}, 1, 0, counter, false); }
 EXPORT int meet(unsigned* counter) { return run(meeting_kernel, Grid(3, 2).cooperative(), 1, 0, counter, true); }
+EXPORT int parts_of_sums(int gpu, const float* x, float* partial, int64_t rows) {
+  emulator::gpu = gpu;
+  Call call("Emulated", 0, nullptr, nullptr, nullptr, nullptr, &call, nullptr);
+  const SumOfRows body{{x, 4}};
+  const int64_t parts = for_rows_with_sums<float, 1>(call, rows, {body.x}, body, {partial}, rows);
+  emulator::gpu = 0;
+  return static_cast<int>(parts);
+}
 EXPORT int fail_and_count(unsigned* counter) {
   emulator::pending_error = cudaErrorUnknown;
   Call call("Emulated", 0, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr);
@@ -156,3 +180,11 @@ def test_error_of_a_launch(library):
     """The first error of CUDA fails its call, which then launches nothing more. Later calls do not see it."""
     assert counted(library.fail_and_count) == (Status.LAUNCH_FAILED, 1)
     assert counted(library.count, 2, 1) == (0, 2)
+
+
+def test_each_gpu_is_asked(library):
+    """A GPU with twice as many multiprocessors runs twice as many blocks, also if another GPU was asked before."""
+    x, partial = np.ones((4096, 4), np.float32), np.empty((4096, 4), np.float32)
+    pointers = [ctypes.c_void_p(array.ctypes.data) for array in (x, partial)]
+    parts = [library.parts_of_sums(gpu, *pointers, ctypes.c_int64(4096)) for gpu in (0, 1, 0, 1)]
+    assert parts == [parts[0], 2 * parts[0]] * 2

@@ -10,6 +10,8 @@
 // The first error of CUDA becomes the call's status.
 #pragma once
 
+#include <atomic>
+
 #include "call.h"
 
 #ifdef __CUDACC__
@@ -31,6 +33,27 @@ struct Gpu {
 
   // Returns what is left for dynamic shared memory beside a kernel's own arrays of up to 1 KiB.
   int dynamic_bytes() const { return shared_bytes - 1024; }
+};
+
+// FactOfGpu is a static variable that keeps what a host function finds out about its kernel: an int of at least 0 for
+// each GPU, and for each key below kKeys. The driver takes microseconds to tell.
+template <int kKeys = 1>
+class FactOfGpu {
+ public:
+  // Returns find() for the current GPU.
+  template <typename Find>
+  int get(const Find& find, int key = 0) {
+    int gpu = 0;
+    cudaGetDevice(&gpu);
+    if (gpu >= kGpus) return find();
+    std::atomic<int>& known = known_[gpu][key];
+    if (known == 0) known = 1 + find();
+    return known - 1;
+  }
+
+ private:
+  static constexpr int kGpus = 16;
+  std::atomic<int> known_[kGpus][kKeys];  // one more than find() returned, or 0
 };
 
 // Grid says how many blocks a launch has, and which of them run at once.

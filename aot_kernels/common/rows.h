@@ -87,12 +87,13 @@ void launch_rows(Call& call, int64_t rows, int64_t packs, const Body& body) {
 template <typename C, typename Shape, typename Body>
 bool launch_rows_in_clusters(Call& call, int64_t rows, int64_t packs, const Body& body) {
   const auto kernel = rows_kernel<C, Shape, Body>;
-  static const int most = [&] {
+  static FactOfGpu<> fact;
+  const int most = fact.get([&] {
     if (!is_compiled_for(90, kernel)) return 0;
     for (const int blocks : {16, 8})
       if (clusters_at_once(kernel, Grid(blocks).in_clusters(blocks), kBlockThreads<Shape>, 0) > 0) return blocks;
     return 0;
-  }();
+  });
   int blocks = 2;
   while (int64_t{blocks} * Shape::kLanes * Shape::kHeld < packs && blocks <= most) blocks *= 2;
   const Grid grid = Grid(rows * blocks).in_clusters(blocks);

@@ -22,9 +22,6 @@
 //   sum_rows(call, used, columns, columns, partial.as<C>(), dweight.as<T>());
 #pragma once
 
-#include <array>
-#include <atomic>
-
 #ifdef __CUDACC__
 #include "gpu/cp_async.h"
 #endif
@@ -203,20 +200,17 @@ int64_t launch_rows_with_sums(Call& call, int64_t rows, int64_t packs, const Bod
   const int64_t wanted = std::max<int64_t>(1, std::min(parts, (rows - 1) / kTeamsOfBlock<Shape> + 1));
   const int threads = block_threads<Shape>(packs, in_cluster);
   const int bytes = shared_bytes<C, Shape, Body>(threads);
-  // One more than the number of blocks or clusters that run at once, or 0 while that is not known: the driver takes
-  // microseconds to tell.
-  static std::array<std::array<std::atomic<int>, 33>, 33> at_once;
-  std::atomic<int>& known = at_once[threads / 32][in_cluster];
-  if (known == 0) {
+  static FactOfGpu<33 * 33> fact;
+  const auto blocks_or_clusters_at_once = [&] {
     if constexpr (Shape::kClustered) {
       const Grid cluster = Grid(in_cluster).in_clusters(in_cluster);
       const bool can = in_cluster <= 16 && is_compiled_for(90, kernel);
-      known = 1 + (can ? clusters_at_once(kernel, cluster, threads, bytes) : 0);
+      return can ? clusters_at_once(kernel, cluster, threads, bytes) : 0;
     } else {
-      known = 1 + std::max(1, blocks_at_once(Gpu(), kernel, threads, bytes));
+      return std::max(1, blocks_at_once(Gpu(), kernel, threads, bytes));
     }
-  }
-  const int64_t used = std::min<int64_t>(wanted, known - 1);
+  };
+  const int64_t used = std::min<int64_t>(wanted, fact.get(blocks_or_clusters_at_once, threads / 32 * 33 + in_cluster));
   const Grid grid(used * in_cluster);
   launch(call, kernel, Shape::kClustered ? grid.in_clusters(in_cluster) : grid, threads, bytes, rows, body, partial);
   return used;

@@ -172,8 +172,8 @@ bool forward(Call& call, const Convolution& s, int64_t largest, const T* x, cons
     with_width<T>(false, s.w.pad == K / 2 ? s.w.in | s.w.out : 1, {x, out}, [&](auto width) {
       constexpr int V = width;
       const auto kernel = forward_kernel<K, S, V, T>;
-      static const bool empty = kForwardIsHalfs<V, T> && is_compiled_for(80, kernel);
-      if (empty) return;
+      static FactOfGpu<> is_empty;
+      if (kForwardIsHalfs<V, T> && is_empty.get([=] { return is_compiled_for(80, kernel); })) return;
       const int64_t strips = (s.h.out - 1) / kForwardRows + 1, groups = s.w.out / V;
       const int64_t threads = s.batch * s.channels * strips * groups, blocks = (threads - 1) / kThreads + 1;
       launch(call, kernel, blocks, kThreads, 0, Sizes(s), {Divisor(strips), Divisor(groups)}, Divisor(s.channels), x,
@@ -198,11 +198,11 @@ int64_t backward(Call& call, const Convolution& s, int64_t largest, const T* x, 
     with_width<T>(false, s.w.pad == K / 2 ? s.w.in | s.w.out * S : 1, {x, dout, dx}, [&](auto width) {
       constexpr int V = width, kColumns = V > S ? V : S;
       const auto kernel = backward_kernel<K, S, V, T>;
-      static const bool empty = kBackwardIsHalfs<S, V, T> && is_compiled_for(80, kernel);
-      if (empty) return;
+      static FactOfGpu<> is_empty, fact;
+      if (kBackwardIsHalfs<S, V, T> && is_empty.get([=] { return is_compiled_for(80, kernel); })) return;
       const int64_t strips = (s.h.in + s.h.pad % S - 1) / kBackwardRows<K> + 1;
       const int64_t groups = (s.w.in + (V > 1 ? 0 : s.w.pad % S) - 1) / kColumns + 1;
-      static const int at_once = blocks_at_once(Gpu(), kernel, kThreads, 0);
+      const int at_once = fact.get([=] { return blocks_at_once(Gpu(), kernel, kThreads, 0); });
       parts = best_parts(s.channels, s.batch * strips * groups, kThreads, rows, at_once);
       launch(call, kernel, {s.channels, parts}, kThreads, 0, Sizes(s), {Divisor(strips), Divisor(groups)}, x, weight,
              dout, dx, partial);

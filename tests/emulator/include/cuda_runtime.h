@@ -298,9 +298,9 @@ struct cudaLaunchConfig_t {
 
 inline cudaError_t cudaGetLastError() { return std::exchange(emulator::pending_error, cudaSuccess); }
 inline const char* cudaGetErrorString(cudaError_t) { return "an error"; }
-inline cudaError_t cudaGetDevice(int* device) { return *device = 0, cudaSuccess; }
-inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
-  *value = attribute == cudaDevAttrMultiProcessorCount            ? emulator::kMultiprocessors
+inline cudaError_t cudaGetDevice(int* device) { return *device = emulator::gpu, cudaSuccess; }
+inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {
+  *value = attribute == cudaDevAttrMultiProcessorCount            ? emulator::kMultiprocessors * (1 + device)
            : attribute == cudaDevAttrMaxSharedMemoryPerBlockOptin ? emulator::kSharedBytes
                                                                   : 1;
   return cudaSuccess;

@@ -34,6 +34,7 @@ struct dim3 {
 namespace emulator {
 
 constexpr int kWarp = 32, kSharedBytes = 227 * 1024, kMultiprocessors = 4;
+inline int gpu = 0;  // the current one; GPU 1 has twice as many multiprocessors
 constexpr size_t kStackBytes = 256 * 1024;
 constexpr unsigned kSharedBase = 1024;  // the address of dynamic shared memory in the window of shared memory
 
