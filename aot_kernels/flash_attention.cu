@@ -18,8 +18,8 @@ namespace {
 
 constexpr int64_t kMostFeatures = 256;
 
-// Axes says how the axes of a tensor lie: (batch, head, row), (batch, row, head) or, packed, (row, head).
-enum Axes : int64_t { kHeadFirst, kRowFirst, kPacked };
+// Layout says how the axes of a tensor lie: (batch, head, row), (batch, row, head) or, packed, (row, head).
+enum Layout : int64_t { kHeadFirst, kRowFirst, kPacked };
 
 Strides strides_of(int64_t axes, int64_t heads, int64_t rows, int64_t width) {
   if (axes == kHeadFirst) return {heads * rows * width, rows * width, width};

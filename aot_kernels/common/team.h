@@ -180,7 +180,7 @@ class Team {
 #endif
   }
 
-  // Does as map does, and returns `out` as load would, but does not read it.
+  // Maps rows as map does, and returns `out` as load would, but does not read it.
   template <typename F, typename T, typename... In>
   MSOPS_BOTH auto map_and_load(const F& f, Row<T> out, const In&... in) const {
     if constexpr (Shape::kHeld == 0) {

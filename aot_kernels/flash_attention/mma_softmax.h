@@ -52,7 +52,7 @@ struct Seen {
         [&](int m, int half) { hide_row(x[m], half, h, i0 + 16 * m + 8 * half + threadIdx.x % 32 / 4, j0); });
   }
 
-  // Does so for the thread's sums of one row, which is query i of a head.
+  // Hides keys in the thread's sums of one row, which is query i of a head.
   template <int kN>
   __device__ __forceinline__ void hide_row(float (&x)[kN][4], int half, int head, int i, int j0) const {
     const int j = j0 + threadIdx.x % 4 * 2;  // the thread's first key

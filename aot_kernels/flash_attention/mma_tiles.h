@@ -81,7 +81,7 @@ struct Tile {
     }
   }
 
-  // Does so for paired rows, by copies of 4 bytes. A warp's copies are neighbours.
+  // Begins to copy paired rows, by 4 bytes at a time. A warp's copies are neighbours.
   template <int kRows, int kThreads>
   static __device__ __forceinline__ void load_pairs(Half* tile, const HalfRows<const Half>& rows, int begin, int end,
                                                     int thread) {

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _NAME = "flash_attention"
 _LIBRARY = of_package(_NAME)
-_LAYOUTS = ("BHTD", "BTHD")  # in the order of Axes in aot_kernels/flash_attention.cu, where packed tensors follow
+_LAYOUTS = ("BHTD", "BTHD")  # in the order of Layout in aot_kernels/flash_attention.cu, where packed tensors follow
 _PACKED = 2
 _MOST_FEATURES = 256
 _INPUTS = {
