@@ -10,11 +10,29 @@
 using namespace msops;
 using namespace msops::points;
 
-// (xyz, new_xyz) -> (idx, counts, points, lattices, ends, order): what comes after counts is scratch, for the cells.
+namespace {
+
+template <typename Task, typename T>
+void find_balls(Call& call, const Task& balls, const CellsOfClouds<T>& cells) {
+#ifdef __CUDACC__
+  if (!call.is_on_cpu()) return launch_balls(call, balls, cells);
+#endif
+  const bool sorted = pays_to_sort(balls.size, balls.number);
+  if (sorted) sort_on_cpu(call, cells);
+  const double visited = sorted ? 1000 : static_cast<double>(balls.size);
+  on_cpu(call, balls.clouds * balls.number, BallOnCpu<Task, T>{balls, cells, sorted}, visited);
+}
+
+}  // namespace
+
+// (xyz, new_xyz, lengths?, new_lengths?) -> (idx, counts, points, lattices, ends, order): what comes after counts is
+// scratch, for the cells. Queries that do not count have idx 0 and count 0.
 MSOPS_ENTRY(BallQueryForward) {
   const double radius = call.number("radius"), min_radius = call.number("min_radius");
   const int64_t samples = call.attribute("nsample", 1, INT32_MAX);
   const Tensor xyz = call.tensor("xyz", 3), new_xyz = call.tensor("new_xyz", 3);
+  const Tensor lengths = call.optional_of("int32", "lengths", 1);
+  const Tensor new_lengths = call.optional_of("int32", "new_lengths", 1);
   const Tensor idx = call.tensor_of("int32", "idx", 3), counts = call.tensor_of("int32", "counts", 2);
   const CellScratch scratch(call);
   const int64_t clouds = xyz.dim(0), size = xyz.dim(1), number = new_xyz.dim(1);
@@ -26,6 +44,8 @@ MSOPS_ENTRY(BallQueryForward) {
   call.require_shape(idx, {clouds, number, samples});
   call.require_shape(counts, {clouds, number});
   scratch.check(call, clouds, size);
+  require_lengths(call, "lengths", lengths, clouds, size);
+  require_lengths(call, "new_lengths", new_lengths, clouds, number);
   return call.run([&](auto type) {
     using T = typename decltype(type)::type;
     using C = Compute<T>;
@@ -39,15 +59,9 @@ MSOPS_ENTRY(BallQueryForward) {
                          static_cast<C>(radius * radius),
                          idx.as<int32_t>(),
                          counts.as<int32_t>()};
-    const CellsOfClouds<T> cells = scratch.clouds<T>(call, xyz, 1, static_cast<C>(radius / 2));
-    if (call.is_on_cpu()) {
-      const bool sorted = pays_to_sort(size, number);
-      if (sorted) sort_on_cpu(call, cells);
-      on_cpu(call, clouds * number, BallOnCpu<T>{balls, cells, sorted}, sorted ? 1000 : static_cast<double>(size));
-    }
-#ifdef __CUDACC__
-    if (!call.is_on_cpu()) launch_balls(call, balls, cells);
-#endif
+    const CellsOfClouds<T> cells = scratch.clouds<T>(call, xyz, 1, static_cast<C>(radius / 2), lengths.as<int32_t>());
+    if (lengths.data == nullptr && new_lengths.data == nullptr) return find_balls(call, balls, cells);
+    find_balls(call, RaggedBalls<T>{balls, lengths.as<int32_t>(), new_lengths.as<int32_t>()}, cells);
   });
 }
 

@@ -9,24 +9,32 @@
 using namespace msops;
 using namespace msops::points;
 
-// (xyz, new_xyz) -> (idx, dist, points, lattices, ends, order): what comes after dist is scratch, for the cells.
+// (xyz, new_xyz, lengths?, new_lengths?) -> (idx, dist, points, lattices, ends, order): what comes after dist is
+// scratch, for the cells. What k, lengths or new_lengths ask for and is not there has index -1 and distance 0.
 MSOPS_ENTRY(KnnForward) {
   const int64_t k = call.attribute("k", 1, INT32_MAX);
   const Tensor xyz = call.tensor("xyz", 3), new_xyz = call.tensor("new_xyz", 3);
+  const Tensor lengths = call.optional_of("int32", "lengths", 1);
+  const Tensor new_lengths = call.optional_of("int32", "new_lengths", 1);
   const Tensor idx = call.tensor_of("int32", "idx", 3), dist = call.tensor("dist", 3);
   const CellScratch scratch(call);
-  const int64_t clouds = xyz.dim(0), size = xyz.dim(1), number = new_xyz.dim(1);
-  call.require_shape(xyz, {clouds, size, 3});
-  call.require_shape(new_xyz, {clouds, number, 3});
-  call.require(k <= size, kBadShape, "k is %lld, xyz has %lld points", static_cast<long long>(k),
-               static_cast<long long>(size));
+  const int64_t clouds = xyz.dim(0), size = xyz.dim(1), number = new_xyz.dim(1), axes = xyz.dim(2);
+  require_axes(call, xyz);
+  call.require_shape(xyz, {clouds, size, axes});
+  call.require_shape(new_xyz, {clouds, number, axes});
   call.require_shape(idx, {clouds, number, k});
   call.require_shape(dist, {clouds, number, k});
   scratch.check(call, clouds, size);
+  require_lengths(call, "lengths", lengths, clouds, size);
+  require_lengths(call, "new_lengths", new_lengths, clouds, number);
   return call.run([&](auto type) {
     using T = typename decltype(type)::type;
     const Nearest<T> all{xyz.as<T>(), new_xyz.as<T>(), clouds, size, number, k, idx.as<int32_t>(), dist.as<T>()};
-    find_nearest(call, all, scratch.clouds<T>(call, xyz, k));
+    const CellsOfClouds<T> cells = scratch.clouds<T>(call, xyz, k, 0, lengths.as<int32_t>());
+    if (axes == 3 && k <= size && lengths.data == nullptr && new_lengths.data == nullptr)
+      return find_nearest(call, all, cells);
+    const AnyNearest<T> any{all, lengths.as<int32_t>(), new_lengths.as<int32_t>(), axes};
+    find_nearest(call, any, CellsOfAny<T>{cells, axes});
   });
 }
 
@@ -41,7 +49,7 @@ MSOPS_ENTRY(KnnBackward) {
   const Tensor idx = call.tensor_of("int32", "idx", 3), ddist = call.tensor("ddist", 3);
   const Tensor dxyz = call.tensor("dxyz", 3), dnew_xyz = call.tensor("dnew_xyz", 3);
   const Tensor sources = call.tensor_of("int32", "sources", 2);
-  return distance_gradients(call, {xyz, new_xyz, idx, ddist, dxyz, dnew_xyz, sources});
+  return distance_gradients<true>(call, {xyz, new_xyz, idx, ddist, dxyz, dnew_xyz, sources});
 }
 
 MSOPS_SCRATCH(KnnBackward) {

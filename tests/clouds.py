@@ -23,12 +23,12 @@ def lattice(seed, dtype, *shapes):
 
 
 def squared_distances(a, b):
-    """Returns the squared distances of (..., N, 3) and (..., M, 3) as (..., M, N), rounded as the operators round them:
-    x^2, then the sums with y^2 and z^2. A long double holds the exact sums of float32."""
+    """Returns the squared distances of (..., N, D) and (..., M, D) as (..., M, N), rounded as the operators round them:
+    x^2, then the sums with y^2, z^2 and so on. A long double holds the exact sums of float32."""
     if a.dtype.itemsize < 8:
         d = (b[..., :, None, :].astype(np.float32) - a[..., None, :, :].astype(np.float32)).astype(np.longdouble)
         total = (d[..., 0] ** 2).astype(np.float32)
-        for axis in (1, 2):
+        for axis in range(1, d.shape[-1]):
             total = (d[..., axis] ** 2 + total).astype(np.float32)
         return total
     d = b[..., :, None, :] - a[..., None, :, :]
@@ -86,24 +86,44 @@ def uniform(seed, *shapes):
     return [rng.random((1, *shape, 3)).astype(np.float32) for shape in shapes]
 
 
-def nearest(points, queries, k):
-    """Returns the indices of the k nearest points to each query, and their squared distances."""
+def random_lengths(seed, *limits_and_shapes):
+    """Returns lengths of clouds from 0 to a limit, both of which are among them if there are two clouds or more."""
+    rng = np.random.default_rng(seed)
+    found = []
+    for limit, shape in limits_and_shapes:
+        lengths = rng.integers(0, limit + 1, shape)
+        lengths[:2] = rng.permutation([0, limit])[: len(lengths)]
+        found.append(lengths.astype(np.int32))
+    return found
+
+
+def nearest(points, queries, k, lengths=None, new_lengths=None):
+    """Returns the indices of the k nearest points to each query, and their squared distances; -1 and 0 where there is
+    no such point or query."""
     with np.errstate(all="ignore"):
         distances = squared_distances(points, queries)
         distances = np.where(np.isnan(distances), distances.dtype.type(np.inf), distances)
-        idx = np.argsort(distances, -1, kind="stable")[..., :k]
-        return idx.astype(np.int32), np.take_along_axis(distances, idx, -1)
+    clouds, number, size = distances.shape
+    idx, squares = np.full((clouds, number, k), -1, np.int32), np.zeros((clouds, number, k), distances.dtype)
+    for b in range(clouds):
+        m = number if new_lengths is None else new_lengths[b]
+        of_cloud = distances[b, :m, : size if lengths is None else lengths[b]]
+        first = np.argsort(of_cloud, -1, kind="stable")[:, :k]
+        idx[b, :m, : first.shape[1]] = first
+        squares[b, :m, : first.shape[1]] = np.take_along_axis(of_cloud, first, -1)
+    return idx, squares
 
 
 def distance_gradients(points, queries, idx, ddist):
-    """Returns the gradients of the points and of the queries."""
-    offsets = np.stack([cloud[i] for cloud, i in zip(points, idx)]) if len(points) else points[:, :, None][:, :0]
-    offsets = offsets.reshape(*idx.shape, 3) - queries[:, :, None]
-    dist = np.sqrt((offsets * offsets).sum(-1))
-    terms = (ddist / np.where(dist > 0, dist, np.inf))[..., None] * offsets
+    """Returns the gradients of the points and of the queries. A neighbour of index -1 has none."""
+    terms = np.zeros((*idx.shape, points.shape[-1]), points.dtype)
     dpoints = np.zeros_like(points)
-    for cloud in range(len(points)):
-        np.add.at(dpoints[cloud], idx[cloud].reshape(-1), terms[cloud].reshape(-1, 3))
+    for cloud, of_cloud in enumerate(idx):
+        there = of_cloud >= 0
+        offsets = points[cloud][of_cloud[there]] - queries[cloud][np.nonzero(there)[0]]
+        dist = np.sqrt((offsets * offsets).sum(-1))
+        terms[cloud][there] = (ddist[cloud][there] / np.where(dist > 0, dist, np.inf))[..., None] * offsets
+        np.add.at(dpoints[cloud], of_cloud[there], terms[cloud][there])
     return dpoints, -terms.sum(-2)
 
 

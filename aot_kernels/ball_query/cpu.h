@@ -5,10 +5,10 @@
 
 namespace msops::points {
 
-template <typename T>
+template <typename Task, typename T>
 struct BallOnCpu {
   using C = Compute<T>;
-  Balls<T> balls;
+  Task balls;
   CellsOfClouds<T> clouds;
   bool sorted;  // whether `clouds` are there
 
@@ -16,7 +16,7 @@ struct BallOnCpu {
     const Point<C> query = point_at(balls.queries, i);
     const int64_t cloud = i / balls.number;
     int32_t* const out = balls.indices + i * balls.samples;
-    const int64_t found = sorted ? search(cloud, query, out) : scan(cloud, query, out);
+    const int64_t found = !balls.has_query(i) ? 0 : sorted ? search(cloud, query, out) : scan(cloud, query, out);
     const int32_t fill = found > 0 ? out[0] : 0;
     std::fill(out + found, out + balls.samples, fill);
     balls.counts[i] = static_cast<int32_t>(found);
@@ -52,9 +52,10 @@ struct BallOnCpu {
   // Visits the points in their order.
   MSOPS_CPU int64_t scan(int64_t cloud, const Point<C>& query, int32_t* out) const {
     int64_t found = 0;
+    const int64_t length = balls.length(cloud);
     const T* const points = balls.points + cloud * balls.size * 3;
-    for (int64_t first = 0; first < balls.size && found < balls.samples; first += kRun) {
-      const int count = static_cast<int>(std::min<int64_t>(kRun, balls.size - first));
+    for (int64_t first = 0; first < length && found < balls.samples; first += kRun) {
+      const int count = static_cast<int>(std::min<int64_t>(kRun, length - first));
       bool inside[kRun];
       int any = 0;
 #pragma omp simd reduction(| : any)

@@ -39,9 +39,9 @@ __device__ __forceinline__ int32_t write_first(const int32_t* hits, int found, i
   return extreme_of_warp<true>(first);
 }
 
-template <bool kSorted, typename T>
+template <bool kSorted, typename Task, typename T>
 __global__ void __launch_bounds__(kSearchThreads)
-    ball_kernel(const Balls<T> balls, const CellsOfClouds<T> clouds, const int64_t first_query) {
+    ball_kernel(const Task balls, const CellsOfClouds<T> clouds, const int64_t first_query) {
   using C = Compute<T>;
   __shared__ int32_t of_warps[kSearchThreads / 32][kHits];
   const unsigned lane = threadIdx.x % 32;
@@ -50,6 +50,12 @@ __global__ void __launch_bounds__(kSearchThreads)
   const int64_t cloud = i / balls.number, samples = balls.samples;
   const Point<C> query = point_at(balls.queries, i);
   int32_t* const out = balls.indices + i * samples;
+  if constexpr (Task::kRagged)
+    if (!balls.has_query(i)) {
+      for (int64_t s = lane; s < samples; s += 32) out[s] = 0;
+      if (lane == 0) balls.counts[i] = 0;
+      return;
+    }
   int64_t found = kHits + 1;
   int32_t fill = 0;
   if constexpr (kSorted) {
@@ -67,9 +73,10 @@ __global__ void __launch_bounds__(kSearchThreads)
   if (found > kHits) {
     // Visit the points in their order.
     found = 0;
-    for (int64_t base = 0; base < balls.size && found < samples; base += 32) {
+    const int64_t length = balls.length(cloud);
+    for (int64_t base = 0; base < length && found < samples; base += 32) {
       const int64_t j = base + lane;
-      const bool is_hit = j < balls.size && balls.has(squared_distance(clouds.point(cloud, j), query));
+      const bool is_hit = j < length && balls.has(squared_distance(clouds.point(cloud, j), query));
       const unsigned of_warp = __ballot_sync(~0u, is_hit);
       const int64_t place = found + __popc(of_warp & ((1u << lane) - 1));
       if (is_hit && place < samples) out[place] = static_cast<int32_t>(j);
@@ -87,10 +94,10 @@ __global__ void __launch_bounds__(kSearchThreads)
 //   fewer                    all, from the caches     a warp computes 32 distances at once
 //
 // Either way, a query whose ball has many points visits them in their order until it has enough.
-template <typename T>
-void launch_balls(Call& call, const Balls<T>& balls, const CellsOfClouds<T>& cells) {
+template <typename Task, typename T>
+void launch_balls(Call& call, const Task& balls, const CellsOfClouds<T>& cells) {
   if (!call.ok() || balls.clouds * balls.number == 0) return;
-  search_on_gpu(call, ball_kernel<true, T>, ball_kernel<false, T>, balls, cells);
+  search_on_gpu(call, ball_kernel<true, Task, T>, ball_kernel<false, Task, T>, balls, cells);
 }
 
 }  // namespace msops::points

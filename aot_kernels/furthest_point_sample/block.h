@@ -53,9 +53,9 @@ struct Sent {
   static constexpr int kWords = (4 * sizeof(C) + 4) / 4;
 };
 
-template <bool kClustered, typename T>
-__global__ void __launch_bounds__(kMostThreads) block_kernel(const Sampling<T> sampling) {
-  using C = Compute<T>;
+template <bool kClustered, typename Task>
+__global__ void __launch_bounds__(kMostThreads) block_kernel(const Task sampling) {
+  using C = typename Task::C;
   if (kClustered && !has_instructions_of(90)) return;
   extern __shared__ uint4 shared_points[];
   __shared__ C distance_of_warp[2][32];
@@ -84,7 +84,7 @@ __global__ void __launch_bounds__(kMostThreads) block_kernel(const Sampling<T> s
     x[slice + i] = points[k].y;
     x[2 * slice + i] = points[k].z;
   }
-  Point<C> taken = length > 0 ? sampling.point(cloud, 0) : Point<C>{};
+  Point<C> taken = length > 0 ? sampling.point(cloud, sampling.start(cloud)) : Point<C>{};
   const auto arrived = [&](int round) { return shared_address(&barriers[round % 2]); };
   const int bytes = blocks * Sent<C>::kWords * 4;
   if (kClustered) {
@@ -96,7 +96,7 @@ __global__ void __launch_bounds__(kMostThreads) block_kernel(const Sampling<T> s
     cluster_arrive_wait();
   }
   __syncthreads();
-  if (rank == 0 && thread == 0) out[0] = 0;
+  if (rank == 0 && thread == 0) out[0] = sampling.start(cloud);
   if (length == 0) {
     for (int64_t s = rank * threads + thread; s < sampling.samples; s += blocks * threads) out[s] = 0;
     return;
@@ -160,19 +160,19 @@ int64_t bytes_of_slice(int threads) {
   return int64_t{3} * threads * kPoints<C> * sizeof(C);
 }
 
-template <typename T>
-void sample_in_blocks(Call& call, const Sampling<T>& sampling) {
-  using C = Compute<T>;
+template <typename Task>
+void sample_in_blocks(Call& call, const Task& sampling) {
+  using C = typename Task::C;
   const int threads = threads_for<C>(sampling.size);
-  launch(call, block_kernel<false, T>, sampling.clouds, threads, bytes_of_slice<C>(threads), sampling);
+  launch(call, block_kernel<false, Task>, sampling.clouds, threads, bytes_of_slice<C>(threads), sampling);
 }
 
 #if CUDART_VERSION >= 12010  // the first version that knows st.async
 // Samples if a cluster has room for a cloud; returns whether it did. Blocks of 512 threads are enough up to 16 of them.
-template <typename T>
-bool sample_in_clusters(Call& call, const Sampling<T>& sampling) {
-  using C = Compute<T>;
-  const auto kernel = block_kernel<true, T>;
+template <typename Task>
+bool sample_in_clusters(Call& call, const Task& sampling) {
+  using C = typename Task::C;
+  const auto kernel = block_kernel<true, Task>;
   if (sampling.size > int64_t{kMostBlocks} * kMostThreads * kPoints<C> || !is_compiled_for(90, kernel)) return false;
   unsigned blocks = 2;
   while (blocks < kMostBlocks && sampling.size > int64_t{blocks} * kMostThreads / 2 * kPoints<C>) blocks *= 2;
@@ -185,8 +185,8 @@ bool sample_in_clusters(Call& call, const Sampling<T>& sampling) {
   return true;
 }
 #else
-template <typename T>
-bool sample_in_clusters(Call&, const Sampling<T>&) {
+template <typename Task>
+bool sample_in_clusters(Call&, const Task&) {
   return false;
 }
 #endif

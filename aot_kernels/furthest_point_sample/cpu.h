@@ -22,10 +22,10 @@ struct Buckets {
   MSOPS_CPU int32_t* index() const { return furthest + 2 * most; }
 };
 
-template <typename T>
+template <typename Task, typename T>
 struct SampleOnCpu {
   using C = Compute<T>;
-  Sampling<T> sampling;
+  Task sampling;
   CellsOfClouds<T> all;
   C* distances;       // (clouds, size), in the order of the sorted points
   C* bounds;          // (clouds, 7, most)
@@ -35,12 +35,12 @@ struct SampleOnCpu {
     int32_t* const out = sampling.of_cloud(cloud);
     std::fill(out, out + sampling.samples, 0);
     if (sampling.length(cloud) == 0) return;
-    SortCloudOnCpu<T>{all}(cloud);
+    SortCloudOnCpu<CellsOfClouds<T>>{all}(cloud);
     const Cells<C> cells = all[cloud];
     C* const distance = distances + cloud * all.size;
     const Buckets<C> buckets{all.most, bounds + cloud * 7 * all.most, furthest + cloud * 3 * all.most};
     const int64_t count = make_buckets(cells, distance, buckets);
-    int32_t last = 0;
+    int32_t last = out[0] = sampling.start(cloud);
     for (int64_t s = 1; s < sampling.samples; ++s) {
       const Point<C> taken = sampling.point(cloud, last);
       const int64_t best = update(cells, distance, buckets, count, taken);

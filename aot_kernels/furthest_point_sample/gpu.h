@@ -37,10 +37,10 @@ __device__ __forceinline__ Candidate<C> furthest_of_block(Candidate<C> mine) {
   return furthest_of_warp(Candidate<C>{is_warp ? distances[lane] : C(0), is_warp ? indices[lane] : INT32_MAX});
 }
 
-template <typename T>
+template <typename Task>
 __global__ void __launch_bounds__(kGridThreads)
-    grid_kernel(const Sampling<T> sampling, const GridPlan<Compute<T>> plan) {
-  using C = Compute<T>;
+    grid_kernel(const Task sampling, const GridPlan<typename Task::C> plan) {
+  using C = typename Task::C;
   constexpr int kWords = GridPlan<C>::kWords;
   __shared__ int32_t next;
   const int group = static_cast<int>(blockIdx.x) / plan.blocks, rank = static_cast<int>(blockIdx.x) % plan.blocks;
@@ -50,8 +50,8 @@ __global__ void __launch_bounds__(kGridThreads)
     const int64_t length = sampling.length(cloud), end = part_begin<int64_t>(length, rank + 1, plan.blocks);
     C* const distances = plan.distances + cloud * sampling.size;
     int32_t* const out = sampling.of_cloud(cloud);
-    int32_t taken = 0;
-    if (rank == 0 && threadIdx.x == 0) out[0] = 0;
+    int32_t taken = sampling.start(cloud);
+    if (rank == 0 && threadIdx.x == 0) out[0] = taken;
     for (int64_t s = 1; s < sampling.samples; ++s) {
       // Update the distances of the block's points.
       const Point<C> point = length > 0 ? sampling.point(cloud, taken) : Point<C>{};
@@ -98,13 +98,13 @@ __global__ void __launch_bounds__(kGridThreads)
   }
 }
 
-template <typename T>
-void sample_in_grid(Call& call, const Sampling<T>& sampling, Compute<T>* distances, int32_t* exchange) {
+template <typename Task>
+void sample_in_grid(Call& call, const Task& sampling, typename Task::C* distances, int32_t* exchange) {
   const Gpu gpu;
-  const auto kernel = grid_kernel<T>;
+  const auto kernel = grid_kernel<Task>;
   const int64_t at_once = std::max(1, std::min(kGridBlocks, blocks_at_once(gpu, kernel, kGridThreads, 0)));
   const int64_t wanted = (sampling.size - 1) / kGridThreads + 1;
-  GridPlan<Compute<T>> plan;
+  GridPlan<typename Task::C> plan;
   plan.groups = static_cast<int>(std::min(at_once, sampling.clouds));
   plan.blocks = gpu.cooperative ? static_cast<int>(std::min(wanted, at_once / plan.groups)) : 1;
   plan.distances = distances;
@@ -121,10 +121,10 @@ void sample_in_grid(Call& call, const Sampling<T>& sampling, Compute<T>* distanc
 //   up to 8192             a block                 a step waits for the block's own warps only
 //   up to 131072           a cluster, from sm_90   registers hold the cloud; blocks exchange candidates directly
 //   more, or older GPUs    the grid                all the GPU's memory bandwidth
-template <typename T>
-void launch_sampling(Call& call, const Sampling<T>& sampling, Compute<T>* distances, int32_t* exchange) {
+template <typename Task>
+void launch_sampling(Call& call, const Task& sampling, typename Task::C* distances, int32_t* exchange) {
   if (!call.ok() || sampling.clouds == 0) return;
-  if (sampling.size <= int64_t{kMostThreads} * kPoints<Compute<T>>) return sample_in_blocks(call, sampling);
+  if (sampling.size <= int64_t{kMostThreads} * kPoints<typename Task::C>) return sample_in_blocks(call, sampling);
   if (!sample_in_clusters(call, sampling)) sample_in_grid(call, sampling, distances, exchange);
 }
 

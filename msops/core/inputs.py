@@ -13,6 +13,7 @@ from msops.core.spec import Spec
 if TYPE_CHECKING:
     from typing import Any
 
+    from msops.core.primitive import Primitive
     from msops.core.signature import Signature
 
     Description = tuple[Any, Any]
@@ -33,6 +34,19 @@ def as_int32(lengths: Tensor | None) -> Tensor | None:
     if lengths.dtype != mindspore.int64:  # apart: for level O1, MindSpore computes both sides of an `or`
         return lengths
     return ops.cast(ops.minimum(ops.maximum(lengths, -1), 2**31 - 1), mindspore.int32)
+
+
+def call_with_lengths(
+    search: Primitive, xyz: Tensor, new_xyz: Tensor, lengths: Tensor | None, new_lengths: Tensor | None
+) -> Any:
+    """Calls an operator of clouds and queries with the lengths that are given."""
+    if lengths is None and new_lengths is None:
+        return search(xyz, new_xyz)
+    if new_lengths is None:
+        return search(xyz, new_xyz, as_int32(lengths))
+    if lengths is None:
+        return search(xyz, new_xyz, as_int32(new_lengths))
+    return search(xyz, new_xyz, as_int32(lengths), as_int32(new_lengths))
 
 
 def describe(x: object) -> "Description":  # noqa: UP037, since for level O1 MindSpore copies this to a module without it

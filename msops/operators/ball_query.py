@@ -7,6 +7,7 @@ from mindspore import Tensor, nn
 from msops.core import settings
 from msops.core.compiled import Operators
 from msops.core.factory import custom_op
+from msops.core.inputs import call_with_lengths
 from msops.core.library import of_package
 
 if TYPE_CHECKING:
@@ -23,6 +24,8 @@ def ball_query(
     new_xyz: Tensor,
     min_radius: float = 0.0,
     return_counts: bool = False,
+    lengths: Tensor | None = None,
+    new_lengths: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     r"""Finds the first points of a cloud that are in a ball around each query.
 
@@ -44,6 +47,11 @@ def ball_query(
         new_xyz (Tensor): Queries q, shape (B, M, 3), of the dtype of `xyz`. No gradient.
         min_radius (float): At least 0. Default: ``0.0`` .
         return_counts (bool): Whether to return the counts, too. Default: ``False`` .
+        lengths (Tensor): How many points of each cloud there are, shape (B,), int32 or int64: the points from there on
+            are never found. A length outside [0, N] is an error on the CPU; on a GPU the nearest of 0 and N stands for
+            it. Default: ``None`` , all have N.
+        new_lengths (Tensor): How many queries of each cloud there are, likewise, in [0, M]. The others find nothing:
+            their rows and counts are 0. Default: ``None`` , all have M.
 
     Returns:
         Tensor of shape (B, M, nsample), int32. With `return_counts`, also how many points were found for each query, at
@@ -63,8 +71,9 @@ def ball_query(
         >>> print(idx[0].asnumpy().tolist(), counts[0])
         [[0, 2, 0], [1, 1, 1], [0, 2, 3], [2, 3, 2]] [2 1 3 2]
     """
-    operator = operators.primitive(radius, nsample, min_radius, return_counts)
-    found = operator(xyz, new_xyz)
+    given = lengths is not None, new_lengths is not None
+    operator = operators.primitive(radius, nsample, min_radius, return_counts, *given)
+    found = call_with_lengths(operator, xyz, new_xyz, lengths, new_lengths)
     if return_counts:
         return found[0], found[1]
     return found[0]
@@ -93,11 +102,15 @@ class BallQuery(nn.Cell):
 
     def __init__(self, radius: float, nsample: int, min_radius: float = 0.0, return_counts: bool = False) -> None:
         super().__init__()
+        operators(radius, nsample, min_radius, return_counts)  # checks them
         self.radius, self.nsample, self.min_radius, self.return_counts = radius, nsample, min_radius, return_counts
-        self.forward_op = operators.primitive(radius, nsample, min_radius, return_counts)
 
-    def construct(self, xyz: Tensor, new_xyz: Tensor) -> Tensor | tuple[Tensor, Tensor]:
-        found = self.forward_op(xyz, new_xyz)
+    def construct(
+        self, xyz: Tensor, new_xyz: Tensor, lengths: Tensor | None = None, new_lengths: Tensor | None = None
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        given = lengths is not None, new_lengths is not None
+        operator = operators.primitive(self.radius, self.nsample, self.min_radius, self.return_counts, *given)
+        found = call_with_lengths(operator, xyz, new_xyz, lengths, new_lengths)
         if self.return_counts:
             return found[0], found[1]
         return found[0]
@@ -114,7 +127,8 @@ def operators(radius: float, nsample: int, min_radius: float = 0.0, return_count
     settings.boolean(_NAME, "return_counts", return_counts)
     return custom_op(
         _LIBRARY.BallQueryForward,
-        "xyz(B, N, 3), new_xyz(B, M, 3) -> idx(B, M, nsample, dtype=int32), counts(B, M, dtype=int32); "
+        "xyz(B, N, 3), new_xyz(B, M, 3), lengths(B, dtype=int32)?, new_lengths(B, dtype=int32)? -> "
+        "idx(B, M, nsample, dtype=int32), counts(B, M, dtype=int32); "
         "points, lattices, ends(..., dtype=int32), order(..., dtype=int32)",
         # The squares of the radii are rounded, and may be 0 or infinity.
         radius=float(settings.number(_NAME, "radius", radius, 0)),

@@ -92,6 +92,8 @@ class QueryAndGroup(nn.Cell):
         - **new_xyz** (Tensor) - The centers, shape (B, M, 3), of the dtype of `xyz`.
         - **features** (Tensor) - The points' features, shape (B, C, N); float16, float32 or float64. It may be None or
           left out if `use_xyz` is True. Default: ``None`` .
+        - **lengths**, **new_lengths** (Tensor) - How many points and centers of each cloud there are, as in
+          :func:`msops.ball_query`: the groups of the other centers have point 0 alone. Default: ``None`` , all.
 
     Outputs:
         Tensor of shape (B, 3 + C, M, nsample): the relative coordinates, then the features. Without `use_xyz` it has no
@@ -123,10 +125,17 @@ class QueryAndGroup(nn.Cell):
         self.radius, self.nsample, self.use_xyz = radius, nsample, settings.boolean(name, "use_xyz", use_xyz)
         self.query, self.group = BallQuery(radius, nsample), GroupPoints()
 
-    def construct(self, xyz: Tensor, new_xyz: Tensor, features: Tensor | None = None) -> Tensor:
+    def construct(
+        self,
+        xyz: Tensor,
+        new_xyz: Tensor,
+        features: Tensor | None = None,
+        lengths: Tensor | None = None,
+        new_lengths: Tensor | None = None,
+    ) -> Tensor:
         described = None if features is None else describe(features)
         _check_points("QueryAndGroup", describe(xyz), described, self.use_xyz)
-        idx = self.query(xyz, new_xyz)
+        idx = self.query(xyz, new_xyz, lengths, new_lengths)
         if not self.use_xyz:
             return self.group(features, idx)
         centers = ops.expand_dims(ops.transpose(new_xyz, (0, 2, 1)), 3)

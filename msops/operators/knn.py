@@ -8,6 +8,7 @@ from mindspore import Tensor, nn
 from msops.core import settings
 from msops.core.compiled import Operators
 from msops.core.factory import custom_op
+from msops.core.inputs import call_with_lengths
 from msops.core.library import of_package
 from msops.core.spec import Spec
 
@@ -18,7 +19,14 @@ _NAME = "knn"
 _LIBRARY = of_package(_NAME)
 
 
-def knn(k: int, xyz: Tensor, new_xyz: Tensor, return_distances: bool = False) -> Tensor | tuple[Tensor, Tensor]:
+def knn(
+    k: int,
+    xyz: Tensor,
+    new_xyz: Tensor,
+    return_distances: bool = False,
+    lengths: Tensor | None = None,
+    new_lengths: Tensor | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
     r"""Finds the k points of a cloud that are nearest to each query.
 
     .. math::
@@ -27,18 +35,25 @@ def knn(k: int, xyz: Tensor, new_xyz: Tensor, return_distances: bool = False) ->
 
     Equally near points are in the order of their indices. Squared distances are computed in float32 (float64 for
     float64), by the same roundings on the CPU and on a GPU, so that both find the same points. A squared distance that
-    is NaN counts as infinite: its point comes after all others.
+    is NaN counts as infinite: its point comes after all others. If a cloud has fewer points than k, the neighbours that
+    are missing have index -1 and distance 0.
 
-    Large clouds are sorted into cells, and a query visits the cells around it until no other can have a nearer point.
+    Large clouds are sorted into cells, by the first three coordinates if there are more, and a query visits the cells
+    around it until no other can have a nearer point.
 
     The distances have gradients of first order with respect to both inputs, :math:`(x - q) / \text{dist}` and its
-    negative, and 0 where a distance is 0 or infinite.
+    negative, and 0 where a distance is 0 or infinite, or a neighbour is missing.
 
     Args:
-        k (int): How many points to find, from 1 to N.
-        xyz (Tensor): Clouds x, shape (B, N, 3); float16, float32 or float64.
-        new_xyz (Tensor): Queries q, shape (B, M, 3), of the dtype of `xyz`.
+        k (int): How many points to find, at least 1.
+        xyz (Tensor): Clouds x, shape (B, N, D) with D from 1 to 8; float16, float32 or float64.
+        new_xyz (Tensor): Queries q, shape (B, M, D), of the dtype of `xyz`.
         return_distances (bool): Whether to return the distances, too. Default: ``False`` .
+        lengths (Tensor): How many points of each cloud there are, shape (B,), int32 or int64: the points from there on
+            are never found. A length outside [0, N] is an error on the CPU; on a GPU the nearest of 0 and N stands for
+            it. Default: ``None`` , all have N.
+        new_lengths (Tensor): How many queries of each cloud there are, likewise, in [0, M]. The others find nothing:
+            their rows are -1, and their distances 0. Default: ``None`` , all have M.
 
     Returns:
         Tensor of shape (B, M, k), int32. With `return_distances`, also the distances, of this shape and the inputs'
@@ -46,7 +61,7 @@ def knn(k: int, xyz: Tensor, new_xyz: Tensor, return_distances: bool = False) ->
 
     Raises:
         TypeError: If an input is not a Tensor of one of these dtypes, or a setting has a wrong type.
-        ValueError: If an input has another shape, or `k` is less than 1 or more than N.
+        ValueError: If an input has another shape, or `k` is less than 1.
 
     Examples:
         >>> import mindspore, msops
@@ -55,7 +70,8 @@ def knn(k: int, xyz: Tensor, new_xyz: Tensor, return_distances: bool = False) ->
         >>> print(idx[0].asnumpy().tolist(), dist[0].asnumpy().tolist())
         [[0, 2], [1, 3], [2, 0], [3, 2]] [[0.0, 1.0], [0.0, 3.0], [0.0, 1.0], [0.0, 1.0]]
     """
-    found = operators.primitive(k, return_distances)(xyz, new_xyz)
+    operator = operators.primitive(k, return_distances, lengths is not None, new_lengths is not None)
+    found = call_with_lengths(operator, xyz, new_xyz, lengths, new_lengths)
     if return_distances:
         return found[0], found[1]
     return found[0]
@@ -82,11 +98,14 @@ class KNN(nn.Cell):
 
     def __init__(self, k: int, return_distances: bool = False) -> None:
         super().__init__()
+        operators(k, return_distances)  # checks them
         self.k, self.return_distances = k, return_distances
-        self.forward_op = operators.primitive(k, return_distances)
 
-    def construct(self, xyz: Tensor, new_xyz: Tensor) -> Tensor | tuple[Tensor, Tensor]:
-        found = self.forward_op(xyz, new_xyz)
+    def construct(
+        self, xyz: Tensor, new_xyz: Tensor, lengths: Tensor | None = None, new_lengths: Tensor | None = None
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        operator = operators.primitive(self.k, self.return_distances, lengths is not None, new_lengths is not None)
+        found = call_with_lengths(operator, xyz, new_xyz, lengths, new_lengths)
         if self.return_distances:
             return found[0], found[1]
         return found[0]
@@ -99,7 +118,7 @@ class KNN(nn.Cell):
 
 _backward = custom_op(
     _LIBRARY.KnnBackward,
-    "xyz(B, N, 3), new_xyz(B, M, 3), idx(B, M, K, dtype=int32), ddist(B, M, K) -> dxyz(B, N, 3), dnew_xyz(B, M, 3); "
+    "xyz(B, N, D), new_xyz(B, M, D), idx(B, M, K, dtype=int32), ddist(B, M, K) -> dxyz(B, N, D), dnew_xyz(B, M, D); "
     "sources(..., dtype=int32)",
 )
 
@@ -110,16 +129,16 @@ def operators(k: int, return_distances: bool = False) -> Operator:
     settings.boolean(_NAME, "return_distances", return_distances)
     return custom_op(
         _LIBRARY.KnnForward,
-        "xyz(B, N, 3), new_xyz(B, M, 3) -> idx(..., dtype=int32), dist; "
-        "points, lattices, ends(..., dtype=int32), order(..., dtype=int32)",
+        "xyz(B, N, D), new_xyz(B, M, D), lengths(B, dtype=int32)?, new_lengths(B, dtype=int32)? -> "
+        "idx(..., dtype=int32), dist; points, lattices, ends(..., dtype=int32), order(..., dtype=int32)",
         infer=_infer,
         gradient=_backward,
         k=settings.positive(_NAME, "k", k),
     )
 
 
-def _infer(xyz: Spec, new_xyz: Spec, k: int) -> list[Spec]:
-    if k > xyz.shape[1]:
-        raise ValueError(f"k must be at most N = {xyz.shape[1]}, got {k}")
+def _infer(xyz: Spec, new_xyz: Spec, lengths: Spec | None, new_lengths: Spec | None, k: int) -> list[Spec]:
+    if not 1 <= xyz.shape[2] <= 8:
+        raise ValueError(f"xyz must have 1 to 8 coordinates, got {xyz.shape[2]}")
     shape = (*new_xyz.shape[:2], k)
     return [Spec(shape, mindspore.int32), Spec(shape, xyz.dtype)]

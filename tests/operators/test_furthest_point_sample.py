@@ -1,10 +1,12 @@
 import mindspore
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, given, settings as limits, strategies as st
+from mindspore import nn
 
 import msops
 from card import chain, results_of, zeros
-from clouds import CloudTest, clouds, squared_distances, uniform
+from clouds import CloudTest, clouds, random_lengths, squared_distances, uniform
 from guarded_call import GuardedCall
 from msops.operators.furthest_point_sample import operators
 from msops.testing.checks import Net
@@ -12,12 +14,12 @@ from msops.testing.entry import Status
 from operator_test import run
 
 
-def sample(points, samples, length):
+def sample(points, samples, length, start):
     """Samples a cloud, by all distances."""
     out = np.zeros(samples, np.int32)
     if length == 0:
         return out
-    points = points[:length]
+    points, out[0] = points[:length], start
     distances = np.where(np.isfinite(points).all(-1), np.inf, 0).astype(np.promote_types(points.dtype, np.float32))
     for s in range(1, samples):
         d = squared_distances(points, points[out[s - 1]][None])[0]
@@ -26,9 +28,11 @@ def sample(points, samples, length):
     return out
 
 
-def furthest_point_sample(xyz, lengths=None, npoint=1, **_):
+def furthest_point_sample(xyz, lengths=None, starts=None, npoint=1, start=0, **_):
     lengths = [xyz.shape[1]] * len(xyz) if lengths is None else lengths
-    return (np.array([sample(*each) for each in zip(xyz, [npoint] * len(xyz), lengths)]).reshape(len(xyz), npoint),)
+    starts = [start] * len(xyz) if starts is None else starts
+    out = [sample(points, npoint, *each) for points, *each in zip(xyz, lengths, starts)]
+    return (np.array(out, np.int32).reshape(len(xyz), npoint),)
 
 
 class TestFurthestPointSample(CloudTest):
@@ -38,6 +42,8 @@ class TestFurthestPointSample(CloudTest):
     cases = {
         "cloud": ([(2, 33, 3)], {"npoint": 9}),
         "lengths": ([(3, 40, 3), (3,)], {"npoint": 12}),
+        "start": ([(2, 33, 3)], {"npoint": 9, "start": 5}),
+        "starts": ([(3, 40, 3), (3,), (3,)], {"npoint": 12}),
         "all": ([(1, 500, 3)], {"npoint": 500}),
         "one": ([(2, 1, 3)], {"npoint": 1}),
         "no clouds": ([(0, 5, 3)], {"npoint": 2}),
@@ -46,13 +52,17 @@ class TestFurthestPointSample(CloudTest):
         **{f"{size} to {npoint}": ([(2, size, 3)], {"npoint": npoint})
            for size, npoint in ((2, 2), (31, 1), (64, 20), (129, 129), (1000, 37), (1024, 64), (2049, 50), (4097, 33))},
         "lengths of many": ([(5, 700, 3), (5,)], {"npoint": 60}),
+        **{f"starts of {size}": ([(3, size, 3), (3,), (3,)], {"npoint": 7}) for size in (64, 2049, 9001)},
+        "start of large": ([(1, 9001, 3)], {"npoint": 7, "start": 8999}),
+        "start of larger": ([(1, 20_011, 3)], {"npoint": 4, "start": 20_010}),
+        "start of largest": ([(1, 140_001, 3)], {"npoint": 2, "start": 777}),
         "many clouds": ([(70, 30, 3)], {"npoint": 5}),
         "large": ([(1, 9001, 3)], {"npoint": 40}),
         "larger": ([(1, 20_011, 3)], {"npoint": 9}),
         "largest": ([(1, 140_001, 3)], {"npoint": 3}),
     }  # fmt: skip
     small = "cloud"
-    hostile = ("cloud", "lengths")
+    hostile = ("cloud", "lengths", "starts")
     wrong = (
         (zeros((1, 5, 3), dtype=np.int32), {"npoint": 1}, TypeError,
          "furthest_point_sample: xyz must be float16, float32 or float64, got int32"),
@@ -64,19 +74,29 @@ class TestFurthestPointSample(CloudTest):
          "furthest_point_sample: lengths must have shape (B,) = (1,), got (2,)"),
         ([*zeros((1, 5, 3)), np.zeros(1, np.uint8)], {"npoint": 2}, TypeError,
          "furthest_point_sample: lengths must be int32, got uint8"),
+        (zeros((1, 5, 3)), {"npoint": 1, "start": 5}, ValueError,
+         "furthest_point_sample: start must be less than N = 5, got 5"),
+        (zeros((1, 5, 3)), {"npoint": 1, "start": -1}, ValueError,
+         "furthest_point_sample: start must be at least 0, got -1"),
+        (zeros((1, 5, 3)), {"npoint": 1, "start": 1.0}, TypeError,
+         "furthest_point_sample: start must be an int, got float"),
+        ([*zeros((1, 5, 3)), np.zeros(1, np.int32), np.zeros(2, np.int32)], {"npoint": 2}, ValueError,
+         "furthest_point_sample: start must have shape (B,) = (1,), got (2,)"),
+        ([*zeros((1, 5, 3)), np.zeros(1, np.int32), np.zeros(1, np.float32)], {"npoint": 2}, TypeError,
+         "furthest_point_sample: start must be int32, got float32"),
     )  # fmt: skip
 
-    def operators(self, shapes=(), npoint=1):
-        forward = operators(npoint)
-        return chain(forward if len(shapes) == 2 else forward.without("lengths"))
+    def operators(self, shapes=(), npoint=1, start=0):
+        return chain(operators(npoint, start).without(*("lengths", "start")[max(len(shapes) - 1, 0) :]))
 
     def net(self, **settings):
         return Net(sample_of, **settings)
 
     def inputs(self, shapes, dtype, seed=1, **settings):
         xyz = super().inputs(shapes[:1], dtype, seed)
-        lengths = [np.random.default_rng(seed).integers(0, shapes[0][1] + 1, shape) for shape in shapes[1:]]
-        return [*xyz, *(np.asarray(length, np.int32) for length in lengths)]
+        lengths = random_lengths(seed, *((shapes[0][1], shape) for shape in shapes[1:2]))
+        starts = [np.random.default_rng(seed).integers(0, np.maximum(each, 1), dtype=np.int32) for each in lengths]
+        return [*xyz, *lengths, *starts[: len(shapes) - 2]]
 
     def result_dtype(self, dtype):
         return "int32"
@@ -86,18 +106,67 @@ class TestFurthestPointSample(CloudTest):
 
     def random_case(self, random):
         batch, size = random.randrange(4), random.randrange(1, random.choice((6, 40, 300)))
-        shapes = [(batch, size, 3), (batch,)][: random.randrange(1, 3)]
-        return shapes, {"npoint": random.randrange(1, size + 1)}
+        shapes = [(batch, size, 3), (batch,), (batch,)][: random.randrange(1, 4)]
+        start = random.choice((0, random.randrange(size))) if len(shapes) == 1 else 0
+        return shapes, {"npoint": random.randrange(1, size + 1), "start": start}
 
     def test_cell(self, mode):
-        for case in ("cloud", "lengths"):
+        for case in ("cloud", "lengths", "starts"):
             inputs, settings = self.case_inputs(case, np.float32)
             got = run(msops.FurthestPointSample(**settings), *inputs)
             np.testing.assert_array_equal(got, self.reference(*inputs, **settings))
+        inputs, settings = self.case_inputs("start", np.float32)
+        got = run(Net(CellFromStart(**settings)), *inputs)
+        np.testing.assert_array_equal(got, self.reference(*inputs, **settings))
 
 
-def sample_of(xyz, *lengths, npoint):
-    return msops.furthest_point_sample(xyz, npoint, *lengths)
+def sample_of(xyz, *rest, npoint, start=0):
+    if len(rest) == 2:
+        return msops.furthest_point_sample(xyz, npoint, *rest)
+    return msops.furthest_point_sample(xyz, npoint, *rest, start=start)
+
+
+def sample_from(xyz, start, npoint):
+    return msops.furthest_point_sample(xyz, npoint, start=start)
+
+
+class CellFromStart(nn.Cell):
+    def __init__(self, npoint, start):
+        super().__init__()
+        self.sample, self.start = msops.FurthestPointSample(npoint), start
+
+    def construct(self, xyz):
+        return self.sample(xyz, start=self.start)
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64"])
+def test_starts_of_whole_clouds(mode, dtype):
+    (xyz,) = TestFurthestPointSample().inputs([(3, 40, 3)], np.float32)
+    starts = np.array([39, 0, 7], dtype)
+    (got,) = run(Net(sample_from, npoint=40), xyz, starts)
+    np.testing.assert_array_equal(got, furthest_point_sample(xyz, None, starts, npoint=40)[0])
+
+
+def test_start_of_short_clouds(capfd):
+    """An int start beyond a cloud's length is an error, unless the cloud is empty."""
+    call = TestFurthestPointSample().entry_calls([(2, 5, 3), (2,)], {"npoint": 3, "start": 2}, "float32")[0]
+    call.inputs[1][:] = 0, 3
+    status, _ = GuardedCall(call, capfd).call()
+    assert status == Status.OK
+    call.inputs[1][:] = 0, 2
+    status, errors = GuardedCall(call, capfd).call()
+    assert status == Status.BAD_VALUE
+    assert "the start of cloud 1 is 2, expected 0 to 1" in errors[0]
+
+
+def test_start_out_of_range(capfd):
+    call = TestFurthestPointSample().entry_calls([(2, 5, 3), (2,), (2,)], {"npoint": 3}, "float32")[0]
+    call.inputs[1][1] = 4
+    for start in (-1, 4):
+        call.inputs[2][1] = start
+        status, errors = GuardedCall(call, capfd).call()
+        assert status == Status.BAD_VALUE
+        assert f"the start of cloud 1 is {start}, expected 0 to 3" in errors[0]
 
 
 @limits(max_examples=150, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
@@ -107,7 +176,7 @@ def test_any_cloud(points, dtype, random):
     with np.errstate(all="ignore"):
         xyz = points.astype(dtype)[None]
         npoint = random.randint(1, min(len(points), 60))
-        (got,) = results_of(operators(npoint).without("lengths"), xyz)
+        (got,) = results_of(operators(npoint).without("lengths", "start"), xyz)
         np.testing.assert_array_equal(got, furthest_point_sample(xyz, npoint=npoint)[0])
 
 
@@ -129,5 +198,5 @@ def test_points_far_from_the_origin_and_near_it(mode):
 
 def test_many_samples():
     (xyz,) = uniform(0, (3000,))
-    (got,) = results_of(operators(1500).without("lengths"), xyz)
+    (got,) = results_of(operators(1500).without("lengths", "start"), xyz)
     np.testing.assert_array_equal(got, furthest_point_sample(xyz, npoint=1500)[0])

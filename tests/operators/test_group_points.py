@@ -78,6 +78,17 @@ def test_query_and_group(mode, use_xyz, has_features):
         assert gradients[2].sum() == 2 * 4 * 5 * 6
 
 
+def test_query_and_group_of_clouds_with_lengths(mode):
+    """A cloud's groups are those of its points alone; centers that do not count have groups of point 0."""
+    xyz, new_xyz, features = random(0, np.float32, (2, 40, 3), (2, 5, 3), (2, 4, 40))
+    (got,) = run(msops.QueryAndGroup(1.0, 6), xyz, new_xyz, features, np.array([9, 40]), np.array([5, 3]))
+    of_first = grouped(1.0, 6, True, xyz[:1, :9], new_xyz[:1], features[:1, :, :9])
+    np.testing.assert_allclose(got[:1], of_first, rtol=1e-6, atol=1e-6)
+    of_second = grouped(1.0, 6, True, xyz[1:], new_xyz[1:, :3], features[1:])
+    np.testing.assert_allclose(got[1:, :, :3], of_second, rtol=1e-6, atol=1e-6)
+    np.testing.assert_array_equal(got[1, 3:, 3:], np.broadcast_to(features[1, :, :1, None], (4, 2, 6)))
+
+
 def test_group_all(mode):
     xyz, features = random(0, np.float32, (2, 7, 3), (2, 4, 7))
     coordinates = xyz.swapaxes(1, 2)

@@ -12,6 +12,7 @@
 #include "../../common/parallel.h"
 #include "../../common/scratch.h"
 #include "distance.h"
+#include "lengths.h"
 
 namespace msops::points {
 
@@ -168,11 +169,7 @@ struct CellsOfClouds {
   int32_t* ends;   // (clouds, most)
   int32_t* order;  // (clouds, size)
 
-  MSOPS_BOTH int64_t length(int64_t cloud) const {
-    if (lengths == nullptr) return size;
-    const int64_t length = lengths[cloud];
-    return length < 0 ? 0 : length < size ? length : size;
-  }
+  MSOPS_BOTH int64_t length(int64_t cloud) const { return length_of(lengths, cloud, size); }
   MSOPS_BOTH Point<C> point(int64_t cloud, int64_t i) const { return point_at(points, cloud * size + i); }
   MSOPS_BOTH Lattice<C>& lattice(int64_t cloud) const {
     return *reinterpret_cast<Lattice<C>*>(lattices + cloud * kLatticeNumbers);
@@ -182,16 +179,28 @@ struct CellsOfClouds {
     const C* const of_cloud = x(cloud);
     return {lattice(cloud), ends + cloud * most, order + cloud * size, of_cloud, of_cloud + size, of_cloud + 2 * size};
   }
-  // Puts point i of a cloud at a place of the sorted ones.
-  MSOPS_BOTH void place(int64_t cloud, int64_t i, int64_t at) const {
-    const Point<C> p = point(cloud, i);
-    C* const to = x(cloud) + at;
-    to[0] = p.x;
-    to[size] = p.y;
-    to[2 * size] = p.z;
-    order[cloud * size + at] = static_cast<int32_t>(i);
+};
+
+// CellsOfAny sorts points of any number of coordinates by the cells of their projections.
+template <typename T>
+struct CellsOfAny : CellsOfClouds<T> {
+  int64_t axes;  // `points` are (clouds, size, axes)
+
+  MSOPS_BOTH Point<Compute<T>> point(int64_t cloud, int64_t i) const {
+    return projection_of(this->points + (cloud * this->size + i) * axes, axes);
   }
 };
+
+// Puts point i of a cloud at a place of the sorted ones.
+template <typename Clouds>
+MSOPS_BOTH void place(const Clouds& all, int64_t cloud, int64_t i, int64_t at) {
+  const Point<typename Clouds::C> p = all.point(cloud, i);
+  typename Clouds::C* const to = all.x(cloud) + at;
+  to[0] = p.x;
+  to[all.size] = p.y;
+  to[2 * all.size] = p.z;
+  all.order[cloud * all.size + at] = static_cast<int32_t>(i);
+}
 
 // Makes a box hold a point.
 template <typename C>
@@ -204,10 +213,10 @@ MSOPS_BOTH void grow(C (&low)[3], C (&high)[3], const Point<C>& p) {
 }
 
 // Sorts a cloud on the CPU.
-template <typename T>
+template <typename Clouds>
 struct SortCloudOnCpu {
-  using C = Compute<T>;
-  CellsOfClouds<T> all;
+  using C = typename Clouds::C;
+  Clouds all;
 
   MSOPS_CPU void operator()(int64_t cloud) const {
     const int64_t length = all.length(cloud);
@@ -228,7 +237,7 @@ struct SortCloudOnCpu {
       ends[cell] = before;
       before += count;
     }
-    for (int64_t i = 0; i < length; ++i) all.place(cloud, i, ends[lattice.number_of(all.point(cloud, i))]++);
+    for (int64_t i = 0; i < length; ++i) place(all, cloud, i, ends[lattice.number_of(all.point(cloud, i))]++);
   }
 };
 
@@ -252,21 +261,22 @@ struct CellScratch {
     require_shapes(call, {sorted, lattices, ends, order}, shapes(clouds, size));
   }
 
-  // Returns the cells for clouds (clouds, size, 3), of at least the length `least`, in which queries look for `wanted`
-  // points. On a GPU, where a warp finds the points of 32 rows at once, cells are smaller.
+  // Returns the cells for clouds (clouds, size, axes) of `lengths`, of at least the length `least`, in which queries
+  // look for `wanted` points. On a GPU, where a warp finds the points of 32 rows at once, cells are smaller.
   template <typename T>
-  CellsOfClouds<T> clouds(const Call& call, const Tensor& of, int64_t wanted, Compute<T> least = 0) const {
+  CellsOfClouds<T> clouds(const Call& call, const Tensor& of, int64_t wanted, Compute<T> least = 0,
+                          const int32_t* lengths = nullptr) const {
     using C = Compute<T>;
     const int64_t points = call.is_on_cpu() ? std::max<int64_t>(4, wanted / 4) : std::max<int64_t>(1, wanted / 8);
     const int64_t most = of.dim(1) / points + 1;
-    return {of.as<T>(), nullptr,          of.dim(0),      of.dim(1),          most,
+    return {of.as<T>(), lengths,          of.dim(0),      of.dim(1),          most,
             least,      lattices.as<C>(), sorted.as<C>(), ends.as<int32_t>(), order.as<int32_t>()};
   }
 };
 
-template <typename T>
-void sort_on_cpu(Call& call, const CellsOfClouds<T>& all) {
-  on_cpu(call, all.clouds, SortCloudOnCpu<T>{all}, 16 * static_cast<double>(all.size));
+template <typename Clouds>
+void sort_on_cpu(Call& call, const Clouds& all) {
+  on_cpu(call, all.clouds, SortCloudOnCpu<Clouds>{all}, 16 * static_cast<double>(all.size));
 }
 
 // Whether it pays on the CPU to sort a cloud for this many queries.

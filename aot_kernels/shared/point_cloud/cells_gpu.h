@@ -73,9 +73,9 @@ __device__ __forceinline__ void lattice_of_block(int64_t length, const At& at, C
 }
 
 // A block finds the lattice of a cloud, and sets the counts of its cells to 0.
-template <typename T>
-__global__ void __launch_bounds__(kBoxThreads) lattice_kernel(const CellsOfClouds<T> all) {
-  using C = Compute<T>;
+template <typename Clouds>
+__global__ void __launch_bounds__(kBoxThreads) lattice_kernel(const Clouds all) {
+  using C = typename Clouds::C;
   __shared__ C of_warps[6][kBoxThreads / 32];
   const int64_t cloud = blockIdx.x;
   for (int64_t cell = threadIdx.x; cell < all.most; cell += kBoxThreads) all.ends[cloud * all.most + cell] = 0;
@@ -85,9 +85,9 @@ __global__ void __launch_bounds__(kBoxThreads) lattice_kernel(const CellsOfCloud
 }
 
 // Counts a point in its cell or, if kPlaces, puts it where the cell's points are.
-template <bool kPlaces, typename T>
+template <bool kPlaces, typename Clouds>
 struct SortOnGpu {
-  CellsOfClouds<T> all;
+  Clouds all;
 
   template <typename I>
   MSOPS_BOTH void operator()([[maybe_unused]] I i) const {
@@ -96,33 +96,33 @@ struct SortOnGpu {
     if (point >= all.length(cloud)) return;
     const int64_t cell = all.lattice(cloud).number_of(all.point(cloud, point));
     const int32_t before = atomicAdd(all.ends + cloud * all.most + cell, 1);
-    if (kPlaces) all.place(cloud, point, before);
+    if (kPlaces) place(all, cloud, point, before);
 #endif
   }
 };
 
 // Sorts clouds of at least kScanParts points. The order of a cell's points depends on the run; what searches find does
 // not.
-template <typename T>
-void sort_on_gpu(Call& call, const CellsOfClouds<T>& all) {
+template <typename Clouds>
+void sort_on_gpu(Call& call, const Clouds& all) {
   constexpr int64_t kScanParts = 64;
   if (all.clouds == 0) return;
-  launch(call, lattice_kernel<T>, all.clouds, kBoxThreads, 0, all);
+  launch(call, lattice_kernel<Clouds>, all.clouds, kBoxThreads, 0, all);
   const int64_t points = all.clouds * all.size;
-  on_gpu_with<int64_t>(call, points, SortOnGpu<false, T>{all});
+  on_gpu_with<int64_t>(call, points, SortOnGpu<false, Clouds>{all});
   Scan places{all.clouds, all.most, ScanOrder::kAlong};
   places.exclusive = true;
   places.parts = kScanParts;
   scan(call, places, PlacesOfCounts{all.most, all.ends}, all.order);  // `order` is not needed yet
-  on_gpu_with<int64_t>(call, points, SortOnGpu<true, T>{all});
+  on_gpu_with<int64_t>(call, points, SortOnGpu<true, Clouds>{all});
 }
 
 constexpr int kSearchThreads = 128;
 
 // Sorts the clouds if that pays, and launches one of two kernels, whose warps take a query of `task` each.
-template <typename Task, typename T>
-void search_on_gpu(Call& call, void (*sorted_kernel)(Task, CellsOfClouds<T>, int64_t),
-                   void (*kernel)(Task, CellsOfClouds<T>, int64_t), const Task& task, const CellsOfClouds<T>& cells) {
+template <typename Task, typename Clouds>
+void search_on_gpu(Call& call, void (*sorted_kernel)(Task, Clouds, int64_t), void (*kernel)(Task, Clouds, int64_t),
+                   const Task& task, const Clouds& cells) {
   constexpr int64_t kWarps = kSearchThreads / 32, kMost = int64_t{1} << 30;
   const bool sorted = task.size >= 2048 && task.number >= 32;
   if (sorted) sort_on_gpu(call, cells), kernel = sorted_kernel;

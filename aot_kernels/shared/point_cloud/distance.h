@@ -55,6 +55,29 @@ MSOPS_BOTH C squared_distance(const Point<C>& a, const Point<C>& b) {
   return square_of(a.x - b.x, a.y - b.y, a.z - b.z);
 }
 
+// Points of other numbers of coordinates have at most kMostAxes. A Point is their projection: their first three
+// coordinates, with 0 for those that they lack.
+constexpr int kMostAxes = 8;
+
+template <typename T>
+MSOPS_BOTH Point<Compute<T>> projection_of(const T* point, int64_t axes) {
+  using C = Compute<T>;
+  return {C(point[0]), axes > 1 ? C(point[1]) : C(0), axes > 2 ? C(point[2]) : C(0)};
+}
+
+// Returns the squared distance of points of `axes` coordinates. It continues the sum of the squared distance of their
+// projections, and so is at least that, also after rounding.
+template <typename T>
+MSOPS_BOTH Compute<T> squared_distance(const T* a, const T* b, int64_t axes) {
+  using C = Compute<T>;
+  C sum = squared_distance(projection_of(a, axes), projection_of(b, axes));
+  for (int64_t axis = 3; axis < axes; ++axis) {
+    const C difference = C(a[axis]) - C(b[axis]);
+    sum = product_sum(difference, difference, sum);
+  }
+  return sum;
+}
+
 // Whether all coordinates are finite: 0 times another number is NaN.
 template <typename C>
 MSOPS_BOTH bool is_finite(const Point<C>& p) {

@@ -7,12 +7,30 @@
 
 namespace msops::points {
 
+// Points have three coordinates, or any number of them, up to kMostAxes.
+struct ThreeAxes {
+  static MSOPS_BOTH int64_t axes() { return 3; }
+  template <typename T>
+  static MSOPS_BOTH Compute<T> square(const T* a, const T* b) {
+    return squared_distance(point_at(a, 0), point_at(b, 0));
+  }
+};
+struct AnyAxes {
+  int64_t count;
+
+  MSOPS_BOTH int64_t axes() const { return count; }
+  template <typename T>
+  MSOPS_BOTH Compute<T> square(const T* a, const T* b) const {
+    return squared_distance(a, b, count);
+  }
+};
+
 // DistanceGradient has the terms of all distances. Source s of a cloud is the distance of query s / k to point
 // index[s].
-template <typename T>
-struct DistanceGradient {
+template <typename T, typename Axes>
+struct DistanceGradient : Axes {
   using C = Compute<T>;
-  const T *points, *queries;  // (clouds, size, 3), (clouds, number, 3)
+  const T *points, *queries;  // (clouds, size, axes), (clouds, number, axes)
   const int32_t* index;       // (clouds, number, k)
   const T* ddistances;        // (clouds, number, k)
   int64_t size, number, k;
@@ -21,28 +39,36 @@ struct DistanceGradient {
   MSOPS_BOTH C operator()(int64_t cloud, int64_t axis, int64_t source) const {
     const int64_t at = cloud * number * k + source, j = index[at];
     if (j < 0 || j >= size) return 0;
-    const T* const point = points + (cloud * size + j) * 3;
-    const T* const query = queries + (cloud * number + source / k) * 3;
-    const C distance = sqrt(squared_distance(point_at(point, 0), point_at(query, 0)));
+    const T* const point = points + (cloud * size + j) * this->axes();
+    const T* const query = queries + (cloud * number + source / k) * this->axes();
+    const C distance = sqrt(this->square(point, query));
     if (!(distance > 0 && distance < kInfinity<C>)) return 0;
     return C(ddistances[at]) * ((C(point[axis]) - C(query[axis])) / distance);
   }
 };
 
 // Computes one coordinate of the gradient of the queries.
-template <typename T>
+template <typename T, typename Axes>
 struct QueryGradient {
-  DistanceGradient<T> all;
-  T* dqueries;  // (clouds, number, 3)
+  DistanceGradient<T, Axes> all;
+  T* dqueries;  // (clouds, number, axes)
 
   template <typename I>
   MSOPS_BOTH void operator()(I i) const {
-    const int64_t query = i / 3, axis = i % 3, cloud = query / all.number, first = query % all.number * all.k;
+    const int64_t axes = all.axes(), query = i / axes, axis = i % axes, cloud = query / all.number,
+                  first = query % all.number * all.k;
     Sum<T> sum;
     for (int64_t j = 0; j < all.k; ++j) sum += -all(cloud, axis, first + j);
     assign(dqueries[i], sum.total());
   }
 };
+
+// Requires points of 1 to kMostAxes coordinates.
+inline void require_axes(Call& call, const Tensor& points) {
+  const int64_t axes = points.dim(2);
+  call.require(1 <= axes && axes <= kMostAxes, kBadShape, "%s has %lld coordinates, expected 1 to %d", points.name,
+               static_cast<long long>(axes), kMostAxes);
+}
 
 // DistanceTensors are what an entry for the gradient takes and gives.
 struct DistanceTensors {
@@ -50,11 +76,27 @@ struct DistanceTensors {
   Tensor sources;  // scratch for invert(): (clouds, numbers of a cloud)
 };
 
-// Checks the tensors, computes the gradients, and returns what the entry must return.
-inline int distance_gradients(Call& call, const DistanceTensors& of) {
+template <typename T, typename Axes>
+void compute_gradients(Call& call, const DistanceTensors& of, const Axes& axes) {
   const int64_t clouds = of.points.dim(0), size = of.points.dim(1), number = of.queries.dim(1), k = of.index.dim(2);
-  call.require_shape(of.points, {clouds, size, 3});
-  call.require_shape(of.queries, {clouds, number, 3});
+  const DistanceGradient<T, Axes> all{
+      axes, of.points.as<T>(), of.queries.as<T>(), of.index.as<int32_t>(), of.ddistances.as<T>(), size, number, k};
+  const QueryGradient<T, Axes> queries{all, of.dqueries.as<T>()};
+  const int64_t numbers = of.queries.size;
+  parallel_for(call, numbers, numbers, queries, 8 * static_cast<double>(k));
+  const Inverse inverse = invert(call, clouds, size, number * k, all.index, of.sources.as<int32_t>());
+  scatter_add(call, inverse, axes.axes(), ChannelOrder::kLast, all, of.dpoints.as<T>());
+}
+
+// Checks the tensors, computes the gradients, and returns what the entry must return. Points have three coordinates,
+// unless `kAny`.
+template <bool kAny = false>
+int distance_gradients(Call& call, const DistanceTensors& of) {
+  const int64_t clouds = of.points.dim(0), size = of.points.dim(1), number = of.queries.dim(1), k = of.index.dim(2);
+  const int64_t axes = kAny ? of.points.dim(2) : 3;
+  if (kAny) require_axes(call, of.points);
+  call.require_shape(of.points, {clouds, size, axes});
+  call.require_shape(of.queries, {clouds, number, axes});
   call.require_shape(of.index, {clouds, number, k});
   call.require_shape(of.ddistances, {clouds, number, k});
   call.require_same_shape(of.dpoints, of.points);
@@ -62,13 +104,9 @@ inline int distance_gradients(Call& call, const DistanceTensors& of) {
   call.require_shape(of.sources, {clouds, scatter_scratch(size, number * k)});
   return call.run([&](auto type) {
     using T = typename decltype(type)::type;
-    const DistanceGradient<T> all{
-        of.points.as<T>(), of.queries.as<T>(), of.index.as<int32_t>(), of.ddistances.as<T>(), size, number, k};
-    const QueryGradient<T> queries{all, of.dqueries.as<T>()};
-    const int64_t numbers = of.queries.size;
-    parallel_for(call, numbers, numbers, queries, 8 * static_cast<double>(k));
-    const Inverse inverse = invert(call, clouds, size, number * k, all.index, of.sources.as<int32_t>());
-    scatter_add(call, inverse, 3, ChannelOrder::kLast, all, of.dpoints.as<T>());
+    if constexpr (kAny)
+      if (axes != 3) return compute_gradients<T>(call, of, AnyAxes{axes});
+    compute_gradients<T>(call, of, ThreeAxes{});
   });
 }
 

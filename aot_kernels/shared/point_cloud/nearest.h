@@ -22,18 +22,69 @@ MSOPS_BOTH C or_infinite(C distance) {
   return distance < kInfinity<C> ? distance : kInfinity<C>;
 }
 
-// Nearest describes a call: for each query, the `k` nearest points of its cloud, nearest first.
+// Nearest describes a call: for each query, the `k` nearest points of its cloud, nearest first. All points count, and
+// a cloud has at least k.
 template <typename T>
 struct Nearest {
   using C = Compute<T>;
+  using Clouds = CellsOfClouds<T>;
+  static constexpr bool kAny = false;
   const T *points, *queries;  // (clouds, size, 3), (clouds, number, 3)
   int64_t clouds, size, number, k;
   int32_t* indices;  // (clouds, number, k)
   T* distances;      // (clouds, number, k)
 
+  MSOPS_BOTH int64_t length(int64_t) const { return size; }
+  MSOPS_BOTH int64_t found(int64_t) const { return k; }
+  MSOPS_BOTH Point<C> query(int64_t i) const { return point_at(queries, i); }
   MSOPS_BOTH void write(int64_t query, int64_t i, const Neighbour<C>& found) const {
     indices[query * k + i] = found.index;
     assign(distances[query * k + i], sqrt(found.distance));
+  }
+};
+
+// AnyPoint is a point of any number of coordinates: its projection, and those after the third.
+template <typename C>
+struct AnyPoint : Point<C> {
+  C further[kMostAxes - 3];
+};
+
+// AnyNearest is a Nearest of clouds with lengths, and of points of any number of coordinates.
+template <typename T>
+struct AnyNearest : Nearest<T> {
+  using C = Compute<T>;
+  using Clouds = CellsOfAny<T>;
+  static constexpr bool kAny = true;
+  const int32_t *lengths, *new_lengths;  // how many points and queries of each cloud count, or null: all
+  int64_t axes;
+
+  MSOPS_BOTH int64_t length(int64_t cloud) const { return length_of(lengths, cloud, this->size); }
+  // Returns how many points are found for a query.
+  MSOPS_BOTH int64_t found(int64_t query) const {
+    const int64_t cloud = query / this->number, most = length(cloud);
+    if (query % this->number >= length_of(new_lengths, cloud, this->number)) return 0;
+    return most < this->k ? most : this->k;
+  }
+  MSOPS_BOTH AnyPoint<C> query(int64_t i) const {
+    const T* const from = this->queries + i * axes;
+    AnyPoint<C> query{projection_of(from, axes), {}};
+    for (int axis = 3; axis < kMostAxes; ++axis)
+      if (axis < axes) query.further[axis - 3] = C(from[axis]);
+    return query;
+  }
+  // Returns the squared distance of point i of a cloud, given that of its projection.
+  MSOPS_BOTH C whole(C square, int64_t cloud, int64_t i, const AnyPoint<C>& query) const {
+    if (axes <= 3) return square;
+    const T* const point = this->points + (cloud * this->size + i) * axes;
+    for (int axis = 3; axis < kMostAxes; ++axis) {
+      const C difference = axis < axes ? C(point[axis]) - query.further[axis - 3] : C(0);
+      square = product_sum(difference, difference, square);
+    }
+    return square;
+  }
+  MSOPS_BOTH void write_missing(int64_t query, int64_t i) const {
+    this->indices[query * this->k + i] = -1;
+    assign(this->distances[query * this->k + i], C(0));
   }
 };
 
@@ -80,43 +131,46 @@ struct Held {
   }
 };
 
-template <typename T>
+template <typename Task>
 struct NearestOnCpu {
-  using C = Compute<T>;
-  Nearest<T> all;
-  CellsOfClouds<T> clouds;
+  using C = typename Task::C;
+  Task all;
+  typename Task::Clouds clouds;
   bool sorted;  // whether `clouds` are there
 
   MSOPS_CPU void operator()(int64_t i) const {
-    const Point<C> query = point_at(all.queries, i);
-    const int64_t cloud = i / all.number;
+    const int64_t cloud = i / all.number, number = all.found(i);
+    const auto query = all.query(i);
     Neighbour<C> last{-1, 0};
-    for (int64_t first = 0; first < all.k; first += Held<C>::kMost) {
-      Held<C> held(static_cast<int>(std::min<int64_t>(Held<C>::kMost, all.k - first)), last);
+    for (int64_t first = 0; first < number; first += Held<C>::kMost) {
+      Held<C> held(static_cast<int>(std::min<int64_t>(Held<C>::kMost, number - first)), last);
       if (sorted) {
-        search(clouds[cloud], query, held);
+        search(cloud, query, held);
       } else {
-        const T* const points = all.points + cloud * all.size * 3;
-        const auto at = [&](int64_t j) { return point_at(points, j); };
-        for_distances(query, 0, all.size, at, [&](int64_t from, const C* distances, int count) {
-          offer(held, distances, count, [&](int j) { return static_cast<int32_t>(from + j); });
+        const auto at = [&](int64_t j) { return clouds.point(cloud, j); };
+        for_distances(query, 0, all.length(cloud), at, [&](int64_t from, const C* distances, int count) {
+          offer(cloud, query, held, distances, count, [&](int j) { return static_cast<int32_t>(from + j); });
         });
       }
       held.sort();
       for (int j = 0; j < held.count; ++j) all.write(i, first + j, held.heap[j]);
       last = held.heap[held.count - 1];
     }
+    if constexpr (Task::kAny)
+      for (int64_t j = number; j < all.k; ++j) all.write_missing(i, j);
   }
 
  private:
   // Visits the cells around the query, twice as far each time, until `held` is full; then all cells that may have
   // points as near as those.
-  static MSOPS_CPU void search(const Cells<C>& cells, const Point<C>& query, Held<C>& held) {
+  template <typename Query>
+  MSOPS_CPU void search(int64_t cloud, const Query& query, Held<C>& held) const {
+    const Cells<C> cells = clouds[cloud];
     CellBox done = no_cells(), next = cells_around(cells.lattice, query, 1);
     bool is_last = false;
     for (int32_t steps = 1;;) {
       for_box(cells, query, next, done, [&](int64_t from, const C* distances, int count) {
-        offer(held, distances, count, [&](int j) { return cells.order[from + j]; });
+        offer(cloud, query, held, distances, count, [&](int j) { return cells.order[from + j]; });
       });
       if (is_last || next.covers(cells.lattice.counts)) return;
       done = next;
@@ -130,31 +184,36 @@ struct NearestOnCpu {
     }
   }
 
-  template <typename IndexOf>
-  static MSOPS_CPU void offer(Held<C>& held, const C* distances, int count, const IndexOf& index_of) {
+  template <typename Query, typename IndexOf>
+  MSOPS_CPU void offer(int64_t cloud, const Query& query, Held<C>& held, const C* distances, int count,
+                       const IndexOf& index_of) const {
     const C furthest = held.is_full() ? held.heap[0].distance : kInfinity<C>;
     int any = 0;
 #pragma omp simd reduction(| : any)
     for (int j = 0; j < count; ++j) any |= !(distances[j] > furthest);
-    for (int j = 0; any && j < count; ++j)
-      if (!(distances[j] > furthest)) held.offer({or_infinite(distances[j]), index_of(j)});
+    for (int j = 0; any && j < count; ++j) {
+      if (distances[j] > furthest) continue;
+      C distance = or_infinite(distances[j]);
+      if constexpr (Task::kAny) distance = or_infinite(all.whole(distance, cloud, index_of(j), query));
+      held.offer({distance, index_of(j)});
+    }
   }
 };
 
 #ifdef __CUDACC__
-template <typename T>
-void find_on_gpu(Call& call, const Nearest<T>& all, const CellsOfClouds<T>& cells);  // nearest_gpu.h
+template <typename Task>
+void find_on_gpu(Call& call, const Task& all, const typename Task::Clouds& cells);  // nearest_gpu.h
 #endif
 
-template <typename T>
-void find_nearest(Call& call, const Nearest<T>& all, const CellsOfClouds<T>& cells) {
+template <typename Task>
+void find_nearest(Call& call, const Task& all, const typename Task::Clouds& cells) {
 #ifdef __CUDACC__
   if (!call.is_on_cpu()) return find_on_gpu(call, all, cells);
 #endif
   const bool sorted = pays_to_sort(all.size, all.number);
   if (sorted) sort_on_cpu(call, cells);
   const double visited = sorted ? 1000 + 40 * static_cast<double>(all.k) : static_cast<double>(all.size);
-  on_cpu(call, all.clouds * all.number, NearestOnCpu<T>{all, cells, sorted}, visited);
+  on_cpu(call, all.clouds * all.number, NearestOnCpu<Task>{all, cells, sorted}, visited);
 }
 
 }  // namespace msops::points

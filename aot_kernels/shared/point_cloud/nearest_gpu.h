@@ -47,13 +47,16 @@ class WarpNearest {
 };
 
 // Visits the cells around the query as NearestOnCpu does.
-template <typename C>
-__device__ __forceinline__ void search(const Cells<C>& cells, const Point<C>& query, WarpNearest<C>& nearest) {
+template <typename Task, typename C, typename Query>
+__device__ __forceinline__ void search(const Task& all, const Cells<C>& cells, int64_t cloud, const Query& query,
+                                       WarpNearest<C>& nearest) {
   CellBox done = no_cells(), next = cells_around(cells.lattice, query, 1);
   bool is_last = false;
   for (int32_t steps = 1;;) {
     warp_for_box(cells, next, done, [&](int64_t i, bool inside) {
-      const C distance = inside ? or_infinite(squared_distance(cells[i], query)) : C(0);
+      C distance = inside ? or_infinite(squared_distance(cells[i], query)) : C(0);
+      if constexpr (Task::kAny)
+        if (inside) distance = or_infinite(all.whole(distance, cloud, cells.order[i], query));
       nearest.offer({distance, inside ? cells.order[i] : 0}, inside);
     });
     if (is_last || next.covers(cells.lattice.counts)) return;
@@ -69,44 +72,51 @@ __device__ __forceinline__ void search(const Cells<C>& cells, const Point<C>& qu
 }
 
 // More than 32 points are found 32 at a time: each pass searches those after the last one of the pass before.
-template <bool kSorted, typename T>
+template <bool kSorted, typename Task>
 __global__ void __launch_bounds__(kSearchThreads)
-    nearest_kernel(const Nearest<T> all, const CellsOfClouds<T> clouds, const int64_t first_query) {
-  using C = Compute<T>;
+    nearest_kernel(const Task all, const typename Task::Clouds clouds, const int64_t first_query) {
+  using C = typename Task::C;
   const int lane = threadIdx.x % 32;
   const int64_t i = first_query + blockIdx.x * int64_t{kSearchThreads / 32} + threadIdx.x / 32;
   if (i >= all.clouds * all.number) return;
-  const int64_t cloud = i / all.number;
-  const Point<C> query = point_at(all.queries, i);
+  const int64_t cloud = i / all.number, number = all.found(i);
+  const auto query = all.query(i);
   Neighbour<C> last{-1, 0};
-  for (int64_t first = 0; first < all.k; first += 32) {
-    const int most = static_cast<int>(min(int64_t{32}, all.k - first));
+  for (int64_t first = 0; first < number; first += 32) {
+    const int most = static_cast<int>(min(int64_t{32}, number - first));
     WarpNearest<C> nearest(most, last);
     if constexpr (kSorted) {
-      search(clouds[cloud], query, nearest);
+      search(all, clouds[cloud], cloud, query, nearest);
     } else {
-      for (int64_t base = 0; base < all.size; base += 32) {
+      for (int64_t base = 0; base < all.length(cloud); base += 32) {
         const int64_t j = base + lane;
-        const bool inside = j < all.size;
-        const C distance = inside ? or_infinite(squared_distance(clouds.point(cloud, j), query)) : C(0);
+        const bool inside = j < all.length(cloud);
+        C distance = inside ? or_infinite(squared_distance(clouds.point(cloud, j), query)) : C(0);
+        if constexpr (Task::kAny)
+          if (inside) distance = or_infinite(all.whole(distance, cloud, j, query));
         nearest.offer({distance, static_cast<int32_t>(j)}, inside);
       }
     }
     if (lane < most) all.write(i, first + lane, nearest.mine());
     last = nearest.furthest();
   }
+  if constexpr (Task::kAny)
+    for (int64_t s = number + lane; s < all.k; s += 32) all.write_missing(i, s);
 }
 
 //   k      points and queries of a cloud  points           why
-//   3      up to 1024 points              all              they are in shared memory, and 8 lanes share them
-//   3      to about 12,000, 256 or more   near the query   each block sorts its cloud in shared memory
+//   3*     up to 1024 points              all              they are in shared memory, and 8 lanes share them
+//   3*     to about 12,000, 256 or more   near the query   each block sorts its cloud in shared memory
 //   other  2048 and 32, or more           near the query   sorting costs a few launches
 //          fewer                          all              a warp computes 32 distances at once, from the caches
-template <typename T>
-void find_on_gpu(Call& call, const Nearest<T>& all, const CellsOfClouds<T>& cells) {
+//
+// * of a Nearest: an AnyNearest takes the kernels of the other k, compiled for it.
+template <typename Task>
+void find_on_gpu(Call& call, const Task& all, const typename Task::Clouds& cells) {
   if (!call.ok() || all.clouds * all.number == 0) return;
-  if (all.k == 3 && find_three_on_gpu(call, all)) return;
-  search_on_gpu(call, nearest_kernel<true, T>, nearest_kernel<false, T>, all, cells);
+  if constexpr (!Task::kAny)
+    if (all.k == 3 && find_three_on_gpu(call, all)) return;
+  search_on_gpu(call, nearest_kernel<true, Task>, nearest_kernel<false, Task>, all, cells);
 }
 
 }  // namespace msops::points
