@@ -6,6 +6,8 @@ import pytest
 import test_emulated_entries as emulated
 from gpu import check_call
 
+pytestmark = pytest.mark.wide
+
 CASES = [pytest.param(*case, id=name) for name, *case in emulated.CASES if name.startswith("flash_attention")]
 
 

@@ -13,6 +13,8 @@ from gpu import check_call
 from msops.core.abi import DEFAULT_STREAM, Param, prepare_call
 from msops.testing.entry import Status, attributes_in_mindspore
 
+pytestmark = pytest.mark.wide
+
 SHIFTS = {"float16": 0, "float32": 1, "float64": 0}  # elements, off the alignment of packs
 
 

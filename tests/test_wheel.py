@@ -17,6 +17,8 @@ from packaging.requirements import Requirement
 
 from msops.commands.doctor import cuda11
 
+pytestmark = pytest.mark.wide
+
 ROOT = Path(__file__).resolve().parents[1]
 MINDSPORE = Path(importlib.util.find_spec("mindspore").origin).parent
 QUICK = r"-j2 NVCC= FLAGS=-std=c++17\ -O0"  # these variables of the Makefile make a build take 6 s instead of 40 s
