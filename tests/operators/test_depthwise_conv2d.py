@@ -324,6 +324,7 @@ class Reference(nn.Cell):
         return ops.conv2d(x, weight, bias, groups=self.channels, **self.settings)
 
 
+@pytest.mark.wide
 @HAS_GROUPS
 @pytest.mark.parametrize("kernel", KERNELS, ids=str)
 @pytest.mark.parametrize("padding", PADDINGS, ids=str)
@@ -343,6 +344,7 @@ def test_equals_ops_conv2d(kernel, padding):
                 np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4, err_msg=str((stride, dilation, multiplier)))
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     "settings",
     [
