@@ -160,9 +160,9 @@ fuzz: $(FUZZER) build/fuzz/calls.txt ## Call every C entry with valid and hostil
 # The entries are found by their names, and the calls come from the operators' cards.
 $(FUZZER): $(FUZZED)
 	$(FUZZ) -rdynamic $^ -o $@ -ldl
-build/fuzz/calls.txt: $(LIBRARIES) $(VENV)/.ready $(wildcard tests/*.py tests/operators/*.py msops/operators/*.py examples/*/*.py)
+build/fuzz/calls.txt: $(LIBRARIES) $(VENV)/.ready $(wildcard tests/*.py tests/cards/*.py tests/operators/*.py msops/operators/*.py examples/*/*.py)
 	@mkdir -p $(@D)
-	$(VENV)/bin/python tests/write_calls.py $@
+	PYTHONPATH=tests/cards $(VENV)/bin/python tests/write_calls.py $@
 build/fuzz/%.o: %.cu Makefile
 	@mkdir -p $(@D)
 	$(FUZZ) -MMD -MP -x c++ -c $< -o $@
