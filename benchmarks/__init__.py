@@ -4,4 +4,4 @@ import sys
 from pathlib import Path
 
 _TESTS = Path(__file__).resolve().parents[1] / "tests"
-sys.path += [str(_TESTS), str(_TESTS / "operators")]  # the operators' cards there have the formulas
+sys.path += [str(_TESTS / name) for name in ("", "cards", "operators")]  # the operators' cards have the formulas

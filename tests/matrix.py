@@ -82,11 +82,17 @@ def run_tests(python, variables):
     """
     # The wheel is tested, not the working tree, which conftest.py would otherwise put on the path.
     command = [python.with_name("pytest"), "-q", "--tb=short", "-p", "no:cacheprovider"]
-    command += ["-o", "pythonpath=tests tests/operators", "--import-mode=importlib"]
+    command += ["-o", "pythonpath=tests tests/cards tests/operators", "--import-mode=importlib"]
     # Comparisons with MindSpore's own convolution are left out: they concern values alone, and are slow.
     # The package's own operators are built by make, not from the wheel; benchmarks are for the newest MindSpore.
     left_out = ("of_the_package", "float16", "float64", "ops_conv2d", "nn_conv2d", "many_operators")
-    chosen = ["-k", " and ".join(f"not {name}" for name in left_out), *(f"tests/{name}" for name in TESTS)]
+    chosen = [
+        "-m",
+        "not wide",
+        "-k",
+        " and ".join(f"not {name}" for name in left_out),
+        *(f"tests/{name}" for name in TESTS),
+    ]
     spread = ["-n", str(len(os.sched_getaffinity(0))), "--maxprocesses", "4", "--dist", "worksteal"]
     output, totals, passed = run_pytest([*command, *spread, *chosen], variables)
     crashed = re.findall(r"^worker '\w+' crashed while running '(.+)'$", output, re.MULTILINE)

@@ -1,8 +1,10 @@
 """Tests that every operator must pass: a test class inherits OperatorTest and describes the operator."""
 
 import functools
+import itertools
 import math
 
+import mindspore
 import numpy as np
 import pytest
 from mindspore import Tensor, nn, ops
@@ -10,18 +12,20 @@ from mindspore import Tensor, nn, ops
 from card import DTYPES, Card, random
 from msops.compat import VERSION
 from msops.testing.checks import (
+    CALL_CHECKS,
     Gradient,
     Net,
     as_tuple,
     assert_accurate,
     assert_equal,
     check_finite_differences,
-    check_repeats,
-    check_views,
     random_like,
     run,
     run_gradient,
 )  # fmt: skip
+from msops.testing.opcheck import MODES
+
+ELEMENTS = 40  # of an input, for which finite differences are taken: each takes two calls
 
 
 class OperatorTest(Card):
@@ -62,41 +66,40 @@ class OperatorTest(Card):
 
     def pytest_generate_tests(self, metafunc):
         if "case" in metafunc.fixturenames:  # test_entries.py takes every case in every dtype
-            every = {self.small, self.largest()}
-            pairs = [(case, dtype) for case in self.cases for dtype in (DTYPES if case in every else ("float32",))]
-            metafunc.parametrize(("case", "dtype"), pairs)
+            metafunc.parametrize(("in_mode", "case", "dtype"), list(self.calls_in_modes()))
         if "mistake" in metafunc.fixturenames:
             metafunc.parametrize("mistake", self.wrong, ids=lambda mistake: mistake[-1])
 
-    def test_forward(self, mode, case, dtype):
+    def calls_in_modes(self):
+        """Yields (mode, case, dtype). Graph mode calls the same entries as PyNative mode, but compiles for each."""
+        for mode, case in itertools.product(MODES, self.cases):
+            marks = [pytest.mark.wide] * (mode == "graph" and case != self.small)
+            for dtype in DTYPES if case == self.small else ("float32",):
+                yield pytest.param(mode, case, dtype, marks=marks)
+
+    def test_case(self, in_mode, case, dtype):
+        """Results and gradients are accurate. The smallest and the largest case also pass opcheck's checks of calls."""
+        mindspore.set_context(mode=MODES[in_mode])
         inputs, settings = self.case_inputs(case, dtype)
-        tensors = [Tensor(a) for a in inputs]
-        outs = run(self.net(**settings), *tensors)
+        douts, net = self.douts(inputs, settings), self.net(**settings)
+        outs = run(net, *inputs)
         assert [out.dtype for out in outs] == self.result_dtypes(dtype, len(outs))
-        assert_accurate(
-            outs,
-            functools.partial(self.reference, **settings),
-            inputs,
-            self.half_in_float32,
-            units=self.units_of_largest,
-        )
-        assert_equal([tensor.asnumpy() for tensor in tensors], inputs)  # the call has not changed them
+        reference, units = functools.partial(self.reference, **settings), self.units_of_largest
+        assert_accurate(outs, reference, inputs, self.half_in_float32, units=units)
+        gradient, arguments = Gradient(net, len(inputs)), [*inputs, *douts]
+        gradients = run(gradient, *arguments)
+        assert [dx.dtype for dx in gradients] == [x.dtype for x in inputs]
+        reference = functools.partial(self.reference_gradient, **settings)
+        assert_accurate(gradients, reference, arguments, self.half_gradient_in_float32, units=units)
+        for check in CALL_CHECKS.values() if case in (self.small, self.largest()) else ():
+            check(net, inputs)
+            check(gradient, arguments)
 
     def test_cell(self, mode):
         if self.cell is None:
             pytest.skip("there is none that takes what the function does")
         inputs, settings = self.case_inputs(self.small, np.float32)
         assert_equal(run(self.cell(**settings), *inputs), run(self.net(**settings), *inputs))
-
-    def test_gradient(self, mode, case, dtype):
-        inputs, settings = self.case_inputs(case, dtype)
-        douts = self.douts(inputs, settings)
-        gradients = run_gradient(self.net(**settings), inputs, douts)
-        assert [gradient.dtype for gradient in gradients] == [x.dtype for x in inputs]
-        reference = functools.partial(self.reference_gradient, **settings)
-        assert_accurate(
-            gradients, reference, [*inputs, *douts], self.half_gradient_in_float32, units=self.units_of_largest
-        )
 
     def calls(self, case, dtype):
         """Returns the Cell and its gradient's Cell, each with the arrays that it takes."""
@@ -107,22 +110,15 @@ class OperatorTest(Card):
     def test_gradient_against_finite_differences(self, mode):
         (net, inputs), (gradient, arguments) = self.calls(self.small, np.float64)
         gradients = run(gradient, *arguments)
-        check_finite_differences(gradients, net, inputs, arguments[len(inputs) :], which=self.variables(inputs))
+        check_finite_differences(
+            gradients, net, inputs, arguments[len(inputs) :], which=self.variables(inputs), most=ELEMENTS
+        )
 
     def test_second_order(self, mode):
         if not self.second_order:
             pytest.skip("gradients of first order only")
         _, (gradient, arguments) = self.calls(self.small, np.float64)
         check_second_order(gradient, arguments, mode, self.variables(arguments))
-
-    def test_views(self, mode):
-        for net, arrays in self.calls(self.small, np.float32):
-            check_views(net, arrays)
-
-    def test_repeated_runs_are_equal(self, mode):
-        """The largest case is reproducible bit for bit, forward and backward."""
-        for net, arrays in self.calls(self.largest(), np.float32):
-            check_repeats(net, arrays)
 
     def test_wrong_arguments(self, mode, mistake):
         inputs, settings, error, words = mistake
@@ -138,7 +134,8 @@ def check_second_order(gradient, arguments, mode, which=None):
     if mode == "pynative" and VERSION < (2, 7):
         pytest.skip("MindSpore before 2.7 has none, with a given gradient of the output, in PyNative mode")
     weights = random_like(run(gradient, *arguments), 3)
-    check_finite_differences(run_gradient(gradient, arguments, weights), gradient, arguments, weights, which=which)
+    gradients = run_gradient(gradient, arguments, weights)
+    check_finite_differences(gradients, gradient, arguments, weights, which=which, most=ELEMENTS)
 
 
 class Training(nn.Cell):

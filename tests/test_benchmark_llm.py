@@ -13,7 +13,10 @@ from benchmarks.llm import run, shares
 from child import environment, run_python
 from msops.compat import VERSION
 
-pytestmark = pytest.mark.skipif(VERSION < (2, 9), reason="the examples are for the newest version of MindSpore")
+pytestmark = [
+    pytest.mark.wide,
+    pytest.mark.skipif(VERSION < (2, 9), reason="the examples are for the newest version of MindSpore"),
+]
 OPTIONS = argparse.Namespace(device_target="CPU", op=(llm.NAME,), dtype=("float32",), quick=True, jobs="")
 
 

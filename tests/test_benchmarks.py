@@ -22,6 +22,7 @@ KERNELS = [op for op, benchmark in BENCHMARKS.items() if benchmark.sizes]
 SEQUENCES = [op for op, benchmark in BENCHMARKS.items() if benchmark.sequence_sizes]
 
 
+@pytest.mark.wide
 def test_run(tmp_path):
     """The benchmark runs in a copy of the folder, where one more operator is only one more file."""
     shutil.copytree(
@@ -85,6 +86,7 @@ def test_only_operators_name_operators():
                 assert not re.search(rf"""["']{op}["']""", path.read_text()), f"{path.name} names {op}"
 
 
+@pytest.mark.wide
 def test_interrupt(tmp_path):
     """An interrupted benchmark keeps what it has measured. SIGTERM does what SIGINT does."""
     few = "--op", "silu,sigmoid", "--dtype", "float32", "--quick", "--device-target", "CPU"
@@ -131,6 +133,7 @@ def test_a_part_does_not_replace_the_results(tmp_path, monkeypatch, capsys, argu
         assert kept or not (tmp_path / "RESULTS").exists()
 
 
+@pytest.mark.wide
 def test_scaling(tmp_path):
     small = ["--channels=4", "--blocks=1", "--size=8", "--batch=8", "--steps=1", "--output", tmp_path / "scaling.csv"]
     done = run_python(ROOT / "benchmarks" / "scaling.py", "--device-target=CPU", *small, cwd=tmp_path)
@@ -188,6 +191,7 @@ def test_numpy_peers_agree(op):
         assert_close(got if isinstance(got, tuple) else (got,), want, case)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("op", KERNELS)
 def test_torch_peers_agree(op):
     torch = pytest.importorskip("torch")
@@ -213,6 +217,7 @@ class LigerRMSNormFunction:
 """
 
 
+@pytest.mark.wide
 def test_installed_libraries_are_peers(tmp_path, monkeypatch):
     """A library that is installed is a peer on its device, in named and other cases. If it cannot be imported, its own
     calls fail."""
@@ -257,6 +262,7 @@ def test_numpy_sequences_agree(sequence):
     assert_close(calls["forward+backward"](), gradients, "backward")
 
 
+@pytest.mark.wide
 def test_torch_sequences_agree(sequence):
     torch = pytest.importorskip("torch")
     benchmark, inputs, douts, (results, gradients) = sequence
@@ -268,6 +274,7 @@ def test_torch_sequences_agree(sequence):
         assert name.endswith("x 3/4") == (factor == 3 / 4), name
 
 
+@pytest.mark.wide
 def test_torch_lltm_agrees():
     """The LLTM that torch steps through agrees with ours; the benchmark times it only on the GPU, in a CUDA graph."""
     torch = pytest.importorskip("torch")

@@ -12,6 +12,8 @@ import msops
 from child import ROOT, run_python
 from msops.testing.entry import Status, call
 
+pytestmark = pytest.mark.wide
+
 OPERATORS = "sigmoid", "lltm_cell", "depthwise_conv2d"  # these few show what is built again
 
 

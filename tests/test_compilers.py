@@ -12,6 +12,8 @@ import msops
 from child import ROOT
 from msops.core.build import find_nvcc, host_compiler
 
+pytestmark = pytest.mark.wide
+
 REFUSAL = "#error -- unsupported GNU version! gcc versions later than 11 are not supported! The nvcc flag"
 NVCC = f"""#!/bin/sh
 case "$*" in

@@ -11,6 +11,8 @@ from child import ROOT, environment, run_python
 from data_parallel import losses
 from msops.core.build import output_of
 
+pytestmark = pytest.mark.wide
+
 
 @pytest.fixture
 def two_processes(device_target, tmp_path):

@@ -13,6 +13,8 @@ from gpu import check_call
 from msops.core.abi import DEFAULT_STREAM, Param, prepare_call
 from msops.testing.entry import Status, attributes_in_mindspore
 
+pytestmark = pytest.mark.wide
+
 SHIFTS = {"float16": 0, "float32": 1, "float64": 0}  # elements, off the alignment of packs
 
 
@@ -46,11 +48,28 @@ CASES = [
 ]
 
 
-# Each case takes one dtype, since the emulator is slow; neighbouring cases take different ones.
-@pytest.mark.parametrize(
-    ("card", "shapes", "settings", "dtype"),
-    [pytest.param(*case, dtype, id=f"{name}-{dtype}") for (name, *case), dtype in zip(CASES, itertools.cycle(DTYPES))],
-)
-def test_emulated_equals_cpu(card, shapes, settings, dtype):
+def choices():
+    """Yields (card, shapes, settings, dtype, architecture). Each case takes one dtype, since the emulator is slow;
+    neighbouring cases take different ones. Attention in float16 has kernels for the tensor cores of sm_80, and for
+    those of sm_90a, which are chosen where TMA can read the rows."""
+    for (name, *case), dtype in zip(CASES, itertools.cycle(DTYPES)):
+        has_kernels = name.startswith("flash_attention")
+        for kind in dict.fromkeys((dtype, "float16") if has_kernels else (dtype,)):
+            for architecture in ("80", "90") if has_kernels and kind == "float16" else ("90",):
+                yield pytest.param(*case, kind, architecture, id=f"{name}-{kind}-{architecture}")
+
+
+@pytest.mark.parametrize(("card", "shapes", "settings", "dtype", "architecture"), list(choices()))
+def test_emulated_equals_cpu(card, shapes, settings, dtype, architecture, monkeypatch):
+    monkeypatch.setenv("MSOPS_EMULATOR_ARCHITECTURE", architecture)
     for call in card.entry_calls(shapes, settings, dtype):
         check_call(Emulator(), call, dtype, SHIFTS[dtype])
+
+
+@pytest.mark.parametrize("name", ["causal, groups", "window, softcap, groups", "lengths, causal, scale", "1000"])
+def test_blocks_add_in_order(name, monkeypatch):
+    """Blocks of attention that run at once wait for each other where they add to the same sums."""
+    monkeypatch.setenv("MSOPS_EMULATOR_BLOCKS", "4")
+    [(card, shapes, settings)] = [case for full, *case in CASES if full == f"flash_attention {name}"]
+    for call in card.entry_calls(shapes, settings, "float16"):
+        check_call(Emulator(), call, "float16", shift=0)

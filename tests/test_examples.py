@@ -27,6 +27,7 @@ def is_picture(path):
     return path.read_bytes().startswith(b"\x89PNG\r\n\x1a\n") and path.stat().st_size > 20_000
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(("name", "least"), [("digits", 97), ("rows", 95)])
 def test_digits_are_read(run, tmp_path, name, least):
     result = run(name)
@@ -35,6 +36,7 @@ def test_digits_are_read(run, tmp_path, name, least):
     assert is_picture(tmp_path / f"{name}.png")
 
 
+@pytest.mark.wide
 def test_volume_is_fitted(run, tmp_path):
     result = run("volume")
     assert result.returncode == 0, result.stderr
@@ -59,6 +61,7 @@ def test_picture_of_the_volume_has_room(monkeypatch):
     assert gap > 2 * labels["relative error"].width
 
 
+@pytest.mark.wide
 def test_shapes_are_named(run, tmp_path):
     result = run("points")
     assert result.returncode == 0, result.stderr
@@ -86,6 +89,7 @@ def test_shapes_have_their_curvature(monkeypatch):
     np.testing.assert_array_equal(kinds == shapes.SADDLE, np.hypot(torus[:, 0], torus[:, 1]) < 1)
 
 
+@pytest.mark.wide
 def test_text_is_learned(run, tmp_path):
     """Both kinds of operators compute the same losses. After 80 steps the model is better than the bigram table."""
     result = run("text", "--operators=both", "--steps=80")
@@ -103,6 +107,7 @@ def test_text_is_learned(run, tmp_path):
     assert is_picture(tmp_path / "text.png")
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("name", "option", "message"),
     [

@@ -8,6 +8,7 @@ import pytest
 from card import DTYPES, cards
 from gpu import check_call
 
+pytestmark = pytest.mark.wide
 CARDS = cards()
 CASES = [
     pytest.param(card, *case, id=f"{card.name()} {name}")

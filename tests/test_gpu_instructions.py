@@ -98,6 +98,7 @@ def source(body):
     return f"{headers}using namespace msops;\n{COLUMNS}{body}\n"
 
 
+@pytest.mark.wide
 @pytest.mark.skipif(not NVCC, reason="there is no nvcc")
 def test_functions_are_the_instructions_of_their_names(tmp_path):
     text = compile_ptx(source("".join(kernels())), "sm_90a", tmp_path)
@@ -112,6 +113,7 @@ def test_functions_are_the_instructions_of_their_names(tmp_path):
         assert re.search(pattern, inline), f"{statement}: no {expected} in\n{inline}"
 
 
+@pytest.mark.wide
 @pytest.mark.skipif(not NVCC, reason="there is no nvcc")
 def test_headers_compile_for_the_oldest_gpus(tmp_path):
     """Functions whose instruction those GPUs lack do nothing, and cause no warning."""

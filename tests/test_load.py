@@ -113,6 +113,7 @@ def test_folders_with_spaces_and_quotes(compiler, tmp_path):
     assert answer(msops.load("answer", folder / "answer.cc", cache_folder=folder / "cache")) == 8
 
 
+@pytest.mark.wide
 @pytest.mark.skipif(not shutil.which("nvcc"), reason="there is no nvcc")
 def test_nvcc(tmp_path, monkeypatch, compiler):
     monkeypatch.delenv("NVCC")
@@ -133,6 +134,7 @@ def test_nvcc(tmp_path, monkeypatch, compiler):
         msops.load("answer", source)
 
 
+@pytest.mark.wide
 @pytest.mark.skipif(not shutil.which("nvcc"), reason="there is no nvcc")
 def test_functions_of_the_host_on_the_gpu(monkeypatch, compiler, capfd):
     """A constexpr function of the host works; any other one is an error, not a kernel that stores nothing."""
@@ -146,6 +148,7 @@ def test_functions_of_the_host_on_the_gpu(monkeypatch, compiler, capfd):
         msops.load("answer", kernel % "half(*y)")
 
 
+@pytest.mark.wide
 @pytest.mark.skipif(not shutil.which("nvcc"), reason="there is no nvcc")
 @pytest.mark.parametrize("name", ["swish", "logsumexp"])
 def test_examples_for_gpus(monkeypatch, compiler, capfd, name):

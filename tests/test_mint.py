@@ -12,7 +12,11 @@ from mint_cases import cases
 from msops.testing.checks import Gradient, as_tuple, run
 
 CASES = [
-    pytest.param(case, dtype, id=f"{case.program.__module__.split('.')[-1]} {case.program.__name__} {dtype}")
+    pytest.param(
+        *(case, dtype),
+        id=f"{case.program.__module__.split('.')[-1]} {case.program.__name__} {dtype}",
+        marks=[pytest.mark.wide] * (dtype != case.dtypes[0]),
+    )
     for case in cases()
     for dtype in case.dtypes
 ]

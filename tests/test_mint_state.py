@@ -135,6 +135,7 @@ def test_batch_norm_without_running_statistics(mode):
     np.testing.assert_allclose(net(Tensor(x.astype(np.float32))).asnumpy(), want, 1e-5, 1e-5)
 
 
+@pytest.mark.wide
 @pytest.mark.alone
 def test_sync_batch_norm_of_one_process(mode):
     net, own = mint.nn.SyncBatchNorm(3), mint.nn.BatchNorm2d(3)

@@ -7,6 +7,7 @@ from mint_table import BEGIN, DEVICES, END, NONE, PAGE, cell, measured, reason, 
 from msops.compat import VERSION
 
 
+@pytest.mark.wide
 @pytest.mark.skipif(VERSION < (2, 10), reason="docs/mint.md says it of MindSpore 2.10")
 def test_page(device_target):
     column = DEVICES.index(device_target)

@@ -425,6 +425,7 @@ def test_report(square):
     assert {line.split(",")[0] for line in found["forward"]} == {"graph", "pynative"}
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("check", "entries", "words"),
     [

@@ -12,6 +12,8 @@ from msops.testing import OpCheckError, opcheck
 from msops.testing.entries import Sizes, check_entries
 from msops.testing.subject import describe
 
+pytestmark = pytest.mark.wide
+
 FOLDER = Path(__file__).with_name("opcheck")
 X = random(3, np.float64, (5, 5))
 

@@ -17,6 +17,8 @@ from operator_test import run
 from test_add import TestAdd as AddCard
 from test_sigmoid import TestSigmoid as SigmoidCard
 
+pytestmark = pytest.mark.wide
+
 settings.register_profile(
     "msops", max_examples=250, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
 )

@@ -20,7 +20,10 @@ from formulas import CLASSES, FORMULAS, Noise
 from msops.compat import VERSION
 from msops.testing.checks import assert_near, largest
 
-pytestmark = pytest.mark.skipif(VERSION < (2, 7), reason="docs/versions.md says what older versions lack")
+pytestmark = [
+    pytest.mark.wide,
+    pytest.mark.skipif(VERSION < (2, 7), reason="docs/versions.md says what older versions lack"),
+]
 
 STEPS, RATE = 2, 0.1
 FLOAT16 = "float16"

@@ -49,6 +49,7 @@ def files(folder):
     return {path.name for path in folder.iterdir()}
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("kind", ["elementwise", "reduction"])
 def test_works_unchanged(new, tmp_path, capsys, kind):
     new("my_op", f"--{kind}", "--dir", "a project")

@@ -18,7 +18,10 @@ import numpy_llama
 from child import ROOT, environment, run_python
 from msops.compat import VERSION
 
-pytestmark = pytest.mark.skipif(VERSION < (2, 9), reason="the examples are for the newest version of MindSpore")
+pytestmark = [
+    pytest.mark.wide,
+    pytest.mark.skipif(VERSION < (2, 9), reason="the examples are for the newest version of MindSpore"),
+]
 
 TEXT = (
     "The kitchen of the old house was the warmest room in winter. Grandmother kept a kettle on the stove from "

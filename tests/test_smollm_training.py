@@ -17,7 +17,10 @@ from benchmarks.scaling import run_processes
 from child import ROOT, environment, run_python
 from msops.compat import VERSION
 
-pytestmark = pytest.mark.skipif(VERSION < (2, 9), reason="the examples are for the newest version of MindSpore")
+pytestmark = [
+    pytest.mark.wide,
+    pytest.mark.skipif(VERSION < (2, 9), reason="the examples are for the newest version of MindSpore"),
+]
 WORDS, LENGTH, STEPS = 40, 8, 6
 EMBEDDING = "optimizer.embedding"  # nn.Optimizer renames Parameters
 

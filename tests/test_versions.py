@@ -22,6 +22,7 @@ from msops.testing.checks import assert_equal
 newer = pytest.mark.skipif(VERSION < (2, 7), reason="docs/versions.md says it of newer versions")
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("feature", FEATURES)
 def test_feature(feature, mode, device_target, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # MindSpore leaves files here
@@ -35,6 +36,7 @@ def test_feature(feature, mode, device_target, tmp_path, monkeypatch):
         assert works(sys.executable, variables, feature, device_target, mode) == "no"
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("level", ["O2", "O3", "auto"])
 def test_model_in_mixed_precision(level, mode):
     scaled = amp.FixedLossScaleManager(2**10, drop_overflow_update=False)
@@ -71,6 +73,7 @@ def arrays(results):
     return [array for result in results for array in arrays(result)]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("name", CELLS)
 def test_cell_in_level_o1(mode, monkeypatch, tmp_path, name):
     """A Cell works in level O1, for which MindSpore rewrites its source. None of the Cell's operators are in O1's list
@@ -94,6 +97,7 @@ class Squares(nn.Cell):
         return sum([ops.square(ops.cast(out, mindspore.float32)).sum() for out in outs if isinstance(out, Tensor)])
 
 
+@pytest.mark.wide
 @newer
 @pytest.mark.parametrize("mode", ["pynative"], indirect=True)  # graph mode takes minutes to compile all levels
 @pytest.mark.parametrize("name", [name for name in CELLS if name not in ("BallQuery", "FurthestPointSample", "KNN")])
@@ -156,6 +160,7 @@ def write_call(name, monkeypatch):
     return CALLS.format(name=name, names=names, call=f"{name}({arguments})", arguments=arguments), inputs
 
 
+@pytest.mark.wide
 @newer
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_function_in_level_o1(mode, monkeypatch, tmp_path, name):
@@ -189,6 +194,7 @@ def test_several_cells_in_level_o1(mode, monkeypatch, tmp_path):
     assert_equal(arrays(amp.auto_mixed_precision(Norms(), "O1")(x)), want)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("name", CELLS)
 def test_deepcopy_of_a_cell(mode, monkeypatch, name):
     """A copy of a Cell, before and after a call, computes the same, also once the original's Parameters change."""
@@ -285,6 +291,7 @@ print(nn.GraphCell(mindspore.load("net.mindir"))(Tensor(np.zeros((2, 3), np.floa
 """
 
 
+@pytest.mark.wide
 @newer
 def test_open_sizes_in_another_process(tmp_path, monkeypatch):
     """In another process, a network that was exported with open sizes tells what is missing."""

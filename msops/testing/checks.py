@@ -418,8 +418,16 @@ def check_repeats(net: nn.Cell, arrays: Arrays, results: int | None = None) -> N
         assert_equal(run(net, *arrays)[:results], expected)
 
 
-def check_inputs_unchanged(net: nn.Cell, inputs: Arrays) -> None:
-    """Requires that a call leaves its inputs as they are."""
+def check_inputs_unchanged(net: nn.Cell, inputs: Arrays, results: int | None = None) -> None:
+    """Requires that a call leaves its inputs as they are, whatever its results."""
     tensors = [Tensor(a) for a in inputs]
     run(net, *tensors)
     assert_equal([tensor.asnumpy() for tensor in tensors], inputs, [f"input {i}" for i in range(len(inputs))])
+
+
+# opcheck makes these checks of calls of a Cell and of its gradient, and tests/operator_test.py of the cards' calls.
+CALL_CHECKS: dict[str, Callable[..., None]] = {
+    "inputs unchanged": check_inputs_unchanged,
+    "repeated runs": check_repeats,
+    "views": check_views,
+}

@@ -14,9 +14,11 @@ from .process import Process
 from .report import ENTRY_CHECKS, Skipped
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+    from typing import Any
 
     from .checks import Array, Arrays
+    from .report import Report
     from .subject import Subject
 
     Named = list[tuple[str, list[Array]]]  # (words, inputs)
@@ -104,7 +106,7 @@ def _check_all(
 
     def make(following: Operator, inputs: Arrays) -> memory.EntryCall | None:
         results = subject.results if following is operator else following.names()[1]
-        call = _check_entry(subject, check, where, following, inputs, results, process)
+        call = _check_entry(subject.report, check, where, following, inputs, results, process)
         if call and following is operator:
             if given and all(map(is_floating, arrays)):
                 attempt("wrong inputs", where, memory.check_rule_agrees, call)
@@ -116,7 +118,7 @@ def _check_all(
 
 
 def _check_entry(
-    subject: Subject,
+    report: Report,
     check: str,
     where: str,
     operator: Operator,
@@ -124,7 +126,6 @@ def _check_entry(
     results: Sequence[str],
     process: Process,
 ) -> memory.EntryCall | None:
-    report, attempt = subject.report, subject.report.attempt
     try:
         memory.require_code(operator, process.where)
     except Skipped as reason:
@@ -132,6 +133,24 @@ def _check_entry(
         if "other attributes" not in report.made:
             report.skipped.setdefault("other attributes", str(reason))
         return None
+    call = check_call(report.attempt, check, where, operator, arrays, results, process)
+    if call and check == "shapes and dtypes" and operator.settings:
+        others = list(derived.other_attributes(operator))
+        report.attempt("other attributes", where, memory.check_attributes, call, others, Process(process.where))
+    return call
+
+
+def check_call(
+    attempt: Callable[..., Any],
+    check: str,
+    where: str,
+    operator: Operator,
+    arrays: Arrays,
+    results: Sequence[str],
+    process: Process,
+) -> memory.EntryCall | None:
+    """Makes the checks of a call of one entry, and wrong calls from it, by `attempt`, which is Report.attempt or does
+    the same. opcheck makes them for users' operators, tests/test_entries.py for the package's own."""
     calls = []
     for fill in (memory.FILLS[0], *memory.FILLS):
         call = attempt("no crash", where, memory.EntryCall, operator, arrays, results, process, fill)
@@ -144,9 +163,6 @@ def _check_entry(
     if attempt("repeated runs", where, memory.check_repeats, first, same):
         attempt("outputs written", where, memory.check_written, first, second)
     attempt("wrong calls", where, memory.check_wrong_calls, first)
-    if check == "shapes and dtypes" and operator.settings:
-        others = list(derived.other_attributes(operator))
-        attempt("other attributes", where, memory.check_attributes, first, others, Process(process.where))
     return first
 
 

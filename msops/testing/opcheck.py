@@ -177,9 +177,8 @@ def _check_in_mode(
                 if isinstance(subject.op, Operator) and subject.in_float64(arrays):
                     attempt("second derivative", where, _check_second_derivative, subject, arrays, all_outs)
         for called, arguments, results in calls:
-            attempt("inputs unchanged", where, checks.check_inputs_unchanged, called, arguments)
-            attempt("repeated runs", where, checks.check_repeats, called, arguments, len(results))
-            attempt("views", where, checks.check_views, called, arguments, len(results))
+            for check, function in checks.CALL_CHECKS.items():
+                attempt(check, where, function, called, arguments, len(results))
         results = [result for call in calls for result in call[2]]
         if key in kept:
             attempt("graph = pynative", where, checks.assert_equal, results, kept[key])

@@ -324,6 +324,7 @@ class Reference(nn.Cell):
         return ops.conv2d(x, weight, bias, groups=self.channels, **self.settings)
 
 
+@pytest.mark.wide
 @HAS_GROUPS
 @pytest.mark.parametrize("kernel", KERNELS, ids=str)
 @pytest.mark.parametrize("padding", PADDINGS, ids=str)
@@ -343,6 +344,7 @@ def test_equals_ops_conv2d(kernel, padding):
                 np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4, err_msg=str((stride, dilation, multiplier)))
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     "settings",
     [
@@ -508,7 +510,7 @@ def test_many_settings_are_not_kept():
     """Operators with settings that were used long ago are freed. A Cell's operator lives as long as the Cell."""
     cell = msops.DepthwiseConv2d(1, 1, stride=(1, 99))
     seen = weakref.ref(cell.forward_op)
-    alive = [weakref.ref(operators((1, 100 + i), "valid", 0, 1)) for i in range(600)]
+    alive = [weakref.ref(operators((1, 100 + i), "valid", 0, 1)) for i in range(300)]
     gc.collect()
     assert sum(each() is not None for each in alive) <= 256
     np.testing.assert_array_equal(run(cell, np.ones((1, 1, 2, 3), np.float32))[0].shape, (1, 1, 2, 1))

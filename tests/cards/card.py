@@ -1,5 +1,7 @@
-"""A card says what an operator is: its functions, formulas, shapes and values. Each operator's test file has one, and
-the harnesses iterate over all cards.
+"""A card is the specification of an operator: its functions, formulas, shapes and values. Each file of tests/operators
+has one. The tests of entries, of the emulator and of GPUs go over all cards, and so do the fuzzer, the documentation's
+tests and the benchmarks, which take formulas and shapes from them. `clouds.py` has the formulas that the cards of point
+clouds share, and `formulas.py` computes Cells by MindSpore's own operators.
 
 This module does not need pytest.
 """
@@ -19,7 +21,7 @@ from msops.testing.checks import assert_near, largest, unit
 from msops.testing.entry import outputs_of, prepare_operator
 
 DTYPES = ("float16", "float32", "float64")
-FOLDER = Path(__file__).with_name("operators")
+FOLDER = Path(__file__).resolve().parents[1] / "operators"
 MOST = 2**19  # elements of a random tensor
 
 
