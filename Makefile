@@ -117,7 +117,7 @@ test-full: all $(VENV)/.ready ## Run the tests that make test leaves out: all si
 
 # The tools of 'make lint' format what 'make new' writes, as the length of a name moves the ends of lines.
 .PHONY: new
-new: | python ## Write the four files of another operator, such as OP=gelu, to be changed into it
+new: | python ## Write the four files of another operator, such as OP=mish, to be changed into it
 	@$(PYTHON) -m msops new --package "$(OP)"
 	@test ! -x $(VENV)/bin/ruff || $(VENV)/bin/ruff format --quiet msops/__init__.pyi */operators/$(OP).py tests/operators/test_$(OP).py
 	@test ! -x $(VENV)/bin/clang-format || $(VENV)/bin/clang-format -i aot_kernels/$(OP).cu

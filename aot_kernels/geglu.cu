@@ -1,7 +1,7 @@
 // out = f(gate) up, where f is the Gaussian error linear unit, by the error function or its approximation by tanh
 
 #include "common/formula.h"
-#include "geglu/gelu.h"
+#include "shared/activation/gelu.h"
 
 using namespace msops;
 
@@ -37,28 +37,22 @@ struct Formulas {
   };
 };
 
-// Calls run(Formulas<...>{}) for the attribute that says which.
-template <typename Run>
-int with_formulas(Call& call, const Run& run) {
-  return call.attribute("tanh", 0, 1) ? run(Formulas<geglu::Tanh>{}) : run(Formulas<geglu::Exact>{});
-}
-
 }  // namespace
 
 MSOPS_ENTRY(GegluForward) {
-  return with_formulas(call, [&](auto of) {
+  return gelu::with_gelu<Formulas>(call, [&](auto of) {
     return run_formula<decltype(of)::template Forward>(call, {"gate", "up"}, {"out"}, Names<0>{});
   });
 }
 
 MSOPS_ENTRY(GegluBackward) {
-  return with_formulas(call, [&](auto of) {
+  return gelu::with_gelu<Formulas>(call, [&](auto of) {
     return run_formula<decltype(of)::template Backward>(call, {"gate", "up", "dout"}, {"dgate", "dup"}, Names<0>{});
   });
 }
 
 MSOPS_ENTRY(GegluBackwardBackward) {
-  return with_formulas(call, [&](auto of) {
+  return gelu::with_gelu<Formulas>(call, [&](auto of) {
     return run_formula<decltype(of)::template BackwardBackward>(call, {"gate", "up", "dout", "ddgate", "ddup"},
                                                                 {"dgate", "dup", "ddout"}, Names<0>{});
   });

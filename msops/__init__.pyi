@@ -23,6 +23,8 @@ from .operators.furthest_point_sample import (
 )
 from .operators.gather_points import GatherPoints as GatherPoints, gather_points as gather_points
 from .operators.geglu import GeGLU as GeGLU, geglu as geglu
+from .operators.gelu import GELU as GELU, gelu as gelu
+from .operators.group_norm import GroupNorm as GroupNorm, group_norm as group_norm
 from .operators.group_points import (
     GroupAll as GroupAll,
     GroupPoints as GroupPoints,

@@ -253,6 +253,8 @@ MINT: dict[str, Callable[..., Any]] = {
     "mint.optim.AdamW": optim.AdamW,
     "mint.optim.FusedAdamW": optim.FusedAdamW,
     "mint.optim.SGD": optim.SGD,
+    "gelu": activation.gelu_of,
+    "group_norm": norm.group_norm,
     "layer_norm": norm.layer_norm,
     "LogSoftmaxExt": loss.LogSoftmaxExt,
     "function.nn_func.log_softmax_ext": loss.log_softmax,

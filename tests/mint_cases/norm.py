@@ -92,12 +92,26 @@ def in_groups(x, w, b):
     y = normalized(parts, (2, 3)).reshape(x.shape)
     whole = normalized(x.reshape(4, -1), 1).reshape(x.shape)
     w, b = per_channel(x, w, b)
-    return y * w + b, whole
+    return y * w + b, whole, y * w, whole + b
 
 
-@case(IMAGES, OF_CHANNELS, BIAS_OF_CHANNELS, reference=in_groups)
+@case(IMAGES, OF_CHANNELS, BIAS_OF_CHANNELS, reference=in_groups, dtypes=BOTH)
 def groups(x, w, b):
-    return F.group_norm(x, 3, w, b), F.group_norm(x, 1)
+    return F.group_norm(x, 3, w, b), F.group_norm(x, 1), F.group_norm(x, 3, w), ops.group_norm(x, 1, bias=b)
+
+
+@case(IMAGES + 1000, reference=lambda x: in_groups(x, OF_CHANNELS, BIAS_OF_CHANNELS)[:2])
+class CellsOfGroups(nn.Cell):
+    """Holds Cells, whose input is far from 0."""
+
+    def __init__(self):
+        super().__init__()
+        self.groups, self.whole = mint.nn.GroupNorm(3, 3), mint.nn.GroupNorm(1, 3, affine=False)
+        self.groups.weight.set_data(Tensor(OF_CHANNELS.astype(np.float32)))
+        self.groups.bias.set_data(Tensor(BIAS_OF_CHANNELS.astype(np.float32)))
+
+    def construct(self, x):
+        return self.groups(x), self.whole(x)
 
 
 def unit(x, p, axis):

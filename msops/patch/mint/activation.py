@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 from mindspore import Tensor, ops
 from mindspore.ops import operations
 
+from msops.operators.gelu import gelu as of_elements
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_elu, _erfc, _gelu = operations.Elu(), operations.Erfc(), operations.GeLU()
-_mish, _softplus = operations.Mish(), operations.Softplus()
+_elu, _mish, _softplus = operations.Elu(), operations.Mish(), operations.Softplus()
 _expm1, _relu, _relu6, _sigmoid = operations.Expm1(), operations.ReLU(), operations.ReLU6(), operations.Sigmoid()
 
 
 def gelu(input: Tensor, *, approximate: str = "none") -> Tensor:  # noqa: A002
-    if approximate == "tanh":
-        return _gelu(input)
-    if approximate != "none":
-        raise ValueError(f"mint.nn.functional.gelu: approximate must be 'none' or 'tanh', got {approximate!r}")
-    return input * (_erfc(input * -math.sqrt(0.5)) * 0.5)
+    return of_elements(input, approximate)
 
 
 def gelu_of(input: Tensor, approximate: str = "none") -> Tensor:  # noqa: A002
-    return gelu(input, approximate=approximate)
+    return of_elements(input, approximate)
 
 
 def elu(input: Tensor, alpha: float = 1.0) -> Tensor:  # noqa: A002

@@ -11,6 +11,7 @@ from mindspore.communication import GlobalComm
 from mindspore.ops import operations
 
 from msops.core.compiled import once
+from msops.operators.group_norm import group_norm as normalize_groups
 from msops.operators.layer_norm import layer_norm as normalize
 
 
@@ -45,7 +46,7 @@ def layer_norm_and_statistics(
 
 
 def _as_parameter(x: Tensor | None, beside: Tensor) -> Tensor | None:
-    """Returns a parameter of a dtype that msops' layer_norm takes beside an input."""
+    """Returns a parameter of a dtype that msops' norms take beside an input."""
     if x is None or x.dtype in (mindspore.float32, beside.dtype):
         return x
     return ops.cast(x, beside.dtype)
@@ -58,6 +59,16 @@ def _rows_of(shape: tuple[int, ...], normalized: Any) -> tuple[int, ...] | None:
     if not normalized or shape[-len(normalized) :] != normalized:
         raise ValueError(f"layer_norm: normalized_shape must be the last axes of the input's {shape}, got {normalized}")
     return None if len(normalized) == 1 else (*shape[: -len(normalized)], math.prod(normalized))
+
+
+def group_norm(
+    input: Tensor,  # noqa: A002
+    num_groups: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Tensor:
+    return normalize_groups(input, num_groups, _as_parameter(weight, input), _as_parameter(bias, input), eps)
 
 
 def batch_norm(

@@ -1,0 +1,123 @@
+// y = a(xhat weight_c + bias_c) for each channel c, where xhat is x with mean 0 and variance 1 in each group of
+// neighbouring channels, and a is silu, or does nothing. group_norm/problem.h has the formulas.
+
+#include "common/sum.h"
+#include "group_norm/cpu.h"
+#include "group_norm/gpu.h"
+#include "shared/norm/settings.h"
+
+using namespace msops;
+using namespace msops::group_norm;
+
+namespace {
+
+struct Inputs {
+  Tensor x, weight, bias, dy, out, dweight, dbias, partial;
+  int64_t groups, channels = 0;
+  bool channels_last, silu;
+  double eps;
+
+  explicit Inputs(Call& call, bool backward) {
+    x = call.tensor("x");
+    weight = call.optional_of("common|float32", "weight"), bias = call.optional_of("common|float32", "bias");
+    if (backward) dy = call.tensor("dy");
+    out = call.tensor(backward ? "dx" : "y");
+    if (backward) {
+      dweight = call.optional_of("common|float32", "dweight");
+      dbias = call.optional_of("common|float32", "dbias");
+    }
+    partial = call.scratch("partial", 2);
+    eps = norm::eps_of(call);
+    groups = call.attribute("num_groups", 1, INT32_MAX);
+    silu = call.attribute("silu", 0, 1), channels_last = call.attribute("channels_last", 0, 1);
+    call.require(x.rank >= 2, kBadRank, "x has rank %d, expected at least 2", x.rank);
+    channels = x.dim(channels_last ? -1 : 1);
+    call.require(channels % groups == 0, kBadShape, "num_groups is %lld, which does not divide %lld channels",
+                 static_cast<long long>(groups), static_cast<long long>(channels));
+    for (const Tensor& each : {weight, bias})
+      if (each.dtype) call.require_shape(each, {channels});
+    call.require_same_shape(out, x);
+    if (backward) {
+      call.require_same_shape(dy, x);
+      norm::require_gradient_of(call, dweight, weight, "weight");
+      norm::require_gradient_of(call, dbias, bias, "bias");
+    }
+  }
+
+  template <typename T>
+  Problem<T> problem(Call& call) const {
+    using C = Compute<T>;
+    Problem<T> p{x.dim(0),
+                 channels,
+                 1,
+                 groups,
+                 channels / groups,
+                 channels_last,
+                 silu,
+                 dy.dtype != nullptr,
+                 C(eps),
+                 x.as<T>(),
+                 dy.as<T>(),
+                 out.as<T>(),
+                 {weight, C(1)},
+                 {bias, C(0)},
+                 partial.as<C>(),
+                 partial.dim(0)};
+    for (int axis = 1; axis < x.rank; ++axis)
+      if (axis != (channels_last ? x.rank - 1 : 1)) p.positions *= x.dim(axis);
+    p.channels_last |= p.positions == 1;
+    const int64_t least = std::max<int64_t>(1, (p.of_group + kMostChannels - 1) / kMostChannels);
+    call.require(p.parts >= least, kBadShape, "partial has %lld rows, expected at least %lld",
+                 static_cast<long long>(p.parts), static_cast<long long>(least));
+    call.require_shape(partial, {p.parts, p.columns()});
+    return p;
+  }
+};
+
+// Returns how many rows of `partial` have sums.
+template <bool kBackward, typename T>
+int64_t normalize(Call& call, const Problem<T>& p) {
+  if (!call.ok() || p.samples * p.channels * p.positions == 0) return 0;
+#ifdef __CUDACC__
+  if (!call.is_on_cpu())
+    return p.channels_last ? launch_phases<T, true, kBackward>(call, p) : launch_phases<T, false, kBackward>(call, p);
+#endif
+  p.silu ? normalize_on_cpu<T, true, kBackward>(call, p) : normalize_on_cpu<T, false, kBackward>(call, p);
+  return p.parts;
+}
+
+// Adds up sums of each channel over samples and parts: those of dz xhat, or those of dz.
+template <typename T>
+void add_up(Call& call, const Problem<T>& p, int64_t parts, bool of_dz, const Tensor& out) {
+  if (!out.dtype || !call.ok()) return;
+  Axes<1> kept, summed;
+  kept.push(p.channels, {1});
+  summed.push(parts, {p.columns()});
+  summed.push(p.samples, {2 * p.channels});
+  const Compute<T>* const from = p.sums(0, 0) + (of_dz ? p.channels : 0);
+  with_type<T, float>(out,
+                      [&](auto type) { sum(call, kept, summed, 1, from, out.as<typename decltype(type)::type>()); });
+}
+
+}  // namespace
+
+// (x, weight?, bias?) -> (y, partial)
+MSOPS_ENTRY(GroupNormForward) {
+  const Inputs in(call, false);
+  return call.run([&](auto type) {
+    using T = typename decltype(type)::type;
+    normalize<false>(call, in.problem<T>(call));
+  });
+}
+
+// (x, weight?, bias?, dy) -> (dx, dweight?, dbias?, partial)
+MSOPS_ENTRY(GroupNormBackward) {
+  const Inputs in(call, true);
+  return call.run([&](auto type) {
+    using T = typename decltype(type)::type;
+    const auto p = in.problem<T>(call);
+    const int64_t parts = normalize<true>(call, p);
+    add_up(call, p, parts, false, in.dweight);
+    add_up(call, p, parts, true, in.dbias);
+  });
+}

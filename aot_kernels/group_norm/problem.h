@@ -1,0 +1,133 @@
+// What both devices compute alike. With groups of n elements, and their sums over a group:
+//
+//   xhat = (x - mean(x)) r,  r = 1 / sqrt(mean((x - mean(x))^2) + eps),  z = xhat weight_c + bias_c,  y = a(z)
+//   dz = dy a'(z),  g = dz weight_c,  dx = r (g - mean(g) - xhat mean(g xhat))
+//   dweight_c = sum of dz xhat over samples and positions,  dbias_c = sum of dz
+//
+// where the activation a is silu, or does nothing. A tensor has `samples` x `channels` x `positions` elements, in this
+// order or with the channels last. Each pass has up to three phases, which cut the positions, and on the GPU also long
+// groups' channels, into parts:
+//
+//   1. statistics of x, for each part of a group
+//   2. sums of dz xhat and dz, for each part and channel; in the backward pass alone
+//   3. y or dx
+//
+// Nothing is kept from the forward pass but x, which is read anyway.
+#pragma once
+
+#include "../common/activations.h"
+#include "../common/call.h"
+#include "../common/functions.h"
+
+namespace msops::group_norm {
+
+constexpr int64_t kMostChannels = 512;  // of a part on the GPU; longer groups need a row of `partial` for each so many
+
+// Statistics are the number of elements, their mean, pivot + rest, and the sum of their squared distances from it. The
+// pivot is the mean as it was rounded, so that no digit of a mean far from 0 is lost (see shared/norm/normal.h).
+template <typename C>
+struct Statistics {
+  C count, pivot, rest, squares;
+
+  // Takes the sums of x - pivot and of (x - pivot)^2.
+  static MSOPS_BOTH Statistics of(C count, C pivot, C sum, C squares) {
+    const C rest = sum / count, centred = squares - sum * rest;
+    return {count, pivot, rest, centred < 0 ? C(0) : centred};  // rounding may make it negative
+  }
+  static MSOPS_BOTH Statistics combine(const Statistics& a, const Statistics& b) {
+    if (a.count == 0) return b;
+    const C count = a.count + b.count, share = b.count / count, distance = b.pivot - a.pivot + (b.rest - a.rest);
+    return {count, a.pivot, a.rest + distance * share, a.squares + b.squares + distance * distance * (a.count * share)};
+  }
+};
+
+// Group normalizes the elements of a group: xhat = (x - pivot) r + shift. `mean` and `along` are mean(g) and
+// mean(g xhat).
+template <typename C>
+struct Group {
+  C pivot, r, shift, mean, along;
+
+  static MSOPS_BOTH Group of(const Statistics<C>& all, C eps) {
+    const C r = 1 / sqrt(all.squares / all.count + eps);
+    return {all.pivot, r, -all.rest * r, 0, 0};
+  }
+};
+
+// PerChannel is a number for each channel, elements of T or of float; without data it is `otherwise` for all.
+template <typename T>
+struct PerChannel {
+  const void* data;
+  bool is_float;
+  Compute<T> otherwise;
+
+  PerChannel(const Tensor& tensor, Compute<T> number)
+      : data(tensor.data),
+        is_float(tensor.dtype && std::strcmp(tensor.dtype, dtype_name<float>()) == 0),
+        otherwise(number) {}
+  MSOPS_BOTH Compute<T> operator[](int64_t c) const {
+    using C = Compute<T>;
+    return !data ? otherwise : is_float ? C(static_cast<const float*>(data)[c]) : C(static_cast<const T*>(data)[c]);
+  }
+};
+
+// Channel computes the elements of one channel in one group.
+template <typename T>
+struct Channel {
+  using C = Compute<T>;
+  C pivot, r, shift, weight, bias, mean, along;
+
+  Channel() = default;
+  MSOPS_BOTH Channel(const Group<C>& group, C factor, C term)
+      : pivot(group.pivot),
+        r(group.r),
+        shift(group.shift),
+        weight(factor),
+        bias(term),
+        mean(group.mean),
+        along(group.along) {}
+
+  MSOPS_BOTH C normal(C x) const { return (x - pivot) * r + shift; }
+
+  template <bool kSilu>
+  MSOPS_BOTH C y(C x) const {
+    const C z = normal(x) * weight + bias;
+    return kSilu ? z * Activations<T>::sigmoid(z) : z;
+  }
+  template <bool kSilu>
+  MSOPS_BOTH C dz(C xhat, C dy) const {
+    if constexpr (!kSilu) return dy;
+    const C z = xhat * weight + bias, s = Activations<T>::sigmoid(z);
+    return dy * s * (1 + z * (1 - s));
+  }
+  template <bool kSilu>
+  MSOPS_BOTH C dx(C x, C dy) const {
+    const C xhat = normal(x);
+    return r * (dz<kSilu>(xhat, dy) * weight - mean - xhat * along);
+  }
+};
+
+template <typename T>
+struct Problem {
+  using C = Compute<T>;
+  int64_t samples, channels, positions, groups, of_group;  // of_group: channels of a group
+  bool channels_last, silu, backward;
+  C eps;
+  const T *x, *dy;  // dy is null and not read in the forward pass
+  T* out;           // y or dx
+  PerChannel<T> weight, bias;
+  // A row of `partial` for each part has Statistics or, in the end, the Group of each group, and in the backward pass
+  // the sums of dz xhat and of dz of each channel of each sample.
+  C* partial;
+  int64_t parts;
+  static constexpr int64_t kRecord = sizeof(Group<C>) / sizeof(C);
+
+  MSOPS_BOTH int64_t columns() const { return samples * (groups * kRecord + (backward ? 2 * channels : 0)); }
+  // `group` counts through all samples.
+  MSOPS_BOTH C* record(int64_t part, int64_t group) const { return partial + part * columns() + group * kRecord; }
+  MSOPS_BOTH C* sums(int64_t part, int64_t sample) const {
+    return partial + part * columns() + samples * groups * kRecord + sample * 2 * channels;
+  }
+  MSOPS_BOTH double of_all() const { return static_cast<double>(of_group) * static_cast<double>(positions); }
+};
+
+}  // namespace msops::group_norm
