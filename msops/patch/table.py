@@ -302,6 +302,7 @@ MINT: dict[str, Callable[..., Any]] = {
     "functional_overload.nansum": reduction.nansum,
     "functional_overload.real": elementwise.real,
     "functional_overload.repeat_interleave": shape.repeat_interleave,
+    "functional_overload.where": shape.where,
 }
 
 # These methods of MindSpore's classes are replaced by what a function makes of them.
