@@ -344,6 +344,7 @@ def test_a_version_with_other_arguments(monkeypatch):
 def test_primitives_are_not_sharded(patched, monkeypatch):
     norm = ops.RmsNorm()
     assert norm.shard(((1, 1), (1,))) is norm
+    assert norm.add_prim_attr("primitive_target", "Ascend") is norm
     monkeypatch.setattr(mindspore, "get_auto_parallel_context", {"parallel_mode": "semi_auto_parallel"}.get)
     with pytest.raises(NotImplementedError, match=r"^RmsNorm: msops' operators cannot be sharded$"):
         norm.shard(((1, 1), (1,)))

@@ -23,6 +23,10 @@ class Replacement:
             raise NotImplementedError(f"{type(self).__name__}: msops' operators cannot be sharded")
         return self
 
+    def add_prim_attr(self, name: str, value: object) -> Replacement:
+        """Does nothing: the attributes tell Ascend's compiler where and how to run a kernel."""
+        return self
+
 
 class Refused(Replacement):
     """A primitive that msops does not have. Programs may make one, but not call it."""

@@ -10,7 +10,7 @@ from mindspore import Tensor, ops
 
 from msops.core.compiled import compiling
 
-_where = getattr(getattr(ops, "functional_overload", None), "_where_instance", None)  # MindSpore 2.7 and later have it
+_where: Any = getattr(getattr(ops, "functional_overload", None), "_where_instance", None)
 
 
 def stack(tensors: tuple[Tensor, ...], dim: int) -> Tensor:
