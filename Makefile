@@ -134,6 +134,17 @@ wheel: all | python ## Build the wheel, one for every Python and MindSpore, into
 test-matrix: wheel ## Run the operators' tests on the wheel under each version of MindSpore
 	$(PYTHON) tests/matrix.py $(ARGS)
 
+# .libraries has mindone and, to compare with, Hugging Face's libraries and torch, of which the wheel for the CPU is enough.
+TORCH := torch>=2.6
+.libraries/.ready: pyproject.toml | python
+	$(PYTHON) -m venv --clear .libraries
+	.libraries/bin/pip install --quiet --disable-pip-version-check --editable . 'mindspore==2.10.*' 'mindone==0.5.0' 'diffusers==0.35.2' '$(TORCH)'
+	@touch $@
+
+.PHONY: test-libraries
+test-libraries: all .libraries/.ready ## Compare models of mindone with the same in PyTorch, on the CPU; ARGS="Llama FLUX" names some
+	.libraries/bin/python tests/libraries.py $(ARGS)
+
 # compute-sanitizer checks the kernels, called through their C entries. It needs torch with CUDA.
 SANITIZERS := memcheck racecheck initcheck synccheck
 .PHONY: sanitize $(SANITIZERS)

@@ -3,7 +3,7 @@
 import mindspore
 import numpy as np
 import pytest
-from mindspore import Parameter, Tensor, nn
+from mindspore import Parameter, Tensor, nn, ops
 from mindspore.graph.api import _pynative_executor
 
 import msops
@@ -93,6 +93,7 @@ def test_method_in_place(name, arguments, want):
 
 
 def test_keywords():
+    np.testing.assert_array_equal(Tensor(X).repeat_interleave(2, dim=1, output_size=8).asnumpy(), X.repeat(2, 1))
     x = Tensor(X)
     np.testing.assert_array_equal(x.add_(Tensor(X), alpha=2).asnumpy(), 3 * X)
     np.testing.assert_array_equal(x.sub_(Tensor(X), alpha=2).asnumpy(), X)
@@ -129,6 +130,58 @@ def test_in_place_in_a_gradient():
     counter = Counter(squares=False)
     np.testing.assert_array_equal(mindspore.grad(counter)(Tensor(X)).asnumpy(), 8 * X)
     assert counter.calls.asnumpy() == 1
-    with pytest.raises(NotImplementedError, match=r"mint.Tensor.mul_: it has no gradient on GPU and CPU"):
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         mindspore.grad(Counter(squares=True))(Tensor(X))
+    _pynative_executor.set_grad_flag(False)  # MindSpore leaves it after an error
+
+
+def accumulated(x):
+    """Adds rows as layers of experts do."""
+    total, rows = ops.zeros((3, 4)), Tensor([0, 0]).add_(2).clamp_(0, 1)
+    total.index_add_(0, Tensor([0, 2]), x * x)
+    total.index_add_(0, rows, x).exp_().mul_(2.0)
+    return (total * total).sum()
+
+
+def shifted(x):
+    """Overwrites indices that the gradient needs."""
+    rows = Tensor([0, 1])
+    total = ops.zeros((3, 4)).index_add_(0, rows, x)
+    rows.add_(1)
+    return total.sum()
+
+
+def test_gradients_in_place():
+    x = np.arange(8, dtype=np.float32).reshape(2, 4) / 8
+    total = np.zeros((3, 4))
+    total[[0, 2]] = x * x
+    np.add.at(total, [1, 1], x)
+    dtotal = 8 * np.exp(2 * total)
+    got = mindspore.grad(accumulated)(Tensor(x)).asnumpy()
+    np.testing.assert_allclose(got, dtotal[[0, 2]] * 2 * x + dtotal[[1, 1]], rtol=1e-5)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        mindspore.grad(shifted)(Tensor(x))
+    _pynative_executor.set_grad_flag(False)  # MindSpore leaves it after an error
+
+
+def test_parts_in_place():
+    x, weight = Tensor(X), Parameter(Tensor(X))
+    x[0].add_(1.0)
+    x[:, 1].fill_(7.0)
+    weight.data[1].zero_()
+    want = X + np.array([[1], [0]])
+    want[:, 1] = 7
+    np.testing.assert_array_equal(x.asnumpy(), want)
+    np.testing.assert_array_equal(weight.asnumpy(), X * [[1], [0]])
+
+
+@pytest.mark.parametrize("what", ["a part of another tensor", "a Parameter that requires a gradient"])
+def test_gradients_in_place_that_are_refused(what):
+    weight = Parameter(Tensor(X))
+
+    def function(x):
+        return ((x * 2)[0] if "part" in what else weight).add_(1.0).sum()
+
+    with pytest.raises(NotImplementedError, match=f"mint.Tensor.add_: {what} has no gradient on GPU and CPU"):
+        mindspore.grad(function)(Tensor(X))
     _pynative_executor.set_grad_flag(False)  # MindSpore leaves it after an error

@@ -3,7 +3,6 @@
 import itertools
 import sys
 import types
-import warnings
 
 import mindspore
 import numpy as np
@@ -242,19 +241,17 @@ def names():
     return {(path, name): values[name] for path, values in modules for name in last & values.keys()}
 
 
-def test_what_was_imported_before_is_named():
-    module = types.ModuleType("early")
-    module.primitive, module.function = ops.auto_generate.Swiglu, ops.swiglu
-    sys.modules["early"] = module
-    try:
-        with pytest.warns(UserWarning, match=r"early.primitive stay MindSpore's own: import them after"):
-            msops.patch_mindspore().undo()
-        del module.primitive
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            msops.patch_mindspore().undo()  # the function calls what is replaced
-    finally:
-        del sys.modules["early"]
+def test_modules_that_imported_before_the_patch(monkeypatch):
+    early = types.ModuleType("early")
+    early.primitive, early.function, early.other = own = ops.auto_generate.Swiglu, ops.swiglu, np.exp
+    monkeypatch.setitem(sys.modules, early.__name__, early)
+    with msops.patch_mindspore():
+        assert early.primitive is ops.auto_generate.Swiglu is not own[0]
+        close(call(early.primitive(), X), swiglu(X))
+        assert early.function is ops.swiglu
+        early.later = ops.rms_norm
+        kept = early.later
+    assert (early.primitive, early.function, early.other, early.later) == (*own, kept)
 
 
 def test_methods_are_back():
@@ -347,9 +344,75 @@ def test_a_version_with_other_arguments(monkeypatch):
 def test_primitives_are_not_sharded(patched, monkeypatch):
     norm = ops.RmsNorm()
     assert norm.shard(((1, 1), (1,))) is norm
+    assert norm.add_prim_attr("primitive_target", "Ascend") is norm
     monkeypatch.setattr(mindspore, "get_auto_parallel_context", {"parallel_mode": "semi_auto_parallel"}.get)
     with pytest.raises(NotImplementedError, match=r"^RmsNorm: msops' operators cannot be sharded$"):
         norm.shard(((1, 1), (1,)))
+
+
+def apply_rotary(query, key, cos, sin, length):
+    return ops.ApplyRotaryPosEmb(2)(query, key, cos, sin, length)
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 16), (6, 16)])
+def test_apply_rotary_pos_emb(mode, patched, shape):
+    """Heads lie one after another in the features, and each token has a row of the tables."""
+    query, key, half = numbers(*shape), numbers(*shape[:-1], 8), numbers(6, 4)
+    table = np.concatenate((half, half), 1)
+    cos, sin = np.cos(table), np.sin(table)
+    got = call(apply_rotary, query, key, cos, sin, np.array([3, 3], np.int32))
+    for x, result in zip((query, key), got):
+        heads = x.reshape(6, -1, 8)
+        close(result, rotary(heads, cos[:, None], sin[:, None]).reshape(x.shape))
+
+
+@pytest.mark.parametrize(
+    ("settings", "tables", "words"),
+    [
+        ((1,), 6, "cos_format must be 0 or 2 here"),
+        ((), 5, "cos must have a row for each of the 6 tokens of query, got (5, 8)"),
+    ],
+)
+def test_apply_rotary_pos_emb_refuses(patched, settings, tables, words):
+    mindspore.set_context(mode=mindspore.PYNATIVE_MODE)
+    query, table = Tensor(numbers(2, 3, 16)), Tensor(numbers(tables, 8))
+    with pytest.raises(NotImplementedError) as caught:
+        ops.ApplyRotaryPosEmb(*settings)(query, query, table, table, Tensor([3, 3]))
+    assert str(caught.value).startswith("ApplyRotaryPosEmb: ")
+    assert words in str(caught.value)
+
+
+def test_flag_of_overflows(mode, patched):
+    """The model zoo's cells of loss scaling order these calls by Depend, and add up the flag."""
+    allocate, clear = ops.NPUAllocFloatStatus(), ops.NPUClearFloatStatus()
+    with pytest.warns(UserWarning, match="tells of none: an overflow shows as inf"):
+        get = ops.operations.NPUGetFloatStatus()
+
+    def function(x):
+        flag = ops.depend(allocate(), x)
+        y = ops.depend(x, clear(flag)) * 2
+        flag = ops.depend(ops.depend(flag, y), get(flag))
+        return y, flag.sum() >= 1
+
+    y, overflow = call(function, np.full(3, 65504, np.float16))
+    assert np.isinf(y).all()
+    assert not overflow
+
+
+def permuted(x, indices):
+    return ops.moe_token_permute(x, indices)
+
+
+def quantized(x):
+    return ops.auto_generate.DynamicQuantExt()(x)
+
+
+@pytest.mark.skipif(not hasattr(ops, "moe_token_permute"), reason="this MindSpore does not have it")
+def test_what_is_refused(mode, patched):
+    with pytest.raises(NotImplementedError, match=r"MoeTokenPermute: it has kernels on Ascend alone, .*; compose it"):
+        call(permuted, numbers(4, 8), np.array([0, 1, 0, 1]))
+    with pytest.raises(NotImplementedError, match=r"DynamicQuantExt: .*; msops computes in float16, float32"):
+        call(quantized, numbers(4, 8))
 
 
 INT, HALF = X.astype(np.int32), X.astype(np.float16)

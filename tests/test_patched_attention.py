@@ -89,6 +89,23 @@ def test_sparse_modes(mode, queries, keys, attn_mask, settings, hidden):
         check(numbers(queries, keys), hidden, layout, *[] if attn_mask is None else [attn_mask], **settings)
 
 
+@pytest.mark.parametrize(("queries", "keys"), [(4, 7), (7, 5)])
+def test_prefixes(mode, queries, keys):
+    """Each sample sees so many keys besides those before it; lengths count with the layout TND alone."""
+    prefix = np.array([keys - 1, max(keys - queries, 1)])
+    hidden = band(queries, keys, 99, 0, keys - queries) & (np.arange(keys) >= prefix.reshape(-1, 1, 1, 1))
+    arrays, places = numbers(queries, keys), tuple(map(int, prefix))
+    settings = dict(input_layout="BNSD", sparse_mode=5, actual_seq_qlen=(2,))
+    known = Net(ops.flash_attention_score, head_num=N, prefix=places, **settings)
+
+    def function(q, k, v, prefix, mask):
+        return ops.flash_attention_score(q, k, v, N, attn_mask=mask, prefix=prefix, **settings)
+
+    mask = np.broadcast_to(hidden, (B, 1, queries, keys))
+    for (got,) in (run(known, *arrays), run(Net(function), *arrays, prefix, mask)):
+        np.testing.assert_allclose(got, attention(*arrays, hidden, 1.0), 1e-5, 1e-5)
+
+
 def packed(arrays, lengths_q, lengths_k):
     """Returns the rows of sequences of these lengths one after another, and where they end."""
     rows = [
@@ -130,14 +147,82 @@ def test_gradients(mode):
     check_finite_differences(run(Gradient(net, 3), *arrays, *douts), net, arrays, douts, most=20)
 
 
+def lse_of(q, k, scale, hidden):
+    """Returns the logarithms of the sums of exponentials, (B, N, S)."""
+    k = np.repeat(k, N // N_KV, 1)
+    return np.log(np.where(hidden, 0, np.exp(np.float64(q) @ np.float64(k).swapaxes(-1, -2) * scale)).sum(-1))
+
+
+class Attention(mindspore.nn.Cell):
+    """Makes the primitive as libraries do, and multiplies its fourth result by a weight."""
+
+    def __init__(self, **settings):
+        super().__init__()
+        self.attention = ops.operations.nn_ops.FlashAttentionScore(**settings)
+        self.weight = mindspore.Parameter(ops.ones(1))
+
+    def construct(self, q, k, v, mask=None, *ends):
+        largest, total, ignored, out = self.attention(q, k, v, None, None, None, mask, None, *ends)
+        return largest, total, ignored, out * self.weight
+
+
+@pytest.mark.parametrize("layout", ["BSH", "SBH", "BNSD", "BSND"])
+def test_primitive(mode, layout):
+    arrays, hidden = numbers(5, 7), np.random.default_rng(1).random((B, 1, 5, 7)) < 0.3
+    net = Attention(head_num=N, scale_value=0.3, input_layout=layout)
+    inputs = [to_layout(x, layout) for x in arrays]
+    largest, total, ignored, out = run(net, *inputs, hidden.astype(np.uint8))
+    np.testing.assert_allclose(out, to_layout(attention(*arrays, hidden, 0.3), layout), 1e-5, 1e-5)
+    assert largest.shape == total.shape == (B, N, 5, 8)
+    assert ignored.shape == ()
+    want = np.broadcast_to(lse_of(*arrays[:2], 0.3, hidden)[..., None], largest.shape)
+    np.testing.assert_allclose(largest + np.log(total), want, 1e-5, 1e-5)
+
+
+def test_primitive_of_packed_sequences(mode):
+    arrays, lengths = numbers(7, 7), (7, 3)
+    rows, (ends, _) = packed(arrays, lengths, lengths)
+    primitive = ops.auto_generate.FlashAttentionScore(N, 1.0, 0.3, input_layout="TND", sparse_mode=3)
+
+    def function(q, k, v):
+        return primitive(q, k, v, actual_seq_qlen=ends, actual_seq_kvlen=ends)
+
+    largest, total, _, out = run(Net(function), *rows)
+    assert largest.shape == total.shape == (10, N, 8)
+    for b, (end, n) in enumerate(zip(ends, lengths)):
+        q, k, v = (x[b : b + 1, :, :n] for x in arrays)
+        hide = band(n, n, 99, 0)
+        np.testing.assert_allclose(out[end - n : end].swapaxes(0, 1), attention(q, k, v, hide, 0.3)[0], 1e-5, 1e-5)
+        want = lse_of(q, k, 0.3, hide)[0].T
+        np.testing.assert_allclose((largest + np.log(total))[end - n : end, :, 3], want, 1e-5, 1e-5)
+
+
+def test_gradients_of_the_primitive(mode):
+    arrays = numbers(3, 5, np.float64)
+    primitive = ops.operations.nn_ops.FlashAttentionScore(N, scale_value=0.5, input_layout="BNSD", sparse_mode=3)
+
+    def attended(q, k, v):
+        return primitive(q, k, v)[3]
+
+    def largest(q, k, v):
+        return primitive(q, k, v)[0]
+
+    net = Net(attended)
+    douts = [np.random.default_rng(1).standard_normal(arrays[0].shape)]
+    check_finite_differences(run(Gradient(net, 3), *arrays, *douts), net, arrays, douts, most=20)
+    gradients = run(Gradient(Net(largest), 3), *arrays, np.ones((B, N, 3, 8)))
+    assert not any(each.any() for each in gradients)
+
+
 Q = np.zeros((2, 3, 8), np.float32)
 MISTAKES = [
     (dict(keep_prob=0.9), NotImplementedError, "keep_prob must be 1.0: msops has no dropout in attention, got 0.9"),
     (dict(real_shift=Q), NotImplementedError, "real_shift must be None"),
     (dict(padding_mask=Q), NotImplementedError, "padding_mask must be None"),
     (dict(drop_mask=Q), NotImplementedError, "drop_mask must be None"),
-    (dict(prefix=(1, 1)), NotImplementedError, "prefix must be None"),
-    (dict(sparse_mode=5), NotImplementedError, "sparse_mode must be one of 0, 1, 2, 3, 4 here, got 5"),
+    (dict(sparse_mode=5), ValueError, "prefix must be given if sparse_mode is 5"),
+    (dict(sparse_mode=5, prefix=3), TypeError, "prefix must be a Tensor or a tuple of ints, got 3"),
+    (dict(sparse_mode=6), NotImplementedError, "sparse_mode must be one of 0, 1, 2, 3, 4, 5 here, got 6"),
     (dict(sparse_mode=1), ValueError, "attn_mask must be given if sparse_mode is 1"),
     (dict(sparse_mode=4, pre_tokens=-1), NotImplementedError, "pre_tokens and next_tokens must be at least 0"),
     (dict(sparse_mode=3, attn_mask=np.zeros((3, 3), bool)), ValueError, "attn_mask must have shape (2048, 2048)"),
@@ -175,7 +260,6 @@ MISTAKES = [
     (dict(scalar_value=None), TypeError, "scalar_value must be a number, got NoneType"),
     (dict(input_layout="BHTD"), ValueError, "input_layout must be one of BSH, SBH, BNSD, BSND, TND, got 'BHTD'"),
     (dict(input_layout="TND", head_num=3), ValueError, "actual_seq_qlen must be given if input_layout is 'TND'"),
-    (dict(actual_seq_qlen=(1, 2)), ValueError, "must be None unless input_layout is 'TND'"),
     (dict(scalar_value="1"), TypeError, "scalar_value must be a number, got str"),
     (dict(next_tokens=1.0), TypeError, "next_tokens must be an int, got float"),
 ]

@@ -1,6 +1,7 @@
-"""Holds what `patch_mindspore` puts in place of MindSpore's `flash_attention_score`: its arguments and its result.
+"""Holds what `patch_mindspore` puts in place of MindSpore's `flash_attention_score` and of its primitive.
 
-MindSpore documents them, as in `help(mindspore.ops.flash_attention_score)`. What msops lacks is refused.
+MindSpore documents their arguments and results, as in `help(mindspore.ops.flash_attention_score)`. What msops lacks is
+refused.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from msops.core import settings
 from msops.core.compiled import compiling, once
 from msops.core.inputs import as_int32, describe, spec_of
 from msops.core.spec import dtype_name
-from msops.operators.flash_attention import flash_attention, flash_attention_varlen
+from msops.operators.flash_attention import flash_attention, packed_operators
+
+from .replacement import Replacement
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,11 +27,12 @@ if TYPE_CHECKING:
 
     from msops.core.inputs import Description, Sizes
 
-    Plan = tuple[Sizes, Sizes, Sizes, tuple[int, int], int | None, bool, Tensor | None]
+    Plan = tuple[Sizes, Sizes, Sizes, tuple[int, int], int | None, bool, Tensor | None, Tensor | None]
 
 _NAME = "flash_attention_score"
 _AXES = {"BSH": 3, "SBH": 3, "BNSD": 4, "BSND": 4, "TND": 3}  # the layouts, and how many axes they have
-_MODES = (0, 1, 2, 3, 4)  # of sparse_mode: a mask and a band, a mask, causal from the first key or to the last, a band
+# Of sparse_mode: a mask and a band, a mask, causal from the first key or to the last, a band, causal after a prefix.
+_MODES = (0, 1, 2, 3, 4, 5)
 _OPEN = 2**31 - 1  # a number of tokens from here on is no limit
 
 
@@ -55,9 +59,117 @@ def flash_attention_score(
     """Returns the attention of the layout and shape of `query`.
 
     Nobody looks at the numbers of lengths that are Tensors nor, in graph mode, at those of an `attn_mask` that
-    `sparse_mode` 2, 3 or 4 implies.
+    `sparse_mode` 2, 3 or 4 implies. As MindSpore does, it ignores lengths if the layout is not TND, and `prefix` if
+    `sparse_mode` is not 5.
     """
-    absent = (real_shift is None, drop_mask is None, padding_mask is None, prefix is None)
+    out, _ = attend(
+        query,
+        key,
+        value,
+        real_shift,
+        drop_mask,
+        padding_mask,
+        attn_mask,
+        prefix,
+        actual_seq_qlen,
+        actual_seq_kvlen,
+        head_num,
+        keep_prob,
+        scalar_value,
+        pre_tokens,
+        next_tokens,
+        inner_precise,
+        input_layout,
+        sparse_mode,
+    )
+    return out
+
+
+class FlashAttentionScore(Replacement):
+    """Calls flash_attention_score with the settings that it was made with, and returns statistics, too.
+
+    `softmax_max` and `softmax_sum`, (B, N1, S1, 8) or, for TND, (T1, N1, 8), hold eight times the logarithm of the sum
+    of exponentials, lse, and eight times 1. Ascend gives the greatest score m and the sum of the e^(x - m). Both have
+    softmax_max + log(softmax_sum) = lse, by which programs combine blocks of keys. They have no gradient.
+    `softmax_out` is 0, of shape (): MindSpore tells to ignore it.
+    """
+
+    def __init__(
+        self,
+        head_num: int,
+        keep_prob: float = 1.0,
+        scale_value: float = 1.0,
+        pre_tokens: int = 2147483647,
+        next_tokens: int = 2147483647,
+        inner_precise: int = 0,
+        input_layout: str = "BSH",
+        sparse_mode: int = 0,
+    ) -> None:
+        self.head_num, self.keep_prob, self.scale_value = head_num, keep_prob, scale_value
+        self.pre_tokens, self.next_tokens, self.inner_precise = pre_tokens, next_tokens, inner_precise
+        self.input_layout, self.sparse_mode = input_layout, sparse_mode
+
+    def __call__(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        real_shift: Tensor | None = None,
+        drop_mask: Tensor | None = None,
+        padding_mask: Tensor | None = None,
+        attn_mask: Tensor | None = None,
+        prefix: object = None,
+        actual_seq_qlen: object = None,
+        actual_seq_kvlen: object = None,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        out, lse = attend(
+            query,
+            key,
+            value,
+            real_shift,
+            drop_mask,
+            padding_mask,
+            attn_mask,
+            prefix,
+            actual_seq_qlen,
+            actual_seq_kvlen,
+            self.head_num,
+            self.keep_prob,
+            self.scale_value,
+            self.pre_tokens,
+            self.next_tokens,
+            self.inner_precise,
+            self.input_layout,
+            self.sparse_mode,
+        )
+        if self.input_layout == "TND":
+            lse = lse.transpose(1, 0)
+        largest = ops.broadcast_to(ops.stop_gradient(lse).expand_dims(-1), (*lse.shape, 8))
+        return largest, ops.ones_like(largest), _zero(query.dtype), out
+
+
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    real_shift: Tensor | None,
+    drop_mask: Tensor | None,
+    padding_mask: Tensor | None,
+    attn_mask: Tensor | None,
+    prefix: Any,
+    actual_seq_qlen: object,
+    actual_seq_kvlen: object,
+    head_num: int,
+    keep_prob: float,
+    scalar_value: float,
+    pre_tokens: int,
+    next_tokens: int,
+    inner_precise: int,
+    input_layout: str,
+    sparse_mode: int,
+) -> tuple[Tensor, Tensor]:
+    """Returns the attention of the layout and shape of `query`, and lse of shape (B, N1, S1), or (N1, T1) for TND."""
+    absent = (real_shift is None, drop_mask is None, padding_mask is None)
     check_settings(
         absent, head_num, keep_prob, scalar_value, pre_tokens, next_tokens, inner_precise, input_layout, sparse_mode
     )
@@ -68,29 +180,28 @@ def flash_attention_score(
         window = window_of_packed(described, lengths_q, lengths_k, head_num, pre_tokens, next_tokens, sparse_mode)
         if attn_mask is not None and not compiling():
             check_triangle(attn_mask, sparse_mode)
-        return flash_attention_varlen(
-            query, key, value, starts_q, starts_k, most_q, most_k, scale=scalar_value, window=window
-        )
-    check_no_lengths(actual_seq_qlen is None and actual_seq_kvlen is None)
+        packed = packed_operators.primitive(most_q, most_k, False, scalar_value, window, 0.0)
+        results = packed(query, key, value, starts_q, starts_k)
+        return results[0], results[1]
     plan = make_plan(described, head_num, pre_tokens, next_tokens, input_layout, sparse_mode)
     if attn_mask is not None and not compiling():
         check_triangle(attn_mask, sparse_mode)
-    of_query, of_key, of_value, window, keys, masks, band = plan
+    of_query, of_key, of_value, window, keys, masks, band, places = plan
     q, k, v = query.reshape(of_query), key.reshape(of_key), value.reshape(of_value)
     if input_layout == "SBH":
         q, k, v = q.transpose(1, 0, 2, 3), k.transpose(1, 0, 2, 3), v.transpose(1, 0, 2, 3)
     layout = "BHTD" if input_layout == "BNSD" else "BTHD"
     if keys is not None:
         k, v = (k[:, :, :keys], v[:, :, :keys]) if layout == "BHTD" else (k[:, :keys], v[:, :keys])
-    mask = None
-    if masks:
-        mask = ops.cast(attn_mask, mindspore.bool_)
-        if band is not None:
-            mask = ops.logical_or(mask, band)
-    out, _ = flash_attention(q, k, v, scale=scalar_value, window=window, mask=mask, layout=layout, return_lse=True)
+    mask = ops.cast(attn_mask, mindspore.bool_) if masks else None
+    if sparse_mode == 5:
+        band = ops.logical_and(band, places >= as_column(prefix))
+    if band is not None:
+        mask = ops.logical_or(mask, band) if masks else band
+    out, lse = flash_attention(q, k, v, scale=scalar_value, window=window, mask=mask, layout=layout, return_lse=True)
     if input_layout == "SBH":
         out = out.transpose(1, 0, 2, 3)
-    return out.reshape(query.shape)
+    return out.reshape(query.shape), lse
 
 
 @once
@@ -106,7 +217,7 @@ def check_settings(
     sparse_mode: int,
 ) -> None:
     """Requires settings that msops has."""
-    for argument, is_absent in zip(("real_shift", "drop_mask", "padding_mask", "prefix"), absent):
+    for argument, is_absent in zip(("real_shift", "drop_mask", "padding_mask"), absent):
         if not is_absent:
             raise NotImplementedError(f"{_NAME}: {argument} must be None: msops does not have it")
     if settings.number(_NAME, "keep_prob", keep_prob) != 1.0:
@@ -120,19 +231,18 @@ def check_settings(
         raise TypeError(f"{_NAME}: input_layout must be a str, got {type(input_layout).__name__}")
     settings.one_of(_NAME, "input_layout", input_layout, tuple(_AXES))
     if sparse_mode not in _MODES:
-        raise NotImplementedError(f"{_NAME}: sparse_mode must be one of 0, 1, 2, 3, 4 here, got {sparse_mode}")
+        raise NotImplementedError(f"{_NAME}: sparse_mode must be one of 0, 1, 2, 3, 4, 5 here, got {sparse_mode}")
 
 
 @once
-def check_no_lengths(absent: bool) -> None:
-    if not absent:
-        raise ValueError(f"{_NAME}: actual_seq_qlen and actual_seq_kvlen must be None unless input_layout is 'TND'")
+def _zero(dtype: Any) -> Tensor:
+    return Tensor(0, dtype)
 
 
 @ops.constexpr
 def check_triangle(mask: Tensor, sparse_mode: int) -> None:
     """Requires the mask of the modes 2, 3 and 4 to be the one that they imply."""
-    if sparse_mode in (0, 1) or _triangles.get(id(mask)) is mask:
+    if sparse_mode in (0, 1, 5) or _triangles.get(id(mask)) is mask:
         return
     if not np.array_equal(mask.asnumpy() != 0, np.triu(np.ones(mask.shape, bool), 1)):
         raise NotImplementedError(
@@ -156,7 +266,7 @@ def make_plan(
     sparse_mode: int,
 ) -> Plan:
     """Returns the shapes that q, k and v get, the window, how many keys count (None: all), whether attn_mask is used,
-    and a band that is combined with it."""
+    a band that is combined with it and, for prefixes, the places of the keys."""
     shapes = _shapes(described, input_layout)
     place = "".join(input_layout)
     _check_key_and_value(shapes, None if place in ("BSH", "SBH") else shapes[0][-1])
@@ -171,7 +281,7 @@ def make_plan(
     _check_heads(shapes[0], 1 if place == "BNSD" else 2, head_num)
     queries, keys = shapes[0][row], shapes[1][row]
     masks = _uses_mask(described[3], sparse_mode)
-    window, first_keys, band = _open_window(), None, None
+    window, first_keys, band, places = _open_window(), None, None, None
     if sparse_mode == 0 and masks:  # the band begins at the first query and key
         window, band = _band(queries, keys, pre_tokens, next_tokens)
     if sparse_mode == 2 and keys <= queries:
@@ -182,7 +292,26 @@ def make_plan(
         window = (-1, 0)
     if sparse_mode == 4:
         window = _window(pre_tokens, next_tokens)
-    return shapes[0], shapes[1], shapes[2], window, first_keys, masks, band
+    if sparse_mode == 5:
+        places = Tensor(np.arange(keys, dtype=np.int32))
+        band = Tensor(np.triu(np.ones((queries, keys), bool), 1 + keys - queries))
+    return shapes[0], shapes[1], shapes[2], window, first_keys, masks, band, places
+
+
+def as_column(prefix: Any) -> Tensor:
+    """Returns prefix with the axes (B, 1, 1, 1)."""
+    if not isinstance(prefix, Tensor):
+        prefix = known_prefix(prefix)
+    return ops.cast(as_int32(prefix), mindspore.int32).reshape(-1, 1, 1, 1)
+
+
+@once
+def known_prefix(prefix: Sequence[int] | None) -> Tensor:
+    if prefix is None:
+        raise ValueError(f"{_NAME}: prefix must be given if sparse_mode is 5")
+    if not isinstance(prefix, (tuple, list)) or not all(map(settings.whole, prefix)):
+        raise TypeError(f"{_NAME}: prefix must be a Tensor or a tuple of ints, got {prefix!r}")
+    return Tensor(np.array(prefix, np.int32))
 
 
 @once
@@ -199,6 +328,8 @@ def window_of_packed(
     shapes = _shapes(described, "TND")
     _check_key_and_value(shapes, shapes[0][-1])
     _check_heads(shapes[0], 1, head_num)
+    if sparse_mode == 5:
+        raise NotImplementedError(f"{_NAME}: sparse_mode must not be 5 with input_layout 'TND'")
     if _uses_mask(described[3], sparse_mode):
         raise NotImplementedError(f"{_NAME}: attn_mask must be None with input_layout 'TND' and sparse_mode 0 or 1")
     if sparse_mode == 2 and (lengths_q is None or lengths_q != lengths_k):
@@ -280,7 +411,7 @@ def _uses_mask(described: Description | None, sparse_mode: int) -> bool:
         raise TypeError(f"{_NAME}: attn_mask must be a Tensor, got {spec_of(described)}")
     if dtype not in (mindspore.bool_, mindspore.uint8):
         raise TypeError(f"{_NAME}: attn_mask must be bool or uint8, got {dtype_name(dtype)}")
-    if sparse_mode in (0, 1):
+    if sparse_mode in (0, 1, 5):
         return True
     if shape != (2048, 2048):
         raise ValueError(

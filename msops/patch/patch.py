@@ -5,19 +5,18 @@ from __future__ import annotations
 import inspect
 import re
 import sys
-import warnings
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import mindspore
 from mindspore import ops
 
 from .mint.random import share_seed
-from .table import FUNCTIONS, METHODS, MINT, PRIMITIVES
+from .replacement import refused
+from .table import FUNCTIONS, METHODS, MINT, PRIMITIVES, REFUSED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from types import TracebackType
+    from types import ModuleType, TracebackType
 
 
 class Replaced(NamedTuple):
@@ -32,6 +31,7 @@ class Replaced(NamedTuple):
 _replaced: list[Replaced] = []  # while there are patches
 _methods: list[tuple[type, str, Any]] = []  # a class, a name, and the class's own method of that name, or None
 _patches: set[Patch] = set()  # that are not undone
+_refusals = {name: refused(name, instead) for name, instead in REFUSED.items()}
 
 
 def patch_mindspore(mint: bool = True) -> Patch:
@@ -41,8 +41,10 @@ def patch_mindspore(mint: bool = True) -> Patch:
     `flash_attention_score` run by msops' kernels: they take MindSpore's arguments, return what MindSpore documents, and
     have gradients, in both modes. What msops lacks of them, such as dropout, is an error. The same holds wherever else
     in MindSpore these names stand, such as in `mindspore.ops.auto_generate`, and for the primitives `RmsNorm`,
-    `AddRmsNorm`, `Swiglu` and `RotaryPositionEmbedding`. Names that a version of MindSpore does not have are left out.
-    On Ascend nothing changes: choose the device first.
+    `AddRmsNorm`, `Swiglu`, `RotaryPositionEmbedding`, `ApplyRotaryPosEmb` and `FlashAttentionScore`.
+    `NPUAllocFloatStatus`, `NPUClearFloatStatus` and `NPUGetFloatStatus` tell of no overflow. Calls of other primitives
+    of transformers for Ascend alone, such as `GroupedMatmul`, raise an error that says what to use instead. Names that
+    a version of MindSpore does not have are left out. On Ascend nothing changes: choose the device first.
 
     The names of `mindspore.mint` run, too: those without kernels for GPU and CPU are composed of MindSpore's older
     operators or, where msops has a kernel, run by that.
@@ -60,9 +62,10 @@ def patch_mindspore(mint: bool = True) -> Patch:
             knows. Nothing is replaced then.
 
     Note:
-        A program that imports a primitive by `from mindspore.ops import RmsNorm` before the patch keeps MindSpore's, of
-        which a warning tells, and so does what MindSpore compiled before; what a program imports or compiles during the
-        patch stays msops'.
+        All modules that Python has loaded get the replacements, also those of other packages that hold a name by
+        `from mindspore.ops import RmsNorm`. What the patch cannot see stays MindSpore's: objects that networks,
+        classes and closures hold, and what MindSpore compiled before. So patch before networks are built. What a
+        program imports or compiles during the patch stays msops'.
 
     Examples:
         >>> import mindspore, msops
@@ -103,39 +106,32 @@ class Patch:
 
 def _replace(mint: bool) -> None:
     """Replaces what is not replaced yet."""
-    before = len(_replaced)
     functions = {id(original): replacement for original, replacement in _functions(mint)}
     for module, name, value in list(_globals()):
-        replacement = functions.get(id(value)) or (PRIMITIVES.get(_primitive_of(value)) if mint else None)
+        replacement = functions.get(id(value)) or _refusal_of(value)
+        if replacement is None and mint:
+            replacement = PRIMITIVES.get(_primitive_of(value))
         if replacement is not None:
-            _replaced.append(Replaced(module, name, value, replacement))
-            setattr(module, name, replacement)
+            _put(module, name, value, replacement)
+    replacements = {id(each.original): each.replacement for each in _replaced}
+    for module, name, value in list(_globals(of_mindspore=False)):
+        if id(value) in replacements:
+            _put(module, name, value, replacements[id(value)])
     if mint and not _methods:
         _replace_methods()
-    if len(_replaced) > before:
-        _warn_of_kept()
 
 
-def _warn_of_kept() -> None:
-    """Warns of modules that imported, before the patch, what it replaces: they keep MindSpore's own."""
-    originals = {id(each.original) for each in _replaced if not _calls_replaced(each.original)}
-    kept = []
-    for path, module in list(sys.modules.items()):
-        if path.partition(".")[0] not in ("mindspore", "msops") and isinstance(module, ModuleType):
-            kept += [f"{path}.{name}" for name, value in list(vars(module).items()) if id(value) in originals]
-    if kept:
-        warnings.warn(
-            f"patch_mindspore: {', '.join(sorted(kept))} stay MindSpore's own: import them after the patch",
-            stacklevel=4,
-        )
+def _put(module: ModuleType, name: str, original: Any, replacement: Any) -> None:
+    _replaced.append(Replaced(module, name, original, replacement))
+    setattr(module, name, replacement)
 
 
-def _calls_replaced(original: Any) -> bool:
-    """Tells whether a function calls what is replaced, too, so that also a kept one runs by msops."""
-    if not inspect.isfunction(original):
-        return False
-    called = {id(original.__globals__.get(name)) for name in original.__code__.co_names}
-    return not called.isdisjoint(id(each.replacement) for each in _replaced)
+def _refusal_of(value: Any) -> Any:
+    """Returns what stands for a primitive that msops refuses, or for its class; None for all else."""
+    if isinstance(value, type):
+        return _refusals.get(value.__name__) if issubclass(value, ops.Primitive) else None
+    refusal = _refusals.get(_primitive_of(value))
+    return refusal and refusal()
 
 
 def _replace_methods() -> None:
@@ -160,6 +156,10 @@ def _restore() -> None:
         if id(value) in by_identity:
             found = by_place.get((module.__name__, name)) or by_name.get((name, id(value))) or by_identity[id(value)]
             setattr(module, name, found.original)
+    for module, name, value in list(_globals(of_mindspore=False)):
+        place = by_place.get((module.__name__, name))
+        if place and place.replacement is value:
+            setattr(module, name, place.original)
     _replaced.clear()
     for owner, name, method in _methods:
         if method is None:
@@ -204,10 +204,12 @@ def _primitive_of(value: Any) -> str:
     return found[1] if found else ""
 
 
-def _globals() -> Iterator[tuple[ModuleType, str, Any]]:
+def _globals(of_mindspore: bool = True) -> Iterator[tuple[ModuleType, str, Any]]:
+    """Yields the globals of MindSpore's modules, or of all modules but these and msops' own."""
     for path, module in list(sys.modules.items()):
-        if path.partition(".")[0] == "mindspore":
-            for name, value in list(vars(module).items()):
+        package = path.partition(".")[0]
+        if (package == "mindspore") if of_mindspore else (package not in ("mindspore", "msops")):
+            for name, value in list(getattr(module, "__dict__", {}).items()):
                 yield module, name, value
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from . import attention, transformer
+from . import attention, overflow, transformer
 from .mint import (
     activation,
     conv,
@@ -44,9 +44,35 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "auto_generate.swiglu_op": transformer.swiglu,
     "auto_generate.Swiglu": transformer.Swiglu,
     "flash_attention_score": attention.flash_attention_score,
+    "auto_generate.FlashAttentionScore": attention.FlashAttentionScore,
     "rotary_position_embedding": transformer.rotary_position_embedding,
     "auto_generate.rotary_position_embedding_op": transformer.rotary_position_embedding,
     "auto_generate.RotaryPositionEmbedding": transformer.RotaryPositionEmbedding,
+    "auto_generate.ApplyRotaryPosEmb": transformer.ApplyRotaryPosEmb,
+    "operations.NPUAllocFloatStatus": overflow.NPUAllocFloatStatus,
+    "operations.NPUClearFloatStatus": overflow.NPUClearFloatStatus,
+    "operations.NPUGetFloatStatus": overflow.NPUGetFloatStatus,
+}
+
+# These primitives are refused when they are called, with words that tell what msops has instead.
+_SLICES = "msops has no matmul of groups: multiply the slices of each group by mindspore.ops.matmul"
+_ROUTES = "compose it of mindspore.ops.top_k, gather and softmax"
+_CACHE = "msops.flash_attention(kv_lengths=...) reads a cache of the greatest length, which ops.ScatterUpdate writes"
+_INFERENCE = "msops.flash_attention has kv_lengths, causal, window and mask"
+_FLOATS = "msops computes in float16, float32 and float64: cast the weights to one of these"
+REFUSED: dict[str, str] = {
+    **dict.fromkeys(("GroupedMatmul", "GroupedMatmulV2", "GroupedMatmulV4", "InplaceGroupedMatmulAdd"), _SLICES),
+    **dict.fromkeys(("PagedAttention", "PagedAttentionMask", "ReshapeAndCache", "KVCacheScatterUpdate"), _CACHE),
+    **dict.fromkeys(("PromptFlashAttention", "IncreFlashAttention", "FusedInferAttentionScore"), _INFERENCE),
+    "SpeedFusionAttention": "ops.flash_attention_score and msops.flash_attention compute attention",
+    **dict.fromkeys(("MoeTokenPermute", "MoeTokenUnpermute", "InnerMoeTokenUnpermute"), _ROUTES),
+    **dict.fromkeys(("MoeInitRouting", "MoeInitRoutingV2", "MoeFinalizeRouting", "MoeGatingTopKSoftmax"), _ROUTES),
+    **dict.fromkeys(("MoeComputeExpertTokens", "GroupTopk", "FusedAddTopKDiv", "TopKRouter", "TopPRouter"), _ROUTES),
+    **dict.fromkeys(("MoeDistributeDispatch", "MoeDistributeCombine"), _ROUTES),
+    **dict.fromkeys(("QuantBatchMatmul", "WeightQuantBatchMatmul", "QuantMatmul", "QuantLinearSparse"), _FLOATS),
+    **dict.fromkeys(("QuantV2", "DynamicQuantExt", "DynamicBlockQuant", "DequantSwigluQuant"), _FLOATS),
+    "DynamicRNN": "mindspore.nn.LSTM runs on GPU and CPU, and msops.lltm is a recurrent layer of msops",
+    "DynamicGRUV2": "mindspore.nn.GRU runs on GPU and CPU",
 }
 
 # mindspore.mint calls these primitives, with these names, which have no kernels on GPU or CPU. What replaces one takes
@@ -278,6 +304,7 @@ MINT: dict[str, Callable[..., Any]] = {
     "functional_overload.nansum": reduction.nansum,
     "functional_overload.real": elementwise.real,
     "functional_overload.repeat_interleave": shape.repeat_interleave,
+    "functional_overload.where": shape.where,
 }
 
 # These methods of MindSpore's classes are replaced by what a function makes of them.

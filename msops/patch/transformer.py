@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-import mindspore
 from mindspore import Tensor, ops
 
 from msops.core import settings
@@ -23,12 +22,15 @@ from msops.operators.rotary_position_embedding import rotary_position_embedding 
 from msops.operators.swiglu import swiglu as gated
 from msops.operators.swiglu_halves import swiglu_halves
 
+from .replacement import Replacement
+
 if TYPE_CHECKING:
     from msops.core.inputs import Description, Sizes
 
 _NORM = Signature("x(*S), gamma(*G) -> y(*S)")
 _ADD_NORM = Signature("x1(*S), x2(*S), gamma(*G) -> y(*S)")
 _GATE = Signature("input(*S) -> out(*S)")
+_TURN = Signature("query(*Q), key(*K), cos(T, D), sin(T, D) -> out(*Q)")
 
 
 def rms_norm(x: Tensor, gamma: Tensor, epsilon: float = 1e-6) -> tuple[Tensor, Tensor]:
@@ -65,18 +67,6 @@ def rotary_position_embedding(x: Tensor, cos: Tensor, sin: Tensor, mode: int = 0
     return turn(x, cos, sin, _turns_neighbours("rotary_position_embedding", mode))
 
 
-class Replacement:
-    """A primitive as MindSpore compiles it, from the source of `__call__`."""
-
-    __ms_class__ = True
-
-    def shard(self, in_strategy: object = None, out_strategy: object = None) -> Replacement:
-        """Does nothing, as for MindSpore's primitives, unless MindSpore distributes operators, which is refused."""
-        if mindspore.get_auto_parallel_context("parallel_mode") in ("semi_auto_parallel", "auto_parallel"):
-            raise NotImplementedError(f"{type(self).__name__}: msops' operators cannot be sharded")
-        return self
-
-
 class RmsNorm(Replacement):
     """Calls rms_norm with the `epsilon` that it was made with."""
 
@@ -106,6 +96,25 @@ class RotaryPositionEmbedding(Replacement):
 
     def __call__(self, x: Tensor, cos: Tensor, sin: Tensor, mode: int = 0) -> Tensor:
         return rotary_position_embedding(x, cos, sin, mode)
+
+
+class ApplyRotaryPosEmb(Replacement):
+    """Turns the halves of each head's features of queries and keys, which are (T, N D) or (B, S, N D), by tables (T, D)
+    that have a row for each of the T = B S tokens."""
+
+    def __init__(self, cos_format: int = 0) -> None:
+        self.cos_format = cos_format
+
+    def __call__(
+        self, query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, position_ids: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        described = describe(query), describe(key), describe(cos), describe(sin)
+        of_query, of_key, table = _shapes_of_tokens(*described, self.cos_format)
+        cos, sin = cos.reshape(table), sin.reshape(table)
+        return (
+            turn(query.reshape(of_query), cos, sin, False).reshape(query.shape),
+            turn(key.reshape(of_key), cos, sin, False).reshape(key.shape),
+        )
 
 
 @once
@@ -154,3 +163,29 @@ def _turns_neighbours(name: str, mode: int) -> bool:
     if settings.integer(name, "mode", mode) not in (0, 1):
         raise ValueError(f"{name}: mode must be 0 (halves) or 1 (neighbours), got {mode}")
     return mode == 1
+
+
+@once
+def _shapes_of_tokens(
+    query: Description, key: Description, cos: Description, sin: Description, cos_format: int
+) -> tuple[Sizes, Sizes, Sizes]:
+    """Returns the shapes (1, T, N, D) of query and key, and the shape of the tables beside them."""
+    name = "ApplyRotaryPosEmb"
+    if settings.integer(name, "cos_format", cos_format) not in (0, 2):
+        raise NotImplementedError(
+            f"{name}: cos_format must be 0 or 2 here, which turn halves, got {cos_format}: MindSpore documents no "
+            "other; msops.rotary_embedding(interleaved=True) turns neighbours"
+        )
+    check_inputs(_TURN, name, [spec_of(each) for each in (query, key, cos, sin)])
+    shapes, (rows, width) = [], cos[0]
+    for argument, (shape, _) in (("query", query), ("key", key)):
+        if len(shape) not in (2, 3) or None in shape or not width or shape[-1] % width:
+            raise ValueError(f"{name}: {argument} must have the axes T, N D or B, S, N D with D = {width}, got {shape}")
+        tokens = math.prod(shape[:-1])
+        if tokens != rows:
+            raise NotImplementedError(
+                f"{name}: cos must have a row for each of the {tokens} tokens of {argument}, got {cos[0]}: take the "
+                "rows of their places from the tables first"
+            )
+        shapes.append((1, tokens, shape[-1] // width, width))
+    return shapes[0], shapes[1], (1, rows, 1, width)

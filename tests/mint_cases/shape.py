@@ -1,7 +1,7 @@
 """Programs that move, copy and select elements."""
 
 import numpy as np
-from mindspore import mint
+from mindspore import mint, ops
 
 from . import case
 
@@ -71,6 +71,11 @@ def repeated(x):
 @case(WHOLE > 0, reference=lambda x: (np.argwhere(x), *np.nonzero(x)))
 def places_of_truths(x):
     return mint.nonzero(x), *mint.nonzero(x, as_tuple=True)
+
+
+@case(WHOLE > 0, reference=lambda x: (*np.nonzero(x), np.where(x, 1.5, 0)))
+def where(x):
+    return *mint.where(x), mint.where(x, 1.5, ops.zeros(x.shape))
 
 
 @case(

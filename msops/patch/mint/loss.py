@@ -8,7 +8,7 @@ from mindspore.ops import operations
 
 from msops.core.compiled import once
 from msops.operators.cross_entropy import cross_entropy as cross_entropy_of_rows
-from msops.patch.transformer import Replacement
+from msops.patch.replacement import Replacement
 
 from .activation import softplus
 from .elementwise import rsqrt

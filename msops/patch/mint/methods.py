@@ -31,21 +31,32 @@ def plain(function: Method) -> Callable[[Any], Method]:
 
 
 def in_place(name: str, function: Method) -> Callable[[Any], Method]:
-    """Makes a method that writes this function's result into the tensor, and returns it. A derivative of that would
-    have to know what the tensor was before, which MindSpore keeps for no kernel but its own; a Parameter that requires
-    no gradient, such as a running mean, has none to miss."""
+    """Makes a method that writes this function's result into the tensor, and returns it.
+
+    Where a gradient is taken, the function gets a copy of what was there, and MindSpore's `copy_` writes the result: it
+    has a gradient, and MindSpore raises an error if what was there is needed elsewhere. For a part of another tensor
+    `copy_` does not write into that tensor, and a Parameter keeps its own gradient: these are refused."""
 
     def make(_: Any) -> Method:
         def method(self: Tensor, *arguments: Any, **named: Any) -> Tensor:
-            is_buffer = isinstance(self, Parameter) and not self.requires_grad
-            if _differentiates() and not is_buffer:
+            is_part = getattr(self, "parent_tensor_", None) is not None  # it was made as tensor[index]
+            is_parameter, records = isinstance(self, Parameter), _differentiates()
+            if records and self.is_floating_point() and (self.requires_grad if is_parameter else is_part):
+                what = "a part of another tensor" if is_part else "a Parameter that requires a gradient"
                 raise NotImplementedError(
-                    f"mint.Tensor.{name}: it has no gradient on GPU and CPU: where gradients are taken, use the method "
-                    "without _"
+                    f"mint.Tensor.{name}: {what} has no gradient on GPU and CPU: where gradients are taken, use the "
+                    "method without _"
                 )
-            result = ops.cast(function(self, *arguments, **named), self.dtype)
+            writes_by_copy = records and not is_part and not is_parameter
+            before = ops.deepcopy(self) if writes_by_copy else self
+            result = ops.cast(function(before, *arguments, **named), self.dtype)
             if result.shape != self.shape:
                 raise ValueError(f"mint.Tensor.{name}: the result's shape {result.shape} must be {self.shape}")
+            if writes_by_copy:
+                return self.copy_(result)
+            if is_part:  # MindSpore then writes into the other tensor, too
+                self[...] = result
+                return self
             return _assign(self, result)
 
         return method

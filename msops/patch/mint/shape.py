@@ -10,6 +10,8 @@ from mindspore import Tensor, ops
 
 from msops.core.compiled import compiling
 
+_where: Any = getattr(getattr(ops, "functional_overload", None), "_where_instance", None)
+
 
 def stack(tensors: tuple[Tensor, ...], dim: int) -> Tensor:
     return ops.stack(tensors, dim)
@@ -160,7 +162,6 @@ def repeat_interleave(
     input: Tensor,  # noqa: A002
     repeats: Any,
     dim: int | None = None,
-    *,
     output_size: int | None = None,
 ) -> Tensor:
     if dim is None:
@@ -175,6 +176,13 @@ def repeat_interleave(
 
 def nonzero(input: Tensor) -> tuple[Tensor, ...]:  # noqa: A002
     return ops.unbind(ops.nonzero(input), 1)
+
+
+def where(condition: Tensor, input: Any = None, other: Any = None) -> Any:  # noqa: A002
+    """Calls MindSpore's own where, unless the condition stands alone."""
+    if input is None and other is None:
+        return nonzero(condition)
+    return _where(condition, input, other)
 
 
 def constant_pad(input: Tensor, padding: tuple[int, ...], value: float = 0.0) -> Tensor:  # noqa: A002

@@ -1,0 +1,50 @@
+"""Holds what stands in place of MindSpore's primitives: those that msops has, and those that it refuses."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import mindspore
+
+from msops.core.compiled import once
+
+if TYPE_CHECKING:
+    from mindspore import Tensor
+
+
+class Replacement:
+    """A primitive as MindSpore compiles it, from the source of `__call__`."""
+
+    __ms_class__ = True
+
+    def shard(self, in_strategy: object = None, out_strategy: object = None) -> Replacement:
+        """Does nothing, as for MindSpore's primitives, unless MindSpore distributes operators, which is refused."""
+        if mindspore.get_auto_parallel_context("parallel_mode") in ("semi_auto_parallel", "auto_parallel"):
+            raise NotImplementedError(f"{type(self).__name__}: msops' operators cannot be sharded")
+        return self
+
+    def add_prim_attr(self, name: str, value: object) -> Replacement:
+        """Does nothing: the attributes tell Ascend's compiler where and how to run a kernel."""
+        return self
+
+
+class Refused(Replacement):
+    """A primitive that msops does not have. Programs may make one, but not call it."""
+
+    words = ""
+
+    def __init__(self, *settings: Any, **named: Any) -> None:
+        pass
+
+    def __call__(self, *inputs: Any, **named: Any) -> Tensor:
+        return refuse(self.words)
+
+
+@once
+def refuse(words: str) -> NoReturn:
+    raise NotImplementedError(words)
+
+
+def refused(name: str, instead: str) -> type[Refused]:
+    """Returns the class of a refused primitive."""
+    return type(name, (Refused,), {"words": f"{name}: it has kernels on Ascend alone, and msops has none; {instead}"})

@@ -1,0 +1,337 @@
+"""`make test-libraries` runs models of mindone, as it is published, on the CPU, compares them with the same weights in
+Hugging Face's libraries for PyTorch, and writes what it found to docs/libraries.md.
+
+python tests/libraries.py [MODEL ...]          compares all models, or some, such as Llama FLUX
+python tests/libraries.py --own FILE MODEL ... times them by MindSpore's own operators, for the first command
+
+Weights are random, and sizes tiny: no model is downloaded.
+"""
+
+import contextlib
+import importlib
+import json
+import logging
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from importlib import metadata
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "libraries.md"
+BEGIN, END = "<!-- make test-libraries writes this -->\n", "<!-- until here -->\n"
+STEPS, RATE = 3, 1e-3
+# Float32 explains these: frequencies of time steps up to 1000 differ by 1000 * 2^-24 where an exponential differs in
+# its last bit; the gradients are compared with the greatest of all parameters, since some, such as those of the biases
+# of keys, are 0 but for rounding.
+MOST_OF_LOSS, MOST_OF_GRADIENTS, MOST_AFTER_STEPS = 2e-5, 1e-4, 2e-4
+
+RNG = np.random.default_rng(0)
+
+
+def numbers(*shape):
+    return RNG.standard_normal(shape).astype(np.float32)
+
+
+def tokens(*shape):
+    return RNG.integers(3, 99, shape).astype(np.int32)
+
+
+class Model(NamedTuple):
+    """A class of both libraries, its configuration, and its inputs. Models of transformers have a class of
+    configurations, and a loss of their own; the first output of the others is trained towards random numbers."""
+
+    name: str
+    config: str
+    settings: dict
+    inputs: dict
+
+
+SIZES = dict(hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4)
+DECODER = dict(**SIZES, num_key_value_heads=2, vocab_size=100, max_position_embeddings=64)
+ENCODER = dict(**SIZES, vocab_size=100, max_position_embeddings=64)
+IMAGES = dict(**SIZES, image_size=32, patch_size=8)
+TEXT = tokens(2, 16)
+NEXT = dict(input_ids=TEXT, labels=TEXT, use_cache=False)
+PADDED = (np.arange(16) < np.array([[16], [11]])).astype(np.int32)
+BLOCKS = dict(block_out_channels=(32, 64), norm_num_groups=8, layers_per_block=1)
+JOINT = dict(
+    attention_head_dim=16, num_attention_heads=2, joint_attention_dim=32, pooled_projection_dim=32, patch_size=1
+)
+PROMPT = dict(encoder_hidden_states=numbers(2, 7, 32))
+PLACES = np.stack((np.zeros(16), *np.divmod(np.arange(16), 4)), 1).astype(np.float32)
+
+MODELS = {
+    "Llama": Model("LlamaForCausalLM", "LlamaConfig", DECODER, NEXT),
+    "Qwen2": Model("Qwen2ForCausalLM", "Qwen2Config", DECODER, NEXT),
+    "Qwen3": Model("Qwen3ForCausalLM", "Qwen3Config", dict(head_dim=16, **DECODER), NEXT),
+    "Qwen3 with experts": Model(
+        "Qwen3MoeForCausalLM",
+        "Qwen3MoeConfig",
+        dict(head_dim=16, moe_intermediate_size=32, num_experts=4, num_experts_per_tok=2, **DECODER),
+        NEXT,
+    ),
+    "Gemma 2": Model(
+        "Gemma2ForCausalLM",
+        "Gemma2Config",
+        dict(head_dim=16, query_pre_attn_scalar=16, sliding_window=8, **DECODER),
+        NEXT,
+    ),
+    "GPT-2": Model(
+        "GPT2LMHeadModel",
+        "GPT2Config",
+        dict(
+            n_embd=64, n_layer=2, n_head=4, vocab_size=100, n_positions=64, tie_word_embeddings=False,
+            resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
+        ),
+        NEXT,
+    ),
+    "BERT": Model(
+        "BertForSequenceClassification",
+        "BertConfig",
+        dict(num_labels=5, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, **ENCODER),
+        dict(input_ids=TEXT, attention_mask=PADDED, labels=np.array([1, 4], np.int32)),
+    ),
+    "T5": Model(
+        "T5ForConditionalGeneration",
+        "T5Config",
+        dict(
+            d_model=64, d_kv=16, d_ff=96, num_layers=2, num_heads=4, vocab_size=100, dropout_rate=0.0,
+            feed_forward_proj="gated-gelu", decoder_start_token_id=0,
+        ),
+        dict(input_ids=TEXT, labels=tokens(2, 9)),
+    ),
+    "Whisper": Model(
+        "WhisperForConditionalGeneration",
+        "WhisperConfig",
+        dict(
+            vocab_size=100, num_mel_bins=16, d_model=64, encoder_layers=2, decoder_layers=2, encoder_attention_heads=4,
+            decoder_attention_heads=4, encoder_ffn_dim=96, decoder_ffn_dim=96, max_source_positions=32,
+            max_target_positions=32, pad_token_id=0, bos_token_id=1, eos_token_id=2, decoder_start_token_id=1,
+        ),
+        dict(input_features=numbers(2, 16, 64), labels=tokens(2, 9)),
+    ),
+    "CLIP": Model(
+        "CLIPModel",
+        "CLIPConfig",
+        dict(text_config=dict(**ENCODER, eos_token_id=99), vision_config=IMAGES, projection_dim=32),
+        dict(input_ids=TEXT, pixel_values=numbers(2, 3, 32, 32), return_loss=True),
+    ),
+    "Stable Diffusion's VAE": Model(
+        "AutoencoderKL",
+        "",
+        dict(
+            down_block_types=("DownEncoderBlock2D",) * 2, up_block_types=("UpDecoderBlock2D",) * 2, latent_channels=4,
+            **BLOCKS,
+        ),
+        dict(sample=numbers(1, 3, 32, 32)),
+    ),
+    "Stable Diffusion's U-Net": Model(
+        "UNet2DConditionModel",
+        "",
+        dict(
+            down_block_types=("CrossAttnDownBlock2D", "DownBlock2D"),
+            up_block_types=("UpBlock2D", "CrossAttnUpBlock2D"),
+            cross_attention_dim=32, attention_head_dim=8, sample_size=16, **BLOCKS,
+        ),
+        dict(sample=numbers(2, 4, 16, 16), timestep=np.array([10, 500]), **PROMPT),
+    ),
+    "Stable Diffusion 3": Model(
+        "SD3Transformer2DModel",
+        "",
+        dict(
+            sample_size=16, in_channels=4, out_channels=4, num_layers=2, caption_projection_dim=32,
+            pos_embed_max_size=16, **JOINT,
+        ),
+        dict(
+            hidden_states=numbers(2, 4, 8, 8), timestep=np.array([300, 700]), pooled_projections=numbers(2, 32),
+            **PROMPT,
+        ),
+    ),
+    "FLUX": Model(
+        "FluxTransformer2DModel",
+        "",
+        dict(
+            in_channels=16, num_layers=1, num_single_layers=1, guidance_embeds=False, axes_dims_rope=(4, 4, 8), **JOINT
+        ),
+        dict(
+            hidden_states=numbers(2, 16, 16), timestep=np.array([0.3, 0.7], np.float32), img_ids=PLACES,
+            txt_ids=np.zeros((7, 3), np.float32), pooled_projections=numbers(2, 32), **PROMPT,
+        ),
+    ),
+}  # fmt: skip
+TARGETS = {name: np.random.default_rng(i) for i, name in enumerate(MODELS)}
+
+
+def loss_of(model, inputs, target, tensor):
+    """Returns a model's own loss, or the mean square of its output less numbers of their own."""
+    outputs = model(**inputs)
+    if target is None:
+        return outputs["loss"] if hasattr(outputs, "keys") else outputs[0]
+    output = outputs["sample"] if hasattr(outputs, "keys") else outputs[0]
+    shape = tuple(output.shape)
+    return ((output - tensor(np.random.default_rng(target).standard_normal(shape).astype(np.float32))) ** 2).mean()
+
+
+def converted(inputs, tensor):
+    return {name: tensor(x) if isinstance(x, np.ndarray) else x for name, x in inputs.items()}
+
+
+def reference(model, folder):
+    """Makes the model in PyTorch, saves it, and returns its loss, its gradients, and the losses of some steps."""
+    import torch
+
+    def tensor(array):
+        return torch.from_numpy(array.astype(np.int64) if array.dtype == np.int32 else array)
+
+    library = importlib.import_module("transformers" if model.config else "diffusers")
+    kind = getattr(library, model.name)
+    torch.manual_seed(0)
+    made = kind(getattr(library, model.config)(**model.settings)) if model.config else kind(**model.settings)
+    for parameter in made.parameters():  # so that no parameter is 0 or 1 throughout, which would hide mistakes
+        if parameter.ndim == 1:
+            parameter.data += 0.1 * torch.randn_like(parameter)
+    made.save_pretrained(folder)
+    made.train()
+    inputs, target = converted(model.inputs, tensor), None if model.config else 1
+    optimizer = torch.optim.AdamW(made.parameters(), lr=RATE)
+    losses = []
+    for step in range(STEPS + 1):
+        optimizer.zero_grad()
+        loss = loss_of(made, inputs, target, tensor)
+        loss.backward()
+        losses.append(loss.item())
+        if step == 0:
+            gradients = {
+                name: np.zeros(p.shape) if p.grad is None else p.grad.numpy().copy()
+                for name, p in made.named_parameters()
+            }
+        optimizer.step()
+    return losses, gradients
+
+
+class Trained:
+    """A model of mindone with the weights of a folder. The names are those of PyTorch's parameters: mindone also has
+    Parameters of what is a buffer there."""
+
+    def __init__(self, model, folder, names):
+        import mindspore
+        from mindspore import mint
+
+        library = importlib.import_module("mindone.transformers" if model.config else "mindone.diffusers")
+        self.model = getattr(library, model.name).from_pretrained(folder)
+        self.model.set_train()
+        inputs, target = converted(model.inputs, mindspore.Tensor), None if model.config else 1
+
+        def forward():
+            return loss_of(self.model, inputs, target, mindspore.Tensor)
+
+        found = {torch_name(name): parameter for name, parameter in self.model.parameters_and_names()}
+        parameters = [found[name] for name in names]
+        self.forward, self.gradient = forward, mindspore.value_and_grad(forward, None, parameters)
+        self.optimizer = mint.optim.AdamW(parameters, lr=RATE)
+
+    def step(self):
+        """Takes a step, and returns the loss before it, the gradients, and the seconds."""
+        begin = time.perf_counter()
+        loss, gradients = self.gradient()
+        self.optimizer(gradients)
+        loss = float(loss.asnumpy())
+        return loss, gradients, time.perf_counter() - begin
+
+
+def torch_name(name):
+    """Returns PyTorch's name of a Parameter: some models of mindone have layers of mindspore.nn."""
+    *path, last = name.split(".")
+    return ".".join((*path, dict(embedding_table="weight", gamma="weight", beta="bias").get(last, last)))
+
+
+def compare(model):
+    """Returns the errors of the loss, the gradients and the losses of some steps, and the least seconds of a step."""
+    with tempfile.TemporaryDirectory() as folder:
+        wanted, gradients = reference(model, folder)
+        trained = Trained(model, folder, list(gradients))
+    losses, first, seconds = [], None, []
+    for _ in range(STEPS + 1):
+        loss, each, taken = trained.step()
+        losses.append(loss)
+        first = first or [gradient.asnumpy() for gradient in each]
+        seconds.append(taken)
+    greatest = max(np.abs(gradient).max() for gradient in gradients.values())
+    differences = [
+        np.abs(got.reshape(want.shape) - want).max() / greatest for got, want in zip(first, gradients.values())
+    ]
+    relative = np.abs(np.subtract(losses, wanted) / wanted)
+    errors = [relative[0], max(differences), relative.max()]
+    if not np.all(np.array(errors) <= (MOST_OF_LOSS, MOST_OF_GRADIENTS, MOST_AFTER_STEPS)):
+        raise AssertionError(f"loss, gradients and losses of steps differ by {errors}")
+    return errors, min(seconds)
+
+
+def time_own(file, names):
+    """Writes the seconds of a step of models by MindSpore's own operators, or the error that stops them."""
+    found = {}
+    for name in names:
+        with tempfile.TemporaryDirectory() as folder:
+            _, gradients = reference(MODELS[name], folder)
+            try:
+                found[name] = Trained(MODELS[name], folder, list(gradients)).step()[2]
+            except Exception as error:  # noqa: BLE001 (whatever stops it is what we ask for)
+                found[name] = str(error).strip().splitlines()[0]
+        Path(file).write_text(json.dumps(found))
+
+
+def write(rows):
+    before, _, rest = PAGE.read_text().partition(BEGIN)
+    versions = ", ".join(
+        f"{name} {metadata.version(name)}" for name in ("mindspore", "mindone", "transformers", "diffusers", "torch")
+    )
+    head = ["model", "class", "error of the loss", "of the gradients", f"of {STEPS} steps' losses", "MindSpore alone"]
+    lines = [head, ["---"] * len(head), *rows]
+    table = "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    PAGE.write_text(f"{before}{BEGIN}Tried on the CPU with {versions}:\n\n{table}{END}{rest.partition(END)[2]}")
+
+
+def main(names):
+    chosen, failed, rows = names or list(MODELS), [], {}
+    import mindspore
+
+    import msops
+
+    mindspore.set_device("CPU")
+    msops.patch_mindspore()
+    for name in chosen:
+        try:
+            errors, seconds = compare(MODELS[name])
+        except Exception as error:
+            logging.getLogger(__name__).exception(name)
+            failed.append(f"{name}: {type(error).__name__}")
+            continue
+        rows[name] = [name, f"`{MODELS[name].name}`", *(f"{error:.0e}" for error in errors)]
+        print(f"{' | '.join(rows[name])} | a step in {1000 * seconds:.0f} ms", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "own.json"  # MindSpore's own operators need a process that was never patched
+        subprocess.run([sys.executable, __file__, "--own", file, *chosen], check=False)
+        own = json.loads(file.read_text()) if file.is_file() else {}
+    for name, row in rows.items():
+        outcome = own.get(name, "crashes")
+        row.append("runs" if isinstance(outcome, float) else f"fails: {outcome[:80]}")
+        print(f"{name} by MindSpore alone: {outcome}")
+    if not names and not failed:
+        write(rows.values())
+    if failed:
+        sys.exit(f"failed: {', '.join(failed)}")
+
+
+if __name__ == "__main__":
+    warnings.filterwarnings("ignore")
+    with contextlib.chdir(tempfile.gettempdir()) if hasattr(contextlib, "chdir") else contextlib.nullcontext():
+        if sys.argv[1:2] == ["--own"]:
+            time_own(sys.argv[2], sys.argv[3:])
+        else:
+            main(sys.argv[1:])
