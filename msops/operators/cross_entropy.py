@@ -4,6 +4,7 @@ import math
 from typing import TYPE_CHECKING
 
 import mindspore
+import numpy as np
 from mindspore import Tensor, nn, ops
 
 from msops.core import settings
@@ -12,6 +13,8 @@ from msops.core.factory import custom_op
 from msops.core.inputs import cast_as, check_inputs, describe, spec_of
 from msops.core.library import of_package
 from msops.core.signature import Signature
+from msops.core.spec import FLOATS, dtype_name
+from msops.operators.add import backward as add_backward
 
 if TYPE_CHECKING:
     from typing import Any
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
 _NAME = "cross_entropy"
 _LIBRARY = of_package(_NAME)
 _OF_AXES = Signature("logits(N, V, *D), labels(N, *D, dtype=index), weight(V, dtype=common|float32)? -> loss(N)")
+_OF_PROBABILITIES = Signature("logits(N, V, *D), labels(N, V, *D), weight(V, dtype=common|float32)? -> loss(N)")
 _REDUCTIONS = ("none", "sum", "mean")  # in the order of Reduction in aot_kernels/cross_entropy/loss.h
 
 
@@ -53,6 +57,15 @@ def cross_entropy(
     with z = `z_loss`, over the rows whose label is not `ignore_index`. The loss and the gradient of other rows are 0,
     and their logits are not read. If there are no rows to average, the loss is 0.
 
+    Labels may also be probabilities :math:`q_{ij}` of the classes, of the shape and dtype of `logits`. Then
+
+    .. math::
+        \text{loss}_i = \sum_j \left((1 - \varepsilon)\, q_{ij} + \frac{\varepsilon}{V}\right) w_j
+        (\text{lse}_i - x_{ij})
+
+    all rows count, ``"mean"`` divides by their number, and the probabilities have a gradient, too. This takes several
+    of MindSpore's operators in float32 or float64, besides the kernel for lse.
+
     The logits are read once, for the loss, and once more for the gradient with respect to them, the only one. Sums are
     in float32 (float64 for float64). Logits of more axes are transposed first, so that their classes are the last axis:
     that is another reading and writing.
@@ -60,10 +73,10 @@ def cross_entropy(
     Args:
         logits (Tensor): Shape (N, V) or (N, V, d1, ...); float16, float32 or float64.
         labels (Tensor): Shape (N,) or (N, d1, ...), int32 or int64: a class from 0 to V - 1, or `ignore_index`. Another
-            label is an error on the CPU; on a GPU, the loss of its row is NaN.
+            label is an error on the CPU; on a GPU, the loss of its row is NaN. Or probabilities, as above.
         weight (Tensor): Weights of the classes, shape (V,), with the dtype of `logits` or float32. Default: ``None`` ,
             all are 1.
-        ignore_index (int): The label of rows that do not count. Default: ``-100`` .
+        ignore_index (int): The label of rows that do not count; there is none beside probabilities. Default: ``-100`` .
         reduction (str): ``"none"`` , ``"sum"`` or ``"mean"`` . Default: ``"mean"`` .
         label_smoothing (float): ε, from 0 to 1. Default: ``0.0`` .
         z_loss (float): z, at least 0. Default: ``0.0`` .
@@ -71,8 +84,8 @@ def cross_entropy(
         return_lse (bool): Whether lse is returned, too, which then also has a gradient. Default: ``False`` .
 
     Returns:
-        Tensor of the shape of `labels` for ``"none"`` , else (); float32, or float64 for float64 logits. With
-        `return_lse` , a tuple of it and lse, of the shape of `labels` , which is 0 for rows that do not count.
+        Tensor of shape (N,) or (N, d1, ...) for ``"none"`` , else (); float32, or float64 for float64 logits. With
+        `return_lse` , a tuple of it and lse, of shape (N,) or (N, d1, ...), which is 0 for rows that do not count.
 
     Raises:
         TypeError: If an input is not a Tensor of one of these dtypes, or a setting has a wrong type.
@@ -92,6 +105,10 @@ def cross_entropy(
         0.6931472
     """
     of_weight = None if weight is None else describe(weight)
+    of_settings = ignore_index, reduction, label_smoothing, z_loss, softcap
+    if _are_probabilities(describe(logits), describe(labels), of_weight, of_settings):
+        loss, lse = _of_probabilities(logits, labels, weight, reduction, label_smoothing, z_loss, softcap)
+        return (loss, lse) if settings.boolean(_NAME, "return_lse", return_lse) else loss
     is_general, order, rows = _form(describe(logits), describe(labels), of_weight, return_lse)
     compute = operators.primitive(
         ignore_index, reduction, label_smoothing, z_loss, softcap, False, is_general, weight is not None
@@ -182,6 +199,97 @@ class CrossEntropyLoss(nn.Cell):
 
 
 @once
+def _are_probabilities(
+    logits: Description,
+    labels: Description,
+    weight: Description | None,
+    of_settings: tuple[int, str, float, float, float],
+) -> bool:
+    """Tells whether labels are probabilities, and then checks the inputs and the settings."""
+    if labels[1] not in FLOATS or labels[0] != logits[0] or len(logits[0] or ()) < 2:
+        return False
+    attributes_of(_NAME, *of_settings)
+    if of_settings[0] != -100:
+        raise ValueError(f"{_NAME}: ignore_index must be -100 where labels are probabilities, got {of_settings[0]}")
+    specs = [spec_of(each) for each in (logits, labels, weight) if each is not None]
+    signature = _OF_PROBABILITIES if weight is not None else _OF_PROBABILITIES.without(["weight"])
+    check_inputs(signature, _NAME, specs)
+    return True
+
+
+def _of_probabilities(
+    logits: Tensor,
+    probabilities: Tensor,
+    weight: Tensor | None,
+    reduction: str,
+    label_smoothing: float,
+    z_loss: float,
+    softcap: float,
+) -> tuple[Tensor, Tensor]:
+    """Returns the loss and lse. The loss is a sum of differences lse - x, in which no digits cancel."""
+    of_rows, (rows, classes) = logits.shape[:1] + logits.shape[2:], _rows_of(describe(logits))
+    if logits.ndim > 2:
+        order = _classes_last(logits.ndim)
+        logits, probabilities = ops.transpose(logits, order), ops.transpose(probabilities, order)
+        logits, probabilities = ops.reshape(logits, (rows, classes)), ops.reshape(probabilities, (rows, classes))
+    compute = operators.primitive(-100, "none", 0.0, 0.0, softcap, False, True, False)
+    lse = compute(logits, ops.zeros((rows,), mindspore.int32))[1]
+    zero, cap, kept, spread, z, share = _constants(
+        label_smoothing, z_loss, softcap, reduction, rows, classes, lse.dtype
+    )
+    x, q = ops.cast(logits, lse.dtype), ops.cast(probabilities, lse.dtype)
+    if softcap > 0:
+        x = ops.mul(ops.tanh(ops.div(x, cap)), cap)
+    if label_smoothing > 0:
+        q = ops.add(ops.mul(q, kept), spread)
+    if weight is not None:
+        q = ops.mul(q, ops.cast(ops.stop_gradient(weight), lse.dtype))
+    losses = ops.reduce_sum(ops.mul(q, ops.sub(ops.reshape(lse, (rows, 1)), x)), 1)
+    if z_loss > 0:
+        losses = ops.add(losses, ops.mul(z, ops.mul(lse, lse)))
+    if reduction == "none":
+        return ops.reshape(losses, of_rows), ops.reshape(lse, of_rows)
+    # MindSpore would not write the sum over no rows.
+    return ops.mul(add_backward(losses, zero), share), ops.reshape(lse, of_rows)
+
+
+@ops.constexpr
+def _constants(
+    label_smoothing: float,
+    z_loss: float,
+    softcap: float,
+    reduction: str,
+    rows: int,
+    classes: int,
+    dtype: mindspore.Type,
+) -> tuple[Tensor, ...]:
+    """Returns 0, the softcap, the factor and the term of label smoothing, the z-loss, and the share of each row."""
+    share = 1 / max(1, rows) if reduction == "mean" else 1.0
+    numbers = 0.0, softcap, 1 - label_smoothing, label_smoothing / max(1, classes), z_loss, share
+    return tuple(Tensor(np.asarray(number, dtype_name(dtype))) for number in numbers)
+
+
+@ops.constexpr
+def constant(value: float, dtype: mindspore.Type, shape: tuple[int, ...] = ()) -> Tensor:
+    """Returns a Tensor of one number. MindSpore would make float32 of Python's numbers."""
+    return Tensor(np.full(shape, value, dtype_name(dtype)))
+
+
+@once
+def _rows_of(logits: Description) -> tuple[int, int]:
+    """Returns the shape of logits as a matrix with the classes as its last axis."""
+    shape = logits[0]
+    if None in shape:
+        raise ValueError(f"{_NAME}: the shape of probabilities must be known at compile time, got {shape}")
+    return math.prod((shape[0], *shape[2:])), shape[1]
+
+
+@once
+def _classes_last(rank: int) -> tuple[int, ...]:
+    return (0, *range(2, rank), 1)
+
+
+@once
 def _form(
     logits: Description, labels: Description, weight: Description | None, return_lse: bool
 ) -> tuple[bool, tuple[int, ...] | None, tuple[int, ...]]:
@@ -199,7 +307,7 @@ def _form(
     if shape[1] is None:
         raise ValueError(f"{_NAME}: the number of classes must be known at compile time, got shape {shape}")
     rows = -1 if None in others else math.prod(others)
-    return is_general, (0, *range(2, len(shape)), 1), (rows, shape[1])
+    return is_general, _classes_last(len(shape)), (rows, shape[1])
 
 
 def as_accumulator(weight: Any, logits: Tensor) -> Any:

@@ -355,3 +355,64 @@ def test_versions_that_tell_nothing_of_recordings(monkeypatch):
     monkeypatch.setattr(mindspore.common.api, "_pynative_executor", object())
     forget_recording()
     assert records_gradients()
+
+
+def of_probabilities(logits, q, weight, reduction="mean", label_smoothing=0.0, z_loss=0.0, softcap=0.0):
+    """Returns the loss, lse, and the gradients for a gradient of 1 of the loss and of 0.5 of lse, in float64."""
+    logits, q = (np.moveaxis(x.astype(np.float64), 1, -1) for x in (logits, q))
+    x, classes = softcap * np.tanh(logits / softcap) if softcap else logits, logits.shape[-1]
+    derivative = 1 - (x / softcap) ** 2 if softcap else 1
+    w = np.ones(classes) if weight is None else weight.astype(np.float64)
+    a = ((1 - label_smoothing) * q + label_smoothing / classes) * w
+    lse = np.log(np.exp(x).sum(-1))
+    losses = (a * (lse[..., None] - x)).sum(-1) + z_loss * lse**2
+    share = 1 / max(1, lse.size) if reduction == "mean" else 1
+    of_lse = share * (a.sum(-1) + 2 * z_loss * lse) + 0.5
+    dlogits = (of_lse[..., None] * np.exp(x - lse[..., None]) - share * a) * derivative
+    dq = share * (1 - label_smoothing) * w * (lse[..., None] - x)
+    loss = losses if reduction == "none" else losses.sum() * share
+    return loss, lse, np.moveaxis(dlogits, -1, 1), np.moveaxis(dq, -1, 1)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [((7, 5), "float32"), ((2, 5, 3, 2), "float16"), ((2, 5, 3, 2), "float64"), ((0, 5), "float32")],
+    ids=str,
+)
+@pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
+def test_probabilities(mode, shape, dtype, reduction):
+    rng = np.random.default_rng(1)
+    logits, q, weight = (np.asarray(x, dtype) for x in (rng.normal(size=shape), rng.random(shape), rng.random(5)))
+    eps = 2e-3 if dtype == "float16" else 100 * np.finfo(dtype).eps
+    for more, weights in (({}, []), (ALL, [weight.astype(np.float32)])):
+        settings = dict(reduction=reduction, **more)
+        *results, dlogits, dq = of_probabilities(logits, q, weights[0] if weights else None, **settings)
+        net = Net(msops.cross_entropy, return_lse=True, **settings)
+        inputs = [logits, q, *weights]
+        got = run(net, *inputs)
+        assert [each.dtype for each in got] == [accumulator(dtype)] * 2
+        gradients = run_gradient(net, inputs, [np.ones_like(got[0]), np.full_like(got[1], 0.5)])
+        assert [each.dtype for each in gradients[:2]] == [dtype] * 2
+        for each, want in zip(got, results):
+            np.testing.assert_allclose(each, want, rtol=min(eps, 2e-5), atol=min(eps, 2e-5))
+        for each, want in zip(gradients, (dlogits, dq)):
+            np.testing.assert_allclose(each, want, rtol=eps, atol=eps)
+        if weights:
+            assert not gradients[2].any()
+    cell = msops.CrossEntropyLoss(Tensor(weights[0]), return_lse=True, reduction=reduction, **ALL)
+    np.testing.assert_array_equal(run(cell, logits, q)[0], got[0])
+
+
+@pytest.mark.parametrize(
+    ("inputs", "settings", "error", "words"),
+    [
+        (zeros((2, 3), (2, 3)), {"ignore_index": 1}, ValueError, "ignore_index must be -100 where labels are prob"),
+        ([*zeros((2, 3)), np.zeros((2, 3), np.float16)], {}, TypeError, "labels must be float32 as logits is"),
+        (zeros((2, 3), (2, 3), 2), {}, ValueError, r"weight must have shape \(V,\) = \(3,\)"),
+        (zeros((2, 3), (2, 3)), {"z_loss": -1.0}, ValueError, "z_loss must be finite and at least 0"),
+        (zeros((2, 3), (2, 3)), {"return_lse": 1}, TypeError, "return_lse must be a bool"),
+    ],
+)
+def test_wrong_probabilities(mode, inputs, settings, error, words):
+    with pytest.raises(error, match=f"cross_entropy: {words}"):
+        run(Net(msops.cross_entropy, **settings), *inputs)
