@@ -8,10 +8,11 @@ using namespace msops::norm;
 
 namespace {
 
-template <typename T>
+template <typename T, typename Residual>
 struct Forward {
   using C = Compute<T>;
-  Rows<const T> x, residual;
+  Rows<const T> x;
+  Rows<const Residual> residual;
   Rows<T> y, s;
   RmsNorm<T> normalize;
 
@@ -27,7 +28,7 @@ struct Forward {
 
 // (x, residual, weight?) -> (y, s)
 MSOPS_ENTRY(AddRmsNormForward) {
-  const Tensor x = call.tensor("x"), residual = call.tensor("residual");
+  const Tensor x = call.tensor("x"), residual = call.tensor_of("common|float32", "residual");
   const Tensor weight = call.optional_of("common|float32", "weight", 1), y = call.tensor("y"), s = call.tensor("s");
   const double eps = eps_of(call), offset = offset_of(call);
   const Casting casting = casting_of(call);
@@ -36,8 +37,12 @@ MSOPS_ENTRY(AddRmsNormForward) {
   return call.run([&](auto type) {
     using T = typename decltype(type)::type;
     const RmsNorm<T> normalize(weight, columns, eps, offset, casting);
-    const Forward<T> body{x, residual, y, s, normalize};
-    for_rows<T>(call, rows_of(x, columns), {x, residual, y, s, normalize.weight}, body);
+    with_type<T, float>(residual, [&](auto other) {
+      using Residual = typename decltype(other)::type;
+      const Rows<const Residual> residuals(residual);
+      const Forward<T, Residual> body{x, residuals, y, s, normalize};
+      for_rows<T>(call, rows_of(x, columns), {x, residuals, y, s, normalize.weight}, body);
+    });
   });
 }
 

@@ -11,6 +11,7 @@ import emulator
 from card import DTYPES, cards
 from gpu import check_call
 from msops.core.abi import DEFAULT_STREAM, Param, prepare_call
+from msops.operators.rotary_embedding import operators as rotations
 from msops.testing.entry import Status, attributes_in_mindspore
 
 pytestmark = pytest.mark.wide
@@ -73,3 +74,17 @@ def test_blocks_add_in_order(name, monkeypatch):
     [(card, shapes, settings)] = [case for full, *case in CASES if full == f"flash_attention {name}"]
     for call in card.entry_calls(shapes, settings, "float16"):
         check_call(Emulator(), call, "float16", shift=0)
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("width", [8, 10])
+def test_rotation_by_wrong_tables_is_nan(width, interleaved):
+    """A GPU gives NaN where the copies of an angle differ, and where a position is no row of the tables."""
+    x, table = np.ones((3, 1, width), np.float32), np.ones((4, width), np.float32)
+    sin, out = table.copy(), np.empty_like(x)
+    sin[2, -1] = 0
+    ids = np.array([1, 2, 4])
+    assert Emulator().status(rotations(interleaved, "THD", True), [x, table, sin, ids, out]) == 0
+    pair = [width - 2, width - 1] if interleaved else [width // 2 - 1, width - 1]
+    np.testing.assert_array_equal(np.argwhere(np.isnan(out[:2, 0])), [[1, pair[0]], [1, pair[1]]])
+    assert np.isnan(out[2]).all()

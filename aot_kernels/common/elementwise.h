@@ -9,7 +9,17 @@
 
 namespace msops {
 
-// `formula(in..., out...)` is called with a Compute<T> of each input and a reference to one for each output.
+// Calls formula(in..., out...) with a Compute<T> of each input and a reference to one for each output.
+template <typename Formula, typename C, size_t... i, size_t... o>
+MSOPS_BOTH void apply_formula(const Formula& formula, const C* x, C* y, std::index_sequence<i...>,
+                              std::index_sequence<o...>) {
+  formula(x[i]..., y[o]...);
+}
+template <typename Formula, typename C, size_t kInputs, size_t kOutputs>
+MSOPS_BOTH void apply_formula(const Formula& formula, const C (&x)[kInputs], C (&y)[kOutputs]) {
+  apply_formula(formula, x, y, std::make_index_sequence<kInputs>{}, std::make_index_sequence<kOutputs>{});
+}
+
 template <int kInputs, int kOutputs, typename T, typename Formula>
 struct Map {
   using C = Compute<T>;
@@ -18,20 +28,11 @@ struct Map {
   const T* in[kInputs];
   T* out[kOutputs];
 
-  template <size_t... i, size_t... o>
-  MSOPS_BOTH void apply(const C (&x)[kInputs], C (&y)[kOutputs], std::index_sequence<i...>,
-                        std::index_sequence<o...>) const {
-    formula(x[i]..., y[o]...);
-  }
-  MSOPS_BOTH void apply(const C (&x)[kInputs], C (&y)[kOutputs]) const {
-    apply(x, y, std::make_index_sequence<kInputs>{}, std::make_index_sequence<kOutputs>{});
-  }
-
   template <typename Index>
   MSOPS_BOTH void element(Index j) const {
     C x[kInputs], y[kOutputs];
     for (int i = 0; i < kInputs; ++i) x[i] = C(in[i][j]);
-    apply(x, y);
+    apply_formula(formula, x, y);
     for (int o = 0; o < kOutputs; ++o) assign(out[o][j], y[o]);
   }
 
@@ -42,7 +43,7 @@ struct Map {
     for (int j = 0; j < N; ++j) {
       C x[kInputs], y[kOutputs];
       for (int i = 0; i < kInputs; ++i) x[i] = C(from[i].values[j]);
-      apply(x, y);
+      apply_formula(formula, x, y);
       for (int o = 0; o < kOutputs; ++o) to[o].values[j] = T(y[o]);
     }
     for (int o = 0; o < kOutputs; ++o) store(out[o] + begin, to[o]);

@@ -28,10 +28,11 @@ MSOPS_CPU void cap(Compute<T> softcap, int64_t n, const T* logits, Compute<T>* x
   }
 }
 
-template <typename T>
+template <typename T, bool kGeneral>
 struct LossOfRowOnCpu {
   using C = Compute<T>;
-  Loss<T> loss;
+  using Weight = typename Loss<T, kGeneral>::Weight;
+  Loss<T, kGeneral> loss;
   C* losses;
   RowStats<C>* stats;
 
@@ -48,9 +49,10 @@ struct LossOfRowOnCpu {
       losses[row] = loss.of_row(label, own, sums);
       stats[row] = {sums.max, 1 / sums.sum};
     }
+    loss.store_lse(row, stats[row]);
   }
 
-  MSOPS_CPU void add(RowSums<C>& sums, int64_t n, const T* from, const T* weight, C own) const {
+  MSOPS_CPU void add(RowSums<C>& sums, int64_t n, const T* from, const Weight* weight, C own) const {
     C x[kRun];
     cap(loss.softcap, n, from, x, static_cast<C*>(nullptr));
     C most = sums.max, sum = 0, lost = 0;
@@ -78,10 +80,10 @@ struct LossOfRowOnCpu {
 };
 
 // This body has one index, so that it runs as other loops do (see on_threads).
-template <typename T>
+template <typename T, bool kGeneral>
 struct TotalsOnCpu {
   using C = Compute<T>;
-  Loss<T> loss;
+  Loss<T, kGeneral> loss;
   const C* losses;
   const RowStats<C>* stats;
   C *result, *totals;
@@ -99,10 +101,11 @@ struct TotalsOnCpu {
   }
 };
 
-template <typename T>
+template <typename T, bool kGeneral>
 struct GradientOfRowOnCpu {
   using C = Compute<T>;
-  Loss<T> loss;
+  using Weight = typename Loss<T, kGeneral>::Weight;
+  Loss<T, kGeneral> loss;
   const RowStats<C>* stats;
   const C *totals, *dloss;
   bool is_per_row;  // whether dloss has an element for each row
@@ -113,14 +116,14 @@ struct GradientOfRowOnCpu {
     T* to = dlogits + row * loss.classes;
     if (label == loss.ignored) return static_cast<void>(std::fill_n(to, loss.classes, T(0.0f)));
     const T* from = loss.logits + row * loss.classes;
-    const Slope<C> slope = loss.slope(label, stats[row], totals, dloss[is_per_row ? row : 0]);
+    const Slope<C> slope = loss.slope(row, label, stats[row], totals, dloss[is_per_row ? row : 0]);
     for (int64_t j = 0; j < loss.classes; j += kRun)
       run(slope, stats[row].max, std::min(kRun, loss.classes - j), label - j, from + j,
           loss.weight ? loss.weight + j : nullptr, to + j);
   }
 
   // `label` is the label's place in this run of n elements, if it is one of them.
-  MSOPS_CPU void run(const Slope<C>& slope, C max, int64_t n, int64_t label, const T* from, const T* weight,
+  MSOPS_CPU void run(const Slope<C>& slope, C max, int64_t n, int64_t label, const T* from, const Weight* weight,
                      T* to) const {
     C x[kRun], derivatives[kRun];
     cap(loss.softcap, n, from, x, derivatives);

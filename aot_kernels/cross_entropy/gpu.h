@@ -118,8 +118,8 @@ struct PlacesOfRow {
 };
 
 // Returns x_j of a logit. If kPlain, there is neither softcap nor label smoothing.
-template <bool kPlain, typename T>
-__device__ __forceinline__ Compute<T> x_of(const Loss<T>& loss, Compute<T> logit) {
+template <bool kPlain, typename T, bool kGeneral>
+__device__ __forceinline__ Compute<T> x_of(const Loss<T, kGeneral>& loss, Compute<T> logit) {
   if constexpr (!kPlain)
     if (loss.softcap > 0) return loss.softcap * Activations<T>::tanh(logit / loss.softcap);
   return logit;
@@ -138,13 +138,13 @@ struct RowLanes {
 
 // RowReader computes the sums of a row. Until the end, `max` is the largest logit, before the softcap, which keeps the
 // order, and `sum` lacks the correction of Power.
-template <typename T, bool kPlain>
+template <typename T, bool kPlain, bool kGeneral>
 class RowReader {
  public:
   using C = Compute<T>;
   static constexpr int N = kPackWidth<T>;
 
-  __device__ RowReader(const Loss<T>& loss, C own) : loss_(loss), reference_(loss.reference(own)) {}
+  __device__ RowReader(const Loss<T, kGeneral>& loss, C own) : loss_(loss), reference_(loss.reference(own)) {}
 
   // Adds a lane's share of a row.
   __device__ void add(const T* row, int64_t length, int lane, int lanes) {
@@ -239,14 +239,14 @@ class RowReader {
     }
   }
 
-  const Loss<T>& loss_;
+  const Loss<T, kGeneral>& loss_;
   C reference_;
   RowSums<C> sums_;
 };
 
-template <typename T, bool kPlain>
+template <typename T, bool kPlain, bool kGeneral>
 __global__ void __launch_bounds__(kMostThreads<T>)
-    loss_kernel(Loss<T> loss, int row_lanes, Compute<T>* losses, RowStats<Compute<T>>* stats) {
+    loss_kernel(Loss<T, kGeneral> loss, int row_lanes, Compute<T>* losses, RowStats<Compute<T>>* stats) {
   using C = Compute<T>;
   const RowLanes lanes(row_lanes);
   const bool is_row = lanes.row < loss.rows;
@@ -254,7 +254,7 @@ __global__ void __launch_bounds__(kMostThreads<T>)
   const bool counts = label != loss.ignored;
   const T* const row = loss.logits + lanes.row * loss.classes;
   const C own = counts && loss.is_class(label) ? x_of<kPlain>(loss, C(row[label])) : C(0);
-  RowReader<T, kPlain> reader(loss, own);
+  RowReader<T, kPlain, kGeneral> reader(loss, own);
   if (counts) reader.add(row, loss.classes, lanes.lane, lanes.count);
   const RowSums<C> sums = reader.total(lanes);
   if (!is_row || lanes.lane != 0) return;
@@ -262,13 +262,14 @@ __global__ void __launch_bounds__(kMostThreads<T>)
   if (counts) of_row = {sums.max, 1 / sums.sum};
   losses[lanes.row] = counts ? loss.of_row(label, own, sums) : C(0);
   stats[lanes.row] = of_row;
+  if constexpr (kGeneral) loss.store_lse(lanes.row, of_row);
 }
 
 // Each block adds up its part of `count` Totals: those in `from` or, if that is null, those of the rows. It writes its
 // sum to `partial` or, if that is null, finishes the loss.
-template <typename T>
+template <typename T, bool kGeneral>
 __global__ void __launch_bounds__(kSumThreads)
-    totals_kernel(Loss<T> loss, int64_t count, const Compute<T>* losses, const RowStats<Compute<T>>* stats,
+    totals_kernel(Loss<T, kGeneral> loss, int64_t count, const Compute<T>* losses, const RowStats<Compute<T>>* stats,
                   const Compute<T>* from, Compute<T>* partial, Compute<T>* result, Compute<T>* totals) {
   using C = Compute<T>;
   const int64_t end = part_begin<int64_t>(count, blockIdx.x + 1, gridDim.x);
@@ -298,11 +299,11 @@ __global__ void __launch_bounds__(kSumThreads)
 
 // RowWriter computes the gradient of a row. `to` is as aligned as `from` is, unless `is_apart`; the logits of a row
 // that does not count are not read.
-template <typename T, bool kPlain>
+template <typename T, bool kPlain, bool kGeneral>
 struct RowWriter {
   using C = Compute<T>;
   static constexpr int N = kPackWidth<T>;
-  const Loss<T>& loss;
+  const Loss<T, kGeneral>& loss;
   Slope<C> slope;
   Power<T> power;
   int64_t label;
@@ -360,9 +361,9 @@ struct RowWriter {
   }
 };
 
-template <typename T, bool kPlain>
+template <typename T, bool kPlain, bool kGeneral>
 __global__ void __launch_bounds__(kThreads)
-    gradient_kernel(Loss<T> loss, int row_lanes, const RowStats<Compute<T>>* stats, const Compute<T>* totals,
+    gradient_kernel(Loss<T, kGeneral> loss, int row_lanes, const RowStats<Compute<T>>* stats, const Compute<T>* totals,
                     const Compute<T>* dloss, bool is_per_row, bool is_apart, int chunks, T* dlogits) {
   using C = Compute<T>;
   const RowLanes lanes(row_lanes);
@@ -372,10 +373,10 @@ __global__ void __launch_bounds__(kThreads)
   Slope<C> slope;
   const RowStats<C> of_row = stats[lanes.row];
   const Power<T> power(of_row.max);
-  if (counts) slope = loss.slope(label, of_row, totals, dloss[is_per_row ? lanes.row : 0]);
+  if (counts) slope = loss.slope(lanes.row, label, of_row, totals, dloss[is_per_row ? lanes.row : 0]);
   slope.exponential *= power.correction();
-  const RowWriter<T, kPlain> writer{loss,   slope,   power, counts ? label : -1, loss.logits + first, dlogits + first,
-                                    counts, is_apart};
+  const RowWriter<T, kPlain, kGeneral> writer{
+      loss, slope, power, counts ? label : -1, loss.logits + first, dlogits + first, counts, is_apart};
   for (int chunk = static_cast<int>(blockIdx.y); chunk < chunks; chunk += static_cast<int>(gridDim.y))
     writer.write(chunk, lanes.lane, lanes.count);
 }
@@ -394,8 +395,8 @@ inline int lanes_of_short_row(int64_t packs) {
   return lanes;
 }
 
-template <typename T>
-void launch_loss(Call& call, const Loss<T>& loss, Compute<T>* losses, RowStats<Compute<T>>* stats) {
+template <typename T, bool kGeneral>
+void launch_loss(Call& call, const Loss<T, kGeneral>& loss, Compute<T>* losses, RowStats<Compute<T>>* stats) {
   const Gpu gpu;
   const int64_t packs = loss.classes / kPackWidth<T>;
   const bool has_many_rows = loss.rows >= 4 * gpu.multiprocessors;
@@ -405,33 +406,36 @@ void launch_loss(Call& call, const Loss<T>& loss, Compute<T>* losses, RowStats<C
   } else if (packs <= 2048 || has_many_rows) {
     lanes = 256;
   }
-  const auto kernel = loss.is_plain() ? loss_kernel<T, true> : loss_kernel<T, false>;
+  const auto kernel = loss.is_plain() ? loss_kernel<T, true, kGeneral> : loss_kernel<T, false, kGeneral>;
   launch_rows(call, kernel, loss.rows, lanes, 1, loss, lanes, losses, stats);
 }
 
-template <typename T>
-void launch_totals(Call& call, const Loss<T>& loss, const Compute<T>* losses, const RowStats<Compute<T>>* stats,
-                   int64_t parts, Compute<T>* partial, Compute<T>* result, Compute<T>* totals) {
+template <typename T, bool kGeneral>
+void launch_totals(Call& call, const Loss<T, kGeneral>& loss, const Compute<T>* losses,
+                   const RowStats<Compute<T>>* stats, int64_t parts, Compute<T>* partial, Compute<T>* result,
+                   Compute<T>* totals) {
   using C = Compute<T>;
   int64_t count = loss.reduction == Reduction::kNone ? 0 : loss.rows;
   const C* from = nullptr;
   if (count > 0 && parts > 1) {
     const int64_t blocks = std::min<int64_t>(parts, INT32_MAX);
-    launch(call, totals_kernel<T>, blocks, kSumThreads, 0, loss, count, losses, stats, from, partial, nullptr, nullptr);
+    launch(call, totals_kernel<T, kGeneral>, blocks, kSumThreads, 0, loss, count, losses, stats, from, partial, nullptr,
+           nullptr);
     count = blocks, from = partial;
   }
-  launch(call, totals_kernel<T>, 1, kSumThreads, 0, loss, count, losses, stats, from, nullptr, result, totals);
+  launch(call, totals_kernel<T, kGeneral>, 1, kSumThreads, 0, loss, count, losses, stats, from, nullptr, result,
+         totals);
 }
 
-template <typename T>
-void launch_gradient(Call& call, const Loss<T>& loss, const RowStats<Compute<T>>* stats, const Compute<T>* totals,
-                     const Compute<T>* dloss, bool is_per_row, T* dlogits) {
+template <typename T, bool kGeneral>
+void launch_gradient(Call& call, const Loss<T, kGeneral>& loss, const RowStats<Compute<T>>* stats,
+                     const Compute<T>* totals, const Compute<T>* dloss, bool is_per_row, T* dlogits) {
   constexpr int N = kPackWidth<T>;
   const int64_t packs = loss.classes / N;
   const int lanes = packs <= 32 * kPacks ? lanes_of_short_row(packs) : kThreads;
   const int chunks = static_cast<int>(std::max<int64_t>(1, (packs - 1) / (kPacks * lanes) + 1));
   const bool is_apart = elements_to_pack<N>(loss.logits) != elements_to_pack<N>(dlogits);
-  const auto kernel = loss.is_plain() ? gradient_kernel<T, true> : gradient_kernel<T, false>;
+  const auto kernel = loss.is_plain() ? gradient_kernel<T, true, kGeneral> : gradient_kernel<T, false, kGeneral>;
   launch_rows(call, kernel, loss.rows, lanes, chunks, loss, lanes, stats, totals, dloss, is_per_row, is_apart, chunks,
               dlogits);
 }

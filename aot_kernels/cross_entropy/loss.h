@@ -9,6 +9,8 @@
 // If the losses are not averaged, total weight and number of rows are 1.
 #pragma once
 
+#include <type_traits>
+
 #include "../common/call.h"
 #include "../common/functions.h"
 #include "labels.h"
@@ -51,13 +53,24 @@ struct Slope {
   C exponential = 0, label = 0, uniform = 0;
 };
 
-template <typename T>
-struct Loss {
+// LseOfRows is each row's lse, where it is a result, and the gradient with respect to it.
+template <typename C, bool kGeneral>
+struct LseOfRows {};
+template <typename C>
+struct LseOfRows<C, true> {
+  C* lse_of_rows = nullptr;
+  const C* dlse_of_rows = nullptr;
+};
+
+// If kGeneral, the weights are of the computing type, and lse may be a result.
+template <typename T, bool kGeneral = false>
+struct Loss : LseOfRows<Compute<T>, kGeneral> {
   using C = Compute<T>;
+  using Weight = std::conditional_t<kGeneral, C, T>;
   int64_t rows, classes;
   const T* logits;
   Labels labels;
-  const T* weight;  // null if all weights are 1
+  const Weight* weight;  // null if all weights are 1
   int64_t ignored;
   Reduction reduction;
   C smoothing, z, softcap;
@@ -88,6 +101,12 @@ struct Loss {
     return cross(label, own, row) + (reduction == Reduction::kNone ? z * lse * lse : C(0));
   }
 
+  // Stores the lse of row i, if it is a result.
+  MSOPS_BOTH void store_lse([[maybe_unused]] int64_t i, [[maybe_unused]] const RowStats<C>& stats) const {
+    if constexpr (kGeneral)
+      if (this->lse_of_rows) this->lse_of_rows[i] = stats.lse();
+  }
+
   // Returns what row i adds to the totals, given its cross-entropy.
   MSOPS_BOTH Totals<C> totals_of(int64_t i, C cross, const RowStats<C>& stats) const {
     const int64_t label = labels[i];
@@ -106,12 +125,16 @@ struct Loss {
     totals[0] = by_weight, totals[1] = by_rows, totals[2] = of_classes / C(classes > 0 ? classes : 1);
   }
 
-  // Returns the gradient of a row that is not ignored. `dloss` is the gradient of the loss.
-  MSOPS_BOTH Slope<C> slope(int64_t label, const RowStats<C>& stats, const C* totals, C dloss) const {
+  // Returns the gradient of row i, which is not ignored. `dloss` is the gradient of the loss.
+  MSOPS_BOTH Slope<C> slope([[maybe_unused]] int64_t i, int64_t label, const RowStats<C>& stats, const C* totals,
+                            C dloss) const {
     const C scale = dloss / totals[0], of_label = scale * (1 - smoothing) * weight_of(label);
     const C of_square = 2 * z * stats.lse() * (dloss / totals[1]);
-    return {(of_label + scale * smoothing * totals[2] + of_square) * stats.share, of_label,
-            scale * smoothing / C(classes)};
+    Slope<C> result = {(of_label + scale * smoothing * totals[2] + of_square) * stats.share, of_label,
+                       scale * smoothing / C(classes)};
+    if constexpr (kGeneral)
+      if (this->dlse_of_rows) result.exponential += this->dlse_of_rows[i] * stats.share;
+    return result;
   }
 };
 

@@ -5,6 +5,9 @@
 //   rows and halves are whole 16 bytes     packs, 4 heads      128 bytes of a thread in flight
 //   ... and few rows, or up to 2 heads     packs, 1 head       more threads
 //   others                                 elements, 4 heads   any size and alignment
+//
+// Each has a second kernel for tables with every angle twice and for positions. Where the copies of an angle differ, or
+// a position is no row of the tables, the result is NaN: the CPU tells such an error.
 #pragma once
 
 #ifdef __CUDACC__
@@ -87,9 +90,24 @@ __device__ void read_angles(const Table* from, int at, C (&to)[kAngles]) {
   for (int j = 0; j < kCount; ++j) to[at + j] = C(pack.values[j]);
 }
 
-template <int N, int kHeads, bool kPairsInPack, typename T, typename Table>
+// Reads kCount angles, from one on, of the row of a table that may have them twice.
+template <int kCount, bool kPairsInPack, int kAngles, typename C, typename Table>
+__device__ void read_copies(const RotationByTables& s, const Table* row, int64_t angle, int at, C (&to)[kAngles]) {
+  if (!s.is_twice) return read_angles<kCount>(row + angle, at, to);
+  const auto same = [](Table a, Table b) { return C(a) == C(b) ? C(a) : C(NAN); };
+  if constexpr (kPairsInPack) {
+    const auto copies = load<2 * kCount>(row + 2 * angle);
+    for (int j = 0; j < kCount; ++j) to[at + j] = same(copies.values[2 * j], copies.values[2 * j + 1]);
+  } else {
+    const Table* const from = row + angle * s.step();
+    const auto first = load<kCount>(from), second = load<kCount>(from + s.gap());
+    for (int j = 0; j < kCount; ++j) to[at + j] = same(first.values[j], second.values[j]);
+  }
+}
+
+template <int N, int kHeads, bool kPairsInPack, typename T, typename Table, typename S>
 __global__ void __launch_bounds__(kThreads)
-    turn_kernel(Rotation s, Grid grid, const T* x, const Table* cos_table, const Table* sin_table, T* out) {
+    turn_kernel(S s, Grid grid, const T* x, const Table* cos_table, const Table* sin_table, T* out) {
   using C = Compute<T>;
   const unsigned lane = threadIdx.x & ((1u << grid.lane_bits) - 1), tile = blockIdx.x % grid.tiles;
   const int64_t unit = (static_cast<int64_t>(tile) << grid.lane_bits) + lane;
@@ -124,9 +142,25 @@ __global__ void __launch_bounds__(kThreads)
   }
   C cos[N], sin[N];
   if (at.turns_first) {
+    [[maybe_unused]] constexpr int kHalf = N / 2;
     const int64_t angles = s.angles(sample, place) + at.angles;
-    if constexpr (kPairsInPack) {
-      constexpr int kHalf = N / 2;
+    if constexpr (!S::kIsPlain) {
+      const int64_t position = s.position(sample, place), start = s.angles_at(sample, position);
+      if (s.has_row(position)) {
+        constexpr int kFirst = kPairsInPack ? kHalf : N;
+        read_copies<kFirst, kPairsInPack>(s, cos_table + start, at.angles, 0, cos);
+        read_copies<kFirst, kPairsInPack>(s, sin_table + start, at.angles, 0, sin);
+        if constexpr (kPairsInPack) {
+          const int64_t next = at.angles + grid.units_of_row * kHalf;
+          if (at.turns_second) {
+            read_copies<kHalf, true>(s, cos_table + start, next, kHalf, cos);
+            read_copies<kHalf, true>(s, sin_table + start, next, kHalf, sin);
+          }
+        }
+      } else {
+        for (int j = 0; j < N; ++j) cos[j] = sin[j] = C(NAN);
+      }
+    } else if constexpr (kPairsInPack) {
       read_angles<kHalf>(cos_table + angles, 0, cos);
       read_angles<kHalf>(sin_table + angles, 0, sin);
       if (at.turns_second) {
@@ -162,8 +196,8 @@ inline int bits_for(int64_t n, int most) {
   return bits;
 }
 
-template <int N, int kHeads, bool kPairsInPack, typename T, typename Table>
-void launch_turns(Call& call, const Rotation& s, const T* x, const Table* cos, const Table* sin, T* out) {
+template <int N, int kHeads, bool kPairsInPack, typename T, typename Table, typename S>
+void launch_turns(Call& call, const S& s, const T* x, const Table* cos, const Table* sin, T* out) {
   const int64_t passing = (s.width - 2 * s.turned + N - 1) / N, pairs = s.turned / N;
   const int64_t units_of_row = kPairsInPack ? (s.width / N + 1) / 2 : pairs + (passing + 1) / 2;
   const int64_t units = s.batch * s.length * units_of_row, groups = (s.heads + kHeads - 1) / kHeads;
@@ -182,17 +216,19 @@ void launch_turns(Call& call, const Rotation& s, const T* x, const Table* cos, c
                   is_small,
                   Divisor(is_small ? units_of_row : 1),
                   Divisor(is_small ? s.length : 1)};
-  launch(call, turn_kernel<N, kHeads, kPairsInPack, T, Table>, blocks, 1u << (lane_bits + head_bits), 0, s, grid, x,
+  launch(call, turn_kernel<N, kHeads, kPairsInPack, T, Table, S>, blocks, 1u << (lane_bits + head_bits), 0, s, grid, x,
          cos, sin, out);
 }
 
-template <typename T, typename Table>
-void turn_on_gpu(Call& call, const Rotation& s, const T* x, const Table* cos, const Table* sin, T* out) {
+template <typename T, typename Table, typename S>
+void turn_on_gpu(Call& call, const S& s, const T* x, const Table* cos, const Table* sin, T* out) {
   constexpr int N = kPackWidth<T>;
   const int64_t angles = s.interleaved ? N / 2 : N;  // of a pack
+  bool reads_pairs = false;
+  if constexpr (!S::kIsPlain) reads_pairs = s.step() == 2;
+  const uintptr_t bytes = (reads_pairs ? N : angles) * sizeof(Table);
   const bool packs = is_aligned<N>(x) && is_aligned<N>(out) && s.width % N == 0 && s.turned % angles == 0 &&
-                     reinterpret_cast<uintptr_t>(cos) % (angles * sizeof(Table)) == 0 &&
-                     reinterpret_cast<uintptr_t>(sin) % (angles * sizeof(Table)) == 0;
+                     reinterpret_cast<uintptr_t>(cos) % bytes == 0 && reinterpret_cast<uintptr_t>(sin) % bytes == 0;
   if (!packs) return launch_turns<1, 4, false>(call, s, x, cos, sin, out);
   constexpr int64_t kMany = 1024 * kThreads * 4 * 2;  // packs that fill every GPU with threads of 4 heads
   const bool many = s.heads > 2 && s.rows() * (s.width / N) >= kMany;

@@ -27,6 +27,13 @@ def cast_as(tensor: Tensor, x: Tensor) -> Tensor:
     return ops.cast(tensor, x.dtype)
 
 
+def widened(tensor: Tensor | None, x: Tensor) -> Tensor | None:
+    """Casts a tensor of float16 to float32 beside an x of float32. What else it is, a later check says."""
+    if not isinstance(tensor, Tensor) or not isinstance(x, Tensor) or tensor.dtype != mindspore.float16:
+        return tensor
+    return ops.cast(tensor, x.dtype) if x.dtype == mindspore.float32 else tensor
+
+
 def as_int32(lengths: Tensor | None) -> Tensor | None:
     """Casts lengths or offsets of int64 to int32. Numbers that are too large or negative stay so."""
     if not isinstance(lengths, Tensor):

@@ -8,6 +8,7 @@ from mindspore import Tensor, nn
 from msops.core import settings
 from msops.core.compiled import Operators
 from msops.core.factory import custom_op
+from msops.core.inputs import cast_as, widened
 from msops.core.library import of_package
 from msops.operators.rms_norm import CASTINGS, second_gradient
 
@@ -36,8 +37,10 @@ def add_rms_norm(
 
     Args:
         x (Tensor): Shape (..., C); float16, float32 or float64.
-        residual (Tensor): The shape and dtype of `x`.
-        weight (Tensor): Shape (C,); the dtype of `x`, or float32. Default: ``None`` , a factor of 1.
+        residual (Tensor): The shape of `x`; the dtype of `x`, or float32, or float16 beside float32. Its gradient is
+            that of `x`, in its own dtype.
+        weight (Tensor): Shape (C,); the dtype of `x`, or float32, or float16 beside float32. Default: ``None`` , a
+            factor of 1.
         eps (float): As in `rms_norm`. Default: ``1e-6`` .
         offset (float): As in `rms_norm`. Default: ``0.0`` .
         casting (str): As in `rms_norm`. Default: ``"llama"`` .
@@ -61,8 +64,8 @@ def add_rms_norm(
     """
     normalize = operators.primitive(eps, offset, casting, weight is not None)
     if weight is None:
-        return normalize(x, residual)
-    return normalize(x, residual, weight)
+        return normalize(x, widened(residual, x))
+    return normalize(x, widened(residual, x), widened(weight, x))
 
 
 class AddRMSNorm(nn.Cell):
@@ -114,8 +117,8 @@ class AddRMSNorm(nn.Cell):
 
     def construct(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         if self.weight is None:
-            return self.forward_op(x, residual)
-        return self.forward_op(x, residual, self.weight)
+            return self.forward_op(x, widened(residual, x))
+        return self.forward_op(x, widened(residual, x), widened(self.weight, x))
 
     construct.__doc__ = add_rms_norm.__doc__  # for help()
 
@@ -161,13 +164,13 @@ def operators(eps: float, offset: float, casting: str) -> Operator:
         (_, s), (dy, ds) = out, douts
         if weight is None:
             dx = backward_without_weight(s, dy, ds)
-            return dx, dx, None
+            return dx, cast_as(dx, residual), None
         dx, dweight = backward(s, weight, dy, ds)
-        return dx, dx, dweight
+        return dx, cast_as(dx, residual), dweight
 
     return custom_op(
         _LIBRARY.AddRmsNormForward,
-        "x(*S, C), residual(*S, C), weight(C, dtype=common|float32)? -> y(*S, C), s(*S, C)",
+        "x(*S, C), residual(*S, C, dtype=common|float32), weight(C, dtype=common|float32)? -> y(*S, C), s(*S, C)",
         gradient=gradient,
         eps=eps,
         offset=offset,

@@ -8,6 +8,7 @@ from mindspore import Tensor, nn
 from msops.core import settings
 from msops.core.compiled import Operators, once
 from msops.core.factory import custom_op
+from msops.core.inputs import widened
 from msops.core.library import of_package
 
 if TYPE_CHECKING:
@@ -33,9 +34,10 @@ def layer_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = No
 
     Args:
         x (Tensor): Any shape of at least one axis; float16, float32 or float64.
-        weight (Tensor): The last axes of `x`; the dtype of `x`, or float32. Default: ``None`` , a factor of 1.
-        bias (Tensor): The shape of `weight`, or of the last axis if there is no weight; the dtype of `x`, or float32.
-            Default: ``None`` , no bias.
+        weight (Tensor): The last axes of `x`; the dtype of `x`, or float32, or float16 beside float32. Default:
+            ``None`` , a factor of 1.
+        bias (Tensor): The shape of `weight`, or of the last axis if there is no weight; its dtypes are those of
+            `weight`. Default: ``None`` , no bias.
         eps (float): At least 0; for float16 and float32 a number that float32 holds. Default: ``1e-5`` .
 
     Returns:
@@ -59,10 +61,10 @@ def layer_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = No
     if weight is None:
         if bias is None:
             return normalize(x)
-        return normalize(x, bias)
+        return normalize(x, widened(bias, x))
     if bias is None:
-        return normalize(x, weight)
-    return normalize(x, weight, bias)
+        return normalize(x, widened(weight, x))
+    return normalize(x, widened(weight, x), widened(bias, x))
 
 
 class LayerNorm(nn.Cell):

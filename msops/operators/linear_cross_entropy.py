@@ -4,7 +4,6 @@ import math
 from typing import TYPE_CHECKING, Any, cast
 
 import mindspore
-import numpy as np
 from mindspore import Tensor, nn, ops
 from mindspore.common.initializer import HeUniform, Uniform
 
@@ -14,9 +13,9 @@ from msops.core.factory import custom_op
 from msops.core.inputs import cast_as, check_inputs, describe, has_zero, spec_of, unless_zero
 from msops.core.library import of_package
 from msops.core.signature import Signature
-from msops.core.spec import Spec, dtype_name
+from msops.core.spec import Spec
 from msops.operators.add import backward as add_backward, forward as add
-from msops.operators.cross_entropy import attributes_of, cross_entropy, operators
+from msops.operators.cross_entropy import attributes_of, constant, cross_entropy, operators
 
 if TYPE_CHECKING:
     from msops.core.inputs import Description
@@ -238,8 +237,8 @@ class _Losses(nn.Cell):
         dx, dbias = _times(dlogits, weight), None
         ones = ops.reshape(ops.cast(ops.ones_like(losses), dlogits.dtype), (-1, 1))
         if dlogits.dtype == mindspore.float16:  # on a GPU, MindSpore cannot multiply float16 by a number of Python
-            x = ops.mul(x, _constant(_SHRINK, (1,), x.dtype))
-            ones = ops.mul(ones, _constant(_SHRINK, (1,), dlogits.dtype))
+            x = ops.mul(x, constant(_SHRINK, x.dtype, (1,)))
+            ones = ops.mul(ones, constant(_SHRINK, dlogits.dtype, (1,)))
         if bias is not None:
             dbias = unless_zero(transposed_times(dlogits, ones), x.shape[0])
             dbias = ops.reshape(dbias, bias.shape)
@@ -288,7 +287,7 @@ class _Total(_Losses):
 
     def total(self, losses: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the sum or the mean of the losses, and its gradient with respect to each of them."""
-        zero, one = _constant(0.0, (), losses.dtype), _constant(1.0, (), losses.dtype)
+        zero, one = constant(0.0, losses.dtype), constant(1.0, losses.dtype)
         total, count = add_backward(losses, zero), one
         if self.is_mean:
             count = ops.maximum(
@@ -339,7 +338,7 @@ class _Each(_Losses):
     ) -> tuple[Tensor | None, ...]:
         dlosses = ops.depend(dlosses, result)  # the result tells wrong labels
         # The gradients of logits then have the digits of numbers near 1 in float16, too.
-        one, most = _constant(1.0, (), dlosses.dtype), ops.ReduceMax()(ops.abs(dlosses))
+        one, most = constant(1.0, dlosses.dtype), ops.ReduceMax()(ops.abs(dlosses))
         most = ops.select(most == 0, one, most)
         _, of_x, of_weight, of_bias = self.losses_and_gradients((x, weight, labels, bias), dlosses / most)
         gradients = _scaled(x, weight, bias, of_x, of_weight, of_bias, most)
@@ -422,11 +421,6 @@ def _chunks(rows: int | None, classes: int | None, chunk: int | None) -> tuple[t
     if length is None or rows is None or rows <= length:
         return ((0, None),)
     return tuple((start, min(rows, start + length)) for start in range(0, rows, length))
-
-
-@ops.constexpr
-def _constant(value: float, shape: tuple[int, ...], dtype: mindspore.Type) -> Tensor:
-    return Tensor(np.full(shape, value, dtype_name(dtype)))
 
 
 def _join(parts: tuple[Tensor, ...]) -> Tensor:

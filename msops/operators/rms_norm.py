@@ -8,6 +8,7 @@ from mindspore import Tensor, nn
 from msops.core import settings
 from msops.core.compiled import Operators
 from msops.core.factory import custom_op
+from msops.core.inputs import widened
 from msops.core.library import of_package
 
 if TYPE_CHECKING:
@@ -32,7 +33,8 @@ def rms_norm(
 
     Args:
         x (Tensor): Shape (..., C); float16, float32 or float64.
-        weight (Tensor): Shape (C,); the dtype of `x`, or float32. Default: ``None`` , :math:`y = \hat{x}` .
+        weight (Tensor): Shape (C,); the dtype of `x`, or float32, or float16 beside float32. Default: ``None`` ,
+            :math:`y = \hat{x}` .
         eps (float): At least 0; for float16 and float32 a number that float32 holds. Default: ``1e-6`` .
         offset (float): What is added to the weight, likewise. Default: ``0.0`` .
         casting (str): For float16, ``"llama"`` : :math:`\hat{x}` is rounded, and multiplied in float16 by the rounded
@@ -60,7 +62,7 @@ def rms_norm(
     normalize = operators.primitive(eps, offset, casting, weight is not None)
     if weight is None:
         return normalize(x)
-    return normalize(x, weight)
+    return normalize(x, widened(weight, x))
 
 
 class RMSNorm(nn.Cell):
@@ -111,7 +113,7 @@ class RMSNorm(nn.Cell):
     def construct(self, x: Tensor) -> Tensor:
         if self.weight is None:
             return self.forward_op(x)
-        return self.forward_op(x, self.weight)
+        return self.forward_op(x, widened(self.weight, x))
 
     construct.__doc__ = rms_norm.__doc__  # for help()
 

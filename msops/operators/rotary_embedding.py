@@ -20,10 +20,17 @@ if TYPE_CHECKING:
 
 _NAME = "rotary_embedding"
 _library = of_package(_NAME)
-_SIZES = {"BHTD": "B, H, T, D", "BTHD": "B, T, H, D"}
+_SIZES = {"BHTD": "B, H, T, D", "BTHD": "B, T, H, D", "THD": "T, H, D"}
 
 
-def rotary_embedding(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False, layout: str = "BHTD") -> Tensor:
+def rotary_embedding(
+    x: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    interleaved: bool = False,
+    layout: str = "BHTD",
+    position_ids: Tensor | None = None,
+) -> Tensor:
     r"""Turns pairs of features by angles that depend on the place in a sequence.
 
     .. math:: (a, b) \mapsto (a \cos\theta - b \sin\theta,\; b \cos\theta + a \sin\theta)
@@ -31,15 +38,22 @@ def rotary_embedding(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = Fa
     `cos` and `sin` hold the angles of d/2 pairs for each of T places. The first d of the D features are turned, the
     others pass. `x` has a gradient of any order: it is turned by the negative angles.
 
+    A table of D columns has every angle twice: for both features of each pair, and d is D. If these copies differ, that
+    is an error on the CPU; on a GPU, which does not wait for what a kernel finds, the two features become NaN. Both
+    only look at the rows that they read, whose copies are next to the angles. A narrower table has each angle once.
+
     Args:
-        x (Tensor): Queries or keys, shape (B, H, T, D) or, if `layout` says so, (B, T, H, D); float16, float32 or
-            float64.
-        cos (Tensor): Shape (T, d/2), or (B, T, d/2) for angles of each sample; the dtype of `x` or float32. It has no
-            gradient.
+        x (Tensor): Queries or keys, shape (B, H, T, D) or, if `layout` says so, (B, T, H, D) or (T, H, D); float16,
+            float32 or float64.
+        cos (Tensor): Shape (T, d/2), or (T, D) with every angle twice; the dtype of `x` or float32. Also
+            (1, T, ...), or (B, T, ...) for angles of each sample, and (B, 1, T, ...). It has no gradient.
         sin (Tensor): The shape and dtype of `cos`. It has no gradient.
         interleaved (bool): Whether the pairs are the features (2i, 2i + 1), as in GPT-J. Default: ``False`` , the pairs
             (i, i + d/2), as in Llama.
-        layout (str): ``"BHTD"`` or ``"BTHD"`` , the order of the axes of `x`. Default: ``"BHTD"`` .
+        layout (str): ``"BHTD"`` , ``"BTHD"`` or ``"THD"`` , the axes of `x`; B is 1 for the last. Default: ``"BHTD"`` .
+        position_ids (Tensor): Which row of the tables each place has; the tables then may have any number of rows.
+            Shape (T,), (1, T) or (B, T), int32 or int64. A number that is no row is an error on the CPU; on a GPU, the
+            features that it turns become NaN. Default: ``None`` , place t has row t.
 
     Returns:
         Tensor of the shape and dtype of `x`. It is computed in float32, or in float64 if `x` is float64, and rounded
@@ -62,7 +76,9 @@ def rotary_embedding(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = Fa
         >>> print(msops.rotary_embedding(x, *quarter, interleaved=True)[0, 0, 0])
         [-2.  1. -4.  3.  5.]
     """
-    return operators.primitive(interleaved, layout)(x, cos, sin)
+    if position_ids is None:
+        return operators.primitive(interleaved, layout)(x, cos, sin)
+    return operators.primitive(interleaved, layout, True)(x, cos, sin, position_ids)
 
 
 class RotaryEmbedding(nn.Cell):
@@ -81,6 +97,8 @@ class RotaryEmbedding(nn.Cell):
     Inputs:
         - **x** (Tensor) - As in the function.
         - **start** (int) - The place of the first of the T elements. Default: ``0`` .
+        - **position_ids** (Tensor) - As in the function: the places of the T elements, beside a `start` of 0.
+          Default: ``None`` .
 
     Raises:
         TypeError: If an argument has a wrong type.
@@ -107,12 +125,16 @@ class RotaryEmbedding(nn.Cell):
             raise ValueError(f"{name}: base must be positive, got {base}")
         self.base, self.interleaved, self.layout = base, interleaved, layout
         self.forward_op = operators.primitive(interleaved, layout)
+        self.by_positions_op = operators.primitive(interleaved, layout, True)
         self.axis = layout.index("T")
         angles = np.outer(np.arange(self.max_length), float(base) ** (-np.arange(0, self.dim, 2) / self.dim))
         self.cos, self.sin = (Tensor(table.astype(np.float32)) for table in (np.cos(angles), np.sin(angles)))
 
-    def construct(self, x: Tensor, start: int = 0) -> Tensor:
-        end = _end(describe(x), self.axis, start, self.max_length)
+    def construct(self, x: Tensor, start: int = 0, position_ids: Tensor | None = None) -> Tensor:
+        if position_ids is not None:
+            _end(describe(x), self.layout, self.dim, start, self.max_length, True)
+            return self.by_positions_op(x, self.cos, self.sin, position_ids)
+        end = _end(describe(x), self.layout, self.dim, start, self.max_length, False)
         if end is None:
             end = start + x.shape[self.axis]
             return self.forward_op(x, self.cos[start:end], self.sin[start:end])
@@ -126,15 +148,21 @@ class RotaryEmbedding(nn.Cell):
 
 
 @once
-def _end(x: Description, axis: int, start: int, max_length: int) -> int | None:
-    """Returns the place after the last one, or None if the size of `x` is open."""
+def _end(x: Description, layout: str, dim: int, start: int, max_length: int, has_positions: bool) -> int | None:
+    """Returns the place after the last one. It is None if the size of `x` is open, or if positions are given."""
     spec = spec_of(x)
     if isinstance(spec, str):
         raise TypeError(f"RotaryEmbedding: x must be a Tensor, got {spec}")
-    if len(spec.shape) != 4:
-        raise ValueError(f"RotaryEmbedding: x must have four axes, got shape {spec.shape}")
+    if len(spec.shape) != len(layout):
+        raise ValueError(f"RotaryEmbedding: x must have {len(layout)} axes, got shape {spec.shape}")
+    if spec.shape[-1] is not None and spec.shape[-1] < dim:
+        raise ValueError(f"RotaryEmbedding: x must have at least dim = {dim} features, got shape {spec.shape}")
     settings.integer("RotaryEmbedding", "start", start)
-    length = spec.shape[axis]
+    if has_positions:
+        if start != 0:
+            raise ValueError(f"RotaryEmbedding: start must be 0 beside position_ids, got {start}")
+        return None
+    length = spec.shape[layout.index("T")]
     if start < 0 or start + (length or 0) > max_length:
         raise ValueError(
             f"RotaryEmbedding: start must be at least 0, and start + T at most max_length = {max_length}, got {start} "
@@ -144,22 +172,34 @@ def _end(x: Description, axis: int, start: int, max_length: int) -> int | None:
 
 
 @Operators
-def operators(interleaved: bool, layout: str) -> Operator:
+def operators(interleaved: bool, layout: str, has_positions: bool = False) -> Operator:
     def gradient_of_backward(
         dout: Tensor, cos: Tensor, sin: Tensor, dx: Tensor, ddx: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         return forward(ddx, cos, sin), ops.zeros_like(cos), ops.zeros_like(sin)
 
-    tables = "cos(*P, T, R, dtype=float32|common), sin(*P, T, R, dtype=cos)"
+    def gradient_by_positions(
+        dout: Tensor, cos: Tensor, sin: Tensor, position_ids: Tensor, dx: Tensor, ddx: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        of_x = forward(ddx, cos, sin, position_ids)
+        return of_x, ops.zeros_like(cos), ops.zeros_like(sin), ops.zeros_like(position_ids)
+
+    rows = "L" if has_positions else "T"
+    tables = f"cos(*P, {rows}, R, dtype=float32|common), sin(*P, {rows}, R, dtype=cos)"
+    if has_positions:
+        tables += ", position_ids(*Q, T, dtype=index)"
     settings.one_of(_NAME, "layout", layout, tuple(_SIZES))
     attributes: dict[str, Any] = dict(
-        interleaved=int(settings.boolean(_NAME, "interleaved", interleaved)), heads_first=int(layout == "BHTD")
+        interleaved=int(settings.boolean(_NAME, "interleaved", interleaved)),
+        heads_first=int(layout == "BHTD"),
+        has_batch=int(layout != "THD"),
+        has_position_ids=int(has_positions),
     )
     backward = custom_op(
         _library.RotaryEmbeddingBackward,
         f"dout({_SIZES[layout]}), {tables} -> dx",
         infer=_infer,
-        gradient=gradient_of_backward,
+        gradient=gradient_by_positions if has_positions else gradient_of_backward,
         **attributes,
     )
     forward = custom_op(
@@ -172,13 +212,21 @@ def operators(interleaved: bool, layout: str) -> Operator:
     return forward
 
 
-def _infer(x: Spec, cos: Spec, sin: Spec, **attributes: int) -> Spec:
-    (batch, *_, width), (*samples, length, turned) = x.shape, cos.shape
-    if samples not in ([], [batch]):
+def _infer(x: Spec, cos: Spec, sin: Spec, position_ids: Spec | None = None, **attributes: int) -> Spec:
+    batch, width = x.shape[0] if attributes["has_batch"] else 1, x.shape[-1]
+    *samples, length, columns = cos.shape
+    if samples not in ([], [1], [batch], [1, 1], [batch, 1]):
         raise ValueError(
-            f"cos must have shape (T, d/2) = {(length, turned)} or (B, T, d/2) = {(batch, length, turned)}, "
-            f"got {cos.shape}"
+            f"cos must have shape (T, d/2) = {(length, columns)} or (B, T, d/2) = {(batch, length, columns)}, or "
+            f"(B, 1, T, d/2), got {cos.shape}"
         )
-    if 2 * turned > width:
-        raise ValueError(f"cos must have at most half as many angles as the {width} features of x, got {turned}")
+    if columns == width and width % 2:
+        raise ValueError(f"cos must not have every angle twice for an odd number of features, {width}")
+    if 2 * columns > width and columns != width:
+        raise ValueError(
+            f"cos must have at most half as many angles as the {width} features of x, or each of them twice, "
+            f"got {columns}"
+        )
+    if position_ids is not None and position_ids.shape[:-1] not in ((), (1,), (batch,)):
+        raise ValueError(f"position_ids must have shape (T,) or (B, T), got {position_ids.shape}")
     return x

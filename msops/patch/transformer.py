@@ -20,7 +20,6 @@ from msops.operators.reciprocal_rms import reciprocal_rms
 from msops.operators.rms_norm import rms_norm as normalize
 from msops.operators.rotary_position_embedding import rotary_position_embedding as turn
 from msops.operators.swiglu import swiglu as gated
-from msops.operators.swiglu_halves import swiglu_halves
 
 from .replacement import Replacement
 
@@ -55,11 +54,11 @@ def add_rms_norm(x1: Tensor, x2: Tensor, gamma: Tensor, epsilon: float = 1e-6) -
 
 def swiglu(input: Tensor, dim: int = -1) -> Tensor:  # noqa: A002 (MindSpore's name)
     """Returns the product of the second half of the input and the sigmoid linear unit of the first, along an axis."""
-    halves, shape = _shapes_of_halves("swiglu", describe(input), dim)
+    rows, shape = _shapes_of_halves("swiglu", describe(input), dim)
     if shape is None:
-        gate, up = ops.split(input, halves[1], dim)
+        gate, up = ops.split(input, rows[1], dim)
         return gated(gate, up)
-    return swiglu_halves(input.reshape(halves)).reshape(shape)
+    return gated(input.reshape(rows)).reshape(shape)
 
 
 def rotary_position_embedding(x: Tensor, cos: Tensor, sin: Tensor, mode: int = 0) -> Tensor:
@@ -138,7 +137,7 @@ def _norm_shapes(
 
 @once
 def _shapes_of_halves(name: str, described: Description, dim: int) -> tuple[Sizes, Sizes | None]:
-    """Returns the shape (A, 2, B) that has the halves along the axis `dim`, and the shape of the result.
+    """Returns the shape that has the halves along the axis `dim` in its last axis, and the shape of the result.
 
     If a size is open, it returns a tuple whose second number is half the length of that axis, and None.
     """
@@ -155,7 +154,7 @@ def _shapes_of_halves(name: str, described: Description, dim: int) -> tuple[Size
     if None in shape:
         return (2, half), None
     before, after = shape[:dim], shape[dim + 1 :]
-    return (math.prod(before), 2, half * math.prod(after)), (*before, half, *after)
+    return (math.prod(before), 2 * half * math.prod(after)), (*before, half, *after)
 
 
 @once

@@ -1,19 +1,21 @@
+import mindspore
 import numpy as np
 import pytest
+from mindspore import Tensor
 
 import msops
 from card import length, lengths, random, zeros
 from msops.operators.add_rms_norm import backward_operators, operators
 from msops.testing.checks import assert_equal
-from operator_test import Gradient, Net, OperatorTest, check_second_order, run
+from operator_test import Gradient, Net, OperatorTest, check_second_order, run, run_gradient
 from test_rms_norm import rms_norm, rms_norm_backward, units
 
 
-def add_rms_norm(x, residual, weight=None, **settings):
+def add_rms_norm(x, residual, weight=None, wide_residual=False, **settings):
     return (*rms_norm(x + residual, weight, **settings), x + residual)
 
 
-def add_rms_norm_backward(s, *rest, **settings):
+def add_rms_norm_backward(s, *rest, wide_residual=False, **settings):
     *rest, ds = rest
     dx, *dweight = rms_norm_backward(s, *rest, **settings)
     return dx + ds, *dweight
@@ -36,7 +38,11 @@ class TestAddRmsNorm(OperatorTest):
         "gemma": case((70, 13), eps=1e-3, offset=1.0, casting="gemma"),
         "large": case((4001, 129)),
     }
-    further = {f"{shape}": case(shape) for shape in ((9, 64), (5, 520), (3, 4104), (2, 20_000), (2, 20_003))}
+    further = {
+        f"{shape}{', float32 residual' * wide}": case(shape, wide_residual=wide)
+        for shape in ((9, 64), (5, 520), (3, 4104), (2, 20_000), (2, 20_003))
+        for wide in (False, True)
+    }
     small = "small"
     roundings = 64  # gradients are differences of numbers that are larger than they are
     half_in_float32 = half_gradient_in_float32 = False  # the formula rounds on the way
@@ -47,7 +53,11 @@ class TestAddRmsNorm(OperatorTest):
         (zeros((2, 3), (2, 3)), dict(eps=-1.0), ValueError, "add_rms_norm: eps must be finite and at least 0"),
     )
 
-    def operators(self, shapes=((1,),) * 3, eps=1e-6, offset=0.0, casting="llama"):
+    def inputs(self, shapes, dtype, seed=1, wide_residual=False, **settings):
+        x, residual, *weight = super().inputs(shapes, dtype, seed)
+        return [x, residual.astype(np.float32) if wide_residual and dtype == "float16" else residual, *weight]
+
+    def operators(self, shapes=((1,),) * 3, eps=1e-6, offset=0.0, casting="llama", wide_residual=False):
         forward, backward = operators(eps, offset, casting), backward_operators(eps, offset)
         if len(shapes) == 2:
             return [forward.without("weight"), backward.without("weight", "dweight")]
@@ -55,6 +65,7 @@ class TestAddRmsNorm(OperatorTest):
 
     def units(self, **settings):
         """The sum is rounded, too."""
+        settings.pop("wide_residual", None)
         return units(**settings) + 1.25
 
     def reference_gradient(self, x, residual, *rest, **settings):
@@ -79,3 +90,27 @@ def test_equals_add_and_rms_norm(mode, casting):
 def test_second_order_without_weight(mode):
     gradient = Gradient(Net(msops.add_rms_norm, eps=0.1), 2)
     check_second_order(gradient, random(1, np.float64, *[(3, 5)] * 4), mode)
+
+
+@pytest.mark.parametrize("dtypes", [("float16", "float32"), ("float32", "float16"), ("float64", "float32")], ids=str)
+def test_residual_of_another_dtype(mode, dtypes):
+    """The sum is rounded once, to the dtype of x. The gradients have their inputs' dtypes."""
+    x, residual, weight = (
+        a.astype(d) for a, d in zip(random(1, "float64", (9, 70), (9, 70), 70), (*dtypes, dtypes[0]))
+    )
+    net = Net(msops.add_rms_norm, eps=0.1)
+    y, s = run(net, x, residual, weight)
+    assert_equal([s], [(x.astype(np.float64) + residual).astype(dtypes[0])])
+    assert_equal([y], run(Net(msops.rms_norm, eps=0.1), s, weight))
+    dx, dresidual, dweight = run_gradient(net, [x, residual, weight], [y, s])
+    of_sum = run_gradient(net, [s, np.zeros_like(s), weight], [y, s])
+    assert_equal([dx, dresidual, dweight], [of_sum[0], of_sum[0].astype(dtypes[1]), of_sum[2]])
+    cell = msops.AddRMSNorm(70, eps=0.1, dtype=getattr(mindspore, dtypes[0]))
+    cell.weight.set_data(Tensor(weight))
+    assert_equal(run(cell, x, residual), [y, s])
+
+
+def test_wrong_dtypes_of_residuals(mode):
+    (x,) = random(1, np.float32, (2, 3))
+    with pytest.raises(TypeError, match="add_rms_norm: residual must be float32, got float64"):
+        run(Net(msops.add_rms_norm), x, x.astype(np.float64))

@@ -56,7 +56,7 @@ def loss_of_rows(rows, z_loss, label_smoothing, **_):
     return cross * rows.count, z_loss * rows.lse**2 * rows.count
 
 
-def cross_entropy(logits, labels, weight=None, **settings):
+def cross_entropy(logits, labels, weight=None, return_lse=False, wide_weight=False, **settings):
     of = {**DEFAULTS, **settings}
     rows = Rows(logits, labels, weight, of)
     cross, squares = loss_of_rows(rows, **of)
@@ -68,10 +68,11 @@ def cross_entropy(logits, labels, weight=None, **settings):
         loss = cross.sum() / rows.by_weight + squares.sum() / rows.by_rows
     mean_weight = rows.w.sum() / max(1, len(rows.w)) if of["label_smoothing"] else min(1, len(rows.w))
     totals = np.array([rows.by_weight, rows.by_rows, mean_weight], accumulator(logits.dtype))
-    return loss, np.stack([rows.max, rows.share], 1), totals
+    stats = np.stack([rows.max, rows.share], 1), totals
+    return (loss, rows.lse * rows.count, *stats) if return_lse or wide_weight else (loss, *stats)
 
 
-def gradient(logits, labels, weight, dloss, settings):
+def gradient(logits, labels, weight, dloss, settings, dlse=0):
     of = {**DEFAULTS, **settings}
     rows = Rows(logits, labels, weight, of)
     e, hot = logits.dtype.type(of["label_smoothing"]), np.arange(logits.shape[1]) == rows.y[:, None]
@@ -82,12 +83,16 @@ def gradient(logits, labels, weight, dloss, settings):
     dloss = np.broadcast_to(dloss, labels.shape)[:, None] * rows.count[:, None]
     with np.errstate(all="ignore"):
         dx = (cross / rows.by_weight + square / rows.by_rows) * dloss
+    dx = dx + np.broadcast_to(dlse, labels.shape)[:, None] * rows.softmax
     return np.where(rows.count[:, None], dx, 0) * rows.derivative
 
 
-def cross_entropy_backward(logits, labels, *rest, **settings):
+def cross_entropy_backward(logits, labels, *rest, return_lse=False, wide_weight=False, **settings):
+    dlse = 0
+    if return_lse or wide_weight:
+        *rest, dlse = rest
     *weight, _, _, dloss = rest  # statistics and totals
-    return (gradient(logits, labels, weight[0] if weight else None, dloss, settings),)
+    return (gradient(logits, labels, weight[0] if weight else None, dloss, settings, dlse),)
 
 
 ALL = dict(label_smoothing=0.1, z_loss=0.01, softcap=3.0)
@@ -112,6 +117,8 @@ class TestCrossEntropy(OperatorTest):
         "empty": (shapes(0, 5), {}),
         "empty, none": (shapes(0, 5), {"reduction": "none"}),
         "large": (shapes(50, 8003), {}),
+        "lse": (shapes(7, 13), {"return_lse": True, **ALL}),
+        "lse, weights": (shapes(7, 13, True), {"return_lse": True, "reduction": "none", **ALL}),
     }
     further = {
         **{f"{rows} x {classes}": (shapes(rows, classes), {}) for rows, classes in (
@@ -126,8 +133,15 @@ class TestCrossEntropy(OperatorTest):
         "nothing": (shapes(0, 0), {}),
         "no classes": (shapes(3, 0), {}),
         "long": (shapes(1, 150_001), {}),
+        "wide weights": (shapes(6, 33, True), dict(wide_weight=True, **ALL)),
+        "wide weights, short rows": (shapes(70, 7, True), dict(wide_weight=True)),
+        "wide weights, no classes": (shapes(3, 0, True), dict(wide_weight=True)),
+        "lse": (shapes(5, 1031), dict(return_lse=True, **ALL)),
+        "lse, many rows": (shapes(9001, 3), dict(return_lse=True, reduction="none")),
+        "lse, no rows": (shapes(0, 3), dict(return_lse=True)),
     }  # fmt: skip
     small = "mean"
+    hostile = ("mean", "wide weights")
     units_of_largest = 4  # a mean is one number: NumPy's error of it is a matter of luck
     roundings = 32  # of exponents, which are as large as the largest logit
     right_numbers = {"ignore_index": (-1, 2**40), "z_loss": (2**40,), "softcap": (2**40,)}
@@ -149,29 +163,33 @@ class TestCrossEntropy(OperatorTest):
     )  # fmt: skip
     huge = ((8192, BIG // 8192 + 1), (BIG // 5 + 1, 5))
 
-    def operators(self, shapes=(), **settings):
-        forward = operators(**{**DEFAULTS, **settings})
+    def operators(self, shapes=(), return_lse=False, wide_weight=False, **settings):
+        forward = operators(**{**DEFAULTS, **settings}, is_general=return_lse or wide_weight)
         return chain(forward if len(shapes) == 3 else forward.without("weight"))
 
-    def inputs(self, shapes, dtype, seed=1, ignore_index=-100, **settings):
+    def inputs(self, shapes, dtype, seed=1, ignore_index=-100, return_lse=False, wide_weight=False, **settings):
         """Returns logits, labels of which about a fifth is ignored, and positive weights."""
         rng = np.random.default_rng(seed)
         (rows, classes), *_ = shapes
         logits = np.asarray(3 * rng.standard_normal((rows, classes)), dtype)
         labels = rng.integers(0, max(1, classes), rows)
         labels[rng.random(rows) < (0.2 if classes else 1)] = ignore_index
-        weights = [np.asarray(rng.uniform(0.25, 2, shape), dtype) for shape in shapes[2:]]
+        of_weights = accumulator(dtype) if wide_weight or return_lse else dtype
+        weights = [np.asarray(rng.uniform(0.25, 2, shape), of_weights) for shape in shapes[2:]]
         return [logits, labels.astype(np.int64 if classes % 2 else np.int32), *weights]
 
     def result_dtype(self, dtype):
         return accumulator(dtype).name
 
     def reference(self, *inputs, **settings):
-        return cross_entropy(*inputs, **settings)[:1]
+        return cross_entropy(*inputs, **settings)[: 1 + settings.get("return_lse", False)]
 
-    def reference_gradient(self, logits, labels, *rest, **settings):
+    def reference_gradient(self, logits, labels, *rest, return_lse=False, **settings):
+        dlse = 0
+        if return_lse:
+            *rest, dlse = rest
         *weight, dloss = rest
-        dlogits = gradient(logits, labels, weight[0] if weight else None, dloss, settings)
+        dlogits = gradient(logits, labels, weight[0] if weight else None, dloss, settings, dlse)
         return dlogits, np.zeros_like(labels), *(np.zeros_like(w) for w in weight)
 
     def random_case(self, random):
@@ -247,8 +265,66 @@ def test_cell_with_weights(mode):
     want = run(Net(msops.cross_entropy), logits, labels, weight)
     net = msops.CrossEntropyLoss(Tensor(weight.astype(np.float64)))
     np.testing.assert_array_equal(run(net, logits, labels), want)
+    net = msops.CrossEntropyLoss(Tensor(weight), return_lse=True)
+    np.testing.assert_array_equal(run(net, logits, labels)[0], want[0])
     with pytest.raises(TypeError, match="CrossEntropyLoss: weight must be a Tensor, got list"):
         msops.CrossEntropyLoss([1.0])
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float64"])
+@pytest.mark.parametrize("reduction", ["none", "mean"])
+def test_weights_of_float32(mode, dtype, reduction):
+    """Weights of float32 are not rounded to float16; both the function and the Cell take them."""
+    (logits, labels, _), of = TestCrossEntropy().inputs(shapes(6, 33, True), dtype), dict(reduction=reduction, **ALL)
+    weight = np.random.default_rng(2).uniform(0.25, 2, 33).astype(np.float32)
+    want = cross_entropy(logits.astype(np.float64), labels, weight, **of)[0]
+    for net, inputs in (
+        (Net(msops.cross_entropy, **of), [logits, labels, weight]),
+        (msops.CrossEntropyLoss(Tensor(weight), **of), [logits, labels]),
+    ):
+        (loss,) = run(net, *inputs)
+        np.testing.assert_allclose(loss, want, rtol=1e-6 if dtype == "float16" else 1e-14)
+        dlogits = run_gradient(net, inputs, [np.ones_like(loss)])[0]
+        assert dlogits.dtype == dtype
+        of_logits = gradient(logits.astype(np.float64), labels, weight, np.ones(()), of)
+        np.testing.assert_allclose(dlogits, of_logits, rtol=2e-3 if dtype == "float16" else 1e-12, atol=1e-6)
+
+
+@pytest.mark.parametrize("axes", [(3,), (2, 3), (1, 1), (0, 2)])
+@pytest.mark.parametrize("reduction", ["none", "mean"])
+def test_logits_of_more_axes(mode, axes, reduction):
+    (logits, labels, weight), of = TestCrossEntropy().inputs(shapes(12, 5, True), "float32"), dict(ALL)
+    rows = 2 * int(np.prod(axes))
+    logits, labels = logits[:rows], labels[:rows]
+    net = Net(msops.cross_entropy, reduction=reduction, return_lse=True, **of)
+    moved = np.moveaxis(logits.reshape(2, *axes, 5), -1, 1)
+    inputs = [np.ascontiguousarray(moved), labels.reshape(2, *axes), weight]
+    want = cross_entropy(logits, labels, weight, True, reduction=reduction, **of)[:2]
+    results = run(net, *inputs)
+    for got, each in zip(results, want):
+        assert got.shape == (() if got is results[0] and reduction == "mean" else (2, *axes))
+        np.testing.assert_allclose(got.ravel(), np.ravel(each), rtol=1e-5, atol=1e-6)
+    douts = [np.full_like(results[0], 0.5), np.full_like(results[1], 0.25)]
+    dlogits = run_gradient(net, inputs, douts)[0]
+    of_rows = gradient(logits, labels, weight, np.float32(0.5), dict(reduction=reduction, **of), np.float32(0.25))
+    np.testing.assert_allclose(dlogits, np.moveaxis(of_rows.reshape(2, *axes, 5), -1, 1), rtol=1e-5, atol=1e-6)
+    (loss,) = run(Net(msops.cross_entropy, reduction=reduction, **of), *inputs)
+    np.testing.assert_array_equal(loss, results[0])
+
+
+@pytest.mark.parametrize(
+    ("inputs", "settings", "error", "words"),
+    [
+        ([*zeros((2, 3, 4)), np.zeros((2, 3), np.int32)], {}, ValueError, r"labels must have shape \(N, \*D\)"),
+        ([*zeros((2, 3, 4)), np.zeros((2, 4), np.int32), *zeros(4)], {}, ValueError, r"weight must have shape \(V,\)"),
+        ([*zeros((2, 3)), np.zeros(2, np.int32), np.zeros(3, np.int32)], {}, TypeError, "weight must be float32"),
+        ([*zeros((2, 3)), np.zeros(2, int), np.zeros(3)], {"return_lse": True}, TypeError, "weight must be float32"),
+        ([*zeros((2, 3)), np.zeros(2, np.int32)], {"return_lse": 1}, TypeError, "return_lse must be a bool, got int"),
+    ],
+)  # fmt: skip
+def test_wrong_forms(mode, inputs, settings, error, words):
+    with pytest.raises(error, match=f"cross_entropy: {words}"):
+        run(Net(msops.cross_entropy, **settings), *inputs)
 
 
 @pytest.mark.skipif(VERSION < (2, 7), reason="older versions were not tried")
@@ -279,3 +355,64 @@ def test_versions_that_tell_nothing_of_recordings(monkeypatch):
     monkeypatch.setattr(mindspore.common.api, "_pynative_executor", object())
     forget_recording()
     assert records_gradients()
+
+
+def of_probabilities(logits, q, weight, reduction="mean", label_smoothing=0.0, z_loss=0.0, softcap=0.0):
+    """Returns the loss, lse, and the gradients for a gradient of 1 of the loss and of 0.5 of lse, in float64."""
+    logits, q = (np.moveaxis(x.astype(np.float64), 1, -1) for x in (logits, q))
+    x, classes = softcap * np.tanh(logits / softcap) if softcap else logits, logits.shape[-1]
+    derivative = 1 - (x / softcap) ** 2 if softcap else 1
+    w = np.ones(classes) if weight is None else weight.astype(np.float64)
+    a = ((1 - label_smoothing) * q + label_smoothing / classes) * w
+    lse = np.log(np.exp(x).sum(-1))
+    losses = (a * (lse[..., None] - x)).sum(-1) + z_loss * lse**2
+    share = 1 / max(1, lse.size) if reduction == "mean" else 1
+    of_lse = share * (a.sum(-1) + 2 * z_loss * lse) + 0.5
+    dlogits = (of_lse[..., None] * np.exp(x - lse[..., None]) - share * a) * derivative
+    dq = share * (1 - label_smoothing) * w * (lse[..., None] - x)
+    loss = losses if reduction == "none" else losses.sum() * share
+    return loss, lse, np.moveaxis(dlogits, -1, 1), np.moveaxis(dq, -1, 1)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [((7, 5), "float32"), ((2, 5, 3, 2), "float16"), ((2, 5, 3, 2), "float64"), ((0, 5), "float32")],
+    ids=str,
+)
+@pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
+def test_probabilities(mode, shape, dtype, reduction):
+    rng = np.random.default_rng(1)
+    logits, q, weight = (np.asarray(x, dtype) for x in (rng.normal(size=shape), rng.random(shape), rng.random(5)))
+    eps = 2e-3 if dtype == "float16" else 100 * np.finfo(dtype).eps
+    for more, weights in (({}, []), (ALL, [weight.astype(np.float32)])):
+        settings = dict(reduction=reduction, **more)
+        *results, dlogits, dq = of_probabilities(logits, q, weights[0] if weights else None, **settings)
+        net = Net(msops.cross_entropy, return_lse=True, **settings)
+        inputs = [logits, q, *weights]
+        got = run(net, *inputs)
+        assert [each.dtype for each in got] == [accumulator(dtype)] * 2
+        gradients = run_gradient(net, inputs, [np.ones_like(got[0]), np.full_like(got[1], 0.5)])
+        assert [each.dtype for each in gradients[:2]] == [dtype] * 2
+        for each, want in zip(got, results):
+            np.testing.assert_allclose(each, want, rtol=min(eps, 2e-5), atol=min(eps, 2e-5))
+        for each, want in zip(gradients, (dlogits, dq)):
+            np.testing.assert_allclose(each, want, rtol=eps, atol=eps)
+        if weights:
+            assert not gradients[2].any()
+    cell = msops.CrossEntropyLoss(Tensor(weights[0]), return_lse=True, reduction=reduction, **ALL)
+    np.testing.assert_array_equal(run(cell, logits, q)[0], got[0])
+
+
+@pytest.mark.parametrize(
+    ("inputs", "settings", "error", "words"),
+    [
+        (zeros((2, 3), (2, 3)), {"ignore_index": 1}, ValueError, "ignore_index must be -100 where labels are prob"),
+        ([*zeros((2, 3)), np.zeros((2, 3), np.float16)], {}, TypeError, "labels must be float32 as logits is"),
+        (zeros((2, 3), (2, 3), 2), {}, ValueError, r"weight must have shape \(V,\) = \(3,\)"),
+        (zeros((2, 3), (2, 3)), {"z_loss": -1.0}, ValueError, "z_loss must be finite and at least 0"),
+        (zeros((2, 3), (2, 3)), {"return_lse": 1}, TypeError, "return_lse must be a bool"),
+    ],
+)
+def test_wrong_probabilities(mode, inputs, settings, error, words):
+    with pytest.raises(error, match=f"cross_entropy: {words}"):
+        run(Net(msops.cross_entropy, **settings), *inputs)

@@ -6,9 +6,10 @@ import pytest
 import msops
 from card import DTYPES, chain, zeros
 from gpu import BIG
-from msops.operators.geglu import operators
-from operator_test import OperatorTest, run, run_gradient
+from msops.operators.geglu import operators, packed_operators
+from operator_test import run, run_gradient
 from test_sigmoid import sigmoid
+from test_swiglu import GatedTest, taking_halves
 
 NAMES = ("none", "tanh")
 NONE, TANH = (dict(approximate=name) for name in NAMES)
@@ -59,9 +60,9 @@ def geglu_backward_backward(gate, up, dout, ddgate, ddup, **settings):
     )
 
 
-class TestGeglu(OperatorTest):
+class TestGeglu(GatedTest):
     function, cell = msops.geglu, msops.GeGLU
-    formulas = (geglu, geglu_backward, geglu_backward_backward)
+    formulas = taking_halves(geglu, geglu_backward, geglu_backward_backward)
     cases = {
         "scalar": ([(), ()], {}),
         "empty": ([(2, 0)] * 2, NONE),
@@ -70,10 +71,14 @@ class TestGeglu(OperatorTest):
         "prime, tanh": ([(7, 13)] * 2, TANH),
         "past a pack": ([(1025,)] * 2, TANH),
         "large": ([(3, 100_003)] * 2, NONE),
+        **{name: (shapes, (TANH, NONE)[i % 2]) for i, (name, shapes) in enumerate(GatedTest.packed.items())},
     }
-    further = {f"{n}, {name}": ([(n,)] * 2, dict(approximate=name)) for n in (2, 31, 257, 4099) for name in NAMES}
+    further = {
+        **{f"{n}, {name}": ([(n,)] * 2, dict(approximate=name)) for n in (2, 31, 257, 4099) for name in NAMES},
+        **{name: (shapes, (TANH, NONE)[i % 2]) for i, (name, shapes) in enumerate(GatedTest.further_packed.items())},
+    }
     small = "prime"
-    hostile = ("prime", "prime, tanh")
+    hostile = ("prime", "prime, tanh", "packed, prime")
     roundings = 64  # the second derivative is a difference of numbers that are larger than it
     second_order = True
     wrong = (
@@ -81,13 +86,14 @@ class TestGeglu(OperatorTest):
         ([*zeros(3), 1.5], {}, TypeError, "geglu: up must be a Tensor, got float"),
         ([*zeros(3), *zeros(3, dtype=np.float16)], {}, TypeError, "geglu: up must be float32 as gate is, got float16"),
         (zeros((2, 3), 3), NONE, ValueError, "geglu: up must have shape (*S,) = (2, 3), got (3,)"),
+        (zeros((2, 3)), NONE, ValueError, "geglu: gate must have a last axis of even length where there is no up, got"),
         (zeros(3, 3), dict(approximate="erf"), ValueError, "geglu: approximate must be one of none, tanh, got 'erf'"),
         (zeros(3, 3), dict(approximate=True), TypeError, "geglu: approximate must be a str, got bool"),
     )
     huge = ((BIG, "none"), (BIG, "tanh"))
 
     def operators(self, shapes=(), approximate="tanh"):
-        return chain(operators(approximate))
+        return chain((packed_operators if len(shapes) == 1 else operators)(approximate))
 
     def random_case(self, random):
         return super().random_case(random)[0], dict(approximate=random.choice(NAMES))

@@ -10,14 +10,28 @@ from msops.operators.rotary_embedding import operators
 from operator_test import Net, OperatorTest, run, run_gradient
 
 
-def rotate(x, cos, sin, interleaved=False, layout="BHTD"):
-    half = cos.shape[-1]
+def angles_of_places(table, features, position_ids, interleaved):
+    """Returns a table as (B or 1, T, d/2)."""
+    if table.shape[-1] == features:  # every angle twice
+        table = table[..., ::2] if interleaved else table[..., : features // 2]
+    if table.ndim != 3:
+        table = table[None] if table.ndim == 2 else table[:, 0]
+    if position_ids is not None:
+        ids = position_ids if position_ids.ndim == 2 else position_ids[None]
+        (samples,) = np.broadcast_shapes(table.shape[:1], ids.shape[:1])
+        table = np.broadcast_to(table, (samples, *table.shape[1:]))[np.arange(samples)[:, None], ids]
+    return table
+
+
+def rotate(x, cos, sin, position_ids=None, interleaved=False, layout="BHTD"):
     if cos.dtype.itemsize < x.dtype.itemsize:
         cos, sin = cos.astype(x.dtype), sin.astype(x.dtype)
-    if layout == "BTHD":  # the same angles for all heads
-        cos, sin = cos[..., None, :], sin[..., None, :]
-    elif cos.ndim == 3:
-        cos, sin = cos[:, None], sin[:, None]
+    cos, sin = (angles_of_places(table, x.shape[-1], position_ids, interleaved) for table in (cos, sin))
+    half = cos.shape[-1]
+    # The same angles for all heads.
+    cos, sin = (table[:, None] if layout == "BHTD" else table[:, :, None] for table in (cos, sin))
+    if layout == "THD":
+        cos, sin = cos[0], sin[0]
     out = np.copy(x)
     firsts = slice(0, 2 * half, 2) if interleaved else slice(0, half)
     seconds = slice(1, 2 * half, 2) if interleaved else slice(half, 2 * half)
@@ -27,18 +41,35 @@ def rotate(x, cos, sin, interleaved=False, layout="BHTD"):
     return (out,)
 
 
-def rotate_back(dout, cos, sin, **settings):
-    return rotate(dout, cos, -sin, **settings)
+def rotate_back(dout, cos, sin, position_ids=None, **settings):
+    return rotate(dout, cos, -sin, position_ids, **settings)
 
 
-def case(batch, heads, length, width, half, of_batch=False, **settings):
-    x = (batch, length, heads, width) if settings.get("layout") == "BTHD" else (batch, heads, length, width)
-    table = (batch, length, half) if of_batch else (length, half)
-    return [x, table, table], settings
+def turn(x, cos, sin, position_ids=None, interleaved=False, layout="BHTD"):
+    return msops.rotary_embedding(x, cos, sin, interleaved, layout, position_ids)
+
+
+def twice(table, interleaved):
+    """Returns a table with every angle twice."""
+    return np.repeat(table, 2, -1) if interleaved else np.concatenate((table, table), -1)
+
+
+def case(batch, heads, length, width, half, of_batch=False, before=None, rows=None, ids=None, **settings):
+    """Returns shapes and settings. `before` are a table's axes before its rows, and `ids` those of positions before
+    their last one, if there are positions, for which the tables have `rows`."""
+    x = {
+        "BHTD": (batch, heads, length, width),
+        "BTHD": (batch, length, heads, width),
+        "THD": (length, heads, width),
+    }[settings.get("layout", "BHTD")]
+    before = (batch,) * of_batch if before is None else before
+    table = (*before, length if rows is None else rows, half)
+    return [x, table, table, *([] if ids is None else [(*ids, length)])], settings
 
 
 PAIRS, STEPS = dict(interleaved=True), dict(layout="BTHD")
 BOTH = PAIRS | STEPS
+ROWS = dict(layout="THD")
 SETTINGS = {"halves": {}, "pairs": PAIRS, "halves, BTHD": STEPS, "pairs, BTHD": BOTH}
 
 
@@ -52,6 +83,14 @@ class TestRotaryEmbedding(OperatorTest):
         "no angles": case(2, 3, 4, 5, 0),
         "Llama": case(2, 5, 9, 64, 32),
         "large": case(2, 8, 150, 128, 64, **STEPS),
+        "twice": case(2, 3, 4, 10, 10),
+        "twice, pairs, of each sample": case(2, 3, 4, 6, 6, before=(2, 1), **BOTH),
+        "a table of one sample": case(2, 3, 4, 6, 2, before=(1,)),
+        "THD": case(1, 3, 4, 6, 3, **ROWS),
+        "positions": case(2, 3, 4, 6, 2, rows=7, ids=()),
+        "positions of samples": case(2, 3, 4, 6, 6, before=(2,), rows=7, ids=(2,), **BOTH),
+        "THD, positions": case(1, 3, 4, 6, 6, before=(1, 1), rows=9, ids=(1,), **ROWS, **PAIRS),
+        "no rows": case(2, 3, 0, 4, 4, rows=0, ids=(2,)),
     }
     further = {
         f"{name}, {kind}{' of each sample' * of_batch}": case(*sizes, of_batch, **settings)
@@ -71,12 +110,24 @@ class TestRotaryEmbedding(OperatorTest):
         "many rows, BTHD": case(2, 10, 500, 128, 48, **STEPS),
         "many pairs": case(2, 9, 600, 128, 64, of_batch=True, **PAIRS),
         "many pairs, BTHD": case(2, 9, 600, 128, 48, **BOTH),
+    } | {
+        f"{name}, {kind}{', positions' * bool(more)}": case(*sizes, before=before, **more, **settings)
+        for kind, settings in SETTINGS.items()
+        for before, more in (((), {}), ((2, 1), {}), ((), dict(rows=20, ids=())), ((2,), dict(rows=20, ids=(2,))))
+        for name, sizes in {
+            "twice": (2, 5, 9, 64, 64),
+            "twice, odd rows": (2, 2, 7, 10, 10),
+            "once": (2, 2, 7, 64, 16),
+        }.items()
+    } | {
+        "many rows, twice": case(2, 10, 500, 128, 128),
+        "many pairs, twice": case(2, 9, 600, 128, 128, rows=601, ids=(), **PAIRS),
     }  # fmt: skip
     small = "small"
-    hostile = ("small", "Llama")
+    hostile = ("small", "Llama", "twice, pairs, of each sample", "positions of samples", "THD")
     roundings = 4
     second_order = True
-    constants = (1, 2)
+    constants = (1, 2, 3)
     wrong = (
         (
             zeros((1, 1, 2, 4), (2, 2), (2, 2), dtype=np.int32),
@@ -95,9 +146,9 @@ class TestRotaryEmbedding(OperatorTest):
         (zeros((1, 2, 4), (2, 2), (2, 2)), {}, ValueError, "x must have shape (B, H, T, D), got (1, 2, 4)"),
         (zeros((1, 1, 2, 4), (3, 2), (3, 2)), {}, ValueError, "cos must have shape"),
         (zeros((1, 1, 2, 4), (2, 2), (2, 1)), {}, ValueError, "sin must have shape"),
-        (zeros((3, 1, 2, 4), (2, 2, 2), (2, 2, 2)), {}, ValueError, "or (B, T, d/2) = (3, 2, 2), got (2, 2, 2)"),
+        (zeros((3, 1, 2, 4), (2, 2, 2), (2, 2, 2)), {}, ValueError, "or (B, 1, T, d/2), got (2, 2, 2)"),
         (zeros((1, 1, 2, 4), (2, 3), (2, 3)), {}, ValueError, "at most half as many angles as the 4 features of x"),
-        (zeros((1, 1, 2, 4), (2, 2), (2, 2)), dict(layout="BSH"), ValueError, "must be one of BHTD, BTHD, got 'BSH'"),
+        (zeros((1, 1, 2, 4), (2, 2), (2, 2)), dict(layout="BSH"), ValueError, "BHTD, BTHD, THD, got 'BSH'"),
         (zeros((1, 1, 2, 4), (2, 2), (2, 2)), dict(layout=1), TypeError, "layout must be a str, got int"),
         (zeros((1, 1, 2, 4), (2, 2), (2, 2)), dict(interleaved=1), TypeError, "interleaved must be a bool, got int"),
     )
@@ -108,16 +159,33 @@ class TestRotaryEmbedding(OperatorTest):
         (2**30 + 5, 1, 4, {}),
     )
 
-    def operators(self, shapes=(), interleaved=False, layout="BHTD"):
-        return chain(operators(interleaved, layout))
+    def net(self, **settings):
+        return Net(turn, **settings)
 
-    def reference_gradient(self, x, cos, sin, dout, **settings):
-        return *rotate_back(dout, cos, sin, **settings), np.zeros_like(cos), np.zeros_like(sin)
+    def operators(self, shapes=(), interleaved=False, layout="BHTD"):
+        return chain(operators(interleaved, layout, len(shapes) == 4))
+
+    def inputs(self, shapes, dtype, seed=1, interleaved=False, **settings):
+        x, *tables = random(seed, dtype, *shapes[:3])
+        if shapes[1][-1] == shapes[0][-1]:
+            tables = [twice(table[..., : table.shape[-1] // 2], interleaved) for table in tables]
+        rng = np.random.default_rng(seed)
+        return [x, *tables, *(rng.integers(0, shapes[1][-2], shape, np.int32) for shape in shapes[3:])]
+
+    def reference_gradient(self, x, cos, sin, *rest, **settings):
+        *ids, dout = rest
+        return *rotate_back(dout, cos, sin, *ids, **settings), *map(np.zeros_like, (cos, sin, *ids))
 
     def random_case(self, random):
-        sizes = [length(random) for _ in range(4)]
-        settings = dict(interleaved=random.random() < 0.5, layout=random.choice(("BHTD", "BTHD")))
-        return case(*sizes, random.randint(0, sizes[3] // 2), random.random() < 0.5, **settings)
+        batch, heads, places, width = (length(random) for _ in range(4))
+        settings = dict(interleaved=random.random() < 0.5, layout=random.choice(("BHTD", "BTHD", "THD")))
+        batch = 1 if settings["layout"] == "THD" else batch
+        before = random.choice(((), (1,), (batch,), (1, 1), (batch, 1)))
+        columns = random.choice((random.randint(0, width // 2), width - width % 2))
+        if columns != width:
+            columns = min(columns, width // 2)
+        positions = random.choice(({}, dict(rows=1 + length(random), ids=random.choice(((), (1,), (batch,))))))
+        return case(batch, heads, places, width, columns, before=before, **positions, **settings)
 
     def check_huge(self, gpu, places, heads, width, settings):
         (shape, table, _), settings = case(1, heads, places, width, width // 2, **settings)
@@ -200,7 +268,11 @@ def test_products_depend_on_distances(mode):
         ((4, 8, 0), ValueError, "RotaryEmbedding: base must be positive, got 0"),
         ((4, 8, "10"), TypeError, "RotaryEmbedding: base must be a number, got str"),
         ((4, 8, 10.0, 0), TypeError, "rotary_embedding: interleaved must be a bool, got int"),
-        ((4, 8, 10.0, False, "TBHD"), ValueError, "rotary_embedding: layout must be one of BHTD, BTHD, got 'TBHD'"),
+        (
+            (4, 8, 10.0, False, "TBHD"),
+            ValueError,
+            "rotary_embedding: layout must be one of BHTD, BTHD, THD, got 'TBHD'",
+        ),
     ],
 )
 def test_wrong_settings(arguments, error, words):
@@ -214,11 +286,85 @@ def test_wrong_settings(arguments, error, words):
         ((np.zeros((1, 1, 4, 4)), 5), ValueError, "start \\+ T at most max_length = 8, got 5 and T = 4"),
         ((np.zeros((1, 1, 4, 4)), -1), ValueError, "start must be at least 0"),
         ((np.zeros((1, 1, 4, 4)), 1.0), TypeError, "start must be an int, got float"),
-        ((np.zeros((1, 4, 4)), 0), ValueError, "x must have four axes"),
-        ((np.zeros((1, 1, 4, 2)), 0), ValueError, "at most half as many angles as the 2 features"),
+        ((np.zeros((1, 4, 4)), 0), ValueError, "x must have 4 axes"),
+        ((np.zeros((1, 1, 4, 2)), 0), ValueError, "x must have at least dim = 4 features"),
     ],
 )
 def test_wrong_calls(mode, inputs, error, words):
     x, start = inputs
     with pytest.raises(error, match=words):
         msops.RotaryEmbedding(4, 8)(Tensor(x.astype(np.float32)), start).asnumpy()
+
+
+X, TABLE = np.ones((2, 1, 3, 4), np.float32), np.ones((3, 4), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "words"),
+    [
+        (((1, 1, 2, 5), (2, 5)), "cos must not have every angle twice for an odd number of features, 5"),
+        (((1, 1, 2, 4), (2, 3)), "at most half as many angles as the 4 features of x, or each of them twice, got 3"),
+        (((2, 1, 2, 4), (2, 2, 2, 4)), r"or \(B, 1, T, d/2\), got \(2, 2, 2, 4\)"),
+        (((2, 1, 2, 4), (3, 2, 4)), r"got \(3, 2, 4\)"),
+    ],
+)
+def test_wrong_tables(mode, shapes, words):
+    x, table = shapes
+    with pytest.raises(ValueError, match=words):
+        run(Net(turn), np.zeros(x, np.float32), *zeros(table, table))
+
+
+@pytest.mark.parametrize("ids", [(1, 3, 3), (3, 3), (4,), ()])
+def test_wrong_shapes_of_positions(mode, ids):
+    with pytest.raises(ValueError, match="position_ids must have shape"):
+        run(Net(turn), X, TABLE, TABLE, np.zeros(ids, np.int32))
+
+
+def test_positions_are_whole_numbers(mode):
+    with pytest.raises(TypeError, match="position_ids must be int32 or int64, got float32"):
+        run(Net(turn), X, TABLE, TABLE, np.zeros(3, np.float32))
+
+
+def test_positions_of_int64(mode):
+    ids = np.array([[2, 0, 1], [1, 1, 0]])
+    x, table = random(1, np.float32, X.shape, (5, 2))
+    (want,) = rotate(x, table, table, ids)
+    np.testing.assert_allclose(run(Net(turn), x, table, table, ids)[0], want, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("which", [1, 2])
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_copies_that_differ(mode, interleaved, which):
+    """The CPU tells it if the row is read, and a GPU gives NaN for the pair alone. NaN is equal to NaN here."""
+    tables = random(1, np.float32, (5, 4), (5, 4))
+    inputs = [X, *(twice(table[:, :2], interleaved) for table in tables), np.array([0, 3, 1])]
+    inputs[1][1] = np.nan
+    inputs[which][2, 3] += 1
+    net = Net(turn, interleaved=interleaved)
+    assert np.isnan(run(net, *inputs)[0][..., 2, :]).all()
+    inputs[3][0] = 2
+    if mindspore.get_context("device_target") == "GPU":
+        pair = [2, 3] if interleaved else [1, 3]
+        np.testing.assert_array_equal(np.nonzero(np.isnan(run(net, *inputs)[0][0, 0, 0]))[0], pair)
+    else:
+        with pytest.raises(RuntimeError, match="rotary_embedding: row 2 of cos or sin has different numbers"):
+            run(net, *inputs)
+
+
+@pytest.mark.parametrize("position", [-1, 5, 2**40])
+def test_positions_out_of_range(mode, position):
+    (table,) = random(1, np.float32, (5, 2))
+    inputs = [X, table, table, np.array([0, position, 1])]
+    if mindspore.get_context("device_target") == "GPU":
+        np.testing.assert_array_equal(np.isnan(run(Net(turn), *inputs)[0][0, 0]).any(-1), [False, True, False])
+    else:
+        with pytest.raises(RuntimeError, match=f"rotary_embedding: position_ids has {position}, expected 0 to 4"):
+            run(Net(turn), *inputs)
+
+
+def test_cell_by_positions(mode):
+    net = msops.RotaryEmbedding(4, 8, layout="THD")
+    (x,) = random(1, np.float32, (3, 2, 6))
+    np.testing.assert_array_equal(net(Tensor(x), 2).asnumpy(), net(Tensor(x), 0, Tensor([2, 3, 4])).asnumpy())
+    with pytest.raises(ValueError, match="RotaryEmbedding: start must be 0 beside position_ids, got 1"):
+        net(Tensor(x), 1, Tensor([2, 3, 4]))
