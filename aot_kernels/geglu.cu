@@ -61,20 +61,20 @@ MSOPS_ENTRY(GegluBackwardBackward) {
 
 // gate and up are the halves of one tensor, "gate".
 MSOPS_ENTRY(GegluPackedForward) {
-  return with_formulas(call, [&](auto of) {
+  return gelu::with_gelu<Formulas>(call, [&](auto of) {
     return gated::run_on_halves<decltype(of)::template Forward, 2, 1>(call, {{"gate", true}}, {{"out", false}});
   });
 }
 
 MSOPS_ENTRY(GegluPackedBackward) {
-  return with_formulas(call, [&](auto of) {
+  return gelu::with_gelu<Formulas>(call, [&](auto of) {
     return gated::run_on_halves<decltype(of)::template Backward, 3, 2>(call, {{"gate", true}, {"dout", false}},
                                                                        {{"dgate", true}});
   });
 }
 
 MSOPS_ENTRY(GegluPackedBackwardBackward) {
-  return with_formulas(call, [&](auto of) {
+  return gelu::with_gelu<Formulas>(call, [&](auto of) {
     return gated::run_on_halves<decltype(of)::template BackwardBackward, 5, 3>(
         call, {{"gate", true}, {"dout", false}, {"ddgate", true}}, {{"dgate", true}, {"ddout", false}});
   });
