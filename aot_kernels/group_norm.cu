@@ -1,6 +1,7 @@
 // y = a(xhat weight_c + bias_c) for each channel c, where xhat is x with mean 0 and variance 1 in each group of
 // neighbouring channels, and a is silu, or does nothing. group_norm/problem.h has the formulas.
 
+#include "common/scratch.h"
 #include "common/sum.h"
 #include "group_norm/cpu.h"
 #include "group_norm/gpu.h"
@@ -74,6 +75,21 @@ struct Inputs {
   }
 };
 
+// Returns the shape of `partial`: as many parts of a group as fill a large GPU, as let blocks keep their part in shared
+// memory, and as kMostChannels needs.
+Shapes scratch_of(Call& call, int sums) {
+  const Tensor x = call.tensor("x");
+  const int64_t groups = call.attribute("num_groups", 1, INT32_MAX), last = call.attribute("channels_last", 0, 1);
+  const int64_t samples = x.dim(0), channels = x.dim(last ? -1 : 1);
+  const auto up = [](int64_t n, int64_t of) { return n <= 0 ? 0 : (n - 1) / of + 1; };
+  const int64_t elements = x.size / std::max<int64_t>(1, samples * groups);  // of a group
+  const int64_t fill = up(1056, std::max<int64_t>(1, samples * groups)),
+                keep = std::min<int64_t>(64, up(elements, 8192));
+  const int64_t parts = std::max<int64_t>(
+      {1, std::min<int64_t>({256, fill, up(elements, 4096)}), keep, up(channels / groups, kMostChannels)});
+  return {{parts, samples * (Problem<float>::kRecord * groups + sums * channels)}};
+}
+
 // Returns how many rows of `partial` have sums.
 template <bool kBackward, typename T>
 int64_t normalize(Call& call, const Problem<T>& p) {
@@ -110,6 +126,8 @@ MSOPS_ENTRY(GroupNormForward) {
   });
 }
 
+MSOPS_SCRATCH(GroupNormForward) { return scratch_of(call, 0); }
+
 // (x, weight?, bias?, dy) -> (dx, dweight?, dbias?, partial)
 MSOPS_ENTRY(GroupNormBackward) {
   const Inputs in(call, true);
@@ -121,3 +139,5 @@ MSOPS_ENTRY(GroupNormBackward) {
     add_up(call, p, parts, true, in.dbias);
   });
 }
+
+MSOPS_SCRATCH(GroupNormBackward) { return scratch_of(call, 2); }

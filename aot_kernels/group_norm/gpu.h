@@ -433,14 +433,14 @@ class Launcher {
   }
   int most_in_cluster() {
     const auto kernel = group_norm_kernel<T, N, kLast, kBackward>;
-    static const int most = [&] {
+    static FactOfGpu<> fact;
+    return fact.get([&] {
       if (!is_compiled_for(90, kernel)) return 1;
       for (const int blocks : {16, 8})
         if (clusters_at_once(kernel, Grid(blocks).in_clusters(blocks), kMostThreads, gpu_.dynamic_bytes()) > 0)
           return blocks;
       return 1;
-    }();
-    return most;
+    });
   }
 
   void run(int64_t slabs, int bytes, int first, int last, bool in_cluster) {

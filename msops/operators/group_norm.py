@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 import mindspore
@@ -10,7 +9,6 @@ from msops.core import settings
 from msops.core.compiled import Operators
 from msops.core.factory import custom_op
 from msops.core.library import of_package
-from msops.core.rules import scratch
 
 if TYPE_CHECKING:
     from msops.core.operator import Operator
@@ -172,24 +170,21 @@ def operators(num_groups: int, eps: float, activation: str | None, layout: str) 
     )
 
 
-def _infer(
-    x: Spec, weight: Spec | None, bias: Spec | None, num_groups: int, channels_last: int, **_: float
-) -> list[Spec]:
+def _infer(x: Spec, weight: Spec | None, bias: Spec | None, num_groups: int, channels_last: int, **_: float) -> Spec:
     _require(x, weight, bias, num_groups, channels_last)
-    return [x, _partial(x, num_groups, channels_last, 0)]
+    return x
 
 
 def _infer_backward(
     x: Spec, weight: Spec | None, bias: Spec | None, dy: Spec, num_groups: int, channels_last: int, **_: float
 ) -> list[Spec]:
-    channels = _require(x, weight, bias, num_groups, channels_last)
+    _require(x, weight, bias, num_groups, channels_last)
     if dy.shape != x.shape:
         raise ValueError(f"dy must have shape {x.shape} as x has, got {dy.shape}")
-    return [x, weight or x, bias or x, _partial(x, num_groups, channels_last, 2 * channels)]
+    return [x, weight or x, bias or x]
 
 
-def _require(x: Spec, weight: Spec | None, bias: Spec | None, num_groups: int, channels_last: int) -> int:
-    """Returns the number of channels."""
+def _require(x: Spec, weight: Spec | None, bias: Spec | None, num_groups: int, channels_last: int) -> None:
     if len(x.shape) < 2:
         raise ValueError(f"x must have at least two axes, got shape {x.shape}")
     channels = x.shape[-1 if channels_last else 1]
@@ -198,15 +193,3 @@ def _require(x: Spec, weight: Spec | None, bias: Spec | None, num_groups: int, c
     for name, parameter in (("weight", weight), ("bias", bias)):
         if parameter is not None and parameter.shape != (channels,):
             raise ValueError(f"{name} must have shape {(channels,)}, one for each channel of x, got {parameter.shape}")
-    return channels
-
-
-def _partial(x: Spec, num_groups: int, channels_last: int, sums: int) -> Spec:
-    """Returns scratch for the statistics of each group, and so many sums, of parts of a group: as many as fill a large
-    GPU, as let blocks keep their part in shared memory, and as kMostChannels of group_norm/problem.h needs."""
-    samples, channels = x.shape[0], x.shape[-1 if channels_last else 1]
-    of_group = channels // num_groups
-    elements = of_group * math.prod(x.shape[1:]) // max(1, channels)
-    fill, keep = -(-1056 // max(1, samples * num_groups)), min(64, -(-elements // 8192))
-    parts = max(1, min(256, fill, -(-elements // 4096)), keep, -(-of_group // 512))
-    return scratch(x.dtype, parts, samples * (5 * num_groups + sums))
