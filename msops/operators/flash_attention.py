@@ -124,13 +124,14 @@ def flash_attention_varlen(
     scale: float | None = None,
     window: Window = None,
     softcap: float = 0.0,
-) -> Tensor:
+    return_lse: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
     r"""Computes the attention of sequences that lie one after another in packed tensors.
 
     Sequence s has the queries cu_seqlens_q[s] to cu_seqlens_q[s + 1] - 1, and keys likewise. It is computed as
     :func:`msops.flash_attention` computes a sample of as many queries and keys. The inputs q, k and v have gradients.
 
-    Rows that are in no sequence get 0, and have no gradient. On the CPU it is an error if sequences overlap, end after
+    Rows that are in no sequence get 0 and the lse -inf, and have no gradient. On the CPU it is an error if sequences overlap, end after
     the last row, or are longer than said. On a GPU, sequences are cut to the tensors and to these lengths.
 
     Args:
@@ -146,9 +147,11 @@ def flash_attention_varlen(
         scale (float): As in :func:`msops.flash_attention`. Default: ``None`` , 1 / sqrt(D).
         window (tuple[int]): As in :func:`msops.flash_attention`. Default: ``None`` .
         softcap (float): As in :func:`msops.flash_attention`. Default: ``0.0`` .
+        return_lse (bool): Whether lse is returned, too. It has a gradient. Default: ``False`` .
 
     Returns:
-        Tensor of shape (Nq, Hq, Dv) and of the dtype of `q`.
+        Tensor, out, of shape (Nq, Hq, Dv) and of the dtype of `q`. With `return_lse`, a tuple of out and lse, whose
+        shape is (Hq, Nq) and whose dtype is float32, or float64 for float64.
 
     Raises:
         TypeError: If an input is not a Tensor of one of these dtypes, or another argument has a wrong type.
@@ -162,8 +165,11 @@ def flash_attention_varlen(
         >>> print(msops.flash_attention_varlen(ops.zeros_like(x), x, x, begin, begin, 2, 2).ravel())
         [1.5 1.5 6. ]
     """
-    operator = packed_operators.primitive(max_seqlen_q, max_seqlen_k, causal, scale, window, softcap)
-    return operator(q, k, v, as_int32(cu_seqlens_q), as_int32(cu_seqlens_k))[0]
+    operator = packed_operators.primitive(max_seqlen_q, max_seqlen_k, causal, scale, window, softcap, return_lse)
+    results = operator(q, k, v, as_int32(cu_seqlens_q), as_int32(cu_seqlens_k))
+    if return_lse:
+        return results[0], results[1]
+    return results[0]
 
 
 class FlashAttention(nn.Cell):
@@ -274,10 +280,17 @@ def operators(
 
 @Operators
 def packed_operators(
-    max_seqlen_q: int, max_seqlen_k: int, causal: bool, scale: float | None, window: Window, softcap: float
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    causal: bool,
+    scale: float | None,
+    window: Window,
+    softcap: float,
+    return_lse: bool = False,
 ) -> Operator:
-    """Returns the operator for packed sequences, which gives out and lse."""
+    """Returns the operator for packed sequences, which gives out and, in any case, lse."""
     name = "flash_attention_varlen"
+    settings.boolean(name, "return_lse", return_lse)
     attributes = _attributes(name, causal, scale, window, softcap)
     for key, argument, value in (
         ("most_queries", "max_seqlen_q", max_seqlen_q),

@@ -5,7 +5,7 @@ import msops
 from card import chain, random, zeros
 from guarded_call import GuardedCall
 from msops.operators.flash_attention import packed_operators
-from msops.testing.checks import Net
+from msops.testing.checks import Net, assert_accurate
 from msops.testing.entry import Status
 from operator_test import OperatorTest, run, run_gradient
 from test_flash_attention import attention, attention_backward
@@ -88,6 +88,8 @@ class TestFlashAttentionVarlen(OperatorTest):
          "flash_attention_varlen: max_seqlen_k must be at least 0 and less than 2^31, got -1"),
         (zeros((2, 1, 4), *[(5, 1, 4)] * 2) + zeros((2,), (2,), dtype=np.int32), dict(max_seqlen_q=1.0), TypeError,
          "flash_attention_varlen: max_seqlen_q must be an int, got float"),
+        (zeros((2, 1, 4), *[(5, 1, 4)] * 2) + zeros((2,), (2,), dtype=np.int32), dict(return_lse=1), TypeError,
+         "flash_attention_varlen: return_lse must be a bool, got int"),
     )  # fmt: skip
 
     def net(self, **settings):
@@ -117,6 +119,28 @@ class TestFlashAttentionVarlen(OperatorTest):
         queries, keys, sequences = random.randrange(60), random.randrange(60), random.randrange(1, 6)
         settings = dict(softcap=random.choice((0.0, 2.0)), causal=random.random() < 0.5)
         return case((group * kv_heads, kv_heads, queries, keys), sequences, 1 + random.randrange(20), **settings)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float64"])
+def test_lse(mode, dtype):
+    """lse is returned beside out, and has a gradient; its rows in an empty sequence are -inf."""
+    shapes, settings = case((4, 2, 20, 30), 3, 8, 5, causal=True, softcap=2.0)
+    card, net = TestFlashAttentionVarlen(), TestFlashAttentionVarlen().net(**settings, return_lse=True)
+    inputs = card.inputs(shapes, dtype)
+    results = run(net, *inputs)
+    accumulator = np.float64 if dtype == "float64" else np.float32
+    assert [x.dtype for x in results] == [np.dtype(dtype), accumulator]
+    assert results[1].shape == (4, 20)
+    assert_accurate(results, lambda *arrays: packed(*arrays, **settings), inputs, half_in_float32=False, units=4)
+    douts = [x.astype(kind) for x, kind in zip(random(2, np.float64, (20, 4, 5), (4, 20)), (dtype, accumulator))]
+
+    def reference(*arrays):
+        *arrays, dout, dlse = arrays
+        gradients = packed_backward(*arrays, *packed(*arrays, **settings), dout, dlse, **settings)
+        return *gradients, *map(np.zeros_like, arrays[3:])
+
+    gradients = run_gradient(net, inputs, douts)
+    assert_accurate(gradients, reference, [*inputs, *douts], half_in_float32=False, units=4)
 
 
 def test_rows_in_no_sequence(mode):
