@@ -16,7 +16,7 @@ using flash_attention::Strides;
 
 namespace {
 
-constexpr int64_t kMostFeatures = 256;
+constexpr int64_t kMostFeatures = 512;
 
 // Layout says how the axes of a tensor lie: (batch, head, row), (batch, row, head) or, packed, (row, head).
 enum Layout : int64_t { kHeadFirst, kRowFirst, kPacked };

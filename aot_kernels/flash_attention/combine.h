@@ -10,11 +10,11 @@ namespace msops::flash_attention {
 
 constexpr int kCombineWarps = 4, kCombineThreads = 32 * kCombineWarps;
 
-// `parts` warps of a block, 1 or all, take a row. Each adds every `parts`-th split, and the first one adds their sums.
-template <typename T>
+// `parts` warps of a block, 1 or all, take a row of up to 32 kColumns elements. Each adds every `parts`-th split, and the
+// first one adds their sums.
+template <typename T, int kColumns>
 __global__ void __launch_bounds__(kCombineThreads) combine_kernel(const Attention<T> a, int64_t rows, int parts) {
   using C = Compute<T>;
-  constexpr int kColumns = 256 / 32;  // of a lane
   __shared__ C shared[kCombineWarps][kColumns][32];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, part = warp % parts,
             rows_of_block = kCombineWarps / parts;
@@ -82,7 +82,8 @@ void launch_combine(Call& call, const Attention<T>& a) {
   const int64_t rows = a.batch * a.heads * a.queries;
   const int parts = a.splits > 8 ? kCombineWarps : 1, rows_of_block = kCombineWarps / parts;
   const int64_t blocks = least(parts_of(rows, rows_of_block), INT32_MAX);
-  launch(call, combine_kernel<T>, blocks, kCombineThreads, 0, a, rows, parts);
+  const auto kernel = a.value_width <= 256 ? combine_kernel<T, 8> : combine_kernel<T, 16>;
+  launch(call, kernel, blocks, kCombineThreads, 0, a, rows, parts);
 }
 
 }  // namespace msops::flash_attention

@@ -5,7 +5,7 @@
 //   float32, rows up to 64       plain.h, tiles of 64 x 64, one slice      sums of 64 columns stay in registers
 //   float32, longer rows         plain.h, tiles of 64 x 64, two slices     128 columns share the logits
 //   float64                      plain.h, tiles of 32 x 32                 twice the shared memory for each number
-//   float16 elsewhere            plain.h, tiles of 64 x 64, one slice      sm_70 and sm_75, and what mma.h refuses
+//   float16 elsewhere            plain.h, tiles of 64 x 64, one slice      sm_70, sm_75, rows above 256: mma.h refuses
 //
 // All of them give equal calls equal bits: a block owns what it writes, and adds in order.
 #pragma once

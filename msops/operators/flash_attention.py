@@ -24,7 +24,7 @@ _NAME = "flash_attention"
 _LIBRARY = of_package(_NAME)
 _LAYOUTS = ("BHTD", "BTHD")  # in the order of Layout in aot_kernels/flash_attention.cu, where packed tensors follow
 _PACKED = 2
-_MOST_FEATURES = 256
+_MOST_FEATURES = 512
 _INPUTS = {
     "BHTD": "q(B, Hq, Tq, D), k(B, Hk, Tk, D), v(B, Hk, Tk, Dv)",
     "BTHD": "q(B, Tq, Hq, D), k(B, Tk, Hk, D), v(B, Tk, Hk, Dv)",
@@ -67,9 +67,9 @@ def flash_attention(
 
     Args:
         q (Tensor): Shape (B, Hq, Tq, D) or, if `layout` says so, (B, Tq, Hq, D); float16, float32 or float64. D is at
-            most 256; multiples of 8 are fast.
+            most 512; multiples of 8 up to 256 are fast.
         k (Tensor): Shape (B, Hk, Tk, D) or (B, Tk, Hk, D), where Hk divides Hq.
-        v (Tensor): Shape (B, Hk, Tk, Dv) or (B, Tk, Hk, Dv), with Dv at most 256.
+        v (Tensor): Shape (B, Hk, Tk, Dv) or (B, Tk, Hk, Dv), with Dv at most 512.
         causal (bool): Whether query i sees the keys j ≤ i + Tk - Tq alone, so that the last query sees all keys.
             Default: ``False`` .
         scale (float): For float16 and float32 a number that float32 holds. Default: ``None`` , 1 / sqrt(D).
@@ -131,13 +131,15 @@ def flash_attention_varlen(
     Sequence s has the queries cu_seqlens_q[s] to cu_seqlens_q[s + 1] - 1, and keys likewise. It is computed as
     :func:`msops.flash_attention` computes a sample of as many queries and keys. The inputs q, k and v have gradients.
 
-    Rows that are in no sequence get 0 and the lse -inf, and have no gradient. On the CPU it is an error if sequences overlap, end after
-    the last row, or are longer than said. On a GPU, sequences are cut to the tensors and to these lengths.
+    Rows that are in no sequence get 0 and the lse -inf, and have no gradient. On the CPU it is an error if sequences
+    overlap, end after the last row, or are longer than said. On a GPU, sequences are cut to the tensors and to these
+    lengths.
 
     Args:
-        q (Tensor): Shape (Nq, Hq, D); float16, float32 or float64. D is at most 256; multiples of 8 are fast.
+        q (Tensor): Shape (Nq, Hq, D); float16, float32 or float64. D is at most 512; multiples of 8 up to 256 are
+            fast.
         k (Tensor): Shape (Nk, Hk, D), where Hk divides Hq.
-        v (Tensor): Shape (Nk, Hk, Dv), with Dv at most 256.
+        v (Tensor): Shape (Nk, Hk, Dv), with Dv at most 512.
         cu_seqlens_q (Tensor): Where the queries of S sequences begin, and where the last ones end; shape (S + 1,),
             int32 or int64.
         cu_seqlens_k (Tensor): Where the keys begin, likewise.
