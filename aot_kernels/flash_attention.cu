@@ -2,15 +2,17 @@
 // flash_attention/problem.h has the formulas.
 
 #include "common/scratch.h"
-#include "flash_attention/cpu_backward.h"
+#include "flash_attention/cpu_bias.h"
 #include "flash_attention/packed.h"
 #ifdef __CUDACC__
 #include "flash_attention/gpu.h"
 #endif
 
 using namespace msops;
-using flash_attention::Attention;
 using flash_attention::AttentionGradient;
+using flash_attention::BiasGradient;
+using flash_attention::ExtendedAttention;
+using flash_attention::Floats;
 using flash_attention::QuerySums;
 using flash_attention::Strides;
 
@@ -40,14 +42,14 @@ struct Shape {
         strides(strides_of(axes, heads, rows, width)) {}
 };
 
-// Inputs are what both entries take first.
+// Inputs are what all entries take first.
 struct Inputs {
   int64_t axes, left, right, most_queries = 0, most_keys = 0;
-  double scale, softcap;
+  double scale, softcap, dropout_p = 0;
   bool by_width;  // whether the scale is divided by the square root of the width
-  Tensor q, k, v, kv_lengths, mask, cu_seqlens_q, cu_seqlens_k;
+  Tensor q, k, v, kv_lengths, mask, bias, alibi_slopes, seed, cu_seqlens_q, cu_seqlens_k;
 
-  explicit Inputs(Call& call) {
+  explicit Inputs(Call& call, bool needs_bias = false) {
     constexpr int64_t kMost = INT64_C(1) << 39;
     axes = call.attribute("axes", kHeadFirst, kPacked);
     left = call.attribute("left", -1, kMost), right = call.attribute("right", -1, kMost);
@@ -61,16 +63,22 @@ struct Inputs {
       cu_seqlens_q = call.tensor_of("int32", "cu_seqlens_q", 1);
       cu_seqlens_k = call.tensor_of("int32", "cu_seqlens_k", 1);
     } else {
+      dropout_p = call.number("dropout_p");
+      call.require(dropout_p >= 0 && dropout_p < 1, kBadAttribute, "dropout_p must be at least 0 and less than 1");
       kv_lengths = call.optional_of("int32", "kv_lengths", 1), mask = call.optional_of("bool", "mask");
+      constexpr const char* kFloats = "float32|common";
+      bias = needs_bias ? call.tensor_of(kFloats, "bias") : call.optional_of(kFloats, "bias");
+      alibi_slopes = call.optional_of(kFloats, "alibi_slopes");
+      seed = call.optional_of("int64", "seed", 0);
     }
     check(call);
   }
 
   // Returns what the kernels need, except for results and scratch.
   template <typename T>
-  Attention<T> problem() const {
+  ExtendedAttention<T> problem() const {
     const Shape of_q(q, axes), of_k(k, axes), of_v(v, axes);
-    Attention<T> a{};
+    ExtendedAttention<T> a{};
     a.batch = batch(), a.heads = of_q.heads, a.kv_heads = of_k.heads;
     a.query_rows = of_q.rows, a.key_rows = of_k.rows, a.width = of_q.width, a.value_width = of_v.width;
     a.queries = axes == kPacked ? std::min(most_queries, of_q.rows) : of_q.rows;
@@ -83,10 +91,31 @@ struct Inputs {
     a.softcap = Compute<T>(softcap), a.left = left, a.right = right, a.splits = 1;
     a.kv_lengths = kv_lengths.as<const int32_t>(), a.mask = mask.as<const bool>();
     a.cu_seqlens_q = cu_seqlens_q.as<const int32_t>(), a.cu_seqlens_k = cu_seqlens_k.as<const int32_t>();
-    int64_t* const strides[] = {&a.mask_key, &a.mask_query, &a.mask_head, &a.mask_batch};
-    int64_t stride = 1;
-    for (int d = 1; d <= mask.rank; stride *= mask.dim(-d), ++d) *strides[d - 1] = mask.dim(-d) > 1 ? stride : 0;
+    set_strides(mask, {&a.mask_key, &a.mask_query, &a.mask_head, &a.mask_batch});
+    a.bias = floats_of<T>(bias), a.slopes = floats_of<T>(alibi_slopes);
+    set_strides(bias, {&a.bias_key, &a.bias_query, &a.bias_head, &a.bias_batch});
+    a.slopes_batch = alibi_slopes.rank == 2 ? a.heads : 0;
+    a.seed = dropout_p > 0 ? seed.as<const int64_t>() : nullptr;
+    a.threshold = static_cast<uint64_t>(dropout_p * 0x1p32), a.kept = Compute<T>(1 / (1 - dropout_p));
     return a;
+  }
+
+  // Returns whether a tensor is of float32 beside another T.
+  template <typename T>
+  static bool is_wide(const Tensor& x) {
+    return x.dtype && std::strcmp(x.dtype, dtype_name<T>()) != 0;
+  }
+  template <typename T>
+  static Floats<T> floats_of(const Tensor& x) {
+    return {is_wide<T>(x) ? nullptr : x.as<const T>(), is_wide<T>(x) ? x.as<const float>() : nullptr};
+  }
+
+  // Returns the lengths of the bias's axes, of which it may lack the first ones.
+  template <typename T>
+  BiasGradient<T> gradient_of_bias(const Tensor& dbias) const {
+    const auto length = [&](int d) { return d <= bias.rank ? bias.dim(-d) : 1; };
+    T* const narrow = is_wide<T>(bias) ? nullptr : dbias.as<T>();
+    return {narrow, narrow ? nullptr : dbias.as<float>(), length(4), length(3), length(2), length(1)};
   }
 
   int64_t batch() const { return axes == kPacked ? cu_seqlens_q.dim(0) - 1 : q.dim(0); }
@@ -136,14 +165,29 @@ struct Inputs {
       call.require(cu_seqlens_q.dim(0) >= 1, kBadShape, "cu_seqlens_q is empty");
       call.require_same_shape(cu_seqlens_k, cu_seqlens_q);
     }
-    if (mask.dtype) {
-      const int64_t full[] = {of_q.batch, of_q.heads, of_q.rows, of_k.rows};
-      call.require(mask.rank <= 4, kBadShape, "mask has rank %d, expected at most 4", mask.rank);
-      for (int d = 1; call.ok() && d <= mask.rank; ++d)
-        call.require(mask.dim(-d) == 1 || mask.dim(-d) == full[4 - d], kBadShape,
-                     "mask has length %lld along axis %d, expected 1 or %lld", static_cast<long long>(mask.dim(-d)), -d,
-                     static_cast<long long>(full[4 - d]));
-    }
+    const int64_t full[] = {of_q.batch, of_q.heads, of_q.rows, of_k.rows};
+    require_broadcast(call, mask, full);
+    require_broadcast(call, bias, full);
+    if (alibi_slopes.dtype && alibi_slopes.rank == 2)
+      call.require_shape(alibi_slopes, {of_q.batch, of_q.heads});
+    else if (alibi_slopes.dtype)
+      call.require_shape(alibi_slopes, {of_q.heads});
+    call.require(seed.dtype || dropout_p == 0, kBadAttribute, "seed is missing beside dropout_p");
+  }
+
+  static void require_broadcast(Call& call, const Tensor& x, const int64_t (&full)[4]) {
+    if (!x.dtype) return;
+    call.require(x.rank <= 4, kBadShape, "%s has rank %d, expected at most 4", x.name, x.rank);
+    for (int d = 1; call.ok() && d <= x.rank; ++d)
+      call.require(x.dim(-d) == 1 || x.dim(-d) == full[4 - d], kBadShape,
+                   "%s has length %lld along axis %d, expected 1 or %lld", x.name, static_cast<long long>(x.dim(-d)),
+                   -d, static_cast<long long>(full[4 - d]));
+  }
+
+  // Sets the strides of the axes, from the last one on, of a tensor that is broadcast.
+  static void set_strides(const Tensor& x, std::initializer_list<int64_t*> strides) {
+    int64_t stride = 1;
+    for (int d = 1; d <= x.rank; stride *= x.dim(-d), ++d) *strides.begin()[d - 1] = x.dim(-d) > 1 ? stride : 0;
   }
 };
 
@@ -159,8 +203,9 @@ int64_t splits_of(int64_t heads, int64_t rows, int64_t keys) {
 
 }  // namespace
 
-// (q, k, v, kv_lengths?, mask?) or (q, k, v, cu_seqlens_q, cu_seqlens_k) -> (out, lse, partial). `partial` is scratch:
-// sums over as many splits of the keys as it has rows. If the keys are not split, a kernel may count items with it.
+// (q, k, v, kv_lengths?, mask?, bias?, alibi_slopes?, seed?) or (q, k, v, cu_seqlens_q, cu_seqlens_k) -> (out, lse,
+// partial). `partial` is scratch: sums over as many splits of the keys as it has rows. If the keys are not split, a
+// kernel may count items with it.
 MSOPS_ENTRY(FlashAttentionForward) {
   const Inputs inputs(call);
   const bool packed = inputs.axes == kPacked;
@@ -174,7 +219,7 @@ MSOPS_ENTRY(FlashAttentionForward) {
   call.require_shape(partial, {splits, splits > 1 ? numbers : 1});
   return call.run([&](auto type) {
     using T = typename decltype(type)::type;
-    Attention<T> a = inputs.problem<T>();
+    ExtendedAttention<T> a = inputs.problem<T>();
     a.out = out.as<T>(), a.lse = lse.as<Compute<T>>(), a.splits = splits, a.partial = partial.as<Compute<T>>();
     if (lse.size == 0) return;
     if (call.is_on_cpu()) inputs.require_sequences(call);
@@ -194,8 +239,8 @@ MSOPS_SCRATCH(FlashAttentionForward) {
   return {{splits, splits > 1 ? q.batch * q.heads * q.rows * (inputs.v.dim(-1) + 2) : 1}};
 }
 
-// (q, k, v, kv_lengths?, mask?, out, lse, dout, dlse) -> (dq, dk, dv, delta, query_sums). `delta` and `query_sums` are
-// scratch. The latter has one number where no kernel would use it.
+// (the inputs of FlashAttentionForward, out, lse, dout, dlse) -> (dq, dk, dv, delta, query_sums). `delta` and
+// `query_sums` are scratch. The latter has one number where no kernel would use it.
 MSOPS_ENTRY(FlashAttentionBackward) {
   const Inputs inputs(call);
   const bool packed = inputs.axes == kPacked;
@@ -215,7 +260,7 @@ MSOPS_ENTRY(FlashAttentionBackward) {
   return call.run([&](auto type) {
     using T = typename decltype(type)::type;
     using C = Compute<T>;
-    Attention<T> a = inputs.problem<T>();
+    ExtendedAttention<T> a = inputs.problem<T>();
     a.out = out.as<T>(), a.lse = lse.as<C>();
     AttentionGradient<T> g{
         dout.as<const T>(), dlse.as<const C>(), delta.as<C>(), dq.as<T>(), dk.as<T>(), dv.as<T>(), {}};
@@ -245,4 +290,36 @@ MSOPS_SCRATCH(FlashAttentionBackward) {
     if (call.ok()) tiles = QuerySums::count(inputs.problem<T>(), inputs.axes == kPacked);
   });
   return {{QuerySums::scratch(tiles)}};
+}
+
+// (the inputs of FlashAttentionForward, of which the bias is given, out, lse, dout, dlse) -> (dbias, delta). It is
+// apart from FlashAttentionBackward, so that nothing is computed for a bias whose gradient is not asked for.
+MSOPS_ENTRY(FlashAttentionBiasBackward) {
+  const Inputs inputs(call, true);
+  call.require(inputs.axes != kPacked, kBadAttribute, "packed sequences have no bias");
+  const Tensor out = call.tensor("out", 4), lse = call.tensor_of("accumulator", "lse", 3);
+  const Tensor dout = call.tensor("dout", 4), dlse = call.tensor_of("accumulator", "dlse", 3);
+  const Tensor dbias = call.tensor_of("float32|common", "dbias"), delta = call.scratch("delta", 3);
+  if (call.ok())
+    call.require(!std::strcmp(dbias.dtype, inputs.bias.dtype), kBadDtype, "dbias is %s, bias is %s", dbias.dtype,
+                 inputs.bias.dtype);
+  inputs.require_out(call, out);
+  inputs.require_lse(call, lse);
+  call.require_same_shape(dout, out);
+  call.require_same_shape(dlse, lse);
+  call.require_same_shape(dbias, inputs.bias);
+  call.require_same_shape(delta, lse);
+  return call.run([&](auto type) {
+    using T = typename decltype(type)::type;
+    using C = Compute<T>;
+    ExtendedAttention<T> a = inputs.problem<T>();
+    a.out = out.as<T>(), a.lse = lse.as<C>();
+    const AttentionGradient<T> g{dout.as<const T>(), dlse.as<const C>(), delta.as<C>(), nullptr, nullptr, nullptr, {}};
+    const BiasGradient<T> to = inputs.gradient_of_bias<T>(dbias);
+    if (dbias.size == 0) return;
+    if (call.is_on_cpu()) flash_attention::cpu::bias_backward(call, a, g, to);
+#ifdef __CUDACC__
+    if (!call.is_on_cpu()) flash_attention::bias_backward_on_gpu(call, a, g, to);
+#endif
+  });
 }

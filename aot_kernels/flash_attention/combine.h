@@ -10,8 +10,8 @@ namespace msops::flash_attention {
 
 constexpr int kCombineWarps = 4, kCombineThreads = 32 * kCombineWarps;
 
-// `parts` warps of a block, 1 or all, take a row of up to 32 kColumns elements. Each adds every `parts`-th split, and the
-// first one adds their sums.
+// `parts` warps of a block, 1 or all, take a row of up to 32 kColumns elements. Each adds every `parts`-th split, and
+// the first one adds their sums.
 template <typename T, int kColumns>
 __global__ void __launch_bounds__(kCombineThreads) combine_kernel(const Attention<T> a, int64_t rows, int parts) {
   using C = Compute<T>;

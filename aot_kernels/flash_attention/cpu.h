@@ -11,7 +11,7 @@
 #include "../common/exponential.h"
 #include "../common/parallel.h"
 #include "cpu_product.h"
-#include "problem.h"
+#include "extended.h"
 
 namespace msops::flash_attention::cpu {
 
@@ -24,22 +24,36 @@ constexpr int64_t kQueries = kPanels * kColumns<C>;  // of a tile
 // attention are equal work.
 MSOPS_CPU int64_t balanced(int64_t i, int64_t n) { return i % 2 ? n - 1 - i / 2 : i / 2; }
 
-// Logits turns the products of a panel, which the scale has multiplied already, into logits.
+// Logits turns the products of a panel, which the scale has multiplied already, into logits. Column c of the panel is
+// query i[c] of head h[c]; the first row is key j.
 template <typename T>
 struct Logits {
   using C = Compute<T>;
-  const Attention<T>& a;
+  const ExtendedAttention<T>& a;
   const Sequence& s;
   int64_t b;
 
-  // Applies softcap, and hides keys that a query does not see. Column c of the panel is query i[c] of head h[c]; the
-  // first row is key j.
+  // Applies softcap, adds bias and ALiBi, and hides keys that a query does not see. Where softcap is above 0, `slopes`,
+  // if any, get the logits' derivatives with respect to q k.
   MSOPS_CPU void finish(C* x, int64_t j, int64_t keys, int64_t columns, const int64_t* h, const int64_t* i,
-                        bool sees_all) const {
+                        bool sees_all, C* slopes = nullptr) const {
     if (a.softcap > 0) {
       const C inverse = 1 / a.softcap;
 #pragma omp simd
-      for (int64_t n = 0; n < keys * kColumns<C>; ++n) x[n] = a.softcap * Exponential<C>::tanh(x[n] * inverse);
+      for (int64_t n = 0; n < keys * kColumns<C>; ++n) x[n] = Exponential<C>::tanh(x[n] * inverse);
+      if (slopes) {
+#pragma omp simd
+        for (int64_t n = 0; n < keys * kColumns<C>; ++n) slopes[n] = (1 - x[n] * x[n]) * a.scale;
+      }
+#pragma omp simd
+      for (int64_t n = 0; n < keys * kColumns<C>; ++n) x[n] *= a.softcap;
+    }
+    for (int64_t c = 0; c < columns && a.bias; ++c)
+      for (int64_t k = 0; k < keys; ++k) x[k * kColumns<C> + c] += a.bias_at(b, h[c], i[c], j + k);
+    for (int64_t c = 0; c < columns && a.slopes; ++c) {
+      const int64_t distance = i[c] + s.shift() - j;
+      const C slope = a.slope(b, h[c]);
+      for (int64_t k = 0; k < keys; ++k) x[k * kColumns<C> + c] -= slope * std::abs(static_cast<C>(distance - k));
     }
     if (sees_all) return;
     int first[kColumns<C>] = {}, end[kColumns<C>] = {};
@@ -57,13 +71,30 @@ struct Logits {
         for (int64_t k = 0; k < keys; ++k)
           if (a.hides(b, h[c], i[c], j + k)) x[k * kColumns<C> + c] = C(-HUGE_VAL);
   }
+
+  // Sets factors to what dropout multiplies the panel's weights by.
+  MSOPS_CPU void draw(C* factors, int64_t j, int64_t keys, const int64_t* h, const int64_t* i) const {
+    uint32_t words[4][kColumns<C>];
+    for (int64_t k = 0; k < keys; ++k) {
+      if (k == 0 || (j + k) % 4 == 0) {
+#pragma omp simd
+        for (int c = 0; c < kColumns<C>; ++c) {
+          const Words four = a.words(b, h[c], i[c], (j + k) / 4);
+          words[0][c] = four.at[0], words[1][c] = four.at[1], words[2][c] = four.at[2], words[3][c] = four.at[3];
+        }
+      }
+      const uint32_t* const row = words[(j + k) % 4];
+#pragma omp simd
+      for (int c = 0; c < kColumns<C>; ++c) factors[k * kColumns<C> + c] = row[c] >= a.threshold ? a.kept : C(0);
+    }
+  }
 };
 
 // A thread takes items: tiles of queries of a key's heads, or splits of their keys.
 template <typename T>
 struct Forward {
   using C = Compute<T>;
-  Attention<T> a;
+  ExtendedAttention<T> a;
 
   // Where there are few queries, a tile holds several heads that read the same keys.
   int64_t heads_of_tile() const { return most(1, least(a.group(), kQueries<C> / most(1, a.queries))); }
@@ -74,7 +105,8 @@ struct Forward {
   struct Workspace {
     int64_t value_pitch;  // of v, and the rows of a panel of out
     int64_t columns = 0, heads[kQueries<C>] = {}, queries[kQueries<C>] = {};
-    C max[kQueries<C>], sum[kQueries<C>], factors[kColumns<C>], x[kKeys * kColumns<C>];
+    C max[kQueries<C>], sum[kQueries<C>], factors[kColumns<C>];
+    C x[kKeys * kColumns<C>], kept[kKeys * kColumns<C>];
     std::unique_ptr<C[]> q, k, v, out, row;
 
     explicit Workspace(const Attention<T>& a)
@@ -140,7 +172,8 @@ struct Forward {
     C *const x = w.x, *const out = w.out.get() + c * w.value_pitch;
     multiply(n, columns, a.width, View<C>{w.k.get(), a.width, 1}, w.q.get() + c * a.width, kColumns<C>, x, kColumns<C>,
              Set<C>{});
-    Logits<T>{a, s, b}.finish(x, j, n, columns, w.heads + c, w.queries + c, sees_all);
+    const Logits<T> logits{a, s, b};
+    logits.finish(x, j, n, columns, w.heads + c, w.queries + c, sees_all);
     C max[kColumns<C>], shift[kColumns<C>], sum[kColumns<C>] = {};
     std::copy_n(w.max + c, kColumns<C>, max);
     for (int64_t k = 0; k < n; ++k)
@@ -161,6 +194,12 @@ struct Forward {
       factors[l] = Exponential<C>::exp(w.max[c + l] - shift[l]);
       w.sum[c + l] = w.sum[c + l] * factors[l] + sum[l];
       w.max[c + l] = max[l];
+    }
+    if (a.seed) {
+      C* const kept = w.kept;
+      logits.draw(kept, j, n, w.heads + c, w.queries + c);
+#pragma omp simd
+      for (int64_t e = 0; e < n * kColumns<C>; ++e) x[e] *= kept[e];
     }
     multiply(a.value_width, columns, n, View<C>{w.v.get(), 1, w.value_pitch}, x, kColumns<C>, out, kColumns<C>,
              [factors](C before, C added, int column)
@@ -213,7 +252,7 @@ struct Combine {
 };
 
 template <typename T>
-void forward(Call& call, const Attention<T>& a) {
+void forward(Call& call, const ExtendedAttention<T>& a) {
   const Forward<T> body{a};
   on_threads(call, body.items(), a.work() / 4, body);
   if (a.splits > 1)

@@ -27,10 +27,44 @@ struct Delta {
   }
 };
 
+// Scores are the weights p of a panel, which dropout does not change, and the gradients dx of its logits.
+template <typename T>
+struct Scores {
+  using C = Compute<T>;
+  int64_t heads[kColumns<C>] = {}, queries[kColumns<C>] = {};  // of the columns
+  C p[kKeys * kColumns<C>], dx[kKeys * kColumns<C>];
+  C slopes[kKeys * kColumns<C>];  // of logits with respect to q k, where there is softcap
+  C kept[kKeys * kColumns<C>];    // what multiplies p where there is dropout
+
+  // Computes the panel of n keys, from key j on, and of queries of head h, from query i on. k and v are the keys' rows;
+  // q and dout are panels, and q is scaled.
+  MSOPS_CPU void compute(const ExtendedAttention<T>& a, const Sequence& s, int64_t b, int64_t h, int64_t i, int64_t j,
+                         int64_t n, int64_t columns, View<C> k, View<C> v, const C* q, const C* dout, const C* lse,
+                         const C* delta, bool sees_all) {
+    for (int64_t c = 0; c < columns; ++c) heads[c] = h, queries[c] = i + c;
+    const Logits<T> logits{a, s, b};
+    multiply(n, columns, a.width, k, q, kColumns<C>, p, kColumns<C>, Set<C>{});
+    multiply(n, columns, a.value_width, v, dout, kColumns<C>, dx, kColumns<C>, Set<C>{});
+    logits.finish(p, j, n, columns, heads, queries, sees_all, slopes);
+    if (a.seed) {
+      logits.draw(kept, j, n, heads, queries);
+#pragma omp simd
+      for (int64_t e = 0; e < n * kColumns<C>; ++e) dx[e] *= kept[e];
+    }
+    for (int64_t row = 0; row < n; ++row)
+#pragma omp simd
+      for (int l = 0; l < kColumns<C>; ++l) {
+        const int64_t e = row * kColumns<C> + l;
+        p[e] = Exponential<C>::exp(p[e] - lse[l]);
+        dx[e] = p[e] * (dx[e] - delta[l]);
+      }
+  }
+};
+
 template <typename T>
 struct Backward {
   using C = Compute<T>;
-  Attention<T> a;
+  ExtendedAttention<T> a;
   AttentionGradient<T> g;
   C* shares = nullptr;  // (chunks, elements of q), if there are several chunks
 
@@ -42,8 +76,8 @@ struct Backward {
 
   struct Workspace {
     int64_t pitch, value_pitch;  // of rows that begin at whole vectors
-    int64_t heads[kColumns<C>] = {}, queries[kColumns<C>] = {};
-    C lse[kQueries<C>] = {}, delta[kQueries<C>] = {}, p[kKeys * kColumns<C>], dp[kKeys * kColumns<C>];
+    C lse[kQueries<C>] = {}, delta[kQueries<C>] = {};
+    Scores<T> scores;
     std::unique_ptr<C[]> k, v, dk, dv;                        // rows of a chunk
     std::unique_ptr<C[]> q, dout, dq, q_panels, dout_panels;  // rows of a tile
 
@@ -129,40 +163,25 @@ struct Backward {
   MSOPS_CPU void panel(Workspace& w, const Sequence& s, int64_t b, int64_t h, Span queries, int64_t r, int64_t j,
                        int64_t n, int64_t at, bool sees_all) const {
     const int64_t columns = least(kColumns<C>, queries.size() - r);
-    for (int64_t c = 0; c < columns; ++c) w.heads[c] = h, w.queries[c] = queries.begin + r + c;
     const C *const k = w.k.get() + at * w.pitch, *const v = w.v.get() + at * w.value_pitch;
-    const C *const lse = w.lse + r, *const delta = w.delta + r;
-    C *const p = w.p, *const dp = w.dp;
-    multiply(n, columns, a.width, View<C>{k, w.pitch, 1}, w.q_panels.get() + r * a.width, kColumns<C>, p, kColumns<C>,
-             Set<C>{});
-    multiply(n, columns, a.value_width, View<C>{v, w.value_pitch, 1}, w.dout_panels.get() + r * a.value_width,
-             kColumns<C>, dp, kColumns<C>, Set<C>{});
-    Logits<T>{a, s, b}.finish(p, j, n, columns, w.heads, w.queries, sees_all);
+    C *const p = w.scores.p, *const dz = w.scores.dx, *const slopes = w.scores.slopes, *const kept = w.scores.kept;
+    w.scores.compute(a, s, b, h, queries.begin + r, j, n, columns, View<C>{k, w.pitch, 1}, View<C>{v, w.value_pitch, 1},
+                     w.q_panels.get() + r * a.width, w.dout_panels.get() + r * a.value_width, w.lse + r, w.delta + r,
+                     sees_all);
+    for (int64_t e = 0; a.seed && e < n * kColumns<C>; ++e) p[e] *= kept[e];
     if (a.softcap > 0) {
-      const C inverse = 1 / a.softcap;
-      for (int64_t k_row = 0; k_row < n; ++k_row)
 #pragma omp simd
-        for (int l = 0; l < kColumns<C>; ++l) {
-          const int64_t e = k_row * kColumns<C> + l;
-          const C ratio = p[e] == C(-HUGE_VAL) ? C(0) : p[e] * inverse;
-          p[e] = Exponential<C>::exp(p[e] - lse[l]);
-          dp[e] = p[e] * (dp[e] - delta[l]) * (1 - ratio * ratio) * a.scale;
-        }
+      for (int64_t e = 0; e < n * kColumns<C>; ++e) dz[e] *= slopes[e];
     } else {
-      for (int64_t k_row = 0; k_row < n; ++k_row)
 #pragma omp simd
-        for (int l = 0; l < kColumns<C>; ++l) {
-          const int64_t e = k_row * kColumns<C> + l;
-          p[e] = Exponential<C>::exp(p[e] - lse[l]);
-          dp[e] = p[e] * (dp[e] - delta[l]) * a.scale;
-        }
+      for (int64_t e = 0; e < n * kColumns<C>; ++e) dz[e] *= a.scale;
     }
-    for (int64_t e = n * kColumns<C>; e < (n + kRows - 1) / kRows * kRows * kColumns<C>; ++e) p[e] = dp[e] = 0;
+    for (int64_t e = n * kColumns<C>; e < (n + kRows - 1) / kRows * kRows * kColumns<C>; ++e) p[e] = dz[e] = 0;
     multiply(n, a.value_width, columns, View<C>{p, kColumns<C>, 1}, w.dout.get() + r * w.value_pitch, w.value_pitch,
              w.dv.get() + at * w.value_pitch, w.value_pitch, Add<C>{});
-    multiply(n, a.width, columns, View<C>{dp, kColumns<C>, 1}, w.q.get() + r * w.pitch, w.pitch,
+    multiply(n, a.width, columns, View<C>{dz, kColumns<C>, 1}, w.q.get() + r * w.pitch, w.pitch,
              w.dk.get() + at * w.pitch, w.pitch, Add<C>{});
-    multiply(columns, a.width, n, View<C>{dp, 1, kColumns<C>}, k, w.pitch, w.dq.get() + r * w.pitch, w.pitch, Add<C>{});
+    multiply(columns, a.width, n, View<C>{dz, 1, kColumns<C>}, k, w.pitch, w.dq.get() + r * w.pitch, w.pitch, Add<C>{});
   }
 
   template <typename To>
@@ -194,7 +213,7 @@ struct AddShares {
 };
 
 template <typename T>
-void backward(Call& call, const Attention<T>& a, const AttentionGradient<T>& g) {
+void backward(Call& call, const ExtendedAttention<T>& a, const AttentionGradient<T>& g) {
   using C = Compute<T>;
   const Delta<T> delta{a, g};
   on_cpu(call, delta.size(), delta, static_cast<double>(a.value_width));

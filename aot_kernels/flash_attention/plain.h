@@ -4,6 +4,7 @@
 #pragma once
 
 #include "delta.h"
+#include "extended.h"
 
 #ifdef __CUDACC__
 
@@ -134,25 +135,56 @@ __device__ __noinline__ C capped(C x, C softcap) {
 static __device__ __forceinline__ float exponential(float x) { return expf(x); }
 static __device__ __noinline__ double exponential(double x) { return exp(x); }
 
-// Turns q_i k_j into x_ij, which is -infinity where query i does not see key j.
-template <typename T>
+// Turns q_i k_j into y_ij, which are the logits x_ij except for what an ExtendedAttention adds, and these into x_ij,
+// which is -infinity where query i does not see key j.
+template <typename A>
 struct Logit {
-  using C = Compute<T>;
-  const Attention<T>& a;
+  using C = typename A::C;
+  const A& a;
   const Sequence& s;
   int64_t b;
 
-  __device__ __forceinline__ C operator()(C product, int64_t h, int64_t i, int64_t j, bool sees_all) const {
-    C x = product * a.scale;
-    if (a.softcap > 0) x = capped(x, a.softcap);
-    return sees_all || a.sees(s, b, h, i, j) ? x : C(-INFINITY);
+  __device__ __forceinline__ C of_product(C product) const {
+    const C y = product * a.scale;
+    return a.softcap > 0 ? capped(y, a.softcap) : y;
+  }
+  __device__ __forceinline__ C operator()(C y, int64_t h, int64_t i, int64_t j, bool sees_all) const {
+    if constexpr (A::kIsExtended) y += a.addend(s, b, h, i, j);
+    return sees_all || a.sees(s, b, h, i, j) ? y : C(-INFINITY);
   }
 
-  // Returns dx/dz of a logit that is seen.
-  __device__ __forceinline__ C slope(C x) const {
+  // Returns dy/dz.
+  __device__ __forceinline__ C slope(C y) const {
     if (a.softcap <= 0) return a.scale;
-    const C ratio = x / a.softcap;
+    const C ratio = y / a.softcap;
     return (1 - ratio * ratio) * a.scale;
+  }
+};
+
+template <typename T>
+static __device__ __noinline__ Words words_of(const ExtendedAttention<T>& a, int64_t b, int64_t h, int64_t i,
+                                              int64_t block) {
+  return a.words(b, h, i, block);
+}
+
+// Dropout tells by what the weights of one query are multiplied, for keys in a row: it keeps the words of four keys.
+template <typename A>
+struct Dropout {
+  using C = typename A::C;
+  const A& a;
+  int64_t b, h, i, block = -1;
+  Words words{};
+
+  __device__ __forceinline__ Dropout(const A& attention, int64_t b_, int64_t h_, int64_t i_)
+      : a(attention), b(b_), h(h_), i(i_) {}
+  __device__ __forceinline__ C operator()(int64_t j) {
+    if constexpr (A::kIsExtended) {
+      if (!a.seed) return C(1);
+      if (j / 4 != block) block = j / 4, words = words_of(a, b, h, i, block);
+      const uint32_t even = j & 2 ? words.at[2] : words.at[0], odd = j & 2 ? words.at[3] : words.at[1];
+      return (j & 1 ? odd : even) >= a.threshold ? a.kept : C(0);
+    }
+    return C(1);
   }
 };
 

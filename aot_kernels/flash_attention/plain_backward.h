@@ -8,34 +8,41 @@
 
 namespace msops::flash_attention::plain {
 
-// Scores are a thread's weights p_ij, and dz_ij, for queries place.y + r and keys place.x + c of a tile.
-template <typename T, typename S>
+// Scores are a thread's weights w_ij (p_ij without dropout), and dz_ij, for queries place.y + r and keys place.x + c of
+// a tile. Where `kOfLogits`, dz are dx.
+template <typename A, bool kOfLogits = false>
 struct Scores {
+  using T = typename A::Element;
+  using S = ShapeOf<T>;
   using C = Compute<T>;
   C p[4][4], dz[4][4];
 
   // The tile has `rows` queries of head h from query i on, and n keys from key j on.
-  __device__ __forceinline__ void compute(const Attention<T>& a, const AttentionGradient<T>& g, const Sequence& s,
-                                          int64_t b, int64_t h, int64_t i, int rows, int64_t j, int n,
-                                          const Rows<T, S>& q, const Rows<T, S>& k, const Rows<T, S>& dout,
-                                          const Rows<T, S>& v, Shared<C, S>& shared, const Place<S>& place) {
+  __device__ __forceinline__ void compute(const A& a, const AttentionGradient<T>& g, const Sequence& s, int64_t b,
+                                          int64_t h, int64_t i, int rows, int64_t j, int n, const Rows<T, S>& q,
+                                          const Rows<T, S>& k, const Rows<T, S>& dout, const Rows<T, S>& v,
+                                          Shared<C, S>& shared, const Place<S>& place) {
     multiply_rows<S>(p, q, k, static_cast<int>(a.width), shared, place);
     multiply_rows<S>(dz, dout, v, static_cast<int>(a.value_width), shared, place);
     const bool sees_all = rows == S::kTile && n == S::kTile && a.sees_all(s, {i, i + rows}, {j, j + n});
-    const Logit<T> logit{a, s, b};
+    const Logit<A> logit{a, s, b};
 #pragma unroll
     for (int r = 0; r < 4; ++r) {
       const bool inside = place.y + r < rows;
       const int64_t query = i + place.y + r, at = a.of_lse.offset(b, h, s.first_query + query);
       const C lse = inside ? a.lse[at] : C(-INFINITY), delta = inside ? g.delta[at] : C(0);
+      Dropout<A> dropout(a, b, h, query);
 #pragma unroll
       for (int c = 0; c < 4; ++c) {
         C weight = 0, of_logit = 0;
         if (lse > C(-INFINITY) && place.x + c < n) {
-          const C x = logit(p[r][c], h, query, j + place.x + c, sees_all);
+          const C y = logit.of_product(p[r][c]), x = logit(y, h, query, j + place.x + c, sees_all);
           if (x > C(-INFINITY)) {
+            const C kept = dropout(j + place.x + c);
             weight = exponential(x - lse);
-            of_logit = weight * (dz[r][c] - delta) * logit.slope(x);
+            of_logit = weight * (dz[r][c] * kept - delta);
+            if constexpr (!kOfLogits) of_logit *= logit.slope(y);
+            weight *= kept;
           }
         }
         p[r][c] = weight, dz[r][c] = of_logit;
@@ -59,9 +66,9 @@ __device__ __forceinline__ void store_sums(const C (&sums)[4][4], const Place<S>
 }
 
 // A block owns a tile of keys of one head, and kSlices x kTile columns of dk and dv.
-template <typename T, int kSlices>
+template <typename A, int kSlices, typename T = typename A::Element>
 __global__ void __launch_bounds__(ShapeOf<T>::kThreads)
-    plain_backward_keys(const Attention<T> a, const AttentionGradient<T> g, int64_t slices, int64_t count) {
+    plain_backward_keys(const A a, const AttentionGradient<T> g, int64_t slices, int64_t count) {
   using C = Compute<T>;
   using S = ShapeOf<T>;
   __shared__ Shared<C, S> shared;
@@ -88,7 +95,7 @@ __global__ void __launch_bounds__(ShapeOf<T>::kThreads)
             [&](int r) { return row_or_null(r < rows, a.q, a.of_q.offset(b, h, s.first_query + i + r)); });
         const Rows<T, S> dout_rows(
             [&](int r) { return row_or_null(r < rows, g.dout, a.of_out.offset(b, h, s.first_query + i + r)); });
-        Scores<T, S> scores;
+        Scores<A> scores;
         scores.compute(a, g, s, b, h, i, rows, j, n, q_rows, k_rows, dout_rows, v_rows, shared, place);
         const auto add = [&](const C(&factors)[4][4], const Rows<T, S>& x, int of_x, C(&sums)[kSlices][4][4]) {
 #pragma unroll
@@ -120,9 +127,9 @@ __global__ void __launch_bounds__(ShapeOf<T>::kThreads)
 }
 
 // A block owns a tile of queries of one head, and kSlices x kTile columns of dq.
-template <typename T, int kSlices>
+template <typename A, int kSlices, typename T = typename A::Element>
 __global__ void __launch_bounds__(ShapeOf<T>::kThreads)
-    plain_backward_queries(const Attention<T> a, const AttentionGradient<T> g, int64_t slices, int64_t count) {
+    plain_backward_queries(const A a, const AttentionGradient<T> g, int64_t slices, int64_t count) {
   using C = Compute<T>;
   using S = ShapeOf<T>;
   __shared__ Shared<C, S> shared;
@@ -148,7 +155,7 @@ __global__ void __launch_bounds__(ShapeOf<T>::kThreads)
           [&](int r) { return row_or_null(r < n, a.k, a.of_k.offset(b, kv_head, s.first_key + j + r)); });
       const Rows<T, S> v_rows(
           [&](int r) { return row_or_null(r < n, a.v, a.of_v.offset(b, kv_head, s.first_key + j + r)); });
-      Scores<T, S> scores;
+      Scores<A> scores;
       scores.compute(a, g, s, b, h, i, rows, j, n, q_rows, k_rows, dout_rows, v_rows, shared, place);
 #pragma unroll
       for (int r = 0; r < 4; ++r)
@@ -171,16 +178,16 @@ __global__ void __launch_bounds__(ShapeOf<T>::kThreads)
 }
 
 // Computes dq, dk and dv from delta.
-template <typename T, int kSlices>
-void launch_backward(Call& call, const Attention<T>& a, const AttentionGradient<T>& g) {
-  using S = ShapeOf<T>;
+template <int kSlices, typename A>
+void launch_backward(Call& call, const A& a, const AttentionGradient<typename A::Element>& g) {
+  using S = ShapeOf<typename A::Element>;
   const auto slices_of = [](int64_t width) { return most(1, parts_of(width, kSlices * S::kTile)); };
   const auto launch = [&](auto kernel, int64_t slices, int64_t count) {
     msops::launch(call, kernel, least(count, INT32_MAX), S::kThreads, 0, a, g, slices, count);
   };
   const int64_t of_keys = slices_of(most(a.width, a.value_width)), of_queries = slices_of(a.width);
-  launch(plain_backward_keys<T, kSlices>, of_keys, a.batch * a.kv_heads * parts_of(a.keys, S::kTile) * of_keys);
-  launch(plain_backward_queries<T, kSlices>, of_queries,
+  launch(plain_backward_keys<A, kSlices>, of_keys, a.batch * a.kv_heads * parts_of(a.keys, S::kTile) * of_keys);
+  launch(plain_backward_queries<A, kSlices>, of_queries,
          a.batch * a.heads * parts_of(a.queries, S::kTile) * of_queries);
 }
 

@@ -28,10 +28,10 @@ struct QueryTiles {
   __device__ int64_t query(const Sequence& s, int64_t row) const { return together ? row % s.queries : row; }
 };
 
-// A block's tile has kSlices x kTile columns of values.
-template <typename T, int kSlices>
+// A block's tile has kSlices x kTile columns of values. A is Attention<T> or ExtendedAttention<T>.
+template <typename A, int kSlices, typename T = typename A::Element>
 __global__ void __launch_bounds__(ShapeOf<T>::kThreads)
-    plain_forward(const Attention<T> a, QueryTiles<T, ShapeOf<T>> tiles, int64_t slices, int64_t count) {
+    plain_forward(const A a, QueryTiles<T, ShapeOf<T>> tiles, int64_t slices, int64_t count) {
   using C = Compute<T>;
   using S = ShapeOf<T>;
   __shared__ Shared<C, S> shared;
@@ -57,7 +57,7 @@ __global__ void __launch_bounds__(ShapeOf<T>::kThreads)
       if (r >= rows) return static_cast<const T*>(nullptr);
       return a.q + a.of_q.offset(b, head_of(r), s.first_query + query_of(r));
     });
-    const Logit<T> logit{a, s, b};
+    const Logit<A> logit{a, s, b};
     const int64_t row_head = row < rows ? head_of(row) : 0, row_query = row < rows ? query_of(row) : 0;
     C out[kSlices][4][4] = {}, max = -INFINITY, sum = 0;
     for (int64_t j = keys.begin; j < keys.end; j += S::kTile) {
@@ -78,7 +78,8 @@ __global__ void __launch_bounds__(ShapeOf<T>::kThreads)
 #pragma unroll 2
       for (int key = part * kPart; key < (part + 1) * kPart; ++key) {
         C& value = shared.tile[key * S::kPitch + row];
-        value = row < rows && key < n ? logit(value, row_head, row_query, j + key, sees_all) : C(-INFINITY);
+        const bool inside = row < rows && key < n;
+        value = inside ? logit(logit.of_product(value), row_head, row_query, j + key, sees_all) : C(-INFINITY);
         most_of_part = value > most_of_part ? value : most_of_part;
       }
       shared.maxima[part * S::kTile + row] = most_of_part;
@@ -92,11 +93,13 @@ __global__ void __launch_bounds__(ShapeOf<T>::kThreads)
       const C shift = new_max == C(-INFINITY) ? C(0) : new_max, factor = exponential(max - shift);
       max = new_max, sum *= factor;
       if (part == 0) shared.factors[row] = factor;
+      Dropout<A> dropout(a, b, row_head, row_query);
 #pragma unroll 4
       for (int key = part * kPart; key < (part + 1) * kPart; ++key) {
         C& value = shared.tile[key * S::kPitch + row];
         value = exponential(value - shift);
         sum += value;
+        if constexpr (A::kIsExtended) value *= dropout(j + key);
       }
       // Multiply weights and values.
       const Rows<T, S> v_rows(
@@ -154,14 +157,15 @@ __global__ void __launch_bounds__(ShapeOf<T>::kThreads)
   }
 }
 
-template <typename T, int kSlices>
-void launch_forward(Call& call, const Attention<T>& a) {
+template <int kSlices, typename A>
+void launch_forward(Call& call, const A& a) {
+  using T = typename A::Element;
   using S = ShapeOf<T>;
   const QueryTiles<T, S> tiles(a);
   const int64_t slices = most(1, parts_of(a.value_width, kSlices * S::kTile));
   const int64_t count = a.batch * tiles.units * tiles.tiles * a.splits * slices;
   if (count == 0) return;
-  launch(call, plain_forward<T, kSlices>, least(count, INT32_MAX), S::kThreads, 0, a, tiles, slices, count);
+  launch(call, plain_forward<A, kSlices>, least(count, INT32_MAX), S::kThreads, 0, a, tiles, slices, count);
   if (a.splits > 1) launch_combine(call, a);
 }
 

@@ -53,7 +53,9 @@ constexpr int64_t kSplitKeys = 128;
 
 template <typename T>
 struct Attention {
+  using Element = T;
   using C = Compute<T>;
+  static constexpr bool kIsExtended = false;  // see extended.h
 
   // The lengths of the longest sequence are `queries` and `keys`; query_rows and key_rows are the rows of a packed
   // tensor, which hold all sequences. Head h reads the keys of head h / group() of kv_heads.

@@ -56,6 +56,15 @@ def call_with_lengths(
     return search(xyz, new_xyz, as_int32(lengths), as_int32(new_lengths))
 
 
+def present(inputs: tuple[Tensor | None, ...]) -> tuple[Tensor, ...]:
+    """Returns the inputs that are not None."""
+    given = ()  # type: tuple[Tensor, ...]  # MindSpore before 2.7 needs the type in a comment
+    for x in inputs:
+        if x is not None:
+            given += (x,)
+    return given
+
+
 def describe(x: object) -> "Description":  # noqa: UP037, since for level O1 MindSpore copies this to a module without it
     if isinstance(x, Tensor):
         return x.shape, x.dtype

@@ -16,6 +16,7 @@ from ..compat import VERSION
 from . import gradients, open_sizes
 from .abi import Param, ask_shapes
 from .compiled import compiling
+from .inputs import present
 from .primitive import Primitive, as_attribute
 from .spec import LARGEST, SMALLEST, Rounded, Spec, accumulator, dtype_name
 
@@ -301,7 +302,7 @@ class OptionalOperator(ScratchOperator):
 
     # MindSpore 1.10 cannot compile a loop in a method of an ms_class, so the loops are in functions below.
     def run(self, inputs: tuple[Tensor | None, ...]) -> Any:
-        return self.choose(_presence(inputs))(*_present(inputs))
+        return self.choose(_presence(inputs))(*present(inputs))
 
     def _choose(self, presence: tuple[bool, ...]) -> Primitive:
         """Returns the primitive for inputs of which some are None, or left out at the end."""
@@ -319,11 +320,3 @@ def _presence(inputs: tuple[Tensor | None, ...]) -> tuple[bool, ...]:
     for x in inputs:
         flags += (x is not None,)
     return flags
-
-
-def _present(inputs: tuple[Tensor | None, ...]) -> tuple[Tensor, ...]:
-    given = ()  # type: tuple[Tensor, ...]
-    for x in inputs:
-        if x is not None:
-            given += (x,)
-    return given

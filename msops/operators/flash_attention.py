@@ -2,33 +2,45 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mindspore import Tensor, nn
+import mindspore
+from mindspore import Tensor, nn, ops
 
 from msops.core import settings
-from msops.core.compiled import Operators
+from msops.core.attention import attributes_of, infer, infer_backward, infer_packed
+from msops.core.compiled import Operators, compiling, keep_dtypes, once
 from msops.core.factory import custom_op
-from msops.core.inputs import as_int32
+from msops.core.inputs import as_int32, present
 from msops.core.library import of_package
-from msops.core.spec import Spec, accumulator
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from typing import Any
 
+    from msops.core.attention import Window
     from msops.core.operator import Operator
-    from msops.core.primitive import Primitive
 
-    Window = Sequence[int] | None
+    Seed = int | Tensor | None
+
+try:
+    from mindspore.common.generator import default_generator as _generator
+except ImportError:  # MindSpore before 2.3 has none
+    _generator = None
 
 _NAME = "flash_attention"
 _LIBRARY = of_package(_NAME)
 _LAYOUTS = ("BHTD", "BTHD")  # in the order of Layout in aot_kernels/flash_attention.cu, where packed tensors follow
 _PACKED = 2
-_MOST_FEATURES = 512
+_add_once = ops.Add().recompute(False)  # where MindSpore computes a Cell again, the seed stays
+_STEP = Tensor(12, mindspore.int64)  # by which MindSpore's own operators move on in the generator
+_ODD = Tensor(-7046029254386353131, mindspore.int64)  # it spreads the bits of the generator's seed
 _INPUTS = {
     "BHTD": "q(B, Hq, Tq, D), k(B, Hk, Tk, D), v(B, Hk, Tk, Dv)",
     "BTHD": "q(B, Tq, Hq, D), k(B, Tk, Hk, D), v(B, Tk, Hk, Dv)",
 }
+_MORE = (
+    "kv_lengths(B, dtype=int32)?, mask(*M, dtype=bool)?",
+    "alibi_slopes(*A, dtype=float32|common)?, seed(dtype=int64)?",
+)
+_BIAS = "bias(*N, dtype=common|float32)"
 _OUT = {"BHTD": "out(B, Hq, Tq, Dv)", "BTHD": "out(B, Tq, Hq, Dv)"}
 
 
@@ -44,6 +56,10 @@ def flash_attention(
     softcap: float = 0.0,
     layout: str = "BHTD",
     return_lse: bool = False,
+    bias: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
+    dropout_p: float = 0.0,
+    seed: Seed = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     r"""Computes attention without the matrix of its weights in memory.
 
@@ -53,11 +69,18 @@ def flash_attention(
         \text{out}_i = \sum_j e^{x_{ij} - \text{lse}_i}\, v_j
 
     The sums are over the keys j that query i sees. With `softcap` s, :math:`x_{ij}` becomes
-    :math:`s \tanh(x_{ij} / s)`. A query that sees no key has out 0, lse -inf and no gradient. Each head of k and v
-    serves Hq / Hk neighbouring heads of q (grouped queries).
+    :math:`s \tanh(x_{ij} / s)`. Then `bias` and :math:`-\text{slope}\, |i + T_k - T_q - j|` are added, where given. A
+    query that sees no key has out 0, lse -inf and no gradient. Each head of k and v serves Hq / Hk neighbouring heads
+    of q (grouped queries).
 
-    The inputs q, k and v have gradients, which are sums in a fixed order: equal calls give equal bits. Memory
-    grows with Tq + Tk. Sums are in float32 (float64 for float64).
+    With `dropout_p`, each weight :math:`e^{x_{ij} - \text{lse}_i}` becomes 0 with this probability, and otherwise is
+    divided by 1 - `dropout_p`; lse stays. Which weights become 0 depends on `seed`, the sample, the head, the query and
+    the key alone: it is equal on both devices, in both modes, and in the gradient, which draws it again.
+
+    The inputs q, k, v and `bias` have gradients, which are sums in a fixed order: equal calls give equal bits. Memory
+    grows with Tq + Tk. Sums are in float32 (float64 for float64). The gradient of `bias` is summed over the axes along
+    which it is broadcast; it is computed where it is asked for. In PyNative mode, MindSpore does not tell that:
+    there ``ops.stop_gradient(bias)`` , or a Parameter that needs no gradient, saves its time.
 
     The gradient reads out as it was rounded, as FlashAttention's does. In float16 this adds an error to row i of dq, at
     most :math:`2^{-11}\, |\text{scale} \sum_j p_{ij} k_j| \sum_c |\text{dout}_{ic}\, \text{out}_{ic}|`, where p are
@@ -84,6 +107,13 @@ def flash_attention(
             Default: ``0.0`` .
         layout (str): ``"BHTD"`` or ``"BTHD"`` , the order of the axes of q, k, v and out. Default: ``"BHTD"`` .
         return_lse (bool): Whether lse is returned, too. It has a gradient. Default: ``False`` .
+        bias (Tensor): What is added to the logits after `scale` and `softcap`; of the dtype of `q` or float32, a shape
+            that broadcasts to (B, Hq, Tq, Tk). Where it is -inf, a query does not see a key. Default: ``None`` .
+        alibi_slopes (Tensor): The slopes of ALiBi, shape (Hq,) or (B, Hq), float32 or of the dtype of `q`, without
+            gradient. Default: ``None`` .
+        dropout_p (float): The probability that a weight becomes 0, at least 0 and less than 1. Default: ``0.0`` .
+        seed (int, Tensor): The seed of dropout, which `dropout_p` above 0 needs: an int, or a Tensor of int64 and rank
+            0. In graph mode, each other int compiles the graph again. Default: ``None`` .
 
     Returns:
         Tensor, out, of the shape of `q` with Dv features and of its dtype. With `return_lse`, a tuple of out and lse,
@@ -96,7 +126,8 @@ def flash_attention(
     Source:
         Dao et al., "FlashAttention: fast and memory-efficient exact attention with IO-awareness", 2022; Dao,
         "FlashAttention-2", 2023. Ainslie et al., "GQA", 2023, has the grouped queries; Gemma Team, "Gemma 2", 2024, the
-        softcap.
+        softcap; Press et al., "Train short, test long: attention with linear biases", 2022, ALiBi; Salmon et al.,
+        "Parallel random numbers: as easy as 1, 2, 3", 2011, the generator of dropout.
 
     Examples:
         >>> import mindspore, msops
@@ -107,9 +138,8 @@ def flash_attention(
         >>> print(msops.flash_attention(ops.zeros_like(x), x, x, causal=True).ravel())
         [1.  1.5 3. ]
     """
-    has = kv_lengths is not None, mask is not None
-    operator = operators.primitive(causal, scale, window, softcap, layout, return_lse, *has)
-    return _call(operator, q, k, v, kv_lengths, mask, return_lse)
+    settings_ = (causal, scale, window, softcap, layout, return_lse)
+    return _call(settings_, q, k, v, kv_lengths, mask, bias, alibi_slopes, dropout_p, seed)
 
 
 def flash_attention_varlen(
@@ -184,11 +214,15 @@ class FlashAttention(nn.Cell):
         softcap (float): As in the function. Default: ``0.0`` .
         layout (str): As in the function. Default: ``"BHTD"`` .
         return_lse (bool): As in the function. Default: ``False`` .
+        dropout_p (float): As in the function, but in training alone. Each call draws another seed from MindSpore's
+            default generator, which ``mindspore.manual_seed`` sets; this needs MindSpore 2.3. Default: ``0.0`` .
 
     Inputs:
         - **q**, **k**, **v** (Tensor) - As in the function.
         - **kv_lengths** (Tensor) - As in the function. Default: ``None`` .
         - **mask** (Tensor) - As in the function. Default: ``None`` .
+        - **bias** (Tensor) - As in the function. Default: ``None`` .
+        - **alibi_slopes** (Tensor) - As in the function. Default: ``None`` .
 
     Raises:
         TypeError: If an argument has a wrong type.
@@ -211,73 +245,182 @@ class FlashAttention(nn.Cell):
         softcap: float = 0.0,
         layout: str = "BHTD",
         return_lse: bool = False,
+        dropout_p: float = 0.0,
     ) -> None:
         super().__init__()
         self.settings = (causal, scale, window, softcap, layout, return_lse)
-        operators(*self.settings)  # checks the settings
+        operators(*self.settings, dropout_p)  # checks the settings
         self.causal, self.scale, self.window = causal, scale, window
-        self.softcap, self.layout, self.return_lse = softcap, layout, return_lse
+        self.softcap, self.layout, self.return_lse, self.dropout_p = softcap, layout, return_lse, dropout_p
+        if dropout_p > 0 and _generator is None:
+            raise ValueError("FlashAttention: dropout_p must be 0.0 before MindSpore 2.3; flash_attention takes a seed")
 
     def construct(
-        self, q: Tensor, k: Tensor, v: Tensor, kv_lengths: Tensor | None = None, mask: Tensor | None = None
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        kv_lengths: Tensor | None = None,
+        mask: Tensor | None = None,
+        bias: Tensor | None = None,
+        alibi_slopes: Tensor | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        operator = operators.primitive(*self.settings, kv_lengths is not None, mask is not None)
-        return _call(operator, q, k, v, kv_lengths, mask, self.return_lse)
+        dropout_p, seed = 0.0, None
+        if self.training and self.dropout_p > 0:
+            dropout_p, seed = self.dropout_p, _draw_seed()
+        return _call(self.settings, q, k, v, kv_lengths, mask, bias, alibi_slopes, dropout_p, seed)
 
     construct.__doc__ = flash_attention.__doc__  # for help()
 
     def extend_repr(self) -> str:
-        return settings.shown(self, "causal", "scale", "window", "softcap", "layout", "return_lse")
+        return settings.shown(self, "causal", "scale", "window", "softcap", "layout", "return_lse", "dropout_p")
 
 
 def _call(
-    operator: Primitive,
+    settings_: tuple[Any, ...],
     q: Tensor,
     k: Tensor,
     v: Tensor,
     kv_lengths: Tensor | None,
     mask: Tensor | None,
-    return_lse: bool,
+    bias: Tensor | None,
+    alibi_slopes: Tensor | None,
+    dropout_p: float,
+    seed: Seed,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    lengths = as_int32(kv_lengths)
-    if kv_lengths is None and mask is None:
-        results = operator(q, k, v)
-    elif mask is None:
-        results = operator(q, k, v, lengths)
-    elif kv_lengths is None:
-        results = operator(q, k, v, mask)
-    else:
-        results = operator(q, k, v, lengths, mask)
-    if return_lse:
+    seed = _seed(dropout_p, seed)
+    has = (kv_lengths is not None, mask is not None, bias is not None, alibi_slopes is not None, seed is not None)
+    operator = operators.primitive(*settings_, dropout_p, _wants_gradient(bias), *has)
+    results = operator(q, k, v, *present((as_int32(kv_lengths), mask, bias, alibi_slopes, seed)))
+    if settings_[-1]:  # return_lse
         return results[0], results[1]
     return results[0]
 
 
+def _wants_gradient(bias: Tensor | None) -> bool:
+    """Tells whether the gradient of a bias may be asked for. Graph mode leaves out what nobody asks for."""
+    if bias is None:
+        return False
+    if compiling():
+        return True
+    return getattr(bias, "_requires_grad", True)
+
+
+def _seed(dropout_p: float, seed: Seed) -> Tensor | None:
+    """Returns the seed as a Tensor, or None where nothing is dropped."""
+    if isinstance(seed, Tensor):
+        return seed if _drops(dropout_p) else None
+    return _constant_seed(dropout_p, seed)
+
+
+@once
+def _drops(dropout_p: float) -> bool:
+    return _probability(dropout_p) > 0
+
+
+@once
+def _constant_seed(dropout_p: float, seed: int | None) -> Tensor | None:
+    if _probability(dropout_p) == 0:
+        return None
+    if seed is None:
+        raise ValueError(f"{_NAME}: seed must be given if dropout_p is above 0")
+    if not -(2**63) <= settings.integer(_NAME, "seed", seed) < 2**63:
+        raise ValueError(f"{_NAME}: seed must fit into 64 bits, got {seed}")
+    return Tensor(seed, mindspore.int64)
+
+
+def _probability(dropout_p: float) -> float:
+    if not 0 <= settings.number(_NAME, "dropout_p", dropout_p) < 1:
+        raise ValueError(f"{_NAME}: dropout_p must be at least 0 and less than 1, got {dropout_p}")
+    return float(dropout_p)
+
+
+def _draw_seed() -> Tensor:
+    """Draws a seed from MindSpore's generator, whose seed stays, and whose offset grows."""
+    seed, offset = _generator._step(_STEP)
+    return ops.reshape(_add_once(ops.mul(seed, _ODD), offset), ())
+
+
+class _Gradients(nn.Cell):
+    """Has the gradient of attention with a bias, of which graph mode leaves out what nobody asks for."""
+
+    def __init__(self, backward: Operator, of_bias: Operator) -> None:
+        super().__init__()
+        keep_dtypes(self)
+        self.backward, self.of_bias = backward, of_bias
+
+    def gradient(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        kv_lengths: Tensor | None,
+        mask: Tensor | None,
+        bias: Tensor | None,
+        alibi_slopes: Tensor | None,
+        seed: Tensor | None,
+        results: tuple[Tensor, Tensor],
+        dresults: tuple[Tensor, Tensor],
+    ) -> tuple[Tensor | None, ...]:
+        known = (q, k, v, kv_lengths, mask, bias, alibi_slopes, seed, *results, *dresults)
+        dq, dk, dv = self.backward(*known)
+        constants = (_zeros(kv_lengths), _zeros(mask), self.of_bias(*known), _zeros(alibi_slopes), _zeros(seed))
+        return dq, dk, dv, *constants
+
+
+def _zeros(x: Tensor | None) -> Tensor | None:
+    return None if x is None else ops.zeros_like(x)
+
+
 @Operators
 def operators(
-    causal: bool, scale: float | None, window: Window, softcap: float, layout: str, return_lse: bool = False
+    causal: bool,
+    scale: float | None,
+    window: Window,
+    softcap: float,
+    layout: str,
+    return_lse: bool = False,
+    dropout_p: float = 0.0,
+    bias_gradient: bool = False,
 ) -> Operator:
-    """Returns the operator that gives out and, in any case, lse."""
+    """Returns the operator that gives out and, in any case, lse. A bias has a gradient if `bias_gradient`."""
     settings.boolean(_NAME, "return_lse", return_lse)
     axes = settings.one_of(_NAME, "layout", layout, _LAYOUTS)
-    attributes = _attributes(_NAME, causal, scale, window, softcap)
-    inputs = f"{_INPUTS[layout]}, kv_lengths(B, dtype=int32)?, mask(*M, dtype=bool)?"
-    lse = "lse(B, Hq, Tq, dtype=accumulator)"
-    backward = custom_op(
-        _LIBRARY.FlashAttentionBackward,
-        f"{inputs}, {_OUT[layout]}, {lse}, d{_OUT[layout]}, d{lse} -> dq, dk, dv; delta(B, Hq, Tq), query_sums",
-        infer=_infer_backward,
-        axes=axes,
-        **attributes,
-    )
+    attributes = attributes_of(_NAME, causal, scale, window, softcap) | {"dropout_p": _probability(dropout_p)}
+    backward, of_bias = gradients(axes, attributes)
+    inputs = ", ".join((_INPUTS[layout], _MORE[0], f"{_BIAS}?", _MORE[1]))
     return custom_op(
         _LIBRARY.FlashAttentionForward,
         f"{inputs} -> out, lse; partial",
-        infer=_infer,
-        gradient=backward,
+        infer=infer,
+        gradient=_Gradients(backward, of_bias).gradient if bias_gradient else backward,
         axes=axes,
         **attributes,
     )
+
+
+def gradients(axes: int, attributes: dict[str, Any]) -> tuple[Operator, Operator]:
+    """Returns the operators of the gradients of q, k and v, and of the bias."""
+    layout = _LAYOUTS[axes]
+    lse = "lse(B, Hq, Tq, dtype=accumulator)"
+    kept = f"{_OUT[layout]}, {lse}, d{_OUT[layout]}, d{lse}"
+    maybe_biased, biased = (
+        ", ".join((_INPUTS[layout], _MORE[0], bias, _MORE[1], kept)) for bias in (_BIAS + "?", _BIAS)
+    )
+    backward = custom_op(
+        _LIBRARY.FlashAttentionBackward,
+        f"{maybe_biased} -> dq, dk, dv; delta(B, Hq, Tq), query_sums",
+        infer=infer_backward,
+        axes=axes,
+        **attributes,
+    )
+    of_bias = custom_op(
+        _LIBRARY.FlashAttentionBiasBackward,
+        f"{biased} -> dbias(*N, dtype=bias); delta(B, Hq, Tq)",
+        axes=axes,
+        **attributes,
+    )
+    return backward, of_bias
 
 
 @Operators
@@ -293,7 +436,7 @@ def packed_operators(
     """Returns the operator for packed sequences, which gives out and, in any case, lse."""
     name = "flash_attention_varlen"
     settings.boolean(name, "return_lse", return_lse)
-    attributes = _attributes(name, causal, scale, window, softcap)
+    attributes = attributes_of(name, causal, scale, window, softcap)
     for key, argument, value in (
         ("most_queries", "max_seqlen_q", max_seqlen_q),
         ("most_keys", "max_seqlen_k", max_seqlen_k),
@@ -307,7 +450,7 @@ def packed_operators(
     backward = custom_op(
         _LIBRARY.FlashAttentionBackward,
         f"{inputs}, {starts}, {kept} -> dq, dk, dv; delta(Hq, Nq), query_sums",
-        infer=_infer_backward,
+        infer=infer_backward,
         name=name,
         axes=_PACKED,
         **attributes,
@@ -315,58 +458,9 @@ def packed_operators(
     return custom_op(
         _LIBRARY.FlashAttentionForward,
         f"{inputs}, {starts} -> out, lse; partial",
-        infer=_infer_packed,
+        infer=infer_packed,
         gradient=backward,
         name=name,
         axes=_PACKED,
         **attributes,
     )
-
-
-def _attributes(name: str, causal: bool, scale: float | None, window: Window, softcap: float) -> dict[str, Any]:
-    left, right = -1, -1
-    if window is not None:
-        left, right = settings.numbers(name, "window", window, (2,), -1)
-    return dict(
-        left=left,
-        right=0 if settings.boolean(name, "causal", causal) else right,
-        scale=1.0 if scale is None else settings.number(name, "scale", scale),
-        by_width=int(scale is None),
-        softcap=settings.number(name, "softcap", softcap, 0),
-    )
-
-
-def _infer(
-    q: Spec, k: Spec, v: Spec, kv_lengths: Spec | None, mask: Spec | None, axes: int, **settings: float
-) -> list[Spec]:
-    head, row = (1, 2) if axes == 0 else (2, 1)
-    heads, queries, keys = q.shape[head], q.shape[row], k.shape[row]
-    _check_heads(q, k, v, head)
-    if mask is not None:
-        full = (q.shape[0], heads, queries, keys)
-        pairs = zip(reversed(mask.shape), reversed(full))
-        if len(mask.shape) > 4 or any(size not in (1, whole) for size, whole in pairs):
-            raise ValueError(f"mask must broadcast to (B, Hq, Tq, Tk) = {full}, got {mask.shape}")
-    lse = Spec((q.shape[0], heads, queries), accumulator(q.dtype))
-    return [q._replace(shape=(*q.shape[:-1], v.shape[-1])), lse]
-
-
-def _infer_packed(q: Spec, k: Spec, v: Spec, starts_q: Spec, starts_k: Spec, **settings: float) -> list[Spec]:
-    _check_heads(q, k, v, 1)
-    if starts_q.size == 0:
-        raise ValueError("cu_seqlens_q must have at least one number, got shape (0,)")
-    lse = Spec((q.shape[1], q.shape[0]), accumulator(q.dtype))
-    return [q._replace(shape=(*q.shape[:-1], v.shape[-1])), lse]
-
-
-def _infer_backward(q: Spec, k: Spec, v: Spec, *others: Spec | None, **settings: float) -> list[Spec]:
-    return [q, k, v]
-
-
-def _check_heads(q: Spec, k: Spec, v: Spec, head: int) -> None:
-    heads, kv_heads = q.shape[head], k.shape[head]
-    if heads % kv_heads if kv_heads else heads:
-        raise ValueError(f"q must have a multiple of the {kv_heads} heads of k and v, got {heads}")
-    for name, x in (("q", q), ("v", v)):
-        if x.shape[-1] > _MOST_FEATURES:
-            raise ValueError(f"{name} must have at most {_MOST_FEATURES} features, got {x.shape[-1]}")

@@ -3,21 +3,23 @@ import pytest
 from mindspore import Tensor, nn
 
 import msops
-from card import DTYPES, chain, length, random, results_of, zeros
+from card import DTYPES, length, random, results_of, zeros
 from child import run_python
 from gpu import BIG
 from msops.compat import VERSION
 from msops.operators.flash_attention import operators
 from msops.testing.checks import check_finite_differences
 from operator_test import OperatorTest, run, run_gradient
+from test_random import philox
 
-DEFAULTS = dict(causal=False, scale=None, window=None, softcap=0.0, layout="BHTD")
+DEFAULTS = dict(causal=False, scale=None, window=None, softcap=0.0, layout="BHTD", dropout_p=0.0)
+OPTIONAL = ("kv_lengths", "mask", "bias", "alibi_slopes", "seed")
 
 
 class Weights:
     """Holds the attention weights, with all that the gradient needs, in the dtype of q and in the layout BHTD."""
 
-    def __init__(self, q, k, v, lengths, mask, causal, scale, window, softcap, **_):
+    def __init__(self, q, k, v, lengths, mask, bias, slopes, seed, causal, scale, window, softcap, dropout_p=0.0, **_):
         self.q, self.group, dtype = q, q.shape[1] // max(1, k.shape[1]), q.dtype.type
         self.k, self.v = (np.repeat(x, self.group, 1) for x in (k, v))
         self.scale = dtype(q.shape[-1] ** -0.5 if scale is None else scale)
@@ -26,11 +28,16 @@ class Weights:
         if softcap:
             ratio = np.tanh(x / dtype(softcap))
             x, self.slope = dtype(softcap) * ratio, (1 - ratio * ratio) * self.scale
+        if bias is not None:
+            x = x + bias.astype(dtype)
+        if slopes is not None:
+            x = x - slopes[..., None, None].astype(dtype) * distances(x.shape, lengths)
         x = np.where(hidden(x.shape, lengths, mask, causal, window), dtype(-np.inf), x)
         most = x.max(-1, keepdims=True, initial=-np.inf)
         e = np.exp(x - np.where(most == -np.inf, dtype(0), most))
         total = e.sum(-1, keepdims=True)
         self.p = e / np.where(total == 0, dtype(1), total)
+        self.kept = kept(x.shape, int(seed), dropout_p).astype(dtype) if dropout_p else dtype(1)
         with np.errstate(divide="ignore"):
             self.lse = (most + np.log(total))[..., 0]
 
@@ -39,15 +46,33 @@ class Weights:
         return x.reshape(x.shape[0], x.shape[1] // self.group, self.group, *x.shape[2:]).sum(2)
 
 
+def places(shape, lengths):
+    """Returns the place of each query among the keys, in a column."""
+    _, _, queries, keys = shape
+    lengths = keys if lengths is None else np.clip(lengths, 0, keys)[:, None, None, None]
+    return np.arange(queries)[:, None] + lengths - queries
+
+
+def distances(shape, lengths):
+    return np.abs(places(shape, lengths) - np.arange(shape[-1]))
+
+
+def kept(shape, seed, dropout_p):
+    """Returns what dropout multiplies each weight by: a word of Philox is for a key, and its counter for the sample,
+    the head, the query and four keys."""
+    batch, heads, queries, keys = (np.arange(size, dtype=np.uint64) for size in shape)
+    counters = (queries[:, None] << np.uint64(32)) + keys // 4, (batch[:, None] << np.uint64(32)) + heads
+    words = philox(np.int64(seed).view(np.uint64), counters[0], counters[1][..., None, None])
+    words = np.take_along_axis(words, np.broadcast_to(keys % 4, shape).astype(np.int64)[..., None], -1)[..., 0]
+    return np.where(words >= dropout_p * 2**32, 1 / (1 - dropout_p), 0)
+
+
 def hidden(shape, lengths, mask, causal, window):
     """Returns which keys a query does not see."""
-    batch, _, queries, keys = shape
+    queries, keys = shape[2:]
     left, right = (-1, -1) if window is None else window
-    if lengths is None:
-        lengths = np.full(batch, keys)
-    lengths = np.clip(lengths, 0, keys)[:, None, None, None]
-    i, j = np.arange(queries)[:, None] + lengths - queries, np.arange(keys)
-    hide = np.broadcast_to(j >= lengths, shape)
+    i, j = places(shape, lengths), np.arange(keys)
+    hide = np.broadcast_to(j >= i[..., :1, :] + queries, shape)
     if causal or right >= 0:
         hide = hide | (j > i + (0 if causal else right))
     if left >= 0:
@@ -56,10 +81,10 @@ def hidden(shape, lengths, mask, causal, window):
 
 
 def split(arrays, optional=(), **settings):
-    """Returns q, k, v, kv_lengths or None, mask or None, then the other arrays, in the layout BHTD; and a function that
-    gives results of their rank the layout of the settings."""
+    """Returns q, k, v, each of OPTIONAL or None, then the other arrays, in the layout BHTD; and a function that gives
+    results of their rank the layout of the settings."""
     rest = iter(arrays[3:])
-    given = [next(rest) if name in optional else None for name in ("kv_lengths", "mask")]
+    given = [next(rest) if name in optional else None for name in OPTIONAL]
 
     def turn(x):
         return x.swapaxes(1, 2) if x.ndim == 4 and settings["layout"] == "BTHD" else x
@@ -71,45 +96,62 @@ def attention(*arrays, **settings):
     settings = {**DEFAULTS, **settings}
     inputs, turn = split(arrays, **settings)
     weights = Weights(*inputs, **settings)
-    return turn(weights.p @ weights.v), weights.lse
+    return turn(weights.p * weights.kept @ weights.v), weights.lse
 
 
 def attention_backward(*arrays, **settings):
     settings = {**DEFAULTS, **settings}
     (*inputs, out, _, dout, dlse), turn = split(arrays, **settings)
     w = Weights(*inputs, **settings)
+    dz = gradient_of_logits(w, out, dout, dlse) * w.slope
+    dv = (w.p * w.kept).swapaxes(-1, -2) @ dout
+    return tuple(map(turn, (dz @ w.k, w.of_keys(dz.swapaxes(-1, -2) @ w.q), w.of_keys(dv))))
+
+
+def gradient_of_logits(w, out, dout, dlse):
     delta = (dout * out).sum(-1) - dlse
-    dz = w.p * (dout @ w.v.swapaxes(-1, -2) - delta[..., None]) * w.slope
-    return tuple(
-        map(turn, (dz @ w.k, w.of_keys(dz.swapaxes(-1, -2) @ w.q), w.of_keys(w.p.swapaxes(-1, -2) @ dout)))
-    )  # fmt: skip
+    return w.p * (dout @ w.v.swapaxes(-1, -2) * w.kept - delta[..., None])
 
 
-def case(sizes, width=8, value_width=None, mask=None, lengths=False, batch=2, **settings):
+def attention_bias_backward(*arrays, **settings):
+    settings = {**DEFAULTS, **settings}
+    (*inputs, out, _, dout, dlse), _ = split(arrays, **settings)
+    dx = gradient_of_logits(Weights(*inputs, **settings), out, dout, dlse)
+    shape = inputs[OPTIONAL.index("bias") + 3].shape
+    dx = dx.sum(tuple(range(4 - len(shape))))
+    return (dx.sum(tuple(i for i, size in enumerate(shape) if size != dx.shape[i]), keepdims=True),)
+
+
+def case(sizes, width=8, value_width=None, mask=None, lengths=False, batch=2, bias=None, slopes=None, **settings):
     """Returns shapes and settings for sizes (heads, heads of keys, queries, keys)."""
     heads, kv_heads, queries, keys = sizes
     axes = [(batch, kv_heads, keys, features) for features in (width, value_width or width)]
     axes = [(batch, heads, queries, width), *axes]
     if settings.get("layout") == "BTHD":
         axes = [(b, t, h, d) for b, h, t, d in axes]
-    optional = (*["kv_lengths"] * lengths, *["mask"] * (mask is not None))
+    shapes = [(batch,) if lengths else None, mask, bias, slopes, () if settings.get("dropout_p") else None]
+    optional = tuple(name for name, shape in zip(OPTIONAL, shapes) if shape is not None)
     if optional:
         settings["optional"] = optional
-    return [*axes, *[(batch,)] * lengths, *[mask] * (mask is not None)], settings
+    return [*axes, *(shape for shape in shapes if shape is not None)], settings
 
 
 class Attend(nn.Cell):
-    """Takes kv_lengths and mask by position, if `optional` names them."""
+    """Takes by position, after q, k and v, what `optional` names of OPTIONAL."""
 
-    def __init__(self, optional=(), **settings):
+    def __init__(self, optional=(), wide_bias=False, **settings):
         super().__init__()
-        self.has_lengths, self.has_mask = "kv_lengths" in optional, "mask" in optional
+        self.at = tuple(3 + optional.index(name) if name in optional else 0 for name in OPTIONAL)
+        self.seed = settings.pop("seed", None)
         self.settings = settings
 
     def construct(self, *inputs):
-        lengths = inputs[3] if self.has_lengths else None
-        mask = inputs[-1] if self.has_mask else None
-        return msops.flash_attention(*inputs[:3], kv_lengths=lengths, mask=mask, **self.settings)
+        lengths, mask, bias, slopes, seed = [None if at == 0 else inputs[at] for at in self.at]
+        if seed is None:
+            seed = self.seed
+        return msops.flash_attention(
+            *inputs[:3], kv_lengths=lengths, mask=mask, bias=bias, alibi_slopes=slopes, seed=seed, **self.settings
+        )
 
 
 STEPS, WINDOW = dict(layout="BTHD"), dict(window=(5, 3))
@@ -118,9 +160,11 @@ Q, KV = (1, 2, 3, 4), (1, 1, 5, 4)
 
 class TestFlashAttention(OperatorTest):
     function = msops.flash_attention
-    formulas = (attention, attention_backward)
+    formulas = (attention, attention_backward, attention_bias_backward)
     cases = {
-        "small": case((4, 2, 3, 5), 4, 3, (2, 1, 3, 5), lengths=True, softcap=1.5),
+        "small": case((4, 2, 3, 5), 4, 3, (2, 1, 3, 5), lengths=True, softcap=1.5, bias=(4, 1, 5)),
+        "bias, dropout": case((2, 1, 9, 33), 8, bias=(2, 1, 9, 33), dropout_p=0.25),
+        "ALiBi": case((4, 2, 20, 40), 8, slopes=(4,), causal=True),
         "one": case((1, 1, 1, 1), 1),
         "no queries": case((2, 2, 0, 3), 4),
         "no samples": case((2, 1, 3, 4), 4, batch=0),
@@ -152,9 +196,20 @@ class TestFlashAttention(OperatorTest):
         "1 key": case((2, 2, 100, 1), 40, batch=1),
         "queries before all keys": case((2, 1, 900, 40), 16, batch=1, causal=True),
         "1000": case((1, 1, 1000, 1000), 8, batch=1, causal=True),
+        "bias of each pair": case((4, 2, 70, 130), 16, bias=(2, 4, 70, 130), causal=True),
+        "bias of pairs of heads": case((2, 2, 65, 64), 40, bias=(2, 65, 64), softcap=3.0, **STEPS),
+        "bias of keys": case((2, 1, 100, 70), 8, 24, bias=(2, 1, 1, 70), mask=(1, 70), lengths=True),
+        "bias of queries": case((2, 2, 70, 130), 8, bias=(70, 1), wide_bias=True),
+        "bias of heads": case((3, 1, 40, 66), 8, bias=(3, 1, 1), batch=3, window=(10, 3)),
+        "bias of samples, step": case((8, 2, 1, 600), 8, bias=(2, 1, 1, 1), slopes=(2, 8), wide_bias=True),
+        "ALiBi of samples, lengths": case((4, 2, 33, 140), 8, slopes=(2, 4), lengths=True, causal=True, **STEPS),
+        "dropout, window": case((2, 1, 70, 135), 8, dropout_p=0.5, window=(30, 5), softcap=2.0),
+        "dropout, step": case((4, 1, 2, 700), 16, batch=1, dropout_p=0.1, slopes=(4,)),
+        "all": case((4, 2, 66, 67), 128, 72, (67,), True, bias=(4, 66, 67), slopes=(4,), dropout_p=0.9, causal=True),
+        "512 features, bias": case((1, 1, 20, 70), 300, 512, batch=1, bias=(20, 70), dropout_p=0.3),
     }
     small = "small"
-    hostile = ("small", "BTHD")
+    hostile = ("small", "BTHD", "dropout, step")
     half_in_float32 = False  # tensor cores take the weights rounded to float16
     half_gradient_in_float32 = False  # and the gradient takes out, which is rounded, too
     right_numbers = {"left": (-1,), "right": (-1,)}
@@ -193,25 +248,52 @@ class TestFlashAttention(OperatorTest):
         (zeros(Q, KV, KV, (5,)), dict(optional=("mask",)), TypeError, "mask must be bool, got float32"),
         (zeros(Q, KV, KV) + zeros((3, 4), dtype=bool), dict(optional=("mask",)), ValueError,
          "mask must broadcast to (B, Hq, Tq, Tk) = (1, 2, 3, 5), got (3, 4)"),
+        (zeros(Q, KV, KV, (2, 3, 4)), dict(optional=("bias",)), ValueError,
+         "flash_attention: bias must broadcast to (B, Hq, Tq, Tk) = (1, 2, 3, 5), got (2, 3, 4)"),
+        (zeros(Q, KV, KV, (1,) * 5), dict(optional=("bias",)), ValueError, "bias must broadcast to (B, Hq, Tq, Tk)"),
+        (zeros(Q, KV, KV) + zeros((3, 5), dtype=np.float16), dict(optional=("bias",)), TypeError,
+         "bias must be float32, got float16"),
+        (zeros(Q, KV, KV, (3,)), dict(optional=("alibi_slopes",)), ValueError,
+         "flash_attention: alibi_slopes must have shape (Hq,) or (B, Hq) = (1, 2), got (3,)"),
+        (zeros(Q, KV, KV) + zeros((2,), dtype=np.float64), dict(optional=("alibi_slopes",)), TypeError,
+         "alibi_slopes must be float32, got float64"),
+        (zeros(Q, KV, KV), dict(dropout_p=0.5), ValueError,
+         "flash_attention: seed must be given if dropout_p is above 0"),
+        (zeros(Q, KV, KV) + zeros((1,), dtype=np.int64), dict(dropout_p=0.5, optional=("seed",)), ValueError,
+         "flash_attention: seed must have shape (), got (1,)"),
+        (zeros(Q, KV, KV) + zeros((), dtype=np.int32), dict(dropout_p=0.5, optional=("seed",)), TypeError,
+         "flash_attention: seed must be int64, got int32"),
+        (zeros(Q, KV, KV), dict(dropout_p=1.0), ValueError,
+         "flash_attention: dropout_p must be at least 0 and less than 1, got 1.0"),
+        (zeros(Q, KV, KV), dict(dropout_p="1"), TypeError, "flash_attention: dropout_p must be a number, got str"),
     )  # fmt: skip
 
     def net(self, **settings):
         return Attend(**settings)
 
-    def operators(self, shapes=(), optional=(), return_lse=False, **settings):
-        settings = {**DEFAULTS, **settings}
-        operator = operators(**settings)
-        return chain(operator.without(*{"kv_lengths", "mask"}.difference(optional))) if shapes else chain(operator)
+    def operators(self, shapes=(), optional=(), return_lse=False, wide_bias=False, **settings):
+        optional = optional if shapes else OPTIONAL
+        forward = operators(**{**DEFAULTS, **settings}, bias_gradient=True)
+        gradients = forward.gradient.__self__
+        found = [forward, gradients.backward, *[gradients.of_bias] * ("bias" in optional)]
+        return [operator.without(*set(operator.full.optional).difference(optional)) for operator in found]
 
-    def inputs(self, shapes, dtype, seed=1, optional=(), **settings):
+    def inputs(self, shapes, dtype, seed=1, optional=(), wide_bias=False, **settings):
         """Returns inputs with which each query sees a key."""
         arrays, rng = random(seed, dtype, *shapes), np.random.default_rng(seed)
         queries, keys = (shape[1 if settings.get("layout") == "BTHD" else 2] for shape in shapes[:2])
         if "kv_lengths" in optional:
             arrays[3] = rng.integers(min(queries, keys), keys + 1, shapes[3]).astype(np.int32)
+        at = {name: 3 + i for i, name in enumerate(optional)}
         if "mask" in optional:
-            arrays[-1] = rng.random(shapes[-1]) < 0.3
-            arrays[-1][..., 0] = False
+            arrays[at["mask"]] = rng.random(shapes[at["mask"]]) < 0.3
+            arrays[at["mask"]][..., :1] = False
+        if wide_bias:
+            arrays[at["bias"]] = arrays[at["bias"]].astype(np.float32)
+        if "alibi_slopes" in optional:
+            arrays[at["alibi_slopes"]] = rng.random(shapes[at["alibi_slopes"]], np.float32) / 8
+        if "seed" in optional:
+            arrays[at["seed"]] = np.array(rng.integers(-(2**63), 2**63))
         return arrays
 
     def reference(self, *inputs, return_lse=False, **settings):
@@ -222,8 +304,11 @@ class TestFlashAttention(OperatorTest):
         inputs, dout = arguments[:n], arguments[n]
         out, lse = attention(*inputs, optional=optional, **settings)
         dlse = arguments[n + 1] if return_lse else np.zeros_like(lse)
-        gradients = attention_backward(*inputs, out, lse, dout, dlse, optional=optional, **settings)
-        return *gradients, *map(np.zeros_like, inputs[3:])
+        known = (*inputs, out, lse, dout, dlse)
+        found = [*attention_backward(*known, optional=optional, **settings), *map(np.zeros_like, inputs[3:])]
+        if "bias" in optional:
+            (found[3 + optional.index("bias")],) = attention_bias_backward(*known, optional=optional, **settings)
+        return tuple(found)
 
     def scratch_of_parts(self, inputs, shape, parts):
         return shape
@@ -247,7 +332,13 @@ class TestFlashAttention(OperatorTest):
         mask = (
             tuple(random.choice((1, size)) for size in full)[random.randrange(4) :] if random.random() < 0.3 else None
         )
+        bias = (
+            tuple(random.choice((1, size)) for size in full)[random.randrange(4) :] if random.random() < 0.4 else None
+        )
         settings = dict(
+            bias=bias,
+            slopes=random.choice((None, full[1:2], full[:2])),
+            dropout_p=random.choice((0.0, 0.0, 0.2)),
             causal=random.random() < 0.3,
             softcap=random.choice((0.0, 0.0, 2.0)),
             window=random.choice((None, None, (random.randrange(20), -1), (3, random.randrange(9)))),
@@ -349,7 +440,7 @@ def test_error_of_float16_comes_from_rounded_out(mean):
     q, k, v, dout = random(9, np.float64, (1, 2, 40, 16), (1, 2, 70, 16), (1, 2, 70, 16), (1, 2, 40, 16))
     halves = [x.astype(np.float16) for x in (q, k + mean, v + mean, dout)]
     q, k, v, dout = (x.astype(np.float64) for x in halves)
-    weights = Weights(q, k, v, None, None, **DEFAULTS)
+    weights = Weights(q, k, v, *[None] * 5, **DEFAULTS)
     exact, lse = attention(q, k, v)
     want = attention_backward(q, k, v, exact, lse, dout, np.zeros_like(lse))[0]
     forward, backward = TestFlashAttention().operators([q.shape, k.shape, v.shape])
@@ -373,17 +464,20 @@ def test_gradients_say_how_results_change(name):
     """Requires that, in float64, the entries' results change along a direction of all inputs as their gradients say."""
     card, step = TestFlashAttention(), 1e-5
     shapes, settings = card.entry_cases()[name]
-    forward, backward = card.operators(shapes, **settings)
-    inputs = card.inputs(shapes, np.float64, **settings)
+    forward, backward, *of_bias = card.operators(shapes, **settings)
+    inputs = card.inputs(shapes, np.float64, **{**settings, "wide_bias": False})
     out, lse = results_of(forward, *inputs)
-    *directions, dout, dlse = random(2, np.float64, *shapes[:3], out.shape, lse.shape)
+    moving = [0, 1, 2, *[3 + settings["optional"].index("bias") for _ in of_bias]]
+    *directions, dout, dlse = random(2, np.float64, *(shapes[i] for i in moving), out.shape, lse.shape)
 
     def sum_at(step):
-        moved = [x + step * direction for x, direction in zip(inputs, directions)]
-        out, lse = results_of(forward, *moved, *inputs[3:])
+        moved = list(inputs)
+        for i, direction in zip(moving, directions):
+            moved[i] = inputs[i] + step * direction
+        out, lse = results_of(forward, *moved)
         return (out * dout).sum() + (lse * dlse).sum(where=np.isfinite(lse))
 
-    gradients = results_of(backward, *inputs, out, lse, dout, dlse)
+    gradients = [dx for each in (backward, *of_bias) for dx in results_of(each, *inputs, out, lse, dout, dlse)]
     terms = [gradient * direction for gradient, direction in zip(gradients, directions)]
     size = 1 + sum(np.abs(term).sum() for term in terms)
     assert abs(sum(map(np.sum, terms)) - (sum_at(step) - sum_at(-step)) / (2 * step)) < 1e-8 * size

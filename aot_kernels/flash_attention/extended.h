@@ -1,0 +1,96 @@
+// ExtendedAttention is an Attention with what only some calls have: a bias, ALiBi and dropout.
+//
+//   x_ij += bias_ij - slope |i + shift - j|,   out_i = sum_j w_ij v_j,   w_ij = p_ij kept_ij / (1 - dropout_p)
+//
+// where kept_ij is 0 with the probability dropout_p, and 1 otherwise. lse and p are those without dropout. In the
+// gradient, delta has the same formula, and
+//
+//   dx_ij = p_ij (kept_ij / (1 - dropout_p) dout_i v_j - delta_i),   dv_j = sum_i w_ij dout_i
+//   dbias = the sum of dx_ij over all samples, heads, queries and keys that have the element in common
+//
+// Kernels take the type of their problem as a parameter, so that calls without any of these have neither the arguments
+// nor the instructions for them. The kernels with the parameter ExtendedAttention are those of plain.h.
+#pragma once
+
+#include "../common/philox.h"
+#include "problem.h"
+
+namespace msops::flash_attention {
+
+// Floats are the numbers of a tensor of T or, beside another T, of float32; or there is no tensor.
+template <typename T>
+struct Floats {
+  const T* narrow;
+  const float* wide;
+
+  MSOPS_BOTH explicit operator bool() const { return narrow || wide; }
+  MSOPS_BOTH Compute<T> operator[](int64_t at) const { return wide ? Compute<T>(wide[at]) : Compute<T>(narrow[at]); }
+};
+
+template <typename T>
+struct ExtendedAttention : Attention<T> {
+  using C = Compute<T>;
+  static constexpr bool kIsExtended = true;
+
+  Floats<T> bias;
+  int64_t bias_batch, bias_head, bias_query, bias_key;  // the strides of bias; 0 along axes that it does not have
+  Floats<T> slopes;                                     // rows of heads
+  int64_t slopes_batch;                                 // the stride of slopes; 0 if all samples have the same
+
+  const int64_t* seed;  // of rank 0, or null: nothing is dropped
+  uint64_t threshold;   // a weight is kept if its random word is at least so large
+  C kept;               // 1 / (1 - dropout_p)
+
+  bool is_extended() const { return bias || slopes || seed; }
+
+  MSOPS_BOTH C bias_at(int64_t b, int64_t h, int64_t i, int64_t j) const {
+    return bias[b * bias_batch + h * bias_head + i * bias_query + j * bias_key];
+  }
+  MSOPS_BOTH C slope(int64_t b, int64_t h) const { return slopes[b * slopes_batch + h]; }
+
+  // Returns what is added to the logit of query i and key j.
+  MSOPS_BOTH C addend(const Sequence& s, int64_t b, int64_t h, int64_t i, int64_t j) const {
+    C sum = bias ? bias_at(b, h, i, j) : C(0);
+    if (slopes) {
+      const int64_t distance = i + s.shift() - j;
+      sum -= slope(b, h) * C(distance < 0 ? -distance : distance);
+    }
+    return sum;
+  }
+
+  // Returns the random words of four keys, of which the first is key 4 `block`. They depend on these numbers and on the
+  // seed alone, so that each kernel, whatever its tiles are, draws the same.
+  MSOPS_BOTH Words words(int64_t b, int64_t h, int64_t i, int64_t block) const {
+    const auto pair = [](int64_t high, int64_t low) { return static_cast<uint64_t>(high) << 32 | low; };
+    return philox(static_cast<uint64_t>(*seed), pair(i, block), pair(b, h));
+  }
+};
+
+// BiasGradient is the gradient of the bias, which has the bias's shape. An axis has the length 1 where all of the
+// problem's have an element in common.
+template <typename T>
+struct BiasGradient {
+  using C = Compute<T>;
+  T* data;      // or null
+  float* wide;  // of a bias of float32 beside another T, or null
+  int64_t batch, heads, queries, keys;
+
+  // Returns which of `all` numbers of an axis have element `at` of the bias's axis, of length `length`.
+  static MSOPS_BOTH Span sharing(int64_t length, int64_t all, int64_t at) {
+    return length == all ? Span{at, at + 1} : Span{0, all};
+  }
+  // Returns which of `all` numbers of an axis share the elements from `begin` on, of which there are up to `tile`.
+  static MSOPS_BOTH Span sharing(int64_t length, int64_t all, int64_t begin, int64_t tile) {
+    return length == all ? Span{begin, least(begin + tile, all)} : Span{0, all};
+  }
+
+  MSOPS_BOTH void store(int64_t b, int64_t h, int64_t i, int64_t j, C value) const {
+    const int64_t at = ((b * heads + h) * queries + i) * keys + j;
+    if (wide)
+      wide[at] = static_cast<float>(value);
+    else
+      assign(data[at], value);
+  }
+};
+
+}  // namespace msops::flash_attention
