@@ -3,7 +3,7 @@
 import mindspore
 import numpy as np
 import pytest
-from mindspore import Tensor, ops
+from mindspore import Tensor, nn, ops
 
 import msops
 from msops.testing.checks import Gradient, Net, check_finite_differences, run
@@ -25,6 +25,15 @@ def attention(q, k, v, mask, scale):
     x = np.where(mask, -np.inf, q @ k.swapaxes(-1, -2) * scale)
     weights = np.exp(x - x.max(-1, keepdims=True))
     return weights / weights.sum(-1, keepdims=True) @ v
+
+
+class Shifted(nn.Cell):
+    def __init__(self, layout):
+        super().__init__()
+        self.settings = dict(scalar_value=0.3, input_layout=layout, sparse_mode=2)
+
+    def construct(self, q, k, v, shift):
+        return ops.flash_attention_score(q, k, v, N, shift, **self.settings)
 
 
 def to_layout(x, layout):
@@ -214,10 +223,31 @@ def test_gradients_of_the_primitive(mode):
     assert not any(each.any() for each in gradients)
 
 
+@pytest.mark.parametrize("samples", [1, B])
+@pytest.mark.parametrize(("dtype", "layout"), [(np.float16, "BSH"), (np.float32, "SBH"), (np.float64, "BNSD")])
+def test_real_shift(mode, dtype, layout, samples):
+    """It is added before the scale, and has a gradient. sparse_mode 2 sees the first keys alone."""
+    arrays, hidden = numbers(5, 7, dtype), band(5, 7, 99, 0)
+    shift = np.random.default_rng(3).standard_normal((samples, N, 5, 7)).astype(dtype)
+    net = Shifted(layout)
+    (got,) = run(net, *(to_layout(x, layout) for x in arrays), shift)
+    q, k, _ = (np.float64(np.repeat(x, N // x.shape[1], 1)) for x in arrays)
+    x = np.where(hidden, -np.inf, (q @ k.swapaxes(-1, -2) + shift) * 0.3)
+    weights = np.exp(x - x.max(-1, keepdims=True))
+    want = weights / weights.sum(-1, keepdims=True) @ np.repeat(arrays[2], N // N_KV, 1)
+    tolerance = 2e-3 if dtype == np.float16 else 1e-5
+    np.testing.assert_allclose(got, to_layout(want, layout), tolerance, tolerance)
+    if dtype == np.float64:
+        inputs = [*(to_layout(x, layout) for x in arrays), shift]
+        douts = [np.random.default_rng(1).standard_normal(got.shape)]
+        check_finite_differences(run(Gradient(net, 4), *inputs, *douts), net, inputs, douts, most=20)
+
+
 Q = np.zeros((2, 3, 8), np.float32)
 MISTAKES = [
-    (dict(keep_prob=0.9), NotImplementedError, "keep_prob must be 1.0: msops has no dropout in attention, got 0.9"),
-    (dict(real_shift=Q), NotImplementedError, "real_shift must be None"),
+    (dict(keep_prob=0.9), NotImplementedError, "keep_prob must be 1.0: the patch has no dropout here, got 0.9"),
+    (dict(real_shift=Q), NotImplementedError, "real_shift must have shape (B, N1, S1, S2) or (1, N1, S1, S2), with S1"),
+    (dict(real_shift=1.0), TypeError, "real_shift must be a Tensor, got float"),
     (dict(padding_mask=Q), NotImplementedError, "padding_mask must be None"),
     (dict(drop_mask=Q), NotImplementedError, "drop_mask must be None"),
     (dict(sparse_mode=5), ValueError, "prefix must be given if sparse_mode is 5"),

@@ -169,11 +169,12 @@ def attend(
     sparse_mode: int,
 ) -> tuple[Tensor, Tensor]:
     """Returns the attention of the layout and shape of `query`, and lse of shape (B, N1, S1), or (N1, T1) for TND."""
-    absent = (real_shift is None, drop_mask is None, padding_mask is None)
+    absent = (drop_mask is None, padding_mask is None)
     check_settings(
         absent, head_num, keep_prob, scalar_value, pre_tokens, next_tokens, inner_precise, input_layout, sparse_mode
     )
     described = (describe(query), describe(key), describe(value), None if attn_mask is None else describe(attn_mask))
+    check_shift(None if real_shift is None else describe(real_shift), described, input_layout)
     if input_layout == "TND":
         starts_q, most_q, lengths_q = starts_of("actual_seq_qlen", actual_seq_qlen, described, 0)
         starts_k, most_k, lengths_k = starts_of("actual_seq_kvlen", actual_seq_kvlen, described, 1)
@@ -198,7 +199,14 @@ def attend(
         band = ops.logical_and(band, places >= as_column(prefix))
     if band is not None:
         mask = ops.logical_or(mask, band) if masks else band
-    out, lse = flash_attention(q, k, v, scale=scalar_value, window=window, mask=mask, layout=layout, return_lse=True)
+    bias = None
+    if real_shift is not None:  # MindSpore adds it before the scale
+        bias = real_shift if keys is None else real_shift[..., :keys]
+        scale = scale_tensor(scalar_value, bias.dtype == mindspore.float64)
+        bias = ops.mul(ops.cast(bias, scale.dtype), scale)
+    out, lse = flash_attention(
+        q, k, v, scale=scalar_value, window=window, mask=mask, layout=layout, return_lse=True, bias=bias
+    )
     if input_layout == "SBH":
         out = out.transpose(1, 0, 2, 3)
     return out.reshape(query.shape), lse
@@ -217,11 +225,11 @@ def check_settings(
     sparse_mode: int,
 ) -> None:
     """Requires settings that msops has."""
-    for argument, is_absent in zip(("real_shift", "drop_mask", "padding_mask"), absent):
+    for argument, is_absent in zip(("drop_mask", "padding_mask"), absent):
         if not is_absent:
             raise NotImplementedError(f"{_NAME}: {argument} must be None: msops does not have it")
     if settings.number(_NAME, "keep_prob", keep_prob) != 1.0:
-        raise NotImplementedError(f"{_NAME}: keep_prob must be 1.0: msops has no dropout in attention, got {keep_prob}")
+        raise NotImplementedError(f"{_NAME}: keep_prob must be 1.0: the patch has no dropout here, got {keep_prob}")
     settings.number(_NAME, "scalar_value", scalar_value)
     settings.positive(_NAME, "head_num", head_num)
     wholes = (("pre_tokens", pre_tokens), ("next_tokens", next_tokens), ("inner_precise", inner_precise))
@@ -232,6 +240,30 @@ def check_settings(
     settings.one_of(_NAME, "input_layout", input_layout, tuple(_AXES))
     if sparse_mode not in _MODES:
         raise NotImplementedError(f"{_NAME}: sparse_mode must be one of 0, 1, 2, 3, 4, 5 here, got {sparse_mode}")
+
+
+@once
+def scale_tensor(scale: float, is_double: bool) -> Tensor:
+    return Tensor(scale, mindspore.float64 if is_double else mindspore.float32)
+
+
+@once
+def check_shift(shift: Description | None, described: tuple[Description | None, ...], input_layout: str) -> None:
+    """Requires real_shift to be a tensor that `flash_attention` adds."""
+    if shift is None:
+        return
+    spec = spec_of(shift)
+    if isinstance(spec, str):
+        raise TypeError(f"{_NAME}: real_shift must be a Tensor, got {spec}")
+    if input_layout == "TND":
+        raise NotImplementedError(f"{_NAME}: real_shift must be None with input_layout 'TND'")
+    rows = {"BSH": 1, "BSND": 1, "SBH": 0, "BNSD": 2}[input_layout]
+    lengths = tuple(shape[rows] for shape in _shapes(described, input_layout)[:2])
+    if len(spec.shape) != 4 or spec.shape[2:] != lengths:
+        raise NotImplementedError(
+            f"{_NAME}: real_shift must have shape (B, N1, S1, S2) or (1, N1, S1, S2), with S1 and S2 = {lengths}: "
+            f"msops does not have the last 1024 rows of a triangle, got {spec.shape}"
+        )
 
 
 @once
