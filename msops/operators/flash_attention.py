@@ -362,10 +362,11 @@ class _Gradients(nn.Cell):
         results: tuple[Tensor, Tensor],
         dresults: tuple[Tensor, Tensor],
     ) -> tuple[Tensor | None, ...]:
-        known = (q, k, v, kv_lengths, mask, bias, alibi_slopes, seed, *results, *dresults)
-        dq, dk, dv = self.backward(*known)
-        constants = (_zeros(kv_lengths), _zeros(mask), self.of_bias(*known), _zeros(alibi_slopes), _zeros(seed))
-        return dq, dk, dv, *constants
+        # MindSpore 1.10 cannot unpack tuples inside of a tuple.
+        given, of_results = (q, k, v, kv_lengths, mask, bias, alibi_slopes, seed), results + dresults
+        dq, dk, dv = self.backward(*given, *of_results)
+        dbias = self.of_bias(*given, *of_results)
+        return dq, dk, dv, _zeros(kv_lengths), _zeros(mask), dbias, _zeros(alibi_slopes), _zeros(seed)
 
 
 def _zeros(x: Tensor | None) -> Tensor | None:

@@ -175,7 +175,11 @@ def test_any_cloud(points, dtype, random):
         queries = xyz[:, random.choices(range(len(points)), k=random.choice((3, 40, 40)))]
         if random.random() < 0.5:
             queries = queries * queries.dtype.type(random.choice((0.9, 1.5)))
-        size = np.nanmedian(np.where(np.isfinite(points), np.abs(points), np.nan)) if np.isfinite(points).any() else 1
+        size = (
+            np.nanmedian(np.where(np.isfinite(points), np.abs(points, dtype=np.float64), np.nan))
+            if np.isfinite(points).any()
+            else 1
+        )
         settings = dict(
             radius=float(size) * random.choice((0, 0.1, 1, 30)),
             nsample=random.choice((1, 3, 40)),

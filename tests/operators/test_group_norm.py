@@ -187,8 +187,8 @@ class Norm(nn.Cell):
         super().__init__()
         self.num_groups, self.settings = num_groups, settings
 
-    def construct(self, x, *parameters):
-        return msops.group_norm(x, self.num_groups, *parameters, **self.settings)
+    def construct(self, x, weight=None, bias=None):
+        return msops.group_norm(x, self.num_groups, weight, bias, **self.settings)
 
 
 class OnlyBias(Norm):
