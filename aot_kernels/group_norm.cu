@@ -107,9 +107,10 @@ template <typename T>
 void add_up(Call& call, const Problem<T>& p, int64_t parts, bool of_dz, const Tensor& out) {
   if (!out.dtype || !call.ok()) return;
   Axes<1> kept, summed;
-  kept.push(p.channels, {1});
-  summed.push(parts, {p.columns()});
-  summed.push(p.samples, {2 * p.channels});
+  const int64_t of_channel[] = {1}, of_part[] = {p.columns()}, of_sample[] = {2 * p.channels};
+  kept.push(p.channels, of_channel);
+  summed.push(parts, of_part);
+  summed.push(p.samples, of_sample);
   const Compute<T>* const from = p.sums(0, 0) + (of_dz ? p.channels : 0);
   with_type<T, float>(out,
                       [&](auto type) { sum(call, kept, summed, 1, from, out.as<typename decltype(type)::type>()); });

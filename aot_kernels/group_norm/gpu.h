@@ -462,7 +462,8 @@ class Launcher {
 
   // Returns whether packs of N tile the tensors' neighbours, and the slabs.
   static bool fits(const Problem<T>& p) {
-    for (const T* array : {p.x, p.dy, static_cast<const T*>(p.out)})
+    const T* const arrays[] = {p.x, p.dy, p.out};
+    for (const T* array : arrays)
       if (!is_aligned<N>(array)) return false;
     if (!kLast) return p.positions % N == 0;
     return p.channels % N == 0 && (p.of_group % N == 0 || unit_of(p) * p.of_group <= kMostChannels);

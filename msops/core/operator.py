@@ -298,7 +298,8 @@ class OptionalOperator(ScratchOperator):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self.choose = ops.constexpr(self._choose)
+        # MindSpore 1.10 takes functions of one name for one.
+        self.choose = ops.constexpr(self._choose, name=f"choose_{self.number}")
 
     # MindSpore 1.10 cannot compile a loop in a method of an ms_class, so the loops are in functions below.
     def run(self, inputs: tuple[Tensor | None, ...]) -> Any:
