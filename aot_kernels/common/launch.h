@@ -36,7 +36,8 @@ struct Gpu {
 };
 
 // FactOfGpu is a static variable that keeps what a host function finds out about its kernel: an int of at least 0 for
-// each GPU, and for each key below kKeys. The driver takes microseconds to tell.
+// each GPU, and for each key below kKeys. The driver takes microseconds to tell. Mark the variable [[maybe_unused]],
+// since nvcc 11.8 does not see its use.
 template <int kKeys = 1>
 class FactOfGpu {
  public:

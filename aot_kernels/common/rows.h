@@ -87,7 +87,7 @@ void launch_rows(Call& call, int64_t rows, int64_t packs, const Body& body) {
 template <typename C, typename Shape, typename Body>
 bool launch_rows_in_clusters(Call& call, int64_t rows, int64_t packs, const Body& body) {
   const auto kernel = rows_kernel<C, Shape, Body>;
-  static FactOfGpu<> fact;
+  [[maybe_unused]] static FactOfGpu<> fact;
   const int most = fact.get([&] {
     if (!is_compiled_for(90, kernel)) return 0;
     for (const int blocks : {16, 8})

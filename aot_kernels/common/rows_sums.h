@@ -200,7 +200,7 @@ int64_t launch_rows_with_sums(Call& call, int64_t rows, int64_t packs, const Bod
   const int64_t wanted = std::max<int64_t>(1, std::min(parts, (rows - 1) / kTeamsOfBlock<Shape> + 1));
   const int threads = block_threads<Shape>(packs, in_cluster);
   const int bytes = shared_bytes<C, Shape, Body>(threads);
-  static FactOfGpu<33 * 33> fact;
+  [[maybe_unused]] static FactOfGpu<33 * 33> fact;
   const auto blocks_or_clusters_at_once = [&] {
     if constexpr (Shape::kClustered) {
       const Grid cluster = Grid(in_cluster).in_clusters(in_cluster);

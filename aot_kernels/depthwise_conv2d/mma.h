@@ -306,7 +306,7 @@ inline bool forward(Call& call, const Convolution& s, int64_t largest, const Hal
       }();
       // In narrow images with few taps, the many writes of parts of 32 bytes would take longer than everything else.
       if (pack == 1 && s.h.kernel == 3 && s.w.out <= kColumns) return;
-      static FactOfGpu<> fact;
+      [[maybe_unused]] static FactOfGpu<> fact;
       if (!fact.get([=] { return is_compiled_for(80, kernel); })) return;
       const int64_t blocks = (windows.tiles * s.channels * 32 - 1) / kForwardThreads + 1;
       launch(call, kernel, blocks, kForwardThreads, 0, Sizes(s), windows, Divisor(s.channels), x, weight, bias, out);
@@ -331,7 +331,7 @@ inline int64_t backward(Call& call, const Convolution& s, int64_t largest, const
     constexpr int kBytes =
         kWarps * std::max<int>(kBuffers<V> * kTile * sizeof(Half), (K + 1) * kWindow * 17 * sizeof(float));
     const auto kernel = backward_kernel<K, V>;
-    static FactOfGpu<> fact;
+    [[maybe_unused]] static FactOfGpu<> fact;
     const int at_once =
         fact.get([=] { return is_compiled_for(80, kernel) ? blocks_at_once(Gpu(), kernel, kThreads, kBytes) : 0; });
     if (at_once == 0) return;

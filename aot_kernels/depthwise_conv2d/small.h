@@ -172,7 +172,7 @@ bool forward(Call& call, const Convolution& s, int64_t largest, const T* x, cons
     with_width<T>(false, s.w.pad == K / 2 ? s.w.in | s.w.out : 1, {x, out}, [&](auto width) {
       constexpr int V = width;
       const auto kernel = forward_kernel<K, S, V, T>;
-      static FactOfGpu<> is_empty;
+      [[maybe_unused]] static FactOfGpu<> is_empty;
       if (kForwardIsHalfs<V, T> && is_empty.get([=] { return is_compiled_for(80, kernel); })) return;
       const int64_t strips = (s.h.out - 1) / kForwardRows + 1, groups = s.w.out / V;
       const int64_t threads = s.batch * s.channels * strips * groups, blocks = (threads - 1) / kThreads + 1;
@@ -198,7 +198,7 @@ int64_t backward(Call& call, const Convolution& s, int64_t largest, const T* x, 
     with_width<T>(false, s.w.pad == K / 2 ? s.w.in | s.w.out * S : 1, {x, dout, dx}, [&](auto width) {
       constexpr int V = width, kColumns = V > S ? V : S;
       const auto kernel = backward_kernel<K, S, V, T>;
-      static FactOfGpu<> is_empty, fact;
+      [[maybe_unused]] static FactOfGpu<> is_empty, fact;
       if (kBackwardIsHalfs<S, V, T> && is_empty.get([=] { return is_compiled_for(80, kernel); })) return;
       const int64_t strips = (s.h.in + s.h.pad % S - 1) / kBackwardRows<K> + 1;
       const int64_t groups = (s.w.in + (V > 1 ? 0 : s.w.pad % S) - 1) / kColumns + 1;

@@ -255,7 +255,7 @@ inline int64_t backward(Call& call, const Convolution& s, int64_t largest, const
     constexpr int K = kernel;
     if (s.h.padding >= K) return;  // or an output without an input at its position would not be counted
     const int64_t strips = (s.h.in - 1) / kBackwardRows + 1, groups = (s.w.in - 1) / kColumns + 1;
-    static FactOfGpu<> fact;
+    [[maybe_unused]] static FactOfGpu<> fact;
     const int at_once = fact.get([] { return blocks_at_once(Gpu(), backward_kernel<K>, kThreads, 0); });
     parts = best_parts(s.channels, s.batch * strips * groups, kThreads, rows, at_once);
     launch(call, backward_kernel<K>, {s.channels, parts}, kThreads, 0, Sizes(s), {Divisor(strips), Divisor(groups)}, x,

@@ -433,7 +433,7 @@ class Launcher {
   }
   int most_in_cluster() {
     const auto kernel = group_norm_kernel<T, N, kLast, kBackward>;
-    static FactOfGpu<> fact;
+    [[maybe_unused]] static FactOfGpu<> fact;
     return fact.get([&] {
       if (!is_compiled_for(90, kernel)) return 1;
       for (const int blocks : {16, 8})
