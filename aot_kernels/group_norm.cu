@@ -67,7 +67,8 @@ struct Inputs {
     for (int axis = 1; axis < x.rank; ++axis)
       if (axis != (channels_last ? x.rank - 1 : 1)) p.positions *= x.dim(axis);
     p.channels_last |= p.positions == 1;
-    const int64_t least = std::max<int64_t>(1, (p.of_group + kMostChannels - 1) / kMostChannels);
+    const int64_t chunks = call.is_on_cpu() ? 1 : (p.of_group + kMostChannels - 1) / kMostChannels;
+    const int64_t least = std::max<int64_t>(1, chunks);
     call.require(p.parts >= least, kBadShape, "partial has %lld rows, expected at least %lld",
                  static_cast<long long>(p.parts), static_cast<long long>(least));
     call.require_shape(partial, {p.parts, p.columns()});
