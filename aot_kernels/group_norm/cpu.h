@@ -159,6 +159,23 @@ struct SumsOfRuns {
   }
 };
 
+// Run is a part of the `n` neighbouring channels of a sample from `first` on, kAcross of them at most.
+struct Run {
+  int64_t part, sample, first, n;
+
+  template <typename T>
+  static MSOPS_CPU int64_t of_sample(const Problem<T>& p) {
+    return (p.channels + kAcross - 1) / kAcross;
+  }
+  // Index i counts through the parts of a run, then runs, then samples.
+  template <typename T>
+  MSOPS_CPU Run(const Problem<T>& p, int64_t i)
+      : part(i % p.parts),
+        sample(i / p.parts / of_sample(p)),
+        first(i / p.parts % of_sample(p) * kAcross),
+        n(std::min(kAcross, p.channels - first)) {}
+};
+
 // Channels that are neighbours, kAcross of them at most. An array for each number lets loops over them vectorize.
 template <typename T>
 struct Neighbours {
@@ -185,8 +202,8 @@ struct SumsAcross {
 
   MSOPS_CPU void operator()(int64_t i) const {
     const auto& p = problem;
-    const int64_t runs = (p.channels + kAcross - 1) / kAcross, part = i % p.parts, sample = i / p.parts / runs;
-    const int64_t first = i / p.parts % runs * kAcross, n = std::min(kAcross, p.channels - first);
+    const Run run(p, i);
+    const int64_t part = run.part, sample = run.sample, first = run.first, n = run.n;
     const Neighbours<T> channels(p, sample, first, n);
     const Part range(p, part);
     C products[kAcross] = {}, terms[kAcross] = {};
@@ -265,8 +282,8 @@ struct MapAcross {
 
   MSOPS_CPU void operator()(int64_t i) const {
     const auto& p = problem;
-    const int64_t runs = (p.channels + kAcross - 1) / kAcross, part = i % p.parts, sample = i / p.parts / runs;
-    const int64_t first = i / p.parts % runs * kAcross, n = std::min(kAcross, p.channels - first);
+    const Run run(p, i);
+    const int64_t part = run.part, sample = run.sample, first = run.first, n = run.n;
     const Neighbours<T> channels(p, sample, first, n);
     const Part range(p, part);
     for (int64_t line = range.begin; line < range.end; ++line) {
@@ -283,7 +300,7 @@ void normalize_on_cpu(Call& call, const Problem<T>& p) {
   const double of_part = static_cast<double>(p.positions) / static_cast<double>(p.parts) + 1;
   const double of_group = of_part * static_cast<double>(p.of_group), of_row = of_part * static_cast<double>(kAcross);
   constexpr double kCost = kSilu ? 6 : 2;  // of an element
-  const int64_t runs = (p.channels + kAcross - 1) / kAcross * p.samples * p.parts;
+  const int64_t runs = Run::of_sample(p) * p.samples * p.parts;
   const int64_t rows = p.samples * p.channels * p.parts;
   if (p.channels_last) {
     const StatisticsAcross<T> statistics{p};

@@ -47,13 +47,7 @@ def call_with_lengths(
     search: Primitive, xyz: Tensor, new_xyz: Tensor, lengths: Tensor | None, new_lengths: Tensor | None
 ) -> Any:
     """Calls an operator of clouds and queries with the lengths that are given."""
-    if lengths is None and new_lengths is None:
-        return search(xyz, new_xyz)
-    if new_lengths is None:
-        return search(xyz, new_xyz, as_int32(lengths))
-    if lengths is None:
-        return search(xyz, new_xyz, as_int32(new_lengths))
-    return search(xyz, new_xyz, as_int32(lengths), as_int32(new_lengths))
+    return search(xyz, new_xyz, *present((as_int32(lengths), as_int32(new_lengths))))
 
 
 def present(inputs: tuple[Tensor | None, ...]) -> tuple[Tensor, ...]:

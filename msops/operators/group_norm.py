@@ -8,6 +8,7 @@ from mindspore import Tensor, nn
 from msops.core import settings
 from msops.core.compiled import Operators
 from msops.core.factory import custom_op
+from msops.core.inputs import present
 from msops.core.library import of_package
 
 if TYPE_CHECKING:
@@ -69,13 +70,7 @@ def group_norm(
           [ 1. -1.]]]
     """
     normalize = operators.primitive(num_groups, eps, activation, layout, weight is not None, bias is not None)
-    if weight is None:
-        if bias is None:
-            return normalize(x)[0]
-        return normalize(x, bias)[0]
-    if bias is None:
-        return normalize(x, weight)[0]
-    return normalize(x, weight, bias)[0]
+    return normalize(x, *present((weight, bias)))[0]
 
 
 class GroupNorm(nn.Cell):

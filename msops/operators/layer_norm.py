@@ -8,7 +8,7 @@ from mindspore import Tensor, nn
 from msops.core import settings
 from msops.core.compiled import Operators, once
 from msops.core.factory import custom_op
-from msops.core.inputs import widened
+from msops.core.inputs import present, widened
 from msops.core.library import of_package
 
 if TYPE_CHECKING:
@@ -58,13 +58,7 @@ def layer_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = No
          [-1.  2.]]
     """
     normalize = operators.primitive(eps, weight is not None, bias is not None)
-    if weight is None:
-        if bias is None:
-            return normalize(x)
-        return normalize(x, widened(bias, x))
-    if bias is None:
-        return normalize(x, widened(weight, x))
-    return normalize(x, widened(weight, x), widened(bias, x))
+    return normalize(x, *present((widened(weight, x), widened(bias, x))))
 
 
 class LayerNorm(nn.Cell):

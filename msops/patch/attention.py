@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 
 _NAME = "flash_attention_score"
 _AXES = {"BSH": 3, "SBH": 3, "BNSD": 4, "BSND": 4, "TND": 3}  # the layouts, and how many axes they have
-# Of sparse_mode: a mask and a band, a mask, causal from the first key or to the last, a band, causal after a prefix.
+# The values of sparse_mode mean: a mask and a band, a mask, causal from the first key, causal to the last key, a band,
+# causal after a prefix.
 _MODES = (0, 1, 2, 3, 4, 5)
 _OPEN = 2**31 - 1  # a number of tokens from here on is no limit
 
@@ -62,25 +63,11 @@ def flash_attention_score(
     `sparse_mode` 2, 3 or 4 implies. As MindSpore does, it ignores lengths if the layout is not TND, and `prefix` if
     `sparse_mode` is not 5.
     """
+    settings_ = head_num, keep_prob, scalar_value, pre_tokens, next_tokens, inner_precise, input_layout, sparse_mode
     out, _ = attend(
-        query,
-        key,
-        value,
-        real_shift,
-        drop_mask,
-        padding_mask,
-        attn_mask,
-        prefix,
-        actual_seq_qlen,
-        actual_seq_kvlen,
-        head_num,
-        keep_prob,
-        scalar_value,
-        pre_tokens,
-        next_tokens,
-        inner_precise,
-        input_layout,
-        sparse_mode,
+        (query, key, value),
+        (real_shift, drop_mask, padding_mask, attn_mask, prefix, actual_seq_qlen, actual_seq_kvlen),
+        settings_,
     )
     return out
 
@@ -105,9 +92,17 @@ class FlashAttentionScore(Replacement):
         input_layout: str = "BSH",
         sparse_mode: int = 0,
     ) -> None:
-        self.head_num, self.keep_prob, self.scale_value = head_num, keep_prob, scale_value
-        self.pre_tokens, self.next_tokens, self.inner_precise = pre_tokens, next_tokens, inner_precise
-        self.input_layout, self.sparse_mode = input_layout, sparse_mode
+        self.input_layout = input_layout
+        self.settings = (
+            head_num,
+            keep_prob,
+            scale_value,
+            pre_tokens,
+            next_tokens,
+            inner_precise,
+            input_layout,
+            sparse_mode,
+        )
 
     def __call__(
         self,
@@ -123,24 +118,9 @@ class FlashAttentionScore(Replacement):
         actual_seq_kvlen: object = None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         out, lse = attend(
-            query,
-            key,
-            value,
-            real_shift,
-            drop_mask,
-            padding_mask,
-            attn_mask,
-            prefix,
-            actual_seq_qlen,
-            actual_seq_kvlen,
-            self.head_num,
-            self.keep_prob,
-            self.scale_value,
-            self.pre_tokens,
-            self.next_tokens,
-            self.inner_precise,
-            self.input_layout,
-            self.sparse_mode,
+            (query, key, value),
+            (real_shift, drop_mask, padding_mask, attn_mask, prefix, actual_seq_qlen, actual_seq_kvlen),
+            self.settings,
         )
         if self.input_layout == "TND":
             lse = lse.transpose(1, 0)
@@ -149,30 +129,16 @@ class FlashAttentionScore(Replacement):
 
 
 def attend(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    real_shift: Tensor | None,
-    drop_mask: Tensor | None,
-    padding_mask: Tensor | None,
-    attn_mask: Tensor | None,
-    prefix: Any,
-    actual_seq_qlen: object,
-    actual_seq_kvlen: object,
-    head_num: int,
-    keep_prob: float,
-    scalar_value: float,
-    pre_tokens: int,
-    next_tokens: int,
-    inner_precise: int,
-    input_layout: str,
-    sparse_mode: int,
+    inputs: tuple[Tensor, Tensor, Tensor], others: tuple[Any, ...], settings_: tuple[Any, ...]
 ) -> tuple[Tensor, Tensor]:
-    """Returns the attention of the layout and shape of `query`, and lse of shape (B, N1, S1), or (N1, T1) for TND."""
-    absent = (drop_mask is None, padding_mask is None)
-    check_settings(
-        absent, head_num, keep_prob, scalar_value, pre_tokens, next_tokens, inner_precise, input_layout, sparse_mode
-    )
+    """Returns the attention of the layout and shape of `query`, and lse of shape (B, N1, S1), or (N1, T1) for TND.
+
+    It takes (query, key, value), then MindSpore's optional inputs and its settings, in MindSpore's order.
+    """
+    query, key, value = inputs
+    real_shift, drop_mask, padding_mask, attn_mask, prefix, actual_seq_qlen, actual_seq_kvlen = others
+    head_num, _, scalar_value, pre_tokens, next_tokens, _, input_layout, sparse_mode = settings_
+    check_settings((drop_mask is None, padding_mask is None), *settings_)
     described = (describe(query), describe(key), describe(value), None if attn_mask is None else describe(attn_mask))
     check_shift(None if real_shift is None else describe(real_shift), described, input_layout)
     if input_layout == "TND":

@@ -8,6 +8,8 @@ import numpy as np
 from hypothesis import strategies as st
 
 from card import Card
+from guarded_call import GuardedCall
+from msops.testing.entry import Status
 from operator_test import OperatorTest
 
 
@@ -138,3 +140,13 @@ def check_directions(gradients, inputs, total):
             moved[which] = moved[which] + sign * step * direction
             sides.append(total(*moved))
         np.testing.assert_allclose((gradient * direction).sum(), (sides[0] - sides[1]) / (2 * step), rtol=1e-6)
+
+
+def check_range_of_length(card, which, name, most, capfd):
+    """Requires the card's entry to refuse lengths beyond [0, most] as input `which`, and to name the cloud."""
+    call = card.entry_calls(*card.cases["lengths"], "float32")[0]
+    for length in (-1, most + 1):
+        call.inputs[which][1] = length
+        status, errors = GuardedCall(call, capfd).call()
+        assert status == Status.BAD_VALUE
+        assert f"{name}[1] is {length}, expected 0 to {most}" in errors[0]

@@ -4,11 +4,9 @@ from hypothesis import HealthCheck, given, settings as limits, strategies as st
 
 import msops
 from card import chain, results_of, zeros
-from clouds import CloudTest, clouds, random_lengths, squared_distances, uniform
-from guarded_call import GuardedCall
+from clouds import CloudTest, check_range_of_length, clouds, random_lengths, squared_distances, uniform
 from msops.operators.ball_query import operators
 from msops.testing.checks import Net
-from msops.testing.entry import Status
 from operator_test import run
 
 
@@ -158,12 +156,7 @@ def test_lengths_of_queries_alone(mode):
 
 @pytest.mark.parametrize(("which", "name", "most"), [(2, "lengths", 33), (3, "new_lengths", 7)])
 def test_length_out_of_range(capfd, which, name, most):
-    call = TestBallQuery().entry_calls(*TestBallQuery.cases["lengths"], "float32")[0]
-    for length in (-1, most + 1):
-        call.inputs[which][1] = length
-        status, errors = GuardedCall(call, capfd).call()
-        assert status == Status.BAD_VALUE
-        assert f"{name}[1] is {length}, expected 0 to {most}" in errors[0]
+    check_range_of_length(TestBallQuery(), which, name, most, capfd)
 
 
 @limits(max_examples=200, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))

@@ -6,11 +6,18 @@ from hypothesis import HealthCheck, given, settings as limits, strategies as st
 
 import msops
 from card import chain, check_formula, results_of, zeros
-from clouds import CloudTest, check_directions, clouds, distance_gradients, nearest, random_lengths, uniform
-from guarded_call import GuardedCall
+from clouds import (
+    CloudTest,
+    check_directions,
+    check_range_of_length,
+    clouds,
+    distance_gradients,
+    nearest,
+    random_lengths,
+    uniform,
+)
 from msops.operators.knn import operators
 from msops.testing.checks import Net
-from msops.testing.entry import Status
 from operator_test import run, run_gradient
 
 
@@ -200,12 +207,7 @@ def test_lengths_of_queries_alone(mode):
 
 @pytest.mark.parametrize(("which", "name", "most"), [(2, "lengths", 33), (3, "new_lengths", 7)])
 def test_length_out_of_range(capfd, which, name, most):
-    call = TestKNN().entry_calls(*TestKNN.cases["lengths"], "float32")[0]
-    for length in (-1, most + 1):
-        call.inputs[which][1] = length
-        status, errors = GuardedCall(call, capfd).call()
-        assert status == Status.BAD_VALUE
-        assert f"{name}[1] is {length}, expected 0 to {most}" in errors[0]
+    check_range_of_length(TestKNN(), which, name, most, capfd)
 
 
 @limits(max_examples=200, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))

@@ -28,7 +28,7 @@ def rotate(x, cos, sin, position_ids=None, interleaved=False, layout="BHTD"):
         cos, sin = cos.astype(x.dtype), sin.astype(x.dtype)
     cos, sin = (angles_of_places(table, x.shape[-1], position_ids, interleaved) for table in (cos, sin))
     half = cos.shape[-1]
-    # The same angles for all heads.
+    # All heads have the same angles.
     cos, sin = (table[:, None] if layout == "BHTD" else table[:, :, None] for table in (cos, sin))
     if layout == "THD":
         cos, sin = cos[0], sin[0]
