@@ -45,7 +45,7 @@ def factors(a, square):
     return (*[mint.abs(part) for part in mint.linalg.qr(a.T)], *[mint.abs(part) for part in mint.linalg.qr(square)])
 
 
-@case(SQUARE, reference=lambda a: (np.eye(4), np.abs(np.linalg.qr(a)[1])), differentiable=False)
+@case(SQUARE, reference=lambda a: (np.eye(4), a[:, :2], np.abs(np.linalg.qr(a)[1])), differentiable=False)
 def complete_factors(a):
-    q, _ = mint.linalg.qr(a[:, :2], "complete")
-    return mint.matmul(q.T, q), mint.abs(mint.linalg.qr(a, "r")[1])
+    q, r = mint.linalg.qr(a[:, :2], "complete")
+    return mint.matmul(q.T, q), mint.matmul(q, r), mint.abs(mint.linalg.qr(a, "r")[1])

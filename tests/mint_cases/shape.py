@@ -102,6 +102,24 @@ def unique_values(x):
     return values, places.reshape(-1), counts, mint.unique(x)
 
 
+def runs(x):
+    changes = np.append(True, x[1:] != x[:-1])
+    starts = np.flatnonzero(changes)
+    return x[starts], np.cumsum(changes) - 1, np.diff(starts, append=x.size)
+
+
+RUNS = np.array([3, 3, 1, 1, 1, 3, 0])
+
+
+@case(RUNS, reference=lambda x: (*runs(x), *[each[None] for each in runs(x)[:1]]))
+def runs_of_values(x):
+    columns = mint.broadcast_to(x, (2, 7))
+    return (
+        *mint.unique_consecutive(x, return_inverse=True, return_counts=True),
+        mint.unique_consecutive(columns, dim=1)[:1],
+    )
+
+
 def placed(x, index, src, sums):
     y = x.copy()
     for place, value in zip(np.ndindex(index.shape), src[: index.shape[0], : index.shape[1]].reshape(-1)):

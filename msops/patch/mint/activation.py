@@ -9,6 +9,8 @@ from mindspore.ops import operations
 
 from msops.operators.gelu import gelu as of_elements
 
+from .shape import copy_into
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -67,7 +69,11 @@ def softplus(input: Tensor, beta: float = 1, threshold: float = 20) -> Tensor:  
     return ops.where(x > threshold, input, y)
 
 
-def glu(x: Tensor, axis: int) -> Tensor:
+def glu(input: Tensor, dim: int = -1) -> Tensor:  # noqa: A002
+    return glu_of(input, dim)
+
+
+def glu_of(x: Tensor, axis: int) -> Tensor:
     value, gate = ops.split(x, x.shape[axis] // 2, axis)
     return value * _sigmoid(gate)
 
@@ -76,7 +82,7 @@ def _in_place(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Lets a function write its result into its input. The gradient needs a copy of what was there."""
 
     def call(input: Tensor, *settings: float) -> Tensor:  # noqa: A002
-        return input.copy_(function(ops.deepcopy(input), *settings))
+        return copy_into(input, function(ops.deepcopy(input), *settings))
 
     return call
 

@@ -51,15 +51,19 @@ def diag(input: Tensor, diagonal: int = 0) -> Tensor:  # noqa: A002
         return ops.diagonal(input, diagonal)
     n = input.shape[0] + abs(diagonal)
     rows = ops.pad(input, (max(-diagonal, 0), max(diagonal, 0))).expand_dims(1)
-    return ops.where(
-        ops.eye(n, n, mindspore.bool_) if diagonal == 0 else _shifted(n, diagonal), rows, ops.zeros_like(rows)
-    )
+    return ops.where(_on_diagonal(n, n, diagonal), rows, ops.zeros_like(rows))
 
 
-def _shifted(n: int, diagonal: int) -> Tensor:
+def eye(n: int, m: int, dtype: mindspore.Type | None = None) -> Tensor:
+    """Writes zeros, too: MindSpore's kernel for GPUs writes the ones alone."""
+    if n == 0 or m == 0:
+        return ops.zeros((n, m), dtype)
+    return ops.cast(_on_diagonal(n, m, 0), mindspore.float32 if dtype is None else dtype)
+
+
+def _on_diagonal(n: int, m: int, diagonal: int) -> Tensor:
     """Returns which elements of a matrix are on this diagonal."""
-    steps = ops.arange(n)
-    return steps.expand_dims(0) - steps.expand_dims(1) == diagonal
+    return ops.arange(m).expand_dims(0) - ops.arange(n).expand_dims(1) == diagonal
 
 
 def one_hot(tensor: Tensor, num_classes: int, on_value: Any, off_value: Any, axis: int = -1) -> Tensor:

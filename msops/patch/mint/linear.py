@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from mindspore import Tensor, ops
 
+from .creation import eye
+
 
 def mm(input: Tensor, mat2: Tensor) -> Tensor:  # noqa: A002
     return ops.matmul(input, mat2)
@@ -47,7 +49,7 @@ def cross(input: Tensor, other: Tensor, dim: int | None = None) -> Tensor:  # no
 
 def trace(input: Tensor) -> Tensor:  # noqa: A002
     n = min(input.shape)
-    return (input[:n, :n] * ops.eye(n, n, input.dtype)).sum()
+    return (input[:n, :n] * eye(n, n, input.dtype)).sum()
 
 
 def inverse(input: Tensor) -> Tensor:  # noqa: A002
@@ -59,7 +61,13 @@ def qr(A: Tensor, mode: str = "reduced") -> tuple[Tensor, Tensor]:  # noqa: N803
         raise ValueError(f"mint.linalg.qr: mode must be 'reduced', 'complete' or 'r', got {mode!r}")
     if mode == "r":
         return ops.zeros((0,), A.dtype), ops.qr(A, "reduced")[1]
-    return ops.qr(A, mode)
+    m, n = A.shape[-2:]
+    if mode == "reduced" or m <= n:
+        return ops.qr(A, "reduced")
+    # MindSpore's kernel for GPUs leaves the other columns of q open. More columns of A determine them.
+    more = ops.broadcast_to(eye(m, m - n, A.dtype), (*A.shape[:-1], m - n))
+    q, r = ops.qr(ops.concat((A, more), -1), "reduced")
+    return q, r[..., :n]
 
 
 def triangular_solve(
@@ -72,6 +80,6 @@ def triangular_solve(
     solve = ops.operations.MatrixTriangularSolve(lower=not upper, adjoint=transpose)
     if unitriangular:
         n = A.shape[-1]
-        eye = ops.eye(n, n, A.dtype)
-        A = A * (1 - eye) + eye  # noqa: N806
+        ones = eye(n, n, A.dtype)
+        A = ops.add(A * (1 - ones), ones)  # noqa: N806
     return solve(A, b), A

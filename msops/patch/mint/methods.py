@@ -33,9 +33,9 @@ def plain(function: Method) -> Callable[[Any], Method]:
 def in_place(name: str, function: Method) -> Callable[[Any], Method]:
     """Makes a method that writes this function's result into the tensor, and returns it.
 
-    Where a gradient is taken, the function gets a copy of what was there, and MindSpore's `copy_` writes the result: it
+    Where a gradient is taken, the function gets a copy of what was there, and MindSpore's copy writes the result: it
     has a gradient, and MindSpore raises an error if what was there is needed elsewhere. For a part of another tensor
-    `copy_` does not write into that tensor, and a Parameter keeps its own gradient: these are refused."""
+    it does not write into that tensor, and a Parameter keeps its own gradient: these are refused."""
 
     def make(_: Any) -> Method:
         def method(self: Tensor, *arguments: Any, **named: Any) -> Tensor:
@@ -53,7 +53,7 @@ def in_place(name: str, function: Method) -> Callable[[Any], Method]:
             if result.shape != self.shape:
                 raise ValueError(f"mint.Tensor.{name}: the result's shape {result.shape} must be {self.shape}")
             if writes_by_copy:
-                return self.copy_(result)
+                return shape.copy_into(self, result)
             if is_part:  # MindSpore then writes into the other tensor, too
                 self[...] = result
                 return self

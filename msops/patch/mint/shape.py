@@ -21,6 +21,11 @@ def clone(input: Tensor) -> Tensor:  # noqa: A002
     return ops.deepcopy(input)
 
 
+def copy_into(input: Tensor, source: Tensor) -> Tensor:  # noqa: A002
+    """Writes a tensor into another, as `copy_` does, which MindSpore has not for GPUs."""
+    return ops.auto_generate.inplace_copy_op(input, source, False)
+
+
 def transpose(input: Tensor, dim0: int, dim1: int) -> Tensor:  # noqa: A002
     return ops.swapaxes(input, dim0, dim1)
 
@@ -105,13 +110,32 @@ def unique(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Returns the values in order, which of them each element is, and how many elements are each."""
     values, order = ops.sort(input.reshape(-1))
-    found, runs, counts = ops.unique_consecutive(values, True, True)
-    places = ops.tensor_scatter_elements(ops.zeros_like(order), order, ops.cast(runs, order.dtype))
-    return (
-        found,
-        ops.cast(places.reshape(input.shape), mindspore.int64),
-        ops.cast(counts, mindspore.int64),
-    )
+    found, runs, counts = unique_consecutive(values)
+    places = ops.tensor_scatter_elements(ops.zeros_like(runs), order, runs)
+    return found, places.reshape(input.shape), counts
+
+
+def unique_consecutive(
+    input: Tensor,  # noqa: A002
+    return_inverse: bool = False,
+    return_counts: bool = False,
+    dim: int | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns one of each run of equal values, which run each element is in, and how long the runs are."""
+    x = input.reshape(-1) if dim is None else ops.moveaxis(input, dim, 0)
+    n = x.shape[0]
+    if n == 0:
+        runs = ops.zeros((n,), mindspore.int64)
+        return input, runs.reshape(input.shape) if dim is None else runs, ops.ones((n,), mindspore.int64)
+    rows = x.reshape(n, -1)
+    changes = (rows[1:] != rows[:-1]).any(1)
+    runs = ops.concat((ops.zeros((1,), mindspore.int64), ops.cumsum(ops.cast(changes, mindspore.int64), 0)))
+    starts = ops.concat((ops.zeros((1,), mindspore.int64), ops.nonzero(changes).reshape(-1) + 1))
+    ends = ops.concat((starts[1:], ops.full((1,), n, dtype=mindspore.int64)))
+    found = ops.gather(x, starts, 0)
+    if dim is None:
+        return found, runs.reshape(input.shape), ends - starts
+    return ops.moveaxis(found, 0, dim), runs, ends - starts
 
 
 def unique_along(
