@@ -126,11 +126,19 @@ class Counter(nn.Cell):
         return (y.mul_(y) if self.squares else y * y).sum()
 
 
-def test_in_place_in_a_gradient():
+@pytest.fixture
+def refusal(device_target):
+    """Returns the error for what a gradient needs and a method overwrites, and its words."""
+    if device_target == "GPU":
+        return NotImplementedError, "writing into a tensor has no gradient on a GPU"
+    return RuntimeError, "modified by an inplace operation"
+
+
+def test_in_place_in_a_gradient(refusal):
     counter = Counter(squares=False)
     np.testing.assert_array_equal(mindspore.grad(counter)(Tensor(X)).asnumpy(), 8 * X)
     assert counter.calls.asnumpy() == 1
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+    with pytest.raises(refusal[0], match=refusal[1]):
         mindspore.grad(Counter(squares=True))(Tensor(X))
     _pynative_executor.set_grad_flag(False)  # MindSpore leaves it after an error
 
@@ -151,15 +159,16 @@ def shifted(x):
     return total.sum()
 
 
-def test_gradients_in_place():
+def test_gradients_in_place(refusal, device_target):
     x = np.arange(8, dtype=np.float32).reshape(2, 4) / 8
     total = np.zeros((3, 4))
     total[[0, 2]] = x * x
     np.add.at(total, [1, 1], x)
     dtotal = 8 * np.exp(2 * total)
-    got = mindspore.grad(accumulated)(Tensor(x)).asnumpy()
-    np.testing.assert_allclose(got, dtotal[[0, 2]] * 2 * x + dtotal[[1, 1]], rtol=1e-5)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+    if device_target != "GPU":
+        got = mindspore.grad(accumulated)(Tensor(x)).asnumpy()
+        np.testing.assert_allclose(got, dtotal[[0, 2]] * 2 * x + dtotal[[1, 1]], rtol=1e-5)
+    with pytest.raises(refusal[0], match=refusal[1]):
         mindspore.grad(shifted)(Tensor(x))
     _pynative_executor.set_grad_flag(False)  # MindSpore leaves it after an error
 

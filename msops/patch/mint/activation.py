@@ -9,7 +9,7 @@ from mindspore.ops import operations
 
 from msops.operators.gelu import gelu as of_elements
 
-from .shape import copy_into
+from .in_place import copy_into
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -7,6 +7,8 @@ from typing import Any
 import mindspore
 from mindspore import Tensor, ops
 
+from . import shape
+
 
 def arange(start: float, end: float, step: float = 1, dtype: mindspore.Type | None = None) -> Tensor:
     return ops.arange(start, end, step, dtype=dtype)
@@ -48,7 +50,7 @@ def tril(input: Tensor, diagonal: int = 0) -> Tensor:  # noqa: A002
 
 def diag(input: Tensor, diagonal: int = 0) -> Tensor:  # noqa: A002
     if input.ndim == 2:
-        return ops.diagonal(input, diagonal)
+        return shape.diagonal(input, diagonal)
     n = input.shape[0] + abs(diagonal)
     rows = ops.pad(input, (max(-diagonal, 0), max(diagonal, 0))).expand_dims(1)
     return ops.where(_on_diagonal(n, n, diagonal), rows, ops.zeros_like(rows))

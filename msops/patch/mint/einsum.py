@@ -8,6 +8,8 @@ from typing import NamedTuple
 import mindspore
 from mindspore import Tensor, ops
 
+from .shape import diagonal
+
 _ELLIPSIS = 100  # the labels of the axes of ... count back from here
 
 
@@ -39,7 +41,7 @@ def einsum(equation: str, operands: tuple[Tensor, ...]) -> Tensor:
     parts = []
     for x, steps in zip(operands, diagonals):
         for first, second in steps:
-            x = ops.diagonal(x, 0, first, second)  # noqa: PLW2901
+            x = diagonal(x, 0, first, second)  # noqa: PLW2901
         parts.append(x)
     total = parts[0]
     for i in range(len(pairs)):
@@ -94,7 +96,7 @@ def _output_labels(words: str | None, terms: list[list[int]], equation: str) -> 
 
 
 def _diagonal_steps(labels: list[int], sizes: list[int]) -> list[tuple[int, int]]:
-    """Returns the pairs of equally labelled axes, and leaves one of each, at the end, as ops.diagonal does."""
+    """Returns the pairs of equally labelled axes, and leaves one of each, at the end, as diagonal does."""
     steps = []
     while len(set(labels)) < len(labels):
         first = next(i for i, label in enumerate(labels) if label in labels[i + 1 :])

@@ -13,12 +13,19 @@ from msops.patch.replacement import Replacement
 from .activation import softplus
 from .elementwise import rsqrt
 
+_log_softmax = operations.LogSoftmax(-1)
+
 
 def log_softmax(input: Tensor, dim: int | None = None, *, dtype: mindspore.Type | None = None) -> Tensor:  # noqa: A002
     if dim is None:
         dim = 0 if input.ndim in (0, 1, 3) else 1
     x = input if dtype is None else ops.cast(input, dtype)
-    return ops.zeros_like(x) if x.ndim == 0 else _make_log_softmax(dim)(x)
+    if x.ndim == 0:
+        return ops.zeros_like(x)
+    if dim in (-1, x.ndim - 1):
+        return _log_softmax(x)
+    # On a GPU, MindSpore takes the gradient's kernel of one axis for another axis, if the shapes are equal.
+    return ops.swapaxes(_log_softmax(ops.swapaxes(x, dim, -1)), dim, -1)
 
 
 class LogSoftmaxExt(Replacement):
@@ -26,11 +33,6 @@ class LogSoftmaxExt(Replacement):
 
     def __call__(self, input: Tensor, dim: int | None = None, dtype: mindspore.Type | None = None) -> Tensor:  # noqa: A002
         return log_softmax(input, dim, dtype=dtype)
-
-
-@once
-def _make_log_softmax(axis: int) -> operations.LogSoftmax:
-    return operations.LogSoftmax(axis)
 
 
 def cross_entropy_ext(
@@ -61,7 +63,7 @@ def _of_probabilities(
 ) -> Tensor:
     if label_smoothing > 0:
         target = target * (1 - label_smoothing) + label_smoothing / x.shape[axis]
-    terms = _make_log_softmax(axis)(x) * target
+    terms = log_softmax(x, axis) * target
     if weight is not None:
         terms = terms * weight.reshape((-1,) + (1,) * (x.ndim - 1 - axis))
     loss = -ops.sum(terms, axis)

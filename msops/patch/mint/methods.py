@@ -6,16 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 import mindspore
 from mindspore import Parameter, Tensor, ops
-from mindspore.ops import operations
 
 from . import creation, elementwise, random, reduction, shape
+from .in_place import assign, copy_into, differentiates
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     Method = Callable[..., Any]
-
-_assign = operations.Assign()
 
 
 def plain(function: Method) -> Callable[[Any], Method]:
@@ -40,7 +38,7 @@ def in_place(name: str, function: Method) -> Callable[[Any], Method]:
     def make(_: Any) -> Method:
         def method(self: Tensor, *arguments: Any, **named: Any) -> Tensor:
             is_part = getattr(self, "parent_tensor_", None) is not None  # it was made as tensor[index]
-            is_parameter, records = isinstance(self, Parameter), _differentiates()
+            is_parameter, records = isinstance(self, Parameter), differentiates()
             if records and self.is_floating_point() and (self.requires_grad if is_parameter else is_part):
                 what = "a part of another tensor" if is_part else "a Parameter that requires a gradient"
                 raise NotImplementedError(
@@ -53,22 +51,15 @@ def in_place(name: str, function: Method) -> Callable[[Any], Method]:
             if result.shape != self.shape:
                 raise ValueError(f"mint.Tensor.{name}: the result's shape {result.shape} must be {self.shape}")
             if writes_by_copy:
-                return shape.copy_into(self, result)
+                return copy_into(self, result)
             if is_part:  # MindSpore then writes into the other tensor, too
                 self[...] = result
                 return self
-            return _assign(self, result)
+            return assign(self, result)
 
         return method
 
     return make
-
-
-def _differentiates() -> bool:
-    """Tells whether PyNative mode records what it computes, for a gradient."""
-    from mindspore.graph.api import _pynative_executor  # noqa: PLC0415 (old versions of MindSpore lack it)
-
-    return bool(_pynative_executor.requires_grad())
 
 
 def unflatten(self: Tensor, dim: int, sizes: tuple[int, ...]) -> Tensor:

@@ -21,13 +21,19 @@ def clone(input: Tensor) -> Tensor:  # noqa: A002
     return ops.deepcopy(input)
 
 
-def copy_into(input: Tensor, source: Tensor) -> Tensor:  # noqa: A002
-    """Writes a tensor into another, as `copy_` does, which MindSpore has not for GPUs."""
-    return ops.auto_generate.inplace_copy_op(input, source, False)
-
-
 def transpose(input: Tensor, dim0: int, dim1: int) -> Tensor:  # noqa: A002
     return ops.swapaxes(input, dim0, dim1)
+
+
+def diagonal(input: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:  # noqa: A002
+    """Takes every (n + 1)-th element of the matrices.
+
+    In graph mode on a GPU, MindSpore's own diagonal at times holds other tensors' numbers."""
+    x = input if input.ndim == 2 and (dim1, dim2) == (0, 1) else ops.moveaxis(input, (dim1, dim2), (-2, -1))
+    m, n = x.shape[-2], x.shape[-1]
+    first = offset if offset >= 0 else -offset * n
+    count = max(0, min(m, n - offset) if offset >= 0 else min(m + offset, n))
+    return x.reshape((*x.shape[:-2], m * n))[..., first : first + count * (n + 1) : n + 1]
 
 
 def t(input: Tensor) -> Tensor:  # noqa: A002
