@@ -37,6 +37,7 @@ from .operators.linear_cross_entropy import (
     LinearCrossEntropyLoss as LinearCrossEntropyLoss,
     linear_cross_entropy as linear_cross_entropy,
 )
+from .operators.linear_scan import LinearScan as LinearScan, linear_scan as linear_scan
 from .operators.lltm import LLTM as LLTM, lltm as lltm
 from .operators.lltm_cell import LLTMCell as LLTMCell, lltm_cell as lltm_cell
 from .operators.rms_norm import RMSNorm as RMSNorm, rms_norm as rms_norm

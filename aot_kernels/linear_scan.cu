@@ -1,0 +1,80 @@
+// h_t = a_t h_(t-1) + b_t for t = 0 ... L - 1 and h_(-1) = h0, or from the last step to the first
+
+#include "linear_scan/columns.h"
+
+using namespace msops;
+using namespace msops::linear_scan;
+
+namespace {
+
+// Returns the sizes of a tensor (B, L, D).
+Sizes sizes_of(Call& call, const Tensor& a) {
+  return {a.dim(0), a.dim(1), a.dim(2), call.attribute("reverse", 0, 1) != 0};
+}
+
+// Returns the shape of `partial`: several parts need the States of all columns each.
+std::vector<int64_t> partial_shape(const Sizes& s) {
+  return s.parts() > 1 ? std::vector<int64_t>{s.parts(), s.samples, s.columns, 2} : std::vector<int64_t>(4, 1);
+}
+
+Shapes scratch_of(Call& call) { return {partial_shape(sizes_of(call, call.tensor("a", 3)))}; }
+
+// Without steps, nothing depends on h0.
+template <typename C>
+struct Zeros {
+  C* to;
+
+  template <typename Index>
+  MSOPS_BOTH void operator()(Index i) const {
+    to[i] = 0;
+  }
+};
+
+void require_state(Call& call, const Tensor& state, const Sizes& s) {
+  if (state.dtype) call.require_shape(state, {s.samples, s.columns});
+}
+
+}  // namespace
+
+// (a, b, h0?) -> (h, partial)
+MSOPS_ENTRY(LinearScanForward) {
+  const Tensor a = call.tensor("a", 3), b = call.tensor("b"), h0 = call.optional_of("accumulator", "h0", 2);
+  const Tensor h = call.tensor("h"), partial = call.scratch("partial", 4);
+  const Sizes s = sizes_of(call, a);
+  for (const Tensor& tensor : {b, h}) call.require_same_shape(tensor, a);
+  require_state(call, h0, s);
+  call.require_shape(partial, partial_shape(s));
+  return call.run([&](auto type) {
+    using T = typename decltype(type)::type;
+    using C = Compute<T>;
+    walk(call, Columns<Forward<T>, T>{
+                   s, {a.as<const T>(), b.as<const T>()}, {h.as<T>()}, h0.as<const C>(), nullptr, partial.as<C>()});
+  });
+}
+
+MSOPS_SCRATCH(LinearScanForward) { return scratch_of(call); }
+
+// (a, h0?, h, dh) -> (da, db, dh0?, partial)
+MSOPS_ENTRY(LinearScanBackward) {
+  const Tensor a = call.tensor("a", 3), h0 = call.optional_of("accumulator", "h0", 2), h = call.tensor("h");
+  const Tensor dh = call.tensor("dh"), da = call.tensor("da"), db = call.tensor("db");
+  const Tensor dh0 = call.optional_of("accumulator", "dh0", 2), partial = call.scratch("partial", 4);
+  Sizes s = sizes_of(call, a);
+  for (const Tensor& tensor : {h, dh, da, db}) call.require_same_shape(tensor, a);
+  for (const Tensor& state : {h0, dh0}) require_state(call, state, s);
+  call.require_shape(partial, partial_shape(s));
+  s.reverse = !s.reverse;
+  return call.run([&](auto type) {
+    using T = typename decltype(type)::type;
+    using C = Compute<T>;
+    if (a.size == 0 && dh0.size > 0) return parallel_for(call, dh0.size, dh0.size, Zeros<C>{dh0.as<C>()});
+    walk(call, Columns<Backward<T>, T>{s,
+                                       {a.as<const T>(), dh.as<const T>(), h.as<const T>()},
+                                       {da.as<T>(), db.as<T>()},
+                                       h0.as<const C>(),
+                                       dh0.as<C>(),
+                                       partial.as<C>()});
+  });
+}
+
+MSOPS_SCRATCH(LinearScanBackward) { return scratch_of(call); }
