@@ -1,13 +1,13 @@
 // A linear recurrence down the columns of each sample, x -> a x + b at each step, as both directions need it. Tensors
-// have `samples` x `length` x `columns` elements. A Program names the inputs of a step, the first two of which are a
-// and b, and computes its outputs from the state behind it. An input may come from the step before or after: its
-// `shift`.
+// have `samples` x `length` x `columns` elements. A Program says what the inputs of a step are, the first two of which
+// are a and b, and computes its outputs from the state behind it. An input may come from the step before or after: its
+// shift.
 //
 //   CPU  a thread walks down some neighbouring columns, whose steps are neighbours in memory
 //   GPU  a block walks down a strip of columns, tile by tile. Copies of the next tiles are under way meanwhile. Each
 //   warp
 //        chains the steps of its part of a tile, then starts from the state before them. Where there are few strips,
-//        blocks share a strip's steps in the same way, in two launches.
+//        blocks share a strip's steps in the same way, in two launches. A thread takes a column of few steps alone.
 #pragma once
 
 #include <algorithm>
@@ -74,13 +74,25 @@ struct Columns {
   MSOPS_BOTH int64_t at(int64_t sample, int64_t i, int64_t column) const {
     return (sample * s.length + (s.reverse ? s.length - 1 - i : i)) * s.columns + column;
   }
-  MSOPS_BOTH C start(int64_t sample, int64_t column) const { return h0 ? h0[sample * s.columns + column] : C(0); }
+  MSOPS_BOTH C h0_of(int64_t sample, int64_t column) const { return h0 ? h0[sample * s.columns + column] : C(0); }
+  MSOPS_BOTH C start(int64_t sample, int64_t column) const {
+    return Program::kStartsFromH0 ? h0_of(sample, column) : C(0);
+  }
   MSOPS_BOTH bool has_step(int64_t i) const { return 0 <= i && i < s.length; }
 
   // Returns an input of the i-th step. Beside the first step and behind the last one are zeros, or h0.
   MSOPS_BOTH C input(int k, int64_t sample, int64_t i, int64_t column) const {
     const int64_t from = i + Program::shift(k);
-    return has_step(from) ? C(in[k][at(sample, from, column)]) : from < 0 ? C(0) : start(sample, column);
+    return has_step(from) ? C(in[k][at(sample, from, column)]) : from < 0 ? C(0) : h0_of(sample, column);
+  }
+  // Takes a step, and returns the state behind it.
+  MSOPS_BOTH C step(int64_t sample, int64_t i, int64_t column, C state) const {
+    C values[Program::kInputs], results[Program::kOutputs];
+    for (int k = 0; k < Program::kInputs; ++k) values[k] = input(k, sample, i, column);
+    state = values[0] * state + values[1];
+    Program::outputs(state, values, results);
+    for (int k = 0; k < Program::kOutputs; ++k) assign(out[k][at(sample, i, column)], results[k]);
+    return state;
   }
   // Writes the gradient of h0: the state behind the walk, multiplied by the last step's own a.
   MSOPS_BOTH void finish(int64_t sample, int64_t column, C state) const {
@@ -100,19 +112,13 @@ struct OnCpu {
     const int64_t sample = item / runs(), first = item % runs() * kRun;
     const int64_t count = std::min(kRun, all.s.columns - first);
     C states[kRun];
-    for (int64_t c = 0; c < count; ++c) states[c] = Program::kStartsFromH0 ? all.start(sample, first + c) : C(0);
+    for (int64_t c = 0; c < count; ++c) states[c] = all.start(sample, first + c);
     for (int64_t i = 0; i < all.s.length; ++i) {
       if (0 < i && i + 1 < all.s.length) {
         walk(sample, i, first, count, states);
         continue;
       }
-      for (int64_t c = 0; c < count; ++c) {
-        C in[Program::kInputs], out[Program::kOutputs];
-        for (int k = 0; k < Program::kInputs; ++k) in[k] = all.input(k, sample, i, first + c);
-        states[c] = in[0] * states[c] + in[1];
-        Program::outputs(states[c], in, out);
-        for (int k = 0; k < Program::kOutputs; ++k) assign(all.out[k][all.at(sample, i, first + c)], out[k]);
-      }
+      for (int64_t c = 0; c < count; ++c) states[c] = all.step(sample, i, first + c, states[c]);
     }
     for (int64_t c = 0; c < count; ++c) all.finish(sample, first + c, states[c]);
   }
@@ -135,122 +141,129 @@ struct OnCpu {
   }
 };
 
+// A thread walks down one column.
+template <typename Program, typename T>
+struct ByThread {
+  Columns<Program, T> all;
+
+  template <typename Index>
+  MSOPS_BOTH void operator()(Index n) const {
+    const int64_t sample = n / all.s.columns, column = n % all.s.columns;
+    Compute<T> state = all.start(sample, column);
+    for (int64_t i = 0; i < all.s.length; ++i) state = all.step(sample, i, column, state);
+    all.finish(sample, column, state);
+  }
+};
+
 #ifdef __CUDACC__
+// A tile has a row for each step. A row begins anywhere in memory: the packs around it are copied.
 template <typename Program, typename T>
 struct Tile {
   static constexpr int kWarps = 8, kEach = sizeof(T) == 8 ? 4 : 8, kSteps = kWarps * kEach;  // kEach: of a warp
-  static constexpr int kOfLane = sizeof(T) == 2 ? 2 : 1, kStrip = 32 * kOfLane;              // columns
-  static constexpr int kElements = kSteps * kStrip, kStages = 3;
-  static constexpr int kBytes = kStages * Program::kInputs * kElements * static_cast<int>(sizeof(T));
+  static constexpr int kStrip = 32, kPacks = kStrip / kPackWidth<T> + 1, kPitch = kPacks * kPackWidth<T>;
+  static constexpr int kElements = kSteps * kPitch, kOfStage = Program::kInputs * kElements;
+  static constexpr int kStageBytes = kOfStage * static_cast<int>(sizeof(T));
+  static constexpr int kStages = std::min(4, 60 * 1024 / kStageBytes), kBytes = kStages * kStageBytes;
 };
 
-// Blocks are (strips of all samples, 1, parts). Copies move kWidth elements at once.
-template <int kWidth, typename Program, typename T>
+// Copies the p-th of the aligned packs around elements [first, first + kStrip) of an array, without what lies beyond
+// it.
+template <int kStrip, typename T>
+__device__ void copy_pack(T* to, const T* array, int64_t size, int64_t first, int p) {
+  constexpr int kWidth = kPackWidth<T>;
+  const int64_t from =
+      first - static_cast<int64_t>(reinterpret_cast<uintptr_t>(array + first) / sizeof(T) % kWidth) + p * kWidth;
+  if (from >= first + kStrip) return;
+  if (from >= 0 && from + kWidth <= size) return cp_async<16>(to, array + from);
+  for (int j = 0; j < kWidth; ++j)
+    if (0 <= from + j && from + j < size) to[j] = array[from + j];
+}
+
+// Blocks are (strips of all samples, 1, parts). The first pass writes the State of each part.
+template <typename Program, typename T>
 __global__ void __launch_bounds__(kThreads) columns_kernel(const Columns<Program, T> all, bool is_first_pass) {
   using C = Compute<T>;
   using State = LinearStep<C>;
   using L = Tile<Program, T>;
   extern __shared__ __align__(16) unsigned char bytes[];
-  __shared__ State totals[2][L::kWarps][L::kStrip];
-  T* const stages = reinterpret_cast<T*>(bytes);  // (stage, input, step, column)
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, parts = static_cast<int>(gridDim.z);
-  const int64_t strips = (all.s.columns + L::kStrip - 1) / L::kStrip;
+  __shared__ State totals[2][L::kWarps][32];
+  T* const stages = reinterpret_cast<T*>(bytes);  // (stage, input, step, element of the packs)
+  const Sizes& s = all.s;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int64_t strips = (s.columns + L::kStrip - 1) / L::kStrip;
   const int64_t sample = blockIdx.x / strips, first_column = blockIdx.x % strips * L::kStrip;
-  const int64_t column = first_column + lane * L::kOfLane;
-  const int64_t begin = part_begin<int64_t>(all.s.length, blockIdx.z, parts);
-  const int64_t end = part_begin<int64_t>(all.s.length, blockIdx.z + 1, parts);
-  const auto is_inside = [&](int v) { return column + v < all.s.columns; };
-  const auto partial = [&](int64_t part, int v) -> State& {
-    const int64_t columns = all.s.samples * all.s.columns;
-    return reinterpret_cast<State*>(all.partial)[part * columns + sample * all.s.columns + column + v];
+  const int64_t column = first_column + lane;
+  const bool is_inside = column < s.columns;
+  const int64_t begin = part_begin<int64_t>(s.length, blockIdx.z, gridDim.z);
+  const int64_t end = part_begin<int64_t>(s.length, blockIdx.z + 1, gridDim.z);
+  const auto partial = [&](int64_t part) -> State& {
+    return reinterpret_cast<State*>(all.partial)[(part * s.samples + sample) * s.columns + column];
   };
 
-  const auto copy = [&](int64_t tile, int stage) {
-    constexpr int kPacks = L::kStrip / kWidth;
+  const auto copy = [&](int64_t tile) {
     for (int k = 0; k < (is_first_pass ? 2 : Program::kInputs); ++k)
-      for (int i = static_cast<int>(threadIdx.x); i < L::kSteps * kPacks; i += kThreads) {
-        const int step = i / kPacks, at = i % kPacks * kWidth;
-        const int64_t from = begin + tile * L::kSteps + step + Program::shift(k), c = first_column + at;
-        const bool is_there = begin + tile * L::kSteps + step < end && all.has_step(from) && c < all.s.columns;
-        T* const to = stages + (stage * Program::kInputs + k) * L::kElements + step * L::kStrip + at;
-        const T* const source = is_there ? all.in[k] + all.at(sample, from, c) : all.in[k];
-        if constexpr (kWidth * sizeof(T) >= 4) {
-          cp_async<kWidth * sizeof(T)>(to, source, is_there);
-        } else {
-          *to = is_there ? *source : T(0);
-        }
+      for (int n = static_cast<int>(threadIdx.x); n < L::kSteps * L::kPacks; n += kThreads) {
+        const int64_t i = begin + tile * L::kSteps + n / L::kPacks, from = i + Program::shift(k);
+        T* const to = stages + tile % L::kStages * L::kOfStage + k * L::kElements + n * kPackWidth<T>;
+        if (i < end && all.has_step(from))
+          copy_pack<L::kStrip>(to, all.in[k], s.samples * s.length * s.columns, all.at(sample, from, first_column),
+                               n % L::kPacks);
       }
     cp_async_commit();
   };
 
-  State carry[L::kOfLane];
-  for (int v = 0; v < L::kOfLane; ++v) {
-    if (Program::kStartsFromH0 && !is_first_pass && is_inside(v)) carry[v].b = all.start(sample, column + v);
-    if (!is_first_pass && is_inside(v))
-      for (int64_t part = 0; part < blockIdx.z; ++part) carry[v] = State::combine(carry[v], partial(part, v));
+  State carry;
+  if (is_inside && !is_first_pass) {
+    carry.b = all.start(sample, column);
+    for (int64_t part = 0; part < blockIdx.z; ++part) carry = State::combine(carry, partial(part));
   }
   const int64_t tiles = (end - begin + L::kSteps - 1) / L::kSteps;
-#pragma unroll
-  for (int n = 0; n < L::kStages - 1; ++n) copy(n, n);
+  for (int n = 0; n < L::kStages - 1; ++n) copy(n);
   for (int64_t tile = 0; tile < tiles; ++tile) {
     cp_async_wait<L::kStages - 2>();
     __syncthreads();  // the tile is there, and all threads have read the one before
-    copy(tile + L::kStages - 1, static_cast<int>((tile + L::kStages - 1) % L::kStages));
-    const T* const here = stages + tile % L::kStages * Program::kInputs * L::kElements;
-    Pack<T, L::kOfLane> in[L::kEach][Program::kInputs];
-    State total[L::kOfLane];
+    copy(tile + L::kStages - 1);
     const int64_t i = begin + tile * L::kSteps + warp * L::kEach;
-#pragma unroll
-    for (int step = 0; step < L::kEach; ++step) {
-      for (int k = 0; k < Program::kInputs; ++k)
-        in[step][k] =
-            load<L::kOfLane>(here + k * L::kElements + (warp * L::kEach + step) * L::kStrip + lane * L::kOfLane);
-      for (int v = 0; v < L::kOfLane; ++v)
-        if (i + step < end)
-          total[v] = State::combine(total[v], State{C(in[step][0].values[v]), C(in[step][1].values[v])});
-    }
-    for (int v = 0; v < L::kOfLane; ++v) totals[tile % 2][warp][lane * L::kOfLane + v] = total[v];
+    T in[L::kEach][Program::kInputs];
+    unrolled<Program::kInputs>([&](int k) {
+      const T* const rows = stages + tile % L::kStages * L::kOfStage + k * L::kElements + warp * L::kEach * L::kPitch;
+      const T* const first = all.in[k] + all.at(sample, i + Program::shift(k), first_column);
+      const unsigned apart = static_cast<unsigned>(s.reverse ? -s.columns : s.columns);
+      const unsigned start = static_cast<unsigned>(reinterpret_cast<uintptr_t>(first) / sizeof(T));
+      unrolled<L::kEach>([&](int step) {
+        const unsigned offset = (start + step * apart) % kPackWidth<T>;
+        in[step][k] = rows[step * L::kPitch + offset + lane];
+        if (Program::shift(k) != 0 && !all.has_step(i + step + Program::shift(k))) in[step][k] = T(0);
+      });
+    });
+    State total;
+    unrolled<L::kEach>([&](int step) {
+      if (i + step < end) total = State::combine(total, State{C(in[step][0]), C(in[step][1])});
+    });
+    totals[tile % 2][warp][lane] = total;
     __syncthreads();
-    for (int v = 0; v < L::kOfLane; ++v) {
-      State before = carry[v];
-#pragma unroll
-      for (int w = 0; w < L::kWarps; ++w) {
-        if (w == warp) before = carry[v];
-        carry[v] = State::combine(carry[v], totals[tile % 2][w][lane * L::kOfLane + v]);
-      }
-      total[v] = before;
-    }
-    if (is_first_pass) continue;
-#pragma unroll
-    for (int step = 0; step < L::kEach; ++step) {
-      if (i + step >= end) break;
-      Pack<T, L::kOfLane> packs[Program::kOutputs];
-      for (int v = 0; v < L::kOfLane; ++v) {
-        C values[Program::kInputs], results[Program::kOutputs];
-        for (int k = 0; k < Program::kInputs; ++k) values[k] = C(in[step][k].values[v]);
-        if constexpr (Program::kInputs > 2)
-          if (i + step + 1 == all.s.length && is_inside(v)) values[2] = all.start(sample, column + v);
-        total[v].b = values[0] * total[v].b + values[1];
-        Program::outputs(total[v].b, values, results);
-        for (int k = 0; k < Program::kOutputs; ++k) assign(packs[k].values[v], results[k]);
-      }
-      for (int k = 0; k < Program::kOutputs; ++k) {
-        T* const to = all.out[k] + all.at(sample, i + step, column);
-        if constexpr (kWidth >= L::kOfLane) {
-          if (is_inside(0)) store(to, packs[k]);
-        } else {
-          for (int v = 0; v < L::kOfLane; ++v)
-            if (is_inside(v)) to[v] = packs[k].values[v];
-        }
-      }
-    }
+    C state = 0;
+    unrolled<L::kWarps>([&](int w) {
+      if (w == warp) state = carry.b;
+      carry = State::combine(carry, totals[tile % 2][w][lane]);
+    });
+    if (is_first_pass || !is_inside) continue;
+    unrolled<L::kEach>([&](int step) {
+      if (i + step >= end) return;
+      C values[Program::kInputs], results[Program::kOutputs];
+      for (int k = 0; k < Program::kInputs; ++k) values[k] = C(in[step][k]);
+      if (Program::kInputs > 2 && i + step + 1 == s.length) values[Program::kInputs - 1] = all.h0_of(sample, column);
+      state = values[0] * state + values[1];
+      Program::outputs(state, values, results);
+      for (int k = 0; k < Program::kOutputs; ++k) assign(all.out[k][all.at(sample, i + step, column)], results[k]);
+    });
   }
   cp_async_wait_all();
-  if (warp > 0) return;
-  for (int v = 0; v < L::kOfLane; ++v) {
-    if (!is_inside(v)) continue;
-    if (is_first_pass) partial(blockIdx.z, v) = carry[v];
-    if (!is_first_pass && end == all.s.length) all.finish(sample, column + v, carry[v].b);
+  if (warp > 0 || !is_inside) return;
+  if (is_first_pass) {
+    partial(blockIdx.z) = carry;
+  } else if (end == s.length) {
+    all.finish(sample, column, carry.b);
   }
 }
 #endif
@@ -264,17 +277,13 @@ void walk(Call& call, const Columns<Program, T>& all) {
     const OnCpu<Program, T> body{all};
     return on_cpu(call, s.samples * body.runs(), body, static_cast<double>(s.length * std::min(s.columns, body.kRun)));
   }
+  constexpr int64_t kFew = 32;
+  if (s.length <= kFew) return on_gpu_with<int64_t>(call, s.samples * s.columns, ByThread<Program, T>{all});
 #ifdef __CUDACC__
   using L = Tile<Program, T>;
-  const auto run = [&](auto kernel) {
-    const Grid grid(s.samples * ((s.columns + L::kStrip - 1) / L::kStrip), 1, s.parts());
-    if (grid.z > 1) launch(call, kernel, grid, kThreads, L::kBytes, all, true);
-    launch(call, kernel, grid, kThreads, L::kBytes, all, false);
-  };
-  bool is_aligned_all = s.columns % kPackWidth<T> == 0;
-  for (const T* pointer : all.in) is_aligned_all &= is_aligned<kPackWidth<T>>(pointer);
-  for (const T* pointer : all.out) is_aligned_all &= is_aligned<kPackWidth<T>>(pointer);
-  is_aligned_all ? run(columns_kernel<kPackWidth<T>, Program, T>) : run(columns_kernel<1, Program, T>);
+  const Grid grid(s.samples * ((s.columns + L::kStrip - 1) / L::kStrip), 1, s.parts());
+  if (grid.z > 1) launch(call, columns_kernel<Program, T>, grid, kThreads, L::kBytes, all, true);
+  launch(call, columns_kernel<Program, T>, grid, kThreads, L::kBytes, all, false);
 #endif
 }
 
