@@ -38,8 +38,8 @@ void require_state(Call& call, const Tensor& state, const Sizes& s) {
 
 // (a, b, h0?) -> (h, partial)
 MSOPS_ENTRY(LinearScanForward) {
-  const Tensor a = call.tensor("a", 3), b = call.tensor("b"), h0 = call.optional_of("accumulator", "h0", 2);
-  const Tensor h = call.tensor("h"), partial = call.scratch("partial", 4);
+  const Tensor a = call.tensor("a", 3), b = call.tensor("b", 3), h0 = call.optional_of("accumulator", "h0", 2);
+  const Tensor h = call.tensor("h", 3), partial = call.scratch("partial", 4);
   const Sizes s = sizes_of(call, a);
   for (const Tensor& tensor : {b, h}) call.require_same_shape(tensor, a);
   require_state(call, h0, s);
@@ -56,8 +56,8 @@ MSOPS_SCRATCH(LinearScanForward) { return scratch_of(call); }
 
 // (a, h0?, h, dh) -> (da, db, dh0?, partial)
 MSOPS_ENTRY(LinearScanBackward) {
-  const Tensor a = call.tensor("a", 3), h0 = call.optional_of("accumulator", "h0", 2), h = call.tensor("h");
-  const Tensor dh = call.tensor("dh"), da = call.tensor("da"), db = call.tensor("db");
+  const Tensor a = call.tensor("a", 3), h0 = call.optional_of("accumulator", "h0", 2), h = call.tensor("h", 3);
+  const Tensor dh = call.tensor("dh", 3), da = call.tensor("da", 3), db = call.tensor("db", 3);
   const Tensor dh0 = call.optional_of("accumulator", "dh0", 2), partial = call.scratch("partial", 4);
   Sizes s = sizes_of(call, a);
   for (const Tensor& tensor : {h, dh, da, db}) call.require_same_shape(tensor, a);
