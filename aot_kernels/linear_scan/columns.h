@@ -156,66 +156,69 @@ struct ByThread {
 };
 
 #ifdef __CUDACC__
-// A tile has a row for each step. A row begins anywhere in memory: the packs around it are copied.
-template <typename Program, typename T>
+// A tile has a row for each step. Copies move pieces: packs, if all rows begin at a pack, else 4 bytes or an element.
+template <bool kAligned, typename Program, typename T>
 struct Tile {
   static constexpr int kWarps = 8, kEach = sizeof(T) == 8 ? 4 : 8, kSteps = kWarps * kEach;  // kEach: of a warp
-  static constexpr int kStrip = 32, kPacks = kStrip / kPackWidth<T> + 1, kPitch = kPacks * kPackWidth<T>;
-  static constexpr int kElements = kSteps * kPitch, kOfStage = Program::kInputs * kElements;
-  static constexpr int kStageBytes = kOfStage * static_cast<int>(sizeof(T));
-  static constexpr int kStages = std::min(4, 60 * 1024 / kStageBytes), kBytes = kStages * kStageBytes;
+  static constexpr int kOfLane = sizeof(T) == 2 ? 2 : 1, kStrip = 32 * kOfLane;              // columns
+  static constexpr int kPiece = kAligned ? kPackWidth<T> : kOfLane;
+  static constexpr int kPieces = kStrip / kPiece + (!kAligned && kPiece > 1);  // of a row, which may begin in a piece
+  static constexpr int kPitch = kPieces * kPiece, kElements = kSteps * kPitch;
+  static constexpr int kStages = 3, kOfStage = Program::kInputs * kElements;
+  static constexpr int kBytes = kStages * kOfStage * static_cast<int>(sizeof(T));
+
+  // Returns where in its first piece a row begins.
+  static __device__ int offset(const T* row) {
+    return kAligned ? 0 : static_cast<int>(reinterpret_cast<uintptr_t>(row) / sizeof(T) % kPiece);
+  }
+  // Copies the n-th of a row's pieces, which ends before `end`, the end of the array.
+  static __device__ void copy(T* to, const T* row, int n, const T* begin, const T* end) {
+    const T* const from = row - offset(row) + n * kPiece;
+    if (from >= begin && from + kPiece <= end) return cp_async<kPiece * sizeof(T)>(to, from);
+    for (int j = 0; j < kPiece; ++j)
+      if (from + j >= begin && from + j < end) to[j] = from[j];
+  }
 };
 
-// Copies the p-th of the aligned packs around elements [first, first + kStrip) of an array, without what lies beyond
-// it.
-template <int kStrip, typename T>
-__device__ void copy_pack(T* to, const T* array, int64_t size, int64_t first, int p) {
-  constexpr int kWidth = kPackWidth<T>;
-  const int64_t from =
-      first - static_cast<int64_t>(reinterpret_cast<uintptr_t>(array + first) / sizeof(T) % kWidth) + p * kWidth;
-  if (from >= first + kStrip) return;
-  if (from >= 0 && from + kWidth <= size) return cp_async<16>(to, array + from);
-  for (int j = 0; j < kWidth; ++j)
-    if (0 <= from + j && from + j < size) to[j] = array[from + j];
-}
-
 // Blocks are (strips of all samples, 1, parts). The first pass writes the State of each part.
-template <typename Program, typename T>
-__global__ void __launch_bounds__(kThreads) columns_kernel(const Columns<Program, T> all, bool is_first_pass) {
+template <bool kAligned, typename Program, typename T>
+__global__ void __launch_bounds__(kThreads, 3) columns_kernel(const Columns<Program, T> all, bool is_first_pass) {
   using C = Compute<T>;
   using State = LinearStep<C>;
-  using L = Tile<Program, T>;
+  using L = Tile<kAligned, Program, T>;
   extern __shared__ __align__(16) unsigned char bytes[];
-  __shared__ State totals[2][L::kWarps][32];
-  T* const stages = reinterpret_cast<T*>(bytes);  // (stage, input, step, element of the packs)
+  __shared__ State totals[2][L::kWarps][L::kStrip];
+  T* const stages = reinterpret_cast<T*>(bytes);  // (stage, input, step, element of the pieces)
   const Sizes& s = all.s;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int64_t strips = (s.columns + L::kStrip - 1) / L::kStrip;
   const int64_t sample = blockIdx.x / strips, first_column = blockIdx.x % strips * L::kStrip;
-  const int64_t column = first_column + lane;
-  const bool is_inside = column < s.columns;
+  const int64_t column = first_column + lane * L::kOfLane;
   const int64_t begin = part_begin<int64_t>(s.length, blockIdx.z, gridDim.z);
   const int64_t end = part_begin<int64_t>(s.length, blockIdx.z + 1, gridDim.z);
-  const auto partial = [&](int64_t part) -> State& {
-    return reinterpret_cast<State*>(all.partial)[(part * s.samples + sample) * s.columns + column];
+  const auto is_inside = [&](int v) { return column + v < s.columns; };
+  const auto partial = [&](int64_t part, int v) -> State& {
+    return reinterpret_cast<State*>(all.partial)[(part * s.samples + sample) * s.columns + column + v];
   };
 
   const auto copy = [&](int64_t tile) {
     for (int k = 0; k < (is_first_pass ? 2 : Program::kInputs); ++k)
-      for (int n = static_cast<int>(threadIdx.x); n < L::kSteps * L::kPacks; n += kThreads) {
-        const int64_t i = begin + tile * L::kSteps + n / L::kPacks, from = i + Program::shift(k);
-        T* const to = stages + tile % L::kStages * L::kOfStage + k * L::kElements + n * kPackWidth<T>;
-        if (i < end && all.has_step(from))
-          copy_pack<L::kStrip>(to, all.in[k], s.samples * s.length * s.columns, all.at(sample, from, first_column),
-                               n % L::kPacks);
+      for (int n = static_cast<int>(threadIdx.x); n < L::kSteps * L::kPieces; n += kThreads) {
+        const int piece = n % L::kPieces;
+        const int64_t i = begin + tile * L::kSteps + n / L::kPieces, from = i + Program::shift(k);
+        if (i >= end || !all.has_step(from) || first_column + piece * L::kPiece >= s.columns + L::kPiece - 1) continue;
+        L::copy(stages + tile % L::kStages * L::kOfStage + k * L::kElements + n * L::kPiece,
+                all.in[k] + all.at(sample, from, first_column), piece, all.in[k],
+                all.in[k] + s.samples * s.length * s.columns);
       }
     cp_async_commit();
   };
 
-  State carry;
-  if (is_inside && !is_first_pass) {
-    carry.b = all.start(sample, column);
-    for (int64_t part = 0; part < blockIdx.z; ++part) carry = State::combine(carry, partial(part));
+  State carry[L::kOfLane];
+  for (int v = 0; v < L::kOfLane; ++v) {
+    if (is_first_pass || !is_inside(v)) continue;
+    carry[v].b = all.start(sample, column + v);
+    for (int64_t part = 0; part < blockIdx.z; ++part) carry[v] = State::combine(carry[v], partial(part, v));
   }
   const int64_t tiles = (end - begin + L::kSteps - 1) / L::kSteps;
   for (int n = 0; n < L::kStages - 1; ++n) copy(n);
@@ -224,47 +227,73 @@ __global__ void __launch_bounds__(kThreads) columns_kernel(const Columns<Program
     __syncthreads();  // the tile is there, and all threads have read the one before
     copy(tile + L::kStages - 1);
     const int64_t i = begin + tile * L::kSteps + warp * L::kEach;
-    T in[L::kEach][Program::kInputs];
-    unrolled<Program::kInputs>([&](int k) {
-      const T* const rows = stages + tile % L::kStages * L::kOfStage + k * L::kElements + warp * L::kEach * L::kPitch;
-      const T* const first = all.in[k] + all.at(sample, i + Program::shift(k), first_column);
-      const unsigned apart = static_cast<unsigned>(s.reverse ? -s.columns : s.columns);
-      const unsigned start = static_cast<unsigned>(reinterpret_cast<uintptr_t>(first) / sizeof(T));
-      unrolled<L::kEach>([&](int step) {
-        const unsigned offset = (start + step * apart) % kPackWidth<T>;
-        in[step][k] = rows[step * L::kPitch + offset + lane];
-        if (Program::shift(k) != 0 && !all.has_step(i + step + Program::shift(k))) in[step][k] = T(0);
-      });
-    });
-    State total;
+    const T* const here = stages + tile % L::kStages * L::kOfStage + warp * L::kEach * L::kPitch + lane * L::kOfLane;
+    Pack<T, L::kOfLane> in[L::kEach][Program::kInputs];
+    State total[L::kOfLane];
     unrolled<L::kEach>([&](int step) {
-      if (i + step < end) total = State::combine(total, State{C(in[step][0]), C(in[step][1])});
+      for (int k = 0; k < Program::kInputs; ++k) {
+        const int64_t from = i + step + Program::shift(k);
+        const T* const pack = here + k * L::kElements + step * L::kPitch;
+        if constexpr (kAligned || L::kOfLane == 1) {
+          in[step][k] = load<L::kOfLane>(pack);
+        } else {
+          const int offset = L::offset(all.in[k] + all.at(sample, from, first_column));
+          for (int v = 0; v < L::kOfLane; ++v) in[step][k].values[v] = pack[offset + v];
+        }
+        if (Program::shift(k) != 0 && !all.has_step(from)) in[step][k] = {};
+      }
+      for (int v = 0; v < L::kOfLane; ++v)
+        if (i + step < end)
+          total[v] = State::combine(total[v], State{C(in[step][0].values[v]), C(in[step][1].values[v])});
     });
-    totals[tile % 2][warp][lane] = total;
+    for (int v = 0; v < L::kOfLane; ++v) totals[tile % 2][warp][lane * L::kOfLane + v] = total[v];
     __syncthreads();
-    C state = 0;
-    unrolled<L::kWarps>([&](int w) {
-      if (w == warp) state = carry.b;
-      carry = State::combine(carry, totals[tile % 2][w][lane]);
-    });
-    if (is_first_pass || !is_inside) continue;
+    C states[L::kOfLane] = {};
+    for (int v = 0; v < L::kOfLane; ++v)
+      unrolled<L::kWarps>([&](int w) {
+        if (w == warp) states[v] = carry[v].b;
+        carry[v] = State::combine(carry[v], totals[tile % 2][w][lane * L::kOfLane + v]);
+      });
+    if (is_first_pass) continue;
     unrolled<L::kEach>([&](int step) {
       if (i + step >= end) return;
-      C values[Program::kInputs], results[Program::kOutputs];
-      for (int k = 0; k < Program::kInputs; ++k) values[k] = C(in[step][k]);
-      if (Program::kInputs > 2 && i + step + 1 == s.length) values[Program::kInputs - 1] = all.h0_of(sample, column);
-      state = values[0] * state + values[1];
-      Program::outputs(state, values, results);
-      for (int k = 0; k < Program::kOutputs; ++k) assign(all.out[k][all.at(sample, i + step, column)], results[k]);
+      Pack<T, L::kOfLane> out[Program::kOutputs];
+      for (int v = 0; v < L::kOfLane; ++v) {
+        C values[Program::kInputs], results[Program::kOutputs];
+        for (int k = 0; k < Program::kInputs; ++k) values[k] = C(in[step][k].values[v]);
+        if (Program::kInputs > 2 && i + step + 1 == s.length && is_inside(v))
+          values[Program::kInputs - 1] = all.h0_of(sample, column + v);
+        states[v] = values[0] * states[v] + values[1];
+        Program::outputs(states[v], values, results);
+        for (int k = 0; k < Program::kOutputs; ++k) assign(out[k].values[v], results[k]);
+      }
+      for (int k = 0; k < Program::kOutputs; ++k) {
+        T* const to = all.out[k] + all.at(sample, i + step, column);
+        if constexpr (kAligned) {
+          if (is_inside(0)) store(to, out[k]);
+        } else {
+          for (int v = 0; v < L::kOfLane; ++v)
+            if (is_inside(v)) to[v] = out[k].values[v];
+        }
+      }
     });
   }
   cp_async_wait_all();
-  if (warp > 0 || !is_inside) return;
-  if (is_first_pass) {
-    partial(blockIdx.z) = carry;
-  } else if (end == s.length) {
-    all.finish(sample, column, carry.b);
+  for (int v = 0; v < L::kOfLane; ++v) {
+    if (warp > 0 || !is_inside(v)) continue;
+    if (is_first_pass) partial(blockIdx.z, v) = carry[v];
+    if (!is_first_pass && end == s.length) all.finish(sample, column + v, carry[v].b);
   }
+}
+
+template <bool kAligned, typename Program, typename T>
+void walk_strips(Call& call, const Columns<Program, T>& all) {
+  using L = Tile<kAligned, Program, T>;
+  const Sizes& s = all.s;
+  const Grid grid(s.samples * ((s.columns + L::kStrip - 1) / L::kStrip), 1, s.parts());
+  const auto kernel = columns_kernel<kAligned, Program, T>;
+  if (grid.z > 1) launch(call, kernel, grid, kThreads, L::kBytes, all, true);
+  launch(call, kernel, grid, kThreads, L::kBytes, all, false);
 }
 #endif
 
@@ -280,10 +309,10 @@ void walk(Call& call, const Columns<Program, T>& all) {
   constexpr int64_t kFew = 32;
   if (s.length <= kFew) return on_gpu_with<int64_t>(call, s.samples * s.columns, ByThread<Program, T>{all});
 #ifdef __CUDACC__
-  using L = Tile<Program, T>;
-  const Grid grid(s.samples * ((s.columns + L::kStrip - 1) / L::kStrip), 1, s.parts());
-  if (grid.z > 1) launch(call, columns_kernel<Program, T>, grid, kThreads, L::kBytes, all, true);
-  launch(call, columns_kernel<Program, T>, grid, kThreads, L::kBytes, all, false);
+  bool are_packs = s.columns % kPackWidth<T> == 0;
+  for (const T* pointer : all.in) are_packs &= is_aligned<kPackWidth<T>>(pointer);
+  for (const T* pointer : all.out) are_packs &= is_aligned<kPackWidth<T>>(pointer);
+  are_packs ? walk_strips<true>(call, all) : walk_strips<false>(call, all);
 #endif
 }
 
