@@ -11,7 +11,7 @@ from mindspore import Tensor, ops
 import msops
 from card import DTYPES, check_formula, random
 from msops.compat import VERSION
-from msops.operators.flash_attention import operators
+from msops.core.attention import operators
 from msops.testing.checks import assert_accurate, largest
 from operator_test import run, run_gradient
 from test_flash_attention import (

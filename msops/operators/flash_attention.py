@@ -6,17 +6,14 @@ import mindspore
 from mindspore import Tensor, nn, ops
 
 from msops.core import settings
-from msops.core.attention import attributes_of, infer, infer_backward, infer_packed
-from msops.core.compiled import Operators, compiling, keep_dtypes, once
-from msops.core.factory import custom_op
+from msops.core.attention import operators, packed_operators, probability
+from msops.core.compiled import compiling, once
 from msops.core.inputs import as_int32, present
-from msops.core.library import of_package
 
 if TYPE_CHECKING:
     from typing import Any
 
     from msops.core.attention import Window
-    from msops.core.operator import Operator
 
     Seed = int | Tensor | None
 
@@ -26,22 +23,9 @@ except ImportError:  # MindSpore before 2.3 has none
     _generator = None
 
 _NAME = "flash_attention"
-_LIBRARY = of_package(_NAME)
-_LAYOUTS = ("BHTD", "BTHD")  # in the order of Layout in aot_kernels/flash_attention.cu, where packed tensors follow
-_PACKED = 2
 _add_once = ops.Add().recompute(False)  # where MindSpore computes a Cell again, the seed stays
 _STEP = Tensor(12, mindspore.int64)  # by which MindSpore's own operators move on in the generator
 _ODD = Tensor(-7046029254386353131, mindspore.int64)  # it spreads the bits of the generator's seed
-_INPUTS = {
-    "BHTD": "q(B, Hq, Tq, D), k(B, Hk, Tk, D), v(B, Hk, Tk, Dv)",
-    "BTHD": "q(B, Tq, Hq, D), k(B, Tk, Hk, D), v(B, Tk, Hk, Dv)",
-}
-_MORE = (
-    "kv_lengths(B, dtype=int32)?, mask(*M, dtype=bool)?",
-    "alibi_slopes(*A, dtype=float32|common)?, seed(dtype=int64)?",
-)
-_BIAS = "bias(*N, dtype=common|float32)"
-_OUT = {"BHTD": "out(B, Hq, Tq, Dv)", "BTHD": "out(B, Tq, Hq, Dv)"}
 
 
 def flash_attention(
@@ -315,12 +299,12 @@ def _seed(dropout_p: float, seed: Seed) -> Tensor | None:
 
 @once
 def _drops(dropout_p: float) -> bool:
-    return _probability(dropout_p) > 0
+    return probability(dropout_p) > 0
 
 
 @once
 def _constant_seed(dropout_p: float, seed: int | None) -> Tensor | None:
-    if _probability(dropout_p) == 0:
+    if probability(dropout_p) == 0:
         return None
     if seed is None:
         raise ValueError(f"{_NAME}: seed must be given if dropout_p is above 0")
@@ -329,139 +313,7 @@ def _constant_seed(dropout_p: float, seed: int | None) -> Tensor | None:
     return Tensor(seed, mindspore.int64)
 
 
-def _probability(dropout_p: float) -> float:
-    if not 0 <= settings.number(_NAME, "dropout_p", dropout_p) < 1:
-        raise ValueError(f"{_NAME}: dropout_p must be at least 0 and less than 1, got {dropout_p}")
-    return float(dropout_p)
-
-
 def _draw_seed() -> Tensor:
     """Draws a seed from MindSpore's generator, whose seed stays, and whose offset grows."""
     seed, offset = _generator._step(_STEP)
     return ops.reshape(_add_once(ops.mul(seed, _ODD), offset), ())
-
-
-class _Gradients(nn.Cell):
-    """Has the gradient of attention with a bias, of which graph mode leaves out what nobody asks for."""
-
-    def __init__(self, backward: Operator, of_bias: Operator) -> None:
-        super().__init__()
-        keep_dtypes(self)
-        self.backward, self.of_bias = backward, of_bias
-
-    def gradient(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        kv_lengths: Tensor | None,
-        mask: Tensor | None,
-        bias: Tensor | None,
-        alibi_slopes: Tensor | None,
-        seed: Tensor | None,
-        results: tuple[Tensor, Tensor],
-        dresults: tuple[Tensor, Tensor],
-    ) -> tuple[Tensor | None, ...]:
-        # MindSpore 1.10 cannot unpack tuples inside of a tuple.
-        given, of_results = (q, k, v, kv_lengths, mask, bias, alibi_slopes, seed), results + dresults
-        dq, dk, dv = self.backward(*given, *of_results)
-        dbias = self.of_bias(*given, *of_results)
-        return dq, dk, dv, _zeros(kv_lengths), _zeros(mask), dbias, _zeros(alibi_slopes), _zeros(seed)
-
-
-def _zeros(x: Tensor | None) -> Tensor | None:
-    return None if x is None else ops.zeros_like(x)
-
-
-@Operators
-def operators(
-    causal: bool,
-    scale: float | None,
-    window: Window,
-    softcap: float,
-    layout: str,
-    return_lse: bool = False,
-    dropout_p: float = 0.0,
-    bias_gradient: bool = False,
-) -> Operator:
-    """Returns the operator that gives out and, in any case, lse. A bias has a gradient if `bias_gradient`."""
-    settings.boolean(_NAME, "return_lse", return_lse)
-    axes = settings.one_of(_NAME, "layout", layout, _LAYOUTS)
-    attributes = attributes_of(_NAME, causal, scale, window, softcap) | {"dropout_p": _probability(dropout_p)}
-    backward, of_bias = gradients(axes, attributes)
-    inputs = ", ".join((_INPUTS[layout], _MORE[0], f"{_BIAS}?", _MORE[1]))
-    return custom_op(
-        _LIBRARY.FlashAttentionForward,
-        f"{inputs} -> out, lse; partial",
-        infer=infer,
-        gradient=_Gradients(backward, of_bias).gradient if bias_gradient else backward,
-        axes=axes,
-        **attributes,
-    )
-
-
-def gradients(axes: int, attributes: dict[str, Any]) -> tuple[Operator, Operator]:
-    """Returns the operators of the gradients of q, k and v, and of the bias."""
-    layout = _LAYOUTS[axes]
-    lse = "lse(B, Hq, Tq, dtype=accumulator)"
-    kept = f"{_OUT[layout]}, {lse}, d{_OUT[layout]}, d{lse}"
-    maybe_biased, biased = (
-        ", ".join((_INPUTS[layout], _MORE[0], bias, _MORE[1], kept)) for bias in (_BIAS + "?", _BIAS)
-    )
-    backward = custom_op(
-        _LIBRARY.FlashAttentionBackward,
-        f"{maybe_biased} -> dq, dk, dv; delta(B, Hq, Tq), query_sums",
-        infer=infer_backward,
-        axes=axes,
-        **attributes,
-    )
-    of_bias = custom_op(
-        _LIBRARY.FlashAttentionBiasBackward,
-        f"{biased} -> dbias(*N, dtype=bias); delta(B, Hq, Tq)",
-        axes=axes,
-        **attributes,
-    )
-    return backward, of_bias
-
-
-@Operators
-def packed_operators(
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-    causal: bool,
-    scale: float | None,
-    window: Window,
-    softcap: float,
-    return_lse: bool = False,
-) -> Operator:
-    """Returns the operator for packed sequences, which gives out and, in any case, lse."""
-    name = "flash_attention_varlen"
-    settings.boolean(name, "return_lse", return_lse)
-    attributes = attributes_of(name, causal, scale, window, softcap)
-    for key, argument, value in (
-        ("most_queries", "max_seqlen_q", max_seqlen_q),
-        ("most_keys", "max_seqlen_k", max_seqlen_k),
-    ):
-        attributes[key] = settings.integer(name, argument, value)
-        if not 0 <= value < 2**31:
-            raise ValueError(f"{name}: {argument} must be at least 0 and less than 2^31, got {value}")
-    inputs = "q(Nq, Hq, D), k(Nk, Hk, D), v(Nk, Hk, Dv)"
-    starts = "cu_seqlens_q(S, dtype=int32), cu_seqlens_k(S, dtype=int32)"
-    kept = "out(Nq, Hq, Dv), lse(Hq, Nq, dtype=accumulator), dout(Nq, Hq, Dv), dlse(Hq, Nq, dtype=accumulator)"
-    backward = custom_op(
-        _LIBRARY.FlashAttentionBackward,
-        f"{inputs}, {starts}, {kept} -> dq, dk, dv; delta(Hq, Nq), query_sums",
-        infer=infer_backward,
-        name=name,
-        axes=_PACKED,
-        **attributes,
-    )
-    return custom_op(
-        _LIBRARY.FlashAttentionForward,
-        f"{inputs}, {starts} -> out, lse; partial",
-        infer=infer_packed,
-        gradient=backward,
-        name=name,
-        axes=_PACKED,
-        **attributes,
-    )

@@ -14,10 +14,11 @@ import numpy as np
 from mindspore import Tensor, ops
 
 from msops.core import settings
+from msops.core.attention import packed_operators
 from msops.core.compiled import compiling, once
 from msops.core.inputs import as_int32, describe, spec_of
 from msops.core.spec import dtype_name
-from msops.operators.flash_attention import flash_attention, packed_operators
+from msops.operators.flash_attention import flash_attention
 
 from .replacement import Replacement
 
