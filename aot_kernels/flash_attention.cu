@@ -191,6 +191,30 @@ struct Inputs {
   }
 };
 
+// Known is what both gradients take after the inputs, the results of the forward pass and their gradients.
+struct Known {
+  Tensor out, lse, dout, dlse;
+
+  Known(Call& call, const Inputs& inputs) {
+    const int rank = inputs.axes == kPacked ? 3 : 4;
+    out = call.tensor("out", rank), lse = call.tensor_of("accumulator", "lse", rank - 1);
+    dout = call.tensor("dout", rank), dlse = call.tensor_of("accumulator", "dlse", rank - 1);
+    inputs.require_out(call, out);
+    inputs.require_lse(call, lse);
+    call.require_same_shape(dout, out);
+    call.require_same_shape(dlse, lse);
+  }
+
+  // Returns the problem, and its gradient without results.
+  template <typename T>
+  std::pair<ExtendedAttention<T>, AttentionGradient<T>> problem(const Inputs& inputs, const Tensor& delta) const {
+    using C = Compute<T>;
+    ExtendedAttention<T> a = inputs.problem<T>();
+    a.out = out.as<T>(), a.lse = lse.as<C>();
+    return {a, {dout.as<const T>(), dlse.as<const C>(), delta.as<C>(), nullptr, nullptr, nullptr, {}}};
+  }
+};
+
 // Returns over how many blocks the keys are split. `rows` queries of each of `heads` heads read the same keys.
 //
 // A block for each of the heads would leave a large GPU idle if there are few. So there are about 256 blocks, with at
@@ -245,25 +269,17 @@ MSOPS_ENTRY(FlashAttentionBackward) {
   const Inputs inputs(call);
   const bool packed = inputs.axes == kPacked;
   const int rank = packed ? 3 : 4;
-  const Tensor out = call.tensor("out", rank), lse = call.tensor_of("accumulator", "lse", packed ? 2 : 3);
-  const Tensor dout = call.tensor("dout", rank), dlse = call.tensor_of("accumulator", "dlse", packed ? 2 : 3);
+  const Known known(call, inputs);
   const Tensor dq = call.tensor("dq", rank), dk = call.tensor("dk", rank), dv = call.tensor("dv", rank);
-  const Tensor delta = call.scratch("delta", packed ? 2 : 3), query_sums = call.scratch("query_sums", 1);
-  inputs.require_out(call, out);
-  inputs.require_lse(call, lse);
-  call.require_same_shape(dout, out);
-  call.require_same_shape(dlse, lse);
+  const Tensor delta = call.scratch("delta", rank - 1), query_sums = call.scratch("query_sums", 1);
   call.require_same_shape(dq, inputs.q);
   call.require_same_shape(dk, inputs.k);
   call.require_same_shape(dv, inputs.v);
-  call.require_same_shape(delta, lse);
+  call.require_same_shape(delta, known.lse);
   return call.run([&](auto type) {
     using T = typename decltype(type)::type;
-    using C = Compute<T>;
-    ExtendedAttention<T> a = inputs.problem<T>();
-    a.out = out.as<T>(), a.lse = lse.as<C>();
-    AttentionGradient<T> g{
-        dout.as<const T>(), dlse.as<const C>(), delta.as<C>(), dq.as<T>(), dk.as<T>(), dv.as<T>(), {}};
+    auto [a, g] = known.problem<T>(inputs, delta);
+    g.dq = dq.as<T>(), g.dk = dk.as<T>(), g.dv = dv.as<T>();
     const int64_t tiles = QuerySums::count(a, packed);
     call.require_shape(query_sums, {QuerySums::scratch(tiles)});
     if (!call.ok()) return;
@@ -297,24 +313,16 @@ MSOPS_SCRATCH(FlashAttentionBackward) {
 MSOPS_ENTRY(FlashAttentionBiasBackward) {
   const Inputs inputs(call, true);
   call.require(inputs.axes != kPacked, kBadAttribute, "packed sequences have no bias");
-  const Tensor out = call.tensor("out", 4), lse = call.tensor_of("accumulator", "lse", 3);
-  const Tensor dout = call.tensor("dout", 4), dlse = call.tensor_of("accumulator", "dlse", 3);
+  const Known known(call, inputs);
   const Tensor dbias = call.tensor_of("float32|common", "dbias"), delta = call.scratch("delta", 3);
   if (call.ok())
     call.require(!std::strcmp(dbias.dtype, inputs.bias.dtype), kBadDtype, "dbias is %s, bias is %s", dbias.dtype,
                  inputs.bias.dtype);
-  inputs.require_out(call, out);
-  inputs.require_lse(call, lse);
-  call.require_same_shape(dout, out);
-  call.require_same_shape(dlse, lse);
   call.require_same_shape(dbias, inputs.bias);
-  call.require_same_shape(delta, lse);
+  call.require_same_shape(delta, known.lse);
   return call.run([&](auto type) {
     using T = typename decltype(type)::type;
-    using C = Compute<T>;
-    ExtendedAttention<T> a = inputs.problem<T>();
-    a.out = out.as<T>(), a.lse = lse.as<C>();
-    const AttentionGradient<T> g{dout.as<const T>(), dlse.as<const C>(), delta.as<C>(), nullptr, nullptr, nullptr, {}};
+    const auto [a, g] = known.problem<T>(inputs, delta);
     const BiasGradient<T> to = inputs.gradient_of_bias<T>(dbias);
     if (dbias.size == 0) return;
     if (call.is_on_cpu()) flash_attention::cpu::bias_backward(call, a, g, to);

@@ -90,6 +90,19 @@ struct Logits {
   }
 };
 
+// Calls f(j, n, sees_all) for panels of n keys from key j on, whose rows it has loaded to k and v; sees_all says
+// whether each of the queries sees each of them.
+template <typename T, typename F>
+MSOPS_CPU void for_panels(const Attention<T>& a, const Sequence& s, int64_t b, int64_t kv_head, Span queries, Span keys,
+                          Compute<T>* k, Compute<T>* v, int64_t value_pitch, const F& f) {
+  for (int64_t j = keys.begin; j < keys.end; j += kKeys) {
+    const int64_t n = least(kKeys, keys.end - j);
+    load_rows(a.k + a.of_k.offset(b, kv_head, s.first_key + j), a.of_k.row, n, a.width, k, a.width);
+    load_rows(a.v + a.of_v.offset(b, kv_head, s.first_key + j), a.of_v.row, n, a.value_width, v, value_pitch);
+    f(j, n, a.sees_all(s, queries, {j, j + n}));
+  }
+}
+
 // A thread takes items: tiles of queries of a key's heads, or splits of their keys.
 template <typename T>
 struct Forward {
@@ -136,14 +149,10 @@ struct Forward {
     const int64_t first_head = kv_head * a.group() + tile_of_heads * heads_of_tile();
     load_queries(w, s, b, first_head, least(first_head + heads_of_tile(), (kv_head + 1) * a.group()), queries);
     const Span seen = a.keys_of(s, queries), keys = a.splits > 1 ? a.part(seen, split) : seen;
-    for (int64_t j = keys.begin; j < keys.end; j += kKeys) {
-      const int64_t n = least(kKeys, keys.end - j);
-      load_rows(a.k + a.of_k.offset(b, kv_head, s.first_key + j), a.of_k.row, n, a.width, w.k.get(), a.width);
-      load_rows(a.v + a.of_v.offset(b, kv_head, s.first_key + j), a.of_v.row, n, a.value_width, w.v.get(),
-                w.value_pitch);
-      const bool sees_all = a.sees_all(s, queries, {j, j + n});
-      for (int64_t c = 0; c < w.columns; c += kColumns<C>) panel(w, s, b, c, j, n, sees_all);
-    }
+    for_panels(a, s, b, kv_head, queries, keys, w.k.get(), w.v.get(), w.value_pitch,
+               [&](int64_t j, int64_t n, bool sees_all) __attribute__((always_inline)) {
+                 for (int64_t c = 0; c < w.columns; c += kColumns<C>) panel(w, s, b, c, j, n, sees_all);
+               });
     for (int64_t c = 0; c < w.columns; ++c) a.splits > 1 ? store_partial(w, c, split, b) : store(w, c, s, b);
   }
 

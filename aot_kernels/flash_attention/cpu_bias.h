@@ -74,18 +74,16 @@ struct BiasBackward {
       w.lse[c] = a.lse[at] == C(-HUGE_VAL) ? C(0) : a.lse[at], w.delta[c] = g.delta[at];
     }
     const Span seen = a.keys_of(s, queries);
-    for (int64_t j = keys.begin; j < least(keys.end, seen.end); j += kKeys) {
-      const int64_t n = least(kKeys, least(keys.end, seen.end) - j);
-      if (j + n <= seen.begin) continue;
-      load_rows(a.k + a.of_k.offset(b, kv_head, s.first_key + j), a.of_k.row, n, a.width, w.k.get(), a.width);
-      load_rows(a.v + a.of_v.offset(b, kv_head, s.first_key + j), a.of_v.row, n, a.value_width, w.v.get(),
-                a.value_width);
-      w.scores.compute(a, s, b, h, queries.begin, j, n, columns, View<C>{w.k.get(), a.width, 1},
-                       View<C>{w.v.get(), a.value_width, 1}, w.q.get(), w.dout.get(), w.lse, w.delta,
-                       a.sees_all(s, queries, {j, j + n}));
-      for (int64_t k = 0; k < n; ++k)
-        for (int64_t c = 0; c < columns; ++c) w.sums[k * kColumns<C> + c] += w.scores.dx[k * kColumns<C> + c];
-    }
+    const int64_t before = most(0, seen.begin - keys.begin) / kKeys * kKeys;  // keys that no query sees
+    for_panels(a, s, b, kv_head, queries, {keys.begin + before, least(keys.end, seen.end)}, w.k.get(), w.v.get(),
+               a.value_width, [&](int64_t j, int64_t n, bool sees_all) __attribute__((always_inline)) {
+                 w.scores.compute(a, s, b, h, queries.begin, j, n, columns, View<C>{w.k.get(), a.width, 1},
+                                  View<C>{w.v.get(), a.value_width, 1}, w.q.get(), w.dout.get(), w.lse, w.delta,
+                                  sees_all);
+                 for (int64_t k = 0; k < n; ++k)
+                   for (int64_t c = 0; c < columns; ++c)
+                     w.sums[k * kColumns<C> + c] += w.scores.dx[k * kColumns<C> + c];
+               });
   }
 };
 
