@@ -10,20 +10,13 @@ from mindspore import Tensor, ops
 
 import msops
 from card import DTYPES, check_formula, random
+from gpu import check_call
 from msops.compat import VERSION
 from msops.core.attention import operators
 from msops.testing.checks import assert_accurate, largest
+from numpy_attention import DEFAULTS, Attend, attention, case, distances
 from operator_test import run, run_gradient
-from test_flash_attention import (
-    DEFAULTS,
-    KV,
-    Attend,
-    Q,
-    TestFlashAttention as FlashAttentionCard,
-    attention,
-    case,
-    distances,
-)
+from test_flash_attention import KV, Q, TestFlashAttention as FlashAttentionCard
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -173,24 +166,40 @@ def test_gradient_drops_the_same_weights(mode, recompute):
     np.testing.assert_allclose((dv * inputs[2]).sum().asnumpy(), value.asnumpy(), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize(
+# FlashAttention's own tests of ALiBi, dropout and wide heads go over these lengths and features.
+GRID = pytest.mark.parametrize(
     ("queries", "keys", "width", "settings"),
     [
-        (113, 203, 59, dict(causal=True, slopes=(2, 6))),
-        (128, 217, 111, dict(slopes=(6,), dropout_p=0.17)),
-        (113, 211, 256, dict(causal=True, dropout_p=0.17)),
-        (108, 256, 160, dict(window=(40, 20), slopes=(2, 6), dropout_p=0.17)),
+        (256, 512, 32, dict(slopes=(6,), dropout_p=0.17)),
         (255, 120, 40, dict(causal=True, slopes=(2, 6), softcap=10.0, dropout_p=0.17)),
+        (113, 203, 59, dict(causal=True, slopes=(2, 6))),
+        (65, 97, 64, dict(causal=True, slopes=(2, 6), dropout_p=0.17)),
+        (512, 256, 96, dict(causal=True, dropout_p=0.17)),
+        (128, 217, 111, dict(slopes=(6,), dropout_p=0.17)),
+        (128, 217, 128, dict(window=(60, -1), slopes=(2, 6), dropout_p=0.17)),
+        (108, 256, 160, dict(window=(40, 20), slopes=(2, 6), dropout_p=0.17)),
+        (113, 203, 192, dict(causal=True, slopes=(6,), dropout_p=0.17)),
         (1, 239, 224, dict(slopes=(2, 6), causal=True, lengths=True)),
+        (113, 211, 256, dict(causal=True, dropout_p=0.17)),
     ],
 )
+
+
+@GRID
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_grid_of_flash_attention(queries, keys, width, settings, dtype):
-    """FlashAttention's own tests of ALiBi, dropout and wide heads go over these lengths and features."""
     card = FlashAttentionCard()
     shapes, settings = case((6, 2, queries, keys), width, **settings)
     for call, formula in zip(card.entry_calls(shapes, settings, dtype), card.formulas):
         check_formula(call, functools.partial(formula, **settings), card.roundings, card.units(**settings))
+
+
+@GRID
+def test_grid_of_flash_attention_on_a_gpu(gpu, queries, keys, width, settings):
+    card = FlashAttentionCard()
+    shapes, settings = case((6, 2, queries, keys), width, **settings)
+    for call in card.entry_calls(shapes, settings, "float16"):
+        check_call(gpu, call, "float16", shift=0)
 
 
 @pytest.mark.parametrize("kind", [np.float16, np.float32])

@@ -7,8 +7,8 @@ from guarded_call import GuardedCall
 from msops.core.attention import packed_operators
 from msops.testing.checks import Net, assert_accurate
 from msops.testing.entry import Status
+from numpy_attention import attention, attention_backward
 from operator_test import OperatorTest, run, run_gradient
-from test_flash_attention import attention, attention_backward
 
 LONGEST = dict(max_seqlen_q=150, max_seqlen_k=150)
 DEFAULTS = dict(causal=False, scale=None, window=None, softcap=0.0)
