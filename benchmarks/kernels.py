@@ -67,7 +67,7 @@ class CpuArrays:
         return np.asarray(self.rng.standard_normal(shape, "float32"), dtype)
 
     def whole(self, shape, dtype, below):
-        return self.rng.integers(below, size=shape, dtype=dtype)
+        return np.asarray(self.rng.integers(below, size=shape, dtype=dtype))
 
     def uniform(self, shape, dtype, bound):
         return np.asarray(self.rng.uniform(-bound, bound, shape), dtype)
@@ -103,9 +103,12 @@ def random_inputs(case, dtype, arrays):
     """Returns random arrays for the entry's inputs, each of its own dtype. Whole numbers are indices."""
     inputs = []
     for shape, own in zip(case.inputs, input_dtypes(case.operator, getattr(mindspore, dtype))):
-        is_index = own in (mindspore.int32, mindspore.int64)
-        below = (case.benchmark.index_below(case.size),) if is_index else ()
-        inputs.append((arrays.whole if is_index else arrays.random)(shape, dtype_name(own), *below))
+        if own == mindspore.bool_:
+            inputs.append(arrays.whole(shape, "bool", 2))
+        elif own in (mindspore.int32, mindspore.int64):
+            inputs.append(arrays.whole(shape, dtype_name(own), case.benchmark.index_below(case.size)))
+        else:
+            inputs.append(arrays.random(shape, dtype_name(own)))
     return inputs
 
 

@@ -1,4 +1,4 @@
-"""Benchmarks attention. A size is (B, Hq, Hk, Tq, Tk, D, causal), where causal is 0 or 1."""
+"""Benchmarks attention. A size is (B, Hq, Hk, Tq, Tk, D, causal), where causal is 0 or 1, and perhaps one of TERMS."""
 
 import contextlib
 
@@ -11,6 +11,13 @@ from ..benchmark import Benchmark, OfFunction, Sizes
 from ..figures import Target, best_peer, times_faster
 
 TORCH = ("torch flash", "torch cuDNN", "torch efficient")
+DROPOUT_P = 0.1
+TERMS = {  # name -> the input of the card, and its shape
+    "mask": ("mask", lambda heads, queries, keys: (queries, keys)),
+    "bias": ("bias", lambda heads, queries, keys: (heads, queries, keys)),
+    "ALiBi": ("alibi_slopes", lambda heads, queries, keys: (heads,)),
+    "dropout": ("seed", lambda heads, queries, keys: ()),
+}
 
 
 def composed(q, k, v):
@@ -49,6 +56,8 @@ class FlashAttention(Benchmark):
                     (1, 9, 3, 1, 2048, 64, 0),
                     (1, 32, 8, 16, 8192, 128, 0),
                     (2, 8, 8, 1024, 1024, 256, 1),
+                    *((4, 16, 16, 4096, 4096, 128, 0, term) for term in TERMS),
+                    *((8, 16, 16, 2048, 2048, 64, 1, term) for term in ("ALiBi", "dropout")),
                 ),
                 ragged={(4, 16, 16, 4095, 4095, 126, 1): (4, 16, 16, 4096, 4096, 128, 1)},
             )
@@ -83,44 +92,68 @@ class FlashAttention(Benchmark):
     }  # fmt: skip
 
     def describe(self, size):
-        batch, heads, kv_heads, queries, keys, width, causal = size
+        batch, heads, kv_heads, queries, keys, width, causal, *terms = size
         lengths = f"T{queries}" if queries == keys else f"T{queries} of {keys}"
         grouped = f"H{heads}" if heads == kv_heads else f"H{heads} of {kv_heads}"
-        return f"B{batch} {grouped} {lengths} D{width}{' causal' * causal}"
+        return " ".join((f"B{batch} {grouped} {lengths} D{width}{' causal' * causal}", *terms))
 
     def flops(self, case, direction):
         """Counts the two products of the forward pass and the five of the backward pass, halved where causal."""
         sizes = [size for sizes in self.sizes["GPU"] for size in (*sizes.named, *sizes.sweep)]
-        batch, heads, _, queries, keys, width, causal = next(size for size in sizes if self.describe(size) == case)
+        batch, heads, _, queries, keys, width, causal, *_ = next(size for size in sizes if self.describe(size) == case)
         products = {"forward": 2, "backward": 5}[direction]
         return 2 * products * batch * heads * queries * keys * width / (2 if causal else 1)
 
     def inputs(self, size):
-        batch, heads, kv_heads, queries, keys, width, _ = size
-        return [(batch, heads, queries, width), *[(batch, kv_heads, keys, width)] * 2]
+        batch, heads, kv_heads, queries, keys, width, _, *terms = size
+        more = [TERMS[term][1](heads, queries, keys) for term in terms]
+        return [(batch, heads, queries, width), *[(batch, kv_heads, keys, width)] * 2, *more]
+
+    def index_below(self, size):
+        return 2**31
 
     def settings(self, size):
-        return {"causal": bool(size[-1]), "optional": ()}
+        causal, *terms = size[6:]
+        dropout_p = DROPOUT_P if "dropout" in terms else 0.0
+        return {"causal": bool(causal), "optional": tuple(TERMS[term][0] for term in terms), "dropout_p": dropout_p}
 
     def cases(self, size):
         forward, backward = super().cases(size)
         return [forward, backward._replace(formula_results=("out",))]
 
     def torch_formulas(self, case, dtype):
-        """Returns torch's attention by each of its kernels for a GPU, or as it is where there is none."""
+        """Returns torch's attention by each of its kernels for a GPU, or as it is where there is none. Which of them
+        take a term is up to torch, whose mask is True where a key is seen, and which adds ALiBi as a tensor."""
         import torch
         from torch.nn.attention import SDPBackend, sdpa_kernel
         from torch.nn.functional import scaled_dot_product_attention
 
-        _, heads, kv_heads, *_, causal = case.size
+        _, heads, kv_heads, queries, keys, _, causal, *terms = case.size
+        settings = dict(enable_gqa=heads != kv_heads, dropout_p=DROPOUT_P if "dropout" in terms else 0.0)
+        made = []
 
-        def attend(q, k, v):
-            return scaled_dot_product_attention(q, k, v, is_causal=bool(causal), enable_gqa=heads != kv_heads)
+        def added(k, term):
+            """Returns what SDPA adds to the logits, which must hold the causal mask, too. It is made once."""
+            if not made:
+                i, j = (torch.arange(n, device=k.device) for n in (queries, keys))
+                distances = i[:, None] + keys - queries - j
+                if terms == ["ALiBi"]:
+                    made.append((-term.detach()[:, None, None] * distances.abs()).to(k.dtype))
+                else:
+                    made.append(~term if terms == ["mask"] else term.detach())
+                if causal:
+                    made[0] = made[0].masked_fill(distances < 0, float("-inf"))
+            return made[0]
+
+        def attend(q, k, v, *term):
+            if terms in ([], ["dropout"]):
+                return scaled_dot_product_attention(q, k, v, is_causal=bool(causal), **settings)
+            return scaled_dot_product_attention(q, k, v, attn_mask=added(k, *term), **settings)
 
         def by_kernel(kernel):
-            def formula(q, k, v):
+            def formula(q, *others):
                 with sdpa_kernel(kernel) if q.is_cuda else contextlib.nullcontext():
-                    return attend(q, k, v)
+                    return attend(q, *others)
 
             return formula
 
@@ -130,5 +163,5 @@ class FlashAttention(Benchmark):
         return dict(zip(TORCH, map(by_kernel, kernels)))
 
     def networks(self, size, dtype, device):
-        ours, theirs = (flash_causal, composed_causal) if size[-1] else (msops.flash_attention, composed)
+        ours, theirs = (flash_causal, composed_causal) if size[6] else (msops.flash_attention, composed)
         return {"msops": OfFunction(ours), "MindSpore": OfFunction(theirs)}
