@@ -16,10 +16,10 @@ namespace msops::flash_attention {
 constexpr int kDeltaThreads = 256, kDeltaLanes = 8;  // kDeltaLanes threads share a row
 constexpr int kDeltaRows = kDeltaThreads / kDeltaLanes;
 
-// Where `packed`, rows are packs of 16 bytes.
+// Where `aligned`, rows are packs of 16 bytes.
 template <typename T>
 __global__ void __launch_bounds__(kDeltaThreads)
-    delta_kernel(const Attention<T> a, const AttentionGradient<T> g, int64_t rows, bool packed) {
+    delta_kernel(const Attention<T> a, const AttentionGradient<T> g, int64_t rows, bool aligned) {
   using C = Compute<T>;
   constexpr int kWide = kPackWidth<T>;
   const int lane = threadIdx.x % kDeltaLanes;
@@ -30,7 +30,7 @@ __global__ void __launch_bounds__(kDeltaThreads)
     const bool inside = row < rows && i < s.queries;
     const int64_t offset = a.of_out.offset(b, h, s.first_query + i);
     C sum = 0;
-    if (inside && packed) {
+    if (inside && aligned) {
       for (int64_t column = lane * kWide; column < a.value_width; column += kDeltaLanes * kWide) {
         const auto out = load<kWide>(a.out + offset + column), dout = load<kWide>(g.dout + offset + column);
 #pragma unroll
@@ -49,16 +49,16 @@ __global__ void __launch_bounds__(kDeltaThreads)
 
 // Returns whether rows at these strides begin at multiples of 16 bytes and have a whole number of packs.
 template <typename T>
-bool is_packed(const T* data, const Strides& strides, int64_t width) {
+bool rows_are_aligned(const T* data, const Strides& strides, int64_t width) {
   return is_aligned<kPackWidth<T>>(data) && (strides.batch | strides.head | strides.row | width) % kPackWidth<T> == 0;
 }
 
 template <typename T>
 void launch_delta(Call& call, const Attention<T>& a, const AttentionGradient<T>& g) {
   const int64_t rows = a.batch * a.heads * a.queries;
-  const bool packed = is_packed(a.out, a.of_out, a.value_width) && is_aligned<kPackWidth<T>>(g.dout);
+  const bool aligned = rows_are_aligned(a.out, a.of_out, a.value_width) && is_aligned<kPackWidth<T>>(g.dout);
   const int64_t blocks = least(parts_of(rows, kDeltaRows), INT32_MAX);
-  launch(call, delta_kernel<T>, blocks, kDeltaThreads, 0, a, g, rows, packed);
+  launch(call, delta_kernel<T>, blocks, kDeltaThreads, 0, a, g, rows, aligned);
 }
 
 }  // namespace msops::flash_attention

@@ -9,7 +9,7 @@
 //   dbias = the sum of dx_ij over all samples, heads, queries and keys that have the element in common
 //
 // Kernels take the type of their problem as a parameter, so that calls without any of these have neither the arguments
-// nor the instructions for them. The kernels with the parameter ExtendedAttention are those of plain.h.
+// nor the instructions for them.
 #pragma once
 
 #include "../common/philox.h"
@@ -42,6 +42,7 @@ struct ExtendedAttention : Attention<T> {
   C kept;               // 1 / (1 - dropout_p)
 
   bool is_extended() const { return bias || slopes || seed; }
+  MSOPS_BOTH bool adds_to_logits() const { return bias || slopes; }
 
   MSOPS_BOTH C bias_at(int64_t b, int64_t h, int64_t i, int64_t j) const {
     return bias[b * bias_batch + h * bias_head + i * bias_query + j * bias_key];
@@ -61,8 +62,11 @@ struct ExtendedAttention : Attention<T> {
   // Returns the random words of four keys, of which the first is key 4 `block`. They depend on these numbers and on the
   // seed alone, so that each kernel, whatever its tiles are, draws the same.
   MSOPS_BOTH Words words(int64_t b, int64_t h, int64_t i, int64_t block) const {
+    return words(static_cast<uint64_t>(*seed), b, h, i, block);
+  }
+  static MSOPS_BOTH Words words(uint64_t seed, int64_t b, int64_t h, int64_t i, int64_t block) {
     const auto pair = [](int64_t high, int64_t low) { return static_cast<uint64_t>(high) << 32 | low; };
-    return philox(static_cast<uint64_t>(*seed), pair(i, block), pair(b, h));
+    return philox(seed, pair(i, block), pair(b, h));
   }
 };
 

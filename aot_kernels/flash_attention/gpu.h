@@ -3,10 +3,12 @@
 //   case                         kernel                                    why
 //   float16, sm_80 and later     mma.h, which has a table of its own       tensor cores multiply float16
 //   float32, rows up to 64       plain.h, tiles of 64 x 64, one slice      sums of 64 columns stay in registers
-//   float32, longer rows         plain.h, tiles of 64 x 64, two slices     128 columns share the logits
-//   an ExtendedAttention         plain.h, float32 as if rows were long     the others have no code for it
+//   float32, other               plain.h, tiles of 64 x 64, two slices     128 columns share the logits
 //   float64                      plain.h, tiles of 32 x 32                 twice the shared memory for each number
 //   float16 elsewhere            plain.h, tiles of 64 x 64, one slice      sm_70, sm_75, rows above 256: mma.h refuses
+//
+// The plain kernels of float16 and float64 are compiled for an ExtendedAttention alone, since compiling them takes
+// long, those of float32 also for an Attention.
 //
 // All of them give equal calls equal bits: a block owns what it writes, and adds in order.
 #pragma once
@@ -17,35 +19,39 @@
 
 namespace msops::flash_attention {
 
-template <typename T>
-void forward_on_gpu(Call& call, const ExtendedAttention<T>& extended) {
-  constexpr int kSlices = std::is_same<T, float>::value ? 2 : 1;
-  if (!call.ok()) return;
-  if (extended.is_extended()) return plain::launch_forward<kSlices>(call, extended);
-  const Attention<T>& a = extended;
-  if constexpr (std::is_same<T, Half>::value) {
-    if (forward_on_tensor_cores(call, a)) return;
-  }
+// Calls f(a, Constant<slices>{}) for the problem and the slices of columns that a plain kernel is compiled for.
+template <typename T, typename F>
+void with_plain_kernel(const ExtendedAttention<T>& a, int64_t width, const F& f) {
   if constexpr (std::is_same<T, float>::value) {
-    if (a.value_width > 64) return plain::launch_forward<2>(call, a);
+    const Attention<T>& simple = a;
+    if (!a.is_extended()) return width > 64 ? f(simple, Constant<2>{}) : f(simple, Constant<1>{});
+    f(a, Constant<2>{});
+  } else {
+    f(a, Constant<1>{});
   }
-  plain::launch_forward<1>(call, a);
 }
 
 template <typename T>
-void backward_on_gpu(Call& call, const ExtendedAttention<T>& extended, const AttentionGradient<T>& g) {
-  constexpr int kSlices = std::is_same<T, float>::value ? 2 : 1;
+void forward_on_gpu(Call& call, const ExtendedAttention<T>& a) {
   if (!call.ok()) return;
-  const Attention<T>& a = extended;
-  launch_delta(call, a, g);
-  if (extended.is_extended()) return plain::launch_backward<kSlices>(call, extended, g);
   if constexpr (std::is_same<T, Half>::value) {
-    if (backward_on_tensor_cores(call, a, g)) return;
+    const Attention<T>& simple = a;
+    if (a.is_extended() ? forward_on_tensor_cores(call, a) : forward_on_tensor_cores(call, simple)) return;
   }
-  if constexpr (std::is_same<T, float>::value) {
-    if (most(a.width, a.value_width) > 64) return plain::launch_backward<2>(call, a, g);
+  with_plain_kernel(a, a.value_width,
+                    [&](const auto& of_kind, auto slices) { plain::launch_forward<slices>(call, of_kind); });
+}
+
+template <typename T>
+void backward_on_gpu(Call& call, const ExtendedAttention<T>& a, const AttentionGradient<T>& g) {
+  if (!call.ok()) return;
+  launch_delta<T>(call, a, g);
+  if constexpr (std::is_same<T, Half>::value) {
+    const Attention<T>& simple = a;
+    if (a.is_extended() ? backward_on_tensor_cores(call, a, g) : backward_on_tensor_cores(call, simple, g)) return;
   }
-  plain::launch_backward<1>(call, a, g);
+  with_plain_kernel(a, most(a.width, a.value_width),
+                    [&](const auto& of_kind, auto slices) { plain::launch_backward<slices>(call, of_kind, g); });
 }
 
 template <typename T>

@@ -8,6 +8,8 @@
 //
 // The kernels count in 32 bits (see fits_tensor_cores). Whether an item is empty is only asked after all is computed:
 // ptxas spills more registers around branches in between.
+//
+// The keys of an ExtendedAttention's items begin at multiples of 4, as its random words do.
 #pragma once
 
 #include "problem.h"
@@ -62,17 +64,23 @@ struct SplitOrder {
   }
 };
 
+template <typename A>
+__device__ __forceinline__ Span whole_fours(Span keys) {
+  if constexpr (A::kIsExtended) keys.begin -= keys.begin % 4;
+  return keys;
+}
+
 // QueryItem is a tile of queries of head h, from i0 to i1 - 1, with the keys of head kv_head from begin to end - 1: all
 // that any of these queries sees.
 struct QueryItem {
   Sequence s;
   int b, h, kv_head, i0, i1, begin, end;
 
-  template <typename T>
-  static __device__ __forceinline__ QueryItem of(const Attention<T>& a, int b, int h, int64_t i0, int tile) {
+  template <typename A>
+  static __device__ __forceinline__ QueryItem of(const A& a, int b, int h, int64_t i0, int tile) {
     QueryItem item{a.sequence(b), b, h, h / static_cast<int>(a.group()), static_cast<int>(i0), 0, 0, 0};
     item.i1 = static_cast<int>(least(item.i0 + tile, item.s.queries));
-    const Span keys = a.keys_of(item.s, {item.i0, item.i1});
+    const Span keys = whole_fours<A>(a.keys_of(item.s, {item.i0, item.i1}));
     item.begin = static_cast<int>(keys.begin), item.end = static_cast<int>(most(keys.begin, keys.end));
     return item;
   }
@@ -118,12 +126,12 @@ struct GroupItem {
   Sequence s;
   int b, kv_head, first_head, first, all, begin, end;
 
-  template <typename T>
-  __device__ __forceinline__ GroupItem(const Attention<T>& a, int b_, int kv_head_, int64_t first_row, int64_t split)
+  template <typename A>
+  __device__ __forceinline__ GroupItem(const A& a, int b_, int kv_head_, int64_t first_row, int64_t split)
       : s(a.sequence(b_)), b(b_), kv_head(kv_head_), first(static_cast<int>(first_row)) {
     const int group = static_cast<int>(a.group());
     first_head = kv_head * group, all = static_cast<int>(s.queries) * group;
-    Span keys = a.keys_of(s, {0, s.queries});
+    Span keys = whole_fours<A>(a.keys_of(s, {0, s.queries}));
     if (a.splits > 1) keys = a.part(keys, split);
     begin = static_cast<int>(keys.begin), end = static_cast<int>(most(keys.begin, keys.end));
   }

@@ -1,12 +1,14 @@
 // Launches the kernels for tensor cores, which take float16 on sm_80 and later:
 //
 //   up to 16 queries of all heads that share keys, or more where the keys are split            mma_decode.h
-//   other forward passes of packed rows, on sm_90a                                             wgmma_forward.h
+//   other forward passes of aligned rows, on sm_90a                                             wgmma_forward.h
 //   other forward passes                                                                       mma_forward.h
-//   backward passes of packed rows of up to 128 elements, on sm_90a                            wgmma_backward.h
+//   backward passes of aligned rows of up to 128 elements, on sm_90a                            wgmma_backward.h
 //   other backward passes                                                                      mma_backward.h
 //
-// A kernel is compiled for rows of up to 64, 128 and 256 elements; shorter ones are filled with zeros.
+// A kernel is compiled for rows of up to 64, 128 and 256 elements; shorter ones are filled with zeros. For an
+// ExtendedAttention there are fewer kernels, since they take long to compile: mma_decode.h for many rows of up to 128
+// elements, mma_forward.h and mma_backward.h.
 #pragma once
 
 #include "combine.h"
@@ -34,13 +36,13 @@ inline bool fits_tensor_cores(const Attention<Half>& a) {
   return !is_wide && a.queries <= kMost / a.group() && a.keys <= kMost && most(a.batch, a.heads) <= INT32_MAX;
 }
 
-// Returns, as bits, which of q, k, v and out have packed rows.
-inline int packed_rows(const Attention<Half>& a, const AttentionGradient<Half>& g = {}) {
-  const auto packed = [](const Half* data, const Half* gradient, const Strides& strides, int64_t width) {
-    return is_packed(data, strides, width) && is_packed(gradient, strides, width);
+// Returns, as bits, which of q, k, v and out have aligned rows.
+inline int aligned_rows(const Attention<Half>& a, const AttentionGradient<Half>& g = {}) {
+  const auto aligned = [](const Half* data, const Half* gradient, const Strides& strides, int64_t width) {
+    return rows_are_aligned(data, strides, width) && rows_are_aligned(gradient, strides, width);
   };
-  return packed(a.q, g.dq, a.of_q, a.width) | packed(a.k, g.dk, a.of_k, a.width) << 1 |
-         packed(a.v, g.dv, a.of_v, a.value_width) << 2 | packed(a.out, g.dout, a.of_out, a.value_width) << 3;
+  return aligned(a.q, g.dq, a.of_q, a.width) | aligned(a.k, g.dk, a.of_k, a.width) << 1 |
+         aligned(a.v, g.dv, a.of_v, a.value_width) << 2 | aligned(a.out, g.dout, a.of_out, a.value_width) << 3;
 }
 
 // Launches a kernel, if the GPU has its instructions and its shared memory.
@@ -52,39 +54,47 @@ bool launch_on_tensor_cores(Call& call, void (*kernel)(Parameters...), int64_t b
 }
 
 // Computes `out` and `lse`, or returns false and does nothing.
-inline bool forward_on_tensor_cores(Call& call, const Attention<Half>& a) {
+template <typename A>
+bool forward_on_tensor_cores(Call& call, const A& a) {
   if (!fits_tensor_cores(a)) return false;
   const int64_t rows = a.queries * a.group(), splits = most(1, a.splits);
-  const int packed = packed_rows(a);
-  const bool done = with_kernel_width(a, [&](auto width) {
+  const int aligned = aligned_rows(a);
+  return with_kernel_width(a, [&](auto width) {
     const auto decode = [&](auto shape) {
       using S = decltype(shape);
       const SplitOrder order{parts_of(rows, S::kRows), splits};
       const int64_t count = a.batch * a.kv_heads * order.tiles * splits;
-      return launch_on_tensor_cores<S>(call, mma_decode<S>, count, a, order, count, packed);
+      const bool done = launch_on_tensor_cores<S>(call, mma_decode<S, A>, count, a, order, count, aligned);
+      if (done && splits > 1) launch_combine(call, a);
+      return done;
     };
-    if (rows <= 16) return decode(DecodeShape<width, false>{});
-    if (splits > 1) return decode(DecodeShape<width, true>{});
+    if constexpr (!A::kIsExtended) {
+      if (rows <= 16) return decode(DecodeShape<width, false>{});
+    }
+    if constexpr (!A::kIsExtended || width <= 128) {
+      if (rows <= 16 || splits > 1) return decode(DecodeShape<width, true>{});
+    }
 #if CUDART_VERSION >= 12000
-    if (packed == 15 && launch_wgmma_forward<width>(call, a)) return true;
+    if constexpr (!A::kIsExtended) {
+      if (aligned == 15 && launch_wgmma_forward<width>(call, a)) return true;
+    }
 #endif
     using S = ForwardShape<width>;
     const double bytes = 2. * a.keys * (a.width + a.value_width) / a.group();
     const Order order = order_of(a.batch * a.heads, parts_of(a.queries, S::kQueries), bytes, a.right >= 0);
-    return launch_on_tensor_cores<S>(call, mma_forward<S>, order.count(), a, order, order.count(), packed);
+    return launch_on_tensor_cores<S>(call, mma_forward<S, A>, order.count(), a, order, order.count(), aligned);
   });
-  if (done && splits > 1) launch_combine(call, a);
-  return done;
 }
 
 // Computes dq, dk and dv from `delta`, or returns false and does nothing.
-inline bool backward_on_tensor_cores(Call& call, const Attention<Half>& a, const AttentionGradient<Half>& g) {
+template <typename A>
+bool backward_on_tensor_cores(Call& call, const A& a, const AttentionGradient<Half>& g) {
   if (!fits_tensor_cores(a)) return false;
-  const int packed = packed_rows(a, g);
+  const int aligned = aligned_rows(a, g);
   return with_kernel_width(a, [&](auto width) {
 #if CUDART_VERSION >= 12000
-    if constexpr (width <= 128) {
-      if (packed == 15 && launch_wgmma_backward<width>(call, a, g)) return true;
+    if constexpr (width <= 128 && !A::kIsExtended) {
+      if (aligned == 15 && launch_wgmma_backward<width>(call, a, g)) return true;
     }
 #endif
     using K = KeysShape<width>;
@@ -94,9 +104,9 @@ inline bool backward_on_tensor_cores(Call& call, const Attention<Half>& a, const
     const Order keys = order_of(a.batch * a.kv_heads, parts_of(a.keys, K::kKeys), wide * a.queries * a.group(), false);
     const Order queries =
         order_of(a.batch * a.heads, parts_of(a.queries, Q::kQueries), wide * a.keys / a.group(), a.right >= 0);
-    return launch_on_tensor_cores<K>(call, mma_backward_keys<K>, keys.count(), a, g, keys, keys.count(), packed) &&
-           launch_on_tensor_cores<Q>(call, mma_backward_queries<Q>, queries.count(), a, g, queries, queries.count(),
-                                     packed);
+    return launch_on_tensor_cores<K>(call, mma_backward_keys<K, A>, keys.count(), a, g, keys, keys.count(), aligned) &&
+           launch_on_tensor_cores<Q>(call, mma_backward_queries<Q, A>, queries.count(), a, g, queries, queries.count(),
+                                     aligned);
   });
 }
 

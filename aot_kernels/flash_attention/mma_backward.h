@@ -18,7 +18,8 @@ struct Exponents {
   Logits logits;
   float factor;
 
-  __device__ explicit Exponents(const Attention<Half>& a) : logits(a), factor(logits.factor * kLog2E) {}
+  template <typename A>
+  __device__ explicit Exponents(const A& a) : logits(a), factor(logits.factor * kLog2E) {}
   __device__ __forceinline__ float p(float x, float lse) const { return ex2_approx_ftz(x * factor - lse * kLog2E); }
 
   // Sets dx, which is dp, to the gradient of products q k except for the factor scale. delta(m, i, column) and lse are
@@ -36,6 +37,14 @@ struct Exponents {
   }
 };
 
+// Turns dp of a weight, dx, into the gradient of a product q k except for the factor scale, and p into the weight
+// except for the factor `kept`, where dropout keeps it or not. `slope` is the logit's derivative by the product.
+__device__ __forceinline__ void differentiate_weight(float& dx, float& p, float slope, bool keeps, float kept,
+                                                     float delta) {
+  dx = p * slope * ((keeps ? dx * kept : 0) - delta);
+  if (!keeps) p = 0;
+}
+
 template <int kWidth_>
 struct KeysShape {
   static constexpr int kWidth = kWidth_, kWarps = kWidth <= 64 ? 4 : 8, kThreads = 32 * kWarps;
@@ -47,32 +56,10 @@ struct KeysShape {
   static constexpr int kBytes = (2 * kKeys * kWidth + kStages * kStage) * 2 + kStages * 2 * kQueries * 4;
 };
 
-// Sets p to 0 for keys that are not seen. The rows of the sums are keys, the columns queries.
-template <int kM, int kN>
-__device__ __forceinline__ void hide_transposed(const Seen& seen, float (&p)[kM][kN][4], int i0, int i1, int j0) {
-  const int lane = threadIdx.x % 32;
-#pragma unroll
-  for (int m = 0; m < kM; ++m)
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int j = j0 + 16 * m + 8 * half + lane / 4, i = i0 + lane % 4 * 2;  // i is the thread's first query
-      const int first = j - seen.high + 1 - i, last = j < seen.end ? std::min(j - seen.low + 1, i1) - i : 0;
-#pragma unroll
-      for (int n = 0; n < kN; ++n)
-#pragma unroll
-        for (int k = 0; k < 2; ++k)
-          if (8 * n + k < first || 8 * n + k >= last) p[m][n][2 * half + k] = 0;
-      if (!seen.a.mask || j >= seen.keys) continue;
-      unrolled<kN, 2>([&](int n, int k) {
-        if (i + 8 * n + k < i1 && seen.a.hides(seen.b, seen.h, i + 8 * n + k, j)) p[m][n][2 * half + k] = 0;
-      });
-    }
-}
-
-template <typename S>
-__global__ void __launch_bounds__(S::kThreads, S::kBlocks)
-    mma_backward_keys(const Attention<Half> a, const AttentionGradient<Half> g, const Order order, int64_t count,
-                      int packed) {
+// A is Attention<Half> or ExtendedAttention<Half>.
+template <typename S, typename A>
+__global__ void __launch_bounds__(S::kThreads, kBlocksOf<S, A>)
+    mma_backward_keys(const A a, const AttentionGradient<Half> g, const Order order, int64_t count, int aligned) {
   if (!has_instructions_of(80)) return;
   using T = Tile<S::kWidth>;
   extern __shared__ __align__(1024) unsigned char shared[];
@@ -81,6 +68,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
   Half* const stages = v_tile + S::kKeys * S::kWidth;    // (kStages, 2, kQueries, kWidth): q, dout
   float* const rows = reinterpret_cast<float*>(stages + S::kStages * S::kStage);  // (kStages, 2, kQueries): lse, delta
   const int warp = threadIdx.x / 32, width = a.width, value_width = a.value_width;
+  [[maybe_unused]] const int lane = threadIdx.x % 32;
   const int part = warp % S::kParts, row = warp / S::kParts * (16 * S::kM);
   const Exponents exponents(a);
   for (int64_t number = blockIdx.x; number < count; number += gridDim.x) {
@@ -88,8 +76,8 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
     const KeyItem item(a, at.b, at.h, at.tile * S::kKeys, S::kKeys);
     if (item.empty()) continue;
     const int begin = item.begin, end = item.end, group = static_cast<int>(a.group());
-    const auto k = rows_of(a.k, a.of_k, item.key(a.of_k, 0), width, packed & 2);
-    const auto v = rows_of(a.v, a.of_v, item.key(a.of_v, 0), value_width, packed & 4);
+    const auto k = rows_of(a.k, a.of_k, item.key(a.of_k, 0), width, aligned & 2);
+    const auto v = rows_of(a.v, a.of_v, item.key(a.of_v, 0), value_width, aligned & 4);
 
     // A step is a tile of queries of one head.
     const int tiles = (end - begin + S::kQueries - 1) / S::kQueries, steps = group * tiles;
@@ -97,8 +85,8 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
       if (step < steps) {
         const int h = item.kv_head * group + step / tiles, i0 = begin + step % tiles * S::kQueries;
         Half* const stage = stages + step % S::kStages * S::kStage;
-        const auto q = rows_of(a.q, a.of_q, item.query(a.of_q, h, 0), width, packed & 1);
-        const auto dout = rows_of(g.dout, a.of_out, item.query(a.of_out, h, 0), value_width, packed & 8);
+        const auto q = rows_of(a.q, a.of_q, item.query(a.of_q, h, 0), width, aligned & 1);
+        const auto dout = rows_of(g.dout, a.of_out, item.query(a.of_out, h, 0), value_width, aligned & 8);
         T::template load<S::kQueries, S::kThreads>(stage, q, i0, end, threadIdx.x);
         T::template load<S::kQueries, S::kThreads>(stage + S::kQueries * S::kWidth, dout, i0, end, threadIdx.x);
         const int i = threadIdx.x % S::kQueries;
@@ -130,30 +118,43 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
       begin_copy(step + 1);
 
       float p[S::kM][S::kQueries / 8][4], dx[S::kM][S::kQueries / 8][4];
+      [[maybe_unused]] float slopes[S::kM][S::kQueries / 8][4];
       uint32_t words[S::kM][S::kQueries / 16][4];
       clear(p), clear(dx);
       T::multiply_rows(p, k_address, T::right(q_tile), width);
       exponents.logits.apply(p);
-      for_sums<S::kM, S::kQueries / 8>(
-          [&](int m, int n, int i, int, int column) { p[m][n][i] = exponents.p(p[m][n][i], lse[column]); });
+      if constexpr (A::kIsExtended) exponents.logits.differentiate(slopes, p);
       const Seen seen(a, item.s, item.b, h, item.keys);
+      const Terms<A> terms(a, seen);
+      terms.add_transposed(p, h, i0, j0);
+      for_sums<S::kM, S::kQueries / 8>([&](int m, int n, int i, int, int column) {
+        p[m][n][i] = exponents.p(p[m][n][i], A::kIsExtended && lse[column] == -INFINITY ? INFINITY : lse[column]);
+      });
       if (!seen.all(i0, i0 + S::kQueries, j0, j0 + 16 * S::kM) || i0 + S::kQueries > end)
-        hide_transposed(seen, p, i0, end, j0);
+        seen.hide_transposed(p, i0, end, j0);
       T::multiply_rows(dx, v_address, T::right(dout_tile), value_width);
+      if constexpr (A::kIsExtended) {
+        terms.template for_transposed_weights<S::kM, S::kQueries / 8>(h, i0, j0, [&](int m, int n, int i, bool keeps) {
+          differentiate_weight(dx[m][n][i], p[m][n][i], slopes[m][n][i], keeps, kept_of(a),
+                               delta[8 * n + lane % 4 * 2 + i % 2]);
+        });
+      }
       operand(words, p);
       T::multiply(dv, words, T::at(T::transposed(dout_tile), part * S::kN / 2), value_width - part * S::kN * 8);
-      exponents.differentiate(
-          dx, p, [&](int, int, int column) { return delta[column]; },
-          [&](int, int, int column) { return lse[column]; });
+      if constexpr (!A::kIsExtended) {
+        exponents.differentiate(
+            dx, p, [&](int, int, int column) { return delta[column]; },
+            [&](int, int, int column) { return lse[column]; });
+      }
       operand(words, dx);
       T::multiply(dk, words, T::at(T::transposed(q_tile), part * S::kN / 2), width - part * S::kN * 8);
     }
     cp_async_wait<0>();
     __syncthreads();
-    const auto to_k = rows_of(g.dk, a.of_k, item.key(a.of_k, 0), width, packed & 2);
-    const auto to_v = rows_of(g.dv, a.of_v, item.key(a.of_v, 0), value_width, packed & 4);
+    const auto to_k = rows_of(g.dk, a.of_k, item.key(a.of_k, 0), width, aligned & 2);
+    const auto to_v = rows_of(g.dv, a.of_v, item.key(a.of_v, 0), value_width, aligned & 4);
     store_rows<S::kWidth>(dk, k_tile + row * S::kWidth, to_k, j0, item.j1, part, [&](int, int) { return a.scale; });
-    store_rows<S::kWidth>(dv, v_tile + row * S::kWidth, to_v, j0, item.j1, part, [&](int, int) { return 1.f; });
+    store_rows<S::kWidth>(dv, v_tile + row * S::kWidth, to_v, j0, item.j1, part, [&](int, int) { return kept_of(a); });
   }
 }
 
@@ -167,10 +168,9 @@ struct QueriesShape {
   static constexpr int kBytes = (2 * kQueries * kWidth + kStages * kStage) * 2;
 };
 
-template <typename S>
-__global__ void __launch_bounds__(S::kThreads, S::kBlocks)
-    mma_backward_queries(const Attention<Half> a, const AttentionGradient<Half> g, const Order order, int64_t count,
-                         int packed) {
+template <typename S, typename A>
+__global__ void __launch_bounds__(S::kThreads, kBlocksOf<S, A>)
+    mma_backward_queries(const A a, const AttentionGradient<Half> g, const Order order, int64_t count, int aligned) {
   if (!has_instructions_of(80)) return;
   using T = Tile<S::kWidth>;
   extern __shared__ __align__(1024) unsigned char shared[];
@@ -184,10 +184,10 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
     const auto item = QueryItem::of(a, at.b, at.h, at.tile * S::kQueries, S::kQueries);
     if (item.empty()) continue;
     const int begin = item.begin, end = item.end;
-    const auto q = rows_of(a.q, a.of_q, item.query(a.of_q, 0), width, packed & 1);
-    const auto dout = rows_of(g.dout, a.of_out, item.query(a.of_out, 0), value_width, packed & 8);
-    const auto k = rows_of(a.k, a.of_k, item.key(a.of_k, 0), width, packed & 2);
-    const auto v = rows_of(a.v, a.of_v, item.key(a.of_v, 0), value_width, packed & 4);
+    const auto q = rows_of(a.q, a.of_q, item.query(a.of_q, 0), width, aligned & 1);
+    const auto dout = rows_of(g.dout, a.of_out, item.query(a.of_out, 0), value_width, aligned & 8);
+    const auto k = rows_of(a.k, a.of_k, item.key(a.of_k, 0), width, aligned & 2);
+    const auto v = rows_of(a.v, a.of_v, item.key(a.of_v, 0), value_width, aligned & 4);
 
     const int tiles = (end - begin + S::kKeys - 1) / S::kKeys;
     const auto begin_copy = [&](int t) {
@@ -215,6 +215,8 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
     });
     const unsigned q_address = T::left(q_tile, row), dout_address = T::left(dout_tile, row);
     const Seen seen(a, item.s, item.b, item.h, end);
+    const Terms<A> terms(a, seen);
+    const auto query = [&](int m, int half) { return QueryOfRow{item.h, i0 + 16 * m + 8 * half + lane / 4}; };
     float dq[S::kM][S::kWidth / 8][4];
     clear(dq);
     for (int t = 0; t < tiles; ++t) {
@@ -225,22 +227,32 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
       __syncthreads();
       begin_copy(t + 1);
       float p[S::kM][S::kKeys / 8][4], dx[S::kM][S::kKeys / 8][4];
+      [[maybe_unused]] float slopes[S::kM][S::kKeys / 8][4];
       uint32_t words[S::kM][S::kKeys / 16][4];
       clear(p), clear(dx);
       T::multiply_rows(p, q_address, T::right(k_tile), width);
       exponents.logits.apply(p);
+      if constexpr (A::kIsExtended) exponents.logits.differentiate(slopes, p);
+      terms.add(p, j0, query);
       if (!seen.all(i0, i1, j0, j0 + S::kKeys)) seen.hide(p, i0, j0);
       T::multiply_rows(dx, dout_address, T::right(v_tile), value_width);
       for_sums<S::kM, S::kKeys / 8>(
           [&](int m, int n, int i, int, int) { p[m][n][i] = exponents.p(p[m][n][i], lse[m][i / 2]); });
-      exponents.differentiate(
-          dx, p, [&](int m, int i, int) { return delta[m][i / 2]; }, [&](int m, int i, int) { return lse[m][i / 2]; });
+      if constexpr (A::kIsExtended) {
+        terms.template for_weights<S::kM, S::kKeys / 8>(j0, query, [&](int m, int n, int i, bool keeps) {
+          differentiate_weight(dx[m][n][i], p[m][n][i], slopes[m][n][i], keeps, kept_of(a), delta[m][i / 2]);
+        });
+      } else {
+        exponents.differentiate(
+            dx, p, [&](int m, int i, int) { return delta[m][i / 2]; },
+            [&](int m, int i, int) { return lse[m][i / 2]; });
+      }
       operand(words, dx);
       T::multiply(dq, words, T::transposed(k_tile), width);
     }
     cp_async_wait<0>();
     if (tiles == 0) __syncthreads();
-    const auto to = rows_of(g.dq, a.of_q, item.query(a.of_q, 0), width, packed & 1);
+    const auto to = rows_of(g.dq, a.of_q, item.query(a.of_q, 0), width, aligned & 1);
     store_rows<S::kWidth>(dq, q_tile + row * S::kWidth, to, i0, i1, 0, [&](int, int) { return a.scale; });
   }
 }

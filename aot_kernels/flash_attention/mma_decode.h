@@ -7,7 +7,7 @@
 // there are more, each warp has its own rows, and all of them read the same keys.
 #pragma once
 
-#include "mma_softmax.h"
+#include "mma_terms.h"
 
 #ifdef __CUDACC__
 
@@ -33,9 +33,10 @@ __device__ __forceinline__ uint32_t load_pair(const Half* row, int column, int w
   return first | second << 16;
 }
 
-template <typename S>
+// A is Attention<Half> or ExtendedAttention<Half>.
+template <typename S, typename A>
 __global__ void __launch_bounds__(S::kThreads)
-    mma_decode(const Attention<Half> a, const SplitOrder order, int64_t count, int packed) {
+    mma_decode(const A a, const SplitOrder order, int64_t count, int aligned) {
   if (!has_instructions_of(80)) return;
   using T = Tile<S::kWidth>;
   extern __shared__ __align__(1024) unsigned char shared[];
@@ -54,8 +55,8 @@ __global__ void __launch_bounds__(S::kThreads)
     if (item.empty()) continue;
     const int b = item.b, queries = static_cast<int>(item.s.queries), begin = item.begin, end = item.end;
     const int64_t split = at.split;
-    const auto k = rows_of(a.k, a.of_k, item.key(a.of_k, 0), width, packed & 2);
-    const auto v = rows_of(a.v, a.of_v, item.key(a.of_v, 0), value_width, packed & 4);
+    const auto k = rows_of(a.k, a.of_k, item.key(a.of_k, 0), width, aligned & 2);
+    const auto v = rows_of(a.v, a.of_v, item.key(a.of_v, 0), value_width, aligned & 4);
 
     const int tiles = (end - begin + S::kKeys - 1) / S::kKeys;
     const auto begin_copy = [&](int t) {
@@ -91,6 +92,10 @@ __global__ void __launch_bounds__(S::kThreads)
     if (S::kSharesQueries) __syncthreads();
     const unsigned q_address = T::left(q_tile, 16 * part);
     const Seen seen(a, item.s, b, 0, end);
+    const Terms<A> terms(a, seen);
+    const auto query_of_row = [&](int, int half) {
+      return QueryOfRow{half ? row_head[1] : row_head[0], half ? row_query[1] : row_query[0]};
+    };
     OnlineSoftmax<1> softmax;
     float out[1][S::kWidth / 8][4];
     clear(out);
@@ -115,11 +120,13 @@ __global__ void __launch_bounds__(S::kThreads)
         }
       }
       logits.apply(x);
+      terms.add(x, j0, query_of_row);
       if (!seen.all(0, queries, j0, j0 + S::kKeys)) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) seen.hide_row(x[0], half, row_head[half], row_query[half], j0);
       }
       if (softmax.advance(x, shrink, logits.factor * kLog2E)) softmax.scale(out, shrink);
+      terms.drop(x, j0, query_of_row);
       operand(p, x);
       T::multiply(out, p, T::transposed(stage + S::kKeys * S::kWidth), value_width);
     }
@@ -128,7 +135,7 @@ __global__ void __launch_bounds__(S::kThreads)
 
     __syncthreads();
     for_sums<1, S::kWidth / 8>([&](int m, int n, int i, int row, int column) {
-      sums[(warp * 16 + row) * S::kWidth + column] = out[m][n][i];
+      sums[(warp * 16 + row) * S::kWidth + column] = out[m][n][i] * kept_of(a);
       if (column > 0 || n > 0) return;
       stats[(warp * 16 + row) * 2] = softmax.max[m][i / 2] * logits.factor;
       stats[(warp * 16 + row) * 2 + 1] = softmax.sum[m][i / 2];

@@ -5,7 +5,7 @@
 // come by cp.async in turn into a ring of stages; while one is used, the next are on their way.
 #pragma once
 
-#include "mma_softmax.h"
+#include "mma_terms.h"
 
 #ifdef __CUDACC__
 
@@ -20,9 +20,10 @@ struct ForwardShape {
   static constexpr int kBytes = (kQueries + kStages * kKeys) * kWidth * 2;
 };
 
-template <typename S>
-__global__ void __launch_bounds__(S::kThreads, S::kBlocks)
-    mma_forward(const Attention<Half> a, const Order order, int64_t count, int packed) {
+// A is Attention<Half> or ExtendedAttention<Half>.
+template <typename S, typename A>
+__global__ void __launch_bounds__(S::kThreads, kBlocksOf<S, A>)
+    mma_forward(const A a, const Order order, int64_t count, int aligned) {
   if (!has_instructions_of(80)) return;
   using T = Tile<S::kWidth>;
   extern __shared__ __align__(1024) unsigned char shared[];
@@ -35,9 +36,9 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
     const auto item = QueryItem::of(a, at.b, at.h, at.tile * S::kQueries, S::kQueries);
     if (item.empty()) continue;
     const int begin = item.begin, end = item.end;
-    const auto q = rows_of(a.q, a.of_q, item.query(a.of_q, 0), width, packed & 1);
-    const auto k = rows_of(a.k, a.of_k, item.key(a.of_k, 0), width, packed & 2);
-    const auto v = rows_of(a.v, a.of_v, item.key(a.of_v, 0), value_width, packed & 4);
+    const auto q = rows_of(a.q, a.of_q, item.query(a.of_q, 0), width, aligned & 1);
+    const auto k = rows_of(a.k, a.of_k, item.key(a.of_k, 0), width, aligned & 2);
+    const auto v = rows_of(a.v, a.of_v, item.key(a.of_v, 0), value_width, aligned & 4);
 
     // Copies number 2 t are tile t of the keys, copies 2 t + 1 of the values.
     const int tiles = (end - begin + S::kKeys - 1) / S::kKeys;
@@ -63,6 +64,8 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
     const int i0 = item.i0 + warp * (16 * S::kM), i1 = std::min(i0 + 16 * S::kM, item.i1);
     const unsigned q_address = T::left(q_tile, warp * (16 * S::kM));
     const Seen seen(a, item.s, item.b, item.h, end);
+    const Terms<A> terms(a, seen);
+    const auto query = [&](int m, int half) { return QueryOfRow{item.h, i0 + 16 * m + 8 * half + lane / 4}; };
     OnlineSoftmax<S::kM> softmax;
     float out[S::kM][S::kWidth / 8][4];
     clear(out);
@@ -74,8 +77,10 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
       const Half* const k_tile = wait_for_copy(2 * t, after_keys);
       T::multiply_rows(x, q_address, T::right(k_tile), width);
       logits.apply(x);
+      terms.add(x, j0, query);
       if (!seen.all(i0, i1, j0, j0 + S::kKeys)) seen.hide(x, i0, j0);
       if (softmax.advance(x, shrink, logits.factor * kLog2E)) softmax.scale(out, shrink);
+      terms.drop(x, j0, query);
       operand(p, x);
       const Half* const v_tile = wait_for_copy(2 * t + 1, after_values);
       T::multiply(out, p, T::transposed(v_tile), value_width);
@@ -84,9 +89,10 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
     if (tiles == 0) __syncthreads();
     softmax.finish();
 
-    const auto to = rows_of(a.out, a.of_out, item.query(a.of_out, 0), value_width, packed & 8);
-    store_rows<S::kWidth>(out, q_tile + warp * (16 * S::kM) * S::kWidth, to, i0, i1, 0,
-                          [&](int m, int half) { return softmax.sum[m][half] == 0 ? 0 : 1 / softmax.sum[m][half]; });
+    const auto to = rows_of(a.out, a.of_out, item.query(a.of_out, 0), value_width, aligned & 8);
+    store_rows<S::kWidth>(out, q_tile + warp * (16 * S::kM) * S::kWidth, to, i0, i1, 0, [&](int m, int half) {
+      return softmax.sum[m][half] == 0 ? 0 : kept_of(a) / softmax.sum[m][half];
+    });
     unrolled<S::kM, 2>([&](int m, int half) {
       const int i = i0 + 16 * m + 8 * half + lane / 4;
       const float lse = softmax.lse(m, half, logits.factor);

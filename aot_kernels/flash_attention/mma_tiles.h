@@ -22,14 +22,14 @@ namespace msops::flash_attention {
 
 constexpr float kLog2E = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
 
-// HalfRows are the rows of one head of one sequence. Where `packed`, each begins at a multiple of 16 bytes and has a
+// HalfRows are the rows of one head of one sequence. Where `aligned`, each begins at a multiple of 16 bytes and has a
 // whole number of packs of 8 elements; where paired(), at a multiple of 4 bytes, and has a whole number of pairs.
 template <typename Element>
 struct HalfRows {
   Element* first;
   int64_t stride;
   int width;
-  bool packed;
+  bool aligned;
 
   __device__ Element* operator[](int64_t row) const { return first + row * stride; }
   __device__ bool paired() const {
@@ -40,8 +40,8 @@ struct HalfRows {
 // Describes the rows of a head, whose first one is at an offset.
 template <typename Element>
 __device__ __forceinline__ HalfRows<Element> rows_of(Element* data, const Strides& strides, int64_t offset,
-                                                     int64_t width, bool packed) {
-  return {data + offset, strides.row, static_cast<int>(width), packed};
+                                                     int64_t width, bool aligned) {
+  return {data + offset, strides.row, static_cast<int>(width), aligned};
 }
 
 // A Tile has rows of kWidth elements, a multiple of 64. Pack p of row r is stored at position p ^ r % 8, so that the 8
@@ -56,13 +56,13 @@ struct Tile {
   }
 
   // Begins to copy rows to a tile of kRows, by kThreads threads. What is beyond row `end` or the rows' width becomes 0.
-  // Rows that are neither packed nor paired are copied at once.
+  // Rows that are neither aligned nor paired are copied at once.
   template <int kRows, int kThreads>
   static __device__ __forceinline__ void load(Half* tile, const HalfRows<const Half>& rows, int begin, int end,
                                               int thread) {
     constexpr int kStep = kThreads / kPacks;  // rows that the threads copy at once
     static_assert(kRows % kStep == 0, "threads copy whole rows");
-    if (!rows.packed && rows.paired()) return load_pairs<kRows, kThreads>(tile, rows, begin, end, thread);
+    if (!rows.aligned && rows.paired()) return load_pairs<kRows, kThreads>(tile, rows, begin, end, thread);
     const int column = thread % kPacks * 8, first = thread / kPacks;
     const int inside = column < rows.width ? end - begin : 0;
     const Half* from = rows[begin + first] + column;
@@ -70,7 +70,7 @@ struct Tile {
     for (int i = 0; i < kRows / kStep; ++i, from += kStep * rows.stride) {
       const int row = first + i * kStep;
       Half* const to = pack(tile, row, column / 8);
-      if (rows.packed) {
+      if (rows.aligned) {
         cp_async<16>(to, from, row < inside);
       } else {
         Pack<Half, 8> values;
@@ -216,7 +216,7 @@ __device__ __forceinline__ void store_rows(const float (&sums)[kM][kN][4], Half*
     if (begin + row >= end || column >= rows.width) continue;
     const Pack<Half, 8> pack = load<8>(T::pack(tile, row, column / 8));
     Half* const to = rows[begin + row] + column;
-    if (rows.packed) {
+    if (rows.aligned) {
       store(to, pack);
     } else {
 #pragma unroll

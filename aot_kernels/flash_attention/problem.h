@@ -84,6 +84,7 @@ struct Attention {
 
   MSOPS_BOTH int64_t group() const { return heads / kv_heads; }
   MSOPS_BOTH bool is_packed() const { return cu_seqlens_q != nullptr; }
+  MSOPS_BOTH bool adds_to_logits() const { return false; }
 
   // Returns about how many multiply-adds all pairs of a query and a key take.
   double work() const {
@@ -94,7 +95,7 @@ struct Attention {
   // Returns sequence b, which lies in the tensors whatever the lengths are.
   MSOPS_BOTH Sequence sequence(int64_t b) const {
     if (is_packed()) {
-      const Span i = packed(cu_seqlens_q, b, query_rows), j = packed(cu_seqlens_k, b, key_rows);
+      const Span i = rows_in_sequence(cu_seqlens_q, b, query_rows), j = rows_in_sequence(cu_seqlens_k, b, key_rows);
       return {i.begin, j.begin, least(i.size(), queries), least(j.size(), keys)};
     }
     const int64_t length = kv_lengths ? kv_lengths[b] : keys;
@@ -154,7 +155,7 @@ struct Attention {
   }
 
  private:
-  static MSOPS_BOTH Span packed(const int32_t* cu_seqlens, int64_t b, int64_t rows) {
+  static MSOPS_BOTH Span rows_in_sequence(const int32_t* cu_seqlens, int64_t b, int64_t rows) {
     const int64_t begin = most(0, least(cu_seqlens[b], rows));
     return {begin, most(begin, least(cu_seqlens[b + 1], rows))};
   }

@@ -260,7 +260,7 @@ __device__ __forceinline__ void compute_gradients(const BackwardBlock<S>& block,
         for_sums<1, 8>([&](int m, int n, int i, int, int column) {
           p[m][n][i] = ex2_approx_ftz(p[m][n][i] * exponents.factor - lse[column]);
         });
-        if (!seen.all(i0, i0 + 64, j0, j0 + 16) || i0 + 64 > w.end) hide_transposed(seen, p, i0, w.end, j0);
+        if (!seen.all(i0, i0 + 64, j0, j0 + 16) || i0 + 64 > w.end) seen.hide_transposed(p, i0, w.end, j0);
         wgmma_wait_group<0>();
         wgmma_fence_operand(dx[0]);
         exponents.differentiate(
@@ -299,8 +299,8 @@ __device__ __forceinline__ void compute_gradients(const BackwardBlock<S>& block,
     }
     const auto to_k = rows_of(g.dk, a.of_k, w.key(a.of_k, 0), a.width, true);
     const auto to_v = rows_of(g.dv, a.of_v, w.key(a.of_v, 0), a.value_width, true);
-    store_packed(dk[0], {a.scale, a.scale}, to_k, j0, w.j1);
-    store_packed(dv[0], {1, 1}, to_v, j0, w.j1);
+    store_aligned(dk[0], {a.scale, a.scale}, to_k, j0, w.j1);
+    store_aligned(dv[0], {1, 1}, to_v, j0, w.j1);
   });
 }
 
@@ -362,7 +362,7 @@ __global__ void __launch_bounds__(256)
   }
   auto rows = rows_of(g.dq, a.of_q, item.query(a.of_q, 0), a.width, true);
   if (S::kWidth > 64) rows.first += 64 * consumer, rows.width -= 64 * consumer;
-  store_packed(dq, {a.scale, a.scale}, rows, item.i0 + (S::kQueries > 64 ? 64 * consumer : 0) + 16 * warp, item.i1);
+  store_aligned(dq, {a.scale, a.scale}, rows, item.i0 + (S::kQueries > 64 ? 64 * consumer : 0) + 16 * warp, item.i1);
 }
 
 }  // namespace msops::flash_attention

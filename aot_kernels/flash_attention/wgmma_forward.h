@@ -60,7 +60,7 @@ __device__ __forceinline__ void store_results(const Attention<Half>& a, const Qu
     factor[half] = sum == 0 ? 0 : 1 / sum;
     if (threadIdx.x % 4 == 0 && i < i1) a.lse[item.query(a.of_lse, i)] = lse;
   }
-  store_packed(out, factor, to, i0, i1);
+  store_aligned(out, factor, to, i0, i1);
 }
 
 // ForwardRings are the rings of stages in shared memory. The plan is a ring of Works.

@@ -119,8 +119,8 @@ struct SharedMemory {
 // Stores a warp's 16 rows of sums times `factor` of a row's half. Threads of a quad first exchange words, so that each
 // stores packs of 16 bytes.
 template <int kN>
-__device__ __forceinline__ void store_packed(const float (&sums)[kN][4], const float (&factor)[2],
-                                             const HalfRows<Half>& rows, int begin, int end) {
+__device__ __forceinline__ void store_aligned(const float (&sums)[kN][4], const float (&factor)[2],
+                                              const HalfRows<Half>& rows, int begin, int end) {
   const int lane = threadIdx.x % 32, quad = lane % 4;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
@@ -206,7 +206,7 @@ __device__ __forceinline__ void clear_rows(const Memory& memory, Tile tile, int 
 // Describes a tensor of rows to TMA, which copies boxes of `box` rows and 64 columns. Returns false if it cannot.
 inline bool encode_rows(TensorMap* map, const Half* data, const Strides& strides, int64_t width, int64_t rows,
                         int64_t heads, int64_t batch, int box) {
-  if (!is_packed(data, strides, width) || least(least(width, rows), least(heads, batch)) < 1) return false;
+  if (!rows_are_aligned(data, strides, width) || least(least(width, rows), least(heads, batch)) < 1) return false;
   // The stride of an axis of size 1 may be anything, such as 0, which TMA refuses.
   const int64_t head = heads > 1 ? strides.head : 8, of_batch = batch > 1 ? strides.batch : 8;
   const int64_t row = rows > 1 ? strides.row : 8;
