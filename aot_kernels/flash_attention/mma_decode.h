@@ -121,10 +121,7 @@ __global__ void __launch_bounds__(S::kThreads)
       }
       logits.apply(x);
       terms.add(x, j0, query_of_row);
-      if (!seen.all(0, queries, j0, j0 + S::kKeys)) {
-#pragma unroll
-        for (int half = 0; half < 2; ++half) seen.hide_row(x[0], half, row_head[half], row_query[half], j0);
-      }
+      if (!seen.all(0, queries, j0, j0 + S::kKeys)) seen.hide_rows(x, j0, query_of_row);
       if (softmax.advance(x, shrink, logits.factor * kLog2E)) softmax.scale(out, shrink);
       terms.drop(x, j0, query_of_row);
       operand(p, x);

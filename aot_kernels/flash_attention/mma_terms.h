@@ -13,11 +13,6 @@
 
 namespace msops::flash_attention {
 
-// QueryOfRow says of which query a row of sums is.
-struct QueryOfRow {
-  int h, i;
-};
-
 // Returns by what dropout multiplies the weights that it keeps.
 template <typename A>
 __device__ __forceinline__ float kept_of(const A& a) {
