@@ -59,6 +59,9 @@ void bias_backward_on_gpu(Call& call, const ExtendedAttention<T>& a, const Atten
                           const BiasGradient<T>& to) {
   if (!call.ok()) return;
   launch_delta<T>(call, a, g);
+  if constexpr (std::is_same<T, Half>::value) {
+    if (bias_backward_on_tensor_cores(call, a, g, to)) return;
+  }
   plain::launch_bias_backward(call, a, g, to);
 }
 

@@ -5,14 +5,15 @@
 //   other forward passes                                                                       mma_forward.h
 //   backward passes of aligned rows of up to 128 elements, on sm_90a                            wgmma_backward.h
 //   other backward passes                                                                      mma_backward.h
+//   gradients of a bias                                                                        mma_bias.h
 //
 // A kernel is compiled for rows of up to 64, 128 and 256 elements; shorter ones are filled with zeros. For an
 // ExtendedAttention there are fewer kernels, since they take long to compile: mma_decode.h for many rows of up to 128
-// elements, mma_forward.h and mma_backward.h.
+// elements, mma_forward.h, mma_backward.h and mma_bias.h.
 #pragma once
 
 #include "combine.h"
-#include "mma_backward.h"
+#include "mma_bias.h"
 #include "mma_decode.h"
 #include "wgmma.h"
 
@@ -107,6 +108,19 @@ bool backward_on_tensor_cores(Call& call, const A& a, const AttentionGradient<Ha
     return launch_on_tensor_cores<K>(call, mma_backward_keys<K, A>, keys.count(), a, g, keys, keys.count(), aligned) &&
            launch_on_tensor_cores<Q>(call, mma_backward_queries<Q, A>, queries.count(), a, g, queries, queries.count(),
                                      aligned);
+  });
+}
+
+// Computes the gradient of the bias from `delta`, or returns false and does nothing.
+inline bool bias_backward_on_tensor_cores(Call& call, const ExtendedAttention<Half>& a,
+                                          const AttentionGradient<Half>& g, const BiasGradient<Half>& to) {
+  if (!fits_tensor_cores(a)) return false;
+  return with_kernel_width(a, [&](auto width) {
+    using S = BiasShape<width>;
+    const int64_t query_tiles = parts_of(to.queries, S::kRows), key_tiles = parts_of(to.keys, S::kRows);
+    const int64_t count = to.batch * to.heads * query_tiles * key_tiles;
+    return launch_on_tensor_cores<S>(call, mma_backward_bias<S>, count, a, g, to, query_tiles, key_tiles, count,
+                                     aligned_rows(a, g));
   });
 }
 
