@@ -1,4 +1,10 @@
-"""Tests methods of Tensors that MindSpore has for Ascend alone, in PyNative mode, while it is patched."""
+"""Tests methods of Tensors that MindSpore has for Ascend alone, mostly in PyNative mode, while it is patched.
+
+tests/mint_cases/methods.py has programs for both modes.
+"""
+
+import ast
+import inspect
 
 import mindspore
 import numpy as np
@@ -18,8 +24,8 @@ ROWS = np.array([1, 0])
 @pytest.fixture(autouse=True)
 def patched():
     mindspore.set_context(mode=mindspore.PYNATIVE_MODE)
-    with msops.patch_mindspore():
-        yield
+    with msops.patch_mindspore() as patch:
+        yield patch
 
 
 def along_columns(x, y, at):
@@ -99,6 +105,47 @@ def test_keywords():
     np.testing.assert_array_equal(x.sub_(Tensor(X), alpha=2).asnumpy(), X)
     np.testing.assert_array_equal(x.div_(2.0, rounding_mode="floor").asnumpy(), X // 2)
     np.testing.assert_array_equal(Tensor(X).index_add(0, Tensor(ROWS), Tensor(X), alpha=3).asnumpy(), X + 3 * X[ROWS])
+
+
+def test_older_forms():
+    """MindSpore's own methods take arguments that mint's do not have."""
+    x, y, rows = np.zeros((3, 2), np.float32), np.ones((2, 2), np.float32), Tensor(np.array([2, 0], np.int32))
+    np.testing.assert_array_equal(Tensor(x).index_add(rows, Tensor(y), 0).asnumpy(), [[1, 1], [0, 0], [1, 1]])
+    np.testing.assert_array_equal(Tensor(X).count_nonzero(axis=1).asnumpy(), [3, 3])
+    np.testing.assert_array_equal(Tensor(X).narrow(1, 1, 2).asnumpy(), X[:, 1:3])
+
+
+@mindspore.jit
+def cut(x):
+    return x.chunk(2, dim=1)
+
+
+@mindspore.jit
+def subtracted(x):
+    x.sub_(1.0)
+    return x
+
+
+@mindspore.jit
+def repeated_by(x, repeats):
+    return x.repeat_interleave(repeats, dim=1)
+
+
+def test_graph_mode():
+    first, second = cut(Tensor(X))
+    np.testing.assert_array_equal(np.concatenate((first.asnumpy(), second.asnumpy()), 1), X)
+    with pytest.raises(NotImplementedError, match=r"mint\.Tensor\.sub_: graph mode cannot write into a Tensor"):
+        subtracted(Tensor(X))
+    with pytest.raises(NotImplementedError, match=r"mint\.repeat_interleave: graph mode cannot have repeats"):
+        repeated_by(Tensor(X), Tensor([1, 2, 0, 1]))
+
+
+def test_parser_is_restored(patched):
+    parser = pytest.importorskip("mindspore.graph._parse.parser", reason="older versions have it elsewhere")
+    function = inspect.unwrap(cut)
+    assert "__msops_chunk__(x, 2, dim=1)" in ast.unparse(parser.Parser(function).parse()[1])
+    patched.undo()
+    assert "x.chunk(2, dim=1)" in ast.unparse(parser.Parser(function).parse()[1])
 
 
 def test_bernoulli():

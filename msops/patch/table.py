@@ -16,6 +16,7 @@ from .mint import (
     einsum,
     elementwise,
     embedding,
+    graph,
     linear,
     loss,
     methods,
@@ -314,4 +315,5 @@ MINT: dict[str, Callable[..., Any]] = {
 METHODS: dict[str, Callable[[Any], Callable[..., Any]]] = {
     "common.generator.Generator.manual_seed": random.sharing_seed,
     **methods.METHODS,
+    **graph.METHODS,
 }

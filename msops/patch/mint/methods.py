@@ -1,4 +1,4 @@
-"""Makes methods of Tensors for PyNative mode. Graph mode chooses a primitive for a method's name without Python."""
+"""Has the methods of Tensors that MindSpore has for Ascend alone. graph.py brings them into graph mode."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ if TYPE_CHECKING:
     Method = Callable[..., Any]
 
 
-def plain(function: Method) -> Callable[[Any], Method]:
-    """Makes a method that is this function of the tensor."""
+def plain(function: Method, is_new: Callable[..., bool] | None = None) -> Callable[[Any], Method]:
+    """Makes a method that is this function of the tensor. MindSpore's own method takes arguments that are not new."""
 
-    def make(_: Any) -> Method:
+    def make(own: Any) -> Method:
         def method(self: Tensor, *arguments: Any, **named: Any) -> Any:
-            return function(self, *arguments, **named)
+            if is_new is None or is_new(*arguments, **named):
+                return function(self, *arguments, **named)
+            return own(self, *arguments, **named)
 
         return method
 
@@ -62,6 +64,15 @@ def in_place(name: str, function: Method) -> Callable[[Any], Method]:
     return make
 
 
+def _begins_with_dim(*arguments: Any, **named: Any) -> bool:
+    """Tells `index_add(dim, index, source)` from the older `index_add(indices, y, axis)`."""
+    return isinstance(arguments[0], int) if arguments else "dim" in named
+
+
+def _has_new_names(*arguments: Any, **named: Any) -> bool:
+    return not NEW_NAMES.isdisjoint(named)
+
+
 def unflatten(self: Tensor, dim: int, sizes: tuple[int, ...]) -> Tensor:
     dim = dim % self.ndim
     return self.reshape((*self.shape[:dim], *sizes, *self.shape[dim + 1 :]))
@@ -69,6 +80,35 @@ def unflatten(self: Tensor, dim: int, sizes: tuple[int, ...]) -> Tensor:
 
 def new_full(self: Tensor, size: Any, fill_value: float, *, dtype: mindspore.Type | None = None) -> Tensor:
     return creation.full((size,) if isinstance(size, int) else tuple(size), fill_value, dtype or self.dtype)
+
+
+def repeat(self: Tensor, *repeats: Any) -> Tensor:
+    return ops.tile(self, tuple(repeats[0]) if isinstance(repeats[0], (tuple, list)) else repeats)
+
+
+def expand(self: Tensor, *size: Any) -> Tensor:
+    return ops.broadcast_to(self, tuple(size[0]) if isinstance(size[0], (tuple, list)) else size)
+
+
+def transpose(self: Tensor, *axes: Any, dim0: int | None = None, dim1: int | None = None) -> Tensor:
+    """Swaps two axes, or takes an order of all."""
+    if dim1 is not None:
+        return ops.swapaxes(self, axes[0] if axes else dim0, dim1)
+    if len(axes) == 2:
+        return ops.swapaxes(self, axes[0], axes[1])
+    if len(axes) == 1:
+        return ops.transpose(self, tuple(axes[0]))
+    return ops.transpose(self, axes if axes else tuple(range(self.ndim - 1, -1, -1)))
+
+
+def diag(self: Tensor, diagonal: int | None = None) -> Tensor:
+    return ops.diag(self) if diagonal is None else creation.diag(self, diagonal)
+
+
+def argmax(
+    self: Tensor, dim: int | None = None, keepdim: bool = False, *, axis: int | None = None, keepdims: bool = False
+) -> Tensor:
+    return reduction.argmax(self, axis if dim is None else dim, keepdim or keepdims)
 
 
 def masked_fill(self: Tensor, mask: Tensor, value: Any) -> Tensor:
@@ -130,17 +170,51 @@ def bernoulli(self: Tensor, p: Any = 0.5, *, generator: Any = None) -> Tensor:
     return random.bernoulli(fill(self, p), seed, offset)
 
 
+# The older form of these methods, which has kernels, calls these arguments axis, keepdims, ddof, or does not have them.
+NEW_NAMES = frozenset(("dim", "keepdim", "correction", "decimals"))
 PLAIN: dict[str, Method] = {
+    "addcdiv": elementwise.addcdiv,
     "bitwise_not": elementwise.bitwise_not,
     "clone": shape.clone,
+    "diag": diag,
     "floor_divide": elementwise.floor_divide,
-    "index_add": index_add,
     "kthvalue": reduction.kthvalue,
     "new_full": new_full,
-    "repeat": lambda self, *sizes: ops.tile(self, sizes[0] if isinstance(sizes[0], (tuple, list)) else sizes),
-    "scatter_add": shape.scatter_add,
+    "repeat": repeat,
     "unflatten": unflatten,
     "unique": unique,
+}
+OF_DIM: dict[str, Method] = {"index_add": index_add, "scatter_add": shape.scatter_add}
+OF_NEW_NAMES: dict[str, Method] = {
+    "count_nonzero": reduction.count_nonzero,
+    "nansum": reduction.nansum,
+    "narrow": shape.narrow,
+    "round": elementwise.round,
+    "std": reduction.std,
+    "var": reduction.var,
+}
+# Graph mode calls these functions, the second ones if an argument has a new name.
+ALWAYS: dict[str, Method] = {
+    **PLAIN,
+    **OF_DIM,
+    "argmax": argmax,
+    "bitwise_and": elementwise.bitwise_and,
+    "bitwise_or": elementwise.bitwise_or,
+    "bitwise_xor": elementwise.bitwise_xor,
+    "expand": expand,
+    "repeat_interleave": shape.repeat_interleave,
+    "transpose": transpose,
+}
+NAMED: dict[str, Method] = {
+    **OF_NEW_NAMES,
+    "argmin": reduction.argmin,
+    "argsort": reduction.argsort,
+    "chunk": shape.chunk,
+    "cumsum": reduction.cumsum,
+    "index_select": shape.index_select,
+    "median": reduction.median_along,
+    "sort": reduction.sort,
+    "split": shape.split_evenly,
 }
 IN_PLACE: dict[str, Method] = {
     "add_": add,
@@ -162,7 +236,11 @@ IN_PLACE: dict[str, Method] = {
     "sub_": sub,
     "zero_": lambda self: ops.zeros_like(self),
 }
+IN_GRAPH = frozenset(("add_", "div_", "floor_divide_", "mul_"))
+WITHOUT_GRAPH = frozenset((*IN_PLACE, "random_")) - IN_GRAPH
 METHODS = {
     **{f"Tensor.{name}": plain(function) for name, function in PLAIN.items()},
+    **{f"Tensor.{name}": plain(function, _begins_with_dim) for name, function in OF_DIM.items()},
+    **{f"Tensor.{name}": plain(function, _has_new_names) for name, function in OF_NEW_NAMES.items()},
     **{f"Tensor.{name}": in_place(name, function) for name, function in IN_PLACE.items()},
 }

@@ -201,6 +201,11 @@ def repeat_interleave(
         dim = dim % len(shape)
         wide = ops.broadcast_to(input.expand_dims(dim + 1), (*shape[: dim + 1], repeats, *shape[dim + 1 :]))
         return wide.reshape((*shape[:dim], shape[dim] * repeats, *shape[dim + 1 :]))
+    if isinstance(repeats, Tensor) and compiling():
+        raise NotImplementedError(
+            "mint.repeat_interleave: graph mode cannot have repeats in a Tensor, since the result's size depends on "
+            "values: give a tuple"
+        )
     return ops.repeat_interleave(input, repeats, dim)
 
 
