@@ -243,13 +243,132 @@ def test_real_shift(mode, dtype, layout, samples):
         check_finite_differences(run(Gradient(net, 4), *inputs, *douts), net, inputs, douts, most=20)
 
 
+class Alone(nn.Cell):
+    """Attends to sequences of equal lengths one after another, as packed ones are computed."""
+
+    def __init__(self, **settings):
+        super().__init__()
+        self.attention = msops.FlashAttention(scale=0.3, layout="BTHD", dropout_p=0.25, **settings).set_train()
+
+    def construct(self, q, k, v):
+        outs = [self.attention(q[b : b + 1], k[b : b + 1], v[b : b + 1]) for b in range(2)]
+        return ops.concat(outs, 0)
+
+
+def drawn(net, *inputs):
+    """Returns the results of a net for one seed, and the gradients for another."""
+    mindspore.manual_seed(3)
+    outs = run(net, *inputs)
+    mindspore.manual_seed(4)
+    return outs, run(Gradient(net, len(inputs)), *inputs, np.ones_like(outs[0]))
+
+
+def check_dropout(net, inputs, alone, arrays, layout):
+    """Compares a net with a Cell of msops, which draws its seed likewise."""
+    outs, gradients = drawn(net, *inputs)
+    (want,), wanted = drawn(alone, *arrays)
+    np.testing.assert_array_equal(outs[0].reshape(-1), to_layout(want, layout).reshape(-1))
+    for got, gradient in zip(gradients, wanted):
+        np.testing.assert_allclose(got.reshape(-1), to_layout(gradient, layout).reshape(-1), 1e-6, 1e-6)
+    again, _ = drawn(net, *inputs)
+    np.testing.assert_array_equal(again[0], outs[0])
+    assert not np.array_equal(run(net, *inputs)[0], outs[0])
+
+
+@pytest.mark.parametrize("layout", ["BSH", "SBH", "BNSD"])
+def test_dropout(mode, layout):
+    arrays = numbers(5, 7)
+    settings = dict(head_num=N, keep_prob=0.75, scalar_value=0.3, input_layout=layout, sparse_mode=3)
+    net = Net(ops.flash_attention_score, **settings)
+    alone = msops.FlashAttention(causal=True, scale=0.3, dropout_p=0.25).set_train()
+    check_dropout(net, [to_layout(x, layout) for x in arrays], alone, arrays, layout)
+
+
+def test_dropout_of_the_primitive(mode):
+    arrays = numbers(5, 5)
+    primitive = ops.operations.nn_ops.FlashAttentionScore(N, 0.75, 0.3, input_layout="BNSD")
+
+    def function(q, k, v):
+        return primitive(q, k, v)[3]
+
+    alone = msops.FlashAttention(scale=0.3, dropout_p=0.25).set_train()
+    check_dropout(Net(function), arrays, alone, arrays, "BNSD")
+
+
+def test_dropout_of_packed_sequences(mode):
+    rows = [np.ascontiguousarray(x.swapaxes(1, 2)) for x in numbers(6, 6)]
+    settings = dict(keep_prob=0.75, scalar_value=0.3, input_layout="TND", sparse_mode=3)
+    ends = dict(actual_seq_qlen=(6, 12), actual_seq_kvlen=(6, 12))
+    net = Net(ops.flash_attention_score, head_num=N, **settings, **ends)
+    check_dropout(net, [x.reshape(-1, *x.shape[2:]) for x in rows], Alone(causal=True), rows, "BNSD")
+
+
+def shifted(q, k, v, shift, hidden):
+    """Returns the attention of one sample, (N, S, D): MindSpore adds the shift before the scale."""
+    k, v = (np.repeat(np.float64(x), N // N_KV, 0) for x in (k, v))
+    x = np.where(hidden, -np.inf, (q @ k.swapaxes(-1, -2) + shift) * 0.3)
+    weights = np.exp(x - x.max(-1, keepdims=True))
+    return weights / weights.sum(-1, keepdims=True) @ v
+
+
+@pytest.mark.parametrize("samples", [1, B])
+def test_real_shift_of_packed_sequences(mode, samples):
+    arrays, lengths_q, lengths_k = numbers(7, 7, np.float64), (5, 2), (7, 3)
+    rows, ends = packed(arrays, lengths_q, lengths_k)
+    shift = np.random.default_rng(3).standard_normal((samples, N, 7, 7))
+    settings = dict(scalar_value=0.3, input_layout="TND", sparse_mode=3)
+
+    def function(q, k, v, shift):
+        return ops.flash_attention_score(
+            q, k, v, N, shift, actual_seq_qlen=ends[0], actual_seq_kvlen=ends[1], **settings
+        )
+
+    net = Net(function)
+    (got,) = run(net, *rows, shift)
+    for b, (n, m) in enumerate(zip(lengths_q, lengths_k)):
+        q, k, v = (x[b, :, :count] for x, count in zip(arrays, (n, m, m)))
+        want = shifted(q, k, v, shift[b % samples, :, :n, :m], band(n, m, 99, 0, m - n))
+        np.testing.assert_allclose(got[ends[0][b] - n : ends[0][b]].swapaxes(0, 1), want, 1e-9, 1e-9)
+    douts = [np.random.default_rng(1).standard_normal(got.shape)]
+    check_finite_differences(run(Gradient(net, 4), *rows, shift, *douts), net, [*rows, shift], douts, most=20)
+
+
+@pytest.mark.parametrize("layout", ["BNSD", "TND"])
+def test_last_rows_of_alibi(mode, layout):
+    """MindSpore gives the last 1024 rows of longer sequences; the shift of the others follows from ALiBi's slopes."""
+    n = 1030
+    arrays = [x[:1] for x in numbers(n, n)]
+    i, j = np.ogrid[:n, :n]
+    shift = (np.array([0.5, 0.25, 0.125, 2**-8])[:, None, None] * (j - i)).astype(np.float32)
+    inputs = arrays if layout == "BNSD" else packed(arrays, (n,), (n,))[0]
+    ends = dict(actual_seq_qlen=(n,), actual_seq_kvlen=(n,)) if layout == "TND" else {}
+    settings = dict(scalar_value=0.3, input_layout=layout, sparse_mode=2, **ends)
+
+    def function(q, k, v, end):
+        return ops.flash_attention_score(q, k, v, N, end, **settings)
+
+    (got,) = run(Net(function), *inputs, shift[None, :, -1024:])
+    want = shifted(*(x[0] for x in arrays), shift, band(n, n, n, 0))
+    np.testing.assert_allclose(got[0] if layout == "BNSD" else got.swapaxes(0, 1), want, 1e-4, 1e-4)
+
+
 Q = np.zeros((2, 3, 8), np.float32)
 MISTAKES = [
-    (dict(keep_prob=0.9), NotImplementedError, "keep_prob must be 1.0: the patch has no dropout here, got 0.9"),
+    (dict(keep_prob=0.0), ValueError, "keep_prob must be above 0 and at most 1, got 0.0"),
+    (
+        dict(input_layout="TND", head_num=3, keep_prob=0.9, actual_seq_qlen=np.array([2]), actual_seq_kvlen=(2,)),
+        NotImplementedError,
+        "actual_seq_qlen and actual_seq_kvlen must be tuples",
+    ),
+    (
+        dict(input_layout="TND", head_num=3, keep_prob=0.9, actual_seq_qlen=(2, 2), actual_seq_kvlen=(1, 2)),
+        ValueError,
+        "each of which has a query and a key, got the lengths (2, 0) and (1, 1)",
+    ),
     (dict(real_shift=Q), NotImplementedError, "real_shift must have shape (B, N1, S1, S2) or (1, N1, S1, S2), with S1"),
     (dict(real_shift=1.0), TypeError, "real_shift must be a Tensor, got float"),
     (dict(padding_mask=Q), NotImplementedError, "padding_mask must be None"),
-    (dict(drop_mask=Q), NotImplementedError, "drop_mask must be None"),
+    (dict(drop_mask=Q), NotImplementedError, "drop_mask must be None: msops draws its own mask"),
     (dict(sparse_mode=5), ValueError, "prefix must be given if sparse_mode is 5"),
     (dict(sparse_mode=5, prefix=3), TypeError, "prefix must be a Tensor or a tuple of ints, got 3"),
     (dict(sparse_mode=6), NotImplementedError, "sparse_mode must be one of 0, 1, 2, 3, 4, 5 here, got 6"),

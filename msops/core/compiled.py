@@ -7,8 +7,11 @@ import inspect
 from typing import TYPE_CHECKING, Any
 
 import mindspore
-from mindspore import nn, ops
+import numpy as np
+from mindspore import Tensor, nn, ops
 from mindspore.ops.primitive import PrimitiveWithInfer
+
+from .spec import dtype_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -154,6 +157,12 @@ def once(make: Function) -> Function:
         n = 3 n = 3
     """
     return ops.constexpr(cached(make), check=False)
+
+
+@once
+def constant(value: float, dtype: mindspore.Type, shape: tuple[int, ...] = ()) -> Tensor:
+    """Returns a Tensor of one number. MindSpore would make float32 of Python's numbers."""
+    return Tensor(np.full(shape, value, dtype_name(dtype)))
 
 
 class Operators:

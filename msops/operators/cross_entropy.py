@@ -269,12 +269,6 @@ def _constants(
     return tuple(Tensor(np.asarray(number, dtype_name(dtype))) for number in numbers)
 
 
-@ops.constexpr
-def constant(value: float, dtype: mindspore.Type, shape: tuple[int, ...] = ()) -> Tensor:
-    """Returns a Tensor of one number. MindSpore would make float32 of Python's numbers."""
-    return Tensor(np.full(shape, value, dtype_name(dtype)))
-
-
 @once
 def _rows_of(logits: Description) -> tuple[int, int]:
     """Returns the shape of logits as a matrix with the classes as its last axis."""

@@ -251,7 +251,7 @@ class FlashAttention(nn.Cell):
     ) -> Tensor | tuple[Tensor, Tensor]:
         dropout_p, seed = 0.0, None
         if self.training and self.dropout_p > 0:
-            dropout_p, seed = self.dropout_p, _draw_seed()
+            dropout_p, seed = self.dropout_p, draw_seed()
         return _call(self.settings, q, k, v, kv_lengths, mask, bias, alibi_slopes, dropout_p, seed)
 
     construct.__doc__ = flash_attention.__doc__  # for help()
@@ -313,7 +313,7 @@ def _constant_seed(dropout_p: float, seed: int | None) -> Tensor | None:
     return Tensor(seed, mindspore.int64)
 
 
-def _draw_seed() -> Tensor:
+def draw_seed() -> Tensor:
     """Draws a seed from MindSpore's generator, whose seed stays, and whose offset grows."""
     seed, offset = _generator._step(_STEP)
     return ops.reshape(_add_once(ops.mul(seed, _ODD), offset), ())

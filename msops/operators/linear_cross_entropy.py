@@ -8,14 +8,14 @@ from mindspore import Tensor, nn, ops
 from mindspore.common.initializer import HeUniform, Uniform
 
 from msops.core import settings
-from msops.core.compiled import compiling, keep_dtypes, once, records_gradients
+from msops.core.compiled import compiling, constant, keep_dtypes, once, records_gradients
 from msops.core.factory import custom_op
 from msops.core.inputs import cast_as, check_inputs, describe, has_zero, spec_of, unless_zero
 from msops.core.library import of_package
 from msops.core.signature import Signature
 from msops.core.spec import Spec
 from msops.operators.add import backward as add_backward, forward as add
-from msops.operators.cross_entropy import attributes_of, constant, cross_entropy, operators
+from msops.operators.cross_entropy import attributes_of, cross_entropy, operators
 
 if TYPE_CHECKING:
     from msops.core.inputs import Description

@@ -39,8 +39,8 @@ def patch_mindspore(mint: bool = True) -> Patch:
 
     Afterwards `mindspore.ops.rms_norm`, `add_rms_norm`, `swiglu`, `rotary_position_embedding` and
     `flash_attention_score` run by msops' kernels: they take MindSpore's arguments, return what MindSpore documents, and
-    have gradients, in both modes. What msops lacks of them, such as dropout, is an error. The same holds wherever else
-    in MindSpore these names stand, such as in `mindspore.ops.auto_generate`, and for the primitives `RmsNorm`,
+    have gradients, in both modes. What msops lacks of them, such as `drop_mask`, is an error. The same holds wherever
+    else in MindSpore these names stand, such as in `mindspore.ops.auto_generate`, and for the primitives `RmsNorm`,
     `AddRmsNorm`, `Swiglu`, `RotaryPositionEmbedding`, `ApplyRotaryPosEmb` and `FlashAttentionScore`.
     `NPUAllocFloatStatus`, `NPUClearFloatStatus` and `NPUGetFloatStatus` tell of no overflow. Calls of other primitives
     of transformers for Ascend alone, such as `GroupedMatmul`, raise an error that says what to use instead. Names that
