@@ -1,4 +1,5 @@
 # This is the only list of the public names and their modules. `msops/__init__.py`, type checkers and editors read it.
+from .checkpoints import convert_bfloat16 as convert_bfloat16
 from .core.build import CompileError as CompileError, load as load
 from .core.compiled import Operators as Operators, once as once
 from .core.factory import custom_op as custom_op
