@@ -111,7 +111,7 @@ def _replace(mint: bool) -> None:
         replacement = functions.get(id(value)) or _refusal_of(value)
         if replacement is None and mint:
             replacement = PRIMITIVES.get(_primitive_of(value))
-        if replacement is not None:
+        if replacement is not None and not _is_home(module, value, replacement):
             _put(module, name, value, replacement)
     replacements = {id(each.original): each.replacement for each in _replaced}
     for module, name, value in list(_globals(of_mindspore=False)):
@@ -119,6 +119,12 @@ def _replace(mint: bool) -> None:
             _put(module, name, value, replacements[id(value)])
     if mint and not _methods:
         _replace_methods()
+
+
+def _is_home(module: ModuleType, own: Any, replacement: Any) -> bool:
+    """Tells whether a module defines the class that another one extends: there it is the C of `super(C, self)`."""
+    extends = inspect.isclass(own) and inspect.isclass(replacement) and issubclass(replacement, own)
+    return extends and module.__name__ == own.__module__
 
 
 def _put(module: ModuleType, name: str, original: Any, replacement: Any) -> None:

@@ -158,6 +158,7 @@ PRIMITIVES: dict[str, Callable[..., Any]] = {
     "SplitTensor": shape.split_evenly,
     "SplitWithSizeView": shape.split_into,
     "SplitWithSize": shape.split_into,
+    "Chunk": shape.chunk,
     "ChunkView": shape.chunk,
     "BroadcastToView": shape.broadcast_to,
     "ExpandDimsView": shape.expand_dims,

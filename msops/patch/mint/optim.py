@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     Group = dict[str, Any]
     Tensors = tuple[Tensor, ...]
 
+_FusedAdamW: Any = getattr(mint.optim, "FusedAdamW", mint.optim.AdamW)  # MindSpore 2.7 does not have it
 _adam, _momentum, _expm1 = operations.AdamWeightDecay(), operations.ApplyMomentum(), operations.Expm1()
 
 
@@ -46,7 +47,7 @@ class AdamW(mint.optim.AdamW):
         return _steps_with_decay(self, gradients)
 
 
-class FusedAdamW(mint.optim.FusedAdamW):
+class FusedAdamW(_FusedAdamW):
     """As AdamW: one launch for each parameter, since no memory is shared here."""
 
     def contiguous_params(self, start_id: int, end_id: int, param_group: Group) -> None:
