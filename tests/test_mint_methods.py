@@ -10,7 +10,7 @@ import mindspore
 import numpy as np
 import pytest
 from mindspore import Parameter, Tensor, nn, ops
-from mindspore.graph.api import _pynative_executor
+from mindspore.common.api import _pynative_executor
 
 import msops
 from msops.compat import VERSION
@@ -188,6 +188,7 @@ def test_in_place_in_a_gradient(refusal):
     with pytest.raises(refusal[0], match=refusal[1]):
         mindspore.grad(Counter(squares=True))(Tensor(X))
     _pynative_executor.set_grad_flag(False)  # MindSpore leaves it after an error
+    _pynative_executor.clear_res()
 
 
 def accumulated(x):
@@ -218,6 +219,7 @@ def test_gradients_in_place(refusal, device_target):
     with pytest.raises(refusal[0], match=refusal[1]):
         mindspore.grad(shifted)(Tensor(x))
     _pynative_executor.set_grad_flag(False)  # MindSpore leaves it after an error
+    _pynative_executor.clear_res()
 
 
 def test_parts_in_place():
@@ -241,3 +243,4 @@ def test_gradients_in_place_that_are_refused(what):
     with pytest.raises(NotImplementedError, match=f"mint.Tensor.add_: {what} has no gradient on GPU and CPU"):
         mindspore.grad(function)(Tensor(X))
     _pynative_executor.set_grad_flag(False)  # MindSpore leaves it after an error
+    _pynative_executor.clear_res()

@@ -6,7 +6,7 @@ import mindspore
 from mindspore import Tensor, ops
 from mindspore.ops import operations
 
-from msops.core.compiled import compiling
+from msops.core.compiled import compiling, records_gradients
 
 assign = operations.Assign()
 
@@ -16,16 +16,9 @@ def copy_into(to: Tensor, source: Tensor) -> Tensor:
     PyNative mode has no kernel of it for GPUs."""
     if compiling() or mindspore.get_context("device_target") != "GPU":
         return ops.auto_generate.inplace_copy_op(to, source, False)
-    if differentiates():
+    if records_gradients():
         raise NotImplementedError(
             "mint: writing into a tensor has no gradient on a GPU in PyNative mode: use the function or the method "
             "without _"
         )
     return assign(to, source)
-
-
-def differentiates() -> bool:
-    """Tells whether PyNative mode records what it computes, for a gradient."""
-    from mindspore.graph.api import _pynative_executor  # noqa: PLC0415 (old versions of MindSpore lack it)
-
-    return bool(_pynative_executor.requires_grad())

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any
 import mindspore
 from mindspore import Parameter, Tensor, ops
 
+from msops.core.compiled import records_gradients
+
 from . import creation, elementwise, random, reduction, shape
-from .in_place import assign, copy_into, differentiates
+from .in_place import assign, copy_into
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,7 +42,7 @@ def in_place(name: str, function: Method) -> Callable[[Any], Method]:
     def make(_: Any) -> Method:
         def method(self: Tensor, *arguments: Any, **named: Any) -> Tensor:
             is_part = getattr(self, "parent_tensor_", None) is not None  # it was made as tensor[index]
-            is_parameter, records = isinstance(self, Parameter), differentiates()
+            is_parameter, records = isinstance(self, Parameter), records_gradients()
             if records and self.is_floating_point() and (self.requires_grad if is_parameter else is_part):
                 what = "a part of another tensor" if is_part else "a Parameter that requires a gradient"
                 raise NotImplementedError(
