@@ -134,15 +134,21 @@ wheel: all | python ## Build the wheel, one for every Python and MindSpore, into
 test-matrix: wheel ## Run the operators' tests on the wheel under each version of MindSpore
 	$(PYTHON) tests/matrix.py $(ARGS)
 
-# .libraries has mindone and, to compare with, Hugging Face's libraries and torch, of which the wheel for the CPU is enough.
+# .libraries has mindone, mindformers and, to compare with, Hugging Face's libraries and torch, of which the wheel for the CPU
+# is enough: TORCH=torch==2.13.0+cpu takes it where pip finds it. mindformers comes without what it asks for, which is
+# MindSpore 2.9 and tools of its command lines, but with what its modules import.
 TORCH := torch>=2.6
+MINDONE := mindone==0.5.0 diffusers==0.35.2
+MINDFORMERS := mindformers==1.9.0 mindpet==1.0.4
+IMPORTED := astunparse datasets deprecated jieba nltk==3.9.1 'pyarrow<23' rouge_chinese sentencepiece setproctitle tensorboardX tiktoken
 .libraries/.ready: pyproject.toml | python
 	$(PYTHON) -m venv --clear .libraries
-	.libraries/bin/pip install --quiet --disable-pip-version-check --editable . 'mindspore==2.10.*' 'mindone==0.5.0' 'diffusers==0.35.2' '$(TORCH)'
+	.libraries/bin/pip install --quiet --disable-pip-version-check --editable . 'mindspore==2.10.*' $(MINDONE) '$(TORCH)' $(IMPORTED)
+	.libraries/bin/pip install --quiet --disable-pip-version-check --no-deps $(MINDFORMERS)
 	@touch $@
 
 .PHONY: test-libraries
-test-libraries: all .libraries/.ready ## Compare models of mindone with the same in PyTorch, on the CPU; ARGS="Llama FLUX" names some
+test-libraries: all .libraries/.ready ## Compare models of mindone and mindformers with the same in PyTorch, on the CPU; ARGS="Llama FLUX" names some
 	.libraries/bin/python tests/libraries.py $(ARGS)
 
 # compute-sanitizer checks the kernels, called through their C entries. It needs torch with CUDA.

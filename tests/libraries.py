@@ -1,16 +1,20 @@
-"""`make test-libraries` runs models of mindone, as it is published, on the CPU, compares them with the same weights in
-Hugging Face's libraries for PyTorch, and writes what it found to docs/libraries.md.
+"""`make test-libraries` runs models of mindone and mindformers, as they are published, on the CPU, compares them with
+the same weights in Hugging Face's libraries for PyTorch, and writes what it found to docs/libraries.md.
 
-python tests/libraries.py [MODEL ...]          compares all models, or some, such as Llama FLUX
-python tests/libraries.py --own FILE MODEL ... times them by MindSpore's own operators, for the first command
+python tests/libraries.py [--device GPU] [MODEL ...]      compares all models, or some, such as Llama FLUX
+python tests/libraries.py --reference FOLDER MODEL ...    runs them in PyTorch, on the CPU, for the first command
+python tests/libraries.py --own DEVICE FOLDER MODEL ...   times them by MindSpore's own operators, for the first command
 
-Weights are random, and sizes tiny: no model is downloaded.
+Weights are random, and sizes tiny: no model is downloaded. PyTorch has a process of its own, since it and MindSpore's
+GPU backend bring different libraries of CUDA.
 """
 
+import argparse
 import contextlib
 import importlib
 import json
 import logging
+import os
 import subprocess
 import sys
 import tempfile
@@ -24,7 +28,8 @@ import numpy as np
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "libraries.md"
-BEGIN, END = "<!-- make test-libraries writes this -->\n", "<!-- until here -->\n"
+BEGIN, END = "<!-- tests/libraries.py writes this: {} -->\n", "<!-- until here -->\n"
+REFERENCE, OWN = "reference.npz", "own.json"
 STEPS, RATE = 3, 1e-3
 # Float32 explains these: frequencies of time steps up to 1000 differ by 1000 * 2^-24 where an exponential differs in
 # its last bit; the gradients are compared with the greatest of all parameters, since some, such as those of the biases
@@ -50,6 +55,7 @@ class Model(NamedTuple):
     config: str
     settings: dict
     inputs: dict
+    library: str = "mindone"
 
 
 SIZES = dict(hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4)
@@ -164,8 +170,8 @@ MODELS = {
             txt_ids=np.zeros((7, 3), np.float32), pooled_projections=numbers(2, 32), **PROMPT,
         ),
     ),
+    "Llama of mindformers": Model("LlamaForCausalLM", "LlamaConfig", DECODER, NEXT, "mindformers"),
 }  # fmt: skip
-TARGETS = {name: np.random.default_rng(i) for i, name in enumerate(MODELS)}
 
 
 def loss_of(model, inputs, target, tensor):
@@ -183,7 +189,7 @@ def converted(inputs, tensor):
 
 
 def reference(model, folder):
-    """Makes the model in PyTorch, saves it, and returns its loss, its gradients, and the losses of some steps."""
+    """Makes the model in PyTorch, and saves it, its losses of some steps, and its first gradients."""
     import torch
 
     def tensor(array):
@@ -212,34 +218,64 @@ def reference(model, folder):
                 for name, p in made.named_parameters()
             }
         optimizer.step()
-    return losses, gradients
+    np.savez(folder / REFERENCE, losses=losses, **gradients)
+
+
+def of_mindone(model, folder):
+    """Returns a model with the weights of a folder, its inputs, a function of them that returns the loss, and its
+    Parameters by PyTorch's names. mindone also has Parameters of what is a buffer there."""
+    import mindspore
+
+    mindspore.set_context(mode=mindspore.PYNATIVE_MODE)
+    library = importlib.import_module("mindone.transformers" if model.config else "mindone.diffusers")
+    net = getattr(library, model.name).from_pretrained(folder)
+    inputs, target = converted(model.inputs, mindspore.Tensor), None if model.config else 1
+    found = {torch_name(name): parameter for name, parameter in net.parameters_and_names()}
+    return net, (), lambda: loss_of(net, inputs, target, mindspore.Tensor), found
+
+
+def of_mindformers(model, folder):
+    """Does as of_mindone, in graph mode. The model takes the labels from the tokens by itself."""
+    import mindspore
+    from mindformers import LlamaConfig, LlamaForCausalLM
+    from safetensors.numpy import load_file
+
+    mindspore.set_context(mode=mindspore.GRAPH_MODE)
+    names = dict(
+        num_hidden_layers="num_layers", num_attention_heads="num_heads", num_key_value_heads="n_kv_heads",
+        max_position_embeddings="max_position_embedding",
+    )  # fmt: skip
+    settings = {names.get(name, name): value for name, value in model.settings.items()}
+    texts, length = TEXT.shape
+    settings.update(rms_norm_eps=1e-6, pad_token_id=0, compute_dtype="float32", param_init_type="float32")
+    config = LlamaConfig(batch_size=texts, seq_length=length - 1, **settings)
+    net, weights = LlamaForCausalLM(config), load_file(folder / "model.safetensors")
+    own = LlamaForCausalLM.convert_weight_dict(weights, model_config=config)
+    missing, unknown = mindspore.load_param_into_net(net, {name: mindspore.Parameter(w) for name, w in own.items()})
+    assert (missing, unknown) == ([], [])
+    parameters = dict(net.parameters_and_names())
+    found = {name: parameters[LlamaForCausalLM.convert_name(name)] for name in weights}
+    return net, (mindspore.Tensor(TEXT),), net, found
 
 
 class Trained:
-    """A model of mindone with the weights of a folder. The names are those of PyTorch's parameters: mindone also has
-    Parameters of what is a buffer there."""
+    """A model with the weights of a folder, and an optimizer of the parameters of these names."""
 
     def __init__(self, model, folder, names):
         import mindspore
         from mindspore import mint
 
-        library = importlib.import_module("mindone.transformers" if model.config else "mindone.diffusers")
-        self.model = getattr(library, model.name).from_pretrained(folder)
-        self.model.set_train()
-        inputs, target = converted(model.inputs, mindspore.Tensor), None if model.config else 1
-
-        def forward():
-            return loss_of(self.model, inputs, target, mindspore.Tensor)
-
-        found = {torch_name(name): parameter for name, parameter in self.model.parameters_and_names()}
+        made = dict(mindone=of_mindone, mindformers=of_mindformers)[model.library]
+        net, self.inputs, forward, found = made(model, folder)
+        net.set_train()
         parameters = [found[name] for name in names]
-        self.forward, self.gradient = forward, mindspore.value_and_grad(forward, None, parameters)
+        self.gradient = mindspore.value_and_grad(forward, None, parameters)
         self.optimizer = mint.optim.AdamW(parameters, lr=RATE)
 
     def step(self):
         """Takes a step, and returns the loss before it, the gradients, and the seconds."""
         begin = time.perf_counter()
-        loss, gradients = self.gradient()
+        loss, gradients = self.gradient(*self.inputs)
         self.optimizer(gradients)
         loss = float(loss.asnumpy())
         return loss, gradients, time.perf_counter() - begin
@@ -251,11 +287,11 @@ def torch_name(name):
     return ".".join((*path, dict(embedding_table="weight", gamma="weight", beta="bias").get(last, last)))
 
 
-def compare(model):
+def compare(model, folder):
     """Returns the errors of the loss, the gradients and the losses of some steps, and the least seconds of a step."""
-    with tempfile.TemporaryDirectory() as folder:
-        wanted, gradients = reference(model, folder)
-        trained = Trained(model, folder, list(gradients))
+    gradients = dict(np.load(folder / REFERENCE))
+    wanted = gradients.pop("losses")
+    trained = Trained(model, folder, list(gradients))
     losses, first, seconds = [], None, []
     for _ in range(STEPS + 1):
         loss, each, taken = trained.step()
@@ -273,65 +309,89 @@ def compare(model):
     return errors, min(seconds)
 
 
-def time_own(file, names):
+def prepare(device):
+    """Chooses the device of MindSpore, where float32 stays float32, and hides PyTorch from this process."""
+    sys.modules["torch"] = None
+    import mindspore
+
+    mindspore.set_device(device)
+    if device == "GPU":
+        mindspore.device_context.gpu.op_precision.conv_allow_tf32(False)
+
+
+def time_own(device, folder, names):
     """Writes the seconds of a step of models by MindSpore's own operators, or the error that stops them."""
+    prepare(device)
     found = {}
     for name in names:
-        with tempfile.TemporaryDirectory() as folder:
-            _, gradients = reference(MODELS[name], folder)
-            try:
-                found[name] = Trained(MODELS[name], folder, list(gradients)).step()[2]
-            except Exception as error:  # noqa: BLE001 (whatever stops it is what we ask for)
-                found[name] = str(error).strip().splitlines()[0]
-        Path(file).write_text(json.dumps(found))
+        try:
+            gradients = [each for each in np.load(folder / name / REFERENCE).files if each != "losses"]
+            trained = Trained(MODELS[name], folder / name, gradients)
+            found[name] = min(trained.step()[2] for _ in range(STEPS + 1))
+        except Exception as error:  # noqa: BLE001 (whatever stops it is what we ask for)
+            found[name] = str(error).strip("-\n ").splitlines()[0].strip("- ")
+        (folder / OWN).write_text(json.dumps(found))
 
 
-def write(rows):
-    before, _, rest = PAGE.read_text().partition(BEGIN)
-    versions = ", ".join(
-        f"{name} {metadata.version(name)}" for name in ("mindspore", "mindone", "transformers", "diffusers", "torch")
-    )
+def write(device, rows):
+    """Writes the table of a device into the page."""
+    before, mark, rest = PAGE.read_text().partition(BEGIN.format(device))
+    names = ("mindspore", "mindone", "mindformers", "transformers", "diffusers", "torch")
+    versions = ", ".join(f"{name} {metadata.version(name)}" for name in names if any(metadata.distributions(name=name)))
     head = ["model", "class", "error of the loss", "of the gradients", f"of {STEPS} steps' losses", "MindSpore alone"]
     lines = [head, ["---"] * len(head), *rows]
     table = "".join(f"| {' | '.join(line)} |\n" for line in lines)
-    PAGE.write_text(f"{before}{BEGIN}Tried on the CPU with {versions}:\n\n{table}{END}{rest.partition(END)[2]}")
+    PAGE.write_text(f"{before}{mark}Tried on the {device} with {versions}:\n\n{table}{END}{rest.partition(END)[2]}")
 
 
-def main(names):
+def run(*arguments):
+    """Runs this file in another process, which may fail."""
+    subprocess.run([sys.executable, __file__, *map(str, arguments)], check=False)
+
+
+def main(device, names, folder):
     chosen, failed, rows = names or list(MODELS), [], {}
-    import mindspore
-
+    run("--reference", folder, *chosen)
+    prepare(device)
     import msops
 
-    mindspore.set_device("CPU")
     msops.patch_mindspore()
     for name in chosen:
         try:
-            errors, seconds = compare(MODELS[name])
+            errors, seconds = compare(MODELS[name], folder / name)
         except Exception as error:
             logging.getLogger(__name__).exception(name)
             failed.append(f"{name}: {type(error).__name__}")
             continue
         rows[name] = [name, f"`{MODELS[name].name}`", *(f"{error:.0e}" for error in errors)]
         print(f"{' | '.join(rows[name])} | a step in {1000 * seconds:.0f} ms", flush=True)
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "own.json"  # MindSpore's own operators need a process that was never patched
-        subprocess.run([sys.executable, __file__, "--own", file, *chosen], check=False)
-        own = json.loads(file.read_text()) if file.is_file() else {}
+    run("--own", device, folder, *chosen)  # MindSpore's own operators need a process that was never patched
+    own = json.loads((folder / OWN).read_text()) if (folder / OWN).is_file() else {}
     for name, row in rows.items():
         outcome = own.get(name, "crashes")
         row.append("runs" if isinstance(outcome, float) else f"fails: {outcome[:80]}")
         print(f"{name} by MindSpore alone: {outcome}")
     if not names and not failed:
-        write(rows.values())
+        write(device, rows.values())
     if failed:
         sys.exit(f"failed: {', '.join(failed)}")
 
 
 if __name__ == "__main__":
     warnings.filterwarnings("ignore")
-    with contextlib.chdir(tempfile.gettempdir()) if hasattr(contextlib, "chdir") else contextlib.nullcontext():
-        if sys.argv[1:2] == ["--own"]:
-            time_own(sys.argv[2], sys.argv[3:])
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--device", choices=("CPU", "GPU"), default="CPU")
+    parser.add_argument("--reference", type=Path, metavar="FOLDER")
+    parser.add_argument("--own", nargs=2, metavar=("DEVICE", "FOLDER"))
+    parser.add_argument("names", nargs="*", metavar="MODEL")
+    options = parser.parse_args()
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        os.chdir(folder)  # where MindSpore writes files of its own
+        if options.reference:
+            for name in options.names:
+                reference(MODELS[name], options.reference / name)
+        elif options.own:
+            time_own(options.own[0], Path(options.own[1]), options.names)
         else:
-            main(sys.argv[1:])
+            main(options.device, options.names, folder)

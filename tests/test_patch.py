@@ -341,6 +341,32 @@ def test_a_version_with_other_arguments(monkeypatch):
     assert names() == before
 
 
+def products(x, y, transposed):
+    return (
+        ops.BatchMatMul()(x, y),
+        ops.operations.BatchMatMul(transpose_b=True)(x, transposed),
+        ops.BatchMatMul(True)(x.swapaxes(-1, -2), y),
+    )
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 5, 4), (5, 4), (3, 5, 4), (2, 1, 5, 4)])
+def test_axes_of_batches_of_matrices_broadcast(mode, patched, shape):
+    x, y = numbers(2, 3, 6, 5), numbers(*shape)
+    wanted = np.matmul(np.float64(x), y)
+    close(call(products, x, y, np.ascontiguousarray(y.swapaxes(-1, -2))), (wanted,) * 3)
+
+
+def test_attributes_of_products_reach_mindspore(patched):
+    product, strategy = ops.BatchMatMul(), ((1, 2, 1), (1, 1, 1))
+    assert product.shard(strategy).add_prim_attr("primitive_target", "CPU").recompute() is product
+    attributes = product.multiply.attrs
+    assert (attributes["in_strategy"], attributes["primitive_target"], attributes["recompute"]) == (
+        strategy,
+        "CPU",
+        True,
+    )
+
+
 def test_primitives_are_not_sharded(patched, monkeypatch):
     norm = ops.RmsNorm()
     assert norm.shard(((1, 1), (1,))) is norm

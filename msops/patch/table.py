@@ -50,6 +50,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "auto_generate.rotary_position_embedding_op": transformer.rotary_position_embedding,
     "auto_generate.RotaryPositionEmbedding": transformer.RotaryPositionEmbedding,
     "auto_generate.ApplyRotaryPosEmb": transformer.ApplyRotaryPosEmb,
+    "auto_generate.BatchMatMul": linear.BatchMatMul,
     "operations.NPUAllocFloatStatus": overflow.NPUAllocFloatStatus,
     "operations.NPUClearFloatStatus": overflow.NPUClearFloatStatus,
     "operations.NPUGetFloatStatus": overflow.NPUGetFloatStatus,

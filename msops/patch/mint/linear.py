@@ -4,7 +4,39 @@ from __future__ import annotations
 
 from mindspore import Tensor, ops
 
+from msops.patch.replacement import Replacement
+
 from .creation import eye
+
+_BatchMatMul = ops.BatchMatMul
+
+
+class BatchMatMul(Replacement):
+    """Multiplies matrices, whose axes before the last two broadcast, as they do on Ascend."""
+
+    def __init__(self, transpose_a: bool = False, transpose_b: bool = False) -> None:
+        self.transpose_a, self.transpose_b = transpose_a, transpose_b
+        self.multiply = _BatchMatMul(transpose_a, transpose_b)
+
+    def __call__(self, x: Tensor, y: Tensor) -> Tensor:
+        if x.shape[:-2] == y.shape[:-2]:
+            return self.multiply(x, y)
+        return ops.matmul(x.swapaxes(-1, -2) if self.transpose_a else x, y.swapaxes(-1, -2) if self.transpose_b else y)
+
+    def shard(self, in_strategy: object = None, out_strategy: object = None) -> BatchMatMul:
+        """Tells MindSpore, which has this operator, how to distribute it."""
+        self.multiply.shard(in_strategy, out_strategy)
+        return self
+
+    def add_prim_attr(self, name: str, value: object) -> BatchMatMul:
+        """Sets an attribute of MindSpore's operator, such as `recompute`."""
+        self.multiply.add_prim_attr(name, value)
+        return self
+
+    def recompute(self, mode: bool = True) -> BatchMatMul:
+        """Tells MindSpore to compute the product again for the gradient."""
+        self.multiply.recompute(mode)
+        return self
 
 
 def mm(input: Tensor, mat2: Tensor) -> Tensor:  # noqa: A002
