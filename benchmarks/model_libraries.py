@@ -1,0 +1,256 @@
+"""Times models of mindone, a language model and a diffusion model, with msops and with MindSpore's own operators,
+beside the same weights in Hugging Face's libraries for PyTorch, eager.
+
+python -m benchmarks.model_libraries [--device GPU] [--quick] [--csv FILE]
+
+It needs mindone, transformers and diffusers, of the versions in the Makefile, and PyTorch. Each run is a process of its
+own. Weights are random, and float16: the runs in PyTorch make and save them. A gradient is a forward pass and the
+gradients of all weights, without an optimizer. The loss of each is printed, since equal losses show that all computed
+the same. mindone runs in PyNative mode.
+"""
+
+import argparse
+import csv
+import importlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from .llm import median
+
+TURN = {"GPU": 4, "CPU": 1}  # steps between two looks at the clock
+LIMIT = 240  # s after which a run is given up
+PEERS = ("torch", "msops", "MindSpore")  # PyTorch first: it saves the weights
+ATTENTION = dict(torch="sdpa", msops="flash_attention_2", MindSpore="eager")
+
+
+class Model(NamedTuple):
+    """A class of both libraries, its configuration, and the shapes of its inputs."""
+
+    library: str
+    name: str
+    config: str
+    settings: dict
+    samples: int  # of a step
+    sizes: dict  # of a sample
+    unit: str
+
+    @property
+    def things(self):
+        """Returns how many tokens or images a step has."""
+        return self.samples * self.sizes.get("tokens", 1)
+
+
+def language(samples, tokens, **settings):
+    sizes = dict(tokens=tokens, vocabulary=settings["vocab_size"])
+    return Model("transformers", "LlamaForCausalLM", "LlamaConfig", settings, samples, sizes, "tokens/s")
+
+
+def diffusion(samples, side, words, **settings):
+    sizes = dict(side=side, words=words, pooled=settings["pooled_projection_dim"], text=settings["joint_attention_dim"])
+    settings.update(in_channels=64, guidance_embeds=False)
+    return Model("diffusers", "FluxTransformer2DModel", "", settings, samples, sizes, "images/s")
+
+
+MODELS = {  # Llama of SmolLM2-135M's sizes; FLUX with the heads of FLUX.1, but fewer and with fewer blocks, 512 x 512
+    "Llama": language(
+        8, 2048, vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30,
+        num_attention_heads=9, num_key_value_heads=3, max_position_embeddings=2048, tie_word_embeddings=True,
+    ),
+    "FLUX": diffusion(
+        4, 32, 256, num_layers=4, num_single_layers=8, attention_head_dim=128, num_attention_heads=12,
+        joint_attention_dim=4096, pooled_projection_dim=768,
+    ),
+}  # fmt: skip
+QUICK = {
+    "Llama": language(
+        2, 64, vocab_size=256, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=64, tie_word_embeddings=True,
+    ),
+    "FLUX": diffusion(
+        2, 4, 8, num_layers=1, num_single_layers=1, attention_head_dim=16, num_attention_heads=2,
+        joint_attention_dim=32, pooled_projection_dim=16, axes_dims_rope=(4, 4, 8),
+    ),
+}  # fmt: skip
+
+
+def inputs_of(model):
+    """Returns the arrays of a model's arguments, and of the output that it is trained towards, or None."""
+    rng, sizes, samples = np.random.default_rng(0), model.sizes, model.samples
+    if model.library == "transformers":
+        tokens = rng.integers(3, sizes["vocabulary"], (samples, sizes["tokens"]), np.int32)
+        # mindone 0.5.0 makes a mask of one key too many unless it gets one
+        return dict(input_ids=tokens, labels=tokens, attention_mask=np.ones_like(tokens), use_cache=False), None
+
+    def numbers(*shape):
+        return rng.standard_normal(shape).astype(np.float16)
+
+    places = sizes["side"] ** 2
+    grid = np.stack((np.zeros(places), *np.divmod(np.arange(places), sizes["side"])), 1).astype(np.float16)
+    arrays = dict(
+        hidden_states=numbers(samples, places, 64),
+        encoder_hidden_states=numbers(samples, sizes["words"], sizes["text"]),
+        pooled_projections=numbers(samples, sizes["pooled"]),
+        timestep=np.full(samples, 0.5, np.float16),
+        img_ids=grid,
+        txt_ids=np.zeros((sizes["words"], 3), np.float16),
+    )
+    return arrays, numbers(samples, places, 64)
+
+
+def loss_of(outputs, target):
+    """Returns a language model's own loss, or the mean square of the errors of a diffusion model."""
+    if target is None:
+        return outputs.loss if hasattr(outputs, "loss") else outputs[0]
+    return ((outputs[0].float() - target.float()) ** 2).mean()
+
+
+def of_torch(model, device, folder, by):
+    """Returns functions that run a model n times, forward and with gradients, and return the last loss."""
+    import torch
+
+    cuda = device == "GPU"
+    library = importlib.import_module(model.library)
+    kind = getattr(library, model.name)
+    torch.manual_seed(0)
+    if model.config:
+        config = getattr(library, model.config)(**model.settings, attn_implementation=ATTENTION[by])
+        net = kind(config)
+    else:
+        net = kind(**model.settings)
+    net.half().save_pretrained(folder)
+    net.to("cuda" if cuda else "cpu").train()
+
+    def tensor(array):
+        array = array.astype(np.int64) if array.dtype == np.int32 else array
+        return torch.from_numpy(array).to("cuda" if cuda else "cpu")
+
+    arrays, target = inputs_of(model)
+    inputs = {name: tensor(x) if isinstance(x, np.ndarray) else x for name, x in arrays.items()}
+    target = target if target is None else tensor(target)
+
+    def forward(count):
+        with torch.no_grad():
+            for _ in range(count):
+                loss = loss_of(net(**inputs), target)
+        return loss.item()
+
+    def gradient(count):
+        for _ in range(count):
+            net.zero_grad()
+            loss = loss_of(net(**inputs), target)
+            loss.backward()
+        if cuda:
+            torch.cuda.synchronize()
+        return loss.item()
+
+    return forward, gradient
+
+
+def of_mindone(model, device, folder, by):
+    """Does as of_torch, with the weights of the folder."""
+    sys.modules["torch"] = None  # it and MindSpore's GPU backend bring different libraries of CUDA
+    import mindspore
+
+    mindspore.set_device(device)
+    if by == "msops":
+        import msops
+
+        msops.patch_mindspore()
+    library = importlib.import_module(f"mindone.{model.library}")
+    words = dict(dtype=mindspore.float16, attn_implementation=ATTENTION[by])
+    if not model.config:
+        words = dict(mindspore_dtype=mindspore.float16)
+    net = getattr(library, model.name).from_pretrained(folder, **words)
+    net.set_train()
+    arrays, target = inputs_of(model)
+    inputs = {name: mindspore.Tensor(x) if isinstance(x, np.ndarray) else x for name, x in arrays.items()}
+    target = target if target is None else mindspore.Tensor(target)
+
+    def loss():
+        return loss_of(net(**inputs), target)
+
+    value_and_gradients = mindspore.value_and_grad(loss, None, net.trainable_params())
+
+    def forward(count):
+        for _ in range(count):
+            found = loss()
+        return float(found.asnumpy())
+
+    def gradient(count):
+        for _ in range(count):
+            found, _ = value_and_gradients()
+        if device == "GPU":
+            mindspore.runtime.synchronize()
+        return float(found.asnumpy())
+
+    return forward, gradient
+
+
+def job(model, device, folder, by):
+    """Runs a model by one library, and prints its rows in JSON."""
+    for kind, run in zip(
+        ("forward", "gradient"), (of_torch if by == "torch" else of_mindone)(model, device, folder, by)
+    ):
+        loss = run(1)
+        us = median(run, TURN[device]).us
+        print(json.dumps(dict(kind=kind, by=by, loss=loss, ms=us / 1e3, rate=1e6 * model.things / us)), flush=True)
+
+
+def rows_of(name, options, folder):
+    """Runs a model by each library, and yields the rows."""
+    for by in PEERS:
+        words = [name, options.device, str(folder), by, *(["--quick"] if options.quick else [])]
+        command = [sys.executable, "-m", "benchmarks.model_libraries", "--job", *words]
+        root = Path(__file__).resolve().parents[1]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=False, cwd=root)
+        except subprocess.TimeoutExpired:
+            yield dict(model=name, by=by, why=f"took more than {LIMIT} s")
+            continue
+        for line in done.stdout.splitlines():
+            if line.startswith('{"kind"'):
+                yield dict(model=name, **json.loads(line))
+        if done.returncode:
+            lines = [line for line in done.stderr.splitlines() if line.strip("- ")]
+            errors = [line for line in lines if "Error" in line.partition(":")[0]] or lines
+            yield dict(model=name, by=by, why=errors[-1] if errors else f"ended with status {done.returncode}")
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--device", choices=("CPU", "GPU"), default="CPU")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that all runs")
+    parser.add_argument("--csv", type=Path)
+    parser.add_argument(
+        "--job", nargs=4, metavar=("MODEL", "DEVICE", "FOLDER", "BY"), help="run one, for the first command"
+    )
+    options = parser.parse_args()
+    models = QUICK if options.quick else MODELS
+    if options.job:
+        name, device, folder, by = options.job
+        os.chdir(folder)  # where MindSpore writes files of its own
+        job(models[name], device, folder, by)
+        return
+    rows = []
+    for name, model in models.items():
+        with tempfile.TemporaryDirectory() as folder:
+            for row in rows_of(name, options, folder):
+                rows.append(row)
+                told = row.get("why") or f"{row['ms']:.2f} ms, {row['rate']:.4g} {model.unit}, loss {row['loss']:.5f}"
+                print(f"{name} {row.get('kind', '')} by {row['by']}: {told}", flush=True)
+    if options.csv:
+        with options.csv.open("w", newline="") as file:
+            writer = csv.DictWriter(file, ("model", "kind", "by", "ms", "rate", "loss", "why"))
+            writer.writeheader()
+            writer.writerows(rows)
+
+
+if __name__ == "__main__":
+    main()
