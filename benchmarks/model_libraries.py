@@ -25,6 +25,8 @@ import numpy as np
 from .llm import median
 
 TURN = {"GPU": 4, "CPU": 1}  # steps between two looks at the clock
+# transformers loads these where it finds them; their libraries of CUDA are not those of MindSpore's GPU backend.
+HIDDEN = ("torch", "torchvision", "torchaudio", "accelerate", "peft", "timm", "jax", "flax")
 LIMIT = 240  # s after which a run is given up
 PEERS = ("torch", "msops", "MindSpore")  # PyTorch first: it saves the weights
 ATTENTION = dict(torch="sdpa", msops="flash_attention_2", MindSpore="eager")
@@ -58,13 +60,14 @@ def diffusion(samples, side, words, **settings):
     return Model("diffusers", "FluxTransformer2DModel", "", settings, samples, sizes, "images/s")
 
 
-MODELS = {  # Llama of SmolLM2-135M's sizes; FLUX with the heads of FLUX.1, but fewer and with fewer blocks, 512 x 512
+# Llama has SmolLM2-135M's sizes; FLUX has fewer heads and blocks than FLUX.1, and images of 512 x 512.
+MODELS = {
     "Llama": language(
         8, 2048, vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30,
         num_attention_heads=9, num_key_value_heads=3, max_position_embeddings=2048, tie_word_embeddings=True,
     ),
     "FLUX": diffusion(
-        4, 32, 256, num_layers=4, num_single_layers=8, attention_head_dim=128, num_attention_heads=12,
+        4, 32, 256, num_layers=2, num_single_layers=4, attention_head_dim=128, num_attention_heads=12,
         joint_attention_dim=4096, pooled_projection_dim=768,
     ),
 }  # fmt: skip
@@ -155,7 +158,7 @@ def of_torch(model, device, folder, by):
 
 def of_mindone(model, device, folder, by):
     """Does as of_torch, with the weights of the folder."""
-    sys.modules["torch"] = None  # it and MindSpore's GPU backend bring different libraries of CUDA
+    sys.modules.update(dict.fromkeys(HIDDEN))
     import mindspore
 
     mindspore.set_device(device)
