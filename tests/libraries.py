@@ -82,7 +82,7 @@ PROMPT = dict(encoder_hidden_states=numbers(2, 7, 32))
 PLACES = np.stack((np.zeros(16), *np.divmod(np.arange(16), 4)), 1).astype(np.float32)
 
 POINTS = np.concatenate((RNG.uniform(-0.6, 0.6, (4, 1024, 3)), numbers(4, 1024, 3)), -1).astype(np.float32)
-SWITCHES = (2e-5, 1e-2, 1e-1)
+SWITCHES = (2e-5, 1e-2, 3e-2)
 POINTS = dict(points=POINTS, labels=np.array([1, 4, 7, 7], np.int32))
 PEERS = {"src.pointnet2": "zoo_pointnet2"}  # where PyTorch's class is, if not in Hugging Face's libraries
 

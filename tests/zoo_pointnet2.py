@@ -1,20 +1,13 @@
 """Defines PointNet2 in PyTorch as MindSpore's model zoo (official/cv/PointNet2) defines it, for tests/libraries.py.
 
 A ball has its last points by index, and repeats the last of them. Farthest point sampling begins at random points,
-which the zoo draws from NumPy once for each size of a cloud.
+which the zoo draws from NumPy at each call in PyNative mode.
 """
-
-import functools
 
 import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional
-
-
-@functools.cache
-def first_points(clouds, points):
-    return torch.from_numpy(np.random.randint(points, size=(clouds,)))  # noqa: NPY002 (the zoo draws so)
 
 
 def rows(points, places):
@@ -24,7 +17,8 @@ def rows(points, places):
 
 def farthest(xyz, count):
     """Returns the places (B, count) of points that are far from each other."""
-    place, distance, places = first_points(*xyz.shape[:2]), torch.full(xyz.shape[:2], 1e9), []
+    place = torch.from_numpy(np.random.randint(xyz.shape[1], size=(len(xyz),)))  # noqa: NPY002 (the zoo draws so)
+    distance, places = torch.full(xyz.shape[:2], 1e9), []
     for _ in range(count):
         places.append(place)
         distance = torch.minimum(distance, ((xyz - rows(xyz, place[:, None])) ** 2).sum(-1))
