@@ -77,7 +77,11 @@ bool forward_on_tensor_cores(Call& call, const A& a) {
     }
 #if CUDART_VERSION >= 12000
     if constexpr (!A::kIsExtended) {
-      if (aligned == 15 && launch_wgmma_forward<width>(call, a)) return true;
+      // With 64 features, the registers of the mask's code would cost other calls 3 %.
+      constexpr bool kApart = width <= 64;
+      if (aligned == 15 && (!kApart || a.mask ? launch_wgmma_forward<width, true>(call, a)
+                                              : launch_wgmma_forward<width, !kApart>(call, a)))
+        return true;
     }
 #endif
     using S = ForwardShape<width>;

@@ -14,11 +14,13 @@ struct QueryOfRow {
 
 // Seen tells which keys the queries of one head see: query i those from i + low to i + high - 1, except for the mask,
 // and none from `end` on. The numbers have 32 bits, and are limited so that no sum overflows (see fits_tensor_cores).
-struct Seen {
+// Without kHasMask there is no mask, and no register for its code.
+template <bool kHasMask>
+struct SeenWith {
   const Attention<Half>& a;
   int b, h, queries, keys, low, high, end;
 
-  __device__ __forceinline__ Seen(const Attention<Half>& attention, const Sequence& s, int b_, int h_, int end_)
+  __device__ __forceinline__ SeenWith(const Attention<Half>& attention, const Sequence& s, int b_, int h_, int end_)
       : a(attention), b(b_), h(h_), queries(static_cast<int>(s.queries)), keys(static_cast<int>(s.keys)), end(end_) {
     low = a.left < 0 ? -kFar : limited(s.shift() - a.left);
     high = a.right < 0 ? kFar : limited(s.shift() + a.right + 1);
@@ -26,7 +28,7 @@ struct Seen {
 
   // Returns whether the queries from i0 to i1 - 1 see the keys from j0 to j1 - 1, so that no test of a key is needed.
   __device__ __forceinline__ bool all(int i0, int i1, int j0, int j1) const {
-    return !a.mask && i1 - 1 + low <= j0 && j1 <= std::min(i0 + high, end);
+    return !has_mask() && i1 - 1 + low <= j0 && j1 <= std::min(i0 + high, end);
   }
   // Sets the logits of keys that are not seen to -infinity. The rows of the sums are queries from i0 on, the columns
   // keys from j0 on; or query(m, half) gives the QueryOfRow of a row.
@@ -50,7 +52,7 @@ struct Seen {
           for (int k = 0; k < 2; ++k)
             if (8 * n + k < first || 8 * n + k >= last) x[m][n][2 * half + k] = -INFINITY;
       }
-    if (a.mask) hide_masked(x, j0, query);
+    if (has_mask()) hide_masked(x, j0, query);
   }
 
   // Sets p to 0 for keys that are not seen. The rows of the sums are keys from j0 on, the columns queries from i0 to
@@ -70,12 +72,14 @@ struct Seen {
           for (int k = 0; k < 2; ++k)
             if (8 * n + k < first || 8 * n + k >= last) p[m][n][2 * half + k] = 0;
       }
-    if (a.mask) hide_masked_transposed(p, i0, i1, j0);
+    if (has_mask()) hide_masked_transposed(p, i0, i1, j0);
   }
 
   static constexpr int kFar = 1 << 29;
 
  private:
+  __device__ __forceinline__ bool has_mask() const { return kHasMask && a.mask; }
+
   // Returns whether the mask has packs of 16 bytes, 0 or 1 each, for each 16 keys from key j0 on.
   __device__ __forceinline__ bool mask_has_packs(int j0) const {
     const int64_t places = a.mask_batch | a.mask_head | a.mask_query | a.keys | j0;
@@ -167,6 +171,7 @@ struct Seen {
     return static_cast<int>(most(-kFar, least(place, kFar)));
   }
 };
+using Seen = SeenWith<true>;
 
 }  // namespace msops::flash_attention
 

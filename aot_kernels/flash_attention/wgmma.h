@@ -39,9 +39,9 @@ int64_t wgmma_blocks(Kernel kernel, int64_t count) {
 }
 
 // Each returns false, and launches nothing, if the GPU lacks the instructions or TMA cannot read the tensors.
-template <int kWidth>
+template <int kWidth, bool kHasMask>
 bool launch_wgmma_forward(Call& call, const Attention<Half>& a) {
-  using S = WgmmaShape<kWidth>;
+  using S = WgmmaShape<kWidth, kHasMask>;
   const Order order = order_of(a.batch * a.heads, parts_of(a.queries, S::kQueries),
                                2. * a.keys * (a.width + a.value_width) / a.group(), a.right >= 0);
   const int64_t blocks = wgmma_blocks<S>(wgmma_forward<S>, order.count());

@@ -21,9 +21,10 @@ struct Work {
   int tiles;
 };
 
-template <int kWidth_>
+template <int kWidth_, bool kHasMask_>
 struct WgmmaShape {
   static constexpr int kWidth = kWidth_;
+  static constexpr bool kHasMask = kHasMask_;
   static constexpr int kConsumers = kWidth <= 64 ? 3 : 2, kThreads = 128 * (kConsumers + 1);
   static constexpr int kQueries = 64 * kConsumers, kKeys = kWidth <= 128 ? 128 : 64;
   static constexpr int kProducerRegisters = kConsumers == 2 ? 40 : 32, kRegisters = kConsumers == 2 ? 232 : 160;
@@ -141,7 +142,7 @@ __device__ __forceinline__ void compute_items(const Attention<Half>& a, int cons
     begin_product(x[0], queries.tile(tiles_of_queries).rows(64 * consumer), keys.tile(copy));
   };
   const auto multiply_values = [&](int copy, bool adds) { begin_product(out[0], p[0], values.tile(copy), adds); };
-  const auto take = [&](const Seen& seen, int i0, int i1, int j0) {
+  const auto take = [&](const SeenWith<S::kHasMask>& seen, int i0, int i1, int j0) {
     logits.apply(x);
     if (!seen.all(i0, i1, j0, j0 + S::kKeys)) seen.hide(x, i0, j0);
     return softmax.advance(x, shrink, logits.factor * kLog2E);
@@ -192,7 +193,7 @@ __device__ __forceinline__ void compute_items(const Attention<Half>& a, int cons
     const QueryItem& item = w.item;
     const int begin = item.begin, tiles_of_next = w.tiles;
     const int i0 = item.i0 + row, i1 = std::min(i0 + 16, item.i1);
-    const Seen seen(a, item.s, item.b, item.h, item.end);
+    const SeenWith<S::kHasMask> seen(a, item.s, item.b, item.h, item.end);
     wgmma_wait_group<1>();
     wgmma_fence_operand(x[0]);
     keys.release(copies);
