@@ -1,20 +1,24 @@
-// s = x + residual,  y_j = s_j r (weight_j + offset),  r = 1 / sqrt(mean(s^2) + eps), for each row s
+// s = x + residual,  y_j = s_j r (weight_j + offset) + bias_j,  r = 1 / sqrt(mean(s^2) + eps), for each row s
+//
+// The kernels are chosen as in rms_norm.cu.
 
-#include "shared/norm/gradient.h"
 #include "shared/norm/rms_norm.h"
+#include "shared/norm/rms_norm_gradient.h"
 
 using namespace msops;
 using namespace msops::norm;
 
 namespace {
 
-template <typename T, typename Residual>
+template <typename T, typename Residual, typename Normalize>
 struct Forward {
   using C = Compute<T>;
   Rows<const T> x;
   Rows<const Residual> residual;
   Rows<T> y, s;
-  RmsNorm<T> normalize;
+  Normalize normalize;
+
+  MSOPS_BOTH void advance(int64_t rows) { normalize.advance(rows); }
 
   template <typename Team>
   MSOPS_BOTH void operator()(int64_t row, const Team& team) const {
@@ -26,48 +30,51 @@ struct Forward {
 
 }  // namespace
 
-// (x, residual, weight?) -> (y, s)
+// (x, residual, weight?, bias?) -> (y, s)
 MSOPS_ENTRY(AddRmsNormForward) {
   const Tensor x = call.tensor("x"), residual = call.tensor_of("common|float32", "residual");
-  const Tensor weight = call.optional_of("common|float32", "weight", 1), y = call.tensor("y"), s = call.tensor("s");
+  const Tensor weight = call.optional_of("common|float32", "weight");
+  const Tensor bias = call.optional_of("common|float32", "bias"), y = call.tensor("y"), s = call.tensor("s");
   const double eps = eps_of(call), offset = offset_of(call);
   const Casting casting = casting_of(call);
-  const int64_t columns = columns_of(call, x, weight);
+  const Heads heads(call, x, weight, bias);
   for (const Tensor& tensor : {residual, y, s}) call.require_same_shape(tensor, x);
   return call.run([&](auto type) {
     using T = typename decltype(type)::type;
-    const RmsNorm<T> normalize(weight, columns, eps, offset, casting);
+    const int64_t rows = rows_of(x, heads.columns);
+    const RmsNorm<T> normalize(weight, heads.columns, eps, offset, casting);
     with_type<T, float>(residual, [&](auto other) {
       using Residual = typename decltype(other)::type;
       const Rows<const Residual> residuals(residual);
-      const Forward<T, Residual> body{x, residuals, y, s, normalize};
-      for_rows<T>(call, rows_of(x, columns), {x, residuals, y, s, normalize.weight}, body);
+      if (heads.count == 1 && !bias.dtype) {
+        const Forward<T, Residual, RmsNorm<T>> body{x, residuals, y, s, normalize};
+        for_rows<T>(call, rows, {x, residuals, y, s, normalize.weight}, body);
+      } else {
+        using Body = Forward<T, Residual, RmsNormWithBias<T>>;
+        const RmsNormWithBias<T> with_bias(normalize, bias);
+        const OfHeads<Body> body{{x, residuals, y, s, with_bias}, heads.count};
+        for_rows<T>(call, rows, {x, residuals, y, s, with_bias.weight, with_bias.bias}, body);
+      }
     });
   });
 }
 
-// (s, weight?, dy, ds) -> (dx, dweight?, partial): dx is the gradient of x and of the residual. `partial` is scratch,
-// as in rms_norm.cu.
+// (s, weight?, bias?, dy, ds) -> (dx, dweight?, dbias?, partial): dx is the gradient of x and of the residual. The
+// values of the bias are not read. `partial` is scratch, as in rms_norm.cu.
 MSOPS_ENTRY(AddRmsNormBackward) {
-  const Tensor s = call.tensor("s"), weight = call.optional_of("common|float32", "weight", 1), dy = call.tensor("dy");
-  const Tensor ds = call.tensor("ds"), dx = call.tensor("dx");
-  const Tensor dweight = call.optional_of("common|float32", "dweight", 1);
-  const NormSums sums{dweight, {}, call.scratch("partial", 2)};
+  const Tensor s = call.tensor("s"), weight = call.optional_of("common|float32", "weight");
+  const Tensor bias = call.optional_of("common|float32", "bias"), dy = call.tensor("dy"), ds = call.tensor("ds");
+  const Tensor dx = call.tensor("dx");
+  const RmsNormSums sums(call, s, weight, bias);
   const double eps = eps_of(call), offset = offset_of(call);
-  const int64_t columns = columns_of(call, s, weight);
   for (const Tensor& tensor : {dy, ds, dx}) call.require_same_shape(tensor, s);
-  require_gradient_of(call, dweight, weight, "weight");
-  sums.check(call, columns, 1);
   return call.run([&](auto type) {
     using T = typename decltype(type)::type;
-    using C = Compute<T>;
-    const Parameters<T> factors(weight, columns, C(1));
-    const NormGradient<T, false, true> body{s, dy, ds, dx, factors, C(eps), weight.dtype ? C(offset) : C(0)};
-    sums.run<T, false, true>(call, rows_of(s, columns), {s, dy, ds, dx, factors}, body);
+    sums.run<T, true>(call, s, dy, ds, dx, eps, offset);
   });
 }
 
 MSOPS_SCRATCH(AddRmsNormBackward) {
-  const Tensor s = call.tensor("s");
-  return NormSums::scratch(s, s.dim(-1), 1);
+  const Tensor s = call.tensor("s"), weight = call.optional_of("common|float32", "weight");
+  return RmsNormSums::scratch(call, s, weight, call.optional_of("common|float32", "bias"));
 }

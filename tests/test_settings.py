@@ -81,8 +81,8 @@ def test_settings_of_other_types():
 
 
 def test_function_and_cell_share_a_primitive():
-    operator = operators(1e-6, 0.0, "llama")
-    assert msops.RMSNorm(4).forward_op is operator.primitive is operators.primitive(1e-6, 0.0, "llama", True)
+    operator = operators(1e-6, 0.0, "llama").without("bias")
+    assert msops.RMSNorm(4).forward_op is operator.primitive is operators.primitive(1e-6, 0.0, "llama", True, False)
     assert msops.RMSNorm(4, has_weight=False).forward_op is operator.without("weight").primitive
 
 

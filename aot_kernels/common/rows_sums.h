@@ -20,6 +20,10 @@
 //
 //   const int64_t used = for_rows_with_sums<T, 1>(call, rows, {x, dy, dx}, body, {partial.as<C>()}, partial.dim(0));
 //   sum_rows(call, used, columns, columns, partial.as<C>(), dweight.as<T>());
+//
+// Rows may also take turns in `groups`, where row i belongs to group i % groups. Then each group has sums of its own: a
+// row of scratch has those of all groups, one after the other, and there are row_parts(rows / groups, groups * columns)
+// such rows.
 #pragma once
 
 #ifdef __CUDACC__
@@ -82,15 +86,18 @@ struct SumsInRegisters {
 
 template <typename C, int kSums, typename Body>
 struct RowsWithSumsOnCpu {
-  int64_t rows, parts;
+  int64_t rows, parts, groups;  // rows and parts of each group
   Body body;
   PartialSums<C, kSums> partial;
 
-  MSOPS_CPU void operator()(int64_t part) const {
+  MSOPS_CPU void operator()(int64_t item) const {
     const Team<C, OnCpu> team(0, nullptr);
-    SumsInMemory<Team<C, OnCpu>, C, kSums> sums(team, partial, part);
-    const int64_t end = part_begin(rows, part + 1, parts);
-    for (int64_t row = part_begin(rows, part, parts); row < end; ++row) body(row, team, body.load(row, team), sums);
+    SumsInMemory<Team<C, OnCpu>, C, kSums> sums(team, partial, item);
+    const int64_t part = item / groups, group = item % groups, end = part_begin(rows, part + 1, parts);
+    for (int64_t i = part_begin(rows, part, parts); i < end; ++i) {
+      const int64_t row = i * groups + group;
+      body(row, team, body.load(row, team), sums);
+    }
   }
 };
 
@@ -130,10 +137,11 @@ struct EndLoads {
   }
 };
 
-template <typename C, typename Shape, int kSums, typename Body>
+// Each block, or cluster, has rows of one group.
+template <typename C, typename Shape, int kSums, typename Body, typename Groups>
 __global__ void __launch_bounds__(kBlockThreads<Shape>,
                                   Shape::kClustered&& Shape::kWidth > 1 ? 1024 / kBlockThreads<Shape> : 1)
-    rows_with_sums_kernel(int64_t rows, Body body, PartialSums<C, kSums> partial) {
+    rows_with_sums_kernel(int64_t rows, Body body, PartialSums<C, kSums> partial, Groups groups) {
   constexpr int kLanes = Shape::kLanes, kTeams = kTeamsOfBlock<Shape>;
   __shared__ SharedOfWarp shared[kSharedOfTeam<Shape>];
   if (Shape::kClustered && !has_instructions_of(90)) return;
@@ -141,7 +149,7 @@ __global__ void __launch_bounds__(kBlockThreads<Shape>,
   const int64_t part = blockIdx.x / in_cluster, step = gridDim.x / in_cluster * kTeams;
   const int of_block = kLanes > 32 ? 0 : static_cast<int>(threadIdx.x) / kLanes;
   const Team<C, Shape> team(kLanes > 32 ? threadIdx.x : threadIdx.x % kLanes, shared);
-  int64_t row = part * kTeams + of_block;
+  int64_t row = (part / groups * kTeams + of_block) * groups + part % groups;
   if constexpr (Shape::kHeld == 0) {
     SumsInMemory<Team<C, Shape>, C, kSums> sums(team, partial, part);
     for (; row < rows; row += step) body(row, team, body.load(row, team), sums);
@@ -191,13 +199,13 @@ int shared_bytes(int threads) {
   return std::max(places, Shape::kLanes > 32 ? 0 : packs * Shape::kWidth * static_cast<int>(sizeof(C)));
 }
 
-// Launches at most `parts` blocks, or clusters of `in_cluster` blocks, no more than run at once. Returns how many, or 0
-// if there are no such clusters.
-template <typename C, typename Shape, int kSums, typename Body>
+// Launches at most `parts` blocks for each group, or clusters of `in_cluster` blocks: one, or no more than run at once.
+// Returns how many for each group, or 0 if there are no such clusters.
+template <typename C, typename Shape, int kSums, typename Body, typename Groups>
 int64_t launch_rows_with_sums(Call& call, int64_t rows, int64_t packs, const Body& body, int64_t parts, int in_cluster,
-                              const PartialSums<C, kSums>& partial) {
-  const auto kernel = rows_with_sums_kernel<C, Shape, kSums, Body>;
-  const int64_t wanted = std::max<int64_t>(1, std::min(parts, (rows - 1) / kTeamsOfBlock<Shape> + 1));
+                              const PartialSums<C, kSums>& partial, Groups groups) {
+  const auto kernel = rows_with_sums_kernel<C, Shape, kSums, Body, Groups>;
+  const int64_t wanted = std::max<int64_t>(1, std::min(parts, (rows / groups - 1) / kTeamsOfBlock<Shape> + 1));
   const int threads = block_threads<Shape>(packs, in_cluster);
   const int bytes = shared_bytes<C, Shape, Body>(threads);
   [[maybe_unused]] static FactOfGpu<33 * 33> fact;
@@ -210,16 +218,19 @@ int64_t launch_rows_with_sums(Call& call, int64_t rows, int64_t packs, const Bod
       return std::max(1, blocks_at_once(Gpu(), kernel, threads, bytes));
     }
   };
-  const int64_t used = std::min<int64_t>(wanted, fact.get(blocks_or_clusters_at_once, threads / 32 * 33 + in_cluster));
-  const Grid grid(used * in_cluster);
-  launch(call, kernel, Shape::kClustered ? grid.in_clusters(in_cluster) : grid, threads, bytes, rows, body, partial);
+  const int64_t at_once = fact.get(blocks_or_clusters_at_once, threads / 32 * 33 + in_cluster);
+  const int64_t used = std::min<int64_t>(wanted, at_once < groups ? at_once > 0 : at_once / groups);
+  const Grid grid(used * groups * in_cluster);
+  launch(call, kernel, Shape::kClustered ? grid.in_clusters(in_cluster) : grid, threads, bytes, rows, body, partial,
+         groups);
   return used;
 }
 #endif
 
 // Calls body(row, team, body.load(row, team), sums) for every row in [0, rows), and stores the sums of column j in
-// columns j of partial[k], which have `parts` rows. Returns how many of these it filled: a number that is the same for
-// equal calls on a machine. `places` are as for for_rows().
+// columns j of partial[k], which have `parts` rows; of several groups, which must divide `rows`, in columns
+// group * columns + j. Returns how many of these it filled: a number that is the same for equal calls on a machine.
+// `places` are as for for_rows().
 //
 // On the GPU the team depends on how many packs or elements a row has:
 //
@@ -233,17 +244,18 @@ int64_t launch_rows_with_sums(Call& call, int64_t rows, int64_t packs, const Bod
 //   more                      more           512 threads                    reads rows again, adds up in memory
 //
 // If kHolds is false, there are only the kernels that read rows again, which compile sooner: for what is rarely called.
-template <typename T, int kSums, bool kHolds = true, typename Body>
+template <typename T, int kSums, bool kHolds = true, typename Body, typename Groups = Constant<1>>
 int64_t for_rows_with_sums(Call& call, int64_t rows, std::initializer_list<PlaceOfRows<T>> places, const Body& body,
-                           Compute<T>* const (&partial)[kSums], int64_t parts) {
+                           Compute<T>* const (&partial)[kSums], int64_t parts, Groups groups = {}) {
   using C = Compute<T>;
   const int64_t columns = places.begin()->columns;
   PartialSums<C, kSums> sums{{}, columns};
   std::copy_n(partial, kSums, sums.data);
   if (call.is_on_cpu()) {
-    const int64_t used = std::min<int64_t>({parts, std::max<int64_t>(1, rows), 64});
-    const RowsWithSumsOnCpu<C, kSums, Body> on_one{rows, used, body, sums};
-    on_cpu(call, used, on_one, 8 * static_cast<double>(columns) * static_cast<double>(rows / used + 1));
+    const int64_t of_group = rows / groups, most = (64 + groups - 1) / groups;
+    const int64_t used = std::min<int64_t>({parts, std::max<int64_t>(1, of_group), most});
+    const RowsWithSumsOnCpu<C, kSums, Body> on_one{of_group, used, groups, body, sums};
+    on_cpu(call, used * groups, on_one, 8 * static_cast<double>(columns) * static_cast<double>(of_group / used + 1));
     return used;
   }
 #ifdef __CUDACC__
@@ -254,7 +266,7 @@ int64_t for_rows_with_sums(Call& call, int64_t rows, std::initializer_list<Place
       int in_cluster = 1;
       while (of_cluster_block && in_cluster < 32 && (in_cluster == 1 || in_cluster * of_cluster_block < packs))
         in_cluster *= 2;
-      return launch_rows_with_sums<C, decltype(shape), kSums>(call, rows, packs, body, parts, in_cluster, sums);
+      return launch_rows_with_sums<C, decltype(shape), kSums>(call, rows, packs, body, parts, in_cluster, sums, groups);
     };
     [[maybe_unused]] const bool packs_fit = kMovesPacks<T> && packs_tile<T>(places);
     constexpr int N = kMovesPacks<T> ? kPackWidth<T> : 1;

@@ -69,6 +69,13 @@ struct Parameters {
   }
   MSOPS_BOTH Row<const T> row() const { return {static_cast<const T*>(data), length}; }
   MSOPS_BOTH Row<const float> row_of_float() const { return {static_cast<const float*>(data), length}; }
+
+  // Moves to a later row of parameters, if there are several.
+  MSOPS_BOTH void advance(int64_t rows) {
+    if (!data) return;
+    const int64_t elements = rows * length;
+    data = is_float ? static_cast<const void*>(row_of_float().data + elements) : row().data + elements;
+  }
 };
 
 // SharedOfWarp has room for one result of a reduction.

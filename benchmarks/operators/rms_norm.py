@@ -1,4 +1,4 @@
-"""Benchmarks RMSNorm. A size is (rows, columns)."""
+"""Benchmarks RMSNorm. A size is (rows, columns) or, for a weight of each head, (rows, heads, columns)."""
 
 import mindspore
 from mindspore import Parameter, nn, ops
@@ -25,6 +25,7 @@ ROWS = {  # sizes of operators that normalize rows
         )
     ],
 }
+HEADS = {"GPU": (16384, 32, 128), "CPU": (256, 32, 128)}
 SHARES = {  # the least shares of the roof, forward and backward
     "float16": {
         "2^16 x 2^10": (0.95, 0.90),
@@ -67,19 +68,24 @@ class ComposedRMSNorm(nn.Cell):
 
 class RmsNorm(Benchmark):
     card = TestRmsNorm()
-    sizes = ROWS
+    sizes = {device: [*sizes, Sizes(named=(), sweep=(HEADS[device],))] for device, sizes in ROWS.items()}
     headline = (("2^15 x 2^12", "float16"), ("2^12 x 2^15", "float16"))
     targets = of_rows(SHARES)
 
     def inputs(self, size):
-        return [size, size[-1:]]
+        return [size, size[1:]]
 
     def torch_formula(self, case):
         from torch.nn.functional import rms_norm
 
+        if len(case.size) == 3:
+            return lambda x, weight: rms_norm(x, x.shape[-1:], None, 1e-6) * weight
         return lambda x, weight: rms_norm(x, weight.shape, weight, 1e-6)
 
     def library_formulas(self, case):
+        if len(case.size) == 3:
+            return {}
+
         def of_liger(liger, x, weight):
             return liger.LigerRMSNormFunction.apply(x, weight, 1e-6, 0.0, "llama", False)  # not in place
 

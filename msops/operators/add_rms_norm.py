@@ -3,17 +3,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import mindspore
-from mindspore import Tensor, nn
+from mindspore import Tensor, nn, ops
 
 from msops.core import settings
 from msops.core.compiled import Operators
 from msops.core.factory import custom_op
-from msops.core.inputs import cast_as, widened
+from msops.core.inputs import cast_as, present, widened
 from msops.core.library import of_package
-from msops.operators.rms_norm import CASTINGS, second_gradient
+from msops.operators.rms_norm import CASTINGS, GRADIENTS, PARAMETERS, check_heads, second_gradient
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from msops.core.operator import Operator
+    from msops.core.spec import Spec
 
     Pair = tuple[Tensor, Tensor]
 
@@ -28,10 +31,11 @@ def add_rms_norm(
     eps: float = 1e-6,
     offset: float = 0.0,
     casting: str = "llama",
+    bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    r"""Adds a residual, then scales each row to a root mean square of 1 and each column by its weight.
+    r"""Adds a residual, then scales each row to a root mean square of 1 and each column by its weight, and adds a bias.
 
-    .. math:: s = x + \text{residual}, \qquad y = \text{rms\_norm}(s, w)
+    .. math:: s = x + \text{residual}, \qquad y = \text{rms\_norm}(s, w, b)
 
     The sum is rounded to the dtype of `x` first: that is what :func:`msops.rms_norm` reads.
 
@@ -39,11 +43,11 @@ def add_rms_norm(
         x (Tensor): Shape (..., C); float16, float32 or float64.
         residual (Tensor): The shape of `x`; the dtype of `x`, or float32, or float16 beside float32. Its gradient is
             that of `x`, in its own dtype.
-        weight (Tensor): Shape (C,); the dtype of `x`, or float32, or float16 beside float32. Default: ``None`` , a
-            factor of 1.
+        weight (Tensor): As in `rms_norm`, of shape (C,) or (H, C). Default: ``None`` , a factor of 1.
         eps (float): As in `rms_norm`. Default: ``1e-6`` .
         offset (float): As in `rms_norm`. Default: ``0.0`` .
         casting (str): As in `rms_norm`. Default: ``"llama"`` .
+        bias (Tensor): As in `rms_norm`. Default: ``None`` , no bias.
 
     Returns:
         tuple[Tensor, Tensor], y and s, each of the shape and dtype of `x`.
@@ -62,25 +66,25 @@ def add_rms_norm(
         >>> print(y.asnumpy().round(3), s)
         [[0.849 1.131]] [[3. 4.]]
     """
-    normalize = operators.primitive(eps, offset, casting, weight is not None)
-    if weight is None:
-        return normalize(x, widened(residual, x))
-    return normalize(x, widened(residual, x), widened(weight, x))
+    normalize = operators.primitive(eps, offset, casting, weight is not None, bias is not None)
+    return normalize(x, widened(residual, x), *present((widened(weight, x), widened(bias, x))))
 
 
 class AddRMSNorm(nn.Cell):
-    r"""The sum with a residual, and its RMSNorm with a weight. See :func:`msops.add_rms_norm`.
+    r"""The sum with a residual, and its RMSNorm with its parameters. See :func:`msops.add_rms_norm`.
 
     Args:
-        hidden_size (int): C, the length of the last axis.
+        hidden_size (int, tuple[int]): The shape of the parameters: C, the length of the last axis, or (H, C).
         eps (float): As in the function. Default: ``1e-6`` .
         offset (float): As in the function. The weight begins as 1 - offset. Default: ``0.0`` .
         casting (str): As in the function. Default: ``"llama"`` .
         has_weight (bool): Whether there is a weight. Default: ``True`` .
-        dtype (mindspore.dtype): The weight's dtype: float16, float32 or float64. Default: ``mindspore.float32`` .
+        dtype (mindspore.dtype): The parameters' dtype: float16, float32 or float64. Default: ``mindspore.float32`` .
+        has_bias (bool): Whether there is a bias, which begins as 0. Default: ``False`` .
 
     Attributes:
-        weight (Parameter): Shape (C,), or None.
+        weight (Parameter): Shape (C,) or (H, C), or None.
+        bias (Parameter): The shape of the weight, or None.
 
     Raises:
         TypeError: If an argument has a wrong type.
@@ -98,32 +102,32 @@ class AddRMSNorm(nn.Cell):
     # It does not inherit from RMSNorm: for level O1, MindSpore would give both classes one name in its copy.
     def __init__(
         self,
-        hidden_size: int,
+        hidden_size: int | Sequence[int],
         eps: float = 1e-6,
         offset: float = 0.0,
         casting: str = "llama",
         has_weight: bool = True,
         dtype: mindspore.Type = mindspore.float32,
+        has_bias: bool = False,
     ) -> None:
         name = "AddRMSNorm"
         super().__init__()
-        self.hidden_size = settings.positive(name, "hidden_size", hidden_size)
-        self.eps, self.offset, self.casting = eps, offset, casting
+        shape = settings.numbers(name, "hidden_size", hidden_size, (1, 2), 1)
+        self.hidden_size, self.eps, self.offset, self.casting = hidden_size, eps, offset, casting
         self.has_weight = settings.boolean(name, "has_weight", has_weight)
-        self.forward_op = operators.primitive(eps, offset, casting, self.has_weight)
-        self.weight = None
-        if self.has_weight:
-            self.weight = settings.parameter(name, "weight", 1 - offset, (self.hidden_size,), dtype)
+        self.has_bias = settings.boolean(name, "has_bias", has_bias)
+        self.forward_op = operators.primitive(eps, offset, casting, self.has_weight, self.has_bias)
+        self.weight = settings.parameter(name, "weight", 1 - offset, shape, dtype) if has_weight else None
+        self.bias = settings.parameter(name, "bias", 0, shape, dtype) if has_bias else None
 
     def construct(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-        if self.weight is None:
-            return self.forward_op(x, widened(residual, x))
-        return self.forward_op(x, widened(residual, x), widened(self.weight, x))
+        parameters = present((widened(self.weight, x), widened(self.bias, x)))
+        return self.forward_op(x, widened(residual, x), *parameters)
 
     construct.__doc__ = add_rms_norm.__doc__  # for help()
 
     def extend_repr(self) -> str:
-        return settings.shown(self, "hidden_size", "eps", "offset", "casting", "has_weight")
+        return settings.shown(self, "hidden_size", "eps", "offset", "casting", "has_weight", "has_bias")
 
 
 @Operators
@@ -132,19 +136,26 @@ def backward_operators(eps: float, offset: float) -> Operator:
     second_without_weight = second.without("weight", "dweight", "ddweight")
 
     def gradient_of_backward(
-        s: Tensor, weight: Tensor | None, dy: Tensor, ds: Tensor, out: tuple[Tensor, ...], douts: tuple[Tensor, ...]
+        s: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        dy: Tensor,
+        ds: Tensor,
+        out: tuple[Tensor, ...],
+        douts: tuple[Tensor, ...],
     ) -> tuple[Tensor | None, ...]:
         """The gradient is that of rms_norm plus ds, in which it is linear."""
-        ddx, ddweight = douts
+        ddx, ddweight, ddbias = douts
+        dbias = None if bias is None else ops.zeros_like(bias)
         if weight is None:
-            of_s, ddy = second_without_weight(s, dy, ddx)
-            return of_s, None, ddy, ddx
-        of_s, dweight, ddy = second(s, weight, dy, ddx, ddweight)
-        return of_s, dweight, ddy, ddx
+            of_s, ddy = second_without_weight(s, dy, ddx, ddbias)
+            return of_s, None, dbias, ddy, ddx
+        of_s, dweight, ddy = second(s, weight, dy, ddx, ddweight, ddbias)
+        return of_s, dweight, dbias, ddy, ddx
 
     return custom_op(
         _LIBRARY.AddRmsNormBackward,
-        "s(*S, C), weight(C, dtype=common|float32)?, dy(*S, C), ds(*S, C) -> dx, dweight(C, dtype=weight)?; partial",
+        f"s(*S, C), {PARAMETERS}, dy(*S, C), ds(*S, C) -> dx, {GRADIENTS}; partial",
         gradient=gradient_of_backward,
         eps=eps,
         offset=offset,
@@ -155,24 +166,36 @@ def backward_operators(eps: float, offset: float) -> Operator:
 def operators(eps: float, offset: float, casting: str) -> Operator:
     eps, offset = settings.number(_NAME, "eps", eps, 0), settings.number(_NAME, "offset", offset)
     backward = backward_operators(eps, offset)
-    backward_without_weight = backward.without("weight", "dweight")
+    of_weight, of_bias = backward.without("bias", "dbias"), backward.without("weight", "dweight")
+    of_none = of_bias.without("bias", "dbias")
 
     def gradient(
-        x: Tensor, residual: Tensor, weight: Tensor | None, out: Pair, douts: Pair
+        x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None, out: Pair, douts: Pair
     ) -> tuple[Tensor | None, ...]:
         """Gives x and the residual one gradient."""
         (_, s), (dy, ds) = out, douts
-        if weight is None:
-            dx = backward_without_weight(s, dy, ds)
-            return dx, cast_as(dx, residual), None
-        dx, dweight = backward(s, weight, dy, ds)
-        return dx, cast_as(dx, residual), dweight
+        dweight = dbias = None
+        if weight is None and bias is None:
+            dx = of_none(s, dy, ds)
+        elif bias is None:
+            dx, dweight = of_weight(s, weight, dy, ds)
+        elif weight is None:
+            dx, dbias = of_bias(s, bias, dy, ds)
+        else:
+            dx, dweight, dbias = backward(s, weight, bias, dy, ds)
+        return dx, cast_as(dx, residual), dweight, dbias
 
     return custom_op(
         _LIBRARY.AddRmsNormForward,
-        "x(*S, C), residual(*S, C, dtype=common|float32), weight(C, dtype=common|float32)? -> y(*S, C), s(*S, C)",
+        f"x(*S, C), residual(*S, C, dtype=common|float32), {PARAMETERS} -> y, s",
+        infer=_infer,
         gradient=gradient,
         eps=eps,
         offset=offset,
         casting=settings.one_of(_NAME, "casting", casting, CASTINGS),
     )
+
+
+def _infer(x: Spec, residual: Spec, weight: Spec | None, bias: Spec | None, **attributes: float) -> list[Spec]:
+    check_heads(x, weight, bias)
+    return [x, x]

@@ -8,24 +8,35 @@ from mindspore import Tensor, nn
 from msops.core import settings
 from msops.core.compiled import Operators
 from msops.core.factory import custom_op
-from msops.core.inputs import widened
+from msops.core.inputs import present, widened
 from msops.core.library import of_package
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from msops.core.operator import Operator
+    from msops.core.spec import Spec
 
 _NAME = "rms_norm"
 _LIBRARY = of_package(_NAME)
 CASTINGS = ("llama", "gemma", "none")  # in the order of Casting in aot_kernels/shared/norm/rms_norm.h
+_WEIGHT, _DWEIGHT = "weight(*H, C, dtype=common|float32)?", "dweight(*H, C, dtype=weight)?"
+PARAMETERS = f"{_WEIGHT}, bias(*H, C, dtype=common|float32)?"  # *H stands for no axis or one
+GRADIENTS = f"{_DWEIGHT}, dbias(*H, C, dtype=bias)?"
 
 
 def rms_norm(
-    x: Tensor, weight: Tensor | None = None, eps: float = 1e-6, offset: float = 0.0, casting: str = "llama"
+    x: Tensor,
+    weight: Tensor | None = None,
+    eps: float = 1e-6,
+    offset: float = 0.0,
+    casting: str = "llama",
+    bias: Tensor | None = None,
 ) -> Tensor:
-    r"""Scales each row to a root mean square of 1, then each column by its weight.
+    r"""Scales each row to a root mean square of 1, then each column by its weight, and adds a bias.
 
     .. math::
-        y_j = \hat{x}_j\, (w_j + \text{offset}), \qquad \hat{x}_j = x_j r, \qquad
+        y_j = \hat{x}_j\, (w_j + \text{offset}) + b_j, \qquad \hat{x}_j = x_j r, \qquad
         r = \frac{1}{\sqrt{\frac{1}{C} \sum_{i=1}^{C} x_i^2 + \text{eps}}}
 
     Rows run along the last axis. Statistics are in float32, or float64 beside float64; `casting` says what else is
@@ -33,21 +44,23 @@ def rms_norm(
 
     Args:
         x (Tensor): Shape (..., C); float16, float32 or float64.
-        weight (Tensor): Shape (C,); the dtype of `x`, or float32, or float16 beside float32. Default: ``None`` ,
-            :math:`y = \hat{x}` .
+        weight (Tensor): Shape (C,) or, for each head of `x` (..., H, C), shape (H, C); the dtype of `x`, or float32, or
+            float16 beside float32. Default: ``None`` , a factor of 1.
         eps (float): At least 0; for float16 and float32 a number that float32 holds. Default: ``1e-6`` .
         offset (float): What is added to the weight, likewise. Default: ``0.0`` .
         casting (str): For float16, ``"llama"`` : :math:`\hat{x}` is rounded, and multiplied in float16 by the rounded
-            :math:`w + \text{offset}` . ``"gemma"`` : all products are in float32, and y is rounded. ``"none"`` : as
-            ``"llama"`` , and the mean, its sum with eps, and r are rounded, too; only the sum of squares is in float32.
-            Default: ``"llama"`` .
+            :math:`w + \text{offset}` ; the rounded product is added to the rounded bias. ``"gemma"`` : all is in
+            float32, and y is rounded. ``"none"`` : as ``"llama"`` , and the mean, its sum with eps, and r are rounded,
+            too; only the sum of squares is in float32. Default: ``"llama"`` .
+        bias (Tensor): The shape of `weight`, or, without a weight, (C,) or (H, C); its dtypes are those of `weight`.
+            Default: ``None`` , no bias.
 
     Returns:
         Tensor of the shape and dtype of `x`.
 
     Raises:
-        TypeError: If `x` or `weight` is not a Tensor of one of these dtypes, or another argument has a wrong type.
-        ValueError: If `x` has no axes, `weight` has another shape, or another argument is out of range.
+        TypeError: If an input is not a Tensor of one of these dtypes, or another argument has a wrong type.
+        ValueError: If `x` has no axes, `weight` or `bias` has another shape, or another argument is out of range.
 
     Source:
         Zhang and Sennrich, "Root mean square layer normalization", 2019.
@@ -59,25 +72,25 @@ def rms_norm(
         [[0.849 2.263]
          [0.    2.828]]
     """
-    normalize = operators.primitive(eps, offset, casting, weight is not None)
-    if weight is None:
-        return normalize(x)
-    return normalize(x, widened(weight, x))
+    normalize = operators.primitive(eps, offset, casting, weight is not None, bias is not None)
+    return normalize(x, *present((widened(weight, x), widened(bias, x))))
 
 
 class RMSNorm(nn.Cell):
-    r"""RMSNorm with its weight. See :func:`msops.rms_norm`.
+    r"""RMSNorm with its parameters. See :func:`msops.rms_norm`.
 
     Args:
-        hidden_size (int): C, the length of the last axis.
+        hidden_size (int, tuple[int]): The shape of the parameters: C, the length of the last axis, or (H, C).
         eps (float): As in the function. Default: ``1e-6`` .
         offset (float): As in the function. The weight begins as 1 - offset. Default: ``0.0`` .
         casting (str): As in the function. Default: ``"llama"`` .
         has_weight (bool): Whether there is a weight. Default: ``True`` .
-        dtype (mindspore.dtype): The weight's dtype: float16, float32 or float64. Default: ``mindspore.float32`` .
+        dtype (mindspore.dtype): The parameters' dtype: float16, float32 or float64. Default: ``mindspore.float32`` .
+        has_bias (bool): Whether there is a bias, which begins as 0. Default: ``False`` .
 
     Attributes:
-        weight (Parameter): Shape (C,), or None.
+        weight (Parameter): Shape (C,) or (H, C), or None.
+        bias (Parameter): The shape of the weight, or None.
 
     Raises:
         TypeError: If an argument has a wrong type.
@@ -93,32 +106,31 @@ class RMSNorm(nn.Cell):
 
     def __init__(
         self,
-        hidden_size: int,
+        hidden_size: int | Sequence[int],
         eps: float = 1e-6,
         offset: float = 0.0,
         casting: str = "llama",
         has_weight: bool = True,
         dtype: mindspore.Type = mindspore.float32,
+        has_bias: bool = False,
     ) -> None:
         name = "RMSNorm"
         super().__init__()
-        self.hidden_size = settings.positive(name, "hidden_size", hidden_size)
-        self.eps, self.offset, self.casting = eps, offset, casting
+        shape = settings.numbers(name, "hidden_size", hidden_size, (1, 2), 1)
+        self.hidden_size, self.eps, self.offset, self.casting = hidden_size, eps, offset, casting
         self.has_weight = settings.boolean(name, "has_weight", has_weight)
-        self.forward_op = operators.primitive(eps, offset, casting, self.has_weight)
-        self.weight = None
-        if self.has_weight:
-            self.weight = settings.parameter(name, "weight", 1 - offset, (self.hidden_size,), dtype)
+        self.has_bias = settings.boolean(name, "has_bias", has_bias)
+        self.forward_op = operators.primitive(eps, offset, casting, self.has_weight, self.has_bias)
+        self.weight = settings.parameter(name, "weight", 1 - offset, shape, dtype) if has_weight else None
+        self.bias = settings.parameter(name, "bias", 0, shape, dtype) if has_bias else None
 
     def construct(self, x: Tensor) -> Tensor:
-        if self.weight is None:
-            return self.forward_op(x)
-        return self.forward_op(x, widened(self.weight, x))
+        return self.forward_op(x, *present((widened(self.weight, x), widened(self.bias, x))))
 
     construct.__doc__ = rms_norm.__doc__  # for help()
 
     def extend_repr(self) -> str:
-        return settings.shown(self, "hidden_size", "eps", "offset", "casting", "has_weight")
+        return settings.shown(self, "hidden_size", "eps", "offset", "casting", "has_weight", "has_bias")
 
 
 @Operators
@@ -126,14 +138,15 @@ def operators(eps: float, offset: float, casting: str) -> Operator:
     eps, offset = settings.number(_NAME, "eps", eps, 0), settings.number(_NAME, "offset", offset)
     backward = custom_op(
         _LIBRARY.RmsNormBackward,
-        "x(*S, C), weight(C, dtype=common|float32)?, dy(*S, C) -> dx, dweight(C, dtype=weight)?; partial",
+        f"x(*S, C), {PARAMETERS}, dy(*S, C) -> dx, {GRADIENTS}; partial",
         gradient=second_gradient(eps, offset),
         eps=eps,
         offset=offset,
     )
     return custom_op(
         _LIBRARY.RmsNormForward,
-        "x(*S, C), weight(C, dtype=common|float32)? -> y",
+        f"x(*S, C), {PARAMETERS} -> y",
+        infer=_infer,
         gradient=backward,
         eps=eps,
         offset=offset,
@@ -141,12 +154,26 @@ def operators(eps: float, offset: float, casting: str) -> Operator:
     )
 
 
+def _infer(x: Spec, weight: Spec | None, bias: Spec | None, **attributes: float) -> Spec:
+    check_heads(x, weight, bias)
+    return x
+
+
+def check_heads(x: Spec, weight: Spec | None, bias: Spec | None) -> None:
+    """Requires parameters to have the last axis of x, as the signature says, or the last two."""
+    for name, parameter in (("weight", weight), ("bias", bias)):
+        if parameter and parameter.shape not in (x.shape[-1:], x.shape[-2:]):
+            raise ValueError(
+                f"{name} must have the last axis of x, whose shape is {x.shape}, or the last two, got {parameter.shape}"
+            )
+
+
 def second_gradient(eps: float, offset: float) -> Operator:
     """Returns the operator of the gradient of the gradient."""
     return custom_op(
         _LIBRARY.RmsNormBackwardBackward,
-        "x(*S, C), weight(C, dtype=common|float32)?, dy(*S, C), ddx(*S, C), ddweight(C, dtype=weight)? -> "
-        "dx, dweight(C, dtype=weight)?, ddy; partial",
+        f"x(*S, C), {_WEIGHT}, dy(*S, C), ddx(*S, C), ddweight(*H, C, dtype=weight)?, "
+        f"ddbias(*H, C, dtype=common|float32)? -> dx, {_DWEIGHT}, ddy; partial",
         eps=eps,
         offset=offset,
     )

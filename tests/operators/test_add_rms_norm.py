@@ -4,25 +4,29 @@ import pytest
 from mindspore import Tensor
 
 import msops
-from card import length, lengths, random, zeros
+from card import random, zeros
 from msops.operators.add_rms_norm import backward_operators, operators
 from msops.testing.checks import assert_equal
 from operator_test import Gradient, Net, OperatorTest, check_second_order, run, run_gradient
-from test_rms_norm import rms_norm, rms_norm_backward, units
+from test_rms_norm import absent, case as norm_case, net_of, random_norm, rms_norm, rms_norm_backward, units
 
 
-def add_rms_norm(x, residual, weight=None, wide_residual=False, **settings):
-    return (*rms_norm(x + residual, weight, **settings), x + residual)
+def add_rms_norm(x, residual, *given, wide_residual=False, **settings):
+    return (*rms_norm(x + residual, *given, **settings), x + residual)
 
 
 def add_rms_norm_backward(s, *rest, wide_residual=False, **settings):
     *rest, ds = rest
-    dx, *dweight = rms_norm_backward(s, *rest, **settings)
-    return dx + ds, *dweight
+    dx, *of_parameters = rms_norm_backward(s, *rest, **settings)
+    return dx + ds, *of_parameters
 
 
-def case(shape, has_weight=True, **settings):
-    return [shape, shape, shape[-1:]][: 2 + has_weight], settings
+def case(*arguments, **settings):
+    return with_residual(*norm_case(*arguments, **settings))
+
+
+def with_residual(shapes, settings):
+    return [shapes[0], *shapes], settings
 
 
 class TestAddRmsNorm(OperatorTest):
@@ -31,7 +35,11 @@ class TestAddRmsNorm(OperatorTest):
     second_order = True
     cases = {
         "small": case((3, 4, 7), eps=0.1, offset=0.5),
-        "no weight": case((3, 7), False, eps=0.1),
+        "no weight": case((3, 7), "", eps=0.1),
+        "bias": case((3, 4, 7), "wb", eps=0.1, offset=0.5),
+        "bias alone": case((3, 7), "b", eps=0.1),
+        "heads": case((2, 3, 7), axes=2, eps=0.1, offset=0.5),
+        "heads with a bias": case((5, 2, 3, 8), "wb", 2, eps=0.1),
         "no rows": case((0, 5)),
         "no columns": case((3, 0)),
         "one": case((1, 1), eps=0.1),
@@ -42,6 +50,8 @@ class TestAddRmsNorm(OperatorTest):
         f"{shape}{', float32 residual' * wide}": case(shape, wide_residual=wide)
         for shape in ((9, 64), (5, 520), (3, 4104), (2, 20_000), (2, 20_003))
         for wide in (False, True)
+    } | {
+        f"{shape}, heads with a bias": case(shape, "wb", 2, wide_residual=True) for shape in ((9, 3, 64), (2, 2, 4099))
     }
     small = "small"
     roundings = 64  # gradients are differences of numbers that are larger than they are
@@ -49,33 +59,36 @@ class TestAddRmsNorm(OperatorTest):
     wrong = (
         (zeros((2, 3), (2, 3), dtype=np.int8), {}, TypeError, "add_rms_norm: x must be float16, float32 or float64"),
         (zeros((2, 3), 3), {}, ValueError, "add_rms_norm: residual must have shape (*S, C) = (2, 3), got (3,)"),
-        (zeros((2, 3), (2, 3), 2), {}, ValueError, "add_rms_norm: weight must have shape (C,) = (3,), got (2,)"),
+        (zeros((2, 3), (2, 3), 2), {}, ValueError, "add_rms_norm: weight must have shape (*H, C) = (3,), got (2,)"),
+        (zeros((2, 3), (2, 3), (3, 3)), {}, ValueError, "add_rms_norm: weight must have the last axis of x, whose"),
         (zeros((2, 3), (2, 3)), dict(eps=-1.0), ValueError, "add_rms_norm: eps must be finite and at least 0"),
     )
 
-    def inputs(self, shapes, dtype, seed=1, wide_residual=False, **settings):
-        x, residual, *weight = super().inputs(shapes, dtype, seed)
-        return [x, residual.astype(np.float32) if wide_residual and dtype == "float16" else residual, *weight]
+    def inputs(self, shapes, dtype, seed=1, wide_residual=False, given="w", **settings):
+        """A bias beside float16 is large, so that it does not cancel products, which have the rounding of the sum."""
+        x, residual, *arrays = super().inputs(shapes, dtype, seed)
+        if "b" in given and dtype == "float16":
+            arrays[-1] += np.float16(32)
+        return [x, residual.astype(np.float32) if wide_residual and dtype == "float16" else residual, *arrays]
 
-    def operators(self, shapes=((1,),) * 3, eps=1e-6, offset=0.0, casting="llama", wide_residual=False):
-        forward, backward = operators(eps, offset, casting), backward_operators(eps, offset)
-        if len(shapes) == 2:
-            return [forward.without("weight"), backward.without("weight", "dweight")]
-        return [forward, backward]
+    def operators(self, shapes=(), eps=1e-6, offset=0.0, casting="llama", wide_residual=False, given="w"):
+        names = absent(given)
+        backward = backward_operators(eps, offset).without(*names, *(f"d{name}" for name in names))
+        return [operators(eps, offset, casting).without(*names), backward]
+
+    def net(self, wide_residual=False, **settings):
+        return net_of(msops.add_rms_norm, **settings)
 
     def units(self, **settings):
         """The sum is rounded, too."""
-        settings.pop("wide_residual", None)
         return units(**settings) + 1.25
 
     def reference_gradient(self, x, residual, *rest, **settings):
-        dx, *dweight = add_rms_norm_backward(x + residual, *rest, **settings)
-        return dx, dx, *dweight
+        dx, *of_parameters = add_rms_norm_backward(x + residual, *rest, **settings)
+        return dx, dx, *of_parameters
 
     def random_case(self, random):
-        shape = (*lengths(random), length(random))
-        settings = dict(eps=random.choice((0.1, 1.0)), offset=random.choice((0.0, 1.0)))
-        return case(shape, random.random() < 0.7, casting=random.choice(("llama", "gemma", "none")), **settings)
+        return with_residual(*random_norm(random))
 
 
 @pytest.mark.parametrize("casting", ["llama", "gemma", "none"])

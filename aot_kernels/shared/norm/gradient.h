@@ -7,14 +7,15 @@
 // where f = weight + offset. Nothing is kept from the forward pass: the row is read anyway.
 #pragma once
 
-#include "../../common/rows_sums.h"
+#include "heads.h"
 #include "normal.h"
 #include "settings.h"
 
 namespace msops::norm {
 
-// If kAdds, another gradient is added to dx: that of x itself, where x is an output, too.
-template <typename T, bool kCentred, bool kAdds>
+// If kAdds, another gradient is added to dx: that of x itself, where x is an output, too. If kBias, there is a second
+// sum, dbias.
+template <typename T, bool kCentred, bool kAdds, bool kBias = kCentred>
 struct NormGradient {
   using C = Compute<T>;
   static constexpr int kRows = 2 + kAdds;  // that `load` loads
@@ -22,6 +23,8 @@ struct NormGradient {
   Rows<T> dx;
   Parameters<T> weight;
   C eps, offset;
+
+  MSOPS_BOTH void advance(int64_t rows) { weight.advance(rows); }  // see heads.h
 
   template <typename Team>
   MSOPS_BOTH auto load(int64_t row, Team&& team) const {
@@ -71,7 +74,7 @@ struct NormGradient {
       team.map(gradient, dx[row], x_row, g_row);
     }
     sums.template add<0>([=](C v, C d) { return d * normal(v); }, x_row, dy_row);
-    if constexpr (kCentred) sums.template add<1>([](C d) { return d; }, dy_row);
+    if constexpr (kBias) sums.template add<1>([](C d) { return d; }, dy_row);
   }
 };
 
@@ -80,17 +83,19 @@ struct NormGradient {
 struct NormSums {
   Tensor weight, bias, partial;
 
-  template <typename T, bool kCentred, bool kHolds, typename Body>
-  void run(Call& call, int64_t rows, std::initializer_list<PlaceOfRows<T>> places, const Body& body) const {
+  template <typename T, bool kBias, bool kHolds, typename Body, typename Groups = Constant<1>>
+  void run(Call& call, int64_t rows, std::initializer_list<PlaceOfRows<T>> places, const Body& body,
+           Groups heads = {}) const {
     using C = Compute<T>;
-    const int64_t columns = places.begin()->columns, parts = partial.dim(0);
+    const int64_t columns = places.begin()->columns * heads, parts = partial.dim(0);
     C *const of_weight = partial.as<C>(), *const of_bias = of_weight + parts * columns;
-    if constexpr (kCentred) {
-      const int64_t used = for_rows_with_sums<T, 2, kHolds>(call, rows, places, body, {of_weight, of_bias}, parts);
+    if constexpr (kBias) {
+      const int64_t used =
+          for_rows_with_sums<T, 2, kHolds>(call, rows, places, body, {of_weight, of_bias}, parts, heads);
       add_parts<T>(call, used, columns, of_weight, weight);
       add_parts<T>(call, used, columns, of_bias, bias);
     } else {
-      const int64_t used = for_rows_with_sums<T, 1, kHolds>(call, rows, places, body, {of_weight}, parts);
+      const int64_t used = for_rows_with_sums<T, 1, kHolds>(call, rows, places, body, {of_weight}, parts, heads);
       add_parts<T>(call, used, columns, of_weight, weight);
     }
   }
@@ -112,7 +117,7 @@ struct NormSums {
     if (!out.dtype) return;
     with_type<T, float>(out, [&](auto type) {
       using Out = typename decltype(type)::type;
-      sum_rows(call, parts, columns, columns, sums, out.as<Out>());
+      sum_rows(call, parts, out.size, columns, sums, out.as<Out>());
     });
   }
 };

@@ -1,5 +1,5 @@
-// y_j = x_j r (weight_j + offset),  r = 1 / sqrt(mean(x^2) + eps), for each row x. This is the forward formula of
-// rms_norm and add_rms_norm.
+// y_j = x_j r (weight_j + offset) + bias_j,  r = 1 / sqrt(mean(x^2) + eps), for each row x. This is the forward formula
+// of rms_norm and add_rms_norm, where the bias may be absent.
 #pragma once
 
 #include "settings.h"
@@ -11,6 +11,8 @@ namespace msops::norm {
 //   kLlama  y = T(T(x r) factor), factor = T(T(weight) + T(offset))
 //   kGemma  y = T(x r (weight + offset))
 //   kNone   as kLlama, with r = T(1 / sqrt(T(T(mean(x^2)) + T(eps))))
+//
+// With a bias, kLlama and kNone add T(bias) to y, and kGemma adds it before rounding.
 enum class Casting : int { kLlama, kGemma, kNone };
 
 // Reads the attribute casting.
@@ -27,6 +29,7 @@ struct RmsNormElement {
     const C factor = rounding(rounding(weight) + offset);
     return rounding(x * r) * factor;
   }
+  MSOPS_BOTH C operator()(C x, C weight, C bias) const { return rounding((*this)(x, weight)) + rounding(bias); }
   static MSOPS_BOTH C rounding(C value) { return kRounds ? rounded<T>(value) : value; }
 };
 
@@ -47,15 +50,28 @@ struct RmsNorm {
   }
   MSOPS_BOTH C rounding(C value) const { return rounds_all ? rounded<T>(value) : value; }
 
-  // Normalizes a row that the team may hold.
-  template <typename Team, typename Held>
-  MSOPS_BOTH void operator()(const Team& team, const Held& x, Row<T> y) const {
+  // Normalizes a row that the team may hold. `bias` is empty, or Parameters.
+  template <typename Team, typename Held, typename... Bias>
+  MSOPS_BOTH void operator()(const Team& team, const Held& x, Row<T> y, const Bias&... bias) const {
     const C squares = team.sum([](C v) { return v * v; }, x);
     const C mean = rounding(squares / C(y.length)), r = rounding(1 / sqrt(rounding(mean + eps)));
     if constexpr (!std::is_same<T, C>::value)
-      if (rounds_products) return team.map(RmsNormElement<T, true>{r, offset}, y, x, weight);
-    team.map(RmsNormElement<T, false>{r, offset}, y, x, weight);
+      if (rounds_products) return team.map(RmsNormElement<T, true>{r, offset}, y, x, weight, bias...);
+    team.map(RmsNormElement<T, false>{r, offset}, y, x, weight, bias...);
   }
+};
+
+template <typename T>
+struct RmsNormWithBias : RmsNorm<T> {
+  Parameters<T> bias;
+
+  RmsNormWithBias(const RmsNorm<T>& normalize, const Tensor& bias_tensor)
+      : RmsNorm<T>(normalize), bias(bias_tensor, normalize.weight.length, -0.0) {}  // adding -0 changes no number
+  template <typename Team, typename Held>
+  MSOPS_BOTH void operator()(const Team& team, const Held& x, Row<T> y) const {
+    RmsNorm<T>::operator()(team, x, y, bias);
+  }
+  MSOPS_BOTH void advance(int64_t rows) { this->weight.advance(rows), bias.advance(rows); }
 };
 
 }  // namespace msops::norm

@@ -23,6 +23,8 @@ struct NormSecondGradient {
   Parameters<T> weight, ddweight, ddbias;
   C eps, offset;
 
+  MSOPS_BOTH void advance(int64_t rows) { weight.advance(rows), ddweight.advance(rows), ddbias.advance(rows); }
+
   template <typename Team>
   MSOPS_BOTH auto load(int64_t row, Team&& team) const {
     const auto x_row = team.load(x[row]), dy_row = team.load(dy[row]), ddx_row = team.load(ddx[row]);

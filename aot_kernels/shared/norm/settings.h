@@ -22,13 +22,6 @@ inline double offset_of(Call& call) {
 // Returns how many rows of `columns` elements a tensor has.
 inline int64_t rows_of(const Tensor& x, int64_t columns) { return x.size / std::max<int64_t>(1, columns); }
 
-// Returns the length of the rows of x. Requires x to have rows, and the weight to have their length, if there is one.
-inline int64_t columns_of(Call& call, const Tensor& x, const Tensor& weight) {
-  call.require(x.rank > 0, kBadRank, "%s has no axes", x.name);
-  if (weight.dtype) call.require_shape(weight, {x.dim(-1)});
-  return x.dim(-1);
-}
-
 // Requires the gradient of a parameter where, and only where, the parameter is given.
 inline void require_gradient_of(Call& call, const Tensor& gradient, const Tensor& parameter, const char* name) {
   call.require((gradient.dtype == nullptr) == (parameter.dtype == nullptr), kBadParameterCount,

@@ -1,0 +1,54 @@
+// The gradients of rms_norm and add_rms_norm.
+#pragma once
+
+#include "gradient.h"
+
+namespace msops::norm {
+
+// RmsNormSums are the gradients of the parameters, which RmsNorm takes.
+struct RmsNormSums {
+  Tensor weight, bias;
+  NormSums sums;
+  Heads heads;
+
+  // Takes the last parameters of a call.
+  RmsNormSums(Call& call, const Tensor& x, const Tensor& of_weight, const Tensor& of_bias)
+      : weight(of_weight), bias(of_bias), heads(call, x, of_weight, of_bias) {
+    sums.weight = call.optional_of("common|float32", "dweight");
+    sums.bias = call.optional_of("common|float32", "dbias");
+    sums.partial = call.scratch("partial", 2);
+    require_gradient_of(call, sums.weight, weight, "weight");
+    require_gradient_of(call, sums.bias, bias, "bias");
+    sums.check(call, heads.columns * heads.count, sums_of(heads, bias));
+  }
+
+  // Computes dx and the sums. If kAdds, `added` is added to dx.
+  template <typename T, bool kAdds>
+  void run(Call& call, const Tensor& x, const Tensor& dy, const Tensor& added, const Tensor& dx, double eps,
+           double offset) const {
+    using C = Compute<T>;
+    const Parameters<T> factors(weight, heads.columns, C(1));
+    const C eps_number = C(eps), offset_number = weight.dtype ? C(offset) : C(0);
+    const std::initializer_list<PlaceOfRows<T>> places{x, dy, added, dx, factors};
+    const int64_t rows = rows_of(x, heads.columns);
+    if (sums_of(heads, bias) == 1) {
+      const NormGradient<T, false, kAdds> body{x, dy, added, dx, factors, eps_number, offset_number};
+      sums.run<T, false, true>(call, rows, places, body);
+    } else {
+      using Body = NormGradient<T, false, kAdds, true>;
+      const OfHeads<Body> body{{x, dy, added, dx, factors, eps_number, offset_number}, heads.count};
+      sums.run<T, true, true>(call, rows, places, body, heads.count);
+    }
+  }
+
+  static Shapes scratch(Call& call, const Tensor& x, const Tensor& weight, const Tensor& bias) {
+    const Heads heads(call, x, weight, bias);
+    return NormSums::scratch(x, heads.columns * heads.count, sums_of(heads, bias));
+  }
+
+ private:
+  // Returns how many sums there are for each column: also without a bias, kernels for heads add up two.
+  static int sums_of(const Heads& heads, const Tensor& bias) { return heads.count > 1 || bias.dtype ? 2 : 1; }
+};
+
+}  // namespace msops::norm
