@@ -26,13 +26,14 @@ struct Copy {
 
 }  // namespace
 
-// (x, weight, labels, bias?, loss, dx?, dweight?, dbias?, factor?) -> (result): the result is the loss. It depends on
-// x, weight and bias for MindSpore, to which the operator's gradient returns multiples of dx, dweight and dbias. The
-// CPU checks the labels.
+// (x, weight, labels, bias?, class_weight?, loss, dx?, dweight?, dbias?, factor?) -> (result): the result is the loss.
+// It depends on x, weight and bias for MindSpore, to which the operator's gradient returns multiples of dx, dweight and
+// dbias; or it computes these again, for which it takes the weights of classes. The CPU checks the labels.
 MSOPS_ENTRY(LinearCrossEntropyResult) {
   const int64_t ignored = call.attribute("ignore_index", INT64_MIN, INT64_MAX);
   const Tensor x = call.tensor("x", 2), weight = call.tensor("weight", 2);
   const Tensor labels = call.tensor_of("index", "labels", 1), bias = call.optional("bias", 1);
+  const Tensor class_weight = call.optional_of("accumulator", "class_weight", 1);
   const Tensor loss = call.tensor_of("accumulator", "loss"), dx = call.optional_of("float16|common", "dx", 2);
   const Tensor dweight = call.optional_of("float16|common", "dweight", 2);
   const Tensor dbias = call.optional_of("float16|common", "dbias", 1);
@@ -41,6 +42,7 @@ MSOPS_ENTRY(LinearCrossEntropyResult) {
   call.require_shape(weight, {weight.dim(0), x.dim(1)});
   call.require_shape(labels, {x.dim(0)});
   if (call.has("bias")) call.require_shape(bias, {weight.dim(0)});
+  if (call.has("class_weight")) call.require_shape(class_weight, {weight.dim(0)});
   if (call.has("dx")) call.require_same_shape(dx, x);
   if (call.has("dweight")) call.require_same_shape(dweight, weight);
   if (call.has("dbias")) call.require_shape(dbias, {weight.dim(0)});

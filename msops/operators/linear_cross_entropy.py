@@ -15,17 +15,19 @@ from msops.core.library import of_package
 from msops.core.signature import Signature
 from msops.core.spec import Spec
 from msops.operators.add import backward as add_backward, forward as add
-from msops.operators.cross_entropy import attributes_of, cross_entropy, operators
+from msops.operators.cross_entropy import as_accumulator, attributes_of, cross_entropy, operators
 
 if TYPE_CHECKING:
     from msops.core.inputs import Description
     from msops.core.operator import Gradient, Operator
     from msops.core.settings import Init
 
-    Inputs = tuple[Tensor, Tensor, Tensor, Tensor | None]  # x, weight, labels, bias
+    Inputs = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]  # x, weight, labels, bias, class_weight
 
 _NAME = "linear_cross_entropy"
-_SIGNATURE = Signature("x(N, C), weight(V, C), labels(N, dtype=index), bias(V)? -> loss(N)")
+_SIGNATURE = Signature(
+    "x(N, C), weight(V, C), labels(N, dtype=index), bias(V)?, class_weight(V, dtype=common|float32)? -> loss(N)"
+)
 _CHUNKS = 8  # by default; with more, adding up the gradients of the weight takes longer
 _FEW = 2**20  # logits, for which chunks would cost more time than their memory is worth
 # A chunk's gradient of the weight is a sum over its rows. In float16 it is made smaller by this factor, so that it only
@@ -44,10 +46,13 @@ def linear_cross_entropy(
     z_loss: float = 0.0,
     softcap: float = 0.0,
     chunk: int | None = None,
+    class_weight: Tensor | None = None,
 ) -> Tensor:
     r"""Computes the cross-entropy of a linear layer's outputs, which are never in memory all at once.
 
-    .. math:: \text{loss} = \operatorname{cross\_entropy}(x\, \text{weight}^T + \text{bias},\ \text{labels})
+    .. math::
+        \text{loss} = \operatorname{cross\_entropy}(x\, \text{weight}^T + \text{bias},\ \text{labels},\
+        \text{class\_weight})
 
     with the settings of :func:`msops.cross_entropy`. The rows of x are taken in chunks: each chunk's logits come from
     one matmul of MindSpore, and give the chunk's losses and gradients, before the next chunk's logits are computed.
@@ -62,7 +67,7 @@ def linear_cross_entropy(
     mean over many rows loses no digits, and the weight's gradients of the chunks are added up in float16.
 
     Args:
-        x (Tensor): Shape (N, C); float16, float32 or float64. All inputs except `labels` have the same dtype.
+        x (Tensor): Shape (N, C); float16, float32 or float64. So are `weight` and `bias`.
         weight (Tensor): Shape (V, C).
         labels (Tensor): Shape (N,), int32 or int64, as in :func:`msops.cross_entropy`.
         bias (Tensor): Shape (V,). Default: ``None`` , no bias.
@@ -73,6 +78,8 @@ def linear_cross_entropy(
         softcap (float): At least 0, where 0 means none. Default: ``0.0`` .
         chunk (int): The number of rows of a chunk, at least 1. Default: ``None`` , an eighth of the rows or, if
             there are at most 2^20 logits, all rows.
+        class_weight (Tensor): Weights of the classes, shape (V,), with the dtype of x or float32, and without a
+            gradient. Default: ``None`` , all are 1.
 
     Returns:
         Tensor of shape (N,) for ``"none"`` , else (); float32, or float64 for float64 inputs.
@@ -92,20 +99,22 @@ def linear_cross_entropy(
         >>> print(msops.linear_cross_entropy(x, weight, labels))
         2.3025851
     """
-    _check(chunk, describe(x), describe(weight), describe(labels), None if bias is None else describe(bias))
-    losses = _make_losses(ignore_index, reduction, label_smoothing, z_loss, softcap, chunk)
+    others = None if bias is None else describe(bias), None if class_weight is None else describe(class_weight)
+    _check(chunk, describe(x), describe(weight), describe(labels), *others)
+    losses = _make_losses(ignore_index, reduction, label_smoothing, z_loss, softcap, chunk, class_weight is not None)
     if has_zero(x.shape[0], x.shape[1], weight.shape[0]):
         logits = ops.zeros((x.shape[0], weight.shape[0]), x.dtype)
         if bias is not None:
             logits = add(logits, bias)
-        return cross_entropy(logits, labels, None, ignore_index, reduction, label_smoothing, z_loss, softcap)
+        return cross_entropy(logits, labels, class_weight, ignore_index, reduction, label_smoothing, z_loss, softcap)
     # In PyNative mode `stop_gradient` also casts to float16 in a Cell with `to_float`, as other operators do. Without
     # it MindSpore would keep what is computed from labels. Under vmap, which compiles, no operator takes what it makes
     # of labels that are not mapped.
     of_labels = labels if compiling() else ops.stop_gradient(labels)
     of_bias = None if bias is None else ops.stop_gradient(bias)
-    constants = ops.stop_gradient(x), ops.stop_gradient(weight), of_labels, of_bias
-    return losses((x, weight, labels, bias), constants, compiling() or records_gradients())
+    of_classes = None if class_weight is None else ops.stop_gradient(as_accumulator(class_weight, x))
+    constants = ops.stop_gradient(x), ops.stop_gradient(weight), of_labels, of_bias, of_classes
+    return losses((x, weight, labels, bias, of_classes), constants, compiling() or records_gradients())
 
 
 class LinearCrossEntropyLoss(nn.Cell):
@@ -126,6 +135,8 @@ class LinearCrossEntropyLoss(nn.Cell):
         bias_init (Tensor, str, Initializer, number): The initial bias. Default: ``None`` , uniform in
             :math:`\pm 1 / \sqrt{C}` as in ``nn.Dense`` .
         dtype (mindspore.dtype): The parameters' dtype; they are cast to that of x. Default: ``mindspore.float32`` .
+        class_weight (Tensor): As in the function; if it is not float32, it is cast to the dtype of x. Default:
+            ``None`` .
 
     Attributes:
         weight (Parameter): Shape (V, C).
@@ -157,14 +168,18 @@ class LinearCrossEntropyLoss(nn.Cell):
         weight_init: Init | None = None,
         bias_init: Init | None = None,
         dtype: mindspore.Type = mindspore.float32,
+        class_weight: Tensor | None = None,
     ) -> None:
         name = "LinearCrossEntropyLoss"
         super().__init__()
+        if class_weight is not None and not isinstance(class_weight, Tensor):
+            raise TypeError(f"{name}: class_weight must be a Tensor, got {type(class_weight).__name__}")
+        self.class_weight = class_weight
         self.hidden_size = settings.positive(name, "hidden_size", hidden_size)
         self.vocab_size = settings.positive(name, "vocab_size", vocab_size)
         self.has_bias = settings.boolean(name, "has_bias", has_bias)
         self.settings = ignore_index, reduction, label_smoothing, z_loss, softcap, chunk
-        _make_losses(*self.settings)  # checks the settings
+        _make_losses(*self.settings, class_weight is not None)  # checks the settings
         weight_init = HeUniform(math.sqrt(5)) if weight_init is None else weight_init
         shape = (self.vocab_size, self.hidden_size)
         self.weight = settings.parameter(name, "weight", weight_init, shape, dtype)
@@ -174,10 +189,12 @@ class LinearCrossEntropyLoss(nn.Cell):
             self.bias = settings.parameter(name, "bias", bias_init, shape[:1], dtype)
 
     def construct(self, x: Tensor, labels: Tensor) -> Tensor:
-        bias = None
+        bias, class_weight = None, self.class_weight
         if self.bias is not None:
             bias = cast_as(self.bias, x)
-        return linear_cross_entropy(x, cast_as(self.weight, x), labels, bias, *self.settings)
+        if class_weight is not None and class_weight.dtype != mindspore.float32:
+            class_weight = cast_as(class_weight, x)
+        return linear_cross_entropy(x, cast_as(self.weight, x), labels, bias, *self.settings, class_weight)
 
     construct.__doc__ = linear_cross_entropy.__doc__  # for help()
 
@@ -192,13 +209,18 @@ class _Losses(nn.Cell):
     last operator takes the inputs themselves, and its gradient is a method of this Cell.
     """
 
-    def __init__(self, operator: Operator, ignore_index: int, reduction: str, chunk: int | None) -> None:
+    def __init__(
+        self, forward: Operator, backward: Operator, ignore_index: int, reduction: str, z_loss: float, chunk: int | None
+    ) -> None:
+        """Takes the operators of a row's loss and of its gradient. The first leaves out the z-loss if that is given
+        here, too: a weighted mean has it by itself."""
         super().__init__()
         keep_dtypes(self)
-        self.forward_op = operator.primitive
-        self.backward_op = cast("Operator", operator.gradient).primitive
+        self.forward_op = forward.primitive
+        self.backward_op = cast("Operator", backward.gradient).primitive
         self.result_op = make_result(ignore_index, self.gradient)
         self.ignore_index, self.is_mean, self.chunk = ignore_index, reduction == "mean", chunk
+        self.z_loss = float(z_loss)
 
     def logits(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Returns the logits of rows. Their dtype is float16 where amp's level "auto" casts the matmul's inputs."""
@@ -207,33 +229,82 @@ class _Losses(nn.Cell):
             logits = add(logits, cast_as(bias, logits))
         return logits
 
-    def losses(self, constants: Inputs) -> Tensor:
-        x, weight, labels, bias = constants
+    def losses_of_logits(
+        self, logits: Tensor, labels: Tensor, class_weight: Tensor | None, ratio: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns a chunk's losses, stats and totals. `ratio` is what `counts` returns."""
+        if class_weight is None:
+            losses, stats, totals, _, _ = self.forward_op(logits, labels)
+            return losses, stats, totals
+        losses, lse, stats, totals, _, _ = self.forward_op(logits, labels, class_weight)
+        if ratio is not None:
+            losses = add(losses, ops.mul(ops.mul(lse, lse), ops.mul(ratio, constant(self.z_loss, losses.dtype))))
+        return losses, stats, totals
+
+    def counts(self, labels: Tensor, class_weight: Tensor | None, of: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Returns what a mean divides the sum of losses by, in the dtype of sums. The z-losses of a weighted mean are
+        multiplied by the second result first, since they are divided by the number of rows."""
+        dtype = mindspore.float64 if of.dtype == mindspore.float64 else mindspore.float32
+        zero, one = constant(0.0, dtype), constant(1.0, dtype)
+        counts = ops.cast(ops.not_equal(labels, self.ignore_index), dtype)
+        rows = ops.maximum(add_backward(counts, zero), one)
+        if class_weight is None:
+            return rows, None
+        classes = ops.minimum(ops.maximum(labels, 0), _last_class(class_weight.shape[0]))
+        total = add_backward(ops.mul(ops.gather(class_weight, classes, 0), counts), zero)
+        ratio = None
+        if self.z_loss > 0:
+            ratio = ops.div(total, rows)
+        return ops.select(add_backward(counts, zero) == 0, one, total), ratio
+
+    def losses(self, constants: Inputs, ratio: Tensor | None) -> Tensor:
+        x, weight, labels, bias, class_weight = constants
         losses = ()  # type: tuple[Tensor, ...]
         for start, stop in _chunks(x.shape[0], weight.shape[0], self.chunk):
             rows = _slice(x, start, stop)
             if start > 0:
                 rows = ops.depend(rows, losses[-1])
-            losses += (self.forward_op(self.logits(rows, weight, bias), _slice(labels, start, stop))[0],)
+            logits = self.logits(rows, weight, bias)
+            losses += (self.losses_of_logits(logits, _slice(labels, start, stop), class_weight, ratio)[0],)
         return _join(losses)
 
     # What these two methods hold is freed before the next chunk, also in PyNative mode.
     def gradient_of_logits(
-        self, x: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None, dlosses: Tensor | None
+        self,
+        x: Tensor,
+        weight: Tensor,
+        labels: Tensor,
+        bias: Tensor | None,
+        class_weight: Tensor | None,
+        ratio: Tensor | None,
+        dlosses: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         """Returns a chunk's losses, and the gradient of its logits."""
         logits = self.logits(x, weight, bias)
-        losses, stats, totals, _, _ = self.forward_op(logits, labels)
+        losses, stats, totals = self.losses_of_logits(logits, labels, class_weight, ratio)
         if dlosses is None:
             dlosses = ops.ones_like(losses)
-        return losses, self.backward_op(logits, labels, stats, totals, dlosses)
+        if class_weight is None:
+            return losses, self.backward_op(logits, labels, stats, totals, dlosses)
+        if ratio is not None:  # the second of the totals divides the gradients of z-losses
+            one = constant(1.0, totals.dtype, (1,))
+            totals = ops.div(totals, ops.concat((one, ops.reshape(ratio, (1,)), one)))
+        no_dlse = ops.zeros_like(losses)
+        return losses, self.backward_op(logits, labels, class_weight, stats, totals, dlosses, no_dlse)
 
     def gradients_of_chunk(
-        self, x: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None, dlosses: Tensor | None
+        self,
+        x: Tensor,
+        weight: Tensor,
+        labels: Tensor,
+        bias: Tensor | None,
+        class_weight: Tensor | None,
+        ratio: Tensor | None,
+        dlosses: Tensor | None,
     ) -> tuple[Any, ...]:
         """Returns a chunk's losses and its gradients of x, the weight and the bias, of which the last two are
         shrunk if they are float16."""
-        losses, dlogits = self.gradient_of_logits(x, weight, labels, bias, dlosses)
+        losses, dlogits = self.gradient_of_logits(x, weight, labels, bias, class_weight, ratio, dlosses)
         dx, dbias = _times(dlogits, weight), None
         ones = ops.reshape(ops.cast(ops.ones_like(losses), dlogits.dtype), (-1, 1))
         if dlogits.dtype == mindspore.float16:  # on a GPU, MindSpore cannot multiply float16 by a number of Python
@@ -244,10 +315,10 @@ class _Losses(nn.Cell):
             dbias = ops.reshape(dbias, bias.shape)
         return losses, dx, unless_zero(transposed_times(dlogits, x), x.shape[0]), dbias
 
-    def losses_and_gradients(self, constants: Inputs, dlosses: Tensor | None) -> tuple[Any, ...]:
+    def losses_and_gradients(self, constants: Inputs, ratio: Tensor | None, dlosses: Tensor | None) -> tuple[Any, ...]:
         """Returns the losses and the gradients of x, the weight and the bias, as `gradients_of_chunk` does. The losses
         have the gradients `dlosses`, or 1."""
-        x, weight, labels, bias = constants
+        x, weight, labels, bias, class_weight = constants
         losses = ()  # type: tuple[Tensor, ...]
         dx = ()  # type: tuple[Tensor, ...]
         dweight = dbias = None
@@ -258,7 +329,7 @@ class _Losses(nn.Cell):
             if dlosses is not None:
                 of_losses = _slice(dlosses, start, stop)
             loss, of_rows, of_weight, of_bias = self.gradients_of_chunk(
-                rows, weight, _slice(labels, start, stop), bias, of_losses
+                rows, weight, _slice(labels, start, stop), bias, class_weight, ratio, of_losses
             )
             losses += (loss,)
             dx += (of_rows,)
@@ -276,23 +347,23 @@ class _Total(_Losses):
     """
 
     def construct(self, inputs: Inputs, constants: Inputs, wants_gradients: bool) -> Tensor:
-        x, weight, labels, bias = inputs
+        count, ratio = None, None
+        if self.is_mean:
+            count, ratio = self.counts(constants[2], constants[4], constants[0])
         if not wants_gradients:
-            loss, _ = self.total(self.losses(constants), labels)
-            return self.result_op(x, weight, labels, bias, _computed(loss))
-        losses, dx, dweight, dbias = self.losses_and_gradients(constants, None)
-        loss, factor = self.total(losses, labels)
+            loss, _ = self.total(self.losses(constants, ratio), count)
+            return self.result_op(*inputs, _computed(loss))
+        losses, dx, dweight, dbias = self.losses_and_gradients(constants, ratio, None)
+        loss, factor = self.total(losses, count)
         gradients = _computed(dx), _computed(dweight), _computed(dbias), _computed(factor)
-        return self.result_op(x, weight, labels, bias, _computed(loss), *gradients)
+        return self.result_op(*inputs, _computed(loss), *gradients)
 
-    def total(self, losses: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    def total(self, losses: Tensor, count: Tensor | None) -> tuple[Tensor, Tensor]:
         """Returns the sum or the mean of the losses, and its gradient with respect to each of them."""
         zero, one = constant(0.0, losses.dtype), constant(1.0, losses.dtype)
-        total, count = add_backward(losses, zero), one
-        if self.is_mean:
-            count = ops.maximum(
-                add_backward(ops.cast(ops.not_equal(labels, self.ignore_index), losses.dtype), zero), one
-            )
+        total = add_backward(losses, zero)
+        if count is None:
+            return total, one
         return ops.div(total, count), ops.div(one, count)
 
     def gradient(
@@ -301,6 +372,7 @@ class _Total(_Losses):
         weight: Tensor,
         labels: Tensor,
         bias: Tensor | None,
+        class_weight: Tensor | None,
         loss: Tensor,
         dx: Tensor,
         dweight: Tensor,
@@ -312,15 +384,15 @@ class _Total(_Losses):
         factor = ops.mul(factor, ops.depend(dresult, result))  # the result tells wrong labels
         gradients = _scaled(x, weight, bias, dx, dweight, dbias, factor)
         # The other gradients are not used, because these inputs were computed from constants.
-        return gradients[0], gradients[1], ops.zeros_like(labels), gradients[2], loss, dx, dweight, dbias, factor
+        unused = class_weight, loss, dx, dweight, dbias, factor
+        return gradients[0], gradients[1], ops.zeros_like(labels), gradients[2], *unused
 
 
 class _Each(_Losses):
     """Computes the loss of each row. Their gradients come too late to be computed together with the losses."""
 
     def construct(self, inputs: Inputs, constants: Inputs, wants_gradients: bool) -> Tensor:
-        x, weight, labels, bias = inputs
-        return self.result_op(x, weight, labels, bias, _computed(self.losses(constants)))
+        return self.result_op(*inputs, _computed(self.losses(constants, None)))
 
     def gradient(
         self,
@@ -328,6 +400,7 @@ class _Each(_Losses):
         weight: Tensor,
         labels: Tensor,
         bias: Tensor | None,
+        class_weight: Tensor | None,
         losses: Tensor,
         dx: None,
         dweight: None,
@@ -340,9 +413,11 @@ class _Each(_Losses):
         # The gradients of logits then have the digits of numbers near 1 in float16, too.
         one, most = constant(1.0, dlosses.dtype), ops.ReduceMax()(ops.abs(dlosses))
         most = ops.select(most == 0, one, most)
-        _, of_x, of_weight, of_bias = self.losses_and_gradients((x, weight, labels, bias), dlosses / most)
+        constants = x, weight, labels, bias, class_weight
+        _, of_x, of_weight, of_bias = self.losses_and_gradients(constants, None, dlosses / most)
         gradients = _scaled(x, weight, bias, of_x, of_weight, of_bias, most)
-        return gradients[0], gradients[1], ops.zeros_like(labels), gradients[2], losses, None, None, None, None
+        unused = class_weight, losses, None, None, None, None
+        return gradients[0], gradients[1], ops.zeros_like(labels), gradients[2], *unused
 
 
 def _computed(x: Tensor | None) -> Tensor | None:
@@ -377,13 +452,25 @@ def _slice(x: Tensor, start: int, stop: int | None) -> Tensor:
 
 @once
 def _make_losses(
-    ignore_index: int, reduction: str, label_smoothing: float, z_loss: float, softcap: float, chunk: int | None
+    ignore_index: int,
+    reduction: str,
+    label_smoothing: float,
+    z_loss: float,
+    softcap: float,
+    chunk: int | None,
+    is_weighted: bool,
 ) -> _Losses:
     chunk = None if chunk is None else settings.positive(_NAME, "chunk", chunk)
     attributes_of(_NAME, ignore_index, reduction, label_smoothing, z_loss, softcap)  # checks the settings
-    operator = operators(ignore_index, "none", label_smoothing, z_loss, softcap, is_constant=True).without("weight")
+    apart = z_loss if is_weighted and reduction == "mean" else 0.0
+    forward, backward = (
+        operators(ignore_index, "none", label_smoothing, z, softcap, is_constant=True, is_general=is_weighted)
+        for z in (z_loss - apart, z_loss)
+    )
+    if not is_weighted:
+        forward = backward = backward.without("weight")
     kind = _Each if reduction == "none" else _Total
-    return kind(operator, int(ignore_index), reduction, chunk)
+    return kind(forward, backward, int(ignore_index), reduction, apart, chunk)
 
 
 def make_result(ignore_index: int, gradient: Gradient) -> Operator:
@@ -394,9 +481,9 @@ def make_result(ignore_index: int, gradient: Gradient) -> Operator:
     """
     return custom_op(
         of_package(_NAME).LinearCrossEntropyResult,
-        "x(N, C), weight(V, C), labels(N, dtype=index), bias(V)?, loss(*S, dtype=accumulator), "
-        "dx(N, C, dtype=float16|common)?, dweight(V, C, dtype=float16|common)?, dbias(V, dtype=float16|common)?, "
-        "factor(dtype=accumulator)? -> result(*S, dtype=accumulator)",
+        "x(N, C), weight(V, C), labels(N, dtype=index), bias(V)?, class_weight(V, dtype=accumulator)?, "
+        "loss(*S, dtype=accumulator), dx(N, C, dtype=float16|common)?, dweight(V, C, dtype=float16|common)?, "
+        "dbias(V, dtype=float16|common)?, factor(dtype=accumulator)? -> result(*S, dtype=accumulator)",
         gradient=gradient,
         name=_NAME,
         ignore_index=ignore_index,
@@ -404,9 +491,15 @@ def make_result(ignore_index: int, gradient: Gradient) -> Operator:
 
 
 @once
+def _last_class(classes: int | None) -> int:
+    return 2**31 - 1 if classes is None else classes - 1
+
+
+@once
 def _check(chunk: int | None, *inputs: Description | None) -> None:
     specs = [spec_of(each) for each in inputs if each is not None]
-    check_inputs(_SIGNATURE if len(specs) == 4 else _SIGNATURE.without(["bias"]), _NAME, specs)
+    absent = [name for name, each in zip(_SIGNATURE.optional, inputs[3:]) if each is None]
+    check_inputs(_SIGNATURE.without(absent), _NAME, specs)
     x = specs[0]
     if chunk is not None and isinstance(x, Spec) and None in x.shape[:1]:
         raise ValueError(f"{_NAME}: chunk must be None where the number of rows is not known at compile time")

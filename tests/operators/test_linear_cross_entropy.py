@@ -25,8 +25,8 @@ def logits_of(x, weight, bias):
     return x @ weight.T + (bias[0] if bias else x.dtype.type(0))
 
 
-def shapes(rows, hidden, classes, bias=False):
-    return [(rows, hidden), (classes, hidden), (rows,), *[(classes,)] * bias]
+def shapes(rows, hidden, classes, bias=False, weighted=False):
+    return [(rows, hidden), (classes, hidden), (rows,), *[(classes,)] * (bias + weighted)]
 
 
 class TestLinearCrossEntropy(OperatorTest):
@@ -35,6 +35,15 @@ class TestLinearCrossEntropy(OperatorTest):
         "mean": (shapes(9, 3, 7, True), {"chunk": 4, **ALL}),
         "sum": (shapes(5, 8, 40), {"reduction": "sum", "chunk": 2}),
         "none": (shapes(10, 3, 17, True), {"reduction": "none", "ignore_index": 3, "chunk": 6, **ALL}),
+        "weights": (shapes(9, 3, 7, True, True), {"chunk": 4, "weights": "common", **ALL}),
+        "weights, plain": (shapes(9, 3, 7, False, True), {"chunk": 5, "weights": "common"}),
+        "weights, sum": (shapes(5, 8, 40, True, True), {"reduction": "sum", "weights": "float32", **ALL}),
+        "weights, none": (
+            shapes(10, 3, 17, False, True),
+            {"reduction": "none", "weights": "float32", "chunk": 6, **ALL},
+        ),
+        "weights, ignored": (shapes(6, 3, 7, False, True), {"ignore_index": 3, "weights": "common", "z_loss": 0.5}),
+        "weights, no rows": (shapes(0, 4, 5, False, True), {"weights": "common"}),
         "one row": (shapes(1, 1, 1), {}),
         "no rows": (shapes(0, 4, 5, True), {}),
         "nothing to multiply": (shapes(3, 0, 5, True), {}),
@@ -52,6 +61,10 @@ class TestLinearCrossEntropy(OperatorTest):
          "linear_cross_entropy: labels must be int32 or int64, got float32"),
         ([*zeros((2, 3), (5, 3)), np.zeros(2, np.int32), *zeros(3)], {}, ValueError,
          "linear_cross_entropy: bias must have shape (V,) = (5,), got (3,)"),
+        ([*zeros((2, 3), (5, 3)), np.zeros(2, np.int32), *zeros(3)], {"weights": "common"}, ValueError,
+         "linear_cross_entropy: class_weight must have shape (V,) = (5,), got (3,)"),
+        ([*zeros((2, 3), (5, 3)), np.zeros(2, np.int32), np.zeros(5)], {"weights": "common"}, TypeError,
+         "linear_cross_entropy: class_weight must be float32, got float64"),
         ([*zeros((2, 3), (5, 3)), np.zeros(2, np.int32)], {"chunk": 0}, ValueError,
          "linear_cross_entropy: chunk must be at least 1, got 0"),
         ([*zeros((2, 3), (5, 3)), np.zeros(2, np.int32)], {"reduction": "max"}, ValueError,
@@ -61,43 +74,64 @@ class TestLinearCrossEntropy(OperatorTest):
     def operators(self, shapes=(), **settings):
         return []
 
-    def inputs(self, shapes, dtype, seed=1, ignore_index=-100, **settings):
-        """Returns random tensors, and labels of which about a fifth is ignored."""
+    def net(self, weights=None, **settings):
+        return (WithClassWeight if weights else Net)(msops.linear_cross_entropy, **settings)
+
+    def inputs(self, shapes, dtype, seed=1, ignore_index=-100, weights=None, **settings):
+        """Returns random tensors, and labels of which about a fifth is ignored. `weights` says which dtype the weights
+        of classes have, if there are any."""
         rng = np.random.default_rng(seed)
         labels = rng.integers(0, shapes[1][0], shapes[2])
         labels[rng.random(len(labels)) < 0.2] = ignore_index
-        x, weight, *bias = random(seed, dtype, *shapes[:2], *shapes[3:])
-        return [x, weight, labels.astype(np.int64 if shapes[1][0] % 2 else np.int32), *bias]
+        x, weight, *rest = random(seed, dtype, *shapes[:2], *shapes[3:])
+        if weights:
+            rest[-1] = np.abs(rest[-1]).astype(dtype if weights == "common" else "float32")
+        return [x, weight, labels.astype(np.int64 if shapes[1][0] % 2 else np.int32), *rest]
 
     def result_dtype(self, dtype):
         return accumulator(dtype).name
 
-    def reference(self, x, weight, labels, *bias, chunk=None, **settings):
-        return cross_entropy(logits_of(x, weight, bias), labels, **settings)[:1]
+    def reference(self, x, weight, labels, *rest, chunk=None, weights=None, **settings):
+        bias, classes = parted(rest, weights)
+        return cross_entropy(logits_of(x, weight, bias), labels, *classes, **settings)[:1]
 
-    def reference_gradient(self, x, weight, labels, *rest, chunk=None, **settings):
-        *bias, dloss = rest
-        dlogits = gradient_of_logits(logits_of(x, weight, bias), labels, None, dloss, settings)
+    def reference_gradient(self, x, weight, labels, *rest, chunk=None, weights=None, **settings):
+        *rest, dloss = rest
+        bias, classes = parted(rest, weights)
+        dlogits = gradient_of_logits(logits_of(x, weight, bias), labels, (*classes, None)[0], dloss, settings)
         dbias = [dlogits.sum(0)] if bias else []
-        return dlogits @ weight, dlogits.T @ x, np.zeros_like(labels), *dbias
+        return dlogits @ weight, dlogits.T @ x, np.zeros_like(labels), *dbias, *map(np.zeros_like, classes)
+
+
+def parted(rest, weights):
+    """Returns the bias and the weights of classes, each in a list that may be empty."""
+    rest = list(rest)
+    return (rest[:-1], rest[-1:]) if weights else (rest, [])
+
+
+class WithClassWeight(Net):
+    """Calls a function whose last input is the weights of classes."""
+
+    def construct(self, *inputs):
+        return self.operator(*inputs[:-1], class_weight=inputs[-1], **self.settings)
 
 
 class ResultCard(Card):
     operator = operators.make_result(-100, None)
     right_numbers = {"ignore_index": (-1, 2**40)}
-    formulas = (lambda x, weight, labels, bias, loss, dx, dweight, dbias, factor: (loss,),)
+    formulas = (lambda x, weight, labels, bias, class_weight, loss, dx, dweight, dbias, factor: (loss,),)
     cases = {
-        "mean": ([(3, 2), (5, 2), (3,), (5,), (), (3, 2), (5, 2), (5,), ()], {}),
-        "none": ([(3000, 1), (2, 1), (3000,), (2,), (3000,), (3000, 1), (2, 1), (2,), ()], {}),
+        "mean": ([(3, 2), (5, 2), (3,), (5,), (5,), (), (3, 2), (5, 2), (5,), ()], {}),
+        "none": ([(3000, 1), (2, 1), (3000,), (2,), (2,), (3000,), (3000, 1), (2, 1), (2,), ()], {}),
     }
     small = "mean"
 
     def inputs(self, shapes, dtype, seed=1, **settings):
-        x, weight, labels, bias, loss, *gradients, factor = random(seed, dtype, *shapes)
+        x, weight, labels, bias, class_weight, loss, *gradients, factor = random(seed, dtype, *shapes)
         classes = np.random.default_rng(seed).integers(0, max(1, len(weight)), labels.shape)
         labels = np.where(len(weight) > 0, classes, -100).astype(np.int32)
         wide = accumulator(dtype)
-        return [x, weight, labels, bias, loss.astype(wide), *gradients, factor.astype(wide)]
+        return [x, weight, labels, bias, class_weight.astype(wide), loss.astype(wide), *gradients, factor.astype(wide)]
 
 
 class ScaleCard(Card):
@@ -170,12 +204,31 @@ def test_gradients_are_left_out(mode, monkeypatch):
     assert calls
 
 
-@pytest.mark.parametrize("has_bias", [False, True], ids=["without bias", "bias"])
-def test_cell_trains(mode, has_bias):
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_weights_of_1(mode, reduction):
+    """They change nothing."""
+    card, settings = TestLinearCrossEntropy(), dict(reduction=reduction, chunk=4, **ALL)
+    inputs = card.inputs(shapes(9, 3, 7), np.float64)
+    weighted = [*inputs, np.ones(7)]
+    loss, got = run(card.net(**settings), *inputs)[0], run(card.net(weights="common", **settings), *weighted)[0]
+    np.testing.assert_allclose(got, loss, rtol=1e-13)
+    want = run_gradient(card.net(**settings), inputs, [np.ones_like(loss)])
+    *others, of_classes = run_gradient(card.net(weights="common", **settings), weighted, [np.ones_like(loss)])
+    assert not of_classes.any()
+    for each, other in zip(others, want):
+        np.testing.assert_allclose(each, other, rtol=1e-12, atol=1e-15)
+
+
+@pytest.mark.parametrize("form", ["", "bias", "class_weight"])
+def test_cell_trains(mode, form):
     x, _, labels, *_ = TestLinearCrossEntropy().inputs(shapes(2, 8, 20), np.float32)
-    net = msops.LinearCrossEntropyLoss(8, 20, has_bias=has_bias, label_smoothing=0.1)
-    bias = [net.bias.asnumpy()] if has_bias else []
-    want = run(Net(msops.linear_cross_entropy, label_smoothing=0.1), x, net.weight.asnumpy(), labels, *bias)
+    classes = [np.linspace(0.5, 1, 20, dtype=np.float16)] if form == "class_weight" else []
+    class_weight = Tensor(classes[0]) if classes else None
+    has_bias = form == "bias"
+    net = msops.LinearCrossEntropyLoss(8, 20, has_bias=has_bias, label_smoothing=0.1, class_weight=class_weight)
+    given = [net.bias.asnumpy()] if has_bias else [each.astype(np.float32) for each in classes]
+    function = TestLinearCrossEntropy().net("common" if classes else None, label_smoothing=0.1)
+    want = run(function, x, net.weight.asnumpy(), labels, *given)
     np.testing.assert_array_equal(run(net, x, labels), want)
     assert run(net, x.astype(np.float16), labels)[0].dtype == np.float32
     check_training(net, Tensor(x), Tensor(labels))
