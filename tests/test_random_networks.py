@@ -69,6 +69,25 @@ class Gated(nn.Cell):
         return self.glu(self.gate(x), self.up(x))
 
 
+class Packed(nn.Cell):
+    def __init__(self, cells, sizes, kind):
+        super().__init__()
+        self.both, self.glu = cells.Dense(sizes.width, 2 * sizes.width), getattr(cells, kind)()
+
+    def construct(self, x):
+        return self.glu(self.both(x))
+
+
+class HeadNorm(nn.Cell):
+    def __init__(self, cells, sizes):
+        super().__init__()
+        self.shape = sizes.batch, sizes.steps, 2, sizes.width // 2
+        self.norm = cells.RMSNorm(self.shape[2:], 0.01, has_bias=True)
+
+    def construct(self, x):
+        return self.norm(x.reshape(self.shape)).reshape(x.shape)
+
+
 class Attention(nn.Cell):
     def __init__(self, cells, sizes, causal):
         super().__init__()
@@ -178,13 +197,18 @@ BLOCKS = {
     "ReLU": lambda cells, sizes: cells.ReLU(),
     "Sigmoid": lambda cells, sizes: cells.Sigmoid(),
     "SiLU": lambda cells, sizes: cells.SiLU(),
+    "GELU": lambda cells, sizes: cells.GELU(),
+    "GroupNorm": lambda cells, sizes: cells.GroupNorm(2, sizes.width, activation="silu", layout="NHWC"),
     "Softmax": lambda cells, sizes: cells.Softmax(1),
     "RMSNorm": lambda cells, sizes: cells.RMSNorm(sizes.width, 0.01, 0.5),
+    "RMSNorm of heads": HeadNorm,
     "LayerNorm": lambda cells, sizes: cells.LayerNorm((sizes.width,)),
     "Add": Residual,
     "AddRMSNorm": AddNorm,
     "SwiGLU": functools.partial(Gated, kind="SwiGLU"),
     "GeGLU": functools.partial(Gated, kind="GeGLU"),
+    "packed SwiGLU": functools.partial(Packed, kind="SwiGLU"),
+    "packed GeGLU": functools.partial(Packed, kind="GeGLU"),
     "attention": functools.partial(Attention, causal=False),
     "causal attention": functools.partial(Attention, causal=True),
     "DepthwiseConv2d": Convolution,

@@ -53,8 +53,28 @@ def layer_norm(net, x):
     return scaled(x - x.mean(-1, keep_dims=True), 1e-7) * net.gamma + net.beta
 
 
+def group_norm(net, x, groups):
+    """Normalizes groups of the last axis, for each sample, and computes silu."""
+    parts = x.reshape(x.shape[0], -1, groups, x.shape[-1] // groups)
+    centred = parts - parts.mean((1, 3), keep_dims=True)
+    y = centred * ops.rsqrt((centred * centred).mean((1, 3), keep_dims=True) + 1e-5)
+    y = y.reshape(x.shape) * net.gamma + net.beta
+    return y * sigmoid(y)
+
+
+def rms_norm(net, x, eps, offset=0.0):
+    y = scaled(x, eps) * (net.weight + offset)
+    return y + net.bias if hasattr(net, "bias") else y
+
+
 def gelu(x):
     return x / 2 * (1 + ops.tanh((2 / np.pi) ** 0.5 * (x + 0.044715 * x**3)))
+
+
+def gated(activation, gate, up=None):
+    if up is None:
+        gate, up = ops.split(gate, gate.shape[-1] // 2, -1)
+    return activation(gate) * up
 
 
 def convolve(net, x):
@@ -153,10 +173,16 @@ FORMULAS = SimpleNamespace(  # the Formula of each Cell, from the same arguments
     Sigmoid=lambda: Formula(lambda net, x: sigmoid(x)),
     SiLU=lambda: Formula(lambda net, x: x * sigmoid(x)),
     Softmax=lambda axis: Formula(lambda net, x: ops.softmax(x, axis)),
-    SwiGLU=lambda: Formula(lambda net, gate, up: gate * sigmoid(gate) * up),
-    GeGLU=lambda: Formula(lambda net, gate, up: gelu(gate) * up),
+    GELU=lambda: Formula(lambda net, x: x * (1 + ops.erf(x / 2**0.5)) / 2),
+    GroupNorm=lambda groups, channels, activation, layout: Formula(
+        functools.partial(group_norm, groups=groups), gamma=channels, beta=channels
+    ),
+    SwiGLU=lambda: Formula(lambda net, *x: gated(lambda gate: gate * sigmoid(gate), *x)),
+    GeGLU=lambda: Formula(lambda net, *x: gated(gelu, *x)),
     LayerNorm=lambda shape: Formula(layer_norm, gamma=shape, beta=shape),
-    RMSNorm=lambda width, eps, offset: Formula(lambda net, x: scaled(x, eps) * (net.weight + offset), weight=width),
+    RMSNorm=lambda width, eps, offset=0.0, has_bias=False: Formula(
+        functools.partial(rms_norm, eps=eps, offset=offset), weight=width, **{"bias": width} if has_bias else {}
+    ),
     AddRMSNorm=lambda width, eps: Formula(
         lambda net, x, residual: (scaled(x + residual, eps) * net.weight, x + residual), weight=width
     ),
