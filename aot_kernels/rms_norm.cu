@@ -88,6 +88,7 @@ MSOPS_ENTRY(RmsNormBackwardBackward) {
     using T = typename decltype(type)::type;
     using C = Compute<T>;
     const int64_t columns = heads.columns, rows = rows_of(x, columns);
+    if (x.size + weight.size + ddweight.size + ddbias.size == 0) return;  // parameters of no heads must not be read
     const Parameters<T> factors(weight, columns, C(1)), of_weight(ddweight, columns, C(0)),
         terms(ddbias, columns, C(0));
     const NormSecondGradient<T, false> body{x,       dy,        ddx,   dx,     ddy,

@@ -27,6 +27,7 @@ struct RmsNormSums {
   void run(Call& call, const Tensor& x, const Tensor& dy, const Tensor& added, const Tensor& dx, double eps,
            double offset) const {
     using C = Compute<T>;
+    if (x.size + weight.size + bias.size == 0) return;  // parameters of no heads must not be read
     const Parameters<T> factors(weight, heads.columns, C(1));
     const C eps_number = C(eps), offset_number = weight.dtype ? C(offset) : C(0);
     const std::initializer_list<PlaceOfRows<T>> places{x, dy, added, dx, factors};
