@@ -4,7 +4,7 @@
 #include "common/scratch.h"
 #include "common/sum.h"
 #include "group_norm/cpu.h"
-#include "group_norm/gpu.h"
+#include "group_norm/launch.h"
 #include "shared/norm/settings.h"
 
 using namespace msops;
@@ -76,18 +76,16 @@ struct Inputs {
   }
 };
 
-// Returns the shape of `partial`: as many parts of a group as fill a large GPU, as let blocks keep their part in shared
-// memory, and as kMostChannels needs.
+// Returns the shape of `partial`: a row for each block of a cluster, and as many parts of a group as fill a large GPU,
+// and as kMostChannels needs.
 Shapes scratch_of(Call& call, int sums) {
   const Tensor x = call.tensor("x");
   const int64_t groups = call.attribute("num_groups", 1, INT32_MAX), last = call.attribute("channels_last", 0, 1);
   const int64_t samples = x.dim(0), channels = x.dim(last ? -1 : 1);
   const auto up = [](int64_t n, int64_t of) { return n <= 0 ? 0 : (n - 1) / of + 1; };
-  const int64_t elements = x.size / std::max<int64_t>(1, samples * groups);  // of a group
-  const int64_t fill = up(1056, std::max<int64_t>(1, samples * groups)),
-                keep = std::min<int64_t>(64, up(elements, 8192));
+  const int64_t all = std::max<int64_t>(1, samples * groups), fill = std::max(kMostBlocks, up(1056, all));
   const int64_t parts = std::max<int64_t>(
-      {1, std::min<int64_t>({256, fill, up(elements, 4096)}), keep, up(channels / groups, kMostChannels)});
+      {1, std::min<int64_t>({256, fill, up(x.size / all, kFew)}), up(channels / groups, kMostChannels)});
   return {{parts, samples * (Problem<float>::kRecord * groups + sums * channels)}};
 }
 
@@ -97,7 +95,7 @@ int64_t normalize(Call& call, const Problem<T>& p) {
   if (!call.ok() || p.samples * p.channels * p.positions == 0) return 0;
 #ifdef __CUDACC__
   if (!call.is_on_cpu())
-    return p.channels_last ? launch_phases<T, true, kBackward>(call, p) : launch_phases<T, false, kBackward>(call, p);
+    return p.channels_last ? launch_on_gpu<T, true, kBackward>(call, p) : launch_on_gpu<T, false, kBackward>(call, p);
 #endif
   p.silu ? normalize_on_cpu<T, true, kBackward>(call, p) : normalize_on_cpu<T, false, kBackward>(call, p);
   return p.parts;

@@ -45,6 +45,23 @@ MSOPS_BOTH void store_at_once(T* to, const Pack<T, N>& pack) {
   store(to, pack);
 }
 
+// Rounds numbers to a pack. Halves are rounded in pairs, since nvcc would take each pair apart and put it together
+// again.
+template <typename T, int N>
+MSOPS_BOTH Pack<T, N> rounded_pack(const Compute<T> (&numbers)[N]) {
+  Pack<T, N> pack;
+#ifdef __CUDA_ARCH__
+  if constexpr (std::is_same<T, Half>::value && N % 2 == 0) {
+    for (int k = 0; k < N; k += 2) {
+      const __half2 pair = __floats2half2_rn(numbers[k], numbers[k + 1]);
+      memcpy(pack.values + k, &pair, sizeof pair);
+    }
+  } else
+#endif
+    for (int k = 0; k < N; ++k) pack.values[k] = T(numbers[k]);
+  return pack;
+}
+
 // Loads N elements at a stride of kApart, as far as their offsets are below `room`. This is for rows that begin at any
 // element, which packs do not tile: neighbouring threads take neighbouring elements, so that each of the N loads of a
 // warp reads one run. With kApart = 1, it loads a whole pack.

@@ -150,12 +150,12 @@ struct SumsOfRuns {
       C of_products = 0, of_terms = 0;
 #pragma omp simd reduction(+ : of_products, of_terms)
       for (int64_t j = 0; j < n; ++j) {
-        const C xhat = channel.normal(C(x[j])), dz = channel.template dz<kSilu>(xhat, C(dy[j]));
-        of_products += dz * xhat, of_terms += dz;
+        const C d = C(x[j]) - channel.pivot, dz = channel.template dz<kSilu>(d, C(dy[j]));
+        of_products += dz * d, of_terms += dz;
       }
       products += of_products, terms += of_terms;
     }
-    p.sums(part, sample)[c] = products, p.sums(part, sample)[p.channels + c] = terms;
+    p.sums(part, sample)[c] = channel.sum_along(products, terms), p.sums(part, sample)[p.channels + c] = terms;
   }
 };
 
@@ -180,17 +180,20 @@ struct Run {
 template <typename T>
 struct Neighbours {
   using C = Compute<T>;
-  C pivot[kAcross], r[kAcross], shift[kAcross], weight[kAcross], bias[kAcross], mean[kAcross], along[kAcross];
+  C pivot[kAcross], r[kAcross], shift[kAcross], factor[kAcross], term[kAcross], slope[kAcross], rest[kAcross];
 
   MSOPS_CPU Neighbours(const Problem<T>& p, int64_t sample, int64_t first, int64_t n) {
     for (int64_t j = 0; j < n; ++j) {
       const Channel<T> of = channel_of(p, sample, first + j);
-      pivot[j] = of.pivot, r[j] = of.r, shift[j] = of.shift, weight[j] = of.weight, bias[j] = of.bias;
-      mean[j] = of.mean, along[j] = of.along;
+      pivot[j] = of.pivot, r[j] = of.r, shift[j] = of.shift, factor[j] = of.factor, term[j] = of.term;
+      slope[j] = of.slope, rest[j] = of.rest;
     }
   }
   MSOPS_CPU Channel<T> operator[](int64_t j) const {
-    return {{pivot[j], r[j], shift[j], mean[j], along[j]}, weight[j], bias[j]};
+    Channel<T> of;
+    of.pivot = pivot[j], of.r = r[j], of.shift = shift[j], of.factor = factor[j], of.term = term[j];
+    of.slope = slope[j], of.rest = rest[j];
+    return of;
   }
 };
 
@@ -215,14 +218,14 @@ struct SumsAcross {
 #pragma omp simd
         for (int64_t j = 0; j < n; ++j) {
           const Channel<T> channel = channels[j];
-          const C xhat = channel.normal(C(x[j])), dz = channel.template dz<kSilu>(xhat, C(dy[j]));
-          of_products[j] += dz * xhat, of_terms[j] += dz;
+          const C d = C(x[j]) - channel.pivot, dz = channel.template dz<kSilu>(d, C(dy[j]));
+          of_products[j] += dz * d, of_terms[j] += dz;
         }
       }
       for (int64_t j = 0; j < n; ++j) products[j] += of_products[j], terms[j] += of_terms[j];
     }
     C* const to = p.sums(part, sample) + first;
-    for (int64_t j = 0; j < n; ++j) to[j] = products[j], to[p.channels + j] = terms[j];
+    for (int64_t j = 0; j < n; ++j) to[j] = channels[j].sum_along(products[j], terms[j]), to[p.channels + j] = terms[j];
   }
 };
 

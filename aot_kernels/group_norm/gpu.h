@@ -1,488 +1,424 @@
-// The phases on the GPU. A block works on a slab: the channels of some whole groups, or some channels of one group, at
-// a range of positions. Its threads keep the slab in shared memory, where it fits, each thread its own packs.
+// The kernel on the GPU. A slab is some whole groups, or some channels of one long group. It has parts: chunks of its
+// channels and cuts of its positions. A block takes one part of slab after slab; layout.h says which.
 //
-//   groups                          launches              why
-//   that fit a block                one                   the slab is read once
-//   that fit a cluster, from sm_90  one                   so is it, and a few groups occupy all multiprocessors
-//   longer, or a few before sm_90   one for each phase    any number of blocks shares a group
+//   statistics   each thread adds up its packs, teams add up by shuffles, a warp combines the teams of a group
+//   sums         so are those of dz xhat and dz added up, for each channel and, weighted, for each group
+//   map          each thread writes y or dx of its packs
 //
-// A phase ends at a barrier of the block or of the cluster, or with its launch. What blocks tell each other is in
-// `partial`, which has the order of the parts: no sum depends on which block comes first.
+// Where one launch has all phases, a block keeps its parts of several slabs in shared memory, in as many stages: it
+// computes one while the next are being copied. Each thread copies what it reads itself. The blocks of a cluster tell
+// each other their statistics and sums through shared memory. Otherwise each phase is a launch, which reads the tensors
+// again, and blocks tell each other through `partial`. No sum depends on which block comes first.
 #pragma once
 
-#include "../common/launch.h"
 #include "../common/pack.h"
-#include "../common/rows.h"
-#include "problem.h"
+#include "layout.h"
 #ifdef __CUDACC__
 #include "../common/gpu/cluster.h"
 #include "../common/gpu/cp_async.h"
 
 namespace msops::group_norm {
 
-constexpr int kMostThreads = 512;
+// Sums of dz xhat and dz; those of a group are weighted.
+template <typename C>
+struct Sums {
+  C weighted[2], plain[2];
 
-// Layout says how slabs tile a tensor, and how threads share a slab. An item is a channel or, with the channels last, a
-// pack of them. The lanes of an item are the threads that share it: `neighbours` of them, up to a warp, have neighbours
-// in memory and add up by shuffles; there are `lanes / neighbours` such teams.
-struct Layout {
-  int64_t together;                      // groups of a slab; 1 if a group is cut into chunks
-  int64_t bundles;                       // of such groups, in a sample
-  int64_t chunks;                        // of the channels of a group
-  int64_t width;                         // channels of the largest slab
-  int64_t steps;                         // of all positions: packs of neighbours or, with the channels last, positions
-  int64_t cuts;                          // ranges of steps
-  int lanes, neighbours, threads, held;  // held: packs that a thread keeps, or 0
-
-  MSOPS_BOTH int64_t parts() const { return chunks * cuts; }
+  static __device__ Sums combine(const Sums& a, const Sums& b) {
+    return {{a.weighted[0] + b.weighted[0], a.weighted[1] + b.weighted[1]}, {0, 0}};
+  }
 };
 
-template <typename T, int N, bool kLast, bool kBackward>
-struct Slab {
-  using C = Compute<T>;
-  static constexpr int kSums = kLast ? N : 1;  // channels of an item
-  const Problem<T>& p;
-  const Layout& layout;
-  int64_t sample, first_group, first, part, cut, begin;  // first: channel, begin: step
-  int groups, channels, of_group, items, steps;          // of_group: channels of a group that are in the slab
+// A team is `size` lanes of a warp, `stride` apart; `number` is that of a lane in its team.
+struct WarpTeam {
+  int size, stride, number;
 
-  __device__ Slab(const Problem<T>& problem, const Layout& of, int64_t number) : p(problem), layout(of) {
-    const int64_t parts = of.chunks * of.cuts, bundle = number / parts % of.bundles;
-    part = number % parts, cut = part % of.cuts, sample = number / parts / of.bundles;
-    const int64_t chunk = part / of.cuts;
-    first_group = bundle * of.together;
-    groups = static_cast<int>(p.groups - first_group < of.together ? p.groups - first_group : of.together);
-    const int64_t packs = p.of_group / kSums;  // a chunk is of whole packs
-    const int64_t from = of.chunks > 1 ? part_begin(packs, chunk, of.chunks) * kSums : 0;
-    const int64_t to = of.chunks > 1 ? part_begin(packs, chunk + 1, of.chunks) * kSums : p.of_group;
-    of_group = static_cast<int>(to - from);
-    first = first_group * p.of_group + from;
-    channels = groups * of_group, items = channels / kSums;
-    begin = part_begin(of.steps, cut, of.cuts);
-    steps = static_cast<int>(part_begin(of.steps, cut + 1, of.cuts) - begin);
-  }
-
-  // Returns the number of elements of each group in the slab.
-  __device__ C count() const { return C(of_group) * C(steps) * C(kLast ? 1 : N); }
-
-  // Calls f(item, lane) for the items that this thread shares.
-  template <typename F>
-  __device__ void each_item(const F& f) const {
-    for (int i = static_cast<int>(threadIdx.x); i < items * layout.lanes; i += static_cast<int>(blockDim.x))
-      kLast ? f(i % items, i / items) : f(i / layout.lanes, i % layout.lanes);
-  }
-  // Calls f(offset) for the packs of an item that are this lane's.
-  template <typename F>
-  __device__ void each_pack(int item, int lane, const F& f) const {
-    const int64_t channel = first + item * kSums;
-    for (int j = lane; j < steps; j += layout.lanes) {
-      const int64_t step = begin + j;
-      f(kLast ? (sample * p.positions + step) * p.channels + channel
-              : (sample * p.channels + channel) * p.positions + step * N);
+  // Leaves the sums of each value in the first lane.
+  template <int kValues, typename C>
+  __device__ void add_up(C (&values)[kValues]) const {
+    for (int n = size; n > 1;) {
+      const int half = (n + 1) / 2;
+      for (C& value : values) {
+        const C other = __shfl_down_sync(~0u, value, half * stride);
+        if (number + half < n) value += other;
+      }
+      n = half;
     }
   }
+  template <typename C>
+  __device__ C of_first(C value) const {
+    return __shfl_sync(~0u, value, static_cast<int>(threadIdx.x) % 32 - number * stride);
+  }
+
+  // Return what they combine to the first lane.
+  template <typename C>
+  __device__ Sums<C> combine(Sums<C> own) const {
+    add_up(own.weighted);
+    return own;
+  }
+  template <typename C>
+  __device__ Statistics<C> combine(const Statistics<C>& own) const {
+    if (size == 1) return own;
+    C total[2] = {own.count, own.count * own.pivot};
+    add_up(total);
+    const C count = of_first(total[0]), pivot = of_first(count > 0 ? total[1] / total[0] : C(0));
+    const C distance = own.pivot - pivot + own.rest;
+    C sums[2] = {own.count * distance, own.squares + own.count * distance * distance};
+    add_up(sums);
+    return Statistics<C>::of(count, pivot, sums[0], sums[1]);
+  }
 };
 
-// Numbers that one block wrote and another reads pass the L1 cache.
-template <typename C>
-__device__ C read_shared_number(const C* from) {
-  return *static_cast<const volatile C*>(from);
-}
-
-template <typename C>
-__device__ Statistics<C> shuffled_down(const Statistics<C>& s, int distance) {
-  const auto of = [=](C number) { return __shfl_down_sync(~0u, number, distance); };
-  return {of(s.count), of(s.pivot), of(s.rest), of(s.squares)};
-}
-
-// Room is a block's shared memory: the packs that the threads keep, then two sums for each channel of each team, then
-// the Groups.
+// Room is a block's shared memory: a record for each team and channel or pack, two for each group that the cluster's
+// other blocks read, the Groups, and the stages.
 template <typename T, int N>
 struct Room {
   using C = Compute<T>;
-  Pack<T, N>* packs;
-  C* sums;
+  using Record = Pack<C, 4>;  // Statistics or Sums
+  Record *records, *exchanged;
   Group<C>* groups;
+  Pack<T, N>* packs;
 
-  __device__ Room(unsigned char* bytes, const Layout& layout) {
-    groups = reinterpret_cast<Group<C>*>(bytes);
-    sums = reinterpret_cast<C*>(bytes + of_groups(layout));
-    packs = reinterpret_cast<Pack<T, N>*>(bytes + of_groups(layout) + of_sums(layout));
-  }
-  static __host__ __device__ int of_groups(const Layout& layout) {
-    return static_cast<int>((layout.together * static_cast<int64_t>(sizeof(Group<C>)) + 15) / 16 * 16);
-  }
-  static __host__ __device__ int of_sums(const Layout& layout) {
-    return static_cast<int>((2 * sizeof(C) * layout.width * (layout.lanes / layout.neighbours) + 15) / 16 * 16);
+  __device__ Room(unsigned char* bytes, const Layout& layout)
+      : records(reinterpret_cast<Record*>(bytes)),
+        exchanged(records + layout.records),
+        groups(reinterpret_cast<Group<C>*>(exchanged + 2 * layout.together)),
+        packs(reinterpret_cast<Pack<T, N>*>(bytes + bytes_of(layout))) {}
+
+  // Returns the bytes that lie before the stages.
+  static __host__ __device__ int64_t bytes_of(const Layout& layout) {
+    const int64_t bytes = (layout.records + 2 * layout.together) * static_cast<int64_t>(sizeof(Record)) +
+                          layout.together * static_cast<int64_t>(sizeof(Group<C>));
+    return (bytes + 31) / 32 * 32;
   }
 };
 
-template <typename T, int N, bool kLast, bool kBackward>
-struct Block {
-  using C = Compute<T>;
-  using S = Slab<T, N, kLast, kBackward>;
-  static constexpr int kSums = S::kSums;
-  const Problem<T>& p;
-  const Layout& layout;
-  const S slab;
-  const Room<T, N> room;
+// Converts a record to what it holds, and back.
+template <typename To, typename From>
+__device__ To value_of(const From& from) {
+  static_assert(sizeof(To) == sizeof(From), "a record holds four numbers");
+  To to;
+  memcpy(&to, &from, sizeof to);
+  return to;
+}
 
-  // Loads the slab for all phases, or nothing if the threads do not keep it.
-  __device__ void load() const {
-    if (layout.held == 0) return;
-    int i = static_cast<int>(threadIdx.x);
-    slab.each_item([&](int item, int lane) {
-      slab.each_pack(item, lane, [&](int64_t at) {
-        copy(room.packs + i, p.x + at);
-        if constexpr (kBackward) copy(room.packs + i + layout.held * blockDim.x, p.dy + at);
-        i += static_cast<int>(blockDim.x);
-      });
-    });
+// Reads what another block of the cluster has at the same place.
+template <typename Record>
+__device__ Record read_shared(const Record* from, int block) {
+  Pack<float, 4> words[sizeof(Record) / 16];
+  for (size_t i = 0; i < sizeof(Record) / 16; ++i)
+    words[i] = ld_shared_cluster(reinterpret_cast<const float*>(from) + 4 * i, block);
+  Record record;
+  memcpy(&record, words, sizeof record);
+  return record;
+}
+
+template <typename T, int N, bool kLast, bool kBackward>
+class Block {
+ public:
+  __device__ Block(const Problem<T>& problem, const Layout& of, unsigned char* bytes, int first, int last)
+      : p(problem), layout(of), room(bytes, of), first_(first), last_(last) {
+    const int thread = static_cast<int>(threadIdx.x), items = layout.width / kSums;
+    part_ = static_cast<int>(blockIdx.x % layout.parts());
+    const int chunk = part_ / layout.cuts, cut = part_ % layout.cuts;
+    const int64_t packs = p.of_group / kSums;  // a chunk is of whole packs
+    from_ = layout.chunks > 1 ? part_begin<int64_t>(packs, chunk, layout.chunks) * kSums : 0;
+    of_group_ = static_cast<int>(
+        layout.chunks > 1 ? part_begin<int64_t>(packs, chunk + 1, layout.chunks) * kSums - from_ : p.of_group);
+    begin_ = part_begin<int64_t>(layout.steps, cut, layout.cuts);
+    const int64_t steps = part_begin<int64_t>(layout.steps, cut + 1, layout.cuts) - begin_;
+    whole_ = !kLast || p.of_group % N == 0;
+    if (kLast && items <= 32) {
+      const int in_warp = thread % 32;
+      team_ = {layout.neighbours, items, in_warp / items};
+      item_ = in_warp % items, lane_ = thread / 32 * layout.neighbours + team_.number;
+    } else if (kLast) {
+      team_ = {1, 1, 0};
+      item_ = thread % items, lane_ = thread / items;
+    } else {
+      item_ = thread / layout.lanes, lane_ = thread % layout.lanes;
+      team_ = {layout.neighbours, 1, lane_ % layout.neighbours};
+    }
+    const bool works = item_ < items && lane_ < layout.lanes && team_.number < layout.neighbours;
+    if (!works) item_ = items;  // which no slab has
+    packs_ = static_cast<int>(lane_ < steps ? (steps - lane_ - 1) / layout.lanes + 1 : 0);
+  }
+
+  // Runs the phases from `first` on, before `last`, for every slab of this block.
+  __device__ void run() {
+    const int64_t stride = gridDim.x / layout.parts();
+    int64_t number = blockIdx.x / layout.parts();
+    for (int stage = 0; stage < layout.stages; ++stage) load(number + stage * stride, stage);
+    for (int stage = 0; number < layout.slabs; number += stride) {
+      if (layout.stages >= 3) {
+        cp_async_wait<2>();
+      } else if (layout.stages == 2) {
+        cp_async_wait<1>();
+      } else {
+        cp_async_wait<0>();
+      }
+      slab_ = slab(number), stage_ = room.packs + stage * packs_of_stage() + threadIdx.x;
+      p.silu ? normalize<true>() : normalize<false>();
+      load(number + layout.stages * stride, stage);
+      stage = stage + 1 < layout.stages ? stage + 1 : 0;
+    }
+    if (in_cluster()) cluster_arrive_wait();  // before the block ends, whose shared memory others read
+  }
+
+ private:
+  using C = Compute<T>;
+  using Record = typename Room<T, N>::Record;
+  static constexpr int kSums = kLast ? N : 1;  // channels of an item
+  static constexpr int kRun = 64;              // packs that share a pivot
+
+  // Slab is this thread's share of a slab; groups count through all samples, as channels do.
+  struct Slab {
+    int64_t group, channel, sample, at;  // channel: that of this thread's item, `at`: where its packs begin
+    int groups, packs;
+  };
+
+  __device__ Slab slab(int64_t number) const {
+    const int64_t batch = kLast ? number / layout.bundles : 0, bundle = number - batch * layout.bundles;
+    const int64_t all = kLast ? p.groups : p.samples * p.groups, first = bundle * layout.together;
+    Slab s;
+    s.group = batch * all + first;
+    s.groups = static_cast<int>(all - first < layout.together ? all - first : layout.together);
+    const bool has = item_ * kSums < s.groups * of_group_;
+    s.packs = has ? packs_ : 0;
+    s.channel = s.group * p.of_group + from_ + (has ? item_ * kSums : 0);
+    s.sample = kLast ? batch : s.channel / p.channels;
+    s.at = kLast ? (batch * p.positions + begin_ + lane_) * p.channels + s.channel - batch * p.channels
+                 : s.channel * p.positions + (begin_ + lane_) * N;
+    return s;
+  }
+  __device__ int packs_of_stage() const { return layout.held * layout.threads * (kBackward ? 2 : 1); }
+  __device__ bool in_cluster() const { return layout.stages > 0 && layout.cuts > 1; }
+  __device__ bool has_item() const { return item_ * kSums < slab_.groups * of_group_; }
+  __device__ int64_t step() const { return layout.lanes * (kLast ? p.channels : N); }  // between a thread's packs
+  __device__ int group_of(int k) const { return has_item() ? (item_ * kSums + k) / of_group_ : 0; }
+
+  // Begins to copy this thread's packs of a slab to a stage.
+  __device__ void load(int64_t number, int stage) const {
+    if (layout.stages == 0) return;
+    if (number < layout.slabs) {
+      const Slab s = slab(number);
+      Pack<T, N>* to = room.packs + stage * packs_of_stage() + threadIdx.x;
+      int64_t at = s.at;
+      for (int i = 0; i < s.packs; ++i, at += step(), to += layout.threads) {
+        copy(to, p.x + at);
+        if constexpr (kBackward) copy(to + layout.held * layout.threads, p.dy + at);
+      }
+    }
     cp_async_commit();
-    cp_async_wait_all();
   }
   static __device__ void copy(Pack<T, N>* to, const T* from) {
-    if constexpr (sizeof(Pack<T, N>) == 16) {
-      cp_async<16>(to, from);
+    if constexpr (sizeof(Pack<T, N>) >= 4) {
+      cp_async<sizeof(Pack<T, N>)>(to, from);
     } else {
       *to = msops::load<N>(from);
     }
   }
 
-  // Calls f(item, offset, pack of x, pack of dy) for this thread's packs, before(item) and after(item, lane) each item.
-  template <typename Before, typename F, typename After>
-  __device__ void each_pack(const Before& before, const F& f, const After& after) const {
-    int i = static_cast<int>(threadIdx.x);
-    slab.each_item([&](int item, int lane) {
-      before(item);
-      slab.each_pack(item, lane, [&](int64_t at) {
-        Pack<T, N> packs[2] = {};
-        if (layout.held) {
-          packs[0] = room.packs[i];
-          if constexpr (kBackward) packs[1] = room.packs[i + layout.held * blockDim.x];
-        } else {
-          packs[0] = msops::load<N>(p.x + at);
-          if constexpr (kBackward) packs[1] = msops::load<N>(p.dy + at);
-        }
-        i += static_cast<int>(blockDim.x);
-        f(at, packs[0], packs[1]);
-      });
-      after(item, lane);
-    });
-  }
-
-  // Leaves two sums for each channel of the slab in room.sums: those of f(channel of the item, x, dy, sums).
-  template <typename Before, typename F>
-  __device__ void sum(const Before& before, const F& f) const {
-    C sums[kSums][2];
-    __syncthreads();  // before the sums are written again
-    each_pack(
-        [&](int item) {
-          for (auto& of : sums) of[0] = of[1] = 0;
-          before(item);
-        },
-        [&](int64_t, const Pack<T, N>& x, const Pack<T, N>& dy) {
-          for (int k = 0; k < N; ++k) f(kLast ? k : 0, C(x.values[k]), C(dy.values[k]), sums[kLast ? k : 0]);
-        },
-        [&](int item, int lane) {
-          const int team = lane / layout.neighbours;
-          if constexpr (!kLast) {
-            const unsigned rest = threadIdx.x % 32 & ~(layout.neighbours - 1u);
-            const unsigned mask = (~0u >> (32 - layout.neighbours)) << rest;
-            for (int distance = layout.neighbours / 2; distance > 0; distance /= 2)
-              for (C& sum : sums[0]) sum += __shfl_xor_sync(mask, sum, distance);
-            if (lane % layout.neighbours != 0) return;
-          }
-          for (int k = 0; k < kSums; ++k)
-            for (int s = 0; s < 2; ++s) room.sums[2 * (team * slab.channels + item * kSums + k) + s] = sums[k][s];
-        });
-    __syncthreads();
-    const int teams = layout.lanes / layout.neighbours;
-    for (int i = static_cast<int>(threadIdx.x); i < 2 * slab.channels; i += static_cast<int>(blockDim.x)) {
-      C total = room.sums[i];
-      for (int t = 1; t < teams; ++t) total += room.sums[t * 2 * slab.channels + i];
-      room.sums[i] = total;
-    }
-    __syncthreads();
-  }
-
-  // Calls f(group of the slab, lane) by a warp for each group.
+  // Calls f(offset, pack of x, pack of dy) for this thread's packs from `begin` on, before `end`.
   template <typename F>
-  __device__ void each_group(const F& f) const {
-    const int warps = static_cast<int>(blockDim.x) / 32;
-    for (int g = static_cast<int>(threadIdx.x) / 32; g < slab.groups; g += warps)
-      f(g, static_cast<int>(threadIdx.x) % 32);
-  }
-  // Returns the two sums of a group over the slab's channels, to all lanes of a warp.
-  __device__ void sums_of_group(int g, int lane, C (&totals)[2]) const {
-    totals[0] = totals[1] = 0;
-    for (int c = lane; c < slab.of_group; c += 32)
-      for (int s = 0; s < 2; ++s) totals[s] += room.sums[2 * (g * slab.of_group + c) + s];
-    add_lanes(totals);
-  }
-  static __device__ void add_lanes(C (&totals)[2]) {
-    for (int distance = 16; distance > 0; distance /= 2)
-      for (C& total : totals) total += __shfl_xor_sync(~0u, total, distance);
-  }
-  __device__ int64_t group_of(int g) const { return slab.sample * p.groups + slab.first_group + g; }
-
-  // Phase 1: writes the Statistics of the slab's part of each group.
-  __device__ void take_statistics() const {
-    sum([](int) {}, [](int, C x, C, C(&sums)[2]) { sums[0] += x; });
-    each_group([&](int g, int lane) {
-      C totals[2];
-      sums_of_group(g, lane, totals);
-      if (lane == 0) room.groups[g].pivot = totals[0] / slab.count();
-    });
-    __syncthreads();
-    C pivots[kSums];
-    sum(
-        [&](int item) {
-          for (int k = 0; k < kSums; ++k) pivots[k] = room.groups[group_in_slab(item, k)].pivot;
-        },
-        [&](int k, C x, C, C(&sums)[2]) {
-          const C d = x - pivots[k];
-          sums[0] += d, sums[1] += d * d;
-        });
-    each_group([&](int g, int lane) {
-      C totals[2];
-      sums_of_group(g, lane, totals);
-      if (lane != 0) return;
-      const auto part = Statistics<C>::of(slab.count(), room.groups[g].pivot, totals[0], totals[1]);
-      C* const to = p.record(slab.part, group_of(g));
-      to[0] = part.count, to[1] = part.pivot, to[2] = part.rest, to[3] = part.squares;
-    });
-  }
-  __device__ int group_in_slab(int item, int k) const { return (item * kSums + k) / slab.of_group; }
-
-  // Makes the Groups of the slab out of the Statistics of all parts.
-  __device__ void combine_statistics() const {
-    __syncthreads();
-    each_group([&](int g, int lane) {
-      Statistics<C> all{};
-      for (int64_t part = lane; part < layout.parts(); part += 32) {
-        const C* const from = p.record(part, group_of(g));
-        const auto number = [&](int k) { return read_shared_number(from + k); };
-        all = Statistics<C>::combine(all, {number(0), number(1), number(2), number(3)});
-      }
-      for (int distance = 16; distance > 0; distance /= 2)
-        all = Statistics<C>::combine(all, shuffled_down(all, distance));
-      if (lane == 0) room.groups[g] = Group<C>::of(all, p.eps);
-    });
-    __syncthreads();
+  __device__ void each_pack(int begin, int end, const F& f) const {
+    int64_t at = slab_.at + begin * step();
+    if (layout.stages > 0) {
+      const Pack<T, N>* from = stage_ + begin * layout.threads;
+      for (int i = begin; i < end; ++i, at += step(), from += layout.threads)
+        f(at, from[0], from[kBackward ? layout.held * layout.threads : 0]);
+    } else {
+      for (int i = begin; i < end; ++i, at += step())
+        f(at, msops::load<N>(p.x + at), msops::load<N>((kBackward ? p.dy : p.x) + at));
+    }
   }
 
-  __device__ Channel<T> channel_of(int item, int k) const {
-    const int64_t c = slab.first + item * kSums + k;
-    return {room.groups[group_in_slab(item, k)], p.weight[c], p.bias[c]};
-  }
-  __device__ void take_channels(int item, Channel<T> (&channels)[kSums]) const {
-    for (int k = 0; k < kSums; ++k) channels[k] = channel_of(item, k);
-  }
-
-  // Phase 2: writes the sums of dz xhat and of dz of each channel.
   template <bool kSilu>
-  __device__ void take_sums() const {
+  __device__ void normalize() {
+    C weights[kSums], biases[kSums];
+    for (int k = 0; k < kSums; ++k) {
+      const int64_t c = slab_.channel - slab_.sample * p.channels + k;
+      weights[k] = p.weight[c], biases[k] = p.bias[c];
+    }
+    take_statistics();
+    if (last_ == 2) return;
     Channel<T> channels[kSums];
-    sum([&](int item) { take_channels(item, channels); },
-        [&](int k, C x, C dy, C(&sums)[2]) {
-          const C xhat = channels[k].normal(x), dz = channels[k].template dz<kSilu>(xhat, dy);
-          sums[0] += dz * xhat, sums[1] += dz;
-        });
-    C* const to = p.sums(slab.cut, slab.sample) + slab.first;
-    for (int i = static_cast<int>(threadIdx.x); i < 2 * slab.channels; i += static_cast<int>(blockDim.x))
-      to[i % 2 * p.channels + i / 2] = room.sums[i];
-  }
-
-  // Adds mean(g) and mean(g xhat) to the Groups of the slab.
-  __device__ void combine_sums() const {
-    __syncthreads();
-    each_group([&](int g, int lane) {
-      const int64_t first = (slab.first_group + g) * p.of_group;
-      C totals[2] = {};
-      for (int64_t i = lane; i < layout.cuts * p.of_group; i += 32) {
-        const int64_t c = first + i % p.of_group;
-        const C* const from = p.sums(i / p.of_group, slab.sample) + c;
-        const C weight = p.weight[c];
-        totals[0] += weight * read_shared_number(from), totals[1] += weight * read_shared_number(from + p.channels);
-      }
-      add_lanes(totals);
-      const C n = C(p.of_all());
-      if (lane == 0) room.groups[g].along = totals[0] / n, room.groups[g].mean = totals[1] / n;
-    });
-    __syncthreads();
-  }
-
-  // Phase 3: writes y or dx.
-  template <bool kSilu>
-  __device__ void map() const {
-    Channel<T> channels[kSums];
-    each_pack([&](int item) { take_channels(item, channels); },
-              [&](int64_t at, const Pack<T, N>& x, const Pack<T, N>& dy) {
-                Pack<T, N> out;
-                for (int k = 0; k < N; ++k) {
-                  const Channel<T>& channel = channels[kLast ? k : 0];
-                  const C v = C(x.values[k]);
-                  if constexpr (kBackward) {
-                    out.values[k] = T(channel.template dx<kSilu>(v, C(dy.values[k])));
-                  } else {
-                    out.values[k] = T(channel.template y<kSilu>(v));
-                  }
-                }
-                store_at_once(p.out + at, out);
-              },
-              [](int, int) {});
-  }
-};
-
-// Runs the phases from `first` on, before `last`.
-template <typename T, int N, bool kLast, bool kBackward>
-__global__ void __launch_bounds__(kMostThreads)
-    group_norm_kernel(Problem<T> p, Layout layout, int64_t slabs, int first, int last) {
-  extern __shared__ __align__(16) unsigned char bytes[];
-  for (int64_t number = blockIdx.x; number < slabs; number += gridDim.x) {
-    const Block<T, N, kLast, kBackward> block{p, layout, {p, layout, number}, {bytes, layout}};
-    const auto barrier = [&] { layout.parts() > 1 ? cluster_arrive_wait() : __syncthreads(); };
-    __syncthreads();
-    block.load();
-    if (first <= 1) block.take_statistics();
-    if (last == 2) continue;
-    if (first <= 1) barrier();
-    block.combine_statistics();
+    for (int k = 0; k < kSums; ++k) channels[k] = Channel<T>(room.groups[group_of(k)], weights[k], biases[k]);
     if constexpr (kBackward) {
-      if (first <= 2) p.silu ? block.template take_sums<true>() : block.template take_sums<false>();
-      if (last == 3) continue;
-      if (first <= 2) barrier();
-      block.combine_sums();
+      take_sums<kSilu>(channels, weights);
+      if (last_ == 3) return;
+      for (int k = 0; k < kSums; ++k) channels[k].take_means(room.groups[group_of(k)]);
     }
-    p.silu ? block.template map<true>() : block.template map<false>();
-  }
-}
-
-template <typename T, int N, bool kLast, bool kBackward>
-class Launcher {
- public:
-  Launcher(Call& call, const Problem<T>& p) : call_(call), p_(p) {}
-
-  // Returns how many cuts of the positions have sums.
-  int64_t launch() {
-    const int64_t slabs = tile(), most = std::max<int64_t>(1, std::min(p_.parts / layout_.chunks, layout_.steps));
-    const int64_t elements = layout_.width * p_.positions, enough = (elements + kFew - 1) / kFew;
-    if (const int blocks = layout_.chunks > 1 ? 0 : blocks_of_group(slabs, std::min(most, enough))) {
-      const int bytes = share(blocks);
-      run(slabs, bytes, 1, 4, blocks > 1);
-      return blocks;
-    }
-    int64_t cuts = std::min({most, enough, (4 * gpu_.multiprocessors + slabs - 1) / slabs});
-    while (share(cuts) > kShared && cuts < most) cuts = std::min(most, 2 * cuts);
-    int bytes = share(cuts);
-    if (bytes > kShared) layout_.held = 0, bytes = own_bytes();
-    for (int phase = 1; phase <= 3; ++phase)
-      if (kBackward || phase != 2) run(slabs, bytes, phase, phase + 1, false);
-    return layout_.cuts;
-  }
-
- private:
-  static constexpr int kSums = kLast ? N : 1;
-  static constexpr int64_t kFew = 4096;      // elements, for which another block does not pay
-  static constexpr int kShared = 72 * 1024;  // bytes of a block, with which three of them share a multiprocessor
-  static constexpr int64_t kLine = 64;       // bytes of neighbours that a slab has at least
-  static constexpr int kWanted = 256;        // threads
-
-  // Chooses the channels of a slab, and returns how many slabs there are if positions are not cut.
-  int64_t tile() {
-    const int64_t unit = unit_of(p_), whole = kMostChannels / p_.of_group / unit * unit;
-    int64_t together = std::max(unit, (kFew - 1) / (p_.of_group * p_.positions) + 1);
-    if (kLast) together = std::max(together, (kLine / static_cast<int64_t>(sizeof(T)) - 1) / p_.of_group + 1);
-    together = std::max<int64_t>(1, std::min((together + unit - 1) / unit * unit, whole));
-    layout_.together = std::min(together, p_.groups);
-    layout_.bundles = (p_.groups - 1) / layout_.together + 1;
-    layout_.chunks = chunks_of(p_);
-    layout_.width = (layout_.together * p_.of_group / kSums - 1) / layout_.chunks * kSums + kSums;
-    layout_.steps = kLast ? p_.positions : p_.positions / N;
-    return p_.samples * layout_.bundles * layout_.chunks;
-  }
-
-  // Cuts the positions, and shares a slab among threads. Returns the bytes of a block that keeps the slab.
-  int share(int64_t cuts) {
-    const int64_t items = layout_.width / kSums, steps = (layout_.steps - 1) / cuts + 1;
-    layout_.cuts = cuts, layout_.neighbours = 1;
-    while (!kLast && layout_.neighbours < std::min<int64_t>(32, steps)) layout_.neighbours *= 2;
-    const int64_t most = (steps - 1) / layout_.neighbours + 1, fit = kWanted / (items * layout_.neighbours);
-    layout_.lanes = layout_.neighbours * static_cast<int>(std::max<int64_t>(1, std::min(most, fit)));
-    const int64_t busy = (items * layout_.lanes + 31) / 32 * 32;
-    layout_.threads = static_cast<int>(std::min<int64_t>(kMostThreads, busy));
-    const int64_t held = ((busy - 1) / layout_.threads + 1) * ((steps - 1) / layout_.lanes + 1);
-    const int64_t bytes = held * layout_.threads * static_cast<int64_t>(sizeof(Pack<T, N>)) * (kBackward ? 2 : 1);
-    layout_.held = static_cast<int>(std::min<int64_t>(held, INT32_MAX));
-    return static_cast<int>(std::min<int64_t>(bytes + own_bytes(), INT32_MAX));
-  }
-  int own_bytes() const { return Room<T, N>::of_groups(layout_) + Room<T, N>::of_sums(layout_); }
-
-  // Returns how many blocks share a group for all phases, or 0 if the phases need launches of their own.
-  int blocks_of_group(int64_t slabs, int64_t most) {
-    int found = 0;
-    for (int blocks = 1; blocks <= 16; blocks *= 2) {
-      if (blocks > 1 && (blocks > most || blocks > most_in_cluster())) break;
-      const int bytes = share(blocks);
-      if (bytes > gpu_.dynamic_bytes()) continue;
-      found = blocks;
-      if (bytes <= kShared && slabs * blocks >= gpu_.multiprocessors) break;
-    }
-    return found > 0 && slabs * found * 2 < gpu_.multiprocessors && most > found ? 0 : found;
-  }
-  int most_in_cluster() {
-    const auto kernel = group_norm_kernel<T, N, kLast, kBackward>;
-    [[maybe_unused]] static FactOfGpu<> fact;
-    return fact.get([&] {
-      if (!is_compiled_for(90, kernel)) return 1;
-      for (const int blocks : {16, 8})
-        if (clusters_at_once(kernel, Grid(blocks).in_clusters(blocks), kMostThreads, gpu_.dynamic_bytes()) > 0)
-          return blocks;
-      return 1;
+    each_pack(0, slab_.packs, [&](int64_t at, const Pack<T, N>& x, const Pack<T, N>& dy) {
+      C out[N];
+      for (int k = 0; k < N; ++k) {
+        const Channel<T>& channel = channels[kLast ? k : 0];
+        if constexpr (kBackward) {
+          out[k] = channel.template dx<kSilu>(C(x.values[k]), C(dy.values[k]));
+        } else {
+          out[k] = channel.template y<kSilu>(C(x.values[k]));
+        }
+      }
+      store_at_once(p.out + at, rounded_pack<T>(out));
     });
   }
 
-  void run(int64_t slabs, int bytes, int first, int last, bool in_cluster) {
-    const int64_t all = slabs * layout_.cuts, most = (int64_t{1} << 30) / layout_.cuts * layout_.cuts;
-    const Grid grid(std::min(all, most));
-    msops::launch(call_, group_norm_kernel<T, N, kLast, kBackward>,
-                  in_cluster ? grid.in_clusters(static_cast<unsigned>(layout_.cuts)) : grid, layout_.threads, bytes, p_,
-                  layout_, all, first, last);
+  // Combines n values of each group of the slab, from(group, i), by a warp, and calls to(group, result).
+  template <typename V, typename From, typename To>
+  __device__ void combine(int n, const From& from, const To& to) const {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const WarpTeam warp{32, 1, lane};
+    for (int g = static_cast<int>(threadIdx.x) / 32; g < slab_.groups; g += layout.threads / 32) {
+      V all{};
+#pragma unroll 1
+      for (int i = lane; i < n; i += 32) all = V::combine(all, from(g, i));
+      all = warp.combine(all);
+      if (lane == 0) to(g, all);
+    }
   }
 
- public:
-  // Returns how many groups have whole packs.
-  static int64_t unit_of(const Problem<T>& p) {
-    int64_t unit = 1;
-    while (unit * p.of_group % kSums != 0) ++unit;
-    return unit;
+  // Combines the n records that this block has of each group with those of the other blocks, and calls
+  // finish(group, result); or leaves what this block has in `partial`, for the next launch.
+  template <typename V, typename Finish>
+  __device__ void combine_records(int n, const Finish& finish) {
+    const auto of_team = [&](int g, int i) { return value_of<V>(room.records[g * n + i]); };
+    __syncthreads();
+    if (in_cluster()) {
+      Record* const mine = room.exchanged + turn_ * layout.together;
+      turn_ ^= 1;
+      combine<V>(n, of_team, [&](int g, const V& all) { mine[g] = value_of<Record>(all); });
+      __syncwarp();
+      cluster_arrive_wait();
+      combine<V>(layout.cuts, [&](int g, int block) { return value_of<V>(read_shared(mine + g, block)); }, finish);
+    } else if (layout.stages > 0) {
+      combine<V>(n, of_team, finish);
+    } else {
+      combine<V>(n, of_team, [&](int g, const V& all) {
+        const auto record = value_of<Record>(all);
+        C* const to = p.record(part_, slab_.group + g) + kPlace<V>;
+        for (int k = 0; k < kNumbers<V>; ++k) to[k] = record.values[k];
+      });
+    }
+    __syncthreads();
   }
-  static int64_t chunks_of(const Problem<T>& p) { return (p.of_group - 1) / kMostChannels + 1; }
+  // Combines what the blocks of a launch before this one left in `partial`.
+  template <typename V, typename Finish>
+  __device__ void gather_records(const Finish& finish) const {
+    const auto of_part = [&](int g, int part) {
+      const C* const from = p.record(part, slab_.group + g) + kPlace<V>;
+      Record record = {};
+      for (int k = 0; k < kNumbers<V>; ++k) record.values[k] = from[k];
+      return value_of<V>(record);
+    };
+    __syncthreads();
+    combine<V>(layout.parts(), of_part, finish);
+    __syncthreads();
+  }
+  template <typename V>
+  static constexpr int kPlace = std::is_same<V, Sums<C>>::value ? 4 : 0;  // in a row of `partial`
+  template <typename V>
+  static constexpr int kNumbers = std::is_same<V, Sums<C>>::value ? 2 : 4;
 
-  // Returns whether packs of N tile the tensors' neighbours, and the slabs.
-  static bool fits(const Problem<T>& p) {
-    const T* const arrays[] = {p.x, p.dy, p.out};
-    for (const T* array : arrays)
-      if (!is_aligned<N>(array)) return false;
-    if (!kLast) return p.positions % N == 0;
-    return p.channels % N == 0 && (p.of_group % N == 0 || unit_of(p) * p.of_group <= kMostChannels);
+  // Makes the Groups of the slab, except their means of g.
+  __device__ void take_statistics() {
+    const auto finish = [&](int g, const Statistics<C>& all) { room.groups[g] = Group<C>::of(all, p.eps); };
+    if (first_ > 1) return gather_records<Statistics<C>>(finish);
+    Statistics<C> own[kSums] = {};
+#pragma unroll 1
+    for (int begin = 0; begin < slab_.packs; begin += kRun) {
+      const int end = slab_.packs - begin < kRun ? slab_.packs : begin + kRun;
+      C pivots[kSums] = {}, sums[kSums][2] = {};
+      each_pack(begin, begin + 1, [&](int64_t, const Pack<T, N>& x, const Pack<T, N>&) {
+        C all = 0;
+        for (int k = 0; k < N; ++k) all += C(x.values[k]);
+        for (int k = 0; k < kSums; ++k) pivots[k] = whole_ ? all / N : C(x.values[k]);
+      });
+      each_pack(begin, end, [&](int64_t, const Pack<T, N>& x, const Pack<T, N>&) {
+        for (int k = 0; k < N; ++k) {
+          const int s = kLast ? k : 0;
+          const C d = C(x.values[k]) - pivots[s];
+          sums[s][0] += d, sums[s][1] += d * d;
+        }
+      });
+      if (kLast && whole_)
+        for (int k = 1; k < kSums; ++k) sums[0][0] += sums[k][0], sums[0][1] += sums[k][1];
+      each_unit([&](int k) {
+        const C count = C(end - begin) * C(whole_ ? N : 1);
+        own[k] = Statistics<C>::combine(own[k], Statistics<C>::of(count, pivots[k], sums[k][0], sums[k][1]));
+      });
+    }
+    const int units = whole_ ? 1 : kSums;
+    each_unit([&](int k) { put_record(item_ * units + k, team_.combine(own[k])); });
+    combine_records<Statistics<C>>(of_group_ * units / kSums * layout.teams(), finish);
+  }
+  // Calls f(k) for the first channel of an item, or for each if they may be of several groups.
+  template <typename F>
+  __device__ void each_unit(const F& f) const {
+#pragma unroll
+    for (int k = 0; k < kSums; ++k)
+      if (k == 0 || !whole_) f(k);
+  }
+  // Takes a team's record from its first lane.
+  template <typename V>
+  __device__ void put_record(int unit, const V& value) const {
+    if (has_item() && team_.number == 0)
+      room.records[unit * layout.teams() + lane_ / layout.neighbours] = value_of<Record>(value);
   }
 
- private:
-  Call& call_;
-  const Problem<T>& p_;
-  const Gpu gpu_;
-  Layout layout_{};
+  // Adds up dz xhat and dz of each channel, and makes the means of g.
+  template <bool kSilu>
+  __device__ void take_sums(const Channel<T> (&channels)[kSums], const C (&weights)[kSums]) {
+    const auto finish = [&](int g, const Sums<C>& all) {
+      const C n = C(p.of_all());
+      room.groups[g].along = all.weighted[0] / n, room.groups[g].mean = all.weighted[1] / n;
+    };
+    if (first_ > 2) return gather_records<Sums<C>>(finish);
+    C sums[kSums][2] = {};
+    each_pack(0, slab_.packs, [&](int64_t, const Pack<T, N>& x, const Pack<T, N>& dy) {
+      for (int k = 0; k < N; ++k) {
+        const int s = kLast ? k : 0;
+        const C d = C(x.values[k]) - channels[s].pivot, dz = channels[s].template dz<kSilu>(d, C(dy.values[k]));
+        sums[s][0] += dz * d, sums[s][1] += dz;
+      }
+    });
+    for (int k = 0; k < kSums; ++k) {
+      team_.add_up(sums[k]);
+      const C along = channels[k].sum_along(sums[k][0], sums[k][1]), w = weights[k];
+      put_record(item_ * kSums + k, Sums<C>{{w * along, w * sums[k][1]}, {along, sums[k][1]}});
+    }
+    combine_records<Sums<C>>(of_group_ * layout.teams(), finish);
+    if (!p.weight.data && !p.bias.data) return;
+    const int all = slab_.groups * of_group_;
+    for (int i = static_cast<int>(threadIdx.x); i < all; i += layout.threads) {
+      C totals[2] = {};
+      for (int team = 0; team < layout.teams(); ++team) {
+        const auto part = value_of<Sums<C>>(room.records[i * layout.teams() + team]);
+        totals[0] += part.plain[0], totals[1] += part.plain[1];
+      }
+      const int64_t channel = slab_.group * p.of_group + from_ + i, sample = channel / p.channels;
+      C* const to = p.sums(part_ % layout.cuts, sample) + channel - sample * p.channels;
+      to[0] = totals[0], to[p.channels] = totals[1];
+    }
+    __syncthreads();  // before records are written again
+  }
+
+  const Problem<T>& p;
+  const Layout& layout;
+  const Room<T, N> room;
+  const int first_, last_;
+  WarpTeam team_;
+  int part_, of_group_, item_, lane_, packs_, turn_ = 0;  // of_group_: channels of a group in this part
+  int64_t from_, begin_;                                  // the part's first channel of a group, and step
+  bool whole_;                                            // a pack is within one group
+  Slab slab_;
+  const Pack<T, N>* stage_;  // this thread's packs
 };
 
-template <typename T, bool kLast, bool kBackward>
-int64_t launch_phases(Call& call, const Problem<T>& p) {
-  if constexpr (kMovesPacks<T>) {
-    using Wide = Launcher<T, kPackWidth<T>, kLast, kBackward>;
-    if (Wide::fits(p)) return Wide(call, p).launch();
-  }
-  return Launcher<T, 1, kLast, kBackward>(call, p).launch();
+template <typename T, int N, bool kLast, bool kBackward>
+__global__ void __launch_bounds__(kMostThreads, kResident<T, kLast>)
+    group_norm_kernel(Problem<T> p, Layout layout, int first, int last) {
+  extern __shared__ __align__(32) unsigned char bytes[];
+  Block<T, N, kLast, kBackward>(p, layout, bytes, first, last).run();
 }
 
 }  // namespace msops::group_norm

@@ -21,7 +21,9 @@
 
 namespace msops::group_norm {
 
-constexpr int64_t kMostChannels = 512;  // of a part on the GPU; longer groups need a row of `partial` for each so many
+constexpr int64_t kMostChannels = 256;  // of a part on the GPU; longer groups need a row of `partial` for each so many
+constexpr int64_t kMostBlocks = 16;     // of a cluster
+constexpr int64_t kFew = 4096;          // elements, for which another block does not pay
 
 // Statistics are the number of elements, their mean, pivot + rest, and the sum of their squared distances from it. The
 // pivot is the mean as it was rounded, so that no digit of a mean far from 0 is lost (see shared/norm/normal.h).
@@ -31,7 +33,7 @@ struct Statistics {
 
   // Takes the sums of x - pivot and of (x - pivot)^2.
   static MSOPS_BOTH Statistics of(C count, C pivot, C sum, C squares) {
-    const C rest = sum / count, centred = squares - sum * rest;
+    const C rest = count > 0 ? sum / count : C(0), centred = squares - sum * rest;
     return {count, pivot, rest, centred < 0 ? C(0) : centred};  // rounding may make it negative
   }
   static MSOPS_BOTH Statistics combine(const Statistics& a, const Statistics& b) {
@@ -70,40 +72,42 @@ struct PerChannel {
   }
 };
 
-// Channel computes the elements of one channel in one group.
+// Channel computes the elements of one channel in one group, out of their distances d = x - pivot:
+//
+//   xhat = d r + shift,  z = d factor + term,  dx = dz factor + d slope + rest
 template <typename T>
 struct Channel {
   using C = Compute<T>;
-  C pivot, r, shift, weight, bias, mean, along;
+  C pivot, r, shift, factor, term, slope = 0, rest = 0;
 
   Channel() = default;
-  MSOPS_BOTH Channel(const Group<C>& group, C factor, C term)
-      : pivot(group.pivot),
-        r(group.r),
-        shift(group.shift),
-        weight(factor),
-        bias(term),
-        mean(group.mean),
-        along(group.along) {}
-
-  MSOPS_BOTH C normal(C x) const { return (x - pivot) * r + shift; }
+  MSOPS_BOTH Channel(const Group<C>& group, C weight, C bias)
+      : pivot(group.pivot), r(group.r), shift(group.shift), factor(r * weight), term(shift * weight + bias) {
+    take_means(group);
+  }
+  MSOPS_BOTH void take_means(const Group<C>& group) {
+    const C along = r * group.along;
+    slope = -r * along, rest = -r * group.mean - along * shift;
+  }
 
   template <bool kSilu>
   MSOPS_BOTH C y(C x) const {
-    const C z = normal(x) * weight + bias;
+    const C z = (x - pivot) * factor + term;
     return kSilu ? z * Activations<T>::sigmoid(z) : z;
   }
   template <bool kSilu>
-  MSOPS_BOTH C dz(C xhat, C dy) const {
+  MSOPS_BOTH C dz(C d, C dy) const {
     if constexpr (!kSilu) return dy;
-    const C z = xhat * weight + bias, s = Activations<T>::sigmoid(z);
+    const C z = d * factor + term, s = Activations<T>::sigmoid(z);
     return dy * s * (1 + z * (1 - s));
   }
   template <bool kSilu>
   MSOPS_BOTH C dx(C x, C dy) const {
-    const C xhat = normal(x);
-    return r * (dz<kSilu>(xhat, dy) * weight - mean - xhat * along);
+    const C d = x - pivot;
+    return dz<kSilu>(d, dy) * factor + (d * slope + rest);
   }
+  // Returns the sum of dz xhat, given those of dz d and dz.
+  MSOPS_BOTH C sum_along(C of_products, C of_terms) const { return r * of_products + shift * of_terms; }
 };
 
 template <typename T>
@@ -115,11 +119,11 @@ struct Problem {
   const T *x, *dy;  // dy is null and not read in the forward pass
   T* out;           // y or dx
   PerChannel<T> weight, bias;
-  // A row of `partial` for each part has Statistics or, in the end, the Group of each group, and in the backward pass
-  // the sums of dz xhat and of dz of each channel of each sample.
+  // A row of `partial` for each part has a record of each group, and in the backward pass the sums of dz xhat and of dz
+  // of each channel of each sample. A record has Statistics and then, on the GPU, weighted sums; or the Group.
   C* partial;
   int64_t parts;
-  static constexpr int64_t kRecord = sizeof(Group<C>) / sizeof(C);
+  static constexpr int64_t kRecord = 6;
 
   MSOPS_BOTH int64_t columns() const { return samples * (groups * kRecord + (backward ? 2 * channels : 0)); }
   // `group` counts through all samples.
