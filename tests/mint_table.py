@@ -28,6 +28,8 @@ def reason(pynative, graph):
     finding = pynative or graph
     if finding is None:
         return "no example"
+    if "BFloat16" in finding:
+        return "the example makes bfloat16, which GPUs have no kernels for"
     kernel = re.search(r"kernel (\w+) unregistered|op \[(\w+)\]|kernelmod for op (\w+)", finding)
     if kernel:
         return f"no kernel of `{kernel[1] or kernel[2] or kernel[3]}`"

@@ -33,8 +33,10 @@ def write(path, arrays):
 
 
 @pytest.fixture(params=["safetensors", "ckpt"])
-def parameters(request, tmp_path):
+def parameters(request, tmp_path, device_target):
     """Loads the values by MindSpore."""
+    if (request.param, device_target) == ("ckpt", "GPU"):
+        pytest.skip("MindSpore makes no bfloat16 on a GPU, of which the test writes a file")
     path = tmp_path / f"x.{request.param}"
     if request.param == "safetensors":
         write(path, VALUES)
