@@ -182,7 +182,7 @@ struct Tile {
 
 // Blocks are (strips of all samples, 1, parts). The first pass writes the State of each part.
 template <bool kAligned, typename Program, typename T>
-__global__ void __launch_bounds__(kThreads, kAligned ? 3 : 2)
+__global__ void __launch_bounds__(kThreads, kAligned ? 4 : 2)
     columns_kernel(const Columns<Program, T> all, bool is_first_pass) {
   using C = Compute<T>;
   using State = LinearStep<C>;
