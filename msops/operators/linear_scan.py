@@ -89,9 +89,9 @@ class LinearScan(nn.Cell):
 
 def _as_state(h0: Tensor | None, a: Tensor) -> Tensor | None:
     """Casts a state of float16 to float32 beside float16. What else it is, a later check says."""
-    if isinstance(h0, Tensor) and isinstance(a, Tensor) and a.dtype == h0.dtype == mindspore.float16:
-        return ops.cast(h0, mindspore.float32)
-    return h0
+    if not isinstance(h0, Tensor) or not isinstance(a, Tensor) or h0.dtype != mindspore.float16:
+        return h0
+    return ops.cast(h0, mindspore.float32) if a.dtype == mindspore.float16 else h0
 
 
 @Operators
