@@ -185,10 +185,10 @@ GRID = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.wide
 @GRID
-@pytest.mark.parametrize("dtype", ["float16", "float32"])
-def test_grid_of_flash_attention(queries, keys, width, settings, dtype):
-    card = FlashAttentionCard()
+def test_grid_of_flash_attention(queries, keys, width, settings):
+    card, dtype = FlashAttentionCard(), "float16" if keys % 2 else "float32"  # the card's own cases take both
     shapes, settings = case((6, 2, queries, keys), width, **settings)
     for call, formula in zip(card.entry_calls(shapes, settings, dtype), card.formulas):
         check_formula(call, functools.partial(formula, **settings), card.roundings, card.units(**settings))

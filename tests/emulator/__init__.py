@@ -1,7 +1,8 @@
 """Builds libraries whose kernels run in an emulator of a GPU (see include/emulator.h).
 
-The folder aot_kernels is copied with three changes: a launch by ``<<<>>>`` becomes a call, dynamic shared memory
-becomes that of the emulator, and the headers of common/gpu with inline assembly are replaced by those of gpu/ here.
+The folder aot_kernels is copied with four changes: a launch by ``<<<>>>`` becomes a call, dynamic shared memory
+becomes that of the emulator, the headers of common/gpu with inline assembly are replaced by those of gpu/ here, and no
+call is on the CPU, whose loops g++ then leaves out.
 """
 
 import hashlib
@@ -43,6 +44,7 @@ def library(source, into=ROOT / "build" / "emulator"):
 
 def translated(text):
     """Returns a source or a header as g++ can compile it."""
+    text = text.replace("is_on_cpu() const { return stream_ == nullptr; }", "is_on_cpu() const { return false; }")
     text = re.sub(
         r"extern __shared__ (?:__align__\(\d+\) )?([\w ]+?) (\w+)\[\];",
         r"\1* const \2 = reinterpret_cast<\1*>(::emulator::dynamic_shared);",
