@@ -37,8 +37,8 @@ def linear_scan(a: Tensor, b: Tensor, h0: Tensor | None = None, reverse: bool = 
         a (Tensor): Factors of the state, shape (B, L, D): B sequences of L steps with D channels, any L; float16,
             float32 or float64.
         b (Tensor): Terms, with the shape and dtype of `a`.
-        h0 (Tensor): The state before the first step, shape (B, D), with the dtype of `a`, or float32 beside float16.
-            Default: ``None`` , zeros.
+        h0 (Tensor): The state before the first step, shape (B, D), float16 or float32 beside `a` of these dtypes, else
+            float64. Default: ``None`` , zeros.
         reverse (bool): Whether to go from the last step to the first, :math:`h_t = a_t\, h_{t+1} + b_t`, so that `h0`
             is the state behind the last step. Default: ``False`` .
 
@@ -61,7 +61,7 @@ def linear_scan(a: Tensor, b: Tensor, h0: Tensor | None = None, reverse: bool = 
         >>> print(msops.linear_scan(a, b, mindspore.Tensor([[8.0]], mindspore.float32)).reshape(-1))
         [5.  2.5 6. ]
     """
-    return operators.primitive(reverse, h0 is not None)(a, b, *present((_as_state(h0, a),)))[0]
+    return _call(reverse, a, b, h0)
 
 
 class LinearScan(nn.Cell):
@@ -79,7 +79,7 @@ class LinearScan(nn.Cell):
         self.reverse = settings.boolean(_NAME, "reverse", reverse)
 
     def construct(self, a: Tensor, b: Tensor, h0: Tensor | None = None) -> Tensor:
-        return operators.primitive(self.reverse, h0 is not None)(a, b, *present((_as_state(h0, a),)))[0]
+        return _call(self.reverse, a, b, h0)
 
     construct.__doc__ = linear_scan.__doc__  # for help()
 
@@ -87,11 +87,15 @@ class LinearScan(nn.Cell):
         return settings.shown(self, "reverse")
 
 
+def _call(reverse: bool, a: Tensor, b: Tensor, h0: Tensor | None) -> Tensor:
+    return operators.primitive(reverse, h0 is not None)(a, b, *present((_as_state(h0, a),)))[0]
+
+
 def _as_state(h0: Tensor | None, a: Tensor) -> Tensor | None:
-    """Casts a state of float16 to float32 beside float16. What else it is, a later check says."""
+    """Casts a state of float16 to float32, which it is beside float16, too. What else it is, a later check says."""
     if not isinstance(h0, Tensor) or not isinstance(a, Tensor) or h0.dtype != mindspore.float16:
         return h0
-    return ops.cast(h0, mindspore.float32) if a.dtype == mindspore.float16 else h0
+    return h0 if a.dtype == mindspore.float64 else ops.cast(h0, mindspore.float32)
 
 
 @Operators
