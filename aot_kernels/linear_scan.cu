@@ -20,15 +20,17 @@ std::vector<int64_t> partial_shape(const Sizes& s) {
 Shapes scratch_of(Call& call) { return {partial_shape(sizes_of(call, call.tensor("a", 3)))}; }
 
 // Without steps, nothing depends on h0.
-template <typename C>
+template <typename T>
 struct Zeros {
-  C* to;
+  T* to;
 
   template <typename Index>
   MSOPS_BOTH void operator()(Index i) const {
-    to[i] = 0;
+    to[i] = T(0);
   }
 };
+
+bool is_float(const Tensor& state) { return state.dtype && std::strcmp(state.dtype, dtype_name<float>()) == 0; }
 
 void require_state(Call& call, const Tensor& state, const Sizes& s) {
   if (state.dtype) call.require_shape(state, {s.samples, s.columns});
@@ -38,7 +40,7 @@ void require_state(Call& call, const Tensor& state, const Sizes& s) {
 
 // (a, b, h0?) -> (h, partial)
 MSOPS_ENTRY(LinearScanForward) {
-  const Tensor a = call.tensor("a", 3), b = call.tensor("b", 3), h0 = call.optional_of("accumulator", "h0", 2);
+  const Tensor a = call.tensor("a", 3), b = call.tensor("b", 3), h0 = call.optional_of("common|float32", "h0", 2);
   const Tensor h = call.tensor("h", 3), partial = call.scratch("partial", 4);
   const Sizes s = sizes_of(call, a);
   for (const Tensor& tensor : {b, h}) call.require_same_shape(tensor, a);
@@ -47,8 +49,9 @@ MSOPS_ENTRY(LinearScanForward) {
   return call.run([&](auto type) {
     using T = typename decltype(type)::type;
     using C = Compute<T>;
-    walk(call, Columns<Forward<T>, T>{
-                   s, {a.as<const T>(), b.as<const T>()}, {h.as<T>()}, h0.as<const C>(), nullptr, partial.as<C>()});
+    walk(call,
+         Columns<Forward<T>, T>{
+             s, {a.as<const T>(), b.as<const T>()}, {h.as<T>()}, h0.data, nullptr, is_float(h0), partial.as<C>()});
   });
 }
 
@@ -56,23 +59,29 @@ MSOPS_SCRATCH(LinearScanForward) { return scratch_of(call); }
 
 // (a, h0?, h, dh) -> (da, db, dh0?, partial)
 MSOPS_ENTRY(LinearScanBackward) {
-  const Tensor a = call.tensor("a", 3), h0 = call.optional_of("accumulator", "h0", 2), h = call.tensor("h", 3);
+  const Tensor a = call.tensor("a", 3), h0 = call.optional_of("common|float32", "h0", 2), h = call.tensor("h", 3);
   const Tensor dh = call.tensor("dh", 3), da = call.tensor("da", 3), db = call.tensor("db", 3);
-  const Tensor dh0 = call.optional_of("accumulator", "dh0", 2), partial = call.scratch("partial", 4);
+  const Tensor dh0 = call.optional_of("common|float32", "dh0", 2), partial = call.scratch("partial", 4);
   Sizes s = sizes_of(call, a);
   for (const Tensor& tensor : {h, dh, da, db}) call.require_same_shape(tensor, a);
   for (const Tensor& state : {h0, dh0}) require_state(call, state, s);
+  call.require(!dh0.dtype || (h0.dtype && std::strcmp(h0.dtype, dh0.dtype) == 0), kBadDtype, "dh0 has not h0's dtype");
   call.require_shape(partial, partial_shape(s));
   s.reverse = !s.reverse;
   return call.run([&](auto type) {
     using T = typename decltype(type)::type;
     using C = Compute<T>;
-    if (a.size == 0 && dh0.size > 0) return parallel_for(call, dh0.size, dh0.size, Zeros<C>{dh0.as<C>()});
+    if (a.size == 0 && dh0.size > 0)
+      return with_type<T, float>(dh0, [&](auto of_state) {
+        using State = typename decltype(of_state)::type;
+        parallel_for(call, dh0.size, dh0.size, Zeros<State>{dh0.as<State>()});
+      });
     walk(call, Columns<Backward<T>, T>{s,
                                        {a.as<const T>(), dh.as<const T>(), h.as<const T>()},
                                        {da.as<T>(), db.as<T>()},
-                                       h0.as<const C>(),
-                                       dh0.as<C>(),
+                                       h0.data,
+                                       dh0.data,
+                                       is_float(dh0),
                                        partial.as<C>()});
   });
 }

@@ -66,15 +66,19 @@ struct Columns {
   Sizes s;
   const T* in[Program::kInputs];
   T* out[Program::kOutputs];
-  const C* h0;  // of each column, or null for zeros
-  C* dh0;       // or null
-  C* partial;   // on the GPU: a State of each part and column
+  const void* h0;  // of each column, elements of T or of float; or null for zeros
+  void* dh0;       // elements as those of h0, or null
+  bool are_float;  // these two
+  C* partial;      // on the GPU: a State of each part and column
 
   // Returns the place of an element of the i-th step of this walk.
   MSOPS_BOTH int64_t at(int64_t sample, int64_t i, int64_t column) const {
     return (sample * s.length + (s.reverse ? s.length - 1 - i : i)) * s.columns + column;
   }
-  MSOPS_BOTH C h0_of(int64_t sample, int64_t column) const { return h0 ? h0[sample * s.columns + column] : C(0); }
+  MSOPS_BOTH C h0_of(int64_t sample, int64_t column) const {
+    const int64_t i = sample * s.columns + column;
+    return !h0 ? C(0) : are_float ? C(static_cast<const float*>(h0)[i]) : C(static_cast<const T*>(h0)[i]);
+  }
   MSOPS_BOTH C start(int64_t sample, int64_t column) const {
     return Program::kStartsFromH0 ? h0_of(sample, column) : C(0);
   }
@@ -96,7 +100,10 @@ struct Columns {
   }
   // Writes the gradient of h0: the state behind the walk, multiplied by the last step's own a.
   MSOPS_BOTH void finish(int64_t sample, int64_t column, C state) const {
-    if (dh0) dh0[sample * s.columns + column] = C(in[0][at(sample, s.length - 1, column)]) * state;
+    const int64_t i = sample * s.columns + column;
+    const C gradient = C(in[0][at(sample, s.length - 1, column)]) * state;
+    if (dh0 && are_float) static_cast<float*>(dh0)[i] = static_cast<float>(gradient);
+    if (dh0 && !are_float) assign(static_cast<T*>(dh0)[i], gradient);
   }
 };
 

@@ -2,8 +2,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import mindspore
-from mindspore import Tensor, nn, ops
+from mindspore import Tensor, nn
 
 from msops.core import settings
 from msops.core.compiled import Operators
@@ -37,8 +36,8 @@ def linear_scan(a: Tensor, b: Tensor, h0: Tensor | None = None, reverse: bool = 
         a (Tensor): Factors of the state, shape (B, L, D): B sequences of L steps with D channels, any L; float16,
             float32 or float64.
         b (Tensor): Terms, with the shape and dtype of `a`.
-        h0 (Tensor): The state before the first step, shape (B, D), float16 or float32 beside `a` of these dtypes, else
-            float64. Default: ``None`` , zeros.
+        h0 (Tensor): The state before the first step, shape (B, D), the dtype of `a`, or float32. Default: ``None`` ,
+            zeros.
         reverse (bool): Whether to go from the last step to the first, :math:`h_t = a_t\, h_{t+1} + b_t`, so that `h0`
             is the state behind the last step. Default: ``False`` .
 
@@ -88,28 +87,21 @@ class LinearScan(nn.Cell):
 
 
 def _call(reverse: bool, a: Tensor, b: Tensor, h0: Tensor | None) -> Tensor:
-    return operators.primitive(reverse, h0 is not None)(a, b, *present((_as_state(h0, a),)))[0]
-
-
-def _as_state(h0: Tensor | None, a: Tensor) -> Tensor | None:
-    """Casts a state of float16 to float32, which it is beside float16, too. What else it is, a later check says."""
-    if not isinstance(h0, Tensor) or not isinstance(a, Tensor) or h0.dtype != mindspore.float16:
-        return h0
-    return h0 if a.dtype == mindspore.float64 else ops.cast(h0, mindspore.float32)
+    return operators.primitive(reverse, h0 is not None)(a, b, *present((h0,)))[0]
 
 
 @Operators
 def operators(reverse: bool) -> Operator:
     attributes: dict[str, Any] = dict(reverse=int(settings.boolean(_NAME, "reverse", reverse)))
-    state = "(B, D, dtype=accumulator)?"
+    state = "h0(B, D, dtype=common|float32)?"
     backward = custom_op(
         _library.LinearScanBackward,
-        f"a(B, L, D), h0{state}, h(B, L, D), dh(B, L, D) -> da(B, L, D), db(B, L, D), dh0{state}; partial",
+        f"a(B, L, D), {state}, h(B, L, D), dh(B, L, D) -> da(B, L, D), db(B, L, D), dh0(B, D, dtype=h0)?; partial",
         **attributes,
     )
     return custom_op(
         _library.LinearScanForward,
-        f"a(B, L, D), b(B, L, D), h0{state} -> h(B, L, D); partial",
+        f"a(B, L, D), b(B, L, D), {state} -> h(B, L, D); partial",
         gradient=backward,
         **attributes,
     )
