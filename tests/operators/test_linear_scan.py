@@ -14,7 +14,7 @@ def walk(length, reverse):
 
 def linear_scan(a, b, h0=None, reverse=False):
     h = np.empty_like(b)
-    state = np.zeros_like(a[:, 0]) if h0 is None else h0
+    state = np.zeros((a.shape[0], a.shape[2]), a.dtype) if h0 is None else h0
     for t in walk(a.shape[1], reverse):
         h[:, t] = state = a[:, t] * state + b[:, t]
     return (h,)
