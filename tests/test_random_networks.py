@@ -130,6 +130,16 @@ class Step(nn.Cell):
         return x + (h + c).expand_dims(1)
 
 
+class Scan(nn.Cell):
+    def __init__(self, cells, sizes, reverse):
+        super().__init__()
+        self.factors, self.sigmoid = cells.Dense(sizes.width, sizes.width), cells.Sigmoid()
+        self.scan = cells.LinearScan(reverse)
+
+    def construct(self, x):
+        return self.scan(self.sigmoid(self.factors(x)), x, x[:, 0])
+
+
 class Corners(nn.Cell):
     def __init__(self, cells, sizes):
         super().__init__()
@@ -214,6 +224,8 @@ BLOCKS = {
     "DepthwiseConv2d": Convolution,
     "LLTM": Recurrence,
     "LLTMCell": Step,
+    "LinearScan": functools.partial(Scan, reverse=False),
+    "LinearScan, reversed": functools.partial(Scan, reverse=True),
     "TrilinearInterpolation": Corners,
     "KNN": functools.partial(Neighbours, finder="KNN"),
     "BallQuery": functools.partial(Neighbours, finder="BallQuery"),
@@ -356,6 +368,11 @@ def check(network):
             # A Cell rounds several times where its Formula is rounded once.
             allowed = 8 * max(largest(each - want) for each in rounded) + 8 * unit * largest(want)
             assert_near(got, want, np.full(want.shape, allowed), name)
+
+
+def test_each_cell_has_a_formula():
+    cells = {name for name in msops.__all__ if isinstance(getattr(msops, name), type)}
+    assert {name for name in cells if issubclass(getattr(msops, name), nn.Cell)} <= set(vars(FORMULAS))
 
 
 @pytest.mark.parametrize("seed", range(int(os.environ.get("RANDOM_NETWORKS", "12"))))

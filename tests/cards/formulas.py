@@ -107,6 +107,14 @@ def lltm(net, x):
     return ops.stack(outputs, 1), h
 
 
+def scan(a, b, h, reverse):
+    """Computes h = a h + b step by step."""
+    outputs = {}
+    for t in range(a.shape[1])[:: -1 if reverse else 1]:
+        outputs[t] = h = a[:, t] * h + b[:, t]
+    return ops.stack([outputs[t] for t in range(a.shape[1])], 1)
+
+
 def turn(x):
     d, steps = x.shape[3], x.shape[2]
     angles = np.outer(np.arange(steps), 10000.0 ** (-np.arange(0, d, 2) / d))
@@ -193,6 +201,7 @@ FORMULAS = SimpleNamespace(  # the Formula of each Cell, from the same arguments
         lltm, weight_ih_l0=(3 * hidden, size), weight_hh_l0=(3 * hidden, hidden), bias_l0=3 * hidden
     ),
     LLTMCell=lambda size, hidden: Formula(lltm_step, weight=(3 * hidden, hidden + size), bias=3 * hidden),
+    LinearScan=lambda reverse: Formula(lambda net, a, b, h0: scan(a, b, h0, reverse)),
     RotaryEmbedding=lambda dim, steps: Formula(lambda net, x: turn(x)),
     FlashAttention=lambda causal: Formula(functools.partial(attend, causal=causal)),
     TrilinearInterpolation=lambda: Formula(lambda net, corners, points: interpolate(corners, points)),
