@@ -22,13 +22,14 @@ class Noise:
 
     @classmethod
     def add(cls, x):
-        if not cls.unit or x.dtype != mindspore.float64:
+        if not cls.unit or not isinstance(x, Tensor) or x.dtype != mindspore.float64:
             return x
         return x * Tensor(1 + cls.unit * cls.random.choice((-1, 1), x.shape))
 
 
 class Formula(nn.Cell):
-    """Computes a Cell's formula with Parameters of the Cell's names, in float64."""
+    """Computes a Cell's formula with Parameters of the Cell's names, in float64. Noise of an input, or of an output, is
+    also noise of its gradient."""
 
     def __init__(self, formula, **shapes):
         super().__init__()
@@ -37,7 +38,7 @@ class Formula(nn.Cell):
             setattr(self, name, Parameter(Tensor(np.zeros(shape)), name=name))
 
     def construct(self, *inputs):
-        outs = tuple(map(Noise.add, as_tuple(self.formula(self, *inputs))))
+        outs = tuple(map(Noise.add, as_tuple(self.formula(self, *map(Noise.add, inputs)))))
         return outs[0] if len(outs) == 1 else outs
 
 
@@ -131,7 +132,8 @@ def attend(net, q, k, v, causal):
 
 def cross_entropy(logits, labels):
     """Smooths labels by 0.1."""
-    lse = ops.log(ops.exp(logits).sum(-1))
+    most = ops.stop_gradient(logits.max(-1, keepdims=True))
+    lse = ops.log(ops.exp(logits - most).sum(-1)) + most.squeeze(-1)
     right = (logits * Tensor(np.eye(CLASSES)[labels.asnumpy()])).sum(-1)
     return (lse - 0.9 * right - 0.1 * logits.mean(-1)).mean()
 
