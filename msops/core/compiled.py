@@ -131,6 +131,17 @@ def forget_recording() -> None:
         pass  # an older version lacks one of these names
 
 
+@ops.constexpr
+def raise_errors() -> None:
+    """Waits in PyNative mode on the CPU, so that an error of an operator that runs meanwhile is raised here.
+
+    MindSpore gives the outputs of what fails no memory, and still runs some of what was called after it, such as a
+    matmul, which ends the process.
+    """
+    if mindspore.get_context("device_target") == "CPU":
+        mindspore.common.api._pynative_executor.sync()
+
+
 def keep_dtypes(cell: nn.Cell) -> None:
     """Makes PyNative mode run the operators of a Cell in the dtypes that they get, also inside of a Cell with
     `to_float`, for which MindSpore would cast every floating tensor to float16."""

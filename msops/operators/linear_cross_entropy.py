@@ -8,7 +8,7 @@ from mindspore import Tensor, nn, ops
 from mindspore.common.initializer import HeUniform, Uniform
 
 from msops.core import settings
-from msops.core.compiled import compiling, constant, keep_dtypes, once, records_gradients
+from msops.core.compiled import compiling, constant, keep_dtypes, once, raise_errors, records_gradients
 from msops.core.factory import custom_op
 from msops.core.inputs import cast_as, check_inputs, describe, has_zero, spec_of, unless_zero
 from msops.core.library import of_package
@@ -352,11 +352,11 @@ class _Total(_Losses):
             count, ratio = self.counts(constants[2], constants[4], constants[0])
         if not wants_gradients:
             loss, _ = self.total(self.losses(constants, ratio), count)
-            return self.result_op(*inputs, _computed(loss))
+            return _checked(self.result_op(*inputs, _computed(loss)))
         losses, dx, dweight, dbias = self.losses_and_gradients(constants, ratio, None)
         loss, factor = self.total(losses, count)
         gradients = _computed(dx), _computed(dweight), _computed(dbias), _computed(factor)
-        return self.result_op(*inputs, _computed(loss), *gradients)
+        return _checked(self.result_op(*inputs, _computed(loss), *gradients))
 
     def total(self, losses: Tensor, count: Tensor | None) -> tuple[Tensor, Tensor]:
         """Returns the sum or the mean of the losses, and its gradient with respect to each of them."""
@@ -392,7 +392,7 @@ class _Each(_Losses):
     """Computes the loss of each row. Their gradients come too late to be computed together with the losses."""
 
     def construct(self, inputs: Inputs, constants: Inputs, wants_gradients: bool) -> Tensor:
-        return self.result_op(*inputs, _computed(self.losses(constants, None)))
+        return _checked(self.result_op(*inputs, _computed(self.losses(constants, None))))
 
     def gradient(
         self,
@@ -418,6 +418,13 @@ class _Each(_Losses):
         gradients = _scaled(x, weight, bias, of_x, of_weight, of_bias, most)
         unused = class_weight, losses, None, None, None, None
         return gradients[0], gradients[1], ops.zeros_like(labels), gradients[2], *unused
+
+
+def _checked(result: Tensor) -> Tensor:
+    """Returns the result if no label is out of range, on the CPU, before MindSpore gets to what follows."""
+    if not compiling():
+        raise_errors()
+    return result
 
 
 def _computed(x: Tensor | None) -> Tensor | None:

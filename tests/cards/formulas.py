@@ -50,6 +50,11 @@ def scaled(x, eps):
     return x * ops.rsqrt((x * x).mean(-1, keep_dims=True) + eps)
 
 
+def dense(x, weight, bias):
+    rows = x.reshape(-1, x.shape[-1])  # MindSpore's gradient of a matmul fails for the transposed view of one sample
+    return (ops.matmul(rows, weight.T) + bias).reshape(*x.shape[:-1], -1)
+
+
 def layer_norm(net, x):
     return scaled(x - x.mean(-1, keep_dims=True), 1e-7) * net.gamma + net.beta
 
@@ -227,7 +232,7 @@ FORMULAS = SimpleNamespace(  # the Formula of each Cell, from the same arguments
         linear_cross_entropy, weight=(classes, width), **{"bias": classes} if has_bias else {}
     ),
     Dense=lambda taken, given: Formula(
-        lambda net, x: ops.matmul(x, net.weight.T) + net.bias, weight=(given, taken), bias=given
+        lambda net, x: dense(x, net.weight, net.bias), weight=(given, taken), bias=given
     ),
     OwnLayerNorm=lambda shape: Formula(layer_norm, gamma=shape, beta=shape),
     ReLU=lambda: Formula(lambda net, x: ops.where(x > 0, x, ops.zeros_like(x))),

@@ -357,7 +357,7 @@ def test_label_out_of_range(mode, reduction, device_target):
     words = "linear_cross_entropy: labels[8] is 9, expected a class from 0 to 6, or ignore_index"
     with pytest.raises(RuntimeError, match=re.escape(words)):
         run(net, *inputs)
-    for _ in range(5 if mode == "pynative" else 1):  # in graph mode, each takes MindSpore 3 s
+    for _ in range(40 if mode == "pynative" else 1):  # in graph mode, each takes MindSpore 3 s
         with pytest.raises(RuntimeError):
             run_gradient(net, inputs, [dloss])
 
