@@ -90,6 +90,10 @@ class Benchmark:
         """Returns what inputs that are indices must be below."""
         raise NotImplementedError
 
+    def contents(self, name, size):
+        """Returns the contents of an input of the entries, if these must not be random."""
+        return
+
     def settings(self, size):
         """Returns the operator's settings."""
         return {}

@@ -6,7 +6,7 @@ import gc
 import mindspore
 import numpy as np
 
-from card import input_dtypes
+from card import input_dtypes, names_of
 from msops.core.spec import dtype_name
 from msops.testing.entry import outputs_of, prepare_operator
 
@@ -30,6 +30,9 @@ class GpuArrays:
 
     def whole(self, shape, dtype, below):
         return torch.randint(below, shape, device="cuda", dtype=getattr(torch, dtype))
+
+    def copy(self, array, dtype):
+        return torch.as_tensor(array, device="cuda", dtype=getattr(torch, dtype))
 
     def uniform(self, shape, dtype, bound):
         return self.empty(shape, dtype).uniform_(-bound, bound)
@@ -69,6 +72,9 @@ class CpuArrays:
     def whole(self, shape, dtype, below):
         return np.asarray(self.rng.integers(below, size=shape, dtype=dtype))
 
+    def copy(self, array, dtype):
+        return np.array(array, dtype)
+
     def uniform(self, shape, dtype, bound):
         return np.asarray(self.rng.uniform(-bound, bound, shape), dtype)
 
@@ -102,8 +108,12 @@ class CpuArrays:
 def random_inputs(case, dtype, arrays):
     """Returns random arrays for the entry's inputs, each of its own dtype. Whole numbers are indices."""
     inputs = []
-    for shape, own in zip(case.inputs, input_dtypes(case.operator, getattr(mindspore, dtype))):
-        if own == mindspore.bool_:
+    dtypes = input_dtypes(case.operator, getattr(mindspore, dtype))
+    for name, shape, own in zip(names_of(case.operator).inputs, case.inputs, dtypes):
+        contents = case.benchmark.contents(name, case.size)
+        if contents is not None:
+            inputs.append(arrays.copy(contents, dtype_name(own)))
+        elif own == mindspore.bool_:
             inputs.append(arrays.whole(shape, "bool", 2))
         elif own in (mindspore.int32, mindspore.int64):
             inputs.append(arrays.whole(shape, dtype_name(own), case.benchmark.index_below(case.size)))

@@ -41,6 +41,7 @@ from .operators.linear_cross_entropy import (
 from .operators.linear_scan import LinearScan as LinearScan, linear_scan as linear_scan
 from .operators.lltm import LLTM as LLTM, lltm as lltm
 from .operators.lltm_cell import LLTMCell as LLTMCell, lltm_cell as lltm_cell
+from .operators.ms_deform_attn import MSDeformAttn as MSDeformAttn, ms_deform_attn as ms_deform_attn
 from .operators.rms_norm import RMSNorm as RMSNorm, rms_norm as rms_norm
 from .operators.rotary_embedding import RotaryEmbedding as RotaryEmbedding, rotary_embedding as rotary_embedding
 from .operators.sigmoid import Sigmoid as Sigmoid, sigmoid as sigmoid

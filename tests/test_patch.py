@@ -13,6 +13,7 @@ import msops
 from msops import compat
 from msops.patch.table import FUNCTIONS
 from msops.testing.checks import Gradient, Net, check_finite_differences, run
+from test_ms_deform_attn import ms_deform_attn
 
 early_norm, early_swiglu = getattr(ops, "rms_norm", None), getattr(ops, "swiglu", None)
 pytestmark = pytest.mark.skipif(not hasattr(ops, "rms_norm"), reason="this MindSpore has none of the names")
@@ -406,6 +407,30 @@ def test_apply_rotary_pos_emb_refuses(patched, settings, tables, words):
         ops.ApplyRotaryPosEmb(*settings)(query, query, table, table, Tensor([3, 3]))
     assert str(caught.value).startswith("ApplyRotaryPosEmb: ")
     assert words in str(caught.value)
+
+
+def deformable_attentions(value, shape, offset, locations, weight):
+    return (
+        ops.multi_scale_deformable_attn_function(value, shape, offset, locations, weight),
+        ops.auto_generate.MultiScaleDeformableAttn()(value, shape, offset, locations, weight),
+        ops.auto_generate.multi_scale_deformable_attn_op(value, shape, offset, locations, weight),
+    )
+
+
+@pytest.mark.skipif(not hasattr(ops, "multi_scale_deformable_attn_function"), reason="this MindSpore does not have it")
+@pytest.mark.parametrize("dtype", ["float16", "float32"])  # of the value; the samples are float16 and float32
+def test_deformable_attention(mode, patched, dtype):
+    shape = np.array([[2, 3], [1, 2]], np.int32)
+    value, locations = numbers(1, 8, 2, 8, dtype=dtype), numbers(1, 4, 2, 2, 3, 2)
+    inputs = [
+        value,
+        shape,
+        np.array([0, 6], np.int32),
+        locations.astype(np.float16),
+        numbers(1, 4, 2, 2, 3, dtype=dtype),
+    ]
+    wanted = ms_deform_attn(*(x.astype(np.float64) if x.dtype.kind == "f" else x for x in inputs))
+    close(call(deformable_attentions, *inputs), wanted * 3, dtype)
 
 
 def test_flag_of_overflows(mode, patched):

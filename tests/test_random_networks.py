@@ -152,6 +152,19 @@ class Corners(nn.Cell):
         return self.interpolate(self.corners(x).reshape(-1, 8, self.width), points).reshape(x.shape)
 
 
+class Deformable(nn.Cell):
+    """Samples the steps as a picture of one row."""
+
+    def __init__(self, cells, sizes):
+        super().__init__()
+        self.attend, self.levels = cells.MSDeformAttn(sizes.width, 1, 2, 3), ((1, sizes.steps),)
+        places = np.random.default_rng(sizes.seed).uniform(0.2, 0.8, (sizes.batch, sizes.steps, 1, 2))
+        self.places = Tensor(places, mindspore.float32)
+
+    def construct(self, x):
+        return self.attend(x, ops.cast(self.places, x.dtype), x, self.levels)
+
+
 class Points(nn.Cell):
     """Takes T for the points of a cloud, whose distances no dtype rounds."""
 
@@ -227,6 +240,7 @@ BLOCKS = {
     "LinearScan": functools.partial(Scan, reverse=False),
     "LinearScan, reversed": functools.partial(Scan, reverse=True),
     "TrilinearInterpolation": Corners,
+    "MSDeformAttn": Deformable,
     "KNN": functools.partial(Neighbours, finder="KNN"),
     "BallQuery": functools.partial(Neighbours, finder="BallQuery"),
     "FurthestPointSample": UpAndDown,
@@ -234,6 +248,7 @@ BLOCKS = {
     "GroupAll": functools.partial(Groups, kind="GroupAll"),
 }
 OWN = ("Dense", "nn.LayerNorm", "ReLU")  # MindSpore's
+KINKED = ("ReLU", "MSDeformAttn")  # rounding to float16 may cross the kinks of these
 
 
 class Loss(nn.Cell):
@@ -272,8 +287,8 @@ class Network:
         self.rounds = FLOAT16 if self.level != "O0" else self.dtype
         self.is_copied = bool(rng.random() < 0.5)
         self.recomputes, self.is_vmapped = bool(rng.random() < 0.3), bool(rng.random() < 0.4) and self.level == "O0"
-        of_msops = [name for name in BLOCKS if name not in OWN]
-        own = [name for name in OWN if name != "ReLU" or self.rounds != FLOAT16]  # rounding may cross the kink of ReLU
+        smooth = [name for name in BLOCKS if self.rounds != FLOAT16 or name not in KINKED]
+        of_msops, own = [name for name in smooth if name not in OWN], [name for name in smooth if name in OWN]
         self.blocks = []
         for name in rng.choice(of_msops, rng.integers(1, 5)):
             self.blocks += [str(name), *map(str, rng.choice(own, rng.integers(0, 2)))]

@@ -17,7 +17,7 @@ from card import cards
 from child import run_python
 from matrix import FEATURES, TABLE, here, rows_of, works
 from msops.compat import VERSION
-from msops.testing.checks import assert_equal
+from msops.testing.checks import assert_equal, assert_near
 
 newer = pytest.mark.skipif(VERSION < (2, 7), reason="docs/versions.md says it of newer versions")
 
@@ -76,12 +76,13 @@ def arrays(results):
 @pytest.mark.wide
 @pytest.mark.parametrize("name", CELLS)
 def test_cell_in_level_o1(mode, monkeypatch, tmp_path, name):
-    """A Cell works in level O1, for which MindSpore rewrites its source. None of the Cell's operators are in O1's list
-    for float16."""
+    """A Cell works in level O1, for which MindSpore rewrites its source. Of its operators, only linear layers are in
+    O1's list for float16."""
     monkeypatch.chdir(tmp_path)  # MindSpore writes the new source into a folder here
     net, inputs = call_of(PUBLIC[name], monkeypatch)
-    want = arrays(net(*inputs))
-    assert_equal(arrays(amp.auto_mixed_precision(net, "O1")(*inputs)), want)
+    want, has_layers = arrays(net(*inputs)), any(isinstance(cell, nn.Dense) for cell in net.cells())
+    got = arrays(amp.auto_mixed_precision(net, "O1")(*inputs))
+    assert_near(got[0], want[0], np.full(want[0].shape, 2e-3), "output") if has_layers else assert_equal(got, want)
 
 
 class Squares(nn.Cell):
@@ -170,8 +171,9 @@ def test_function_in_level_o1(mode, monkeypatch, tmp_path, name):
     source, inputs = write_call(name, monkeypatch)
     (tmp_path / f"calls_{name}_{mode}.py").write_text(source)
     net = importlib.import_module(f"calls_{name}_{mode}").Call()
-    want = arrays(net(*inputs))
-    assert_equal(arrays(amp.auto_mixed_precision(net, "O1")(*inputs)), want)
+    want, has_layers = arrays(net(*inputs)), any(isinstance(cell, nn.Dense) for cell in net.cells())
+    got = arrays(amp.auto_mixed_precision(net, "O1")(*inputs))
+    assert_near(got[0], want[0], np.full(want[0].shape, 2e-3), "output") if has_layers else assert_equal(got, want)
 
 
 class Norms(nn.Cell):

@@ -13,9 +13,10 @@ from mindspore import Tensor, ops
 
 from msops.core import settings
 from msops.core.compiled import once
-from msops.core.inputs import check_inputs, describe, spec_of
+from msops.core.inputs import check_inputs, describe, spec_of, widened
 from msops.core.signature import Signature
 from msops.operators.add_rms_norm import add_rms_norm as add_normalize
+from msops.operators.ms_deform_attn import forward as sample
 from msops.operators.reciprocal_rms import reciprocal_rms
 from msops.operators.rms_norm import rms_norm as normalize
 from msops.operators.rotary_position_embedding import rotary_position_embedding as turn
@@ -66,6 +67,13 @@ def rotary_position_embedding(x: Tensor, cos: Tensor, sin: Tensor, mode: int = 0
     return turn(x, cos, sin, _turns_neighbours("rotary_position_embedding", mode))
 
 
+def multi_scale_deformable_attn_function(
+    value: Tensor, shape: Tensor, offset: Tensor, locations: Tensor, weight: Tensor
+) -> Tensor:
+    """Returns the weighted sums of samples of several feature maps."""
+    return sample(value, shape, offset, widened(locations, value), widened(weight, value))
+
+
 class RmsNorm(Replacement):
     """Calls rms_norm with the `epsilon` that it was made with."""
 
@@ -81,6 +89,13 @@ class AddRmsNorm(Replacement):
 
     def __call__(self, x1: Tensor, x2: Tensor, gamma: Tensor, epsilon: float = 1e-6) -> tuple[Tensor, Tensor, Tensor]:
         return add_rms_norm(x1, x2, gamma, epsilon)
+
+
+class MultiScaleDeformableAttn(Replacement):
+    """Calls multi_scale_deformable_attn_function."""
+
+    def __call__(self, value: Tensor, shape: Tensor, offset: Tensor, locations: Tensor, weight: Tensor) -> Tensor:
+        return multi_scale_deformable_attn_function(value, shape, offset, locations, weight)
 
 
 class Swiglu(Replacement):

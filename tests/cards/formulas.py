@@ -159,6 +159,36 @@ def interpolate(corners, points):
     return (corners * ops.stack(weights, 1).expand_dims(2)).sum(1)
 
 
+def deform(net, query, references, x, levels, heads, points):
+    """Samples one level. A pixel's share falls linearly with the distance, to 0 at the next pixel."""
+    ((height, width),), (n, queries, features) = levels, query.shape
+
+    def project(name, x):
+        return dense(x, getattr(net, f"{name}_weight"), getattr(net, f"{name}_bias"))
+
+    def shares(places, length):
+        """Returns the shares of the pixels of an axis, in another axis."""
+        near = 1 - ops.abs(places.expand_dims(-1) * length - 0.5 - Tensor(np.arange(length, dtype=np.float64)))
+        return ops.where(near > 0, near, ops.zeros_like(near))
+
+    value = project("value", x).reshape(n, height * width, heads, -1).transpose(0, 2, 1, 3).expand_dims(1)
+    offsets = project("offsets", query).reshape(n, queries, heads, points, 2)
+    weights = ops.softmax(project("weights", query).reshape(n, queries, heads, points), -1)
+    locations = references.expand_dims(2) + offsets / Tensor(np.array([width, height], np.float64))
+    of_rows, of_columns = shares(locations[..., 1], height), shares(locations[..., 0], width)
+    of_pixels = (of_rows.expand_dims(-1) * of_columns.expand_dims(-2)).reshape(n, queries, heads, points, -1)
+    read = ops.matmul(of_pixels, value)
+    return project("output", (read * weights.expand_dims(-1)).sum(3).reshape(n, queries, features))
+
+
+def parameters_of_deform(features, samples):
+    given = dict(offsets=2 * samples, weights=samples, value=features, output=features)
+    shapes = {}
+    for name, size in given.items():
+        shapes.update({f"{name}_weight": (size, features), f"{name}_bias": size})
+    return shapes
+
+
 def indices(function, *clouds, **settings):
     """Returns the indices that a NumPy function of points finds, which are constants to the gradient."""
     return Tensor(function(*(cloud.asnumpy() for cloud in clouds), **settings)[0])
@@ -211,6 +241,9 @@ FORMULAS = SimpleNamespace(  # the Formula of each Cell, from the same arguments
     LinearScan=lambda reverse: Formula(lambda net, a, b, h0: scan(a, b, h0, reverse)),
     RotaryEmbedding=lambda dim, steps: Formula(lambda net, x: turn(x)),
     FlashAttention=lambda causal: Formula(functools.partial(attend, causal=causal)),
+    MSDeformAttn=lambda features, levels, heads, points: Formula(
+        functools.partial(deform, heads=heads, points=points), **parameters_of_deform(features, heads * points)
+    ),
     TrilinearInterpolation=lambda: Formula(lambda net, corners, points: interpolate(corners, points)),
     FurthestPointSample=lambda n: Formula(lambda net, xyz: indices(furthest_point_sample, xyz, npoint=n)),
     KNN=lambda k: Formula(lambda net, xyz, new_xyz: indices(nearest, xyz, new_xyz, k=k)),
