@@ -100,6 +100,7 @@ def folder(tmp_path, monkeypatch, device_target):
             del sys.modules[name]
 
 
+@pytest.mark.filterwarnings("ignore:convert_bfloat16")  # a page shows what it warns of
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_page(page, folder, monkeypatch, capfd):
     module = types.ModuleType("page")  # needs a file, since MindSpore reads the source of what it compiles
