@@ -10,7 +10,6 @@ import mindspore
 import numpy as np
 import pytest
 from mindspore import Parameter, Tensor, nn, ops
-from mindspore.common.api import _pynative_executor
 
 import msops
 from msops.compat import VERSION
@@ -187,8 +186,6 @@ def test_in_place_in_a_gradient(refusal):
     assert counter.calls.asnumpy() == 1
     with pytest.raises(refusal[0], match=refusal[1]):
         mindspore.grad(Counter(squares=True))(Tensor(X))
-    _pynative_executor.set_grad_flag(False)  # MindSpore leaves it after an error
-    _pynative_executor.clear_res()
 
 
 def accumulated(x):
@@ -218,8 +215,6 @@ def test_gradients_in_place(refusal, device_target):
         np.testing.assert_allclose(got, dtotal[[0, 2]] * 2 * x + dtotal[[1, 1]], rtol=1e-5)
     with pytest.raises(refusal[0], match=refusal[1]):
         mindspore.grad(shifted)(Tensor(x))
-    _pynative_executor.set_grad_flag(False)  # MindSpore leaves it after an error
-    _pynative_executor.clear_res()
 
 
 def test_parts_in_place(device_target):
@@ -243,5 +238,3 @@ def test_gradients_in_place_that_are_refused(what):
 
     with pytest.raises(NotImplementedError, match=f"mint.Tensor.add_: {what} has no gradient on GPU and CPU"):
         mindspore.grad(function)(Tensor(X))
-    _pynative_executor.set_grad_flag(False)  # MindSpore leaves it after an error
-    _pynative_executor.clear_res()

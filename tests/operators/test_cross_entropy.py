@@ -327,14 +327,15 @@ def test_wrong_forms(mode, inputs, settings, error, words):
         run(Net(msops.cross_entropy, **settings), *inputs)
 
 
+def fails(x):
+    raise ValueError("a mistake")
+
+
 @pytest.mark.skipif(VERSION < (2, 7), reason="older versions were not tried")
 def test_graph_after_an_error_in_a_gradient():
     """An exception while PyNative mode records a gradient does not break the gradients of graph mode."""
     labels = Tensor([0, 2, 1], mindspore.int32)
     mode = mindspore.get_context("mode")
-
-    def fails(x):
-        raise ValueError("a mistake")
 
     def loss(x):
         return msops.cross_entropy(x, labels)
@@ -349,6 +350,16 @@ def test_graph_after_an_error_in_a_gradient():
     finally:
         mindspore.set_context(mode=mode)
     np.testing.assert_allclose(got.asnumpy(), want.asnumpy(), rtol=1e-6)
+
+
+@pytest.mark.skipif(VERSION < (2, 7), reason="older versions do not say whether they record")
+@pytest.mark.parametrize("time", ["first", "second"])
+def test_errors_in_gradients_change_no_other_test(time):
+    mindspore.set_context(mode=mindspore.PYNATIVE_MODE)
+    assert not records_gradients()
+    with pytest.raises(ValueError, match="a mistake"):
+        mindspore.grad(fails)(Tensor(np.eye(3, dtype=np.float32)))
+    assert records_gradients()  # until conftest.py ends the recording
 
 
 def test_versions_that_tell_nothing_of_recordings(monkeypatch):
