@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import functools
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,6 +15,7 @@ from .spec import FLOATS, Spec, accumulator, dtype_name
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
+    from types import CodeType
 
 _OPTIONAL = "@optional"  # it replaces a question mark, so that Python can parse the text
 _INDEX = "int32", "int64"  # dtype=index stands for these
@@ -37,12 +39,16 @@ class _Tensor(NamedTuple):
         return f"({', '.join(map(ast.unparse, sizes))}{',' * (len(sizes) == 1)})"
 
     def shape(self, operator: str, values: dict[str, Any]) -> tuple[int, ...]:
-        sizes = ast.Tuple(list(self.sizes or ()), ast.Load(), lineno=1, col_offset=0)
-        code = compile(ast.Expression(sizes), "", "eval")
+        names = {"__builtins__": {}, **_FUNCTIONS, **values}
         try:
-            return eval(code, {"__builtins__": {}, **_FUNCTIONS, **values})  # noqa: S307 (it contains _NODES only)
+            return eval(_compiled(self.sizes or ()), names)  # noqa: S307 (it contains _NODES only)
         except ZeroDivisionError:
             raise ValueError(f"{operator}: {self.name} cannot have shape {self.words()}: division by zero") from None
+
+
+@functools.lru_cache(256)
+def _compiled(sizes: tuple[ast.expr, ...]) -> CodeType:
+    return compile(ast.Expression(ast.Tuple([*sizes], ast.Load(), lineno=1, col_offset=0)), "", "eval")
 
 
 class Signature:

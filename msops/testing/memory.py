@@ -229,8 +229,9 @@ def check_wrong_calls(call: EntryCall) -> None:
         if i >= call.inputs and array.name not in call.results:
             continue  # scratch may have any length
         right = array.place.shape
+        promised = outputs_with(call, i, right) if i < call.inputs else None
         for shape in other_shapes(right):
-            if i >= call.inputs or outputs_with(call, i, shape) != outputs_with(call, i, right):
+            if i >= call.inputs or outputs_with(call, i, shape) != promised:
                 what = f"{array.name} {shape} instead of {right}"
                 refused(what, [*places[:i], places[i]._replace(shape=shape), *places[i + 1 :]])
 
