@@ -103,17 +103,14 @@ chat: $(call libraries_of,examples/llama.py) $(VENV)/.llm ## Talk with SmolLM2, 
 # Tests use all cores, but at most four, since each process has a MindSpore of its own. Only one process uses the GPU.
 WORKERS := $(if $(findstring GPU,$(ARGS)),,-n $(shell nproc) --maxprocesses 4 --dist worksteal)
 
-PYTEST = $(VENV)/bin/python $(if $(COVERAGE),-m coverage run) -m pytest $(WORKERS)
-
-# Only both targets together must reach the least coverage.
+# Tests take a quarter longer while coverage is measured. Those of 'make test' must reach the least by themselves.
 .PHONY: test test-full
 test: all $(VENV)/.ready ## Test every operator, mode and dtype in some minutes; with COVERAGE=1, tell which lines of msops that misses
 	$(if $(COVERAGE),$(VENV)/bin/coverage erase)
-	$(PYTEST) -m "not wide" $(ARGS)
-	$(if $(COVERAGE),$(VENV)/bin/coverage combine --quiet && $(VENV)/bin/coverage report --fail-under=0)
+	$(VENV)/bin/python $(if $(COVERAGE),-m coverage run) -m pytest $(WORKERS) -m "not wide" $(ARGS)
+	$(if $(COVERAGE),$(VENV)/bin/coverage combine --quiet && $(VENV)/bin/coverage report)
 test-full: all $(VENV)/.ready ## Run the tests that make test leaves out: all sizes, emulated GPUs, training, processes, ...
-	$(PYTEST) -m wide $(ARGS)
-	$(if $(COVERAGE),$(VENV)/bin/coverage combine --quiet --append && $(VENV)/bin/coverage report)
+	$(VENV)/bin/python -m pytest $(WORKERS) -m wide $(ARGS)
 
 # The tools of 'make lint' format what 'make new' writes, as the length of a name moves the ends of lines.
 .PHONY: new
