@@ -176,16 +176,17 @@ class MSDeformAttn(nn.Cell):
         value = self.value_proj(input_flatten)
         if padding_mask is not None:
             value = ops.masked_fill(value, padding_mask.expand_dims(-1), ops.zeros((), value.dtype))
-        samples, pixels = query.shape[:2], value.shape[1]
-        heads = (*samples, self.n_heads, self.n_levels, self.n_points)
-        offsets = self.sampling_offsets(query).reshape((*heads, 2))
-        weights = ops.softmax(self.attention_weights(query).reshape((*heads[:3], -1)), -1).reshape(heads)
-        references = reference_points.reshape((*samples, 1, self.n_levels, 1, reference_points.shape[-1]))
+        n, queries = query.shape[:2]
+        heads, levels, points = self.n_heads, self.n_levels, self.n_points
+        offsets = self.sampling_offsets(query).reshape((n, queries, heads, levels, points, 2))
+        weights = ops.softmax(self.attention_weights(query).reshape((n, queries, heads, levels * points)), -1)
+        weights = weights.reshape((n, queries, heads, levels, points))
+        references = reference_points.reshape((n, queries, 1, levels, 1, reference_points.shape[-1]))
         if reference_points.shape[-1] == 2:
             locations = references + offsets * _pixel_sizes(spatial_shapes, offsets.dtype)
         else:
-            locations = references[..., :2] + offsets * references[..., 2:] * (0.5 / self.n_points)
-        value = value.reshape((samples[0], pixels, self.n_heads, self.d_model // self.n_heads))
+            locations = references[..., :2] + offsets * references[..., 2:] * (0.5 / points)
+        value = value.reshape((n, value.shape[1], heads, self.d_model // heads))
         return self.output_proj(ms_deform_attn(value, spatial_shapes, locations, weights))
 
     def extend_repr(self) -> str:
