@@ -293,6 +293,8 @@ class Network:
         for name in rng.choice(of_msops, rng.integers(1, 5)):
             self.blocks += [str(name), *map(str, rng.choice(own, rng.integers(0, 2)))]
         self.loss = str(rng.choice(("", *LOSSES)))
+        if not self.loss and "Dense" not in self.blocks:
+            self.blocks.append("Dense")  # the other blocks may have no Parameters
 
     def __str__(self):
         words = [self.mode, self.level, self.dtype, f"{self.batch} x {self.steps} x {self.width}"]
