@@ -318,7 +318,8 @@ class Network:
             net = copy.deepcopy(net)
         if self.recomputes:
             for block in net:
-                if not isinstance(block, Step):
+                # MindSpore cannot order the graph of a loss that is recomputed with the Cell before it.
+                if not isinstance(block, (Step, Loss)):
                     block.recompute()
         net.set_train()
         return net if self.level == "O0" else amp.auto_mixed_precision(net, self.level)
