@@ -237,7 +237,8 @@ MSOPS_ENTRY(FlashAttentionForward) {
   const Tensor partial = call.scratch("partial", 2);
   inputs.require_out(call, out);
   inputs.require_lse(call, lse);
-  const int64_t splits = partial.dim(0), numbers = lse.size * (inputs.v.dim(-1) + 2);
+  // Where out and lse have wrong shapes, the product could overflow.
+  const int64_t splits = partial.dim(0), numbers = call.ok() ? lse.size * (inputs.v.dim(-1) + 2) : 0;
   call.require(splits >= 1 && (splits == 1 || !packed), kBadShape, "partial has %lld rows",
                static_cast<long long>(splits));
   call.require_shape(partial, {splits, splits > 1 ? numbers : 1});
