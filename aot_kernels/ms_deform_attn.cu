@@ -41,6 +41,13 @@ struct Inputs {
     }
   }
 
+  // Returns how many numbers `sorted` has, or INT64_MAX where these are too many.
+  int64_t sorted_size() const {
+    const int64_t of_list = scatter_scratch(std::min<int64_t>(s.pixels, INT32_MAX), s.sources());
+    int64_t size = 0;
+    return __builtin_mul_overflow(s.samples * s.heads, of_list, &size) ? INT64_MAX : size;
+  }
+
   static void require_gradient(Call& call, const Tensor& gradient, const Tensor& of) {
     call.require_same_shape(gradient, of);
     if (!call.ok()) return;
@@ -112,7 +119,7 @@ MSOPS_ENTRY(MsDeformAttnBackward) {
   in.require_gradient(call, dlocations, in.locations);
   in.require_gradient(call, dweights, in.weights);
   call.require_shape(keys, {in.weights.size});
-  call.require_shape(sorted, {s.samples * s.heads * scatter_scratch(s.pixels, s.sources())});
+  call.require_shape(sorted, {in.sorted_size()});
   call.require(s.pixels <= INT32_MAX, kBadShape, "value has more than 2^31 - 1 pixels");
   in.require_levels(call);
   return call.run([&](auto type) {
@@ -153,6 +160,5 @@ MSOPS_ENTRY(MsDeformAttnBackward) {
 
 MSOPS_SCRATCH(MsDeformAttnBackward) {
   const Inputs in(call);
-  const Sizes& s = in.s;
-  return {{in.weights.size}, {s.samples * s.heads * scatter_scratch(s.pixels, s.sources())}};
+  return {{in.weights.size}, {in.sorted_size()}};
 }
