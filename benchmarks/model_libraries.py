@@ -116,6 +116,7 @@ def loss_of(outputs, target):
 
 def of_torch(model, device, folder, by):
     """Returns functions that run a model n times, forward and with gradients, and return the last loss."""
+    sys.modules.update(jax=None, flax=None)  # transformers would load them, and they may want another NumPy
     import torch
 
     cuda = device == "GPU"

@@ -37,7 +37,7 @@ HIDDEN = ("torch", "torchvision", "torchaudio", "accelerate", "peft", "timm", "j
 STEPS, RATE = 3, 1e-3
 # Float32 explains these: frequencies of time steps up to 1000 differ by 1000 * 2^-24 where an exponential differs in
 # its last bit; the gradients are compared with the greatest of all parameters, since some, such as those of the biases
-# of keys, are 0 but for rounding.
+# of keys, are 0 except for rounding.
 
 RNG = np.random.default_rng(0)
 
@@ -210,6 +210,7 @@ def converted(inputs, tensor):
 
 def reference(model, folder):
     """Makes the model in PyTorch, and saves it, its losses of some steps, and its first gradients."""
+    sys.modules.update(jax=None, flax=None)  # transformers would load them, and they may want another NumPy
     import torch
 
     def tensor(array):
@@ -408,6 +409,8 @@ def main(device, names, folder):
     print(f"{len(chosen)} of {len(MODELS)} models", flush=True)
     run("--reference", folder, *chosen)
     prepare(device)
+    import mindspore
+
     import msops
 
     msops.patch_mindspore()
@@ -417,6 +420,7 @@ def main(device, names, folder):
         except Exception as error:
             logging.getLogger(__name__).exception(name)
             failed.append(f"{name}: {type(error).__name__}")
+            mindspore.common.api._pynative_executor.clear_res()  # else the next model's gradient is one of second order
             continue
         rows[name] = [name, f"`{MODELS[name].name}`", *(f"{error:.0e}" for error in errors)]
         print(f"{' | '.join(rows[name])} | a step in {1000 * seconds:.0f} ms", flush=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import mindspore
 from mindspore import Tensor, ops
 from mindspore.ops import operations
@@ -16,9 +18,20 @@ def copy_into(to: Tensor, source: Tensor) -> Tensor:
     PyNative mode has no kernel of it for GPUs."""
     if compiling() or mindspore.get_context("device_target") != "GPU":
         return ops.auto_generate.inplace_copy_op(to, source, False)
-    if records_gradients():
+    return become(to, source) if records_gradients() else assign(to, source)
+
+
+def become(to: Tensor, source: Tensor) -> Tensor:
+    """Gives a tensor the memory and the gradient of another. As after a copy, MindSpore raises an error if a gradient
+    needs what was there: it compares the tensor's version with the one that it saved."""
+    set_versions: Any = getattr(mindspore._c_expression, "_unsafe_set_version_counter", None)
+    if set_versions is None:
         raise NotImplementedError(
-            "mint: writing into a tensor has no gradient on a GPU in PyNative mode: use the function or the method "
-            "without _"
+            "mint: writing into a tensor has no gradient on a GPU in PyNative mode of this MindSpore: use the function "
+            "or the method without _"
         )
-    return assign(to, source)
+    version = to._version
+    # The source's own function may have saved its result, whose version must stay.
+    to.assign_value(ops.deepcopy(source))
+    set_versions([to], [version + 1])
+    return to
