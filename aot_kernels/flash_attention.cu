@@ -28,11 +28,11 @@ Strides strides_of(int64_t axes, int64_t heads, int64_t rows, int64_t width) {
   return {axes == kPacked ? 0 : rows * heads * width, width, heads * width};
 }
 
-struct Shape {
+struct HeadShape {
   int64_t batch, heads, rows, width;
   Strides strides;
 
-  Shape(const Tensor& x, int64_t axes)
+  HeadShape(const Tensor& x, int64_t axes)
       : batch(axes == kPacked ? 1 : x.dim(0)),
         heads(axes == kHeadFirst ? x.dim(1) : x.dim(-2)),
         rows(axes == kHeadFirst  ? x.dim(2)
@@ -77,7 +77,7 @@ struct Inputs {
   // Returns what the kernels need, except for results and scratch.
   template <typename T>
   ExtendedAttention<T> problem() const {
-    const Shape of_q(q, axes), of_k(k, axes), of_v(v, axes);
+    const HeadShape of_q(q, axes), of_k(k, axes), of_v(v, axes);
     ExtendedAttention<T> a{};
     a.batch = batch(), a.heads = of_q.heads, a.kv_heads = of_k.heads;
     a.query_rows = of_q.rows, a.key_rows = of_k.rows, a.width = of_q.width, a.value_width = of_v.width;
@@ -121,7 +121,7 @@ struct Inputs {
   int64_t batch() const { return axes == kPacked ? cu_seqlens_q.dim(0) - 1 : q.dim(0); }
 
   void require_lse(Call& call, const Tensor& lse) const {
-    const Shape of_q(q, axes);
+    const HeadShape of_q(q, axes);
     axes == kPacked ? call.require_shape(lse, {of_q.heads, of_q.rows})
                     : call.require_shape(lse, {of_q.batch, of_q.heads, of_q.rows});
   }
@@ -151,7 +151,7 @@ struct Inputs {
  private:
   void check(Call& call) {
     if (!call.ok()) return;
-    const Shape of_q(q, axes), of_k(k, axes), of_v(v, axes);
+    const HeadShape of_q(q, axes), of_k(k, axes), of_v(v, axes);
     call.require(of_k.batch == of_q.batch && of_v.batch == of_q.batch, kBadShape, "q, k and v differ in their batch");
     call.require(of_v.heads == of_k.heads && of_v.rows == of_k.rows, kBadShape, "v has other rows than k");
     call.require(of_k.width == of_q.width, kBadShape, "k has other features than q");
@@ -259,7 +259,7 @@ MSOPS_ENTRY(FlashAttentionForward) {
 MSOPS_SCRATCH(FlashAttentionForward) {
   const Inputs inputs(call);
   if (inputs.axes == kPacked) return {{1, 1}};
-  const Shape q(inputs.q, inputs.axes), k(inputs.k, inputs.axes);
+  const HeadShape q(inputs.q, inputs.axes), k(inputs.k, inputs.axes);
   const int64_t splits = splits_of(q.batch * k.heads, q.rows * (q.heads / std::max<int64_t>(1, k.heads)), k.rows);
   return {{splits, splits > 1 ? q.batch * q.heads * q.rows * (inputs.v.dim(-1) + 2) : 1}};
 }

@@ -55,5 +55,5 @@ MSOPS_ENTRY(KnnBackward) {
 MSOPS_SCRATCH(KnnBackward) {
   const Tensor xyz = call.tensor("xyz", 3), new_xyz = call.tensor("new_xyz", 3);
   const Tensor idx = call.tensor_of("int32", "idx", 3);
-  return {{xyz.dim(0), scatter_scratch(xyz.dim(1), new_xyz.dim(1) * idx.dim(2))}};
+  return {{xyz.dim(0), scatter_scratch(xyz.dim(1), size_of({new_xyz.dim(1), idx.dim(2)}))}};
 }

@@ -41,11 +41,9 @@ struct Inputs {
     }
   }
 
-  // Returns how many numbers `sorted` has, or INT64_MAX where these are too many.
   int64_t sorted_size() const {
-    const int64_t of_list = scatter_scratch(std::min<int64_t>(s.pixels, INT32_MAX), s.sources());
-    int64_t size = 0;
-    return __builtin_mul_overflow(s.samples * s.heads, of_list, &size) ? INT64_MAX : size;
+    const int64_t sources = size_of({s.queries, s.levels, s.points});
+    return size_of({s.samples, s.heads, scatter_scratch(s.pixels, sources)});
   }
 
   static void require_gradient(Call& call, const Tensor& gradient, const Tensor& of) {

@@ -46,5 +46,5 @@ MSOPS_ENTRY(ThreeNnBackward) {
 
 MSOPS_SCRATCH(ThreeNnBackward) {
   const Tensor unknown = call.tensor("unknown", 3), known = call.tensor("known", 3);
-  return {{known.dim(0), scatter_scratch(known.dim(1), unknown.dim(1) * 3)}};
+  return {{known.dim(0), scatter_scratch(known.dim(1), size_of({unknown.dim(1), 3}))}};
 }

@@ -29,7 +29,7 @@ class Guarded:
         return bool((self.before == guard).all() and (self.after == guard).all())
 
 
-def check_call(device, call, dtype, shift):
+def compare_with_cpu(device, call, dtype, shift):
     """Requires an entry on a device to give what it gives on the CPU, and to write nowhere else.
 
     The device has `full` and `array`, which make arrays, `numpy`, which reads one, and `status`, which calls an entry.

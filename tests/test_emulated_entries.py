@@ -9,7 +9,7 @@ import pytest
 
 import emulator
 from card import DTYPES, cards
-from gpu import check_call
+from gpu import compare_with_cpu
 from msops.core.abi import DEFAULT_STREAM, Param, prepare_call
 from msops.operators.rotary_embedding import operators as rotations
 from msops.testing.entry import Status, attributes_in_mindspore
@@ -65,7 +65,7 @@ def choices():
 def test_emulated_equals_cpu(card, shapes, settings, dtype, architecture, monkeypatch):
     monkeypatch.setenv("MSOPS_EMULATOR_ARCHITECTURE", architecture)
     for call in card.entry_calls(shapes, settings, dtype):
-        check_call(Emulator(), call, dtype, SHIFTS[dtype])
+        compare_with_cpu(Emulator(), call, dtype, SHIFTS[dtype])
 
 
 @pytest.mark.parametrize("name", ["causal, groups", "window, softcap, groups", "lengths, causal, scale", "1000"])
@@ -74,7 +74,7 @@ def test_blocks_add_in_order(name, monkeypatch):
     monkeypatch.setenv("MSOPS_EMULATOR_BLOCKS", "4")
     [(card, shapes, settings)] = [case for full, *case in CASES if full == f"flash_attention {name}"]
     for call in card.entry_calls(shapes, settings, "float16"):
-        check_call(Emulator(), call, "float16", shift=0)
+        compare_with_cpu(Emulator(), call, "float16", shift=0)
 
 
 def test_queries_hidden_by_bias(monkeypatch):
@@ -91,7 +91,7 @@ def test_queries_hidden_by_bias(monkeypatch):
     calls = card.entry_calls(shapes, settings, "float16")
     assert not calls[0].results[0][..., ::7, :].any()
     for call in calls:
-        check_call(Emulator(), call, "float16", shift=0)
+        compare_with_cpu(Emulator(), call, "float16", shift=0)
 
 
 @pytest.mark.parametrize("interleaved", [False, True])

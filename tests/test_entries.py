@@ -2,6 +2,9 @@
 
 All calls come from the cards. A changed call is wrong if the operator's rule refuses its inputs, or if the rule
 promises other results than the call provides.
+
+Wrong calls are made in three places. opcheck's checks, which these tests share, take what users may write; here, they
+require the exact status, one line on stderr, null pointers and wrong attributes; fuzz_entries.cc draws calls at random.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ This file also runs under compute-sanitizer. It is skipped without torch, a GPU,
 import pytest
 
 from card import DTYPES, cards
-from gpu import check_call
+from gpu import compare_with_cpu
 
 pytestmark = pytest.mark.wide
 CARDS = cards()
@@ -25,7 +25,7 @@ def test_gpu_equals_cpu(gpu, card, shapes, settings, dtype):
     """Entries agree at three alignments: that of packs, of single elements, and of pairs."""
     for call in card.entry_calls(shapes, settings, dtype):
         for shift in (0, 1, 2):
-            check_call(gpu, call, dtype, shift)
+            compare_with_cpu(gpu, call, dtype, shift)
 
 
 @pytest.mark.parametrize(("card", "sizes"), HUGE)

@@ -105,6 +105,20 @@ def test_files_have_public_names():
     assert folders - {"common", "compile", "shared"} <= {*kernels}
 
 
+# Python checks what C++ bounds, too, since its error comes first: the same number in both.
+LIMITS = (
+    ("msops/core/attention.py", r"_MOST_FEATURES = (\d+)", "aot_kernels/flash_attention.cu", r"Features = (\d+)", 0),
+    ("msops/operators/add.py", r"_MAX_RANK = (\d+)", "aot_kernels/common/axes.h", r"kMaxRank = (\d+)", 0),
+    ("msops/core/primitive.py", r"_LABEL = (\d+)", "aot_kernels/common/call.h", r"label\[(\d+)\]", 1),  # 1: its end
+)
+
+
+@pytest.mark.parametrize(("module", "ours", "source", "theirs", "more"), LIMITS)
+def test_limits_are_those_of_the_kernels(module, ours, source, theirs, more):
+    limits = [int(re.search(words, (ROOT / path).read_text())[1]) for path, words in ((module, ours), (source, theirs))]
+    assert limits[1] - limits[0] == more
+
+
 def first_line(path):
     return path.read_text().splitlines()[0]
 

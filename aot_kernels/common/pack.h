@@ -126,12 +126,12 @@ MSOPS_BOTH unsigned elements_to_pack(const T* pointer) {
 // Calls `f(Constant<N>{})` with the widest N for which packs of N elements tile rows of `row` elements that begin at
 // each of the pointers. On the CPU N is 1, since compilers form packs of their own there.
 template <typename T, int N = kPackWidth<T>, typename F>
-void with_width([[maybe_unused]] bool on_cpu, [[maybe_unused]] int64_t row,
+void with_width([[maybe_unused]] bool is_on_cpu, [[maybe_unused]] int64_t row,
                 [[maybe_unused]] std::initializer_list<const T*> pointers, F&& f) {
   if constexpr (N > 1) {
-    bool fits = !on_cpu && row % N == 0;
+    bool fits = !is_on_cpu && row % N == 0;
     for (const T* p : pointers) fits &= is_aligned<N>(p);
-    if (!fits) return with_width<T, N / 2>(on_cpu, row, pointers, static_cast<F&&>(f));
+    if (!fits) return with_width<T, N / 2>(is_on_cpu, row, pointers, static_cast<F&&>(f));
   }
   f(Constant<N>{});
 }

@@ -38,7 +38,7 @@ constexpr int64_t kScatterScans = 128;  // parts in which a list's counts are ad
 
 // Returns how many numbers of scratch a list needs. MSOPS_SCRATCH of the entry returns it to msops.
 inline int64_t scatter_scratch(int64_t targets, int64_t sources) {
-  return sources + scatter_parts(sources) * targets + kScatterScans;
+  return size_of({sources}) + size_of({scatter_parts(sources), targets}) + kScatterScans;
 }
 
 // Inverse holds the sources of each target, for all lists.

@@ -32,6 +32,18 @@ namespace msops {
 
 using Shapes = std::vector<std::vector<int64_t>>;
 
+// Returns the product of sizes, or 2^61 if it is larger: no tensor has as many elements, and two such numbers add up.
+inline int64_t size_of(std::initializer_list<int64_t> sizes) {
+  constexpr int64_t kMost = int64_t{1} << 61;
+  int64_t product = 1;
+  bool is_empty = false, overflows = false;
+  for (const int64_t size : sizes) {
+    is_empty |= size == 0;
+    overflows |= __builtin_mul_overflow(product, std::max<int64_t>(size, 1), &product);
+  }
+  return is_empty ? 0 : overflows ? kMost : std::min(product, kMost);
+}
+
 // Requires tensors to have these shapes.
 inline void require_shapes(Call& call, std::initializer_list<Tensor> tensors, const Shapes& shapes) {
   auto shape = shapes.begin();

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "../common/launch.h"
+#include "../common/sum.h"
 #include "problem.h"
 
 #ifdef __CUDACC__
@@ -57,8 +58,7 @@ __global__ void __launch_bounds__(kCombineThreads) combine_kernel(const Attentio
         }
       }
     }
-#pragma unroll
-    for (int apart = 16; apart > 0; apart /= 2) sum += __shfl_xor_sync(~0u, sum, apart);
+    sum = team_sum<32>(sum);
     if (parts > 1) {
       __syncthreads();
 #pragma unroll

@@ -7,6 +7,7 @@
 
 #include "../common/launch.h"
 #include "../common/pack.h"
+#include "../common/sum.h"
 #include "problem.h"
 
 #ifdef __CUDACC__
@@ -40,8 +41,7 @@ __global__ void __launch_bounds__(kDeltaThreads)
       for (int64_t column = lane; column < a.value_width; column += kDeltaLanes)
         sum += C(a.out[offset + column]) * C(g.dout[offset + column]);
     }
-#pragma unroll
-    for (int apart = kDeltaLanes / 2; apart > 0; apart /= 2) sum += __shfl_xor_sync(~0u, sum, apart);
+    sum = team_sum<kDeltaLanes>(sum);
     const int64_t to = a.of_lse.offset(b, h, s.first_query + i);
     if (inside && lane == 0) g.delta[to] = sum - (g.dlse ? g.dlse[to] : C(0));
   }

@@ -6,7 +6,8 @@
 //   mma_backward_keys, wgmma_backward                  Order              KeyItem
 //   mma_decode                                         SplitOrder         GroupItem
 //
-// The kernels count in 32 bits (see fits_tensor_cores). Whether an item is empty is only asked after all is computed:
+// These kernels count in 32 bits (see fits_tensor_cores); the plain ones count in 64, so they find their items by
+// themselves. Whether an item is empty is only asked after all is computed:
 // ptxas spills more registers around branches in between.
 //
 // The keys of an ExtendedAttention's items begin at multiples of 4, as its random words do.

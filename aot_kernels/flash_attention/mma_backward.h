@@ -19,8 +19,10 @@ struct Exponents {
   float factor;
 
   template <typename A>
-  __device__ explicit Exponents(const A& a) : logits(a), factor(logits.factor * kLog2E) {}
-  __device__ __forceinline__ float p(float x, float lse) const { return ex2_approx_ftz(x * factor - lse * kLog2E); }
+  __device__ explicit Exponents(const A& a) : logits(a), factor(logits.factor * kLog2E<float>) {}
+  __device__ __forceinline__ float p(float x, float lse) const {
+    return ex2_approx_ftz(x * factor - lse * kLog2E<float>);
+  }
 
   // Sets dx, which is dp, to the gradient of products q k except for the factor scale. delta(m, i, column) and lse are
   // those of a sum's query.

@@ -122,7 +122,7 @@ __global__ void __launch_bounds__(S::kThreads)
       logits.apply(x);
       terms.add(x, j0, query_of_row);
       if (!seen.all(0, queries, j0, j0 + S::kKeys)) seen.hide_rows(x, j0, query_of_row);
-      if (softmax.advance(x, shrink, logits.factor * kLog2E)) softmax.scale(out, shrink);
+      if (softmax.advance(x, shrink, logits.factor * kLog2E<float>)) softmax.scale(out, shrink);
       terms.drop(x, j0, query_of_row);
       operand(p, x);
       T::multiply(out, p, T::transposed(stage + S::kKeys * S::kWidth), value_width);
@@ -146,7 +146,7 @@ __global__ void __launch_bounds__(S::kThreads)
 #pragma unroll
       for (int t = 0; t < kTeams; ++t) {
         const float less = stats[place(t) * 2] - (max == -INFINITY ? 0 : max);
-        share[t] = ex2_approx_ftz(less * kLog2E);
+        share[t] = ex2_approx_ftz(less * kLog2E<float>);
         sum += share[t] * stats[place(t) * 2 + 1];
       }
       const int h = item.head(row), i = item.query(row);

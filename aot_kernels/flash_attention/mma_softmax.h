@@ -22,7 +22,7 @@ struct Logits {
   template <int kM, int kN>
   __device__ __forceinline__ void apply(float (&sums)[kM][kN][4]) const {
     if (direct) return;
-    const float power = 2 * kLog2E / softcap;
+    const float power = 2 * kLog2E<float> / softcap;
     unrolled<kM, kN, 4>([&](int m, int n, int i) {
       const float y = scale * sums[m][n][i];
       sums[m][n][i] = softcap == 0 ? y : softcap - softcap * __fdividef(2, 1 + ex2_approx_ftz(y * power));

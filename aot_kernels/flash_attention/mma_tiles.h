@@ -20,7 +20,7 @@
 
 namespace msops::flash_attention {
 
-constexpr float kLog2E = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
+constexpr float kLn2 = 0.6931471805599453f;
 
 // HalfRows are the rows of one head of one sequence. Where `aligned`, each begins at a multiple of 16 bytes and has a
 // whole number of packs of 8 elements; where paired(), at a multiple of 4 bytes, and has a whole number of pairs.

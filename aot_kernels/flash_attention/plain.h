@@ -11,7 +11,7 @@
 namespace msops::flash_attention::plain {
 
 template <int kTile_>
-struct Shape {
+struct TileShape {
   static constexpr int kTile = kTile_, kThreads = kTile * kTile / 16, kPitch = kTile + 4;
   static constexpr int kDepth = 32;                // elements of rows that are multiplied at once
   static constexpr int kLoaders = kThreads / 8;    // rows that a block loads at once, by 8 threads each
@@ -22,7 +22,7 @@ struct Shape {
 
 // float64 needs twice the shared memory.
 template <typename T>
-using ShapeOf = Shape<sizeof(Compute<T>) == 8 ? 32 : 64>;
+using ShapeOf = TileShape<sizeof(Compute<T>) == 8 ? 32 : 64>;
 
 template <typename C, typename S>
 struct alignas(16) Shared {
@@ -31,13 +31,13 @@ struct alignas(16) Shared {
   C maxima[S::kParts * S::kTile], factors[S::kTile];
 };
 
-// Place is where a thread's 4 x 4 numbers begin: row y and column x. A warp has 16 rows and 32 columns, so that it
-// loads 16 numbers of one factor and 32 of the other at once.
+// ThreadPlace is where a thread's 4 x 4 numbers begin: row y and column x. A warp has 16 rows and 32 columns, so that
+// it loads 16 numbers of one factor and 32 of the other at once.
 template <typename S>
-struct Place {
+struct ThreadPlace {
   int x, y;
 
-  __device__ Place() {
+  __device__ ThreadPlace() {
     constexpr int kAcross = S::kTile / 32;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     x = 4 * (lane % 8 + 8 * (warp % kAcross)), y = 4 * (lane / 8 + 4 * (warp / kAcross));
@@ -55,14 +55,14 @@ __device__ __forceinline__ void load_four(C (&to)[4], const C* from) {
   }
 }
 
-// Rows are the addresses of the rows of a tile that a thread loads a part of; null stands for zeros.
+// RowLoads are the addresses of the rows of a tile that a thread loads a part of; null stands for zeros.
 template <typename T, typename S>
-struct Rows {
+struct RowLoads {
   const T* at[S::kLoads];
 
   // row(r) returns the address of row r, or null.
   template <typename F>
-  __device__ __forceinline__ explicit Rows(const F& row) {
+  __device__ __forceinline__ explicit RowLoads(const F& row) {
 #pragma unroll
     for (int n = 0; n < S::kLoads; ++n) at[n] = row(static_cast<int>(threadIdx.x) / 8 + n * S::kLoaders);
   }
@@ -96,7 +96,8 @@ struct Rows {
 
 // sums[a][b] += sum over k < depth of x[k][place.y + a] y[k][place.x + b], for tiles in shared memory
 template <typename S, typename C>
-__device__ __forceinline__ void multiply(C (&sums)[4][4], const C* x, const C* y, const Place<S>& place, int depth) {
+__device__ __forceinline__ void multiply(C (&sums)[4][4], const C* x, const C* y, const ThreadPlace<S>& place,
+                                         int depth) {
 #pragma unroll 8
   for (int k = 0; k < depth; ++k) {
     C of_x[4], of_y[4];
@@ -111,8 +112,8 @@ __device__ __forceinline__ void multiply(C (&sums)[4][4], const C* x, const C* y
 
 // sums[a][b] = the product of rows place.y + a of x and place.x + b of y
 template <typename S, typename T, typename C>
-__device__ __forceinline__ void multiply_rows(C (&sums)[4][4], const Rows<T, S>& x, const Rows<T, S>& y, int width,
-                                              Shared<C, S>& shared, const Place<S>& place) {
+__device__ __forceinline__ void multiply_rows(C (&sums)[4][4], const RowLoads<T, S>& x, const RowLoads<T, S>& y,
+                                              int width, Shared<C, S>& shared, const ThreadPlace<S>& place) {
 #pragma unroll
   for (int a = 0; a < 4; ++a)
 #pragma unroll

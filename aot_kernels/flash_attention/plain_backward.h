@@ -19,9 +19,9 @@ struct Scores {
 
   // The tile has `rows` queries of head h from query i on, and n keys from key j on.
   __device__ __forceinline__ void compute(const A& a, const AttentionGradient<T>& g, const Sequence& s, int64_t b,
-                                          int64_t h, int64_t i, int rows, int64_t j, int n, const Rows<T, S>& q,
-                                          const Rows<T, S>& k, const Rows<T, S>& dout, const Rows<T, S>& v,
-                                          Shared<C, S>& shared, const Place<S>& place) {
+                                          int64_t h, int64_t i, int rows, int64_t j, int n, const RowLoads<T, S>& q,
+                                          const RowLoads<T, S>& k, const RowLoads<T, S>& dout, const RowLoads<T, S>& v,
+                                          Shared<C, S>& shared, const ThreadPlace<S>& place) {
     multiply_rows<S>(p, q, k, static_cast<int>(a.width), shared, place);
     multiply_rows<S>(dz, dout, v, static_cast<int>(a.value_width), shared, place);
     const bool sees_all = rows == S::kTile && n == S::kTile && a.sees_all(s, {i, i + rows}, {j, j + n});
@@ -53,7 +53,7 @@ struct Scores {
 
 // Stores a thread's sums, whose rows are those of a tensor, from row `first` on.
 template <typename S, typename T, typename C, typename F>
-__device__ __forceinline__ void store_sums(const C (&sums)[4][4], const Place<S>& place, int column, int width,
+__device__ __forceinline__ void store_sums(const C (&sums)[4][4], const ThreadPlace<S>& place, int column, int width,
                                            const F& row) {
 #pragma unroll
   for (int r = 0; r < 4; ++r) {
@@ -72,7 +72,7 @@ __global__ void __launch_bounds__(ShapeOf<T>::kThreads)
   using C = Compute<T>;
   using S = ShapeOf<T>;
   __shared__ Shared<C, S> shared;
-  const Place<S> place;
+  const ThreadPlace<S> place;
   const int width = static_cast<int>(a.width), value_width = static_cast<int>(a.value_width);
   const int64_t heads = a.batch * a.kv_heads;
   for (int64_t item = blockIdx.x; item < count; item += gridDim.x) {
@@ -82,22 +82,22 @@ __global__ void __launch_bounds__(ShapeOf<T>::kThreads)
     const int64_t j = outer / heads * S::kTile, end = a.is_packed() ? s.keys : a.keys;
     if (j >= end) continue;
     const int n = static_cast<int>(most(0, least(S::kTile, s.keys - j)));
-    const Rows<T, S> k_rows(
+    const RowLoads<T, S> k_rows(
         [&](int r) { return row_or_null(r < n, a.k, a.of_k.offset(b, kv_head, s.first_key + j + r)); });
-    const Rows<T, S> v_rows(
+    const RowLoads<T, S> v_rows(
         [&](int r) { return row_or_null(r < n, a.v, a.of_v.offset(b, kv_head, s.first_key + j + r)); });
     C dk[kSlices][4][4] = {}, dv[kSlices][4][4] = {};
     const Span queries = n > 0 ? a.queries_of(s, {j, j + n}) : Span{0, 0};
     for (int64_t h = kv_head * a.group(); h < (kv_head + 1) * a.group(); ++h)
       for (int64_t i = queries.begin; i < queries.end; i += S::kTile) {
         const int rows = static_cast<int>(least(S::kTile, queries.end - i));
-        const Rows<T, S> q_rows(
+        const RowLoads<T, S> q_rows(
             [&](int r) { return row_or_null(r < rows, a.q, a.of_q.offset(b, h, s.first_query + i + r)); });
-        const Rows<T, S> dout_rows(
+        const RowLoads<T, S> dout_rows(
             [&](int r) { return row_or_null(r < rows, g.dout, a.of_out.offset(b, h, s.first_query + i + r)); });
         Scores<A> scores;
         scores.compute(a, g, s, b, h, i, rows, j, n, q_rows, k_rows, dout_rows, v_rows, shared, place);
-        const auto add = [&](const C(&factors)[4][4], const Rows<T, S>& x, int of_x, C(&sums)[kSlices][4][4]) {
+        const auto add = [&](const C(&factors)[4][4], const RowLoads<T, S>& x, int of_x, C(&sums)[kSlices][4][4]) {
 #pragma unroll
           for (int r = 0; r < 4; ++r)
 #pragma unroll
@@ -133,7 +133,7 @@ __global__ void __launch_bounds__(ShapeOf<T>::kThreads)
   using C = Compute<T>;
   using S = ShapeOf<T>;
   __shared__ Shared<C, S> shared;
-  const Place<S> place;
+  const ThreadPlace<S> place;
   const int width = static_cast<int>(a.width);
   const int64_t heads = a.batch * a.heads, tiles = (a.queries + S::kTile - 1) / S::kTile;
   for (int64_t item = blockIdx.x; item < count; item += gridDim.x) {
@@ -143,17 +143,17 @@ __global__ void __launch_bounds__(ShapeOf<T>::kThreads)
     const int64_t i = (tiles - 1 - outer / heads) * S::kTile, kv_head = h / a.group();
     const int rows = static_cast<int>(least(S::kTile, s.queries - i));
     if (rows <= 0) continue;
-    const Rows<T, S> q_rows(
+    const RowLoads<T, S> q_rows(
         [&](int r) { return row_or_null(r < rows, a.q, a.of_q.offset(b, h, s.first_query + i + r)); });
-    const Rows<T, S> dout_rows(
+    const RowLoads<T, S> dout_rows(
         [&](int r) { return row_or_null(r < rows, g.dout, a.of_out.offset(b, h, s.first_query + i + r)); });
     C dq[kSlices][4][4] = {};
     const Span keys = a.keys_of(s, {i, i + rows});
     for (int64_t j = keys.begin; j < keys.end; j += S::kTile) {
       const int n = static_cast<int>(least(S::kTile, keys.end - j));
-      const Rows<T, S> k_rows(
+      const RowLoads<T, S> k_rows(
           [&](int r) { return row_or_null(r < n, a.k, a.of_k.offset(b, kv_head, s.first_key + j + r)); });
-      const Rows<T, S> v_rows(
+      const RowLoads<T, S> v_rows(
           [&](int r) { return row_or_null(r < n, a.v, a.of_v.offset(b, kv_head, s.first_key + j + r)); });
       Scores<A> scores;
       scores.compute(a, g, s, b, h, i, rows, j, n, q_rows, k_rows, dout_rows, v_rows, shared, place);

@@ -12,7 +12,7 @@ namespace msops::flash_attention::plain {
 // other than the first then hold does not matter.
 template <typename S, typename C>
 __device__ __forceinline__ void add_shared(C (&sums)[4][4], bool of_queries, bool of_keys, Shared<C, S>& shared,
-                                           const Place<S>& place) {
+                                           const ThreadPlace<S>& place) {
   if (!of_queries && !of_keys) return;
   const int at = static_cast<int>(threadIdx.x);
   __syncthreads();
@@ -41,7 +41,7 @@ __global__ void __launch_bounds__(ShapeOf<T>::kThreads)
   using S = ShapeOf<T>;
   using Bias = BiasGradient<T>;
   __shared__ Shared<C, S> shared;
-  const Place<S> place;
+  const ThreadPlace<S> place;
   for (int64_t item = blockIdx.x; item < count; item += gridDim.x) {
     const int64_t j0 = item % key_tiles * S::kTile, i0 = item / key_tiles % query_tiles * S::kTile;
     const int64_t head = item / key_tiles / query_tiles % to.heads, sample = item / key_tiles / query_tiles / to.heads;
@@ -56,16 +56,16 @@ __global__ void __launch_bounds__(ShapeOf<T>::kThreads)
           const int rows = static_cast<int>(least(S::kTile, all_queries.end - i));
           const Span seen = a.keys_of(s, {i, i + rows});
           const int64_t kv_head = h / a.group(), end = least(all_keys.end, seen.end);
-          const Rows<T, S> q_rows(
+          const RowLoads<T, S> q_rows(
               [&](int r) { return row_or_null(r < rows, a.q, a.of_q.offset(b, h, s.first_query + i + r)); });
-          const Rows<T, S> dout_rows(
+          const RowLoads<T, S> dout_rows(
               [&](int r) { return row_or_null(r < rows, g.dout, a.of_out.offset(b, h, s.first_query + i + r)); });
           for (int64_t j = all_keys.begin; j < end; j += S::kTile) {
             const int n = static_cast<int>(least(S::kTile, end - j));
             if (j + n <= seen.begin) continue;
-            const Rows<T, S> k_rows(
+            const RowLoads<T, S> k_rows(
                 [&](int r) { return row_or_null(r < n, a.k, a.of_k.offset(b, kv_head, s.first_key + j + r)); });
-            const Rows<T, S> v_rows(
+            const RowLoads<T, S> v_rows(
                 [&](int r) { return row_or_null(r < n, a.v, a.of_v.offset(b, kv_head, s.first_key + j + r)); });
             Scores<ExtendedAttention<T>, true> scores;
             scores.compute(a, g, s, b, h, i, rows, j, n, q_rows, k_rows, dout_rows, v_rows, shared, place);

@@ -35,7 +35,7 @@ __global__ void __launch_bounds__(ShapeOf<T>::kThreads)
   using C = Compute<T>;
   using S = ShapeOf<T>;
   __shared__ Shared<C, S> shared;
-  const Place<S> place;
+  const ThreadPlace<S> place;
   const int width = static_cast<int>(a.width), value_width = static_cast<int>(a.value_width);
   const int row = threadIdx.x % S::kTile, part = threadIdx.x / S::kTile;  // a thread's part of the softmax
   constexpr int kPart = S::kTile / S::kParts;                             // keys
@@ -53,7 +53,7 @@ __global__ void __launch_bounds__(ShapeOf<T>::kThreads)
     const auto query_of = [&](int64_t r) { return tiles.query(s, first + r); };
     const Span queries = tiles.together ? Span{0, s.queries} : Span{first, first + rows};
     const Span seen = a.keys_of(s, queries), keys = a.splits > 1 ? a.part(seen, split) : seen;
-    const Rows<T, S> q_rows([&](int r) {
+    const RowLoads<T, S> q_rows([&](int r) {
       if (r >= rows) return static_cast<const T*>(nullptr);
       return a.q + a.of_q.offset(b, head_of(r), s.first_query + query_of(r));
     });
@@ -65,7 +65,7 @@ __global__ void __launch_bounds__(ShapeOf<T>::kThreads)
       const bool sees_all = n == S::kTile && a.sees_all(s, queries, {j, j + n});
       // Multiply queries and keys.
       C x[4][4];
-      const Rows<T, S> k_rows(
+      const RowLoads<T, S> k_rows(
           [&](int r) { return row_or_null(r < n, a.k, a.of_k.offset(b, kv_head, s.first_key + j + r)); });
       multiply_rows<S>(x, q_rows, k_rows, width, shared, place);
 #pragma unroll
@@ -102,7 +102,7 @@ __global__ void __launch_bounds__(ShapeOf<T>::kThreads)
         if constexpr (A::kIsExtended) value *= dropout(j + key);
       }
       // Multiply weights and values.
-      const Rows<T, S> v_rows(
+      const RowLoads<T, S> v_rows(
           [&](int r) { return row_or_null(r < n, a.v, a.of_v.offset(b, kv_head, s.first_key + j + r)); });
 #pragma unroll
       for (int slice = 0; slice < kSlices; ++slice) {

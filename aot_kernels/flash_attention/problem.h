@@ -35,6 +35,7 @@ struct Span {
 // Returns into how many parts of a length `part` the length is cut; the last one may be shorter.
 MSOPS_BOTH constexpr int64_t parts_of(int64_t length, int64_t part) { return (length + part - 1) / part; }
 
+// These differ from msops::min and max in that they have no NaN to keep, so they take one instruction.
 MSOPS_BOTH int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 MSOPS_BOTH int64_t most(int64_t a, int64_t b) { return a < b ? b : a; }
 

@@ -66,6 +66,21 @@ struct Steps {
   }
 };
 
+// Store and load a tile's sums of dq as QuerySums have them: each thread of a consumer has float4 number `n` of 8.
+__device__ __forceinline__ void store_sums(float4* to, const float (&dq)[8][4], int consumer) {
+#pragma unroll
+  for (int n = 0; n < 8; ++n)
+    to[(consumer * 8 + n) * 128 + threadIdx.x % 128] = make_float4(dq[n][0], dq[n][1], dq[n][2], dq[n][3]);
+}
+
+__device__ __forceinline__ void load_sums(float (&dq)[8][4], const float4* from, int consumer) {
+#pragma unroll
+  for (int n = 0; n < 8; ++n) {
+    const float4 four = from[(consumer * 8 + n) * 128 + threadIdx.x % 128];
+    dq[n][0] = four.x, dq[n][1] = four.y, dq[n][2] = four.z, dq[n][3] = four.w;
+  }
+}
+
 // BackwardRings are the rings of stages in shared memory. Consumers exchange dx through stages without barriers, and
 // fill those of the sums, which the warps of add_sums use.
 template <typename S>
@@ -157,7 +172,7 @@ __device__ __forceinline__ void copy_rows(const BackwardBlock<S>& block) {
       float* const to = rings.memory[rings.rows.tile(copies)];
       for (int i = lane; i < S::kQueries; i += 32) {
         const float lse = at.i0 + i < w.end ? a.lse[from + i] : -INFINITY;
-        to[i] = lse == -INFINITY ? INFINITY : lse * kLog2E;  // so that all p are 0
+        to[i] = lse == -INFINITY ? INFINITY : lse * kLog2E<float>;  // so that all p are 0
         to[S::kQueries + i] = at.i0 + i < w.end ? block.g.delta[from + i] : 0;
       }
       __syncwarp();
@@ -283,10 +298,7 @@ __device__ __forceinline__ void compute_gradients(const BackwardBlock<S>& block,
       wgmma_fence_operand(dq), wgmma_fence_operand(dv[0]);
       rings.douts.release(copies);
       rings.sums.wait_for_room(copies);
-      float4* const to = rings.memory[rings.sums.tile(copies)];
-#pragma unroll
-      for (int n = 0; n < 8; ++n)
-        to[(consumer * 8 + n) * 128 + threadIdx.x % 128] = make_float4(dq[n][0], dq[n][1], dq[n][2], dq[n][3]);
+      store_sums(rings.memory[rings.sums.tile(copies)], dq, consumer);
       fence_proxy_async();
       __syncwarp();
       if (lane == 0) mbarrier_arrive(rings.sums.full(copies));
@@ -353,12 +365,7 @@ __global__ void __launch_bounds__(256)
   const int consumer = threadIdx.x / 128, warp = threadIdx.x / 32 % 4;
   if (item.begin < item.end) {
     const int64_t slot = h * (sums.tiles / a.heads) + sums.first_tile<S>(a, item.s.first_query, b) + tile;
-    const float4* const from = reinterpret_cast<const float4*>(sums.numbers + slot * QuerySums::kNumbers);
-#pragma unroll
-    for (int n = 0; n < 8; ++n) {
-      const float4 four = from[(consumer * 8 + n) * 128 + threadIdx.x % 128];
-      dq[n][0] = four.x, dq[n][1] = four.y, dq[n][2] = four.z, dq[n][3] = four.w;
-    }
+    load_sums(dq, reinterpret_cast<const float4*>(sums.numbers + slot * QuerySums::kNumbers), consumer);
   }
   auto rows = rows_of(g.dq, a.of_q, item.query(a.of_q, 0), a.width, true);
   if (S::kWidth > 64) rows.first += 64 * consumer, rows.width -= 64 * consumer;

@@ -145,7 +145,7 @@ __device__ __forceinline__ void compute_items(const Attention<Half>& a, int cons
   const auto take = [&](const SeenWith<S::kHasMask>& seen, int i0, int i1, int j0) {
     logits.apply(x);
     if (!seen.all(i0, i1, j0, j0 + S::kKeys)) seen.hide(x, i0, j0);
-    return softmax.advance(x, shrink, logits.factor * kLog2E);
+    return softmax.advance(x, shrink, logits.factor * kLog2E<float>);
   };
   const auto wait_for_last_values = [&] {
     const Work& w = *rings.planned(number);

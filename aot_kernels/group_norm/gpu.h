@@ -29,7 +29,8 @@ struct Sums {
   }
 };
 
-// A team is `size` lanes of a warp, `stride` apart; `number` is that of a lane in its team.
+// A team is `size` lanes of a warp, `stride` apart; `number` is that of a lane in its team. Unlike a Team of team.h, it
+// has any size, which the number of channels in a group decides.
 struct WarpTeam {
   int size, stride, number;
 

@@ -1,6 +1,6 @@
 // A linear recurrence down the columns of each sample, x -> a x + b at each step, as both directions need it. Tensors
 // have `samples` x `length` x `columns` elements. A Program says what the inputs of a step are, the first two of which
-// are a and b, and computes its outputs from the state behind it. An input may come from the step before or after: its
+// are a and b, and computes its outputs from the state after it. An input may come from the step before or after: its
 // shift.
 //
 //   CPU  a thread walks down some neighbouring columns, whose steps are neighbours in memory
@@ -84,12 +84,12 @@ struct Columns {
   }
   MSOPS_BOTH bool has_step(int64_t i) const { return 0 <= i && i < s.length; }
 
-  // Returns an input of the i-th step. Beside the first step and behind the last one are zeros, or h0.
+  // Returns an input of the i-th step. Before the first step and after the last one are zeros, or h0.
   MSOPS_BOTH C input(int k, int64_t sample, int64_t i, int64_t column) const {
     const int64_t from = i + Program::shift(k);
     return has_step(from) ? C(in[k][at(sample, from, column)]) : from < 0 ? C(0) : h0_of(sample, column);
   }
-  // Takes a step, and returns the state behind it.
+  // Takes a step, and returns the state after it.
   MSOPS_BOTH C step(int64_t sample, int64_t i, int64_t column, C state) const {
     C values[Program::kInputs], results[Program::kOutputs];
     for (int k = 0; k < Program::kInputs; ++k) values[k] = input(k, sample, i, column);
@@ -98,7 +98,7 @@ struct Columns {
     for (int k = 0; k < Program::kOutputs; ++k) assign(out[k][at(sample, i, column)], results[k]);
     return state;
   }
-  // Writes the gradient of h0: the state behind the walk, multiplied by the last step's own a.
+  // Writes the gradient of h0: the state at the end of the walk, multiplied by the last step's own a.
   MSOPS_BOTH void finish(int64_t sample, int64_t column, C state) const {
     const int64_t i = sample * s.columns + column;
     const C gradient = C(in[0][at(sample, s.length - 1, column)]) * state;

@@ -131,14 +131,14 @@ struct Forward {
     barrier->wait(parts, waits);
     for (int64_t step = 0; step < s.steps; ++step) {
       const C* before = h + step % 2 * states;
-      C* behind = h + (step + 1) % 2 * states;
+      C* after = h + (step + 1) % 2 * states;
       multiply(share, before, s.hidden, panels, kUnits,
                [&](int64_t sample, int64_t unit, int64_t n, const C* sums) __attribute__((always_inline)) {
                  for (int gate = 0; gate < kGates; ++gate)
                    std::copy_n(sums + gate * kUnits, n, products + (sample * kGates + gate) * s.hidden + unit);
                });
       for (int64_t sample = share.first_sample; sample < share.end_sample; ++sample)
-        advance(s.time(step), sample, share.first_unit, share.end_unit - share.first_unit, before, behind);
+        advance(s.time(step), sample, share.first_unit, share.end_unit - share.first_unit, before, after);
       if (share.waits) barrier->wait(parts, waits);
     }
     const C* last = h + s.steps % 2 * states;
@@ -147,7 +147,7 @@ struct Forward {
   }
 
   // Advances h and c of n neighbouring units by one step.
-  MSOPS_CPU void advance(int64_t time, int64_t sample, int64_t unit, int64_t n, const C* before, C* behind) const {
+  MSOPS_CPU void advance(int64_t time, int64_t sample, int64_t unit, int64_t n, const C* before, C* after) const {
     const bool active = s.active(time, sample);
     const int64_t state = sample * s.hidden + unit;
     const int64_t at = s.at(time, sample, unit), gates_at = s.at(time, sample, kI, unit);
@@ -169,7 +169,7 @@ struct Forward {
       cell_state[j] = active ? cell.new_c : cell_state[j];
     }
 #pragma omp simd
-    for (int64_t j = 0; j < n; ++j) behind[state + j] = active ? C(output[j]) : before[state + j];
+    for (int64_t j = 0; j < n; ++j) after[state + j] = active ? C(output[j]) : before[state + j];
   }
 
   // Copies the rows of the weights for some units' gates, as columns.

@@ -21,7 +21,8 @@ struct FindKeys {
     const Index queries = static_cast<Index>(s.queries), row = i / of_row, k = i - row * of_row;
     const Index query = row / heads, n = query / queries, list = n * heads + (row - query * heads);
     const Level level = task.level(k / s.points);
-    const Place<C> x(task.locations[2 * int64_t{i}], level.width), y(task.locations[2 * int64_t{i} + 1], level.height);
+    const AxisPlace<C> x(task.locations[2 * int64_t{i}], level.width),
+        y(task.locations[2 * int64_t{i} + 1], level.height);
     const int64_t right = x.low > 0 ? x.low : 0, down = y.low > 0 ? y.low : 0;
     const bool is_near = x.is_near() && y.is_near() && level.width > 0 && level.height > 0;
     keys[list * int64_t{s.sources()} + (query - n * queries) * of_row + k] =
@@ -53,8 +54,8 @@ struct Pixel {
         const int64_t k = static_cast<uint32_t>(*source) - query * of_row;
         if (k / s.points != l) continue;  // levels may share pixels
         const int64_t row = (n * s.queries + query) * s.heads + head, at = row * s.of_row() + k;
-        add(row, task.weights[at] * Place<C>::share_of(j, task.locations[2 * at], level.width) *
-                     Place<C>::share_of(i, task.locations[2 * at + 1], level.height));
+        add(row, task.weights[at] * AxisPlace<C>::share_of(j, task.locations[2 * at], level.width) *
+                     AxisPlace<C>::share_of(i, task.locations[2 * at + 1], level.height));
       }
     }
   }

@@ -60,14 +60,14 @@ struct Level {
   }
 };
 
-// Place is a location along an axis of `length` pixels. The shares are differences of pixels' centers and the location
-// by one rounding: rounded to a place among the pixels, the location would lose digits.
+// AxisPlace is a location along an axis of `length` pixels. The shares are differences of pixels' centers and the
+// location by one rounding: rounded to a place among the pixels, the location would lose digits.
 template <typename C>
-struct Place {
+struct AxisPlace {
   int64_t low;  // the pixel before the location, from -1 on; -2 if the location is not near the level
-  C share;      // of the pixel behind it
+  C share;      // of the pixel after it
 
-  MSOPS_BOTH Place(C location, int64_t length) {
+  MSOPS_BOTH AxisPlace(C location, int64_t length) {
     const C at = std::fma(location, C(length), C(-0.5));
     low = C(-1) < at && at < C(length) ? static_cast<int64_t>(std::floor(at)) : -2;
     share = is_near() ? std::fma(location, C(length), -(C(low) + C(0.5))) : C(0);
@@ -104,7 +104,7 @@ struct Corners {
   C share[4], across[2], down[2];  // of the corners, and of the columns and rows that they are in
 
   // Returns a sample whose corners are all outside if its location is not near the level.
-  MSOPS_BOTH Corners(const Task<T>& task, const Level& level, const Place<C>& x, const Place<C>& y, int64_t n,
+  MSOPS_BOTH Corners(const Task<T>& task, const Level& level, const AxisPlace<C>& x, const AxisPlace<C>& y, int64_t n,
                      int64_t head) {
     across[0] = 1 - x.share, across[1] = x.share, down[0] = 1 - y.share, down[1] = y.share;
     for (int c = 0; c < 4; ++c) {

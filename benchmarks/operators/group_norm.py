@@ -1,4 +1,4 @@
-"""Benchmarks group normalization in 32 groups with silu behind it, as in diffusion models. A size is the shape of x."""
+"""Benchmarks group normalization in 32 groups followed by silu, as in diffusion models. A size is the shape of x."""
 
 import mindspore
 from mindspore import nn, ops

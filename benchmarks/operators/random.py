@@ -1,4 +1,7 @@
-"""Benchmarks dropout of random elements, by the words that uniform numbers come from."""
+"""Benchmarks dropout of random elements, by the words that uniform numbers come from.
+
+The operator serves patch_mindspore alone.
+"""
 
 from mindspore import Tensor, ops
 

@@ -1,4 +1,4 @@
-"""Benchmarks the reciprocal root mean square of rows. A size is (rows, columns)."""
+"""Benchmarks the reciprocal root mean square of rows, which serves patch_mindspore alone. A size is (rows, columns)."""
 
 from mindspore import ops
 

@@ -1,4 +1,6 @@
-"""Benchmarks rotary embedding by tables of all features. A size is (B, H, T, D), the shape of queries or keys."""
+"""Benchmarks rotary embedding by tables of all features, which serves patch_mindspore alone. A size is (B, H, T, D),
+the shape of queries or keys.
+"""
 
 from mindspore import ops
 

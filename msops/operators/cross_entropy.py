@@ -253,7 +253,7 @@ def _of_probabilities(
     return ops.mul(add_backward(losses, zero), share), ops.reshape(lse, of_rows)
 
 
-@ops.constexpr
+@once
 def _constants(
     label_smoothing: float,
     z_loss: float,

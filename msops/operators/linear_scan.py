@@ -39,7 +39,7 @@ def linear_scan(a: Tensor, b: Tensor, h0: Tensor | None = None, reverse: bool = 
         h0 (Tensor): The state before the first step, shape (B, D), the dtype of `a`, or float32. Default: ``None`` ,
             zeros.
         reverse (bool): Whether to go from the last step to the first, :math:`h_t = a_t\, h_{t+1} + b_t`, so that `h0`
-            is the state behind the last step. Default: ``False`` .
+            is the state after the last step. Default: ``False`` .
 
     Returns:
         Tensor of the shape and dtype of `a`.

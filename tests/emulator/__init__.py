@@ -1,8 +1,8 @@
 """Builds libraries whose kernels run in an emulator of a GPU (see include/emulator.h).
 
-The folder aot_kernels is copied with four changes: a launch by ``<<<>>>`` becomes a call, dynamic shared memory
-becomes that of the emulator, the headers of common/gpu with inline assembly are replaced by those of gpu/ here, and no
-call is on the CPU, whose loops g++ then leaves out.
+The folder aot_kernels is copied with three changes: dynamic shared memory becomes that of the emulator, the headers
+of common/gpu with inline assembly are replaced by those of gpu/ here, and no call is on the CPU, whose loops g++ then
+leaves out. Kernels are launched by ``cudaLaunchKernelEx``, which the emulator has.
 """
 
 import hashlib
@@ -51,37 +51,4 @@ def translated(text):
         text,
     )
     text = re.sub(r"__shared__ (alignas\(\w+\))", r"\1 __shared__", text)
-    text = re.sub(r"(?<![.>])\b(threadIdx|blockIdx|blockDim|gridDim)\.([xyz])\b", r"unsigned(\1.\2)", text)
-    while "<<<" in text:
-        at = text.index("<<<")
-        begin = _beginning_of_name(text, at)
-        end = text.index(">>>", at)
-        configuration = text[at + 3 : end]
-        after = _end_of_parentheses(text, end + 3)
-        kernel, arguments = text[begin:at].strip(), text[end + 3 : after]
-        text = f"{text[:begin]}launch_emulated([&] {{ {kernel}{arguments}; }}, {configuration}){text[after:]}"
-    return text
-
-
-def _beginning_of_name(text, end):
-    """Returns where a name with template arguments begins that ends at `end`."""
-    at = len(text[:end].rstrip())
-    if text[at - 1] == ">":
-        depth = 1
-        while depth:
-            at -= 1
-            depth += {">": 1, "<": -1}.get(text[at - 1], 0)
-        at -= 1
-    while re.match(r"[\w:]", text[at - 1]):
-        at -= 1
-    return at
-
-
-def _end_of_parentheses(text, begin):
-    """Returns where the parentheses end that begin at `begin`."""
-    depth = 0
-    for at in range(begin, len(text)):
-        depth += {"(": 1, ")": -1}.get(text[at], 0)
-        if depth == 0:
-            return at + 1
-    raise ValueError("parentheses do not end")
+    return re.sub(r"(?<![.>])\b(threadIdx|blockIdx|blockDim|gridDim)\.([xyz])\b", r"unsigned(\1.\2)", text)

@@ -42,8 +42,8 @@ void gather_places(Call& call, const GatherTask<T>& task, T* packs) {
   const bool is_sparse = kSparse * all.places <= all.points;
   if (packs && !is_sparse) return gather_packed<kTaps, kPlaces>(call, PackTask<T>{task, packs});
   constexpr int N = kPackWidth<T>;
-  const bool packed = all.points % N == 0 && is_aligned<N>(task.features);
-  const RowTask<T> rows{{all, task.features, task.index, packed}, task.weight, task.out};
+  const bool aligned = all.points % N == 0 && is_aligned<N>(task.features);
+  const RowTask<T> rows{{all, task.features, task.index, aligned}, task.weight, task.out};
   if (!packs && gather_rows<kTaps, kPlaces>(call, rows)) return;
   const int64_t size = all.rows() * all.places;
   on_gpu(call, size, std::max(size, all.rows() * all.points), TakeElement<kTaps, T>{task});

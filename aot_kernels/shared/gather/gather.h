@@ -23,18 +23,6 @@ inline void require_countable(Call& call, const Gather& all, const Tensor& featu
   call.require(all.places <= kMost / taps, kBadShape, "more than 2^31 - 65537 indices of one list");
 }
 
-// Returns the product of sizes, or 2^62 if it is larger: no tensor has as many elements.
-inline int64_t size_of(std::initializer_list<int64_t> sizes) {
-  constexpr int64_t kMost = int64_t{1} << 62;
-  int64_t product = 1;
-  bool is_empty = false, overflows = false;
-  for (const int64_t size : sizes) {
-    is_empty |= size == 0;
-    overflows |= __builtin_mul_overflow(product, std::max<int64_t>(size, 1), &product);
-  }
-  return is_empty ? 0 : overflows ? kMost : std::min(product, kMost);
-}
-
 // Indices are int32 or int64. Kernels for GPUs tell that at run time, so that there are half as many.
 struct Indices {
   const void* data;

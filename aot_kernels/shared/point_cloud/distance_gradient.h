@@ -101,7 +101,7 @@ int distance_gradients(Call& call, const DistanceTensors& of) {
   call.require_shape(of.ddistances, {clouds, number, k});
   call.require_same_shape(of.dpoints, of.points);
   call.require_same_shape(of.dqueries, of.queries);
-  call.require_shape(of.sources, {clouds, scatter_scratch(size, number * k)});
+  call.require_shape(of.sources, {clouds, scatter_scratch(size, size_of({number, k}))});
   return call.run([&](auto type) {
     using T = typename decltype(type)::type;
     if constexpr (kAny)

@@ -341,8 +341,3 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(
   emulator::launch(grid, config->blockDim, config->dynamicSmemBytes, together, [&] { kernel(arguments...); });
   return cudaSuccess;
 }
-// A launch by <<<>>>, as emulator.py translates it.
-template <typename Kernel>
-void launch_emulated(const Kernel& kernel, dim3 grid, dim3 size, size_t bytes = 0, cudaStream_t = nullptr) {
-  emulator::launch(grid, size, bytes, 1, kernel);
-}
