@@ -22,7 +22,7 @@ struct Chunk {
   static constexpr int kHalo = kTaps;  // elements before a chunk that are read, a multiple of a pack or half of one
   static constexpr int kOfHalo = kPack < kHalo ? kPack : kHalo;
   static constexpr int kBytes = (kEach + kHalo) * static_cast<int>(sizeof(T));
-  static constexpr int kAtOnce = kBytes <= 32 ? 4 : kBytes <= 64 ? 2 : 1;  // chunks of a thread in flight
+  static constexpr int kAtOnce = kBytes <= 32 ? 2 : 1;  // chunks of a thread in flight
 };
 
 // A Walk says which chunks of a row each team takes: `steps` x `lanes` of them.
@@ -171,7 +171,8 @@ __device__ __forceinline__ void put_chunk(const Team<kTaps, T>& team, T* to, con
 }
 
 template <int kTaps, typename T>
-__global__ void __launch_bounds__(kThreads) forward_kernel(const Problem<T> p, const Walk walk) {
+__global__ void __launch_bounds__(kThreads, Chunk<kTaps, T>::kBytes <= 32 ? 4 : 2)
+    forward_kernel(const Problem<T> p, const Walk walk) {
   using C = Compute<T>;
   using L = Chunk<kTaps, T>;
   const Team<kTaps, T> team(p, walk);
@@ -253,7 +254,8 @@ __device__ __forceinline__ void put_gradients(const Team<kTaps, T>& team, const 
 
 // A team walks from the last of its chunks to the first, so that it has g of the elements after each chunk.
 template <int kTaps, typename T>
-__global__ void __launch_bounds__(kThreads) backward_kernel(const Problem<T> p, const Walk walk) {
+__global__ void __launch_bounds__(kThreads, Chunk<kTaps, T>::kBytes <= 32 ? 3 : 1)
+    backward_kernel(const Problem<T> p, const Walk walk) {
   using C = Compute<T>;
   using L = Chunk<kTaps, T>;
   using In = Inputs<kTaps, T>;
