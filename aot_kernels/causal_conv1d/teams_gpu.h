@@ -239,6 +239,7 @@ __device__ __forceinline__ void put_gradients(const Team<kTaps, T>& team, const 
                                               const Compute<T> (&next)[kTaps], const Compute<T> (&taps)[kTaps]) {
   using L = Chunk<kTaps, T>;
   const Sizes& s = team.p.s;
+  if (!team.is_active) return;
   Compute<T> dx[L::kEach] = {};
   unrolled<L::kEach>([&](int e) {
     unrolled<kTaps>([&](int q) {
@@ -248,7 +249,7 @@ __device__ __forceinline__ void put_gradients(const Team<kTaps, T>& team, const 
   if (place.has(0, L::kEach, s.length - s.history())) return put_chunk(team, team.p.dx, place, dx);
   unrolled<L::kEach>([&](int e) {
     const int64_t t = place.t + e;
-    if (team.is_active && t >= -s.history() && t < s.length) team.p.put_gradient(team.row, t, dx[e]);
+    if (t >= -s.history() && t < s.length) team.p.put_gradient(team.row, t, dx[e]);
   });
 }
 
