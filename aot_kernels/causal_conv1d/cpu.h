@@ -10,13 +10,7 @@
 
 namespace msops::causal_conv1d::cpu {
 
-constexpr int64_t kTile = 1024, kTapsAtOnce = 256;
-constexpr int kVectors = 4;
-template <typename C>
-constexpr int kLanes = 32 / sizeof(C);
-template <typename C>
-constexpr int kRun = kVectors * kLanes<C>;  // results that are summed up at once
-constexpr int64_t kRoom = kTile + kTapsAtOnce + 64;
+constexpr int64_t kTile = 1024, kTapsAtOnce = 256, kRoom = kTile + kTapsAtOnce;
 
 template <typename S, typename C>
 MSOPS_CPU void read(const Signal<S>& from, int64_t first, int64_t count, C* to) {
@@ -29,56 +23,70 @@ MSOPS_CPU void read(const Signal<S>& from, int64_t first, int64_t count, C* to) 
   for (int64_t i = end; i < count; ++i) to[i] = 0;
 }
 
-// result[i] += sum over k < count of taps[k] in[i + k], for i < length and some more
-template <typename C>
-MSOPS_CPU void correlate(const C* in, int64_t length, const C* taps, int64_t count, C* result) {
-  for (int64_t i = 0; i < length; i += kRun<C>) {
-    C sums[kVectors][kLanes<C>];
-    for (int v = 0; v < kVectors; ++v)
+// result[i] += sum over k < kTaps of taps[k] in[i + k]
+template <int kTaps, typename C>
+MSOPS_CPU void add_taps(const C* in, int64_t length, const C* taps, C* result) {
+  C tap[kTaps];
+  for (int k = 0; k < kTaps; ++k) tap[k] = taps[k];
 #pragma omp simd
-      for (int w = 0; w < kLanes<C>; ++w) sums[v][w] = result[i + v * kLanes<C> + w];
-    for (int64_t k = 0; k < count; ++k) {
-      const C tap = taps[k];
-      const C* const at = in + i + k;
-      for (int v = 0; v < kVectors; ++v)
-#pragma omp simd
-        for (int w = 0; w < kLanes<C>; ++w) sums[v][w] += tap * at[v * kLanes<C> + w];
-    }
-    for (int v = 0; v < kVectors; ++v)
-#pragma omp simd
-      for (int w = 0; w < kLanes<C>; ++w) result[i + v * kLanes<C> + w] = sums[v][w];
+  for (int64_t i = 0; i < length; ++i) {
+    C sum = result[i];
+    for (int k = 0; k < kTaps; ++k) sum += tap[k] * in[i + k];
+    result[i] = sum;
   }
 }
 
+// result[i] = sum over k < count of taps[k] in[i + k], added to result[i] if `adds`
+template <typename C>
+MSOPS_CPU void correlate(const C* in, int64_t length, const C* taps, int64_t count, bool adds, C* result) {
+  if (!adds) std::fill(result, result + length, C(0));
+  int64_t k = 0;
+  for (; k + 4 <= count; k += 4) add_taps<4>(in + k, length, taps + k, result);
+  for (; k < count; ++k) add_taps<1>(in + k, length, taps + k, result);
+}
+
+// Adds up neighbouring sums in pairs.
 template <typename C, int kCount>
-MSOPS_CPU C folded(C (&sums)[kCount]) {
+MSOPS_CPU C total_of(C (&sums)[kCount]) {
   for (int half = kCount / 2; half > 0; half /= 2)
     for (int w = 0; w < half; ++w) sums[w] += sums[w + half];
   return sums[0];
 }
 
-// Returns the sum of a[i] b[i].
-template <typename C>
-MSOPS_CPU C dot(const C* a, const C* b, int64_t length) {
-  C sums[kRun<C>] = {};
+// sums[k] += sum of g[i] in[i + k] for k < kTaps
+template <int kTaps, typename C, typename S>
+MSOPS_CPU void add_products(const C* g, const C* in, int64_t length, S* sums) {
+  constexpr int kLanes = 64 / sizeof(C);  // neighbours that are summed up by themselves
+  C lanes[kTaps][kLanes] = {};
   int64_t i = 0;
-  for (; i + kRun<C> <= length; i += kRun<C>)
+  for (; i + kLanes <= length; i += kLanes)
+    for (int k = 0; k < kTaps; ++k)
 #pragma omp simd
-    for (int w = 0; w < kRun<C>; ++w) sums[w] += a[i + w] * b[i + w];
-  for (; i < length; ++i) sums[i % kRun<C>] += a[i] * b[i];
-  return folded(sums);
+      for (int w = 0; w < kLanes; ++w) lanes[k][w] += g[i + w] * in[i + k + w];
+  for (int w = 0; i + w < length; ++w)
+    for (int k = 0; k < kTaps; ++k) lanes[k][w] += g[i + w] * in[i + k + w];
+  for (int k = 0; k < kTaps; ++k) sums[k] += total_of(lanes[k]);
 }
 
-// Returns the sum of a[i].
+// sums[k] += sum of g[i] in[i + k] for k < count
+template <typename C, typename S>
+MSOPS_CPU void add_products(const C* g, const C* in, int64_t length, int64_t count, S* sums) {
+  int64_t k = 0;
+  for (; k + 4 <= count; k += 4) add_products<4>(g, in + k, length, sums + k);
+  for (; k < count; ++k) add_products<1>(g, in + k, length, sums + k);
+}
+
+// Returns the sum of g[i].
 template <typename C>
-MSOPS_CPU C total(const C* a, int64_t length) {
-  C sums[kRun<C>] = {};
+MSOPS_CPU C total_of(const C* g, int64_t length) {
+  constexpr int kLanes = 64 / sizeof(C);
+  C lanes[kLanes] = {};
   int64_t i = 0;
-  for (; i + kRun<C> <= length; i += kRun<C>)
+  for (; i + kLanes <= length; i += kLanes)
 #pragma omp simd
-    for (int w = 0; w < kRun<C>; ++w) sums[w] += a[i + w];
-  for (; i < length; ++i) sums[i % kRun<C>] += a[i];
-  return folded(sums);
+    for (int w = 0; w < kLanes; ++w) lanes[w] += g[i + w];
+  for (int w = 0; i + w < length; ++w) lanes[w] += g[i + w];
+  return total_of(lanes);
 }
 
 // These store what a tile's sums become, from the row's result `first` on.
@@ -135,13 +143,12 @@ struct Tiles {
   MSOPS_CPU void operator()(int64_t item) const {
     const Correlation row(p, item / tiles);
     const int64_t first = item % tiles * kTile, count = std::min(kTile, row.outputs - first);
-    Compute<T> sums[kTile], in[kRoom] = {}, taps[kTapsAtOnce];
-    std::fill(sums, sums + kTile, Compute<T>(0));
+    Compute<T> sums[kTile], in[kRoom], taps[kTapsAtOnce];
     for (int64_t tap = 0; tap < row.taps; tap += kTapsAtOnce) {
       const int64_t some = std::min(kTapsAtOnce, row.taps - tap);
       for (int64_t k = 0; k < some; ++k) taps[k] = row.tap(tap + k);
       read(row.signal(), first + tap - p.s.history(), count + some - 1, in);
-      correlate(in, count, taps, some, sums);
+      correlate(in, count, taps, some, tap > 0, sums);
     }
     put(row, first, count, sums);
   }
@@ -163,7 +170,7 @@ struct Part {
   InputGradient<T> backward;
   int64_t history;
   C taps[kFew], back[kFew];
-  C in[kRoom] = {}, g[kRoom] = {}, results[kTile];  // g[history + i] is g of the tile's i-th step
+  C in[kRoom], g[kRoom], results[kTile];  // g[history + i] is g of the tile's i-th step
   Sum<C> sums[kFew], bias;
 
   MSOPS_CPU Part(const Problem<T>& problem, int64_t row)
@@ -172,25 +179,24 @@ struct Part {
   }
   MSOPS_CPU void compute_g(int64_t t, int64_t count) {
     read(forward.signal(), t - history, count + history, in);
-    std::fill(results, results + kTile, C(0));
-    if (p.is_silu) correlate(in, count, taps, history + 1, results);
+    if (p.is_silu) correlate(in, count, taps, p.s.width, false, results);
     put(forward, t, count, results, g + history);
   }
   // Computes dx of the steps `history` before those of the tile, for which all of g is there.
   MSOPS_CPU void compute_dx(int64_t t, int64_t count) {
-    std::fill(results, results + kTile, C(0));
-    correlate(g, count, back, history + 1, results);
+    correlate(g, count, back, p.s.width, false, results);
     put(backward, t, count, results);
   }
   MSOPS_CPU void run(int64_t begin, int64_t end) {
     const int64_t earlier = std::min(history, begin);
     compute_g(begin - earlier, earlier);
     std::copy(g + history, g + history + earlier, g + history - earlier);
+    std::fill(g, g + history - earlier, C(0));
     for (int64_t t = begin; t < end; t += kTile) {
       const int64_t count = std::min(kTile, end - t);
       compute_g(t, count);
-      for (int64_t k = 0; k <= history; ++k) sums[k] += dot(g + history, in + k, count);
-      bias += total(g + history, count);
+      add_products(g + history, in, count, p.s.width, sums);
+      bias += total_of(g + history, count);
       compute_dx(t, count);
       std::copy(g + count, g + count + history, g);
     }
@@ -236,9 +242,9 @@ struct Sums {
       for (int64_t tap = 0; tap < p.s.width; tap += kTapsAtOnce) {
         const int64_t some = std::min(kTapsAtOnce, p.s.width - tap);
         read(p.signal(row), t + tap - p.s.history(), count + some - 1, in);
-        for (int64_t k = 0; k < some; ++k) of_taps[tap + k] += dot(g + t, in + k, count);
+        add_products(g + t, in, count, some, of_taps + tap);
       }
-      bias += total(g + t, count);
+      bias += total_of(g + t, count);
     }
     to[p.s.channels * p.s.width + channel] = bias.total();
   }
