@@ -1,5 +1,5 @@
-// out_t = a(bias + sum over w of weight_w x_(t-W+1+w)), where a is silu or does nothing; causal_conv1d/problem.h has the
-// formulas of gradients and states.
+// out_t = a(bias + sum over w of weight_w x_(t-W+1+w)), where a is silu or does nothing; causal_conv1d/problem.h has
+// the formulas of gradients and states.
 //
 //   W <= 8  GPU: teams_gpu.h, one pass    CPU: tiles, one pass for all gradients
 //   W > 8   GPU: wide_gpu.h               CPU: tiles; g is kept in memory, and each gradient has its own pass
@@ -9,6 +9,7 @@
 #include "causal_conv1d/wide_gpu.h"
 #include "common/scratch.h"
 #include "common/sum.h"
+#include "shared/norm/settings.h"
 
 using namespace msops;
 using namespace msops::causal_conv1d;
@@ -23,8 +24,8 @@ Sizes sizes_of(Call& call, const Tensor& x, const Tensor& weight) {
   return s;
 }
 
-// Returns the shapes of `gradients` and `partial`. Rows are cut into as many parts as fill a large GPU, if parts have at
-// least kLeast steps and are longer than their sums, and into parts of at most kMost steps.
+// Returns the shapes of `gradients` and `partial`. Rows are cut into as many parts as fill a large GPU, if parts have
+// at least kLeast steps and are longer than their sums, and into parts of at most kMost steps.
 Shapes scratch_of(const Sizes& s) {
   constexpr int64_t kFill = 8448, kLeast = 512, kMost = 4096;  // kFill: warps
   const int64_t rows = std::max<int64_t>(1, s.rows());
@@ -32,7 +33,7 @@ Shapes scratch_of(const Sizes& s) {
   const int64_t parts = std::max<int64_t>(1, std::min(wanted, s.length / 16 / (s.width + 1)));
   const bool is_kept = s.width > kFew;
   return {is_kept ? std::vector<int64_t>{s.samples, s.channels, s.length} : std::vector<int64_t>(3, 1),
-          {parts, s.samples, s.channels * (s.width + 1)}};
+          {parts, s.rows() * (s.width + 1)}};
 }
 
 void require_state(Call& call, const Tensor& state, const Sizes& s) {
@@ -52,7 +53,7 @@ void convolve(Call& call, const Problem<T>& p, bool backward) {
 // Adds up sums of each channel over samples and parts.
 template <typename T>
 void add_up(Call& call, const Problem<T>& p, const Compute<T>* from, int64_t columns, const Tensor& out) {
-  if (!out.dtype || !call.ok()) return;
+  if (out.size == 0 || !call.ok()) return;
   with_type<T, float>(out, [&](auto type) {
     sum_rows(call, p.parts * p.s.samples, columns, p.s.channels * (p.s.width + 1), from,
              out.as<typename decltype(type)::type>());
@@ -89,25 +90,37 @@ MSOPS_ENTRY(CausalConv1dBackward) {
   const Tensor dweight = call.tensor_of("common|float32", "dweight", 2);
   const Tensor dbias = call.optional_of("common|float32", "dbias", 1);
   const Tensor dinitial = call.optional("dinitial_state", 3);
-  const Tensor gradients = call.scratch("gradients", 3), partial = call.scratch("partial", 3);
+  const Tensor gradients = call.scratch("gradients", 3), partial = call.scratch("partial", 2);
   const Sizes s = sizes_of(call, x, weight);
   const bool silu = call.attribute("silu", 0, 1);
-  for (const Tensor& each : {bias, dbias})
-    if (each.dtype) call.require_shape(each, {s.channels});
-  for (const Tensor& each : {initial, dfinal, dinitial}) require_state(call, each, s);
+  if (bias.dtype) call.require_shape(bias, {s.channels});
+  for (const Tensor& each : {initial, dfinal}) require_state(call, each, s);
   for (const Tensor& each : {dout, dx}) call.require_same_shape(each, x);
-  call.require_same_shape(dweight, weight);
-  call.require(!dbias.dtype || bias.dtype, kBadParameterCount, "dbias is given without bias");
+  norm::require_gradient_of(call, dweight, weight, "weight");
+  norm::require_gradient_of(call, dbias, bias, "bias");
+  norm::require_gradient_of(call, dinitial, initial, "initial_state");
   call.require(partial.dim(0) >= 1, kBadShape, "partial has no parts");
   if (call.ok()) {
     call.require_shape(gradients, scratch_of(s)[0]);
-    call.require_shape(partial, {partial.dim(0), s.samples, s.channels * (s.width + 1)});
+    call.require_shape(partial, {partial.dim(0), s.rows() * (s.width + 1)});
   }
   return call.run([&](auto type) {
     using T = typename decltype(type)::type;
     using C = Compute<T>;
-    const Problem<T> p{s, silu, Parameter<T>(weight), Parameter<T>(bias), x.as<T>(), initial.as<T>(), nullptr, nullptr,
-                       dout.as<T>(), dfinal.as<T>(), dx.as<T>(), dinitial.as<T>(), gradients.as<C>(), partial.as<C>(),
+    const Problem<T> p{s,
+                       silu,
+                       Parameter<T>(weight),
+                       Parameter<T>(bias),
+                       x.as<T>(),
+                       initial.as<T>(),
+                       nullptr,
+                       nullptr,
+                       dout.as<T>(),
+                       dfinal.as<T>(),
+                       dx.as<T>(),
+                       dinitial.as<T>(),
+                       gradients.as<C>(),
+                       partial.as<C>(),
                        partial.dim(0)};
     convolve(call, p, true);
     add_up(call, p, p.sums(0, 0), s.channels * s.width, dweight);
@@ -115,7 +128,11 @@ MSOPS_ENTRY(CausalConv1dBackward) {
   });
 }
 
+// All inputs are read, so that the size of a state is known to fit.
 MSOPS_SCRATCH(CausalConv1dBackward) {
   const Tensor x = call.tensor("x", 3), weight = call.tensor_of("common|float32", "weight", 2);
-  return scratch_of(sizes_of(call, x, weight));
+  call.optional_of("common|float32", "bias", 1), call.optional("initial_state", 3);
+  call.tensor("dout", 3), call.tensor("dfinal_state", 3);
+  const Sizes s = sizes_of(call, x, weight);
+  return call.ok() ? scratch_of(s) : Shapes();
 }

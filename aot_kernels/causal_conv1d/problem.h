@@ -68,7 +68,7 @@ struct Problem {
   Sizes s;
   bool is_silu;
   Parameter<T> weight, bias;
-  const T *x, *initial_state;           // initial_state may be null
+  const T *x, *initial_state;                // initial_state may be null
   T *out = nullptr, *final_state = nullptr;  // of the forward pass; what follows is of the backward pass
   const T *dout = nullptr, *dfinal_state = nullptr;
   T *dx = nullptr, *dinitial_state = nullptr;  // dinitial_state may be null

@@ -94,8 +94,7 @@ struct Team {
   __device__ Own own(const T* from, const Place& place) const {
     Own result = {};
     if (walk.are_packs && place.has(0, L::kEach, p.s.length)) {
-      unrolled<L::kEach / L::kPack>(
-          [&](int i) { result.packs[i] = load<L::kPack>(from + place.at + i * L::kPack); });
+      unrolled<L::kEach / L::kPack>([&](int i) { result.packs[i] = load<L::kPack>(from + place.at + i * L::kPack); });
     } else if (is_active) {
       unrolled<L::kEach>([&](int e) {
         if (place.has(e, 1, p.s.length)) result.element(e) = from[place.at + e];
@@ -107,16 +106,14 @@ struct Team {
   __device__ Halo halo(const Place& place) const {
     Halo result = {};
     if (walk.are_packs && place.has(-L::kHalo, L::kHalo, p.s.length)) {
-      unrolled<L::kHalo / L::kOfHalo>([&](int i) {
-        result.packs[i] = load<L::kOfHalo>(p.x + place.at - L::kHalo + i * L::kOfHalo);
-      });
+      unrolled<L::kHalo / L::kOfHalo>(
+          [&](int i) { result.packs[i] = load<L::kOfHalo>(p.x + place.at - L::kHalo + i * L::kOfHalo); });
     } else if (is_active) {
       const int64_t history = p.s.history();
       unrolled<L::kHalo>([&](int e) {
         const int64_t t = place.t - L::kHalo + e;
         if (t >= 0 && t < p.s.length) result.element(e) = p.x[row * p.s.length + t];
-        if (t < 0 && t >= -history && p.initial_state)
-          result.element(e) = p.initial_state[row * history + t + history];
+        if (t < 0 && t >= -history && p.initial_state) result.element(e) = p.initial_state[row * history + t + history];
       });
     }
     return result;
@@ -191,8 +188,7 @@ __global__ void __launch_bounds__(kThreads, Chunk<kTaps, T>::kBytes <= 32 ? 4 : 
     const Place place = team.place(step);
     const Window<kTaps, T> window(halo[step], own[step]);
     C out[L::kEach];
-    unrolled<L::kEach>(
-        [&](int e) { out[e] = p.activated(window.convolved(taps, team.width, bias, e)); });
+    unrolled<L::kEach>([&](int e) { out[e] = p.activated(window.convolved(taps, team.width, bias, e)); });
     put_chunk(team, p.out, place, out);
   });
   if (team.part + 1 == walk.parts)

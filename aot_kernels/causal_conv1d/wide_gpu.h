@@ -1,5 +1,5 @@
-// More than kFew taps on the GPU. A block computes a tile of results out of a tile in shared memory, for so many taps at
-// a time. A thread has eight neighbouring results: for eight taps it reads eight more elements.
+// More than kFew taps on the GPU. A block computes a tile of results out of a tile in shared memory, for so many taps
+// at a time. A thread has eight neighbouring results: for eight taps it reads eight more elements.
 #pragma once
 
 #ifdef __CUDACC__
@@ -11,7 +11,7 @@
 
 namespace msops::causal_conv1d {
 
-constexpr int kWideThreads = 128, kResults = 8;            // of a thread
+constexpr int kWideThreads = 128, kResults = 8;  // of a thread
 constexpr int kTile = kWideThreads * kResults, kTapsAtOnce = 512;
 
 // Returns where element i of a tile is: threads that read elements 8 apart meet different banks.
@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(kWideThreads) wide_kernel(const Problem<T> p, 
     for (int64_t tap = 0; tap < row.taps; tap += kTapsAtOnce) {
       const int count = static_cast<int>(row.taps - tap < kTapsAtOnce ? row.taps - tap : kTapsAtOnce);
       __syncthreads();  // all have read what is replaced
-      for (int i = thread; i < kTile + count - 1; i += kWideThreads) 
+      for (int i = thread; i < kTile + count - 1; i += kWideThreads)
         tile[padded(i)] = row.signal()[first + tap + i - p.s.history()];
       for (int k = thread; k < count; k += kWideThreads) taps[padded(k)] = row.tap(tap + k);
       __syncthreads();

@@ -115,9 +115,6 @@ class TestCausalConv1d(OperatorTest):
         absent = ["bias"] * (not has_bias) + ["initial_state"] * (not has_state)
         return chain(operators(activation).without(*absent))
 
-    def scratch_of_parts(self, inputs, shape, parts):
-        return (parts, *shape[1:]) if len(shape) == 3 and shape[-1] == inputs[1].size + len(inputs[1]) else shape
-
     def random_case(self, random):
         width = random.choice((1, 2, 3, 4, 4, 4, 7, 8, 9, 20))
         chances = [random.random() < 0.5 for _ in range(3)]
