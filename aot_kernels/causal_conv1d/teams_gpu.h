@@ -54,20 +54,47 @@ struct Place {
   __device__ bool has(int64_t i, int64_t n, int64_t length) const { return t + i >= 0 && t + i + n <= length; }
 };
 
+// Elements are a run of kCount elements, read in packs of kWidth or one by one. It holds words, since nvcc would keep
+// each float16 in a register of its own where a run comes from several branches. Indices must be constant.
 template <int kCount, int kWidth, typename T>
-struct Packs {
-  Pack<T, kWidth> packs[kCount / kWidth];
+struct Elements {
+  static constexpr int kOfPack = kWidth * sizeof(T) / 4;
+  uint32_t words[kCount * sizeof(T) / 4] = {};
 
-  __device__ Compute<T> operator[](int i) const { return Compute<T>(packs[i / kWidth].values[i % kWidth]); }
-  __device__ T& element(int i) { return packs[i / kWidth].values[i % kWidth]; }
+  __device__ void read_packs(const T* from) {
+    unrolled<kCount / kWidth>([&](int i) {
+      const Pack<T, kWidth> pack = load<kWidth>(from + i * kWidth);
+      memcpy(words + i * kOfPack, &pack, sizeof pack);
+    });
+  }
+  // Sets element i, which must be 0 before.
+  __device__ void set(int i, T value) {
+    if constexpr (sizeof(T) == 2) {
+      uint16_t bits;
+      memcpy(&bits, &value, sizeof bits);
+      words[i / 2] |= uint32_t{bits} << i % 2 * 16;
+    } else {
+      memcpy(words + i * sizeof(T) / 4, &value, sizeof value);
+    }
+  }
+  __device__ Compute<T> operator[](int i) const {
+    T value;
+    if constexpr (sizeof(T) == 2) {
+      const uint16_t bits = static_cast<uint16_t>(words[i / 2] >> i % 2 * 16);
+      memcpy(&value, &bits, sizeof value);
+    } else {
+      memcpy(&value, words + i * sizeof(T) / 4, sizeof value);
+    }
+    return Compute<T>(value);
+  }
 };
 
 template <int kTaps, typename T>
 struct Team {
   using C = Compute<T>;
   using L = Chunk<kTaps, T>;
-  using Own = Packs<L::kEach, L::kPack, T>;
-  using Halo = Packs<L::kHalo, L::kOfHalo, T>;
+  using Own = Elements<L::kEach, L::kPack, T>;
+  using Halo = Elements<L::kHalo, L::kOfHalo, T>;
   const Problem<T>& p;
   const Walk& walk;
   int lane, width;
@@ -92,39 +119,37 @@ struct Team {
   }
   // Returns the chunk's elements of an array; those outside the row are 0.
   __device__ Own own(const T* from, const Place& place) const {
-    Own result = {};
+    Own result;
     if (walk.are_packs && place.has(0, L::kEach, p.s.length)) {
-      unrolled<L::kEach / L::kPack>([&](int i) { result.packs[i] = load<L::kPack>(from + place.at + i * L::kPack); });
+      result.read_packs(from + place.at);
     } else if (is_active) {
       unrolled<L::kEach>([&](int e) {
-        if (place.has(e, 1, p.s.length)) result.element(e) = from[place.at + e];
+        if (place.has(e, 1, p.s.length)) result.set(e, from[place.at + e]);
       });
     }
     return result;
   }
   // Returns the elements of x before the chunk.
   __device__ Halo halo(const Place& place) const {
-    Halo result = {};
+    Halo result;
     if (walk.are_packs && place.has(-L::kHalo, L::kHalo, p.s.length)) {
-      unrolled<L::kHalo / L::kOfHalo>(
-          [&](int i) { result.packs[i] = load<L::kOfHalo>(p.x + place.at - L::kHalo + i * L::kOfHalo); });
+      result.read_packs(p.x + place.at - L::kHalo);
     } else if (is_active) {
-      const int64_t history = p.s.history();
       unrolled<L::kHalo>([&](int e) {
         const int64_t t = place.t - L::kHalo + e;
-        if (t >= 0 && t < p.s.length) result.element(e) = p.x[row * p.s.length + t];
-        if (t < 0 && t >= -history && p.initial_state) result.element(e) = p.initial_state[row * history + t + history];
+        if (t >= 0 && t < p.s.length) result.set(e, p.x[row * p.s.length + t]);
       });
+      add_state(result, place.t - L::kHalo);
     }
     return result;
   }
-  // Writes what a chunk or the one before it can have of the initial state to the elements of x before the row.
-  __device__ void add_state(Own& own, const Place& place) const {
-    if (place.t >= 0 || !p.initial_state || !is_active) return;
+  // Sets those of a run's elements, the first of which is at step t, that the initial state has.
+  template <typename Run>
+  __device__ void add_state(Run& run, int64_t t) const {
     const int64_t history = p.s.history();
-    unrolled<L::kEach>([&](int e) {
-      const int64_t t = place.t + e;
-      if (t < 0 && t >= -history) own.element(e) = p.initial_state[row * history + t + history];
+    if (t >= 0 || !p.initial_state || !is_active) return;
+    unrolled<static_cast<int>(sizeof run / sizeof(T))>([&](int e) {
+      if (t + e < 0 && t + e >= -history) run.set(e, p.initial_state[row * history + t + e + history]);
     });
   }
 };
@@ -168,7 +193,7 @@ __device__ __forceinline__ void put_chunk(const Team<kTaps, T>& team, T* to, con
 }
 
 template <int kTaps, typename T>
-__global__ void __launch_bounds__(kThreads, Chunk<kTaps, T>::kBytes <= 32 ? 4 : 2)
+__global__ void __launch_bounds__(kThreads, kTaps == 4 && sizeof(T) < 8 ? 4 : 2)
     forward_kernel(const Problem<T> p, const Walk walk) {
   using C = Compute<T>;
   using L = Chunk<kTaps, T>;
@@ -179,7 +204,7 @@ __global__ void __launch_bounds__(kThreads, Chunk<kTaps, T>::kBytes <= 32 ? 4 : 
   unrolled<L::kAtOnce>([&](int step) {
     const Place place = team.place(step);
     own[step] = team.own(p.x, place), halo[step] = team.halo(place);
-    team.add_state(own[step], place);
+    team.add_state(own[step], place.t);
   });
   C taps[kTaps];
   team.read_taps(taps);
@@ -203,7 +228,7 @@ struct Inputs {
 
   __device__ Inputs(const Team<kTaps, T>& team, const Place& place)
       : x(team.own(team.p.x, place)), dout(team.own(team.p.dout, place)), halo(team.halo(place)) {
-    team.add_state(x, place);
+    team.add_state(x, place.t);
   }
 };
 
@@ -232,14 +257,15 @@ struct Gradients {
 template <int kTaps, typename T>
 __device__ __forceinline__ void put_gradients(const Team<kTaps, T>& team, const Place& place,
                                               const Compute<T> (&g)[Chunk<kTaps, T>::kEach],
-                                              const Compute<T> (&next)[kTaps], const Compute<T> (&taps)[kTaps]) {
+                                              const Compute<T> (&next)[kTaps - 1], const Compute<T> (&taps)[kTaps]) {
   using L = Chunk<kTaps, T>;
   const Sizes& s = team.p.s;
   if (!team.is_active) return;
   Compute<T> dx[L::kEach] = {};
   unrolled<L::kEach>([&](int e) {
     unrolled<kTaps>([&](int q) {
-      if (q < team.width) dx[e] += taps[q] * (e + q < L::kEach ? g[e + q] : next[e + q - L::kEach]);
+      if (q >= team.width) return;
+      dx[e] += taps[q] * (e + q < L::kEach ? g[e + q] : next[e + q - L::kEach]);
     });
   });
   if (place.has(0, L::kEach, s.length - s.history())) return put_chunk(team, team.p.dx, place, dx);
@@ -251,22 +277,24 @@ __device__ __forceinline__ void put_gradients(const Team<kTaps, T>& team, const 
 
 // A team walks from the last of its chunks to the first, so that it has g of the elements after each chunk.
 template <int kTaps, typename T>
-__global__ void __launch_bounds__(kThreads, Chunk<kTaps, T>::kBytes <= 32 ? 3 : 1)
-    backward_kernel(const Problem<T> p, const Walk walk) {
+__global__ void __launch_bounds__(kThreads, sizeof(T) == 8 ? 1
+                                            : kTaps == 4   ? 3
+                                                           : 2) backward_kernel(const Problem<T> p, const Walk walk) {
   using C = Compute<T>;
   using L = Chunk<kTaps, T>;
   using In = Inputs<kTaps, T>;
   const Team<kTaps, T> team(p, walk);
-  C taps[kTaps], sums[kTaps + 1] = {}, after[kTaps] = {};  // after: the first of g where the thread was before
+  C taps[kTaps], sums[kTaps + 1] = {}, after[kTaps - 1] = {};  // after: the first of g where the thread was before
   team.read_taps(taps);
   const C bias = p.bias[team.channel];
   if (team.lane == 0) {
     const Place place = team.place(walk.steps);
     const In in(team, place);
     const Gradients<kTaps, T> behind(team, place, in, Window<kTaps, T>(in.halo, in.x), taps, bias);
-    unrolled<kTaps>([&](int q) { after[q] = behind.g[q]; });
+    unrolled<kTaps - 1>([&](int q) { after[q] = behind.g[q]; });
   }
   In coming(team, team.place(walk.steps - 1));
+#pragma unroll 1
   for (int64_t step = walk.steps - 1; step >= 0; --step) {
     const In in = coming;
     const Place place = team.place(step);
@@ -279,8 +307,8 @@ __global__ void __launch_bounds__(kThreads, Chunk<kTaps, T>::kBytes <= 32 ? 3 : 
       });
       sums[kTaps] += here.g[e];
     });
-    C next[kTaps];
-    unrolled<kTaps>([&](int q) {
+    C next[kTaps - 1];
+    unrolled<kTaps - 1>([&](int q) {
       next[q] = __shfl_sync(~0u, team.lane == 0 ? after[q] : here.g[q], team.lane + 1 & walk.lanes - 1, walk.lanes);
       after[q] = here.g[q];
     });
