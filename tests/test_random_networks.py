@@ -140,6 +140,19 @@ class Scan(nn.Cell):
         return self.scan(self.sigmoid(self.factors(x)), x, x[:, 0])
 
 
+class ShortConvolution(nn.Cell):
+    """Goes on with the last steps as the state before the first."""
+
+    def __init__(self, cells, sizes):
+        super().__init__()
+        self.convolve = cells.CausalConv1d(sizes.width, 3, activation="silu", return_final_state=True)
+
+    def construct(self, x):
+        first, state = self.convolve(x.transpose(0, 2, 1))
+        out, _ = self.convolve(first, state)
+        return out.transpose(0, 2, 1)
+
+
 class Corners(nn.Cell):
     def __init__(self, cells, sizes):
         super().__init__()
@@ -237,6 +250,7 @@ BLOCKS = {
     "DepthwiseConv2d": Convolution,
     "LLTM": Recurrence,
     "LLTMCell": Step,
+    "CausalConv1d": ShortConvolution,
     "LinearScan": functools.partial(Scan, reverse=False),
     "LinearScan, reversed": functools.partial(Scan, reverse=True),
     "TrilinearInterpolation": Corners,

@@ -121,6 +121,15 @@ def scan(a, b, h, reverse):
     return ops.stack([outputs[t] for t in range(a.shape[1])], 1)
 
 
+def convolve_causally(net, x, state=None):
+    """Sums up shifted copies of the steps, silu of which is the result; also returns the last steps."""
+    width, steps = net.weight.shape[1], x.shape[2]
+    before = ops.zeros_like(x[:, :, :1]).tile((1, 1, width - 1)) if state is None else state
+    extended = ops.concat((before, x), 2)
+    z = net.bias.expand_dims(1) + sum(net.weight[:, w : w + 1] * extended[:, :, w : w + steps] for w in range(width))
+    return z * sigmoid(z), extended[:, :, steps:]
+
+
 def turn(x):
     d, steps = x.shape[3], x.shape[2]
     angles = np.outer(np.arange(steps), 10000.0 ** (-np.arange(0, d, 2) / d))
@@ -238,6 +247,9 @@ FORMULAS = SimpleNamespace(  # the Formula of each Cell, from the same arguments
         lltm, weight_ih_l0=(3 * hidden, size), weight_hh_l0=(3 * hidden, hidden), bias_l0=3 * hidden
     ),
     LLTMCell=lambda size, hidden: Formula(lltm_step, weight=(3 * hidden, hidden + size), bias=3 * hidden),
+    CausalConv1d=lambda channels, width, activation, return_final_state: Formula(
+        convolve_causally, weight=(channels, width), bias=channels
+    ),
     LinearScan=lambda reverse: Formula(lambda net, a, b, h0: scan(a, b, h0, reverse)),
     RotaryEmbedding=lambda dim, steps: Formula(lambda net, x: turn(x)),
     FlashAttention=lambda causal: Formula(functools.partial(attend, causal=causal)),
