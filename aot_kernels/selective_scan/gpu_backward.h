@@ -122,7 +122,7 @@ class BackwardOnGpu : Gradient<S, T> {
 
  public:
   using C = Compute<T>;
-  static constexpr int kSub = 8, kFour = 4, kTeams = 32 / S::kLanes;  // kTeams: of a warp
+  static constexpr int kSub = sizeof(C) == 8 ? 4 : 8, kFour = 4, kTeams = 32 / S::kLanes;  // kTeams: of a warp
   using Lane = Pack<C, S::kOfLane>;
   struct Memory {
     Shared<S, C> group;
@@ -230,37 +230,42 @@ class BackwardOnGpu : Gradient<S, T> {
   // Goes back over kSub steps. In the end s1 stands in place of dt u, and s2 in place of dy.
   __device__ void go_back(int64_t chunk, int64_t state, int t, bool is_last) {
     const int row = place_.row, lane = place_.lane;
-    C dt[kSub], term[kSub], dy[kSub], factors[kSub][S::kOfLane], products[kSub][S::kOfLane], s1[kSub], s2[kSub];
-    unrolled<kSub>([&](int i) {
-      dt[i] = memory_.dt[row][t + i];
-      term[i] = memory_.terms[row][t + i];
-      dy[i] = memory_.dy[row][t + i];
-    });
+    C factors[kSub][S::kOfLane], products[kSub][S::kOfLane], s1[kSub], s2[kSub];
     Lane h = t == 0 ? before_ : memory_.kept[t > 0 ? t / kSub - 1 : 0][threadIdx.x];
-    unrolled<kSub>([&](int i) {
-      const Lane b = inputs(t + i);
-      for (int j = 0; j < S::kOfLane; ++j) {
-        factors[i][j] = Decay<C>::of(dt[i] * decays_[j]);
-        products[i][j] = factors[i][j] * h.values[j];
-        h.values[j] = products[i][j] + term[i] * b.values[j];
-      }
+    unrolled<kSub / kFour>([&](int half) {
+      const int first = t + half * kFour;
+      const auto dt = msops::load<kFour>(memory_.dt[row] + first), term = msops::load<kFour>(memory_.terms[row] + first);
+      unrolled<kFour>([&](int k) {
+        const int i = half * kFour + k;
+        const Lane b = inputs(t + i);
+        for (int j = 0; j < S::kOfLane; ++j) {
+          factors[i][j] = Decay<C>::of(dt.values[k] * decays_[j]);
+          products[i][j] = factors[i][j] * h.values[j];
+          h.values[j] = products[i][j] + term.values[k] * b.values[j];
+        }
+      });
     });
-    unrolled<kSub>([&](int back) {
-      const int i = kSub - 1 - back;
-      const Lane b = inputs(t + i), c = outputs(t + i);
-      C of_inputs[2 * S::kOfLane];  // dB, then dC
-      s1[i] = s2[i] = 0;
-      for (int j = 0; j < S::kOfLane; ++j) {
-        const C g = carry_[j] + dy[i] * c.values[j], p = g * products[i][j];
-        of_inputs[j] = term[i] * g;
-        of_inputs[S::kOfLane + j] = dy[i] * (products[i][j] + term[i] * b.values[j]);
-        dA_[j] += dt[i] * p;
-        s1[i] += g * b.values[j];
-        s2[i] += decays_[j] * p;
-        carry_[j] = factors[i][j] * g;
-      }
-      scatter_sums<kTeams, S::kLanes>(of_inputs);
-      keep(i, of_inputs);
+    unrolled<kSub / kFour>([&](int back) {
+      const int half = kSub / kFour - 1 - back, first = t + half * kFour;
+      const auto dt = msops::load<kFour>(memory_.dt[row] + first), term = msops::load<kFour>(memory_.terms[row] + first);
+      const auto dy = msops::load<kFour>(memory_.dy[row] + first);
+      unrolled<kFour>([&](int from_last) {
+        const int k = kFour - 1 - from_last, i = half * kFour + k;
+        const Lane b = inputs(t + i), c = outputs(t + i);
+        C of_inputs[2 * S::kOfLane];  // dB, then dC
+        s1[i] = s2[i] = 0;
+        for (int j = 0; j < S::kOfLane; ++j) {
+          const C g = carry_[j] + dy.values[k] * c.values[j], p = g * products[i][j];
+          of_inputs[j] = term.values[k] * g;
+          of_inputs[S::kOfLane + j] = dy.values[k] * (products[i][j] + term.values[k] * b.values[j]);
+          dA_[j] += dt.values[k] * p;
+          s1[i] += g * b.values[j];
+          s2[i] += decays_[j] * p;
+          carry_[j] = factors[i][j] * g;
+        }
+        scatter_sums<kTeams, S::kLanes>(of_inputs);
+        keep(i, of_inputs);
+      });
     });
     scatter_sums<S::kLanes>(s1);
     scatter_sums<S::kLanes>(s2);
@@ -380,8 +385,10 @@ __global__ void __launch_bounds__(S::kThreads) ends_kernel(const BackwardProblem
   EndsOnGpu<S, T>(all, *reinterpret_cast<typename EndsOnGpu<S, T>::Memory*>(bytes), packs).run();
 }
 
+// Shared memory has room for 384 threads of a multiprocessor.
 template <typename S, typename T>
-__global__ void __launch_bounds__(S::kThreads) backward_kernel(const BackwardProblem<T> all, bool packs) {
+__global__ void __launch_bounds__(S::kThreads, sizeof(Compute<T>) == 8 ? 8 : 384 / S::kThreads)
+    backward_kernel(const BackwardProblem<T> all, bool packs) {
   extern __shared__ __align__(32) unsigned char bytes[];
   BackwardOnGpu<S, T>(all, *reinterpret_cast<typename BackwardOnGpu<S, T>::Memory*>(bytes), packs).run();
 }

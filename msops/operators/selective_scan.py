@@ -99,6 +99,15 @@ class SelectiveScan(nn.Cell):
 
     Raises:
         TypeError: If an argument is not a bool.
+
+    Examples:
+        >>> import mindspore, msops
+        >>> from mindspore import Tensor
+        >>> net = msops.SelectiveScan(delta_softplus=True)
+        >>> u, A = Tensor([[[1.0, 0.0, 2.0]]], mindspore.float32), Tensor([[-1.0, -2.0]], mindspore.float32)
+        >>> B = Tensor([[[1.0, 1.0, 1.0], [0.0, 1.0, 0.0]]], mindspore.float32)
+        >>> print(net(u, u, A, B, B).shape)
+        (1, 1, 3)
     """
 
     def __init__(self, delta_softplus: bool = False, return_last_state: bool = False) -> None:

@@ -121,6 +121,18 @@ def scan(a, b, h, reverse):
     return ops.stack([outputs[t] for t in range(a.shape[1])], 1)
 
 
+def selective_scan(u, delta, A, B, C, D, z, delta_bias, state):
+    """Computes out and the last state step by step, with a softplus."""
+    dt = ops.log(1 + ops.exp(delta + delta_bias.expand_dims(1)))
+    outputs = []
+    for t in range(u.shape[2]):
+        of_step = dt[:, :, t].expand_dims(2)
+        term = of_step * u[:, :, t].expand_dims(2) * B[:, :, t].expand_dims(1)
+        state = ops.exp(of_step * A) * state + term
+        outputs.append((state * C[:, :, t].expand_dims(1)).sum(2))
+    return (ops.stack(outputs, 2) + D.expand_dims(1) * u) * z * sigmoid(z), state
+
+
 def turn(x):
     d, steps = x.shape[3], x.shape[2]
     angles = np.outer(np.arange(steps), 10000.0 ** (-np.arange(0, d, 2) / d))
@@ -239,6 +251,7 @@ FORMULAS = SimpleNamespace(  # the Formula of each Cell, from the same arguments
     ),
     LLTMCell=lambda size, hidden: Formula(lltm_step, weight=(3 * hidden, hidden + size), bias=3 * hidden),
     LinearScan=lambda reverse: Formula(lambda net, a, b, h0: scan(a, b, h0, reverse)),
+    SelectiveScan=lambda delta_softplus, return_last_state: Formula(lambda net, *x: selective_scan(*x)),
     RotaryEmbedding=lambda dim, steps: Formula(lambda net, x: turn(x)),
     FlashAttention=lambda causal: Formula(functools.partial(attend, causal=causal)),
     MSDeformAttn=lambda features, levels, heads, points: Formula(

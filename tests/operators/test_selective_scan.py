@@ -207,3 +207,79 @@ class TestSelectiveScan(OperatorTest):
             random.randrange(4), channels, random.choice((length(random), random.randrange(300))),
             random.randrange(20), groups, optional, random.random() < 0.5,
         )  # fmt: skip
+
+    def check_huge(self, gpu, b, d, steps, n):
+        shapes, settings = case(b, d, steps, n, optional=())
+        forward, backward = self.operators(shapes, **settings)
+        u, delta, A, B, C = (gpu.random(*shape) / 4 for shape in shapes)
+        inputs = [u, delta, -abs(A), B, C]
+        outputs = gpu.run(forward, *inputs)
+        gpu.check_parts(forward, inputs, outputs, b, 1, gpu.assert_close)
+
+
+class InTwo(nn.Cell):
+    """Cuts a sequence, and carries the state over."""
+
+    def __init__(self, cut):
+        super().__init__()
+        self.cut, self.scan = cut, msops.SelectiveScan(delta_softplus=True, return_last_state=True)
+
+    def construct(self, u, delta, A, B, C, D, z, delta_bias, state):
+        cut, scan = self.cut, self.scan
+        first, state = scan(
+            u[..., :cut], delta[..., :cut], A, B[..., :cut], C[..., :cut], D, z[..., :cut], delta_bias, state
+        )
+        rest, state = scan(
+            u[..., cut:], delta[..., cut:], A, B[..., cut:], C[..., cut:], D, z[..., cut:], delta_bias, state
+        )
+        return ops.concat((first, rest), 2), state
+
+
+def test_sequence_in_two_calls(mode):
+    """The state carries results and gradients over a cut anywhere."""
+    shapes, settings = case(2, 4, 70, 3, 2)
+    inputs = TestSelectiveScan().inputs(shapes, np.float64, **settings)
+    douts = random(2, np.float64, (2, 4, 70), (2, 4, 3))
+    whole = msops.SelectiveScan(delta_softplus=True, return_last_state=True)
+    want, gradients = run(whole, *inputs), run_gradient(whole, inputs, douts)
+    for cut in (1, 64, 69):
+        net = InTwo(cut)
+        for got, expected in zip(run(net, *inputs), want):
+            np.testing.assert_allclose(got, expected, rtol=1e-12, atol=1e-14)
+        for got, expected in zip(run_gradient(net, inputs, douts), gradients):
+            np.testing.assert_allclose(got, expected, rtol=1e-11, atol=1e-13)
+
+
+def test_function_without_last_state(mode):
+    """The function returns the outputs alone, unless it is asked for both, with the gradient of these alone."""
+    shapes, settings = case(1, 2, 5, 3, optional=("z",))
+    inputs = TestSelectiveScan().inputs(shapes, np.float32, **settings)
+    net = msops.SelectiveScan()
+    u, delta, A, B, C, z = map(Tensor, inputs)
+    out = net(u, delta, A, B, C, None, z)
+    assert isinstance(out, Tensor)
+    want, _ = selective_scan(*inputs, optional=("z",))[:2]
+    np.testing.assert_allclose(out.asnumpy(), want, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_decays_of_any_sign(dtype):
+    """A state may grow, up to infinity; long and negative steps are right, too."""
+    u, delta, B = (np.ones((1, 1, 3), dtype) for _ in range(3))
+    for step, a in ((3, 20), (-3, -20), (3, -2000), (2, 40), (1, 80), (1000, 1000), (-1, 30), (0.25, 700)):
+        A = np.full((1, 1), a, dtype)
+        with np.errstate(over="ignore", invalid="ignore"):
+            want = selective_scan(u, step * delta, A, B, B, optional=(), delta_softplus=False)[0]
+        got = msops.selective_scan(*map(Tensor, (u, step * delta, A, B, B))).asnumpy()
+        np.testing.assert_allclose(got, want, rtol=200 * np.finfo(dtype).eps)
+
+
+def test_softplus_of_any_size():
+    """dt keeps its digits where it is small, and is delta where that is large."""
+    delta = np.array([-80.0, -20, -5, -1, -1e-3, 0, 1e-3, 0.5, 2, 15, 90], np.float64).reshape(1, -1, 1)
+    ones = np.ones_like(delta)
+    for dtype in (np.float32, np.float64):
+        B, A = np.ones((1, 1, 1), dtype), np.zeros((delta.size, 1), dtype)
+        inputs = (ones.astype(dtype), delta.astype(dtype), A, B, B)
+        got = msops.selective_scan(*map(Tensor, inputs), delta_softplus=True).asnumpy()
+        np.testing.assert_allclose(got, np.logaddexp(0, delta.astype(dtype).astype(np.float64)), rtol=8 * np.finfo(dtype).eps)
