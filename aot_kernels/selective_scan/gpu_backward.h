@@ -195,10 +195,8 @@ class BackwardOnGpu : Gradient<S, T> {
 
   // Computes y and the states of a chunk, of which it keeps those before each run of steps.
   __device__ void advance(int64_t chunk, int64_t state) {
-    const int count = place_.count(all_, state), row = place_.row, lane = place_.lane;
-    const C* const from = all_.saved(place_.block.sample, chunk, place_.channel, state + lane * S::kOfLane);
-    for (int j = 0; j < S::kOfLane; ++j) before_.values[j] = j < count ? from[j] : C(0);
-    Lane h = before_;
+    const int row = place_.row, lane = place_.lane;
+    Lane h = before(chunk, state);
     const int end = all_.z ? kChunk : kChunk - kSub;  // y is for dz alone
     for (int t = 0; t < end; t += kFour) {
       if (t > 0 && t % kSub == 0) memory_.kept[t / kSub - 1][threadIdx.x] = h;
@@ -220,6 +218,14 @@ class BackwardOnGpu : Gradient<S, T> {
     }
     if (!all_.z) memory_.kept[kChunk / kSub - 2][threadIdx.x] = h;
   }
+  // Returns the states before a chunk.
+  __device__ Lane before(int64_t chunk, int64_t state) const {
+    const int count = place_.count(all_, state);
+    const C* const from = all_.saved(place_.block.sample, chunk, place_.channel, state + place_.lane * S::kOfLane);
+    Lane h;
+    for (int j = 0; j < S::kOfLane; ++j) h.values[j] = j < count ? from[j] : C(0);
+    return h;
+  }
   __device__ Lane inputs(int t) const {
     return msops::load<S::kOfLane>(memory_.group.inputs[t] + place_.lane * S::kOfLane);
   }
@@ -231,7 +237,7 @@ class BackwardOnGpu : Gradient<S, T> {
   __device__ void go_back(int64_t chunk, int64_t state, int t, bool is_last) {
     const int row = place_.row, lane = place_.lane;
     C factors[kSub][S::kOfLane], products[kSub][S::kOfLane], s1[kSub], s2[kSub];
-    Lane h = t == 0 ? before_ : memory_.kept[t > 0 ? t / kSub - 1 : 0][threadIdx.x];
+    Lane h = t == 0 ? before(chunk, state) : memory_.kept[t / kSub - 1][threadIdx.x];
     unrolled<kSub / kFour>([&](int half) {
       const int first = t + half * kFour;
       const auto dt = msops::load<kFour>(memory_.dt[row] + first), term = msops::load<kFour>(memory_.terms[row] + first);
@@ -374,7 +380,6 @@ class BackwardOnGpu : Gradient<S, T> {
   }
 
   Memory& memory_;
-  Lane before_;  // the states before the chunk
   C decays_[S::kOfLane], carry_[S::kOfLane], dA_[S::kOfLane], dD_ = 0, dbias_ = 0;
 };
 
