@@ -30,12 +30,15 @@ struct Inputs {
         z(call.optional("z", 3)),
         bias(call.optional_of("common|float32", "delta_bias", 1)),
         initial(call.optional_of("common|float32", "initial_state", 3)),
-        s{u.dim(0), u.dim(1), u.dim(2), B.rank == 4 ? B.dim(1) : 1, A.dim(1), is_wide(u) ? kChannels<double> : kChannels<float>},
+        s{u.dim(0), u.dim(1),
+          u.dim(2), B.rank == 4 ? B.dim(1) : 1,
+          A.dim(1), is_wide(u) ? kChannels<double> : kChannels<float>},
         has_softplus(call.attribute("delta_softplus", 0, 1) != 0) {}
 
   // Requires what the signature of the operator leaves open.
   void require_groups(Call& call) const {
-    call.require(B.rank == 3 || B.rank == 4, kBadRank, "B must have shape (B, N, L) or (B, G, N, L), got rank %d", B.rank);
+    call.require(B.rank == 3 || B.rank == 4, kBadRank, "B must have shape (B, N, L) or (B, G, N, L), got rank %d",
+                 B.rank);
     const bool fits = s.groups > 0 ? s.channels % s.groups == 0 : s.channels == 0;
     call.require(fits, kBadShape, "u must have a multiple of the %lld groups of B as channels, got %lld",
                  static_cast<long long>(s.groups), static_cast<long long>(s.channels));
@@ -59,9 +62,20 @@ struct Inputs {
   template <typename T>
   Problem<T> problem(const Tensor& states, const Tensor& ends) const {
     using Number = Compute<T>;
-    return {s,           {has_softplus},     u.as<const T>(), delta.as<const T>(), B.as<const T>(), C.as<const T>(),
-            z.as<const T>(), Numbers<T>(A), Numbers<T>(D),   Numbers<T>(bias),    Numbers<T>(initial),
-            states.as<Number>(), s.parts(), ends.as<Number>()};
+    return {s,
+            {has_softplus},
+            u.as<const T>(),
+            delta.as<const T>(),
+            B.as<const T>(),
+            C.as<const T>(),
+            z.as<const T>(),
+            Numbers<T>(A),
+            Numbers<T>(D),
+            Numbers<T>(bias),
+            Numbers<T>(initial),
+            states.as<Number>(),
+            s.parts(),
+            ends.as<Number>()};
   }
 };
 
@@ -182,9 +196,18 @@ MSOPS_ENTRY(SelectiveScanBackward) {
     const bool is_empty = s.steps == 0 || s.blocks() == 0;
     if (s.steps == 0)
       parallel_for(call, dinitial.size, dinitial.size, CopyStates<T>{Numbers<T>(dlast), Numbers<T>(dinitial)});
-    const BackwardProblem<T> all{in.problem<T>(states, ends), dout.as<const T>(), dlast.as<const Number>(), du.as<T>(),
-                                 ddelta.as<T>(), dz.as<T>(), Numbers<T>(dinitial), sums.as<Number>(),
-                                 dA_parts.as<Number>(), vectors.as<Number>(), carry.as<Number>(), held.as<Number>()};
+    const BackwardProblem<T> all{in.problem<T>(states, ends),
+                                 dout.as<const T>(),
+                                 dlast.as<const Number>(),
+                                 du.as<T>(),
+                                 ddelta.as<T>(),
+                                 dz.as<T>(),
+                                 Numbers<T>(dinitial),
+                                 sums.as<Number>(),
+                                 dA_parts.as<Number>(),
+                                 vectors.as<Number>(),
+                                 carry.as<Number>(),
+                                 held.as<Number>()};
     if (!is_empty && call.is_on_cpu()) {
       const double cost = static_cast<double>(s.steps * s.width) * static_cast<double>(5 * s.states + 16);
       with_states(s.states, [&](auto w) { on_cpu(call, s.blocks(), BackwardOnCpu<w.value, T>{all}, cost); });

@@ -152,8 +152,8 @@ class Selective(nn.Cell):
     def construct(self, x):
         u, delta, z = x.swapaxes(1, 2), self.delta(x).swapaxes(1, 2), self.gate(x).swapaxes(1, 2)
         of_states = self.of_states(x).swapaxes(1, 2)
-        A, state = -self.sigmoid(u[0, :, :3]), u[:, :, :3]
-        y, last = self.scan(u, delta, A, of_states[:, :3], of_states[:, 3:], x[0, 0], z, x[0, 1], state)
+        decays, state = -self.sigmoid(u[0, :, :3]), u[:, :, :3]
+        y, last = self.scan(u, delta, decays, of_states[:, :3], of_states[:, 3:], x[0, 0], z, x[0, 1], state)
         return y.swapaxes(1, 2) + ops.cast(last.sum(2), x.dtype).expand_dims(1)
 
 

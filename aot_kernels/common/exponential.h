@@ -1,5 +1,5 @@
-// Exponential computes e^x and e^x - 1 for x <= 0, e^x for any x, and tanh, on the CPU. It has neither branches nor calls, so that
-// loops over it vectorize.
+// Exponential computes e^x and e^x - 1 for x <= 0, e^x for any x, and tanh, on the CPU. It has neither branches nor
+// calls, so that loops over it vectorize.
 //
 // Let n be the whole number nearest to x / ln 2, and r = x - n ln 2. Then e^x = 2^n e^r, and r is so small that the
 // first terms of the series of e^r are enough: the terms after them are below half a unit in the last place.

@@ -79,7 +79,8 @@ struct ForwardOnCpu {
       }
       for (int64_t state = 0; state < all.s.states; state += W) {
         group.load(all, block, range, state);
-        for (int r = 0; r < block.channels; ++r) walk(block.sample, block.channel + r, range, state, group, channels[r]);
+        for (int r = 0; r < block.channels; ++r)
+          walk(block.sample, block.channel + r, range, state, group, channels[r]);
       }
       for (int r = 0; r < block.channels; ++r) finish(block.sample, block.channel + r, range, channels[r].y);
     }
@@ -185,7 +186,8 @@ struct BackwardOnCpu {
     const Sizes& s = all.s;
     const bool is_first = range.chunk + 1 == s.chunks();
     const int64_t count = std::min<int64_t>(W, s.states - state), at = all.at(sample, channel, state);
-    const C *const before = all.saved(sample, range.chunk, channel, state), *const from = is_first ? all.dlast : all.carry;
+    const C *const before = all.saved(sample, range.chunk, channel, state), *const from =
+                                                                                is_first ? all.dlast : all.carry;
     C decays[W], h[W] = {}, carry[W] = {}, dA[W] = {}, factors[kChunk][W], kept[kChunk][W];  // kept: factor h
     load_decays<W>(all, channel, state, decays);
     for (int64_t n = 0; n < count; ++n) h[n] = before[n], carry[n] = from[at + n];
@@ -226,7 +228,8 @@ struct BackwardOnCpu {
   MSOPS_CPU void store(const Block& block, const Range& range, int64_t state, const OfGroup<W, T>& gradients) const {
     for (int n = 0; n < W && state + n < all.s.states; ++n) {
       const int64_t row = all.row_of_state(block.sample, block.group, state + n) + range.first;
-      C *const dB = all.sums + all.at_sums(block.index, 0, row), *const dC = all.sums + all.at_sums(block.index, 1, row);
+      C *const dB = all.sums + all.at_sums(block.index, 0, row), *const dC =
+                                                                     all.sums + all.at_sums(block.index, 1, row);
       for (int t = 0; t < range.count; ++t) dB[t] = gradients.inputs[t][n], dC[t] = gradients.outputs[t][n];
     }
   }

@@ -28,7 +28,7 @@ struct Shared {
 template <typename S, typename T>
 struct Place {
   Block block;
-  int row, lane;  // row: of the block's channels; lane: of the team
+  int row, lane;                      // row: of the block's channels; lane: of the team
   int64_t channel, part, begin, end;  // begin, end: chunks
   bool is_inside;                     // whether there is such a channel
 

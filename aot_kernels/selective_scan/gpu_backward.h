@@ -28,7 +28,8 @@ class Gradient {
     for_packs<S, T>(packs_, [&](int row, int t, auto width) {
       constexpr int W = width;
       const bool is_inside = row < place_.block.channels && t < count;
-      const int64_t channel = place_.block.channel + row, at = all_.row(place_.block.sample, channel) + chunk * kChunk + t;
+      const int64_t channel = place_.block.channel + row,
+                    at = all_.row(place_.block.sample, channel) + chunk * kChunk + t;
       C u[W], delta[W], z[W], dout[W];
       load_or_zeros<W>(u, all_.u + at, is_inside);
       load_or_zeros<W>(delta, all_.delta + at, is_inside);
@@ -103,8 +104,7 @@ class EndsOnGpu : Gradient<S, T> {
     for (int t = kChunk - 1; t >= 0; --t) {
       const C dt = memory_.dt[place_.row][t], dy = memory_.dy[place_.row][t];
       const auto c = msops::load<S::kOfLane>(memory_.group.outputs[t] + lane * S::kOfLane);
-      for (int j = 0; j < S::kOfLane; ++j)
-        carry[j] = Decay<C>::of(dt * decays[j]) * (carry[j] + dy * c.values[j]);
+      for (int j = 0; j < S::kOfLane; ++j) carry[j] = Decay<C>::of(dt * decays[j]) * (carry[j] + dy * c.values[j]);
     }
     for (int j = 0; j < S::kOfLane; ++j) {
       if (j >= count) continue;
@@ -127,8 +127,8 @@ class BackwardOnGpu : Gradient<S, T> {
   struct Memory {
     Shared<S, C> group;
     C dt[S::kRows][S::kRow], terms[S::kRows][S::kRow], dy[S::kRows][S::kRow], y[S::kRows][S::kRow];
-    Lane kept[kChunk / kSub - 1][S::kThreads];         // states before each run of kSub steps, from the second one on
-    C sums[S::kWarps][2][S::kStates][kSub + 1];        // dB and dC of such a run
+    Lane kept[kChunk / kSub - 1][S::kThreads];   // states before each run of kSub steps, from the second one on
+    C sums[S::kWarps][2][S::kStates][kSub + 1];  // dB and dC of such a run
   };
 
   __device__ BackwardOnGpu(const BackwardProblem<T>& all, Memory& memory, bool packs)
@@ -240,7 +240,8 @@ class BackwardOnGpu : Gradient<S, T> {
     Lane h = t == 0 ? before(chunk, state) : memory_.kept[t / kSub - 1][threadIdx.x];
     unrolled<kSub / kFour>([&](int half) {
       const int first = t + half * kFour;
-      const auto dt = msops::load<kFour>(memory_.dt[row] + first), term = msops::load<kFour>(memory_.terms[row] + first);
+      const auto dt = msops::load<kFour>(memory_.dt[row] + first),
+                 term = msops::load<kFour>(memory_.terms[row] + first);
       unrolled<kFour>([&](int k) {
         const int i = half * kFour + k;
         const Lane b = inputs(t + i);
@@ -253,7 +254,8 @@ class BackwardOnGpu : Gradient<S, T> {
     });
     unrolled<kSub / kFour>([&](int back) {
       const int half = kSub / kFour - 1 - back, first = t + half * kFour;
-      const auto dt = msops::load<kFour>(memory_.dt[row] + first), term = msops::load<kFour>(memory_.terms[row] + first);
+      const auto dt = msops::load<kFour>(memory_.dt[row] + first),
+                 term = msops::load<kFour>(memory_.terms[row] + first);
       const auto dy = msops::load<kFour>(memory_.dy[row] + first);
       unrolled<kFour>([&](int from_last) {
         const int k = kFour - 1 - from_last, i = half * kFour + k;
@@ -285,8 +287,8 @@ class BackwardOnGpu : Gradient<S, T> {
     }
   }
 
-  // Stores the sums over a warp's channels of the i-th of kSub steps. A lane has one of the sums of its states or, where
-  // a warp has few teams, several.
+  // Stores the sums over a warp's channels of the i-th of kSub steps. A lane has one of the sums of its states or,
+  // where a warp has few teams, several.
   __device__ void keep(int i, const C (&of_inputs)[2 * S::kOfLane]) {
     constexpr int kSums = 2 * S::kOfLane, kEach = kSums > kTeams ? kSums / kTeams : 1;
     const int team = static_cast<int>(threadIdx.x) % 32 / S::kLanes, lanes = kTeams > kSums ? kTeams / kSums : 1;
@@ -300,7 +302,8 @@ class BackwardOnGpu : Gradient<S, T> {
   // Adds s1 and s2 of a step to those of the states before, where a channel's states are taken in several turns.
   __device__ void add_held(int t, int64_t state, C (&sums)[2]) const {
     if (!place_.is_inside) return;
-    C* const held = all_.held + all_.at_part(place_.part, place_.block.sample, place_.channel, 0) / all_.s.states * 2 * kChunk;
+    C* const held =
+        all_.held + all_.at_part(place_.part, place_.block.sample, place_.channel, 0) / all_.s.states * 2 * kChunk;
     for (int which = 0; which < 2; ++which) {
       C& sum = held[which * kChunk + t];
       sums[which] += state > 0 ? sum : C(0);
@@ -325,7 +328,8 @@ class BackwardOnGpu : Gradient<S, T> {
   __device__ void clear() {
     __syncthreads();
     for (int i = static_cast<int>(threadIdx.x); i < S::kRows * kChunk; i += S::kThreads)
-      memory_.terms[i / kChunk][i % kChunk] = memory_.dy[i / kChunk][i % kChunk] = memory_.y[i / kChunk][i % kChunk] = 0;
+      memory_.terms[i / kChunk][i % kChunk] = memory_.dy[i / kChunk][i % kChunk] = memory_.y[i / kChunk][i % kChunk] =
+          0;
     __syncthreads();
   }
 
@@ -336,7 +340,8 @@ class BackwardOnGpu : Gradient<S, T> {
     for_packs<S, T>(packs_, [&](int row, int t, auto width) {
       constexpr int W = width;
       const bool is_inside = row < place_.block.channels && t < count;
-      const int64_t channel = place_.block.channel + row, at = all_.row(place_.block.sample, channel) + chunk * kChunk + t;
+      const int64_t channel = place_.block.channel + row,
+                    at = all_.row(place_.block.sample, channel) + chunk * kChunk + t;
       C u[W], delta[W], z[W], dout[W], du[W], ddelta[W], dz[W];
       load_or_zeros<W>(u, all_.u + at, is_inside);
       load_or_zeros<W>(delta, all_.delta + at, is_inside);

@@ -51,7 +51,8 @@ class ForwardOnGpu {
     for_packs<S, T>(packs_, [&](int row, int t, auto width) {
       constexpr int W = width;
       const bool is_inside = row < place_.block.channels && t < count;
-      const int64_t channel = place_.block.channel + row, at = all_.row(place_.block.sample, channel) + chunk * kChunk + t;
+      const int64_t channel = place_.block.channel + row,
+                    at = all_.row(place_.block.sample, channel) + chunk * kChunk + t;
       C u[W], delta[W];
       load_or_zeros<W>(u, all_.u + at, is_inside);
       load_or_zeros<W>(delta, all_.delta + at, is_inside);
@@ -95,7 +96,8 @@ class ForwardOnGpu {
   __device__ void walk(bool adds) {
     const int row = place_.row, lane = place_.lane;
     for (int t = 0; t < kChunk; t += kFour) {
-      const Pack<C, kFour> dt = msops::load<kFour>(memory_.dt[row] + t), term = msops::load<kFour>(memory_.terms[row] + t);
+      const Pack<C, kFour> dt = msops::load<kFour>(memory_.dt[row] + t),
+                           term = msops::load<kFour>(memory_.terms[row] + t);
       C y[kFour] = {};
       unrolled<kFour>([&](int i) {
         const auto b = msops::load<S::kOfLane>(memory_.group.inputs[t + i] + lane * S::kOfLane);
@@ -137,7 +139,8 @@ class ForwardOnGpu {
     for_packs<S, T>(packs_, [&](int row, int t, auto width) {
       constexpr int W = width;
       if (row >= place_.block.channels || t >= count) return;
-      const int64_t channel = place_.block.channel + row, at = all_.row(place_.block.sample, channel) + chunk * kChunk + t;
+      const int64_t channel = place_.block.channel + row,
+                    at = all_.row(place_.block.sample, channel) + chunk * kChunk + t;
       C u[W], z[W], out[W];
       load_or_zeros<W>(u, all_.u + at, true);
       load_or_zeros<W>(z, all_.z + at, all_.z != nullptr);
@@ -159,8 +162,7 @@ class ForwardOnGpu {
 
 // Blocks are (blocks of channels, 1, parts).
 template <typename S, typename T>
-__global__ void __launch_bounds__(S::kThreads)
-    forward_kernel(const ForwardProblem<T> all, bool packs, bool is_first) {
+__global__ void __launch_bounds__(S::kThreads) forward_kernel(const ForwardProblem<T> all, bool packs, bool is_first) {
   extern __shared__ __align__(32) unsigned char bytes[];
   ForwardOnGpu<S, T>(all, *reinterpret_cast<typename ForwardOnGpu<S, T>::Memory*>(bytes), packs, is_first).run();
 }

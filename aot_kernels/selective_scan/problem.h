@@ -105,8 +105,8 @@ struct Steps {
   using C = Compute<T>;
   bool has_softplus;
 
-  // Returns log(1 + e^x) = max(x, 0) + log(1 + z) with z = e^-|x|. Let s = z / (2 + z), which is at most 1/3: the series
-  // log(1 + z) = 2 (s + s^3/3 + s^5/5 + ...) keeps the digits of small z.
+  // Returns log(1 + e^x) = max(x, 0) + log(1 + z) with z = e^-|x|. Let s = z / (2 + z), which is at most 1/3: the
+  // series log(1 + z) = 2 (s + s^3/3 + s^5/5 + ...) keeps the digits of small z.
   static MSOPS_BOTH C softplus(C x) {
     constexpr int kTerms = sizeof(C) == 8 ? 17 : 8;
     const C z = Activations<T>::exp(-std::abs(x)), s = Activations<T>::quotient(z, 2 + z);
@@ -141,7 +141,7 @@ struct Problem {
   Steps<T> steps;
   const T *u, *delta, *inputs, *outputs, *z;  // inputs: B, outputs: C
   Numbers<T> A, D, bias, initial;
-  C* states;   // (B, chunks, D, N): before each chunk
+  C* states;  // (B, chunks, D, N): before each chunk
   int64_t parts;
   C* ends;  // on the GPU: what a part makes of zeros, and its sum of dt, (parts, B, D, N + 1)
 

@@ -1,5 +1,6 @@
 """Benchmarks Mamba's selective scan, with its gate, D, the bias of delta and softplus. A size is (samples, channels,
 steps, states)."""
+# ruff: noqa: N803 (the field's names of matrices)
 
 import numpy as np
 from mindspore import nn, ops

@@ -1,3 +1,4 @@
+# ruff: noqa: N803, N806 (the field's names of matrices)
 from __future__ import annotations
 
 from typing import TYPE_CHECKING

@@ -121,16 +121,14 @@ def scan(a, b, h, reverse):
     return ops.stack([outputs[t] for t in range(a.shape[1])], 1)
 
 
-def selective_scan(u, delta, A, B, C, D, z, delta_bias, state):
+def selective_scan(u, delta, decays, inputs, outputs, skip, z, delta_bias, state):
     """Computes out and the last state step by step, with a softplus."""
-    dt = ops.log(1 + ops.exp(delta + delta_bias.expand_dims(1)))
-    outputs = []
+    dt, y = ops.log(1 + ops.exp(delta + delta_bias.expand_dims(1))), []
     for t in range(u.shape[2]):
-        of_step = dt[:, :, t].expand_dims(2)
-        term = of_step * u[:, :, t].expand_dims(2) * B[:, :, t].expand_dims(1)
-        state = ops.exp(of_step * A) * state + term
-        outputs.append((state * C[:, :, t].expand_dims(1)).sum(2))
-    return (ops.stack(outputs, 2) + D.expand_dims(1) * u) * z * sigmoid(z), state
+        step = dt[:, :, t].expand_dims(2)
+        state = ops.exp(step * decays) * state + step * u[:, :, t].expand_dims(2) * inputs[:, :, t].expand_dims(1)
+        y.append((state * outputs[:, :, t].expand_dims(1)).sum(2))
+    return (ops.stack(y, 2) + skip.expand_dims(1) * u) * z * sigmoid(z), state
 
 
 def turn(x):
