@@ -37,7 +37,7 @@ struct Inputs {
 
   // Requires what the signature of the operator leaves open.
   void require_groups(Call& call) const {
-    call.require(B.rank == 3 || B.rank == 4, kBadRank, "B must have shape (B, N, L) or (B, G, N, L), got rank %d",
+    call.require(B.rank == 3 || B.rank == 4, kBadShape, "B must have shape (B, N, L) or (B, G, N, L), got rank %d",
                  B.rank);
     const bool fits = s.groups > 0 ? s.channels % s.groups == 0 : s.channels == 0;
     call.require(fits, kBadShape, "u must have a multiple of the %lld groups of B as channels, got %lld",
