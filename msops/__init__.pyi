@@ -45,6 +45,7 @@ from .operators.lltm_cell import LLTMCell as LLTMCell, lltm_cell as lltm_cell
 from .operators.ms_deform_attn import MSDeformAttn as MSDeformAttn, ms_deform_attn as ms_deform_attn
 from .operators.rms_norm import RMSNorm as RMSNorm, rms_norm as rms_norm
 from .operators.rotary_embedding import RotaryEmbedding as RotaryEmbedding, rotary_embedding as rotary_embedding
+from .operators.selective_scan import SelectiveScan as SelectiveScan, selective_scan as selective_scan
 from .operators.sigmoid import Sigmoid as Sigmoid, sigmoid as sigmoid
 from .operators.silu import SiLU as SiLU, silu as silu
 from .operators.softmax import Softmax as Softmax, softmax as softmax

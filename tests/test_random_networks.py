@@ -151,6 +151,21 @@ class ShortConvolution(nn.Cell):
         first, state = self.convolve(x.transpose(0, 2, 1))
         out, _ = self.convolve(first, state)
         return out.transpose(0, 2, 1)
+class Selective(nn.Cell):
+    """Takes inputs of all kinds from x. The last state is the sum of a row at the end."""
+
+    def __init__(self, cells, sizes):
+        super().__init__()
+        self.delta, self.gate = (cells.Dense(sizes.width, sizes.width) for _ in range(2))
+        self.of_states, self.sigmoid = cells.Dense(sizes.width, 6), cells.Sigmoid()
+        self.scan = cells.SelectiveScan(delta_softplus=True, return_last_state=True)
+
+    def construct(self, x):
+        u, delta, z = x.swapaxes(1, 2), self.delta(x).swapaxes(1, 2), self.gate(x).swapaxes(1, 2)
+        of_states = self.of_states(x).swapaxes(1, 2)
+        decays, state = -self.sigmoid(u[0, :, :3]), u[:, :, :3]
+        y, last = self.scan(u, delta, decays, of_states[:, :3], of_states[:, 3:], x[0, 0], z, x[0, 1], state)
+        return y.swapaxes(1, 2) + ops.cast(last.sum(2), x.dtype).expand_dims(1)
 
 
 class Corners(nn.Cell):
@@ -253,6 +268,7 @@ BLOCKS = {
     "CausalConv1d": ShortConvolution,
     "LinearScan": functools.partial(Scan, reverse=False),
     "LinearScan, reversed": functools.partial(Scan, reverse=True),
+    "SelectiveScan": Selective,
     "TrilinearInterpolation": Corners,
     "MSDeformAttn": Deformable,
     "KNN": functools.partial(Neighbours, finder="KNN"),

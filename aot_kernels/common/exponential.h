@@ -1,5 +1,5 @@
-// Exponential computes e^x and e^x - 1 for x <= 0, and tanh, on the CPU. It has neither branches nor calls, so that
-// loops over it vectorize.
+// Exponential computes e^x and e^x - 1 for x <= 0, e^x for any x, and tanh, on the CPU. It has neither branches nor
+// calls, so that loops over it vectorize.
 //
 // Let n be the whole number nearest to x / ln 2, and r = x - n ln 2. Then e^x = 2^n e^r, and r is so small that the
 // first terms of the series of e^r are enough: the terms after them are below half a unit in the last place.
@@ -46,6 +46,13 @@ class Exponential : Binary<C> {
     const Exponential e(x, Format::kLowest);
     // The power is applied in two steps, since 2^n may be too small for a factor; only the second step rounds.
     return (1 + e.rest()) * e.power(64) * C(0x1p-64);
+  }
+
+  // Returns e^x for any x, also where it is infinite.
+  static MSOPS_CPU C exp_of_any(C x) {
+    constexpr C kHighest = Format::kBias * C(0.7);  // e^x is infinite above it
+    const Exponential e(x > kHighest ? kHighest : x, Format::kLowest);
+    return (1 + e.rest()) * e.power(x > 0 ? -64 : 64) * (x > 0 ? C(0x1p64) : C(0x1p-64));
   }
 
   static MSOPS_CPU C expm1(C x) {

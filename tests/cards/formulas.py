@@ -128,6 +128,14 @@ def convolve_causally(net, x, state=None):
     extended = ops.concat((before, x), 2)
     z = net.bias.expand_dims(1) + sum(net.weight[:, w : w + 1] * extended[:, :, w : w + steps] for w in range(width))
     return z * sigmoid(z), extended[:, :, steps:]
+def selective_scan(u, delta, decays, inputs, outputs, skip, z, delta_bias, state):
+    """Computes out and the last state step by step, with a softplus."""
+    dt, y = ops.log(1 + ops.exp(delta + delta_bias.expand_dims(1))), []
+    for t in range(u.shape[2]):
+        step = dt[:, :, t].expand_dims(2)
+        state = ops.exp(step * decays) * state + step * u[:, :, t].expand_dims(2) * inputs[:, :, t].expand_dims(1)
+        y.append((state * outputs[:, :, t].expand_dims(1)).sum(2))
+    return (ops.stack(y, 2) + skip.expand_dims(1) * u) * z * sigmoid(z), state
 
 
 def turn(x):
@@ -251,6 +259,7 @@ FORMULAS = SimpleNamespace(  # the Formula of each Cell, from the same arguments
         convolve_causally, weight=(channels, width), bias=channels
     ),
     LinearScan=lambda reverse: Formula(lambda net, a, b, h0: scan(a, b, h0, reverse)),
+    SelectiveScan=lambda delta_softplus, return_last_state: Formula(lambda net, *x: selective_scan(*x)),
     RotaryEmbedding=lambda dim, steps: Formula(lambda net, x: turn(x)),
     FlashAttention=lambda causal: Formula(functools.partial(attend, causal=causal)),
     MSDeformAttn=lambda features, levels, heads, points: Formula(
