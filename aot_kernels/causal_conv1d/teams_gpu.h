@@ -309,7 +309,7 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 8 ? 1
     });
     C next[kTaps - 1];
     unrolled<kTaps - 1>([&](int q) {
-      next[q] = __shfl_sync(~0u, team.lane == 0 ? after[q] : here.g[q], team.lane + 1 & walk.lanes - 1, walk.lanes);
+      next[q] = __shfl_sync(~0u, team.lane == 0 ? after[q] : here.g[q], (team.lane + 1) & (walk.lanes - 1), walk.lanes);
       after[q] = here.g[q];
     });
     put_gradients(team, place, here.g, next, taps);
