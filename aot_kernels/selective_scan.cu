@@ -154,7 +154,10 @@ MSOPS_ENTRY(SelectiveScanForward) {
     if (s.blocks() == 0) return;
     if (call.is_on_cpu()) {
       const double cost = static_cast<double>(s.steps * s.width) * static_cast<double>(2 * s.states + 8);
-      return with_states(s.states, [&](auto w) { on_cpu(call, s.blocks(), ForwardOnCpu<w.value, T>{all}, cost); });
+      return with_states(s.states, [&](auto width) {
+        constexpr int W = width;
+        on_cpu(call, s.blocks(), ForwardOnCpu<W, T>{all}, cost);
+      });
     }
 #ifdef __CUDACC__
     forward_on_gpu(call, all);
@@ -210,7 +213,10 @@ MSOPS_ENTRY(SelectiveScanBackward) {
                                  held.as<Number>()};
     if (!is_empty && call.is_on_cpu()) {
       const double cost = static_cast<double>(s.steps * s.width) * static_cast<double>(5 * s.states + 16);
-      with_states(s.states, [&](auto w) { on_cpu(call, s.blocks(), BackwardOnCpu<w.value, T>{all}, cost); });
+      with_states(s.states, [&](auto width) {
+        constexpr int W = width;
+        on_cpu(call, s.blocks(), BackwardOnCpu<W, T>{all}, cost);
+      });
     }
 #ifdef __CUDACC__
     if (!is_empty && !call.is_on_cpu()) backward_on_gpu(call, all);

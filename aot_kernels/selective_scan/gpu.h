@@ -28,16 +28,17 @@ struct Shared {
 template <typename S, typename T>
 struct Place {
   Block block;
-  int row, lane;                      // row: of the block's channels; lane: of the team
-  int64_t channel, part, begin, end;  // begin, end: chunks
-  bool is_inside;                     // whether there is such a channel
+  int row, lane;                // row: of the block's channels; lane: of the team
+  int part;                     // of the chunks
+  int64_t channel, begin, end;  // begin, end: chunks
+  bool is_inside;               // whether there is such a channel
 
   __device__ explicit Place(const Problem<T>& all)
       : block(all.s, blockIdx.x),
         row(static_cast<int>(threadIdx.x) / S::kLanes),
         lane(static_cast<int>(threadIdx.x) % S::kLanes),
+        part(static_cast<int>(blockIdx.z)),
         channel(block.channel + row),
-        part(blockIdx.z),
         begin(part_begin<int64_t>(all.s.chunks(), blockIdx.z, gridDim.z)),
         end(part_begin<int64_t>(all.s.chunks(), blockIdx.z + 1, gridDim.z)),
         is_inside(row < block.channels) {}

@@ -1,4 +1,4 @@
-# ruff: noqa: N803, N806 (the field's names of matrices)
+# ruff: noqa: N803 (the names of matrices in the field)
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
@@ -85,7 +85,7 @@ def selective_scan(
         [[[2.125  1.0625 2.5312]]]
     """
     settings.boolean(_NAME, "return_last_state", return_last_state)
-    return _call(delta_softplus, return_last_state, (u, delta, A, B, C), (D, z, delta_bias, initial_state))
+    return _call(delta_softplus, return_last_state, u, delta, A, B, C, D, z, delta_bias, initial_state)
 
 
 class SelectiveScan(nn.Cell):
@@ -128,8 +128,8 @@ class SelectiveScan(nn.Cell):
         delta_bias: Tensor | None = None,
         initial_state: Tensor | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        optional = (D, z, delta_bias, initial_state)
-        return _call(self.delta_softplus, self.return_last_state, (u, delta, A, B, C), optional)
+        softplus, both = self.delta_softplus, self.return_last_state
+        return _call(softplus, both, u, delta, A, B, C, D, z, delta_bias, initial_state)
 
     construct.__doc__ = selective_scan.__doc__  # for help()
 
@@ -138,16 +138,23 @@ class SelectiveScan(nn.Cell):
 
 
 def _call(
-    delta_softplus: bool, return_last_state: bool, inputs: tuple[Tensor, ...], optional: tuple[Tensor | None, ...]
+    delta_softplus: bool,
+    return_last_state: bool,
+    u: Tensor,
+    delta: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None,
+    z: Tensor | None,
+    delta_bias: Tensor | None,
+    initial_state: Tensor | None,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    D, z, delta_bias, initial_state = optional
     scan = operators.primitive(
         delta_softplus, D is not None, z is not None, delta_bias is not None, initial_state is not None
     )
-    results = scan(*inputs, *present(optional))
-    if return_last_state:
-        return results[0], results[1]
-    return results[0]
+    results = scan(u, delta, A, B, C, *present((D, z, delta_bias, initial_state)))
+    return (results[0], results[1]) if return_last_state else results[0]
 
 
 @Operators
