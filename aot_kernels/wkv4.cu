@@ -1,4 +1,5 @@
-// RWKV-4's time mixing: the mean of a channel's values, weighted by keys and by how long ago they were, and its gradients
+// RWKV-4's time mixing: the mean of a channel's values, weighted by keys and by how long ago they were, and its
+// gradients
 
 #include "wkv4/gpu.h"
 #include "wkv4/passes.h"
@@ -54,7 +55,7 @@ MSOPS_ENTRY(WKV4Forward) {
   return call.run([&](auto type) {
     using T = typename decltype(type)::type;
     using C = Compute<T>;
-    const Forward<T> all{s,           in.w.as<T>(), in.u.as<T>(), in.k.as<T>(),  in.v.as<T>(),  wkv::StateNumbers<T>(state),
+    const Forward<T> all{s,         in.w.as<T>(), in.u.as<T>(), in.k.as<T>(), in.v.as<T>(), wkv::StateNumbers<T>(state),
                          y.as<T>(), last.as<C>(), kept.as<C>(), parts.as<C>()};
     if (s.samples * s.channels == 0) return;
     if (call.is_on_cpu()) {
@@ -79,7 +80,8 @@ MSOPS_ENTRY(WKV4Backward) {
   const Tensor state = call.optional_of("common|float32", "state", 3);
   const Tensor last = call.tensor_of("accumulator", "last", 3), kept = call.tensor_of("accumulator", "kept", 4);
   const Tensor dy = call.tensor("dy", 3), dlast = call.tensor_of("accumulator", "dlast", 3);
-  const Tensor dw = call.tensor("dw", 1), du = call.tensor("du", 1), dk = call.tensor("dk", 3), dv = call.tensor("dv", 3);
+  const Tensor dw = call.tensor("dw", 1), du = call.tensor("du", 1), dk = call.tensor("dk", 3),
+               dv = call.tensor("dv", 3);
   const Tensor dstate = call.optional_of("common|float32", "dstate", 3);
   const Tensor sums = call.scratch("sums", 3), parts = call.scratch("parts", 3);
   in.require(call);

@@ -140,6 +140,20 @@ class Scan(nn.Cell):
         return self.scan(self.sigmoid(self.factors(x)), x, x[:, 0])
 
 
+class TimeMix(nn.Cell):
+    """Cuts the steps in two, and carries the state over."""
+
+    def __init__(self, cells, sizes):
+        super().__init__()
+        self.keys, self.mix = cells.Dense(sizes.width, sizes.width), cells.WKV4()
+
+    def construct(self, x):
+        k, w, u = self.keys(x), x[0, 0], x[0, 1]
+        first, state = self.mix(w, u, k[:, :2], x[:, :2], None)
+        rest, _ = self.mix(w, u, k[:, 2:], x[:, 2:], state)
+        return ops.concat((first, rest), 1)
+
+
 class Corners(nn.Cell):
     def __init__(self, cells, sizes):
         super().__init__()
@@ -239,6 +253,7 @@ BLOCKS = {
     "LLTMCell": Step,
     "LinearScan": functools.partial(Scan, reverse=False),
     "LinearScan, reversed": functools.partial(Scan, reverse=True),
+    "WKV4": TimeMix,
     "TrilinearInterpolation": Corners,
     "MSDeformAttn": Deformable,
     "KNN": functools.partial(Neighbours, finder="KNN"),

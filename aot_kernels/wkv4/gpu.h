@@ -1,5 +1,5 @@
-// A thread walks over the steps of a channel, or of a part of them, and loads some steps ahead. Blocks have one warp, so
-// that even few channels spread over the GPU.
+// A thread walks over the steps of a channel, or of a part of them, and loads some steps ahead. Blocks have one warp,
+// so that even few channels spread over the GPU.
 //
 // Where several parts share a channel, a first launch computes what each part's own steps add to the state, or to its
 // gradient; in the second, each part begins with the sum of these over the parts before it.
@@ -13,9 +13,7 @@ namespace msops::wkv4 {
 
 constexpr int kLanes = 32;
 
-inline Grid grid_of(const Sizes& s) {
-  return Grid(s.samples * ((s.channels + kLanes - 1) / kLanes), 1, s.parts());
-}
+inline Grid grid_of(const Sizes& s) { return Grid(s.samples * ((s.channels + kLanes - 1) / kLanes), 1, s.parts()); }
 
 // Place says what a thread works on: blocks are (strips of channels of all samples, 1, parts).
 struct Place {
@@ -40,9 +38,8 @@ struct Ahead {
   T values[kSteps][kInputs];
 
   __device__ __forceinline__ void load(const T* const (&from)[kInputs], int64_t stride, int64_t step, int64_t end) {
-    unrolled<kSteps, kInputs>([&](int i, int n) {
-      values[i][n] = step + i < end && step + i >= 0 ? from[n][(step + i) * stride] : T(0);
-    });
+    unrolled<kSteps, kInputs>(
+        [&](int i, int n) { values[i][n] = step + i < end && step + i >= 0 ? from[n][(step + i) * stride] : T(0); });
   }
 };
 

@@ -14,13 +14,13 @@ template <typename T>
 struct Forward {
   using C = Compute<T>;
   Sizes s;
-  const T *w, *u;            // (channel)
-  const T *k, *v;            // (sample, step, channel)
+  const T *w, *u;              // (channel)
+  const T *k, *v;              // (sample, step, channel)
   wkv::StateNumbers<T> state;  // (sample, 3, channel), or none
-  T* y;                      // (sample, step, channel)
-  C* last;                   // (sample, 3, channel)
-  C* kept;                   // (sample, kept, 3, channel)
-  C* parts;                  // (part, sample, 3, channel): on the GPU, the sums of each part's own steps
+  T* y;                        // (sample, step, channel)
+  C* last;                     // (sample, 3, channel)
+  C* kept;                     // (sample, kept, 3, channel)
+  C* parts;                    // (part, sample, 3, channel): on the GPU, the sums of each part's own steps
 
   MSOPS_BOTH State<T> start(int64_t sample, int64_t channel) const {
     if (!state.data) return {};
@@ -44,14 +44,14 @@ template <typename T>
 struct Backward {
   using C = Compute<T>;
   Sizes s;
-  const T *w, *u;        // (channel)
-  const T *k, *v, *dy;   // (sample, step, channel)
-  const C *kept;         // (sample, kept, 3, channel)
-  const C *last, *dlast;  // (sample, 3, channel)
-  T *dk, *dv;            // (sample, step, channel)
+  const T *w, *u;               // (channel)
+  const T *k, *v, *dy;          // (sample, step, channel)
+  const C* kept;                // (sample, kept, 3, channel)
+  const C *last, *dlast;        // (sample, 3, channel)
+  T *dk, *dv;                   // (sample, step, channel)
   wkv::StateNumbers<T> dstate;  // (sample, 3, channel), or none
-  C *dw, *du;            // (sample, part, channel)
-  C* parts;              // (part, sample, 3, channel): on the GPU, the Carry that each part's own steps give
+  C *dw, *du;                   // (sample, part, channel)
+  C* parts;                     // (part, sample, 3, channel): on the GPU, the Carry that each part's own steps give
 
   MSOPS_BOTH State<T> kept_state(int64_t sample, int64_t n, int64_t channel) const {
     const C* const from = kept + s.at_kept(sample, n, channel);
@@ -70,7 +70,8 @@ struct Backward {
   }
 };
 
-// Runs are neighbouring channels of a sample, whose weights are in arrays that loops can vectorize.
+// Runs are neighbouring channels of a sample, whose weights are in arrays that loops can vectorize. The loops over them
+// are marked by `ivdep`: GCC gives up on `omp simd` where a loop has objects of its own.
 template <int kLength, typename T>
 struct Run {
   int64_t sample, first, count;
@@ -89,9 +90,7 @@ struct Run {
       u[c] = weights.u;
     }
   }
-  MSOPS_CPU Weights<T> operator[](int64_t c) const {
-    return {w[c], u[c]};
-  }
+  MSOPS_CPU Weights<T> operator[](int64_t c) const { return {w[c], u[c]}; }
 };
 
 // Index i is a run.
@@ -110,7 +109,7 @@ struct ForwardOnCpu {
       const int64_t at = s.at(run.sample, t, run.first);
       const T *const k = all.k + at, *const v = all.v + at;
       T* const y = all.y + at;
-#pragma omp simd
+#pragma GCC ivdep
       for (int64_t c = 0; c < run.count; ++c) {
         State<T> state = states[c];
         assign(y[c], state.mean(run[c], k[c], v[c]));
@@ -146,7 +145,8 @@ struct BackwardOnCpu {
     for (int64_t n = (s.steps + kEvery - 1) / kEvery - 1; n >= 0; --n) {
       const int64_t first = n * kEvery, steps = std::min<int64_t>(kEvery, s.steps - first);
       for (int64_t c = 0; c < run.count; ++c) states[0].set(c, all.kept_state(run.sample, n, run.first + c));
-      for (int64_t t = 0; t + 1 < steps; ++t) advance(run, s.at(run.sample, first + t, run.first), states[t], states[t + 1]);
+      for (int64_t t = 0; t + 1 < steps; ++t)
+        advance(run, s.at(run.sample, first + t, run.first), states[t], states[t + 1]);
       C of_w[kLength] = {}, of_u[kLength] = {};
       for (int64_t t = steps - 1; t >= 0; --t)
         go_back(run, s.at(run.sample, first + t, run.first), states[t], carries, of_w, of_u);
@@ -166,7 +166,7 @@ struct BackwardOnCpu {
   MSOPS_CPU void advance(const Run<kLength, T>& run, int64_t at, const States<kLength, T>& from,
                          States<kLength, T>& to) const {
     const T *const k = all.k + at, *const v = all.v + at;
-#pragma omp simd
+#pragma GCC ivdep
     for (int64_t c = 0; c < run.count; ++c) {
       State<T> state = from[c];
       state.step(run[c], k[c], v[c]);
@@ -177,7 +177,7 @@ struct BackwardOnCpu {
                          States<kLength, T>& carries, C (&dw)[kLength], C (&du)[kLength]) const {
     const T *const k = all.k + at, *const v = all.v + at, *const dy = all.dy + at;
     T *const dk = all.dk + at, *const dv = all.dv + at;
-#pragma omp simd
+#pragma GCC ivdep
     for (int64_t c = 0; c < run.count; ++c) {
       Carry<T> carry{carries.p[c], carries.q[c], carries.o[c]};
       C of_k, of_v, of_w = dw[c], of_u = du[c];

@@ -1,6 +1,6 @@
-// RWKV-4's weighted mean of values. At step t, earlier values have the weights e^(k_i + (t - 1 - i) w), where w = -e^raw
-// is below 0, and the step's own value has the weight e^(u + k_t). A State holds the sums of weighted values and of
-// weights, p e^o and q e^o, where o is the largest exponent of a weight among them, so that nothing overflows.
+// RWKV-4's weighted mean of values. At step t, earlier values have the weights e^(k_i + (t - 1 - i) w), where w =
+// -e^raw is below 0, and the step's own value has the weight e^(u + k_t). A State holds the sums of weighted values and
+// of weights, p e^o and q e^o, where o is the largest exponent of a weight among them, so that nothing overflows.
 #pragma once
 
 #include <algorithm>
@@ -25,8 +25,8 @@ struct Sizes {
   MSOPS_BOTH int64_t at_kept(int64_t sample, int64_t n, int64_t channel) const {
     return 3 * (sample * kept() + n) * channels + channel;
   }
-  // Returns in how many parts of whole runs of kEvery steps threads share a channel's steps on the GPU: in several where
-  // there are too few channels to fill it. These read the steps once more.
+  // Returns in how many parts of whole runs of kEvery steps threads share a channel's steps on the GPU: in several
+  // where there are too few channels to fill it. These read the steps once more.
   int64_t parts() const {
     constexpr int64_t kEnough = 1 << 15, kLeast = 4 * kEvery, kWorth = 3;  // threads, steps of a part, parts
     const int64_t columns = samples * channels;

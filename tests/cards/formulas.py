@@ -121,6 +121,17 @@ def scan(a, b, h, reverse):
     return ops.stack([outputs[t] for t in range(a.shape[1])], 1)
 
 
+def wkv4(w, u, k, v, state):
+    """Computes means with powers of keys, step by step."""
+    p, q = (ops.zeros_like(k[:, 0]),) * 2 if state is None else (state[:, i] * ops.exp(state[:, 2]) for i in (0, 1))
+    decay, means = ops.exp(-ops.exp(w)), []
+    for t in range(k.shape[1]):
+        own, now = ops.exp(u + k[:, t]), ops.exp(k[:, t])
+        means.append((p + own * v[:, t]) / (q + own))
+        p, q = decay * p + now * v[:, t], decay * q + now
+    return ops.stack(means, 1), ops.stack((p, q, ops.zeros_like(p)), 1)
+
+
 def turn(x):
     d, steps = x.shape[3], x.shape[2]
     angles = np.outer(np.arange(steps), 10000.0 ** (-np.arange(0, d, 2) / d))
@@ -239,6 +250,7 @@ FORMULAS = SimpleNamespace(  # the Formula of each Cell, from the same arguments
     ),
     LLTMCell=lambda size, hidden: Formula(lltm_step, weight=(3 * hidden, hidden + size), bias=3 * hidden),
     LinearScan=lambda reverse: Formula(lambda net, a, b, h0: scan(a, b, h0, reverse)),
+    WKV4=lambda: Formula(lambda net, *inputs: wkv4(*inputs)),
     RotaryEmbedding=lambda dim, steps: Formula(lambda net, x: turn(x)),
     FlashAttention=lambda causal: Formula(functools.partial(attend, causal=causal)),
     MSDeformAttn=lambda features, levels, heads, points: Formula(

@@ -14,7 +14,7 @@ NO_STEPS = -1e38  # the exponent of a state before all steps
 def walk(w, u, k, v, state=None):
     """Yields the step's number, the state before it, the state after it, and the mean."""
     p = q = np.zeros_like(k[:, 0]) if k.shape[1] else 0
-    o = p + np.asarray(NO_STEPS, w.dtype)
+    o = np.full_like(p, NO_STEPS)
     if state is not None:
         p, q, o = np.moveaxis(np.asarray(state, w.dtype), 1, 0)
     decay = -np.exp(w)
@@ -46,7 +46,7 @@ def wkv4(w, u, k, v, state=None):
 
 
 def wkv4_backward(w, u, k, v, *rest):
-    *given, last, kept, dy, dlast = rest
+    *given, _, kept, dy, dlast = rest
     dk, dv = np.zeros_like(k), np.zeros_like(v)
     dw, du = np.zeros_like(w), np.zeros_like(u)
     decay = -np.exp(w)
@@ -129,7 +129,7 @@ class TestWKV4(OperatorTest):
 
     def inputs(self, shapes, dtype, seed=1):
         """The sum of weights of a state is positive. The state is wider than float16."""
-        *inputs, = random(seed, np.float64, *shapes)
+        (*inputs,) = random(seed, np.float64, *shapes)
         if len(inputs) > 4:
             inputs[4][:, 1] = np.exp(inputs[4][:, 1])
         wide = np.promote_types(dtype, np.float32)
@@ -156,7 +156,8 @@ class TestWKV4(OperatorTest):
         inputs += [last, kept, y, last]
         dw, du, dk, dv, *_ = gpu.run(backward, *inputs)
         gpu.check_parts(backward, inputs, [None, None, dk, dv], b, 1, gpu.assert_close)
-        assert not (dw.isnan().any() or du.isnan().any())
+        assert not dw.isnan().any()
+        assert not du.isnan().any()
 
 
 class InTwo(nn.Cell):
