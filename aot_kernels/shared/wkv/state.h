@@ -10,9 +10,10 @@ namespace msops::wkv {
 // StateNumbers are elements of T or, if `are_float`, of float; or there are none.
 template <typename T>
 struct StateNumbers {
-  void* data;
-  bool are_float;
+  void* data = nullptr;
+  bool are_float = false;
 
+  StateNumbers() = default;
   explicit StateNumbers(const Tensor& tensor)
       : data(tensor.data), are_float(tensor.dtype && std::strcmp(tensor.dtype, dtype_name<float>()) == 0) {}
   MSOPS_BOTH Compute<T> operator[](int64_t i) const {
