@@ -1,4 +1,5 @@
-// RWKV-7's time mixing: a matrix for each head as a memory that each step decays, corrects and extends, and its gradients
+// RWKV-7's time mixing: a matrix for each head as a memory that each step decays, corrects and extends, and its
+// gradients
 
 #include "wkv7/cpu.h"
 #include "wkv7/gpu.h"

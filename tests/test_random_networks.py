@@ -154,6 +154,23 @@ class TimeMix(nn.Cell):
         return ops.concat((first, rest), 1)
 
 
+class HeadMemory(nn.Cell):
+    """Takes the channels for two heads. Cuts the steps in two, and carries the state over."""
+
+    def __init__(self, cells, sizes):
+        super().__init__()
+        self.shape = (sizes.batch, sizes.steps, 2, sizes.width // 2)
+        self.keys, self.decays = (cells.Dense(sizes.width, sizes.width) for _ in range(2))
+        self.sigmoid, self.mix = cells.Sigmoid(), cells.WKV7()
+
+    def construct(self, x):
+        v, k = x.reshape(self.shape), self.sigmoid(self.keys(x)).reshape(self.shape) / 4
+        w = -self.sigmoid(self.decays(x)).reshape(self.shape)
+        first, state = self.mix(v[:, :2], w[:, :2], k[:, :2], v[:, :2], -k[:, :2], k[:, :2], None)
+        rest, _ = self.mix(v[:, 2:], w[:, 2:], k[:, 2:], v[:, 2:], -k[:, 2:], k[:, 2:], state)
+        return ops.concat((first, rest), 1).reshape(x.shape)
+
+
 class Corners(nn.Cell):
     def __init__(self, cells, sizes):
         super().__init__()
@@ -254,6 +271,7 @@ BLOCKS = {
     "LinearScan": functools.partial(Scan, reverse=False),
     "LinearScan, reversed": functools.partial(Scan, reverse=True),
     "WKV4": TimeMix,
+    "WKV7": HeadMemory,
     "TrilinearInterpolation": Corners,
     "MSDeformAttn": Deformable,
     "KNN": functools.partial(Neighbours, finder="KNN"),

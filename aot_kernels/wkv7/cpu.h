@@ -63,9 +63,13 @@ struct OnCpu {
       const T* const from = task.inputs[v] + at;
       for (int64_t o = 0; o < features; ++o) walk.vectors[v][o] = C(from[o]);
     }
-    for (int64_t o = 0; o < features; ++o) walk.vectors[kRate][o] = std::exp(walk.vectors[kW][o]);
 #pragma GCC ivdep
-    for (int64_t o = 0; o < features; ++o) walk.vectors[kW][o] = Exponential<C>::exp(-walk.vectors[kRate][o]);
+    for (int64_t o = 0; o < features; ++o) {
+      const C raw = walk.vectors[kW][o], smaller = Exponential<C>::exp(-std::fabs(raw));
+      const C rate = raw < 0 ? smaller : 1 / smaller;
+      walk.vectors[kRate][o] = rate;
+      walk.vectors[kW][o] = Exponential<C>::exp(-rate);
+    }
     for (int v = 0; v < kVectors; ++v)
       if (Program::owns(v))
         for (int64_t c = 0; c < walk.count; ++c) walk.own[v][c] = walk.vectors[v][walk.first + c];

@@ -1,7 +1,7 @@
 // On the GPU, a warp walks with some rows or columns of a matrix in its registers. It needs no other warp: heads, and
-// rows or columns of one head, are as many warps as there are. Four lanes share a row: each has a quarter of its elements,
-// of several rows, so that an element of a vector that it loads from shared memory serves all of them. The vectors of the
-// next steps are on their way to registers meanwhile.
+// rows or columns of one head, are as many warps as there are. Four lanes share a row: each has a quarter of its
+// elements, of several rows, so that an element of a vector that it loads from shared memory serves all of them. The
+// vectors of the next steps are on their way to registers meanwhile.
 #pragma once
 
 #include "programs.h"
@@ -83,8 +83,7 @@ __global__ void __launch_bounds__(kWarp) walk_kernel(const Task<T> task) {
   C m[L::kRows][L::kPacks][L::kPack];
   unrolled<L::kRows, L::kPacks, L::kPack>([&](int row, int pack, int e) {
     const int index = index_of(pack, e);
-    m[row][pack][e] =
-        first + row < features && index < features ? Program::start(task, place(row, index)) : C(0);
+    m[row][pack][e] = first + row < features && index < features ? Program::start(task, place(row, index)) : C(0);
   });
   Sum<C> product;
   if constexpr (!Program::kRows && !Program::kBack)

@@ -4,8 +4,8 @@
 //   G_t = H_t + dy_t r_t',  g_t = G_t b_t,  H_(t-1) = G_t diag(d_t) + g_t a_t'                  with H_(T-1) = dlast
 //   dv = G k,  dk = G' v,  db = G' s,  dr = S_t' dy,  da = S_(t-1)' g
 //
-// Each row of S and G needs only itself, and so does each column once s and g are known. Hence four walks over the steps,
-// in each of which a row or a column stays in registers:
+// Each row of S and G needs only itself, and so does each column once s and g are known. Hence four walks over the
+// steps, in each of which a row or a column stays in registers:
 //
 //   Forward       rows of S      y, s
 //   RowsBack      rows of G      dv, g, and the gradient of the first state
@@ -51,22 +51,22 @@ template <typename T>
 struct Task {
   using C = Compute<T>;
   Sizes s;
-  const T* inputs[kInputs];         // (sample, step, head, feature), as all of the next three
-  C* computed[kComputed];           // s, g and terms
-  T* gradients[kInputs];            // as inputs; y in place of that of dy
-  C* products;                      // (sample, head, key): sum_i H_(-1)[i] S_(-1)[i]
-  wkv::StateNumbers<T> state;       // (sample, head, value, key), or none
-  wkv::StateNumbers<T> dstate;      // its gradient, or none
-  C* last;                          // the state behind the steps, of this shape
-  const C* dlast;                   // its gradient
+  const T* inputs[kInputs];     // (sample, step, head, feature), as all of the next three
+  C* computed[kComputed];       // s, g and terms
+  T* gradients[kInputs];        // as inputs; y in place of that of dy
+  C* products;                  // (sample, head, key): sum_i H_(-1)[i] S_(-1)[i]
+  wkv::StateNumbers<T> state;   // (sample, head, value, key), or none
+  wkv::StateNumbers<T> dstate;  // its gradient, or none
+  C* last;                      // the state behind the steps, of this shape
+  const C* dlast;               // its gradient
 
   MSOPS_BOTH C& result(int vector, int64_t at) const { return computed[vector - kInputs][at]; }
   MSOPS_BOTH C first_state(int64_t at) const { return state.data ? state[at] : C(0); }
 };
 
-// In all programs, m is an element of the matrix, `x` has the vectors at its index along the sums, and `own` those at the
-// index of its row or column. A step takes m to begin(), then adds add() up to two sums, takes m to update(), and adds
-// add_after() up to another sum.
+// In all programs, m is an element of the matrix, `x` has the vectors at its index along the sums, and `own` those at
+// the index of its row or column. A step takes m to begin(), then adds add() up to two sums, takes m to update(), and
+// adds add_after() up to another sum.
 template <typename T>
 struct Forward {
   using C = Compute<T>;

@@ -31,9 +31,9 @@ def wkv7(
     does (RWKV-7 has a = -k̂ and b = k̂ times a rate, with k̂ a key of length 1), `k` and `v` add a pair of key and value,
     and the receptance `r` reads. The last state goes on with the sequence in another call.
 
-    S and all sums are float32, or float64 beside float64. All inputs have gradients, of first order; results do not vary
-    from run to run. The gradient of `w` is a running sum along the steps, so that its error is that of a sum of up to T
-    terms, also where the gradient itself is small.
+    S and all sums are float32, or float64 beside float64. All inputs have gradients, of first order; results do not
+    vary from run to run. The gradient of `w` is a running sum along the steps, times e^w, so that its error is that of
+    a sum of up to T terms, also where the gradient itself is small.
 
     Args:
         r (Tensor): Receptances, shape (B, T, H, D): B sequences of T steps, any T, with H heads of D features, D up to

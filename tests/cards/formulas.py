@@ -132,6 +132,17 @@ def wkv4(w, u, k, v, state):
     return ops.stack(means, 1), ops.stack((p, q, ops.zeros_like(p)), 1)
 
 
+def wkv7(r, w, k, v, a, b, state):
+    """Computes matrices of (value, key) step by step."""
+    state = k[:, 0, :, None] * v[:, 0, :, :, None] * 0 if state is None else state
+    decay, outputs = ops.exp(-ops.exp(w)), []
+    for t in range(k.shape[1]):
+        read = (state * a[:, t, :, None]).sum(-1).expand_dims(-1)
+        state = state * decay[:, t, :, None] + read * b[:, t, :, None] + v[:, t].expand_dims(-1) * k[:, t, :, None]
+        outputs.append((state * r[:, t, :, None]).sum(-1))
+    return ops.stack(outputs, 1), state
+
+
 def turn(x):
     d, steps = x.shape[3], x.shape[2]
     angles = np.outer(np.arange(steps), 10000.0 ** (-np.arange(0, d, 2) / d))
@@ -251,6 +262,7 @@ FORMULAS = SimpleNamespace(  # the Formula of each Cell, from the same arguments
     LLTMCell=lambda size, hidden: Formula(lltm_step, weight=(3 * hidden, hidden + size), bias=3 * hidden),
     LinearScan=lambda reverse: Formula(lambda net, a, b, h0: scan(a, b, h0, reverse)),
     WKV4=lambda: Formula(lambda net, *inputs: wkv4(*inputs)),
+    WKV7=lambda: Formula(lambda net, *inputs: wkv7(*inputs)),
     RotaryEmbedding=lambda dim, steps: Formula(lambda net, x: turn(x)),
     FlashAttention=lambda causal: Formula(functools.partial(attend, causal=causal)),
     MSDeformAttn=lambda features, levels, heads, points: Formula(
