@@ -66,7 +66,7 @@ struct Ahead {
 
 // Blocks are the warps of all matrices.
 template <typename Program, typename L, typename T>
-__global__ void __launch_bounds__(kWarp) walk_kernel(const Task<T> task) {
+__global__ void __launch_bounds__(kWarp, 8) walk_kernel(const Task<T> task) {
   using C = Compute<T>;
   __shared__ __align__(16) C vectors[L::kSteps][kVectors][L::kSize];
   const Sizes& s = task.s;
@@ -114,9 +114,9 @@ __global__ void __launch_bounds__(kWarp) walk_kernel(const Task<T> task) {
           if (Program::sums_over(v)) x[v] = load<L::kPack>(here[v] + index_of(pack, 0));
         });
       };
-      C owned[L::kRows][kVectors];
-      unrolled<L::kRows, kVectors>([&](int row, int v) {
-        if (Program::owns(v)) owned[row][v] = here[v][first + row < L::kSize ? first + row : 0];
+      Pack<C, L::kRows> owned[kVectors];
+      unrolled<kVectors>([&](int v) {
+        if (Program::owns(v)) owned[v] = load<L::kRows>(here[v] + first);
       });
 
       // Phase 1: the sums before the update.
@@ -126,7 +126,7 @@ __global__ void __launch_bounds__(kWarp) walk_kernel(const Task<T> task) {
         load_pack(x, pack);
         unrolled<L::kPack, L::kRows>([&](int e, int row) {
           const auto at = [&](int v) { return x[v].values[e]; };
-          m[row][pack][e] = Program::begin(m[row][pack][e], at, [&](int v) { return owned[row][v]; });
+          m[row][pack][e] = Program::begin(m[row][pack][e], at, [&](int v) { return owned[v].values[row]; });
           Program::add(m[row][pack][e], at, sums[row], more[row]);
         });
       });
@@ -139,7 +139,7 @@ __global__ void __launch_bounds__(kWarp) walk_kernel(const Task<T> task) {
         unrolled<L::kPack, L::kRows>([&](int e, int row) {
           const auto at = [&](int v) { return x[v].values[e]; };
           m[row][pack][e] =
-              Program::update(m[row][pack][e], at, [&](int v) { return owned[row][v]; }, sums[row], more[row]);
+              Program::update(m[row][pack][e], at, [&](int v) { return owned[v].values[row]; }, sums[row], more[row]);
           Program::add_after(m[row][pack][e], at, after[row]);
         });
       });
