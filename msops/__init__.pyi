@@ -56,6 +56,8 @@ from .operators.trilinear_interpolation import (
     TrilinearInterpolation as TrilinearInterpolation,
     trilinear_interpolation as trilinear_interpolation,
 )
+from .operators.wkv4 import WKV4 as WKV4, wkv4 as wkv4
+from .operators.wkv7 import WKV7 as WKV7, wkv7 as wkv7
 from .patch.patch import patch_mindspore as patch_mindspore
 
 __version__: str

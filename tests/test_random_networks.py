@@ -166,6 +166,35 @@ class Selective(nn.Cell):
         decays, state = -self.sigmoid(u[0, :, :3]), u[:, :, :3]
         y, last = self.scan(u, delta, decays, of_states[:, :3], of_states[:, 3:], x[0, 0], z, x[0, 1], state)
         return y.swapaxes(1, 2) + ops.cast(last.sum(2), x.dtype).expand_dims(1)
+class TimeMix(nn.Cell):
+    """Cuts the steps in two, and carries the state over."""
+
+    def __init__(self, cells, sizes):
+        super().__init__()
+        self.keys, self.mix = cells.Dense(sizes.width, sizes.width), cells.WKV4()
+
+    def construct(self, x):
+        k, w, u = self.keys(x), x[0, 0], x[0, 1]
+        first, state = self.mix(w, u, k[:, :2], x[:, :2], None)
+        rest, _ = self.mix(w, u, k[:, 2:], x[:, 2:], state)
+        return ops.concat((first, rest), 1)
+
+
+class HeadMemory(nn.Cell):
+    """Takes the channels for two heads. Cuts the steps in two, and carries the state over."""
+
+    def __init__(self, cells, sizes):
+        super().__init__()
+        self.shape = (sizes.batch, sizes.steps, 2, sizes.width // 2)
+        self.keys, self.decays = (cells.Dense(sizes.width, sizes.width) for _ in range(2))
+        self.sigmoid, self.mix = cells.Sigmoid(), cells.WKV7()
+
+    def construct(self, x):
+        v, k = x.reshape(self.shape), self.sigmoid(self.keys(x)).reshape(self.shape) / 4
+        w = -self.sigmoid(self.decays(x)).reshape(self.shape)
+        first, state = self.mix(v[:, :2], w[:, :2], k[:, :2], v[:, :2], -k[:, :2], k[:, :2], None)
+        rest, _ = self.mix(v[:, 2:], w[:, 2:], k[:, 2:], v[:, 2:], -k[:, 2:], k[:, 2:], state)
+        return ops.concat((first, rest), 1).reshape(x.shape)
 
 
 class Corners(nn.Cell):
@@ -269,6 +298,8 @@ BLOCKS = {
     "LinearScan": functools.partial(Scan, reverse=False),
     "LinearScan, reversed": functools.partial(Scan, reverse=True),
     "SelectiveScan": Selective,
+    "WKV4": TimeMix,
+    "WKV7": HeadMemory,
     "TrilinearInterpolation": Corners,
     "MSDeformAttn": Deformable,
     "KNN": functools.partial(Neighbours, finder="KNN"),

@@ -136,6 +136,26 @@ def selective_scan(u, delta, decays, inputs, outputs, skip, z, delta_bias, state
         state = ops.exp(step * decays) * state + step * u[:, :, t].expand_dims(2) * inputs[:, :, t].expand_dims(1)
         y.append((state * outputs[:, :, t].expand_dims(1)).sum(2))
     return (ops.stack(y, 2) + skip.expand_dims(1) * u) * z * sigmoid(z), state
+def wkv4(w, u, k, v, state):
+    """Computes means with powers of keys, step by step."""
+    p, q = (ops.zeros_like(k[:, 0]),) * 2 if state is None else (state[:, i] * ops.exp(state[:, 2]) for i in (0, 1))
+    decay, means = ops.exp(-ops.exp(w)), []
+    for t in range(k.shape[1]):
+        own, now = ops.exp(u + k[:, t]), ops.exp(k[:, t])
+        means.append((p + own * v[:, t]) / (q + own))
+        p, q = decay * p + now * v[:, t], decay * q + now
+    return ops.stack(means, 1), ops.stack((p, q, ops.zeros_like(p)), 1)
+
+
+def wkv7(r, w, k, v, a, b, state):
+    """Computes matrices of (value, key) step by step."""
+    state = k[:, 0, :, None] * v[:, 0, :, :, None] * 0 if state is None else state
+    decay, outputs = ops.exp(-ops.exp(w)), []
+    for t in range(k.shape[1]):
+        read = (state * a[:, t, :, None]).sum(-1).expand_dims(-1)
+        state = state * decay[:, t, :, None] + read * b[:, t, :, None] + v[:, t].expand_dims(-1) * k[:, t, :, None]
+        outputs.append((state * r[:, t, :, None]).sum(-1))
+    return ops.stack(outputs, 1), state
 
 
 def turn(x):
@@ -260,6 +280,8 @@ FORMULAS = SimpleNamespace(  # the Formula of each Cell, from the same arguments
     ),
     LinearScan=lambda reverse: Formula(lambda net, a, b, h0: scan(a, b, h0, reverse)),
     SelectiveScan=lambda delta_softplus, return_last_state: Formula(lambda net, *x: selective_scan(*x)),
+    WKV4=lambda: Formula(lambda net, *inputs: wkv4(*inputs)),
+    WKV7=lambda: Formula(lambda net, *inputs: wkv7(*inputs)),
     RotaryEmbedding=lambda dim, steps: Formula(lambda net, x: turn(x)),
     FlashAttention=lambda causal: Formula(functools.partial(attend, causal=causal)),
     MSDeformAttn=lambda features, levels, heads, points: Formula(

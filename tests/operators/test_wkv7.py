@@ -1,0 +1,161 @@
+import numpy as np
+import pytest
+from mindspore import nn, ops
+
+import msops
+from card import chain, length, random, zeros
+from msops.operators.wkv7 import operators
+from operator_test import OperatorTest, run, run_gradient
+
+
+def walk(r, w, k, v, a, b, state=None):
+    """Yields the step's number, the state before it, the state after it, and that before it times a."""
+    batch, steps, heads, d = r.shape
+    after = np.zeros((batch, heads, d, d), r.dtype) if state is None else np.asarray(state, r.dtype)
+    for t in range(steps):
+        before = after
+        read = np.einsum("bhij,bhj->bhi", before, a[:, t])
+        after = before * np.exp(-np.exp(w[:, t]))[:, :, None]
+        after = after + read[..., None] * b[:, t, :, None] + v[:, t, :, :, None] * k[:, t, :, None]
+        yield t, before, after, read
+
+
+def wkv7(r, w, k, v, a, b, state=None):
+    batch, _, heads, d = r.shape
+    y, reads = np.zeros_like(r), np.zeros_like(r)
+    last = np.zeros((batch, heads, d, d), r.dtype) if state is None else np.asarray(state, r.dtype)
+    for t, _, last, reads[:, t] in walk(r, w, k, v, a, b, state):
+        y[:, t] = np.einsum("bhij,bhj->bhi", last, r[:, t])
+    return y, last, reads
+
+
+def wkv7_backward(r, w, k, v, a, b, *rest):
+    *given, _, dy, dlast = rest
+    dr, dw, dk, dv, da, db = (np.zeros_like(r) for _ in range(6))
+    g = np.asarray(dlast, r.dtype)
+    for t, before, after, read in reversed(list(walk(r, w, k, v, a, b, *given))):
+        g = g + dy[:, t, :, :, None] * r[:, t, :, None]
+        dr[:, t] = np.einsum("bhij,bhi->bhj", after, dy[:, t])
+        dv[:, t] = np.einsum("bhij,bhj->bhi", g, k[:, t])
+        dk[:, t] = np.einsum("bhij,bhi->bhj", g, v[:, t])
+        db[:, t] = np.einsum("bhij,bhi->bhj", g, read)
+        dread = np.einsum("bhij,bhj->bhi", g, b[:, t])
+        da[:, t] = np.einsum("bhij,bhi->bhj", before, dread)
+        rate = np.exp(w[:, t])
+        decay = np.exp(-rate)
+        dw[:, t] = -rate * decay * (g * before).sum(2)
+        g = g * decay[:, :, None] + dread[..., None] * a[:, t, :, None]
+    return dr, dw, dk, dv, da, db, *([g] if given else [])
+
+
+def case(b, t, h, d, state=True):
+    return [(b, t, h, d)] * 6 + [(b, h, d, d)] * state, {}
+
+
+class TestWKV7(OperatorTest):
+    function, cell = msops.wkv7, msops.WKV7
+    formulas = wkv7, wkv7_backward
+    cases = {
+        "small": case(1, 4, 2, 3),
+        "no state": case(2, 5, 2, 4, state=False),
+        "one": case(1, 1, 1, 1),
+        "no steps": case(2, 0, 2, 3),
+        "no steps, no state": case(1, 0, 2, 3, state=False),
+        "no features": case(2, 3, 2, 0),
+        "no heads": case(2, 3, 0, 4),
+        "odd": case(2, 9, 3, 37),
+        "64": case(1, 33, 2, 64),
+        "most": case(1, 5, 1, 128, state=False),
+    }
+    further = {
+        f"{b} x {t} x {h} x {d}": case(b, t, h, d, state=t % 2 == 1)
+        for b, t, h, d in ((1, 2, 1, 64), (3, 5, 2, 32), (1, 12, 2, 65), (2, 3, 1, 127), (1, 67, 1, 16), (0, 3, 2, 4))
+    }
+    small = "small"
+    hostile = ("small", "no state")
+    roundings = 64  # a state stays in sums for some steps
+    wrong = (
+        (zeros(*[(2, 3, 4)] * 6), {}, ValueError, "wkv7: r must have shape (B, T, H, D), got (2, 3, 4)"),
+        (zeros(*[(2, 3, 4, 5)] * 5, (2, 3, 4, 6)), {}, ValueError, "b must have shape (B, T, H, D) = (2, 3, 4, 5)"),
+        (zeros(*[(2, 3, 4, 5)] * 6, (2, 4, 5)), {}, ValueError, "state must have shape (B, H, D, D), got"),
+        (zeros(*[(1, 2, 1, 129)] * 6), {}, ValueError, "wkv7: r must have at most 128 features, got 129"),
+        (zeros(*[(2, 3, 4, 5)] * 6, dtype=np.int32), {}, TypeError, "wkv7: r must be float16, float32 or float64"),
+        ([*zeros(*[(2, 3, 4, 5)] * 6), 0.0], {}, TypeError, "wkv7: state must be a Tensor, got float"),
+    )
+    huge = ((2**15 + 1, 1030, 1, 64), (5, 2**13 + 3, 65, 1000))
+
+    def operators(self, shapes=()):
+        return chain(operators() if not shapes or len(shapes) > 6 else operators().without("state"))
+
+    def inputs(self, shapes, dtype, seed=1):
+        """As in RWKV-7, raw decays are below -1/2, a is minus a key of length 1, and b is the same key times a rate."""
+        r, w, k, v, a, b, *state = random(seed, np.float64, *shapes)
+        a = -a / np.maximum(np.sqrt((a * a).sum(-1, keepdims=True)), 1e-3)
+        b = -a / (1 + np.exp(-b))
+        k = k / max(1, k.shape[-1]) ** 0.5
+        wide = np.promote_types(dtype, np.float32)
+        return [np.asarray(x, dtype) for x in (r, -0.5 - np.log1p(np.exp(w)), k, v, a, b)] + [
+            np.asarray(x, wide) for x in state
+        ]
+
+    def result_dtype(self, dtype):
+        return dtype, np.promote_types(dtype, np.float32).name
+
+    def reference(self, *inputs):
+        return wkv7(*inputs)[:2]
+
+    def reference_gradient(self, *arguments):
+        *inputs, dy, dlast = arguments
+        return wkv7_backward(*inputs, None, dy, dlast)
+
+    def random_case(self, random):
+        return case(*(length(random) for _ in range(4)), random.random() < 0.5)
+
+
+class InTwo(nn.Cell):
+    """Cuts a sequence, and carries the state over."""
+
+    def __init__(self, cut):
+        super().__init__()
+        self.cut, self.mix = cut, msops.WKV7()
+
+    def construct(self, r, w, k, v, a, b, state):
+        n = self.cut
+        first, state = self.mix(r[:, :n], w[:, :n], k[:, :n], v[:, :n], a[:, :n], b[:, :n], state)
+        second, state = self.mix(r[:, n:], w[:, n:], k[:, n:], v[:, n:], a[:, n:], b[:, n:], state)
+        return ops.concat((first, second), 1), state
+
+
+def test_sequence_in_two_calls(mode):
+    """The state carries results and gradients over a cut anywhere."""
+    inputs = TestWKV7().inputs(case(2, 9, 2, 3)[0], np.float64)
+    douts = random(2, np.float64, (2, 9, 2, 3), (2, 2, 3, 3))
+    whole = msops.WKV7()
+    want, gradients = run(whole, *inputs), run_gradient(whole, inputs, douts)
+    for cut in (1, 4, 8):
+        net = InTwo(cut)
+        for got, expected in zip(run(net, *inputs), want):
+            np.testing.assert_allclose(got, expected, rtol=1e-12, atol=1e-14)
+        for got, expected in zip(run_gradient(net, inputs, douts), gradients):
+            np.testing.assert_allclose(got, expected, rtol=1e-10, atol=1e-12)
+
+
+def test_state_of_float16(mode):
+    """A state of float16 counts as that of float32, and its gradient is float16."""
+    *inputs, state = TestWKV7().inputs(case(2, 3, 1, 4)[0], np.float16)
+    half, net = state.astype(np.float16), msops.WKV7()
+    for got, want in zip(run(net, *inputs, half), run(net, *inputs, half.astype(np.float32))):
+        np.testing.assert_array_equal(got, want)
+    assert run_gradient(net, [*inputs, half], [inputs[0], state])[6].dtype == np.float16
+
+
+@pytest.mark.parametrize("raw", [-100.0, 5.0, 80.0])
+def test_decays_of_any_size(mode, raw):
+    """A column may stay for ever, or vanish at once; gradients are accurate beside the largest of them."""
+    inputs = TestWKV7().inputs(case(1, 50, 1, 8)[0], np.float32)
+    inputs[1] = np.where(np.arange(8) % 2 == 0, np.float32(raw), inputs[1])
+    douts = random(2, np.float32, (1, 50, 1, 8), (1, 1, 8, 8))
+    wide = [np.float64(x) for x in (*inputs, *douts)]
+    for got, want in zip(run_gradient(msops.WKV7(), inputs, douts), TestWKV7().reference_gradient(*wide)):
+        assert np.isfinite(got).all()
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4 * np.abs(want).max())
