@@ -22,3 +22,9 @@ def copy_into(to: Tensor, source: Tensor) -> Tensor:
             "without _"
         )
     return assign(to, source)
+
+
+def store(to: Tensor, source: Tensor) -> Tensor:
+    """Writes a tensor that needs no gradient into another."""
+    source = ops.stop_gradient(source)
+    return ops.auto_generate.inplace_copy_op(to, source, False) if compiling() else assign(to, source)
