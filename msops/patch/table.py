@@ -58,16 +58,39 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "operations.NPUAllocFloatStatus": overflow.NPUAllocFloatStatus,
     "operations.NPUClearFloatStatus": overflow.NPUClearFloatStatus,
     "operations.NPUGetFloatStatus": overflow.NPUGetFloatStatus,
+    "operations.math_ops.NPUClearFloatStatusV2": overflow.NPUClearFloatStatusV2,
+    "operations.math_ops.NPUGetFloatStatusV2": overflow.NPUGetFloatStatusV2,
+    "auto_generate.NPUClearFloatStatusV2": overflow.NPUClearFloatStatusV2,
+    "auto_generate.NPUGetFloatStatusV2": overflow.NPUGetFloatStatusV2,
+    "auto_generate.npu_clear_float_status_v2_op": overflow.no_overflow,
+    "auto_generate.npu_get_float_status_v2_op": overflow.no_overflow,
+    "auto_generate.NpuGelu": activation.NpuGelu,
+    "auto_generate.npu_gelu_op": activation.gelu_of,
+    "auto_generate.AdamW": optim.AdamWOfTensors,
+    "auto_generate.adamw_op": optim.AdamWOfTensors(),
 }
 
 # These primitives are refused when they are called, with words that tell what msops has instead.
 _SLICES = "msops has no matmul of groups: multiply the slices of each group by mindspore.ops.matmul"
 _ROUTES = "compose it of mindspore.ops.top_k, gather and softmax"
 _CACHE = "msops.flash_attention(kv_lengths=...) reads a cache of the greatest length, which ops.ScatterUpdate writes"
+_CHOSEN = "msops.flash_attention has kv_lengths, causal, window, mask and bias, but no choice of blocks of keys"
+_LATENT = "multiply by the matrices of the latent space, and call msops.flash_attention"
+_BLOCKS = "combine blocks of keys by the lse that msops.flash_attention(return_lse=True) returns"
+_DEVICES = (
+    "call mindspore.ops.AllReduce, AllGather or ReduceScatter and the operator, such as msops.add_rms_norm, apart"
+)
 _INFERENCE = "msops.flash_attention has kv_lengths, causal, window and mask"
 _FLOATS = "msops computes in float16, float32 and float64: cast the weights to one of these"
 REFUSED: dict[str, str] = {
     **dict.fromkeys(("GroupedMatmul", "GroupedMatmulV2", "GroupedMatmulV4", "InplaceGroupedMatmulAdd"), _SLICES),
+    **dict.fromkeys(("Gmm", "GmmV2", "GmmBackward", "GmmV2Backward"), _SLICES),
+    **dict.fromkeys(("GmmBackwardFusion", "GmmV2BackwardFusion"), _SLICES),
+    **dict.fromkeys(("NsaCompress", "NsaCompressAttention", "NsaSelectAttention"), _CHOSEN),
+    **dict.fromkeys(("SparseFlashAttention", "LightningIndexer"), _CHOSEN),
+    **dict.fromkeys(("Mla", "MlaPreprocess"), _LATENT),
+    "RingAttentionUpdate": _BLOCKS,
+    **dict.fromkeys(("MatmulAllReduceAddRmsNorm", "AllGatherMatmul", "MatmulReduceScatter"), _DEVICES),
     **dict.fromkeys(("PagedAttention", "PagedAttentionMask", "ReshapeAndCache", "KVCacheScatterUpdate"), _CACHE),
     **dict.fromkeys(("PromptFlashAttention", "IncreFlashAttention", "FusedInferAttentionScore"), _INFERENCE),
     "SpeedFusionAttention": "ops.flash_attention_score and msops.flash_attention compute attention",
@@ -229,7 +252,6 @@ PRIMITIVES: dict[str, Callable[..., Any]] = {
     "SoftMarginLoss": loss.soft_margin_loss,
     "CosineEmbeddingLoss": loss.cosine_embedding_loss,
     "GeluExt": activation.gelu_of,
-    "NpuGelu": activation.gelu_of,
     "EluExt": activation.elu,
     "SeLUExt": activation.selu,
     "MishExt": activation.mish,

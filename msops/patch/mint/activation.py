@@ -8,6 +8,7 @@ from mindspore import Tensor, ops
 from mindspore.ops import operations
 
 from msops.operators.gelu import gelu as of_elements
+from msops.patch.replacement import Replacement
 
 from .in_place import copy_into
 
@@ -24,6 +25,13 @@ def gelu(input: Tensor, *, approximate: str = "none") -> Tensor:  # noqa: A002
 
 def gelu_of(input: Tensor, approximate: str = "none") -> Tensor:  # noqa: A002
     return of_elements(input, approximate)
+
+
+class NpuGelu(Replacement):
+    """Calls gelu."""
+
+    def __call__(self, input: Tensor, approximate: str = "none") -> Tensor:  # noqa: A002
+        return of_elements(input, approximate)
 
 
 def elu(input: Tensor, alpha: float = 1.0) -> Tensor:  # noqa: A002
