@@ -236,11 +236,10 @@ def test_open_sizes(patched):
 
 
 def names():
-    """Returns what the names of the table stand for, by their places. Optimizers have such a name, too."""
+    """Returns what the names of the table stand for, by their places."""
     last = {name.split(".")[-1] for name in FUNCTIONS}
     modules = [(path, vars(module)) for path, module in sys.modules.items() if path.split(".")[0] == "mindspore"]
-    found = {(path, name): values[name] for path, values in modules for name in last & values.keys()}
-    return {place: each for place, each in found.items() if not isinstance(each, type) or not issubclass(each, nn.Cell)}
+    return {(path, name): values[name] for path, values in modules for name in last & values.keys()}
 
 
 def test_modules_that_imported_before_the_patch(monkeypatch):

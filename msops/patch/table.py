@@ -66,8 +66,6 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "auto_generate.npu_get_float_status_v2_op": overflow.no_overflow,
     "auto_generate.NpuGelu": activation.NpuGelu,
     "auto_generate.npu_gelu_op": activation.gelu_of,
-    "auto_generate.AdamW": optim.AdamWOfTensors,
-    "auto_generate.adamw_op": optim.AdamWOfTensors(),
 }
 
 # These primitives are refused when they are called, with words that tell what msops has instead.
@@ -319,6 +317,9 @@ MINT: dict[str, Callable[..., Any]] = {
     "mint.optim.AdamW": optim.AdamW,
     "mint.optim.FusedAdamW": optim.FusedAdamW,
     "mint.optim.SGD": optim.SGD,
+    # Without the rest of mint, mint.optim.AdamW would not count its steps.
+    "auto_generate.AdamW": optim.AdamWOfTensors,
+    "auto_generate.adamw_op": optim.AdamWOfTensors(),
     "gelu": activation.gelu_of,
     "group_norm": norm.group_norm,
     "layer_norm": norm.layer_norm,
