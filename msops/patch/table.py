@@ -141,6 +141,7 @@ PRIMITIVES: dict[str, Callable[..., Any]] = {
     "IsFinite": elementwise.isfinite,
     "IsNegInf": elementwise.isneginf,
     "EqualExt": elementwise.equal,
+    "AddcmulExt": elementwise.addcmul,
     "LogAddExp": elementwise.logaddexp,
     "LogAddExp2": elementwise.logaddexp2,
     "Frac": elementwise.frac,
@@ -313,6 +314,7 @@ PRIMITIVES: dict[str, Callable[..., Any]] = {
 # with "mint." are of mindspore.mint.
 MINT: dict[str, Callable[..., Any]] = {
     "mint.nn.SyncBatchNorm": norm.SyncBatchNorm,
+    "mint.nn.functional.silu": activation.silu,
     "mint.optim.Adam": optim.Adam,
     "mint.optim.AdamW": optim.AdamW,
     "mint.optim.FusedAdamW": optim.FusedAdamW,
@@ -325,6 +327,7 @@ MINT: dict[str, Callable[..., Any]] = {
     "layer_norm": norm.layer_norm,
     "LogSoftmaxExt": loss.LogSoftmaxExt,
     "function.nn_func.glu_ext": activation.glu,
+    "function.nn_func.softmax_ext": activation.softmax,
     "function.nn_func.log_softmax_ext": loss.log_softmax,
     "function.nn_func.cross_entropy_ext": loss.cross_entropy_ext,
     "functional_overload.conv1d": conv.convolution,

@@ -77,6 +77,10 @@ def addcdiv(input: Tensor, tensor1: Tensor, tensor2: Tensor, *, value: float = 1
     return input + (tensor1 / tensor2) * value
 
 
+def addcmul(input: Tensor, tensor1: Tensor, tensor2: Tensor, value: float = 1) -> Tensor:  # noqa: A002
+    return input + (tensor1 * tensor2) * value
+
+
 def frac(input: Tensor) -> Tensor:  # noqa: A002
     return input - ops.trunc(input)
 
