@@ -158,3 +158,11 @@ def test_equal():
     assert mint.equal(x, x + 0)
     assert not mint.equal(x, x + 1)
     assert not mint.equal(x, x[:2])
+
+
+def test_numbers():
+    mindspore.set_context(mode=mindspore.PYNATIVE_MODE)
+    x = Tensor(np.arange(3.0))
+    assert mint.allclose(x, x + 1e-9)
+    assert not mint.allclose(x, x + 1)
+    assert mint.item(x[2]) == 2
