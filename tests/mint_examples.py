@@ -2,6 +2,7 @@
 
 import contextlib
 import doctest
+import functools
 import importlib
 import inspect
 import io
@@ -10,32 +11,57 @@ import re
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import mindspore
 import numpy as np
 from mindspore import mint, nn, ops
 
 MODULES = ("mint", "mint.nn", "mint.nn.functional", "mint.optim", "mint.linalg", "mint.special")
+# What these modules import for their own use: they list the names that they mean for others in part alone.
+HELPERS = re.compile(
+    r"_\w*|\w+_(op|ext|impl|func)|inplace_\w+|jit_\w+|Tensor|Cell|constexpr|cdist_|nllloss",
+)
+# These names have no examples of their own: they are other words for names that have.
+EXAMPLES_OF = {
+    "mint.arccos": "mint.acos",
+    "mint.arccosh": "mint.acosh",
+    "mint.arcsin": "mint.asin",
+    "mint.arcsinh": "mint.asinh",
+    "mint.arctan": "mint.atan",
+    "mint.arctanh": "mint.atanh",
+    "mint.clip": "mint.clamp",
+    "mint.concat": "mint.cat",
+    "mint.divide": "mint.div",
+    "mint.fix": "mint.trunc",
+    "mint.ge": "mint.greater_equal",
+    "mint.lt": "mint.less",
+    "mint.negative": "mint.neg",
+    "mint.not_equal": "mint.ne",
+    "mint.nn.functional.upsample": "mint.nn.functional.interpolate",
+}
 NUMBER = re.compile(r"-?\d+\.?\d*(?:e[+-]?\d+)?")
-# These examples cannot run, or print something else than they say, whatever runs them.
-WRONG = {
-    "mint.count_nonzero": "the example calls `mindspore.ops.count_nonzero`, which names its argument `x`",
+# These examples print something else than they say, whatever runs them.
+PRINTING = {
     "mint.multinomial": "the example prints random numbers",
     "mint.nn.Flatten": "it prints other words than it says",
-    "mint.nn.Hardtanh": "it uses a variable x that it does not make",
-    "mint.nn.KLDivLoss": "it makes mindspore.nn.KLDivLoss, which takes no log_target",
-    "mint.nn.SyncBatchNorm": "it needs processes that mpirun or msrun started",
-    "mint.nn.UpsamplingBilinear2d": "it has an unclosed bracket",
     "mint.nn.UpsamplingNearest2d": "it says 10 where the input has 11",
     "mint.nn.functional.embedding": "it prints numbers that are not set",
-    "mint.nn.functional.leaky_relu": "it calls ops.extend.leaky_relu_ext, which does not exist",
+    "mint.triangular_solve": "the example prints random numbers",
+}
+# These examples cannot run.
+WRONG = {
+    "mint.imag": "the example sets the device to Ascend",
+    "mint.nn.Hardtanh": "it uses a variable x that it does not make",
+    "mint.nn.SyncBatchNorm": "it needs processes that mpirun or msrun started",
+    "mint.nn.UpsamplingBilinear2d": "it has an unclosed bracket",
     "mint.optim.Adam": "it uses a class LeNet5 that it does not make",
     "mint.optim.AdamW": "it uses a class LeNet5 that it does not make",
     "mint.optim.FusedAdamW": "it uses a class LeNet5 that it does not make",
     "mint.optim.SGD": "it uses a class LeNet5 that it does not make",
     "mint.rand_like": "the example moves a tensor to Ascend",
     "mint.randint_like": "the example moves a tensor to Ascend",
-    "mint.triangular_solve": "the example prints random numbers",
+    "mint.real": "the example sets the device to Ascend",
 }
 # The CPU's convolution makes some 3 10^8 products a second.
 SLOW = {"mint.nn.Conv2d": "the example takes a quarter of an hour on a CPU"}
@@ -43,20 +69,31 @@ SECONDS = 60  # for a name's examples
 
 
 def left_out(device):
-    """Returns {name: why its examples are not run on a device}."""
-    return WRONG | SLOW if device == "CPU" else WRONG
+    """Returns {name: why its examples do not tell on a device}."""
+    return PRINTING | WRONG | (SLOW if device == "CPU" else {})
 
 
 def names():
     """Returns the paths of mint's public names, each object once."""
     found = {}
-    own = set(mint.distributed.__all__).union(mint.nn.__all__, mint.optim.__all__)  # mint's list has these, too
+    others = {id(getattr(mint.distributed, name)) for name in mint.distributed.__all__}
+    inner = set(mint.nn.__all__).union(mint.optim.__all__)  # mint's list has these, too
     for module in MODULES:
         values = importlib.import_module(f"mindspore.{module}")
-        for name in dict.fromkeys(values.__all__):
-            if (module != "mint" or name not in own) and hasattr(values, name):
-                found.setdefault(id(getattr(values, name)), f"{module}.{name}")
+        listed = [name for name in values.__all__ if module != "mint" or name not in inner]
+        for name in dict.fromkeys([*listed, *filter(functools.partial(is_public, values), sorted(vars(values)))]):
+            value = getattr(values, name, None)
+            if value is not None and id(value) not in others:
+                found.setdefault(id(value), f"{module}.{name}")
     return list(found.values())
+
+
+def is_public(module, name):
+    """Tells whether a module that does not list a name has it for others."""
+    value = getattr(module, name)
+    has_classes = module in (mint.nn, mint.optim)
+    is_kind = inspect.isclass(value) if has_classes else inspect.isfunction(value)
+    return is_kind and value.__module__.startswith("mindspore.") and not HELPERS.fullmatch(name)
 
 
 class Network(nn.Cell):
@@ -97,25 +134,66 @@ def find(path):
     return module, name, getattr(module, name)
 
 
-def run(path, graph, document):
+def document_of(path):
+    """Returns the document of a name, or of the name for which it is another word. Its examples call the name by its
+    path: many call it as another module's, where it is not, or is another function."""
+    own, told = find(path)[2], find(EXAMPLES_OF.get(path, path))[2]
+    names = {each.rpartition(".")[2] for each in (path, EXAMPLES_OF.get(path, path))}
+    names |= {each.__name__ for each in (own, told) if hasattr(each, "__name__")}
+    call = rf"\b(mindspore\.|ms\.)?(mint|ops|nn)(\.\w+)*\.({'|'.join(names)})(_ext)?\("
+    return re.sub(call, f"mindspore.{path}(", inspect.getdoc(told) or "")
+
+
+@contextlib.contextmanager
+def watched(files):
+    """Adds to a set the files of msops whose functions run, by their paths in the package."""
+    import msops
+
+    folder = str(Path(msops.__file__).parent)
+
+    def note(frame, event, _):
+        if event == "call" and frame.f_code.co_filename.startswith(folder):
+            files.add(str(Path(frame.f_code.co_filename).relative_to(folder)))
+
+    sys.setprofile(note)
+    try:
+        yield
+    finally:
+        sys.setprofile(None)
+
+
+def watching(function, files):
+    @functools.wraps(function)
+    def call(*inputs, **settings):
+        with watched(files):
+            return function(*inputs, **settings)
+
+    return call
+
+
+def run(path, graph, document, files):
     """Runs a name's examples and returns what is wrong: "" if nothing is, None if there are none. Examples that take
-    too long end the process, since what runs in a kernel hears of no exception."""
+    too long end the process, since what runs in a kernel hears of no exception. PyNative mode adds to `files` those
+    of msops that the name needs."""
     module, name, value = find(path)
-    examples = doctest.DocTestParser().get_examples(document or "")
+    examples = doctest.DocTestParser().get_examples(document)
     if not examples:
         return None
-    own = Network(value) if graph and inspect.isfunction(value) else value
-    source = "".join(example.source for example in examples)
-    # Some examples call the name as another module's, in which it is not.
-    strays = {(ops, found) for found in re.findall(r"\bops\.(\w+)", source) if not hasattr(ops, found)}
-    strays |= {(nn, found) for found in re.findall(r"(?<!mint\.)\bnn\.(\w+)", source) if not hasattr(nn, found)}
+    own, cells = value, []
+    if graph and inspect.isfunction(value):
+        own = Network(value)
+    elif not graph and inspect.isclass(value):
+        cells = [(value, "construct", watching(value.construct, files))] if hasattr(value, "construct") else []
+    elif not graph:
+        own = watching(value, files)
     values = dict(mindspore=mindspore, ms=mindspore, mint=mint, np=np, ops=ops, nn=nn, Tensor=mindspore.Tensor)
     mindspore.set_context(mode=mindspore.GRAPH_MODE if graph else mindspore.PYNATIVE_MODE)
     signal.alarm(SECONDS)
     try:
         with contextlib.ExitStack() as stack:
-            for place in ((module, name), *strays):
-                stack.enter_context(replaced(*place, own))
+            stack.enter_context(replaced(module, name, own))
+            for cell in cells:
+                stack.enter_context(replaced(*cell))
             for example in examples:
                 with contextlib.redirect_stdout(io.StringIO()) as got:
                     exec(compile(example.source, f"<{path}>", "single"), values)  # noqa: S102 (it is MindSpore's own)
@@ -130,38 +208,43 @@ def run(path, graph, document):
 
 
 def report(device, patched, paths):
-    """Prints lines of JSON: for each path and mode what `run` returns, and before that null."""
+    """Prints lines of JSON: for each path and mode what `run` returns and the files of msops that it needs, and before
+    that null and no file."""
     mindspore.set_device(device)
-    documents = {path: inspect.getdoc(find(path)[2]) for path in paths}  # what replaces a function has none
+    documents = {path: document_of(path) for path in paths}  # what replaces a function has none
     if patched:
         import msops
 
         msops.patch_mindspore()
     for path in paths:
         for graph in (False, True):
-            print(json.dumps((path, graph, None)), flush=True)
-            finding = None if path in left_out(device) else run(path, graph, documents[path])
-            print(json.dumps((path, graph, finding)), flush=True)
+            print(json.dumps((path, graph, None, ())), flush=True)
+            files, tells = set(), path not in left_out(device)
+            # An example of PRINTING still shows what the name needs.
+            runs = tells or (path in PRINTING and not graph)
+            finding = run(path, graph, documents[path], files) if runs else None
+            print(json.dumps((path, graph, finding if tells else None, sorted(files))), flush=True)
 
 
 def findings(device, patched, paths):
-    """Returns {(path, is graph mode): what `run` returns}. A process of its own runs the names; one that crashes is
-    followed by another."""
-    found, rest = {}, list(paths)
+    """Returns {(path, is graph mode): what `run` returns}, and {path: the files of msops that it needs}. A process of
+    its own runs the names; one that crashes is followed by another."""
+    found, files, rest = {}, {}, list(paths)
     while rest:
         command = [sys.executable, __file__, device, str(int(patched)), *rest]
         process = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, timeout=1800)
         lines = [json.loads(line) for line in process.stdout.splitlines() if line.startswith("[")]
-        for path, graph, finding in lines:
+        for path, graph, finding, needed in lines:
             found[path, graph] = finding
+            files[path] = files.get(path, []) + needed
         if process.returncode == 0:
-            return found
-        path, graph, _ = lines[-1]
+            return found, files
+        path, graph, *_ = lines[-1]
         late = process.returncode == -signal.SIGALRM
         found[path, graph] = f"{SECONDS} s were not enough" if late else f"it ends the process ({process.returncode})"
         found.setdefault((path, True), found[path, graph])
         rest = rest[rest.index(path) + 1 :]
-    return found
+    return found, files
 
 
 if __name__ == "__main__":

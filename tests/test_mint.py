@@ -67,7 +67,7 @@ def close(got, want, tolerance, what):
     if got.dtype.kind in "biu":
         np.testing.assert_array_equal(got, want, what)
         return
-    finite = np.abs(np.asarray(want, np.float64))[np.isfinite(want)]
+    finite = np.abs(want)[np.isfinite(want)]
     np.testing.assert_allclose(got, want, tolerance, tolerance * max(1, finite.max(initial=0)), err_msg=what)
 
 
@@ -86,9 +86,9 @@ def test_program(mode, case, dtype):
     assert len(outs) == len(want)
     for got, expected in zip(outs, want):
         close(got.asnumpy(), expected, TOLERANCE[dtype], "the result")
-    douts = [dout.astype(np.float64) for dout in douts]
     for i in variables:
-        check_gradient(case, exact, i, gradients[i].asnumpy(), douts, TOLERANCE[dtype])
+        weights = [dout.astype(np.float64) for dout in douts]
+        check_gradient(case, exact, i, gradients[i].asnumpy(), weights, TOLERANCE[dtype])
 
 
 def check_gradient(case, exact, i, gradient, douts, tolerance):
@@ -158,3 +158,11 @@ def test_equal():
     assert mint.equal(x, x + 0)
     assert not mint.equal(x, x + 1)
     assert not mint.equal(x, x[:2])
+
+
+def test_numbers():
+    mindspore.set_context(mode=mindspore.PYNATIVE_MODE)
+    x = Tensor(np.arange(3.0))
+    assert mint.allclose(x, x + 1e-9)
+    assert not mint.allclose(x, x + 1)
+    assert mint.item(x[2]) == 2

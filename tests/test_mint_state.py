@@ -144,6 +144,32 @@ def test_batch_norm_without_running_statistics(mode):
     np.testing.assert_allclose(net(Tensor(x.astype(np.float32))).asnumpy(), want, 1e-5, 1e-5)
 
 
+class Joined(nn.Cell):
+    """Joins the statistics of two devices."""
+
+    def __init__(self):
+        super().__init__()
+        self.mean = Parameter(Tensor(np.zeros(3, np.float32)), name="mean", requires_grad=False)
+        self.variance = Parameter(Tensor(np.ones(3, np.float32)), name="variance", requires_grad=False)
+
+    def construct(self, x, means, deviations, counts):
+        join = mint.batch_norm_gather_stats_with_counts
+        return join(x, means, deviations, self.mean, self.variance, 0.3, 1e-5, counts)
+
+
+def test_batch_norm_joins_statistics(mode):
+    """They are as if the batch were on one device."""
+    x, net, parts = RNG.standard_normal((10, 3, 5)).astype(np.float32), Joined(), (slice(4), slice(4, 10))
+    rows = [mint.batch_norm_stats(Tensor(x[part]), 1e-5) for part in parts]
+    means, deviations = (mint.stack(each) for each in zip(*rows))
+    mean, deviation = net(Tensor(x), means, deviations, Tensor(np.float32([20, 30])))
+    variance = x.var((0, 2))
+    np.testing.assert_allclose(mean.asnumpy(), x.mean((0, 2)), 1e-5, 1e-6)
+    np.testing.assert_allclose(deviation.asnumpy(), 1 / np.sqrt(variance + 1e-5), 1e-5)
+    np.testing.assert_allclose(net.mean.asnumpy(), 0.3 * x.mean((0, 2)), 1e-5, 1e-6)
+    np.testing.assert_allclose(net.variance.asnumpy(), 0.7 + 0.3 * x.var((0, 2), ddof=1), 1e-5)
+
+
 @pytest.mark.wide
 @pytest.mark.alone
 def test_sync_batch_norm_of_one_process(mode):
@@ -206,7 +232,15 @@ def silu_in_place(x):
     return F.silu(x, True)
 
 
+LEFT, RIGHT = RNG.standard_normal(3), RNG.standard_normal(4)
+
+
+def addr_in_place(x):
+    return mint.addr_(x, Tensor(np.float32(LEFT)), Tensor(np.float32(RIGHT)), beta=0.5, alpha=2)
+
+
 IN_PLACE = {
+    "addr_": (addr_in_place, lambda x: 0.5 * x + 2 * np.outer(LEFT, RIGHT)),
     "relu_": (relu_in_place, lambda x: np.maximum(x, 0)),
     "elu_": (elu_in_place, lambda x: np.where(x > 0, x, np.expm1(x))),
     "hardtanh_": (hardtanh_in_place, lambda x: np.clip(x, -1, 1)),

@@ -7,7 +7,7 @@ import types
 import mindspore
 import numpy as np
 import pytest
-from mindspore import Tensor, ops
+from mindspore import Parameter, Tensor, nn, ops
 
 import msops
 from msops import compat
@@ -450,8 +450,101 @@ def test_flag_of_overflows(mode, patched):
     assert not overflow
 
 
+def test_second_flag_of_overflows(mode, patched):
+    """Takes the flag's other tensor, (8,) of int32."""
+    names = ops.operations.math_ops if hasattr(ops.operations.math_ops, "NPUGetFloatStatusV2") else ops.auto_generate
+    with pytest.warns(UserWarning, match="NPUGetFloatStatusV2: .* tells of none"):
+        clear, get = names.NPUClearFloatStatusV2(), names.NPUGetFloatStatusV2()
+
+    def function(flag):
+        flag = ops.depend(flag, clear(flag))
+        return get(flag)
+
+    flag = call(function, np.ones(8, np.int32))
+    assert flag.dtype == np.int32
+    assert not flag.any()
+
+
+def gelus(x):
+    return ops.auto_generate.NpuGelu()(x), ops.auto_generate.npu_gelu_op(x, "tanh")
+
+
+@pytest.mark.skipif(not hasattr(ops.auto_generate, "NpuGelu"), reason="this MindSpore does not have it")
+def test_gelu_of_ascend(mode, patched):
+    close(call(gelus, X), (call(ops.gelu, X), call(ops.gelu, X, approximate="tanh")))
+
+
+class Adam(nn.Cell):
+    """Calls the primitive for a parameter."""
+
+    def __init__(self, x, dtype, amsgrad):
+        super().__init__()
+        moments = [np.zeros(x.shape, np.float32)] * 3
+        self.adamw, self.amsgrad = ops.auto_generate.AdamW(), amsgrad
+        self.x = Parameter(Tensor(x.astype(dtype)), name="x")
+        self.m, self.v, self.most = (Parameter(Tensor(each), name=f"m{i}") for i, each in enumerate(moments))
+
+    def construct(self, gradient, step):
+        moments = self.m, self.v, self.most
+        return self.adamw(self.x, *moments, gradient, step, 0.1, 0.9, 0.99, 0.1, 1e-3, self.amsgrad, True)
+
+
+@pytest.mark.skipif(not hasattr(ops.auto_generate, "AdamW"), reason="this MindSpore does not have it")
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("amsgrad", [False, True])
+def test_adamw(mode, patched, dtype, amsgrad):
+    x, m, v, most = numbers(3, 4).astype(dtype).astype(np.float64), 0, 0, 0
+    net = Adam(x, dtype, amsgrad)
+    for t, gradient in enumerate(numbers(3, 3, 4).astype(dtype)):
+        moved, _, second = numpy_of(net(Tensor(gradient), Tensor(np.float32([t]))))
+        m, v = 0.9 * m - 0.1 * np.float64(gradient), 0.99 * v + 0.01 * np.float64(gradient) ** 2
+        most = np.maximum(most, v) if amsgrad else v
+        x = (1 - 0.1 * 0.1) * x - 0.1 * m / (1 - 0.9 ** (t + 1)) / (np.sqrt(most / (1 - 0.99 ** (t + 1))) + 1e-3)
+        np.testing.assert_allclose(net.x.asnumpy(), x, 1e-5 if dtype == "float32" else 1e-2, 1e-3)
+        np.testing.assert_array_equal(moved, net.x.asnumpy())
+        np.testing.assert_allclose(second, v, 1e-5)
+
+
+def test_sync_batch_norm_of_one_process(mode, patched):
+    """MindSpore's own normalizes by its batch where no processes communicate."""
+    x, net, own = Tensor(X), nn.SyncBatchNorm(3), nn.BatchNorm2d(3)
+    np.testing.assert_array_equal(net.set_train()(x).asnumpy(), own.set_train()(x).asnumpy())
+    np.testing.assert_array_equal(net.moving_variance.asnumpy(), own.moving_variance.asnumpy())
+
+
 def permuted(x, indices):
     return ops.moe_token_permute(x, indices)
+
+
+def in_groups(x):
+    return ops.auto_generate.Gmm()([x], [x])
+
+
+def chosen(x):
+    return ops.auto_generate.SparseFlashAttention()(x, x, x, x, 1.0)
+
+
+def combined(x):
+    return ops.ring_attention_update(x, x, x, x, x, x)
+
+
+def reduced(x):
+    return ops.auto_generate.MatmulAllReduceAddRmsNorm()(x, x, x, x, x, 1e-6, "group")
+
+
+@pytest.mark.skipif(not hasattr(ops.auto_generate, "Gmm"), reason="this MindSpore does not have it")
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (in_groups, "Gmm: .*multiply the slices of each group"),
+        (chosen, "SparseFlashAttention: .*no choice of blocks of keys"),
+        (combined, "RingAttentionUpdate: .*combine blocks of keys by the lse"),
+        (reduced, "MatmulAllReduceAddRmsNorm: .*apart"),
+    ],
+)
+def test_more_that_is_refused(mode, patched, function, words):
+    with pytest.raises(NotImplementedError, match=words):
+        call(function, numbers(4, 8))
 
 
 def quantized(x):

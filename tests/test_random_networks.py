@@ -151,6 +151,8 @@ class ShortConvolution(nn.Cell):
         first, state = self.convolve(x.transpose(0, 2, 1))
         out, _ = self.convolve(first, state)
         return out.transpose(0, 2, 1)
+
+
 class Selective(nn.Cell):
     """Takes inputs of all kinds from x. The last state is the sum of a row at the end."""
 
@@ -166,6 +168,8 @@ class Selective(nn.Cell):
         decays, state = -self.sigmoid(u[0, :, :3]), u[:, :, :3]
         y, last = self.scan(u, delta, decays, of_states[:, :3], of_states[:, 3:], x[0, 0], z, x[0, 1], state)
         return y.swapaxes(1, 2) + ops.cast(last.sum(2), x.dtype).expand_dims(1)
+
+
 class TimeMix(nn.Cell):
     """Cuts the steps in two, and carries the state over."""
 

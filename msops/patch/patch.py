@@ -41,13 +41,13 @@ def patch_mindspore(mint: bool = True) -> Patch:
     `flash_attention_score` run by msops' kernels: they take MindSpore's arguments, return what MindSpore documents, and
     have gradients, in both modes. What msops lacks of them, such as `drop_mask`, is an error. The same holds wherever
     else in MindSpore these names stand, such as in `mindspore.ops.auto_generate`, and for the primitives `RmsNorm`,
-    `AddRmsNorm`, `Swiglu`, `RotaryPositionEmbedding`, `ApplyRotaryPosEmb` and `FlashAttentionScore`.
-    `NPUAllocFloatStatus`, `NPUClearFloatStatus` and `NPUGetFloatStatus` tell of no overflow. Calls of other primitives
-    of transformers for Ascend alone, such as `GroupedMatmul`, raise an error that says what to use instead. Names that
-    a version of MindSpore does not have are left out. On Ascend nothing changes: choose the device first.
+    `AddRmsNorm`, `Swiglu`, `RotaryPositionEmbedding`, `ApplyRotaryPosEmb`, `FlashAttentionScore` and `NpuGelu`.
+    `NPUAllocFloatStatus`, `NPUClearFloatStatus` and `NPUGetFloatStatus` tell of no overflow, also as V2. Calls of other
+    primitives of transformers for Ascend alone, such as `GroupedMatmul`, raise an error that says what to use instead.
+    Names that a version of MindSpore does not have are left out. On Ascend nothing changes: choose the device first.
 
     The names of `mindspore.mint` run, too: those without kernels for GPU and CPU are composed of MindSpore's older
-    operators or, where msops has a kernel, run by that.
+    operators or, where msops has a kernel, run by that. So does the primitive `AdamW`.
 
     Patches may overlap: MindSpore's operators are back when all are undone, in whatever order.
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from . import attention, overflow, transformer
 from .mint import (
     activation,
+    batch_statistics,
     conv,
     creation,
     einsum,
@@ -57,16 +58,37 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "operations.NPUAllocFloatStatus": overflow.NPUAllocFloatStatus,
     "operations.NPUClearFloatStatus": overflow.NPUClearFloatStatus,
     "operations.NPUGetFloatStatus": overflow.NPUGetFloatStatus,
+    "operations.math_ops.NPUClearFloatStatusV2": overflow.NPUClearFloatStatusV2,
+    "operations.math_ops.NPUGetFloatStatusV2": overflow.NPUGetFloatStatusV2,
+    "auto_generate.NPUClearFloatStatusV2": overflow.NPUClearFloatStatusV2,
+    "auto_generate.NPUGetFloatStatusV2": overflow.NPUGetFloatStatusV2,
+    "auto_generate.npu_clear_float_status_v2_op": overflow.no_overflow,
+    "auto_generate.npu_get_float_status_v2_op": overflow.no_overflow,
+    "auto_generate.NpuGelu": activation.NpuGelu,
+    "auto_generate.npu_gelu_op": activation.gelu_of,
 }
 
 # These primitives are refused when they are called, with words that tell what msops has instead.
 _SLICES = "msops has no matmul of groups: multiply the slices of each group by mindspore.ops.matmul"
 _ROUTES = "compose it of mindspore.ops.top_k, gather and softmax"
 _CACHE = "msops.flash_attention(kv_lengths=...) reads a cache of the greatest length, which ops.ScatterUpdate writes"
+_CHOSEN = "msops.flash_attention has kv_lengths, causal, window, mask and bias, but no choice of blocks of keys"
+_LATENT = "multiply by the matrices of the latent space, and call msops.flash_attention"
+_BLOCKS = "combine blocks of keys by the lse that msops.flash_attention(return_lse=True) returns"
+_DEVICES = (
+    "call mindspore.ops.AllReduce, AllGather or ReduceScatter and the operator, such as msops.add_rms_norm, apart"
+)
 _INFERENCE = "msops.flash_attention has kv_lengths, causal, window and mask"
 _FLOATS = "msops computes in float16, float32 and float64: cast the weights to one of these"
 REFUSED: dict[str, str] = {
     **dict.fromkeys(("GroupedMatmul", "GroupedMatmulV2", "GroupedMatmulV4", "InplaceGroupedMatmulAdd"), _SLICES),
+    **dict.fromkeys(("Gmm", "GmmV2", "GmmBackward", "GmmV2Backward"), _SLICES),
+    **dict.fromkeys(("GmmBackwardFusion", "GmmV2BackwardFusion"), _SLICES),
+    **dict.fromkeys(("NsaCompress", "NsaCompressAttention", "NsaSelectAttention"), _CHOSEN),
+    **dict.fromkeys(("SparseFlashAttention", "LightningIndexer"), _CHOSEN),
+    **dict.fromkeys(("Mla", "MlaPreprocess"), _LATENT),
+    "RingAttentionUpdate": _BLOCKS,
+    **dict.fromkeys(("MatmulAllReduceAddRmsNorm", "AllGatherMatmul", "MatmulReduceScatter"), _DEVICES),
     **dict.fromkeys(("PagedAttention", "PagedAttentionMask", "ReshapeAndCache", "KVCacheScatterUpdate"), _CACHE),
     **dict.fromkeys(("PromptFlashAttention", "IncreFlashAttention", "FusedInferAttentionScore"), _INFERENCE),
     "SpeedFusionAttention": "ops.flash_attention_score and msops.flash_attention compute attention",
@@ -119,6 +141,7 @@ PRIMITIVES: dict[str, Callable[..., Any]] = {
     "IsFinite": elementwise.isfinite,
     "IsNegInf": elementwise.isneginf,
     "EqualExt": elementwise.equal,
+    "AddcmulExt": elementwise.addcmul,
     "LogAddExp": elementwise.logaddexp,
     "LogAddExp2": elementwise.logaddexp2,
     "Frac": elementwise.frac,
@@ -192,7 +215,9 @@ PRIMITIVES: dict[str, Callable[..., Any]] = {
     "Mm": linear.mm,
     "Mv": linear.mv,
     "Dot": linear.dot,
+    "Vdot": linear.vdot,
     "Outer": linear.outer,
+    "InplaceAddr": linear.addr_in_place,
     "Addmm": linear.addmm,
     "Addmv": linear.addmv,
     "Addbmm": linear.addbmm,
@@ -208,9 +233,15 @@ PRIMITIVES: dict[str, Callable[..., Any]] = {
     "Conv1DPadding": conv.convolution,
     "Conv2DPadding": conv.convolution,
     "Conv3DPadding": conv.convolution,
+    "ConvTbc": conv.conv_tbc,
     "ConvTranspose2D": conv.conv_transpose2d,
     "LayerNormExt": norm.layer_norm_and_statistics,
     "BatchNormExt": norm.batch_norm,
+    "BatchNormStats": batch_statistics.batch_norm_stats,
+    "BatchNormGatherStatsWithCounts": batch_statistics.batch_norm_gather_stats_with_counts,
+    "BatchNormElemt": batch_statistics.batch_norm_elemt,
+    "BatchNormReduceGrad": batch_statistics.batch_norm_reduce_grad,
+    "BatchNormElemtGrad": batch_statistics.batch_norm_elemt_grad,
     "Embedding": embedding.embedding,
     "NLLLoss": loss.nll_loss,
     "NLLLoss2d": loss.nll_loss_2d,
@@ -283,15 +314,20 @@ PRIMITIVES: dict[str, Callable[..., Any]] = {
 # with "mint." are of mindspore.mint.
 MINT: dict[str, Callable[..., Any]] = {
     "mint.nn.SyncBatchNorm": norm.SyncBatchNorm,
+    "mint.nn.functional.silu": activation.silu,
     "mint.optim.Adam": optim.Adam,
     "mint.optim.AdamW": optim.AdamW,
     "mint.optim.FusedAdamW": optim.FusedAdamW,
     "mint.optim.SGD": optim.SGD,
+    # Without the rest of mint, mint.optim.AdamW would not count its steps.
+    "auto_generate.AdamW": optim.AdamWOfTensors,
+    "auto_generate.adamw_op": optim.AdamWOfTensors(),
     "gelu": activation.gelu_of,
     "group_norm": norm.group_norm,
     "layer_norm": norm.layer_norm,
     "LogSoftmaxExt": loss.LogSoftmaxExt,
     "function.nn_func.glu_ext": activation.glu,
+    "function.nn_func.softmax_ext": activation.softmax,
     "function.nn_func.log_softmax_ext": loss.log_softmax,
     "function.nn_func.cross_entropy_ext": loss.cross_entropy_ext,
     "functional_overload.conv1d": conv.convolution,

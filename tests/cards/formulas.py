@@ -128,6 +128,8 @@ def convolve_causally(net, x, state=None):
     extended = ops.concat((before, x), 2)
     z = net.bias.expand_dims(1) + sum(net.weight[:, w : w + 1] * extended[:, :, w : w + steps] for w in range(width))
     return z * sigmoid(z), extended[:, :, steps:]
+
+
 def selective_scan(u, delta, decays, inputs, outputs, skip, z, delta_bias, state):
     """Computes out and the last state step by step, with a softplus."""
     dt, y = ops.log(1 + ops.exp(delta + delta_bias.expand_dims(1))), []
@@ -136,6 +138,8 @@ def selective_scan(u, delta, decays, inputs, outputs, skip, z, delta_bias, state
         state = ops.exp(step * decays) * state + step * u[:, :, t].expand_dims(2) * inputs[:, :, t].expand_dims(1)
         y.append((state * outputs[:, :, t].expand_dims(1)).sum(2))
     return (ops.stack(y, 2) + skip.expand_dims(1) * u) * z * sigmoid(z), state
+
+
 def wkv4(w, u, k, v, state):
     """Computes means with powers of keys, step by step."""
     p, q = (ops.zeros_like(k[:, 0]),) * 2 if state is None else (state[:, i] * ops.exp(state[:, 2]) for i in (0, 1))

@@ -40,6 +40,11 @@ def gaussian(x, far):
     )
 
 
+@case(X, reference=lambda x: (normal(x), by_tanh(x)), dtypes=BOTH)
+def gaussian_of_ascend(x):
+    return mint.npu_gelu(x), mint.npu_gelu(x, "tanh")
+
+
 @case(X, reference=lambda x: (normal(x), by_tanh(x)), dtypes=("float16",))
 def gaussian_of_half(x):
     return F.gelu(x), F.gelu(x, approximate="tanh")

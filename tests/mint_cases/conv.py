@@ -48,6 +48,19 @@ def lines(x, w, b):
     return F.conv1d(x, w, b), F.conv1d(x, w, b, 2, 2, 2), *several, F.conv1d(x[0], w, b)
 
 
+def rows_of_times(x, w, b, padding):
+    return convolution(x.transpose(1, 2, 0), w.transpose(2, 1, 0), b, 1, [padding]).transpose(2, 0, 1)
+
+
+@case(
+    *(LINE.transpose(2, 0, 1).copy(), OF_LINE.transpose(2, 1, 0).copy(), BIAS),
+    reference=lambda x, w, b: (rows_of_times(x, w, b, (0, 0)), rows_of_times(x, w, b, (2, 2))),
+    dtypes=BOTH,
+)
+def times_first(x, w, b):
+    return mint.conv_tbc(x, w, b), mint.conv_tbc(x, w, b, 2)
+
+
 def planes_reference(x, w, b):
     return (
         convolution(x, w, b),

@@ -1,7 +1,7 @@
 """Programs that compute products of matrices."""
 
 import numpy as np
-from mindspore import mint
+from mindspore import mint, ops
 
 from . import case
 
@@ -16,6 +16,31 @@ THREE = RNG.standard_normal((2, 5, 3))
 @case(A, B, V, reference=lambda a, b, v: (a @ b, a @ v, a @ b, v @ v, np.outer(v, a[0])))
 def products(a, b, v):
     return mint.mm(a, b), mint.mv(a, v), mint.matmul(a, b), mint.dot(v, v), mint.outer(v, a[0])
+
+
+@case(
+    *(V, V[::-1].copy(), np.arange(1, 5)),
+    reference=lambda x, y, n: (x @ y, n @ n[::-1], (x - 2j * y) @ (y + 1j * x)),
+    differentiable=False,
+)
+def products_of_conjugates(x, y, n):
+    numbers = ops.Complex()
+    return mint.vdot(x, y), mint.vdot(n, mint.flip(n, (0,))), mint.vdot(numbers(x, 2 * y), numbers(y, x))
+
+
+@case(V, V[::-1].copy(), reference=lambda x, y: x @ y, dtypes=("float16", "float32"))
+def products_of_reals(x, y):
+    return mint.vdot(x, y)
+
+
+@case(
+    *(C, A[:, 0], B[0]),
+    reference=lambda c, x, y: (2 * c + np.outer(x, y), 1.5 * c + 2 * np.outer(x, y), np.outer(x, y)),
+    dtypes=("float16", "float32"),
+)
+def outer_products_in_place(c, x, y):
+    first, second, third = c * 2, c * 3, c + np.nan  # graph mode would join equal ones
+    return mint.addr_(first, x, y), mint.addr_(second, x, y, beta=0.5, alpha=2), mint.addr_(third, x, y, beta=0)
 
 
 @case(A, B, C, V, reference=lambda a, b, c, v: (c + a @ b, 0.5 * c + 2 * (a @ b), c[:, 0] + a @ v))

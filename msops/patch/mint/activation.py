@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from mindspore import Tensor, ops
+import mindspore
+from mindspore import Tensor, mint, ops
 from mindspore.ops import operations
 
 from msops.operators.gelu import gelu as of_elements
+from msops.operators.silu import silu as linear_sigmoid
+from msops.operators.softmax import softmax as of_rows
+from msops.patch.replacement import Replacement
 
 from .in_place import copy_into
 
@@ -24,6 +28,32 @@ def gelu(input: Tensor, *, approximate: str = "none") -> Tensor:  # noqa: A002
 
 def gelu_of(input: Tensor, approximate: str = "none") -> Tensor:  # noqa: A002
     return of_elements(input, approximate)
+
+
+_FLOATS = mindspore.float16, mindspore.float32, mindspore.float64
+_own_softmax, _own_silu = ops.function.nn_func.softmax_ext, mint.nn.functional.silu
+
+
+def softmax(input: Tensor, dim: int | None = None, dtype: mindspore.Type | None = None) -> Tensor:  # noqa: A002
+    x = input if dtype is None else ops.cast(input, dtype)
+    if x.ndim == 0 or x.dtype not in _FLOATS:
+        return _own_softmax(x, dim)
+    if dim is None:
+        dim = 0 if x.ndim in (1, 3) else 1
+    return of_rows(x, dim)
+
+
+def silu(input: Tensor, inplace: bool = False) -> Tensor:  # noqa: A002
+    if inplace or input.dtype not in _FLOATS:
+        return _own_silu(input, inplace)
+    return linear_sigmoid(input)
+
+
+class NpuGelu(Replacement):
+    """Calls gelu."""
+
+    def __call__(self, input: Tensor, approximate: str = "none") -> Tensor:  # noqa: A002
+        return of_elements(input, approximate)
 
 
 def elu(input: Tensor, alpha: float = 1.0) -> Tensor:  # noqa: A002

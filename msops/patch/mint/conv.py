@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from mindspore import ops
 from mindspore.ops import operations
 
 from msops.core.compiled import once
@@ -89,6 +90,14 @@ def _make_convolution(
     make = operations.Conv3D if rank == 3 else operations.Conv2D
     settings = {"pad_mode": "pad", "pad": tuple(pads), "stride": strides, "dilation": dilations, "group": groups}
     return make(weight[0], kernel, **settings)
+
+
+def conv_tbc(input: Tensor, weight: Tensor, bias: Tensor, pad: int = 0) -> Tensor:  # noqa: A002
+    """Convolves along the first axis of (times, batch, channels); the weight is (width, channels, outputs)."""
+    if input.ndim != 3 or weight.ndim != 3:
+        raise ValueError(f"mint.conv_tbc: input and weight must have 3 axes, got {input.ndim} and {weight.ndim}")
+    y = convolution(ops.transpose(input, (1, 2, 0)), ops.transpose(weight, (2, 1, 0)), bias, 1, pad)
+    return ops.transpose(y, (2, 0, 1))
 
 
 def conv_transpose2d(

@@ -77,6 +77,10 @@ def addcdiv(input: Tensor, tensor1: Tensor, tensor2: Tensor, *, value: float = 1
     return input + (tensor1 / tensor2) * value
 
 
+def addcmul(input: Tensor, tensor1: Tensor, tensor2: Tensor, value: float = 1) -> Tensor:  # noqa: A002
+    return input + (tensor1 * tensor2) * value
+
+
 def frac(input: Tensor) -> Tensor:  # noqa: A002
     return input - ops.trunc(input)
 
@@ -138,17 +142,17 @@ def equal(input: Tensor, other: Tensor) -> Tensor:  # noqa: A002
 
 
 def real(input: Tensor) -> Tensor:  # noqa: A002
-    return _real(input) if input.dtype in _COMPLEX else input
+    return _real(input) if input.dtype in COMPLEX else input
 
 
 def imag(input: Tensor) -> Tensor:  # noqa: A002
-    if input.dtype not in _COMPLEX:
+    if input.dtype not in COMPLEX:
         raise TypeError(f"mint.imag: the input must be complex, got {input.dtype}")
     return _imag(input)
 
 
 _real, _imag = operations.Real(), operations.Imag()
-_COMPLEX = mindspore.complex64, mindspore.complex128
+COMPLEX = mindspore.complex64, mindspore.complex128
 
 
 def fmod(input: Tensor, other: Any) -> Tensor:  # noqa: A002

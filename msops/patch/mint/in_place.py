@@ -35,3 +35,9 @@ def become(to: Tensor, source: Tensor) -> Tensor:
     to.assign_value(ops.deepcopy(source))
     set_versions([to], [version + 1])
     return to
+
+
+def store(to: Tensor, source: Tensor) -> Tensor:
+    """Writes a tensor that needs no gradient into another."""
+    source = ops.stop_gradient(source)
+    return ops.auto_generate.inplace_copy_op(to, source, False) if compiling() else assign(to, source)

@@ -7,6 +7,8 @@ from mindspore import Tensor, ops
 from msops.patch.replacement import Replacement
 
 from .creation import eye
+from .elementwise import COMPLEX
+from .in_place import copy_into
 
 _BatchMatMul = ops.BatchMatMul
 
@@ -51,12 +53,24 @@ def dot(input: Tensor, other: Tensor) -> Tensor:  # noqa: A002
     return (input * other).sum()
 
 
+def vdot(input: Tensor, other: Tensor) -> Tensor:  # noqa: A002
+    """Multiplies by the conjugate of the first."""
+    return dot(ops.conj(input) if input.dtype in COMPLEX else input, other)
+
+
 def outer(input: Tensor, vec2: Tensor) -> Tensor:  # noqa: A002
     return ops.mul(input.expand_dims(1), vec2.expand_dims(0))
 
 
 def addmm(input: Tensor, mat1: Tensor, mat2: Tensor, beta: float = 1, alpha: float = 1) -> Tensor:  # noqa: A002
     return input * beta + ops.matmul(mat1, mat2) * alpha
+
+
+def addr_in_place(input: Tensor, vec1: Tensor, vec2: Tensor, beta: float = 1, alpha: float = 1) -> Tensor:  # noqa: A002
+    """Writes input beta + vec1 vec2ᵀ alpha into the input, which is not read if beta is 0."""
+    product = outer(vec1, vec2) * alpha
+    result = product if beta == 0 else ops.deepcopy(input) * beta + product
+    return copy_into(input, ops.cast(result, input.dtype))
 
 
 def addmv(input: Tensor, mat: Tensor, vec: Tensor, beta: float = 1, alpha: float = 1) -> Tensor:  # noqa: A002

@@ -1,4 +1,4 @@
-"""Steps of the optimizers of `mindspore.mint.optim`.
+"""Steps of the optimizers of `mindspore.mint.optim`, and of the primitive AdamW.
 
 They need updates in place that MindSpore has on Ascend alone: on the CPU, `Tensor.add_` changes nothing and says
 nothing. Each class takes its constructor and its state from MindSpore's, and has a step of its own, which assigns.
@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 import mindspore
 from mindspore import Parameter, Tensor, mint, ops
 from mindspore.ops import operations
+
+from msops.patch.replacement import Replacement
 
 if TYPE_CHECKING:
     Group = dict[str, Any]
@@ -57,6 +59,31 @@ class FusedAdamW(_FusedAdamW):
         return _steps_with_decay(self, gradients)
 
 
+class AdamWOfTensors(Replacement):
+    """Is the primitive AdamW: moves a parameter and its moments, and returns them. `step` counts from 0."""
+
+    def __call__(
+        self,
+        var: Parameter,
+        m: Parameter,
+        v: Parameter,
+        max_v: Parameter,
+        gradient: Tensor,
+        step: Tensor,
+        lr: float,
+        beta1: float,
+        beta2: float,
+        decay: float,
+        eps: float,
+        amsgrad: bool = False,
+        maximize: bool = False,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        group = {"lr": lr, "betas": (beta1, beta2), "eps": eps}
+        settings = _settings(group, ops.add(ops.cast(step, mindspore.float32), 1.0).reshape(()), decay)
+        _step(var, m, v, max_v if amsgrad else None, -gradient if maximize else gradient, settings, group)
+        return var, m, v
+
+
 def _steps_with_decay(optimizer: AdamW | FusedAdamW, gradients: Tensors) -> bool:
     count = ops.add(optimizer.state_step, 1.0)  # this counts from 0
     ops.assign(optimizer.state_step, count)
@@ -99,10 +126,11 @@ def _step(
 ) -> None:
     rate, eps, decay = settings
     beta1, beta2 = group["betas"]
-    if most is None and parameter.dtype == mindspore.float32:
+    if most is None and parameter.dtype == first.dtype == second.dtype == mindspore.float32:
         _adam(parameter, first, second, rate, beta1, beta2, eps, decay, ops.cast(gradient, mindspore.float32))
         return
-    dtype = parameter.dtype
+    dtype = first.dtype
+    gradient = ops.cast(gradient, dtype)
     rate, eps, decay = ops.cast(rate, dtype), ops.cast(eps, dtype), ops.cast(decay, dtype)
     m, v = first * beta1 + gradient * (1 - beta1), second * beta2 + ops.square(gradient) * (1 - beta2)
     ops.assign(first, m)
@@ -110,7 +138,7 @@ def _step(
     if most is not None:
         v = ops.maximum(most, v)
         ops.assign(most, v)
-    ops.assign(parameter, parameter - rate * (m / (ops.sqrt(v) + eps) + decay * parameter))
+    ops.assign(parameter, ops.cast(parameter - rate * (m / (ops.sqrt(v) + eps) + decay * parameter), parameter.dtype))
 
 
 class SGD(mint.optim.SGD):
