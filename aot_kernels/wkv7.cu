@@ -79,7 +79,7 @@ MSOPS_ENTRY(WKV7Forward) {
   });
 }
 
-// (r, w, k, v, a, b, state?, s, dy, dlast) -> (dr, dw, dk, dv, da, db, dstate?, g, terms, products): the last three are
+// (r, w, k, v, a, b, state?, s, dy, dlast) -> (dr, dw, dk, dv, da, db, dstate?, g, terms, kept): the last three are
 // scratch.
 MSOPS_ENTRY(WKV7Backward) {
   const Inputs in(call);
@@ -88,12 +88,12 @@ MSOPS_ENTRY(WKV7Backward) {
   const Tensor dr = call.tensor("dr", 4), dw = call.tensor("dw", 4), dk = call.tensor("dk", 4);
   const Tensor dv = call.tensor("dv", 4), da = call.tensor("da", 4), db = call.tensor("db", 4);
   const Tensor dstate = call.optional_of("common|float32", "dstate", 4);
-  const Tensor g = call.scratch("g", 4), terms = call.scratch("terms", 4), products = call.scratch("products", 3);
+  const Tensor g = call.scratch("g", 4), terms = call.scratch("terms", 4), kept = call.scratch("kept", 5);
   in.require(call);
   for (const Tensor& tensor : {s, dy, dr, dw, dk, dv, da, db, g, terms}) call.require_same_shape(tensor, in.r);
   for (const Tensor& tensor : {dlast, dstate}) in.require_state(call, tensor);
   wkv::require_gradient(call, dstate, in.state);
-  call.require_shape(products, {in.s.samples, in.s.heads, in.s.features});
+  call.require_shape(kept, {in.s.samples, in.s.heads, in.s.kept(), in.s.features, in.s.features});
   return call.run([&](auto type) {
     using T = typename decltype(type)::type;
     using C = Compute<T>;
@@ -104,7 +104,7 @@ MSOPS_ENTRY(WKV7Backward) {
     const Tensor* const gradients[] = {&dr, &dw, &dk, &da, &db, &dv};
     for (int i = 0; i < kDy; ++i) task.gradients[i] = gradients[i]->as<T>();
     task.dstate = wkv::StateNumbers<T>(dstate);
-    task.products = products.as<C>();
+    task.kept = kept.as<C>();
     task.dlast = dlast.as<const C>();
     walk<RowsBack>(call, task);
     walk<ColumnsBack>(call, task);

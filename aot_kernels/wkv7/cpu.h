@@ -26,13 +26,11 @@ struct OnCpu {
     walk.matrix = item / runs(), walk.first = item % runs() * kRun;
     walk.count = std::min<int64_t>(kRun, s.features - walk.first);
     for (int64_t o = 0; o < s.features; ++o)
-      for (int64_t c = 0; c < walk.count; ++c) walk.m[o][c] = Program::start(task, place(walk, o, c));
-    if constexpr (!Program::kRows && !Program::kBack)
-      for (int64_t c = 0; c < walk.count; ++c)
-        walk.products[c] += task.products[walk.matrix * s.features + walk.first + c];
+      for (int64_t c = 0; c < walk.count; ++c) walk.m[o][c] = Program::start(task, place(walk, walk.matrix, o, c));
     const int64_t begin = s.begin(walk.matrix);
     for (int64_t i = 0; i < s.steps; ++i) {
-      const int64_t at = begin + (Program::kBack ? s.steps - 1 - i : i) * s.stride();
+      const int64_t step = Program::kBack ? s.steps - 1 - i : i, at = begin + step * s.stride();
+      if (!Program::kRows && !Program::kBack && step % kEvery == 0) multiply_kept(walk, step);
       read(walk, at);
       sum(walk);
       update(walk);
@@ -41,15 +39,18 @@ struct OnCpu {
         Program::finish_step(task, at + walk.first + c, own, walk.sums[0][c], walk.sums[1][c], walk.sums[2][c],
                              walk.products[c]);
       }
+      if (!Program::kRows && Program::kBack && step % kEvery == 0) keep(walk, step);
     }
-    finish(walk);
+    if constexpr (Program::kRows)
+      for (int64_t o = 0; o < s.features; ++o)
+        for (int64_t c = 0; c < walk.count; ++c) Program::finish(task, place(walk, walk.matrix, o, c), walk.m[o][c]);
   }
 
  private:
-  // Returns where an element is in a state.
-  MSOPS_CPU int64_t place(const Walk& walk, int64_t o, int64_t c) const {
+  // Returns where an element is in an array of matrices.
+  MSOPS_CPU int64_t place(const Walk& walk, int64_t matrix, int64_t o, int64_t c) const {
     const int64_t features = task.s.features, own = walk.first + c;
-    return (walk.matrix * features + (Program::kRows ? own : o)) * features + (Program::kRows ? o : own);
+    return (matrix * features + (Program::kRows ? own : o)) * features + (Program::kRows ? o : own);
   }
 
   MSOPS_CPU void read(Walk& walk, int64_t at) const {
@@ -109,19 +110,20 @@ struct OnCpu {
       }
   }
 
-  MSOPS_CPU void finish(const Walk& walk) const {
-    const int64_t features = task.s.features;
+  MSOPS_CPU void keep(const Walk& walk, int64_t step) const {
+    const int64_t matrix = task.kept_matrix(walk.matrix, step);
+    for (int64_t o = 0; o < task.s.features; ++o)
+      for (int64_t c = 0; c < walk.count; ++c) task.kept[place(walk, matrix, o, c)] = walk.m[o][c];
+  }
+
+  MSOPS_CPU void multiply_kept(Walk& walk, int64_t step) const {
+    const int64_t matrix = task.kept_matrix(walk.matrix, step);
+    C products[kRun] = {};
+    for (int64_t o = 0; o < task.s.features; ++o)
+      for (int64_t c = 0; c < walk.count; ++c) products[c] += walk.m[o][c] * task.kept[place(walk, matrix, o, c)];
     for (int64_t c = 0; c < walk.count; ++c) {
-      C product = 0;
-      for (int64_t o = 0; o < features; ++o) {
-        const int64_t at = place(walk, o, c);
-        if constexpr (Program::kRows) {
-          Program::finish(task, at, walk.m[o][c]);
-        } else if constexpr (Program::kBack) {
-          product += walk.m[o][c] * task.first_state(at);
-        }
-      }
-      if constexpr (!Program::kRows && Program::kBack) task.products[walk.matrix * features + walk.first + c] = product;
+      walk.products[c] = {};
+      walk.products[c] += products[c];
     }
   }
 };

@@ -76,18 +76,17 @@ __global__ void __launch_bounds__(kWarp, 8) walk_kernel(const Task<T> task) {
   const int own = first + lane;  // the row whose results this lane stores, if it has one
   const bool stores = lane < L::kRows && own < features;
   const auto index_of = [=](int pack, int e) { return (pack * kLanes + lane) * L::kPack + e; };  // along sums
-  const auto place = [=](int row, int index) {
-    return (matrix * features + (Program::kRows ? first + row : index)) * features +
-           (Program::kRows ? index : first + row);
+  // Returns where an element is in an array of matrices.
+  const auto place = [=](int64_t of, int row, int index) {
+    return (of * features + (Program::kRows ? first + row : index)) * features + (Program::kRows ? index : first + row);
   };
   C m[L::kRows][L::kPacks][L::kPack];
   unrolled<L::kRows, L::kPacks, L::kPack>([&](int row, int pack, int e) {
     const int index = index_of(pack, e);
-    m[row][pack][e] = first + row < features && index < features ? Program::start(task, place(row, index)) : C(0);
+    m[row][pack][e] =
+        first + row < features && index < features ? Program::start(task, place(matrix, row, index)) : C(0);
   });
   Sum<C> product;
-  if constexpr (!Program::kRows && !Program::kBack)
-    if (stores) product += task.products[matrix * features + own];
 
   // Adds up the rows' sums over their lanes, and returns that of the row whose results this lane stores.
   const auto reduce = [&](C(&sums)[L::kRows]) {
@@ -108,6 +107,7 @@ __global__ void __launch_bounds__(kWarp, 8) walk_kernel(const Task<T> task) {
     __syncwarp();
 #pragma unroll 1
     for (int step = 0; step < L::kSteps && i + step < s.steps; ++step) {
+      const int64_t of_step = Program::kBack ? s.steps - 1 - i - step : i + step;
       const C(&here)[kVectors][L::kSize] = vectors[step];
       const auto load_pack = [&](Pack<C, L::kPack>(&x)[kVectors], int pack) {
         unrolled<kVectors>([&](int v) {
@@ -118,6 +118,18 @@ __global__ void __launch_bounds__(kWarp, 8) walk_kernel(const Task<T> task) {
       unrolled<kVectors>([&](int v) {
         if (Program::owns(v)) owned[v] = load<L::kRows>(here[v] + first);
       });
+
+      if constexpr (!Program::kRows && !Program::kBack)
+        if (of_step % kEvery == 0) {
+          C sums[L::kRows] = {};
+          unrolled<L::kRows, L::kPacks, L::kPack>([&](int row, int pack, int e) {
+            const int index = index_of(pack, e);
+            if (first + row < features && index < features)
+              sums[row] += m[row][pack][e] * task.kept[place(task.kept_matrix(matrix, of_step), row, index)];
+          });
+          product = {};
+          product += reduce(sums);
+        }
 
       // Phase 1: the sums before the update.
       C sums[L::kRows] = {}, more[L::kRows] = {}, after[L::kRows] = {};
@@ -146,27 +158,25 @@ __global__ void __launch_bounds__(kWarp, 8) walk_kernel(const Task<T> task) {
       const C mine_after = Program::kBack ? C(0) : reduce(after);
 
       // Phase 3: the results.
-      if (!stores) continue;
-      const int64_t at = begin + (Program::kBack ? s.steps - 1 - i - step : i + step) * s.stride() + own;
-      Program::finish_step(task, at, [&](int v) { return here[v][own]; }, mine, mine_more, mine_after, product);
+      if (stores) {
+        const int64_t at = begin + of_step * s.stride() + own;
+        Program::finish_step(task, at, [&](int v) { return here[v][own]; }, mine, mine_more, mine_after, product);
+      }
+      if constexpr (!Program::kRows && Program::kBack)
+        if (of_step % kEvery == 0)
+          unrolled<L::kRows, L::kPacks, L::kPack>([&](int row, int pack, int e) {
+            const int index = index_of(pack, e);
+            if (first + row < features && index < features)
+              task.kept[place(task.kept_matrix(matrix, of_step), row, index)] = m[row][pack][e];
+          });
     }
   }
 
-  if constexpr (Program::kRows) {
+  if constexpr (Program::kRows)
     unrolled<L::kRows, L::kPacks, L::kPack>([&](int row, int pack, int e) {
       const int index = index_of(pack, e);
-      if (first + row < features && index < features) Program::finish(task, place(row, index), m[row][pack][e]);
+      if (first + row < features && index < features) Program::finish(task, place(matrix, row, index), m[row][pack][e]);
     });
-  } else if constexpr (Program::kBack) {
-    C sums[L::kRows] = {};
-    unrolled<L::kRows, L::kPacks, L::kPack>([&](int row, int pack, int e) {
-      const int index = index_of(pack, e);
-      if (first + row < features && index < features)
-        sums[row] += m[row][pack][e] * task.first_state(place(row, index));
-    });
-    const C mine = reduce(sums);
-    if (stores) task.products[matrix * features + own] = mine;
-  }
 }
 
 template <typename Program, int kSize, typename T>

@@ -17,6 +17,8 @@
 //
 //   sum_i H_(t-1)[i] S_(t-1)[i] = x_t + a_t da_t,  sum_i G_t[i] S_t[i] = x_t + b_t db_t + k_t dk_t
 //   so x_t = x_(t-1) + b_(t-1) db_(t-1) + k_(t-1) dk_(t-1) - r_(t-1) dr_(t-1) - a_t da_t
+//
+// ColumnsBack keeps each kEvery-th H, by which Columns computes that product anew, so that few rounding errors add up.
 #pragma once
 
 #include <cmath>
@@ -28,6 +30,7 @@
 namespace msops::wkv7 {
 
 constexpr int kMost = 128;  // features of a head
+constexpr int kEvery = 32;  // steps from one kept H to the next
 
 struct Sizes {
   int64_t samples, steps, heads, features;
@@ -38,6 +41,8 @@ struct Sizes {
     return (matrix / heads * steps * heads + matrix % heads) * features;
   }
   MSOPS_BOTH int64_t stride() const { return heads * features; }
+  // Returns how many H are kept of a matrix.
+  MSOPS_BOTH int64_t kept() const { return steps / kEvery + (steps % kEvery > 0); }
 };
 
 // A step has these vectors. Inputs come first, then what other walks computed, then what follows from the inputs.
@@ -54,12 +59,14 @@ struct Task {
   const T* inputs[kInputs];     // (sample, step, head, feature), as all of the next three
   C* computed[kComputed];       // s, g and terms
   T* gradients[kInputs];        // as inputs; y in place of that of dy
-  C* products;                  // (sample, head, key): sum_i H_(-1)[i] S_(-1)[i]
+  C* kept;                      // (sample, head, kept, value, key): H before the steps 0, kEvery, ...
   wkv::StateNumbers<T> state;   // (sample, head, value, key), or none
   wkv::StateNumbers<T> dstate;  // its gradient, or none
   C* last;                      // the state behind the steps, of this shape
   const C* dlast;               // its gradient
 
+  // Returns which matrix of `kept` is that before a step.
+  MSOPS_BOTH int64_t kept_matrix(int64_t matrix, int64_t step) const { return matrix * s.kept() + step / kEvery; }
   MSOPS_BOTH C& result(int vector, int64_t at) const { return computed[vector - kInputs][at]; }
   MSOPS_BOTH C first_state(int64_t at) const { return state.data ? state[at] : C(0); }
 };

@@ -32,8 +32,8 @@ def wkv7(
     and the receptance `r` reads. The last state goes on with the sequence in another call.
 
     S and all sums are float32, or float64 beside float64. All inputs have gradients, of first order; results do not
-    vary from run to run. The gradient of `w` is a running sum along the steps, times e^w, so that its error is that of
-    a sum of up to T terms, also where the gradient itself is small.
+    vary from run to run. The gradient of `w` is a running sum along up to 32 steps, times e^w, so that its error is
+    that of the sum's terms, also where the gradient itself is small.
 
     Args:
         r (Tensor): Receptances, shape (B, T, H, D): B sequences of T steps, any T, with H heads of D features, D up to
@@ -111,6 +111,6 @@ def operators() -> Operator:
     backward = custom_op(
         _library.WKV7Backward,
         f"{given}, {s}, dy(B, T, H, D), d{last} -> {gradients}, dstate(B, H, D, D, dtype=state)?; "
-        "g(B, T, H, D), terms(B, T, H, D), products(B, H, D)",
+        "g(B, T, H, D), terms(B, T, H, D), kept(B, H, (T + 31) // 32, D, D)",
     )
     return custom_op(_library.WKV7Forward, f"{given} -> y(B, T, H, D), {last}, {s}", gradient=backward)
