@@ -154,20 +154,21 @@ class ShortConvolution(nn.Cell):
 
 
 class Selective(nn.Cell):
-    """Takes inputs of all kinds from x. The last state is the sum of a row at the end."""
+    """Scans x by steps, decays, weights and a gate that are computed from x, and bounded."""
 
     def __init__(self, cells, sizes):
         super().__init__()
-        self.delta, self.gate = (cells.Dense(sizes.width, sizes.width) for _ in range(2))
-        self.of_states, self.sigmoid = cells.Dense(sizes.width, 6), cells.Sigmoid()
-        self.scan = cells.SelectiveScan(delta_softplus=True, return_last_state=True)
+        self.delta, self.of_states = cells.Dense(sizes.width, sizes.width), cells.Dense(sizes.width, 6)
+        self.sigmoid, self.scan = cells.Sigmoid(), cells.SelectiveScan(delta_softplus=True, return_last_state=True)
 
     def construct(self, x):
-        u, delta, z = x.swapaxes(1, 2), self.delta(x).swapaxes(1, 2), self.gate(x).swapaxes(1, 2)
-        of_states = self.of_states(x).swapaxes(1, 2)
-        decays, state = -self.sigmoid(u[0, :, :3]), u[:, :, :3]
-        y, last = self.scan(u, delta, decays, of_states[:, :3], of_states[:, 3:], x[0, 0], z, x[0, 1], state)
-        return y.swapaxes(1, 2) + ops.cast(last.sum(2), x.dtype).expand_dims(1)
+        bounded = self.sigmoid(x)
+        u, z = x.swapaxes(1, 2), bounded.swapaxes(1, 2)
+        delta = self.sigmoid(self.delta(bounded)).swapaxes(1, 2)
+        of_states = self.sigmoid(self.of_states(bounded)).swapaxes(1, 2)
+        decays, state, skip, delta_bias = -z[0, :, :3], u[:, :, :3], bounded[0, 0], bounded[0, 1]
+        y, last = self.scan(u, delta, decays, of_states[:, :3], of_states[:, 3:], skip, z, delta_bias, state)
+        return y.swapaxes(1, 2) + ops.cast(last.mean(2), x.dtype).expand_dims(1)
 
 
 class TimeMix(nn.Cell):
