@@ -57,7 +57,8 @@ class FlashAttention(Benchmark):
                     (1, 32, 8, 16, 8192, 128, 0),
                     (2, 8, 8, 1024, 1024, 256, 1),
                     *((4, 16, 16, 4096, 4096, 128, 0, term) for term in TERMS),
-                    *((8, 16, 16, 2048, 2048, 64, 1, term) for term in ("ALiBi", "dropout")),
+                    *((8, 16, 16, 2048, 2048, 64, 1, term) for term in ("mask", "ALiBi", "dropout")),
+                    (64, 12, 12, 512, 512, 64, 0, "mask"),
                 ),
                 ragged={(4, 16, 16, 4095, 4095, 126, 1): (4, 16, 16, 4096, 4096, 128, 1)},
             )
@@ -93,6 +94,7 @@ class FlashAttention(Benchmark):
                    best_peer(lambda case: True, dtype="float16", direction="backward", named=True)),
             Target("float32", "not slower than the best peer", 1,
                    best_peer(lambda case: True, dtype="float32", named=True)),
+            Target("float16 with a mask", "1 / 1.15 of the speed without", 1 / 1.15, without("mask", dtype="float16")),
         ],
         "CPU": [
             Target("whole Cells", "faster than MindSpore's operators", 1, times_faster("MindSpore", "graph")),
