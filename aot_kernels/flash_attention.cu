@@ -3,16 +3,19 @@
 
 #include "common/scratch.h"
 #include "flash_attention/cpu_bias.h"
+#include "flash_attention/mask_bits.h"
 #include "flash_attention/packed.h"
 #ifdef __CUDACC__
 #include "flash_attention/gpu.h"
 #endif
 
 using namespace msops;
+using flash_attention::Attention;
 using flash_attention::AttentionGradient;
 using flash_attention::BiasGradient;
 using flash_attention::ExtendedAttention;
 using flash_attention::Floats;
+using flash_attention::MaskBits;
 using flash_attention::QuerySums;
 using flash_attention::Strides;
 
@@ -116,6 +119,13 @@ struct Inputs {
     const auto length = [&](int d) { return d <= bias.rank ? bias.dim(-d) : 1; };
     T* const narrow = is_wide<T>(bias) ? nullptr : dbias.as<T>();
     return {narrow, narrow ? nullptr : dbias.as<float>(), length(4), length(3), length(2), length(1)};
+  }
+
+  // Returns how many words of scratch the bits of the mask take, at least one.
+  template <typename T>
+  int64_t mask_words(const Attention<T>& a, bool transposed) const {
+    if (!mask.dtype || !MaskBits::are_used(a, transposed)) return 1;
+    return std::max<int64_t>(1, MaskBits::of(a, transposed).size());
   }
 
   int64_t batch() const { return axes == kPacked ? cu_seqlens_q.dim(0) - 1 : q.dim(0); }
@@ -228,13 +238,13 @@ int64_t splits_of(int64_t heads, int64_t rows, int64_t keys) {
 }  // namespace
 
 // (q, k, v, kv_lengths?, mask?, bias?, alibi_slopes?, seed?) or (q, k, v, cu_seqlens_q, cu_seqlens_k) -> (out, lse,
-// partial). `partial` is scratch: sums over as many splits of the keys as it has rows. If the keys are not split, a
-// kernel may count items with it.
+// partial, mask_bits). `partial` is scratch: sums over as many splits of the keys as it has rows. If the keys are not
+// split, a kernel may count items with it. `mask_bits` is scratch for MaskBits, where a kernel may use them.
 MSOPS_ENTRY(FlashAttentionForward) {
   const Inputs inputs(call);
   const bool packed = inputs.axes == kPacked;
   const Tensor out = call.tensor("out", packed ? 3 : 4), lse = call.tensor_of("accumulator", "lse", packed ? 2 : 3);
-  const Tensor partial = call.scratch("partial", 2);
+  const Tensor partial = call.scratch("partial", 2), mask_bits = call.scratch("mask_bits", 1);
   inputs.require_out(call, out);
   inputs.require_lse(call, lse);
   // Where out and lse have wrong shapes, the product could overflow.
@@ -246,26 +256,32 @@ MSOPS_ENTRY(FlashAttentionForward) {
     using T = typename decltype(type)::type;
     ExtendedAttention<T> a = inputs.problem<T>();
     a.out = out.as<T>(), a.lse = lse.as<Compute<T>>(), a.splits = splits, a.partial = partial.as<Compute<T>>();
-    if (lse.size == 0) return;
+    call.require_shape(mask_bits, {inputs.mask_words(a, false)});
+    if (!call.ok() || lse.size == 0) return;
     if (call.is_on_cpu()) inputs.require_sequences(call);
     flash_attention::fill_results(call, a);
     if (call.is_on_cpu()) flash_attention::cpu::forward(call, a);
 #ifdef __CUDACC__
-    if (!call.is_on_cpu()) flash_attention::forward_on_gpu(call, a);
+    if (!call.is_on_cpu()) flash_attention::forward_on_gpu(call, a, static_cast<uint32_t*>(mask_bits.data));
 #endif
   });
 }
 
 MSOPS_SCRATCH(FlashAttentionForward) {
   const Inputs inputs(call);
-  if (inputs.axes == kPacked) return {{1, 1}};
+  if (inputs.axes == kPacked) return {{1, 1}, {1}};
   const HeadShape q(inputs.q, inputs.axes), k(inputs.k, inputs.axes);
+  int64_t words = 1;
+  with_type<Half, float, double>(inputs.q, [&](auto type) {
+    using T = typename decltype(type)::type;
+    if (call.ok()) words = inputs.mask_words(inputs.problem<T>(), false);
+  });
   const int64_t splits = splits_of(q.batch * k.heads, q.rows * (q.heads / std::max<int64_t>(1, k.heads)), k.rows);
-  return {{splits, splits > 1 ? q.batch * q.heads * q.rows * (inputs.v.dim(-1) + 2) : 1}};
+  return {{splits, splits > 1 ? q.batch * q.heads * q.rows * (inputs.v.dim(-1) + 2) : 1}, {words}};
 }
 
-// (the inputs of FlashAttentionForward, out, lse, dout, dlse) -> (dq, dk, dv, delta, query_sums). `delta` and
-// `query_sums` are scratch. The latter has one number where no kernel would use it.
+// (the inputs of FlashAttentionForward, out, lse, dout, dlse) -> (dq, dk, dv, delta, query_sums, mask_bits). The last
+// three are scratch. `query_sums` and `mask_bits` have one number where no kernel would use them.
 MSOPS_ENTRY(FlashAttentionBackward) {
   const Inputs inputs(call);
   const bool packed = inputs.axes == kPacked;
@@ -273,6 +289,7 @@ MSOPS_ENTRY(FlashAttentionBackward) {
   const Known known(call, inputs);
   const Tensor dq = call.tensor("dq", rank), dk = call.tensor("dk", rank), dv = call.tensor("dv", rank);
   const Tensor delta = call.scratch("delta", rank - 1), query_sums = call.scratch("query_sums", 1);
+  const Tensor mask_bits = call.scratch("mask_bits", 1);
   call.require_same_shape(dq, inputs.q);
   call.require_same_shape(dk, inputs.k);
   call.require_same_shape(dv, inputs.v);
@@ -283,6 +300,7 @@ MSOPS_ENTRY(FlashAttentionBackward) {
     g.dq = dq.as<T>(), g.dk = dk.as<T>(), g.dv = dv.as<T>();
     const int64_t tiles = QuerySums::count(a, packed);
     call.require_shape(query_sums, {QuerySums::scratch(tiles)});
+    call.require_shape(mask_bits, {inputs.mask_words(a, true)});
     if (!call.ok()) return;
     if (tiles > 0) {
       float* const numbers = query_sums.as<float>();
@@ -294,19 +312,21 @@ MSOPS_ENTRY(FlashAttentionBackward) {
     flash_attention::fill_gradients(call, a, g);
     if (call.is_on_cpu()) flash_attention::cpu::backward(call, a, g);
 #ifdef __CUDACC__
-    if (!call.is_on_cpu()) flash_attention::backward_on_gpu(call, a, g);
+    if (!call.is_on_cpu()) flash_attention::backward_on_gpu(call, a, g, static_cast<uint32_t*>(mask_bits.data));
 #endif
   });
 }
 
 MSOPS_SCRATCH(FlashAttentionBackward) {
   const Inputs inputs(call);
-  int64_t tiles = 0;
+  int64_t tiles = 0, words = 1;
   with_type<Half, float, double>(inputs.q, [&](auto type) {
     using T = typename decltype(type)::type;
-    if (call.ok()) tiles = QuerySums::count(inputs.problem<T>(), inputs.axes == kPacked);
+    if (!call.ok()) return;
+    const auto a = inputs.problem<T>();
+    tiles = QuerySums::count(a, inputs.axes == kPacked), words = inputs.mask_words(a, true);
   });
-  return {{QuerySums::scratch(tiles)}};
+  return {{QuerySums::scratch(tiles)}, {words}};
 }
 
 // (the inputs of FlashAttentionForward, of which the bias is given, out, lse, dout, dlse) -> (dbias, delta). It is

@@ -128,6 +128,19 @@ def above_empty(case):
     return figures
 
 
+def without(term, **equal):
+    """Divides the time of the case without a term by that of the case with it."""
+
+    def figures(rows):
+        times = {report.what(row): row["us"] for row in pick(rows)}
+        for row in pick(rows, case=ends(f" {term}"), **equal):
+            neighbour = report.what(dict(row, case=row["case"].removesuffix(f" {term}")))
+            if neighbour in times:
+                yield times[neighbour] / row["us"], name(row)
+
+    return figures
+
+
 def ragged(rows):
     """Divides the time per byte of the aligned neighbour by that of the odd size."""
     aligned = {report.what(row): row["us"] / row["bytes"] for row in pick(rows)}

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from card import names_of
+from card import cards, names_of
 from msops.testing.entry import outputs_of, prepare_operator
 
 BIG = 2**31 + 4099  # elements, which take more than 4 GiB in float16
@@ -52,6 +52,34 @@ def compare_with_cpu(device, call, dtype, shift):
         np.testing.assert_allclose(
             device.numpy(g.array), want, rtol=tolerance, atol=tolerance * scale, err_msg=f"{what}: {name}"
         )
+
+
+# Cases of attention -> what in the last input, a mask or a bias, hides a key.
+HIDING = {
+    "bias of each pair": -np.inf,
+    "mask of queries": True,
+    "mask of queries of heads, more features": True,
+    "mask, window to the left": True,
+}
+
+
+def calls_with_hidden_queries(monkeypatch, name, value):
+    """Returns the calls of a case of attention in which every seventh query, from the first on, sees no key."""
+    [card] = [card for card in cards() if card.name() == "flash_attention"]
+    shapes, settings = card.entry_cases()[name]
+    inputs_of = card.inputs
+
+    def hidden(*arguments, **others):
+        *inputs, last = inputs_of(*arguments, **others)
+        last[..., ::7, :] = value
+        return [*inputs, last]
+
+    monkeypatch.setattr(card, "inputs", hidden)
+    calls = card.entry_calls(shapes, settings, "float16")
+    out, lse = calls[0].results
+    assert not out[..., ::7, :].any()
+    assert np.isneginf(lse[..., ::7]).all()
+    return calls
 
 
 class Gpu:

@@ -9,7 +9,7 @@ import pytest
 
 import emulator
 from card import DTYPES, cards
-from gpu import compare_with_cpu
+from gpu import HIDING, calls_with_hidden_queries, compare_with_cpu
 from msops.core.abi import DEFAULT_STREAM, Param, prepare_call
 from msops.operators.rotary_embedding import operators as rotations
 from msops.testing.entry import Status, attributes_in_mindspore
@@ -77,20 +77,10 @@ def test_blocks_add_in_order(name, monkeypatch):
         compare_with_cpu(Emulator(), call, "float16", shift=0)
 
 
-def test_queries_hidden_by_bias(monkeypatch):
-    """On tensor cores, queries whose bias is -infinity for all keys give 0 and have no gradient, as on the CPU."""
-    [(card, shapes, settings)] = [case for full, *case in CASES if full == "flash_attention bias of each pair"]
-    inputs_of = card.inputs
-
-    def hidden(*arguments, **others):
-        *inputs, bias = inputs_of(*arguments, **others)
-        bias[..., ::7, :] = -np.inf
-        return [*inputs, bias]
-
-    monkeypatch.setattr(card, "inputs", hidden)
-    calls = card.entry_calls(shapes, settings, "float16")
-    assert not calls[0].results[0][..., ::7, :].any()
-    for call in calls:
+@pytest.mark.parametrize(("name", "value"), HIDING.items())
+def test_queries_that_see_nothing(name, value, monkeypatch):
+    """On tensor cores, queries that a mask or a bias hides all keys from give 0 and have no gradient."""
+    for call in calls_with_hidden_queries(monkeypatch, name, value):
         compare_with_cpu(Emulator(), call, "float16", shift=0)
 
 

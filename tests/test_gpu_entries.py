@@ -6,7 +6,7 @@ This file also runs under compute-sanitizer. It is skipped without torch, a GPU,
 import pytest
 
 from card import DTYPES, cards
-from gpu import compare_with_cpu
+from gpu import HIDING, calls_with_hidden_queries, compare_with_cpu
 
 pytestmark = pytest.mark.wide
 CARDS = cards()
@@ -26,6 +26,13 @@ def test_gpu_equals_cpu(gpu, card, shapes, settings, dtype):
     for call in card.entry_calls(shapes, settings, dtype):
         for shift in (0, 1, 2):
             compare_with_cpu(gpu, call, dtype, shift)
+
+
+@pytest.mark.parametrize(("name", "value"), HIDING.items())
+def test_queries_that_see_nothing(gpu, name, value, monkeypatch):
+    """Queries that a mask or a bias hides all keys from give 0 and have no gradient."""
+    for call in calls_with_hidden_queries(monkeypatch, name, value):
+        compare_with_cpu(gpu, call, "float16", shift=0)
 
 
 @pytest.mark.parametrize(("card", "sizes"), HUGE)

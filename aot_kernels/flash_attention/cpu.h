@@ -24,6 +24,13 @@ constexpr int64_t kQueries = kPanels * kColumns<C>;  // of a tile
 // attention are equal work.
 MSOPS_CPU int64_t balanced(int64_t i, int64_t n) { return i % 2 ? n - 1 - i / 2 : i / 2; }
 
+// Returns whether each of the queries i sees each of the keys j, except for the mask.
+template <typename T>
+MSOPS_CPU bool in_range(const Attention<T>& a, const Sequence& s, Span i, Span j) {
+  const Span first = a.keys_of_query(s, i.begin), last = a.keys_of_query(s, i.end - 1);
+  return last.begin <= j.begin && j.end <= first.end;
+}
+
 // Logits turns the products of a panel, which the scale has multiplied already, into logits. Column c of the panel is
 // query i[c] of head h[c]; the first row is key j.
 template <typename T>
@@ -33,10 +40,10 @@ struct Logits {
   const Sequence& s;
   int64_t b;
 
-  // Applies softcap, adds bias and ALiBi, and hides keys that a query does not see. Where softcap is above 0, `slopes`,
-  // if any, get the logits' derivatives with respect to q k.
+  // Applies softcap, adds bias and ALiBi, and hides keys that a query does not see; in_range says whether the mask
+  // alone does. Where softcap is above 0, `slopes`, if any, get the logits' derivatives with respect to q k.
   MSOPS_CPU void finish(C* x, int64_t j, int64_t keys, int64_t columns, const int64_t* h, const int64_t* i,
-                        bool sees_all, C* slopes = nullptr) const {
+                        bool in_range, C* slopes = nullptr) const {
     if (a.softcap > 0) {
       const C inverse = 1 / a.softcap;
 #pragma omp simd
@@ -55,7 +62,11 @@ struct Logits {
       const C slope = a.slope(b, h[c]);
       for (int64_t k = 0; k < keys; ++k) x[k * kColumns<C> + c] -= slope * std::abs(static_cast<C>(distance - k));
     }
-    if (sees_all) return;
+    if (!in_range) hide_out_of_range(x, j, keys, columns, i);
+    if (a.mask) hide_masked(x, j, keys, columns, h, i);
+  }
+
+  MSOPS_CPU void hide_out_of_range(C* x, int64_t j, int64_t keys, int64_t columns, const int64_t* i) const {
     int first[kColumns<C>] = {}, end[kColumns<C>] = {};
     for (int64_t c = 0; c < columns; ++c) {
       const Span seen = a.keys_of_query(s, i[c]);
@@ -66,10 +77,66 @@ struct Logits {
 #pragma omp simd
       for (int c = 0; c < kColumns<C>; ++c)
         x[k * kColumns<C> + c] = first[c] <= k && k < end[c] ? x[k * kColumns<C> + c] : C(-HUGE_VAL);
-    if (a.mask)
-      for (int64_t c = 0; c < columns; ++c)
-        for (int64_t k = 0; k < keys; ++k)
-          if (a.hides(b, h[c], i[c], j + k)) x[k * kColumns<C> + c] = C(-HUGE_VAL);
+  }
+
+  // Begins to fetch what hide_masked reads, whose rows are far apart. Products that come before it hide the latency.
+  MSOPS_CPU void fetch_mask(int64_t j, int64_t keys, int64_t columns, const int64_t* h, const int64_t* i) const {
+    if (!a.mask) return;
+    const int64_t last = a.mask_key ? keys - 1 : 0;
+    for (int64_t c = 0; c < (shares_mask(columns, h) ? 1 : columns); ++c) {
+      const uint8_t* const row = row_of_mask(h[c], i[c], j);
+      __builtin_prefetch(row), __builtin_prefetch(row + last);
+    }
+  }
+
+  // Returns where the mask's elements of a query begin, from key j on.
+  MSOPS_CPU const uint8_t* row_of_mask(int64_t head, int64_t query, int64_t j) const {
+    return reinterpret_cast<const uint8_t*>(a.mask) + b * a.mask_batch + head * a.mask_head + query * a.mask_query +
+           j * a.mask_key;
+  }
+
+  // Returns whether the mask hides the same keys from all columns.
+  MSOPS_CPU bool shares_mask(int64_t columns, const int64_t* h) const {
+    return a.mask_query == 0 && (a.mask_head == 0 || h[0] == h[columns - 1]);
+  }
+
+  // Hides what the mask does. It is read along keys, and the panel is written along queries: in between, each key has a
+  // word with a bit for each column.
+  MSOPS_CPU void hide_masked(C* x, int64_t j, int64_t keys, int64_t columns, const int64_t* h, const int64_t* i) const {
+    using Word = std::conditional_t<sizeof(C) == 4, uint32_t, uint64_t>;  // as wide as C, for vectors of both
+    static_assert(kColumns<C> <= 32, "a word has a bit for each column");
+    Word words[kKeys] = {}, any = 0;
+    const bool is_shared = shares_mask(columns, h);
+    for (int64_t c = 0; c < (is_shared ? 1 : columns); ++c) {
+      const uint8_t* const row = row_of_mask(h[c], i[c], j);
+      const Word bits = is_shared ? ~Word(0) : Word(1) << c;
+      if (a.mask_key == 0) {
+        const Word all = *row ? bits : 0;
+#pragma omp simd
+        for (int64_t k = 0; k < keys; ++k) words[k] |= all;
+      } else {
+#pragma omp simd
+        for (int64_t k = 0; k < keys; ++k) words[k] |= (Word(0) - Word(row[k])) & bits;
+      }
+    }
+#pragma omp simd reduction(| : any)
+    for (int64_t k = 0; k < keys; ++k) any |= words[k];
+    if (any == 0) return;
+    const C hidden = C(-HUGE_VAL);
+    Word bits_of_hidden;
+    std::memcpy(&bits_of_hidden, &hidden, sizeof hidden);
+    for (int64_t k = 0; k < keys; ++k) {
+      const Word word = words[k];
+#pragma omp simd
+      for (int c = 0; c < kColumns<C>; ++c) {
+        // GCC would make a branch of a choice between two numbers.
+        const Word choice = Word(0) - (word >> c & 1);
+        Word bits;
+        std::memcpy(&bits, x + k * kColumns<C> + c, sizeof bits);
+        bits = (bits & ~choice) | (bits_of_hidden & choice);
+        std::memcpy(x + k * kColumns<C> + c, &bits, sizeof bits);
+      }
+    }
   }
 
   // Sets factors to what dropout multiplies the panel's weights by.
@@ -90,8 +157,8 @@ struct Logits {
   }
 };
 
-// Calls f(j, n, sees_all) for panels of n keys from key j on, whose rows it has loaded to k and v; sees_all says
-// whether each of the queries sees each of them.
+// Calls f(j, n, in_range) for panels of n keys from key j on, whose rows it has loaded to k and v; in_range says
+// whether each of the queries sees each of them, except for the mask.
 template <typename T, typename F>
 MSOPS_CPU void for_panels(const Attention<T>& a, const Sequence& s, int64_t b, int64_t kv_head, Span queries, Span keys,
                           Compute<T>* k, Compute<T>* v, int64_t value_pitch, const F& f) {
@@ -99,7 +166,7 @@ MSOPS_CPU void for_panels(const Attention<T>& a, const Sequence& s, int64_t b, i
     const int64_t n = least(kKeys, keys.end - j);
     load_rows(a.k + a.of_k.offset(b, kv_head, s.first_key + j), a.of_k.row, n, a.width, k, a.width);
     load_rows(a.v + a.of_v.offset(b, kv_head, s.first_key + j), a.of_v.row, n, a.value_width, v, value_pitch);
-    f(j, n, a.sees_all(s, queries, {j, j + n}));
+    f(j, n, in_range(a, s, queries, {j, j + n}));
   }
 }
 
@@ -150,8 +217,8 @@ struct Forward {
     load_queries(w, s, b, first_head, least(first_head + heads_of_tile(), (kv_head + 1) * a.group()), queries);
     const Span seen = a.keys_of(s, queries), keys = a.splits > 1 ? a.part(seen, split) : seen;
     for_panels(a, s, b, kv_head, queries, keys, w.k.get(), w.v.get(), w.value_pitch,
-               [&](int64_t j, int64_t n, bool sees_all) __attribute__((always_inline)) {
-                 for (int64_t c = 0; c < w.columns; c += kColumns<C>) panel(w, s, b, c, j, n, sees_all);
+               [&](int64_t j, int64_t n, bool in_range) __attribute__((always_inline)) {
+                 for (int64_t c = 0; c < w.columns; c += kColumns<C>) panel(w, s, b, c, j, n, in_range);
                });
     for (int64_t c = 0; c < w.columns; ++c) a.splits > 1 ? store_partial(w, c, split, b) : store(w, c, s, b);
   }
@@ -176,13 +243,14 @@ struct Forward {
 
   // Adds n keys from key j on to the columns of the panel that begins with column c.
   MSOPS_CPU void panel(Workspace& w, const Sequence& s, int64_t b, int64_t c, int64_t j, int64_t n,
-                       bool sees_all) const {
+                       bool in_range) const {
     const int64_t columns = least(kColumns<C>, w.columns - c);
     C *const x = w.x, *const out = w.out.get() + c * w.value_pitch;
+    const Logits<T> logits{a, s, b};
+    logits.fetch_mask(j, n, columns, w.heads + c, w.queries + c);
     multiply(n, columns, a.width, View<C>{w.k.get(), a.width, 1}, w.q.get() + c * a.width, kColumns<C>, x, kColumns<C>,
              Set<C>{});
-    const Logits<T> logits{a, s, b};
-    logits.finish(x, j, n, columns, w.heads + c, w.queries + c, sees_all);
+    logits.finish(x, j, n, columns, w.heads + c, w.queries + c, in_range);
     C max[kColumns<C>], shift[kColumns<C>], sum[kColumns<C>] = {};
     std::copy_n(w.max + c, kColumns<C>, max);
     for (int64_t k = 0; k < n; ++k)

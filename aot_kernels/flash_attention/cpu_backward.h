@@ -40,12 +40,13 @@ struct Scores {
   // q and dout are panels, and q is scaled.
   MSOPS_CPU void compute(const ExtendedAttention<T>& a, const Sequence& s, int64_t b, int64_t h, int64_t i, int64_t j,
                          int64_t n, int64_t columns, View<C> k, View<C> v, const C* q, const C* dout, const C* lse,
-                         const C* delta, bool sees_all) {
+                         const C* delta, bool in_range) {
     for (int64_t c = 0; c < columns; ++c) heads[c] = h, queries[c] = i + c;
     const Logits<T> logits{a, s, b};
+    logits.fetch_mask(j, n, columns, heads, queries);
     multiply(n, columns, a.width, k, q, kColumns<C>, p, kColumns<C>, Set<C>{});
     multiply(n, columns, a.value_width, v, dout, kColumns<C>, dx, kColumns<C>, Set<C>{});
-    logits.finish(p, j, n, columns, heads, queries, sees_all, slopes);
+    logits.finish(p, j, n, columns, heads, queries, in_range, slopes);
     if (a.seed) {
       logits.draw(kept, j, n, heads, queries);
 #pragma omp simd
@@ -149,8 +150,8 @@ struct Backward {
     const int64_t before = most(0, seen.begin - keys.begin) / kKeys * kKeys;  // keys that no query sees
     for (int64_t j = keys.begin + before; j < least(keys.end, seen.end); j += kKeys) {
       const int64_t n = least(kKeys, keys.end - j);
-      const bool sees_all = a.sees_all(s, queries, {j, j + n});
-      for (int64_t r = 0; r < rows; r += kColumns<C>) panel(w, s, b, h, queries, r, j, n, j - keys.begin, sees_all);
+      const bool in_range = cpu::in_range(a, s, queries, {j, j + n});
+      for (int64_t r = 0; r < rows; r += kColumns<C>) panel(w, s, b, h, queries, r, j, n, j - keys.begin, in_range);
     }
     if (shares)
       store_rows(w.dq.get(), w.pitch, rows, a.width, shares + number * dq_size() + a.of_q.offset(b, h, first),
@@ -161,13 +162,13 @@ struct Backward {
 
   // Adds what the panel of n keys, from row `at` of the chunk on, and of queries from row r of the tile on gives.
   MSOPS_CPU void panel(Workspace& w, const Sequence& s, int64_t b, int64_t h, Span queries, int64_t r, int64_t j,
-                       int64_t n, int64_t at, bool sees_all) const {
+                       int64_t n, int64_t at, bool in_range) const {
     const int64_t columns = least(kColumns<C>, queries.size() - r);
     const C *const k = w.k.get() + at * w.pitch, *const v = w.v.get() + at * w.value_pitch;
     C *const p = w.scores.p, *const dz = w.scores.dx, *const slopes = w.scores.slopes, *const kept = w.scores.kept;
     w.scores.compute(a, s, b, h, queries.begin + r, j, n, columns, View<C>{k, w.pitch, 1}, View<C>{v, w.value_pitch, 1},
                      w.q_panels.get() + r * a.width, w.dout_panels.get() + r * a.value_width, w.lse + r, w.delta + r,
-                     sees_all);
+                     in_range);
     for (int64_t e = 0; a.seed && e < n * kColumns<C>; ++e) p[e] *= kept[e];
     if (a.softcap > 0) {
 #pragma omp simd

@@ -76,10 +76,10 @@ struct BiasBackward {
     const Span seen = a.keys_of(s, queries);
     const int64_t before = most(0, seen.begin - keys.begin) / kKeys * kKeys;  // keys that no query sees
     for_panels(a, s, b, kv_head, queries, {keys.begin + before, least(keys.end, seen.end)}, w.k.get(), w.v.get(),
-               a.value_width, [&](int64_t j, int64_t n, bool sees_all) __attribute__((always_inline)) {
+               a.value_width, [&](int64_t j, int64_t n, bool in_range) __attribute__((always_inline)) {
                  w.scores.compute(a, s, b, h, queries.begin, j, n, columns, View<C>{w.k.get(), a.width, 1},
                                   View<C>{w.v.get(), a.value_width, 1}, w.q.get(), w.dout.get(), w.lse, w.delta,
-                                  sees_all);
+                                  in_range);
                  for (int64_t k = 0; k < n; ++k)
                    for (int64_t c = 0; c < columns; ++c)
                      w.sums[k * kColumns<C> + c] += w.scores.dx[k * kColumns<C> + c];

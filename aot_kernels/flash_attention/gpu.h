@@ -31,24 +31,30 @@ void with_plain_kernel(const ExtendedAttention<T>& a, int64_t width, const F& f)
   }
 }
 
+// `mask_words` are scratch for MaskBits.
 template <typename T>
-void forward_on_gpu(Call& call, const ExtendedAttention<T>& a) {
+void forward_on_gpu(Call& call, const ExtendedAttention<T>& a, [[maybe_unused]] uint32_t* mask_words) {
   if (!call.ok()) return;
   if constexpr (std::is_same<T, Half>::value) {
     const Attention<T>& simple = a;
-    if (a.is_extended() ? forward_on_tensor_cores(call, a) : forward_on_tensor_cores(call, simple)) return;
+    if (a.is_extended() ? forward_on_tensor_cores(call, a, mask_words)
+                        : forward_on_tensor_cores(call, simple, mask_words))
+      return;
   }
   with_plain_kernel(a, a.value_width,
                     [&](const auto& of_kind, auto slices) { plain::launch_forward<slices>(call, of_kind); });
 }
 
 template <typename T>
-void backward_on_gpu(Call& call, const ExtendedAttention<T>& a, const AttentionGradient<T>& g) {
+void backward_on_gpu(Call& call, const ExtendedAttention<T>& a, const AttentionGradient<T>& g,
+                     [[maybe_unused]] uint32_t* mask_words) {
   if (!call.ok()) return;
   launch_delta<T>(call, a, g);
   if constexpr (std::is_same<T, Half>::value) {
     const Attention<T>& simple = a;
-    if (a.is_extended() ? backward_on_tensor_cores(call, a, g) : backward_on_tensor_cores(call, simple, g)) return;
+    if (a.is_extended() ? backward_on_tensor_cores(call, a, g, mask_words)
+                        : backward_on_tensor_cores(call, simple, g, mask_words))
+      return;
   }
   with_plain_kernel(a, most(a.width, a.value_width),
                     [&](const auto& of_kind, auto slices) { plain::launch_backward<slices>(call, of_kind, g); });

@@ -7,6 +7,7 @@
 //   other backward passes                                                                      mma_backward.h
 //   gradients of a bias                                                                        mma_bias.h
 //
+// The kernels of sm_90a for calls with a mask read it as bits, which mask_bits.h packs; the others read it as it is.
 // A kernel is compiled for rows of up to 64, 128 and 256 elements; shorter ones are filled with zeros. For an
 // ExtendedAttention there are fewer kernels, since they take long to compile: mma_decode.h for many rows of up to 128
 // elements, mma_forward.h, mma_backward.h and mma_bias.h.
@@ -54,9 +55,9 @@ bool launch_on_tensor_cores(Call& call, void (*kernel)(Parameters...), int64_t b
   return true;
 }
 
-// Computes `out` and `lse`, or returns false and does nothing.
+// Computes `out` and `lse`, or returns false and does nothing. `mask_words` are scratch for the mask's bits.
 template <typename A>
-bool forward_on_tensor_cores(Call& call, const A& a) {
+bool forward_on_tensor_cores(Call& call, const A& a, [[maybe_unused]] uint32_t* mask_words) {
   if (!fits_tensor_cores(a)) return false;
   const int64_t rows = a.queries * a.group(), splits = most(1, a.splits);
   const int aligned = aligned_rows(a);
@@ -77,10 +78,8 @@ bool forward_on_tensor_cores(Call& call, const A& a) {
     }
 #if CUDART_VERSION >= 12000
     if constexpr (!A::kIsExtended) {
-      // With 64 features, the registers of the mask's code would cost other calls 3 %.
-      constexpr bool kApart = width <= 64;
-      if (aligned == 15 && (!kApart || a.mask ? launch_wgmma_forward<width, true>(call, a)
-                                              : launch_wgmma_forward<width, !kApart>(call, a)))
+      if (aligned == 15 && (a.mask ? launch_wgmma_forward<width, true>(call, a, mask_words)
+                                   : launch_wgmma_forward<width, false>(call, a, nullptr)))
         return true;
     }
 #endif
@@ -93,13 +92,16 @@ bool forward_on_tensor_cores(Call& call, const A& a) {
 
 // Computes dq, dk and dv from `delta`, or returns false and does nothing.
 template <typename A>
-bool backward_on_tensor_cores(Call& call, const A& a, const AttentionGradient<Half>& g) {
+bool backward_on_tensor_cores(Call& call, const A& a, const AttentionGradient<Half>& g,
+                              [[maybe_unused]] uint32_t* mask_words) {
   if (!fits_tensor_cores(a)) return false;
   const int aligned = aligned_rows(a, g);
   return with_kernel_width(a, [&](auto width) {
 #if CUDART_VERSION >= 12000
     if constexpr (width <= 128 && !A::kIsExtended) {
-      if (aligned == 15 && launch_wgmma_backward<width>(call, a, g)) return true;
+      if (aligned == 15 && (a.mask ? launch_wgmma_backward<width, true>(call, a, g, mask_words)
+                                   : launch_wgmma_backward<width, false>(call, a, g, nullptr)))
+        return true;
     }
 #endif
     using K = KeysShape<width>;

@@ -39,8 +39,9 @@ int64_t wgmma_blocks(Kernel kernel, int64_t count) {
 }
 
 // Each returns false, and launches nothing, if the GPU lacks the instructions or TMA cannot read the tensors.
+// Where there is a mask, its bits have room at `words`.
 template <int kWidth, bool kHasMask>
-bool launch_wgmma_forward(Call& call, const Attention<Half>& a) {
+bool launch_wgmma_forward(Call& call, const Attention<Half>& a, uint32_t* words) {
   using S = WgmmaShape<kWidth, kHasMask>;
   const Order order = order_of(a.batch * a.heads, parts_of(a.queries, S::kQueries),
                                2. * a.keys * (a.width + a.value_width) / a.group(), a.right >= 0);
@@ -54,14 +55,16 @@ bool launch_wgmma_forward(Call& call, const Attention<Half>& a) {
     tickets = reinterpret_cast<unsigned*>(a.partial);
     cudaMemsetAsync(tickets, 0, sizeof *tickets, call.stream());
   }
+  const MaskBits mask = MaskBits::of(a, false, words);
+  if (kHasMask) launch_pack_mask(call, a, mask, false);
   launch(call, wgmma_forward<S>, blocks, S::kThreads, S::kBytes, a, maps.q, maps.k, maps.v, order, order.count(),
-         tickets);
+         tickets, mask);
   return true;
 }
 
-template <int kWidth>
-bool launch_wgmma_backward(Call& call, const Attention<Half>& a, const AttentionGradient<Half>& g) {
-  using S = WgmmaBackwardShape<kWidth>;
+template <int kWidth, bool kHasMask>
+bool launch_wgmma_backward(Call& call, const Attention<Half>& a, const AttentionGradient<Half>& g, uint32_t* words) {
+  using S = WgmmaBackwardShape<kWidth, kHasMask>;
   const int64_t tiles = parts_of(a.queries, S::kQueries), rows = a.batch * a.heads * tiles;
   const double bytes = (4. * (a.width + a.value_width) + 4 * S::kWidth) * a.queries * a.group();
   const Order order = order_of(a.batch * a.kv_heads, parts_of(a.keys, S::kKeys), bytes, false);
@@ -71,9 +74,11 @@ bool launch_wgmma_backward(Call& call, const Attention<Half>& a, const Attention
       !maps.encode(a, g.dout, S::kQueries, S::kKeys))
     return false;
   cudaMemsetAsync(g.query_sums.counters, 0, (g.query_sums.tiles + 1) * sizeof(unsigned), call.stream());
+  const MaskBits mask = MaskBits::of(a, true, words);
+  if (kHasMask) launch_pack_mask(call, a, mask, true);
   launch(call, wgmma_backward<S>, blocks, S::kThreads, S::kBytes, a, g, maps.q, maps.k, maps.v, maps.dout, g.query_sums,
-         order, static_cast<unsigned>(order.count()));
-  launch(call, store_query_sums<S>, rows, 256, 0, a, g, g.query_sums, tiles);
+         order, static_cast<unsigned>(order.count()), mask);
+  launch(call, store_query_sums<WgmmaBackwardShape<kWidth, false>>, rows, 256, 0, a, g, g.query_sums, tiles);
   return true;
 }
 

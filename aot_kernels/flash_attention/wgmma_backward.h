@@ -11,6 +11,7 @@
 
 #include "../common/gpu/counter.h"
 #include "../common/gpu/cp_async_bulk.h"
+#include "mask_bits.h"
 #include "mma_backward.h"
 #include "wgmma_tiles.h"
 
@@ -19,9 +20,10 @@
 
 namespace msops::flash_attention {
 
-template <int kWidth_>
+template <int kWidth_, bool kHasMask_>
 struct WgmmaBackwardShape {
   static constexpr int kWidth = kWidth_;
+  static constexpr bool kHasMask = kHasMask_;
   static constexpr int kConsumers = 2, kThreads = 128 * (kConsumers + 1);
   static constexpr int kKeys = 64 * kConsumers, kQueries = QuerySums::kNumbers / kWidth;
   static constexpr int kSumStages = kWidth <= 64 ? 1 : 2;  // as many as there is room
@@ -113,6 +115,7 @@ struct BackwardBlock {
   const AttentionGradient<Half>& g;
   const QuerySums& sums;
   const Order& order;
+  const MaskBits& mask;
   unsigned count;  // of items
   const BackwardRings<S>& rings;
 
@@ -241,7 +244,7 @@ __device__ __forceinline__ void compute_gradients(const BackwardBlock<S>& block,
     clear(dk), clear(dv);
     const auto keys = rings.keys.tile(tiles_of_keys), values = rings.values.tile(tiles_of_keys);
     const auto k = keys.rows(64 * consumer), v = values.rows(64 * consumer);
-    Seen seen(a, w.s, w.b, w.kv_head * group, w.keys);
+    SeenWith<false> seen(a, w.s, w.b, w.kv_head * group, w.keys);
     Steps<S> at(w, group);
     if (w.steps > 0) {
       rings.keys.wait(tiles_of_keys), rings.values.wait(tiles_of_keys);
@@ -251,7 +254,8 @@ __device__ __forceinline__ void compute_gradients(const BackwardBlock<S>& block,
     for (int step = 0; step < w.steps; ++step, ++copies, at.advance()) {
       const auto queries = rings.queries.tile(copies), douts = rings.douts.tile(copies);
       const auto dx_tile = rings.dx.tile(copies);
-      seen.h = at.h;
+      const int64_t words = S::kHasMask ? block.mask.first_word(w.b, at.h, j0) : 0;
+      const HiddenSums<S::kHasMask, S::kQueries / 8> hidden(block.mask, words, at.i0 / 64);
       rings.queries.wait(copies), rings.douts.wait(copies), rings.rows.wait(copies);
       clear_rows(rings.memory, queries, seen.queries - at.i0, a.is_packed(), own);
       clear_rows(rings.memory, douts, seen.queries - at.i0, a.is_packed(), own);
@@ -276,6 +280,7 @@ __device__ __forceinline__ void compute_gradients(const BackwardBlock<S>& block,
           p[m][n][i] = ex2_approx_ftz(p[m][n][i] * exponents.factor - lse[column]);
         });
         if (!seen.all(i0, i0 + 64, j0, j0 + 16) || i0 + 64 > w.end) seen.hide_transposed(p, i0, w.end, j0);
+        hidden.hide(p, 0, box);
         wgmma_wait_group<0>();
         wgmma_fence_operand(dx[0]);
         exponents.differentiate(
@@ -320,12 +325,13 @@ template <typename S>
 __device__ __forceinline__ void run_wgmma_backward(const Attention<Half>& a, const AttentionGradient<Half>& g,
                                                    const TensorMap& q_map, const TensorMap& k_map,
                                                    const TensorMap& v_map, const TensorMap& dout_map,
-                                                   const QuerySums& sums, const Order& order, unsigned count) {
+                                                   const QuerySums& sums, const Order& order, unsigned count,
+                                                   const MaskBits& mask) {
   extern __shared__ __align__(1024) unsigned char shared[];
   const BackwardRings<S> rings(shared);
   if (threadIdx.x == 0) rings.init();
   __syncthreads();
-  const BackwardBlock<S> block{a, g, sums, order, count, rings};
+  const BackwardBlock<S> block{a, g, sums, order, mask, count, rings};
   if (threadIdx.x < 128) {
     setmaxnreg_dec<24>();
     const int warp = threadIdx.x / 32;
@@ -349,8 +355,9 @@ __global__ void __launch_bounds__(kHasSm90a ? S::kThreads : 1, 1)
     wgmma_backward(const __grid_constant__ Attention<Half> a, const __grid_constant__ AttentionGradient<Half> g,
                    const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap k_map,
                    const __grid_constant__ TensorMap v_map, const __grid_constant__ TensorMap dout_map,
-                   const __grid_constant__ QuerySums sums, const __grid_constant__ Order order, unsigned count) {
-  if constexpr (kHasSm90a) run_wgmma_backward<S>(a, g, q_map, k_map, v_map, dout_map, sums, order, count);
+                   const __grid_constant__ QuerySums sums, const __grid_constant__ Order order, unsigned count,
+                   const __grid_constant__ MaskBits mask) {
+  if constexpr (kHasSm90a) run_wgmma_backward<S>(a, g, q_map, k_map, v_map, dout_map, sums, order, count, mask);
 }
 
 // Stores dq from its sums. A block has a tile of queries.

@@ -8,6 +8,7 @@
 // are stored.
 #pragma once
 
+#include "mask_bits.h"
 #include "wgmma_tiles.h"
 
 #ifdef __CUDACC__
@@ -97,6 +98,7 @@ __device__ __forceinline__ void copy_items(const Attention<Half>& a, const Tenso
     if (!ends) {
       const Order::Place at = order.find(number, a.heads);
       w.item = QueryItem::of(a, at.b, at.h, at.tile * S::kQueries, S::kQueries);
+      if constexpr (S::kHasMask) w.item.begin -= w.item.begin % S::kKeys;  // as the words of the mask
       w.tiles = (w.item.end - w.item.begin + S::kKeys - 1) / S::kKeys;
       if (w.item.empty()) continue;
     }
@@ -119,7 +121,9 @@ __device__ __forceinline__ void copy_items(const Attention<Half>& a, const Tenso
 
 // Computes the results of the items for 64 of each item's queries. A warpgroup calls this; `consumer` is its number.
 template <typename S>
-__device__ __forceinline__ void compute_items(const Attention<Half>& a, int consumer, const ForwardRings<S>& rings) {
+__device__ __forceinline__ void compute_items(const Attention<Half>& a, const MaskBits& mask, int consumer,
+                                              const ForwardRings<S>& rings) {
+  using Hidden = HiddenSums<S::kHasMask, S::kKeys / 8>;
   const auto& queries = rings.queries;
   const auto& plan = rings.plan;
   const auto& keys = rings.keys;
@@ -142,9 +146,10 @@ __device__ __forceinline__ void compute_items(const Attention<Half>& a, int cons
     begin_product(x[0], queries.tile(tiles_of_queries).rows(64 * consumer), keys.tile(copy));
   };
   const auto multiply_values = [&](int copy, bool adds) { begin_product(out[0], p[0], values.tile(copy), adds); };
-  const auto take = [&](const SeenWith<S::kHasMask>& seen, int i0, int i1, int j0) {
+  const auto take = [&](const SeenWith<false>& seen, const Hidden& hidden, int i0, int i1, int j0) {
     logits.apply(x);
     if (!seen.all(i0, i1, j0, j0 + S::kKeys)) seen.hide(x, i0, j0);
+    hidden.hide(x, -INFINITY);
     return softmax.advance(x, shrink, logits.factor * kLog2E<float>);
   };
   const auto wait_for_last_values = [&] {
@@ -182,6 +187,8 @@ __device__ __forceinline__ void compute_items(const Attention<Half>& a, int cons
       number = next + 1, tiles_of_item = 0;
       continue;
     }
+    const int64_t words = S::kHasMask ? mask.first_word(w.item.b, w.item.h, w.item.i0 + row) : 0;
+    const Hidden first_hidden(mask, words, w.item.begin / 64);
     queries.wait(tiles_of_queries);
     keys.wait(copies);
     if (ends) wait_for_last_values();
@@ -193,13 +200,13 @@ __device__ __forceinline__ void compute_items(const Attention<Half>& a, int cons
     const QueryItem& item = w.item;
     const int begin = item.begin, tiles_of_next = w.tiles;
     const int i0 = item.i0 + row, i1 = std::min(i0 + 16, item.i1);
-    const SeenWith<S::kHasMask> seen(a, item.s, item.b, item.h, item.end);
+    const SeenWith<false> seen(a, item.s, item.b, item.h, item.end);
     wgmma_wait_group<1>();
     wgmma_fence_operand(x[0]);
     keys.release(copies);
     if (tiles_of_next == 1) queries.release(tiles_of_queries);
     softmax = OnlineSoftmax<1>();
-    take(seen, i0, i1, begin);
+    take(seen, first_hidden, i0, i1, begin);
     if (S::kWaitsLate) values.wait(copies, softmax.zero());
     wgmma_wait_group<0>();
     wgmma_fence_operand(out[0]);
@@ -209,6 +216,7 @@ __device__ __forceinline__ void compute_items(const Attention<Half>& a, int cons
 
     for (int t = 1; t < tiles_of_item; ++t) {
       ++copies;
+      const Hidden hidden(mask, words, (begin + t * S::kKeys) / 64);
       keys.wait(copies);
       if (!S::kWaitsLate) values.wait(copies - 1);
       bar_sync(turn, 256);
@@ -219,7 +227,7 @@ __device__ __forceinline__ void compute_items(const Attention<Half>& a, int cons
       wgmma_fence_operand(x[0]);
       keys.release(copies);
       if (t + 1 == tiles_of_item) queries.release(tiles_of_queries);
-      const bool grows = take(seen, i0, i1, begin + t * S::kKeys);
+      const bool grows = take(seen, hidden, i0, i1, begin + t * S::kKeys);
       if (S::kWaitsLate) values.wait(copies, softmax.zero());
       wgmma_wait_group<0>();
       wgmma_fence_operand(out[0]);
@@ -235,7 +243,7 @@ __device__ __forceinline__ void compute_items(const Attention<Half>& a, int cons
 template <typename S>
 __device__ __forceinline__ void run_wgmma_forward(const Attention<Half>& a, const TensorMap& q_map,
                                                   const TensorMap& k_map, const TensorMap& v_map, const Order& order,
-                                                  int64_t count, unsigned* tickets) {
+                                                  int64_t count, unsigned* tickets, const MaskBits& mask) {
   extern __shared__ __align__(1024) unsigned char shared[];
   const ForwardRings<S> rings(shared);
   if (threadIdx.x == 0) rings.init();
@@ -246,7 +254,7 @@ __device__ __forceinline__ void run_wgmma_forward(const Attention<Half>& a, cons
   } else {
     setmaxnreg_inc<S::kRegisters>();
     const int consumer = __shfl_sync(~0u, threadIdx.x / 128, 0) - 1;  // is known to be the same in a warp
-    compute_items<S>(a, consumer, rings);
+    compute_items<S>(a, mask, consumer, rings);
   }
 }
 
@@ -255,8 +263,9 @@ template <typename S>
 __global__ void __launch_bounds__(kHasSm90a ? S::kThreads : 1, 1)
     wgmma_forward(const __grid_constant__ Attention<Half> a, const __grid_constant__ TensorMap q_map,
                   const __grid_constant__ TensorMap k_map, const __grid_constant__ TensorMap v_map,
-                  const __grid_constant__ Order order, int64_t count, unsigned* tickets) {
-  if constexpr (kHasSm90a) run_wgmma_forward<S>(a, q_map, k_map, v_map, order, count, tickets);
+                  const __grid_constant__ Order order, int64_t count, unsigned* tickets,
+                  const __grid_constant__ MaskBits mask) {
+  if constexpr (kHasSm90a) run_wgmma_forward<S>(a, q_map, k_map, v_map, order, count, tickets, mask);
 }
 
 }  // namespace msops::flash_attention

@@ -8,7 +8,7 @@ import msops
 from test_flash_attention import TestFlashAttention
 
 from ..benchmark import Benchmark, OfFunction, Sizes
-from ..figures import Target, best_peer, times_faster
+from ..figures import Target, best_peer, times_faster, without
 
 TORCH = ("torch flash", "torch cuDNN", "torch efficient")
 DROPOUT_P = 0.1
@@ -57,7 +57,8 @@ class FlashAttention(Benchmark):
                     (1, 32, 8, 16, 8192, 128, 0),
                     (2, 8, 8, 1024, 1024, 256, 1),
                     *((4, 16, 16, 4096, 4096, 128, 0, term) for term in TERMS),
-                    *((8, 16, 16, 2048, 2048, 64, 1, term) for term in ("ALiBi", "dropout")),
+                    *((8, 16, 16, 2048, 2048, 64, 1, term) for term in ("mask", "ALiBi", "dropout")),
+                    (64, 12, 12, 512, 512, 64, 0, "mask"),
                 ),
                 ragged={(4, 16, 16, 4095, 4095, 126, 1): (4, 16, 16, 4096, 4096, 128, 1)},
             )
@@ -65,7 +66,13 @@ class FlashAttention(Benchmark):
         "CPU": [
             Sizes(
                 named=((1, 4, 4, 512, 512, 64, 1), (1, 4, 4, 512, 512, 64, 0)),
-                sweep=((2, 4, 4, 128, 128, 64, 1), (1, 8, 2, 1, 2048, 64, 0)),
+                sweep=(
+                    (2, 4, 4, 128, 128, 64, 1),
+                    (1, 8, 2, 1, 2048, 64, 0),
+                    (1, 4, 4, 512, 512, 64, 0, "mask"),
+                    (2, 8, 8, 1024, 1024, 64, 0),
+                    (2, 8, 8, 1024, 1024, 64, 0, "mask"),
+                ),
                 ragged={(1, 4, 4, 511, 511, 63, 1): (1, 4, 4, 512, 512, 64, 1)},
             )
         ],
@@ -87,8 +94,12 @@ class FlashAttention(Benchmark):
                    best_peer(lambda case: True, dtype="float16", direction="backward", named=True)),
             Target("float32", "not slower than the best peer", 1,
                    best_peer(lambda case: True, dtype="float32", named=True)),
+            Target("float16 with a mask", "1 / 1.15 of the speed without", 1 / 1.15, without("mask", dtype="float16")),
         ],
-        "CPU": [Target("whole Cells", "faster than MindSpore's operators", 1, times_faster("MindSpore", "graph"))],
+        "CPU": [
+            Target("whole Cells", "faster than MindSpore's operators", 1, times_faster("MindSpore", "graph")),
+            Target("float32 with a mask", "1 / 1.15 of the speed without", 1 / 1.15, without("mask", dtype="float32")),
+        ],
     }  # fmt: skip
 
     def describe(self, size):

@@ -76,6 +76,11 @@ class TestFlashAttention(OperatorTest):
         "all, more features": case((2, 1, 40, 72), 200, 136, batch=1, bias=(40, 72), slopes=(2,), dropout_p=0.2),
         "mask of 16 keys": case((4, 2, 70, 144), 16, mask=(2, 1, 70, 144), lengths=True, causal=True),
         "mask of 16 keys, more features": case((2, 1, 40, 160), 128, batch=1, mask=(40, 160), window=(-1, 130)),
+        "mask, window to the left": case((4, 2, 200, 330), 64, mask=(4, 200, 330), window=(70, 20), softcap=2.0),
+        "mask of queries": case((2, 1, 260, 150), 16, mask=(2, 1, 260, 1), window=(100, -1)),
+        "mask of queries of heads, more features": case((4, 2, 140, 270), 128, 72, mask=(4, 140, 1), batch=1),
+        "mask of samples and keys": case((2, 2, 130, 300), 40, mask=(2, 1, 1, 300), causal=True, lengths=True),
+        "mask of each pair, 256 features": case((2, 1, 70, 140), 200, 256, mask=(2, 2, 70, 140)),
         "mask of 16 keys, step": case((8, 2, 1, 640), 32, mask=(2, 1, 1, 640)),
         "512 features, bias": case((1, 1, 20, 70), 300, 512, batch=1, bias=(20, 70), dropout_p=0.3),
     }
@@ -223,7 +228,7 @@ def run_both(gpu, inputs, **settings):
     """Returns out, dq, dk and dv on torch's GPU."""
     *tensors, dout = inputs
     forward, backward = TestFlashAttention().operators([0], **settings)
-    out, lse, _ = gpu.run(forward, *tensors)
+    out, lse, *_ = gpu.run(forward, *tensors)
     return [out, *gpu.run(backward, *tensors, out, lse, dout, gpu.torch.zeros_like(lse))[:3]]
 
 
