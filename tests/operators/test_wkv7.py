@@ -98,6 +98,10 @@ class TestWKV7(OperatorTest):
             np.asarray(x, wide) for x in state
         ]
 
+    def entry_calls(self, shapes, settings, dtype, seed=1, scale=1, parts=0):
+        """Inputs are not scaled up: with longer keys, states would grow from step to step, beyond all numbers."""
+        return super().entry_calls(shapes, settings, dtype, seed, min(scale, 1), parts)
+
     def result_dtype(self, dtype):
         return dtype, np.promote_types(dtype, np.float32).name
 
