@@ -26,12 +26,13 @@ struct Sizes {
     return 3 * (sample * kept() + n) * channels + channel;
   }
   // Returns in how many parts of whole runs of kEvery steps threads share a channel's steps on the GPU: in several
-  // where there are too few channels to fill it. These read the steps once more.
+  // where there are too few channels to fill it. These read the steps once more, and each adds up those before it.
   int64_t parts() const {
-    constexpr int64_t kEnough = 1 << 15, kLeast = 4 * kEvery, kWorth = 3;  // threads, steps of a part, parts
+    constexpr int64_t kEnough = 1 << 15, kLeast = 4 * kEvery;  // threads, steps of a part
+    constexpr int64_t kWorth = 3, kMost = 256;                 // parts
     const int64_t columns = samples * channels;
     if (columns == 0) return 1;
-    const int64_t parts = std::min(kEnough / columns, steps / kLeast);
+    const int64_t parts = std::min({kEnough / columns, steps / kLeast, kMost});
     return parts < kWorth ? 1 : parts;
   }
 };

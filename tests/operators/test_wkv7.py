@@ -82,7 +82,7 @@ class TestWKV7(OperatorTest):
         (zeros(*[(2, 3, 4, 5)] * 6, dtype=np.int32), {}, TypeError, "wkv7: r must be float16, float32 or float64"),
         ([*zeros(*[(2, 3, 4, 5)] * 6), 0.0], {}, TypeError, "wkv7: state must be a Tensor, got float"),
     )
-    huge = ((2**15 + 1, 1030, 1, 64), (5, 2**13 + 3, 65, 1000))
+    huge = ((2**15 + 1, 1030, 1, 64), (5, 2**17 + 3, 52, 64))
 
     def operators(self, shapes=()):
         return chain(operators() if not shapes or len(shapes) > 6 else operators().without("state"))
@@ -98,6 +98,10 @@ class TestWKV7(OperatorTest):
             np.asarray(x, wide) for x in state
         ]
 
+    def entry_calls(self, shapes, settings, dtype, seed=1, scale=1, parts=0):
+        """Inputs are not scaled up: with longer keys, states would grow from step to step, beyond all numbers."""
+        return super().entry_calls(shapes, settings, dtype, seed, min(scale, 1), parts)
+
     def result_dtype(self, dtype):
         return dtype, np.promote_types(dtype, np.float32).name
 
@@ -110,6 +114,16 @@ class TestWKV7(OperatorTest):
 
     def random_case(self, random):
         return case(*(length(random) for _ in range(4)), random.random() < 0.5)
+
+    def check_huge(self, gpu, b, t, h, d):
+        """The gradient takes more memory than most GPUs have; its kernel is that of the forward pass."""
+        forward, _ = self.operators(case(b, t, h, d, state=False)[0])
+        x = gpu.random(b, t, h, d)
+        w = -0.5 - x.abs()
+        key = x / x.norm(dim=-1, keepdim=True)
+        inputs = [x, w, key, x, -key, key]
+        y, last, *_ = gpu.run(forward, *inputs)
+        gpu.check_parts(forward, inputs, [y, last], b, 1, gpu.assert_close)
 
 
 class InTwo(nn.Cell):
