@@ -56,6 +56,7 @@ IN_PLACE = [
     ("add_", (X,), 2 * X),
     ("add_", (1.0,), X + 1),
     ("clamp_", (1.0, 2.0), X.clip(1, 2)),
+    ("copy_", (X[1],), np.stack((X[1], X[1]))),
     ("div_", (2.0,), X / 2),
     ("exp_", (), np.exp(X)),
     ("fill_", (2.5,), np.full_like(X, 2.5)),

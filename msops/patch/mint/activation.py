@@ -31,6 +31,7 @@ def gelu_of(input: Tensor, approximate: str = "none") -> Tensor:  # noqa: A002
 
 
 _FLOATS = mindspore.float16, mindspore.float32, mindspore.float64
+_own_prelu = ops.prelu
 _own_softmax, _own_silu = ops.function.nn_func.softmax_ext, mint.nn.functional.silu
 
 
@@ -47,6 +48,11 @@ def silu(input: Tensor, inplace: bool = False) -> Tensor:  # noqa: A002
     if inplace or input.dtype not in _FLOATS:
         return _own_silu(input, inplace)
     return linear_sigmoid(input)
+
+
+def prelu(input: Tensor, weight: Tensor) -> Tensor:  # noqa: A002
+    """Calls MindSpore's, whose kernel for GPUs wants one dtype."""
+    return _own_prelu(input, ops.cast(weight, input.dtype))
 
 
 class NpuGelu(Replacement):

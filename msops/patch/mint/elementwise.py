@@ -45,6 +45,15 @@ rsqrt, sigmoid, sqrt = (
 )
 
 
+def xlogy(input: Any, other: Any) -> Tensor:  # noqa: A002
+    """Returns x log(y), and 0 where x is 0, unless y is NaN. MindSpore's gradient has no kernel for GPUs."""
+    x = input if isinstance(input, Tensor) else ops.full_like(other, input)
+    y = other if isinstance(other, Tensor) else ops.full_like(input, other)
+    x, y = floating(x), floating(y)
+    is_zero = ops.logical_and(x == 0, y <= 0)
+    return ops.mul(x, ops.log(ops.where(is_zero, ops.ones_like(y), y)))
+
+
 def atan2(input: Tensor, other: Tensor) -> Tensor:  # noqa: A002
     return ops.atan2(floating(input), floating(other))
 

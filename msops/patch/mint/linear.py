@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import mindspore
 from mindspore import Tensor, ops
 
+from msops.core.compiled import compiling
 from msops.patch.replacement import Replacement
 
 from .creation import eye
@@ -11,6 +13,7 @@ from .elementwise import COMPLEX
 from .in_place import copy_into
 
 _BatchMatMul = ops.BatchMatMul
+_own_cdist = ops.cdist
 
 
 class BatchMatMul(Replacement):
@@ -129,3 +132,28 @@ def triangular_solve(
         ones = eye(n, n, A.dtype)
         A = ops.add(A * (1 - ones), ones)  # noqa: N806
     return solve(A, b), A
+
+
+@ops.constexpr
+def _on_gpu() -> bool:
+    return mindspore.get_context("device_target") == "GPU"
+
+
+def cdist(x1: Tensor, x2: Tensor, p: float = 2.0) -> Tensor:
+    """Returns the distances of all rows of x1 and x2. Graph mode has no gradient of MindSpore's own on a GPU."""
+    return composed_cdist(x1, x2, p) if compiling() and _on_gpu() else _own_cdist(x1, x2, p)
+
+
+def composed_cdist(x1: Tensor, x2: Tensor, p: float) -> Tensor:
+    """Computes distances of their differences, all of which it holds. Equal rows have no gradient."""
+    apart = ops.abs(ops.expand_dims(x1, -2) - ops.expand_dims(x2, -3))
+    if p == 0:
+        return ops.cast(apart != 0, x1.dtype).sum(-1)
+    if p == float("inf"):
+        return ops.amax(apart, -1)
+    if p == 1:
+        return apart.sum(-1)
+    total = (apart * apart if p == 2 else ops.pow(apart, p)).sum(-1)
+    is_zero = total == 0
+    root = ops.pow(ops.where(is_zero, ops.ones_like(total), total), 1 / p)
+    return ops.where(is_zero, ops.zeros_like(total), root)

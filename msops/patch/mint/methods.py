@@ -137,6 +137,10 @@ def clamp(self: Tensor, min: Any = None, max: Any = None) -> Tensor:  # noqa: A0
     return ops.clamp(self, min, max)
 
 
+def copy(self: Tensor, src: Tensor, non_blocking: bool = False) -> Tensor:
+    return ops.broadcast_to(src, self.shape)
+
+
 def index_fill(self: Tensor, dim: int, index: Tensor, value: Any) -> Tensor:
     return ops.index_fill(self, dim, ops.cast(index, mindspore.int32), value)
 
@@ -222,6 +226,7 @@ IN_PLACE: dict[str, Method] = {
     "add_": add,
     "bernoulli_": bernoulli,
     "clamp_": clamp,
+    "copy_": copy,
     "div_": div,
     "exp_": elementwise.exp,
     "fill_": fill,
@@ -238,7 +243,7 @@ IN_PLACE: dict[str, Method] = {
     "sub_": sub,
     "zero_": lambda self: ops.zeros_like(self),
 }
-IN_GRAPH = frozenset(("add_", "div_", "floor_divide_", "mul_"))
+IN_GRAPH = frozenset(("add_", "copy_", "div_", "floor_divide_", "mul_"))
 WITHOUT_GRAPH = frozenset((*IN_PLACE, "random_")) - IN_GRAPH
 METHODS = {
     **{f"Tensor.{name}": plain(function) for name, function in PLAIN.items()},
