@@ -22,7 +22,7 @@ struct Chunk {
   static constexpr int kHalo = kTaps;  // elements before a chunk that are read, a multiple of a pack or half of one
   static constexpr int kOfHalo = kPack < kHalo ? kPack : kHalo;
   static constexpr int kBytes = (kEach + kHalo) * static_cast<int>(sizeof(T));
-  static constexpr int kAtOnce = kBytes <= 32 ? 2 : 1;  // chunks of a thread in flight
+  static constexpr int kAtOnce = kBytes <= 32 ? 4 : 1;  // chunks of a thread in flight
 };
 
 // A Walk says which chunks of a row each team takes: `steps` x `lanes` of them.
@@ -290,8 +290,8 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 8 ? 1
   if (team.lane == 0) {
     const Place place = team.place(walk.steps);
     const In in(team, place);
-    const Gradients<kTaps, T> behind(team, place, in, Window<kTaps, T>(in.halo, in.x), taps, bias);
-    unrolled<kTaps - 1>([&](int q) { after[q] = behind.g[q]; });
+    const Gradients<kTaps, T> next_chunk(team, place, in, Window<kTaps, T>(in.halo, in.x), taps, bias);
+    unrolled<kTaps - 1>([&](int q) { after[q] = next_chunk.g[q]; });
   }
   In coming(team, team.place(walk.steps - 1));
 #pragma unroll 1

@@ -14,7 +14,7 @@ struct Range {
       : chunk(c), first(c * kChunk), count(static_cast<int>(std::min<int64_t>(kChunk, s.steps - first))) {}
 };
 
-// OfGroup has W states' B_t and C_t of a chunk, which the channels of a group share. States behind the last are zeros.
+// OfGroup has W states' B_t and C_t of a chunk, which the channels of a group share. States after the last are zeros.
 template <int W, typename T>
 struct OfGroup {
   using C = Compute<T>;

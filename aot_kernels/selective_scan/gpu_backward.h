@@ -55,7 +55,7 @@ class BackwardOnGpu : Gradient<S, T> {
   }
 
  private:
-  // Sets the gradients that come from the chunk behind, and the sums of dA.
+  // Sets the gradients that come from the chunk after it, and the sums of dA.
   __device__ void begin(int64_t chunk, int64_t state) {
     const int count = place_.count(all_, state);
     const int64_t first = state + place_.lane * S::kOfLane;
@@ -168,6 +168,7 @@ class BackwardOnGpu : Gradient<S, T> {
       });
       scatter_sums<S::kLanes>(s1);
       scatter_sums<S::kLanes>(s2);
+      __syncwarp();  // all lanes of the team have read what the sums replace
       for (int k = 0; k < kFour / S::kLanes; ++k) {
         const int at = first + lane * (kFour / S::kLanes) + k;
         C sums[2] = {s1[k], s2[k] * Decay<C>::inverse_scale()};

@@ -117,7 +117,7 @@ class ForwardOnGpu {
     }
   }
 
-  // Keeps the lane's states after a chunk, where the next chunk, the parts behind or the caller read them.
+  // Keeps the lane's states after a chunk, where the next chunk, the parts after it or the caller read them.
   __device__ void finish(int64_t chunk, int64_t state) const {
     const int count = place_.count(all_, state);
     const int64_t first = state + place_.lane * S::kOfLane;

@@ -176,7 +176,7 @@ struct BackwardProblem : Problem<T> {
   C* sums;     // of the channels of each block: (blocks of a group, 2, B, G, N, L), dB and dC
   C* dA;       // of each part and sample: (parts, B, D, N)
   C* vectors;  // dD and ddelta_bias of each part and sample: (2, parts, B, D)
-  C* carry;    // e^(dt A) g, from the chunk behind: (parts, B, D, N)
+  C* carry;    // e^(dt A) g, from the chunk after it: (parts, B, D, N)
   C* held;     // on the GPU: s1 and s2 of a chunk (parts, B, D, 2, kChunk), if there are more than kWidth states
 
   MSOPS_BOTH int64_t at_sums(int64_t block_of_group, int which, int64_t row_of_state) const {

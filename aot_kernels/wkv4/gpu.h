@@ -84,7 +84,7 @@ __global__ void __launch_bounds__(kLanes) forward_kernel(const Forward<T> all) {
   all.finish(here.sample, here.channel, state);
 }
 
-// Returns the gradient of the state behind a part.
+// Returns the gradient of the state after a part.
 template <typename T>
 __device__ __forceinline__ Carry<T> carry_behind(const Backward<T>& all, const Place& here, Compute<T> decay) {
   using C = Compute<T>;
@@ -101,8 +101,8 @@ __device__ __forceinline__ Carry<T> carry_behind(const Backward<T>& all, const P
     const int64_t runs = (s.steps + kEvery - 1) / kEvery;
     const int64_t begin = Place::first_step(s, runs, part), end = Place::first_step(s, runs, part + 1);
     const C before = all.kept_state(here.sample, begin / kEvery, here.channel).o;
-    const C behind = all.kept_state(here.sample, end / kEvery, here.channel).o;
-    const C factor = Activations<T>::exp(C(end - begin) * decay + before - behind);
+    const C after = all.kept_state(here.sample, end / kEvery, here.channel).o;
+    const C factor = Activations<T>::exp(C(end - begin) * decay + before - after);
     carry = {own.p + factor * carry.p, own.q + factor * carry.q, own.o * carry.o};
   }
   return carry;

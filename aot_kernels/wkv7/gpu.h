@@ -32,7 +32,7 @@ struct Ahead {
 
   static constexpr __device__ bool takes(int v) { return Program::sums_over(v) || Program::owns(v); }
 
-  // Loads the i-th steps of the walk and those behind it. Lanes have neighbouring elements.
+  // Loads the i-th steps of the walk and those after it. Lanes have neighbouring elements.
   __device__ __forceinline__ void load(const Task<T>& task, int64_t begin, int64_t i) {
     const Sizes& s = task.s;
     unrolled<L::kSteps, L::kOfLane>([&](int step, int n) {

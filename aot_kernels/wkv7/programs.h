@@ -62,7 +62,7 @@ struct Task {
   C* kept;                      // (sample, head, kept, value, key): H before the steps 0, kEvery, ...
   wkv::StateNumbers<T> state;   // (sample, head, value, key), or none
   wkv::StateNumbers<T> dstate;  // its gradient, or none
-  C* last;                      // the state behind the steps, of this shape
+  C* last;                      // the state after the steps, of this shape
   const C* dlast;               // its gradient
 
   // Returns which matrix of `kept` is that before a step.
