@@ -142,6 +142,7 @@ PRIMITIVES: dict[str, Callable[..., Any]] = {
     "IsNegInf": elementwise.isneginf,
     "EqualExt": elementwise.equal,
     "AddcmulExt": elementwise.addcmul,
+    "NanToNum": elementwise.nan_to_num,
     "LogAddExp": elementwise.logaddexp,
     "LogAddExp2": elementwise.logaddexp2,
     "Frac": elementwise.frac,

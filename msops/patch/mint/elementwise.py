@@ -17,6 +17,12 @@ WHOLE = (
     *(mindspore.uint16, mindspore.uint32, mindspore.uint64),
 )
 
+_GREATEST = {
+    mindspore.float16: 65504.0,
+    mindspore.float32: 3.4028234663852886e38,
+    mindspore.float64: 1.7976931348623157e308,
+}
+
 
 def floating(x: Tensor) -> Tensor:
     return ops.cast(x, mindspore.float32) if x.dtype in WHOLE else x
@@ -43,6 +49,22 @@ rsqrt, sigmoid, sqrt = (
     _of_floating(operations.Sigmoid()),
     _of_floating(operations.Sqrt()),
 )
+
+
+def nan_to_num(
+    input: Tensor,  # noqa: A002
+    nan: float | None = None,
+    posinf: float | None = None,
+    neginf: float | None = None,
+) -> Tensor:
+    """Replaces NaN, by default by 0, and infinities, by default by the dtype's greatest numbers. MindSpore's kernel
+    does not start on GPUs in PyNative mode."""
+    if input.dtype in WHOLE:
+        return input
+    most = _GREATEST[input.dtype]
+    x = ops.where(input != input, ops.full_like(input, 0.0 if nan is None else nan), input)  # noqa: PLR0124 (NaN)
+    x = ops.where(input > most, ops.full_like(input, most if posinf is None else posinf), x)
+    return ops.where(input < -most, ops.full_like(input, -most if neginf is None else neginf), x)
 
 
 def xlogy(input: Any, other: Any) -> Tensor:  # noqa: A002
