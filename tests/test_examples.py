@@ -90,6 +90,22 @@ def test_shapes_have_their_curvature(monkeypatch):
 
 
 @pytest.mark.wide
+def test_mamba_learns(run, tmp_path):
+    """Three networks of about the same size learn for the same time. Steps give the scores of all of a text at once."""
+    result = run("mamba", "--seconds=25")
+    losses = dict(
+        re.findall(r"^(\w+): \d+ parameters, \d+ steps, validation loss ([\d.]+)$", result.stdout, re.MULTILINE)
+    )
+    sizes = [int(size) for size in re.findall(r"(\d+) parameters", result.stdout)]
+    assert list(losses) == ["Mamba", "Llama", "LLTM"]
+    assert max(sizes) < 1.1 * min(sizes)
+    assert float(losses["Mamba"]) < 3
+    assert float(re.search(r"at once differ by (\S+)$", result.stdout, re.MULTILINE)[1]) < 1e-3
+    assert float(re.search(r"^selective copying: ([\d.]+)% of", result.stdout, re.MULTILINE)[1]) > 50
+    assert is_picture(tmp_path / "mamba.png")
+
+
+@pytest.mark.wide
 def test_text_is_learned(run, tmp_path):
     """Both kinds of operators compute the same losses. After 80 steps the model is better than the bigram table."""
     result = run("text", "--operators=both", "--steps=80")
