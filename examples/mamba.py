@@ -16,7 +16,7 @@ from common import options
 from llama import Linear, Llama, NextTokenLoss
 from text import Text
 
-_LETTERS, _COPIED, _AMONG = 8, 6, 32  # of the copying task: kinds of letters, how many are hidden, in how many places
+_LETTERS, _COPIED, _AMONG = 8, 4, 16  # of the copying task: kinds of letters, how many are hidden, in how many places
 
 
 class MambaBlock(nn.Cell):
@@ -151,7 +151,7 @@ class Copying:
 
     noise, mark = 0, _LETTERS + 1
 
-    def batch(self, rng, size=32):
+    def batch(self, rng, size=64):
         letters = rng.integers(1, _LETTERS + 1, (size, _COPIED))
         places = np.sort(rng.permuted(np.tile(np.arange(_AMONG), (size, 1)), axis=1)[:, :_COPIED], axis=1)
         tokens = np.full((size, _AMONG + _COPIED), self.noise)
@@ -174,7 +174,7 @@ class Copying:
 def learn_copying(args):
     task, rng = Copying(), np.random.default_rng(args.seed)
     net = Mamba(_LETTERS + 2, layers=2, width=64)
-    losses = train(net, task.batches(rng), args.seconds, 4e-3)
+    losses = train(net, task.batches(rng), args.seconds)
     accuracy = task.accuracy(net, rng)
     print(f"selective copying: {accuracy:.2%} of the letters after {len(losses)} steps")
     return losses, accuracy
