@@ -57,7 +57,13 @@ struct Weights {
   using C = Compute<T>;
   C w, u;
 
-  static MSOPS_BOTH Weights of(T raw, T bonus) { return {-std::exp(C(raw)), C(bonus)}; }
+  static MSOPS_BOTH Weights of(T raw, T bonus) {
+#ifdef __CUDA_ARCH__
+    return {-std::exp(C(raw)), C(bonus)};
+#else
+    return {-Exponential<C>::exp_of_any(C(raw)), C(bonus)};
+#endif
+  }
 };
 
 // State{} has no steps: any exponent k is larger than its own.
