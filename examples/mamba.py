@@ -27,7 +27,7 @@ class MambaBlock(nn.Cell):
 
     def __init__(self, width, states, kernel=4):
         super().__init__()
-        inner, self.rank, self.states = 2 * width, -(-width // 16), states
+        inner, self.rank = 2 * width, -(-width // 16)
         self.norm = msops.RMSNorm(width)
         self.enter = Linear(width, 2 * inner)
         self.convolve = msops.CausalConv1d(inner, kernel, activation="silu", return_final_state=True)

@@ -93,6 +93,13 @@ __device__ __forceinline__ void load_shared(const Problem<T>& all, const Block& 
   }
 }
 
+// Returns a state after a part that computes `end` from zeros. The growth over a part may be infinite where the state
+// before it is 0.
+template <typename C>
+__device__ __forceinline__ C after_part(C exponent, C before, C end) {
+  return before == 0 ? end : Decay<C>::of(exponent) * before + end;
+}
+
 // Loads the lane's A, times what Decay wants.
 template <typename S, typename T, typename C>
 __device__ __forceinline__ void load_decays(const Problem<T>& all, const Place<S, T>& place, int64_t state,

@@ -47,7 +47,7 @@ class Gradient {
   __device__ C start(int64_t n, C decay) const {
     C g = all_.dlast[all_.at(place_.block.sample, place_.channel, n)];
     for (int64_t part = all_.parts - 1; part > place_.part; --part)
-      g = Decay<C>::of(decay * *end(part, all_.s.states)) * g + *end(part, n);
+      g = after_part(decay * *end(part, all_.s.states), g, *end(part, n));
     return g;
   }
   __device__ C& carry(int64_t n) const {

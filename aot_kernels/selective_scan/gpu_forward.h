@@ -78,7 +78,7 @@ class ForwardOnGpu {
       } else if (!is_first_) {
         h_[j] = all_.initial[at + j];
         for (int64_t part = 0; part < place_.part; ++part)
-          h_[j] = Decay<C>::of(decays_[j] * *end(part, all_.s.states)) * h_[j] + *end(part, first + j);
+          h_[j] = after_part(decays_[j] * *end(part, all_.s.states), h_[j], *end(part, first + j));
       }
     }
   }

@@ -71,6 +71,7 @@ def causal_conv1d(
         >>> print(msops.causal_conv1d(x + 3, weight, initial_state=state))
         [[[234. 345. 456.]]]
     """
+    settings.boolean(_NAME, "return_final_state", return_final_state)
     convolve = operators.primitive(activation, bias is not None, initial_state is not None)
     return _chosen(convolve(x, *present((widened(weight, x), widened(bias, x), initial_state))), return_final_state)
 
