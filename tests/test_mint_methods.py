@@ -195,6 +195,27 @@ def test_in_place_in_a_gradient():
         mindspore.grad(Counter(squares=True))(Tensor(X))
 
 
+def test_copy_into_a_view(device_target):
+    """On the CPU, MindSpore's own copy writes into what a view shows."""
+    if device_target == "GPU":
+        pytest.skip("a GPU has no such copy")
+    x = Tensor(X)
+    x.view(-1).copy_(Tensor(2 * X.ravel()))
+    np.testing.assert_array_equal(x.asnumpy(), 2 * X)
+
+
+@pytest.mark.parametrize("to", [lambda: Tensor(X)[0], lambda: Parameter(Tensor(X[0]))])
+def test_become_refuses(to):
+    with pytest.raises(NotImplementedError, match="has no gradient on a GPU in PyNative mode"):
+        in_place.become(to(), Tensor(X[1]))
+
+
+def test_xlogy_of_whole_numbers():
+    whole = Tensor([2, 3], mindspore.int32)
+    np.testing.assert_allclose(mindspore.mint.xlogy(0.5, whole).asnumpy(), 0.5 * np.log([2, 3]), rtol=1e-6)
+    np.testing.assert_allclose(mindspore.mint.xlogy(whole, 2.5).asnumpy(), np.multiply([2, 3], np.log(2.5)), rtol=1e-6)
+
+
 def accumulated(x):
     """Adds rows as layers of experts do."""
     total, rows = ops.zeros((3, 4)), Tensor([0, 0]).add_(2).clamp_(0, 1)

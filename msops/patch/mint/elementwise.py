@@ -63,15 +63,14 @@ def nan_to_num(
         return input
     most = _GREATEST[input.dtype]
     x = ops.where(input != input, ops.full_like(input, 0.0 if nan is None else nan), input)  # noqa: PLR0124 (NaN)
-    x = ops.where(input > most, ops.full_like(input, most if posinf is None else posinf), x)
-    return ops.where(input < -most, ops.full_like(input, -most if neginf is None else neginf), x)
+    x = ops.where(input == math.inf, ops.full_like(input, most if posinf is None else posinf), x)
+    return ops.where(input == -math.inf, ops.full_like(input, -most if neginf is None else neginf), x)
 
 
 def xlogy(input: Any, other: Any) -> Tensor:  # noqa: A002
     """Returns x log(y), and 0 where x is 0, unless y is NaN. MindSpore's gradient has no kernel for GPUs."""
-    x = input if isinstance(input, Tensor) else ops.full_like(other, input)
-    y = other if isinstance(other, Tensor) else ops.full_like(input, other)
-    x, y = floating(x), floating(y)
+    x = floating(input) if isinstance(input, Tensor) else ops.full_like(floating(other), input)
+    y = floating(other) if isinstance(other, Tensor) else ops.full_like(floating(input), other)
     is_zero = ops.logical_and(x == 0, y <= 0)
     return ops.mul(x, ops.log(ops.where(is_zero, ops.ones_like(y), y)))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import mindspore
-from mindspore import Tensor, ops
+from mindspore import Parameter, Tensor, ops
 from mindspore.ops import operations
 
 from msops.core.compiled import compiling, records_gradients
@@ -30,6 +30,10 @@ def become(to: Tensor, source: Tensor) -> Tensor:
             "mint: writing into a tensor has no gradient on a GPU in PyNative mode of this MindSpore: use the function "
             "or the method without _"
         )
+    is_part = getattr(to, "parent_tensor_", None) is not None  # it was made as tensor[index]
+    if is_part or (isinstance(to, Parameter) and to.requires_grad):
+        what = "a part of another tensor" if is_part else "a Parameter that requires a gradient"
+        raise NotImplementedError(f"mint: writing into {what} has no gradient on a GPU in PyNative mode")
     version = to._version
     # The source's own function may have saved its result, whose version must stay.
     to.assign_value(ops.deepcopy(source))

@@ -226,7 +226,6 @@ IN_PLACE: dict[str, Method] = {
     "add_": add,
     "bernoulli_": bernoulli,
     "clamp_": clamp,
-    "copy_": copy,
     "div_": div,
     "exp_": elementwise.exp,
     "fill_": fill,
@@ -243,9 +242,22 @@ IN_PLACE: dict[str, Method] = {
     "sub_": sub,
     "zero_": lambda self: ops.zeros_like(self),
 }
-IN_GRAPH = frozenset(("add_", "copy_", "div_", "floor_divide_", "mul_"))
+IN_GRAPH = frozenset(("add_", "div_", "floor_divide_", "mul_"))
 WITHOUT_GRAPH = frozenset((*IN_PLACE, "random_")) - IN_GRAPH
+
+
+def copy_on_gpu(own: Any) -> Method:
+    """Makes MindSpore's copy_, which GPUs lack in PyNative mode."""
+    replaced = in_place("copy_", copy)(own)
+
+    def method(self: Tensor, *arguments: Any, **named: Any) -> Tensor:
+        return (replaced if mindspore.get_context("device_target") == "GPU" else own)(self, *arguments, **named)
+
+    return method
+
+
 METHODS = {
+    "Tensor.copy_": copy_on_gpu,
     **{f"Tensor.{name}": plain(function) for name, function in PLAIN.items()},
     **{f"Tensor.{name}": plain(function, _begins_with_dim) for name, function in OF_DIM.items()},
     **{f"Tensor.{name}": plain(function, _has_new_names) for name, function in OF_NEW_NAMES.items()},
