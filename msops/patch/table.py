@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from . import attention, overflow, transformer
+from . import attention, overflow, transformer, transposes
 from .mint import (
     activation,
     batch_statistics,
@@ -181,6 +181,8 @@ PRIMITIVES: dict[str, Callable[..., Any]] = {
     "Clone": shape.clone,
     "StackExt": shape.stack,
     "TExt": shape.t,
+    "Transpose": transposes.transpose,
+    "TransposeView": transposes.transpose_view,
     "TransposeExtView": shape.transpose,
     "SplitTensorView": shape.split_evenly,
     "SplitTensor": shape.split_evenly,
@@ -194,6 +196,8 @@ PRIMITIVES: dict[str, Callable[..., Any]] = {
     "NarrowView": shape.narrow,
     "SelectExtView": shape.select,
     "UnstackExtView": shape.unbind,
+    "MaskedFill": shape.masked_fill,
+    "SearchSorted": shape.searchsorted,
     "IndexSelect": shape.index_select,
     "IndexAddExt": shape.index_add,
     "ScatterAddExt": shape.scatter_add,
@@ -323,6 +327,7 @@ MINT: dict[str, Callable[..., Any]] = {
     # Without the rest of mint, mint.optim.AdamW would not count its steps.
     "auto_generate.AdamW": optim.AdamWOfTensors,
     "auto_generate.adamw_op": optim.AdamWOfTensors(),
+    "auto_generate.Transpose": transposes.Transpose,
     "gelu": activation.gelu_of,
     "group_norm": norm.group_norm,
     "layer_norm": norm.layer_norm,

@@ -96,8 +96,15 @@ def conv_tbc(input: Tensor, weight: Tensor, bias: Tensor, pad: int = 0) -> Tenso
     """Convolves along the first axis of (times, batch, channels); the weight is (width, channels, outputs)."""
     if input.ndim != 3 or weight.ndim != 3:
         raise ValueError(f"mint.conv_tbc: input and weight must have 3 axes, got {input.ndim} and {weight.ndim}")
-    y = convolution(ops.transpose(input, (1, 2, 0)), ops.transpose(weight, (2, 1, 0)), bias, 1, pad)
-    return ops.transpose(y, (2, 0, 1))
+    if input.shape[2] != weight.shape[1]:
+        raise ValueError(f"mint.conv_tbc: input must have {weight.shape[1]} channels, got shape {input.shape}")
+    width, channels, outputs = weight.shape
+    if pad:
+        zeros = ops.zeros((pad, *input.shape[1:]), input.dtype)
+        input = ops.concat((zeros, input, zeros), 0)  # noqa: A001
+    count = input.shape[0] - width + 1
+    windows = [input[first : first + count] for first in range(width)]
+    return ops.matmul(ops.concat(windows, 2), weight.reshape(width * channels, outputs)) + bias
 
 
 def conv_transpose2d(

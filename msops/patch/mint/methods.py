@@ -114,7 +114,7 @@ def argmax(
 
 
 def masked_fill(self: Tensor, mask: Tensor, value: Any) -> Tensor:
-    return ops.masked_fill(self, mask, value)
+    return self.masked_fill(mask, value)
 
 
 def fill(self: Tensor, value: Any) -> Tensor:

@@ -1,0 +1,101 @@
+"""Tests, on the CPU, too, what replaces kernels and passes of MindSpore's that are wrong on a GPU."""
+
+import itertools
+
+import mindspore
+import numpy as np
+import pytest
+from mindspore import Tensor, mint, nn, ops
+
+import msops
+from msops.patch import transposes
+from msops.patch.mint import shape
+
+pytestmark = pytest.mark.skipif(not hasattr(mindspore, "mint"), reason="this MindSpore does not have mint")
+CUBE = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
+
+
+@pytest.fixture(autouse=True)
+def _as_on_a_gpu(monkeypatch):
+    monkeypatch.setattr(transposes, "_merges_transposes", ops.constexpr(lambda: True))
+    monkeypatch.setattr(shape, "_is_on_gpu", ops.constexpr(lambda: True))
+    with msops.patch_mindspore():
+        yield
+
+
+class InAllOrders(nn.Cell):
+    def __init__(self):
+        super().__init__()
+        self.transpose = ops.Transpose()
+
+    def construct(self, x):
+        by_functions = ops.transpose(x, (0, 2, 1)), mint.permute(x, (2, 0, 1)), ops.swapaxes(x, 0, 1)
+        return *by_functions, x.permute(1, 2, 0), x.T, self.transpose(x, (1, -1, 0)), mint.transpose(x, 1, 2)
+
+
+def test_orders_of_one_tensor(mode):
+    orders = (0, 2, 1), (2, 0, 1), (1, 0, 2), (1, 2, 0), (2, 1, 0), (1, 2, 0), (0, 2, 1)
+    for got, order in zip(InAllOrders()(Tensor(CUBE)), orders):
+        np.testing.assert_array_equal(got.asnumpy(), CUBE.transpose(order))
+
+
+class Weighted(nn.Cell):
+    def construct(self, x, y):
+        return (ops.transpose(x, (1, 2, 0)) * y.reshape(3, 4, 2)).sum() + (ops.transpose(x, (2, 0, 1))[1] * 3.0).sum()
+
+
+def test_gradient_of_two_orders(mode):
+    want = np.moveaxis(CUBE.reshape(3, 4, 2), 2, 0).copy()
+    want[:, :, 1] += 3
+    np.testing.assert_array_equal(mindspore.grad(Weighted())(Tensor(CUBE), Tensor(CUBE)).asnumpy(), want)
+
+
+class Open(nn.Cell):
+    def construct(self, x):
+        return ops.transpose(x, (1, 2, 0)), ops.transpose(x, (2, 0, 1))
+
+
+def test_orders_of_open_sizes():
+    mindspore.set_context(mode=mindspore.GRAPH_MODE)
+    net = Open()
+    net.set_inputs(Tensor(shape=[None, 3, None], dtype=mindspore.float32))
+    first, second = net(Tensor(CUBE))
+    np.testing.assert_array_equal(first.asnumpy(), CUBE.transpose(1, 2, 0))
+    np.testing.assert_array_equal(second.asnumpy(), CUBE.transpose(2, 0, 1))
+
+
+@pytest.mark.parametrize("n", [3, 4])
+def test_each_order_has_its_own_places(n):
+    places = {transposes._apart(order).places for order in itertools.permutations(range(n))}
+    assert len(places) == np.prod(range(1, n + 1))
+
+
+class Places(nn.Cell):
+    def __init__(self, right):
+        super().__init__()
+        self.right = right
+
+    def construct(self, rows, values):
+        return mint.searchsorted(rows, values, right=self.right, out_int32=self.right)
+
+
+@pytest.mark.parametrize("n", [1, 2, 7, 8])
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_places_in_rows(mode, side, n):
+    rng = np.random.default_rng(n)
+    rows, values = np.sort(rng.integers(9, size=(2, 3, n)), -1), rng.integers(-1, 11, (2, 3, 20))
+    got = Places(side == "right")(Tensor(rows), Tensor(values))
+    want = [np.searchsorted(*each, side) for each in zip(rows.reshape(-1, n), values.reshape(-1, 20))]
+    np.testing.assert_array_equal(got.asnumpy(), np.reshape(want, values.shape))
+    assert got.dtype == (mindspore.int32 if side == "right" else mindspore.int64)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float64, np.int8, np.int64, np.bool_])
+def test_filling_by_numbers_of_another_dtype(dtype):
+    mindspore.set_context(mode=mindspore.PYNATIVE_MODE)
+    x, mask = np.arange(4).astype(dtype), np.array([True, False, True, False])
+    want = np.where(mask, np.ones(1, dtype), x)
+    np.testing.assert_array_equal(ops.masked_fill(Tensor(x), Tensor(mask), 1).asnumpy(), want)
+    tensor = Tensor(x)
+    tensor.masked_fill_(Tensor(mask), 1)
+    np.testing.assert_array_equal(tensor.asnumpy(), want)
