@@ -10,8 +10,9 @@ constexpr float kLowest = -1e30f;  // below any score
 
 // The rows of a tile are dealt to streams: so many lanes of a warp as have a pack of a row each. A stream has its own
 // maximum, total and sums of the rows that it has seen.
-template <typename T, int kQueries>
+template <typename T>
 struct Stream {
+  static constexpr int kQueries = kMostQueries;
   static constexpr int kPack = kPackWidth<T>;
   float most[kQueries], total[kQueries], sums[kQueries][kPack];
 
@@ -151,9 +152,10 @@ struct Attention {
   // ---- Rows of keys and values ----
 
   // Takes rows of keys and values from shared memory. A query sees the rows below its limit.
-  template <int kQueries, typename Limit>
-  __device__ __forceinline__ void attend(Stream<T, kQueries>& stream, const float (&queries)[kQueries][kPack],
+  template <typename Limit>
+  __device__ __forceinline__ void attend(Stream<T>& stream, const float (&queries)[kMostQueries][kPack],
                                          const T* keys, const T* values, int rows, const Limit& limit) const {
+    constexpr int kQueries = kMostQueries;
     const int rows_at_once = 32 / lanes, pack = w.lane % lanes;
     for (int first = w.warp * rows_at_once; first < rows; first += kWarps * rows_at_once) {
       const int row = first + w.lane / lanes;
@@ -187,8 +189,8 @@ struct Attention {
     }
   }
 
-  template <int kQueries>
   __device__ void attend_item(const Item& item) {
+    constexpr int kQueries = kMostQueries;
     const int pack = w.lane % lanes;
     float queries[kQueries][kPack];
 #pragma unroll
@@ -196,7 +198,7 @@ struct Attention {
 #pragma unroll
       for (int e = 0; e < kPack; ++e)
         queries[q][e] = q < item.queries && pack * kPack < s.head_size ? query(q)[pack * kPack + e] : 0;
-    Stream<T, kQueries> stream;
+    Stream<T> stream;
     const int most = s.cache_rows_of_slot();
     for (int begin = item.rows.begin; begin < item.rows.end; begin += most) {
       const int rows = min(most, item.rows.end - begin);
@@ -251,11 +253,7 @@ struct Attention {
       const Item item(s, i, w.cached);
       if (!item.is_used) continue;
       read_heads(item);
-      if (item.queries <= kMostQueries / 2) {
-        attend_item<kMostQueries / 2>(item);
-      } else {
-        attend_item<kMostQueries>(item);
-      }
+      attend_item(item);
       publish_item(item);
     }
   }

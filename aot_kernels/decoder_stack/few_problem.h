@@ -9,7 +9,7 @@
 
 namespace msops::decoder_stack {
 
-constexpr int kMostTokens = 16, kGroupRows = 8, kMostHeadSize = 256, kMostQueries = 8;
+constexpr int kMostTokens = 16, kGroupRows = 8, kMostHeadSize = 256, kMostQueries = 4;
 
 // kWordElements<T> elements are a word of 4 bytes, which travels with a tag of 4 bytes. A Unit is two words with tags.
 template <typename T>

@@ -20,26 +20,26 @@ class Watch {
 
   // Returns whether to go on waiting.
   __device__ __forceinline__ bool goes_on() {
-    constexpr unsigned kPolls = 4096;
-    if (is_over_) return false;
-    if (++polls_ % kPolls != 0) return true;
-    return look();
+    if (since_ == kOver) return false;
+    if (++polls_ % kPolls == 0) since_ = look(failed_, polls_ == kPolls ? 0 : since_);
+    return since_ != kOver;
   }
 
  private:
-  __device__ __noinline__ bool look() {
-    constexpr unsigned long long kMost = 1000000000;
+  static constexpr unsigned kPolls = 4096;
+  static constexpr unsigned long long kOver = ~0ull, kMost = 1000000000;
+
+  // Returns since when the wait lasts, or kOver.
+  static __device__ __noinline__ unsigned long long look(unsigned* failed, unsigned long long since) {
     const unsigned long long now = globaltimer();
-    if (polls_ <= 4096) since_ = now;
-    if (now - since_ < kMost && ld_relaxed_b64(failed_).x == 0) return true;
-    st_relaxed_b64(failed_, {1, 1});
-    is_over_ = true;
-    return false;
+    if (since == 0) since = now;
+    if (now - since < kMost && ld_relaxed_b64(failed).x == 0) return since;
+    st_relaxed_b64(failed, {1, 1});
+    return kOver;
   }
 
   unsigned* failed_;
   unsigned polls_ = 0;
-  bool is_over_ = false;
   unsigned long long since_ = 0;
 };
 
