@@ -6,7 +6,10 @@
 
 namespace msops::decoder_stack {
 
-constexpr int kFewWarps = 8;
+#ifndef FEW_WARPS
+#define FEW_WARPS 8
+#endif
+constexpr int kFewWarps = FEW_WARPS;
 
 // FewTuning has what may be tuned: the most bytes of a row that a tile has, the most slots of the ring, and the most parts
 // of a cache.
