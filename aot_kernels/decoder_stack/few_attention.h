@@ -45,8 +45,7 @@ struct Attention {
   static constexpr int kPack = kPackWidth<T>, kWord = kWordElements<T>;
   W& w;
   const FewTokens<T>& s;
-  unsigned tag;
-  int layer, lanes;  // lanes: of a stream, a power of two
+  int lanes;  // of a stream, a power of two
 
   // Shared memory: queries (kMostQueries, head_size), new keys and values (length, head_size), parts of warps.
   __device__ float* query(int q) const { return reinterpret_cast<float*>(w.work()) + q * s.head_size; }
@@ -57,20 +56,20 @@ struct Attention {
     return reinterpret_cast<float*>(fresh(2, 0)) + (warp * kMostQueries + q) * (s.head_size + 2);
   }
 
-  __device__ Attention(W& worker, int layer_) : w(worker), s(worker.s), tag(layer_ + 1), layer(layer_), lanes(1) {
+  __device__ explicit Attention(W& worker) : w(worker), s(worker.s), lanes(1) {
     while (lanes * kPack < s.head_size) lanes *= 2;
   }
 
   // ---- Heads of q, k and v ----
 
   // Reads a head of a token, which begins at a row of qkv; norms it, if there are factors; rotates it, if `turns`. Calls
-  // put(i, number).
-  template <typename Put>
-  __device__ __forceinline__ void read_head(int token, int row, const unsigned char* factors, bool is_wide, bool turns,
+  // put(i, number). A lane has kPairs pairs.
+  template <int kPairs, typename Put>
+  __device__ __forceinline__ void read_head(int layer, int token, int row, const unsigned char* factors, bool is_wide, bool turns,
                                             const Put& put) {
-    constexpr int kPairs = kMostHeadSize / 64;  // of a lane
     const int half = s.head_size / 2;
-    const uint2* const from = s.of_qkv + (token * s.qkv.rows + row) / kWord;
+    const unsigned tag = layer + 1;
+    const uint2* const from = s.results[kQkv] + (token * s.qkv_rows() + row) / kWord;
     const int64_t angles = int64_t{s.has_table_of_text ? token : token % s.length} * half;
     float a[kPairs], b[kPairs], c[kPairs], d[kPairs];
     const auto first = [&](int pair) { return s.interleaved ? 2 * pair : pair; };
@@ -126,12 +125,13 @@ struct Attention {
   }
 
   // Reads the item's queries, and its text's new keys and values where they belong to its part.
-  __device__ void read_heads(const Item& item) {
+  template <int kPairs>
+  __device__ __forceinline__ void read_heads(int layer, const Item& item) {
     const int rows = item.queries + (item.is_last ? 2 * s.length : 0);
     for (int i = w.warp; i < rows; i += kWarps) {
       if (i < item.queries) {
         const int at = item.first_query + i, place = at / s.group(), head = item.kv_head * s.group() + at % s.group();
-        read_head(item.text * s.length + place, head * s.head_size, s.q_norm.data ? w.factors(2) : nullptr,
+        read_head<kPairs>(layer, item.text * s.length + place, head * s.head_size, s.q_norm.data ? w.factors(2) : nullptr,
                   s.q_norm.is_wide, true, [&](int e, float number) { query(i)[e] = number * s.scale; });
         continue;
       }
@@ -140,7 +140,7 @@ struct Attention {
       const int64_t token = item.text * s.length + place;
       T* const out = (which == 0 ? s.k : s.v) +
                      ((int64_t{layer} * s.tokens() + token) * s.kv_heads + item.kv_head) * s.head_size;
-      read_head(token, row, which == 0 && s.k_norm.data ? w.factors(3) : nullptr, s.k_norm.is_wide, which == 0,
+      read_head<kPairs>(layer, token, row, which == 0 && s.k_norm.data ? w.factors(3) : nullptr, s.k_norm.is_wide, which == 0,
                 [&](int e, float number) {
                   fresh(which, place)[e] = T(number);
                   if (item.first_query == 0) out[e] = T(number);
@@ -224,7 +224,7 @@ struct Attention {
   }
 
   // Adds up the warps' parts and publishes them.
-  __device__ void publish_item(const Item& item) const {
+  __device__ void publish_item(const Item& item, unsigned tag) const {
     for (int i = w.thread; i < item.queries * s.head_size; i += W::kThreads) {
       const int q = i / s.head_size, e = i % s.head_size;
       float most = kLowest, sum = 0, total = 0;
@@ -248,25 +248,28 @@ struct Attention {
     w.sync();
   }
 
-  __device__ void take_items() {
-    for (int i = blockIdx.x; i < s.items(); i += gridDim.x) {
-      const Item item(s, i, w.cached);
-      if (!item.is_used) continue;
-      read_heads(item);
+  __device__ void take_items(int layer) {
+    for (int i = 0; i < w.of_block.items; ++i) {
+      const Item& item = w.of_block.of_item[i];
+      if (s.head_size <= 64) {
+        read_heads<1>(layer, item);
+      } else {
+        read_heads<kMostHeadSize / 64>(layer, item);
+      }
       attend_item(item);
-      publish_item(item);
+      publish_item(item, layer + 1);
     }
   }
 
   // ---- Parts ----
 
   // Puts the parts of a token's head together. A warp takes 4 features, and has 8 streams of parts.
-  __device__ void merge_parts() {
+  __device__ void merge_parts(unsigned tag) {
     constexpr int kFeatures = 4, kStreams = 32 / kFeatures, kAhead = 4;
     const int of_row = s.head_size / kFeatures, all = s.tokens() * s.heads * of_row;
     for (int i = w.warp * gridDim.x + blockIdx.x; i < all; i += kWarps * gridDim.x) {
       const int row = i / of_row, feature = i % of_row * kFeatures + w.lane % kFeatures;
-      const int used = s.splits_used(w.cached[row / s.heads / s.length]);
+      const int used = s.splits_used(w.of_block.cached[row / s.heads / s.length]);
       const uint2* const from = s.of_parts + int64_t{row} * s.splits * (s.head_size + 2);
       float most = kLowest, total = 0, sum = 0;
       const auto add = [&](float of_most, float of_total, float of_sum) {

@@ -33,12 +33,12 @@ void choose_tile(Matrix<T>& m, int chunk) {
 template <typename T>
 int64_t plan_few_tokens(FewTokens<T>& s, int blocks, int shared_bytes, const FewTuning& tuning = {}) {
   constexpr int kLeastSlots = 4, kAlign = 128;
-  for (Matrix<T>* m : {&s.qkv, &s.out, &s.gate_up, &s.down}) choose_tile(*m, tuning.chunk);
+  for (Matrix<T>& m : s.matrices) choose_tile(m, tuning.chunk);
   const int64_t tokens = s.tokens(), size = s.head_size;
   int64_t groups = 0, slot = 0;
-  for (const Matrix<T>* m : {&s.qkv, &s.out, &s.gate_up, &s.down}) {
-    groups = std::max<int64_t>(groups, (m->groups() - 1) / blocks + 1);
-    slot = std::max<int64_t>(slot, kGroupRows * m->stride);
+  for (const Matrix<T>& m : s.matrices) {
+    groups = std::max<int64_t>(groups, (m.groups() - 1) / blocks + 1);
+    slot = std::max<int64_t>(slot, kGroupRows * m.stride);
   }
   s.slot_bytes = rounded_up(std::max<int64_t>(slot, 2 * s.head_bytes()), kAlign);
   s.query_chunks = (s.queries() - 1) / kMostQueries + 1;
@@ -46,7 +46,7 @@ int64_t plan_few_tokens(FewTokens<T>& s, int blocks, int shared_bytes, const Few
   s.splits = static_cast<int>(std::clamp<int64_t>(blocks / heads, 1, tuning.most_splits));
   const int64_t of_group = int64_t{kFewWarps} * tokens * kGroupRows * sizeof(float);
   s.groups_at_once = static_cast<int>(std::clamp<int64_t>(16 * 1024 / of_group, 1, groups));
-  const int bias_rows = ((s.qkv.groups() - 1) / blocks + 1) * kGroupRows;
+  const int bias_rows = ((s.matrices[kQkv].groups() - 1) / blocks + 1) * kGroupRows;
   s.aux_bytes = rounded_up(8 * int64_t{s.width} + 8 * size + bias_rows * sizeof(T), kAlign);
   const int columns = std::max({s.width, s.hidden, s.heads * s.head_size});
   s.work_stride = rounded_up(columns * sizeof(T), kAlign) + 64;
@@ -66,6 +66,7 @@ int64_t plan_few_tokens(FewTokens<T>& s, int blocks, int shared_bytes, const Few
   s.at_work = take(std::max<int64_t>(tokens * s.work_stride, of_attention));
   s.at_ring = take(0);
   s.slots = static_cast<int>(std::min<int64_t>((shared_bytes - at) / s.slot_bytes, std::min(tuning.most_slots, 56)));
+  if (s.items() > kMostItems * blocks) return 0;
   return s.slots < kLeastSlots ? 0 : at + int64_t{s.slots} * s.slot_bytes;
 }
 
@@ -80,11 +81,8 @@ size_t place_few_tokens(FewTokens<T>& s, void* scratch) {
   };
   const int64_t tokens = s.tokens(), word = kWordElements<T>;
   s.failed = reinterpret_cast<unsigned*>(take(1));
-  s.of_h = take(tokens * s.width / word);
-  s.of_middle = take(tokens * s.width / word);
-  s.of_qkv = take(tokens * s.qkv_rows() / word);
+  for (int step = 0; step < kSteps; ++step) s.results[step] = take(tokens * s.matrices[step].rows / word);
   s.of_attention = take(tokens * s.heads * s.head_size / word);
-  s.of_hidden = take(tokens * s.hidden / word);
   s.of_parts = take(tokens * s.heads * s.splits * (s.head_size + 2));
   return at;
 }

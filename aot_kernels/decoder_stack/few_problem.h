@@ -9,7 +9,10 @@
 
 namespace msops::decoder_stack {
 
-constexpr int kMostTokens = 16, kGroupRows = 8, kMostHeadSize = 256, kMostQueries = 4;
+constexpr int kMostTokens = 16, kGroupRows = 8, kMostHeadSize = 256, kMostQueries = 4, kMostItems = 16;
+
+// The steps of a layer that multiply by a matrix.
+enum Step : int { kQkv, kOut, kGates, kDown, kSteps };
 
 // kWordElements<T> elements are a word of 4 bytes, which travels with a tag of 4 bytes. A Unit is two words with tags.
 template <typename T>
@@ -79,11 +82,11 @@ struct FewTokens {
   bool lengths_are_wide, has_table_of_text, interleaved;
   float eps, scale;
   T *y, *k, *v;
-  Matrix<T> qkv, out, gate_up, down;
+  Matrix<T> matrices[kSteps];
 
-  // Units in global memory, for each token: the residual before and after attention, q, k and v, what attention and the
-  // gates give; and of parts of attention (token, head, split, head_size + 2): sums, maximum, total.
-  uint2 *of_h, *of_middle, *of_qkv, *of_attention, *of_hidden, *of_parts;
+  // Words with tags in global memory: the results of each step, for each token; o; and of parts of attention (token,
+  // head, split, head_size + 2) sums, maximum and total.
+  uint2 *results[kSteps], *of_attention, *of_parts;
   unsigned* failed;  // whether a block waited in vain
 
   int splits, query_chunks;                               // parts of a cache, and of the queries of a kv head
@@ -100,6 +103,12 @@ struct FewTokens {
   // Returns how many rows of keys and as many of values a slot of the ring holds.
   MSOPS_BOTH int cache_rows_of_slot() const { return slot_bytes / (2 * head_bytes()); }
 
+  // Returns how many rows of a text's cache count.
+  MSOPS_BOTH int cached(int text) const {
+    if (!lengths) return 0;
+    const int64_t rows = lengths_are_wide ? static_cast<const int64_t*>(lengths)[text] : static_cast<const int32_t*>(lengths)[text];
+    return static_cast<int>(rows < 0 ? 0 : rows < room ? rows : room);
+  }
   // Returns how many cached rows each split takes, of a text that has `cached`.
   MSOPS_BOTH int rows_of_split(int cached) const {
     constexpr int kLeast = 16, kMultiple = 4;
@@ -119,6 +128,7 @@ struct Item {
   Range rows;
   bool is_used, is_last;
 
+  Item() = default;
   template <typename T>
   MSOPS_BOTH Item(const FewTokens<T>& s, int item, const int* cached) {
     split = item % s.splits, item /= s.splits;
@@ -130,6 +140,31 @@ struct Item {
     is_used = split < used, is_last = split == used - 1;
     rows = {split * each < all ? split * each : all, (split + 1) * each < all ? (split + 1) * each : all};
   }
+};
+
+// Work is what the launch leaves to a block, in all layers. It is in shared memory.
+struct Work {
+  int cached[kMostTokens];  // rows of each text's cache
+  Range mine[kSteps];       // groups of each matrix
+  int items;
+  Item of_item[kMostItems];
+
+  // All threads of the block call this, before a barrier of all.
+  template <typename T>
+  MSOPS_BOTH void find(const FewTokens<T>& s, int thread, int block, int blocks) {
+    if (thread < kSteps) mine[thread] = part_of(s.matrices[thread].groups(), block, blocks);
+    if (thread < s.batch) cached[thread] = s.cached(thread);
+  }
+  // One thread calls this, after a barrier.
+  template <typename T>
+  MSOPS_BOTH void find_items(const FewTokens<T>& s, int block, int blocks) {
+    items = 0;
+    for (int i = block; i < s.items(); i += blocks) {
+      const Item item(s, i, cached);
+      if (item.is_used) of_item[items++] = item;
+    }
+  }
+  MSOPS_BOTH bool has(Step step) const { return mine[step].size() > 0; }
 };
 
 }  // namespace msops::decoder_stack

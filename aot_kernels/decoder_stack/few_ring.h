@@ -46,7 +46,7 @@ struct Filler {
   const FewTokens<T>& s;
   Ring ring, aux;
   unsigned ring_address, aux_address;  // of shared memory
-  const int* cached;
+  const Work& work;
   int lane;
 
   // Copies what copy(expect, ...) asks for into the next slot: expects `bytes`, then calls copy().
@@ -59,8 +59,9 @@ struct Filler {
     to.advance();
   }
 
-  __device__ void fill_matrix(const Matrix<T>& m, int layer) {
-    const Range mine = part_of(m.groups(), blockIdx.x, gridDim.x);
+  __device__ void fill_matrix(Step step, int layer) {
+    const Matrix<T>& m = s.matrices[step];
+    const Range mine = work.mine[step];
     for (int group = mine.begin; group < mine.end; ++group)
       for (int begin = 0; begin < m.row_bytes(); begin += m.chunk) {
         const int bytes = min(m.chunk, m.row_bytes() - begin);
@@ -74,9 +75,8 @@ struct Filler {
 
   __device__ void fill_cache(int layer) {
     const int row_bytes = s.head_bytes(), most = s.cache_rows_of_slot();
-    for (int i = blockIdx.x; i < s.items(); i += gridDim.x) {
-      const Item item(s, i, cached);
-      if (!item.is_used) continue;
+    for (int i = 0; i < work.items; ++i) {
+      const Item& item = work.of_item[i];
       for (int begin = item.rows.begin; begin < item.rows.end; begin += most) {
         const int rows = min(most, item.rows.end - begin);
         fill(ring, 2 * rows * row_bytes, [&] {
@@ -94,8 +94,8 @@ struct Filler {
 
   // Fills a slot with the factors of a layer's norms, and the bias of the block's rows of q, k and v.
   __device__ void fill_aux(int layer) {
-    const Range mine = part_of(s.qkv.groups(), blockIdx.x, gridDim.x);
-    const int first = mine.begin * kGroupRows, rows = min(mine.end * kGroupRows, s.qkv.rows) - first;
+    const Range mine = work.mine[kQkv];
+    const int first = mine.begin * kGroupRows, rows = min(mine.end * kGroupRows, s.qkv_rows()) - first;
     const bool has_bias = s.qkv_bias && rows > 0;
     const int bias = has_bias ? rows * static_cast<int>(sizeof(T)) : 0;
     const int of_q = s.q_norm.data ? s.q_norm.bytes(s.head_size) : 0;
@@ -111,18 +111,18 @@ struct Filler {
       copy(s.norm2.at(int64_t{layer} * s.width), s.norm2.bytes(s.width), 4 * s.width);
       copy(s.q_norm.at(int64_t{layer} * s.head_size), of_q, 4 * s.head_size);
       copy(s.k_norm.at(int64_t{layer} * s.head_size), of_k, 4 * s.head_size);
-      copy(s.qkv_bias + int64_t{layer} * s.qkv.rows + first, bias, 0);
+      copy(s.qkv_bias + int64_t{layer} * s.qkv_rows() + first, bias, 0);
     });
   }
 
   __device__ void run() {
     for (int layer = 0; layer < s.layers; ++layer) {
       fill_aux(layer);
-      fill_matrix(s.qkv, layer);
-      fill_cache(layer);
-      fill_matrix(s.out, layer);
-      fill_matrix(s.gate_up, layer);
-      fill_matrix(s.down, layer);
+#pragma unroll 1
+      for (int step = 0; step < kSteps; ++step) {
+        fill_matrix(static_cast<Step>(step), layer);
+        if (step == kQkv) fill_cache(layer);
+      }
     }
   }
 };

@@ -45,9 +45,9 @@ class Watch {
 
 constexpr unsigned kNanWord = 0xffffffff;
 
-// Reads units first, first + step, ... below `end`, and calls put(unit, its two words).
-template <int kAhead = 4, typename Put>
-__device__ __forceinline__ void read_units(const uint2* from, unsigned tag, int first, int end, int step, Watch& watch,
+// Reads units first, first + step, ... below `end`, kAhead at once, and calls put(unit, its two words).
+template <int kAhead, typename Put>
+__device__ __forceinline__ void read_units_ahead(const uint2* from, unsigned tag, int first, int end, int step, Watch& watch,
                                            const Put& put) {
   for (; first < end; first += kAhead * step) {
     uint4 units[kAhead];
@@ -65,6 +65,16 @@ __device__ __forceinline__ void read_units(const uint2* from, unsigned tag, int 
 #pragma unroll
     for (int j = 0; j < kAhead; ++j)
       if (first + j * step < end) put(first + j * step, waits ? uint2{kNanWord, kNanWord} : uint2{units[j].x, units[j].z});
+  }
+}
+
+template <typename Put>
+__device__ __forceinline__ void read_units(const uint2* from, unsigned tag, int first, int end, int step, Watch& watch,
+                                           const Put& put) {
+  if (end <= step) {
+    read_units_ahead<1>(from, tag, first, end, step, watch, put);
+  } else {
+    read_units_ahead<4>(from, tag, first, end, step, watch, put);
   }
 }
 

@@ -34,7 +34,7 @@ struct Worker {
   static constexpr int kThreads = 32 * kWarps, kWord = kWordElements<T>, kUnit = kUnitElements<T>;
   const FewTokens<T>& s;
   unsigned char* shared;
-  const int* cached;  // rows of each text's cache
+  const Work& of_block;
   Ring ring, aux;
   Watch watch;
   int thread = threadIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -119,11 +119,18 @@ struct Worker {
   __device__ float* partial(int group, int of_warp, int token) const {
     return reinterpret_cast<float*>(shared + s.at_partial) + ((group * kWarps + of_warp) * s.tokens() + token) * kGroupRows;
   }
-  __device__ float sum_of(int group, int token, int row) const {
-    float sum = 0;
+  // Adds up the warps' sums, and rounds the results to T.
+  __device__ __forceinline__ void sum(int group, int token, int row, float (&sums)[kWord]) const {
 #pragma unroll
-    for (int i = 0; i < kWarps; ++i) sum += partial(group, i, token)[row];
-    return sum;
+    for (int e = 0; e < kWord; ++e) sums[e] = 0;
+#pragma unroll
+    for (int i = 0; i < kWarps; ++i) {
+      const Pack<float, kWord> pack = load<kWord>(partial(group, i, token) + row);
+#pragma unroll
+      for (int e = 0; e < kWord; ++e) sums[e] += pack.values[e];
+    }
+#pragma unroll
+    for (int e = 0; e < kWord; ++e) sums[e] = rounded<T>(sums[e]);
   }
 
   // Multiplies the tokens' operands from byte `begin` of the rows by a tile.
@@ -149,10 +156,10 @@ struct Worker {
     }
   }
 
-  // Multiplies by the block's rows of a matrix. finish(first, count) gets the sums of some groups at a time.
-  template <typename Finish>
-  __device__ void multiply(const Matrix<T>& m, const Finish& finish) {
-    const Range mine = part_of(m.groups(), blockIdx.x, gridDim.x);
+  // Multiplies by the block's rows of a matrix, some groups at a time, and publishes the step's results.
+  __device__ void multiply(Step step, unsigned tag) {
+    const Matrix<T>& m = s.matrices[step];
+    const Range mine = of_block.mine[step];
     for (int first = mine.begin; first < mine.end; first += s.groups_at_once) {
       const int count = min(s.groups_at_once, mine.end - first);
       if (first > mine.begin) sync();  // others may still read the partial sums before these
@@ -172,62 +179,33 @@ struct Worker {
         }
       }
       sync();
-      finish(first, count);
+      finish(step, first, count, tag);
     }
   }
 
-  // Calls f(group, token, row in the tile, row in the matrix) for the first element of each word of the results.
-  template <typename F>
-  __device__ __forceinline__ void for_words(const Matrix<T>& m, int first, int count, const F& f) const {
-    const int tokens = s.tokens(), words = m.rows_of_group() / kWord, all = count * words;
+  // Publishes what the sums of some groups give: q, k and v; gates; or the residual.
+  __device__ __forceinline__ void finish(Step step, int first, int count, unsigned tag) const {
+    const Matrix<T>& m = s.matrices[step];
+    const T* const bias = reinterpret_cast<const T*>(factors(4)) - of_block.mine[kQkv].begin * kGroupRows;
+    const int tokens = s.tokens(), words_log2 = (m.is_pair ? 2 : 3) - (kWord == 2 ? 1 : 0), all = count << words_log2;
     for (int i = thread; i < all * tokens; i += kThreads) {
-      const int token = tokens == 1 ? 0 : i / all, at = i - token * all, group = at / words, row = at % words * kWord;
-      const int of_matrix = (first + group) * m.rows_of_group() + row;
-      if (of_matrix < m.rows) f(group, token, row, of_matrix);
+      const int token = tokens == 1 ? 0 : i / all, at = i - token * all, group = at >> words_log2;
+      const int row = (at & ((1 << words_log2) - 1)) * kWord, of_matrix = (first + group) * m.rows_of_group() + row;
+      if (of_matrix >= m.rows) continue;
+      float numbers[kWord];
+      sum(group, token, row, numbers);
+      if (step == kGates) {
+        float up[kWord];
+        sum(group, token, row + kGroupRows / 2, up);
+#pragma unroll
+        for (int e = 0; e < kWord; ++e) numbers[e] *= Activations<T>::sigmoid(numbers[e]) * up[e];
+      } else if (step != kQkv || s.qkv_bias) {
+        const T* const added = step == kQkv ? bias + of_matrix : residual(step / 2) + token * s.width + of_matrix;
+#pragma unroll
+        for (int e = 0; e < kWord; ++e) numbers[e] += float(added[e]);
+      }
+      publish(s.results[step] + (token * m.rows + of_matrix) / kWord, word_of<T>(numbers), tag);
     }
-  }
-
-  // a·qkvᵀ (+ bias)
-  __device__ void multiply_qkv(unsigned tag) {
-    const T* const bias = reinterpret_cast<const T*>(factors(4));
-    const int first_row = part_of(s.qkv.groups(), blockIdx.x, gridDim.x).begin * kGroupRows;
-    multiply(s.qkv, [&](int first, int count) {
-      for_words(s.qkv, first, count, [&](int group, int token, int row, int of_matrix) {
-        float numbers[kWord];
-        for (int e = 0; e < kWord; ++e) {
-          const float sum = rounded<T>(sum_of(group, token, row + e));
-          numbers[e] = s.qkv_bias ? sum + float(bias[of_matrix - first_row + e]) : sum;
-        }
-        publish(s.of_qkv + (token * s.qkv.rows + of_matrix) / kWord, word_of<T>(numbers), tag);
-      });
-    });
-  }
-
-  // residual + o·matrixᵀ
-  __device__ void multiply_and_add(const Matrix<T>& m, const T* residual, uint2* to, unsigned tag) {
-    multiply(m, [&](int first, int count) {
-      for_words(m, first, count, [&](int group, int token, int row, int of_matrix) {
-        float numbers[kWord];
-        for (int e = 0; e < kWord; ++e)
-          numbers[e] = float(residual[token * s.width + of_matrix + e]) + rounded<T>(sum_of(group, token, row + e));
-        publish(to + (token * s.width + of_matrix) / kWord, word_of<T>(numbers), tag);
-      });
-    });
-  }
-
-  // silu(a·gateᵀ) · a·upᵀ
-  __device__ void multiply_gates(unsigned tag) {
-    multiply(s.gate_up, [&](int first, int count) {
-      for_words(s.gate_up, first, count, [&](int group, int token, int row, int of_matrix) {
-        float numbers[kWord];
-        for (int e = 0; e < kWord; ++e) {
-          const float gate = rounded<T>(sum_of(group, token, row + e));
-          const float up = rounded<T>(sum_of(group, token, row + e + kGroupRows / 2));
-          numbers[e] = gate * Activations<T>::sigmoid(gate) * up;
-        }
-        publish(s.of_hidden + (token * s.hidden + of_matrix) / kWord, word_of<T>(numbers), tag);
-      });
-    });
   }
 };
 
