@@ -129,6 +129,7 @@ struct Attention {
   __device__ __forceinline__ void read_heads(int layer, const Item& item) {
     const int rows = item.queries + (item.is_last ? 2 * s.length : 0);
     for (int i = w.warp; i < rows; i += kWarps) {
+      w.forget();
       if (i < item.queries) {
         const int at = item.first_query + i, place = at / s.group(), head = item.kv_head * s.group() + at % s.group();
         read_head<kPairs>(layer, item.text * s.length + place, head * s.head_size, s.q_norm.data ? w.factors(2) : nullptr,

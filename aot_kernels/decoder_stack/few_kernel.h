@@ -25,6 +25,7 @@ __device__ void compute_layers(Worker<T, kWarps>& w) {
 #pragma unroll 1
     for (int i = 0; i < kSteps; ++i) {
       const Step step = static_cast<Step>(i);
+      w.forget();
       if (step == kQkv || step == kGates) {
         const Factors<T> factors{w.factors(step / 2), (step == kQkv ? s.norm1 : s.norm2).is_wide};
         const uint2* const from = step == kGates ? s.results[kOut] : layer > 0 ? s.results[kDown] : nullptr;
@@ -37,7 +38,9 @@ __device__ void compute_layers(Worker<T, kWarps>& w) {
       if (step == kGates) w.aux.release();
       w.multiply(step, tag);
       if (step == kQkv) {
+        w.forget();
         attention.take_items(layer);
+        w.forget();
         attention.merge_parts(tag);
       }
     }

@@ -39,6 +39,13 @@ struct Worker {
   Watch watch;
   int thread = threadIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 
+  // Hides from the compiler what it knows of the thread, so that it does not compute ahead, and keep in registers, what
+  // each step of a layer needs.
+  __device__ __forceinline__ void forget() {
+    asm volatile("" : "+r"(thread));
+    warp = thread / 32, lane = thread % 32;
+  }
+
   __device__ void sync() const { bar_sync(1, kThreads); }
   __device__ const unsigned char* slot() const { return shared + s.at_ring + ring.slot * s.slot_bytes; }
   __device__ unsigned char* work() const { return shared + s.at_work; }
