@@ -104,7 +104,7 @@ struct Attention {
       }
     }
     float r = 1;
-    if (factors) r = 1 / sqrtf(sum_of_warp(squares) / s.head_size + s.eps);
+    if (factors) r = rsqrtf(sum_of_warp(squares) / s.head_size + s.eps);
     const Factors<T> by{factors, is_wide};
 #pragma unroll
     for (int j = 0; j < kPairs; ++j) {
@@ -131,8 +131,9 @@ struct Attention {
     for (int i = w.warp; i < rows; i += kWarps) {
       w.forget();
       if (i < item.queries) {
-        const int at = item.first_query + i, place = at / s.group(), head = item.kv_head * s.group() + at % s.group();
-        read_head<kPairs>(layer, item.text * s.length + place, head * s.head_size, s.q_norm.data ? w.factors(2) : nullptr,
+        int head;
+        const int place = s.by_group.divide(item.first_query + i, &head);
+        read_head<kPairs>(layer, item.text * s.length + place, (item.kv_head * s.by_group.value() + head) * s.head_size, s.q_norm.data ? w.factors(2) : nullptr,
                   s.q_norm.is_wide, true, [&](int e, float number) { query(i)[e] = number * s.scale; });
         continue;
       }
@@ -210,7 +211,10 @@ struct Attention {
     }
     if (item.is_last)
       attend(stream, queries, fresh(0, 0), fresh(1, 0), s.length,
-             [&](int q) { return (item.first_query + q) / s.group() + 1; });
+             [&](int q) {
+               int head;
+               return s.by_group.divide(item.first_query + q, &head) + 1;
+             });
     for (int distance = lanes; distance < 32; distance *= 2) stream.merge(distance);
 #pragma unroll
     for (int q = 0; q < kQueries; ++q) {
@@ -227,7 +231,8 @@ struct Attention {
   // Adds up the warps' parts and publishes them.
   __device__ void publish_item(const Item& item, unsigned tag) const {
     for (int i = w.thread; i < item.queries * s.head_size; i += W::kThreads) {
-      const int q = i / s.head_size, e = i % s.head_size;
+      int e, head;
+      const int q = s.by_head_size.divide(i, &e), place = s.by_group.divide(item.first_query + q, &head);
       float most = kLowest, sum = 0, total = 0;
 #pragma unroll
       for (int warp = 0; warp < kWarps; ++warp) most = fmaxf(most, part(warp, q)[s.head_size]);
@@ -237,8 +242,7 @@ struct Attention {
         sum += part(warp, q)[e] * factor;
         total += part(warp, q)[s.head_size + 1] * factor;
       }
-      const int at = item.first_query + q, place = at / s.group(), head = item.kv_head * s.group() + at % s.group();
-      const int row = (item.text * s.length + place) * s.heads + head;
+      const int row = (item.text * s.length + place) * s.heads + item.kv_head * s.by_group.value() + head;
       uint2* const to = s.of_parts + (int64_t{row} * s.splits + item.split) * (s.head_size + 2);
       publish(to + e, __float_as_uint(sum), tag);
       if (e == 0) {
@@ -267,10 +271,12 @@ struct Attention {
   // Puts the parts of a token's head together. A warp takes 4 features, and has 8 streams of parts.
   __device__ void merge_parts(unsigned tag) {
     constexpr int kFeatures = 4, kStreams = 32 / kFeatures, kAhead = 4;
-    const int of_row = s.head_size / kFeatures, all = s.tokens() * s.heads * of_row;
+    const int all = s.tokens() * s.heads * s.head_size / kFeatures;
     for (int i = w.warp * gridDim.x + blockIdx.x; i < all; i += kWarps * gridDim.x) {
-      const int row = i / of_row, feature = i % of_row * kFeatures + w.lane % kFeatures;
-      const int used = s.splits_used(w.of_block.cached[row / s.heads / s.length]);
+      int feature;
+      const int row = s.by_head_size.divide(kFeatures * i, &feature);
+      feature += w.lane % kFeatures;
+      const int used = w.of_block.splits[s.batch == 1 ? 0 : row / (s.heads * s.length)];
       const uint2* const from = s.of_parts + int64_t{row} * s.splits * (s.head_size + 2);
       float most = kLowest, total = 0, sum = 0;
       const auto add = [&](float of_most, float of_total, float of_sum) {

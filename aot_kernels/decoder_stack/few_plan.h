@@ -1,6 +1,8 @@
 // The plan of the kernel for few tokens: what shared memory, scratch and blocks hold; and its launch.
 #pragma once
 
+#include <cmath>
+
 #include "../common/launch.h"
 #include "few_kernel.h"
 
@@ -41,6 +43,8 @@ int64_t plan_few_tokens(FewTokens<T>& s, int blocks, int shared_bytes, const Few
     slot = std::max<int64_t>(slot, kGroupRows * m.stride);
   }
   s.slot_bytes = rounded_up(std::max<int64_t>(slot, 2 * s.head_bytes()), kAlign);
+  s.scale = static_cast<float>(1 / std::sqrt(static_cast<double>(size))), s.reciprocal_width = 1.f / s.width;
+  s.by_group = Divisor(s.group()), s.by_head_size = Divisor(size);
   s.query_chunks = (s.queries() - 1) / kMostQueries + 1;
   const int64_t heads = int64_t{s.batch} * s.kv_heads * s.query_chunks;
   s.splits = static_cast<int>(std::clamp<int64_t>(blocks / heads, 1, tuning.most_splits));

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "../common/dtype.h"
+#include "../common/gpu/divisor.h"
 #include "../common/parallel.h"
 
 namespace msops::decoder_stack {
@@ -80,7 +81,7 @@ struct FewTokens {
   Factors<T> norm1, norm2, norm, q_norm, k_norm, cos, sin;
   const void* lengths;
   bool lengths_are_wide, has_table_of_text, interleaved;
-  float eps, scale;
+  float eps, scale, reciprocal_width;  // scale: of scores
   T *y, *k, *v;
   Matrix<T> matrices[kSteps];
 
@@ -89,6 +90,7 @@ struct FewTokens {
   uint2 *results[kSteps], *of_attention, *of_parts;
   unsigned* failed;  // whether a block waited in vain
 
+  Divisor by_group{1}, by_head_size{1};
   int splits, query_chunks;                               // parts of a cache, and of the queries of a kv head
   int slots, slot_bytes, aux_bytes, groups_at_once;       // aux_bytes: of a layer's factors in shared memory
   int at_sums, at_aux, at_residual, at_partial, at_work;  // bytes from the begin of shared memory
@@ -145,6 +147,7 @@ struct Item {
 // Work is what the launch leaves to a block, in all layers. It is in shared memory.
 struct Work {
   int cached[kMostTokens];  // rows of each text's cache
+  int splits[kMostTokens];  // parts of each text's cache
   Range mine[kSteps];       // groups of each matrix
   int items;
   Item of_item[kMostItems];
@@ -153,7 +156,10 @@ struct Work {
   template <typename T>
   MSOPS_BOTH void find(const FewTokens<T>& s, int thread, int block, int blocks) {
     if (thread < kSteps) mine[thread] = part_of(s.matrices[thread].groups(), block, blocks);
-    if (thread < s.batch) cached[thread] = s.cached(thread);
+    if (thread < s.batch) {
+      cached[thread] = s.cached(thread);
+      splits[thread] = s.splits_used(cached[thread]);
+    }
   }
   // One thread calls this, after a barrier.
   template <typename T>

@@ -77,11 +77,12 @@ struct Worker {
   template <typename Put>
   __device__ void read_normed(const uint2* from, unsigned tag, int first_token, int tokens, const Factors<T>& factors,
                               T* residual, const Put& put) {
-    int team = kWarps;  // warps that share a token
-    while (team > 1 && team * tokens > kWarps) team /= 2;
-    const int units = s.width / kUnit, begin = warp % team * 32 + lane, step = 32 * team;
+    int team_log2 = kWarps == 16 ? 4 : 3;  // warps that share a token
+    while (team_log2 > 0 && tokens << team_log2 > kWarps) --team_log2;
+    const int team = 1 << team_log2, in_team = warp & (team - 1), teams = kWarps >> team_log2;
+    const int units = s.width / kUnit, begin = in_team * 32 + lane, step = 32 << team_log2;
     float* const sums = reinterpret_cast<float*>(shared + s.at_sums);
-    for (int token = warp / team; token < tokens; token += kWarps / team) {
+    for (int token = warp >> team_log2; token < tokens; token += teams) {
       float sum = 0;
       uint2* const kept = reinterpret_cast<uint2*>(residual + token * s.width);
       const auto keep = [&](int unit, uint2 words) {
@@ -98,13 +99,14 @@ struct Worker {
         for (int unit = begin; unit < units; unit += step) keep(unit, x[unit]);
       }
       sum = sum_of_warp(sum);
-      if (lane == 0) sums[token * kWarps + warp % team] = sum;
+      if (lane == 0) sums[token * kWarps + in_team] = sum;
     }
     sync();
-    for (int token = warp / team; token < tokens; token += kWarps / team) {
+    for (int token = warp >> team_log2; token < tokens; token += teams) {
       float sum = 0;
-      for (int i = 0; i < team; ++i) sum += sums[token * kWarps + i];
-      const float r = 1 / sqrtf(sum / s.width + s.eps);
+#pragma unroll
+      for (int i = 0; i < kWarps; ++i) sum += i < team ? sums[token * kWarps + i] : 0;
+      const float r = rsqrtf(sum * s.reciprocal_width + s.eps);
       const uint2* const kept = reinterpret_cast<const uint2*>(residual + token * s.width);
       for (int unit = begin; unit < units; unit += step) {
         const uint2 words = kept[unit];
