@@ -1,11 +1,17 @@
 // cp.async.bulk copies contiguous bytes from shared to global memory, and cp.reduce.async.bulk adds numbers there, for
-// sm_90 and later. One thread begins them, commits them as a group, and waits for its groups. Addresses and sizes are
-// multiples of 16 bytes.
+// sm_90 and later. One thread begins them, commits them as a group, and waits for its groups. Copies from global to
+// shared memory are counted by an mbarrier instead. Addresses and sizes are multiples of 16 bytes.
 #pragma once
 
 #include "instructions.h"
 
 namespace msops {
+
+// Copies from global to shared memory; the mbarrier counts the bytes.
+__device__ __forceinline__ void cp_async_bulk_load(unsigned to, const void* from, int bytes, unsigned barrier) {
+  MSOPS_SM90("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" : : "r"(to),
+             "l"(from), "r"(bytes), "r"(barrier) : "memory");
+}
 
 __device__ __forceinline__ void cp_async_bulk(float* to, unsigned from, int bytes) {
   MSOPS_SM90("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" : : "l"(to), "r"(from),

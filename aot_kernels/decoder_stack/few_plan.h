@@ -1,0 +1,112 @@
+// The plan of the kernel for few tokens: what shared memory, scratch and blocks hold; and its launch.
+#pragma once
+
+#include <cmath>
+
+#include "../common/launch.h"
+#include "few_kernel.h"
+
+namespace msops::decoder_stack {
+
+#ifndef FEW_WARPS
+#define FEW_WARPS 8
+#endif
+constexpr int kFewWarps = FEW_WARPS;
+
+// FewTuning has what may be tuned: the most bytes of a row that a tile has, the most slots of the ring, and the most parts
+// of a cache.
+struct FewTuning {
+  int chunk = 2048, most_slots = 56, most_splits = 1 << 20;
+};
+
+inline int rounded_up(int64_t n, int multiple) { return static_cast<int>((n + multiple - 1) / multiple * multiple); }
+
+// Chooses what a tile has of a row: equal parts of at most `chunk` bytes. Rows in shared memory are an odd multiple of 64
+// bytes apart where packs of neighbouring rows would lie in the same banks.
+template <typename T>
+void choose_tile(Matrix<T>& m, int chunk) {
+  const int bytes = m.row_bytes(), chunks = (bytes - 1) / chunk + 1;
+  m.chunk = rounded_up((bytes + chunks - 1) / chunks, 64);
+  m.stride = m.chunk % 128 == 0 ? m.chunk + 64 : m.chunk;
+}
+
+// Plans what blocks do, of `blocks` with so much shared memory. Returns the bytes of shared memory, or 0 if the stack does
+// not fit.
+template <typename T>
+int64_t plan_few_tokens(FewTokens<T>& s, int blocks, int shared_bytes, const FewTuning& tuning = {}) {
+  constexpr int kLeastSlots = 4, kAlign = 128;
+  for (Matrix<T>& m : s.matrices) choose_tile(m, tuning.chunk);
+  const int64_t tokens = s.tokens(), size = s.head_size;
+  int64_t groups = 0, slot = 0;
+  for (const Matrix<T>& m : s.matrices) {
+    groups = std::max<int64_t>(groups, (m.groups() - 1) / blocks + 1);
+    slot = std::max<int64_t>(slot, kGroupRows * m.stride);
+  }
+  s.slot_bytes = rounded_up(std::max<int64_t>(slot, 2 * s.head_bytes()), kAlign);
+  s.scale = static_cast<float>(1 / std::sqrt(static_cast<double>(size))), s.reciprocal_width = 1.f / s.width;
+  s.by_group = Divisor(s.group()), s.by_head_size = Divisor(size);
+  s.query_chunks = (s.queries() - 1) / kMostQueries + 1;
+  const int64_t heads = int64_t{s.batch} * s.kv_heads * s.query_chunks;
+  s.splits = static_cast<int>(std::clamp<int64_t>(blocks / heads, 1, tuning.most_splits));
+  const int64_t of_group = int64_t{kFewWarps} * tokens * kGroupRows * sizeof(float);
+  s.groups_at_once = static_cast<int>(std::clamp<int64_t>(16 * 1024 / of_group, 1, groups));
+  const int bias_rows = ((s.matrices[kQkv].groups() - 1) / blocks + 1) * kGroupRows;
+  s.aux_bytes = rounded_up(8 * int64_t{s.width} + 8 * size + bias_rows * sizeof(T), kAlign);
+  const int columns = std::max({s.width, s.hidden, s.heads * s.head_size});
+  s.work_stride = rounded_up(columns * sizeof(T), kAlign) + 64;
+  const int64_t of_attention = kMostQueries * size * sizeof(float) + 2 * s.length * size * sizeof(T) +
+                               kFewWarps * kMostQueries * (size + 2) * sizeof(float);
+
+  int64_t at = 1024;  // barriers
+  const auto take = [&](int64_t bytes) {
+    const int64_t begin = at;
+    at = std::min<int64_t>(at + rounded_up(std::min<int64_t>(bytes, INT32_MAX / 2), kAlign), INT32_MAX / 2);
+    return static_cast<int>(begin);
+  };
+  s.at_sums = take(kMostTokens * kFewWarps * sizeof(float));
+  s.at_aux = take(2 * s.aux_bytes);
+  s.at_residual = take(2 * tokens * s.width * sizeof(T));
+  s.at_partial = take(s.groups_at_once * of_group);
+  s.at_work = take(std::max<int64_t>(tokens * s.work_stride, of_attention));
+  s.at_ring = take(0);
+  s.slots = static_cast<int>(std::min<int64_t>((shared_bytes - at) / s.slot_bytes, std::min(tuning.most_slots, 56)));
+  if (s.items() > kMostItems * blocks) return 0;
+  return s.slots < kLeastSlots ? 0 : at + int64_t{s.slots} * s.slot_bytes;
+}
+
+// Deals out the scratch. Returns its bytes.
+template <typename T>
+size_t place_few_tokens(FewTokens<T>& s, void* scratch) {
+  size_t at = 0;
+  const auto take = [&](int64_t words) {
+    uint2* const begin = reinterpret_cast<uint2*>(static_cast<char*>(scratch) + at);
+    at += (words * sizeof(uint2) + 255) / 256 * 256;
+    return begin;
+  };
+  const int64_t tokens = s.tokens(), word = kWordElements<T>;
+  s.failed = reinterpret_cast<unsigned*>(take(1));
+  for (int step = 0; step < kSteps; ++step) s.results[step] = take(tokens * s.matrices[step].rows / word);
+  s.of_attention = take(tokens * s.heads * s.head_size / word);
+  s.of_parts = take(tokens * s.heads * s.splits * (s.head_size + 2));
+  return at;
+}
+
+// Returns whether sizes are of whole packs, tokens are few, and the kernel's 32-bit offsets suffice.
+template <typename T>
+bool is_for_few_tokens(const FewTokens<T>& s) {
+  constexpr int64_t kMost = 1 << 28;
+  const auto whole = [](int64_t n) { return n > 0 && n <= kMost && n % kPackWidth<T> == 0; };
+  const int64_t rows = (s.heads + 2 * int64_t{s.kv_heads}) * s.head_size;
+  return s.tokens() > 0 && s.tokens() <= kMostTokens && whole(s.width) && whole(s.hidden) && whole(s.head_size) &&
+         s.head_size <= std::min(kMostHeadSize, 32 * kPackWidth<T>) && whole(rows) && s.room <= INT32_MAX / 2;
+}
+
+template <typename T>
+void run_few_tokens(Call& call, FewTokens<T> s, void* scratch, const FewTuning& tuning = {}) {
+  const Gpu gpu;
+  const int64_t bytes = plan_few_tokens(s, gpu.multiprocessors, gpu.dynamic_bytes(), tuning);
+  cudaMemsetAsync(scratch, 0, place_few_tokens(s, scratch), call.stream());
+  launch(call, few_tokens_kernel<T, kFewWarps>, Grid(gpu.multiprocessors).cooperative(), 32 * kFewWarps + 32, bytes, s);
+}
+
+}  // namespace msops::decoder_stack

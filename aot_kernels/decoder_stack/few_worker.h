@@ -1,0 +1,221 @@
+// Worker is what the warps that compute share: it reads vectors that all blocks have written, multiplies them by the
+// block's rows of a matrix, and hands out the sums.
+#pragma once
+
+#include "../common/activations.h"
+#include "../common/gpu/barrier.h"
+#include "../common/gpu/product.h"
+#include "../common/pack.h"
+#include "few_ring.h"
+#include "few_words.h"
+
+namespace msops::decoder_stack {
+
+template <typename T>
+constexpr Product kProductOf = sizeof(T) == 2 ? Product::kHalf : Product::kFloat;
+
+__device__ __forceinline__ float sum_of_warp(float value) {
+  for (int distance = 16; distance > 0; distance /= 2) value += __shfl_xor_sync(~0u, value, distance);
+  return value;
+}
+
+// Adds the products of 16 bytes of a row of weights with 16 bytes of two tokens.
+template <typename T>
+__device__ __forceinline__ void multiply_add(float (&sums)[4], const uint4& token, const uint4& token8,
+                                             const uint4& row) {
+  constexpr Product kProduct = kProductOf<T>;
+  using W = Word<kProduct>;
+  msops::multiply_add<kProduct>(sums, {W(token.x), W(token8.x), W(token.y), W(token8.y)}, {W(row.x), W(row.y)});
+  msops::multiply_add<kProduct>(sums, {W(token.z), W(token8.z), W(token.w), W(token8.w)}, {W(row.z), W(row.w)});
+}
+
+template <typename T, int kWarps>
+struct Worker {
+  static constexpr int kThreads = 32 * kWarps, kWord = kWordElements<T>, kUnit = kUnitElements<T>;
+  const FewTokens<T>& s;
+  unsigned char* shared;
+  const Work& of_block;
+  Ring ring, aux;
+  Watch watch;
+  int thread = threadIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+
+  // Hides from the compiler what it knows of the thread, so that it does not compute ahead, and keep in registers, what
+  // each step of a layer needs.
+  __device__ __forceinline__ void forget() {
+    asm volatile("" : "+r"(thread));
+    warp = thread / 32, lane = thread % 32;
+  }
+
+  __device__ void sync() const { bar_sync(1, kThreads); }
+  __device__ const unsigned char* slot() const { return shared + s.at_ring + ring.slot * s.slot_bytes; }
+  __device__ unsigned char* work() const { return shared + s.at_work; }
+  __device__ T* residual(int which) const {
+    return reinterpret_cast<T*>(shared + s.at_residual) + which * s.tokens() * s.width;
+  }
+  // Returns the layer's factors of norm1, norm2, q_norm and k_norm, and the bias, in shared memory.
+  __device__ const unsigned char* factors(int which) const {
+    return shared + s.at_aux + aux.slot * s.aux_bytes + 4 * (min(which, 2) * s.width + max(which - 2, 0) * s.head_size);
+  }
+
+  // ---- Vectors ----
+
+  // Puts a vector of each token where multiply() reads it.
+  __device__ __forceinline__ void put_operand(int token, int unit, uint2 words) const {
+    *reinterpret_cast<uint2*>(work() + token * s.work_stride + 8 * unit) = words;
+  }
+  __device__ void read_vectors(const uint2* from, int columns, unsigned tag) {
+    const int units = columns / kUnit, tokens = s.tokens();
+    read_units(from, tag, thread, tokens * units, kThreads, watch, [&](int i, uint2 words) {
+      const int token = tokens == 1 ? 0 : i / units;
+      put_operand(token, i - token * units, words);
+    });
+    sync();
+  }
+
+  // Reads vectors of tokens and norms them: put(token, unit, its words). Without `from`, reads x. The residual keeps the
+  // vectors as they were.
+  template <typename Put>
+  __device__ void read_normed(const uint2* from, unsigned tag, int first_token, int tokens, const Factors<T>& factors,
+                              T* residual, const Put& put) {
+    int team_log2 = kWarps == 16 ? 4 : 3;  // warps that share a token
+    while (team_log2 > 0 && tokens << team_log2 > kWarps) --team_log2;
+    const int team = 1 << team_log2, in_team = warp & (team - 1), teams = kWarps >> team_log2;
+    const int units = s.width / kUnit, begin = in_team * 32 + lane, step = 32 << team_log2;
+    float* const sums = reinterpret_cast<float*>(shared + s.at_sums);
+    for (int token = warp >> team_log2; token < tokens; token += teams) {
+      float sum = 0;
+      uint2* const kept = reinterpret_cast<uint2*>(residual + token * s.width);
+      const auto keep = [&](int unit, uint2 words) {
+        kept[unit] = words;
+        for (int e = 0; e < kWord; ++e) {
+          const float a = element_of<T>(words.x, e), b = element_of<T>(words.y, e);
+          sum += a * a + b * b;
+        }
+      };
+      if (from) {
+        read_units(from + 2 * (first_token + token) * units, tag, begin, units, step, watch, keep);
+      } else {
+        const uint2* const x = reinterpret_cast<const uint2*>(s.x) + (first_token + token) * units;
+        for (int unit = begin; unit < units; unit += step) keep(unit, x[unit]);
+      }
+      sum = sum_of_warp(sum);
+      if (lane == 0) sums[token * kWarps + in_team] = sum;
+    }
+    sync();
+    for (int token = warp >> team_log2; token < tokens; token += teams) {
+      float sum = 0;
+#pragma unroll
+      for (int i = 0; i < kWarps; ++i) sum += i < team ? sums[token * kWarps + i] : 0;
+      const float r = rsqrtf(sum * s.reciprocal_width + s.eps);
+      const uint2* const kept = reinterpret_cast<const uint2*>(residual + token * s.width);
+      for (int unit = begin; unit < units; unit += step) {
+        const uint2 words = kept[unit];
+        float a[kWord], b[kWord];
+        for (int e = 0; e < kWord; ++e) {
+          const int i = unit * kUnit + e;
+          a[e] = rounded<T>(element_of<T>(words.x, e) * r) * rounded<T>(factors[i]);
+          b[e] = rounded<T>(element_of<T>(words.y, e) * r) * rounded<T>(factors[i + kWord]);
+        }
+        put(token, unit, uint2{word_of<T>(a), word_of<T>(b)});
+      }
+    }
+    sync();
+  }
+
+  // ---- Products ----
+
+  // Partial sums are (group, warp, token, row) in shared memory.
+  __device__ float* partial(int group, int of_warp, int token) const {
+    return reinterpret_cast<float*>(shared + s.at_partial) + ((group * kWarps + of_warp) * s.tokens() + token) * kGroupRows;
+  }
+  // Adds up the warps' sums, and rounds the results to T.
+  __device__ __forceinline__ void sum(int group, int token, int row, float (&sums)[kWord]) const {
+#pragma unroll
+    for (int e = 0; e < kWord; ++e) sums[e] = 0;
+#pragma unroll
+    for (int i = 0; i < kWarps; ++i) {
+      const Pack<float, kWord> pack = load<kWord>(partial(group, i, token) + row);
+#pragma unroll
+      for (int e = 0; e < kWord; ++e) sums[e] += pack.values[e];
+    }
+#pragma unroll
+    for (int e = 0; e < kWord; ++e) sums[e] = rounded<T>(sums[e]);
+  }
+
+  // Multiplies the tokens' operands from byte `begin` of the rows by a tile.
+  __device__ __forceinline__ void multiply_tile(const Matrix<T>& m, int begin, float (&sums)[2][4]) const {
+    constexpr int kAhead = 4, kBytes = 64;  // of a row, that a warp takes at once
+    const int bytes = min(m.chunk, m.row_bytes() - begin), row = lane / 4, at = lane % 4 * 16, tokens = s.tokens();
+    const unsigned char* const weights = slot() + row * m.stride + at;
+    const unsigned char* const operand = work() + row * s.work_stride + begin + at;
+    for (int first = kBytes * warp; first < bytes; first += kAhead * kBytes * kWarps) {
+      uint4 a[kAhead], a8[kAhead], b[kAhead];
+#pragma unroll
+      for (int j = 0; j < kAhead; ++j) {
+        const int from = first + j * kBytes * kWarps;
+        const bool inside = from + at < bytes;
+        const uint4 zero = {0, 0, 0, 0};
+        b[j] = inside ? *reinterpret_cast<const uint4*>(weights + from) : zero;
+        a[j] = inside && row < tokens ? *reinterpret_cast<const uint4*>(operand + from) : zero;
+        a8[j] = inside && row + 8 < tokens ? *reinterpret_cast<const uint4*>(operand + 8 * s.work_stride + from) : zero;
+      }
+#pragma unroll
+      for (int j = 0; j < kAhead; ++j)
+        if (first + j * kBytes * kWarps < bytes) multiply_add<T>(sums[j % 2], a[j], a8[j], b[j]);
+    }
+  }
+
+  // Multiplies by the block's rows of a matrix, some groups at a time, and publishes the step's results.
+  __device__ void multiply(Step step, unsigned tag) {
+    const Matrix<T>& m = s.matrices[step];
+    const Range mine = of_block.mine[step];
+    for (int first = mine.begin; first < mine.end; first += s.groups_at_once) {
+      const int count = min(s.groups_at_once, mine.end - first);
+      if (first > mine.begin) sync();  // others may still read the partial sums before these
+      for (int i = 0; i < count; ++i) {
+        float sums[2][4] = {};
+        for (int begin = 0; begin < m.row_bytes(); begin += m.chunk) {
+          ring.wait_full();
+          multiply_tile(m, begin, sums);
+          ring.release();
+        }
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const int token = lane / 4 + 8 * half;
+          if (token < s.tokens())
+            *reinterpret_cast<float2*>(partial(i, warp, token) + lane % 4 * 2) = {sums[0][2 * half] + sums[1][2 * half],
+                                                                                sums[0][2 * half + 1] + sums[1][2 * half + 1]};
+        }
+      }
+      sync();
+      finish(step, first, count, tag);
+    }
+  }
+
+  // Publishes what the sums of some groups give: q, k and v; gates; or the residual.
+  __device__ __forceinline__ void finish(Step step, int first, int count, unsigned tag) const {
+    const Matrix<T>& m = s.matrices[step];
+    const T* const bias = reinterpret_cast<const T*>(factors(4)) - of_block.mine[kQkv].begin * kGroupRows;
+    const int tokens = s.tokens(), words_log2 = (m.is_pair ? 2 : 3) - (kWord == 2 ? 1 : 0), all = count << words_log2;
+    for (int i = thread; i < all * tokens; i += kThreads) {
+      const int token = tokens == 1 ? 0 : i / all, at = i - token * all, group = at >> words_log2;
+      const int row = (at & ((1 << words_log2) - 1)) * kWord, of_matrix = (first + group) * m.rows_of_group() + row;
+      if (of_matrix >= m.rows) continue;
+      float numbers[kWord];
+      sum(group, token, row, numbers);
+      if (step == kGates) {
+        float up[kWord];
+        sum(group, token, row + kGroupRows / 2, up);
+#pragma unroll
+        for (int e = 0; e < kWord; ++e) numbers[e] *= Activations<T>::sigmoid(numbers[e]) * up[e];
+      } else if (step != kQkv || s.qkv_bias) {
+        const T* const added = step == kQkv ? bias + of_matrix : residual(step / 2) + token * s.width + of_matrix;
+#pragma unroll
+        for (int e = 0; e < kWord; ++e) numbers[e] += float(added[e]);
+      }
+      publish(s.results[step] + (token * m.rows + of_matrix) / kWord, word_of<T>(numbers), tag);
+    }
+  }
+};
+
+}  // namespace msops::decoder_stack
