@@ -2,10 +2,10 @@
 // and computes the states in between again.
 #pragma once
 
+#include "../common/numbers.h"
 #include "../common/parallel.h"
 #include "../common/scratch.h"
 #include "../common/sum.h"
-#include "../shared/wkv/state.h"
 #include "recurrence.h"
 
 namespace msops::wkv4 {
@@ -14,13 +14,13 @@ template <typename T>
 struct Forward {
   using C = Compute<T>;
   Sizes s;
-  const T *w, *u;              // (channel)
-  const T *k, *v;              // (sample, step, channel)
-  wkv::StateNumbers<T> state;  // (sample, 3, channel), or none
-  T* y;                        // (sample, step, channel)
-  C* last;                     // (sample, 3, channel)
-  C* kept;                     // (sample, kept, 3, channel)
-  C* parts;                    // (part, sample, 3, channel): on the GPU, the sums of each part's own steps
+  const T *w, *u;    // (channel)
+  const T *k, *v;    // (sample, step, channel)
+  Numbers<T> state;  // (sample, 3, channel), or none
+  T* y;              // (sample, step, channel)
+  C* last;           // (sample, 3, channel)
+  C* kept;           // (sample, kept, 3, channel)
+  C* parts;          // (part, sample, 3, channel): on the GPU, the sums of each part's own steps
 
   MSOPS_BOTH State<T> start(int64_t sample, int64_t channel) const {
     if (!state.data) return {};
@@ -44,14 +44,14 @@ template <typename T>
 struct Backward {
   using C = Compute<T>;
   Sizes s;
-  const T *w, *u;               // (channel)
-  const T *k, *v, *dy;          // (sample, step, channel)
-  const C* kept;                // (sample, kept, 3, channel)
-  const C *last, *dlast;        // (sample, 3, channel)
-  T *dk, *dv;                   // (sample, step, channel)
-  wkv::StateNumbers<T> dstate;  // (sample, 3, channel), or none
-  C *dw, *du;                   // (sample, part, channel)
-  C* parts;                     // (part, sample, 3, channel): on the GPU, the Carry that each part's own steps give
+  const T *w, *u;         // (channel)
+  const T *k, *v, *dy;    // (sample, step, channel)
+  const C* kept;          // (sample, kept, 3, channel)
+  const C *last, *dlast;  // (sample, 3, channel)
+  T *dk, *dv;             // (sample, step, channel)
+  Numbers<T> dstate;      // (sample, 3, channel), or none
+  C *dw, *du;             // (sample, part, channel)
+  C* parts;               // (part, sample, 3, channel): on the GPU, the Carry that each part's own steps give
 
   MSOPS_BOTH State<T> kept_state(int64_t sample, int64_t n, int64_t channel) const {
     const C* const from = kept + s.at_kept(sample, n, channel);
