@@ -1,4 +1,17 @@
-// h_t = e^(dt_t A) h_(t-1) + dt_t u_t B_t, out_t = (C_t h_t + D u_t) silu(z_t), Mamba's scan, and its gradients
+// h_t = e^(dt_t A) h_(t-1) + dt_t u_t B_t, out_t = (C_t h_t + D u_t) silu(z_t), Mamba's scan, and its gradients;
+// selective_scan/problem.h has the formulas.
+//
+//   case                   kernels                        why
+//   no steps               CopyStates                     the last state is the initial one
+//   CPU                    ForwardOnCpu, BackwardOnCpu    a thread takes a block of channels; loops over 1, 8 or 16
+//                                                         states vectorize
+//   GPU, many rows         forward_kernel;                a block of channels walks along all steps, so that each is
+//                          backward_kernel                read once
+//   GPU, few rows          forward_kernel twice;          blocks fill the GPU by parts of the steps: the first launch
+//                          ends_kernel, backward_kernel   computes what the parts hand on to each other
+//   GPU, N <= 4; 8; more   Shape<1>; <2>; <4>             a lane holds 4 states of a channel, and float64 has Shape<4>
+//                                                         alone; after 16 states, a chunk takes another turn
+//   GPU, unaligned rows    the same, without packs        packs must tile rows of all arrays
 
 #include "common/sum.h"
 #include "selective_scan/cpu.h"
