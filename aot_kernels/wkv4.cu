@@ -61,7 +61,7 @@ MSOPS_ENTRY(WKV4Forward) {
     if (call.is_on_cpu()) {
       using Body = ForwardOnCpu<T>;
       const double cost = static_cast<double>((s.steps + 1) * 8 * std::min<int64_t>(s.channels, Body::kLength));
-      return on_cpu(call, s.samples * Run<Body::kLength, T>::runs(s), Body{all}, cost);
+      return on_cpu(call, s.samples * Strip<Body::kLength, T>::strips(s), Body{all}, cost);
     }
 #ifdef __CUDACC__
     const Grid grid = grid_of(s);
@@ -103,7 +103,7 @@ MSOPS_ENTRY(WKV4Backward) {
     if (s.samples * s.channels > 0 && call.is_on_cpu()) {
       using Body = BackwardOnCpu<T>;
       const double cost = static_cast<double>((s.steps + 1) * 20 * std::min<int64_t>(s.channels, Body::kLength));
-      on_cpu(call, s.samples * Run<Body::kLength, T>::runs(s), Body{all}, cost);
+      on_cpu(call, s.samples * Strip<Body::kLength, T>::strips(s), Body{all}, cost);
     }
 #ifdef __CUDACC__
     if (s.samples * s.channels > 0 && !call.is_on_cpu()) {

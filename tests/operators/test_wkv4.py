@@ -13,7 +13,7 @@ NO_STEPS = -1e38  # the exponent of a state before all steps
 
 def walk(w, u, k, v, state=None):
     """Yields the step's number, the state before it, the state after it, and the mean."""
-    p = q = np.zeros_like(k[:, 0]) if k.shape[1] else 0
+    p = q = np.zeros((len(k), k.shape[2]), k.dtype)
     o = np.full_like(p, NO_STEPS)
     if state is not None:
         p, q, o = np.moveaxis(np.asarray(state, w.dtype), 1, 0)
@@ -210,6 +210,20 @@ def test_state_of_float16(mode):
     gradients = run_gradient(net, [w, u, k, v, half], [v, state])
     assert gradients[4].dtype == np.float16
     assert all(np.isfinite(gradient).all() for gradient in gradients)
+
+
+@pytest.mark.parametrize("raw", [-100.0, 5.0, 100.0])
+def test_decays_of_any_size(raw):
+    """A channel may remember for ever, or nothing; gradients are accurate beside the largest of them."""
+    inputs = TestWKV4().inputs(case(1, 450, 4)[0], np.float32)
+    inputs[0][::2] = raw
+    douts = random(2, np.float32, (1, 450, 4), (1, 3, 4))
+    wide = [np.float64(x) for x in (*inputs, *douts)]
+    got = [*run(msops.WKV4(), *inputs), *run_gradient(msops.WKV4(), inputs, douts)]
+    want = [*TestWKV4().reference(*wide[:5]), *TestWKV4().reference_gradient(*wide)]
+    for a, b in zip(got, want):
+        assert np.isfinite(a).all()
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4 * np.abs(b).max())
 
 
 def test_gradient_of_the_exponent(mode):
