@@ -11,12 +11,18 @@ EVERY = 32  # steps from one kept state to the next
 NO_STEPS = -1e38  # the exponent of a state before all steps
 
 
+def no_steps(shape, dtype):
+    with np.errstate(over="ignore"):  # float16 has minus infinity instead
+        return np.full(shape, NO_STEPS).astype(dtype)
+
+
 def walk(w, u, k, v, state=None):
     """Yields the step's number, the state before it, the state after it, and the mean."""
     p = q = np.zeros((len(k), k.shape[2]), k.dtype)
-    o = np.full_like(p, NO_STEPS)
+    o = no_steps(p.shape, p.dtype)
     if state is not None:
         p, q, o = np.moveaxis(np.asarray(state, w.dtype), 1, 0)
+        o = np.where(q == 0, -np.abs(o), o)  # no steps, also where the card's checks ask for magnitudes
     decay = -np.exp(w)
     for t in range(k.shape[1]):
         before, now = (p, q, o), k[:, t]
@@ -34,7 +40,7 @@ def wkv4(w, u, k, v, state=None):
     y, kept = np.zeros_like(k), np.zeros((batch, steps // EVERY + 1, 3, channels), k.dtype)
     last = np.zeros((batch, 3, channels), k.dtype)
     if state is None:
-        last[:, 2] = NO_STEPS
+        last[:, 2] = no_steps(last[:, 2].shape, k.dtype)
     else:
         last[:] = state
     kept[:, 0] = last
