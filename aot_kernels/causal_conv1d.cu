@@ -9,7 +9,6 @@
 #include "causal_conv1d/wide_gpu.h"
 #include "common/scratch.h"
 #include "common/sum.h"
-#include "shared/norm/settings.h"
 
 using namespace msops;
 using namespace msops::causal_conv1d;
@@ -76,7 +75,7 @@ MSOPS_ENTRY(CausalConv1dForward) {
   return call.run([&](auto type) {
     using T = typename decltype(type)::type;
     convolve(call,
-             Problem<T>{s, silu, Parameter<T>(weight), Parameter<T>(bias), x.as<T>(), initial.as<T>(), out.as<T>(),
+             Problem<T>{s, silu, Numbers<T>(weight), OptionalNumbers<T>(bias), x.as<T>(), initial.as<T>(), out.as<T>(),
                         final_state.as<T>()},
              false);
   });
@@ -96,9 +95,9 @@ MSOPS_ENTRY(CausalConv1dBackward) {
   if (bias.dtype) call.require_shape(bias, {s.channels});
   for (const Tensor& each : {initial, dfinal}) require_state(call, each, s);
   for (const Tensor& each : {dout, dx}) call.require_same_shape(each, x);
-  norm::require_gradient_of(call, dweight, weight, "weight");
-  norm::require_gradient_of(call, dbias, bias, "bias");
-  norm::require_gradient_of(call, dinitial, initial, "initial_state");
+  call.require_gradient(dweight, weight);
+  call.require_gradient(dbias, bias);
+  call.require_gradient(dinitial, initial);
   call.require(partial.dim(0) >= 1, kBadShape, "partial has no parts");
   if (call.ok()) {
     call.require_shape(gradients, scratch_of(s)[0]);
@@ -109,8 +108,8 @@ MSOPS_ENTRY(CausalConv1dBackward) {
     using C = Compute<T>;
     const Problem<T> p{s,
                        silu,
-                       Parameter<T>(weight),
-                       Parameter<T>(bias),
+                       Numbers<T>(weight),
+                       OptionalNumbers<T>(bias),
                        x.as<T>(),
                        initial.as<T>(),
                        nullptr,

@@ -40,8 +40,8 @@ struct Inputs {
     call.require_same_shape(out, x);
     if (backward) {
       call.require_same_shape(dy, x);
-      norm::require_gradient_of(call, dweight, weight, "weight");
-      norm::require_gradient_of(call, dbias, bias, "bias");
+      call.require_gradient(dweight, weight);
+      call.require_gradient(dbias, bias);
     }
   }
 
@@ -60,8 +60,8 @@ struct Inputs {
                  x.as<T>(),
                  dy.as<T>(),
                  out.as<T>(),
-                 {weight, C(1)},
-                 {bias, C(0)},
+                 OptionalNumbers<T>(weight, C(1)),
+                 OptionalNumbers<T>(bias),
                  partial.as<C>(),
                  partial.dim(0)};
     for (int axis = 1; axis < x.rank; ++axis)

@@ -80,8 +80,8 @@ MSOPS_ENTRY(LayerNormBackward) {
   const int64_t columns = columns_of(call, x, weight, bias);
   call.require_same_shape(dy, x);
   call.require_same_shape(dx, x);
-  require_gradient_of(call, dweight, weight, "weight");
-  require_gradient_of(call, dbias, bias, "bias");
+  call.require_gradient(dweight, weight);
+  call.require_gradient(dbias, bias);
   sums.check(call, columns, 2);
   return call.run([&](auto type) {
     using T = typename decltype(type)::type;
@@ -111,8 +111,8 @@ MSOPS_ENTRY(LayerNormBackwardBackward) {
   const double eps = eps_of(call);
   const int64_t columns = columns_of(call, x, weight, ddbias);
   for (const Tensor& tensor : {dy, ddx, dx, ddy}) call.require_same_shape(tensor, x);
-  require_gradient_of(call, dweight, weight, "weight");
-  require_gradient_of(call, ddweight, weight, "weight");
+  call.require_gradient(dweight, weight);
+  call.require_gradient(ddweight, weight);
   sums.check(call, columns, 2);
   return call.run([&](auto type) {
     using T = typename decltype(type)::type;

@@ -65,7 +65,7 @@ MSOPS_ENTRY(LinearScanBackward) {
   Sizes s = sizes_of(call, a);
   for (const Tensor& tensor : {h, dh, da, db}) call.require_same_shape(tensor, a);
   for (const Tensor& state : {h0, dh0}) require_state(call, state, s);
-  call.require(!dh0.dtype || (h0.dtype && std::strcmp(h0.dtype, dh0.dtype) == 0), kBadDtype, "dh0 has not h0's dtype");
+  call.require_gradient(dh0, h0);
   call.require_shape(partial, partial_shape(s));
   s.reverse = !s.reverse;
   return call.run([&](auto type) {

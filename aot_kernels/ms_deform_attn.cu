@@ -46,13 +46,6 @@ struct Inputs {
     return size_of({s.samples, s.heads, scatter_scratch(s.pixels, sources)});
   }
 
-  static void require_gradient(Call& call, const Tensor& gradient, const Tensor& of) {
-    call.require_same_shape(gradient, of);
-    if (!call.ok()) return;
-    call.require(std::strcmp(gradient.dtype, of.dtype) == 0, kBadDtype, "%s is %s, expected %s", gradient.name,
-                 gradient.dtype, of.dtype);
-  }
-
   template <typename T>
   Task<T> task() const {
     return {s, value.as<const T>(), Integers(shapes), Integers(begins), Numbers<T>(locations), Numbers<T>(weights)};
@@ -114,8 +107,8 @@ MSOPS_ENTRY(MsDeformAttnBackward) {
   in.require(call);
   call.require_shape(dout, {s.samples, s.queries, s.heads * s.features});
   call.require_same_shape(dvalue, in.value);
-  in.require_gradient(call, dlocations, in.locations);
-  in.require_gradient(call, dweights, in.weights);
+  call.require_gradient(dlocations, in.locations);
+  call.require_gradient(dweights, in.weights);
   call.require_shape(keys, {in.weights.size});
   call.require_shape(sorted, {in.sorted_size()});
   call.require(s.pixels <= INT32_MAX, kBadShape, "value has more than 2^31 - 1 pixels");

@@ -81,8 +81,8 @@ MSOPS_ENTRY(RmsNormBackwardBackward) {
   const double eps = eps_of(call), offset = offset_of(call);
   const Heads heads(call, x, weight, ddbias);
   for (const Tensor& tensor : {dy, ddx, dx, ddy}) call.require_same_shape(tensor, x);
-  require_gradient_of(call, dweight, weight, "weight");
-  require_gradient_of(call, ddweight, weight, "weight");
+  call.require_gradient(dweight, weight);
+  call.require_gradient(ddweight, weight);
   sums.check(call, heads.columns * heads.count, 1);
   return call.run([&](auto type) {
     using T = typename decltype(type)::type;

@@ -1,4 +1,17 @@
-// h_t = e^(dt_t A) h_(t-1) + dt_t u_t B_t, out_t = (C_t h_t + D u_t) silu(z_t), Mamba's scan, and its gradients
+// h_t = e^(dt_t A) h_(t-1) + dt_t u_t B_t, out_t = (C_t h_t + D u_t) silu(z_t), Mamba's scan, and its gradients;
+// selective_scan/problem.h has the formulas.
+//
+//   case                   kernels                        why
+//   no steps               CopyStates                     the last state is the initial one
+//   CPU                    ForwardOnCpu, BackwardOnCpu    a thread takes a block of channels; loops over 1, 8 or 16
+//                                                         states vectorize
+//   GPU, many rows         forward_kernel;                a block of channels walks along all steps, so that each is
+//                          backward_kernel                read once
+//   GPU, few rows          forward_kernel twice;          blocks fill the GPU by parts of the steps: the first launch
+//                          ends_kernel, backward_kernel   computes what the parts hand on to each other
+//   GPU, N <= 4; 8; more   Shape<1>; <2>; <4>             a lane holds 4 states of a channel, and float64 has Shape<4>
+//                                                         alone; after 16 states, a chunk takes another turn
+//   GPU, unaligned rows    the same, without packs        packs must tile rows of all arrays
 
 #include "common/sum.h"
 #include "selective_scan/cpu.h"
@@ -70,23 +83,23 @@ struct Inputs {
             C.as<const T>(),
             z.as<const T>(),
             Numbers<T>(A),
-            Numbers<T>(D),
-            Numbers<T>(bias),
-            Numbers<T>(initial),
+            OptionalNumbers<T>(D),
+            OptionalNumbers<T>(bias),
+            OptionalNumbers<T>(initial),
             states.as<Number>(),
             s.parts(),
             ends.as<Number>()};
   }
 };
 
-using Shape = std::vector<int64_t>;
-
 // Returns the shape, or ones if the array is not needed.
-Shape if_needed(bool needed, const Shape& shape) { return needed ? shape : Shape(shape.size(), 1); }
+std::vector<int64_t> if_needed(bool needed, const std::vector<int64_t>& shape) {
+  return needed ? shape : std::vector<int64_t>(shape.size(), 1);
+}
 
-Shape shape_of_states(const Sizes& s) { return {s.samples, s.chunks(), s.channels, s.states}; }
+std::vector<int64_t> shape_of_states(const Sizes& s) { return {s.samples, s.chunks(), s.channels, s.states}; }
 
-Shape shape_of_ends(const Sizes& s) {
+std::vector<int64_t> shape_of_ends(const Sizes& s) {
   return if_needed(s.parts() > 1, {s.parts(), s.samples, s.channels, s.states + 1});
 }
 
@@ -102,19 +115,11 @@ Shapes shapes_of_backward(const Sizes& s) {
           if_needed(any && s.states > kWidth, {parts, s.samples, s.channels, 2, kChunk})};
 }
 
-void require_gradient(Call& call, const Tensor& gradient, const Tensor& of) {
-  call.require((gradient.dtype == nullptr) == (of.dtype == nullptr), kBadDtype, "%s is given without its gradient",
-               of.dtype ? of.name : gradient.name);
-  if (!call.ok() || !of.dtype) return;
-  call.require_same_shape(gradient, of);
-  call.require(std::strcmp(gradient.dtype, of.dtype) == 0, kBadDtype, "%s is %s, expected %s", gradient.name,
-               gradient.dtype, of.dtype);
-}
-
 // Without steps, the last state is the initial one, and so is its gradient.
 template <typename T>
 struct CopyStates {
-  Numbers<T> from, to;
+  OptionalNumbers<T> from;
+  Numbers<T> to;
 
   template <typename Index>
   MSOPS_BOTH void operator()(Index i) const {
@@ -150,7 +155,7 @@ MSOPS_ENTRY(SelectiveScanForward) {
     using Number = Compute<T>;
     const ForwardProblem<T> all{in.problem<T>(states, ends), out.as<T>(), last.as<Number>()};
     if (s.steps == 0)
-      return parallel_for(call, last.size, last.size, CopyStates<T>{Numbers<T>(in.initial), Numbers<T>(last)});
+      return parallel_for(call, last.size, last.size, CopyStates<T>{OptionalNumbers<T>(in.initial), Numbers<T>(last)});
     if (s.blocks() == 0) return;
     if (call.is_on_cpu()) {
       const double cost = static_cast<double>(s.steps * s.width) * static_cast<double>(2 * s.states + 8);
@@ -191,14 +196,14 @@ MSOPS_ENTRY(SelectiveScanBackward) {
   call.require_shape(dlast, {s.samples, s.channels, s.states});
   const Tensor gradients[] = {du, ddelta, dA, dB, dC, dD, dz, dbias, dinitial};
   const Tensor* const inputs[] = {&in.u, &in.delta, &in.A, &in.B, &in.C, &in.D, &in.z, &in.bias, &in.initial};
-  for (int i = 0; i < 9; ++i) require_gradient(call, gradients[i], *inputs[i]);
+  for (int i = 0; i < 9; ++i) call.require_gradient(gradients[i], *inputs[i]);
   if (call.ok()) require_shapes(call, {ends, sums, dA_parts, vectors, carry, held}, shapes_of_backward(s));
   return call.run([&](auto type) {
     using T = typename decltype(type)::type;
     using Number = Compute<T>;
     const bool is_empty = s.steps == 0 || s.blocks() == 0;
     if (s.steps == 0)
-      parallel_for(call, dinitial.size, dinitial.size, CopyStates<T>{Numbers<T>(dlast), Numbers<T>(dinitial)});
+      parallel_for(call, dinitial.size, dinitial.size, CopyStates<T>{OptionalNumbers<T>(dlast), Numbers<T>(dinitial)});
     const BackwardProblem<T> all{in.problem<T>(states, ends),
                                  dout.as<const T>(),
                                  dlast.as<const Number>(),

@@ -55,13 +55,13 @@ MSOPS_ENTRY(WKV4Forward) {
   return call.run([&](auto type) {
     using T = typename decltype(type)::type;
     using C = Compute<T>;
-    const Forward<T> all{s,         in.w.as<T>(), in.u.as<T>(), in.k.as<T>(), in.v.as<T>(), wkv::StateNumbers<T>(state),
+    const Forward<T> all{s,         in.w.as<T>(), in.u.as<T>(), in.k.as<T>(), in.v.as<T>(), Numbers<T>(state),
                          y.as<T>(), last.as<C>(), kept.as<C>(), parts.as<C>()};
     if (s.samples * s.channels == 0) return;
     if (call.is_on_cpu()) {
       using Body = ForwardOnCpu<T>;
       const double cost = static_cast<double>((s.steps + 1) * 8 * std::min<int64_t>(s.channels, Body::kLength));
-      return on_cpu(call, s.samples * Run<Body::kLength, T>::runs(s), Body{all}, cost);
+      return on_cpu(call, s.samples * Strip<Body::kLength, T>::strips(s), Body{all}, cost);
     }
 #ifdef __CUDACC__
     const Grid grid = grid_of(s);
@@ -88,7 +88,7 @@ MSOPS_ENTRY(WKV4Backward) {
   for (const Tensor& each : {dy, dk, dv}) call.require_same_shape(each, in.k);
   for (const Tensor& each : {dw, du}) call.require_same_shape(each, in.w);
   for (const Tensor& each : {state, last, dlast, dstate}) require_state(call, each, s);
-  wkv::require_gradient(call, dstate, state);
+  call.require_gradient(dstate, state);
   call.require_shape(kept, {s.samples, s.kept(), 3, s.channels});
   call.require_shape(sums, shape_of_sums(s));
   call.require_shape(parts, shape_of_parts(s));
@@ -97,25 +97,13 @@ MSOPS_ENTRY(WKV4Backward) {
     using C = Compute<T>;
     const int64_t rows = s.samples * (call.is_on_cpu() ? 1 : s.parts());
     C *const sums_of_w = sums.as<C>(), *const sums_of_u = sums_of_w + rows * s.channels;
-    const Backward<T> all{s,
-                          in.w.as<T>(),
-                          in.u.as<T>(),
-                          in.k.as<T>(),
-                          in.v.as<T>(),
-                          dy.as<T>(),
-                          kept.as<C>(),
-                          last.as<C>(),
-                          dlast.as<C>(),
-                          dk.as<T>(),
-                          dv.as<T>(),
-                          wkv::StateNumbers<T>(dstate),
-                          sums_of_w,
-                          sums_of_u,
-                          parts.as<C>()};
+    const Backward<T> all{s,          in.w.as<T>(),       in.u.as<T>(), in.k.as<T>(),  in.v.as<T>(),
+                          dy.as<T>(), kept.as<C>(),       last.as<C>(), dlast.as<C>(), dk.as<T>(),
+                          dv.as<T>(), Numbers<T>(dstate), sums_of_w,    sums_of_u,     parts.as<C>()};
     if (s.samples * s.channels > 0 && call.is_on_cpu()) {
       using Body = BackwardOnCpu<T>;
       const double cost = static_cast<double>((s.steps + 1) * 20 * std::min<int64_t>(s.channels, Body::kLength));
-      on_cpu(call, s.samples * Run<Body::kLength, T>::runs(s), Body{all}, cost);
+      on_cpu(call, s.samples * Strip<Body::kLength, T>::strips(s), Body{all}, cost);
     }
 #ifdef __CUDACC__
     if (s.samples * s.channels > 0 && !call.is_on_cpu()) {

@@ -39,7 +39,7 @@ struct Inputs {
     result.s = s;
     const Tensor* const tensors[] = {&r, &w, &k, &a, &b, &v};
     for (int i = 0; i < kDy; ++i) result.inputs[i] = tensors[i]->as<const T>();
-    result.state = wkv::StateNumbers<T>(state);
+    result.state = Numbers<T>(state);
     return result;
   }
 };
@@ -92,7 +92,7 @@ MSOPS_ENTRY(WKV7Backward) {
   in.require(call);
   for (const Tensor& tensor : {s, dy, dr, dw, dk, dv, da, db, g, terms}) call.require_same_shape(tensor, in.r);
   for (const Tensor& tensor : {dlast, dstate}) in.require_state(call, tensor);
-  wkv::require_gradient(call, dstate, in.state);
+  call.require_gradient(dstate, in.state);
   call.require_shape(kept, {in.s.samples, in.s.heads, in.s.kept(), in.s.features, in.s.features});
   return call.run([&](auto type) {
     using T = typename decltype(type)::type;
@@ -103,7 +103,7 @@ MSOPS_ENTRY(WKV7Backward) {
     for (int i = 0; i < kComputed; ++i) task.computed[i] = computed[i]->as<C>();
     const Tensor* const gradients[] = {&dr, &dw, &dk, &da, &db, &dv};
     for (int i = 0; i < kDy; ++i) task.gradients[i] = gradients[i]->as<T>();
-    task.dstate = wkv::StateNumbers<T>(dstate);
+    task.dstate = Numbers<T>(dstate);
     task.kept = kept.as<C>();
     task.dlast = dlast.as<const C>();
     walk<RowsBack>(call, task);

@@ -83,7 +83,7 @@ class Reader(nn.Cell):
 
 
 class Recurrent(nn.Cell):
-    """Does as Mamba by layers of LLTM."""
+    """Maps tokens to scores as Mamba does, but by layers of LLTM."""
 
     def __init__(self, vocabulary, layers=2, width=128, hidden=256):
         super().__init__()

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from card import cards, names_of
+from card import cards, follow, names_of
 from msops.testing.entry import outputs_of, prepare_operator
 
 BIG = 2**31 + 4099  # elements, which take more than 4 GiB in float16
@@ -80,6 +80,20 @@ def calls_with_hidden_queries(monkeypatch, name, value):
     assert not out[..., ::7, :].any()
     assert np.isneginf(lse[..., ::7]).all()
     return calls
+
+
+def calls_that_grow(dtype):
+    """Returns the calls of selective_scan in which states, and then gradients, grow beyond all numbers over a part of
+    the steps, had they anything to grow from."""
+    [card] = [card for card in cards() if card.name() == "selective_scan"]
+    inputs, [dout, dlast], settings = card.growing(dtype)
+
+    def compute(operator, inputs):
+        outputs = [np.empty(*output) for output in outputs_of(operator, inputs)]
+        assert prepare_operator(operator, [*inputs, *outputs])() == 0
+        return outputs, [dout, dlast]
+
+    return list(follow(card.operators([x.shape for x in inputs], **settings), inputs, compute))
 
 
 class Gpu:

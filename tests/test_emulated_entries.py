@@ -9,7 +9,7 @@ import pytest
 
 import emulator
 from card import DTYPES, cards
-from gpu import HIDING, calls_with_hidden_queries, compare_with_cpu
+from gpu import HIDING, calls_that_grow, calls_with_hidden_queries, compare_with_cpu
 from msops.core.abi import DEFAULT_STREAM, Param, prepare_call
 from msops.operators.rotary_embedding import operators as rotations
 from msops.testing.entry import Status, attributes_in_mindspore
@@ -82,6 +82,13 @@ def test_queries_that_see_nothing(name, value, monkeypatch):
     """On tensor cores, queries that a mask or a bias hides all keys from give 0 and have no gradient."""
     for call in calls_with_hidden_queries(monkeypatch, name, value):
         compare_with_cpu(Emulator(), call, "float16", shift=0)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_growth_over_parts(dtype):
+    """A part of the steps of selective_scan may grow what is 0 by an infinite factor."""
+    for call in calls_that_grow(dtype):
+        compare_with_cpu(Emulator(), call, dtype, shift=0)
 
 
 @pytest.mark.parametrize("interleaved", [False, True])

@@ -6,7 +6,7 @@ This file also runs under compute-sanitizer. It is skipped without torch, a GPU,
 import pytest
 
 from card import DTYPES, cards
-from gpu import HIDING, calls_with_hidden_queries, compare_with_cpu
+from gpu import HIDING, calls_that_grow, calls_with_hidden_queries, compare_with_cpu
 
 pytestmark = pytest.mark.wide
 CARDS = cards()
@@ -33,6 +33,13 @@ def test_queries_that_see_nothing(gpu, name, value, monkeypatch):
     """Queries that a mask or a bias hides all keys from give 0 and have no gradient."""
     for call in calls_with_hidden_queries(monkeypatch, name, value):
         compare_with_cpu(gpu, call, "float16", shift=0)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_growth_over_parts(gpu, dtype):
+    """A part of the steps of selective_scan may grow what is 0 by an infinite factor."""
+    for call in calls_that_grow(dtype):
+        compare_with_cpu(gpu, call, dtype, shift=0)
 
 
 @pytest.mark.parametrize(("card", "sizes"), HUGE)

@@ -5,7 +5,7 @@ import inspect
 import mindspore
 import numpy as np
 import pytest
-from mindspore import Tensor, mint, nn
+from mindspore import Tensor, mint, nn, ops
 
 import msops
 from mint_cases import cases
@@ -178,12 +178,13 @@ class Distances(nn.Cell):
         return composed_cdist(x, y, self.p)
 
 
-@pytest.mark.parametrize("p", [1, 1.5, 2, 3, np.inf])
+@pytest.mark.parametrize("p", [0, 0.5, 1, 1.5, 2, 3, np.inf])
 def test_composed_distances(mode, p):
-    """Graph mode takes these on a GPU. Two of the rows are equal, where the distance has no gradient."""
+    """Graph mode takes these on a GPU. A distance of equal rows has no gradient."""
     rng = np.random.default_rng(0)
     x, y = rng.standard_normal((3, 4)), rng.standard_normal((5, 4))
-    y[0] = x[0]
+    if p != 0.5:  # whose distances grow ever faster from there
+        y[0] = x[0]
     net = Distances(float(p))
 
     def distances(x):
@@ -196,3 +197,41 @@ def test_composed_distances(mode, p):
         shift[place] = STEP
         slope = (distances(x + shift) - distances(x - shift)) / (2 * STEP)
         np.testing.assert_allclose(gradient[place], slope.sum(), rtol=1e-5, atol=1e-5)
+
+
+def test_composed_distances_of_equal_coordinates(mode):
+    """Below p = 1, the slope at an equal coordinate is infinite: it has no gradient, as in MindSpore's own cdist."""
+    x, y = np.array([[1.0, 2.0]]), np.array([[1.0, 6.0]])
+    gradient = mindspore.grad(Distances(0.5))(Tensor(x), Tensor(y)).asnumpy()
+    np.testing.assert_allclose(gradient, [[0, -1]], rtol=1e-6)
+    with pytest.raises(ValueError, match=r"mint.cdist: p must be at least 0, got -1"):
+        Distances(-1.0)(Tensor(x), Tensor(y))
+
+
+class Numbers(nn.Cell):
+    def __init__(self, *settings):
+        super().__init__()
+        self.settings = settings
+
+    def construct(self, x):
+        return mint.nan_to_num(x, *self.settings)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int32", "int64", "uint8", "bool"])
+def test_nan_to_num(mode, dtype):
+    """By default, infinities become the greatest numbers of the dtype; whole numbers stay."""
+    is_float = dtype.startswith("float")
+    x = np.array([1, np.inf, -np.inf, np.nan, 2.5] if is_float else [0, 1, 2, 5], dtype)
+    got = Numbers()(Tensor(x)).asnumpy()
+    assert got.dtype == x.dtype
+    np.testing.assert_array_equal(got, np.nan_to_num(x))
+    got = Numbers(0.1, 1e4, None)(Tensor(x)).asnumpy()
+    np.testing.assert_array_equal(got, np.nan_to_num(x, nan=0.1, posinf=1e4))
+
+
+@pytest.mark.parametrize("dtype", [mindspore.bfloat16, mindspore.complex64])
+def test_nan_to_num_of_other_dtypes(mode, dtype, device_target):
+    if device_target == "GPU" and dtype == mindspore.bfloat16:
+        pytest.skip("a GPU cannot make such a Tensor")
+    with pytest.raises(TypeError, match=r"mint.nan_to_num: the input must be whole, float16, float32 or float64, got"):
+        Numbers()(ops.cast(Tensor([1.0, 2.0]), dtype))

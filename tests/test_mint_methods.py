@@ -9,11 +9,12 @@ import inspect
 import mindspore
 import numpy as np
 import pytest
-from mindspore import Parameter, Tensor, nn, ops
+from mindspore import Parameter, Tensor, mint, nn, ops
 
 import msops
 from msops.compat import VERSION
 from msops.patch.mint import in_place, methods
+from msops.testing.opcheck import MODES
 
 pytestmark = pytest.mark.skipif(VERSION < (2, 7), reason="older versions lack most of these methods")
 X = np.array([[1, 2, 3, 0], [4, 1, 0, 5]], np.float32)
@@ -204,10 +205,80 @@ def test_copy_into_a_view(device_target):
     np.testing.assert_array_equal(x.asnumpy(), 2 * X)
 
 
-@pytest.mark.parametrize("to", [lambda: Tensor(X)[0], lambda: Parameter(Tensor(X[0]))])
-def test_become_refuses(to):
-    with pytest.raises(NotImplementedError, match="has no gradient on a GPU in PyNative mode"):
-        in_place.become(to(), Tensor(X[1]))
+F = mint.nn.functional
+INTO_PARTS = {
+    "relu_": (lambda x: F.relu_(x), lambda x: np.maximum(x, 0)),
+    "relu": (lambda x: F.relu(x, inplace=True), lambda x: np.maximum(x, 0)),
+    "hardtanh": (lambda x: F.hardtanh(x, -1.0, 1.0, inplace=True), lambda x: x.clip(-1, 1)),
+    "dropout": (lambda x: F.dropout(x, 0.0, True, inplace=True), lambda x: x),
+    "uniform_": (lambda x: x.uniform_(0.0, 0.0), np.zeros_like),
+    "copy_": (lambda x: x.copy_(Tensor(2 * x.asnumpy())), lambda x: 2 * x),
+}
+PARTS = (slice(0, 1), slice(1, 2), (slice(None), slice(1, 3)), 1)
+
+
+@pytest.mark.parametrize("kind", [Tensor, Parameter])
+@pytest.mark.parametrize("name", INTO_PARTS)
+def test_functions_in_place_write_into_parts(name, kind):
+    write, function = INTO_PARTS[name]
+    for index in PARTS:
+        x, want = kind(Tensor(X - 2)), X - 2
+        x = x if kind is Parameter else x + 0  # which is in the device's memory, not NumPy's
+        part = x[index]
+        result = write(part)
+        want[index] = function(want[index])
+        np.testing.assert_array_equal(part.asnumpy(), want[index])
+        np.testing.assert_array_equal(x.asnumpy(), want)
+        assert result is None or result is part
+
+
+@pytest.mark.parametrize("name", ["relu_", "relu", "hardtanh", "copy_"])
+@pytest.mark.parametrize("view", [lambda x: x.T, lambda x: mint.chunk(x, 2, 0)[0], lambda x: x[1].view(2, 2)])
+def test_functions_in_place_refuse_other_views(name, view):
+    """MindSpore's copy would write nothing there, silently."""
+    x = Tensor(X - 2) + 0
+    with pytest.raises((NotImplementedError, RuntimeError), match=r"cannot write into a view|Not support view input"):
+        INTO_PARTS[name][0](view(x))
+    np.testing.assert_array_equal(x.asnumpy(), X - 2)
+
+
+@pytest.mark.parametrize("what", ["a part of another tensor", "a Parameter that requires a gradient"])
+def test_gradients_of_functions_in_place_that_are_refused(what):
+    weight = Parameter(Tensor(X))
+
+    def function(x):
+        y = x * 2
+        F.relu_(y[0] if "part" in what else weight)
+        return y.sum()
+
+    with pytest.raises(NotImplementedError, match=f"mint: {what} has no gradient on GPU and CPU"):
+        mindspore.grad(function)(Tensor(X))
+
+
+class Dropped(nn.Cell):
+    """Drops in place, and returns the sum of squares, and what is left."""
+
+    def __init__(self, of_channels):
+        super().__init__()
+        self.of_channels = of_channels
+
+    def construct(self, x):
+        y = x * 1
+        if self.of_channels:
+            F.dropout2d(y, 0.5, True, True)
+        else:
+            F.dropout(y, 0.5, True, True)
+        return (y * y).sum(), y
+
+
+@pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
+@pytest.mark.parametrize("of_channels", [False, True])
+def test_gradient_of_dropout_in_place(mode, of_channels):
+    mindspore.set_context(mode=mode)
+    x = np.arange(1, 193, dtype=np.float32).reshape(2, 6, 4, 4)
+    (_, y), dx = mindspore.value_and_grad(Dropped(of_channels), has_aux=True)(Tensor(x))
+    assert 0 < (y.asnumpy() != 0).mean() < 1
+    np.testing.assert_allclose(dx.asnumpy(), 2 * y.asnumpy() * (y.asnumpy() / x), rtol=1e-6)
 
 
 def test_xlogy_of_whole_numbers():

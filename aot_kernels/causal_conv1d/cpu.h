@@ -75,19 +75,6 @@ MSOPS_CPU void add_products(const C* g, const C* in, int64_t length, int64_t cou
   for (; k < count; ++k) add_products<1>(g, in + k, length, sums + k);
 }
 
-// Returns the sum of g[i].
-template <typename C>
-MSOPS_CPU C total_of(const C* g, int64_t length) {
-  constexpr int kLanes = 64 / sizeof(C);
-  C lanes[kLanes] = {};
-  int64_t i = 0;
-  for (; i + kLanes <= length; i += kLanes)
-#pragma omp simd
-    for (int w = 0; w < kLanes; ++w) lanes[w] += g[i + w];
-  for (int w = 0; i + w < length; ++w) lanes[w] += g[i + w];
-  return total_of(lanes);
-}
-
 // These store what a tile's sums become, from the row's result `first` on.
 template <typename T>
 MSOPS_CPU void put(const Convolved<T>& row, int64_t first, int64_t count, const Compute<T>* sums) {
@@ -95,7 +82,7 @@ MSOPS_CPU void put(const Convolved<T>& row, int64_t first, int64_t count, const 
   const Compute<T> bias = row.bias();
   if (row.p.is_silu) {
 #pragma omp simd
-    for (int64_t i = 0; i < count; ++i) assign(out[i], silu<T>(sums[i] + bias));
+    for (int64_t i = 0; i < count; ++i) assign(out[i], Activations<T>::silu(sums[i] + bias));
   } else {
 #pragma omp simd
     for (int64_t i = 0; i < count; ++i) assign(out[i], sums[i] + bias);
@@ -108,7 +95,7 @@ MSOPS_CPU void put(const OutputGradient<T>& row, int64_t first, int64_t count, c
   const Compute<T> bias = row.bias();
   if (row.p.is_silu) {
 #pragma omp simd
-    for (int64_t i = 0; i < count; ++i) g[i] = silu_gradient<T>(sums[i] + bias, Compute<T>(dout[i]));
+    for (int64_t i = 0; i < count; ++i) g[i] = Activations<T>::silu_gradient(sums[i] + bias, Compute<T>(dout[i]));
   } else {
 #pragma omp simd
     for (int64_t i = 0; i < count; ++i) g[i] = Compute<T>(dout[i]);
@@ -195,7 +182,7 @@ struct Part {
       const int64_t count = std::min(kTile, end - t);
       compute_g(t, count);
       add_products(g + history, in, count, p.s.width, sums);
-      bias += total_of(g + history, count);
+      bias += sum_of_run(g + history, count);
       compute_dx(t, count);
       std::copy(g + count, g + count + history, g);
     }
@@ -243,7 +230,7 @@ struct Sums {
         read(p.signal(row), t + tap - p.s.history(), count + some - 1, in);
         add_products(g + t, in, count, some, of_taps + tap);
       }
-      bias += total_of(g + t, count);
+      bias += sum_of_run(g + t, count);
     }
     to[p.s.channels * p.s.width + channel] = bias.total();
   }

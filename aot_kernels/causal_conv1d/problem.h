@@ -1,4 +1,4 @@
-// What both devices compute alike. A row is a channel of a sample; x_t for t < 0 is the initial state, then zeros.
+// The formulas of both devices. A row is a channel of a sample; x_t for t < 0 is the initial state, then zeros.
 //
 //   z_t = bias + sum over q of weight_(W-1-q) x_(t-q),  0 <= q < W,  out_t = a(z_t),  final state = the last W - 1 x_t
 //   g_t = dout_t a'(z_t), and 0 outside the row
@@ -12,7 +12,7 @@
 #pragma once
 
 #include "../common/activations.h"
-#include "../common/call.h"
+#include "../common/numbers.h"
 
 namespace msops::causal_conv1d {
 
@@ -23,20 +23,6 @@ struct Sizes {
 
   MSOPS_BOTH int64_t rows() const { return samples * channels; }
   MSOPS_BOTH int64_t history() const { return width - 1; }  // steps that a state holds
-};
-
-// Parameter is a number for each channel or tap, elements of T or of float, or zeros where the tensor is absent.
-template <typename T>
-struct Parameter {
-  const void* data;
-  bool is_float;
-
-  explicit Parameter(const Tensor& tensor)
-      : data(tensor.data), is_float(tensor.dtype && std::strcmp(tensor.dtype, dtype_name<float>()) == 0) {}
-  MSOPS_BOTH Compute<T> operator[](int64_t i) const {
-    using C = Compute<T>;
-    return !data ? C(0) : is_float ? C(static_cast<const float*>(data)[i]) : C(static_cast<const T*>(data)[i]);
-  }
 };
 
 // Signal is a row of x with the state before it, or of gradients: element t is that of step t.
@@ -53,21 +39,12 @@ struct Signal {
 };
 
 template <typename T>
-MSOPS_BOTH Compute<T> silu(Compute<T> z) {
-  return z * Activations<T>::sigmoid(z);
-}
-template <typename T>
-MSOPS_BOTH Compute<T> silu_gradient(Compute<T> z, Compute<T> dout) {
-  const Compute<T> sigmoid = Activations<T>::sigmoid(z);
-  return dout * sigmoid * (1 + z * (1 - sigmoid));
-}
-
-template <typename T>
 struct Problem {
   using C = Compute<T>;
   Sizes s;
   bool is_silu;
-  Parameter<T> weight, bias;
+  Numbers<T> weight;                         // (channel, tap)
+  OptionalNumbers<T> bias;                   // (channel)
   const T *x, *initial_state;                // initial_state may be null
   T *out = nullptr, *final_state = nullptr;  // of the forward pass; what follows is of the backward pass
   const T *dout = nullptr, *dfinal_state = nullptr;
@@ -82,9 +59,9 @@ struct Problem {
   MSOPS_BOTH C* sums(int64_t part, int64_t sample) const {
     return partial + (part * s.samples + sample) * s.channels * (s.width + 1);
   }
-  MSOPS_BOTH C activated(C z) const { return is_silu ? silu<T>(z) : z; }
+  MSOPS_BOTH C activated(C z) const { return is_silu ? Activations<T>::silu(z) : z; }
   // Returns g.
-  MSOPS_BOTH C gradient(C dout_t, C z) const { return is_silu ? silu_gradient<T>(z, dout_t) : dout_t; }
+  MSOPS_BOTH C gradient(C dout_t, C z) const { return is_silu ? Activations<T>::silu_gradient(z, dout_t) : dout_t; }
   // Stores the gradient of step t of a row, where the sum over taps is given.
   MSOPS_BOTH void put_gradient(int64_t row, int64_t t, C sum) const {
     const int64_t history = s.history(), in_final = t - (s.length - history);

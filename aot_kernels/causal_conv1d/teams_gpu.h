@@ -1,7 +1,7 @@
-// Up to kFew taps on the GPU. Arrays are cut into chunks of some packs, from their start, so that chunks are aligned
-// whatever the length of a row is. A team of up to 32 threads takes 32 neighbouring chunks of a row at once, then the
-// next or, in the backward pass, the ones before. A chunk that is partly outside its row is read and written by
-// elements.
+// This header convolves with up to kFew taps on the GPU. Arrays are cut into chunks of some packs, from their start, so
+// that chunks are aligned whatever the length of a row is. In each of its turns, a team of up to 32 threads takes as
+// many neighbouring chunks of a row; the backward pass begins with the last ones. A chunk that is partly outside its
+// row is read and written by elements.
 #pragma once
 
 #ifdef __CUDACC__
@@ -25,19 +25,19 @@ struct Chunk {
   static constexpr int kAtOnce = kBytes <= 32 ? 4 : 1;  // chunks of a thread in flight
 };
 
-// A Walk says which chunks of a row each team takes: `steps` x `lanes` of them.
+// A Walk says how teams share the chunks of all rows. A team has so many turns, and a lane takes a chunk in each.
 struct Walk {
   int lanes;
-  int64_t steps, parts, teams;
+  int64_t turns, parts, teams;
   bool are_packs;  // all arrays begin at packs
 
-  Walk(const Sizes& s, int each, int64_t steps_, int64_t parts_, bool are_packs_)
-      : lanes(1), steps(steps_), parts(parts_), are_packs(are_packs_) {
+  Walk(const Sizes& s, int each, int64_t turns_, int64_t parts_, bool are_packs_)
+      : lanes(1), turns(turns_), parts(parts_), are_packs(are_packs_) {
     const int64_t chunks = s.length % each == 0 ? s.length / each : (s.length - 1) / each + 2;
     while (lanes < 32 && lanes < chunks) lanes *= 2;
     const int64_t all = (chunks + lanes - 1) / lanes;
-    if (parts == 0) parts = std::max<int64_t>(1, (all + steps - 1) / steps);
-    if (steps == 0) steps = (all + parts - 1) / parts;
+    if (parts == 0) parts = std::max<int64_t>(1, (all + turns - 1) / turns);
+    if (turns == 0) turns = (all + parts - 1) / parts;
     teams = s.rows() * parts;
   }
   int64_t blocks() const {
@@ -110,8 +110,8 @@ struct Team {
     first = row * p.s.length / L::kEach;
   }
 
-  __device__ Place place(int64_t step) const {
-    const int64_t at = (first + (part * walk.steps + step) * walk.lanes + lane) * L::kEach;
+  __device__ Place place(int64_t turn) const {
+    const int64_t at = (first + (part * walk.turns + turn) * walk.lanes + lane) * L::kEach;
     return {at, at - row * p.s.length};
   }
   __device__ void read_taps(C (&taps)[kTaps]) const {
@@ -143,7 +143,7 @@ struct Team {
     }
     return result;
   }
-  // Sets those of a run's elements, the first of which is at step t, that the initial state has.
+  // Sets the elements of a run before the first step from the initial state. The run begins at step t.
   template <typename Run>
   __device__ void add_state(Run& run, int64_t t) const {
     const int64_t history = p.s.history();
@@ -201,17 +201,17 @@ __global__ void __launch_bounds__(kThreads, kTaps == 4 && sizeof(T) < 8 ? 4 : 2)
   if (!team.is_active) return;
   typename Team<kTaps, T>::Own own[L::kAtOnce];
   typename Team<kTaps, T>::Halo halo[L::kAtOnce];
-  unrolled<L::kAtOnce>([&](int step) {
-    const Place place = team.place(step);
-    own[step] = team.own(p.x, place), halo[step] = team.halo(place);
-    team.add_state(own[step], place.t);
+  unrolled<L::kAtOnce>([&](int turn) {
+    const Place place = team.place(turn);
+    own[turn] = team.own(p.x, place), halo[turn] = team.halo(place);
+    team.add_state(own[turn], place.t);
   });
   C taps[kTaps];
   team.read_taps(taps);
   const C bias = p.bias[team.channel];
-  unrolled<L::kAtOnce>([&](int step) {
-    const Place place = team.place(step);
-    const Window<kTaps, T> window(halo[step], own[step]);
+  unrolled<L::kAtOnce>([&](int turn) {
+    const Place place = team.place(turn);
+    const Window<kTaps, T> window(halo[turn], own[turn]);
     C out[L::kEach];
     unrolled<L::kEach>([&](int e) { out[e] = p.activated(window.convolved(taps, team.width, bias, e)); });
     put_chunk(team, p.out, place, out);
@@ -220,7 +220,7 @@ __global__ void __launch_bounds__(kThreads, kTaps == 4 && sizeof(T) < 8 ? 4 : 2)
     for (int64_t i = team.lane; i < p.s.history(); i += walk.lanes) p.put_state(team.row, i);
 }
 
-// What a chunk of the backward pass reads.
+// Inputs are what the backward pass reads of a chunk.
 template <int kTaps, typename T>
 struct Inputs {
   typename Team<kTaps, T>::Own x, dout;
@@ -288,17 +288,17 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 8 ? 1
   team.read_taps(taps);
   const C bias = p.bias[team.channel];
   if (team.lane == 0) {
-    const Place place = team.place(walk.steps);
+    const Place place = team.place(walk.turns);
     const In in(team, place);
     const Gradients<kTaps, T> next_chunk(team, place, in, Window<kTaps, T>(in.halo, in.x), taps, bias);
     unrolled<kTaps - 1>([&](int q) { after[q] = next_chunk.g[q]; });
   }
-  In coming(team, team.place(walk.steps - 1));
+  In coming(team, team.place(walk.turns - 1));
 #pragma unroll 1
-  for (int64_t step = walk.steps - 1; step >= 0; --step) {
+  for (int64_t turn = walk.turns - 1; turn >= 0; --turn) {
     const In in = coming;
-    const Place place = team.place(step);
-    if (step > 0) coming = In(team, team.place(step - 1));
+    const Place place = team.place(turn);
+    if (turn > 0) coming = In(team, team.place(turn - 1));
     const Window<kTaps, T> window(in.halo, in.x);
     const Gradients<kTaps, T> here(team, place, in, window, taps, bias);
     unrolled<L::kEach>([&](int e) {

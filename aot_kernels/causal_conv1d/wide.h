@@ -1,4 +1,4 @@
-// More than kFew taps, on both devices. Each pass is a correlation of a row with taps in a fixed order,
+// With more than kFew taps, on both devices, each pass is a correlation of a row with taps in a fixed order,
 //
 //   result_i = sum over k < taps of tap_k in_(i+k)
 //
@@ -25,7 +25,7 @@ struct Convolved {
   MSOPS_BOTH void put(int64_t i, C sum) const { assign(p.out[row * p.s.length + i], p.activated(sum + bias())); }
 };
 
-// g, for which the identity needs no sums.
+// Computes g. Without an activation, g is dout, and there are no taps to sum over.
 template <typename T>
 struct OutputGradient : Convolved<T> {
   using C = Compute<T>;
@@ -39,7 +39,7 @@ struct OutputGradient : Convolved<T> {
   }
 };
 
-// dx and the gradient of the initial state: result i is that of step i - history.
+// Computes dx and the gradient of the initial state: result i is the gradient of step i - history.
 template <typename T>
 struct InputGradient {
   using C = Compute<T>;

@@ -1,5 +1,6 @@
-// More than kFew taps on the GPU. A block computes a tile of results out of a tile in shared memory, for so many taps
-// at a time. A thread has eight neighbouring results: for eight taps it reads eight more elements.
+// This header convolves with more than kFew taps on the GPU. A block computes a tile of results out of a tile in shared
+// memory, for so many taps at a time. A thread has eight neighbouring results: for eight taps it reads eight more
+// elements.
 #pragma once
 
 #ifdef __CUDACC__
@@ -71,7 +72,7 @@ template <typename T>
 __global__ void __launch_bounds__(kWideThreads) wide_sums_kernel(const Problem<T> p, int groups, int64_t of_width) {
   using C = Compute<T>;
   constexpr int kSteps = 512, kRoom = (kSteps + kTile) / kResults * (kResults + 1);
-  __shared__ C tile[kRoom], steps[kSteps / kResults * (kResults + 1)];
+  __shared__ C tile[kRoom], g[kSteps / kResults * (kResults + 1)];
   const int thread = static_cast<int>(threadIdx.x), group = thread % groups, slice = thread / groups;
   const int slices = kWideThreads / groups, of_slice = kSteps / slices, of_block = groups * kResults;
   for (int64_t item = blockIdx.x; item < p.s.rows() * p.parts * of_width; item += gridDim.x) {
@@ -84,18 +85,18 @@ __global__ void __launch_bounds__(kWideThreads) wide_sums_kernel(const Problem<T
       const int count = static_cast<int>(end - t < kSteps ? end - t : kSteps);
       __syncthreads();  // all have read what is replaced
       for (int i = thread; i < count; i += kWideThreads) {
-        steps[padded(i)] = p.gradients[row * p.s.length + t + i];
-        of_bias += steps[padded(i)];
+        g[padded(i)] = p.gradients[row * p.s.length + t + i];
+        of_bias += g[padded(i)];
       }
       for (int i = thread; i < count + of_block - 1; i += kWideThreads)
         tile[padded(i)] = x[t + first_tap - p.s.history() + i];
       __syncthreads();
       const int begin = slice * of_slice, mine = count - begin < of_slice ? count - begin : of_slice;
-      if (mine > 0) correlate(tile, begin + group * kResults, steps, begin, mine, sums);
+      if (mine > 0) correlate(tile, begin + group * kResults, g, begin, mine, sums);
     }
     __syncthreads();
     unrolled<kResults>([&](int o) { tile[padded(thread * kResults + o)] = sums[o]; });
-    steps[thread] = of_bias;
+    g[thread] = of_bias;
     __syncthreads();
     C* const to = p.sums(part, row / p.s.channels);
     for (int k = thread; k < of_block && first_tap + k < p.s.width; k += kWideThreads) {
@@ -105,7 +106,7 @@ __global__ void __launch_bounds__(kWideThreads) wide_sums_kernel(const Problem<T
     }
     if (thread == 0 && first_tap == 0) {
       C sum = 0;
-      for (int other = 0; other < kWideThreads; ++other) sum += steps[other];
+      for (int other = 0; other < kWideThreads; ++other) sum += g[other];
       to[p.s.channels * p.s.width + channel] = sum;
     }
     __syncthreads();  // all have read the sums

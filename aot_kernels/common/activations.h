@@ -26,6 +26,14 @@ struct Activations {
     return quotient(x < 0 ? z : C(1), C(1) + z);
   }
 
+  static MSOPS_BOTH C silu(C x) { return x * sigmoid(x); }
+
+  // Returns dy times the slope of silu.
+  static MSOPS_BOTH C silu_gradient(C x, C dy) {
+    const C s = sigmoid(x);
+    return dy * s * (1 + x * (1 - s));
+  }
+
   static MSOPS_BOTH C tanh(C x) {
 #ifdef __CUDA_ARCH__
     if constexpr (std::is_same<T, Half>::value) {

@@ -202,6 +202,17 @@ class Call {
     require(matrix.rank > 0, kBadRank, "%s has no axes", matrix.name);
     require_shape(tensor, matrix.shape, matrix.rank - 1);
   }
+  // Requires the gradient of an input, of its shape and dtype, where, and only where, the input is given.
+  void require_gradient(const Tensor& gradient, const Tensor& input) {
+    if (!ok()) return;
+    const bool is_given = input.dtype, has_gradient = gradient.dtype;
+    require(is_given == has_gradient, kBadParameterCount, "%s is given without its %s",
+            is_given ? input.name : gradient.name, is_given ? "gradient" : "input");
+    if (!ok() || !is_given) return;
+    require_same_shape(gradient, input);
+    require(std::strcmp(gradient.dtype, input.dtype) == 0, kBadDtype, "%s is %s, %s is %s", gradient.name,
+            gradient.dtype, input.name, input.dtype);
+  }
 
   // Calls `launch(Type<T>{})` for the tensors' dtype if all checks passed, and returns what the entry must return.
   // `run` accepts float16, float32 and float64; `run<int32_t, int64_t>` accepts int32 and int64 instead.

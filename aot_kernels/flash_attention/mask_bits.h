@@ -6,6 +6,7 @@
 // columns keys; in the transposed products of the gradient, rows are keys and columns queries.
 #pragma once
 
+#include "../common/scratch.h"
 #include "problem.h"
 
 namespace msops::flash_attention {
@@ -33,13 +34,8 @@ struct MaskBits {
            widest <= (transposed ? 128 : 256);
   }
 
-  // Returns the number of words, of which there are at most 2^60.
-  int64_t size() const {
-    int64_t product = 32;
-    for (const int64_t length : {batches, heads, parts, row_blocks})
-      if (__builtin_mul_overflow(product, length, &product)) return INT64_C(1) << 60;
-    return least(product, INT64_C(1) << 60);
-  }
+  // Returns the number of words, or 2^61 if there are more.
+  int64_t size() const { return size_of({batches, heads, parts, row_blocks, 32}); }
 
   MSOPS_BOTH int64_t part_stride() const { return parts > 1 ? row_blocks * 32 : 0; }
   MSOPS_BOTH int64_t head_stride() const { return heads > 1 ? parts * row_blocks * 32 : 0; }

@@ -1,4 +1,4 @@
-// What both devices compute alike. With groups of n elements, and their sums over a group:
+// The formulas of both devices. With groups of n elements, and their sums over a group:
 //
 //   xhat = (x - mean(x)) r,  r = 1 / sqrt(mean((x - mean(x))^2) + eps),  z = xhat weight_c + bias_c,  y = a(z)
 //   dz = dy a'(z),  g = dz weight_c,  dx = r (g - mean(g) - xhat mean(g xhat))
@@ -18,6 +18,7 @@
 #include "../common/activations.h"
 #include "../common/call.h"
 #include "../common/functions.h"
+#include "../common/numbers.h"
 
 namespace msops::group_norm {
 
@@ -55,23 +56,6 @@ struct Group {
   }
 };
 
-// PerChannel is a number for each channel, elements of T or of float; without data it is `otherwise` for all.
-template <typename T>
-struct PerChannel {
-  const void* data;
-  bool is_float;
-  Compute<T> otherwise;
-
-  PerChannel(const Tensor& tensor, Compute<T> number)
-      : data(tensor.data),
-        is_float(tensor.dtype && std::strcmp(tensor.dtype, dtype_name<float>()) == 0),
-        otherwise(number) {}
-  MSOPS_BOTH Compute<T> operator[](int64_t c) const {
-    using C = Compute<T>;
-    return !data ? otherwise : is_float ? C(static_cast<const float*>(data)[c]) : C(static_cast<const T*>(data)[c]);
-  }
-};
-
 // Channel computes the elements of one channel in one group, out of their distances d = x - pivot:
 //
 //   xhat = d r + shift,  z = d factor + term,  dx = dz factor + d slope + rest
@@ -93,13 +77,11 @@ struct Channel {
   template <bool kSilu>
   MSOPS_BOTH C y(C x) const {
     const C z = (x - pivot) * factor + term;
-    return kSilu ? z * Activations<T>::sigmoid(z) : z;
+    return kSilu ? Activations<T>::silu(z) : z;
   }
   template <bool kSilu>
   MSOPS_BOTH C dz(C d, C dy) const {
-    if constexpr (!kSilu) return dy;
-    const C z = d * factor + term, s = Activations<T>::sigmoid(z);
-    return dy * s * (1 + z * (1 - s));
+    return kSilu ? Activations<T>::silu_gradient(d * factor + term, dy) : dy;
   }
   template <bool kSilu>
   MSOPS_BOTH C dx(C x, C dy) const {
@@ -116,9 +98,9 @@ struct Problem {
   int64_t samples, channels, positions, groups, of_group;  // of_group: channels of a group
   bool channels_last, silu, backward;
   C eps;
-  const T *x, *dy;  // dy is null and not read in the forward pass
-  T* out;           // y or dx
-  PerChannel<T> weight, bias;
+  const T *x, *dy;                  // dy is null and not read in the forward pass
+  T* out;                           // y or dx
+  OptionalNumbers<T> weight, bias;  // of each channel
   // A row of `partial` for each part has a record of each group, and in the backward pass the sums of dz xhat and of dz
   // of each channel of each sample. A record has Statistics and then, on the GPU, weighted sums; or the Group.
   C* partial;

@@ -5,6 +5,7 @@
 
 #include <cmath>
 
+#include "../common/numbers.h"
 #include "../common/pack.h"
 #include "../common/parallel.h"
 
@@ -16,26 +17,6 @@ struct Sizes {
   MSOPS_BOTH int64_t rows() const { return samples * queries * heads; }     // of `out`
   MSOPS_BOTH int64_t of_row() const { return levels * points; }             // samples of a row of `out`
   MSOPS_BOTH int64_t sources() const { return queries * levels * points; }  // samples of a head
-};
-
-// Numbers are elements of T or, if `are_float`, of float.
-template <typename T>
-struct Numbers {
-  void* data;
-  bool are_float;
-
-  explicit Numbers(const Tensor& tensor)
-      : data(tensor.data), are_float(tensor.dtype && std::strcmp(tensor.dtype, dtype_name<float>()) == 0) {}
-  MSOPS_BOTH Compute<T> operator[](int64_t i) const {
-    return are_float ? Compute<T>(static_cast<const float*>(data)[i]) : Compute<T>(static_cast<const T*>(data)[i]);
-  }
-  MSOPS_BOTH void set(int64_t i, Compute<T> value) const {
-    if (are_float) {
-      static_cast<float*>(data)[i] = static_cast<float>(value);
-    } else {
-      assign(static_cast<T*>(data)[i], value);
-    }
-  }
 };
 
 // Integers are int32 or int64.

@@ -14,9 +14,10 @@ struct Range {
       : chunk(c), first(c * kChunk), count(static_cast<int>(std::min<int64_t>(kChunk, s.steps - first))) {}
 };
 
-// OfGroup has W states' B_t and C_t of a chunk, which the channels of a group share. States after the last are zeros.
+// GroupInputs holds B_t and C_t of W states and a chunk, which the channels of a group share, or their gradients.
+// States after the last one are zeros.
 template <int W, typename T>
-struct OfGroup {
+struct GroupInputs {
   using C = Compute<T>;
   C inputs[kChunk][W], outputs[kChunk][W];
 
@@ -32,9 +33,9 @@ struct OfGroup {
   }
 };
 
-// OfChannel has what a channel's steps of a chunk need.
+// ChannelSteps holds dt, dt u and y of a channel's steps of a chunk.
 template <typename T>
-struct OfChannel {
+struct ChannelSteps {
   using C = Compute<T>;
   C dt[kChunk], terms[kChunk], y[kChunk];  // terms: dt u
 
@@ -69,8 +70,8 @@ struct ForwardOnCpu {
 
   MSOPS_CPU void operator()(int64_t item) const {
     const Block block(all.s, item);
-    OfGroup<W, T> group;
-    OfChannel<T> channels[kChannels<T>];
+    GroupInputs<W, T> group;
+    ChannelSteps<T> channels[kChannels<T>];
     for (int64_t c = 0; c < all.s.chunks(); ++c) {
       const Range range(all.s, c);
       for (int r = 0; r < block.channels; ++r) {
@@ -88,8 +89,8 @@ struct ForwardOnCpu {
 
  private:
   // Advances W states over a chunk.
-  MSOPS_CPU void walk(int64_t sample, int64_t channel, const Range& range, int64_t state, const OfGroup<W, T>& group,
-                      OfChannel<T>& mine) const {
+  MSOPS_CPU void walk(int64_t sample, int64_t channel, const Range& range, int64_t state,
+                      const GroupInputs<W, T>& group, ChannelSteps<T>& mine) const {
     const Sizes& s = all.s;
     const int64_t count = std::min<int64_t>(W, s.states - state), at = all.at(sample, channel, state);
     C* const before = all.saved(sample, range.chunk, channel, state);
@@ -119,7 +120,7 @@ struct ForwardOnCpu {
     const C D = all.D[channel];
     if (z) {
 #pragma omp simd
-      for (int t = 0; t < range.count; ++t) assign(out[t], (y[t] + D * C(u[t])) * Steps<T>::silu(C(z[t])));
+      for (int t = 0; t < range.count; ++t) assign(out[t], (y[t] + D * C(u[t])) * Activations<T>::silu(C(z[t])));
     } else {
 #pragma omp simd
       for (int t = 0; t < range.count; ++t) assign(out[t], y[t] + D * C(u[t]));
@@ -127,18 +128,18 @@ struct ForwardOnCpu {
   }
 };
 
-// OfGradient has what else the backward pass needs of a channel's steps.
+// ChannelGradients also holds dy, s1 and s2 of these steps, for the backward pass.
 template <typename T>
-struct OfGradient : OfChannel<T> {
+struct ChannelGradients : ChannelSteps<T> {
   using C = Compute<T>;
   C dy[kChunk], s1[kChunk], s2[kChunk];
 
   MSOPS_CPU void prepare(const BackwardProblem<T>& all, int64_t at, C bias, const Range& range) {
-    OfChannel<T>::prepare(all, at, bias, range);
+    ChannelSteps<T>::prepare(all, at, bias, range);
     const T *const dout = all.dout + at, *const z = all.z ? all.z + at : nullptr;
     if (z) {
 #pragma omp simd
-      for (int t = 0; t < range.count; ++t) dy[t] = C(dout[t]) * Steps<T>::silu(C(z[t]));
+      for (int t = 0; t < range.count; ++t) dy[t] = C(dout[t]) * Activations<T>::silu(C(z[t]));
     } else {
 #pragma omp simd
       for (int t = 0; t < range.count; ++t) dy[t] = C(dout[t]);
@@ -155,8 +156,8 @@ struct BackwardOnCpu {
   MSOPS_CPU void operator()(int64_t item) const {
     const Sizes& s = all.s;
     const Block block(s, item);
-    OfGroup<W, T> group, gradients;
-    OfGradient<T> channels[kChannels<T>];
+    GroupInputs<W, T> group, gradients;
+    ChannelGradients<T> channels[kChannels<T>];
     for (int64_t c = s.chunks() - 1; c >= 0; --c) {
       const Range range(s, c);
       for (int r = 0; r < block.channels; ++r) {
@@ -181,8 +182,8 @@ struct BackwardOnCpu {
 
  private:
   // Computes W states over a chunk again, and goes back to its first step.
-  MSOPS_CPU void walk(int64_t sample, int64_t channel, const Range& range, int64_t state, const OfGroup<W, T>& group,
-                      OfGroup<W, T>& gradients, OfGradient<T>& mine) const {
+  MSOPS_CPU void walk(int64_t sample, int64_t channel, const Range& range, int64_t state,
+                      const GroupInputs<W, T>& group, GroupInputs<W, T>& gradients, ChannelGradients<T>& mine) const {
     const Sizes& s = all.s;
     const bool is_first = range.chunk + 1 == s.chunks();
     const int64_t count = std::min<int64_t>(W, s.states - state), at = all.at(sample, channel, state);
@@ -225,7 +226,8 @@ struct BackwardOnCpu {
     }
   }
 
-  MSOPS_CPU void store(const Block& block, const Range& range, int64_t state, const OfGroup<W, T>& gradients) const {
+  MSOPS_CPU void store(const Block& block, const Range& range, int64_t state,
+                       const GroupInputs<W, T>& gradients) const {
     for (int n = 0; n < W && state + n < all.s.states; ++n) {
       const int64_t row = all.row_of_state(block.sample, block.group, state + n) + range.first;
       C *const dB = all.sums + all.at_sums(block.index, 0, row), *const dC =
@@ -234,7 +236,7 @@ struct BackwardOnCpu {
     }
   }
 
-  MSOPS_CPU void finish(int64_t sample, int64_t channel, const Range& range, OfGradient<T>& mine) const {
+  MSOPS_CPU void finish(int64_t sample, int64_t channel, const Range& range, ChannelGradients<T>& mine) const {
     const int64_t at = all.row(sample, channel) + range.first;
     const T *const u = all.u + at, *const delta = all.delta + at;
     T *const du = all.du + at, *const ddelta = all.ddelta + at;
@@ -253,7 +255,7 @@ struct BackwardOnCpu {
       T* const dz = all.dz + at;
 #pragma omp simd
       for (int t = 0; t < range.count; ++t)
-        assign(dz[t], C(dout[t]) * (mine.y[t] + D * C(u[t])) * Steps<T>::silu_slope(C(z[t])));
+        assign(dz[t], Activations<T>::silu_gradient(C(z[t]), C(dout[t]) * (mine.y[t] + D * C(u[t]))));
     }
     const bool is_first = range.chunk + 1 == all.s.chunks();
     C *const of_D = all.vector(0, 0, sample, channel), *const of_bias = all.vector(1, 0, sample, channel);

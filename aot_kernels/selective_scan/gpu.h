@@ -77,6 +77,38 @@ __device__ __forceinline__ void load_or_zeros(Compute<T> (&numbers)[W], const T*
   for (int k = 0; k < W; ++k) numbers[k] = is_inside ? Compute<T>(pack.values[k]) : Compute<T>(0);
 }
 
+// Loads dt and dt u of the block's rows and a chunk. What does not exist is zero, so that it changes nothing.
+// Calls more(row, t, at, is_inside, width) for each pack, whose first step is at `at`.
+template <typename S, typename T, typename Memory, typename More>
+__device__ __forceinline__ void load_steps(const Problem<T>& all, const Place<S, T>& place, bool are_packs,
+                                           int64_t chunk, Memory& memory, const More& more) {
+  using C = Compute<T>;
+  const int count = steps_of(all.s, chunk);
+  for_packs<S, T>(are_packs, [&](int row, int t, auto width) {
+    constexpr int W = width;
+    const bool is_inside = row < place.block.channels && t < count;
+    const int64_t channel = place.block.channel + row, at = all.row(place.block.sample, channel) + chunk * kChunk + t;
+    C u[W], delta[W];
+    load_or_zeros<W>(u, all.u + at, is_inside);
+    load_or_zeros<W>(delta, all.delta + at, is_inside);
+    more(row, t, at, is_inside, width);
+    const C bias = is_inside ? all.bias[channel] : C(0);
+    for (int k = 0; k < W; ++k) {
+      const C dt = is_inside ? all.steps.dt(delta[k] + bias) : C(0);
+      memory.dt[row][t + k] = dt;
+      memory.terms[row][t + k] = dt * u[k];
+    }
+  });
+}
+
+// Returns an element of `ends` of the thread's channel.
+template <typename S, typename T>
+__device__ __forceinline__ Compute<T>& end_of(const Problem<T>& all, const Place<S, T>& place, int64_t part,
+                                              int64_t n) {
+  return all
+      .ends[((part * all.s.samples + place.block.sample) * all.s.channels + place.channel) * (all.s.states + 1) + n];
+}
+
 // Loads B_t and C_t of the states from `state` on. Steps and states that do not exist are zeros. Eight lanes read
 // neighbouring steps of a state, and four of these states' runs are written without bank conflicts.
 template <typename S, typename T, typename C>

@@ -55,7 +55,7 @@ class BackwardOnGpu : Gradient<S, T> {
   }
 
  private:
-  // Sets the gradients that come from the chunk after it, and the sums of dA.
+  // Begins a chunk with the gradients of its last states that later chunks give, and with the sums of dA so far.
   __device__ void begin(int64_t chunk, int64_t state) {
     const int count = place_.count(all_, state);
     const int64_t first = state + place_.lane * S::kOfLane;
@@ -72,7 +72,7 @@ class BackwardOnGpu : Gradient<S, T> {
     return all_.dA[all_.at_part(place_.part, place_.block.sample, place_.channel, n)];
   }
 
-  // Keeps them for the chunk before.
+  // Keeps the carried gradients and the sums of dA for the chunk before this one.
   __device__ void finish(int64_t chunk, int64_t state) const {
     const int count = place_.count(all_, state);
     const int64_t first = state + place_.lane * S::kOfLane;
@@ -125,7 +125,7 @@ class BackwardOnGpu : Gradient<S, T> {
     return msops::load<S::kOfLane>(memory_.group.outputs[t] + place_.lane * S::kOfLane);
   }
 
-  // Goes back over kSub steps. In the end s1 stands in place of dt u, and s2 in place of dy.
+  // Goes back over kSub steps from step t + kSub - 1. It replaces dt u of each step by s1, and dy by s2.
   __device__ void go_back(int64_t chunk, int64_t state, int t, bool is_last) {
     const int row = place_.row, lane = place_.lane;
     C factors[kSub][S::kOfLane], products[kSub][S::kOfLane];
@@ -226,8 +226,7 @@ class BackwardOnGpu : Gradient<S, T> {
     __syncthreads();
   }
 
-  // Writes du, ddelta and dz of a chunk. In the end the terms of ddelta_bias stand in place of dt, those of dD in place
-  // of y.
+  // Writes du, ddelta and dz of a chunk. It replaces dt by the terms of ddelta_bias, and y by the terms of dD.
   __device__ void store(int64_t chunk) const {
     const int count = steps_of(all_.s, chunk);
     for_packs<S, T>(packs_, [&](int row, int t, auto width) {
@@ -243,10 +242,10 @@ class BackwardOnGpu : Gradient<S, T> {
       const C bias = is_inside ? all_.bias[channel] : C(0), D = is_inside ? all_.D[channel] : C(0);
       for (int k = 0; k < W; ++k) {
         const C s1 = memory_.terms[row][t + k], s2 = memory_.dy[row][t + k];
-        const C dy = all_.z ? dout[k] * Steps<T>::silu(z[k]) : dout[k];
+        const C dy = all_.z ? dout[k] * Activations<T>::silu(z[k]) : dout[k];
         du[k] = memory_.dt[row][t + k] * s1 + D * dy;
         ddelta[k] = (s2 + u[k] * s1) * all_.steps.slope(delta[k] + bias);
-        dz[k] = all_.z ? dout[k] * (memory_.y[row][t + k] + D * u[k]) * Steps<T>::silu_slope(z[k]) : C(0);
+        dz[k] = all_.z ? Activations<T>::silu_gradient(z[k], dout[k] * (memory_.y[row][t + k] + D * u[k])) : C(0);
         memory_.dt[row][t + k] = is_inside ? ddelta[k] : C(0);
         memory_.y[row][t + k] = dy * u[k];
       }

@@ -1,5 +1,6 @@
-// What a part of the steps gives to the gradients of the states before it, which the parts before it need, where blocks
-// share rows; and what both kernels of the backward pass have in common.
+// Where blocks share rows, a first kernel of the backward pass computes what each part of the steps adds to the
+// gradient of the states before it, which the parts before it need. Gradient is what this kernel and the main one have
+// in common.
 #pragma once
 
 #include "gpu.h"
@@ -14,32 +15,17 @@ class Gradient {
  protected:
   __device__ Gradient(const BackwardProblem<T>& all, bool packs) : all_(all), place_(all), packs_(packs) {}
 
-  __device__ C* end(int64_t part, int64_t n) const {
-    return all_.ends +
-           ((part * all_.s.samples + place_.block.sample) * all_.s.channels + place_.channel) * (all_.s.states + 1) + n;
-  }
+  __device__ C& end(int64_t part, int64_t n) const { return end_of(all_, place_, part, n); }
 
-  // Loads dt, dt u and dy of a chunk. What does not exist is zero, so that it changes nothing.
+  // Loads dt, dt u and dy of a chunk.
   template <typename Memory>
   __device__ void load(int64_t chunk, Memory& memory) const {
-    const int count = steps_of(all_.s, chunk);
-    for_packs<S, T>(packs_, [&](int row, int t, auto width) {
+    load_steps(all_, place_, packs_, chunk, memory, [&](int row, int t, int64_t at, bool is_inside, auto width) {
       constexpr int W = width;
-      const bool is_inside = row < place_.block.channels && t < count;
-      const int64_t channel = place_.block.channel + row,
-                    at = all_.row(place_.block.sample, channel) + chunk * kChunk + t;
-      C u[W], delta[W], z[W], dout[W];
-      load_or_zeros<W>(u, all_.u + at, is_inside);
-      load_or_zeros<W>(delta, all_.delta + at, is_inside);
+      C z[W], dout[W];
       load_or_zeros<W>(dout, all_.dout + at, is_inside);
       load_or_zeros<W>(z, all_.z + at, is_inside && all_.z);
-      const C bias = is_inside ? all_.bias[channel] : C(0);
-      for (int k = 0; k < W; ++k) {
-        const C dt = is_inside ? all_.steps.dt(delta[k] + bias) : C(0);
-        memory.dt[row][t + k] = dt;
-        memory.terms[row][t + k] = dt * u[k];
-        memory.dy[row][t + k] = all_.z ? dout[k] * Steps<T>::silu(z[k]) : dout[k];
-      }
+      for (int k = 0; k < W; ++k) memory.dy[row][t + k] = all_.z ? dout[k] * Activations<T>::silu(z[k]) : dout[k];
     });
   }
 
@@ -47,7 +33,7 @@ class Gradient {
   __device__ C start(int64_t n, C decay) const {
     C g = all_.dlast[all_.at(place_.block.sample, place_.channel, n)];
     for (int64_t part = all_.parts - 1; part > place_.part; --part)
-      g = after_part(decay * *end(part, all_.s.states), g, *end(part, n));
+      g = after_part(decay * end(part, all_.s.states), g, end(part, n));
     return g;
   }
   __device__ C& carry(int64_t n) const {
@@ -88,7 +74,7 @@ class EndsOnGpu : Gradient<S, T> {
       for (int t = 0; t < kChunk; ++t) total += memory_.dt[place_.row][t];
       __syncthreads();
     }
-    if (place_.is_inside && place_.lane == 0) *this->end(place_.part, all_.s.states) = total;
+    if (place_.is_inside && place_.lane == 0) this->end(place_.part, all_.s.states) = total;
   }
 
  private:
@@ -106,7 +92,7 @@ class EndsOnGpu : Gradient<S, T> {
     }
     for (int j = 0; j < S::kOfLane; ++j) {
       if (j >= count) continue;
-      (chunk > place_.begin ? this->carry(first + j) : *this->end(place_.part, first + j)) = carry[j];
+      (chunk > place_.begin ? this->carry(first + j) : this->end(place_.part, first + j)) = carry[j];
     }
   }
 

@@ -1,5 +1,6 @@
-// The forward pass on the GPU. Where there are few rows, blocks share them: a first launch computes what each part of
-// the steps makes of zeros, and in the second one each part begins with what the parts before it make.
+// The forward pass on the GPU. Where there are few rows, blocks share them: a first launch computes the states after
+// each part of the steps, as if the part began with zeros; in the second launch, each part begins with the states that
+// follow from those of the parts before it.
 #pragma once
 
 #include "gpu.h"
@@ -23,7 +24,7 @@ class ForwardOnGpu {
     const int64_t states = all_.s.states;
     const bool is_single = states <= S::kStates;
     for (int64_t chunk = place_.begin; chunk < place_.end; ++chunk) {
-      load(chunk);
+      load_steps(all_, place_, packs_, chunk, memory_, [](int, int, int64_t, bool, auto) {});
       for (int64_t state = 0; state < states; state += S::kStates) {
         if (state > 0) __syncthreads();  // all threads have read the states before
         load_shared<S>(static_cast<const Problem<T>&>(all_), place_.block, chunk, state, memory_.group);
@@ -36,34 +37,11 @@ class ForwardOnGpu {
       __syncthreads();
       if (!is_first_) store(chunk);
     }
-    if (is_first_ && place_.is_inside && place_.lane == 0) *end(place_.part, states) = total_;
+    if (is_first_ && place_.is_inside && place_.lane == 0) end(place_.part, states) = total_;
   }
 
  private:
-  __device__ C* end(int64_t part, int64_t n) const {
-    return all_.ends +
-           ((part * all_.s.samples + place_.block.sample) * all_.s.channels + place_.channel) * (all_.s.states + 1) + n;
-  }
-
-  // Loads dt and dt u of a chunk. What does not exist is zero, so that it leaves the states as they are.
-  __device__ void load(int64_t chunk) {
-    const int count = steps_of(all_.s, chunk);
-    for_packs<S, T>(packs_, [&](int row, int t, auto width) {
-      constexpr int W = width;
-      const bool is_inside = row < place_.block.channels && t < count;
-      const int64_t channel = place_.block.channel + row,
-                    at = all_.row(place_.block.sample, channel) + chunk * kChunk + t;
-      C u[W], delta[W];
-      load_or_zeros<W>(u, all_.u + at, is_inside);
-      load_or_zeros<W>(delta, all_.delta + at, is_inside);
-      const C bias = is_inside ? all_.bias[channel] : C(0);
-      for (int k = 0; k < W; ++k) {
-        const C dt = is_inside ? all_.steps.dt(delta[k] + bias) : C(0);
-        memory_.dt[row][t + k] = dt;
-        memory_.terms[row][t + k] = dt * u[k];
-      }
-    });
-  }
+  __device__ C& end(int64_t part, int64_t n) const { return end_of(all_, place_, part, n); }
 
   // Sets the lane's states before a chunk.
   __device__ void begin(int64_t chunk, int64_t state) {
@@ -78,7 +56,7 @@ class ForwardOnGpu {
       } else if (!is_first_) {
         h_[j] = all_.initial[at + j];
         for (int64_t part = 0; part < place_.part; ++part)
-          h_[j] = after_part(decays_[j] * *end(part, all_.s.states), h_[j], *end(part, first + j));
+          h_[j] = after_part(decays_[j] * end(part, all_.s.states), h_[j], end(part, first + j));
       }
     }
   }
@@ -126,7 +104,7 @@ class ForwardOnGpu {
       if (chunk + 1 < place_.end) {
         *all_.saved(place_.block.sample, chunk + 1, place_.channel, first + j) = h_[j];
       } else if (is_first_) {
-        *end(place_.part, first + j) = h_[j];
+        end(place_.part, first + j) = h_[j];
       } else if (chunk + 1 == all_.s.chunks()) {
         all_.last[all_.at(place_.block.sample, place_.channel, first + j)] = h_[j];
       }
@@ -147,7 +125,7 @@ class ForwardOnGpu {
       const C D = all_.D[channel];
       for (int k = 0; k < W; ++k) {
         const C y = (all_.s.states > 0 ? memory_.y[row][t + k] : C(0)) + D * u[k];
-        out[k] = all_.z ? y * Steps<T>::silu(z[k]) : y;
+        out[k] = all_.z ? y * Activations<T>::silu(z[k]) : y;
       }
       msops::store_at_once(all_.out + at, rounded_pack<T>(out));
     });

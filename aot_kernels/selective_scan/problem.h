@@ -12,9 +12,8 @@
 //   du = dt s1 + D dy,  ddt = s2 + u s1,  dA = sum over t of dt_t p_t
 #pragma once
 
-#include <cstring>
-
 #include "../common/activations.h"
+#include "../common/numbers.h"
 #include "../common/pack.h"
 #include "../common/parallel.h"
 #include "../common/scratch.h"
@@ -50,27 +49,6 @@ struct Sizes {
   }
 };
 
-// Numbers are elements of T or, if `are_float`, of float. They are zeros if the tensor is absent.
-template <typename T>
-struct Numbers {
-  void* data;
-  bool are_float;
-
-  explicit Numbers(const Tensor& tensor)
-      : data(tensor.data), are_float(tensor.dtype && std::strcmp(tensor.dtype, dtype_name<float>()) == 0) {}
-  MSOPS_BOTH Compute<T> operator[](int64_t i) const {
-    if (!data) return 0;
-    return are_float ? Compute<T>(static_cast<const float*>(data)[i]) : Compute<T>(static_cast<const T*>(data)[i]);
-  }
-  MSOPS_BOTH void set(int64_t i, Compute<T> value) const {
-    if (are_float) {
-      static_cast<float*>(data)[i] = static_cast<float>(value);
-    } else {
-      assign(static_cast<T*>(data)[i], value);
-    }
-  }
-};
-
 // Decay computes e^(dt A), of which both may have any sign. On the GPU, floats take the instruction for powers of two,
 // whose error is 2^-22, that is, a few roundings.
 template <typename C>
@@ -99,7 +77,7 @@ struct Decay {
   }
 };
 
-// Steps says what a step computes from delta and z.
+// Steps computes dt from delta.
 template <typename T>
 struct Steps {
   using C = Compute<T>;
@@ -115,12 +93,6 @@ struct Steps {
   MSOPS_BOTH C dt(C delta) const { return has_softplus ? softplus(delta) : delta; }
   // Returns the derivative of dt.
   MSOPS_BOTH C slope(C delta) const { return has_softplus ? Activations<T>::sigmoid(delta) : C(1); }
-
-  static MSOPS_BOTH C silu(C z) { return z * Activations<T>::sigmoid(z); }
-  static MSOPS_BOTH C silu_slope(C z) {
-    const C s = Activations<T>::sigmoid(z);
-    return s * (1 + z * (1 - s));
-  }
 
  private:
   // Returns sum * square^k + the terms square^j / (2j + 1) for j < k, by Horner's rule.
@@ -140,10 +112,13 @@ struct Problem {
   Sizes s;
   Steps<T> steps;
   const T *u, *delta, *inputs, *outputs, *z;  // inputs: B, outputs: C
-  Numbers<T> A, D, bias, initial;
-  C* states;  // (B, chunks, D, N): before each chunk
+  Numbers<T> A;                               // (D, N)
+  OptionalNumbers<T> D, bias, initial;        // (D,), (D,), (B, D, N)
+  C* states;                                  // (B, chunks, D, N): before each chunk
   int64_t parts;
-  C* ends;  // on the GPU: what a part makes of zeros, and its sum of dt, (parts, B, D, N + 1)
+  // On the GPU: each part's states, or their gradients, where the part begins with zeros, then its sum of dt: (parts,
+  // B, D, N + 1).
+  C* ends;
 
   // Returns the place of a channel's first step.
   MSOPS_BOTH int64_t row(int64_t sample, int64_t channel) const { return (sample * s.channels + channel) * s.steps; }
@@ -176,7 +151,7 @@ struct BackwardProblem : Problem<T> {
   C* sums;     // of the channels of each block: (blocks of a group, 2, B, G, N, L), dB and dC
   C* dA;       // of each part and sample: (parts, B, D, N)
   C* vectors;  // dD and ddelta_bias of each part and sample: (2, parts, B, D)
-  C* carry;    // e^(dt A) g, from the chunk after it: (parts, B, D, N)
+  C* carry;    // e^(dt A) g of the first step of the chunk after a chunk: (parts, B, D, N)
   C* held;     // on the GPU: s1 and s2 of a chunk (parts, B, D, 2, kChunk), if there are more than kWidth states
 
   MSOPS_BOTH int64_t at_sums(int64_t block_of_group, int which, int64_t row_of_state) const {

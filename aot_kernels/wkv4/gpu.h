@@ -20,7 +20,7 @@ struct Place {
   int64_t sample, channel, begin, end;  // of its steps
 
   __device__ explicit Place(const Sizes& s) {
-    const int64_t strips = (s.channels + kLanes - 1) / kLanes, runs = (s.steps + kEvery - 1) / kEvery;
+    const int64_t strips = (s.channels + kLanes - 1) / kLanes, runs = s.runs();
     sample = blockIdx.x / strips;
     channel = blockIdx.x % strips * kLanes + threadIdx.x;
     begin = first_step(s, runs, blockIdx.z);
@@ -55,7 +55,7 @@ __global__ void __launch_bounds__(kLanes) forward_kernel(const Forward<T> all) {
   const int64_t of_part = 3 * s.samples * s.channels;
   if constexpr (!kIsFirst) {
     state = all.start(here.sample, here.channel);
-    const int64_t runs = (s.steps + kEvery - 1) / kEvery;
+    const int64_t runs = s.runs();
     for (int part = 0; part < static_cast<int>(blockIdx.z); ++part) {
       const C* const from = all.parts + part * of_part + s.at_state(here.sample, here.channel);
       const int64_t steps = Place::first_step(s, runs, part + 1) - Place::first_step(s, runs, part);
@@ -86,7 +86,7 @@ __global__ void __launch_bounds__(kLanes) forward_kernel(const Forward<T> all) {
 
 // Returns the gradient of the state after a part.
 template <typename T>
-__device__ __forceinline__ Carry<T> carry_behind(const Backward<T>& all, const Place& here, Compute<T> decay) {
+__device__ __forceinline__ Carry<T> carry_after(const Backward<T>& all, const Place& here, Compute<T> decay) {
   using C = Compute<T>;
   const Sizes& s = all.s;
   const int last = static_cast<int>(gridDim.z) - 1;
@@ -94,11 +94,11 @@ __device__ __forceinline__ Carry<T> carry_behind(const Backward<T>& all, const P
   for (int part = last; part > static_cast<int>(blockIdx.z); --part) {
     const C* const from = all.parts + 3 * part * s.samples * s.channels + s.at_state(here.sample, here.channel);
     const Carry<T> own{from[0], from[s.channels], from[2 * s.channels]};
-    if (part == last) {  // which began with the gradient of the last state
+    if (part == last) {  // the last part began with the gradient of the last state
       carry = own;
       continue;
     }
-    const int64_t runs = (s.steps + kEvery - 1) / kEvery;
+    const int64_t runs = s.runs();
     const int64_t begin = Place::first_step(s, runs, part), end = Place::first_step(s, runs, part + 1);
     const C before = all.kept_state(here.sample, begin / kEvery, here.channel).o;
     const C after = all.kept_state(here.sample, end / kEvery, here.channel).o;
@@ -124,7 +124,7 @@ __global__ void __launch_bounds__(kLanes) backward_kernel(const Backward<T> all)
   T *const dk = all.dk + offset, *const dv = all.dv + offset;
   // In the first launch, an exponent's gradient of 1 tells whether the part hands it on.
   Carry<T> carry{C(0), C(0), C(1)};
-  if (!kIsFirst || here.end == s.steps) carry = carry_behind(all, here, weights.w);
+  if (!kIsFirst || here.end == s.steps) carry = carry_after(all, here, weights.w);
   Sum<C> dw, du;
   Ahead<2, kSteps, T> ahead;
   const int64_t first_run = here.begin / kEvery, runs = (here.end + kEvery - 1) / kEvery;

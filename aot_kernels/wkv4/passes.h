@@ -2,10 +2,10 @@
 // and computes the states in between again.
 #pragma once
 
+#include "../common/numbers.h"
 #include "../common/parallel.h"
 #include "../common/scratch.h"
 #include "../common/sum.h"
-#include "../shared/wkv/state.h"
 #include "recurrence.h"
 
 namespace msops::wkv4 {
@@ -14,13 +14,13 @@ template <typename T>
 struct Forward {
   using C = Compute<T>;
   Sizes s;
-  const T *w, *u;              // (channel)
-  const T *k, *v;              // (sample, step, channel)
-  wkv::StateNumbers<T> state;  // (sample, 3, channel), or none
-  T* y;                        // (sample, step, channel)
-  C* last;                     // (sample, 3, channel)
-  C* kept;                     // (sample, kept, 3, channel)
-  C* parts;                    // (part, sample, 3, channel): on the GPU, the sums of each part's own steps
+  const T *w, *u;    // (channel)
+  const T *k, *v;    // (sample, step, channel)
+  Numbers<T> state;  // (sample, 3, channel), or none
+  T* y;              // (sample, step, channel)
+  C* last;           // (sample, 3, channel)
+  C* kept;           // (sample, kept, 3, channel)
+  C* parts;          // (part, sample, 3, channel): on the GPU, the sums of each part's own steps
 
   MSOPS_BOTH State<T> start(int64_t sample, int64_t channel) const {
     if (!state.data) return {};
@@ -44,14 +44,14 @@ template <typename T>
 struct Backward {
   using C = Compute<T>;
   Sizes s;
-  const T *w, *u;               // (channel)
-  const T *k, *v, *dy;          // (sample, step, channel)
-  const C* kept;                // (sample, kept, 3, channel)
-  const C *last, *dlast;        // (sample, 3, channel)
-  T *dk, *dv;                   // (sample, step, channel)
-  wkv::StateNumbers<T> dstate;  // (sample, 3, channel), or none
-  C *dw, *du;                   // (sample, part, channel)
-  C* parts;                     // (part, sample, 3, channel): on the GPU, the Carry that each part's own steps give
+  const T *w, *u;         // (channel)
+  const T *k, *v, *dy;    // (sample, step, channel)
+  const C* kept;          // (sample, kept, 3, channel)
+  const C *last, *dlast;  // (sample, 3, channel)
+  T *dk, *dv;             // (sample, step, channel)
+  Numbers<T> dstate;      // (sample, 3, channel), or none
+  C *dw, *du;             // (sample, part, channel)
+  C* parts;               // (part, sample, 3, channel): on the GPU, the Carry that each part's own steps give
 
   MSOPS_BOTH State<T> kept_state(int64_t sample, int64_t n, int64_t channel) const {
     const C* const from = kept + s.at_kept(sample, n, channel);
@@ -70,19 +70,19 @@ struct Backward {
   }
 };
 
-// Runs are neighbouring channels of a sample, whose weights are in arrays that loops can vectorize. The loops over them
-// are marked by `ivdep`: GCC gives up on `omp simd` where a loop has objects of its own.
+// A Strip is some neighbouring channels of a sample, with their weights in arrays, so that loops over channels
+// vectorize. These loops are marked by `ivdep`: GCC gives up on `omp simd` where a loop has objects of its own.
 template <int kLength, typename T>
-struct Run {
+struct Strip {
   int64_t sample, first, count;
   Compute<T> w[kLength], u[kLength];
 
-  static int64_t runs(const Sizes& s) { return (s.channels + kLength - 1) / kLength; }
+  static int64_t strips(const Sizes& s) { return (s.channels + kLength - 1) / kLength; }
 
   template <typename Pass>
-  MSOPS_CPU Run(const Pass& all, int64_t i)
-      : sample(i / runs(all.s)),
-        first(i % runs(all.s) * kLength),
+  MSOPS_CPU Strip(const Pass& all, int64_t i)
+      : sample(i / strips(all.s)),
+        first(i % strips(all.s) * kLength),
         count(std::min<int64_t>(kLength, all.s.channels - first)) {
     for (int64_t c = 0; c < count; ++c) {
       const Weights<T> weights = Weights<T>::of(all.w[first + c], all.u[first + c]);
@@ -93,7 +93,7 @@ struct Run {
   MSOPS_CPU Weights<T> operator[](int64_t c) const { return {w[c], u[c]}; }
 };
 
-// Index i is a run.
+// Index i is a strip.
 template <typename T>
 struct ForwardOnCpu {
   static constexpr int kLength = 64;
@@ -101,29 +101,29 @@ struct ForwardOnCpu {
 
   MSOPS_CPU void operator()(int64_t i) const {
     const Sizes& s = all.s;
-    const Run<kLength, T> run(all, i);
+    const Strip<kLength, T> strip(all, i);
     States<kLength, T> states;
-    for (int64_t c = 0; c < run.count; ++c) states.set(c, all.start(run.sample, run.first + c));
+    for (int64_t c = 0; c < strip.count; ++c) states.set(c, all.start(strip.sample, strip.first + c));
     for (int64_t t = 0; t < s.steps; ++t) {
-      if (t % kEvery == 0) keep(run, t, states);
-      const int64_t at = s.at(run.sample, t, run.first);
+      if (t % kEvery == 0) keep(strip, t, states);
+      const int64_t at = s.at(strip.sample, t, strip.first);
       const T *const k = all.k + at, *const v = all.v + at;
       T* const y = all.y + at;
 #pragma GCC ivdep
-      for (int64_t c = 0; c < run.count; ++c) {
+      for (int64_t c = 0; c < strip.count; ++c) {
         State<T> state = states[c];
-        assign(y[c], state.mean(run[c], k[c], v[c]));
-        state.step(run[c], k[c], v[c]);
+        assign(y[c], state.mean(strip[c], k[c], v[c]));
+        state.step(strip[c], k[c], v[c]);
         states.set(c, state);
       }
     }
-    if (s.steps % kEvery == 0) keep(run, s.steps, states);
-    for (int64_t c = 0; c < run.count; ++c) all.finish(run.sample, run.first + c, states[c]);
+    if (s.steps % kEvery == 0) keep(strip, s.steps, states);
+    for (int64_t c = 0; c < strip.count; ++c) all.finish(strip.sample, strip.first + c, states[c]);
   }
 
  private:
-  MSOPS_CPU void keep(const Run<kLength, T>& run, int64_t t, const States<kLength, T>& states) const {
-    for (int64_t c = 0; c < run.count; ++c) all.keep(run.sample, t / kEvery, run.first + c, states[c]);
+  MSOPS_CPU void keep(const Strip<kLength, T>& strip, int64_t t, const States<kLength, T>& states) const {
+    for (int64_t c = 0; c < strip.count; ++c) all.keep(strip.sample, t / kEvery, strip.first + c, states[c]);
   }
 };
 
@@ -135,53 +135,53 @@ struct BackwardOnCpu {
 
   MSOPS_CPU void operator()(int64_t i) const {
     const Sizes& s = all.s;
-    const Run<kLength, T> run(all, i);
+    const Strip<kLength, T> strip(all, i);
     States<kLength, T> states[kEvery], carries;
     Sum<C> dw[kLength], du[kLength];
-    for (int64_t c = 0; c < run.count; ++c) {
-      const Carry<T> carry = all.start(run.sample, run.first + c);
+    for (int64_t c = 0; c < strip.count; ++c) {
+      const Carry<T> carry = all.start(strip.sample, strip.first + c);
       carries.set(c, {carry.p, carry.q, carry.o});
     }
-    for (int64_t n = (s.steps + kEvery - 1) / kEvery - 1; n >= 0; --n) {
+    for (int64_t n = s.runs() - 1; n >= 0; --n) {
       const int64_t first = n * kEvery, steps = std::min<int64_t>(kEvery, s.steps - first);
-      for (int64_t c = 0; c < run.count; ++c) states[0].set(c, all.kept_state(run.sample, n, run.first + c));
+      for (int64_t c = 0; c < strip.count; ++c) states[0].set(c, all.kept_state(strip.sample, n, strip.first + c));
       for (int64_t t = 0; t + 1 < steps; ++t)
-        advance(run, s.at(run.sample, first + t, run.first), states[t], states[t + 1]);
+        advance(strip, s.at(strip.sample, first + t, strip.first), states[t], states[t + 1]);
       C of_w[kLength] = {}, of_u[kLength] = {};
       for (int64_t t = steps - 1; t >= 0; --t)
-        go_back(run, s.at(run.sample, first + t, run.first), states[t], carries, of_w, of_u);
-      for (int64_t c = 0; c < run.count; ++c) {
+        go_back(strip, s.at(strip.sample, first + t, strip.first), states[t], carries, of_w, of_u);
+      for (int64_t c = 0; c < strip.count; ++c) {
         dw[c] += of_w[c];
         du[c] += of_u[c];
       }
     }
-    for (int64_t c = 0; c < run.count; ++c) {
-      all.finish(run.sample, run.first + c, {carries.p[c], carries.q[c], carries.o[c]});
-      all.dw[run.sample * s.channels + run.first + c] = of_raw(dw[c].total(), run.w[c]);
-      all.du[run.sample * s.channels + run.first + c] = du[c].total();
+    for (int64_t c = 0; c < strip.count; ++c) {
+      all.finish(strip.sample, strip.first + c, {carries.p[c], carries.q[c], carries.o[c]});
+      all.dw[strip.sample * s.channels + strip.first + c] = of_raw(dw[c].total(), strip.w[c]);
+      all.du[strip.sample * s.channels + strip.first + c] = du[c].total();
     }
   }
 
  private:
-  MSOPS_CPU void advance(const Run<kLength, T>& run, int64_t at, const States<kLength, T>& from,
+  MSOPS_CPU void advance(const Strip<kLength, T>& strip, int64_t at, const States<kLength, T>& from,
                          States<kLength, T>& to) const {
     const T *const k = all.k + at, *const v = all.v + at;
 #pragma GCC ivdep
-    for (int64_t c = 0; c < run.count; ++c) {
+    for (int64_t c = 0; c < strip.count; ++c) {
       State<T> state = from[c];
-      state.step(run[c], k[c], v[c]);
+      state.step(strip[c], k[c], v[c]);
       to.set(c, state);
     }
   }
-  MSOPS_CPU void go_back(const Run<kLength, T>& run, int64_t at, const States<kLength, T>& before,
+  MSOPS_CPU void go_back(const Strip<kLength, T>& strip, int64_t at, const States<kLength, T>& before,
                          States<kLength, T>& carries, C (&dw)[kLength], C (&du)[kLength]) const {
     const T *const k = all.k + at, *const v = all.v + at, *const dy = all.dy + at;
     T *const dk = all.dk + at, *const dv = all.dv + at;
 #pragma GCC ivdep
-    for (int64_t c = 0; c < run.count; ++c) {
+    for (int64_t c = 0; c < strip.count; ++c) {
       Carry<T> carry{carries.p[c], carries.q[c], carries.o[c]};
       C of_k, of_v, of_w = dw[c], of_u = du[c];
-      carry.step(run[c], before[c], k[c], v[c], dy[c], of_k, of_v, of_w, of_u);
+      carry.step(strip[c], before[c], k[c], v[c], dy[c], of_k, of_v, of_w, of_u);
       assign(dk[c], of_k);
       assign(dv[c], of_v);
       carries.set(c, {carry.p, carry.q, carry.o});

@@ -16,11 +16,12 @@ constexpr int kEvery = 32;  // steps from one state that the forward pass keeps 
 struct Sizes {
   int64_t samples, steps, channels;
 
-  MSOPS_BOTH int64_t kept() const { return steps / kEvery + 1; }  // states of a sample
+  MSOPS_BOTH int64_t kept() const { return steps / kEvery + 1; }             // states of a sample
+  MSOPS_BOTH int64_t runs() const { return (steps + kEvery - 1) / kEvery; }  // of up to kEvery steps
   MSOPS_BOTH int64_t at(int64_t sample, int64_t step, int64_t channel) const {
     return (sample * steps + step) * channels + channel;
   }
-  // Returns where the numerator of a state is in (sample, 3, channel), and of a kept one in (sample, kept, 3, channel).
+  // Returns where a state's numerator is in (sample, 3, channel), or in `kept`, (sample, kept, 3, channel).
   MSOPS_BOTH int64_t at_state(int64_t sample, int64_t channel) const { return 3 * sample * channels + channel; }
   MSOPS_BOTH int64_t at_kept(int64_t sample, int64_t n, int64_t channel) const {
     return 3 * (sample * kept() + n) * channels + channel;
@@ -87,10 +88,10 @@ struct State {
   MSOPS_BOTH void step(const Weights<T>& weights, C k, C v) { add(weights.w, k, v, C(1)); }
 };
 
-// States are those of neighbouring channels, in arrays that loops over them can vectorize.
-template <int kRun, typename T>
+// States holds the p, q and o of neighbouring channels in arrays, so that loops over channels vectorize.
+template <int kLength, typename T>
 struct States {
-  Compute<T> p[kRun], q[kRun], o[kRun];
+  Compute<T> p[kLength], q[kLength], o[kLength];
 
   MSOPS_CPU State<T> operator[](int64_t c) const { return {p[c], q[c], o[c]}; }
   MSOPS_CPU void set(int64_t c, const State<T>& state) {
@@ -100,8 +101,8 @@ struct States {
   }
 };
 
-// Carry is the gradient of a state: of p, of q, and what the gradient of o has beyond p dp + q dq, which follows from p
-// and q alone since results depend on p e^o and q e^o. It is not 0 where a loss takes o itself.
+// Carry holds the gradient of a state: p and q are dp and dq. The gradient of o is p dp + q dq, since results depend on
+// p e^o and q e^o alone, plus the member `o`, which is not 0 where a loss takes o itself.
 template <typename T>
 struct Carry {
   using C = Compute<T>;

@@ -24,8 +24,8 @@
 #include <cmath>
 
 #include "../common/activations.h"
+#include "../common/numbers.h"
 #include "../common/sum.h"
-#include "../shared/wkv/state.h"
 
 namespace msops::wkv7 {
 
@@ -56,14 +56,14 @@ template <typename T>
 struct Task {
   using C = Compute<T>;
   Sizes s;
-  const T* inputs[kInputs];     // (sample, step, head, feature), as all of the next three
-  C* computed[kComputed];       // s, g and terms
-  T* gradients[kInputs];        // as inputs; y in place of that of dy
-  C* kept;                      // (sample, head, kept, value, key): H before the steps 0, kEvery, ...
-  wkv::StateNumbers<T> state;   // (sample, head, value, key), or none
-  wkv::StateNumbers<T> dstate;  // its gradient, or none
-  C* last;                      // the state after the steps, of this shape
-  const C* dlast;               // its gradient
+  const T* inputs[kInputs];  // (sample, step, head, feature), as all of the next three
+  C* computed[kComputed];    // s, g and terms
+  T* gradients[kInputs];     // as inputs; y in place of that of dy
+  C* kept;                   // (sample, head, kept, value, key): H before the steps 0, kEvery, ...
+  Numbers<T> state;          // (sample, head, value, key), or none
+  Numbers<T> dstate;         // its gradient, or none
+  C* last;                   // the state after the steps, of this shape
+  const C* dlast;            // its gradient
 
   // Returns which matrix of `kept` is that before a step.
   MSOPS_BOTH int64_t kept_matrix(int64_t matrix, int64_t step) const { return matrix * s.kept() + step / kEvery; }

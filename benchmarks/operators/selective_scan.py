@@ -17,7 +17,7 @@ OF_EXPONENTIAL = 16  # floating-point operations in the time of an exponential: 
 
 
 class Scanned(nn.Cell):
-    """Makes a negative A of random numbers."""
+    """Calls a function with A = -e^x for random numbers x, since Mamba's A is negative."""
 
     def __init__(self, function):
         super().__init__()

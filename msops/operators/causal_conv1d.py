@@ -8,12 +8,14 @@ from mindspore import Tensor, nn
 from mindspore.common.initializer import Uniform
 
 from msops.core import settings
-from msops.core.compiled import Operators
+from msops.core.compiled import Operators, once
 from msops.core.factory import custom_op
-from msops.core.inputs import present, widened
+from msops.core.inputs import describe, present, spec_of, widened
 from msops.core.library import of_package
+from msops.core.spec import Spec
 
 if TYPE_CHECKING:
+    from msops.core.inputs import Description
     from msops.core.operator import Operator
 
 _NAME = "causal_conv1d"
@@ -72,6 +74,7 @@ def causal_conv1d(
         [[[234. 345. 456.]]]
     """
     settings.boolean(_NAME, "return_final_state", return_final_state)
+    _check_width(describe(weight))
     convolve = operators.primitive(activation, bias is not None, initial_state is not None)
     return _chosen(convolve(x, *present((widened(weight, x), widened(bias, x), initial_state))), return_final_state)
 
@@ -149,6 +152,14 @@ class CausalConv1d(nn.Cell):
 
     def extend_repr(self) -> str:
         return settings.shown(self, "channels", "width", "has_bias", "activation", "return_final_state")
+
+
+@once
+def _check_width(weight: Description) -> None:
+    """Requires a tap. All else is the operator's own check."""
+    spec = spec_of(weight)
+    if isinstance(spec, Spec) and len(spec.shape) == 2 and spec.shape[1] == 0:
+        raise ValueError(f"{_NAME}: weight must have shape (D, W) with W of at least 1, got {spec.shape}")
 
 
 def _chosen(results: tuple[Tensor, Tensor], both: bool) -> Tensor | tuple[Tensor, Tensor]:

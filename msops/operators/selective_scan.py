@@ -45,7 +45,7 @@ def selective_scan(
     The states and all sums are in float32, or float64 beside float64, and each output is rounded once. A sequence may
     be cut anywhere: the second call takes the last state of the first as `initial_state`. All inputs have gradients, of
     first order, also through the last state; their sums have a fixed order. For the gradient, the states before every
-    64th step are kept.
+    64th step are written, in inference, too: B N D L / 64 numbers.
 
     Args:
         u (Tensor): Shape (B, D, L): B sequences of L steps with D channels, any L; float16, float32 or float64.

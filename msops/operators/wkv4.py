@@ -25,12 +25,12 @@ def wkv4(w: Tensor, u: Tensor, k: Tensor, v: Tensor, state: Tensor | None = None
     A value weighs more with a larger key `k`, and :math:`e^{-e^w}` times less after each step, while the step's own key
     has a bonus `u`. The sums of a channel are kept as :math:`P = p e^o` and :math:`Q = q e^o`, where o is the largest
     exponent of a weight so far, so that nothing overflows:
-    :math:`o_{t+1} = \max(o_t - e^w, k_t)`. The last state goes on with the sequence in another call. It is float32
-    beside float16.
+    :math:`o_{t+1} = \max(o_t - e^w, k_t)`. Another call that takes the last state goes on with the sequence.
 
-    All inputs have gradients, of first order; results do not vary from run to run. They depend on p e^o and q e^o
-    alone, hence the gradient of a given o is p dp + q dq. Gradients of the last state's p, q and o are all used, each
-    as o's formula says.
+    All inputs have gradients, of first order; results do not vary from run to run. The results depend on p e^o and
+    q e^o alone, hence the gradient of the given o is p dp + q dq. A loss may also take the last state's p, q and o
+    themselves: o's gradient then goes to the key or to the decay, whichever :math:`\max` has taken. For the gradient,
+    every 32nd state is written, in inference, too: 3 B T C / 32 numbers.
 
     Args:
         w (Tensor): Raw decays, shape (C,): a channel's decay in a step is exp(-exp(w)); float16, float32 or float64.

@@ -29,11 +29,12 @@ def wkv7(
 
     The decay w lets each column of S fade, `a` and `b` replace what it holds for one direction, as the delta rule
     does (RWKV-7 has a = -k̂ and b = k̂ times a rate, with k̂ a key of length 1), `k` and `v` add a pair of key and value,
-    and the receptance `r` reads. The last state goes on with the sequence in another call.
+    and the receptance `r` reads. Another call that takes the last state goes on with the sequence.
 
     S and all sums are float32, or float64 beside float64. All inputs have gradients, of first order; results do not
     vary from run to run. The gradient of `w` is a running sum along up to 32 steps, times e^w, so that its error is
-    that of the sum's terms, also where the gradient itself is small.
+    that of the sum's terms, also where the gradient itself is small; where the decay is below the dtype's precision,
+    it is 0. For the gradient, :math:`S_{t-1} a_t` of every step is written, in inference, too: B T H D numbers.
 
     Args:
         r (Tensor): Receptances, shape (B, T, H, D): B sequences of T steps, any T, with H heads of D features, D up to

@@ -74,10 +74,10 @@ class TestCausalConv1d(OperatorTest):
         "eight taps": case(2, 3, 129, 8, silu=True),
         "five taps, packs": case(1, 2, 640, 5, False, False),
         "two taps": case(3, 2, 77, 2, state=False, silu=True),
-        "rows of part of a pack": case(9, 13, 3, 4, silu=True),
+        "rows shorter than a pack": case(9, 13, 3, 4, silu=True),
         "rows of a pack": case(9, 13, 8, 4),
         "parts": case(1, 2, 9000, 4, silu=True),
-        "parts that are no packs": case(1, 3, 5001, 7, silu=True),
+        "parts that packs do not tile": case(1, 3, 5001, 7, silu=True),
         "parts of many taps": case(1, 2, 5001, 17, silu=True),
         "wide": case(1, 2, 1500, 300, silu=True),
         "wider than a tile": case(1, 1, 600, 1100),
@@ -89,7 +89,7 @@ class TestCausalConv1d(OperatorTest):
     wrong = (
         (zeros((2, 3), (3, 4)), {}, ValueError, "causal_conv1d: x must have shape (B, D, L), got (2, 3)"),
         (zeros((2, 3, 5), (4, 4)), {}, ValueError, "weight must have shape (D, W) = (3, 4), got (4, 4)"),
-        (zeros((2, 3, 5), (3, 0)), {}, ValueError, "final_state cannot have shape (B, D, W - 1) = (2, 3, -1)"),
+        (zeros((2, 3, 5), (3, 0)), {}, ValueError, "weight must have shape (D, W) with W of at least 1, got (3, 0)"),
         (zeros((2, 3, 5), (3, 4), 4), {}, ValueError, "bias must have shape (D,) = (3,), got (4,)"),
         (
             zeros((2, 3, 5), (3, 4), 3, (2, 3, 4)),

@@ -7,13 +7,11 @@ import msops
 from card import chain, length, random, zeros
 from msops.operators.selective_scan import operators
 from operator_test import OperatorTest, run, run_gradient
+from test_sigmoid import sigmoid
 
 CHUNK = 64  # steps between two states that are kept
+GROWING = 5  # steps in which states or gradients grow
 OPTIONAL = ("D", "z", "delta_bias", "initial_state")
-
-
-def sigmoid(x):
-    return 1 / (1 + np.exp(-x))
 
 
 class Walk:
@@ -133,6 +131,7 @@ class TestSelectiveScan(OperatorTest):
         "no steps": case(2, 3, 0, 2),
         "no states": case(2, 3, 4, 0, optional=("D", "z")),
         "no channels": case(2, 0, 4, 3, optional=("D",)),
+        "groups of one channel": case(2, 5, 70, 3, 5),
         "odd": case(2, 35, 67, 16),
         "large": case(2, 96, 192, 16, 3),
     }
@@ -215,11 +214,27 @@ class TestSelectiveScan(OperatorTest):
 
     def check_huge(self, gpu, b, d, steps, n):
         shapes, settings = case(b, d, steps, n, optional=())
-        forward = self.operators(shapes, **settings)[0]
+        forward, backward = self.operators(shapes, **settings)
         u, delta, A, B, C = (gpu.random(*shape) / 4 for shape in shapes)
-        inputs = [u, delta, -abs(A), B, C]
-        outputs = gpu.run(forward, *inputs)
-        gpu.check_parts(forward, inputs, outputs, b, 1, gpu.assert_close)
+        inputs = [u, delta.abs_(), -abs(A), B, C]
+        out, last, states, _ = gpu.run(forward, *inputs)
+        gpu.check_parts(forward, inputs, [out, last, states], b, 1, gpu.assert_close)
+        inputs += [states, out, last]
+        du, ddelta, _, dB, dC, *_ = gpu.run(backward, *inputs)
+        gpu.check_parts(backward, inputs, [du, ddelta, None, dB, dC], b, 1, gpu.assert_close)
+
+    def growing(self, dtype):
+        """Returns inputs, and the gradients of the results, for which the growth over a part of the steps is infinite,
+        but no number is: states begin to grow with the last steps, and gradients with the first ones."""
+        shapes, settings = case(1, 3, 2048, 5, optional=("initial_state",), softplus=False)
+        inputs = [np.ones(shape, dtype) for shape in shapes]
+        inputs[2] /= 2
+        inputs[1] *= 3
+        u, state = inputs[0], inputs[5]
+        u[..., :-GROWING], state[:] = 0, 0
+        dout, dlast = np.zeros_like(u), np.zeros_like(state)
+        dout[..., :GROWING] = 1
+        return inputs, [dout, dlast], settings
 
 
 class InTwo(nn.Cell):
@@ -278,6 +293,26 @@ def test_decays_of_any_sign(dtype):
         inputs = ones, dtype(step) * ones, np.full((1, 1), a, dtype), ones, ones
         got = msops.selective_scan(*map(Tensor, inputs)).asnumpy()
         np.testing.assert_allclose(got[0, 0], want, rtol=200 * np.finfo(dtype).eps)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_growth_over_parts(dtype):
+    """Parts of the steps share a row on a GPU. Growth over a part may be infinite where there is nothing to grow."""
+    inputs, douts, settings = TestSelectiveScan().growing(dtype)
+    net, states = Both(**settings), 5
+    state, want = 0.0, np.zeros_like(inputs[0])
+    for t in range(GROWING):
+        state = np.exp(1.5) * state + 3
+        want[..., t - GROWING] = states * state
+    out, last = run(net, *inputs)
+    np.testing.assert_allclose(out, want, rtol=1e-5)
+    np.testing.assert_allclose(last, np.full_like(last, state), rtol=1e-5)
+    du, _, dA, dB, _, dstate = run_gradient(net, inputs, douts)
+    np.testing.assert_allclose(du[..., :GROWING], want[..., : -GROWING - 1 : -1], rtol=1e-5)
+    np.testing.assert_array_equal(du[..., GROWING:], 0)
+    np.testing.assert_allclose(dstate, np.full_like(dstate, np.exp(1.5) * state / 3), rtol=1e-5)
+    assert not dA.any()
+    assert not dB.any()
 
 
 def test_softplus_of_any_size():

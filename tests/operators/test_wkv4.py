@@ -11,12 +11,18 @@ EVERY = 32  # steps from one kept state to the next
 NO_STEPS = -1e38  # the exponent of a state before all steps
 
 
+def no_steps(shape, dtype):
+    with np.errstate(over="ignore"):  # float16 has minus infinity instead
+        return np.full(shape, NO_STEPS).astype(dtype)
+
+
 def walk(w, u, k, v, state=None):
     """Yields the step's number, the state before it, the state after it, and the mean."""
-    p = q = np.zeros_like(k[:, 0]) if k.shape[1] else 0
-    o = np.full_like(p, NO_STEPS)
+    p = q = np.zeros((len(k), k.shape[2]), k.dtype)
+    o = no_steps(p.shape, p.dtype)
     if state is not None:
         p, q, o = np.moveaxis(np.asarray(state, w.dtype), 1, 0)
+        o = np.where(q == 0, -np.abs(o), o)  # no steps, also where the card's checks ask for magnitudes
     decay = -np.exp(w)
     for t in range(k.shape[1]):
         before, now = (p, q, o), k[:, t]
@@ -34,7 +40,7 @@ def wkv4(w, u, k, v, state=None):
     y, kept = np.zeros_like(k), np.zeros((batch, steps // EVERY + 1, 3, channels), k.dtype)
     last = np.zeros((batch, 3, channels), k.dtype)
     if state is None:
-        last[:, 2] = NO_STEPS
+        last[:, 2] = no_steps(last[:, 2].shape, k.dtype)
     else:
         last[:] = state
     kept[:, 0] = last
@@ -210,6 +216,20 @@ def test_state_of_float16(mode):
     gradients = run_gradient(net, [w, u, k, v, half], [v, state])
     assert gradients[4].dtype == np.float16
     assert all(np.isfinite(gradient).all() for gradient in gradients)
+
+
+@pytest.mark.parametrize("raw", [-100.0, 5.0, 100.0])
+def test_decays_of_any_size(raw):
+    """A channel may remember for ever, or nothing; gradients are accurate beside the largest of them."""
+    inputs = TestWKV4().inputs(case(1, 450, 4)[0], np.float32)
+    inputs[0][::2] = raw
+    douts = random(2, np.float32, (1, 450, 4), (1, 3, 4))
+    wide = [np.float64(x) for x in (*inputs, *douts)]
+    got = [*run(msops.WKV4(), *inputs), *run_gradient(msops.WKV4(), inputs, douts)]
+    want = [*TestWKV4().reference(*wide[:5]), *TestWKV4().reference_gradient(*wide)]
+    for a, b in zip(got, want):
+        assert np.isfinite(a).all()
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4 * np.abs(b).max())
 
 
 def test_gradient_of_the_exponent(mode):

@@ -17,8 +17,8 @@ struct RmsNormSums {
     sums.weight = call.optional_of("common|float32", "dweight");
     sums.bias = call.optional_of("common|float32", "dbias");
     sums.partial = call.scratch("partial", 2);
-    require_gradient_of(call, sums.weight, weight, "weight");
-    require_gradient_of(call, sums.bias, bias, "bias");
+    call.require_gradient(sums.weight, weight);
+    call.require_gradient(sums.bias, bias);
     sums.check(call, heads.columns * heads.count, sums_of(heads, bias));
   }
 

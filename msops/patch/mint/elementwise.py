@@ -61,10 +61,17 @@ def nan_to_num(
     does not start on GPUs in PyNative mode."""
     if input.dtype in WHOLE:
         return input
-    most = _GREATEST[input.dtype]
-    x = ops.where(input != input, ops.full_like(input, 0.0 if nan is None else nan), input)  # noqa: PLR0124 (NaN)
-    x = ops.where(input == math.inf, ops.full_like(input, most if posinf is None else posinf), x)
-    return ops.where(input == -math.inf, ops.full_like(input, -most if neginf is None else neginf), x)
+    x = ops.where(input != input, _number(0.0 if nan is None else nan, input.dtype), input)  # noqa: PLR0124 (NaN)
+    x = ops.where(input == math.inf, _number(posinf, input.dtype), x)
+    return ops.where(input == -math.inf, _number(neginf, input.dtype, -1), x)
+
+
+@ops.constexpr
+def _number(value: float | None, dtype: mindspore.Type, sign: int = 1) -> Tensor:
+    """Returns a number or, for None, the greatest one with this sign. Graph mode itself would make it float32."""
+    if dtype not in _GREATEST:
+        raise TypeError(f"mint.nan_to_num: the input must be whole, float16, float32 or float64, got {dtype}")
+    return Tensor(sign * _GREATEST[dtype] if value is None else value, dtype)
 
 
 def xlogy(input: Any, other: Any) -> Tensor:  # noqa: A002

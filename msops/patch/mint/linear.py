@@ -145,7 +145,10 @@ def cdist(x1: Tensor, x2: Tensor, p: float = 2.0) -> Tensor:
 
 
 def composed_cdist(x1: Tensor, x2: Tensor, p: float) -> Tensor:
-    """Computes distances of their differences, all of which it holds. Equal rows have no gradient."""
+    """Computes distances of their differences, all of which it holds. Equal rows have no gradient, and below p = 1,
+    where their slopes are infinite, neither have equal coordinates."""
+    if not p >= 0:
+        raise ValueError(f"mint.cdist: p must be at least 0, got {p}")
     apart = ops.abs(ops.expand_dims(x1, -2) - ops.expand_dims(x2, -3))
     if p == 0:
         return ops.cast(apart != 0, x1.dtype).sum(-1)
@@ -153,7 +156,14 @@ def composed_cdist(x1: Tensor, x2: Tensor, p: float) -> Tensor:
         return ops.amax(apart, -1)
     if p == 1:
         return apart.sum(-1)
-    total = (apart * apart if p == 2 else ops.pow(apart, p)).sum(-1)
+    if p == 2:
+        powers = apart * apart
+    elif p > 1:
+        powers = ops.pow(apart, p)
+    else:
+        is_equal = apart == 0
+        powers = ops.where(is_equal, apart, ops.pow(ops.where(is_equal, ops.ones_like(apart), apart), p))
+    total = powers.sum(-1)
     is_zero = total == 0
     root = ops.pow(ops.where(is_zero, ops.ones_like(total), total), 1 / p)
     return ops.where(is_zero, ops.zeros_like(total), root)

@@ -10,7 +10,7 @@ from mindspore import Parameter, Tensor, ops
 from msops.core.compiled import records_gradients
 
 from . import creation, elementwise, random, reduction, shape
-from .in_place import assign, copy_into
+from .in_place import assign, copy_into, fills_memory, is_part, require_gradient, write_part
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,24 +41,18 @@ def in_place(name: str, function: Method) -> Callable[[Any], Method]:
 
     def make(_: Any) -> Method:
         def method(self: Tensor, *arguments: Any, **named: Any) -> Tensor:
-            is_part = getattr(self, "parent_tensor_", None) is not None  # it was made as tensor[index]
-            is_parameter, records = isinstance(self, Parameter), records_gradients()
-            if records and self.is_floating_point() and (self.requires_grad if is_parameter else is_part):
-                what = "a part of another tensor" if is_part else "a Parameter that requires a gradient"
-                raise NotImplementedError(
-                    f"mint.Tensor.{name}: {what} has no gradient on GPU and CPU: where gradients are taken, use the "
-                    "method without _"
-                )
-            writes_by_copy = records and not is_part and not is_parameter
+            records, is_parameter = records_gradients(), isinstance(self, Parameter)
+            if records and self.is_floating_point():
+                require_gradient(self, f"mint.Tensor.{name}", "method without _")
+            writes_by_copy = records and not is_part(self) and not is_parameter
             before = ops.deepcopy(self) if writes_by_copy else self
             result = ops.cast(function(before, *arguments, **named), self.dtype)
             if result.shape != self.shape:
                 raise ValueError(f"mint.Tensor.{name}: the result's shape {result.shape} must be {self.shape}")
             if writes_by_copy:
                 return copy_into(self, result)
-            if is_part:  # MindSpore then writes into the other tensor, too
-                self[...] = result
-                return self
+            if is_part(self):
+                return write_part(self, result)
             return assign(self, result)
 
         return method
@@ -246,18 +240,20 @@ IN_GRAPH = frozenset(("add_", "div_", "floor_divide_", "mul_"))
 WITHOUT_GRAPH = frozenset((*IN_PLACE, "random_")) - IN_GRAPH
 
 
-def copy_on_gpu(own: Any) -> Method:
-    """Makes MindSpore's copy_, which GPUs lack in PyNative mode."""
+def copy_(own: Any) -> Method:
+    """Makes copy_. MindSpore's own lacks a kernel for GPUs in PyNative mode, and on the CPU writes nothing into a part
+    of a tensor."""
     replaced = in_place("copy_", copy)(own)
 
     def method(self: Tensor, *arguments: Any, **named: Any) -> Tensor:
-        return (replaced if mindspore.get_context("device_target") == "GPU" else own)(self, *arguments, **named)
+        is_own = mindspore.get_context("device_target") != "GPU" and fills_memory(self)
+        return (own if is_own else replaced)(self, *arguments, **named)
 
     return method
 
 
 METHODS = {
-    "Tensor.copy_": copy_on_gpu,
+    "Tensor.copy_": copy_,
     **{f"Tensor.{name}": plain(function) for name, function in PLAIN.items()},
     **{f"Tensor.{name}": plain(function, _begins_with_dim) for name, function in OF_DIM.items()},
     **{f"Tensor.{name}": plain(function, _has_new_names) for name, function in OF_NEW_NAMES.items()},

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 import mindspore
 from mindspore import Tensor, ops
-from mindspore.ops import operations
 
 from msops.operators import random
+
+from .in_place import copy_into, store
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_assign = operations.Assign()
 _FLOATS = (mindspore.float16, mindspore.float32, mindspore.float64)
 _SMALLEST = mindspore.float16  # the tensor that gives a shape has this dtype where any will do
 _TINY = 1e-30  # keeps 0 / 0 away
@@ -176,8 +176,10 @@ def dropout(
     seed: Tensor,
     offset: Tensor,
 ) -> Tensor:
-    y = _dropped(input, p, seed, offset) if training else input
-    return _assign(input, y) if inplace else y
+    if not training:
+        return input
+    y = _dropped(ops.deepcopy(input) if inplace else input, p, seed, offset)
+    return copy_into(input, y) if inplace else y
 
 
 def dropout_and_mask(input: Tensor, p: float, seed: Tensor, offset: Tensor) -> tuple[Tensor, Tensor]:  # noqa: A002
@@ -194,11 +196,11 @@ def dropout_of_channels(
     seed: Tensor,
     offset: Tensor,
 ) -> Tensor:
-    y = input
-    if training:
-        channels = (*input.shape[:2], *[1] * (input.ndim - 2))
-        y = input * _dropped(ops.ones(channels, input.dtype), p, seed, offset)
-    return _assign(input, y) if inplace else y
+    if not training:
+        return input
+    channels = (*input.shape[:2], *[1] * (input.ndim - 2))
+    kept = _dropped(ops.ones(channels, input.dtype), p, seed, offset)
+    return copy_into(input, ops.deepcopy(input) * kept) if inplace else input * kept
 
 
 def uniform_between(tensor: Tensor, a: float, b: float, seed: Tensor, offset: Tensor) -> Tensor:
@@ -206,27 +208,27 @@ def uniform_between(tensor: Tensor, a: float, b: float, seed: Tensor, offset: Te
 
 
 def fill_uniform(input: Tensor, from_: Any, to: Any, seed: Tensor, offset: Tensor) -> Tensor:  # noqa: A002
-    return _assign(input, ops.cast(uniform_between(input, from_, to, seed, offset), input.dtype))
+    return store(input, ops.cast(uniform_between(input, from_, to, seed, offset), input.dtype))
 
 
 def fill_normal(input: Tensor, mean: Any, std: Any, seed: Tensor, offset: Tensor) -> Tensor:  # noqa: A002
-    return _assign(input, ops.cast(mean + std * _normal(input.shape, input.dtype, seed, offset), input.dtype))
+    return store(input, ops.cast(mean + std * _normal(input.shape, input.dtype, seed, offset), input.dtype))
 
 
 def fill_integers(input: Tensor, from_: Any = 0, to: Any = None, seed: Any = 0, offset: Any = 0) -> Tensor:  # noqa: A002
     if to is None:
         to = _LAST[input.dtype] + 1
-    return _assign(input, ops.cast(_integers(input.shape, from_, to, seed, offset), input.dtype))
+    return store(input, ops.cast(_integers(input.shape, from_, to, seed, offset), input.dtype))
 
 
 def fill_exponential(input: Tensor, lambd: float, seed: Tensor, offset: Tensor) -> Tensor:  # noqa: A002
     times = _exponential(input.shape, input.dtype, seed, offset) / lambd
-    return _assign(input, ops.cast(times, input.dtype))
+    return store(input, ops.cast(times, input.dtype))
 
 
 def fill_bernoulli(input: Tensor, p: Any, seed: Tensor, offset: Tensor) -> Tensor:  # noqa: A002
     hits = _uniform(input.shape, mindspore.float32, seed, offset) < p
-    return _assign(input, ops.cast(hits, input.dtype))
+    return store(input, ops.cast(hits, input.dtype))
 
 
 def sharing_seed(manual_seed: Callable[[Any, int], Any]) -> Callable[[Any, int], Any]:
