@@ -29,22 +29,24 @@ class Cublas {
     return cublas.set_stream_(handle, stream) == 0 && f(cublas, handle);
   }
 
-  // sums (n, m) = numbers (n, k) times weights, which are (m, k) if `transposed`, else (k, m). Rows have no gaps.
-  template <typename T>
+  // sums (n, m) = numbers (n, k) times weights, which are (m, k) if `transposed`, else (k, m); or this is added to sums
+  // of R, which is T or Compute<T>. Rows have no gaps.
+  template <typename T, typename R>
   bool multiply(void* handle, bool transposed, int64_t m, int64_t n, int64_t k, const T* weights, const T* numbers,
-                Compute<T>* sums, bool allow_tf32) const {
-    constexpr int kFloat = 0, kDouble = 1, kHalf = 2;                          // cudaDataType
+                R* sums, bool allow_tf32, bool adds = false) const {
     constexpr int kComputeFloat = 68, kComputeDouble = 70, kComputeTf32 = 77;  // cublasComputeType_t
-    constexpr int kType = sizeof(T) == 8 ? kDouble : sizeof(T) == 4 ? kFloat : kHalf;
-    const Compute<T> one = 1, zero = 0;
+    const Compute<T> one = 1, factor = adds;
     const int compute = sizeof(T) == 8 ? kComputeDouble : sizeof(T) == 4 && allow_tf32 ? kComputeTf32 : kComputeFloat;
     // cuBLAS takes columns: what is a row here is a column there.
     return multiply_(handle, transposed, 0, static_cast<int>(m), static_cast<int>(n), static_cast<int>(k), &one,
-                     weights, kType, static_cast<int>(transposed ? k : m), numbers, kType, static_cast<int>(k), &zero,
-                     sums, sizeof(T) == 8 ? kDouble : kFloat, static_cast<int>(m), compute, -1) == 0;
+                     weights, kType<T>, static_cast<int>(transposed ? k : m), numbers, kType<T>, static_cast<int>(k),
+                     &factor, sums, kType<R>, static_cast<int>(m), compute, -1) == 0;
   }
 
  private:
+  template <typename T>
+  static constexpr int kType = sizeof(T) == 8 ? 1 : sizeof(T) == 4 ? 0 : 2;  // cudaDataType of double, float and half
+
   Cublas() {
     void* library = nullptr;
     for (int flags : {RTLD_NOW | RTLD_NOLOAD, RTLD_NOW})

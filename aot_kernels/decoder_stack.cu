@@ -1,0 +1,149 @@
+// All layers of a Llama-like decoder in one operator; decoder_stack/stack.h has the formulas.
+
+#include "common/scratch.h"
+#include "decoder_stack/cpu.h"
+#include "decoder_stack/few.h"
+#include "decoder_stack/gpu.h"
+
+using namespace msops;
+using namespace msops::decoder_stack;
+
+namespace {
+
+constexpr int64_t kMostHeadSize = 512;
+
+struct Inputs {
+  int64_t heads, kv_heads, interleaved;
+  double eps;
+  Tensor x, cos, sin, norm1, qkv, out, norm2, gate_up, down, norm, qkv_bias, q_norm, k_norm, keys, values, lengths;
+
+  explicit Inputs(Call& call) {
+    constexpr const char* kFloats = "common|float32";
+    heads = call.attribute("heads", 1, INT32_MAX), kv_heads = call.attribute("kv_heads", 1, INT32_MAX);
+    interleaved = call.attribute("interleaved", 0, 1), eps = call.number("eps");
+    x = call.tensor("x", 3), cos = call.tensor_of(kFloats, "cos"), sin = call.tensor_of(kFloats, "sin");
+    norm1 = call.tensor_of(kFloats, "norm1", 2), qkv = call.tensor("qkv", 3), out = call.tensor("out", 3);
+    norm2 = call.tensor_of(kFloats, "norm2", 2), gate_up = call.tensor("gate_up", 3), down = call.tensor("down", 3);
+    norm = call.optional_of(kFloats, "norm", 1), qkv_bias = call.optional("qkv_bias", 2);
+    q_norm = call.optional_of(kFloats, "q_norm", 2), k_norm = call.optional_of(kFloats, "k_norm", 2);
+    keys = call.optional("keys", 5), values = call.optional("values", 5);
+    lengths = call.optional_of("index", "lengths", 1);
+    check(call);
+  }
+
+  int64_t head_size() const { return qkv.dim(1) / (heads + 2 * kv_heads); }
+
+  template <typename T>
+  Stack<T> stack() const {
+    Stack<T> s{};
+    s.layers = qkv.dim(0), s.batch = x.dim(0), s.length = x.dim(1), s.width = x.dim(2);
+    s.heads = heads, s.kv_heads = kv_heads, s.head_size = head_size(), s.hidden = down.dim(2), s.room = keys.dim(2);
+    s.x = x.as<const T>(), s.cos = Numbers<T>(cos), s.sin = Numbers<T>(sin);
+    s.has_table_of_text = cos.rank == 3, s.interleaved = interleaved;
+    s.norm1 = Numbers<T>(norm1), s.norm2 = Numbers<T>(norm2), s.norm = Numbers<T>(norm);
+    s.q_norm = Numbers<T>(q_norm), s.k_norm = Numbers<T>(k_norm);
+    s.qkv = qkv.as<const T>(), s.qkv_bias = qkv_bias.as<const T>(), s.out = out.as<const T>();
+    s.gate_up = gate_up.as<const T>(), s.down = down.as<const T>();
+    s.keys = keys.as<const T>(), s.values = values.as<const T>();
+    s.has_cache = keys.dtype, s.lengths = lengths.data;
+    s.lengths_are_wide = lengths.dtype && std::strcmp(lengths.dtype, "int64") == 0;
+    s.eps = Compute<T>(eps);
+    return s;
+  }
+
+  // On the CPU, lengths must lie in the cache.
+  void require_lengths(Call& call) const {
+    for (int64_t b = 0; b < lengths.size && call.ok(); ++b) {
+      const bool is_wide = std::strcmp(lengths.dtype, "int64") == 0;
+      const int64_t length = is_wide ? lengths.as<const int64_t>()[b] : lengths.as<const int32_t>()[b];
+      call.require(0 <= length && length <= keys.dim(2), kBadValue, "lengths has %lld, expected 0 to %lld",
+                   static_cast<long long>(length), static_cast<long long>(keys.dim(2)));
+    }
+  }
+
+ private:
+  void check(Call& call) {
+    if (!call.ok()) return;
+    const int64_t layers = qkv.dim(0), batch = x.dim(0), length = x.dim(1), width = x.dim(2), hidden = down.dim(2);
+    const int64_t of_all = heads + 2 * kv_heads, size = head_size();
+    call.require(heads % kv_heads == 0, kBadAttribute, "kv_heads must divide heads");
+    call.require(eps >= 0 && std::isfinite(eps), kBadAttribute, "eps must be finite and at least 0");
+    call.require(qkv.dim(1) == size * of_all, kBadShape, "qkv has %lld rows, which %lld heads do not divide",
+                 static_cast<long long>(qkv.dim(1)), static_cast<long long>(of_all));
+    call.require(size % 2 == 0 && size > 0 && size <= kMostHeadSize, kBadShape,
+                 "heads have %lld features, expected an even number of 2 to %lld", static_cast<long long>(size),
+                 static_cast<long long>(kMostHeadSize));
+    for (const Tensor& table : {cos, sin})
+      table.rank == 3 ? call.require_shape(table, {batch, length, size / 2})
+                      : call.require_shape(table, {length, size / 2});
+    call.require(cos.rank == sin.rank && fits(cos.dtype, sin.dtype), kBadShape, "cos and sin differ");
+    call.require_shape(qkv, {layers, qkv.dim(1), width});
+    call.require_shape(out, {layers, width, heads * size});
+    call.require(hidden <= INT64_MAX / 2, kBadShape, "down is too large");
+    call.require_shape(gate_up, {layers, 2 * hidden, width});
+    call.require_shape(down, {layers, width, hidden});
+    for (const Tensor& each : {norm1, norm2}) call.require_shape(each, {layers, width});
+    if (norm.dtype) call.require_shape(norm, {width});
+    if (qkv_bias.dtype) call.require_shape(qkv_bias, {layers, qkv.dim(1)});
+    for (const Tensor& each : {q_norm, k_norm})
+      if (each.dtype) call.require_shape(each, {layers, size});
+    call.require(!keys.dtype == !values.dtype && !keys.dtype == !lengths.dtype, kBadShape,
+                 "keys, values and lengths go together");
+    if (!keys.dtype || !call.ok()) return;
+    for (const Tensor& each : {keys, values}) call.require_shape(each, {layers, batch, keys.dim(2), kv_heads, size});
+    call.require_shape(lengths, {batch});
+    call.require(keys.dim(2) <= INT32_MAX / 2, kBadShape, "keys has too many rows");
+  }
+
+  static bool fits(const char* a, const char* b) { return std::strcmp(a, b) == 0; }
+};
+
+}  // namespace
+
+// (x, cos, sin, norm1, qkv, out, norm2, gate_up, down, norm?, qkv_bias?, q_norm?, k_norm?, keys?, values?, lengths?)
+// -> (y, k, v, work): the last one is scratch.
+MSOPS_ENTRY(DecoderStackForward) {
+  const Inputs in(call);
+  const Tensor y = call.tensor("y", 3), k = call.tensor("k", 5), v = call.tensor("v", 5);
+  const Tensor work = call.scratch("work", 1);
+  call.require_same_shape(y, in.x);
+  for (const Tensor& each : {k, v})
+    call.require_shape(each, {in.qkv.dim(0), in.x.dim(0), in.x.dim(1), in.kv_heads, in.head_size()});
+  return call.run([&](auto type) {
+    using T = typename decltype(type)::type;
+    Stack<T> s = in.stack<T>();
+    s.y = y.as<T>(), s.k = k.as<T>(), s.v = v.as<T>();
+    if (s.tokens() * s.width == 0 && k.size == 0) return;
+    if (call.is_on_cpu()) {
+      in.require_lengths(call);
+      cpu::Space<T> space;
+      const int64_t needed = space.place(s, work.as<Compute<T>>());
+      call.require(work.size >= needed, kBadShape, "work has %lld numbers, expected at least %lld",
+                   static_cast<long long>(work.size), static_cast<long long>(needed));
+      if (call.ok()) cpu::forward(call, s, space);
+      return;
+    }
+#ifdef __CUDACC__
+    if (few::forward(call, s, work)) return;
+    const int64_t needed = gpu::Space<T>().place(s, nullptr);
+    call.require(work.size >= needed, kBadShape, "work has %lld numbers, expected at least %lld",
+                 static_cast<long long>(work.size), static_cast<long long>(needed));
+    if (call.ok()) gpu::Forward<T>(call, s, work.data).run();
+#endif
+  });
+}
+
+MSOPS_SCRATCH(DecoderStackForward) {
+  const Inputs in(call);
+  int64_t numbers = 1;
+  with_type<Half, float, double>(in.x, [&](auto type) {
+    using T = typename decltype(type)::type;
+    if (!call.ok()) return;
+    const Stack<T> s = in.stack<T>();
+    numbers = std::max(numbers, cpu::Space<T>().place(s, nullptr));
+#ifdef __CUDACC__
+    numbers = std::max({numbers, gpu::Space<T>().place(s, nullptr), few::numbers(s)});
+#endif
+  });
+  return {{numbers}};
+}

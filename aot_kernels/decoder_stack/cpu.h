@@ -1,0 +1,324 @@
+// decoder_stack on the CPU: threads that go through all layers together, so that weights are read once a call.
+//
+// Vectors of tokens that are to be multiplied lie in panels: columns of up to kColumns tokens, with the features one
+// under another, so that each weight is multiplied by a vector of tokens.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <thread>
+
+#include "../common/parallel.h"
+#include "../common/scratch.h"
+#include "../flash_attention/cpu.h"
+#include "stack.h"
+
+namespace msops::decoder_stack::cpu {
+
+using flash_attention::least;
+using flash_attention::most;
+using flash_attention::parts_of;
+using flash_attention::cpu::kColumns;
+using flash_attention::cpu::kRows;
+using flash_attention::cpu::kWidth;
+using flash_attention::cpu::multiply;
+using flash_attention::cpu::padded;
+using flash_attention::cpu::Set;
+using flash_attention::cpu::View;
+
+// Lets threads wait for each other.
+class Barrier {
+ public:
+  // All of `threads` threads must call this. A thread that waits for long leaves its core to others.
+  void wait(int64_t threads) {
+    const int64_t turn = turn_;
+    if (arrived_.fetch_add(1) + 1 == threads) {
+      arrived_ = 0;
+      turn_ = turn + 1;
+      return;
+    }
+    for (int tries = 0; turn_ == turn; ++tries)
+      if (tries > kTries) std::this_thread::yield();
+  }
+
+ private:
+  static constexpr int kTries = 20000;
+  std::atomic<int64_t> arrived_{0}, turn_{0};
+};
+
+// A pass of this many or more tokens of each text attends by tiles of queries (flash_attention/cpu.h).
+constexpr int64_t kTileLength = 8;
+
+// Space is the scratch of a call, in numbers of type C.
+template <typename T>
+struct Space {
+  using C = Compute<T>;
+  int64_t pitch;                                     // tokens of a panel
+  C *h, *panels, *rows, *gates;                      // (tokens, C), panels, (tokens, qkv_rows), (tokens, 2F)
+  T *q, *o;                                          // (tokens, heads D)
+  T *keys, *values;                                  // the rows that count, one after another: (B, S + T, kv_heads D)
+  C* lse;                                            // (B, heads, T)
+  int32_t* lengths;                                  // (B)
+
+  // Lays the scratch out from `data` on, which may be null. Returns how many numbers it takes.
+  int64_t place(const Stack<T>& s, C* data) {
+    constexpr int64_t kMost = INT64_C(1) << 60;
+    int64_t at = 0;
+    const int64_t tokens = s.tokens(), deep = most(most(s.width, s.hidden), s.of_heads());
+    pitch = least(kColumns<C>, padded<C>(most(tokens, 1)));
+    const auto take = [&](std::initializer_list<int64_t> sizes) {
+      C* const begin = data ? data + at : nullptr;
+      at = least(kMost, at + least(kMost, size_of(sizes)));
+      return begin;
+    };
+    h = take({tokens, s.width}), panels = take({parts_of(tokens, pitch) * pitch, deep});
+    rows = take({tokens, s.qkv_rows()}), gates = take({tokens, 2, s.hidden});
+    q = reinterpret_cast<T*>(take({tokens, s.of_heads()})), o = reinterpret_cast<T*>(take({tokens, s.of_heads()}));
+    const bool gathers = s.has_cache && s.length >= kTileLength;
+    const int64_t kept = gathers ? size_of({s.batch, s.room + s.length, s.of_kv_heads()}) : 0;
+    keys = reinterpret_cast<T*>(take({kept})), values = reinterpret_cast<T*>(take({kept}));
+    lse = take({tokens, s.heads}), lengths = reinterpret_cast<int32_t*>(take({s.batch}));
+    return at;
+  }
+};
+
+template <typename T>
+struct Forward {
+  using C = Compute<T>;
+  static constexpr int64_t kBlock = 32;  // rows of a matrix that a thread multiplies at once
+  const Stack<T>& s;
+  const Space<T>& space;
+  Barrier& barrier;
+
+  struct Workspace {
+    std::unique_ptr<C[]> weights, sums, scores;
+
+    explicit Workspace(const Forward& f, int64_t deep)
+        : weights(new C[kBlock * deep]), sums(new C[kBlock * kColumns<C>]), scores(new C[f.s.room + f.s.length]) {}
+  };
+
+  MSOPS_CPU void operator()(int64_t part, int64_t parts) const {
+    const Workspace w(*this, most(most(s.width, s.hidden), s.of_heads()));
+    const auto wait = [&] { barrier.wait(parts); };
+    const int64_t tokens = s.tokens(), panels = parts_of(tokens, space.pitch);
+    for (int64_t i = part_begin(tokens * s.width, part, parts), end = part_begin(tokens * s.width, part + 1, parts);
+         i < end; ++i)
+      space.h[i] = C(s.x[i]);
+    wait();
+    for (int64_t i = 0; i < s.layers; ++i) {
+      const Layer<T> layer = s.layer(i);
+      for_panels(part, parts, panels, [&](int64_t t) { put_normed(t, layer.norm1); });
+      wait();
+      project(w, layer, part, parts);
+      wait();
+      for_part(part, parts, tokens * (s.heads + s.kv_heads), [&](int64_t item) { turn(layer, item); });
+      wait();
+      attend(w, layer, part, parts, wait);
+      wait();
+      for_panels(part, parts, panels, [&](int64_t t) { put(t, space.o, s.of_heads()); });
+      wait();
+      product(w, part, parts, layer.out, s.width, s.of_heads(), [&](int64_t row, int64_t t, C sum) { add(row, t, sum); });
+      wait();
+      for_panels(part, parts, panels, [&](int64_t t) { put_normed(t, layer.norm2); });
+      wait();
+      product(w, part, parts, layer.gate_up, 2 * s.hidden, s.width,
+              [&](int64_t row, int64_t t, C sum) { space.gates[t * 2 * s.hidden + row] = rounded<T>(sum); });
+      wait();
+      for_panels(part, parts, panels, [&](int64_t t) { put_gated(t); });
+      wait();
+      product(w, part, parts, layer.down, s.width, s.hidden, [&](int64_t row, int64_t t, C sum) { add(row, t, sum); });
+      wait();
+    }
+    for_part(part, parts, tokens, [&](int64_t t) { finish(t); });
+  }
+
+ private:
+  template <typename F>
+  MSOPS_CPU void for_part(int64_t part, int64_t parts, int64_t n, const F& f) const {
+    for (int64_t i = part_begin(n, part, parts), end = part_begin(n, part + 1, parts); i < end; ++i) f(i);
+  }
+  // Calls f for each place of the panels that is the part's, also for those after the last token.
+  template <typename F>
+  MSOPS_CPU void for_panels(int64_t part, int64_t parts, int64_t panels, const F& f) const {
+    for_part(part, parts, panels * space.pitch, f);
+  }
+  MSOPS_CPU C* panel(int64_t t, int64_t deep) const {
+    return space.panels + t / space.pitch * space.pitch * deep + t % space.pitch;
+  }
+
+  MSOPS_CPU C reciprocal(const C* numbers, int64_t n) const {
+    C sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t i = 0; i < n; ++i) sum += numbers[i] * numbers[i];
+    return 1 / std::sqrt(sum / C(most(n, 1)) + s.eps);
+  }
+
+  // Puts a token's row into its place of the panels; zeros after the last token.
+  MSOPS_CPU void put_normed(int64_t t, const Numbers<T>& factors) const {
+    C* const to = panel(t, s.width);
+    if (t >= s.tokens()) return put_zeros(to, s.width);
+    const C* const h = space.h + t * s.width;
+    const C r = reciprocal(h, s.width);
+    for (int64_t i = 0; i < s.width; ++i) to[i * space.pitch] = normed<T>(h[i], r, factors[i]);
+  }
+  MSOPS_CPU void put(int64_t t, const T* from, int64_t n) const {
+    C* const to = panel(t, n);
+    if (t >= s.tokens()) return put_zeros(to, n);
+    for (int64_t i = 0; i < n; ++i) to[i * space.pitch] = C(from[t * n + i]);
+  }
+  MSOPS_CPU void put_gated(int64_t t) const {
+    C* const to = panel(t, s.hidden);
+    if (t >= s.tokens()) return put_zeros(to, s.hidden);
+    const C *const gate = space.gates + t * 2 * s.hidden, *const up = gate + s.hidden;
+    for (int64_t i = 0; i < s.hidden; ++i) to[i * space.pitch] = gated<T>(gate[i], up[i]);
+  }
+  MSOPS_CPU void put_zeros(C* to, int64_t n) const {
+    for (int64_t i = 0; i < n; ++i) to[i * space.pitch] = 0;
+  }
+
+  // Multiplies the part's rows of a matrix (rows, deep) by all tokens, and calls f(row, token, sum).
+  template <typename F>
+  MSOPS_CPU void product(const Workspace& w, int64_t part, int64_t parts, const T* matrix, int64_t rows, int64_t deep,
+                         const F& f) const {
+    // Parts begin at multiples of kRows.
+    const int64_t groups = parts_of(rows, kRows);
+    const int64_t begin = part_begin(groups, part, parts) * kRows;
+    const int64_t end = least(rows, part_begin(groups, part + 1, parts) * kRows);
+    for (int64_t row = begin; row < end; row += kBlock) {
+      const int64_t n = least(kBlock, end - row);
+      const C* weights = nullptr;
+      if constexpr (std::is_same<T, C>::value) weights = n % kRows == 0 ? matrix + row * deep : nullptr;
+      if (!weights) {
+        flash_attention::cpu::load_rows(matrix + row * deep, deep, n, deep, w.weights.get(), deep);
+        std::fill_n(w.weights.get() + n * deep, (parts_of(n, kRows) * kRows - n) * deep, C(0));
+        weights = w.weights.get();
+      }
+      for (int64_t t = 0; t < s.tokens(); t += space.pitch) {
+        const int64_t columns = least(space.pitch, s.tokens() - t);
+        multiply(n, columns, deep, View<C>{weights, deep, 1}, space.panels + t * deep, space.pitch, w.sums.get(),
+                 kColumns<C>, Set<C>{});
+        for (int64_t r = 0; r < n; ++r)
+          for (int64_t c = 0; c < columns; ++c) f(row + r, t + c, w.sums[r * kColumns<C> + c]);
+      }
+    }
+  }
+
+  MSOPS_CPU void add(int64_t row, int64_t t, C sum) const {
+    C& h = space.h[t * s.width + row];
+    h = rounded<T>(h + rounded<T>(sum));
+  }
+
+  MSOPS_CPU void project(const Workspace& w, const Layer<T>& layer, int64_t part, int64_t parts) const {
+    const int64_t first_value = s.of_heads() + s.of_kv_heads();
+    product(w, part, parts, layer.qkv, s.qkv_rows(), s.width, [&](int64_t row, int64_t t, C sum) {
+      C number = rounded<T>(sum);
+      if (layer.qkv_bias) number = rounded<T>(number + C(layer.qkv_bias[row]));
+      if (row >= first_value) return assign(layer.v[t * s.of_kv_heads() + row - first_value], number);
+      space.rows[t * s.qkv_rows() + row] = number;
+    });
+  }
+
+  // Norms and rotates a head of a token's queries or keys.
+  MSOPS_CPU void turn(const Layer<T>& layer, int64_t item) const {
+    const int64_t t = item / (s.heads + s.kv_heads), head = item % (s.heads + s.kv_heads);
+    const bool is_query = head < s.heads;
+    const C* const from = space.rows + t * s.qkv_rows() + head * s.head_size;
+    T* const to = is_query ? space.q + (t * s.heads + head) * s.head_size
+                           : layer.k + (t * s.kv_heads + head - s.heads) * s.head_size;
+    const Numbers<T>& factors = is_query ? layer.q_norm : layer.k_norm;
+    const C r = factors.data ? reciprocal(from, s.head_size) : C(1);
+    const int64_t angles = (s.has_table_of_text ? t : t % s.length) * (s.head_size / 2);
+    for (int64_t i = 0; i < s.head_size / 2; ++i) {
+      const Pair pair(i, s.head_size, s.interleaved);
+      C a = from[pair.first], b = from[pair.second];
+      if (factors.data) a = normed<T>(a, r, factors[pair.first]), b = normed<T>(b, r, factors[pair.second]);
+      const C cos = s.cos[angles + i], sin = s.sin[angles + i];
+      assign(to[pair.first], a * cos - b * sin);
+      assign(to[pair.second], b * cos + a * sin);
+    }
+  }
+
+  template <typename Wait>
+  MSOPS_CPU void attend(const Workspace& w, const Layer<T>& layer, int64_t part, int64_t parts, const Wait& wait) const {
+    if (s.length < kTileLength)
+      return for_part(part, parts, s.tokens() * s.heads, [&](int64_t item) { attend_alone(w, layer, item); });
+    const T *keys = layer.k, *values = layer.v;
+    if (s.has_cache) {
+      for_part(part, parts, s.batch, [&](int64_t b) { gather(layer, b); });
+      wait();
+      keys = space.keys, values = space.values;
+    }
+    const int64_t rows = s.length + (s.has_cache ? s.room : 0);
+    flash_attention::ExtendedAttention<T> a{};
+    a.batch = s.batch, a.heads = s.heads, a.kv_heads = s.kv_heads, a.queries = a.query_rows = s.length;
+    a.keys = a.key_rows = rows, a.width = a.value_width = s.head_size;
+    a.q = space.q, a.k = keys, a.v = values, a.out = space.o, a.lse = space.lse;
+    a.of_q = a.of_out = {s.length * s.of_heads(), s.head_size, s.of_heads()};
+    a.of_k = a.of_v = {rows * s.of_kv_heads(), s.head_size, s.of_kv_heads()};
+    a.of_lse = {s.heads * s.length, s.length, 1};
+    a.scale = s.scale(), a.left = -1, a.right = 0, a.splits = 1;
+    a.kv_lengths = s.has_cache ? space.lengths : nullptr;
+    flash_attention::cpu::Forward<T>{a}(part, parts);
+  }
+
+  // Puts the cached rows of a text that count, and the new ones, one after another.
+  MSOPS_CPU void gather(const Layer<T>& layer, int64_t b) const {
+    const int64_t width = s.of_kv_heads(), cached = s.cached(b), rows = s.room + s.length;
+    for (const auto& [cache, added, to] : {std::make_tuple(layer.keys, layer.k, space.keys),
+                                           std::make_tuple(layer.values, layer.v, space.values)}) {
+      std::copy_n(cache + b * s.room * width, cached * width, to + b * rows * width);
+      std::copy_n(added + b * s.length * width, s.length * width, to + (b * rows + cached) * width);
+    }
+    space.lengths[b] = static_cast<int32_t>(cached + s.length);
+  }
+
+  // Computes a head of a token's o by itself: the cache is read where it is.
+  MSOPS_CPU void attend_alone(const Workspace& w, const Layer<T>& layer, int64_t item) const {
+    const int64_t t = item / s.heads, head = item % s.heads, b = t / s.length, kv = head / s.group();
+    const int64_t cached = s.cached(b), seen = cached + t % s.length + 1, width = s.of_kv_heads(), size = s.head_size;
+    const auto row = [&](const T* cache, const T* added, int64_t j) {
+      return (j < cached ? cache + (b * s.room + j) * width : added + (b * s.length + j - cached) * width) + kv * size;
+    };
+    const T* const q = space.q + item * size;
+    C max = C(-HUGE_VAL), sum = 0;
+    for (int64_t j = 0; j < seen; ++j) {
+      const T* const k = row(layer.keys, layer.k, j);
+      C dot = 0;
+#pragma omp simd reduction(+ : dot)
+      for (int64_t d = 0; d < size; ++d) dot += C(q[d]) * C(k[d]);
+      w.scores[j] = dot * s.scale();
+      max = w.scores[j] > max ? w.scores[j] : max;
+    }
+#pragma omp simd reduction(+ : sum)
+    for (int64_t j = 0; j < seen; ++j) {
+      w.scores[j] = Exponential<C>::exp(w.scores[j] - max);
+      sum += w.scores[j];
+    }
+    C* const total = w.weights.get();
+    std::fill_n(total, size, C(0));
+    for (int64_t j = 0; j < seen; ++j) {
+      const T* const v = row(layer.values, layer.v, j);
+      const C weight = w.scores[j];
+#pragma omp simd
+      for (int64_t d = 0; d < size; ++d) total[d] += weight * C(v[d]);
+    }
+    for (int64_t d = 0; d < size; ++d) assign(space.o[item * size + d], total[d] / sum);
+  }
+
+  MSOPS_CPU void finish(int64_t t) const {
+    const C* const h = space.h + t * s.width;
+    const C r = s.norm.data ? reciprocal(h, s.width) : C(1);
+    for (int64_t i = 0; i < s.width; ++i)
+      assign(s.y[t * s.width + i], s.norm.data ? normed<T>(h[i], r, s.norm[i]) : h[i]);
+  }
+};
+
+template <typename T>
+void forward(Call& call, const Stack<T>& s, const Space<T>& space) {
+  Barrier barrier;
+  const double of_token = static_cast<double>(s.width) * static_cast<double>(s.qkv_rows() + s.of_heads() + 3 * s.hidden);
+  on_threads(call, INT32_MAX, static_cast<double>(s.layers * s.tokens()) * of_token / 8,
+             Forward<T>{s, space, barrier});
+}
+
+}  // namespace msops::decoder_stack::cpu

@@ -1,0 +1,79 @@
+// Hands a stack to the kernel for few tokens.
+#pragma once
+
+#ifdef __CUDACC__
+
+#include "few_plan.h"
+#include "stack.h"
+
+namespace msops::decoder_stack::few {
+
+template <typename T>
+Factors<T> factors(const Numbers<T>& numbers) {
+  return {numbers.data, numbers.are_float && !std::is_same<T, float>::value};
+}
+
+template <typename T>
+FewTokens<T> problem(const Stack<T>& s) {
+  FewTokens<T> f{};
+  f.layers = static_cast<int>(s.layers), f.batch = static_cast<int>(s.batch), f.length = static_cast<int>(s.length);
+  f.width = static_cast<int>(s.width), f.hidden = static_cast<int>(s.hidden), f.room = s.room;
+  f.heads = static_cast<int>(s.heads), f.kv_heads = static_cast<int>(s.kv_heads);
+  f.head_size = static_cast<int>(s.head_size);
+  f.x = s.x, f.keys = s.keys, f.values = s.values, f.qkv_bias = s.qkv_bias;
+  f.norm1 = factors(s.norm1), f.norm2 = factors(s.norm2), f.norm = factors(s.norm);
+  f.q_norm = factors(s.q_norm), f.k_norm = factors(s.k_norm), f.cos = factors(s.cos), f.sin = factors(s.sin);
+  f.lengths = s.has_cache ? s.lengths : nullptr, f.lengths_are_wide = s.lengths_are_wide;
+  f.has_table_of_text = s.has_table_of_text, f.interleaved = s.interleaved, f.eps = static_cast<float>(s.eps);
+  f.matrices[kQkv] = {s.qkv, f.qkv_rows(), f.width, false};
+  f.matrices[kOut] = {s.out, f.width, f.heads * f.head_size, false};
+  f.matrices[kGates] = {s.gate_up, f.hidden, f.width, true};
+  f.matrices[kDown] = {s.down, f.width, f.hidden, false};
+  f.y = s.y, f.k = s.k, f.v = s.v;
+  return f;
+}
+
+// Returns whether sizes have 32 bits, and the kernel takes them.
+template <typename T>
+bool fits(const Stack<T>& s) {
+  constexpr int64_t kMost = 1 << 26;
+  if (s.layers > INT32_MAX || s.tokens() > kMostTokens || s.tokens() < 1) return false;
+  for (const int64_t size : {s.width, s.hidden, s.qkv_rows(), s.of_heads()})
+    if (size > kMost) return false;
+  return is_for_few_tokens(problem(s));
+}
+
+// Returns how many numbers of scratch the kernel takes on any GPU.
+template <typename T>
+int64_t numbers(const Stack<T>& s) {
+  if constexpr (std::is_same<T, double>::value) {
+    return 0;
+  } else {
+    constexpr int kMostBlocks = 256, kBytes = 1 << 18;
+    if (!fits(s)) return 0;
+    FewTokens<T> f = problem(s);
+    plan_few_tokens(f, kMostBlocks, kBytes);
+    return static_cast<int64_t>(place_few_tokens(f, nullptr) / sizeof(float));
+  }
+}
+
+// Launches the kernel, or returns false and does nothing.
+template <typename T>
+bool forward(Call& call, const Stack<T>& s, const Tensor& work) {
+  if constexpr (std::is_same<T, double>::value) {
+    return false;
+  } else {
+    const Gpu gpu;
+    if (!call.ok() || !gpu.cooperative || !fits(s)) return false;
+    if (!is_compiled_for(90, few_tokens_kernel<T, kFewWarps>)) return false;
+    FewTokens<T> f = problem(s);
+    const bool is_planned = plan_few_tokens(f, gpu.multiprocessors, gpu.dynamic_bytes()) > 0;
+    if (!is_planned || place_few_tokens(f, nullptr) > work.size * sizeof(float)) return false;
+    run_few_tokens(call, problem(s), work.data);
+    return true;
+  }
+}
+
+}  // namespace msops::decoder_stack::few
+
+#endif

@@ -1,0 +1,344 @@
+// decoder_stack on a GPU:
+//
+//   case                                            kernels                              why
+//   up to 16 tokens, sm_90, whole packs             few_tokens_kernel, all layers        launches take longer than work
+//   products of more tokens                         cuBLAS, where the process has it     tensor cores
+//   products without cuBLAS                         product_kernel                       any GPU, any dtype
+//   attention, float16, 64 or more new tokens       flash_attention/mma_forward.h,       tensor cores
+//     of each text, heads up to 128                   or wgmma_forward.h on sm_90a
+//   other attention                                 attention_kernel                     reads the cache where it is
+//   what is between                                 norm_kernel, turn_kernel, Gate       one for each step
+#pragma once
+
+#ifdef __CUDACC__
+
+#include "../common/gpu/cublas.h"
+#include "../common/parallel.h"
+#include "../common/scratch.h"
+#include "../common/sum.h"
+#include "../flash_attention/mma_forward.h"
+#include "../flash_attention/wgmma.h"
+#include "few_plan.h"
+#include "stack.h"
+
+namespace msops::decoder_stack::gpu {
+
+using flash_attention::least;
+using flash_attention::most;
+using flash_attention::parts_of;
+
+constexpr int64_t kTileLength = 64;  // new tokens of a text, from which on tiles of queries attend
+
+// Space is the scratch of a call.
+template <typename T>
+struct Space {
+  T *h, *a, *rows, *q, *o, *gates, *hidden;  // (tokens, C), twice; (tokens, qkv_rows); (tokens, heads D), twice; ...
+  T *keys, *values;                          // the rows that count, one after another: (B, S + T, kv_heads D)
+  float* lse;
+  int32_t* lengths;
+
+  static bool uses_tiles(const Stack<T>& s) {
+    return std::is_same<T, Half>::value && s.length >= kTileLength && s.head_size <= 128;
+  }
+
+  // Lays the scratch out from `data` on, which may be null. Returns how many numbers of Compute<T> it takes.
+  int64_t place(const Stack<T>& s, void* data) {
+    constexpr int64_t kAlign = 256, kMost = INT64_C(1) << 60;
+    int64_t at = 0;
+    const auto take = [&](int64_t n, int64_t each) {
+      char* const begin = data ? static_cast<char*>(data) + at : nullptr;
+      at = least(kMost, at + parts_of(least(kMost, size_of({n, each})), kAlign) * kAlign);
+      return begin;
+    };
+    const auto numbers = [&](int64_t n) { return reinterpret_cast<T*>(take(n, sizeof(T))); };
+    const int64_t tokens = s.tokens();
+    h = numbers(size_of({tokens, s.width})), a = numbers(size_of({tokens, s.width}));
+    rows = numbers(size_of({tokens, s.qkv_rows()}));
+    q = numbers(size_of({tokens, s.of_heads()})), o = numbers(size_of({tokens, s.of_heads()}));
+    gates = numbers(size_of({tokens, 2, s.hidden})), hidden = numbers(size_of({tokens, s.hidden}));
+    const bool gathers = s.has_cache && uses_tiles(s);
+    const int64_t kept = gathers ? size_of({s.batch, s.room + s.length, s.of_kv_heads()}) : 0;
+    keys = numbers(kept), values = numbers(kept);
+    lse = reinterpret_cast<float*>(take(uses_tiles(s) ? size_of({tokens, s.heads}) : 0, sizeof(float)));
+    lengths = reinterpret_cast<int32_t*>(take(gathers ? s.batch : 0, sizeof(int32_t)));
+    return parts_of(at, sizeof(Compute<T>));
+  }
+};
+
+// Norms rows of `width` numbers; a block takes one.
+template <typename T>
+__global__ void __launch_bounds__(256) norm_kernel(const T* from, int64_t width, Numbers<T> factors, Compute<T> eps, T* to) {
+  using C = Compute<T>;
+  __shared__ C sums[8];
+  from += blockIdx.x * width, to += blockIdx.x * width;
+  C sum = 0;
+  for (int64_t i = threadIdx.x; i < width; i += 256) sum += C(from[i]) * C(from[i]);
+  sum = team_sum<32>(sum);
+  if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = sum;
+  __syncthreads();
+  sum = 0;
+  for (const C each : sums) sum += each;
+  const C reciprocal = 1 / std::sqrt(sum / C(width) + eps);
+  for (int64_t i = threadIdx.x; i < width; i += 256) assign(to[i], normed<T>(from[i], reciprocal, factors[i]));
+}
+
+// Adds the bias to the rows of q, k and v, norms and rotates heads of q and k, and stores all. A warp takes a head of a
+// token.
+template <typename T>
+__global__ void __launch_bounds__(256) turn_kernel(const __grid_constant__ Stack<T> s, const __grid_constant__ Layer<T> layer,
+                                                   const T* rows, T* q) {
+  using C = Compute<T>;
+  const int64_t heads = s.heads + 2 * s.kv_heads, item = int64_t{blockIdx.x} * 8 + threadIdx.x / 32;
+  const int64_t t = item / heads, head = item % heads, size = s.head_size, of_kv = head - s.heads;
+  const int lane = threadIdx.x % 32;
+  if (t >= s.tokens()) return;
+  const T* const from = rows + item * size;
+  const T* const bias = layer.qkv_bias ? layer.qkv_bias + head * size : nullptr;
+  const auto number = [&](int64_t i) { return bias ? rounded<T>(C(from[i]) + C(bias[i])) : C(from[i]); };
+  if (of_kv >= s.kv_heads) {
+    T* const to = layer.v + (t * s.kv_heads + of_kv - s.kv_heads) * size;
+    for (int64_t i = lane; i < size; i += 32) assign(to[i], number(i));
+    return;
+  }
+  T* const to = of_kv < 0 ? q + (t * s.heads + head) * size : layer.k + (t * s.kv_heads + of_kv) * size;
+  const Numbers<T>& factors = of_kv < 0 ? layer.q_norm : layer.k_norm;
+  C reciprocal = 1;
+  if (factors.data) {
+    C sum = 0;
+    for (int64_t i = lane; i < size; i += 32) sum += number(i) * number(i);
+    reciprocal = 1 / std::sqrt(team_sum<32>(sum) / C(size) + s.eps);
+  }
+  const int64_t angles = (s.has_table_of_text ? t : t % s.length) * (size / 2);
+  for (int64_t i = lane; i < size / 2; i += 32) {
+    const Pair pair(i, size, s.interleaved);
+    C a = number(pair.first), b = number(pair.second);
+    if (factors.data) a = normed<T>(a, reciprocal, factors[pair.first]), b = normed<T>(b, reciprocal, factors[pair.second]);
+    const C cos = s.cos[angles + i], sin = s.sin[angles + i];
+    assign(to[pair.first], a * cos - b * sin);
+    assign(to[pair.second], b * cos + a * sin);
+  }
+}
+
+// Computes heads of o: a block takes a head of a token, and each of its warps every fourth group of keys. A lane has
+// every 32nd of up to 32 kPerLane features.
+template <typename T, int kPerLane>
+__global__ void __launch_bounds__(128) attention_kernel(const __grid_constant__ Stack<T> s,
+                                                        const __grid_constant__ Layer<T> layer, Compute<T> scale,
+                                                        const T* q, T* o) {
+  using C = Compute<T>;
+  constexpr int kWarps = 4, kKeys = 4;  // keys of a group: a warp has their sums at once
+  const int64_t item = blockIdx.x, t = item / s.heads, head = item % s.heads, b = t / s.length, kv = head / s.group();
+  const int64_t cached = s.cached(b), seen = cached + t % s.length + 1, width = s.of_kv_heads(), size = s.head_size;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const auto row = [&](const T* cache, const T* added, int64_t j) {
+    return (j < cached ? cache + (b * s.room + j) * width : added + (b * s.length + j - cached) * width) + kv * size;
+  };
+  C mine[kPerLane], total[kPerLane] = {}, max = C(-HUGE_VAL), sum = 0;
+  for (int e = 0; e < kPerLane; ++e) mine[e] = lane + 32 * e < size ? C(q[item * size + lane + 32 * e]) * scale : C(0);
+  for (int64_t first = warp * kKeys; first < seen; first += kWarps * kKeys) {
+    C dots[kKeys];
+    for (int k = 0; k < kKeys; ++k) {
+      dots[k] = 0;
+      const T* const key = row(layer.keys, layer.k, least(first + k, seen - 1));
+      for (int e = 0; e < kPerLane; ++e)
+        if (lane + 32 * e < size) dots[k] += mine[e] * C(key[lane + 32 * e]);
+    }
+    C greatest = max;
+    for (int k = 0; k < kKeys; ++k) {
+      dots[k] = first + k < seen ? team_sum<32>(dots[k]) : (team_sum<32>(dots[k]), C(-HUGE_VAL));
+      greatest = dots[k] > greatest ? dots[k] : greatest;
+    }
+    const C factor = std::exp(max - greatest);
+    max = greatest, sum *= factor;
+    for (C& each : total) each *= factor;
+    for (int k = 0; k < kKeys; ++k) {
+      const C weight = std::exp(dots[k] - max);
+      sum += weight;
+      const T* const value = row(layer.values, layer.v, least(first + k, seen - 1));
+      for (int e = 0; e < kPerLane; ++e)
+        if (lane + 32 * e < size) total[e] += weight * C(value[lane + 32 * e]);
+    }
+  }
+  __shared__ C maxima[kWarps], sums[kWarps], totals[kWarps][32 * kPerLane];
+  if (lane == 0) maxima[warp] = max, sums[warp] = sum;
+  for (int e = 0; e < kPerLane; ++e) totals[warp][lane + 32 * e] = total[e];
+  __syncthreads();
+  max = maxima[0];  // the first warp has a key
+  for (const C each : maxima) max = each > max ? each : max;
+  sum = 0;
+  for (int w = 0; w < kWarps; ++w) sum += sums[w] * std::exp(maxima[w] - max);
+  for (int i = threadIdx.x; i < size; i += 128) {
+    C all = 0;
+    for (int w = 0; w < kWarps; ++w) all += totals[w][i] * std::exp(maxima[w] - max);
+    assign(o[item * size + i], all / sum);
+  }
+}
+
+// Puts the cached rows that count, and the new ones, one after another: index i is an element of keys and values.
+template <typename T>
+struct Gather {
+  Stack<T> s;
+  Layer<T> layer;
+  Space<T> space;
+
+  template <typename Index>
+  MSOPS_BOTH void operator()(Index index) const {
+    const int64_t i = index, width = s.of_kv_heads(), rows = s.room + s.length;
+    const int64_t b = i / (rows * width), j = i / width % rows, c = i % width, cached = s.cached(b);
+    if (j == 0 && c == 0) space.lengths[b] = static_cast<int32_t>(cached + s.length);
+    if (j >= cached + s.length) return;
+    const int64_t from = j < cached ? (b * s.room + j) * width + c : (b * s.length + j - cached) * width + c;
+    space.keys[i] = (j < cached ? layer.keys : layer.k)[from];
+    space.values[i] = (j < cached ? layer.values : layer.v)[from];
+  }
+};
+
+// Index i is a token's hidden feature.
+template <typename T>
+struct Gate {
+  const T* gates;
+  T* to;
+  int64_t hidden;
+
+  template <typename Index>
+  MSOPS_BOTH void operator()(Index i) const {
+    const T* const row = gates + i / hidden * 2 * hidden + i % hidden;
+    assign(to[i], gated<T>(row[0], row[hidden]));
+  }
+};
+
+// out (n, m) = numbers (n, deep) times weights (m, deep), or out plus that. A block takes a tile of 64 x 64.
+template <typename T>
+__global__ void __launch_bounds__(256) product_kernel(int64_t n, int64_t m, int64_t deep, const T* numbers,
+                                                      const T* weights, T* out, bool adds) {
+  using C = Compute<T>;
+  constexpr int kTile = 64, kDeep = 16, kEach = 4;  // each thread has 4 x 4 sums
+  __shared__ C x[kDeep][kTile + 1], w[kDeep][kTile + 1];
+  const int64_t row = int64_t{blockIdx.y} * kTile, column = int64_t{blockIdx.x} * kTile;
+  const int r = threadIdx.x / 16, c = threadIdx.x % 16;
+  C sums[kEach][kEach] = {};
+  for (int64_t k = 0; k < deep; k += kDeep) {
+    for (int i = threadIdx.x; i < kTile * kDeep; i += 256) {
+      const int at = i / kDeep, d = i % kDeep;
+      x[d][at] = row + at < n && k + d < deep ? C(numbers[(row + at) * deep + k + d]) : C(0);
+      w[d][at] = column + at < m && k + d < deep ? C(weights[(column + at) * deep + k + d]) : C(0);
+    }
+    __syncthreads();
+    for (int d = 0; d < kDeep; ++d)
+      for (int i = 0; i < kEach; ++i)
+        for (int j = 0; j < kEach; ++j) sums[i][j] += x[d][r + 16 * i] * w[d][c + 16 * j];
+    __syncthreads();
+  }
+  for (int i = 0; i < kEach; ++i)
+    for (int j = 0; j < kEach; ++j) {
+      const int64_t to = row + r + 16 * i, of = column + c + 16 * j;
+      if (to < n && of < m) assign(out[to * m + of], adds ? C(out[to * m + of]) + rounded<T>(sums[i][j]) : sums[i][j]);
+    }
+}
+
+template <typename T>
+class Forward {
+ public:
+  using C = Compute<T>;
+
+  Forward(Call& call, const Stack<T>& stack, void* scratch) : call_(call), s(stack) { space_.place(s, scratch); }
+
+  void run() {
+    const int64_t tokens = s.tokens();
+    cudaMemcpyAsync(space_.h, s.x, static_cast<size_t>(tokens * s.width) * sizeof(T), cudaMemcpyDeviceToDevice,
+                    call_.stream());
+    for (int64_t i = 0; i < s.layers && call_.ok(); ++i) {
+      const Layer<T> layer = s.layer(i);
+      norm(layer.norm1, space_.a);
+      multiply(s.qkv_rows(), s.width, layer.qkv, space_.a, space_.rows, false);
+      launch(call_, turn_kernel<T>, parts_of(tokens * (s.heads + 2 * s.kv_heads), 8), 256, 0, s, layer, space_.rows,
+             space_.q);
+      attend(layer);
+      multiply(s.width, s.of_heads(), layer.out, space_.o, space_.h, true);
+      norm(layer.norm2, space_.a);
+      multiply(2 * s.hidden, s.width, layer.gate_up, space_.a, space_.gates, false);
+      on_gpu(call_, tokens * s.hidden, 2 * tokens * s.hidden, Gate<T>{space_.gates, space_.hidden, s.hidden});
+      multiply(s.width, s.hidden, layer.down, space_.hidden, space_.h, true);
+    }
+    if (s.norm.data) return norm(s.norm, s.y);
+    cudaMemcpyAsync(s.y, space_.h, static_cast<size_t>(tokens * s.width) * sizeof(T), cudaMemcpyDeviceToDevice,
+                    call_.stream());
+  }
+
+ private:
+  void norm(const Numbers<T>& factors, T* to) {
+    launch(call_, norm_kernel<T>, s.tokens(), 256, 0, space_.h, s.width, factors, s.eps, to);
+  }
+
+  // to (tokens, m) = numbers (tokens, deep) times weights (m, deep), or is added to.
+  void multiply(int64_t m, int64_t deep, const T* weights, const T* numbers, T* to, bool adds) {
+    if (!call_.ok() || s.tokens() * m == 0) return;
+    const int64_t n = s.tokens();
+    if (deep > 0 && most(most(m, deep), n) <= INT32_MAX &&
+        Cublas::with_handle(call_.stream(), [&](const Cublas& cublas, void* handle) {
+          return cublas.multiply(handle, true, m, n, deep, weights, numbers, to, false, adds);
+        }))
+      return;
+    launch(call_, product_kernel<T>, Grid(parts_of(m, 64), parts_of(n, 64)), 256, 0, n, m, deep, numbers, weights, to, adds);
+  }
+
+  void attend(const Layer<T>& layer) {
+    if constexpr (std::is_same<T, Half>::value) {
+      if (Space<T>::uses_tiles(s) && attend_by_tiles(layer)) return;
+    }
+    const auto go = [&](auto per_lane) {
+      launch(call_, attention_kernel<T, per_lane>, s.tokens() * s.heads, 128, 0, s, layer, s.scale(), space_.q, space_.o);
+    };
+    s.head_size <= 64 ? go(Constant<2>{}) : s.head_size <= 256 ? go(Constant<8>{}) : go(Constant<16>{});
+  }
+
+  // Returns false, and does nothing, if the GPU lacks the instructions.
+  bool attend_by_tiles(const Layer<T>& layer) {
+    using namespace flash_attention;
+    const int64_t rows = s.length + (s.has_cache ? s.room : 0);
+    flash_attention::Attention<Half> a{};
+    a.batch = s.batch, a.heads = s.heads, a.kv_heads = s.kv_heads, a.queries = a.query_rows = s.length;
+    a.keys = a.key_rows = rows, a.width = a.value_width = s.head_size;
+    a.q = space_.q, a.k = s.has_cache ? space_.keys : layer.k, a.v = s.has_cache ? space_.values : layer.v;
+    a.out = space_.o, a.lse = space_.lse;
+    a.of_q = a.of_out = {s.length * s.of_heads(), s.head_size, s.of_heads()};
+    a.of_k = a.of_v = {rows * s.of_kv_heads(), s.head_size, s.of_kv_heads()};
+    a.of_lse = {s.heads * s.length, s.length, 1};
+    a.scale = s.scale(), a.left = -1, a.right = 0, a.splits = 1;
+    a.kv_lengths = s.has_cache ? space_.lengths : nullptr;
+    a.partial = reinterpret_cast<float*>(space_.a);  // a counter of items; nothing else needs `a` meanwhile
+    constexpr int64_t kMost = 1 << 28;
+    if (a.queries > kMost / a.group() || rows > kMost || most(a.batch, a.heads) > INT32_MAX || s.head_size < 1) return false;
+    return s.head_size <= 64 ? launch_tiles<64>(layer, a) : launch_tiles<128>(layer, a);
+  }
+
+  template <int kWidth>
+  bool launch_tiles(const Layer<T>& layer, const flash_attention::Attention<Half>& a) {
+    using namespace flash_attention;
+    using S = ForwardShape<kWidth>;
+    if (!is_compiled_for(80, mma_forward<S, flash_attention::Attention<Half>>) || Gpu().dynamic_bytes() < S::kBytes) return false;
+    if (s.has_cache) {
+      const int64_t n = s.batch * (s.room + s.length) * s.of_kv_heads();
+      on_gpu(call_, n, n, Gather<T>{s, layer, space_});
+    }
+    const auto aligned = [&](const Half* data, const Strides& strides) { return rows_are_aligned(data, strides, s.head_size); };
+    const int rows = aligned(a.q, a.of_q) | aligned(a.k, a.of_k) << 1 | aligned(a.v, a.of_v) << 2 |
+                     aligned(a.out, a.of_out) << 3;
+#if CUDART_VERSION >= 12000
+    if (rows == 15 && launch_wgmma_forward<kWidth, false>(call_, a, nullptr)) return true;
+#endif
+    const double bytes = 2. * a.keys * (a.width + a.value_width) / a.group();
+    const Order order = order_of(a.batch * a.heads, parts_of(a.queries, S::kQueries), bytes, true);
+    launch(call_, mma_forward<S, flash_attention::Attention<Half>>, least(order.count(), INT32_MAX), S::kThreads, S::kBytes, a, order,
+           order.count(), rows);
+    return true;
+  }
+
+  Call& call_;
+  const Stack<T>& s;
+  Space<T> space_;
+};
+
+}  // namespace msops::decoder_stack::gpu
+
+#endif

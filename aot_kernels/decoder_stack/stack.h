@@ -1,0 +1,101 @@
+// Stack says what a call of decoder_stack reads, writes and must compute.
+//
+//   h = x;  in each layer:
+//   a = rms_norm(h, norm1),  (q, k, v) = a qkv^T + qkv_bias,  q and k normed by head, and rotated
+//   o = attention(q; the cached rows that count, then the new rows up to the query's own)
+//   h = h + o out^T,  a = rms_norm(h, norm2),  h = h + (silu(a gate^T) a up^T) down^T
+//   y = rms_norm(h, norm), or h without norm
+//
+// Results are rounded to T wherever the single operators would store them.
+#pragma once
+
+#include <cmath>
+
+#include "../common/activations.h"
+#include "../common/numbers.h"
+
+namespace msops::decoder_stack {
+
+// Layer is what one layer reads and writes. Pointers may be null where the stack's tensors are absent.
+template <typename T>
+struct Layer {
+  Numbers<T> norm1, norm2, q_norm, k_norm;       // of this layer, from their first element on
+  const T *qkv, *qkv_bias, *out, *gate_up, *down;  // (qkv_rows, C), (qkv_rows), (C, heads D), (2, F, C), (C, F)
+  const T *keys, *values;                        // (B, S, kv_heads, D)
+  T *k, *v;                                      // (B, T, kv_heads, D)
+};
+
+template <typename T>
+struct Stack {
+  using C = Compute<T>;
+  int64_t layers, batch, length, width, heads, kv_heads, head_size, hidden, room;  // room: rows of the cache, S
+  const T* x;                                                                      // (B, T, C)
+  Numbers<T> cos, sin;                                                             // (T, D/2) or (B, T, D/2)
+  bool has_table_of_text, interleaved;
+  Numbers<T> norm1, norm2, norm, q_norm, k_norm;  // (L, C), (L, C), (C), (L, D), (L, D)
+  const T *qkv, *qkv_bias, *out, *gate_up, *down, *keys, *values;
+  const void* lengths;  // (B) of int32 or int64
+  bool has_cache, lengths_are_wide;
+  C eps;
+  T *y, *k, *v;
+
+  MSOPS_BOTH int64_t tokens() const { return batch * length; }
+  MSOPS_BOTH int64_t group() const { return heads / kv_heads; }
+  MSOPS_BOTH int64_t qkv_rows() const { return (heads + 2 * kv_heads) * head_size; }
+  MSOPS_BOTH int64_t of_heads() const { return heads * head_size; }
+  MSOPS_BOTH int64_t of_kv_heads() const { return kv_heads * head_size; }
+  C scale() const { return C(1 / std::sqrt(static_cast<double>(head_size > 0 ? head_size : 1))); }
+
+  // Returns how many rows of a text's cache count.
+  MSOPS_BOTH int64_t cached(int64_t text) const {
+    if (!has_cache) return 0;
+    const int64_t rows =
+        lengths_are_wide ? static_cast<const int64_t*>(lengths)[text] : static_cast<const int32_t*>(lengths)[text];
+    return rows < 0 ? 0 : rows < room ? rows : room;
+  }
+
+  Layer<T> layer(int64_t i) const {
+    const int64_t of_cache = batch * room * of_kv_heads(), of_new = tokens() * of_kv_heads();
+    const auto at = [](const T* data, int64_t offset) { return data ? data + offset : nullptr; };
+    return {from(norm1, i * width),
+            from(norm2, i * width),
+            from(q_norm, i * head_size),
+            from(k_norm, i * head_size),
+            qkv + i * qkv_rows() * width,
+            at(qkv_bias, i * qkv_rows()),
+            out + i * width * of_heads(),
+            gate_up + i * 2 * hidden * width,
+            down + i * width * hidden,
+            at(keys, i * of_cache),
+            at(values, i * of_cache),
+            k + i * of_new,
+            v + i * of_new};
+  }
+
+  // Returns the numbers from element `offset` on.
+  static Numbers<T> from(Numbers<T> numbers, int64_t offset) {
+    if (numbers.data) numbers.data = static_cast<char*>(numbers.data) + offset * (numbers.are_float ? 4 : sizeof(T));
+    return numbers;
+  }
+};
+
+// Norms a number by the reciprocal root mean square and its factor.
+template <typename T>
+MSOPS_BOTH Compute<T> normed(Compute<T> number, Compute<T> reciprocal, Compute<T> factor) {
+  return rounded<T>(rounded<T>(number * reciprocal) * rounded<T>(factor));
+}
+
+// A Pair is two features of a head that are rotated together, by the pair-th angle.
+struct Pair {
+  int64_t first, second;
+
+  MSOPS_BOTH Pair(int64_t pair, int64_t head_size, bool interleaved)
+      : first(interleaved ? 2 * pair : pair), second(interleaved ? 2 * pair + 1 : pair + head_size / 2) {}
+};
+
+template <typename T>
+MSOPS_BOTH Compute<T> gated(Compute<T> gate, Compute<T> up) {
+  return rounded<T>(Activations<Compute<T>>::silu(gate) * up);
+}
+
+}  // namespace msops::decoder_stack
