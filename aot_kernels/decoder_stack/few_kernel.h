@@ -61,7 +61,7 @@ __device__ void compute_layers(Worker<T, kWarps>& w) {
 
 template <typename T, int kWarps>
 __global__ void __launch_bounds__(32 * kWarps + 32, 1) few_tokens_kernel(const __grid_constant__ FewTokens<T> s) {
-  if (!has_instructions_of(90)) return;
+  if (!has_instructions_of(80)) return;
   extern __shared__ uint4 dynamic[];
   unsigned char* const shared = reinterpret_cast<unsigned char*>(dynamic);
   __shared__ Work work;
@@ -78,7 +78,7 @@ __global__ void __launch_bounds__(32 * kWarps + 32, 1) few_tokens_kernel(const _
   }
   __syncthreads();
   if (threadIdx.x / 32 == kWarps) {
-    Filler<T>{s, ring, aux, address + s.at_ring, address + s.at_aux, work, static_cast<int>(threadIdx.x % 32)}.run();
+    Filler<T>{s, ring, aux, shared, work, static_cast<int>(threadIdx.x % 32)}.run();
   } else {
     Worker<T, kWarps> worker{s, shared, work, ring, aux, Watch(s.failed)};
     compute_layers(worker);
