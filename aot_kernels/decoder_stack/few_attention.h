@@ -62,11 +62,11 @@ struct Attention {
 
   // ---- Heads of q, k and v ----
 
-  // Reads a head of a token, which begins at a row of qkv; norms it, if there are factors; rotates it, if `turns`. Calls
-  // put(i, number). A lane has kPairs pairs.
+  // Reads a head of a token, which begins at a row of qkv; norms it, if there are factors; rotates it, if `turns`.
+  // Calls put(i, number). A lane has kPairs pairs.
   template <int kPairs, typename Put>
-  __device__ __forceinline__ void read_head(int layer, int token, int row, const unsigned char* factors, bool is_wide, bool turns,
-                                            const Put& put) {
+  __device__ __forceinline__ void read_head(int layer, int token, int row, const unsigned char* factors, bool is_wide,
+                                            bool turns, const Put& put) {
     const int half = s.head_size / 2;
     const unsigned tag = layer + 1;
     const uint2* const from = s.results[kQkv] + (token * s.qkv_rows() + row) / kWord;
@@ -133,20 +133,21 @@ struct Attention {
       if (i < item.queries) {
         int head;
         const int place = s.by_group.divide(item.first_query + i, &head);
-        read_head<kPairs>(layer, item.text * s.length + place, (item.kv_head * s.by_group.value() + head) * s.head_size, s.q_norm.data ? w.factors(2) : nullptr,
-                  s.q_norm.is_wide, true, [&](int e, float number) { query(i)[e] = number * s.scale; });
+        read_head<kPairs>(layer, item.text * s.length + place, (item.kv_head * s.by_group.value() + head) * s.head_size,
+                          s.q_norm.data ? w.factors(2) : nullptr, s.q_norm.is_wide, true,
+                          [&](int e, float number) { query(i)[e] = number * s.scale; });
         continue;
       }
       const int which = i - item.queries < s.length ? 0 : 1, place = i - item.queries - which * s.length;
       const int row = (s.heads + which * s.kv_heads + item.kv_head) * s.head_size;
       const int64_t token = item.text * s.length + place;
-      T* const out = (which == 0 ? s.k : s.v) +
-                     ((int64_t{layer} * s.tokens() + token) * s.kv_heads + item.kv_head) * s.head_size;
-      read_head<kPairs>(layer, token, row, which == 0 && s.k_norm.data ? w.factors(3) : nullptr, s.k_norm.is_wide, which == 0,
-                [&](int e, float number) {
-                  fresh(which, place)[e] = T(number);
-                  if (item.first_query == 0) out[e] = T(number);
-                });
+      T* const out =
+          (which == 0 ? s.k : s.v) + ((int64_t{layer} * s.tokens() + token) * s.kv_heads + item.kv_head) * s.head_size;
+      read_head<kPairs>(layer, token, row, which == 0 && s.k_norm.data ? w.factors(3) : nullptr, s.k_norm.is_wide,
+                        which == 0, [&](int e, float number) {
+                          fresh(which, place)[e] = T(number);
+                          if (item.first_query == 0) out[e] = T(number);
+                        });
     }
     w.sync();
   }
@@ -155,8 +156,8 @@ struct Attention {
 
   // Takes rows of keys and values from shared memory. A query sees the rows below its limit.
   template <typename Limit>
-  __device__ __forceinline__ void attend(Stream<T>& stream, const float (&queries)[kMostQueries][kPack],
-                                         const T* keys, const T* values, int rows, const Limit& limit) const {
+  __device__ __forceinline__ void attend(Stream<T>& stream, const float (&queries)[kMostQueries][kPack], const T* keys,
+                                         const T* values, int rows, const Limit& limit) const {
     constexpr int kQueries = kMostQueries;
     const int rows_at_once = 32 / lanes, pack = w.lane % lanes;
     for (int first = w.warp * rows_at_once; first < rows; first += kWarps * rows_at_once) {
@@ -210,11 +211,10 @@ struct Attention {
       w.ring.release();
     }
     if (item.is_last)
-      attend(stream, queries, fresh(0, 0), fresh(1, 0), s.length,
-             [&](int q) {
-               int head;
-               return s.by_group.divide(item.first_query + q, &head) + 1;
-             });
+      attend(stream, queries, fresh(0, 0), fresh(1, 0), s.length, [&](int q) {
+        int head;
+        return s.by_group.divide(item.first_query + q, &head) + 1;
+      });
     for (int distance = lanes; distance < 32; distance *= 2) stream.merge(distance);
 #pragma unroll
     for (int q = 0; q < kQueries; ++q) {
@@ -304,7 +304,8 @@ struct Attention {
 #pragma unroll
         for (int j = 0; j < kAhead; ++j)
           if (first + j * kStreams < used)
-            add(__uint_as_float(others[j].x), __uint_as_float(others[j].z), __uint_as_float(waits ? kNanWord : sums[j].x));
+            add(__uint_as_float(others[j].x), __uint_as_float(others[j].z),
+                __uint_as_float(waits ? kNanWord : sums[j].x));
       }
       for (int distance = kFeatures; distance < 32; distance *= 2) {
         const float of_most = __shfl_xor_sync(~0u, most, distance), of_total = __shfl_xor_sync(~0u, total, distance);

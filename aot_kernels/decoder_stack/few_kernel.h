@@ -1,6 +1,6 @@
-// One launch computes all layers for few tokens. Blocks stay, one a multiprocessor. Each takes some rows of every matrix,
-// and some items of attention. These are a layer's steps, where -> is a way through words with tags, from all blocks to
-// all:
+// One launch computes all layers for few tokens. Blocks stay, one a multiprocessor. Each takes some rows of every
+// matrix, and some items of attention. These are a layer's steps, where -> is a way through words with tags, from all
+// blocks to all:
 //
 //   norm, qkv -> norm and rotation of heads, attention to parts of the cache -> merge of the parts -> out, residual ->
 //   norm, gates -> down, residual ->

@@ -8,21 +8,18 @@
 
 namespace msops::decoder_stack {
 
-#ifndef FEW_WARPS
-#define FEW_WARPS 8
-#endif
-constexpr int kFewWarps = FEW_WARPS;
+constexpr int kFewWarps = 8;
 
-// FewTuning has what may be tuned: the most bytes of a row that a tile has, the most slots of the ring, and the most parts
-// of a cache.
+// FewTuning has what may be tuned: the most bytes of a row that a tile has, the most slots of the ring, and the most
+// parts of a cache.
 struct FewTuning {
   int chunk = 2048, most_slots = 56, most_splits = 1 << 20;
 };
 
 inline int rounded_up(int64_t n, int multiple) { return static_cast<int>((n + multiple - 1) / multiple * multiple); }
 
-// Chooses what a tile has of a row: equal parts of at most `chunk` bytes. Rows in shared memory are an odd multiple of 64
-// bytes apart where packs of neighbouring rows would lie in the same banks.
+// Chooses what a tile has of a row: equal parts of at most `chunk` bytes. Rows in shared memory are an odd multiple of
+// 64 bytes apart where packs of neighbouring rows would lie in the same banks.
 template <typename T>
 void choose_tile(Matrix<T>& m, int chunk) {
   const int bytes = m.row_bytes(), chunks = (bytes - 1) / chunk + 1;
@@ -30,8 +27,8 @@ void choose_tile(Matrix<T>& m, int chunk) {
   m.stride = m.chunk % 128 == 0 ? m.chunk + 64 : m.chunk;
 }
 
-// Plans what blocks do, of `blocks` with so much shared memory. Returns the bytes of shared memory, or 0 if the stack does
-// not fit.
+// Plans what blocks do, of `blocks` with so much shared memory. Returns the bytes of shared memory, or 0 if the stack
+// does not fit.
 template <typename T>
 int64_t plan_few_tokens(FewTokens<T>& s, int blocks, int shared_bytes, const FewTuning& tuning = {}) {
   constexpr int kLeastSlots = 4, kAlign = 128;

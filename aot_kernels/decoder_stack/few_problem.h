@@ -1,5 +1,5 @@
-// FewTokens is what the kernel for few tokens gets: the stack's tensors, the vectors by which its blocks tell each other
-// their results, and how the work is dealt to blocks.
+// FewTokens is what the kernel for few tokens gets: the stack's tensors, the vectors by which its blocks tell each
+// other their results, and how the work is dealt to blocks.
 #pragma once
 
 #include <cstdint>
@@ -108,7 +108,8 @@ struct FewTokens {
   // Returns how many rows of a text's cache count.
   MSOPS_BOTH int cached(int text) const {
     if (!lengths) return 0;
-    const int64_t rows = lengths_are_wide ? static_cast<const int64_t*>(lengths)[text] : static_cast<const int32_t*>(lengths)[text];
+    const int64_t rows =
+        lengths_are_wide ? static_cast<const int64_t*>(lengths)[text] : static_cast<const int32_t*>(lengths)[text];
     return static_cast<int>(rows < 0 ? 0 : rows < room ? rows : room);
   }
   // Returns how many cached rows each split takes, of a text that has `cached`.
@@ -123,8 +124,8 @@ struct FewTokens {
   }
 };
 
-// Item is what a block does of attention: some queries that share a head of keys, and a part of the cache. The last part
-// of a cache has the new rows, too.
+// Item is what a block does of attention: some queries that share a head of keys, and a part of the cache. The last
+// part of a cache has the new rows, too.
 struct Item {
   int text, kv_head, first_query, queries, split;
   Range rows;

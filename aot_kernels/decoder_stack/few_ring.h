@@ -1,6 +1,6 @@
-// The ring is a queue of slots in shared memory. One warp fills them with tiles of weights and rows of the cache, in the
-// order of their use, as far ahead as there are slots: none of this depends on what the launch computes. It uses bulk
-// copies, or cp.async before sm_90. The other warps wait for a slot, and release it when all of them have read it.
+// The ring is a queue of slots in shared memory. One warp fills them with tiles of weights and rows of the cache, in
+// the order of their use, as far ahead as there are slots: none of this depends on what the launch computes. It uses
+// bulk copies, or cp.async before sm_90. The other warps wait for a slot, and release it when all of them have read it.
 #pragma once
 
 #include "../common/gpu/cp_async.h"
@@ -50,8 +50,8 @@ struct Filler {
   const Work& work;
   int lane;
 
-  // Fills the next slot with rows of whole packs: row(i, to, from, bytes) tells where the i-th comes and comes from, and
-  // has 0 bytes if there is none. `to` begins as the slot's first byte; `bytes` are those of all rows.
+  // Fills the next slot with rows of whole packs: row(i, to, from, bytes) tells where the i-th comes and comes from,
+  // and has 0 bytes if there is none. `to` begins as the slot's first byte; `bytes` are those of all rows.
   template <typename Row>
   __device__ __forceinline__ void fill(Ring& to, unsigned address, int rows, int bytes, const Row& row) {
     to.wait_empty();
@@ -83,10 +83,11 @@ struct Filler {
     for (int group = mine.begin; group < mine.end; ++group)
       for (int begin = 0; begin < m.row_bytes(); begin += m.chunk) {
         const int bytes = min(m.chunk, m.row_bytes() - begin);
-        fill(ring, slot(), kGroupRows, bytes * m.rows_in(group) * (m.is_pair ? 2 : 1), [&](int i, int& to, int& of_row) {
-          to = i * m.stride, of_row = m.has(group, i) ? bytes : 0;
-          return reinterpret_cast<const char*>(m.row(layer, group, i)) + begin;
-        });
+        fill(ring, slot(), kGroupRows, bytes * m.rows_in(group) * (m.is_pair ? 2 : 1),
+             [&](int i, int& to, int& of_row) {
+               to = i * m.stride, of_row = m.has(group, i) ? bytes : 0;
+               return reinterpret_cast<const char*>(m.row(layer, group, i)) + begin;
+             });
       }
   }
 

@@ -72,8 +72,8 @@ struct Worker {
     sync();
   }
 
-  // Reads vectors of tokens and norms them: put(token, unit, its words). Without `from`, reads x. The residual keeps the
-  // vectors as they were.
+  // Reads vectors of tokens and norms them: put(token, unit, its words). Without `from`, reads x. The residual keeps
+  // the vectors as they were.
   template <typename Put>
   __device__ void read_normed(const uint2* from, unsigned tag, int first_token, int tokens, const Factors<T>& factors,
                               T* residual, const Put& put) {
@@ -126,7 +126,8 @@ struct Worker {
 
   // Partial sums are (group, warp, token, row) in shared memory.
   __device__ float* partial(int group, int of_warp, int token) const {
-    return reinterpret_cast<float*>(shared + s.at_partial) + ((group * kWarps + of_warp) * s.tokens() + token) * kGroupRows;
+    return reinterpret_cast<float*>(shared + s.at_partial) +
+           ((group * kWarps + of_warp) * s.tokens() + token) * kGroupRows;
   }
   // Adds up the warps' sums, and rounds the results to T.
   __device__ __forceinline__ void sum(int group, int token, int row, float (&sums)[kWord]) const {
@@ -183,8 +184,8 @@ struct Worker {
         for (int half = 0; half < 2; ++half) {
           const int token = lane / 4 + 8 * half;
           if (token < s.tokens())
-            *reinterpret_cast<float2*>(partial(i, warp, token) + lane % 4 * 2) = {sums[0][2 * half] + sums[1][2 * half],
-                                                                                sums[0][2 * half + 1] + sums[1][2 * half + 1]};
+            *reinterpret_cast<float2*>(partial(i, warp, token) + lane % 4 * 2) = {
+                sums[0][2 * half] + sums[1][2 * half], sums[0][2 * half + 1] + sums[1][2 * half + 1]};
         }
       }
       sync();

@@ -1,5 +1,5 @@
-// An mbarrier is a barrier in shared memory, for sm_80 and later. In one phase after another, it counts arrivals and, for
-// sm_90 and later, bytes that asynchronous copies write. It takes 8 bytes, and is given by its shared_address.
+// An mbarrier is a barrier in shared memory, for sm_80 and later. In one phase after another, it counts arrivals and,
+// for sm_90 and later, bytes that asynchronous copies write. It takes 8 bytes, and is given by its shared_address.
 #pragma once
 
 #include "instructions.h"
