@@ -69,6 +69,11 @@ __global__ void __launch_bounds__(32 * kWarps + 32, 1) few_tokens_kernel(const _
   const unsigned address = shared_address(shared);
   const Ring ring{address, s.slots}, aux{address + 16 * s.slots, kLayersAhead};
   work.find(s, threadIdx.x, blockIdx.x, gridDim.x);
+  const int angles = s.rows_of_table() * s.head_size / 2;
+  for (int i = threadIdx.x; i < angles; i += blockDim.x) {
+    float* const table = reinterpret_cast<float*>(shared + s.at_tables);
+    table[i] = s.cos[i], table[angles + i] = s.sin[i];
+  }
   __syncthreads();
   if (threadIdx.x == 0) {
     ring.init(kWarps);

@@ -41,18 +41,23 @@ int64_t plan_few_tokens(FewTokens<T>& s, int blocks, int shared_bytes, const Few
   }
   s.slot_bytes = rounded_up(std::max<int64_t>(slot, 2 * s.head_bytes()), kAlign);
   s.scale = static_cast<float>(1 / std::sqrt(static_cast<double>(size))), s.reciprocal_width = 1.f / s.width;
-  s.by_group = Divisor(s.group()), s.by_head_size = Divisor(size);
-  s.query_chunks = (s.queries() - 1) / kMostQueries + 1;
+  s.by_group = Divisor(s.group()), s.by_head_size = Divisor(size), s.by_head_and_total = Divisor(size + 1);
+  s.cache_rows = s.slot_bytes / (2 * s.head_bytes());
+  s.most_queries = sizeof(T) == 2 && size <= kMostMmaSize ? kMmaQueries : kStreamQueries;
+  s.query_chunks = (s.queries() - 1) / s.most_queries + 1;
   const int64_t heads = int64_t{s.batch} * s.kv_heads * s.query_chunks;
   s.splits = static_cast<int>(std::clamp<int64_t>(blocks / heads, 1, tuning.most_splits));
   const int64_t of_group = int64_t{kFewWarps} * tokens * kGroupRows * sizeof(float);
   s.groups_at_once = static_cast<int>(std::clamp<int64_t>(16 * 1024 / of_group, 1, groups));
   const int bias_rows = ((s.matrices[kQkv].groups() - 1) / blocks + 1) * kGroupRows;
-  s.aux_bytes = rounded_up(8 * int64_t{s.width} + 8 * size + bias_rows * sizeof(T), kAlign);
+  const int of_factors[] = {s.norm1.bytes(s.width), s.norm2.bytes(s.width), s.q_norm.bytes(s.head_size),
+                            s.k_norm.bytes(s.head_size), bias_rows * static_cast<int>(sizeof(T))};
+  s.aux_bytes = 0;
+  for (int i = 0; i < 5; ++i) s.at_factors[i] = s.aux_bytes, s.aux_bytes += rounded_up(of_factors[i], kAlign);
   const int columns = std::max({s.width, s.hidden, s.heads * s.head_size});
   s.work_stride = rounded_up(columns * sizeof(T), kAlign) + 64;
-  const int64_t of_attention = kMostQueries * size * sizeof(float) + 2 * s.length * size * sizeof(T) +
-                               kFewWarps * kMostQueries * (size + 2) * sizeof(float);
+  const int64_t of_attention = (s.most_queries + 2 * s.length) * size * sizeof(T) +
+                               kFewWarps * s.most_queries * (size + 2) * sizeof(float);
 
   int64_t at = 1024;  // barriers
   const auto take = [&](int64_t bytes) {
@@ -61,6 +66,7 @@ int64_t plan_few_tokens(FewTokens<T>& s, int blocks, int shared_bytes, const Few
     return static_cast<int>(begin);
   };
   s.at_sums = take(kMostTokens * kFewWarps * sizeof(float));
+  s.at_tables = take(s.rows_of_table() * size * sizeof(float));
   s.at_aux = take(2 * s.aux_bytes);
   s.at_residual = take(2 * tokens * s.width * sizeof(T));
   s.at_partial = take(s.groups_at_once * of_group);

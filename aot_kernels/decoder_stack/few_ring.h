@@ -92,7 +92,7 @@ struct Filler {
   }
 
   __device__ void fill_cache(int layer) {
-    const int row_bytes = s.head_bytes(), most = s.cache_rows_of_slot();
+    const int row_bytes = s.head_bytes(), most = s.cache_rows;
     for (int i = 0; i < work.items; ++i) {
       const Item& item = work.of_item[i];
       for (int begin = item.rows.begin; begin < item.rows.end; begin += most) {
@@ -118,7 +118,7 @@ struct Filler {
     const unsigned address = shared_address(shared) + s.at_aux + aux.slot * s.aux_bytes;
     const int all = s.norm1.bytes(s.width) + s.norm2.bytes(s.width) + of_q + of_k + of_bias;
     fill(aux, address, 5, all, [&](int i, int& to, int& of_row) -> const void* {
-      to = 4 * (min(i, 2) * s.width + max(i - 2, 0) * s.head_size);
+      to = s.at_factors[i];
       if (i == 0) return of_row = s.norm1.bytes(s.width), s.norm1.at(at);
       if (i == 1) return of_row = s.norm2.bytes(s.width), s.norm2.at(at);
       if (i == 2) return of_row = of_q, s.q_norm.at(of_head);

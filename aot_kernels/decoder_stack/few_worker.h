@@ -52,9 +52,10 @@ struct Worker {
   __device__ T* residual(int which) const {
     return reinterpret_cast<T*>(shared + s.at_residual) + which * s.tokens() * s.width;
   }
+  __device__ const float* tables() const { return reinterpret_cast<const float*>(shared + s.at_tables); }
   // Returns the layer's factors of norm1, norm2, q_norm and k_norm, and the bias, in shared memory.
   __device__ const unsigned char* factors(int which) const {
-    return shared + s.at_aux + aux.slot * s.aux_bytes + 4 * (min(which, 2) * s.width + max(which - 2, 0) * s.head_size);
+    return shared + s.at_aux + aux.slot * s.aux_bytes + s.at_factors[which];
   }
 
   // ---- Vectors ----
