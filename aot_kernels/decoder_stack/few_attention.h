@@ -39,29 +39,14 @@ struct Attention {
     w.sync();
   }
 
-  template <int kPairs>
-  __device__ __forceinline__ void attend(const Item& item) {
-    if constexpr (sizeof(T) == 2 && kPairs > 0) {
-      MmaAttention<kPairs, kWarps>{heads}.attend(item);
-    } else {
-      Streams<T, kWarps>(heads).attend(item);
-    }
-  }
-
   __device__ void take_items(int layer) {
-    constexpr bool kMma = sizeof(T) == 2;
     for (int i = 0; i < w.of_block.items; ++i) {
       const Item item = w.of_block.of_item[i];
-      if (s.head_size <= 64) {
-        heads.template read<1>(layer, item);
-        attend<kMma ? 4 : 0>(item);
+      heads.read(layer, item);
+      if constexpr (sizeof(T) == 2) {
+        MmaAttention<kWarps>{heads}.attend(item);
       } else {
-        heads.template read<kMostHeadSize / 64>(layer, item);
-        if (kMma && s.head_size <= kMostMmaSize) {
-          attend<kMma ? kMostMmaSize / 16 : 0>(item);
-        } else {
-          attend<0>(item);
-        }
+        Streams<T, kWarps>(heads).attend(item);
       }
       w.sync();
       publish_item(item, layer + 1);

@@ -9,7 +9,7 @@ constexpr float kLowest = -1e30f;  // below any score
 
 template <typename T, int kWarps>
 struct Heads {
-  static constexpr int kWord = kWordElements<T>;
+  static constexpr int kWord = kWordElements<T>, kPairs = kMostHeadSize / 64;  // kPairs: of a lane
   Worker<T, kWarps>& w;
   const FewTokens<T>& s;
 
@@ -34,8 +34,8 @@ struct Heads {
   }
 
   // Reads a head of a token, which begins at a row of qkv; norms it, if there are factors; rotates it, if `turns`.
-  // Calls put(i, number). `place` is the row of the tables. A lane has kPairs pairs.
-  template <int kPairs, typename Put>
+  // Calls put(i, number). `place` is the row of the tables.
+  template <typename Put>
   __device__ __forceinline__ void read_head(unsigned tag, int token, int place, int row, const unsigned char* factors, bool is_wide,
                                             bool turns, const Put& put) {
     const int half = s.head_size / 2;
@@ -47,7 +47,7 @@ struct Heads {
     const auto second = [&](int pair) { return s.interleaved ? 2 * pair + 1 : pair + half; };
 #pragma unroll
     for (int j = 0; j < kPairs; ++j)
-      if (turns && w.lane + 32 * j < half)
+      if (32 * j < half && turns && w.lane + 32 * j < half)
         c[j] = cos[w.lane + 32 * j], d[j] = sin[w.lane + 32 * j];
     uint2 words[kPairs][2];
     bool waits;
@@ -56,19 +56,19 @@ struct Heads {
       waits = false;
 #pragma unroll
       for (int j = 0; j < kPairs; ++j)
-        if (w.lane + 32 * j < half) {
+        if (32 * j < half && w.lane + 32 * j < half) {
           words[j][0] = ld_relaxed_b64(from + first(w.lane + 32 * j) / kWord);
           words[j][1] = ld_relaxed_b64(from + second(w.lane + 32 * j) / kWord);
         }
 #pragma unroll
       for (int j = 0; j < kPairs; ++j)
-        if (w.lane + 32 * j < half) waits |= words[j][0].y != tag || words[j][1].y != tag;
+        if (32 * j < half && w.lane + 32 * j < half) waits |= words[j][0].y != tag || words[j][1].y != tag;
     } while (waits && w.watch.goes_on());
     float squares = 0;
 #pragma unroll
     for (int j = 0; j < kPairs; ++j) {
       a[j] = b[j] = 0;
-      if (w.lane + 32 * j < half) {
+      if (32 * j < half && w.lane + 32 * j < half) {
         a[j] = element_of<T>(waits ? kNanWord : words[j][0].x, first(w.lane + 32 * j) % kWord);
         b[j] = element_of<T>(waits ? kNanWord : words[j][1].x, second(w.lane + 32 * j) % kWord);
         squares += a[j] * a[j] + b[j] * b[j];
@@ -80,7 +80,7 @@ struct Heads {
 #pragma unroll
     for (int j = 0; j < kPairs; ++j) {
       const int pair = w.lane + 32 * j;
-      if (pair >= half) continue;
+      if (32 * j >= half || pair >= half) continue;
       if (factors) {
         a[j] = rounded<T>(rounded<T>(a[j] * r) * rounded<T>(by[first(pair)]));
         b[j] = rounded<T>(rounded<T>(b[j] * r) * rounded<T>(by[second(pair)]));
@@ -95,7 +95,6 @@ struct Heads {
     }
   }
 
-  template <int kPairs>
   __device__ __forceinline__ void read(int layer, const Item& item) {
     const int rows = item.queries + (item.is_last ? 2 * s.length : 0);
     for (int i = w.warp; i < rows; i += kWarps) {
@@ -112,7 +111,7 @@ struct Heads {
           (which == 1 ? s.k : s.v) + ((int64_t{layer} * s.tokens() + token) * s.kv_heads + item.kv_head) * s.head_size;
       const bool is_out = which > 0 && item.first_query == 0;
       const Factors<T>& norm = which == 0 ? s.q_norm : s.k_norm;
-      read_head<kPairs>(layer + 1, token, s.has_table_of_text ? token : at, head * s.head_size,
+      read_head(layer + 1, token, s.has_table_of_text ? token : at, head * s.head_size,
                         which < 2 && norm.data ? w.factors(2 + which) : nullptr, norm.is_wide, which < 2,
                         [&](int e, float number) {
                           to[e] = T(number);

@@ -6,10 +6,9 @@
 
 namespace msops::decoder_stack {
 
-// Heads have up to 16 * kPairs features.
-template <int kPairs, int kWarps>
+template <int kWarps>
 struct MmaAttention {
-  static constexpr int kRows = 16;
+  static constexpr int kRows = 16, kPairs = kMostHeadSize / 16;  // kPairs: of 8 features
   Heads<Half, kWarps>& h;
   float most = kLowest, total = 0;  // of query lane / 4; total: of the keys that the lane has
   float sums[2 * kPairs][4] = {};   // of query lane / 4 and feature 8 i + 2 (lane % 4), + 1

@@ -43,7 +43,7 @@ int64_t plan_few_tokens(FewTokens<T>& s, int blocks, int shared_bytes, const Few
   s.scale = static_cast<float>(1 / std::sqrt(static_cast<double>(size))), s.reciprocal_width = 1.f / s.width;
   s.by_group = Divisor(s.group()), s.by_head_size = Divisor(size), s.by_head_and_total = Divisor(size + 1);
   s.cache_rows = s.slot_bytes / (2 * s.head_bytes());
-  s.most_queries = sizeof(T) == 2 && size <= kMostMmaSize ? kMmaQueries : kStreamQueries;
+  s.most_queries = sizeof(T) == 2 ? kMmaQueries : kStreamQueries;
   s.query_chunks = (s.queries() - 1) / s.most_queries + 1;
   const int64_t heads = int64_t{s.batch} * s.kv_heads * s.query_chunks;
   s.splits = static_cast<int>(std::clamp<int64_t>(blocks / heads, 1, tuning.most_splits));
@@ -101,7 +101,7 @@ bool is_for_few_tokens(const FewTokens<T>& s) {
   const auto whole = [](int64_t n) { return n > 0 && n <= kMost && n % kPackWidth<T> == 0; };
   const int64_t rows = (s.heads + 2 * int64_t{s.kv_heads}) * s.head_size;
   return s.tokens() > 0 && s.tokens() <= kMostTokens && whole(s.width) && whole(s.hidden) && whole(s.head_size) &&
-         s.head_size <= std::min(kMostHeadSize, 32 * kPackWidth<T>) && whole(rows) && s.room <= INT32_MAX / 2;
+         s.head_size <= kMostHeadSize && whole(rows) && s.room <= INT32_MAX / 2;
 }
 
 template <typename T>

@@ -10,8 +10,8 @@
 
 namespace msops::decoder_stack {
 
-constexpr int kMostTokens = 16, kGroupRows = 8, kMostHeadSize = 256, kMostItems = 16;
-constexpr int kStreamQueries = 4, kMmaQueries = 8, kMostMmaSize = 128;  // queries that attention takes at once
+constexpr int kMostTokens = 16, kGroupRows = 8, kMostHeadSize = 128, kMostItems = 16;
+constexpr int kStreamQueries = 4, kMmaQueries = 8;  // queries that attention takes at once
 
 // The steps of a layer that multiply by a matrix.
 enum Step : int { kQkv, kOut, kGates, kDown, kSteps };

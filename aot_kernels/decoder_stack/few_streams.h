@@ -1,4 +1,4 @@
-// Streams attend to keys and values by the cores for float32: for float32, and for large heads of float16.
+// Streams attend to keys and values by the cores for float32: for float32.
 #pragma once
 
 #include "few_heads.h"
