@@ -41,14 +41,16 @@ struct Attention {
 
   __device__ void take_items(int layer) {
     for (int i = 0; i < w.of_block.items; ++i) {
-      const Item item = w.of_block.of_item[i];
+      const Item& item = w.of_block.of_item[i];
       heads.read(layer, item);
+      w.forget();
       if constexpr (sizeof(T) == 2) {
         MmaAttention<kWarps>{heads}.attend(item);
       } else {
         Streams<T, kWarps>(heads).attend(item);
       }
       w.sync();
+      w.forget();
       publish_item(item, layer + 1);
     }
   }

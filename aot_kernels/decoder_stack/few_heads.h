@@ -36,8 +36,8 @@ struct Heads {
   // Reads a head of a token, which begins at a row of qkv; norms it, if there are factors; rotates it, if `turns`.
   // Calls put(i, number). `place` is the row of the tables.
   template <typename Put>
-  __device__ __forceinline__ void read_head(unsigned tag, int token, int place, int row, const unsigned char* factors, bool is_wide,
-                                            bool turns, const Put& put) {
+  __device__ __forceinline__ void read_head(unsigned tag, int token, int place, int row, const unsigned char* factors,
+                                            bool is_wide, bool turns, const Put& put) {
     const int half = s.head_size / 2;
     const uint2* const from = s.results[kQkv] + (token * s.qkv_rows() + row) / kWord;
     const float* const cos = w.tables() + place * half;
@@ -47,8 +47,7 @@ struct Heads {
     const auto second = [&](int pair) { return s.interleaved ? 2 * pair + 1 : pair + half; };
 #pragma unroll
     for (int j = 0; j < kPairs; ++j)
-      if (32 * j < half && turns && w.lane + 32 * j < half)
-        c[j] = cos[w.lane + 32 * j], d[j] = sin[w.lane + 32 * j];
+      if (32 * j < half && turns && w.lane + 32 * j < half) c[j] = cos[w.lane + 32 * j], d[j] = sin[w.lane + 32 * j];
     uint2 words[kPairs][2];
     bool waits;
     w.watch.begin();
@@ -102,8 +101,8 @@ struct Heads {
       // which: 0 for a query, 1 for a key, 2 for a value
       const int which = i < item.queries ? 0 : i < item.queries + s.length ? 1 : 2;
       int head = 0;
-      const int at = which == 0 ? s.by_group.divide(item.first_query + i, &head)
-                                : i - item.queries - (which - 1) * s.length;
+      const int at =
+          which == 0 ? s.by_group.divide(item.first_query + i, &head) : i - item.queries - (which - 1) * s.length;
       head += which == 0 ? item.kv_head * s.by_group.value() : s.heads + (which - 1) * s.kv_heads + item.kv_head;
       const int token = item.text * s.length + at;
       T* const to = which == 0 ? query(i) : fresh(which - 1, at);
@@ -112,11 +111,11 @@ struct Heads {
       const bool is_out = which > 0 && item.first_query == 0;
       const Factors<T>& norm = which == 0 ? s.q_norm : s.k_norm;
       read_head(layer + 1, token, s.has_table_of_text ? token : at, head * s.head_size,
-                        which < 2 && norm.data ? w.factors(2 + which) : nullptr, norm.is_wide, which < 2,
-                        [&](int e, float number) {
-                          to[e] = T(number);
-                          if (is_out) out[e] = T(number);
-                        });
+                which < 2 && norm.data ? w.factors(2 + which) : nullptr, norm.is_wide, which < 2,
+                [&](int e, float number) {
+                  to[e] = T(number);
+                  if (is_out) out[e] = T(number);
+                });
     }
     w.sync();
   }

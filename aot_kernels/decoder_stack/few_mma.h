@@ -11,7 +11,7 @@ struct MmaAttention {
   static constexpr int kRows = 16, kPairs = kMostHeadSize / 16;  // kPairs: of 8 features
   Heads<Half, kWarps>& h;
   float most = kLowest, total = 0;  // of query lane / 4; total: of the keys that the lane has
-  float sums[2 * kPairs][4] = {};   // of query lane / 4 and feature 8 i + 2 (lane % 4), + 1
+  float sums[2 * kPairs][2] = {};   // of query lane / 4 and feature 8 i + 2 (lane % 4), + 1
 
   // Returns the scores of 8 rows, at row 2 (lane % 4), + 1.
   __device__ __forceinline__ void score(float (&scores)[4], const Half* keys, int rows) const {
@@ -69,8 +69,10 @@ struct MmaAttention {
       ldmatrix_x4_trans(words, shared_address(values + row + min(16 * i + lane / 16 * 8, size - 8)));
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
-        sums[2 * i + j][0] *= before, sums[2 * i + j][1] *= before;
-        mma_m16n8k16(sums[2 * i + j], weights, {words[2 * j], words[2 * j + 1]});
+        float (&to)[2] = sums[2 * i + j];
+        float all[4] = {to[0] * before, to[1] * before, 0, 0};  // there are no queries from 8 on
+        mma_m16n8k16(all, weights, {words[2 * j], words[2 * j + 1]});
+        to[0] = all[0], to[1] = all[1];
       }
     }
   }
@@ -79,6 +81,7 @@ struct MmaAttention {
   __device__ void attend(const Item& item) {
     const int size = h.s.head_size, q = h.w.lane / 4;
     h.for_tiles(item, [&](const Half* keys, const Half* values, int rows) {
+#pragma unroll 1
       for (int first = kRows * h.w.warp; first < rows; first += kRows * kWarps)
         attend(keys + first * size, values + first * size, min(rows - first, kRows), kRows);
     });

@@ -56,8 +56,8 @@ int64_t plan_few_tokens(FewTokens<T>& s, int blocks, int shared_bytes, const Few
   for (int i = 0; i < 5; ++i) s.at_factors[i] = s.aux_bytes, s.aux_bytes += rounded_up(of_factors[i], kAlign);
   const int columns = std::max({s.width, s.hidden, s.heads * s.head_size});
   s.work_stride = rounded_up(columns * sizeof(T), kAlign) + 64;
-  const int64_t of_attention = (s.most_queries + 2 * s.length) * size * sizeof(T) +
-                               kFewWarps * s.most_queries * (size + 2) * sizeof(float);
+  const int64_t of_attention =
+      (s.most_queries + 2 * s.length) * size * sizeof(T) + kFewWarps * s.most_queries * (size + 2) * sizeof(float);
 
   int64_t at = 1024;  // barriers
   const auto take = [&](int64_t bytes) {

@@ -92,10 +92,10 @@ struct FewTokens {
   unsigned* failed;  // whether a block waited in vain
 
   Divisor by_group{1}, by_head_size{1}, by_head_and_total{1};
-  int splits, query_chunks, most_queries;                               // parts of a cache, and of the queries of a kv head
-  int slots, slot_bytes, cache_rows, aux_bytes, groups_at_once;       // aux_bytes: of a layer's factors in shared memory
+  int splits, query_chunks, most_queries;                        // parts of a cache, and of the queries of a kv head
+  int slots, slot_bytes, cache_rows, aux_bytes, groups_at_once;  // aux_bytes: of a layer's factors in shared memory
   int at_sums, at_tables, at_aux, at_residual, at_partial, at_work;  // bytes from the begin of shared memory
-  int at_ring, at_factors[5], work_stride;                               // work_stride: bytes of a token's operand
+  int at_ring, at_factors[5], work_stride;                           // work_stride: bytes of a token's operand
 
   MSOPS_BOTH int tokens() const { return batch * length; }
   MSOPS_BOTH int group() const { return heads / kv_heads; }

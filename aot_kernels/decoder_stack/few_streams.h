@@ -90,8 +90,7 @@ struct Streams {
     for (int q = 0; q < kQueries; ++q)
 #pragma unroll
       for (int e = 0; e < kPack; ++e)
-        queries[q][e] =
-            q < item.queries && pack * kPack < size ? float(h.query(q)[pack * kPack + e]) * h.s.scale : 0;
+        queries[q][e] = q < item.queries && pack * kPack < size ? float(h.query(q)[pack * kPack + e]) * h.s.scale : 0;
     Stream<T> stream;
     h.for_tiles(item, [&](const T* keys, const T* values, int rows) {
       attend(stream, queries, keys, values, rows, [=](int) { return rows; });

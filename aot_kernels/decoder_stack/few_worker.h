@@ -78,7 +78,7 @@ struct Worker {
   template <typename Put>
   __device__ void read_normed(const uint2* from, unsigned tag, int first_token, int tokens, const Factors<T>& factors,
                               T* residual, const Put& put) {
-    int team_log2 = kWarps == 16 ? 4 : 3;  // warps that share a token
+    int team_log2 = kWarps == 16 ? 4 : kWarps == 8 ? 3 : 2;  // warps that share a token
     while (team_log2 > 0 && tokens << team_log2 > kWarps) --team_log2;
     const int team = 1 << team_log2, in_team = warp & (team - 1), teams = kWarps >> team_log2;
     const int units = s.width / kUnit, begin = in_team * 32 + lane, step = 32 << team_log2;
