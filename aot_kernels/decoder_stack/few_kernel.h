@@ -1,6 +1,6 @@
-// One launch computes all layers for few tokens. Blocks stay, one a multiprocessor. Each takes some rows of every matrix,
-// and some items of attention. These are a layer's steps, where -> is a way through words with tags, from all blocks to
-// all:
+// One launch computes all layers for few tokens. Blocks stay, one a multiprocessor. Each takes some rows of every
+// matrix, and some items of attention. These are a layer's steps, where -> is a way through words with tags, from all
+// blocks to all:
 //
 //   norm, qkv -> norm and rotation of heads, attention to parts of the cache -> merge of the parts -> out, residual ->
 //   norm, gates -> down, residual ->
@@ -61,7 +61,7 @@ __device__ void compute_layers(Worker<T, kWarps>& w) {
 
 template <typename T, int kWarps>
 __global__ void __launch_bounds__(32 * kWarps + 32, 1) few_tokens_kernel(const __grid_constant__ FewTokens<T> s) {
-  if (!has_instructions_of(90)) return;
+  if (!has_instructions_of(80)) return;
   extern __shared__ uint4 dynamic[];
   unsigned char* const shared = reinterpret_cast<unsigned char*>(dynamic);
   __shared__ Work work;
@@ -69,6 +69,11 @@ __global__ void __launch_bounds__(32 * kWarps + 32, 1) few_tokens_kernel(const _
   const unsigned address = shared_address(shared);
   const Ring ring{address, s.slots}, aux{address + 16 * s.slots, kLayersAhead};
   work.find(s, threadIdx.x, blockIdx.x, gridDim.x);
+  const int angles = s.rows_of_table() * s.head_size / 2;
+  for (int i = threadIdx.x; i < angles; i += blockDim.x) {
+    float* const table = reinterpret_cast<float*>(shared + s.at_tables);
+    table[i] = s.cos[i], table[angles + i] = s.sin[i];
+  }
   __syncthreads();
   if (threadIdx.x == 0) {
     ring.init(kWarps);
@@ -78,7 +83,7 @@ __global__ void __launch_bounds__(32 * kWarps + 32, 1) few_tokens_kernel(const _
   }
   __syncthreads();
   if (threadIdx.x / 32 == kWarps) {
-    Filler<T>{s, ring, aux, address + s.at_ring, address + s.at_aux, work, static_cast<int>(threadIdx.x % 32)}.run();
+    Filler<T>{s, ring, aux, shared, work, static_cast<int>(threadIdx.x % 32)}.run();
   } else {
     Worker<T, kWarps> worker{s, shared, work, ring, aux, Watch(s.failed)};
     compute_layers(worker);

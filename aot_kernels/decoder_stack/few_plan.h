@@ -8,21 +8,18 @@
 
 namespace msops::decoder_stack {
 
-#ifndef FEW_WARPS
-#define FEW_WARPS 8
-#endif
-constexpr int kFewWarps = FEW_WARPS;
+constexpr int kFewWarps = 8;
 
-// FewTuning has what may be tuned: the most bytes of a row that a tile has, the most slots of the ring, and the most parts
-// of a cache.
+// FewTuning has what may be tuned: the most bytes of a row that a tile has, the most slots of the ring, and the most
+// parts of a cache.
 struct FewTuning {
   int chunk = 2048, most_slots = 56, most_splits = 1 << 20;
 };
 
 inline int rounded_up(int64_t n, int multiple) { return static_cast<int>((n + multiple - 1) / multiple * multiple); }
 
-// Chooses what a tile has of a row: equal parts of at most `chunk` bytes. Rows in shared memory are an odd multiple of 64
-// bytes apart where packs of neighbouring rows would lie in the same banks.
+// Chooses what a tile has of a row: equal parts of at most `chunk` bytes. Rows in shared memory are an odd multiple of
+// 64 bytes apart where packs of neighbouring rows would lie in the same banks.
 template <typename T>
 void choose_tile(Matrix<T>& m, int chunk) {
   const int bytes = m.row_bytes(), chunks = (bytes - 1) / chunk + 1;
@@ -30,8 +27,8 @@ void choose_tile(Matrix<T>& m, int chunk) {
   m.stride = m.chunk % 128 == 0 ? m.chunk + 64 : m.chunk;
 }
 
-// Plans what blocks do, of `blocks` with so much shared memory. Returns the bytes of shared memory, or 0 if the stack does
-// not fit.
+// Plans what blocks do, of `blocks` with so much shared memory. Returns the bytes of shared memory, or 0 if the stack
+// does not fit.
 template <typename T>
 int64_t plan_few_tokens(FewTokens<T>& s, int blocks, int shared_bytes, const FewTuning& tuning = {}) {
   constexpr int kLeastSlots = 4, kAlign = 128;
@@ -44,18 +41,23 @@ int64_t plan_few_tokens(FewTokens<T>& s, int blocks, int shared_bytes, const Few
   }
   s.slot_bytes = rounded_up(std::max<int64_t>(slot, 2 * s.head_bytes()), kAlign);
   s.scale = static_cast<float>(1 / std::sqrt(static_cast<double>(size))), s.reciprocal_width = 1.f / s.width;
-  s.by_group = Divisor(s.group()), s.by_head_size = Divisor(size);
-  s.query_chunks = (s.queries() - 1) / kMostQueries + 1;
+  s.by_group = Divisor(s.group()), s.by_head_size = Divisor(size), s.by_head_and_total = Divisor(size + 1);
+  s.cache_rows = s.slot_bytes / (2 * s.head_bytes());
+  s.most_queries = sizeof(T) == 2 ? kMmaQueries : kStreamQueries;
+  s.query_chunks = (s.queries() - 1) / s.most_queries + 1;
   const int64_t heads = int64_t{s.batch} * s.kv_heads * s.query_chunks;
   s.splits = static_cast<int>(std::clamp<int64_t>(blocks / heads, 1, tuning.most_splits));
   const int64_t of_group = int64_t{kFewWarps} * tokens * kGroupRows * sizeof(float);
   s.groups_at_once = static_cast<int>(std::clamp<int64_t>(16 * 1024 / of_group, 1, groups));
   const int bias_rows = ((s.matrices[kQkv].groups() - 1) / blocks + 1) * kGroupRows;
-  s.aux_bytes = rounded_up(8 * int64_t{s.width} + 8 * size + bias_rows * sizeof(T), kAlign);
+  const int of_factors[] = {s.norm1.bytes(s.width), s.norm2.bytes(s.width), s.q_norm.bytes(s.head_size),
+                            s.k_norm.bytes(s.head_size), bias_rows * static_cast<int>(sizeof(T))};
+  s.aux_bytes = 0;
+  for (int i = 0; i < 5; ++i) s.at_factors[i] = s.aux_bytes, s.aux_bytes += rounded_up(of_factors[i], kAlign);
   const int columns = std::max({s.width, s.hidden, s.heads * s.head_size});
   s.work_stride = rounded_up(columns * sizeof(T), kAlign) + 64;
-  const int64_t of_attention = kMostQueries * size * sizeof(float) + 2 * s.length * size * sizeof(T) +
-                               kFewWarps * kMostQueries * (size + 2) * sizeof(float);
+  const int64_t of_attention =
+      (s.most_queries + 2 * s.length) * size * sizeof(T) + kFewWarps * s.most_queries * (size + 2) * sizeof(float);
 
   int64_t at = 1024;  // barriers
   const auto take = [&](int64_t bytes) {
@@ -64,6 +66,7 @@ int64_t plan_few_tokens(FewTokens<T>& s, int blocks, int shared_bytes, const Few
     return static_cast<int>(begin);
   };
   s.at_sums = take(kMostTokens * kFewWarps * sizeof(float));
+  s.at_tables = take(s.rows_of_table() * size * sizeof(float));
   s.at_aux = take(2 * s.aux_bytes);
   s.at_residual = take(2 * tokens * s.width * sizeof(T));
   s.at_partial = take(s.groups_at_once * of_group);
@@ -98,7 +101,7 @@ bool is_for_few_tokens(const FewTokens<T>& s) {
   const auto whole = [](int64_t n) { return n > 0 && n <= kMost && n % kPackWidth<T> == 0; };
   const int64_t rows = (s.heads + 2 * int64_t{s.kv_heads}) * s.head_size;
   return s.tokens() > 0 && s.tokens() <= kMostTokens && whole(s.width) && whole(s.hidden) && whole(s.head_size) &&
-         s.head_size <= std::min(kMostHeadSize, 32 * kPackWidth<T>) && whole(rows) && s.room <= INT32_MAX / 2;
+         s.head_size <= kMostHeadSize && whole(rows) && s.room <= INT32_MAX / 2;
 }
 
 template <typename T>

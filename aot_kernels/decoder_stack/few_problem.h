@@ -1,5 +1,5 @@
-// FewTokens is what the kernel for few tokens gets: the stack's tensors, the vectors by which its blocks tell each other
-// their results, and how the work is dealt to blocks.
+// FewTokens is what the kernel for few tokens gets: the stack's tensors, the vectors by which its blocks tell each
+// other their results, and how the work is dealt to blocks.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,8 @@
 
 namespace msops::decoder_stack {
 
-constexpr int kMostTokens = 16, kGroupRows = 8, kMostHeadSize = 256, kMostQueries = 4, kMostItems = 16;
+constexpr int kMostTokens = 16, kGroupRows = 8, kMostHeadSize = 128, kMostItems = 16;
+constexpr int kStreamQueries = 4, kMmaQueries = 8;  // queries that attention takes at once
 
 // The steps of a layer that multiply by a matrix.
 enum Step : int { kQkv, kOut, kGates, kDown, kSteps };
@@ -90,11 +91,11 @@ struct FewTokens {
   uint2 *results[kSteps], *of_attention, *of_parts;
   unsigned* failed;  // whether a block waited in vain
 
-  Divisor by_group{1}, by_head_size{1};
-  int splits, query_chunks;                               // parts of a cache, and of the queries of a kv head
-  int slots, slot_bytes, aux_bytes, groups_at_once;       // aux_bytes: of a layer's factors in shared memory
-  int at_sums, at_aux, at_residual, at_partial, at_work;  // bytes from the begin of shared memory
-  int at_ring, work_stride;                               // work_stride: bytes of a token's operand
+  Divisor by_group{1}, by_head_size{1}, by_head_and_total{1};
+  int splits, query_chunks, most_queries;                        // parts of a cache, and of the queries of a kv head
+  int slots, slot_bytes, cache_rows, aux_bytes, groups_at_once;  // aux_bytes: of a layer's factors in shared memory
+  int at_sums, at_tables, at_aux, at_residual, at_partial, at_work;  // bytes from the begin of shared memory
+  int at_ring, at_factors[5], work_stride;                           // work_stride: bytes of a token's operand
 
   MSOPS_BOTH int tokens() const { return batch * length; }
   MSOPS_BOTH int group() const { return heads / kv_heads; }
@@ -102,13 +103,13 @@ struct FewTokens {
   MSOPS_BOTH int qkv_rows() const { return (heads + 2 * kv_heads) * head_size; }
   MSOPS_BOTH int items() const { return batch * kv_heads * query_chunks * splits; }
   MSOPS_BOTH int head_bytes() const { return head_size * static_cast<int>(sizeof(T)); }
-  // Returns how many rows of keys and as many of values a slot of the ring holds.
-  MSOPS_BOTH int cache_rows_of_slot() const { return slot_bytes / (2 * head_bytes()); }
+  MSOPS_BOTH int rows_of_table() const { return has_table_of_text ? tokens() : length; }
 
   // Returns how many rows of a text's cache count.
   MSOPS_BOTH int cached(int text) const {
     if (!lengths) return 0;
-    const int64_t rows = lengths_are_wide ? static_cast<const int64_t*>(lengths)[text] : static_cast<const int32_t*>(lengths)[text];
+    const int64_t rows =
+        lengths_are_wide ? static_cast<const int64_t*>(lengths)[text] : static_cast<const int32_t*>(lengths)[text];
     return static_cast<int>(rows < 0 ? 0 : rows < room ? rows : room);
   }
   // Returns how many cached rows each split takes, of a text that has `cached`.
@@ -123,8 +124,8 @@ struct FewTokens {
   }
 };
 
-// Item is what a block does of attention: some queries that share a head of keys, and a part of the cache. The last part
-// of a cache has the new rows, too.
+// Item is what a block does of attention: some queries that share a head of keys, and a part of the cache. The last
+// part of a cache has the new rows, too.
 struct Item {
   int text, kv_head, first_query, queries, split;
   Range rows;
@@ -134,10 +135,10 @@ struct Item {
   template <typename T>
   MSOPS_BOTH Item(const FewTokens<T>& s, int item, const int* cached) {
     split = item % s.splits, item /= s.splits;
-    first_query = item % s.query_chunks * kMostQueries, item /= s.query_chunks;
+    first_query = item % s.query_chunks * s.most_queries, item /= s.query_chunks;
     kv_head = item % s.kv_heads, text = item / s.kv_heads;
     const int left = s.queries() - first_query;
-    queries = left < kMostQueries ? left : kMostQueries;
+    queries = left < s.most_queries ? left : s.most_queries;
     const int all = cached[text], each = s.rows_of_split(all), used = s.splits_used(all);
     is_used = split < used, is_last = split == used - 1;
     rows = {split * each < all ? split * each : all, (split + 1) * each < all ? (split + 1) * each : all};

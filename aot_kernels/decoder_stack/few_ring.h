@@ -1,8 +1,9 @@
-// The ring is a queue of slots in shared memory. One warp fills them by bulk copies with tiles of weights and rows of the
-// cache, in the order of their use, as far ahead as there are slots: none of this depends on what the launch computes.
-// The other warps wait for a slot's bytes, and release it when all of them have read it.
+// The ring is a queue of slots in shared memory. One warp fills them with tiles of weights and rows of the cache, in
+// the order of their use, as far ahead as there are slots: none of this depends on what the launch computes. It uses
+// bulk copies, or cp.async before sm_90. The other warps wait for a slot, and release it when all of them have read it.
 #pragma once
 
+#include "../common/gpu/cp_async.h"
 #include "../common/gpu/cp_async_bulk.h"
 #include "../common/gpu/mbarrier.h"
 #include "few_problem.h"
@@ -21,7 +22,7 @@ struct Ring {
   // The thread that calls this makes the barriers, for so many warps that release slots.
   __device__ void init(int warps) const {
     for (int i = 0; i < slots; ++i) {
-      mbarrier_init(barriers + 8 * i, 1);
+      mbarrier_init(barriers + 8 * i, kHasSm90 ? 1 : 32);
       mbarrier_init(barriers + 8 * (slots + i), warps);
     }
   }
@@ -45,19 +46,36 @@ template <typename T>
 struct Filler {
   const FewTokens<T>& s;
   Ring ring, aux;
-  unsigned ring_address, aux_address;  // of shared memory
+  unsigned char* shared;
   const Work& work;
   int lane;
 
-  // Copies what copy(expect, ...) asks for into the next slot: expects `bytes`, then calls copy().
-  template <typename Copy>
-  __device__ __forceinline__ void fill(Ring& to, int bytes, const Copy& copy) {
+  // Fills the next slot with rows of whole packs: row(i, to, from, bytes) tells where the i-th comes and comes from,
+  // and has 0 bytes if there is none. `to` begins as the slot's first byte; `bytes` are those of all rows.
+  template <typename Row>
+  __device__ __forceinline__ void fill(Ring& to, unsigned address, int rows, int bytes, const Row& row) {
     to.wait_empty();
-    if (lane == 0) mbarrier_arrive_expect_tx(to.full(), bytes);
-    __syncwarp();
-    copy();
+    if constexpr (kHasSm90) {
+      if (lane == 0) mbarrier_arrive_expect_tx(to.full(), bytes);
+      __syncwarp();
+      for (int i = lane; i < rows; i += 32) {
+        int offset = 0, of_row = 0;
+        const void* const from = row(i, offset, of_row);
+        if (of_row > 0) cp_async_bulk_load(address + offset, from, of_row, to.full());
+      }
+    } else {
+      unsigned char* const slot = shared + (address - shared_address(shared));
+      for (int i = 0; i < rows; ++i) {
+        int offset = 0, of_row = 0;
+        const void* const from = row(i, offset, of_row);
+        for (int at = 16 * lane; at < of_row; at += 16 * 32)
+          cp_async<16>(slot + offset + at, static_cast<const unsigned char*>(from) + at);
+      }
+      cp_async_mbarrier_arrive_noinc(to.full());
+    }
     to.advance();
   }
+  __device__ unsigned slot() const { return shared_address(shared) + s.at_ring + ring.slot * s.slot_bytes; }
 
   __device__ void fill_matrix(Step step, int layer) {
     const Matrix<T>& m = s.matrices[step];
@@ -65,28 +83,25 @@ struct Filler {
     for (int group = mine.begin; group < mine.end; ++group)
       for (int begin = 0; begin < m.row_bytes(); begin += m.chunk) {
         const int bytes = min(m.chunk, m.row_bytes() - begin);
-        fill(ring, bytes * m.rows_in(group) * (m.is_pair ? 2 : 1), [&] {
-          if (lane < kGroupRows && m.has(group, lane))
-            cp_async_bulk_load(ring_address + ring.slot * s.slot_bytes + lane * m.stride,
-                               reinterpret_cast<const char*>(m.row(layer, group, lane)) + begin, bytes, ring.full());
-        });
+        fill(ring, slot(), kGroupRows, bytes * m.rows_in(group) * (m.is_pair ? 2 : 1),
+             [&](int i, int& to, int& of_row) {
+               to = i * m.stride, of_row = m.has(group, i) ? bytes : 0;
+               return reinterpret_cast<const char*>(m.row(layer, group, i)) + begin;
+             });
       }
   }
 
   __device__ void fill_cache(int layer) {
-    const int row_bytes = s.head_bytes(), most = s.cache_rows_of_slot();
+    const int row_bytes = s.head_bytes(), most = s.cache_rows;
     for (int i = 0; i < work.items; ++i) {
       const Item& item = work.of_item[i];
       for (int begin = item.rows.begin; begin < item.rows.end; begin += most) {
         const int rows = min(most, item.rows.end - begin);
-        fill(ring, 2 * rows * row_bytes, [&] {
-          const unsigned to = ring_address + ring.slot * s.slot_bytes;
-          for (int r = lane; r < 2 * rows; r += 32) {
-            const bool is_key = r < rows;
-            const int64_t row = (int64_t{layer} * s.batch + item.text) * s.room + begin + (is_key ? r : r - rows);
-            const T* const from = (is_key ? s.keys : s.values) + (row * s.kv_heads + item.kv_head) * s.head_size;
-            cp_async_bulk_load(to + r * row_bytes, from, row_bytes, ring.full());
-          }
+        fill(ring, slot(), 2 * rows, 2 * rows * row_bytes, [&](int r, int& to, int& of_row) {
+          const bool is_key = r < rows;
+          const int64_t row = (int64_t{layer} * s.batch + item.text) * s.room + begin + (is_key ? r : r - rows);
+          to = r * row_bytes, of_row = row_bytes;
+          return (is_key ? s.keys : s.values) + (row * s.kv_heads + item.kv_head) * s.head_size;
         });
       }
     }
@@ -96,22 +111,19 @@ struct Filler {
   __device__ void fill_aux(int layer) {
     const Range mine = work.mine[kQkv];
     const int first = mine.begin * kGroupRows, rows = min(mine.end * kGroupRows, s.qkv_rows()) - first;
-    const bool has_bias = s.qkv_bias && rows > 0;
-    const int bias = has_bias ? rows * static_cast<int>(sizeof(T)) : 0;
+    const int of_bias = s.qkv_bias && rows > 0 ? rows * static_cast<int>(sizeof(T)) : 0;
     const int of_q = s.q_norm.data ? s.q_norm.bytes(s.head_size) : 0;
     const int of_k = s.k_norm.data ? s.k_norm.bytes(s.head_size) : 0;
-    fill(aux, s.norm1.bytes(s.width) + s.norm2.bytes(s.width) + of_q + of_k + bias, [&] {
-      if (lane != 0) return;
-      unsigned to = aux_address + aux.slot * s.aux_bytes;
-      const auto copy = [&](const void* from, int bytes, int room) {
-        if (bytes > 0) cp_async_bulk_load(to, from, bytes, aux.full());
-        to += room;
-      };
-      copy(s.norm1.at(int64_t{layer} * s.width), s.norm1.bytes(s.width), 4 * s.width);
-      copy(s.norm2.at(int64_t{layer} * s.width), s.norm2.bytes(s.width), 4 * s.width);
-      copy(s.q_norm.at(int64_t{layer} * s.head_size), of_q, 4 * s.head_size);
-      copy(s.k_norm.at(int64_t{layer} * s.head_size), of_k, 4 * s.head_size);
-      copy(s.qkv_bias + int64_t{layer} * s.qkv_rows() + first, bias, 0);
+    const int64_t at = int64_t{layer} * s.width, of_head = int64_t{layer} * s.head_size;
+    const unsigned address = shared_address(shared) + s.at_aux + aux.slot * s.aux_bytes;
+    const int all = s.norm1.bytes(s.width) + s.norm2.bytes(s.width) + of_q + of_k + of_bias;
+    fill(aux, address, 5, all, [&](int i, int& to, int& of_row) -> const void* {
+      to = s.at_factors[i];
+      if (i == 0) return of_row = s.norm1.bytes(s.width), s.norm1.at(at);
+      if (i == 1) return of_row = s.norm2.bytes(s.width), s.norm2.at(at);
+      if (i == 2) return of_row = of_q, s.q_norm.at(of_head);
+      if (i == 3) return of_row = of_k, s.k_norm.at(of_head);
+      return of_row = of_bias, s.qkv_bias + int64_t{layer} * s.qkv_rows() + first;
     });
   }
 

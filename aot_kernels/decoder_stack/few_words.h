@@ -1,6 +1,6 @@
 // Blocks tell each other numbers in words with tags. A word and its tag are written and read at once, so that whoever
-// waits for a word reads until it has the tag of its layer: there is neither a counter nor a fence, and no more than one
-// way through the L2 cache from a block to another. The tags begin as 0, and layers count from 1.
+// waits for a word reads until it has the tag of its layer: there is neither a counter nor a fence, and no more than
+// one way through the L2 cache from a block to another. The tags begin as 0, and layers count from 1.
 #pragma once
 
 #include <cstring>
@@ -47,8 +47,8 @@ constexpr unsigned kNanWord = 0xffffffff;
 
 // Reads units first, first + step, ... below `end`, kAhead at once, and calls put(unit, its two words).
 template <int kAhead, typename Put>
-__device__ __forceinline__ void read_units_ahead(const uint2* from, unsigned tag, int first, int end, int step, Watch& watch,
-                                           const Put& put) {
+__device__ __forceinline__ void read_units_ahead(const uint2* from, unsigned tag, int first, int end, int step,
+                                                 Watch& watch, const Put& put) {
   for (; first < end; first += kAhead * step) {
     uint4 units[kAhead];
     bool waits;
@@ -64,7 +64,8 @@ __device__ __forceinline__ void read_units_ahead(const uint2* from, unsigned tag
     } while (waits && watch.goes_on());
 #pragma unroll
     for (int j = 0; j < kAhead; ++j)
-      if (first + j * step < end) put(first + j * step, waits ? uint2{kNanWord, kNanWord} : uint2{units[j].x, units[j].z});
+      if (first + j * step < end)
+        put(first + j * step, waits ? uint2{kNanWord, kNanWord} : uint2{units[j].x, units[j].z});
   }
 }
 

@@ -52,9 +52,10 @@ struct Worker {
   __device__ T* residual(int which) const {
     return reinterpret_cast<T*>(shared + s.at_residual) + which * s.tokens() * s.width;
   }
+  __device__ const float* tables() const { return reinterpret_cast<const float*>(shared + s.at_tables); }
   // Returns the layer's factors of norm1, norm2, q_norm and k_norm, and the bias, in shared memory.
   __device__ const unsigned char* factors(int which) const {
-    return shared + s.at_aux + aux.slot * s.aux_bytes + 4 * (min(which, 2) * s.width + max(which - 2, 0) * s.head_size);
+    return shared + s.at_aux + aux.slot * s.aux_bytes + s.at_factors[which];
   }
 
   // ---- Vectors ----
@@ -72,12 +73,12 @@ struct Worker {
     sync();
   }
 
-  // Reads vectors of tokens and norms them: put(token, unit, its words). Without `from`, reads x. The residual keeps the
-  // vectors as they were.
+  // Reads vectors of tokens and norms them: put(token, unit, its words). Without `from`, reads x. The residual keeps
+  // the vectors as they were.
   template <typename Put>
   __device__ void read_normed(const uint2* from, unsigned tag, int first_token, int tokens, const Factors<T>& factors,
                               T* residual, const Put& put) {
-    int team_log2 = kWarps == 16 ? 4 : 3;  // warps that share a token
+    int team_log2 = kWarps == 16 ? 4 : kWarps == 8 ? 3 : 2;  // warps that share a token
     while (team_log2 > 0 && tokens << team_log2 > kWarps) --team_log2;
     const int team = 1 << team_log2, in_team = warp & (team - 1), teams = kWarps >> team_log2;
     const int units = s.width / kUnit, begin = in_team * 32 + lane, step = 32 << team_log2;
@@ -126,7 +127,8 @@ struct Worker {
 
   // Partial sums are (group, warp, token, row) in shared memory.
   __device__ float* partial(int group, int of_warp, int token) const {
-    return reinterpret_cast<float*>(shared + s.at_partial) + ((group * kWarps + of_warp) * s.tokens() + token) * kGroupRows;
+    return reinterpret_cast<float*>(shared + s.at_partial) +
+           ((group * kWarps + of_warp) * s.tokens() + token) * kGroupRows;
   }
   // Adds up the warps' sums, and rounds the results to T.
   __device__ __forceinline__ void sum(int group, int token, int row, float (&sums)[kWord]) const {
@@ -183,8 +185,8 @@ struct Worker {
         for (int half = 0; half < 2; ++half) {
           const int token = lane / 4 + 8 * half;
           if (token < s.tokens())
-            *reinterpret_cast<float2*>(partial(i, warp, token) + lane % 4 * 2) = {sums[0][2 * half] + sums[1][2 * half],
-                                                                                sums[0][2 * half + 1] + sums[1][2 * half + 1]};
+            *reinterpret_cast<float2*>(partial(i, warp, token) + lane % 4 * 2) = {
+                sums[0][2 * half] + sums[1][2 * half], sums[0][2 * half + 1] + sums[1][2 * half + 1]};
         }
       }
       sync();

@@ -1,6 +1,6 @@
-// ld.relaxed and st.relaxed move 8 bytes of global memory at once, of which other blocks of the launch see either all or
-// nothing. They say nothing of the order in which other bytes become visible: whoever waits for 8 bytes finds out from
-// them alone. globaltimer tells how long a wait lasts.
+// ld.relaxed and st.relaxed move 8 bytes of global memory at once, of which other blocks of the launch see either all
+// or nothing. They say nothing of the order in which other bytes become visible: whoever waits for 8 bytes finds out
+// from them alone. globaltimer tells how long a wait lasts.
 #pragma once
 
 #include "instructions.h"
