@@ -122,19 +122,20 @@ MSOPS_ENTRY(MsDeformAttnBackward) {
     if (!call.ok()) return;
     const BackwardOfRow<1, 1, T> of_row{task, dout.as<const T>(), Numbers<T>(dlocations), Numbers<T>(dweights)};
     const BackwardOfPixel<1, 1, T> of_pixel{task, inverse, dout.as<const T>(), dvalue.as<T>()};
+    const int64_t rows = in.weights.size > 0 ? s.rows() : 0;  // without samples, there may be any number of rows
     if (call.is_on_cpu()) {
-      on_cpu(call, s.rows(), BackwardOfRowOnCpu<T>{of_row}, static_cast<double>(4 * s.of_row() * (s.features + 4)));
+      on_cpu(call, rows, BackwardOfRowOnCpu<T>{of_row}, static_cast<double>(4 * s.of_row() * (s.features + 4)));
       if (dvalue.size == 0) return;
       const int64_t places = s.samples * s.pixels * s.heads;
       const double samples = static_cast<double>(in.weights.size) / static_cast<double>(places);
       return on_cpu(call, places, BackwardOfPixelOnCpu<T>{of_pixel},
                     (4 * samples + 1) * static_cast<double>(s.features));
     }
-    const bool huge = 4 * dvalue.size > kLargest32 || 32 * s.rows() > kLargest32;
-    const auto rows = [&](auto width, auto lanes) {
+    const bool huge = 4 * dvalue.size > kLargest32 || 32 * rows > kLargest32;
+    const auto of_rows = [&](auto width, auto lanes) {
       constexpr int N = width, kLanes = lanes;
       const BackwardOfRow<N, kLanes, T> body{task, of_row.dout, of_row.dlocations, of_row.dweights};
-      on_gpu_if_huge<N == 1>(huge, call, s.rows() * kLanes, body);
+      on_gpu_if_huge<N == 1>(huge, call, rows * kLanes, body);
     };
     const auto pixels = [&](auto width, auto shares) {
       constexpr int N = width, kShares = shares;
@@ -143,7 +144,9 @@ MSOPS_ENTRY(MsDeformAttnBackward) {
     };
     with_pack<T>(s.features, huge, {in.value.as<const T>(), dout.as<const T>(), dvalue.as<const T>()}, [&](auto width) {
       const int64_t packs = s.features / width;
-      packs <= 4 ? rows(width, Constant<4>{}) : packs <= 8 ? rows(width, Constant<8>{}) : rows(width, Constant<32>{});
+      packs <= 4   ? of_rows(width, Constant<4>{})
+      : packs <= 8 ? of_rows(width, Constant<8>{})
+                   : of_rows(width, Constant<32>{});
       with_shares(dvalue.size / width, [&](auto shares) { pixels(width, shares); });
     });
   });

@@ -83,7 +83,7 @@ MSOPS_ENTRY(RmsNormBackwardBackward) {
   for (const Tensor& tensor : {dy, ddx, dx, ddy}) call.require_same_shape(tensor, x);
   call.require_gradient(dweight, weight);
   call.require_gradient(ddweight, weight);
-  sums.check(call, heads.columns * heads.count, 1);
+  sums.check(call, heads.size(), 1);
   return call.run([&](auto type) {
     using T = typename decltype(type)::type;
     using C = Compute<T>;
@@ -107,5 +107,5 @@ MSOPS_SCRATCH(RmsNormBackwardBackward) {
   const Tensor x = call.tensor("x"), weight = call.optional_of("common|float32", "weight");
   call.tensor("dy"), call.tensor("ddx"), call.optional_of("common|float32", "ddweight");
   const Heads heads(call, x, weight, call.optional_of("common|float32", "ddbias"));
-  return NormSums::scratch(x, heads.columns * heads.count, 1);
+  return NormSums::scratch(x, heads.size(), 1);
 }

@@ -250,7 +250,7 @@ void convolve(Call& call, const Problem<T>& p, bool backward) {
   const double length = static_cast<double>(p.s.length), width = static_cast<double>(p.s.width);
   if (!backward) {
     correlate_on_cpu<Convolved<T>>(call, p, p.s.length);
-    return on_cpu(call, p.s.rows(), States<T>{p}, width);
+    return on_cpu(call, p.s.history() > 0 ? p.s.rows() : 0, States<T>{p}, width);
   }
   const int64_t items = p.s.rows() * p.parts;
   const double of_part = length / static_cast<double>(p.parts);

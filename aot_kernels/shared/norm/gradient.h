@@ -102,13 +102,13 @@ struct NormSums {
 
   // Returns the shape of the scratch for `sums` numbers for each column, added up over the rows of x.
   static Shapes scratch(const Tensor& x, int64_t columns, int64_t sums) {
-    return {{row_parts(x.size / std::max<int64_t>(1, columns), columns), sums * columns}};
+    return {{row_parts(x.size / std::max<int64_t>(1, columns), columns), size_of({sums, columns})}};
   }
 
   // Requires scratch of the right shape.
   void check(Call& call, int64_t columns, int sums) const {
     call.require(partial.dim(0) >= 1, kBadShape, "partial has no rows");
-    call.require_shape(partial, {partial.dim(0), sums * columns});
+    call.require_shape(partial, {partial.dim(0), size_of({sums, columns})});
   }
 
  private:

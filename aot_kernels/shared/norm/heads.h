@@ -3,6 +3,7 @@
 #pragma once
 
 #include "../../common/rows_sums.h"
+#include "../../common/scratch.h"
 
 namespace msops::norm {
 
@@ -22,6 +23,9 @@ struct Heads {
       call.require_shape(parameter, {columns});
     }
   }
+
+  // Returns how many elements a parameter has.
+  int64_t size() const { return size_of({columns, count}); }
 };
 
 // Body is for for_rows or for_rows_with_sums, and has `advance`, which moves its parameters to those of a later head.

@@ -19,7 +19,7 @@ struct RmsNormSums {
     sums.partial = call.scratch("partial", 2);
     call.require_gradient(sums.weight, weight);
     call.require_gradient(sums.bias, bias);
-    sums.check(call, heads.columns * heads.count, sums_of(heads, bias));
+    sums.check(call, heads.size(), sums_of(heads, bias));
   }
 
   // Computes dx and the sums. If kAdds, `added` is added to dx.
@@ -44,7 +44,7 @@ struct RmsNormSums {
 
   static Shapes scratch(Call& call, const Tensor& x, const Tensor& weight, const Tensor& bias) {
     const Heads heads(call, x, weight, bias);
-    return NormSums::scratch(x, heads.columns * heads.count, sums_of(heads, bias));
+    return NormSums::scratch(x, heads.size(), sums_of(heads, bias));
   }
 
  private:

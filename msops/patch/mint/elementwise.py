@@ -61,7 +61,8 @@ def nan_to_num(
     does not start on GPUs in PyNative mode."""
     if input.dtype in WHOLE:
         return input
-    x = ops.where(input != input, _number(0.0 if nan is None else nan, input.dtype), input)  # noqa: PLR0124 (NaN)
+    in_place_of_nan = _number(0.0 if nan is None else nan, input.dtype)  # it comes first, as it checks the dtype
+    x = ops.where(input != input, in_place_of_nan, input)  # noqa: PLR0124 (NaN)
     x = ops.where(input == math.inf, _number(posinf, input.dtype), x)
     return ops.where(input == -math.inf, _number(neginf, input.dtype, -1), x)
 
