@@ -13,6 +13,7 @@ from .operators.add_rms_norm import AddRMSNorm as AddRMSNorm, add_rms_norm as ad
 from .operators.ball_query import BallQuery as BallQuery, ball_query as ball_query
 from .operators.causal_conv1d import CausalConv1d as CausalConv1d, causal_conv1d as causal_conv1d
 from .operators.cross_entropy import CrossEntropyLoss as CrossEntropyLoss, cross_entropy as cross_entropy
+from .operators.decoder_stack import DecoderStack as DecoderStack, decoder_stack as decoder_stack
 from .operators.depthwise_conv2d import DepthwiseConv2d as DepthwiseConv2d, depthwise_conv2d as depthwise_conv2d
 from .operators.flash_attention import (
     FlashAttention as FlashAttention,

@@ -25,10 +25,10 @@ FewTokens<T> problem(const Stack<T>& s) {
   f.q_norm = factors(s.q_norm), f.k_norm = factors(s.k_norm), f.cos = factors(s.cos), f.sin = factors(s.sin);
   f.lengths = s.has_cache ? s.lengths : nullptr, f.lengths_are_wide = s.lengths_are_wide;
   f.has_table_of_text = s.has_table_of_text, f.interleaved = s.interleaved, f.eps = static_cast<float>(s.eps);
-  f.matrices[kQkv] = {s.qkv, f.qkv_rows(), f.width, false};
-  f.matrices[kOut] = {s.out, f.width, f.heads * f.head_size, false};
-  f.matrices[kGates] = {s.gate_up, f.hidden, f.width, true};
-  f.matrices[kDown] = {s.down, f.width, f.hidden, false};
+  f.matrices[kQkv] = {s.qkv, f.qkv_rows(), f.width, false, 0, 0};
+  f.matrices[kOut] = {s.out, f.width, f.heads * f.head_size, false, 0, 0};
+  f.matrices[kGates] = {s.gate_up, f.hidden, f.width, true, 0, 0};
+  f.matrices[kDown] = {s.down, f.width, f.hidden, false, 0, 0};
   f.y = s.y, f.k = s.k, f.v = s.v;
   return f;
 }
@@ -38,8 +38,7 @@ template <typename T>
 bool fits(const Stack<T>& s) {
   constexpr int64_t kMost = 1 << 26;
   if (s.layers > INT32_MAX || s.tokens() > kMostTokens || s.tokens() < 1) return false;
-  for (const int64_t size : {s.width, s.hidden, s.qkv_rows(), s.of_heads()})
-    if (size > kMost) return false;
+  if (std::max({s.width, s.hidden, s.qkv_rows(), s.of_heads()}) > kMost) return false;
   return is_for_few_tokens(problem(s));
 }
 
@@ -65,7 +64,7 @@ bool forward(Call& call, const Stack<T>& s, const Tensor& work) {
   } else {
     const Gpu gpu;
     if (!call.ok() || !gpu.cooperative || !fits(s)) return false;
-    if (!is_compiled_for(90, few_tokens_kernel<T, kFewWarps>)) return false;
+    if (!is_compiled_for(80, few_tokens_kernel<T, kFewWarps>)) return false;
     FewTokens<T> f = problem(s);
     const bool is_planned = plan_few_tokens(f, gpu.multiprocessors, gpu.dynamic_bytes()) > 0;
     if (!is_planned || place_few_tokens(f, nullptr) > work.size * sizeof(float)) return false;

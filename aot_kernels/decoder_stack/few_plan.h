@@ -8,7 +8,7 @@
 
 namespace msops::decoder_stack {
 
-constexpr int kFewWarps = 8;
+constexpr int kFewWarps = 4;
 
 // FewTuning has what may be tuned: the most bytes of a row that a tile has, the most slots of the ring, and the most
 // parts of a cache.

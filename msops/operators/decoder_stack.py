@@ -1,0 +1,314 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NoReturn
+
+import mindspore
+from mindspore import Parameter, Tensor, nn
+from mindspore.common.initializer import Normal
+
+from msops.core import settings
+from msops.core.compiled import Operators
+from msops.core.factory import custom_op
+from msops.core.inputs import present
+from msops.core.library import of_package
+from msops.core.spec import Spec
+
+if TYPE_CHECKING:
+    from msops.core.operator import Operator
+
+_NAME = "decoder_stack"
+_LIBRARY = of_package(_NAME)
+_MOST_FEATURES = 512
+_FLOATS = "dtype=common|float32"
+
+
+def decoder_stack(
+    x: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    norm1: Tensor,
+    qkv: Tensor,
+    out: Tensor,
+    norm2: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    norm: Tensor | None = None,
+    qkv_bias: Tensor | None = None,
+    q_norm: Tensor | None = None,
+    k_norm: Tensor | None = None,
+    keys: Tensor | None = None,
+    values: Tensor | None = None,
+    lengths: Tensor | None = None,
+    *,
+    heads: int,
+    kv_heads: int,
+    eps: float = 1e-5,
+    interleaved: bool = False,
+) -> tuple[Tensor, Tensor, Tensor]:
+    r"""Computes all L layers of a decoder such as Llama, Mistral, Qwen2 or Qwen3 in one operator, for inference.
+
+    .. math::
+        \begin{aligned}
+        h &= x, \text{ and in each layer} \\
+        (q, k, v) &= \text{rms\_norm}(h, \text{norm1})\, \text{qkv}^T + \text{qkv\_bias} \\
+        o &= \text{attention}(\text{rotated}(q), \text{rotated}(k), v), \qquad h = h + o\, \text{out}^T \\
+        a &= \text{rms\_norm}(h, \text{norm2}), \qquad
+        h = h + (\text{silu}(a\, \text{gate}^T) \odot a\, \text{up}^T)\, \text{down}^T
+        \end{aligned}
+
+    The result y is :math:`\text{rms\_norm}(h, \text{norm})`, or h. If `q_norm` or `k_norm` are given, each head of q or
+    k is normed with them before it is rotated. Each new token sees the rows of its text's cache that count, the new
+    tokens before it, and itself. What single operators would store is rounded to the dtype of `x`; sums are in float32,
+    or float64 beside float64. There is no gradient.
+
+    On a GPU of sm_80 or later, one kernel computes all layers for up to 16 tokens in float16 or float32, if C, F and D
+    are whole packs of 16 bytes and D is at most 128. Otherwise cuBLAS multiplies, if MindSpore or PyTorch loaded it.
+
+    Args:
+        x (Tensor): Shape (B, T, C); float16, float32 or float64. The dtype of all that names no other.
+        cos (Tensor): Cosines of the angles of each new token, shape (T, D/2) or (B, T, D/2); or float32.
+        sin (Tensor): Sines, of the shape and dtype of `cos`.
+        norm1 (Tensor): Shape (L, C); or float32, as all norms.
+        qkv (Tensor): Shape (L, (heads + 2 kv_heads) D, C): the rows of q, then k, then v.
+        out (Tensor): Shape (L, C, heads D).
+        norm2 (Tensor): Shape (L, C).
+        gate_up (Tensor): Shape (L, 2F, C): the rows of gate, then up.
+        down (Tensor): Shape (L, C, F).
+        norm (Tensor): Shape (C,). Default: ``None`` , no last norm.
+        qkv_bias (Tensor): Shape (L, (heads + 2 kv_heads) D). Default: ``None`` .
+        q_norm (Tensor): Shape (L, D). Default: ``None`` .
+        k_norm (Tensor): Shape (L, D). Default: ``None`` .
+        keys (Tensor): Rotated keys of earlier tokens, shape (L, B, S, kv_heads, D). Default: ``None`` , none.
+        values (Tensor): Values of earlier tokens, of the shape of `keys`. Default: ``None`` .
+        lengths (Tensor): How many rows of each text's cache count, shape (B,), int32 or int64. The others are never
+            read. Numbers outside of [0, S] are an error on the CPU, and clamped on a GPU. Default: ``None`` .
+        heads (int): Query heads, a multiple of `kv_heads`.
+        kv_heads (int): Heads of keys and values.
+        eps (float): At least 0, for all norms. Default: ``1e-5`` .
+        interleaved (bool): Whether neighbouring features are rotated together, instead of the halves of a head.
+            Default: ``False`` .
+
+    Returns:
+        Tuple (y, k, v): y of the shape of `x`; the new rows of keys, rotated, and of values, both of shape
+        (L, B, T, kv_heads, D), which the caller writes into its cache.
+
+    Raises:
+        TypeError: If an input is not a Tensor of one of these dtypes, or another argument has a wrong type.
+        ValueError: If an input has another shape, a setting is out of range, or one of `keys`, `values` and `lengths`
+            is missing.
+
+    Source:
+        Touvron et al., "LLaMA: Open and efficient foundation language models", 2023.
+
+    Examples:
+        >>> import mindspore, msops
+        >>> from mindspore import ops
+        >>> stack = msops.DecoderStack(layers=2, width=64, heads=4, kv_heads=2, hidden=96)
+        >>> table = ops.ones((3, 8), mindspore.float16)
+        >>> y, k, v = stack(ops.ones((1, 3, 64), mindspore.float16), table, 0 * table)
+        >>> print(y.shape, k.shape)
+        (1, 3, 64) (2, 1, 3, 2, 16)
+    """
+    optional = norm, qkv_bias, q_norm, k_norm, keys, values, lengths
+    is_norm, is_bias, is_q, is_k = norm is not None, qkv_bias is not None, q_norm is not None, k_norm is not None
+    is_keys, is_values, is_lengths = keys is not None, values is not None, lengths is not None
+    given = (is_norm, is_bias, is_q, is_k, is_keys, is_values, is_lengths)
+    operator = operators.primitive(heads, kv_heads, eps, interleaved, *given)
+    found = operator(x, cos, sin, norm1, qkv, out, norm2, gate_up, down, *present(optional))
+    return found[0], found[1], found[2]
+
+
+class DecoderStack(nn.Cell):
+    """Holds the weights of a decoder's layers. See :func:`msops.decoder_stack`.
+
+    It is called (x, cos, sin), and with a cache (x, cos, sin, keys, values, lengths). Parameters that were not asked
+    for do not exist. Matrices begin as random numbers that keep the size of what they multiply.
+
+    Args:
+        layers (int): L.
+        width (int): C.
+        heads (int): Query heads.
+        kv_heads (int): Heads of keys and values, a divisor of `heads`.
+        hidden (int): F.
+        head_size (int): D, an even number. Default: ``None`` , `width` / `heads`.
+        eps (float): As in the function. Default: ``1e-5`` .
+        qkv_bias (bool): Whether there is `qkv_bias`. Default: ``False`` .
+        qk_norm (bool): Whether there are `q_norm` and `k_norm`. Default: ``False`` .
+        final_norm (bool): Whether there is `norm`. Default: ``True`` .
+        interleaved (bool): As in the function. Default: ``False`` .
+        dtype (mindspore.dtype): The dtype of the Parameters. Default: ``mindspore.float16`` .
+
+    Attributes:
+        norm1, qkv, out, norm2, gate_up, down, norm, qkv_bias, q_norm, k_norm (Parameter): As in the function.
+
+    Raises:
+        TypeError: If an argument has a wrong type.
+        ValueError: If an argument is out of range, `kv_heads` does not divide `heads`, or there is no `head_size` and
+            `heads` does not divide `width`.
+
+    Examples:
+        >>> import mindspore, msops
+        >>> stack = msops.DecoderStack(2, 64, heads=4, kv_heads=2, hidden=96, qk_norm=True)
+        >>> print(stack.qkv.shape, stack.q_norm.shape)
+        (2, 128, 64) (2, 16)
+    """
+
+    def __init__(
+        self,
+        layers: int,
+        width: int,
+        heads: int,
+        kv_heads: int,
+        hidden: int,
+        head_size: int | None = None,
+        eps: float = 1e-5,
+        qkv_bias: bool = False,
+        qk_norm: bool = False,
+        final_norm: bool = True,
+        interleaved: bool = False,
+        dtype: mindspore.Type = mindspore.float16,
+    ) -> None:
+        name = "DecoderStack"
+        super().__init__()
+        self.layers, self.width = settings.positive(name, "layers", layers), settings.positive(name, "width", width)
+        self.heads, self.kv_heads = heads, kv_heads
+        operators(heads, kv_heads, eps, interleaved)  # checks them
+        self.hidden = settings.positive(name, "hidden", hidden)
+        if head_size is None and width % heads:
+            raise ValueError(f"{name}: heads must divide width = {width} where head_size is not given, got {heads}")
+        self.head_size = width // heads if head_size is None else settings.positive(name, "head_size", head_size)
+        if self.head_size % 2 or self.head_size > _MOST_FEATURES:
+            raise ValueError(
+                f"{name}: head_size must be even and at most {_MOST_FEATURES}, got {self.head_size} features"
+            )
+        self.eps, self.interleaved, self.dtype = eps, interleaved, dtype
+        has_bias = settings.boolean(name, "qkv_bias", qkv_bias)
+        has_norms = settings.boolean(name, "qk_norm", qk_norm)
+        has_norm = settings.boolean(name, "final_norm", final_norm)
+        rows, of_heads = (heads + 2 * kv_heads) * self.head_size, heads * self.head_size
+
+        def ones(label: str, *shape: int) -> Parameter:
+            return settings.parameter(name, label, "ones", shape, dtype)
+
+        def matrix(label: str, *shape: int) -> Parameter:
+            return settings.parameter(name, label, Normal(shape[-1] ** -0.5), shape, dtype)
+
+        self.norm1, self.norm2 = ones("norm1", layers, width), ones("norm2", layers, width)
+        self.qkv, self.out = matrix("qkv", layers, rows, width), matrix("out", layers, width, of_heads)
+        self.gate_up, self.down = matrix("gate_up", layers, 2 * hidden, width), matrix("down", layers, width, hidden)
+        self.norm = ones("norm", width) if has_norm else None
+        self.qkv_bias = settings.parameter(name, "qkv_bias", "zeros", (layers, rows), dtype) if has_bias else None
+        self.q_norm = ones("q_norm", layers, self.head_size) if has_norms else None
+        self.k_norm = ones("k_norm", layers, self.head_size) if has_norms else None
+
+    def construct(
+        self,
+        x: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        keys: Tensor | None = None,
+        values: Tensor | None = None,
+        lengths: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        optional = (self.norm, self.qkv_bias, self.q_norm, self.k_norm, keys, values, lengths)
+        is_norm, is_bias = self.norm is not None, self.qkv_bias is not None
+        is_q, is_k = self.q_norm is not None, self.k_norm is not None
+        given = (is_norm, is_bias, is_q, is_k, keys is not None, values is not None, lengths is not None)
+        operator = operators.primitive(self.heads, self.kv_heads, self.eps, self.interleaved, *given)
+        matrices = (self.norm1, self.qkv, self.out, self.norm2, self.gate_up, self.down)
+        found = operator(x, cos, sin, *matrices, *present(optional))
+        return found[0], found[1], found[2]
+
+    construct.__doc__ = decoder_stack.__doc__  # for help()
+
+    def extend_repr(self) -> str:
+        return settings.shown(self, "layers", "width", "heads", "kv_heads", "hidden", "head_size", "eps", "interleaved")
+
+
+def _no_gradient(
+    x: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    norm1: Tensor,
+    qkv: Tensor,
+    out: Tensor,
+    norm2: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    norm: Tensor,
+    qkv_bias: Tensor,
+    q_norm: Tensor,
+    k_norm: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    lengths: Tensor,
+    results: tuple[Tensor, ...],
+    dresults: tuple[Tensor, ...],
+) -> NoReturn:
+    raise ValueError(
+        "decoder_stack: it is for inference and has no gradient; train the layers as operators of their own"
+    )
+
+
+@Operators
+def operators(heads: int, kv_heads: int, eps: float, interleaved: bool) -> Operator:
+    heads, kv_heads = settings.positive(_NAME, "heads", heads), settings.positive(_NAME, "kv_heads", kv_heads)
+    if heads % kv_heads:
+        raise ValueError(f"{_NAME}: kv_heads must divide heads = {heads}, got {kv_heads}")
+    return custom_op(
+        _LIBRARY.DecoderStackForward,
+        f"x(B, T, C), cos(*P, {_FLOATS}), sin(*P, dtype=cos), norm1(L, C, {_FLOATS}), qkv(L, R, C), out(L, C, A), "
+        f"norm2(L, C, {_FLOATS}), gate_up(L, 2 * F, C), down(L, C, F), norm(C, {_FLOATS})?, qkv_bias(L, R)?, "
+        f"q_norm(L, D, {_FLOATS})?, k_norm(L, D, {_FLOATS})?, keys(L, B, S, K, D)?, values(L, B, S, K, D)?, "
+        "lengths(B, dtype=index)? -> y, k, v; work",
+        infer=_infer,
+        gradient=_no_gradient,
+        heads=heads,
+        kv_heads=kv_heads,
+        eps=settings.number(_NAME, "eps", eps, 0),
+        interleaved=int(settings.boolean(_NAME, "interleaved", interleaved)),
+    )
+
+
+def _infer(
+    x: Spec,
+    cos: Spec,
+    sin: Spec,
+    norm1: Spec,
+    qkv: Spec,
+    out: Spec,
+    norm2: Spec,
+    gate_up: Spec,
+    down: Spec,
+    norm: Spec | None,
+    qkv_bias: Spec | None,
+    q_norm: Spec | None,
+    k_norm: Spec | None,
+    keys: Spec | None,
+    values: Spec | None,
+    lengths: Spec | None,
+    heads: int,
+    kv_heads: int,
+    **_: float,
+) -> list[Spec]:
+    (batch, length, _), (layers, rows, _), all_heads = x.shape, qkv.shape, heads + 2 * kv_heads
+    size = rows // all_heads
+    if rows % all_heads:
+        raise ValueError(f"qkv must have a multiple of heads + 2 kv_heads = {all_heads} rows, got {rows}")
+    if size % 2 or not 0 < size <= _MOST_FEATURES:
+        raise ValueError(f"qkv must have an even number of 2 to {_MOST_FEATURES} rows for each head, got {size}")
+    tables = (length, size // 2), (batch, length, size // 2)
+    if cos.shape not in tables:
+        raise ValueError(f"cos must have shape (T, D/2) = {tables[0]} or (B, T, D/2) = {tables[1]}, got {cos.shape}")
+    if out.shape[2] != heads * size:
+        raise ValueError(f"out must have heads D = {heads * size} columns, got {out.shape[2]}")
+    for name, each in (("q_norm", q_norm), ("k_norm", k_norm)):
+        if each is not None and each.shape[1] != size:
+            raise ValueError(f"{name} must have D = {size} columns, got {each.shape[1]}")
+    missing = [name for name, each in (("keys", keys), ("values", values), ("lengths", lengths)) if each is None]
+    if len(missing) in (1, 2):
+        raise ValueError(f"keys, values and lengths must be given together, {' and '.join(missing)} is missing")
+    if keys is not None and keys.shape[3:] != (kv_heads, size):
+        raise ValueError(f"keys must have kv_heads, D = {(kv_heads, size)} as last axes, got {keys.shape[3:]}")
+    new = Spec((layers, batch, length, kv_heads, size), x.dtype)
+    return [x, new, new]
