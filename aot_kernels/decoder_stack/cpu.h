@@ -46,6 +46,18 @@ class Barrier {
   std::atomic<int64_t> arrived_{0}, turn_{0};
 };
 
+// Lets threads claim the items of a phase, one after another, so that a thread whose core has other work holds none up.
+class Claims {
+ public:
+  explicit Claims(int64_t phases) : next_(new std::atomic<int64_t>[phases]) {
+    for (int64_t i = 0; i < phases; ++i) next_[i] = 0;
+  }
+  int64_t take(int64_t phase) { return next_[phase].fetch_add(1); }
+
+ private:
+  std::unique_ptr<std::atomic<int64_t>[]> next_;
+};
+
 // A pass of this many or more tokens of each text attends by tiles of queries (flash_attention/cpu.h).
 constexpr int64_t kTileLength = 8;
 
@@ -53,12 +65,12 @@ constexpr int64_t kTileLength = 8;
 template <typename T>
 struct Space {
   using C = Compute<T>;
-  int64_t pitch;                                     // tokens of a panel
-  C *h, *panels, *rows, *gates;                      // (tokens, C), panels, (tokens, qkv_rows), (tokens, 2F)
-  T *q, *o;                                          // (tokens, heads D)
-  T *keys, *values;                                  // the rows that count, one after another: (B, S + T, kv_heads D)
-  C* lse;                                            // (B, heads, T)
-  int32_t* lengths;                                  // (B)
+  int64_t pitch;                 // tokens of a panel
+  C *h, *panels, *rows, *gates;  // (tokens, C), panels, (tokens, qkv_rows), (tokens, 2F)
+  T *q, *o;                      // (tokens, heads D)
+  T *keys, *values;              // the rows that count, one after another: (B, S + T, kv_heads D)
+  C* lse;                        // (B, heads, T)
+  int32_t* lengths;              // (B)
 
   // Lays the scratch out from `data` on, which may be null. Returns how many numbers it takes.
   int64_t place(const Stack<T>& s, C* data) {
@@ -82,13 +94,32 @@ struct Space {
   }
 };
 
+// Team is a thread's view of the threads, which go through the same phases.
+struct Team {
+  Barrier& barrier;
+  Claims& claims;
+  int64_t threads, phase = 0;
+
+  // A phase is a loop over the items that the thread takes, and its end:
+  //   for (int64_t i; (i = team.take()) < n;) { ... }
+  //   team.end();
+  // The body is no lambda, since nvcc's lambdas are not inlined into the code for the CPU's vectors.
+  int64_t take() { return claims.take(phase); }
+  void end() {
+    ++phase;
+    barrier.wait(threads);
+  }
+};
+
 template <typename T>
 struct Forward {
   using C = Compute<T>;
-  static constexpr int64_t kBlock = 32;  // rows of a matrix that a thread multiplies at once
+  static constexpr int64_t kPhases = 11;  // of a layer, at most
+  static constexpr int64_t kBlock = 32;   // rows of a matrix that a thread multiplies at once
   const Stack<T>& s;
   const Space<T>& space;
   Barrier& barrier;
+  Claims& claims;
 
   struct Workspace {
     std::unique_ptr<C[]> weights, sums, scores;
@@ -97,51 +128,65 @@ struct Forward {
         : weights(new C[kBlock * deep]), sums(new C[kBlock * kColumns<C>]), scores(new C[f.s.room + f.s.length]) {}
   };
 
-  MSOPS_CPU void operator()(int64_t part, int64_t parts) const {
+  MSOPS_CPU void operator()(int64_t, int64_t parts) const {
     const Workspace w(*this, most(most(s.width, s.hidden), s.of_heads()));
-    const auto wait = [&] { barrier.wait(parts); };
-    const int64_t tokens = s.tokens(), panels = parts_of(tokens, space.pitch);
-    for (int64_t i = part_begin(tokens * s.width, part, parts), end = part_begin(tokens * s.width, part + 1, parts);
-         i < end; ++i)
-      space.h[i] = C(s.x[i]);
-    wait();
+    Team team{barrier, claims, parts};
+    const int64_t tokens = s.tokens(), places = parts_of(tokens, space.pitch) * space.pitch;
+    for (int64_t t; (t = team.take()) < tokens;)
+      for (int64_t c = 0; c < s.width; ++c) space.h[t * s.width + c] = C(s.x[t * s.width + c]);
+    team.end();
     for (int64_t i = 0; i < s.layers; ++i) {
       const Layer<T> layer = s.layer(i);
-      for_panels(part, parts, panels, [&](int64_t t) { put_normed(t, layer.norm1); });
-      wait();
-      project(w, layer, part, parts);
-      wait();
-      for_part(part, parts, tokens * (s.heads + s.kv_heads), [&](int64_t item) { turn(layer, item); });
-      wait();
-      attend(w, layer, part, parts, wait);
-      wait();
-      for_panels(part, parts, panels, [&](int64_t t) { put(t, space.o, s.of_heads()); });
-      wait();
-      product(w, part, parts, layer.out, s.width, s.of_heads(), [&](int64_t row, int64_t t, C sum) { add(row, t, sum); });
-      wait();
-      for_panels(part, parts, panels, [&](int64_t t) { put_normed(t, layer.norm2); });
-      wait();
-      product(w, part, parts, layer.gate_up, 2 * s.hidden, s.width,
-              [&](int64_t row, int64_t t, C sum) { space.gates[t * 2 * s.hidden + row] = rounded<T>(sum); });
-      wait();
-      for_panels(part, parts, panels, [&](int64_t t) { put_gated(t); });
-      wait();
-      product(w, part, parts, layer.down, s.width, s.hidden, [&](int64_t row, int64_t t, C sum) { add(row, t, sum); });
-      wait();
+      for (int64_t t; (t = team.take()) < places;) put_normed(t, layer.norm1);
+      team.end();
+      product(w, team, layer.qkv, s.qkv_rows(), s.width, Project{*this, layer});
+      for (int64_t item; (item = team.take()) < tokens * (s.heads + s.kv_heads);) turn(layer, item);
+      team.end();
+      attend(w, layer, team);
+      for (int64_t t; (t = team.take()) < places;) put(t, space.o, s.of_heads());
+      team.end();
+      product(w, team, layer.out, s.width, s.of_heads(), Add{*this});
+      for (int64_t t; (t = team.take()) < places;) put_normed(t, layer.norm2);
+      team.end();
+      product(w, team, layer.gate_up, 2 * s.hidden, s.width, PutGates{*this});
+      for (int64_t t; (t = team.take()) < places;) put_gated(t);
+      team.end();
+      product(w, team, layer.down, s.width, s.hidden, Add{*this});
     }
-    for_part(part, parts, tokens, [&](int64_t t) { finish(t); });
+    for (int64_t t; (t = team.take()) < tokens;) finish(t);
   }
 
  private:
-  template <typename F>
-  MSOPS_CPU void for_part(int64_t part, int64_t parts, int64_t n, const F& f) const {
-    for (int64_t i = part_begin(n, part, parts), end = part_begin(n, part + 1, parts); i < end; ++i) f(i);
-  }
-  // Calls f for each place of the panels that is the part's, also for those after the last token.
-  template <typename F>
-  MSOPS_CPU void for_panels(int64_t part, int64_t parts, int64_t panels, const F& f) const {
-    for_part(part, parts, panels * space.pitch, f);
-  }
+  // These take the sum of a row of a matrix and a token.
+  struct Project {
+    const Forward& f;
+    const Layer<T>& layer;
+
+    MSOPS_CPU void operator()(int64_t row, int64_t t, C sum) const {
+      const Stack<T>& s = f.s;
+      const int64_t first_value = s.of_heads() + s.of_kv_heads();
+      C number = rounded<T>(sum);
+      if (layer.qkv_bias) number = rounded<T>(number + C(layer.qkv_bias[row]));
+      if (row >= first_value) return assign(layer.v[t * s.of_kv_heads() + row - first_value], number);
+      f.space.rows[t * s.qkv_rows() + row] = number;
+    }
+  };
+  struct Add {
+    const Forward& f;
+
+    MSOPS_CPU void operator()(int64_t row, int64_t t, C sum) const {
+      C& h = f.space.h[t * f.s.width + row];
+      h = rounded<T>(h + rounded<T>(sum));
+    }
+  };
+  struct PutGates {
+    const Forward& f;
+
+    MSOPS_CPU void operator()(int64_t row, int64_t t, C sum) const {
+      f.space.gates[t * 2 * f.s.hidden + row] = rounded<T>(sum);
+    }
+  };
+
   MSOPS_CPU C* panel(int64_t t, int64_t deep) const {
     return space.panels + t / space.pitch * space.pitch * deep + t % space.pitch;
   }
@@ -176,16 +221,12 @@ struct Forward {
     for (int64_t i = 0; i < n; ++i) to[i * space.pitch] = 0;
   }
 
-  // Multiplies the part's rows of a matrix (rows, deep) by all tokens, and calls f(row, token, sum).
+  // Multiplies the rows of a matrix (rows, deep) by all tokens, and calls f(row, token, sum).
   template <typename F>
-  MSOPS_CPU void product(const Workspace& w, int64_t part, int64_t parts, const T* matrix, int64_t rows, int64_t deep,
+  MSOPS_CPU void product(const Workspace& w, Team& team, const T* matrix, int64_t rows, int64_t deep,
                          const F& f) const {
-    // Parts begin at multiples of kRows.
-    const int64_t groups = parts_of(rows, kRows);
-    const int64_t begin = part_begin(groups, part, parts) * kRows;
-    const int64_t end = least(rows, part_begin(groups, part + 1, parts) * kRows);
-    for (int64_t row = begin; row < end; row += kBlock) {
-      const int64_t n = least(kBlock, end - row);
+    for (int64_t block; (block = team.take()) < parts_of(rows, kBlock);) {
+      const int64_t row = block * kBlock, n = least(kBlock, rows - row);
       const C* weights = nullptr;
       if constexpr (std::is_same<T, C>::value) weights = n % kRows == 0 ? matrix + row * deep : nullptr;
       if (!weights) {
@@ -201,21 +242,7 @@ struct Forward {
           for (int64_t c = 0; c < columns; ++c) f(row + r, t + c, w.sums[r * kColumns<C> + c]);
       }
     }
-  }
-
-  MSOPS_CPU void add(int64_t row, int64_t t, C sum) const {
-    C& h = space.h[t * s.width + row];
-    h = rounded<T>(h + rounded<T>(sum));
-  }
-
-  MSOPS_CPU void project(const Workspace& w, const Layer<T>& layer, int64_t part, int64_t parts) const {
-    const int64_t first_value = s.of_heads() + s.of_kv_heads();
-    product(w, part, parts, layer.qkv, s.qkv_rows(), s.width, [&](int64_t row, int64_t t, C sum) {
-      C number = rounded<T>(sum);
-      if (layer.qkv_bias) number = rounded<T>(number + C(layer.qkv_bias[row]));
-      if (row >= first_value) return assign(layer.v[t * s.of_kv_heads() + row - first_value], number);
-      space.rows[t * s.qkv_rows() + row] = number;
-    });
+    team.end();
   }
 
   // Norms and rotates a head of a token's queries or keys.
@@ -238,14 +265,15 @@ struct Forward {
     }
   }
 
-  template <typename Wait>
-  MSOPS_CPU void attend(const Workspace& w, const Layer<T>& layer, int64_t part, int64_t parts, const Wait& wait) const {
-    if (s.length < kTileLength)
-      return for_part(part, parts, s.tokens() * s.heads, [&](int64_t item) { attend_alone(w, layer, item); });
+  MSOPS_CPU void attend(const Workspace& w, const Layer<T>& layer, Team& team) const {
+    if (s.length < kTileLength) {
+      for (int64_t item; (item = team.take()) < s.tokens() * s.heads;) attend_alone(w, layer, item);
+      return team.end();
+    }
     const T *keys = layer.k, *values = layer.v;
     if (s.has_cache) {
-      for_part(part, parts, s.batch, [&](int64_t b) { gather(layer, b); });
-      wait();
+      for (int64_t b; (b = team.take()) < s.batch;) gather(layer, b);
+      team.end();
       keys = space.keys, values = space.values;
     }
     const int64_t rows = s.length + (s.has_cache ? s.room : 0);
@@ -258,50 +286,63 @@ struct Forward {
     a.of_lse = {s.heads * s.length, s.length, 1};
     a.scale = s.scale(), a.left = -1, a.right = 0, a.splits = 1;
     a.kv_lengths = s.has_cache ? space.lengths : nullptr;
-    flash_attention::cpu::Forward<T>{a}(part, parts);
+    const flash_attention::cpu::Forward<T> tiles{a};
+    const int64_t items = tiles.items();
+    for (int64_t item; (item = team.take()) < items;) tiles(item, items);
+    team.end();
   }
 
   // Puts the cached rows of a text that count, and the new ones, one after another.
   MSOPS_CPU void gather(const Layer<T>& layer, int64_t b) const {
     const int64_t width = s.of_kv_heads(), cached = s.cached(b), rows = s.room + s.length;
-    for (const auto& [cache, added, to] : {std::make_tuple(layer.keys, layer.k, space.keys),
-                                           std::make_tuple(layer.values, layer.v, space.values)}) {
+    for (const auto& [cache, added, to] :
+         {std::make_tuple(layer.keys, layer.k, space.keys), std::make_tuple(layer.values, layer.v, space.values)}) {
       std::copy_n(cache + b * s.room * width, cached * width, to + b * rows * width);
       std::copy_n(added + b * s.length * width, s.length * width, to + (b * rows + cached) * width);
     }
     space.lengths[b] = static_cast<int32_t>(cached + s.length);
   }
 
+  // Part is a part of the rows that a query sees, which lie one after another.
+  struct Part {
+    const T *keys, *values;
+    int64_t begin, end;
+  };
+
   // Computes a head of a token's o by itself: the cache is read where it is.
   MSOPS_CPU void attend_alone(const Workspace& w, const Layer<T>& layer, int64_t item) const {
     const int64_t t = item / s.heads, head = item % s.heads, b = t / s.length, kv = head / s.group();
     const int64_t cached = s.cached(b), seen = cached + t % s.length + 1, width = s.of_kv_heads(), size = s.head_size;
-    const auto row = [&](const T* cache, const T* added, int64_t j) {
-      return (j < cached ? cache + (b * s.room + j) * width : added + (b * s.length + j - cached) * width) + kv * size;
-    };
     const T* const q = space.q + item * size;
+    C* const mine = w.sums.get();  // as C
+    for (int64_t d = 0; d < size; ++d) mine[d] = C(q[d]) * s.scale();
+    const Part parts[] = {{layer.keys + b * s.room * width, layer.values + b * s.room * width, 0, cached},
+                          {layer.k + b * s.length * width, layer.v + b * s.length * width, cached, seen}};
     C max = C(-HUGE_VAL), sum = 0;
-    for (int64_t j = 0; j < seen; ++j) {
-      const T* const k = row(layer.keys, layer.k, j);
-      C dot = 0;
+    for (const Part& part : parts)
+      for (int64_t j = part.begin; j < part.end; ++j) {
+        const T* const k = part.keys + (j - part.begin) * width + kv * size;
+        C dot = 0;
 #pragma omp simd reduction(+ : dot)
-      for (int64_t d = 0; d < size; ++d) dot += C(q[d]) * C(k[d]);
-      w.scores[j] = dot * s.scale();
-      max = w.scores[j] > max ? w.scores[j] : max;
-    }
+        for (int64_t d = 0; d < size; ++d) dot += mine[d] * C(k[d]);
+        w.scores[j] = dot;
+        max = dot > max ? dot : max;
+      }
 #pragma omp simd reduction(+ : sum)
     for (int64_t j = 0; j < seen; ++j) {
-      w.scores[j] = Exponential<C>::exp(w.scores[j] - max);
-      sum += w.scores[j];
+      const C weight = Exponential<C>::exp(w.scores[j] - max);
+      w.scores[j] = weight;
+      sum += weight;
     }
     C* const total = w.weights.get();
     std::fill_n(total, size, C(0));
-    for (int64_t j = 0; j < seen; ++j) {
-      const T* const v = row(layer.values, layer.v, j);
-      const C weight = w.scores[j];
+    for (const Part& part : parts)
+      for (int64_t j = part.begin; j < part.end; ++j) {
+        const T* const v = part.values + (j - part.begin) * width + kv * size;
+        const C weight = w.scores[j];
 #pragma omp simd
-      for (int64_t d = 0; d < size; ++d) total[d] += weight * C(v[d]);
-    }
+        for (int64_t d = 0; d < size; ++d) total[d] += weight * C(v[d]);
+      }
     for (int64_t d = 0; d < size; ++d) assign(space.o[item * size + d], total[d] / sum);
   }
 
@@ -316,9 +357,11 @@ struct Forward {
 template <typename T>
 void forward(Call& call, const Stack<T>& s, const Space<T>& space) {
   Barrier barrier;
-  const double of_token = static_cast<double>(s.width) * static_cast<double>(s.qkv_rows() + s.of_heads() + 3 * s.hidden);
+  Claims claims(Forward<T>::kPhases * s.layers + 2);
+  const double of_token =
+      static_cast<double>(s.width) * static_cast<double>(s.qkv_rows() + s.of_heads() + 3 * s.hidden);
   on_threads(call, INT32_MAX, static_cast<double>(s.layers * s.tokens()) * of_token / 8,
-             Forward<T>{s, space, barrier});
+             Forward<T>{s, space, barrier, claims});
 }
 
 }  // namespace msops::decoder_stack::cpu

@@ -67,7 +67,8 @@ struct Space {
 
 // Norms rows of `width` numbers; a block takes one.
 template <typename T>
-__global__ void __launch_bounds__(256) norm_kernel(const T* from, int64_t width, Numbers<T> factors, Compute<T> eps, T* to) {
+__global__ void __launch_bounds__(256)
+    norm_kernel(const T* from, int64_t width, Numbers<T> factors, Compute<T> eps, T* to) {
   using C = Compute<T>;
   __shared__ C sums[8];
   from += blockIdx.x * width, to += blockIdx.x * width;
@@ -85,8 +86,8 @@ __global__ void __launch_bounds__(256) norm_kernel(const T* from, int64_t width,
 // Adds the bias to the rows of q, k and v, norms and rotates heads of q and k, and stores all. A warp takes a head of a
 // token.
 template <typename T>
-__global__ void __launch_bounds__(256) turn_kernel(const __grid_constant__ Stack<T> s, const __grid_constant__ Layer<T> layer,
-                                                   const T* rows, T* q) {
+__global__ void __launch_bounds__(256)
+    turn_kernel(const __grid_constant__ Stack<T> s, const __grid_constant__ Layer<T> layer, const T* rows, T* q) {
   using C = Compute<T>;
   const int64_t heads = s.heads + 2 * s.kv_heads, item = int64_t{blockIdx.x} * 8 + threadIdx.x / 32;
   const int64_t t = item / heads, head = item % heads, size = s.head_size, of_kv = head - s.heads;
@@ -112,7 +113,8 @@ __global__ void __launch_bounds__(256) turn_kernel(const __grid_constant__ Stack
   for (int64_t i = lane; i < size / 2; i += 32) {
     const Pair pair(i, size, s.interleaved);
     C a = number(pair.first), b = number(pair.second);
-    if (factors.data) a = normed<T>(a, reciprocal, factors[pair.first]), b = normed<T>(b, reciprocal, factors[pair.second]);
+    if (factors.data)
+      a = normed<T>(a, reciprocal, factors[pair.first]), b = normed<T>(b, reciprocal, factors[pair.second]);
     const C cos = s.cos[angles + i], sin = s.sin[angles + i];
     assign(to[pair.first], a * cos - b * sin);
     assign(to[pair.second], b * cos + a * sin);
@@ -122,9 +124,9 @@ __global__ void __launch_bounds__(256) turn_kernel(const __grid_constant__ Stack
 // Computes heads of o: a block takes a head of a token, and each of its warps every fourth group of keys. A lane has
 // every 32nd of up to 32 kPerLane features.
 template <typename T, int kPerLane>
-__global__ void __launch_bounds__(128) attention_kernel(const __grid_constant__ Stack<T> s,
-                                                        const __grid_constant__ Layer<T> layer, Compute<T> scale,
-                                                        const T* q, T* o) {
+__global__ void __launch_bounds__(128)
+    attention_kernel(const __grid_constant__ Stack<T> s, const __grid_constant__ Layer<T> layer, Compute<T> scale,
+                     const T* q, T* o) {
   using C = Compute<T>;
   constexpr int kWarps = 4, kKeys = 4;  // keys of a group: a warp has their sums at once
   const int64_t item = blockIdx.x, t = item / s.heads, head = item % s.heads, b = t / s.length, kv = head / s.group();
@@ -209,8 +211,8 @@ struct Gate {
 
 // out (n, m) = numbers (n, deep) times weights (m, deep), or out plus that. A block takes a tile of 64 x 64.
 template <typename T>
-__global__ void __launch_bounds__(256) product_kernel(int64_t n, int64_t m, int64_t deep, const T* numbers,
-                                                      const T* weights, T* out, bool adds) {
+__global__ void __launch_bounds__(256)
+    product_kernel(int64_t n, int64_t m, int64_t deep, const T* numbers, const T* weights, T* out, bool adds) {
   using C = Compute<T>;
   constexpr int kTile = 64, kDeep = 16, kEach = 4;  // each thread has 4 x 4 sums
   __shared__ C x[kDeep][kTile + 1], w[kDeep][kTile + 1];
@@ -245,7 +247,7 @@ class Forward {
 
   void run() {
     const int64_t tokens = s.tokens();
-    cudaMemcpyAsync(space_.h, s.x, static_cast<size_t>(tokens * s.width) * sizeof(T), cudaMemcpyDeviceToDevice,
+    cudaMemcpyAsync(space_.h, s.x, static_cast<size_t>(tokens * s.width) * sizeof(T), cudaMemcpyDefault,
                     call_.stream());
     for (int64_t i = 0; i < s.layers && call_.ok(); ++i) {
       const Layer<T> layer = s.layer(i);
@@ -261,7 +263,7 @@ class Forward {
       multiply(s.width, s.hidden, layer.down, space_.hidden, space_.h, true);
     }
     if (s.norm.data) return norm(s.norm, s.y);
-    cudaMemcpyAsync(s.y, space_.h, static_cast<size_t>(tokens * s.width) * sizeof(T), cudaMemcpyDeviceToDevice,
+    cudaMemcpyAsync(s.y, space_.h, static_cast<size_t>(tokens * s.width) * sizeof(T), cudaMemcpyDefault,
                     call_.stream());
   }
 
@@ -279,7 +281,8 @@ class Forward {
           return cublas.multiply(handle, true, m, n, deep, weights, numbers, to, false, adds);
         }))
       return;
-    launch(call_, product_kernel<T>, Grid(parts_of(m, 64), parts_of(n, 64)), 256, 0, n, m, deep, numbers, weights, to, adds);
+    launch(call_, product_kernel<T>, Grid(parts_of(m, 64), parts_of(n, 64)), 256, 0, n, m, deep, numbers, weights, to,
+           adds);
   }
 
   void attend(const Layer<T>& layer) {
@@ -287,7 +290,8 @@ class Forward {
       if (Space<T>::uses_tiles(s) && attend_by_tiles(layer)) return;
     }
     const auto go = [&](auto per_lane) {
-      launch(call_, attention_kernel<T, per_lane>, s.tokens() * s.heads, 128, 0, s, layer, s.scale(), space_.q, space_.o);
+      launch(call_, attention_kernel<T, per_lane>, s.tokens() * s.heads, 128, 0, s, layer, s.scale(), space_.q,
+             space_.o);
     };
     s.head_size <= 64 ? go(Constant<2>{}) : s.head_size <= 256 ? go(Constant<8>{}) : go(Constant<16>{});
   }
@@ -308,7 +312,8 @@ class Forward {
     a.kv_lengths = s.has_cache ? space_.lengths : nullptr;
     a.partial = reinterpret_cast<float*>(space_.a);  // a counter of items; nothing else needs `a` meanwhile
     constexpr int64_t kMost = 1 << 28;
-    if (a.queries > kMost / a.group() || rows > kMost || most(a.batch, a.heads) > INT32_MAX || s.head_size < 1) return false;
+    if (a.queries > kMost / a.group() || rows > kMost || most(a.batch, a.heads) > INT32_MAX || s.head_size < 1)
+      return false;
     return s.head_size <= 64 ? launch_tiles<64>(layer, a) : launch_tiles<128>(layer, a);
   }
 
@@ -316,21 +321,24 @@ class Forward {
   bool launch_tiles(const Layer<T>& layer, const flash_attention::Attention<Half>& a) {
     using namespace flash_attention;
     using S = ForwardShape<kWidth>;
-    if (!is_compiled_for(80, mma_forward<S, flash_attention::Attention<Half>>) || Gpu().dynamic_bytes() < S::kBytes) return false;
+    if (!is_compiled_for(80, mma_forward<S, flash_attention::Attention<Half>>) || Gpu().dynamic_bytes() < S::kBytes)
+      return false;
     if (s.has_cache) {
       const int64_t n = s.batch * (s.room + s.length) * s.of_kv_heads();
       on_gpu(call_, n, n, Gather<T>{s, layer, space_});
     }
-    const auto aligned = [&](const Half* data, const Strides& strides) { return rows_are_aligned(data, strides, s.head_size); };
-    const int rows = aligned(a.q, a.of_q) | aligned(a.k, a.of_k) << 1 | aligned(a.v, a.of_v) << 2 |
-                     aligned(a.out, a.of_out) << 3;
+    const auto aligned = [&](const Half* data, const Strides& strides) {
+      return rows_are_aligned(data, strides, s.head_size);
+    };
+    const int rows =
+        aligned(a.q, a.of_q) | aligned(a.k, a.of_k) << 1 | aligned(a.v, a.of_v) << 2 | aligned(a.out, a.of_out) << 3;
 #if CUDART_VERSION >= 12000
     if (rows == 15 && launch_wgmma_forward<kWidth, false>(call_, a, nullptr)) return true;
 #endif
     const double bytes = 2. * a.keys * (a.width + a.value_width) / a.group();
     const Order order = order_of(a.batch * a.heads, parts_of(a.queries, S::kQueries), bytes, true);
-    launch(call_, mma_forward<S, flash_attention::Attention<Half>>, least(order.count(), INT32_MAX), S::kThreads, S::kBytes, a, order,
-           order.count(), rows);
+    launch(call_, mma_forward<S, flash_attention::Attention<Half>>, least(order.count(), INT32_MAX), S::kThreads,
+           S::kBytes, a, order, order.count(), rows);
     return true;
   }
 

@@ -19,10 +19,10 @@ namespace msops::decoder_stack {
 // Layer is what one layer reads and writes. Pointers may be null where the stack's tensors are absent.
 template <typename T>
 struct Layer {
-  Numbers<T> norm1, norm2, q_norm, k_norm;       // of this layer, from their first element on
+  Numbers<T> norm1, norm2, q_norm, k_norm;         // of this layer, from their first element on
   const T *qkv, *qkv_bias, *out, *gate_up, *down;  // (qkv_rows, C), (qkv_rows), (C, heads D), (2, F, C), (C, F)
-  const T *keys, *values;                        // (B, S, kv_heads, D)
-  T *k, *v;                                      // (B, T, kv_heads, D)
+  const T *keys, *values;                          // (B, S, kv_heads, D)
+  T *k, *v;                                        // (B, T, kv_heads, D)
 };
 
 template <typename T>

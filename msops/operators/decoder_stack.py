@@ -291,7 +291,7 @@ def _infer(
     kv_heads: int,
     **_: float,
 ) -> list[Spec]:
-    (batch, length, _), (layers, rows, _), all_heads = x.shape, qkv.shape, heads + 2 * kv_heads
+    (batch, length), (layers, rows), all_heads = x.shape[:2], qkv.shape[:2], heads + 2 * kv_heads
     size = rows // all_heads
     if rows % all_heads:
         raise ValueError(f"qkv must have a multiple of heads + 2 kv_heads = {all_heads} rows, got {rows}")

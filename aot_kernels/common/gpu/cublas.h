@@ -45,7 +45,9 @@ class Cublas {
 
  private:
   template <typename T>
-  static constexpr int kType = sizeof(T) == 8 ? 1 : sizeof(T) == 4 ? 0 : 2;  // cudaDataType of double, float and half
+  static constexpr int kType = sizeof(T) == 8   ? 1
+                               : sizeof(T) == 4 ? 0
+                                                : 2;  // cudaDataType of double, float and half
 
   Cublas() {
     void* library = nullptr;
