@@ -1,16 +1,18 @@
 // decoder_stack on the CPU: threads that go through all layers together, so that weights are read once a call.
 //
-// Vectors of tokens that are to be multiplied lie in panels: columns of up to kColumns tokens, with the features one
+// Vectors of tokens that are to be multiplied lie in panels: columns of up to kMostLanes tokens, with the features one
 // under another, so that each weight is multiplied by a vector of tokens.
 #pragma once
 
 #include <atomic>
+#include <condition_variable>
 #include <memory>
-#include <thread>
+#include <mutex>
 
 #include "../common/parallel.h"
 #include "../common/scratch.h"
 #include "../flash_attention/cpu.h"
+#include "cpu_product.h"
 #include "stack.h"
 
 namespace msops::decoder_stack::cpu {
@@ -18,32 +20,29 @@ namespace msops::decoder_stack::cpu {
 using flash_attention::least;
 using flash_attention::most;
 using flash_attention::parts_of;
-using flash_attention::cpu::kColumns;
-using flash_attention::cpu::kRows;
-using flash_attention::cpu::kWidth;
-using flash_attention::cpu::multiply;
-using flash_attention::cpu::padded;
-using flash_attention::cpu::Set;
-using flash_attention::cpu::View;
 
-// Lets threads wait for each other.
+// Lets threads wait for each other. They sleep: a thread that is woken gets its core at once, also where a thread of
+// MindSpore's that waits in a loop has it, and one that yields does not.
 class Barrier {
  public:
-  // All of `threads` threads must call this. A thread that waits for long leaves its core to others.
+  // All of `threads` threads must call this.
   void wait(int64_t threads) {
+    if (threads == 1) return;
+    std::unique_lock<std::mutex> lock(mutex_);
     const int64_t turn = turn_;
-    if (arrived_.fetch_add(1) + 1 == threads) {
+    if (++arrived_ == threads) {
       arrived_ = 0;
-      turn_ = turn + 1;
-      return;
+      ++turn_;
+      lock.unlock();
+      return changed_.notify_all();
     }
-    for (int tries = 0; turn_ == turn; ++tries)
-      if (tries > kTries) std::this_thread::yield();
+    changed_.wait(lock, [&] { return turn_ != turn; });
   }
 
  private:
-  static constexpr int kTries = 20000;
-  std::atomic<int64_t> arrived_{0}, turn_{0};
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  int64_t arrived_ = 0, turn_ = 0;
 };
 
 // Lets threads claim the items of a phase, one after another, so that a thread whose core has other work holds none up.
@@ -77,7 +76,7 @@ struct Space {
     constexpr int64_t kMost = INT64_C(1) << 60;
     int64_t at = 0;
     const int64_t tokens = s.tokens(), deep = most(most(s.width, s.hidden), s.of_heads());
-    pitch = least(kColumns<C>, padded<C>(most(tokens, 1)));
+    pitch = lanes_for<C>(tokens);
     const auto take = [&](std::initializer_list<int64_t> sizes) {
       C* const begin = data ? data + at : nullptr;
       at = least(kMost, at + least(kMost, size_of(sizes)));
@@ -125,7 +124,9 @@ struct Forward {
     std::unique_ptr<C[]> weights, sums, scores;
 
     explicit Workspace(const Forward& f, int64_t deep)
-        : weights(new C[kBlock * deep]), sums(new C[kBlock * kColumns<C>]), scores(new C[f.s.room + f.s.length]) {}
+        : weights(new C[kBlock * deep]),
+          sums(new C[most(kRows * kMostLanes<C>, f.s.head_size)]),
+          scores(new C[f.s.room + f.s.length]) {}
   };
 
   MSOPS_CPU void operator()(int64_t, int64_t parts) const {
@@ -221,6 +222,21 @@ struct Forward {
     for (int64_t i = 0; i < n; ++i) to[i * space.pitch] = 0;
   }
 
+  // Multiplies up to kRows rows by one token.
+  MSOPS_CPU static void multiply_by_one(const T* rows, int64_t count, int64_t deep, const C* vector, C* sums) {
+    if (count == kRows) return run_apart(VectorProduct<kRows, T>{rows, deep, vector, sums});
+    for (int64_t i = 0; i < count; ++i) run_apart(VectorProduct<1, T>{rows + i * deep, deep, vector, sums + i});
+  }
+
+  // Returns n rows as numbers of type C, with zeros up to a multiple of kRows.
+  MSOPS_CPU static const C* in_whole_groups(const Workspace& w, const T* rows, int64_t n, int64_t deep) {
+    if constexpr (std::is_same<T, C>::value)
+      if (n % kRows == 0) return rows;
+    flash_attention::cpu::load_rows(rows, deep, n, deep, w.weights.get(), deep);
+    std::fill_n(w.weights.get() + n * deep, (parts_of(n, kRows) * kRows - n) * deep, C(0));
+    return w.weights.get();
+  }
+
   // Multiplies the rows of a matrix (rows, deep) by all tokens, and calls f(row, token, sum).
   template <typename F>
   MSOPS_CPU void product(const Workspace& w, Team& team, const T* matrix, int64_t rows, int64_t deep,
@@ -228,18 +244,19 @@ struct Forward {
     for (int64_t block; (block = team.take()) < parts_of(rows, kBlock);) {
       const int64_t row = block * kBlock, n = least(kBlock, rows - row);
       const C* weights = nullptr;
-      if constexpr (std::is_same<T, C>::value) weights = n % kRows == 0 ? matrix + row * deep : nullptr;
-      if (!weights) {
-        flash_attention::cpu::load_rows(matrix + row * deep, deep, n, deep, w.weights.get(), deep);
-        std::fill_n(w.weights.get() + n * deep, (parts_of(n, kRows) * kRows - n) * deep, C(0));
-        weights = w.weights.get();
-      }
+      if (space.pitch > 1) weights = in_whole_groups(w, matrix + row * deep, n, deep);
       for (int64_t t = 0; t < s.tokens(); t += space.pitch) {
         const int64_t columns = least(space.pitch, s.tokens() - t);
-        multiply(n, columns, deep, View<C>{weights, deep, 1}, space.panels + t * deep, space.pitch, w.sums.get(),
-                 kColumns<C>, Set<C>{});
-        for (int64_t r = 0; r < n; ++r)
-          for (int64_t c = 0; c < columns; ++c) f(row + r, t + c, w.sums[r * kColumns<C> + c]);
+        const C* const panel = space.panels + t * deep;
+        for (int64_t r = 0; r < n; r += kRows) {
+          const int64_t count = least(kRows, n - r);
+          if (space.pitch == 1)
+            multiply_by_one(matrix + (row + r) * deep, count, deep, panel, w.sums.get());
+          else
+            multiply_lanes<kRows>(space.pitch, weights + r * deep, deep, deep, panel, w.sums.get());
+          for (int64_t i = 0; i < count; ++i)
+            for (int64_t c = 0; c < columns; ++c) f(row + r + i, t + c, w.sums[i * space.pitch + c]);
+        }
       }
     }
     team.end();

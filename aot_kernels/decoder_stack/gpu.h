@@ -247,7 +247,7 @@ class Forward {
 
   void run() {
     const int64_t tokens = s.tokens();
-    cudaMemcpyAsync(space_.h, s.x, static_cast<size_t>(tokens * s.width) * sizeof(T), cudaMemcpyDefault,
+    cudaMemcpyAsync(space_.h, s.x, static_cast<size_t>(tokens * s.width) * sizeof(T), cudaMemcpyDeviceToDevice,
                     call_.stream());
     for (int64_t i = 0; i < s.layers && call_.ok(); ++i) {
       const Layer<T> layer = s.layer(i);
@@ -263,7 +263,7 @@ class Forward {
       multiply(s.width, s.hidden, layer.down, space_.hidden, space_.h, true);
     }
     if (s.norm.data) return norm(s.norm, s.y);
-    cudaMemcpyAsync(s.y, space_.h, static_cast<size_t>(tokens * s.width) * sizeof(T), cudaMemcpyDefault,
+    cudaMemcpyAsync(s.y, space_.h, static_cast<size_t>(tokens * s.width) * sizeof(T), cudaMemcpyDeviceToDevice,
                     call_.stream());
   }
 

@@ -326,6 +326,7 @@ cudaError_t cudaOccupancyMaxActiveClusters(int* clusters, Kernel, const cudaLaun
 inline cudaError_t cudaMemsetAsync(void* to, int byte, size_t bytes, cudaStream_t) {
   return std::memset(to, byte, bytes), cudaSuccess;
 }
+constexpr int cudaMemcpyDeviceToDevice = 3;
 inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, int, cudaStream_t) {
   return std::memcpy(to, from, bytes), cudaSuccess;
 }
