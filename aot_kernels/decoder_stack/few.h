@@ -42,6 +42,17 @@ bool fits(const Stack<T>& s) {
   return is_for_few_tokens(problem(s));
 }
 
+// Returns whether all tensors begin at multiples of 16 bytes, so that whole packs are copied.
+template <typename T>
+bool are_aligned(const Stack<T>& s) {
+  uintptr_t bits = 0;
+  for (const void* each : std::initializer_list<const void*>{
+           s.x, s.qkv, s.qkv_bias, s.out, s.gate_up, s.down, s.keys, s.values, s.y, s.k, s.v, s.cos.data, s.sin.data,
+           s.norm1.data, s.norm2.data, s.norm.data, s.q_norm.data, s.k_norm.data})
+    bits |= reinterpret_cast<uintptr_t>(each);
+  return bits % 16 == 0;
+}
+
 // Returns how many numbers of scratch the kernel takes on any GPU.
 template <typename T>
 int64_t numbers(const Stack<T>& s) {
@@ -63,7 +74,7 @@ bool forward(Call& call, const Stack<T>& s, const Tensor& work) {
     return false;
   } else {
     const Gpu gpu;
-    if (!call.ok() || !gpu.cooperative || !fits(s)) return false;
+    if (!call.ok() || !gpu.cooperative || !fits(s) || !are_aligned(s)) return false;
     if (!is_compiled_for(80, few_tokens_kernel<T, kFewWarps>)) return false;
     FewTokens<T> f = problem(s);
     const bool is_planned = plan_few_tokens(f, gpu.multiprocessors, gpu.dynamic_bytes()) > 0;
