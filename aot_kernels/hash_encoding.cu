@@ -17,6 +17,13 @@ void require_coordinates(Call& call, const Tensor& coordinates, const Tensor& ta
                "%s is float16, the others are wider", coordinates.name);
 }
 
+// Requires tensors to be as the points are.
+void require_as_points(Call& call, const Tensor& tensor, const Tensor& points) {
+  call.require_same_shape(tensor, points);
+  call.require(!call.ok() || std::strcmp(tensor.dtype, points.dtype) == 0, kBadDtype, "%s is %s, points are %s",
+               tensor.name, tensor.dtype, points.dtype);
+}
+
 // Requires tensors whose sizes fit: rows of `levels` times `features` numbers.
 void require_rows(Call& call, const Tensor& rows, const Grids& grids, int64_t count, int64_t features) {
   call.require_shape(rows, {count, size_of({grids.levels, features})});
@@ -45,7 +52,7 @@ int forward(Call& call) {
   const Grids grids = grids_of(call, points.dim(1));
   const int64_t count = points.dim(0), features = table.dim(1);
   require_coordinates(call, points, table);
-  if (kAlong) call.require_same_shape(along, points), require_coordinates(call, along, table);
+  if (kAlong) require_as_points(call, along, points);
   call.require_shape(table, {grids.entries, features});
   require_rows(call, out, grids, count, features);
   return call.run([&](auto type) {
@@ -62,8 +69,9 @@ int gradient_of_points(Call& call) {
   const Tensor along = kAlong ? coordinates(call, "ddpoints") : Tensor{}, dpoints = coordinates(call, "dpoints");
   const Grids grids = grids_of(call, points.dim(1));
   const int64_t count = points.dim(0), features = table.dim(1);
-  for (const Tensor& each : {points, along, dpoints})
-    if (each.dtype) call.require_same_shape(each, points), require_coordinates(call, each, table);
+  require_coordinates(call, points, table);
+  if (kAlong) require_as_points(call, along, points);
+  require_as_points(call, dpoints, points);
   call.require_shape(table, {grids.entries, features});
   require_rows(call, dout, grids, count, features);
   return call.run([&](auto type) {
@@ -76,8 +84,8 @@ int gradient_of_points(Call& call) {
   });
 }
 
-Shapes table_scratch(const Grids& grids, int64_t features, const Tensor& dout) {
-  return {sums_shape(grids, features, Coordinates::of(dout).bytes == 2)};
+Shapes scratch_shapes(const Grids& grids, const Tensor& points, int64_t features, const Tensor& dout) {
+  return {table_scratch(grids, points.dim(1), points.dim(0), features, Coordinates::of(dout).bytes)};
 }
 
 // (points, dout) -> (dtable), or (points, dout, ddpoints) -> (dtable): the derivative along ddpoints
@@ -85,19 +93,19 @@ template <bool kAlong>
 int gradient_of_table(Call& call) {
   const Tensor points = coordinates(call, "points"), dout = call.tensor("dout", 2);
   const Tensor along = kAlong ? coordinates(call, "ddpoints") : Tensor{}, dtable = call.tensor("dtable", 2);
-  const Tensor sums = call.scratch("scratch", 1);
+  const Tensor scratch = call.tensor_of("int32", "scratch", 1);
   const Grids grids = grids_of(call, points.dim(1));
   const int64_t count = points.dim(0), features = features_of(call, dout, grids);
   require_coordinates(call, points, dout);
-  if (kAlong) call.require_same_shape(along, points), require_coordinates(call, along, dout);
+  if (kAlong) require_as_points(call, along, points);
   require_rows(call, dout, grids, count, features);
   call.require_shape(dtable, {grids.entries, features});
-  require_shapes(call, {sums}, table_scratch(grids, features, dout));
+  require_shapes(call, {scratch}, scratch_shapes(grids, points, features, dout));
   return call.run([&](auto type) {
     using T = typename decltype(type)::type;
     const Problem<T> all{grids, count, features, 1 << points.dim(1), Coordinates::of(points), Coordinates::of(along), nullptr};
     with_axes(points.dim(1), [&](auto axes) {
-      hash_encoding::gradient_of_table<axes, kAlong>(call, all, dout.as<const T>(), sums.as<Compute<T>>(), dtable.as<T>());
+      hash_encoding::gradient_of_table<axes, kAlong>(call, all, dout.as<const T>(), scratch.data, dtable.as<T>());
     });
   });
 }
@@ -105,7 +113,7 @@ int gradient_of_table(Call& call) {
 Shapes scratch_of(Call& call) {
   const Tensor points = coordinates(call, "points"), dout = call.tensor("dout", 2);
   const Grids grids = grids_of(call, points.dim(1));
-  return table_scratch(grids, features_of(call, dout, grids), dout);
+  return scratch_shapes(grids, points, features_of(call, dout, grids), dout);
 }
 
 }  // namespace

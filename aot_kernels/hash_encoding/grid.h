@@ -33,6 +33,8 @@ inline Grids grids_of(Call& call, int64_t axes) {
   constexpr uint32_t kPrimes[kMostAxes] = {1, 2654435761u, 805459861u, 3674653429u};
   constexpr double kMostCells = 1 << 30;
   Grids grids{};
+  call.require(!call.ok() || axes == call.attribute("dim", 2, kMostAxes), kBadShape, "points have %lld axes",
+               static_cast<long long>(axes));
   call.require(2 <= axes && axes <= kMostAxes, kBadShape, "points have %lld axes, expected 2, 3 or 4",
                static_cast<long long>(axes));
   grids.levels = static_cast<int>(call.attribute("levels", 1, kMostLevels));
@@ -62,6 +64,8 @@ inline Grids grids_of(Call& call, int64_t axes) {
     level.first = grids.entries;
     grids.entries += level.size;
   }
+  call.require(grids.entries == call.attribute("entries", 8, int64_t{1} << 36), kBadAttribute,
+               "attribute entries is not %lld", static_cast<long long>(grids.entries));
   return grids;
 }
 

@@ -1,9 +1,11 @@
 // The gradient of a table: each entry's sum over the points in whose cells it is.
 //
 //   CPU  a thread owns some levels, or parts of them, and goes over all points in their order
+//   GPU  a block owns a slice of a level (slices.h)
 #pragma once
 
 #include "interpolate.h"
+#include "slices.h"
 
 namespace msops::hash_encoding {
 
@@ -55,15 +57,17 @@ struct TableOnCpu {
   }
 };
 
-// Returns the shape of the scratch `sums`.
-inline std::vector<int64_t> sums_shape(const Grids& grids, int64_t features, bool is_half) {
-  return {is_half ? size_of({grids.entries, features}) : 1};
+// Returns the shape of the scratch: on the CPU, sums in float beside float16; on the GPU, what Layout says.
+inline std::vector<int64_t> table_scratch(const Grids& grids, int64_t axes, int64_t count, int64_t features, int bytes) {
+  const int64_t on_gpu = Layout(grids, axes, count, features, bytes == 8 ? 4 : 2).words;
+  return {std::max(on_gpu, bytes == 2 ? size_of({grids.entries, features}) : 1)};
 }
 
 template <int D, bool kAlong, typename T>
-void gradient_of_table(Call& call, const Problem<T>& all, const T* dout, Compute<T>* sums, T* dtable) {
+void gradient_of_table(Call& call, const Problem<T>& all, const T* dout, void* scratch, T* dtable) {
   if (all.features == 0) return;
   if (call.is_on_cpu()) {
+    Compute<T>* sums = static_cast<Compute<T>*>(scratch);
     if constexpr (std::is_same<Compute<T>, T>::value) sums = dtable;
     const int64_t entries = all.grids.entries;
     const double work = (static_cast<double>(all.count * all.grids.levels) * (4 << D) + static_cast<double>(entries)) *
@@ -71,6 +75,13 @@ void gradient_of_table(Call& call, const Problem<T>& all, const T* dout, Compute
     return on_threads(call, std::min(entries, all.grids.levels * int64_t{64}), work,
                       TableOnCpu<D, kAlong, T>{all, dout, sums, dtable});
   }
+#ifdef __CUDACC__
+  if (all.count == 0) {
+    cudaMemsetAsync(dtable, 0, all.grids.entries * all.features * sizeof(T), call.stream());
+    return call.check_launch();
+  }
+  add_slices<D, kAlong>(call, all, dout, static_cast<uint32_t*>(scratch), dtable);
+#endif
 }
 
 }  // namespace msops::hash_encoding

@@ -169,7 +169,7 @@ def operators(
     dim: int, levels: int, base_resolution: int, growth: float, log2_size: int, interpolation: str = "linear"
 ) -> Operator:
     attributes = _attributes(dim, levels, base_resolution, growth, log2_size, interpolation)
-    points, along = (f"{name}(N, dim, dtype=common|float32|float64)" for name in ("points", "ddpoints"))
+    points, along = "points(N, dim, dtype=common|float32|float64)", "ddpoints(N, dim, dtype=points)"
     table, dout, dtable = "table(entries, F)", "dout(N, levels * F)", "dtable(entries, W // levels)"
 
     def gradient(points: Tensor, table: Tensor, out: Tensor, dout: Tensor) -> tuple[Tensor, ...]:
@@ -212,7 +212,7 @@ def operators(
     )
     along_table = custom_op(
         _library.HashEncodingAlongTable,
-        f"{points}, dout(N, W), {along} -> {dtable}; scratch",
+        f"{points}, dout(N, W), {along} -> {dtable}; scratch(..., dtype=int32)",
         gradient=gradient_of_table_along,
         **attributes,
     )
@@ -230,7 +230,7 @@ def operators(
     )
     backward_table = custom_op(
         _library.HashEncodingBackwardTable,
-        f"{points}, dout(N, W) -> {dtable}; scratch",
+        f"{points}, dout(N, W) -> {dtable}; scratch(..., dtype=int32)",
         gradient=gradient_of_table,
         **attributes,
     )
