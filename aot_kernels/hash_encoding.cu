@@ -57,7 +57,13 @@ int forward(Call& call) {
   require_rows(call, out, grids, count, features);
   return call.run([&](auto type) {
     using T = typename decltype(type)::type;
-    const Problem<T> all{grids, count, features, 1 << points.dim(1), Coordinates::of(points), Coordinates::of(along), table.as<const T>()};
+    const Problem<T> all{grids,
+                         count,
+                         features,
+                         1 << points.dim(1),
+                         Coordinates::of(points),
+                         Coordinates::of(along),
+                         table.as<const T>()};
     with_axes(points.dim(1), [&](auto axes) { interpolate<axes, kAlong>(call, all, out.as<T>()); });
   });
 }
@@ -76,11 +82,16 @@ int gradient_of_points(Call& call) {
   require_rows(call, dout, grids, count, features);
   return call.run([&](auto type) {
     using T = typename decltype(type)::type;
-    const Problem<T> all{grids, count, features, 1 << points.dim(1), Coordinates::of(points), Coordinates::of(along), table.as<const T>()};
+    const Problem<T> all{grids,
+                         count,
+                         features,
+                         1 << points.dim(1),
+                         Coordinates::of(points),
+                         Coordinates::of(along),
+                         table.as<const T>()};
     const CoordinatesOut to{dpoints.data, Coordinates::of(dpoints).bytes};
-    with_axes(points.dim(1), [&](auto axes) {
-      hash_encoding::gradient_of_points<axes, kAlong>(call, all, dout.as<const T>(), to);
-    });
+    with_axes(points.dim(1),
+              [&](auto axes) { hash_encoding::gradient_of_points<axes, kAlong>(call, all, dout.as<const T>(), to); });
   });
 }
 
@@ -103,7 +114,8 @@ int gradient_of_table(Call& call) {
   require_shapes(call, {scratch}, scratch_shapes(grids, points, features, dout));
   return call.run([&](auto type) {
     using T = typename decltype(type)::type;
-    const Problem<T> all{grids, count, features, 1 << points.dim(1), Coordinates::of(points), Coordinates::of(along), nullptr};
+    const Problem<T> all{grids,  count, features, 1 << points.dim(1), Coordinates::of(points), Coordinates::of(along),
+                         nullptr};
     with_axes(points.dim(1), [&](auto axes) {
       hash_encoding::gradient_of_table<axes, kAlong>(call, all, dout.as<const T>(), scratch.data, dtable.as<T>());
     });

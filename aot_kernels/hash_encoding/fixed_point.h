@@ -55,7 +55,7 @@ template <typename C>
 struct FixedSums {
   static constexpr int kWords = Steps<C>::kWords, kAll = kWords + 1;
   enum : uint32_t { kInfinite = 1, kNegativeInfinite = 2 };  // both: NaN
-  uint32_t* words;  // (kAll, count)
+  uint32_t* words;                                           // (kAll, count)
   int64_t count;
 
   __device__ void add(int64_t i, const uint32_t (&term)[kWords]) const {

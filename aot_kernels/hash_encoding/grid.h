@@ -1,6 +1,7 @@
-// The grids of a hash encoding: which entries of the table surround a point, and how much each of them counts. A level's
-// grid has cells of side 1 / scale, and its corners share the level's entries by a dense index, or by a hash where there
-// are more corners than entries. Names: n is a point, d an axis, c a corner, whose bit d is 1 on the far side of axis d.
+// The grids of a hash encoding: which entries of the table surround a point, and how much each of them counts. A
+// level's grid has cells of side 1 / scale, and its corners share the level's entries by a dense index, or by a hash
+// where there are more corners than entries. Names: n is a point, d an axis, c a corner, whose bit d is 1 on the far
+// side of axis d.
 #pragma once
 
 #include <cmath>
@@ -154,8 +155,8 @@ struct Share {
   MSOPS_BOTH C result() const { return kAlong ? change : value; }
 };
 
-// Returns a corner's share of the value at a point, or, if kAlong, how that changes along the direction. If kAxis is one
-// of the axes, returns how much this grows with the coordinate of kAxis.
+// Returns a corner's share of the value at a point, or, if kAlong, how that changes along the direction. If kAxis is
+// one of the axes, returns how much this grows with the coordinate of kAxis.
 template <int D, bool kAlong, int kAxis = -1, typename C>
 MSOPS_BOTH C share(const Axis<C> (&axes)[D], int corner) {
   Share<kAlong, C> product;

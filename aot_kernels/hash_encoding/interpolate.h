@@ -112,7 +112,8 @@ struct Row {
 
 // Blocks are (runs of points, groups of levels). A pack of N features is loaded at once. An entry has `packs` of them.
 template <int D, bool kAlong, int N, typename T>
-__global__ void __launch_bounds__(kThreads) forward_kernel(const Problem<T> all, int levels_of_group, bool is_whole, T* out) {
+__global__ void __launch_bounds__(kThreads)
+    forward_kernel(const Problem<T> all, int levels_of_group, bool is_whole, T* out) {
   using C = Compute<T>;
   constexpr int kCorners = 1 << D;
   __shared__ Row<T> rows[kThreads];
@@ -152,7 +153,8 @@ template <int D, bool kAlong, int N, typename T>
 void forward_on_gpu(Call& call, const Problem<T>& all, T* out) {
   const int64_t of_level = all.features * static_cast<int64_t>(sizeof(T)), levels = all.grids.levels;
   const int64_t of_group = std::clamp<int64_t>(Row<T>::kBytes / of_level, 1, levels);
-  const bool is_whole = of_group * of_level == Row<T>::kBytes && levels % of_group == 0 && is_aligned<kPackWidth<T>>(out);
+  const bool is_whole =
+      of_group * of_level == Row<T>::kBytes && levels % of_group == 0 && is_aligned<kPackWidth<T>>(out);
   const Grid grid((all.count + kThreads - 1) / kThreads, (levels + of_group - 1) / of_group);
   launch(call, forward_kernel<D, kAlong, N, T>, grid, kThreads, 0, all, static_cast<int>(of_group), is_whole, out);
 }

@@ -14,8 +14,8 @@
 
 namespace msops::hash_encoding {
 
-constexpr int kBins = 128;            // of references, each with the slices of a range of entries
-constexpr int kCoarse = 1 << 17;      // levels of at most so many entries have few slices
+constexpr int kBins = 128;        // of references, each with the slices of a range of entries
+constexpr int kCoarse = 1 << 17;  // levels of at most so many entries have few slices
 constexpr int kMaximaWords = 2 * (kMostLevels + 1);
 template <int D>
 constexpr int kSorted = D == 4 ? 1024 : 2048;  // points of a sorter
@@ -88,8 +88,8 @@ __device__ __forceinline__ void keep_largest(uint32_t* maxima, int i, double val
 }
 
 template <typename T>
-__global__ void __launch_bounds__(kThreads) largest_kernel(const T* dout, int64_t size, int64_t width, int64_t features,
-                                                           int64_t stride, uint32_t* maxima) {
+__global__ void __launch_bounds__(kThreads)
+    largest_kernel(const T* dout, int64_t size, int64_t width, int64_t features, int64_t stride, uint32_t* maxima) {
   const int64_t first = blockIdx.x * int64_t{kThreads} + threadIdx.x;
   if (first >= stride) return;
   Compute<T> largest = 0;
@@ -101,7 +101,8 @@ __global__ void __launch_bounds__(kThreads) largest_kernel(const T* dout, int64_
 }
 
 template <int D>
-__global__ void __launch_bounds__(kThreads) largest_direction_kernel(Coordinates along, int64_t count, uint32_t* maxima) {
+__global__ void __launch_bounds__(kThreads)
+    largest_direction_kernel(Coordinates along, int64_t count, uint32_t* maxima) {
   const int64_t n = blockIdx.x * int64_t{kThreads} + threadIdx.x;
   double sum = 0;
   for (int d = 0; d < D && n < count; ++d) {
@@ -149,9 +150,8 @@ __global__ void __launch_bounds__(kThreads) sort_kernel(const SliceProblem<T> p)
   uint16_t* const of_bins = p.ends + (blockIdx.y * p.sorters + blockIdx.x) * 2 * kBins;
   for (int bin = thread; bin < kBins; bin += kThreads) of_bins[2 * bin] = static_cast<uint16_t>(ends[bin]);
   __syncthreads();
-  for_references([&](uint32_t bin, int reference) {
-    sorted[atomicAdd(ends + bin, 1u)] = static_cast<uint16_t>(reference);
-  });
+  for_references(
+      [&](uint32_t bin, int reference) { sorted[atomicAdd(ends + bin, 1u)] = static_cast<uint16_t>(reference); });
   __syncthreads();
   for (int bin = thread; bin < kBins; bin += kThreads) of_bins[2 * bin + 1] = static_cast<uint16_t>(ends[bin]);
   uint16_t* const to = p.references + (blockIdx.y * p.sorters + blockIdx.x) * p.room;
@@ -197,7 +197,8 @@ __global__ void __launch_bounds__(kSliceThreads) slice_kernel(const SliceProblem
       const int reference = p.references[at * p.room + i], pair = reference & ((1 << (D - 1)) - 1);
       const int64_t n = sorter * kSorted<D> + (reference >> (D - 1));
       C gradient[kFeatures];
-      for (int f = 0; f < kFeatures; ++f) gradient[f] = f < own ? C(p.dout[n * width + l * features + feature + f]) : C(0);
+      for (int f = 0; f < kFeatures; ++f)
+        gradient[f] = f < own ? C(p.dout[n * width + l * features + feature + f]) : C(0);
       Cell<D> cell;
       Axis<C> axes[D];
       locate<D, kAlong>(p.all.grids, level, p.all.points, p.all.along, n, cell, axes);
@@ -239,9 +240,17 @@ void add_slices(Call& call, const Problem<T>& all, const T* dout, uint32_t* word
   using C = Compute<T>;
   constexpr int kAll = FixedSums<C>::kAll;
   const Layout layout(all.grids, D, all.count, all.features, Steps<C>::kWords);
-  SliceProblem<T> p{all, dout, dtable, words, {words + layout.totals, layout.coarse * all.features},
+  SliceProblem<T> p{all,
+                    dout,
+                    dtable,
+                    words,
+                    {words + layout.totals, layout.coarse * all.features},
                     reinterpret_cast<uint16_t*>(words + layout.references),
-                    reinterpret_cast<uint16_t*>(words + layout.ends), layout.sorters, layout.room, 0, 6};
+                    reinterpret_cast<uint16_t*>(words + layout.ends),
+                    layout.sorters,
+                    layout.room,
+                    0,
+                    6};
   const auto bytes = [&] { return kAll * 4 * (int64_t{kFeatures} << p.slice_bits); };
   constexpr int64_t kWanted = (sizeof(C) == 8 ? 160 : 96) << 10;
   const int64_t most = std::min<int64_t>(kWanted, Gpu().dynamic_bytes());

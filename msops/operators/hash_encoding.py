@@ -120,7 +120,7 @@ class HashEncoding(nn.Cell):
         >>> from mindspore import ops
         >>> encoding = msops.HashEncoding(dim=2, levels=8, log2_size=14)
         >>> print(encoding(ops.zeros((5, 2), mindspore.float32)).shape, encoding.table.shape)
-        (5, 16) (66272, 2)
+        (5, 16) (42600, 2)
     """
 
     def __init__(
@@ -208,7 +208,9 @@ def operators(
         )
 
     along_points = custom_op(
-        _library.HashEncodingAlongPoints, f"{points}, {table}, {dout}, {along} -> dpoints(N, dim, dtype=points)", **attributes
+        _library.HashEncodingAlongPoints,
+        f"{points}, {table}, {dout}, {along} -> dpoints(N, dim, dtype=points)",
+        **attributes,
     )
     along_table = custom_op(
         _library.HashEncodingAlongTable,

@@ -125,7 +125,7 @@ def call(points=(5, 3), table=(160, 2), dtype=np.float32, **changed):
 
 class TestHashEncoding(OperatorTest):
     function = msops.hash_encoding
-    formulas = forward, backward_points, backward_table, along_forward, along_table, along_points
+    formulas = forward, backward_table, backward_points, along_forward, along_table, along_points
     cases = {
         "small": case(5, 2, 2, levels=2, log2_size=4),
         "smoothstep": case(7, 3, 2, interpolation="smoothstep"),
@@ -144,7 +144,7 @@ class TestHashEncoding(OperatorTest):
         for n, dim, features, levels, growth, log2_size, interpolation in (
             (130, 2, 1, 16, 1.2, 7, "smoothstep"), (300, 3, 2, 16, 1.2, 9, "linear"), (70, 4, 5, 3, 2.0, 7, "smoothstep"),
             (257, 3, 8, 1, 1.0, 3, "linear"), (2100, 3, 2, 8, 1.4, 8, "linear"), (4100, 2, 2, 2, 20.0, 14, "linear"),
-            (64, 3, 12, 2, 1.5, 5, "linear"), (33, 2, 2, 32, 1.1, 6, "linear"),
+            (64, 3, 12, 2, 1.5, 5, "linear"), (33, 2, 2, 32, 1.1, 6, "linear"), (2100, 2, 2, 4, 7.0, 18, "linear"),
         )
     }  # fmt: skip
     small = "small"
@@ -185,7 +185,7 @@ class TestHashEncoding(OperatorTest):
                     visit(cell.cell_contents)
 
         visit(first)
-        names = "Forward", "BackwardPoints", "BackwardTable", "AlongForward", "AlongTable", "AlongPoints"
+        names = "Forward", "BackwardTable", "BackwardPoints", "AlongForward", "AlongTable", "AlongPoints"
         return [found[f"HashEncoding{name}"] for name in names]
 
     def inputs(self, shapes, dtype, seed=1, levels=2, base_resolution=3, growth=1.6, log2_size=4, **_):
@@ -212,3 +212,133 @@ class TestHashEncoding(OperatorTest):
             random.randrange(1, 5), random.randrange(1, 6), 1 + random.random(), random.randrange(3, 10),
             random.choice(("linear", "smoothstep")),
         )  # fmt: skip
+
+
+SETTINGS = dict(levels=2, base_resolution=4, growth=2.0, log2_size=19)
+
+
+def encode(points, table, **changed):
+    return run(Net(msops.hash_encoding, **{**SETTINGS, **changed}), points, table)[0]
+
+
+def test_points_at_lines_ends_and_outside(mode):
+    """At a corner only its features count. What is outside counts as the nearest end, and has no gradient there."""
+    table = random(1, np.float64, (entries_of(2, **SETTINGS), 3))[0]
+    for level, (scale, first, _, resolution) in enumerate(levels_of(2, **SETTINGS)):
+        cell = np.arange(1, resolution)
+        points = np.stack([(cell - 0.5) / scale, np.full(len(cell), 0.5 / scale)], 1)
+        want = table[first + cell + resolution]
+        np.testing.assert_allclose(encode(points, table)[:, 3 * level : 3 * level + 3], want, atol=1e-12)
+    ends = np.array([[0.0, 1.0], [1.0, 0.3], [1.0, 1.0], [0.0, 0.0]])
+    outside = np.array([[-2.0, 1e30], [1.5, 0.3], [np.inf, 3.0], [-np.inf, -1e-9]])
+    np.testing.assert_array_equal(encode(outside, table), encode(ends, table))
+    dout = random(2, np.float64, (4, 6))[0]
+    net = Net(msops.hash_encoding, **SETTINGS)
+    at_ends, beyond = (run_gradient(net, [points, table], [dout]) for points in (ends, outside))
+    np.testing.assert_array_equal(at_ends[1], beyond[1])
+    want = np.where((outside >= 0) & (outside <= 1), at_ends[0], 0)
+    np.testing.assert_array_equal(beyond[0], want)
+    assert (at_ends[0] != 0).all()
+
+
+def test_last_corner_wraps(mode):
+    """At 1 the far corner is one beyond the grid: the first of the next row and, after the last one, of the table."""
+    table = np.arange(16, dtype=np.float64)[:, None]
+    points = np.array([[1.0, 0.0], [1.0, 1.0]])
+    out = encode(points, table, levels=1, log2_size=4)
+    # Corners (3 or 4, 0 or 1) of 4 x 4, then (3 or 4, 3 or 4): 12 + 3, then 16, 19 and 20, which are 0, 3 and 4.
+    np.testing.assert_allclose(out[:, 0], [(3 + 4 + 7 + 8) / 4, (15 + 0 + 3 + 4) / 4])
+
+
+def test_not_a_number_stays_in_its_row(mode):
+    points, table = np.random.default_rng(1).random((6, 3)), random(2, np.float64, (entries_of(3, **SETTINGS), 2))[0]
+    clean = encode(points, table)
+    points[2, 1] = np.nan
+    out = encode(points, table)
+    assert np.isnan(out[2]).all()
+    out[2] = clean[2]
+    np.testing.assert_array_equal(out, clean)
+
+
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
+def test_gradient_that_is_not_finite(mode, value):
+    """It stays in the entries around its point, where scaling of losses looks for it."""
+    points, table = np.random.default_rng(1).random((40, 2)), random(2, np.float32, (entries_of(2, **SETTINGS), 2))[0]
+    dout = random(3, np.float32, (40, 4))[0]
+    points = points.astype(np.float32)
+    net = Net(msops.hash_encoding, **SETTINGS)
+    clean = run_gradient(net, [points, table], [dout])[1]
+    dout[7, 1] = value
+    got = run_gradient(net, [points, table], [dout])[1]
+    wrong = ~np.isfinite(got)
+    assert 1 <= wrong[:, 1].sum() <= 4
+    assert not wrong[:, 0].any()
+    np.testing.assert_allclose(got[~wrong], clean[~wrong], atol=1e-5)
+
+
+@pytest.mark.parametrize(("table_dtype", "points_dtype"), [("float16", "float32"), ("float16", "float64"),
+                                                          ("float32", "float64"), ("float64", "float32")])  # fmt: skip
+def test_points_of_another_dtype(mode, table_dtype, points_dtype):
+    card, (shapes, settings) = TestHashEncoding(), case(50, levels=4, log2_size=9)
+    points, table = card.inputs(shapes, np.float64, **settings)
+    inputs = [points.astype(points_dtype), table.astype(table_dtype)]
+    dout = random(3, table_dtype, (50, 8))[0]
+    net = Net(msops.hash_encoding, **settings)
+    exact = [x.astype(np.float64) for x in inputs]
+    (out,) = run(net, *inputs)
+    assert out.dtype == table_dtype
+    tolerance = 2e-3 if table_dtype == "float16" else 2e-5
+    np.testing.assert_allclose(out, forward(*exact, **settings)[0], rtol=tolerance, atol=tolerance)
+    got = run_gradient(net, inputs, [dout])
+    want = card.reference_gradient(*exact, dout.astype(np.float64), **settings)
+    for result, expected, x in zip(got, want, inputs):
+        assert result.dtype == x.dtype
+        np.testing.assert_allclose(result, expected, rtol=tolerance, atol=tolerance * np.abs(expected).max())
+
+
+class Field(nn.Cell):
+    """A signed distance field of an encoding and a linear layer."""
+
+    def __init__(self, interpolation):
+        super().__init__()
+        self.encoding = msops.HashEncoding(3, 4, 2, 10, 4, 1.5, interpolation)
+        self.encoding.table.set_data(Tensor(random(5, np.float32, self.encoding.table.shape)[0]))
+        self.head = nn.Dense(8, 1)
+
+    def construct(self, points):
+        return self.head(self.encoding(points))
+
+
+class Eikonal(nn.Cell):
+    """Takes the gradient of a field with respect to space, which should have length 1."""
+
+    def __init__(self, field):
+        super().__init__(auto_prefix=False)
+        self.field, self.gradient = field, ops.GradOperation()
+
+    def construct(self, points):
+        slope = self.gradient(self.field)(points)
+        return ((ops.sqrt((slope * slope).sum(1) + 1e-12) - 1) ** 2).mean()
+
+
+@pytest.mark.parametrize("interpolation", ["linear", "smoothstep"])
+def test_eikonal_loss(interpolation):
+    """The gradient of a loss of the gradient reaches the table: it agrees with differences of the loss."""
+    mindspore.set_context(mode=mindspore.GRAPH_MODE)
+    field = Field(interpolation)
+    loss = Eikonal(field)
+    points = Tensor(np.random.default_rng(0).random((64, 3)).astype(np.float32))
+    table = field.encoding.table
+    (gradient,) = ops.value_and_grad(loss, None, [table])(points)[1]
+    direction = random(6, np.float32, table.shape)[0]
+    value = table.asnumpy().copy()
+    losses = []
+    for step in (-1e-2, 1e-2):
+        table.set_data(Tensor(value + np.float32(step) * direction))
+        losses.append(loss(points).asnumpy())
+    difference = (losses[1] - losses[0]) / 2e-2
+    np.testing.assert_allclose(difference, (gradient.asnumpy() * direction).sum(), rtol=2e-2)
+
+
+def test_training(mode):
+    check_training(msops.HashEncoding(2, 3, 2, 8, 4), np.random.default_rng(0).random((50, 2)).astype(np.float32))
