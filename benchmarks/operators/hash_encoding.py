@@ -1,9 +1,11 @@
-"""Benchmarks the encoding of instant-NGP: 16 levels of 2 features, from 16 to 2048 cells, and up to 2^19 entries. A size
-is a number of points. The backward pass is the gradient of the table."""
+"""Benchmarks the encoding of instant-NGP: 16 levels of 2 features, from 16 to 2048 cells, and up to 2^19 entries.
+
+A size is a number of points. The backward pass is the gradient of the table.
+"""
 
 import mindspore
 import numpy as np
-from mindspore import Tensor, ops
+from mindspore import Tensor, nn, ops
 
 import msops
 from test_hash_encoding import PRIMES, TestHashEncoding, entries_of, levels_of
@@ -11,7 +13,8 @@ from test_hash_encoding import PRIMES, TestHashEncoding, entries_of, levels_of
 from ..benchmark import Benchmark, OfFunction, Sizes
 from ..figures import Target, times_faster
 
-SETTINGS = dict(levels=16, base_resolution=16, growth=2 ** (7 / 15), log2_size=19)
+GROWTH = 2 ** (7 / 15)
+SETTINGS = dict(levels=16, base_resolution=16, growth=GROWTH, log2_size=19)
 GRIDS = tuple(levels_of(3, **SETTINGS))
 CORNERS = np.array([[c >> d & 1 for d in range(3)] for c in range(8)])
 
@@ -39,35 +42,42 @@ class HashEncoding(Benchmark):
         return np.random.default_rng(0).uniform(size=(size, 3)) if name == "points" else None
 
     def networks(self, size, dtype, device):
-        corners = Tensor(CORNERS[None])
-        return {
-            "msops": OfFunction(lambda points, table: msops.hash_encoding(ops.sigmoid(points), table, **SETTINGS)),
-            "MindSpore": OfFunction(lambda points, table: composed(ops.sigmoid(points), table, corners)),
-        }
+        return {"msops": OfFunction(encoded), "MindSpore": Composed()}
 
     def torch_formula(self, case):
         return encoded_by_torch
 
 
-def composed(points, table, corners):
+def encoded(points, table):
+    """Makes points in (0, 1) of random numbers."""
+    return msops.hash_encoding(ops.sigmoid(points), table, 16, 16, GROWTH, 19)
+
+
+class Composed(nn.Cell):
     """Finds the eight corners of all points at once, level by level."""
-    outs = ()
-    for scale, first, size, resolution in GRIDS:
-        at = ops.clamp(points, 0, 1) * scale + 0.5
-        cell = ops.floor(at)
-        t = (at - cell).expand_dims(1)
-        place = cell.astype(mindspore.int64).expand_dims(1) + corners
-        x, y, z = place[..., 0], place[..., 1], place[..., 2]
-        if resolution:
-            entry = (x + y * resolution + z * resolution**2) % size
-        else:
-            entry = ops.bitwise_xor(ops.bitwise_xor(x, y * PRIMES[1]), z * PRIMES[2])
-            entry = ops.bitwise_and(entry, Tensor(size - 1, mindspore.int64))
-        sides = corners.astype(t.dtype)
-        sides = sides * t + (1 - sides) * (1 - t)
-        weight = (sides[..., 0] * sides[..., 1] * sides[..., 2]).expand_dims(2)
-        outs += ((weight * ops.gather(table, first + entry, 0)).sum(1),)
-    return ops.concat(outs, 1)
+
+    def __init__(self):
+        super().__init__()
+        self.corners = Tensor(CORNERS[None], mindspore.int64)
+
+    def construct(self, points, table):
+        points, corners, outs = ops.sigmoid(points), self.corners, ()
+        for scale, first, size, resolution in GRIDS:
+            at = points * scale + 0.5
+            cell = ops.floor(at)
+            t = (at - cell).expand_dims(1)
+            place = cell.astype(mindspore.int64).expand_dims(1) + corners
+            x, y, z = place[:, :, 0], place[:, :, 1], place[:, :, 2]
+            if resolution:
+                entry = (x + y * resolution + z * resolution**2) % size
+            else:
+                entry = ops.bitwise_xor(ops.bitwise_xor(x, y * PRIMES[1]), z * PRIMES[2])
+                entry = entry % size
+            sides = corners.astype(t.dtype)
+            sides = sides * t + (1 - sides) * (1 - t)
+            weight = (sides[:, :, 0] * sides[:, :, 1] * sides[:, :, 2]).expand_dims(2)
+            outs += ((weight * ops.gather(table, first + entry, 0)).sum(1),)
+        return ops.concat(outs, 1)
 
 
 def encoded_by_torch(points, table):

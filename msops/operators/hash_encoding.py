@@ -87,7 +87,7 @@ def hash_encoding(
         >>> import mindspore, msops
         >>> corners = mindspore.Tensor([[0], [1], [10], [11], [0], [0], [0], [0]], mindspore.float32)
         >>> points = mindspore.Tensor([[0.25, 0.25], [0.5, 0.25]], mindspore.float32)
-        >>> print(msops.hash_encoding(points, corners, 1, 2, 1.0, 4))  # 2 x 2 corners; points at (0.75, 0.75), (1, 0.75)
+        >>> print(msops.hash_encoding(points, corners, 1, 2, 1.0, 4))  # 2 x 2 corners; at (0.75, 0.75), (1, 0.75)
         [[8.25]
          [8.5 ]]
     """
@@ -138,7 +138,7 @@ class HashEncoding(nn.Cell):
         operator = operators(dim, levels, base_resolution, growth, log2_size, interpolation)  # checks them
         self.dim, self.levels, self.features, self.log2_size = dim, levels, features, log2_size
         self.base_resolution, self.growth, self.interpolation = base_resolution, growth, interpolation
-        shape = (operator.signature.values["entries"], settings.positive("HashEncoding", "features", features))
+        shape = (int(operator.signature.values["entries"]), settings.positive("HashEncoding", "features", features))
         self.table = settings.parameter("HashEncoding", "table", Uniform(1e-4), shape, dtype)
         self.forward_op = operator.primitive
 

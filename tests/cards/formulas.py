@@ -208,7 +208,7 @@ def encode(net, points, grids):
     for scale, first, size, resolution in grids:
         cells = np.floor(np.clip(numbers, 0, 1) * scale + 0.5)
         t = points * scale + 0.5 - Tensor(cells)
-        far = t * t * (3 - 2 * t)
+        far, out = t * t * (3 - 2 * t), 0
         for corner in itertools.product((0, 1), repeat=points.shape[1]):
             place = cells.astype(np.int64) + corner
             if resolution:
@@ -218,8 +218,7 @@ def encode(net, points, grids):
             share = 1
             for axis, is_far in enumerate(corner):
                 share = share * (far[:, axis] if is_far else 1 - far[:, axis])
-            term = ops.gather(net.table, Tensor(first + entry % size), 0) * share.expand_dims(1)
-            out = term if not any(corner) else out + term
+            out = out + ops.gather(net.table, Tensor(first + entry % size), 0) * share.expand_dims(1)
         outs += (out,)
     return ops.concat(outs, 1)
 

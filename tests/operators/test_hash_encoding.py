@@ -4,7 +4,7 @@ import math
 import mindspore
 import numpy as np
 import pytest
-from mindspore import Tensor, nn, ops
+from mindspore import Tensor, amp, nn, ops
 
 import msops
 from card import random, zeros
@@ -142,7 +142,8 @@ class TestHashEncoding(OperatorTest):
             n, dim, features, levels, 2, growth, log2_size, interpolation
         )
         for n, dim, features, levels, growth, log2_size, interpolation in (
-            (130, 2, 1, 16, 1.2, 7, "smoothstep"), (300, 3, 2, 16, 1.2, 9, "linear"), (70, 4, 5, 3, 2.0, 7, "smoothstep"),
+            (130, 2, 1, 16, 1.2, 7, "smoothstep"), (300, 3, 2, 16, 1.2, 9, "linear"),
+            (70, 4, 5, 3, 2.0, 7, "smoothstep"),
             (257, 3, 8, 1, 1.0, 3, "linear"), (2100, 3, 2, 8, 1.4, 8, "linear"), (4100, 2, 2, 2, 20.0, 14, "linear"),
             (64, 3, 12, 2, 1.5, 5, "linear"), (33, 2, 2, 32, 1.1, 6, "linear"), (2100, 2, 2, 4, 7.0, 18, "linear"),
         )
@@ -171,9 +172,10 @@ class TestHashEncoding(OperatorTest):
         (*call(interpolation="cubic"), ValueError, "interpolation must be one of linear, smoothstep, got 'cubic'"),
     )
 
-    def operators(self, shapes=((1, 2),), **settings):
+    def operators(self, shapes=(), **settings):
         """Returns the operators of all orders, each of which names what it takes."""
-        first = operators(shapes[0][1], **(settings or case(1, 2)[1]))
+        axes = shapes[0][1] if shapes else 2
+        first = operators(axes, **(settings or case(1, axes)[1]))
         found = {}
 
         def visit(operator):
@@ -338,6 +340,24 @@ def test_eikonal_loss(interpolation):
         losses.append(loss(points).asnumpy())
     difference = (losses[1] - losses[0]) / 2e-2
     np.testing.assert_allclose(difference, (gradient.asnumpy() * direction).sum(), rtol=2e-2)
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("level", ["O1", "O2", "O3", "auto", "to_float"])
+def test_gradients_in_mixed_precision(level):
+    mindspore.set_context(mode=mindspore.PYNATIVE_MODE)
+    points = Tensor(np.random.default_rng(0).random((40, 2)), mindspore.float32)
+    encoding = msops.HashEncoding(2, 3, 2, 8, 4, interpolation="smoothstep")  # rounded points may cross kinks
+    encoding.table.set_data(Tensor(random(5, np.float32, encoding.table.shape)[0]))
+
+    def gradients(net):
+        of_points, (of_table,) = ops.value_and_grad(lambda x: (net(x) ** 2).mean(), 0, [encoding.table])(points)[1]
+        return of_points.asnumpy(), of_table.asnumpy()
+
+    want = gradients(encoding)
+    cast = encoding.to_float(mindspore.float16) if level == "to_float" else amp.auto_mixed_precision(encoding, level)
+    for got, expected in zip(gradients(cast), want):
+        np.testing.assert_allclose(got, expected, rtol=0, atol=0.02 * np.abs(expected).max())
 
 
 def test_training(mode):
