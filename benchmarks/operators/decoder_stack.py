@@ -17,6 +17,9 @@ def of(layers, texts, new, model, room):
     return (layers, texts, new, *model, room)
 
 
+ONE_TEXT = by(of(16, 1, 1, LLAMA, 2048))
+
+
 class ByLayers(nn.Cell):
     """Computes what the operator does by MindSpore's own, a layer after another. Each text's cache is full."""
 
@@ -78,7 +81,13 @@ class DecoderStack(Benchmark):
         "CPU": [Sizes(named=(of(4, 1, 1, SMOLLM2, 512), of(4, 1, 128, SMOLLM2, 0)))],
     }  # fmt: skip
     cell_sizes = {"GPU": (of(30, 1, 1, SMOLLM2, 2048),), "CPU": (of(4, 1, 1, SMOLLM2, 512),)}
-    targets = {"GPU": [Target("sizes of Llama-3.2-1B, one text", "share 0.75 of a copy", 0.75, share(by(of(16, 1, 1, LLAMA, 2048))))]}
+    targets = {
+        "GPU": [
+            Target(
+                "sizes of Llama-3.2-1B, one text", "share 0.75 of a copy", 0.75, share(by(of(16, 1, 1, LLAMA, 2048)))
+            )
+        ]
+    }
     compiled = False  # it compiles for minutes
 
     def inputs(self, size):
