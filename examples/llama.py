@@ -1,9 +1,13 @@
 """A small Llama: a language model of rotary embeddings, grouped attention, gated layers and root mean square norms."""
 
+from operator import attrgetter
+
 import mindspore
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore.common.initializer import Normal, initializer
+
+import msops
 
 
 class Linear(nn.Cell):
@@ -136,6 +140,38 @@ class Llama(nn.Cell):
     def construct(self, tokens):
         length = tokens.shape[1]
         return self.score(self.read(tokens, self.cos[:length], self.sin[:length]))
+
+
+def pack(net):
+    """Returns an msops.DecoderStack with the weights of a Llama's layers. It computes from the embedded tokens what
+    `read` returns, all layers in one operator, for inference."""
+    first = net.layers[0].attention
+    stack = msops.DecoderStack(
+        *(len(net.layers), net.embedding.shape[1], first.heads, first.kv_heads),
+        hidden=net.layers[0].feed_forward.gate.weight.shape[0],
+        eps=net.norm.eps,
+        interleaved=first.interleaved,
+        dtype=net.dtype,
+    )
+
+    def arrays(*paths):
+        """Returns these weights of each layer, with the rows of one matrix after those of another."""
+        found = [[attrgetter(f"{path}.weight")(layer).asnumpy() for path in paths] for layer in net.layers]
+        return np.stack([np.concatenate(each) for each in found])
+
+    norms = np.concatenate((net.norm.weight.asnumpy()[None], arrays("norm2")))  # that after a layer is the next one's
+    weights = dict(
+        norm1=norms[:-1],
+        norm=norms[-1],
+        norm2=arrays("norm1"),
+        qkv=arrays("attention.query", "attention.key", "attention.value"),
+        out=arrays("attention.output"),
+        gate_up=arrays("feed_forward.gate", "feed_forward.up"),
+        down=arrays("feed_forward.down"),
+    )
+    for name, value in weights.items():
+        getattr(stack, name).set_data(Tensor(value, net.dtype))
+    return stack
 
 
 class NextTokenLoss(nn.Cell):

@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import composed
 import msops
-from generation import CachedLlama, Reader, TextError, continue_text, sample
+from generation import CachedLlama, Reader, StackedLlama, TextError, continue_text, sample
 from program import COUNT, SEED, number, take_interrupts, use
 from tokenizer import Stream, Tokenizer
 from weights import FileError, Gguf, default_path, load
@@ -27,6 +27,7 @@ def parse(arguments=None):
     parser.add_argument("--device-target", choices=("CPU", "GPU"), default="CPU", help="where to compute")
     parser.add_argument("--dtype", choices=("float32", "float16"), help="float32 on the CPU, float16 on the GPU")
     parser.add_argument("--operators", choices=OPERATORS, default="msops", help="which operators to use")
+    parser.add_argument("--stack", choices=("on", "off"), default="on", help="all layers in one operator of msops")
     # The weights have four bits, so that a higher temperature soon leads away from the question.
     parser.add_argument("--temperature", type=number(float, 0, 100), default=0.1, help="0 takes the best token always")
     parser.add_argument("--top-p", type=number(float, 0, 1), default=0.9, help="the probability that the tokens share")
@@ -89,7 +90,8 @@ def main():
         net = load(file, OPERATORS[args.operators], args.length, getattr(mindspore, dtype))
     except FileError as error:
         sys.exit(str(error))
-    chat = Chat(Reader(CachedLlama(net)), tokenizer, args)
+    is_stacked = args.stack == "on" and args.operators == "msops"
+    chat = Chat(Reader((StackedLlama if is_stacked else CachedLlama)(net)), tokenizer, args)
     for i, text in enumerate(questions(args)):
         if i or not args.question:
             begin = time.perf_counter()

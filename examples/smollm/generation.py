@@ -5,6 +5,7 @@ import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 from mindspore.common.initializer import Zero, initializer
 
+from llama import pack
 from program import finished
 
 CHUNKS = (32, 256)  # how many tokens are read at once: few numbers, since MindSpore compiles a graph for each
@@ -47,8 +48,41 @@ class CachedLlama(nn.Cell):
         return self.net.score(ops.gather(x, last, 1))[:, 0]
 
 
+class StackedLlama(nn.Cell):
+    """Does the same, with all layers in one operator. One write each takes the new keys and values of all layers."""
+
+    def __init__(self, net, batch=1):
+        super().__init__()
+        self.embedding, self.score, self.cos, self.sin = net.embedding, net.score, net.cos, net.sin
+        self.stack, self.dtype, self.capacity = pack(net), net.dtype, net.length
+        self.cache = len(net.layers), batch, net.length, self.stack.kv_heads, self.stack.head_size
+        rows = (-1, *self.cache[3:])
+        self.rows, shape = rows, (self.cache[0] * batch * net.length, *rows[1:])
+        self.keys, self.values = (
+            Parameter(initializer(Zero(), shape, net.dtype), name=name, requires_grad=False)
+            for name in ("cached_keys", "cached_values")
+        )
+        self.first_rows = Tensor(np.arange(self.cache[0] * batch)[:, None] * net.length, mindspore.int32)
+        self.columns, self.ones = (
+            Tensor(np.arange(net.length), mindspore.int32),
+            Tensor(np.ones(batch), mindspore.int32),
+        )
+        self.write = ops.ScatterUpdate()
+
+    def construct(self, tokens, start, last):
+        places = start + self.columns[: tokens.shape[1]]
+        x = ops.gather(self.embedding, tokens, 0).astype(self.dtype)
+        cos, sin = ops.gather(self.cos, places, 0), ops.gather(self.sin, places, 0)
+        keys, values = self.keys.reshape(self.cache), self.values.reshape(self.cache)
+        x, k, v = self.stack(x, cos, sin, keys, values, start * self.ones)
+        rows = (self.first_rows + places).reshape(-1)
+        self.write(self.keys, rows, k.reshape(self.rows))
+        self.write(self.values, rows, v.reshape(self.rows))
+        return self.score(ops.gather(x, last, 1))[:, 0]
+
+
 class Reader:
-    """A text that grows: `extend` reads more tokens by a CachedLlama, and returns the scores of the one after them."""
+    """A text that grows: `extend` reads more tokens by one of these, and returns the scores of the one after them."""
 
     def __init__(self, net, chunks=CHUNKS):
         self._net, self.capacity, self._chunks = net, net.capacity, chunks
