@@ -2,7 +2,8 @@
 reads a prompt (prefill) and writes (decoding).
 
 A case by a peer is a job, and runs in a process of its own: `of_mindspore` runs the networks of examples/smollm with
-msops' operators or with MindSpore's own, `of_torch` runs LlamaForCausalLM of transformers. This module imports neither.
+msops' operators, by layers or as a stack, or with MindSpore's own, `of_torch` runs LlamaForCausalLM of transformers.
+This module imports neither.
 """
 
 import faulthandler
@@ -17,7 +18,11 @@ from ..timing import Times
 NAME = "llm"  # for --op, and in times.csv
 SMOLLM2 = dict(vocabulary=49152, layers=30, width=576, heads=9, kv_heads=3, hidden=1536, eps=1e-5, base=1e5)
 TINY = dict(vocabulary=256, layers=1, width=32, heads=4, kv_heads=2, hidden=64, eps=1e-5, base=1e5)
-PEERS = {"msops": "of_mindspore", "torch": "of_torch", "torch.compile": "of_torch", "MindSpore": "of_mindspore"}
+STACK = "msops, stack"  # all layers in one operator, which does not train
+PEERS = {
+    "msops": "of_mindspore", STACK: "of_mindspore", "torch": "of_torch", "torch.compile": "of_torch",
+    "MindSpore": "of_mindspore",
+}  # fmt: skip
 CASES = {  # (what, texts, tokens of each), what tells most first
     "GPU": (
         ("training", 16, 2048),
@@ -72,7 +77,8 @@ def jobs(device, dtypes, quick=False):
     """Returns the Jobs on a device, all peers of a case together."""
     dtype, sizes = DTYPES[device], TINY if quick else SMOLLM2
     cases = (QUICK if quick else CASES[device]) if dtype in dtypes else ()
-    return [Job(*case, by, device, dtype, sizes) for case in cases for by in PEERS]
+    found = [Job(*case, by, device, dtype, sizes) for case in cases for by in PEERS]
+    return [job for job in found if (job.kind, job.by) != ("training", STACK)]
 
 
 def measure(job, prepare):

@@ -10,17 +10,17 @@ from mindspore.nn.utils import no_init_parameters
 
 import msops
 
-from . import main
+from . import STACK, main
 
 _EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 sys.path += [str(_EXAMPLES), str(_EXAMPLES / "smollm")]
 
 import composed  # noqa: E402
-from generation import CachedLlama  # noqa: E402
+from generation import CachedLlama, StackedLlama  # noqa: E402
 from llama import Llama, NextTokenLoss  # noqa: E402
 from training import Trainer  # noqa: E402
 
-OPERATORS = {"msops": msops, "MindSpore": composed}
+OPERATORS = {"msops": msops, STACK: msops, "MindSpore": composed}
 
 
 class Greedy(nn.Cell):
@@ -63,8 +63,12 @@ def training(job, tokens):
     return run
 
 
+def cached(job):
+    return (StackedLlama if job.by == STACK else CachedLlama)(network(job), job.texts)
+
+
 def prefill(job, tokens):
-    net = CachedLlama(network(job), job.texts)
+    net = cached(job)
     inputs = Tensor(tokens[:, :-1]), Tensor([0], mindspore.int32), Tensor([job.length - 1], mindspore.int32)
 
     def run(count):
@@ -76,7 +80,7 @@ def prefill(job, tokens):
 
 
 def decoding(job, tokens):
-    net = Greedy(CachedLlama(network(job), job.texts))
+    net = Greedy(cached(job))
 
     def run(count):
         written, place = Tensor(tokens[:, :1]), Tensor([job.length - count], mindspore.int32)
