@@ -106,8 +106,9 @@ struct PointsOnCpu {
 // A thread's results of some levels, which it collects in shared memory and stores as whole sectors.
 template <typename T>
 struct Row {
-  static constexpr int kBytes = 32, kWords = kBytes / 4, kPitch = kWords + 1;  // no two lanes meet in a bank
-  uint32_t words[kPitch];
+  // No two lanes meet in a bank, except of doubles, which need even words.
+  static constexpr int kBytes = 32, kWords = kBytes / 4, kPitch = kWords + (sizeof(T) == 8 ? 2 : 1);
+  alignas(sizeof(T) == 8 ? 8 : 4) uint32_t words[kPitch];
 };
 
 // Loads a pack of an entry for each corner.
@@ -177,7 +178,13 @@ __global__ void __launch_bounds__(kThreads)
         const C weight = share<D, kAlong>(axes, c);
         for (int k = 0; k < N; ++k) sums[k] += weight * C(values[c].values[k]);
       }
-      store((is_whole ? row : to) + (l - first) * features + f, rounded_pack<T>(sums));
+      const Pack<T, N> results = rounded_pack<T>(sums);
+      const int64_t at = (l - first) * features + f;
+      if (!is_whole) {
+        store(to + at, results);
+      } else {
+        for (int k = 0; k < N; ++k) row[at + k] = results.values[k];  // a row is not aligned to packs
+      }
     }
   }
   if (!is_whole) return;

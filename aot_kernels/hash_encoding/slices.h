@@ -14,9 +14,9 @@
 
 namespace msops::hash_encoding {
 
-constexpr int kBins = 128;        // of references, each with the slices of a range of entries
-constexpr int kCoarse = 1 << 17;  // levels of at most so many entries have few slices
-constexpr int kMaximaWords = 2 * (kMostLevels + 1);
+constexpr int kBins = 128;                               // of references, each with the slices of a range of entries
+constexpr int kCoarse = 1 << 17;                         // levels of at most so many entries have few slices
+constexpr int kMaximaWords = 2 * (kMostLevels + 1) + 1;  // doubles, and a word to align them
 template <int D>
 constexpr int kSorted = D == 4 ? 1024 : 2048;  // points of a sorter
 
@@ -284,7 +284,7 @@ void add_slices(Call& call, const Problem<T>& all, const T* dout, uint32_t* word
   SliceProblem<T> p{all,
                     dout,
                     dtable,
-                    words,
+                    words + reinterpret_cast<uintptr_t>(words) / 4 % 2,
                     {words + layout.totals, layout.coarse * all.features},
                     reinterpret_cast<uint16_t*>(words + layout.references),
                     reinterpret_cast<uint16_t*>(words + layout.ends),
