@@ -95,7 +95,8 @@ int gradient_of_points(Call& call) {
   });
 }
 
-Shapes scratch_shapes(const Grids& grids, const Tensor& points, int64_t features, const Tensor& dout) {
+Shapes scratch_shapes(Call& call, const Grids& grids, const Tensor& points, int64_t features, const Tensor& dout) {
+  if (!call.ok()) return {{0}};
   return {table_scratch(grids, points.dim(1), points.dim(0), features, Coordinates::of(dout).bytes)};
 }
 
@@ -111,7 +112,7 @@ int gradient_of_table(Call& call) {
   if (kAlong) require_as_points(call, along, points);
   require_rows(call, dout, grids, count, features);
   call.require_shape(dtable, {grids.entries, features});
-  require_shapes(call, {scratch}, scratch_shapes(grids, points, features, dout));
+  require_shapes(call, {scratch}, scratch_shapes(call, grids, points, features, dout));
   return call.run([&](auto type) {
     using T = typename decltype(type)::type;
     const Problem<T> all{grids,  count, features, 1 << points.dim(1), Coordinates::of(points), Coordinates::of(along),
@@ -125,7 +126,7 @@ int gradient_of_table(Call& call) {
 Shapes scratch_of(Call& call) {
   const Tensor points = coordinates(call, "points"), dout = call.tensor("dout", 2);
   const Grids grids = grids_of(call, points.dim(1));
-  return scratch_shapes(grids, points, features_of(call, dout, grids), dout);
+  return scratch_shapes(call, grids, points, features_of(call, dout, grids), dout);
 }
 
 }  // namespace

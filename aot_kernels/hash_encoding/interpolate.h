@@ -111,8 +111,42 @@ struct Row {
   alignas(sizeof(T) == 8 ? 8 : 4) uint32_t words[kPitch];
 };
 
+// Loads a pack of an entry for each corner.
+template <int D, int N, typename T>
+__device__ __forceinline__ void load_corners(const Level& level, const Cell<D>& cell, const T* table, int64_t features,
+                                             Pack<T, N> (&values)[1 << D]) {
+#pragma unroll
+  for (int c = 0; c < 1 << D; ++c) values[c] = load<N>(table + cell.entry(level, c) * features);
+}
+
+// Loads entries of N features, two at a time where neighbours along the first axis are an aligned pair: half of them
+// are. Each load that lanes do not need is one fewer that the L1 cache looks up.
+template <int D, int N, typename T>
+__device__ __forceinline__ void load_pairs(const Level& level, const Cell<D>& cell, const T* table,
+                                           Pack<T, N> (&values)[1 << D]) {
+  constexpr int kPairs = 1 << (D - 1);
+  Pack<T, 2 * N> pairs[kPairs];
+  Pack<T, N> others[kPairs] = {};
+  uint32_t near[kPairs], far[kPairs];
+#pragma unroll
+  for (int p = 0; p < kPairs; ++p) {
+    near[p] = cell.entry(level, 2 * p), far[p] = cell.entry(level, 2 * p + 1);
+    pairs[p] = load<2 * N>(table + int64_t{near[p] & ~1u} * N);
+  }
+#pragma unroll
+  for (int p = 0; p < kPairs; ++p)
+    if (far[p] != (near[p] ^ 1)) others[p] = load<N>(table + int64_t{far[p]} * N);
+#pragma unroll
+  for (int p = 0; p < kPairs; ++p)
+    for (int k = 0; k < N; ++k) {
+      const T low = pairs[p].values[k], high = pairs[p].values[N + k];
+      values[2 * p].values[k] = near[p] & 1 ? high : low;
+      values[2 * p + 1].values[k] = far[p] != (near[p] ^ 1) ? others[p].values[k] : near[p] & 1 ? low : high;
+    }
+}
+
 // Blocks are (runs of points, groups of levels). A pack of N features is loaded at once. An entry has `packs` of them.
-template <int D, bool kAlong, int N, typename T>
+template <int D, bool kAlong, int N, bool kPairs, typename T>
 __global__ void __launch_bounds__(kThreads)
     forward_kernel(const Problem<T> all, int levels_of_group, bool is_whole, T* out) {
   using C = Compute<T>;
@@ -133,8 +167,11 @@ __global__ void __launch_bounds__(kThreads)
     locate<D, kAlong>(all.grids, level, all.points, all.along, n, cell, axes);
     for (int64_t f = 0; f < features; f += N) {
       Pack<T, N> values[kCorners];
-#pragma unroll
-      for (int c = 0; c < kCorners; ++c) values[c] = load<N>(table + cell.entry(level, c) * features + f);
+      if constexpr (kPairs) {
+        load_pairs<D, N>(level, cell, table, values);
+      } else {
+        load_corners<D, N>(level, cell, table + f, features, values);
+      }
       C sums[N] = {};
 #pragma unroll
       for (int c = 0; c < kCorners; ++c) {
@@ -163,7 +200,14 @@ void forward_on_gpu(Call& call, const Problem<T>& all, T* out) {
   const bool is_whole =
       of_group * of_level == Row<T>::kBytes && levels % of_group == 0 && is_aligned<kPackWidth<T>>(out);
   const Grid grid((all.count + kThreads - 1) / kThreads, (levels + of_group - 1) / of_group);
-  launch(call, forward_kernel<D, kAlong, N, T>, grid, kThreads, 0, all, static_cast<int>(of_group), is_whole, out);
+  const auto run = [&](auto pairs) {
+    constexpr bool kPairs = pairs;
+    launch(call, forward_kernel<D, kAlong, N, kPairs, T>, grid, kThreads, 0, all, static_cast<int>(of_group), is_whole,
+           out);
+  };
+  if constexpr (N == 2 && sizeof(T) < 8)
+    if (all.features == N && is_aligned<2 * N>(all.table)) return run(std::true_type{});
+  run(std::false_type{});
 }
 
 // Adds how the corners' products grow with the coordinate of each axis from kAxis on.
@@ -191,8 +235,7 @@ __global__ void __launch_bounds__(kThreads) points_kernel(const Problem<T> all, 
     C products[kCorners] = {};
     for (int64_t f = 0; f < features; f += N) {
       Pack<T, N> values[kCorners];
-#pragma unroll
-      for (int c = 0; c < kCorners; ++c) values[c] = load<N>(table + cell.entry(level, c) * features + f);
+      load_corners<D, N>(level, cell, table + f, features, values);
       const Pack<T, N> gradient = load<N>(dout + n * width + l * features + f);
 #pragma unroll
       for (int c = 0; c < kCorners; ++c)

@@ -49,9 +49,10 @@ struct SliceProblem {
   uint32_t* maxima;  // of each level, and of the directions, as doubles
   FixedSums<C> totals;
   uint16_t* references;  // (levels at once, sorters, room)
-  uint16_t* ends;        // (levels at once, sorters, 2 * kBins): where a bin begins and ends
+  uint16_t* ends;        // (levels at once, sorters, kBins, 2): where a bin begins and ends
   int64_t sorters, room;
   int first_level, slice_bits;
+  bool are_packs;  // the features of dout that a block adds up
 
   // Returns the bits of an entry below its bin's number.
   __device__ int bin_bits(const Level& level) const {
@@ -112,6 +113,19 @@ __global__ void __launch_bounds__(kThreads)
   keep_largest(maxima, kMostLevels, sum);
 }
 
+// Returns the sum over the lanes before this one.
+template <typename T>
+__device__ __forceinline__ T warp_sum_before(T value) {
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  T sum = value;
+#pragma unroll
+  for (int distance = 1; distance < 32; distance *= 2) {
+    const T other = __shfl_up_sync(~0u, sum, distance);
+    if (lane >= distance) sum += other;
+  }
+  return sum - value;
+}
+
 // Blocks are (sorters, levels).
 template <int D, typename C, typename T>
 __global__ void __launch_bounds__(kThreads) sort_kernel(const SliceProblem<T> p) {
@@ -138,12 +152,15 @@ __global__ void __launch_bounds__(kThreads) sort_kernel(const SliceProblem<T> p)
   __syncthreads();
   for_references([&](uint32_t bin, int) { atomicAdd(ends + bin, 1u); });
   __syncthreads();
-  if (thread == 0) {
+  if (thread < 32) {  // a lane has some neighbouring bins
+    constexpr int kEach = kBins / 32;
     uint32_t sum = 0;
-    for (int bin = 0; bin < kBins; ++bin) {
-      const uint32_t size = ends[bin];
-      ends[bin] = sum;
-      sum += size;
+    for (int k = 0; k < kEach; ++k) sum += ends[thread * kEach + k];
+    uint32_t before = warp_sum_before(sum);
+    for (int k = 0; k < kEach; ++k) {
+      const uint32_t size = ends[thread * kEach + k];
+      ends[thread * kEach + k] = before;
+      before += size;
     }
   }
   __syncthreads();
@@ -159,6 +176,33 @@ __global__ void __launch_bounds__(kThreads) sort_kernel(const SliceProblem<T> p)
 }
 
 constexpr int kSliceThreads = 512, kFeatures = 2;  // features that a block adds up
+
+// Adds the gradient of a point to the two corners of a pair, as far as they are in the slice.
+template <int D, bool kAlong, typename T, typename C = Compute<T>>
+__device__ __forceinline__ void add_reference(const SliceProblem<T>& p, const Level& level, int l, int64_t n, int pair,
+                                              uint32_t begin, int64_t feature, int own, const Steps<C>& steps,
+                                              const FixedSums<C>& sums) {
+  const T* const from = p.dout + n * p.all.width() + l * p.all.features + feature;
+  C gradient[kFeatures] = {};
+  if (p.are_packs) {
+    const Pack<T, kFeatures> pack = load<kFeatures>(from);
+    for (int f = 0; f < kFeatures; ++f) gradient[f] = C(pack.values[f]);
+  } else {
+    for (int f = 0; f < own; ++f) gradient[f] = C(from[f]);
+  }
+  Cell<D> cell;
+  Axis<C> axes[D];
+  locate<D, kAlong>(p.all.grids, level, p.all.points, p.all.along, n, cell, axes);
+#pragma unroll
+  for (int side = 0; side < 2; ++side) {
+    const uint32_t entry = cell.entry(level, 2 * pair + side) - begin;
+    if (entry >> p.slice_bits) continue;
+    const C weight = share<D, kAlong>(axes, 2 * pair + side);
+#pragma unroll
+    for (int f = 0; f < kFeatures; ++f)
+      if (f < own) sums.add(entry * kFeatures + f, weight * gradient[f], steps);
+  }
+}
 
 // Blocks are (parts of slices of levels, groups of features).
 template <int D, bool kAlong, typename T>
@@ -176,7 +220,7 @@ __global__ void __launch_bounds__(kSliceThreads) slice_kernel(const SliceProblem
   }
   const Level& level = p.all.grids.level[l];
   const int64_t parts = p.parts(level), slice = rest / parts, part = rest % parts;
-  const int64_t features = p.all.features, width = p.all.width(), feature = int64_t{blockIdx.y} * kFeatures;
+  const int64_t features = p.all.features, feature = int64_t{blockIdx.y} * kFeatures;
   const int own = static_cast<int>(features - feature < kFeatures ? features - feature : kFeatures);
   const uint32_t begin = static_cast<uint32_t>(slice << p.slice_bits), length = 1u << p.slice_bits;
   const int size = static_cast<int>(level.size - begin < length ? level.size - begin : length);
@@ -184,32 +228,29 @@ __global__ void __launch_bounds__(kSliceThreads) slice_kernel(const SliceProblem
   const FixedSums<C> sums{slice_words, int64_t{kFeatures} << p.slice_bits};
   const Steps<C> steps = p.template steps<kAlong>(l);
 
-  // Add up. A warp takes the references of a sorter.
+  // Add up. The threads share the references of 32 sorters, whose bins a lane each looks up.
   for (int i = threadIdx.x; i < FixedSums<C>::kAll * sums.count; i += kSliceThreads) slice_words[i] = 0;
   __syncthreads();
-  const int64_t last = part_begin(p.sorters, part + 1, parts);
-  for (int64_t sorter = part_begin(p.sorters, part, parts) + threadIdx.x / 32; sorter < last;
-       sorter += kSliceThreads / 32) {
-    const int64_t at = (l - p.first_level) * p.sorters + sorter;
-    const uint16_t* const of_bins = p.ends + at * 2 * kBins;
-    const int end = of_bins[2 * bin + 1];
-    for (int i = of_bins[2 * bin] + static_cast<int>(threadIdx.x % 32); i < end; i += 32) {
-      const int reference = p.references[at * p.room + i], pair = reference & ((1 << (D - 1)) - 1);
-      const int64_t n = sorter * kSorted<D> + (reference >> (D - 1));
-      C gradient[kFeatures];
-      for (int f = 0; f < kFeatures; ++f)
-        gradient[f] = f < own ? C(p.dout[n * width + l * features + feature + f]) : C(0);
-      Cell<D> cell;
-      Axis<C> axes[D];
-      locate<D, kAlong>(p.all.grids, level, p.all.points, p.all.along, n, cell, axes);
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  const int64_t last = part_begin(p.sorters, part + 1, parts), of_level = (l - p.first_level) * p.sorters;
+  for (int64_t group = part_begin(p.sorters, part, parts); group < last; group += 32) {
+    int first = 0, references = 0;
+    if (group + lane < last) {
+      const Pack<uint16_t, 2> of_bin = load<2>(p.ends + ((of_level + group + lane) * kBins + bin) * 2);
+      first = of_bin.values[0], references = of_bin.values[1] - first;
+    }
+    const int before = warp_sum_before(references), total = __shfl_sync(~0u, before + references, 31);
+    for (int t = static_cast<int>(threadIdx.x) - lane; t < total; t += kSliceThreads) {
+      const int i = t + lane;
+      int sorter = 0;  // the number of lanes whose references all come before the i-th
 #pragma unroll
-      for (int side = 0; side < 2; ++side) {
-        const uint32_t entry = cell.entry(level, 2 * pair + side) - begin;
-        if (entry >= length) continue;
-        const C weight = share<D, kAlong>(axes, 2 * pair + side);
-        for (int f = 0; f < kFeatures; ++f)
-          if (f < own) sums.add(entry * kFeatures + f, weight * gradient[f], steps);
-      }
+      for (int step = 16; step > 0; step /= 2)
+        if (__shfl_sync(~0u, before + references, sorter + step - 1) <= i) sorter += step;
+      const int at = i - __shfl_sync(~0u, before, sorter & 31) + __shfl_sync(~0u, first, sorter & 31);
+      if (i >= total) continue;
+      const int reference = p.references[(of_level + group + sorter) * p.room + at];
+      const int64_t n = (group + sorter) * kSorted<D> + (reference >> (D - 1));
+      add_reference<D, kAlong>(p, level, l, n, reference & ((1 << (D - 1)) - 1), begin, feature, own, steps, sums);
     }
   }
   __syncthreads();
@@ -251,6 +292,7 @@ void add_slices(Call& call, const Problem<T>& all, const T* dout, uint32_t* word
                     layout.room,
                     0,
                     6};
+  p.are_packs = all.features % kFeatures == 0 && is_aligned<kFeatures>(dout);
   const auto bytes = [&] { return kAll * 4 * (int64_t{kFeatures} << p.slice_bits); };
   constexpr int64_t kWanted = (sizeof(C) == 8 ? 160 : 96) << 10;
   const int64_t most = std::min<int64_t>(kWanted, Gpu().dynamic_bytes());
