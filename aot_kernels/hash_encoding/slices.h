@@ -291,8 +291,8 @@ void add_slices(Call& call, const Problem<T>& all, const T* dout, uint32_t* word
                     layout.sorters,
                     layout.room,
                     0,
-                    6};
-  p.are_packs = all.features % kFeatures == 0 && is_aligned<kFeatures>(dout);
+                    6,
+                    all.features % kFeatures == 0 && is_aligned<kFeatures>(dout)};
   const auto bytes = [&] { return kAll * 4 * (int64_t{kFeatures} << p.slice_bits); };
   constexpr int64_t kWanted = (sizeof(C) == 8 ? 160 : 96) << 10;
   const int64_t most = std::min<int64_t>(kWanted, Gpu().dynamic_bytes());
