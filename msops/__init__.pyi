@@ -52,6 +52,10 @@ from .operators.selective_scan import SelectiveScan as SelectiveScan, selective_
 from .operators.sigmoid import Sigmoid as Sigmoid, sigmoid as sigmoid
 from .operators.silu import SiLU as SiLU, silu as silu
 from .operators.softmax import Softmax as Softmax, softmax as softmax
+from .operators.spherical_harmonics import (
+    SphericalHarmonics as SphericalHarmonics,
+    spherical_harmonics as spherical_harmonics,
+)
 from .operators.swiglu import SwiGLU as SwiGLU, swiglu as swiglu
 from .operators.three_interpolate import ThreeInterpolate as ThreeInterpolate, three_interpolate as three_interpolate
 from .operators.three_nn import ThreeNN as ThreeNN, three_nn as three_nn
