@@ -291,6 +291,115 @@ void add_slices(Call& call, const Problem<T>& all, const T* dout, uint32_t* word
                     layout.sorters,
                     layout.room,
                     0,
+                    6,
+                    all.features % kFeatures == 0 && is_aligned<kFeatures>(dout)};
+  const Pack<T, kFeatures> pack = load<kFeatures>(from);
+  for (int f = 0; f < kFeatures; ++f) gradient[f] = C(pack.values[f]);
+}
+else {
+  for (int f = 0; f < own; ++f) gradient[f] = C(from[f]);
+}
+Cell<D> cell;
+Axis<C> axes[D];
+locate<D, kAlong>(p.all.grids, level, p.all.points, p.all.along, n, cell, axes);
+#pragma unroll
+for (int side = 0; side < 2; ++side) {
+  const uint32_t entry = cell.entry(level, 2 * pair + side) - begin;
+  if (entry >> p.slice_bits) continue;
+  const C weight = share<D, kAlong>(axes, 2 * pair + side);
+#pragma unroll
+  for (int f = 0; f < kFeatures; ++f)
+    if (f < own) sums.add(entry * kFeatures + f, weight * gradient[f], steps);
+}
+}
+
+// Blocks are (parts of slices of levels, groups of features).
+template <int D, bool kAlong, typename T>
+__global__ void __launch_bounds__(kSliceThreads) slice_kernel(const SliceProblem<T> p) {
+  using C = Compute<T>;
+  extern __shared__ uint32_t slice_words[];
+  // Find the block's part.
+  int64_t rest = blockIdx.x, first_total = 0;
+  int l = p.first_level;
+  for (int i = 0; i < l; ++i) first_total += p.all.grids.level[i].size <= kCoarse ? p.all.grids.level[i].size : 0;
+  while (rest >= p.slices(p.all.grids.level[l]) * p.parts(p.all.grids.level[l])) {
+    rest -= p.slices(p.all.grids.level[l]) * p.parts(p.all.grids.level[l]);
+    first_total += p.all.grids.level[l].size <= kCoarse ? p.all.grids.level[l].size : 0;
+    ++l;
+  }
+  const Level& level = p.all.grids.level[l];
+  const int64_t parts = p.parts(level), slice = rest / parts, part = rest % parts;
+  const int64_t features = p.all.features, feature = int64_t{blockIdx.y} * kFeatures;
+  const int own = static_cast<int>(features - feature < kFeatures ? features - feature : kFeatures);
+  const uint32_t begin = static_cast<uint32_t>(slice << p.slice_bits), length = 1u << p.slice_bits;
+  const int size = static_cast<int>(level.size - begin < length ? level.size - begin : length);
+  const int bin = static_cast<int>(begin >> p.bin_bits(level));
+  const FixedSums<C> sums{slice_words, int64_t{kFeatures} << p.slice_bits};
+  const Steps<C> steps = p.template steps<kAlong>(l);
+
+  // Add up. The threads share the references of 32 sorters, whose bins a lane each looks up.
+  for (int i = threadIdx.x; i < FixedSums<C>::kAll * sums.count; i += kSliceThreads) slice_words[i] = 0;
+  __syncthreads();
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  const int64_t last = part_begin(p.sorters, part + 1, parts), of_level = (l - p.first_level) * p.sorters;
+  for (int64_t group = part_begin(p.sorters, part, parts); group < last; group += 32) {
+    int first = 0, references = 0;
+    if (group + lane < last) {
+      const Pack<uint16_t, 2> of_bin = load<2>(p.ends + ((of_level + group + lane) * kBins + bin) * 2);
+      first = of_bin.values[0], references = of_bin.values[1] - first;
+    }
+    const int before = warp_sum_before(references), total = __shfl_sync(~0u, before + references, 31);
+    for (int t = static_cast<int>(threadIdx.x) - lane; t < total; t += kSliceThreads) {
+      const int i = t + lane;
+      int sorter = 0;  // the number of lanes whose references all come before the i-th
+#pragma unroll
+      for (int step = 16; step > 0; step /= 2)
+        if (__shfl_sync(~0u, before + references, sorter + step - 1) <= i) sorter += step;
+      const int at = i - __shfl_sync(~0u, before, sorter & 31) + __shfl_sync(~0u, first, sorter & 31);
+      if (i >= total) continue;
+      const int reference = p.references[(of_level + group + sorter) * p.room + at];
+      const int64_t n = (group + sorter) * kSorted<D> + (reference >> (D - 1));
+      add_reference<D, kAlong>(p, level, l, n, reference & ((1 << (D - 1)) - 1), begin, feature, own, steps, sums);
+    }
+  }
+  __syncthreads();
+
+  // Store.
+  for (int i = threadIdx.x; i < size * kFeatures; i += kSliceThreads) {
+    const int f = i % kFeatures, entry = i / kFeatures;
+    if (f >= own) continue;
+    if (level.size <= kCoarse) {
+      p.totals.add((first_total + begin + entry) * features + feature + f, sums, i);
+    } else {
+      assign(p.dtable[(level.first + begin + entry) * features + feature + f], sums.total(i, steps));
+    }
+  }
+}
+
+// Index i is a number of a level's table.
+template <bool kAlong, typename T>
+__global__ void __launch_bounds__(kThreads) total_kernel(const SliceProblem<T> p, int l, int64_t first_total) {
+  const int64_t i = blockIdx.x * int64_t{kThreads} + threadIdx.x, features = p.all.features;
+  const Level& level = p.all.grids.level[l];
+  if (i >= level.size * features) return;
+  assign(p.dtable[level.first * features + i], p.totals.total(first_total * features + i, p.template steps<kAlong>(l)));
+}
+
+template <int D, bool kAlong, typename T>
+void add_slices(Call& call, const Problem<T>& all, const T* dout, uint32_t* words, T* dtable) {
+  using C = Compute<T>;
+  constexpr int kAll = FixedSums<C>::kAll;
+  const Layout layout(all.grids, D, all.count, all.features, Steps<C>::kWords);
+  SliceProblem<T> p{all,
+                    dout,
+                    dtable,
+                    words + reinterpret_cast<uintptr_t>(words) / 4 % 2,
+                    {words + layout.totals, layout.coarse * all.features},
+                    reinterpret_cast<uint16_t*>(words + layout.references),
+                    reinterpret_cast<uint16_t*>(words + layout.ends),
+                    layout.sorters,
+                    layout.room,
+                    0,
                     6};
   p.are_packs = all.features % kFeatures == 0 && is_aligned<kFeatures>(dout);
   const auto bytes = [&] { return kAll * 4 * (int64_t{kFeatures} << p.slice_bits); };
