@@ -34,6 +34,7 @@ from .operators.group_points import (
     QueryAndGroup as QueryAndGroup,
     group_points as group_points,
 )
+from .operators.hash_encoding import HashEncoding as HashEncoding, hash_encoding as hash_encoding
 from .operators.knn import KNN as KNN, knn as knn
 from .operators.layer_norm import LayerNorm as LayerNorm, layer_norm as layer_norm
 from .operators.linear_cross_entropy import (

@@ -47,6 +47,22 @@ def test_volume_is_fitted(run, tmp_path):
     assert is_picture(tmp_path / "volume.png")
 
 
+@pytest.mark.wide
+def test_picture_is_learned(run, tmp_path):
+    result = run("picture", "--steps=800")
+    assert result.returncode == 0, result.stderr
+    assert float(re.search(r"PSNR: ([\d.]+) dB", result.stdout)[1]) >= 30
+    assert is_picture(tmp_path / "picture.png")
+
+
+@pytest.mark.wide
+def test_surface_is_learned(run, tmp_path):
+    result = run("surface")
+    assert result.returncode == 0, result.stderr
+    assert float(re.search(r"mean error of distances: ([\d.]+)", result.stdout)[1]) <= 0.01
+    assert is_picture(tmp_path / "surface.png")
+
+
 def test_picture_of_the_volume_has_room(monkeypatch):
     """There is a gap between the label of the curve and the label of the colour bar."""
     monkeypatch.syspath_prepend(ROOT / "examples")
@@ -129,6 +145,8 @@ def test_text_is_learned(run, tmp_path):
     [
         ("rows", "--epochs=1", "accuracy must be at least 95%"),
         ("volume", "--steps=1", "error must be at most 2%"),
+        ("picture", "--steps=1", "PSNR must be at least 30 dB"),
+        ("surface", "--steps=1", "mean error must be at most 0.01"),
     ],
 )
 def test_too_little_training_is_an_error(run, name, option, message):

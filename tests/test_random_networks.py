@@ -214,6 +214,18 @@ class Corners(nn.Cell):
         return self.interpolate(self.corners(x).reshape(-1, 8, self.width), points).reshape(x.shape)
 
 
+class Encoded(nn.Cell):
+    """Encodes a point for each step."""
+
+    def __init__(self, cells, sizes):
+        super().__init__()
+        self.points, self.sigmoid = cells.Dense(sizes.width, 3), cells.Sigmoid()
+        self.encoding = cells.HashEncoding(3, 4, sizes.width // 4, 5, 2, 1.5, "smoothstep")
+
+    def construct(self, x):
+        return self.encoding(self.sigmoid(self.points(x)).reshape(-1, 3)).reshape(x.shape)
+
+
 class Deformable(nn.Cell):
     """Samples the steps as a picture of one row."""
 
@@ -306,6 +318,7 @@ BLOCKS = {
     "WKV4": TimeMix,
     "WKV7": HeadMemory,
     "TrilinearInterpolation": Corners,
+    "HashEncoding": Encoded,
     "MSDeformAttn": Deformable,
     "KNN": functools.partial(Neighbours, finder="KNN"),
     "BallQuery": functools.partial(Neighbours, finder="BallQuery"),

@@ -101,7 +101,11 @@ class Squares(nn.Cell):
 @pytest.mark.wide
 @newer
 @pytest.mark.parametrize("mode", ["pynative"], indirect=True)  # graph mode takes minutes to compile all levels
-@pytest.mark.parametrize("name", [name for name in CELLS if name not in ("BallQuery", "FurthestPointSample", "KNN")])
+@pytest.mark.parametrize(
+    "name",
+    # HashEncoding's gradients are subnormal in float16 at first; test_hash_encoding.py tests it with others.
+    [name for name in CELLS if name not in ("BallQuery", "FurthestPointSample", "HashEncoding", "KNN")],
+)
 def test_gradients_in_mixed_precision(mode, monkeypatch, tmp_path, name):
     """At every level of amp, the gradients of the first input and of Parameters are those of O0 but for rounding."""
     monkeypatch.chdir(tmp_path)

@@ -1,6 +1,7 @@
 """Computes in float64, by MindSpore's own operators, what the Cells of msops do, for test_random_networks.py."""
 
 import functools
+import itertools
 from types import SimpleNamespace
 
 import mindspore
@@ -11,6 +12,7 @@ from clouds import nearest
 from msops.testing.checks import as_tuple
 from test_ball_query import ball_query
 from test_furthest_point_sample import furthest_point_sample
+from test_hash_encoding import PRIMES, levels_of
 
 CLASSES = 11
 
@@ -200,6 +202,33 @@ def interpolate(corners, points):
     return (corners * ops.stack(weights, 1).expand_dims(2)).sum(1)
 
 
+def encode(net, points, grids):
+    """Encodes points by smoothstep. Which entries they have is no matter of gradients."""
+    outs, numbers = (), points.asnumpy()
+    for scale, first, size, resolution in grids:
+        cells = np.floor(np.clip(numbers, 0, 1) * scale + 0.5)
+        t = points * scale + 0.5 - Tensor(cells)
+        far, out = t * t * (3 - 2 * t), 0
+        for corner in itertools.product((0, 1), repeat=points.shape[1]):
+            place = cells.astype(np.int64) + corner
+            if resolution:
+                entry = (place * resolution ** np.arange(len(corner))).sum(1)
+            else:
+                entry = np.bitwise_xor.reduce(place * PRIMES[: len(corner)] % 2**32, axis=1)
+            share = 1
+            for axis, is_far in enumerate(corner):
+                share = share * (far[:, axis] if is_far else 1 - far[:, axis])
+            out = out + ops.gather(net.table, Tensor(first + entry % size), 0) * share.expand_dims(1)
+        outs += (out,)
+    return ops.concat(outs, 1)
+
+
+def encoding(dim, levels, features, log2_size, base_resolution, growth, interpolation):
+    grids = tuple(levels_of(dim, levels, base_resolution, growth, log2_size))
+    shape = (sum(size for _, _, size, _ in grids), features)
+    return Formula(lambda net, points: encode(net, points, grids), table=shape)
+
+
 def deform(net, query, references, x, levels, heads, points):
     """Samples one level. A pixel's share falls linearly with the distance, to 0 at the next pixel."""
     ((height, width),), (n, queries, features) = levels, query.shape
@@ -291,6 +320,7 @@ FORMULAS = SimpleNamespace(  # the Formula of each Cell, from the same arguments
     MSDeformAttn=lambda features, levels, heads, points: Formula(
         functools.partial(deform, heads=heads, points=points), **parameters_of_deform(features, heads * points)
     ),
+    HashEncoding=encoding,
     TrilinearInterpolation=lambda: Formula(lambda net, corners, points: interpolate(corners, points)),
     FurthestPointSample=lambda n: Formula(lambda net, xyz: indices(furthest_point_sample, xyz, npoint=n)),
     KNN=lambda k: Formula(lambda net, xyz, new_xyz: indices(nearest, xyz, new_xyz, k=k)),
