@@ -132,7 +132,7 @@ MSOPS_ENTRY(MarchRaysForward) {
   call.require_shape(offsets, {rays < INT32_MAX ? rays + 1 : 0});
   call.require_shape(counts, {rays});
   call.require_shape(partial, {parts_of(rays)});
-  call.require(step > 0, kBadAttribute, "attribute step is %g, expected more than 0", step);
+  call.require(step > 0 && std::isfinite(step), kBadAttribute, "attribute step is %g, expected more than 0", step);
   return call.run([&](auto type) {
     using T = typename decltype(type)::type;
     using C = Compute<T>;

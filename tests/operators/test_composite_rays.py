@@ -69,7 +69,6 @@ class TestCompositeRays(OperatorTest):
     }
     small = "small"
     hostile = ("small", "threshold")
-    right_numbers = {}
     wrong = (
         ([*zeros((4,), (4, 2), (4,), (4,)), np.zeros(2, np.int32)], {}, ValueError,
          "composite_rays: rgbs must have shape (S, 3) = (4, 3), got (4, 2)"),

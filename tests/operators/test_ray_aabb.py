@@ -18,7 +18,7 @@ def ray_aabb(origins, directions, low, high):
     first = np.where(directions == 0, -np.inf, np.minimum(a, b))
     last = np.where(directions == 0, np.where(inside, np.inf, -np.inf), np.maximum(a, b))
     near, far = np.maximum(first.max(-1), 0), last.min(-1)
-    hits = (near <= far) & ~np.isnan(first + last).any(-1) | (near <= far) & (directions == 0).any(-1)
+    hits = near <= far
     return tuple(np.where(hits, x, -1).astype(origins.dtype) for x in (near, far))
 
 
@@ -34,7 +34,6 @@ class TestRayAABB(OperatorTest):
     }
     small = "small"
     hostile = ("small",)
-    right_numbers = {f"{end}_{axis}": (-1, 2**40) for end in ("low", "high") for axis in "xyz"}
     wrong = (
         (zeros((2, 2), (2, 2)), BOX, ValueError, "ray_aabb: origins must have shape (R, 3) = (2, 3), got (2, 2)"),
         (zeros((2, 3), (3, 3)), BOX, ValueError, "directions must have shape (R, 3) = (2, 3), got (3, 3)"),

@@ -1,6 +1,8 @@
 // A Box has sides along the axes, from `low` to `high`. A Ray consists of the points o + t d.
 #pragma once
 
+#include <cmath>
+
 #include "../../common/call.h"
 
 namespace msops::rays {
@@ -25,8 +27,8 @@ inline Box<double> box_of(Call& call) {
   const Box<double> box{{call.number("low_x"), call.number("low_y"), call.number("low_z")},
                         {call.number("high_x"), call.number("high_y"), call.number("high_z")}};
   for (int axis = 0; axis < 3; ++axis)
-    call.require(box.low[axis] < box.high[axis], kBadAttribute, "the box ends at %g on axis %d, where it begins at %g",
-                 box.high[axis], axis, box.low[axis]);
+    call.require(std::isfinite(box.low[axis]) && std::isfinite(box.high[axis]) && box.low[axis] < box.high[axis],
+                 kBadAttribute, "the box begins at %g and ends at %g on axis %d", box.low[axis], box.high[axis], axis);
   return box;
 }
 
