@@ -12,6 +12,7 @@ from .operators.add import Add as Add, add as add
 from .operators.add_rms_norm import AddRMSNorm as AddRMSNorm, add_rms_norm as add_rms_norm
 from .operators.ball_query import BallQuery as BallQuery, ball_query as ball_query
 from .operators.causal_conv1d import CausalConv1d as CausalConv1d, causal_conv1d as causal_conv1d
+from .operators.composite_rays import CompositeRays as CompositeRays, composite_rays as composite_rays
 from .operators.cross_entropy import CrossEntropyLoss as CrossEntropyLoss, cross_entropy as cross_entropy
 from .operators.decoder_stack import DecoderStack as DecoderStack, decoder_stack as decoder_stack
 from .operators.depthwise_conv2d import DepthwiseConv2d as DepthwiseConv2d, depthwise_conv2d as depthwise_conv2d
@@ -44,13 +45,19 @@ from .operators.linear_cross_entropy import (
 from .operators.linear_scan import LinearScan as LinearScan, linear_scan as linear_scan
 from .operators.lltm import LLTM as LLTM, lltm as lltm
 from .operators.lltm_cell import LLTMCell as LLTMCell, lltm_cell as lltm_cell
+from .operators.march_rays import MarchRays as MarchRays, march_rays as march_rays
 from .operators.ms_deform_attn import MSDeformAttn as MSDeformAttn, ms_deform_attn as ms_deform_attn
+from .operators.ray_aabb import RayAABB as RayAABB, ray_aabb as ray_aabb
 from .operators.rms_norm import RMSNorm as RMSNorm, rms_norm as rms_norm
 from .operators.rotary_embedding import RotaryEmbedding as RotaryEmbedding, rotary_embedding as rotary_embedding
 from .operators.selective_scan import SelectiveScan as SelectiveScan, selective_scan as selective_scan
 from .operators.sigmoid import Sigmoid as Sigmoid, sigmoid as sigmoid
 from .operators.silu import SiLU as SiLU, silu as silu
 from .operators.softmax import Softmax as Softmax, softmax as softmax
+from .operators.spherical_harmonics import (
+    SphericalHarmonics as SphericalHarmonics,
+    spherical_harmonics as spherical_harmonics,
+)
 from .operators.swiglu import SwiGLU as SwiGLU, swiglu as swiglu
 from .operators.three_interpolate import ThreeInterpolate as ThreeInterpolate, three_interpolate as three_interpolate
 from .operators.three_nn import ThreeNN as ThreeNN, three_nn as three_nn

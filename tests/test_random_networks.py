@@ -226,6 +226,45 @@ class Encoded(nn.Cell):
         return self.encoding(self.sigmoid(self.points(x)).reshape(-1, 3)).reshape(x.shape)
 
 
+class Looking(nn.Cell):
+    """Encodes a direction for each step."""
+
+    def __init__(self, cells, sizes):
+        super().__init__()
+        self.directions, self.dense = cells.Dense(sizes.width, 3), cells.Dense(9, sizes.width)
+        self.sigmoid, self.harmonics = cells.Sigmoid(), cells.SphericalHarmonics(3)
+
+    def construct(self, x):
+        directions = self.sigmoid(self.directions(x)).reshape(-1, 3)
+        return self.dense(self.harmonics(directions)).reshape(x.shape)
+
+
+class Rendered(nn.Cell):
+    """Takes the steps for samples of rays, which no dtype rounds, and adds each ray's colour to all of them."""
+
+    def __init__(self, cells, sizes):
+        super().__init__()
+        low, high = (-1.0, -1.0, -1.0), (1.0, 1.0, 1.0)
+        self.rows, step = sizes.batch * sizes.steps, 0.125
+        self.meet = cells.RayAABB(low=low, high=high)
+        self.march = cells.MarchRays(low=low, high=high, step=step, capacity=self.rows)
+        self.composite = cells.CompositeRays(0.0)
+        self.colours, self.sigmoid = cells.Dense(sizes.width, 4), cells.Sigmoid()
+        self.origins = Tensor(np.array([[-2, 0.25, 0.25], [0.25, 0.25, 2], [5, 5, 5]], np.float32))
+        self.directions = Tensor(np.array([[1, 0, 0], [0, 0, -1], [1, 0, 0]], np.float32))
+        self.grid = Tensor(np.random.default_rng(sizes.seed).random((2, 2, 2)) < 0.7)
+
+    def construct(self, x):
+        origins, directions = ops.cast(self.origins, x.dtype), ops.cast(self.directions, x.dtype)
+        near, far = self.meet(origins, directions)
+        t, dt, _, offsets = self.march(origins, directions, near, far, self.grid)
+        values = self.sigmoid(self.colours(x)).reshape(self.rows, 4)
+        dt, t = ops.cast(dt, values.dtype), ops.cast(t, values.dtype)
+        rgb, depth, opacity, weights = self.composite(values[:, 3], values[:, :3], dt, t, offsets)
+        added = rgb.sum() + (depth + opacity).sum()
+        return x * weights.reshape(x.shape[0], x.shape[1], 1) + ops.cast(added, x.dtype)
+
+
 class Deformable(nn.Cell):
     """Samples the steps as a picture of one row."""
 
@@ -319,6 +358,8 @@ BLOCKS = {
     "WKV7": HeadMemory,
     "TrilinearInterpolation": Corners,
     "HashEncoding": Encoded,
+    "SphericalHarmonics": Looking,
+    "CompositeRays": Rendered,
     "MSDeformAttn": Deformable,
     "KNN": functools.partial(Neighbours, finder="KNN"),
     "BallQuery": functools.partial(Neighbours, finder="BallQuery"),

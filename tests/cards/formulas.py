@@ -13,6 +13,8 @@ from msops.testing.checks import as_tuple
 from test_ball_query import ball_query
 from test_furthest_point_sample import furthest_point_sample
 from test_hash_encoding import PRIMES, levels_of
+from test_march_rays import march_rays
+from test_ray_aabb import ray_aabb
 
 CLASSES = 11
 
@@ -229,6 +231,33 @@ def encoding(dim, levels, features, log2_size, base_resolution, growth, interpol
     return Formula(lambda net, points: encode(net, points, grids), table=shape)
 
 
+def harmonics(x, y, z):
+    """Returns the first nine of spherical harmonics."""
+    linear = [0.4886025119029199 * each for each in (-y, z, -x)]
+    mixed = [1.0925484305920792 * each for each in (x * y, -y * z)]
+    last = [-1.0925484305920792 * x * z, 0.5462742152960396 * (x * x - y * y)]
+    middle = 0.9461746957575601 * z * z - 0.3153915652525201
+    return ops.stack([x * 0 + 0.28209479177387814, *linear, *mixed, middle, *last], 1)
+
+
+def march(inputs, settings):
+    """Returns samples, which are constants to the gradient."""
+    return tuple(map(Tensor, march_rays(*(x.asnumpy() for x in inputs), **settings)))
+
+
+def composite(sigmas, rgbs, dts, ts, offsets):
+    """Multiplies by matrices of ones that tell which samples are before which, and of which ray."""
+    n, begins = sigmas.shape[0], offsets.asnumpy()
+    of_ray = np.array([(begins[r] <= np.arange(n)) & (np.arange(n) < begins[r + 1]) for r in range(len(begins) - 1)])
+    before = (of_ray.T.astype(float) @ of_ray) * np.tril(np.ones((n, n)), -1)
+    depth = sigmas * dts
+    through = ops.exp(-ops.matmul(Tensor(before), depth.expand_dims(1)).squeeze(1))
+    weights = through * (1 - ops.exp(-depth)) * Tensor(of_ray.any(0).astype(float))
+    seen = ops.concat((rgbs, ts.expand_dims(1), ops.ones_like(rgbs[:, :1])), 1)
+    rays = ops.matmul(Tensor(of_ray.astype(float)), weights.expand_dims(1) * seen)
+    return rays[:, :3], rays[:, 3], rays[:, 4], weights
+
+
 def deform(net, query, references, x, levels, heads, points):
     """Samples one level. A pixel's share falls linearly with the distance, to 0 at the next pixel."""
     ((height, width),), (n, queries, features) = levels, query.shape
@@ -321,6 +350,12 @@ FORMULAS = SimpleNamespace(  # the Formula of each Cell, from the same arguments
         functools.partial(deform, heads=heads, points=points), **parameters_of_deform(features, heads * points)
     ),
     HashEncoding=encoding,
+    SphericalHarmonics=lambda degree: Formula(lambda net, x: harmonics(x[:, 0], x[:, 1], x[:, 2])),
+    RayAABB=lambda low, high: Formula(
+        lambda net, *rays: tuple(map(Tensor, ray_aabb(*(x.asnumpy() for x in rays), low=low, high=high)))
+    ),
+    MarchRays=lambda **settings: Formula(lambda net, *inputs: march(inputs, settings)),
+    CompositeRays=lambda threshold: Formula(lambda net, *samples: composite(*samples)),
     TrilinearInterpolation=lambda: Formula(lambda net, corners, points: interpolate(corners, points)),
     FurthestPointSample=lambda n: Formula(lambda net, xyz: indices(furthest_point_sample, xyz, npoint=n)),
     KNN=lambda k: Formula(lambda net, xyz, new_xyz: indices(nearest, xyz, new_xyz, k=k)),

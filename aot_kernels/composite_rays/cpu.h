@@ -1,0 +1,132 @@
+// A thread composites a ray in runs of samples, whose exponentials vectorize.
+#pragma once
+
+#include <algorithm>
+
+#include "samples.h"
+
+namespace msops::composite_rays {
+
+// A Run holds what neighbouring samples of a ray absorb. The first one that is too dark ends the ray.
+template <typename T>
+struct Run {
+  using C = Compute<T>;
+  static constexpr int64_t kMost = 128;
+  C depth[kMost], sum[kMost], after[kMost], weight[kMost];  // `after`: what comes through up to and with the sample
+  int64_t count = 0;                                        // samples that count
+
+  // Takes `size` samples from `first` on, of which those before have absorbed the depth `before`. Returns their depth.
+  MSOPS_CPU C take(const Inputs<T>& in, int64_t first, int64_t size, C before) {
+#pragma omp simd
+    for (int64_t i = 0; i < size; ++i) depth[i] = C(in.sigmas[first + i]) * C(in.dts[first + i]);
+    C total = before;
+    for (int64_t i = 0; i < size; ++i) sum[i] = total += depth[i];
+#pragma omp simd
+    for (int64_t i = 0; i < size; ++i) after[i] = Light<T>::through(sum[i]);
+    C now = Light<T>::through(before);
+    for (count = 0; count < size && !(now < in.threshold); ++count) now = after[count];
+    now = Light<T>::through(before);
+#pragma omp simd
+    for (int64_t i = 0; i < size; ++i) weight[i] = Light<T>::absorbed(depth[i]);
+    for (int64_t i = 0; i < count; ++i) {
+      weight[i] *= now;
+      now = after[i];
+    }
+    return total;
+  }
+};
+
+template <typename T>
+struct ForwardOnCpu {
+  using C = Compute<T>;
+  Inputs<T> in;
+  T *rgb, *depth, *opacity, *weights;
+
+  MSOPS_CPU void operator()(int64_t i) const {
+    in.rays.for_others(i, std::max<int64_t>(1, in.rays.rays), 0, 1, [&](int64_t k) { assign(weights[k], C(0)); });
+    if (i >= in.rays.rays) return;
+    const Range range = in.rays.of_ray(i);
+    Run<T> run;
+    C before = 0, sums[5] = {};
+    int64_t first = range.begin;
+    for (bool goes_on = true; goes_on && first < range.end;) {
+      const int64_t size = std::min(Run<T>::kMost, range.end - first);
+      before = run.take(in, first, size, before);
+      for (int64_t k = 0; k < run.count; ++k) {
+        const int64_t sample = first + k;
+        const C weight = run.weight[k];
+        for (int c = 0; c < 3; ++c) sums[c] += weight * C(in.rgbs[3 * sample + c]);
+        sums[3] += weight * C(in.ts[sample]);
+        sums[4] += weight;
+        assign(weights[sample], weight);
+      }
+      goes_on = run.count == size;
+      first += run.count;
+    }
+    for (; first < range.end; ++first) assign(weights[first], C(0));
+    for (int c = 0; c < 3; ++c) assign(rgb[3 * i + c], sums[c]);
+    assign(depth[i], sums[3]);
+    assign(opacity[i], sums[4]);
+  }
+};
+
+template <typename T>
+struct BackwardOnCpu {
+  using C = Compute<T>;
+  Inputs<T> in;
+  const T *drgb, *ddepth, *dopacity, *dweights;
+  T *dsigmas, *drgbs;
+
+  MSOPS_CPU void clear(int64_t sample) const {
+    assign(dsigmas[sample], C(0));
+    for (int c = 0; c < 3; ++c) assign(drgbs[3 * sample + c], C(0));
+  }
+
+  MSOPS_CPU void operator()(int64_t i) const {
+    in.rays.for_others(i, std::max<int64_t>(1, in.rays.rays), 0, 1, [&](int64_t k) { clear(k); });
+    if (i >= in.rays.rays) return;
+    const Range range = in.rays.of_ray(i);
+    const C of_rgb[3] = {C(drgb[3 * i]), C(drgb[3 * i + 1]), C(drgb[3 * i + 2])};
+    const C of_depth = C(ddepth[i]), of_opacity = C(dopacity[i]);
+    const auto of_weight = [&](int64_t sample) {
+      C sum = of_opacity + C(dweights[sample]) + of_depth * C(in.ts[sample]);
+      for (int c = 0; c < 3; ++c) sum += of_rgb[c] * C(in.rgbs[3 * sample + c]);
+      return sum;
+    };
+    // A sample's density takes light from all behind it: `behind` is the sum of their weights' gradients.
+    Run<T> run;
+    C before = 0, behind = 0;
+    int64_t end = range.begin;  // of the samples that count
+    for (bool goes_on = range.size() > Run<T>::kMost; goes_on && end < range.end;) {
+      const int64_t size = std::min(Run<T>::kMost, range.end - end);
+      before = run.take(in, end, size, before);
+      for (int64_t k = 0; k < run.count; ++k) behind += run.weight[k] * of_weight(end + k);
+      goes_on = run.count == size;
+      end += run.count;
+    }
+    before = 0;
+    int64_t first = range.begin;
+    for (bool goes_on = true; goes_on && first < range.end;) {
+      const int64_t size = std::min(Run<T>::kMost, range.end - first);
+      before = run.take(in, first, size, before);
+      goes_on = run.count == size;
+      C of_weights[Run<T>::kMost], inside = 0;
+      for (int64_t k = 0; k < run.count; ++k) {
+        of_weights[k] = of_weight(first + k);
+        inside += run.weight[k] * of_weights[k];
+      }
+      behind = goes_on && first + size < range.end ? behind - inside : C(0);
+      C later = behind;
+      for (int64_t k = run.count - 1; k >= 0; --k) {
+        const int64_t sample = first + k;
+        assign(dsigmas[sample], C(in.dts[sample]) * (run.after[k] * of_weights[k] - later));
+        later += run.weight[k] * of_weights[k];
+        for (int c = 0; c < 3; ++c) assign(drgbs[3 * sample + c], run.weight[k] * of_rgb[c]);
+      }
+      first += run.count;
+    }
+    for (; first < range.end; ++first) clear(first);
+  }
+};
+
+}  // namespace msops::composite_rays

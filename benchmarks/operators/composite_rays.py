@@ -1,0 +1,83 @@
+"""Benchmarks the compositing of samples along rays. A size is (rays, samples of each)."""
+
+import numpy as np
+from mindspore import Tensor, nn, ops
+
+import msops
+from test_composite_rays import TestCompositeRays
+
+from ..benchmark import Benchmark, Sizes
+from ..figures import Target, share, times_faster
+
+
+class CompositeRays(Benchmark):
+    card = TestCompositeRays()
+    sizes = {
+        "GPU": [Sizes(named=((8192, 128),), sweep=((1024, 32), (2**16, 64)), ragged={(8191, 127): (8192, 128)})],
+        "CPU": [Sizes(named=((1024, 128),), sweep=((64, 32),), ragged={(1023, 127): (1024, 128)})],
+    }
+    targets = {
+        "GPU": [Target("8192 x 128", "share 0.33", 0.33, share(lambda case: case == "2^13 x 128"))],
+        "CPU": [Target("whole Cells", "5 times faster than MindSpore", 5, times_faster("MindSpore", "graph"))],
+    }
+
+    def inputs(self, size):
+        rays, each = size
+        return [(rays * each,), (rays * each, 3), (rays * each,), (rays * each,), (rays + 1,)]
+
+    def settings(self, size):
+        return {"threshold": 0.0}
+
+    def contents(self, name, size):
+        rays, each = size
+        if name == "offsets":
+            return np.arange(rays + 1, dtype=np.int32) * each
+        if name in ("sigmas", "dts"):
+            return np.random.default_rng(0).uniform(0, 4 / each if name == "sigmas" else 1, rays * each)
+        return None
+
+    def cell_inputs(self, size):
+        return self.inputs(size)[:4]
+
+    def networks(self, size, dtype, device):
+        return {"msops": Composited(size), "MindSpore": Composed(size)}
+
+    def torch_formula(self, case):
+        import torch
+
+        rays, each = case.size
+
+        def formula(sigmas, rgbs, dts, ts, offsets):
+            depth = (sigmas * dts).view(rays, each)
+            through = torch.exp(-(torch.cumsum(depth, 1) - depth))
+            weights = through * (1 - torch.exp(-depth))
+            rgb = (weights[:, :, None] * rgbs.view(rays, each, 3)).sum(1)
+            return rgb, (weights * ts.view(rays, each)).sum(1), weights.sum(1), weights.flatten()
+
+        return formula
+
+
+class Composited(nn.Cell):
+    """Makes densities and lengths that are not negative of random numbers, and returns the colours."""
+
+    def __init__(self, size):
+        super().__init__()
+        self.composite = msops.CompositeRays(0.0)
+        self.offsets = Tensor(CompositeRays().contents("offsets", size))
+
+    def construct(self, sigmas, rgbs, dts, ts):
+        return self.composite(sigmas * sigmas, rgbs, dts * dts, ts, self.offsets)[0]
+
+
+class Composed(nn.Cell):
+    """Takes the same number of samples for each ray."""
+
+    def __init__(self, size):
+        super().__init__()
+        self.shape = size
+
+    def construct(self, sigmas, rgbs, dts, ts):
+        depth = (sigmas * sigmas * dts * dts).reshape(self.shape)
+        through = ops.exp(depth - ops.cumsum(depth, 1))
+        weights = through * (1 - ops.exp(-depth))
+        return (weights.expand_dims(2) * rgbs.reshape(*self.shape, 3)).sum(1)
