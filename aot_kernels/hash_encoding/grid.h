@@ -51,7 +51,7 @@ inline Grids grids_of(Call& call, int64_t axes) {
     call.require(level.scale < kMostCells, kBadAttribute, "level %d has more than 2^30 cells along an axis", l);
     if (!call.ok()) return Grids{};
     level.scale_high = static_cast<float>(level.scale);
-    level.scale_low = static_cast<float>(level.scale - level.scale_high);
+    level.scale_low = static_cast<float>(level.scale - static_cast<double>(level.scale_high));
     const int64_t resolution = static_cast<int64_t>(std::ceil(level.scale)) + 1;
     int64_t corners = 1;  // no more than 2^62 before the loop ends
     level.is_dense = true;
