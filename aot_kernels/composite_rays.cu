@@ -106,11 +106,9 @@ MSOPS_ENTRY(CompositeRaysBackward) {
     const T* const of_weights = dweights.as<const T>();
     if (call.is_on_cpu())
       return given.on_threads(
-          call,
-          BackwardOnCpu<T>{in, of_rgb, of_depth, of_opacity, of_weights, dsigmas.as<T>(), drgbs.as<T>()}, 24);
+          call, BackwardOnCpu<T>{in, of_rgb, of_depth, of_opacity, of_weights, dsigmas.as<T>(), drgbs.as<T>()}, 24);
 #ifdef __CUDACC__
-    composite(call,
-              BackwardOnGpu<T>{in, of_rgb, of_depth, of_opacity, of_weights, dsigmas.as<T>(), drgbs.as<T>()});
+    composite(call, BackwardOnGpu<T>{in, of_rgb, of_depth, of_opacity, of_weights, dsigmas.as<T>(), drgbs.as<T>()});
 #endif
   });
 }

@@ -96,8 +96,7 @@ __global__ void __launch_bounds__(kThreads) walk_kernel(const Samples<T> all) {
       for (int round = 0; round < kRounds; ++round) {
         const unsigned lanes = __ballot_sync(~0u, found[round]);
         const int64_t own = sample + __popc(lanes & ((1u << lane) - 1));
-        if (kWrites && found[round] && own < all.capacity)
-          all.set(own, walk.at(k + 32 * round), all.walks.step, i);
+        if (kWrites && found[round] && own < all.capacity) all.set(own, walk.at(k + 32 * round), all.walks.step, i);
         sample += __popc(lanes);
       }
     }
@@ -151,7 +150,7 @@ MSOPS_ENTRY(MarchRaysForward) {
       walks.low[axis] = C(box.low[axis]);
       walks.scale[axis] = C(static_cast<double>(cells) / (box.high[axis] - box.low[axis]));
     }
-    const Samples<T> all{walks,     capacity,  counts.as<int32_t>(), offsets.as<int32_t>(),
+    const Samples<T> all{walks,     capacity,   counts.as<int32_t>(), offsets.as<int32_t>(),
                          t.as<T>(), dt.as<T>(), ray.as<int32_t>()};
     Scan of_counts{1, rays, ScanOrder::kAlong};
     of_counts.parts = parts_of(rays);

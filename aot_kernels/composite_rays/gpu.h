@@ -169,8 +169,7 @@ struct BackwardOnGpu {
         if (lane + distance < 32) sum += next;
       }
       const C of_next = __shfl_down_sync(~0u, sum, 1), behind = (lane < 31 ? of_next : C(0)) + later;
-      if (sample < end)
-        assign(dsigmas[sample], counts ? tile.dt[k] * (tile.after[k] * of_weights[k] - behind) : C(0));
+      if (sample < end) assign(dsigmas[sample], counts ? tile.dt[k] * (tile.after[k] * of_weights[k] - behind) : C(0));
       later += __shfl_sync(~0u, sum, 0);
       // Lanes write neighbouring numbers: number n is that of channel n % 3 of sample n / 3.
 #pragma unroll

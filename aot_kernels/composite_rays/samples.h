@@ -70,7 +70,8 @@ struct Rays {
   // Calls f(sample) for each stride-th sample, from `first` on, of the i-th of n parts of those that belong to no ray.
   template <typename F>
   MSOPS_BOTH void for_others(int64_t i, int64_t n, int64_t first, int64_t stride, const F& f) const {
-    const int64_t head = clipped(0), tail = clipped(rays), others = head + (head < tail ? samples - tail : samples - head);
+    const int64_t head = clipped(0), tail = clipped(rays),
+                  others = head + (head < tail ? samples - tail : samples - head);
     const int64_t gap = samples - others, end = part_begin(others, i + 1, n);
     for (int64_t k = part_begin(others, i, n) + first; k < end; k += stride) f(k < head ? k : k + gap);
   }

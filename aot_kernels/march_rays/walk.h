@@ -1,5 +1,5 @@
-// A walk along a ray o + t d takes steps of one length from `near` on while t < far, and samples the steps whose cell of
-// a grid is occupied. Both devices compute t and the cell by the same roundings, so that they find the same samples.
+// A walk along a ray o + t d takes steps of one length from `near` on while t < far, and samples the steps whose cell
+// of a grid is occupied. Both devices compute t and the cell by the same roundings, so that they find the same samples.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,6 @@
-// Real spherical harmonics of degree l and order m as polynomials of x, y and z, Y = K Q(z) Re (x + iy)^m for m >= 0 and
-// Y = K Q(z) Im (x + iy)^|m| for m < 0, where Q is the |m|-th derivative of the Legendre polynomial of degree l, and K
-// makes Y orthonormal and gives its sign.
+// Real spherical harmonics of degree l and order m as polynomials of x, y and z, Y = K Q(z) Re (x + iy)^m for m >= 0
+// and Y = K Q(z) Im (x + iy)^|m| for m < 0, where Q is the |m|-th derivative of the Legendre polynomial of degree l,
+// and K makes Y orthonormal and gives its sign.
 #pragma once
 
 #include "../common/dtype.h"
@@ -134,8 +134,7 @@ MSOPS_BOTH void add_slopes(int degrees, const N& x, const N& y, const N& z, cons
   slope.x = slope.x + C(m) * (sums.re * before.re + sums.im * before.im);
   slope.y = slope.y + C(m) * (sums.im * before.re - sums.re * before.im);
   slope.z = slope.z + sums.dre * powers.re + sums.dim * powers.im;
-  if constexpr (m + 1 < kMostDegrees)
-    add_slopes<C, m + 1>(degrees, x, y, z, powers.next(x, y), powers, weight, slope);
+  if constexpr (m + 1 < kMostDegrees) add_slopes<C, m + 1>(degrees, x, y, z, powers.next(x, y), powers, weight, slope);
 }
 
 // Calls emit(k, Y) for each harmonic.

@@ -1,5 +1,5 @@
-"""Benchmarks samples along rays. A size is (rays, cells along an axis): rays go through a cube of these, of which one in
-eight is occupied, in up to 1024 steps. Counts of cells are read at random, so that the floor of bytes says little.
+"""Benchmarks samples along rays. A size is (rays, cells along an axis): rays go through a cube of these, of which one
+in eight is occupied, in up to 1024 steps. Cells are read at random, so that the floor of bytes says little.
 """
 
 import numpy as np

@@ -56,7 +56,8 @@ def composite_rays(
         samples' weights, shape (S,).
 
     Raises:
-        TypeError: If an input is not a Tensor of one of these dtypes, the dtypes differ, or `threshold` is not a number.
+        TypeError: If an input is not a Tensor of one of these dtypes, the dtypes differ, or `threshold` is not a
+            number.
         ValueError: If an input has another shape, `offsets` is empty, or `threshold` is not in [0, 1].
 
     Source:

@@ -59,8 +59,8 @@ def march_rays(
         high (float, tuple): The greatest coordinates, each more than that of `low`.
         step (float): The length of a step, in units of t, more than 0.
         capacity (int): For how many samples there is room.
-        jitter (Tensor): How far into its step each ray samples, shape (R,), the dtype of `origins`, from 0 to 1; what is
-            less or more counts as 0 or 1. Default: ``None`` , 0.5.
+        jitter (Tensor): How far into its step each ray samples, shape (R,), the dtype of `origins`, from 0 to 1; what
+            is less or more counts as 0 or 1. Default: ``None`` , 0.5.
 
     Returns:
         tuple of four Tensors: t, shape (capacity,), of the dtype of `origins`; dt, the lengths of the samples' steps,

@@ -3,11 +3,11 @@ import pytest
 from mindspore import Tensor
 
 import msops
-from card import chain, length, random, zeros
+from card import chain, length, zeros
+from guarded_call import GuardedCall
 from msops.operators.composite_rays import operators
 from msops.testing.checks import Net
 from msops.testing.entry import Status
-from guarded_call import GuardedCall
 from operator_test import OperatorTest, run
 
 

@@ -115,9 +115,7 @@ class TestMarchRays(OperatorTest):
 
 def march_of(origins, directions, near, far, occupancy, *jitter, low, high, step, capacity):
     if jitter:
-        return msops.march_rays(
-            origins, directions, near, far, occupancy, low, high, step, capacity, jitter=jitter[0]
-        )
+        return msops.march_rays(origins, directions, near, far, occupancy, low, high, step, capacity, jitter=jitter[0])
     return msops.march_rays(origins, directions, near, far, occupancy, low, high, step, capacity)
 
 
