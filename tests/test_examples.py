@@ -63,6 +63,14 @@ def test_surface_is_learned(run, tmp_path):
     assert is_picture(tmp_path / "surface.png")
 
 
+@pytest.mark.wide
+def test_scene_is_learned(run, tmp_path):
+    result = run("nerf", "--steps=600")
+    assert result.returncode == 0, result.stderr
+    assert float(re.search(r"held out: ([\d.]+) dB", result.stdout)[1]) >= 27
+    assert is_picture(tmp_path / "nerf.png")
+
+
 def test_picture_of_the_volume_has_room(monkeypatch):
     """There is a gap between the label of the curve and the label of the colour bar."""
     monkeypatch.syspath_prepend(ROOT / "examples")
@@ -147,6 +155,7 @@ def test_text_is_learned(run, tmp_path):
         ("volume", "--steps=1", "error must be at most 2%"),
         ("picture", "--steps=1", "PSNR must be at least 30 dB"),
         ("surface", "--steps=1", "mean error must be at most 0.01"),
+        ("nerf", "--steps=1", "PSNR must be at least 27 dB"),
     ],
 )
 def test_too_little_training_is_an_error(run, name, option, message):

@@ -68,7 +68,7 @@ def number(operator: str, name: str, value: float, least: float = -math.inf) -> 
 def box(operator: str, low: Corner, high: Corner) -> dict[str, Any]:
     """Requires the corners of a box, each of three finite numbers or one for all axes, and returns the attributes low_x
     to high_z."""
-    attributes: dict[str, Rounded] = {}
+    attributes = {}
     for name, corner in (("low", low), ("high", high)):
         each: Any = corner if isinstance(corner, (tuple, list)) else (corner,) * 3
         if len(each) != 3:
