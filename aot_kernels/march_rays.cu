@@ -56,9 +56,9 @@ struct CountOnCpu {
   Samples<T> all;
 
   MSOPS_CPU void operator()(int64_t i) const {
-    int32_t count = 0;
-    Walk<T>(all.walks, i).for_samples([&](Compute<T>) { ++count; });
-    all.counts[i] = count;
+    int64_t count = 0;
+    Walk<T>(all.walks, i).for_runs([&](int64_t, int64_t n) { count += n; });
+    all.counts[i] = static_cast<int32_t>(count);
   }
 };
 
@@ -68,11 +68,13 @@ struct WriteOnCpu {
 
   MSOPS_CPU void operator()(int64_t i) const {
     int64_t sample = all.begin(i);
-    if (i < all.walks.rays && sample < all.capacity)
-      Walk<T>(all.walks, i).for_samples([&](Compute<T> t) {
-        if (sample < all.capacity) all.set(sample, t, all.walks.step, i);
-        ++sample;
+    if (i < all.walks.rays && sample < all.capacity) {
+      const Walk<T> walk(all.walks, i);
+      walk.for_runs([&](int64_t k, int64_t n) {
+        for (const int64_t end = std::min(k + n, k + all.capacity - sample); k < end; ++k, ++sample)
+          all.set(sample, walk.at(k), all.walks.step, i);
       });
+    }
     all.fill(i, std::max<int64_t>(1, all.walks.rays), 0, 1);
   }
 };

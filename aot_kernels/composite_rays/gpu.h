@@ -13,7 +13,7 @@ constexpr int kWarps = 4;  // of a block; rays end at different times
 template <typename T>
 struct Tile {
   using C = Compute<T>;
-  static constexpr int kEach = 4, kSamples = 32 * kEach;
+  static constexpr int kEach = sizeof(C) == 8 ? 2 : 4, kSamples = 32 * kEach;
   C rgb[kEach][3], t[kEach], dt[kEach];  // zeros after the end of the ray
   C depth[kEach];                        // sigma dt
   C after[kEach], weight[kEach];         // `after`: what comes through up to and with the sample
@@ -74,14 +74,16 @@ struct ForwardOnGpu {
     for (bool goes_on = true; goes_on && first < range.end; first += Tile<T>::kSamples) {
       Tile<T> tile;
       tile.load(in, first, range.end);
-      goes_on = tile.absorb(before, in.threshold) == Tile<T>::kSamples;
+      const int count = tile.absorb(before, in.threshold);
+      goes_on = count == Tile<T>::kSamples;
 #pragma unroll
       for (int k = 0; k < Tile<T>::kEach; ++k) {
         const int64_t sample = first + 32 * k + lane;
         const C weight = tile.weight[k];
-        if (weight != 0)  // what does not count adds nothing, not even NaN
+        if (32 * k + lane < count) {  // what does not count adds nothing, not even NaN
           for (int c = 0; c < 3; ++c) sums[c] += weight * tile.rgb[k][c];
-        if (weight != 0) sums[3] += weight * tile.t[k];
+          sums[3] += weight * tile.t[k];
+        }
         sums[4] += weight;
         if (sample < range.end) assign(weights[sample], weight);
       }

@@ -54,19 +54,15 @@ struct Walk {
   MSOPS_BOTH bool is_occupied(int64_t cell) const { return all_.occupancy[cell]; }
   MSOPS_BOTH bool is_sample(int64_t k) const { return has_step(k) && is_occupied(cell(at(k))); }
 
-  // Calls f(t) for each sample, in order. Places along an axis never turn back, not even after rounding: if two steps
-  // are in one cell, so are those between them, which it passes over where the cell is empty.
+  // Calls f(k, n) for runs of samples, the steps k to k + n - 1, in order. Places along an axis never turn back, not
+  // even after rounding: if two steps are in one cell, so are those between them.
   template <typename F>
-  MSOPS_CPU void for_samples(const F& f) const {
-    for (int64_t k = 0; has_step(k); ++k) {
-      const C t = at(k);
-      const int64_t here = cell(t);
-      if (is_occupied(here)) {
-        f(t);
-        continue;
-      }
-      const int64_t last = k + steps_inside(t);
-      if (last > k && has_step(last) && cell(at(last)) == here) k = last;
+  MSOPS_CPU void for_runs(const F& f) const {
+    for (int64_t k = 0, last; has_step(k); k = last + 1) {
+      const int64_t here = cell(at(k));
+      last = k + steps_inside(at(k));
+      while (last > k && !(has_step(last) && cell(at(last)) == here)) last = k + (last - k) / 2;
+      if (is_occupied(here)) f(k, last - k + 1);
     }
   }
 
@@ -74,16 +70,19 @@ struct Walk {
   static MSOPS_BOTH float multiply_add(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
   static MSOPS_BOTH double multiply_add(double a, double b, double c) { return __builtin_fma(a, b, c); }
 
-  // Returns how many further steps are in the cell of t, up to rounding; 0 outside of the grid.
+  // Returns how many further steps are in the cell of t, up to rounding. The outermost cells have no end outwards.
   MSOPS_CPU int64_t steps_inside(C t) const {
-    C nearest = C(1 << 20);
+    C nearest = (far_ - t) / all_.step;
     for (int axis = 0; axis < 3; ++axis) {
-      const C place = this->place(axis, t), whole = C(static_cast<int64_t>(place > 0 ? place : C(0)));
+      const C place = this->place(axis, t), last = C(all_.cells - 1);
+      const C begin = place > 0 ? (place < last ? C(static_cast<int64_t>(place)) : last) : C(0);
       const C slope = ray_.direction[axis] * all_.scale[axis] * all_.step;
-      const C steps = (slope > 0 ? whole + 1 - place : whole - place) / slope;
-      if (slope != 0 && steps < nearest) nearest = steps;
+      const bool has_end = slope > 0 ? begin < last : slope < 0 && begin > 0;
+      const C steps = (slope > 0 ? begin + 1 - place : begin - place) / slope;
+      if (has_end && steps < nearest) nearest = steps;
     }
-    return nearest > 0 ? static_cast<int64_t>(nearest) : 0;
+    constexpr C kMost = C(Walks<T>::kMostSteps);
+    return nearest > 0 ? static_cast<int64_t>(nearest < kMost ? nearest : kMost) : 0;
   }
 
   const Walks<T>& all_;
