@@ -76,7 +76,8 @@ struct Inputs {
     for (const Tensor& table : {cos, sin})
       table.rank == 3 ? call.require_shape(table, {batch, length, size / 2})
                       : call.require_shape(table, {length, size / 2});
-    call.require(cos.rank == sin.rank && fits(cos.dtype, sin.dtype), kBadShape, "cos and sin differ");
+    call.require(std::strcmp(cos.dtype, sin.dtype) == 0, kBadDtype, "sin is %s, cos is %s", sin.dtype, cos.dtype);
+    call.require(cos.rank == sin.rank, kBadShape, "cos and sin differ in rank");
     call.require_shape(qkv, {layers, qkv.dim(1), width});
     call.require_shape(out, {layers, width, heads * size});
     call.require(hidden <= INT64_MAX / 2, kBadShape, "down is too large");
@@ -94,9 +95,17 @@ struct Inputs {
     call.require_shape(lengths, {batch});
     call.require(keys.dim(2) <= INT32_MAX / 2, kBadShape, "keys has too many rows");
   }
-
-  static bool fits(const char* a, const char* b) { return std::strcmp(a, b) == 0; }
 };
+
+// Returns how many numbers of scratch the kernels of either device take.
+template <typename T>
+int64_t scratch_numbers(const Stack<T>& s) {
+  int64_t numbers = std::max<int64_t>(1, cpu::Space<T>().place(s, nullptr));
+#ifdef __CUDACC__
+  numbers = std::max({numbers, gpu::Space<T>().place(s, nullptr), few::numbers(s)});
+#endif
+  return numbers;
+}
 
 }  // namespace
 
@@ -113,22 +122,18 @@ MSOPS_ENTRY(DecoderStackForward) {
     using T = typename decltype(type)::type;
     Stack<T> s = in.stack<T>();
     s.y = y.as<T>(), s.k = k.as<T>(), s.v = v.as<T>();
+    call.require_shape(work, {call.ok() ? scratch_numbers(s) : 0});
+    if (!call.ok()) return;
     if (s.tokens() * s.width == 0 && k.size == 0) return;
     if (call.is_on_cpu()) {
       in.require_lengths(call);
       cpu::Space<T> space;
-      const int64_t needed = space.place(s, work.as<Compute<T>>());
-      call.require(work.size >= needed, kBadShape, "work has %lld numbers, expected at least %lld",
-                   static_cast<long long>(work.size), static_cast<long long>(needed));
+      space.place(s, work.as<Compute<T>>());
       if (call.ok()) cpu::forward(call, s, space);
       return;
     }
 #ifdef __CUDACC__
-    if (few::forward(call, s, work)) return;
-    const int64_t needed = gpu::Space<T>().place(s, nullptr);
-    call.require(work.size >= needed, kBadShape, "work has %lld numbers, expected at least %lld",
-                 static_cast<long long>(work.size), static_cast<long long>(needed));
-    if (call.ok()) gpu::Forward<T>(call, s, work.data).run();
+    if (!few::forward(call, s, work) && call.ok()) gpu::Forward<T>(call, s, work.data).run();
 #endif
   });
 }
@@ -137,13 +142,7 @@ MSOPS_SCRATCH(DecoderStackForward) {
   const Inputs in(call);
   int64_t numbers = 1;
   with_type<Half, float, double>(in.x, [&](auto type) {
-    using T = typename decltype(type)::type;
-    if (!call.ok()) return;
-    const Stack<T> s = in.stack<T>();
-    numbers = std::max(numbers, cpu::Space<T>().place(s, nullptr));
-#ifdef __CUDACC__
-    numbers = std::max({numbers, gpu::Space<T>().place(s, nullptr), few::numbers(s)});
-#endif
+    if (call.ok()) numbers = scratch_numbers(in.stack<typename decltype(type)::type>());
   });
   return {{numbers}};
 }
