@@ -45,20 +45,17 @@ struct Inputs {
     s.qkv = qkv.as<const T>(), s.qkv_bias = qkv_bias.as<const T>(), s.out = out.as<const T>();
     s.gate_up = gate_up.as<const T>(), s.down = down.as<const T>();
     s.keys = keys.as<const T>(), s.values = values.as<const T>();
-    s.has_cache = keys.dtype, s.lengths = lengths.data;
-    s.lengths_are_wide = lengths.dtype && std::strcmp(lengths.dtype, "int64") == 0;
+    s.has_cache = keys.dtype, s.lengths = Integers(lengths);
     s.eps = Compute<T>(eps);
     return s;
   }
 
   // On the CPU, lengths must lie in the cache.
   void require_lengths(Call& call) const {
-    for (int64_t b = 0; b < lengths.size && call.ok(); ++b) {
-      const bool is_wide = std::strcmp(lengths.dtype, "int64") == 0;
-      const int64_t length = is_wide ? lengths.as<const int64_t>()[b] : lengths.as<const int32_t>()[b];
-      call.require(0 <= length && length <= keys.dim(2), kBadValue, "lengths has %lld, expected 0 to %lld",
-                   static_cast<long long>(length), static_cast<long long>(keys.dim(2)));
-    }
+    const Integers rows(lengths);
+    for (int64_t b = 0; b < lengths.size && call.ok(); ++b)
+      call.require(0 <= rows[b] && rows[b] <= keys.dim(2), kBadValue, "lengths has %lld, expected 0 to %lld",
+                   static_cast<long long>(rows[b]), static_cast<long long>(keys.dim(2)));
   }
 
  private:

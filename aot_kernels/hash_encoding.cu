@@ -44,6 +44,12 @@ void with_axes(int64_t axes, F&& f) {
   if (axes == 4) f(Constant<4>{});
 }
 
+template <typename T>
+Problem<T> problem_of(const Grids& grids, int64_t features, const Tensor& points, const Tensor& along, const T* table) {
+  const int64_t count = points.dim(0), axes = points.dim(1);
+  return {grids, count, features, 1 << axes, Coordinates::of(points), Coordinates::of(along), table};
+}
+
 // (points, table) -> (out), or (points, table, ddpoints) -> (ddout): the derivative along ddpoints
 template <bool kAlong>
 int forward(Call& call) {
@@ -57,13 +63,7 @@ int forward(Call& call) {
   require_rows(call, out, grids, count, features);
   return call.run([&](auto type) {
     using T = typename decltype(type)::type;
-    const Problem<T> all{grids,
-                         count,
-                         features,
-                         1 << points.dim(1),
-                         Coordinates::of(points),
-                         Coordinates::of(along),
-                         table.as<const T>()};
+    const auto all = problem_of(grids, features, points, along, table.as<const T>());
     with_axes(points.dim(1), [&](auto axes) { interpolate<axes, kAlong>(call, all, out.as<T>()); });
   });
 }
@@ -82,13 +82,7 @@ int gradient_of_points(Call& call) {
   require_rows(call, dout, grids, count, features);
   return call.run([&](auto type) {
     using T = typename decltype(type)::type;
-    const Problem<T> all{grids,
-                         count,
-                         features,
-                         1 << points.dim(1),
-                         Coordinates::of(points),
-                         Coordinates::of(along),
-                         table.as<const T>()};
+    const auto all = problem_of(grids, features, points, along, table.as<const T>());
     const CoordinatesOut to{dpoints.data, Coordinates::of(dpoints).bytes};
     with_axes(points.dim(1),
               [&](auto axes) { hash_encoding::gradient_of_points<axes, kAlong>(call, all, dout.as<const T>(), to); });
@@ -115,8 +109,7 @@ int gradient_of_table(Call& call) {
   require_shapes(call, {scratch}, scratch_shapes(call, grids, points, features, dout));
   return call.run([&](auto type) {
     using T = typename decltype(type)::type;
-    const Problem<T> all{grids,  count, features, 1 << points.dim(1), Coordinates::of(points), Coordinates::of(along),
-                         nullptr};
+    const auto all = problem_of<T>(grids, features, points, along, nullptr);
     with_axes(points.dim(1), [&](auto axes) {
       hash_encoding::gradient_of_table<axes, kAlong>(call, all, dout.as<const T>(), scratch.data, dtable.as<T>());
     });

@@ -1,4 +1,5 @@
-// Numbers read and write the elements of a tensor of T or, beside T, of float, such as a parameter or a state.
+// Numbers read and write the elements of a tensor of T or, beside T, of float, such as a parameter or a state; Integers
+// read those of a tensor of int32 or int64.
 #pragma once
 
 #include <cstring>
@@ -37,6 +38,19 @@ struct OptionalNumbers : Numbers<T> {
 
   explicit OptionalNumbers(const Tensor& tensor, C number = 0) : Numbers<T>(tensor), otherwise(number) {}
   MSOPS_BOTH C operator[](int64_t i) const { return this->data ? Numbers<T>::operator[](i) : otherwise; }
+};
+
+// Integers are int32 or int64.
+struct Integers {
+  const void* data = nullptr;
+  bool are_long = false;
+
+  Integers() = default;
+  explicit Integers(const Tensor& tensor)
+      : data(tensor.data), are_long(tensor.dtype && std::strcmp(tensor.dtype, "int64") == 0) {}
+  MSOPS_BOTH int64_t operator[](int64_t i) const {
+    return are_long ? static_cast<const int64_t*>(data)[i] : static_cast<const int32_t*>(data)[i];
+  }
 };
 
 }  // namespace msops

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "../common/activations.h"
+#include "../common/numbers.h"
 #include "../common/parallel.h"
 
 namespace msops::composite_rays {
@@ -32,18 +33,6 @@ struct Light {
     const C thin = -Exponential<C>::expm1(-depth);
     return depth < 0 ? 1 - through(depth) : thin;
 #endif
-  }
-};
-
-// Integers are int32 or int64.
-struct Integers {
-  const void* data;
-  bool are_long;
-
-  explicit Integers(const Tensor& tensor)
-      : data(tensor.data), are_long(tensor.dtype && std::strcmp(tensor.dtype, "int64") == 0) {}
-  MSOPS_BOTH int64_t operator[](int64_t i) const {
-    return are_long ? static_cast<const int64_t*>(data)[i] : static_cast<const int32_t*>(data)[i];
   }
 };
 

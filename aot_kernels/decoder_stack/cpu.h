@@ -13,7 +13,7 @@
 #include "../common/scratch.h"
 #include "../flash_attention/cpu.h"
 #include "cpu_product.h"
-#include "stack.h"
+#include "tiles.h"
 
 namespace msops::decoder_stack::cpu {
 
@@ -287,22 +287,12 @@ struct Forward {
       for (int64_t item; (item = team.take()) < s.tokens() * s.heads;) attend_alone(w, layer, item);
       return team.end();
     }
-    const T *keys = layer.k, *values = layer.v;
     if (s.has_cache) {
       for (int64_t b; (b = team.take()) < s.batch;) gather(layer, b);
       team.end();
-      keys = space.keys, values = space.values;
     }
-    const int64_t rows = s.length + (s.has_cache ? s.room : 0);
     flash_attention::ExtendedAttention<T> a{};
-    a.batch = s.batch, a.heads = s.heads, a.kv_heads = s.kv_heads, a.queries = a.query_rows = s.length;
-    a.keys = a.key_rows = rows, a.width = a.value_width = s.head_size;
-    a.q = space.q, a.k = keys, a.v = values, a.out = space.o, a.lse = space.lse;
-    a.of_q = a.of_out = {s.length * s.of_heads(), s.head_size, s.of_heads()};
-    a.of_k = a.of_v = {rows * s.of_kv_heads(), s.head_size, s.of_kv_heads()};
-    a.of_lse = {s.heads * s.length, s.length, 1};
-    a.scale = s.scale(), a.left = -1, a.right = 0, a.splits = 1;
-    a.kv_lengths = s.has_cache ? space.lengths : nullptr;
+    static_cast<flash_attention::Attention<T>&>(a) = attention_of(s, layer, space);
     const flash_attention::cpu::Forward<T> tiles{a};
     const int64_t items = tiles.items();
     for (int64_t item; (item = team.take()) < items;) tiles(item, items);
@@ -331,7 +321,7 @@ struct Forward {
     const int64_t t = item / s.heads, head = item % s.heads, b = t / s.length, kv = head / s.group();
     const int64_t cached = s.cached(b), seen = cached + t % s.length + 1, width = s.of_kv_heads(), size = s.head_size;
     const T* const q = space.q + item * size;
-    C* const mine = w.sums.get();  // as C
+    C* const mine = w.sums.get();
     for (int64_t d = 0; d < size; ++d) mine[d] = C(q[d]) * s.scale();
     const Part parts[] = {{layer.keys + b * s.room * width, layer.values + b * s.room * width, 0, cached},
                           {layer.k + b * s.length * width, layer.v + b * s.length * width, cached, seen}};

@@ -23,7 +23,7 @@ FewTokens<T> problem(const Stack<T>& s) {
   f.x = s.x, f.keys = s.keys, f.values = s.values, f.qkv_bias = s.qkv_bias;
   f.norm1 = factors(s.norm1), f.norm2 = factors(s.norm2), f.norm = factors(s.norm);
   f.q_norm = factors(s.q_norm), f.k_norm = factors(s.k_norm), f.cos = factors(s.cos), f.sin = factors(s.sin);
-  f.lengths = s.has_cache ? s.lengths : nullptr, f.lengths_are_wide = s.lengths_are_wide;
+  f.lengths = s.has_cache ? s.lengths.data : nullptr, f.lengths_are_wide = s.lengths.are_long;
   f.has_table_of_text = s.has_table_of_text, f.interleaved = s.interleaved, f.eps = static_cast<float>(s.eps);
   f.matrices[kQkv] = {s.qkv, f.qkv_rows(), f.width, false, 0, 0};
   f.matrices[kOut] = {s.out, f.width, f.heads * f.head_size, false, 0, 0};
@@ -77,9 +77,12 @@ bool forward(Call& call, const Stack<T>& s, const Tensor& work) {
     if (!call.ok() || !gpu.cooperative || !fits(s) || !are_aligned(s)) return false;
     if (!is_compiled_for(80, few_tokens_kernel<T, kFewWarps>)) return false;
     FewTokens<T> f = problem(s);
-    const bool is_planned = plan_few_tokens(f, gpu.multiprocessors, gpu.dynamic_bytes()) > 0;
-    if (!is_planned || place_few_tokens(f, nullptr) > work.size * sizeof(float)) return false;
-    run_few_tokens(call, problem(s), work.data);
+    const int64_t shared_bytes = plan_few_tokens(f, gpu.multiprocessors, gpu.dynamic_bytes());
+    const size_t bytes = place_few_tokens(f, work.data);
+    if (shared_bytes == 0 || bytes > work.size * sizeof(float)) return false;
+    cudaMemsetAsync(work.data, 0, bytes, call.stream());
+    launch(call, few_tokens_kernel<T, kFewWarps>, Grid(gpu.multiprocessors).cooperative(), 32 * kFewWarps + 32,
+           shared_bytes, f);
     return true;
   }
 }

@@ -1,4 +1,4 @@
-// The plan of the kernel for few tokens: what shared memory, scratch and blocks hold; and its launch.
+// The plan of the kernel for few tokens: what shared memory, scratch and blocks hold.
 #pragma once
 
 #include <cmath>
@@ -102,14 +102,6 @@ bool is_for_few_tokens(const FewTokens<T>& s) {
   const int64_t rows = (s.heads + 2 * int64_t{s.kv_heads}) * s.head_size;
   return s.tokens() > 0 && s.tokens() <= kMostTokens && whole(s.width) && whole(s.hidden) && whole(s.head_size) &&
          s.head_size <= kMostHeadSize && whole(rows) && s.room <= INT32_MAX / 2;
-}
-
-template <typename T>
-void run_few_tokens(Call& call, FewTokens<T> s, void* scratch, const FewTuning& tuning = {}) {
-  const Gpu gpu;
-  const int64_t bytes = plan_few_tokens(s, gpu.multiprocessors, gpu.dynamic_bytes(), tuning);
-  cudaMemsetAsync(scratch, 0, place_few_tokens(s, scratch), call.stream());
-  launch(call, few_tokens_kernel<T, kFewWarps>, Grid(gpu.multiprocessors).cooperative(), 32 * kFewWarps + 32, bytes, s);
 }
 
 }  // namespace msops::decoder_stack

@@ -1,7 +1,7 @@
 // decoder_stack on a GPU:
 //
 //   case                                            kernels                              why
-//   up to 16 tokens, sm_90, whole packs             few_tokens_kernel, all layers        launches take longer than work
+//   up to 16 tokens, sm_80 or later, whole packs    few_tokens_kernel, all layers        launches take longer than work
 //   products of more tokens                         cuBLAS, where the process has it     tensor cores
 //   products without cuBLAS                         product_kernel                       any GPU, any dtype
 //   attention, float16, 64 or more new tokens       flash_attention/mma_forward.h,       tensor cores
@@ -19,7 +19,7 @@
 #include "../flash_attention/mma_forward.h"
 #include "../flash_attention/wgmma.h"
 #include "few_plan.h"
-#include "stack.h"
+#include "tiles.h"
 
 namespace msops::decoder_stack::gpu {
 
@@ -299,20 +299,10 @@ class Forward {
   // Returns false, and does nothing, if the GPU lacks the instructions.
   bool attend_by_tiles(const Layer<T>& layer) {
     using namespace flash_attention;
-    const int64_t rows = s.length + (s.has_cache ? s.room : 0);
-    flash_attention::Attention<Half> a{};
-    a.batch = s.batch, a.heads = s.heads, a.kv_heads = s.kv_heads, a.queries = a.query_rows = s.length;
-    a.keys = a.key_rows = rows, a.width = a.value_width = s.head_size;
-    a.q = space_.q, a.k = s.has_cache ? space_.keys : layer.k, a.v = s.has_cache ? space_.values : layer.v;
-    a.out = space_.o, a.lse = space_.lse;
-    a.of_q = a.of_out = {s.length * s.of_heads(), s.head_size, s.of_heads()};
-    a.of_k = a.of_v = {rows * s.of_kv_heads(), s.head_size, s.of_kv_heads()};
-    a.of_lse = {s.heads * s.length, s.length, 1};
-    a.scale = s.scale(), a.left = -1, a.right = 0, a.splits = 1;
-    a.kv_lengths = s.has_cache ? space_.lengths : nullptr;
+    flash_attention::Attention<Half> a = attention_of(s, layer, space_);
     a.partial = reinterpret_cast<float*>(space_.a);  // a counter of items; nothing else needs `a` meanwhile
     constexpr int64_t kMost = 1 << 28;
-    if (a.queries > kMost / a.group() || rows > kMost || most(a.batch, a.heads) > INT32_MAX || s.head_size < 1)
+    if (a.queries > kMost / a.group() || a.keys > kMost || most(a.batch, a.heads) > INT32_MAX || s.head_size < 1)
       return false;
     return s.head_size <= 64 ? launch_tiles<64>(layer, a) : launch_tiles<128>(layer, a);
   }

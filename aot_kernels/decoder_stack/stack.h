@@ -34,8 +34,8 @@ struct Stack {
   bool has_table_of_text, interleaved;
   Numbers<T> norm1, norm2, norm, q_norm, k_norm;  // (L, C), (L, C), (C), (L, D), (L, D)
   const T *qkv, *qkv_bias, *out, *gate_up, *down, *keys, *values;
-  const void* lengths;  // (B) of int32 or int64
-  bool has_cache, lengths_are_wide;
+  Integers lengths;  // (B)
+  bool has_cache;
   C eps;
   T *y, *k, *v;
 
@@ -49,8 +49,7 @@ struct Stack {
   // Returns how many rows of a text's cache count.
   MSOPS_BOTH int64_t cached(int64_t text) const {
     if (!has_cache) return 0;
-    const int64_t rows =
-        lengths_are_wide ? static_cast<const int64_t*>(lengths)[text] : static_cast<const int32_t*>(lengths)[text];
+    const int64_t rows = lengths[text];
     return rows < 0 ? 0 : rows < room ? rows : room;
   }
 

@@ -19,18 +19,6 @@ struct Sizes {
   MSOPS_BOTH int64_t sources() const { return queries * levels * points; }  // samples of a head
 };
 
-// Integers are int32 or int64.
-struct Integers {
-  const void* data;
-  bool are_long;
-
-  explicit Integers(const Tensor& tensor)
-      : data(tensor.data), are_long(tensor.dtype && std::strcmp(tensor.dtype, "int64") == 0) {}
-  MSOPS_BOTH int64_t operator[](int64_t i) const {
-    return are_long ? static_cast<const int64_t*>(data)[i] : static_cast<const int32_t*>(data)[i];
-  }
-};
-
 // Level has the sizes of a level, and the pixel where it begins. It has no pixels if it is not within the value.
 struct Level {
   int64_t height, width, begin;
