@@ -17,8 +17,8 @@ CUBE = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
 
 @pytest.fixture(autouse=True)
 def _as_on_a_gpu(monkeypatch):
-    monkeypatch.setattr(transposes, "_merges_transposes", ops.constexpr(lambda: True))
-    monkeypatch.setattr(shape, "_is_on_gpu", ops.constexpr(lambda: True))
+    monkeypatch.setattr(transposes, "is_on_gpu", ops.constexpr(lambda: True))
+    monkeypatch.setattr(shape, "is_on_gpu", ops.constexpr(lambda: True))
     with msops.patch_mindspore():
         yield
 

@@ -40,6 +40,12 @@ compiling = Compiling()
 
 
 @ops.constexpr
+def is_on_gpu() -> bool:
+    """Tells whether MindSpore's device is a GPU, also in code that MindSpore compiles."""
+    return bool(mindspore.get_context("device_target") == "GPU")
+
+
+@ops.constexpr
 def records_gradients() -> bool:
     """Tells whether PyNative mode records what runs, to differentiate it. True where MindSpore does not say."""
     executor = mindspore.common.api._pynative_executor

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import mindspore
 from mindspore import Parameter, Tensor, nn
@@ -109,13 +109,8 @@ def decoder_stack(
         >>> print(y.shape, k.shape)
         (1, 3, 64) (2, 1, 3, 2, 16)
     """
-    optional = norm, qkv_bias, q_norm, k_norm, keys, values, lengths
-    is_norm, is_bias, is_q, is_k = norm is not None, qkv_bias is not None, q_norm is not None, k_norm is not None
-    is_keys, is_values, is_lengths = keys is not None, values is not None, lengths is not None
-    given = (is_norm, is_bias, is_q, is_k, is_keys, is_values, is_lengths)
-    operator = operators.primitive(heads, kv_heads, eps, interleaved, *given)
-    found = operator(x, cos, sin, norm1, qkv, out, norm2, gate_up, down, *present(optional))
-    return found[0], found[1], found[2]
+    inputs, settings_ = (x, cos, sin, norm1, qkv, out, norm2, gate_up, down), (heads, kv_heads, eps, interleaved)
+    return _call(settings_, inputs, (norm, qkv_bias, q_norm, k_norm, keys, values, lengths))
 
 
 class DecoderStack(nn.Cell):
@@ -210,14 +205,9 @@ class DecoderStack(nn.Cell):
         values: Tensor | None = None,
         lengths: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
+        inputs = (x, cos, sin, self.norm1, self.qkv, self.out, self.norm2, self.gate_up, self.down)
         optional = (self.norm, self.qkv_bias, self.q_norm, self.k_norm, keys, values, lengths)
-        is_norm, is_bias = self.norm is not None, self.qkv_bias is not None
-        is_q, is_k = self.q_norm is not None, self.k_norm is not None
-        given = (is_norm, is_bias, is_q, is_k, keys is not None, values is not None, lengths is not None)
-        operator = operators.primitive(self.heads, self.kv_heads, self.eps, self.interleaved, *given)
-        matrices = (self.norm1, self.qkv, self.out, self.norm2, self.gate_up, self.down)
-        found = operator(x, cos, sin, *matrices, *present(optional))
-        return found[0], found[1], found[2]
+        return _call((self.heads, self.kv_heads, self.eps, self.interleaved), inputs, optional)
 
     construct.__doc__ = decoder_stack.__doc__  # for help()
 
@@ -225,26 +215,17 @@ class DecoderStack(nn.Cell):
         return settings.shown(self, "layers", "width", "heads", "kv_heads", "hidden", "head_size", "eps", "interleaved")
 
 
-def _no_gradient(
-    x: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    norm1: Tensor,
-    qkv: Tensor,
-    out: Tensor,
-    norm2: Tensor,
-    gate_up: Tensor,
-    down: Tensor,
-    norm: Tensor,
-    qkv_bias: Tensor,
-    q_norm: Tensor,
-    k_norm: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    lengths: Tensor,
-    results: tuple[Tensor, ...],
-    dresults: tuple[Tensor, ...],
-) -> NoReturn:
+def _call(
+    settings_: tuple[Any, ...], inputs: tuple[Tensor, ...], optional: tuple[Tensor | None, ...]
+) -> tuple[Tensor, Tensor, Tensor]:
+    norm, qkv_bias, q_norm, k_norm, keys, values, lengths = optional
+    of_norms = (norm is not None, qkv_bias is not None, q_norm is not None, k_norm is not None)
+    of_cache = (keys is not None, values is not None, lengths is not None)
+    found = operators.primitive(*settings_, *of_norms, *of_cache)(*inputs, *present(optional))
+    return found[0], found[1], found[2]
+
+
+def _no_gradient(*_: object) -> NoReturn:
     raise ValueError(
         "decoder_stack: it is for inference and has no gradient; train the layers as operators of their own"
     )

@@ -12,10 +12,9 @@ import itertools
 import math
 from typing import Any, NamedTuple
 
-import mindspore
 from mindspore import Tensor, ops
 
-from msops.core.compiled import compiling, once
+from msops.core.compiled import compiling, is_on_gpu, once
 
 from .replacement import Replacement
 
@@ -34,7 +33,7 @@ class Apart(NamedTuple):
 
 def transpose(input: Tensor, input_perm: tuple[int, ...]) -> Tensor:  # noqa: A002
     """Returns the input with its axes in this order."""
-    if compiling() and _merges_transposes():
+    if compiling() and is_on_gpu():
         apart = _apart(input_perm)
         if apart is not None:
             places, order, ones = apart
@@ -55,11 +54,6 @@ class Transpose(Replacement):
 
     def __call__(self, x: Tensor, perm: tuple[int, ...]) -> Tensor:
         return transpose(x, perm)
-
-
-@ops.constexpr
-def _merges_transposes() -> bool:
-    return mindspore.get_context("device_target") == "GPU"
 
 
 @once

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import mindspore
 from mindspore import Tensor, ops
 
-from msops.core.compiled import compiling
+from msops.core.compiled import compiling, is_on_gpu
 from msops.patch.replacement import Replacement
 
 from .creation import eye
@@ -134,14 +133,9 @@ def triangular_solve(
     return solve(A, b), A
 
 
-@ops.constexpr
-def _on_gpu() -> bool:
-    return mindspore.get_context("device_target") == "GPU"
-
-
 def cdist(x1: Tensor, x2: Tensor, p: float = 2.0) -> Tensor:
     """Returns the distances of all rows of x1 and x2. Graph mode has no gradient of MindSpore's own on a GPU."""
-    return composed_cdist(x1, x2, p) if compiling() and _on_gpu() else _own_cdist(x1, x2, p)
+    return composed_cdist(x1, x2, p) if compiling() and is_on_gpu() else _own_cdist(x1, x2, p)
 
 
 def composed_cdist(x1: Tensor, x2: Tensor, p: float) -> Tensor:

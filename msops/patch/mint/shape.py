@@ -8,7 +8,7 @@ import mindspore
 import numpy as np
 from mindspore import Tensor, ops
 
-from msops.core.compiled import compiling
+from msops.core.compiled import compiling, is_on_gpu
 
 _masked_fill: Any = getattr(getattr(ops, "auto_generate", None), "masked_fill_op", None)
 _search_sorted: Any = getattr(ops.function.array_func, "search_sorted_", None)
@@ -85,7 +85,7 @@ def unbind(input: Tensor, dim: int = 0) -> tuple[Tensor, ...]:  # noqa: A002
 
 def masked_fill(input_x: Tensor, mask: Tensor, value: Any) -> Tensor:
     """In PyNative mode on a GPU, MindSpore's primitive needs a value of the input's dtype; the method casts it."""
-    if compiling() or not _is_on_gpu():
+    if compiling() or not is_on_gpu():
         return _masked_fill(input_x, mask, value)
     return input_x.masked_fill(mask, value)
 
@@ -94,7 +94,7 @@ def searchsorted(
     sorted_sequence: Tensor, values: Tensor, sorter: Tensor | None, dtype: mindspore.Type, right: bool
 ) -> Tensor:
     """Finds places by bisection where MindSpore's kernel does not: on a GPU it takes all rows for the first one."""
-    if sorter is not None or sorted_sequence.ndim == 1 or not _is_on_gpu():
+    if sorter is not None or sorted_sequence.ndim == 1 or not is_on_gpu():
         return _search_sorted(sorted_sequence, values, sorter, dtype, right)
     n = sorted_sequence.shape[-1]
     place = ops.zeros(values.shape, mindspore.int32)
@@ -104,11 +104,6 @@ def searchsorted(
         is_before = ops.logical_not(held > values if right else held >= values)
         place = ops.where(ops.logical_and(is_before, after <= n), after, place)
     return ops.cast(place, dtype)
-
-
-@ops.constexpr
-def _is_on_gpu() -> bool:
-    return bool(mindspore.get_context("device_target") == "GPU")
 
 
 @ops.constexpr
