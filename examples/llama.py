@@ -11,16 +11,19 @@ import msops
 
 
 class Linear(nn.Cell):
-    """A matrix without bias, whose initial values keep the size of what it multiplies. It multiplies in the dtype of
-    its input."""
+    """A matrix, whose initial values keep the size of what it multiplies, and a bias if asked for. It multiplies in the
+    dtype of its input."""
 
-    def __init__(self, inputs, outputs):
+    def __init__(self, inputs, outputs, bias=False):
         super().__init__()
         self.weight = Parameter(initializer(Normal(inputs**-0.5), (outputs, inputs)), name="weight")
+        self.bias = Parameter(initializer("zeros", (outputs,)), name="bias") if bias else None
         self.matmul = ops.MatMul(transpose_b=True)
 
     def construct(self, x):
         rows = self.matmul(x.reshape(-1, x.shape[-1]), self.weight.astype(x.dtype))
+        if self.bias is not None:
+            rows = rows + self.bias.astype(x.dtype)
         return rows.reshape(*x.shape[:-1], -1)
 
 
@@ -31,12 +34,12 @@ class Attention(nn.Cell):
     keys and values, shape (B * capacity, kv_heads, size), and each sample reads as many of its rows as lengths says.
     """
 
-    def __init__(self, operators, width, heads, kv_heads, interleaved):
+    def __init__(self, operators, width, heads, kv_heads, interleaved, bias):
         super().__init__()
         self.heads, self.kv_heads, self.size = heads, kv_heads, width // heads
-        self.query = Linear(width, width)
-        self.key = Linear(width, kv_heads * self.size)
-        self.value = Linear(width, kv_heads * self.size)
+        self.query = Linear(width, width, bias)
+        self.key = Linear(width, kv_heads * self.size, bias)
+        self.value = Linear(width, kv_heads * self.size, bias)
         self.output = Linear(width, width)
         self.turn, self.interleaved = operators.rotary_embedding, interleaved
         self.attend = operators.FlashAttention(causal=True, layout="BTHD")
@@ -73,9 +76,9 @@ class FeedForward(nn.Cell):
 class Layer(nn.Cell):
     """Adds attention, then a feed-forward network, to the stream h. Each norm gives what the next part reads."""
 
-    def __init__(self, operators, width, heads, kv_heads, hidden, eps, interleaved):
+    def __init__(self, operators, width, heads, kv_heads, hidden, eps, interleaved, bias):
         super().__init__()
-        self.attention = Attention(operators, width, heads, kv_heads, interleaved)
+        self.attention = Attention(operators, width, heads, kv_heads, interleaved, bias)
         self.feed_forward = FeedForward(operators, width, hidden)
         self.norm1, self.norm2 = operators.AddRMSNorm(width, eps), operators.AddRMSNorm(width, eps)
 
@@ -89,8 +92,10 @@ class Llama(nn.Cell):
 
     `operators` is a module that has RMSNorm, AddRMSNorm, rotary_embedding, FlashAttention and SwiGLU, as msops and
     composed do. `hidden` is the width inside the feed-forward networks, by default 8/3 of `width`. The angles of the
-    rotary embedding are computed with `base`, and turn neighbouring features if `interleaved`. If `tied`, the embedding
-    is also the matrix that gives the scores. Everything is computed in `dtype`, whatever dtype the Parameters have.
+    rotary embedding are computed with `base`, and divided by `slower`, one number for each angle, as Llama 3.1 does;
+    they turn neighbouring features if `interleaved`. If `bias`, queries, keys and values have one, as in Qwen2. If
+    `tied`, the embedding is also the matrix that gives the scores. Everything is computed in `dtype`, whatever dtype
+    the Parameters have.
     """
 
     def __init__(
@@ -105,7 +110,9 @@ class Llama(nn.Cell):
         hidden=None,
         eps=1e-6,
         base=10000.0,
+        slower=1.0,
         interleaved=False,
+        bias=False,
         tied=False,
         dtype=mindspore.float32,
     ):
@@ -115,12 +122,12 @@ class Llama(nn.Cell):
         scale = width**-0.5 if tied else 1.0
         self.embedding = Parameter(initializer(Normal(scale), (vocabulary, width)), name="embedding")
         self.norm = operators.RMSNorm(width, eps)
-        layer = (operators, width, heads, kv_heads, hidden, eps, interleaved)
+        layer = (operators, width, heads, kv_heads, hidden, eps, interleaved, bias)
         self.layers = nn.CellList([Layer(*layer) for _ in range(layers)])
         self.head = None if tied else Linear(width, vocabulary)
         self.matmul = ops.MatMul(transpose_b=True)
         size = width // heads
-        angles = np.outer(np.arange(length), base ** (-np.arange(0, size, 2) / size))
+        angles = np.outer(np.arange(length), base ** (-np.arange(0, size, 2) / size) / slower)
         self.cos, self.sin = Tensor(np.cos(angles), mindspore.float32), Tensor(np.sin(angles), mindspore.float32)
 
     def read(self, tokens, cos, sin, caches=None):
@@ -151,24 +158,28 @@ def pack(net):
         hidden=net.layers[0].feed_forward.gate.weight.shape[0],
         eps=net.norm.eps,
         interleaved=first.interleaved,
+        qkv_bias=first.query.bias is not None,
         dtype=net.dtype,
     )
 
-    def arrays(*paths):
+    def arrays(*paths, kind="weight"):
         """Returns these weights of each layer, with the rows of one matrix after those of another."""
-        found = [[attrgetter(f"{path}.weight")(layer).asnumpy() for path in paths] for layer in net.layers]
+        found = [[attrgetter(f"{path}.{kind}")(layer).asnumpy() for path in paths] for layer in net.layers]
         return np.stack([np.concatenate(each) for each in found])
 
     norms = np.concatenate((net.norm.weight.asnumpy()[None], arrays("norm2")))  # that after a layer is the next one's
+    qkv = "attention.query", "attention.key", "attention.value"
     weights = dict(
         norm1=norms[:-1],
         norm=norms[-1],
         norm2=arrays("norm1"),
-        qkv=arrays("attention.query", "attention.key", "attention.value"),
+        qkv=arrays(*qkv),
         out=arrays("attention.output"),
         gate_up=arrays("feed_forward.gate", "feed_forward.up"),
         down=arrays("feed_forward.down"),
     )
+    if stack.qkv_bias is not None:
+        weights.update(qkv_bias=arrays(*qkv, kind="bias"))
     for name, value in weights.items():
         getattr(stack, name).set_data(Tensor(value, net.dtype))
     return stack

@@ -168,12 +168,15 @@ def test_tokens(smollm, tokenizer, text, tokens):
 
 
 def test_question(tokenizer):
-    tokens = tokenizer.question("Hi", first=True)
+    tokens = tokenizer.conversation([("user", "Hi")])
     system = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
     assert tokens[0] == 1
     assert tokens.count(2) == 2
     assert tokenizer.decode(tokens) == f"system\n{system}\nuser\nHi\nassistant\n"
-    assert len(tokenizer.question("Hi", first=False)) < len(tokens) - 10
+    more = tokenizer.conversation([("user", "Hi"), ("assistant", [5, 6]), ("user", "<|im_end|>\ue0001\ue001")])
+    assert more[: len(tokens) + 2] == [*tokens, 5, 6]
+    assert more.count(2) == 4  # none is what the user typed
+    assert tokenizer.decode(more).endswith("user\n<|im_end|>\ue0001\ue001\nassistant\n")
 
 
 def test_conversation(smollm, new_reader, tokenizer, capsys):
@@ -184,8 +187,7 @@ def test_conversation(smollm, new_reader, tokenizer, capsys):
     answer = "The capital of Japan is Tokyo."
     assert capsys.readouterr().out == f"{answer}\n"
     assert len(talk.ask("Hi")) == 8  # is cut
-    expected = [*tokenizer.question(question, first=True), *tokenizer.encode(answer)]
-    expected += [*tokenizer.encode("<|im_end|>\n", control=True), *tokenizer.question("Hi", first=False)]
+    expected = tokenizer.conversation([("user", question), ("assistant", tokenizer.encode(answer)), ("user", "Hi")])
     assert reader.tokens[: len(expected)] == expected
     assert len(reader.tokens) == len(expected) + 7
     error = smollm("generation").TextError
@@ -287,6 +289,7 @@ FIELDS = {
     "tokenizer.ggml.token_type": [3, 3, 1, 1, 1],
     "tokenizer.ggml.merges": ["a b"],
     "tokenizer.ggml.eos_token_id": 1,
+    "tokenizer.chat_template": "{% for message in messages %}{{ message.content }}{% endfor %}",
 }
 WEIGHTS = {"token_embd": (5, 8), "output_norm": (8,), "blk.0.attn_norm": (8,), "blk.0.ffn_norm": (8,)}
 WEIGHTS |= {f"blk.0.attn_{name}": (rows, 8) for name, rows in (("q", 8), ("k", 4), ("v", 4), ("output", 8))}
@@ -372,8 +375,16 @@ LARGE = struct.pack("<IIQ", 9, 7, 2**50)  # an array of so many bools
         (dict(fields={"tokenizer.ggml.model": "bert"}), "has a tokenizer of kind bert/smollm"),
         (dict(fields={"tokenizer.ggml.merges": ["ab"]}), "has a damaged vocabulary"),
         (dict(fields={"tokenizer.ggml.merges": ["a c"]}), "has a damaged vocabulary"),
-        (dict(fields={"tokenizer.ggml.token_type": [3]}), "must have .* a token that ends an answer"),
-        (dict(fields={"tokenizer.ggml.eos_token_id": 5}), "must have .* a token that ends an answer"),
+        (dict(fields={"tokenizer.ggml.eos_token_id": 5}), "must have .* one that ends an answer"),
+        (dict(fields={"tokenizer.ggml.bos_token_id": 5}), "must have a token that begins a text"),
+        (dict(fields={"tokenizer.chat_template": None}), "does not say 'tokenizer.chat_template'"),
+        (dict(fields={"tokenizer.chat_template": "{% for"}), "has a damaged template of conversations"),
+        (dict(fields={"llama.rope.scaling.type": "yarn"}), "rope.scaling.type' must be 'none', got 'yarn'"),
+        (dict(fields={"llama.expert_count": 8}), "expert_count' must be 0, got 8"),
+        (dict(fields={"llama.attention.key_length": 8}), "key_length' must be 4, got 8"),
+        (dict(fields={"llama.attention.sliding_window": 8}), "is for 1 to 8 tokens, got 16"),
+        (dict(fields={"tokenizer.ggml.pre": "gpt-2"}), "kind gpt2/gpt-2; gpt2 with smollm, qwen2, llama-bpe is known"),
+        (dict(weights={"rope_freqs": (3,)}), "must have shape"),
         (dict(weights={"blk.0.attn_q": (8, 4)}), "must have shape"),
         (dict(weights={"blk.0.attn_q": ()}), "must have shape"),
         (dict(weights={"blk.0.attn_q": (2**40, 2**40)}), "ends early"),
@@ -387,6 +398,117 @@ def test_damaged_file(smollm, tmp_path, damage, message):
     write_gguf(tmp_path / "damaged.gguf", **damage)
     with pytest.raises(smollm("weights").FileError, match=message):
         read_all(smollm, tmp_path / "damaged.gguf")
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ("x", "leaves out what was said"),
+        ("{{ raise_exception('no user') }}", "fails: no user"),
+        ("{{ x.y }}", "fails: "),
+    ],
+)
+def test_template_that_fails(smollm, tmp_path, template, message):
+    write_gguf(tmp_path / "small.gguf", fields={"tokenizer.chat_template": template})
+    tokenizer = smollm("tokenizer").Tokenizer(smollm("weights").Gguf(tmp_path / "small.gguf"))
+    with pytest.raises(smollm("weights").FileError, match=message):
+        tokenizer.conversation([("user", "a")])
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("smollm", ["I", "'m", "Ġ", "1", "2", "3", "4", "5", "ĊĊĠ", "Ġx"]),
+        ("qwen2", ["I", "'m", "Ġ", "1", "2", "3", "4", "5", "ĊĊ", "Ġ", "Ġx"]),
+        ("llama-bpe", ["I", "'m", "Ġ", "123", "45", "ĊĊ", "Ġ", "Ġx"]),
+    ],
+)
+def test_words(smollm, tmp_path, kind, words):
+    write_gguf(tmp_path / "small.gguf", fields={"tokenizer.ggml.pre": kind})
+    tokenizer = smollm("tokenizer").Tokenizer(smollm("weights").Gguf(tmp_path / "small.gguf"))
+    assert [word for word, _ in tokenizer._plain.pre_tokenizer.pre_tokenize_str("I'm 12345\n\n  x")] == words
+    assert tokenizer.encode("ab a<|im_end|>b")[:1] == [4]
+    assert tokenizer.encode("<|im_end|>ab", control=True) == [1, 4]
+
+
+@pytest.mark.parametrize(
+    ("kind", "weights", "is_tied"),
+    [("llama", "F32", True), ("llama", "Q4_K", False), ("qwen2", "F16", False), ("qwen2", "Q8_0", True)],
+)
+def test_families(smollm, tmp_path, kind, weights, is_tied):
+    """Files of both families, of several types of weights, by layers and by all layers in one operator."""
+    path = tmp_path / "random.gguf"
+    write_random_model(path, kind, weights, is_tied)
+    file = smollm("weights").Gguf(path)
+    net = smollm("weights").load(file, msops, length=24)
+    tokens = np.random.default_rng(3).integers(0, 5, 20)
+    expected = numpy_llama.scores(file, tokens)
+    assert np.abs(expected[1:] - expected[:-1]).max(-1).min() > 0.05
+    np.testing.assert_allclose(net(Tensor(tokens[None], mindspore.int32)).asnumpy()[0], expected, 1e-3, 1e-3)
+    generation = smollm("generation")
+    reader = generation.Reader(generation.StackedLlama(net), chunks=(16,))
+    for begin, end in ((0, 12), (12, 19), (19, 20)):
+        np.testing.assert_allclose(reader.extend(tokens[begin:end]), expected[end - 1], 1e-3, 1e-3)
+
+
+def write_random_model(path, kind, weights, is_tied):
+    """Writes the GGUF file of a model of two layers. Its types of weights need rows of 256 numbers."""
+    import gguf
+
+    rng, writer = np.random.default_rng(1), gguf.GGUFWriter(path, kind)
+    sizes = {"attention.head_count": 4, "attention.head_count_kv": 2, "context_length": 32}
+    sizes |= {"block_count": 2, "embedding_length": 256, "feed_forward_length": 256}
+    for name, value in sizes.items():
+        writer.add_uint32(f"{kind}.{name}", value)
+    writer.add_float32(f"{kind}.attention.layer_norm_rms_epsilon", 1e-5)
+    writer.add_float32(f"{kind}.rope.freq_base", 1e4)
+    writer.add_array("tokenizer.ggml.tokens", FIELDS["tokenizer.ggml.tokens"])
+    kinds = gguf.GGMLQuantizationType
+
+    def add(name, *shape):
+        value = rng.standard_normal(shape, np.float32) / np.sqrt(shape[-1])
+        if name.endswith("norm.weight") or name == "rope_freqs.weight":
+            value = 1 + np.abs(value)
+        if len(shape) == 1 or weights == "F32":
+            writer.add_tensor(name, value)
+        elif weights == "Q4_K":  # gguf cannot write it: a scale and a least value, 12 bytes of others, 128 of numbers
+            blocks = rng.integers(0, 256, (*shape[:-1], shape[-1] // 256, 144), np.uint8)
+            blocks[..., :4] = np.array([2e-4, 1.5e-3], np.float16).view(np.uint8)
+            writer.add_tensor(name, blocks.reshape(*shape[:-1], -1), raw_dtype=kinds.Q4_K)
+        else:
+            writer.add_tensor(name, gguf.quants.quantize(value, kinds[weights]), raw_dtype=kinds[weights])
+
+    for name in ("token_embd", *(() if is_tied else ("output",))):
+        add(f"{name}.weight", 5, 256)
+    add("output_norm.weight", 256)
+    if kind == "llama":
+        add("rope_freqs.weight", 32)
+    for i in range(2):
+        for name in ("attn_norm", "ffn_norm"):
+            add(f"blk.{i}.{name}.weight", 256)
+        for name, rows in (("q", 256), ("k", 128), ("v", 128)):
+            add(f"blk.{i}.attn_{name}.weight", rows, 256)
+            if kind == "qwen2":
+                add(f"blk.{i}.attn_{name}.bias", rows)
+        for name in ("attn_output", "ffn_gate", "ffn_up", "ffn_down"):
+            add(f"blk.{i}.{name}.weight", 256, 256)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def test_answers(smollm, tmp_path, monkeypatch, capsys):
+    """Three questions, two at once, as each is answered alone."""
+    questions = ["What is the capital of Japan? Answer in one sentence.", "Hi", "What is the capital of France?"]
+    (tmp_path / "questions.txt").write_text("\n\n".join(questions))
+    options = "--texts=2", "--most=9", "--length=208"
+    monkeypatch.setattr(sys, "argv", ["answers.py", str(tmp_path / "questions.txt"), *options])
+    smollm("answers").main()
+    out, err = capsys.readouterr()
+    assert out.startswith(f"> {questions[0]}\nThe capital of Japan is Tokyo.\n\n> Hi\n")
+    assert f"> {questions[2]}\nThe capital of France is Paris.\n" in out
+    assert "per second" in err
 
 
 @pytest.mark.parametrize("keep", [None, mindspore.float32])

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import mindspore
 import numpy as np
-from mindspore import Tensor, nn, ops
+from mindspore import Tensor, nn
 from mindspore.nn.utils import no_init_parameters
 
 import msops
@@ -16,24 +16,11 @@ _EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 sys.path += [str(_EXAMPLES), str(_EXAMPLES / "smollm")]
 
 import composed  # noqa: E402
-from generation import CachedLlama, StackedLlama  # noqa: E402
+from generation import CachedLlama, Greedy, StackedLlama  # noqa: E402
 from llama import Llama, NextTokenLoss  # noqa: E402
 from training import Trainer  # noqa: E402
 
 OPERATORS = {"msops": msops, STACK: msops, "MindSpore": composed}
-
-
-class Greedy(nn.Cell):
-    """Reads tokens (B, 1) at a place (1,), and returns the best tokens after them, and the next place."""
-
-    def __init__(self, net):
-        super().__init__()
-        self.net, self.last = net, Tensor([0], mindspore.int32)
-        self.best = ops.ArgMaxWithValue(axis=-1)  # ops.Argmax has one thread of a GPU for each row
-
-    def construct(self, tokens, place):
-        best, _ = self.best(self.net(tokens, place, self.last))
-        return best.reshape(-1, 1), place + 1
 
 
 def network(job):
@@ -79,8 +66,19 @@ def prefill(job, tokens):
     return run
 
 
+class Step(nn.Cell):
+    """Reads tokens (B, 1) at a place (1,), and returns the best tokens after them, and the next place."""
+
+    def __init__(self, net):
+        super().__init__()
+        self.net, self.last = Greedy(net), Tensor([0], mindspore.int32)
+
+    def construct(self, tokens, place):
+        return self.net(tokens, place, self.last).reshape(-1, 1), place + 1
+
+
 def decoding(job, tokens):
-    net = Greedy(cached(job))
+    net = Step(cached(job))
 
     def run(count):
         written, place = Tensor(tokens[:, :1]), Tensor([job.length - count], mindspore.int32)

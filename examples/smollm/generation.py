@@ -1,5 +1,7 @@
 """Continues texts token by token. What the model has read stays in a cache of keys and values of a fixed size."""
 
+from collections import deque
+
 import mindspore
 import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
@@ -24,7 +26,7 @@ class CachedLlama(nn.Cell):
 
     def __init__(self, net, batch=1):
         super().__init__()
-        self.net, self.capacity = net, net.length
+        self.net, self.batch, self.capacity = net, batch, net.length
         attention = net.layers[0].attention
         shape = batch * net.length, attention.kv_heads, attention.size
         self.keys, self.values = (
@@ -49,36 +51,53 @@ class CachedLlama(nn.Cell):
 
 
 class StackedLlama(nn.Cell):
-    """Does the same, with all layers in one operator. One write each takes the new keys and values of all layers."""
+    """Does the same, with all layers in one operator. One write each takes the new keys and values of all layers.
+
+    `start` may also have a number for each text. With `text`, shape (1,), it reads tokens (1, T) of that text alone.
+    """
 
     def __init__(self, net, batch=1):
         super().__init__()
         self.embedding, self.score, self.cos, self.sin = net.embedding, net.score, net.cos, net.sin
-        self.stack, self.dtype, self.capacity = pack(net), net.dtype, net.length
+        self.stack, self.dtype, self.batch, self.capacity = pack(net), net.dtype, batch, net.length
         self.cache = len(net.layers), batch, net.length, self.stack.kv_heads, self.stack.head_size
-        rows = (-1, *self.cache[3:])
-        self.rows, shape = rows, (self.cache[0] * batch * net.length, *rows[1:])
+        self.rows, rows = (-1, *self.cache[3:]), len(net.layers) * batch
         self.keys, self.values = (
-            Parameter(initializer(Zero(), shape, net.dtype), name=name, requires_grad=False)
+            Parameter(initializer(Zero(), (rows * net.length, *self.cache[3:]), net.dtype), name, requires_grad=False)
             for name in ("cached_keys", "cached_values")
         )
-        self.first_rows = Tensor(np.arange(self.cache[0] * batch)[:, None] * net.length, mindspore.int32)
-        self.columns, self.ones = (
-            Tensor(np.arange(net.length), mindspore.int32),
-            Tensor(np.ones(batch), mindspore.int32),
-        )
+        self.first_rows = Tensor(np.arange(rows).reshape(-1, batch, 1) * net.length, mindspore.int32)
+        self.columns = Tensor(np.arange(net.length), mindspore.int32)
+        self.ones = Tensor(np.ones(batch), mindspore.int32)
         self.write = ops.ScatterUpdate()
 
-    def construct(self, tokens, start, last):
-        places = start + self.columns[: tokens.shape[1]]
+    def construct(self, tokens, start, last, text=None):
+        count, length = tokens.shape
+        lengths = start if start.shape[0] == count else start * self.ones
+        places = lengths.reshape(-1, 1) + self.columns[:length]
         x = ops.gather(self.embedding, tokens, 0).astype(self.dtype)
         cos, sin = ops.gather(self.cos, places, 0), ops.gather(self.sin, places, 0)
-        keys, values = self.keys.reshape(self.cache), self.values.reshape(self.cache)
-        x, k, v = self.stack(x, cos, sin, keys, values, start * self.ones)
-        rows = (self.first_rows + places).reshape(-1)
+        keys, values, first_rows = self.keys.reshape(self.cache), self.values.reshape(self.cache), self.first_rows
+        if text is not None:
+            keys, values, first_rows = [ops.gather(each, text, 1) for each in (keys, values, first_rows)]
+        x, k, v = self.stack(x, cos, sin, keys, values, lengths)
+        rows = (first_rows + places).reshape(-1)
         self.write(self.keys, rows, k.reshape(self.rows))
         self.write(self.values, rows, v.reshape(self.rows))
         return self.score(ops.gather(x, last, 1))[:, 0]
+
+
+class Greedy(nn.Cell):
+    """Returns the best tokens (B,) by the scores of one of these, so that scores need not leave the device."""
+
+    def __init__(self, net):
+        super().__init__()
+        self.net, self.batch, self.capacity = net, net.batch, net.capacity
+        self.best = ops.ArgMaxWithValue(axis=-1)  # ops.Argmax has one thread of a GPU for each row
+
+    def construct(self, tokens, start, last, text=None):
+        scores = self.net(tokens, start, last) if text is None else self.net(tokens, start, last, text)
+        return self.best(scores)[0]
 
 
 class Reader:
@@ -92,27 +111,35 @@ class Reader:
     def room(self):
         return self.capacity - len(self.tokens)
 
+    def go_back(self, tokens):
+        """Forgets what is not the beginning of `tokens`, and returns how many tokens it keeps."""
+        pairs = enumerate(zip(self.tokens, tokens))
+        kept = next((i for i, (ours, theirs) in pairs if ours != theirs), min(len(self.tokens), len(tokens)))
+        del self.tokens[kept:]
+        return kept
+
     def extend(self, tokens):
-        start = len(self.tokens)
         if not 0 < len(tokens) <= self.room:
             raise TextError(f"There is room for 1 to {self.room} tokens, got {len(tokens)}")
+        start = len(self.tokens)
         self.tokens += [int(token) for token in tokens]
-        while start < len(self.tokens):
-            start, scores = self._read(start)
-        return scores
+        return _read(self._net, self.tokens, start, self._chunks)
 
-    def _read(self, start):
-        """Reads some of the tokens from `start` on, and returns where the next ones start, and the scores."""
-        left = len(self.tokens) - start
-        size = 1 if left == 1 else next((size for size in self._chunks if size >= left), self._chunks[-1])
-        size = min(size, self.capacity)
-        start = min(start, self.capacity - size)  # near the end, tokens before `start` are read once more
-        piece = self.tokens[start : start + size]
+
+def _read(net, tokens, start, chunks, *text):
+    """Reads tokens from `start` on, in chunks, and returns the scores after the last one."""
+    while start < len(tokens):
+        left = len(tokens) - start
+        size = 1 if left == 1 else next((size for size in chunks if size >= left), chunks[-1])
+        size = min(size, net.capacity)
+        start = min(start, net.capacity - size)  # near the end, tokens before `start` are read once more
+        piece = tokens[start : start + size]
         padded = np.zeros((1, size), np.int32)  # no token sees the padding, which later tokens overwrite in the cache
         padded[0, : len(piece)] = piece
         with finished():
-            scores = self._net(Tensor(padded), _index(start), _index(len(piece) - 1))
-        return start + len(piece), scores.astype(mindspore.float32).asnumpy()[0]
+            scores = net(Tensor(padded), _index(start), _index(len(piece) - 1), *text)
+        start += len(piece)
+    return scores.asnumpy()[0]
 
 
 def _index(number):
@@ -136,13 +163,44 @@ def sample(scores, rng, temperature=0.0, top_p=1.0):
     return int(rng.choice(kept, p=shares[kept] / shares[kept].sum()))
 
 
-def continue_text(reader, tokens, amount, choose, end=None):
-    """Reads tokens, then yields up to `amount` that `choose(scores)` finds, until `end` or until the cache is full."""
+def continue_text(reader, tokens, amount, choose, ends=()):
+    """Reads tokens, then yields up to `amount` that `choose(scores)` finds, until one is in `ends` or the cache is
+    full."""
     for _ in range(amount):
         if len(tokens) > reader.room:
             return
         token = choose(reader.extend(tokens))
-        if token == end:
+        if token in ends:
             return
         yield token
         tokens = [token]
+
+
+def continue_texts(net, texts, amount, choose, ends=(), chunks=CHUNKS):
+    """Does so for many texts, each a list of tokens. A StackedLlama continues as many at once as its cache has room
+    for; where a text ends, the next one begins. Yields (which text, token) as they come."""
+    for i, text in enumerate(texts):
+        if not 0 < len(text) <= net.capacity:
+            raise TextError(f"Text {i} must have 1 to {net.capacity} tokens, got {len(text)}")
+    waiting, running, free = deque(enumerate(texts)), {}, [*range(net.batch)]
+    tokens, starts = np.zeros((net.batch, 1), np.int32), np.zeros(net.batch, np.int32)
+    while amount and (waiting or running):
+        if waiting and free:
+            place = free.pop()
+            i, text = waiting.popleft()
+            running[place], starts[place] = (i, amount), len(text)
+            found = {place: _read(net, text, 0, chunks, _index(place))}
+        else:  # places without a text write into a row of the cache that nobody reads
+            with finished():
+                scores = net(Tensor(tokens), Tensor(starts), _index(0)).asnumpy()
+            starts[list(running)] += 1
+            found = {place: scores[place] for place in running}
+        for place, scores in found.items():
+            (i, left), token = running[place], choose(scores)
+            running[place], tokens[place] = (i, left - 1), token
+            if token not in ends:
+                yield i, token
+            if token in ends or left == 1 or starts[place] == net.capacity:
+                del running[place]
+                free.append(place)
+                starts[place] = 0

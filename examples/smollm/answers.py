@@ -1,0 +1,53 @@
+"""Answers the questions of a file, one in each line, several at once. It takes the best token always."""
+
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import msops
+from chat import open_model, parser
+from generation import Greedy, StackedLlama, TextError, continue_texts
+from program import COUNT, take_interrupts
+from weights import FileError
+
+
+def parse(arguments=None):
+    options = parser(__doc__)
+    options.add_argument("questions", type=Path, help="a text file; empty lines are left out")
+    options.add_argument("--texts", type=COUNT, default=8, help="how many questions are answered at once")
+    return options.parse_args(arguments)
+
+
+def main():
+    args = parse()
+    try:
+        lines = [line.strip() for line in args.questions.read_text(encoding="utf-8").splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        sys.exit(f"{args.questions} cannot be read: {error}")
+    questions = [line for line in lines if line]
+    tokenizer, net = open_model(args, msops)
+    answers, times = [[] for _ in questions], []
+    try:
+        texts = [tokenizer.conversation([("user", question)]) for question in questions]
+        found = continue_texts(Greedy(StackedLlama(net, args.texts)), texts, args.most, int, tokenizer.ends)
+        for i, token in found:
+            answers[i].append(token)
+            times.append(time.perf_counter())
+    except (FileError, TextError) as error:
+        sys.exit(str(error))
+    for question, answer in zip(questions, answers):
+        print(f"> {question}\n{tokenizer.decode(answer)}\n")
+    half = len(times) // 2  # MindSpore compiles its graphs before that
+    if half > 1:
+        speed = (len(times) - 1 - half) / (times[-1] - times[half])
+        print(f"[{len(times)} tokens, {speed:.1f} per second in the second half]", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    take_interrupts()
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit("\nInterrupted.")
