@@ -7,6 +7,19 @@
 
 namespace msops::composite_rays {
 
+// Adds up the numbers before each one and itself. Groups of four shorten the chain of sums.
+template <typename C>
+MSOPS_CPU C add_up(const C* x, int64_t n, C total, C* sums) {
+  int64_t i = 0;
+  for (; i + 4 <= n; i += 4) {
+    const C two = x[i] + x[i + 1], three = two + x[i + 2], four = two + (x[i + 2] + x[i + 3]);
+    sums[i] = total + x[i], sums[i + 1] = total + two, sums[i + 2] = total + three, sums[i + 3] = total + four;
+    total += four;
+  }
+  for (; i < n; ++i) sums[i] = total += x[i];
+  return total;
+}
+
 // A Run holds what neighbouring samples of a ray absorb. The first one that is too dark ends the ray.
 template <typename T>
 struct Run {
@@ -18,20 +31,29 @@ struct Run {
   // Takes `size` samples from `first` on, of which those before have absorbed the depth `before`. Returns their depth.
   MSOPS_CPU C take(const Inputs<T>& in, int64_t first, int64_t size, C before) {
 #pragma omp simd
-    for (int64_t i = 0; i < size; ++i) depth[i] = C(in.sigmas[first + i]) * C(in.dts[first + i]);
-    C total = before;
-    for (int64_t i = 0; i < size; ++i) sum[i] = total += depth[i];
-#pragma omp simd
-    for (int64_t i = 0; i < size; ++i) after[i] = Light<T>::through(sum[i]);
-    C now = Light<T>::through(before);
-    for (count = 0; count < size && !(now < in.threshold); ++count) now = after[count];
-    now = Light<T>::through(before);
-#pragma omp simd
-    for (int64_t i = 0; i < size; ++i) weight[i] = Light<T>::absorbed(depth[i]);
-    for (int64_t i = 0; i < count; ++i) {
-      weight[i] *= now;
-      now = after[i];
+    for (int64_t i = 0; i < size; ++i) depth[i] = in.depth(first + i);
+    const C total = add_up(depth, size, before, sum), begin = Light<T>::through(before), threshold = in.threshold;
+    int dark = begin < threshold, negative = 0;
+#pragma omp simd reduction(+ : dark, negative)
+    for (int64_t i = 0; i < size; ++i) {
+      after[i] = Light<T>::through(sum[i]);
+      dark += after[i] < threshold;
+      negative += depth[i] < 0;
     }
+    count = size;
+    if (dark > 0) {
+      C now = begin;
+      for (count = 0; count < size && !(now < threshold); ++count) now = after[count];
+    }
+    if (negative > 0) {
+      for (int64_t i = 0; i < count; ++i) weight[i] = Light<T>::absorbed(depth[i]);
+    } else {
+#pragma omp simd
+      for (int64_t i = 0; i < count; ++i) weight[i] = -Exponential<C>::expm1(-depth[i]);
+    }
+    if (count > 0) weight[0] *= begin;
+#pragma omp simd
+    for (int64_t i = 1; i < count; ++i) weight[i] *= after[i - 1];
     return total;
   }
 };
@@ -47,26 +69,29 @@ struct ForwardOnCpu {
     if (i >= in.rays.rays) return;
     const Range range = in.rays.of_ray(i);
     Run<T> run;
-    C before = 0, sums[5] = {};
+    C before = 0, red = 0, green = 0, blue = 0, far = 0, all = 0;
     int64_t first = range.begin;
     for (bool goes_on = true; goes_on && first < range.end;) {
       const int64_t size = std::min(Run<T>::kMost, range.end - first);
       before = run.take(in, first, size, before);
+#pragma omp simd reduction(+ : red, green, blue, far, all)
       for (int64_t k = 0; k < run.count; ++k) {
         const int64_t sample = first + k;
         const C weight = run.weight[k];
-        for (int c = 0; c < 3; ++c) sums[c] += weight * C(in.rgbs[3 * sample + c]);
-        sums[3] += weight * C(in.ts[sample]);
-        sums[4] += weight;
+        red += weight * C(in.rgbs[3 * sample]);
+        green += weight * C(in.rgbs[3 * sample + 1]);
+        blue += weight * C(in.rgbs[3 * sample + 2]);
+        far += weight * C(in.ts[sample]);
+        all += weight;
         assign(weights[sample], weight);
       }
       goes_on = run.count == size;
       first += run.count;
     }
     for (; first < range.end; ++first) assign(weights[first], C(0));
-    for (int c = 0; c < 3; ++c) assign(rgb[3 * i + c], sums[c]);
-    assign(depth[i], sums[3]);
-    assign(opacity[i], sums[4]);
+    assign(rgb[3 * i], red), assign(rgb[3 * i + 1], green), assign(rgb[3 * i + 2], blue);
+    assign(depth[i], far);
+    assign(opacity[i], all);
   }
 };
 
@@ -100,6 +125,7 @@ struct BackwardOnCpu {
     for (bool goes_on = range.size() > Run<T>::kMost; goes_on && end < range.end;) {
       const int64_t size = std::min(Run<T>::kMost, range.end - end);
       before = run.take(in, end, size, before);
+#pragma omp simd reduction(+ : behind)
       for (int64_t k = 0; k < run.count; ++k) behind += run.weight[k] * of_weight(end + k);
       goes_on = run.count == size;
       end += run.count;
@@ -110,17 +136,21 @@ struct BackwardOnCpu {
       const int64_t size = std::min(Run<T>::kMost, range.end - first);
       before = run.take(in, first, size, before);
       goes_on = run.count == size;
-      C of_weights[Run<T>::kMost], inside = 0;
+      C of_weights[Run<T>::kMost], shares[Run<T>::kMost], later[Run<T>::kMost + 1], inside = 0;
+      const int64_t last = run.count - 1;
+#pragma omp simd reduction(+ : inside)
       for (int64_t k = 0; k < run.count; ++k) {
         of_weights[k] = of_weight(first + k);
+        shares[last - k] = run.weight[k] * of_weights[k];
         inside += run.weight[k] * of_weights[k];
       }
       behind = goes_on && first + size < range.end ? behind - inside : C(0);
-      C later = behind;
-      for (int64_t k = run.count - 1; k >= 0; --k) {
+      later[0] = behind;
+      add_up(shares, run.count, behind, later + 1);
+#pragma omp simd
+      for (int64_t k = 0; k < run.count; ++k) {
         const int64_t sample = first + k;
-        assign(dsigmas[sample], C(in.dts[sample]) * (run.after[k] * of_weights[k] - later));
-        later += run.weight[k] * of_weights[k];
+        assign(dsigmas[sample], C(in.dts[sample]) * (run.after[k] * of_weights[k] - later[last - k]));
         for (int c = 0; c < 3; ++c) assign(drgbs[3 * sample + c], run.weight[k] * of_rgb[c]);
       }
       first += run.count;

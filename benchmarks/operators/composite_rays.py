@@ -1,7 +1,8 @@
 """Benchmarks the compositing of samples along rays. A size is (rays, samples of each)."""
 
+import mindspore
 import numpy as np
-from mindspore import Tensor, nn, ops
+from mindspore import Parameter, Tensor, nn, ops
 
 import msops
 from test_composite_rays import TestCompositeRays
@@ -37,10 +38,10 @@ class CompositeRays(Benchmark):
         return None
 
     def cell_inputs(self, size):
-        return self.inputs(size)[:4]
+        return self.inputs(size)[1:2]
 
     def networks(self, size, dtype, device):
-        return {"msops": Composited(size), "MindSpore": Composed(size)}
+        return {"msops": Composited(size, dtype), "MindSpore": Composed(size, dtype)}
 
     def torch_formula(self, case):
         import torch
@@ -57,27 +58,36 @@ class CompositeRays(Benchmark):
         return formula
 
 
-class Composited(nn.Cell):
-    """Makes densities and lengths that are not negative of random numbers, and returns the colours."""
+class Network(nn.Cell):
+    """Composites colours. The densities are a Parameter, since they must not be negative; places are no inputs, since
+    they have no gradients."""
 
-    def __init__(self, size):
+    def __init__(self, size, dtype):
         super().__init__()
+        sigmas, dts = (Tensor(CompositeRays().contents(name, size), mindspore.float32) for name in ("sigmas", "dts"))
+        dtype = getattr(mindspore, dtype)
+        self.sigmas, self.dts = Parameter(sigmas.astype(dtype)), dts.astype(dtype)
+
+
+class Composited(Network):
+    def __init__(self, size, dtype):
+        super().__init__(size, dtype)
         self.composite = msops.CompositeRays(0.0)
         self.offsets = Tensor(CompositeRays().contents("offsets", size))
 
-    def construct(self, sigmas, rgbs, dts, ts):
-        return self.composite(sigmas * sigmas, rgbs, dts * dts, ts, self.offsets)[0]
+    def construct(self, rgbs):
+        return self.composite(self.sigmas, rgbs, self.dts, self.dts, self.offsets)[0]
 
 
-class Composed(nn.Cell):
+class Composed(Network):
     """Takes the same number of samples for each ray."""
 
-    def __init__(self, size):
-        super().__init__()
+    def __init__(self, size, dtype):
+        super().__init__(size, dtype)
         self.shape = size
 
-    def construct(self, sigmas, rgbs, dts, ts):
-        depth = (sigmas * sigmas * dts * dts).reshape(self.shape)
+    def construct(self, rgbs):
+        depth = (self.sigmas * self.dts).reshape(self.shape)
         through = ops.exp(depth - ops.cumsum(depth, 1))
         weights = through * (1 - ops.exp(-depth))
         return (weights.expand_dims(2) * rgbs.reshape(*self.shape, 3)).sum(1)
