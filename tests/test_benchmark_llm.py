@@ -47,7 +47,8 @@ def messages_of(job, folder):
 def test_run(tmp_path, monkeypatch, fake_torch):
     """A peer that dies is reported, the others are measured."""
     fake_torch("os._exit(7)")
-    measured = [("training", "msops"), ("prefill", "msops"), ("prefill", "MindSpore"), ("decoding", "msops")]
+    measured = [("training", "msops"), ("prefill", "msops"), ("prefill", llm.STACK), ("prefill", "MindSpore")]
+    measured += [("decoding", "msops"), ("decoding", llm.STACK)]
     monkeypatch.setattr(OPTIONS, "jobs", "msops|MindSpore: llm prefill|torch: llm training")
     with (tmp_path / "log.txt").open("w+") as log:
         rows, troubles, whole = benchmark.measure(OPTIONS, log)
@@ -64,9 +65,9 @@ def test_run(tmp_path, monkeypatch, fake_torch):
         assert 0 < row["us_25"] <= row["us"] <= row["us_75"] < 1e6 * row["first_s"]
         assert row["tokens_s"] == pytest.approx(1e6 * of_row.tokens / row["us"], rel=1e-3)
         assert row["peak_gb"] is None
-    assert rows[2]["times_faster"] == pytest.approx(rows[2]["us"] / rows[1]["us"], rel=1e-3)
+    assert rows[3]["times_faster"] == pytest.approx(rows[3]["us"] / rows[1]["us"], rel=1e-3)
     lines = [line.split()[:7] for line in report.table(rows).splitlines() if line.startswith("llm prefill")]
-    assert [line[5:] for line in lines] == [["float32", "msops"], ["float32", "MindSpore"]]
+    assert [line[5:] for line in lines] == [["float32", "msops"], ["float32", "msops,"], ["float32", "MindSpore"]]
 
     from benchmarks import plots
 
@@ -79,7 +80,7 @@ def test_choice():
     assert llm.NAME not in benchmark.parse([]).op
     assert not run.chosen(benchmark.parse([]))
     on_gpu = ["--op", "llm,sigmoid", "--device-target", "GPU"]
-    assert len(run.chosen(benchmark.parse(on_gpu))) == 24
+    assert len(run.chosen(benchmark.parse(on_gpu))) == 27
     assert len(run.chosen(benchmark.parse([*on_gpu, "--jobs", "^torch: .*training"]))) == 3
 
 
@@ -109,7 +110,7 @@ def test_a_failed_job_may_end_badly(tmp_path, monkeypatch):
 def test_targets_and_picture(tmp_path):
     from benchmarks import plots
 
-    speeds = {"msops": 100, "MindSpore": 900, "torch": 90, "torch.compile": 50}
+    speeds = {"msops": 100, llm.STACK: 80, "MindSpore": 900, "torch": 90, "torch.compile": 50}
     rows = []
     for each in llm.jobs("GPU", ["float16"]):
         if each.by != "MindSpore" or each.length < 8192:

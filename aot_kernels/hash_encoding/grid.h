@@ -45,9 +45,11 @@ inline Grids grids_of(Call& call, int64_t axes) {
   grids.is_smooth = call.attribute("interpolation", 0, 1) != 0;
   call.require(growth >= 1 && growth <= kMostCells, kBadAttribute, "growth is %g, expected at least 1", growth);
   if (!call.ok()) return Grids{};
+  // These functions of double would need glibc 2.29; those of long double are older.
+  const double exponent = static_cast<double>(std::log2(static_cast<long double>(growth)));
   for (int l = 0; l < grids.levels; ++l) {
     Level& level = grids.level[l];
-    level.scale = std::pow(2.0, l * std::log2(growth)) * base - 1;
+    level.scale = static_cast<double>(std::exp2(static_cast<long double>(l * exponent))) * base - 1;
     call.require(level.scale < kMostCells, kBadAttribute, "level %d has more than 2^30 cells along an axis", l);
     if (!call.ok()) return Grids{};
     level.scale_high = static_cast<float>(level.scale);

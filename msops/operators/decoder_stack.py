@@ -103,9 +103,10 @@ def decoder_stack(
     Examples:
         >>> import mindspore, msops
         >>> from mindspore import ops
-        >>> stack = msops.DecoderStack(layers=2, width=64, heads=4, kv_heads=2, hidden=96)
-        >>> table = ops.ones((3, 8), mindspore.float16)
-        >>> y, k, v = stack(ops.ones((1, 3, 64), mindspore.float16), table, 0 * table)
+        >>> a = msops.DecoderStack(layers=2, width=64, heads=4, kv_heads=2, hidden=96)
+        >>> x, table = ops.ones((1, 3, 64), mindspore.float16), ops.ones((3, 8), mindspore.float16)
+        >>> weights = a.norm1, a.qkv, a.out, a.norm2, a.gate_up, a.down
+        >>> y, k, v = msops.decoder_stack(x, table, 0 * table, *weights, heads=4, kv_heads=2)
         >>> print(y.shape, k.shape)
         (1, 3, 64) (2, 1, 3, 2, 16)
     """
@@ -143,9 +144,12 @@ class DecoderStack(nn.Cell):
 
     Examples:
         >>> import mindspore, msops
+        >>> from mindspore import ops
         >>> stack = msops.DecoderStack(2, 64, heads=4, kv_heads=2, hidden=96, qk_norm=True)
-        >>> print(stack.qkv.shape, stack.q_norm.shape)
-        (2, 128, 64) (2, 16)
+        >>> table = ops.ones((3, 8), mindspore.float16)
+        >>> y, k, v = stack(ops.ones((1, 3, 64), mindspore.float16), table, 0 * table)
+        >>> print(y.shape, k.shape, stack.qkv.shape, stack.q_norm.shape)
+        (1, 3, 64) (2, 1, 3, 2, 16) (2, 128, 64) (2, 16)
     """
 
     def __init__(

@@ -4,6 +4,7 @@ import math
 from typing import TYPE_CHECKING
 
 import mindspore
+import numpy as np
 from mindspore import Tensor, nn
 from mindspore.common.initializer import Uniform
 
@@ -255,8 +256,10 @@ def _attributes(
     attributes["growth"] = settings.number(_NAME, "growth", growth, 1.0)
     attributes["interpolation"] = settings.one_of(_NAME, "interpolation", interpolation, ("linear", "smoothstep"))
     attributes["entries"] = 0
+    exponent = float(np.log2(np.longdouble(growth)))
     for level in range(levels):
-        scale = 2.0 ** min(level * math.log2(growth), 99.0) * base_resolution - 1
+        # The entries compute the same, with the same functions of the C library: one more cell would be another table.
+        scale = float(np.exp2(np.longdouble(min(level * exponent, 99.0)))) * base_resolution - 1
         if scale >= 2**30:
             raise ValueError(f"{_NAME}: growth must keep levels to 2^30 cells along an axis, got {growth}")
         corners = (math.ceil(scale) + 1) ** dim
