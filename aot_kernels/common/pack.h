@@ -12,8 +12,9 @@
 
 namespace msops {
 
+// A longer pack is moved by several: with more than this alignment, nvcc would move 32 bytes at once since sm_100.
 template <typename T, int N>
-struct alignas(sizeof(T) * (N & -N)) Pack {
+struct alignas(sizeof(T) * (N & -N) < 16 ? sizeof(T) * (N & -N) : 16) Pack {
   T values[N];
 };
 
