@@ -193,3 +193,11 @@ def test_import_without_libraries(cpu_build, code):
     assert done.returncode == 1
     assert re.match(r"ImportError: msops cannot load the library (add|sigmoid): ", done.stderr.splitlines()[-1])
     assert "make all" in done.stderr
+
+
+@pytest.mark.skipif(shutil.which("nm") is None, reason="there is no nm")
+@pytest.mark.parametrize("library", sorted((ROOT / "msops" / "lib").glob("*.so")), ids=lambda path: path.stem)
+def test_loops_for_the_cpu_are_whole(library):
+    """nvcc inlines no lambda into code for the CPU's vectors, where it then runs without them; a struct is inlined."""
+    symbols = subprocess.run(["nm", "-C", library], capture_output=True, text=True, check=True).stdout
+    assert not re.findall(r".*::cpu::.*\{lambda.*::operator\(\).*", symbols)

@@ -53,6 +53,7 @@ struct Map {
 // On the CPU, index i is a run of kRun elements.
 template <int kRun, typename Map>
 struct MapRun {
+  static constexpr bool kTakesAvx512 = true;
   Map map;
 
   MSOPS_CPU void operator()(int64_t i) const {

@@ -37,11 +37,43 @@ class KeepSubnormals {
 #endif
 };
 
+// Tells whether a body has `static constexpr bool kTakesAvx512 = true`.
+template <typename Body, typename = void>
+constexpr bool takes_avx512 = false;
+template <typename Body>
+constexpr bool takes_avx512<Body, std::void_t<decltype(Body::kTakesAvx512)>> = Body::kTakesAvx512;
+
 #ifdef __x86_64__
 // Runs body(part, parts), which is compiled again, with all that is inlined, for the instructions of CPUs since about
 // 2013.
 template <typename Body>
 __attribute__((target("avx2,fma"))) void run_avx2(int64_t part, int64_t parts, Body body) {
+  body(part, parts);
+}
+
+// Does the same for AVX-512. That takes time to compile, so that only some bodies ask for it: formulas of single
+// elements, which become 1.3 to 1.5 times as fast, and give the same results.
+template <typename Body>
+__attribute__((target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512"))) void run_avx512(
+    int64_t part, int64_t parts, Body body) {
+  body(part, parts);
+}
+inline bool has_avx512() {
+  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+}
+
+// Runs body(part, parts) with the widest vectors that there are.
+template <typename Body>
+void run_on_vectors(int64_t part, int64_t parts, const Body& body) {
+  if constexpr (takes_avx512<Body>)
+    if (has_avx512()) return run_avx512(part, parts, body);
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return run_avx2(part, parts, body);
+  body(part, parts);
+}
+#else
+template <typename Body>
+void run_on_vectors(int64_t part, int64_t parts, const Body& body) {
   body(part, parts);
 }
 #endif
@@ -63,20 +95,14 @@ void on_threads(Call& call, int64_t most, double work, const Body& body) {
   {
     [[maybe_unused]] const KeepSubnormals guard;
     const int64_t part = omp_get_thread_num(), parts = std::min<int64_t>({omp_get_num_threads(), cores, most});
-    if (part < parts) {
-#ifdef __x86_64__
-      if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
-        run_avx2(part, parts, body);
-      } else
-#endif
-        body(part, parts);
-    }
+    if (part < parts) run_on_vectors(part, parts, body);
   }
 }
 
 // ForPart runs body(i) for one part of the indices in [0, n).
 template <typename Body>
 struct ForPart {
+  static constexpr bool kTakesAvx512 = takes_avx512<Body>;
   int64_t n;
   const Body& body;
 

@@ -205,6 +205,23 @@ struct Forward {
   }
 
  private:
+  // nvcc would not inline a lambda into code for the CPU's vectors.
+  struct AddPanels {
+    const Forward& f;
+    Workspace& w;
+    const Sequence& s;
+    int64_t b;
+
+    MSOPS_CPU void operator()(int64_t j, int64_t n, bool in_range) const {
+      for (int64_t c = 0; c < w.columns; c += kColumns<C>) f.panel(w, s, b, c, j, n, in_range);
+    }
+  };
+  struct ScaleAndAdd {
+    const C* factors;
+
+    MSOPS_CPU C operator()(C before, C added, int column) const { return before * factors[column] + added; }
+  };
+
   MSOPS_CPU void tile(Workspace& w, int64_t item) const {
     const int64_t split = item % a.splits, tile_of_queries = item / a.splits % query_tiles();
     const int64_t outer = item / a.splits / query_tiles(), tile_of_heads = outer % head_tiles();
@@ -216,10 +233,7 @@ struct Forward {
     const int64_t first_head = kv_head * a.group() + tile_of_heads * heads_of_tile();
     load_queries(w, s, b, first_head, least(first_head + heads_of_tile(), (kv_head + 1) * a.group()), queries);
     const Span seen = a.keys_of(s, queries), keys = a.splits > 1 ? a.part(seen, split) : seen;
-    for_panels(a, s, b, kv_head, queries, keys, w.k.get(), w.v.get(), w.value_pitch,
-               [&](int64_t j, int64_t n, bool in_range) __attribute__((always_inline)) {
-                 for (int64_t c = 0; c < w.columns; c += kColumns<C>) panel(w, s, b, c, j, n, in_range);
-               });
+    for_panels(a, s, b, kv_head, queries, keys, w.k.get(), w.v.get(), w.value_pitch, AddPanels{*this, w, s, b});
     for (int64_t c = 0; c < w.columns; ++c) a.splits > 1 ? store_partial(w, c, split, b) : store(w, c, s, b);
   }
 
@@ -279,8 +293,7 @@ struct Forward {
       for (int64_t e = 0; e < n * kColumns<C>; ++e) x[e] *= kept[e];
     }
     multiply(a.value_width, columns, n, View<C>{w.v.get(), 1, w.value_pitch}, x, kColumns<C>, out, kColumns<C>,
-             [factors](C before, C added, int column)
-                 __attribute__((always_inline)) { return before * factors[column] + added; });
+             ScaleAndAdd{factors});
   }
 
   MSOPS_CPU void store(const Workspace& w, int64_t c, const Sequence& s, int64_t b) const {

@@ -61,6 +61,20 @@ struct BiasBackward {
         to.store(sample, head, i0 + c, j0 + k, w.sums[k * kColumns<C> + c]);
   }
 
+  struct AddPanel {
+    const BiasBackward& f;
+    Workspace& w;
+    const Sequence& s;
+    int64_t b, h, query, columns;
+
+    MSOPS_CPU void operator()(int64_t j, int64_t n, bool in_range) const {
+      const View<C> k{w.k.get(), f.a.width, 1}, v{w.v.get(), f.a.value_width, 1};
+      w.scores.compute(f.a, s, b, h, query, j, n, columns, k, v, w.q.get(), w.dout.get(), w.lse, w.delta, in_range);
+      for (int64_t e = 0; e < n; ++e)
+        for (int64_t c = 0; c < columns; ++c) w.sums[e * kColumns<C> + c] += w.scores.dx[e * kColumns<C> + c];
+    }
+  };
+
   // Adds dx of one vector of queries of head h, and of keys.
   MSOPS_CPU void add(Workspace& w, int64_t b, int64_t h, Span queries, Span keys) const {
     const Sequence s = a.sequence(b);
@@ -76,14 +90,7 @@ struct BiasBackward {
     const Span seen = a.keys_of(s, queries);
     const int64_t before = most(0, seen.begin - keys.begin) / kKeys * kKeys;  // keys that no query sees
     for_panels(a, s, b, kv_head, queries, {keys.begin + before, least(keys.end, seen.end)}, w.k.get(), w.v.get(),
-               a.value_width, [&](int64_t j, int64_t n, bool in_range) __attribute__((always_inline)) {
-                 w.scores.compute(a, s, b, h, queries.begin, j, n, columns, View<C>{w.k.get(), a.width, 1},
-                                  View<C>{w.v.get(), a.value_width, 1}, w.q.get(), w.dout.get(), w.lse, w.delta,
-                                  in_range);
-                 for (int64_t k = 0; k < n; ++k)
-                   for (int64_t c = 0; c < columns; ++c)
-                     w.sums[k * kColumns<C> + c] += w.scores.dx[k * kColumns<C> + c];
-               });
+               a.value_width, AddPanel{*this, w, s, b, h, queries.begin, columns});
   }
 };
 

@@ -265,6 +265,7 @@ MSOPS_CPU void compute(const Problem<T>& p, const Channel<T>& channel, int64_t a
 // Phase 3, where the positions of a channel are neighbours. Index i is a part of a channel of a sample.
 template <typename T, bool kSilu, bool kBackward>
 struct MapRuns {
+  static constexpr bool kTakesAvx512 = true;
   Problem<T> problem;
 
   MSOPS_CPU void operator()(int64_t i) const {

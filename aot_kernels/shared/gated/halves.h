@@ -20,6 +20,7 @@ struct Part {
 template <typename T, int N, int kIn, int kOut, typename Formula>
 struct ComputeRuns {
   using C = Compute<T>;
+  static constexpr bool kTakesAvx512 = true;
   Part<const T> in[kIn];
   Part<T> out[kOut];
   int64_t length;
@@ -28,13 +29,11 @@ struct ComputeRuns {
   MSOPS_CPU void operator()(int64_t i) const {
     const int64_t units = (length + N - 1) / N, run = i / units, first = (i - run * units) * N;
     const int64_t n = std::min<int64_t>(N, length - first);
+    Map<kIn, kOut, T, Formula> map{n, Formula{}, {}, {}};
+    for (int k = 0; k < kIn; ++k) map.in[k] = in[k].data + run * in[k].apart + first;
+    for (int k = 0; k < kOut; ++k) map.out[k] = out[k].data + run * out[k].apart + first;
 #pragma omp simd
-    for (int64_t j = 0; j < n; ++j) {
-      C values[kIn], results[kOut];
-      for (int k = 0; k < kIn; ++k) values[k] = C(in[k].data[run * in[k].apart + first + j]);
-      apply_formula(Formula{}, values, results);
-      for (int k = 0; k < kOut; ++k) assign(out[k].data[run * out[k].apart + first + j], results[k]);
-    }
+    for (int64_t j = 0; j < n; ++j) map.element(j);
   }
 };
 
