@@ -125,20 +125,21 @@ struct Forward {
 
     explicit Workspace(const Forward& f, int64_t deep)
         : weights(new C[kBlock * deep]),
-          sums(new C[most(kRows * kMostLanes<C>, f.s.head_size)]),
+          sums(new C[most(most(2 * kBlock, kRows * kMostLanes<C>), f.s.head_size)]),
           scores(new C[f.s.room + f.s.length]) {}
   };
 
   MSOPS_CPU void operator()(int64_t, int64_t parts) const {
     const Workspace w(*this, most(most(s.width, s.hidden), s.of_heads()));
     Team team{barrier, claims, parts};
+    if (s.tokens() == 1) return read_one(w, team);
     const int64_t tokens = s.tokens(), places = parts_of(tokens, space.pitch) * space.pitch;
     for (int64_t t; (t = team.take()) < tokens;)
       for (int64_t c = 0; c < s.width; ++c) space.h[t * s.width + c] = C(s.x[t * s.width + c]);
     team.end();
     for (int64_t i = 0; i < s.layers; ++i) {
       const Layer<T> layer = s.layer(i);
-      for (int64_t t; (t = team.take()) < places;) put_normed(t, layer.norm1);
+      for (int64_t t; (t = team.take()) < places;) put_normed(t, layer.norm1, panel(t, s.width));
       team.end();
       product(w, team, layer.qkv, s.qkv_rows(), s.width, Project{*this, layer});
       for (int64_t item; (item = team.take()) < tokens * (s.heads + s.kv_heads);) turn(layer, item);
@@ -147,7 +148,7 @@ struct Forward {
       for (int64_t t; (t = team.take()) < places;) put(t, space.o, s.of_heads());
       team.end();
       product(w, team, layer.out, s.width, s.of_heads(), Add{*this});
-      for (int64_t t; (t = team.take()) < places;) put_normed(t, layer.norm2);
+      for (int64_t t; (t = team.take()) < places;) put_normed(t, layer.norm2, panel(t, s.width));
       team.end();
       product(w, team, layer.gate_up, 2 * s.hidden, s.width, PutGates{*this});
       for (int64_t t; (t = team.take()) < places;) put_gated(t);
@@ -158,6 +159,52 @@ struct Forward {
   }
 
  private:
+  // Reads a single token. Each thread norms it for itself, so that fewer phases end.
+  MSOPS_CPU void read_one(const Workspace& w, Team& team) const {
+    C* const vector = w.weights.get();
+    for (int64_t t; (t = team.take()) < 1;)
+      for (int64_t c = 0; c < s.width; ++c) space.h[c] = C(s.x[c]);
+    team.end();
+    for (int64_t i = 0; i < s.layers; ++i) {
+      const Layer<T> layer = s.layer(i);
+      put_normed(0, layer.norm1, vector);
+      multiply_one(w, team, layer.qkv, s.qkv_rows(), s.width, vector, Project{*this, layer});
+      for (int64_t item; (item = team.take()) < s.heads + s.kv_heads;) turn(layer, item);
+      team.end();
+      attend(w, layer, team);
+      for (int64_t k = 0; k < s.of_heads(); ++k) vector[k] = C(space.o[k]);
+      multiply_one(w, team, layer.out, s.width, s.of_heads(), vector, Add{*this});
+      put_normed(0, layer.norm2, vector);
+      multiply_gates(w, team, layer.gate_up, vector);
+      multiply_one(w, team, layer.down, s.width, s.hidden, space.panels, Add{*this});
+    }
+    for (int64_t t; (t = team.take()) < 1;) finish(t);
+  }
+
+  // Multiplies the rows of a matrix (rows, deep) by a vector, and calls f(row, 0, sum).
+  template <typename F>
+  MSOPS_CPU void multiply_one(const Workspace& w, Team& team, const T* matrix, int64_t rows, int64_t deep,
+                              const C* vector, const F& f) const {
+    for (int64_t block; (block = team.take()) < parts_of(rows, kBlock);) {
+      const int64_t row = block * kBlock, n = least(kBlock, rows - row);
+      run_apart(VectorProduct<T>{matrix + row * deep, deep, n, deep, vector, w.sums.get()});
+      for (int64_t i = 0; i < n; ++i) f(row + i, 0, w.sums[i]);
+    }
+    team.end();
+  }
+
+  // Writes silu(gate) up to the panel, from rows of both.
+  MSOPS_CPU void multiply_gates(const Workspace& w, Team& team, const T* matrix, const C* vector) const {
+    C *const gates = w.sums.get(), *const ups = gates + kBlock;
+    for (int64_t block; (block = team.take()) < parts_of(s.hidden, kBlock);) {
+      const int64_t row = block * kBlock, n = least(kBlock, s.hidden - row);
+      run_apart(VectorProduct<T>{matrix + row * s.width, s.width, n, s.width, vector, gates});
+      run_apart(VectorProduct<T>{matrix + (s.hidden + row) * s.width, s.width, n, s.width, vector, ups});
+      for (int64_t i = 0; i < n; ++i) space.panels[row + i] = gated<T>(rounded<T>(gates[i]), rounded<T>(ups[i]));
+    }
+    team.end();
+  }
+
   // These take the sum of a row of a matrix and a token.
   struct Project {
     const Forward& f;
@@ -200,8 +247,7 @@ struct Forward {
   }
 
   // Puts a token's row into its place of the panels; zeros after the last token.
-  MSOPS_CPU void put_normed(int64_t t, const Numbers<T>& factors) const {
-    C* const to = panel(t, s.width);
+  MSOPS_CPU void put_normed(int64_t t, const Numbers<T>& factors, C* to) const {
     if (t >= s.tokens()) return put_zeros(to, s.width);
     const C* const h = space.h + t * s.width;
     const C r = reciprocal(h, s.width);
@@ -222,12 +268,6 @@ struct Forward {
     for (int64_t i = 0; i < n; ++i) to[i * space.pitch] = 0;
   }
 
-  // Multiplies up to kRows rows by one token.
-  MSOPS_CPU static void multiply_by_one(const T* rows, int64_t count, int64_t deep, const C* vector, C* sums) {
-    if (count == kRows) return run_apart(VectorProduct<kRows, T>{rows, deep, vector, sums});
-    for (int64_t i = 0; i < count; ++i) run_apart(VectorProduct<1, T>{rows + i * deep, deep, vector, sums + i});
-  }
-
   // Returns n rows as numbers of type C, with zeros up to a multiple of kRows.
   MSOPS_CPU static const C* in_whole_groups(const Workspace& w, const T* rows, int64_t n, int64_t deep) {
     if constexpr (std::is_same<T, C>::value)
@@ -243,17 +283,13 @@ struct Forward {
                          const F& f) const {
     for (int64_t block; (block = team.take()) < parts_of(rows, kBlock);) {
       const int64_t row = block * kBlock, n = least(kBlock, rows - row);
-      const C* weights = nullptr;
-      if (space.pitch > 1) weights = in_whole_groups(w, matrix + row * deep, n, deep);
+      const C* const weights = in_whole_groups(w, matrix + row * deep, n, deep);
       for (int64_t t = 0; t < s.tokens(); t += space.pitch) {
         const int64_t columns = least(space.pitch, s.tokens() - t);
         const C* const panel = space.panels + t * deep;
         for (int64_t r = 0; r < n; r += kRows) {
           const int64_t count = least(kRows, n - r);
-          if (space.pitch == 1)
-            multiply_by_one(matrix + (row + r) * deep, count, deep, panel, w.sums.get());
-          else
-            multiply_lanes<kRows>(space.pitch, weights + r * deep, deep, deep, panel, w.sums.get());
+          multiply_lanes<kRows>(space.pitch, weights + r * deep, deep, deep, panel, w.sums.get());
           for (int64_t i = 0; i < count; ++i)
             for (int64_t c = 0; c < columns; ++c) f(row + r + i, t + c, w.sums[i * space.pitch + c]);
         }
@@ -325,31 +361,18 @@ struct Forward {
     for (int64_t d = 0; d < size; ++d) mine[d] = C(q[d]) * s.scale();
     const Part parts[] = {{layer.keys + b * s.room * width, layer.values + b * s.room * width, 0, cached},
                           {layer.k + b * s.length * width, layer.v + b * s.length * width, cached, seen}};
-    C max = C(-HUGE_VAL), sum = 0;
-    for (const Part& part : parts)
-      for (int64_t j = part.begin; j < part.end; ++j) {
-        const T* const k = part.keys + (j - part.begin) * width + kv * size;
-        C dot = 0;
-#pragma omp simd reduction(+ : dot)
-        for (int64_t d = 0; d < size; ++d) dot += mine[d] * C(k[d]);
-        w.scores[j] = dot;
-        max = dot > max ? dot : max;
-      }
-#pragma omp simd reduction(+ : sum)
-    for (int64_t j = 0; j < seen; ++j) {
-      const C weight = Exponential<C>::exp(w.scores[j] - max);
-      w.scores[j] = weight;
-      sum += weight;
+    for (const Part& part : parts) {
+      const int64_t n = part.end - part.begin;
+      run_apart(VectorProduct<T>{part.keys + kv * size, width, n, size, mine, w.scores.get() + part.begin});
     }
+    C sum;
+    run_apart(Softmax<C>{w.scores.get(), seen, &sum});
     C* const total = w.weights.get();
     std::fill_n(total, size, C(0));
-    for (const Part& part : parts)
-      for (int64_t j = part.begin; j < part.end; ++j) {
-        const T* const v = part.values + (j - part.begin) * width + kv * size;
-        const C weight = w.scores[j];
-#pragma omp simd
-        for (int64_t d = 0; d < size; ++d) total[d] += weight * C(v[d]);
-      }
+    for (const Part& part : parts) {
+      const int64_t n = part.end - part.begin;
+      run_apart(WeightedSum<T>{part.values + kv * size, width, n, size, w.scores.get() + part.begin, total});
+    }
     for (int64_t d = 0; d < size; ++d) assign(space.o[item * size + d], total[d] / sum);
   }
 

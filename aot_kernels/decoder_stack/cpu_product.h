@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "../common/dtype.h"
+#include "../common/exponential.h"
 #include "../common/parallel.h"
 
 namespace msops::decoder_stack::cpu {
@@ -94,16 +95,85 @@ struct PanelProduct {
   }
 };
 
-template <int kCount, typename T>
+// Processors do not foresee which rows are read if there is something else between them. These are fetched so many rows
+// ahead; addresses after the last row do no harm.
+constexpr int kAhead = 16;
+template <typename T>
+MSOPS_CPU void fetch(const T* row, int64_t n) {
+  for (int64_t i = 0; i < n; i += 64 / static_cast<int64_t>(sizeof(T))) __builtin_prefetch(row + i);
+}
+
+// sums[r] = sum over k of rows[r * stride + k] vector[k]
+template <typename T>
 struct VectorProduct {
   const T* rows;
-  int64_t depth;
+  int64_t stride, count, depth;
   const Compute<T>* vector;
   Compute<T>* sums;
 
   MSOPS_CPU void operator()() const {
     const VectorProduct p = *this;
-    multiply_vector<kCount>(p.rows, p.depth, p.depth, p.vector, p.sums);
+    int64_t r = 0;
+    for (; r + kRows <= p.count; r += kRows) {
+      if (p.stride > p.depth)
+        for (int i = 0; i < kRows; ++i) fetch(p.rows + (r + kAhead + i) * p.stride, p.depth);
+      multiply_vector<kRows>(p.rows + r * p.stride, p.stride, p.depth, p.vector, p.sums + r);
+    }
+    for (; r < p.count; ++r) multiply_vector<1>(p.rows + r * p.stride, p.stride, p.depth, p.vector, p.sums + r);
+  }
+};
+
+// totals[d] += sum over r of factors[r] rows[r * stride + d]
+template <typename T>
+struct WeightedSum {
+  using C = Compute<T>;
+  const T* rows;
+  int64_t stride, count, depth;
+  const C* factors;
+  C* totals;
+
+  MSOPS_CPU void operator()() const {
+    const WeightedSum s = *this;
+    constexpr int kW = kWidth<C>, kMost = 8 * kW;  // sums of so many columns stay in registers
+    int64_t d = 0;
+    for (; d + kMost <= s.depth; d += kMost) s.add<kMost>(d);
+    for (; d + kW <= s.depth; d += kW) s.add<kW>(d);
+    for (; d < s.depth; ++d) s.add<1>(d);
+  }
+
+ private:
+  template <int kColumns>
+  MSOPS_CPU void add(int64_t d) const {
+    C sums[kColumns] = {};
+    for (int64_t r = 0; r < count; ++r) {
+      if (stride > depth) fetch(rows + (r + kAhead) * stride + d, kColumns);
+#pragma omp simd
+      for (int c = 0; c < kColumns; ++c) sums[c] += factors[r] * C(rows[r * stride + d + c]);
+    }
+    for (int c = 0; c < kColumns; ++c) totals[d + c] += sums[c];
+  }
+};
+
+// Turns n scores into e^(score - the largest one), and `sum` into the sum of these.
+template <typename C>
+struct Softmax {
+  C* scores;
+  int64_t n;
+  C* sum;
+
+  MSOPS_CPU void operator()() const {
+    C* const x = scores;
+    const int64_t count = n;
+    C max = C(-HUGE_VAL), total = 0;
+#pragma omp simd reduction(max : max)
+    for (int64_t i = 0; i < count; ++i) max = x[i] > max ? x[i] : max;
+#pragma omp simd reduction(+ : total)
+    for (int64_t i = 0; i < count; ++i) {
+      const C weight = Exponential<C>::exp(x[i] - max);
+      x[i] = weight;
+      total += weight;
+    }
+    *sum = total;
   }
 };
 

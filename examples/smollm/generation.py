@@ -10,7 +10,7 @@ from mindspore.common.initializer import Zero, initializer
 from llama import pack
 from program import finished
 
-CHUNKS = (32, 256)  # how many tokens are read at once: few numbers, since MindSpore compiles a graph for each
+CHUNKS = (64, 256)  # how many tokens are read at once: few numbers, since MindSpore compiles a graph for each
 
 
 class TextError(ValueError):
