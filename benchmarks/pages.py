@@ -4,12 +4,13 @@ A table stands between two comments, of which the first names it. A case that se
 run with the most peers.
 """
 
+import functools
 import re
 import statistics
 from pathlib import Path
 
 from . import report
-from .llm import HEADLINE, NAME
+from .llm import HEADLINE, NAME, STACK
 from .operators import BENCHMARKS
 
 RESULTS = Path(__file__).with_name("results")
@@ -24,7 +25,7 @@ NAMES = {
     "naive CUDA": "naive kernel",
     "MindSpore": "MindSpore's own operators",
 }
-GPU = "NVIDIA H200"  # the tables of kernels are from runs on this device
+GPU, CPU = "NVIDIA H200", "AMD EPYC"  # the tables of kernels are from runs on these devices
 SMALLEST_SHARE = 0.1  # below it, a copy is no measure of a search or of products on tensor cores
 
 
@@ -85,12 +86,15 @@ def lines_of(head, rows):
     return [f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *rows)]
 
 
-def kernels(every):
-    """Returns the lines of each operator's named cases beside its best peer, forward and backward."""
+def kernels(every, device=GPU):
+    """Returns the lines of each operator's named cases beside its best peer, forward and backward; on a CPU, of those
+    that PyTorch has."""
     head = ["operator", "case", "dtype", "forward, µs", "roof", "best peer", "speedup"]
     rows = []
-    for (part, op, case, dtype), (run, times) in sorted(cases_of(every, GPU).items(), key=lambda item: item[0][1]):
+    for (part, op, case, dtype), (run, times) in sorted(cases_of(every, device).items(), key=lambda item: item[0][1]):
         ours = [row for (_, by), row in times.items() if by == "msops"]
+        if device == CPU and "torch" not in {by for _, by in times}:
+            continue
         if part == "model" or not (any(row["named"] for row in ours) or (case, dtype) in BENCHMARKS[op].headline):
             continue
         cells = []
@@ -114,7 +118,7 @@ def four_cells(row, peers, bound):
 
 def models(every):
     """Returns the lines of tokens per second of a whole language model."""
-    peers, rows = ("msops", "MindSpore", "torch", "torch.compile"), []
+    peers, rows = ("msops", STACK, "MindSpore", "torch", "torch.compile"), []
     for device in dict.fromkeys(device for _, device in every.values()):
         for (part, _, case, dtype), (run, times) in cases_of(every, device).items():
             for direction in dict.fromkeys(way for way, _ in times) if part == "model" else ():
@@ -172,7 +176,13 @@ def compared(what, times, direction, value):
     return [what, shown[id(row)], f"{share:.2f}" if share else "", ", ".join(named)]
 
 
-TABLES = {"the headline": headline, "kernels": kernels, "the model": models, "Cells": cells}
+TABLES = {
+    "the headline": headline,
+    "kernels": kernels,
+    "kernels on the CPU": functools.partial(kernels, device=CPU),
+    "the model": models,
+    "Cells": cells,
+}
 
 
 def written(page, every):
