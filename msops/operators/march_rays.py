@@ -151,8 +151,8 @@ def _no_gradient(
     dout: tuple[Tensor, ...],
 ) -> tuple[Tensor | None, ...]:
     djitter = None if jitter is None else ops.zeros_like(jitter)
-    of_rays = ops.zeros_like(origins), ops.zeros_like(directions), ops.zeros_like(near), ops.zeros_like(far)
-    return *of_rays, ops.zeros_like(occupancy), djitter
+    dorigins, ddirections = ops.zeros_like(origins), ops.zeros_like(directions)
+    return dorigins, ddirections, ops.zeros_like(near), ops.zeros_like(far), ops.zeros_like(occupancy), djitter
 
 
 @Operators
