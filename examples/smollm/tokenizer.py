@@ -59,7 +59,8 @@ class Tokenizer:
             tokenizer.add_tokens([tokenizers.AddedToken(token, normalized=False) for token in others])
         control = [token for token, kind in zip(tokens, types) if kind == _CONTROL]
         self._tokenizer.add_special_tokens([tokenizers.AddedToken(token, normalized=False) for token in control])
-        self._first = [first] if file.field("tokenizer.ggml.add_bos_token", bool, absent=False) else []
+        begins = file.field("tokenizer.ggml.add_bos_token", bool, absent=False) and first >= 0
+        self._first = [first] if begins else []
         self._template = _template(file)
         self._names = dict(bos_token=tokens[first] if first >= 0 else "", eos_token=tokens[min(self.ends)])
 
