@@ -70,7 +70,7 @@ def show_sample(net, tokenizer, text, seed):
     start = list(text.validation[: max(1, net.length // 4)])
     choose = lambda scores: sample(scores, rng, 0.7, 0.9)  # noqa: E731
     try:
-        tokens = list(continue_text(Reader(CachedLlama(net)), start, amount, choose, tokenizer.end))
+        tokens = list(continue_text(Reader(CachedLlama(net)), start, amount, choose, tokenizer.ends))
     except TextError as error:
         sys.exit(str(error))
     print(f"--- {tokenizer.decode(start)} [...]{tokenizer.decode(tokens)}\n---")
