@@ -162,7 +162,7 @@ struct Forward {
   // Reads a single token. Each thread norms it for itself, so that fewer phases end.
   MSOPS_CPU void read_one(const Workspace& w, Team& team) const {
     C* const vector = w.weights.get();
-    for (int64_t t; (t = team.take()) < 1;)
+    if (team.take() == 0)
       for (int64_t c = 0; c < s.width; ++c) space.h[c] = C(s.x[c]);
     team.end();
     for (int64_t i = 0; i < s.layers; ++i) {
@@ -178,7 +178,7 @@ struct Forward {
       multiply_gates(w, team, layer.gate_up, vector);
       multiply_one(w, team, layer.down, s.width, s.hidden, space.panels, Add{*this});
     }
-    for (int64_t t; (t = team.take()) < 1;) finish(t);
+    if (team.take() == 0) finish(0);
   }
 
   // Multiplies the rows of a matrix (rows, deep) by a vector, and calls f(row, 0, sum).
