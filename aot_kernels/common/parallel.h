@@ -58,6 +58,7 @@ __attribute__((target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl,prefer-vector
     int64_t part, int64_t parts, Body body) {
   body(part, parts);
 }
+inline bool has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
 inline bool has_avx512() {
   return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
@@ -68,7 +69,7 @@ template <typename Body>
 void run_on_vectors(int64_t part, int64_t parts, const Body& body) {
   if constexpr (takes_avx512<Body>)
     if (has_avx512()) return run_avx512(part, parts, body);
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return run_avx2(part, parts, body);
+  if (has_avx2()) return run_avx2(part, parts, body);
   body(part, parts);
 }
 #else

@@ -161,7 +161,7 @@ struct Forward {
  private:
   // Reads a single token. Each thread norms it for itself, so that fewer phases end.
   MSOPS_CPU void read_one(const Workspace& w, Team& team) const {
-    C* const vector = w.weights.get();
+    C* const vector = w.weights.get();  // attend() overwrites it
     if (team.take() == 0)
       for (int64_t c = 0; c < s.width; ++c) space.h[c] = C(s.x[c]);
     team.end();
@@ -246,7 +246,7 @@ struct Forward {
     return 1 / std::sqrt(sum / C(most(n, 1)) + s.eps);
   }
 
-  // Puts a token's row into its place of the panels; zeros after the last token.
+  // Writes a token's normed row to a column of a panel; zeros after the last token.
   MSOPS_CPU void put_normed(int64_t t, const Numbers<T>& factors, C* to) const {
     if (t >= s.tokens()) return put_zeros(to, s.width);
     const C* const h = space.h + t * s.width;
@@ -349,7 +349,7 @@ struct Forward {
   // Part is a part of the rows that a query sees, which lie one after another.
   struct Part {
     const T *keys, *values;
-    int64_t begin, end;
+    int64_t begin, count;
   };
 
   // Computes a head of a token's o by itself: the cache is read where it is.
@@ -360,19 +360,15 @@ struct Forward {
     C* const mine = w.sums.get();
     for (int64_t d = 0; d < size; ++d) mine[d] = C(q[d]) * s.scale();
     const Part parts[] = {{layer.keys + b * s.room * width, layer.values + b * s.room * width, 0, cached},
-                          {layer.k + b * s.length * width, layer.v + b * s.length * width, cached, seen}};
-    for (const Part& part : parts) {
-      const int64_t n = part.end - part.begin;
-      run_apart(VectorProduct<T>{part.keys + kv * size, width, n, size, mine, w.scores.get() + part.begin});
-    }
+                          {layer.k + b * s.length * width, layer.v + b * s.length * width, cached, seen - cached}};
+    for (const Part& part : parts)
+      run_apart(VectorProduct<T>{part.keys + kv * size, width, part.count, size, mine, w.scores.get() + part.begin});
     C sum;
     run_apart(Softmax<C>{w.scores.get(), seen, &sum});
     C* const total = w.weights.get();
     std::fill_n(total, size, C(0));
-    for (const Part& part : parts) {
-      const int64_t n = part.end - part.begin;
-      run_apart(WeightedSum<T>{part.values + kv * size, width, n, size, w.scores.get() + part.begin, total});
-    }
+    for (const Part& part : parts)
+      run_apart(WeightedSum<T>{part.values + kv * size, width, part.count, size, w.scores.get() + part.begin, total});
     for (int64_t d = 0; d < size; ++d) assign(space.o[item * size + d], total[d] / sum);
   }
 

@@ -41,7 +41,7 @@ __attribute__((noinline, target("avx2,fma"))) void run_apart_avx2(const F& f) {
 template <typename F>
 MSOPS_CPU void run_apart(const F& f) {
 #ifdef __x86_64__
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return run_apart_avx2(f);
+  if (has_avx2()) return run_apart_avx2(f);
 #endif
   run_apart_plain(f);
 }

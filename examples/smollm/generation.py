@@ -61,12 +61,12 @@ class StackedLlama(nn.Cell):
         self.embedding, self.score, self.cos, self.sin = net.embedding, net.score, net.cos, net.sin
         self.stack, self.dtype, self.batch, self.capacity = pack(net), net.dtype, batch, net.length
         self.cache = len(net.layers), batch, net.length, self.stack.kv_heads, self.stack.head_size
-        self.rows, rows = (-1, *self.cache[3:]), len(net.layers) * batch
+        self.rows, caches = (-1, *self.cache[3:]), len(net.layers) * batch
         self.keys, self.values = (
-            Parameter(initializer(Zero(), (rows * net.length, *self.cache[3:]), net.dtype), name, requires_grad=False)
+            Parameter(initializer(Zero(), (caches * net.length, *self.cache[3:]), net.dtype), name, requires_grad=False)
             for name in ("cached_keys", "cached_values")
         )
-        self.first_rows = Tensor(np.arange(rows).reshape(-1, batch, 1) * net.length, mindspore.int32)
+        self.first_rows = Tensor(np.arange(caches).reshape(-1, batch, 1) * net.length, mindspore.int32)
         self.columns = Tensor(np.arange(net.length), mindspore.int32)
         self.ones = Tensor(np.ones(batch), mindspore.int32)
         self.write = ops.ScatterUpdate()

@@ -26,7 +26,7 @@ _NAMES = {
     "ffn_down": "feed_forward.down",
     "ffn_norm": "norm1",
 }
-_SLOWER = "rope_freqs.weight"
+_SLOWER, _BIAS = "rope_freqs.weight", "blk.0.attn_q.bias"  # which only some files have
 
 
 class FileError(ValueError):
@@ -209,19 +209,20 @@ def sizes(file):
         "vocabulary": vocabulary,
         "slower": file.tensor(_SLOWER) if _SLOWER in file.names else 1.0,
         "interleaved": kind == "llama",  # the rows of queries and keys are stored in this order
-        "bias": "blk.0.attn_q.bias" in file.names,
+        "bias": _BIAS in file.names,
         "tied": "output.weight" not in file.names,
     }
 
 
 def weights(file, layers):
     """Yields names of Parameters and their values. The file names a norm after the next part, Layer after the last."""
+    biased = _BIASED if _BIAS in file.names else {}
     yield "embedding", file.tensor("token_embd.weight")
     yield "norm.weight", file.tensor("blk.0.attn_norm.weight")
     for i in range(layers):
         for theirs, ours in _NAMES.items():
             yield f"layers.{i}.{ours}.weight", file.tensor(f"blk.{i}.{theirs}.weight")
-        for theirs, ours in _BIASED.items() if "blk.0.attn_q.bias" in file.names else ():
+        for theirs, ours in biased.items():
             yield f"layers.{i}.{ours}.bias", file.tensor(f"blk.{i}.{theirs}.bias")
         following = f"blk.{i + 1}.attn_norm.weight" if i + 1 < layers else "output_norm.weight"
         yield f"layers.{i}.norm2.weight", file.tensor(following)
