@@ -26,9 +26,15 @@ struct Inputs {
     norm2 = call.tensor_of(kFloats, "norm2", 2), gate_up = call.tensor("gate_up", 3), down = call.tensor("down", 3);
     norm = call.optional_of(kFloats, "norm", 1), qkv_bias = call.optional("qkv_bias", 2);
     q_norm = call.optional_of(kFloats, "q_norm", 2), k_norm = call.optional_of(kFloats, "k_norm", 2);
-    keys = call.optional("keys", 5), values = call.optional("values", 5);
-    lengths = call.optional_of("index", "lengths", 1);
+    keys = call.optional("keys"), values = call.optional("values"), lengths = call.optional_of("index", "lengths", 1);
     check(call);
+  }
+
+  // Returns how many rows the cache of a text has. With three axes, the rows of all layers and texts are one axis.
+  int64_t room() const {
+    if (keys.rank != 3) return keys.dim(2);
+    const int64_t texts = size_of({qkv.dim(0), x.dim(0)});
+    return texts > 0 ? keys.dim(0) / texts : 0;
   }
 
   int64_t head_size() const { return qkv.dim(1) / (heads + 2 * kv_heads); }
@@ -37,7 +43,7 @@ struct Inputs {
   Stack<T> stack() const {
     Stack<T> s{};
     s.layers = qkv.dim(0), s.batch = x.dim(0), s.length = x.dim(1), s.width = x.dim(2);
-    s.heads = heads, s.kv_heads = kv_heads, s.head_size = head_size(), s.hidden = down.dim(2), s.room = keys.dim(2);
+    s.heads = heads, s.kv_heads = kv_heads, s.head_size = head_size(), s.hidden = down.dim(2), s.room = room();
     s.x = x.as<const T>(), s.cos = Numbers<T>(cos), s.sin = Numbers<T>(sin);
     s.has_table_of_text = cos.rank == 3, s.interleaved = interleaved;
     s.norm1 = Numbers<T>(norm1), s.norm2 = Numbers<T>(norm2), s.norm = Numbers<T>(norm);
@@ -54,8 +60,8 @@ struct Inputs {
   void require_lengths(Call& call) const {
     const Integers rows(lengths);
     for (int64_t b = 0; b < lengths.size && call.ok(); ++b)
-      call.require(0 <= rows[b] && rows[b] <= keys.dim(2), kBadValue, "lengths has %lld, expected 0 to %lld",
-                   static_cast<long long>(rows[b]), static_cast<long long>(keys.dim(2)));
+      call.require(0 <= rows[b] && rows[b] <= room(), kBadValue, "lengths has %lld, expected 0 to %lld",
+                   static_cast<long long>(rows[b]), static_cast<long long>(room()));
   }
 
  private:
@@ -88,9 +94,11 @@ struct Inputs {
     call.require(!keys.dtype == !values.dtype && !keys.dtype == !lengths.dtype, kBadShape,
                  "keys, values and lengths go together");
     if (!keys.dtype || !call.ok()) return;
-    for (const Tensor& each : {keys, values}) call.require_shape(each, {layers, batch, keys.dim(2), kv_heads, size});
+    for (const Tensor& each : {keys, values})
+      keys.rank == 3 ? call.require_shape(each, {size_of({layers, batch, room()}), kv_heads, size})
+                     : call.require_shape(each, {layers, batch, room(), kv_heads, size});
     call.require_shape(lengths, {batch});
-    call.require(keys.dim(2) <= INT32_MAX / 2, kBadShape, "keys has too many rows");
+    call.require(room() <= INT32_MAX / 2, kBadShape, "keys has too many rows");
   }
 };
 

@@ -78,7 +78,8 @@ def decoder_stack(
         qkv_bias (Tensor): Shape (L, (heads + 2 kv_heads) D). Default: ``None`` .
         q_norm (Tensor): Shape (L, D). Default: ``None`` .
         k_norm (Tensor): Shape (L, D). Default: ``None`` .
-        keys (Tensor): Rotated keys of earlier tokens, shape (L, B, S, kv_heads, D). Default: ``None`` , none.
+        keys (Tensor): Rotated keys of earlier tokens, shape (L, B, S, kv_heads, D), or (L B S, kv_heads, D), into which
+            ``ScatterUpdate`` can write rows. Default: ``None`` , none.
         values (Tensor): Values of earlier tokens, of the shape of `keys`. Default: ``None`` .
         lengths (Tensor): How many rows of each text's cache count, shape (B,), int32 or int64. The others are never
             read. Numbers outside of [0, S] are an error on the CPU, and clamped on a GPU. Default: ``None`` .
@@ -244,7 +245,7 @@ def operators(heads: int, kv_heads: int, eps: float, interleaved: bool) -> Opera
         _LIBRARY.DecoderStackForward,
         f"x(B, T, C), cos(*P, {_FLOATS}), sin(*P, dtype=cos), norm1(L, C, {_FLOATS}), qkv(L, R, C), out(L, C, A), "
         f"norm2(L, C, {_FLOATS}), gate_up(L, 2 * F, C), down(L, C, F), norm(C, {_FLOATS})?, qkv_bias(L, R)?, "
-        f"q_norm(L, D, {_FLOATS})?, k_norm(L, D, {_FLOATS})?, keys(L, B, S, K, D)?, values(L, B, S, K, D)?, "
+        f"q_norm(L, D, {_FLOATS})?, k_norm(L, D, {_FLOATS})?, keys(*Q)?, values(*Q)?, "
         "lengths(B, dtype=index)? -> y, k, v; work",
         infer=_infer,
         gradient=_no_gradient,
@@ -293,7 +294,15 @@ def _infer(
     missing = [name for name, each in (("keys", keys), ("values", values), ("lengths", lengths)) if each is None]
     if len(missing) in (1, 2):
         raise ValueError(f"keys, values and lengths must be given together, {' and '.join(missing)} is missing")
-    if keys is not None and keys.shape[3:] != (kv_heads, size):
-        raise ValueError(f"keys must have kv_heads, D = {(kv_heads, size)} as last axes, got {keys.shape[3:]}")
+    if keys is not None:
+        rows_of_cache, texts = keys.shape[:-2], layers * batch
+        fits = rows_of_cache[:-1] == (layers, batch)
+        if len(rows_of_cache) == 1:
+            fits = rows_of_cache[0] % texts == 0 if texts else rows_of_cache[0] == 0
+        if not fits or keys.shape[-2:] != (kv_heads, size):
+            raise ValueError(
+                f"keys must have shape (L, B, S, kv_heads, D) = ({layers}, {batch}, S, {kv_heads}, {size}) or "
+                f"(L B S, kv_heads, D), got {keys.shape}"
+            )
     new = Spec((layers, batch, length, kv_heads, size), x.dtype)
     return [x, new, new]

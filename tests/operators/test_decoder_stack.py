@@ -39,6 +39,12 @@ def attention(q, k, v, cached):
     return np.einsum("htj,jhd->thd", p / p.sum(-1, keepdims=True), v)
 
 
+def by_text(cache, layers, batch):
+    """Returns a view of a cache that has axes of layers and texts."""
+    rows = len(cache) // max(1, layers * batch)
+    return cache if cache.ndim == 5 else cache.reshape(layers, batch, rows, *cache.shape[1:])
+
+
 def decoder_stack(*inputs, heads=1, kv_heads=1, eps=1e-5, interleaved=False, optional=(), **_):
     t = dict(zip((*NAMES, *(name for name in OPTIONAL if name in optional)), inputs))
     (batch, new, _), layers, h = t["x"].shape, len(t["qkv"]), t["x"]
@@ -55,7 +61,9 @@ def decoder_stack(*inputs, heads=1, kv_heads=1, eps=1e-5, interleaved=False, opt
         o = np.zeros_like(q)
         for b in range(batch):
             count = int(t["lengths"][b]) if "lengths" in t else 0
-            held = [x[i, b, :count] for x in (t["keys"], t["values"])] if "keys" in t else [k[b, :0], v[b, :0]]
+            held = [k[b, :0], v[b, :0]]
+            if "keys" in t:
+                held = [by_text(x, layers, batch)[i, b, :count] for x in (t["keys"], t["values"])]
             o[b] = attention(q[b], np.concatenate((held[0], k[b])), np.concatenate((held[1], v[b])), count)
         h = h + o.reshape(batch, new, heads * size) @ t["out"][i].T
         gate, up = np.split(rms_norm(h, t["norm2"][i], eps) @ t["gate_up"][i].T, 2, -1)
@@ -63,17 +71,18 @@ def decoder_stack(*inputs, heads=1, kv_heads=1, eps=1e-5, interleaved=False, opt
     return rms_norm(h, t["norm"], eps) if "norm" in t else h, *found
 
 
-def case(layers, batch, new, width, heads, kv_heads, size, hidden, room=None, optional=(), per_text=False, **settings):
-    """Returns a card's case; with `room`, there is a cache. Angles may be of each text."""
+def case(layers, batch, new, width, heads, kv_heads, size, hidden, room=None, optional=(), per_text=False, cut=False,
+         **settings):  # fmt: skip
+    """Returns a card's case; with `room`, there is a cache, of three axes if `cut`. Angles may be of each text."""
     optional = tuple(name for name in OPTIONAL if name in optional or (name in CACHE and room is not None))
     rows = (heads + 2 * kv_heads) * size
     table = (*[batch] * per_text, new, size // 2)
+    cache = (layers * batch * (room or 0),) if cut else (layers, batch, room)
     shapes = dict(
         x=(batch, new, width), cos=table, sin=table, norm1=(layers, width), qkv=(layers, rows, width),
         out=(layers, width, heads * size), norm2=(layers, width), gate_up=(layers, 2 * hidden, width),
         down=(layers, width, hidden), norm=(width,), qkv_bias=(layers, rows), q_norm=(layers, size),
-        k_norm=(layers, size), keys=(layers, batch, room, kv_heads, size), values=(layers, batch, room, kv_heads, size),
-        lengths=(batch,),
+        k_norm=(layers, size), keys=(*cache, kv_heads, size), values=(*cache, kv_heads, size), lengths=(batch,),
     )  # fmt: skip
     settings.update(heads=heads, kv_heads=kv_heads, optional=optional)
     return [shapes[name] for name in (*NAMES, *optional)], settings
@@ -107,11 +116,13 @@ class TestDecoderStack(Card):
         "small": case(2, 1, 2, 6, 2, 1, 4, 5, optional=("norm",)),
         "cache": case(2, 2, 1, 16, 4, 2, 8, 24, room=9, optional=("norm",)),
         "all": case(2, 3, 2, 16, 4, 2, 8, 24, room=7, optional=ALL, per_text=True, interleaved=True),
+        "cache of three axes": case(2, 3, 2, 16, 4, 2, 8, 24, room=9, optional=("norm",), cut=True),
         "prefill": case(1, 2, 37, 24, 3, 1, 8, 16, optional=("k_norm",)),
         "prefill after a cache": case(2, 2, 19, 16, 2, 2, 8, 24, room=40, optional=("q_norm", "norm")),
         "odd": case(3, 2, 5, 13, 3, 3, 2, 7, room=3, eps=0.1),
         "no tokens": case(1, 1, 0, 8, 2, 1, 4, 6, room=3, optional=("norm",)),
         "no texts": case(2, 0, 3, 8, 2, 1, 4, 6, optional=("norm",)),
+        "no texts, three axes": case(2, 0, 3, 8, 2, 1, 4, 6, room=5, cut=True),
         "no room": case(1, 2, 3, 8, 2, 1, 4, 6, room=0),
         "no layers": case(0, 2, 3, 8, 2, 1, 4, 6, optional=("norm",)),
     }
@@ -161,10 +172,11 @@ class TestDecoderStack(Card):
             if "norm" in name:
                 t[name] = rng.uniform(0.5, 1.5, t[name].shape).astype(dtype)
         if "lengths" in t:
-            room = t["keys"].shape[2]
+            keys, values = (by_text(t[name], len(t["qkv"]), len(t["x"])) for name in CACHE[:2])
+            room = keys.shape[2]
             t["lengths"] = rng.integers(0, room + 1, t["lengths"].shape).astype(np.int64 if is_wide else np.int32)
             for b, count in enumerate(t["lengths"]):
-                t["keys"][:, b, count:] = t["values"][:, b, count:] = np.nan
+                keys[:, b, count:] = values[:, b, count:] = np.nan
         for name in ("cos", "sin", "norm1", "norm2", "norm", "q_norm", "k_norm") if is_wide else ():
             t[name] = t[name].astype(np.float32)
         return [t[name] for name in names]
@@ -179,7 +191,7 @@ class TestDecoderStack(Card):
         sizes = 1 + length(random) % 3, length(random) % 4, length(random), 1 + length(random)
         interleaved = random.random() < 0.5
         return case(*sizes, group * kv_heads, kv_heads, size, 1 + length(random), room, optional,
-                    per_text=random.random() < 0.3, interleaved=interleaved)  # fmt: skip
+                    per_text=random.random() < 0.3, cut=random.random() < 0.5, interleaved=interleaved)  # fmt: skip
 
 
 CARD = TestDecoderStack()
@@ -227,6 +239,16 @@ def test_a_cache_is_given_as_a_whole(mode, missing):
     del inputs[missing]
     with pytest.raises(ValueError, match=f"keys, values and lengths must be given together, {missing} is missing"):
         run(Stack(optional, heads=4, kv_heads=2), *inputs.values())
+
+
+@pytest.mark.parametrize("shape", [(2, 2, 9, 2, 7), (2, 3, 9, 2, 8), (2, 9, 2, 8), (37, 2, 8), (36, 1, 8)], ids=str)
+def test_caches_of_other_shapes(mode, shape):
+    shapes, settings = CARD.cases["cache"]
+    inputs = CARD.inputs(shapes, np.float32, **settings)
+    inputs[-3] = inputs[-2] = zeros(shape)[0]
+    words = "keys must have shape (L, B, S, kv_heads, D) = (2, 2, S, 2, 8) or (L B S, kv_heads, D), got "
+    with pytest.raises(ValueError, match=re.escape(f"{words}{shape}")):
+        run(Stack(settings["optional"], heads=4, kv_heads=2), *inputs)
 
 
 def test_lengths_outside_of_the_cache(mode):
