@@ -4,7 +4,6 @@
 // under another, so that each weight is multiplied by a vector of tokens.
 #pragma once
 
-#include <atomic>
 #include <condition_variable>
 #include <memory>
 #include <mutex>
@@ -12,7 +11,7 @@
 #include "../common/parallel.h"
 #include "../common/scratch.h"
 #include "../flash_attention/cpu.h"
-#include "cpu_product.h"
+#include "cpu_attention.h"
 #include "tiles.h"
 
 namespace msops::decoder_stack::cpu {
@@ -43,18 +42,6 @@ class Barrier {
   std::mutex mutex_;
   std::condition_variable changed_;
   int64_t arrived_ = 0, turn_ = 0;
-};
-
-// Lets threads claim the items of a phase, one after another, so that a thread whose core has other work holds none up.
-class Claims {
- public:
-  explicit Claims(int64_t phases) : next_(new std::atomic<int64_t>[phases]) {
-    for (int64_t i = 0; i < phases; ++i) next_[i] = 0;
-  }
-  int64_t take(int64_t phase) { return next_[phase].fetch_add(1); }
-
- private:
-  std::unique_ptr<std::atomic<int64_t>[]> next_;
 };
 
 // A pass of this many or more tokens of each text attends by tiles of queries (flash_attention/cpu.h).
@@ -96,14 +83,14 @@ struct Space {
 // Team is a thread's view of the threads, which go through the same phases.
 struct Team {
   Barrier& barrier;
-  Claims& claims;
-  int64_t threads, phase = 0;
+  Shares& shares;
+  int64_t thread, threads, phase = 0;
 
   // A phase is a loop over the items that the thread takes, and its end:
-  //   for (int64_t i; (i = team.take()) < n;) { ... }
+  //   for (int64_t i; (i = team.take(n)) < n;) { ... }
   //   team.end();
   // The body is no lambda, since nvcc's lambdas are not inlined into the code for the CPU's vectors.
-  int64_t take() { return claims.take(phase); }
+  MSOPS_CPU int64_t take(int64_t n) { return shares.take(phase, thread, threads, n); }
   void end() {
     ++phase;
     barrier.wait(threads);
@@ -114,11 +101,10 @@ template <typename T>
 struct Forward {
   using C = Compute<T>;
   static constexpr int64_t kPhases = 11;  // of a layer, at most
-  static constexpr int64_t kBlock = 32;   // rows of a matrix that a thread multiplies at once
   const Stack<T>& s;
   const Space<T>& space;
   Barrier& barrier;
-  Claims& claims;
+  Shares& shares;
 
   struct Workspace {
     std::unique_ptr<C[]> weights, sums, scores;
@@ -129,74 +115,63 @@ struct Forward {
           scores(new C[f.s.room + f.s.length]) {}
   };
 
-  MSOPS_CPU void operator()(int64_t, int64_t parts) const {
+  MSOPS_CPU void operator()(int64_t part, int64_t parts) const {
     const Workspace w(*this, most(most(s.width, s.hidden), s.of_heads()));
-    Team team{barrier, claims, parts};
+    Team team{barrier, shares, part, parts};
     if (s.tokens() == 1) return read_one(w, team);
     const int64_t tokens = s.tokens(), places = parts_of(tokens, space.pitch) * space.pitch;
-    for (int64_t t; (t = team.take()) < tokens;)
+    for (int64_t t; (t = team.take(tokens)) < tokens;)
       for (int64_t c = 0; c < s.width; ++c) space.h[t * s.width + c] = C(s.x[t * s.width + c]);
     team.end();
     for (int64_t i = 0; i < s.layers; ++i) {
       const Layer<T> layer = s.layer(i);
-      for (int64_t t; (t = team.take()) < places;) put_normed(t, layer.norm1, panel(t, s.width));
+      for (int64_t t; (t = team.take(places)) < places;) put_normed(t, layer.norm1, panel(t, s.width));
       team.end();
-      product(w, team, layer.qkv, s.qkv_rows(), s.width, Project{*this, layer});
-      for (int64_t item; (item = team.take()) < tokens * (s.heads + s.kv_heads);) turn(layer, item);
+      multiply(w, team, layer.qkv, s.qkv_rows(), s.width, space.panels, Project{*this, layer});
+      for (int64_t item; (item = team.take(tokens * (s.heads + s.kv_heads))) < tokens * (s.heads + s.kv_heads);)
+        turn(layer, item);
       team.end();
       attend(w, layer, team);
-      for (int64_t t; (t = team.take()) < places;) put(t, space.o, s.of_heads());
+      for (int64_t t; (t = team.take(places)) < places;) put(t, space.o, s.of_heads());
       team.end();
-      product(w, team, layer.out, s.width, s.of_heads(), Add{*this});
-      for (int64_t t; (t = team.take()) < places;) put_normed(t, layer.norm2, panel(t, s.width));
+      multiply(w, team, layer.out, s.width, s.of_heads(), space.panels, Add{*this});
+      for (int64_t t; (t = team.take(places)) < places;) put_normed(t, layer.norm2, panel(t, s.width));
       team.end();
-      product(w, team, layer.gate_up, 2 * s.hidden, s.width, PutGates{*this});
-      for (int64_t t; (t = team.take()) < places;) put_gated(t);
+      multiply(w, team, layer.gate_up, 2 * s.hidden, s.width, space.panels, PutGates{*this});
+      for (int64_t t; (t = team.take(places)) < places;) put_gated(t);
       team.end();
-      product(w, team, layer.down, s.width, s.hidden, Add{*this});
+      multiply(w, team, layer.down, s.width, s.hidden, space.panels, Add{*this});
     }
-    for (int64_t t; (t = team.take()) < tokens;) finish(t);
+    for (int64_t t; (t = team.take(tokens)) < tokens;) finish(t);
   }
 
  private:
   // Reads a single token. Each thread norms it for itself, so that fewer phases end.
   MSOPS_CPU void read_one(const Workspace& w, Team& team) const {
     C* const vector = w.weights.get();  // attend() overwrites it
-    if (team.take() == 0)
+    if (team.take(1) == 0)
       for (int64_t c = 0; c < s.width; ++c) space.h[c] = C(s.x[c]);
     team.end();
     for (int64_t i = 0; i < s.layers; ++i) {
       const Layer<T> layer = s.layer(i);
       put_normed(0, layer.norm1, vector);
-      multiply_one(w, team, layer.qkv, s.qkv_rows(), s.width, vector, Project{*this, layer});
-      for (int64_t item; (item = team.take()) < s.heads + s.kv_heads;) turn(layer, item);
+      multiply(w, team, layer.qkv, s.qkv_rows(), s.width, vector, Project{*this, layer});
+      for (int64_t item; (item = team.take(s.heads + s.kv_heads)) < s.heads + s.kv_heads;) turn(layer, item);
       team.end();
       attend(w, layer, team);
       for (int64_t k = 0; k < s.of_heads(); ++k) vector[k] = C(space.o[k]);
-      multiply_one(w, team, layer.out, s.width, s.of_heads(), vector, Add{*this});
+      multiply(w, team, layer.out, s.width, s.of_heads(), vector, Add{*this});
       put_normed(0, layer.norm2, vector);
       multiply_gates(w, team, layer.gate_up, vector);
-      multiply_one(w, team, layer.down, s.width, s.hidden, space.panels, Add{*this});
+      multiply(w, team, layer.down, s.width, s.hidden, space.panels, Add{*this});
     }
-    if (team.take() == 0) finish(0);
-  }
-
-  // Multiplies the rows of a matrix (rows, deep) by a vector, and calls f(row, 0, sum).
-  template <typename F>
-  MSOPS_CPU void multiply_one(const Workspace& w, Team& team, const T* matrix, int64_t rows, int64_t deep,
-                              const C* vector, const F& f) const {
-    for (int64_t block; (block = team.take()) < parts_of(rows, kBlock);) {
-      const int64_t row = block * kBlock, n = least(kBlock, rows - row);
-      run_apart(VectorProduct<T>{matrix + row * deep, deep, n, deep, vector, w.sums.get()});
-      for (int64_t i = 0; i < n; ++i) f(row + i, 0, w.sums[i]);
-    }
-    team.end();
+    if (team.take(1) == 0) finish(0);
   }
 
   // Writes silu(gate) up to the panel, from rows of both.
   MSOPS_CPU void multiply_gates(const Workspace& w, Team& team, const T* matrix, const C* vector) const {
     C *const gates = w.sums.get(), *const ups = gates + kBlock;
-    for (int64_t block; (block = team.take()) < parts_of(s.hidden, kBlock);) {
+    for (int64_t block; (block = team.take(parts_of(s.hidden, kBlock))) < parts_of(s.hidden, kBlock);) {
       const int64_t row = block * kBlock, n = least(kBlock, s.hidden - row);
       run_apart(VectorProduct<T>{matrix + row * s.width, s.width, n, s.width, vector, gates});
       run_apart(VectorProduct<T>{matrix + (s.hidden + row) * s.width, s.width, n, s.width, vector, ups});
@@ -235,9 +210,7 @@ struct Forward {
     }
   };
 
-  MSOPS_CPU C* panel(int64_t t, int64_t deep) const {
-    return space.panels + t / space.pitch * space.pitch * deep + t % space.pitch;
-  }
+  MSOPS_CPU C* panel(int64_t t, int64_t deep) const { return lane_of(space.panels, t, space.pitch, deep); }
 
   MSOPS_CPU C reciprocal(const C* numbers, int64_t n) const {
     C sum = 0;
@@ -268,33 +241,13 @@ struct Forward {
     for (int64_t i = 0; i < n; ++i) to[i * space.pitch] = 0;
   }
 
-  // Returns n rows as numbers of type C, with zeros up to a multiple of kRows.
-  MSOPS_CPU static const C* in_whole_groups(const Workspace& w, const T* rows, int64_t n, int64_t deep) {
-    if constexpr (std::is_same<T, C>::value)
-      if (n % kRows == 0) return rows;
-    flash_attention::cpu::load_rows(rows, deep, n, deep, w.weights.get(), deep);
-    std::fill_n(w.weights.get() + n * deep, (parts_of(n, kRows) * kRows - n) * deep, C(0));
-    return w.weights.get();
-  }
-
   // Multiplies the rows of a matrix (rows, deep) by all tokens, and calls f(row, token, sum).
   template <typename F>
-  MSOPS_CPU void product(const Workspace& w, Team& team, const T* matrix, int64_t rows, int64_t deep,
-                         const F& f) const {
-    for (int64_t block; (block = team.take()) < parts_of(rows, kBlock);) {
-      const int64_t row = block * kBlock, n = least(kBlock, rows - row);
-      const C* const weights = in_whole_groups(w, matrix + row * deep, n, deep);
-      for (int64_t t = 0; t < s.tokens(); t += space.pitch) {
-        const int64_t columns = least(space.pitch, s.tokens() - t);
-        const C* const panel = space.panels + t * deep;
-        for (int64_t r = 0; r < n; r += kRows) {
-          const int64_t count = least(kRows, n - r);
-          multiply_lanes<kRows>(space.pitch, weights + r * deep, deep, deep, panel, w.sums.get());
-          for (int64_t i = 0; i < count; ++i)
-            for (int64_t c = 0; c < columns; ++c) f(row + r + i, t + c, w.sums[i * space.pitch + c]);
-        }
-      }
-    }
+  MSOPS_CPU void multiply(const Workspace& w, Team& team, const T* matrix, int64_t rows, int64_t deep, const C* panels,
+                          const F& f) const {
+    const TokenProduct<T> product{s.tokens(), deep, space.pitch, panels, w.weights.get(), w.sums.get()};
+    for (int64_t block; (block = team.take(parts_of(rows, kBlock))) < parts_of(rows, kBlock);)
+      product(matrix, block * kBlock, least(kBlock, rows - block * kBlock), f);
     team.end();
   }
 
@@ -320,18 +273,18 @@ struct Forward {
 
   MSOPS_CPU void attend(const Workspace& w, const Layer<T>& layer, Team& team) const {
     if (s.length < kTileLength) {
-      for (int64_t item; (item = team.take()) < s.tokens() * s.heads;) attend_alone(w, layer, item);
+      for (int64_t item; (item = team.take(s.tokens() * s.heads)) < s.tokens() * s.heads;) attend_alone(w, layer, item);
       return team.end();
     }
     if (s.has_cache) {
-      for (int64_t b; (b = team.take()) < s.batch;) gather(layer, b);
+      for (int64_t b; (b = team.take(s.batch)) < s.batch;) gather(layer, b);
       team.end();
     }
     flash_attention::ExtendedAttention<T> a{};
     static_cast<flash_attention::Attention<T>&>(a) = attention_of(s, layer, space);
     const flash_attention::cpu::Forward<T> tiles{a};
     const int64_t items = tiles.items();
-    for (int64_t item; (item = team.take()) < items;) tiles(item, items);
+    for (int64_t item; (item = team.take(items)) < items;) tiles(item, items);
     team.end();
   }
 
@@ -383,11 +336,11 @@ struct Forward {
 template <typename T>
 void forward(Call& call, const Stack<T>& s, const Space<T>& space) {
   Barrier barrier;
-  Claims claims(Forward<T>::kPhases * s.layers + 2);
+  Shares shares(Forward<T>::kPhases * s.layers + 2);
   const double of_token =
       static_cast<double>(s.width) * static_cast<double>(s.qkv_rows() + s.of_heads() + 3 * s.hidden);
   on_threads(call, INT32_MAX, static_cast<double>(s.layers * s.tokens()) * of_token / 8,
-             Forward<T>{s, space, barrier, claims});
+             Forward<T>{s, space, barrier, shares});
 }
 
 }  // namespace msops::decoder_stack::cpu

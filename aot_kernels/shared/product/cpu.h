@@ -1,23 +1,25 @@
-// Products with the stack's matrices on the CPU. Tokens are lanes: a panel of P tokens has a row of P numbers for each
-// feature, so that the product of a panel with a matrix is a panel again, and all that is done to features by
-// themselves runs along vectors. P is a multiple of a vector's width, up to kMostLanes; a single token has P = 1, and
-// then vectors run along the columns of the matrix.
+// Products of tokens, which are vectors, with the rows of a matrix on the CPU. Tokens are lanes: a panel of P tokens
+// has a row of P numbers for each feature, so that the product of a panel with a matrix is a panel again, and all that
+// is done to features by themselves runs along vectors. P is a multiple of a vector's width, up to kMostLanes; a single
+// token has P = 1, and then vectors run along the columns of the matrix.
 #pragma once
 
 #include <algorithm>
+#include <atomic>
+#include <memory>
 
-#include "../common/dtype.h"
-#include "../common/exponential.h"
-#include "../common/parallel.h"
+#include "../../common/dtype.h"
+#include "../../common/parallel.h"
 
-namespace msops::decoder_stack::cpu {
+namespace msops::product {
 
 template <typename C>
 constexpr int kWidth = 32 / sizeof(C);  // of a vector
 constexpr int kVectors = 3;             // twelve vectors of sums hide the latency of multiply-add
 template <typename C>
 constexpr int kMostLanes = kVectors * kWidth<C>;
-constexpr int kRows = 4;  // that share what is read of a panel
+constexpr int kRows = 8;        // that share what is read of a panel of one vector; of wider ones, half as many
+constexpr int64_t kBlock = 32;  // rows of a matrix that a thread multiplies at once
 
 // Returns how many lanes the panels of so many tokens have.
 template <typename C>
@@ -25,6 +27,33 @@ int64_t lanes_for(int64_t tokens) {
   if (tokens <= 1) return 1;
   return std::min<int64_t>(kMostLanes<C>, (tokens + kWidth<C> - 1) / kWidth<C> * kWidth<C>);
 }
+
+// Shares hands items to threads, in several phases. A thread takes those of its own share, one after another, so that
+// it reads one stream, and then what others have left, so that a thread whose core has other work holds none up.
+class Shares {
+ public:
+  explicit Shares(int64_t phases)
+      : threads_(omp_get_max_threads()), taken_(new std::atomic<int64_t>[phases * threads_]) {
+    for (int64_t i = 0; i < phases * threads_; ++i) taken_[i] = 0;
+  }
+
+  // Returns one of the phase's n items that nobody has taken, or n if there is none.
+  MSOPS_CPU int64_t take(int64_t phase, int64_t thread, int64_t threads, int64_t n) {
+    for (int64_t i = 0; i < threads; ++i) {
+      const int64_t of = (thread + i) % threads, begin = part_begin(n, of, threads),
+                    end = part_begin(n, of + 1, threads);
+      std::atomic<int64_t>& taken = taken_[phase * threads_ + of];
+      if (taken >= end - begin) continue;
+      const int64_t item = begin + taken.fetch_add(1);
+      if (item < end) return item;
+    }
+    return n;
+  }
+
+ private:
+  const int64_t threads_;
+  std::unique_ptr<std::atomic<int64_t>[]> taken_;
+};
 
 // Calls f in a function of its own, which is compiled for the instructions of CPUs since about 2013 if this one has
 // them. In a function with too much else, GCC would not keep sums in registers.
@@ -50,22 +79,26 @@ MSOPS_CPU void run_apart(const F& f) {
 template <int kCount, int kV, typename C>
 MSOPS_CPU void multiply_panel(const C* rows, int64_t stride, int64_t depth, const C* panel, C* sums) {
   constexpr int kW = kWidth<C>, kLanes = kV * kW;
+  constexpr int kLine = 64 / sizeof(C);
   C total[kCount][kV][kW] = {};
-  for (int64_t k = 0; k < depth; ++k)
-    for (int r = 0; r < kCount; ++r)
-      for (int v = 0; v < kV; ++v)
+  for (int64_t line = 0; line < depth; line += kLine) {
+    for (int r = 0; r < kCount; ++r) __builtin_prefetch(rows + (kCount + r) * stride + line);  // the next rows
+    for (int64_t k = line; k < std::min(depth, line + kLine); ++k)
+      for (int r = 0; r < kCount; ++r)
+        for (int v = 0; v < kV; ++v)
 #pragma omp simd
-        for (int w = 0; w < kW; ++w) total[r][v][w] += rows[r * stride + k] * panel[k * kLanes + v * kW + w];
+          for (int w = 0; w < kW; ++w) total[r][v][w] += rows[r * stride + k] * panel[k * kLanes + v * kW + w];
+  }
   for (int r = 0; r < kCount; ++r)
     for (int v = 0; v < kV; ++v)
 #pragma omp simd
       for (int w = 0; w < kW; ++w) sums[r * kLanes + v * kW + w] = total[r][v][w];
 }
 
-// sums[r] = sum over k of rows[r * stride + k] vector[k], for a matrix of any type
-template <int kCount, typename T, typename C = Compute<T>>
+// sums[r] = sum over k of rows[r * stride + k] vector[k], for a matrix of any type. Each row has kV vectors of sums.
+template <int kCount, int kV, typename T, typename C = Compute<T>>
 MSOPS_CPU void multiply_vector(const T* rows, int64_t stride, int64_t depth, const C* vector, C* sums) {
-  constexpr int kW = kWidth<C>, kV = 2;  // sums for even and odd vectors
+  constexpr int kW = kWidth<C>;
   C total[kCount][kV][kW] = {}, rest[kCount] = {};
   int64_t k = 0;
   for (; k + kV * kW <= depth; k += kV * kW)
@@ -77,7 +110,11 @@ MSOPS_CPU void multiply_vector(const T* rows, int64_t stride, int64_t depth, con
     for (int r = 0; r < kCount; ++r) rest[r] += C(rows[r * stride + k]) * vector[k];
   for (int r = 0; r < kCount; ++r) {
     C sum = rest[r];
-    for (int w = 0; w < kW; ++w) sum += total[r][0][w] + total[r][1][w];
+    for (int w = 0; w < kW; ++w) {
+      C of_lane = total[r][0][w];
+      for (int v = 1; v < kV; ++v) of_lane += total[r][v][w];
+      sum += of_lane;
+    }
     sums[r] = sum;
   }
 }
@@ -96,8 +133,8 @@ struct PanelProduct {
 };
 
 // Processors do not foresee which rows are read if there is something else between them. These are fetched so many rows
-// ahead; addresses after the last row do no harm.
-constexpr int kAhead = 16;
+// ahead, kApart at once; addresses after the last row do no harm.
+constexpr int kAhead = 16, kApart = 4;
 template <typename T>
 MSOPS_CPU void fetch(const T* row, int64_t n) {
   for (int64_t i = 0; i < n; i += 64 / static_cast<int64_t>(sizeof(T))) __builtin_prefetch(row + i);
@@ -114,79 +151,76 @@ struct VectorProduct {
   MSOPS_CPU void operator()() const {
     const VectorProduct p = *this;
     int64_t r = 0;
-    for (; r + kRows <= p.count; r += kRows) {
-      if (p.stride > p.depth)
-        for (int i = 0; i < kRows; ++i) fetch(p.rows + (r + kAhead + i) * p.stride, p.depth);
-      multiply_vector<kRows>(p.rows + r * p.stride, p.stride, p.depth, p.vector, p.sums + r);
-    }
-    for (; r < p.count; ++r) multiply_vector<1>(p.rows + r * p.stride, p.stride, p.depth, p.vector, p.sums + r);
+    if (p.stride > p.depth)
+      for (; r + kApart <= p.count; r += kApart) {
+        for (int i = 0; i < kApart; ++i) fetch(p.rows + (r + kAhead + i) * p.stride, p.depth);
+        multiply_vector<kApart, 2>(p.rows + r * p.stride, p.stride, p.depth, p.vector, p.sums + r);
+      }
+    // Processors foresee a single stream best: four rows at once were read at half the rate.
+    for (; r < p.count; ++r) multiply_vector<1, 4>(p.rows + r * p.stride, p.stride, p.depth, p.vector, p.sums + r);
   }
 };
 
-// totals[d] += sum over r of factors[r] rows[r * stride + d]
-template <typename T>
-struct WeightedSum {
-  using C = Compute<T>;
-  const T* rows;
-  int64_t stride, count, depth;
-  const C* factors;
-  C* totals;
-
-  MSOPS_CPU void operator()() const {
-    const WeightedSum s = *this;
-    constexpr int kW = kWidth<C>, kMost = 8 * kW;  // sums of so many columns stay in registers
-    int64_t d = 0;
-    for (; d + kMost <= s.depth; d += kMost) s.add<kMost>(d);
-    for (; d + kW <= s.depth; d += kW) s.add<kW>(d);
-    for (; d < s.depth; ++d) s.add<1>(d);
-  }
-
- private:
-  template <int kColumns>
-  MSOPS_CPU void add(int64_t d) const {
-    C sums[kColumns] = {};
-    for (int64_t r = 0; r < count; ++r) {
-      if (stride > depth) fetch(rows + (r + kAhead) * stride + d, kColumns);
-#pragma omp simd
-      for (int c = 0; c < kColumns; ++c) sums[c] += factors[r] * C(rows[r * stride + d + c]);
-    }
-    for (int c = 0; c < kColumns; ++c) totals[d + c] += sums[c];
-  }
-};
-
-// Turns n scores into e^(score - the largest one), and `sum` into the sum of these.
+// Multiplies as many rows as share what is read of a panel.
 template <typename C>
-struct Softmax {
-  C* scores;
-  int64_t n;
-  C* sum;
-
-  MSOPS_CPU void operator()() const {
-    C* const x = scores;
-    const int64_t count = n;
-    C max = C(-HUGE_VAL), total = 0;
-#pragma omp simd reduction(max : max)
-    for (int64_t i = 0; i < count; ++i) max = x[i] > max ? x[i] : max;
-#pragma omp simd reduction(+ : total)
-    for (int64_t i = 0; i < count; ++i) {
-      const C weight = Exponential<C>::exp(x[i] - max);
-      x[i] = weight;
-      total += weight;
-    }
-    *sum = total;
-  }
-};
-
-template <int kCount, typename C>
 MSOPS_CPU void multiply_lanes(int64_t lanes, const C* rows, int64_t stride, int64_t depth, const C* panel, C* sums) {
   switch (lanes / kWidth<C>) {
     case 1:
-      return run_apart(PanelProduct<kCount, 1, C>{rows, stride, depth, panel, sums});
+      return run_apart(PanelProduct<kRows, 1, C>{rows, stride, depth, panel, sums});
     case 2:
-      return run_apart(PanelProduct<kCount, 2, C>{rows, stride, depth, panel, sums});
+      return run_apart(PanelProduct<kRows / 2, 2, C>{rows, stride, depth, panel, sums});
     default:
-      return run_apart(PanelProduct<kCount, 3, C>{rows, stride, depth, panel, sums});
+      return run_apart(PanelProduct<kRows / 2, 3, C>{rows, stride, depth, panel, sums});
   }
 }
 
-}  // namespace msops::decoder_stack::cpu
+// Returns n rows as numbers of type C, with zeros up to a multiple of kRows. They may lie in `space`, which has room
+// for kBlock rows.
+template <typename T, typename C = Compute<T>>
+MSOPS_CPU const C* in_whole_groups(const T* rows, int64_t n, int64_t deep, C* space) {
+  if constexpr (std::is_same<T, C>::value)
+    if (n % kRows == 0) return rows;
+#pragma omp simd
+  for (int64_t i = 0; i < n * deep; ++i) space[i] = C(rows[i]);
+  std::fill_n(space + n * deep, (kRows - n % kRows) % kRows * deep, C(0));
+  return space;
+}
+
+// Returns where a panel has the first feature of token t; the others follow at distances of `pitch`.
+template <typename C>
+MSOPS_CPU C* lane_of(C* panels, int64_t t, int64_t pitch, int64_t deep) {
+  return panels + t / pitch * pitch * deep + t % pitch;
+}
+
+// TokenProduct multiplies up to kBlock rows of a matrix by all tokens.
+template <typename T>
+struct TokenProduct {
+  using C = Compute<T>;
+  int64_t tokens, deep, pitch;
+  const C* panels;    // (deep, pitch), one after another
+  C *weights, *sums;  // a thread's own: (kBlock, deep), and (kBlock) or (kRows, pitch)
+
+  // Calls f(row, token, sum) for all tokens and the n rows from `first` on.
+  template <typename F>
+  MSOPS_CPU void operator()(const T* matrix, int64_t first, int64_t n, const F& f) const {
+    const T* const rows = matrix + first * deep;
+    if (pitch == 1) {
+      run_apart(VectorProduct<T>{rows, deep, n, deep, panels, sums});
+      for (int64_t i = 0; i < n; ++i) f(first + i, 0, sums[i]);
+      return;
+    }
+    const C* const whole = in_whole_groups(rows, n, deep, weights);
+    const int64_t group = pitch == kWidth<C> ? kRows : kRows / 2;
+    for (int64_t t = 0; t < tokens; t += pitch) {
+      const int64_t columns = std::min(pitch, tokens - t);
+      for (int64_t r = 0; r < n; r += group) {
+        const int64_t count = std::min<int64_t>(group, n - r);
+        multiply_lanes(pitch, whole + r * deep, deep, deep, panels + t * deep, sums);
+        for (int64_t i = 0; i < count; ++i)
+          for (int64_t c = 0; c < columns; ++c) f(first + r + i, t + c, sums[i * pitch + c]);
+      }
+    }
+  }
+};
+
+}  // namespace msops::product
