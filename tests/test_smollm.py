@@ -253,6 +253,20 @@ def test_sampling(smollm):
         sample(np.append(scores, np.nan), rng, 1.0)
 
 
+@pytest.mark.parametrize("temperature", [0.1, 1.0, 10.0, 1e6])
+def test_sampling_by_sorting_all_tokens(smollm, temperature):
+    """Tokens that are left out before the rest is sorted have no part in top_p."""
+    scores = np.round(np.random.default_rng(0).standard_normal(500) * 8) / 2  # many are equal
+    shares = np.exp((scores - scores.max()) / temperature)
+    shares /= shares.sum()
+    order = np.argsort(-shares, kind="stable")
+    for top_p in (0, 0.1, 0.5, 0.9, 0.999, 1):
+        kept = order[: max(1, np.count_nonzero(np.cumsum(shares[order]) - shares[order] < top_p))]
+        drawn = [smollm("generation").sample(scores, np.random.default_rng(i), temperature, top_p) for i in range(20)]
+        wanted = [np.random.default_rng(i).choice(kept, p=shares[kept] / shares[kept].sum()) for i in range(20)]
+        assert drawn == wanted, top_p
+
+
 @pytest.mark.parametrize(
     ("share", "message"),
     [

@@ -157,7 +157,9 @@ def sample(scores, rng, temperature=0.0, top_p=1.0):
         return int(scores.argmax())
     shares = np.exp((np.float64(scores) - scores.max()) / temperature)
     shares /= shares.sum()
-    order = np.argsort(-shares, kind="stable")
+    # Tokens with less than an equal part of 1 - top_p have less than that together, and come after the others.
+    likely = np.flatnonzero(shares * shares.size >= min(1 - top_p, shares.max()))
+    order = likely[np.argsort(-shares[likely], kind="stable")]
     before = np.cumsum(shares[order]) - shares[order]
     kept = order[: max(1, np.count_nonzero(before < top_p))]
     return int(rng.choice(kept, p=shares[kept] / shares[kept].sum()))
