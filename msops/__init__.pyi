@@ -38,6 +38,7 @@ from .operators.group_points import (
 from .operators.hash_encoding import HashEncoding as HashEncoding, hash_encoding as hash_encoding
 from .operators.knn import KNN as KNN, knn as knn
 from .operators.layer_norm import LayerNorm as LayerNorm, layer_norm as layer_norm
+from .operators.linear_argmax import LinearArgmax as LinearArgmax, linear_argmax as linear_argmax
 from .operators.linear_cross_entropy import (
     LinearCrossEntropyLoss as LinearCrossEntropyLoss,
     linear_cross_entropy as linear_cross_entropy,

@@ -7,6 +7,7 @@ import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 from mindspore.common.initializer import Zero, initializer
 
+import msops
 from llama import pack
 from program import finished
 
@@ -39,15 +40,21 @@ class CachedLlama(nn.Cell):
         self.samples = Tensor(np.arange(batch)[:, None] * net.length, mindspore.int32)
         self.columns = Tensor(np.arange(net.length), mindspore.int32)
         self.ones = Tensor(np.ones(batch), mindspore.int32)
+        self.best = ops.ArgMaxWithValue(axis=-1)  # ops.Argmax has one thread of a GPU for each row
 
     def construct(self, tokens, start, last):
+        return self.choose(tokens, start, last)[0]
+
+    def choose(self, tokens, start, last):
+        """Also returns the best tokens (B,)."""
         length = tokens.shape[1]
         places = start + self.columns[:length]
         rows = (self.samples + places).reshape(-1)
         lengths = (start + length) * self.ones
         caches = [(self.keys[i], self.values[i], rows, lengths) for i in range(len(self.keys))]
         x = self.net.read(tokens, ops.gather(self.net.cos, places, 0), ops.gather(self.net.sin, places, 0), caches)
-        return self.net.score(ops.gather(x, last, 1))[:, 0]
+        scores = self.net.score(ops.gather(x, last, 1))[:, 0]
+        return scores, self.best(scores)[0]
 
 
 class StackedLlama(nn.Cell):
@@ -58,7 +65,8 @@ class StackedLlama(nn.Cell):
 
     def __init__(self, net, batch=1):
         super().__init__()
-        self.embedding, self.score, self.cos, self.sin = net.embedding, net.score, net.cos, net.sin
+        self.embedding, self.cos, self.sin = net.embedding, net.cos, net.sin
+        self.head = net.embedding if net.head is None else net.head.weight
         self.stack, self.dtype, self.batch, self.capacity = pack(net), net.dtype, batch, net.length
         self.cache = len(net.layers), batch, net.length, self.stack.kv_heads, self.stack.head_size
         self.rows, caches = (-1, *self.cache[3:]), len(net.layers) * batch
@@ -72,19 +80,24 @@ class StackedLlama(nn.Cell):
         self.write = ops.ScatterUpdate()
 
     def construct(self, tokens, start, last, text=None):
+        return self.choose(tokens, start, last, text)[0]
+
+    def choose(self, tokens, start, last, text=None):
+        """Also returns the best tokens (B,)."""
         count, length = tokens.shape
         lengths = start if start.shape[0] == count else start * self.ones
         places = lengths.reshape(-1, 1) + self.columns[:length]
         x = ops.gather(self.embedding, tokens, 0).astype(self.dtype)
         cos, sin = ops.gather(self.cos, places, 0), ops.gather(self.sin, places, 0)
-        keys, values, first_rows = self.keys.reshape(self.cache), self.values.reshape(self.cache), self.first_rows
+        keys, values, first_rows = self.keys, self.values, self.first_rows
         if text is not None:
-            keys, values, first_rows = [ops.gather(each, text, 1) for each in (keys, values, first_rows)]
+            keys, values = [ops.gather(each.reshape(self.cache), text, 1) for each in (keys, values)]
+            first_rows = ops.gather(first_rows, text, 1)
         x, k, v = self.stack(x, cos, sin, keys, values, lengths)
         rows = (first_rows + places).reshape(-1)
         self.write(self.keys, rows, k.reshape(self.rows))
         self.write(self.values, rows, v.reshape(self.rows))
-        return self.score(ops.gather(x, last, 1))[:, 0]
+        return msops.linear_argmax(ops.gather(x, last, 1)[:, 0], self.head.astype(self.dtype))
 
 
 class Greedy(nn.Cell):
@@ -93,11 +106,11 @@ class Greedy(nn.Cell):
     def __init__(self, net):
         super().__init__()
         self.net, self.batch, self.capacity = net, net.batch, net.capacity
-        self.best = ops.ArgMaxWithValue(axis=-1)  # ops.Argmax has one thread of a GPU for each row
 
     def construct(self, tokens, start, last, text=None):
-        scores = self.net(tokens, start, last) if text is None else self.net(tokens, start, last, text)
-        return self.best(scores)[0]
+        net = self.net
+        found = net.choose(tokens, start, last) if text is None else net.choose(tokens, start, last, text)
+        return found[1]
 
 
 class Reader:

@@ -1,0 +1,198 @@
+// y = x weight^T + bias, and the first index of the largest number of each row of y
+//
+//   case                                        kernel                   why
+//   up to 8 rows of x, whole packs of 16 bytes  few_kernel               reads the weight once, at the memory's rate
+//   other rows                                  shared/product/gpu.h     tensor cores
+//   the bias and the index                      rows_kernel (Choose)     y is in the cache
+//
+// Products are rounded to the dtype of y before the bias is added, as a matrix product and an addition would.
+
+#include "common/rows.h"
+#include "common/scratch.h"
+#include "common/sum.h"
+#include "shared/product/cpu.h"
+#include "shared/product/gpu.h"
+
+using namespace msops;
+using namespace msops::product;
+
+namespace {
+
+struct Inputs {
+  Tensor x, weight, bias;
+  int64_t tokens = 1, deep, outputs;
+
+  explicit Inputs(Call& call) {
+    x = call.tensor("x"), weight = call.tensor("weight", 2), bias = call.optional("bias", 1);
+    call.require(x.rank > 0, kBadRank, "x has no axes");
+    if (!call.ok()) return;
+    deep = x.dim(-1), outputs = weight.dim(0);
+    for (int i = 0; i + 1 < x.rank; ++i) tokens = size_of({tokens, x.dim(i)});
+    call.require_shape(weight, {outputs, deep});
+    if (bias.dtype) call.require_shape(bias, {outputs});
+    call.require(0 < outputs && outputs <= INT32_MAX, kBadShape, "weight has %lld rows, expected 1 to 2^31 - 1",
+                 static_cast<long long>(outputs));
+  }
+};
+
+// Returns how many numbers the panels of tokens have, which the CPU multiplies.
+template <typename C>
+int64_t scratch_numbers(const Inputs& in) {
+  const int64_t pitch = lanes_for<C>(in.tokens), panels = in.tokens / pitch + (in.tokens % pitch > 0);
+  return std::max<int64_t>(1, size_of({panels, pitch, in.deep}));
+}
+
+template <typename T>
+struct Put {
+  using C = Compute<T>;
+  const T* x;
+  C* panels;
+  int64_t tokens, deep, pitch;
+
+  MSOPS_CPU void operator()(int64_t t) const {
+    C* const to = lane_of(panels, t, pitch, deep);
+    for (int64_t i = 0; i < deep; ++i) to[i * pitch] = t < tokens ? C(x[t * deep + i]) : C(0);
+  }
+};
+
+template <typename T>
+struct Store {
+  T* y;
+  int64_t outputs;
+
+  MSOPS_CPU void operator()(int64_t row, int64_t t, Compute<T> sum) const { assign(y[t * outputs + row], sum); }
+};
+
+// Threads take blocks of the weight's rows, one after another.
+template <typename T>
+struct Multiply {
+  using C = Compute<T>;
+  const T* weight;
+  const C* panels;
+  int64_t tokens, deep, outputs;
+  Store<T> store;
+  Shares& shares;
+
+  MSOPS_CPU void operator()(int64_t part, int64_t parts) const {
+    const int64_t pitch = lanes_for<C>(tokens);
+    const std::unique_ptr<C[]> weights(new C[kBlock * deep]), sums(new C[std::max<int64_t>(kBlock, kRows * pitch)]);
+    const TokenProduct<T> by_tokens{tokens, deep, pitch, panels, weights.get(), sums.get()};
+    const int64_t blocks = (outputs + kBlock - 1) / kBlock;
+    for (int64_t i; (i = shares.take(0, part, parts, blocks)) < blocks;)
+      by_tokens(weight, i * kBlock, std::min(kBlock, outputs - i * kBlock), store);
+  }
+};
+
+template <typename T>
+void multiply_on_cpu(Call& call, const Inputs& in, Compute<T>* panels, T* y) {
+  using C = Compute<T>;
+  const int64_t pitch = lanes_for<C>(in.tokens), tokens = in.tokens, deep = in.deep;
+  const double work = static_cast<double>(deep) * static_cast<double>(tokens);
+  on_cpu(call, (tokens + pitch - 1) / pitch * pitch, Put<T>{in.x.as<const T>(), panels, tokens, deep, pitch},
+         static_cast<double>(deep));
+  Shares shares(1);
+  const Multiply<T> multiply{in.weight.as<const T>(), panels, tokens, deep, in.outputs, {y, in.outputs}, shares};
+  on_threads(call, (in.outputs + kBlock - 1) / kBlock, work * static_cast<double>(in.outputs) / 8, multiply);
+}
+
+#ifdef __CUDACC__
+constexpr int kFewTokens = 8, kWarps = 8;
+
+// A warp multiplies two rows of the weight by all tokens, of which there are kTokens at most.
+template <typename T, int kTokens>
+__global__ void __launch_bounds__(32 * kWarps)
+    few_kernel(int tokens, int64_t deep, int64_t outputs, const T* x, const T* weight, T* y) {
+  using C = Compute<T>;
+  constexpr int N = kPackWidth<T>, kOfWarp = 2;
+  const int lane = threadIdx.x % 32;
+  const int64_t step = int64_t{gridDim.x} * kWarps * kOfWarp;
+  for (int64_t row = (int64_t{blockIdx.x} * kWarps + threadIdx.x / 32) * kOfWarp; row < outputs; row += step) {
+    const int64_t last = outputs - 1;
+    const T* const rows[kOfWarp] = {weight + row * deep, weight + (row < last ? row + 1 : last) * deep};
+    C sums[kOfWarp * kTokens] = {};
+    for (int64_t k = lane * N; k < deep; k += 32 * N) {
+      const Pack<T, N> w[kOfWarp] = {load<N>(rows[0] + k), load<N>(rows[1] + k)};
+#pragma unroll
+      for (int t = 0; t < kTokens; ++t) {
+        if (t >= tokens) break;
+        const Pack<T, N> number = load<N>(x + t * deep + k);
+#pragma unroll
+        for (int i = 0; i < N; ++i)
+#pragma unroll
+          for (int r = 0; r < kOfWarp; ++r) sums[r * kTokens + t] += C(w[r].values[i]) * C(number.values[i]);
+      }
+    }
+    team_sum(sums, 32);
+    if (lane == 0)
+      for (int t = 0; t < tokens; ++t)
+        for (int r = 0; r < kOfWarp; ++r)
+          if (row + r < outputs) assign(y[t * outputs + row + r], sums[r * kTokens + t]);
+  }
+}
+
+template <typename T>
+void multiply_on_gpu(Call& call, const Inputs& in, T* y) {
+  constexpr int kBytes = 16;
+  const T *const x = in.x.as<const T>(), *const weight = in.weight.as<const T>();
+  const auto aligned = [](const T* data) { return reinterpret_cast<uintptr_t>(data) % kBytes == 0; };
+  if (in.tokens > kFewTokens || in.deep % kPackWidth<T> || !aligned(x) || !aligned(weight))
+    return product::multiply(call, in.tokens, in.outputs, in.deep, x, weight, y, false);
+  const auto go = [&](auto most) {
+    const int64_t blocks = std::min<int64_t>((in.outputs + 2 * kWarps - 1) / (2 * kWarps), 1 << 20);
+    launch(call, few_kernel<T, most>, blocks, 32 * kWarps, 0, static_cast<int>(in.tokens), in.deep, in.outputs, x,
+           weight, y);
+  };
+  in.tokens == 1 ? go(Constant<1>{}) : in.tokens <= 4 ? go(Constant<4>{}) : go(Constant<kFewTokens>{});
+}
+#endif
+
+template <typename T>
+struct Choose {
+  using C = Compute<T>;
+  Rows<T> y;
+  Parameters<T> bias;
+  int32_t* index;
+
+  template <typename Team>
+  MSOPS_BOTH void operator()(int64_t row, const Team& team) const {
+    if (bias.data) team.map([](C sum, C b) { return sum + b; }, y[row], y[row], bias);
+    index[row] = static_cast<int32_t>(team.reduce(ArgMax<C>(), y[row]).column);
+  }
+};
+
+}  // namespace
+
+// (x, weight, bias?) -> (y, index, work): the last one is scratch.
+MSOPS_ENTRY(LinearArgmaxForward) {
+  const Inputs in(call);
+  const Tensor y = call.tensor("y"), index = call.tensor_of("int32", "index"), work = call.scratch("work", 2);
+  if (call.ok()) {
+    std::vector<int64_t> shape(in.x.shape, in.x.shape + in.x.rank);
+    shape.back() = in.outputs;
+    call.require_shape(y, shape);
+    call.require_shape_of_rows(index, in.x);
+  }
+  return call.run([&](auto type) {
+    using T = typename decltype(type)::type;
+    using C = Compute<T>;
+    const int64_t numbers = scratch_numbers<C>(in);
+    call.require(work.dim(0) >= numbers && work.dim(1) == 1, kBadShape,
+                 "work has %lld rows of %lld, expected %lld of 1", static_cast<long long>(work.dim(0)),
+                 static_cast<long long>(work.dim(1)), static_cast<long long>(numbers));
+    if (!call.ok() || in.tokens == 0) return;
+#ifdef __CUDACC__
+    if (!call.is_on_cpu()) multiply_on_gpu(call, in, y.as<T>());
+#endif
+    if (call.is_on_cpu()) multiply_on_cpu(call, in, work.as<C>(), y.as<T>());
+    for_rows<T>(call, in.tokens, {y}, Choose<T>{y, Parameters<T>(in.bias, in.outputs, C(0)), index.as<int32_t>()});
+  });
+}
+
+MSOPS_SCRATCH(LinearArgmaxForward) {
+  const Inputs in(call);
+  int64_t numbers = 1;
+  with_type<Half, float, double>(in.x, [&](auto type) {
+    if (call.ok()) numbers = scratch_numbers<Compute<typename decltype(type)::type>>(in);
+  });
+  return {{numbers, 1}};
+}
