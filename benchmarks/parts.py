@@ -7,6 +7,7 @@ part that ended early adds {"crashed": ...}. The jobs of language models (llm/ru
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -61,7 +62,9 @@ def messages(part, arguments, log):
     module, *rest = arguments
     command = [sys.executable, "-m", f"benchmarks.{module}", *rest]
     step = "its start"
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=log, text=True) as process:
+    # When MindSpore is imported, it sets OMP_NUM_THREADS=1 for processes that start later. os.environ does not have it.
+    environment = dict(os.environ)
+    with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=log, text=True) as process:
         try:
             for line in process.stdout:
                 message = _parse(line)

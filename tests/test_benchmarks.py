@@ -3,6 +3,7 @@
 import contextlib
 import csv
 import itertools
+import os
 import re
 import shutil
 import signal
@@ -12,7 +13,7 @@ import sys
 import numpy as np
 import pytest
 
-from benchmarks import __main__ as benchmark, llm, naive, numpy_peers, pages, report, targets
+from benchmarks import __main__ as benchmark, llm, naive, numpy_peers, pages, parts, report, targets
 from benchmarks.cases import cell_cases, kernel_cases, precisions, sequence_cases
 from benchmarks.operators import BENCHMARKS
 from child import ROOT, environment, run_python
@@ -439,3 +440,14 @@ def test_naive_kernels_agree(op, dtype):
         for a, b in zip(got, want):
             scale = max(1, b.double().abs().max().item())
             assert torch.allclose(a.double(), b.double(), rtol=tolerance, atol=tolerance * scale), case
+
+
+def test_parts_may_use_all_threads(tmp_path, monkeypatch):
+    """MindSpore tells processes that start after its import to use one thread. The benchmark's must not hear it."""
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\necho "{\\"step\\": \\"${OMP_NUM_THREADS-all}\\"}"\n')
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    with (tmp_path / "log.txt").open("w") as log:
+        messages = [*parts.messages("part", ["module"], log)]
+    assert messages == [{"step": os.environ.get("OMP_NUM_THREADS", "all")}]
