@@ -97,7 +97,7 @@ $(VENV)/.llm: $(VENV)/.ready
 	@touch $@
 
 .PHONY: chat
-chat: $(call libraries_of,examples/llama.py) $(VENV)/.llm ## Talk with SmolLM2, a language model, or ask one question: ARGS="'Who was Ada Lovelace?'"
+chat: $(call libraries_of,examples/llama.py examples/smollm/generation.py) $(VENV)/.llm ## Talk with SmolLM2, a language model, or ask one question: ARGS="'Who was Ada Lovelace?'"
 	@$(VENV)/bin/python examples/smollm/chat.py $(ARGS)
 
 # Tests use all cores, but at most four, since each process has a MindSpore of its own. Only one process uses the GPU.

@@ -174,13 +174,14 @@ def test_environment_behind_a_link(tmp_path):
     assert (environment / "kept").is_file()
 
 
-@pytest.mark.parametrize(("goal", "example"), [("demo", "digits"), ("chat", "llama")])
-def test_builds_what_an_example_needs(tmp_path, goal, example):
-    """The libraries are those of the operators that the example's file names."""
+@pytest.mark.parametrize(("goal", "files"), [("demo", ["digits"]), ("chat", ["llama", "smollm/generation"])])
+def test_builds_what_an_example_needs(tmp_path, goal, files):
+    """The libraries are those of the operators that the example's files name."""
     command = ["make", "--dry-run", goal, "NVCC=", f"LIB={tmp_path}"]
     commands = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     libraries = set(re.findall(rf"-o {tmp_path}/(\w+)\.so", commands))
-    names = re.findall(r"\b(?:msops|operators)\.(\w+)", (ROOT / "examples" / f"{example}.py").read_text())
+    text = "".join((ROOT / "examples" / f"{name}.py").read_text() for name in files)
+    names = re.findall(r"\b(?:msops|operators)\.(\w+)", text)
     assert libraries == {getattr(msops, name).__module__.split(".")[-1] for name in names}
 
 
