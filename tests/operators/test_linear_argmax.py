@@ -141,6 +141,8 @@ def test_cell(mode):
     np.testing.assert_array_equal(y, np.float16([np.arange(8, 18)] * 2))
     assert index.tolist() == [9, 9]
     assert net.weight.shape == (10, 8)
+    without_bias = msops.LinearArgmax(8, 10, weight_init="ones")
+    assert run(without_bias, np.ones((2, 3, 8), np.float32))[1].tolist() == [[0] * 3] * 2
     assert "hidden_size=8, vocab_size=10, has_bias=True" in str(net)
     for settings, error, words in (
         (dict(vocab_size=0), ValueError, "LinearArgmax: vocab_size must be at least 1"),
