@@ -78,7 +78,7 @@ struct Multiply {
     const std::unique_ptr<C[]> weights(new C[kBlock * deep]), sums(new C[std::max<int64_t>(kBlock, kRows * pitch)]);
     const TokenProduct<T> by_tokens{tokens, deep, pitch, panels, weights.get(), sums.get()};
     const int64_t blocks = (outputs + kBlock - 1) / kBlock;
-    for (int64_t i; (i = shares.take(0, part, parts, blocks)) < blocks;)
+    for (int64_t i; shares.take(0, part, parts, blocks, i);)
       by_tokens(weight, i * kBlock, std::min(kBlock, outputs - i * kBlock), store);
   }
 };
@@ -132,10 +132,9 @@ __global__ void __launch_bounds__(32 * kWarps)
 
 template <typename T>
 void multiply_on_gpu(Call& call, const Inputs& in, T* y) {
-  constexpr int kBytes = 16;
+  constexpr int N = kPackWidth<T>;
   const T *const x = in.x.as<const T>(), *const weight = in.weight.as<const T>();
-  const auto aligned = [](const T* data) { return reinterpret_cast<uintptr_t>(data) % kBytes == 0; };
-  if (in.tokens > kFewTokens || in.deep % kPackWidth<T> || !aligned(x) || !aligned(weight))
+  if (in.tokens > kFewTokens || in.deep % N || !is_aligned<N>(x) || !is_aligned<N>(weight))
     return product::multiply(call, in.tokens, in.outputs, in.deep, x, weight, y, false);
   const auto go = [&](auto most) {
     const int64_t blocks = std::min<int64_t>((in.outputs + 2 * kWarps - 1) / (2 * kWarps), 1 << 20);

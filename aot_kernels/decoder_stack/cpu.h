@@ -1,7 +1,5 @@
 // decoder_stack on the CPU: threads that go through all layers together, so that weights are read once a call.
-//
-// Vectors of tokens that are to be multiplied lie in panels: columns of up to kMostLanes tokens, with the features one
-// under another, so that each weight is multiplied by a vector of tokens.
+// shared/product/cpu.h says how panels hold the tokens that are to be multiplied.
 #pragma once
 
 #include <condition_variable>
@@ -87,10 +85,10 @@ struct Team {
   int64_t thread, threads, phase = 0;
 
   // A phase is a loop over the items that the thread takes, and its end:
-  //   for (int64_t i; (i = team.take(n)) < n;) { ... }
+  //   for (int64_t i; team.take(n, i);) { ... }
   //   team.end();
   // The body is no lambda, since nvcc's lambdas are not inlined into the code for the CPU's vectors.
-  MSOPS_CPU int64_t take(int64_t n) { return shares.take(phase, thread, threads, n); }
+  MSOPS_CPU bool take(int64_t n, int64_t& i) { return shares.take(phase, thread, threads, n, i); }
   void end() {
     ++phase;
     barrier.wait(threads);
@@ -120,43 +118,42 @@ struct Forward {
     Team team{barrier, shares, part, parts};
     if (s.tokens() == 1) return read_one(w, team);
     const int64_t tokens = s.tokens(), places = parts_of(tokens, space.pitch) * space.pitch;
-    for (int64_t t; (t = team.take(tokens)) < tokens;)
+    for (int64_t t; team.take(tokens, t);)
       for (int64_t c = 0; c < s.width; ++c) space.h[t * s.width + c] = C(s.x[t * s.width + c]);
     team.end();
     for (int64_t i = 0; i < s.layers; ++i) {
       const Layer<T> layer = s.layer(i);
-      for (int64_t t; (t = team.take(places)) < places;) put_normed(t, layer.norm1, panel(t, s.width));
+      for (int64_t t; team.take(places, t);) put_normed(t, layer.norm1, panel(t, s.width));
       team.end();
       multiply(w, team, layer.qkv, s.qkv_rows(), s.width, space.panels, Project{*this, layer});
-      for (int64_t item; (item = team.take(tokens * (s.heads + s.kv_heads))) < tokens * (s.heads + s.kv_heads);)
-        turn(layer, item);
+      for (int64_t item; team.take(tokens * (s.heads + s.kv_heads), item);) turn(layer, item);
       team.end();
       attend(w, layer, team);
-      for (int64_t t; (t = team.take(places)) < places;) put(t, space.o, s.of_heads());
+      for (int64_t t; team.take(places, t);) put(t, space.o, s.of_heads());
       team.end();
       multiply(w, team, layer.out, s.width, s.of_heads(), space.panels, Add{*this});
-      for (int64_t t; (t = team.take(places)) < places;) put_normed(t, layer.norm2, panel(t, s.width));
+      for (int64_t t; team.take(places, t);) put_normed(t, layer.norm2, panel(t, s.width));
       team.end();
       multiply(w, team, layer.gate_up, 2 * s.hidden, s.width, space.panels, PutGates{*this});
-      for (int64_t t; (t = team.take(places)) < places;) put_gated(t);
+      for (int64_t t; team.take(places, t);) put_gated(t);
       team.end();
       multiply(w, team, layer.down, s.width, s.hidden, space.panels, Add{*this});
     }
-    for (int64_t t; (t = team.take(tokens)) < tokens;) finish(t);
+    for (int64_t t; team.take(tokens, t);) finish(t);
   }
 
  private:
   // Reads a single token. Each thread norms it for itself, so that fewer phases end.
   MSOPS_CPU void read_one(const Workspace& w, Team& team) const {
     C* const vector = w.weights.get();  // attend() overwrites it
-    if (team.take(1) == 0)
+    for (int64_t i; team.take(1, i);)
       for (int64_t c = 0; c < s.width; ++c) space.h[c] = C(s.x[c]);
     team.end();
     for (int64_t i = 0; i < s.layers; ++i) {
       const Layer<T> layer = s.layer(i);
       put_normed(0, layer.norm1, vector);
       multiply(w, team, layer.qkv, s.qkv_rows(), s.width, vector, Project{*this, layer});
-      for (int64_t item; (item = team.take(s.heads + s.kv_heads)) < s.heads + s.kv_heads;) turn(layer, item);
+      for (int64_t item; team.take(s.heads + s.kv_heads, item);) turn(layer, item);
       team.end();
       attend(w, layer, team);
       for (int64_t k = 0; k < s.of_heads(); ++k) vector[k] = C(space.o[k]);
@@ -165,13 +162,13 @@ struct Forward {
       multiply_gates(w, team, layer.gate_up, vector);
       multiply(w, team, layer.down, s.width, s.hidden, space.panels, Add{*this});
     }
-    if (team.take(1) == 0) finish(0);
+    for (int64_t t; team.take(1, t);) finish(t);
   }
 
   // Writes silu(gate) up to the panel, from rows of both.
   MSOPS_CPU void multiply_gates(const Workspace& w, Team& team, const T* matrix, const C* vector) const {
     C *const gates = w.sums.get(), *const ups = gates + kBlock;
-    for (int64_t block; (block = team.take(parts_of(s.hidden, kBlock))) < parts_of(s.hidden, kBlock);) {
+    for (int64_t block; team.take(parts_of(s.hidden, kBlock), block);) {
       const int64_t row = block * kBlock, n = least(kBlock, s.hidden - row);
       run_apart(VectorProduct<T>{matrix + row * s.width, s.width, n, s.width, vector, gates});
       run_apart(VectorProduct<T>{matrix + (s.hidden + row) * s.width, s.width, n, s.width, vector, ups});
@@ -246,7 +243,7 @@ struct Forward {
   MSOPS_CPU void multiply(const Workspace& w, Team& team, const T* matrix, int64_t rows, int64_t deep, const C* panels,
                           const F& f) const {
     const TokenProduct<T> product{s.tokens(), deep, space.pitch, panels, w.weights.get(), w.sums.get()};
-    for (int64_t block; (block = team.take(parts_of(rows, kBlock))) < parts_of(rows, kBlock);)
+    for (int64_t block; team.take(parts_of(rows, kBlock), block);)
       product(matrix, block * kBlock, least(kBlock, rows - block * kBlock), f);
     team.end();
   }
@@ -273,18 +270,18 @@ struct Forward {
 
   MSOPS_CPU void attend(const Workspace& w, const Layer<T>& layer, Team& team) const {
     if (s.length < kTileLength) {
-      for (int64_t item; (item = team.take(s.tokens() * s.heads)) < s.tokens() * s.heads;) attend_alone(w, layer, item);
+      for (int64_t item; team.take(s.tokens() * s.heads, item);) attend_alone(w, layer, item);
       return team.end();
     }
     if (s.has_cache) {
-      for (int64_t b; (b = team.take(s.batch)) < s.batch;) gather(layer, b);
+      for (int64_t b; team.take(s.batch, b);) gather(layer, b);
       team.end();
     }
     flash_attention::ExtendedAttention<T> a{};
     static_cast<flash_attention::Attention<T>&>(a) = attention_of(s, layer, space);
     const flash_attention::cpu::Forward<T> tiles{a};
     const int64_t items = tiles.items();
-    for (int64_t item; (item = team.take(items)) < items;) tiles(item, items);
+    for (int64_t item; team.take(items, item);) tiles(item, items);
     team.end();
   }
 

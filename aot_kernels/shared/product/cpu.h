@@ -37,17 +37,17 @@ class Shares {
     for (int64_t i = 0; i < phases * threads_; ++i) taken_[i] = 0;
   }
 
-  // Returns one of the phase's n items that nobody has taken, or n if there is none.
-  MSOPS_CPU int64_t take(int64_t phase, int64_t thread, int64_t threads, int64_t n) {
+  // Sets `item` to one of the phase's n items that nobody has taken. Returns false if there is none.
+  MSOPS_CPU bool take(int64_t phase, int64_t thread, int64_t threads, int64_t n, int64_t& item) {
     for (int64_t i = 0; i < threads; ++i) {
       const int64_t of = (thread + i) % threads, begin = part_begin(n, of, threads),
                     end = part_begin(n, of + 1, threads);
       std::atomic<int64_t>& taken = taken_[phase * threads_ + of];
       if (taken >= end - begin) continue;
-      const int64_t item = begin + taken.fetch_add(1);
-      if (item < end) return item;
+      item = begin + taken.fetch_add(1);
+      if (item < end) return true;
     }
-    return n;
+    return false;
   }
 
  private:
