@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import mindspore
 import numpy as np
 from mindspore import Parameter, Tensor, nn
-from mindspore.common.initializer import Initializer, initializer
+from mindspore.common.initializer import HeUniform, Initializer, Uniform, initializer
 
 from .spec import FLOATS, Rounded, dtype_name
 
@@ -121,3 +121,21 @@ def parameter(operator: str, name: str, init: Init, shape: tuple[int, ...], dtyp
             f"shape {shape}, got {got}"
         ) from error
     return Parameter(value, name=name)
+
+
+def weight_and_bias(
+    operator: str,
+    shape: tuple[int, ...],
+    has_bias: bool,
+    weight_init: Init | None,
+    bias_init: Init | None,
+    dtype: mindspore.Type,
+) -> tuple[Parameter, Parameter | None]:
+    """Makes the Parameters of a layer, which by default begin as those of nn.Dense and nn.Conv2d do. The first axis of
+    the weight's shape has the outputs."""
+    weight_init = HeUniform(math.sqrt(5)) if weight_init is None else weight_init
+    weight = parameter(operator, "weight", weight_init, shape, dtype)
+    if not has_bias:
+        return weight, None
+    bias_init = Uniform(1 / math.sqrt(math.prod(shape[1:]))) if bias_init is None else bias_init
+    return weight, parameter(operator, "bias", bias_init, shape[:1], dtype)

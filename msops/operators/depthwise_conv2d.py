@@ -1,11 +1,9 @@
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 import mindspore
 from mindspore import Tensor, nn
-from mindspore.common.initializer import HeUniform, Uniform
 
 from msops.core import settings
 from msops.core.compiled import Operators
@@ -145,12 +143,7 @@ class DepthwiseConv2d(nn.Cell):
         self.kernel_size = settings.numbers(name, "kernel_size", kernel_size, (2,), 1)
         self.stride, self.pad_mode, self.padding, self.dilation = stride, pad_mode, padding, dilation
         shape = (self.out_channels, 1, *self.kernel_size)
-        weight_init = HeUniform(math.sqrt(5)) if weight_init is None else weight_init
-        self.weight = settings.parameter(name, "weight", weight_init, shape, dtype)
-        self.bias = None
-        if has_bias:
-            bias_init = Uniform(1 / math.sqrt(math.prod(self.kernel_size))) if bias_init is None else bias_init
-            self.bias = settings.parameter(name, "bias", bias_init, shape[:1], dtype)
+        self.weight, self.bias = settings.weight_and_bias(name, shape, has_bias, weight_init, bias_init, dtype)
 
     def construct(self, x: Tensor) -> Tensor:
         if self.bias is None:

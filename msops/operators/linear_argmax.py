@@ -1,11 +1,9 @@
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, NoReturn
 
 import mindspore
 from mindspore import Tensor, nn
-from mindspore.common.initializer import HeUniform, Uniform
 
 from msops.core import settings
 from msops.core.compiled import Operators
@@ -103,13 +101,8 @@ class LinearArgmax(nn.Cell):
         self.hidden_size = settings.positive(name, "hidden_size", hidden_size)
         self.vocab_size = settings.positive(name, "vocab_size", vocab_size)
         self.has_bias = settings.boolean(name, "has_bias", has_bias)
-        weight_init = HeUniform(math.sqrt(5)) if weight_init is None else weight_init
         shape = (self.vocab_size, self.hidden_size)
-        self.weight = settings.parameter(name, "weight", weight_init, shape, dtype)
-        self.bias = None
-        if self.has_bias:
-            bias_init = Uniform(1 / math.sqrt(self.hidden_size)) if bias_init is None else bias_init
-            self.bias = settings.parameter(name, "bias", bias_init, shape[:1], dtype)
+        self.weight, self.bias = settings.weight_and_bias(name, shape, has_bias, weight_init, bias_init, dtype)
 
     def construct(self, x: Tensor) -> tuple[Tensor, Tensor]:
         weight = cast_as(self.weight, x)

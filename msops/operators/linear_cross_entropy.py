@@ -1,11 +1,9 @@
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any, cast
 
 import mindspore
 from mindspore import Tensor, nn, ops
-from mindspore.common.initializer import HeUniform, Uniform
 
 from msops.core import settings
 from msops.core.compiled import compiling, constant, keep_dtypes, once, raise_errors, records_gradients
@@ -180,13 +178,8 @@ class LinearCrossEntropyLoss(nn.Cell):
         self.has_bias = settings.boolean(name, "has_bias", has_bias)
         self.settings = ignore_index, reduction, label_smoothing, z_loss, softcap, chunk
         _make_losses(*self.settings, class_weight is not None)  # checks the settings
-        weight_init = HeUniform(math.sqrt(5)) if weight_init is None else weight_init
         shape = (self.vocab_size, self.hidden_size)
-        self.weight = settings.parameter(name, "weight", weight_init, shape, dtype)
-        self.bias = None
-        if self.has_bias:
-            bias_init = Uniform(1 / math.sqrt(self.hidden_size)) if bias_init is None else bias_init
-            self.bias = settings.parameter(name, "bias", bias_init, shape[:1], dtype)
+        self.weight, self.bias = settings.weight_and_bias(name, shape, has_bias, weight_init, bias_init, dtype)
 
     def construct(self, x: Tensor, labels: Tensor) -> Tensor:
         bias, class_weight = None, self.class_weight
