@@ -55,7 +55,7 @@ def choices():
     those of sm_90a, which are chosen where TMA can read the rows; the latter take no bias, ALiBi and dropout."""
     for (name, *case), dtype in zip(CASES, itertools.cycle(DTYPES)):
         others = {"bias", "alibi_slopes", "seed"}.intersection(case[2].get("optional", ()))
-        has_kernels = name.startswith("flash_attention")
+        has_kernels = name.startswith(("flash_attention", "decoder_stack"))
         for kind in dict.fromkeys((dtype, "float16") if has_kernels else (dtype,)):
             for architecture in ("80", "90") if has_kernels and kind == "float16" and not others else ("90",):
                 yield pytest.param(*case, kind, architecture, id=f"{name}-{kind}-{architecture}")

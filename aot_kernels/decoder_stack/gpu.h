@@ -6,7 +6,10 @@
 //   products without cuBLAS                         product_kernel                       any GPU, any dtype
 //   attention, float16, 64 or more new tokens       flash_attention/mma_forward.h,       tensor cores
 //     of each text, heads up to 128                   or wgmma_forward.h on sm_90a
-//   other attention                                 attention_kernel                     reads the cache where it is
+//   attention, float16, fewer new tokens with a     flash_attention/mma_decode.h         reads the cache where it is,
+//   on
+//     cache, heads up to 128, sm_80 or later                                               tensor cores
+//   other attention                                 attention_kernel                     any GPU, any dtype
 //   what is between                                 norm_kernel, turn_kernel, Gate       one for each step
 #pragma once
 
@@ -18,6 +21,7 @@
 #include "../flash_attention/mma_forward.h"
 #include "../flash_attention/wgmma.h"
 #include "../shared/product/gpu.h"
+#include "cached_attention.h"
 #include "few_plan.h"
 #include "tiles.h"
 
@@ -34,12 +38,12 @@ template <typename T>
 struct Space {
   T *h, *a, *rows, *q, *o, *gates, *hidden;  // (tokens, C), twice; (tokens, qkv_rows); (tokens, heads D), twice; ...
   T *keys, *values;                          // the rows that count, one after another: (B, S + T, kv_heads D)
-  float* lse;
-  int32_t* lengths;
+  float *lse, *partial;                      // partial: what splits of the cached rows sum
+  int32_t* lengths;                          // (B): how many rows queries see, without the new ones unless by tiles
 
-  static bool uses_tiles(const Stack<T>& s) {
-    return std::is_same<T, Half>::value && s.length >= kTileLength && s.head_size <= 128;
-  }
+  static bool uses_tensor_cores(const Stack<T>& s) { return std::is_same<T, Half>::value && s.head_size <= 128; }
+  static bool uses_tiles(const Stack<T>& s) { return uses_tensor_cores(s) && s.length >= kTileLength; }
+  static bool uses_splits(const Stack<T>& s) { return uses_tensor_cores(s) && s.length < kTileLength && s.has_cache; }
 
   // Lays the scratch out from `data` on, which may be null. Returns how many numbers of Compute<T> it takes.
   int64_t place(const Stack<T>& s, void* data) {
@@ -56,11 +60,11 @@ struct Space {
     rows = numbers(size_of({tokens, s.qkv_rows()}));
     q = numbers(size_of({tokens, s.of_heads()})), o = numbers(size_of({tokens, s.of_heads()}));
     gates = numbers(size_of({tokens, 2, s.hidden})), hidden = numbers(size_of({tokens, s.hidden}));
-    const bool gathers = s.has_cache && uses_tiles(s);
-    const int64_t kept = gathers ? size_of({s.batch, s.room + s.length, s.of_kv_heads()}) : 0;
+    const int64_t kept = s.has_cache && uses_tiles(s) ? size_of({s.batch, s.room + s.length, s.of_kv_heads()}) : 0;
     keys = numbers(kept), values = numbers(kept);
     lse = reinterpret_cast<float*>(take(uses_tiles(s) ? size_of({tokens, s.heads}) : 0, sizeof(float)));
-    lengths = reinterpret_cast<int32_t*>(take(gathers ? s.batch : 0, sizeof(int32_t)));
+    partial = reinterpret_cast<float*>(take(uses_splits(s) ? split_numbers(s) : 0, sizeof(float)));
+    lengths = reinterpret_cast<int32_t*>(take(s.has_cache && uses_tensor_cores(s) ? s.batch : 0, sizeof(int32_t)));
     return parts_of(at, sizeof(Compute<T>));
   }
 };
@@ -176,6 +180,19 @@ __global__ void __launch_bounds__(128)
   }
 }
 
+// Index b is a text.
+template <typename T>
+struct Lengths {
+  Stack<T> s;
+  int64_t added;
+  int32_t* to;
+
+  template <typename Index>
+  MSOPS_BOTH void operator()(Index b) const {
+    to[b] = static_cast<int32_t>(s.cached(b) + added);
+  }
+};
+
 // Puts the cached rows that count, and the new ones, one after another: index i is an element of keys and values.
 template <typename T>
 struct Gather {
@@ -187,7 +204,6 @@ struct Gather {
   MSOPS_BOTH void operator()(Index index) const {
     const int64_t i = index, width = s.of_kv_heads(), rows = s.room + s.length;
     const int64_t b = i / (rows * width), j = i / width % rows, c = i % width, cached = s.cached(b);
-    if (j == 0 && c == 0) space.lengths[b] = static_cast<int32_t>(cached + s.length);
     if (j >= cached + s.length) return;
     const int64_t from = j < cached ? (b * s.room + j) * width + c : (b * s.length + j - cached) * width + c;
     space.keys[i] = (j < cached ? layer.keys : layer.k)[from];
@@ -220,6 +236,8 @@ class Forward {
     const int64_t tokens = s.tokens();
     cudaMemcpyAsync(space_.h, s.x, static_cast<size_t>(tokens * s.width) * sizeof(T), cudaMemcpyDeviceToDevice,
                     call_.stream());
+    if (s.has_cache && Space<T>::uses_tensor_cores(s))
+      on_gpu(call_, s.batch, s.batch, Lengths<T>{s, Space<T>::uses_tiles(s) ? s.length : 0, space_.lengths});
     for (int64_t i = 0; i < s.layers && call_.ok(); ++i) {
       const Layer<T> layer = s.layer(i);
       norm(layer.norm1, space_.a);
@@ -251,6 +269,7 @@ class Forward {
   void attend(const Layer<T>& layer) {
     if constexpr (std::is_same<T, Half>::value) {
       if (Space<T>::uses_tiles(s) && attend_by_tiles(layer)) return;
+      if (Space<T>::uses_splits(s) && attend_by_splits(layer)) return;
     }
     const auto go = [&](auto per_lane) {
       launch(call_, attention_kernel<T, per_lane>, s.tokens() * s.heads, 128, 0, s, layer, s.scale(), space_.q,
@@ -261,21 +280,25 @@ class Forward {
 
   // Returns false, and does nothing, if the GPU lacks the instructions.
   bool attend_by_tiles(const Layer<T>& layer) {
-    using namespace flash_attention;
     flash_attention::Attention<Half> a = attention_of(s, layer, space_);
     a.partial = reinterpret_cast<float*>(space_.a);  // a counter of items; nothing else needs `a` meanwhile
-    constexpr int64_t kMost = 1 << 28;
-    if (a.queries > kMost / a.group() || a.keys > kMost || most(a.batch, a.heads) > INT32_MAX || s.head_size < 1)
-      return false;
+    if (!flash_attention::fits_tensor_cores(a)) return false;
     return s.head_size <= 64 ? launch_tiles<64>(layer, a) : launch_tiles<128>(layer, a);
+  }
+
+  bool attend_by_splits(const Layer<T>& layer) {
+    const flash_attention::Attention<Half> a = attention_to_cache(s, layer, space_.q, space_.lengths, space_.partial);
+    if (!flash_attention::fits_tensor_cores(a)) return false;
+    return s.head_size <= 64 ? attend_to_cache<64>(call_, s, layer, a, space_.o)
+                             : attend_to_cache<128>(call_, s, layer, a, space_.o);
   }
 
   template <int kWidth>
   bool launch_tiles(const Layer<T>& layer, const flash_attention::Attention<Half>& a) {
     using namespace flash_attention;
     using S = ForwardShape<kWidth>;
-    if (!is_compiled_for(80, mma_forward<S, flash_attention::Attention<Half>>) || Gpu().dynamic_bytes() < S::kBytes)
-      return false;
+    const auto tiles = mma_forward<S, flash_attention::Attention<Half>>;
+    if (!is_compiled_for(80, tiles) || Gpu().dynamic_bytes() < S::kBytes) return false;
     if (s.has_cache) {
       const int64_t n = s.batch * (s.room + s.length) * s.of_kv_heads();
       on_gpu(call_, n, n, Gather<T>{s, layer, space_});
@@ -290,9 +313,7 @@ class Forward {
 #endif
     const double bytes = 2. * a.keys * (a.width + a.value_width) / a.group();
     const Order order = order_of(a.batch * a.heads, parts_of(a.queries, S::kQueries), bytes, true);
-    launch(call_, mma_forward<S, flash_attention::Attention<Half>>, least(order.count(), INT32_MAX), S::kThreads,
-           S::kBytes, a, order, order.count(), rows);
-    return true;
+    return launch_on_tensor_cores<S>(call_, tiles, order.count(), a, order, order.count(), rows);
   }
 
   Call& call_;

@@ -19,6 +19,13 @@
 
 namespace msops::flash_attention {
 
+// Returns whether the numbers in which the kernels count have enough bits. Rows have up to 256 elements.
+inline bool fits_tensor_cores(const Attention<Half>& a) {
+  constexpr int64_t kMost = 1 << 28;
+  const bool is_wide = most(a.width, a.value_width) > 256 || least(a.width, a.value_width) < 1;
+  return !is_wide && a.queries <= kMost / a.group() && a.keys <= kMost && most(a.batch, a.heads) <= INT32_MAX;
+}
+
 // Order says which tile of which head an item is. The longest tiles of causal attention come first. Heads go in
 // sections that are small enough for the L2 cache to hold what their blocks read.
 struct Order {

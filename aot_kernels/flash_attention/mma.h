@@ -31,13 +31,6 @@ bool with_kernel_width(const Attention<Half>& a, F&& f) {
   return width <= 64 ? f(Constant<64>{}) : width <= 128 ? f(Constant<128>{}) : f(Constant<256>{});
 }
 
-// Returns whether the numbers in which the kernels count have enough bits. Rows have up to 256 elements.
-inline bool fits_tensor_cores(const Attention<Half>& a) {
-  constexpr int64_t kMost = 1 << 28;
-  const bool is_wide = most(a.width, a.value_width) > 256 || least(a.width, a.value_width) < 1;
-  return !is_wide && a.queries <= kMost / a.group() && a.keys <= kMost && most(a.batch, a.heads) <= INT32_MAX;
-}
-
 // Returns, as bits, which of q, k, v and out have aligned rows.
 inline int aligned_rows(const Attention<Half>& a, const AttentionGradient<Half>& g = {}) {
   const auto aligned = [](const Half* data, const Half* gradient, const Strides& strides, int64_t width) {
@@ -45,14 +38,6 @@ inline int aligned_rows(const Attention<Half>& a, const AttentionGradient<Half>&
   };
   return aligned(a.q, g.dq, a.of_q, a.width) | aligned(a.k, g.dk, a.of_k, a.width) << 1 |
          aligned(a.v, g.dv, a.of_v, a.value_width) << 2 | aligned(a.out, g.dout, a.of_out, a.value_width) << 3;
-}
-
-// Launches a kernel, if the GPU has its instructions and its shared memory.
-template <typename S, typename... Parameters, typename... Arguments>
-bool launch_on_tensor_cores(Call& call, void (*kernel)(Parameters...), int64_t blocks, const Arguments&... arguments) {
-  if (!is_compiled_for(80, kernel) || Gpu().dynamic_bytes() < S::kBytes) return false;
-  launch(call, kernel, least(blocks, INT32_MAX), S::kThreads, S::kBytes, arguments...);
-  return true;
 }
 
 // Computes `out` and `lse`, or returns false and does nothing. `mask_words` are scratch for the mask's bits.

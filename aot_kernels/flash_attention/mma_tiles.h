@@ -226,6 +226,14 @@ __device__ __forceinline__ void store_rows(const float (&sums)[kM][kN][4], Half*
   }
 }
 
+// Launches a kernel, if the GPU has its instructions and its shared memory.
+template <typename S, typename... Parameters, typename... Arguments>
+bool launch_on_tensor_cores(Call& call, void (*kernel)(Parameters...), int64_t blocks, const Arguments&... arguments) {
+  if (!is_compiled_for(80, kernel) || Gpu().dynamic_bytes() < S::kBytes) return false;
+  launch(call, kernel, least(blocks, INT32_MAX), S::kThreads, S::kBytes, arguments...);
+  return true;
+}
+
 }  // namespace msops::flash_attention
 
 #endif

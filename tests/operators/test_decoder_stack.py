@@ -134,6 +134,9 @@ class TestDecoderStack(Card):
         "400 features": case(1, 1, 2, 8, 1, 1, 400, 8),
         "a long prefill": case(1, 1, 150, 32, 4, 2, 64, 40, optional=("norm",)),
         "a long prefill after a cache": case(1, 2, 70, 24, 2, 1, 128, 40, room=90),
+        "24 texts with caches": case(1, 24, 1, 24, 6, 2, 64, 16, room=300),
+        "7 tokens of 5 texts": case(2, 5, 7, 16, 4, 1, 40, 24, room=600, optional=("norm",)),
+        "20 texts, 128 features": case(1, 20, 1, 16, 2, 1, 128, 16, room=130, is_wide=True),
         "wide tables": case(2, 2, 2, 16, 2, 1, 8, 24, room=5, optional=ALL, is_wide=True),
     }
     small = "small"
@@ -177,8 +180,9 @@ class TestDecoderStack(Card):
             t["lengths"] = rng.integers(0, room + 1, t["lengths"].shape).astype(np.int64 if is_wide else np.int32)
             for b, count in enumerate(t["lengths"]):
                 keys[:, b, count:] = values[:, b, count:] = np.nan
-        for name in ("cos", "sin", "norm1", "norm2", "norm", "q_norm", "k_norm") if is_wide else ():
-            t[name] = t[name].astype(np.float32)
+        for name in names if is_wide else ():
+            if "norm" in name or name in ("cos", "sin"):
+                t[name] = t[name].astype(np.float32)
         return [t[name] for name in names]
 
     def scratch_of_parts(self, inputs, shape, parts):
