@@ -128,6 +128,11 @@ class Benchmark:
         formula = self.torch_formula(case)
         return {} if formula is None else {"torch": formula}
 
+    def prepared_peers(self, case, like):
+        """Returns {name of a peer: a function of the entry's inputs that brings them into the layout of the peer, and
+        returns the call that is timed}, for a case whose inputs have the dtype and device of the tensor `like`."""
+        return {}
+
     def library_formulas(self, case):
         """Returns {name of a library in libraries.py: the formula as a function of the library's module and the forward
         entry's inputs}. A call must leave the inputs as they are, since calls are repeated."""

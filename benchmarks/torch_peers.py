@@ -23,11 +23,17 @@ def peers(case, sets, known=None):
     of_libraries = libraries.peers(case.benchmark.library_formulas(case), sets[0][0].device)
     for name, formula in {**formulas, **of_libraries}.items():
         yield name, functools.partial(_prepare, case, sets, formula, known)
+    for name, prepare in case.benchmark.prepared_peers(case, sets[0][0]).items():
+        yield name, functools.partial(_each, prepare, sets)
     formula = formulas.get("torch")
     if case.benchmark.channels_last:
         yield "torch channels-last", lambda: _prepare(case, [_channels_last(each) for each in sets], formula, known)
     if case.named and case.benchmark.compiled and formula is not None:
         yield "torch.compile", lambda: _prepare(case, sets, _compiled(formula), known)
+
+
+def _each(prepare, sets):
+    return [prepare(*inputs) for inputs in sets]
 
 
 def _prepare(case, sets, formula, known):

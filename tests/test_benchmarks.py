@@ -15,11 +15,13 @@ import pytest
 
 from benchmarks import __main__ as benchmark, llm, naive, numpy_peers, pages, parts, report, targets
 from benchmarks.cases import cell_cases, kernel_cases, precisions, sequence_cases
+from benchmarks.neural_fields import NeuralField
 from benchmarks.operators import BENCHMARKS
 from child import ROOT, environment, run_python
 from msops.testing.entry import has_gpu_code, outputs_of, prepare_operator
 
 KERNELS = [op for op, benchmark in BENCHMARKS.items() if benchmark.sizes]
+NEURAL_FIELDS = [op for op, benchmark in BENCHMARKS.items() if isinstance(benchmark, NeuralField)]
 SEQUENCES = [op for op, benchmark in BENCHMARKS.items() if benchmark.sequence_sizes]
 
 
@@ -440,6 +442,34 @@ def test_naive_kernels_agree(op, dtype):
         for a, b in zip(got, want):
             scale = max(1, b.double().abs().max().item())
             assert torch.allclose(a.double(), b.double(), rtol=tolerance, atol=tolerance * scale), case
+
+
+@pytest.mark.parametrize("op", NEURAL_FIELDS)
+def test_kernels_of_neural_fields_agree(op):
+    """Almost all that torch-ngp and ngp_pl compute is close to ours. The scales of torch-ngp's grids are of float32, it
+    adds float16 in float16, and rays may graze a box or a cell."""
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available() or not has_gpu_code("add"):
+        pytest.skip("needs a GPU, and libraries that nvcc built")
+    from benchmarks.kernels import GpuArrays, random_inputs
+
+    compared, stream = 0, torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for case, dtype in itertools.product(kernel_cases("GPU", [op], quick=True), ("float32", "float16")):
+            inputs = random_inputs(case, dtype, GpuArrays())
+            want = results_of(case, inputs, GpuArrays().empty, stream.cuda_stream)
+            tolerance = 1e-2 if dtype == "float32" else 5e-2
+            for peer, prepare in case.benchmark.their_peers(case, inputs[0]).items():
+                call, in_our_order = prepare(*inputs)
+                call()  # the second call must not add to what the first one gave
+                for a, b in zip(in_our_order(call()), want, strict=True):
+                    if a is not None:
+                        assert a.shape == b.shape, (peer, case)
+                        close = torch.isclose(a.double(), b.double(), tolerance, tolerance * b.abs().median().item())
+                        assert close.double().mean() > 0.99, (peer, case)
+                        compared += 1
+    if not compared:
+        pytest.skip("needs checkouts of torch-ngp or ngp_pl")
 
 
 def test_parts_may_use_all_threads(tmp_path, monkeypatch):

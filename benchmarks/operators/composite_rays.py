@@ -1,5 +1,7 @@
 """Benchmarks the compositing of samples along rays. A size is (rays, samples of each)."""
 
+import functools
+
 import mindspore
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
@@ -9,9 +11,10 @@ from test_composite_rays import TestCompositeRays
 
 from ..benchmark import Benchmark, Sizes
 from ..figures import Target, share, times_faster
+from ..neural_fields import NeuralField, rays_of
 
 
-class CompositeRays(Benchmark):
+class CompositeRays(NeuralField, Benchmark):
     card = TestCompositeRays()
     sizes = {
         "GPU": [Sizes(named=((8192, 128),), sweep=((1024, 32), (2**16, 64)), ragged={(8191, 127): (8192, 128)})],
@@ -21,6 +24,7 @@ class CompositeRays(Benchmark):
         "GPU": [Target("8192 x 128", "share 0.33", 0.33, share(lambda case: case == "2^13 x 128"))],
         "CPU": [Target("whole Cells", "5 times faster than MindSpore", 5, times_faster("MindSpore", "graph"))],
     }
+    folders = {"torch-ngp": "raymarching/src", "ngp_pl": "models/csrc"}
 
     def inputs(self, size):
         rays, each = size
@@ -56,6 +60,61 @@ class CompositeRays(Benchmark):
             return rgb, (weights * ts.view(rays, each)).sum(1), weights.sum(1), weights.flatten()
 
         return formula
+
+    def torch_ngp_forward(self, case, extension, sigmas, rgbs, dts, ts, offsets):
+        """Gives no weights. It adds the distance of each sample from the one before up to the samples' distances."""
+        import torch
+
+        steps = ts.view(case.size).diff(prepend=ts.new_zeros(case.size[0], 1)).flatten()
+        inputs = sigmas, rgbs, torch.stack([dts, steps], 1), rays_of(offsets, torch.int32), *self.their_sizes(case)
+        opacity, depth, rgb = (sigmas.new_empty(len(offsets) - 1, *last) for last in ((), (), (3,)))
+
+        def call():
+            extension.composite_rays_train_forward(*inputs, opacity, depth, rgb)
+            return rgb, depth, opacity, None
+
+        return call, lambda got: got
+
+    def torch_ngp_backward(self, case, extension, sigmas, rgbs, dts, ts, offsets, drgb, ddepth, dopacity, dweights):
+        """Has no gradients from the depth and the weights, so that only those of the colours are ours."""
+        import torch
+
+        forward, _ = self.torch_ngp_forward(case, extension, sigmas, rgbs, dts, ts, offsets)
+        rgb, _, opacity, _ = forward()
+        lengths, rays = torch.stack([dts, dts], 1), rays_of(offsets, torch.int32)
+        dsigmas, drgbs = torch.empty_like(sigmas), torch.empty_like(rgbs)
+        inputs = dopacity, drgb, sigmas, rgbs, lengths, rays, opacity, rgb, *self.their_sizes(case), dsigmas, drgbs
+
+        def call():
+            dsigmas.zero_()
+            drgbs.zero_()
+            extension.composite_rays_train_backward(*inputs)
+
+        return call, lambda _: (None, drgbs)
+
+    def their_sizes(self, case):
+        rays, each = case.size
+        return rays * each, rays, self.settings(case.size)["threshold"]
+
+    def ngp_pl_forward(self, case, extension, sigmas, rgbs, dts, ts, offsets):
+        """Also makes room for the results, and counts the samples of each ray."""
+        import torch
+
+        rays, threshold = rays_of(offsets, torch.int64), self.settings(case.size)["threshold"]
+
+        def ours(got):
+            _, opacity, depth, rgb, weights = got
+            return rgb, depth, opacity, weights
+
+        return functools.partial(extension.composite_train_fw, sigmas, rgbs, dts, ts, rays, threshold), ours
+
+    def ngp_pl_backward(self, case, extension, sigmas, rgbs, dts, ts, offsets, drgb, ddepth, dopacity, dweights):
+        forward, ours = self.ngp_pl_forward(case, extension, sigmas, rgbs, dts, ts, offsets)
+        rgb, depth, opacity, weights = ours(forward())
+        *_, rays, threshold = forward.args
+        douts, results = (dopacity, ddepth, drgb, dweights), (opacity, depth, rgb)
+        inputs = *douts, sigmas, rgbs, weights, dts, ts, rays, *results, threshold
+        return functools.partial(extension.composite_train_bw, *inputs), lambda got: got
 
 
 class Network(nn.Cell):

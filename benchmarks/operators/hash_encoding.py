@@ -3,6 +3,8 @@
 A size is a number of points. The backward pass is the gradient of the table.
 """
 
+import functools
+
 import mindspore
 import numpy as np
 from mindspore import Tensor, nn, ops
@@ -12,6 +14,7 @@ from test_hash_encoding import PRIMES, TestHashEncoding, entries_of, levels_of
 
 from ..benchmark import Benchmark, OfFunction, Sizes
 from ..figures import Target, times_faster
+from ..neural_fields import NeuralField
 
 GROWTH = 2 ** (7 / 15)
 SETTINGS = dict(levels=16, base_resolution=16, growth=GROWTH, log2_size=19)
@@ -19,7 +22,7 @@ GRIDS = tuple(levels_of(3, **SETTINGS))
 CORNERS = np.array([[c >> d & 1 for d in range(3)] for c in range(8)])
 
 
-class HashEncoding(Benchmark):
+class HashEncoding(NeuralField, Benchmark):
     card = TestHashEncoding()
     sizes = {
         "GPU": [Sizes(named=(2**18, 2**21), sweep=(2**14,), ragged={2**18 + 1: 2**18})],
@@ -31,6 +34,8 @@ class HashEncoding(Benchmark):
         ]
     }
     compiled = False
+    folders = {"torch-ngp": "gridencoder/src"}
+    their_dtypes = ("float32", "float16")
 
     def inputs(self, size):
         return [(size, 3), (entries_of(3, **SETTINGS), 2)]
@@ -46,6 +51,55 @@ class HashEncoding(Benchmark):
 
     def torch_formula(self, case):
         return encoded_by_torch
+
+    def torch_ngp_forward(self, case, extension, points, table):
+        """Takes points of float32 also beside a float16 table, and gives (levels, points, features)."""
+        points, (offsets, entries) = points.float(), their_table(points.device)
+        table = table[entries]
+        out = table.new_empty(16, len(points), 2)
+
+        def call():
+            extension.grid_encode_forward(points, table, offsets, out, *their_settings(points), None, 0, False, 0)
+
+        return call, lambda _: (out.transpose(0, 1).flatten(1),)
+
+    def torch_ngp_backward(self, case, extension, points, dout):
+        points, (offsets, entries) = points.float(), their_table(points.device)
+        dout = dout.view(len(points), 16, 2).transpose(0, 1).contiguous()
+        table, dtable = dout.new_zeros(2, len(entries), 2)  # the kernel does not read the table
+
+        def call():
+            dtable.zero_()
+            extension.grid_encode_backward(
+                dout, points, table, offsets, dtable, *their_settings(points), None, None, 0, False, 0
+            )
+
+        return call, lambda _: (dtable.new_zeros(case.results[0]).float().index_add_(0, entries, dtable.float()),)
+
+
+def their_settings(points):
+    return *points.shape, 2, SETTINGS["levels"], np.log2(GROWTH), SETTINGS["base_resolution"]
+
+
+def their_table(device):
+    """Returns where the levels of torch-ngp's table begin, and which entry of ours each of its entries is, as tensors.
+    The tables differ in the levels without a hash: theirs have a corner more along each axis, which wraps in ours."""
+    import torch
+
+    return [torch.from_numpy(array).to(device) for array in their_layout()]
+
+
+@functools.cache
+def their_layout():
+    offsets, entries = [0], []
+    for _, first, size, resolution in GRIDS:
+        side = resolution + 1
+        entry = np.arange(-(-(side**3) // 8) * 8 if resolution else size)
+        if resolution:
+            entry = (entry % side + entry // side % side * resolution + entry // side**2 * resolution**2) % size
+        entries.append(first + entry)
+        offsets.append(offsets[-1] + len(entry))
+    return np.array(offsets, np.int32), np.concatenate(entries)
 
 
 def encoded(points, table):

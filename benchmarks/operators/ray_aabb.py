@@ -1,5 +1,8 @@
 """Benchmarks where rays meet a box. A size is a number of rays."""
 
+import functools
+
+import numpy as np
 from mindspore import ops
 
 import msops
@@ -7,9 +10,10 @@ from test_ray_aabb import BOX, TestRayAABB
 
 from ..benchmark import Benchmark, OfFunction, Sizes
 from ..figures import Target, times_faster
+from ..neural_fields import NeuralField
 
 
-class RayAABB(Benchmark):
+class RayAABB(NeuralField, Benchmark):
     card = TestRayAABB()
     sizes = {
         "GPU": [Sizes(named=(2**13, 2**20), ragged={2**20 + 1: 2**20})],
@@ -19,6 +23,7 @@ class RayAABB(Benchmark):
     targets = {
         "CPU": [Target("whole Cells", "5 times faster than MindSpore", 5, times_faster("MindSpore", "graph"))],
     }
+    folders = {"torch-ngp": "raymarching/src", "ngp_pl": "models/csrc"}
 
     def inputs(self, size):
         return [(size, 3), (size, 3)]
@@ -39,6 +44,25 @@ class RayAABB(Benchmark):
             return torch.where(near <= far, near, -1), torch.where(near <= far, far, -1)
 
         return formula
+
+    def torch_ngp_forward(self, case, extension, origins, directions):
+        box = origins.new_tensor(BOX["low"] + BOX["high"])
+        near, far = origins.new_empty(2, len(origins))
+
+        def call():
+            extension.near_far_from_aabb(origins, directions, box, len(origins), 0.0, near, far)
+
+        def ours(_):
+            hits = (near <= far) & (far < np.finfo(np.float32).max)  # what a miss has
+            return near.where(hits, -1), far.where(hits, -1)
+
+        return call, ours
+
+    def ngp_pl_forward(self, case, extension, origins, directions):
+        """Also makes room for results, counts boxes, and sorts them: their function is for many boxes."""
+        low, high = (origins.new_tensor([BOX[name]]) for name in ("low", "high"))
+        inputs = origins, directions, (low + high) / 2, (high - low) / 2, 1
+        return functools.partial(extension.ray_aabb_intersect, *inputs), lambda got: got[1].squeeze(1).unbind(1)
 
     def networks(self, size, dtype, device):
         return {"msops": msops.RayAABB(**BOX), "MindSpore": OfFunction(composed)}

@@ -7,11 +7,12 @@ from test_spherical_harmonics import TestSphericalHarmonics
 
 from ..benchmark import Benchmark, OfFunction, Sizes
 from ..figures import Target, times_faster
+from ..neural_fields import NeuralField
 
 DEGREE = 4
 
 
-class SphericalHarmonics(Benchmark):
+class SphericalHarmonics(NeuralField, Benchmark):
     card = TestSphericalHarmonics()
     sizes = {
         "GPU": [Sizes(named=(2**18, 2**21), sweep=(2**14,), ragged={2**18 + 1: 2**18})],
@@ -20,6 +21,7 @@ class SphericalHarmonics(Benchmark):
     targets = {
         "CPU": [Target("whole Cells", "faster than MindSpore", 1, times_faster("MindSpore", "graph", "pynative"))]
     }
+    folders = {"torch-ngp": "shencoder/src"}
 
     def inputs(self, size):
         return [(size, 3)]
@@ -31,6 +33,26 @@ class SphericalHarmonics(Benchmark):
         import torch
 
         return lambda directions: torch.stack(terms(*directions.unbind(1)), 1)
+
+    def torch_ngp_forward(self, case, extension, directions):
+        out = directions.new_empty(len(directions), DEGREE**2)
+
+        def call():
+            extension.sh_encode_forward(directions, out, len(directions), 3, DEGREE, None)
+
+        return call, lambda _: (out,)
+
+    def torch_ngp_backward(self, case, extension, directions, dout):
+        """Reads the derivatives, which their forward pass writes where a gradient is wanted, outside of this time."""
+        sizes = len(directions), 3, DEGREE
+        slopes, ddirections = dout.new_empty(len(dout), 3 * DEGREE**2), directions.new_empty(directions.shape)
+        extension.sh_encode_forward(directions, dout.new_empty(dout.shape), *sizes, slopes)
+
+        def call():
+            ddirections.zero_()
+            extension.sh_encode_backward(dout, directions, *sizes, slopes, ddirections)
+
+        return call, lambda _: (ddirections,)
 
     def networks(self, size, dtype, device):
         def theirs(directions):
