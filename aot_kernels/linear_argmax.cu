@@ -1,7 +1,7 @@
 // y = x weight^T + bias, and the first index of the largest number of each row of y
 //
 //   case                                        kernel                   why
-//   up to 8 rows of x, whole packs of 16 bytes  few_kernel               reads the weight once, at the memory's rate
+//   one row of x, whole packs of 16 bytes       one_row_kernel           reads the weight at the memory's rate
 //   other rows                                  shared/product/gpu.h     tensor cores
 //   the bias and the index                      rows_kernel (Choose)     y is in the cache
 //
@@ -96,52 +96,42 @@ void multiply_on_cpu(Call& call, const Inputs& in, Compute<T>* panels, T* y) {
 }
 
 #ifdef __CUDACC__
-constexpr int kFewTokens = 8, kWarps = 8;
+constexpr int kWarps = 8, kRowsOfWarp = 4;
 
-// A warp multiplies two rows of the weight by all tokens, of which there are kTokens at most.
-template <typename T, int kTokens>
+// Multiplies one row of x. A warp takes some rows of the weight at once.
+template <typename T>
 __global__ void __launch_bounds__(32 * kWarps)
-    few_kernel(int tokens, int64_t deep, int64_t outputs, const T* x, const T* weight, T* y) {
+    one_row_kernel(int64_t deep, int64_t outputs, const T* x, const T* weight, T* y) {
   using C = Compute<T>;
-  constexpr int N = kPackWidth<T>, kOfWarp = 2;
+  constexpr int N = kPackWidth<T>;
   const int lane = threadIdx.x % 32;
-  const int64_t step = int64_t{gridDim.x} * kWarps * kOfWarp;
-  for (int64_t row = (int64_t{blockIdx.x} * kWarps + threadIdx.x / 32) * kOfWarp; row < outputs; row += step) {
-    const int64_t last = outputs - 1;
-    const T* const rows[kOfWarp] = {weight + row * deep, weight + (row < last ? row + 1 : last) * deep};
-    C sums[kOfWarp * kTokens] = {};
+  const int64_t step = int64_t{gridDim.x} * kWarps * kRowsOfWarp, last = outputs - 1;
+  for (int64_t row = (int64_t{blockIdx.x} * kWarps + threadIdx.x / 32) * kRowsOfWarp; row < outputs; row += step) {
+    C sums[kRowsOfWarp] = {};
     for (int64_t k = lane * N; k < deep; k += 32 * N) {
-      const Pack<T, N> w[kOfWarp] = {load<N>(rows[0] + k), load<N>(rows[1] + k)};
+      const Pack<T, N> number = load<N>(x + k);
 #pragma unroll
-      for (int t = 0; t < kTokens; ++t) {
-        if (t >= tokens) break;
-        const Pack<T, N> number = load<N>(x + t * deep + k);
+      for (int r = 0; r < kRowsOfWarp; ++r) {
+        const Pack<T, N> w = load<N>(weight + (row + r < last ? row + r : last) * deep + k);
 #pragma unroll
-        for (int i = 0; i < N; ++i)
-#pragma unroll
-          for (int r = 0; r < kOfWarp; ++r) sums[r * kTokens + t] += C(w[r].values[i]) * C(number.values[i]);
+        for (int i = 0; i < N; ++i) sums[r] += C(w.values[i]) * C(number.values[i]);
       }
     }
     team_sum(sums, 32);
     if (lane == 0)
-      for (int t = 0; t < tokens; ++t)
-        for (int r = 0; r < kOfWarp; ++r)
-          if (row + r < outputs) assign(y[t * outputs + row + r], sums[r * kTokens + t]);
+      for (int r = 0; r < kRowsOfWarp; ++r)
+        if (row + r < outputs) assign(y[row + r], sums[r]);
   }
 }
 
 template <typename T>
 void multiply_on_gpu(Call& call, const Inputs& in, T* y) {
-  constexpr int N = kPackWidth<T>;
+  constexpr int N = kPackWidth<T>, kOfBlock = kWarps * kRowsOfWarp;
   const T *const x = in.x.as<const T>(), *const weight = in.weight.as<const T>();
-  if (in.tokens > kFewTokens || in.deep % N || !is_aligned<N>(x) || !is_aligned<N>(weight))
+  if (in.tokens > 1 || in.deep % N || !is_aligned<N>(x) || !is_aligned<N>(weight))
     return product::multiply(call, in.tokens, in.outputs, in.deep, x, weight, y, false);
-  const auto go = [&](auto most) {
-    const int64_t blocks = std::min<int64_t>((in.outputs + 2 * kWarps - 1) / (2 * kWarps), 1 << 20);
-    launch(call, few_kernel<T, most>, blocks, 32 * kWarps, 0, static_cast<int>(in.tokens), in.deep, in.outputs, x,
-           weight, y);
-  };
-  in.tokens == 1 ? go(Constant<1>{}) : in.tokens <= 4 ? go(Constant<4>{}) : go(Constant<kFewTokens>{});
+  const int64_t blocks = std::min<int64_t>((in.outputs + kOfBlock - 1) / kOfBlock, 1 << 20);
+  launch(call, one_row_kernel<T>, blocks, 32 * kWarps, 0, in.deep, in.outputs, x, weight, y);
 }
 #endif
 

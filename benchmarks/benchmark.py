@@ -68,6 +68,7 @@ class Benchmark:
     cell_sizes = {}  # device -> sizes of whole Cells, if they differ from the kernels' named sizes
     cells = ()  # a Cell of msops, and a function of MindSpore's operators that computes the same
     channels_last = False  # whether torch is also measured with images in channels-last format
+    trains = True  # whether whole Cells are also measured with their gradients
     compiled = True  # whether torch.compile is measured, too, which would take hours for a long loop
     line = ""  # describes which cases a line of roof.png connects; if empty, it connects all
     targets = {}  # device -> list of Target

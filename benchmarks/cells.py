@@ -77,10 +77,12 @@ def measure(case, dtype, mode, device):
         dtypes = case.benchmark.cell_dtypes(case.size, dtype)
         sets = random_inputs(device, shapes, dtypes, functools.partial(case.benchmark.index_below, case.size))
         positions = tuple(i for i, own in enumerate(dtypes) if not own.startswith("int"))
-        gradients = {
-            by: mindspore.value_and_grad(net, positions, net.trainable_params() or None) for by, net in nets.items()
-        }
-        for direction, functions in (("forward", nets), ("forward+backward", gradients)):
+        functions_of = {"forward": nets}
+        if case.benchmark.trains:
+            functions_of["forward+backward"] = {
+                by: mindspore.value_and_grad(net, positions, net.trainable_params() or None) for by, net in nets.items()
+            }
+        for direction, functions in functions_of.items():
             calls = {by: (f"{by}: {step} {direction}", call) for by, call in functions.items()}
             for by, measured in compare(calls, sets).items():
                 times = measured.scaled(3 / 4 if by.endswith("x 3/4") else 1)

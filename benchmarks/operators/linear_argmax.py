@@ -16,6 +16,7 @@ ODD = {(1, 49151, 576): ONE_TEXT}
 
 class LinearArgmax(Benchmark):
     card = TestLinearArgmax()
+    trains = False
     sizes = {
         "GPU": [Sizes(named=(ONE_TEXT, (8, *SMOLLM2), (64, *SMOLLM2), (1, *LLAMA)), ragged=ODD)],
         "CPU": [Sizes(named=(ONE_TEXT, (8, *SMOLLM2), (64, *SMOLLM2)), ragged=ODD)],

@@ -35,6 +35,7 @@ class TestLinearArgmax(Card):
     }
     further = {
         "a vector": case((), 40, 16, True),
+        "one long row": case(1, 1003, 264, True),
         "8 rows": case(8, 1000, 128, True),
         "9 rows": case(9, 1000, 129, True),
         "long rows": case(2, 70000, 24),
