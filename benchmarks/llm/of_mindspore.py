@@ -10,7 +10,7 @@ from mindspore.nn.utils import no_init_parameters
 
 import msops
 
-from . import STACK, main
+from . import STACK, TURN, main
 
 _EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 sys.path += [str(_EXAMPLES), str(_EXAMPLES / "smollm")]
@@ -67,22 +67,24 @@ def prefill(job, tokens):
 
 
 class Step(nn.Cell):
-    """Reads tokens (B, 1) at a place (1,), and returns the best tokens after them, and the next place."""
+    """Reads tokens (B, 1) at a place (1,), and returns the best tokens after them, and the next place. A stack, whose
+    graph is small, reads a turn's tokens one after another."""
 
-    def __init__(self, net):
+    def __init__(self, job):
         super().__init__()
-        self.net, self.last = Greedy(net), Tensor([0], mindspore.int32)
+        self.steps = TURN["decoding"] if job.by == STACK else 1
+        self.net, self.last = Greedy(cached(job), self.steps), Tensor([0], mindspore.int32)
 
     def construct(self, tokens, place):
-        return self.net(tokens, place, self.last).reshape(-1, 1), place + 1
+        return self.net(tokens, place, self.last)[:, -1:], place + self.steps
 
 
 def decoding(job, tokens):
-    net = Step(cached(job))
+    net = Step(job)
 
     def run(count):
         written, place = Tensor(tokens[:, :1]), Tensor([job.length - count], mindspore.int32)
-        for _ in range(count):
+        for _ in range(0, count, net.steps):
             written, place = net(written, place)
         written.asnumpy()
 

@@ -31,7 +31,8 @@ def main():
     answers, times = [[] for _ in questions], []
     try:
         texts = [tokenizer.conversation([("user", question)]) for question in questions]
-        found = continue_texts(Greedy(StackedLlama(net, args.texts)), texts, args.most, int, tokenizer.ends)
+        net = Greedy(StackedLlama(net, args.texts), {"CPU": 1, "GPU": 16}[args.device_target])
+        found = continue_texts(net, texts, args.most, list, tokenizer.ends)
         for i, token in found:
             answers[i].append(token)
             times.append(time.perf_counter())

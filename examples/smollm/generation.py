@@ -86,31 +86,60 @@ class StackedLlama(nn.Cell):
         """Also returns the best tokens (B,)."""
         count, length = tokens.shape
         lengths = start if start.shape[0] == count else start * self.ones
-        places = lengths.reshape(-1, 1) + self.columns[:length]
-        x = ops.gather(self.embedding, tokens, 0).astype(self.dtype)
-        cos, sin = ops.gather(self.cos, places, 0), ops.gather(self.sin, places, 0)
+        places = lengths.reshape(-1, 1)
+        if length > 1:
+            places = places + self.columns[:length]
         keys, values, first_rows = self.keys, self.values, self.first_rows
         if text is not None:
             keys, values = [ops.gather(each.reshape(self.cache), text, 1) for each in (keys, values)]
             first_rows = ops.gather(first_rows, text, 1)
+        cos, sin = ops.gather(self.cos, places, 0), ops.gather(self.sin, places, 0)
+        return self.read(tokens, last, lengths, cos, sin, (first_rows + places).reshape(-1), keys, values)[:2]
+
+    def several(self, tokens, start, last, steps):
+        """Reads tokens (B, 1) and then the best ones, as many in all as `steps` (n, 1) has numbers from 0 on. Returns
+        the best tokens (B, n). What comes after a full cache is of no use."""
+        starts = ops.minimum(start + steps, self.capacity - 1) * self.ones
+        places = starts.expand_dims(-1)
+        rows = (self.first_rows + places.expand_dims(1)).reshape(len(steps), -1)
+        cos, sin = ops.gather(self.cos, places, 0), ops.gather(self.sin, places, 0)
+        found, keys, values = (), self.keys, self.values
+        for each in zip(*[ops.unstack(x) for x in (starts, cos, sin, rows)]):
+            _, best, keys, values = self.read(tokens, last, *each, keys, values)
+            tokens = best.reshape(-1, 1)
+            found += (tokens,)
+        return ops.concat(found, 1)
+
+    def read(self, tokens, last, lengths, cos, sin, rows, keys, values):
+        """Returns scores, the best tokens, and the caches, in which the new rows are written. Where a graph reads on,
+        it does so with these: MindSpore would copy Parameters."""
+        x = ops.gather(self.embedding, tokens, 0).astype(self.dtype)
         x, k, v = self.stack(x, cos, sin, keys, values, lengths)
-        rows = (first_rows + places).reshape(-1)
-        self.write(self.keys, rows, k.reshape(self.rows))
-        self.write(self.values, rows, v.reshape(self.rows))
-        return msops.linear_argmax(ops.gather(x, last, 1)[:, 0], self.head.astype(self.dtype))
+        keys = self.write(self.keys, rows, k.reshape(self.rows))
+        values = self.write(self.values, rows, v.reshape(self.rows))
+        x = x.reshape(len(tokens), -1) if tokens.shape[1] == 1 else ops.gather(x, last, 1)[:, 0]
+        scores, best = msops.linear_argmax(x, self.head.astype(self.dtype))
+        return scores, best, keys, values
 
 
 class Greedy(nn.Cell):
-    """Returns the best tokens (B,) by the scores of one of these, so that scores need not leave the device."""
+    """Returns the best tokens (B, 1) by the scores of one of these, so that scores need not leave the device.
 
-    def __init__(self, net):
+    With `steps`, it continues single tokens (B, 1) by so many, (B, steps), in one graph of a StackedLlama: to begin a
+    graph takes longer than to compute a token.
+    """
+
+    def __init__(self, net, steps=1):
         super().__init__()
         self.net, self.batch, self.capacity = net, net.batch, net.capacity
+        self.steps = Tensor(np.arange(steps)[:, None], mindspore.int32)
 
     def construct(self, tokens, start, last, text=None):
-        net = self.net
-        found = net.choose(tokens, start, last) if text is None else net.choose(tokens, start, last, text)
-        return found[1]
+        if text is not None:
+            return self.net.choose(tokens, start, last, text)[1].reshape(-1, 1)
+        if len(self.steps) == 1:
+            return self.net.choose(tokens, start, last)[1].reshape(-1, 1)
+        return self.net.several(tokens, start, last, self.steps)
 
 
 class Reader:
@@ -193,7 +222,8 @@ def continue_text(reader, tokens, amount, choose, ends=()):
 
 def continue_texts(net, texts, amount, choose, ends=(), chunks=CHUNKS):
     """Does so for many texts, each a list of tokens. A StackedLlama continues as many at once as its cache has room
-    for; where a text ends, the next one begins. Yields (which text, token) as they come."""
+    for; where a text ends, the next one begins. Yields (which text, token) as they come. `choose` may also return
+    several tokens, as `list` does of what a Greedy finds."""
     for i, text in enumerate(texts):
         if not 0 < len(text) <= net.capacity:
             raise TextError(f"Text {i} must have 1 to {net.capacity} tokens, got {len(text)}")
@@ -204,18 +234,21 @@ def continue_texts(net, texts, amount, choose, ends=(), chunks=CHUNKS):
             place = free.pop()
             i, text = waiting.popleft()
             running[place], starts[place] = (i, amount), len(text)
-            found = {place: _read(net, text, 0, chunks, _index(place))}
-        else:  # places without a text write into a row of the cache that nobody reads
+            found, read = {place: _read(net, text, 0, chunks, _index(place))}, 0
+        else:  # places without a text write into rows of the cache that nobody reads
             with finished():
                 scores = net(Tensor(tokens), Tensor(starts), _index(0)).asnumpy()
-            starts[list(running)] += 1
-            found = {place: scores[place] for place in running}
+            found, read = {place: scores[place] for place in running}, 1
         for place, scores in found.items():
-            (i, left), token = running[place], choose(scores)
-            running[place], tokens[place] = (i, left - 1), token
-            if token not in ends:
-                yield i, token
-            if token in ends or left == 1 or starts[place] == net.capacity:
-                del running[place]
-                free.append(place)
-                starts[place] = 0
+            i, left = running[place]
+            for token in np.atleast_1d(choose(scores)).tolist():
+                left, tokens[place], starts[place] = left - 1, token, starts[place] + read
+                if token not in ends:
+                    yield i, token
+                if token in ends or left == 0 or starts[place] == net.capacity:
+                    del running[place]
+                    free.append(place)
+                    starts[place] = 0
+                    break
+            else:
+                running[place] = i, left
