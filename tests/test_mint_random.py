@@ -149,6 +149,21 @@ def test_dropout_of_channels(mode):
     np.testing.assert_array_equal(kept, x)
 
 
+def test_a_seed_stays_with_its_draw():
+    """Another seed that comes before the gradient does not change which elements are dropped."""
+    mindspore.set_context(mode=mindspore.PYNATIVE_MODE)
+    seed, _ = mindspore.default_generator._step(Tensor(STEP))
+
+    def dropped(x):
+        y = drop(x)
+        mint_seed(SEED + 1)
+        return y
+
+    dx = mindspore.grad(dropped)(Tensor(X))
+    np.testing.assert_allclose(dx.asnumpy(), dropout(ones(3, 4), *source(1), 0.3)[0].astype(np.float64), rtol=1e-6)
+    assert int(seed) == SEED
+
+
 WEIGHTS = np.array([[1, 2, 3, 0, 4], [5, 0, 0, 1, 0]], np.float32)
 
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import mindspore
 from mindspore import Tensor, nn, ops
 
-from msops.core import settings
+from msops.core import generator, settings
 from msops.core.attention import operators, packed_operators, probability
 from msops.core.compiled import compiling, once
 from msops.core.inputs import as_int32, present
@@ -24,7 +24,6 @@ except ImportError:  # MindSpore before 2.3 has none
 
 _NAME = "flash_attention"
 _add_once = ops.Add().recompute(False)  # where MindSpore computes a Cell again, the seed stays
-_STEP = Tensor(12, mindspore.int64)  # by which MindSpore's own operators move on in the generator
 _ODD = Tensor(-7046029254386353131, mindspore.int64)  # it spreads the bits of the generator's seed
 
 
@@ -315,5 +314,5 @@ def _constant_seed(dropout_p: float, seed: int | None) -> Tensor | None:
 
 def draw_seed() -> Tensor:
     """Draws a seed from MindSpore's generator, whose seed stays, and whose offset grows."""
-    seed, offset = _generator._step(_STEP)
+    seed, offset = generator.step(_generator, generator.STEP)
     return ops.reshape(_add_once(ops.mul(seed, _ODD), offset), ())

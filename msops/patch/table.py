@@ -363,6 +363,7 @@ MINT: dict[str, Callable[..., Any]] = {
 
 # These methods of MindSpore's classes are replaced by what a function makes of them.
 METHODS: dict[str, Callable[[Any], Callable[..., Any]]] = {
+    "common.generator.Generator._step": random.copying_numbers,
     "common.generator.Generator.manual_seed": random.sharing_seed,
     **methods.METHODS,
     **graph.METHODS,

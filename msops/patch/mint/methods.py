@@ -8,6 +8,7 @@ import mindspore
 from mindspore import Parameter, Tensor, ops
 
 from msops.core.compiled import records_gradients
+from msops.core.generator import STEP, step
 
 from . import creation, elementwise, random, reduction, shape
 from .in_place import assign, copy_into, fills_memory, is_part, require_gradient, write_part
@@ -166,7 +167,7 @@ def unique(
 def bernoulli(self: Tensor, p: Any = 0.5, *, generator: Any = None) -> Tensor:
     from mindspore.common import generator as generators  # noqa: PLC0415 (old versions of MindSpore lack it)
 
-    seed, offset = (generator or generators.default_generator)._step(Tensor(12, mindspore.int64))
+    seed, offset = step(generator or generators.default_generator, STEP)
     return random.bernoulli(fill(self, p), seed, offset)
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import mindspore
 from mindspore import Tensor, ops
 
+from msops.core.generator import initial_seed, step
 from msops.operators import random
 
 from .in_place import copy_into, store
@@ -243,6 +244,11 @@ def sharing_seed(manual_seed: Callable[[Any, int], Any]) -> Callable[[Any, int],
     return method
 
 
+def copying_numbers(_: Callable[..., Any]) -> Callable[..., tuple[Tensor, Tensor]]:
+    """Makes the method that draws a seed and an offset from a generator."""
+    return step
+
+
 def share_seed(generator: Any) -> None:
     """Lets graph mode draw by the seed that a generator has in PyNative mode."""
-    generator._seed.set_data(Tensor(generator.initial_seed(), mindspore.int64))
+    generator._seed.set_data(Tensor(initial_seed(generator), mindspore.int64))
