@@ -3,7 +3,8 @@
 //   case                                        kernel                   why
 //   one row of x, whole packs of 16 bytes       one_row_kernel           reads the weight at the memory's rate
 //   other rows                                  shared/product/gpu.h     tensor cores
-//   the bias and the index                      rows_kernel (Choose)     y is in the cache
+//   bias and index, some long rows              part_kernel, ...         a row would leave most of the GPU idle
+//   bias and index, other rows                  rows_kernel (Choose)     y is in the cache
 //
 // Products are rounded to the dtype of y before the bias is added, as a matrix product and an addition would.
 
@@ -35,11 +36,18 @@ struct Inputs {
   }
 };
 
-// Returns how many numbers the panels of tokens have, which the CPU multiplies.
+// Rows of y are cut into parts where a GPU has some long ones.
+constexpr int64_t kPart = 2048, kMostCut = 256;
+
+int64_t parts_of(const Inputs& in) { return in.outputs / kPart + (in.outputs % kPart > 0); }
+bool is_cut(const Inputs& in) { return in.tokens <= kMostCut && in.outputs > 2 * kPart; }
+
+// Returns how many numbers the panels of tokens have, which the CPU multiplies, or the best numbers of parts and their
+// columns.
 template <typename C>
 int64_t scratch_numbers(const Inputs& in) {
   const int64_t pitch = lanes_for<C>(in.tokens), panels = in.tokens / pitch + (in.tokens % pitch > 0);
-  return std::max<int64_t>(1, size_of({panels, pitch, in.deep}));
+  return std::max({INT64_C(1), size_of({panels, pitch, in.deep}), is_cut(in) ? 2 * in.tokens * parts_of(in) : 0});
 }
 
 template <typename T>
@@ -133,6 +141,67 @@ void multiply_on_gpu(Call& call, const Inputs& in, T* y) {
   const int64_t blocks = std::min<int64_t>((in.outputs + kOfBlock - 1) / kOfBlock, 1 << 20);
   launch(call, one_row_kernel<T>, blocks, 32 * kWarps, 0, in.deep, in.outputs, x, weight, y);
 }
+
+// Returns the best of a warp's.
+template <typename C>
+__device__ __forceinline__ ArgMax<C> best_of_warp(ArgMax<C> best) {
+#pragma unroll
+  for (int apart = 16; apart > 0; apart /= 2) {
+    const C value = __shfl_xor_sync(~0u, best.value, apart);
+    best = ArgMax<C>::combine(best, {value, __shfl_xor_sync(~0u, best.column, apart)});
+  }
+  return best;
+}
+
+// Adds the bias to a part of a row of y, and finds its best number.
+template <typename T>
+__global__ void __launch_bounds__(32 * kWarps)
+    part_kernel(int64_t outputs, const T* bias, T* y, Compute<T>* values, int32_t* columns) {
+  using C = Compute<T>;
+  __shared__ C value_of_warp[kWarps];
+  __shared__ int64_t column_of_warp[kWarps];
+  const int64_t begin = blockIdx.x * kPart, end = begin + kPart < outputs ? begin + kPart : outputs;
+  y += blockIdx.y * outputs;
+  ArgMax<C> best;
+  for (int64_t i = begin + threadIdx.x; i < end; i += 32 * kWarps) {
+    C value(y[i]);
+    if (bias) {
+      assign(y[i], value + C(bias[i]));
+      value = C(y[i]);
+    }
+    best = ArgMax<C>::combine(best, {value, i});
+  }
+  best = best_of_warp(best);
+  if (threadIdx.x % 32 == 0) {
+    value_of_warp[threadIdx.x / 32] = best.value;
+    column_of_warp[threadIdx.x / 32] = best.column;
+  }
+  __syncthreads();
+  if (threadIdx.x > 0) return;
+  for (int w = 1; w < kWarps; ++w) best = ArgMax<C>::combine(best, {value_of_warp[w], column_of_warp[w]});
+  values[blockIdx.y * gridDim.x + blockIdx.x] = best.value;
+  columns[blockIdx.y * gridDim.x + blockIdx.x] = static_cast<int32_t>(best.column);
+}
+
+// Finds the best of the parts of a row. A block is a warp.
+template <typename C>
+__global__ void __launch_bounds__(32)
+    best_kernel(int64_t parts, const C* values, const int32_t* columns, int32_t* index) {
+  ArgMax<C> best;
+  for (int64_t part = blockIdx.x * parts + threadIdx.x; part < (blockIdx.x + 1) * parts; part += 32)
+    best = ArgMax<C>::combine(best, {values[part], columns[part]});
+  best = best_of_warp(best);
+  if (threadIdx.x == 0) index[blockIdx.x] = static_cast<int32_t>(best.column);
+}
+
+template <typename T>
+void choose_by_parts(Call& call, const Inputs& in, T* y, Compute<T>* work, int32_t* index) {
+  const int64_t parts = parts_of(in);
+  int32_t* const columns = reinterpret_cast<int32_t*>(work + in.tokens * parts);
+  launch(call, part_kernel<T>, Grid(parts, in.tokens), 32 * kWarps, 0, in.outputs, in.bias.as<const T>(), y, work,
+         columns);
+  launch(call, best_kernel<Compute<T>>, in.tokens, 32, 0, parts, work, columns, index);
+}
 #endif
 
 template <typename T>
@@ -170,7 +239,10 @@ MSOPS_ENTRY(LinearArgmaxForward) {
                  static_cast<long long>(work.dim(1)), static_cast<long long>(numbers));
     if (!call.ok() || in.tokens == 0) return;
 #ifdef __CUDACC__
-    if (!call.is_on_cpu()) multiply_on_gpu(call, in, y.as<T>());
+    if (!call.is_on_cpu()) {
+      multiply_on_gpu(call, in, y.as<T>());
+      if (is_cut(in)) return choose_by_parts(call, in, y.as<T>(), work.as<C>(), index.as<int32_t>());
+    }
 #endif
     if (call.is_on_cpu()) multiply_on_cpu(call, in, work.as<C>(), y.as<T>());
     for_rows<T>(call, in.tokens, {y}, Choose<T>{y, Parameters<T>(in.bias, in.outputs, C(0)), index.as<int32_t>()});

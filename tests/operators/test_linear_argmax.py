@@ -39,6 +39,8 @@ class TestLinearArgmax(Card):
         "8 rows": case(8, 1000, 128, True),
         "9 rows": case(9, 1000, 129, True),
         "long rows": case(2, 70000, 24),
+        "long rows with a bias": case(3, 5001, 8, True),
+        "a long row with a bias": case(1, 4097, 32, True),
     }
     small = "few rows"
     hostile = ("few rows", "odd")
