@@ -139,10 +139,13 @@ __global__ void __launch_bounds__(kThreads) sort_kernel(const SliceProblem<T> p)
     for (int i = thread; i < kPoints && first + i < p.all.count; i += kThreads) {
       Cell<D> cell;
       Axis<C> axes[D];
-      locate<D, false>(p.all.grids, level, p.all.points, p.all.points, first + i, cell, axes);
+      Point<D, false, C>(p.all.grids, p.all.points, p.all.points, first + i).locate(level, cell, axes);
+      uint32_t entries[2][kPairs];  // on the near and the far side of the first axis
+      cell.entries(level, cell.near[0], entries[0]);
+      cell.entries(level, cell.far[0], entries[1]);
 #pragma unroll
       for (int pair = 0; pair < kPairs; ++pair) {
-        const uint32_t near = cell.entry(level, 2 * pair) >> bits, far = cell.entry(level, 2 * pair + 1) >> bits;
+        const uint32_t near = entries[0][pair] >> bits, far = entries[1][pair] >> bits;
         f(near, i << (D - 1) | pair);
         if (far != near) f(far, i << (D - 1) | pair);
       }
@@ -192,10 +195,12 @@ __device__ __forceinline__ void add_reference(const SliceProblem<T>& p, const Le
   }
   Cell<D> cell;
   Axis<C> axes[D];
-  locate<D, kAlong>(p.all.grids, level, p.all.points, p.all.along, n, cell, axes);
+  Point<D, kAlong, C>(p.all.grids, p.all.points, p.all.along, n).locate(level, cell, axes);
 #pragma unroll
   for (int side = 0; side < 2; ++side) {
-    const uint32_t entry = cell.entry(level, 2 * pair + side) - begin;
+    uint32_t entries[1 << (D - 1)];
+    cell.entries(level, side ? cell.far[0] : cell.near[0], entries);
+    const uint32_t entry = entries[pair] - begin;
     if (entry >> p.slice_bits) continue;
     const C weight = share<D, kAlong>(axes, 2 * pair + side);
 #pragma unroll
