@@ -6,22 +6,39 @@
 
 namespace msops::hash_encoding {
 
+// Sums are `count` sums of C in memory: word by word, and two flags each.
+template <typename C>
+struct FixedLayout {
+  static constexpr int kWords = sizeof(C) == 8 ? 4 : 2, kFlags = 16;  // kFlags: sums whose flags are in a word
+  static constexpr MSOPS_BOTH int64_t words(int64_t count) { return kWords * count + (count + kFlags - 1) / kFlags; }
+};
+
 #ifdef __CUDACC__
+// Returns an exponent e for which the number, which is not negative, is below 2^e; it is the least one of normal
+// numbers.
+__device__ __forceinline__ int exponent_of(double number) {
+  return static_cast<int>(__double_as_longlong(number) >> 52) - 1022;
+}
+__device__ __forceinline__ double power_of_2(int exponent) {
+  return __longlong_as_double(static_cast<long long>(exponent + 1023) << 52);
+}
+
 // Steps is the number k, chosen such that no sum overflows.
 template <typename C>
 struct Steps {
-  static constexpr int kWords = sizeof(C) == 8 ? 4 : 2, kBits = 32 * kWords - 2;
-  int k;
-  C scale[2];  // their product is 2^k, which C may be too narrow for
+  static constexpr int kWords = FixedLayout<C>::kWords, kBits = 32 * kWords - 2;
+  double scales[2], inverses[2];  // The product of the scales is 2^k, which may be too large for one number.
 
+  Steps() = default;
   // Sums are below 2^exponent.
-  explicit __device__ Steps(int exponent) : k(kBits - exponent) {
-    scale[0] = C(exp2(static_cast<double>(k / 2)));
-    scale[1] = C(exp2(static_cast<double>(k - k / 2)));
+  explicit __device__ Steps(int exponent) {
+    const int k = kBits - exponent, halves[2] = {k / 2, k - k / 2};
+    for (int i = 0; i < 2; ++i) scales[i] = power_of_2(halves[i]), inverses[i] = power_of_2(-halves[i]);
   }
-  // Returns the words of a term, from the lowest on.
-  __device__ void words_of(C term, uint32_t (&words)[kWords]) const {
-    const C steps = term * scale[0] * scale[1];
+  // Returns a number in steps.
+  __device__ C in_steps(C number) const { return C(static_cast<double>(number) * scales[0] * scales[1]); }
+  // Returns the words of a number in steps, from the lowest on.
+  static __device__ void words_of(C steps, uint32_t (&words)[kWords]) {
     if constexpr (kWords == 2) {
       const unsigned long long whole = static_cast<unsigned long long>(llrintf(steps));
       words[0] = static_cast<uint32_t>(whole), words[1] = static_cast<uint32_t>(whole >> 32);
@@ -37,65 +54,82 @@ struct Steps {
   // Returns the number that words stand for.
   __device__ C number_of(const uint32_t (&words)[kWords]) const {
     const auto pair = [&](int i) { return static_cast<unsigned long long>(words[i + 1]) << 32 | words[i]; };
+    double steps = 0;
     if constexpr (kWords == 2) {
-      const double steps = static_cast<double>(static_cast<long long>(pair(0)));
-      return C(steps * exp2(static_cast<double>(-k)));
+      steps = static_cast<double>(static_cast<long long>(pair(0)));
     } else {
       unsigned long long low = pair(0), high = pair(2);
       const bool is_negative = high >> 63;
       if (is_negative) low = 0 - low, high = ~high + (low == 0);
-      const double steps = static_cast<double>(high) * 0x1p64 + static_cast<double>(low);
-      return (is_negative ? -steps : steps) / scale[0] / scale[1];
+      const double size = static_cast<double>(high) * 0x1p64 + static_cast<double>(low);
+      steps = is_negative ? -size : size;
     }
+    return C(steps * inverses[0] * inverses[1]);
   }
 };
 
-// FixedSums are `count` sums in memory: word by word, and a word of flags each.
 template <typename C>
 struct FixedSums {
-  static constexpr int kWords = Steps<C>::kWords, kAll = kWords + 1;
-  enum : uint32_t { kInfinite = 1, kNegativeInfinite = 2 };  // both: NaN
-  uint32_t* words;                                           // (kAll, count)
+  static constexpr int kWords = Steps<C>::kWords, kFlags = FixedLayout<C>::kFlags;
+  enum : uint32_t { kInfinite = 1, kNegativeInfinite = 2, kNan = 3 };
+  uint32_t* words;
   int64_t count;
 
-  __device__ void add(int64_t i, const uint32_t (&term)[kWords]) const {
-    uint32_t carry = 0;
+  // Adds N terms, of which the i-th goes to sum at[i]. The carries of all are under way at once.
+  template <int N, typename Index>
+  __device__ __forceinline__ void add(const Index (&at)[N], const uint32_t (&terms)[N][kWords]) const {
+    uint32_t carries[N] = {};
 #pragma unroll
     for (int w = 0; w < kWords; ++w) {
-      const uint32_t value = term[w] + carry;
-      carry = value < carry;
-      if (value == 0) continue;
-      uint32_t* const to = words + w * count + i;
-      if (w + 1 == kWords) {
-        atomicAdd(to, value);
-      } else {
-        carry += atomicAdd(to, value) > ~value;
+      uint32_t values[N], before[N];
+#pragma unroll
+      for (int i = 0; i < N; ++i) {
+        values[i] = terms[i][w] + carries[i];
+        carries[i] = values[i] < carries[i];
+        before[i] = atomicAdd(words + w * static_cast<Index>(count) + at[i], values[i]);
       }
+#pragma unroll
+      for (int i = 0; i < N; ++i) carries[i] += before[i] > ~values[i];
     }
   }
-  __device__ void add(int64_t i, C term, const Steps<C>& steps) const {
-    if (!(term - term == 0)) {
-      atomicOr(words + kWords * count + i, term > 0 ? kInfinite : term < 0 ? kNegativeInfinite : 3u);
-      return;
+  // Adds a number in steps.
+  __device__ void add(int64_t i, C steps) const {
+    if (steps - steps == 0) {
+      const int64_t at[1] = {i};
+      uint32_t terms[1][kWords];
+      Steps<C>::words_of(steps, terms[0]);
+      add(at, terms);
+    } else {
+      add_flags(i, steps > 0 ? kInfinite : steps < 0 ? kNegativeInfinite : kNan);
     }
-    uint32_t of_term[kWords];
-    steps.words_of(term, of_term);
-    add(i, of_term);
   }
   // Adds a sum of others.
   __device__ void add(int64_t i, const FixedSums& others, int64_t from) const {
-    uint32_t term[kWords];
-    for (int w = 0; w < kWords; ++w) term[w] = others.words[w * others.count + from];
-    add(i, term);
-    const uint32_t flags = others.words[kWords * others.count + from];
-    if (flags) atomicOr(words + kWords * count + i, flags);
+    const int64_t at[1] = {i};
+    uint32_t terms[1][kWords];
+    for (int w = 0; w < kWords; ++w) terms[0][w] = others.words[w * others.count + from];
+    add(at, terms);
+    if (const uint32_t flags = others.flags(from)) add_flags(i, flags);
   }
   __device__ C total(int64_t i, const Steps<C>& steps) const {
     uint32_t sum[kWords];
     for (int w = 0; w < kWords; ++w) sum[w] = words[w * count + i];
-    const uint32_t flags = words[kWords * count + i];
     const C infinite = C(HUGE_VAL);
-    return flags == 0 ? steps.number_of(sum) : flags == kInfinite ? infinite : flags == 2 ? -infinite : C(NAN);
+    switch (flags(i)) {
+      case kInfinite:
+        return infinite;
+      case kNegativeInfinite:
+        return -infinite;
+      case kNan:
+        return C(NAN);
+    }
+    return steps.number_of(sum);
+  }
+
+ private:
+  __device__ uint32_t flags(int64_t i) const { return words[kWords * count + i / kFlags] >> i % kFlags * 2 & kNan; }
+  __device__ void add_flags(int64_t i, uint32_t flags) const {
+    atomicOr(words + kWords * count + i / kFlags, flags << i % kFlags * 2);
   }
 };
 #endif

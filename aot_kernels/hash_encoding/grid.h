@@ -105,8 +105,18 @@ struct CoordinatesOut {
   }
 };
 
+// Returns a * b + c, rounded once. On the CPU it vectorizes: fmaf would do so with some instruction sets alone.
+MSOPS_BOTH float product_sum(float a, float b, float c) {
+#ifdef __CUDA_ARCH__
+  return fmaf(a, b, c);
+#else
+  return static_cast<float>(static_cast<double>(a) * static_cast<double>(b) + static_cast<double>(c));
+#endif
+}
+
 // Place is where a coordinate lies in a level: in which cell, and where in this. Outside of [0, 1], the nearest end
-// counts; NaN stays NaN.
+// counts; NaN stays NaN. The products are fused with the sums on both devices: in a grid of many cells, a rounded
+// product would be far from the exact one, as seen from within a cell.
 template <typename C>
 struct Place {
   uint32_t cell;
@@ -116,16 +126,17 @@ struct Place {
   MSOPS_BOTH void find(const Level& level, double x) {
     is_outside = x < 0 || x > 1;
     x = x < 0 ? 0 : x > 1 ? 1 : x;
-    const double at = level.scale * x + 0.5;
+    const double at = __builtin_fma(level.scale, x, 0.5);
     cell = static_cast<uint32_t>(at >= 0 ? static_cast<int32_t>(at) : 0);
-    fraction = C(level.scale * x + (0.5 - static_cast<int32_t>(cell)));
+    fraction = C(__builtin_fma(level.scale, x, 0.5 - static_cast<int32_t>(cell)));
   }
   MSOPS_BOTH void find(const Level& level, float x) {
     is_outside = x < 0 || x > 1;
     x = x < 0 ? 0 : x > 1 ? 1 : x;
-    const float at = level.scale_high * x + 0.5f;
+    const float at = product_sum(level.scale_high, x, 0.5f);
     cell = static_cast<uint32_t>(at >= 0 ? static_cast<int32_t>(at) : 0);
-    fraction = C(level.scale_high * x + (0.5f - static_cast<float>(static_cast<int32_t>(cell))) + level.scale_low * x);
+    const float begin = static_cast<float>(static_cast<int32_t>(cell)) - 0.5f;
+    fraction = C(product_sum(level.scale_low, x, product_sum(level.scale_high, x, -begin)));
   }
 };
 
@@ -158,11 +169,11 @@ struct Share {
 };
 
 // Returns a corner's share of the value at a point, or, if kAlong, how that changes along the direction. If kAxis is
-// one of the axes, returns how much this grows with the coordinate of kAxis.
-template <int D, bool kAlong, int kAxis = -1, typename C>
+// one of the axes, returns how much this grows with the coordinate of kAxis. Axes before kFrom do not count.
+template <int D, bool kAlong, int kAxis = -1, int kFrom = 0, typename C>
 MSOPS_BOTH C share(const Axis<C> (&axes)[D], int corner) {
   Share<kAlong, C> product;
-  for (int d = 0; d < D; ++d) {
+  for (int d = kFrom; d < D; ++d) {
     const bool is_far = corner >> d & 1;
     const C far = d == kAxis ? axes[d].slope : axes[d].far, near = d == kAxis ? -far : 1 - far;
     const C tilt = d == kAxis ? axes[d].bend : axes[d].tilt;
@@ -177,34 +188,60 @@ template <int D>
 struct Cell {
   uint32_t near[D], far[D];
 
-  // Returns the entry of a corner, counted from the level's first one. A dense index may be one row beyond the end.
-  MSOPS_BOTH uint32_t entry(const Level& level, int corner) const {
-    uint32_t index = 0;
+  // Writes the entries, counted from the level's first one, of the corners on one side of the first axis, which is
+  // near[0] or far[0]. A dense index may be one row beyond the end.
+  MSOPS_BOTH void entries(const Level& level, uint32_t side, uint32_t (&to)[1 << (D - 1)]) const {
     if (level.is_dense) {
-      for (int d = 0; d < D; ++d) index += corner >> d & 1 ? far[d] : near[d];
-      return index < level.size ? index : index - level.size;
+      for (int c = 0; c < 1 << (D - 1); ++c) {
+        uint32_t index = side;
+        for (int d = 1; d < D; ++d) index += c >> (d - 1) & 1 ? far[d] : near[d];
+        to[c] = index < level.size ? index : index - level.size;
+      }
+    } else {
+      for (int c = 0; c < 1 << (D - 1); ++c) {
+        uint32_t index = side;
+        for (int d = 1; d < D; ++d) index ^= c >> (d - 1) & 1 ? far[d] : near[d];
+        to[c] = index & (level.size - 1);
+      }
     }
-    for (int d = 0; d < D; ++d) index ^= corner >> d & 1 ? far[d] : near[d];
-    return index & (level.size - 1);
   }
 };
 
-// Finds a point's cell in a level, and its axes.
+// Point locates a point in levels. It keeps the coordinates, except doubles, which would take twice the registers.
 template <int D, bool kAlong, typename C>
-MSOPS_BOTH void locate(const Grids& grids, const Level& level, const Coordinates& points, const Coordinates& along,
-                       int64_t n, Cell<D>& cell, Axis<C> (&axes)[D]) {
-  for (int d = 0; d < D; ++d) {
-    Place<C> place;
-    if (sizeof(C) == 8 || points.bytes == 8) {
-      place.find(level, points.get<double>(n * D + d));
+class Point {
+ public:
+  MSOPS_BOTH Point(const Grids& grids, const Coordinates& points, const Coordinates& along, int64_t n)
+      : grids_(grids), points_(points), along_(along), first_(n * D) {
+    if (points.bytes == 8) return;
+    for (int d = 0; d < D; ++d) coordinates_[d] = points.as_float(first_ + d);
+  }
+  // Finds the cell in a level, and its axes.
+  MSOPS_BOTH void locate(const Level& level, Cell<D>& cell, Axis<C> (&axes)[D]) const {
+    if (points_.bytes == 8) {
+      for (int d = 0; d < D; ++d) locate(level, d, points_.as_double(first_ + d), cell, axes[d]);
     } else {
-      place.find(level, points.as_float(n * D + d));
+      for (int d = 0; d < D; ++d) locate(level, d, Wide(coordinates_[d]), cell, axes[d]);
     }
+  }
+
+ private:
+  using Wide = typename std::conditional<sizeof(C) == 8, double, float>::type;
+
+  template <typename X>
+  MSOPS_BOTH void locate(const Level& level, int d, X coordinate, Cell<D>& cell, Axis<C>& axis) const {
+    Place<C> place;
+    place.find(level, coordinate);
     cell.near[d] = place.cell * level.factors[d];
     cell.far[d] = cell.near[d] + level.factors[d];
-    const C direction = kAlong ? along.get<C>(n * D + d) : C(0);
-    axes[d] = Axis<C>(place.fraction, place.is_outside, C(level.scale), grids.is_smooth, direction);
+    const C direction = kAlong ? along_.get<C>(first_ + d) : C(0);
+    axis = Axis<C>(place.fraction, place.is_outside, C(level.scale), grids_.is_smooth, direction);
   }
-}
+
+  const Grids& grids_;
+  const Coordinates &points_, &along_;
+  const int64_t first_;
+  float coordinates_[D];
+};
 
 }  // namespace msops::hash_encoding

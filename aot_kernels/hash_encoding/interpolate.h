@@ -1,7 +1,8 @@
 // The value of an encoding at points, and the gradient of the points: sums over the corners around each point.
 //
 //   CPU  tiles of points, for which loops over corners vectorize
-//   GPU  a thread has a point: for the value some levels of it, whose results it stores at once; for the gradient all
+//   GPU  for the value, two lanes have some levels of a point, whose results they store at once; for the gradient, a
+//        thread has all levels of a point
 #pragma once
 
 #include "../common/pack.h"
@@ -103,94 +104,70 @@ struct PointsOnCpu {
 };
 
 #ifdef __CUDACC__
-// A thread's results of some levels, which it collects in shared memory and stores as whole sectors.
+// A point's results of some levels, which are collected in shared memory and stored as a whole sector.
 template <typename T>
 struct Row {
-  // No two lanes meet in a bank, except of doubles, which need even words.
+  // No two rows of a warp meet in a bank, except of doubles, which need even words.
   static constexpr int kBytes = 32, kWords = kBytes / 4, kPitch = kWords + (sizeof(T) == 8 ? 2 : 1);
   alignas(sizeof(T) == 8 ? 8 : 4) uint32_t words[kPitch];
 };
 
-// Loads a pack of an entry for each corner.
-template <int D, int N, typename T>
-__device__ __forceinline__ void load_corners(const Level& level, const Cell<D>& cell, const T* table, int64_t features,
-                                             Pack<T, N> (&values)[1 << D]) {
-#pragma unroll
-  for (int c = 0; c < 1 << D; ++c) values[c] = load<N>(table + cell.entry(level, c) * features);
-}
-
-// Loads entries of N features, two at a time where neighbours along the first axis are an aligned pair: half of them
-// are. Each load that lanes do not need is one fewer that the L1 cache looks up.
-template <int D, int N, typename T>
-__device__ __forceinline__ void load_pairs(const Level& level, const Cell<D>& cell, const T* table,
-                                           Pack<T, N> (&values)[1 << D]) {
-  constexpr int kPairs = 1 << (D - 1);
-  Pack<T, 2 * N> pairs[kPairs];
-  Pack<T, N> others[kPairs] = {};
-  uint32_t near[kPairs], far[kPairs];
-#pragma unroll
-  for (int p = 0; p < kPairs; ++p) {
-    near[p] = cell.entry(level, 2 * p), far[p] = cell.entry(level, 2 * p + 1);
-    pairs[p] = load<2 * N>(table + int64_t{near[p] & ~1u} * N);
-  }
-#pragma unroll
-  for (int p = 0; p < kPairs; ++p)
-    if (far[p] != (near[p] ^ 1)) others[p] = load<N>(table + int64_t{far[p]} * N);
-#pragma unroll
-  for (int p = 0; p < kPairs; ++p)
-    for (int k = 0; k < N; ++k) {
-      const T low = pairs[p].values[k], high = pairs[p].values[N + k];
-      values[2 * p].values[k] = near[p] & 1 ? high : low;
-      values[2 * p + 1].values[k] = far[p] != (near[p] ^ 1) ? others[p].values[k] : near[p] & 1 ? low : high;
-    }
-}
-
-// Blocks are (runs of points, groups of levels). A pack of N features is loaded at once. An entry has `packs` of them.
-template <int D, bool kAlong, int N, bool kPairs, typename T>
+// Blocks are (runs of points, groups of levels). Lanes 2i and 2i + 1 have the corners on the near and on the far side
+// of the first axis, which are neighbours in the table nearly always, so that one lookup in the L1 cache finds both: a
+// warp's lookups bound the speed. A pack of N features is loaded at once, and a lane stores one half of the results.
+template <int D, bool kAlong, int N, typename T>
 __global__ void __launch_bounds__(kThreads)
     forward_kernel(const Problem<T> all, int levels_of_group, bool is_whole, T* out) {
   using C = Compute<T>;
-  constexpr int kCorners = 1 << D;
-  __shared__ Row<T> rows[kThreads];
-  const int64_t n = blockIdx.x * int64_t{kThreads} + threadIdx.x;
-  if (n >= all.count) return;
-  const int64_t features = all.features, width = all.width();
+  constexpr int kCorners = 1 << (D - 1), kPoints = kThreads / 2, kOwn = N == 1 ? 1 : N / 2;
+  __shared__ Row<T> rows[kPoints];
+  const int side = static_cast<int>(threadIdx.x % 2);
+  const int64_t own = blockIdx.x * int64_t{kPoints} + threadIdx.x / 2;
+  const bool stores = own < all.count;
+  const int64_t n = stores ? own : all.count - 1;
+  const uint32_t features = static_cast<uint32_t>(all.features);
   const int first = static_cast<int>(blockIdx.y) * levels_of_group;
   const int last = min(first + levels_of_group, all.grids.levels);
-  T* const row = reinterpret_cast<T*>(rows[threadIdx.x].words);
-  T* const to = out + n * width + first * features;
+  T* const row = reinterpret_cast<T*>(rows[threadIdx.x / 2].words);
+  T* const to = out + n * all.width() + first * all.features;
+  const Point<D, kAlong, C> point(all.grids, all.points, all.along, n);
   for (int l = first; l < last; ++l) {
     const Level& level = all.grids.level[l];
-    const T* const table = all.entries(level);
     Cell<D> cell;
     Axis<C> axes[D];
-    locate<D, kAlong>(all.grids, level, all.points, all.along, n, cell, axes);
-    for (int64_t f = 0; f < features; f += N) {
+    point.locate(level, cell, axes);
+    uint32_t entries[kCorners];
+    cell.entries(level, side ? cell.far[0] : cell.near[0], entries);
+    const T* const table = all.entries(level);
+    for (uint32_t f = 0; f < features; f += N) {
       Pack<T, N> values[kCorners];
-      if constexpr (kPairs) {
-        load_pairs<D, N>(level, cell, table, values);
-      } else {
-        load_corners<D, N>(level, cell, table + f, features, values);
-      }
+#pragma unroll
+      for (int c = 0; c < kCorners; ++c) values[c] = load<N>(table + (uint64_t{entries[c]} * features + f));
       C sums[N] = {};
 #pragma unroll
       for (int c = 0; c < kCorners; ++c) {
-        const C weight = share<D, kAlong>(axes, c);
+        const C weight = share<D, kAlong>(axes, 2 * c + side);
         for (int k = 0; k < N; ++k) sums[k] += weight * C(values[c].values[k]);
       }
-      const Pack<T, N> results = rounded_pack<T>(sums);
-      const int64_t at = (l - first) * features + f;
-      if (!is_whole) {
+      C totals[kOwn];
+#pragma unroll
+      for (int k = 0; k < kOwn; ++k) {
+        const C mine = side ? sums[N - kOwn + k] : sums[k], others = side ? sums[k] : sums[N - kOwn + k];
+        totals[k] = mine + __shfl_xor_sync(~0u, others, 1);
+      }
+      const Pack<T, kOwn> results = rounded_pack<T>(totals);
+      const int64_t at = (l - first) * all.features + f + side * (N - kOwn);
+      if (is_whole) {
+        for (int k = 0; k < kOwn; ++k) row[at + k] = results.values[k];  // a row is not aligned to packs
+      } else if (stores && side < N) {
         store(to + at, results);
-      } else {
-        for (int k = 0; k < N; ++k) row[at + k] = results.values[k];  // a row is not aligned to packs
       }
     }
   }
   if (!is_whole) return;
-  Pack<uint32_t, 4>* const sectors = reinterpret_cast<Pack<uint32_t, 4>*>(to);
-  const uint32_t* const words = rows[threadIdx.x].words;
-  for (int i = 0; i < Row<T>::kWords; i += 4) sectors[i / 4] = {words[i], words[i + 1], words[i + 2], words[i + 3]};
+  __syncwarp();
+  const uint32_t* const words = rows[threadIdx.x / 2].words + side * 4;
+  if (stores) reinterpret_cast<Pack<uint32_t, 4>*>(to)[side] = {words[0], words[1], words[2], words[3]};
 }
 
 template <int D, bool kAlong, int N, typename T>
@@ -199,15 +176,8 @@ void forward_on_gpu(Call& call, const Problem<T>& all, T* out) {
   const int64_t of_group = std::clamp<int64_t>(Row<T>::kBytes / of_level, 1, levels);
   const bool is_whole =
       of_group * of_level == Row<T>::kBytes && levels % of_group == 0 && is_aligned<kPackWidth<T>>(out);
-  const Grid grid((all.count + kThreads - 1) / kThreads, (levels + of_group - 1) / of_group);
-  const auto run = [&](auto pairs) {
-    constexpr bool kPairs = pairs;
-    launch(call, forward_kernel<D, kAlong, N, kPairs, T>, grid, kThreads, 0, all, static_cast<int>(of_group), is_whole,
-           out);
-  };
-  if constexpr (N == 2 && sizeof(T) < 8)
-    if (all.features == N && is_aligned<2 * N>(all.table)) return run(std::true_type{});
-  run(std::false_type{});
+  const Grid grid((all.count + kThreads / 2 - 1) / (kThreads / 2), (levels + of_group - 1) / of_group);
+  launch(call, forward_kernel<D, kAlong, N, T>, grid, kThreads, 0, all, static_cast<int>(of_group), is_whole, out);
 }
 
 // Adds how the corners' products grow with the coordinate of each axis from kAxis on.
@@ -226,16 +196,21 @@ __global__ void __launch_bounds__(kThreads) points_kernel(const Problem<T> all, 
   if (n >= all.count) return;
   const int64_t features = all.features, width = all.width();
   C sums[D] = {};
+  const Point<D, kAlong, C> point(all.grids, all.points, all.along, n);
   for (int l = 0; l < all.grids.levels; ++l) {
     const Level& level = all.grids.level[l];
     const T* const table = all.entries(level);
     Cell<D> cell;
     Axis<C> axes[D];
-    locate<D, kAlong>(all.grids, level, all.points, all.along, n, cell, axes);
+    point.locate(level, cell, axes);
+    uint32_t entries[2][kCorners / 2];  // on the near and the far side of the first axis
+    cell.entries(level, cell.near[0], entries[0]);
+    cell.entries(level, cell.far[0], entries[1]);
     C products[kCorners] = {};
     for (int64_t f = 0; f < features; f += N) {
       Pack<T, N> values[kCorners];
-      load_corners<D, N>(level, cell, table + f, features, values);
+#pragma unroll
+      for (int c = 0; c < kCorners; ++c) values[c] = load<N>(table + entries[c % 2][c / 2] * features + f);
       const Pack<T, N> gradient = load<N>(dout + n * width + l * features + f);
 #pragma unroll
       for (int c = 0; c < kCorners; ++c)

@@ -1,106 +1,60 @@
-// The gradient of a table on the GPU. A block adds up a slice of a level's entries in shared memory, and so needs the
-// points that meet the slice. Three launches for some levels at once, after one that finds the largest gradients:
+// The gradient of a table on the GPU. A block adds up a slice of a level's entries in shared memory, and so needs what
+// the points add to this slice. Corners on the near and the far side of the first axis are neighbours nearly always, so
+// that a record is of both. A task is a level and kFeatures of the features. Two launches for some tasks at once, after
+// one that finds the largest gradients:
 //
-//   sort_kernel    a block, the sorter, lists which of its points meet which slice, by counting. Corners on the near
-//                  and the far side of the first axis are neighbours nearly always: a reference is to both.
-//   slice_kernel   a block goes over all references to its slice and adds them up, as integers, since these come in any
-//                  order. It stores the sums; those of a coarse level, whose slices several blocks share, it adds to
-//                  `totals`.
-//   total_kernel   turns these into numbers
+//   sort_kernel    a block, the sorter, writes the records of its points, which it sorts by slices
+//   slice_kernel   a block reads all records of its slice and adds them up, as integers, since these come in any order.
+//                  It stores the sums; those of a coarse level, whose slices several blocks share, it adds to `totals`.
+//
+// At the end, total_kernel turns these into numbers.
 #pragma once
 
-#include "fixed_point.h"
-#include "interpolate.h"
+#include "records.h"
 
 namespace msops::hash_encoding {
 
-constexpr int kBins = 128;                               // of references, each with the slices of a range of entries
-constexpr int kCoarse = 1 << 17;                         // levels of at most so many entries have few slices
-constexpr int kMaximaWords = 2 * (kMostLevels + 1) + 1;  // doubles, and a word to align them
-template <int D>
-constexpr int kSorted = D == 4 ? 1024 : 2048;  // points of a sorter
-
-// Layout says where everything is in the scratch, in words of 4 bytes.
-struct Layout {
-  int64_t sorters, room, levels_at_once, coarse, totals, references, ends, words;  // room: references of a sorter
-
-  Layout(const Grids& grids, int64_t axes, int64_t count, int64_t features, int words_of_sum) {
-    constexpr int64_t kMostBytes = int64_t{1} << 28;  // of references at once
-    const int64_t points = axes == 4 ? kSorted<4> : kSorted<3>;
-    sorters = (count + points - 1) / points;
-    room = points << axes;
-    levels_at_once = std::clamp<int64_t>(kMostBytes / std::max<int64_t>(1, 2 * room * sorters), 1, grids.levels);
-    coarse = 0;
-    for (int l = 0; l < grids.levels; ++l) coarse += grids.level[l].size <= kCoarse ? grids.level[l].size : 0;
-    totals = kMaximaWords;
-    references = totals + size_of({coarse, features, words_of_sum + 1});
-    ends = references + size_of({levels_at_once, sorters, room / 2});
-    words = ends + size_of({levels_at_once, sorters, kBins});
-  }
-};
-
 #ifdef __CUDACC__
-template <typename T>
-struct SliceProblem {
-  using C = Compute<T>;
-  Problem<T> all;
-  const T* dout;
-  T* dtable;
-  uint32_t* maxima;  // of each level, and of the directions, as doubles
-  FixedSums<C> totals;
-  uint16_t* references;  // (levels at once, sorters, room)
-  uint16_t* ends;        // (levels at once, sorters, kBins, 2): where a bin begins and ends
-  int64_t sorters, room;
-  int first_level, slice_bits;
-  bool are_packs;  // the features of dout that a block adds up
-
-  // Returns the bits of an entry below its bin's number.
-  __device__ int bin_bits(const Level& level) const {
-    const int bits = 32 - __clz(static_cast<int>(level.size - 1));
-    return max(slice_bits, bits - 7);
-  }
-  __device__ int64_t slices(const Level& level) const {
-    return (level.size + (int64_t{1} << slice_bits) - 1) >> slice_bits;
-  }
-  // Returns how many blocks share a slice.
-  MSOPS_BOTH int64_t parts(const Level& level) const {
-    const int64_t most = level.size > kCoarse ? 1 : 2 * int64_t{kCoarse} / level.size;
-    const int64_t few = most < 64 ? most : 64;
-    return few < sorters ? few : sorters;
-  }
-  // Returns the steps of a level's sums. All corners together count 1 at each point, or change by up to 3 scale |u|.
-  template <bool kAlong>
-  __device__ Steps<C> steps(int l) const {
-    const double* const largest = reinterpret_cast<const double*>(maxima);
-    const double of_shares = kAlong ? 3 * (all.grids.level[l].scale + 1) * largest[kMostLevels] : 1;
-    int exponents[3] = {};
-    frexp(largest[l], exponents);
-    frexp(of_shares, exponents + 1);
-    frexp(static_cast<double>(all.count), exponents + 2);
-    return Steps<C>(exponents[0] + exponents[1] + exponents[2]);
-  }
-};
-
-// Finds the largest finite numbers: of columns that have `features` each, or the largest sum of rows' magnitudes.
-// Doubles that are not negative compare as their bits do.
+// Keeps the largest double in memory. Numbers that are not negative compare as their bits do.
 __device__ __forceinline__ void keep_largest(uint32_t* maxima, int i, double value) {
   const auto bits = static_cast<unsigned long long>(__double_as_longlong(value));
   if (value > 0) atomicMax(reinterpret_cast<unsigned long long*>(maxima) + i, bits);
 }
 
-template <typename T>
+// Finds the largest finite numbers of columns that have `features` each. A thread has N neighbouring columns. The
+// blocks collect their own maxima first, since atomics on few addresses are slow.
+template <int N, typename T>
 __global__ void __launch_bounds__(kThreads)
     largest_kernel(const T* dout, int64_t size, int64_t width, int64_t features, int64_t stride, uint32_t* maxima) {
-  const int64_t first = blockIdx.x * int64_t{kThreads} + threadIdx.x;
-  if (first >= stride) return;
-  Compute<T> largest = 0;
-  for (int64_t i = first; i < size; i += stride) {
-    const Compute<T> value = fabs(Compute<T>(dout[i]));
-    if (value - value == 0 && value > largest) largest = value;
+  using C = Compute<T>;
+  using Bits = typename std::conditional<sizeof(C) == 8, unsigned long long, uint32_t>::type;
+  __shared__ Bits of_block[kMostLevels];
+  const int thread = static_cast<int>(threadIdx.x);
+  const int64_t first = (blockIdx.x * int64_t{kThreads} + thread) * N;
+  if (thread < kMostLevels) of_block[thread] = 0;
+  __syncthreads();
+  C largest[N] = {};
+#pragma unroll 4
+  for (int64_t i = first < stride ? first : size; i < size; i += stride) {
+    const Pack<T, N> pack = load<N>(dout + i);
+    for (int k = 0; k < N; ++k) {
+      const C value = fabs(C(pack.values[k]));
+      if (value - value == 0 && value > largest[k]) largest[k] = value;
+    }
   }
-  keep_largest(maxima, static_cast<int>(first % width / features), largest);
+  for (int k = 0; k < N; ++k) {
+    Bits bits;
+    memcpy(&bits, largest + k, sizeof bits);
+    if (bits > 0) atomicMax(of_block + (first + k) % width / features, bits);
+  }
+  __syncthreads();
+  if (thread >= kMostLevels) return;
+  C of_level;
+  memcpy(&of_level, of_block + thread, sizeof of_level);
+  keep_largest(maxima, thread, static_cast<double>(of_level));
 }
 
+// Finds the largest sum of the magnitudes of a direction.
 template <int D>
 __global__ void __launch_bounds__(kThreads)
     largest_direction_kernel(Coordinates along, int64_t count, uint32_t* maxima) {
@@ -126,205 +80,285 @@ __device__ __forceinline__ T warp_sum_before(T value) {
   return sum - value;
 }
 
-// Blocks are (sorters, levels).
-template <int D, typename C, typename T>
-__global__ void __launch_bounds__(kThreads) sort_kernel(const SliceProblem<T> p) {
-  constexpr int kPoints = kSorted<D>, kPairs = 1 << (D - 1);
-  __shared__ uint16_t sorted[kPoints << D];
-  __shared__ uint32_t ends[kBins];
-  const Level& level = p.all.grids.level[p.first_level + blockIdx.y];
-  const int thread = static_cast<int>(threadIdx.x), bits = p.bin_bits(level);
+// Returns whether one record has both sides: they are in the same slice, and differ in some of the lowest bits alone.
+__device__ __forceinline__ bool is_joined(uint32_t near, uint32_t far, int slice_bits) {
+  const uint32_t difference = near ^ far;
+  return difference >> slice_bits == 0 && (difference & (difference + 1)) == 0;
+}
+
+// Blocks are (sorters, tasks). Pairs are sorted by their near sides. Far sides that have records of their own follow
+// those of their bin.
+template <int D, bool kAlong, typename T>
+__global__ void __launch_bounds__(kSortThreads, kBlocksAtOnce<T, kSortThreads>) sort_kernel(const SliceProblem<T> p) {
+  using C = Compute<T>;
+  constexpr int kCorners = 1 << (D - 1), kPoints = kPairs / kCorners, kEach = kPoints / kSortThreads;
+  extern __shared__ float4 sorter_memory[];
+  auto* const staged = reinterpret_cast<typename Record<C>::Words*>(sorter_memory);
+  __shared__ uint32_t near_ends[kBins], far_ends[kBins];
+  __shared__ Steps<C> steps;
+  const int task = p.first_task + static_cast<int>(blockIdx.y), l = task / p.groups;
+  const int64_t feature = task % p.groups * kFeatures;
+  const int own = p.features_from(feature);
+  const Level& level = p.all.grids.level[l];
+  const int thread = static_cast<int>(threadIdx.x), bits = p.range_bits(level);
   const int64_t first = blockIdx.x * int64_t{kPoints};
-  const auto for_references = [&](const auto& f) {
-    for (int i = thread; i < kPoints && first + i < p.all.count; i += kThreads) {
-      Cell<D> cell;
-      Axis<C> axes[D];
-      locate<D, false>(p.all.grids, level, p.all.points, p.all.points, first + i, cell, axes);
+
+  // Locate.
+  Cell<D> cells[kEach];
+  Axis<C> axes[kEach][D];
 #pragma unroll
-      for (int pair = 0; pair < kPairs; ++pair) {
-        const uint32_t near = cell.entry(level, 2 * pair) >> bits, far = cell.entry(level, 2 * pair + 1) >> bits;
-        f(near, i << (D - 1) | pair);
-        if (far != near) f(far, i << (D - 1) | pair);
-      }
+  for (int e = 0; e < kEach; ++e) {
+    const int64_t n = first + thread + e * kSortThreads;
+    if (n < p.all.count)
+      Point<D, kAlong, C>(p.all.grids, p.all.points, p.all.along, n).locate(level, cells[e], axes[e]);
+  }
+  if (thread == 0) steps = p.template steps<kAlong>(l);
+  if (thread < kBins) near_ends[thread] = far_ends[thread] = 0;
+  __syncthreads();
+
+  // Count.
+  const int lane_bits = p.lane_bits(level);
+  const uint32_t of_lane = static_cast<uint32_t>(thread) & ((1u << lane_bits) - 1);
+  const auto bin_of = [&](uint32_t entry) { return entry >> bits << lane_bits | of_lane; };
+  const auto for_pairs = [&](const auto& f) {
+#pragma unroll
+    for (int e = 0; e < kEach; ++e) {
+      if (first + thread + e * kSortThreads >= p.all.count) continue;
+      uint32_t near[kCorners], far[kCorners];
+      cells[e].entries(level, cells[e].near[0], near);
+      cells[e].entries(level, cells[e].far[0], far);
+#pragma unroll
+      for (int c = 0; c < kCorners; ++c) f(e, c, near[c], far[c], !kAlong && is_joined(near[c], far[c], p.slice_bits));
     }
   };
-  for (int bin = thread; bin < kBins; bin += kThreads) ends[bin] = 0;
-  __syncthreads();
-  for_references([&](uint32_t bin, int) { atomicAdd(ends + bin, 1u); });
+  uint32_t ranks[kEach][kCorners / 2] = {};  // of two pairs each in their bins
+  for_pairs([&](int e, int c, uint32_t near, uint32_t far, bool joined) {
+    ranks[e][c / 2] |= atomicAdd(near_ends + bin_of(near), 1u) << c % 2 * 16;
+    if (!joined) atomicAdd(far_ends + bin_of(far), 1u);
+  });
+  C gradients[kEach][kFeatures] = {};
+#pragma unroll
+  for (int e = 0; e < kEach; ++e) {
+    const int64_t n = first + thread + e * kSortThreads;
+    if (n >= p.all.count) continue;
+    const T* const from = p.dout + n * p.all.width() + l * p.all.features + feature;
+    if (p.are_packs) {
+      const Pack<T, kFeatures> pack = load<kFeatures>(from);
+      for (int f = 0; f < kFeatures; ++f) gradients[e][f] = C(pack.values[f]);
+    } else {
+      for (int f = 0; f < own; ++f) gradients[e][f] = C(from[f]);
+    }
+  }
   __syncthreads();
   if (thread < 32) {  // a lane has some neighbouring bins
-    constexpr int kEach = kBins / 32;
+    constexpr int kOfLane = kBins / 32;
     uint32_t sum = 0;
-    for (int k = 0; k < kEach; ++k) sum += ends[thread * kEach + k];
-    uint32_t before = warp_sum_before(sum);
-    for (int k = 0; k < kEach; ++k) {
-      const uint32_t size = ends[thread * kEach + k];
-      ends[thread * kEach + k] = before;
-      before += size;
+    for (int bin = thread * kOfLane; bin < (thread + 1) * kOfLane; ++bin) sum += near_ends[bin] + far_ends[bin];
+    uint32_t begin = warp_sum_before(sum);
+    Pack<uint16_t, 2>* const ends = p.ends + int64_t{blockIdx.y} * kBins * p.sorters + blockIdx.x;
+    for (int bin = thread * kOfLane; bin < (thread + 1) * kOfLane; ++bin) {
+      const uint32_t end_of_near = begin + near_ends[bin], end = end_of_near + far_ends[bin];
+      ends[bin * p.sorters] = {{static_cast<uint16_t>(begin), static_cast<uint16_t>(end)}};
+      near_ends[bin] = begin, far_ends[bin] = end_of_near;
+      begin = end;
     }
   }
   __syncthreads();
-  uint16_t* const of_bins = p.ends + (blockIdx.y * p.sorters + blockIdx.x) * 2 * kBins;
-  for (int bin = thread; bin < kBins; bin += kThreads) of_bins[2 * bin] = static_cast<uint16_t>(ends[bin]);
+
+  // Sort. What shared memory has no room for is written as it comes.
+  auto* const to = p.records + (blockIdx.y * p.sorters + blockIdx.x) * Layout::kRoom;
+  const auto write = [&](uint32_t at, const Record<C>& record) {
+    if (at < static_cast<uint32_t>(p.staged)) {
+      staged[at] = record.words();
+    } else {
+      to[at] = record.words();
+    }
+  };
+#pragma unroll
+  for (int e = 0; e < kEach; ++e)
+    for (int f = 0; f < kFeatures; ++f) gradients[e][f] = steps.in_steps(gradients[e][f]);
+  const uint32_t in_range = (1u << bits) - 1;
+  for_pairs([&](int e, int c, uint32_t near, uint32_t far, bool joined) {
+    const C(&gradient)[kFeatures] = gradients[e];
+    const uint32_t at = near_ends[bin_of(near)] + (ranks[e][c / 2] >> c % 2 * 16 & 0xffff);
+    constexpr int kBits = Record<C>::kBits;
+    if (joined) {
+      const C weight = share<D, false, -1, 1>(axes[e], 2 * c);
+      const uint32_t entries = (near & in_range) << kBits | static_cast<uint32_t>(__popc(near ^ far));
+      return write(at, {{weight * gradient[0], weight * gradient[1]}, axes[e][0].far, entries});
+    }
+    const C weights[2] = {share<D, kAlong>(axes[e], 2 * c), share<D, kAlong>(axes[e], 2 * c + 1)};
+    write(at, {{weights[0] * gradient[0], weights[0] * gradient[1]}, C(0), (near & in_range) << kBits});
+    write(atomicAdd(far_ends + bin_of(far), 1u),
+          {{weights[1] * gradient[0], weights[1] * gradient[1]}, C(0), (far & in_range) << kBits});
+  });
   __syncthreads();
-  for_references(
-      [&](uint32_t bin, int reference) { sorted[atomicAdd(ends + bin, 1u)] = static_cast<uint16_t>(reference); });
-  __syncthreads();
-  for (int bin = thread; bin < kBins; bin += kThreads) of_bins[2 * bin + 1] = static_cast<uint16_t>(ends[bin]);
-  uint16_t* const to = p.references + (blockIdx.y * p.sorters + blockIdx.x) * p.room;
-  for (int i = thread; i < static_cast<int>(ends[kBins - 1]); i += kThreads) to[i] = sorted[i];
+
+  // Store.
+  const int size = min(static_cast<int>(far_ends[kBins - 1]), p.staged);
+  for (int i = thread; i < size; i += kSortThreads) to[i] = staged[i];
 }
 
-constexpr int kSliceThreads = 512, kFeatures = 2;  // features that a block adds up
-
-// Adds the gradient of a point to the two corners of a pair, as far as they are in the slice.
-template <int D, bool kAlong, typename T, typename C = Compute<T>>
-__device__ __forceinline__ void add_reference(const SliceProblem<T>& p, const Level& level, int l, int64_t n, int pair,
-                                              uint32_t begin, int64_t feature, int own, const Steps<C>& steps,
-                                              const FixedSums<C>& sums) {
-  const T* const from = p.dout + n * p.all.width() + l * p.all.features + feature;
-  C gradient[kFeatures] = {};
-  if (p.are_packs) {
-    const Pack<T, kFeatures> pack = load<kFeatures>(from);
-    for (int f = 0; f < kFeatures; ++f) gradient[f] = C(pack.values[f]);
+// Adds a record of a range to a slice of the range, if it is in this.
+template <typename C>
+__device__ __forceinline__ void add_record(const Record<C>& record, uint32_t slice_of_range, int slice_bits,
+                                           const FixedSums<C>& sums) {
+  constexpr int kTerms = 2 * kFeatures;  // of both sides
+  const uint32_t near = record.entries >> Record<C>::kBits, bits = record.entries & ((1u << Record<C>::kBits) - 1);
+  if (near >> slice_bits != slice_of_range) return;
+  const uint32_t entry = near & ((1u << slice_bits) - 1), entries[2] = {entry, entry ^ ((1u << bits) - 1)};
+  uint32_t at[kTerms];
+  C terms[kTerms];
+#pragma unroll
+  for (int i = 0; i < kTerms; ++i) {
+    const int f = i % kFeatures, side = i / kFeatures;
+    at[i] = static_cast<uint32_t>(f) << slice_bits | entries[side];
+    terms[i] = record.gradient[f] * (side ? record.far : 1 - record.far);
+  }
+  const C some = (record.gradient[0] + record.gradient[1]) * record.far;  // the numbers are far below the largest
+  if (some - some == 0) {
+    uint32_t words[kTerms][FixedSums<C>::kWords];
+#pragma unroll
+    for (int i = 0; i < kTerms; ++i) Steps<C>::words_of(terms[i], words[i]);
+    sums.add(at, words);
   } else {
-    for (int f = 0; f < own; ++f) gradient[f] = C(from[f]);
-  }
-  Cell<D> cell;
-  Axis<C> axes[D];
-  locate<D, kAlong>(p.all.grids, level, p.all.points, p.all.along, n, cell, axes);
 #pragma unroll
-  for (int side = 0; side < 2; ++side) {
-    const uint32_t entry = cell.entry(level, 2 * pair + side) - begin;
-    if (entry >> p.slice_bits) continue;
-    const C weight = share<D, kAlong>(axes, 2 * pair + side);
-#pragma unroll
-    for (int f = 0; f < kFeatures; ++f)
-      if (f < own) sums.add(entry * kFeatures + f, weight * gradient[f], steps);
+    for (int i = 0; i < kTerms; ++i)
+      if (i < kFeatures || bits > 0) sums.add(at[i], terms[i]);
   }
 }
 
-// Blocks are (parts of slices of levels, groups of features).
-template <int D, bool kAlong, typename T>
-__global__ void __launch_bounds__(kSliceThreads) slice_kernel(const SliceProblem<T> p) {
+// Blocks are (parts of slices, tasks), as many for each task as for that which has the most.
+template <bool kAlong, typename T>
+__global__ void __launch_bounds__(kSliceThreads, kBlocksAtOnce<T, kSliceThreads>)
+    slice_kernel(const SliceProblem<T> p) {
   using C = Compute<T>;
   extern __shared__ uint32_t slice_words[];
-  // Find the block's part.
-  int64_t rest = blockIdx.x, first_total = 0;
-  int l = p.first_level;
-  for (int i = 0; i < l; ++i) first_total += p.all.grids.level[i].size <= kCoarse ? p.all.grids.level[i].size : 0;
-  while (rest >= p.slices(p.all.grids.level[l]) * p.parts(p.all.grids.level[l])) {
-    rest -= p.slices(p.all.grids.level[l]) * p.parts(p.all.grids.level[l]);
-    first_total += p.all.grids.level[l].size <= kCoarse ? p.all.grids.level[l].size : 0;
-    ++l;
-  }
+  __shared__ Steps<C> steps;
+  const int task = p.first_task + static_cast<int>(blockIdx.y), l = task / p.groups;
   const Level& level = p.all.grids.level[l];
-  const int64_t parts = p.parts(level), slice = rest / parts, part = rest % parts;
-  const int64_t features = p.all.features, feature = int64_t{blockIdx.y} * kFeatures;
-  const int own = static_cast<int>(features - feature < kFeatures ? features - feature : kFeatures);
-  const uint32_t begin = static_cast<uint32_t>(slice << p.slice_bits), length = 1u << p.slice_bits;
+  const int parts = p.parts(level), slice = static_cast<int>(blockIdx.x) / parts;
+  if (slice >= p.slices(level)) return;
+  const int part = static_cast<int>(blockIdx.x) % parts;
+  const int64_t features = p.all.features, feature = task % p.groups * kFeatures;
+  const int own = p.features_from(feature), bits = p.range_bits(level), lane_bits = p.lane_bits(level);
+  const uint32_t begin = static_cast<uint32_t>(slice) << p.slice_bits, length = 1u << p.slice_bits;
+  const uint32_t slice_of_range = (begin & ((1u << bits) - 1)) >> p.slice_bits;
   const int size = static_cast<int>(level.size - begin < length ? level.size - begin : length);
-  const int bin = static_cast<int>(begin >> p.bin_bits(level));
   const FixedSums<C> sums{slice_words, int64_t{kFeatures} << p.slice_bits};
-  const Steps<C> steps = p.template steps<kAlong>(l);
-
-  // Add up. The threads share the references of 32 sorters, whose bins a lane each looks up.
-  for (int i = threadIdx.x; i < FixedSums<C>::kAll * sums.count; i += kSliceThreads) slice_words[i] = 0;
+  const int words = static_cast<int>(FixedLayout<C>::words(sums.count));
+  for (int i = threadIdx.x; i < words; i += kSliceThreads) slice_words[i] = 0;
+  if (threadIdx.x == 0) steps = p.template steps<kAlong>(l);
   __syncthreads();
-  const int lane = static_cast<int>(threadIdx.x % 32);
-  const int64_t last = part_begin(p.sorters, part + 1, parts), of_level = (l - p.first_level) * p.sorters;
-  for (int64_t group = part_begin(p.sorters, part, parts); group < last; group += 32) {
-    int first = 0, references = 0;
+
+  // Add up. Teams of warps take the records of 32 sorters each, whose bins a lane each looks up.
+  constexpr int kWarps = kSliceThreads / 32;
+  const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
+  const int64_t first_sorter = parts == 1 ? 0 : part_begin<int64_t>(p.sorters, part, parts);
+  const int64_t last = parts == 1 ? p.sorters : part_begin<int64_t>(p.sorters, part + 1, parts);
+  const int groups = static_cast<int>(last - first_sorter < 32 * kWarps ? (last - first_sorter + 31) / 32 : kWarps);
+  const int warps_of_team = kWarps / max(groups, 1), teams = kWarps / warps_of_team;
+  const int64_t first_bin = int64_t{blockIdx.y} * kBins + (begin >> bits << lane_bits);
+  const Pack<uint16_t, 2>* const begins = p.ends + first_bin * p.sorters;
+  const Pack<uint16_t, 2>* const ends = begins + ((1 << lane_bits) - 1) * p.sorters;
+  const auto* const of_task = p.records + int64_t{blockIdx.y} * p.sorters * Layout::kRoom;
+  const int team = warp / warps_of_team, first_of_warp = warp % warps_of_team * 32;
+  for (int64_t group = first_sorter + team * 32; team < teams && group < last; group += teams * 32) {
+    int first = 0, records = 0;
     if (group + lane < last) {
-      const Pack<uint16_t, 2> of_bin = load<2>(p.ends + ((of_level + group + lane) * kBins + bin) * 2);
-      first = of_bin.values[0], references = of_bin.values[1] - first;
+      first = begins[group + lane].values[0];
+      records = ends[group + lane].values[1] - first;
     }
-    const int before = warp_sum_before(references), total = __shfl_sync(~0u, before + references, 31);
-    for (int t = static_cast<int>(threadIdx.x) - lane; t < total; t += kSliceThreads) {
+    const int end = warp_sum_before(records) + records, total = __shfl_sync(~0u, end, 31);
+    const int offset = lane * static_cast<int>(Layout::kRoom) + first + records - end;
+    const auto* const of_group = of_task + group * Layout::kRoom;
+    for (int t = first_of_warp; t < total; t += warps_of_team * 32) {
       const int i = t + lane;
-      int sorter = 0;  // the number of lanes whose references all come before the i-th
-#pragma unroll
-      for (int step = 16; step > 0; step /= 2)
-        if (__shfl_sync(~0u, before + references, sorter + step - 1) <= i) sorter += step;
-      const int at = i - __shfl_sync(~0u, before, sorter & 31) + __shfl_sync(~0u, first, sorter & 31);
-      if (i >= total) continue;
-      const int reference = p.references[(of_level + group + sorter) * p.room + at];
-      const int64_t n = (group + sorter) * kSorted<D> + (reference >> (D - 1));
-      add_reference<D, kAlong>(p, level, l, n, reference & ((1 << (D - 1)) - 1), begin, feature, own, steps, sums);
+      int sorter = __popc(__ballot_sync(~0u, end <= t));  // the number of lanes whose records all come before the i-th
+      for (unsigned ends_here = __ballot_sync(~0u, end > t && end < t + 32); ends_here; ends_here &= ends_here - 1)
+        sorter += __shfl_sync(~0u, end, __ffs(static_cast<int>(ends_here)) - 1) <= i;
+      const int at = i + __shfl_sync(~0u, offset, sorter);
+      if (i < total) add_record(Record<C>::load(of_group + at), slice_of_range, p.slice_bits, sums);
     }
   }
   __syncthreads();
 
   // Store.
+  const int64_t first_total = level.size <= kCoarse ? p.first_total(l) : 0;
   for (int i = threadIdx.x; i < size * kFeatures; i += kSliceThreads) {
     const int f = i % kFeatures, entry = i / kFeatures;
     if (f >= own) continue;
+    const int64_t from = static_cast<int64_t>(f) << p.slice_bits | entry;
     if (level.size <= kCoarse) {
-      p.totals.add((first_total + begin + entry) * features + feature + f, sums, i);
+      p.totals.add((first_total + begin + entry) * features + feature + f, sums, from);
     } else {
-      assign(p.dtable[(level.first + begin + entry) * features + feature + f], sums.total(i, steps));
+      assign(p.dtable[(level.first + begin + entry) * features + feature + f], sums.total(from, steps));
     }
   }
 }
 
-// Index i is a number of a level's table.
+// Index i is a number of the coarse levels' tables.
 template <bool kAlong, typename T>
-__global__ void __launch_bounds__(kThreads) total_kernel(const SliceProblem<T> p, int l, int64_t first_total) {
+__global__ void __launch_bounds__(kThreads) total_kernel(const SliceProblem<T> p) {
   const int64_t i = blockIdx.x * int64_t{kThreads} + threadIdx.x, features = p.all.features;
-  const Level& level = p.all.grids.level[l];
-  if (i >= level.size * features) return;
-  assign(p.dtable[level.first * features + i], p.totals.total(first_total * features + i, p.template steps<kAlong>(l)));
+  if (i >= p.totals.count) return;
+  int64_t rest = i / features;
+  int l = 0;
+  for (; p.all.grids.level[l].size > kCoarse || rest >= p.all.grids.level[l].size; ++l)
+    rest -= p.all.grids.level[l].size > kCoarse ? 0 : p.all.grids.level[l].size;
+  assign(p.dtable[(p.all.grids.level[l].first + rest) * features + i % features],
+         p.totals.total(i, p.template steps<kAlong>(l)));
 }
 
 template <int D, bool kAlong, typename T>
 void add_slices(Call& call, const Problem<T>& all, const T* dout, uint32_t* words, T* dtable) {
   using C = Compute<T>;
-  constexpr int kAll = FixedSums<C>::kAll;
-  const Layout layout(all.grids, D, all.count, all.features, Steps<C>::kWords);
+  const Layout layout(all.grids, D, all.count, all.features, static_cast<int>(sizeof(T)));
+  words += -static_cast<unsigned>(reinterpret_cast<uintptr_t>(words) / 4) % 4;
   SliceProblem<T> p{all,
                     dout,
                     dtable,
-                    words + reinterpret_cast<uintptr_t>(words) / 4 % 2,
+                    words,
                     {words + layout.totals, layout.coarse * all.features},
-                    reinterpret_cast<uint16_t*>(words + layout.references),
-                    reinterpret_cast<uint16_t*>(words + layout.ends),
+                    reinterpret_cast<Pack<uint16_t, 2>*>(words + layout.ends),
+                    reinterpret_cast<typename Record<C>::Words*>(words + layout.records),
                     layout.sorters,
-                    layout.room,
+                    static_cast<int>(layout.groups),
                     0,
                     6,
+                    0,
                     all.features % kFeatures == 0 && is_aligned<kFeatures>(dout)};
-  const auto bytes = [&] { return kAll * 4 * (int64_t{kFeatures} << p.slice_bits); };
-  constexpr int64_t kWanted = (sizeof(C) == 8 ? 160 : 96) << 10;
-  const int64_t most = std::min<int64_t>(kWanted, Gpu().dynamic_bytes());
-  while (2 * bytes() <= most) ++p.slice_bits;
-  cudaMemsetAsync(words, 0, layout.references * sizeof(uint32_t), call.stream());
+  const int most = Gpu().dynamic_bytes();
+  const auto bytes = [&] { return 4 * FixedLayout<C>::words(int64_t{kFeatures} << p.slice_bits); };
+  constexpr int kWanted = (sizeof(C) == 8 ? 160 : 72) << 10;
+  while (2 * bytes() <= std::min(kWanted, most)) ++p.slice_bits;
+  constexpr int kOwnBytes = 2048;  // of the sorter's own arrays
+  constexpr int kOfRecord = static_cast<int>(sizeof(Record<C>));
+  p.staged = std::min(kPairs + 64, (most - kOwnBytes) / kOfRecord);
+  cudaMemsetAsync(words, 0, layout.ends * sizeof(uint32_t), call.stream());
   const int64_t width = all.width(), size = all.count * width;
-  const int64_t stride = width * std::max<int64_t>(1, std::min<int64_t>(all.count, (1 << 18) / width));
-  launch(call, largest_kernel<T>, size == 0 ? 0 : (stride + kThreads - 1) / kThreads, kThreads, 0, dout, size, width,
-         all.features, stride, p.maxima);
+  with_width<T>(false, width, {dout}, [&](auto elements) {
+    constexpr int kWidth = elements;
+    const int64_t rows = std::clamp<int64_t>((int64_t{kWidth} << 17) / width, 1, all.count);
+    launch(call, largest_kernel<kWidth, T>, (rows * width / kWidth + kThreads - 1) / kThreads, kThreads, 0, dout, size,
+           width, all.features, rows * width, p.maxima);
+  });
   if (kAlong)
     launch(call, largest_direction_kernel<D>, (all.count + kThreads - 1) / kThreads, kThreads, 0, all.along, all.count,
            p.maxima);
-  for (int l = 0; l < all.grids.levels; l += static_cast<int>(layout.levels_at_once)) {
-    p.first_level = l;
-    const int end = std::min(all.grids.levels, l + static_cast<int>(layout.levels_at_once));
+  const int tasks = all.grids.levels * p.groups, tasks_at_once = static_cast<int>(layout.tasks_at_once);
+  for (; p.first_task < tasks; p.first_task += tasks_at_once) {
+    const int end = std::min(tasks, p.first_task + tasks_at_once);
     int64_t blocks = 0;
-    for (int i = l; i < end; ++i) {
-      const int64_t slices = (all.grids.level[i].size + (int64_t{1} << p.slice_bits) - 1) >> p.slice_bits;
-      blocks += slices * std::max<int64_t>(1, p.parts(all.grids.level[i]));
+    for (int task = p.first_task; task < end; ++task) {
+      const Level& level = all.grids.level[task / p.groups];
+      blocks = std::max(blocks, int64_t{p.slices(level)} * p.parts(level));
     }
-    launch(call, sort_kernel<D, C, T>, Grid(layout.sorters, end - l), kThreads, 0, p);
-    launch(call, slice_kernel<D, kAlong, T>, Grid(blocks, (all.features + kFeatures - 1) / kFeatures), kSliceThreads,
-           bytes(), p);
+    launch(call, sort_kernel<D, kAlong, T>, Grid(layout.sorters, end - p.first_task), kSortThreads,
+           int64_t{p.staged} * kOfRecord, p);
+    launch(call, slice_kernel<kAlong, T>, Grid(blocks, end - p.first_task), kSliceThreads, bytes(), p);
   }
-  int64_t first_total = 0;
-  for (int l = 0; l < all.grids.levels; ++l) {
-    const int64_t entries = all.grids.level[l].size;
-    if (entries > kCoarse) continue;
-    const int64_t blocks = (entries * all.features + kThreads - 1) / kThreads;
-    launch(call, total_kernel<kAlong, T>, blocks, kThreads, 0, p, l, first_total);
-    first_total += entries;
-  }
+  launch(call, total_kernel<kAlong, T>, (p.totals.count + kThreads - 1) / kThreads, kThreads, 0, p);
 }
 #endif
 

@@ -60,7 +60,7 @@ struct TableOnCpu {
 // Returns the shape of the scratch: on the CPU, sums in float beside float16; on the GPU, what Layout says.
 inline std::vector<int64_t> table_scratch(const Grids& grids, int64_t axes, int64_t count, int64_t features,
                                           int bytes) {
-  const int64_t on_gpu = Layout(grids, axes, count, features, bytes == 8 ? 4 : 2).words;
+  const int64_t on_gpu = Layout(grids, axes, count, features, bytes).words;
   return {std::max(on_gpu, bytes == 2 ? size_of({grids.entries, features}) : 1)};
 }
 

@@ -146,6 +146,7 @@ class TestHashEncoding(OperatorTest):
             (70, 4, 5, 3, 2.0, 7, "smoothstep"),
             (257, 3, 8, 1, 1.0, 3, "linear"), (2100, 3, 2, 8, 1.4, 8, "linear"), (4100, 2, 2, 2, 20.0, 14, "linear"),
             (64, 3, 12, 2, 1.5, 5, "linear"), (33, 2, 2, 32, 1.1, 6, "linear"), (2100, 2, 2, 4, 7.0, 18, "linear"),
+            (300, 3, 3, 2, 60.0, 20, "linear"),
         )
     }  # fmt: skip
     small = "small"

@@ -16,7 +16,14 @@ __device__ __forceinline__ void st_global_v2(void* to, const uint32_t (&words)[2
   asm volatile("st.global.v2.b32 [%0], {%1, %2};" : : "l"(to), "r"(words[0]), "r"(words[1]) : "memory");
 }
 
-// The loads are volatile, so that the compiler does not keep in registers what it loads again.
+// The loads are volatile, so that the compiler does not keep in registers what it loads again, and does not load the
+// words of a vector one by one where they are used.
+__device__ __forceinline__ void ld_global_v4(uint32_t (&words)[4], const void* from) {
+  asm volatile("ld.global.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+               : "l"(from));
+}
+
 __device__ __forceinline__ uint32_t ld_shared_b32(unsigned from) {
   uint32_t word;
   asm volatile("ld.shared.b32 %0, [%1];" : "=r"(word) : "r"(from));
