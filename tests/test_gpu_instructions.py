@@ -24,6 +24,7 @@ INSTRUCTIONS = {
     "cp_async_commit()": "cp.async.commit_group",
     "cp_async_wait<3>()": "cp.async.wait_group 3",
     "cp_async_wait_all()": "cp.async.wait_all",
+    "cp_async_bulk_prefetch_L2(data, 64)": "cp.async.bulk.prefetch.L2.global",
     "mbarrier_init(address, number)": "mbarrier.init.shared.b64",
     "fence_mbarrier_init()": "fence.mbarrier_init.release.cluster",
     "fence_proxy_async()": "fence.proxy.async.shared::cta",

@@ -46,6 +46,10 @@ struct RowOnCpu {
 };
 
 #ifdef __CUDACC__
+struct alignas(16) Bytes16 {
+  unsigned char bytes[16];
+};
+
 // Teams up to a warp share a block of kThreads; larger ones are a block, of this many threads at most.
 template <typename Shape>
 constexpr int kBlockThreads = Shape::kLanes > 32 ? Shape::kLanes : kThreads;
@@ -103,19 +107,26 @@ bool launch_rows_in_clusters(Call& call, int64_t rows, int64_t packs, const Body
 }
 #endif
 
-// PlaceOfRows tells how long rows are, and whether packs of 16 bytes of T tile them.
+// PlaceOfRows tells how long rows are, whether packs of 16 bytes of T tile them, and how many elements the first row
+// has before its first aligned pack: -1 for parameters, which may have any number.
 template <typename T>
 struct PlaceOfRows {
   int64_t columns;
   bool packs;
+  int head;
 
   template <typename U>
   PlaceOfRows(const Rows<U>& rows) : PlaceOfRows(rows[0]) {}
   template <typename U>
   PlaceOfRows(const Row<U>& row)
-      : columns(row.length), packs(row.length % kPackWidth<T> == 0 && is_aligned<kPackWidth<T>>(row.data)) {}
-  PlaceOfRows(const Parameters<T>& parameters)
-      : PlaceOfRows(parameters.is_float ? PlaceOfRows(parameters.row_of_float()) : PlaceOfRows(parameters.row())) {}
+      : columns(row.length),
+        packs(row.length % kPackWidth<T> == 0 && is_aligned<kPackWidth<T>>(row.data)),
+        head(static_cast<int>(elements_to_pack<kPackWidth<T>>(row.data))) {}
+  template <int place>
+  PlaceOfRows(const Parameters<T, place>& parameters)
+      : PlaceOfRows(parameters.is_float ? PlaceOfRows(parameters.row_of_float()) : PlaceOfRows(parameters.row())) {
+    head = -1;
+  }
   PlaceOfRows(const Tensor& tensor) : PlaceOfRows(Rows<const T>(tensor)) {}
 };
 
@@ -127,6 +138,55 @@ template <typename T>
 bool packs_tile(std::initializer_list<PlaceOfRows<T>> places) {
   return std::all_of(places.begin(), places.end(), [](const PlaceOfRows<T>& place) { return place.packs; });
 }
+
+// Returns whether the rows of one number have their aligned packs at the same columns.
+template <typename T>
+bool packs_match(std::initializer_list<PlaceOfRows<T>> places) {
+  const int head = places.begin()->head;
+  return std::all_of(places.begin(), places.end(),
+                     [=](const PlaceOfRows<T>& place) { return place.head < 0 || place.head == head; });
+}
+
+#ifdef __CUDACC__
+// WithEdges is a body for rows that packs do not tile. Every N rows begin at the same distance from an aligned pack.
+template <int N, typename Body>
+struct WithEdges : Body {
+  unsigned head, columns;  // of the first row
+
+  template <typename T>
+  WithEdges(std::initializer_list<PlaceOfRows<T>> places, const Body& body)
+      : Body(body), head(places.begin()->head), columns(static_cast<unsigned>(places.begin()->columns)) {}
+  __device__ int head_of(int64_t row) const { return (head - static_cast<unsigned>(row) * columns) % N; }
+};
+
+template <typename C, typename Shape, typename Body>
+__global__ void __launch_bounds__(Shape::kLanes, 1024 / Shape::kLanes) rows_with_edges_kernel(int64_t rows, Body body) {
+  __shared__ SharedOfWarp shared[kSharedOfTeam<Shape>];
+  extern __shared__ Bytes16 places[];
+  Team<C, Shape> team(threadIdx.x, shared);
+  team.set_edges(body.head_of(blockIdx.x), places);
+  for (int64_t row = blockIdx.x; row < rows; row += gridDim.x) {
+    team.set_next(row + gridDim.x < rows ? int64_t{gridDim.x} * body.columns : 0);
+    body(row, team);
+  }
+}
+
+// Launches as many blocks as run at once, which go over all rows, so that each reads its parameters once.
+template <typename T, typename Body>
+void launch_rows_with_edges(Call& call, int64_t rows, std::initializer_list<PlaceOfRows<T>> places, const Body& body) {
+  constexpr int N = kPackWidth<T>;
+  using Shape = TeamShape<512, N, 2, false, true, true>;
+  using WithEdges = WithEdges<N, Body>;
+  const auto kernel = rows_with_edges_kernel<Compute<T>, Shape, WithEdges>;
+  const int threads = block_threads<Shape>(places.begin()->columns / N);
+  const auto of_parameters = std::count_if(places.begin(), places.end(), [](const auto& p) { return p.head < 0; });
+  const int bytes = static_cast<int>(of_parameters) * bytes_of_place<Shape>(threads);
+  [[maybe_unused]] static FactOfGpu<17> fact;
+  const int64_t at_once = fact.get([&] { return blocks_at_once(Gpu(), kernel, threads, bytes); }, threads / 32);
+  const int64_t blocks = std::max<int64_t>(1, at_once / N) * N;  // so that a block's rows have the same head
+  launch(call, kernel, std::min(rows, blocks), threads, bytes, rows, WithEdges(places, body));
+}
+#endif
 
 // Calls body(row, team) for every row in [0, rows). `places` are all the matrices and rows that the team reads and
 // writes, of equal length. On the GPU packs of 16 bytes move them where such packs tile all of them; otherwise
@@ -170,6 +230,10 @@ void for_rows(Call& call, int64_t rows, std::initializer_list<PlaceOfRows<T>> pl
     }
     if (columns <= 32) return launch_rows<C, TeamShape<4, 1, 8>>(call, rows, columns, body);
     if (columns <= 512) return launch_rows<C, TeamShape<32, 1, 16>>(call, rows, columns, body);
+    if constexpr (kMovesPacks<T>) {
+      if (columns / kPackWidth<T> <= 1024 && packs_match<T>(places))
+        return launch_rows_with_edges<T>(call, rows, places, body);
+    }
     if (columns <= 8192) return launch_rows<C, TeamShape<512, 1, 16>>(call, rows, columns, body);
     if (columns <= 32768) return launch_rows<C, TeamShape<1024, 1, 32>>(call, rows, columns, body);
     if (launch_rows_in_clusters<C, TeamShape<512, 1, 16, true>>(call, rows, columns, body)) return;

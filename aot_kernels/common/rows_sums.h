@@ -103,39 +103,57 @@ struct RowsWithSumsOnCpu {
 
 #ifdef __CUDACC__
 // The body's rows pass through shared memory, where each lane has places for its own packs of the next row.
-struct alignas(16) Bytes16 {
-  unsigned char bytes[16];
-};
-
-// Begins to copy what team.load reads.
-template <typename Team, int kHeld>
+//
+// Begins to copy what team.load reads. An element at the edges goes to a register.
+template <typename Team, typename Shape>
 struct BeginLoads {
   const Team& team;
   Bytes16* places;  // of this thread, blockDim.x apart
+  uint32_t* edge;   // of the row
 
   template <typename T>
   __device__ int load(Row<T> row) {
-    team.each_pack(row, [&](int i, const T* from) { cp_async<16>(places + i * blockDim.x, from); });
-    places += kHeld * blockDim.x;
+    team.each_pack(row, [&](auto i, const T* from) {
+      if constexpr (std::is_same<decltype(i), Edge>::value) {
+        const auto element = msops::load<1>(from);
+        memcpy(edge, &element, sizeof element);
+      } else {
+        cp_async<16>(places + i * blockDim.x, from);
+      }
+    });
+    places += Shape::kHeld * blockDim.x, ++edge;
     return 0;
   }
 };
 
 // Takes what has been copied.
-template <typename Team, int kHeld, int N>
+template <typename Team, typename Shape>
 struct EndLoads {
   const Team& team;
   const Bytes16* places;
+  const uint32_t* edge;
 
   template <typename T>
-  __device__ HeldRow<T, kHeld, N> load(Row<T> row) {
-    HeldRow<T, kHeld, N> held;
+  __device__ HeldRow<T, Shape> load(Row<T> row) {
+    HeldRow<T, Shape> held;
     held.row = row;
-    team.each_pack(row, [&](int i, const T*) { memcpy(&held.packs[i], places + i * blockDim.x, 16); });
-    places += kHeld * blockDim.x;
+    team.each_pack(row, [&](auto i, const T*) {
+      if constexpr (std::is_same<decltype(i), Edge>::value) {
+        memcpy(&held.of[i], edge, sizeof(T));
+      } else {
+        memcpy(&held.of[i], places + i * blockDim.x, 16);
+      }
+    });
+    places += Shape::kHeld * blockDim.x, ++edge;
     return held;
   }
 };
+
+// Returns the packs of a block for the rows that it loads.
+template <typename Shape, typename Body>
+MSOPS_BOTH int places_of(int threads) {
+  return Shape::kWidth > 1 ? threads * Shape::kHeld * Body::kRows : 0;
+}
 
 // Each block, or cluster, has rows of one group.
 template <typename C, typename Shape, int kSums, typename Body, typename Groups>
@@ -148,7 +166,7 @@ __global__ void __launch_bounds__(kBlockThreads<Shape>,
   const int64_t in_cluster = Shape::kClustered ? cluster_nctarank() : 1;
   const int64_t part = blockIdx.x / in_cluster, step = gridDim.x / in_cluster * kTeams;
   const int of_block = kLanes > 32 ? 0 : static_cast<int>(threadIdx.x) / kLanes;
-  const Team<C, Shape> team(kLanes > 32 ? threadIdx.x : threadIdx.x % kLanes, shared);
+  Team<C, Shape> team(kLanes > 32 ? threadIdx.x : threadIdx.x % kLanes, shared);
   int64_t row = (part / groups * kTeams + of_block) * groups + part % groups;
   if constexpr (Shape::kHeld == 0) {
     SumsInMemory<Team<C, Shape>, C, kSums> sums(team, partial, part);
@@ -156,15 +174,17 @@ __global__ void __launch_bounds__(kBlockThreads<Shape>,
   } else {
     SumsInRegisters<Team<C, Shape>, kSums> sums{team};
     extern __shared__ Bytes16 places[];
+    if constexpr (Shape::kHasEdges)  // the same for all rows of the block; parameters have places after those of rows
+      team.set_edges(body.head_of(row), places + places_of<Shape, Body>(blockDim.x));
     if constexpr (Shape::kWidth > 1) {
+      uint32_t edges[Body::kRows];
       const auto begin = [&](int64_t next) {
-        if (next < rows) body.load(next, BeginLoads<Team<C, Shape>, Shape::kHeld>{team, places + threadIdx.x});
+        if (next < rows) body.load(next, BeginLoads<Team<C, Shape>, Shape>{team, places + threadIdx.x, edges});
         cp_async_commit();
       };
       for (begin(row); row < rows; row += step) {
         cp_async_wait_all();
-        const auto held =
-            body.load(row, EndLoads<Team<C, Shape>, Shape::kHeld, Shape::kWidth>{team, places + threadIdx.x});
+        const auto held = body.load(row, EndLoads<Team<C, Shape>, Shape>{team, places + threadIdx.x, edges});
         __syncwarp(team.mask());  // before the places are written again
         begin(row + step);
         body(row, team, held, sums);
@@ -194,9 +214,10 @@ __global__ void __launch_bounds__(kBlockThreads<Shape>,
 // Returns the bytes of a block for the rows that it loads, and for the sums of its teams.
 template <typename C, typename Shape, typename Body>
 int shared_bytes(int threads) {
-  const int packs = threads * Shape::kHeld;
-  const int places = Shape::kWidth > 1 ? packs * Body::kRows * static_cast<int>(sizeof(Bytes16)) : 0;
-  return std::max(places, Shape::kLanes > 32 ? 0 : packs * Shape::kWidth * static_cast<int>(sizeof(C)));
+  const int places = places_of<Shape, Body>(threads) * static_cast<int>(sizeof(Bytes16));
+  if (Shape::kKeepsParameters) return places + bytes_of_place<Shape>(threads);
+  return std::max(places,
+                  Shape::kLanes > 32 ? 0 : threads * Shape::kHeld * Shape::kWidth * static_cast<int>(sizeof(C)));
 }
 
 // Launches at most `parts` blocks for each group, or clusters of `in_cluster` blocks: one, or no more than run at once.
@@ -219,7 +240,8 @@ int64_t launch_rows_with_sums(Call& call, int64_t rows, int64_t packs, const Bod
     }
   };
   const int64_t at_once = fact.get(blocks_or_clusters_at_once, threads / 32 * 33 + in_cluster);
-  const int64_t used = std::min<int64_t>(wanted, at_once < groups ? at_once > 0 : at_once / groups);
+  int64_t used = std::min<int64_t>(wanted, at_once < groups ? at_once > 0 : at_once / groups);
+  if (Shape::kHasEdges) used = (used < Shape::kWidth ? 1 : used / Shape::kWidth) * Shape::kWidth;  // see packs_match()
   const Grid grid(used * groups * in_cluster);
   launch(call, kernel, Shape::kClustered ? grid.in_clusters(in_cluster) : grid, threads, bytes, rows, body, partial,
          groups);
@@ -289,6 +311,10 @@ int64_t for_rows_with_sums(Call& call, int64_t rows, std::initializer_list<Place
       }
       if (columns <= 32) return run(TeamShape<4, 1, 8>(), columns);
       if (columns <= 512) return run(TeamShape<32, 1, 16>(), columns);
+      if constexpr (kMovesPacks<T>)
+        if (columns / N <= 1024 && parts >= N && packs_match<T>(places))
+          return launch_rows_with_sums<C, TeamShape<512, N, 2, false, true, true>, kSums>(
+              call, rows, columns / N, WithEdges<N, Body>(places, body), parts, 1, sums, groups);
       if (columns <= 4096) return run(TeamShape<512, 1, 8>(), columns);
       if (const int64_t used = run(TeamShape<512, 1, 8, true>(), columns, 4096)) return used;
       return run(TeamShape<512, 1, 0>(), columns);

@@ -10,6 +10,7 @@
 #include "statistics.h"
 #ifdef __CUDACC__
 #include "gpu/cluster.h"
+#include "gpu/cp_async_bulk.h"
 #endif
 
 namespace msops {
@@ -21,18 +22,60 @@ struct Row {
   int64_t length;
 };
 
-// HeldRow is a row that the team keeps in registers, kHeld packs of N neighbours in each lane.
-template <typename T, int kHeld, int N>
+// TeamShape says how a team is made up. Its lanes, which are threads of a block, keep kHeld packs of a row each. If
+// kHeld is 0, rows may be longer, and each reduction reads them again. Up to 32 lanes are neighbours in a warp; more
+// are a block, which may also have fewer warps. If kClustered, the blocks of a cluster share a row.
+//
+// If kHasEdges, rows may begin and end between aligned packs, all rows of a body at the same distance from one. Before
+// the first aligned pack and after the last there are up to N - 1 elements each: each lane has one of these at most.
+//
+// If kKeepsParameters, all rows of a team have those packs at the same columns. Then each lane keeps its packs of
+// parameters in shared memory.
+template <int lanes, int width, int held, bool clustered = false, bool has_edges = false, bool keeps_parameters = false>
+struct TeamShape {
+  static constexpr int kLanes = lanes, kWidth = width, kHeld = held;
+  static constexpr bool kClustered = clustered, kHasEdges = has_edges, kKeepsParameters = keeps_parameters;
+};
+
+// Teams that keep parameters have so many places at most, each of these bytes.
+constexpr int kMostPlaces = 2;
+template <typename Shape>
+MSOPS_BOTH int bytes_of_place(int threads) {
+  return threads * Shape::kHeld * Shape::kWidth * static_cast<int>(sizeof(float));
+}
+
+// Edge is the index of a lane's element at the edges of a row, where a number is the index of a pack.
+struct Edge {};
+
+template <typename Packs, typename Element, int kHeld>
+struct PacksAndEdge {
+  Packs packs[kHeld];
+  Element edge;
+
+  MSOPS_BOTH Packs& operator[](int i) { return packs[i]; }
+  MSOPS_BOTH const Packs& operator[](int i) const { return packs[i]; }
+  MSOPS_BOTH Element& operator[](Edge) { return edge; }
+  MSOPS_BOTH const Element& operator[](Edge) const { return edge; }
+};
+
+// Held is what a lane keeps of a row in registers.
+template <typename Packs, typename Element, typename Shape, int kHeld = (Shape::kHeld > 0 ? Shape::kHeld : 1)>
+using Held = std::conditional_t<Shape::kHasEdges, PacksAndEdge<Packs, Element, kHeld>, Packs[kHeld]>;
+template <typename C, typename Shape>
+using HeldNumbers = Held<C[Shape::kWidth], C[1], Shape>;
+
+// HeldRow is a row that the team keeps in registers.
+template <typename T, typename Shape, typename U = std::remove_const_t<T>>
 struct HeldRow {
   Row<T> row;
-  Pack<std::remove_const_t<T>, N> packs[kHeld];
+  Held<Pack<U, Shape::kWidth>, Pack<U, 1>, Shape> of;
 };
 
 // HeldValues is a row of numbers that the team keeps in registers.
-template <typename C, int kHeld, int N>
+template <typename C, typename Shape>
 struct HeldValues {
   int64_t length;
-  C of[kHeld > 0 ? kHeld : 1][N];
+  HeldNumbers<C, Shape> of;
 };
 
 // Computed is a row of numbers that are computed wherever they are read, since the team cannot keep them.
@@ -42,20 +85,14 @@ struct Computed {
   std::tuple<In...> in;
 };
 
-// TeamShape says how a team is made up. Its lanes, which are threads of a block, keep kHeld packs of a row each. If
-// kHeld is 0, rows may be longer, and each reduction reads them again. Up to 32 lanes are neighbours in a warp; more
-// are a block, which may also have fewer warps. If kClustered, the blocks of a cluster share a row.
-template <int lanes, int width, int held, bool clustered = false>
-struct TeamShape {
-  static constexpr int kLanes = lanes, kWidth = width, kHeld = held;
-  static constexpr bool kClustered = clustered;
-};
 using OnCpu = TeamShape<1, 16, 0>;
 
 // Parameters are a number for each column, which all rows share, such as a weight. They are elements of T or, if
-// `is_float`, of float. Functions of rows take them in place of a Row; if `data` is null, each is `otherwise`.
-template <typename T>
+// `is_float`, of float. Functions of rows take them in place of a Row; if `data` is null, each is `otherwise`. Those of
+// a body that have different places are kept there by teams that keep parameters; without a place they are read again.
+template <typename T, int place = -1>
 struct Parameters {
+  static constexpr int kPlace = place;
   const void* data;
   int64_t length;
   bool is_float;
@@ -98,6 +135,18 @@ class Team {
 #endif
   }
 
+#ifdef __CUDACC__
+  // If kHasEdges, this comes first: rows have `head` elements before their first aligned pack. `places` are in shared
+  // memory, of which parameters take bytes_of_place() each.
+  __device__ void set_edges(int head, void* places) {
+    edges_.head = head, edges_.places = static_cast<Pack<float, 4>*>(places), edges_.to_next = 0;
+    for (const void*& each : edges_.kept) each = places;
+  }
+
+  // Tells how many elements later than each row that is loaded now the next row of the team begins, or 0.
+  __device__ void set_next(int64_t elements) { edges_.to_next = elements; }
+#endif
+
   // Returns the row for the functions below, which take it in place of a Row. It is read once, where the team can keep
   // it.
   template <typename T>
@@ -105,9 +154,12 @@ class Team {
     if constexpr (Shape::kHeld == 0) {
       return row;
     } else {
-      HeldRow<T, Shape::kHeld, N> held;
+      HeldRow<T, Shape> held;
       held.row = row;
-      for_packs(row.length, [&](int i, Index j) { held.packs[i] = msops::load<N>(row.data + j); });
+      for_packs(row.length, [&](auto i, Index j) { held.of[i] = msops::load<kWidthAt<decltype(i)>>(row.data + j); });
+#ifdef __CUDA_ARCH__
+      if constexpr (Shape::kHasEdges) prefetch(row);
+#endif
       return held;
     }
   }
@@ -118,10 +170,10 @@ class Team {
     if constexpr (!kKeepsNumbers) {
       return Computed<F, First, In...>{f, {first, in...}};
     } else {
-      HeldValues<C, Shape::kHeld, N> held;
+      HeldValues<C, Shape> held;
       held.length = length_of(first);
       for_packs(held.length,
-                [&](int i, Index j) { compute_pack(held.of[i], f, j, read(first, i, j), read(in, i, j)...); });
+                [&](auto i, Index j) { compute_pack(held.of[i], f, j, read(first, i, j), read(in, i, j)...); });
       return held;
     }
   }
@@ -179,10 +231,10 @@ class Team {
   template <typename F, typename T, typename... In>
   MSOPS_BOTH void map(const F& f, Row<T> out, const In&... in) const {
 #ifdef __CUDA_ARCH__
-    for_packs(out.length, [&](int i, Index j) { write(out, f, j, read(in, i, j)...); });
+    for_packs(out.length, [&](auto i, Index j) { write(out, f, i, j, read(in, i, j)...); });
 #else
     const int64_t whole = out.length / N * N;
-    for (int64_t j = 0; j < whole; j += N) write(out, f, j, read(in, 0, j)...);
+    for (int64_t j = 0; j < whole; j += N) write(out, f, 0, j, read(in, 0, j)...);
     for (int64_t j = whole; j < out.length; ++j) assign(out.data[j], at(f, j, element(in, j)...));
 #endif
   }
@@ -194,11 +246,11 @@ class Team {
       map(f, out, in...);
       return Row<const T>{out.data, out.length};
     } else {
-      HeldRow<const T, Shape::kHeld, N> held;
+      HeldRow<const T, Shape> held;
       held.row = {out.data, out.length};
-      for_packs(out.length, [&](int i, Index j) {
-        held.packs[i] = pack_of<T>(f, j, read(in, i, j)...);
-        store_at_once(out.data + j, held.packs[i]);
+      for_packs(out.length, [&](auto i, Index j) {
+        held.of[i] = pack_of<T, kWidthAt<decltype(i)>>(f, j, read(in, i, j)...);
+        store_at_once(out.data + j, held.of[i]);
       });
       return held;
     }
@@ -206,20 +258,21 @@ class Team {
 
   // LaneSums are this lane's elements of a row of sums.
   struct LaneSums {
-    C of[Shape::kHeld > 0 ? Shape::kHeld : 1][Shape::kWidth] = {};
+    HeldNumbers<C, Shape> of = {};
   };
 
-  // Calls f(i, from) for each pack i of a row that this lane keeps.
+  // Calls f(i, from) for each pack i of a row that this lane keeps, and with an Edge for its element at the edges.
   template <typename T, typename F>
   MSOPS_BOTH void each_pack(Row<T> row, const F& f) const {
-    for_packs(row.length, [&](int i, Index j) { f(i, row.data + j); });
+    for_packs(row.length, [&](auto i, Index j) { f(i, row.data + j); });
   }
 
   // sums_j += f(a_j, b_j, ...) for all j, where `sums` is a row in memory, or in the lanes' registers.
   template <typename F, typename First, typename... In>
   MSOPS_BOTH void add(LaneSums& sums, const F& f, const First& first, const In&... in) const {
-    for_packs(length_of(first),
-              [&](int i, Index j) { add_pack(sums.of[i], f, j, read(first, i, j), read(in, i, j)...); });
+    for_packs(length_of(first), [&](auto i, Index j) {
+      add_pack<kWidthAt<decltype(i)>>(sums.of[i], f, j, read(first, i, j), read(in, i, j)...);
+    });
   }
   template <typename F, typename First, typename... In>
   MSOPS_BOTH void add(Row<C> sums, const F& f, const First& first, const In&... in) const {
@@ -229,17 +282,22 @@ class Team {
     });
 #else
     const int64_t whole = sums.length / N * N;
-    for (int64_t j = 0; j < whole; j += N) add_pack(sums.data + j, f, j, read(first, 0, j), read(in, 0, j)...);
+    for (int64_t j = 0; j < whole; j += N) add_pack<N>(sums.data + j, f, j, read(first, 0, j), read(in, 0, j)...);
     for (int64_t j = whole; j < sums.length; ++j) sums.data[j] += at(f, j, element(first, j), element(in, j)...);
 #endif
   }
 
   // Copies the lanes' sums to a row in global or shared memory.
   MSOPS_BOTH void store(Row<C> to, const LaneSums& sums) const {
-    for_packs(to.length, [&](int i, Index j) {
-      Pack<C, N> pack;
-      for (int k = 0; k < N; ++k) pack.values[k] = sums.of[i][k];
-      msops::store(to.data + j, pack);
+    for_packs(to.length, [&](auto i, Index j) {
+      constexpr int kWidth = kWidthAt<decltype(i)>;
+      if constexpr (Shape::kHasEdges) {  // the sums of a row may begin at another distance from an aligned pack
+        for (int k = 0; k < kWidth; ++k) to.data[j + k] = sums.of[i][k];
+      } else {
+        Pack<C, kWidth> pack;
+        for (int k = 0; k < kWidth; ++k) pack.values[k] = sums.of[i][k];
+        msops::store(to.data + j, pack);
+      }
     });
   }
 
@@ -288,10 +346,20 @@ class Team {
   static constexpr int N = Shape::kWidth;
   // Numbers of a row are kept if registers are enough for those of several rows; blocks of a cluster have few.
   static constexpr bool kKeepsNumbers = Shape::kHeld > 0 && Shape::kHeld* N <= 32 && !Shape::kClustered;
-  using Index = std::conditional_t<(Shape::kHeld > 0), int, int64_t>;  // rows that are held are short
-  struct Values {
-    C of[N];
+  struct NoEdges {};
+  struct Edges {
+    int head;
+    int64_t to_next;
+    Pack<float, 4>* places;
+    mutable const void* kept[kMostPlaces];  // the data of parameters, or `places` where there are none yet
   };
+  using Index = std::conditional_t<(Shape::kHeld > 0), int, int64_t>;  // rows that are held are short
+  template <int kWidth = N>
+  struct Values {
+    C of[kWidth];
+  };
+  template <typename I>
+  static constexpr int kWidthAt = std::is_same<I, Edge>::value ? 1 : N;
   struct InPlace {  // Values on the CPU where they need no conversion; a copy would not vectorize
     const C* of;
   };
@@ -303,7 +371,9 @@ class Team {
     const int64_t length = length_of(first);
     Results<R> results(identity);
 #ifdef __CUDA_ARCH__
-    for_packs(length, [&](int i, Index j) { results.accumulate(combine, f, j, read(first, i, j), read(in, i, j)...); });
+    for_packs(length, [&](auto i, Index j) {
+      results.template accumulate<kWidthAt<decltype(i)>>(combine, f, j, read(first, i, j), read(in, i, j)...);
+    });
     return over_lanes(results.folded(combine), identity, combine);
 #else
     constexpr int64_t kRun = 256 * N;  // elements; with more, a sum would lose digits
@@ -311,7 +381,7 @@ class Team {
     int64_t j = 0;
     for (const int64_t whole = length / N * N; j < whole;) {
       for (const int64_t end = j + kRun < whole ? j + kRun : whole; j < end; j += N)
-        results.accumulate(combine, f, j, read(first, 0, j), read(in, 0, j)...);
+        results.template accumulate<N>(combine, f, j, read(first, 0, j), read(in, 0, j)...);
       total = combine(total, results.folded(combine));
       results = Results<R>(identity);
     }
@@ -328,12 +398,12 @@ class Team {
     MSOPS_BOTH explicit Results(const R& identity) {
       for (R& result : of) result = identity;
     }
-    template <typename Combine, typename F, typename... V>
+    template <int kWidth, typename Combine, typename F, typename... V>
     MSOPS_BOTH void accumulate(const Combine& combine, const F& f, Index j, const V&... values) {
 #ifndef __CUDA_ARCH__
 #pragma omp simd
 #endif
-      for (int k = 0; k < N; ++k) of[k] = combine(of[k], R(at(f, j + k, values.of[k]...)));
+      for (int k = 0; k < kWidth; ++k) of[k] = combine(of[k], R(at(f, j + k, values.of[k]...)));
     }
     template <typename Combine>
     MSOPS_BOTH R folded(const Combine& combine) {
@@ -358,9 +428,9 @@ class Team {
       for (int s = 0; s < kCount; ++s)
         for (int k = 0; k < kWide; ++k) of[s][k] = identity.of[s];
     }
-    template <typename Combine, typename F, typename... V>
+    template <int kWidth, typename Combine, typename F, typename... V>
     MSOPS_BOTH void accumulate(const Combine&, const F& f, Index j, const V&... values) {
-      accumulate_each(std::make_integer_sequence<int, kCount>(), f, j, values...);
+      accumulate_each<kWidth>(std::make_integer_sequence<int, kCount>(), f, j, values...);
     }
     template <typename Combine>
     MSOPS_BOTH SeveralSums<C, kCount> folded(const Combine&) {
@@ -374,12 +444,12 @@ class Team {
     }
 
    private:
-    template <int... s, typename F, typename... V>
+    template <int kWidth, int... s, typename F, typename... V>
     MSOPS_BOTH void accumulate_each(std::integer_sequence<int, s...>, const F& f, Index j, const V&... values) {
 #ifndef __CUDA_ARCH__
 #pragma omp simd
 #endif
-      for (int k = 0; k < N; ++k) {
+      for (int k = 0; k < kWidth; ++k) {
         const SeveralSums<C, kCount> added = at(f, j + k, values.of[k]...);
         ((of[s][k % kWide] += added.of[s]), ...);
       }
@@ -410,10 +480,10 @@ class Team {
     return row.length;
   }
   template <typename T>
-  static MSOPS_BOTH int64_t length_of(const HeldRow<T, Shape::kHeld, N>& held) {
+  static MSOPS_BOTH int64_t length_of(const HeldRow<T, Shape>& held) {
     return held.row.length;
   }
-  static MSOPS_BOTH int64_t length_of(const HeldValues<C, Shape::kHeld, N>& held) { return held.length; }
+  static MSOPS_BOTH int64_t length_of(const HeldValues<C, Shape>& held) { return held.length; }
   template <typename F, typename... In>
   static MSOPS_BOTH int64_t length_of(const Computed<F, In...>& computed) {
     return length_of(std::get<0>(computed.in));
@@ -424,14 +494,14 @@ class Team {
     return C(row.data[j]);
   }
   template <typename T>
-  static MSOPS_BOTH C element(const HeldRow<T, Shape::kHeld, N>& held, int64_t j) {
+  static MSOPS_BOTH C element(const HeldRow<T, Shape>& held, int64_t j) {
     return C(held.row.data[j]);
   }
-  template <typename T>
-  static MSOPS_BOTH C element(const Parameters<T>& in, int64_t j) {
+  template <typename T, int place>
+  static MSOPS_BOTH C element(const Parameters<T, place>& in, int64_t j) {
     return in.data == nullptr ? in.otherwise[0] : in.is_float ? C(in.row_of_float().data[j]) : C(in.row().data[j]);
   }
-  static MSOPS_BOTH C element(const HeldValues<C, Shape::kHeld, N>& held, int64_t) {
+  static MSOPS_BOTH C element(const HeldValues<C, Shape>& held, int64_t) {
     return held.of[0][0];  // for its type: the number is in another lane
   }
   template <typename F, typename... In>
@@ -439,10 +509,21 @@ class Team {
     return std::apply([&](const In&... in) { return C(at(computed.f, j, element(in, j)...)); }, computed.in);
   }
 
-  // Calls f(i, j) for each of this lane's packs, where pack i begins at element j.
+  // Calls f(i, j) for each of this lane's packs, where pack i begins at element j, and f(Edge(), j) for its element at
+  // the edges.
   template <typename F>
   MSOPS_BOTH void for_packs(int64_t length, const F& f) const {
-    if constexpr (Shape::kHeld > 0) {
+    if constexpr (Shape::kHasEdges) {
+      const int tail = (static_cast<int>(length) - edges_.head) % N, packs_end = static_cast<int>(length) - tail;
+#ifdef __CUDA_ARCH__
+#pragma unroll
+#endif
+      for (int i = 0; i < Shape::kHeld; ++i) {
+        const Index j = edges_.head + (i * lanes_ + lane_) * N;
+        if (j < packs_end) f(i, j);
+      }
+      if (lane_ < edges_.head + tail) f(Edge(), lane_ < edges_.head ? lane_ : packs_end - edges_.head + lane_);
+    } else if constexpr (Shape::kHeld > 0) {
 #ifdef __CUDA_ARCH__
 #pragma unroll
 #endif
@@ -457,11 +538,19 @@ class Team {
 
 #ifdef __CUDA_ARCH__
   template <typename T>
-  static MSOPS_BOTH Values read(const Row<T>& row, int, Index j) {
-    Values values;
+  static MSOPS_BOTH Values<> read(const Row<T>& row, int, Index j) {
+    Values<> values;
     const auto pack = msops::load<N>(row.data + j);
     for (int k = 0; k < N; ++k) values.of[k] = C(pack.values[k]);
     return values;
+  }
+  template <typename T>
+  static MSOPS_BOTH Values<1> read(const Row<T>& row, Edge, Index j) {
+    return {{element(row, j)}};
+  }
+  template <typename T, int place>
+  static MSOPS_BOTH Values<1> read(const Parameters<T, place>& in, Edge, Index j) {
+    return {{element(in, j)}};
   }
 #else
   template <typename T>
@@ -470,75 +559,102 @@ class Team {
     if constexpr (std::is_same<std::remove_const_t<T>, C>::value) {
       return InPlace{from};
     } else {
-      Values values;
+      Values<> values;
 #pragma omp simd
       for (int k = 0; k < N; ++k) values.of[k] = C(from[k]);
       return values;
     }
   }
 #endif
-  template <typename T>
-  static MSOPS_BOTH Values read(const HeldRow<T, Shape::kHeld, N>& held, int i, Index) {
-    Values values;
-    for (int k = 0; k < N; ++k) values.of[k] = C(held.packs[i].values[k]);
+  template <typename T, typename I>
+  static MSOPS_BOTH auto read(const HeldRow<T, Shape>& held, I i, Index) {
+    Values<kWidthAt<I>> values;
+    for (int k = 0; k < kWidthAt<I>; ++k) values.of[k] = C(held.of[i].values[k]);
     return values;
   }
 
-  static MSOPS_BOTH Values read(const HeldValues<C, Shape::kHeld, N>& held, int i, Index) {
-    Values values;
-    for (int k = 0; k < N; ++k) values.of[k] = held.of[i][k];
+  template <typename I>
+  static MSOPS_BOTH auto read(const HeldValues<C, Shape>& held, I i, Index) {
+    Values<kWidthAt<I>> values;
+    for (int k = 0; k < kWidthAt<I>; ++k) values.of[k] = held.of[i][k];
     return values;
   }
-  template <typename F, typename... In>
-  static MSOPS_BOTH Values read(const Computed<F, In...>& computed, int i, Index j) {
-    Values values;
+  template <typename I, typename F, typename... In>
+  MSOPS_BOTH auto read(const Computed<F, In...>& computed, I i, Index j) const {
+    Values<kWidthAt<I>> values;
     std::apply([&](const In&... in) { compute_pack(values.of, computed.f, j, read(in, i, j)...); }, computed.in);
     return values;
   }
 
-  template <typename T>
-  static MSOPS_BOTH auto read(const Parameters<T>& in, int, Index j) {
+  template <typename T, int place>
+  MSOPS_BOTH auto read(const Parameters<T, place>& in, [[maybe_unused]] int i, Index j) const {
+#ifdef __CUDA_ARCH__
+    if constexpr (Shape::kKeepsParameters && place >= 0) return kept(in, i, j);
+#endif
+    return read_parameters(in, j);
+  }
+  template <typename T, int place>
+  static MSOPS_BOTH auto read_parameters(const Parameters<T, place>& in, Index j) {
 #ifndef __CUDA_ARCH__
     if constexpr (std::is_same<T, float>::value)
       return InPlace{in.data ? in.row().data + j : in.otherwise};
     else
 #endif
     {
-      if (in.data && in.is_float && !std::is_same<T, float>::value) return as_values(read(in.row_of_float(), 0, j));
-      if (in.data) return as_values(read(in.row(), 0, j));
-      Values values;
+      if (in.data && in.is_float && !std::is_same<T, float>::value)
+        return as_values(read_between_packs(in.row_of_float(), j));
+      if (in.data) return as_values(read_between_packs(in.row(), j));
+      Values<> values;
 #pragma omp simd
       for (int k = 0; k < N; ++k) values.of[k] = in.otherwise[0];
       return values;
     }
   }
+  // Reads a pack of parameters, whose distance from aligned packs is their own, out of the aligned packs around it.
+  template <typename U>
+  static MSOPS_BOTH auto read_between_packs(const Row<const U>& row, Index j) {
+    if constexpr (Shape::kHasEdges) {
+      constexpr int kWidth = N < kPackWidth<U> ? N : kPackWidth<U>;
+      Pack<U, kWidth> packs[N / kWidth];
+      if (N <= j && j + 2 * N <= row.length) {
+        for (int p = 0; p < N / kWidth; ++p) packs[p] = load_shifted<kWidth>(row.data + j + p * kWidth);
+      } else {  // packs around it may lie outside the tensor
+        for (int k = 0; k < N; ++k) packs[k / kWidth].values[k % kWidth] = row.data[j + k];
+      }
+      Values<> values;
+      for (int k = 0; k < N; ++k) values.of[k] = C(packs[k / kWidth].values[k % kWidth]);
+      return values;
+    } else {
+      return read(row, 0, j);
+    }
+  }
   template <typename V>
-  static MSOPS_BOTH Values as_values(const V& from) {
-    Values values;
+  static MSOPS_BOTH Values<> as_values(const V& from) {
+    Values<> values;
 #pragma omp simd
     for (int k = 0; k < N; ++k) values.of[k] = from.of[k];
     return values;
   }
 
-  template <typename F, typename... V>
-  static MSOPS_BOTH void compute_pack(C (&results)[N], const F& f, Index j, const V&... values) {
+  template <int kWidth, typename F, typename... V>
+  static MSOPS_BOTH void compute_pack(C (&results)[kWidth], const F& f, Index j, const V&... values) {
 #ifndef __CUDA_ARCH__
 #pragma omp simd
 #endif
-    for (int k = 0; k < N; ++k) results[k] = at(f, j + k, values.of[k]...);
+    for (int k = 0; k < kWidth; ++k) results[k] = at(f, j + k, values.of[k]...);
   }
 
-  template <typename T, typename F, typename... V>
-  static MSOPS_BOTH Pack<T, N> pack_of(const F& f, Index j, const V&... values) {
-    Pack<T, N> pack;
-    for (int k = 0; k < N; ++k) assign(pack.values[k], at(f, j + k, values.of[k]...));
+  template <typename T, int kWidth, typename F, typename... V>
+  static MSOPS_BOTH Pack<T, kWidth> pack_of(const F& f, Index j, const V&... values) {
+    Pack<T, kWidth> pack;
+    for (int k = 0; k < kWidth; ++k) assign(pack.values[k], at(f, j + k, values.of[k]...));
     return pack;
   }
 
-  template <typename T, typename F, typename... V>
-  static MSOPS_BOTH void write(const Row<T>& out, const F& f, Index j, const V&... values) {
+  template <typename T, typename F, typename I, typename... V>
+  static MSOPS_BOTH void write(const Row<T>& out, const F& f, I, Index j, const V&... values) {
 #ifdef __CUDA_ARCH__
-    store_at_once(out.data + j, pack_of<T>(f, j, values...));
+    store_at_once(out.data + j, pack_of<T, kWidthAt<I>>(f, j, values...));
 #else
     T* to = out.data + j;
 #pragma omp simd
@@ -546,15 +662,45 @@ class Team {
 #endif
   }
 
-  template <typename F, typename... V>
+  template <int kWidth, typename F, typename... V>
   static MSOPS_BOTH void add_pack(C* sums, const F& f, Index j, const V&... values) {
 #ifndef __CUDA_ARCH__
 #pragma omp simd
 #endif
-    for (int k = 0; k < N; ++k) sums[k] += at(f, j + k, values.of[k]...);
+    for (int k = 0; k < kWidth; ++k) sums[k] += at(f, j + k, values.of[k]...);
   }
 
 #ifdef __CUDACC__
+  // Begins to bring the packs of the team's next row near. They are neighbours, of which one thread takes all.
+  template <typename T>
+  __device__ void prefetch(const Row<T>& row) const {
+    const int elements = (static_cast<int>(row.length) - edges_.head) / N * N;
+    if (lane_ == 0 && edges_.to_next)
+      cp_async_bulk_prefetch_L2(row.data + edges_.to_next + edges_.head, elements * static_cast<int>(sizeof(T)));
+  }
+
+  // Returns a pack of parameters from shared memory, after the lane's packs were copied there.
+  template <typename T, int place>
+  __device__ Values<> kept(const Parameters<T, place>& in, int i, Index j) const {
+    const auto at = [&](int p, int k) -> Pack<float, 4>& {  // neighbouring threads have neighbouring packs of 16 bytes
+      return edges_.places[((place * Shape::kHeld + p) * (N / 4) + k / 4) * blockDim.x + threadIdx.x];
+    };
+    if (i == 0 && in.data != edges_.kept[place]) {
+      edges_.kept[place] = in.data;
+#pragma unroll 1
+      for (int p = 0; p < Shape::kHeld && j + p * lanes_ * N + N <= in.length; ++p) {
+        const Values<> values = read_parameters(in, j + p * lanes_ * N);
+        for (int k = 0; k < N; ++k) at(p, k).values[k % 4] = values.of[k];
+      }
+    }
+    Values<> values;
+    for (int k = 0; k < N; k += 4) {
+      const Pack<float, 4> pack = at(i, k);
+      for (int e = 0; e < 4; ++e) values.of[k + e] = pack.values[e];
+    }
+    return values;
+  }
+
   // Reduces over `lanes` neighbouring lanes of a warp, a power of 2. Structs are combined in the lanes' order, so that
   // all lanes have the same bits even where combine(a, b) is rounded differently from combine(b, a).
   template <typename R, typename Combine>
@@ -594,6 +740,7 @@ class Team {
   int lane_, lanes_;      // lanes of the whole team
   SharedOfWarp* shared_;  // kSharedOfTeam<Shape> of them, if the team is larger than a warp
   mutable int turn_ = 0;  // which of the two places the next reduction takes
+  std::conditional_t<Shape::kHasEdges, Edges, NoEdges> edges_;
 };
 
 // The number of SharedOfWarp that a team needs: twice, one for each warp and one for the block.
