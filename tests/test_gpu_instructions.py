@@ -34,6 +34,8 @@ INSTRUCTIONS = {
     "griddepcontrol_wait()": "griddepcontrol.wait",
     "griddepcontrol_launch_dependents()": "griddepcontrol.launch_dependents",
     "cluster_arrive_wait()": "barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned",
+    "cluster_arrive_relaxed()": "barrier.cluster.arrive.relaxed.aligned",
+    "cluster_wait()": "barrier.cluster.wait.acquire.aligned",
     "sums[1] = ld_shared_cluster(shared, number).values[2]": "ld.shared::cluster.v4.f32",
     "st_async(sums[0], shared, address, number)": "st.async.shared::cluster.mbarrier::complete_tx::bytes.f32",
     "tma_load_5d(address, address + 8, map, 1, 2, 3, 4, 5)": "cp.async.bulk.tensor.5d.shared::cluster.global.tile",

@@ -76,6 +76,13 @@ __global__ void __launch_bounds__(kBlockThreads<Shape>,
   if (Shape::kClustered && !has_instructions_of(90)) return;
   const int64_t block = blockIdx.x / (Shape::kClustered ? cluster_nctarank() : 1);
   const int64_t row = kLanes > 32 ? block : block * kTeamsOfBlock<Shape> + threadIdx.x / kLanes;
+  if constexpr (Shape::kSends) {
+    __shared__ SentResults results;
+    Team<C, Shape> team(threadIdx.x, shared);
+    team.begin_sending(&results);
+    body(row, team);
+    return team.end_sending();
+  }
   if (row < rows) body(row, Team<C, Shape>(kLanes > 32 ? threadIdx.x : threadIdx.x % kLanes, shared));
   if (Shape::kClustered) cluster_arrive_wait();  // before the block ends, whose shared memory others read
 }
@@ -93,7 +100,7 @@ bool launch_rows_in_clusters(Call& call, int64_t rows, int64_t packs, const Body
   const auto kernel = rows_kernel<C, Shape, Body>;
   [[maybe_unused]] static FactOfGpu<> fact;
   const int most = fact.get([&] {
-    if (!is_compiled_for(90, kernel)) return 0;
+    if (!is_compiled_for(90, kernel) || (Shape::kSends && !kHasStAsync)) return 0;
     for (const int blocks : {16, 8})
       if (clusters_at_once(kernel, Grid(blocks).in_clusters(blocks), kBlockThreads<Shape>, 0) > 0) return blocks;
     return 0;
@@ -164,7 +171,8 @@ __global__ void __launch_bounds__(Shape::kLanes, 1024 / Shape::kLanes) rows_with
   __shared__ SharedOfWarp shared[kSharedOfTeam<Shape>];
   extern __shared__ Bytes16 places[];
   Team<C, Shape> team(threadIdx.x, shared);
-  team.set_edges(body.head_of(blockIdx.x), places);
+  team.set_head(body.head_of(blockIdx.x));
+  team.keep_parameters(places);
   for (int64_t row = blockIdx.x; row < rows; row += gridDim.x) {
     team.set_next(row + gridDim.x < rows ? int64_t{gridDim.x} * body.columns : 0);
     body(row, team);
@@ -204,7 +212,7 @@ void launch_rows_with_edges(Call& call, int64_t rows, std::initializer_list<Plac
 //   up to 8192                up to 32768     up to 1024 threads, 8 packs each
 //   up to 65536, from sm_90   up to 131072    2 to 16 blocks of 512 threads    the row stays on the chip
 //   more                      more            512 threads                      each reduction reads the row again
-template <typename T, typename Body>
+template <typename T, int kLoads = 1, typename Body>
 void for_rows(Call& call, int64_t rows, std::initializer_list<PlaceOfRows<T>> places, const Body& body) {
   const int64_t columns = places.begin()->columns;
   if (call.is_on_cpu()) return on_cpu(call, rows, RowOnCpu<Compute<T>, Body>{body}, 4 * static_cast<double>(columns));
@@ -222,6 +230,8 @@ void for_rows(Call& call, int64_t rows, std::initializer_list<PlaceOfRows<T>> pl
         if (packs <= 64) return launch_rows<C, TeamShape<32, N, 2>>(call, rows, packs, body);
         if (packs <= 1024) return launch_rows<C, TeamShape<512, N, 2>>(call, rows, packs, body);
         if (packs <= 2048) return launch_rows<C, TeamShape<512, N, 4>>(call, rows, packs, body);
+        if constexpr (kLoads > 1)
+          if (packs <= 8192 && launch_rows_in_clusters<C, SendingShape<256, N, 4>>(call, rows, packs, body)) return;
         if (packs <= 4096) return launch_rows<C, TeamShape<512, N, 8>>(call, rows, packs, body);
         if (packs <= 8192) return launch_rows<C, TeamShape<1024, N, 8>>(call, rows, packs, body);
         if (launch_rows_in_clusters<C, TeamShape<512, N, 8, true>>(call, rows, packs, body)) return;

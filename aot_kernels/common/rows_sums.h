@@ -158,7 +158,9 @@ MSOPS_BOTH int places_of(int threads) {
 // Each block, or cluster, has rows of one group.
 template <typename C, typename Shape, int kSums, typename Body, typename Groups>
 __global__ void __launch_bounds__(kBlockThreads<Shape>,
-                                  Shape::kClustered&& Shape::kWidth > 1 ? 1024 / kBlockThreads<Shape> : 1)
+                                  Shape::kClustered&& Shape::kWidth > 1
+                                      ? (Shape::kKeepsParameters ? 512 : 1024) / kBlockThreads<Shape>
+                                      : 1)
     rows_with_sums_kernel(int64_t rows, Body body, PartialSums<C, kSums> partial, Groups groups) {
   constexpr int kLanes = Shape::kLanes, kTeams = kTeamsOfBlock<Shape>;
   __shared__ SharedOfWarp shared[kSharedOfTeam<Shape>];
@@ -167,6 +169,10 @@ __global__ void __launch_bounds__(kBlockThreads<Shape>,
   const int64_t part = blockIdx.x / in_cluster, step = gridDim.x / in_cluster * kTeams;
   const int of_block = kLanes > 32 ? 0 : static_cast<int>(threadIdx.x) / kLanes;
   Team<C, Shape> team(kLanes > 32 ? threadIdx.x : threadIdx.x % kLanes, shared);
+  if constexpr (Shape::kSends) {
+    __shared__ SentResults results;
+    team.begin_sending(&results);
+  }
   int64_t row = (part / groups * kTeams + of_block) * groups + part % groups;
   if constexpr (Shape::kHeld == 0) {
     SumsInMemory<Team<C, Shape>, C, kSums> sums(team, partial, part);
@@ -174,8 +180,10 @@ __global__ void __launch_bounds__(kBlockThreads<Shape>,
   } else {
     SumsInRegisters<Team<C, Shape>, kSums> sums{team};
     extern __shared__ Bytes16 places[];
-    if constexpr (Shape::kHasEdges)  // the same for all rows of the block; parameters have places after those of rows
-      team.set_edges(body.head_of(row), places + places_of<Shape, Body>(blockDim.x));
+    if constexpr (Shape::kKeepsParameters) {                             // in places after those of rows
+      if constexpr (Shape::kHasEdges) team.set_head(body.head_of(row));  // which is that of all rows of the team
+      team.keep_parameters(places + places_of<Shape, Body>(blockDim.x));
+    }
     if constexpr (Shape::kWidth > 1) {
       uint32_t edges[Body::kRows];
       const auto begin = [&](int64_t next) {
@@ -208,7 +216,11 @@ __global__ void __launch_bounds__(kBlockThreads<Shape>,
       }
     }
   }
-  if (Shape::kClustered) cluster_arrive_wait();  // before the block ends, whose shared memory others read
+  if constexpr (Shape::kSends) {
+    team.end_sending();
+  } else {
+    if (Shape::kClustered) cluster_arrive_wait();  // before the block ends, whose shared memory others read
+  }
 }
 
 // Returns the bytes of a block for the rows that it loads, and for the sums of its teams.
@@ -233,7 +245,7 @@ int64_t launch_rows_with_sums(Call& call, int64_t rows, int64_t packs, const Bod
   const auto blocks_or_clusters_at_once = [&] {
     if constexpr (Shape::kClustered) {
       const Grid cluster = Grid(in_cluster).in_clusters(in_cluster);
-      const bool can = in_cluster <= 16 && is_compiled_for(90, kernel);
+      const bool can = in_cluster <= 16 && is_compiled_for(90, kernel) && (kHasStAsync || !Shape::kSends);
       return can ? clusters_at_once(kernel, cluster, threads, bytes) : 0;
     } else {
       return std::max(1, blocks_at_once(Gpu(), kernel, threads, bytes));
@@ -304,7 +316,12 @@ int64_t for_rows_with_sums(Call& call, int64_t rows, std::initializer_list<Place
           if (packs <= 64) return run(TeamShape<32, N, 2>(), packs);
           if (packs <= 128) return run(TeamShape<32, N, 4>(), packs);
           if (packs <= 1024) return run(TeamShape<512, N, 2>(), packs);
-          if (const int64_t used = packs <= 16384 ? run(TeamShape<512, N, 2, true>(), packs, 1024) : 0) return used;
+          if constexpr (sizeof(T) == 2) {
+            constexpr int kHeld = kSums == 1 ? 4 : 2;
+            if (const int64_t used = run(SendingShape<256, N, kHeld, true>(), packs, 256 * kHeld)) return used;
+          } else {
+            if (const int64_t used = packs <= 16384 ? run(TeamShape<512, N, 2, true>(), packs, 1024) : 0) return used;
+          }
           if (const int64_t used = run(TeamShape<512, N, 4, true>(), packs, 2048)) return used;
           return run(TeamShape<512, N, 0>(), packs);
         }

@@ -11,6 +11,7 @@
 #ifdef __CUDACC__
 #include "gpu/cluster.h"
 #include "gpu/cp_async_bulk.h"
+#include "gpu/mbarrier.h"
 #endif
 
 namespace msops {
@@ -35,6 +36,14 @@ template <int lanes, int width, int held, bool clustered = false, bool has_edges
 struct TeamShape {
   static constexpr int kLanes = lanes, kWidth = width, kHeld = held;
   static constexpr bool kClustered = clustered, kHasEdges = has_edges, kKeepsParameters = keeps_parameters;
+  static constexpr bool kSends = false;
+};
+
+// SendingShape is a cluster whose blocks send their results of a reduction to each other, where other clusters have a
+// barrier. That barrier also waits until all that the threads stored in global memory is visible.
+template <int lanes, int width, int held, bool keeps_parameters = false>
+struct SendingShape : TeamShape<lanes, width, held, true, false, keeps_parameters> {
+  static constexpr bool kSends = true;
 };
 
 // Teams that keep parameters have so many places at most, each of these bytes.
@@ -120,6 +129,12 @@ struct alignas(16) SharedOfWarp {
   unsigned char bytes[32];
 };
 
+// SentResults are in the shared memory of each block of a SendingShape.
+struct SentResults {
+  float words[2][16][sizeof(SharedOfWarp) / sizeof(float)];  // (turn, block of the cluster, word of its result)
+  uint64_t arrived[2];                                       // an mbarrier for each turn
+};
+
 // Elements have the computing type C. On the GPU whole packs tile the rows, and are aligned; packs may be of one
 // element.
 template <typename C, typename Shape>
@@ -136,11 +151,27 @@ class Team {
   }
 
 #ifdef __CUDACC__
-  // If kHasEdges, this comes first: rows have `head` elements before their first aligned pack. `places` are in shared
-  // memory, of which parameters take bytes_of_place() each.
-  __device__ void set_edges(int head, void* places) {
-    edges_.head = head, edges_.places = static_cast<Pack<float, 4>*>(places), edges_.to_next = 0;
-    for (const void*& each : edges_.kept) each = places;
+  // If kHasEdges, this comes first: rows have `head` elements before their first aligned pack.
+  __device__ void set_head(int head) { edges_.head = head, edges_.to_next = 0; }
+
+  // If kSends, this comes first, and end_sending() last.
+  __device__ void begin_sending(SentResults* results) {
+    sending_.results = results, sending_.reductions = 0;
+    if (threadIdx.x == 0) {
+      for (uint64_t& each : results->arrived) mbarrier_init(shared_address(&each), 1);
+      fence_mbarrier_init();
+    }
+    cluster_arrive_relaxed();
+  }
+  __device__ void end_sending() const {
+    if (sending_.reductions == 0) cluster_wait();
+  }
+
+  // If kKeepsParameters, this comes first: `places` are in shared memory, of which parameters take bytes_of_place()
+  // each.
+  __device__ void keep_parameters(void* places) {
+    kept_.places = static_cast<Pack<float, 4>*>(places);
+    for (const void*& each : kept_.data) each = places;
   }
 
   // Tells how many elements later than each row that is loaded now the next row of the team begins, or 0.
@@ -336,7 +367,11 @@ class Team {
       __syncthreads();
       value = lane % kWarps < blockDim.x / 32 ? of_warps[lane % kWarps] : identity;
       value = over_warp(value, combine, kWarps);
-      if constexpr (Shape::kClustered) value = over_cluster(value, combine, shared + kWarps);
+      if constexpr (Shape::kSends) {
+        value = over_sending_cluster(value, combine);
+      } else if constexpr (Shape::kClustered) {
+        value = over_cluster(value, combine, shared + kWarps);
+      }
       return value;
     }
   }
@@ -346,12 +381,18 @@ class Team {
   static constexpr int N = Shape::kWidth;
   // Numbers of a row are kept if registers are enough for those of several rows; blocks of a cluster have few.
   static constexpr bool kKeepsNumbers = Shape::kHeld > 0 && Shape::kHeld* N <= 32 && !Shape::kClustered;
-  struct NoEdges {};
+  struct None {};
   struct Edges {
     int head;
     int64_t to_next;
+  };
+  struct Kept {
     Pack<float, 4>* places;
-    mutable const void* kept[kMostPlaces];  // the data of parameters, or `places` where there are none yet
+    mutable const void* data[kMostPlaces];  // of the parameters, or `places` where there are none yet
+  };
+  struct Sending {
+    SentResults* results;
+    mutable unsigned reductions;
   };
   using Index = std::conditional_t<(Shape::kHeld > 0), int, int64_t>;  // rows that are held are short
   template <int kWidth = N>
@@ -683,10 +724,10 @@ class Team {
   template <typename T, int place>
   __device__ Values<> kept(const Parameters<T, place>& in, int i, Index j) const {
     const auto at = [&](int p, int k) -> Pack<float, 4>& {  // neighbouring threads have neighbouring packs of 16 bytes
-      return edges_.places[((place * Shape::kHeld + p) * (N / 4) + k / 4) * blockDim.x + threadIdx.x];
+      return kept_.places[((place * Shape::kHeld + p) * (N / 4) + k / 4) * blockDim.x + threadIdx.x];
     };
-    if (i == 0 && in.data != edges_.kept[place]) {
-      edges_.kept[place] = in.data;
+    if (i == 0 && in.data != kept_.data[place]) {
+      kept_.data[place] = in.data;
 #pragma unroll 1
       for (int p = 0; p < Shape::kHeld && j + p * lanes_ * N + N <= in.length; ++p) {
         const Values<> values = read_parameters(in, j + p * lanes_ * N);
@@ -735,12 +776,36 @@ class Team {
     memcpy(&value, words, sizeof value);
     return over_warp(value, combine, blocks);
   }
+
+  // Each block sends its result to all blocks, and waits for theirs. A block that is one reduction ahead writes to the
+  // places of the other turn; it cannot be two ahead, since it waits for this block's result.
+  template <typename R, typename Combine>
+  __device__ R over_sending_cluster(R value, const Combine& combine) const {
+    constexpr int kWords = (sizeof(R) + 3) / 4;
+    SentResults& results = *sending_.results;
+    const int blocks = static_cast<int>(cluster_nctarank()), turn = sending_.reductions % 2;
+    const unsigned arrived = shared_address(&results.arrived[turn]);
+    if (sending_.reductions == 0) cluster_wait();  // until the mbarriers of all blocks are initialized
+    if (threadIdx.x == 0) mbarrier_arrive_expect_tx(arrived, 4 * kWords * blocks);
+    if (threadIdx.x < blocks) {
+      float words[kWords] = {};
+      memcpy(words, &value, sizeof value);
+      for (int w = 0; w < kWords; ++w)
+        st_async(words[w], &results.words[turn][cluster_ctarank()][w], arrived, threadIdx.x);
+    }
+    mbarrier_wait(arrived, sending_.reductions / 2 % 4096);
+    ++sending_.reductions;
+    memcpy(&value, results.words[turn][threadIdx.x % blocks], sizeof value);
+    return over_warp(value, combine, blocks);
+  }
 #endif
 
   int lane_, lanes_;      // lanes of the whole team
   SharedOfWarp* shared_;  // kSharedOfTeam<Shape> of them, if the team is larger than a warp
   mutable int turn_ = 0;  // which of the two places the next reduction takes
-  std::conditional_t<Shape::kHasEdges, Edges, NoEdges> edges_;
+  std::conditional_t<Shape::kHasEdges, Edges, None> edges_;
+  std::conditional_t<Shape::kKeepsParameters, Kept, None> kept_;
+  std::conditional_t<Shape::kSends, Sending, None> sending_;
 };
 
 // The number of SharedOfWarp that a team needs: twice, one for each warp and one for the block.
