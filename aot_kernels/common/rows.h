@@ -184,21 +184,22 @@ template <typename T, typename Body>
 void launch_rows_with_edges(Call& call, int64_t rows, std::initializer_list<PlaceOfRows<T>> places, const Body& body) {
   constexpr int N = kPackWidth<T>;
   using Shape = TeamShape<512, N, 2, false, true, true>;
-  using WithEdges = WithEdges<N, Body>;
-  const auto kernel = rows_with_edges_kernel<Compute<T>, Shape, WithEdges>;
+  using Edged = WithEdges<N, Body>;
+  const auto kernel = rows_with_edges_kernel<Compute<T>, Shape, Edged>;
   const int threads = block_threads<Shape>(places.begin()->columns / N);
   const auto of_parameters = std::count_if(places.begin(), places.end(), [](const auto& p) { return p.head < 0; });
   const int bytes = static_cast<int>(of_parameters) * bytes_of_place<Shape>(threads);
   [[maybe_unused]] static FactOfGpu<17> fact;
   const int64_t at_once = fact.get([&] { return blocks_at_once(Gpu(), kernel, threads, bytes); }, threads / 32);
   const int64_t blocks = std::max<int64_t>(1, at_once / N) * N;  // so that a block's rows have the same head
-  launch(call, kernel, std::min(rows, blocks), threads, bytes, rows, WithEdges(places, body));
+  launch(call, kernel, std::min(rows, blocks), threads, bytes, rows, Edged(places, body));
 }
 #endif
 
 // Calls body(row, team) for every row in [0, rows). `places` are all the matrices and rows that the team reads and
-// writes, of equal length. On the GPU packs of 16 bytes move them where such packs tile all of them; otherwise
-// neighbouring lanes move neighbouring elements.
+// writes, of equal length, of which the body loads kLoads at once. On the GPU packs of 16 bytes move them where such
+// packs tile all of them, or where all rows of one number have their aligned packs at the same columns (see WithEdges);
+// otherwise neighbouring lanes move neighbouring elements.
 //
 // On the GPU the team depends on how many packs or elements a row has:
 //
@@ -207,7 +208,9 @@ void launch_rows_with_edges(Call& call, int64_t rows, std::initializer_list<Plac
 //   up to 32                                  16 lanes, 2 packs each
 //   up to 64                  up to 512       a warp, 2 packs each             no barrier
 //   up to 1024                                up to 512 threads, 2 packs each
+//   up to 1024, and edges                     up to 512 threads, 2 packs each  lanes keep their parameters
 //   up to 2048                                up to 512 threads, 4 packs each
+//   up to 8192, from sm_90                    2 to 8 blocks of 256 threads     if kLoads > 1: registers hold no more
 //   up to 4096                up to 8192      up to 512 threads, 8 packs each
 //   up to 8192                up to 32768     up to 1024 threads, 8 packs each
 //   up to 65536, from sm_90   up to 131072    2 to 16 blocks of 512 threads    the row stays on the chip
@@ -240,10 +243,9 @@ void for_rows(Call& call, int64_t rows, std::initializer_list<PlaceOfRows<T>> pl
     }
     if (columns <= 32) return launch_rows<C, TeamShape<4, 1, 8>>(call, rows, columns, body);
     if (columns <= 512) return launch_rows<C, TeamShape<32, 1, 16>>(call, rows, columns, body);
-    if constexpr (kMovesPacks<T>) {
+    if constexpr (kMovesPacks<T>)
       if (columns / kPackWidth<T> <= 1024 && packs_match<T>(places))
         return launch_rows_with_edges<T>(call, rows, places, body);
-    }
     if (columns <= 8192) return launch_rows<C, TeamShape<512, 1, 16>>(call, rows, columns, body);
     if (columns <= 32768) return launch_rows<C, TeamShape<1024, 1, 32>>(call, rows, columns, body);
     if (launch_rows_in_clusters<C, TeamShape<512, 1, 16, true>>(call, rows, columns, body)) return;

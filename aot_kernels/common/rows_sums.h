@@ -103,7 +103,7 @@ struct RowsWithSumsOnCpu {
 
 #ifdef __CUDACC__
 // The body's rows pass through shared memory, where each lane has places for its own packs of the next row.
-//
+
 // Begins to copy what team.load reads. An element at the edges goes to a register.
 template <typename Team, typename Shape>
 struct BeginLoads {
@@ -180,10 +180,9 @@ __global__ void __launch_bounds__(kBlockThreads<Shape>,
   } else {
     SumsInRegisters<Team<C, Shape>, kSums> sums{team};
     extern __shared__ Bytes16 places[];
-    if constexpr (Shape::kKeepsParameters) {                             // in places after those of rows
-      if constexpr (Shape::kHasEdges) team.set_head(body.head_of(row));  // which is that of all rows of the team
+    if constexpr (Shape::kHasEdges) team.set_head(body.head_of(row));
+    if constexpr (Shape::kKeepsParameters)  // after the rows
       team.keep_parameters(places + places_of<Shape, Body>(blockDim.x));
-    }
     if constexpr (Shape::kWidth > 1) {
       uint32_t edges[Body::kRows];
       const auto begin = [&](int64_t next) {
@@ -274,7 +273,9 @@ int64_t launch_rows_with_sums(Call& call, int64_t rows, int64_t packs, const Bod
 //   up to 64                  up to 512      a warp, 2 packs a lane         no barrier
 //   up to 128                                a warp, 4 packs a lane
 //   up to 1024                up to 4096     up to 512 threads, 2 packs each
-//   up to 32768, from sm_90   up to 65536    2 to 16 blocks of these        the row stays on the chip
+//   up to 1024, and edges                    up to 512 threads, 2 packs each
+//   up to 16384, from sm_90                  2 to 16 blocks of 256 threads  float16; 4 packs each, or 2 with two sums
+//   up to 32768, from sm_90   up to 65536    2 to 16 blocks of 512 threads  the row stays on the chip
 //   more                      more           512 threads                    reads rows again, adds up in memory
 //
 // If kHolds is false, there are only the kernels that read rows again, which compile sooner: for what is rarely called.
