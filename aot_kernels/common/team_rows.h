@@ -90,11 +90,12 @@ struct Computed {
 using OnCpu = TeamShape<1, 16, 0>;
 
 // Parameters are a number for each column, which all rows share, such as a weight. They are elements of T or, if
-// `is_float`, of float. Functions of rows take them in place of a Row; if `data` is null, each is `otherwise`. Those of
-// a body that have different places are kept there by teams that keep parameters; without a place they are read again.
+// `is_float`, of float. Functions of rows take them in place of a Row; if `data` is null, each is `otherwise`. Teams
+// that keep parameters have room for those that are among the places of for_rows(): their `place` is 0 or, of a second
+// one,
+// 1. For for_rows_with_sums() it is 0. Parameters without a place are read again for each row.
 template <typename T, int place = -1>
 struct Parameters {
-  static constexpr int kPlace = place;
   const void* data;
   int64_t length;
   bool is_float;
