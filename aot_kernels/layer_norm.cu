@@ -13,7 +13,8 @@ struct Forward {
   using C = Compute<T>;
   Rows<const T> x;
   Rows<T> y;
-  Parameters<T> weight, bias;
+  Parameters<T, 0> weight;
+  Parameters<T, 1> bias;
   C eps;
 
   template <typename Team>
@@ -61,7 +62,8 @@ MSOPS_ENTRY(LayerNormForward) {
   return call.run([&](auto type) {
     using T = typename decltype(type)::type;
     using C = Compute<T>;
-    const Parameters<T> factors(weight, columns, C(1)), terms(bias, columns, C(0));
+    const Parameters<T, 0> factors(weight, columns, C(1));
+    const Parameters<T, 1> terms(bias, columns, C(0));
     const auto from = rows_in<const T>(x, columns);
     const auto to = rows_in<T>(y, columns);
     for_rows<T>(call, rows_of(x, columns), {from, to, factors, terms}, Forward<T>{from, to, factors, terms, C(eps)});
@@ -86,7 +88,7 @@ MSOPS_ENTRY(LayerNormBackward) {
   return call.run([&](auto type) {
     using T = typename decltype(type)::type;
     using C = Compute<T>;
-    const Parameters<T> factors(weight, columns, C(1));
+    const Parameters<T, 0> factors(weight, columns, C(1));
     const auto from = rows_in<const T>(x, columns), dfrom = rows_in<const T>(dy, columns);
     const auto to = rows_in<T>(dx, columns);
     const NormGradient<T, true, false> body{from, dfrom, from, to, factors, C(eps), C(0)};

@@ -144,7 +144,7 @@ MSOPS_ENTRY(StatisticsForward) {
 }
 """
 # for_rows takes other teams at certain numbers of packs: these are lengths around each, with whole packs and without.
-COLUMNS = (1, 2, 15, 16, 17, 33, 64, 127, 256, 1000, 1024, 1029, 8192, 16_385, 50_257, 1 << 18)
+COLUMNS = (1, 2, 15, 16, 17, 33, 64, 127, 256, 1000, 1024, 1029, 4097, 8192, 16_385, 50_257, 1 << 18)
 
 
 @pytest.fixture(scope="module")

@@ -46,6 +46,10 @@ struct RowOnCpu {
 };
 
 #ifdef __CUDACC__
+struct alignas(16) Bytes16 {
+  unsigned char bytes[16];
+};
+
 // Teams up to a warp share a block of kThreads; larger ones are a block, of this many threads at most.
 template <typename Shape>
 constexpr int kBlockThreads = Shape::kLanes > 32 ? Shape::kLanes : kThreads;
@@ -72,6 +76,13 @@ __global__ void __launch_bounds__(kBlockThreads<Shape>,
   if (Shape::kClustered && !has_instructions_of(90)) return;
   const int64_t block = blockIdx.x / (Shape::kClustered ? cluster_nctarank() : 1);
   const int64_t row = kLanes > 32 ? block : block * kTeamsOfBlock<Shape> + threadIdx.x / kLanes;
+  if constexpr (Shape::kSends) {
+    __shared__ SentResults results;
+    Team<C, Shape> team(threadIdx.x, shared);
+    team.begin_sending(&results);
+    body(row, team);
+    return team.end_sending();
+  }
   if (row < rows) body(row, Team<C, Shape>(kLanes > 32 ? threadIdx.x : threadIdx.x % kLanes, shared));
   if (Shape::kClustered) cluster_arrive_wait();  // before the block ends, whose shared memory others read
 }
@@ -89,7 +100,7 @@ bool launch_rows_in_clusters(Call& call, int64_t rows, int64_t packs, const Body
   const auto kernel = rows_kernel<C, Shape, Body>;
   [[maybe_unused]] static FactOfGpu<> fact;
   const int most = fact.get([&] {
-    if (!is_compiled_for(90, kernel)) return 0;
+    if (!is_compiled_for(90, kernel) || (Shape::kSends && !kHasStAsync)) return 0;
     for (const int blocks : {16, 8})
       if (clusters_at_once(kernel, Grid(blocks).in_clusters(blocks), kBlockThreads<Shape>, 0) > 0) return blocks;
     return 0;
@@ -103,19 +114,26 @@ bool launch_rows_in_clusters(Call& call, int64_t rows, int64_t packs, const Body
 }
 #endif
 
-// PlaceOfRows tells how long rows are, and whether packs of 16 bytes of T tile them.
+// PlaceOfRows tells how long rows are, whether packs of 16 bytes of T tile them, and how many elements the first row
+// has before its first aligned pack: -1 for parameters, which may have any number.
 template <typename T>
 struct PlaceOfRows {
   int64_t columns;
   bool packs;
+  int head;
 
   template <typename U>
   PlaceOfRows(const Rows<U>& rows) : PlaceOfRows(rows[0]) {}
   template <typename U>
   PlaceOfRows(const Row<U>& row)
-      : columns(row.length), packs(row.length % kPackWidth<T> == 0 && is_aligned<kPackWidth<T>>(row.data)) {}
-  PlaceOfRows(const Parameters<T>& parameters)
-      : PlaceOfRows(parameters.is_float ? PlaceOfRows(parameters.row_of_float()) : PlaceOfRows(parameters.row())) {}
+      : columns(row.length),
+        packs(row.length % kPackWidth<T> == 0 && is_aligned<kPackWidth<T>>(row.data)),
+        head(static_cast<int>(elements_to_pack<kPackWidth<T>>(row.data))) {}
+  template <int place>
+  PlaceOfRows(const Parameters<T, place>& parameters)
+      : PlaceOfRows(parameters.is_float ? PlaceOfRows(parameters.row_of_float()) : PlaceOfRows(parameters.row())) {
+    head = -1;
+  }
   PlaceOfRows(const Tensor& tensor) : PlaceOfRows(Rows<const T>(tensor)) {}
 };
 
@@ -128,9 +146,60 @@ bool packs_tile(std::initializer_list<PlaceOfRows<T>> places) {
   return std::all_of(places.begin(), places.end(), [](const PlaceOfRows<T>& place) { return place.packs; });
 }
 
+// Returns whether the rows of one number have their aligned packs at the same columns.
+template <typename T>
+bool packs_match(std::initializer_list<PlaceOfRows<T>> places) {
+  const int head = places.begin()->head;
+  return std::all_of(places.begin(), places.end(),
+                     [=](const PlaceOfRows<T>& place) { return place.head < 0 || place.head == head; });
+}
+
+#ifdef __CUDACC__
+// WithEdges is a body for rows that packs do not tile. Every N rows begin at the same distance from an aligned pack.
+template <int N, typename Body>
+struct WithEdges : Body {
+  unsigned head, columns;  // of the first row
+
+  template <typename T>
+  WithEdges(std::initializer_list<PlaceOfRows<T>> places, const Body& body)
+      : Body(body), head(places.begin()->head), columns(static_cast<unsigned>(places.begin()->columns)) {}
+  __device__ int head_of(int64_t row) const { return (head - static_cast<unsigned>(row) * columns) % N; }
+};
+
+template <typename C, typename Shape, typename Body>
+__global__ void __launch_bounds__(Shape::kLanes, 1024 / Shape::kLanes) rows_with_edges_kernel(int64_t rows, Body body) {
+  __shared__ SharedOfWarp shared[kSharedOfTeam<Shape>];
+  extern __shared__ Bytes16 places[];
+  Team<C, Shape> team(threadIdx.x, shared);
+  team.set_head(body.head_of(blockIdx.x));
+  team.keep_parameters(places);
+  for (int64_t row = blockIdx.x; row < rows; row += gridDim.x) {
+    team.set_next(row + gridDim.x < rows ? int64_t{gridDim.x} * body.columns : 0);
+    body(row, team);
+  }
+}
+
+// Launches as many blocks as run at once, which go over all rows, so that each reads its parameters once.
+template <typename T, typename Body>
+void launch_rows_with_edges(Call& call, int64_t rows, std::initializer_list<PlaceOfRows<T>> places, const Body& body) {
+  constexpr int N = kPackWidth<T>;
+  using Shape = TeamShape<512, N, 2, false, true, true>;
+  using Edged = WithEdges<N, Body>;
+  const auto kernel = rows_with_edges_kernel<Compute<T>, Shape, Edged>;
+  const int threads = block_threads<Shape>(places.begin()->columns / N);
+  const auto of_parameters = std::count_if(places.begin(), places.end(), [](const auto& p) { return p.head < 0; });
+  const int bytes = static_cast<int>(of_parameters) * bytes_of_place<Shape>(threads);
+  [[maybe_unused]] static FactOfGpu<17> fact;
+  const int64_t at_once = fact.get([&] { return blocks_at_once(Gpu(), kernel, threads, bytes); }, threads / 32);
+  const int64_t blocks = std::max<int64_t>(1, at_once / N) * N;  // so that a block's rows have the same head
+  launch(call, kernel, std::min(rows, blocks), threads, bytes, rows, Edged(places, body));
+}
+#endif
+
 // Calls body(row, team) for every row in [0, rows). `places` are all the matrices and rows that the team reads and
-// writes, of equal length. On the GPU packs of 16 bytes move them where such packs tile all of them; otherwise
-// neighbouring lanes move neighbouring elements.
+// writes, of equal length, of which the body loads kLoads at once. On the GPU packs of 16 bytes move them where such
+// packs tile all of them, or where all rows of one number have their aligned packs at the same columns (see WithEdges);
+// otherwise neighbouring lanes move neighbouring elements.
 //
 // On the GPU the team depends on how many packs or elements a row has:
 //
@@ -139,12 +208,14 @@ bool packs_tile(std::initializer_list<PlaceOfRows<T>> places) {
 //   up to 32                                  16 lanes, 2 packs each
 //   up to 64                  up to 512       a warp, 2 packs each             no barrier
 //   up to 1024                                up to 512 threads, 2 packs each
+//   up to 1024, and edges                     up to 512 threads, 2 packs each  lanes keep their parameters
 //   up to 2048                                up to 512 threads, 4 packs each
+//   up to 8192, from sm_90                    2 to 8 blocks of 256 threads     if kLoads > 1: registers hold no more
 //   up to 4096                up to 8192      up to 512 threads, 8 packs each
 //   up to 8192                up to 32768     up to 1024 threads, 8 packs each
 //   up to 65536, from sm_90   up to 131072    2 to 16 blocks of 512 threads    the row stays on the chip
 //   more                      more            512 threads                      each reduction reads the row again
-template <typename T, typename Body>
+template <typename T, int kLoads = 1, typename Body>
 void for_rows(Call& call, int64_t rows, std::initializer_list<PlaceOfRows<T>> places, const Body& body) {
   const int64_t columns = places.begin()->columns;
   if (call.is_on_cpu()) return on_cpu(call, rows, RowOnCpu<Compute<T>, Body>{body}, 4 * static_cast<double>(columns));
@@ -162,6 +233,8 @@ void for_rows(Call& call, int64_t rows, std::initializer_list<PlaceOfRows<T>> pl
         if (packs <= 64) return launch_rows<C, TeamShape<32, N, 2>>(call, rows, packs, body);
         if (packs <= 1024) return launch_rows<C, TeamShape<512, N, 2>>(call, rows, packs, body);
         if (packs <= 2048) return launch_rows<C, TeamShape<512, N, 4>>(call, rows, packs, body);
+        if constexpr (kLoads > 1)
+          if (packs <= 8192 && launch_rows_in_clusters<C, SendingShape<256, N, 4>>(call, rows, packs, body)) return;
         if (packs <= 4096) return launch_rows<C, TeamShape<512, N, 8>>(call, rows, packs, body);
         if (packs <= 8192) return launch_rows<C, TeamShape<1024, N, 8>>(call, rows, packs, body);
         if (launch_rows_in_clusters<C, TeamShape<512, N, 8, true>>(call, rows, packs, body)) return;
@@ -170,6 +243,9 @@ void for_rows(Call& call, int64_t rows, std::initializer_list<PlaceOfRows<T>> pl
     }
     if (columns <= 32) return launch_rows<C, TeamShape<4, 1, 8>>(call, rows, columns, body);
     if (columns <= 512) return launch_rows<C, TeamShape<32, 1, 16>>(call, rows, columns, body);
+    if constexpr (kMovesPacks<T>)
+      if (columns / kPackWidth<T> <= 1024 && packs_match<T>(places))
+        return launch_rows_with_edges<T>(call, rows, places, body);
     if (columns <= 8192) return launch_rows<C, TeamShape<512, 1, 16>>(call, rows, columns, body);
     if (columns <= 32768) return launch_rows<C, TeamShape<1024, 1, 32>>(call, rows, columns, body);
     if (launch_rows_in_clusters<C, TeamShape<512, 1, 16, true>>(call, rows, columns, body)) return;

@@ -103,44 +103,64 @@ struct RowsWithSumsOnCpu {
 
 #ifdef __CUDACC__
 // The body's rows pass through shared memory, where each lane has places for its own packs of the next row.
-struct alignas(16) Bytes16 {
-  unsigned char bytes[16];
-};
 
-// Begins to copy what team.load reads.
-template <typename Team, int kHeld>
+// Begins to copy what team.load reads. An element at the edges goes to a register.
+template <typename Team, typename Shape>
 struct BeginLoads {
   const Team& team;
   Bytes16* places;  // of this thread, blockDim.x apart
+  uint32_t* edge;   // of the row
 
   template <typename T>
   __device__ int load(Row<T> row) {
-    team.each_pack(row, [&](int i, const T* from) { cp_async<16>(places + i * blockDim.x, from); });
-    places += kHeld * blockDim.x;
+    team.each_pack(row, [&](auto i, const T* from) {
+      if constexpr (std::is_same<decltype(i), Edge>::value) {
+        const auto element = msops::load<1>(from);
+        memcpy(edge, &element, sizeof element);
+      } else {
+        cp_async<16>(places + i * blockDim.x, from);
+      }
+    });
+    places += Shape::kHeld * blockDim.x, ++edge;
     return 0;
   }
 };
 
 // Takes what has been copied.
-template <typename Team, int kHeld, int N>
+template <typename Team, typename Shape>
 struct EndLoads {
   const Team& team;
   const Bytes16* places;
+  const uint32_t* edge;
 
   template <typename T>
-  __device__ HeldRow<T, kHeld, N> load(Row<T> row) {
-    HeldRow<T, kHeld, N> held;
+  __device__ HeldRow<T, Shape> load(Row<T> row) {
+    HeldRow<T, Shape> held;
     held.row = row;
-    team.each_pack(row, [&](int i, const T*) { memcpy(&held.packs[i], places + i * blockDim.x, 16); });
-    places += kHeld * blockDim.x;
+    team.each_pack(row, [&](auto i, const T*) {
+      if constexpr (std::is_same<decltype(i), Edge>::value) {
+        memcpy(&held.of[i], edge, sizeof(T));
+      } else {
+        memcpy(&held.of[i], places + i * blockDim.x, 16);
+      }
+    });
+    places += Shape::kHeld * blockDim.x, ++edge;
     return held;
   }
 };
 
+// Returns the packs of a block for the rows that it loads.
+template <typename Shape, typename Body>
+MSOPS_BOTH int places_of(int threads) {
+  return Shape::kWidth > 1 ? threads * Shape::kHeld * Body::kRows : 0;
+}
+
 // Each block, or cluster, has rows of one group.
 template <typename C, typename Shape, int kSums, typename Body, typename Groups>
 __global__ void __launch_bounds__(kBlockThreads<Shape>,
-                                  Shape::kClustered&& Shape::kWidth > 1 ? 1024 / kBlockThreads<Shape> : 1)
+                                  Shape::kClustered&& Shape::kWidth > 1
+                                      ? (Shape::kKeepsParameters ? 512 : 1024) / kBlockThreads<Shape>
+                                      : 1)
     rows_with_sums_kernel(int64_t rows, Body body, PartialSums<C, kSums> partial, Groups groups) {
   constexpr int kLanes = Shape::kLanes, kTeams = kTeamsOfBlock<Shape>;
   __shared__ SharedOfWarp shared[kSharedOfTeam<Shape>];
@@ -148,7 +168,11 @@ __global__ void __launch_bounds__(kBlockThreads<Shape>,
   const int64_t in_cluster = Shape::kClustered ? cluster_nctarank() : 1;
   const int64_t part = blockIdx.x / in_cluster, step = gridDim.x / in_cluster * kTeams;
   const int of_block = kLanes > 32 ? 0 : static_cast<int>(threadIdx.x) / kLanes;
-  const Team<C, Shape> team(kLanes > 32 ? threadIdx.x : threadIdx.x % kLanes, shared);
+  Team<C, Shape> team(kLanes > 32 ? threadIdx.x : threadIdx.x % kLanes, shared);
+  if constexpr (Shape::kSends) {
+    __shared__ SentResults results;
+    team.begin_sending(&results);
+  }
   int64_t row = (part / groups * kTeams + of_block) * groups + part % groups;
   if constexpr (Shape::kHeld == 0) {
     SumsInMemory<Team<C, Shape>, C, kSums> sums(team, partial, part);
@@ -156,15 +180,18 @@ __global__ void __launch_bounds__(kBlockThreads<Shape>,
   } else {
     SumsInRegisters<Team<C, Shape>, kSums> sums{team};
     extern __shared__ Bytes16 places[];
+    if constexpr (Shape::kHasEdges) team.set_head(body.head_of(row));
+    if constexpr (Shape::kKeepsParameters)  // after the rows
+      team.keep_parameters(places + places_of<Shape, Body>(blockDim.x));
     if constexpr (Shape::kWidth > 1) {
+      uint32_t edges[Body::kRows];
       const auto begin = [&](int64_t next) {
-        if (next < rows) body.load(next, BeginLoads<Team<C, Shape>, Shape::kHeld>{team, places + threadIdx.x});
+        if (next < rows) body.load(next, BeginLoads<Team<C, Shape>, Shape>{team, places + threadIdx.x, edges});
         cp_async_commit();
       };
       for (begin(row); row < rows; row += step) {
         cp_async_wait_all();
-        const auto held =
-            body.load(row, EndLoads<Team<C, Shape>, Shape::kHeld, Shape::kWidth>{team, places + threadIdx.x});
+        const auto held = body.load(row, EndLoads<Team<C, Shape>, Shape>{team, places + threadIdx.x, edges});
         __syncwarp(team.mask());  // before the places are written again
         begin(row + step);
         body(row, team, held, sums);
@@ -188,15 +215,20 @@ __global__ void __launch_bounds__(kBlockThreads<Shape>,
       }
     }
   }
-  if (Shape::kClustered) cluster_arrive_wait();  // before the block ends, whose shared memory others read
+  if constexpr (Shape::kSends) {
+    team.end_sending();
+  } else {
+    if (Shape::kClustered) cluster_arrive_wait();  // before the block ends, whose shared memory others read
+  }
 }
 
 // Returns the bytes of a block for the rows that it loads, and for the sums of its teams.
 template <typename C, typename Shape, typename Body>
 int shared_bytes(int threads) {
-  const int packs = threads * Shape::kHeld;
-  const int places = Shape::kWidth > 1 ? packs * Body::kRows * static_cast<int>(sizeof(Bytes16)) : 0;
-  return std::max(places, Shape::kLanes > 32 ? 0 : packs * Shape::kWidth * static_cast<int>(sizeof(C)));
+  const int places = places_of<Shape, Body>(threads) * static_cast<int>(sizeof(Bytes16));
+  if (Shape::kKeepsParameters) return places + bytes_of_place<Shape>(threads);
+  return std::max(places,
+                  Shape::kLanes > 32 ? 0 : threads * Shape::kHeld * Shape::kWidth * static_cast<int>(sizeof(C)));
 }
 
 // Launches at most `parts` blocks for each group, or clusters of `in_cluster` blocks: one, or no more than run at once.
@@ -212,14 +244,15 @@ int64_t launch_rows_with_sums(Call& call, int64_t rows, int64_t packs, const Bod
   const auto blocks_or_clusters_at_once = [&] {
     if constexpr (Shape::kClustered) {
       const Grid cluster = Grid(in_cluster).in_clusters(in_cluster);
-      const bool can = in_cluster <= 16 && is_compiled_for(90, kernel);
+      const bool can = in_cluster <= 16 && is_compiled_for(90, kernel) && (kHasStAsync || !Shape::kSends);
       return can ? clusters_at_once(kernel, cluster, threads, bytes) : 0;
     } else {
       return std::max(1, blocks_at_once(Gpu(), kernel, threads, bytes));
     }
   };
   const int64_t at_once = fact.get(blocks_or_clusters_at_once, threads / 32 * 33 + in_cluster);
-  const int64_t used = std::min<int64_t>(wanted, at_once < groups ? at_once > 0 : at_once / groups);
+  int64_t used = std::min<int64_t>(wanted, at_once < groups ? at_once > 0 : at_once / groups);
+  if (Shape::kHasEdges) used = (used < Shape::kWidth ? 1 : used / Shape::kWidth) * Shape::kWidth;  // see packs_match()
   const Grid grid(used * groups * in_cluster);
   launch(call, kernel, Shape::kClustered ? grid.in_clusters(in_cluster) : grid, threads, bytes, rows, body, partial,
          groups);
@@ -240,7 +273,9 @@ int64_t launch_rows_with_sums(Call& call, int64_t rows, int64_t packs, const Bod
 //   up to 64                  up to 512      a warp, 2 packs a lane         no barrier
 //   up to 128                                a warp, 4 packs a lane
 //   up to 1024                up to 4096     up to 512 threads, 2 packs each
-//   up to 32768, from sm_90   up to 65536    2 to 16 blocks of these        the row stays on the chip
+//   up to 1024, and edges                    up to 512 threads, 2 packs each
+//   up to 16384, from sm_90                  2 to 16 blocks of 256 threads  float16; 4 packs each, or 2 with two sums
+//   up to 32768, from sm_90   up to 65536    2 to 16 blocks of 512 threads  the row stays on the chip
 //   more                      more           512 threads                    reads rows again, adds up in memory
 //
 // If kHolds is false, there are only the kernels that read rows again, which compile sooner: for what is rarely called.
@@ -282,13 +317,22 @@ int64_t for_rows_with_sums(Call& call, int64_t rows, std::initializer_list<Place
           if (packs <= 64) return run(TeamShape<32, N, 2>(), packs);
           if (packs <= 128) return run(TeamShape<32, N, 4>(), packs);
           if (packs <= 1024) return run(TeamShape<512, N, 2>(), packs);
-          if (const int64_t used = packs <= 16384 ? run(TeamShape<512, N, 2, true>(), packs, 1024) : 0) return used;
+          if constexpr (sizeof(T) == 2) {
+            constexpr int kHeld = kSums == 1 ? 4 : 2;
+            if (const int64_t used = run(SendingShape<256, N, kHeld, true>(), packs, 256 * kHeld)) return used;
+          } else {
+            if (const int64_t used = packs <= 16384 ? run(TeamShape<512, N, 2, true>(), packs, 1024) : 0) return used;
+          }
           if (const int64_t used = run(TeamShape<512, N, 4, true>(), packs, 2048)) return used;
           return run(TeamShape<512, N, 0>(), packs);
         }
       }
       if (columns <= 32) return run(TeamShape<4, 1, 8>(), columns);
       if (columns <= 512) return run(TeamShape<32, 1, 16>(), columns);
+      if constexpr (kMovesPacks<T>)
+        if (columns / N <= 1024 && parts >= N && packs_match<T>(places))
+          return launch_rows_with_sums<C, TeamShape<512, N, 2, false, true, true>, kSums>(
+              call, rows, columns / N, WithEdges<N, Body>(places, body), parts, 1, sums, groups);
       if (columns <= 4096) return run(TeamShape<512, 1, 8>(), columns);
       if (const int64_t used = run(TeamShape<512, 1, 8, true>(), columns, 4096)) return used;
       return run(TeamShape<512, 1, 0>(), columns);

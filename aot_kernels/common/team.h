@@ -1,87 +1,17 @@
 // Team is the threads that share a row: this is what it offers to the body of for_rows (see rows.h), on both devices.
 #pragma once
 
-#include <tuple>
-#include <type_traits>
-
 #include "functions.h"
-#include "pack.h"
 #include "parallel.h"
 #include "statistics.h"
+#include "team_rows.h"
 #ifdef __CUDACC__
 #include "gpu/cluster.h"
+#include "gpu/cp_async_bulk.h"
+#include "gpu/mbarrier.h"
 #endif
 
 namespace msops {
-
-// Row is a row of a matrix. T is const where it is only read.
-template <typename T>
-struct Row {
-  T* data;
-  int64_t length;
-};
-
-// HeldRow is a row that the team keeps in registers, kHeld packs of N neighbours in each lane.
-template <typename T, int kHeld, int N>
-struct HeldRow {
-  Row<T> row;
-  Pack<std::remove_const_t<T>, N> packs[kHeld];
-};
-
-// HeldValues is a row of numbers that the team keeps in registers.
-template <typename C, int kHeld, int N>
-struct HeldValues {
-  int64_t length;
-  C of[kHeld > 0 ? kHeld : 1][N];
-};
-
-// Computed is a row of numbers that are computed wherever they are read, since the team cannot keep them.
-template <typename F, typename... In>
-struct Computed {
-  F f;
-  std::tuple<In...> in;
-};
-
-// TeamShape says how a team is made up. Its lanes, which are threads of a block, keep kHeld packs of a row each. If
-// kHeld is 0, rows may be longer, and each reduction reads them again. Up to 32 lanes are neighbours in a warp; more
-// are a block, which may also have fewer warps. If kClustered, the blocks of a cluster share a row.
-template <int lanes, int width, int held, bool clustered = false>
-struct TeamShape {
-  static constexpr int kLanes = lanes, kWidth = width, kHeld = held;
-  static constexpr bool kClustered = clustered;
-};
-using OnCpu = TeamShape<1, 16, 0>;
-
-// Parameters are a number for each column, which all rows share, such as a weight. They are elements of T or, if
-// `is_float`, of float. Functions of rows take them in place of a Row; if `data` is null, each is `otherwise`.
-template <typename T>
-struct Parameters {
-  const void* data;
-  int64_t length;
-  bool is_float;
-  Compute<T> otherwise[OnCpu::kWidth];  // as many equal numbers as the CPU reads at once
-
-  Parameters(const Tensor& tensor, int64_t columns, Compute<T> number)
-      : data(tensor.data),
-        length(columns),
-        is_float(tensor.dtype && std::strcmp(tensor.dtype, dtype_name<float>()) == 0) {
-    for (Compute<T>& each : otherwise) each = number;
-  }
-  MSOPS_BOTH Row<const T> row() const { return {static_cast<const T*>(data), length}; }
-  MSOPS_BOTH Row<const float> row_of_float() const { return {static_cast<const float*>(data), length}; }
-
-  // Moves to a later row of parameters, if there are several.
-  MSOPS_BOTH void advance(int64_t rows) {
-    if (!data) return;
-    const int64_t elements = rows * length;
-    data = is_float ? static_cast<const void*>(row_of_float().data + elements) : row().data + elements;
-  }
-};
-
-// SharedOfWarp has room for one result of a reduction.
-struct alignas(16) SharedOfWarp {
-  unsigned char bytes[32];
-};
 
 // Elements have the computing type C. On the GPU whole packs tile the rows, and are aligned; packs may be of one
 // element.
@@ -98,6 +28,34 @@ class Team {
 #endif
   }
 
+#ifdef __CUDACC__
+  // If kHasEdges, this comes first: rows have `head` elements before their first aligned pack.
+  __device__ void set_head(int head) { edges_.head = head, edges_.to_next = 0; }
+
+  // If kSends, this comes first, and end_sending() last.
+  __device__ void begin_sending(SentResults* results) {
+    sending_.results = results, sending_.reductions = 0;
+    if (threadIdx.x == 0) {
+      for (uint64_t& each : results->arrived) mbarrier_init(shared_address(&each), 1);
+      fence_mbarrier_init();
+    }
+    cluster_arrive_relaxed();
+  }
+  __device__ void end_sending() const {
+    if (sending_.reductions == 0) cluster_wait();
+  }
+
+  // If kKeepsParameters, this comes first: `places` are in shared memory, of which parameters take bytes_of_place()
+  // each.
+  __device__ void keep_parameters(void* places) {
+    kept_.places = static_cast<Pack<float, 4>*>(places);
+    for (const void*& each : kept_.data) each = places;
+  }
+
+  // Tells how many elements later than each row that is loaded now the next row of the team begins, or 0.
+  __device__ void set_next(int64_t elements) { edges_.to_next = elements; }
+#endif
+
   // Returns the row for the functions below, which take it in place of a Row. It is read once, where the team can keep
   // it.
   template <typename T>
@@ -105,9 +63,12 @@ class Team {
     if constexpr (Shape::kHeld == 0) {
       return row;
     } else {
-      HeldRow<T, Shape::kHeld, N> held;
+      HeldRow<T, Shape> held;
       held.row = row;
-      for_packs(row.length, [&](int i, Index j) { held.packs[i] = msops::load<N>(row.data + j); });
+      for_packs(row.length, [&](auto i, Index j) { held.of[i] = msops::load<kWidthAt<decltype(i)>>(row.data + j); });
+#ifdef __CUDA_ARCH__
+      if constexpr (Shape::kHasEdges) prefetch(row);
+#endif
       return held;
     }
   }
@@ -118,10 +79,10 @@ class Team {
     if constexpr (!kKeepsNumbers) {
       return Computed<F, First, In...>{f, {first, in...}};
     } else {
-      HeldValues<C, Shape::kHeld, N> held;
+      HeldValues<C, Shape> held;
       held.length = length_of(first);
       for_packs(held.length,
-                [&](int i, Index j) { compute_pack(held.of[i], f, j, read(first, i, j), read(in, i, j)...); });
+                [&](auto i, Index j) { compute_pack(held.of[i], f, j, read(first, i, j), read(in, i, j)...); });
       return held;
     }
   }
@@ -179,10 +140,10 @@ class Team {
   template <typename F, typename T, typename... In>
   MSOPS_BOTH void map(const F& f, Row<T> out, const In&... in) const {
 #ifdef __CUDA_ARCH__
-    for_packs(out.length, [&](int i, Index j) { write(out, f, j, read(in, i, j)...); });
+    for_packs(out.length, [&](auto i, Index j) { write(out, f, i, j, read(in, i, j)...); });
 #else
     const int64_t whole = out.length / N * N;
-    for (int64_t j = 0; j < whole; j += N) write(out, f, j, read(in, 0, j)...);
+    for (int64_t j = 0; j < whole; j += N) write(out, f, 0, j, read(in, 0, j)...);
     for (int64_t j = whole; j < out.length; ++j) assign(out.data[j], at(f, j, element(in, j)...));
 #endif
   }
@@ -194,11 +155,11 @@ class Team {
       map(f, out, in...);
       return Row<const T>{out.data, out.length};
     } else {
-      HeldRow<const T, Shape::kHeld, N> held;
+      HeldRow<const T, Shape> held;
       held.row = {out.data, out.length};
-      for_packs(out.length, [&](int i, Index j) {
-        held.packs[i] = pack_of<T>(f, j, read(in, i, j)...);
-        store_at_once(out.data + j, held.packs[i]);
+      for_packs(out.length, [&](auto i, Index j) {
+        held.of[i] = pack_of<T, kWidthAt<decltype(i)>>(f, j, read(in, i, j)...);
+        store_at_once(out.data + j, held.of[i]);
       });
       return held;
     }
@@ -206,20 +167,21 @@ class Team {
 
   // LaneSums are this lane's elements of a row of sums.
   struct LaneSums {
-    C of[Shape::kHeld > 0 ? Shape::kHeld : 1][Shape::kWidth] = {};
+    HeldNumbers<C, Shape> of = {};
   };
 
-  // Calls f(i, from) for each pack i of a row that this lane keeps.
+  // Calls f(i, from) for each pack i of a row that this lane keeps, and with an Edge for its element at the edges.
   template <typename T, typename F>
   MSOPS_BOTH void each_pack(Row<T> row, const F& f) const {
-    for_packs(row.length, [&](int i, Index j) { f(i, row.data + j); });
+    for_packs(row.length, [&](auto i, Index j) { f(i, row.data + j); });
   }
 
   // sums_j += f(a_j, b_j, ...) for all j, where `sums` is a row in memory, or in the lanes' registers.
   template <typename F, typename First, typename... In>
   MSOPS_BOTH void add(LaneSums& sums, const F& f, const First& first, const In&... in) const {
-    for_packs(length_of(first),
-              [&](int i, Index j) { add_pack(sums.of[i], f, j, read(first, i, j), read(in, i, j)...); });
+    for_packs(length_of(first), [&](auto i, Index j) {
+      add_pack<kWidthAt<decltype(i)>>(sums.of[i], f, j, read(first, i, j), read(in, i, j)...);
+    });
   }
   template <typename F, typename First, typename... In>
   MSOPS_BOTH void add(Row<C> sums, const F& f, const First& first, const In&... in) const {
@@ -229,17 +191,22 @@ class Team {
     });
 #else
     const int64_t whole = sums.length / N * N;
-    for (int64_t j = 0; j < whole; j += N) add_pack(sums.data + j, f, j, read(first, 0, j), read(in, 0, j)...);
+    for (int64_t j = 0; j < whole; j += N) add_pack<N>(sums.data + j, f, j, read(first, 0, j), read(in, 0, j)...);
     for (int64_t j = whole; j < sums.length; ++j) sums.data[j] += at(f, j, element(first, j), element(in, j)...);
 #endif
   }
 
   // Copies the lanes' sums to a row in global or shared memory.
   MSOPS_BOTH void store(Row<C> to, const LaneSums& sums) const {
-    for_packs(to.length, [&](int i, Index j) {
-      Pack<C, N> pack;
-      for (int k = 0; k < N; ++k) pack.values[k] = sums.of[i][k];
-      msops::store(to.data + j, pack);
+    for_packs(to.length, [&](auto i, Index j) {
+      constexpr int kWidth = kWidthAt<decltype(i)>;
+      if constexpr (Shape::kHasEdges) {  // the sums of a row may begin at another distance from an aligned pack
+        for (int k = 0; k < kWidth; ++k) to.data[j + k] = sums.of[i][k];
+      } else {
+        Pack<C, kWidth> pack;
+        for (int k = 0; k < kWidth; ++k) pack.values[k] = sums.of[i][k];
+        msops::store(to.data + j, pack);
+      }
     });
   }
 
@@ -278,7 +245,11 @@ class Team {
       __syncthreads();
       value = lane % kWarps < blockDim.x / 32 ? of_warps[lane % kWarps] : identity;
       value = over_warp(value, combine, kWarps);
-      if constexpr (Shape::kClustered) value = over_cluster(value, combine, shared + kWarps);
+      if constexpr (Shape::kSends) {
+        value = over_sending_cluster(value, combine);
+      } else if constexpr (Shape::kClustered) {
+        value = over_cluster(value, combine, shared + kWarps);
+      }
       return value;
     }
   }
@@ -288,10 +259,26 @@ class Team {
   static constexpr int N = Shape::kWidth;
   // Numbers of a row are kept if registers are enough for those of several rows; blocks of a cluster have few.
   static constexpr bool kKeepsNumbers = Shape::kHeld > 0 && Shape::kHeld* N <= 32 && !Shape::kClustered;
-  using Index = std::conditional_t<(Shape::kHeld > 0), int, int64_t>;  // rows that are held are short
-  struct Values {
-    C of[N];
+  struct None {};
+  struct Edges {
+    int head;
+    int64_t to_next;
   };
+  struct Kept {
+    Pack<float, 4>* places;
+    mutable const void* data[kMostPlaces];  // of the parameters, or `places` where there are none yet
+  };
+  struct Sending {
+    SentResults* results;
+    mutable unsigned reductions;
+  };
+  using Index = std::conditional_t<(Shape::kHeld > 0), int, int64_t>;  // rows that are held are short
+  template <int kWidth = N>
+  struct Values {
+    C of[kWidth];
+  };
+  template <typename I>
+  static constexpr int kWidthAt = std::is_same<I, Edge>::value ? 1 : N;
   struct InPlace {  // Values on the CPU where they need no conversion; a copy would not vectorize
     const C* of;
   };
@@ -303,7 +290,9 @@ class Team {
     const int64_t length = length_of(first);
     Results<R> results(identity);
 #ifdef __CUDA_ARCH__
-    for_packs(length, [&](int i, Index j) { results.accumulate(combine, f, j, read(first, i, j), read(in, i, j)...); });
+    for_packs(length, [&](auto i, Index j) {
+      results.template accumulate<kWidthAt<decltype(i)>>(combine, f, j, read(first, i, j), read(in, i, j)...);
+    });
     return over_lanes(results.folded(combine), identity, combine);
 #else
     constexpr int64_t kRun = 256 * N;  // elements; with more, a sum would lose digits
@@ -311,7 +300,7 @@ class Team {
     int64_t j = 0;
     for (const int64_t whole = length / N * N; j < whole;) {
       for (const int64_t end = j + kRun < whole ? j + kRun : whole; j < end; j += N)
-        results.accumulate(combine, f, j, read(first, 0, j), read(in, 0, j)...);
+        results.template accumulate<N>(combine, f, j, read(first, 0, j), read(in, 0, j)...);
       total = combine(total, results.folded(combine));
       results = Results<R>(identity);
     }
@@ -328,12 +317,12 @@ class Team {
     MSOPS_BOTH explicit Results(const R& identity) {
       for (R& result : of) result = identity;
     }
-    template <typename Combine, typename F, typename... V>
+    template <int kWidth, typename Combine, typename F, typename... V>
     MSOPS_BOTH void accumulate(const Combine& combine, const F& f, Index j, const V&... values) {
 #ifndef __CUDA_ARCH__
 #pragma omp simd
 #endif
-      for (int k = 0; k < N; ++k) of[k] = combine(of[k], R(at(f, j + k, values.of[k]...)));
+      for (int k = 0; k < kWidth; ++k) of[k] = combine(of[k], R(at(f, j + k, values.of[k]...)));
     }
     template <typename Combine>
     MSOPS_BOTH R folded(const Combine& combine) {
@@ -358,9 +347,9 @@ class Team {
       for (int s = 0; s < kCount; ++s)
         for (int k = 0; k < kWide; ++k) of[s][k] = identity.of[s];
     }
-    template <typename Combine, typename F, typename... V>
+    template <int kWidth, typename Combine, typename F, typename... V>
     MSOPS_BOTH void accumulate(const Combine&, const F& f, Index j, const V&... values) {
-      accumulate_each(std::make_integer_sequence<int, kCount>(), f, j, values...);
+      accumulate_each<kWidth>(std::make_integer_sequence<int, kCount>(), f, j, values...);
     }
     template <typename Combine>
     MSOPS_BOTH SeveralSums<C, kCount> folded(const Combine&) {
@@ -374,12 +363,12 @@ class Team {
     }
 
    private:
-    template <int... s, typename F, typename... V>
+    template <int kWidth, int... s, typename F, typename... V>
     MSOPS_BOTH void accumulate_each(std::integer_sequence<int, s...>, const F& f, Index j, const V&... values) {
 #ifndef __CUDA_ARCH__
 #pragma omp simd
 #endif
-      for (int k = 0; k < N; ++k) {
+      for (int k = 0; k < kWidth; ++k) {
         const SeveralSums<C, kCount> added = at(f, j + k, values.of[k]...);
         ((of[s][k % kWide] += added.of[s]), ...);
       }
@@ -410,10 +399,10 @@ class Team {
     return row.length;
   }
   template <typename T>
-  static MSOPS_BOTH int64_t length_of(const HeldRow<T, Shape::kHeld, N>& held) {
+  static MSOPS_BOTH int64_t length_of(const HeldRow<T, Shape>& held) {
     return held.row.length;
   }
-  static MSOPS_BOTH int64_t length_of(const HeldValues<C, Shape::kHeld, N>& held) { return held.length; }
+  static MSOPS_BOTH int64_t length_of(const HeldValues<C, Shape>& held) { return held.length; }
   template <typename F, typename... In>
   static MSOPS_BOTH int64_t length_of(const Computed<F, In...>& computed) {
     return length_of(std::get<0>(computed.in));
@@ -424,14 +413,14 @@ class Team {
     return C(row.data[j]);
   }
   template <typename T>
-  static MSOPS_BOTH C element(const HeldRow<T, Shape::kHeld, N>& held, int64_t j) {
+  static MSOPS_BOTH C element(const HeldRow<T, Shape>& held, int64_t j) {
     return C(held.row.data[j]);
   }
-  template <typename T>
-  static MSOPS_BOTH C element(const Parameters<T>& in, int64_t j) {
+  template <typename T, int place>
+  static MSOPS_BOTH C element(const Parameters<T, place>& in, int64_t j) {
     return in.data == nullptr ? in.otherwise[0] : in.is_float ? C(in.row_of_float().data[j]) : C(in.row().data[j]);
   }
-  static MSOPS_BOTH C element(const HeldValues<C, Shape::kHeld, N>& held, int64_t) {
+  static MSOPS_BOTH C element(const HeldValues<C, Shape>& held, int64_t) {
     return held.of[0][0];  // for its type: the number is in another lane
   }
   template <typename F, typename... In>
@@ -439,10 +428,21 @@ class Team {
     return std::apply([&](const In&... in) { return C(at(computed.f, j, element(in, j)...)); }, computed.in);
   }
 
-  // Calls f(i, j) for each of this lane's packs, where pack i begins at element j.
+  // Calls f(i, j) for each of this lane's packs, where pack i begins at element j, and f(Edge(), j) for its element at
+  // the edges.
   template <typename F>
   MSOPS_BOTH void for_packs(int64_t length, const F& f) const {
-    if constexpr (Shape::kHeld > 0) {
+    if constexpr (Shape::kHasEdges) {
+      const int tail = (static_cast<int>(length) - edges_.head) % N, packs_end = static_cast<int>(length) - tail;
+#ifdef __CUDA_ARCH__
+#pragma unroll
+#endif
+      for (int i = 0; i < Shape::kHeld; ++i) {
+        const Index j = edges_.head + (i * lanes_ + lane_) * N;
+        if (j < packs_end) f(i, j);
+      }
+      if (lane_ < edges_.head + tail) f(Edge(), lane_ < edges_.head ? lane_ : packs_end - edges_.head + lane_);
+    } else if constexpr (Shape::kHeld > 0) {
 #ifdef __CUDA_ARCH__
 #pragma unroll
 #endif
@@ -457,11 +457,19 @@ class Team {
 
 #ifdef __CUDA_ARCH__
   template <typename T>
-  static MSOPS_BOTH Values read(const Row<T>& row, int, Index j) {
-    Values values;
+  static MSOPS_BOTH Values<> read(const Row<T>& row, int, Index j) {
+    Values<> values;
     const auto pack = msops::load<N>(row.data + j);
     for (int k = 0; k < N; ++k) values.of[k] = C(pack.values[k]);
     return values;
+  }
+  template <typename T>
+  static MSOPS_BOTH Values<1> read(const Row<T>& row, Edge, Index j) {
+    return {{element(row, j)}};
+  }
+  template <typename T, int place>
+  static MSOPS_BOTH Values<1> read(const Parameters<T, place>& in, Edge, Index j) {
+    return {{element(in, j)}};
   }
 #else
   template <typename T>
@@ -470,75 +478,102 @@ class Team {
     if constexpr (std::is_same<std::remove_const_t<T>, C>::value) {
       return InPlace{from};
     } else {
-      Values values;
+      Values<> values;
 #pragma omp simd
       for (int k = 0; k < N; ++k) values.of[k] = C(from[k]);
       return values;
     }
   }
 #endif
-  template <typename T>
-  static MSOPS_BOTH Values read(const HeldRow<T, Shape::kHeld, N>& held, int i, Index) {
-    Values values;
-    for (int k = 0; k < N; ++k) values.of[k] = C(held.packs[i].values[k]);
+  template <typename T, typename I>
+  static MSOPS_BOTH auto read(const HeldRow<T, Shape>& held, I i, Index) {
+    Values<kWidthAt<I>> values;
+    for (int k = 0; k < kWidthAt<I>; ++k) values.of[k] = C(held.of[i].values[k]);
     return values;
   }
 
-  static MSOPS_BOTH Values read(const HeldValues<C, Shape::kHeld, N>& held, int i, Index) {
-    Values values;
-    for (int k = 0; k < N; ++k) values.of[k] = held.of[i][k];
+  template <typename I>
+  static MSOPS_BOTH auto read(const HeldValues<C, Shape>& held, I i, Index) {
+    Values<kWidthAt<I>> values;
+    for (int k = 0; k < kWidthAt<I>; ++k) values.of[k] = held.of[i][k];
     return values;
   }
-  template <typename F, typename... In>
-  static MSOPS_BOTH Values read(const Computed<F, In...>& computed, int i, Index j) {
-    Values values;
+  template <typename I, typename F, typename... In>
+  MSOPS_BOTH auto read(const Computed<F, In...>& computed, I i, Index j) const {
+    Values<kWidthAt<I>> values;
     std::apply([&](const In&... in) { compute_pack(values.of, computed.f, j, read(in, i, j)...); }, computed.in);
     return values;
   }
 
-  template <typename T>
-  static MSOPS_BOTH auto read(const Parameters<T>& in, int, Index j) {
+  template <typename T, int place>
+  MSOPS_BOTH auto read(const Parameters<T, place>& in, [[maybe_unused]] int i, Index j) const {
+#ifdef __CUDA_ARCH__
+    if constexpr (Shape::kKeepsParameters && place >= 0) return kept(in, i, j);
+#endif
+    return read_parameters(in, j);
+  }
+  template <typename T, int place>
+  static MSOPS_BOTH auto read_parameters(const Parameters<T, place>& in, Index j) {
 #ifndef __CUDA_ARCH__
     if constexpr (std::is_same<T, float>::value)
       return InPlace{in.data ? in.row().data + j : in.otherwise};
     else
 #endif
     {
-      if (in.data && in.is_float && !std::is_same<T, float>::value) return as_values(read(in.row_of_float(), 0, j));
-      if (in.data) return as_values(read(in.row(), 0, j));
-      Values values;
+      if (in.data && in.is_float && !std::is_same<T, float>::value)
+        return as_values(read_between_packs(in.row_of_float(), j));
+      if (in.data) return as_values(read_between_packs(in.row(), j));
+      Values<> values;
 #pragma omp simd
       for (int k = 0; k < N; ++k) values.of[k] = in.otherwise[0];
       return values;
     }
   }
+  // Reads a pack of parameters, whose distance from aligned packs is their own, out of the aligned packs around it.
+  template <typename U>
+  static MSOPS_BOTH auto read_between_packs(const Row<const U>& row, Index j) {
+    if constexpr (Shape::kHasEdges) {
+      constexpr int kWidth = N < kPackWidth<U> ? N : kPackWidth<U>;
+      Pack<U, kWidth> packs[N / kWidth];
+      if (N <= j && j + 2 * N <= row.length) {
+        for (int p = 0; p < N / kWidth; ++p) packs[p] = load_shifted<kWidth>(row.data + j + p * kWidth);
+      } else {  // packs around it may lie outside the tensor
+        for (int k = 0; k < N; ++k) packs[k / kWidth].values[k % kWidth] = row.data[j + k];
+      }
+      Values<> values;
+      for (int k = 0; k < N; ++k) values.of[k] = C(packs[k / kWidth].values[k % kWidth]);
+      return values;
+    } else {
+      return read(row, 0, j);
+    }
+  }
   template <typename V>
-  static MSOPS_BOTH Values as_values(const V& from) {
-    Values values;
+  static MSOPS_BOTH Values<> as_values(const V& from) {
+    Values<> values;
 #pragma omp simd
     for (int k = 0; k < N; ++k) values.of[k] = from.of[k];
     return values;
   }
 
-  template <typename F, typename... V>
-  static MSOPS_BOTH void compute_pack(C (&results)[N], const F& f, Index j, const V&... values) {
+  template <int kWidth, typename F, typename... V>
+  static MSOPS_BOTH void compute_pack(C (&results)[kWidth], const F& f, Index j, const V&... values) {
 #ifndef __CUDA_ARCH__
 #pragma omp simd
 #endif
-    for (int k = 0; k < N; ++k) results[k] = at(f, j + k, values.of[k]...);
+    for (int k = 0; k < kWidth; ++k) results[k] = at(f, j + k, values.of[k]...);
   }
 
-  template <typename T, typename F, typename... V>
-  static MSOPS_BOTH Pack<T, N> pack_of(const F& f, Index j, const V&... values) {
-    Pack<T, N> pack;
-    for (int k = 0; k < N; ++k) assign(pack.values[k], at(f, j + k, values.of[k]...));
+  template <typename T, int kWidth, typename F, typename... V>
+  static MSOPS_BOTH Pack<T, kWidth> pack_of(const F& f, Index j, const V&... values) {
+    Pack<T, kWidth> pack;
+    for (int k = 0; k < kWidth; ++k) assign(pack.values[k], at(f, j + k, values.of[k]...));
     return pack;
   }
 
-  template <typename T, typename F, typename... V>
-  static MSOPS_BOTH void write(const Row<T>& out, const F& f, Index j, const V&... values) {
+  template <typename T, typename F, typename I, typename... V>
+  static MSOPS_BOTH void write(const Row<T>& out, const F& f, I, Index j, const V&... values) {
 #ifdef __CUDA_ARCH__
-    store_at_once(out.data + j, pack_of<T>(f, j, values...));
+    store_at_once(out.data + j, pack_of<T, kWidthAt<I>>(f, j, values...));
 #else
     T* to = out.data + j;
 #pragma omp simd
@@ -546,15 +581,45 @@ class Team {
 #endif
   }
 
-  template <typename F, typename... V>
+  template <int kWidth, typename F, typename... V>
   static MSOPS_BOTH void add_pack(C* sums, const F& f, Index j, const V&... values) {
 #ifndef __CUDA_ARCH__
 #pragma omp simd
 #endif
-    for (int k = 0; k < N; ++k) sums[k] += at(f, j + k, values.of[k]...);
+    for (int k = 0; k < kWidth; ++k) sums[k] += at(f, j + k, values.of[k]...);
   }
 
 #ifdef __CUDACC__
+  // Begins to bring the packs of the team's next row near. They are neighbours, of which one thread takes all.
+  template <typename T>
+  __device__ void prefetch(const Row<T>& row) const {
+    const int elements = (static_cast<int>(row.length) - edges_.head) / N * N;
+    if (lane_ == 0 && edges_.to_next)
+      cp_async_bulk_prefetch_L2(row.data + edges_.to_next + edges_.head, elements * static_cast<int>(sizeof(T)));
+  }
+
+  // Returns a pack of parameters from shared memory, after the lane's packs were copied there.
+  template <typename T, int place>
+  __device__ Values<> kept(const Parameters<T, place>& in, int i, Index j) const {
+    const auto at = [&](int p, int k) -> Pack<float, 4>& {  // neighbouring threads have neighbouring packs of 16 bytes
+      return kept_.places[((place * Shape::kHeld + p) * (N / 4) + k / 4) * blockDim.x + threadIdx.x];
+    };
+    if (i == 0 && in.data != kept_.data[place]) {
+      kept_.data[place] = in.data;
+#pragma unroll 1
+      for (int p = 0; p < Shape::kHeld && j + p * lanes_ * N + N <= in.length; ++p) {
+        const Values<> values = read_parameters(in, j + p * lanes_ * N);
+        for (int k = 0; k < N; ++k) at(p, k).values[k % 4] = values.of[k];
+      }
+    }
+    Values<> values;
+    for (int k = 0; k < N; k += 4) {
+      const Pack<float, 4> pack = at(i, k);
+      for (int e = 0; e < 4; ++e) values.of[k + e] = pack.values[e];
+    }
+    return values;
+  }
+
   // Reduces over `lanes` neighbouring lanes of a warp, a power of 2. Structs are combined in the lanes' order, so that
   // all lanes have the same bits even where combine(a, b) is rounded differently from combine(b, a).
   template <typename R, typename Combine>
@@ -589,11 +654,36 @@ class Team {
     memcpy(&value, words, sizeof value);
     return over_warp(value, combine, blocks);
   }
+
+  // Each block sends its result to all blocks, and waits for theirs. A block that is one reduction ahead writes to the
+  // places of the other turn; it cannot be two ahead, since it waits for this block's result.
+  template <typename R, typename Combine>
+  __device__ R over_sending_cluster(R value, const Combine& combine) const {
+    constexpr int kWords = (sizeof(R) + 3) / 4;
+    SentResults& results = *sending_.results;
+    const int blocks = static_cast<int>(cluster_nctarank()), turn = sending_.reductions % 2;
+    const unsigned arrived = shared_address(&results.arrived[turn]);
+    if (sending_.reductions == 0) cluster_wait();  // until the mbarriers of all blocks are initialized
+    if (threadIdx.x == 0) mbarrier_arrive_expect_tx(arrived, 4 * kWords * blocks);
+    if (threadIdx.x < blocks) {
+      float words[kWords] = {};
+      memcpy(words, &value, sizeof value);
+      for (int w = 0; w < kWords; ++w)
+        st_async(words[w], &results.words[turn][cluster_ctarank()][w], arrived, threadIdx.x);
+    }
+    mbarrier_wait(arrived, sending_.reductions / 2 % 4096);
+    ++sending_.reductions;
+    memcpy(&value, results.words[turn][threadIdx.x % blocks], sizeof value);
+    return over_warp(value, combine, blocks);
+  }
 #endif
 
   int lane_, lanes_;      // lanes of the whole team
   SharedOfWarp* shared_;  // kSharedOfTeam<Shape> of them, if the team is larger than a warp
   mutable int turn_ = 0;  // which of the two places the next reduction takes
+  std::conditional_t<Shape::kHasEdges, Edges, None> edges_;
+  std::conditional_t<Shape::kKeepsParameters, Kept, None> kept_;
+  std::conditional_t<Shape::kSends, Sending, None> sending_;
 };
 
 // The number of SharedOfWarp that a team needs: twice, one for each warp and one for the block.

@@ -48,7 +48,11 @@ class TestAddRmsNorm(OperatorTest):
     }
     further = {
         f"{shape}{', float32 residual' * wide}": case(shape, wide_residual=wide)
-        for shape in ((9, 64), (5, 520), (3, 4104), (2, 20_000), (2, 20_003))
+        for shape in (
+            *((9, 64), (5, 520), (3, 4104), (2, 20_000), (2, 20_003)),
+            *((19, 513), (20, 1023), (21, 4097)),  # between packs
+            *((5, 32_760), (2, 32_767), (5, 32_768)),  # in clusters
+        )
         for wide in (False, True)
     } | {
         f"{shape}, heads with a bias": case(shape, "wb", 2, wide_residual=True) for shape in ((9, 3, 64), (2, 2, 4099))

@@ -46,6 +46,8 @@ class TestSoftmax(OperatorTest):
     }
     further = {
         **{f"rows of {n}": case(3, n) for n in (1, 2, 31, 64, 257, 1000, 4099, 20_011)},
+        **{f"rows of {n}": case(19, n) for n in (513, 1023, 4097, 8191)},  # between packs
+        **{f"rows of {n}": case(3, n) for n in (32_760, 32_767, 32_768, 32_769)},  # in clusters
         **{
             f"{shape}, axis {axis}": case(*shape, axis=axis)
             for shape, axis in (

@@ -13,6 +13,13 @@ __device__ __forceinline__ void cluster_arrive_wait() {
   MSOPS_SM90("barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;" : : : "memory");
 }
 
+// Tells the cluster that the thread has come, without making anything visible that it wrote.
+__device__ __forceinline__ void cluster_arrive_relaxed() {
+  MSOPS_SM90("barrier.cluster.arrive.relaxed.aligned;" : : : "memory");
+}
+// Waits until all threads of the cluster have come.
+__device__ __forceinline__ void cluster_wait() { MSOPS_SM90("barrier.cluster.wait.acquire.aligned;" : : : "memory"); }
+
 // cluster_ctarank returns the block's number in its cluster, cluster_nctarank the number of its blocks.
 __device__ __forceinline__ unsigned cluster_ctarank() {
   unsigned rank = 0;
@@ -38,6 +45,7 @@ __device__ __forceinline__ Pack<float, 4> ld_shared_cluster(const float* from, i
 }
 
 #if CUDART_VERSION >= 12010  // the first version that knows st.async
+constexpr bool kHasStAsync = true;
 // Sends a number to another block's shared memory, at the place that `to` has in this block's. That block's mbarrier at
 // the place of `barrier` counts its 4 bytes.
 __device__ __forceinline__ void st_async(float number, const float* to, unsigned barrier, int block) {
@@ -49,6 +57,7 @@ __device__ __forceinline__ void st_async(float number, const float* to, unsigned
       "f"(number), "r"(barrier), "r"(block) : "memory");
 }
 #else
+constexpr bool kHasStAsync = false;
 __device__ __forceinline__ void st_async(float, const float*, unsigned, int) {}
 #endif
 

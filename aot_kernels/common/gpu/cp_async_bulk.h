@@ -1,6 +1,7 @@
 // cp.async.bulk copies contiguous bytes from shared to global memory, and cp.reduce.async.bulk adds numbers there, for
 // sm_90 and later. One thread begins them, commits them as a group, and waits for its groups. Copies from global to
-// shared memory are counted by an mbarrier instead. Addresses and sizes are multiples of 16 bytes.
+// shared memory are counted by an mbarrier instead, and nothing waits for those to the L2 cache. Addresses and sizes
+// are multiples of 16 bytes.
 #pragma once
 
 #include "instructions.h"
@@ -11,6 +12,11 @@ namespace msops {
 __device__ __forceinline__ void cp_async_bulk_load(unsigned to, const void* from, int bytes, unsigned barrier) {
   MSOPS_SM90("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" : : "r"(to),
              "l"(from), "r"(bytes), "r"(barrier) : "memory");
+}
+
+// Brings bytes from global memory to the L2 cache.
+__device__ __forceinline__ void cp_async_bulk_prefetch_L2(const void* from, int bytes) {
+  MSOPS_SM90("cp.async.bulk.prefetch.L2.global [%0], %1;" : : "l"(from), "r"(bytes) : "memory");
 }
 
 __device__ __forceinline__ void cp_async_bulk(float* to, unsigned from, int bytes) {

@@ -21,7 +21,7 @@ struct NormGradient {
   static constexpr int kRows = 2 + kAdds;  // that `load` loads
   Rows<const T> x, dy, added;
   Rows<T> dx;
-  Parameters<T> weight;
+  Parameters<T, 0> weight;
   C eps, offset;
 
   MSOPS_BOTH void advance(int64_t rows) { weight.advance(rows); }  // see heads.h

@@ -36,7 +36,7 @@ struct RmsNormElement {
 template <typename T>
 struct RmsNorm {
   using C = Compute<T>;
-  Parameters<T> weight;
+  Parameters<T, 0> weight;
   C eps, offset;
   bool rounds_products, rounds_all;
 
@@ -63,7 +63,7 @@ struct RmsNorm {
 
 template <typename T>
 struct RmsNormWithBias : RmsNorm<T> {
-  Parameters<T> bias;
+  Parameters<T, 1> bias;
 
   RmsNormWithBias(const RmsNorm<T>& normalize, const Tensor& bias_tensor)
       : RmsNorm<T>(normalize), bias(bias_tensor, normalize.weight.length, -0.0) {}  // adding -0 changes no number

@@ -8,6 +8,8 @@
 namespace msops {
 
 inline void cluster_arrive_wait() { emulator::cluster_barrier(); }
+inline void cluster_arrive_relaxed() {}
+inline void cluster_wait() { emulator::cluster_barrier(); }
 inline unsigned cluster_ctarank() { return emulator::block->rank; }
 inline unsigned cluster_nctarank() { return emulator::block->cluster->blocks; }
 
@@ -15,6 +17,7 @@ inline Pack<float, 4> ld_shared_cluster(const float* from, int block) {
   return load<4>(emulator::in_block(from, static_cast<unsigned>(block)));
 }
 
+constexpr bool kHasStAsync = true;
 inline void st_async(float number, const float* to, unsigned barrier, int block) {
   const unsigned rank = static_cast<unsigned>(block);
   const std::lock_guard<std::mutex> guard(emulator::mbarriers());
