@@ -138,7 +138,9 @@ def _step(
     if most is not None:
         v = ops.maximum(most, v)
         ops.assign(most, v)
-    ops.assign(parameter, ops.cast(parameter - rate * (m / (ops.sqrt(v) + eps) + decay * parameter), parameter.dtype))
+    moved = ops.cast(parameter, dtype)  # a GPU has no product of a float16 Parameter and a float32 scalar
+    moved = moved - rate * (m / (ops.sqrt(v) + eps) + decay * moved)
+    ops.assign(parameter, ops.cast(moved, parameter.dtype))
 
 
 class SGD(mint.optim.SGD):

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     Scales = tuple[float, ...] | None
     Operator = Callable[..., Any]
 
+# Up to so many weights, a line is resized by a product of matrices, since the gradient of MindSpore's interpolation of
+# volumes is wrong for lines in graph mode on a GPU.
+_MOST_WEIGHTS = 2**24
 _nearest: Operator = operations.UpsampleNearest3D()
 
 
@@ -36,6 +39,9 @@ def nearest(x: Tensor, output_size: Sizes = None, scales: Scales = None) -> Tens
 def linear(x: Tensor, output_size: Sizes = None, scales: Scales = None, align_corners: bool = False) -> Tensor:
     """Interpolates linearly along one, two or three axes after the first two."""
     front, sizes, factors = _resized("linear", x.shape, output_size, scales)
+    if x.ndim == 3 and x.shape[2] * sizes[0] <= _MOST_WEIGHTS:
+        scale = None if factors is None else factors[2]
+        return ops.matmul(x, _linear_weights(x.shape[2], sizes[0], scale, align_corners, x.dtype).swapaxes(0, 1))
     if x.ndim == 4 and (factors is None or align_corners):
         return _make_bilinear(align_corners)(x, sizes)
     if factors is not None and not align_corners:
@@ -93,10 +99,7 @@ def _resized(
 def _cubic_weights(n: int, size: int, scale: float | None, align_corners: bool, dtype: mindspore.Type) -> Tensor:
     """Returns the weights (size, n) of the elements along an axis in each one of the result; a = -0.75, as usual."""
     weights, steps = np.zeros((size, n)), np.arange(size)
-    if align_corners:
-        places = steps * ((n - 1) / (size - 1) if size > 1 else 0)
-    else:
-        places = (steps + 0.5) * (n / size if scale is None else 1 / scale) - 0.5
+    places = _places(n, size, scale, align_corners)
     first = np.floor(places).astype(np.int64)
     for step in range(-1, 3):
         away = np.abs(first + step - places)
@@ -104,3 +107,22 @@ def _cubic_weights(n: int, size: int, scale: float | None, align_corners: bool, 
         far = -0.75 * (((away - 5) * away + 8) * away - 4)
         np.add.at(weights, (steps, np.clip(first + step, 0, n - 1)), np.where(away <= 1, near, far))
     return Tensor(weights, dtype)
+
+
+@once
+def _linear_weights(n: int, size: int, scale: float | None, align_corners: bool, dtype: mindspore.Type) -> Tensor:
+    """Returns the weights (size, n) of the elements along an axis in each one of the result."""
+    weights, steps = np.zeros((size, n)), np.arange(size)
+    places = np.clip(_places(n, size, scale, align_corners), 0, n - 1)
+    first = np.floor(places).astype(np.int64)
+    np.add.at(weights, (steps, first), first + 1 - places)
+    np.add.at(weights, (steps, np.minimum(first + 1, n - 1)), places - first)
+    return Tensor(weights, dtype)
+
+
+def _places(n: int, size: int, scale: float | None, align_corners: bool) -> np.ndarray[Any, Any]:
+    """Returns where the elements of the result stand along an axis of n elements."""
+    steps = np.arange(size)
+    if align_corners:
+        return steps * ((n - 1) / (size - 1) if size > 1 else 0)
+    return (steps + 0.5) * (n / size if scale is None else 1 / scale) - 0.5
