@@ -20,9 +20,7 @@ if TYPE_CHECKING:
     Scales = tuple[float, ...] | None
     Operator = Callable[..., Any]
 
-# Up to so many weights, a line is resized by a product of matrices, since the gradient of MindSpore's interpolation of
-# volumes is wrong for lines in graph mode on a GPU.
-_MOST_WEIGHTS = 2**24
+_MOST_WEIGHTS = 2**24  # of a matrix that resizes an axis
 _nearest: Operator = operations.UpsampleNearest3D()
 
 
@@ -39,16 +37,38 @@ def nearest(x: Tensor, output_size: Sizes = None, scales: Scales = None) -> Tens
 def linear(x: Tensor, output_size: Sizes = None, scales: Scales = None, align_corners: bool = False) -> Tensor:
     """Interpolates linearly along one, two or three axes after the first two."""
     front, sizes, factors = _resized("linear", x.shape, output_size, scales)
-    if x.ndim == 3 and x.shape[2] * sizes[0] <= _MOST_WEIGHTS:
-        scale = None if factors is None else factors[2]
-        return ops.matmul(x, _linear_weights(x.shape[2], sizes[0], scale, align_corners, x.dtype).swapaxes(0, 1))
     if x.ndim == 4 and (factors is None or align_corners):
         return _make_bilinear(align_corners)(x, sizes)
+    if _has_small_matrices(x.shape, sizes):
+        return _by_products(x, sizes, factors, align_corners)
     if factors is not None and not align_corners:
         y = _make_trilinear(align_corners)(x.reshape(x.shape[:2] + front + x.shape[2:]), None, factors)
     else:
         y = _make_trilinear(align_corners)(x.reshape(x.shape[:2] + front + x.shape[2:]), front + sizes, None)
     return y.reshape(x.shape[:2] + sizes)
+
+
+def _by_products(x: Tensor, sizes: tuple[int, ...], factors: Scales, align_corners: bool) -> Tensor:
+    """Interpolates linearly along one axis after another, as products of matrices: in graph mode on a GPU, MindSpore's
+    gradient of UpsampleTrilinear3D is wrong at times."""
+    for axis, size in enumerate(sizes):
+        scale = None if factors is None else factors[axis - len(sizes)]
+        weights = _linear_weights(x.shape[axis + 2], size, scale, align_corners, x.dtype)
+        rows, resized = _rows_along(x.shape, axis + 2, size)
+        x = ops.matmul(weights, x.reshape(rows)).reshape(resized)
+    return x
+
+
+@once
+def _has_small_matrices(shape: tuple[int, ...], sizes: tuple[int, ...]) -> bool:
+    return all(n * size <= _MOST_WEIGHTS for n, size in zip(shape[2:], sizes))
+
+
+@once
+def _rows_along(shape: tuple[int, ...], axis: int, size: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Returns the shape of matrices whose rows stand along an axis, and the shape with `size` of them there."""
+    before, after = shape[:axis], shape[axis + 1 :]
+    return (math.prod(before), shape[axis], math.prod(after)), (*before, size, *after)
 
 
 def bicubic(x: Tensor, output_size: Sizes = None, scales: Scales = None, align_corners: bool = False) -> Tensor:
