@@ -48,12 +48,12 @@ MSOPS_ENTRY(AddRmsNormForward) {
       const Rows<const Residual> residuals(residual);
       if (heads.count == 1 && !bias.dtype) {
         const Forward<T, Residual, RmsNorm<T>> body{x, residuals, y, s, normalize};
-        for_rows<T, 2>(call, rows, {x, residuals, y, s, normalize.weight}, body);
+        for_rows<T, true>(call, rows, {x, residuals, y, s, normalize.weight}, body);
       } else {
         using Body = Forward<T, Residual, RmsNormWithBias<T>>;
         const RmsNormWithBias<T> with_bias(normalize, bias);
         const OfHeads<Body> body{{x, residuals, y, s, with_bias}, heads.count};
-        for_rows<T, 2>(call, rows, {x, residuals, y, s, with_bias.weight, with_bias.bias}, body);
+        for_rows<T, true>(call, rows, {x, residuals, y, s, with_bias.weight, with_bias.bias}, body);
       }
     });
   });

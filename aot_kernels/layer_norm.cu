@@ -66,7 +66,8 @@ MSOPS_ENTRY(LayerNormForward) {
     const Parameters<T, 1> terms(bias, columns, C(0));
     const auto from = rows_in<const T>(x, columns);
     const auto to = rows_in<T>(y, columns);
-    for_rows<T>(call, rows_of(x, columns), {from, to, factors, terms}, Forward<T>{from, to, factors, terms, C(eps)});
+    for_rows<T, sizeof(T) == 4>(call, rows_of(x, columns), {from, to, factors, terms},
+                                Forward<T>{from, to, factors, terms, C(eps)});
   });
 }
 

@@ -152,8 +152,8 @@ template <typename Program, typename T, size_t... a, size_t... o>
 void along_rows(Call& call, const softmax::Columns<Program, T>& all, const Tensor (&in)[sizeof...(a)],
                 const Tensor (&out)[sizeof...(o)], std::index_sequence<a...>, std::index_sequence<o...>) {
   const int64_t shape[] = {all.s.outer, all.s.length};
-  for_rows<T, Program::kInputs>(call, all.s.outer, {as_rows(in[a], shape)..., as_rows(out[o], shape)...},
-                                AlongRows<Program, T>{all});
+  for_rows<T, (Program::kInputs > 1)>(call, all.s.outer, {as_rows(in[a], shape)..., as_rows(out[o], shape)...},
+                                      AlongRows<Program, T>{all});
 }
 
 template <template <typename> class Program, size_t kInputs, size_t kOutputs>

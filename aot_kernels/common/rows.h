@@ -197,9 +197,10 @@ void launch_rows_with_edges(Call& call, int64_t rows, std::initializer_list<Plac
 #endif
 
 // Calls body(row, team) for every row in [0, rows). `places` are all the matrices and rows that the team reads and
-// writes, of equal length, of which the body loads kLoads at once. On the GPU packs of 16 bytes move them where such
-// packs tile all of them, or where all rows of one number have their aligned packs at the same columns (see WithEdges);
-// otherwise neighbouring lanes move neighbouring elements.
+// writes, of equal length. On the GPU packs of 16 bytes move them where such packs tile all of them, or where all rows
+// of one number have their aligned packs at the same columns (see WithEdges); otherwise neighbouring lanes move
+// neighbouring elements. Bodies that would need many registers for long rows prefer clusters: those that load two rows,
+// and norms.
 //
 // On the GPU the team depends on how many packs or elements a row has:
 //
@@ -210,12 +211,12 @@ void launch_rows_with_edges(Call& call, int64_t rows, std::initializer_list<Plac
 //   up to 1024                                up to 512 threads, 2 packs each
 //   up to 1024, and edges                     up to 512 threads, 2 packs each  lanes keep their parameters
 //   up to 2048                                up to 512 threads, 4 packs each
-//   up to 8192, from sm_90                    2 to 8 blocks of 256 threads     if kLoads > 1: registers hold no more
+//   up to 8192, from sm_90                    2 to 8 blocks of 256 threads     if kPrefersClusters
 //   up to 4096                up to 8192      up to 512 threads, 8 packs each
 //   up to 8192                up to 32768     up to 1024 threads, 8 packs each
 //   up to 65536, from sm_90   up to 131072    2 to 16 blocks of 512 threads    the row stays on the chip
 //   more                      more            512 threads                      each reduction reads the row again
-template <typename T, int kLoads = 1, typename Body>
+template <typename T, bool kPrefersClusters = false, typename Body>
 void for_rows(Call& call, int64_t rows, std::initializer_list<PlaceOfRows<T>> places, const Body& body) {
   const int64_t columns = places.begin()->columns;
   if (call.is_on_cpu()) return on_cpu(call, rows, RowOnCpu<Compute<T>, Body>{body}, 4 * static_cast<double>(columns));
@@ -233,7 +234,7 @@ void for_rows(Call& call, int64_t rows, std::initializer_list<PlaceOfRows<T>> pl
         if (packs <= 64) return launch_rows<C, TeamShape<32, N, 2>>(call, rows, packs, body);
         if (packs <= 1024) return launch_rows<C, TeamShape<512, N, 2>>(call, rows, packs, body);
         if (packs <= 2048) return launch_rows<C, TeamShape<512, N, 4>>(call, rows, packs, body);
-        if constexpr (kLoads > 1)
+        if constexpr (kPrefersClusters)
           if (packs <= 8192 && launch_rows_in_clusters<C, SendingShape<256, N, 4>>(call, rows, packs, body)) return;
         if (packs <= 4096) return launch_rows<C, TeamShape<512, N, 8>>(call, rows, packs, body);
         if (packs <= 8192) return launch_rows<C, TeamShape<1024, N, 8>>(call, rows, packs, body);

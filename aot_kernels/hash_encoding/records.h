@@ -15,11 +15,7 @@ constexpr int kPairs = 4096;                         // of a sorter's points
 constexpr int kSortThreads = 512, kSliceThreads = 512;
 
 // The registers are bounded such that so many threads of a multiprocessor run at once.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 750
 constexpr int kThreadsAtOnce = 1024;
-#else
-constexpr int kThreadsAtOnce = 1536;
-#endif
 template <typename T, int kThreadsOfBlock>
 constexpr int kBlocksAtOnce = sizeof(T) == 8 ? 1 : kThreadsAtOnce / kThreadsOfBlock;
 
