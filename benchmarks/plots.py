@@ -12,6 +12,7 @@ from matplotlib.colors import LogNorm
 from . import report
 from .benchmark import DTYPES, Benchmark
 from .cases import sequence_cases
+from .llm import STACK
 from .operators import BENCHMARKS
 
 matplotlib.use("Agg")  # pictures go to files, not to windows
@@ -22,7 +23,9 @@ COLORS = {
 MODES = {"graph": "MindSpore,\ngraph mode", "pynative": "MindSpore,\nPyNative"}
 LINES = {"float32": "-", "float16": "--"}
 MODEL_KINDS = ("training", "prefill", "decoding")
-MODEL_COLORS = {"MindSpore": "#e6994c", "msops": "#0b5fa5", "torch": "#999999", "torch.compile": "#555555"}
+MODEL_COLORS = {
+    "MindSpore": "#e6994c", "msops": "#0b5fa5", STACK: "#4fa3e0", "torch": "#999999", "torch.compile": "#555555",
+}  # fmt: skip
 LINE, FIELD = 0.22, 0.72  # height of a table's line and width of a field, in inches
 HEAD = 4  # height of a table's head, in lines
 
