@@ -11,13 +11,13 @@
 
 namespace msops::decoder_stack::gpu {
 
-// A block sums a split. There are two at least, since the kernel finishes what is not split, and about as many blocks
-// as an H200 has room for at once, 128 keys or more for each.
+// A block sums a split. There are two at least, since finish_kernel adds the new rows to what splits write, at most 64,
+// and about as many blocks as an H200 has room for at once, with 128 keys or more for each.
 template <typename T>
 int64_t cache_splits(const Stack<T>& s) {
-  constexpr int64_t kMostBlocks = 384, kLeastKeys = 128, kMostSplits = 64;
+  constexpr int64_t kMostBlocks = 384, kLeastKeys = 128;
   const int64_t blocks = kMostBlocks / flash_attention::most(1, s.batch * s.kv_heads);
-  return std::max<int64_t>(2, std::min({blocks, s.room / kLeastKeys, kMostSplits}));
+  return std::clamp<int64_t>(std::min(blocks, s.room / kLeastKeys), 2, 64);
 }
 
 // Returns how many numbers of float the splits write.
