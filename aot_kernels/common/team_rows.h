@@ -91,9 +91,8 @@ using OnCpu = TeamShape<1, 16, 0>;
 
 // Parameters are a number for each column, which all rows share, such as a weight. They are elements of T or, if
 // `is_float`, of float. Functions of rows take them in place of a Row; if `data` is null, each is `otherwise`. Teams
-// that keep parameters have room for those that are among the places of for_rows(): their `place` is 0 or, of a second
-// one,
-// 1. For for_rows_with_sums() it is 0. Parameters without a place are read again for each row.
+// that keep parameters have room for those among the places of for_rows(), whose `place` is 0, or 1 for a second one,
+// and for those of for_rows_with_sums(), whose `place` is 0. Parameters without a place are read again for each row.
 template <typename T, int place = -1>
 struct Parameters {
   const void* data;
