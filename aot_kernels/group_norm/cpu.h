@@ -11,6 +11,11 @@ constexpr int64_t kRun = 2048;    // neighbours of which one plain sum is made
 constexpr int64_t kAcross = 256;  // channels, of each position, that are added up together
 constexpr int64_t kLines = 64;    // positions over which these are
 
+// With silu, phase 2 of the backward pass puts dz where phase 3 puts dx, so that exponentials are computed once. In
+// float16 that would round dz.
+template <typename T, bool kSilu>
+constexpr bool kKeepsDz = kSilu && !std::is_same<T, Half>::value;
+
 // Part is a range of positions.
 struct Part {
   int64_t begin, end;
@@ -146,12 +151,14 @@ struct SumsOfRuns {
     C products = 0, terms = 0;
     for (int64_t begin = range.begin; begin < range.end; begin += kRun) {
       const T *x = p.x + at + begin, *dy = p.dy + at + begin;
+      [[maybe_unused]] T* const kept = p.out + at + begin;
       const int64_t n = std::min(kRun, range.end - begin);
       C of_products = 0, of_terms = 0;
 #pragma omp simd reduction(+ : of_products, of_terms)
       for (int64_t j = 0; j < n; ++j) {
         const C d = C(x[j]) - channel.pivot, dz = channel.template dz<kSilu>(d, C(dy[j]));
         of_products += dz * d, of_terms += dz;
+        if constexpr (kKeepsDz<T, kSilu>) kept[j] = dz;
       }
       products += of_products, terms += of_terms;
     }
@@ -215,11 +222,13 @@ struct SumsAcross {
       for (int64_t l = line; l < std::min(line + kLines, range.end); ++l) {
         const int64_t at = (sample * p.positions + l) * p.channels + first;
         const T *x = p.x + at, *dy = p.dy + at;
+        [[maybe_unused]] T* const kept = p.out + at;
 #pragma omp simd
         for (int64_t j = 0; j < n; ++j) {
           const Channel<T> channel = channels[j];
           const C d = C(x[j]) - channel.pivot, dz = channel.template dz<kSilu>(d, C(dy[j]));
           of_products[j] += dz * d, of_terms[j] += dz;
+          if constexpr (kKeepsDz<T, kSilu>) kept[j] = dz;
         }
       }
       for (int64_t j = 0; j < n; ++j) products[j] += of_products[j], terms[j] += of_terms[j];
@@ -255,7 +264,9 @@ struct CombineSums {
 template <typename T, bool kSilu, bool kBackward>
 MSOPS_CPU void compute(const Problem<T>& p, const Channel<T>& channel, int64_t at) {
   using C = Compute<T>;
-  if constexpr (kBackward) {
+  if constexpr (kBackward && kKeepsDz<T, kSilu>) {
+    p.out[at] = channel.template dx<false>(p.x[at], p.out[at]);
+  } else if constexpr (kBackward) {
     assign(p.out[at], channel.template dx<kSilu>(C(p.x[at]), C(p.dy[at])));
   } else {
     assign(p.out[at], channel.template y<kSilu>(C(p.x[at])));
