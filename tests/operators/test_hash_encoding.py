@@ -37,9 +37,12 @@ def corners(points, interpolation="linear", **grids):
     dim = points.shape[1]
     inside = (points >= 0) & (points <= 1)
     for level, (scale, first, size, resolution) in enumerate(levels_of(dim, **grids)):
-        at = np.clip(points, 0, 1) * np.asarray(scale, points.dtype) + np.asarray(0.5, points.dtype)
+        step = np.asarray(scale, points.dtype)
+        at = (
+            np.clip(points, 0, 1).astype(np.promote_types(points.dtype, np.float64)) * step + 0.5
+        )  # rounds once, by fma
         cell = np.floor(at)
-        t, steps = at - cell, np.asarray(scale, points.dtype) * inside
+        t, steps = (at - cell).astype(points.dtype), step * inside
         cell = cell.astype(np.int64)
         if interpolation == "linear":
             far = t, steps, 0 * t
