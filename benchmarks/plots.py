@@ -199,7 +199,8 @@ def sequences(rows, device):
 
 def models(rows, device):
     """Draws the tokens per second of whole models in groups of bars, one group for each case. Training is one panel,
-    other cases have panels of their own, since their speeds differ a lot. A cross stands for what was not measured."""
+    other cases have panels of their own, since their speeds differ a lot. A cross stands for what was not measured, in
+    a panel that has the peer."""
     panels_of = {}
     for row in sorted(rows, key=lambda row: MODEL_KINDS.index(row["direction"])):
         panel = row["direction"], "" if row["direction"] == "training" else row["case"]
@@ -210,18 +211,19 @@ def models(rows, device):
     figure, panels = plt.subplots(1, len(widths), figsize=size, dpi=110, layout="constrained", width_ratios=widths)
     panels = np.atleast_1d(panels)
     figure.suptitle(f"A language model of SmolLM2-135M's sizes on {device}: tokens per second")
+    bars_of = {}
     for ((kind, _), cases), axes in zip(panels_of.items(), panels):
-        for i, peer in enumerate(peers):
-            places = np.arange(len(cases)) + (i - (len(peers) - 1) / 2) * 0.8 / len(peers)
+        here = [peer for peer in peers if any(peer in speeds for speeds in cases.values())]
+        for i, peer in enumerate(here):
+            places = np.arange(len(cases)) + (i - (len(here) - 1) / 2) * 0.8 / len(here)
             heights = [speeds.get(peer, 0) for speeds in cases.values()]
-            bars = axes.bar(places, heights, 0.76 / len(peers), color=MODEL_COLORS[peer], label=peer)
+            bars = bars_of[peer] = axes.bar(places, heights, 0.76 / len(here), color=MODEL_COLORS[peer])
             axes.bar_label(bars, [_thousands(height) if height else "x" for height in heights], padding=2, fontsize=8)
         axes.set_xticks(range(len(cases)), [f"{case}\n{dtype}" for case, dtype in cases])
         axes.set(title=kind, xlim=(-0.5, len(cases) - 0.5))
         axes.margins(y=0.1)
         axes.yaxis.set_major_formatter(lambda value, _: _thousands(value))
-    handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(peers))
+    figure.legend([bars_of[peer] for peer in peers], peers, loc="outside lower center", ncols=len(peers))
     return figure
 
 
