@@ -40,7 +40,8 @@ def linear(x: Tensor, output_size: Sizes = None, scales: Scales = None, align_co
     if x.ndim == 4 and (factors is None or align_corners):
         return _make_bilinear(align_corners)(x, sizes)
     if _has_small_matrices(x.shape, sizes):
-        return _by_products(x, sizes, factors, align_corners)
+        # In graph mode on a GPU, MindSpore's gradient of UpsampleTrilinear3D is wrong at times.
+        return _by_products(x, sizes, factors, align_corners, False)
     if factors is not None and not align_corners:
         y = _make_trilinear(align_corners)(x.reshape(x.shape[:2] + front + x.shape[2:]), None, factors)
     else:
@@ -48,36 +49,27 @@ def linear(x: Tensor, output_size: Sizes = None, scales: Scales = None, align_co
     return y.reshape(x.shape[:2] + sizes)
 
 
-def _by_products(x: Tensor, sizes: tuple[int, ...], factors: Scales, align_corners: bool) -> Tensor:
-    """Interpolates linearly along one axis after another, as products of matrices: in graph mode on a GPU, MindSpore's
-    gradient of UpsampleTrilinear3D is wrong at times."""
-    for axis, size in enumerate(sizes):
-        scale = None if factors is None else factors[axis - len(sizes)]
-        weights = _linear_weights(x.shape[axis + 2], size, scale, align_corners, x.dtype)
-        rows, resized = _rows_along(x.shape, axis + 2, size)
-        x = ops.matmul(weights, x.reshape(rows)).reshape(resized)
+def bicubic(x: Tensor, output_size: Sizes = None, scales: Scales = None, align_corners: bool = False) -> Tensor:
+    """Interpolates by cubic polynomials along the last two axes."""
+    _, sizes, factors = _resized("bicubic", x.shape, output_size, scales)
+    return _by_products(x, sizes, factors, align_corners, True)
+
+
+def _by_products(x: Tensor, sizes: tuple[int, ...], factors: Scales, align_corners: bool, is_cubic: bool) -> Tensor:
+    """Interpolates along one axis after another, as products of matrices. Each axis comes last for its product, since
+    MindSpore would copy a matrix for each of many products."""
+    for axis, size in enumerate(sizes, 2):
+        scale = None if factors is None else factors[axis - x.ndim]
+        rows = ops.swapaxes(x, axis, -1)
+        weights = _weights(is_cubic, rows.shape[-1], size, scale, align_corners, x.dtype)
+        product = ops.matmul(rows.reshape(-1, rows.shape[-1]), weights)
+        x = ops.swapaxes(product.reshape((*rows.shape[:-1], size)), axis, -1)
     return x
 
 
 @once
 def _has_small_matrices(shape: tuple[int, ...], sizes: tuple[int, ...]) -> bool:
     return all(n * size <= _MOST_WEIGHTS for n, size in zip(shape[2:], sizes))
-
-
-@once
-def _rows_along(shape: tuple[int, ...], axis: int, size: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Returns the shape of matrices whose rows stand along an axis, and the shape with `size` of them there."""
-    before, after = shape[:axis], shape[axis + 1 :]
-    return (math.prod(before), shape[axis], math.prod(after)), (*before, size, *after)
-
-
-def bicubic(x: Tensor, output_size: Sizes = None, scales: Scales = None, align_corners: bool = False) -> Tensor:
-    """Interpolates by cubic polynomials along the last two axes, as products of matrices."""
-    _, sizes, factors = _resized("bicubic", x.shape, output_size, scales)
-    scale = (None, None, None) if factors is None else factors
-    rows = _cubic_weights(x.shape[2], sizes[0], scale[1], align_corners, x.dtype)
-    columns = _cubic_weights(x.shape[3], sizes[1], scale[2], align_corners, x.dtype)
-    return ops.matmul(rows, ops.matmul(x, columns.swapaxes(0, 1)))
 
 
 @once
@@ -116,33 +108,26 @@ def _resized(
 
 
 @once
-def _cubic_weights(n: int, size: int, scale: float | None, align_corners: bool, dtype: mindspore.Type) -> Tensor:
-    """Returns the weights (size, n) of the elements along an axis in each one of the result; a = -0.75, as usual."""
-    weights, steps = np.zeros((size, n)), np.arange(size)
-    places = _places(n, size, scale, align_corners)
-    first = np.floor(places).astype(np.int64)
-    for step in range(-1, 3):
-        away = np.abs(first + step - places)
-        near = (1.25 * away - 2.25) * away * away + 1
-        far = -0.75 * (((away - 5) * away + 8) * away - 4)
-        np.add.at(weights, (steps, np.clip(first + step, 0, n - 1)), np.where(away <= 1, near, far))
-    return Tensor(weights, dtype)
-
-
-@once
-def _linear_weights(n: int, size: int, scale: float | None, align_corners: bool, dtype: mindspore.Type) -> Tensor:
-    """Returns the weights (size, n) of the elements along an axis in each one of the result."""
-    weights, steps = np.zeros((size, n)), np.arange(size)
-    places = np.clip(_places(n, size, scale, align_corners), 0, n - 1)
-    first = np.floor(places).astype(np.int64)
-    np.add.at(weights, (steps, first), first + 1 - places)
-    np.add.at(weights, (steps, np.minimum(first + 1, n - 1)), places - first)
-    return Tensor(weights, dtype)
-
-
-def _places(n: int, size: int, scale: float | None, align_corners: bool) -> np.ndarray[Any, Any]:
-    """Returns where the elements of the result stand along an axis of n elements."""
-    steps = np.arange(size)
+def _weights(
+    is_cubic: bool, n: int, size: int, scale: float | None, align_corners: bool, dtype: mindspore.Type
+) -> Tensor:
+    """Returns the weights (n, size) of the elements along an axis in each one of the result; for cubic polynomials,
+    a = -0.75, as usual."""
+    weights, steps = np.zeros((n, size)), np.arange(size)
     if align_corners:
-        return steps * ((n - 1) / (size - 1) if size > 1 else 0)
-    return (steps + 0.5) * (n / size if scale is None else 1 / scale) - 0.5
+        places = steps * ((n - 1) / (size - 1) if size > 1 else 0)
+    else:
+        places = (steps + 0.5) * (n / size if scale is None else 1 / scale) - 0.5
+    if not is_cubic:
+        places = np.clip(places, 0, n - 1)
+    first = np.floor(places).astype(np.int64)
+    for step in range(-1, 3) if is_cubic else range(2):
+        away = np.abs(first + step - places)
+        if is_cubic:
+            near = (1.25 * away - 2.25) * away * away + 1
+            far = -0.75 * (((away - 5) * away + 8) * away - 4)
+            share = np.where(away <= 1, near, far)
+        else:
+            share = 1 - away
+        np.add.at(weights, (np.clip(first + step, 0, n - 1), steps), share)
+    return Tensor(weights, dtype)
