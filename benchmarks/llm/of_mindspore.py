@@ -68,7 +68,7 @@ def prefill(job, tokens):
 
 class Step(nn.Cell):
     """Reads tokens (B, 1) at a place (1,), and returns the best tokens after them, and the next place. A stack, whose
-    graph is small, reads a turn's tokens one after another."""
+    graph is small, does so for all tokens of a turn."""
 
     def __init__(self, job):
         super().__init__()

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from msops.core import generator
+
 from . import attention, overflow, transformer, transposes
 from .mint import (
     activation,
@@ -363,7 +365,7 @@ MINT: dict[str, Callable[..., Any]] = {
 
 # These methods of MindSpore's classes are replaced by what a function makes of them.
 METHODS: dict[str, Callable[[Any], Callable[..., Any]]] = {
-    "common.generator.Generator._step": random.copying_numbers,
+    "common.generator.Generator._step": lambda _: generator.step,
     "common.generator.Generator.manual_seed": random.sharing_seed,
     **methods.METHODS,
     **graph.METHODS,

@@ -38,9 +38,8 @@ def corners(points, interpolation="linear", **grids):
     inside = (points >= 0) & (points <= 1)
     for level, (scale, first, size, resolution) in enumerate(levels_of(dim, **grids)):
         step = np.asarray(scale, points.dtype)
-        at = (
-            np.clip(points, 0, 1).astype(np.promote_types(points.dtype, np.float64)) * step + 0.5
-        )  # rounds once, by fma
+        wide = np.promote_types(points.dtype, np.float64)  # the kernels round once, by fma
+        at = np.clip(points, 0, 1).astype(wide) * step + 0.5
         cell = np.floor(at)
         t, steps = (at - cell).astype(points.dtype), step * inside
         cell = cell.astype(np.int64)

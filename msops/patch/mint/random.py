@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import mindspore
 from mindspore import Tensor, ops
 
-from msops.core.generator import initial_seed, step
+from msops.core.generator import initial_seed
 from msops.operators import random
 
 from .in_place import copy_into, store
@@ -242,11 +242,6 @@ def sharing_seed(manual_seed: Callable[[Any, int], Any]) -> Callable[[Any, int],
         return self
 
     return method
-
-
-def copying_numbers(_: Callable[..., Any]) -> Callable[..., tuple[Tensor, Tensor]]:
-    """Makes the method that draws a seed and an offset from a generator."""
-    return step
 
 
 def share_seed(generator: Any) -> None:
