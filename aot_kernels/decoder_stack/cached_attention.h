@@ -6,6 +6,7 @@
 
 #include "../common/launch.h"
 #include "../common/sum.h"
+#include "../flash_attention/delta.h"
 #include "../flash_attention/mma_decode.h"
 #include "stack.h"
 
@@ -61,7 +62,8 @@ __global__ void __launch_bounds__(32 * kFinishWarps)
   };
   float q[kPerLane] = {}, total[kPerLane] = {}, max = -INFINITY, sum = 0;
   for_features([&](int e, int feature) { q[e] = float(a.q[item * size + feature]) * a.scale; });
-  // Adds what has the weight `of_sum` e^logit, and `number(feature)` of the values times e^-logit.
+  // Adds some rows of the cache, or a new row. Their weights sum to e^logit of_sum, and their weighted values to
+  // e^logit number(feature).
   const auto add = [&](float logit, float of_sum, const auto& number) {
     if (of_sum == 0) return;
     const float greatest = fmaxf(max, logit), kept = expf(max - greatest), share = expf(logit - greatest);
@@ -86,7 +88,7 @@ template <int kWidth>
 bool attend_to_cache(Call& call, const Stack<Half>& s, const Layer<Half>& layer,
                      const flash_attention::Attention<Half>& a, Half* o) {
   using namespace flash_attention;
-  const int aligned = rows_are_aligned(a.k, a.of_k, a.width) << 1 | rows_are_aligned(a.v, a.of_v, a.width) << 2;
+  const int aligned = aligned_rows(a);
   const auto go = [&](auto shape) {
     using S = decltype(shape);
     const SplitOrder order{parts_of(a.queries * a.group(), S::kRows), a.splits};

@@ -303,11 +303,7 @@ class Forward {
       const int64_t n = s.batch * (s.room + s.length) * s.of_kv_heads();
       on_gpu(call_, n, n, Gather<T>{s, layer, space_});
     }
-    const auto aligned = [&](const Half* data, const Strides& strides) {
-      return rows_are_aligned(data, strides, s.head_size);
-    };
-    const int rows =
-        aligned(a.q, a.of_q) | aligned(a.k, a.of_k) << 1 | aligned(a.v, a.of_v) << 2 | aligned(a.out, a.of_out) << 3;
+    const int rows = aligned_rows(a);
 #if CUDART_VERSION >= 12000
     if (rows == 15 && launch_wgmma_forward<kWidth, false>(call_, a, nullptr)) return true;
 #endif

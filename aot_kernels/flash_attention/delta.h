@@ -53,6 +53,15 @@ bool rows_are_aligned(const T* data, const Strides& strides, int64_t width) {
   return is_aligned<kPackWidth<T>>(data) && (strides.batch | strides.head | strides.row | width) % kPackWidth<T> == 0;
 }
 
+// Returns, as bits, which of q, k, v and out have aligned rows.
+inline int aligned_rows(const Attention<Half>& a, const AttentionGradient<Half>& g = {}) {
+  const auto aligned = [](const Half* data, const Half* gradient, const Strides& strides, int64_t width) {
+    return rows_are_aligned(data, strides, width) && rows_are_aligned(gradient, strides, width);
+  };
+  return aligned(a.q, g.dq, a.of_q, a.width) | aligned(a.k, g.dk, a.of_k, a.width) << 1 |
+         aligned(a.v, g.dv, a.of_v, a.value_width) << 2 | aligned(a.out, g.dout, a.of_out, a.value_width) << 3;
+}
+
 template <typename T>
 void launch_delta(Call& call, const Attention<T>& a, const AttentionGradient<T>& g) {
   const int64_t rows = a.batch * a.heads * a.queries;

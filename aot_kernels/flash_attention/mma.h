@@ -31,15 +31,6 @@ bool with_kernel_width(const Attention<Half>& a, F&& f) {
   return width <= 64 ? f(Constant<64>{}) : width <= 128 ? f(Constant<128>{}) : f(Constant<256>{});
 }
 
-// Returns, as bits, which of q, k, v and out have aligned rows.
-inline int aligned_rows(const Attention<Half>& a, const AttentionGradient<Half>& g = {}) {
-  const auto aligned = [](const Half* data, const Half* gradient, const Strides& strides, int64_t width) {
-    return rows_are_aligned(data, strides, width) && rows_are_aligned(gradient, strides, width);
-  };
-  return aligned(a.q, g.dq, a.of_q, a.width) | aligned(a.k, g.dk, a.of_k, a.width) << 1 |
-         aligned(a.v, g.dv, a.of_v, a.value_width) << 2 | aligned(a.out, g.dout, a.of_out, a.value_width) << 3;
-}
-
 // Computes `out` and `lse`, or returns false and does nothing. `mask_words` are scratch for the mask's bits.
 template <typename A>
 bool forward_on_tensor_cores(Call& call, const A& a, [[maybe_unused]] uint32_t* mask_words) {
