@@ -17,6 +17,7 @@ from llama import Linear, Llama, NextTokenLoss
 from text import Text
 
 _LETTERS, _COPIED, _AMONG = 8, 4, 16  # of the copying task: kinds of letters, how many are hidden, in how many places
+_COPYING_STEPS = 700  # of training
 
 
 class MambaBlock(nn.Cell):
@@ -95,9 +96,9 @@ class Recurrent(nn.Cell):
         return self.head(self.lltm(self.embedding(tokens))[0])
 
 
-def train(net, batches, seconds, rate=2e-3):
-    """Trains for this time, apart from compiling, while the learning rate falls to 0 along a cosine, and returns the
-    losses."""
+def train(net, batches, seconds=np.inf, steps=np.inf, rate=2e-3):
+    """Trains for this time, apart from compiling, or so many steps, while the learning rate falls to 0 along a cosine,
+    and returns the losses."""
     optimizer = nn.AdamWeightDecay(net.trainable_params(), rate)
     step = nn.TrainOneStepCell(nn.WithLossCell(net, NextTokenLoss(msops)), optimizer)
     step.set_train(True)
@@ -107,7 +108,7 @@ def train(net, batches, seconds, rate=2e-3):
         while share < 1:
             optimizer.learning_rate.set_data(Tensor(rate * (1 + np.cos(np.pi * share)) / 2, mindspore.float32))
             losses.append(float(step(*next(batches)).asnumpy()))
-            share = min(1.0, (time.perf_counter() - start) / seconds)
+            share = min(1.0, max((time.perf_counter() - start) / seconds, len(losses) / steps))
             progress.update(100 * share - progress.n)
             progress.set_description(f"loss {losses[-1]:.3f}")
     net.set_train(False)
@@ -174,7 +175,7 @@ class Copying:
 def learn_copying(args):
     task, rng = Copying(), np.random.default_rng(args.seed)
     net = Mamba(_LETTERS + 2, layers=2, width=64)
-    losses = train(net, task.batches(rng), args.seconds)
+    losses = train(net, task.batches(rng), steps=_COPYING_STEPS)
     accuracy = task.accuracy(net, rng)
     print(f"selective copying: {accuracy:.2%} of the letters after {len(losses)} steps")
     return losses, accuracy
