@@ -17,6 +17,8 @@ from .benchmark import DTYPES
 from .operators import BENCHMARKS
 
 ROOT = Path(__file__).resolve().parents[1]
+# glibc keeps memory that was freed, so that no library is timed while it gets new pages from the system.
+KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)}
 PARTS = {"kernels": "kernels", "sequences": "sequences", "graph": "cells", "pynative": "cells"}  # name -> module
 
 
@@ -63,7 +65,7 @@ def messages(part, arguments, log):
     command = [sys.executable, "-m", f"benchmarks.{module}", *rest]
     step = "its start"
     # When MindSpore is imported, it sets OMP_NUM_THREADS=1 for processes that start later. os.environ does not have it.
-    environment = dict(os.environ)
+    environment = {**os.environ, **KEEP_MEMORY}
     with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=log, text=True) as process:
         try:
             for line in process.stdout:

@@ -6,7 +6,8 @@ captured is launched directly, and marked "events" in place of "graph". All buff
 of the L2 cache; small kernels take turns on MOST_BUFFERS, and a sweep over other memory empties the cache before each
 replay. Untimed replays run for WARM_UP seconds first, since the first launches after a pause are slow.
 
-On the CPU, each call over rotating buffers is timed by itself; the buffers of small kernels stay in the cache.
+On the CPU, each call over rotating inputs is timed by itself; those of small kernels stay in the cache. All calls write
+the same outputs, as libraries do that return new memory: they get what they have just freed.
 """
 
 import concurrent.futures
