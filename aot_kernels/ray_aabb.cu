@@ -1,5 +1,6 @@
 // near and far are where a ray o + t d with t >= 0 enters and leaves a box, or -1 where it misses the box
 
+#include <algorithm>
 #include <limits>
 
 #include "common/parallel.h"
@@ -10,6 +11,26 @@ using namespace msops::rays;
 
 namespace {
 
+// Interval is the part of a ray's t that is between the sides of all axes so far.
+template <typename C>
+struct Interval {
+  C enter, leave;
+
+  MSOPS_BOTH void cut(C origin, C direction, C low, C high) {
+    constexpr C kInfinity = std::numeric_limits<C>::infinity();
+    const C a = (low - origin) / direction, b = (high - origin) / direction;
+    const C smaller = a < b ? a : b, larger = a < b ? b : a;
+    // A ray along the two sides of an axis is between them for all t, or for none. If a or b of another ray is NaN, it
+    // is nowhere between them.
+    const C of_all = (low <= origin) & (origin <= high) ? kInfinity : -kInfinity;
+    const C first = direction == 0 ? -kInfinity : smaller;
+    const C last = direction == 0 ? of_all : smaller <= larger ? larger : -kInfinity;
+    enter = first > enter ? first : enter;
+    leave = last < leave ? last : leave;
+  }
+  MSOPS_BOTH bool is_empty() const { return !(enter <= leave && enter < std::numeric_limits<C>::infinity()); }
+};
+
 template <typename T>
 struct Intersect {
   using C = Compute<T>;
@@ -19,23 +40,43 @@ struct Intersect {
 
   template <typename Index>
   MSOPS_BOTH void operator()(Index i) const {
-    constexpr C kInfinity = std::numeric_limits<C>::infinity();
     const Ray<C> ray = Ray<C>::at(origins, directions, i);
-    C enter = 0, leave = kInfinity;
-    bool is_number = true;
+    Interval<C> hit{0, std::numeric_limits<C>::infinity()};
+    for (int axis = 0; axis < 3; ++axis) hit.cut(ray.origin[axis], ray.direction[axis], box.low[axis], box.high[axis]);
+    assign(near[i], hit.is_empty() ? C(-1) : hit.enter);
+    assign(far[i], hit.is_empty() ? C(-1) : hit.leave);
+  }
+};
+
+// On the CPU, index i is a run of rays.
+template <typename T>
+struct IntersectRun {
+  static constexpr int kRun = 64;
+  using C = Compute<T>;
+  Intersect<T> all;
+  int64_t rays;
+
+  MSOPS_CPU void operator()(int64_t i) const {
+    const int64_t begin = i * kRun;
+    const int n = static_cast<int>(std::min<int64_t>(kRun, rays - begin));
+    C enter[kRun], leave[kRun];
+    for (int k = 0; k < n; ++k) enter[k] = 0, leave[k] = std::numeric_limits<C>::infinity();
     for (int axis = 0; axis < 3; ++axis) {
-      const C o = ray.origin[axis], d = ray.direction[axis], low = box.low[axis], high = box.high[axis];
-      const C a = (low - o) / d, b = (high - o) / d;
-      // A ray along the two sides of an axis is between them for all t, or for none.
-      const C first = d == 0 ? -kInfinity : a < b ? a : b;
-      const C last = d != 0 ? (a < b ? b : a) : low <= o && o <= high ? kInfinity : -kInfinity;
-      is_number &= first <= last || d == 0;
-      enter = first > enter ? first : enter;
-      leave = last < leave ? last : leave;
+      const T *origins = all.origins + 3 * begin + axis, *directions = all.directions + 3 * begin + axis;
+      const C low = all.box.low[axis], high = all.box.high[axis];
+#pragma omp simd
+      for (int k = 0; k < n; ++k) {
+        Interval<C> hit{enter[k], leave[k]};
+        hit.cut(C(origins[3 * k]), C(directions[3 * k]), low, high);
+        enter[k] = hit.enter, leave[k] = hit.leave;
+      }
     }
-    const bool hits = is_number && enter <= leave && enter < kInfinity;
-    assign(near[i], hits ? enter : C(-1));
-    assign(far[i], hits ? leave : C(-1));
+#pragma omp simd
+    for (int k = 0; k < n; ++k) {
+      const bool empty = Interval<C>{enter[k], leave[k]}.is_empty();
+      assign(all.near[begin + k], empty ? C(-1) : enter[k]);
+      assign(all.far[begin + k], empty ? C(-1) : leave[k]);
+    }
   }
 };
 
@@ -54,6 +95,8 @@ MSOPS_ENTRY(RayAABBForward) {
     using T = typename decltype(type)::type;
     const Intersect<T> body{box.as<Compute<T>>(), origins.as<const T>(), directions.as<const T>(), near.as<T>(),
                             far.as<T>()};
-    parallel_for(call, rays, 3 * rays, body, 24);
+    using Run = IntersectRun<T>;
+    if (call.is_on_cpu()) return on_cpu(call, (rays + Run::kRun - 1) / Run::kRun, Run{body, rays}, 12 * Run::kRun);
+    on_gpu(call, rays, 3 * rays, body);
   });
 }
