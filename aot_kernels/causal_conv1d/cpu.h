@@ -147,6 +147,38 @@ void correlate_on_cpu(Call& call, const Problem<T>& p, int64_t outputs) {
          static_cast<double>(std::min(kTile, outputs)) * (4 + static_cast<double>(p.s.width) / 4));
 }
 
+// Rows of few steps are computed side by side. An item is a run of them.
+template <typename T>
+struct ShortRows {
+  static constexpr int kRun = 64, kMostSteps = 8;
+  using C = Compute<T>;
+  const Problem<T>& p;
+
+  static bool fit(const Sizes& s) { return s.length <= kMostSteps && s.width <= kFew; }
+
+  MSOPS_CPU void operator()(int64_t item) const {
+    const int64_t first = item * kRun, history = p.s.history();
+    const int count = static_cast<int>(std::min<int64_t>(kRun, p.s.rows() - first));
+    C in[kFew - 1 + kMostSteps][kRun], taps[kFew][kRun], bias[kRun], sums[kRun];
+    for (int r = 0; r < count; ++r) {
+      const Convolved<T> row(p, first + r);
+      const Signal<T> signal = row.signal();
+      for (int64_t t = -history; t < p.s.length; ++t) in[history + t][r] = signal[t];
+      for (int64_t k = 0; k <= history; ++k) taps[k][r] = row.tap(k);
+      bias[r] = row.bias();
+    }
+    for (int64_t t = 0; t < p.s.length; ++t) {
+      std::fill(sums, sums + count, C(0));
+      for (int64_t k = 0; k <= history; ++k)
+#pragma omp simd
+        for (int r = 0; r < count; ++r) sums[r] += taps[k][r] * in[t + k][r];
+#pragma omp simd
+      for (int r = 0; r < count; ++r) sums[r] = p.activated(sums[r] + bias[r]);
+      for (int r = 0; r < count; ++r) assign(p.out[(first + r) * p.s.length + t], sums[r]);
+    }
+  }
+};
+
 // A Part computes the gradients of a part of a row, for up to kFew taps.
 template <typename T>
 struct Part {
@@ -249,7 +281,12 @@ template <typename T>
 void convolve(Call& call, const Problem<T>& p, bool backward) {
   const double length = static_cast<double>(p.s.length), width = static_cast<double>(p.s.width);
   if (!backward) {
-    correlate_on_cpu<Convolved<T>>(call, p, p.s.length);
+    using Short = ShortRows<T>;
+    if (Short::fit(p.s)) {
+      on_cpu(call, (p.s.rows() + Short::kRun - 1) / Short::kRun, Short{p}, Short::kRun * (32 + length * width));
+    } else {
+      correlate_on_cpu<Convolved<T>>(call, p, p.s.length);
+    }
     return on_cpu(call, p.s.history() > 0 ? p.s.rows() : 0, States<T>{p}, width);
   }
   const int64_t items = p.s.rows() * p.parts;

@@ -76,6 +76,7 @@ class TestCausalConv1d(OperatorTest):
         "two taps": case(3, 2, 77, 2, state=False, silu=True),
         "rows shorter than a pack": case(9, 13, 3, 4, silu=True),
         "rows of a pack": case(9, 13, 8, 4),
+        "few steps, eight taps": case(5, 15, 6, 8, silu=True),
         "parts": case(1, 2, 9000, 4, silu=True),
         "parts that packs do not tile": case(1, 3, 5001, 7, silu=True),
         "parts of many taps": case(1, 2, 5001, 17, silu=True),
