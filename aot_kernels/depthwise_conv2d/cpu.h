@@ -38,8 +38,8 @@ struct Meets {
     lowest = first >= 0 ? first / stride : -((stride - 1 - first) / stride);
     reach = (stride - 1 + pad) / stride - lowest;
   }
-  MSOPS_CPU bool whole(int64_t phase, int64_t k) const { return (phase + pad - k * dilation) % stride == 0; }
-  MSOPS_CPU int64_t at(int64_t phase, int64_t k) const { return (phase + pad - k * dilation) / stride; }
+  bool whole(int64_t phase, int64_t k) const { return (phase + pad - k * dilation) % stride == 0; }
+  int64_t at(int64_t phase, int64_t k) const { return (phase + pad - k * dilation) / stride; }
 };
 
 // Input makes the copies of x, forward and for the weights' gradient: one for each class of taps in both directions.
@@ -47,8 +47,15 @@ struct Input {
   Convolution s;
   Reads h, w;
   Tiling tiling;
+  int offsets[kMostTaps];  // of the copy's elements that the first result's taps meet
 
-  bool fit() { return tiling.fit(s.h.out, s.w.out, h.copies * w.copies, h.reach, w.reach); }
+  explicit Input(const Convolution& convolution)
+      : s(convolution), h(Reads::forward(s.h)), w(Reads::forward(s.w)), tiling() {}
+  bool fit() {
+    if (!tiling.fit(s.h.out, s.w.out, h.copies * w.copies, h.reach, w.reach)) return false;
+    for (int64_t tap = 0; tap < s.taps(); ++tap) offsets[tap] = offset(tap / s.w.kernel, tap % s.w.kernel);
+    return true;
+  }
 
   template <typename T, typename C>
   MSOPS_CPU void copy(const T* image, const Tile& tile, C* to) const {
@@ -58,11 +65,23 @@ struct Input {
                   {s.w.start(tile.column) + b * s.w.dilation, s.w.stride, s.w.in, tiling.pitch}, to);
     std::fill(to, to + kSlack<C>, C(0));
   }
-  MSOPS_CPU int offset(int64_t a, int64_t b) const {
+
+ private:
+  int offset(int64_t a, int64_t b) const {
     return static_cast<int>((a % h.period * w.copies + b % w.period) * tiling.plane +
                             a / h.period * h.shift * tiling.pitch + b / w.period * w.shift);
   }
 };
+
+// Correlates a tile with taps, which are in the order of their offsets.
+template <typename C>
+MSOPS_CPU void correlate_tile(const Convolution& s, const Tiling& tiling, const Tile& tile, const C* from,
+                              const Taps<C>& taps, bool add, C start, C* result) {
+  const bool meets_neighbours = s.h.stride == 1 && s.w.stride == 1 && s.h.dilation == 1;
+  const Kernel<C> kernel{s.h.kernel, s.w.kernel, s.w.dilation, taps.weights};
+  if (add || !meets_neighbours || !correlate_blocks(from, tile, tiling.pitch, kernel, start, result))
+    correlate(from, tile.length, taps, add, start, result);
+}
 
 // Index i is a tile of one image of x, for all kernels that read it.
 template <typename T>
@@ -72,17 +91,16 @@ struct Forward : Input {
 
   MSOPS_CPU void operator()(int64_t i) const {
     using C = Compute<T>;
-    C input[kRoom + kSlack<C>], result[kRoom + kSlack<C>];
-    Taps<C> taps;
+    C input[kRoom + kSlack<C>], result[kRoom + kSlack<C>], weights[kMostTaps];
     const int64_t plane = i / tiling.tiles();
     const Tile tile(tiling, i % tiling.tiles(), s.h.out, s.w.out);
     copy(x + plane * s.h.in * s.w.in, tile, input);
-    for (int64_t a = 0; a < s.h.kernel; ++a)
-      for (int64_t b = 0; b < s.w.kernel; ++b) taps.offsets[taps.count++] = offset(a, b);
+    const Taps<C> taps{static_cast<int>(s.taps()), offsets, weights};
     for (int64_t j = 0; j < s.multiplier; ++j) {
       const int64_t oc = plane % s.channels * s.multiplier + j;
-      for (int t = 0; t < taps.count; ++t) taps.weights[t] = C(weight[oc * taps.count + t]);
-      correlate(input, tile.length, taps, false, bias ? C(bias[oc]) : C(0), result);
+      const C start = bias ? C(bias[oc]) : C(0);
+      for (int t = 0; t < taps.count; ++t) weights[t] = C(weight[oc * taps.count + t]);
+      correlate_tile(s, tiling, tile, input, taps, false, start, result);
       T* to = out + ((plane * s.multiplier + j) * s.h.out + tile.row) * s.w.out + tile.column;
       for (int64_t r = 0; r < tile.rows; ++r)
 #pragma omp simd
@@ -99,10 +117,31 @@ struct InputGradient {
   Tiling tiling;
   const T *weight, *dout;
   T* dx;
+  // The taps of phase p = phase_h stride_w + phase_w are those from begin[p] to begin[p + 1], by rising offset.
+  int begin[kMostStride * kMostStride + 1] = {}, which[kMostTaps] = {}, offsets[kMostTaps] = {};
+
+  InputGradient(const Convolution& convolution, const T* weights, const T* gradient, T* result)
+      : s(convolution), h(s.h), w(s.w), tiling(), weight(weights), dout(gradient), dx(result) {}
+  bool fit() {
+    const int64_t rows = (s.h.in + s.h.stride - 1) / s.h.stride, columns = (s.w.in + s.w.stride - 1) / s.w.stride;
+    if (!tiling.fit(rows, columns, 1, h.reach, w.reach)) return false;
+    int found = 0;
+    for (int64_t phase = 0; phase < s.h.stride * s.w.stride; ++phase) {
+      const int64_t phase_h = phase / s.w.stride, phase_w = phase % s.w.stride;
+      for (int64_t tap = s.taps() - 1; tap >= 0; --tap) {
+        const int64_t a = tap / s.w.kernel, b = tap % s.w.kernel;
+        if (!h.whole(phase_h, a) || !w.whole(phase_w, b)) continue;
+        which[found] = static_cast<int>(tap);
+        offsets[found++] = static_cast<int>((h.at(phase_h, a) - h.lowest) * tiling.pitch + w.at(phase_w, b) - w.lowest);
+      }
+      begin[phase + 1] = found;
+    }
+    return true;
+  }
 
   MSOPS_CPU void operator()(int64_t i) const {
     using C = Compute<T>;
-    C gradient[kRoom + kSlack<C>], result[kRoom + kSlack<C>];
+    C gradient[kRoom + kSlack<C>], result[kRoom + kSlack<C>], weights[kMostTaps];
     const int64_t plane = i / tiling.tiles();
     for (int64_t phase_h = 0; phase_h < s.h.stride; ++phase_h)
       for (int64_t phase_w = 0; phase_w < s.w.stride; ++phase_w) {
@@ -111,21 +150,16 @@ struct InputGradient {
         const Tile tile(tiling, i % tiling.tiles(), rows, columns);
         for (int64_t j = 0; j < s.multiplier; ++j) {
           const T* kernel = weight + (plane % s.channels * s.multiplier + j) * s.taps();
-          Taps<C> taps;
-          for (int64_t a = 0; a < s.h.kernel; ++a)
-            for (int64_t b = 0; b < s.w.kernel; ++b) {
-              if (!h.whole(phase_h, a) || !w.whole(phase_w, b)) continue;
-              taps.weights[taps.count] = C(kernel[a * s.w.kernel + b]);
-              taps.offsets[taps.count++] =
-                  static_cast<int>((h.at(phase_h, a) - h.lowest) * tiling.pitch + w.at(phase_w, b) - w.lowest);
-            }
+          const int first = begin[phase_h * s.w.stride + phase_w];
+          const Taps<C> taps{begin[phase_h * s.w.stride + phase_w + 1] - first, offsets + first, weights};
+          for (int t = 0; t < taps.count; ++t) weights[t] = C(kernel[which[first + t]]);
           if (s.multiplier > 1 || phase_h + phase_w == 0) {
             copy(dout + (plane * s.multiplier + j) * s.h.out * s.w.out, s.w.out,
                  {tile.row + h.lowest, 1, s.h.out, tiling.rows + h.reach},
                  {tile.column + w.lowest, 1, s.w.out, tiling.pitch}, gradient);
             std::fill(gradient + tiling.plane, gradient + tiling.plane + kSlack<C>, C(0));
           }
-          correlate(gradient, tile.length, taps, j > 0, C(0), result);
+          correlate_tile(s, tiling, tile, gradient, taps, j > 0, C(0), result);
         }
         T* to = dx + plane * s.h.in * s.w.in + (tile.row * s.h.stride + phase_h) * s.w.in + tile.column * s.w.stride +
                 phase_w;
@@ -148,12 +182,9 @@ struct WeightGradient : Input {
     using C = Compute<T>;
     constexpr int kAtOnce = 9;  // taps, of the 16 vector registers
     C input[kRoom + kSlack<C>], gradient[kRoom + kSlack<C>];
-    int offsets[kMostTaps];
     Sum<T> sums[kMostTaps], bias;
     const int64_t kernels = s.channels * s.multiplier, split = i / kernels, oc = i % kernels;
-    int taps = 0;
-    for (int64_t a = 0; a < s.h.kernel; ++a)
-      for (int64_t b = 0; b < s.w.kernel; ++b) offsets[taps++] = offset(a, b);
+    const int taps = static_cast<int>(s.taps());
     const int64_t all = s.batch * tiling.tiles(), end = part_begin(all, split + 1, splits);
     for (int64_t at = part_begin(all, split, splits); at < end; ++at) {
       const int64_t n = at / tiling.tiles();
@@ -187,7 +218,7 @@ inline double cost(const Convolution& s, const Tiling& tiling) {
 
 template <typename T>
 bool forward(Call& call, const Convolution& s, const T* x, const T* weight, const T* bias, T* out) {
-  Input input{s, Reads::forward(s.h), Reads::forward(s.w), {}};
+  Input input(s);
   if (!takes(s) || !input.fit()) return false;
   on_cpu(call, s.batch * s.channels * input.tiling.tiles(), Forward<T>{input, x, weight, bias, out},
          cost(s, input.tiling) * static_cast<double>(s.multiplier));
@@ -197,9 +228,8 @@ bool forward(Call& call, const Convolution& s, const T* x, const T* weight, cons
 template <typename T>
 bool input_gradient(Call& call, const Convolution& s, const T* weight, const T* dout, T* dx) {
   if (!takes(s)) return false;
-  InputGradient<T> body{s, Meets(s.h), Meets(s.w), {}, weight, dout, dx};
-  const int64_t rows = (s.h.in + s.h.stride - 1) / s.h.stride, columns = (s.w.in + s.w.stride - 1) / s.w.stride;
-  if (!body.tiling.fit(rows, columns, 1, body.h.reach, body.w.reach)) return false;
+  InputGradient<T> body(s, weight, dout, dx);
+  if (!body.fit()) return false;
   on_cpu(call, s.batch * s.channels * body.tiling.tiles(), body,
          cost(s, body.tiling) * static_cast<double>(s.multiplier));
   return true;
@@ -207,7 +237,7 @@ bool input_gradient(Call& call, const Convolution& s, const T* weight, const T* 
 
 template <typename T>
 bool weight_gradient(Call& call, const Convolution& s, const T* x, const T* dout, Compute<T>* partial, int64_t splits) {
-  Input input{s, Reads::forward(s.h), Reads::forward(s.w), {}};
+  Input input(s);
   if (!takes(s) || !input.fit()) return false;
   const double tiles = static_cast<double>(s.batch * input.tiling.tiles()) / static_cast<double>(splits);
   on_cpu(call, s.channels * s.multiplier * splits, WeightGradient<T>{input, x, dout, splits, partial},

@@ -82,9 +82,9 @@ MSOPS_CPU void copy(const T* image, int64_t image_pitch, const Steps& h, const S
 // Taps are the taps that one kernel uses: their weights, and where they meet the first result.
 template <typename C>
 struct Taps {
-  int count = 0;
-  int offsets[kMostTaps];
-  C weights[kMostTaps];
+  int count;
+  const int* offsets;
+  const C* weights;
 };
 
 // result[q] = (add ? result[q] : start) + sum over the taps of weight * from[offset + q]
@@ -106,6 +106,72 @@ MSOPS_CPU void correlate(const C* from, int64_t length, const Taps<C>& taps, boo
 #pragma omp simd
       for (int w = 0; w < kWidth<C>; ++w) result[q + v * kWidth<C> + w] = sums[v][w];
   }
+}
+
+// Kernel is a kernel whose rows of taps meet neighbouring rows of the copy. Its columns meet columns that are `gap`
+// apart.
+template <typename C>
+struct Kernel {
+  int64_t rows, columns, gap;
+  const C* weights;
+};
+
+constexpr int kBlockRows = 4;  // a Block has so many rows of two vectors
+template <typename C>
+constexpr int kBlockColumns = 2 * kWidth<C>;
+template <typename C>
+using Block = C[kBlockRows][2][kWidth<C>];
+
+// Adds up what rows kFirst to kLast - 1 of a block get from a row of the copy. Row j's first weight is at
+// weights - j * kernel.columns.
+template <int kFirst, int kLast, typename C>
+MSOPS_CPU void add_row(const C* from, const C* weights, const Kernel<C>& kernel, Block<C>& sums) {
+  for (int64_t b = 0; b < kernel.columns; ++b)
+    for (int j = kFirst; j < kLast; ++j) {
+      const C weight = weights[b - j * kernel.columns];
+      for (int v = 0; v < 2; ++v)
+#pragma omp simd
+        for (int w = 0; w < kWidth<C>; ++w) sums[j][v][w] += weight * from[b * kernel.gap + v * kWidth<C> + w];
+    }
+}
+template <int kFirst = 0, int kLast = 1, typename C>
+MSOPS_CPU void add_row(int first, int last, const C* from, const C* weights, const Kernel<C>& kernel, Block<C>& sums) {
+  if (first == kFirst && last == kLast) return add_row<kFirst, kLast>(from, weights, kernel, sums);
+  if constexpr (kLast < kBlockRows) {
+    add_row<kFirst, kLast + 1>(first, last, from, weights, kernel, sums);
+  } else if constexpr (kFirst + 1 < kBlockRows) {
+    add_row<kFirst + 1, kFirst + 2>(first, last, from, weights, kernel, sums);
+  }
+}
+
+// Correlates a tile as `correlate` does, but by blocks of results, whose rows share what is read of the copy. Returns
+// false, and does nothing, where that is slower: for few rows of taps, or if most of a block would be outside the tile.
+template <typename C>
+MSOPS_CPU bool correlate_blocks(const C* from, const Tile& tile, int64_t pitch, const Kernel<C>& kernel, C start,
+                                C* result) {
+  constexpr int64_t kColumns = kBlockColumns<C>;
+  if (kernel.rows < 5 || tile.rows < kBlockRows || tile.columns <= kColumns / 2) return false;
+  // The last blocks begin earlier, and compute some results again. Where a row is shorter than a block, what is written
+  // behind its end is overwritten by the next row.
+  const int64_t last_row = tile.rows - kBlockRows, last_column = std::max<int64_t>(0, tile.columns - kColumns);
+  for (int64_t row = 0; row < tile.rows; row += kBlockRows)
+    for (int64_t column = 0; column < tile.columns; column += kColumns) {
+      const int64_t at = std::min(row, last_row) * pitch + std::min(column, last_column);
+      Block<C> sums;
+      for (auto& of_row : sums)
+        for (auto& vector : of_row)
+          for (C& sum : vector) sum = start;
+      for (int64_t a = 0; a < kernel.rows + kBlockRows - 1; ++a) {
+        const int first = static_cast<int>(std::max<int64_t>(0, a + 1 - kernel.rows));
+        const int last = static_cast<int>(std::min<int64_t>(kBlockRows, a + 1));
+        add_row(first, last, from + at + a * pitch, kernel.weights + a * kernel.columns, kernel, sums);
+      }
+      for (int j = 0; j < kBlockRows; ++j)
+        for (int v = 0; v < 2; ++v)
+#pragma omp simd
+          for (int w = 0; w < kWidth<C>; ++w) result[at + j * pitch + v * kWidth<C> + w] = sums[j][v][w];
+    }
+  return true;
 }
 
 // sums[t] += sum over q of d[q] * from[offsets[t] + q], for kTaps taps or, if `count` is less, that many.

@@ -111,6 +111,7 @@ def kernels():
     yield case((2, 3, 20, 21), (1, 1), **SAME)
     yield case((2, 3, 20, 21), (2, 5), has_bias=False, stride=(2, 3), **SAME)
     yield case((2, 3, 20, 21), (3, 3), dilation=2, **SAME)
+    yield case((2, 3, 20, 21), (5, 4), dilation=(1, 2), **SAME)
     yield case((2, 3, 20, 21), (3, 3), 2, **SAME)
     yield case((2, 3, 20, 21), (9, 9), stride=2, **SAME)
     yield case((3, 1, 150, 151), (3, 3), pad_mode="pad", padding=1)
