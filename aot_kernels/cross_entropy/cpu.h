@@ -9,6 +9,9 @@
 namespace msops::cross_entropy {
 
 constexpr int64_t kRun = 1024;  // elements
+constexpr int kLanes = 16;      // a run is computed in whole packs of so many elements
+
+MSOPS_CPU int64_t in_packs(int64_t n) { return (n + kLanes - 1) / kLanes * kLanes; }
 
 // Writes n elements of a row as x_j, and their derivatives if `derivatives` is not null.
 template <typename T>
@@ -55,17 +58,19 @@ struct LossOfRowOnCpu {
   MSOPS_CPU void add(RowSums<C>& sums, int64_t n, const T* from, const Weight* weight, C own) const {
     C x[kRun];
     cap(loss.softcap, n, from, x, static_cast<C*>(nullptr));
-    C most = sums.max, sum = 0, lost = 0;
+    const int64_t padded = in_packs(n);
+    std::fill(x + n, x + padded, C(-HUGE_VAL));  // e^-infinity is 0
+    C most = sums.max, sum = 0;
 #pragma omp simd reduction(max : most)
-    for (int64_t k = 0; k < n; ++k) most = x[k] > most ? x[k] : most;
+    for (int64_t k = 0; k < padded; ++k) most = x[k] > most ? x[k] : most;
     const C shift = most == C(-HUGE_VAL) ? C(0) : most;  // infinity - infinity would be NaN
 #pragma omp simd reduction(+ : sum)
-    for (int64_t k = 0; k < n; ++k) sum += Exponential<C>::exp(x[k] - shift);
+    for (int64_t k = 0; k < padded; ++k) sum += Exponential<C>::exp(x[k] - shift);
     sums.sum = sums.sum * Exponential<C>::exp(sums.max - shift) + sum;
     sums.max = most;
     if (loss.smoothing > 0) {
       const C reference = loss.reference(own);
-      C weights = 0;
+      C weights = 0, lost = 0;
       if (weight) {
 #pragma omp simd reduction(+ : weights, lost)
         for (int64_t k = 0; k < n; ++k) weights += C(weight[k]), lost += C(weight[k]) * (x[k] - reference);
@@ -127,13 +132,17 @@ struct GradientOfRowOnCpu {
                      T* to) const {
     C x[kRun], derivatives[kRun];
     cap(loss.softcap, n, from, x, derivatives);
+    std::fill(x + n, x + in_packs(n), max);
+    for (int64_t k = 0; k < n; k += kLanes)
+#pragma omp simd
+      for (int lane = 0; lane < kLanes; ++lane)
+        x[k + lane] = slope.exponential * Exponential<C>::exp(x[k + lane] - max);
     if (weight && slope.uniform != 0) {
 #pragma omp simd
-      for (int64_t k = 0; k < n; ++k)
-        x[k] = slope.exponential * Exponential<C>::exp(x[k] - max) - slope.uniform * C(weight[k]);
-    } else {
+      for (int64_t k = 0; k < n; ++k) x[k] -= slope.uniform * C(weight[k]);
+    } else if (slope.uniform != 0) {
 #pragma omp simd
-      for (int64_t k = 0; k < n; ++k) x[k] = slope.exponential * Exponential<C>::exp(x[k] - max) - slope.uniform;
+      for (int64_t k = 0; k < n; ++k) x[k] -= slope.uniform;
     }
     if (0 <= label && label < n) x[label] -= slope.label;
     if (loss.softcap > 0)

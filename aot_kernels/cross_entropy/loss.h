@@ -97,8 +97,12 @@ struct Loss : LseOfRows<Compute<T>, kGeneral> {
 
   // Returns the loss of a row or, where losses are added up, its cross-entropy.
   MSOPS_BOTH C of_row(int64_t label, C own, const RowSums<C>& row) const {
-    const C lse = row.max + log1p(row.sum - 1);
-    return cross(label, own, row) + (reduction == Reduction::kNone ? z * lse * lse : C(0));
+    C result = cross(label, own, row);
+    if (z > 0 && reduction == Reduction::kNone) {
+      const C lse = row.max + log1p(row.sum - 1);
+      result += z * lse * lse;
+    }
+    return result;
   }
 
   // Stores the lse of row i, if it is a result.
@@ -111,8 +115,8 @@ struct Loss : LseOfRows<Compute<T>, kGeneral> {
   MSOPS_BOTH Totals<C> totals_of(int64_t i, C cross, const RowStats<C>& stats) const {
     const int64_t label = labels[i];
     if (label == ignored) return {};
-    const C lse = stats.lse();
-    return {cross, weight ? weight_of(label) : C(1), C(1), z > 0 ? lse * lse : C(0)};
+    const C lse = z > 0 ? stats.lse() : C(0);
+    return {cross, weight ? weight_of(label) : C(1), C(1), lse * lse};
   }
 
   // Stores the loss, unless it is one for each row, and what the gradient needs of the totals. `of_classes` is the sum
@@ -129,7 +133,7 @@ struct Loss : LseOfRows<Compute<T>, kGeneral> {
   MSOPS_BOTH Slope<C> slope([[maybe_unused]] int64_t i, int64_t label, const RowStats<C>& stats, const C* totals,
                             C dloss) const {
     const C scale = dloss / totals[0], of_label = scale * (1 - smoothing) * weight_of(label);
-    const C of_square = 2 * z * stats.lse() * (dloss / totals[1]);
+    const C of_square = z > 0 ? 2 * z * stats.lse() * (dloss / totals[1]) : C(0);
     Slope<C> result = {(of_label + scale * smoothing * totals[2] + of_square) * stats.share, of_label,
                        scale * smoothing / C(classes)};
     if constexpr (kGeneral)
