@@ -109,20 +109,41 @@ struct AlongRows {
   template <typename Team, typename... In>
   MSOPS_BOTH void follow(int64_t start, const Team& team, const In&... rows) const {
     Found found;
-    reduce<0>(found, team, rows...);
+#ifndef __CUDA_ARCH__
+    // On the CPU the exponentials wait in the output for their sum, where they are not rounded.
+    if constexpr (Program::kScales && std::is_same<T, C>::value) {
+      constexpr int kLast = Program::kPhases - 1;
+      const Row<T> out{all.out[0] + start, all.s.length};
+      reduce<0, kLast>(found, team, rows...);
+      team.map(of_phase<kLast>(found), out, rows...);
+      const auto same = [](C term) { return term; };
+      found[kLast] = team.reduce(Program::template identity<kLast>(), combine_phase<kLast>(), same, out);
+      return team.map([scale = Program::scale(found)](C term) { return term * scale; }, out, out);
+    }
+#endif
+    reduce<0, Program::kPhases>(found, team, rows...);
     map<0>(found, start, team, rows...);
   }
 
-  template <int phase, typename Team, typename... In>
+  template <int phase>
+  static MSOPS_BOTH auto of_phase(const Found& found) {
+    return [&found](auto... v) {
+      const C in[] = {v...};
+      return Program::template of<phase>(in, found);
+    };
+  }
+  template <int phase>
+  static MSOPS_BOTH auto combine_phase() {
+    return [](C a, C b) { return Program::template combine<phase>(a, b); };
+  }
+
+  // Finds the results of the phases in [phase, end).
+  template <int phase, int end, typename Team, typename... In>
   MSOPS_BOTH void reduce(Found& found, const Team& team, const In&... rows) const {
-    if constexpr (phase < Program::kPhases) {
-      const auto combine = [](C a, C b) { return Program::template combine<phase>(a, b); };
-      const auto of = [&found](auto... v) {
-        const C in[] = {v...};
-        return Program::template of<phase>(in, found);
-      };
-      found[phase] = team.reduce(Program::template identity<phase>(), combine, of, rows...);
-      reduce<phase + 1>(found, team, rows...);
+    if constexpr (phase < end) {
+      found[phase] =
+          team.reduce(Program::template identity<phase>(), combine_phase<phase>(), of_phase<phase>(found), rows...);
+      reduce<phase + 1, end>(found, team, rows...);
     }
   }
 
@@ -175,10 +196,10 @@ int along_axis(Call& call, const char* const (&inputs)[kInputs], const char* con
     softmax::Columns<Program<T>, T> all{s, {}, {}};
     for (size_t a = 0; a < kInputs; ++a) all.in[a] = in[a].template as<const T>();
     for (size_t o = 0; o < kOutputs; ++o) all.out[o] = out[o].template as<T>();
-    // Rows are columns without neighbours. On the GPU teams read them in packs, except for gradients of gradients,
-    // whose three inputs the registers do not hold.
+    // Rows are columns without neighbours. Teams read them in packs, except for gradients of gradients, whose three
+    // inputs the registers do not hold, and where a row is shorter than a pack of the CPU.
     if constexpr (kInputs <= 2)
-      if (s.inner == 1 && !call.is_on_cpu())
+      if (s.inner == 1 && (!call.is_on_cpu() || s.length >= OnCpu::kWidth))
         return along_rows(call, all, in, out, std::make_index_sequence<kInputs>{},
                           std::make_index_sequence<kOutputs>{});
     softmax::for_columns(call, all);

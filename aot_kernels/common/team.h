@@ -144,7 +144,9 @@ class Team {
 #else
     const int64_t whole = out.length / N * N;
     for (int64_t j = 0; j < whole; j += N) write(out, f, 0, j, read(in, 0, j)...);
-    for (int64_t j = whole; j < out.length; ++j) assign(out.data[j], at(f, j, element(in, j)...));
+    if (whole == out.length) return;
+    if (whole > 0) return write_rest(out, f, out.length - whole, read(in, 0, out.length - N)...);
+    for (int64_t j = 0; j < out.length; ++j) assign(out.data[j], at(f, j, element(in, j)...));
 #endif
   }
 
@@ -192,6 +194,9 @@ class Team {
 #else
     const int64_t whole = sums.length / N * N;
     for (int64_t j = 0; j < whole; j += N) add_pack<N>(sums.data + j, f, j, read(first, 0, j), read(in, 0, j)...);
+    const int64_t rest = sums.length - whole, last = sums.length - N;
+    if (rest > 0 && whole > 0)
+      return add_rest(sums.data + last, f, last, rest, read(first, 0, last), read(in, 0, last)...);
     for (int64_t j = whole; j < sums.length; ++j) sums.data[j] += at(f, j, element(first, j), element(in, j)...);
 #endif
   }
@@ -304,6 +309,12 @@ class Team {
       total = combine(total, results.folded(combine));
       results = Results<R>(identity);
     }
+    if constexpr (std::is_floating_point<R>::value)
+      if (0 < j && j < length) {
+        const int64_t last = length - N;
+        results.accumulate_rest(length - j, combine, f, last, read(first, 0, last), read(in, 0, last)...);
+        return combine(total, results.folded(combine));
+      }
     for (; j < length; ++j) total = combine(total, R(at(f, j, element(first, j), element(in, j)...)));
     return total;
 #endif
@@ -323,6 +334,15 @@ class Team {
 #pragma omp simd
 #endif
       for (int k = 0; k < kWidth; ++k) of[k] = combine(of[k], R(at(f, j + k, values.of[k]...)));
+    }
+    // Takes the last `rest` of N values.
+    template <typename Combine, typename F, typename... V>
+    MSOPS_CPU void accumulate_rest(int64_t rest, const Combine& combine, const F& f, Index j, const V&... values) {
+#pragma omp simd
+      for (int k = 0; k < N; ++k) {
+        const R combined = combine(of[k], R(at(f, j + k, values.of[k]...)));
+        of[k] = k < N - static_cast<int>(rest) ? of[k] : combined;
+      }
     }
     template <typename Combine>
     MSOPS_BOTH R folded(const Combine& combine) {
@@ -580,6 +600,24 @@ class Team {
     for (int k = 0; k < N; ++k) assign(to[k], at(f, j + k, values.of[k]...));
 #endif
   }
+
+#ifndef __CUDA_ARCH__
+  // write_rest and add_rest take the last `rest` of N values. So the elements after the last whole pack are computed
+  // with those before them, which vectorizes.
+  template <typename T, typename F, typename... V>
+  static MSOPS_CPU void write_rest(const Row<T>& out, const F& f, int64_t rest, const V&... values) {
+    T* to = out.data + out.length - N;
+    const int kept = N - static_cast<int>(rest);
+#pragma omp simd
+    for (int k = 0; k < N; ++k) assign(to[k], k < kept ? C(to[k]) : C(at(f, out.length - N + k, values.of[k]...)));
+  }
+  template <typename F, typename... V>
+  static MSOPS_CPU void add_rest(C* sums, const F& f, int64_t j, int64_t rest, const V&... values) {
+    const int kept = N - static_cast<int>(rest);
+#pragma omp simd
+    for (int k = 0; k < N; ++k) sums[k] = k < kept ? sums[k] : sums[k] + C(at(f, j + k, values.of[k]...));
+  }
+#endif
 
   template <int kWidth, typename F, typename... V>
   static MSOPS_BOTH void add_pack(C* sums, const F& f, Index j, const V&... values) {
