@@ -84,7 +84,7 @@ void run_on_vectors(int64_t part, int64_t parts, const Body& body) {
 template <typename Body>
 void on_threads(Call& call, int64_t most, double work, const Body& body) {
   if (!call.ok() || most == 0) return;
-  constexpr double kWork = 1 << 17;  // about 30 us, for which it pays to wake a thread
+  constexpr double kWork = 1 << 18;  // about 60 us: to wake threads and to wait for them takes as long
   const int cores = omp_get_max_threads();
   const double wanted = work / kWork;
   // If there are more threads than cores, threads that wait for others sleep at once (GCC's manual, GOMP_SPINCOUNT). So

@@ -290,7 +290,7 @@ int64_t for_rows_with_sums(Call& call, int64_t rows, std::initializer_list<Place
     const int64_t of_group = rows / groups, most = (64 + groups - 1) / groups;
     const int64_t used = std::min<int64_t>({parts, std::max<int64_t>(1, of_group), most});
     const RowsWithSumsOnCpu<C, kSums, Body> on_one{of_group, used, groups, body, sums};
-    on_cpu(call, used * groups, on_one, 8 * static_cast<double>(columns) * static_cast<double>(of_group / used + 1));
+    on_cpu(call, used * groups, on_one, 4 * static_cast<double>(columns) * static_cast<double>(of_group / used + 1));
     return used;
   }
 #ifdef __CUDACC__
