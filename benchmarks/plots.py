@@ -115,7 +115,7 @@ def speedups(rows, title):
     tables = {op: _table(of_op) for op, of_op in by_op(rows).items()}
     columns = packed({op: len(lines) + HEAD for op, (_, lines) in tables.items()})
     words = [0.065 * max(len(name) for op in ops for name in tables[op][1]) + 0.3 for ops in columns]  # inches
-    fields = [FIELD * max(len(tables[op][0]) for op in ops) for ops in columns]
+    fields = [max(max(FIELD * len(tables[op][0]), 0.105 * len(op)) for op in ops) for ops in columns]
     width = sum(words) + sum(fields) + 0.2
     height = 0.4 + LINE * max(sum(len(tables[op][1]) + HEAD for op in ops) for ops in columns)
     figure = plt.figure(figsize=(width, height), dpi=110)
@@ -161,7 +161,9 @@ def _draw_table(axes, op, heads, lines):
     for i, factors in enumerate(lines.values()):
         for j, factor in enumerate(factors):
             if not math.isnan(factor):
-                axes.text(j, i, f"{factor:.3g}", ha="center", va="center", fontsize=8)
+                axes.text(
+                    j, i, f"{factor:,.0f}" if factor >= 1000 else f"{factor:.3g}", ha="center", va="center", fontsize=8
+                )
     names = [f"{peer}\n{dtype}".replace("torch ", "torch\n") for dtype, peer in heads]
     axes.set_xticks(range(len(heads)), names, fontsize=7)
     axes.set_yticks(range(len(lines)), list(lines), fontsize=8)
