@@ -154,7 +154,7 @@ struct ShortRows {
   using C = Compute<T>;
   const Problem<T>& p;
 
-  static bool fit(const Sizes& s) { return s.length <= kMostSteps && s.width <= kFew; }
+  static bool fit(const Sizes& s) { return 0 < s.length && s.length <= kMostSteps && s.width <= kFew; }
 
   MSOPS_CPU void operator()(int64_t item) const {
     const int64_t first = item * kRun, history = p.s.history();
