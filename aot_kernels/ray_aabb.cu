@@ -11,7 +11,8 @@ using namespace msops::rays;
 
 namespace {
 
-// Interval is the part of a ray's t that is between the sides of all axes so far.
+// Interval is the part of a ray's t that is between the sides of all axes so far. Its conditions choose between
+// numbers, without && and branches, so that loops over rays vectorize.
 template <typename C>
 struct Interval {
   C enter, leave;
@@ -43,8 +44,12 @@ struct Intersect {
     const Ray<C> ray = Ray<C>::at(origins, directions, i);
     Interval<C> hit{0, std::numeric_limits<C>::infinity()};
     for (int axis = 0; axis < 3; ++axis) hit.cut(ray.origin[axis], ray.direction[axis], box.low[axis], box.high[axis]);
-    assign(near[i], hit.is_empty() ? C(-1) : hit.enter);
-    assign(far[i], hit.is_empty() ? C(-1) : hit.leave);
+    put(i, hit);
+  }
+  MSOPS_BOTH void put(int64_t i, const Interval<C>& hit) const {
+    const bool empty = hit.is_empty();
+    assign(near[i], empty ? C(-1) : hit.enter);
+    assign(far[i], empty ? C(-1) : hit.leave);
   }
 };
 
@@ -72,11 +77,7 @@ struct IntersectRun {
       }
     }
 #pragma omp simd
-    for (int k = 0; k < n; ++k) {
-      const bool empty = Interval<C>{enter[k], leave[k]}.is_empty();
-      assign(all.near[begin + k], empty ? C(-1) : enter[k]);
-      assign(all.far[begin + k], empty ? C(-1) : leave[k]);
-    }
+    for (int k = 0; k < n; ++k) all.put(begin + k, {enter[k], leave[k]});
   }
 };
 
