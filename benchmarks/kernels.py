@@ -2,7 +2,6 @@
 
 import contextlib
 import gc
-import itertools
 
 import mindspore
 import numpy as np
@@ -127,10 +126,10 @@ def random_sets(case, dtype, timer, arrays):
     """Returns sets of random inputs that do not stay in the cache, and of outputs, for the case's entry."""
     size = case.elements * (2 if dtype == "float16" else 4)
     sets = [random_inputs(case, dtype, arrays) for _ in range(buffers(timer.name, size))]
-    # On the CPU all calls share their outputs, since libraries that return new memory get what they have just freed.
-    count = 1 if timer.name == "CPU" else len(sets)
-    outputs = [[arrays.empty(*output) for output in outputs_of(case.operator, sets[0])] for _ in range(count)]
-    return sets, list(itertools.islice(itertools.cycle(outputs), len(sets)))
+    kinds = outputs_of(case.operator, sets[0])
+    if timer.name == "CPU":  # all calls share their outputs, since libraries that return new memory get what they freed
+        return sets, [[arrays.empty(*kind) for kind in kinds]] * len(sets)
+    return sets, [[arrays.empty(*kind) for kind in kinds] for _ in sets]
 
 
 def prepare(case, sets, outputs, timer):
