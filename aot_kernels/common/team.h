@@ -309,6 +309,8 @@ class Team {
       total = combine(total, results.folded(combine));
       results = Results<R>(identity);
     }
+    // Structs take the elements after the last whole pack one by one. With several sums in vectors there, GCC rounded
+    // products otherwise than in the packs, and layer_norm lost digits.
     if constexpr (std::is_floating_point<R>::value)
       if (0 < j && j < length) {
         const int64_t last = length - N;

@@ -152,7 +152,7 @@ MSOPS_CPU bool correlate_blocks(const C* from, const Tile& tile, int64_t pitch, 
   constexpr int64_t kColumns = kBlockColumns<C>;
   if (kernel.rows < 5 || tile.rows < kBlockRows || tile.columns <= kColumns / 2) return false;
   // The last blocks begin earlier, and compute some results again. Where a row is shorter than a block, what is written
-  // behind its end is overwritten by the next row.
+  // after its end is overwritten by the next row.
   const int64_t last_row = tile.rows - kBlockRows, last_column = std::max<int64_t>(0, tile.columns - kColumns);
   for (int64_t row = 0; row < tile.rows; row += kBlockRows)
     for (int64_t column = 0; column < tile.columns; column += kColumns) {
