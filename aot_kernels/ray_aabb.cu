@@ -11,8 +11,8 @@ using namespace msops::rays;
 
 namespace {
 
-// Interval is the part of a ray's t that is between the sides of all axes so far. Its conditions choose between
-// numbers, without && and branches, so that loops over rays vectorize.
+// Interval is the part of a ray's t that is between the sides of all axes so far. cut() chooses between numbers and
+// has no branches, so that loops over rays vectorize.
 template <typename C>
 struct Interval {
   C enter, leave;
