@@ -16,6 +16,7 @@ from .operators.composite_rays import CompositeRays as CompositeRays, composite_
 from .operators.cross_entropy import CrossEntropyLoss as CrossEntropyLoss, cross_entropy as cross_entropy
 from .operators.decoder_stack import DecoderStack as DecoderStack, decoder_stack as decoder_stack
 from .operators.depthwise_conv2d import DepthwiseConv2d as DepthwiseConv2d, depthwise_conv2d as depthwise_conv2d
+from .operators.embedding import Embedding as Embedding, embedding as embedding
 from .operators.flash_attention import (
     FlashAttention as FlashAttention,
     flash_attention as flash_attention,

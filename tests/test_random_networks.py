@@ -226,6 +226,18 @@ class Encoded(nn.Cell):
         return self.encoding(self.sigmoid(self.points(x)).reshape(-1, 3)).reshape(x.shape)
 
 
+class Placed(nn.Cell):
+    """Adds a vector for each step, of which some are equal."""
+
+    def __init__(self, cells, sizes):
+        super().__init__()
+        self.places = Tensor(np.arange(sizes.steps) // 2)
+        self.table = cells.Embedding(sizes.steps, sizes.width)
+
+    def construct(self, x):
+        return x + self.table(self.places)
+
+
 class Looking(nn.Cell):
     """Encodes a direction for each step."""
 
@@ -358,6 +370,7 @@ BLOCKS = {
     "WKV7": HeadMemory,
     "TrilinearInterpolation": Corners,
     "HashEncoding": Encoded,
+    "Embedding": Placed,
     "SphericalHarmonics": Looking,
     "CompositeRays": Rendered,
     "MSDeformAttn": Deformable,

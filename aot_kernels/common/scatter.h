@@ -193,8 +193,9 @@ __global__ void __launch_bounds__(kPlaceThreads) place_of_many_kernel(Inverse al
 // scatter_scratch(targets, sources) numbers.
 template <typename Index>
 Inverse invert(Call& call, int64_t lists, int64_t targets, int64_t sources, const Index* index, int32_t* scratch) {
-  // More parts have more counts to add up.
-  const int64_t most = std::max<int64_t>(1, 4 * sources / std::max<int64_t>(1, targets));
+  // More parts have more counts to add up. Fewer leave most of a GPU idle if there are few lists.
+  const int64_t few = std::max<int64_t>(1, 8 / std::max<int64_t>(1, lists));
+  const int64_t most = std::max(few, 4 * sources / std::max<int64_t>(1, targets));
   const int64_t parts = std::min(scatter_parts(sources), most);
   int32_t* const ends = scratch + lists * sources;
   const Inverse all{lists, targets, sources, parts, scratch, ends, ends + lists * targets * parts};

@@ -350,6 +350,7 @@ FORMULAS = SimpleNamespace(  # the Formula of each Cell, from the same arguments
         functools.partial(deform, heads=heads, points=points), **parameters_of_deform(features, heads * points)
     ),
     HashEncoding=encoding,
+    Embedding=lambda rows, width: Formula(lambda net, ids: ops.gather(net.weight, ids, 0), weight=(rows, width)),
     SphericalHarmonics=lambda degree: Formula(lambda net, x: harmonics(x[:, 0], x[:, 1], x[:, 2])),
     RayAABB=lambda low, high: Formula(
         lambda net, *rays: tuple(map(Tensor, ray_aabb(*(x.asnumpy() for x in rays), low=low, high=high)))

@@ -21,7 +21,7 @@ template <int kTaps, typename T, typename Index>
 void backward(Call& call, const Gather& all, const Tensor& dout, const Tensor& idx, const Tensor& weight,
               const Tensor& features, [[maybe_unused]] const Tensor& scratch, const Tensor& dfeatures) {
   if (call.is_on_cpu()) {
-    require_points<Index>(call, idx, features);
+    require_indices<Index>(call, idx, features, all.points, "points");
     if (dfeatures.size == 0) return;
     const ScatterOnCpu<kTaps, T, Index> body{all, dout.as<T>(), idx.as<Index>(), weight.as<T>(), dfeatures.as<T>()};
     return on_cpu(call, body.items(), body, body.cost());

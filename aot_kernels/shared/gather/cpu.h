@@ -14,7 +14,7 @@ constexpr int64_t kRun = 1024;  // places whose indices are kept in the first ca
 template <typename Index>
 struct FindOutside {
   static constexpr int64_t kChunk = 1 << 14;
-  int64_t size, points;
+  int64_t size, count;
   const Index* index;
   int64_t* outside;  // the smallest position that a thread has seen
 
@@ -28,7 +28,7 @@ struct FindOutside {
       least = index[i] < least ? index[i] : least;
       most = index[i] > most ? index[i] : most;
     }
-    if (begin < end && (least < 0 || static_cast<int64_t>(most) >= points)) lower(begin);
+    if (begin < end && (least < 0 || static_cast<int64_t>(most) >= count)) lower(begin);
   }
 
  private:
@@ -40,16 +40,15 @@ struct FindOutside {
   }
 };
 
-// Requires that each index is one of the points.
+// Requires that each index is one of `count` things of another tensor, such as "points".
 template <typename Index>
-void require_points(Call& call, const Tensor& idx, const Tensor& features) {
-  const int64_t points = features.dim(-1);
+void require_indices(Call& call, const Tensor& idx, const Tensor& of, int64_t count, const char* things) {
   int64_t at = INT64_MAX;
-  const FindOutside<Index> find{idx.size, points, idx.as<const Index>(), &at};
+  const FindOutside<Index> find{idx.size, count, idx.as<const Index>(), &at};
   on_cpu(call, find.chunks(), find, static_cast<double>(find.kChunk));
   if (at == INT64_MAX) return;
   const Index* const index = idx.as<const Index>();
-  while (0 <= index[at] && static_cast<int64_t>(index[at]) < points) ++at;
+  while (0 <= index[at] && static_cast<int64_t>(index[at]) < count) ++at;
   char place[96] = "";
   int64_t rest = at, below = idx.size;
   for (int d = 0, used = 0; d < idx.rank && used < 80; ++d) {
@@ -58,8 +57,8 @@ void require_points(Call& call, const Tensor& idx, const Tensor& features) {
         std::snprintf(place + used, sizeof place - used, d ? ", %lld" : "%lld", static_cast<long long>(rest / below));
     rest %= below;
   }
-  call.require(false, kBadValue, "%s[%s] is %lld, but %s has %lld points", idx.name, place,
-               static_cast<long long>(index[at]), features.name, static_cast<long long>(points));
+  call.require(false, kBadValue, "%s[%s] is %lld, but %s has %lld %s", idx.name, place,
+               static_cast<long long>(index[at]), of.name, static_cast<long long>(count), things);
 }
 
 // Channels says which channels of which list an item works on: up to kChannels neighbours.

@@ -23,7 +23,7 @@ template <int kTaps, typename T, typename Index>
 void forward(Call& call, const Gather& all, const Tensor& features, const Tensor& idx, const Tensor& weight,
              [[maybe_unused]] const Tensor& packs, const Tensor& out) {
   if (call.is_on_cpu()) {
-    require_points<Index>(call, idx, features);
+    require_indices<Index>(call, idx, features, all.points, "points");
     if (out.size == 0) return;
     const GatherOnCpu<kTaps, T, Index> body{all, features.as<T>(), idx.as<Index>(), weight.as<T>(), out.as<T>()};
     return on_cpu(call, body.items(), body, body.cost());

@@ -5,6 +5,9 @@ from __future__ import annotations
 import mindspore
 from mindspore import Tensor, ops
 
+from msops.core.spec import FLOATS
+from msops.operators.embedding import embedding as rows_of
+
 from .reduction import vector_norm
 
 
@@ -22,16 +25,12 @@ def embedding(
     if max_norm is not None:
         shorter = _shortened(ops.stop_gradient(weight), input.reshape(-1), max_norm, norm_type)
         weight = ops.depend(weight, ops.assign(weight, shorter))
-    rows = ops.gather(weight, input, 0)
-    if padding_idx is None and not scale_grad_by_freq:
+    rows = rows_of(input, weight, padding_idx) if weight.dtype in FLOATS else ops.gather(weight, input, 0)
+    if not scale_grad_by_freq:
         return rows
     held = ops.stop_gradient(rows)
-    if scale_grad_by_freq:
-        counts = ops.gather(_counts(input.reshape(-1), n), input, 0).expand_dims(-1)
-        rows = held + (rows - held) / ops.cast(counts, rows.dtype)
-    if padding_idx is None:
-        return rows
-    return ops.where((input == padding_idx % n).expand_dims(-1), held, rows)
+    counts = ops.gather(_counts(input.reshape(-1), n), input, 0).expand_dims(-1)
+    return held + (rows - held) / ops.cast(counts, rows.dtype)
 
 
 def _shortened(weight: Tensor, ids: Tensor, max_norm: float, norm_type: float) -> Tensor:
