@@ -1,6 +1,6 @@
 // On the GPU a block takes kChannels channels of a group through a part of the chunks. A team of neighbouring lanes
-// holds the states of a channel, kOfLane of them each, and walks along the steps, so that decays are computed once and
-// no thread waits for another. What the steps need comes through shared memory, a chunk at a time.
+// holds the states of kEach channels, kOfLane of each in a lane, and walks along the steps, so that decays are computed
+// once and no thread waits for another. What the steps need comes through shared memory, a tile at a time.
 #pragma once
 
 #include "../common/gpu/unrolled.h"
@@ -11,44 +11,60 @@ namespace msops::selective_scan {
 
 template <int lanes, typename T>
 struct Shape {
-  static constexpr int kLanes = lanes, kOfLane = 4, kStates = kLanes * kOfLane;
-  static constexpr int kRows = kChannels<T>, kThreads = kRows * kLanes, kWarps = kThreads / 32;
+  static constexpr int kLanes = lanes, kOfLane = 4, kStates = kLanes * kOfLane, kRows = kChannels<T>;
+  // With two channels, a lane reads B_t and C_t once for both, and adds up their dB_t and dC_t itself.
+  static constexpr int kEach = kRows * kLanes > 64 ? 2 : 1, kTeams = kRows / kEach;
+  static constexpr int kThreads = kTeams * kLanes, kWarps = kThreads / 32;
   // Rows of shared memory begin at different banks for the threads of a warp that read at once.
-  static constexpr int kPitch = kLanes > 1 ? kStates + 4 : kStates, kRow = kChunk + 4;
+  static constexpr int kPitch = kLanes > 1 ? kStates + 4 : kStates;
   static_assert(kStates <= kWidth && kThreads % 32 == 0, "a block has whole warps");
 };
 
-// Shared is B_t and C_t of a chunk, with the states side by side.
-template <typename S, typename C>
+// Shared is B_t and C_t of kSteps steps, with the states side by side.
+template <typename S, typename C, int kSteps>
 struct Shared {
-  C inputs[kChunk][S::kPitch], outputs[kChunk][S::kPitch];
+  C inputs[kSteps][S::kPitch], outputs[kSteps][S::kPitch];
 };
 
-// Place says what a thread works on.
+// Place says what a thread works on. The i-th channel of its team is in row team + i * kTeams of the block's channels.
 template <typename S, typename T>
 struct Place {
   Block block;
-  int row, lane;                // row: of the block's channels; lane: of the team
-  int part;                     // of the chunks
-  int64_t channel, begin, end;  // begin, end: chunks
-  bool is_inside;               // whether there is such a channel
+  int team, lane;      // lane: of the team
+  int part;            // of the chunks
+  int64_t begin, end;  // chunks
 
   __device__ explicit Place(const Problem<T>& all)
       : block(all.s, blockIdx.x),
-        row(static_cast<int>(threadIdx.x) / S::kLanes),
+        team(static_cast<int>(threadIdx.x) / S::kLanes),
         lane(static_cast<int>(threadIdx.x) % S::kLanes),
         part(static_cast<int>(blockIdx.z)),
-        channel(block.channel + row),
         begin(part_begin<int64_t>(all.s.chunks(), blockIdx.z, gridDim.z)),
-        end(part_begin<int64_t>(all.s.chunks(), blockIdx.z + 1, gridDim.z)),
-        is_inside(row < block.channels) {}
+        end(part_begin<int64_t>(all.s.chunks(), blockIdx.z + 1, gridDim.z)) {}
 
-  // Returns how many of the lane's states there are, from its first one on, if the block's begin with `state`.
-  __device__ int count(const Problem<T>& all, int64_t state) const {
-    const int64_t left = all.s.states - state - lane * S::kOfLane;
-    return !is_inside || left <= 0 ? 0 : left < S::kOfLane ? static_cast<int>(left) : S::kOfLane;
+  __device__ int row(int i) const { return team + i * S::kTeams; }
+  __device__ bool has(int i) const { return row(i) < block.channels; }
+  __device__ int64_t channel(int i) const { return block.channel + row(i); }
+
+  // Calls f(i, j, channel, n) for each state n of a channel that the lane holds as its (i, j)-th one, if those of the
+  // block begin with `state`.
+  template <typename F>
+  __device__ void for_states(const Sizes& s, int64_t state, const F& f) const {
+    unrolled<S::kEach, S::kOfLane>([&](int i, int j) {
+      const int64_t n = state + lane * S::kOfLane + j;
+      if (has(i) && n < s.states) f(i, j, channel(i), n);
+    });
   }
 };
+
+// Spot is where a pack of steps of a channel begins: in shared memory, and `at` in arrays (B, D, L).
+struct Spot {
+  int row, t;
+  bool is_inside;
+  int64_t channel, at;
+};
+
+constexpr int kRow = kChunk + 4;  // the pitch of rows of a chunk in shared memory
 
 // Returns the number of steps of a chunk.
 __device__ __forceinline__ int steps_of(const Sizes& s, int64_t chunk) {
@@ -56,72 +72,152 @@ __device__ __forceinline__ int steps_of(const Sizes& s, int64_t chunk) {
   return left < kChunk ? static_cast<int>(left) : kChunk;
 }
 
-// Calls f(row, step, Constant<W>{}) for packs of W neighbouring steps that tile kRows rows of a chunk.
-template <typename S, typename T, typename F>
-__device__ __forceinline__ void for_packs(bool are_packs, const F& f) {
+// Packs are the packs of several arrays at one place.
+template <typename T, int W, int kArrays>
+struct Packs {
+  Pack<T, W> of[kArrays];
+
+  __device__ void get(int array, Compute<T> (&numbers)[W]) const {
+    for (int k = 0; k < W; ++k) numbers[k] = Compute<T>(of[array].values[k]);
+  }
+};
+
+// Loads packs of arrays at one place, or zeros where it is not inside or the array is absent, which is a null pointer.
+template <int W, typename T, typename... Pointers>
+__device__ __forceinline__ Packs<T, W, 1 + sizeof...(Pointers)> load_packs(bool is_inside, int64_t at, const T* first,
+                                                                           Pointers... others) {
+  const T* const pointers[] = {first, others...};
+  Packs<T, W, 1 + sizeof...(Pointers)> packs = {};
+  unrolled<1 + sizeof...(Pointers)>([&](int k) {
+    if (is_inside && pointers[k]) packs.of[k] = load<W>(pointers[k] + at);
+  });
+  return packs;
+}
+
+// Calls use(spot, packs, Constant<W>{}) for packs of W neighbouring steps that tile kRows rows of a chunk, where
+// packs = load(spot, Constant<W>{}). Several packs are loaded before the first use, so that the loads overlap.
+template <typename S, typename T, int W, typename Load, typename Use>
+__device__ __forceinline__ void for_packs(const Place<S, T>& place, const Sizes& s, int64_t chunk, const Load& load,
+                                          const Use& use) {
+  constexpr unsigned kOfRow = kChunk / W, kAtOnce = W == 8 ? 2 : 4;
+  static_assert(S::kRows * kOfRow % (kAtOnce * S::kThreads) == 0, "threads have as many packs");
+  const int count = steps_of(s, chunk);
+  const auto spot = [&](unsigned i) {
+    const int row = static_cast<int>(i / kOfRow), t = static_cast<int>(i % kOfRow * W);
+    const int64_t channel = place.block.channel + row;
+    return Spot{row, t, row < place.block.channels && t < count, channel,
+                (place.block.sample * s.channels + channel) * s.steps + chunk * kChunk + t};
+  };
+#pragma unroll 1
+  for (unsigned i = threadIdx.x; i < S::kRows * kOfRow; i += kAtOnce * S::kThreads) {
+    decltype(load(spot(i), Constant<W>{})) packs[kAtOnce];
+    unrolled<kAtOnce>([&](int k) { packs[k] = load(spot(i + k * S::kThreads), Constant<W>{}); });
+    unrolled<kAtOnce>([&](int k) { use(spot(i + k * S::kThreads), packs[k], Constant<W>{}); });
+  }
+}
+template <typename S, typename T, typename Load, typename Use>
+__device__ __forceinline__ void for_packs(bool are_packs, const Place<S, T>& place, const Sizes& s, int64_t chunk,
+                                          const Load& load, const Use& use) {
   if (are_packs) {
-    constexpr int W = kPackWidth<T>, kOfRow = kChunk / W;
-    for (int i = static_cast<int>(threadIdx.x); i < S::kRows * kOfRow; i += S::kThreads)
-      f(i / kOfRow, i % kOfRow * W, Constant<W>{});
+    for_packs<S, T, kPackWidth<T>>(place, s, chunk, load, use);
   } else {
-    for (int i = static_cast<int>(threadIdx.x); i < S::kRows * kChunk; i += S::kThreads)
-      f(i / kChunk, i % kChunk, Constant<1>{});
+    for_packs<S, T, 1>(place, s, chunk, load, use);
   }
 }
 
-// Loads W numbers, or zeros.
-template <int W, typename T>
-__device__ __forceinline__ void load_or_zeros(Compute<T> (&numbers)[W], const T* from, bool is_inside) {
-  Pack<T, W> pack = {};
-  if (is_inside) pack = load<W>(from);
-  for (int k = 0; k < W; ++k) numbers[k] = is_inside ? Compute<T>(pack.values[k]) : Compute<T>(0);
-}
-
-// Loads dt and dt u of the block's rows and a chunk. What does not exist is zero, so that it changes nothing.
-// Calls more(row, t, at, is_inside, width) for each pack, whose first step is at `at`.
-template <typename S, typename T, typename Memory, typename More>
-__device__ __forceinline__ void load_steps(const Problem<T>& all, const Place<S, T>& place, bool are_packs,
-                                           int64_t chunk, Memory& memory, const More& more) {
+// Stores dt and dt u of a pack. What does not exist is zero, so that it changes nothing.
+template <int W, typename T, typename Memory>
+__device__ __forceinline__ void put_steps(const Problem<T>& all, int row, int t, bool is_inside, Compute<T> bias,
+                                          const Packs<T, W, 2>& packs, Memory& memory) {
   using C = Compute<T>;
-  const int count = steps_of(all.s, chunk);
-  for_packs<S, T>(are_packs, [&](int row, int t, auto width) {
-    constexpr int W = width;
-    const bool is_inside = row < place.block.channels && t < count;
-    const int64_t channel = place.block.channel + row, at = all.row(place.block.sample, channel) + chunk * kChunk + t;
-    C u[W], delta[W];
-    load_or_zeros<W>(u, all.u + at, is_inside);
-    load_or_zeros<W>(delta, all.delta + at, is_inside);
-    more(row, t, at, is_inside, width);
-    const C bias = is_inside ? all.bias[channel] : C(0);
-    for (int k = 0; k < W; ++k) {
-      const C dt = is_inside ? all.steps.dt(delta[k] + bias) : C(0);
-      memory.dt[row][t + k] = dt;
-      memory.terms[row][t + k] = dt * u[k];
-    }
-  });
+  C u[W], x[W];
+  packs.get(0, u);
+  packs.get(1, x);
+  for (int k = 0; k < W; ++k) x[k] += bias;
+  all.steps.to_dt(x);
+  Pack<C, W> dt, terms;
+  for (int k = 0; k < W; ++k) {
+    dt.values[k] = is_inside ? x[k] : C(0);
+    terms.values[k] = dt.values[k] * u[k];
+  }
+  store(memory.dt[row] + t, dt);
+  store(memory.terms[row] + t, terms);
 }
 
-// Returns an element of `ends` of the thread's channel.
-template <typename S, typename T>
-__device__ __forceinline__ Compute<T>& end_of(const Problem<T>& all, const Place<S, T>& place, int64_t part,
+// Loads dt and dt u of the block's rows and a chunk.
+template <typename S, typename T, typename Memory>
+__device__ __forceinline__ void load_steps(const Problem<T>& all, const Place<S, T>& place, bool are_packs,
+                                           int64_t chunk, Memory& memory) {
+  for_packs(
+      are_packs, place, all.s, chunk,
+      [&](const Spot& spot, auto width) { return load_packs<width>(spot.is_inside, spot.at, all.u, all.delta); },
+      [&](const Spot& spot, const auto& packs, auto width) {
+        const Compute<T> bias = spot.is_inside ? all.bias[spot.channel] : Compute<T>(0);
+        put_steps<width>(all, spot.row, spot.t, spot.is_inside, bias, packs, memory);
+      });
+}
+
+// Returns an element of `ends`.
+template <typename T>
+__device__ __forceinline__ Compute<T>& end_of(const Problem<T>& all, int64_t part, int64_t sample, int64_t channel,
                                               int64_t n) {
-  return all
-      .ends[((part * all.s.samples + place.block.sample) * all.s.channels + place.channel) * (all.s.states + 1) + n];
+  return all.ends[((part * all.s.samples + sample) * all.s.channels + channel) * (all.s.states + 1) + n];
 }
 
-// Loads B_t and C_t of the states from `state` on. Steps and states that do not exist are zeros. Eight lanes read
-// neighbouring steps of a state, and four of these states' runs are written without bank conflicts.
-template <typename S, typename T, typename C>
-__device__ __forceinline__ void load_shared(const Problem<T>& all, const Block& block, int64_t chunk, int64_t state,
-                                            Shared<S, C>& shared) {
-  constexpr int kRun = 8;
-  const int count = steps_of(all.s, chunk);
-  for (int i = static_cast<int>(threadIdx.x); i < S::kStates * kChunk; i += S::kThreads) {
-    const int t = i / (kRun * S::kStates) * kRun + i % kRun, n = i / kRun % S::kStates;
-    const bool is_inside = t < count && state + n < all.s.states;
-    const int64_t at = all.row_of_state(block.sample, block.group, state + n) + chunk * kChunk + t;
-    shared.inputs[t][n] = is_inside ? C(all.inputs[at]) : C(0);
-    shared.outputs[t][n] = is_inside ? C(all.outputs[at]) : C(0);
+// PackOfShared is one of the packs of B and C that a thread moves to shared memory: W steps of a state. Lanes take kRun
+// neighbouring packs of each of several states, so that they write without bank conflicts.
+template <typename S, int W, int kSteps>
+struct PackOfShared {
+  static constexpr unsigned kRun = W == 1 ? 8 : 2, kOfRun = kRun * S::kStates, kPacks = 2 * S::kStates * (kSteps / W);
+  static constexpr int kOfThread = (kPacks + S::kThreads - 1) / S::kThreads;
+  unsigned t, n;
+  bool is_output, exists;
+
+  __device__ explicit PackOfShared(int index) {
+    const unsigned i = index * S::kThreads + threadIdx.x;
+    const unsigned of_all = S::kThreads % (2 * kOfRun) == 0 ? threadIdx.x : i;  // what all packs of the thread have
+    t = (i / (2 * kOfRun) * kRun + i % kRun) * W;
+    n = of_all / kRun % S::kStates;
+    is_output = of_all / kOfRun % 2;
+    exists = i < kPacks;
+  }
+  // Loads the pack, or zeros for steps and states that do not exist.
+  template <typename T>
+  __device__ Pack<T, W> load(const Problem<T>& all, const Block& block, int64_t first_step, int64_t state) const {
+    const int64_t at = all.row_of_state(block.sample, block.group, state + n) + first_step + t;
+    const bool is_inside = exists && first_step + t < all.s.steps && state + n < all.s.states;
+    Pack<T, W> pack = {};
+    if (is_inside) pack = msops::load<W>((is_output ? all.outputs : all.inputs) + at);
+    return pack;
+  }
+  template <typename T>
+  __device__ void store(const Pack<T, W>& pack, Shared<S, Compute<T>, kSteps>& shared) const {
+    if (!exists) return;
+    Compute<T>* const to = &(is_output ? shared.outputs : shared.inputs)[t][n];
+    for (int k = 0; k < W; ++k) to[k * S::kPitch] = Compute<T>(pack.values[k]);
+  }
+};
+
+// Loads B_t and C_t of a chunk and of the states from `state` on.
+template <int W, typename S, typename T>
+__device__ __forceinline__ void load_shared(const Problem<T>& all, const Place<S, T>& place, int64_t chunk,
+                                            int64_t state, Shared<S, Compute<T>, kChunk>& shared) {
+  using Each = PackOfShared<S, W, kChunk>;
+  constexpr int kAtOnce = Each::kOfThread < 4 ? Each::kOfThread : 4;
+#pragma unroll 1
+  for (int i = 0; i < Each::kOfThread; i += kAtOnce) {
+    Pack<T, W> packs[kAtOnce];
+    unrolled<kAtOnce>([&](int k) { packs[k] = Each(i + k).load(all, place.block, chunk * kChunk, state); });
+    unrolled<kAtOnce>([&](int k) { Each(i + k).store(packs[k], shared); });
+  }
+}
+template <typename S, typename T>
+__device__ __forceinline__ void load_shared(const Problem<T>& all, const Place<S, T>& place, bool are_packs,
+                                            int64_t chunk, int64_t state, Shared<S, Compute<T>, kChunk>& shared) {
+  if (are_packs) {
+    load_shared<kPackWidth<T>>(all, place, chunk, state, shared);
+  } else {
+    load_shared<1>(all, place, chunk, state, shared);
   }
 }
 
@@ -135,10 +231,11 @@ __device__ __forceinline__ C after_part(C exponent, C before, C end) {
 // Loads the lane's A, times what Decay wants.
 template <typename S, typename T, typename C>
 __device__ __forceinline__ void load_decays(const Problem<T>& all, const Place<S, T>& place, int64_t state,
-                                            C (&decays)[S::kOfLane]) {
-  const int count = place.count(all, state);
-  const int64_t at = place.channel * all.s.states + state + place.lane * S::kOfLane;
-  for (int j = 0; j < S::kOfLane; ++j) decays[j] = j < count ? all.A[at + j] * Decay<C>::scale() : C(0);
+                                            C (&decays)[S::kEach][S::kOfLane]) {
+  unrolled<S::kEach, S::kOfLane>([&](int i, int j) { decays[i][j] = 0; });
+  place.for_states(all.s, state, [&](int i, int j, int64_t channel, int64_t n) {
+    decays[i][j] = all.A[channel * all.s.states + n] * Decay<C>::scale();
+  });
 }
 
 // Adds each value up over kLanes lanes at a distance of kStride. Each lane keeps kValues / kLanes of the sums, at the

@@ -15,29 +15,28 @@ class Gradient {
  protected:
   __device__ Gradient(const BackwardProblem<T>& all, bool packs) : all_(all), place_(all), packs_(packs) {}
 
-  __device__ C& end(int64_t part, int64_t n) const { return end_of(all_, place_, part, n); }
-
-  // Loads dt, dt u and dy of a chunk.
-  template <typename Memory>
-  __device__ void load(int64_t chunk, Memory& memory) const {
-    load_steps(all_, place_, packs_, chunk, memory, [&](int row, int t, int64_t at, bool is_inside, auto width) {
-      constexpr int W = width;
-      C z[W], dout[W];
-      load_or_zeros<W>(dout, all_.dout + at, is_inside);
-      load_or_zeros<W>(z, all_.z + at, is_inside && all_.z);
-      for (int k = 0; k < W; ++k) memory.dy[row][t + k] = all_.z ? dout[k] * Activations<T>::silu(z[k]) : dout[k];
-    });
+  __device__ C& end(int64_t part, int64_t channel, int64_t n) const {
+    return end_of(all_, part, place_.block.sample, channel, n);
   }
-
   // Returns the gradient of a state after the part, as far as later parts and the last state give it.
-  __device__ C start(int64_t n, C decay) const {
-    C g = all_.dlast[all_.at(place_.block.sample, place_.channel, n)];
+  __device__ C start(int64_t channel, int64_t n, C decay) const {
+    C g = all_.dlast[all_.at(place_.block.sample, channel, n)];
     for (int64_t part = all_.parts - 1; part > place_.part; --part)
-      g = after_part(decay * end(part, all_.s.states), g, end(part, n));
+      g = after_part(decay * end(part, channel, all_.s.states), g, end(part, channel, n));
     return g;
   }
-  __device__ C& carry(int64_t n) const {
-    return all_.carry[all_.at_part(place_.part, place_.block.sample, place_.channel, n)];
+  __device__ C& carry(int64_t channel, int64_t n) const {
+    return all_.carry[all_.at_part(place_.part, place_.block.sample, channel, n)];
+  }
+
+  // Computes dy from the packs of dout and z, which are the first ones.
+  template <int W, int kArrays>
+  __device__ void load_dy(const Packs<T, W, kArrays>& packs, C (&dy)[W]) const {
+    packs.get(0, dy);
+    if (!all_.z) return;
+    C z[W];
+    packs.get(1, z);
+    for (int k = 0; k < W; ++k) dy[k] *= Activations<T>::silu(z[k]);
   }
 
   const BackwardProblem<T>& all_;
@@ -54,46 +53,65 @@ class EndsOnGpu : Gradient<S, T> {
  public:
   using C = Compute<T>;
   struct Memory {
-    Shared<S, C> group;
-    C dt[S::kRows][S::kRow], terms[S::kRows][S::kRow], dy[S::kRows][S::kRow];
+    Shared<S, C, kChunk> group;
+    C dt[S::kRows][kRow], terms[S::kRows][kRow], dy[S::kRows][kRow];
   };
 
   __device__ EndsOnGpu(const BackwardProblem<T>& all, Memory& memory, bool packs) : Base(all, packs), memory_(memory) {}
 
   __device__ void run() {
-    C total = 0;  // of dt
+    C totals[S::kEach] = {};  // of dt
     for (int64_t chunk = place_.end - 1; chunk >= place_.begin; --chunk) {
-      this->load(chunk, memory_);
+      load(chunk);
       for (int64_t state = 0; state < all_.s.states; state += S::kStates) {
         if (state > 0) __syncthreads();  // all threads have read the states before
-        load_shared<S>(static_cast<const Problem<T>&>(all_), place_.block, chunk, state, memory_.group);
+        load_shared<S, T>(all_, place_, this->packs_, chunk, state, memory_.group);
         __syncthreads();
         walk(chunk, state);
       }
       if (all_.s.states == 0) __syncthreads();
-      for (int t = 0; t < kChunk; ++t) total += memory_.dt[place_.row][t];
+      for (int t = 0; t < kChunk; ++t) unrolled<S::kEach>([&](int i) { totals[i] += memory_.dt[place_.row(i)][t]; });
       __syncthreads();
     }
-    if (place_.is_inside && place_.lane == 0) this->end(place_.part, all_.s.states) = total;
+    if (place_.lane > 0) return;
+    for (int i = 0; i < S::kEach; ++i)
+      if (place_.has(i)) this->end(place_.part, place_.channel(i), all_.s.states) = totals[i];
   }
 
  private:
+  // Loads dt and dy of a chunk.
+  __device__ void load(int64_t chunk) const {
+    load_steps<S, T>(all_, place_, this->packs_, chunk, memory_);
+    for_packs(
+        this->packs_, place_, all_.s, chunk,
+        [&](const Spot& spot, auto width) { return load_packs<width>(spot.is_inside, spot.at, all_.dout, all_.z); },
+        [&](const Spot& spot, const auto& packs, auto width) {
+          constexpr int W = width;
+          C dy[W];
+          this->load_dy(packs, dy);
+          for (int k = 0; k < W; ++k) memory_.dy[spot.row][spot.t + k] = dy[k];
+        });
+  }
+
   __device__ void walk(int64_t chunk, int64_t state) const {
-    const int count = place_.count(all_, state), lane = place_.lane;
-    const int64_t first = state + lane * S::kOfLane;
-    C decays[S::kOfLane], carry[S::kOfLane];
+    C decays[S::kEach][S::kOfLane], carry[S::kEach][S::kOfLane];
     load_decays(all_, place_, state, decays);
-    for (int j = 0; j < S::kOfLane; ++j) carry[j] = j < count && chunk + 1 < place_.end ? this->carry(first + j) : C(0);
+    unrolled<S::kEach, S::kOfLane>([&](int i, int j) { carry[i][j] = 0; });
+    if (chunk + 1 < place_.end)
+      place_.for_states(all_.s, state,
+                        [&](int i, int j, int64_t channel, int64_t n) { carry[i][j] = this->carry(channel, n); });
 #pragma unroll 4
     for (int t = kChunk - 1; t >= 0; --t) {
-      const C dt = memory_.dt[place_.row][t], dy = memory_.dy[place_.row][t];
-      const auto c = msops::load<S::kOfLane>(memory_.group.outputs[t] + lane * S::kOfLane);
-      for (int j = 0; j < S::kOfLane; ++j) carry[j] = Decay<C>::of(dt * decays[j]) * (carry[j] + dy * c.values[j]);
+      const auto c = msops::load<S::kOfLane>(memory_.group.outputs[t] + place_.lane * S::kOfLane);
+      unrolled<S::kEach>([&](int i) {
+        const C dt = memory_.dt[place_.row(i)][t], dy = memory_.dy[place_.row(i)][t];
+        unrolled<S::kOfLane>(
+            [&](int j) { carry[i][j] = Decay<C>::of(dt * decays[i][j]) * (carry[i][j] + dy * c.values[j]); });
+      });
     }
-    for (int j = 0; j < S::kOfLane; ++j) {
-      if (j >= count) continue;
-      (chunk > place_.begin ? this->carry(first + j) : this->end(place_.part, first + j)) = carry[j];
-    }
+    place_.for_states(all_.s, state, [&](int i, int j, int64_t channel, int64_t n) {
+      (chunk > place_.begin ? this->carry(channel, n) : this->end(place_.part, channel, n)) = carry[i][j];
+    });
   }
 
   Memory& memory_;
