@@ -1,6 +1,8 @@
 // RWKV-7's time mixing: a matrix for each head as a memory that each step decays, corrects and extends, and its
 // gradients
 
+#include "wkv7/chunk_columns.h"
+#include "wkv7/chunk_rows.h"
 #include "wkv7/cpu.h"
 #include "wkv7/gpu.h"
 
@@ -54,6 +56,12 @@ void walk(Call& call, const Task<T>& task) {
     return on_cpu(call, s.matrices() * body.runs(), body, cost);
   }
 #ifdef __CUDACC__
+  if constexpr (std::is_same<T, Half>::value)
+    if constexpr (Program<T>::kRows) {
+      if (chunks::launch_rows<Program<T>>(call, task)) return;
+    } else {
+      if (chunks::launch_columns<Program<T>>(call, task)) return;
+    }
   s.features <= 64 ? launch_walk<Program<T>, 64>(call, task) : launch_walk<Program<T>, kMost>(call, task);
 #endif
 }

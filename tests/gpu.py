@@ -96,6 +96,24 @@ def calls_that_grow(dtype):
     return list(follow(card.operators([x.shape for x in inputs], **settings), inputs, compute))
 
 
+# Raw decays of wkv7: a column stays, a chunk's product of decays is too small for tensor cores, a column vanishes.
+DECAYS = (-100.0, 3.0, np.inf)
+
+
+def calls_with_decay(monkeypatch, raw):
+    """Returns the calls of wkv7 with float16 in which a decay in the second chunk of steps of a head is this one."""
+    [card] = [card for card in cards() if card.name() == "wkv7"]
+    inputs_of = card.inputs
+
+    def changed(*arguments, **others):
+        inputs = inputs_of(*arguments, **others)
+        inputs[1][1, 16:32, 0, 5] = raw
+        return inputs
+
+    monkeypatch.setattr(card, "inputs", changed)
+    return card.entry_calls([(2, 53, 2, 64)] * 6, {}, "float16")
+
+
 class Gpu:
     """Gives tests `torch`, and what they do with it on the GPU."""
 

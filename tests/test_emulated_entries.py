@@ -9,7 +9,14 @@ import pytest
 
 import emulator
 from card import DTYPES, cards
-from gpu import HIDING, calls_that_grow, calls_with_hidden_queries, compare_with_cpu
+from gpu import (
+    DECAYS,
+    HIDING,
+    calls_that_grow,
+    calls_with_decay,
+    calls_with_hidden_queries,
+    compare_with_cpu,
+)
 from msops.core.abi import DEFAULT_STREAM, Param, prepare_call
 from msops.operators.rotary_embedding import operators as rotations
 from msops.testing.entry import Status, attributes_in_mindspore
@@ -51,12 +58,13 @@ CASES = [
 
 def choices():
     """Yields (card, shapes, settings, dtype, architecture). Each case takes one dtype, since the emulator is slow;
-    neighbouring cases take different ones. Attention in float16 has kernels for the tensor cores of sm_80, and for
-    those of sm_90a, which are chosen where TMA can read the rows; the latter take no bias, ALiBi and dropout."""
+    neighbouring cases take different ones. wkv7 in float16 has a kernel for tensor cores; attention has kernels for
+    those of sm_80, and for those of sm_90a, which are chosen where TMA can read the rows; the latter take no bias,
+    ALiBi and dropout."""
     for (name, *case), dtype in zip(CASES, itertools.cycle(DTYPES)):
         others = {"bias", "alibi_slopes", "seed"}.intersection(case[2].get("optional", ()))
         has_kernels = name.startswith(("flash_attention", "decoder_stack"))
-        for kind in dict.fromkeys((dtype, "float16") if has_kernels else (dtype,)):
+        for kind in dict.fromkeys((dtype, "float16") if has_kernels or name.startswith("wkv7") else (dtype,)):
             for architecture in ("80", "90") if has_kernels and kind == "float16" and not others else ("90",):
                 yield pytest.param(*case, kind, architecture, id=f"{name}-{kind}-{architecture}")
 
@@ -89,6 +97,13 @@ def test_growth_over_parts(dtype):
     """A part of the steps of selective_scan may grow what is 0 by an infinite factor."""
     for call in calls_that_grow(dtype):
         compare_with_cpu(Emulator(), call, dtype, shift=0)
+
+
+@pytest.mark.parametrize("raw", DECAYS)
+def test_decays_in_chunks(raw, monkeypatch):
+    """Chunks of steps on tensor cores take decays of any size."""
+    for call in calls_with_decay(monkeypatch, raw):
+        compare_with_cpu(Emulator(), call, "float16", shift=0)
 
 
 @pytest.mark.parametrize("interleaved", [False, True])

@@ -6,7 +6,14 @@ This file also runs under compute-sanitizer. It is skipped without torch, a GPU,
 import pytest
 
 from card import DTYPES, cards
-from gpu import HIDING, calls_that_grow, calls_with_hidden_queries, compare_with_cpu
+from gpu import (
+    DECAYS,
+    HIDING,
+    calls_that_grow,
+    calls_with_decay,
+    calls_with_hidden_queries,
+    compare_with_cpu,
+)
 
 pytestmark = pytest.mark.wide
 CARDS = cards()
@@ -40,6 +47,13 @@ def test_growth_over_parts(gpu, dtype):
     """A part of the steps of selective_scan may grow what is 0 by an infinite factor."""
     for call in calls_that_grow(dtype):
         compare_with_cpu(gpu, call, dtype, shift=0)
+
+
+@pytest.mark.parametrize("raw", DECAYS)
+def test_decays_in_chunks(gpu, raw, monkeypatch):
+    """Chunks of steps on tensor cores take decays of any size."""
+    for call in calls_with_decay(monkeypatch, raw):
+        compare_with_cpu(gpu, call, "float16", shift=0)
 
 
 @pytest.mark.parametrize(("card", "sizes"), HUGE)

@@ -31,10 +31,12 @@ def wkv7(
     does (RWKV-7 has a = -k̂ and b = k̂ times a rate, with k̂ a key of length 1), `k` and `v` add a pair of key and value,
     and the receptance `r` reads. Another call that takes the last state goes on with the sequence.
 
-    S and all sums are float32, or float64 beside float64. All inputs have gradients, of first order; results do not
-    vary from run to run. The gradient of `w` is a running sum along up to 32 steps, times e^w, so that its error is
-    that of the sum's terms, also where the gradient itself is small; where the decay is below the dtype's precision,
-    it is 0. For the gradient, :math:`S_{t-1} a_t` of every step is written, in inference, too: B T H D numbers.
+    S and all sums are float32, or float64 beside float64. On GPUs from sm_80 on, float16 with 64 features goes in
+    chunks of 16 steps, whose products are of numbers of 11 bits, on tensor cores. All inputs have gradients, of
+    first order; results do not vary from run to run. The gradient of `w` is a running sum along up to 32 steps,
+    times e^w, so that its error is that of the sum's terms, also where the gradient itself is small; where the
+    decay is below the dtype's precision, it is 0. For the gradient, :math:`S_{t-1} a_t` of every step is written,
+    in inference, too: B T H D numbers.
 
     Args:
         r (Tensor): Receptances, shape (B, T, H, D): B sequences of T steps, any T, with H heads of D features, D up to

@@ -65,6 +65,7 @@ class TestWKV7(OperatorTest):
         "no heads": case(2, 3, 0, 4),
         "odd": case(2, 9, 3, 37),
         "64": case(1, 33, 2, 64),
+        "whole chunks": case(2, 48, 3, 64, state=False),
         "most": case(1, 5, 1, 128, state=False),
     }
     further = {
