@@ -308,29 +308,27 @@ __global__ void __launch_bounds__(kThreads, 2) columns_kernel(const Task<T> task
       values.load(task, steps, count);
     };
     load_values(0);
-    for (int64_t i = 0; i <= chunks; ++i) {
-      if (i < chunks) {
-        ColumnOperands& operands = shared.operands[i % 2];
-        const bool is_full = count == kSteps;
-        if (is_full) begin_copies(task, steps, !Program::kBack, operands);
-        prepare(shared, values, operands, is_full, [&] { load_values(i + 1); });
-        cp_async_wait_all();
-      }
-      sync_all();
+    for (int64_t i = 0; i < chunks; ++i) {
+      ColumnOperands& operands = shared.operands[i % 2];
+      const bool is_full = count == kSteps;
+      wait_for_room(i);
+      if (is_full) begin_copies(task, steps, !Program::kBack, operands);
+      prepare(shared, values, operands, is_full, [&] { load_values(i + 1); });
+      cp_async_wait_all();
+      hand_on(i);
     }
   } else {
     ColumnTile<Program> columns(task, matrix);
     columns.for_all([&](float& m, int key, int value) { m = Program::start(task, columns.place(matrix, key, value)); });
-    for (int64_t i = 0; i <= chunks; ++i) {
-      if (i > 0) {
-        const Steps steps = steps_of<Program>(s, matrix, i - 1, chunks, count);
-        const ColumnOperands& operands = shared.operands[(i - 1) % 2];
-        const int64_t first = (Program::kBack ? chunks - i : i - 1) * kSteps;
-        if (!Program::kBack && first % kEvery == 0) columns.multiply_kept(first);
-        operands.are_whole ? columns.advance(steps, operands) : columns.walk(steps, operands, count);
-        if (Program::kBack && first % kEvery == 0) columns.keep(first);
-      }
-      sync_all();
+    for (int64_t i = 0; i < chunks; ++i) {
+      const Steps steps = steps_of<Program>(s, matrix, i, chunks, count);
+      const ColumnOperands& operands = shared.operands[i % 2];
+      const int64_t first = (Program::kBack ? chunks - 1 - i : i) * kSteps;
+      if (!Program::kBack && first % kEvery == 0) columns.multiply_kept(first);
+      wait_for_operands(i);
+      operands.are_whole ? columns.advance(steps, operands) : columns.walk(steps, operands, count);
+      give_back(i, chunks);
+      if (Program::kBack && first % kEvery == 0) columns.keep(first);
     }
   }
 }

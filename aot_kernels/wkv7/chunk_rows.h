@@ -204,27 +204,25 @@ __global__ void __launch_bounds__(kThreads, 2) rows_kernel(const Task<T> task) {
       cp_async_commit();
     };
     for (int64_t chunk = 0; chunk < Shared::kAhead; ++chunk) copy(chunk);
-    for (int64_t i = 0; i <= chunks; ++i) {
+    for (int64_t i = 0; i < chunks; ++i) {
+      wait_for_room(i);
       copy(i + Shared::kAhead);
-      if (i < chunks) {
-        cp_async_wait<Shared::kAhead>();
-        sync_group();
-        prepare<Program>(shared, given(i), shared.operands[i % 2], (i + 1) * kSteps <= s.steps);
-      }
-      sync_all();
+      cp_async_wait<Shared::kAhead>();
+      sync_group();
+      prepare<Program>(shared, given(i), shared.operands[i % 2], (i + 1) * kSteps <= s.steps);
+      hand_on(i);
     }
   } else {
     const auto place = [&](int row, int key) { return (matrix * kFeatures + row) * kFeatures + key; };
     Rows<Program> rows(task, steps);
     rows.for_all([&](float& m, int row, int key) { m = Program::start(task, place(rows.row + row, key)); });
-    for (int64_t i = 0; i <= chunks; ++i) {
-      if (i > 0) {
-        const int64_t first = (i - 1) * kSteps, count = std::min<int64_t>(kSteps, s.steps - first);
-        const Operands& operands = shared.operands[(i - 1) % 2];
-        operands.are_whole ? rows.advance(first, given(i - 1), operands)
-                           : rows.walk(first, given(i - 1), static_cast<int>(count));
-      }
-      sync_all();
+    for (int64_t i = 0; i < chunks; ++i) {
+      const int64_t first = i * kSteps, count = std::min<int64_t>(kSteps, s.steps - first);
+      const Operands& operands = shared.operands[i % 2];
+      wait_for_operands(i);
+      operands.are_whole ? rows.advance(first, given(i), operands)
+                         : rows.walk(first, given(i), static_cast<int>(count));
+      give_back(i, chunks);
     }
     rows.for_all([&](float& m, int row, int key) { Program::finish(task, place(rows.row + row, key), m); });
   }

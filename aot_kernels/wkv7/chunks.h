@@ -42,9 +42,21 @@ struct alignas(16) Operands {
   bool are_whole;  // or else the chunk goes step by step
 };
 
-// Waits for the first four warps, and for all, whose two groups come from different loops.
+// Waits for the first four warps.
 __device__ __forceinline__ void sync_group() { bar_sync(1, kGroup); }
-__device__ __forceinline__ void sync_all() { bar_sync(2, kThreads); }
+
+// The first four warps hand chunks to the other four, which give the room back. Two chunks have room, and each of them
+// has its barriers.
+__device__ __forceinline__ void hand_on(int64_t chunk) { bar_arrive(2 + static_cast<int>(chunk % 2), kThreads); }
+__device__ __forceinline__ void wait_for_operands(int64_t chunk) {
+  bar_sync(2 + static_cast<int>(chunk % 2), kThreads);
+}
+__device__ __forceinline__ void give_back(int64_t chunk, int64_t chunks) {
+  if (chunk + 2 < chunks) bar_arrive(4 + static_cast<int>(chunk % 2), kThreads);  // for the chunk after the next
+}
+__device__ __forceinline__ void wait_for_room(int64_t chunk) {
+  chunk < 2 ? sync_group() : bar_sync(4 + static_cast<int>(chunk % 2), kThreads);
+}
 
 // Roles says which vectors a program takes, and where its results go.
 template <typename Program>
