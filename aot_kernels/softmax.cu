@@ -3,14 +3,20 @@
 #include "common/activations.h"
 #include "common/rows.h"
 #include "softmax/columns.h"
+#include "softmax/short_rows.h"
 
 using namespace msops;
 
 namespace {
 
+// Returns the larger number. On the GPU a NaN may be lost here: its exponential makes the sum NaN.
 template <typename C>
 MSOPS_BOTH C larger(C a, C b) {
+#ifdef __CUDA_ARCH__
+  return std::fmax(a, b);
+#else
   return b > a || b != b ? b : a;
+#endif
 }
 
 template <typename T>
@@ -28,6 +34,9 @@ struct Forward {
     if constexpr (phase == 0) {
       return in[0];
     } else {
+#ifdef __CUDA_ARCH__
+      if constexpr (std::is_same<T, Half>::value) return ex2_approx_ftz(fmaf(in[0], kLog2E<float>, -found[0]));
+#endif
       return Activations<T>::exp(in[0] - found[0]);
     }
   }
@@ -35,9 +44,18 @@ struct Forward {
   static MSOPS_BOTH C combine(C a, C b) {
     return phase == 0 ? larger(a, b) : a + b;
   }
-  static MSOPS_BOTH C scale(const C (&found)[2]) { return 1 / found[1]; }
+  // In float16 the GPU computes 2^(x log2(e) - c), where c is the largest x times log2(e), rounded: its error is a
+  // factor of all terms, and cancels.
+  template <int phase>
+  static MSOPS_BOTH C finish(C combined) {
+    if constexpr (phase == 1) return 1 / combined;
+#ifdef __CUDA_ARCH__
+    if constexpr (std::is_same<T, Half>::value) return combined * kLog2E<float>;
+#endif
+    return combined;
+  }
   static MSOPS_BOTH void map(const C (&in)[1], const C (&found)[2], C (&out)[1]) {
-    out[0] = of<1>(in, found) * scale(found);
+    out[0] = of<1>(in, found) * found[1];
   }
 };
 
@@ -52,6 +70,10 @@ struct Sums {
   template <int phase>
   static MSOPS_BOTH C combine(C a, C b) {
     return a + b;
+  }
+  template <int phase>
+  static MSOPS_BOTH C finish(C combined) {
+    return combined;
   }
 };
 
@@ -117,8 +139,8 @@ struct AlongRows {
       reduce<0, kLast>(found, team, rows...);
       team.map(of_phase<kLast>(found), out, rows...);
       const auto same = [](C term) { return term; };
-      found[kLast] = team.reduce(Program::template identity<kLast>(), combine_phase<kLast>(), same, out);
-      return team.map([scale = Program::scale(found)](C term) { return term * scale; }, out, out);
+      const C sum = team.reduce(Program::template identity<kLast>(), combine_phase<kLast>(), same, out);
+      return team.map([scale = Program::template finish<kLast>(sum)](C term) { return term * scale; }, out, out);
     }
 #endif
     reduce<0, Program::kPhases>(found, team, rows...);
@@ -141,8 +163,8 @@ struct AlongRows {
   template <int phase, int end, typename Team, typename... In>
   MSOPS_BOTH void reduce(Found& found, const Team& team, const In&... rows) const {
     if constexpr (phase < end) {
-      found[phase] =
-          team.reduce(Program::template identity<phase>(), combine_phase<phase>(), of_phase<phase>(found), rows...);
+      found[phase] = Program::template finish<phase>(
+          team.reduce(Program::template identity<phase>(), combine_phase<phase>(), of_phase<phase>(found), rows...));
       reduce<phase + 1, end>(found, team, rows...);
     }
   }
@@ -199,9 +221,11 @@ int along_axis(Call& call, const char* const (&inputs)[kInputs], const char* con
     // Rows are columns without neighbours. Teams read them in packs, except for gradients of gradients, whose three
     // inputs the registers do not hold, and where a row is shorter than a pack of the CPU.
     if constexpr (kInputs <= 2)
-      if (s.inner == 1 && (!call.is_on_cpu() || s.length >= OnCpu::kWidth))
+      if (s.inner == 1 && (!call.is_on_cpu() || s.length >= OnCpu::kWidth)) {
+        if (softmax::for_short_rows(call, all)) return;
         return along_rows(call, all, in, out, std::make_index_sequence<kInputs>{},
                           std::make_index_sequence<kOutputs>{});
+      }
     softmax::for_columns(call, all);
   });
 }

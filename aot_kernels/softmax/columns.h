@@ -5,11 +5,12 @@
 //   template <typename C>
 //   struct Program {
 //     static constexpr int kInputs, kOutputs, kPhases;
-//     static constexpr bool kScales;  // whether the only output is the last phase's term, times scale(found)
+//     static constexpr bool kScales;  // whether the only output is the last phase's term, times what that phase found
 //     // Each phase reduces one number of each element, and may use what the phases before it found.
 //     template <int phase> static C identity();
 //     template <int phase> static C of(const C (&in)[kInputs], const C (&found)[kPhases]);
 //     template <int phase> static C combine(C a, C b);
+//     template <int phase> static C finish(C combined);  // what the phase found
 //     static void map(const C (&in)[kInputs], const C (&found)[kPhases], C (&out)[kOutputs]);
 //   };
 #pragma once
@@ -117,7 +118,7 @@ class ColumnsOnCpu {
 #pragma omp simd
       for (int64_t j = 0; j < half; ++j) total[j] = Program::template combine<phase>(total[j], total[rest + j]);
     }
-    for (int64_t j = 0; j < columns; ++j) found[phase][j] = total[j];
+    for (int64_t j = 0; j < columns; ++j) found[phase][j] = Program::template finish<phase>(total[j]);
     for (int64_t done = columns; done < run.width; done *= 2) {
       const int64_t more = std::min(done, run.width - done);
 #pragma omp simd
@@ -146,7 +147,7 @@ class ColumnsOnCpu {
       C in[Program::kInputs], of_column[Program::kPhases], out[Program::kOutputs];
       read(at + j * stride, j, found, in, of_column);
       if constexpr (kStores) {
-        out[0] = C(all_.out[0][at + j * stride]) * Program::scale(of_column);
+        out[0] = C(all_.out[0][at + j * stride]) * of_column[Program::kPhases - 1];
       } else {
         Program::map(in, of_column, out);
       }
@@ -166,118 +167,144 @@ class ColumnsOnCpu {
 };
 
 #ifdef __CUDACC__
-constexpr int kColumnThreads = 512;
+constexpr int kColumnThreads = 1024;  // of a block at most, so that a thread has 64 registers
 
 // Grid says which elements the threads of a block take: 2^lane_bits neighbouring packs of columns, 2^step_bits threads
 // for each of them, which share its length, and 2^outer_bits sets of columns.
 struct Grid {
   int lane_bits, step_bits, outer_bits;
-  int64_t packs;   // of columns, in a set of them
-  unsigned tiles;  // blocks for the packs of a set
+  unsigned tiles, packs_of_tile;  // of a set of columns; a block takes a tile, whose packs may be fewer than its lanes
+  int64_t packs;                  // of columns, in a set of them
 };
 
-template <int N, typename Program, typename T>
+// A thread holds so many packs of each input, in 32 registers of all inputs, or fewer where their addresses or
+// exponentials take many. If they are not the whole column, it is a quarter as many at a time.
+template <int N, bool kWhole, typename Program, typename T>
+constexpr int kHeldPacks = (sizeof(T) == 8 ? 16
+                            : N > 1        ? 32
+                                           : 24) /
+                           (kWhole ? 1 : 4) / Program::kInputs / (sizeof(T) * N > 4 ? sizeof(T) * N / 4 : 1);
+
+template <int N, bool kWhole, typename Program, typename T>
 class ColumnTeam {
  public:
   using C = Compute<T>;
   using Found = C[N][Program::kPhases];
 
   __device__ ColumnTeam(const Columns<Program, T>& all, const Grid& grid, C* shared)
-      : all_(all), shared_(shared), lanes_(1u << grid.lane_bits), steps_(1u << grid.step_bits) {
-    const unsigned thread = threadIdx.x >> grid.lane_bits, group = blockIdx.x / grid.tiles;
-    const int64_t pack = (int64_t{blockIdx.x % grid.tiles} << grid.lane_bits) + (threadIdx.x & (lanes_ - 1));
-    const int64_t outer = (int64_t{group} << grid.outer_bits) + (thread >> grid.step_bits);
-    step_ = thread & (steps_ - 1);
+      : all_(all), lanes_(1u << grid.lane_bits), team_(lanes_ << grid.step_bits), shared_(shared) {
+    const unsigned tile = blockIdx.x % grid.tiles, group = blockIdx.x / grid.tiles;
+    const unsigned lane = threadIdx.x & (lanes_ - 1), team = threadIdx.x / team_;
+    const int64_t pack = int64_t{tile} * grid.packs_of_tile + lane;
+    const int64_t outer = (int64_t{group} << grid.outer_bits) + team;
+    const int64_t step = (threadIdx.x & (team_ - 1)) >> grid.lane_bits, steps = int64_t{1} << grid.step_bits;
+    shared_ += team * (team_ / 32 + 1) * lanes_ * N;
     // Threads without a column take part in the team's shuffles and barriers.
-    length_ = pack < grid.packs && outer < all.s.outer ? all.s.length : 0;
-    start_ = outer * all.s.length * all.s.inner + pack * N;
-#pragma unroll
-    for (int i = 0; i < kHeld; ++i)
-      if (at(i) < length_) read(at(i), held_[i]);
+    const bool has_column = lane < grid.packs_of_tile && pack < grid.packs && outer < all.s.outer;
+    count_ = has_column && step < all.s.length ? static_cast<int>((all.s.length - 1 - step) >> grid.step_bits) + 1 : 0;
+    start_ = (outer * all.s.length + step) * all.s.inner + pack * N;
+    stride_ = steps * all.s.inner;
+    hold();
   }
 
   template <int phase>
-  __device__ void reduce(Found& found) const {
+  __device__ void reduce(Found& found) {
     C results[N];
     for (C& result : results) result = Program::template identity<phase>();
-    each([&](int64_t, const Pack<T, N>(&packs)[Program::kInputs]) {
+    each([&](int64_t, Pack<T, N>(&packs)[Program::kInputs]) {
       for (int j = 0; j < N; ++j) {
         C in[Program::kInputs];
         for (int a = 0; a < Program::kInputs; ++a) in[a] = C(packs[a].values[j]);
-        results[j] = Program::template combine<phase>(results[j], Program::template of<phase>(in, found[j]));
+        const C term = Program::template of<phase>(in, found[j]);
+        if constexpr (kKeepsTerms && phase == kLast) packs[0].values[j] = term;
+        results[j] = Program::template combine<phase>(results[j], term);
       }
     });
     over_team<phase>(results);
-    for (int j = 0; j < N; ++j) found[j][phase] = results[j];
+    for (int j = 0; j < N; ++j) found[j][phase] = Program::template finish<phase>(results[j]);
   }
 
-  __device__ void map(const Found& found) const {
-    each([&](int64_t k, const Pack<T, N>(&packs)[Program::kInputs]) {
-      Pack<T, N> out[Program::kOutputs];
+  __device__ void map(const Found& found) {
+    each([&](int64_t at, Pack<T, N>(&packs)[Program::kInputs]) {
+      C out[Program::kOutputs][N];
       for (int j = 0; j < N; ++j) {
         C in[Program::kInputs], of[Program::kOutputs];
         for (int a = 0; a < Program::kInputs; ++a) in[a] = C(packs[a].values[j]);
-        Program::map(in, found[j], of);
-        for (int o = 0; o < Program::kOutputs; ++o) assign(out[o].values[j], of[o]);
+        if constexpr (kKeepsTerms) {
+          of[0] = in[0] * found[j][kLast];
+        } else {
+          Program::map(in, found[j], of);
+        }
+        for (int o = 0; o < Program::kOutputs; ++o) out[o][j] = of[o];
       }
-      for (int o = 0; o < Program::kOutputs; ++o) store_at_once(all_.out[o] + start_ + k * all_.s.inner, out[o]);
+      for (int o = 0; o < Program::kOutputs; ++o) store_at_once(all_.out[o] + at, rounded_pack<T>(out[o]));
     });
   }
 
  private:
-  static constexpr int kHeld = 8 / Program::kInputs;  // packs of each input, which stay in registers
+  static constexpr int kHeld = std::max(1, kHeldPacks<N, kWhole, Program, T>), kLast = Program::kPhases - 1;
+  // Terms of the last phase take the places of elements, where they are not rounded.
+  static constexpr bool kKeepsTerms = kWhole && Program::kScales && std::is_same<T, C>::value;
 
-  __device__ int64_t at(int i) const { return step_ + int64_t{i} * steps_; }
-
-  __device__ void read(int64_t k, Pack<T, N> (&packs)[Program::kInputs]) const {
-    for (int a = 0; a < Program::kInputs; ++a) packs[a] = load<N>(all_.in[a] + start_ + k * all_.s.inner);
-  }
-
-  // Calls f(k, packs) for this thread's elements k of the columns. Those that it does not hold it reads again.
-  template <typename F>
-  __device__ void each(const F& f) const {
+  // Reads the chunk of kHeld packs of each input that begins with the thread's pack first_.
+  __device__ void hold() {
 #pragma unroll
     for (int i = 0; i < kHeld; ++i)
-      if (at(i) < length_) f(at(i), held_[i]);
-#pragma unroll 4
-    for (int64_t k = at(kHeld); k < length_; k += steps_) {
-      Pack<T, N> packs[Program::kInputs];
-      read(k, packs);
-      f(k, packs);
+      if (first_ + i < count_)
+        for (int a = 0; a < Program::kInputs; ++a) held_[i][a] = load<N>(all_.in[a] + place(i));
+  }
+  __device__ int64_t place(int i) const { return start_ + (first_ + i) * stride_; }
+
+  // Calls f(place, packs) for this thread's packs. It begins with the chunk that it holds, which is the first or the
+  // last one: it goes up and down by turns.
+  template <typename F>
+  __device__ void each(const F& f) {
+    for (int rest = count_ - kHeld;; rest -= kHeld) {
+#pragma unroll
+      for (int i = 0; i < kHeld; ++i)
+        if (first_ + i < count_) f(place(i), held_[i]);
+      if (kWhole || rest <= 0) break;
+      first_ += next_;
+      hold();
     }
+    next_ = -next_;
   }
 
-  // Combines the results of the threads that share columns, in a fixed order.
+  // Combines the results of the threads that share columns, in a fixed order: first those of a warp, then, with a
+  // thread for each column, those of all warps.
   template <int phase>
   __device__ void over_team(C (&results)[N]) const {
-    const unsigned team = lanes_ * steps_;
-    for (unsigned distance = (team < 32 ? team : 32) / 2; distance >= lanes_; distance /= 2)
+    for (unsigned distance = (team_ < 32 ? team_ : 32) / 2; distance >= lanes_; distance /= 2)
       for (C& result : results)
         result = Program::template combine<phase>(result, __shfl_xor_sync(~0u, result, distance));
-    if (team <= 32) return;
-    const unsigned lane = threadIdx.x & (lanes_ - 1), of_warp = lanes_ < 32 ? lanes_ : 32, warp = threadIdx.x / 32;
-    if ((threadIdx.x & 31) < of_warp)
-      for (int j = 0; j < N; ++j) shared_[(warp * of_warp + lane) * N + j] = results[j];
+    if (team_ <= 32) return;
+    const unsigned thread = threadIdx.x & (team_ - 1), lane = thread & (lanes_ - 1), columns = lanes_ * N;
+    C *const of_warp = shared_ + thread / 32 * columns, *const of_team = shared_ + team_ / 32 * columns;
+    if (thread % 32 < lanes_)
+      for (int j = 0; j < N; ++j) of_warp[j * lanes_ + lane] = results[j];
     __syncthreads();
-    const unsigned warps = team / 32, first = warp / warps * warps;
-    for (int j = 0; j < N; ++j) results[j] = shared_[(first * of_warp + lane) * N + j];
-    for (unsigned w = first + 1; w < first + warps; ++w)
-      for (int j = 0; j < N; ++j)
-        results[j] = Program::template combine<phase>(results[j], shared_[(w * of_warp + lane) * N + j]);
-    __syncthreads();  // before the next phase writes there
+    for (unsigned column = thread; column < columns; column += team_) {
+      C total = shared_[column];
+      for (const C* next = shared_ + column + columns; next < of_team; next += columns)
+        total = Program::template combine<phase>(total, *next);
+      of_team[column] = total;
+    }
+    __syncthreads();
+    for (int j = 0; j < N; ++j) results[j] = of_team[j * lanes_ + lane];
   }
 
   Columns<Program, T> all_;
-  C* shared_;
-  unsigned lanes_, steps_;
-  int64_t step_, length_, start_;
+  unsigned lanes_, team_;  // threads
+  C* shared_;              // (warp of the team, element of a pack, lane), and once more for the team
+  int count_, first_ = 0, next_ = kHeld;
+  int64_t start_, stride_;
   Pack<T, N> held_[kHeld][Program::kInputs];
 };
 
-template <int N, typename Program, typename T>
+template <int N, bool kWhole, typename Program, typename T>
 __global__ void __launch_bounds__(kColumnThreads) columns_kernel(Columns<Program, T> all, Grid grid) {
-  __shared__ Compute<T> shared[kColumnThreads * N];
-  const ColumnTeam<N, Program, T> team(all, grid, shared);
+  extern __shared__ uint4 shared[];
+  ColumnTeam<N, kWhole, Program, T> team(all, grid, reinterpret_cast<Compute<T>*>(shared));
   Compute<T> found[N][Program::kPhases];
   for_phases<Program>([&](auto phase) { team.template reduce<phase>(found); });
   team.map(found);
@@ -289,29 +316,35 @@ inline int bits_for(int64_t n, int most) {
   return bits;
 }
 
-// A block has up to 32 neighbouring packs, or fewer, down to 128 bytes, if its threads then hold a longer column. More
-// threads share a column if there are few columns.
+// A block has up to 32 neighbouring packs, or fewer, down to 64 bytes, if its threads then hold a longer column. It has
+// 256 threads if they hold that, so that other blocks of a multiprocessor load and store meanwhile. More threads share
+// a column if there are few columns.
 template <int N, typename Program, typename T>
 void launch_columns(Call& call, const Columns<Program, T>& all) {
-  constexpr int kBits = 9, kBlockBits = 8;  // of the threads of a block, at most and if columns are short
-  static_assert(1 << kBits == kColumnThreads, "a block has at most kColumnThreads threads");
-  constexpr int64_t kHeld = 8 / Program::kInputs, kFewThreads = 1 << 17;
+  constexpr int kMostBits = 10, kBlockBits = 8;  // of the threads of a block
+  static_assert(1 << kMostBits == kColumnThreads, "a block has at most kColumnThreads threads");
+  constexpr int64_t kHeld = kHeldPacks<N, true, Program, T>, kFewThreads = 1 << 17;
   const ColumnSizes& s = all.s;
   const int64_t packs = s.inner / N, shared_by = (s.length + kHeld - 1) / kHeld;
   Grid grid{};
   grid.packs = packs;
   grid.lane_bits = bits_for(packs, 5);
-  grid.step_bits = bits_for(shared_by, kBits);
+  grid.step_bits = bits_for(shared_by, kMostBits);
   while (s.outer * packs << grid.step_bits < kFewThreads && int64_t{1} << grid.step_bits < s.length) ++grid.step_bits;
-  const int fewest_lanes = std::min(grid.lane_bits, N == 1 ? 4 : 3);
-  grid.lane_bits = std::max(fewest_lanes, std::min(grid.lane_bits, kBits - grid.step_bits));
-  grid.step_bits = std::min(grid.step_bits, kBits - grid.lane_bits);
+  const int fewest_lanes = bits_for(64 / (N * sizeof(T)), grid.lane_bits);
+  grid.lane_bits = std::max(fewest_lanes, std::min(grid.lane_bits, kBlockBits - grid.step_bits));
+  grid.step_bits = std::min(grid.step_bits, kMostBits - grid.lane_bits);
   grid.outer_bits = bits_for(s.outer, std::max(0, kBlockBits - grid.lane_bits - grid.step_bits));
   const int64_t tiles = ((packs - 1) >> grid.lane_bits) + 1, groups = ((s.outer - 1) >> grid.outer_bits) + 1;
   grid.tiles = static_cast<unsigned>(tiles);
-  // A warp must be whole, for its shuffles.
-  const int bits = std::max(5, grid.lane_bits + grid.step_bits + grid.outer_bits);
-  launch(call, columns_kernel<N, Program, T>, tiles * groups, 1u << bits, 0, all, grid);
+  grid.packs_of_tile = static_cast<unsigned>((packs + tiles - 1) / tiles);
+  const int team_bits = grid.lane_bits + grid.step_bits;
+  const int threads = 1 << std::max(5, team_bits + grid.outer_bits);  // a warp must be whole, for its shuffles
+  const int64_t results = team_bits <= 5 ? 0 : (threads / 32 + (threads >> team_bits)) * (N << grid.lane_bits);
+  auto kernel = columns_kernel<N, false, Program, T>;
+  if constexpr (Program::kInputs <= 2)
+    if (s.length <= kHeld << grid.step_bits) kernel = columns_kernel<N, true, Program, T>;
+  launch(call, kernel, tiles * groups, threads, results * sizeof(Compute<T>), all, grid);
 }
 #endif
 
