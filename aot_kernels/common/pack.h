@@ -42,6 +42,7 @@ MSOPS_BOTH void store_at_once(T* to, const Pack<T, N>& pack) {
   memcpy(words, &pack, 4 * kWords);
   if constexpr (kWords == 4) return st_global_v4(to, words);
   if constexpr (kWords == 2) return st_global_v2(to, words);
+  if constexpr (kWords == 1 && N > 1) return st_global_b32(to, words[0]);
 #endif
   store(to, pack);
 }

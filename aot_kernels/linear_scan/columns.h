@@ -5,8 +5,7 @@
 //
 //   CPU  a thread walks down some neighbouring columns, whose steps are neighbours in memory
 //   GPU  a block walks down a strip of columns, tile by tile. Copies of the next tiles are under way meanwhile. Each
-//   warp
-//        chains the steps of its part of a tile, then starts from the state before them. Where there are few strips,
+//        thread chains some steps of a tile, then starts from the state before them. Where there are few strips,
 //        blocks share a strip's steps in the same way, in two launches. A thread takes a column of few steps alone.
 #pragma once
 
@@ -163,134 +162,188 @@ struct ByThread {
 };
 
 #ifdef __CUDACC__
-// A tile has a row for each step. Copies move pieces: packs, if all rows begin at a pack, else 4 bytes or an element.
+// A tile has a row for each step. Copies move pieces: packs, if all rows begin at a pack, else 4 bytes or an element. A
+// warp has one or two teams of lanes, each of which takes kEach neighbouring steps; rows lie as the teams read them.
+// A tile of any type has as many bytes, and the strips are narrow, so that there are blocks for all multiprocessors.
 template <bool kAligned, typename Program, typename T>
 struct Tile {
-  static constexpr int kWarps = 8, kEach = sizeof(T) == 8 ? 4 : 8, kSteps = kWarps * kEach;  // kEach: of a warp
-  static constexpr int kOfLane = sizeof(T) == 2 ? 2 : 1, kStrip = 32 * kOfLane;              // columns
-  static constexpr int kPiece = kAligned ? kPackWidth<T> : kOfLane;
-  static constexpr int kPieces = kStrip / kPiece + (!kAligned && kPiece > 1);  // of a row, which may begin in a piece
-  static constexpr int kPitch = kPieces * kPiece, kElements = kSteps * kPitch;
-  static constexpr int kStages = 3, kOfStage = Program::kInputs * kElements;
+  static constexpr int kStrip = 32, kOfLane = sizeof(T) == 2 ? 2 : 1;           // columns
+  static constexpr int kTeam = kStrip / kOfLane, kTeams = 32 / kTeam;           // kTeam: lanes; kTeams: of a warp
+  static constexpr int kWarps = kThreads / 32, kEach = sizeof(T) == 8 ? 4 : 8;  // kEach: steps
+  static constexpr int kOfWarp = kTeams * kEach, kSteps = kWarps * kOfWarp;     // steps
+  static constexpr int kPiece = kAligned ? kPackWidth<T> : kOfLane;             // elements
+  static constexpr int kPieces = kStrip / kPiece + (!kAligned && kPiece > 1);   // of a row, which may begin in a piece
+  static constexpr int kTurns = (kSteps * kPieces + kThreads - 1) / kThreads;   // of all threads, to copy an input
+  static constexpr int kPitch = kPieces * kPiece, kElements = kSteps * kPitch, kOfStage = Program::kInputs * kElements;
+  // An H100 gives three blocks 75 KiB each. Four have enough registers where there are few inputs.
+  static constexpr int kBlocks = kAligned && Program::kInputs == 2 ? 4 : 3;
+  static constexpr int kStages = 3 * kOfStage * static_cast<int>(sizeof(T)) <= 72 * 1024 ? 3 : 2;
   static constexpr int kBytes = kStages * kOfStage * static_cast<int>(sizeof(T));
+  static_assert(kTeams <= 2, "a warp has one or two teams");
 
+  // Returns the step of a row.
+  static __device__ int step_of(int row) {
+    return row / kOfWarp * kOfWarp + row % kTeams * kEach + row / kTeams % kEach;
+  }
   // Returns where in its first piece a row begins.
   static __device__ int offset(const T* row) {
     return kAligned ? 0 : static_cast<int>(reinterpret_cast<uintptr_t>(row) / sizeof(T) % kPiece);
   }
-  // Copies the n-th of a row's pieces, which ends before `end`, the end of the array.
-  static __device__ void copy(T* to, const T* row, int n, const T* begin, const T* end) {
-    const T* const from = row - offset(row) + n * kPiece;
-    if (from >= begin && from + kPiece <= end) return cp_async<kPiece * sizeof(T)>(to, from);
+  // Copies a piece as far as it is within the array.
+  static __device__ void copy(T* to, const T* from, const T* array, const T* end) {
+    if (from >= array && from + kPiece <= end) return cp_async<kPiece * sizeof(T)>(to, from);
     for (int j = 0; j < kPiece; ++j)
-      if (from + j >= begin && from + j < end) to[j] = from[j];
+      if (from + j >= array && from + j < end) to[j] = from[j];
   }
 };
 
 // Blocks are (strips of all samples, 1, parts). The first pass writes the State of each part.
-template <bool kAligned, typename Program, typename T>
-__global__ void __launch_bounds__(kThreads, kAligned ? 4 : 2)
-    columns_kernel(const Columns<Program, T> all, bool is_first_pass) {
+template <bool kAligned, bool kIsFirstPass, typename Program, typename T>
+__global__ void __launch_bounds__(kThreads, Tile<kAligned, Program, T>::kBlocks)
+    columns_kernel(const Columns<Program, T> all) {
   using C = Compute<T>;
   using State = LinearStep<C>;
   using L = Tile<kAligned, Program, T>;
+  constexpr int kInputs = kIsFirstPass ? 2 : Program::kInputs;
   extern __shared__ __align__(16) unsigned char bytes[];
-  __shared__ State totals[2][L::kWarps][L::kStrip];
-  T* const stages = reinterpret_cast<T*>(bytes);  // (stage, input, step, element of the pieces)
+  __shared__ State totals[L::kWarps][L::kStrip];
+  T* const stages = reinterpret_cast<T*>(bytes);  // (stage, input, row, element of the pieces)
   const Sizes& s = all.s;
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int lane = threadIdx.x % L::kTeam, team = threadIdx.x % 32 / L::kTeam, warp = threadIdx.x / 32;
   const int64_t strips = (s.columns + L::kStrip - 1) / L::kStrip;
   const int64_t sample = blockIdx.x / strips, first_column = blockIdx.x % strips * L::kStrip;
-  const int64_t column = first_column + lane * L::kOfLane;
+  // A lane has neighbouring columns or, without packs, those that leave neighbouring lanes neighbouring elements.
+  constexpr int kApart = kAligned ? 1 : L::kTeam;
+  const int column = kAligned ? lane * L::kOfLane : lane;  // the first one, of the strip
   const int64_t begin = part_begin<int64_t>(s.length, blockIdx.z, gridDim.z);
   const int64_t end = part_begin<int64_t>(s.length, blockIdx.z + 1, gridDim.z);
-  const auto is_inside = [&](int v) { return column + v < s.columns; };
+  const int64_t origin = all.at(sample, 0, 0), stride = s.reverse ? -s.columns : s.columns;  // of steps
+  const auto column_of = [&](int v) { return first_column + column + v * kApart; };
+  const auto is_inside = [&](int v) { return column_of(v) < s.columns; };
   const auto partial = [&](int64_t part, int v) -> State& {
-    return reinterpret_cast<State*>(all.partial)[(part * s.samples + sample) * s.columns + column + v];
+    return reinterpret_cast<State*>(all.partial)[(part * s.samples + sample) * s.columns + column_of(v)];
+  };
+  // Returns whether all steps of a tile exist, and the two before it and after it, so that none needs a check.
+  const auto is_inner = [&](int64_t first) {
+    return first + L::kSteps <= end && all.has_step(first - 2) && all.has_step(first + L::kSteps + 1);
   };
 
   const auto copy = [&](int64_t tile) {
-    for (int k = 0; k < (is_first_pass ? 2 : Program::kInputs); ++k)
-      for (int n = static_cast<int>(threadIdx.x); n < L::kSteps * L::kPieces; n += kThreads) {
-        const int piece = n % L::kPieces;
-        const int64_t i = begin + tile * L::kSteps + n / L::kPieces, from = i + Program::shift(k);
-        if (i >= end || !all.has_step(from) || first_column + piece * L::kPiece >= s.columns + L::kPiece - 1) continue;
-        L::copy(stages + tile % L::kStages * L::kOfStage + k * L::kElements + n * L::kPiece,
-                all.in[k] + all.at(sample, from, first_column), piece, all.in[k],
-                all.in[k] + s.samples * s.length * s.columns);
-      }
+    const int64_t first = begin + tile * L::kSteps;
+    const bool has_all = is_inner(first);
+    T* const stage = stages + static_cast<unsigned>(tile) % L::kStages * L::kOfStage;
+#pragma unroll(kAligned ? L::kTurns : 1)
+    for (int turn = 0; turn < L::kTurns; ++turn) {
+      const int n = static_cast<int>(threadIdx.x) + turn * kThreads, piece = n % L::kPieces;
+      if (L::kSteps * L::kPieces % kThreads > 0 && n >= L::kSteps * L::kPieces) continue;
+      const int64_t i = first + L::step_of(n / L::kPieces);
+      if (first_column + piece * L::kPiece >= s.columns + L::kPiece - 1) continue;
+      const int64_t at = origin + i * stride + first_column;
+      unrolled<kInputs>([&](int k) {
+        const T* const row = all.in[k] + at + Program::shift(k) * stride;
+        const T* const from = row - L::offset(row) + piece * L::kPiece;
+        T* const to = stage + k * L::kElements + n * L::kPiece;
+        if (!has_all && (i >= end || !all.has_step(i + Program::shift(k)))) return;
+        if (kAligned || has_all) return cp_async<L::kPiece * sizeof(T)>(to, from);
+        L::copy(to, from, all.in[k], all.in[k] + s.samples * s.length * s.columns);
+      });
+    }
     cp_async_commit();
   };
 
   State carry[L::kOfLane];
   for (int v = 0; v < L::kOfLane; ++v) {
-    if (is_first_pass || !is_inside(v)) continue;
-    carry[v].b = all.start(sample, column + v);
+    if (kIsFirstPass || !is_inside(v)) continue;
+    carry[v].b = all.start(sample, column_of(v));
     for (int64_t part = 0; part < blockIdx.z; ++part) carry[v] = State::combine(carry[v], partial(part, v));
   }
+  const auto walk = [&](int64_t tile, auto are_inner) {
+    const int64_t i = begin + tile * L::kSteps + (warp * L::kTeams + team) * L::kEach;
+    [[maybe_unused]] const int64_t at = origin + i * stride;
+    const T* const here = stages + static_cast<unsigned>(tile) % L::kStages * L::kOfStage +
+                          (warp * L::kOfWarp + team) * L::kPitch + column;
+    Pack<T, L::kOfLane> in[L::kEach][kInputs];
+    State total[L::kOfLane];
+    [[maybe_unused]] State earlier[L::kOfLane];  // the total of the warp's first team, for the second one
+    unrolled<L::kEach>([&](int step) {
+      unrolled<kInputs>([&](int k) {
+        const T* const pack = here + k * L::kElements + step * L::kTeams * L::kPitch;
+        if constexpr (kAligned || L::kOfLane == 1) {
+          in[step][k] = load<L::kOfLane>(pack);
+        } else {
+          const int offset = L::offset(all.in[k] + at + (step + Program::shift(k)) * stride + first_column);
+          for (int v = 0; v < L::kOfLane; ++v) in[step][k].values[v] = pack[offset + v * kApart];
+        }
+        if (!are_inner && !all.has_step(i + step + Program::shift(k))) in[step][k] = {};
+      });
+      for (int v = 0; v < L::kOfLane; ++v)
+        if (are_inner || i + step < end)
+          total[v] = State::combine(total[v], State{C(in[step][0].values[v]), C(in[step][1].values[v])});
+    });
+    for (int v = 0; v < L::kOfLane; ++v) {
+      if constexpr (L::kTeams > 1) {
+        const State other{__shfl_up_sync(~0u, total[v].a, L::kTeam), __shfl_up_sync(~0u, total[v].b, L::kTeam)};
+        if (team > 0) earlier[v] = other;
+        total[v] = State::combine(earlier[v], total[v]);
+      }
+      if (team == L::kTeams - 1) totals[warp][lane * L::kOfLane + v] = total[v];
+    }
+    __syncthreads();
+    C states[L::kOfLane] = {};
+    unrolled<L::kWarps>([&](int w) {
+      for (int v = 0; v < L::kOfLane; ++v) {
+        if (w == warp) states[v] = carry[v].b;
+        carry[v] = State::combine(carry[v], totals[w][lane * L::kOfLane + v]);
+      }
+    });
+    if constexpr (!kIsFirstPass) {
+      if constexpr (L::kTeams > 1)
+        for (int v = 0; v < L::kOfLane; ++v) states[v] = earlier[v].a * states[v] + earlier[v].b;
+      T* to[Program::kOutputs];
+      for (int k = 0; k < Program::kOutputs; ++k) to[k] = all.out[k] + at + first_column + column;
+      unrolled<L::kEach>([&](int step) {
+        if (!are_inner && i + step >= end) return;
+        C results[Program::kOutputs][L::kOfLane];
+        for (int v = 0; v < L::kOfLane; ++v) {
+          C values[Program::kInputs], of_column[Program::kOutputs];
+          for (int k = 0; k < Program::kInputs; ++k) values[k] = C(in[step][k].values[v]);
+          if (Program::kInputs > 2 && !are_inner && i + step + 1 == s.length && is_inside(v))
+            values[Program::kInputs - 1] = all.h0_of(sample, column_of(v));
+          states[v] = values[0] * states[v] + values[1];
+          Program::outputs(states[v], values, of_column);
+          for (int k = 0; k < Program::kOutputs; ++k) results[k][v] = of_column[k];
+        }
+        for (int k = 0; k < Program::kOutputs; ++k) {
+          const Pack<T, L::kOfLane> out = rounded_pack<T>(results[k]);
+          if constexpr (kAligned) {
+            if (is_inside(0)) store_at_once(to[k], out);
+          } else {
+            for (int v = 0; v < L::kOfLane; ++v)
+              if (is_inside(v)) to[k][v * kApart] = out.values[v];
+          }
+          to[k] += stride;
+        }
+      });
+    }
+  };
+
   const int64_t tiles = (end - begin + L::kSteps - 1) / L::kSteps;
   for (int n = 0; n < L::kStages - 1; ++n) copy(n);
   for (int64_t tile = 0; tile < tiles; ++tile) {
     cp_async_wait<L::kStages - 2>();
     __syncthreads();  // the tile is there, and all threads have read the one before
     copy(tile + L::kStages - 1);
-    const int64_t i = begin + tile * L::kSteps + warp * L::kEach;
-    const T* const here = stages + tile % L::kStages * L::kOfStage + warp * L::kEach * L::kPitch + lane * L::kOfLane;
-    Pack<T, L::kOfLane> in[L::kEach][Program::kInputs];
-    State total[L::kOfLane];
-    unrolled<L::kEach>([&](int step) {
-      for (int k = 0; k < Program::kInputs; ++k) {
-        const int64_t from = i + step + Program::shift(k);
-        const T* const pack = here + k * L::kElements + step * L::kPitch;
-        if constexpr (kAligned || L::kOfLane == 1) {
-          in[step][k] = load<L::kOfLane>(pack);
-        } else {
-          const int offset = L::offset(all.in[k] + all.at(sample, from, first_column));
-          for (int v = 0; v < L::kOfLane; ++v) in[step][k].values[v] = pack[offset + v];
-        }
-        if (Program::shift(k) != 0 && !all.has_step(from)) in[step][k] = {};
-      }
-      for (int v = 0; v < L::kOfLane; ++v)
-        if (i + step < end)
-          total[v] = State::combine(total[v], State{C(in[step][0].values[v]), C(in[step][1].values[v])});
-    });
-    for (int v = 0; v < L::kOfLane; ++v) totals[tile % 2][warp][lane * L::kOfLane + v] = total[v];
-    __syncthreads();
-    C states[L::kOfLane] = {};
-    for (int v = 0; v < L::kOfLane; ++v)
-      unrolled<L::kWarps>([&](int w) {
-        if (w == warp) states[v] = carry[v].b;
-        carry[v] = State::combine(carry[v], totals[tile % 2][w][lane * L::kOfLane + v]);
-      });
-    if (is_first_pass) continue;
-    unrolled<L::kEach>([&](int step) {
-      if (i + step >= end) return;
-      Pack<T, L::kOfLane> out[Program::kOutputs];
-      for (int v = 0; v < L::kOfLane; ++v) {
-        C values[Program::kInputs], results[Program::kOutputs];
-        for (int k = 0; k < Program::kInputs; ++k) values[k] = C(in[step][k].values[v]);
-        if (Program::kInputs > 2 && i + step + 1 == s.length && is_inside(v))
-          values[Program::kInputs - 1] = all.h0_of(sample, column + v);
-        states[v] = values[0] * states[v] + values[1];
-        Program::outputs(states[v], values, results);
-        for (int k = 0; k < Program::kOutputs; ++k) assign(out[k].values[v], results[k]);
-      }
-      for (int k = 0; k < Program::kOutputs; ++k) {
-        T* const to = all.out[k] + all.at(sample, i + step, column);
-        if constexpr (kAligned) {
-          if (is_inside(0)) store(to, out[k]);
-        } else {
-          for (int v = 0; v < L::kOfLane; ++v)
-            if (is_inside(v)) to[v] = out[k].values[v];
-        }
-      }
-    });
+    if (is_inner(begin + tile * L::kSteps)) {
+      walk(tile, std::true_type());
+    } else {
+      walk(tile, std::false_type());
+    }
   }
   cp_async_wait_all();
   for (int v = 0; v < L::kOfLane; ++v) {
-    if (warp > 0 || !is_inside(v)) continue;
-    if (is_first_pass) partial(blockIdx.z, v) = carry[v];
-    if (!is_first_pass && end == s.length) all.finish(sample, column + v, carry[v].b);
+    if (threadIdx.x >= L::kTeam || !is_inside(v)) continue;
+    if (kIsFirstPass) partial(blockIdx.z, v) = carry[v];
+    if (!kIsFirstPass && end == s.length) all.finish(sample, column_of(v), carry[v].b);
   }
 }
 
@@ -299,9 +352,13 @@ void walk_strips(Call& call, const Columns<Program, T>& all) {
   using L = Tile<kAligned, Program, T>;
   const Sizes& s = all.s;
   const Grid grid(s.samples * ((s.columns + L::kStrip - 1) / L::kStrip), 1, s.parts());
-  const auto kernel = columns_kernel<kAligned, Program, T>;
-  if (grid.z > 1) launch(call, kernel, grid, kThreads, L::kBytes, all, true);
-  launch(call, kernel, grid, kThreads, L::kBytes, all, false);
+  const auto pass = [&](auto kernel) {
+    // Three blocks of the backward pass need nearly all shared memory.
+    cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
+    launch(call, kernel, grid, kThreads, L::kBytes, all);
+  };
+  if (grid.z > 1) pass(columns_kernel<kAligned, true, Program, T>);
+  pass(columns_kernel<kAligned, false, Program, T>);
 }
 #endif
 

@@ -16,6 +16,10 @@ __device__ __forceinline__ void st_global_v2(void* to, const uint32_t (&words)[2
   asm volatile("st.global.v2.b32 [%0], {%1, %2};" : : "l"(to), "r"(words[0]), "r"(words[1]) : "memory");
 }
 
+__device__ __forceinline__ void st_global_b32(void* to, uint32_t word) {
+  asm volatile("st.global.b32 [%0], %1;" : : "l"(to), "r"(word) : "memory");
+}
+
 // The loads are volatile, so that the compiler does not keep in registers what it loads again, and does not load the
 // words of a vector one by one where they are used.
 __device__ __forceinline__ void ld_global_v4(uint32_t (&words)[4], const void* from) {

@@ -12,6 +12,7 @@ void st_global(void* to, const uint32_t (&words)[N]) {
 }
 inline void st_global_v4(void* to, const uint32_t (&words)[4]) { st_global(to, words); }
 inline void st_global_v2(void* to, const uint32_t (&words)[2]) { st_global(to, words); }
+inline void st_global_b32(void* to, uint32_t word) { st_global(to, {word}); }
 inline void ld_global_v4(uint32_t (&words)[4], const void* from) {
   if (reinterpret_cast<uintptr_t>(from) % sizeof words) emulator::fail("ld.global with an address that is not aligned");
   std::memcpy(words, from, sizeof words);
