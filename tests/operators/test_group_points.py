@@ -25,6 +25,7 @@ class TestGroupPoints(GatherTest):
         f"{shape}": sizes(*shape)
         for shape in (
             (2, 16, 1024, 256, 32),
+            (2, 17, 1024, 901, 33),
             (1, 5, 40_000, 700, 3),
             (1, 64, 100, 1, 100),
             (2, 7, 513, 129, 31),

@@ -1,14 +1,18 @@
-// On the GPU, a block adds up the terms of some channels of one list for a range of points, whose sums are in shared
-// memory. cp.async copies tile after tile there, with its record (see tiles.h): a thread adds the terms of one point at
-// a time. So `dout` is read once for a range and in order, and sums have a fixed order.
+// On the GPU:
 //
+//   shared memory has room for a list     -> list_kernel of lists_gpu.h: a block sorts, and adds up some channels.
 //   the sums of a range fit shared memory -> sort_kernel, then scatter_kernel for 4, 2 or 1 channels of a block.
 //   otherwise (old GPUs, much float64)    -> scatter_add of scatter.h, which reads `dout` in the order of the points.
+//
+// A block of scatter_kernel adds up the terms of some channels of one list for a range of points, whose sums are in
+// shared memory. cp.async copies tile after tile there, with its record (see tiles.h): a thread adds the terms of one
+// point at a time. So `dout` is read once for a range and in order, and sums have a fixed order.
 #pragma once
 
 #include "../../common/gpu/cp_async.h"
 #include "../../common/pack.h"
 #include "../../common/scatter.h"
+#include "lists_gpu.h"
 #include "tiles.h"
 
 namespace msops::gather {
@@ -251,6 +255,8 @@ template <int kTaps, typename T, typename Index>
 void scatter_on_gpu(Call& call, const Gather& all, const T* dout, const Index* index, const T* weight, int32_t* scratch,
                     T* out) {
   if (all.rows() * all.points == 0) return;
+  const Indices indices{index, sizeof(Index) == 8};
+  if (scatter_lists<kTaps>(call, all, dout, indices, weight, out)) return;
   const Tiles tiles(all, kTaps);
   const Gpu gpu;
   const int64_t most = gpu.dynamic_bytes();
@@ -260,7 +266,7 @@ void scatter_on_gpu(Call& call, const Gather& all, const T* dout, const Index* i
     return;
   }
   TileRecord* const records = reinterpret_cast<TileRecord*>((reinterpret_cast<uintptr_t>(scratch) + 15) / 16 * 16);
-  sort_tiles<kTaps>(call, all, tiles, {index, sizeof(Index) == 8}, records);
+  sort_tiles<kTaps>(call, all, tiles, indices, records);
   const ScatterTask<T> task{all, tiles, records, dout, weight, out, 0};
   // Channels of a block share the reading of the records, if there are blocks enough for all multiprocessors.
   const auto pays = [&](int rows) {

@@ -44,10 +44,10 @@ __device__ __forceinline__ void read_run(To (&to)[kSize], const From* from, cons
   }
 }
 
-// Begins to copy the rows of `count` channels to a stage, as packs of kChannels. What is left of the packs is not
-// written. Elements of 2 bytes, which cp.async cannot copy, are there after this.
+// Begins to copy `points` elements of `count` rows, which are `stride` apart, to a stage, as packs of kChannels. What
+// is left of the packs is not written. Elements of 2 bytes, which cp.async cannot copy, are there after this.
 template <int kChannels, typename T>
-__device__ __forceinline__ void stage_rows(T* stage, const T* from, int points, int count, bool packs) {
+__device__ __forceinline__ void stage_rows(T* stage, const T* from, int points, int64_t stride, int count, bool packs) {
   const int threads = blockDim.x;
   if constexpr (kChannels == 1) {
     if (packs) {
@@ -60,7 +60,7 @@ __device__ __forceinline__ void stage_rows(T* stage, const T* from, int points, 
     // The lanes of a warp take kRun points of each channel, so that they write to different banks.
     constexpr int kRun = 32 / kChannels;
     const int c = threadIdx.x % 32 / kRun;
-    const T* const row = from + static_cast<int64_t>(c) * points;
+    const T* const row = from + c * stride;
     if (c >= count) return;
     for (int n = threadIdx.x / 32 * kRun + threadIdx.x % kRun; n < points; n += threads / kChannels)
       cp_async<sizeof(T)>(stage + n * kChannels + c, row + n);
@@ -70,7 +70,7 @@ __device__ __forceinline__ void stage_rows(T* stage, const T* from, int points, 
       Pack<T, kChannels> pack = {};
 #pragma unroll
       for (int c = 0; c < kChannels; ++c)
-        if (c < count) pack.values[c] = from[static_cast<int64_t>(c) * points + n];
+        if (c < count) pack.values[c] = from[c * stride + n];
       store(stage + n * kChannels, pack);
     }
   }
@@ -140,7 +140,7 @@ class BlockOfStages {
     const auto start = [&](int64_t group) {
       if (group < end) {
         const T* const from = task_.features + (list * all.channels + group * kChannels) * all.points;
-        stage_rows<kChannels>(stage_of(group), from, points, count_of(group), task_.packs);
+        stage_rows<kChannels>(stage_of(group), from, points, all.points, count_of(group), task_.packs);
       }
       cp_async_commit();
     };
