@@ -82,6 +82,9 @@ constexpr bool kIsGeneral = false;
 template <typename T>
 constexpr bool kIsGeneral<const Loss<T, true>&> = true;
 
+// A block of the GPU adds up the losses of at least 8 rows.
+int64_t most_parts(int64_t rows) { return std::max<int64_t>((rows + 7) / 8, 1); }
+
 // Packs of a row are counted in 32 bits.
 void require_countable(Call& call, const Tensor& logits) {
   call.require(logits.dim(1) <= kLargest32, kBadShape, "logits has too many classes");
@@ -99,7 +102,7 @@ MSOPS_ENTRY(CrossEntropyForward) {
   const Tensor result = call.tensor_of("accumulator", "loss", settings.is_per_row()), lse = settings.lse(call, "lse");
   const Tensor stats = call.tensor_of("accumulator", "stats", 2), totals = call.tensor_of("accumulator", "totals", 1);
   const Tensor losses = call.scratch("losses", 1), partial = call.scratch("partial", 2);
-  const int64_t rows = logits.dim(0), parts = partial.dim(0);
+  const int64_t rows = logits.dim(0);
   call.require_shape(labels, {rows});
   require_countable(call, logits);
   if (call.has("weight")) call.require_shape(weight, {logits.dim(1)});
@@ -108,8 +111,7 @@ MSOPS_ENTRY(CrossEntropyForward) {
   call.require_shape(stats, {rows, 2});
   call.require_shape(totals, {3});
   call.require_shape(losses, {rows});
-  call.require(parts >= 1, kBadShape, "partial has no rows");
-  call.require_shape(partial, {parts, 4});
+  call.require_shape(partial, {most_parts(rows), 4});
   return call.run([&](auto type) {
     using T = typename decltype(type)::type;
     using C = Compute<T>;
@@ -125,7 +127,7 @@ MSOPS_ENTRY(CrossEntropyForward) {
       }
 #ifdef __CUDACC__
       if (!call.is_on_cpu()) {
-        if (rows > 0) launch_loss(call, loss, of_rows, stats.as<RowStats<C>>());
+        const int64_t parts = rows > 0 ? launch_loss(call, loss, of_rows, stats.as<RowStats<C>>(), partial.as<C>()) : 0;
         launch_totals(call, loss, of_rows, stats.as<RowStats<C>>(), parts, partial.as<C>(), result.as<C>(),
                       totals.as<C>());
       }
@@ -136,7 +138,7 @@ MSOPS_ENTRY(CrossEntropyForward) {
 
 MSOPS_SCRATCH(CrossEntropyForward) {
   const int64_t rows = call.tensor("logits", 2).dim(0);
-  return {{rows}, {std::clamp<int64_t>(rows / 8192, 1, 1024), 4}};
+  return {{rows}, {most_parts(rows), 4}};
 }
 
 // (logits, labels, weight?, stats, totals, dloss, dlse?) -> (dlogits)

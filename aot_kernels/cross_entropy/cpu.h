@@ -96,7 +96,7 @@ struct TotalsOnCpu {
   MSOPS_CPU void operator()(int64_t) const {
     Sum<C> cross, weight, rows, squares, of_classes;
     for (int64_t i = 0; i < (loss.reduction == Reduction::kNone ? 0 : loss.rows); ++i) {
-      const Totals<C> row = loss.totals_of(i, losses[i], stats[i]);
+      const Totals<C> row = loss.totals_of(loss.labels[i], losses[i], stats[i]);
       cross += row.cross, weight += row.weight, rows += row.rows, squares += row.squares;
     }
     const bool weighted = loss.weight && loss.smoothing > 0;

@@ -3,7 +3,10 @@
 //
 // A row may begin anywhere: its elements before the first whole pack and after the last one are taken one by one.
 //
-//   packs of a row            lanes                       why
+// Rows of up to 32 x kShortPacks packs have kernels of their own (TeamsOfWarp), unless there is softcap or label
+// smoothing. In those kernels, up to 32 lanes hold a row, so that its maximum is known before its exponentials.
+//
+//   packs of other rows       lanes                       why
 //   up to 128                 the fewest that take a row  several rows in a block, no barrier
 //                             in one chunk, 4 to 32
 //   up to 512, many rows      32                          no barrier, and enough warps to fill a GPU
@@ -13,6 +16,7 @@
 
 #include "../common/activations.h"
 #include "../common/gpu/approx.h"
+#include "../common/gpu/griddepcontrol.h"
 #include "../common/pack.h"
 #include "../common/parallel.h"
 #include "../common/team.h"
@@ -21,7 +25,9 @@
 namespace msops::cross_entropy {
 
 constexpr int kPacks = 4;  // a thread's packs of a chunk
-constexpr int kSumThreads = 1024;
+template <typename T>
+constexpr int kShortPacks = sizeof(T) == 2 ? 4 : 8;   // a thread's packs of a short row
+constexpr int kSumThreads = 1024, kRowsOfSum = 8192;  // of a block that adds up the losses of rows
 // kMostThreads<T> is the most threads of a block. Exponentials of double take many registers.
 template <typename T>
 constexpr int kMostThreads = sizeof(T) == 8 ? 512 : 1024;
@@ -70,8 +76,8 @@ class Power {
 };
 
 // Returns the largest element of several packs. NaN is passed over: the exponentials' sum has it.
-template <typename T, int N>
-__device__ __forceinline__ Compute<T> largest(const Pack<T, N> (&packs)[kPacks]) {
+template <typename T, int N, int kCount>
+__device__ __forceinline__ Compute<T> largest(const Pack<T, N> (&packs)[kCount]) {
   using C = Compute<T>;
 #if __CUDA_ARCH__ >= 800  // the first that has max.f16x2
   constexpr bool kInPairs = std::is_same<T, Half>::value;
@@ -79,28 +85,39 @@ __device__ __forceinline__ Compute<T> largest(const Pack<T, N> (&packs)[kPacks])
   constexpr bool kInPairs = false;
 #endif
   if constexpr (kInPairs) {
-    uint32_t words[kPacks * N / 2];
+    uint32_t words[kCount * N / 2];
     memcpy(words, packs, sizeof words);
-    for (int half = kPacks * N / 4; half > 0; half /= 2)
+    for (int half = kCount * N / 4; half > 0; half /= 2)
       for (int k = 0; k < half; ++k) words[k] = max_f16x2(words[k], words[k + half]);
     Pack<Half, 2> last;
     memcpy(&last, words, sizeof last);
     return fmaxf(last.values[0], last.values[1]);
   } else {
-    C values[kPacks];
-    for (int i = 0; i < kPacks; ++i) {
+    C values[kCount];
+    for (int i = 0; i < kCount; ++i) {
       values[i] = C(-HUGE_VAL);
       for (const T& value : packs[i].values) values[i] = ::fmax(values[i], C(value));
     }
-    return ::fmax(::fmax(values[0], values[1]), ::fmax(values[2], values[3]));
+    for (int apart = 1; apart < kCount; apart *= 2)
+      for (int i = 0; i < kCount; i += 2 * apart) values[i] = ::fmax(values[i], values[i + apart]);
+    return values[0];
   }
 }
 
-// Returns a pack of elements that are no row's maximum.
-template <typename T, int N>
-__device__ __forceinline__ Pack<T, N> lowest_pack() {
+// Loads a pack if it is in the row; else returns elements that are no row's maximum and add nothing to its sum. Packs
+// of float16 are loaded as words, since a choice between two packs would take instructions for each element.
+template <int N, typename T>
+__device__ __forceinline__ Pack<T, N> load_or_lowest(const T* from, bool is_in_row) {
   Pack<T, N> pack;
   for (T& value : pack.values) value = T(-HUGE_VALF);
+  if constexpr (sizeof(T) == 2) {
+    Pack<uint32_t, N / 2> words;
+    memcpy(&words, &pack, sizeof pack);
+    if (is_in_row) words = load<N / 2>(reinterpret_cast<const uint32_t*>(from));
+    memcpy(&pack, &words, sizeof pack);
+  } else if (is_in_row) {
+    pack = load<N>(from);
+  }
   return pack;
 }
 
@@ -109,10 +126,10 @@ __device__ __forceinline__ Pack<T, N> lowest_pack() {
 struct PlacesOfRow {
   int head, packs, tail;
 
-  template <int N, typename T>
-  static __device__ PlacesOfRow of(const T* row, int64_t length) {
-    const int64_t to_pack = elements_to_pack<N>(row), head = to_pack < length ? to_pack : length;
-    const int64_t packs = (length - head) / N;
+  template <int N, typename T, typename Length>
+  static __device__ PlacesOfRow of(const T* row, Length length) {
+    const Length to_pack = elements_to_pack<N>(row), head = to_pack < length ? to_pack : length;
+    const Length packs = (length - head) / N;
     return {static_cast<int>(head), static_cast<int>(packs), static_cast<int>(length - head - packs * N)};
   }
 };
@@ -153,10 +170,7 @@ class RowReader {
     for (int k = lane; k < places.packs; k += kPacks * lanes, from += int64_t{kPacks} * lanes * N) {
       Pack<T, N> packs[kPacks];
 #pragma unroll
-      for (int i = 0; i < kPacks; ++i) {
-        packs[i] = lowest_pack<T, N>();
-        if (k + i * lanes < places.packs) packs[i] = load<N>(from + i * lanes * N);
-      }
+      for (int i = 0; i < kPacks; ++i) packs[i] = load_or_lowest<N>(from + i * lanes * N, k + i * lanes < places.packs);
       add_chunk(packs, k, lanes, places);
     }
     for (int j = lane; j < places.head; j += lanes) add_one(row, j);
@@ -265,6 +279,121 @@ __global__ void __launch_bounds__(kMostThreads<T>)
   if constexpr (kGeneral) loss.store_lse(lanes.row, of_row);
 }
 
+// Passes says how a warp takes short rows: each of its teams of `lanes` threads takes one row in a pass.
+struct Passes {
+  int log_lanes, lanes, teams, count;
+};
+
+// TeamsOfWarp are the teams of a warp. What is done once for a row is done by a lane that has this row for its own, for
+// all rows of a warp at once: in each team, lane i has the row of pass i.
+struct TeamsOfWarp : Passes {
+  int lane;
+  int64_t first;
+
+  explicit __device__ TeamsOfWarp(const Passes& passes) : Passes(passes), lane(threadIdx.x & (lanes - 1)) {
+    const int64_t warp = static_cast<int64_t>(blockIdx.x) * (kThreads / 32) + threadIdx.x / 32;
+    first = warp * (count * teams) + ((threadIdx.x % 32) >> log_lanes);
+  }
+
+  __device__ int64_t row(int pass) const { return first + pass * teams; }
+
+  // Returns what the lane that has the row of this pass knows.
+  template <typename V>
+  __device__ V of_pass(V value, int pass) const {
+    return __shfl_sync(~0u, value, pass, lanes);
+  }
+
+  template <typename C, typename Combine>
+  __device__ C over_lanes(C value, const Combine& combine) const {
+#pragma unroll 1
+    for (int distance = lanes >> 1; distance > 0; distance >>= 1)
+      value = combine(value, C(__shfl_xor_sync(~0u, value, distance)));
+    return value;
+  }
+};
+
+// OwnRow is a lane's own row of a warp's. Lanes that have none have one that does not count.
+struct OwnRow {
+  int64_t row, label;
+  bool exists, counts, has_class;
+
+  template <typename T, bool kGeneral>
+  __device__ OwnRow(const Loss<T, kGeneral>& loss, const TeamsOfWarp& teams)
+      : row(teams.row(teams.lane)), exists(teams.lane < teams.count && row < loss.rows) {
+    label = exists ? loss.labels[row] : loss.ignored;
+    counts = label != loss.ignored, has_class = counts && loss.is_class(label);
+  }
+};
+
+// Returns the maximum of a row, and the sum of its exponentials that lacks the correction of Power.
+template <typename T>
+__device__ RowSums<Compute<T>> sums_of_short(const T* row, unsigned length, const TeamsOfWarp& teams) {
+  using C = Compute<T>;
+  constexpr int N = kPackWidth<T>, kHeld = kShortPacks<T>;
+  const PlacesOfRow places = PlacesOfRow::of<N>(row, length);
+  const auto for_edges = [&](const auto& f) {
+    for (int j = teams.lane; j < places.head + places.tail; j += teams.lanes)
+      f(C(row[j < places.head ? j : j + places.packs * N]));
+  };
+  const T* const from = row + places.head + teams.lane * N;
+  Pack<T, N> packs[kHeld];
+#pragma unroll
+  for (int i = 0; i < kHeld; ++i)
+    packs[i] = load_or_lowest<N>(from + i * teams.lanes * N, teams.lane + i * teams.lanes < places.packs);
+  RowSums<C> result;
+  result.max = largest(packs);
+  for_edges([&](C x) { result.max = ::fmax(result.max, x); });
+  result.max = teams.over_lanes(result.max, [](C a, C b) { return ::fmax(a, b); });
+  const Power<T> power(result.max);
+  C sums[kHeld] = {};
+#pragma unroll
+  for (int i = 0; i < kHeld; ++i)
+    if (i <= kHeld / 2 || i * teams.lanes < places.packs)  // the first half is taken without a branch
+      for (const T& value : packs[i].values) sums[i] += power(C(value));
+  for_edges([&](C x) { sums[0] += power(x); });
+  for (int apart = 1; apart < kHeld; apart *= 2)
+    for (int i = 0; i < kHeld; i += 2 * apart) sums[i] += sums[i + apart];
+  result.sum = teams.over_lanes(sums[0], [](C a, C b) { return a + b; });
+  return result;
+}
+
+// Adds up the Totals of the block's rows to `partial`, or stores the losses of rows; the other one is null.
+template <typename T, bool kGeneral>
+__global__ void __launch_bounds__(kThreads) short_loss_kernel(Loss<T, kGeneral> loss, Passes passes, Compute<T>* losses,
+                                                              RowStats<Compute<T>>* stats, Compute<T>* partial) {
+  using C = Compute<T>;
+  const TeamsOfWarp teams(passes);
+  const OwnRow own(loss, teams);
+  const C logit = own.has_class ? C(loss.logits[own.row * loss.classes + own.label]) : C(0);
+  RowSums<C> sums;
+  const T* row = loss.logits + teams.row(0) * loss.classes;
+  for (int pass = 0; pass < teams.count; ++pass, row += teams.teams * loss.classes) {
+    const unsigned length = teams.of_pass(own.counts ? static_cast<unsigned>(loss.classes) : 0, pass);
+    const RowSums<C> of_pass = sums_of_short(row, length, teams);
+    if (pass == teams.lane) sums.max = of_pass.max, sums.sum = of_pass.sum;
+  }
+  griddepcontrol_launch_dependents();
+  RowStats<C> of_row;
+  C of_own = 0;
+  if (own.counts) {
+    sums.sum *= Power<T>(sums.max).correction();
+    of_row = {sums.max, 1 / sums.sum};
+    of_own = loss.of_row(own.label, logit, sums);
+  }
+  if (own.exists) {
+    stats[own.row] = of_row;
+    if (losses) losses[own.row] = of_own;
+    if constexpr (kGeneral) loss.store_lse(own.row, of_row);
+  }
+  if (!partial) return;
+  using Block = TeamShape<kThreads, 1, 0>;
+  __shared__ SharedOfWarp shared[kSharedOfTeam<Block>];
+  const Totals<C> totals = Team<C, Block>(threadIdx.x, shared)
+                               .over_lanes(loss.totals_of(own.label, of_own, of_row), Totals<C>{},
+                                           [](auto a, const auto& b) { return a += b; });
+  if (threadIdx.x == 0) totals.store(partial + Totals<C>::kNumbers * blockIdx.x);
+}
+
 // Each block adds up its part of `count` Totals: those in `from` or, if that is null, those of the rows. It writes its
 // sum to `partial` or, if that is null, finishes the loss.
 template <typename T, bool kGeneral>
@@ -272,11 +401,14 @@ __global__ void __launch_bounds__(kSumThreads)
     totals_kernel(Loss<T, kGeneral> loss, int64_t count, const Compute<T>* losses, const RowStats<Compute<T>>* stats,
                   const Compute<T>* from, Compute<T>* partial, Compute<T>* result, Compute<T>* totals) {
   using C = Compute<T>;
+  griddepcontrol_wait();
   const int64_t end = part_begin<int64_t>(count, blockIdx.x + 1, gridDim.x);
   Totals<C> sums;
+#pragma unroll 4
   for (int64_t i = part_begin<int64_t>(count, blockIdx.x, gridDim.x) + threadIdx.x; i < end; i += kSumThreads) {
     const C* const there = from + Totals<C>::kNumbers * i;
-    sums += from ? Totals<C>{there[0], there[1], there[2], there[3]} : loss.totals_of(i, losses[i], stats[i]);
+    sums +=
+        from ? Totals<C>{there[0], there[1], there[2], there[3]} : loss.totals_of(loss.labels[i], losses[i], stats[i]);
   }
   using Block = TeamShape<kSumThreads, 1, 0>;
   __shared__ SharedOfWarp shared[kSharedOfTeam<Block>];
@@ -284,8 +416,7 @@ __global__ void __launch_bounds__(kSumThreads)
   const auto add = [](auto a, const auto& b) { return a += b; };
   sums = block.over_lanes(sums, Totals<C>{}, add);
   if (partial) {
-    C* const to = partial + Totals<C>::kNumbers * blockIdx.x;
-    if (threadIdx.x == 0) to[0] = sums.cross, to[1] = sums.weight, to[2] = sums.rows, to[3] = sums.squares;
+    if (threadIdx.x == 0) sums.store(partial + Totals<C>::kNumbers * blockIdx.x);
     return;
   }
   C of_classes = C(loss.classes);
@@ -381,6 +512,69 @@ __global__ void __launch_bounds__(kThreads)
     writer.write(chunk, lanes.lane, lanes.count);
 }
 
+// Writes a row's gradient as if the row had no label. `to` is as aligned as `from` is, unless `is_apart`; the logits of
+// a row that does not count are not read.
+template <typename T>
+__device__ void write_short(const T* from, T* to, unsigned length, bool counts, bool is_apart, Compute<T> exponential,
+                            const Power<T>& power, const TeamsOfWarp& teams) {
+  using C = Compute<T>;
+  constexpr int N = kPackWidth<T>, kHeld = kShortPacks<T>;
+  const PlacesOfRow places = PlacesOfRow::of<N>(from, length);
+  const int first = places.head + teams.lane * N, step = teams.lanes * N;
+  Pack<T, N> packs[kHeld];
+#pragma unroll
+  for (int i = 0; i < kHeld; ++i)
+    packs[i] = load_or_lowest<N>(from + (first + i * step), counts && teams.lane + i * teams.lanes < places.packs);
+#pragma unroll
+  for (int i = 0; i < kHeld; ++i) {
+    if (teams.lane + i * teams.lanes >= places.packs) continue;
+    C numbers[N];
+    for (int n = 0; n < N; ++n) numbers[n] = exponential * power(C(packs[i].values[n]));
+    T* const there = to + (first + i * step);
+    if (is_apart) {
+      for (int n = 0; n < N; ++n) assign(there[n], numbers[n]);
+    } else {
+      store_at_once(there, rounded_pack<T>(numbers));
+    }
+  }
+  for (int j = teams.lane; j < places.head + places.tail; j += teams.lanes) {
+    const int at = j < places.head ? j : j + places.packs * N;
+    assign(to[at], exponential * power(counts ? C(from[at]) : C(0)));
+  }
+}
+
+// The label's element is stored twice, the second time as it shall be.
+template <typename T, bool kGeneral>
+__global__ void __launch_bounds__(kThreads)
+    short_gradient_kernel(Loss<T, kGeneral> loss, Passes passes, const RowStats<Compute<T>>* stats,
+                          const Compute<T>* totals, const Compute<T>* dloss, bool is_per_row, bool is_apart,
+                          T* dlogits) {
+  using C = Compute<T>;
+  const TeamsOfWarp teams(passes);
+  const OwnRow own(loss, teams);
+  const int64_t at_label = own.row * loss.classes + own.label;
+  const C logit = own.has_class ? C(loss.logits[at_label]) : C(0);
+  RowStats<C> of_row;
+  Slope<C> slope;
+  if (own.counts) {
+    of_row = stats[own.row];
+    slope = loss.slope(own.row, own.label, of_row, totals, dloss[is_per_row ? own.row : 0]);
+  }
+  const Power<T> power(of_row.max);
+  slope.exponential *= power.correction();
+  const int64_t first = teams.row(0) * loss.classes, step = teams.teams * loss.classes;
+  const T* from = loss.logits + first;
+  T* to = dlogits + first;
+  for (int pass = 0; pass < teams.count; ++pass, from += step, to += step) {
+    const C exponential = teams.of_pass(slope.exponential, pass), max = teams.of_pass(of_row.max, pass);
+    const bool counts = teams.of_pass(static_cast<int>(own.counts), pass);
+    if (teams.row(pass) < loss.rows)
+      write_short(from, to, static_cast<unsigned>(loss.classes), counts, is_apart, exponential, Power<T>(max), teams);
+  }
+  __syncwarp();
+  if (own.has_class) assign(dlogits[at_label], slope.exponential * power(logit) - slope.label);
+}
+
 // Launches a kernel with `lanes` threads for each row, and `chunks` blocks for each group of rows.
 template <typename Kernel, typename... Arguments>
 void launch_rows(Call& call, Kernel kernel, int64_t rows, int lanes, int chunks, const Arguments&... arguments) {
@@ -388,43 +582,73 @@ void launch_rows(Call& call, Kernel kernel, int64_t rows, int lanes, int chunks,
   launch(call, kernel, {(rows - 1) / of_block + 1, std::min(chunks, 65535)}, threads, 0, arguments...);
 }
 
-// Returns the fewest lanes, from 4 to 32, that take a row in one chunk.
-inline int lanes_of_short_row(int64_t packs) {
+// Returns the fewest lanes, from 4 to `most`, that take a row in one chunk, or `most`.
+inline int fewest_lanes(int64_t packs, int most) {
   int lanes = 4;
-  while (lanes < 32 && lanes * kPacks < packs) lanes *= 2;
+  while (lanes < most && lanes * kPacks < packs) lanes *= 2;
   return lanes;
 }
 
+// ShortRows is the launch of a kernel for short rows, with the fewest lanes from 2 to 32 that hold a row. All rows are
+// taken at once, in as many passes as that needs, or in several waves of equally many passes.
+template <typename T>
+struct ShortRows {
+  Passes passes;
+  int64_t blocks;
+
+  static bool take(int64_t packs) { return packs <= 32 * kShortPacks<T>; }
+
+  template <typename Kernel>
+  ShortRows(Kernel kernel, int64_t rows, int64_t packs) {
+    int log_lanes = 1;
+    while (log_lanes < 5 && (kShortPacks<T> << log_lanes) < packs) ++log_lanes;
+    const int64_t of_block = kThreads >> log_lanes;
+    const int64_t at_once = of_block * std::max(1, blocks_at_once(Gpu(), kernel, kThreads, 0));
+    const int64_t turns = (rows - 1) / at_once + 1, waves = ((turns - 1) >> log_lanes) + 1;
+    passes = {log_lanes, 1 << log_lanes, 32 >> log_lanes, static_cast<int>((turns - 1) / waves + 1)};
+    blocks = (rows - 1) / (of_block * passes.count) + 1;
+  }
+};
+
+// Returns how many Totals `partial` has got, which is 0 if those of the rows remain to be added up.
 template <typename T, bool kGeneral>
-void launch_loss(Call& call, const Loss<T, kGeneral>& loss, Compute<T>* losses, RowStats<Compute<T>>* stats) {
-  const Gpu gpu;
+int64_t launch_loss(Call& call, const Loss<T, kGeneral>& loss, Compute<T>* losses, RowStats<Compute<T>>* stats,
+                    Compute<T>* partial) {
   const int64_t packs = loss.classes / kPackWidth<T>;
+  if (loss.is_plain() && ShortRows<T>::take(packs)) {
+    const auto kernel = short_loss_kernel<T, kGeneral>;
+    const ShortRows<T> rows(kernel, loss.rows, packs);
+    const bool adds = loss.reduction != Reduction::kNone;
+    launch(call, kernel, rows.blocks, kThreads, 0, loss, rows.passes, adds ? nullptr : losses, stats,
+           adds ? partial : nullptr);
+    return adds ? rows.blocks : 0;
+  }
+  const Gpu gpu;
   const bool has_many_rows = loss.rows >= 4 * gpu.multiprocessors;
   int lanes = kMostThreads<T>;
   if (packs <= 32 * kPacks || (packs <= 512 && loss.rows >= 64 * gpu.multiprocessors)) {
-    lanes = lanes_of_short_row(packs);
+    lanes = fewest_lanes(packs, 32);
   } else if (packs <= 2048 || has_many_rows) {
     lanes = 256;
   }
   const auto kernel = loss.is_plain() ? loss_kernel<T, true, kGeneral> : loss_kernel<T, false, kGeneral>;
   launch_rows(call, kernel, loss.rows, lanes, 1, loss, lanes, losses, stats);
+  return 0;
 }
 
+// Adds up the losses of rows or, if there are any, the `parts` Totals that `partial` has.
 template <typename T, bool kGeneral>
 void launch_totals(Call& call, const Loss<T, kGeneral>& loss, const Compute<T>* losses,
                    const RowStats<Compute<T>>* stats, int64_t parts, Compute<T>* partial, Compute<T>* result,
                    Compute<T>* totals) {
-  using C = Compute<T>;
-  int64_t count = loss.reduction == Reduction::kNone ? 0 : loss.rows;
-  const C* from = nullptr;
-  if (count > 0 && parts > 1) {
-    const int64_t blocks = std::min<int64_t>(parts, INT32_MAX);
-    launch(call, totals_kernel<T, kGeneral>, blocks, kSumThreads, 0, loss, count, losses, stats, from, partial, nullptr,
-           nullptr);
-    count = blocks, from = partial;
+  const int64_t rows = loss.reduction == Reduction::kNone ? 0 : loss.rows;
+  if (parts == 0 && rows >= 2 * kRowsOfSum) {
+    parts = std::min<int64_t>(rows / kRowsOfSum, 1024);
+    launch(call, totals_kernel<T, kGeneral>, Grid(parts).programmatic(), kSumThreads, 0, loss, rows, losses, stats,
+           nullptr, partial, nullptr, nullptr);
   }
-  launch(call, totals_kernel<T, kGeneral>, 1, kSumThreads, 0, loss, count, losses, stats, from, nullptr, result,
-         totals);
+  launch(call, totals_kernel<T, kGeneral>, Grid(1).programmatic(), kSumThreads, 0, loss, parts > 0 ? parts : rows,
+         losses, stats, parts > 0 ? partial : nullptr, nullptr, result, totals);
 }
 
 template <typename T, bool kGeneral>
@@ -432,9 +656,15 @@ void launch_gradient(Call& call, const Loss<T, kGeneral>& loss, const RowStats<C
                      const Compute<T>* totals, const Compute<T>* dloss, bool is_per_row, T* dlogits) {
   constexpr int N = kPackWidth<T>;
   const int64_t packs = loss.classes / N;
-  const int lanes = packs <= 32 * kPacks ? lanes_of_short_row(packs) : kThreads;
-  const int chunks = static_cast<int>(std::max<int64_t>(1, (packs - 1) / (kPacks * lanes) + 1));
   const bool is_apart = elements_to_pack<N>(loss.logits) != elements_to_pack<N>(dlogits);
+  if (loss.is_plain() && ShortRows<T>::take(packs)) {
+    const auto kernel = short_gradient_kernel<T, kGeneral>;
+    const ShortRows<T> rows(kernel, loss.rows, packs);
+    return launch(call, kernel, rows.blocks, kThreads, 0, loss, rows.passes, stats, totals, dloss, is_per_row, is_apart,
+                  dlogits);
+  }
+  const int lanes = fewest_lanes(packs, kThreads);
+  const int chunks = static_cast<int>(std::max<int64_t>(1, (packs - 1) / (kPacks * lanes) + 1));
   const auto kernel = loss.is_plain() ? gradient_kernel<T, true, kGeneral> : gradient_kernel<T, false, kGeneral>;
   launch_rows(call, kernel, loss.rows, lanes, chunks, loss, lanes, stats, totals, dloss, is_per_row, is_apart, chunks,
               dlogits);

@@ -40,6 +40,7 @@ struct Totals {
   static constexpr int kNumbers = 4;
   C cross = 0, weight = 0, rows = 0, squares = 0;  // squares: of lse
 
+  MSOPS_BOTH void store(C* to) const { to[0] = cross, to[1] = weight, to[2] = rows, to[3] = squares; }
   MSOPS_BOTH Totals& operator+=(const Totals& other) {
     cross += other.cross, weight += other.weight, rows += other.rows, squares += other.squares;
     return *this;
@@ -111,9 +112,8 @@ struct Loss : LseOfRows<Compute<T>, kGeneral> {
       if (this->lse_of_rows) this->lse_of_rows[i] = stats.lse();
   }
 
-  // Returns what row i adds to the totals, given its cross-entropy.
-  MSOPS_BOTH Totals<C> totals_of(int64_t i, C cross, const RowStats<C>& stats) const {
-    const int64_t label = labels[i];
+  // Returns what a row adds to the totals, given its cross-entropy.
+  MSOPS_BOTH Totals<C> totals_of(int64_t label, C cross, const RowStats<C>& stats) const {
     if (label == ignored) return {};
     const C lse = z > 0 ? stats.lse() : C(0);
     return {cross, weight ? weight_of(label) : C(1), C(1), lse * lse};
