@@ -9,10 +9,9 @@
 //                          backward_kernel                read once
 //   GPU, few rows          forward_kernel twice;          blocks fill the GPU by parts of the steps: the first launch
 //                          ends_kernel, backward_kernel   computes what the parts hand on to each other
-//   GPU, N <= 4; 8; more   Shape<1>; <2>; <4>             a lane holds 4 states of a channel, of two in float's
-//   Shape<4>;
-//                                                         float64 has Shape<4> alone; after 16 states, a chunk takes
-//                                                         another turn
+//   GPU, N <= 4; 8; more   Shape<1>; <2>; <4>             a lane holds 4 states of a channel, backward of two in
+//                                                         Shape<4>; float64 has Shape<4> alone; after 16 states, a
+//                                                         chunk takes another turn
 //   GPU, unaligned rows    the same, without packs        packs must tile rows of all arrays
 
 #include "common/sum.h"

@@ -599,8 +599,7 @@ struct ShortRows {
   static bool take(int64_t packs) { return packs <= 32 * kShortPacks<T>; }
 
   template <typename Kernel>
-  ShortRows(Kernel kernel, int64_t rows, int64_t packs) {
-    int log_lanes = 1;
+  ShortRows(Kernel kernel, int64_t rows, int64_t packs, int log_lanes) {  // a row has at least 2^log_lanes lanes
     while (log_lanes < 5 && (kShortPacks<T> << log_lanes) < packs) ++log_lanes;
     const int64_t of_block = kThreads >> log_lanes;
     const int64_t at_once = of_block * std::max(1, blocks_at_once(Gpu(), kernel, kThreads, 0));
@@ -617,7 +616,7 @@ int64_t launch_loss(Call& call, const Loss<T, kGeneral>& loss, Compute<T>* losse
   const int64_t packs = loss.classes / kPackWidth<T>;
   if (loss.is_plain() && ShortRows<T>::take(packs)) {
     const auto kernel = short_loss_kernel<T, kGeneral>;
-    const ShortRows<T> rows(kernel, loss.rows, packs);
+    const ShortRows<T> rows(kernel, loss.rows, packs, 1);
     const bool adds = loss.reduction != Reduction::kNone;
     launch(call, kernel, rows.blocks, kThreads, 0, loss, rows.passes, adds ? nullptr : losses, stats,
            adds ? partial : nullptr);
@@ -659,7 +658,7 @@ void launch_gradient(Call& call, const Loss<T, kGeneral>& loss, const RowStats<C
   const bool is_apart = elements_to_pack<N>(loss.logits) != elements_to_pack<N>(dlogits);
   if (loss.is_plain() && ShortRows<T>::take(packs)) {
     const auto kernel = short_gradient_kernel<T, kGeneral>;
-    const ShortRows<T> rows(kernel, loss.rows, packs);
+    const ShortRows<T> rows(kernel, loss.rows, packs, 2);
     return launch(call, kernel, rows.blocks, kThreads, 0, loss, rows.passes, stats, totals, dloss, is_per_row, is_apart,
                   dlogits);
   }

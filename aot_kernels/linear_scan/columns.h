@@ -162,29 +162,21 @@ struct ByThread {
 };
 
 #ifdef __CUDACC__
-// A tile has a row for each step. Copies move pieces: packs, if all rows begin at a pack, else 4 bytes or an element. A
-// warp has one or two teams of lanes, each of which takes kEach neighbouring steps; rows lie as the teams read them.
-// A tile of any type has as many bytes, and the strips are narrow, so that there are blocks for all multiprocessors.
+// A tile has a row for each step, of which a warp takes kEach neighbouring ones. Copies move pieces: packs, if all rows
+// begin at a pack, else 4 bytes or an element.
 template <bool kAligned, typename Program, typename T>
 struct Tile {
-  static constexpr int kStrip = 32, kOfLane = sizeof(T) == 2 ? 2 : 1;           // columns
-  static constexpr int kTeam = kStrip / kOfLane, kTeams = 32 / kTeam;           // kTeam: lanes; kTeams: of a warp
-  static constexpr int kWarps = kThreads / 32, kEach = sizeof(T) == 8 ? 4 : 8;  // kEach: steps
-  static constexpr int kOfWarp = kTeams * kEach, kSteps = kWarps * kOfWarp;     // steps
-  static constexpr int kPiece = kAligned ? kPackWidth<T> : kOfLane;             // elements
-  static constexpr int kPieces = kStrip / kPiece + (!kAligned && kPiece > 1);   // of a row, which may begin in a piece
-  static constexpr int kTurns = (kSteps * kPieces + kThreads - 1) / kThreads;   // of all threads, to copy an input
+  static constexpr int kOfLane = sizeof(T) == 2 ? 2 : 1, kStrip = 32 * kOfLane;  // columns
+  static constexpr int kWarps = kThreads / 32, kEach = sizeof(T) == 8 ? 4 : 8, kSteps = kWarps * kEach;
+  static constexpr int kPiece = kAligned ? kPackWidth<T> : kOfLane;            // elements
+  static constexpr int kPieces = kStrip / kPiece + (!kAligned && kPiece > 1);  // of a row, which may begin in a piece
+  static constexpr int kTurns = (kSteps * kPieces + kThreads - 1) / kThreads;  // of all threads, to copy an input
   static constexpr int kPitch = kPieces * kPiece, kElements = kSteps * kPitch, kOfStage = Program::kInputs * kElements;
   // An H100 gives three blocks 75 KiB each. Four have enough registers where there are few inputs.
   static constexpr int kBlocks = kAligned && Program::kInputs == 2 ? 4 : 3;
   static constexpr int kStages = 3 * kOfStage * static_cast<int>(sizeof(T)) <= 72 * 1024 ? 3 : 2;
   static constexpr int kBytes = kStages * kOfStage * static_cast<int>(sizeof(T));
-  static_assert(kTeams <= 2, "a warp has one or two teams");
 
-  // Returns the step of a row.
-  static __device__ int step_of(int row) {
-    return row / kOfWarp * kOfWarp + row % kTeams * kEach + row / kTeams % kEach;
-  }
   // Returns where in its first piece a row begins.
   static __device__ int offset(const T* row) {
     return kAligned ? 0 : static_cast<int>(reinterpret_cast<uintptr_t>(row) / sizeof(T) % kPiece);
@@ -209,11 +201,11 @@ __global__ void __launch_bounds__(kThreads, Tile<kAligned, Program, T>::kBlocks)
   __shared__ State totals[L::kWarps][L::kStrip];
   T* const stages = reinterpret_cast<T*>(bytes);  // (stage, input, row, element of the pieces)
   const Sizes& s = all.s;
-  const int lane = threadIdx.x % L::kTeam, team = threadIdx.x % 32 / L::kTeam, warp = threadIdx.x / 32;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int64_t strips = (s.columns + L::kStrip - 1) / L::kStrip;
   const int64_t sample = blockIdx.x / strips, first_column = blockIdx.x % strips * L::kStrip;
   // A lane has neighbouring columns or, without packs, those that leave neighbouring lanes neighbouring elements.
-  constexpr int kApart = kAligned ? 1 : L::kTeam;
+  constexpr int kApart = kAligned ? 1 : 32;
   const int column = kAligned ? lane * L::kOfLane : lane;  // the first one, of the strip
   const int64_t begin = part_begin<int64_t>(s.length, blockIdx.z, gridDim.z);
   const int64_t end = part_begin<int64_t>(s.length, blockIdx.z + 1, gridDim.z);
@@ -236,7 +228,7 @@ __global__ void __launch_bounds__(kThreads, Tile<kAligned, Program, T>::kBlocks)
     for (int turn = 0; turn < L::kTurns; ++turn) {
       const int n = static_cast<int>(threadIdx.x) + turn * kThreads, piece = n % L::kPieces;
       if (L::kSteps * L::kPieces % kThreads > 0 && n >= L::kSteps * L::kPieces) continue;
-      const int64_t i = first + L::step_of(n / L::kPieces);
+      const int64_t i = first + n / L::kPieces;
       if (first_column + piece * L::kPiece >= s.columns + L::kPiece - 1) continue;
       const int64_t at = origin + i * stride + first_column;
       unrolled<kInputs>([&](int k) {
@@ -258,16 +250,15 @@ __global__ void __launch_bounds__(kThreads, Tile<kAligned, Program, T>::kBlocks)
     for (int64_t part = 0; part < blockIdx.z; ++part) carry[v] = State::combine(carry[v], partial(part, v));
   }
   const auto walk = [&](int64_t tile, auto are_inner) {
-    const int64_t i = begin + tile * L::kSteps + (warp * L::kTeams + team) * L::kEach;
+    const int64_t i = begin + tile * L::kSteps + warp * L::kEach;
     [[maybe_unused]] const int64_t at = origin + i * stride;
-    const T* const here = stages + static_cast<unsigned>(tile) % L::kStages * L::kOfStage +
-                          (warp * L::kOfWarp + team) * L::kPitch + column;
+    const T* const here =
+        stages + static_cast<unsigned>(tile) % L::kStages * L::kOfStage + warp * L::kEach * L::kPitch + column;
     Pack<T, L::kOfLane> in[L::kEach][kInputs];
     State total[L::kOfLane];
-    [[maybe_unused]] State earlier[L::kOfLane];  // the total of the warp's first team, for the second one
     unrolled<L::kEach>([&](int step) {
       unrolled<kInputs>([&](int k) {
-        const T* const pack = here + k * L::kElements + step * L::kTeams * L::kPitch;
+        const T* const pack = here + k * L::kElements + step * L::kPitch;
         if constexpr (kAligned || L::kOfLane == 1) {
           in[step][k] = load<L::kOfLane>(pack);
         } else {
@@ -280,14 +271,7 @@ __global__ void __launch_bounds__(kThreads, Tile<kAligned, Program, T>::kBlocks)
         if (are_inner || i + step < end)
           total[v] = State::combine(total[v], State{C(in[step][0].values[v]), C(in[step][1].values[v])});
     });
-    for (int v = 0; v < L::kOfLane; ++v) {
-      if constexpr (L::kTeams > 1) {
-        const State other{__shfl_up_sync(~0u, total[v].a, L::kTeam), __shfl_up_sync(~0u, total[v].b, L::kTeam)};
-        if (team > 0) earlier[v] = other;
-        total[v] = State::combine(earlier[v], total[v]);
-      }
-      if (team == L::kTeams - 1) totals[warp][lane * L::kOfLane + v] = total[v];
-    }
+    for (int v = 0; v < L::kOfLane; ++v) totals[warp][lane * L::kOfLane + v] = total[v];
     __syncthreads();
     C states[L::kOfLane] = {};
     unrolled<L::kWarps>([&](int w) {
@@ -297,8 +281,6 @@ __global__ void __launch_bounds__(kThreads, Tile<kAligned, Program, T>::kBlocks)
       }
     });
     if constexpr (!kIsFirstPass) {
-      if constexpr (L::kTeams > 1)
-        for (int v = 0; v < L::kOfLane; ++v) states[v] = earlier[v].a * states[v] + earlier[v].b;
       T* to[Program::kOutputs];
       for (int k = 0; k < Program::kOutputs; ++k) to[k] = all.out[k] + at + first_column + column;
       unrolled<L::kEach>([&](int step) {
@@ -341,7 +323,7 @@ __global__ void __launch_bounds__(kThreads, Tile<kAligned, Program, T>::kBlocks)
   }
   cp_async_wait_all();
   for (int v = 0; v < L::kOfLane; ++v) {
-    if (threadIdx.x >= L::kTeam || !is_inside(v)) continue;
+    if (threadIdx.x >= 32 || !is_inside(v)) continue;
     if (kIsFirstPass) partial(blockIdx.z, v) = carry[v];
     if (!kIsFirstPass && end == s.length) all.finish(sample, column_of(v), carry[v].b);
   }

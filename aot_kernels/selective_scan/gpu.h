@@ -9,11 +9,12 @@
 
 namespace msops::selective_scan {
 
-template <int lanes, typename T>
+template <int lanes, bool kPairs, typename T>
 struct Shape {
   static constexpr int kLanes = lanes, kOfLane = 4, kStates = kLanes * kOfLane, kRows = kChannels<T>;
-  // With two channels, a lane reads B_t and C_t once for both, and adds up their dB_t and dC_t itself.
-  static constexpr int kEach = kRows * kLanes > 64 ? 2 : 1, kTeams = kRows / kEach;
+  // With two channels, a lane reads B_t and C_t once for both, and adds up their dB_t and dC_t itself. The forward pass
+  // has one: twice as many warps wait less.
+  static constexpr int kEach = kPairs && kRows * kLanes > 64 ? 2 : 1, kTeams = kRows / kEach;
   static constexpr int kThreads = kTeams * kLanes, kWarps = kThreads / 32;
   // Rows of shared memory begin at different banks for the threads of a warp that read at once.
   static constexpr int kPitch = kLanes > 1 ? kStates + 4 : kStates;
@@ -269,13 +270,13 @@ bool are_packs(const Sizes& s, std::initializer_list<const T*> pointers) {
 }
 
 // Calls f(Shape{}) with a shape of blocks: as many lanes as a channel's states need, at most four.
-template <typename T, typename F>
+template <bool kPairs, typename T, typename F>
 void with_shape(const Sizes& s, const F& f) {
   if constexpr (sizeof(T) < 8) {
-    if (s.states <= 4) return f(Shape<1, T>{});
-    if (s.states <= 8) return f(Shape<2, T>{});
+    if (s.states <= 4) return f(Shape<1, kPairs, T>{});
+    if (s.states <= 8) return f(Shape<2, kPairs, T>{});
   }
-  f(Shape<4, T>{});
+  f(Shape<4, kPairs, T>{});
 }
 
 }  // namespace msops::selective_scan

@@ -347,7 +347,7 @@ __global__ void __launch_bounds__(S::kThreads, 256 / S::kThreads)
 
 template <typename T>
 void backward_on_gpu(Call& call, const BackwardProblem<T>& all) {
-  with_shape<T>(all.s, [&](auto shape) {
+  with_shape<true, T>(all.s, [&](auto shape) {
     using S = decltype(shape);
     const bool packs =
         are_packs<T>(all.s, {all.u, all.delta, all.inputs, all.outputs, all.z, all.dout, all.du, all.ddelta, all.dz});

@@ -267,7 +267,7 @@ void forward_on_gpu(Call& call, const ForwardProblem<T>& all) {
     if (all.parts > 1) launch(call, kernel, grid, S::kThreads, bytes, all, true);
     launch(call, kernel, grid, S::kThreads, bytes, all, false);
   };
-  with_shape<T>(all.s, [&](auto shape) {
+  with_shape<false, T>(all.s, [&](auto shape) {
     if (are_packs<T>(all.s, {all.u, all.delta, all.inputs, all.outputs, all.z, all.out})) {
       with_packs(shape, Constant<kPackWidth<T>>{});
     } else {
