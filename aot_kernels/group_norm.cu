@@ -101,7 +101,7 @@ int64_t normalize(Call& call, const Problem<T>& p) {
   return p.parts;
 }
 
-// Adds up sums of each channel over samples and parts on the CPU: those of dz xhat, or those of dz.
+// Adds up sums of each channel over samples and parts: those of dz xhat, or those of dz.
 template <typename T>
 void add_up(Call& call, const Problem<T>& p, int64_t parts, bool of_dz, const Tensor& out) {
   if (!out.dtype || !call.ok()) return;
@@ -111,8 +111,8 @@ void add_up(Call& call, const Problem<T>& p, int64_t parts, bool of_dz, const Te
   summed.push(parts, of_part);
   summed.push(p.samples, of_sample);
   const Compute<T>* const from = p.sums(0, 0) + (of_dz ? p.channels : 0);
-  with_type<T, float>(
-      out, [&](auto type) { sum_on_cpu<Sum>(call, kept, summed, 1, from, out.as<typename decltype(type)::type>()); });
+  with_type<T, float>(out,
+                      [&](auto type) { sum(call, kept, summed, 1, from, out.as<typename decltype(type)::type>()); });
 }
 
 }  // namespace
@@ -135,9 +135,6 @@ MSOPS_ENTRY(GroupNormBackward) {
     using T = typename decltype(type)::type;
     const auto p = in.problem<T>(call);
     const int64_t parts = normalize<true>(call, p);
-#ifdef __CUDACC__
-    if (!call.is_on_cpu()) return add_up_on_gpu(call, p, parts, in.dweight, in.dbias);
-#endif
     add_up(call, p, parts, false, in.dweight);
     add_up(call, p, parts, true, in.dbias);
   });

@@ -27,7 +27,6 @@ class Launcher {
       run(1, 4, slabs_at_once() * layout_.cuts);
     } else {
       const int64_t wanted = (4 * gpu_.multiprocessors + layout_.slabs - 1) / layout_.slabs;
-      alone_ = false;
       share(static_cast<int>(std::min(most, wanted)));
       for (int phase = 1; phase <= 3; ++phase)
         if (kBackward || phase != 2) run(phase, phase + 1, (int64_t{1} << 30) / layout_.parts() * layout_.parts());
@@ -36,9 +35,9 @@ class Launcher {
   }
 
  private:
-  static constexpr int kSums = kLast ? N : 1, kAtOnce = kResident<T>;
-  static constexpr int64_t kLine = 64;   // bytes of neighbours that a slab has at least
-  static constexpr int64_t kStages = 3;  // one that is mapped, one that is added up, one that is copied
+  static constexpr int kSums = kLast ? N : 1, kAtOnce = kResident<T, kLast>;
+  static constexpr int64_t kLine = 64;  // bytes of neighbours that a slab has at least
+  static constexpr int64_t kStages = 3;
 
   // Chooses the groups of a slab.
   void tile() {
@@ -62,11 +61,11 @@ class Launcher {
     if (kLast) {
       if (items <= 32) layout_.neighbours = static_cast<int>(std::min<int64_t>(32 / items, steps));
     } else {
-      while (layout_.neighbours < std::min<int64_t>(32, steps) && 2 * items * layout_.neighbours <= threads())
+      while (layout_.neighbours < std::min<int64_t>(32, steps) && 2 * items * layout_.neighbours <= kMostThreads)
         layout_.neighbours *= 2;
     }
     const int64_t most = (steps - 1) / layout_.neighbours + 1;  // teams of an item
-    const int fit = kLast && items <= 32 ? threads() / 32 : std::max(1, threads() / (items * layout_.neighbours));
+    const int fit = kLast && items <= 32 ? kMostThreads / 32 : std::max(1, kMostThreads / (items * layout_.neighbours));
     const int teams = static_cast<int>(std::min<int64_t>(most, fit));
     layout_.lanes = teams * layout_.neighbours;
     const int busy = kLast && items <= 32 ? 32 * teams : items * layout_.lanes;
@@ -78,60 +77,49 @@ class Launcher {
   int64_t bytes_of_stage() const {
     return int64_t{layout_.held} * layout_.threads * static_cast<int64_t>(sizeof(Pack<T, N>)) * (kBackward ? 2 : 1);
   }
-  // Returns the bytes beside the stages.
-  int64_t own_bytes() const {
-    const bool keeps_dz = kBackward && p_.silu && sizeof(Compute<T>) > sizeof(T);
-    return Room<T, N>::bytes_of(layout_) + (keeps_dz ? bytes_of_stage() / 2 : 0);
-  }
+  int64_t own_bytes() const { return Room<T, N>::bytes_of(layout_); }
 
   // Chooses blocks of a slab, `most` at most, and their stages, so that all phases take one launch: the fewest blocks
-  // that occupy the GPU with as many stages as there is use for, if they can share multiprocessors, else alone; or what
-  // comes closest to it. Returns false if a slab does not fit, or if these leave most of the GPU idle.
+  // that occupy the GPU and share multiprocessors, or as many as there can be. Returns false if a slab does not fit, or
+  // if these leave most of the GPU idle.
   bool fit(int64_t most) {
-    Layout best{};
-    int64_t best_score = 0;
-    bool best_alone = false;
-    for (bool alone : {false, true}) {
-      alone_ = alone;
-      for (int blocks = 1; blocks <= std::min(most, kMostBlocks); blocks *= 2) {
-        if (blocks > 1 && clusters(blocks) == 0) break;
-        share(blocks);
-        const int64_t all = layout_.slabs * blocks, multiprocessors = gpu_.multiprocessors;
-        const int64_t rounds = (all - 1) / ((alone ? 1 : kAtOnce) * multiprocessors) + 1;
-        const int64_t wanted = std::min(kStages, rounds), stages = (room() - own_bytes()) / bytes_of_stage();
-        if (own_bytes() + bytes_of_stage() > room()) continue;
-        const int64_t score = std::min(all, multiprocessors) * kStages + (stages < wanted ? stages : kStages);
-        if (score <= best_score) continue;
-        layout_.stages = static_cast<int>(std::min(stages, wanted));
-        best = layout_, best_score = score, best_alone = alone;
-      }
+    int found = 0;
+    for (int blocks = 1; blocks <= std::min(most, kMostBlocks); blocks *= 2) {
+      if (blocks > 1 && clusters(blocks, true) == 0) break;
+      share(blocks);
+      if (own_bytes() + bytes_of_stage() > gpu_.dynamic_bytes()) continue;
+      found = blocks;
+      if (own_bytes() + bytes_of_stage() <= shared() && layout_.slabs * blocks >= gpu_.multiprocessors) break;
     }
-    layout_ = best, alone_ = best_alone;
-    return best_score > 0 && (layout_.slabs * layout_.cuts * 2 >= gpu_.multiprocessors || most <= layout_.cuts);
+    if (found == 0 || (layout_.slabs * found * 2 < gpu_.multiprocessors && most > found)) return false;
+    share(found);
+    const int64_t rounds = (layout_.slabs * found - 1) / (kAtOnce * gpu_.multiprocessors) + 1;
+    const int64_t room = (shared() - own_bytes()) / bytes_of_stage();
+    layout_.stages = static_cast<int>(std::max<int64_t>(1, std::min({kStages, rounds, room})));
+    return true;
   }
-  // Returns the most bytes of a block, if it is alone or shares a multiprocessor.
-  int room() const { return alone_ ? gpu_.dynamic_bytes() : (gpu_.shared_bytes + 1024) / kAtOnce - 1024; }
-  int threads() const { return alone_ ? kMostThreads<T> : kThreads; }
+  // Returns the bytes of a block with which kAtOnce of them share a multiprocessor.
+  int shared() const { return (gpu_.shared_bytes + 1024) / kAtOnce - 1024; }
 
   // Returns how many clusters of so many blocks run at once, or 0 if there are none.
-  int clusters(int blocks) {
+  int clusters(int blocks, bool alone) {
     const auto kernel = group_norm_kernel<T, N, kLast, kBackward>;
     [[maybe_unused]] static FactOfGpu<2 * (kMostBlocks + 1)> fact;
     return fact.get(
         [&] {
           if (!is_compiled_for(90, kernel)) return 0;
-          return clusters_at_once(kernel, Grid(blocks).in_clusters(blocks), threads(), room());
+          const int bytes = alone ? gpu_.dynamic_bytes() : shared();
+          return clusters_at_once(kernel, Grid(blocks).in_clusters(blocks), kMostThreads, bytes);
         },
-        2 * blocks + alone_);
+        2 * blocks + alone);
   }
   // Returns how many slabs the GPU computes at once.
   int64_t slabs_at_once() {
-    if (layout_.cuts == 1) return int64_t{alone_ ? 1 : kAtOnce} * gpu_.multiprocessors;
-    return std::max(1, clusters(layout_.cuts));
+    const bool alone = bytes() > shared();
+    if (layout_.cuts == 1) return int64_t{alone ? 1 : kAtOnce} * gpu_.multiprocessors;
+    return std::max(1, clusters(layout_.cuts, alone));
   }
-  int64_t bytes() const {
-    return layout_.stages > 0 ? own_bytes() + layout_.stages * bytes_of_stage() : Room<T, N>::bytes_of(layout_);
-  }
+  int64_t bytes() const { return own_bytes() + layout_.stages * bytes_of_stage(); }
 
   // Runs the phases from `first` on, before `last`, in `most` blocks at most.
   void run(int first, int last, int64_t most) {
@@ -164,7 +152,6 @@ class Launcher {
   const Problem<T>& p_;
   const Gpu gpu_;
   Layout layout_{};
-  bool alone_ = false;  // a block has a multiprocessor of its own
 };
 
 template <typename T, bool kLast, bool kBackward>
@@ -174,16 +161,6 @@ int64_t launch_on_gpu(Call& call, const Problem<T>& p) {
     if (Wide::fits(p)) return Wide(call, p).launch();
   }
   return Launcher<T, 1, kLast, kBackward>(call, p).launch();
-}
-
-// Adds up what `parts` rows of sums have of the weight's and the bias's gradients.
-template <typename T>
-void add_up_on_gpu(Call& call, const Problem<T>& p, int64_t parts, const Tensor& dweight, const Tensor& dbias) {
-  if (!dweight.dtype && !dbias.dtype) return;
-  const auto kernel = group_norm_sums_kernel<T>;
-  const Grid grid((2 * p.channels + 31) / 32);
-  launch(call, kernel, parts > 0 && is_compiled_for(90, kernel) ? grid.programmatic() : grid, 256, 0, p, parts,
-         Gradient<T>(dweight), Gradient<T>(dbias));
 }
 
 }  // namespace msops::group_norm

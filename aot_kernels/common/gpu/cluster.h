@@ -13,10 +13,6 @@ __device__ __forceinline__ void cluster_arrive_wait() {
   MSOPS_SM90("barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;" : : : "memory");
 }
 
-// Tells the cluster that the thread has come; what it wrote before is visible to those who wait.
-__device__ __forceinline__ void cluster_arrive() {
-  MSOPS_SM90("barrier.cluster.arrive.release.aligned;" : : : "memory");
-}
 // Tells the cluster that the thread has come, without making anything visible that it wrote.
 __device__ __forceinline__ void cluster_arrive_relaxed() {
   MSOPS_SM90("barrier.cluster.arrive.relaxed.aligned;" : : : "memory");

@@ -8,7 +8,6 @@
 namespace msops {
 
 inline void cluster_arrive_wait() { emulator::cluster_barrier(); }
-inline void cluster_arrive() {}
 inline void cluster_arrive_relaxed() {}
 inline void cluster_wait() { emulator::cluster_barrier(); }
 inline unsigned cluster_ctarank() { return emulator::block->rank; }
