@@ -51,6 +51,9 @@ class WKV7(Benchmark):
     def torch_formula(self, case):
         import torch
 
+        if case.size[1] > 1024:  # PyTorch takes 0.15 s for a loop over 4096 steps, and runs out of memory backward
+            return None
+
         def formula(r, w, k, v, a, b):
             state = torch.zeros_like(k[:, 0, :, :, None] * k[:, 0, :, None], dtype=torch.float32)
             return step_by_step(*(x.float() for x in (r, w, k, v, a, b)), state, torch, r.dtype)
