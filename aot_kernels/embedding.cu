@@ -54,11 +54,11 @@ struct Run {
   int64_t row, column;
   int count;
 
-  static int64_t of_row(int64_t columns) { return (columns + W - 1) / W; }
+  static MSOPS_BOTH int64_t of_row(int64_t columns) { return (columns + W - 1) / W; }
 
   template <typename I>
   MSOPS_BOTH Run(I i, int64_t columns) {
-    const I runs = static_cast<I>((columns + W - 1) / W);
+    const I runs = static_cast<I>(of_row(columns));
     row = i / runs, column = (i - static_cast<I>(row) * runs) * int64_t{W};
     count = W == kRun && columns - column < W ? static_cast<int>(columns - column) : W;
   }
@@ -151,8 +151,14 @@ struct SumTiles {
         for (int k = 0; k < W; ++k) sums[k] += terms[j][k];
       }
     }
-    if (is_first) return keep(run, 0, sums);
-    end < placed&& all.ids[order[end]] == row ? keep(run, 1, sums) : write(run, row, sums);
+    const bool goes_on = end < placed && all.ids[order[end]] == row;
+    if (is_first) {
+      keep(run, 0, sums);
+    } else if (goes_on) {
+      keep(run, 1, sums);
+    } else {
+      write(run, row, sums);
+    }
   }
 
  private:

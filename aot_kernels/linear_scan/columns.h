@@ -5,7 +5,7 @@
 //
 //   CPU  a thread walks down some neighbouring columns, whose steps are neighbours in memory
 //   GPU  a block walks down a strip of columns, tile by tile. Copies of the next tiles are under way meanwhile. Each
-//        thread chains some steps of a tile, then starts from the state before them. Where there are few strips,
+//        warp chains its steps of a tile, then starts from the state before them. Where there are few strips,
 //        blocks share a strip's steps in the same way, in two launches. A thread takes a column of few steps alone.
 #pragma once
 

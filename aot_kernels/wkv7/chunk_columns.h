@@ -192,19 +192,7 @@ struct ColumnTile : Tile {
           f(element, key, x, [&](int v) { return owned[v][key]; });
         });
       };
-      const auto add_up = [&](float (&of_columns)[2]) {
-        unrolled<2>([&](int key) { of_columns[key] = team_sum<4>(of_columns[key]); });
-      };
-      with_vectors([&](float& element, int key, const auto& x, const auto& own) {
-        element = Program::begin(element, x, own);
-        Program::add(element, x, sums[0][key], sums[1][key]);
-      });
-      add_up(sums[0]), add_up(sums[1]);
-      with_vectors([&](float& element, int key, const auto& x, const auto& own) {
-        element = Program::update(element, x, own, sums[0][key], sums[1][key]);
-        Program::add_after(element, x, sums[2][key]);
-      });
-      add_up(sums[2]);
+      take_step<Program>(with_vectors, sums);
       unrolled<2>([&](int key) {
         const auto own = [&](int v) { return owned[v][key]; };
         Program::finish_step(task, at + key, own, sums[0][key], sums[1][key], sums[2][key], product[key]);

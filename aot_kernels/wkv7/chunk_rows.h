@@ -138,19 +138,7 @@ struct Rows : Tile {
           f(element, row, x, [&](int) { return added.values[row]; });
         });
       };
-      const auto add_up = [&](float (&of_rows)[2]) {
-        unrolled<2>([&](int row) { of_rows[row] = team_sum<4>(of_rows[row]); });
-      };
-      with_vectors([&](float& element, int row, const auto& x, const auto& own) {
-        element = Program::begin(element, x, own);
-        Program::add(element, x, sums[0][row], sums[1][row]);
-      });
-      add_up(sums[0]), add_up(sums[1]);
-      with_vectors([&](float& element, int row, const auto& x, const auto& own) {
-        element = Program::update(element, x, own, sums[0][row], sums[1][row]);
-        Program::add_after(element, x, sums[2][row]);
-      });
-      add_up(sums[2]);
+      take_step<Program>(with_vectors, sums);
       const auto &hidden = sums[R::kBack ? 1 : 0], &result = sums[R::kBack ? 0 : 2];
       if (quad == 0) put(begin + step, hidden[0], hidden[1], result[0], result[1]);
     }

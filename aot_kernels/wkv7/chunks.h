@@ -132,6 +132,25 @@ __device__ __forceinline__ void multiply_vectors(const Operands& of, int of_left
   });
 }
 
+// Takes the elements of a Tile through one step of a program, and adds up its sums for both rows of a lane.
+// with_vectors(f) calls f(element, row, x, own) for each element, with what the program reads.
+template <typename Program, typename WithVectors>
+__device__ __forceinline__ void take_step(const WithVectors& with_vectors, float (&sums)[3][2]) {
+  const auto add_up = [](float (&of_rows)[2]) {
+    unrolled<2>([&](int row) { of_rows[row] = team_sum<4>(of_rows[row]); });
+  };
+  with_vectors([&](float& element, int row, const auto& x, const auto& own) {
+    element = Program::begin(element, x, own);
+    Program::add(element, x, sums[0][row], sums[1][row]);
+  });
+  add_up(sums[0]), add_up(sums[1]);
+  with_vectors([&](float& element, int row, const auto& x, const auto& own) {
+    element = Program::update(element, x, own, sums[0][row], sums[1][row]);
+    Program::add_after(element, x, sums[2][row]);
+  });
+  add_up(sums[2]);
+}
+
 // Tile has 16 rows of a state in a warp, as accumulators of mma. A lane has `row` and the next one, at the columns
 // 8 n + quad and 8 n + quad + 4 for each n. So columns are in the order in which ldmatrix loads them. Of a chunk's
 // steps, it has 8 n + 2 quad and the next one for both n, as d[n][2 i + e] for row i and step e.

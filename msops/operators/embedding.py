@@ -42,7 +42,7 @@ def embedding(ids: Tensor, weight: Tensor, padding_idx: int | None = None) -> Te
         Tensor of shape (..., C), where `ids` has the shape (...), with the dtype of `weight`.
 
     Raises:
-        TypeError: If an ids is not a Tensor of one of these dtypes, or `padding_idx` is not an int.
+        TypeError: If an input is not a Tensor of one of these dtypes, or `padding_idx` is not an int.
         ValueError: If `weight` has another shape, or `padding_idx` is out of range.
 
     Source:
