@@ -63,7 +63,7 @@ HIDING = {
 }
 
 
-def calls_with_hidden_queries(monkeypatch, name, value):
+def calls_with_hidden_queries(monkeypatch, name, value, dtype):
     """Returns the calls of a case of attention in which every seventh query, from the first on, sees no key."""
     [card] = [card for card in cards() if card.name() == "flash_attention"]
     shapes, settings = card.entry_cases()[name]
@@ -75,7 +75,7 @@ def calls_with_hidden_queries(monkeypatch, name, value):
         return [*inputs, last]
 
     monkeypatch.setattr(card, "inputs", hidden)
-    calls = card.entry_calls(shapes, settings, "float16")
+    calls = card.entry_calls(shapes, settings, dtype)
     out, lse = calls[0].results
     assert not out[..., ::7, :].any()
     assert np.isneginf(lse[..., ::7]).all()

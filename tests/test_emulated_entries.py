@@ -59,13 +59,15 @@ CASES = [
 def choices():
     """Yields (card, shapes, settings, dtype, architecture). Each case takes one dtype, since the emulator is slow;
     neighbouring cases take different ones. wkv7 in float16 has a kernel for tensor cores; attention has kernels for
-    those of sm_80, and for those of sm_90a, which are chosen where TMA can read the rows; the latter take no bias,
-    ALiBi and dropout."""
+    those of sm_80 in float16 and float32, and in float16 for those of sm_90a, which are chosen where TMA can read the
+    rows; the latter take no bias, ALiBi and dropout."""
     for (name, *case), dtype in zip(CASES, itertools.cycle(DTYPES)):
         others = {"bias", "alibi_slopes", "seed"}.intersection(case[2].get("optional", ()))
         has_kernels = name.startswith(("flash_attention", "decoder_stack"))
-        for kind in dict.fromkeys((dtype, "float16") if has_kernels or name.startswith("wkv7") else (dtype,)):
-            for architecture in ("80", "90") if has_kernels and kind == "float16" and not others else ("90",):
+        kinds = (dtype, *["float16"] * (has_kernels or name.startswith("wkv7")))
+        for kind in dict.fromkeys((*kinds, *["float32"] * name.startswith("flash_attention"))):
+            older = {"float16": "80", "float32": "75"}.get(kind) if has_kernels and not others else None
+            for architecture in (older, "90") if older else ("90",):
                 yield pytest.param(*case, kind, architecture, id=f"{name}-{kind}-{architecture}")
 
 
@@ -85,11 +87,12 @@ def test_blocks_add_in_order(name, monkeypatch):
         compare_with_cpu(Emulator(), call, "float16", shift=0)
 
 
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
 @pytest.mark.parametrize(("name", "value"), HIDING.items())
-def test_queries_that_see_nothing(name, value, monkeypatch):
+def test_queries_that_see_nothing(name, value, dtype, monkeypatch):
     """On tensor cores, queries that a mask or a bias hides all keys from give 0 and have no gradient."""
-    for call in calls_with_hidden_queries(monkeypatch, name, value):
-        compare_with_cpu(Emulator(), call, "float16", shift=0)
+    for call in calls_with_hidden_queries(monkeypatch, name, value, dtype):
+        compare_with_cpu(Emulator(), call, dtype, shift=0)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

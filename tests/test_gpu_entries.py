@@ -35,11 +35,12 @@ def test_gpu_equals_cpu(gpu, card, shapes, settings, dtype):
             compare_with_cpu(gpu, call, dtype, shift)
 
 
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
 @pytest.mark.parametrize(("name", "value"), HIDING.items())
-def test_queries_that_see_nothing(gpu, name, value, monkeypatch):
+def test_queries_that_see_nothing(gpu, name, value, dtype, monkeypatch):
     """Queries that a mask or a bias hides all keys from give 0 and have no gradient."""
-    for call in calls_with_hidden_queries(monkeypatch, name, value):
-        compare_with_cpu(gpu, call, "float16", shift=0)
+    for call in calls_with_hidden_queries(monkeypatch, name, value, dtype):
+        compare_with_cpu(gpu, call, dtype, shift=0)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

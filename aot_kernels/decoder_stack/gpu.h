@@ -296,7 +296,7 @@ class Forward {
   template <int kWidth>
   bool launch_tiles(const Layer<T>& layer, const flash_attention::Attention<Half>& a) {
     using namespace flash_attention;
-    using S = ForwardShape<kWidth>;
+    using S = ForwardShape<Half, kWidth>;
     const auto tiles = mma_forward<S, flash_attention::Attention<Half>>;
     if (!is_compiled_for(80, tiles) || Gpu().dynamic_bytes() < S::kBytes) return false;
     if (s.has_cache) {

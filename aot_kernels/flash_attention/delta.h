@@ -54,8 +54,9 @@ bool rows_are_aligned(const T* data, const Strides& strides, int64_t width) {
 }
 
 // Returns, as bits, which of q, k, v and out have aligned rows.
-inline int aligned_rows(const Attention<Half>& a, const AttentionGradient<Half>& g = {}) {
-  const auto aligned = [](const Half* data, const Half* gradient, const Strides& strides, int64_t width) {
+template <typename T>
+int aligned_rows(const Attention<T>& a, const AttentionGradient<T>& g = {}) {
+  const auto aligned = [](const T* data, const T* gradient, const Strides& strides, int64_t width) {
     return rows_are_aligned(data, strides, width) && rows_are_aligned(gradient, strides, width);
   };
   return aligned(a.q, g.dq, a.of_q, a.width) | aligned(a.k, g.dk, a.of_k, a.width) << 1 |

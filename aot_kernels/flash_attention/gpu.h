@@ -1,11 +1,14 @@
 // Chooses the kernels of attention on a GPU:
 //
 //   case                         kernel                                    why
-//   float16, sm_80 and later     mma.h, which has a table of its own       tensor cores multiply float16
+//   float16, float32             mma.h, which has a table of its own       tensor cores multiply float16 and TF32
 //   float32, rows up to 64       plain.h, tiles of 64 x 64, one slice      sums of 64 columns stay in registers
 //   float32, other               plain.h, tiles of 64 x 64, two slices     128 columns share the logits
 //   float64                      plain.h, tiles of 32 x 32                 twice the shared memory for each number
-//   float16 elsewhere            plain.h, tiles of 64 x 64, one slice      sm_70, sm_75, rows above 256: mma.h refuses
+//   float16                      plain.h, tiles of 64 x 64, one slice      other kernels are seldom asked for
+//
+// Plain kernels take what mma.h refuses: all on sm_70 and sm_75, wide rows, and of float32 few queries and a bias's
+// gradient.
 //
 // The plain kernels of float16 and float64 are compiled for an ExtendedAttention alone, since compiling them takes
 // long, those of float32 also for an Attention.
@@ -35,7 +38,7 @@ void with_plain_kernel(const ExtendedAttention<T>& a, int64_t width, const F& f)
 template <typename T>
 void forward_on_gpu(Call& call, const ExtendedAttention<T>& a, [[maybe_unused]] uint32_t* mask_words) {
   if (!call.ok()) return;
-  if constexpr (std::is_same<T, Half>::value) {
+  if constexpr (!std::is_same<T, double>::value) {
     const Attention<T>& simple = a;
     if (a.is_extended() ? forward_on_tensor_cores(call, a, mask_words)
                         : forward_on_tensor_cores(call, simple, mask_words))
@@ -50,7 +53,7 @@ void backward_on_gpu(Call& call, const ExtendedAttention<T>& a, const AttentionG
                      [[maybe_unused]] uint32_t* mask_words) {
   if (!call.ok()) return;
   launch_delta<T>(call, a, g);
-  if constexpr (std::is_same<T, Half>::value) {
+  if constexpr (!std::is_same<T, double>::value) {
     const Attention<T>& simple = a;
     if (a.is_extended() ? backward_on_tensor_cores(call, a, g, mask_words)
                         : backward_on_tensor_cores(call, simple, g, mask_words))

@@ -20,7 +20,8 @@
 namespace msops::flash_attention {
 
 // Returns whether the numbers in which the kernels count have enough bits. Rows have up to 256 elements.
-inline bool fits_tensor_cores(const Attention<Half>& a) {
+template <typename T>
+bool fits_tensor_cores(const Attention<T>& a) {
   constexpr int64_t kMost = 1 << 28;
   const bool is_wide = most(a.width, a.value_width) > 256 || least(a.width, a.value_width) < 1;
   return !is_wide && a.queries <= kMost / a.group() && a.keys <= kMost && most(a.batch, a.heads) <= INT32_MAX;

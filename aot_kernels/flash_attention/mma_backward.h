@@ -14,8 +14,9 @@
 namespace msops::flash_attention {
 
 // Exponents computes p = e^(logit - lse), and the gradient of products q k.
+template <typename T>
 struct Exponents {
-  Logits logits;
+  Logits<T> logits;
   float factor;
 
   template <typename A>
@@ -38,6 +39,8 @@ struct Exponents {
     });
   }
 };
+template <typename A>
+Exponents(const A&) -> Exponents<typename A::Element>;
 
 // Turns dp of a weight, dx, into the gradient of a product q k except for the factor scale, and p into the weight
 // except for the factor `kept`, where dropout keeps it or not. `slope` is the logit's derivative by the product.
@@ -47,27 +50,32 @@ __device__ __forceinline__ void differentiate_weight(float& dx, float& p, float 
   if (!keeps) p = 0;
 }
 
-template <int kWidth_>
+template <typename Element_, int kWidth_>
 struct KeysShape {
-  static constexpr int kWidth = kWidth_, kWarps = kWidth <= 64 ? 4 : 8, kThreads = 32 * kWarps;
+  using Element = Element_;
+  static constexpr bool kIsHalf = std::is_same<Element, Half>::value;
+  static constexpr int kWidth = kWidth_, kWarps = kIsHalf && kWidth > 64 ? 8 : 4, kThreads = 32 * kWarps;
   static constexpr int kM = kWidth <= 64 ? 2 : 1;       // matrices of 16 keys that a warp has
   static constexpr int kParts = kWidth <= 128 ? 1 : 2;  // of the columns; a warp sums one part
-  static constexpr int kKeys = 16 * kM * kWarps / kParts, kQueries = 32, kN = kWidth / kParts / 8;
-  static constexpr int kStages = 2, kBlocks = kWidth <= 64 ? 2 : 1;
+  static constexpr int kKeys = 16 * kM * kWarps / kParts, kQueries = kIsHalf ? 32 : 16;
+  static constexpr int kN = kWidth / kParts / 8;
+  static constexpr int kStages = 2, kBlocks = kIsHalf && kWidth > 64 ? 1 : 2;
   static constexpr int kStage = 2 * kQueries * kWidth;  // elements
-  static constexpr int kBytes = (2 * kKeys * kWidth + kStages * kStage) * 2 + kStages * 2 * kQueries * 4;
+  static constexpr int kBytes = (2 * kKeys * kWidth + kStages * kStage) * sizeof(Element) + kStages * 2 * kQueries * 4;
 };
 
-// A is Attention<Half> or ExtendedAttention<Half>.
+// A is an Attention or ExtendedAttention of S::Element.
 template <typename S, typename A>
 __global__ void __launch_bounds__(S::kThreads, kBlocksOf<S, A>)
-    mma_backward_keys(const A a, const AttentionGradient<Half> g, const Order order, int64_t count, int aligned) {
+    mma_backward_keys(const A a, const AttentionGradient<typename S::Element> g, const Order order, int64_t count,
+                      int aligned) {
   if (!has_instructions_of(80)) return;
-  using T = Tile<S::kWidth>;
+  using Element = typename S::Element;
+  using T = Tile<Element, S::kWidth>;
   extern __shared__ __align__(1024) unsigned char shared[];
-  Half* const k_tile = reinterpret_cast<Half*>(shared);  // (kKeys, kWidth)
-  Half* const v_tile = k_tile + S::kKeys * S::kWidth;    // (kKeys, kWidth)
-  Half* const stages = v_tile + S::kKeys * S::kWidth;    // (kStages, 2, kQueries, kWidth): q, dout
+  Element* const k_tile = reinterpret_cast<Element*>(shared);  // (kKeys, kWidth)
+  Element* const v_tile = k_tile + S::kKeys * S::kWidth;       // (kKeys, kWidth)
+  Element* const stages = v_tile + S::kKeys * S::kWidth;       // (kStages, 2, kQueries, kWidth): q, dout
   float* const rows = reinterpret_cast<float*>(stages + S::kStages * S::kStage);  // (kStages, 2, kQueries): lse, delta
   const int warp = threadIdx.x / 32, width = a.width, value_width = a.value_width;
   [[maybe_unused]] const int lane = threadIdx.x % 32;
@@ -86,7 +94,7 @@ __global__ void __launch_bounds__(S::kThreads, kBlocksOf<S, A>)
     const auto begin_copy = [&](int step) {
       if (step < steps) {
         const int h = item.kv_head * group + step / tiles, i0 = begin + step % tiles * S::kQueries;
-        Half* const stage = stages + step % S::kStages * S::kStage;
+        Element* const stage = stages + step % S::kStages * S::kStage;
         const auto q = rows_of(a.q, a.of_q, item.query(a.of_q, h, 0), width, aligned & 1);
         const auto dout = rows_of(g.dout, a.of_out, item.query(a.of_out, h, 0), value_width, aligned & 8);
         T::template load<S::kQueries, S::kThreads>(stage, q, i0, end, threadIdx.x);
@@ -111,8 +119,8 @@ __global__ void __launch_bounds__(S::kThreads, kBlocksOf<S, A>)
     clear(dk), clear(dv);
     for (int step = 0; step < steps; ++step) {
       const int h = item.kv_head * group + step / tiles, i0 = begin + step % tiles * S::kQueries;
-      const Half* const q_tile = stages + step % S::kStages * S::kStage;
-      const Half* const dout_tile = q_tile + S::kQueries * S::kWidth;
+      const Element* const q_tile = stages + step % S::kStages * S::kStage;
+      const Element* const dout_tile = q_tile + S::kQueries * S::kWidth;
       const float* const lse = rows + step % S::kStages * (2 * S::kQueries);
       const float* const delta = lse + S::kQueries;
       cp_async_wait<0>();
@@ -121,12 +129,12 @@ __global__ void __launch_bounds__(S::kThreads, kBlocksOf<S, A>)
 
       float p[S::kM][S::kQueries / 8][4], dx[S::kM][S::kQueries / 8][4];
       [[maybe_unused]] float slopes[S::kM][S::kQueries / 8][4];
-      uint32_t words[S::kM][S::kQueries / 16][4];
+      uint32_t words[S::kM][S::kQueries / T::kStep][4];
       clear(p), clear(dx);
       T::multiply_rows(p, k_address, T::right(q_tile), width);
       exponents.logits.apply(p);
       if constexpr (A::kIsExtended) exponents.logits.differentiate(slopes, p);
-      const Seen seen(a, item.s, item.b, h, item.keys);
+      const Seen<Element> seen(a, item.s, item.b, h, item.keys);
       const Terms<A> terms(a, seen);
       terms.add_transposed(p, h, i0, j0);
       for_sums<S::kM, S::kQueries / 8>([&](int m, int n, int i, int, int column) {
@@ -142,14 +150,14 @@ __global__ void __launch_bounds__(S::kThreads, kBlocksOf<S, A>)
         });
       }
       operand(words, p);
-      T::multiply(dv, words, T::at(T::transposed(dout_tile), part * S::kN / 2), value_width - part * S::kN * 8);
+      T::multiply(dv, words, T::at(T::transposed(dout_tile), part * S::kN * 8), value_width - part * S::kN * 8);
       if constexpr (!A::kIsExtended) {
         exponents.differentiate(
             dx, p, [&](int, int, int column) { return delta[column]; },
             [&](int, int, int column) { return lse[column]; });
       }
       operand(words, dx);
-      T::multiply(dk, words, T::at(T::transposed(q_tile), part * S::kN / 2), width - part * S::kN * 8);
+      T::multiply(dk, words, T::at(T::transposed(q_tile), part * S::kN * 8), width - part * S::kN * 8);
     }
     cp_async_wait<0>();
     __syncthreads();
@@ -160,25 +168,29 @@ __global__ void __launch_bounds__(S::kThreads, kBlocksOf<S, A>)
   }
 }
 
-template <int kWidth_>
+template <typename Element_, int kWidth_>
 struct QueriesShape {
+  using Element = Element_;
+  static constexpr bool kIsHalf = std::is_same<Element, Half>::value;
   static constexpr int kWidth = kWidth_, kWarps = 4, kThreads = 32 * kWarps;
-  static constexpr int kM = kWidth <= 128 ? 2 : 1;  // matrices of 16 queries that a warp has
-  static constexpr int kQueries = 16 * kM * kWarps, kKeys = 32;
-  static constexpr int kStages = 2, kBlocks = kWidth <= 64 ? 3 : kWidth <= 128 ? 2 : 1;
+  static constexpr int kM = kWidth <= (kIsHalf ? 128 : 64) ? 2 : 1;  // matrices of 16 queries that a warp has
+  static constexpr int kQueries = 16 * kM * kWarps, kKeys = kIsHalf || kWidth <= 64 ? 32 : 16;
+  static constexpr int kStages = 2, kBlocks = kWidth <= 64 && kIsHalf ? 3 : kWidth <= 128 ? 2 : 1;
   static constexpr int kStage = 2 * kKeys * kWidth;  // elements
-  static constexpr int kBytes = (2 * kQueries * kWidth + kStages * kStage) * 2;
+  static constexpr int kBytes = (2 * kQueries * kWidth + kStages * kStage) * sizeof(Element);
 };
 
 template <typename S, typename A>
 __global__ void __launch_bounds__(S::kThreads, kBlocksOf<S, A>)
-    mma_backward_queries(const A a, const AttentionGradient<Half> g, const Order order, int64_t count, int aligned) {
+    mma_backward_queries(const A a, const AttentionGradient<typename S::Element> g, const Order order, int64_t count,
+                         int aligned) {
   if (!has_instructions_of(80)) return;
-  using T = Tile<S::kWidth>;
+  using Element = typename S::Element;
+  using T = Tile<Element, S::kWidth>;
   extern __shared__ __align__(1024) unsigned char shared[];
-  Half* const q_tile = reinterpret_cast<Half*>(shared);      // (kQueries, kWidth)
-  Half* const dout_tile = q_tile + S::kQueries * S::kWidth;  // (kQueries, kWidth)
-  Half* const stages = dout_tile + S::kQueries * S::kWidth;  // (kStages, 2, kKeys, kWidth): k, v
+  Element* const q_tile = reinterpret_cast<Element*>(shared);   // (kQueries, kWidth)
+  Element* const dout_tile = q_tile + S::kQueries * S::kWidth;  // (kQueries, kWidth)
+  Element* const stages = dout_tile + S::kQueries * S::kWidth;  // (kStages, 2, kKeys, kWidth): k, v
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, width = a.width, value_width = a.value_width;
   const Exponents exponents(a);
   for (int64_t number = blockIdx.x; number < count; number += gridDim.x) {
@@ -194,7 +206,7 @@ __global__ void __launch_bounds__(S::kThreads, kBlocksOf<S, A>)
     const int tiles = (end - begin + S::kKeys - 1) / S::kKeys;
     const auto begin_copy = [&](int t) {
       if (t < tiles) {
-        Half* const stage = stages + t % S::kStages * S::kStage;
+        Element* const stage = stages + t % S::kStages * S::kStage;
         T::template load<S::kKeys, S::kThreads>(stage, k, begin + t * S::kKeys, end, threadIdx.x);
         T::template load<S::kKeys, S::kThreads>(stage + S::kKeys * S::kWidth, v, begin + t * S::kKeys, end,
                                                 threadIdx.x);
@@ -216,21 +228,21 @@ __global__ void __launch_bounds__(S::kThreads, kBlocksOf<S, A>)
       if (lse[m][half] == -INFINITY) lse[m][half] = INFINITY;  // so that all p are 0
     });
     const unsigned q_address = T::left(q_tile, row), dout_address = T::left(dout_tile, row);
-    const Seen seen(a, item.s, item.b, item.h, end);
+    const Seen<Element> seen(a, item.s, item.b, item.h, end);
     const Terms<A> terms(a, seen);
     const auto query = [&](int m, int half) { return QueryOfRow{item.h, i0 + 16 * m + 8 * half + lane / 4}; };
     float dq[S::kM][S::kWidth / 8][4];
     clear(dq);
     for (int t = 0; t < tiles; ++t) {
       const int j0 = begin + t * S::kKeys;
-      const Half* const k_tile = stages + t % S::kStages * S::kStage;
-      const Half* const v_tile = k_tile + S::kKeys * S::kWidth;
+      const Element* const k_tile = stages + t % S::kStages * S::kStage;
+      const Element* const v_tile = k_tile + S::kKeys * S::kWidth;
       cp_async_wait<0>();
       __syncthreads();
       begin_copy(t + 1);
       float p[S::kM][S::kKeys / 8][4], dx[S::kM][S::kKeys / 8][4];
       [[maybe_unused]] float slopes[S::kM][S::kKeys / 8][4];
-      uint32_t words[S::kM][S::kKeys / 16][4];
+      uint32_t words[S::kM][S::kKeys / T::kStep][4];
       clear(p), clear(dx);
       T::multiply_rows(p, q_address, T::right(k_tile), width);
       exponents.logits.apply(p);

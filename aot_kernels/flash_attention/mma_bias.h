@@ -20,9 +20,9 @@ struct BiasShape {
 // kRows, kWidth).
 template <typename S>
 __device__ __forceinline__ void add_gradient(float (&sums)[1][S::kRows / 8][4], const ExtendedAttention<Half>& a,
-                                             const AttentionGradient<Half>& g, const Exponents& exponents,
+                                             const AttentionGradient<Half>& g, const Exponents<Half>& exponents,
                                              const QueryItem& item, int j0, int end, int aligned, Half* tiles) {
-  using T = Tile<S::kWidth>;
+  using T = Tile<Half, S::kWidth>;
   constexpr int kSize = S::kRows * S::kWidth;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, width = a.width, value_width = a.value_width;
   const auto q = rows_of(a.q, a.of_q, item.query(a.of_q, 0), width, aligned & 1);
@@ -48,7 +48,7 @@ __device__ __forceinline__ void add_gradient(float (&sums)[1][S::kRows / 8][4], 
     delta[half] = i < i1 ? g.delta[from] : 0;
     if (lse[half] == -INFINITY) lse[half] = INFINITY;  // so that all p are 0
   }
-  const Seen seen(a, item.s, item.b, item.h, end);
+  const Seen<Half> seen(a, item.s, item.b, item.h, end);
   const Terms<ExtendedAttention<Half>> terms(a, seen);
   const auto query = [&](int, int half) { return QueryOfRow{item.h, i0 + 8 * half + lane / 4}; };
   clear(p), clear(dx);

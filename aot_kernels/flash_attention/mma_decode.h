@@ -38,7 +38,7 @@ template <typename S, typename A>
 __global__ void __launch_bounds__(S::kThreads)
     mma_decode(const A a, const SplitOrder order, int64_t count, int aligned) {
   if (!has_instructions_of(80)) return;
-  using T = Tile<S::kWidth>;
+  using T = Tile<Half, S::kWidth>;
   extern __shared__ __align__(1024) unsigned char shared[];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, width = a.width, value_width = a.value_width;
   constexpr int kTeams = S::kWarps / S::kTeam;
@@ -85,13 +85,12 @@ __global__ void __launch_bounds__(S::kThreads)
         const int column = step * 16 + 8 * i + lane % 4 * 2;
         const uint32_t pair = load_pair(from, column, inside ? width : 0);
         q[step][2 * i + half] = pair;
-        if (S::kSharesQueries && team == 0)
-          reinterpret_cast<uint32_t*>(T::pack(q_tile, row, column / 8))[lane % 4] = pair;
+        if (S::kSharesQueries && team == 0) *reinterpret_cast<uint32_t*>(T::at(q_tile, row, column)) = pair;
       });
     }
     if (S::kSharesQueries) __syncthreads();
     const unsigned q_address = T::left(q_tile, 16 * part);
-    const Seen seen(a, item.s, b, 0, end);
+    const Seen<Half> seen(a, item.s, b, 0, end);
     const Terms<A> terms(a, seen);
     const auto query_of_row = [&](int, int half) {
       return QueryOfRow{half ? row_head[1] : row_head[0], half ? row_query[1] : row_query[0]};
@@ -110,11 +109,11 @@ __global__ void __launch_bounds__(S::kThreads)
       clear(x);
 #pragma unroll
       for (int step = 0; step < S::kWidth / 16; ++step) {
-        if (S::kSharesQueries) ldmatrix_x4(q[step], T::at(q_address, step));
+        if (S::kSharesQueries) ldmatrix_x4(q[step], T::at(q_address, 16 * step));
 #pragma unroll
         for (int n = 0; n < S::kKeys / 8; n += 2) {
           uint32_t right[4];
-          ldmatrix_x4(right, T::at(T::right(stage), step, n / 2));
+          ldmatrix_x4(right, T::at(T::right(stage), 16 * step, 8 * n));
           mma_m16n8k16(x[0][n], q[step], {right[0], right[1]});
           mma_m16n8k16(x[0][n + 1], q[step], {right[2], right[3]});
         }

@@ -11,24 +11,27 @@
 
 namespace msops::flash_attention {
 
-template <int kWidth_>
+template <typename Element_, int kWidth_>
 struct ForwardShape {
+  using Element = Element_;
+  static constexpr bool kIsHalf = std::is_same<Element, Half>::value;
   static constexpr int kWidth = kWidth_, kWarps = 4, kThreads = 32 * kWarps;
   static constexpr int kM = kWidth <= 128 ? 2 : 1;  // matrices of 16 queries that a warp has
-  static constexpr int kQueries = 16 * kM * kWarps, kKeys = 64;
-  static constexpr int kStages = kWidth <= 128 ? 3 : 2, kBlocks = kWidth <= 64 ? 3 : 2;
-  static constexpr int kBytes = (kQueries + kStages * kKeys) * kWidth * 2;
+  static constexpr int kQueries = 16 * kM * kWarps, kKeys = kIsHalf ? 64 : 32;
+  static constexpr int kStages = kIsHalf && kWidth <= 128 ? 3 : 2, kBlocks = kWidth <= 64 ? 3 : 2;
+  static constexpr int kBytes = (kQueries + kStages * kKeys) * kWidth * sizeof(Element);
 };
 
-// A is Attention<Half> or ExtendedAttention<Half>.
+// A is an Attention or ExtendedAttention of S::Element.
 template <typename S, typename A>
 __global__ void __launch_bounds__(S::kThreads, kBlocksOf<S, A>)
     mma_forward(const A a, const Order order, int64_t count, int aligned) {
   if (!has_instructions_of(80)) return;
-  using T = Tile<S::kWidth>;
+  using Element = typename S::Element;
+  using T = Tile<Element, S::kWidth>;
   extern __shared__ __align__(1024) unsigned char shared[];
-  Half* const q_tile = reinterpret_cast<Half*>(shared);   // (kQueries, kWidth)
-  Half* const stages = q_tile + S::kQueries * S::kWidth;  // (kStages, kKeys, kWidth)
+  Element* const q_tile = reinterpret_cast<Element*>(shared);  // (kQueries, kWidth)
+  Element* const stages = q_tile + S::kQueries * S::kWidth;    // (kStages, kKeys, kWidth)
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, width = a.width, value_width = a.value_width;
   const Logits logits(a);
   for (int64_t number = blockIdx.x; number < count; number += gridDim.x) {
@@ -63,7 +66,7 @@ __global__ void __launch_bounds__(S::kThreads, kBlocksOf<S, A>)
 
     const int i0 = item.i0 + warp * (16 * S::kM), i1 = std::min(i0 + 16 * S::kM, item.i1);
     const unsigned q_address = T::left(q_tile, warp * (16 * S::kM));
-    const Seen seen(a, item.s, item.b, item.h, end);
+    const Seen<Element> seen(a, item.s, item.b, item.h, end);
     const Terms<A> terms(a, seen);
     const auto query = [&](int m, int half) { return QueryOfRow{item.h, i0 + 16 * m + 8 * half + lane / 4}; };
     OnlineSoftmax<S::kM> softmax;
@@ -71,10 +74,10 @@ __global__ void __launch_bounds__(S::kThreads, kBlocksOf<S, A>)
     clear(out);
     for (int t = 0; t < tiles; ++t) {
       float x[S::kM][S::kKeys / 8][4], shrink[S::kM][2];
-      uint32_t p[S::kM][S::kKeys / 16][4];
+      uint32_t p[S::kM][S::kKeys / T::kStep][4];
       const int j0 = begin + t * S::kKeys;
       clear(x);
-      const Half* const k_tile = wait_for_copy(2 * t, after_keys);
+      const Element* const k_tile = wait_for_copy(2 * t, after_keys);
       T::multiply_rows(x, q_address, T::right(k_tile), width);
       logits.apply(x);
       terms.add(x, j0, query);
@@ -82,7 +85,7 @@ __global__ void __launch_bounds__(S::kThreads, kBlocksOf<S, A>)
       if (softmax.advance(x, shrink, logits.factor * kLog2E<float>)) softmax.scale(out, shrink);
       terms.drop(x, j0, query);
       operand(p, x);
-      const Half* const v_tile = wait_for_copy(2 * t + 1, after_values);
+      const Element* const v_tile = wait_for_copy(2 * t + 1, after_values);
       T::multiply(out, p, T::transposed(v_tile), value_width);
     }
     cp_async_wait<0>();

@@ -15,12 +15,12 @@ struct QueryOfRow {
 // Seen tells which keys the queries of one head see: query i those from i + low to i + high - 1, except for the mask,
 // and none from `end` on. The numbers have 32 bits, and are limited so that no sum overflows (see fits_tensor_cores).
 // Without kHasMask there is no mask, and no register for its code.
-template <bool kHasMask>
+template <typename T, bool kHasMask>
 struct SeenWith {
-  const Attention<Half>& a;
+  const Attention<T>& a;
   int b, h, queries, keys, low, high, end;
 
-  __device__ __forceinline__ SeenWith(const Attention<Half>& attention, const Sequence& s, int b_, int h_, int end_)
+  __device__ __forceinline__ SeenWith(const Attention<T>& attention, const Sequence& s, int b_, int h_, int end_)
       : a(attention), b(b_), h(h_), queries(static_cast<int>(s.queries)), keys(static_cast<int>(s.keys)), end(end_) {
     low = a.left < 0 ? -kFar : limited(s.shift() - a.left);
     high = a.right < 0 ? kFar : limited(s.shift() + a.right + 1);
@@ -144,11 +144,11 @@ struct SeenWith {
   // Does the same for keys as rows, where each thread reads 16 keys of one query of each 32.
   template <int kM, int kN>
   __device__ __forceinline__ void hide_masked_transposed(float (&p)[kM][kN][4], int i0, int i1, int j0) const {
-    constexpr int kParts = kN / 4;  // of 32 queries
+    constexpr int kOfPart = kN < 4 ? kN : 4, kParts = kN / kOfPart;  // of up to 32 queries
     const int lane = threadIdx.x % 32;
     const uint32_t own = mask_has_packs(j0) ? read_mask_transposed<true, kM, kParts>(i0 + lane, i1, j0)
                                             : read_mask_transposed<false, kM, kParts>(i0 + lane, i1, j0);
-    unrolled<4, 2>([&](int n, int k) {
+    unrolled<kOfPart, 2>([&](int n, int k) {
       const uint32_t bits = __shfl_sync(~0u, own, 8 * n + lane % 4 * 2 + k) >> lane / 4;
       unrolled<kM, kParts, 2>([&](int m, int part, int half) {
         if (bits >> (16 * (m * kParts + part) + 8 * half) & 1) p[m][4 * part + n][2 * half + k] = 0;
@@ -171,7 +171,8 @@ struct SeenWith {
     return static_cast<int>(most(-kFar, least(place, kFar)));
   }
 };
-using Seen = SeenWith<true>;
+template <typename T>
+using Seen = SeenWith<T, true>;
 
 }  // namespace msops::flash_attention
 

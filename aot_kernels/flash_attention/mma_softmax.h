@@ -9,6 +9,7 @@ namespace msops::flash_attention {
 
 // Logits computes logits from products q k: logit = factor * x, where x is the product itself as long as that keeps the
 // order of keys, which saves an instruction for each.
+template <typename T>
 struct Logits {
   float scale, softcap, factor;
   bool direct;
@@ -18,14 +19,18 @@ struct Logits {
       : scale(a.scale), softcap(a.softcap), factor(1), direct(a.softcap == 0 && a.scale > 0 && !a.adds_to_logits()) {
     if (direct) factor = scale;
   }
-  // tanh y = 1 - 2 / (1 + e^2y); its error is some 1e-7, which softcap multiplies.
+  // In float16, tanh y = 1 - 2 / (1 + e^2y); its error is some 1e-7, which softcap multiplies.
   template <int kM, int kN>
   __device__ __forceinline__ void apply(float (&sums)[kM][kN][4]) const {
     if (direct) return;
-    const float power = 2 * kLog2E<float> / softcap;
+    [[maybe_unused]] const float power = 2 * kLog2E<float> / softcap;
     unrolled<kM, kN, 4>([&](int m, int n, int i) {
       const float y = scale * sums[m][n][i];
-      sums[m][n][i] = softcap == 0 ? y : softcap - softcap * __fdividef(2, 1 + ex2_approx_ftz(y * power));
+      if constexpr (std::is_same<T, Half>::value) {
+        sums[m][n][i] = softcap == 0 ? y : softcap - softcap * __fdividef(2, 1 + ex2_approx_ftz(y * power));
+      } else {
+        sums[m][n][i] = softcap == 0 ? y : softcap * tanhf(y / softcap);
+      }
     });
   }
   // Sets slopes to the derivatives of logits by products, except for the factor scale.
@@ -37,6 +42,8 @@ struct Logits {
     });
   }
 };
+template <typename A>
+Logits(const A&) -> Logits<typename A::Element>;
 
 // Adds (or takes the maximum of) what the four threads have that share a row of sums.
 __device__ __forceinline__ float sum_of_row(float value) {

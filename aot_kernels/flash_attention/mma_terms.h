@@ -28,16 +28,16 @@ constexpr int kBlocksOf = A::kIsExtended && S::kBlocks > 2 ? 2 : S::kBlocks;
 template <typename A>
 struct Terms {
   const A& a;
-  const Seen& seen;
+  const Seen<typename A::Element>& seen;
   int b, shift;
   uint64_t seed = 0;
   bool paired = false;  // whether two neighbouring keys from an even one on have a pack of the bias
 
-  __device__ __forceinline__ Terms(const A& attention, const Seen& of_item)
+  __device__ __forceinline__ Terms(const A& attention, const Seen<typename A::Element>& of_item)
       : a(attention), seen(of_item), b(of_item.b), shift(of_item.keys - of_item.queries) {
     if constexpr (A::kIsExtended) {
       const uintptr_t address = reinterpret_cast<uintptr_t>(a.bias.narrow) | reinterpret_cast<uintptr_t>(a.bias.wide);
-      paired = a.bias_key == 1 && a.keys % 2 == 0 && address % (a.bias.wide ? 8 : 4) == 0;
+      paired = a.bias_key == 1 && a.keys % 2 == 0 && address % (a.bias.wide ? 8 : 2 * sizeof *a.bias.narrow) == 0;
       if (a.seed) seed = static_cast<uint64_t>(*a.seed);
     }
   }

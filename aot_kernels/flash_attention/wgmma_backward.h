@@ -193,7 +193,7 @@ __device__ __forceinline__ void add_sums(const BackwardBlock<S>& block, int stag
   const auto& ring = block.rings.sums;
   const int group = static_cast<int>(a.group()), lane = threadIdx.x % 32;
   const int tiles_of_head = static_cast<int>(sums.tiles / a.heads);
-  const int left = static_cast<int>(least(a.left, Seen::kFar));
+  const int left = static_cast<int>(least(a.left, SeenWith<Half, false>::kFar));
   int copies = 0;
   block.for_items([&](const KeysWork<S>& w) {
     Steps<S> at(w, group);
@@ -244,7 +244,7 @@ __device__ __forceinline__ void compute_gradients(const BackwardBlock<S>& block,
     clear(dk), clear(dv);
     const auto keys = rings.keys.tile(tiles_of_keys), values = rings.values.tile(tiles_of_keys);
     const auto k = keys.rows(64 * consumer), v = values.rows(64 * consumer);
-    SeenWith<false> seen(a, w.s, w.b, w.kv_head * group, w.keys);
+    SeenWith<Half, false> seen(a, w.s, w.b, w.kv_head * group, w.keys);
     Steps<S> at(w, group);
     if (w.steps > 0) {
       rings.keys.wait(tiles_of_keys), rings.values.wait(tiles_of_keys);

@@ -146,7 +146,7 @@ __device__ __forceinline__ void compute_items(const Attention<Half>& a, const Ma
     begin_product(x[0], queries.tile(tiles_of_queries).rows(64 * consumer), keys.tile(copy));
   };
   const auto multiply_values = [&](int copy, bool adds) { begin_product(out[0], p[0], values.tile(copy), adds); };
-  const auto take = [&](const SeenWith<false>& seen, const Hidden& hidden, int i0, int i1, int j0) {
+  const auto take = [&](const SeenWith<Half, false>& seen, const Hidden& hidden, int i0, int i1, int j0) {
     logits.apply(x);
     if (!seen.all(i0, i1, j0, j0 + S::kKeys)) seen.hide(x, i0, j0);
     hidden.hide(x, -INFINITY);
@@ -200,7 +200,7 @@ __device__ __forceinline__ void compute_items(const Attention<Half>& a, const Ma
     const QueryItem& item = w.item;
     const int begin = item.begin, tiles_of_next = w.tiles;
     const int i0 = item.i0 + row, i1 = std::min(i0 + 16, item.i1);
-    const SeenWith<false> seen(a, item.s, item.b, item.h, item.end);
+    const SeenWith<Half, false> seen(a, item.s, item.b, item.h, item.end);
     wgmma_wait_group<1>();
     wgmma_fence_operand(x[0]);
     keys.release(copies);

@@ -120,7 +120,7 @@ struct SharedMemory {
 // stores packs of 16 bytes.
 template <int kN>
 __device__ __forceinline__ void store_aligned(const float (&sums)[kN][4], const float (&factor)[2],
-                                              const HalfRows<Half>& rows, int begin, int end) {
+                                              const HeadRows<Half>& rows, int begin, int end) {
   const int lane = threadIdx.x % 32, quad = lane % 4;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {

@@ -16,12 +16,11 @@ struct Word {
 
   __device__ Word() {}
   __device__ explicit Word(uint32_t bits) : upper(bits), lower(0) {
-    constexpr uint32_t kTf32Bits = 0xffffe000;
     if constexpr (kProduct == Product::kTf32) upper = cvt_rna_tf32(__uint_as_float(bits));
     if constexpr (kProduct == Product::kFloat) {
-      // Some NaN become 0 in the upper part; the lower is NaN then.
-      upper = (bits + 0x1000) & kTf32Bits;
-      lower = __float_as_uint(__uint_as_float(bits) - __uint_as_float(upper)) & kTf32Bits;
+      // Some NaN become 0 in the upper part; the lower is NaN then. Tensor cores leave out the lower's last 13 bits.
+      upper = (bits + 0x1000) & 0xffffe000;
+      lower = __float_as_uint(__uint_as_float(bits) - __uint_as_float(upper));
     }
   }
 };
