@@ -6,12 +6,16 @@
 // Rows of up to 32 x kShortPacks packs have kernels of their own (TeamsOfWarp), unless there is softcap or label
 // smoothing. In those kernels, up to 32 lanes hold a row, so that its maximum is known before its exponentials.
 //
+// Probabilities are read in packs beside those of their logits. Their sums are relative to the maximum so far, as that
+// of exponentials is: then all terms have one sign, and no digits cancel. Their gradient takes the kernel of long rows
+// for all rows: it has no reductions to save.
+//
 //   packs of other rows       lanes                       why
 //   up to 128                 the fewest that take a row  several rows in a block, no barrier
 //                             in one chunk, 4 to 32
 //   up to 512, many rows      32                          no barrier, and enough warps to fill a GPU
 //   up to 2048, or many rows  256                         four or more blocks on each multiprocessor hide the barriers
-//   more                      1024                        as many bytes in flight as a multiprocessor takes
+//   more                      kMostThreads                as many bytes in flight as a multiprocessor takes
 #pragma once
 
 #include "../common/activations.h"
@@ -28,9 +32,10 @@ constexpr int kPacks = 4;  // a thread's packs of a chunk
 template <typename T>
 constexpr int kShortPacks = sizeof(T) == 2 ? 4 : 8;   // a thread's packs of a short row
 constexpr int kSumThreads = 1024, kRowsOfSum = 8192;  // of a block that adds up the losses of rows
-// kMostThreads<T> is the most threads of a block. Exponentials of double take many registers.
-template <typename T>
-constexpr int kMostThreads = sizeof(T) == 8 ? 512 : 1024;
+// kMostThreads is the most threads of a block. Exponentials of double take many registers, and so do probabilities, of
+// which a thread has as many packs in flight as of logits.
+template <typename T, Form kForm>
+constexpr int kMostThreads = sizeof(T) == 8 || kForm == Form::kProbabilities ? 512 : 1024;
 
 // Returns e^(x - max) for a row's maximum. On float16, `max` and x are exact, and the difference of their products by
 // log2(e) takes one instruction; all exponentials then have one common error, which `correction` undoes.
@@ -52,6 +57,9 @@ class Power {
       return exp(x - max_);
     }
   }
+
+  // Returns the maximum or, where that is not finite yet, 0.
+  __device__ C shift() const { return max_; }
 
   // Returns the factor that makes sums for an older, smaller maximum sums for this one.
   __device__ C factor(C older) const {
@@ -122,21 +130,30 @@ __device__ __forceinline__ Pack<T, N> load_or_lowest(const T* from, bool is_in_r
 }
 
 // PlacesOfRow says how many elements stand before a row's whole packs, how many packs there are, and how many elements
-// stand after them.
+// stand after them. Where other rows that are taken in packs together with this one are not aligned as it is, it has no
+// packs: then it `is_apart`.
 struct PlacesOfRow {
   int head, packs, tail;
 
   template <int N, typename T, typename Length>
-  static __device__ PlacesOfRow of(const T* row, Length length) {
-    const Length to_pack = elements_to_pack<N>(row), head = to_pack < length ? to_pack : length;
+  static __device__ PlacesOfRow of(const T* row, Length length, bool is_apart) {
+    const Length to_pack = elements_to_pack<N>(row), head = to_pack < length && !is_apart ? to_pack : length;
     const Length packs = (length - head) / N;
     return {static_cast<int>(head), static_cast<int>(packs), static_cast<int>(length - head - packs * N)};
   }
 };
 
+// Returns a_j, or q_j w_j if kPlain: then there is no label smoothing.
+template <bool kPlain, typename T>
+__device__ __forceinline__ Compute<T> a_of(const Loss<T, Form::kProbabilities>& loss, Compute<T> spread, int64_t j,
+                                           Compute<T> q) {
+  if constexpr (!kPlain) q = q * (1 - loss.smoothing) + spread;
+  return loss.weight ? q * loss.weight[j] : q;
+}
+
 // Returns x_j of a logit. If kPlain, there is neither softcap nor label smoothing.
-template <bool kPlain, typename T, bool kGeneral>
-__device__ __forceinline__ Compute<T> x_of(const Loss<T, kGeneral>& loss, Compute<T> logit) {
+template <bool kPlain, typename T, Form kForm>
+__device__ __forceinline__ Compute<T> x_of(const Loss<T, kForm>& loss, Compute<T> logit) {
   if constexpr (!kPlain)
     if (loss.softcap > 0) return loss.softcap * Activations<T>::tanh(logit / loss.softcap);
   return logit;
@@ -155,17 +172,21 @@ struct RowLanes {
 
 // RowReader computes the sums of a row. Until the end, `max` is the largest logit, before the softcap, which keeps the
 // order, and `sum` lacks the correction of Power.
-template <typename T, bool kPlain, bool kGeneral>
+template <typename T, bool kPlain, Form kForm>
 class RowReader {
  public:
   using C = Compute<T>;
   static constexpr int N = kPackWidth<T>;
 
-  __device__ RowReader(const Loss<T, kGeneral>& loss, C own) : loss_(loss), reference_(loss.reference(own)) {}
+  __device__ RowReader(const Loss<T, kForm>& loss, C own)
+      : loss_(loss), reference_(loss.reference(own)), spread_(loss.smoothing / C(loss.classes)) {}
 
   // Adds a lane's share of a row.
   __device__ void add(const T* row, int64_t length, int lane, int lanes) {
-    const PlacesOfRow places = PlacesOfRow::of<N>(row, length);
+    bool is_apart = false;
+    if constexpr (kHasProbabilities)
+      probabilities_ = loss_.probabilities + (row - loss_.logits), is_apart = loss_.is_apart;
+    const PlacesOfRow places = PlacesOfRow::of<N>(row, length, is_apart);
     const T* from = row + places.head + int64_t{lane} * N;
     for (int k = lane; k < places.packs; k += kPacks * lanes, from += int64_t{kPacks} * lanes * N) {
       Pack<T, N> packs[kPacks];
@@ -179,7 +200,7 @@ class RowReader {
 
   // Returns the sums of the whole row, which the first lane gets; all threads of the block call this.
   __device__ RowSums<C> total(const RowLanes& lanes) {
-    __shared__ RowSums<C> of_warps[kMostThreads<T> / 32];
+    __shared__ RowSums<C> of_warps[kMostThreads<T, kForm> / 32];
     combine_lanes(lanes.count < 32 ? lanes.count : 32);
     if (lanes.count > 32) {
       if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = sums_;
@@ -192,14 +213,23 @@ class RowReader {
     RowSums<C> result = sums_;
     result.max = x(sums_.max);
     result.sum *= Power<T>(result.max).correction();
-    if (!loss_.weight) result.weights = C(loss_.classes);
+    if (!kHasProbabilities && !loss_.weight) result.weights = C(loss_.classes);
     return result;
   }
 
  private:
+  static constexpr bool kHasProbabilities = kForm == Form::kProbabilities;
+
   __device__ C x(C logit) const { return x_of<kPlain>(loss_, logit); }
 
   __device__ void add_chunk(const Pack<T, N> (&packs)[kPacks], int k, int lanes, const PlacesOfRow& places) {
+    [[maybe_unused]] Pack<T, N> probabilities[kPacks] = {};
+    if constexpr (kHasProbabilities) {
+#pragma unroll
+      for (int i = 0; i < kPacks; ++i)
+        if (k + i * lanes < places.packs)
+          probabilities[i] = load<N>(probabilities_ + places.head + int64_t{k + i * lanes} * N);
+    }
     const Power<T> power = raise(largest(packs));
     C sums[kPacks] = {};
 #pragma unroll
@@ -207,7 +237,19 @@ class RowReader {
       if (k + i * lanes < places.packs)
         for (const T& value : packs[i].values) sums[i] += power(x(C(value)));
     sums_.sum += (sums[0] + sums[1]) + (sums[2] + sums[3]);
-    if constexpr (!kPlain) {
+    if constexpr (kHasProbabilities) {
+      C masses[kPacks] = {}, below[kPacks] = {};
+#pragma unroll
+      for (int i = 0; i < kPacks; ++i)
+        if (k + i * lanes < places.packs)
+          for (int n = 0; n < N; ++n) {
+            const C a = a_of<kPlain>(loss_, spread_, places.head + int64_t{k + i * lanes} * N + n,
+                                     C(probabilities[i].values[n]));
+            masses[i] += a, below[i] += a * (x(C(packs[i].values[n])) - power.shift());
+          }
+      sums_.weights += (masses[0] + masses[1]) + (masses[2] + masses[3]);
+      sums_.below += (below[0] + below[1]) + (below[2] + below[3]);
+    } else if constexpr (!kPlain) {
       if (loss_.smoothing == 0) return;
 #pragma unroll
       for (int i = 0; i < kPacks; ++i)
@@ -220,17 +262,27 @@ class RowReader {
     const C logit = C(row[j]);
     const Power<T> power = raise(logit);
     sums_.sum += power(x(logit));
-    if constexpr (!kPlain)
+    if constexpr (kHasProbabilities) {
+      const C a = a_of<kPlain>(loss_, spread_, j, C(probabilities_[j]));
+      sums_.weights += a, sums_.below += a * (x(logit) - power.shift());
+    } else if constexpr (!kPlain) {
       if (loss_.smoothing > 0) add_below(j, logit);
+    }
   }
 
-  // Rescales the sum if an element is larger than the maximum.
+  // Rescales the sums if an element is larger than the maximum.
   __device__ Power<T> raise(C logit) {
     const C max = ::fmax(sums_.max, logit);
     const Power<T> power(x(max));
     sums_.sum *= power.factor(x(sums_.max));
+    if constexpr (kHasProbabilities) sums_.below = below_for(power, sums_.max, sums_.weights, sums_.below);
     sums_.max = max;
     return power;
+  }
+
+  // Returns the sum of a_j (x_j - max) for the maximum of `power`, given those for an older maximum.
+  __device__ C below_for(const Power<T>& power, C older, C mass, C below) const {
+    return below + mass * (Power<T>(x(older)).shift() - power.shift());
   }
 
   __device__ void add_below(int64_t j, C logit) {
@@ -245,30 +297,36 @@ class RowReader {
       const C larger = ::fmax(sums_.max, max);
       const Power<T> power(x(larger));
       sums_.sum = sums_.sum * power.factor(x(sums_.max)) + sum * power.factor(x(max));
-      sums_.max = larger;
-      if constexpr (!kPlain) {
-        sums_.weights += __shfl_xor_sync(~0u, sums_.weights, distance);
-        sums_.below += __shfl_xor_sync(~0u, sums_.below, distance);
+      if constexpr (kHasProbabilities || !kPlain) {
+        const C weights = __shfl_xor_sync(~0u, sums_.weights, distance);
+        C below = __shfl_xor_sync(~0u, sums_.below, distance);
+        if constexpr (kHasProbabilities) {
+          sums_.below = below_for(power, sums_.max, sums_.weights, sums_.below);
+          below = below_for(power, max, weights, below);
+        }
+        sums_.weights += weights, sums_.below += below;
       }
+      sums_.max = larger;
     }
   }
 
-  const Loss<T, kGeneral>& loss_;
-  C reference_;
+  const Loss<T, kForm>& loss_;
+  C reference_, spread_;
+  const T* probabilities_ = nullptr;  // the row's
   RowSums<C> sums_;
 };
 
-template <typename T, bool kPlain, bool kGeneral>
-__global__ void __launch_bounds__(kMostThreads<T>)
-    loss_kernel(Loss<T, kGeneral> loss, int row_lanes, Compute<T>* losses, RowStats<Compute<T>>* stats) {
+template <typename T, bool kPlain, Form kForm>
+__global__ void __launch_bounds__(kMostThreads<T, kForm>)
+    loss_kernel(Loss<T, kForm> loss, int row_lanes, Compute<T>* losses, RowStats<Compute<T>>* stats) {
   using C = Compute<T>;
   const RowLanes lanes(row_lanes);
   const bool is_row = lanes.row < loss.rows;
-  const int64_t label = is_row ? loss.labels[lanes.row] : loss.ignored;
+  const int64_t label = is_row ? loss.label_of(lanes.row) : loss.ignored;
   const bool counts = label != loss.ignored;
   const T* const row = loss.logits + lanes.row * loss.classes;
   const C own = counts && loss.is_class(label) ? x_of<kPlain>(loss, C(row[label])) : C(0);
-  RowReader<T, kPlain, kGeneral> reader(loss, own);
+  RowReader<T, kPlain, kForm> reader(loss, own);
   if (counts) reader.add(row, loss.classes, lanes.lane, lanes.count);
   const RowSums<C> sums = reader.total(lanes);
   if (!is_row || lanes.lane != 0) return;
@@ -276,7 +334,7 @@ __global__ void __launch_bounds__(kMostThreads<T>)
   if (counts) of_row = {sums.max, 1 / sums.sum};
   losses[lanes.row] = counts ? loss.of_row(label, own, sums) : C(0);
   stats[lanes.row] = of_row;
-  if constexpr (kGeneral) loss.store_lse(lanes.row, of_row);
+  loss.store_of_form(lanes.row, of_row, sums);
 }
 
 // Passes says how a warp takes short rows: each of its teams of `lanes` threads takes one row in a pass.
@@ -317,32 +375,44 @@ struct OwnRow {
   int64_t row, label;
   bool exists, counts, has_class;
 
-  template <typename T, bool kGeneral>
-  __device__ OwnRow(const Loss<T, kGeneral>& loss, const TeamsOfWarp& teams)
+  template <typename T, Form kForm>
+  __device__ OwnRow(const Loss<T, kForm>& loss, const TeamsOfWarp& teams)
       : row(teams.row(teams.lane)), exists(teams.lane < teams.count && row < loss.rows) {
-    label = exists ? loss.labels[row] : loss.ignored;
+    label = exists ? loss.label_of(row) : loss.ignored;
     counts = label != loss.ignored, has_class = counts && loss.is_class(label);
   }
 };
 
-// Returns the maximum of a row, and the sum of its exponentials that lacks the correction of Power.
-template <typename T>
-__device__ RowSums<Compute<T>> sums_of_short(const T* row, unsigned length, const TeamsOfWarp& teams) {
+// Returns the sums of a row; that of its exponentials lacks the correction of Power.
+template <typename T, Form kForm>
+__device__ RowSums<Compute<T>> sums_of_short(const Loss<T, kForm>& loss, const T* row, unsigned length,
+                                             const TeamsOfWarp& teams) {
   using C = Compute<T>;
   constexpr int N = kPackWidth<T>, kHeld = kShortPacks<T>;
-  const PlacesOfRow places = PlacesOfRow::of<N>(row, length);
+  bool is_apart = false;
+  [[maybe_unused]] const T* of_probabilities = nullptr;
+  if constexpr (kForm == Form::kProbabilities)
+    of_probabilities = loss.probabilities + (row - loss.logits), is_apart = loss.is_apart;
+  const PlacesOfRow places = PlacesOfRow::of<N>(row, length, is_apart);
   const auto for_edges = [&](const auto& f) {
     for (int j = teams.lane; j < places.head + places.tail; j += teams.lanes)
-      f(C(row[j < places.head ? j : j + places.packs * N]));
+      f(C(row[j < places.head ? j : j + places.packs * N]), j < places.head ? j : j + places.packs * N);
   };
   const T* const from = row + places.head + teams.lane * N;
   Pack<T, N> packs[kHeld];
 #pragma unroll
   for (int i = 0; i < kHeld; ++i)
     packs[i] = load_or_lowest<N>(from + i * teams.lanes * N, teams.lane + i * teams.lanes < places.packs);
+  [[maybe_unused]] Pack<T, N> probabilities[kHeld] = {};
+  if constexpr (kForm == Form::kProbabilities) {
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i)
+      if (teams.lane + i * teams.lanes < places.packs)
+        probabilities[i] = load<N>(of_probabilities + places.head + (teams.lane + i * teams.lanes) * N);
+  }
   RowSums<C> result;
   result.max = largest(packs);
-  for_edges([&](C x) { result.max = ::fmax(result.max, x); });
+  for_edges([&](C x, int) { result.max = ::fmax(result.max, x); });
   result.max = teams.over_lanes(result.max, [](C a, C b) { return ::fmax(a, b); });
   const Power<T> power(result.max);
   C sums[kHeld] = {};
@@ -350,16 +420,33 @@ __device__ RowSums<Compute<T>> sums_of_short(const T* row, unsigned length, cons
   for (int i = 0; i < kHeld; ++i)
     if (i <= kHeld / 2 || i * teams.lanes < places.packs)  // the first half is taken without a branch
       for (const T& value : packs[i].values) sums[i] += power(C(value));
-  for_edges([&](C x) { sums[0] += power(x); });
+  for_edges([&](C x, int) { sums[0] += power(x); });
   for (int apart = 1; apart < kHeld; apart *= 2)
     for (int i = 0; i < kHeld; i += 2 * apart) sums[i] += sums[i + apart];
-  result.sum = teams.over_lanes(sums[0], [](C a, C b) { return a + b; });
+  const auto add = [](C a, C b) { return a + b; };
+  result.sum = teams.over_lanes(sums[0], add);
+  if constexpr (kForm == Form::kProbabilities) {
+    C masses[2] = {}, below[2] = {};
+    const auto add_one = [&](int i, int j, C x, C q) {
+      const C a = a_of<true>(loss, C(0), j, q);
+      masses[i % 2] += a, below[i % 2] += a * (x - power.shift());
+    };
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i)
+      if (teams.lane + i * teams.lanes < places.packs)
+        for (int n = 0; n < N; ++n)
+          add_one(i, places.head + (teams.lane + i * teams.lanes) * N + n, C(packs[i].values[n]),
+                  C(probabilities[i].values[n]));
+    for_edges([&](C x, int j) { add_one(0, j, x, C(of_probabilities[j])); });
+    result.weights = teams.over_lanes(masses[0] + masses[1], add);
+    result.below = teams.over_lanes(below[0] + below[1], add);
+  }
   return result;
 }
 
 // Adds up the Totals of the block's rows to `partial`, or stores the losses of rows; the other one is null.
-template <typename T, bool kGeneral>
-__global__ void __launch_bounds__(kThreads) short_loss_kernel(Loss<T, kGeneral> loss, Passes passes, Compute<T>* losses,
+template <typename T, Form kForm>
+__global__ void __launch_bounds__(kThreads) short_loss_kernel(Loss<T, kForm> loss, Passes passes, Compute<T>* losses,
                                                               RowStats<Compute<T>>* stats, Compute<T>* partial) {
   using C = Compute<T>;
   const TeamsOfWarp teams(passes);
@@ -369,8 +456,11 @@ __global__ void __launch_bounds__(kThreads) short_loss_kernel(Loss<T, kGeneral> 
   const T* row = loss.logits + teams.row(0) * loss.classes;
   for (int pass = 0; pass < teams.count; ++pass, row += teams.teams * loss.classes) {
     const unsigned length = teams.of_pass(own.counts ? static_cast<unsigned>(loss.classes) : 0, pass);
-    const RowSums<C> of_pass = sums_of_short(row, length, teams);
-    if (pass == teams.lane) sums.max = of_pass.max, sums.sum = of_pass.sum;
+    const RowSums<C> of_pass = sums_of_short(loss, row, length, teams);
+    if (pass == teams.lane) {
+      sums.max = of_pass.max, sums.sum = of_pass.sum;
+      if constexpr (kForm == Form::kProbabilities) sums.weights = of_pass.weights, sums.below = of_pass.below;
+    }
   }
   griddepcontrol_launch_dependents();
   RowStats<C> of_row;
@@ -383,7 +473,7 @@ __global__ void __launch_bounds__(kThreads) short_loss_kernel(Loss<T, kGeneral> 
   if (own.exists) {
     stats[own.row] = of_row;
     if (losses) losses[own.row] = of_own;
-    if constexpr (kGeneral) loss.store_lse(own.row, of_row);
+    loss.store_of_form(own.row, of_row, sums);
   }
   if (!partial) return;
   using Block = TeamShape<kThreads, 1, 0>;
@@ -396,9 +486,9 @@ __global__ void __launch_bounds__(kThreads) short_loss_kernel(Loss<T, kGeneral> 
 
 // Each block adds up its part of `count` Totals: those in `from` or, if that is null, those of the rows. It writes its
 // sum to `partial` or, if that is null, finishes the loss.
-template <typename T, bool kGeneral>
+template <typename T, Form kForm>
 __global__ void __launch_bounds__(kSumThreads)
-    totals_kernel(Loss<T, kGeneral> loss, int64_t count, const Compute<T>* losses, const RowStats<Compute<T>>* stats,
+    totals_kernel(Loss<T, kForm> loss, int64_t count, const Compute<T>* losses, const RowStats<Compute<T>>* stats,
                   const Compute<T>* from, Compute<T>* partial, Compute<T>* result, Compute<T>* totals) {
   using C = Compute<T>;
   griddepcontrol_wait();
@@ -407,8 +497,8 @@ __global__ void __launch_bounds__(kSumThreads)
 #pragma unroll 4
   for (int64_t i = part_begin<int64_t>(count, blockIdx.x, gridDim.x) + threadIdx.x; i < end; i += kSumThreads) {
     const C* const there = from + Totals<C>::kNumbers * i;
-    sums +=
-        from ? Totals<C>{there[0], there[1], there[2], there[3]} : loss.totals_of(loss.labels[i], losses[i], stats[i]);
+    sums += from ? Totals<C>{there[0], there[1], there[2], there[3]}
+                 : loss.totals_of(loss.label_of(i), losses[i], stats[i]);
   }
   using Block = TeamShape<kSumThreads, 1, 0>;
   __shared__ SharedOfWarp shared[kSharedOfTeam<Block>];
@@ -428,35 +518,37 @@ __global__ void __launch_bounds__(kSumThreads)
   if (threadIdx.x == 0) loss.finish(sums, of_classes, result, totals);
 }
 
-// RowWriter computes the gradient of a row. `to` is as aligned as `from` is, unless `is_apart`; the logits of a row
-// that does not count are not read.
-template <typename T, bool kPlain, bool kGeneral>
+// RowWriter computes the gradient of a row: that of the logits, `to`, or that of the probabilities, or both. What is
+// not wanted is null. The logits of a row that does not count are not read.
+template <typename T, bool kPlain, Form kForm>
 struct RowWriter {
   using C = Compute<T>;
   static constexpr int N = kPackWidth<T>;
-  const Loss<T, kGeneral>& loss;
+  const Loss<T, kForm>& loss;
   Slope<C> slope;
   Power<T> power;
   int64_t label;
-  const T* from;
-  T* to;
+  const T *from, *probabilities;
+  T *to, *to_probabilities;
+  C log_sum;
   bool counts, is_apart;
 
   // Writes a lane's share of one of the row's chunks. The first chunk also has what is outside of whole packs.
   __device__ void write(int chunk, int lane, int lanes) const {
-    const PlacesOfRow places = PlacesOfRow::of<N>(from, loss.classes);
+    const PlacesOfRow places = PlacesOfRow::of<N>(from, loss.classes, is_apart);
     const int first = chunk * kPacks * lanes + lane;
-    Pack<T, N> packs[kPacks];
+    Pack<T, N> packs[kPacks], of_labels[kPacks];
 #pragma unroll
     for (int i = 0; i < kPacks; ++i) {
       const int k = first + i * lanes;
-      packs[i] = {};
+      packs[i] = of_labels[i] = {};
       if (counts && k < places.packs) packs[i] = load<N>(from + places.head + int64_t{k} * N);
+      if (probabilities && k < places.packs) of_labels[i] = load<N>(probabilities + places.head + int64_t{k} * N);
     }
 #pragma unroll
     for (int i = 0; i < kPacks; ++i) {
       const int k = first + i * lanes;
-      if (k < places.packs) write_pack(packs[i], places.head + int64_t{k} * N);
+      if (k < places.packs) write_pack(packs[i], of_labels[i], places.head + int64_t{k} * N);
     }
     if (chunk > 0) return;
     for (int j = lane; j < places.head; j += lanes) write_one(j);
@@ -475,51 +567,80 @@ struct RowWriter {
     return result;
   }
 
+  // Returns label * q_j w_j, or 0 without probabilities.
+  __device__ C less([[maybe_unused]] int64_t j, [[maybe_unused]] C probability) const {
+    if constexpr (kForm == Form::kProbabilities)
+      return a_of<true>(loss, C(0), j, slope.label * probability);
+    else
+      return 0;
+  }
+
+  // Returns the gradient with respect to a probability.
+  __device__ C gradient_of_probability(int64_t j, C logit) const {
+    const C result = slope.label * (log_sum + (power.shift() - x_of<kPlain>(loss, logit)));
+    return loss.weight ? result * C(loss.weight[j]) : result;
+  }
+
   // The label's element is stored twice by one thread, the second time as it shall be.
-  __device__ void write_pack(const Pack<T, N>& logits, int64_t j) const {
+  __device__ void write_pack(const Pack<T, N>& logits, const Pack<T, N>& of_labels, int64_t j) const {
     Pack<T, N> pack;
-    for (int n = 0; n < N; ++n) assign(pack.values[n], gradient(j + n, C(logits.values[n]), C(0)));
-    if (is_apart) {
-      for (int n = 0; n < N; ++n) to[j + n] = pack.values[n];
-    } else {
-      store_at_once(to + j, pack);
+    if (to_probabilities) {
+      for (int n = 0; n < N; ++n) assign(pack.values[n], gradient_of_probability(j + n, C(logits.values[n])));
+      store_at_once(to_probabilities + j, pack);
     }
+    if (kForm == Form::kProbabilities && !to) return;
+    for (int n = 0; n < N; ++n)
+      assign(pack.values[n], gradient(j + n, C(logits.values[n]), less(j + n, C(of_labels.values[n]))));
+    store_at_once(to + j, pack);
     if (j <= label && label < j + N) write_one(label);
   }
 
   __device__ void write_one(int64_t j) const {
-    assign(to[j], gradient(j, counts ? C(from[j]) : C(0), j == label ? slope.label : C(0)));
+    const C logit = counts ? C(from[j]) : C(0);
+    if (to_probabilities) assign(to_probabilities[j], gradient_of_probability(j, logit));
+    if (kForm == Form::kProbabilities && !to) return;
+    assign(to[j], gradient(j, logit, probabilities ? less(j, C(probabilities[j])) : j == label ? slope.label : C(0)));
   }
 };
 
-template <typename T, bool kPlain, bool kGeneral>
-__global__ void __launch_bounds__(kThreads)
-    gradient_kernel(Loss<T, kGeneral> loss, int row_lanes, const RowStats<Compute<T>>* stats, const Compute<T>* totals,
-                    const Compute<T>* dloss, bool is_per_row, bool is_apart, int chunks, T* dlogits) {
+// With probabilities, three blocks fit a multiprocessor.
+template <typename T, bool kPlain, Form kForm>
+__global__ void __launch_bounds__(kThreads, kForm == Form::kProbabilities && kPlain && sizeof(T) < 8 ? 3 : 0)
+    gradient_kernel(Loss<T, kForm> loss, int row_lanes, const RowStats<Compute<T>>* stats, const Compute<T>* totals,
+                    const Compute<T>* dloss, bool is_per_row, bool is_apart, int chunks, T* dlogits, T* dlabels) {
   using C = Compute<T>;
   const RowLanes lanes(row_lanes);
   if (lanes.row >= loss.rows) return;
-  const int64_t label = loss.labels[lanes.row], first = lanes.row * loss.classes;
+  const int64_t label = loss.label_of(lanes.row), first = lanes.row * loss.classes;
   const bool counts = label != loss.ignored;
   Slope<C> slope;
   const RowStats<C> of_row = stats[lanes.row];
   const Power<T> power(of_row.max);
   if (counts) slope = loss.slope(lanes.row, label, of_row, totals, dloss[is_per_row ? lanes.row : 0]);
   slope.exponential *= power.correction();
-  const RowWriter<T, kPlain, kGeneral> writer{
-      loss, slope, power, counts ? label : -1, loss.logits + first, dlogits + first, counts, is_apart};
+  const T* probabilities = nullptr;
+  T *to = dlogits + first, *to_probabilities = nullptr;
+  C log_sum = 0;
+  if constexpr (kForm == Form::kProbabilities) {
+    if (dlogits) probabilities = loss.probabilities + first;
+    if (!dlogits) to = nullptr;
+    if (dlabels) to_probabilities = dlabels + first, log_sum = of_row.log_sum();
+  }
+  const RowWriter<T, kPlain, kForm> writer{
+      loss,    slope,  power,   counts ? label : -1, loss.logits + first, probabilities, to, to_probabilities,
+      log_sum, counts, is_apart};
   for (int chunk = static_cast<int>(blockIdx.y); chunk < chunks; chunk += static_cast<int>(gridDim.y))
     writer.write(chunk, lanes.lane, lanes.count);
 }
 
-// Writes a row's gradient as if the row had no label. `to` is as aligned as `from` is, unless `is_apart`; the logits of
+// Writes a row's gradient as if the row had no label, without packs if `to` is not aligned as `from` is. The logits of
 // a row that does not count are not read.
 template <typename T>
 __device__ void write_short(const T* from, T* to, unsigned length, bool counts, bool is_apart, Compute<T> exponential,
                             const Power<T>& power, const TeamsOfWarp& teams) {
   using C = Compute<T>;
   constexpr int N = kPackWidth<T>, kHeld = kShortPacks<T>;
-  const PlacesOfRow places = PlacesOfRow::of<N>(from, length);
+  const PlacesOfRow places = PlacesOfRow::of<N>(from, length, is_apart);
   const int first = places.head + teams.lane * N, step = teams.lanes * N;
   Pack<T, N> packs[kHeld];
 #pragma unroll
@@ -530,12 +651,7 @@ __device__ void write_short(const T* from, T* to, unsigned length, bool counts, 
     if (teams.lane + i * teams.lanes >= places.packs) continue;
     C numbers[N];
     for (int n = 0; n < N; ++n) numbers[n] = exponential * power(C(packs[i].values[n]));
-    T* const there = to + (first + i * step);
-    if (is_apart) {
-      for (int n = 0; n < N; ++n) assign(there[n], numbers[n]);
-    } else {
-      store_at_once(there, rounded_pack<T>(numbers));
-    }
+    store_at_once(to + (first + i * step), rounded_pack<T>(numbers));
   }
   for (int j = teams.lane; j < places.head + places.tail; j += teams.lanes) {
     const int at = j < places.head ? j : j + places.packs * N;
@@ -544,9 +660,9 @@ __device__ void write_short(const T* from, T* to, unsigned length, bool counts, 
 }
 
 // The label's element is stored twice, the second time as it shall be.
-template <typename T, bool kGeneral>
+template <typename T, Form kForm>
 __global__ void __launch_bounds__(kThreads)
-    short_gradient_kernel(Loss<T, kGeneral> loss, Passes passes, const RowStats<Compute<T>>* stats,
+    short_gradient_kernel(Loss<T, kForm> loss, Passes passes, const RowStats<Compute<T>>* stats,
                           const Compute<T>* totals, const Compute<T>* dloss, bool is_per_row, bool is_apart,
                           T* dlogits) {
   using C = Compute<T>;
@@ -610,12 +726,12 @@ struct ShortRows {
 };
 
 // Returns how many Totals `partial` has got, which is 0 if those of the rows remain to be added up.
-template <typename T, bool kGeneral>
-int64_t launch_loss(Call& call, const Loss<T, kGeneral>& loss, Compute<T>* losses, RowStats<Compute<T>>* stats,
+template <typename T, Form kForm>
+int64_t launch_loss(Call& call, const Loss<T, kForm>& loss, Compute<T>* losses, RowStats<Compute<T>>* stats,
                     Compute<T>* partial) {
   const int64_t packs = loss.classes / kPackWidth<T>;
   if (loss.is_plain() && ShortRows<T>::take(packs)) {
-    const auto kernel = short_loss_kernel<T, kGeneral>;
+    const auto kernel = short_loss_kernel<T, kForm>;
     const ShortRows<T> rows(kernel, loss.rows, packs, 1);
     const bool adds = loss.reduction != Reduction::kNone;
     launch(call, kernel, rows.blocks, kThreads, 0, loss, rows.passes, adds ? nullptr : losses, stats,
@@ -624,49 +740,50 @@ int64_t launch_loss(Call& call, const Loss<T, kGeneral>& loss, Compute<T>* losse
   }
   const Gpu gpu;
   const bool has_many_rows = loss.rows >= 4 * gpu.multiprocessors;
-  int lanes = kMostThreads<T>;
+  int lanes = kMostThreads<T, kForm>;
   if (packs <= 32 * kPacks || (packs <= 512 && loss.rows >= 64 * gpu.multiprocessors)) {
     lanes = fewest_lanes(packs, 32);
   } else if (packs <= 2048 || has_many_rows) {
     lanes = 256;
   }
-  const auto kernel = loss.is_plain() ? loss_kernel<T, true, kGeneral> : loss_kernel<T, false, kGeneral>;
+  const auto kernel = loss.is_plain() ? loss_kernel<T, true, kForm> : loss_kernel<T, false, kForm>;
   launch_rows(call, kernel, loss.rows, lanes, 1, loss, lanes, losses, stats);
   return 0;
 }
 
 // Adds up the losses of rows or, if there are any, the `parts` Totals that `partial` has.
-template <typename T, bool kGeneral>
-void launch_totals(Call& call, const Loss<T, kGeneral>& loss, const Compute<T>* losses,
-                   const RowStats<Compute<T>>* stats, int64_t parts, Compute<T>* partial, Compute<T>* result,
-                   Compute<T>* totals) {
+template <typename T, Form kForm>
+void launch_totals(Call& call, const Loss<T, kForm>& loss, const Compute<T>* losses, const RowStats<Compute<T>>* stats,
+                   int64_t parts, Compute<T>* partial, Compute<T>* result, Compute<T>* totals) {
   const int64_t rows = loss.reduction == Reduction::kNone ? 0 : loss.rows;
   if (parts == 0 && rows >= 2 * kRowsOfSum) {
     parts = std::min<int64_t>(rows / kRowsOfSum, 1024);
-    launch(call, totals_kernel<T, kGeneral>, Grid(parts).programmatic(), kSumThreads, 0, loss, rows, losses, stats,
+    launch(call, totals_kernel<T, kForm>, Grid(parts).programmatic(), kSumThreads, 0, loss, rows, losses, stats,
            nullptr, partial, nullptr, nullptr);
   }
-  launch(call, totals_kernel<T, kGeneral>, Grid(1).programmatic(), kSumThreads, 0, loss, parts > 0 ? parts : rows,
-         losses, stats, parts > 0 ? partial : nullptr, nullptr, result, totals);
+  launch(call, totals_kernel<T, kForm>, Grid(1).programmatic(), kSumThreads, 0, loss, parts > 0 ? parts : rows, losses,
+         stats, parts > 0 ? partial : nullptr, nullptr, result, totals);
 }
 
-template <typename T, bool kGeneral>
-void launch_gradient(Call& call, const Loss<T, kGeneral>& loss, const RowStats<Compute<T>>* stats,
-                     const Compute<T>* totals, const Compute<T>* dloss, bool is_per_row, T* dlogits) {
-  constexpr int N = kPackWidth<T>;
-  const int64_t packs = loss.classes / N;
-  const bool is_apart = elements_to_pack<N>(loss.logits) != elements_to_pack<N>(dlogits);
-  if (loss.is_plain() && ShortRows<T>::take(packs)) {
-    const auto kernel = short_gradient_kernel<T, kGeneral>;
-    const ShortRows<T> rows(kernel, loss.rows, packs, 2);
-    return launch(call, kernel, rows.blocks, kThreads, 0, loss, rows.passes, stats, totals, dloss, is_per_row, is_apart,
-                  dlogits);
-  }
+// `dlogits` or `dlabels`, which are those of probabilities, may be null.
+template <typename T, Form kForm>
+void launch_gradient(Call& call, const Loss<T, kForm>& loss, const RowStats<Compute<T>>* stats,
+                     const Compute<T>* totals, const Compute<T>* dloss, bool is_per_row, T* dlogits, T* dlabels) {
+  const int64_t packs = loss.classes / kPackWidth<T>;
+  bool is_apart = (dlogits && are_apart(dlogits, loss.logits)) || (dlabels && are_apart(dlabels, loss.logits));
+  if constexpr (kForm == Form::kProbabilities) is_apart |= loss.is_apart;
+  if constexpr (kForm != Form::kProbabilities)
+    if (loss.is_plain() && ShortRows<T>::take(packs)) {
+      const auto kernel = short_gradient_kernel<T, kForm>;
+      const ShortRows<T> rows(kernel, loss.rows, packs, 2);
+      return launch(call, kernel, rows.blocks, kThreads, 0, loss, rows.passes, stats, totals, dloss, is_per_row,
+                    is_apart, dlogits);
+    }
   const int lanes = fewest_lanes(packs, kThreads);
   const int chunks = static_cast<int>(std::max<int64_t>(1, (packs - 1) / (kPacks * lanes) + 1));
-  const auto kernel = loss.is_plain() ? gradient_kernel<T, true, kGeneral> : gradient_kernel<T, false, kGeneral>;
+  const auto kernel = loss.is_plain() ? gradient_kernel<T, true, kForm> : gradient_kernel<T, false, kForm>;
   launch_rows(call, kernel, loss.rows, lanes, chunks, loss, lanes, stats, totals, dloss, is_per_row, is_apart, chunks,
-              dlogits);
+              dlogits, dlabels);
 }
 
 }  // namespace msops::cross_entropy

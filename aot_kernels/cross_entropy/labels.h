@@ -7,9 +7,10 @@ namespace msops::cross_entropy {
 
 // Labels are int32 or int64.
 struct Labels {
-  const void* data;
-  bool is_wide;
+  const void* data = nullptr;
+  bool is_wide = false;
 
+  Labels() = default;
   explicit Labels(const Tensor& labels)
       : data(labels.data), is_wide(labels.dtype && !std::strcmp(labels.dtype, "int64")) {}
   MSOPS_BOTH int64_t operator[](int64_t row) const {

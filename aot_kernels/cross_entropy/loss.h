@@ -7,23 +7,40 @@
 //   loss  = sum over rows of cross / total weight + z lse^2 / number of rows
 //
 // If the losses are not averaged, total weight and number of rows are 1.
+//
+// Instead of a label, a row may have probabilities q_j of the classes, and then has the total weight 1:
+//
+//   cross = sum_j a_j (lse - x_j),  a_j = ((1 - e) q_j + e / V) w_j,  mass = sum_j a_j
 #pragma once
 
 #include <type_traits>
 
 #include "../common/call.h"
 #include "../common/functions.h"
+#include "../common/pack.h"
 #include "labels.h"
 
 namespace msops::cross_entropy {
 
 enum class Reduction : int { kNone, kSum, kMean };
 
+// Form says what a row has. If it is not kClasses, lse may be a result, and the weights are of the computing type.
+enum class Form : int { kClasses, kGeneral, kProbabilities };
+
+// Returns whether rows do not begin at the same distance from a pack as those of the logits.
+template <typename T>
+bool are_apart(const T* rows, const T* logits) {
+  constexpr int N = kPackWidth<T>;
+  return elements_to_pack<N>(rows) != elements_to_pack<N>(logits);
+}
+
 // RowSums is what a row's logits sum up to.
 template <typename C>
 struct RowSums {
   C max = C(-HUGE_VAL), sum = 0;
-  C weights = 0, below = 0;  // for label smoothing: the sums of w_j and of w_j (x_j - reference)
+  // For label smoothing, the sums of w_j and of w_j (x_j - reference); for probabilities, those of a_j and of
+  // a_j (x_j - max), or of a_j x_j where the maximum is not finite yet.
+  C weights = 0, below = 0;
 };
 
 // RowStats is what the gradient needs of a row: the maximum of x, and the softmax of the element that has it, 1 / sum.
@@ -31,7 +48,8 @@ template <typename C>
 struct RowStats {
   C max = 0, share = 1;
 
-  MSOPS_BOTH C lse() const { return max + log1p(1 / share - 1); }  // glibc's log needs version 2.29
+  MSOPS_BOTH C log_sum() const { return log1p(1 / share - 1); }  // glibc's log needs version 2.29
+  MSOPS_BOTH C lse() const { return max + log_sum(); }
 };
 
 // Totals are sums over the rows that count.
@@ -48,35 +66,46 @@ struct Totals {
 };
 
 // Slope gives the gradient with respect to x_j: exponential * e^(x_j - max) - uniform * w_j, and less by `label` at the
-// label.
+// label, or by label * q_j w_j; that with respect to q_j is label * w_j (lse - x_j).
 template <typename C>
 struct Slope {
   C exponential = 0, label = 0, uniform = 0;
 };
 
-// LseOfRows is each row's lse, where it is a result, and the gradient with respect to it.
-template <typename C, bool kGeneral>
-struct LseOfRows {};
-template <typename C>
-struct LseOfRows<C, true> {
-  C* lse_of_rows = nullptr;
-  const C* dlse_of_rows = nullptr;
+// OfForm is what only some forms have: each row's lse or, in a gradient, what the gradient with respect to it is; the
+// probabilities, and each row's mass.
+template <typename T, Form kForm>
+struct OfForm {};
+template <typename T>
+struct OfForm<T, Form::kGeneral> {
+  Compute<T>* lse_of_rows = nullptr;
+};
+template <typename T>
+struct OfForm<T, Form::kProbabilities> : OfForm<T, Form::kGeneral> {
+  const T* probabilities = nullptr;
+  bool is_apart = false;  // whether they are not aligned as the logits are
+  Compute<T>* masses = nullptr;
 };
 
-// If kGeneral, the weights are of the computing type, and lse may be a result.
-template <typename T, bool kGeneral = false>
-struct Loss : LseOfRows<Compute<T>, kGeneral> {
+template <typename T, Form kForm = Form::kClasses>
+struct Loss : OfForm<T, kForm> {
   using C = Compute<T>;
-  using Weight = std::conditional_t<kGeneral, C, T>;
+  using Weight = std::conditional_t<kForm == Form::kClasses, T, C>;
+  static constexpr bool kHasClasses = kForm != Form::kProbabilities;
   int64_t rows, classes;
   const T* logits;
   Labels labels;
   const Weight* weight;  // null if all weights are 1
-  int64_t ignored;
+  int64_t ignored;       // 0 for probabilities
   Reduction reduction;
   C smoothing, z, softcap;
 
   bool is_plain() const { return smoothing == 0 && softcap == 0; }
+  // Returns the label of a row. For rows of probabilities it is no class, but is not ignored.
+  MSOPS_BOTH int64_t label_of([[maybe_unused]] int64_t row) const {
+    if constexpr (kHasClasses) return labels[row];
+    return -1;
+  }
   MSOPS_BOTH bool is_class(int64_t label) const {
     return static_cast<uint64_t>(label) < static_cast<uint64_t>(classes);
   }
@@ -88,8 +117,9 @@ struct Loss : LseOfRows<Compute<T>, kGeneral> {
   static MSOPS_BOTH C reference(C own) { return own - own == 0 ? own : C(0); }
 
   // Returns the cross-entropy of a row with x_y = own.
-  MSOPS_BOTH C cross(int64_t label, C own, const RowSums<C>& row) const {
+  MSOPS_BOTH C cross([[maybe_unused]] int64_t label, [[maybe_unused]] C own, const RowSums<C>& row) const {
     const C log_sum = log1p(row.sum - 1);  // the sum is at least 1
+    if constexpr (!kHasClasses) return classes > 0 ? row.weights * log_sum - row.below : C(0);
     C result = (1 - smoothing) * weight_of(label) * (log_sum - (own - row.max));
     if (smoothing > 0)
       result += smoothing / C(classes) * (row.weights * (log_sum + (row.max - reference(own))) - row.below);
@@ -106,17 +136,18 @@ struct Loss : LseOfRows<Compute<T>, kGeneral> {
     return result;
   }
 
-  // Stores the lse of row i, if it is a result.
-  MSOPS_BOTH void store_lse([[maybe_unused]] int64_t i, [[maybe_unused]] const RowStats<C>& stats) const {
-    if constexpr (kGeneral)
-      if (this->lse_of_rows) this->lse_of_rows[i] = stats.lse();
+  // Stores what only some forms have of row i.
+  MSOPS_BOTH void store_of_form([[maybe_unused]] int64_t i, [[maybe_unused]] const RowStats<C>& stats,
+                                [[maybe_unused]] const RowSums<C>& sums) const {
+    if constexpr (kForm != Form::kClasses) this->lse_of_rows[i] = stats.lse();
+    if constexpr (!kHasClasses) this->masses[i] = sums.weights;
   }
 
   // Returns what a row adds to the totals, given its cross-entropy.
   MSOPS_BOTH Totals<C> totals_of(int64_t label, C cross, const RowStats<C>& stats) const {
     if (label == ignored) return {};
     const C lse = z > 0 ? stats.lse() : C(0);
-    return {cross, weight ? weight_of(label) : C(1), C(1), lse * lse};
+    return {cross, kHasClasses && weight ? weight_of(label) : C(1), C(1), lse * lse};
   }
 
   // Stores the loss, unless it is one for each row, and what the gradient needs of the totals. `of_classes` is the sum
@@ -132,12 +163,17 @@ struct Loss : LseOfRows<Compute<T>, kGeneral> {
   // Returns the gradient of row i, which is not ignored. `dloss` is the gradient of the loss.
   MSOPS_BOTH Slope<C> slope([[maybe_unused]] int64_t i, int64_t label, const RowStats<C>& stats, const C* totals,
                             C dloss) const {
-    const C scale = dloss / totals[0], of_label = scale * (1 - smoothing) * weight_of(label);
-    const C of_square = z > 0 ? 2 * z * stats.lse() * (dloss / totals[1]) : C(0);
-    Slope<C> result = {(of_label + scale * smoothing * totals[2] + of_square) * stats.share, of_label,
-                       scale * smoothing / C(classes)};
-    if constexpr (kGeneral)
-      if (this->dlse_of_rows) result.exponential += this->dlse_of_rows[i] * stats.share;
+    const C scale = dloss / totals[0], of_square = z > 0 ? 2 * z * stats.lse() * (dloss / totals[1]) : C(0);
+    C of_label = scale * (1 - smoothing), of_cross;
+    if constexpr (kHasClasses) {
+      of_label *= weight_of(label);
+      of_cross = of_label + scale * smoothing * totals[2];
+    } else {
+      of_cross = scale * this->masses[i];
+    }
+    Slope<C> result = {(of_cross + of_square) * stats.share, of_label, scale * smoothing / C(classes)};
+    if constexpr (kForm != Form::kClasses)
+      if (this->lse_of_rows) result.exponential += this->lse_of_rows[i] * stats.share;
     return result;
   }
 };

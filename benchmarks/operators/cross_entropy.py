@@ -1,12 +1,15 @@
-"""Benchmarks the mean cross-entropy of rows of logits. A size is (rows, classes)."""
+"""Benchmarks the mean cross-entropy of rows of logits. A size is (rows, classes), or (rows, classes, PROBABILITIES) for
+labels that are probabilities; then the gradient is that of the logits."""
 
 from mindspore import ops
 
 import msops
 from test_cross_entropy import TestCrossEntropy
 
-from ..benchmark import Benchmark, Sizes
+from ..benchmark import Benchmark, Sizes, by
 from ..figures import Target, best_peer, both_directions, share
+
+PROBABILITIES = "probabilities"
 
 
 class CrossEntropy(Benchmark):
@@ -17,14 +20,16 @@ class CrossEntropy(Benchmark):
                 named=((8192, 32768), (8192, 131072)),
                 sweep=((64, 4096), (8, 131072), (1024, 32000), (65536, 1000), (2**20, 64)),
                 ragged={(8192, 32769): (8192, 32768), (8192, 50257): (8192, 32768)},
-            )
+            ),
+            Sizes(named=((8192, 32768, PROBABILITIES), (65536, 1000, PROBABILITIES))),
         ],
         "CPU": [
             Sizes(
                 named=((256, 1000), (128, 32768)),
                 sweep=((64, 10), (4096, 100), (4, 131072)),
                 ragged={(128, 32769): (128, 32768)},
-            )
+            ),
+            Sizes(named=((256, 1000, PROBABILITIES),)),
         ],
     }
     cells = (msops.CrossEntropyLoss, ops.cross_entropy)
@@ -43,15 +48,20 @@ class CrossEntropy(Benchmark):
         ]
     }
 
+    def describe(self, size):
+        return by(size[:2]) + "".join(f", {what}" for what in size[2:])
+
+    def settings(self, size):
+        return {"gives": "logits"} if PROBABILITIES in size else {}
+
     def inputs(self, size):
-        rows, classes = size
-        return [(rows, classes), (rows,)]
+        return [size[:2], size[:2] if PROBABILITIES in size else size[:1]]
 
     def index_below(self, size):
         return size[1]
 
     def cell_dtypes(self, size, dtype):
-        return [dtype, "int32"]
+        return [dtype, dtype if PROBABILITIES in size else "int32"]
 
     def cases(self, size):
         forward, backward = super().cases(size)
@@ -61,8 +71,12 @@ class CrossEntropy(Benchmark):
         import torch
 
         # The loss is float32 as ours is.
+        if PROBABILITIES in case.size:
+            return lambda logits, labels: torch.nn.functional.cross_entropy(logits, labels).float()
         return lambda logits, labels: torch.nn.functional.cross_entropy(logits, labels.long()).float()
 
     def library_formulas(self, case):
         # Liger is left out: its forward pass waits for the host, and writes the gradient over the logits.
+        if PROBABILITIES in case.size:
+            return {}
         return {"quack": lambda quack, logits, labels: quack.cross_entropy(logits, labels)}

@@ -4,19 +4,19 @@ import math
 from typing import TYPE_CHECKING
 
 import mindspore
-import numpy as np
 from mindspore import Tensor, nn, ops
 
 from msops.core import settings
-from msops.core.compiled import Operators, once
+from msops.core.compiled import Operators, compiling, constant, keep_dtypes, once
 from msops.core.factory import custom_op
 from msops.core.inputs import cast_as, check_inputs, describe, spec_of
 from msops.core.library import of_package
 from msops.core.signature import Signature
-from msops.core.spec import FLOATS, dtype_name
+from msops.core.spec import FLOATS
 from msops.operators.add import backward as add_backward
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
     from msops.core.inputs import Description
@@ -26,6 +26,7 @@ _NAME = "cross_entropy"
 _LIBRARY = of_package(_NAME)
 _OF_AXES = Signature("logits(N, V, *D), labels(N, *D, dtype=index), weight(V, dtype=common|float32)? -> loss(N)")
 _OF_PROBABILITIES = Signature("logits(N, V, *D), labels(N, V, *D), weight(V, dtype=common|float32)? -> loss(N)")
+_KEPT = "stats(N, 2, dtype=accumulator), totals(3, dtype=accumulator)"  # what the gradient needs
 _REDUCTIONS = ("none", "sum", "mean")  # in the order of Reduction in aot_kernels/cross_entropy/loss.h
 
 
@@ -63,12 +64,13 @@ def cross_entropy(
         \text{loss}_i = \sum_j \left((1 - \varepsilon)\, q_{ij} + \frac{\varepsilon}{V}\right) w_j
         (\text{lse}_i - x_{ij})
 
-    all rows count, ``"mean"`` divides by their number, and the probabilities have a gradient, too. This takes several
-    of MindSpore's operators in float32 or float64, besides the kernel for lse.
+    all rows count, ``"mean"`` divides by their number, and the probabilities have a gradient, too, which is computed
+    where it is asked for. In PyNative mode, MindSpore does not always tell that: there ``ops.stop_gradient(labels)``
+    saves its time. There are gradients of both orders.
 
-    The logits are read once, for the loss, and once more for the gradient with respect to them, the only one. Sums are
-    in float32 (float64 for float64). Logits of more axes are transposed first, so that their classes are the last axis:
-    that is another reading and writing.
+    The logits, and the probabilities, are read once, for the loss, and once more for the gradient. Sums are in float32
+    (float64 for float64). Logits of more axes are transposed first, so that their classes are the last axis, and so are
+    probabilities: that is another reading and writing.
 
     Args:
         logits (Tensor): Shape (N, V) or (N, V, d1, ...); float16, float32 or float64.
@@ -106,16 +108,19 @@ def cross_entropy(
     """
     of_weight = None if weight is None else describe(weight)
     of_settings = ignore_index, reduction, label_smoothing, z_loss, softcap
-    if _are_probabilities(describe(logits), describe(labels), of_weight, of_settings):
-        loss, lse = _of_probabilities(logits, labels, weight, reduction, label_smoothing, z_loss, softcap)
-        return (loss, lse) if settings.boolean(_NAME, "return_lse", return_lse) else loss
-    is_general, order, rows = _form(describe(logits), describe(labels), of_weight, return_lse)
-    compute = operators.primitive(
-        ignore_index, reduction, label_smoothing, z_loss, softcap, False, is_general, weight is not None
-    )
-    of_rows = labels
+    has_probabilities = _are_probabilities(describe(logits), describe(labels), of_weight, of_settings)
+    is_general, order, rows = _form(describe(logits), describe(labels), of_weight, return_lse, has_probabilities)
+    if has_probabilities:
+        compute = of_probabilities.primitive(*of_settings, _gives(labels), weight is not None)
+    else:
+        compute = operators.primitive(*of_settings, False, is_general, weight is not None)
+    of_rows, shape = labels, labels.shape
     if order is not None:
-        logits, of_rows = ops.reshape(ops.transpose(logits, order), rows), ops.reshape(labels, rows[:1])
+        logits = ops.reshape(ops.transpose(logits, order), rows)
+        if has_probabilities:
+            of_rows, shape = ops.reshape(ops.transpose(labels, order), rows), shape[:1] + shape[2:]
+        else:
+            of_rows = ops.reshape(labels, rows[:1])
     if weight is None:
         results = compute(logits, of_rows)
     elif is_general:
@@ -124,10 +129,10 @@ def cross_entropy(
         results = compute(logits, of_rows, weight)
     loss = results[0]
     if order is not None and reduction == "none":
-        loss = ops.reshape(loss, labels.shape)
+        loss = ops.reshape(loss, shape)
     if not return_lse:
         return loss
-    return loss, results[1] if order is None else ops.reshape(results[1], labels.shape)
+    return loss, results[1] if order is None else ops.reshape(results[1], shape)
 
 
 class CrossEntropyLoss(nn.Cell):
@@ -217,91 +222,33 @@ def _are_probabilities(
     return True
 
 
-def _of_probabilities(
-    logits: Tensor,
-    probabilities: Tensor,
-    weight: Tensor | None,
-    reduction: str,
-    label_smoothing: float,
-    z_loss: float,
-    softcap: float,
-) -> tuple[Tensor, Tensor]:
-    """Returns the loss and lse. The loss is a sum of differences lse - x, in which no digits cancel."""
-    of_rows, (rows, classes) = logits.shape[:1] + logits.shape[2:], _rows_of(describe(logits))
-    if logits.ndim > 2:
-        order = _classes_last(logits.ndim)
-        logits, probabilities = ops.transpose(logits, order), ops.transpose(probabilities, order)
-        logits, probabilities = ops.reshape(logits, (rows, classes)), ops.reshape(probabilities, (rows, classes))
-    compute = operators.primitive(-100, "none", 0.0, 0.0, softcap, False, True, False)
-    lse = compute(logits, ops.zeros((rows,), mindspore.int32))[1]
-    zero, cap, kept, spread, z, share = _constants(
-        label_smoothing, z_loss, softcap, reduction, rows, classes, lse.dtype
-    )
-    x, q = ops.cast(logits, lse.dtype), ops.cast(probabilities, lse.dtype)
-    if softcap > 0:
-        x = ops.mul(ops.tanh(ops.div(x, cap)), cap)
-    if label_smoothing > 0:
-        q = ops.add(ops.mul(q, kept), spread)
-    if weight is not None:
-        q = ops.mul(q, ops.cast(ops.stop_gradient(weight), lse.dtype))
-    losses = ops.reduce_sum(ops.mul(q, ops.sub(ops.reshape(lse, (rows, 1)), x)), 1)
-    if z_loss > 0:
-        losses = ops.add(losses, ops.mul(z, ops.mul(lse, lse)))
-    if reduction == "none":
-        return ops.reshape(losses, of_rows), ops.reshape(lse, of_rows)
-    # MindSpore would not write the sum over no rows.
-    return ops.mul(add_backward(losses, zero), share), ops.reshape(lse, of_rows)
-
-
-@once
-def _constants(
-    label_smoothing: float,
-    z_loss: float,
-    softcap: float,
-    reduction: str,
-    rows: int,
-    classes: int,
-    dtype: mindspore.Type,
-) -> tuple[Tensor, ...]:
-    """Returns 0, the softcap, the factor and the term of label smoothing, the z-loss, and the share of each row."""
-    share = 1 / max(1, rows) if reduction == "mean" else 1.0
-    numbers = 0.0, softcap, 1 - label_smoothing, label_smoothing / max(1, classes), z_loss, share
-    return tuple(Tensor(np.asarray(number, dtype_name(dtype))) for number in numbers)
-
-
-@once
-def _rows_of(logits: Description) -> tuple[int, int]:
-    """Returns the shape of logits as a matrix with the classes as its last axis."""
-    shape = logits[0]
-    if None in shape:
-        raise ValueError(f"{_NAME}: the shape of probabilities must be known at compile time, got {shape}")
-    return math.prod((shape[0], *shape[2:])), shape[1]
-
-
-@once
-def _classes_last(rank: int) -> tuple[int, ...]:
-    return (0, *range(2, rank), 1)
+def _gives(labels: Tensor) -> str:
+    """Tells whose gradients the operator for probabilities computes."""
+    if compiling():
+        return "each"
+    return "both" if getattr(labels, "_requires_grad", True) else "logits"
 
 
 @once
 def _form(
-    logits: Description, labels: Description, weight: Description | None, return_lse: bool
+    logits: Description, labels: Description, weight: Description | None, return_lse: bool, has_probabilities: bool
 ) -> tuple[bool, tuple[int, ...] | None, tuple[int, ...]]:
-    """Returns whether the call takes the general kernels and, for logits of more than two axes, the order of axes that
-    has the classes last, and their shape as a matrix."""
-    is_general = settings.boolean(_NAME, "return_lse", return_lse)
+    """Returns whether the operator has the weights in the dtype of sums and, for logits of more than two axes, the
+    order of axes that has the classes last, and their shape as a matrix."""
+    is_general = settings.boolean(_NAME, "return_lse", return_lse) or has_probabilities
     if weight is not None and weight[1] != logits[1] and weight[1] == mindspore.float32:
         is_general = True
     shape = logits[0]
     if shape is None or len(shape) < 3:
         return is_general, None, ()
-    specs = [spec_of(each) for each in (logits, labels, weight) if each is not None]
-    check_inputs(_OF_AXES if weight is not None else _OF_AXES.without(["weight"]), _NAME, specs)
+    if not has_probabilities:
+        specs = [spec_of(each) for each in (logits, labels, weight) if each is not None]
+        check_inputs(_OF_AXES if weight is not None else _OF_AXES.without(["weight"]), _NAME, specs)
     others = (shape[0], *shape[2:])
     if shape[1] is None:
         raise ValueError(f"{_NAME}: the number of classes must be known at compile time, got shape {shape}")
     rows = -1 if None in others else math.prod(others)
-    return is_general, _classes_last(len(shape)), (rows, shape[1])
+    return is_general, (0, *range(2, len(shape)), 1), (rows, shape[1])
 
 
 def as_accumulator(weight: Any, logits: Tensor) -> Any:
@@ -333,23 +280,161 @@ def operators(
     then gives NaN on the CPU, too, as on a GPU.
     """
     attributes = attributes_of(_NAME, ignore_index, reduction, label_smoothing, z_loss, softcap)
-    attributes.update(checks_labels=not is_constant, is_general=is_general)
+    attributes.update(checks_labels=not is_constant, form=int(is_general))
     inputs = f"logits(N, V), labels(N, dtype=index), weight(V{', dtype=accumulator' * is_general})?"
     lse = "lse(N, dtype=accumulator), " * is_general
-    kept = "stats(N, 2, dtype=accumulator), totals(3, dtype=accumulator)"
     loss = f"loss({'N, ' * (reduction == 'none')}dtype=accumulator)"
     backward = custom_op(
         _LIBRARY.CrossEntropyBackward,
-        f"{inputs}, {kept}, d{loss}{', dlse(N, dtype=accumulator)' * is_general} -> dlogits(N, V)",
+        f"{inputs}, {_KEPT}, d{loss}{', dlse(N, dtype=accumulator)' * is_general} -> dlogits(N, V)",
+        gives=1,
         gradient=None if not is_constant else _unused_general if is_general else _unused,
         **attributes,
     )
     return custom_op(
         _LIBRARY.CrossEntropyForward,
-        f"{inputs} -> {loss}, {lse}{kept}; losses, partial",
+        f"{inputs} -> {loss}, {lse}{_KEPT}; losses, partial",
         gradient=backward,
         **attributes,
     )
+
+
+@Operators
+def of_probabilities(
+    ignore_index: int, reduction: str, label_smoothing: float, z_loss: float, softcap: float, gives: str
+) -> Operator:
+    """Returns the operator for labels that are probabilities, which gives the loss, lse, and what the gradient needs.
+
+    The gradient is that of the "logits" or of the "labels" alone, or of "both", in one operator. Or "each" has an
+    operator of its own, and graph mode leaves out what nobody asks for.
+    """
+    attributes = attributes_of(_NAME, ignore_index, reduction, label_smoothing, z_loss, softcap)
+    attributes.update(checks_labels=False, form=2)
+    inputs, lse = "logits(N, V), labels(N, V), weight(V, dtype=accumulator)?", "lse(N, dtype=accumulator)"
+    kept = f"{_KEPT}, masses(N, dtype=accumulator)"
+    loss = f"loss({'N, ' * (reduction == 'none')}dtype=accumulator)"
+    second = _SecondGradients(label_smoothing, z_loss, softcap)
+
+    def backward(outputs: str, gives: int, gradient: Callable[..., tuple[Tensor | None, ...]]) -> Operator:
+        taken = f"{inputs}, {kept}, d{loss}, d{lse}"
+        return custom_op(
+            _LIBRARY.CrossEntropyBackward, f"{taken} -> {outputs}", gradient=gradient, gives=gives, **attributes
+        )
+
+    of_logits = backward("dlogits(N, V)", 1, second.of_logits)
+    of_labels = backward("dlabels(N, V)", 2, second.of_labels)
+
+    def gradient_of_each(
+        logits: Tensor, labels: Tensor, weight: Tensor | None, outs: tuple[Tensor, ...], douts: tuple[Tensor, ...]
+    ) -> tuple[Tensor | None, ...]:
+        taken = logits, labels, weight, outs[2], outs[3], outs[4], douts[0], douts[1]
+        return of_logits(*taken), of_labels(*taken), None if weight is None else ops.zeros_like(weight)
+
+    gradients: dict[str, Any] = {
+        "logits": of_logits,
+        "labels": of_labels,
+        "both": backward("dlogits(N, V), dlabels(N, V)", 3, second.of_both),
+        "each": gradient_of_each,
+    }
+    return custom_op(
+        _LIBRARY.CrossEntropyForward,
+        f"{inputs} -> {loss}, {lse}, {kept}; losses, partial",
+        gradient=gradients[gives],
+        **attributes,
+    )
+
+
+class _SecondGradients(nn.Cell):
+    """Computes the gradients of CrossEntropyBackward for probabilities, by MindSpore's operators.
+
+    What stats and masses owe to the logits and the probabilities is in the gradients of these.
+    """
+
+    def __init__(self, label_smoothing: float, z_loss: float, softcap: float) -> None:
+        super().__init__()
+        keep_dtypes(self)
+        self.label_smoothing, self.z_loss, self.softcap = label_smoothing, z_loss, softcap
+        self.sum = ops.ReduceSum(keep_dims=True)
+
+    def of_logits(
+        self,
+        logits: Tensor,
+        labels: Tensor,
+        weight: Tensor | None,
+        stats: Tensor,
+        totals: Tensor,
+        masses: Tensor,
+        dloss: Tensor,
+        dlse: Tensor,
+        dlogits: Tensor,
+        ddlogits: Tensor,
+    ) -> tuple[Tensor | None, ...]:
+        douts = ddlogits, ops.zeros_like(ddlogits)
+        return self.of_both(logits, labels, weight, stats, totals, masses, dloss, dlse, dlogits, douts)
+
+    def of_labels(
+        self,
+        logits: Tensor,
+        labels: Tensor,
+        weight: Tensor | None,
+        stats: Tensor,
+        totals: Tensor,
+        masses: Tensor,
+        dloss: Tensor,
+        dlse: Tensor,
+        dlabels: Tensor,
+        ddlabels: Tensor,
+    ) -> tuple[Tensor | None, ...]:
+        douts = ops.zeros_like(ddlabels), ddlabels
+        return self.of_both(logits, labels, weight, stats, totals, masses, dloss, dlse, dlabels, douts)
+
+    def of_both(
+        self,
+        logits: Tensor,
+        labels: Tensor,
+        weight: Tensor | None,
+        stats: Tensor,
+        totals: Tensor,
+        masses: Tensor,
+        dloss: Tensor,
+        dlse: Tensor,
+        outs: Any,
+        douts: tuple[Tensor, Tensor],
+    ) -> tuple[Tensor | None, ...]:
+        """Names are those of loss.h: with the softmax p, the gradients are u = g p - c a, times the softcap's
+        derivative, and c kept w (lse - x)."""
+        dtype = dloss.dtype
+        x, along_x, along_q = ops.cast(logits, dtype), ops.cast(douts[0], dtype), ops.cast(douts[1], dtype)
+        kept, z = constant(1 - self.label_smoothing, dtype), constant(2 * self.z_loss, dtype)
+        a, slope, bend = ops.cast(labels, dtype) * kept, None, None
+        if self.label_smoothing > 0:
+            a = a + constant(self.label_smoothing / logits.shape[1], dtype)
+        of_q = kept
+        if weight is not None:
+            a, of_q = a * weight, kept * weight
+        if self.softcap > 0:
+            softcap, two = constant(self.softcap, dtype), constant(2.0, dtype)
+            t = ops.tanh(x / softcap)
+            x, slope = softcap * t, 1 - t * t
+            bend = -two * t / softcap * along_x
+            along_x = along_x * slope
+        top, share = stats[:, :1], stats[:, 1:]
+        p, lse = ops.exp(x - top) * share, top - ops.log(share)
+        c, mass = ops.reshape(dloss, (-1, 1)) / totals[0], ops.reshape(masses, (-1, 1))
+        g = c * (mass + z * lse) + ops.reshape(dlse, (-1, 1))
+        s, along_q = self.sum(p * along_x, 1), along_q * of_q
+        dx = p * (g * (along_x - s) + z * c * s) + c * (p * self.sum(along_q, 1) - along_q)
+        if slope is not None:
+            dx = (dx + bend * (g * p - c * a)) * slope
+        dq = c * of_q * (s - along_x)
+        dc = (mass + z * lse) * s + self.sum(along_q * (lse - x) - along_x * a, 1)
+        of_loss = ops.reshape(dc / totals[0], masses.shape)
+        if dloss.ndim == 0:
+            of_loss = add_backward(of_loss, constant(0.0, dtype))  # MindSpore would not write the sum over no rows
+        of_kept = ops.zeros_like(stats), ops.zeros_like(totals), ops.zeros_like(masses)
+        of_weight = None if weight is None else ops.zeros_like(weight)
+        dlogits, dlabels = ops.cast(dx, logits.dtype), ops.cast(dq, labels.dtype)
+        return dlogits, dlabels, of_weight, *of_kept, of_loss, ops.reshape(s, masses.shape)
 
 
 def attributes_of(

@@ -6,15 +6,15 @@ import pytest
 from mindspore import Tensor
 
 import msops
-from card import chain, zeros
+from card import chain, results_of, zeros
 from gpu import BIG
 from guarded_call import GuardedCall
 from msops.compat import VERSION
 from msops.core.compiled import forget_recording, records_gradients
-from msops.operators.cross_entropy import operators
-from msops.testing.checks import Net
+from msops.operators.cross_entropy import of_probabilities, operators
+from msops.testing.checks import Gradient, Net
 from msops.testing.entry import Status
-from operator_test import OperatorTest, run, run_gradient
+from operator_test import OperatorTest, check_second_order, run, run_gradient
 
 DEFAULTS = dict(ignore_index=-100, reduction="mean", label_smoothing=0.0, z_loss=0.0, softcap=0.0)
 
@@ -27,10 +27,18 @@ class Rows:
     """Holds what the loss and its gradient need of the rows, in the dtype of the logits."""
 
     def __init__(self, logits, labels, weight, of):
+        probabilities = labels if labels.ndim == 2 else None
+        if probabilities is not None:
+            labels = np.zeros(len(labels), int)
         self.count = labels != of["ignore_index"]
         self.y = np.where(self.count, labels, 0)
         self.w = np.ones(logits.shape[1], logits.dtype) if weight is None else weight
         self.w_y = np.where(self.count, np.append(self.w, 0)[self.y], 0)
+        self.a = None  # the shares of the classes, if the labels are probabilities
+        if probabilities is not None:
+            e = logits.dtype.type(of["label_smoothing"])
+            self.a = ((1 - e) * probabilities + e / max(1, logits.shape[1])) * self.w
+            self.w_y = np.ones(len(labels), logits.dtype)
         s = logits.dtype.type(of["softcap"])
         x = s * np.tanh(logits / s) if s else logits
         self.x = np.where(self.count[:, None], x, 0)
@@ -40,6 +48,7 @@ class Rows:
         self.max, total = np.where(self.count, self.max, 0), np.where(self.count, total, 1)
         self.share, self.lse = 1 / total, self.max + np.log(total)
         self.softmax = exponentials * self.share[:, None]
+        self.log_softmax = (self.x - self.max[:, None]) + np.log(self.share)[:, None]
         self.derivative = 1 - (self.x / s) ** 2 if s else np.ones_like(self.x)
         is_mean = of["reduction"] == "mean"
         self.by_weight, self.by_rows = (self.w_y.sum(), self.count.sum()) if is_mean else (1, 1)
@@ -47,16 +56,17 @@ class Rows:
 
 def loss_of_rows(rows, z_loss, label_smoothing, **_):
     """Returns the cross-entropy of the rows, and z lse^2."""
-    log_softmax = (rows.x - rows.max[:, None]) + np.log(rows.share)[:, None]
     classes, e = max(1, len(rows.w)), rows.x.dtype.type(label_smoothing)
-    own = np.append(log_softmax, np.zeros((len(rows.y), 1), rows.x.dtype), 1)[np.arange(len(rows.y)), rows.y]
+    own = np.append(rows.log_softmax, np.zeros((len(rows.y), 1), rows.x.dtype), 1)[np.arange(len(rows.y)), rows.y]
     cross = -(1 - e) * rows.w_y * own
-    if e:
-        cross = cross - e / classes * (log_softmax * rows.w).sum(1)
+    if rows.a is not None:
+        cross = -(rows.a * rows.log_softmax).sum(1)
+    elif e:
+        cross = cross - e / classes * (rows.log_softmax * rows.w).sum(1)
     return cross * rows.count, z_loss * rows.lse**2 * rows.count
 
 
-def cross_entropy(logits, labels, weight=None, return_lse=False, wide_weight=False, **settings):
+def cross_entropy(logits, labels, weight=None, return_lse=False, wide_weight=False, gives="", **settings):
     of = {**DEFAULTS, **settings}
     rows = Rows(logits, labels, weight, of)
     cross, squares = loss_of_rows(rows, **of)
@@ -68,31 +78,39 @@ def cross_entropy(logits, labels, weight=None, return_lse=False, wide_weight=Fal
         loss = cross.sum() / rows.by_weight + squares.sum() / rows.by_rows
     mean_weight = rows.w.sum() / max(1, len(rows.w)) if of["label_smoothing"] else min(1, len(rows.w))
     totals = np.array([rows.by_weight, rows.by_rows, mean_weight], accumulator(logits.dtype))
-    stats = np.stack([rows.max, rows.share], 1), totals
-    return (loss, rows.lse * rows.count, *stats) if return_lse or wide_weight else (loss, *stats)
+    stats = np.stack([rows.max, rows.share], 1), totals, *([rows.a.sum(1)] if gives else [])
+    return (loss, rows.lse * rows.count, *stats) if return_lse or wide_weight or gives else (loss, *stats)
 
 
-def gradient(logits, labels, weight, dloss, settings, dlse=0):
+def gradient(logits, labels, weight, dloss, settings, dlse=0, of_labels=False):
+    """Returns the gradient of the logits or of the labels, which then are probabilities."""
     of = {**DEFAULTS, **settings}
     rows = Rows(logits, labels, weight, of)
     e, hot = logits.dtype.type(of["label_smoothing"]), np.arange(logits.shape[1]) == rows.y[:, None]
     classes = max(1, logits.shape[1])
-    cross = rows.w_y[:, None] * (1 - e) * (rows.softmax - hot)
-    cross = cross + e / classes * (rows.softmax * rows.w.sum() - rows.w)
+    dloss = np.broadcast_to(dloss, len(labels))[:, None] * rows.count[:, None]
+    if of_labels:
+        return -(1 - e) * rows.w * rows.log_softmax * dloss / max(1, rows.by_weight)
+    if rows.a is not None:
+        cross = rows.softmax * rows.a.sum(1)[:, None] - rows.a
+    else:
+        cross = rows.w_y[:, None] * (1 - e) * (rows.softmax - hot)
+        cross = cross + e / classes * (rows.softmax * rows.w.sum() - rows.w)
     square = 2 * of["z_loss"] * rows.lse[:, None] * rows.softmax
-    dloss = np.broadcast_to(dloss, labels.shape)[:, None] * rows.count[:, None]
     with np.errstate(all="ignore"):
         dx = (cross / rows.by_weight + square / rows.by_rows) * dloss
-    dx = dx + np.broadcast_to(dlse, labels.shape)[:, None] * rows.softmax
+    dx = dx + np.broadcast_to(dlse, len(labels))[:, None] * rows.softmax
     return np.where(rows.count[:, None], dx, 0) * rows.derivative
 
 
-def cross_entropy_backward(logits, labels, *rest, return_lse=False, wide_weight=False, **settings):
+def cross_entropy_backward(logits, labels, *rest, return_lse=False, wide_weight=False, gives="", **settings):
     dlse = 0
-    if return_lse or wide_weight:
+    if return_lse or wide_weight or gives:
         *rest, dlse = rest
-    *weight, _, _, dloss = rest  # statistics and totals
-    return (gradient(logits, labels, weight[0] if weight else None, dloss, settings, dlse),)
+    *rest, dloss = rest
+    weight = rest[0] if len(rest) > 2 + bool(gives) else None  # beside statistics, totals and masses
+    which = {"both": (False, True), "labels": (True,)}.get(gives, (False,))
+    return tuple(gradient(logits, labels, weight, dloss, settings, dlse, of_labels) for of_labels in which)
 
 
 ALL = dict(label_smoothing=0.1, z_loss=0.01, softcap=3.0)
@@ -100,6 +118,10 @@ ALL = dict(label_smoothing=0.1, z_loss=0.01, softcap=3.0)
 
 def shapes(rows, classes, weight=False):
     return [(rows, classes), (rows,), *[(classes,)] * weight]
+
+
+def with_probabilities(rows, classes, weight=False):
+    return [(rows, classes), (rows, classes), *[(classes,)] * weight]
 
 
 class TestCrossEntropy(OperatorTest):
@@ -139,9 +161,21 @@ class TestCrossEntropy(OperatorTest):
         "lse": (shapes(5, 1031), dict(return_lse=True, **ALL)),
         "lse, many rows": (shapes(9001, 3), dict(return_lse=True, reduction="none")),
         "lse, no rows": (shapes(0, 3), dict(return_lse=True)),
+        **{f"probabilities, {rows} x {classes}": (with_probabilities(rows, classes), {"gives": gives})
+           for rows, classes, gives in (
+            (1, 1, "both"), (3, 2, "logits"), (70, 7, "both"), (33, 16, "labels"), (5, 127, "both"), (3, 1024, "both"),
+            (3, 1025, "logits"), (2, 4099, "both"), (2, 16_391, "both"), (1200, 40, "both"), (0, 3, "both"),
+            (0, 0, "both"), (9001, 3, "both"), (1, 150_001, "both"))},
+        "probabilities, all": (with_probabilities(7, 13), dict(gives="both", **ALL)),
+        "probabilities, weights": (with_probabilities(6, 100, True), dict(gives="both", reduction="sum")),
+        "probabilities, weights, all": (with_probabilities(4, 1031, True), dict(gives="both", **ALL)),
+        "probabilities, weights, none": (with_probabilities(3, 41, True), dict(gives="both", reduction="none", **ALL)),
+        "probabilities, weights, long": (with_probabilities(2, 5003, True), dict(gives="logits", z_loss=0.01)),
+        "probabilities, softcap": (with_probabilities(3, 300), dict(gives="labels", softcap=2.0)),
+        "probabilities, smoothing": (with_probabilities(3, 300), dict(gives="logits", label_smoothing=1.0)),
     }  # fmt: skip
     small = "mean"
-    hostile = ("mean", "wide weights")
+    hostile = ("mean", "wide weights", "probabilities, all", "probabilities, weights, none")
     units_of_largest = 4  # a mean is one number: NumPy's error of it is a matter of luck
     roundings = 32  # of exponents, which are as large as the largest logit
     right_numbers = {"ignore_index": (-1, 2**40), "z_loss": (2**40,), "softcap": (2**40,)}
@@ -161,22 +195,30 @@ class TestCrossEntropy(OperatorTest):
         ([*zeros((2, 3)), np.zeros(2, np.int32)], {"ignore_index": 0.5}, TypeError,
          "cross_entropy: ignore_index must be an int, got float"),
     )  # fmt: skip
-    huge = ((8192, BIG // 8192 + 1), (BIG // 5 + 1, 5))
+    huge = tuple((*size, gives) for size in ((8192, BIG // 8192 + 1), (BIG // 5 + 1, 5)) for gives in ("", "both"))
 
-    def operators(self, shapes=(), return_lse=False, wide_weight=False, **settings):
-        forward = operators(**{**DEFAULTS, **settings}, is_general=return_lse or wide_weight)
+    def operators(self, shapes=(), return_lse=False, wide_weight=False, gives="", **settings):
+        of = {**DEFAULTS, **settings}
+        is_general = return_lse or wide_weight
+        forward = of_probabilities(**of, gives=gives) if gives else operators(**of, is_general=is_general)
         return chain(forward if len(shapes) == 3 else forward.without("weight"))
 
-    def inputs(self, shapes, dtype, seed=1, ignore_index=-100, return_lse=False, wide_weight=False, **settings):
-        """Returns logits, labels of which about a fifth is ignored, and positive weights."""
+    def inputs(
+        self, shapes, dtype, seed=1, ignore_index=-100, return_lse=False, wide_weight=False, gives="", **settings
+    ):
+        """Returns logits, labels of which about a fifth is ignored, or probabilities, and positive weights."""
         rng = np.random.default_rng(seed)
         (rows, classes), *_ = shapes
         logits = np.asarray(3 * rng.standard_normal((rows, classes)), dtype)
         labels = rng.integers(0, max(1, classes), rows)
         labels[rng.random(rows) < (0.2 if classes else 1)] = ignore_index
-        of_weights = accumulator(dtype) if wide_weight or return_lse else dtype
+        labels = labels.astype(np.int64 if classes % 2 else np.int32)
+        if gives:
+            labels = rng.random((rows, classes)) ** 4
+            labels = np.asarray(labels / labels.sum(1, keepdims=True), dtype)
+        of_weights = accumulator(dtype) if wide_weight or return_lse or gives else dtype
         weights = [np.asarray(rng.uniform(0.25, 2, shape), of_weights) for shape in shapes[2:]]
-        return [logits, labels.astype(np.int64 if classes % 2 else np.int32), *weights]
+        return [logits, labels, *weights]
 
     def result_dtype(self, dtype):
         return accumulator(dtype).name
@@ -203,21 +245,29 @@ class TestCrossEntropy(OperatorTest):
             z_loss=random.choice((0.0, 0.1)),
             softcap=random.choice((0.0, 0.0, 2.0)),
         )
-        return shapes(rows, classes, random.random() < 0.3), settings
+        has_weight, gives = random.random() < 0.3, random.choice(("", "", "logits", "labels", "both"))
+        if gives:  # lse of no classes is -infinity
+            return with_probabilities(rows, max(1, classes), has_weight), dict(gives=gives, **settings)
+        return shapes(rows, classes, has_weight), settings
 
-    def check_huge(self, gpu, rows, classes):
+    def check_huge(self, gpu, rows, classes, gives):
         torch = gpu.torch
         logits, labels = gpu.random(rows, classes), torch.randint(classes, (rows,), device="cuda")
-        forward, backward = self.operators(reduction="none")
-        loss, stats, totals, *_ = gpu.run(forward, logits, labels)
+        if gives:
+            labels = torch.rand_like(logits)
+        forward, backward = self.operators(reduction="none", gives=gives)
+        loss, *kept = gpu.run(forward, logits, labels)
+        lse, kept = (kept[0], kept[1:4]) if gives else (None, kept[:2])
         dloss = torch.ones_like(loss)
-        (dlogits,) = gpu.run(backward, logits, labels, stats, totals, dloss)
+        gradients = gpu.run(backward, logits, labels, *kept, dloss, *([torch.zeros_like(lse)] if gives else []))
         few = min(rows, 1000)
         for part in (slice(0, few), slice(rows - few, rows)):
-            x, y = logits[part].double().requires_grad_(), labels[part]
+            x = logits[part].double().requires_grad_()
+            y = labels[part].double().requires_grad_() if gives else labels[part]
             want = torch.nn.functional.cross_entropy(x, y, reduction="none")
             gpu.assert_close(loss[part], want.detach())
-            gpu.assert_close(dlogits[part], torch.autograd.grad(want.sum(), x)[0])
+            for got, each in zip(gradients, torch.autograd.grad(want.sum(), [x, y] if gives else [x])):
+                gpu.assert_close(got[part], each)
 
 
 def test_label_out_of_range(mode, capfd):
@@ -371,23 +421,6 @@ def test_versions_that_tell_nothing_of_recordings(monkeypatch):
     assert records_gradients()
 
 
-def of_probabilities(logits, q, weight, reduction="mean", label_smoothing=0.0, z_loss=0.0, softcap=0.0):
-    """Returns the loss, lse, and the gradients for a gradient of 1 of the loss and of 0.5 of lse, in float64."""
-    logits, q = (np.moveaxis(x.astype(np.float64), 1, -1) for x in (logits, q))
-    x, classes = softcap * np.tanh(logits / softcap) if softcap else logits, logits.shape[-1]
-    derivative = 1 - (x / softcap) ** 2 if softcap else 1
-    w = np.ones(classes) if weight is None else weight.astype(np.float64)
-    a = ((1 - label_smoothing) * q + label_smoothing / classes) * w
-    lse = np.log(np.exp(x).sum(-1))
-    losses = (a * (lse[..., None] - x)).sum(-1) + z_loss * lse**2
-    share = 1 / max(1, lse.size) if reduction == "mean" else 1
-    of_lse = share * (a.sum(-1) + 2 * z_loss * lse) + 0.5
-    dlogits = (of_lse[..., None] * np.exp(x - lse[..., None]) - share * a) * derivative
-    dq = share * (1 - label_smoothing) * w * (lse[..., None] - x)
-    loss = losses if reduction == "none" else losses.sum() * share
-    return loss, lse, np.moveaxis(dlogits, -1, 1), np.moveaxis(dq, -1, 1)
-
-
 @pytest.mark.parametrize(
     ("reduction", "shape", "dtype"),
     [
@@ -404,7 +437,13 @@ def test_probabilities(mode, reduction, shape, dtype):
     eps = 2e-3 if dtype == "float16" else 100 * np.finfo(dtype).eps
     for more, weights in (({}, []), (ALL, [weight.astype(np.float32)])):
         settings = dict(reduction=reduction, **more)
-        *results, dlogits, dq = of_probabilities(logits, q, weights[0] if weights else None, **settings)
+        rows = [np.moveaxis(x.astype(np.float64), 1, -1).reshape(-1, 5) for x in (logits, q)]
+        of_weights = weights[0].astype(np.float64) if weights else None
+        results = cross_entropy(*rows, of_weights, gives="both", **settings)[:2]
+        dlogits, dq = (
+            np.moveaxis(each.reshape(shape[:1] + shape[2:] + (5,)), -1, 1)
+            for each in (gradient(*rows, of_weights, 1, settings, 0.5, of_labels) for of_labels in (False, True))
+        )
         net = Net(msops.cross_entropy, return_lse=True, **settings)
         inputs = [logits, q, *weights]
         got = run(net, *inputs)
@@ -412,13 +451,53 @@ def test_probabilities(mode, reduction, shape, dtype):
         gradients = run_gradient(net, inputs, [np.ones_like(got[0]), np.full_like(got[1], 0.5)])
         assert [each.dtype for each in gradients[:2]] == [dtype] * 2
         for each, want in zip(got, results):
-            np.testing.assert_allclose(each, want, rtol=min(eps, 2e-5), atol=min(eps, 2e-5))
+            assert each.shape == (() if each is got[0] and reduction != "none" else shape[:1] + shape[2:])
+            np.testing.assert_allclose(each.ravel(), np.ravel(want), rtol=min(eps, 2e-5), atol=min(eps, 2e-5))
         for each, want in zip(gradients, (dlogits, dq)):
             np.testing.assert_allclose(each, want, rtol=eps, atol=eps)
         if weights:
             assert not gradients[2].any()
     cell = msops.CrossEntropyLoss(Tensor(weights[0]), return_lse=True, reduction=reduction, **ALL)
     np.testing.assert_array_equal(run(cell, logits, q)[0], got[0])
+
+
+@pytest.mark.parametrize("settings", [{"reduction": "none"}, ALL], ids=["none", "all"])
+def test_second_order_of_probabilities(mode, settings):
+    rng = np.random.default_rng(1)
+    inputs = [rng.normal(size=(3, 4)), rng.random((3, 4)), *([rng.random(4)] if "softcap" in settings else [])]
+    arguments = [*inputs, rng.normal(size=3 if "reduction" in settings else ()), rng.normal(size=3)]
+    gradient = Gradient(Net(msops.cross_entropy, return_lse=True, **settings), len(inputs))
+    check_second_order(gradient, arguments, mode, [i for i, x in enumerate(arguments) if np.shape(x) != (4,)])
+
+
+def of_constants(logits, labels):
+    return msops.cross_entropy(logits, mindspore.ops.stop_gradient(labels))
+
+
+def test_probabilities_without_gradient(mode):
+    """Where nobody asks for the gradient of the probabilities, that of the logits is the same."""
+    rng = np.random.default_rng(1)
+    inputs, dloss = [rng.normal(size=(7, 5)), rng.random((7, 5))], [np.ones(())]
+    want = run_gradient(Net(msops.cross_entropy), inputs, dloss)[0]
+    dlogits, dlabels = run_gradient(Net(of_constants), inputs, dloss)
+    np.testing.assert_array_equal(dlogits, want)
+    assert not dlabels.any()
+
+
+def test_probabilities_of_no_classes():
+    for gives in ("logits", "both"):
+        forward = of_probabilities(**DEFAULTS, gives=gives).without("weight")
+        assert results_of(forward, *zeros((3, 0), (3, 0)))[0] == 0
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_extremes_of_probabilities(mode, dtype):
+    """Large logits do not overflow; a class that cannot be gives an infinite loss if it has a probability."""
+    most, inf = np.finfo(dtype).max, np.inf
+    logits = np.array([[most, most, most], [-most, -most, -most], [0, 0, -inf], [np.nan, 0, 0]], dtype)
+    labels = np.array([[0.5, 0.25, 0.25], [0, 0, 1], [0.5, 0, 0.5], [0, 1, 0]], dtype)
+    (loss,) = run(Net(msops.cross_entropy, reduction="none"), logits, labels)
+    np.testing.assert_allclose(loss, [np.log(3), np.log(3), inf, np.nan], rtol=1e-6)
 
 
 @pytest.mark.parametrize(
