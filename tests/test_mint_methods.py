@@ -337,3 +337,33 @@ def test_gradients_in_place_that_are_refused(what):
 
     with pytest.raises(NotImplementedError, match=f"mint.Tensor.add_: {what} has no gradient on GPU and CPU"):
         mindspore.grad(function)(Tensor(X))
+
+
+@pytest.mark.skipif(VERSION < (2, 10), reason="nn.Cell.to came with 2.10")
+def test_cell_takes_another_dtype():
+    net = nn.Dense(3, 4, weight_init="ones", bias_init="zeros")
+    weight = net.weight
+    net.to(mindspore.float16)
+    x = Tensor(np.ones((2, 3)), mindspore.float16)
+    loss, (dweight, dbias) = mindspore.value_and_grad(lambda x: net(x).sum(), None, net.trainable_params())(x)
+    assert net.weight is weight
+    assert weight.dtype == dweight.dtype == mindspore.float16
+    assert loss == 24
+    np.testing.assert_array_equal(dweight.asnumpy(), 2)
+    np.testing.assert_array_equal(dbias.asnumpy(), 2)
+
+
+@pytest.mark.skipif(VERSION < (2, 10), reason="Tensor.data came with 2.10")
+@pytest.mark.parametrize("is_used", [False, True])
+@pytest.mark.parametrize("is_result", [False, True])
+def test_data_of_a_parameter_is_replaced(is_used, is_result):
+    """On a GPU, what was used or computed lies there, and other tensors on the host."""
+    parameter = Parameter(np.zeros((2, 3), np.float32), name="weight")
+    value = Tensor(X[:1], mindspore.float64)
+    if is_used:
+        (parameter + 1).asnumpy()
+    if is_result:
+        value = value + 1
+    parameter.data = value
+    np.testing.assert_array_equal(parameter.data.asnumpy(), X[:1] + is_result)
+    assert (parameter + 1).dtype == mindspore.float64

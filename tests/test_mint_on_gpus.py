@@ -9,7 +9,7 @@ from mindspore import Tensor, mint, nn, ops
 
 import msops
 from msops.patch import transposes
-from msops.patch.mint import shape
+from msops.patch.mint import linear, shape
 
 pytestmark = pytest.mark.skipif(not hasattr(mindspore, "mint"), reason="this MindSpore does not have mint")
 CUBE = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
@@ -19,6 +19,7 @@ CUBE = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
 def _as_on_a_gpu(monkeypatch):
     monkeypatch.setattr(transposes, "is_on_gpu", ops.constexpr(lambda: True))
     monkeypatch.setattr(shape, "is_on_gpu", ops.constexpr(lambda: True))
+    monkeypatch.setattr(linear, "is_on_gpu", ops.constexpr(lambda: True))
     with msops.patch_mindspore():
         yield
 
@@ -99,3 +100,26 @@ def test_filling_by_numbers_of_another_dtype(dtype):
     tensor = Tensor(x)
     tensor.masked_fill_(Tensor(mask), 1)
     np.testing.assert_array_equal(tensor.asnumpy(), want)
+
+
+@pytest.mark.parametrize("rows", [3, linear.MANY_ROWS])
+def test_gradient_of_a_bias(mode, rows):
+    rng = np.random.default_rng(0)
+    x, dy = np.float32(rng.standard_normal((rows, 5))), np.float32(rng.standard_normal((rows, 7)))
+    net = nn.Dense(5, 7)
+    weight, bias = (each.asnumpy() for each in net.trainable_params())
+    y = net(Tensor(x))
+
+    def loss(x, dy):
+        return (net(x) * dy).sum()
+
+    _, (dweight, dbias) = mindspore.value_and_grad(loss, None, net.trainable_params())(Tensor(x), Tensor(dy))
+    np.testing.assert_allclose(y.asnumpy(), x @ weight.T + bias, 1e-3, 1e-4)
+    np.testing.assert_allclose(dweight.asnumpy(), dy.T @ x, 1e-3, 1e-2)
+    np.testing.assert_allclose(dbias.asnumpy(), dy.sum(0), 1e-4, 1e-4)
+
+
+def test_bias_of_channels(mode):
+    image = np.arange(2 * 3 * 4 * 5, dtype=np.float32).reshape(2, 3, 4, 5)
+    got = ops.BiasAdd()(Tensor(image), Tensor([1, 2, 3], mindspore.float32))
+    np.testing.assert_array_equal(got.asnumpy(), image + np.float32([1, 2, 3]).reshape(3, 1, 1))

@@ -361,7 +361,7 @@ def test_axes_of_batches_of_matrices_broadcast(mode, patched, shape):
 def test_attributes_of_products_reach_mindspore(patched):
     product, strategy = ops.BatchMatMul(), ((1, 2, 1), (1, 1, 1))
     assert product.shard(strategy).add_prim_attr("primitive_target", "CPU").recompute() is product
-    attributes = product.multiply.attrs
+    attributes = product.own.attrs
     assert (attributes["in_strategy"], attributes["primitive_target"], attributes["recompute"]) == (
         strategy,
         "CPU",

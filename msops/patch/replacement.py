@@ -28,6 +28,27 @@ class Replacement:
         return self
 
 
+class Choice(Replacement):
+    """A primitive that calls MindSpore's own, `own`, unless something else computes what it is called with."""
+
+    own: Any
+
+    def shard(self, in_strategy: object = None, out_strategy: object = None) -> Choice:
+        """Tells MindSpore, which has this operator, how to distribute it."""
+        self.own.shard(in_strategy, out_strategy)
+        return self
+
+    def add_prim_attr(self, name: str, value: object) -> Choice:
+        """Sets an attribute of MindSpore's operator, such as `recompute`."""
+        self.own.add_prim_attr(name, value)
+        return self
+
+    def recompute(self, mode: bool = True) -> Choice:
+        """Tells MindSpore to compute the results again for the gradient."""
+        self.own.recompute(mode)
+        return self
+
+
 class Refused(Replacement):
     """A primitive that msops does not have. Programs may make one, but not call it."""
 

@@ -57,6 +57,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "auto_generate.multi_scale_deformable_attn_op": transformer.multi_scale_deformable_attn_function,
     "auto_generate.MultiScaleDeformableAttn": transformer.MultiScaleDeformableAttn,
     "auto_generate.BatchMatMul": linear.BatchMatMul,
+    "auto_generate.BiasAdd": linear.BiasAdd,
     "operations.NPUAllocFloatStatus": overflow.NPUAllocFloatStatus,
     "operations.NPUClearFloatStatus": overflow.NPUClearFloatStatus,
     "operations.NPUGetFloatStatus": overflow.NPUGetFloatStatus,
@@ -364,7 +365,7 @@ MINT: dict[str, Callable[..., Any]] = {
 }
 
 # These methods of MindSpore's classes are replaced by what a function makes of them.
-METHODS: dict[str, Callable[[Any], Callable[..., Any]]] = {
+METHODS: dict[str, Callable[[Any], Any]] = {
     "common.generator.Generator._step": lambda _: generator.step,
     "common.generator.Generator.manual_seed": random.sharing_seed,
     **methods.METHODS,

@@ -5,42 +5,42 @@ from __future__ import annotations
 from mindspore import Tensor, ops
 
 from msops.core.compiled import compiling, is_on_gpu
-from msops.patch.replacement import Replacement
+from msops.operators.add import add
+from msops.patch.replacement import Choice
 
 from .creation import eye
 from .elementwise import COMPLEX
 from .in_place import copy_into
 
-_BatchMatMul = ops.BatchMatMul
+_BatchMatMul, _BiasAdd = ops.BatchMatMul, ops.BiasAdd
 _own_cdist = ops.cdist
+MANY_ROWS = 1024
 
 
-class BatchMatMul(Replacement):
+class BatchMatMul(Choice):
     """Multiplies matrices, whose axes before the last two broadcast, as they do on Ascend."""
 
     def __init__(self, transpose_a: bool = False, transpose_b: bool = False) -> None:
         self.transpose_a, self.transpose_b = transpose_a, transpose_b
-        self.multiply = _BatchMatMul(transpose_a, transpose_b)
+        self.own = _BatchMatMul(transpose_a, transpose_b)
 
     def __call__(self, x: Tensor, y: Tensor) -> Tensor:
         if x.shape[:-2] == y.shape[:-2]:
-            return self.multiply(x, y)
+            return self.own(x, y)
         return ops.matmul(x.swapaxes(-1, -2) if self.transpose_a else x, y.swapaxes(-1, -2) if self.transpose_b else y)
 
-    def shard(self, in_strategy: object = None, out_strategy: object = None) -> BatchMatMul:
-        """Tells MindSpore, which has this operator, how to distribute it."""
-        self.multiply.shard(in_strategy, out_strategy)
-        return self
 
-    def add_prim_attr(self, name: str, value: object) -> BatchMatMul:
-        """Sets an attribute of MindSpore's operator, such as `recompute`."""
-        self.multiply.add_prim_attr(name, value)
-        return self
+class BiasAdd(Choice):
+    """Adds a bias to each row or channel. MindSpore's gradient of a bias of many rows takes a GPU long: it adds up 13
+    columns in one block."""
 
-    def recompute(self, mode: bool = True) -> BatchMatMul:
-        """Tells MindSpore to compute the product again for the gradient."""
-        self.multiply.recompute(mode)
-        return self
+    def __init__(self, data_format: str = "NCHW") -> None:
+        self.own = _BiasAdd(data_format)
+
+    def __call__(self, input_x: Tensor, bias: Tensor) -> Tensor:
+        if is_on_gpu() and input_x.ndim == 2 and input_x.shape[0] >= MANY_ROWS and input_x.dtype == bias.dtype:
+            return add(input_x, bias)
+        return self.own(input_x, bias)
 
 
 def mm(input: Tensor, mat2: Tensor) -> Tensor:  # noqa: A002

@@ -253,8 +253,31 @@ def copy_(own: Any) -> Method:
     return method
 
 
-METHODS = {
+def data(own: Any) -> property | None:
+    """Makes data, by which nn.Cell.to gives Parameters another dtype; old versions of MindSpore have none. On a GPU,
+    MindSpore has no kernel for it, unless both tensors lie on the host or both on the GPU."""
+    if own is None:
+        return None
+
+    def assign(self: Tensor, value: Tensor) -> None:
+        if mindspore.get_context("device_target") != "GPU":
+            own.__set__(self, value)
+            return
+        for moved in (lambda: value, lambda: Tensor(value.asnumpy()), lambda: ops.deepcopy(value)):
+            try:
+                self.assign_value(moved())
+            except RuntimeError as error:
+                failed = error
+            else:
+                return
+        raise failed
+
+    return property(own.__get__, assign)
+
+
+METHODS: dict[str, Callable[[Any], Any]] = {
     "Tensor.copy_": copy_,
+    "Tensor.data": data,
     **{f"Tensor.{name}": plain(function) for name, function in PLAIN.items()},
     **{f"Tensor.{name}": plain(function, _begins_with_dim) for name, function in OF_DIM.items()},
     **{f"Tensor.{name}": plain(function, _has_new_names) for name, function in OF_NEW_NAMES.items()},
