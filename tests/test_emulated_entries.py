@@ -59,15 +59,18 @@ CASES = [
 def choices():
     """Yields (card, shapes, settings, dtype, architecture). Each case takes one dtype, since the emulator is slow;
     neighbouring cases take different ones. wkv7 in float16 has a kernel for tensor cores; attention has kernels for
-    those of sm_80 in float16 and float32, and in float16 for those of sm_90a, which are chosen where TMA can read the
-    rows; the latter take no bias, ALiBi and dropout."""
+    those of sm_80 in float16 and float32, in place of which sm_75 has plain ones, and in float16 for those of sm_90a,
+    which are chosen where TMA can read the rows; the latter take no bias, ALiBi and dropout."""
     for (name, *case), dtype in zip(CASES, itertools.cycle(DTYPES)):
         others = {"bias", "alibi_slopes", "seed"}.intersection(case[2].get("optional", ()))
         has_kernels = name.startswith(("flash_attention", "decoder_stack"))
-        kinds = (dtype, *["float16"] * (has_kernels or name.startswith("wkv7")))
-        for kind in dict.fromkeys((*kinds, *["float32"] * name.startswith("flash_attention"))):
-            older = {"float16": "80", "float32": "75"}.get(kind) if has_kernels and not others else None
-            for architecture in (older, "90") if older else ("90",):
+        is_attention = name.startswith("flash_attention")
+        kinds = [dtype, *["float16"] * (has_kernels or name.startswith("wkv7"))]
+        if is_attention and dtype == "float64":
+            kinds.append("float32")
+        older = {"float16": "80", "float32": "75" if is_attention and dtype == "float32" else None}
+        for kind in dict.fromkeys(kinds):
+            for architecture in dict.fromkeys(((has_kernels and not others and older.get(kind)) or "90", "90")):
                 yield pytest.param(*case, kind, architecture, id=f"{name}-{kind}-{architecture}")
 
 
