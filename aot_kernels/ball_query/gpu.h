@@ -97,7 +97,10 @@ __global__ void __launch_bounds__(kSearchThreads)
 template <typename Task, typename T>
 void launch_balls(Call& call, const Task& balls, const CellsOfClouds<T>& cells) {
   if (!call.ok() || balls.clouds * balls.number == 0) return;
-  search_on_gpu(call, ball_kernel<true, Task, T>, ball_kernel<false, Task, T>, balls, cells);
+  if (!pays_to_sort_on_gpu(balls.size, balls.number))
+    return launch_search(call, ball_kernel<false, Task, T>, balls, cells);
+  sort_on_gpu(call, cells);
+  launch_search(call, ball_kernel<true, Task, T>, balls, cells);
 }
 
 }  // namespace msops::points

@@ -54,7 +54,7 @@ class TestKNN(CloudTest):
         **{f"{size} points, {queries} queries, {k}": (shapes(2, size, queries), {"k": k})
            for size, queries, k in (
                (1, 3, 1), (31, 5, 31), (33, 65, 32), (64, 7, 33), (511, 40, 8), (512, 40, 3), (1025, 100, 32),
-               (2100, 33, 64), (4097, 70, 5), (600, 32, 260))},
+               (2100, 33, 64), (4097, 70, 5), (600, 32, 260), (1024, 20, 100), (2047, 9, 64))},
         **{f"{axes} coordinates, {size} points": (shapes(2, size, queries, axes), {"k": k})
            for axes in (1, 2, 4, 5, 6, 7, 8) for size, queries, k in ((40, 33, 3), (2100, 33, 9))},
         **{f"lengths, {axes} coordinates, {size} points, {k}": (shapes(4, size, queries, axes, lengths), {"k": k})

@@ -119,13 +119,13 @@ void sort_on_gpu(Call& call, const Clouds& all) {
 
 constexpr int kSearchThreads = 128;
 
-// Sorts the clouds if that pays, and launches one of two kernels, whose warps take a query of `task` each.
+// Whether it pays to sort the clouds.
+inline bool pays_to_sort_on_gpu(int64_t size, int64_t queries) { return size >= 2048 && queries >= 32; }
+
+// Launches a kernel whose warps take a query of `task` each.
 template <typename Task, typename Clouds>
-void search_on_gpu(Call& call, void (*sorted_kernel)(Task, Clouds, int64_t), void (*kernel)(Task, Clouds, int64_t),
-                   const Task& task, const Clouds& cells) {
+void launch_search(Call& call, void (*kernel)(Task, Clouds, int64_t), const Task& task, const Clouds& cells) {
   constexpr int64_t kWarps = kSearchThreads / 32, kMost = int64_t{1} << 30;
-  const bool sorted = task.size >= 2048 && task.number >= 32;
-  if (sorted) sort_on_gpu(call, cells), kernel = sorted_kernel;
   const int64_t queries = task.clouds * task.number;
   for (int64_t first = 0; first < queries && call.ok(); first += kMost * kWarps) {
     const int64_t blocks = std::min(kMost, (queries - first - 1) / kWarps + 1);

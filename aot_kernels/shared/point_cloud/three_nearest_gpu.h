@@ -3,23 +3,13 @@
 // each block sorts.
 #pragma once
 
+#include "all_points_gpu.h"
 #include "cells_gpu.h"
 #include "nearest.h"
 
 namespace msops::points {
 
 constexpr int kThreeThreads = 512;
-
-// Entry is a point in shared memory.
-template <typename C>
-struct alignas(sizeof(C) * 4) Entry {
-  C x, y, z;
-  int32_t index;
-
-  __device__ __forceinline__ Neighbour<C> from(const Point<C>& query) const {
-    return {or_infinite(squared_distance(Point<C>{x, y, z}, query)), index};
-  }
-};
 
 // SharedCloud is a cloud in shared memory, sorted into cells.
 template <typename C>
@@ -43,11 +33,14 @@ struct Three {
 
   __device__ bool is_full() const { return nearest[2].index != INT32_MAX; }
   __device__ __forceinline__ void offer(const Neighbour<C>& found) {
-    if (!found.is_nearer(nearest[2])) return;
-    const bool is_second = found.is_nearer(nearest[1]), is_first = found.is_nearer(nearest[0]);
+    if (!is_before(found, nearest[2])) return;
+    const bool is_second = is_before(found, nearest[1]), is_first = is_before(found, nearest[0]);
     nearest[2] = is_second ? nearest[1] : found;
     nearest[1] = is_first ? nearest[0] : is_second ? found : nearest[1];
     nearest[0] = is_first ? found : nearest[0];
+  }
+  __device__ __forceinline__ void remove_first() {
+    nearest[0] = nearest[1], nearest[1] = nearest[2], nearest[2] = {kInfinity<C>, INT32_MAX};
   }
 };
 
@@ -183,63 +176,51 @@ __global__ void __launch_bounds__(kThreeThreads)
   }
 }
 
-constexpr int kTeamThreads = 256, kTeamLanes = 8;
+constexpr int kTeamLanes = 8, kTeams = kAllThreads / kTeamLanes;
 
 // A team of lanes takes a query, and its lanes share the points.
-template <typename T>
-__global__ void __launch_bounds__(kTeamThreads) three_of_all_kernel(const Nearest<T> all, const int64_t blocks) {
-  using C = Compute<T>;
-  constexpr int kQueries = kTeamThreads / kTeamLanes, kAtOnce = 4;
-  extern __shared__ __align__(16) char memory[];
-  Entry<C>* const entries = reinterpret_cast<Entry<C>*>(memory);
+template <typename T, typename C = Compute<T>>
+__global__ void __launch_bounds__(kAllThreads, kAllBlocks<C>)
+    three_of_all_kernel(const Nearest<T> all, const int64_t blocks) {
+  __shared__ Entry<C> entries[kEntries];
   const int size = static_cast<int>(all.size), lane = static_cast<int>(threadIdx.x) % kTeamLanes;
   const int64_t cloud = blockIdx.x / blocks;
-  const int64_t i = blockIdx.x % blocks * kQueries + threadIdx.x / kTeamLanes, query = cloud * all.number + i;
-  for (int n = threadIdx.x; n < size; n += kTeamThreads) {
-    const Point<C> p = point_at(all.points, cloud * all.size + n);
-    entries[n] = {p.x, p.y, p.z, n};
-  }
+  const int64_t i = blockIdx.x % blocks * kTeams + threadIdx.x / kTeamLanes, query = cloud * all.number + i;
   const Point<C> center = point_at(all.queries, i < all.number ? query : cloud * all.number);
+  fill_entries(entries, 0, size, [&](int64_t n) { return point_at(all.points, cloud * all.size + n); });
   __syncthreads();
   Three<C> three;
-  for (int n = lane; n < size; n += kAtOnce * kTeamLanes) {
-    Neighbour<C> found[kAtOnce];
+  C least = kInfinity<C>;
+  for (int base = 0; base < size; base += kHeld * kTeamLanes) {
+    const Entry<C>* const from = entries + base;
+    uint32_t near = near_points<kTeamLanes>(size - base, 3, least,
+                                            [&](int n) { return squared_distance(from[n].point(), center); });
+    for (; near; near &= near - 1)
+      three.offer(from[(__ffs(static_cast<int>(near)) - 1) * kTeamLanes + lane].from(center));
+  }
+  // Each turn finds the first of what the lanes hold, and its lane gives it up. Lane k writes the k-th.
+  Neighbour<C> mine;
+  for (int k = 0; k < 3; ++k) {
+    Neighbour<C> first = three.nearest[0];
 #pragma unroll
-    for (int k = 0; k < kAtOnce; ++k) {
-      found[k] = entries[min(n + k * kTeamLanes, size - 1)].from(center);
-      if (n + k * kTeamLanes >= size) found[k].distance = kInfinity<C>, found[k].index = INT32_MAX;
+    for (int distance = 1; distance < kTeamLanes; distance *= 2) {
+      const Neighbour<C> other = from_partner(first, distance);
+      if (is_before(other, first)) first = other;
     }
-#pragma unroll
-    for (int k = 0; k < kAtOnce; ++k) three.offer(found[k]);
+    if (three.nearest[0].index == first.index) three.remove_first();
+    if (k == 0 || k == lane) mine = first;
   }
-  for (int distance = 1; distance < kTeamLanes; distance *= 2) {
-    Neighbour<C> others[3];
-#pragma unroll
-    for (int k = 0; k < 3; ++k)
-      others[k] = {__shfl_xor_sync(~0u, three.nearest[k].distance, distance),
-                   __shfl_xor_sync(~0u, three.nearest[k].index, distance)};
-#pragma unroll
-    for (int k = 0; k < 3; ++k) three.offer(others[k]);
-  }
-  if (lane > 0 || i >= all.number) return;
-#pragma unroll
-  for (int k = 0; k < 3; ++k) all.write(query, k, three.nearest[k]);
-}
-
-template <typename T>
-void launch_three_of_all(Call& call, const Nearest<T>& all) {
-  constexpr int64_t kQueries = kTeamThreads / kTeamLanes;
-  const int64_t blocks = (all.number + kQueries - 1) / kQueries, bytes = SharedCloud<Compute<T>>::bytes(all.size);
-  launch(call, three_of_all_kernel<T>, all.clouds * blocks, kTeamThreads, bytes, all, blocks);
+  if (lane < 3 && i < all.number) all.write(query, lane, mine);
 }
 
 // Finds the three nearest points where clouds fit shared memory and have queries enough. Returns whether they do.
 template <typename T>
 bool find_three_on_gpu(Call& call, const Nearest<T>& all) {
   using C = Compute<T>;
-  constexpr int64_t kFewPoints = 1024, kLeastQueries = 256, kMostPoints = UINT16_MAX;
-  if (all.size <= kFewPoints) {
-    launch_three_of_all(call, all);
+  constexpr int64_t kLeastQueries = 256, kMostPoints = UINT16_MAX;
+  if (all.size <= kEntries) {
+    const int64_t blocks = (all.number + kTeams - 1) / kTeams;
+    launch(call, three_of_all_kernel<T>, all.clouds * blocks, kAllThreads, 0, all, blocks);
     return true;
   }
   const Gpu gpu;
