@@ -75,14 +75,14 @@ bool forward(Call& call, const Stack<T>& s, const Tensor& work) {
   } else {
     const Gpu gpu;
     if (!call.ok() || !gpu.cooperative || !fits(s) || !are_aligned(s)) return false;
-    if (!is_compiled_for(80, few_tokens_kernel<T, kFewWarps>)) return false;
     FewTokens<T> f = problem(s);
+    const auto kernel = f.warps() == 8 ? few_tokens_kernel<T, 8> : few_tokens_kernel<T, 4>;
+    if (!is_compiled_for(80, kernel)) return false;
     const int64_t shared_bytes = plan_few_tokens(f, gpu.multiprocessors, gpu.dynamic_bytes());
     const size_t bytes = place_few_tokens(f, work.data);
     if (shared_bytes == 0 || bytes > work.size * sizeof(float)) return false;
     cudaMemsetAsync(work.data, 0, bytes, call.stream());
-    launch(call, few_tokens_kernel<T, kFewWarps>, Grid(gpu.multiprocessors).cooperative(), 32 * kFewWarps + 32,
-           shared_bytes, f);
+    launch(call, kernel, Grid(gpu.multiprocessors).cooperative(), 32 * (f.warps() + 1), shared_bytes, f);
     return true;
   }
 }

@@ -129,6 +129,7 @@ struct Heads {
       w.ring.wait_full();
       const T* const keys = reinterpret_cast<const T*>(w.slot());
       f(keys, keys + rows * s.head_size, rows);
+      fence_proxy_async();  // cp.async has written the slot, and a bulk copy may be next
       w.ring.release();
     }
   }

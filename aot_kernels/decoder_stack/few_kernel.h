@@ -59,8 +59,9 @@ __device__ void compute_layers(Worker<T, kWarps>& w) {
   }
 }
 
+// kWarps is s.warps(). One more warp copies.
 template <typename T, int kWarps>
-__global__ void __launch_bounds__(32 * kWarps + 32, 1) few_tokens_kernel(const __grid_constant__ FewTokens<T> s) {
+__global__ void __launch_bounds__(32 * (kWarps + 1), 1) few_tokens_kernel(const __grid_constant__ FewTokens<T> s) {
   if (!has_instructions_of(80)) return;
   extern __shared__ uint4 dynamic[];
   unsigned char* const shared = reinterpret_cast<unsigned char*>(dynamic);
@@ -82,8 +83,9 @@ __global__ void __launch_bounds__(32 * kWarps + 32, 1) few_tokens_kernel(const _
     work.find_items(s, blockIdx.x, gridDim.x);
   }
   __syncthreads();
-  if (threadIdx.x / 32 == kWarps) {
-    Filler<T>{s, ring, aux, shared, work, static_cast<int>(threadIdx.x % 32)}.run();
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  if (warp == kWarps) {
+    Filler<T>{s, ring, aux, shared, work, lane}.run();
   } else {
     Worker<T, kWarps> worker{s, shared, work, ring, aux, Watch(s.failed)};
     compute_layers(worker);

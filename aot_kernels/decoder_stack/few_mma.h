@@ -25,7 +25,7 @@ struct MmaAttention {
       const int from = 64 * i + at;
       const uint4 a = from < bytes ? *reinterpret_cast<const uint4*>(query + from) : zero;
       const uint4 b = from < bytes && row < rows ? *reinterpret_cast<const uint4*>(key + from) : zero;
-      multiply_add<Half>(scores, a, zero, b);
+      multiply_add<Half>(scores, {a.x, a.z, a.y, a.w}, zero, b);
     }
   }
 

@@ -8,8 +8,6 @@
 
 namespace msops::decoder_stack {
 
-constexpr int kFewWarps = 4;
-
 // FewTuning has what may be tuned: the most bytes of a row that a tile has, the most slots of the ring, and the most
 // parts of a cache.
 struct FewTuning {
@@ -33,7 +31,7 @@ template <typename T>
 int64_t plan_few_tokens(FewTokens<T>& s, int blocks, int shared_bytes, const FewTuning& tuning = {}) {
   constexpr int kLeastSlots = 4, kAlign = 128;
   for (Matrix<T>& m : s.matrices) choose_tile(m, tuning.chunk);
-  const int64_t tokens = s.tokens(), size = s.head_size;
+  const int64_t tokens = s.tokens(), size = s.head_size, warps = s.warps();
   int64_t groups = 0, slot = 0;
   for (const Matrix<T>& m : s.matrices) {
     groups = std::max<int64_t>(groups, (m.groups() - 1) / blocks + 1);
@@ -42,12 +40,14 @@ int64_t plan_few_tokens(FewTokens<T>& s, int blocks, int shared_bytes, const Few
   s.slot_bytes = rounded_up(std::max<int64_t>(slot, 2 * s.head_bytes()), kAlign);
   s.scale = static_cast<float>(1 / std::sqrt(static_cast<double>(size))), s.reciprocal_width = 1.f / s.width;
   s.by_group = Divisor(s.group()), s.by_head_size = Divisor(size), s.by_head_and_total = Divisor(size + 1);
+  const int rows_of_warps = 16 * s.warps();  // that the warps take at once
   s.cache_rows = s.slot_bytes / (2 * s.head_bytes());
+  if (s.cache_rows > rows_of_warps) s.cache_rows -= s.cache_rows % rows_of_warps;
   s.most_queries = sizeof(T) == 2 ? kMmaQueries : kStreamQueries;
   s.query_chunks = (s.queries() - 1) / s.most_queries + 1;
   const int64_t heads = int64_t{s.batch} * s.kv_heads * s.query_chunks;
   s.splits = static_cast<int>(std::clamp<int64_t>(blocks / heads, 1, tuning.most_splits));
-  const int64_t of_group = int64_t{kFewWarps} * tokens * kGroupRows * sizeof(float);
+  const int64_t of_group = warps * tokens * kGroupRows * sizeof(float);
   s.groups_at_once = static_cast<int>(std::clamp<int64_t>(16 * 1024 / of_group, 1, groups));
   const int bias_rows = ((s.matrices[kQkv].groups() - 1) / blocks + 1) * kGroupRows;
   const int of_factors[] = {s.norm1.bytes(s.width), s.norm2.bytes(s.width), s.q_norm.bytes(s.head_size),
@@ -57,7 +57,7 @@ int64_t plan_few_tokens(FewTokens<T>& s, int blocks, int shared_bytes, const Few
   const int columns = std::max({s.width, s.hidden, s.heads * s.head_size});
   s.work_stride = rounded_up(columns * sizeof(T), kAlign) + 64;
   const int64_t of_attention =
-      (s.most_queries + 2 * s.length) * size * sizeof(T) + kFewWarps * s.most_queries * (size + 2) * sizeof(float);
+      (s.most_queries + 2 * s.length) * size * sizeof(T) + warps * s.most_queries * (size + 2) * sizeof(float);
 
   int64_t at = 1024;  // barriers
   const auto take = [&](int64_t bytes) {
@@ -65,7 +65,7 @@ int64_t plan_few_tokens(FewTokens<T>& s, int blocks, int shared_bytes, const Few
     at = std::min<int64_t>(at + rounded_up(std::min<int64_t>(bytes, INT32_MAX / 2), kAlign), INT32_MAX / 2);
     return static_cast<int>(begin);
   };
-  s.at_sums = take(kMostTokens * kFewWarps * sizeof(float));
+  s.at_sums = take(kMostTokens * warps * sizeof(float));
   s.at_tables = take(s.rows_of_table() * size * sizeof(float));
   s.at_aux = take(2 * s.aux_bytes);
   s.at_residual = take(2 * tokens * s.width * sizeof(T));

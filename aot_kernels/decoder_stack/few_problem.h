@@ -100,6 +100,7 @@ struct FewTokens {
   MSOPS_BOTH int tokens() const { return batch * length; }
   MSOPS_BOTH int group() const { return heads / kv_heads; }
   MSOPS_BOTH int queries() const { return group() * length; }
+  MSOPS_BOTH int warps() const { return tokens() > 4 ? 8 : 4; }  // that compute
   MSOPS_BOTH int qkv_rows() const { return (heads + 2 * kv_heads) * head_size; }
   MSOPS_BOTH int items() const { return batch * kv_heads * query_chunks * splits; }
   MSOPS_BOTH int head_bytes() const { return head_size * static_cast<int>(sizeof(T)); }

@@ -1,6 +1,7 @@
 // The ring is a queue of slots in shared memory. One warp fills them with tiles of weights and rows of the cache, in
-// the order of their use, as far ahead as there are slots: none of this depends on what the launch computes. It uses
-// bulk copies, or cp.async before sm_90. The other warps wait for a slot, and release it when all of them have read it.
+// the order of their use, as far ahead as there are slots: none of this depends on what the launch computes. Weights
+// come by bulk copies, or cp.async before sm_90, and the cache by cp.async, since its rows are short. The other warps
+// wait for a slot, and release it when all of them have read it.
 #pragma once
 
 #include "../common/gpu/cp_async.h"
@@ -22,7 +23,7 @@ struct Ring {
   // The thread that calls this makes the barriers, for so many warps that release slots.
   __device__ void init(int warps) const {
     for (int i = 0; i < slots; ++i) {
-      mbarrier_init(barriers + 8 * i, kHasSm90 ? 1 : 32);
+      mbarrier_init(barriers + 8 * i, 1);
       mbarrier_init(barriers + 8 * (slots + i), warps);
     }
   }
@@ -64,17 +65,24 @@ struct Filler {
         if (of_row > 0) cp_async_bulk_load(address + offset, from, of_row, to.full());
       }
     } else {
-      unsigned char* const slot = shared + (address - shared_address(shared));
+      unsigned char* const slot = pointer(address);
       for (int i = 0; i < rows; ++i) {
         int offset = 0, of_row = 0;
         const void* const from = row(i, offset, of_row);
         for (int at = 16 * lane; at < of_row; at += 16 * 32)
           cp_async<16>(slot + offset + at, static_cast<const unsigned char*>(from) + at);
       }
-      cp_async_mbarrier_arrive_noinc(to.full());
+      arrive(to);
     }
     to.advance();
   }
+  // Ends the filling of a slot by cp.async.
+  __device__ __forceinline__ void arrive(const Ring& to) const {
+    cp_async_mbarrier_arrive(to.full());
+    __syncwarp();
+    if (lane == 0) mbarrier_arrive(to.full());
+  }
+  __device__ unsigned char* pointer(unsigned address) const { return shared + (address - shared_address(shared)); }
   __device__ unsigned slot() const { return shared_address(shared) + s.at_ring + ring.slot * s.slot_bytes; }
 
   __device__ void fill_matrix(Step step, int layer) {
@@ -92,17 +100,25 @@ struct Filler {
   }
 
   __device__ void fill_cache(int layer) {
-    const int row_bytes = s.head_bytes(), most = s.cache_rows;
+    const int packs = s.head_size / kPackWidth<T>, most = s.cache_rows;
     for (int i = 0; i < work.items; ++i) {
       const Item& item = work.of_item[i];
-      for (int begin = item.rows.begin; begin < item.rows.end; begin += most) {
-        const int rows = min(most, item.rows.end - begin);
-        fill(ring, slot(), 2 * rows, 2 * rows * row_bytes, [&](int r, int& to, int& of_row) {
-          const bool is_key = r < rows;
-          const int64_t row = (int64_t{layer} * s.batch + item.text) * s.room + begin + (is_key ? r : r - rows);
-          to = r * row_bytes, of_row = row_bytes;
-          return (is_key ? s.keys : s.values) + (row * s.kv_heads + item.kv_head) * s.head_size;
-        });
+      for (int first = item.rows.begin; first < item.rows.end; first += most) {
+        ring.wait_empty();
+        const int rows = min(most, item.rows.end - first), all = rows * packs;
+        const int64_t row_of_all = (int64_t{layer} * s.batch + item.text) * s.room + first;
+        const int64_t at_first = (row_of_all * s.kv_heads + item.kv_head) * s.head_size;
+        unsigned char* const to = pointer(slot());
+        int row = lane / packs, pack = lane % packs;
+        for (int at = lane; at < all; at += 32) {
+          const int64_t from = at_first + int64_t{row} * s.kv_heads * s.head_size + pack * kPackWidth<T>;
+          cp_async<16>(to + 16 * at, s.keys + from);
+          cp_async<16>(to + 16 * (all + at), s.values + from);
+          row += 32 / packs, pack += 32 % packs;
+          if (pack >= packs) pack -= packs, ++row;
+        }
+        arrive(ring);
+        ring.advance();
       }
     }
   }

@@ -19,19 +19,32 @@ __device__ __forceinline__ float sum_of_warp(float value) {
   return value;
 }
 
-// Adds the products of 16 bytes of a row of weights with 16 bytes of two tokens.
+// Adds the products of 16 bytes of a row of weights with 16 bytes of two tokens, whose words are in the order 0, 2,
+// 1, 3.
 template <typename T>
 __device__ __forceinline__ void multiply_add(float (&sums)[4], const uint4& token, const uint4& token8,
                                              const uint4& row) {
   constexpr Product kProduct = kProductOf<T>;
   using W = Word<kProduct>;
-  msops::multiply_add<kProduct>(sums, {W(token.x), W(token8.x), W(token.y), W(token8.y)}, {W(row.x), W(row.y)});
-  msops::multiply_add<kProduct>(sums, {W(token.z), W(token8.z), W(token.w), W(token8.w)}, {W(row.z), W(row.w)});
+  msops::multiply_add<kProduct>(sums, {W(token.x), W(token8.x), W(token.z), W(token8.z)}, {W(row.x), W(row.y)});
+  msops::multiply_add<kProduct>(sums, {W(token.y), W(token8.y), W(token.w), W(token8.w)}, {W(row.z), W(row.w)});
+}
+
+// Does the same for one token, without another operand to fill: words 0 and 1 stand for the token of the tensor core,
+// and 2 and 3 for the one 8 after it. So sums[0][0] and sums[0][1] count, and sums[1][2] and sums[1][3].
+template <typename T>
+__device__ __forceinline__ void multiply_add(float (&sums)[2][4], const uint4& token, const uint4& row) {
+  constexpr Product kProduct = kProductOf<T>;
+  using W = Word<kProduct>;
+  const W words[4] = {W(token.x), W(token.y), W(token.z), W(token.w)};
+  msops::multiply_add<kProduct>(sums[0], words, {W(row.x), W(row.y)});
+  msops::multiply_add<kProduct>(sums[1], words, {W(row.z), W(row.w)});
 }
 
 template <typename T, int kWarps>
 struct Worker {
   static constexpr int kThreads = 32 * kWarps, kWord = kWordElements<T>, kUnit = kUnitElements<T>;
+  static constexpr bool kHasMany = kWarps == 8;  // more than 8 tokens, maybe
   const FewTokens<T>& s;
   unsigned char* shared;
   const Work& of_block;
@@ -60,16 +73,22 @@ struct Worker {
 
   // ---- Vectors ----
 
-  // Puts a vector of each token where multiply() reads it.
+  // Puts a vector of each token where multiply() reads it: the words of 16 bytes in the order 0, 2, 1, 3.
   __device__ __forceinline__ void put_operand(int token, int unit, uint2 words) const {
-    *reinterpret_cast<uint2*>(work() + token * s.work_stride + 8 * unit) = words;
+    unsigned* const to = reinterpret_cast<unsigned*>(work() + token * s.work_stride + 16 * (unit / 2)) + unit % 2;
+    to[0] = words.x, to[2] = words.y;
   }
   __device__ void read_vectors(const uint2* from, int columns, unsigned tag) {
     const int units = columns / kUnit, tokens = s.tokens();
-    read_units(from, tag, thread, tokens * units, kThreads, watch, [&](int i, uint2 words) {
+    const auto put = [&](int i, uint2 words) {
       const int token = tokens == 1 ? 0 : i / units;
       put_operand(token, i - token * units, words);
-    });
+    };
+    if (tokens * units > 4 * kThreads) {
+      read_units_ahead<8>(from, tag, thread, tokens * units, kThreads, watch, put);
+    } else {
+      read_units(from, tag, thread, tokens * units, kThreads, watch, put);
+    }
     sync();
   }
 
@@ -78,7 +97,7 @@ struct Worker {
   template <typename Put>
   __device__ void read_normed(const uint2* from, unsigned tag, int first_token, int tokens, const Factors<T>& factors,
                               T* residual, const Put& put) {
-    int team_log2 = kWarps == 16 ? 4 : kWarps == 8 ? 3 : 2;  // warps that share a token
+    int team_log2 = kWarps == 8 ? 3 : 2;  // warps that share a token
     while (team_log2 > 0 && tokens << team_log2 > kWarps) --team_log2;
     const int team = 1 << team_log2, in_team = warp & (team - 1), teams = kWarps >> team_log2;
     const int units = s.width / kUnit, begin = in_team * 32 + lane, step = 32 << team_log2;
@@ -144,26 +163,43 @@ struct Worker {
     for (int e = 0; e < kWord; ++e) sums[e] = rounded<T>(sums[e]);
   }
 
-  // Multiplies the tokens' operands from byte `begin` of the rows by a tile.
-  __device__ __forceinline__ void multiply_tile(const Matrix<T>& m, int begin, float (&sums)[2][4]) const {
-    constexpr int kAhead = 4, kBytes = 64;  // of a row, that a warp takes at once
-    const int bytes = min(m.chunk, m.row_bytes() - begin), row = lane / 4, at = lane % 4 * 16, tokens = s.tokens();
-    const unsigned char* const weights = slot() + row * m.stride + at;
-    const unsigned char* const operand = work() + row * s.work_stride + begin + at;
-    for (int first = kBytes * warp; first < bytes; first += kAhead * kBytes * kWarps) {
-      uint4 a[kAhead], a8[kAhead], b[kAhead];
+  // Multiplies the tokens' operands by a tile: by 64 bytes of its rows after another, of which a warp takes every
+  // kWarps-th. Pointers are the lane's, at its first 16 bytes. `operand8` has the tokens from 8 on, if there are any.
+  __device__ __forceinline__ void multiply_tile(const unsigned char* weights, const unsigned char* operand,
+                                                const unsigned char* operand8, int bytes,
+                                                float (&sums)[2][2][4]) const {
+    constexpr int kBytes = 64, kStep = kBytes * kWarps;
+    const auto add = [&](float (&to)[2][4], const uint4& token, const uint4& token8, const uint4& row) {
+      if constexpr (kHasMany) {
+        multiply_add<T>(to[0], token, token8, row);
+      } else {
+        multiply_add<T>(to, token, row);
+      }
+    };
+    const auto load = [](const unsigned char* from) { return *reinterpret_cast<const uint4*>(from); };
+    int from = kBytes * warp;
+    // Takes so many times 64 bytes, whose loads come first.
+    const auto take = [&](auto count) {
+      uint4 a[count], a8[count], b[count];
 #pragma unroll
-      for (int j = 0; j < kAhead; ++j) {
-        const int from = first + j * kBytes * kWarps;
-        const bool inside = from + at < bytes;
-        const uint4 zero = {0, 0, 0, 0};
-        b[j] = inside ? *reinterpret_cast<const uint4*>(weights + from) : zero;
-        a[j] = inside && row < tokens ? *reinterpret_cast<const uint4*>(operand + from) : zero;
-        a8[j] = inside && row + 8 < tokens ? *reinterpret_cast<const uint4*>(operand + 8 * s.work_stride + from) : zero;
+      for (int j = 0; j < count; ++j) {
+        b[j] = load(weights + from + j * kStep), a[j] = load(operand + from + j * kStep);
+        if (kHasMany) a8[j] = load(operand8 + from + j * kStep);
       }
 #pragma unroll
-      for (int j = 0; j < kAhead; ++j)
-        if (first + j * kBytes * kWarps < bytes) multiply_add<T>(sums[j % 2], a[j], a8[j], b[j]);
+      for (int j = 0; j < count; ++j) add(sums[j % 2], a[j], a8[j], b[j]);
+      from += count * kStep;
+    };
+    const auto has = [&](int count) { return from + (count - 1) * kStep + kBytes <= bytes; };
+    while (has(8)) take(Constant<8>{});
+    if (has(4)) take(Constant<4>{});
+    if (has(2)) take(Constant<2>{});
+    if (has(1)) take(Constant<1>{});
+    if (from < bytes) {  // less than 64 bytes
+      const bool inside = from + lane % 4 * 16 < bytes;
+      const uint4 zero = {0, 0, 0, 0};
+      add(sums[0], inside ? load(operand + from) : zero, inside && kHasMany ? load(operand8 + from) : zero,
+          inside ? load(weights + from) : zero);
     }
   }
 
@@ -171,22 +207,29 @@ struct Worker {
   __device__ void multiply(Step step, unsigned tag) {
     const Matrix<T>& m = s.matrices[step];
     const Range mine = of_block.mine[step];
+    const int last = s.tokens() - 1, at = lane % 4 * 16, row = lane / 4 * m.stride + at;
+    // What stands for tokens that there are not may be anything.
+    const unsigned char* const operand = work() + min(lane / 4, last) * s.work_stride + at;
+    const unsigned char* const operand8 = work() + min(lane / 4 + 8, last) * s.work_stride + at;
     for (int first = mine.begin; first < mine.end; first += s.groups_at_once) {
       const int count = min(s.groups_at_once, mine.end - first);
       if (first > mine.begin) sync();  // others may still read the partial sums before these
       for (int i = 0; i < count; ++i) {
-        float sums[2][4] = {};
+        float sums[2][2][4] = {};
         for (int begin = 0; begin < m.row_bytes(); begin += m.chunk) {
           ring.wait_full();
-          multiply_tile(m, begin, sums);
+          multiply_tile(slot() + row, operand + begin, operand8 + begin, min(m.chunk, m.row_bytes() - begin), sums);
           ring.release();
         }
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const int token = lane / 4 + 8 * half;
-          if (token < s.tokens())
-            *reinterpret_cast<float2*>(partial(i, warp, token) + lane % 4 * 2) = {
-                sums[0][2 * half] + sums[1][2 * half], sums[0][2 * half + 1] + sums[1][2 * half + 1]};
+        const auto put = [&](int token, float a, float b) {
+          if (token <= last) *reinterpret_cast<float2*>(partial(i, warp, token) + lane % 4 * 2) = {a, b};
+        };
+        const auto both = [&](int of, int number) { return sums[0][of][number] + sums[1][of][number]; };
+        if (kHasMany) {
+          put(lane / 4, both(0, 0), both(0, 1));
+          put(lane / 4 + 8, both(0, 2), both(0, 3));
+        } else {
+          put(lane / 4, both(0, 0) + both(1, 2), both(0, 1) + both(1, 3));
         }
       }
       sync();

@@ -48,6 +48,9 @@ bool forward_on_tensor_cores(Call& call, const A& a, [[maybe_unused]] uint32_t* 
   return with_kernel_width(a, [&](auto width) {
     [[maybe_unused]] const auto decode = [&](auto shape) {
       using S = decltype(shape);
+      if constexpr (S::kTeam == 1) {
+        if (decode_in_clusters<S>(call, a, aligned)) return true;
+      }
       const SplitOrder order{parts_of(rows, S::kRows), splits};
       const int64_t count = a.batch * a.kv_heads * order.tiles * splits;
       const bool done = launch_on_tensor_cores<S>(call, mma_decode<S, A>, count, a, order, count, aligned);

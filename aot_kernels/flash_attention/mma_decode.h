@@ -5,8 +5,13 @@
 // is one tile of rows, the block's warps take turns at tiles of keys: a warp copies its own keys and values by
 // cp.async, some tiles ahead, so that warps wait for each other only at the end, when they add what each has summed. If
 // there are more, each warp has its own rows, and all of them read the same keys.
+//
+// The splits of one tile of rows may be a cluster, whose blocks add what they have summed through shared memory. Else
+// combine.h adds it.
 #pragma once
 
+#include "../common/gpu/cluster.h"
+#include "../common/launch.h"
 #include "mma_terms.h"
 
 #ifdef __CUDACC__
@@ -18,14 +23,58 @@ struct DecodeShape {
   static constexpr int kWidth = kWidth_, kWarps = kWidth <= 128 ? 4 : 2, kThreads = 32 * kWarps;
   static constexpr int kTeam = kHasManyRows ? kWarps : 1;  // warps that read the same keys
   // With larger tiles of short rows in fewer stages, three blocks share a multiprocessor of sm_90 in place of two.
+  static constexpr int kBlocks = kWidth <= 64 && !kHasManyRows ? 3 : 1;  // that have registers at once, at least
   static constexpr int kRows = 16 * kTeam, kKeys = kWidth <= 64 && !kHasManyRows ? 32 : 16 * kTeam;
   static constexpr int kStages = kWidth > 64 ? 3 : kHasManyRows ? 6 : 2;
   static constexpr int kStage = 2 * kKeys * kWidth;                     // elements
   static constexpr bool kSharesQueries = kWidth > 128 || kHasManyRows;  // else each warp has them in registers
   static constexpr int kQueries = kSharesQueries ? kRows * kWidth : 0;
   static constexpr int kBytes = (kWarps / kTeam * kStages * kStage + kQueries) * 2;
-  static_assert(kWarps * 16 * (kWidth + 2) * 4 <= kBytes, "the warps' sums take the stages' place");
+  static constexpr int kOwnRow = kWidth + 4;  // of a block's sums: a row, its maximum and its total, and two more
+  static_assert((kWarps * 16 * (kWidth + 2) + 16 * kOwnRow) * 4 <= kBytes, "sums take the stages' place");
 };
+
+// Adds what the blocks of a cluster have summed, `own` in each, in order. Each block takes a part of the rows.
+template <typename S>
+__device__ __forceinline__ void add_in_cluster(const Attention<Half>& a, const GroupItem& item, const float* own) {
+  constexpr int kQuads = S::kWidth / 4, kAhead = 4;
+  const int blocks = static_cast<int>(cluster_nctarank()), rank = static_cast<int>(cluster_ctarank());
+  for (int i = rank * S::kThreads + threadIdx.x; i < 16 * kQuads; i += blocks * S::kThreads) {
+    const int row = i / kQuads, first = i % kQuads * 4;
+    if (!item.has(row)) return;
+    const float* const from = own + row * S::kOwnRow;
+    float max = -INFINITY, sum = 0, total[4] = {};
+    for (int block = 0; block < blocks; block += kAhead) {
+      Pack<float, 4> sums[kAhead] = {}, stats[kAhead] = {};
+      float greatest = max;
+#pragma unroll
+      for (int j = 0; j < kAhead; ++j) {
+        stats[j].values[0] = -INFINITY;
+        if (block + j >= blocks) continue;
+        stats[j] = ld_shared_cluster(from + S::kWidth, block + j), sums[j] = ld_shared_cluster(from + first, block + j);
+      }
+#pragma unroll
+      for (int j = 0; j < kAhead; ++j) greatest = fmaxf(greatest, stats[j].values[0]);
+      const float base = greatest == -INFINITY ? 0 : greatest, kept = ex2_approx_ftz((max - base) * kLog2E<float>);
+      max = greatest, sum *= kept;
+#pragma unroll
+      for (int e = 0; e < 4; ++e) total[e] *= kept;
+#pragma unroll
+      for (int j = 0; j < kAhead; ++j) {
+        const float share = ex2_approx_ftz((stats[j].values[0] - base) * kLog2E<float>);
+        sum += share * stats[j].values[1];
+#pragma unroll
+        for (int e = 0; e < 4; ++e) total[e] += share * sums[j].values[e];
+      }
+    }
+    const int h = item.head(row), query = item.s.first_query + item.query(row);
+    Half* const to = a.out + a.of_out.offset(item.b, h, query);
+#pragma unroll
+    for (int e = 0; e < 4; ++e)
+      if (first + e < a.value_width) to[first + e] = Half(sum == 0 ? 0 : total[e] / sum);
+    if (first == 0) a.lse[a.of_lse.offset(item.b, h, query)] = max + logf(sum);
+  }
+}
 
 // Loads two neighbouring elements of a row, from a column on; those beyond its width are 0.
 __device__ __forceinline__ uint32_t load_pair(const Half* row, int column, int width) {
@@ -35,7 +84,7 @@ __device__ __forceinline__ uint32_t load_pair(const Half* row, int column, int w
 
 // A is Attention<Half> or ExtendedAttention<Half>.
 template <typename S, typename A>
-__global__ void __launch_bounds__(S::kThreads)
+__global__ void __launch_bounds__(S::kThreads, S::kBlocks)
     mma_decode(const A a, const SplitOrder order, int64_t count, int aligned) {
   if (!has_instructions_of(80)) return;
   using T = Tile<Half, S::kWidth>;
@@ -48,6 +97,8 @@ __global__ void __launch_bounds__(S::kThreads)
   Half* const q_tile = reinterpret_cast<Half*>(shared) + kTeams * S::kStages * S::kStage;  // (kRows, kWidth)
   float* const sums = reinterpret_cast<float*>(shared);                                    // (kWarps, 16, kWidth)
   float* const stats = sums + S::kWarps * 16 * S::kWidth;                                  // (kWarps, 16, 2)
+  float* const own = stats + S::kWarps * 16 * 2;                                           // (16, kOwnRow)
+  const bool in_cluster = kTeams > 1 && cluster_nctarank() > 1;
   const Logits logits(a);
   for (int64_t number = blockIdx.x; number < count; number += gridDim.x) {
     const SplitOrder::Place at = order.find(number, a.kv_heads);
@@ -149,7 +200,7 @@ __global__ void __launch_bounds__(S::kThreads)
         sum += share[t] * stats[place(t) * 2 + 1];
       }
       const int h = item.head(row), i = item.query(row);
-      float* const partial = a.partial_sums(split, b, h, i);
+      float* const partial = in_cluster ? own + row * S::kOwnRow : a.partial_sums(split, b, h, i);
       Half* const to = a.out + a.of_out.offset(b, h, item.s.first_query + i);
       for (int column = lane; column < value_width; column += 32) {
         float total = 0;
@@ -162,13 +213,40 @@ __global__ void __launch_bounds__(S::kThreads)
         }
       }
       if (lane == 0 && a.splits > 1) {
-        float* const to_stats = a.partial_stats(split, b, h, i);
+        float* const to_stats = in_cluster ? partial + S::kWidth : a.partial_stats(split, b, h, i);
         to_stats[0] = max, to_stats[1] = sum;
       } else if (lane == 0) {
         a.lse[a.of_lse.offset(b, h, item.s.first_query + i)] = max + logf(sum);
       }
     }
+    if (in_cluster) {
+      cluster_arrive_wait();
+      add_in_cluster<S>(a, item, own);
+      cluster_arrive_wait();
+    }
   }
+}
+
+// Splits the keys over the blocks of clusters, or returns false and does nothing. A cluster has as many blocks as it
+// can while all clusters run at once, and each block has 128 keys or more.
+template <typename S>
+bool decode_in_clusters(Call& call, Attention<Half> a, int aligned) {
+  constexpr int kMost = 16, kLeastKeys = 128;
+  [[maybe_unused]] static FactOfGpu<kMost + 1> fact;
+  const auto kernel = mma_decode<S, Attention<Half>>;
+  const int64_t heads = a.batch * a.kv_heads;
+  for (int blocks = kMost; blocks > 1; blocks /= 2) {
+    const auto clusters = [&] {
+      const Grid cluster = Grid(blocks).in_clusters(blocks);
+      return is_compiled_for(90, kernel) ? clusters_at_once(kernel, cluster, S::kThreads, S::kBytes) : 0;
+    };
+    if (blocks * kLeastKeys > a.keys || fact.get(clusters, blocks) < heads) continue;
+    a.splits = blocks;
+    launch(call, kernel, Grid(heads * blocks).in_clusters(blocks), S::kThreads, S::kBytes, a, SplitOrder{1, blocks},
+           heads * blocks, aligned);
+    return true;
+  }
+  return false;
 }
 
 }  // namespace msops::flash_attention

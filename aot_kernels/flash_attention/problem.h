@@ -77,7 +77,8 @@ struct Attention {
   int64_t mask_batch, mask_head, mask_query, mask_key;  // the strides of mask; 0 along axes that it does not have
 
   // With few queries, the keys are split over blocks if `splits` is above 1. Each split writes its sums and statistics,
-  // and another kernel adds them in order. The number of splits depends on the shapes alone.
+  // and another kernel adds them in order; mma_decode may do without it. The number of splits depends on the shapes
+  // alone.
   int64_t splits;
   // (splits, sums (batch, heads, queries, value_width), statistics (batch, heads, queries, 2)). If the keys
   // are not split, wgmma_forward may count items with it.

@@ -137,6 +137,7 @@ class TestDecoderStack(Card):
         "24 texts with caches": case(1, 24, 1, 24, 6, 2, 64, 16, room=300),
         "7 tokens of 5 texts": case(2, 5, 7, 16, 4, 1, 40, 24, room=600, optional=("norm",)),
         "20 texts, 128 features": case(1, 20, 1, 16, 2, 1, 128, 16, room=130, is_wide=True),
+        "5 texts, long rows": case(1, 5, 1, 136, 4, 2, 16, 1096, room=40),
         "wide tables": case(2, 2, 2, 16, 2, 1, 8, 24, room=5, optional=ALL, is_wide=True),
     }
     small = "small"

@@ -58,6 +58,7 @@ class TestFlashAttention(OperatorTest):
         "more features of k": case((1, 1, 33, 40), 300, 16, batch=1),
         "1 query, 127 keys": case((2, 1, 1, 127), 96, batch=1),
         "3 queries, 4097 keys": case((2, 1, 3, 4097), 4, batch=1, causal=True),
+        "1 query, 1100 keys, scale": case((16, 1, 1, 1100), 16, lengths=True, scale=1.0),
         "long rows of queries": case((2, 1, 600, 40), 128),
         "long rows of keys": case((1, 1, 40, 1100), 128, batch=1, causal=True),
         "1 key": case((2, 2, 100, 1), 40, batch=1),

@@ -12,8 +12,7 @@ constexpr bool kHasSm90 = true, kHasSm90a = true;
 
 template <typename Kernel>
 bool is_compiled_for(int architecture, Kernel) {
-  const char* latest = std::getenv("MSOPS_EMULATOR_ARCHITECTURE");
-  return !latest || architecture <= std::atoi(latest);
+  return architecture <= emulator::architecture();
 }
 inline bool has_instructions_of(int) { return true; }
 inline unsigned shared_address(const void* pointer) { return emulator::shared_address(pointer); }

@@ -298,9 +298,12 @@ struct cudaLaunchConfig_t {
 
 inline cudaError_t cudaGetLastError() { return std::exchange(emulator::pending_error, cudaSuccess); }
 inline const char* cudaGetErrorString(cudaError_t) { return "an error"; }
-inline cudaError_t cudaGetDevice(int* device) { return *device = emulator::gpu, cudaSuccess; }
+// An older GPU has another number, since operators keep what they find out about a GPU.
+inline cudaError_t cudaGetDevice(int* device) {
+  return *device = emulator::gpu + (emulator::architecture() < 90 ? 8 : 0), cudaSuccess;
+}
 inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {
-  *value = attribute == cudaDevAttrMultiProcessorCount            ? emulator::kMultiprocessors * (1 + device)
+  *value = attribute == cudaDevAttrMultiProcessorCount            ? emulator::kMultiprocessors * (1 + device % 8)
            : attribute == cudaDevAttrMaxSharedMemoryPerBlockOptin ? emulator::kSharedBytes
                                                                   : 1;
   return cudaSuccess;

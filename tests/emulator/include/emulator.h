@@ -244,6 +244,12 @@ inline void run_thread() {
   fail("a thread went on after its end");
 }
 
+// The GPU's architecture, from the variable MSOPS_EMULATOR_ARCHITECTURE.
+inline int architecture() {
+  const char* latest = std::getenv("MSOPS_EMULATOR_ARCHITECTURE");
+  return latest ? std::atoi(latest) : 90;
+}
+
 // The order in which a block's threads take turns: 0 ascending, 1 descending, from the variable MSOPS_EMULATOR_ORDER.
 inline bool descends() {
   const char* order = std::getenv("MSOPS_EMULATOR_ORDER");
