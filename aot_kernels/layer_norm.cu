@@ -15,21 +15,30 @@ struct Forward {
   Rows<T> y;
   Parameters<T, 0> weight;
   Parameters<T, 1> bias;
-  C eps;
+  C eps, inverse;  // of the number of columns
 
   template <typename Team>
   MSOPS_BOTH void operator()(int64_t row, const Team& team) const {
     const C n = C(x.columns);
     const auto x_row = team.load(x[row]);
-    const C mean = team.sum(x_row) / n;
-    TwoSums<C> sums;
-    if constexpr (kTakesRests<T>) {
-      sums = team.sum([=](C v) { return TwoSums<C>{(v - mean) * (v - mean), v - mean}; }, x_row);
+    // In float32, rows that packs tile take less time with two reductions.
+    if constexpr (Team::kKeepsPacks && (sizeof(T) == 2 || Team::kHasEdges)) {
+      const auto about = team.template sums_about_pivot<kTakesRests<T>>(x_row);
+      const Normal<T, true> normal(about.pivot, about.sums.of[0] * inverse, about.sums.of[1] * inverse, C(1), eps);
+      const auto of_element = [=](C v, C w, C b) { return normal(v) * w + b; };
+      team.with_rows([&](const auto&... parameters) { team.map(of_element, y[row], x_row, parameters...); }, weight,
+                     bias);
     } else {
-      sums.of[0] = team.sum([=](C v) { return (v - mean) * (v - mean); }, x_row);
+      const C mean = team.sum(x_row) / n;
+      TwoSums<C> sums;
+      if constexpr (kTakesRests<T>) {
+        sums = team.sum([=](C v) { return TwoSums<C>{(v - mean) * (v - mean), v - mean}; }, x_row);
+      } else {
+        sums.of[0] = team.sum([=](C v) { return (v - mean) * (v - mean); }, x_row);
+      }
+      const Normal<T, kTakesRests<T>> normal(mean, sums.of[0], sums.of[1], n, eps);
+      team.map([=](C v, C w, C b) { return normal(v) * w + b; }, y[row], x_row, weight, bias);
     }
-    const Normal<C, kTakesRests<T>> normal(mean, sums.of[0], sums.of[1], n, eps);
-    team.map([=](C v, C w, C b) { return normal(v) * w + b; }, y[row], x_row, weight, bias);
   }
 };
 
@@ -66,8 +75,8 @@ MSOPS_ENTRY(LayerNormForward) {
     const Parameters<T, 1> terms(bias, columns, C(0));
     const auto from = rows_in<const T>(x, columns);
     const auto to = rows_in<T>(y, columns);
-    for_rows<T, sizeof(T) == 4>(call, rows_of(x, columns), {from, to, factors, terms},
-                                Forward<T>{from, to, factors, terms, C(eps)});
+    const Forward<T> body{from, to, factors, terms, C(eps), 1 / C(columns)};
+    for_rows<T, sizeof(T) == 4, sizeof(T) == 2 ? 4 : 2>(call, rows_of(x, columns), {from, to, factors, terms}, body);
   });
 }
 

@@ -41,8 +41,8 @@ MSOPS_ENTRY(RmsNormForward) {
     using T = typename decltype(type)::type;
     const RmsNorm<T> normalize(weight, heads.columns, eps, offset, casting);
     if (heads.count == 1 && !bias.dtype) {
-      for_rows<T, true>(call, rows_of(x, heads.columns), {x, y, normalize.weight},
-                        Forward<T, RmsNorm<T>>{x, y, normalize});
+      for_rows<T, true, sizeof(T) == 2 ? 4 : 2>(call, rows_of(x, heads.columns), {x, y, normalize.weight},
+                                                Forward<T, RmsNorm<T>>{x, y, normalize});
     } else {
       const RmsNormWithBias<T> with_bias(normalize, bias);
       for_rows<T, true>(call, rows_of(x, heads.columns), {x, y, with_bias.weight, with_bias.bias},

@@ -167,7 +167,8 @@ struct WithEdges : Body {
 };
 
 template <typename C, typename Shape, typename Body>
-__global__ void __launch_bounds__(Shape::kLanes, 1024 / Shape::kLanes) rows_with_edges_kernel(int64_t rows, Body body) {
+__global__ void __launch_bounds__(Shape::kLanes, (Shape::kHeld > 2 ? 768 : 1024) / Shape::kLanes)
+    rows_with_edges_kernel(int64_t rows, Body body) {
   __shared__ SharedOfWarp shared[kSharedOfTeam<Shape>];
   extern __shared__ Bytes16 places[];
   Team<C, Shape> team(threadIdx.x, shared);
@@ -180,10 +181,10 @@ __global__ void __launch_bounds__(Shape::kLanes, 1024 / Shape::kLanes) rows_with
 }
 
 // Launches as many blocks as run at once, which go over all rows, so that each reads its parameters once.
-template <typename T, typename Body>
+template <typename T, int kPacks, typename Body>
 void launch_rows_with_edges(Call& call, int64_t rows, std::initializer_list<PlaceOfRows<T>> places, const Body& body) {
   constexpr int N = kPackWidth<T>;
-  using Shape = TeamShape<512, N, 2, false, true, true>;
+  using Shape = TeamShape<1024 / kPacks, N, kPacks, false, true, true>;
   using Edged = WithEdges<N, Body>;
   const auto kernel = rows_with_edges_kernel<Compute<T>, Shape, Edged>;
   const int threads = block_threads<Shape>(places.begin()->columns / N);
@@ -200,7 +201,7 @@ void launch_rows_with_edges(Call& call, int64_t rows, std::initializer_list<Plac
 // writes, of equal length. On the GPU packs of 16 bytes move them where such packs tile all of them, or where all rows
 // of one number have their aligned packs at the same columns (see WithEdges); otherwise neighbouring lanes move
 // neighbouring elements. Bodies that would need many registers for long rows prefer clusters: those that load two rows,
-// and norms.
+// and norms. Bodies whose instructions for each row take long beside those for its elements have four packs in a lane.
 //
 // On the GPU the team depends on how many packs or elements a row has:
 //
@@ -208,15 +209,17 @@ void launch_rows_with_edges(Call& call, int64_t rows, std::initializer_list<Plac
 //   up to 8                   up to 32        4 lanes, 2 packs each            64 rows in a block
 //   up to 32                                  16 lanes, 2 packs each
 //   up to 64                  up to 512       a warp, 2 packs each             no barrier
-//   up to 1024                                up to 512 threads, 2 packs each
-//   up to 1024, and edges                     up to 512 threads, 2 packs each  lanes keep their parameters
+//   up to 128                                 a warp, 4 packs each             if kPacks is 4
+//   up to 512                                 up to 128 threads, 4 packs each  if kPacks is 4
+//   up to 1024                                up to 512 threads, 2 packs each  if kPacks is 2
+//   up to 1024, and edges                     up to 512 threads, kPacks each   lanes keep their parameters
 //   up to 2048                                up to 512 threads, 4 packs each
 //   up to 8192, from sm_90                    2 to 8 blocks of 256 threads     if kPrefersClusters
 //   up to 4096                up to 8192      up to 512 threads, 8 packs each
 //   up to 8192                up to 32768     up to 1024 threads, 8 packs each
 //   up to 65536, from sm_90   up to 131072    2 to 16 blocks of 512 threads    the row stays on the chip
 //   more                      more            512 threads                      each reduction reads the row again
-template <typename T, bool kPrefersClusters = false, typename Body>
+template <typename T, bool kPrefersClusters = false, int kPacks = 2, typename Body>
 void for_rows(Call& call, int64_t rows, std::initializer_list<PlaceOfRows<T>> places, const Body& body) {
   const int64_t columns = places.begin()->columns;
   if (call.is_on_cpu()) return on_cpu(call, rows, RowOnCpu<Compute<T>, Body>{body}, 1.5 * static_cast<double>(columns));
@@ -232,7 +235,12 @@ void for_rows(Call& call, int64_t rows, std::initializer_list<PlaceOfRows<T>> pl
         if (packs <= 8) return launch_rows<C, TeamShape<4, N, 2>>(call, rows, packs, body);
         if (packs <= 32) return launch_rows<C, TeamShape<16, N, 2>>(call, rows, packs, body);
         if (packs <= 64) return launch_rows<C, TeamShape<32, N, 2>>(call, rows, packs, body);
-        if (packs <= 1024) return launch_rows<C, TeamShape<512, N, 2>>(call, rows, packs, body);
+        if constexpr (kPacks == 4) {
+          if (packs <= 128) return launch_rows<C, TeamShape<32, N, 4>>(call, rows, packs, body);
+          if (packs <= 512) return launch_rows<C, TeamShape<128, N, 4>>(call, rows, packs, body);
+        } else {
+          if (packs <= 1024) return launch_rows<C, TeamShape<512, N, 2>>(call, rows, packs, body);
+        }
         if (packs <= 2048) return launch_rows<C, TeamShape<512, N, 4>>(call, rows, packs, body);
         if constexpr (kPrefersClusters)
           if (packs <= 8192 && launch_rows_in_clusters<C, SendingShape<256, N, 4>>(call, rows, packs, body)) return;
@@ -246,7 +254,7 @@ void for_rows(Call& call, int64_t rows, std::initializer_list<PlaceOfRows<T>> pl
     if (columns <= 512) return launch_rows<C, TeamShape<32, 1, 16>>(call, rows, columns, body);
     if constexpr (kMovesPacks<T>)
       if (columns / kPackWidth<T> <= 1024 && packs_match<T>(places))
-        return launch_rows_with_edges<T>(call, rows, places, body);
+        return launch_rows_with_edges<T, kPacks>(call, rows, places, body);
     if (columns <= 8192) return launch_rows<C, TeamShape<512, 1, 16>>(call, rows, columns, body);
     if (columns <= 32768) return launch_rows<C, TeamShape<1024, 1, 32>>(call, rows, columns, body);
     if (launch_rows_in_clusters<C, TeamShape<512, 1, 16, true>>(call, rows, columns, body)) return;

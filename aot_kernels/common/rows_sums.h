@@ -271,10 +271,11 @@ int64_t launch_rows_with_sums(Call& call, int64_t rows, int64_t packs, const Bod
 //   up to 8                   up to 32       4 lanes, 2 packs each
 //   up to 32                                 16 lanes, 2 packs each
 //   up to 64                  up to 512      a warp, 2 packs a lane         no barrier
-//   up to 128                                a warp, 4 packs a lane
-//   up to 1024                up to 4096     up to 512 threads, 2 packs each
+//   up to 128                                a warp, 4 packs a lane         with two sums in float16, lanes keep
+//   up to 1024                up to 4096     up to 512 threads, 2 packs each    their parameters, here and below
 //   up to 1024, and edges                    up to 512 threads, 2 packs each
 //   up to 16384, from sm_90                  2 to 16 blocks of 256 threads  float16; 4 packs each, or 2 with two sums
+//   up to 16384, from sm_90                  2 to 16 blocks of 512 threads  float32; 2 packs each
 //   up to 32768, from sm_90   up to 65536    2 to 16 blocks of 512 threads  the row stays on the chip
 //   more                      more           512 threads                    reads rows again, adds up in memory
 //
@@ -311,12 +312,13 @@ int64_t for_rows_with_sums(Call& call, int64_t rows, std::initializer_list<Place
     } else {
       if constexpr (kMovesPacks<T>) {
         if (packs_fit) {
+          constexpr bool kKeeps = sizeof(T) == 2 && kSums == 2;
           const int64_t packs = columns / N;
           if (packs <= 8) return run(TeamShape<4, N, 2>(), packs);
           if (packs <= 32) return run(TeamShape<16, N, 2>(), packs);
           if (packs <= 64) return run(TeamShape<32, N, 2>(), packs);
-          if (packs <= 128) return run(TeamShape<32, N, 4>(), packs);
-          if (packs <= 1024) return run(TeamShape<512, N, 2>(), packs);
+          if (packs <= 128) return run(TeamShape<32, N, 4, false, false, kKeeps>(), packs);
+          if (packs <= 1024) return run(TeamShape<512, N, 2, false, false, kKeeps>(), packs);
           if constexpr (sizeof(T) == 2) {
             constexpr int kHeld = kSums == 1 ? 4 : 2;
             if (const int64_t used = run(SendingShape<256, N, kHeld, true>(), packs, 256 * kHeld)) return used;

@@ -26,6 +26,23 @@ using TwoSums = SeveralSums<C, 2>;
 template <typename C>
 using FourSums = SeveralSums<C, 4>;
 
+// SumsAbout are sums over elements v of a row, less a pivot: those of u^2 and of u = v - pivot. Four sums are also
+// those of u g and of g, where g is the element of another row. The pivot is any number near the mean.
+template <typename C, int kCount>
+struct SumsAbout {
+  C pivot = 0;
+  SeveralSums<C, kCount> sums;
+
+  // Changes the sums of `count` elements to those about another pivot.
+  MSOPS_BOTH void move(C to, C count) {
+    const C shift = pivot - to;
+    sums.of[0] += shift * (2 * sums.of[1] + count * shift);
+    sums.of[1] += shift * count;
+    if constexpr (kCount == 4) sums.of[2] += shift * sums.of[3];
+    pivot = to;
+  }
+};
+
 // ArgMax is the largest element, and the first column that has it. NaN counts as larger than all.
 template <typename C>
 struct ArgMax {

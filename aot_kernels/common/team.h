@@ -18,6 +18,8 @@ namespace msops {
 template <typename C, typename Shape>
 class Team {
  public:
+  static constexpr bool kKeepsPacks = Shape::kHeld > 0 && Shape::kWidth > 1, kHasEdges = Shape::kHasEdges;
+
   MSOPS_BOTH Team(int lane, SharedOfWarp* shared) : lane_(lane), lanes_(Shape::kLanes), shared_(shared) {
 #ifdef __CUDA_ARCH__
     if (Shape::kLanes > 32) lanes_ = static_cast<int>(blockDim.x);
@@ -136,6 +138,68 @@ class Team {
         in);
   }
 
+  // Returns the sums of a row that the team keeps about a number near its mean, which need one reduction (see
+  // statistics.h). A lane's pivot is its first element, that of lanes the mean of the first of them, and that of warps
+  // and blocks the mean of the first warp. With kFromMeans, it is the mean of a lane's elements, and of the lanes',
+  // warps' and blocks' means: then the sums lose no digits where the first elements are far from the others.
+  template <bool kFromMeans, typename First, typename... In>
+  MSOPS_BOTH auto sums_about_pivot(const First& x, const In&... g) const {
+    constexpr int kCount = 2 + 2 * sizeof...(In);
+    using Sums = SeveralSums<C, kCount>;
+    SumsAbout<C, kCount> lane;
+#ifdef __CUDA_ARCH__
+    const int64_t length = length_of(x);
+    int elements = 0;
+    for_packs(length, [&](auto i, Index j) {
+      if (elements == 0) lane.pivot = read(x, i, j).of[0];
+      elements += kWidthAt<decltype(i)>;
+    });
+    if constexpr (kFromMeans) {
+      C rest = 0;
+      for_packs(length, [&](auto i, Index j) {
+        const auto values = read(x, i, j);
+        for (const C v : values.of) rest += v - lane.pivot;
+      });
+      lane.pivot += elements > 0 ? rest / C(elements) : C(0);
+    }
+    Results<Sums> results{Sums()};
+    const auto of_element = [pivot = lane.pivot](C v, auto... of_g) {
+      const C u = v - pivot;
+      Sums sums{{u * u, u}};
+      ((sums.of[2] = u * of_g, sums.of[3] = of_g), ...);
+      return sums;
+    };
+    for_packs(length, [&](auto i, Index j) {
+      results.template accumulate<kWidthAt<decltype(i)>>(0, of_element, j, read(x, i, j), read(g, i, j)...);
+    });
+    lane.sums = results.folded(0);
+    return over_parts(lane, {}, [&](auto part, int parts, int first, int lanes) {
+      constexpr C kShare = C(1) / (Shape::kHeld * N);  // of an element in the mean, if the lanes keep all that they can
+      const C mean = part.pivot + part.sums.of[1] * (lanes == 1 ? kShare : lanes == 32 ? kShare / 32 : C(0));
+      const C count = C(elements_of(length, first, lanes));
+      const auto add = [](const auto& a, const auto& b) { return a + b; };
+      C to = __shfl_sync(mask(), mean, 0, parts);
+      if constexpr (kFromMeans) to += over_warp(count > 0 ? mean - to : C(0), add, parts) / C(parts);
+      part.move(to, count);
+      part.sums = over_warp(part.sums, add, parts);
+      return part;
+    });
+#else
+    return lane;
+#endif
+  }
+
+  // Calls f with parameters, or with rows of T where all of them are that: without branches for their kind nvcc loads
+  // several packs at once.
+  template <typename F, typename... P>
+  MSOPS_BOTH void with_rows(const F& f, const P&... parameters) const {
+#ifdef __CUDA_ARCH__
+    if constexpr (kKeepsPacks && !Shape::kKeepsParameters)
+      if ((parameters.has_row() && ...)) return f(parameters.row()...);
+#endif
+    f(parameters...);
+  }
+
   // out_j = f(a_j, b_j, ...) for all j, where `out` may be one of the inputs.
   template <typename F, typename T, typename... In>
   MSOPS_BOTH void map(const F& f, Row<T> out, const In&... in) const {
@@ -159,7 +223,8 @@ class Team {
     } else {
       HeldRow<const T, Shape> held;
       held.row = {out.data, out.length};
-      for_packs(out.length, [&](auto i, Index j) {
+      // If the first pack had no check, nvcc would compute it before it loads the last packs of other rows.
+      for_packs<false>(out.length, [&](auto i, Index j) {
         held.of[i] = pack_of<T, kWidthAt<decltype(i)>>(f, j, read(in, i, j)...);
         store_at_once(out.data + j, held.of[i]);
       });
@@ -235,35 +300,18 @@ class Team {
 #ifdef __CUDACC__
   // Combines one value of each lane, as reduce combines those of a row's elements. All lanes get the result.
   template <typename R, typename Combine>
-  __device__ R over_lanes(R value, [[maybe_unused]] const R& identity, const Combine& combine) const {
-    if constexpr (Shape::kLanes <= 32) {
-      return over_warp(value, combine, Shape::kLanes);
-    } else {
-      // Reductions take two places in turn, so that one barrier each is enough.
-      constexpr int kWarps = Shape::kLanes / 32;
-      SharedOfWarp* const shared = shared_ + turn_ * (kWarps + 1);
-      turn_ ^= 1;
-      R* const of_warps = reinterpret_cast<R*>(shared);
-      const unsigned lane = threadIdx.x % 32;
-      value = over_warp(value, combine, 32);
-      if (lane == 0) of_warps[threadIdx.x / 32] = value;
-      __syncthreads();
-      value = lane % kWarps < blockDim.x / 32 ? of_warps[lane % kWarps] : identity;
-      value = over_warp(value, combine, kWarps);
-      if constexpr (Shape::kSends) {
-        value = over_sending_cluster(value, combine);
-      } else if constexpr (Shape::kClustered) {
-        value = over_cluster(value, combine, shared + kWarps);
-      }
-      return value;
-    }
+  __device__ R over_lanes(R value, const R& identity, const Combine& combine) const {
+    return over_parts(value, identity,
+                      [&](const R& part, int parts, int, int) { return over_warp(part, combine, parts); });
   }
 #endif
 
  private:
   static constexpr int N = Shape::kWidth;
-  // Numbers of a row are kept if registers are enough for those of several rows; blocks of a cluster have few.
-  static constexpr bool kKeepsNumbers = Shape::kHeld > 0 && Shape::kHeld* N <= 32 && !Shape::kClustered;
+  // Numbers of a row are kept if registers are enough for those of several rows; blocks of a cluster have few, and
+  // twice as many where they keep parameters (see rows_with_sums_kernel).
+  static constexpr int kMostNumbers = !Shape::kClustered ? 32 : Shape::kKeepsParameters ? 16 : 0;
+  static constexpr bool kKeepsNumbers = Shape::kHeld > 0 && Shape::kHeld* N <= kMostNumbers;
   struct None {};
   struct Edges {
     int head;
@@ -278,6 +326,11 @@ class Team {
     mutable unsigned reductions;
   };
   using Index = std::conditional_t<(Shape::kHeld > 0), int, int64_t>;  // rows that are held are short
+  // Teams of a warp or more are chosen for rows of which each lane has a first pack: without a check of it nvcc folds
+  // the zeros that sums begin with. In clusters registers for more than 4 packs spill then.
+  static constexpr bool kHasFirst = kKeepsPacks && Shape::kLanes >= 32 && Shape::kHeld > 1 &&
+                                    (Shape::kHeld <= 4 || !Shape::kClustered);
+  static constexpr int kNoLane = 1 << 30;
   template <int kWidth = N>
   struct Values {
     C of[kWidth];
@@ -354,12 +407,12 @@ class Team {
     }
   };
 
-  // Each sum has an array, since the CPU would not vectorize a loop over structs. More than two sums share the
-  // registers that two would take on the GPU.
+  // Each sum has an array, since the CPU would not vectorize a loop over structs. On the GPU sums of many elements
+  // share registers.
   template <int kCount>
   struct Results<SeveralSums<C, kCount>> {
 #ifdef __CUDA_ARCH__
-    static constexpr int kWide = kCount > 2 && N > 1 ? N / 2 : N;
+    static constexpr int kWide = (kCount > 2 && N > 1) || N > 4 ? N / 2 : N;
 #else
     static constexpr int kWide = N;
 #endif
@@ -452,7 +505,7 @@ class Team {
 
   // Calls f(i, j) for each of this lane's packs, where pack i begins at element j, and f(Edge(), j) for its element at
   // the edges.
-  template <typename F>
+  template <bool kFirst = kHasFirst, typename F>
   MSOPS_BOTH void for_packs(int64_t length, const F& f) const {
     if constexpr (Shape::kHasEdges) {
       const int tail = (static_cast<int>(length) - edges_.head) % N, packs_end = static_cast<int>(length) - tail;
@@ -461,7 +514,7 @@ class Team {
 #endif
       for (int i = 0; i < Shape::kHeld; ++i) {
         const Index j = edges_.head + (i * lanes_ + lane_) * N;
-        if (j < packs_end) f(i, j);
+        if ((kFirst && i == 0) || j < packs_end) f(i, j);
       }
       if (lane_ < edges_.head + tail) f(Edge(), lane_ < edges_.head ? lane_ : packs_end - edges_.head + lane_);
     } else if constexpr (Shape::kHeld > 0) {
@@ -470,7 +523,7 @@ class Team {
 #endif
       for (int i = 0; i < Shape::kHeld; ++i) {
         const Index j = (i * lanes_ + lane_) * N;
-        if (j < static_cast<Index>(length)) f(i, j);
+        if ((kFirst && i == 0) || j < static_cast<Index>(length)) f(i, j);
       }
     } else {
       for (int64_t j = int64_t{lane_} * N; j < length; j += int64_t{lanes_} * N) f(0, j);
@@ -680,28 +733,72 @@ class Team {
     return value;
   }
 
-  // Reduces over the blocks of a cluster, whose number is a power of 2. `shared` is the same place in each of them.
-  template <typename R, typename Combine>
-  static __device__ R over_cluster(R value, const Combine& combine, SharedOfWarp* shared) {
+  // Merges one value of each lane to those of warps, these to those of blocks, and these to one of the team.
+  // merge(value, parts, first, lanes) merges the values of `parts` neighbouring lanes of a warp. The value that it gets
+  // is that of so many of the team's lanes, from `first`, or `identity` where `first` is no lane.
+  template <typename R, typename Merge>
+  __device__ R over_parts(R value, [[maybe_unused]] const R& identity, const Merge& merge) const {
+    if constexpr (Shape::kLanes <= 32) {
+      return merge(value, Shape::kLanes, lane_, 1);
+    } else {
+      // Reductions take two places in turn, so that one barrier each is enough.
+      constexpr int kWarps = Shape::kLanes / 32;
+      SharedOfWarp* const shared = shared_ + turn_ * (kWarps + 1);
+      turn_ ^= 1;
+      R* const of_warps = reinterpret_cast<R*>(shared);
+      const int lane = static_cast<int>(threadIdx.x) % 32, threads = static_cast<int>(blockDim.x);
+      value = merge(value, 32, lane_, 1);
+      if (lane == 0) of_warps[threadIdx.x / 32] = value;
+      __syncthreads();
+      const bool is_warp = lane % kWarps < threads / 32;
+      value = is_warp ? of_warps[lane % kWarps] : identity;
+      const int of_block = lane_ - static_cast<int>(threadIdx.x);  // the block's first lane
+      value = merge(value, kWarps, is_warp ? of_block + lane % kWarps * 32 : kNoLane, 32);
+      if constexpr (Shape::kClustered) {
+        const int blocks = static_cast<int>(cluster_nctarank());
+        if constexpr (Shape::kSends) {
+          value = sent_by_blocks(value, blocks);
+        } else {
+          value = of_blocks(value, blocks, shared + kWarps);
+        }
+        value = merge(value, blocks, lane % blocks * threads, threads);
+      }
+      return value;
+    }
+  }
+
+  // Returns how many elements of a row the lanes from `first` keep.
+  __device__ int elements_of(int64_t length, int first, int lanes) const {
+    int edges = 0;
+    if constexpr (Shape::kHasEdges) edges = edges_.head + (static_cast<int>(length) - edges_.head) % N;
+    const auto after = [&](int of_all) { return ::min(::max(of_all - first, 0), lanes); };
+    int packs = 0;
+    for (int i = 0; i < Shape::kHeld; ++i) packs += after((static_cast<int>(length) - edges) / N - i * lanes_);
+    return packs * N + after(edges);
+  }
+
+  // Exchanges a value of each block of a cluster, whose number is a power of 2: a lane gets that of block lane %
+  // blocks. `shared` is the same place in each of them.
+  template <typename R>
+  static __device__ R of_blocks(R value, int blocks, SharedOfWarp* shared) {
     if (threadIdx.x == 0) memcpy(shared, &value, sizeof value);
     __syncwarp();
     cluster_arrive_wait();
-    const int blocks = static_cast<int>(cluster_nctarank()), block = static_cast<int>(threadIdx.x) % blocks;
     const float* const from = reinterpret_cast<const float*>(shared);
     constexpr int kLoads = (sizeof(R) + 15) / 16;
     Pack<float, 4> words[kLoads];
-    for (int i = 0; i < kLoads; ++i) words[i] = ld_shared_cluster(from + 4 * i, block);
+    for (int i = 0; i < kLoads; ++i) words[i] = ld_shared_cluster(from + 4 * i, static_cast<int>(threadIdx.x) % blocks);
     memcpy(&value, words, sizeof value);
-    return over_warp(value, combine, blocks);
+    return value;
   }
 
-  // Each block sends its result to all blocks, and waits for theirs. A block that is one reduction ahead writes to the
-  // places of the other turn; it cannot be two ahead, since it waits for this block's result.
-  template <typename R, typename Combine>
-  __device__ R over_sending_cluster(R value, const Combine& combine) const {
+  // Does the same where each block sends its value to all blocks, and waits for theirs. A block that is one reduction
+  // ahead writes to the places of the other turn; it cannot be two ahead, since it waits for this block's value.
+  template <typename R>
+  __device__ R sent_by_blocks(R value, int blocks) const {
     constexpr int kWords = (sizeof(R) + 3) / 4;
     SentResults& results = *sending_.results;
-    const int blocks = static_cast<int>(cluster_nctarank()), turn = sending_.reductions % 2;
+    const int turn = sending_.reductions % 2;
     const unsigned arrived = shared_address(&results.arrived[turn]);
     if (sending_.reductions == 0) cluster_wait();  // until the mbarriers of all blocks are initialized
     if (threadIdx.x == 0) mbarrier_arrive_expect_tx(arrived, 4 * kWords * blocks);
@@ -714,7 +811,7 @@ class Team {
     mbarrier_wait(arrived, sending_.reductions / 2 % 4096);
     ++sending_.reductions;
     memcpy(&value, results.words[turn][threadIdx.x % blocks], sizeof value);
-    return over_warp(value, combine, blocks);
+    return value;
   }
 #endif
 

@@ -109,6 +109,8 @@ struct Parameters {
   MSOPS_BOTH Row<const T> row() const { return {static_cast<const T*>(data), length}; }
   MSOPS_BOTH Row<const float> row_of_float() const { return {static_cast<const float*>(data), length}; }
 
+  MSOPS_BOTH bool has_row() const { return data && is_float == std::is_same<T, float>::value; }
+
   // Moves to a later row of parameters, if there are several.
   MSOPS_BOTH void advance(int64_t rows) {
     if (!data) return;

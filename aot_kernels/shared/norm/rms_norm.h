@@ -55,9 +55,18 @@ struct RmsNorm {
   MSOPS_BOTH void operator()(const Team& team, const Held& x, Row<T> y, const Bias&... bias) const {
     const C squares = team.sum([](C v) { return v * v; }, x);
     const C mean = rounding(squares / C(y.length)), r = rounding(1 / sqrt(rounding(mean + eps)));
-    if constexpr (!std::is_same<T, C>::value)
-      if (rounds_products) return team.map(RmsNormElement<T, true>{r, offset}, y, x, weight, bias...);
-    team.map(RmsNormElement<T, false>{r, offset}, y, x, weight, bias...);
+    if constexpr (Team::kKeepsPacks) {
+      const auto map = [&](const auto& f) {
+        team.with_rows([&](const auto&... parameters) { team.map(f, y, x, parameters...); }, weight, bias...);
+      };
+      if constexpr (!std::is_same<T, C>::value)
+        if (rounds_products) return map(RmsNormElement<T, true>{r, offset});
+      map(RmsNormElement<T, false>{r, offset});
+    } else {
+      if constexpr (!std::is_same<T, C>::value)
+        if (rounds_products) return team.map(RmsNormElement<T, true>{r, offset}, y, x, weight, bias...);
+      team.map(RmsNormElement<T, false>{r, offset}, y, x, weight, bias...);
+    }
   }
 };
 

@@ -59,7 +59,7 @@ struct NormSecondGradient {
     } else {
       rests.of[0] = team.sum(product, dy_row, a_row, weight);
     }
-    const Normal<C, kCentred> normal(mean, along.of[0], rests.of[1], n, eps);
+    const Normal<T, kCentred> normal(mean, along.of[0], rests.of[1], n, eps);
     const C r = normal.r, s = rests.of[0] / n, h_rest = rests.of[2] / n, a_rest = rests.of[3] / n;
     const C q = r * along.of[1] / n, p = r * along.of[2] / n + normal.shift * a_rest;
     const C t = r * along.of[3] / n + normal.shift * h_rest, rest = s - 3 * p * q;
