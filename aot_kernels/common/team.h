@@ -145,9 +145,9 @@ class Team {
   template <bool kFromMeans, typename First, typename... In>
   MSOPS_BOTH auto sums_about_pivot(const First& x, const In&... g) const {
     constexpr int kCount = 2 + 2 * sizeof...(In);
-    using Sums = SeveralSums<C, kCount>;
     SumsAbout<C, kCount> lane;
 #ifdef __CUDA_ARCH__
+    using Sums = SeveralSums<C, kCount>;
     const int64_t length = length_of(x);
     int elements = 0;
     for_packs(length, [&](auto i, Index j) {

@@ -20,10 +20,11 @@ struct Ring {
   __device__ unsigned full() const { return barriers + 8 * slot; }
   __device__ unsigned empty() const { return barriers + 8 * (slots + slot); }
 
-  // The thread that calls this makes the barriers, for so many warps that release slots.
+  // The thread that calls this makes the barriers, for the lanes of the warp that fills slots, and so many warps that
+  // release them.
   __device__ void init(int warps) const {
     for (int i = 0; i < slots; ++i) {
-      mbarrier_init(barriers + 8 * i, 1);
+      mbarrier_init(barriers + 8 * i, 32);
       mbarrier_init(barriers + 8 * (slots + i), warps);
     }
   }
@@ -57,13 +58,12 @@ struct Filler {
   __device__ __forceinline__ void fill(Ring& to, unsigned address, int rows, int bytes, const Row& row) {
     to.wait_empty();
     if constexpr (kHasSm90) {
-      if (lane == 0) mbarrier_arrive_expect_tx(to.full(), bytes);
-      __syncwarp();
       for (int i = lane; i < rows; i += 32) {
         int offset = 0, of_row = 0;
         const void* const from = row(i, offset, of_row);
         if (of_row > 0) cp_async_bulk_load(address + offset, from, of_row, to.full());
       }
+      lane == 0 ? mbarrier_arrive_expect_tx(to.full(), bytes) : mbarrier_arrive(to.full());
     } else {
       unsigned char* const slot = pointer(address);
       for (int i = 0; i < rows; ++i) {
@@ -72,15 +72,9 @@ struct Filler {
         for (int at = 16 * lane; at < of_row; at += 16 * 32)
           cp_async<16>(slot + offset + at, static_cast<const unsigned char*>(from) + at);
       }
-      arrive(to);
+      cp_async_mbarrier_arrive_noinc(to.full());
     }
     to.advance();
-  }
-  // Ends the filling of a slot by cp.async.
-  __device__ __forceinline__ void arrive(const Ring& to) const {
-    cp_async_mbarrier_arrive(to.full());
-    __syncwarp();
-    if (lane == 0) mbarrier_arrive(to.full());
   }
   __device__ unsigned char* pointer(unsigned address) const { return shared + (address - shared_address(shared)); }
   __device__ unsigned slot() const { return shared_address(shared) + s.at_ring + ring.slot * s.slot_bytes; }
@@ -117,7 +111,7 @@ struct Filler {
           row += 32 / packs, pack += 32 % packs;
           if (pack >= packs) pack -= packs, ++row;
         }
-        arrive(ring);
+        cp_async_mbarrier_arrive_noinc(ring.full());
         ring.advance();
       }
     }

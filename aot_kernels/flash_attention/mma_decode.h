@@ -37,10 +37,11 @@ struct DecodeShape {
 // Adds what the blocks of a cluster have summed, `own` in each, in order. Each block takes a part of the rows.
 template <typename S>
 __device__ __forceinline__ void add_in_cluster(const Attention<Half>& a, const GroupItem& item, const float* own) {
-  constexpr int kQuads = S::kWidth / 4, kAhead = 4;
+  constexpr int kAhead = 4;
+  const int quads = max((static_cast<int>(a.value_width) + 3) / 4, 1);
   const int blocks = static_cast<int>(cluster_nctarank()), rank = static_cast<int>(cluster_ctarank());
-  for (int i = rank * S::kThreads + threadIdx.x; i < 16 * kQuads; i += blocks * S::kThreads) {
-    const int row = i / kQuads, first = i % kQuads * 4;
+  for (int i = rank * S::kThreads + threadIdx.x; i < 16 * quads; i += blocks * S::kThreads) {
+    const int row = i / quads, first = i % quads * 4;
     if (!item.has(row)) return;
     const float* const from = own + row * S::kOwnRow;
     float max = -INFINITY, sum = 0, total[4] = {};
@@ -202,7 +203,8 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
       const int h = item.head(row), i = item.query(row);
       float* const partial = in_cluster ? own + row * S::kOwnRow : a.partial_sums(split, b, h, i);
       Half* const to = a.out + a.of_out.offset(b, h, item.s.first_query + i);
-      for (int column = lane; column < value_width; column += 32) {
+      const int columns = in_cluster ? (value_width + 3) / 4 * 4 : value_width;  // whole packs
+      for (int column = lane; column < columns; column += 32) {
         float total = 0;
 #pragma unroll
         for (int t = 0; t < kTeams; ++t) total += share[t] * sums[place(t) * S::kWidth + column];
@@ -215,6 +217,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
       if (lane == 0 && a.splits > 1) {
         float* const to_stats = in_cluster ? partial + S::kWidth : a.partial_stats(split, b, h, i);
         to_stats[0] = max, to_stats[1] = sum;
+        if (in_cluster) to_stats[2] = to_stats[3] = 0;  // are read with these
       } else if (lane == 0) {
         a.lse[a.of_lse.offset(b, h, item.s.first_query + i)] = max + logf(sum);
       }

@@ -30,9 +30,9 @@ __device__ __forceinline__ void mbarrier_arrive(unsigned barrier) {
   MSOPS_SM80("{.reg .b64 state; mbarrier.arrive.shared.b64 state, [%0];}" : : "r"(barrier) : "memory");
 }
 
-// Makes the phase wait for all copies by cp.async that the thread has begun. They do not count as an arrival.
-__device__ __forceinline__ void cp_async_mbarrier_arrive(unsigned barrier) {
-  MSOPS_SM80("cp.async.mbarrier.arrive.shared.b64 [%0];" : : "r"(barrier) : "memory");
+// Arrives when all copies by cp.async that the thread has begun are made.
+__device__ __forceinline__ void cp_async_mbarrier_arrive_noinc(unsigned barrier) {
+  MSOPS_SM80("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" : : "r"(barrier) : "memory");
 }
 
 // Arrives, and makes the phase wait for `bytes` more bytes.

@@ -49,7 +49,10 @@ inline void mbarrier_arrive(unsigned barrier) {
   const std::lock_guard<std::mutex> guard(emulator::mbarriers());
   emulator::mbarrier_at(barrier)->complete(1, 0);
 }
-inline void cp_async_mbarrier_arrive(unsigned) { emulator::self->copies.emplace_back(), emulator::wait_for_copies(0); }
+inline void cp_async_mbarrier_arrive_noinc(unsigned barrier) {
+  emulator::self->copies.emplace_back(), emulator::wait_for_copies(0);
+  mbarrier_arrive(barrier);
+}
 inline void mbarrier_arrive_expect_tx(unsigned barrier, int bytes) {
   const std::lock_guard<std::mutex> guard(emulator::mbarriers());
   emulator::mbarrier_at(barrier)->bytes += bytes;
