@@ -353,17 +353,10 @@ def test_cell_takes_another_dtype():
     np.testing.assert_array_equal(dbias.asnumpy(), 2)
 
 
-@pytest.mark.skipif(VERSION < (2, 10), reason="Tensor.data came with 2.10")
-@pytest.mark.parametrize("is_used", [False, True])
-@pytest.mark.parametrize("is_result", [False, True])
-def test_data_of_a_parameter_is_replaced(is_used, is_result):
-    """On a GPU, what was used or computed lies there, and other tensors on the host."""
-    parameter = Parameter(np.zeros((2, 3), np.float32), name="weight")
-    value = Tensor(X[:1], mindspore.float64)
-    if is_used:
-        (parameter + 1).asnumpy()
-    if is_result:
-        value = value + 1
-    parameter.data = value
-    np.testing.assert_array_equal(parameter.data.asnumpy(), X[:1] + is_result)
-    assert (parameter + 1).dtype == mindspore.float64
+@pytest.mark.parametrize("named", [{}, {"non_blocking": False}, {"device": None}])
+@pytest.mark.parametrize("is_parameter", [False, True])
+def test_to_another_dtype(named, is_parameter):
+    x = Parameter(X, name="x") if is_parameter else Tensor(X)
+    for result in (x.to(mindspore.float16), x.to(dtype=mindspore.float16, **named)):
+        assert result.dtype == mindspore.float16
+        np.testing.assert_array_equal(result.asnumpy(), X)

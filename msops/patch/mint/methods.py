@@ -253,31 +253,23 @@ def copy_(own: Any) -> Method:
     return method
 
 
-def data(own: Any) -> property | None:
-    """Makes data, by which nn.Cell.to gives Parameters another dtype; old versions of MindSpore have none. On a GPU,
-    MindSpore has no kernel for it, unless both tensors lie on the host or both on the GPU."""
-    if own is None:
-        return None
+def to(own: Any) -> Method | None:
+    """Makes to, by which nn.Cell.to gives Parameters another dtype. On a GPU, MindSpore's own takes the dtype alone,
+    without its name: else it copies, for which it has no kernel there."""
 
-    def assign(self: Tensor, value: Tensor) -> None:
-        if mindspore.get_context("device_target") != "GPU":
-            own.__set__(self, value)
-            return
-        for moved in (lambda: value, lambda: Tensor(value.asnumpy()), lambda: ops.deepcopy(value)):
-            try:
-                self.assign_value(moved())
-            except RuntimeError as error:
-                failed = error
-            else:
-                return
-        raise failed
+    def method(self: Tensor, *arguments: Any, **named: Any) -> Tensor:
+        dtype = named.get("dtype", arguments[0] if len(arguments) == 1 else None)
+        is_cast = isinstance(dtype, mindspore.Type) and not named.get("device") and not named.get("copy")
+        if is_cast and mindspore.get_context("device_target") == "GPU":
+            return ops.cast(self, dtype)
+        return own(self, *arguments, **named)
 
-    return property(own.__get__, assign)
+    return own and method
 
 
 METHODS: dict[str, Callable[[Any], Any]] = {
     "Tensor.copy_": copy_,
-    "Tensor.data": data,
+    "Tensor.to": to,
     **{f"Tensor.{name}": plain(function) for name, function in PLAIN.items()},
     **{f"Tensor.{name}": plain(function, _begins_with_dim) for name, function in OF_DIM.items()},
     **{f"Tensor.{name}": plain(function, _has_new_names) for name, function in OF_NEW_NAMES.items()},
