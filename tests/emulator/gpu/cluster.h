@@ -10,8 +10,8 @@ namespace msops {
 inline void cluster_arrive_wait() { emulator::cluster_barrier(); }
 inline void cluster_arrive_relaxed() {}
 inline void cluster_wait() { emulator::cluster_barrier(); }
-inline unsigned cluster_ctarank() { return emulator::block->rank; }
-inline unsigned cluster_nctarank() { return emulator::block->cluster->blocks; }
+inline unsigned cluster_ctarank() { return emulator::block->rank % emulator::block->cluster->size; }
+inline unsigned cluster_nctarank() { return emulator::block->cluster->size; }
 
 inline Pack<float, 4> ld_shared_cluster(const float* from, int block) {
   return load<4>(emulator::in_block(from, static_cast<unsigned>(block)));

@@ -105,14 +105,14 @@ struct Meeting {
   uint64_t generation = 0;
 };
 
-// Cluster is what the blocks of a cluster share, or all blocks of a cooperative launch.
+// Cluster is what the blocks of a cluster share, all blocks of a cooperative launch, or blocks that run at once.
 struct Cluster {
-  unsigned blocks = 1;
+  unsigned blocks = 1, size = 1;  // size: what kernels see, which is 1 for blocks that merely run at once
   std::atomic<unsigned> started{0}, arrived{0};
   std::atomic<uint64_t> generation{0};
   std::vector<std::atomic<char*>> shared;  // the blocks' dynamic shared memory
 
-  explicit Cluster(unsigned n) : blocks(n), shared(n) {}
+  Cluster(unsigned n, unsigned seen) : blocks(n), size(seen), shared(n) {}
 };
 
 struct Block {
@@ -307,10 +307,11 @@ inline void launch(dim3 grid, dim3 size, size_t dynamic_bytes, unsigned together
   const uint64_t blocks = uint64_t{grid.x} * grid.y * grid.z;
   if (size.x * size.y * size.z > 1024) fail("a block has more than 1024 threads");
   if (dynamic_bytes > kSharedBytes) fail("a block asks for more shared memory than there is");
+  const unsigned of_cluster = together;
   if (together == 1) together = static_cast<unsigned>(std::min<uint64_t>(blocks, blocks_at_once()));
   for (uint64_t first = 0; first < blocks; first += together) {
     together = static_cast<unsigned>(std::min<uint64_t>(together, blocks - first));
-    Cluster cluster(together);
+    Cluster cluster(together, of_cluster);
     std::vector<Block> all(together);
     std::vector<std::thread> runners;
     for (unsigned rank = 0; rank < together; ++rank) {
