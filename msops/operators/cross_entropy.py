@@ -431,10 +431,11 @@ class _SecondGradients(nn.Cell):
         of_loss = ops.reshape(dc / totals[0], masses.shape)
         if dloss.ndim == 0:
             of_loss = add_backward(of_loss, constant(0.0, dtype))  # MindSpore would not write the sum over no rows
-        of_kept = ops.zeros_like(stats), ops.zeros_like(totals), ops.zeros_like(masses)
+        of_lse = ops.reshape(s, masses.shape)
+        of_stats, of_totals, of_masses = ops.zeros_like(stats), ops.zeros_like(totals), ops.zeros_like(masses)
         of_weight = None if weight is None else ops.zeros_like(weight)
         dlogits, dlabels = ops.cast(dx, logits.dtype), ops.cast(dq, labels.dtype)
-        return dlogits, dlabels, of_weight, *of_kept, of_loss, ops.reshape(s, masses.shape)
+        return dlogits, dlabels, of_weight, of_stats, of_totals, of_masses, of_loss, of_lse
 
 
 def attributes_of(
