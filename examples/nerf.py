@@ -39,7 +39,7 @@ _SIZES = {
 
 
 def linear(inputs, outputs):
-    """Returns a layer without a bias, whose gradient takes MindSpore 17 ms of an H200 for 2^18 points."""
+    """Returns a layer without a bias: the gradient of a bias over 2^18 points takes MindSpore 17 ms of an H200."""
     return nn.Dense(inputs, outputs, has_bias=False)
 
 

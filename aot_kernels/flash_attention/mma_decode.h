@@ -217,7 +217,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
       if (lane == 0 && a.splits > 1) {
         float* const to_stats = in_cluster ? partial + S::kWidth : a.partial_stats(split, b, h, i);
         to_stats[0] = max, to_stats[1] = sum;
-        if (in_cluster) to_stats[2] = to_stats[3] = 0;  // are read with these
+        if (in_cluster) to_stats[2] = to_stats[3] = 0;  // the cluster's blocks read a whole pack
       } else if (lane == 0) {
         a.lse[a.of_lse.offset(b, h, item.s.first_query + i)] = max + logf(sum);
       }
