@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import mindspore
 from mindspore import ops
 
+from . import models
 from .mint.random import share_seed
 from .replacement import refused
 from .table import FUNCTIONS, METHODS, MINT, PRIMITIVES, REFUSED
@@ -52,10 +53,14 @@ def patch_mindspore(mint: bool = True) -> Patch:
     The names of `mindspore.mint` run, too: those without kernels for GPU and CPU are composed of MindSpore's older
     operators or, where msops has a kernel, run by that. So does the primitive `AdamW`.
 
+    RMSNorm and the rotation of queries and keys, which model libraries such as mindone write out in each model, are
+    recognized by their formulas, and run by msops' kernels.
+
     Patches may overlap: MindSpore's operators are back when all are undone, in whatever order.
 
     Args:
-        mint (bool): Whether to replace what `mindspore.mint` calls. Default: ``True`` .
+        mint (bool): Whether to replace what `mindspore.mint` calls, and the formulas of model libraries. Default:
+            ``True`` .
 
     Returns:
         Patch, with a method `undo()`; it is also a context manager, which undoes the patch at the end of its block.
@@ -122,6 +127,7 @@ def _replace(mint: bool) -> None:
             _put(module, name, value, replacements[id(value)])
     if mint and not _methods:
         _replace_methods()
+        models.watch()
 
 
 def _is_home(module: ModuleType, own: Any, replacement: Any) -> bool:
@@ -176,6 +182,8 @@ def _restore() -> None:
             delattr(owner, name)
         else:
             setattr(owner, name, method)
+    if _methods:
+        models.restore()
     _methods.clear()
 
 

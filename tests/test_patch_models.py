@@ -1,0 +1,211 @@
+"""Tests that formulas which model libraries write out are computed by msops' kernels while MindSpore is patched."""
+
+import importlib.util
+import sys
+
+import mindspore
+import numpy as np
+import pytest
+from mindspore import Tensor, nn
+
+import msops
+from msops.patch.models import formula
+
+pytestmark = pytest.mark.skipif(not hasattr(mindspore, "mint"), reason="this MindSpore has no mint")
+RNG = np.random.default_rng(0)
+NORM = """
+from mindspore import Parameter, Tensor, mint, nn, ops
+import mindspore as ms
+
+class OwnRMSNorm(nn.Cell):
+    def __init__(self, weight, eps=0.125):
+        super().__init__()
+        self.weight, self.eps, self.variance_epsilon = Parameter(Tensor(weight), name="w"), eps, eps
+
+    def _norm(self, x):
+        return x * mint.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps)
+
+    def construct(self, states):
+        {}
+"""
+ROTATION = """
+import mindspore
+from mindspore import mint, nn
+
+def rotate_half(x):
+    \"\"\"Turns pairs of features by a quarter.\"\"\"
+    first = x[..., : x.shape[-1] // 2]
+    second = x[..., x.shape[-1] // 2 :]
+    return mint.cat((-second, first), dim=-1)
+
+def apply_rotary_pos_emb(q, k, cos, sin, position_ids=None, unsqueeze_dim=1):
+    cos = cos.unsqueeze(unsqueeze_dim)
+    sin = sin.unsqueeze(unsqueeze_dim)
+    q_embed = (q * cos) {sign} (rotate_half(q) * sin)
+    k_embed = (k * cos) + (rotate_half(k) * sin)
+    return q_embed, k_embed
+
+class Attention(nn.Cell):
+    def construct(self, q, k, cos, sin):
+        return apply_rotary_pos_emb(q, k, cos, sin, unsqueeze_dim={axis})
+"""
+LLAMA = """dtype = states.dtype
+        states = states.to(ms.float32)
+        variance = states.pow(2).mean(-1, keepdim=True)
+        states = states * ops.rsqrt(variance + self.variance_epsilon)
+        return self.weight * states.to(dtype)"""
+FORMULAS = {  # the body of `construct`, and what is added to the weight
+    "llama": (LLAMA, 0),
+    "olmo": (LLAMA.replace("self.weight * states.to(dtype)", "(self.weight * states).astype(dtype)"), 0),
+    "moshi": ("out = self._norm(states.float()) * self.weight.float()\n        return out.type_as(states)", 0),
+    "gemma": ("out = self._norm(states.float())\n        return (out * (1.0 + self.weight.float())).type_as(states)", 1),
+}
+OTHERS = {
+    "sum": LLAMA.replace("mean", "sum"),
+    "no square": LLAMA.replace("pow(2)", "pow(3)"),
+    "branch": LLAMA.replace("return", "if self.training:\n            states = states + 0\n        return"),
+}
+
+
+@pytest.fixture
+def load(tmp_path):
+    """Imports a module from its text, as a model library is imported."""
+    names = []
+
+    def load(text):
+        names.append(f"library_{len(names)}")
+        path = tmp_path / f"{names[-1]}.py"
+        path.write_text(text)
+        spec = importlib.util.spec_from_file_location(names[-1], path)
+        sys.modules[names[-1]] = module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+
+    yield load
+    for name in names:
+        del sys.modules[name]
+
+
+def own_of(function):
+    """Tells whether a function is that of the module that defines it."""
+    return function.__module__ != "msops.patch.models"
+
+
+def normalized(x, weight, dx=None):
+    """Returns RMSNorm of x or, beside the gradient of the result, the gradients of x and the weight, in float64."""
+    x, weight = np.float64(x), np.float64(weight)
+    root = 1 / np.sqrt(np.mean(x * x, -1, keepdims=True) + 0.125)
+    if dx is None:
+        return x * root * weight
+    scaled = dx * weight
+    inner = np.mean(scaled * x, -1, keepdims=True)
+    return root * scaled - root**3 * x * inner, np.sum(dx * x * root, (0, 1))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize("name", FORMULAS)
+def test_norms(mode, load, name, dtype):
+    body, offset = FORMULAS[name]
+    x, weight = RNG.standard_normal((2, 3, 40)).astype(dtype), RNG.standard_normal(40).astype(dtype)
+    with msops.patch_mindspore():
+        net = load(NORM.format(body)).OwnRMSNorm(weight)
+        assert not own_of(type(net).construct)
+        y = net(Tensor(x))
+
+        def squares(x):
+            y = net(x)
+            return (y * y).sum()
+
+        dx, dweight = mindspore.grad(squares, 0, net.trainable_params())(Tensor(x))
+    assert own_of(type(net).construct)
+    tolerance = {"float16": 4e-3, "float32": 2e-5}[dtype]
+    wanted = normalized(x, weight + np.float64(offset))
+    assert y.dtype == getattr(mindspore, dtype)
+    np.testing.assert_allclose(y.asnumpy(), wanted, tolerance, tolerance)
+    gradients = normalized(x, weight + np.float64(offset), 2 * wanted)
+    for got, each in zip((dx, dweight[0]), gradients):
+        np.testing.assert_allclose(got.asnumpy(), each, 4 * tolerance, 4 * tolerance * np.abs(each).max())
+
+
+def test_norms_of_other_dtypes_stay(load):
+    """The formula's own result is float32 where a weight of float32 meets float16."""
+    x, weight = RNG.standard_normal((3, 8)).astype(np.float16), RNG.standard_normal(8).astype(np.float32)
+    with msops.patch_mindspore():
+        y = load(NORM.format(LLAMA)).OwnRMSNorm(weight)(Tensor(x))
+    assert y.dtype == mindspore.float32
+    np.testing.assert_allclose(y.asnumpy(), normalized(x, weight), 2e-3, 2e-3)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_formulas_stay(load, name):
+    with msops.patch_mindspore():
+        assert own_of(load(NORM.format(OTHERS[name])).OwnRMSNorm.construct)
+        assert own_of(load(ROTATION.format(sign="-", axis=1)).apply_rotary_pos_emb)
+
+
+def test_functions_without_source():
+    space = {}
+    exec("def construct(self, x):\n    return x", space)
+    assert formula(space["construct"]) == ""
+
+
+def test_libraries_imported_before(load):
+    module, text = load(NORM.format(LLAMA)), ROTATION.format(sign="+", axis=1)
+    rotation, importing = load(text), load("from library_1 import apply_rotary_pos_emb\n" + NORM.format(LLAMA))
+    owns = module.OwnRMSNorm.construct, rotation.apply_rotary_pos_emb, importing.apply_rotary_pos_emb
+    with msops.patch_mindspore() as outer, msops.patch_mindspore():
+        outer.undo()
+        found = module.OwnRMSNorm.construct, rotation.apply_rotary_pos_emb, importing.apply_rotary_pos_emb
+        assert not any(map(own_of, found))
+    assert (module.OwnRMSNorm.construct, rotation.apply_rotary_pos_emb, importing.apply_rotary_pos_emb) == owns
+    assert "__init_subclass__" not in vars(nn.Cell)
+
+
+def rotated(x, cos, sin):
+    first, second = np.split(np.float64(x), 2, -1)
+    return x * cos + np.concatenate((-second, first), -1) * sin
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize("axis", [1, 2])
+def test_rotation(mode, load, axis, dtype):
+    shape = (2, 5, 4, 8) if axis == 2 else (2, 4, 5, 8)
+    q, k = (RNG.standard_normal(each).astype(dtype) for each in (shape, (*shape[:axis], 1, *shape[axis + 1 :])))
+    angles = RNG.standard_normal((2, 5, 4))
+    cos, sin = (np.concatenate((each, each), -1).astype(dtype) for each in (np.cos(angles), np.sin(angles)))
+    with msops.patch_mindspore():
+        module = load(ROTATION.format(sign="+", axis=axis))
+        assert not own_of(module.apply_rotary_pos_emb)
+        net = module.Attention()
+        results = net(*map(Tensor, (q, k, cos, sin)))
+
+        def squares(q, k, cos, sin):
+            turned_q, turned_k = net(q, k, cos, sin)
+            return (turned_q * turned_q).sum() + (turned_k * turned_k).sum()
+
+        gradients = mindspore.grad(squares, (0, 1))(*map(Tensor, (q, k, cos, sin)))
+    tolerance = {"float16": 4e-3, "float32": 2e-6}[dtype]
+    tables = np.expand_dims(cos, axis), np.expand_dims(sin, axis)
+    for x, got, gradient in zip((q, k), results, gradients):
+        assert got.dtype == getattr(mindspore, dtype)
+        np.testing.assert_allclose(got.asnumpy(), rotated(x, *tables), tolerance, tolerance)
+        np.testing.assert_allclose(gradient.asnumpy(), 2 * np.float64(x), 4 * tolerance, 4 * tolerance)
+
+
+@pytest.mark.parametrize("change", ["tables of float32", "tables of one sample", "three axes"])
+def test_rotations_that_stay(load, change):
+    """Where the operator does not fit, the library's own function computes."""
+    q, table = RNG.standard_normal((2, 4, 5, 8)).astype(np.float16), RNG.standard_normal((2, 5, 8)).astype(np.float16)
+    if change == "tables of float32":
+        table = table.astype(np.float32)
+    elif change == "tables of one sample":
+        table = table[:1]
+    else:
+        q, table = q[0], table[0]
+    axis = 0 if change == "three axes" else 1
+    with msops.patch_mindspore():
+        results = load(ROTATION.format(sign="+", axis=axis)).Attention()(*map(Tensor, (q, q, table, table)))
+    wanted = rotated(q, np.expand_dims(table, axis), np.expand_dims(table, axis))
+    assert results[0].dtype == (mindspore.float32 if change == "tables of float32" else mindspore.float16)
+    for got in results:
+        np.testing.assert_allclose(got.asnumpy(), wanted, 4e-3, 4e-3)
