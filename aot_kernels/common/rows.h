@@ -16,7 +16,7 @@
 // result in place of the row. Functions of elements may take the column, an int64_t, before the elements:
 // team.map([&](int64_t j, C v) { ... }, ...).
 //
-// A team is the threads that share a row: one thread on the CPU; on the GPU 4 or 32 threads of a warp, a block, or the
+// A team is the threads that share a row: one thread on the CPU; on the GPU 4 to 32 threads of a warp, a block, or the
 // blocks of a cluster. All of them get the results of the team's reductions, which are made in a fixed order. Every row
 // must make the same reductions, since the teams of a warp make them together: choose what depends on values by `?:`,
 // not by `if`.
@@ -207,6 +207,7 @@ void launch_rows_with_edges(Call& call, int64_t rows, std::initializer_list<Plac
 //
 //   packs                     elements        team                             why
 //   up to 8                   up to 32        4 lanes, 2 packs each            64 rows in a block
+//   up to 16                                  8 lanes, 2 packs each
 //   up to 32                                  16 lanes, 2 packs each
 //   up to 64                  up to 512       a warp, 2 packs each             no barrier
 //   up to 128                                 a warp, 4 packs each             if kPacks is 4
@@ -233,6 +234,7 @@ void for_rows(Call& call, int64_t rows, std::initializer_list<PlaceOfRows<T>> pl
         constexpr int N = kPackWidth<T>;
         const int64_t packs = columns / N;
         if (packs <= 8) return launch_rows<C, TeamShape<4, N, 2>>(call, rows, packs, body);
+        if (packs <= 16) return launch_rows<C, TeamShape<8, N, 2>>(call, rows, packs, body);
         if (packs <= 32) return launch_rows<C, TeamShape<16, N, 2>>(call, rows, packs, body);
         if (packs <= 64) return launch_rows<C, TeamShape<32, N, 2>>(call, rows, packs, body);
         if constexpr (kPacks == 4) {

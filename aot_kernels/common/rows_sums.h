@@ -269,6 +269,7 @@ int64_t launch_rows_with_sums(Call& call, int64_t rows, int64_t packs, const Bod
 //
 //   packs                     elements       team                           why
 //   up to 8                   up to 32       4 lanes, 2 packs each
+//   up to 16                                 8 lanes, 2 packs each
 //   up to 32                                 16 lanes, 2 packs each
 //   up to 64                  up to 512      a warp, 2 packs a lane         no barrier
 //   up to 128                                a warp, 4 packs a lane         with two sums in float16, lanes keep
@@ -315,6 +316,7 @@ int64_t for_rows_with_sums(Call& call, int64_t rows, std::initializer_list<Place
           constexpr bool kKeeps = sizeof(T) == 2 && kSums == 2;
           const int64_t packs = columns / N;
           if (packs <= 8) return run(TeamShape<4, N, 2>(), packs);
+          if (packs <= 16) return run(TeamShape<8, N, 2>(), packs);
           if (packs <= 32) return run(TeamShape<16, N, 2>(), packs);
           if (packs <= 64) return run(TeamShape<32, N, 2>(), packs);
           if (packs <= 128) return run(TeamShape<32, N, 4, false, false, kKeeps>(), packs);

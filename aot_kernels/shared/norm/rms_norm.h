@@ -55,9 +55,9 @@ struct RmsNorm {
   MSOPS_BOTH void operator()(const Team& team, const Held& x, Row<T> y, const Bias&... bias) const {
     const C squares = team.sum([](C v) { return v * v; }, x);
     const C mean = rounding(squares / C(y.length)), r = rounding(1 / sqrt(rounding(mean + eps)));
-    if constexpr (Team::kKeepsPacks) {
+    if constexpr (Team::kKeepsPacks && sizeof...(Bias) == 0) {
       const auto map = [&](const auto& f) {
-        team.with_rows([&](const auto&... parameters) { team.map(f, y, x, parameters...); }, weight, bias...);
+        team.with_rows([&](const auto& factors) { team.map(f, y, x, factors); }, weight);
       };
       if constexpr (!std::is_same<T, C>::value)
         if (rounds_products) return map(RmsNormElement<T, true>{r, offset});
@@ -78,6 +78,7 @@ struct RmsNormWithBias : RmsNorm<T> {
       : RmsNorm<T>(normalize), bias(bias_tensor, normalize.weight.length, -0.0) {}  // adding -0 changes no number
   template <typename Team, typename Held>
   MSOPS_BOTH void operator()(const Team& team, const Held& x, Row<T> y) const {
+    if (!bias.data) return RmsNorm<T>::operator()(team, x, y);
     RmsNorm<T>::operator()(team, x, y, bias);
   }
   MSOPS_BOTH void advance(int64_t rows) { this->weight.advance(rows), bias.advance(rows); }
