@@ -102,7 +102,7 @@ MSOPS_ENTRY(LayerNormBackward) {
     const auto from = rows_in<const T>(x, columns), dfrom = rows_in<const T>(dy, columns);
     const auto to = rows_in<T>(dx, columns);
     const NormGradient<T, true, false> body{from, dfrom, from, to, factors, C(eps), C(0)};
-    sums.run<T, true, true>(call, rows_of(x, columns), {from, dfrom, to, factors}, body);
+    sums.run_gradient<T>(call, rows_of(x, columns), {from, dfrom, to, factors}, body);
   });
 }
 

@@ -1,7 +1,7 @@
 // The gradients of rms_norm and add_rms_norm.
 #pragma once
 
-#include "gradient.h"
+#include "sums.h"
 
 namespace msops::norm {
 
@@ -34,7 +34,7 @@ struct RmsNormSums {
     const int64_t rows = rows_of(x, heads.columns);
     if (sums_of(heads, bias) == 1) {
       const NormGradient<T, false, kAdds> body{x, dy, added, dx, factors, eps_number, offset_number};
-      sums.run<T, false, true>(call, rows, places, body);
+      sums.run_gradient<T>(call, rows, places, body);
     } else {
       using Body = NormGradient<T, false, kAdds, true>;
       const OfHeads<Body> body{{x, dy, added, dx, factors, eps_number, offset_number}, heads.count};

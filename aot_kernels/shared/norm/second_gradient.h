@@ -10,7 +10,7 @@
 //   dr / dx_j = -r^2 xhat_j / n
 #pragma once
 
-#include "gradient.h"
+#include "sums.h"
 
 namespace msops::norm {
 
