@@ -76,7 +76,10 @@ bool forward(Call& call, const Stack<T>& s, const Tensor& work) {
     const Gpu gpu;
     if (!call.ok() || !gpu.cooperative || !fits(s) || !are_aligned(s)) return false;
     FewTokens<T> f = problem(s);
-    const auto kernel = f.warps() == 8 ? few_tokens_kernel<T, 8> : few_tokens_kernel<T, 4>;
+    constexpr int kOne = sizeof(T) == 2 ? 1 : 4;
+    const auto kernel = f.tokens() == 1  ? few_tokens_kernel<T, kOne>
+                        : f.tokens() > 4 ? few_tokens_kernel<T, kMostTokens>
+                                         : few_tokens_kernel<T, 4>;
     if (!is_compiled_for(80, kernel)) return false;
     const int64_t shared_bytes = plan_few_tokens(f, gpu.multiprocessors, gpu.dynamic_bytes());
     const size_t bytes = place_few_tokens(f, work.data);

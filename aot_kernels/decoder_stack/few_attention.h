@@ -7,34 +7,42 @@
 
 namespace msops::decoder_stack {
 
-template <typename T, int kWarps>
+template <typename T, int kMost>
 struct Attention {
-  static constexpr int kWord = kWordElements<T>;
-  Worker<T, kWarps>& w;
+  static constexpr int kWord = kWordElements<T>, kWarps = warps_for(kMost);
+  Worker<T, kMost>& w;
   const FewTokens<T>& s;
-  Heads<T, kWarps> heads;
+  Heads<T, kMost> heads;
 
-  __device__ explicit Attention(Worker<T, kWarps>& worker) : w(worker), s(worker.s), heads{worker, worker.s} {}
+  __device__ explicit Attention(Worker<T, kMost>& worker) : w(worker), s(worker.s), heads{worker, worker.s} {}
 
-  // Adds up the warps' parts and publishes them: all features, and the total as one more.
+  // Adds up the warps' parts and publishes them. A thread has two features; that of the first two has the total, too.
   __device__ void publish_item(const Item& item, unsigned tag) const {
     const int size = s.head_size, stride = s.most_queries * (size + 2);
-    for (int i = w.thread; i < item.queries * (size + 1); i += w.kThreads) {
+    for (int i = 2 * w.thread; i < item.queries * size; i += 2 * w.kThreads) {
       int e;
-      const int q = s.by_head_and_total.divide(i, &e), from = e < size ? e : size + 1;
+      const int q = s.by_head_size.divide(i, &e);
       const float* const parts = heads.part(0, q);
-      float of_warps[kWarps], most = kLowest, sum = 0;
+      float of_warps[kWarps], most = kLowest, total = 0, sums[2] = {};
 #pragma unroll
       for (int warp = 0; warp < kWarps; ++warp) {
         of_warps[warp] = parts[warp * stride + size];
         most = fmaxf(most, of_warps[warp]);
       }
 #pragma unroll
-      for (int warp = 0; warp < kWarps; ++warp)
-        sum += parts[warp * stride + from] * Activations<T>::exp(of_warps[warp] - most);
+      for (int warp = 0; warp < kWarps; ++warp) {
+        const float* const part = parts + warp * stride;
+        const float factor = Activations<T>::exp(of_warps[warp] - most);
+        const Pack<float, 2> pack = load<2>(part + e);
+        sums[0] += pack.values[0] * factor, sums[1] += pack.values[1] * factor, total += part[size + 1] * factor;
+      }
       uint2* const to = s.of_parts + (int64_t{heads.row(item, q)} * s.splits + item.split) * (size + 2);
-      publish(to + from, __float_as_uint(sum), tag);
-      if (from > size) publish(to + size, __float_as_uint(most), tag);
+      publish(to + e, __float_as_uint(sums[0]), tag);
+      publish(to + e + 1, __float_as_uint(sums[1]), tag);
+      if (e == 0) {
+        publish(to + size, __float_as_uint(most), tag);
+        publish(to + size + 1, __float_as_uint(total), tag);
+      }
     }
     w.sync();
   }
@@ -45,9 +53,9 @@ struct Attention {
       heads.read(layer, item);
       w.forget();
       if constexpr (sizeof(T) == 2) {
-        MmaAttention<kWarps>{heads}.attend(item);
+        MmaAttention<kMost>{heads}.attend(item);
       } else {
-        Streams<T, kWarps>(heads).attend(item);
+        Streams<T, kMost>(heads).attend(item);
       }
       w.sync();
       w.forget();
@@ -60,12 +68,12 @@ struct Attention {
   // Puts the parts of a token's head together. A warp takes 4 features, and has 8 streams of parts.
   __device__ void merge_parts(unsigned tag) {
     constexpr int kFeatures = 4, kStreams = 32 / kFeatures, kAhead = 6;
-    const int all = s.tokens() * s.heads * s.head_size / kFeatures;
+    const int all = w.tokens() * s.heads * s.head_size / kFeatures;
     for (int i = w.warp * gridDim.x + blockIdx.x; i < all; i += kWarps * gridDim.x) {
       int feature;
       const int row = s.by_head_size.divide(kFeatures * i, &feature);
       feature += w.lane % kFeatures;
-      const int used = w.of_block.splits[s.batch == 1 ? 0 : row / (s.heads * s.length)];
+      const int used = w.of_block.splits[kMost == 1 || s.batch == 1 ? 0 : row / (s.heads * s.length)];
       const int stride = s.head_size + 2;
       const uint2* const from = s.of_parts + int64_t{row} * s.splits * stride;
       float most = kLowest, total = 0, sum = 0;

@@ -14,11 +14,11 @@
 
 namespace msops::decoder_stack {
 
-template <typename T, int kWarps>
-__device__ void compute_layers(Worker<T, kWarps>& w) {
+template <typename T, int kMost>
+__device__ void compute_layers(Worker<T, kMost>& w) {
   const FewTokens<T>& s = w.s;
   const Work& work = w.of_block;
-  Attention<T, kWarps> attention(w);
+  Attention<T, kMost> attention(w);
   for (int layer = 0; layer < s.layers; ++layer) {
     const unsigned tag = layer + 1;
     w.aux.wait_full();
@@ -30,7 +30,7 @@ __device__ void compute_layers(Worker<T, kWarps>& w) {
         const Factors<T> factors{w.factors(step / 2), (step == kQkv ? s.norm1 : s.norm2).is_wide};
         const uint2* const from = step == kGates ? s.results[kOut] : layer > 0 ? s.results[kDown] : nullptr;
         if (work.has(step) || work.has(static_cast<Step>(step + 1)))  // the step after it adds to the residual
-          w.read_normed(from, step == kQkv ? tag - 1 : tag, 0, s.tokens(), factors, w.residual(step / 2),
+          w.read_normed(from, step == kQkv ? tag - 1 : tag, 0, w.tokens(), factors, w.residual(step / 2),
                         [&](int token, int unit, uint2 words) { w.put_operand(token, unit, words); });
       } else if (work.has(step)) {
         w.read_vectors(step == kOut ? s.of_attention : s.results[kGates], s.matrices[step].columns, tag);
@@ -46,27 +46,27 @@ __device__ void compute_layers(Worker<T, kWarps>& w) {
     }
   }
   // y
-  for (int token = blockIdx.x; token < s.tokens(); token += gridDim.x) {
+  for (int token = blockIdx.x; token < w.tokens(); token += gridDim.x) {
     const int units = s.width / kUnitElements<T>;
     uint2* const y = reinterpret_cast<uint2*>(s.y) + int64_t{token} * units;
     const auto store = [&](int, int unit, uint2 words) { y[unit] = words; };
     if (s.norm.data) {
       w.read_normed(s.results[kDown], s.layers, token, 1, s.norm, w.residual(0), store);
     } else {
-      read_units(s.results[kDown] + 2 * token * units, s.layers, w.thread, units, w.kThreads, w.watch,
-                 [&](int unit, uint2 words) { y[unit] = words; });
+      read_units<4>(s.results[kDown] + 2 * token * units, s.layers, w.thread, units, w.kThreads, w.watch,
+                    [&](int unit, uint2 words) { y[unit] = words; });
     }
   }
 }
 
-// kWarps is s.warps(). One more warp copies.
-template <typename T, int kWarps>
-__global__ void __launch_bounds__(32 * (kWarps + 1), 1) few_tokens_kernel(const __grid_constant__ FewTokens<T> s) {
+// kMost is the most tokens. One more warp than those that compute copies.
+template <typename T, int kMost>
+__global__ void __launch_bounds__(32 * (warps_for(kMost) + 1), 1) few_tokens_kernel(const __grid_constant__ FewTokens<T> s) {
   if (!has_instructions_of(80)) return;
   extern __shared__ uint4 dynamic[];
   unsigned char* const shared = reinterpret_cast<unsigned char*>(dynamic);
   __shared__ Work work;
-  constexpr int kLayersAhead = 2;
+  constexpr int kLayersAhead = 2, kWarps = warps_for(kMost);
   const unsigned address = shared_address(shared);
   const Ring ring{address, s.slots}, aux{address + 16 * s.slots, kLayersAhead};
   work.find(s, threadIdx.x, blockIdx.x, gridDim.x);
@@ -87,7 +87,7 @@ __global__ void __launch_bounds__(32 * (kWarps + 1), 1) few_tokens_kernel(const 
   if (warp == kWarps) {
     Filler<T>{s, ring, aux, shared, work, lane}.run();
   } else {
-    Worker<T, kWarps> worker{s, shared, work, ring, aux, Watch(s.failed)};
+    Worker<T, kMost> worker{s, shared, work, ring, aux, Watch(s.failed)};
     compute_layers(worker);
   }
 }

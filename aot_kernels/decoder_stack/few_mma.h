@@ -6,26 +6,37 @@
 
 namespace msops::decoder_stack {
 
-template <int kWarps>
+template <int kMost>
 struct MmaAttention {
-  static constexpr int kRows = 16, kPairs = kMostHeadSize / 16;  // kPairs: of 8 features
-  Heads<Half, kWarps>& h;
+  static constexpr int kWarps = warps_for(kMost), kRows = 16, kPairs = kMostHeadSize / 16;  // kPairs: of 8 features
+  Heads<Half, kMost>& h;
   float most = kLowest, total = 0;  // of query lane / 4; total: of the keys that the lane has
   float sums[2 * kPairs][2] = {};   // of query lane / 4 and feature 8 i + 2 (lane % 4), + 1
 
-  // Returns the scores of 8 rows, at row 2 (lane % 4), + 1.
-  __device__ __forceinline__ void score(float (&scores)[4], const Half* keys, int rows) const {
+  // Adds the scores of rows 8 i + 2 (lane % 4), + 1 to scores[i]. Loads of 64 features come before their products.
+  __device__ __forceinline__ void score(float (&scores)[2][4], const Half* keys, int rows) const {
     const int bytes = h.s.head_bytes(), row = h.w.lane / 4, at = h.w.lane % 4 * 16;
     const unsigned char* const key = reinterpret_cast<const unsigned char*>(keys + row * h.s.head_size);
     const unsigned char* const query = reinterpret_cast<const unsigned char*>(h.query(row));
-    const uint4 zero = {0, 0, 0, 0};
 #pragma unroll
-    for (int i = 0; i < (kPairs + 1) / 2; ++i) {
-      if (64 * i >= bytes) break;
-      const int from = 64 * i + at;
-      const uint4 a = from < bytes ? *reinterpret_cast<const uint4*>(query + from) : zero;
-      const uint4 b = from < bytes && row < rows ? *reinterpret_cast<const uint4*>(key + from) : zero;
-      multiply_add<Half>(scores, {a.x, a.z, a.y, a.w}, zero, b);
+    for (int begin = 0; begin < 16 * kPairs; begin += 64) {
+      if (2 * begin >= bytes) break;
+      uint4 a[2], b[2][2];
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        const int from = 2 * begin + 64 * j + at;
+        const auto load = [&](const unsigned char* bytes_of_row, bool is_there) {
+          return is_there && from < bytes ? *reinterpret_cast<const uint4*>(bytes_of_row + from) : uint4{0, 0, 0, 0};
+        };
+        a[j] = load(query, true);
+#pragma unroll
+        for (int i = 0; i < 2; ++i) b[i][j] = load(key + i * 8 * h.s.head_bytes(), row + 8 * i < rows);
+      }
+#pragma unroll
+      for (int j = 0; j < 2; ++j)
+#pragma unroll
+        for (int i = 0; i < 2; ++i)
+          multiply_add<Half>(scores[i], {a[j].x, a[j].z, a[j].y, a[j].w}, {0, 0, 0, 0}, b[i][j]);
     }
   }
 
@@ -33,8 +44,7 @@ struct MmaAttention {
   __device__ __forceinline__ void attend(const Half* keys, const Half* values, int rows, int limit) {
     const int size = h.s.head_size, lane = h.w.lane;
     float scores[2][4] = {};
-    score(scores[0], keys, rows);
-    score(scores[1], keys + 8 * size, rows - 8);
+    score(scores, keys, rows);
     bool sees[2][2];
     float higher = most;
 #pragma unroll
@@ -62,16 +72,19 @@ struct MmaAttention {
     }
     // Rows that are not there have weight 0, and another row's values.
     const unsigned row = min(lane % 16, rows - 1) * size;
+    constexpr int kAhead = 4;
 #pragma unroll
-    for (int i = 0; i < kPairs; ++i) {
-      if (16 * i >= size) break;
-      uint32_t words[4];
-      ldmatrix_x4_trans(words, shared_address(values + row + min(16 * i + lane / 16 * 8, size - 8)));
+    for (int first = 0; first < kPairs; first += kAhead) {
+      if (16 * first >= size) break;
+      uint32_t words[kAhead][4];
 #pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        float (&to)[2] = sums[2 * i + j];
+      for (int i = 0; i < kAhead; ++i)
+        ldmatrix_x4_trans(words[i], shared_address(values + row + min(16 * (first + i) + lane / 16 * 8, size - 8)));
+#pragma unroll
+      for (int i = 0; i < 2 * kAhead; ++i) {
+        float (&to)[2] = sums[2 * first + i];
         float all[4] = {to[0] * before, to[1] * before, 0, 0};  // there are no queries from 8 on
-        mma_m16n8k16(all, weights, {words[2 * j], words[2 * j + 1]});
+        mma_m16n8k16(all, weights, {words[i / 2][i % 2 * 2], words[i / 2][i % 2 * 2 + 1]});
         to[0] = all[0], to[1] = all[1];
       }
     }
@@ -86,7 +99,7 @@ struct MmaAttention {
         attend(keys + first * size, values + first * size, min(rows - first, kRows), kRows);
     });
     if (item.is_last && h.w.warp == kWarps - 1)  // this warp has the fewest rows
-      attend(h.fresh(0, 0), h.fresh(1, 0), h.s.length, h.place(item, q) + 1);
+      attend(h.fresh(0, 0), h.fresh(1, 0), h.w.length(), h.place(item, q) + 1);
     total += __shfl_xor_sync(~0u, total, 1);
     total += __shfl_xor_sync(~0u, total, 2);
     if (q >= item.queries) return;

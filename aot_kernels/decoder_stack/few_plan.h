@@ -39,7 +39,7 @@ int64_t plan_few_tokens(FewTokens<T>& s, int blocks, int shared_bytes, const Few
   }
   s.slot_bytes = rounded_up(std::max<int64_t>(slot, 2 * s.head_bytes()), kAlign);
   s.scale = static_cast<float>(1 / std::sqrt(static_cast<double>(size))), s.reciprocal_width = 1.f / s.width;
-  s.by_group = Divisor(s.group()), s.by_head_size = Divisor(size), s.by_head_and_total = Divisor(size + 1);
+  s.by_group = Divisor(s.group()), s.by_head_size = Divisor(size);
   const int rows_of_warps = 16 * s.warps();  // that the warps take at once
   s.cache_rows = s.slot_bytes / (2 * s.head_bytes());
   if (s.cache_rows > rows_of_warps) s.cache_rows -= s.cache_rows % rows_of_warps;

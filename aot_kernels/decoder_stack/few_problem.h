@@ -6,12 +6,17 @@
 
 #include "../common/dtype.h"
 #include "../common/gpu/divisor.h"
+#include "../common/pack.h"
 #include "../common/parallel.h"
 
 namespace msops::decoder_stack {
 
 constexpr int kMostTokens = 16, kGroupRows = 8, kMostHeadSize = 128, kMostItems = 16;
 constexpr int kStreamQueries = 4, kMmaQueries = 8;  // queries that attention takes at once
+
+// Returns how many warps compute. Kernels are compiled for 1, up to 4 and up to 16 tokens; one token has no loops over
+// tokens and no divisions by their number, which its chain of short steps would wait for.
+constexpr MSOPS_BOTH int warps_for(int tokens) { return tokens > 4 ? 8 : 4; }
 
 // The steps of a layer that multiply by a matrix.
 enum Step : int { kQkv, kOut, kGates, kDown, kSteps };
@@ -32,6 +37,12 @@ struct Factors {
     return is_wide ? static_cast<const float*>(data)[i] : float(static_cast<const T*>(data)[i]);
   }
   MSOPS_BOTH int bytes(int count) const { return count * (is_wide ? 4 : static_cast<int>(sizeof(T))); }
+  // Returns kUnitElements<T> factors from the i-th on, a multiple of that, rounded to T.
+  __device__ __forceinline__ Pack<T, kUnitElements<T>> unit(int i) const {
+    if (!is_wide) return load<kUnitElements<T>>(static_cast<const T*>(data) + i);
+    const Pack<float, kUnitElements<T>> wide = load<kUnitElements<T>>(static_cast<const float*>(data) + i);
+    return rounded_pack<T>(wide.values);
+  }
   MSOPS_BOTH const void* at(int64_t i) const {
     return is_wide ? static_cast<const void*>(static_cast<const float*>(data) + i) : static_cast<const T*>(data) + i;
   }
@@ -91,7 +102,7 @@ struct FewTokens {
   uint2 *results[kSteps], *of_attention, *of_parts;
   unsigned* failed;  // whether a block waited in vain
 
-  Divisor by_group{1}, by_head_size{1}, by_head_and_total{1};
+  Divisor by_group{1}, by_head_size{1};
   int splits, query_chunks, most_queries;                        // parts of a cache, and of the queries of a kv head
   int slots, slot_bytes, cache_rows, aux_bytes, groups_at_once;  // aux_bytes: of a layer's factors in shared memory
   int at_sums, at_tables, at_aux, at_residual, at_partial, at_work;  // bytes from the begin of shared memory
@@ -100,7 +111,7 @@ struct FewTokens {
   MSOPS_BOTH int tokens() const { return batch * length; }
   MSOPS_BOTH int group() const { return heads / kv_heads; }
   MSOPS_BOTH int queries() const { return group() * length; }
-  MSOPS_BOTH int warps() const { return tokens() > 4 ? 8 : 4; }  // that compute
+  MSOPS_BOTH int warps() const { return warps_for(tokens()); }
   MSOPS_BOTH int qkv_rows() const { return (heads + 2 * kv_heads) * head_size; }
   MSOPS_BOTH int items() const { return batch * kv_heads * query_chunks * splits; }
   MSOPS_BOTH int head_bytes() const { return head_size * static_cast<int>(sizeof(T)); }

@@ -35,13 +35,13 @@ struct Stream {
   }
 };
 
-template <typename T, int kWarps>
+template <typename T, int kMost>
 struct Streams {
-  static constexpr int kPack = kPackWidth<T>, kQueries = kStreamQueries;
-  Heads<T, kWarps>& h;
+  static constexpr int kWarps = warps_for(kMost), kPack = kPackWidth<T>, kQueries = kStreamQueries;
+  Heads<T, kMost>& h;
   int lanes_log2 = 0;  // lanes of a stream
 
-  __device__ explicit Streams(Heads<T, kWarps>& heads) : h(heads) {
+  __device__ explicit Streams(Heads<T, kMost>& heads) : h(heads) {
     while (kPack << lanes_log2 < h.s.head_size) ++lanes_log2;
   }
 
@@ -96,7 +96,7 @@ struct Streams {
       attend(stream, queries, keys, values, rows, [=](int) { return rows; });
     });
     if (item.is_last)
-      attend(stream, queries, h.fresh(0, 0), h.fresh(1, 0), h.s.length, [&](int q) { return h.place(item, q) + 1; });
+      attend(stream, queries, h.fresh(0, 0), h.fresh(1, 0), h.w.length(), [&](int q) { return h.place(item, q) + 1; });
     for (int distance = lanes; distance < 32; distance *= 2) stream.merge(distance);
 #pragma unroll
     for (int q = 0; q < kQueries; ++q) {

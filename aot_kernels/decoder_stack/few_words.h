@@ -30,7 +30,7 @@ class Watch {
   static constexpr unsigned long long kOver = ~0ull, kMost = 1000000000;
 
   // Returns since when the wait lasts, or kOver.
-  static __device__ __noinline__ unsigned long long look(unsigned* failed, unsigned long long since) {
+  static __device__ __forceinline__ unsigned long long look(unsigned* failed, unsigned long long since) {
     const unsigned long long now = globaltimer();
     if (since == 0) since = now;
     if (now - since < kMost && ld_relaxed_b64(failed).x == 0) return since;
@@ -47,8 +47,8 @@ constexpr unsigned kNanWord = 0xffffffff;
 
 // Reads units first, first + step, ... below `end`, kAhead at once, and calls put(unit, its two words).
 template <int kAhead, typename Put>
-__device__ __forceinline__ void read_units_ahead(const uint2* from, unsigned tag, int first, int end, int step,
-                                                 Watch& watch, const Put& put) {
+__device__ __forceinline__ void read_units(const uint2* from, unsigned tag, int first, int end, int step, Watch& watch,
+                                           const Put& put) {
   for (; first < end; first += kAhead * step) {
     uint4 units[kAhead];
     bool waits;
@@ -69,13 +69,29 @@ __device__ __forceinline__ void read_units_ahead(const uint2* from, unsigned tag
   }
 }
 
-template <typename Put>
-__device__ __forceinline__ void read_units(const uint2* from, unsigned tag, int first, int end, int step, Watch& watch,
-                                           const Put& put) {
-  if (end <= step) {
-    read_units_ahead<1>(from, tag, first, end, step, watch, put);
+// Returns an element of a word.
+template <typename T>
+__device__ __forceinline__ float element_of(unsigned word, int e) {
+  if constexpr (sizeof(T) == 4) {
+    return __uint_as_float(word);
   } else {
-    read_units_ahead<4>(from, tag, first, end, step, watch, put);
+    T value;
+    value.bits = static_cast<uint16_t>(word >> 16 * e);
+    return float(value);
+  }
+}
+
+// Reads two neighbouring numbers, one word or two. Returns whether they have the tag.
+template <typename T>
+__device__ __forceinline__ bool read_two(const uint2* from, unsigned tag, float& a, float& b) {
+  if constexpr (kWordElements<T> == 2) {
+    const uint2 word = ld_relaxed_b64(from);
+    a = element_of<T>(word.x, 0), b = element_of<T>(word.x, 1);
+    return word.y == tag;
+  } else {
+    const uint4 words = ld_relaxed_v2_b64(from);
+    a = __uint_as_float(words.x), b = __uint_as_float(words.z);
+    return words.y == tag && words.w == tag;
   }
 }
 
@@ -89,18 +105,6 @@ __device__ __forceinline__ unsigned word_of(const float (&numbers)[kWordElements
   unsigned word;
   memcpy(&word, values, sizeof word);
   return word;
-}
-
-// Returns an element of a word.
-template <typename T>
-__device__ __forceinline__ float element_of(unsigned word, int e) {
-  if constexpr (sizeof(T) == 4) {
-    return __uint_as_float(word);
-  } else {
-    T value;
-    value.bits = static_cast<uint16_t>(word >> 16 * e);
-    return float(value);
-  }
 }
 
 }  // namespace msops::decoder_stack

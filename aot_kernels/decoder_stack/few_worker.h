@@ -41,10 +41,10 @@ __device__ __forceinline__ void multiply_add(float (&sums)[2][4], const uint4& t
   msops::multiply_add<kProduct>(sums[1], words, {W(row.z), W(row.w)});
 }
 
-template <typename T, int kWarps>
+template <typename T, int kMost>
 struct Worker {
-  static constexpr int kThreads = 32 * kWarps, kWord = kWordElements<T>, kUnit = kUnitElements<T>;
-  static constexpr bool kHasMany = kWarps == 8;  // more than 8 tokens, maybe
+  static constexpr int kWarps = warps_for(kMost), kThreads = 32 * kWarps, kWord = kWordElements<T>, kUnit = kUnitElements<T>;
+  static constexpr bool kHasMany = kMost > 8;
   const FewTokens<T>& s;
   unsigned char* shared;
   const Work& of_block;
@@ -59,11 +59,13 @@ struct Worker {
     warp = thread / 32, lane = thread % 32;
   }
 
+  __device__ int tokens() const { return kMost == 1 ? 1 : s.tokens(); }
+  __device__ int length() const { return kMost == 1 ? 1 : s.length; }
   __device__ void sync() const { bar_sync(1, kThreads); }
   __device__ const unsigned char* slot() const { return shared + s.at_ring + ring.slot * s.slot_bytes; }
   __device__ unsigned char* work() const { return shared + s.at_work; }
   __device__ T* residual(int which) const {
-    return reinterpret_cast<T*>(shared + s.at_residual) + which * s.tokens() * s.width;
+    return reinterpret_cast<T*>(shared + s.at_residual) + which * tokens() * s.width;
   }
   __device__ const float* tables() const { return reinterpret_cast<const float*>(shared + s.at_tables); }
   // Returns the layer's factors of norm1, norm2, q_norm and k_norm, and the bias, in shared memory.
@@ -79,15 +81,15 @@ struct Worker {
     to[0] = words.x, to[2] = words.y;
   }
   __device__ void read_vectors(const uint2* from, int columns, unsigned tag) {
-    const int units = columns / kUnit, tokens = s.tokens();
+    const int units = columns / kUnit, all = tokens() * units;
     const auto put = [&](int i, uint2 words) {
-      const int token = tokens == 1 ? 0 : i / units;
+      const int token = tokens() == 1 ? 0 : i / units;
       put_operand(token, i - token * units, words);
     };
-    if (tokens * units > 4 * kThreads) {
-      read_units_ahead<8>(from, tag, thread, tokens * units, kThreads, watch, put);
+    if (all > 4 * kThreads) {
+      read_units<8>(from, tag, thread, all, kThreads, watch, put);
     } else {
-      read_units(from, tag, thread, tokens * units, kThreads, watch, put);
+      read_units<4>(from, tag, thread, all, kThreads, watch, put);
     }
     sync();
   }
@@ -113,7 +115,7 @@ struct Worker {
         }
       };
       if (from) {
-        read_units(from + 2 * (first_token + token) * units, tag, begin, units, step, watch, keep);
+        read_units<4>(from + 2 * (first_token + token) * units, tag, begin, units, step, watch, keep);
       } else {
         const uint2* const x = reinterpret_cast<const uint2*>(s.x) + (first_token + token) * units;
         for (int unit = begin; unit < units; unit += step) keep(unit, x[unit]);
@@ -128,15 +130,26 @@ struct Worker {
       for (int i = 0; i < kWarps; ++i) sum += i < team ? sums[token * kWarps + i] : 0;
       const float r = rsqrtf(sum * s.reciprocal_width + s.eps);
       const uint2* const kept = reinterpret_cast<const uint2*>(residual + token * s.width);
-      for (int unit = begin; unit < units; unit += step) {
-        const uint2 words = kept[unit];
-        float a[kWord], b[kWord];
-        for (int e = 0; e < kWord; ++e) {
-          const int i = unit * kUnit + e;
-          a[e] = rounded<T>(element_of<T>(words.x, e) * r) * rounded<T>(factors[i]);
-          b[e] = rounded<T>(element_of<T>(words.y, e) * r) * rounded<T>(factors[i + kWord]);
-        }
-        put(token, unit, uint2{word_of<T>(a), word_of<T>(b)});
+      constexpr int kAhead = kMost == 1 ? 4 : 1;
+      for (int first = begin; first < units; first += kAhead * step) {
+        uint2 words[kAhead];
+        Pack<T, kUnit> by[kAhead];
+#pragma unroll
+        for (int j = 0; j < kAhead; ++j)
+          if (first + j * step < units) {
+            words[j] = kept[first + j * step];
+            by[j] = factors.unit(kUnit * (first + j * step));
+          }
+#pragma unroll
+        for (int j = 0; j < kAhead; ++j)
+          if (first + j * step < units) {
+            float a[kWord], b[kWord];
+            for (int e = 0; e < kWord; ++e) {
+              a[e] = rounded<T>(element_of<T>(words[j].x, e) * r) * float(by[j].values[e]);
+              b[e] = rounded<T>(element_of<T>(words[j].y, e) * r) * float(by[j].values[kWord + e]);
+            }
+            put(token, first + j * step, uint2{word_of<T>(a), word_of<T>(b)});
+          }
       }
     }
     sync();
@@ -147,7 +160,7 @@ struct Worker {
   // Partial sums are (group, warp, token, row) in shared memory.
   __device__ float* partial(int group, int of_warp, int token) const {
     return reinterpret_cast<float*>(shared + s.at_partial) +
-           ((group * kWarps + of_warp) * s.tokens() + token) * kGroupRows;
+           ((group * kWarps + of_warp) * tokens() + token) * kGroupRows;
   }
   // Adds up the warps' sums, and rounds the results to T.
   __device__ __forceinline__ void sum(int group, int token, int row, float (&sums)[kWord]) const {
@@ -178,24 +191,31 @@ struct Worker {
     };
     const auto load = [](const unsigned char* from) { return *reinterpret_cast<const uint4*>(from); };
     int from = kBytes * warp;
-    // Takes so many times 64 bytes, whose loads come first.
-    const auto take = [&](auto count) {
-      uint4 a[count], a8[count], b[count];
+    const auto has = [&](int count) { return from + (count - 1) * kStep + kBytes <= bytes; };
+    // Takes up to `most` times 64 bytes, of which there are at least so many. All loads come first.
+    const auto take = [&](auto least, auto most) {
+      uint4 a[most], a8[most], b[most];
 #pragma unroll
-      for (int j = 0; j < count; ++j) {
-        b[j] = load(weights + from + j * kStep), a[j] = load(operand + from + j * kStep);
-        if (kHasMany) a8[j] = load(operand8 + from + j * kStep);
+      for (int j = 0; j < most; ++j) {
+        const int at = j < least || has(j + 1) ? from + j * kStep : from;
+        b[j] = load(weights + at), a[j] = load(operand + at);
+        if (kHasMany) a8[j] = load(operand8 + at);
       }
 #pragma unroll
-      for (int j = 0; j < count; ++j) add(sums[j % 2], a[j], a8[j], b[j]);
-      from += count * kStep;
+      for (int j = 0; j < most; ++j)
+        if (j < least || has(j + 1)) add(sums[j % 2], a[j], a8[j], b[j]);
+      from += most * kStep;
     };
-    const auto has = [&](int count) { return from + (count - 1) * kStep + kBytes <= bytes; };
-    while (has(8)) take(Constant<8>{});
-    if (has(4)) take(Constant<4>{});
-    if (has(2)) take(Constant<2>{});
-    if (has(1)) take(Constant<1>{});
-    if (from < bytes) {  // less than 64 bytes
+    while (has(8)) take(Constant<8>{}, Constant<8>{});
+    if (has(5)) {
+      take(Constant<5>{}, Constant<7>{});
+    } else {
+      if (has(4)) take(Constant<4>{}, Constant<4>{});
+      if (has(1)) take(Constant<1>{}, Constant<3>{});
+    }
+    const int whole = bytes / kBytes;
+    if (kBytes * whole < bytes && whole % kWarps == warp) {
+      from = kBytes * whole;
       const bool inside = from + lane % 4 * 16 < bytes;
       const uint4 zero = {0, 0, 0, 0};
       add(sums[0], inside ? load(operand + from) : zero, inside && kHasMany ? load(operand8 + from) : zero,
@@ -207,7 +227,9 @@ struct Worker {
   __device__ void multiply(Step step, unsigned tag) {
     const Matrix<T>& m = s.matrices[step];
     const Range mine = of_block.mine[step];
-    const int last = s.tokens() - 1, at = lane % 4 * 16, row = lane / 4 * m.stride + at;
+    const int last = tokens() - 1, at = lane % 4 * 16, row = lane / 4 * m.stride + at;
+    int bytes = m.row_bytes(), chunk = m.chunk;
+    asm volatile("" : "+r"(bytes), "+r"(chunk));  // else, each tile would load them again
     // What stands for tokens that there are not may be anything.
     const unsigned char* const operand = work() + min(lane / 4, last) * s.work_stride + at;
     const unsigned char* const operand8 = work() + min(lane / 4 + 8, last) * s.work_stride + at;
@@ -216,9 +238,9 @@ struct Worker {
       if (first > mine.begin) sync();  // others may still read the partial sums before these
       for (int i = 0; i < count; ++i) {
         float sums[2][2][4] = {};
-        for (int begin = 0; begin < m.row_bytes(); begin += m.chunk) {
+        for (int begin = 0; begin < bytes; begin += chunk) {
           ring.wait_full();
-          multiply_tile(slot() + row, operand + begin, operand8 + begin, min(m.chunk, m.row_bytes() - begin), sums);
+          multiply_tile(slot() + row, operand + begin, operand8 + begin, min(chunk, bytes - begin), sums);
           ring.release();
         }
         const auto put = [&](int token, float a, float b) {
@@ -241,7 +263,7 @@ struct Worker {
   __device__ __forceinline__ void finish(Step step, int first, int count, unsigned tag) const {
     const Matrix<T>& m = s.matrices[step];
     const T* const bias = reinterpret_cast<const T*>(factors(4)) - of_block.mine[kQkv].begin * kGroupRows;
-    const int tokens = s.tokens(), words_log2 = (m.is_pair ? 2 : 3) - (kWord == 2 ? 1 : 0), all = count << words_log2;
+    const int tokens = this->tokens(), words_log2 = (m.is_pair ? 2 : 3) - (kWord == 2 ? 1 : 0), all = count << words_log2;
     for (int i = thread; i < all * tokens; i += kThreads) {
       const int token = tokens == 1 ? 0 : i / all, at = i - token * all, group = at >> words_log2;
       const int row = (at & ((1 << words_log2) - 1)) * kWord, of_matrix = (first + group) * m.rows_of_group() + row;
@@ -254,9 +276,10 @@ struct Worker {
 #pragma unroll
         for (int e = 0; e < kWord; ++e) numbers[e] *= Activations<T>::sigmoid(numbers[e]) * up[e];
       } else if (step != kQkv || s.qkv_bias) {
-        const T* const added = step == kQkv ? bias + of_matrix : residual(step / 2) + token * s.width + of_matrix;
+        const T* const from = step == kQkv ? bias + of_matrix : residual(step / 2) + token * s.width + of_matrix;
+        const Pack<T, kWord> added = load<kWord>(from);
 #pragma unroll
-        for (int e = 0; e < kWord; ++e) numbers[e] += float(added[e]);
+        for (int e = 0; e < kWord; ++e) numbers[e] += float(added.values[e]);
       }
       publish(s.results[step] + (token * m.rows + of_matrix) / kWord, word_of<T>(numbers), tag);
     }
