@@ -46,8 +46,8 @@ bool is_cut(const Inputs& in) { return in.tokens <= kMostCut && in.outputs > 2 *
 // columns.
 template <typename C>
 int64_t scratch_numbers(const Inputs& in) {
-  const int64_t pitch = lanes_for<C>(in.tokens), panels = in.tokens / pitch + (in.tokens % pitch > 0);
-  return std::max({INT64_C(1), size_of({panels, pitch, in.deep}), is_cut(in) ? 2 * in.tokens * parts_of(in) : 0});
+  return std::max(
+      {INT64_C(1), size_of({Lanes<C>{in.tokens}.places(), in.deep}), is_cut(in) ? 2 * in.tokens * parts_of(in) : 0});
 }
 
 template <typename T>
@@ -55,11 +55,13 @@ struct Put {
   using C = Compute<T>;
   const T* x;
   C* panels;
-  int64_t tokens, deep, pitch;
+  Lanes<C> lanes;
+  int64_t deep;
 
   MSOPS_CPU void operator()(int64_t t) const {
-    C* const to = lane_of(panels, t, pitch, deep);
-    for (int64_t i = 0; i < deep; ++i) to[i * pitch] = t < tokens ? C(x[t * deep + i]) : C(0);
+    const int64_t pitch = lanes.pitch(t);
+    C* const to = lanes.at(panels, t, deep);
+    for (int64_t i = 0; i < deep; ++i) to[i * pitch] = t < lanes.tokens ? C(x[t * deep + i]) : C(0);
   }
 };
 
@@ -68,7 +70,11 @@ struct Store {
   T* y;
   int64_t outputs;
 
-  MSOPS_CPU void operator()(int64_t row, int64_t t, Compute<T> sum) const { assign(y[t * outputs + row], sum); }
+  MSOPS_CPU void operator()(const Tile<Compute<T>>& tile) const {
+    for (int64_t t = 0; t < tile.tokens; ++t)
+      for (int64_t r = 0; r < tile.rows; ++r)
+        assign(y[(tile.token + t) * outputs + tile.row + r], tile.sums[r * tile.pitch + t]);
+  }
 };
 
 // Threads take blocks of the weight's rows, one after another.
@@ -77,14 +83,14 @@ struct Multiply {
   using C = Compute<T>;
   const T* weight;
   const C* panels;
-  int64_t tokens, deep, outputs;
+  Lanes<C> lanes;
+  int64_t deep, outputs;
   Store<T> store;
   Shares& shares;
 
   MSOPS_CPU void operator()(int64_t part, int64_t parts) const {
-    const int64_t pitch = lanes_for<C>(tokens);
-    const std::unique_ptr<C[]> weights(new C[kBlock * deep]), sums(new C[std::max<int64_t>(kBlock, kRows * pitch)]);
-    const TokenProduct<T> by_tokens{tokens, deep, pitch, panels, weights.get(), sums.get()};
+    const std::unique_ptr<C[]> weights(new C[kBlock * deep]), sums(new C[kBlock * kMostLanes<C>]);
+    const TokenProduct<T> by_tokens{lanes, deep, panels, weights.get(), sums.get()};
     const int64_t blocks = (outputs + kBlock - 1) / kBlock;
     for (int64_t i; shares.take(0, part, parts, blocks, i);)
       by_tokens(weight, i * kBlock, std::min(kBlock, outputs - i * kBlock), store);
@@ -94,12 +100,12 @@ struct Multiply {
 template <typename T>
 void multiply_on_cpu(Call& call, const Inputs& in, Compute<T>* panels, T* y) {
   using C = Compute<T>;
-  const int64_t pitch = lanes_for<C>(in.tokens), tokens = in.tokens, deep = in.deep;
-  const double work = static_cast<double>(deep) * static_cast<double>(tokens);
-  on_cpu(call, (tokens + pitch - 1) / pitch * pitch, Put<T>{in.x.as<const T>(), panels, tokens, deep, pitch},
-         static_cast<double>(deep));
+  const Lanes<C> lanes{in.tokens};
+  const int64_t deep = in.deep;
+  const double work = static_cast<double>(deep) * static_cast<double>(in.tokens);
+  on_cpu(call, lanes.places(), Put<T>{in.x.as<const T>(), panels, lanes, deep}, static_cast<double>(deep));
   Shares shares(1);
-  const Multiply<T> multiply{in.weight.as<const T>(), panels, tokens, deep, in.outputs, {y, in.outputs}, shares};
+  const Multiply<T> multiply{in.weight.as<const T>(), panels, lanes, deep, in.outputs, {y, in.outputs}, shares};
   on_threads(call, (in.outputs + kBlock - 1) / kBlock, work * static_cast<double>(in.outputs) / 8, multiply);
 }
 

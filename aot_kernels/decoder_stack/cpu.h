@@ -49,26 +49,26 @@ constexpr int64_t kTileLength = 8;
 template <typename T>
 struct Space {
   using C = Compute<T>;
-  int64_t pitch;                 // tokens of a panel
-  C *h, *panels, *rows, *gates;  // (tokens, C), panels, (tokens, qkv_rows), (tokens, 2F)
-  T *q, *o;                      // (tokens, heads D)
-  T *keys, *values;              // the rows that count, one after another: (B, S + T, kv_heads D)
-  C* lse;                        // (B, heads, T)
-  int32_t* lengths;              // (B)
+  Lanes<C> lanes;
+  C *h, *panels, *rows, *hidden;  // panels of C, of what is multiplied, of qkv_rows, and of F features
+  T *q, *o;                       // (tokens, heads D)
+  T *keys, *values;               // the rows that count, one after another: (B, S + T, kv_heads D)
+  C* lse;                         // (B, heads, T)
+  int32_t* lengths;               // (B)
 
   // Lays the scratch out from `data` on, which may be null. Returns how many numbers it takes.
   int64_t place(const Stack<T>& s, C* data) {
     constexpr int64_t kMost = INT64_C(1) << 60;
     int64_t at = 0;
-    const int64_t tokens = s.tokens(), deep = most(most(s.width, s.hidden), s.of_heads());
-    pitch = lanes_for<C>(tokens);
+    lanes.tokens = s.tokens();
+    const int64_t tokens = s.tokens(), places = lanes.places();
     const auto take = [&](std::initializer_list<int64_t> sizes) {
       C* const begin = data ? data + at : nullptr;
       at = least(kMost, at + least(kMost, size_of(sizes)));
       return begin;
     };
-    h = take({tokens, s.width}), panels = take({parts_of(tokens, pitch) * pitch, deep});
-    rows = take({tokens, s.qkv_rows()}), gates = take({tokens, 2, s.hidden});
+    h = take({places, s.width}), panels = take({places, most(s.width, s.of_heads())});
+    rows = take({places, s.qkv_rows()}), hidden = take({places, s.hidden});
     q = reinterpret_cast<T*>(take({tokens, s.of_heads()})), o = reinterpret_cast<T*>(take({tokens, s.of_heads()}));
     const bool gathers = s.has_cache && s.length >= kTileLength;
     const int64_t kept = gathers ? size_of({s.batch, s.room + s.length, s.of_kv_heads()}) : 0;
@@ -98,7 +98,7 @@ struct Team {
 template <typename T>
 struct Forward {
   using C = Compute<T>;
-  static constexpr int64_t kPhases = 11;  // of a layer, at most
+  static constexpr int64_t kPhases = 10;  // of a layer, at most
   const Stack<T>& s;
   const Space<T>& space;
   Barrier& barrier;
@@ -109,7 +109,7 @@ struct Forward {
 
     explicit Workspace(const Forward& f, int64_t deep)
         : weights(new C[kBlock * deep]),
-          sums(new C[most(most(2 * kBlock, kRows * kMostLanes<C>), f.s.head_size)]),
+          sums(new C[most(kBlock * kMostLanes<C>, f.s.head_size)]),
           scores(new C[f.s.room + f.s.length]) {}
   };
 
@@ -117,27 +117,24 @@ struct Forward {
     const Workspace w(*this, most(most(s.width, s.hidden), s.of_heads()));
     Team team{barrier, shares, part, parts};
     if (s.tokens() == 1) return read_one(w, team);
-    const int64_t tokens = s.tokens(), places = parts_of(tokens, space.pitch) * space.pitch;
-    for (int64_t t; team.take(tokens, t);)
-      for (int64_t c = 0; c < s.width; ++c) space.h[t * s.width + c] = C(s.x[t * s.width + c]);
+    const int64_t tokens = s.tokens(), panels = space.lanes.panels();
+    for (int64_t p; team.take(panels, p);) read(p);
     team.end();
     for (int64_t i = 0; i < s.layers; ++i) {
       const Layer<T> layer = s.layer(i);
-      for (int64_t t; team.take(places, t);) put_normed(t, layer.norm1, panel(t, s.width));
+      for (int64_t p; team.take(panels, p);) put_normed(p, layer.norm1);
       team.end();
       multiply(w, team, layer.qkv, s.qkv_rows(), s.width, space.panels, Project{*this, layer});
-      for (int64_t item; team.take(tokens * (s.heads + s.kv_heads), item);) turn(layer, item);
+      for (int64_t item; team.take(tokens * s.all_heads(), item);) turn(w, layer, item);
       team.end();
       attend(w, layer, team);
-      for (int64_t t; team.take(places, t);) put(t, space.o, s.of_heads());
+      for (int64_t t; team.take(space.lanes.places(), t);) put(t, space.o, s.of_heads());
       team.end();
       multiply(w, team, layer.out, s.width, s.of_heads(), space.panels, Add{*this});
-      for (int64_t t; team.take(places, t);) put_normed(t, layer.norm2, panel(t, s.width));
+      for (int64_t p; team.take(panels, p);) put_normed(p, layer.norm2);
       team.end();
-      multiply(w, team, layer.gate_up, 2 * s.hidden, s.width, space.panels, PutGates{*this});
-      for (int64_t t; team.take(places, t);) put_gated(t);
-      team.end();
-      multiply(w, team, layer.down, s.width, s.hidden, space.panels, Add{*this});
+      multiply_gates(w, team, layer.gate_up, space.panels);
+      multiply(w, team, layer.down, s.width, s.hidden, space.hidden, Add{*this});
     }
     for (int64_t t; team.take(tokens, t);) finish(t);
   }
@@ -146,115 +143,163 @@ struct Forward {
   // Reads a single token. Each thread norms it for itself, so that fewer phases end.
   MSOPS_CPU void read_one(const Workspace& w, Team& team) const {
     C* const vector = w.weights.get();  // attend() overwrites it
-    for (int64_t i; team.take(1, i);)
-      for (int64_t c = 0; c < s.width; ++c) space.h[c] = C(s.x[c]);
+    for (int64_t p; team.take(1, p);) read(p);
     team.end();
     for (int64_t i = 0; i < s.layers; ++i) {
       const Layer<T> layer = s.layer(i);
-      put_normed(0, layer.norm1, vector);
+      put_normed(space.h, layer.norm1, vector);
       multiply(w, team, layer.qkv, s.qkv_rows(), s.width, vector, Project{*this, layer});
-      for (int64_t item; team.take(s.heads + s.kv_heads, item);) turn(layer, item);
+      for (int64_t item; team.take(s.all_heads(), item);) turn(w, layer, item);
       team.end();
       attend(w, layer, team);
       for (int64_t k = 0; k < s.of_heads(); ++k) vector[k] = C(space.o[k]);
       multiply(w, team, layer.out, s.width, s.of_heads(), vector, Add{*this});
-      put_normed(0, layer.norm2, vector);
+      put_normed(space.h, layer.norm2, vector);
       multiply_gates(w, team, layer.gate_up, vector);
-      multiply(w, team, layer.down, s.width, s.hidden, space.panels, Add{*this});
+      multiply(w, team, layer.down, s.width, s.hidden, space.hidden, Add{*this});
     }
     for (int64_t t; team.take(1, t);) finish(t);
   }
 
-  // Writes silu(gate) up to the panel, from rows of both.
-  MSOPS_CPU void multiply_gates(const Workspace& w, Team& team, const T* matrix, const C* vector) const {
-    C *const gates = w.sums.get(), *const ups = gates + kBlock;
-    for (int64_t block; team.take(parts_of(s.hidden, kBlock), block);) {
-      const int64_t row = block * kBlock, n = least(kBlock, s.hidden - row);
-      run_apart(VectorProduct<T>{matrix + row * s.width, s.width, n, s.width, vector, gates});
-      run_apart(VectorProduct<T>{matrix + (s.hidden + row) * s.width, s.width, n, s.width, vector, ups});
-      for (int64_t i = 0; i < n; ++i) space.panels[row + i] = gated<T>(rounded<T>(gates[i]), rounded<T>(ups[i]));
-    }
-    team.end();
-  }
-
-  // These take the sum of a row of a matrix and a token.
+  // These take what rows of a matrix make of a panel, whose last lanes may have no token.
   struct Project {
     const Forward& f;
     const Layer<T>& layer;
 
-    MSOPS_CPU void operator()(int64_t row, int64_t t, C sum) const {
-      const Stack<T>& s = f.s;
-      const int64_t first_value = s.of_heads() + s.of_kv_heads();
-      C number = rounded<T>(sum);
-      if (layer.qkv_bias) number = rounded<T>(number + C(layer.qkv_bias[row]));
-      if (row >= first_value) return assign(layer.v[t * s.of_kv_heads() + row - first_value], number);
-      f.space.rows[t * s.qkv_rows() + row] = number;
+    MSOPS_CPU void operator()(const Tile<C>& tile) const {
+      C* const to = f.rows_of(f.space.rows, tile, f.s.qkv_rows());
+      const int64_t pitch = tile.pitch;
+      const bool has_bias = layer.qkv_bias;
+      for (int64_t r = 0; r < tile.rows; ++r) {
+        const C bias = has_bias ? C(layer.qkv_bias[tile.row + r]) : C(0);
+#pragma omp simd
+        for (int64_t i = r * pitch; i < (r + 1) * pitch; ++i) {
+          const C number = rounded<T>(tile.sums[i]);
+          to[i] = has_bias ? rounded<T>(number + bias) : number;
+        }
+      }
     }
   };
   struct Add {
     const Forward& f;
 
-    MSOPS_CPU void operator()(int64_t row, int64_t t, C sum) const {
-      C& h = f.space.h[t * f.s.width + row];
-      h = rounded<T>(h + rounded<T>(sum));
+    MSOPS_CPU void operator()(const Tile<C>& tile) const {
+      C* const h = f.rows_of(f.space.h, tile, f.s.width);
+#pragma omp simd
+      for (int64_t i = 0; i < tile.rows * tile.pitch; ++i) h[i] = rounded<T>(h[i] + rounded<T>(tile.sums[i]));
     }
   };
   struct PutGates {
     const Forward& f;
 
-    MSOPS_CPU void operator()(int64_t row, int64_t t, C sum) const {
-      f.space.gates[t * 2 * f.s.hidden + row] = rounded<T>(sum);
+    MSOPS_CPU void operator()(const Tile<C>& tile) const {
+      std::copy_n(tile.sums, tile.rows * tile.pitch, f.rows_of(f.space.hidden, tile, f.s.hidden));
+    }
+  };
+  struct Gate {
+    const Forward& f;
+
+    MSOPS_CPU void operator()(const Tile<C>& tile) const {
+      C* const to = f.rows_of(f.space.hidden, tile, f.s.hidden);
+#pragma omp simd
+      for (int64_t i = 0; i < tile.rows * tile.pitch; ++i)
+        to[i] = gated<T>(rounded<T>(to[i]), rounded<T>(tile.sums[i]));
     }
   };
 
-  MSOPS_CPU C* panel(int64_t t, int64_t deep) const { return lane_of(space.panels, t, space.pitch, deep); }
+  // Returns the rows of the panels that a tile stands for.
+  MSOPS_CPU C* rows_of(C* panels, const Tile<C>& tile, int64_t deep) const {
+    return panels + tile.token * deep + tile.row * tile.pitch;
+  }
+  MSOPS_CPU C* lane(C* panels, int64_t t, int64_t deep) const { return space.lanes.at(panels, t, deep); }
 
+  // Copies the tokens of panel p to h, with zeros after the last one.
+  MSOPS_CPU void read(int64_t p) const {
+    const int64_t first = p * kMostLanes<C>, pitch = space.lanes.pitch(first);
+    for (int64_t t = first; t < first + pitch; ++t) {
+      C* const to = lane(space.h, t, s.width);
+      for (int64_t i = 0; i < s.width; ++i) to[i * pitch] = t < s.tokens() ? C(s.x[t * s.width + i]) : C(0);
+    }
+  }
+
+  MSOPS_CPU C reciprocal(C sum, int64_t n) const { return 1 / std::sqrt(sum / C(most(n, 1)) + s.eps); }
   MSOPS_CPU C reciprocal(const C* numbers, int64_t n) const {
     C sum = 0;
 #pragma omp simd reduction(+ : sum)
     for (int64_t i = 0; i < n; ++i) sum += numbers[i] * numbers[i];
-    return 1 / std::sqrt(sum / C(most(n, 1)) + s.eps);
+    return reciprocal(sum, n);
   }
 
-  // Writes a token's normed row to a column of a panel; zeros after the last token.
-  MSOPS_CPU void put_normed(int64_t t, const Numbers<T>& factors, C* to) const {
-    if (t >= s.tokens()) return put_zeros(to, s.width);
-    const C* const h = space.h + t * s.width;
+  // Norms one token.
+  MSOPS_CPU void put_normed(const C* h, const Numbers<T>& factors, C* to) const {
     const C r = reciprocal(h, s.width);
-    for (int64_t i = 0; i < s.width; ++i) to[i * space.pitch] = normed<T>(h[i], r, factors[i]);
+    for (int64_t i = 0; i < s.width; ++i) to[i] = normed<T>(h[i], r, factors[i]);
+  }
+
+  // Norms the tokens of panel p of h. Sums of some features each keep digits.
+  MSOPS_CPU void put_normed(int64_t p, const Numbers<T>& factors) const {
+    constexpr int64_t kFeatures = 32;
+    const int64_t first = p * kMostLanes<C>, pitch = space.lanes.pitch(first);
+    const C* const h = lane(space.h, first, s.width);
+    C* const to = lane(space.panels, first, s.width);
+    C totals[kMostLanes<C>] = {};
+    for (int64_t begin = 0; begin < s.width; begin += kFeatures) {
+      C sums[kMostLanes<C>] = {};
+      for (int64_t i = begin; i < least(begin + kFeatures, s.width); ++i)
+#pragma omp simd
+        for (int64_t l = 0; l < pitch; ++l) sums[l] += h[i * pitch + l] * h[i * pitch + l];
+#pragma omp simd
+      for (int64_t l = 0; l < pitch; ++l) totals[l] += sums[l];
+    }
+    for (int64_t l = 0; l < pitch; ++l) totals[l] = reciprocal(totals[l], s.width);
+    for (int64_t i = 0; i < s.width; ++i) {
+      const C factor = factors[i];
+#pragma omp simd
+      for (int64_t l = 0; l < pitch; ++l) to[i * pitch + l] = normed<T>(h[i * pitch + l], totals[l], factor);
+    }
   }
   MSOPS_CPU void put(int64_t t, const T* from, int64_t n) const {
-    C* const to = panel(t, n);
-    if (t >= s.tokens()) return put_zeros(to, n);
-    for (int64_t i = 0; i < n; ++i) to[i * space.pitch] = C(from[t * n + i]);
-  }
-  MSOPS_CPU void put_gated(int64_t t) const {
-    C* const to = panel(t, s.hidden);
-    if (t >= s.tokens()) return put_zeros(to, s.hidden);
-    const C *const gate = space.gates + t * 2 * s.hidden, *const up = gate + s.hidden;
-    for (int64_t i = 0; i < s.hidden; ++i) to[i * space.pitch] = gated<T>(gate[i], up[i]);
-  }
-  MSOPS_CPU void put_zeros(C* to, int64_t n) const {
-    for (int64_t i = 0; i < n; ++i) to[i * space.pitch] = 0;
+    const int64_t pitch = space.lanes.pitch(t);
+    C* const to = lane(space.panels, t, n);
+    for (int64_t i = 0; i < n; ++i) to[i * pitch] = t < s.tokens() ? C(from[t * n + i]) : C(0);
   }
 
-  // Multiplies the rows of a matrix (rows, deep) by all tokens, and calls f(row, token, sum).
+  // Multiplies the rows of a matrix (rows, deep) by all tokens, and calls f with tiles.
   template <typename F>
   MSOPS_CPU void multiply(const Workspace& w, Team& team, const T* matrix, int64_t rows, int64_t deep, const C* panels,
                           const F& f) const {
-    const TokenProduct<T> product{s.tokens(), deep, space.pitch, panels, w.weights.get(), w.sums.get()};
+    const TokenProduct<T> product{space.lanes, deep, panels, w.weights.get(), w.sums.get()};
     for (int64_t block; team.take(parts_of(rows, kBlock), block);)
       product(matrix, block * kBlock, least(kBlock, rows - block * kBlock), f);
     team.end();
   }
 
-  // Norms and rotates a head of a token's queries or keys.
-  MSOPS_CPU void turn(const Layer<T>& layer, int64_t item) const {
-    const int64_t t = item / (s.heads + s.kv_heads), head = item % (s.heads + s.kv_heads);
-    const bool is_query = head < s.heads;
-    const C* const from = space.rows + t * s.qkv_rows() + head * s.head_size;
-    T* const to = is_query ? space.q + (t * s.heads + head) * s.head_size
-                           : layer.k + (t * s.kv_heads + head - s.heads) * s.head_size;
+  // Writes silu(gate) up to the panels of hidden features, from rows of both.
+  MSOPS_CPU void multiply_gates(const Workspace& w, Team& team, const T* matrix, const C* panels) const {
+    const TokenProduct<T> product{space.lanes, s.width, panels, w.weights.get(), w.sums.get()};
+    for (int64_t block; team.take(parts_of(s.hidden, kBlock), block);) {
+      const int64_t row = block * kBlock, n = least(kBlock, s.hidden - row);
+      product(matrix, row, n, PutGates{*this});
+      product(matrix + s.hidden * s.width, row, n, Gate{*this});
+    }
+    team.end();
+  }
+
+  // Norms and rotates a head of a token's queries or keys, and copies one of its values.
+  MSOPS_CPU void turn(const Workspace& w, const Layer<T>& layer, int64_t item) const {
+    const int64_t t = item / s.all_heads(), head = item % s.all_heads(), key = head - s.heads;
+    const int64_t pitch = space.lanes.pitch(t);
+    const C* const rows = lane(space.rows, t, s.qkv_rows()) + head * s.head_size * pitch;
+    if (key >= s.kv_heads) {
+      T* const v = layer.v + (t * s.kv_heads + key - s.kv_heads) * s.head_size;
+      for (int64_t i = 0; i < s.head_size; ++i) assign(v[i], rows[i * pitch]);
+      return;
+    }
+    C* const from = w.sums.get();
+    for (int64_t i = 0; i < s.head_size; ++i) from[i] = rows[i * pitch];
+    const bool is_query = key < 0;
+    T* const to =
+        is_query ? space.q + (t * s.heads + head) * s.head_size : layer.k + (t * s.kv_heads + key) * s.head_size;
     const Numbers<T>& factors = is_query ? layer.q_norm : layer.k_norm;
     const C r = factors.data ? reciprocal(from, s.head_size) : C(1);
     const int64_t angles = (s.has_table_of_text ? t : t % s.length) * (s.head_size / 2);
@@ -323,10 +368,16 @@ struct Forward {
   }
 
   MSOPS_CPU void finish(int64_t t) const {
-    const C* const h = space.h + t * s.width;
-    const C r = s.norm.data ? reciprocal(h, s.width) : C(1);
-    for (int64_t i = 0; i < s.width; ++i)
-      assign(s.y[t * s.width + i], s.norm.data ? normed<T>(h[i], r, s.norm[i]) : h[i]);
+    const int64_t pitch = space.lanes.pitch(t);
+    const C* const h = lane(space.h, t, s.width);
+    C sum = 0;
+    if (s.norm.data)
+      for (int64_t i = 0; i < s.width; ++i) sum += h[i * pitch] * h[i * pitch];
+    const C r = reciprocal(sum, s.width);
+    for (int64_t i = 0; i < s.width; ++i) {
+      const C number = h[i * pitch];
+      assign(s.y[t * s.width + i], s.norm.data ? normed<T>(number, r, s.norm[i]) : number);
+    }
   }
 };
 

@@ -41,7 +41,8 @@ struct Stack {
 
   MSOPS_BOTH int64_t tokens() const { return batch * length; }
   MSOPS_BOTH int64_t group() const { return heads / kv_heads; }
-  MSOPS_BOTH int64_t qkv_rows() const { return (heads + 2 * kv_heads) * head_size; }
+  MSOPS_BOTH int64_t all_heads() const { return heads + 2 * kv_heads; }
+  MSOPS_BOTH int64_t qkv_rows() const { return all_heads() * head_size; }
   MSOPS_BOTH int64_t of_heads() const { return heads * head_size; }
   MSOPS_BOTH int64_t of_kv_heads() const { return kv_heads * head_size; }
   C scale() const { return C(1 / std::sqrt(static_cast<double>(head_size > 0 ? head_size : 1))); }

@@ -55,9 +55,9 @@ class ColumnsOnCpu {
 
   explicit ColumnsOnCpu(const Columns<Program, T>& all) : all_(all) {
     const int64_t of_set = all.s.length * all.s.inner;
-    is_short_ = of_set <= kShort && all.s.outer >= kRun / 4;
-    is_narrow_ = !is_short_ && all.s.inner <= kRun / 2;
-    joined_ = std::max<int64_t>(1, std::clamp<int64_t>(of_set / 8, kRun / 2, kRun) / all.s.inner) * all.s.inner;
+    is_short_ = of_set <= kShort && all.s.outer >= kJoined / 4;
+    is_narrow_ = !is_short_ && all.s.inner <= kJoined / 2;
+    joined_ = std::max<int64_t>(1, std::clamp<int64_t>(of_set / 8, kJoined / 2, kJoined) / all.s.inner) * all.s.inner;
   }
   int64_t items() const { return is_short_ ? runs(all_.s.outer) * all_.s.inner : all_.s.outer * runs_of_set(); }
 
@@ -73,10 +73,11 @@ class ColumnsOnCpu {
   }
 
  private:
-  static constexpr int64_t kRun = 64, kShortSum = 256;  // rows of a sum; with more, it would lose digits
+  static constexpr int64_t kRun = 128, kJoined = 64;  // elements of a row at most; those of joined rows
+  static constexpr int64_t kShortSum = 256;           // rows of a sum; with more, it would lose digits
   // A set of at most so many numbers is read a column at a time. Out of cold caches that is slow, but the time of
   // exponentials hides it.
-  static constexpr int64_t kShort = Program::kScales ? 2 * kRun - 1 : kRun / 2;
+  static constexpr int64_t kShort = Program::kScales ? 2 * kJoined - 1 : kJoined / 2;
   // Terms of the last phase wait in the output for their scale, where they are not rounded.
   static constexpr bool kStores = Program::kScales && std::is_same<T, C>::value;
   using Results = C[Program::kPhases][kRun];

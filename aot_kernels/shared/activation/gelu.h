@@ -49,7 +49,8 @@ struct Exact {
     using Of = Tail<T>;
     const C length = min(abs(x), Of::kFar), square = length * length;
     C e = Activations<T>::exp(-square / 2);
-    if constexpr (sizeof(T) > 2) e -= e * (rest_of_square(length, square) / 2);
+    // The square's rounding error is that of the power's exponent.
+    if constexpr (sizeof(T) > 2) e -= e * (std::fma(length, length, -square) / 2);
     const C density = e * C(0.398942280401432678), along = length * density;
     const C r = Activations<T>::quotient(C(1), 1 + Of::kA * length);
     const C lower = e * r * polynomial<0>(r * Of::kScale + Of::kShift), phi = x < 0 ? lower : 1 - lower;
@@ -59,17 +60,6 @@ struct Exact {
   }
 
  private:
-  // Returns x * x - square, where the square is rounded: the rounding error of an exponent is that of its power.
-  static MSOPS_BOTH C rest_of_square(C x, C square) {
-#ifdef __CUDA_ARCH__
-    return fma(x, x, -square);
-#else
-    constexpr C kSplit = (1 << (sizeof(C) == 4 ? 12 : 27)) + 1;
-    const C high = x * kSplit - (x * kSplit - x), low = x - high;  // products of these are exact
-    return high * high - square + 2 * high * low + low * low;
-#endif
-  }
-
   template <size_t k>
   static MSOPS_BOTH C polynomial([[maybe_unused]] C w) {
     constexpr C kTerm = Tail<T>::kTerms[k];

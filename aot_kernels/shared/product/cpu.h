@@ -1,7 +1,7 @@
 // Products of tokens, which are vectors, with the rows of a matrix on the CPU. Tokens are lanes: a panel of P tokens
 // has a row of P numbers for each feature, so that the product of a panel with a matrix is a panel again, and all that
-// is done to features by themselves runs along vectors. P is a multiple of a vector's width, up to kMostLanes; a single
-// token has P = 1, and then vectors run along the columns of the matrix.
+// is done to features by themselves runs along vectors. P is kMostLanes, or what the last panel needs: a multiple of a
+// vector's width. A single token has P = 1, and then vectors run along the columns of the matrix.
 #pragma once
 
 #include <algorithm>
@@ -21,12 +21,28 @@ constexpr int kMostLanes = kVectors * kWidth<C>;
 constexpr int kRows = 8;        // that share what is read of a panel of one vector; of wider ones, half as many
 constexpr int64_t kBlock = 32;  // rows of a matrix that a thread multiplies at once
 
-// Returns how many lanes the panels of so many tokens have.
+// Lanes says where panels have their tokens.
 template <typename C>
-int64_t lanes_for(int64_t tokens) {
-  if (tokens <= 1) return 1;
-  return std::min<int64_t>(kMostLanes<C>, (tokens + kWidth<C> - 1) / kWidth<C> * kWidth<C>);
-}
+struct Lanes {
+  int64_t tokens;
+
+  MSOPS_CPU int64_t panels() const { return tokens / kMostLanes<C> + (tokens % kMostLanes<C> > 0); }
+
+  // Returns the tokens that all panels have room for.
+  MSOPS_CPU int64_t places() const {
+    return tokens == 1 ? 1 : (tokens / kWidth<C> + (tokens % kWidth<C> > 0)) * kWidth<C>;
+  }
+
+  // Returns the distance of features in token t's panel.
+  MSOPS_CPU int64_t pitch(int64_t t) const {
+    return std::min<int64_t>(kMostLanes<C>, places() - t / kMostLanes<C> * kMostLanes<C>);
+  }
+
+  // Returns where the panel of token t has its first feature.
+  MSOPS_CPU C* at(C* panels, int64_t t, int64_t deep) const {
+    return panels + t / kMostLanes<C> * kMostLanes<C> * deep + t % kMostLanes<C>;
+  }
+};
 
 // Shares hands items to threads, in several phases. A thread takes those of its own share, one after another, so that
 // it reads one stream, and then what others have left, so that a thread whose core has other work holds none up.
@@ -75,25 +91,38 @@ MSOPS_CPU void run_apart(const F& f) {
   run_apart_plain(f);
 }
 
-// sums[r][l] = sum over k of rows[r * stride + k] panel[k * kLanes + l]
+// sums[r][l] = sum over k of rows[r][k] panel[k][l] for as many rows as `count` and a multiple of kCount after it
 template <int kCount, int kV, typename C>
-MSOPS_CPU void multiply_panel(const C* rows, int64_t stride, int64_t depth, const C* panel, C* sums) {
-  constexpr int kW = kWidth<C>, kLanes = kV * kW;
-  constexpr int kLine = 64 / sizeof(C);
-  C total[kCount][kV][kW] = {};
-  for (int64_t line = 0; line < depth; line += kLine) {
-    for (int r = 0; r < kCount; ++r) __builtin_prefetch(rows + (kCount + r) * stride + line);  // the next rows
-    for (int64_t k = line; k < std::min(depth, line + kLine); ++k)
-      for (int r = 0; r < kCount; ++r)
-        for (int v = 0; v < kV; ++v)
-#pragma omp simd
-          for (int w = 0; w < kW; ++w) total[r][v][w] += rows[r * stride + k] * panel[k * kLanes + v * kW + w];
+struct PanelProduct {
+  static constexpr int kW = kWidth<C>, kLanes = kV * kW;
+  const C* rows;
+  int64_t count, depth;
+  const C* panel;
+  C* sums;
+
+  MSOPS_CPU void operator()() const {
+    const PanelProduct p = *this;
+    for (int64_t r = 0; r < p.count; r += kCount) p.multiply(p.rows + r * p.depth, p.sums + r * kLanes);
   }
-  for (int r = 0; r < kCount; ++r)
-    for (int v = 0; v < kV; ++v)
+
+ private:
+  MSOPS_CPU void multiply(const C* row, C* to) const {
+    constexpr int kLine = 64 / sizeof(C);
+    C total[kCount][kV][kW] = {};
+    for (int64_t line = 0; line < depth; line += kLine) {
+      for (int r = 0; r < kCount; ++r) __builtin_prefetch(row + (kCount + r) * depth + line);  // the next rows
+      for (int64_t k = line; k < std::min(depth, line + kLine); ++k)
+        for (int r = 0; r < kCount; ++r)
+          for (int v = 0; v < kV; ++v)
 #pragma omp simd
-      for (int w = 0; w < kW; ++w) sums[r * kLanes + v * kW + w] = total[r][v][w];
-}
+            for (int w = 0; w < kW; ++w) total[r][v][w] += row[r * depth + k] * panel[k * kLanes + v * kW + w];
+    }
+    for (int r = 0; r < kCount; ++r)
+      for (int v = 0; v < kV; ++v)
+#pragma omp simd
+        for (int w = 0; w < kW; ++w) to[r * kLanes + v * kW + w] = total[r][v][w];
+  }
+};
 
 // sums[r] = sum over k of rows[r * stride + k] vector[k], for a matrix of any type. Each row has kV vectors of sums.
 template <int kCount, int kV, typename T, typename C = Compute<T>>
@@ -118,19 +147,6 @@ MSOPS_CPU void multiply_vector(const T* rows, int64_t stride, int64_t depth, con
     sums[r] = sum;
   }
 }
-
-template <int kCount, int kV, typename C>
-struct PanelProduct {
-  const C* rows;
-  int64_t stride, depth;
-  const C* panel;
-  C* sums;
-
-  MSOPS_CPU void operator()() const {
-    const PanelProduct p = *this;
-    multiply_panel<kCount, kV>(p.rows, p.stride, p.depth, p.panel, p.sums);
-  }
-};
 
 // Processors do not foresee which rows are read if there is something else between them. These are fetched so many rows
 // ahead, kApart at once; addresses after the last row do no harm.
@@ -161,16 +177,16 @@ struct VectorProduct {
   }
 };
 
-// Multiplies as many rows as share what is read of a panel.
+// Multiplies as many rows at once as share what is read of a panel.
 template <typename C>
-MSOPS_CPU void multiply_lanes(int64_t lanes, const C* rows, int64_t stride, int64_t depth, const C* panel, C* sums) {
+MSOPS_CPU void multiply_panel(int64_t lanes, const C* rows, int64_t count, int64_t depth, const C* panel, C* sums) {
   switch (lanes / kWidth<C>) {
     case 1:
-      return run_apart(PanelProduct<kRows, 1, C>{rows, stride, depth, panel, sums});
+      return run_apart(PanelProduct<kRows, 1, C>{rows, count, depth, panel, sums});
     case 2:
-      return run_apart(PanelProduct<kRows / 2, 2, C>{rows, stride, depth, panel, sums});
+      return run_apart(PanelProduct<kRows / 2, 2, C>{rows, count, depth, panel, sums});
     default:
-      return run_apart(PanelProduct<kRows / 2, 3, C>{rows, stride, depth, panel, sums});
+      return run_apart(PanelProduct<kRows / 2, 3, C>{rows, count, depth, panel, sums});
   }
 }
 
@@ -186,39 +202,37 @@ MSOPS_CPU const C* in_whole_groups(const T* rows, int64_t n, int64_t deep, C* sp
   return space;
 }
 
-// Returns where a panel has the first feature of token t; the others follow at distances of `pitch`.
+// Tile is what some rows of a matrix make of a panel of tokens.
 template <typename C>
-MSOPS_CPU C* lane_of(C* panels, int64_t t, int64_t pitch, int64_t deep) {
-  return panels + t / pitch * pitch * deep + t % pitch;
-}
+struct Tile {
+  int64_t row, rows;      // the first row of the matrix, and how many
+  int64_t token, tokens;  // the panel's first token, and how many
+  int64_t pitch;
+  const C* sums;  // (rows, pitch)
+};
 
 // TokenProduct multiplies up to kBlock rows of a matrix by all tokens.
 template <typename T>
 struct TokenProduct {
   using C = Compute<T>;
-  int64_t tokens, deep, pitch;
+  Lanes<C> lanes;
+  int64_t deep;
   const C* panels;    // (deep, pitch), one after another
-  C *weights, *sums;  // a thread's own: (kBlock, deep), and (kBlock) or (kRows, pitch)
+  C *weights, *sums;  // a thread's own: (kBlock, deep) and (kBlock, kMostLanes)
 
-  // Calls f(row, token, sum) for all tokens and the n rows from `first` on.
+  // Calls f with the tiles of all panels and the n rows from `first` on.
   template <typename F>
   MSOPS_CPU void operator()(const T* matrix, int64_t first, int64_t n, const F& f) const {
     const T* const rows = matrix + first * deep;
-    if (pitch == 1) {
+    if (lanes.tokens == 1) {
       run_apart(VectorProduct<T>{rows, deep, n, deep, panels, sums});
-      for (int64_t i = 0; i < n; ++i) f(first + i, 0, sums[i]);
-      return;
+      return f(Tile<C>{first, n, 0, 1, 1, sums});
     }
     const C* const whole = in_whole_groups(rows, n, deep, weights);
-    const int64_t group = pitch == kWidth<C> ? kRows : kRows / 2;
-    for (int64_t t = 0; t < tokens; t += pitch) {
-      const int64_t columns = std::min(pitch, tokens - t);
-      for (int64_t r = 0; r < n; r += group) {
-        const int64_t count = std::min<int64_t>(group, n - r);
-        multiply_lanes(pitch, whole + r * deep, deep, deep, panels + t * deep, sums);
-        for (int64_t i = 0; i < count; ++i)
-          for (int64_t c = 0; c < columns; ++c) f(first + r + i, t + c, sums[i * pitch + c]);
-      }
+    for (int64_t t = 0; t < lanes.tokens; t += kMostLanes<C>) {
+      const int64_t pitch = lanes.pitch(t);
+      multiply_panel(pitch, whole, n, deep, panels + t * deep, sums);
+      f(Tile<C>{first, n, t, std::min(pitch, lanes.tokens - t), pitch, sums});
     }
   }
 };
