@@ -27,6 +27,8 @@ struct WgmmaBackwardShape {
   static constexpr int kConsumers = 2, kThreads = 128 * (kConsumers + 1);
   static constexpr int kKeys = 64 * kConsumers, kQueries = QuerySums::kNumbers / kWidth;
   static constexpr int kSumStages = kWidth <= 64 ? 1 : 2;  // as many as there is room
+  // Whether there are registers for the keys and values, and for p as words beside p.
+  static constexpr bool kHasRegisters = kWidth <= 64;
   using Keys = Ring<kWidth <= 64 ? 2 : 1, SharedTile<kKeys, kWidth>>;
   using Queries = Ring<2, SharedTile<kQueries, kWidth>>;
   using Dx = Stages<2, SharedTile<kKeys, kQueries>>;
@@ -243,13 +245,15 @@ __device__ __forceinline__ void compute_gradients(const BackwardBlock<S>& block,
     float dk[1][S::kWidth / 8][4], dv[1][S::kWidth / 8][4];
     clear(dk), clear(dv);
     const auto keys = rings.keys.tile(tiles_of_keys), values = rings.values.tile(tiles_of_keys);
-    const auto k = keys.rows(64 * consumer), v = values.rows(64 * consumer);
+    [[maybe_unused]] const auto k = keys.rows(64 * consumer), v = values.rows(64 * consumer);
+    [[maybe_unused]] uint32_t k_words[4][4], v_words[4][4];  // of the warp
     SeenWith<Half, false> seen(a, w.s, w.b, w.kv_head * group, w.keys);
     Steps<S> at(w, group);
     if (w.steps > 0) {
       rings.keys.wait(tiles_of_keys), rings.values.wait(tiles_of_keys);
       for (const auto tile : {keys, values})
         clear_rows(rings.memory, tile, w.keys - w.j0, a.kv_lengths || a.is_packed(), own);
+      if constexpr (S::kHasRegisters) load_operand(k_words, keys.rows(row)), load_operand(v_words, values.rows(row));
     }
     for (int step = 0; step < w.steps; ++step, ++copies, at.advance()) {
       const auto queries = rings.queries.tile(copies), douts = rings.douts.tile(copies);
@@ -268,8 +272,13 @@ __device__ __forceinline__ void compute_gradients(const BackwardBlock<S>& block,
         const int i0 = at.i0 + 64 * box;
         const float* const lse = rings.memory[rings.rows.tile(copies)] + 64 * box;
         const float* const delta = lse + S::kQueries;
-        begin_product(p[0], k, q);
-        begin_product(dx[0], v, dout);
+        if constexpr (S::kHasRegisters) {
+          begin_product(p[0], k_words, q);
+          begin_product(dx[0], v_words, dout);
+        } else {
+          begin_product(p[0], k, q);
+          begin_product(dx[0], v, dout);
+        }
 
         // All products that were begun before have ended, too.
         wgmma_wait_group<1>();
@@ -281,13 +290,18 @@ __device__ __forceinline__ void compute_gradients(const BackwardBlock<S>& block,
         });
         if (!seen.all(i0, i0 + 64, j0, j0 + 16) || i0 + 64 > w.end) seen.hide_transposed(p, i0, w.end, j0);
         hidden.hide(p, 0, box);
-        wgmma_wait_group<0>();
+        const auto multiply_douts = [&] {
+          operand(p_words, p);
+          begin_product(dv[0], p_words[0], dout, true);
+        };
+        if (S::kHasRegisters) multiply_douts();
+        wgmma_wait_group<S::kHasRegisters>();
         wgmma_fence_operand(dx[0]);
         exponents.differentiate(
             dx, p, [&](int, int, int column) { return delta[column]; },
             [&](int, int, int column) { return lse[column] * kLn2; });
-        operand(p_words, p), operand(dx_words, dx);
-        begin_product(dv[0], p_words[0], dout, true);
+        operand(dx_words, dx);
+        if (!S::kHasRegisters) multiply_douts();
         store_operand(dx_tile.box(box).rows(row), dx_words[0]);
         if (box + 1 == dx_tile.kBoxes) {
           fence_proxy_async();

@@ -5,7 +5,8 @@
 // of the next tile of keys and those of the last tile of values, and computes the next tile's softmax while the latter
 // run; and the warpgroups take turns, so that one computes softmax while the tensor cores work for another. This goes
 // on from the last tile of an item to the first one of the next item, so that the tensor cores also work while results
-// are stored.
+// are stored. A warpgroup without queries in an item, or whose queries do not see its last tiles, passes their turns
+// on.
 #pragma once
 
 #include "mask_bits.h"
@@ -29,9 +30,10 @@ struct WgmmaShape {
   static constexpr int kConsumers = kWidth <= 64 ? 3 : 2, kThreads = 128 * (kConsumers + 1);
   static constexpr int kQueries = 64 * kConsumers, kKeys = kWidth <= 128 ? 128 : 64;
   static constexpr int kProducerRegisters = kConsumers == 2 ? 40 : 32, kRegisters = kConsumers == 2 ? 232 : 160;
-  static constexpr bool kWaitsLate = kWidth <= 128;  // for products of values, until softmax beside them is done
+  static constexpr bool kWaitsLate = kWidth <= 128;     // for products of values, until softmax beside them is done
+  static constexpr int kStages = kWidth <= 64 ? 4 : 2;  // of keys and of values
   using Queries = Ring<kWidth <= 128 ? 2 : 1, SharedTile<kQueries, kWidth>>;
-  using Keys = Ring<kWidth <= 64 ? 4 : 2, SharedTile<kKeys, kWidth>>;
+  using Keys = Ring<kStages, SharedTile<kKeys, kWidth>>;
   using Plan = Ring<2, SharedArray<Work, 1>>;  // the planned item, and the one that is not finished
   using Memory = SharedMemory<Queries, Keys, Keys, Plan>;
   static constexpr int kBytes = Memory::kBytes;
@@ -140,11 +142,10 @@ __device__ __forceinline__ void compute_items(const Attention<Half>& a, const Ma
   uint32_t p[1][S::kKeys / 16][4];
   int copies = 0, tiles_of_queries = 0, number = 0;  // the next ones
   int tiles_of_item = 0, last_copy = 0;              // of the item that is not finished
+  SharedTile<S::kQueries, S::kWidth> own_queries{};  // from the warpgroup's first one on
 
   // Each begins a group of products: x = q k^T, and out += p v.
-  const auto multiply_keys = [&](int copy) {
-    begin_product(x[0], queries.tile(tiles_of_queries).rows(64 * consumer), keys.tile(copy));
-  };
+  const auto multiply_keys = [&](int copy) { begin_product(x[0], own_queries, keys.tile(copy)); };
   const auto multiply_values = [&](int copy, bool adds) { begin_product(out[0], p[0], values.tile(copy), adds); };
   const auto take = [&](const SeenWith<Half, false>& seen, const Hidden& hidden, int i0, int i1, int j0) {
     logits.apply(x);
@@ -164,6 +165,17 @@ __device__ __forceinline__ void compute_items(const Attention<Half>& a, const Ma
     store_results(a, item, out[0], statistics, logits.factor, item.i0 + row, std::min(item.i0 + row + 16, item.i1));
     plan.release(number);
   };
+  // Goes past tiles that none of the warpgroup's queries sees, without a product.
+  const auto pass_tiles = [&](int count) {
+    for (; count > 0; --count, ++copies) {
+      keys.wait(copies);
+      bar_sync(turn, 256);
+      bar_arrive(next_turn, 256);
+      keys.release(copies);
+      values.wait(copies);
+      values.release(copies);
+    }
+  };
   clear(out), clear(x);
   operand(p, x);
   for (;;) {
@@ -173,7 +185,9 @@ __device__ __forceinline__ void compute_items(const Attention<Half>& a, const Ma
     const int next = number + ends;
     plan.wait(next);
     const Work& w = *rings.planned(next);
-    if (w.tiles == 0) {
+    const QueryItem& item = w.item;
+    const int first = item.i0 + 64 * consumer;
+    if (w.tiles == 0 || first >= item.i1) {
       if (ends) {
         wait_for_last_values();
         multiply_values(last_copy, tiles_of_item > 1);
@@ -181,15 +195,22 @@ __device__ __forceinline__ void compute_items(const Attention<Half>& a, const Ma
         wgmma_fence_operand(out[0]);
         store_last(softmax);
       }
-      if (w.item.empty()) break;
-      store_nothing<S>(a, w.item);
+      if (item.empty()) break;
+      if (w.tiles == 0) {
+        store_nothing<S>(a, item);
+      } else {
+        pass_tiles(w.tiles);
+        queries.release(tiles_of_queries++);
+      }
       plan.release(next);
       number = next + 1, tiles_of_item = 0;
       continue;
     }
-    const int64_t words = S::kHasMask ? mask.first_word(w.item.b, w.item.h, w.item.i0 + row) : 0;
-    const Hidden first_hidden(mask, words, w.item.begin / 64);
+    const int64_t words = S::kHasMask ? mask.first_word(item.b, item.h, item.i0 + row) : 0;
+    const Hidden first_hidden(mask, words, item.begin / 64);
     queries.wait(tiles_of_queries);
+    // ptxas does not see that the number is the same in a warp.
+    own_queries = queries.tile(__shfl_sync(~0u, tiles_of_queries, 0)).rows(64 * consumer);
     keys.wait(copies);
     if (ends) wait_for_last_values();
     bar_sync(turn, 256);
@@ -197,10 +218,13 @@ __device__ __forceinline__ void compute_items(const Attention<Half>& a, const Ma
     multiply_values(last_copy, tiles_of_item > 1);
     bar_arrive(next_turn, 256);
     const OnlineSoftmax<1> finished = softmax;
-    const QueryItem& item = w.item;
-    const int begin = item.begin, tiles_of_next = w.tiles;
-    const int i0 = item.i0 + row, i1 = std::min(i0 + 16, item.i1);
+    const int begin = item.begin, i0 = item.i0 + row, i1 = std::min(i0 + 16, item.i1);
     const SeenWith<Half, false> seen(a, item.s, item.b, item.h, item.end);
+    // The last tiles may have no key that the warpgroup's queries see. Two stages are not for tiles to pass: one has
+    // the values that are still to be multiplied, and one gets those of the next item.
+    const int all_tiles = w.tiles, end = std::min(first + 63 + seen.high, item.end);
+    const int tiles_seen = (end - begin + S::kKeys - 1) / S::kKeys;
+    const int tiles_of_next = std::max(std::max(1, tiles_seen), all_tiles - (S::kStages - 2));
     wgmma_wait_group<1>();
     wgmma_fence_operand(x[0]);
     keys.release(copies);
@@ -236,6 +260,7 @@ __device__ __forceinline__ void compute_items(const Attention<Half>& a, const Ma
       operand(p, x);
     }
     last_copy = copies++, ++tiles_of_queries;
+    pass_tiles(all_tiles - tiles_of_item);
   }
   if (consumer == 0) bar_sync(turn, 256);  // takes the last arrival
 }

@@ -34,10 +34,16 @@ struct SharedTile {
   }
   // Describe 16 columns and 16 rows to wgmma, as factors of a product that sums over them.
   __device__ __forceinline__ uint64_t columns(int step) const {
-    return wgmma_matrix(address + step / 4 * kBoxBytes + step % 4 * 32);
+    return advanced(wgmma_matrix(address), step / 4 * kBoxBytes + step % 4 * 32);
   }
   __device__ __forceinline__ uint64_t transposed_rows(int step) const {
-    return wgmma_transposed(rows(16 * step).address, kBoxBytes);
+    return advanced(wgmma_transposed(address, kBoxBytes), 16 * step * kRowBytes);
+  }
+
+ private:
+  // Returns the matrix that begins so many bytes later, by one addition of 32 bits.
+  static __device__ __forceinline__ uint64_t advanced(uint64_t matrix, int bytes) {
+    return matrix >> 32 << 32 | static_cast<uint32_t>(static_cast<uint32_t>(matrix) + bytes / 16);
   }
 };
 
@@ -55,36 +61,36 @@ struct Stages {
   static constexpr int kBytes = kStages * Tile::kBytes, kBarrierBytes = 0;
   unsigned data;
 
-  __device__ __forceinline__ Tile tile(int copy) const { return {data + copy % kStages * Tile::kBytes}; }
+  __device__ __forceinline__ Tile tile(unsigned copy) const { return {data + copy % kStages * Tile::kBytes}; }
 };
 
 // Ring is a ring of stages with its mbarriers. Copy number c goes to stage c % kStages; it ends the phase c / kStages
-// of `full`, and each warp that uses it arrives at `empty`.
+// of `full`, and each warp that uses it arrives at `empty`. Copies are unsigned, for which % takes one instruction.
 template <int kStages, typename Tile>
 struct Ring {
   static constexpr int kBytes = kStages * Tile::kBytes, kBarrierBytes = 16 * kStages;
   unsigned data, barriers;
 
-  __device__ __forceinline__ Tile tile(int copy) const { return {data + copy % kStages * Tile::kBytes}; }
-  __device__ __forceinline__ unsigned full(int copy) const { return barriers + copy % kStages * 16; }
-  __device__ __forceinline__ unsigned empty(int copy) const { return full(copy) + 8; }
+  __device__ __forceinline__ Tile tile(unsigned copy) const { return {data + copy % kStages * Tile::kBytes}; }
+  __device__ __forceinline__ unsigned full(unsigned copy) const { return barriers + copy % kStages * 16; }
+  __device__ __forceinline__ unsigned empty(unsigned copy) const { return full(copy) + 8; }
   __device__ __forceinline__ void init(int users, int makers = 1) const {
     for (int i = 0; i < kStages; ++i) mbarrier_init(full(i), makers), mbarrier_init(empty(i), users);
   }
   // Waits for a copy. `zero` is 0, but the compiler does not know that, so that the wait comes after what computes it.
-  __device__ __forceinline__ void wait(int copy, int zero = 0) const {
+  __device__ __forceinline__ void wait(unsigned copy, int zero = 0) const {
     mbarrier_wait(full(copy), copy / kStages + zero);
   }
   // Waits until the stage of a copy is no longer used.
-  __device__ __forceinline__ void wait_for_room(int copy) const {
+  __device__ __forceinline__ void wait_for_room(unsigned copy) const {
     if (copy >= kStages) mbarrier_wait(empty(copy), copy / kStages - 1);
   }
-  __device__ __forceinline__ void release(int copy) const {
+  __device__ __forceinline__ void release(unsigned copy) const {
     __syncwarp();
     if (threadIdx.x % 32 == 0) mbarrier_arrive(empty(copy));
   }
   // Begins to copy rows of a head to a tile.
-  __device__ __forceinline__ void load(int copy, const TensorMap& map, int64_t row, int head, int batch) const {
+  __device__ __forceinline__ void load(unsigned copy, const TensorMap& map, int64_t row, int head, int batch) const {
     wait_for_room(copy);
     mbarrier_arrive_expect_tx(full(copy), Tile::kBytes);
     for (int box = 0; box < Tile::kBoxes; ++box)
@@ -164,6 +170,16 @@ __device__ __forceinline__ void begin_product(float (&x)[kN][4], SharedTile<kRow
   wgmma_commit_group();
 }
 
+// Begins a group of products x = a b^T, where a is in registers.
+template <int kN, int kK, int kRows>
+__device__ __forceinline__ void begin_product(float (&x)[kN][4], const uint32_t (&a)[kK][4],
+                                              SharedTile<kRows, 16 * kK> b) {
+  wgmma_fence();
+#pragma unroll
+  for (int step = 0; step < kK; ++step) wgmma_k16<0>(x, a[step], b.columns(step), step > 0);
+  wgmma_commit_group();
+}
+
 // Begins a group of products x += a b, or x = a b, where a is in registers, and b has 16 kK rows.
 template <int kN, int kK, typename Tile>
 __device__ __forceinline__ void begin_product(float (&x)[kN][4], const uint32_t (&a)[kK][4], Tile b, bool adds) {
@@ -181,6 +197,14 @@ __device__ __forceinline__ void begin_transposed(float (&x)[8][4], SharedTile<kR
   for (int step = 0; step < kRows / 16; ++step)
     wgmma_m64n64k16<1, 1>(x, a.transposed_rows(step), b.transposed_rows(step), step > 0);
   wgmma_commit_group();
+}
+
+// Loads a warp's operand from the first 16 rows of a box.
+template <int kRows>
+__device__ __forceinline__ void load_operand(uint32_t (&words)[4][4], SharedTile<kRows, 64> box) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int k = 0; k < 4; ++k) ldmatrix_x4(words[k], box.pack(lane % 16, 2 * k + lane / 16));
 }
 
 // Stores a warp's operand as the first 16 rows of a box.
