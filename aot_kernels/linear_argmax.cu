@@ -143,7 +143,7 @@ void multiply_on_gpu(Call& call, const Inputs& in, T* y) {
   constexpr int N = kPackWidth<T>, kOfBlock = kWarps * kRowsOfWarp;
   const T *const x = in.x.as<const T>(), *const weight = in.weight.as<const T>();
   if (in.tokens > 1 || in.deep % N || !is_aligned<N>(x) || !is_aligned<N>(weight))
-    return product::multiply(call, in.tokens, in.outputs, in.deep, x, weight, y, false);
+    return product::multiply<T>(call, {in.tokens, in.outputs, in.deep, x, weight, y});
   const int64_t blocks = std::min<int64_t>((in.outputs + kOfBlock - 1) / kOfBlock, 1 << 20);
   launch(call, one_row_kernel<T>, blocks, 32 * kWarps, 0, in.deep, in.outputs, x, weight, y);
 }

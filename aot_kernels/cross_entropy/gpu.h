@@ -30,8 +30,8 @@ namespace msops::cross_entropy {
 
 constexpr int kPacks = 4;  // a thread's packs of a chunk
 template <typename T>
-constexpr int kShortPacks = sizeof(T) == 2 ? 4 : 8;   // a thread's packs of a short row
-constexpr int kSumThreads = 1024, kRowsOfSum = 8192;  // of a block that adds up the losses of rows
+constexpr int kShortPacks = sizeof(T) == 2 ? 4 : 8;  // a thread's packs of a short row
+constexpr int kSumThreads = 1024;                    // of a block that adds up the losses of rows
 // kMostThreads is the most threads of a block. Exponentials of double take many registers, and so do probabilities, of
 // which a thread has as many packs in flight as of logits.
 template <typename T, Form kForm>
@@ -581,7 +581,8 @@ struct RowWriter {
     return loss.weight ? result * C(loss.weight[j]) : result;
   }
 
-  // The label's element is stored twice by one thread, the second time as it shall be.
+  // The label's element is stored twice by one thread, the second time as it shall be. Its logit is read before the
+  // first time, since `to` may be `from`.
   __device__ void write_pack(const Pack<T, N>& logits, const Pack<T, N>& of_labels, int64_t j) const {
     Pack<T, N> pack;
     if (to_probabilities) {
@@ -591,12 +592,14 @@ struct RowWriter {
     if (kForm == Form::kProbabilities && !to) return;
     for (int n = 0; n < N; ++n)
       assign(pack.values[n], gradient(j + n, C(logits.values[n]), less(j + n, C(of_labels.values[n]))));
+    const bool has_label = j <= label && label < j + N;
+    const C own = has_label ? C(from[label]) : C(0);
     store_at_once(to + j, pack);
-    if (j <= label && label < j + N) write_one(label);
+    if (has_label) write_one(label, own);
   }
 
-  __device__ void write_one(int64_t j) const {
-    const C logit = counts ? C(from[j]) : C(0);
+  __device__ void write_one(int64_t j) const { write_one(j, counts ? C(from[j]) : C(0)); }
+  __device__ void write_one(int64_t j, C logit) const {
     if (to_probabilities) assign(to_probabilities[j], gradient_of_probability(j, logit));
     if (kForm == Form::kProbabilities && !to) return;
     assign(to[j], gradient(j, logit, probabilities ? less(j, C(probabilities[j])) : j == label ? slope.label : C(0)));
@@ -670,6 +673,7 @@ __global__ void __launch_bounds__(kThreads)
   const OwnRow own(loss, teams);
   const int64_t at_label = own.row * loss.classes + own.label;
   const C logit = own.has_class ? C(loss.logits[at_label]) : C(0);
+  __syncwarp();  // it is read before another lane writes there, since `dlogits` may be the logits
   RowStats<C> of_row;
   Slope<C> slope;
   if (own.counts) {
@@ -765,7 +769,7 @@ void launch_totals(Call& call, const Loss<T, kForm>& loss, const Compute<T>* los
          stats, parts > 0 ? partial : nullptr, nullptr, result, totals);
 }
 
-// `dlogits` or `dlabels`, which are those of probabilities, may be null.
+// `dlogits` or `dlabels`, which are those of probabilities, may be null. `dlogits` may be the logits themselves.
 template <typename T, Form kForm>
 void launch_gradient(Call& call, const Loss<T, kForm>& loss, const RowStats<Compute<T>>* stats,
                      const Compute<T>* totals, const Compute<T>* dloss, bool is_per_row, T* dlogits, T* dlabels) {

@@ -13,6 +13,12 @@ struct Labels {
   Labels() = default;
   explicit Labels(const Tensor& labels)
       : data(labels.data), is_wide(labels.dtype && !std::strcmp(labels.dtype, "int64")) {}
+  // Returns the labels of the rows from this one on.
+  Labels from(int64_t row) const {
+    Labels result = *this;
+    result.data = static_cast<const char*>(data) + row * (is_wide ? 8 : 4);
+    return result;
+  }
   MSOPS_BOTH int64_t operator[](int64_t row) const {
     return is_wide ? static_cast<const int64_t*>(data)[row] : static_cast<const int32_t*>(data)[row];
   }

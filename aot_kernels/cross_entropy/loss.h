@@ -22,6 +22,8 @@
 
 namespace msops::cross_entropy {
 
+constexpr int kRowsOfSum = 8192;  // that a block of the GPU adds up, where there are several
+
 enum class Reduction : int { kNone, kSum, kMean };
 
 // Form says what a row has. If it is not kClasses, lse may be a result, and the weights are of the computing type.

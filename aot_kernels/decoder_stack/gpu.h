@@ -263,7 +263,7 @@ class Forward {
 
   // to (tokens, m) = numbers (tokens, deep) times weights (m, deep), or is added to.
   void multiply(int64_t m, int64_t deep, const T* weights, const T* numbers, T* to, bool adds) {
-    product::multiply(call_, s.tokens(), m, deep, numbers, weights, to, adds);
+    product::multiply<T>(call_, {s.tokens(), m, deep, numbers, weights, to, adds});
   }
 
   void attend(const Layer<T>& layer) {

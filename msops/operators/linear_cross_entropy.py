@@ -6,7 +6,16 @@ import mindspore
 from mindspore import Tensor, nn, ops
 
 from msops.core import settings
-from msops.core.compiled import compiling, constant, keep_dtypes, once, raise_errors, records_gradients
+from msops.core.compiled import (
+    Operators,
+    compiling,
+    constant,
+    is_on_gpu,
+    keep_dtypes,
+    once,
+    raise_errors,
+    records_gradients,
+)
 from msops.core.factory import custom_op
 from msops.core.inputs import cast_as, check_inputs, describe, has_zero, spec_of, unless_zero
 from msops.core.library import of_package
@@ -26,8 +35,9 @@ _NAME = "linear_cross_entropy"
 _SIGNATURE = Signature(
     "x(N, C), weight(V, C), labels(N, dtype=index), bias(V)?, class_weight(V, dtype=common|float32)? -> loss(N)"
 )
-_CHUNKS = 8  # by default; with more, adding up the gradients of the weight takes longer
-_FEW = 2**20  # logits, for which chunks would cost more time than their memory is worth
+# By default, there are so many chunks, of MindSpore's operators; with more, adding up the gradients of the weight takes
+# longer. For a few logits, chunks would cost more time than their memory is worth.
+_CHUNKS, _FEW = 8, 2**20
 # A chunk's gradient of the weight is a sum over its rows. In float16 it is made smaller by this factor, so that it only
 # overflows where the sum is beyond 2^20.
 _SHRINK = 1 / 16
@@ -53,9 +63,11 @@ def linear_cross_entropy(
         \text{class\_weight})
 
     with the settings of :func:`msops.cross_entropy`. The rows of x are taken in chunks: each chunk's logits come from
-    one matmul of MindSpore, and give the chunk's losses and gradients, before the next chunk's logits are computed.
+    one product of matrices, and give the chunk's losses and gradients, before the next chunk's logits are computed.
 
-    Where the number of rows is open at compile time, all rows are one chunk.
+    On a GPU, one operator computes the loss and the gradients, with products by cuBLAS, which do not round float32 to
+    TF32. With a bias, with `class_weight` , for ``"none"`` , and on the CPU, MindSpore's operators compute the chunks;
+    then all rows are one chunk where their number is open at compile time.
 
     The inputs x, `weight` and `bias` have gradients of first order. They are computed together with the loss: in
     PyNative mode if they are wanted, in graph mode always. With ``"none"`` , the loss takes one matmul, and the
@@ -74,8 +86,8 @@ def linear_cross_entropy(
         label_smoothing (float): From 0 to 1. Default: ``0.0`` .
         z_loss (float): At least 0. Default: ``0.0`` .
         softcap (float): At least 0, where 0 means none. Default: ``0.0`` .
-        chunk (int): The number of rows of a chunk, at least 1. Default: ``None`` , an eighth of the rows or, if
-            there are at most 2^20 logits, all rows.
+        chunk (int): The number of rows of a chunk, at least 1. Default: ``None`` , an eighth of the rows, but at
+            least 1024 in the one operator for GPUs or, if there are at most 2^20 logits, all rows.
         class_weight (Tensor): Weights of the classes, shape (V,), with the dtype of x or float32, and without a
             gradient. Default: ``None`` , all are 1.
 
@@ -99,7 +111,10 @@ def linear_cross_entropy(
     """
     others = None if bias is None else describe(bias), None if class_weight is None else describe(class_weight)
     _check(chunk, describe(x), describe(weight), describe(labels), *others)
-    losses = _make_losses(ignore_index, reduction, label_smoothing, z_loss, softcap, chunk, class_weight is not None)
+    is_one = bias is None and class_weight is None and reduction != "none" and is_on_gpu()
+    losses = make_losses(
+        ignore_index, reduction, label_smoothing, z_loss, softcap, chunk, class_weight is not None, is_one
+    )
     if has_zero(x.shape[0], x.shape[1], weight.shape[0]):
         logits = ops.zeros((x.shape[0], weight.shape[0]), x.dtype)
         if bias is not None:
@@ -177,7 +192,7 @@ class LinearCrossEntropyLoss(nn.Cell):
         self.vocab_size = settings.positive(name, "vocab_size", vocab_size)
         self.has_bias = settings.boolean(name, "has_bias", has_bias)
         self.settings = ignore_index, reduction, label_smoothing, z_loss, softcap, chunk
-        _make_losses(*self.settings, class_weight is not None)  # checks the settings
+        make_losses(*self.settings, class_weight is not None, False)  # checks the settings
         shape = (self.vocab_size, self.hidden_size)
         self.weight, self.bias = settings.weight_and_bias(name, shape, has_bias, weight_init, bias_init, dtype)
 
@@ -381,6 +396,27 @@ class _Total(_Losses):
         return gradients[0], gradients[1], ops.zeros_like(labels), gradients[2], *unused
 
 
+class _TotalInOne(_Total):
+    """Computes them in one operator, which goes over the chunks by itself."""
+
+    def __init__(self, operator: Operator, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.gradients_op, self.loss_op = operator.primitive, operator.without("dx", "dweight").primitive
+
+    def construct(self, inputs: Inputs, constants: Inputs, wants_gradients: bool) -> Tensor:
+        x, weight, labels, _, _ = constants
+        if x.dtype == mindspore.float32:
+            one = constant(1.0, x.dtype, (1, 1))
+            product = _times(one, one)  # it is float16 where amp's level "auto" casts a matmul's inputs
+            x, weight = cast_as(x, product), cast_as(weight, product)
+        if not wants_gradients:
+            return _checked(self.result_op(*inputs, _computed(self.loss_op(x, weight, labels)[0])))
+        results = self.gradients_op(x, weight, labels)
+        loss, factor, dx, dweight = results[0], results[1], results[2], results[3]
+        gradients = _computed(dx), _computed(dweight), None, _computed(factor)
+        return _checked(self.result_op(*inputs, _computed(loss), *gradients))
+
+
 class _Each(_Losses):
     """Computes the loss of each row. Their gradients come too late to be computed together with the losses."""
 
@@ -451,7 +487,7 @@ def _slice(x: Tensor, start: int, stop: int | None) -> Tensor:
 
 
 @once
-def _make_losses(
+def make_losses(
     ignore_index: int,
     reduction: str,
     label_smoothing: float,
@@ -459,6 +495,7 @@ def _make_losses(
     softcap: float,
     chunk: int | None,
     is_weighted: bool,
+    is_one: bool,
 ) -> _Losses:
     chunk = None if chunk is None else settings.positive(_NAME, "chunk", chunk)
     attributes_of(_NAME, ignore_index, reduction, label_smoothing, z_loss, softcap)  # checks the settings
@@ -469,8 +506,33 @@ def _make_losses(
     )
     if not is_weighted:
         forward = backward = backward.without("weight")
-    kind = _Each if reduction == "none" else _Total
-    return kind(forward, backward, int(ignore_index), reduction, apart, chunk)
+    arguments = forward, backward, int(ignore_index), reduction, apart, chunk
+    if reduction == "none":
+        return _Each(*arguments)
+    if is_one:
+        return _TotalInOne(
+            operators_of_all(ignore_index, reduction, label_smoothing, z_loss, softcap, chunk), *arguments
+        )
+    return _Total(*arguments)
+
+
+@Operators
+def operators_of_all(
+    ignore_index: int, reduction: str, label_smoothing: float, z_loss: float, softcap: float, chunk: int | None
+) -> Operator:
+    """Returns the operator that computes the loss, and the gradients of x and the weight. The loss is the sum of the
+    rows' losses times the factor, which these gradients lack."""
+    return custom_op(
+        of_package(_NAME).LinearCrossEntropyForward,
+        "x(N, C), weight(V, C), labels(N, dtype=index) -> loss(dtype=accumulator), factor(dtype=accumulator), "
+        "dx(N, C)?, dweight(V, C)?; logits(..., dtype=common), losses, stats, totals, partial",
+        name=_NAME,
+        form=0,
+        checks_labels=False,
+        chunk=chunk or 0,
+        shrink=_SHRINK,
+        **attributes_of(_NAME, ignore_index, reduction, label_smoothing, z_loss, softcap),
+    )
 
 
 def make_result(ignore_index: int, gradient: Gradient) -> Operator:

@@ -14,7 +14,7 @@ from msops.compat import VERSION, jit
 from msops.operators import linear_cross_entropy as operators
 from msops.testing.checks import Net
 from operator_test import OperatorTest, check_training, run, run_gradient
-from test_cross_entropy import accumulator, cross_entropy, gradient as gradient_of_logits
+from test_cross_entropy import DEFAULTS, accumulator, cross_entropy, gradient as gradient_of_logits
 
 pytestmark = pytest.mark.skipif(VERSION < (2, 0), reason="its gradient needs MindSpore 2.0")
 
@@ -27,6 +27,22 @@ def logits_of(x, weight, bias):
 
 def shapes(rows, hidden, classes, bias=False, weighted=False):
     return [(rows, hidden), (classes, hidden), (rows,), *[(classes,)] * (bias + weighted)]
+
+
+def take_way(monkeypatch, in_one):
+    """Lets one operator compute all, as on a GPU, or MindSpore's operators the chunks, as on the CPU."""
+    monkeypatch.setattr(operators, "is_on_gpu", ops.constexpr(lambda: in_one, name=f"is_on_gpu_{in_one}"))
+
+
+@pytest.fixture(params=[False, True])
+def in_one(request, monkeypatch):
+    take_way(monkeypatch, request.param)
+    return request.param
+
+
+in_all_ways = pytest.mark.parametrize(
+    ("reduction", "in_one"), [("mean", False), ("mean", True), ("none", False)], indirect=["in_one"]
+)
 
 
 class TestLinearCrossEntropy(OperatorTest):
@@ -116,6 +132,57 @@ class WithClassWeight(Net):
         return self.operator(*inputs[:-1], class_weight=inputs[-1], **self.settings)
 
 
+class InOneCard(Card):
+    """test_in_one_operator compares the results with those of MindSpore's operators, which have formulas."""
+
+    cases = {
+        "mean": (shapes(9, 3, 7), {"chunk": 4, **ALL}),
+        "sum": (shapes(5, 8, 40), {"reduction": "sum", "chunk": 2}),
+        "losses alone": (shapes(9, 3, 7), {"chunk": 4, "gives": False, "z_loss": 0.5}),
+        "one row": (shapes(1, 1, 1), {}),
+        "no rows": (shapes(0, 4, 5), {}),
+        "no classes": (shapes(2, 4, 0), {}),
+        "nothing to multiply": (shapes(3, 0, 5), {}),
+        "nothing": (shapes(0, 0, 0), {"gives": False}),
+    }
+    further = {
+        "odd": (shapes(35, 13, 1009), {"chunk": 10}),
+        "packs": (shapes(70, 16, 264), {"chunk": 64}),
+        "packs, all": (shapes(70, 16, 264), {"chunk": 64, **ALL}),
+        "long rows": (shapes(3, 2, 5003), {"chunk": 2, **ALL}),
+        "longer rows": (shapes(3, 2, 9008), {"chunk": 2}),
+        "several chunks by default": (shapes(1050, 1, 1009), {}),
+        "many rows": (shapes(20_001, 1, 3), {"chunk": 9000}),
+    }
+    small = "mean"
+    right_numbers = {"ignore_index": (-1, 2**40), "z_loss": (2**40,), "softcap": (2**40,), "chunk": (2**40,)}
+
+    def operators(self, shapes=(), gives=True, chunk=None, **settings):
+        operator = operators.operators_of_all(**{**DEFAULTS, **settings}, chunk=chunk)
+        return [operator if gives else operator.without("dx", "dweight")]
+
+    def inputs(self, shapes, dtype, seed=1, gives=True, **settings):
+        if not shapes[1][0]:
+            return [*random(seed, dtype, *shapes[:2]), np.full(shapes[2], -100)]
+        return TestLinearCrossEntropy().inputs(shapes, dtype, seed, **settings)
+
+    def scratch_of_parts(self, inputs, shape, parts):
+        return shape
+
+    def random_case(self, random):
+        settings = dict(
+            reduction=random.choice(("sum", "mean")),
+            label_smoothing=random.choice((0.0, 0.0, 0.2)),
+            z_loss=random.choice((0.0, 0.1)),
+            softcap=random.choice((0.0, 0.0, 2.0)),
+            chunk=random.choice((None, 1, 3, 100)),
+            gives=random.random() < 0.7,
+        )
+        return shapes(
+            random.randrange(30), random.randrange(20), random.randrange(random.choice((4, 40, 300)))
+        ), settings
+
+
 class ResultCard(Card):
     operator = operators.make_result(-100, None)
     right_numbers = {"ignore_index": (-1, 2**40)}
@@ -156,8 +223,27 @@ class ScaleCard(Card):
         gpu.assert_equal(y, x / 2)
 
 
-@pytest.mark.parametrize("reduction", ["mean", "none"])
-def test_chunks(mode, reduction):
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize(
+    "settings", [{"chunk": 4, **ALL}, {"reduction": "sum", "ignore_index": 3}], ids=["mean", "sum"]
+)
+def test_in_one_operator(mode, settings, dtype, monkeypatch):
+    """The operator that GPUs take gives what MindSpore's operators do."""
+    inputs = TestLinearCrossEntropy().inputs(shapes(10, 8, 40), dtype, **settings)
+    results = []
+    for in_one in (False, True):
+        take_way(monkeypatch, in_one)
+        net = Net(msops.linear_cross_entropy, **settings)
+        (loss,) = run(net, *inputs)
+        results.append([loss, *run_gradient(net, inputs, [np.full_like(loss, 0.75)])])
+    tolerance = {"float16": 4e-3, "float32": 1e-5, "float64": 1e-13}[dtype]
+    for got, want in zip(*results[::-1]):
+        assert got.dtype == want.dtype
+        np.testing.assert_allclose(got, want, rtol=tolerance, atol=tolerance * np.abs(want).max())
+
+
+@in_all_ways
+def test_chunks(mode, reduction, in_one):
     """Losses do not depend on the chunks, and gradients do by rounding alone."""
     inputs = TestLinearCrossEntropy().inputs(shapes(6, 8, 30, True), np.float64)
     results = []
@@ -170,7 +256,7 @@ def test_chunks(mode, reduction):
             np.testing.assert_allclose(got, want, rtol=1e-12, atol=1e-13)
 
 
-def test_no_row_counts(mode):
+def test_no_row_counts(mode, in_one):
     x, weight = random(1, np.float32, (4, 3), (5, 3))
     labels = np.full(4, -100, np.int32)
     net = Net(msops.linear_cross_entropy)
@@ -179,7 +265,7 @@ def test_no_row_counts(mode):
         np.testing.assert_array_equal(gradient, np.zeros_like(gradient))
 
 
-def test_float16_means_of_many_rows(mode):
+def test_float16_means_of_many_rows(mode, in_one):
     """A gradient that is divided by the number of rows keeps its digits, although 1e-7 is the smallest float16; one
     that is a sum over many rows does not overflow before it is divided."""
     rows = 2**15  # eight chunks
@@ -192,6 +278,7 @@ def test_float16_means_of_many_rows(mode):
 @pytest.mark.parametrize("mode", ["pynative"], indirect=True)
 def test_gradients_are_left_out(mode, monkeypatch):
     """PyNative mode computes no gradients if none are wanted."""
+    take_way(monkeypatch, in_one=False)
     inputs = TestLinearCrossEntropy().inputs(shapes(6, 4, 9), np.float32)
     net = Net(msops.linear_cross_entropy)
     (want,) = run(net, *inputs)
@@ -199,6 +286,22 @@ def test_gradients_are_left_out(mode, monkeypatch):
     calls, multiply = [], operators.transposed_times
     monkeypatch.setattr(operators, "transposed_times", lambda *inputs: calls.append(1) or multiply(*inputs))
     assert run(net, *inputs)[0] == want
+    assert not calls
+    run_gradient(net, inputs, [np.float32(1)])
+    assert calls
+
+
+@pytest.mark.parametrize("mode", ["pynative"], indirect=True)
+def test_one_operator_leaves_gradients_out(mode, monkeypatch):
+    take_way(monkeypatch, in_one=True)
+    inputs = TestLinearCrossEntropy().inputs(shapes(6, 4, 9), np.float32)
+    net = Net(msops.linear_cross_entropy)
+    run(net, *inputs)
+
+    calls, cell = [], operators.make_losses(-100, "mean", 0.0, 0.0, 0.0, None, False, True)
+    compute = cell.gradients_op
+    monkeypatch.setattr(cell, "gradients_op", lambda *inputs: calls.append(1) or compute(*inputs))
+    run(net, *inputs)
     assert not calls
     run_gradient(net, inputs, [np.float32(1)])
     assert calls
@@ -260,25 +363,25 @@ class Gradients(nn.Cell):
 class Outer(nn.Cell):
     """Calls the Cell, as a network does."""
 
-    def __init__(self, reduction, weight, bias):
+    def __init__(self, reduction, has_bias, weight, bias):
         super().__init__()
         self.loss = msops.LinearCrossEntropyLoss(
-            8, 20, True, reduction=reduction, chunk=5, weight_init=weight, bias_init=bias
+            8, 20, has_bias, reduction=reduction, chunk=5, weight_init=weight, bias_init=bias
         )
 
     def construct(self, x, labels):
         return self.loss(x, labels)
 
 
-@pytest.mark.parametrize("reduction", ["mean", "none"])
-def test_mixed_precision(mode, reduction, tmp_path, monkeypatch):
+@in_all_ways
+def test_mixed_precision(mode, reduction, in_one, tmp_path, monkeypatch):
     """At every level of amp, the loss and the gradients of x, weight and bias are those of O0 but for the rounding of
     float16."""
     monkeypatch.chdir(tmp_path)  # MindSpore writes the source for level O1 into a folder here
     x, weight, labels, bias = TestLinearCrossEntropy().inputs(shapes(10, 8, 20, True), np.float32)
     expected = None
     for level in ("O0", "O1", "O2", "O3", "auto", "to_float"):
-        net = Outer(reduction, Tensor(weight), Tensor(bias))
+        net = Outer(reduction, not in_one, Tensor(weight), Tensor(bias))
         parameters = net.trainable_params()
         net = net.to_float(mindspore.float16) if level == "to_float" else amp.auto_mixed_precision(net, level)
         loss, (dx, dparameters) = ops.value_and_grad(Sum(net), 0, parameters)(Tensor(x), Tensor(labels))
@@ -290,8 +393,8 @@ def test_mixed_precision(mode, reduction, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("mode", ["pynative"], indirect=True)
-@pytest.mark.parametrize("reduction", ["mean", "none"])
-def test_gradient_of_compiled_function(mode, reduction):
+@in_all_ways
+def test_gradient_of_compiled_function(mode, reduction, in_one):
     x, weight, labels = map(Tensor, TestLinearCrossEntropy().inputs(shapes(6, 8, 20), np.float32))
 
     def loss(x, weight):
@@ -303,8 +406,8 @@ def test_gradient_of_compiled_function(mode, reduction):
         np.testing.assert_allclose(got.asnumpy(), each.asnumpy(), rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.parametrize("reduction", ["mean", "none"])
-def test_vmap(mode, reduction):
+@in_all_ways
+def test_vmap(mode, reduction, in_one):
     weight = Tensor(random(1, np.float32, (20, 8))[0])
     x = random(2, np.float32, (3, 9, 8))[0]
     labels = np.random.default_rng(0).integers(0, 20, (3, 9)).astype(np.int32)
@@ -323,9 +426,9 @@ def test_vmap(mode, reduction):
 
 @pytest.mark.skipif(VERSION < (2, 7), reason="open sizes need MindSpore 2.7")
 @pytest.mark.parametrize("mode", ["graph"], indirect=True)
-@pytest.mark.parametrize("reduction", ["mean", "none"])
-def test_open_rows(mode, reduction):
-    """A Cell that is compiled once, and its gradient, take any number of rows. There is no chunk then."""
+@in_all_ways
+def test_open_rows(mode, reduction, in_one):
+    """A Cell that is compiled once, and its gradient, take any number of rows. No chunk may be given then."""
     calls = [TestLinearCrossEntropy().inputs(shapes(rows, 8, 20), np.float32) for rows in (9, 4, 0)]
     types = Tensor(shape=[None, 8], dtype=mindspore.float32), Tensor(calls[0][1])
     types = *types, Tensor(shape=[None], dtype=mindspore.int32)
@@ -344,8 +447,8 @@ def test_open_rows(mode, reduction):
         run(chunked, *calls[0])
 
 
-@pytest.mark.parametrize("reduction", ["mean", "none"])
-def test_label_out_of_range(mode, reduction, device_target):
+@in_all_ways
+def test_label_out_of_range(mode, reduction, in_one, device_target):
     """On the CPU it is an error, also for many calls in a row, whose matmuls are queued; on a GPU the loss is NaN."""
     inputs = TestLinearCrossEntropy().inputs(shapes(9, 3, 7), np.float32)
     inputs[2][8] = 9

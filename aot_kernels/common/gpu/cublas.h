@@ -29,18 +29,19 @@ class Cublas {
     return cublas.set_stream_(handle, stream) == 0 && f(cublas, handle);
   }
 
-  // sums (n, m) = numbers (n, k) times weights, which are (m, k) if `transposed`, else (k, m); or this is added to sums
-  // of R, which is T or Compute<T>. Rows have no gaps.
+  // sums (n, m) = scale * numbers times weights, or this is added to sums of R, which is T or Compute<T>. The weights
+  // are (m, k) if `transposed`, else (k, m); the numbers are (k, n) if `by_columns`, else (n, k). Rows have no gaps.
   template <typename T, typename R>
   bool multiply(void* handle, bool transposed, int64_t m, int64_t n, int64_t k, const T* weights, const T* numbers,
-                R* sums, bool allow_tf32, bool adds = false) const {
+                R* sums, bool allow_tf32, bool adds = false, bool by_columns = false, Compute<T> scale = 1) const {
     constexpr int kComputeFloat = 68, kComputeDouble = 70, kComputeTf32 = 77;  // cublasComputeType_t
-    const Compute<T> one = 1, factor = adds;
+    const Compute<T> factor = adds;
     const int compute = sizeof(T) == 8 ? kComputeDouble : sizeof(T) == 4 && allow_tf32 ? kComputeTf32 : kComputeFloat;
     // cuBLAS takes columns: what is a row here is a column there.
-    return multiply_(handle, transposed, 0, static_cast<int>(m), static_cast<int>(n), static_cast<int>(k), &one,
-                     weights, kType<T>, static_cast<int>(transposed ? k : m), numbers, kType<T>, static_cast<int>(k),
-                     &factor, sums, kType<R>, static_cast<int>(m), compute, -1) == 0;
+    return multiply_(handle, transposed, by_columns, static_cast<int>(m), static_cast<int>(n), static_cast<int>(k),
+                     &scale, weights, kType<T>, static_cast<int>(transposed ? k : m), numbers, kType<T>,
+                     static_cast<int>(by_columns ? n : k), &factor, sums, kType<R>, static_cast<int>(m), compute,
+                     -1) == 0;
   }
 
  private:
