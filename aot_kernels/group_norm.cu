@@ -12,6 +12,14 @@ using namespace msops::group_norm;
 
 namespace {
 
+// Returns into how many parts a group is cut, which are rows of `partial`: as many as fill a large GPU, or kParts, if
+// these have more than a few elements; and as many as kMostChannels needs.
+int64_t most_parts(int64_t size, int64_t all_groups, int64_t of_group, int64_t few) {
+  const auto up = [](int64_t n, int64_t of) { return n <= 0 ? 0 : (n - 1) / of + 1; };
+  const int64_t all = std::max<int64_t>(1, all_groups), fill = std::max(kParts, up(1056, all));
+  return std::max<int64_t>({1, std::min<int64_t>({256, fill, up(size / all, few)}), up(of_group, kMostChannels)});
+}
+
 struct Inputs {
   Tensor x, weight, bias, dy, out, dweight, dbias, partial;
   int64_t groups, channels = 0;
@@ -63,7 +71,9 @@ struct Inputs {
                  OptionalNumbers<T>(weight, C(1)),
                  OptionalNumbers<T>(bias),
                  partial.as<C>(),
-                 partial.dim(0)};
+                 partial.dim(0),
+                 Numbers<T>(dweight),
+                 Numbers<T>(dbias)};
     for (int axis = 1; axis < x.rank; ++axis)
       if (axis != (channels_last ? x.rank - 1 : 1)) p.positions *= x.dim(axis);
     p.channels_last |= p.positions == 1;
@@ -72,30 +82,28 @@ struct Inputs {
     call.require(p.parts >= least, kBadShape, "partial has %lld rows, expected at least %lld",
                  static_cast<long long>(p.parts), static_cast<long long>(least));
     call.require_shape(partial, {p.parts, p.columns()});
+    if (call.is_on_cpu()) p.parts = std::min(p.parts, most_parts(x.size, p.samples * groups, p.of_group, kFew));
     return p;
   }
 };
 
-// Returns the shape of `partial`: a row for each block of a cluster, and as many parts of a group as fill a large GPU,
-// and as kMostChannels needs.
 Shapes scratch_of(Call& call, int sums) {
   const Tensor x = call.tensor("x");
   const int64_t groups = call.attribute("num_groups", 1, INT32_MAX), last = call.attribute("channels_last", 0, 1);
   const int64_t samples = x.dim(0), channels = x.dim(last ? -1 : 1);
-  const auto up = [](int64_t n, int64_t of) { return n <= 0 ? 0 : (n - 1) / of + 1; };
-  const int64_t all = std::max<int64_t>(1, samples * groups), fill = std::max(kMostBlocks, up(1056, all));
-  const int64_t parts = std::max<int64_t>(
-      {1, std::min<int64_t>({256, fill, up(x.size / all, kFew)}), up(channels / groups, kMostChannels)});
+  const int64_t parts = most_parts(x.size, samples * groups, channels / groups, kFewOfPhase);
   return {{parts, samples * (Problem<float>::kRecord * groups + sums * channels)}};
 }
 
-// Returns how many rows of `partial` have sums.
+// Returns in how many rows of `partial` there are sums of channels to be added up, or -1 if they are added up.
 template <bool kBackward, typename T>
 int64_t normalize(Call& call, const Problem<T>& p) {
   if (!call.ok() || p.samples * p.channels * p.positions == 0) return 0;
 #ifdef __CUDACC__
-  if (!call.is_on_cpu())
-    return p.channels_last ? launch_on_gpu<T, true, kBackward>(call, p) : launch_on_gpu<T, false, kBackward>(call, p);
+  if (!call.is_on_cpu()) {
+    p.channels_last ? launch_on_gpu<T, true, kBackward>(call, p) : launch_on_gpu<T, false, kBackward>(call, p);
+    return -1;
+  }
 #endif
   p.silu ? normalize_on_cpu<T, true, kBackward>(call, p) : normalize_on_cpu<T, false, kBackward>(call, p);
   return p.parts;
@@ -104,7 +112,7 @@ int64_t normalize(Call& call, const Problem<T>& p) {
 // Adds up sums of each channel over samples and parts: those of dz xhat, or those of dz.
 template <typename T>
 void add_up(Call& call, const Problem<T>& p, int64_t parts, bool of_dz, const Tensor& out) {
-  if (!out.dtype || !call.ok()) return;
+  if (!out.dtype || !call.ok() || parts < 0) return;
   Axes<1> kept, summed;
   const int64_t of_channel[] = {1}, of_part[] = {p.columns()}, of_sample[] = {2 * p.channels};
   kept.push(p.channels, of_channel);

@@ -1,14 +1,14 @@
-// The kernel on the GPU. A slab is some whole groups, or some channels of one long group. It has parts: chunks of its
-// channels and cuts of its positions. A block takes one part of slab after slab; layout.h says which.
+// The kernels on the GPU. A slab is some whole groups, or some channels of one long group. It has parts: chunks of its
+// channels and cuts of its positions. A block takes one part; layout.h says which.
 //
-//   statistics   each thread adds up its packs, teams add up by shuffles, a warp combines the teams of a group
-//   sums         so are those of dz xhat and dz added up, for each channel and, weighted, for each group
-//   map          each thread writes y or dx of its packs
+//   1. statistics   each thread adds up its packs, teams add up by shuffles, a warp combines the teams of a group
+//   2. sums         so are those of dz xhat and dz added up, for each channel and, weighted, for each group
+//   3. map          each thread writes y or dx of its packs
 //
 // Where one launch has all phases, a block keeps its parts of several slabs in shared memory, in as many stages: it
 // computes one while the next are being copied. Each thread copies what it reads itself. The blocks of a cluster tell
 // each other their statistics and sums through shared memory. Otherwise each phase is a launch, which reads the tensors
-// again, and blocks tell each other through `partial`. No sum depends on which block comes first.
+// again, and whose blocks tell those of the next through `partial`. No sum depends on which block comes first.
 #pragma once
 
 #include "../common/pack.h"
@@ -16,6 +16,8 @@
 #ifdef __CUDACC__
 #include "../common/gpu/cluster.h"
 #include "../common/gpu/cp_async.h"
+#include "../common/gpu/griddepcontrol.h"
+#include "../common/sum.h"
 
 namespace msops::group_norm {
 
@@ -23,10 +25,6 @@ namespace msops::group_norm {
 template <typename C>
 struct Sums {
   C weighted[2], plain[2];
-
-  static __device__ Sums combine(const Sums& a, const Sums& b) {
-    return {{a.weighted[0] + b.weighted[0], a.weighted[1] + b.weighted[1]}, {0, 0}};
-  }
 };
 
 // A team is `size` lanes of a warp, `stride` apart; `number` is that of a lane in its team. Unlike a Team of team.h, it
@@ -51,22 +49,36 @@ struct WarpTeam {
     return __shfl_sync(~0u, value, static_cast<int>(threadIdx.x) % 32 - number * stride);
   }
 
-  // Return what they combine to the first lane.
-  template <typename C>
-  __device__ Sums<C> combine(Sums<C> own) const {
-    add_up(own.weighted);
-    return own;
+  // Combines from(i) for all i below n, and leaves the result in the first lane. `result` is of its type. Statistics
+  // are read twice, since a chain of Statistics::combine divides for each.
+  template <typename C, typename From>
+  __device__ void combine(int n, const From& from, Sums<C>& result) const {
+    result = {};
+#pragma unroll 1
+    for (int i = number; i < n; i += size) {
+      const Sums<C> own = from(i);
+      result.weighted[0] += own.weighted[0], result.weighted[1] += own.weighted[1];
+    }
+    add_up(result.weighted);
   }
-  template <typename C>
-  __device__ Statistics<C> combine(const Statistics<C>& own) const {
-    if (size == 1) return own;
-    C total[2] = {own.count, own.count * own.pivot};
+  template <typename C, typename From>
+  __device__ void combine(int n, const From& from, Statistics<C>& result) const {
+    C total[2] = {}, sums[2] = {};
+#pragma unroll 1
+    for (int i = number; i < n; i += size) {
+      const Statistics<C> own = from(i);
+      total[0] += own.count, total[1] += own.count * own.pivot;
+    }
     add_up(total);
     const C count = of_first(total[0]), pivot = of_first(count > 0 ? total[1] / total[0] : C(0));
-    const C distance = own.pivot - pivot + own.rest;
-    C sums[2] = {own.count * distance, own.squares + own.count * distance * distance};
+#pragma unroll 1
+    for (int i = number; i < n; i += size) {
+      const Statistics<C> own = from(i);
+      const C distance = own.pivot - pivot + own.rest;
+      sums[0] += own.count * distance, sums[1] += own.squares + own.count * distance * distance;
+    }
     add_up(sums);
-    return Statistics<C>::of(count, pivot, sums[0], sums[1]);
+    result = Statistics<C>::of(count, pivot, sums[0], sums[1]);
   }
 };
 
@@ -114,13 +126,13 @@ __device__ Record read_shared(const Record* from, int block) {
   return record;
 }
 
-template <typename T, int N, bool kLast, bool kBackward>
+// kStaged tells whether one launch has all phases.
+template <typename T, int N, bool kLast, bool kBackward, bool kStaged>
 class Block {
  public:
-  __device__ Block(const Problem<T>& problem, const Layout& of, unsigned char* bytes, int first, int last)
-      : p(problem), layout(of), room(bytes, of), first_(first), last_(last) {
+  __device__ Block(const Problem<T>& problem, const Layout& of, unsigned char* bytes, int part)
+      : p(problem), layout(of), room(bytes, of), part_(part) {
     const int thread = static_cast<int>(threadIdx.x), items = layout.width / kSums;
-    part_ = static_cast<int>(blockIdx.x % layout.parts());
     const int chunk = part_ / layout.cuts, cut = part_ % layout.cuts;
     const int64_t packs = p.of_group / kSums;  // a chunk is of whole packs
     from_ = layout.chunks > 1 ? part_begin<int64_t>(packs, chunk, layout.chunks) * kSums : 0;
@@ -145,10 +157,10 @@ class Block {
     packs_ = static_cast<int>(lane_ < steps ? (steps - lane_ - 1) / layout.lanes + 1 : 0);
   }
 
-  // Runs the phases from `first` on, before `last`, for every slab of this block.
+  // Runs all phases for every slab of this block.
   __device__ void run() {
-    const int64_t stride = gridDim.x / layout.parts();
-    int64_t number = blockIdx.x / layout.parts();
+    const int64_t stride = gridDim.x / layout.cuts;
+    int64_t number = blockIdx.x / layout.cuts;
     for (int stage = 0; stage < layout.stages; ++stage) load(number + stage * stride, stage);
     for (int stage = 0; number < layout.slabs; number += stride) {
       if (layout.stages >= 3) {
@@ -159,11 +171,20 @@ class Block {
         cp_async_wait<0>();
       }
       slab_ = slab(number), stage_ = room.packs + stage * packs_of_stage() + threadIdx.x;
-      p.silu ? normalize<true>() : normalize<false>();
+      p.silu ? normalize<true>(3) : normalize<false>(3);
       load(number + layout.stages * stride, stage);
       stage = stage + 1 < layout.stages ? stage + 1 : 0;
     }
-    if (in_cluster()) cluster_arrive_wait();  // before the block ends, whose shared memory others read
+    if (layout.cuts > 1) cluster_arrive_wait();  // before the block ends, whose shared memory others read
+  }
+
+  // Runs one phase for a slab. Phases 2 and 3 wait for the launch before this one, and load meanwhile.
+  __device__ void run(int64_t number, int phase) {
+    slab_ = slab(number);
+    if (phase == 1) return take_statistics();
+    if (slab_.packs > 0) load_batch(ahead_, slab_.at, slab_.packs);
+    griddepcontrol_wait();
+    p.silu ? normalize<true>(phase) : normalize<false>(phase);
   }
 
  private:
@@ -193,14 +214,12 @@ class Block {
     return s;
   }
   __device__ int packs_of_stage() const { return layout.held * layout.threads * (kBackward ? 2 : 1); }
-  __device__ bool in_cluster() const { return layout.stages > 0 && layout.cuts > 1; }
   __device__ bool has_item() const { return item_ * kSums < slab_.groups * of_group_; }
   __device__ int64_t step() const { return layout.lanes * (kLast ? p.channels : N); }  // between a thread's packs
   __device__ int group_of(int k) const { return has_item() ? (item_ * kSums + k) / of_group_ : 0; }
 
   // Begins to copy this thread's packs of a slab to a stage.
   __device__ void load(int64_t number, int stage) const {
-    if (layout.stages == 0) return;
     if (number < layout.slabs) {
       const Slab s = slab(number);
       Pack<T, N>* to = room.packs + stage * packs_of_stage() + threadIdx.x;
@@ -220,37 +239,84 @@ class Block {
     }
   }
 
-  // Calls f(offset, pack of x, pack of dy) for this thread's packs from `begin` on, before `end`.
-  template <typename F>
-  __device__ void each_pack(int begin, int end, const F& f) const {
-    int64_t at = slab_.at + begin * step();
-    if (layout.stages > 0) {
-      const Pack<T, N>* from = stage_ + begin * layout.threads;
-      for (int i = begin; i < end; ++i, at += step(), from += layout.threads)
-        f(at, from[0], from[kBackward ? layout.held * layout.threads : 0]);
-    } else {
-      for (int i = begin; i < end; ++i, at += step())
-        f(at, msops::load<N>(p.x + at), msops::load<N>((kBackward ? p.dy : p.x) + at));
+  // Batch has the packs that a thread loads at once, where phases have launches of their own.
+  template <bool kBoth>
+  struct Batch {
+    static constexpr int kPacks = kBoth ? 2 : 4;
+    Pack<T, N> x[kPacks], dy[kPacks];  // dy only if kBoth
+  };
+  // Loads the first of `left` packs from an offset on; the last pack is loaded again where there are too few.
+  template <bool kBoth>
+  __device__ void load_batch(Batch<kBoth>& batch, int64_t at, int left) const {
+#pragma unroll
+    for (int j = 0; j < Batch<kBoth>::kPacks; ++j) {
+      batch.x[j] = load_now(p.x + at);
+      if constexpr (kBoth) batch.dy[j] = load_now(p.dy + at);
+      if (j + 1 < left) at += step();
     }
   }
 
+  // Calls f(is_first, offset, pack of x, pack of dy) for this thread's packs from `begin` on, before `end`. Without
+  // kBoth, f gets x in place of dy. With kAhead, `ahead_` has the first packs.
+  template <bool kBoth, bool kAhead, typename F>
+  __device__ void each_pack(int begin, int end, const F& f) const {
+    int64_t at = slab_.at + begin * step();
+    if constexpr (kStaged) {
+      const Pack<T, N>* from = stage_ + begin * layout.threads;
+      for (int i = begin; i < end; ++i, at += step(), from += layout.threads)
+        f(i == begin, at, from[0], from[kBoth ? layout.held * layout.threads : 0]);
+    } else if (begin < end) {
+      Batch<kBoth> batch;
+      if constexpr (kAhead) {
+        batch = ahead_;
+      } else {
+        load_batch(batch, at, end - begin);
+      }
+      for (int i = begin;;) {
+#pragma unroll
+        for (int j = 0; j < Batch<kBoth>::kPacks; ++j, at += step())
+          if (i + j < end) f(j == 0 && i == begin, at, batch.x[j], kBoth ? batch.dy[j] : batch.x[j]);
+        i += Batch<kBoth>::kPacks;
+        if (i >= end) return;
+        load_batch(batch, at, end - i);
+      }
+    }
+  }
+  // Loads a pack here, and not where nvcc would rather have it.
+  static __device__ Pack<T, N> load_now(const T* from) {
+    if constexpr (sizeof(Pack<T, N>) == 16) {
+      uint32_t words[4];
+      ld_global_v4(words, from);
+      return value_of<Pack<T, N>>(words);
+    } else {
+      return msops::load<N>(from);
+    }
+  }
+
+  // Computes all phases of the slab or, where each has launches of its own, this one after those before it.
   template <bool kSilu>
-  __device__ void normalize() {
+  __device__ void normalize(int phase) {
     C weights[kSums], biases[kSums];
     for (int k = 0; k < kSums; ++k) {
       const int64_t c = slab_.channel - slab_.sample * p.channels + k;
       weights[k] = p.weight[c], biases[k] = p.bias[c];
     }
-    take_statistics();
-    if (last_ == 2) return;
+    if constexpr (kStaged) {
+      take_statistics();
+    } else {
+      gather_records<Statistics<C>>(finish_statistics());
+      if (kBackward && phase == 3) gather_records<Sums<C>>(finish_sums());
+      __syncthreads();
+    }
     Channel<T> channels[kSums];
     for (int k = 0; k < kSums; ++k) channels[k] = Channel<T>(room.groups[group_of(k)], weights[k], biases[k]);
     if constexpr (kBackward) {
-      take_sums<kSilu>(channels, weights);
-      if (last_ == 3) return;
-      for (int k = 0; k < kSums; ++k) channels[k].take_means(room.groups[group_of(k)]);
+      if (kStaged || phase == 2) take_sums<kSilu>(channels, weights);
+      if (phase == 2) return;
+      if (kStaged)
+        for (int k = 0; k < kSums; ++k) channels[k].take_means(room.groups[group_of(k)]);
     }
-    each_pack(0, slab_.packs, [&](int64_t at, const Pack<T, N>& x, const Pack<T, N>& dy) {
+    each_pack<kBackward, true>(0, slab_.packs, [&](bool, int64_t at, const Pack<T, N>& x, const Pack<T, N>& dy) {
       C out[N];
       for (int k = 0; k < N; ++k) {
         const Channel<T>& channel = channels[kLast ? k : 0];
@@ -270,29 +336,29 @@ class Block {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const WarpTeam warp{32, 1, lane};
     for (int g = static_cast<int>(threadIdx.x) / 32; g < slab_.groups; g += layout.threads / 32) {
-      V all{};
-#pragma unroll 1
-      for (int i = lane; i < n; i += 32) all = V::combine(all, from(g, i));
-      all = warp.combine(all);
+      V all;
+      warp.combine(n, [&](int i) { return from(g, i); }, all);
       if (lane == 0) to(g, all);
     }
   }
 
-  // Combines the n records that this block has of each group with those of the other blocks, and calls
+  // Combines the n records that this block has of each group with those of the cluster's other blocks, and calls
   // finish(group, result); or leaves what this block has in `partial`, for the next launch.
   template <typename V, typename Finish>
   __device__ void combine_records(int n, const Finish& finish) {
     const auto of_team = [&](int g, int i) { return value_of<V>(room.records[g * n + i]); };
     __syncthreads();
-    if (in_cluster()) {
-      Record* const mine = room.exchanged + turn_ * layout.together;
-      turn_ ^= 1;
-      combine<V>(n, of_team, [&](int g, const V& all) { mine[g] = value_of<Record>(all); });
-      __syncwarp();
-      cluster_arrive_wait();
-      combine<V>(layout.cuts, [&](int g, int block) { return value_of<V>(read_shared(mine + g, block)); }, finish);
-    } else if (layout.stages > 0) {
-      combine<V>(n, of_team, finish);
+    if constexpr (kStaged) {
+      if (layout.cuts > 1) {
+        Record* const mine = room.exchanged + turn_ * layout.together;
+        turn_ ^= 1;
+        combine<V>(n, of_team, [&](int g, const V& all) { mine[g] = value_of<Record>(all); });
+        __syncwarp();
+        cluster_arrive_wait();
+        combine<V>(layout.cuts, [&](int g, int block) { return value_of<V>(read_shared(mine + g, block)); }, finish);
+      } else {
+        combine<V>(n, of_team, finish);
+      }
     } else {
       combine<V>(n, of_team, [&](int g, const V& all) {
         const auto record = value_of<Record>(all);
@@ -311,30 +377,36 @@ class Block {
       for (int k = 0; k < kNumbers<V>; ++k) record.values[k] = from[k];
       return value_of<V>(record);
     };
-    __syncthreads();
     combine<V>(layout.parts(), of_part, finish);
-    __syncthreads();
   }
   template <typename V>
   static constexpr int kPlace = std::is_same<V, Sums<C>>::value ? 4 : 0;  // in a row of `partial`
   template <typename V>
   static constexpr int kNumbers = std::is_same<V, Sums<C>>::value ? 2 : 4;
 
-  // Makes the Groups of the slab, except their means of g.
+  // finish_statistics makes the Groups of the slab, except their means of g, which finish_sums makes.
+  __device__ auto finish_statistics() const {
+    return [this](int g, const Statistics<C>& all) { room.groups[g] = Group<C>::of(all, p.eps); };
+  }
+  __device__ auto finish_sums() const {
+    return [this](int g, const Sums<C>& all) {
+      const C n = C(p.of_all());
+      room.groups[g].along = all.weighted[0] / n, room.groups[g].mean = all.weighted[1] / n;
+    };
+  }
+
   __device__ void take_statistics() {
-    const auto finish = [&](int g, const Statistics<C>& all) { room.groups[g] = Group<C>::of(all, p.eps); };
-    if (first_ > 1) return gather_records<Statistics<C>>(finish);
     Statistics<C> own[kSums] = {};
 #pragma unroll 1
     for (int begin = 0; begin < slab_.packs; begin += kRun) {
       const int end = slab_.packs - begin < kRun ? slab_.packs : begin + kRun;
       C pivots[kSums] = {}, sums[kSums][2] = {};
-      each_pack(begin, begin + 1, [&](int64_t, const Pack<T, N>& x, const Pack<T, N>&) {
-        C all = 0;
-        for (int k = 0; k < N; ++k) all += C(x.values[k]);
-        for (int k = 0; k < kSums; ++k) pivots[k] = whole_ ? all / N : C(x.values[k]);
-      });
-      each_pack(begin, end, [&](int64_t, const Pack<T, N>& x, const Pack<T, N>&) {
+      each_pack<false, false>(begin, end, [&](bool is_first, int64_t, const Pack<T, N>& x, const Pack<T, N>&) {
+        if (is_first) {
+          C all = 0;
+          for (int k = 0; k < N; ++k) all += C(x.values[k]);
+          for (int k = 0; k < kSums; ++k) pivots[k] = whole_ ? all / N : C(x.values[k]);
+        }
         for (int k = 0; k < N; ++k) {
           const int s = kLast ? k : 0;
           const C d = C(x.values[k]) - pivots[s];
@@ -349,8 +421,12 @@ class Block {
       });
     }
     const int units = whole_ ? 1 : kSums;
-    each_unit([&](int k) { put_record(item_ * units + k, team_.combine(own[k])); });
-    combine_records<Statistics<C>>(of_group_ * units / kSums * layout.teams(), finish);
+    each_unit([&](int k) {
+      Statistics<C> all = own[k];
+      if (team_.size > 1) team_.combine(team_.size, [&](int) { return own[k]; }, all);
+      put_record(item_ * units + k, all);
+    });
+    combine_records<Statistics<C>>(of_group_ * units / kSums * layout.teams(), finish_statistics());
   }
   // Calls f(k) for the first channel of an item, or for each if they may be of several groups.
   template <typename F>
@@ -369,13 +445,8 @@ class Block {
   // Adds up dz xhat and dz of each channel, and makes the means of g.
   template <bool kSilu>
   __device__ void take_sums(const Channel<T> (&channels)[kSums], const C (&weights)[kSums]) {
-    const auto finish = [&](int g, const Sums<C>& all) {
-      const C n = C(p.of_all());
-      room.groups[g].along = all.weighted[0] / n, room.groups[g].mean = all.weighted[1] / n;
-    };
-    if (first_ > 2) return gather_records<Sums<C>>(finish);
     C sums[kSums][2] = {};
-    each_pack(0, slab_.packs, [&](int64_t, const Pack<T, N>& x, const Pack<T, N>& dy) {
+    each_pack<true, true>(0, slab_.packs, [&](bool, int64_t, const Pack<T, N>& x, const Pack<T, N>& dy) {
       for (int k = 0; k < N; ++k) {
         const int s = kLast ? k : 0;
         const C d = C(x.values[k]) - channels[s].pivot, dz = channels[s].template dz<kSilu>(d, C(dy.values[k]));
@@ -387,7 +458,7 @@ class Block {
       const C along = channels[k].sum_along(sums[k][0], sums[k][1]), w = weights[k];
       put_record(item_ * kSums + k, Sums<C>{{w * along, w * sums[k][1]}, {along, sums[k][1]}});
     }
-    combine_records<Sums<C>>(of_group_ * layout.teams(), finish);
+    combine_records<Sums<C>>(of_group_ * layout.teams(), finish_sums());
     if (!p.weight.data && !p.bias.data) return;
     const int all = slab_.groups * of_group_;
     for (int i = static_cast<int>(threadIdx.x); i < all; i += layout.threads) {
@@ -406,20 +477,59 @@ class Block {
   const Problem<T>& p;
   const Layout& layout;
   const Room<T, N> room;
-  const int first_, last_;
+  const int part_;
   WarpTeam team_;
-  int part_, of_group_, item_, lane_, packs_, turn_ = 0;  // of_group_: channels of a group in this part
-  int64_t from_, begin_;                                  // the part's first channel of a group, and step
-  bool whole_;                                            // a pack is within one group
+  int of_group_, item_, lane_, packs_, turn_ = 0;  // of_group_: channels of a group in this part
+  int64_t from_, begin_;                           // the part's first channel of a group, and step
+  bool whole_;                                     // a pack is within one group
   Slab slab_;
+  Batch<kBackward> ahead_;   // this thread's first packs, unless kStaged
   const Pack<T, N>* stage_;  // this thread's packs
 };
 
+// Adds up sums of a channel over cuts and samples: those of dz xhat or of dz. `thread` counts through sums and, for
+// each of them, kLanesOfSum lanes.
+template <typename T>
+__device__ void add_up_channels(const Problem<T>& p, int cuts, int64_t thread) {
+  const int64_t sum = thread / kLanesOfSum;
+  const bool is_sum = sum < 2 * p.channels, of_dz = sum >= p.channels;
+  const int lane = static_cast<int>(thread % kLanesOfSum);
+  const int64_t rows = is_sum ? cuts * p.samples : 0;
+  int cut = lane % cuts;
+  int64_t sample = lane / cuts;
+  Sum<T> total;
+#pragma unroll 8  // so that loads do not wait for each other
+  for (int64_t row = lane; row < rows; row += kLanesOfSum) {
+    total += p.sums(cut, sample)[sum];
+    cut += kLanesOfSum % cuts, sample += kLanesOfSum / cuts;
+    if (cut >= cuts) cut -= cuts, ++sample;
+  }
+  const Compute<T> all = team_sum<kLanesOfSum>(total.total());
+  const Numbers<T>& out = of_dz ? p.dbias : p.dweight;
+  if (lane == 0 && is_sum && out.data) out.set(of_dz ? sum - p.channels : sum, all);
+}
+
 template <typename T, int N, bool kLast, bool kBackward>
-__global__ void __launch_bounds__(kMostThreads, kResident<T, kLast>)
-    group_norm_kernel(Problem<T> p, Layout layout, int first, int last) {
+__global__ void __launch_bounds__(kMostThreads, kResident<T, kLast>) staged_kernel(Problem<T> p, Layout layout) {
   extern __shared__ __align__(32) unsigned char bytes[];
-  Block<T, N, kLast, kBackward>(p, layout, bytes, first, last).run();
+  griddepcontrol_launch_dependents();
+  Block<T, N, kLast, kBackward, true>(p, layout, bytes, static_cast<int>(blockIdx.x % layout.cuts)).run();
+}
+
+// Runs one phase in as many blocks as all slabs have parts; further blocks add up sums of channels, after phase 2.
+template <typename T, int N, bool kLast, bool kBackward>
+__global__ void __launch_bounds__(kMostThreads, kResidentOfPhases<T, kLast>)
+    phase_kernel(Problem<T> p, Layout layout, int phase, unsigned blocks) {
+  extern __shared__ __align__(32) unsigned char bytes[];
+  griddepcontrol_launch_dependents();
+  if (blockIdx.x < blocks) {
+    const unsigned parts = static_cast<unsigned>(layout.parts());
+    Block<T, N, kLast, kBackward, false>(p, layout, bytes, static_cast<int>(blockIdx.x % parts))
+        .run(blockIdx.x / parts, phase);
+  } else if constexpr (kBackward) {
+    griddepcontrol_wait();
+    add_up_channels(p, layout.cuts, int64_t{blockIdx.x - blocks} * blockDim.x + threadIdx.x);
+  }
 }
 
 }  // namespace msops::group_norm

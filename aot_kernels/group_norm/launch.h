@@ -1,9 +1,11 @@
 // The choice of slabs, parts and stages for the GPU:
 //
-//   groups                          launches              why
-//   that fit a block                one                   the tensors are read once
-//   that fit a cluster, from sm_90  one                   so they are, and a few groups occupy all multiprocessors
-//   longer, or a few before sm_90   one for each phase    any number of blocks shares a group
+//   groups                          launches            why
+//   that fit a block                one                 the tensors are read once
+//   that fit a cluster, from sm_90  one                 so they are, and a few groups occupy all multiprocessors
+//   others                          one for each phase  any number of blocks shares a group
+//
+// One more launch adds up the gradients of weight and bias; of the phases, the last one does it.
 #pragma once
 
 #include "../common/launch.h"
@@ -17,27 +19,85 @@ class Launcher {
  public:
   Launcher(Call& call, const Problem<T>& p) : call_(call), p_(p) {}
 
-  // Returns how many cuts of the positions have sums.
-  int64_t launch() {
+  void launch() {
     tile();
-    const int64_t elements = layout_.width * p_.positions;
-    const int64_t most =
-        std::max<int64_t>(1, std::min({p_.parts / layout_.chunks, layout_.steps, (elements + kFew - 1) / kFew}));
-    if (layout_.chunks == 1 && fit(most)) {
-      run(1, 4, slabs_at_once() * layout_.cuts);
+    if (layout_.chunks == 1 && fit()) {
+      const Grid grid(slabs_at_once_ * layout_.cuts);
+      msops::launch(call_, staged_kernel<T, N, kLast, kBackward>,
+                    layout_.cuts > 1 ? grid.in_clusters(static_cast<unsigned>(layout_.cuts)) : grid, layout_.threads,
+                    own_bytes() + layout_.stages * bytes_of_stage(), p_, layout_);
+      if (blocks_of_sums() > 0) run(3, 0, blocks_of_sums());
     } else {
-      const int64_t wanted = (4 * gpu_.multiprocessors + layout_.slabs - 1) / layout_.slabs;
-      share(static_cast<int>(std::min(most, wanted)));
-      for (int phase = 1; phase <= 3; ++phase)
-        if (kBackward || phase != 2) run(phase, phase + 1, (int64_t{1} << 30) / layout_.parts() * layout_.parts());
+      cut();
+      const int64_t blocks = layout_.slabs * layout_.parts();
+      run(1, blocks, 0);
+      if (kBackward) run(2, blocks, 0);
+      run(3, blocks, blocks_of_sums());
     }
-    return layout_.cuts;
   }
 
  private:
   static constexpr int kSums = kLast ? N : 1, kAtOnce = kResident<T, kLast>;
   static constexpr int64_t kLine = 64;  // bytes of neighbours that a slab has at least
   static constexpr int64_t kStages = 3;
+
+  // Chooses blocks of a slab, which are a cluster, and their stages, so that all phases take one launch: the fewest
+  // blocks that share multiprocessors and occupy the GPU, or as many as there can be. Returns false if a slab does not
+  // fit, if these leave most of the GPU idle, or if a few slabs take several rounds, whose last one does.
+  bool fit() {
+    const int64_t slabs = layout_.slabs, processors = gpu_.multiprocessors;
+    const int64_t most = std::min({p_.parts, layout_.steps, (layout_.width * p_.positions - 1) / kFew + 1});
+    int found = 0, resident = 0;
+    for (int blocks = 1; blocks <= std::min(most, kMostBlocks); blocks *= 2) {
+      if (blocks > 1 && clusters(blocks) == 0) break;
+      share(blocks);
+      const int64_t bytes = own_bytes() + bytes_of_stage();
+      const bool in_pairs = kAtOnce > 2 && slabs * blocks <= 2 * processors;  // pairs have no second round
+      if (bytes > shared(in_pairs ? 2 : kAtOnce)) continue;
+      found = blocks, resident = bytes > shared(kAtOnce) ? 2 : kAtOnce;
+      if (slabs * blocks >= processors) break;
+    }
+    if (found == 0 || (2 * slabs * found < processors && most > found)) return false;
+    share(found);
+    const int64_t at_once = resident < kAtOnce ? slabs : found > 1 ? clusters(found) : kAtOnce * processors;
+    const int64_t rounds = (slabs - 1) / at_once + 1, room = (shared(resident) - own_bytes()) / bytes_of_stage();
+    slabs_at_once_ = std::min(slabs, at_once), layout_.stages = static_cast<int>(std::min({kStages, rounds, room}));
+    return rounds == 1 || 4 * slabs >= 3 * processors;
+  }
+  // Returns how many clusters of so many blocks run at once, or 0 if there are none.
+  int clusters(int blocks) {
+    const auto kernel = staged_kernel<T, N, kLast, kBackward>;
+    [[maybe_unused]] static FactOfGpu<kMostBlocks + 1> fact;
+    return fact.get(
+        [&] {
+          if (!is_compiled_for(90, kernel)) return 0;
+          return clusters_at_once(kernel, Grid(blocks).in_clusters(blocks), kMostThreads, shared(kAtOnce));
+        },
+        blocks);
+  }
+
+  // Cuts slabs into as many parts as keep all blocks of a phase on the GPU at once, if these have enough to do.
+  void cut() {
+    const int64_t enough = (layout_.width * p_.positions - 1) / kFewOfPhase + 1;
+    const int64_t most = std::max<int64_t>(1, std::min({p_.parts / layout_.chunks, layout_.steps, enough}));
+    share(static_cast<int>(most));
+    const int64_t threads = kResidentOfPhases<T, kLast> * kMostThreads * gpu_.multiprocessors;
+    const int64_t blocks = threads / layout_.threads / (layout_.slabs * layout_.chunks);
+    share(static_cast<int>(std::max<int64_t>(1, std::min(most, blocks))));
+  }
+  // Runs a phase in so many blocks, and adds up sums of channels in others. A launch begins while the one before it,
+  // which is ours, ends.
+  void run(int phase, int64_t blocks, int64_t of_sums) {
+    const auto kernel = phase_kernel<T, N, kLast, kBackward>;
+    [[maybe_unused]] static FactOfGpu<> fact;
+    const bool can_wait = fact.get([&] { return int{is_compiled_for(90, kernel)}; });
+    const Grid grid(blocks + of_sums);
+    msops::launch(call_, kernel, phase > 1 && can_wait ? grid.programmatic() : grid, layout_.threads, own_bytes(), p_,
+                  layout_, phase, static_cast<unsigned>(blocks));
+  }
+  int64_t blocks_of_sums() const {
+    return p_.dweight.data || p_.dbias.data ? (2 * kLanesOfSum * p_.channels - 1) / layout_.threads + 1 : 0;
+  }
 
   // Chooses the groups of a slab.
   void tile() {
@@ -61,8 +121,9 @@ class Launcher {
     if (kLast) {
       if (items <= 32) layout_.neighbours = static_cast<int>(std::min<int64_t>(32 / items, steps));
     } else {
-      while (layout_.neighbours < std::min<int64_t>(32, steps) && 2 * items * layout_.neighbours <= kMostThreads)
-        layout_.neighbours *= 2;
+      const auto threads = [&](int neighbours) { return kMostThreads / (items * neighbours) * neighbours; };
+      for (int n = 2; n <= std::min<int64_t>(32, steps); n *= 2)
+        if (8 * threads(n) >= 7 * threads(1)) layout_.neighbours = n;
     }
     const int64_t most = (steps - 1) / layout_.neighbours + 1;  // teams of an item
     const int fit = kLast && items <= 32 ? kMostThreads / 32 : std::max(1, kMostThreads / (items * layout_.neighbours));
@@ -72,63 +133,14 @@ class Launcher {
     layout_.threads = (busy + 31) / 32 * 32;
     layout_.held = static_cast<int>(std::min<int64_t>((steps - 1) / layout_.lanes + 1, INT32_MAX / 1024));
     layout_.records = int64_t{layout_.width} * teams;
-    layout_.stages = 0;
   }
   int64_t bytes_of_stage() const {
     return int64_t{layout_.held} * layout_.threads * static_cast<int64_t>(sizeof(Pack<T, N>)) * (kBackward ? 2 : 1);
   }
   int64_t own_bytes() const { return Room<T, N>::bytes_of(layout_); }
 
-  // Chooses blocks of a slab, `most` at most, and their stages, so that all phases take one launch: the fewest blocks
-  // that occupy the GPU and share multiprocessors, or as many as there can be. Returns false if a slab does not fit, or
-  // if these leave most of the GPU idle.
-  bool fit(int64_t most) {
-    int found = 0;
-    for (int blocks = 1; blocks <= std::min(most, kMostBlocks); blocks *= 2) {
-      if (blocks > 1 && clusters(blocks, true) == 0) break;
-      share(blocks);
-      if (own_bytes() + bytes_of_stage() > gpu_.dynamic_bytes()) continue;
-      found = blocks;
-      if (own_bytes() + bytes_of_stage() <= shared() && layout_.slabs * blocks >= gpu_.multiprocessors) break;
-    }
-    if (found == 0 || (layout_.slabs * found * 2 < gpu_.multiprocessors && most > found)) return false;
-    share(found);
-    const int64_t rounds = (layout_.slabs * found - 1) / (kAtOnce * gpu_.multiprocessors) + 1;
-    const int64_t room = (shared() - own_bytes()) / bytes_of_stage();
-    layout_.stages = static_cast<int>(std::max<int64_t>(1, std::min({kStages, rounds, room})));
-    return true;
-  }
-  // Returns the bytes of a block with which kAtOnce of them share a multiprocessor.
-  int shared() const { return (gpu_.shared_bytes + 1024) / kAtOnce - 1024; }
-
-  // Returns how many clusters of so many blocks run at once, or 0 if there are none.
-  int clusters(int blocks, bool alone) {
-    const auto kernel = group_norm_kernel<T, N, kLast, kBackward>;
-    [[maybe_unused]] static FactOfGpu<2 * (kMostBlocks + 1)> fact;
-    return fact.get(
-        [&] {
-          if (!is_compiled_for(90, kernel)) return 0;
-          const int bytes = alone ? gpu_.dynamic_bytes() : shared();
-          return clusters_at_once(kernel, Grid(blocks).in_clusters(blocks), kMostThreads, bytes);
-        },
-        2 * blocks + alone);
-  }
-  // Returns how many slabs the GPU computes at once.
-  int64_t slabs_at_once() {
-    const bool alone = bytes() > shared();
-    if (layout_.cuts == 1) return int64_t{alone ? 1 : kAtOnce} * gpu_.multiprocessors;
-    return std::max(1, clusters(layout_.cuts, alone));
-  }
-  int64_t bytes() const { return own_bytes() + layout_.stages * bytes_of_stage(); }
-
-  // Runs the phases from `first` on, before `last`, in `most` blocks at most.
-  void run(int first, int last, int64_t most) {
-    const Grid grid(std::min(layout_.slabs * layout_.parts(), most));
-    const bool clustered = layout_.stages > 0 && layout_.cuts > 1;
-    msops::launch(call_, group_norm_kernel<T, N, kLast, kBackward>,
-                  clustered ? grid.in_clusters(static_cast<unsigned>(layout_.cuts)) : grid, layout_.threads, bytes(),
-                  p_, layout_, first, last);
-  }
+  // Returns the bytes of a block with which so many of them share a multiprocessor.
+  int shared(int blocks) const { return (gpu_.shared_bytes + 1024) / blocks - 1024; }
 
   // Returns how many groups have whole packs.
   static int64_t unit_of(const Problem<T>& p) {
@@ -152,10 +164,11 @@ class Launcher {
   const Problem<T>& p_;
   const Gpu gpu_;
   Layout layout_{};
+  int64_t slabs_at_once_ = 0;  // if one launch has all phases
 };
 
 template <typename T, bool kLast, bool kBackward>
-int64_t launch_on_gpu(Call& call, const Problem<T>& p) {
+void launch_on_gpu(Call& call, const Problem<T>& p) {
   if constexpr (kMovesPacks<T>) {
     using Wide = Launcher<T, kPackWidth<T>, kLast, kBackward>;
     if (Wide::fits(p)) return Wide(call, p).launch();

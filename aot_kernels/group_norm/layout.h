@@ -18,7 +18,7 @@ struct Layout {
   int chunks, cuts;                      // of a group's channels, and of the steps
   int width;                             // channels of the largest part of a slab
   int lanes, neighbours, threads, held;  // held: packs of one tensor that a thread has in a stage
-  int stages;                            // 0 if phases have launches of their own, which read the tensors
+  int stages;                            // if one launch has all phases
 
   MSOPS_BOTH int parts() const { return chunks * cuts; }
   MSOPS_BOTH int teams() const { return lanes / neighbours; }
@@ -32,6 +32,11 @@ template <typename T, bool kLast>
 constexpr int kResident = sizeof(T) == 8 ? 1
                           : kLast        ? 2
                                          : 3;
+// So many blocks share it where phases have launches of their own.
+template <typename T, bool kLast>
+constexpr int kResidentOfPhases = sizeof(T) == 8 || kLast ? 2 : 4;
+constexpr int64_t kMostBlocks = 16;  // of a cluster
+constexpr int kLanesOfSum = 4;       // lanes that add up a sum of a channel over samples and cuts
 static_assert(kMostChannels <= kMostThreads, "each thread has one item at most");
 
 }  // namespace msops::group_norm

@@ -23,8 +23,9 @@
 namespace msops::group_norm {
 
 constexpr int64_t kMostChannels = 256;  // of a part on the GPU; longer groups need a row of `partial` for each so many
-constexpr int64_t kMostBlocks = 16;     // of a cluster
-constexpr int64_t kFew = 4096;          // elements, for which another block does not pay
+constexpr int64_t kParts = 16;          // of a group, for which `partial` has rows in any case
+constexpr int64_t kFew = 4096;          // elements, for which another block does not pay if one computes all phases
+constexpr int64_t kFewOfPhase = 1024;   // the same for a block that computes one phase
 
 // Statistics are the number of elements, their mean, pivot + rest, and the sum of their squared distances from it. The
 // pivot is the mean as it was rounded, so that no digit of a mean far from 0 is lost (see shared/norm/normal.h).
@@ -105,6 +106,7 @@ struct Problem {
   // of each channel of each sample. A record has Statistics and then, on the GPU, weighted sums; or the Group.
   C* partial;
   int64_t parts;
+  Numbers<T> dweight, dbias;  // without data in the forward pass, and where they are not wanted
   static constexpr int64_t kRecord = 6;
 
   MSOPS_BOTH int64_t columns() const { return samples * (groups * kRecord + (backward ? 2 * channels : 0)); }

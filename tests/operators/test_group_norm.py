@@ -118,6 +118,7 @@ class TestGroupNorm(OperatorTest):
         "wide, packs": case((1, 1032, 16), 1, eps=0.1),
         "wide and long": case((1, 520, 40), 1, eps=0.1, **SILU),
         "wide and long, last": case((1, 40, 520), 1, eps=0.1, **SILU, **LAST),
+        "several clusters": case((9, 2, 100, 100), 1, eps=0.1, **SILU),
         "long": case((1, 2, 300, 304), 1, eps=0.1, **SILU),
         "long, last": case((1, 301, 300, 2), 1, eps=0.1, **LAST),
     }
