@@ -52,7 +52,7 @@ class Launcher {
       if (blocks > 1 && clusters(blocks) == 0) break;
       share(blocks);
       const int64_t bytes = own_bytes() + bytes_of_stage();
-      const bool in_pairs = kAtOnce > 2 && slabs * blocks <= 2 * processors;  // pairs have no second round
+      const bool in_pairs = kAtOnce > 2 && N == 1 && slabs * blocks <= 2 * processors;  // in one round
       if (bytes > shared(in_pairs ? 2 : kAtOnce)) continue;
       found = blocks, resident = bytes > shared(kAtOnce) ? 2 : kAtOnce;
       if (slabs * blocks >= processors) break;
