@@ -54,11 +54,13 @@ LLAMA = """dtype = states.dtype
         variance = states.pow(2).mean(-1, keepdim=True)
         states = states * ops.rsqrt(variance + self.variance_epsilon)
         return self.weight * states.to(dtype)"""
+MULTIPLY = """out = self._norm(states.float()) * {}
+        return out.type_as(states)"""
 FORMULAS = {  # the body of `construct`, and what is added to the weight
     "llama": (LLAMA, 0),
     "olmo": (LLAMA.replace("self.weight * states.to(dtype)", "(self.weight * states).astype(dtype)"), 0),
-    "moshi": ("out = self._norm(states.float()) * self.weight.float()\n        return out.type_as(states)", 0),
-    "gemma": ("out = self._norm(states.float())\n        return (out * (1.0 + self.weight.float())).type_as(states)", 1),
+    "moshi": (MULTIPLY.format("self.weight.float()"), 0),
+    "gemma": (MULTIPLY.format("(1.0 + self.weight.float())"), 1),
 }
 OTHERS = {
     "sum": LLAMA.replace("mean", "sum"),
@@ -144,9 +146,7 @@ def test_other_formulas_stay(load, name):
 
 
 def test_functions_without_source():
-    space = {}
-    exec("def construct(self, x):\n    return x", space)
-    assert formula(space["construct"]) == ""
+    assert formula(eval("lambda x: x")) == ""  # noqa: S307 (this code is in no file)
 
 
 def test_libraries_imported_before(load):

@@ -64,8 +64,9 @@ struct Heads {
       bool waits = false;
       w.watch.begin();
       do {
-        if (is_there) waits = !read_two<T>(from + first / kWord, layer + 1, numbers[0], numbers[1]) |
-                              !read_two<T>(from + second / kWord, layer + 1, numbers[2], numbers[3]);
+        if (is_there)
+          waits = !read_two<T>(from + first / kWord, layer + 1, numbers[0], numbers[1]) |
+                  !read_two<T>(from + second / kWord, layer + 1, numbers[2], numbers[3]);
       } while (waits && w.watch.goes_on());
       if (waits) numbers[0] = numbers[1] = numbers[2] = numbers[3] = __uint_as_float(kNanWord);
       const Factors<T>& norm = which == 0 ? s.q_norm : s.k_norm;
@@ -98,7 +99,8 @@ struct Heads {
         swap();
       }
       if (!is_there) continue;
-      const Pack<T, 2> a = rounded_pack<T, 2>({numbers[0], numbers[1]}), b = rounded_pack<T, 2>({numbers[2], numbers[3]});
+      const Pack<T, 2> a = rounded_pack<T, 2>({numbers[0], numbers[1]}),
+                       b = rounded_pack<T, 2>({numbers[2], numbers[3]});
       T* const to = which == 0 ? query(i) : fresh(which - 1, at);
       store(to + first, a), store(to + second, b);
       if (which > 0 && item.first_query == 0) {

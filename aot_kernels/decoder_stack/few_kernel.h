@@ -61,7 +61,8 @@ __device__ void compute_layers(Worker<T, kMost>& w) {
 
 // kMost is the most tokens. One more warp than those that compute copies.
 template <typename T, int kMost>
-__global__ void __launch_bounds__(32 * (warps_for(kMost) + 1), 1) few_tokens_kernel(const __grid_constant__ FewTokens<T> s) {
+__global__ void __launch_bounds__(32 * (warps_for(kMost) + 1), 1)
+    few_tokens_kernel(const __grid_constant__ FewTokens<T> s) {
   if (!has_instructions_of(80)) return;
   extern __shared__ uint4 dynamic[];
   unsigned char* const shared = reinterpret_cast<unsigned char*>(dynamic);

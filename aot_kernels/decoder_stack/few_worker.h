@@ -43,7 +43,8 @@ __device__ __forceinline__ void multiply_add(float (&sums)[2][4], const uint4& t
 
 template <typename T, int kMost>
 struct Worker {
-  static constexpr int kWarps = warps_for(kMost), kThreads = 32 * kWarps, kWord = kWordElements<T>, kUnit = kUnitElements<T>;
+  static constexpr int kWarps = warps_for(kMost), kThreads = 32 * kWarps, kWord = kWordElements<T>,
+                       kUnit = kUnitElements<T>;
   static constexpr bool kHasMany = kMost > 8;
   const FewTokens<T>& s;
   unsigned char* shared;
@@ -263,7 +264,8 @@ struct Worker {
   __device__ __forceinline__ void finish(Step step, int first, int count, unsigned tag) const {
     const Matrix<T>& m = s.matrices[step];
     const T* const bias = reinterpret_cast<const T*>(factors(4)) - of_block.mine[kQkv].begin * kGroupRows;
-    const int tokens = this->tokens(), words_log2 = (m.is_pair ? 2 : 3) - (kWord == 2 ? 1 : 0), all = count << words_log2;
+    const int tokens = this->tokens(), words_log2 = (m.is_pair ? 2 : 3) - (kWord == 2 ? 1 : 0),
+              all = count << words_log2;
     for (int i = thread; i < all * tokens; i += kThreads) {
       const int token = tokens == 1 ? 0 : i / all, at = i - token * all, group = at >> words_log2;
       const int row = (at & ((1 << words_log2) - 1)) * kWord, of_matrix = (first + group) * m.rows_of_group() + row;

@@ -139,7 +139,7 @@ class TestDecoderStack(Card):
         "20 texts, 128 features": case(1, 20, 1, 16, 2, 1, 128, 16, room=130, is_wide=True),
         "5 texts, long rows": case(1, 5, 1, 136, 4, 2, 16, 1096, room=40),
         "one token": case(3, 1, 1, 40, 6, 2, 64, 72, room=210, optional=ALL, interleaved=True),
-        "one token, wide tables": case(2, 1, 1, 72, 10, 1, 40, 1088, room=90, optional=("k_norm", "norm"), is_wide=True),
+        "one token, wide": case(2, 1, 1, 72, 10, 1, 40, 1088, room=90, optional=("k_norm", "norm"), is_wide=True),
         "one token, a long row": case(2, 1, 1, 2056, 4, 1, 8, 16, room=30, optional=("q_norm",)),
         "wide tables": case(2, 2, 2, 16, 2, 1, 8, 24, room=5, optional=ALL, is_wide=True),
     }
