@@ -121,6 +121,7 @@ def test_contents(wheel):
         templates = (path for path in (ROOT / "examples" / name).iterdir() if path.is_file())
         expected |= {f"msops/templates/{name}/{path.name}" for path in templates}
     expected |= {"msops/py.typed", "msops/__init__.pyi"}  # type checkers read them
+    expected.add("msops/core/fast_calls.cc")  # `use_fast_calls` compiles it
     info = ("METADATA", "RECORD", "WHEEL", "licenses/LICENSE", "top_level.txt")
     expected |= {f"msops-{version}.dist-info/{name}" for name in info}
     assert set(zipfile.ZipFile(wheel).namelist()) == expected

@@ -135,10 +135,17 @@ class _Build:
     """One library in the cache. It has two files: the library, and a record of the headers it was compiled from."""
 
     def __init__(
-        self, folder: Path, stem: str, command: list[str], texts: dict[str, bytes], verbose: bool, began: float
+        self,
+        folder: Path,
+        stem: str,
+        command: list[str],
+        texts: dict[str, bytes],
+        verbose: bool,
+        began: float,
+        libraries: Sequence[str] = (),
     ) -> None:
         self.folder, self.stem, self.command, self.texts, self.verbose = folder, stem, command, texts, verbose
-        self.began = began
+        self.began, self.libraries = began, libraries
         self.record = folder / f"{stem}.json"
 
     def find(self) -> Path | None:
@@ -178,7 +185,7 @@ class _Build:
                 self._run([*self.command, *language, *output])
                 headers |= set(_prerequisites(Path(scratch, f"{i}.d").read_text())) - {str(path)}
             made = Path(scratch, "library.so")
-            self._run([*self.command, "-shared", *objects, "-o", str(made)])
+            self._run([*self.command, "-shared", *objects, *self.libraries, "-o", str(made)])
             library = self._path_of(made.read_bytes())
             record = Path(scratch, "record.json")
             kept = {"library": library.name, "headers": _digests(sorted(headers)), "command": self.command}

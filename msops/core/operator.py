@@ -260,7 +260,7 @@ class PlainOperator(Operator, Primitive):
         return self
 
     def __call__(self, *inputs: Tensor | None, **named: Tensor) -> Any:
-        return ops.Custom.__call__(self, *(self.in_order(inputs, named) if named else inputs))
+        return Primitive.__call__(self, *(self.in_order(inputs, named) if named else inputs))
 
 
 class ScratchOperator(Operator):

@@ -10,7 +10,7 @@ from mindspore import ops
 from mindspore.common import dtype as mstype
 
 from ..compat import VERSION
-from . import open_sizes
+from . import fast_calls, open_sizes
 from .compiled import forget_recording
 from .spec import Spec, from_inference
 
@@ -29,6 +29,7 @@ class Primitive(ops.Custom):
             self.operator = operator
         # Results of inference are kept, since PyNative mode asks for them at each call: inference takes some 50 us.
         self._inferred: dict[tuple[Spec | str, ...], tuple[Any, Any, bool, list[mindspore.Type]]] = {}
+        self.plans: dict[tuple[Spec, ...], Any] = {}  # see fast_calls
         entry, tensors = operator.entry, (*operator.signature.outputs, *operator.signature.scratch)
         # MindSpore requires rules for shape and dtype here, but then asks __infer__ below for both.
         variable = entry.library.variable if VERSION >= (2, 7) else None
@@ -51,6 +52,10 @@ class Primitive(ops.Custom):
             self.add_prim_attr(f"label_of_msops_{i // 8}", int.from_bytes(part, "little", signed=True))
         for key, value in operator.attributes.items():
             self.add_prim_attr(*as_attribute(key, value))
+
+    def __call__(self, *inputs: Any) -> Any:
+        outputs = NotImplemented if fast_calls.state.extension is None else fast_calls.call(self, inputs)
+        return super().__call__(*inputs) if outputs is NotImplemented else outputs
 
     def __infer__(self, *inputs: dict[str, Any]) -> dict[str, Any]:
         operator = self.operator
