@@ -28,8 +28,9 @@ TURN = {"GPU": 4, "CPU": 1}  # steps between two looks at the clock
 # transformers loads these where it finds them; their libraries of CUDA are not those of MindSpore's GPU backend.
 HIDDEN = ("torch", "torchvision", "torchaudio", "accelerate", "peft", "timm", "jax", "flax")
 LIMIT = 240  # s after which a run is given up
-PEERS = ("torch", "msops", "MindSpore")  # PyTorch first: it saves the weights
-ATTENTION = dict(torch="sdpa", msops="flash_attention_2", MindSpore="eager")
+FAST = "msops, fast calls"
+ATTENTION = {"torch": "sdpa", "msops": "flash_attention_2", FAST: "flash_attention_2", "MindSpore": "eager"}
+PEERS = tuple(ATTENTION)  # PyTorch first: it saves the weights
 
 
 class Model(NamedTuple):
@@ -163,10 +164,12 @@ def of_mindone(model, device, folder, by):
     import mindspore
 
     mindspore.set_device(device)
-    if by == "msops":
+    if by.startswith("msops"):
         import msops
 
         msops.patch_mindspore()
+        if by == FAST:
+            msops.use_fast_calls()
     library = importlib.import_module(f"mindone.{model.library}")
     words = dict(dtype=mindspore.float16, attn_implementation=ATTENTION[by])
     if not model.config:
