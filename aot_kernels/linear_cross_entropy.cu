@@ -38,13 +38,15 @@ struct Factor {
   }
 };
 
-// A GPU takes at least kFewRows rows at once, since cuBLAS is slower with fewer, and all rows if there are few logits.
+// Of many rows a GPU takes an eighth at once, or about kFewRows, since cuBLAS is slower with fewer; and all rows if
+// there are few logits.
 constexpr int64_t kChunks = 8, kFewRows = 1024, kFewLogits = int64_t{1} << 20;
 
 int64_t rows_of_chunk(int64_t chunk, int64_t rows, int64_t classes) {
   if (chunk > 0) return std::min(chunk, rows);
   if (size_of({rows, classes}) <= kFewLogits) return rows;
-  return std::min(rows, std::max((rows + kChunks - 1) / kChunks, kFewRows));
+  const int64_t most = std::max((rows + kChunks - 1) / kChunks, kFewRows), chunks = (rows + most - 1) / most;
+  return (rows + chunks - 1) / chunks;  // chunks are as long as each other
 }
 
 // Returns the shapes of: a chunk's logits, which become their gradients; the losses and RowStats of rows; two times

@@ -11,7 +11,6 @@ from msops.core import fast_calls
 
 pytestmark = [
     pytest.mark.alone,
-    pytest.mark.wide,  # compiling takes half a minute
     pytest.mark.skipif(compat.VERSION != (2, 10), reason="is for MindSpore 2.10"),
 ]
 
@@ -44,6 +43,7 @@ def slow(monkeypatch, function, *inputs):
     return outputs
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("view", [lambda x: x, lambda x: x.T, lambda x: x[1:], lambda x: x[:, 1:3], lambda x: x[1, 1]])
 def test_same_bits(calls, monkeypatch, view):
     x = view(Tensor(numbers(3, 5)))
@@ -57,6 +57,7 @@ def test_scratch_and_parameters(calls, monkeypatch):
     assert calls == [True]
 
 
+@pytest.mark.wide
 def test_order(calls):
     """A call sees what earlier operators of MindSpore wrote, and not what later ones write."""
     x = Parameter(np.zeros(1000, np.float32))
@@ -68,6 +69,7 @@ def test_order(calls):
     assert all(calls)
 
 
+@pytest.mark.wide
 def test_order_of_launches(calls):
     """A kernel of MindSpore reads what a call gave, and its memory is free only when it has run."""
     x = Tensor(numbers(2, 9, 3))
@@ -149,6 +151,7 @@ PROGRAMS = [
 ]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_same_gradients(calls, monkeypatch, program):
     library = msops.load(
@@ -170,6 +173,7 @@ def as_tuple(outputs):
     return outputs if isinstance(outputs, tuple) else (outputs,)
 
 
+@pytest.mark.wide
 def test_error_in_a_gradient(calls):
     def gradient(x, y, dy):
         raise KeyError("here")
@@ -182,6 +186,7 @@ def test_error_in_a_gradient(calls):
     assert np.isfinite(mindspore.grad(lambda x: msops.sigmoid(x).sum())(x).asnumpy()).all()
 
 
+@pytest.mark.wide
 def test_mixed_precision(calls):
     class Net(nn.Cell):
         def __init__(self):
@@ -212,6 +217,7 @@ def test_errors(calls):
     assert np.isfinite(msops.sigmoid(Tensor(numbers(5))).asnumpy()).all()
 
 
+@pytest.mark.wide
 def test_graph_mode(calls):
     mindspore.set_context(mode=mindspore.GRAPH_MODE)
     x = Tensor(numbers(5))

@@ -220,8 +220,8 @@ __device__ __forceinline__ void compute_items(const Attention<Half>& a, const Ma
     const OnlineSoftmax<1> finished = softmax;
     const int begin = item.begin, i0 = item.i0 + row, i1 = std::min(i0 + 16, item.i1);
     const SeenWith<Half, false> seen(a, item.s, item.b, item.h, item.end);
-    // The last tiles may have no key that the warpgroup's queries see. Two stages are not for tiles to pass: one has
-    // the values that are still to be multiplied, and one gets those of the next item.
+    // The last tiles may have no key that the warpgroup's queries see. At most kStages - 2 tiles are passed, else the
+    // block deadlocks: one stage keeps the last values, and one gets the next item's before these are released.
     const int all_tiles = w.tiles, end = std::min(first + 63 + seen.high, item.end);
     const int tiles_seen = (end - begin + S::kKeys - 1) / S::kKeys;
     const int tiles_of_next = std::max(std::max(1, tiles_seen), all_tiles - (S::kStages - 2));

@@ -183,7 +183,7 @@ class Block {
     slab_ = slab(number);
     if (phase == 1) return take_statistics();
     if (slab_.packs > 0) load_batch(ahead_, slab_.at, slab_.packs);
-    griddepcontrol_wait();
+    griddepcontrol_wait();  // in every block, so that phase 3 also sees what phase 1 wrote
     p.silu ? normalize<true>(phase) : normalize<false>(phase);
   }
 
@@ -488,23 +488,24 @@ class Block {
 };
 
 // Adds up sums of a channel over cuts and samples: those of dz xhat or of dz. `thread` counts through sums and, for
-// each of them, kLanesOfSum lanes.
+// each of them, its lanes.
 template <typename T>
 __device__ void add_up_channels(const Problem<T>& p, int cuts, int64_t thread) {
-  const int64_t sum = thread / kLanesOfSum;
+  const int lanes = lanes_of_sum(cuts * p.samples), lane = static_cast<int>(thread % lanes);
+  const int64_t sum = thread / lanes;
   const bool is_sum = sum < 2 * p.channels, of_dz = sum >= p.channels;
-  const int lane = static_cast<int>(thread % kLanesOfSum);
   const int64_t rows = is_sum ? cuts * p.samples : 0;
   int cut = lane % cuts;
   int64_t sample = lane / cuts;
   Sum<T> total;
 #pragma unroll 8  // so that loads do not wait for each other
-  for (int64_t row = lane; row < rows; row += kLanesOfSum) {
+  for (int64_t row = lane; row < rows; row += lanes) {
     total += p.sums(cut, sample)[sum];
-    cut += kLanesOfSum % cuts, sample += kLanesOfSum / cuts;
+    cut += lanes % cuts, sample += lanes / cuts;
     if (cut >= cuts) cut -= cuts, ++sample;
   }
-  const Compute<T> all = team_sum<kLanesOfSum>(total.total());
+  Compute<T> all = total.total();
+  for (int distance = lanes / 2; distance > 0; distance /= 2) all += __shfl_xor_sync(~0u, all, distance);
   const Numbers<T>& out = of_dz ? p.dbias : p.dweight;
   if (lane == 0 && is_sum && out.data) out.set(of_dz ? sum - p.channels : sum, all);
 }

@@ -43,13 +43,13 @@ class Launcher {
 
   // Chooses blocks of a slab, which are a cluster, and their stages, so that all phases take one launch: the fewest
   // blocks that share multiprocessors and occupy the GPU, or as many as there can be. Returns false if a slab does not
-  // fit, if these leave most of the GPU idle, or if a few slabs take several rounds, whose last one does.
+  // fit, if these leave most of the GPU idle, or if few slabs take several rounds, of which the last does.
   bool fit() {
     const int64_t slabs = layout_.slabs, processors = gpu_.multiprocessors;
     const int64_t most = std::min({p_.parts, layout_.steps, (layout_.width * p_.positions - 1) / kFew + 1});
     int found = 0, resident = 0;
     for (int blocks = 1; blocks <= std::min(most, kMostBlocks); blocks *= 2) {
-      if (blocks > 1 && clusters(blocks) == 0) break;
+      if (blocks > 1 && clusters(blocks, kAtOnce) == 0) break;
       share(blocks);
       const int64_t bytes = own_bytes() + bytes_of_stage();
       const bool in_pairs = kAtOnce > 2 && N == 1 && slabs * blocks <= 2 * processors;  // in one round
@@ -59,21 +59,21 @@ class Launcher {
     }
     if (found == 0 || (2 * slabs * found < processors && most > found)) return false;
     share(found);
-    const int64_t at_once = resident < kAtOnce ? slabs : found > 1 ? clusters(found) : kAtOnce * processors;
+    const int64_t at_once = found > 1 ? clusters(found, resident) : resident * processors;
     const int64_t rounds = (slabs - 1) / at_once + 1, room = (shared(resident) - own_bytes()) / bytes_of_stage();
     slabs_at_once_ = std::min(slabs, at_once), layout_.stages = static_cast<int>(std::min({kStages, rounds, room}));
     return rounds == 1 || 4 * slabs >= 3 * processors;
   }
-  // Returns how many clusters of so many blocks run at once, or 0 if there are none.
-  int clusters(int blocks) {
+  // Returns how many clusters of so many blocks run at once, `resident` blocks to a multiprocessor, or 0.
+  int clusters(int blocks, int resident) {
     const auto kernel = staged_kernel<T, N, kLast, kBackward>;
-    [[maybe_unused]] static FactOfGpu<kMostBlocks + 1> fact;
+    [[maybe_unused]] static FactOfGpu<2 * (kMostBlocks + 1)> fact;
     return fact.get(
         [&] {
           if (!is_compiled_for(90, kernel)) return 0;
-          return clusters_at_once(kernel, Grid(blocks).in_clusters(blocks), kMostThreads, shared(kAtOnce));
+          return clusters_at_once(kernel, Grid(blocks).in_clusters(blocks), kMostThreads, shared(resident));
         },
-        blocks);
+        2 * blocks + (resident == kAtOnce));
   }
 
   // Cuts slabs into as many parts as keep all blocks of a phase on the GPU at once, if these have enough to do.
@@ -85,8 +85,8 @@ class Launcher {
     const int64_t blocks = threads / layout_.threads / (layout_.slabs * layout_.chunks);
     share(static_cast<int>(std::max<int64_t>(1, std::min(most, blocks))));
   }
-  // Runs a phase in so many blocks, and adds up sums of channels in others. A launch begins while the one before it,
-  // which is ours, ends.
+  // Runs a phase in so many blocks, and adds up sums of channels in others. Phases 2 and 3 may
+  // begin before the phase before them has ended, and wait for it.
   void run(int phase, int64_t blocks, int64_t of_sums) {
     const auto kernel = phase_kernel<T, N, kLast, kBackward>;
     [[maybe_unused]] static FactOfGpu<> fact;
@@ -96,7 +96,8 @@ class Launcher {
                   layout_, phase, static_cast<unsigned>(blocks));
   }
   int64_t blocks_of_sums() const {
-    return p_.dweight.data || p_.dbias.data ? (2 * kLanesOfSum * p_.channels - 1) / layout_.threads + 1 : 0;
+    const int64_t lanes = lanes_of_sum(layout_.cuts * p_.samples);
+    return p_.dweight.data || p_.dbias.data ? (2 * lanes * p_.channels - 1) / layout_.threads + 1 : 0;
   }
 
   // Chooses the groups of a slab.

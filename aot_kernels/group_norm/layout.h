@@ -36,7 +36,9 @@ constexpr int kResident = sizeof(T) == 8 ? 1
 template <typename T, bool kLast>
 constexpr int kResidentOfPhases = sizeof(T) == 8 || kLast ? 2 : 4;
 constexpr int64_t kMostBlocks = 16;  // of a cluster
-constexpr int kLanesOfSum = 4;       // lanes that add up a sum of a channel over samples and cuts
 static_assert(kMostChannels <= kMostThreads, "each thread has one item at most");
+
+// Returns how many lanes add up a sum of a channel, of so many numbers.
+MSOPS_BOTH int lanes_of_sum(int64_t numbers) { return numbers > 64 ? 32 : 4; }
 
 }  // namespace msops::group_norm

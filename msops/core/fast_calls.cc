@@ -111,6 +111,7 @@ class Record : public autograd::CppFunctionNode<Gradient> {
  private:
   void Forget() {
     if (!gradient_) return;
+    if (!Py_IsInitialized()) return void(gradient_.release());
     py::gil_scoped_acquire gil;
     gradient_ = py::function();
   }
@@ -183,15 +184,15 @@ class Plan : public std::enable_shared_from_this<Plan> {
         given.back()->set_need_pipeline_sync(true);
       }
       results = run(inputs);
-      if (abstracts_.empty()) {
-        for (const auto& each : results) {
-          abstracts_.push_back(each->ToAbstract());
-          abstracts_.back()->set_value(mindspore::kValueAny);
-        }
-      }
       std::shared_ptr<Record> node;
       {
         py::gil_scoped_acquire gil;
+        if (abstracts_.empty()) {
+          for (const auto& each : results) {
+            abstracts_.push_back(each->ToAbstract());
+            abstracts_.back()->set_value(mindspore::kValueAny);
+          }
+        }
         node = std::make_shared<Record>(function_, gradient, abstracts_);
       }
       node->SetContextBackwardNode(node);

@@ -38,8 +38,8 @@ class Primitive(ops.Custom):
         if variable:
             self.add_prim_attr("path_from_env", True)
         # This needs MindSpore 2.7: in PyNative mode, 2.0 also asks the C function once a place has seen several shapes.
-        takes_rule = open_sizes.offer_rule(entry, operator.sizes_of_outputs)
-        self._has_open_sizes = takes_rule and VERSION >= (2, 7) and variable is None
+        self.is_entry = open_sizes.offer_rule(entry, operator.sizes_of_outputs)  # of MSOPS_ENTRY
+        self._has_open_sizes = self.is_entry and VERSION >= (2, 7) and variable is None
         if self._has_open_sizes:
             self.add_prim_attr("reg_op_name", operator.label)
             self.add_prim_attr("multi_output", len(tensors) > 1)

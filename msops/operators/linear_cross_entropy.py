@@ -35,7 +35,7 @@ _NAME = "linear_cross_entropy"
 _SIGNATURE = Signature(
     "x(N, C), weight(V, C), labels(N, dtype=index), bias(V)?, class_weight(V, dtype=common|float32)? -> loss(N)"
 )
-# By default, there are so many chunks, of MindSpore's operators; with more, adding up the gradients of the weight takes
+# Without `chunk`, MindSpore's operators take this many chunks; with more, adding up the gradients of the weight takes
 # longer. For a few logits, chunks would cost more time than their memory is worth.
 _CHUNKS, _FEW = 8, 2**20
 # A chunk's gradient of the weight is a sum over its rows. In float16 it is made smaller by this factor, so that it only
@@ -86,8 +86,8 @@ def linear_cross_entropy(
         label_smoothing (float): From 0 to 1. Default: ``0.0`` .
         z_loss (float): At least 0. Default: ``0.0`` .
         softcap (float): At least 0, where 0 means none. Default: ``0.0`` .
-        chunk (int): The number of rows of a chunk, at least 1. Default: ``None`` , an eighth of the rows, but at
-            least 1024 in the one operator for GPUs or, if there are at most 2^20 logits, all rows.
+        chunk (int): The number of rows of a chunk, at least 1. Default: ``None`` , all rows if
+            there are at most 2^20 logits, else an eighth of them, or about 1024 in the one operator for GPUs, if more.
         class_weight (Tensor): Weights of the classes, shape (V,), with the dtype of x or float32, and without a
             gradient. Default: ``None`` , all are 1.
 

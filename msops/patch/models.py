@@ -11,7 +11,7 @@ import ast
 import inspect
 import sys
 import textwrap
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mindspore import Tensor, nn
 
@@ -34,9 +34,22 @@ _CASTS: dict[str, Any] = {  # methods that are x.to(dtype): its argument, of the
     "float": lambda: [ast.Name("float32")],
     "type_as": lambda like: [ast.Attribute(like, "dtype")],
 }
+_MOST_LINES = 8  # of a function: with many more, the expression could be too long
 _HOOK = "__init_subclass__"  # Python calls it for each new class of Cells
 _ROTATION = "apply_rotary_pos_emb"
-_replaced: list[tuple[Any, str, Function]] = []  # a class or a module, a name, and what stood there
+_CONSTRUCT = "construct"
+
+
+class _Replaced(NamedTuple):
+    """A name of a class or a module, what stood there, or None for what a class inherits, and what stands there now."""
+
+    owner: Any
+    name: str
+    own: Function | None
+    now: Function
+
+
+_replaced: list[_Replaced] = []
 
 
 def watch() -> None:
@@ -49,9 +62,12 @@ def watch() -> None:
 
 
 def restore() -> None:
-    delattr(nn.Cell, _HOOK)
-    for owner, name, own in _replaced:
-        setattr(owner, name, own)
+    """Ends what `watch` began. What a program has put in place of a replacement stays."""
+    if _HOOK in vars(nn.Cell):
+        delattr(nn.Cell, _HOOK)
+    for owner, name, own, now in _replaced:
+        if vars(owner).get(name) is now:
+            delattr(owner, name) if own is None else setattr(owner, name, own)
     _replaced.clear()
 
 
@@ -60,32 +76,49 @@ def _init_subclass(cls: Any, /, **named: Any) -> None:
     _replace(cls)
 
 
-def _replace(cls: type) -> None:
+def _replace(cls: Any) -> None:
     if cls.__name__.endswith("Norm"):
-        _replace_name(cls, "construct")
+        _replace_name(cls, _CONSTRUCT)
     # A module defines what its Cells call before it defines the last of them.
     _replace_name(sys.modules.get(cls.__module__), _ROTATION)
+    # A class may inherit a replacement, but define the methods that were a part of its formula.
+    owns: dict[Any, Function | None] = {each.now: each.own for each in _replaced if each.name == _CONSTRUCT}
+    own = owns.get(getattr(cls, _CONSTRUCT, None))
+    if own and _CONSTRUCT not in vars(cls) and any(map(inspect.isfunction, map(vars(cls).get, _public(cls)))):
+        _put(cls, _CONSTRUCT, None, own)
+
+
+def _public(cls: type) -> list[str]:
+    return [name for name in vars(cls) if not name.startswith("__")]
 
 
 def _replace_name(owner: Any, name: str) -> None:
     own = vars(owner).get(name) if owner else None
-    if inspect.isfunction(own) and own.__module__.partition(".")[0] not in ("mindspore", "msops"):
-        make = _FORMULAS.get(formula(own, owner))
-        if make:
-            _replaced.append((owner, name, own))
-            setattr(owner, name, make(own))
+    if inspect.isfunction(own) and (own.__module__ or "").partition(".")[0] not in ("mindspore", "msops"):
+        replacement = _FORMULAS.get(formula(own, owner), _no_replacement)(own)
+        if replacement:
+            _put(owner, name, own, replacement)
+
+
+def _put(owner: Any, name: str, own: Function | None, now: Function) -> None:
+    _replaced.append(_Replaced(owner, name, own, now))
+    setattr(owner, name, now)
+
+
+def _no_replacement(_: Function) -> None:
+    return None
 
 
 def formula(function: Function, owner: Any = None) -> str:
     """Returns what a function computes as one expression of its arguments x0, x1, ... , or "" if that cannot be told.
 
     Methods of a class `owner` are inlined, and so are functions of the function's module."""
-    try:
-        (tree,) = ast.parse(textwrap.dedent(inspect.getsource(function))).body
-    except (OSError, SyntaxError):  # there is no file, or it does not hold the function alone
-        return ""
+    known = {**function.__globals__, **_methods(owner)}
     arguments = [ast.Name(f"x{i}") for i in range(function.__code__.co_argcount)]
-    result = _result(tree, arguments, {**function.__globals__, **_methods(owner)})
+    try:
+        result = _result(_tree(function), arguments, known)
+    except Exception:  # noqa: BLE001 (whatever is wrong with other people's source, it is no formula)
+        return ""
     return ast.unparse(result) if result else ""
 
 
@@ -93,11 +126,20 @@ def _methods(owner: Any) -> dict[str, Function]:
     return {f"x0.{name}": value for name, value in vars(owner).items()} if isinstance(owner, type) else {}
 
 
+def _tree(function: Function) -> ast.FunctionDef | None:
+    """Returns the syntax tree of a function that nothing decorates."""
+    (tree,) = ast.parse(textwrap.dedent(inspect.getsource(function))).body
+    return tree if isinstance(tree, ast.FunctionDef) and not tree.decorator_list else None
+
+
 def _result(function: Any, arguments: list[Any], known: dict[str, Any]) -> ast.expr | None:
-    """Returns the expression that a function's syntax tree returns, or None if it has more than assignments."""
+    """Returns the expression that a function's syntax tree returns, or None if it has more than a few assignments."""
+    if function is None:
+        return None
     values = dict(zip((each.arg for each in function.args.args), arguments))
     substitute = _Substitute(values, known).visit
-    for line in function.body if isinstance(function, ast.FunctionDef) else [ast.Return(function.body)]:
+    lines = function.body if isinstance(function, ast.FunctionDef) else [ast.Return(function.body)]
+    for line in lines[:_MOST_LINES]:
         if isinstance(line, ast.Return) and line.value:
             result: ast.expr = substitute(line.value)
             return result
@@ -124,25 +166,23 @@ class _Substitute(ast.NodeTransformer):
         return node
 
     def visit_Call(self, node: ast.Call) -> ast.expr:
+        is_of_module = isinstance(node.func, ast.Attribute) and ast.unparse(node.func).partition(".")[0] in _MODULES
         self.generic_visit(node)
         if isinstance(node.func, ast.Attribute) and node.func.attr in _CASTS and not node.keywords:
             return ast.Call(ast.Attribute(node.func.value, "to"), _CASTS[node.func.attr](*node.args), [])
         name = ast.unparse(node.func)
-        called = self.known.get(name)
-        if not inspect.isfunction(called) or node.keywords or called.__module__.partition(".")[0] == "mindspore":
-            return node
-        try:
-            (tree,) = ast.parse(textwrap.dedent(inspect.getsource(called))).body
-        except (OSError, SyntaxError):
+        called = None if is_of_module or node.keywords else self.known.get(name)
+        if not inspect.isfunction(called):
             return node
         of_self = [ast.Name("x0")] if name.startswith("x0.") else []
-        return _result(tree, [*of_self, *node.args], self.known) or node
+        return _result(_tree(called), [*of_self, *node.args], {}) or node  # what it calls itself stays a call
 
 
 @once
-def _normalizes(x: Description, weight: Description) -> bool:
-    """Tells whether rms_norm returns the dtype that the formula does."""
-    return x[1] == weight[1] and x[1] in FLOATS
+def _normalizes(x: Description, weight: Description, eps: Any) -> bool:
+    """Tells whether rms_norm takes these, and returns the dtype that the formula does."""
+    is_row = bool(x[0]) and weight[0] == x[0][-1:] and None not in weight[0]
+    return is_row and x[1] == weight[1] and x[1] in FLOATS and type(eps) in (int, float)
 
 
 @once
@@ -157,31 +197,42 @@ def _turns(q: Description, k: Description, cos: Description, sin: Description, a
     return q[1] in FLOATS and table[3] == q[0][3] == k[0][3] and table[3] % 2 == 0
 
 
-def _normalizing(eps: str, offset: float, casting: str) -> Callable[[Function], Function]:
+def _normalizing(eps: str, offset: float, casting: str) -> Callable[[Function], Function | None]:
     """Makes the `construct` of RMSNorms whose attribute `eps` is added to the mean."""
 
-    def make(own: Function) -> Function:
-        def construct(self: Any, x: Tensor) -> Any:
-            if _normalizes(describe(x), describe(self.weight)):
-                return rms_norm(x, self.weight, getattr(self, eps), offset, casting)
-            return own(self, x)
+    def make(own: Function) -> Function | None:
+        name = list(inspect.signature(own).parameters)[1]  # which calls may use
+        if name == "hidden_states":
 
-        return construct
+            def construct(self: Any, hidden_states: Tensor) -> Any:
+                if _normalizes(describe(hidden_states), describe(self.weight), getattr(self, eps)):
+                    return rms_norm(hidden_states, self.weight, getattr(self, eps), offset, casting)
+                return own(self, hidden_states)
+
+        else:
+
+            def construct(self: Any, x: Tensor) -> Any:  # type: ignore[misc]
+                if _normalizes(describe(x), describe(self.weight), getattr(self, eps)):
+                    return rms_norm(x, self.weight, getattr(self, eps), offset, casting)
+                return own(self, x)
+
+        return construct if name in ("x", "hidden_states") else None
 
     return make
 
 
-def _turning(own: Function) -> Function:
+def _turning(own: Function) -> Function | None:
     def apply_rotary_pos_emb(
         q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, position_ids: Tensor | None = None, unsqueeze_dim: int = 1
     ) -> tuple[Tensor, Tensor]:
         if _turns(describe(q), describe(k), describe(cos), describe(sin), unsqueeze_dim):
             cos, sin = cos.expand_dims(unsqueeze_dim), sin.expand_dims(unsqueeze_dim)
             return turn(q, cos, sin, False), turn(k, cos, sin, False)
-        both: tuple[Tensor, Tensor] = own(q, k, cos, sin, position_ids, unsqueeze_dim)
-        return both
+        return own(q, k, cos, sin, position_ids, unsqueeze_dim)
 
-    return apply_rotary_pos_emb
+    parameters = [(each.name, each.default) for each in inspect.signature(own).parameters.values()]
+    wanted = [(each.name, each.default) for each in inspect.signature(apply_rotary_pos_emb).parameters.values()]
+    return apply_rotary_pos_emb if parameters == wanted else None
 
 
 def _written(text: str) -> str:
@@ -196,11 +247,12 @@ _NORMS = {  # what `construct` returns, where y is x in float32 times the root: 
     "self.weight * ({y}).to(x.dtype)": (0.0, "llama"),
     "(self.weight * ({y})).to(x.dtype)": (0.0, "gemma"),
     "({y} * self.weight.to(float32)).to(x.dtype)": (0.0, "gemma"),
+    "({y} * self.weight).to(x.dtype)": (0.0, "gemma"),
     "({y} * (1.0 + self.weight.to(float32))).to(x.dtype)": (1.0, "gemma"),
 }
 _TURNED = "{0} * cos.unsqueeze(axis) + cat((-{0}[..., {0}.shape[-1] // 2:], {0}[..., :{0}.shape[-1] // 2]), dim=-1)"
 _BOTH = ", ".join(f"{_TURNED.format(x)} * sin.unsqueeze(axis)" for x in ("q", "k"))
-_FORMULAS: dict[str, Callable[[Function], Function]] = {
+_FORMULAS: dict[str, Callable[[Function], Function | None]] = {
     _written(f"lambda q, k, cos, sin, places, axis: ({_BOTH})"): _turning,
     **{
         _written("lambda self, x: " + text.format(y=f"x.to(float32) * {_ROOT.format(eps)}")): _normalizing(eps, *how)

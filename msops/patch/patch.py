@@ -54,7 +54,7 @@ def patch_mindspore(mint: bool = True) -> Patch:
     operators or, where msops has a kernel, run by that. So does the primitive `AdamW`.
 
     RMSNorm and the rotation of queries and keys, which model libraries such as mindone write out in each model, are
-    recognized by their formulas, and run by msops' kernels.
+    recognized by their formulas, and run by msops' kernels. The tables of a rotation get no gradient then.
 
     Patches may overlap: MindSpore's operators are back when all are undone, in whatever order.
 
@@ -93,8 +93,12 @@ class Patch:
     def __init__(self, mint: bool) -> None:
         if mindspore.get_context("device_target") == "Ascend":
             return
-        _replace(mint)
         _patches.add(self)
+        try:
+            _replace(mint)
+        except BaseException:
+            self.undo()
+            raise
 
     def undo(self) -> None:
         """Ends this patch; a second call does nothing."""
@@ -182,9 +186,8 @@ def _restore() -> None:
             delattr(owner, name)
         else:
             setattr(owner, name, method)
-    if _methods:
-        models.restore()
     _methods.clear()
+    models.restore()
 
 
 def _functions(mint: bool) -> list[tuple[Any, Callable[..., Any]]]:

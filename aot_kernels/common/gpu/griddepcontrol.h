@@ -6,7 +6,8 @@
 
 namespace msops {
 
-// Waits until the launches before this one have ended, and what they wrote is visible.
+// Waits until the launch before this one has ended, and what it wrote is visible. If all its blocks wait, too, this
+// also holds for the launches before it.
 __device__ __forceinline__ void griddepcontrol_wait() { MSOPS_SM90("griddepcontrol.wait;" : : : "memory"); }
 
 // Lets the next launch use what this one leaves free.

@@ -11,7 +11,7 @@
 
 namespace msops::norm {
 
-// Returns a number of the parameters.
+// Returns a column's parameter, or its default.
 template <typename T, int place>
 __device__ float parameter(const Parameters<T, place>& of, int column) {
   return !of.data ? of.otherwise[0] : of.is_float ? of.row_of_float().data[column] : float(of.row().data[column]);
@@ -66,8 +66,7 @@ class LongRows {
   }
 
   // Begins to copy the thread's packs of one row of each input, to places that no other thread uses: of the row that is
-  // `ahead` rows after this one: kStages, if this one's packs are read, or fewer. There is none if `offset`, where it
-  // begins, is not below `size`.
+  // `ahead` rows after this one, below kStages. There is none if `offset`, where it begins, is not below `size`.
   __device__ void begin(const T* const (&inputs)[kInputs], int ahead, int64_t offset, int64_t size) const {
     const int stage = (stage_ + ahead) % kStages;
     if (offset < size)
