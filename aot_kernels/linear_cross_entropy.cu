@@ -38,8 +38,8 @@ struct Factor {
   }
 };
 
-// Of many rows a GPU takes an eighth at once, or about kFewRows, since cuBLAS is slower with fewer; and all rows if
-// there are few logits.
+// A GPU takes an eighth of the rows at once, but about kFewRows if that is more, since cuBLAS is slower with fewer. It
+// takes all rows at once if there are few logits.
 constexpr int64_t kChunks = 8, kFewRows = 1024, kFewLogits = int64_t{1} << 20;
 
 int64_t rows_of_chunk(int64_t chunk, int64_t rows, int64_t classes) {

@@ -397,7 +397,7 @@ class _Total(_Losses):
 
 
 class _TotalInOne(_Total):
-    """Computes them in one operator, which goes over the chunks by itself."""
+    """Computes the loss and its gradients in one operator, which goes over the chunks by itself."""
 
     def __init__(self, operator: Operator, *arguments: Any) -> None:
         super().__init__(*arguments)

@@ -82,20 +82,18 @@ def _replace(cls: Any) -> None:
     # A module defines what its Cells call before it defines the last of them.
     _replace_name(sys.modules.get(cls.__module__), _ROTATION)
     # A class may inherit a replacement, but define the methods that were a part of its formula.
-    owns: dict[Any, Function | None] = {each.now: each.own for each in _replaced if each.name == _CONSTRUCT}
-    own = owns.get(getattr(cls, _CONSTRUCT, None))
-    if own and _CONSTRUCT not in vars(cls) and any(map(inspect.isfunction, map(vars(cls).get, _public(cls)))):
+    inherited = getattr(cls, _CONSTRUCT, None)
+    own = next((each.own for each in _replaced if each.now is inherited), None)
+    defines = any(inspect.isfunction(value) for name, value in vars(cls).items() if not name.startswith("__"))
+    if own and defines and _CONSTRUCT not in vars(cls):
         _put(cls, _CONSTRUCT, None, own)
-
-
-def _public(cls: type) -> list[str]:
-    return [name for name in vars(cls) if not name.startswith("__")]
 
 
 def _replace_name(owner: Any, name: str) -> None:
     own = vars(owner).get(name) if owner else None
     if inspect.isfunction(own) and (own.__module__ or "").partition(".")[0] not in ("mindspore", "msops"):
-        replacement = _FORMULAS.get(formula(own, owner), _no_replacement)(own)
+        make = _FORMULAS.get(formula(own, owner))
+        replacement = make and make(own)
         if replacement:
             _put(owner, name, own, replacement)
 
@@ -103,10 +101,6 @@ def _replace_name(owner: Any, name: str) -> None:
 def _put(owner: Any, name: str, own: Function | None, now: Function) -> None:
     _replaced.append(_Replaced(owner, name, own, now))
     setattr(owner, name, now)
-
-
-def _no_replacement(_: Function) -> None:
-    return None
 
 
 def formula(function: Function, owner: Any = None) -> str:
