@@ -39,7 +39,7 @@ class Compiler:
             """
         )
         self.path.chmod(0o755)
-        build._version.cache_clear()
+        build.compiler_version.cache_clear()
 
     def runs(self):
         """Returns how many sources were compiled since the last call."""
@@ -239,7 +239,7 @@ def test_changed_host_compiler_of_nvcc(compiler, monkeypatch):
         raise LookupError(stem)
 
     monkeypatch.setenv("NVCC", "/bin/true")
-    monkeypatch.setattr(build, "_Build", look_up)
+    monkeypatch.setattr(build, "Build", look_up)
     stems = set()
     for version in ("1.0", "2.0"):
         compiler.set_version(version)
@@ -337,14 +337,14 @@ def test_source_that_changes_before_it_is_compiled(compiler, tmp_path):
 def test_process_that_is_forked_while_one_builds(compiler, monkeypatch):
     """A forked process inherits the lock's file, but does not keep the lock."""
     descriptors = Path("/proc/self/fd")
-    copies, compile_ = [], build._Build._compile
+    copies, compile_ = [], build.Build._compile
 
     def forked(made):
         opened = {fd.name: os.path.realpath(fd) for fd in descriptors.iterdir()}
         copies.extend(os.dup(int(fd)) for fd, path in opened.items() if path == f"{made.folder / made.stem}.lock")
         return compile_(made)
 
-    monkeypatch.setattr(build._Build, "_compile", forked)
+    monkeypatch.setattr(build.Build, "_compile", forked)
     (lock,) = msops.load("answer", ANSWER % 1).path.parent.glob("*.lock")
     with lock.open() as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

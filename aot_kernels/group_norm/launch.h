@@ -85,8 +85,8 @@ class Launcher {
     const int64_t blocks = threads / layout_.threads / (layout_.slabs * layout_.chunks);
     share(static_cast<int>(std::max<int64_t>(1, std::min(most, blocks))));
   }
-  // Runs a phase in so many blocks, and adds up sums of channels in others. Phases 2 and 3 may
-  // begin before the phase before them has ended, and wait for it.
+  // Runs a phase in so many blocks, and adds up sums of channels in others. Phases 2 and 3 may begin before the phase
+  // before them has ended, and wait for it.
   void run(int phase, int64_t blocks, int64_t of_sums) {
     const auto kernel = phase_kernel<T, N, kLast, kBackward>;
     [[maybe_unused]] static FactOfGpu<> fact;

@@ -117,8 +117,8 @@ def load(
         raise ValueError("msops.load: there must be a source")
     cxx = _cxx()
     command = _command(cxx, tuple(cxx_flags), tuple(nvcc_flags), tuple(dict.fromkeys(folders)), archs and tuple(archs))
-    key = digest(command, _version(command[0]), _version(cxx), texts)
-    build = _Build(folder, f"{name}-{key}", command, texts, verbose, began)
+    key = digest(command, compiler_version(command[0]), compiler_version(cxx), texts)
+    build = Build(folder, f"{name}-{key}", command, texts, verbose, began)
     try:
         return Library(build.find() or build.make(), name, variable)
     except OSError as error:
@@ -131,7 +131,7 @@ def load(
 _SHOWN = 6000  # characters of a compiler's output that a message shows
 
 
-class _Build:
+class Build:
     """One library in the cache. It has two files: the library, and a record of the headers it was compiled from."""
 
     def __init__(
@@ -307,7 +307,7 @@ def output_of(*command: str) -> str:
 
 
 @functools.cache
-def _version(compiler: str) -> str:
+def compiler_version(compiler: str) -> str:
     return output_of(compiler, "--version")
 
 

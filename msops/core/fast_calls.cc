@@ -144,8 +144,7 @@ class Plan : public std::enable_shared_from_this<Plan> {
   // Returns the output, or a tuple of the outputs; NotImplemented where something intercepts MindSpore's calls.
   py::object call(const py::args& args) {
     if (mindspore::pynative::HasActiveDispatchGuard()) return py::reinterpret_borrow<py::object>(Py_NotImplemented);
-    Tensors inputs;
-    for (const auto& each : args) inputs.push_back(each.cast<ms::Tensor>());
+    auto inputs = args.cast<Tensors>();
     if (gradients > 0) {
       Pointers results;
       {
@@ -171,8 +170,7 @@ class Plan : public std::enable_shared_from_this<Plan> {
   // Returns what `call` returns, and lets MindSpore record the call.
   py::object record(const py::function& gradient, const py::args& args) {
     if (mindspore::pynative::HasActiveDispatchGuard()) return py::reinterpret_borrow<py::object>(Py_NotImplemented);
-    Tensors inputs;
-    for (const auto& each : args) inputs.push_back(each.cast<ms::Tensor>());
+    auto inputs = args.cast<Tensors>();
     Pointers results;
     {
       py::gil_scoped_release no_gil;

@@ -18,7 +18,7 @@ import mindspore
 from mindspore import Parameter, Tensor, nn, ops
 
 from ..compat import VERSION
-from .build import _Build, _version, default_cache_folder, digest
+from .build import Build, compiler_version, default_cache_folder, digest
 from .spec import Spec, dtype_name
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def use_fast_calls() -> None:
         return
     if VERSION != (2, 10):
         raise RuntimeError(f"use_fast_calls needs MindSpore 2.10, got {mindspore.__version__}")
-    if not _version("g++"):
+    if not compiler_version("g++"):
         raise RuntimeError("use_fast_calls needs g++, which is not on the PATH")
     module = _load()
     executor: Any = mindspore.common.api._pynative_executor
@@ -104,8 +104,8 @@ def _load() -> Any:
     libraries = [each for each in builder.get_ldflags() if each != "-shared"]
     source = Path(builder.source[0])
     texts = {str(source): source.read_bytes()}
-    key = digest(command, _version("g++"), mindspore.__version__, texts)
-    build = _Build(default_cache_folder(), f"fast_calls-{key}", command, texts, False, time.time(), libraries)
+    key = digest(command, libraries, compiler_version("g++"), mindspore.__version__, texts)
+    build = Build(default_cache_folder(), f"fast_calls-{key}", command, texts, False, time.time(), libraries)
     path = str(build.find() or build.make())
     loader = importlib.machinery.ExtensionFileLoader("fast_calls", path)
     module = importlib.util.module_from_spec(importlib.machinery.ModuleSpec("fast_calls", loader, origin=path))
