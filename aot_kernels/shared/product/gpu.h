@@ -13,13 +13,14 @@
 
 namespace msops::product {
 
-// A block takes a tile of 64 x 64.
+// A block takes a tile of 64 x 64. The blocks have one dimension, since a second one would have 65535 at most.
 template <typename T>
 __global__ void __launch_bounds__(256) product_kernel(Product<T> p) {
   using C = Compute<T>;
   constexpr int kTile = 64, kDeep = 16, kEach = 4;  // each thread has 4 x 4 sums
   __shared__ C x[kDeep][kTile + 1], w[kDeep][kTile + 1];
-  const int64_t row = int64_t{blockIdx.y} * kTile, column = int64_t{blockIdx.x} * kTile;
+  const int64_t across = (p.m + kTile - 1) / kTile;  // tiles
+  const int64_t row = blockIdx.x / across * kTile, column = blockIdx.x % across * kTile;
   const int r = threadIdx.x / 16, c = threadIdx.x % 16;
   C sums[kEach][kEach] = {};
   for (int64_t k = 0; k < p.deep; k += kDeep) {
@@ -50,7 +51,7 @@ void multiply(Call& call, const Product<T>& p) {
                                p.out, false, p.adds, p.numbers.is_transposed, p.scale);
       }))
     return;
-  launch(call, product_kernel<T>, Grid((p.m + 63) / 64, (p.n + 63) / 64), 256, 0, p);
+  launch(call, product_kernel<T>, (p.m + 63) / 64 * ((p.n + 63) / 64), 256, 0, p);
 }
 
 }  // namespace msops::product
