@@ -90,17 +90,13 @@ bool attend_to_cache(Call& call, const Stack<Half>& s, const Layer<Half>& layer,
   using namespace flash_attention;
   const int aligned = aligned_rows(a);
   const auto go = [&](auto shape) {
-    using S = decltype(shape);
-    const SplitOrder order{parts_of(a.queries * a.group(), S::kRows), a.splits};
-    const int64_t count = a.batch * a.kv_heads * order.tiles * a.splits;
-    if (!launch_on_tensor_cores<S>(call, mma_decode<S, flash_attention::Attention<Half>>, count, a, order, count,
-                                   aligned))
-      return false;
+    if (!launch_decode<decltype(shape)>(call, a, aligned)) return false;
     launch(call, finish_kernel<kWidth / 32>, parts_of(s.tokens() * s.heads, kFinishWarps), 32 * kFinishWarps, 0, s,
            layer, a, o);
     return true;
   };
-  return a.queries * a.group() <= 16 ? go(DecodeShape<kWidth, false>{}) : go(DecodeShape<kWidth, true>{});
+  return a.queries * a.group() <= 16 && (aligned & 7) == 7 ? go(DecodeShape<kWidth, false>{})
+                                                           : go(DecodeShape<kWidth, true>{});
 }
 
 }  // namespace msops::decoder_stack::gpu

@@ -57,19 +57,26 @@ inline Order order_of(int64_t heads, int64_t tiles, double bytes, bool last_firs
 }
 
 // SplitOrder is the order of items that share the keys of a head, so that blocks that read the same keys are
-// neighbours.
+// neighbours. Its numbers have 32 bits, and the host divides where it can, since a block divides before it reads.
 struct SplitOrder {
-  int64_t tiles, splits;  // of each head
+  unsigned kv_heads, group, tiles, splits;  // tiles and splits of each head of keys
 
   struct Place {
     int b, h;
-    int64_t tile, split;
+    unsigned tile, split;
   };
 
-  __device__ Place find(int64_t i, int64_t heads_of_batch) const {
-    const int64_t head = i / tiles / splits;
-    return {static_cast<int>(head / heads_of_batch), static_cast<int>(head % heads_of_batch), i % tiles,
-            i / tiles % splits};
+  // Describes the items of so many rows each, at most 2^31 - 1 in all.
+  template <typename A>
+  static SplitOrder of(const A& a, int64_t rows) {
+    const auto number = [](int64_t x) { return static_cast<unsigned>(x); };
+    return {number(a.kv_heads), number(a.group()), number(parts_of(a.queries * a.group(), rows)), number(a.splits)};
+  }
+
+  __device__ __forceinline__ Place find(unsigned i) const {
+    const unsigned head = i / (tiles * splits), rest = i - head * (tiles * splits), split = rest / tiles;
+    const unsigned b = head / kv_heads;
+    return {static_cast<int>(b), static_cast<int>(head - b * kv_heads), rest - split * tiles, split};
   }
 };
 
@@ -131,18 +138,22 @@ struct KeyItem {
 
 // GroupItem is a tile of the rows that are the queries of all heads that read the same keys, one head after another. It
 // has the rows from `first` on, of `all`, and the keys from begin to end - 1: a split of all that any query sees.
+// Splits begin at multiples of kSplit keys, counted from the first of these.
 struct GroupItem {
   Sequence s;
   int b, kv_head, first_head, first, all, begin, end;
 
-  template <typename A>
-  __device__ __forceinline__ GroupItem(const A& a, int b_, int kv_head_, int64_t first_row, int64_t split)
-      : s(a.sequence(b_)), b(b_), kv_head(kv_head_), first(static_cast<int>(first_row)) {
-    const int group = static_cast<int>(a.group());
-    first_head = kv_head * group, all = static_cast<int>(s.queries) * group;
-    Span keys = whole_fours<A>(a.keys_of(s, {0, s.queries}));
-    if (a.splits > 1) keys = a.part(keys, split);
-    begin = static_cast<int>(keys.begin), end = static_cast<int>(most(keys.begin, keys.end));
+  template <int kRows, int kSplit, typename A>
+  static __device__ __forceinline__ GroupItem of(const A& a, const SplitOrder& order, const SplitOrder::Place& at) {
+    const int group = static_cast<int>(order.group);
+    GroupItem item{a.sequence(at.b), at.b, at.h, at.h * group, static_cast<int>(at.tile) * kRows, 0, 0, 0};
+    item.all = static_cast<int>(item.s.queries) * group;
+    const Span keys = whole_fours<A>(a.keys_of(item.s, {0, item.s.queries}));
+    item.begin = static_cast<int>(keys.begin), item.end = static_cast<int>(most(keys.begin, keys.end));
+    const auto parts = static_cast<unsigned>(item.end - item.begin + kSplit - 1) / kSplit;
+    const int next = item.begin + static_cast<int>(parts * (at.split + 1) / order.splits) * kSplit;
+    item.begin += static_cast<int>(parts * at.split / order.splits) * kSplit, item.end = std::min(item.end, next);
+    return item;
   }
   __device__ __forceinline__ bool empty() const { return first >= all; }
   __device__ __forceinline__ bool has(int row) const { return first + row < all; }

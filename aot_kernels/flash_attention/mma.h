@@ -51,14 +51,12 @@ bool forward_on_tensor_cores(Call& call, const A& a, [[maybe_unused]] uint32_t* 
       if constexpr (S::kTeam == 1) {
         if (decode_in_clusters<S>(call, a, aligned)) return true;
       }
-      const SplitOrder order{parts_of(rows, S::kRows), splits};
-      const int64_t count = a.batch * a.kv_heads * order.tiles * splits;
-      const bool done = launch_on_tensor_cores<S>(call, mma_decode<S, A>, count, a, order, count, aligned);
+      const bool done = launch_decode<S>(call, a, aligned);
       if (done && splits > 1) launch_combine(call, a);
       return done;
     };
     if constexpr (kIsHalf && !A::kIsExtended) {
-      if (rows <= 16) return decode(DecodeShape<width, false>{});
+      if (rows <= 16 && (aligned & 7) == 7) return decode(DecodeShape<width, false>{});
     }
     if constexpr (kIsHalf && (!A::kIsExtended || width <= 128)) {
       if (rows <= 16 || splits > 1) return decode(DecodeShape<width, true>{});

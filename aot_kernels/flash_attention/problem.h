@@ -49,7 +49,8 @@ struct Sequence {
   MSOPS_BOTH int64_t shift() const { return keys - queries; }
 };
 
-// Splits of the keys begin at multiples of this number of keys, counted from the first key that any query sees.
+// Splits of the keys begin at multiples of this number of keys, counted from the first key that any query sees. Those
+// of mma_decode begin at multiples of its own.
 constexpr int64_t kSplitKeys = 128;
 
 template <typename T>

@@ -83,6 +83,7 @@ class TestFlashAttention(OperatorTest):
         "mask of samples and keys": case((2, 2, 130, 300), 40, mask=(2, 1, 1, 300), causal=True, lengths=True),
         "mask of each pair, 256 features": case((2, 1, 70, 140), 200, 256, mask=(2, 2, 70, 140)),
         "mask of 16 keys, step": case((8, 2, 1, 640), 32, mask=(2, 1, 1, 640)),
+        "step, more features": case((3, 1, 2, 300), 256, 136, batch=1, lengths=True),
         "512 features, bias": case((1, 1, 20, 70), 300, 512, batch=1, bias=(20, 70), dropout_p=0.3),
     }
     small = "small"
