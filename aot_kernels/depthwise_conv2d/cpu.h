@@ -10,6 +10,7 @@
 #include <numeric>
 
 #include "convolution.h"
+#include "cpu_strips.h"
 #include "cpu_tiles.h"
 
 namespace msops::depthwise::cpu {
@@ -59,10 +60,18 @@ struct Input {
 
   template <typename T, typename C>
   MSOPS_CPU void copy(const T* image, const Tile& tile, C* to) const {
-    for (int64_t a = 0; a < h.copies; ++a)
-      for (int64_t b = 0; b < w.copies; ++b, to += tiling.plane)
-        cpu::copy(image, s.w.in, {s.h.start(tile.row) + a * s.h.dilation, s.h.stride, s.h.in, tiling.rows + h.reach},
-                  {s.w.start(tile.column) + b * s.w.dilation, s.w.stride, s.w.in, tiling.pitch}, to);
+    for (int64_t a = 0; a < h.copies; ++a) {
+      const Steps rows{s.h.start(tile.row) + a * s.h.dilation, s.h.stride, s.h.in, tiling.rows + h.reach};
+      for (int64_t b = 0; b < w.copies; ++b, to += tiling.plane) {
+        const Steps columns{s.w.start(tile.column) + b * s.w.dilation, s.w.stride, s.w.in, tiling.pitch};
+        if (s.w.stride == 2 && s.w.dilation == 1 && w.copies == 2) {
+          copy_pairs(image, s.w.in, rows, columns, to, to + tiling.plane);
+          ++b, to += tiling.plane;
+        } else {
+          cpu::copy(image, s.w.in, rows, columns, to);
+        }
+      }
+    }
     std::fill(to, to + kSlack<C>, C(0));
   }
 
@@ -73,14 +82,27 @@ struct Input {
   }
 };
 
-// Correlates a tile with taps, which are in the order of their offsets.
-template <typename C>
-MSOPS_CPU void correlate_tile(const Convolution& s, const Tiling& tiling, const Tile& tile, const C* from,
-                              const Taps<C>& taps, bool add, C start, C* result) {
+// Correlates a tile with taps, which are in the order of their offsets. Returns true if the results are in `out`
+// instead of `result`: strips write there where `out` is not null, has numbers of type C, and is as wide as a strip.
+// kStride is the largest stride of strips.
+template <int kStride, typename T, typename C>
+MSOPS_CPU bool correlate_tile(const Convolution& s, int64_t stride, const Tiling& tiling, const Tile& tile,
+                              const C* from, const Taps<C>& taps, bool add, C start, C* result, T* out,
+                              int64_t out_pitch) {
+  if constexpr (std::is_same_v<T, float>) {  // others would take long to compile
+    const int64_t strip = add || stride > kStride ? 0 : strip_columns(s.h, s.w);
+    if (strip > 0) {
+      const bool direct = out && tile.columns >= strip;
+      correlate_strips<kStride>(s.h.kernel, stride, from, tile, tiling.pitch, taps, start, direct ? out : result,
+                                direct ? out_pitch : tiling.pitch);
+      return direct;
+    }
+  }
   const bool meets_neighbours = s.h.stride == 1 && s.w.stride == 1 && s.h.dilation == 1;
   const Kernel<C> kernel{s.h.kernel, s.w.kernel, s.w.dilation, taps.weights};
   if (add || !meets_neighbours || !correlate_blocks(from, tile, tiling.pitch, kernel, start, result))
     correlate(from, tile.length, taps, add, start, result);
+  return false;
 }
 
 // Index i is a tile of one image of x, for all kernels that read it.
@@ -100,8 +122,8 @@ struct Forward : Input {
       const int64_t oc = plane % s.channels * s.multiplier + j;
       const C start = bias ? C(bias[oc]) : C(0);
       for (int t = 0; t < taps.count; ++t) weights[t] = C(weight[oc * taps.count + t]);
-      correlate_tile(s, tiling, tile, input, taps, false, start, result);
       T* to = out + ((plane * s.multiplier + j) * s.h.out + tile.row) * s.w.out + tile.column;
+      if (correlate_tile<2>(s, s.h.stride, tiling, tile, input, taps, false, start, result, to, s.w.out)) continue;
       for (int64_t r = 0; r < tile.rows; ++r)
 #pragma omp simd
         for (int64_t c = 0; c < tile.columns; ++c) assign(to[r * s.w.out + c], result[r * tiling.pitch + c]);
@@ -141,67 +163,131 @@ struct InputGradient {
 
   MSOPS_CPU void operator()(int64_t i) const {
     using C = Compute<T>;
-    C gradient[kRoom + kSlack<C>], result[kRoom + kSlack<C>], weights[kMostTaps];
-    const int64_t plane = i / tiling.tiles();
+    C gradient[kRoom + kSlack<C>], results[2][kRoom + kSlack<C>], weights[kMostTaps];
+    const int64_t plane = i / tiling.tiles(), all_columns = (s.w.in + s.w.stride - 1) / s.w.stride;
     for (int64_t phase_h = 0; phase_h < s.h.stride; ++phase_h)
-      for (int64_t phase_w = 0; phase_w < s.w.stride; ++phase_w) {
+      for (int64_t phase_w = 0; phase_w < s.w.stride; phase_w += 2) {  // two phases at once
         const int64_t rows = (s.h.in - phase_h + s.h.stride - 1) / s.h.stride;
-        const int64_t columns = (s.w.in - phase_w + s.w.stride - 1) / s.w.stride;
-        const Tile tile(tiling, i % tiling.tiles(), rows, columns);
+        const int64_t phases = std::min<int64_t>(2, s.w.stride - phase_w);
+        const Tile tile(tiling, i % tiling.tiles(), rows, all_columns);
+        T* to = dx + plane * s.h.in * s.w.in + (tile.row * s.h.stride + phase_h) * s.w.in + tile.column * s.w.stride +
+                phase_w;
+        bool written = false;
         for (int64_t j = 0; j < s.multiplier; ++j) {
           const T* kernel = weight + (plane % s.channels * s.multiplier + j) * s.taps();
-          const int first = begin[phase_h * s.w.stride + phase_w];
-          const Taps<C> taps{begin[phase_h * s.w.stride + phase_w + 1] - first, offsets + first, weights};
-          for (int t = 0; t < taps.count; ++t) weights[t] = C(kernel[which[first + t]]);
           if (s.multiplier > 1 || phase_h + phase_w == 0) {
             copy(dout + (plane * s.multiplier + j) * s.h.out * s.w.out, s.w.out,
                  {tile.row + h.lowest, 1, s.h.out, tiling.rows + h.reach},
                  {tile.column + w.lowest, 1, s.w.out, tiling.pitch}, gradient);
             std::fill(gradient + tiling.plane, gradient + tiling.plane + kSlack<C>, C(0));
           }
-          correlate_tile(s, tiling, tile, gradient, taps, j > 0, C(0), result);
+          for (int64_t p = 0; p < phases; ++p) {
+            const int* range = begin + phase_h * s.w.stride + phase_w + p;
+            const Taps<C> taps{range[1] - range[0], offsets + range[0], weights};
+            for (int t = 0; t < taps.count; ++t) weights[t] = C(kernel[which[range[0] + t]]);
+            written = correlate_tile<1>(s, s.h.stride * s.w.stride, tiling, tile, gradient, taps, j > 0, C(0),
+                                        results[p], s.multiplier == 1 ? to : nullptr, s.w.in);
+          }
         }
-        T* to = dx + plane * s.h.in * s.w.in + (tile.row * s.h.stride + phase_h) * s.w.in + tile.column * s.w.stride +
-                phase_w;
+        if (written) continue;
         for (int64_t r = 0; r < tile.rows; ++r)
-#pragma omp simd
-          for (int64_t c = 0; c < tile.columns; ++c)
-            assign(to[r * s.h.stride * s.w.in + c * s.w.stride], result[r * tiling.pitch + c]);
+          store(results[0] + r * tiling.pitch, results[1] + r * tiling.pitch, phases, tile,
+                s.w.in - tile.column * s.w.stride - phase_w, to + r * s.h.stride * s.w.in);
       }
+  }
+
+ private:
+  // Stores a row of one or two phases, whose first result is for to[0], and the last one for an element before
+  // to[room].
+  template <typename C>
+  MSOPS_CPU void store(const C* first, const C* second, int64_t phases, const Tile& tile, int64_t room, T* to) const {
+    const int64_t step = s.w.stride, most = tile.columns, count = std::min(most, (room + step - 1) / step);
+    const int64_t seconds = phases < 2 ? 0 : std::min(most, (room + step - 2) / step);
+    if (step == 1) {
+#pragma omp simd
+      for (int64_t c = 0; c < count; ++c) assign(to[c], first[c]);
+    } else if (step == 2) {
+#pragma omp simd
+      for (int64_t c = 0; c < seconds; ++c) assign(to[2 * c], first[c]), assign(to[2 * c + 1], second[c]);
+      for (int64_t c = seconds; c < count; ++c) assign(to[2 * c], first[c]);
+    } else {
+      for (int64_t c = 0; c < count; ++c) assign(to[c * step], first[c]);
+      for (int64_t c = 0; c < seconds; ++c) assign(to[c * step + 1], second[c]);
+    }
   }
 };
 
 // Index i is a row of `partial` and a kernel, whose sums are over the row's part of all tiles of the batch.
 template <typename T>
 struct WeightGradient : Input {
+  using C = Compute<T>;
   const T *x, *dout;
   int64_t splits;
-  Compute<T>* partial;
+  C* partial;
 
   MSOPS_CPU void operator()(int64_t i) const {
-    using C = Compute<T>;
+    const int64_t kernels = s.channels * s.multiplier, split = i / kernels, oc = i % kernels;
+    const int64_t all = s.batch * tiling.tiles();
+    const int64_t first = part_begin(all, split, splits), last = part_begin(all, split + 1, splits);
+    C* of_bias = partial + split * kernels * (s.taps() + 1) + kernels * s.taps() + oc;
+    C* of_taps = of_bias - oc + (oc - kernels) * s.taps();
+    if constexpr (std::is_same_v<T, float>)
+      if (strip_columns(s.h, s.w) > 0) return by_strips(oc, first, last, of_taps, of_bias);
+    by_tiles(oc, first, last, of_taps, of_bias);
+  }
+
+ private:
+  // Copies a tile of x and returns where the tile of dout begins.
+  MSOPS_CPU const T* start_tile(int64_t oc, int64_t n, const Tile& tile, C* input) const {
+    copy(x + (n * s.channels + oc / s.multiplier) * s.h.in * s.w.in, tile, input);
+    return dout + ((n * s.channels * s.multiplier + oc) * s.h.out + tile.row) * s.w.out + tile.column;
+  }
+
+  MSOPS_CPU void by_tiles(int64_t oc, int64_t first, int64_t last, C* of_taps, C* of_bias) const {
     constexpr int kAtOnce = 9;  // taps, of the 16 vector registers
     C input[kRoom + kSlack<C>], gradient[kRoom + kSlack<C>];
     Sum<T> sums[kMostTaps], bias;
-    const int64_t kernels = s.channels * s.multiplier, split = i / kernels, oc = i % kernels;
     const int taps = static_cast<int>(s.taps());
-    const int64_t all = s.batch * tiling.tiles(), end = part_begin(all, split + 1, splits);
-    for (int64_t at = part_begin(all, split, splits); at < end; ++at) {
-      const int64_t n = at / tiling.tiles();
+    for (int64_t at = first; at < last; ++at) {
       const Tile tile(tiling, at % tiling.tiles(), s.h.out, s.w.out);
-      copy(x + (n * s.channels + oc / s.multiplier) * s.h.in * s.w.in, tile, input);
+      const T* d = start_tile(oc, at / tiling.tiles(), tile, input);
       // The copy is zero between two rows, so that the products there are zero, too.
-      cpu::copy(dout + (n * kernels + oc) * s.h.out * s.w.out, s.w.out, {tile.row, 1, s.h.out, tile.rows},
-                {tile.column, 1, tile.column + tile.columns, tiling.pitch}, gradient);
+      cpu::copy(d, s.w.out, {0, 1, tile.rows, tile.rows}, {0, 1, tile.columns, tiling.pitch}, gradient);
       std::fill(gradient + tile.length, gradient + tile.length + kSlack<C>, C(0));
       for (int64_t q = 0; q < tile.length; q += 128)
         bias += sum_of_run(gradient + q, std::min<int64_t>(128, tile.length - q));
       for (int t = 0; t < taps; t += kAtOnce)
         dot_products<kAtOnce>(gradient, input, tile.length, std::min(kAtOnce, taps - t), offsets + t, sums + t);
     }
-    C* to = partial + split * kernels * (taps + 1);
-    for (int t = 0; t < taps; ++t) to[oc * taps + t] = sums[t].total();
-    to[kernels * taps + oc] = bias.total();
+    for (int t = 0; t < taps; ++t) of_taps[t] = sums[t].total();
+    *of_bias = bias.total();
+  }
+
+  MSOPS_CPU void by_strips(int64_t oc, int64_t first, int64_t last, C* of_taps, C* of_bias) const {
+    C input[kRoom + kSlack<C>];
+    Strip<C> d;
+    LaneSums<T> sums(static_cast<int>(s.taps()) + 1);
+    for (int64_t at = first; at < last; ++at) {
+      const Tile tile(tiling, at % tiling.tiles(), s.h.out, s.w.out);
+      const T* gradient = start_tile(oc, at / tiling.tiles(), tile, input);
+      for (int64_t row = 0; row < tile.rows; row += kStripRows)
+        for (int64_t column = 0; column < tile.columns; column += kWidth<C>) {
+          // The last strip begins earlier, and has zeros where the one before has been.
+          const int64_t rows = std::min(kStripRows, tile.rows - row);
+          const int64_t begin = std::min(column, std::max<int64_t>(0, tile.columns - kWidth<C>));
+          sums.make_room(rows);
+          copy_strip(gradient + row * s.w.out + begin, s.w.out, rows, column - begin, tile.columns - begin, d,
+                     sums.plain[s.taps()]);
+          const C* image = input + row * tiling.pitch + begin;
+          if (s.h.kernel == 3) {
+            add_products<3>(d, rows, image, tiling.pitch, h.period, offsets, sums.plain);
+          } else {
+            add_products<5>(d, rows, image, tiling.pitch, h.period, offsets, sums.plain);
+          }
+        }
+    }
+    for (int64_t t = 0; t < s.taps(); ++t) of_taps[t] = sums.total(t);
+    *of_bias = sums.total(s.taps());
   }
 };
 

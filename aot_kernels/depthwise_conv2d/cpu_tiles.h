@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <type_traits>
 
 #include "../common/sum.h"
 
@@ -14,6 +15,22 @@ template <typename C>
 constexpr int kWidth = 32 / sizeof(C);
 template <typename C>
 constexpr int kSlack = kVectors * kWidth<C>;  // loops end at whole multiples of it
+
+// A vector may lie anywhere in memory.
+template <typename C>
+struct VectorOf {
+  typedef C type __attribute__((vector_size(32), aligned(sizeof(C)), may_alias));
+};
+template <typename C>
+using Vector = typename VectorOf<C>::type;
+template <typename C>
+MSOPS_CPU Vector<C>& vector_at(C* at) {
+  return *reinterpret_cast<Vector<C>*>(at);
+}
+template <typename C>
+MSOPS_CPU const Vector<C>& vector_at(const C* at) {
+  return *reinterpret_cast<const Vector<C>*>(at);
+}
 
 // Tiling says how a plane of results is cut into tiles.
 struct Tiling {
@@ -54,28 +71,83 @@ struct Tile {
 // none.
 struct Steps {
   int64_t first, step, size, count;
+
+  // Returns which are the first that is in the array, and the first after it that is not.
+  MSOPS_CPU int64_t begin() const { return std::min(count, first < 0 ? (step - 1 - first) / step : 0); }
+  MSOPS_CPU int64_t end() const {
+    return std::max(begin(), std::min(count, first < size ? (size - 1 - first) / step + 1 : 0));
+  }
 };
+
+// Writes zeros before `begin` and from `end` on, and elsewhere any numbers.
+template <typename C>
+MSOPS_CPU void zero_ends(int64_t begin, int64_t end, int64_t count, C* to) {
+  if (count < kWidth<C> || begin > kWidth<C> || count - end > kWidth<C>) {
+    std::fill(to, to + count, C(0));
+  } else {
+    vector_at(to) = vector_at(to + count - kWidth<C>) = Vector<C>{};
+  }
+}
+
+template <typename T, typename C>
+MSOPS_CPU void copy_vector(const T* from, C* to) {
+  if constexpr (std::is_same_v<T, C>) {
+    vector_at(to) = vector_at(from);
+  } else {
+#pragma omp simd
+    for (int w = 0; w < kWidth<C>; ++w) to[w] = C(from[w]);
+  }
+}
 
 template <typename T, typename C>
 MSOPS_CPU void copy(const T* image, int64_t image_pitch, const Steps& h, const Steps& w, C* to) {
-  const int64_t begin = std::min(w.count, w.first < 0 ? (w.step - 1 - w.first) / w.step : 0);
-  const int64_t end = std::max(begin, std::min(w.count, w.first < w.size ? (w.size - 1 - w.first) / w.step + 1 : 0));
+  const int64_t begin = w.begin(), end = w.end();
   for (int64_t r = 0; r < h.count; ++r, to += w.count) {
     const int64_t row = h.first + r * h.step;
     if (row < 0 || row >= h.size || begin == end) {
       std::fill(to, to + w.count, C(0));
       continue;
     }
-    const T* from = image + row * image_pitch;
-    for (int64_t i = 0; i < begin; ++i) to[i] = 0;
-    if (w.step == 1) {
-#pragma omp simd
-      for (int64_t i = begin; i < end; ++i) to[i] = C(from[w.first + i]);
+    const T* from = image + row * image_pitch + w.first;
+    zero_ends(begin, end, w.count, to);
+    if (w.step == 1 && end - begin >= kWidth<C>) {
+      for (int64_t i = begin; i < end; i += kWidth<C>) {
+        const int64_t at = std::min(i, end - kWidth<C>);
+        copy_vector(from + at, to + at);
+      }
     } else {
 #pragma omp simd
-      for (int64_t i = begin; i < end; ++i) to[i] = C(from[w.first + i * w.step]);
+      for (int64_t i = begin; i < end; ++i) to[i] = C(from[i * w.step]);
     }
-    for (int64_t i = end; i < w.count; ++i) to[i] = 0;
+  }
+}
+
+// Copies every second element as `copy` does, and the elements after these to a second copy.
+template <typename T, typename C>
+MSOPS_CPU void copy_pairs(const T* image, int64_t image_pitch, const Steps& h, const Steps& w, C* to, C* second) {
+  const Steps next{w.first + 1, 2, w.size, w.count};
+  const int64_t begin = w.begin(), end = std::max(begin, next.end());  // of whole pairs
+  for (int64_t r = 0; r < h.count; ++r, to += w.count, second += w.count) {
+    const int64_t row = h.first + r * h.step;
+    if (row < 0 || row >= h.size) {
+      std::fill(to, to + w.count, C(0));
+      std::fill(second, second + w.count, C(0));
+      continue;
+    }
+    const T* from = image + row * image_pitch + w.first;
+    zero_ends(begin, end, w.count, to);
+    zero_ends(begin, end, w.count, second);
+    if (next.begin() < std::min(begin, next.end())) second[begin - 1] = C(from[2 * begin - 1]);
+    if (end < w.end()) to[end] = C(from[2 * end]);
+    if (end - begin >= kWidth<C>) {
+      for (int64_t i = begin; i < end; i += kWidth<C>) {
+        const int64_t at = std::min(i, end - kWidth<C>);
+#pragma omp simd
+        for (int64_t k = at; k < at + kWidth<C>; ++k) to[k] = C(from[2 * k]), second[k] = C(from[2 * k + 1]);
+      }
+    } else {
+      for (int64_t k = begin; k < end; ++k) to[k] = C(from[2 * k]), second[k] = C(from[2 * k + 1]);
+    }
   }
 }
 
@@ -91,20 +163,13 @@ struct Taps {
 template <typename C>
 MSOPS_CPU void correlate(const C* from, int64_t length, const Taps<C>& taps, bool add, C start, C* result) {
   for (int64_t q = 0; q < length; q += kSlack<C>) {
-    C sums[kVectors][kWidth<C>];
-    for (int v = 0; v < kVectors; ++v)
-#pragma omp simd
-      for (int w = 0; w < kWidth<C>; ++w) sums[v][w] = add ? result[q + v * kWidth<C> + w] : start;
+    Vector<C> sums[kVectors];
+    for (int v = 0; v < kVectors; ++v) sums[v] = add ? vector_at(result + q + v * kWidth<C>) : Vector<C>{} + start;
     for (int t = 0; t < taps.count; ++t) {
-      const C weight = taps.weights[t];
       const C* at = from + taps.offsets[t] + q;
-      for (int v = 0; v < kVectors; ++v)
-#pragma omp simd
-        for (int w = 0; w < kWidth<C>; ++w) sums[v][w] += weight * at[v * kWidth<C> + w];
+      for (int v = 0; v < kVectors; ++v) sums[v] += taps.weights[t] * vector_at(at + v * kWidth<C>);
     }
-    for (int v = 0; v < kVectors; ++v)
-#pragma omp simd
-      for (int w = 0; w < kWidth<C>; ++w) result[q + v * kWidth<C> + w] = sums[v][w];
+    for (int v = 0; v < kVectors; ++v) vector_at(result + q + v * kWidth<C>) = sums[v];
   }
 }
 
