@@ -44,6 +44,24 @@ __device__ __forceinline__ void read_run(To (&to)[kSize], const From* from, cons
   }
 }
 
+// Copies kRun points of each row at once to a stage, as packs of kChannels.
+template <int kRun, int kChannels, typename T>
+__device__ __forceinline__ void interleave_rows(T* stage, const T* from, int points, int64_t stride, int count) {
+  constexpr int kAtOnce = kRun > 1 ? 1 : 2, kSize = kRun * kChannels;
+  const int step = static_cast<int>(blockDim.x) * kRun;
+#pragma unroll kAtOnce
+  for (int n = static_cast<int>(threadIdx.x) * kRun; n < points; n += step) {
+    Pack<T, kRun> rows[kChannels] = {};
+#pragma unroll
+    for (int c = 0; c < kChannels; ++c)
+      if (c < count) rows[c] = load<kRun>(from + c * stride + n);
+    Pack<T, kSize> packs;
+#pragma unroll
+    for (int i = 0; i < kSize; ++i) packs.values[i] = rows[i % kChannels].values[i / kChannels];
+    store(stage + n * kChannels, packs);
+  }
+}
+
 // Begins to copy `points` elements of `count` rows, which are `stride` apart, to a stage, as packs of kChannels. What
 // is left of the packs is not written. Elements of 2 bytes, which cp.async cannot copy, are there after this.
 template <int kChannels, typename T>
@@ -65,14 +83,9 @@ __device__ __forceinline__ void stage_rows(T* stage, const T* from, int points, 
     for (int n = threadIdx.x / 32 * kRun + threadIdx.x % kRun; n < points; n += threads / kChannels)
       cp_async<sizeof(T)>(stage + n * kChannels + c, row + n);
   } else {
-#pragma unroll 2
-    for (int n = threadIdx.x; n < points; n += threads) {
-      Pack<T, kChannels> pack = {};
-#pragma unroll
-      for (int c = 0; c < kChannels; ++c)
-        if (c < count) pack.values[c] = from[c * stride + n];
-      store(stage + n * kChannels, pack);
-    }
+    constexpr int kRun = 16 / kChannels;  // two packs of 16 bytes
+    packs ? interleave_rows<kRun, kChannels>(stage, from, points, stride, count)
+          : interleave_rows<1, kChannels>(stage, from, points, stride, count);
   }
 }
 

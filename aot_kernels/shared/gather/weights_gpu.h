@@ -84,13 +84,16 @@ struct WeightsOfPlace {
 
 // Launches the kernel if a row fits shared memory, and returns for how many parts, or 0.
 template <int kTaps, int kPack, typename T>
-int64_t launch_weights(Call& call, const WeightTask<T>& task, int64_t parts) {
+int64_t launch_weights(Call& call, WeightTask<T> task, int64_t parts) {
   // Registers are enough for the indices and sums of so many places of a thread.
   constexpr int kRuns = sizeof(T) == 8 ? 1 : 4 / kPack;
   using Wide = StageShape<kTaps, kWideChannels<T>, kPack, kRuns>;
   using Narrow = StageShape<kTaps, kNarrowChannels<T>, kPack, 2 * kRuns>;
   const Gpu gpu;
-  if (fits_wide<T>(task.all, gpu)) return launch_staged<Wide>(call, weight_kernel<Wide, T>, task, gpu, parts);
+  if (fits_wide<T>(task.all, gpu)) {
+    task.packs &= sizeof(T) > 2;  // packs of float16 take longer here than single elements
+    return launch_staged<Wide>(call, weight_kernel<Wide, T>, task, gpu, parts);
+  }
   if (fits_narrow<T>(task.all, gpu)) return launch_staged<Narrow>(call, weight_kernel<Narrow, T>, task, gpu, parts);
   return 0;
 }
