@@ -76,7 +76,7 @@ MSOPS_ENTRY(LayerNormForward) {
     const auto from = rows_in<const T>(x, columns);
     const auto to = rows_in<T>(y, columns);
     const Forward<T> body{from, to, factors, terms, C(eps), 1 / C(columns)};
-    for_rows<T, sizeof(T) == 4, sizeof(T) == 2 ? 4 : 2>(call, rows_of(x, columns), {from, to, factors, terms}, body);
+    for_rows<T, sizeof(T) == 4, sizeof(T) == 2 ? 4 : 2, 4>(call, rows_of(x, columns), {from, to, factors, terms}, body);
   });
 }
 

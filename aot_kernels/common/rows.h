@@ -201,7 +201,8 @@ void launch_rows_with_edges(Call& call, int64_t rows, std::initializer_list<Plac
 // writes, of equal length. On the GPU packs of 16 bytes move them where such packs tile all of them, or where all rows
 // of one number have their aligned packs at the same columns (see WithEdges); otherwise neighbouring lanes move
 // neighbouring elements. Bodies that would need many registers for long rows prefer clusters: those that load two rows,
-// and norms. Bodies whose instructions for each row take long beside those for its elements have four packs in a lane.
+// and norms. Bodies whose instructions for each row take long beside those for its elements have four packs in a lane,
+// and kLongPacks in long rows: as many as registers allow.
 //
 // On the GPU the team depends on how many packs or elements a row has:
 //
@@ -215,12 +216,13 @@ void launch_rows_with_edges(Call& call, int64_t rows, std::initializer_list<Plac
 //   up to 1024                                up to 512 threads, 2 packs each  if kPacks is 2
 //   up to 1024, and edges                     up to 512 threads, kPacks each   lanes keep their parameters
 //   up to 2048                                up to 512 threads, 4 packs each
+//   up to 4096                                kLongPacks packs in a lane       if kPacks is 4
 //   up to 8192, from sm_90                    2 to 8 blocks of 256 threads     if kPrefersClusters
 //   up to 4096                up to 8192      up to 512 threads, 8 packs each
 //   up to 8192                up to 32768     up to 1024 threads, 8 packs each
 //   up to 65536, from sm_90   up to 131072    2 to 16 blocks of 512 threads    the row stays on the chip
 //   more                      more            512 threads                      each reduction reads the row again
-template <typename T, bool kPrefersClusters = false, int kPacks = 2, typename Body>
+template <typename T, bool kPrefersClusters = false, int kPacks = 2, int kLongPacks = 8, typename Body>
 void for_rows(Call& call, int64_t rows, std::initializer_list<PlaceOfRows<T>> places, const Body& body) {
   const int64_t columns = places.begin()->columns;
   if (call.is_on_cpu()) return on_cpu(call, rows, RowOnCpu<Compute<T>, Body>{body}, 1.5 * static_cast<double>(columns));
@@ -244,9 +246,13 @@ void for_rows(Call& call, int64_t rows, std::initializer_list<PlaceOfRows<T>> pl
           if (packs <= 1024) return launch_rows<C, TeamShape<512, N, 2>>(call, rows, packs, body);
         }
         if (packs <= 2048) return launch_rows<C, TeamShape<512, N, 4>>(call, rows, packs, body);
+        if constexpr (kPacks == 4)
+          if (packs <= 4096)
+            return launch_rows<C, TeamShape<4096 / kLongPacks, N, kLongPacks>>(call, rows, packs, body);
         if constexpr (kPrefersClusters)
           if (packs <= 8192 && launch_rows_in_clusters<C, SendingShape<256, N, 4>>(call, rows, packs, body)) return;
-        if (packs <= 4096) return launch_rows<C, TeamShape<512, N, 8>>(call, rows, packs, body);
+        if constexpr (kPacks != 4)
+          if (packs <= 4096) return launch_rows<C, TeamShape<512, N, 8>>(call, rows, packs, body);
         if (packs <= 8192) return launch_rows<C, TeamShape<1024, N, 8>>(call, rows, packs, body);
         if (launch_rows_in_clusters<C, TeamShape<512, N, 8, true>>(call, rows, packs, body)) return;
         return launch_rows<C, TeamShape<512, N, 0>>(call, rows, packs, body);

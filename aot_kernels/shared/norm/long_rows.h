@@ -17,7 +17,8 @@ __device__ float parameter(const Parameters<T, place>& of, int column) {
   return !of.data ? of.otherwise[0] : of.is_float ? of.row_of_float().data[column] : float(of.row().data[column]);
 }
 
-constexpr int kLongPacks = 2;  // of a thread in each row
+constexpr int kLongPacks = 2;           // of a thread in each row
+constexpr int64_t kLongColumns = 8192;  // of rows that have faster kernels, at most
 
 // Returns the most threads of a block. In float16, where instructions take most of the time, other blocks of the
 // multiprocessor compute while one waits for the others of its cluster; in float32, fewer blocks need fewer exchanges.
@@ -253,7 +254,7 @@ int64_t launch_long_rows(Call& call, void (*kernel)(P...), int64_t columns, int 
   const auto find = [&] {
     const int room = Gpu().shared_bytes - static_cast<int>(sizeof(SharedOfLongRows));
     if (!is_compiled_for(90, kernel) || !kHasStAsync || bytes > room) return 0;
-    return blocks == 1 ? blocks_at_once(Gpu(), kernel, threads, bytes) : clusters_at_once(kernel, one, threads, bytes);
+    return clusters_at_once(kernel, one, threads, bytes);
   };
   const int64_t used = std::min<int64_t>(most, fact.get(find, threads / 32 * 17 + blocks));
   launch(call, kernel, Grid(used * blocks).in_clusters(blocks), threads, bytes, arguments...);

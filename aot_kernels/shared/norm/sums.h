@@ -27,7 +27,7 @@ struct NormSums {
     }
   }
 
-  // Runs the kernel for long rows where it fits, or does the same as run(), which is faster up to 8192 columns.
+  // Runs the kernel for long rows where it fits, or does the same as run(), which is faster up to kLongColumns.
   template <typename T, bool kCentred, bool kAdds>
   void run_gradient(Call& call, int64_t rows, std::initializer_list<PlaceOfRows<T>> places,
                     const NormGradient<T, kCentred, kAdds>& body) const {
@@ -36,7 +36,7 @@ struct NormSums {
       const int64_t columns = body.x.columns, parts = partial.dim(0);
       float *const of_weight = partial.as<float>(), *const of_bias = of_weight + parts * columns;
       const bool fits = call.ok() && !call.is_on_cpu() && rows > 0 && packs_tile(places);
-      if (fits && columns > 8192)
+      if (fits && columns > kLongColumns)
         if (const int64_t used = long_gradient(call, rows, body, parts, {of_weight, of_bias})) {
           add_parts<T>(call, used, columns, of_weight, weight);
           if constexpr (kCentred) add_parts<T>(call, used, columns, of_bias, bias);
