@@ -83,9 +83,18 @@ def run_tests(python, variables):
     # The wheel is tested, not the working tree, which conftest.py would otherwise put on the path.
     command = [python.with_name("pytest"), "-q", "--tb=short", "-p", "no:cacheprovider"]
     command += ["-o", "pythonpath=tests tests/cards tests/operators", "--import-mode=importlib"]
-    # Comparisons with MindSpore's own convolution are left out: they concern values alone, and are slow.
+    # Finite differences and comparisons with MindSpore's own convolution are left out: they concern values alone, and
+    # are slow.
     # The package's own operators are built by make, not from the wheel; benchmarks are for the newest MindSpore.
-    left_out = ("of_the_package", "float16", "float64", "ops_conv2d", "nn_conv2d", "many_operators")
+    left_out = (
+        "of_the_package",
+        "float16",
+        "float64",
+        "ops_conv2d",
+        "nn_conv2d",
+        "many_operators",
+        "finite_differences",
+    )
     chosen = [
         "-m",
         "not wide",
