@@ -95,8 +95,7 @@ bool attend_to_cache(Call& call, const Stack<Half>& s, const Layer<Half>& layer,
            layer, a, o);
     return true;
   };
-  return a.queries * a.group() <= 16 && (aligned & 7) == 7 ? go(DecodeShape<kWidth, false>{})
-                                                           : go(DecodeShape<kWidth, true>{});
+  return has_few_aligned_rows(a, aligned) ? go(DecodeShape<kWidth, false>{}) : go(DecodeShape<kWidth, true>{});
 }
 
 }  // namespace msops::decoder_stack::gpu

@@ -56,7 +56,7 @@ bool forward_on_tensor_cores(Call& call, const A& a, [[maybe_unused]] uint32_t* 
       return done;
     };
     if constexpr (kIsHalf && !A::kIsExtended) {
-      if (rows <= 16 && (aligned & 7) == 7) return decode(DecodeShape<width, false>{});
+      if (has_few_aligned_rows(a, aligned)) return decode(DecodeShape<width, false>{});
     }
     if constexpr (kIsHalf && (!A::kIsExtended || width <= 128)) {
       if (rows <= 16 || splits > 1) return decode(DecodeShape<width, true>{});

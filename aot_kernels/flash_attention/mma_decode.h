@@ -34,11 +34,17 @@ struct DecodeShape {
   static constexpr int kStage = 2 * kKeys * kWidth;                      // elements
   static constexpr bool kKeepsQueries = kWidth <= 128 && !kHasManyRows;  // in registers
   static constexpr int kBytes = (kTeams * kStages * kStage + kRows * kWidth) * 2;
-  // What a team has summed takes the place of its stages: of each row the sums, its maximum and its total, and two
-  // more.
+  // What a team has summed takes the place of its stages: of each row the sums, its maximum and its total. Two further
+  // numbers only keep rows whole packs.
   static constexpr int kRowSums = kWidth + 4, kTeamSums = kStages * kStage / 2;
   static_assert((kRows + 16) * kRowSums <= kTeamSums, "a team's sums, and a block's, take the stages' place");
 };
+
+// Returns whether the shape for few rows takes a call, where `aligned` has a bit each for q, k and v.
+template <typename A>
+bool has_few_aligned_rows(const A& a, int aligned) {
+  return a.queries * a.group() <= 16 && (aligned & 7) == 7;
+}
 
 // RowSums are what has been summed of four columns of a row.
 struct RowSums {
