@@ -18,6 +18,7 @@ LIB := msops/lib
 LIBRARIES := $(patsubst %,$(LIB)/%.so,$(filter $(OPERATORS),$(SLOWEST)) $(filter-out $(SLOWEST),$(OPERATORS)))
 
 include aot_kernels/compile/flags.mk
+HOST_FLAGS += $(HOST_FLAGS_$(shell uname -m))
 
 # A wheel also serves other machines. Its build runs another make, which needs these variables.
 ifneq ($(filter wheel,$(MAKECMDGOALS)),)

@@ -1,5 +1,6 @@
 """Tests msops.Library: what it loads from where, and its messages when it cannot."""
 
+import contextlib
 import shutil
 from pathlib import Path
 
@@ -29,6 +30,20 @@ def test_entry_that_does_not_exist(loaded):
     with pytest.raises(AttributeError, match=r"^answer: the library has no entry something_else$"):
         _ = loaded.something_else
     assert not hasattr(loaded, "__wrapped__")
+
+
+@pytest.mark.parametrize(
+    ("flags", "missing"), [("fpu fma sse4_2", "avx2"), ("fpu avx", "avx2 and no fma"), ("fpu avx2 fma", None)]
+)
+def test_cpu_without_the_instructions(loaded, tmp_path, monkeypatch, flags, missing):
+    """Where the CPU lacks what libraries are compiled for, an error tells so, not a signal at the first call."""
+    list_of_flags = tmp_path / "cpuinfo"
+    list_of_flags.write_text(f"processor : 0\nflags : {flags}\n")
+    monkeypatch.setattr(library, "CPUINFO", list_of_flags)
+    monkeypatch.setattr(library, "_check_cpu", library._check_cpu.__wrapped__)
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    with pytest.raises(ImportError, match=f"this one has no {missing}$") if missing else contextlib.nullcontext():
+        msops.Library(loaded.path)
 
 
 def test_library_by_a_relative_path(loaded, tmp_path, monkeypatch):

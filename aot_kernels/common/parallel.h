@@ -43,48 +43,36 @@ constexpr bool takes_avx512 = false;
 template <typename Body>
 constexpr bool takes_avx512<Body, std::void_t<decltype(Body::kTakesAvx512)>> = Body::kTakesAvx512;
 
-#ifdef __x86_64__
-// Runs body(part, parts), which is compiled again, with all that is inlined, for the instructions of CPUs since about
-// 2013.
+// Runs body(part, parts). The body is copied, so that its members can stay in registers.
 template <typename Body>
-__attribute__((target("avx2,fma"))) void run_avx2(int64_t part, int64_t parts, Body body) {
+__attribute__((noinline)) void run_copy(int64_t part, int64_t parts, Body body) {
   body(part, parts);
 }
 
-// Does the same for AVX-512. That takes time to compile, so that only some bodies ask for it: formulas of single
-// elements, which become 1.3 to 1.5 times as fast, and give the same results.
+#ifdef __x86_64__
+// Does the same where the body is compiled again, with all that is inlined, for AVX-512. That takes time to compile, so
+// that only some bodies ask for it: formulas of single elements, which become 1.3 to 1.5 times as fast, and give the
+// same results.
 template <typename Body>
 __attribute__((target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512"))) void run_avx512(
     int64_t part, int64_t parts, Body body) {
   body(part, parts);
 }
-inline bool has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
 inline bool has_avx512() {
   return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
 }
-
-// Runs body(part, parts) on older CPUs. As this is cold, GCC makes it small instead of fast: it took up to a quarter of
-// the time that the code for the CPU takes to compile, and hardly any machine runs it.
-template <typename Body>
-__attribute__((cold, noinline)) void run_before_avx2(int64_t part, int64_t parts, const Body& body) {
-  body(part, parts);
-}
+#endif
 
 // Runs body(part, parts) with the widest vectors that there are.
 template <typename Body>
 void run_on_vectors(int64_t part, int64_t parts, const Body& body) {
+#ifdef __x86_64__
   if constexpr (takes_avx512<Body>)
     if (has_avx512()) return run_avx512(part, parts, body);
-  if (has_avx2()) return run_avx2(part, parts, body);
-  run_before_avx2(part, parts, body);
-}
-#else
-template <typename Body>
-void run_on_vectors(int64_t part, int64_t parts, const Body& body) {
-  body(part, parts);
-}
 #endif
+  run_copy(part, parts, body);
+}
 
 // Runs body(part, parts) for each part, each on a CPU thread of its own, with at most `most` parts. `work` is the work
 // of all parts, in units of one simple element.

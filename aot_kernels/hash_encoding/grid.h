@@ -49,7 +49,9 @@ inline Grids grids_of(Call& call, int64_t axes) {
   const double exponent = static_cast<double>(std::log2(static_cast<long double>(growth)));
   for (int l = 0; l < grids.levels; ++l) {
     Level& level = grids.level[l];
-    level.scale = static_cast<double>(std::exp2(static_cast<long double>(l * exponent))) * base - 1;
+    // A volatile product is rounded before 1 is subtracted, as in Python; the compiler would fuse both.
+    const volatile double cells = static_cast<double>(std::exp2(static_cast<long double>(l * exponent))) * base;
+    level.scale = cells - 1;
     call.require(level.scale < kMostCells, kBadAttribute, "level %d has more than 2^30 cells along an axis", l);
     if (!call.ok()) return Grids{};
     level.scale_high = static_cast<float>(level.scale);

@@ -8,6 +8,7 @@ import functools
 import hashlib
 import json
 import os
+import platform
 import re
 import shlex
 import shutil
@@ -251,7 +252,7 @@ def _command(
     """Returns the command that compiles a source, without the names of the source and the output."""
     flags = _flags()
     common = [*flags["FLAGS"], *(f"-I{folder}" for folder in folders)]
-    host = [*flags["HOST_FLAGS"], *cxx_flags]
+    host = [*flags["HOST_FLAGS"], *flags.get(f"HOST_FLAGS_{platform.machine()}", ()), *cxx_flags]
     if nvcc := find_nvcc():
         # nvcc splits -Xcompiler at commas, and passes the items to a shell.
         through = [f"-Xcompiler={shlex.quote(flag)}".replace(",", r"\,") for flag in host]

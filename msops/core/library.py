@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import difflib
+import functools
 import os
+import platform
 import re
 import threading
 import weakref
@@ -13,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 PACKAGE = Path(__file__).resolve().parents[1]
+CPUINFO = Path("/proc/cpuinfo")
 
 
 class Entry(NamedTuple):
@@ -59,6 +62,7 @@ class Library:
         self.variable = variable
         if ":" in str(self.path):  # MindSpore reads FILE:FUNCTION
             raise ImportError(f"msops cannot load the library {self.name}: its path must have no colon: {self.path}")
+        _check_cpu()
         try:
             self.handle = ctypes.CDLL(str(self.path))
         except OSError as error:
@@ -94,6 +98,18 @@ class Library:
 
     def __repr__(self) -> str:
         return f"Library({str(self.path)!r})"
+
+
+@functools.cache
+def _check_cpu() -> None:
+    """Raises an ImportError if the CPU lacks what all libraries are compiled for (HOST_FLAGS_x86_64 in flags.mk)."""
+    if platform.machine() != "x86_64":
+        return
+    with contextlib.suppress(OSError):  # without the list, the CPU has to do
+        known = set(CPUINFO.read_text().split())
+        if missing := {"avx2", "fma"} - known if "flags" in known else set():
+            has_not = " and no ".join(sorted(missing))
+            raise ImportError(f"msops needs a CPU with AVX2 and FMA, as MindSpore 2.10 does: this one has no {has_not}")
 
 
 def _demangled(text: str) -> str:

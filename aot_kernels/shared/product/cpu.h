@@ -71,24 +71,10 @@ class Shares {
   std::unique_ptr<std::atomic<int64_t>[]> taken_;
 };
 
-// Calls f in a function of its own, which is compiled for the instructions of CPUs since about 2013 if this one has
-// them. In a function with too much else, GCC would not keep sums in registers.
+// Calls f in a function of its own. In a function with too much else, GCC would not keep sums in registers.
 template <typename F>
-__attribute__((noinline)) void run_apart_plain(const F& f) {
+__attribute__((noinline)) void run_apart(const F& f) {
   f();
-}
-#ifdef __x86_64__
-template <typename F>
-__attribute__((noinline, target("avx2,fma"))) void run_apart_avx2(const F& f) {
-  f();
-}
-#endif
-template <typename F>
-MSOPS_CPU void run_apart(const F& f) {
-#ifdef __x86_64__
-  if (has_avx2()) return run_apart_avx2(f);
-#endif
-  run_apart_plain(f);
 }
 
 // sums[r][l] = sum over k of rows[r][k] panel[k][l] for as many rows as `count` and a multiple of kCount after it
