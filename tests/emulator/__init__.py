@@ -16,7 +16,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 SOURCES = ROOT / "aot_kernels"
 FLAGS = (
-    *("-std=c++17", "-O1", "-fPIC", "-shared", "-fopenmp", "-fvisibility=hidden", "-x", "c++", "-w", "-Wno-psabi"),
+    *("-std=c++17", "-Og", "-fPIC", "-shared", "-fopenmp", "-fvisibility=hidden", "-x", "c++", "-w", "-Wno-psabi"),
     *("-fsanitize=alignment", "-fno-sanitize-recover=alignment"),  # a GPU refuses addresses that do not fit the type
     *("-D__CUDACC__", "-D__CUDA_ARCH__=900", "-D__CUDA_ARCH_FEAT_SM90_ALL", "-ffp-contract=off"),
 )
