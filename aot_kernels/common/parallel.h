@@ -50,9 +50,9 @@ __attribute__((noinline)) void run_copy(int64_t part, int64_t parts, Body body) 
 }
 
 #ifdef __x86_64__
-// Does the same where the body is compiled again, with all that is inlined, for AVX-512. That takes time to compile, so
-// that only some bodies ask for it: formulas of single elements, which become 1.3 to 1.5 times as fast, and give the
-// same results.
+// Does the same with AVX-512: the body is compiled again for it, with all that is inlined. This takes time, so that
+// only some bodies ask for it: formulas of single elements, which become 1.3 to 1.5 times as fast, and give the same
+// results.
 template <typename Body>
 __attribute__((target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512"))) void run_avx512(
     int64_t part, int64_t parts, Body body) {

@@ -87,7 +87,7 @@ struct Team {
   // A phase is a loop over the items that the thread takes, and its end:
   //   for (int64_t i; team.take(n, i);) { ... }
   //   team.end();
-  // The body is no lambda, since nvcc's lambdas are not inlined into the code for the CPU's vectors.
+  // The body is no lambda, since nvcc drops MSOPS_CPU from a lambda, which then need not be inlined.
   MSOPS_CPU bool take(int64_t n, int64_t& i) { return shares.take(phase, thread, threads, n, i); }
   void end() {
     ++phase;

@@ -205,7 +205,7 @@ struct Forward {
   }
 
  private:
-  // nvcc would not inline a lambda into code for the CPU's vectors.
+  // This is no lambda, since nvcc drops MSOPS_CPU from a lambda, which then need not be inlined.
   struct AddPanels {
     const Forward& f;
     Workspace& w;
