@@ -13,7 +13,7 @@ endif
 comma := ,
 # The slowest libraries come first, since what comes last runs alone.
 OPERATORS := $(patsubst aot_kernels/%.cu,%,$(wildcard aot_kernels/*.cu))
-SLOWEST := add_rms_norm hash_encoding rms_norm flash_attention decoder_stack layer_norm depthwise_conv2d group_norm
+SLOWEST := add_rms_norm hash_encoding rms_norm flash_attention decoder_stack layer_norm depthwise_conv2d selective_scan
 LIB := msops/lib
 LIBRARIES := $(patsubst %,$(LIB)/%.so,$(filter $(OPERATORS),$(SLOWEST)) $(filter-out $(SLOWEST),$(OPERATORS)))
 
