@@ -13,7 +13,7 @@ import torch
 from msops.testing.entry import outputs_of, prepare_operator
 
 from .cases import kernel_cases
-from .kernels import GpuArrays
+from .kernels import GpuArrays, random_inputs
 
 
 def call_once(kernel, name, dtype):
@@ -22,7 +22,7 @@ def call_once(kernel, name, dtype):
     if not cases:
         sys.exit(f"there is no case {kernel}, {name}")
     arrays, operator = GpuArrays(), cases[0].operator
-    inputs = [arrays.random(shape, dtype) for shape in cases[0].inputs]
+    inputs = random_inputs(cases[0], dtype, arrays)
     run = prepare_operator(operator, [*inputs, *(arrays.empty(*output) for output in outputs_of(operator, inputs))])
     run()  # loads the kernel
     torch.cuda.synchronize()

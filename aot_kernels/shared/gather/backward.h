@@ -16,19 +16,22 @@ inline int64_t scatter_words(const Call& call, const Gather& all, int taps) {
   return std::max(tile_words(all, taps), size_of({all.lists, scatter_scratch(all.points, all.places * taps)}));
 }
 
-// `weight` is absent if there is one tap.
+// `weight` is absent if there is one tap. Returns whether the gradient of the weights is there, too.
 template <int kTaps, typename T, typename Index>
-void backward(Call& call, const Gather& all, const Tensor& dout, const Tensor& idx, const Tensor& weight,
-              const Tensor& features, [[maybe_unused]] const Tensor& scratch, const Tensor& dfeatures) {
+bool backward(Call& call, const Gather& all, const Tensor& dout, const Tensor& idx, const Tensor& weight,
+              const Tensor& features, [[maybe_unused]] const Tensor& scratch, const Tensor& dfeatures,
+              [[maybe_unused]] const WeightGradient<T>& weights = {}) {
   if (call.is_on_cpu()) {
     require_indices<Index>(call, idx, features, all.points, "points");
-    if (dfeatures.size == 0) return;
     const ScatterOnCpu<kTaps, T, Index> body{all, dout.as<T>(), idx.as<Index>(), weight.as<T>(), dfeatures.as<T>()};
-    return on_cpu(call, body.items(), body, body.cost());
+    if (dfeatures.size > 0) on_cpu(call, body.items(), body, body.cost());
+    return false;
   }
 #ifdef __CUDACC__
-  scatter_on_gpu<kTaps>(call, all, dout.as<const T>(), idx.as<const Index>(), weight.as<const T>(),
-                        scratch.as<int32_t>(), dfeatures.as<T>());
+  return scatter_on_gpu<kTaps>(call, all, dout.as<const T>(), idx.as<const Index>(), weight.as<const T>(),
+                               scratch.as<int32_t>(), dfeatures.as<T>(), weights);
+#else
+  return false;
 #endif
 }
 

@@ -1,6 +1,7 @@
 // On the GPU:
 //
-//   shared memory has room for a list     -> list_kernel of lists_gpu.h: a block sorts, and adds up some channels.
+//   a list has one tile of terms          -> list_kernel of lists_gpu.h: a block sorts, and adds up some channels.
+//   a list has few points                 -> sort_lists_kernel, then tiles_kernel of lists_gpu.h.
 //   the sums of a range fit shared memory -> sort_kernel, then scatter_kernel for 4, 2 or 1 channels of a block.
 //   otherwise (old GPUs, much float64)    -> scatter_add of scatter.h, which reads `dout` in the order of the points.
 //
@@ -251,21 +252,27 @@ struct TermOf {
   }
 };
 
+// Returns whether the gradient of the weights is there, too.
 template <int kTaps, typename T, typename Index>
-void scatter_on_gpu(Call& call, const Gather& all, const T* dout, const Index* index, const T* weight, int32_t* scratch,
-                    T* out) {
-  if (all.rows() * all.points == 0) return;
-  const Indices indices{index, sizeof(Index) == 8};
-  if (scatter_lists<kTaps>(call, all, dout, indices, weight, out)) return;
-  const Tiles tiles(all, kTaps);
+bool scatter_on_gpu(Call& call, const Gather& all, const T* dout, const Index* index, const T* weight, int32_t* scratch,
+                    T* out, const WeightGradient<T>& weights) {
+  if (all.rows() * all.points == 0) return false;
   const Gpu gpu;
+  const Indices indices{index, sizeof(Index) == 8};
+  constexpr int kRun = PlacePacks<1, T>::kRun;
+  const ListTask<T> lists{all, indices, dout, weight, out, all.places % kRun == 0 && is_aligned<kRun>(dout)};
+  bool done = false;
+  if (scatter_lists<kTaps>(call, lists, weights, gpu, done)) return done;
+  void* const aligned = reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(scratch) + 15) / 16 * 16);
+  if (scatter_tiles<kTaps>(call, lists, aligned, gpu)) return false;
+  const Tiles tiles(all, kTaps);
   const int64_t most = gpu.dynamic_bytes();
   if (scatter_bytes<kTaps, 1, T>(tiles) > most) {
     const Inverse inverse = invert(call, all.lists, all.points, all.places * kTaps, index, scratch);
     scatter_add(call, inverse, all.channels, ChannelOrder::kFirst, TermOf<kTaps, T>{all, dout, weight}, out);
-    return;
+    return false;
   }
-  TileRecord* const records = reinterpret_cast<TileRecord*>((reinterpret_cast<uintptr_t>(scratch) + 15) / 16 * 16);
+  TileRecord* const records = static_cast<TileRecord*>(aligned);
   sort_tiles<kTaps>(call, all, tiles, indices, records);
   const ScatterTask<T> task{all, tiles, records, dout, weight, out, 0};
   // Channels of a block share the reading of the records, if there are blocks enough for all multiprocessors.
@@ -273,9 +280,10 @@ void scatter_on_gpu(Call& call, const Gather& all, const T* dout, const Index* i
     return all.channels > rows / 2 && all.lists * (all.channels / rows) * tiles.ranges >= gpu.multiprocessors;
   };
   if constexpr (sizeof(Compute<T>) <= 4)
-    if (pays(4) && scatter_bytes<kTaps, 4, T>(tiles) <= most) return launch_scatter<kTaps, 4>(call, task, gpu);
-  if (pays(2) && scatter_bytes<kTaps, 2, T>(tiles) <= most) return launch_scatter<kTaps, 2>(call, task, gpu);
+    if (pays(4) && scatter_bytes<kTaps, 4, T>(tiles) <= most) return launch_scatter<kTaps, 4>(call, task, gpu), false;
+  if (pays(2) && scatter_bytes<kTaps, 2, T>(tiles) <= most) return launch_scatter<kTaps, 2>(call, task, gpu), false;
   launch_scatter<kTaps, 1>(call, task, gpu);
+  return false;
 }
 
 }  // namespace msops::gather

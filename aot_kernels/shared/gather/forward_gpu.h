@@ -1,5 +1,6 @@
 // On the GPU:
 //
+//   there are few terms             -> each element is read by itself (TakeElement).
 //   a row fits shared memory        -> row_kernel of rows_gpu.h: features are read in order.
 //   otherwise, with room in scratch -> pack_kernel and unpack_kernel of packs_gpu.h, unless few points are taken.
 //   otherwise                       -> each element is read by itself (TakeElement).
@@ -34,7 +35,8 @@ struct TakeElement {
   }
 };
 
-constexpr int64_t kSparse = 4;  // points for each place, where it does not pay to transpose them
+constexpr int64_t kFewTerms = 1 << 19;  // for which it does not pay to stage rows
+constexpr int64_t kSparse = 4;          // points for each place, where it does not pay to transpose them
 
 template <int kTaps, int kPlaces, typename T>
 void gather_places(Call& call, const GatherTask<T>& task, T* packs) {
@@ -44,8 +46,8 @@ void gather_places(Call& call, const GatherTask<T>& task, T* packs) {
   constexpr int N = kPackWidth<T>;
   const bool aligned = all.points % N == 0 && is_aligned<N>(task.features);
   const RowTask<T> rows{{all, task.features, task.index, aligned}, task.weight, task.out};
-  if (!packs && gather_rows<kTaps, kPlaces>(call, rows)) return;
   const int64_t size = all.rows() * all.places;
+  if (!packs && kTaps * size > kFewTerms && gather_rows<kTaps, kPlaces>(call, rows)) return;
   on_gpu(call, size, std::max(size, all.rows() * all.points), TakeElement<kTaps, T>{task});
 }
 

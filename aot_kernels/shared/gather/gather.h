@@ -47,4 +47,14 @@ struct GatherTask {
   T* out;
 };
 
+// WeightGradient says where the gradient of the weights goes, which is a sum over channels. `partial` has room for the
+// sums of `most` parts of the channels.
+template <typename T>
+struct WeightGradient {
+  const T* features;
+  Compute<T>* partial;  // (parts, lists, places, taps)
+  int64_t most;
+  T* dweight;
+};
+
 }  // namespace msops::gather

@@ -14,6 +14,8 @@ namespace msops::gather {
 constexpr int kTermBits = 12;
 constexpr int kTerms = 1 << kTermBits;   // terms of a tile, at most
 constexpr int64_t kRangePoints = 40960;  // points of a range, at most; their numbers have 16 bits
+constexpr int64_t kListPoints = 1024;    // of a list whose terms tiles_kernel adds up, at most
+constexpr int kListPlaces = 1024;        // of a tile there
 constexpr int kLongSegment = 8;          // terms; lanes of a warp share the segments that have more
 
 // LongSegment has more than kLongSegment terms, from a position of the record's list of terms on.
@@ -50,7 +52,10 @@ constexpr int64_t kRecordWords = sizeof(TileRecord) / 4;
 // Returns how many int32 numbers of scratch the records need.
 inline int64_t tile_words(const Gather& all, int taps) {
   const int64_t ranges = (all.points + kRangePoints - 1) / kRangePoints;
-  return size_of({all.lists, Tiles(all, taps).tiles, ranges, kRecordWords}) + 4;  // 4: to align the records
+  const int64_t records = size_of({all.lists, Tiles(all, taps).tiles, ranges, kRecordWords});
+  const int64_t of_tile = all.points + 3 + taps * kListPlaces * (taps > 1 ? 3 : 1);  // SortedTile of lists_gpu.h
+  const int64_t sorted = size_of({all.lists, (all.places + kListPlaces - 1) / kListPlaces, of_tile});
+  return std::max(records, all.points <= kListPoints ? sorted : 0) + 4;  // 4: to align the records
 }
 
 #ifdef __CUDACC__
