@@ -69,8 +69,8 @@ MSOPS_ENTRY(ThreeInterpolateBackward) {
       using Index = typename decltype(index)::type;
       const WeightGradient<T> weights{features.as<const T>(), partial.as<Compute<T>>(), partial.dim(0),
                                       dweight.as<T>()};
-      const bool done =
-          gather::backward<kTaps, T, Index>(call, all, dout, idx, weight, features, scratch, dfeatures, weights);
+      if (gather::backward<kTaps, T, Index>(call, all, dout, idx, weight, features, scratch, dfeatures, weights))
+        return;
       if (call.is_on_cpu()) {
         const WeightGradientOnCpu<kTaps, T, Index> sums{all, features.as<T>(), dout.as<T>(), idx.as<Index>(),
                                                         dweight.as<T>()};
@@ -78,7 +78,6 @@ MSOPS_ENTRY(ThreeInterpolateBackward) {
         return;
       }
 #ifdef __CUDACC__
-      if (done) return;
       weights_on_gpu<kTaps>(call, all, features.as<const T>(), dout.as<const T>(), {idx.data, sizeof(Index) == 8},
                             partial.dim(0), partial.as<Compute<T>>(), dweight.as<T>());
 #endif
