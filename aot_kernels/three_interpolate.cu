@@ -2,10 +2,6 @@
 
 #include "shared/gather/backward.h"
 #include "shared/gather/forward.h"
-#include "shared/gather/weights.h"
-#ifdef __CUDACC__
-#include "shared/gather/weights_gpu.h"
-#endif
 
 using namespace msops;
 using namespace msops::gather;
@@ -69,18 +65,7 @@ MSOPS_ENTRY(ThreeInterpolateBackward) {
       using Index = typename decltype(index)::type;
       const WeightGradient<T> weights{features.as<const T>(), partial.as<Compute<T>>(), partial.dim(0),
                                       dweight.as<T>()};
-      if (gather::backward<kTaps, T, Index>(call, all, dout, idx, weight, features, scratch, dfeatures, weights))
-        return;
-      if (call.is_on_cpu()) {
-        const WeightGradientOnCpu<kTaps, T, Index> sums{all, features.as<T>(), dout.as<T>(), idx.as<Index>(),
-                                                        dweight.as<T>()};
-        on_cpu(call, sums.items(), sums, sums.cost());
-        return;
-      }
-#ifdef __CUDACC__
-      weights_on_gpu<kTaps>(call, all, features.as<const T>(), dout.as<const T>(), {idx.data, sizeof(Index) == 8},
-                            partial.dim(0), partial.as<Compute<T>>(), dweight.as<T>());
-#endif
+      gather::backward<kTaps, T, Index>(call, all, dout, idx, weight, features, scratch, dfeatures, weights);
     });
   });
 }

@@ -1,9 +1,10 @@
-// The gradient of a gather's features on the device of the call.
+// The gradients of a gather's features and weights on the device of the call.
 #pragma once
 
 #include "../../common/scatter.h"
 #include "cpu.h"
 #include "tiles.h"
+#include "weights.h"
 #ifdef __CUDACC__
 #include "backward_gpu.h"
 #endif
@@ -16,22 +17,25 @@ inline int64_t scatter_words(const Call& call, const Gather& all, int taps) {
   return std::max(tile_words(all, taps), size_of({all.lists, scatter_scratch(all.points, all.places * taps)}));
 }
 
-// `weight` is absent if there is one tap. Returns whether the gradient of the weights is there, too.
+// `weight` and `weights` are absent if there is one tap.
 template <int kTaps, typename T, typename Index>
-bool backward(Call& call, const Gather& all, const Tensor& dout, const Tensor& idx, const Tensor& weight,
+void backward(Call& call, const Gather& all, const Tensor& dout, const Tensor& idx, const Tensor& weight,
               const Tensor& features, [[maybe_unused]] const Tensor& scratch, const Tensor& dfeatures,
               [[maybe_unused]] const WeightGradient<T>& weights = {}) {
   if (call.is_on_cpu()) {
     require_indices<Index>(call, idx, features, all.points, "points");
     const ScatterOnCpu<kTaps, T, Index> body{all, dout.as<T>(), idx.as<Index>(), weight.as<T>(), dfeatures.as<T>()};
     if (dfeatures.size > 0) on_cpu(call, body.items(), body, body.cost());
-    return false;
+    if constexpr (kTaps > 1) {
+      const WeightGradientOnCpu<kTaps, T, Index> sums{all, features.as<T>(), dout.as<T>(), idx.as<Index>(),
+                                                      weights.dweight};
+      on_cpu(call, sums.items(), sums, sums.cost());
+    }
+    return;
   }
 #ifdef __CUDACC__
-  return scatter_on_gpu<kTaps>(call, all, dout.as<const T>(), idx.as<const Index>(), weight.as<const T>(),
-                               scratch.as<int32_t>(), dfeatures.as<T>(), weights);
-#else
-  return false;
+  scatter_on_gpu<kTaps>(call, all, dout.as<const T>(), idx.as<const Index>(), weight.as<const T>(),
+                        scratch.as<int32_t>(), dfeatures.as<T>(), weights);
 #endif
 }
 

@@ -15,6 +15,7 @@
 #include "../../common/scatter.h"
 #include "lists_gpu.h"
 #include "tiles.h"
+#include "weights_gpu.h"
 
 namespace msops::gather {
 
@@ -252,25 +253,28 @@ struct TermOf {
   }
 };
 
-// Returns whether the gradient of the weights is there, too.
+// Computes the gradient of the features and, if there are several taps, that of the weights.
 template <int kTaps, typename T, typename Index>
-bool scatter_on_gpu(Call& call, const Gather& all, const T* dout, const Index* index, const T* weight, int32_t* scratch,
+void scatter_on_gpu(Call& call, const Gather& all, const T* dout, const Index* index, const T* weight, int32_t* scratch,
                     T* out, const WeightGradient<T>& weights) {
-  if (all.rows() * all.points == 0) return false;
   const Gpu gpu;
   const Indices indices{index, sizeof(Index) == 8};
   constexpr int kRun = PlacePacks<1, T>::kRun;
-  const ListTask<T> lists{all, indices, dout, weight, out, all.places % kRun == 0 && is_aligned<kRun>(dout)};
-  bool done = false;
-  if (scatter_lists<kTaps>(call, lists, weights, gpu, done)) return done;
+  const bool empty = all.rows() * all.points == 0, runs = all.places % kRun == 0 && is_aligned<kRun>(dout);
+  const ListTask<T> lists{all, indices, dout, weight, out, runs, weights.features, weights.partial};
+  if constexpr (kTaps > 1) {
+    if (!empty && scatter_lists_and_weights<kTaps>(call, lists, weights, gpu)) return;
+    weights_on_gpu<kTaps>(call, all, dout, indices, weights);
+  }
+  if (empty || scatter_lists<kTaps>(call, lists, gpu)) return;
   void* const aligned = reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(scratch) + 15) / 16 * 16);
-  if (scatter_tiles<kTaps>(call, lists, aligned, gpu)) return false;
+  if (scatter_tiles<kTaps>(call, lists, aligned, gpu)) return;
   const Tiles tiles(all, kTaps);
   const int64_t most = gpu.dynamic_bytes();
   if (scatter_bytes<kTaps, 1, T>(tiles) > most) {
     const Inverse inverse = invert(call, all.lists, all.points, all.places * kTaps, index, scratch);
     scatter_add(call, inverse, all.channels, ChannelOrder::kFirst, TermOf<kTaps, T>{all, dout, weight}, out);
-    return false;
+    return;
   }
   TileRecord* const records = static_cast<TileRecord*>(aligned);
   sort_tiles<kTaps>(call, all, tiles, indices, records);
@@ -280,10 +284,9 @@ bool scatter_on_gpu(Call& call, const Gather& all, const T* dout, const Index* i
     return all.channels > rows / 2 && all.lists * (all.channels / rows) * tiles.ranges >= gpu.multiprocessors;
   };
   if constexpr (sizeof(Compute<T>) <= 4)
-    if (pays(4) && scatter_bytes<kTaps, 4, T>(tiles) <= most) return launch_scatter<kTaps, 4>(call, task, gpu), false;
-  if (pays(2) && scatter_bytes<kTaps, 2, T>(tiles) <= most) return launch_scatter<kTaps, 2>(call, task, gpu), false;
+    if (pays(4) && scatter_bytes<kTaps, 4, T>(tiles) <= most) return launch_scatter<kTaps, 4>(call, task, gpu);
+  if (pays(2) && scatter_bytes<kTaps, 2, T>(tiles) <= most) return launch_scatter<kTaps, 2>(call, task, gpu);
   launch_scatter<kTaps, 1>(call, task, gpu);
-  return false;
 }
 
 }  // namespace msops::gather

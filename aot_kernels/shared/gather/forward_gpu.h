@@ -1,7 +1,6 @@
 // On the GPU:
 //
-//   there are few terms             -> each element is read by itself (TakeElement).
-//   a row fits shared memory        -> row_kernel of rows_gpu.h: features are read in order.
+//   a row fits shared memory        -> row_kernel of rows_gpu.h, if there are many terms.
 //   otherwise, with room in scratch -> pack_kernel and unpack_kernel of packs_gpu.h, unless few points are taken.
 //   otherwise                       -> each element is read by itself (TakeElement).
 #pragma once

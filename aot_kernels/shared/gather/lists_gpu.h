@@ -26,8 +26,8 @@ struct ListTask {
   const T *dout, *weight;  // weight is null if there is one tap
   T* out;
   bool runs;                      // whether rows of `dout` consist of runs (see PlacePacks)
-  const T* features = nullptr;    // for the gradient of the weights,
-  Compute<T>* partial = nullptr;  // whose sums over the channels of each part go here
+  const T* features;              // null if there is one tap
+  Compute<T>* partial;            // takes the sums of WeightGradient
   int64_t groups = 0, parts = 0;  // of channels, of groups
 };
 
@@ -83,24 +83,6 @@ __device__ __forceinline__ void stage_places(const PlacePacks<kLanes, T>& stage,
     }
   }
 }
-
-// SortedTile has the terms of a tile, sorted by their points.
-template <int kTaps, typename T>
-struct SortedTile {
-  uint32_t* bounds;     // where a point's terms begin, and in the upper half, where they end
-  uint32_t* terms;      // the first pack of a term's place, and in the upper half, the term
-  Compute<T>* weights;  // of the terms; null if there is one tap
-
-  static MSOPS_BOTH int64_t words(int64_t points, int64_t terms) {
-    const int64_t of_weights = kTaps > 1 ? sizeof(Compute<T>) / 4 : 0;
-    return (points + 3) / 4 * 4 + (1 + of_weights) * ((terms + 3) / 4 * 4);
-  }
-  // The tile is at `memory`, for which words() says how much there must be.
-  MSOPS_BOTH SortedTile(uint32_t* memory, int64_t points, int64_t terms)
-      : bounds(memory),
-        terms(bounds + (points + 3) / 4 * 4),
-        weights(kTaps > 1 ? reinterpret_cast<Compute<T>*>(this->terms + (terms + 3) / 4 * 4) : nullptr) {}
-};
 
 // Sorts `size` terms of a list, from `at` on in all terms. A block of kSortThreads threads calls this.
 template <int kTaps, int kLanes, typename T>
@@ -299,7 +281,8 @@ __global__ void __launch_bounds__(kSortThreads, 2) list_kernel(ListTask<T> task)
   }
 }
 
-// Launches the kernel and returns the number of parts, or returns 0 if it does not fit or does not pay.
+// Launches the kernel and returns the number of parts, or returns 0 if it does not fit or does not pay. Products with
+// the features have at most `most` parts.
 template <int kTaps, int kLanes, typename T>
 int64_t launch_lists(Call& call, ListTask<T> task, int64_t most, const Gpu& gpu) {
   using Shared = SharedOfList<kTaps, kLanes, T>;
@@ -307,10 +290,12 @@ int64_t launch_lists(Call& call, ListTask<T> task, int64_t most, const Gpu& gpu)
   const Gather& all = task.all;
   const int64_t bytes = Shared{all.points, all.places, nullptr}.bytes();
   task.groups = (all.channels + kChannels - 1) / kChannels;
-  // Two blocks of a multiprocessor hide each other's latency.
-  if (all.places > Shared::kPlaces || bytes > gpu.dynamic_bytes() / (kLanes > 1 ? 2 : 1)) return 0;
-  if (kLanes > 1 && all.channels < kChannels) return 0;
-  if (Shared::kProducts ? all.lists == 1 : kLanes > 1 && 2 * all.lists * task.groups < gpu.multiprocessors) return 0;
+  if (all.places > Shared::kPlaces || bytes > gpu.dynamic_bytes()) return 0;
+  if constexpr (kLanes > 1) {
+    // Teams pay where two blocks of a multiprocessor hide each other's latency, and there are blocks enough.
+    const bool enough = Shared::kProducts ? all.lists > 1 : 2 * all.lists * task.groups >= gpu.multiprocessors;
+    if (bytes > gpu.dynamic_bytes() / 2 || all.channels < kChannels || !enough) return 0;
+  }
   const int64_t slots = blocks_at_once(gpu, list_kernel<kTaps, kLanes, T>, kSortThreads, bytes);
   task.parts = std::max<int64_t>(1, std::min({task.groups, Shared::kProducts ? most : task.groups, slots / all.lists}));
   launch(call, list_kernel<kTaps, kLanes, T>, all.lists * task.parts, kSortThreads, bytes, task);
@@ -408,20 +393,22 @@ bool scatter_tiles(Call& call, ListTask<T> task, void* scratch, const Gpu& gpu) 
   return true;
 }
 
-// Adds up the terms of lists that have one tile, and returns whether that fits and pays. `done` says whether the
-// gradient of the weights is there, too.
+// Adds up the terms of lists that have one tile, and returns whether that fits and pays.
 template <int kTaps, typename T>
-bool scatter_lists(Call& call, ListTask<T> task, const WeightGradient<T>& weights, const Gpu& gpu, bool& done) {
-  task.features = weights.features, task.partial = weights.partial;
-  int64_t parts = launch_lists<kTaps, 4>(call, task, weights.most, gpu);
-  if constexpr (kTaps > 1) {
-    const int64_t size = task.all.lists * task.all.places * kTaps;
-    if (parts > 0) sum_rows(call, parts, size, size, static_cast<const Compute<T>*>(weights.partial), weights.dweight);
-    done = parts > 0;
-  } else if (parts == 0) {
-    parts = launch_lists<kTaps, 2>(call, task, weights.most, gpu);
-  }
-  return parts > 0 || launch_lists<kTaps, 1>(call, task, weights.most, gpu) > 0;
+bool scatter_lists(Call& call, const ListTask<T>& task, const Gpu& gpu) {
+  if constexpr (kTaps == 1)
+    if (launch_lists<kTaps, 4>(call, task, 0, gpu) > 0 || launch_lists<kTaps, 2>(call, task, 0, gpu) > 0) return true;
+  return launch_lists<kTaps, 1>(call, task, 0, gpu) > 0;
+}
+
+// Does the same for both gradients of an interpolation.
+template <int kTaps, typename T>
+bool scatter_lists_and_weights(Call& call, const ListTask<T>& task, const WeightGradient<T>& weights, const Gpu& gpu) {
+  const int64_t parts = launch_lists<kTaps, 4>(call, task, weights.most, gpu);
+  if (parts == 0) return false;
+  const int64_t size = task.all.lists * task.all.places * kTaps;
+  sum_rows(call, parts, size, size, static_cast<const Compute<T>*>(weights.partial), weights.dweight);
+  return true;
 }
 
 }  // namespace msops::gather

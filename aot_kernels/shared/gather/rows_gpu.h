@@ -73,7 +73,6 @@ bool gather_rows(Call& call, RowTask<T> task) {
   using Narrow = StageShape<kTaps, kNarrowChannels<T>, kPack, (kTaps == 1 ? 32 : sizeof(T) > 4 ? 4 : 8) / kPack>;
   const Gpu gpu;
   if (fits_wide<T>(task.all, gpu)) {
-    task.packs &= kTaps == 1 || sizeof(T) > 2;  // packs of float16 take longer than single elements with three taps
     launch_staged<Wide>(call, row_kernel<Wide, T>, task, gpu, INT32_MAX);
   } else if (fits_narrow<T>(task.all, gpu)) {
     launch_staged<Narrow>(call, row_kernel<Narrow, T>, task, gpu, INT32_MAX);

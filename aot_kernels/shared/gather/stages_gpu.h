@@ -210,12 +210,20 @@ int64_t stage_bytes(int64_t points) {
   return (points + 1) * kChannels * static_cast<int64_t>(sizeof(T)) / 16 * 16 + 16;
 }
 
+// Packs of a stage have 16 bytes if two stages of them fit, else 4 bytes, or one element.
+template <typename T>
+constexpr int kWideChannels = 16 / sizeof(T);
+template <typename T>
+constexpr int kNarrowChannels = sizeof(T) < 4 ? 4 / sizeof(T) : 1;
+
 // Launches a kernel of a task that is a Staging, for at most `most` parts, and returns for how many.
 template <typename Shape, typename Task>
 int64_t launch_staged(Call& call, void (*kernel)(Task), Task task, const Gpu& gpu, int64_t most) {
   using T = typename Task::Element;
   constexpr int kWarp = 32;
   const Gather& all = task.all;
+  // To copy float16 by wide packs takes longer than by single elements where there are several taps.
+  if (Shape::kTaps > 1 && sizeof(T) < 4 && Shape::kChannels == kWideChannels<T>) task.packs = false;
   task.groups = (all.channels + Shape::kChannels - 1) / Shape::kChannels;
   const int64_t of_stage = stage_bytes<Shape::kChannels, T>(all.points);
   task.stages = static_cast<int>(std::min<int64_t>({kMostStages, gpu.dynamic_bytes() / of_stage, task.groups}));
@@ -228,12 +236,6 @@ int64_t launch_staged(Call& call, void (*kernel)(Task), Task task, const Gpu& gp
   launch(call, kernel, blocks, threads, bytes, task);
   return task.parts;
 }
-
-// Packs of a stage have 16 bytes if two stages of them fit, else 4 bytes, or one element.
-template <typename T>
-constexpr int kWideChannels = 16 / sizeof(T);
-template <typename T>
-constexpr int kNarrowChannels = sizeof(T) < 4 ? 4 / sizeof(T) : 1;
 
 template <typename T>
 bool fits_wide(const Gather& all, const Gpu& gpu) {

@@ -49,11 +49,31 @@ struct Tiles {
 
 constexpr int64_t kRecordWords = sizeof(TileRecord) / 4;
 
-// Returns how many int32 numbers of scratch the records need.
+// SortedTile has the terms of a tile of lists_gpu.h, sorted by their points.
+template <int kTaps, typename T>
+struct SortedTile {
+  uint32_t* bounds;     // where a point's terms begin, and in the upper half, where they end
+  uint32_t* terms;      // the first pack of a term's place, and in the upper half, the term
+  Compute<T>* weights;  // of the terms; null if there is one tap
+
+  static MSOPS_BOTH int64_t words(int64_t points, int64_t count) {
+    const int64_t of_weights = kTaps > 1 ? sizeof(Compute<T>) / 4 : 0;
+    return (points + 3) / 4 * 4 + (1 + of_weights) * ((count + 3) / 4 * 4);
+  }
+  // The tile is at `memory`, which has words(points, count) words.
+  MSOPS_BOTH SortedTile(uint32_t* memory, int64_t points, int64_t count)
+      : bounds(memory),
+        terms(bounds + (points + 3) / 4 * 4),
+        weights(kTaps > 1 ? reinterpret_cast<Compute<T>*>(terms + (count + 3) / 4 * 4) : nullptr) {}
+};
+
+// Returns how many int32 numbers of scratch the records, or the sorted tiles, need.
 inline int64_t tile_words(const Gather& all, int taps) {
   const int64_t ranges = (all.points + kRangePoints - 1) / kRangePoints;
   const int64_t records = size_of({all.lists, Tiles(all, taps).tiles, ranges, kRecordWords});
-  const int64_t of_tile = all.points + 3 + taps * kListPlaces * (taps > 1 ? 3 : 1);  // SortedTile of lists_gpu.h
+  const int64_t terms = kListPlaces * taps;  // of a sorted tile, whose weights have 64 bits at most
+  const int64_t of_tile =
+      taps > 1 ? SortedTile<2, double>::words(all.points, terms) : SortedTile<1, double>::words(all.points, terms);
   const int64_t sorted = size_of({all.lists, (all.places + kListPlaces - 1) / kListPlaces, of_tile});
   return std::max(records, all.points <= kListPoints ? sorted : 0) + 4;  // 4: to align the records
 }

@@ -90,18 +90,14 @@ int64_t launch_weights(Call& call, WeightTask<T> task, int64_t parts) {
   using Wide = StageShape<kTaps, kWideChannels<T>, kPack, kRuns>;
   using Narrow = StageShape<kTaps, kNarrowChannels<T>, kPack, 2 * kRuns>;
   const Gpu gpu;
-  if (fits_wide<T>(task.all, gpu)) {
-    task.packs &= sizeof(T) > 2;  // packs of float16 take longer here than single elements
-    return launch_staged<Wide>(call, weight_kernel<Wide, T>, task, gpu, parts);
-  }
+  if (fits_wide<T>(task.all, gpu)) return launch_staged<Wide>(call, weight_kernel<Wide, T>, task, gpu, parts);
   if (fits_narrow<T>(task.all, gpu)) return launch_staged<Narrow>(call, weight_kernel<Narrow, T>, task, gpu, parts);
   return 0;
 }
 
-// `partial` has room for the sums of `most` parts of the channels.
 template <int kTaps, typename T>
-void weights_on_gpu(Call& call, const Gather& all, const T* features, const T* dout, Indices index, int64_t most,
-                    Compute<T>* partial, T* dweight) {
+void weights_on_gpu(Call& call, const Gather& all, const T* dout, Indices index, const WeightGradient<T>& gradient) {
+  const auto [features, partial, most, dweight] = gradient;
   constexpr int N = kPackWidth<T>, kPack = sizeof(T) > 4 ? 2 : 4;
   const int64_t size = all.lists * all.places * kTaps;
   if (size == 0) return;
