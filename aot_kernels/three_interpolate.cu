@@ -54,10 +54,11 @@ MSOPS_ENTRY(ThreeInterpolateBackward) {
   const Tensor dfeatures = call.tensor("dfeatures", 3), dweight = call.tensor("dweight", 3);
   const Tensor scratch = call.tensor_of("int32", "scratch", 1), partial = call.scratch("partial", 2);
   const Gather all = require_interpolation(call, features, idx, weight, dout);
+  const SumSizes sizes(all, kTaps, dout);
   call.require_same_shape(dfeatures, features);
   call.require_same_shape(dweight, weight);
-  call.require_shape(scratch, {scatter_words(call, all, kTaps)});
-  call.require(partial.dim(0) >= 1, kBadShape, "partial has no rows");
+  call.require_shape(scratch, {scatter_words(call, all, kTaps, sizes)});
+  call.require(partial.dim(0) >= std::max<int64_t>(1, sizes.slots), kBadShape, "partial has too few rows");
   call.require_shape(partial, {partial.dim(0), dweight.size});
   return call.run([&](auto type) {
     using T = typename decltype(type)::type;
@@ -70,11 +71,12 @@ MSOPS_ENTRY(ThreeInterpolateBackward) {
   });
 }
 
-// The channels are split where there are few places, but each part has at least 32.
+// The channels are split where there are few places, but each part has at least 32; or into the slots of SumSizes.
 MSOPS_SCRATCH(ThreeInterpolateBackward) {
   const Tensor features = call.tensor("features", 3), idx = call.tensor_of("index", "idx", 3);
   const Gather all = gather_of(features, idx);
+  const SumSizes sizes(all, kTaps, features);
   const int64_t places = all.lists * all.places;
   const int64_t parts = std::min(all.channels / 32, 512 / std::max<int64_t>(1, places / 2048));
-  return {{scatter_words(call, all, kTaps)}, {std::max<int64_t>(1, parts), places * kTaps}};
+  return {{scatter_words(call, all, kTaps, sizes)}, {std::max<int64_t>({1, parts, sizes.slots}), places * kTaps}};
 }

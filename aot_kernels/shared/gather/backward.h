@@ -1,8 +1,8 @@
 // The gradients of a gather's features and weights on the device of the call.
 #pragma once
 
-#include "../../common/scatter.h"
 #include "cpu.h"
+#include "packed.h"
 #include "tiles.h"
 #include "weights.h"
 #ifdef __CUDACC__
@@ -11,10 +11,9 @@
 
 namespace msops::gather {
 
-// Returns how many int32 numbers of scratch the backward entries need: those of the records, or of scatter.h.
-inline int64_t scatter_words(const Call& call, const Gather& all, int taps) {
-  if (!call.ok()) return 0;
-  return std::max(tile_words(all, taps), size_of({all.lists, scatter_scratch(all.points, all.places * taps)}));
+// Returns how many int32 numbers of scratch the backward entries need on a GPU.
+inline int64_t scatter_words(const Call& call, const Gather& all, int taps, const SumSizes& sizes) {
+  return call.ok() ? std::max(tile_words(all, taps), (sizes.bytes(all, taps) + 3) / 4 + 4) : 0;  // 4: to align them
 }
 
 // `weight` and `weights` are absent if there is one tap.
@@ -34,8 +33,8 @@ void backward(Call& call, const Gather& all, const Tensor& dout, const Tensor& i
     return;
   }
 #ifdef __CUDACC__
-  scatter_on_gpu<kTaps>(call, all, dout.as<const T>(), idx.as<const Index>(), weight.as<const T>(),
-                        scratch.as<int32_t>(), dfeatures.as<T>(), weights);
+  scatter_on_gpu<kTaps>(call, all, SumSizes(all, kTaps, dout), dout.as<const T>(), idx.as<const Index>(),
+                        weight.as<const T>(), scratch.as<int32_t>(), dfeatures.as<T>(), weights);
 #endif
 }
 

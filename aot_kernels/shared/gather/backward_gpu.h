@@ -1,9 +1,10 @@
 // On the GPU:
 //
 //   a list has one tile of terms          -> list_kernel of lists_gpu.h: a block sorts, and adds up some channels.
-//   a list has few points                 -> sort_lists_kernel, then tiles_kernel of lists_gpu.h.
+//   three taps, 16 channels or more       -> sum_kernel of sums_gpu.h, for both gradients.
+//   one tap, few points, not float16      -> sort_lists_kernel, then tiles_kernel of lists_gpu.h.
 //   the sums of a range fit shared memory -> sort_kernel, then scatter_kernel for 4, 2 or 1 channels of a block.
-//   otherwise (old GPUs, much float64)    -> scatter_add of scatter.h, which reads `dout` in the order of the points.
+//   otherwise, or with several ranges     -> sum_kernel.
 //
 // A block of scatter_kernel adds up the terms of some channels of one list for a range of points, whose sums are in
 // shared memory. cp.async copies tile after tile there, with its record (see tiles.h): a thread adds the terms of one
@@ -12,8 +13,8 @@
 
 #include "../../common/gpu/cp_async.h"
 #include "../../common/pack.h"
-#include "../../common/scatter.h"
 #include "lists_gpu.h"
+#include "sums_gpu.h"
 #include "tiles.h"
 #include "weights_gpu.h"
 
@@ -241,41 +242,33 @@ void launch_scatter(Call& call, ScatterTask<T> task, const Gpu& gpu) {
   launch(call, scatter_kernel<kTaps, kRows, T>, blocks, threads, bytes_of(stages), task, packs, stages);
 }
 
-// A term of scatter_add.
-template <int kTaps, typename T>
-struct TermOf {
-  Gather all;
-  const T *dout, *weight;
-
-  MSOPS_BOTH Compute<T> operator()(int64_t list, int64_t channel, int64_t term) const {
-    const Compute<T> d = Compute<T>(dout[(list * all.channels + channel) * all.places + term / kTaps]);
-    return kTaps > 1 ? Compute<T>(weight[list * all.places * kTaps + term]) * d : d;
-  }
-};
-
-// Computes the gradient of the features and, if there are several taps, that of the weights.
+// Computes the gradient of the features and, if there are several taps, that of the weights. `scratch` has room for
+// scatter_words().
 template <int kTaps, typename T, typename Index>
-void scatter_on_gpu(Call& call, const Gather& all, const T* dout, const Index* index, const T* weight, int32_t* scratch,
-                    T* out, const WeightGradient<T>& weights) {
+void scatter_on_gpu(Call& call, const Gather& all, const SumSizes& sizes, const T* dout, const Index* index,
+                    const T* weight, int32_t* scratch, T* out, const WeightGradient<T>& weights) {
   const Gpu gpu;
   const Indices indices{index, sizeof(Index) == 8};
   constexpr int kRun = PlacePacks<1, T>::kRun;
   const bool empty = all.rows() * all.points == 0, runs = all.places % kRun == 0 && is_aligned<kRun>(dout);
   const ListTask<T> lists{all, indices, dout, weight, out, runs, weights.features, weights.partial};
+  void* const aligned = reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(scratch) + 15) / 16 * 16);
+  const auto sum_bins = [&] {
+    sum_sorted<kTaps>(call, SumTask<T>{all, {}, {}, weights.features, out, weights.partial, 0, 0}, sizes, dout, indices,
+                      weight, aligned, weights.dweight);
+  };
   if constexpr (kTaps > 1) {
     if (!empty && scatter_lists_and_weights<kTaps>(call, lists, weights, gpu)) return;
+    if (!empty && sizes.pays) return sum_bins();
     weights_on_gpu<kTaps>(call, all, dout, indices, weights);
   }
   if (empty || scatter_lists<kTaps>(call, lists, gpu)) return;
-  void* const aligned = reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(scratch) + 15) / 16 * 16);
-  if (scatter_tiles<kTaps>(call, lists, aligned, gpu)) return;
+  // In float16, tiles_kernel takes longer than scatter_kernel.
+  if constexpr (kTaps == 1 && sizeof(T) > 2)
+    if (scatter_tiles(call, lists, aligned, gpu)) return;
   const Tiles tiles(all, kTaps);
   const int64_t most = gpu.dynamic_bytes();
-  if (scatter_bytes<kTaps, 1, T>(tiles) > most) {
-    const Inverse inverse = invert(call, all.lists, all.points, all.places * kTaps, index, scratch);
-    scatter_add(call, inverse, all.channels, ChannelOrder::kFirst, TermOf<kTaps, T>{all, dout, weight}, out);
-    return;
-  }
+  if (sizes.pays || scatter_bytes<kTaps, 1, T>(tiles) > most) return sum_bins();
   TileRecord* const records = static_cast<TileRecord*>(aligned);
   sort_tiles<kTaps>(call, all, tiles, indices, records);
   const ScatterTask<T> task{all, tiles, records, dout, weight, out, 0};

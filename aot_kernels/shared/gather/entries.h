@@ -55,7 +55,7 @@ inline int backward_entry(Call& call, int axes) {
   const Tensor scratch = call.tensor_of("int32", "scratch", 1);
   const Gather all = require_gather(call, features, idx, dout, axes);
   call.require_same_shape(dfeatures, features);
-  call.require_shape(scratch, {scatter_words(call, all, 1)});
+  call.require_shape(scratch, {scatter_words(call, all, 1, SumSizes(all, 1, dout))});
   return call.run([&](auto type) {
     using T = typename decltype(type)::type;
     with_type<int32_t, int64_t>(idx, [&](auto index) {
@@ -67,8 +67,9 @@ inline int backward_entry(Call& call, int axes) {
 
 inline Shapes backward_scratch(Call& call, int axes) {
   const Tensor idx = call.tensor_of("index", "idx", 1 + axes);
-  call.tensor("dout", 2 + axes);
-  return {{scatter_words(call, gather_of(call.tensor("features", 3), idx, axes), 1)}};
+  const Tensor dout = call.tensor("dout", 2 + axes);
+  const Gather all = gather_of(call.tensor("features", 3), idx, axes);
+  return {{scatter_words(call, all, 1, SumSizes(all, 1, dout))}};
 }
 
 }  // namespace msops::gather

@@ -41,7 +41,7 @@ template <int kTaps, int kPlaces, typename T>
 void gather_places(Call& call, const GatherTask<T>& task, T* packs) {
   const Gather& all = task.all;
   const bool is_sparse = kSparse * all.places <= all.points;
-  if (packs && !is_sparse) return gather_packed<kTaps, kPlaces>(call, PackTask<T>{task, packs});
+  if (packs && !is_sparse) return gather_packed<kTaps, kPlaces>(call, task, packs);
   constexpr int N = kPackWidth<T>;
   const bool aligned = all.points % N == 0 && is_aligned<N>(task.features);
   const RowTask<T> rows{{all, task.features, task.index, aligned}, task.weight, task.out};

@@ -302,15 +302,15 @@ int64_t launch_lists(Call& call, ListTask<T> task, int64_t most, const Gpu& gpu)
   return task.parts;
 }
 
-// SharedOfTiles divides the shared memory of a block whose list has several tiles.
-template <int kTaps, int kLanes, typename T>
+// SharedOfTiles divides the shared memory of a block whose list has several tiles, of one tap.
+template <int kLanes, typename T>
 struct SharedOfTiles {
   using Stage = PlacePacks<kLanes, T>;
   using Sums = Pack<Compute<T>, Stage::kWidth>;
   int64_t points;
   char* memory;
 
-  static MSOPS_BOTH int64_t words(int64_t points) { return SortedTile<kTaps, T>::words(points, kListPlaces * kTaps); }
+  static MSOPS_BOTH int64_t words(int64_t points) { return SortedTile<1, T>::words(points, kListPlaces); }
   MSOPS_BOTH int64_t packs() const { return (points + 1) / 2 * 2 * kLanes; }  // of the sums
   MSOPS_BOTH int64_t sum_bytes() const { return packs() * static_cast<int64_t>(sizeof(Sums)); }
   MSOPS_BOTH int64_t bytes() const { return Stage::bytes(kListPlaces) + sum_bytes() + 4 * words(points); }
@@ -320,21 +320,21 @@ struct SharedOfTiles {
   __device__ uint32_t* tile() const { return reinterpret_cast<uint32_t*>(memory + bytes() - 4 * words(points)); }
 };
 
-template <int kTaps, int kLanes, typename T>
+template <int kLanes, typename T>
 __global__ void __launch_bounds__(kSortThreads) sort_lists_kernel(ListTask<T> task, int64_t tiles, uint32_t* sorted) {
   __shared__ SharedOfSort shared;
   const int64_t list = blockIdx.x / tiles, first = blockIdx.x % tiles * kListPlaces;
   const int places = static_cast<int>(min(task.all.places - first, int64_t{kListPlaces}));
-  const int64_t words = SharedOfTiles<kTaps, kLanes, T>::words(task.all.points);
-  sort_list<kTaps, kLanes>(shared, task, (list * task.all.places + first) * kTaps, places * kTaps,
-                           {sorted + blockIdx.x * words, task.all.points, kListPlaces * kTaps});
+  const int64_t words = SharedOfTiles<kLanes, T>::words(task.all.points);
+  sort_list<1, kLanes>(shared, task, list * task.all.places + first, places,
+                       {sorted + blockIdx.x * words, task.all.points, kListPlaces});
 }
 
-template <int kTaps, int kLanes, typename T>
+template <int kLanes, typename T>
 __global__ void __launch_bounds__(kSortThreads, 2)
     tiles_kernel(ListTask<T> task, int64_t tiles, const uint32_t* sorted) {
-  using Shared = SharedOfTiles<kTaps, kLanes, T>;
-  using Points = PointSums<kTaps, kLanes, false, T>;
+  using Shared = SharedOfTiles<kLanes, T>;
+  using Points = PointSums<1, kLanes, false, T>;
   constexpr int kWidth = Points::kWidth, kChannels = Points::kChannels;
   extern __shared__ __align__(16) char memory[];
   const Gather& all = task.all;
@@ -344,7 +344,7 @@ __global__ void __launch_bounds__(kSortThreads, 2)
   const int count = static_cast<int>(min(all.channels - group * kChannels, int64_t{kChannels}));
   const Shared shared{all.points, memory};
   const int64_t words = Shared::words(all.points);
-  const SortedTile<kTaps, T> tile{shared.tile(), all.points, kListPlaces * kTaps};
+  const SortedTile<1, T> tile{shared.tile(), all.points, kListPlaces};
   const auto sums_of = [&](int n) { return shared.sums() + n * kLanes + lane * Points::kRun; };
   for (int i = threadIdx.x; i < shared.packs(); i += kSortThreads) shared.sums()[i] = {};
   for (int64_t t = 0; t < tiles; ++t) {
@@ -373,23 +373,22 @@ __global__ void __launch_bounds__(kSortThreads, 2)
   });
 }
 
-// Adds up the terms of lists of few points by tiles, and returns whether that fits and pays. `scratch` has room for the
-// sorted tiles.
-template <int kTaps, typename T>
+// Adds up the terms of lists of few points and one tap by tiles, and returns whether that fits and pays. `scratch` has
+// room for the sorted tiles.
+template <typename T>
 bool scatter_tiles(Call& call, ListTask<T> task, void* scratch, const Gpu& gpu) {
   constexpr int kLanes = sizeof(T) / 2;
-  using Shared = SharedOfTiles<kTaps, kLanes, T>;
+  using Shared = SharedOfTiles<kLanes, T>;
   constexpr int kChannels = Shared::Stage::kChannels;
   const Gather& all = task.all;
   const int64_t bytes = Shared{all.points, nullptr}.bytes();
   task.groups = (all.channels + kChannels - 1) / kChannels;
-  // In float16, sums of one tap take longer so than by scatter_kernel.
-  if (all.points > kListPoints || all.channels < kChannels || (kTaps == 1 && sizeof(T) < 4)) return false;
+  if (all.points > kListPoints || all.channels < kChannels) return false;
   if (2 * bytes > gpu.dynamic_bytes() || all.lists * task.groups < gpu.multiprocessors) return false;
   const int64_t tiles = (all.places + kListPlaces - 1) / kListPlaces;
   uint32_t* const sorted = static_cast<uint32_t*>(scratch);
-  launch(call, sort_lists_kernel<kTaps, kLanes, T>, all.lists * tiles, kSortThreads, 0, task, tiles, sorted);
-  launch(call, tiles_kernel<kTaps, kLanes, T>, all.lists * task.groups, kSortThreads, bytes, task, tiles, sorted);
+  launch(call, sort_lists_kernel<kLanes, T>, all.lists * tiles, kSortThreads, 0, task, tiles, sorted);
+  launch(call, tiles_kernel<kLanes, T>, all.lists * task.groups, kSortThreads, bytes, task, tiles, sorted);
   return true;
 }
 

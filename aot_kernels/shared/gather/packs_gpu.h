@@ -1,62 +1,92 @@
-// On the GPU, features whose rows do not fit shared memory are transposed into scratch first: a group's channels of one
-// point are neighbours there. Then a block reads those of some places, whole sectors at a time, and transposes them
-// back in shared memory.
+// On the GPU, rows that do not fit shared memory are transposed into scratch first: a group's channels of one point are
+// neighbours there. To gather, a block reads those of some places, whole sectors at a time, and transposes them back in
+// shared memory.
 #pragma once
 
 #include "../../common/gpu/unrolled.h"
 #include "../../common/pack.h"
 #include "gather.h"
+#include "packed.h"
 
 namespace msops::gather {
 
-constexpr int kGroupChannels = 64;     // of a group, at most; the last group has a multiple of 16
-constexpr int kTransposedPoints = 64;  // of a block
 constexpr int kPackThreads = 256;
+constexpr int kPackBytes = 16 << 10;  // of a block of pack_kernel
+
+// PackedRows are the transposed rows of lists. Items are the groups of all lists, in their order.
+template <typename T>
+struct PackedRows {
+  T* data;  // (items from `first` on, points, channels of the group)
+  int64_t channels, points;
+  int group_channels;  // kGroupChannels or 16
+  int64_t first = 0;
+
+  MSOPS_BOTH int64_t stored_channels() const { return (channels + 15) / 16 * 16; }
+  MSOPS_BOTH int64_t groups() const { return (channels + group_channels - 1) / group_channels; }
+  // Returns how many channels of a group are stored.
+  MSOPS_BOTH int width(int64_t group) const {
+    const int64_t left = stored_channels() - group * group_channels;
+    return static_cast<int>(left < group_channels ? left : group_channels);
+  }
+  // Returns where an item begins if the first one begins at 0.
+  MSOPS_BOTH int64_t start(int64_t item) const {
+    return (item / groups() * stored_channels() + item % groups() * group_channels) * points;
+  }
+  MSOPS_BOTH T* item(int64_t item) const { return data + (start(item) - start(first)); }
+};
+
+// Transposes rows of some items, `chunks` blocks of `places` points for each of them. A thread has kRun points of N
+// rows, and a point's packs are swapped in shared memory, so that few banks conflict.
+template <int kRun, typename T>
+__global__ void __launch_bounds__(kPackThreads)
+    pack_kernel(PackedRows<T> packed, const T* rows, int64_t chunks, int places) {
+  constexpr int N = kPackWidth<T>;
+  __shared__ __align__(16) T tile[kPackBytes / sizeof(T)];  // (points, packs, N)
+  const int64_t item = packed.first + blockIdx.x / chunks, first = blockIdx.x % chunks * places;
+  const int64_t list = item / packed.groups(), group = item % packed.groups(), channel = group * packed.group_channels;
+  const int width = packed.width(group), packs = width / N, columns = places / kRun;
+  const int points = static_cast<int>(min(int64_t{places}, packed.points - first));
+  const int channels = static_cast<int>(min(packed.channels - channel, int64_t{width}));
+  const T* const from = rows + (list * packed.channels + channel) * packed.points + first;
+  const auto position = [&](int n, int p) {
+    return tile + (n * packs + (p ^ (n / kRun & (min(packs & -packs, 8) - 1)))) * N;
+  };
+  for (int unit = threadIdx.x; unit < columns * packs; unit += kPackThreads) {
+    const int p = unit / columns, n = unit % columns * kRun;
+    Pack<T, kRun> taken[N] = {};
+#pragma unroll
+    for (int c = 0; c < N; ++c)
+      if (p * N + c < channels && n < points) taken[c] = load<kRun>(from + (p * N + c) * packed.points + n);
+#pragma unroll
+    for (int j = 0; j < kRun; ++j) {
+      Pack<T, N> pack;
+#pragma unroll
+      for (int c = 0; c < N; ++c) pack.values[c] = taken[c].values[j];
+      store(position(n + j, p), pack);
+    }
+  }
+  __syncthreads();
+  T* const to = packed.item(item) + first * width;
+  for (int i = threadIdx.x; i < points * packs; i += kPackThreads)
+    store_at_once(to + i * N, load<N>(position(i / packs, i % packs)));
+}
+
+// Launches the kernel for `items` items.
+template <typename T>
+void pack_rows(Call& call, const PackedRows<T>& packed, const T* rows, int64_t items) {
+  constexpr int kRun = sizeof(T) < 8 ? 8 / sizeof(T) : 1;
+  const int places = kPackBytes / static_cast<int>(sizeof(T)) / packed.group_channels;
+  const int64_t chunks = (packed.points + places - 1) / places;
+  const bool runs = packed.points % kRun == 0 && is_aligned<kRun>(rows);
+  const auto kernel = runs ? pack_kernel<kRun, T> : pack_kernel<1, T>;
+  launch(call, kernel, items * chunks, kPackThreads, 0, packed, rows, chunks, places);
+}
 
 template <typename T>
 struct PackTask : GatherTask<T> {
-  T* packs;                        // (lists, groups, points, channels of the group)
-  int64_t groups = 0, chunks = 0;  // chunks: of a list's points, or places
-
-  __device__ int64_t stored_channels() const { return (this->all.channels + 15) / 16 * 16; }
-
-  // Returns how many channels of a group are stored, and where the group begins in `packs`.
-  __device__ int width(int64_t group) const {
-    const int64_t left = stored_channels() - group * kGroupChannels;
-    return static_cast<int>(left < kGroupChannels ? left : kGroupChannels);
-  }
-  __device__ T* group_packs(int64_t list, int64_t group) const {
-    return packs + (list * stored_channels() + group * kGroupChannels) * this->all.points;
-  }
+  PackedRows<T> packed;  // of the features
+  int64_t chunks = 0;    // of a list's places
 };
-
-template <typename T>
-__global__ void __launch_bounds__(kPackThreads) pack_kernel(PackTask<T> task) {
-  constexpr int N = kPackWidth<T>, kRounds = kGroupChannels * kTransposedPoints / kPackThreads;
-  __shared__ T tile[kGroupChannels][kTransposedPoints + (sizeof(T) < 4 ? 2 : 1)];
-  const Gather& all = task.all;
-  const int64_t chunk = blockIdx.x % task.chunks, item = blockIdx.x / task.chunks;
-  const int64_t group = item % task.groups, list = item / task.groups, first = chunk * kTransposedPoints;
-  const int width = task.width(group), lane = threadIdx.x % kTransposedPoints;
-  const int points = static_cast<int>(min(int64_t{kTransposedPoints}, all.points - first));
-  const T* const from = task.features + (list * all.channels + group * kGroupChannels) * all.points + first + lane;
-  const int64_t channels = all.channels - group * kGroupChannels;
-#pragma unroll
-  for (int r = 0; r < kRounds; ++r) {
-    const int c = (r * kPackThreads + threadIdx.x) / kTransposedPoints;
-    tile[c][lane] = c < channels && lane < points ? from[c * all.points] : T(0.0f);
-  }
-  __syncthreads();
-  T* const to = task.group_packs(list, group) + first * width;
-  const int packs = width / N;
-  for (int i = threadIdx.x; i < points * packs; i += kPackThreads) {
-    const int n = i / packs, c = i % packs * N;
-    Pack<T, N> pack;
-#pragma unroll
-    for (int k = 0; k < N; ++k) pack.values[k] = tile[c + k][n];
-    store_at_once(to + n * width + c, pack);
-  }
-}
 
 template <int kTaps, int kPlaces, typename T>
 __global__ void __launch_bounds__(kPackThreads, 4) unpack_kernel(PackTask<T> task) {
@@ -64,10 +94,11 @@ __global__ void __launch_bounds__(kPackThreads, 4) unpack_kernel(PackTask<T> tas
   __shared__ __align__(16) T tile[kBlockPlaces * kGroupChannels];  // (places, packs of the group, N), packs swapped
   const Gather& all = task.all;
   const int64_t chunk = blockIdx.x % task.chunks, item = blockIdx.x / task.chunks;
-  const int64_t group = item % task.groups, list = item / task.groups, first = chunk * kBlockPlaces;
-  const int width = task.width(group), packs = width / N;
+  const int64_t groups = task.packed.groups(), group = item % groups, list = item / groups;
+  const int64_t first = chunk * kBlockPlaces;
+  const int width = task.packed.width(group), packs = width / N;
   const int places = static_cast<int>(min(int64_t{kBlockPlaces}, all.places - first));
-  const T* const from = task.group_packs(list, group);
+  const T* const from = task.packed.item(item);
   // Pack q of a place is at this position, so that packs of places that are read together are in different banks.
   const int swapped = min(packs & -packs, 8) - 1;
   const auto position = [&](int place, int q) {
@@ -122,16 +153,12 @@ __global__ void __launch_bounds__(kPackThreads, 4) unpack_kernel(PackTask<T> tas
 
 // `packs` has room for the channels, rounded up to a multiple of 16, of all points.
 template <int kTaps, int kPlaces, typename T>
-void gather_packed(Call& call, PackTask<T> task) {
-  const Gather& all = task.all;
-  task.groups = (all.channels + kGroupChannels - 1) / kGroupChannels;
-  const int64_t items = all.lists * task.groups;
-  const int64_t chunks[2] = {(all.points + kTransposedPoints - 1) / kTransposedPoints,
-                             (all.places + 32 * kPlaces - 1) / (32 * kPlaces)};
-  task.chunks = chunks[0];
-  launch(call, pack_kernel<T>, items * chunks[0], kPackThreads, 0, task);
-  task.chunks = chunks[1];
-  launch(call, unpack_kernel<kTaps, kPlaces, T>, items * chunks[1], kPackThreads, 0, task);
+void gather_packed(Call& call, const GatherTask<T>& gather, T* packs) {
+  const Gather& all = gather.all;
+  const PackedRows<T> packed{packs, all.channels, all.points, kGroupChannels};
+  const int64_t items = all.lists * packed.groups(), chunks = (all.places + 32 * kPlaces - 1) / (32 * kPlaces);
+  pack_rows(call, packed, gather.features, items);
+  launch(call, unpack_kernel<kTaps, kPlaces, T>, items * chunks, kPackThreads, 0, PackTask<T>{gather, packed, chunks});
 }
 
 }  // namespace msops::gather
