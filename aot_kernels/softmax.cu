@@ -3,6 +3,7 @@
 #include "common/activations.h"
 #include "common/rows.h"
 #include "softmax/columns.h"
+#include "softmax/joined_columns.h"
 #include "softmax/short_rows.h"
 
 using namespace msops;
@@ -220,12 +221,14 @@ int along_axis(Call& call, const char* const (&inputs)[kInputs], const char* con
     for (size_t o = 0; o < kOutputs; ++o) all.out[o] = out[o].template as<T>();
     // Rows are columns without neighbours. Teams read them in packs, except for gradients of gradients, whose three
     // inputs the registers do not hold, and where a row is shorter than a pack of the CPU.
-    if constexpr (kInputs <= 2)
+    if constexpr (kInputs <= 2) {
       if (s.inner == 1 && (!call.is_on_cpu() || s.length >= OnCpu::kWidth)) {
         if (softmax::for_short_rows(call, all)) return;
         return along_rows(call, all, in, out, std::make_index_sequence<kInputs>{},
                           std::make_index_sequence<kOutputs>{});
       }
+      if (softmax::for_joined_columns(call, all)) return;
+    }
     softmax::for_columns(call, all);
   });
 }

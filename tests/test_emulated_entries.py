@@ -15,6 +15,7 @@ from gpu import (
     calls_that_grow,
     calls_with_decay,
     calls_with_hidden_queries,
+    calls_with_wrong_columns,
     compare_with_cpu,
 )
 from msops.core.abi import DEFAULT_STREAM, Param, prepare_call
@@ -96,6 +97,17 @@ def test_queries_that_see_nothing(name, value, dtype, monkeypatch):
     """On tensor cores, queries that a mask or a bias hides all keys from give 0 and have no gradient."""
     for call in calls_with_hidden_queries(monkeypatch, name, value, dtype):
         compare_with_cpu(Emulator(), call, dtype, shift=0)
+
+
+@pytest.mark.parametrize(("dtype", "shift"), [("float16", 0), ("float16", 2), ("float32", 0), ("float32", 1)])
+@pytest.mark.parametrize("architecture", ["80", "90"])
+@pytest.mark.parametrize("name", [name for name, card, *_ in CASES if name.startswith("softmax") and "joined" in name])
+def test_joined_rows(name, architecture, dtype, shift, monkeypatch):
+    """Sets of columns are in one block or in a cluster, also with the narrower packs of addresses that are off those of
+    16 bytes. A NaN or an infinity is lost in no column, and changes no other."""
+    monkeypatch.setenv("MSOPS_EMULATOR_ARCHITECTURE", architecture)
+    for call in calls_with_wrong_columns(monkeypatch, name.removeprefix("softmax "), dtype)[:2]:
+        compare_with_cpu(Emulator(), call, dtype, shift)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

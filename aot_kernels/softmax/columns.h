@@ -186,6 +186,39 @@ constexpr int kHeldPacks = (sizeof(T) == 8 ? 16
                                            : 24) /
                            (kWhole ? 1 : 4) / Program::kInputs / (sizeof(T) * N > 4 ? sizeof(T) * N / 4 : 1);
 
+// Combines the terms of a pack's elements with N results. If kKeeps, they also take the places of elements.
+template <int phase, bool kKeeps, typename Program, typename T, int N>
+__device__ __forceinline__ void combine_packs(Pack<T, N> (&packs)[Program::kInputs],
+                                              const Compute<T> (&found)[N][Program::kPhases],
+                                              Compute<T> (&results)[N]) {
+  for (int j = 0; j < N; ++j) {
+    Compute<T> in[Program::kInputs];
+    for (int a = 0; a < Program::kInputs; ++a) in[a] = Compute<T>(packs[a].values[j]);
+    const Compute<T> term = Program::template of<phase>(in, found[j]);
+    if constexpr (kKeeps) packs[0].values[j] = term;
+    results[j] = Program::template combine<phase>(results[j], term);
+  }
+}
+
+// Stores the outputs of a pack's elements, which were kept as terms if kKeepsTerms.
+template <bool kKeepsTerms, int N, typename Program, typename T>
+__device__ __forceinline__ void map_packs(const Columns<Program, T>& all, int64_t at,
+                                          const Pack<T, N> (&packs)[Program::kInputs],
+                                          const Compute<T> (&found)[N][Program::kPhases]) {
+  Compute<T> out[Program::kOutputs][N];
+  for (int j = 0; j < N; ++j) {
+    Compute<T> in[Program::kInputs], of[Program::kOutputs];
+    for (int a = 0; a < Program::kInputs; ++a) in[a] = Compute<T>(packs[a].values[j]);
+    if constexpr (kKeepsTerms) {
+      of[0] = in[0] * found[j][Program::kPhases - 1];
+    } else {
+      Program::map(in, found[j], of);
+    }
+    for (int o = 0; o < Program::kOutputs; ++o) out[o][j] = of[o];
+  }
+  for (int o = 0; o < Program::kOutputs; ++o) store_at_once(all.out[o] + at, rounded_pack<T>(out[o]));
+}
+
 template <int N, bool kWhole, typename Program, typename T>
 class ColumnTeam {
  public:
@@ -213,37 +246,18 @@ class ColumnTeam {
     C results[N];
     for (C& result : results) result = Program::template identity<phase>();
     each([&](int64_t, Pack<T, N>(&packs)[Program::kInputs]) {
-      for (int j = 0; j < N; ++j) {
-        C in[Program::kInputs];
-        for (int a = 0; a < Program::kInputs; ++a) in[a] = C(packs[a].values[j]);
-        const C term = Program::template of<phase>(in, found[j]);
-        if constexpr (kKeepsTerms && phase == kLast) packs[0].values[j] = term;
-        results[j] = Program::template combine<phase>(results[j], term);
-      }
+      combine_packs<phase, kKeepsTerms && phase == Program::kPhases - 1, Program>(packs, found, results);
     });
     over_team<phase>(results);
     for (int j = 0; j < N; ++j) found[j][phase] = Program::template finish<phase>(results[j]);
   }
 
   __device__ void map(const Found& found) {
-    each([&](int64_t at, Pack<T, N>(&packs)[Program::kInputs]) {
-      C out[Program::kOutputs][N];
-      for (int j = 0; j < N; ++j) {
-        C in[Program::kInputs], of[Program::kOutputs];
-        for (int a = 0; a < Program::kInputs; ++a) in[a] = C(packs[a].values[j]);
-        if constexpr (kKeepsTerms) {
-          of[0] = in[0] * found[j][kLast];
-        } else {
-          Program::map(in, found[j], of);
-        }
-        for (int o = 0; o < Program::kOutputs; ++o) out[o][j] = of[o];
-      }
-      for (int o = 0; o < Program::kOutputs; ++o) store_at_once(all_.out[o] + at, rounded_pack<T>(out[o]));
-    });
+    each([&](int64_t at, Pack<T, N>(&packs)[Program::kInputs]) { map_packs<kKeepsTerms>(all_, at, packs, found); });
   }
 
  private:
-  static constexpr int kHeld = std::max(1, kHeldPacks<N, kWhole, Program, T>), kLast = Program::kPhases - 1;
+  static constexpr int kHeld = std::max(1, kHeldPacks<N, kWhole, Program, T>);
   // Terms of the last phase take the places of elements, where they are not rounded.
   static constexpr bool kKeepsTerms = kWhole && Program::kScales && std::is_same<T, C>::value;
 
@@ -317,6 +331,15 @@ inline int bits_for(int64_t n, int most) {
   return bits;
 }
 
+// Returns an address that is as aligned as the least aligned tensor.
+template <typename Program, typename T>
+const T* least_aligned(const Columns<Program, T>& all) {
+  uintptr_t addresses = 0;
+  for (const T* in : all.in) addresses |= reinterpret_cast<uintptr_t>(in);
+  for (const T* out : all.out) addresses |= reinterpret_cast<uintptr_t>(out);
+  return reinterpret_cast<const T*>(addresses);
+}
+
 // A block has up to 32 neighbouring packs, or fewer, down to 64 bytes, if its threads then hold a longer column. It has
 // 256 threads if they hold that, so that other blocks of a multiprocessor load and store meanwhile. More threads share
 // a column if there are few columns.
@@ -357,11 +380,8 @@ void for_columns(Call& call, const Columns<Program, T>& all) {
     return on_cpu(call, body.items(), body, 4 * elements / static_cast<double>(std::max<int64_t>(1, body.items())));
   }
 #ifdef __CUDACC__
-  uintptr_t addresses = 0;  // as aligned as the least aligned
-  for (const T* in : all.in) addresses |= reinterpret_cast<uintptr_t>(in);
-  for (const T* out : all.out) addresses |= reinterpret_cast<uintptr_t>(out);
   constexpr int kWidest = Program::kInputs > 2 ? 1 : kPackWidth<T>;  // gradients of gradients are rare
-  with_width<T, kWidest>(false, all.s.inner, {reinterpret_cast<const T*>(addresses)},
+  with_width<T, kWidest>(false, all.s.inner, {least_aligned(all)},
                          [&](auto width) { launch_columns<width>(call, all); });
 #endif
 }

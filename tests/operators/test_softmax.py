@@ -70,6 +70,21 @@ class TestSoftmax(OperatorTest):
                 ((5, 4, 3, 6), -3),
             )
         },
+        # On the GPU, rows of these sets are joined: blocks take several sets, and clusters share one.
+        **{
+            f"{shape}, joined": case(*shape, axis=1)
+            for shape in (
+                (2600, 4, 6),
+                (1500, 24, 3),
+                (3, 4002, 2),
+                (2, 3000, 3),
+                (3, 1000, 7),
+                (2, 1500, 10),
+                (2, 336, 49),
+                (1, 8, 1001),
+                (1, 1000, 196),
+            )
+        },
     }  # fmt: skip
     small = "columns"
     hostile = ("rows", "columns")
