@@ -36,10 +36,10 @@ struct RangeTerms {
     C weight;
   };
   Term terms[kTerms];
-  uint16_t binned[kTaps > 1 ? kTerms : 1];  // where the terms were before they were sorted
-  C products[kTaps > 1 ? kTerms : 1];       // of features and terms, in the order before
+  alignas(16) int of_warps[kWarps];         // whole packs, so that no thread reads counts beside them
   int counts[kCounts + 1];                  // (points, warps): where a warp's terms of a point begin
-  int of_warps[kWarps];
+  C products[kTaps > 1 ? kTerms : 1];       // of features and terms, in the order before they were sorted
+  uint16_t binned[kTaps > 1 ? kTerms : 1];  // where the terms were then
   int points[kPoints];  // in the order of how many terms they have, so that the teams of a warp have equally many
 
   __device__ int begin(int point) const { return counts[point * kWarps]; }
