@@ -222,8 +222,9 @@ int64_t launch_staged(Call& call, void (*kernel)(Task), Task task, const Gpu& gp
   using T = typename Task::Element;
   constexpr int kWarp = 32;
   const Gather& all = task.all;
-  // To copy float16 by wide packs takes longer than by single elements where there are several taps.
-  if (Shape::kTaps > 1 && sizeof(T) < 4 && Shape::kChannels == kWideChannels<T>) task.packs = false;
+  // To copy float16 by wide packs takes longer than by single elements where there are several taps and many points.
+  if (Shape::kTaps > 1 && sizeof(T) < 4 && Shape::kChannels == kWideChannels<T> && all.points > 1024)
+    task.packs = false;
   task.groups = (all.channels + Shape::kChannels - 1) / Shape::kChannels;
   const int64_t of_stage = stage_bytes<Shape::kChannels, T>(all.points);
   task.stages = static_cast<int>(std::min<int64_t>({kMostStages, gpu.dynamic_bytes() / of_stage, task.groups}));
