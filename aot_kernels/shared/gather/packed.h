@@ -7,11 +7,11 @@
 
 namespace msops::gather {
 
-constexpr int kGroupChannels = 64;                  // of a group, at most; the last group has a multiple of 16
-constexpr int kFewChannels = 16;                    // of the groups where there are few, or rows are long
+constexpr int kGroupChannels = 64;                   // of a group, at most; the last group has a multiple of 16
+constexpr int kFewChannels = 16;                     // of the groups where there are few, or rows are long
 constexpr int64_t kPackedBytes = int64_t{96} << 20;  // of the transposed rows, unless one item has more
-constexpr int64_t kMostBins = 2048;                 // of the points of a list
-constexpr int kSumThreads = 256;                    // of a block that adds up terms
+constexpr int64_t kMostBins = 2048;                  // of the points of a list
+constexpr int kSumThreads = 256;                     // of a block that adds up terms
 
 // SumSizes says how the work is cut. Items are the groups of channels of all lists, in their order.
 struct SumSizes {
