@@ -21,17 +21,18 @@ struct SumSizes {
 
   SumSizes(const Gather& all, int taps, const Tensor& dout) {
     with_type<Half, float, double>(dout, [&](auto type) { element_bytes = sizeof(typename decltype(type)::type); });
+    const int64_t terms = size_of({all.places, taps});
     // Kernels of one tap read `dout` once for each range.
-    pays = taps > 1 ? all.channels >= kFewChannels && all.places * taps > kTerms
+    pays = taps > 1 ? all.channels >= kFewChannels && terms > kTerms
                     : all.points > kRangePoints && all.places >= all.points;
     const int64_t most_bytes = pays ? kPackedBytes : kPackedBytes / 16;
-    const bool few = all.channels <= kFewChannels || all.places * kGroupChannels * element_bytes > most_bytes;
+    const bool few = all.channels <= kFewChannels || size_of({all.places, kGroupChannels, element_bytes}) > most_bytes;
     group_channels = few ? kFewChannels : kGroupChannels;
     groups = (all.channels + group_channels - 1) / group_channels;
     range_points = bin_points = points_of_range(group_channels, element_bytes);
     while ((bins = (all.points + bin_points - 1) / bin_points) > kMostBins) bin_points *= 2;
     const int64_t most_parts = std::max<int64_t>(32, 512 / std::max<int64_t>(1, all.lists));
-    parts = std::max<int64_t>(1, std::min(most_parts, all.places * taps / 1024));
+    parts = std::max<int64_t>(1, std::min(most_parts, terms / 1024));
     item_size = size_of({all.places, group_channels});
     const int64_t at_once = most_bytes / element_bytes / std::max<int64_t>(1, item_size);
     items = std::max<int64_t>(1, std::min(at_once, all.lists * groups));
