@@ -2,7 +2,7 @@
 #pragma once
 
 #include "cpu.h"
-#include "packed.h"
+#include "sums.h"
 #include "tiles.h"
 #include "weights.h"
 #ifdef __CUDACC__
@@ -13,7 +13,7 @@ namespace msops::gather {
 
 // Returns how many int32 numbers of scratch the backward entries need on a GPU.
 inline int64_t scatter_words(const Call& call, const Gather& all, int taps, const SumSizes& sizes) {
-  return call.ok() ? std::max(tile_words(all, taps), (sizes.bytes(all, taps) + 3) / 4 + 4) : 0;  // 4: to align them
+  return call.ok() ? std::max(tile_words(all, taps), (sizes.bytes(all, taps) + 3) / 4) + 4 : 0;  // 4: to align them
 }
 
 // `weight` and `weights` are absent if there is one tap.

@@ -1,10 +1,10 @@
 // On the GPU:
 //
 //   a list has one tile of terms          -> list_kernel of lists_gpu.h: a block sorts, and adds up some channels.
-//   three taps, 16 channels or more       -> sum_kernel of sums_gpu.h, for both gradients.
+//   SumSizes says that it pays (sums.h)   -> sum_kernel of sums_gpu.h, for both gradients.
 //   one tap, few points, not float16      -> sort_lists_kernel, then tiles_kernel of lists_gpu.h.
 //   the sums of a range fit shared memory -> sort_kernel, then scatter_kernel for 4, 2 or 1 channels of a block.
-//   otherwise, or with several ranges     -> sum_kernel.
+//   otherwise (old GPUs, much float64)    -> sum_kernel, with little scratch.
 //
 // A block of scatter_kernel adds up the terms of some channels of one list for a range of points, whose sums are in
 // shared memory. cp.async copies tile after tile there, with its record (see tiles.h): a thread adds the terms of one
@@ -242,6 +242,32 @@ void launch_scatter(Call& call, ScatterTask<T> task, const Gpu& gpu) {
   launch(call, scatter_kernel<kTaps, kRows, T>, blocks, threads, bytes_of(stages), task, packs, stages);
 }
 
+// Computes the gradient of the features alone, without sum_kernel, or returns false if that does not fit. `scratch`
+// begins at a pack.
+template <int kTaps, typename T>
+bool scatter_features(Call& call, const ListTask<T>& lists, void* scratch, const Gpu& gpu) {
+  const Gather& all = lists.all;
+  if (scatter_lists<kTaps>(call, lists, gpu)) return true;
+  // In float16, tiles_kernel takes longer than scatter_kernel.
+  if constexpr (kTaps == 1 && sizeof(T) > 2)
+    if (scatter_tiles(call, lists, scratch, gpu)) return true;
+  const Tiles tiles(all, kTaps);
+  const int64_t most = gpu.dynamic_bytes();
+  if (scatter_bytes<kTaps, 1, T>(tiles) > most) return false;
+  TileRecord* const records = static_cast<TileRecord*>(scratch);
+  sort_tiles<kTaps>(call, all, tiles, lists.index, records);
+  const ScatterTask<T> task{all, tiles, records, lists.dout, lists.weight, lists.out, 0};
+  // Channels of a block share the reading of the records, if there are blocks enough for all multiprocessors.
+  const auto pays = [&](int rows) {
+    return all.channels > rows / 2 && all.lists * (all.channels / rows) * tiles.ranges >= gpu.multiprocessors;
+  };
+  if constexpr (sizeof(Compute<T>) <= 4)
+    if (pays(4) && scatter_bytes<kTaps, 4, T>(tiles) <= most) return launch_scatter<kTaps, 4>(call, task, gpu), true;
+  if (pays(2) && scatter_bytes<kTaps, 2, T>(tiles) <= most) return launch_scatter<kTaps, 2>(call, task, gpu), true;
+  launch_scatter<kTaps, 1>(call, task, gpu);
+  return true;
+}
+
 // Computes the gradient of the features and, if there are several taps, that of the weights. `scratch` has room for
 // scatter_words().
 template <int kTaps, typename T, typename Index>
@@ -253,33 +279,11 @@ void scatter_on_gpu(Call& call, const Gather& all, const SumSizes& sizes, const 
   const bool empty = all.rows() * all.points == 0, runs = all.places % kRun == 0 && is_aligned<kRun>(dout);
   const ListTask<T> lists{all, indices, dout, weight, out, runs, weights.features, weights.partial};
   void* const aligned = reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(scratch) + 15) / 16 * 16);
-  const auto sum_bins = [&] {
-    sum_sorted<kTaps>(call, SumTask<T>{all, {}, {}, weights.features, out, weights.partial, 0, 0}, sizes, dout, indices,
-                      weight, aligned, weights.dweight);
-  };
-  if constexpr (kTaps > 1) {
+  if constexpr (kTaps > 1)
     if (!empty && scatter_lists_and_weights<kTaps>(call, lists, weights, gpu)) return;
-    if (!empty && sizes.pays) return sum_bins();
-    weights_on_gpu<kTaps>(call, all, dout, indices, weights);
-  }
-  if (empty || scatter_lists<kTaps>(call, lists, gpu)) return;
-  // In float16, tiles_kernel takes longer than scatter_kernel.
-  if constexpr (kTaps == 1 && sizeof(T) > 2)
-    if (scatter_tiles(call, lists, aligned, gpu)) return;
-  const Tiles tiles(all, kTaps);
-  const int64_t most = gpu.dynamic_bytes();
-  if (sizes.pays || scatter_bytes<kTaps, 1, T>(tiles) > most) return sum_bins();
-  TileRecord* const records = static_cast<TileRecord*>(aligned);
-  sort_tiles<kTaps>(call, all, tiles, indices, records);
-  const ScatterTask<T> task{all, tiles, records, dout, weight, out, 0};
-  // Channels of a block share the reading of the records, if there are blocks enough for all multiprocessors.
-  const auto pays = [&](int rows) {
-    return all.channels > rows / 2 && all.lists * (all.channels / rows) * tiles.ranges >= gpu.multiprocessors;
-  };
-  if constexpr (sizeof(Compute<T>) <= 4)
-    if (pays(4) && scatter_bytes<kTaps, 4, T>(tiles) <= most) return launch_scatter<kTaps, 4>(call, task, gpu);
-  if (pays(2) && scatter_bytes<kTaps, 2, T>(tiles) <= most) return launch_scatter<kTaps, 2>(call, task, gpu);
-  launch_scatter<kTaps, 1>(call, task, gpu);
+  if (!empty && (sizes.pays || !scatter_features<kTaps>(call, lists, aligned, gpu)))
+    return sum_sorted<kTaps>(call, all, sizes, dout, indices, weight, aligned, out, weights);
+  if constexpr (kTaps > 1) weights_on_gpu<kTaps>(call, all, dout, indices, weights);
 }
 
 }  // namespace msops::gather

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "../../common/gpu/tile_sort.h"
-#include "packed.h"
+#include "sums.h"
 
 namespace msops::gather {
 
@@ -23,7 +23,8 @@ struct BinnedTerms {
     const bool inside = 0 <= point && point < points;
     return static_cast<int>(inside ? static_cast<uint32_t>(point) / static_cast<uint32_t>(bin_points) : bins);
   }
-  __device__ int32_t& begin(int64_t list, int64_t bin, int64_t part = 0) const {
+  // The begin of the last bin is how many terms the list has in the others.
+  MSOPS_BOTH int32_t& begin(int64_t list, int64_t bin, int64_t part = 0) const {
     return begins[(list * (bins + 1) + bin) * parts + part];
   }
 };

@@ -6,7 +6,7 @@
 #include "../../common/gpu/unrolled.h"
 #include "../../common/pack.h"
 #include "gather.h"
-#include "packed.h"
+#include "sums.h"
 
 namespace msops::gather {
 
@@ -18,7 +18,7 @@ template <typename T>
 struct PackedRows {
   T* data;  // (items from `first` on, points, channels of the group)
   int64_t channels, points;
-  int group_channels;  // kGroupChannels or 16
+  int group_channels;  // of a group, at most
   int64_t first = 0;
 
   MSOPS_BOTH int64_t stored_channels() const { return (channels + 15) / 16 * 16; }

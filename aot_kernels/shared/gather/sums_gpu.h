@@ -25,21 +25,21 @@ struct SumTask {
   int64_t ranges, slots;  // of a list; for groups of channels, which take turns
 };
 
-// RangeTerms has up to kTerms terms of a range in shared memory, sorted by their points.
-template <int kTaps, int kPoints, int kTerms, typename T>
+// RangeTerms has up to kMost terms of a range in shared memory, sorted by their points.
+template <int kTaps, int kPoints, int kMost, typename T>
 struct RangeTerms {
   using C = Compute<T>;
-  static constexpr int kWarps = kSumThreads / 32, kRounds = kTerms / kSumThreads, kCounts = kPoints * kWarps;
+  static constexpr int kWarps = kSumThreads / 32, kRounds = kMost / kSumThreads, kCounts = kPoints * kWarps;
   // A term is `weight` times the row of a place.
   struct Term {
     int place;
     C weight;
   };
-  Term terms[kTerms];
-  alignas(16) int of_warps[kWarps];         // whole packs, so that no thread reads counts beside them
-  int counts[kCounts + 1];                  // (points, warps): where a warp's terms of a point begin
-  C products[kTaps > 1 ? kTerms : 1];       // of features and terms, in the order before they were sorted
-  uint16_t binned[kTaps > 1 ? kTerms : 1];  // where the terms were then
+  Term terms[kMost];
+  alignas(16) int of_warps[kWarps];        // whole packs, so that no thread reads counts beside them
+  int counts[kCounts + 1];                 // (points, warps): where a warp's terms of a point begin
+  C products[kTaps > 1 ? kMost : 1];       // of features and terms, in the order before they were sorted
+  uint16_t binned[kTaps > 1 ? kMost : 1];  // where the terms were then
   int points[kPoints];  // in the order of how many terms they have, so that the teams of a warp have equally many
 
   __device__ int begin(int point) const { return counts[point * kWarps]; }
@@ -165,12 +165,12 @@ __global__ void __launch_bounds__(kSumThreads, sizeof(T) == 8 ? 2 : 4) sum_kerne
   using C = Compute<T>;
   constexpr int N = kPackWidth<T>, kOfLane = kSumChannels / N, kTeams = kSumThreads / kLanes, kWarps = kSumThreads / 32;
   constexpr int kPoints = SumSizes::points_of_range(kLanes * kSumChannels, sizeof(T)), kPacks = kLanes * kOfLane;
-  constexpr int kTerms = std::min(sizeof(T) == 8 ? 256 : 1024, 16 * kPoints);
-  constexpr int kBatch = sizeof(T) == 2 ? 4 : 2;  // terms of a team at once
+  constexpr int kMost = std::min(sizeof(T) == 8 ? 256 : 1024, 16 * kPoints);  // terms that a block sorts at once
+  constexpr int kBatch = sizeof(T) == 2 ? 4 : 2;                              // terms of a team at once
   using Numbers = C[kOfLane][N];
   __shared__ __align__(16) Numbers totals[kPoints][kLanes];
   __shared__ TileOfPoints<kPoints, kPacks, T> tile;
-  __shared__ RangeTerms<kTaps, kPoints, kTerms, T> range;
+  __shared__ RangeTerms<kTaps, kPoints, kMost, T> range;
   __shared__ Numbers shares[kWarps][kLanes];
   __shared__ int longs, long_points[kPoints];
   const Gather& all = task.all;
@@ -240,8 +240,8 @@ __global__ void __launch_bounds__(kSumThreads, sizeof(T) == 8 ? 2 : 4) sum_kerne
     unrolled<kOfLane, N>([&](int k, int c) { totals[i / kLanes][i % kLanes][k][c] = 0; });
   const int64_t of_list = list * binned.terms, end = of_list + binned.begin(list, bin + 1);
 #pragma unroll 1
-  for (int64_t begin = of_list + binned.begin(list, bin); begin < end; begin += kTerms) {
-    const int count = static_cast<int>(min(end - begin, int64_t{kTerms}));
+  for (int64_t begin = of_list + binned.begin(list, bin); begin < end; begin += kMost) {
+    const int count = static_cast<int>(min(end - begin, int64_t{kMost}));
     if (threadIdx.x == 0) longs = 0;
     range.sort(binned, begin, count, first);
 #pragma unroll 1
@@ -303,26 +303,28 @@ struct WeightTotals {
   template <typename I>
   MSOPS_BOTH void operator()(I i) const {
     const I terms = static_cast<I>(binned.terms), list = i / terms;
-    if (static_cast<int64_t>(i - list * terms) >=
-        binned.begins[(list + 1) * (binned.bins + 1) * binned.parts - binned.parts])
-      return;  // out of range
+    if (static_cast<int64_t>(i - list * terms) >= binned.begin(list, binned.bins)) return;  // out of range
     Sum<T> sum;
     for (int64_t s = 0; s < slots; ++s) sum += partial[s * binned.lists * binned.terms + static_cast<int64_t>(i)];
     assign(dweight[int64_t{list} * terms + binned.order[i]], sum.total());
   }
 };
 
-// `scratch` begins at a pack.
+// Computes the gradient of the features and, if there are several taps, that of the weights. `scratch` begins at a
+// pack.
 template <int kTaps, typename T>
-void sum_sorted(Call& call, SumTask<T> task, const SumSizes& sizes, const T* dout, Indices index, const T* weight,
-                void* scratch, T* dweight) {
-  const Gather& all = task.all;
+void sum_sorted(Call& call, const Gather& all, const SumSizes& sizes, const T* dout, Indices index, const T* weight,
+                void* scratch, T* out, const WeightGradient<T>& weights) {
   const int64_t items = all.lists * sizes.groups, terms = all.lists * all.places * kTaps;
   T* const packs = static_cast<T*>(scratch);
-  task.binned = bin_terms<kTaps>(call, all, sizes, index, weight, packs + sizes.packed_elements());
-  task.packed = {packs, all.channels, all.places, static_cast<int>(sizes.group_channels)};
-  task.ranges = (all.points + sizes.range_points - 1) / sizes.range_points;
-  task.slots = sizes.slots;
+  SumTask<T> task{all,
+                  {packs, all.channels, all.places, static_cast<int>(sizes.group_channels)},
+                  bin_terms<kTaps>(call, all, sizes, index, weight, packs + sizes.packed_elements()),
+                  weights.features,
+                  out,
+                  weights.partial,
+                  (all.points + sizes.range_points - 1) / sizes.range_points,
+                  sizes.slots};
   for (int64_t& first = task.packed.first; first < items; first += sizes.items) {
     const int64_t count = std::min(sizes.items, items - first);
     pack_rows(call, task.packed, dout, count);
@@ -330,8 +332,8 @@ void sum_sorted(Call& call, SumTask<T> task, const SumSizes& sizes, const T* dou
     launch(call, kernel, count * task.ranges, kSumThreads, 0, task);
   }
   if constexpr (kTaps > 1) {
-    cudaMemsetAsync(dweight, 0, terms * sizeof(T), call.stream());  // for indices that are out of range
-    on_gpu(call, terms, terms, WeightTotals<T>{task.binned, sizes.slots, task.partial, dweight});
+    cudaMemsetAsync(weights.dweight, 0, terms * sizeof(T), call.stream());  // for indices that are out of range
+    on_gpu(call, terms, terms, WeightTotals<T>{task.binned, sizes.slots, weights.partial, weights.dweight});
   }
 }
 

@@ -73,7 +73,7 @@ inline int64_t tile_words(const Gather& all, int taps) {
   const int64_t records = size_of({all.lists, Tiles(all, taps).tiles, ranges, kRecordWords});
   const int64_t of_tile = SortedTile<1, double>::words(all.points, kListPlaces);
   const int64_t sorted = size_of({all.lists, (all.places + kListPlaces - 1) / kListPlaces, of_tile});
-  return std::max(records, taps == 1 && all.points <= kListPoints ? sorted : 0) + 4;  // 4: to align the records
+  return std::max(records, taps == 1 && all.points <= kListPoints ? sorted : 0);
 }
 
 #ifdef __CUDACC__

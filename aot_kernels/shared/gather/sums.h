@@ -1,5 +1,5 @@
-// The gradient of a gather whose lists have many points cuts the points into ranges, and transposes rows of `dout` into
-// scratch (see sums_gpu.h). This says how.
+// How the gradient of a gather is cut where lists have many points or terms: their points into ranges, and `dout` into
+// items, whose rows are transposed into scratch (sums_gpu.h).
 #pragma once
 
 #include "../../common/scatter.h"
