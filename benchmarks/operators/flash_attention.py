@@ -172,7 +172,7 @@ class FlashAttention(Benchmark):
             return {"torch": attend}
         kernels = [SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]
         if case.direction == "backward" and terms == ["dropout"]:
-            kernels.pop()  # in PyTorch 2.11, it reads memory that is not its own, which ends the run
+            kernels.pop()  # in PyTorch 2.11, the last one makes an illegal memory access, which ends the run
         return dict(zip(TORCH, map(by_kernel, kernels)))
 
     def networks(self, size, dtype, device):
