@@ -101,8 +101,8 @@ struct TurnPacks {
         turn(x_a.values[j], x_b.values[j], cos_a.values[j], cos_b.values[j], sin_a.values[j], sin_b.values[j],
              out_a.values[j], out_b.values[j]);
     }
-    store(out + at + first, out_a);
-    store(out + at + second, out_b);
+    store_at_once(out + at + first, out_a);
+    store_at_once(out + at + second, out_b);
   }
 
  private:

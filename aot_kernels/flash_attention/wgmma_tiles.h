@@ -155,7 +155,7 @@ __device__ __forceinline__ void store_aligned(const float (&sums)[kN][4], const 
       if (row >= end || column >= rows.width) continue;
       Pack<Half, 8> pack;
       memcpy(&pack, words, sizeof pack);
-      store(to + column, pack);
+      store_at_once(to + column, pack);
     }
   }
 }
