@@ -14,36 +14,45 @@
 
 namespace msops::flash_attention {
 
-constexpr int kDeltaThreads = 256, kDeltaLanes = 8;  // kDeltaLanes threads share a row
-constexpr int kDeltaRows = kDeltaThreads / kDeltaLanes;
+constexpr int kDeltaThreads = 128, kDeltaLanes = 8, kDeltaRows = 2;  // kDeltaLanes threads share kDeltaRows rows
+constexpr int kDeltaApart = kDeltaThreads / kDeltaLanes;             // between a thread's rows
+constexpr int kDeltaQueries = kDeltaApart * kDeltaRows;              // of a tile, which a block takes
 
-// Where `aligned`, rows are packs of 16 bytes.
-template <typename T>
+// Each head has `tiles` tiles of queries, of which there are `count`. Packs of N elements tile the rows.
+template <int N, typename T>
 __global__ void __launch_bounds__(kDeltaThreads)
-    delta_kernel(const Attention<T> a, const AttentionGradient<T> g, int64_t rows, bool aligned) {
+    delta_kernel(const Attention<T> a, const AttentionGradient<T> g, int64_t tiles, int64_t count) {
   using C = Compute<T>;
-  constexpr int kWide = kPackWidth<T>;
   const int lane = threadIdx.x % kDeltaLanes;
-  for (int64_t first = int64_t{blockIdx.x} * kDeltaRows; first < rows; first += int64_t{gridDim.x} * kDeltaRows) {
-    const int64_t row = first + threadIdx.x / kDeltaLanes, i = row % a.queries;
-    const int64_t h = row / a.queries % a.heads, b = least(row / a.queries / a.heads, a.batch - 1);
+  for (int64_t tile = blockIdx.x; tile < count; tile += gridDim.x) {
+    const bool is_small = count <= INT32_MAX;  // 32 bits are divided in fewer instructions
+    const int64_t head = is_small ? static_cast<int>(tile) / static_cast<int>(tiles) : tile / tiles;
+    const int64_t b = is_small ? static_cast<int>(head) / static_cast<int>(a.heads) : head / a.heads;
+    const int64_t h = head - b * a.heads, first = (tile - head * tiles) * kDeltaQueries + threadIdx.x / kDeltaLanes;
     const Sequence s = a.sequence(b);
-    const bool inside = row < rows && i < s.queries;
-    const int64_t offset = a.of_out.offset(b, h, s.first_query + i);
-    C sum = 0;
-    if (inside && aligned) {
-      for (int64_t column = lane * kWide; column < a.value_width; column += kDeltaLanes * kWide) {
-        const auto out = load<kWide>(a.out + offset + column), dout = load<kWide>(g.dout + offset + column);
+    const int64_t from = a.of_out.offset(b, h, s.first_query + first), apart = kDeltaApart * a.of_out.row;
+    const auto inside = [&](int i) { return first + i * kDeltaApart < s.queries; };
+    C sums[kDeltaRows] = {};
+    for (int64_t column = lane * N; column < a.value_width; column += kDeltaLanes * N) {
+      Pack<T, N> out[kDeltaRows], dout[kDeltaRows];
 #pragma unroll
-        for (int j = 0; j < kWide; ++j) sum += C(out.values[j]) * C(dout.values[j]);
+      for (int i = 0; i < kDeltaRows; ++i) {
+        if (!inside(i)) continue;
+        const int64_t at = from + i * apart + column;
+        out[i] = load<N>(a.out + at), dout[i] = load<N>(g.dout + at);
       }
-    } else if (inside) {
-      for (int64_t column = lane; column < a.value_width; column += kDeltaLanes)
-        sum += C(a.out[offset + column]) * C(g.dout[offset + column]);
+#pragma unroll
+      for (int i = 0; i < kDeltaRows; ++i)
+#pragma unroll
+        for (int j = 0; j < N; ++j)
+          if (inside(i)) sums[i] += C(out[i].values[j]) * C(dout[i].values[j]);
     }
-    sum = team_sum<kDeltaLanes>(sum);
-    const int64_t to = a.of_lse.offset(b, h, s.first_query + i);
-    if (inside && lane == 0) g.delta[to] = sum - (g.dlse ? g.dlse[to] : C(0));
+#pragma unroll
+    for (int i = 0; i < kDeltaRows; ++i) {
+      const C sum = team_sum<kDeltaLanes>(sums[i]);
+      const int64_t to = a.of_lse.offset(b, h, s.first_query + first + i * kDeltaApart);
+      if (inside(i) && lane == 0) g.delta[to] = sum - (g.dlse ? g.dlse[to] : C(0));
+    }
   }
 }
 
@@ -65,10 +74,10 @@ int aligned_rows(const Attention<T>& a, const AttentionGradient<T>& g = {}) {
 
 template <typename T>
 void launch_delta(Call& call, const Attention<T>& a, const AttentionGradient<T>& g) {
-  const int64_t rows = a.batch * a.heads * a.queries;
-  const bool aligned = rows_are_aligned(a.out, a.of_out, a.value_width) && is_aligned<kPackWidth<T>>(g.dout);
-  const int64_t blocks = least(parts_of(rows, kDeltaRows), INT32_MAX);
-  launch(call, delta_kernel<T>, blocks, kDeltaThreads, 0, a, g, rows, aligned);
+  const int64_t tiles = parts_of(a.queries, kDeltaQueries), count = a.batch * a.heads * tiles;
+  with_width<T>(false, a.value_width, {a.out, g.dout}, [&](auto width) {
+    launch(call, delta_kernel<width, T>, least(count, INT32_MAX), kDeltaThreads, 0, a, g, tiles, count);
+  });
 }
 
 }  // namespace msops::flash_attention
