@@ -5,6 +5,7 @@
 #include "flash_attention/cpu_bias.h"
 #include "flash_attention/mask_bits.h"
 #include "flash_attention/packed.h"
+#include "flash_attention/padding.h"
 #ifdef __CUDACC__
 #include "flash_attention/gpu.h"
 #endif
@@ -16,6 +17,7 @@ using flash_attention::BiasGradient;
 using flash_attention::ExtendedAttention;
 using flash_attention::Floats;
 using flash_attention::MaskBits;
+using flash_attention::Padding;
 using flash_attention::QuerySums;
 using flash_attention::Strides;
 
@@ -238,13 +240,15 @@ int64_t splits_of(int64_t heads, int64_t rows, int64_t keys) {
 }  // namespace
 
 // (q, k, v, kv_lengths?, mask?, bias?, alibi_slopes?, seed?) or (q, k, v, cu_seqlens_q, cu_seqlens_k) -> (out, lse,
-// partial, mask_bits). `partial` is scratch: sums over as many splits of the keys as it has rows. If the keys are not
-// split, a kernel may count items with it. `mask_bits` is scratch for MaskBits, where a kernel may use them.
+// partial, mask_bits, padded). `partial` is scratch: sums over as many splits of the keys as it has rows. If the keys
+// are not split, a kernel may count items with it. `mask_bits` is scratch for MaskBits, where a kernel may use them,
+// and `padded` for the copies of Padding.
 MSOPS_ENTRY(FlashAttentionForward) {
   const Inputs inputs(call);
   const bool packed = inputs.axes == kPacked;
   const Tensor out = call.tensor("out", packed ? 3 : 4), lse = call.tensor_of("accumulator", "lse", packed ? 2 : 3);
   const Tensor partial = call.scratch("partial", 2), mask_bits = call.scratch("mask_bits", 1);
+  const Tensor padded = call.tensor("padded", 1);
   inputs.require_out(call, out);
   inputs.require_lse(call, lse);
   // Where out and lse have wrong shapes, the product could overflow.
@@ -256,32 +260,41 @@ MSOPS_ENTRY(FlashAttentionForward) {
     using T = typename decltype(type)::type;
     ExtendedAttention<T> a = inputs.problem<T>();
     a.out = out.as<T>(), a.lse = lse.as<Compute<T>>(), a.splits = splits, a.partial = partial.as<Compute<T>>();
-    call.require_shape(mask_bits, {inputs.mask_words(a, false)});
+    const Padding<T> padding(a, packed, false);
+    call.require_shape(mask_bits, {inputs.mask_words(padding.with_long_rows(a), false)});
+    call.require_shape(padded, {padding.size()});
     if (!call.ok() || lse.size == 0) return;
-    if (call.is_on_cpu()) inputs.require_sequences(call);
-    flash_attention::fill_results(call, a);
-    if (call.is_on_cpu()) flash_attention::cpu::forward(call, a);
+    if (call.is_on_cpu()) {
+      inputs.require_sequences(call);
+      flash_attention::fill_results(call, a);
+      flash_attention::cpu::forward(call, a);
+    }
 #ifdef __CUDACC__
-    if (!call.is_on_cpu()) flash_attention::forward_on_gpu(call, a, static_cast<uint32_t*>(mask_bits.data));
+    if (!call.is_on_cpu())
+      flash_attention::forward_on_gpu(call, a, padding, padded.as<T>(), static_cast<uint32_t*>(mask_bits.data));
 #endif
   });
 }
 
 MSOPS_SCRATCH(FlashAttentionForward) {
   const Inputs inputs(call);
-  if (inputs.axes == kPacked) return {{1, 1}, {1}};
+  const bool packed = inputs.axes == kPacked;
   const HeadShape q(inputs.q, inputs.axes), k(inputs.k, inputs.axes);
-  int64_t words = 1;
+  int64_t words = 1, padded = 1;
   with_type<Half, float, double>(inputs.q, [&](auto type) {
     using T = typename decltype(type)::type;
-    if (call.ok()) words = inputs.mask_words(inputs.problem<T>(), false);
+    if (!call.ok()) return;
+    const auto a = inputs.problem<T>();
+    const Padding<T> padding(a, packed, false);
+    words = inputs.mask_words(padding.with_long_rows(a), false), padded = padding.size();
   });
+  if (packed) return {{1, 1}, {words}, {padded}};
   const int64_t splits = splits_of(q.batch * k.heads, q.rows * (q.heads / std::max<int64_t>(1, k.heads)), k.rows);
-  return {{splits, splits > 1 ? q.batch * q.heads * q.rows * (inputs.v.dim(-1) + 2) : 1}, {words}};
+  return {{splits, splits > 1 ? q.batch * q.heads * q.rows * (inputs.v.dim(-1) + 2) : 1}, {words}, {padded}};
 }
 
-// (the inputs of FlashAttentionForward, out, lse, dout, dlse) -> (dq, dk, dv, delta, query_sums, mask_bits). The last
-// three are scratch. `query_sums` and `mask_bits` have one number where no kernel would use them.
+// (the inputs of FlashAttentionForward, out, lse, dout, dlse) -> (dq, dk, dv, delta, query_sums, mask_bits, padded).
+// The last four are scratch. `query_sums`, `mask_bits` and `padded` have one number where no kernel would use them.
 MSOPS_ENTRY(FlashAttentionBackward) {
   const Inputs inputs(call);
   const bool packed = inputs.axes == kPacked;
@@ -289,7 +302,7 @@ MSOPS_ENTRY(FlashAttentionBackward) {
   const Known known(call, inputs);
   const Tensor dq = call.tensor("dq", rank), dk = call.tensor("dk", rank), dv = call.tensor("dv", rank);
   const Tensor delta = call.scratch("delta", rank - 1), query_sums = call.scratch("query_sums", 1);
-  const Tensor mask_bits = call.scratch("mask_bits", 1);
+  const Tensor mask_bits = call.scratch("mask_bits", 1), padded = call.tensor("padded", 1);
   call.require_same_shape(dq, inputs.q);
   call.require_same_shape(dk, inputs.k);
   call.require_same_shape(dv, inputs.v);
@@ -298,9 +311,11 @@ MSOPS_ENTRY(FlashAttentionBackward) {
     using T = typename decltype(type)::type;
     auto [a, g] = known.problem<T>(inputs, delta);
     g.dq = dq.as<T>(), g.dk = dk.as<T>(), g.dv = dv.as<T>();
-    const int64_t tiles = QuerySums::count(a, packed);
+    const Padding<T> padding(a, packed, true);
+    const int64_t tiles = QuerySums::count(padding.with_long_rows(a), packed);
     call.require_shape(query_sums, {QuerySums::scratch(tiles)});
-    call.require_shape(mask_bits, {inputs.mask_words(a, true)});
+    call.require_shape(mask_bits, {inputs.mask_words(padding.with_long_rows(a), true)});
+    call.require_shape(padded, {padding.size()});
     if (!call.ok()) return;
     if (tiles > 0) {
       float* const numbers = query_sums.as<float>();
@@ -308,25 +323,31 @@ MSOPS_ENTRY(FlashAttentionBackward) {
       g.query_sums = {numbers, tiles, counters, counters + tiles};
     }
     if (inputs.q.size + inputs.k.size + inputs.v.size == 0) return;
-    if (call.is_on_cpu()) inputs.require_sequences(call);
-    flash_attention::fill_gradients(call, a, g);
-    if (call.is_on_cpu()) flash_attention::cpu::backward(call, a, g);
+    if (call.is_on_cpu()) {
+      inputs.require_sequences(call);
+      flash_attention::fill_gradients(call, a, g);
+      flash_attention::cpu::backward(call, a, g);
+    }
 #ifdef __CUDACC__
-    if (!call.is_on_cpu()) flash_attention::backward_on_gpu(call, a, g, static_cast<uint32_t*>(mask_bits.data));
+    if (!call.is_on_cpu())
+      flash_attention::backward_on_gpu(call, a, g, padding, padded.as<T>(), static_cast<uint32_t*>(mask_bits.data));
 #endif
   });
 }
 
 MSOPS_SCRATCH(FlashAttentionBackward) {
   const Inputs inputs(call);
-  int64_t tiles = 0, words = 1;
+  const bool packed = inputs.axes == kPacked;
+  int64_t tiles = 0, words = 1, padded = 1;
   with_type<Half, float, double>(inputs.q, [&](auto type) {
     using T = typename decltype(type)::type;
     if (!call.ok()) return;
     const auto a = inputs.problem<T>();
-    tiles = QuerySums::count(a, inputs.axes == kPacked), words = inputs.mask_words(a, true);
+    const Padding<T> padding(a, packed, true);
+    const auto on_gpu = padding.with_long_rows(a);
+    tiles = QuerySums::count(on_gpu, packed), words = inputs.mask_words(on_gpu, true), padded = padding.size();
   });
-  return {{QuerySums::scratch(tiles)}, {words}};
+  return {{QuerySums::scratch(tiles)}, {words}, {padded}};
 }
 
 // (the inputs of FlashAttentionForward, of which the bias is given, out, lse, dout, dlse) -> (dbias, delta). It is

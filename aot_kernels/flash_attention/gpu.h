@@ -17,6 +17,8 @@
 #pragma once
 
 #include "mma.h"
+#include "packed.h"
+#include "padding.h"
 #include "plain_bias.h"
 #include "plain_forward.h"
 
@@ -34,10 +36,9 @@ void with_plain_kernel(const ExtendedAttention<T>& a, int64_t width, const F& f)
   }
 }
 
-// `mask_words` are scratch for MaskBits.
 template <typename T>
-void forward_on_gpu(Call& call, const ExtendedAttention<T>& a, [[maybe_unused]] uint32_t* mask_words) {
-  if (!call.ok()) return;
+void forward_as_it_is(Call& call, const ExtendedAttention<T>& a, [[maybe_unused]] uint32_t* mask_words) {
+  fill_results(call, a);
   if constexpr (!std::is_same<T, double>::value) {
     const Attention<T>& simple = a;
     if (a.is_extended() ? forward_on_tensor_cores(call, a, mask_words)
@@ -48,11 +49,11 @@ void forward_on_gpu(Call& call, const ExtendedAttention<T>& a, [[maybe_unused]] 
                     [&](const auto& of_kind, auto slices) { plain::launch_forward<slices>(call, of_kind); });
 }
 
+// Delta is computed before.
 template <typename T>
-void backward_on_gpu(Call& call, const ExtendedAttention<T>& a, const AttentionGradient<T>& g,
-                     [[maybe_unused]] uint32_t* mask_words) {
-  if (!call.ok()) return;
-  launch_delta<T>(call, a, g);
+void backward_as_it_is(Call& call, const ExtendedAttention<T>& a, const AttentionGradient<T>& g,
+                       [[maybe_unused]] uint32_t* mask_words) {
+  fill_gradients(call, a, g);
   if constexpr (!std::is_same<T, double>::value) {
     const Attention<T>& simple = a;
     if (a.is_extended() ? backward_on_tensor_cores(call, a, g, mask_words)
@@ -61,6 +62,25 @@ void backward_on_gpu(Call& call, const ExtendedAttention<T>& a, const AttentionG
   }
   with_plain_kernel(a, most(a.width, a.value_width),
                     [&](const auto& of_kind, auto slices) { plain::launch_backward<slices>(call, of_kind, g); });
+}
+
+// `padded` is scratch for the copies of Padding, and `mask_words` for MaskBits.
+template <typename T>
+void forward_on_gpu(Call& call, const ExtendedAttention<T>& a, const Padding<T>& padding, T* padded,
+                    uint32_t* mask_words) {
+  if (!call.ok()) return;
+  padding.forward(call, a, padded,
+                  [&](const ExtendedAttention<T>& problem) { forward_as_it_is(call, problem, mask_words); });
+}
+
+template <typename T>
+void backward_on_gpu(Call& call, const ExtendedAttention<T>& a, const AttentionGradient<T>& g,
+                     const Padding<T>& padding, T* padded, uint32_t* mask_words) {
+  if (!call.ok()) return;
+  launch_delta<T>(call, a, g);
+  padding.backward(call, a, g, padded, [&](const ExtendedAttention<T>& problem, const AttentionGradient<T>& gradient) {
+    backward_as_it_is(call, problem, gradient, mask_words);
+  });
 }
 
 template <typename T>

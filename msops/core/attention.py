@@ -90,7 +90,7 @@ def operators(
     inputs = ", ".join((_INPUTS[layout], _MORE[0], f"{_BIAS}?", _MORE[1]))
     return custom_op(
         _LIBRARY.FlashAttentionForward,
-        f"{inputs} -> out, lse; partial, mask_bits",
+        f"{inputs} -> out, lse; partial, mask_bits, padded(..., dtype=common)",
         infer=infer,
         gradient=_Gradients(backward, of_bias).gradient if bias_gradient else backward,
         axes=axes,
@@ -108,7 +108,7 @@ def gradients(axes: int, attributes: dict[str, Any]) -> tuple[Operator, Operator
     )
     backward = custom_op(
         _LIBRARY.FlashAttentionBackward,
-        f"{maybe_biased} -> dq, dk, dv; delta(B, Hq, Tq), query_sums, mask_bits",
+        f"{maybe_biased} -> dq, dk, dv; delta(B, Hq, Tq), query_sums, mask_bits, padded(..., dtype=common)",
         infer=infer_backward,
         axes=axes,
         **attributes,
@@ -148,7 +148,7 @@ def packed_operators(
     kept = "out(Nq, Hq, Dv), lse(Hq, Nq, dtype=accumulator), dout(Nq, Hq, Dv), dlse(Hq, Nq, dtype=accumulator)"
     backward = custom_op(
         _LIBRARY.FlashAttentionBackward,
-        f"{inputs}, {starts}, {kept} -> dq, dk, dv; delta(Hq, Nq), query_sums, mask_bits",
+        f"{inputs}, {starts}, {kept} -> dq, dk, dv; delta(Hq, Nq), query_sums, mask_bits, padded(..., dtype=common)",
         infer=infer_backward,
         name=name,
         axes=_PACKED,
@@ -156,7 +156,7 @@ def packed_operators(
     )
     return custom_op(
         _LIBRARY.FlashAttentionForward,
-        f"{inputs}, {starts} -> out, lse; partial, mask_bits",
+        f"{inputs}, {starts} -> out, lse; partial, mask_bits, padded(..., dtype=common)",
         infer=infer_packed,
         gradient=backward,
         name=name,

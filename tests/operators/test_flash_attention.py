@@ -54,6 +54,8 @@ class TestFlashAttention(OperatorTest):
         "few heads, many keys": case((1, 1, 20, 1300), 8, batch=1),
         "wide": case((1, 1, 33, 40), 256, 256, batch=1),
         "512 features": case((2, 1, 40, 70), 512, 512, batch=1, causal=True),
+        "rows that are no packs": case((2, 1, 150, 140), 20, 13, causal=True, lengths=True, **STEPS),
+        "words, mask": case((2, 2, 130, 200), 70, 66, (200,), batch=1),
         "more features of v": case((1, 1, 9, 600), 40, 300, batch=1),
         "more features of k": case((1, 1, 33, 40), 300, 16, batch=1),
         "1 query, 127 keys": case((2, 1, 1, 127), 96, batch=1),

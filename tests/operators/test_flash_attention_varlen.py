@@ -65,7 +65,10 @@ class TestFlashAttentionVarlen(OperatorTest):
         "causal": case((4, 2, 120, 200), 5, 16, causal=True),
         "large": case((2, 2, 300, 400), 7, 32, window=(20, 3)),
     }
-    further = {"one sequence": case((4, 1, 40, 130), 1, 64, 40, scale=0.3)}
+    further = {
+        "one sequence": case((4, 1, 40, 130), 1, 64, 40, scale=0.3),
+        "rows that are no packs": case((2, 1, 330, 350), 2, 18, 9, causal=True, max_seqlen_q=330, max_seqlen_k=350),
+    }
     small = "small"
     hostile = ("small",)
     right_numbers = {"left": (-1,), "right": (-1,)}

@@ -122,6 +122,10 @@ class TestRotaryEmbedding(OperatorTest):
     } | {
         "many rows, twice": case(2, 10, 500, 128, 128),
         "many pairs, twice": case(2, 9, 600, 128, 128, rows=601, ids=(), **PAIRS),
+        "many odd rows": case(1, 10, 203, 262, 131),
+        "many odd rows of samples": case(2, 530, 3, 7, 2, of_batch=True, **PAIRS),
+        "many odd rows, BTHD": case(131, 3, 7, 6, 2, **BOTH),
+        "many odd rows, heads of a place in parts": case(1, 900, 100, 6, 6, rows=105, ids=(), **STEPS),
     }  # fmt: skip
     small = "small"
     hostile = ("small", "Llama", "twice, pairs, of each sample", "positions of samples", "THD")
