@@ -73,7 +73,8 @@ def flash_attention(
 
     Args:
         q (Tensor): Shape (B, Hq, Tq, D) or, if `layout` says so, (B, Tq, Hq, D); float16, float32 or float64. D is at
-            most 512; multiples of 8 up to 256 are fast.
+            most 512; multiples of 8 up to 256 are fast. In float16, a GPU first copies rows of another D up to 256 to
+            such rows where there are 256 queries and keys or more (128 for the gradient).
         k (Tensor): Shape (B, Hk, Tk, D) or (B, Tk, Hk, D), where Hk divides Hq.
         v (Tensor): Shape (B, Hk, Tk, Dv) or (B, Tk, Hk, Dv), with Dv at most 512.
         causal (bool): Whether query i sees the keys j ≤ i + Tk - Tq alone, so that the last query sees all keys.
@@ -82,7 +83,7 @@ def flash_attention(
         window (tuple[int]): (left, right): query i sees the keys i + Tk - Tq - left ≤ j ≤ i + Tk - Tq + right alone,
             where -1 is no limit. Default: ``None`` , no limits.
         kv_lengths (Tensor): The number of keys of each sample, shape (B,), int32 or int64, cut to [0, Tk]. Keys and
-            values from there on are not seen and never read, and `causal` and `window` take this number for Tk.
+            values from there on are not seen, whatever they are, and `causal` and `window` take this number for Tk.
             Default: ``None`` , all keys.
         mask (Tensor): True where a query does not see a key; bool, a shape that broadcasts to (B, Hq, Tq, Tk). Default:
             ``None`` .
@@ -150,7 +151,7 @@ def flash_attention_varlen(
 
     Args:
         q (Tensor): Shape (Nq, Hq, D); float16, float32 or float64. D is at most 512; multiples of 8 up to 256 are
-            fast.
+            fast, and others are copied as :func:`msops.flash_attention` does.
         k (Tensor): Shape (Nk, Hk, D), where Hk divides Hq.
         v (Tensor): Shape (Nk, Hk, Dv), with Dv at most 512.
         cu_seqlens_q (Tensor): Where the queries of S sequences begin, and where the last ones end; shape (S + 1,),
