@@ -7,6 +7,8 @@
 //   float64                      plain.h, tiles of 32 x 32                 twice the shared memory for each number
 //   float16                      plain.h, tiles of 64 x 64, one slice      other kernels are seldom asked for
 //
+// Rows of float16 that are no packs of 16 bytes are copied to rows that are, where that pays (padding.h).
+//
 // Plain kernels take what mma.h refuses: all on sm_70 and sm_75, wide rows, and of float32 few queries and a bias's
 // gradient.
 //
