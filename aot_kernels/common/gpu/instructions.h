@@ -8,6 +8,11 @@
 
 #include <cstdint>
 
+// CUDA before 11.7 does not know the annotation. There, a parameter is copied if its address is taken.
+#ifndef __grid_constant__
+#define __grid_constant__
+#endif
+
 // MSOPS_SM90 is for sm_90 and later. CUDA 12.0 is the first version that knows TMA and wgmma.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900 && CUDART_VERSION >= 12000
 #define MSOPS_SM90(...) asm volatile(__VA_ARGS__)
