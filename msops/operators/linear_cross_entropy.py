@@ -36,8 +36,9 @@ _SIGNATURE = Signature(
     "x(N, C), weight(V, C), labels(N, dtype=index), bias(V)?, class_weight(V, dtype=common|float32)? -> loss(N)"
 )
 # Without `chunk`, MindSpore's operators take this many chunks; with more, adding up the gradients of the weight takes
-# longer. For a few logits, chunks would cost more time than their memory is worth.
-_CHUNKS, _FEW = 8, 2**20
+# longer. For a few logits, chunks would cost more time than their memory is worth, and products of fewer rows than
+# _ROWS take longer for each.
+_CHUNKS, _FEW, _ROWS = 8, 2**20, 512
 # A chunk's gradient of the weight is a sum over its rows. In float16 it is made smaller by this factor, so that it only
 # overflows where the sum is beyond 2^20.
 _SHRINK = 1 / 16
@@ -87,7 +88,8 @@ def linear_cross_entropy(
         z_loss (float): At least 0. Default: ``0.0`` .
         softcap (float): At least 0, where 0 means none. Default: ``0.0`` .
         chunk (int): The number of rows of a chunk, at least 1. Default: ``None`` , all rows if
-            there are at most 2^20 logits, else an eighth of them, or about 1024 in the one operator for GPUs, if more.
+            there are at most 2^20 logits, else an eighth of them, but at least 512, or about 1024 in the one operator
+            for GPUs.
         class_weight (Tensor): Weights of the classes, shape (V,), with the dtype of x or float32, and without a
             gradient. Default: ``None`` , all are 1.
 
@@ -572,7 +574,7 @@ def _chunks(rows: int | None, classes: int | None, chunk: int | None) -> tuple[t
     """Returns where chunks begin and end, which is None for all rows."""
     length = chunk
     if length is None and rows is not None and classes is not None and rows * classes > _FEW:
-        length = -(-rows // _CHUNKS)
+        length = max(-(-rows // _CHUNKS), _ROWS)
     if length is None or rows is None or rows <= length:
         return ((0, None),)
     return tuple((start, min(rows, start + length)) for start in range(0, rows, length))
