@@ -72,6 +72,7 @@ int aligned_rows(const Attention<T>& a, const AttentionGradient<T>& g = {}) {
          aligned(a.v, g.dv, a.of_v, a.value_width) << 2 | aligned(a.out, g.dout, a.of_out, a.value_width) << 3;
 }
 
+// All strides of `out` are multiples of the rows' width, so that packs which tile one row tile all.
 template <typename T>
 void launch_delta(Call& call, const Attention<T>& a, const AttentionGradient<T>& g) {
   const int64_t tiles = parts_of(a.queries, kDeltaQueries), count = a.batch * a.heads * tiles;

@@ -36,8 +36,8 @@ _SIGNATURE = Signature(
     "x(N, C), weight(V, C), labels(N, dtype=index), bias(V)?, class_weight(V, dtype=common|float32)? -> loss(N)"
 )
 # Without `chunk`, MindSpore's operators take this many chunks; with more, adding up the gradients of the weight takes
-# longer. For a few logits, chunks would cost more time than their memory is worth, and products of fewer rows than
-# _ROWS take longer for each.
+# longer. For a few logits, chunks would cost more time than their memory is worth. A product of fewer rows than _ROWS
+# takes longer for each of its rows.
 _CHUNKS, _FEW, _ROWS = 8, 2**20, 512
 # A chunk's gradient of the weight is a sum over its rows. In float16 it is made smaller by this factor, so that it only
 # overflows where the sum is beyond 2^20.
