@@ -49,6 +49,10 @@ MSOPS_BOTH int bytes_of_place(int threads) {
 // Edge is the index of a lane's element at the edges of a row, where a number is the index of a pack.
 struct Edge {};
 
+// kWidthAt is how many elements there are at an index of type I.
+template <typename Shape, typename I>
+constexpr int kWidthAt = std::is_same<I, Edge>::value ? 1 : Shape::kWidth;
+
 template <typename Packs, typename Element, int kHeld>
 struct PacksAndEdge {
   Packs packs[kHeld];
