@@ -53,8 +53,17 @@ struct BroadcastRun : Operands<T> {
 
   template <int kStepX, int kStepY>
   static MSOPS_CPU void add(int64_t n, const T* x, const T* y, T* to) {
+    using C = Compute<T>;
+    if constexpr (std::is_same<T, C>::value) {
 #pragma omp simd
-    for (int64_t j = 0; j < n; ++j) assign(to[j], Compute<T>(x[j * kStepX]) + Compute<T>(y[j * kStepY]));
+      for (int64_t j = 0; j < n; ++j) to[j] = x[j * kStepX] + y[j * kStepY];
+    } else {
+      C wide_x[kRun], wide_y[kRun], sums[kRun];
+      widen(x, wide_x, kStepX ? n : 1), widen(y, wide_y, kStepY ? n : 1);
+#pragma omp simd
+      for (int64_t j = 0; j < n; ++j) sums[j] = wide_x[j * kStepX] + wide_y[j * kStepY];
+      narrow(sums, to, n);
+    }
   }
 };
 

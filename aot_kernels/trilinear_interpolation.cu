@@ -218,7 +218,8 @@ struct ForwardOfPoint {
   const T *feats, *points;
   T* out;
 
-  MSOPS_CPU void operator()(int64_t n) const {
+  // It is inlined, since a call would take as long as a point of few features.
+  MSOPS_CPU __attribute__((always_inline)) void operator()(int64_t n) const {
     const T *from[kCorners], *point = points + n * 3;
     const Sides<Compute<T>> sides(point);
     Compute<T> weight[kCorners];

@@ -17,8 +17,7 @@ MSOPS_CPU void read(const Signal<S>& from, int64_t first, int64_t count, C* to) 
   const int64_t begin = std::clamp<int64_t>(-first, 0, count);
   const int64_t end = std::clamp<int64_t>(from.length - first, begin, count);
   for (int64_t i = 0; i < begin; ++i) to[i] = from[first + i];
-#pragma omp simd
-  for (int64_t i = begin; i < end; ++i) to[i] = C(from.body[first + i]);
+  if (begin < end) widen(from.body + first + begin, to + begin, end - begin);
   for (int64_t i = end; i < count; ++i) to[i] = 0;
 }
 
@@ -115,8 +114,7 @@ MSOPS_CPU void put(const InputGradient<T>& row, int64_t first, int64_t count, co
   const int64_t end = std::clamp<int64_t>(row.p.s.length - history - t, begin, count);
   for (int64_t i = 0; i < begin; ++i) row.put(first + i, sums[i]);
   T* const dx = row.p.dx + row.row * row.p.s.length;
-#pragma omp simd
-  for (int64_t i = begin; i < end; ++i) assign(dx[t + i], sums[i]);
+  if (begin < end) narrow(sums + begin, dx + t + begin, end - begin);
   for (int64_t i = end; i < count; ++i) row.put(first + i, sums[i]);
 }
 

@@ -5,14 +5,27 @@
 #include <cstring>
 #include <type_traits>
 
+#if defined(__F16C__) && !defined(__CUDA_ARCH__)
+#include <immintrin.h>
+#endif
+
+// MSOPS_BOTH marks what kernels and loops on the CPU share, such as formulas. It is always inlined, so that loops over
+// it vectorize. MSOPS_CPU marks what only the CPU runs; there the compiler decides.
 #ifdef __CUDACC__
 #include <cuda_fp16.h>
 #define MSOPS_BOTH __host__ __device__ __forceinline__
 #else
-#define MSOPS_BOTH MSOPS_CPU
+#define MSOPS_BOTH inline __attribute__((always_inline))
 #endif
-// The function is always inlined, so that it gets the instructions of the loop around it (see parallel.h).
-#define MSOPS_CPU inline __attribute__((always_inline))
+#define MSOPS_CPU inline
+
+// MSOPS_UNROLL stands before a short loop over arrays in a loop that shall vectorize: with -O2, GCC would unroll it too
+// late, and keep the arrays in memory. nvcc unrolls such loops by itself.
+#ifdef __CUDA_ARCH__
+#define MSOPS_UNROLL
+#else
+#define MSOPS_UNROLL _Pragma("GCC unroll 8")
+#endif
 
 namespace msops {
 
@@ -37,7 +50,7 @@ struct Half {
 
 #ifndef __CUDA_ARCH__
   // Equals Half(value), but makes no temporary object, so that loops vectorize.
-  static MSOPS_CPU float rounded(float value) {
+  static MSOPS_BOTH float rounded(float value) {
     const uint32_t bits = bits_of(value), magnitude = bits & 0x7fffffff;
     const uint32_t subnormal = bits_of(float_of(magnitude < 0x38800000 ? magnitude : 0) + 0.5f - 0.5f);
     const uint32_t normal = (magnitude + 0xfff + (magnitude >> 13 & 1)) & 0xffffe000;
@@ -53,7 +66,7 @@ struct Half {
   static __device__ float to_float(uint16_t bits) { return __half2float(__ushort_as_half(bits)); }
 #else
   // These have no branches, so that loops over them vectorize.
-  static uint16_t from_float(float value) {
+  static MSOPS_BOTH uint16_t from_float(float value) {
     const uint32_t bits = bits_of(value), sign = bits >> 16 & 0x8000, magnitude = bits & 0x7fffffff;
     // Below 2^-14 the unit of binary16 is 2^-24, which is also float's between 0.5 and 1.
     const uint32_t subnormal = bits_of(float_of(magnitude < 0x38800000 ? magnitude : 0) + 0.5f) - 0x3f000000;
@@ -62,7 +75,7 @@ struct Half {
     const uint32_t special = magnitude > 0x7f800000 ? 0x7e00 : 0x7c00;  // NaN or infinity
     return static_cast<uint16_t>(sign | (magnitude < 0x477ff000 ? finite : special));
   }
-  static float to_float(uint16_t half) {
+  static MSOPS_BOTH float to_float(uint16_t half) {
     const uint32_t sign = static_cast<uint32_t>(half & 0x8000) << 16, magnitude = half & 0x7fff;
     const uint32_t subnormal = bits_of(static_cast<float>(static_cast<int32_t>(magnitude)) * 0x1p-24f);
     const uint32_t normal = (magnitude << 13) + (magnitude < 0x7c00 ? 112u << 23 : 224u << 23);
@@ -123,6 +136,36 @@ MSOPS_BOTH Compute<T> rounded(Compute<T> value) {
   if constexpr (std::is_same<T, Half>::value) return Half::rounded(value);
 #endif
   return Compute<T>(T(value));
+}
+
+// widen() and narrow() convert n neighbouring elements, on the CPU 8 of Half by one instruction. Loops read and write
+// buffers of Compute<T> by them, since the conversion of a single Half takes about ten instructions there.
+template <typename T, typename C>
+MSOPS_BOTH void widen(const T* from, C* to, int64_t n) {
+  int64_t done = 0;
+#if defined(__F16C__) && !defined(__CUDA_ARCH__)
+  if constexpr (std::is_same<T, Half>::value)
+    for (; done + 8 <= n; done += 8)
+      _mm256_storeu_ps(to + done, _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from + done))));
+#endif
+#ifndef __CUDA_ARCH__
+#pragma omp simd
+#endif
+  for (int64_t i = done; i < n; ++i) to[i] = C(from[i]);
+}
+template <typename T>
+MSOPS_BOTH void narrow(const Compute<T>* from, T* to, int64_t n) {
+  int64_t done = 0;
+#if defined(__F16C__) && !defined(__CUDA_ARCH__)
+  if constexpr (std::is_same<T, Half>::value)
+    for (; done + 8 <= n; done += 8)
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(to + done),
+                       _mm256_cvtps_ph(_mm256_loadu_ps(from + done), _MM_FROUND_TO_NEAREST_INT));
+#endif
+#ifndef __CUDA_ARCH__
+#pragma omp simd
+#endif
+  for (int64_t i = done; i < n; ++i) assign(to[i], from[i]);
 }
 
 // kOnGpu<T> says whether there is GPU code for elements of T.

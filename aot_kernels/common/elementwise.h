@@ -29,10 +29,12 @@ struct Map {
   T* out[kOutputs];
 
   template <typename Index>
-  MSOPS_BOTH void element(Index j) const {
+  MSOPS_BOTH void operator()(Index j) const {
     C x[kInputs], y[kOutputs];
+    MSOPS_UNROLL
     for (int i = 0; i < kInputs; ++i) x[i] = C(in[i][j]);
     apply_formula(formula, x, y);
+    MSOPS_UNROLL
     for (int o = 0; o < kOutputs; ++o) assign(out[o][j], y[o]);
   }
 
@@ -50,16 +52,33 @@ struct Map {
   }
 };
 
-// On the CPU, index i is a run of kRun elements.
+// Computes n neighbouring elements on the CPU, kRun at most, from pointers that begin there. All types of 16 bits share
+// the loop of float, if they have one formula.
+template <int kRun, int kInputs, int kOutputs, typename T, typename Formula>
+MSOPS_CPU void map_run(const Map<kInputs, kOutputs, T, Formula>& map, int64_t n) {
+  using C = Compute<T>;
+  if constexpr (std::is_same<T, C>::value) {
+    for_elements<C>(n, map);
+  } else {
+    C in[kInputs][kRun], out[kOutputs][kRun];
+    Map<kInputs, kOutputs, C, Formula> wide{n, map.formula, {}, {}};
+    for (int i = 0; i < kInputs; ++i) widen(map.in[i], in[i], n), wide.in[i] = in[i];
+    for (int o = 0; o < kOutputs; ++o) wide.out[o] = out[o];
+    for_elements<C>(n, wide);
+    for (int o = 0; o < kOutputs; ++o) narrow(out[o], map.out[o], n);
+  }
+}
+
+// Index i is a run of kRun elements.
 template <int kRun, typename Map>
 struct MapRun {
-  static constexpr bool kTakesAvx512 = true;
   Map map;
 
   MSOPS_CPU void operator()(int64_t i) const {
-    const int64_t begin = i * kRun, end = map.n - begin < kRun ? map.n : begin + kRun;
-#pragma omp simd
-    for (int64_t j = begin; j < end; ++j) map.element(j);
+    Map run = map;
+    for (auto& from : run.in) from += i * kRun;
+    for (auto& to : run.out) to += i * kRun;
+    map_run<kRun>(run, std::min<int64_t>(kRun, map.n - i * kRun));
   }
 };
 
@@ -75,24 +94,33 @@ struct MapPack {
     if (static_cast<int64_t>(begin) + N <= map.n) {
       map.template pack<N>(begin);
     } else {
-      for (Index j = begin; j < map.n; ++j) map.element(j);
+      for (Index j = begin; j < map.n; ++j) map(j);
     }
   }
 };
 
-// elementwise<T>(call, n, formula, {x, y}, {out}) applies the formula to arrays of n elements each.
 template <typename T, int kInputs, int kOutputs, typename Formula>
-void elementwise(Call& call, int64_t n, Formula formula, const T* const (&in)[kInputs], T* const (&out)[kOutputs]) {
-  using M = Map<kInputs, kOutputs, T, Formula>;
-  M map{n, formula, {}, {}};
-  for (int i = 0; i < kInputs; ++i) map.in[i] = in[i];
-  for (int o = 0; o < kOutputs; ++o) map.out[o] = out[o];
-  if (call.is_on_cpu()) {
-    constexpr int kRun = 1024;
-    return on_cpu(call, (n + kRun - 1) / kRun, MapRun<kRun, M>{map}, kRun);
-  }
+Map<kInputs, kOutputs, T, Formula> map_of(int64_t n, Formula formula, const T* const (&in)[kInputs],
+                                          T* const (&out)[kOutputs]) {
+  Map<kInputs, kOutputs, T, Formula> map{n, formula, {}, {}};
+  std::copy(in, in + kInputs, map.in);
+  std::copy(out, out + kOutputs, map.out);
+  return map;
+}
+template <typename T, int kInputs, int kOutputs, typename Formula>
+void elementwise_on_cpu(Call& call, int64_t n, Formula formula, const T* const (&in)[kInputs],
+                        T* const (&out)[kOutputs]) {
+  constexpr int kRun = 1024;
+  const auto map = map_of(n, formula, in, out);
+  on_cpu(call, (n + kRun - 1) / kRun, MapRun<kRun, std::decay_t<decltype(map)>>{map}, kRun);
+}
+template <typename T, int kInputs, int kOutputs, typename Formula>
+void elementwise_on_gpu(Call& call, int64_t n, Formula formula, const T* const (&in)[kInputs],
+                        T* const (&out)[kOutputs]) {
   call.require(kOnGpu<T>, kBadDtype, "there is no GPU code for %s", dtype_name<T>());
   if constexpr (kOnGpu<T>) {
+    using M = Map<kInputs, kOutputs, T, Formula>;
+    const M map = map_of(n, formula, in, out);
     uintptr_t all = 0;  // all addresses' bits: as aligned as the least aligned
     for (const T* p : in) all |= reinterpret_cast<uintptr_t>(p);
     for (const T* p : out) all |= reinterpret_cast<uintptr_t>(p);
@@ -107,6 +135,13 @@ void elementwise(Call& call, int64_t n, Formula formula, const T* const (&in)[kI
       });
     });
   }
+}
+
+// elementwise<T>(call, n, formula, {x, y}, {out}) applies a formula on the device of the call.
+template <typename T, int kInputs, int kOutputs, typename Formula>
+void elementwise(Call& call, int64_t n, Formula formula, const T* const (&in)[kInputs], T* const (&out)[kOutputs]) {
+  call.is_on_cpu() ? elementwise_on_cpu<T>(call, n, formula, in, out)
+                   : elementwise_on_gpu<T>(call, n, formula, in, out);
 }
 
 }  // namespace msops

@@ -42,27 +42,27 @@ class Exponential : Binary<C> {
   using Bits = typename Format::Bits;
 
  public:
-  static MSOPS_CPU C exp(C x) {
+  static MSOPS_BOTH C exp(C x) {
     const Exponential e(x, Format::kLowest);
     // The power is applied in two steps, since 2^n may be too small for a factor; only the second step rounds.
     return (1 + e.rest()) * e.power(64) * C(0x1p-64);
   }
 
   // Returns e^x for any x, also where it is infinite.
-  static MSOPS_CPU C exp_of_any(C x) {
+  static MSOPS_BOTH C exp_of_any(C x) {
     constexpr C kHighest = Format::kBias * C(0.7);  // e^x is infinite above it
     const Exponential e(x > kHighest ? kHighest : x, Format::kLowest);
     return (1 + e.rest()) * e.power(x > 0 ? -64 : 64) * (x > 0 ? C(0x1p64) : C(0x1p-64));
   }
 
-  static MSOPS_CPU C expm1(C x) {
+  static MSOPS_BOTH C expm1(C x) {
     const Exponential e(x, kNone);
     return e.power(0) * e.rest() + (e.power(0) - 1);
   }
 
   // Returns tanh of any x. With z = e^-2|x|, tanh |x| = (1 - z) / (1 + z) = 1 - 2z / (1 + z); the second form keeps
   // more digits where the result is near to 1.
-  static MSOPS_CPU C tanh(C x) {
+  static MSOPS_BOTH C tanh(C x) {
     const C size = std::abs(x);
     const Exponential e(-2 * size, kNone);
     const C power = e.power(0), z = power * e.rest() + power, less = power * e.rest() + (power - 1);
@@ -76,7 +76,7 @@ class Exponential : Binary<C> {
   // Adding kRound rounds to a whole number, which is then in the lowest bits.
   static constexpr C kRound = C(Bits(3) << (Format::kDigits - 1));
 
-  MSOPS_CPU Exponential(C x, C lowest) {
+  MSOPS_BOTH Exponential(C x, C lowest) {
     if (x < lowest) x = lowest;  // NaN stays
     const C shifted = x * kLog2E<C> + kRound, n = shifted - kRound;
     r_ = x - n * Format::kLn2High - n * Format::kLn2Low;
@@ -84,7 +84,7 @@ class Exponential : Binary<C> {
   }
 
   // 2^(n + more)
-  MSOPS_CPU C power(int more) const {
+  MSOPS_BOTH C power(int more) const {
     const Bits bits = (n_ + static_cast<Bits>(Format::kBias + more)) << Format::kDigits;
     C result;
     std::memcpy(&result, &bits, sizeof result);
@@ -92,11 +92,11 @@ class Exponential : Binary<C> {
   }
 
   // e^r - 1
-  MSOPS_CPU C rest() const { return r_ + r_ * r_ * series<2>(r_); }
+  MSOPS_BOTH C rest() const { return r_ + r_ * r_ * series<2>(r_); }
 
   // 1/k! + r/(k+1)! + r^2/(k+2)! + ...
   template <int k>
-  static MSOPS_CPU C series([[maybe_unused]] C r) {
+  static MSOPS_BOTH C series([[maybe_unused]] C r) {
     constexpr C kFirst = inverse_factorial(k);
     if constexpr (k == Format::kTerms) {
       return kFirst;

@@ -5,7 +5,8 @@
 //
 // These lines define two entries, whose tensors have one shape: first the inputs, then the outputs, up to eight each.
 // In the formula, each input is a number of type C = Compute<T>, where T is the element type, and each output is a
-// reference to one. A formula may also have up to eight numbers of type C that are the same for all elements:
+// reference to one. On the CPU T is C, so that float16 and bfloat16 share the loop of float32. A formula may also have
+// up to eight numbers of type C that are the same for all elements:
 //
 //   MSOPS_FORMULA_WITH(EluForward, (x), (y), (alpha), y = x > 0 ? x : alpha * expm1(x))
 //
@@ -102,6 +103,30 @@ struct WithNumbers {
   }
 };
 
+// On the CPU, formulas of all types are those of Compute<T>, whose loops they share.
+template <template <typename> class Formula, typename T, size_t kInputs, size_t kOutputs, size_t k>
+void apply_to_arrays(Call& call, int64_t n, const std::array<Scalar, k>& scalars, const T* const (&in)[kInputs],
+                     T* const (&out)[kOutputs]) {
+  const auto with_numbers = [&](auto type) {
+    using F = typename decltype(type)::type;
+    if constexpr (k == 0) {
+      return Formula<F>{};
+    } else {
+      WithNumbers<Formula<F>, F, k> formula;
+      auto* number = formula.numbers;
+      for (const Scalar& scalar : scalars) {
+        const T* at = scalar.tensor.template as<T>();
+        const bool is_here = at != nullptr && call.is_on_cpu();
+        const Compute<F> value = is_here ? Compute<F>(*at) : Compute<F>(scalar.value);
+        *number++ = {value, call.is_on_cpu() ? nullptr : scalar.tensor.template as<F>()};
+      }
+      return formula;
+    }
+  };
+  if (call.is_on_cpu()) return elementwise_on_cpu<T>(call, n, with_numbers(Type<Compute<T>>{}), in, out);
+  elementwise_on_gpu<T>(call, n, with_numbers(Type<T>{}), in, out);
+}
+
 template <template <typename> class Formula, size_t kInputs, size_t kOutputs, size_t kNumbers>
 int run_formula(Call& call, const char* const (&inputs)[kInputs], const char* const (&outputs)[kOutputs],
                 const Names<kNumbers>& names) {
@@ -119,18 +144,7 @@ int run_formula(Call& call, const char* const (&inputs)[kInputs], const char* co
     T* to[kOutputs];
     for (size_t i = 0; i < kInputs; ++i) from[i] = in[i].template as<T>();
     for (size_t o = 0; o < kOutputs; ++o) to[o] = out[o].template as<T>();
-    if constexpr (kNumbers == 0) {
-      elementwise<T>(call, in[0].size, Formula<T>{}, from, to);
-    } else {
-      WithNumbers<Formula<T>, T, kNumbers> formula;
-      auto* number = &formula.numbers[0];
-      for (const Scalar& scalar : scalars) {
-        const T* at = scalar.tensor.template as<T>();
-        const bool is_here = at != nullptr && call.is_on_cpu();
-        *number++ = {is_here ? Compute<T>(*at) : Compute<T>(scalar.value), at};
-      }
-      elementwise<T>(call, in[0].size, formula, from, to);
-    }
+    apply_to_arrays<Formula, T>(call, in[0].size, scalars, from, to);
   });
 }
 

@@ -46,8 +46,14 @@ class TeamFunctions {
     store_at_once(out.data + j, pack_of<T, kWidthAt<Shape, I>>(f, j, values...));
 #else
     T* to = out.data + j;
+    if constexpr (std::is_same<T, C>::value) {
 #pragma omp simd
-    for (int k = 0; k < N; ++k) assign(to[k], at(f, j + k, values.of[k]...));
+      for (int k = 0; k < N; ++k) to[k] = at(f, j + k, values.of[k]...);
+    } else {
+      C results[N];
+      compute_pack(results, f, j, values...);
+      narrow(results, to, N);
+    }
 #endif
   }
 
@@ -58,8 +64,11 @@ class TeamFunctions {
   static MSOPS_CPU void write_rest(const Row<T>& out, const F& f, int64_t rest, const V&... values) {
     T* to = out.data + out.length - N;
     const int kept = N - static_cast<int>(rest);
+    C results[N];
+    widen(to, results, N);
 #pragma omp simd
-    for (int k = 0; k < N; ++k) assign(to[k], k < kept ? C(to[k]) : C(at(f, out.length - N + k, values.of[k]...)));
+    for (int k = 0; k < N; ++k) results[k] = k < kept ? results[k] : C(at(f, out.length - N + k, values.of[k]...));
+    narrow(results, to, N);
   }
   template <typename F, typename... V>
   static MSOPS_CPU void add_rest(C* sums, const F& f, int64_t j, int64_t rest, const V&... values) {

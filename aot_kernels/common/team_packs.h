@@ -150,8 +150,7 @@ class TeamPacks : public TeamLanes<Shape>, protected TeamFunctions<C, Shape> {
       return InPlace{from};
     } else {
       Values<> values;
-#pragma omp simd
-      for (int k = 0; k < N; ++k) values.of[k] = C(from[k]);
+      widen(from, values.of, N);
       return values;
     }
   }

@@ -26,8 +26,7 @@ MSOPS_CPU void cap(Compute<T> softcap, int64_t n, const T* logits, Compute<T>* x
       if (derivatives) derivatives[k] = 1 - t * t;
     }
   } else {
-#pragma omp simd
-    for (int64_t k = 0; k < n; ++k) x[k] = C(logits[k]);
+    widen(logits, x, n);
   }
 }
 
@@ -162,8 +161,7 @@ struct GradientOfRowOnCpu {
     if (weight)
 #pragma omp simd
       for (int64_t k = 0; k < n; ++k) x[k] *= weight[k];
-#pragma omp simd
-    for (int64_t k = 0; k < n; ++k) assign(to[k], x[k]);
+    narrow(x, to, n);
   }
 
   // `label` is the label's place in this run of n elements, if it is one of them, and the run begins at `first`.
@@ -193,8 +191,7 @@ struct GradientOfRowOnCpu {
     if (loss.softcap > 0)
 #pragma omp simd
       for (int64_t k = 0; k < n; ++k) x[k] *= derivatives[k];
-#pragma omp simd
-    for (int64_t k = 0; k < n; ++k) assign(to[k], x[k]);
+    narrow(x, to, n);
   }
 };
 

@@ -124,9 +124,7 @@ struct Forward : Input {
       for (int t = 0; t < taps.count; ++t) weights[t] = C(weight[oc * taps.count + t]);
       T* to = out + ((plane * s.multiplier + j) * s.h.out + tile.row) * s.w.out + tile.column;
       if (correlate_tile<2>(s, s.h.stride, tiling, tile, input, taps, false, start, result, to, s.w.out)) continue;
-      for (int64_t r = 0; r < tile.rows; ++r)
-#pragma omp simd
-        for (int64_t c = 0; c < tile.columns; ++c) assign(to[r * s.w.out + c], result[r * tiling.pitch + c]);
+      for (int64_t r = 0; r < tile.rows; ++r) narrow(result + r * tiling.pitch, to + r * s.w.out, tile.columns);
     }
   }
 };
@@ -204,8 +202,7 @@ struct InputGradient {
     const int64_t step = s.w.stride, most = tile.columns, count = std::min(most, (room + step - 1) / step);
     const int64_t seconds = phases < 2 ? 0 : std::min(most, (room + step - 2) / step);
     if (step == 1) {
-#pragma omp simd
-      for (int64_t c = 0; c < count; ++c) assign(to[c], first[c]);
+      narrow(first, to, count);
     } else if (step == 2) {
 #pragma omp simd
       for (int64_t c = 0; c < seconds; ++c) assign(to[2 * c], first[c]), assign(to[2 * c + 1], second[c]);

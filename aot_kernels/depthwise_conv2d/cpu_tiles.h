@@ -94,8 +94,7 @@ MSOPS_CPU void copy_vector(const T* from, C* to) {
   if constexpr (std::is_same_v<T, C>) {
     vector_at(to) = vector_at(from);
   } else {
-#pragma omp simd
-    for (int w = 0; w < kWidth<C>; ++w) to[w] = C(from[w]);
+    widen(from, to, kWidth<C>);
   }
 }
 

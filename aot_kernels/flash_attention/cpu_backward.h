@@ -187,9 +187,7 @@ struct Backward {
 
   template <typename To>
   static MSOPS_CPU void store_rows(const C* from, int64_t pitch, int64_t rows, int64_t width, To* to, int64_t stride) {
-    for (int64_t r = 0; r < rows; ++r)
-#pragma omp simd
-      for (int64_t d = 0; d < width; ++d) assign(to[r * stride + d], from[r * pitch + d]);
+    for (int64_t r = 0; r < rows; ++r) narrow(from + r * pitch, to + r * stride, width);
   }
 };
 
@@ -208,8 +206,7 @@ struct AddShares {
     for (int64_t chunk = 0; chunk < chunks; ++chunk)
 #pragma omp simd
       for (int64_t e = 0; e < n; ++e) sums[e] += shares[chunk * size + begin + e];
-#pragma omp simd
-    for (int64_t e = 0; e < n; ++e) assign(dq[begin + e], sums[e]);
+    narrow(sums, dq + begin, n);
   }
 };
 

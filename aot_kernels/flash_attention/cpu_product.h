@@ -81,8 +81,7 @@ struct Add {
 template <typename T, typename C>
 MSOPS_CPU void load_rows(const T* from, int64_t stride, int64_t rows, int64_t width, C* to, int64_t pitch) {
   for (int64_t r = 0; r < rows; ++r) {
-#pragma omp simd
-    for (int64_t d = 0; d < width; ++d) to[r * pitch + d] = C(from[r * stride + d]);
+    widen(from + r * stride, to + r * pitch, width);
     for (int64_t d = width; d < pitch; ++d) to[r * pitch + d] = 0;
   }
 }

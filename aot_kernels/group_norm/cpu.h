@@ -273,20 +273,28 @@ MSOPS_CPU void compute(const Problem<T>& p, const Channel<T>& channel, int64_t a
   }
 }
 
+// Computes the elements of `out` from an index on.
+template <typename T, bool kSilu, bool kBackward>
+struct ComputeFrom {
+  Problem<T> problem;
+  Channel<T> channel;
+  int64_t begin;
+
+  MSOPS_CPU void operator()(int64_t j) const { compute<T, kSilu, kBackward>(problem, channel, begin + j); }
+};
+
 // Phase 3, where the positions of a channel are neighbours. Index i is a part of a channel of a sample.
 template <typename T, bool kSilu, bool kBackward>
 struct MapRuns {
-  static constexpr bool kTakesAvx512 = true;
   Problem<T> problem;
 
   MSOPS_CPU void operator()(int64_t i) const {
     const auto& p = problem;
     const int64_t part = i % p.parts, sample = i / p.parts / p.channels, c = i / p.parts % p.channels;
-    const auto channel = channel_of(p, sample, c);
     const Part range(p, part);
-    const int64_t at = (sample * p.channels + c) * p.positions;
-#pragma omp simd
-    for (int64_t j = at + range.begin; j < at + range.end; ++j) compute<T, kSilu, kBackward>(p, channel, j);
+    const int64_t begin = (sample * p.channels + c) * p.positions + range.begin;
+    for_elements<Compute<T>>(range.end - range.begin,
+                             ComputeFrom<T, kSilu, kBackward>{p, channel_of(p, sample, c), begin});
   }
 };
 

@@ -38,6 +38,7 @@ struct Tile {
 #pragma omp simd
     for (int j = 0; j < count; ++j) {
       Share<kAlong, C> product;
+      MSOPS_UNROLL
       for (int d = 0; d < D; ++d) product.multiply(values[d][j], kAlong ? changes[d][j] : C(0));
       to[j] = product.result();
     }
@@ -51,6 +52,7 @@ struct Tile {
 #pragma omp simd
       for (int j = 0; j < count; ++j) {
         uint32_t index = 0;
+        MSOPS_UNROLL
         for (int d = 0; d < D; ++d) index += of_axis[d][j];
         to[j] = index < size ? index : index - size;
       }
@@ -58,6 +60,7 @@ struct Tile {
 #pragma omp simd
       for (int j = 0; j < count; ++j) {
         uint32_t index = 0;
+        MSOPS_UNROLL
         for (int d = 0; d < D; ++d) index ^= of_axis[d][j];
         to[j] = index & (size - 1);
       }

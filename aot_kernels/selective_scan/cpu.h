@@ -141,8 +141,7 @@ struct ChannelGradients : ChannelSteps<T> {
 #pragma omp simd
       for (int t = 0; t < range.count; ++t) dy[t] = C(dout[t]) * Activations<T>::silu(C(z[t]));
     } else {
-#pragma omp simd
-      for (int t = 0; t < range.count; ++t) dy[t] = C(dout[t]);
+      widen(dout, dy, range.count);
     }
     for (int t = 0; t < range.count; ++t) s1[t] = s2[t] = 0;
   }

@@ -20,7 +20,6 @@ struct Part {
 template <typename T, int N, int kIn, int kOut, typename Formula>
 struct ComputeRuns {
   using C = Compute<T>;
-  static constexpr bool kTakesAvx512 = true;
   Part<const T> in[kIn];
   Part<T> out[kOut];
   int64_t length;
@@ -32,8 +31,7 @@ struct ComputeRuns {
     Map<kIn, kOut, T, Formula> map{n, Formula{}, {}, {}};
     for (int k = 0; k < kIn; ++k) map.in[k] = in[k].data + run * in[k].apart + first;
     for (int k = 0; k < kOut; ++k) map.out[k] = out[k].data + run * out[k].apart + first;
-#pragma omp simd
-    for (int64_t j = 0; j < n; ++j) map.element(j);
+    map_run<N>(map, n);
   }
 };
 

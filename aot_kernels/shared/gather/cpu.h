@@ -199,9 +199,7 @@ struct ScatterOnCpu {
     for (int64_t begin = 0; begin < all.places; begin += kRun) {
       const int64_t run = std::min(kRun, all.places - begin);
       C terms[kRows][kRun];
-      for (int r = 0; r < kRows; ++r)
-#pragma omp simd
-        for (int64_t j = 0; j < run; ++j) terms[r][j] = C(from[r][begin + j]);
+      for (int r = 0; r < kRows; ++r) widen(from[r] + begin, terms[r], run);
       for (int64_t j = 0; j < run; ++j) {
         for (int k = 0; k < kTaps; ++k) {
           const int64_t i = indices + (begin + j) * kTaps + k;
@@ -218,9 +216,7 @@ struct ScatterOnCpu {
       }
     }
     if constexpr (!kInPlace)
-      for (int r = 0; r < kRows; ++r)
-#pragma omp simd
-        for (int64_t j = 0; j < count; ++j) assign(to[r][j], held[r][j]);
+      for (int r = 0; r < kRows; ++r) narrow(held[r], to[r], count);
   }
 };
 

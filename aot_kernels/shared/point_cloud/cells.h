@@ -285,9 +285,10 @@ inline bool pays_to_sort(int64_t size, int64_t queries) { return size >= 512 && 
 constexpr int kRun = 64;  // distances that are computed together
 
 // Calls f(i, distances, count) for points at(i) of [from, to), kRun at a time: `distances` are the squared distances of
-// points i, i + 1, ...
+// points i, i + 1, ... It is inlined, so that loops over at(i) vectorize.
 template <typename C, typename At, typename F>
-MSOPS_CPU void for_distances(const Point<C>& query, int64_t from, int64_t to, const At& at, const F& f) {
+MSOPS_CPU __attribute__((always_inline)) void for_distances(const Point<C>& query, int64_t from, int64_t to,
+                                                            const At& at, const F& f) {
   C distances[kRun];
   for (int64_t i = from; i < to; i += kRun) {
     const int count = static_cast<int>(std::min<int64_t>(kRun, to - i));

@@ -182,8 +182,7 @@ template <typename T, typename C = Compute<T>>
 MSOPS_CPU const C* in_whole_groups(const T* rows, int64_t n, int64_t deep, C* space) {
   if constexpr (std::is_same<T, C>::value)
     if (n % kRows == 0) return rows;
-#pragma omp simd
-  for (int64_t i = 0; i < n * deep; ++i) space[i] = C(rows[i]);
+  widen(rows, space, n * deep);
   std::fill_n(space + n * deep, (kRows - n % kRows) % kRows * deep, C(0));
   return space;
 }
