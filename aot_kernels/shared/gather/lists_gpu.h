@@ -2,12 +2,12 @@
 // by each block itself if there is one tile, so that there is one launch, else once for all blocks by
 // sort_lists_kernel.
 //
-// A block adds up some channels of a list (see lists.h).
+// A block adds up some channels of a list (see list_tiles_gpu.h).
 #pragma once
 
 #include "../../common/gpu/cp_async.h"
 #include "../../common/sum.h"
-#include "lists.h"
+#include "list_tiles_gpu.h"
 
 namespace msops::gather {
 
