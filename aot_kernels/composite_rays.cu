@@ -77,12 +77,10 @@ MSOPS_ENTRY(CompositeRaysForward) {
   given.require_order(call);
   return call.run([&](auto type) {
     using T = typename decltype(type)::type;
-    const Inputs<T> in = given.inputs<T>();
-    if (call.is_on_cpu())
-      return given.on_threads(call, ForwardOnCpu<T>{in, rgb.as<T>(), depth.as<T>(), opacity.as<T>(), weights.as<T>()},
-                              16);
+    const Forward<T> task{given.inputs<T>(), rgb.as<T>(), depth.as<T>(), opacity.as<T>(), weights.as<T>()};
+    if (call.is_on_cpu()) return given.on_threads(call, ForwardOnCpu<T>{task}, 16);
 #ifdef __CUDACC__
-    composite(call, ForwardOnGpu<T>{in, rgb.as<T>(), depth.as<T>(), opacity.as<T>(), weights.as<T>()});
+    composite(call, ForwardOnGpu<T>{task});
 #endif
   });
 }
@@ -101,14 +99,11 @@ MSOPS_ENTRY(CompositeRaysBackward) {
   given.require_order(call);
   return call.run([&](auto type) {
     using T = typename decltype(type)::type;
-    const Inputs<T> in = given.inputs<T>();
-    const T *of_rgb = drgb.as<const T>(), *of_depth = ddepth.as<const T>(), *of_opacity = dopacity.as<const T>();
-    const T* const of_weights = dweights.as<const T>();
-    if (call.is_on_cpu())
-      return given.on_threads(
-          call, BackwardOnCpu<T>{in, of_rgb, of_depth, of_opacity, of_weights, dsigmas.as<T>(), drgbs.as<T>()}, 24);
+    const Backward<T> task{given.inputs<T>(),      drgb.as<const T>(), ddepth.as<const T>(), dopacity.as<const T>(),
+                           dweights.as<const T>(), dsigmas.as<T>(),    drgbs.as<T>()};
+    if (call.is_on_cpu()) return given.on_threads(call, BackwardOnCpu<T>{task}, 24);
 #ifdef __CUDACC__
-    composite(call, BackwardOnGpu<T>{in, of_rgb, of_depth, of_opacity, of_weights, dsigmas.as<T>(), drgbs.as<T>()});
+    composite(call, BackwardOnGpu<T>{task});
 #endif
   });
 }

@@ -7,46 +7,32 @@ using namespace msops;
 
 namespace {
 
-template <template <typename> class Gelu>
-struct Formulas {
-  template <typename T>
-  struct Forward {
-    using C = Compute<T>;
-    MSOPS_BOTH void operator()(C x, C& y) const { y = Gelu<T>(x).value; }
-  };
+template <template <typename> class Gelu, typename T>
+struct Forward {
+  using C = Compute<T>;
+  MSOPS_BOTH void operator()(C x, C& y) const { y = Gelu<T>(x).value; }
+};
 
-  template <typename T>
-  struct Backward {
-    using C = Compute<T>;
-    MSOPS_BOTH void operator()(C x, C dy, C& dx) const { dx = dy * Gelu<T>(x).slope; }
-  };
+template <template <typename> class Gelu, typename T>
+struct Backward {
+  using C = Compute<T>;
+  MSOPS_BOTH void operator()(C x, C dy, C& dx) const { dx = dy * Gelu<T>(x).slope; }
+};
 
-  template <typename T>
-  struct BackwardBackward {
-    using C = Compute<T>;
-    MSOPS_BOTH void operator()(C x, C dy, C ddx, C& dx, C& ddy) const {
-      const Gelu<T> f(x);
-      dx = ddx * dy * f.bend;
-      ddy = ddx * f.slope;
-    }
-  };
+template <template <typename> class Gelu, typename T>
+struct BackwardBackward {
+  using C = Compute<T>;
+  MSOPS_BOTH void operator()(C x, C dy, C ddx, C& dx, C& ddy) const {
+    const Gelu<T> f(x);
+    dx = ddx * dy * f.bend;
+    ddy = ddx * f.slope;
+  }
 };
 
 }  // namespace
 
-MSOPS_ENTRY(GeluForward) {
-  return gelu::with_gelu<Formulas>(
-      call, [&](auto of) { return run_formula<decltype(of)::template Forward>(call, {"x"}, {"y"}, Names<0>{}); });
-}
+MSOPS_ENTRY(GeluForward) { return gelu::run<Forward>(call, {"x"}, {"y"}); }
 
-MSOPS_ENTRY(GeluBackward) {
-  return gelu::with_gelu<Formulas>(call, [&](auto of) {
-    return run_formula<decltype(of)::template Backward>(call, {"x", "dy"}, {"dx"}, Names<0>{});
-  });
-}
+MSOPS_ENTRY(GeluBackward) { return gelu::run<Backward>(call, {"x", "dy"}, {"dx"}); }
 
-MSOPS_ENTRY(GeluBackwardBackward) {
-  return gelu::with_gelu<Formulas>(call, [&](auto of) {
-    return run_formula<decltype(of)::template BackwardBackward>(call, {"x", "dy", "ddx"}, {"dx", "ddy"}, Names<0>{});
-  });
-}
+MSOPS_ENTRY(GeluBackwardBackward) { return gelu::run<BackwardBackward>(call, {"x", "dy", "ddx"}, {"dx", "ddy"}); }

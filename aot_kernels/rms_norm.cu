@@ -94,7 +94,7 @@ MSOPS_ENTRY(RmsNormBackwardBackward) {
         terms(ddbias, columns, C(0));
     const NormSecondGradient<T, false> body{x,       dy,        ddx,   dx,     ddy,
                                             factors, of_weight, terms, C(eps), weight.dtype ? C(offset) : C(0)};
-    const std::initializer_list<PlaceOfRows<T>> places{x, dy, ddx, dx, ddy, factors, of_weight, terms};
+    const std::initializer_list<RowLayout<T>> places{x, dy, ddx, dx, ddy, factors, of_weight, terms};
     if (heads.count == 1) {
       sums.run<T, false, false>(call, rows, places, body);
     } else {

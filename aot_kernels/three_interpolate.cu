@@ -10,13 +10,13 @@ namespace {
 
 constexpr int kTaps = 3;
 
-Gather gather_of(const Tensor& features, const Tensor& idx) {
+GatherSizes gather_of(const Tensor& features, const Tensor& idx) {
   return {features.dim(0), features.dim(1), features.dim(2), idx.dim(1)};
 }
 
-Gather require_interpolation(Call& call, const Tensor& features, const Tensor& idx, const Tensor& weight,
-                             const Tensor& out) {
-  const Gather all = gather_of(features, idx);
+GatherSizes require_interpolation(Call& call, const Tensor& features, const Tensor& idx, const Tensor& weight,
+                                  const Tensor& out) {
+  const GatherSizes all = gather_of(features, idx);
   call.require_shape(idx, {all.lists, all.places, kTaps});
   call.require_same_shape(weight, idx);
   call.require_shape(out, {all.lists, all.channels, all.places});
@@ -30,7 +30,7 @@ Gather require_interpolation(Call& call, const Tensor& features, const Tensor& i
 MSOPS_ENTRY(ThreeInterpolateForward) {
   const Tensor features = call.tensor("features", 3), idx = call.tensor_of("index", "idx", 3);
   const Tensor weight = call.tensor("weight", 3), out = call.tensor("out", 3), packs = call.tensor("packs", 1);
-  const Gather all = require_interpolation(call, features, idx, weight, out);
+  const GatherSizes all = require_interpolation(call, features, idx, weight, out);
   call.require_shape(packs, {gather_scratch(call, all)});
   return call.run([&](auto type) {
     using T = typename decltype(type)::type;
@@ -53,7 +53,7 @@ MSOPS_ENTRY(ThreeInterpolateBackward) {
   const Tensor weight = call.tensor("weight", 3), dout = call.tensor("dout", 3);
   const Tensor dfeatures = call.tensor("dfeatures", 3), dweight = call.tensor("dweight", 3);
   const Tensor scratch = call.tensor_of("int32", "scratch", 1), partial = call.scratch("partial", 2);
-  const Gather all = require_interpolation(call, features, idx, weight, dout);
+  const GatherSizes all = require_interpolation(call, features, idx, weight, dout);
   const SumSizes sizes(all, kTaps, dout);
   call.require_same_shape(dfeatures, features);
   call.require_same_shape(dweight, weight);
@@ -74,7 +74,7 @@ MSOPS_ENTRY(ThreeInterpolateBackward) {
 // The channels are split where there are few places, but each part has at least 32; or into the slots of SumSizes.
 MSOPS_SCRATCH(ThreeInterpolateBackward) {
   const Tensor features = call.tensor("features", 3), idx = call.tensor_of("index", "idx", 3);
-  const Gather all = gather_of(features, idx);
+  const GatherSizes all = gather_of(features, idx);
   const SumSizes sizes(all, kTaps, features);
   const int64_t places = all.lists * all.places;
   const int64_t parts = std::min(all.channels / 32, 512 / std::max<int64_t>(1, places / 2048));

@@ -114,27 +114,27 @@ bool launch_rows_in_clusters(Call& call, int64_t rows, int64_t packs, const Body
 }
 #endif
 
-// PlaceOfRows tells how long rows are, whether packs of 16 bytes of T tile them, and how many elements the first row
-// has before its first aligned pack: -1 for parameters, which may have any number.
+// RowLayout tells how long rows are, whether packs of 16 bytes of T tile them, and how many elements the first row has
+// before its first aligned pack: -1 for parameters, which may have any number.
 template <typename T>
-struct PlaceOfRows {
+struct RowLayout {
   int64_t columns;
-  bool packs;
+  bool packs_tile;
   int head;
 
   template <typename U>
-  PlaceOfRows(const Rows<U>& rows) : PlaceOfRows(rows[0]) {}
+  RowLayout(const Rows<U>& rows) : RowLayout(rows[0]) {}
   template <typename U>
-  PlaceOfRows(const Row<U>& row)
+  RowLayout(const Row<U>& row)
       : columns(row.length),
-        packs(row.length % kPackWidth<T> == 0 && is_aligned<kPackWidth<T>>(row.data)),
+        packs_tile(row.length % kPackWidth<T> == 0 && is_aligned<kPackWidth<T>>(row.data)),
         head(static_cast<int>(elements_to_pack<kPackWidth<T>>(row.data))) {}
   template <int place>
-  PlaceOfRows(const Parameters<T, place>& parameters)
-      : PlaceOfRows(parameters.is_float ? PlaceOfRows(parameters.row_of_float()) : PlaceOfRows(parameters.row())) {
+  RowLayout(const Parameters<T, place>& parameters)
+      : RowLayout(parameters.is_float ? RowLayout(parameters.row_of_float()) : RowLayout(parameters.row())) {
     head = -1;
   }
-  PlaceOfRows(const Tensor& tensor) : PlaceOfRows(Rows<const T>(tensor)) {}
+  RowLayout(const Tensor& tensor) : RowLayout(Rows<const T>(tensor)) {}
 };
 
 // Elements of float64 move one by one: this takes no longer, and needs half as many kernels.
@@ -142,16 +142,16 @@ template <typename T>
 constexpr bool kMovesPacks = sizeof(T) < 8;
 
 template <typename T>
-bool packs_tile(std::initializer_list<PlaceOfRows<T>> places) {
-  return std::all_of(places.begin(), places.end(), [](const PlaceOfRows<T>& place) { return place.packs; });
+bool packs_tile(std::initializer_list<RowLayout<T>> places) {
+  return std::all_of(places.begin(), places.end(), [](const RowLayout<T>& place) { return place.packs_tile; });
 }
 
 // Returns whether the rows of one number have their aligned packs at the same columns.
 template <typename T>
-bool packs_match(std::initializer_list<PlaceOfRows<T>> places) {
+bool packs_match(std::initializer_list<RowLayout<T>> places) {
   const int head = places.begin()->head;
   return std::all_of(places.begin(), places.end(),
-                     [=](const PlaceOfRows<T>& place) { return place.head < 0 || place.head == head; });
+                     [=](const RowLayout<T>& place) { return place.head < 0 || place.head == head; });
 }
 
 #ifdef __CUDACC__
@@ -161,7 +161,7 @@ struct WithEdges : Body {
   unsigned head, columns;  // of the first row
 
   template <typename T>
-  WithEdges(std::initializer_list<PlaceOfRows<T>> places, const Body& body)
+  WithEdges(std::initializer_list<RowLayout<T>> places, const Body& body)
       : Body(body), head(places.begin()->head), columns(static_cast<unsigned>(places.begin()->columns)) {}
   __device__ int head_of(int64_t row) const { return (head - static_cast<unsigned>(row) * columns) % N; }
 };
@@ -182,7 +182,7 @@ __global__ void __launch_bounds__(Shape::kLanes, (Shape::kHeld > 2 ? 768 : 1024)
 
 // Launches as many blocks as run at once, which go over all rows, so that each reads its parameters once.
 template <typename T, int kPacks, typename Body>
-void launch_rows_with_edges(Call& call, int64_t rows, std::initializer_list<PlaceOfRows<T>> places, const Body& body) {
+void launch_rows_with_edges(Call& call, int64_t rows, std::initializer_list<RowLayout<T>> places, const Body& body) {
   constexpr int N = kPackWidth<T>;
   using Shape = TeamShape<1024 / kPacks, N, kPacks, false, true, true>;
   using Edged = WithEdges<N, Body>;
@@ -223,7 +223,7 @@ void launch_rows_with_edges(Call& call, int64_t rows, std::initializer_list<Plac
 //   up to 65536, from sm_90   up to 131072    2 to 16 blocks of 512 threads    the row stays on the chip
 //   more                      more            512 threads                      each reduction reads the row again
 template <typename T, bool kPrefersClusters = false, int kPacks = 2, int kLongPacks = 8, typename Body>
-void for_rows(Call& call, int64_t rows, std::initializer_list<PlaceOfRows<T>> places, const Body& body) {
+void for_rows(Call& call, int64_t rows, std::initializer_list<RowLayout<T>> places, const Body& body) {
   const int64_t columns = places.begin()->columns;
   if (call.is_on_cpu()) return on_cpu(call, rows, RowOnCpu<Compute<T>, Body>{body}, 1.5 * static_cast<double>(columns));
 #ifdef __CUDACC__

@@ -282,7 +282,7 @@ int64_t launch_rows_with_sums(Call& call, int64_t rows, int64_t packs, const Bod
 //
 // If kHolds is false, there are only the kernels that read rows again, which compile sooner: for what is rarely called.
 template <typename T, int kSums, bool kHolds = true, typename Body, typename Groups = Constant<1>>
-int64_t for_rows_with_sums(Call& call, int64_t rows, std::initializer_list<PlaceOfRows<T>> places, const Body& body,
+int64_t for_rows_with_sums(Call& call, int64_t rows, std::initializer_list<RowLayout<T>> places, const Body& body,
                            Compute<T>* const (&partial)[kSums], int64_t parts, Groups groups = {}) {
   using C = Compute<T>;
   const int64_t columns = places.begin()->columns;

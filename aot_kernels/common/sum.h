@@ -57,6 +57,19 @@ MSOPS_BOTH void team_sum([[maybe_unused]] T (&values)[kValues], [[maybe_unused]]
     for (T& value : values) value += __shfl_xor_sync(~0u, value, distance);
 #endif
 }
+#ifdef __CUDACC__
+// Returns the sum over the lanes of a warp up to and with this one. All of them call this.
+template <typename T>
+__device__ __forceinline__ T warp_prefix_sum(T value) {
+  const int lane = static_cast<int>(threadIdx.x % 32);
+#pragma unroll
+  for (int distance = 1; distance < 32; distance *= 2) {
+    const T other = __shfl_up_sync(~0u, value, distance);
+    if (lane >= distance) value += other;
+  }
+  return value;
+}
+#endif
 
 // out[split][k] = sum of in[kept(k) + summed(r)] over the split's part of all r. Elements are read in packs of N
 // neighbours, which belong to one sum or, if kAcross, to N sums; `terms` or `outputs` then counts packs. If kEnds, the

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "parallel.h"
-#include "team_rows.h"
+#include "team_state.h"
 #ifdef __CUDACC__
 #include "gpu/cluster.h"
 #include "gpu/mbarrier.h"
@@ -11,32 +11,13 @@
 namespace msops {
 
 template <typename Shape>
-class TeamLanes {
+class TeamLanes : public TeamState<Shape> {
+  using State = TeamState<Shape>;
+
  public:
-  MSOPS_BOTH TeamLanes(int lane, SharedOfWarp* shared) : lane_(lane), lanes_(Shape::kLanes), shared_(shared) {
-#ifdef __CUDA_ARCH__
-    if (Shape::kLanes > 32) lanes_ = static_cast<int>(blockDim.x);
-    if (Shape::kClustered) {
-      lane_ += static_cast<int>(cluster_ctarank()) * lanes_;
-      lanes_ *= static_cast<int>(cluster_nctarank());
-    }
-#endif
-  }
+  using State::State;
 
 #ifdef __CUDACC__
-  // If kSends, this comes first, and end_sending() last.
-  __device__ void begin_sending(SentResults* results) {
-    sending_.results = results, sending_.reductions = 0;
-    if (threadIdx.x == 0) {
-      for (uint64_t& each : results->arrived) mbarrier_init(shared_address(&each), 1);
-      fence_mbarrier_init();
-    }
-    cluster_arrive_relaxed();
-  }
-  __device__ void end_sending() const {
-    if (sending_.reductions == 0) cluster_wait();
-  }
-
   // Returns the bits of the team's lanes in their warp, since the teams of a warp may have different numbers of rows.
   static __device__ unsigned mask() {
     if constexpr (Shape::kLanes < 32) {
@@ -55,7 +36,7 @@ class TeamLanes {
 #endif
 
  protected:
-  struct None {};
+  using State::lane_;
 
 #ifdef __CUDACC__
   // Reduces over `lanes` neighbouring lanes of a warp, a power of 2. Structs are combined in the lanes' order, so that
@@ -113,13 +94,10 @@ class TeamLanes {
   }
 #endif
 
-  int lane_, lanes_;  // lanes of the whole team
-
  private:
-  struct Sending {
-    SentResults* results;
-    mutable unsigned reductions;
-  };
+  using State::sending_;
+  using State::shared_;
+  using State::turn_;
   static constexpr int kNoLane = 1 << 30;
 
 #ifdef __CUDACC__
@@ -160,14 +138,6 @@ class TeamLanes {
     return value;
   }
 #endif
-
-  SharedOfWarp* shared_;  // kSharedOfTeam<Shape> of them, if the team is larger than a warp
-  mutable int turn_ = 0;  // which of the two places the next reduction takes
-  std::conditional_t<Shape::kSends, Sending, None> sending_;
 };
-
-// The number of SharedOfWarp that a team needs: twice, one for each warp and one for the block.
-template <typename Shape>
-constexpr int kSharedOfTeam = Shape::kLanes > 32 ? 2 * (Shape::kLanes / 32 + 1) : 1;
 
 }  // namespace msops

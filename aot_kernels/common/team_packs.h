@@ -13,32 +13,18 @@ template <typename C, typename Shape>
 class TeamPacks : public TeamLanes<Shape>, protected TeamFunctions<C, Shape> {
   using Lanes = TeamLanes<Shape>;
   using Functions = TeamFunctions<C, Shape>;
-  using typename Lanes::None;
 
  public:
   static constexpr bool kKeepsPacks = Shape::kHeld > 0 && Shape::kWidth > 1, kHasEdges = Shape::kHasEdges;
 
   using Lanes::Lanes;
 
-#ifdef __CUDACC__
-  // If kHasEdges, this comes first: rows have `head` elements before their first aligned pack.
-  __device__ void set_head(int head) { edges_.head = head, edges_.to_next = 0; }
-
-  // If kKeepsParameters, this comes first: `places` are in shared memory, of which parameters take bytes_of_place()
-  // each.
-  __device__ void keep_parameters(void* places) {
-    kept_.places = static_cast<Pack<float, 4>*>(places);
-    for (const void*& each : kept_.data) each = places;
-  }
-
-  // Tells how many elements later than each row that is loaded now the next row of the team begins, or 0.
-  __device__ void set_next(int64_t elements) { edges_.to_next = elements; }
-#endif
-
  protected:
   using Functions::at;
   using Functions::compute_pack;
   using Functions::N;
+  using Lanes::edges_;
+  using Lanes::kept_;
   using Lanes::lane_;
   using Lanes::lanes_;
   using typename Functions::Index;
@@ -54,14 +40,6 @@ class TeamPacks : public TeamLanes<Shape>, protected TeamFunctions<C, Shape> {
   };
   struct InPlace {  // Values on the CPU where they need no conversion; a copy would not vectorize
     const C* of;
-  };
-  struct Edges {
-    int head;
-    int64_t to_next;
-  };
-  struct Kept {
-    Pack<float, 4>* places;
-    mutable const void* data[kMostPlaces];  // of the parameters, or `places` where there are none yet
   };
 
  protected:
@@ -270,9 +248,6 @@ class TeamPacks : public TeamLanes<Shape>, protected TeamFunctions<C, Shape> {
     return values;
   }
 #endif
-
-  std::conditional_t<Shape::kHasEdges, Edges, None> edges_;
-  std::conditional_t<Shape::kKeepsParameters, Kept, None> kept_;
 };
 
 }  // namespace msops

@@ -59,13 +59,13 @@ struct Run {
 };
 
 template <typename T>
-struct ForwardOnCpu {
+struct ForwardOnCpu : Forward<T> {
   using C = Compute<T>;
-  Inputs<T> in;
-  T *rgb, *depth, *opacity, *weights;
+  using Task = Forward<T>;
+  using Task::clear, Task::in, Task::rgb, Task::depth, Task::opacity, Task::weights;
 
   MSOPS_CPU void operator()(int64_t i) const {
-    in.rays.for_others(i, std::max<int64_t>(1, in.rays.rays), 0, 1, [&](int64_t k) { assign(weights[k], C(0)); });
+    in.rays.for_others(i, std::max<int64_t>(1, in.rays.rays), 0, 1, [&](int64_t k) { clear(k); });
     if (i >= in.rays.rays) return;
     const Range range = in.rays.of_ray(i);
     Run<T> run;
@@ -88,7 +88,7 @@ struct ForwardOnCpu {
       goes_on = run.count == size;
       first += run.count;
     }
-    for (; first < range.end; ++first) assign(weights[first], C(0));
+    for (; first < range.end; ++first) clear(first);
     assign(rgb[3 * i], red), assign(rgb[3 * i + 1], green), assign(rgb[3 * i + 2], blue);
     assign(depth[i], far);
     assign(opacity[i], all);
@@ -96,16 +96,10 @@ struct ForwardOnCpu {
 };
 
 template <typename T>
-struct BackwardOnCpu {
+struct BackwardOnCpu : Backward<T> {
   using C = Compute<T>;
-  Inputs<T> in;
-  const T *drgb, *ddepth, *dopacity, *dweights;
-  T *dsigmas, *drgbs;
-
-  MSOPS_CPU void clear(int64_t sample) const {
-    assign(dsigmas[sample], C(0));
-    for (int c = 0; c < 3; ++c) assign(drgbs[3 * sample + c], C(0));
-  }
+  using Task = Backward<T>;
+  using Task::clear, Task::in, Task::drgb, Task::ddepth, Task::dopacity, Task::dweights, Task::dsigmas, Task::drgbs;
 
   MSOPS_CPU void operator()(int64_t i) const {
     in.rays.for_others(i, std::max<int64_t>(1, in.rays.rays), 0, 1, [&](int64_t k) { clear(k); });

@@ -60,12 +60,10 @@ struct Tile {
 };
 
 template <typename T>
-struct ForwardOnGpu {
+struct ForwardOnGpu : Forward<T> {
   using C = Compute<T>;
-  Inputs<T> in;
-  T *rgb, *depth, *opacity, *weights;
-
-  __device__ void clear(int64_t sample) const { assign(weights[sample], C(0)); }
+  using Task = Forward<T>;
+  using Task::clear, Task::in, Task::rgb, Task::depth, Task::opacity, Task::weights;
 
   __device__ void composite(int64_t i, int lane) const {
     const Range range = in.rays.of_ray(i);
@@ -100,16 +98,10 @@ struct ForwardOnGpu {
 };
 
 template <typename T>
-struct BackwardOnGpu {
+struct BackwardOnGpu : Backward<T> {
   using C = Compute<T>;
-  Inputs<T> in;
-  const T *drgb, *ddepth, *dopacity, *dweights;
-  T *dsigmas, *drgbs;
-
-  __device__ void clear(int64_t sample) const {
-    assign(dsigmas[sample], C(0));
-    for (int c = 0; c < 3; ++c) assign(drgbs[3 * sample + c], C(0));
-  }
+  using Task = Backward<T>;
+  using Task::clear, Task::in, Task::drgb, Task::ddepth, Task::dopacity, Task::dweights, Task::dsigmas, Task::drgbs;
 
   __device__ void composite(int64_t i, int lane) const {
     const Range range = in.rays.of_ray(i);

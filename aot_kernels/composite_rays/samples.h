@@ -76,4 +76,25 @@ struct Inputs {
   MSOPS_BOTH C depth(int64_t sample) const { return C(sigmas[sample]) * C(dts[sample]); }
 };
 
+// Forward and Backward are what a pass reads and writes, on both devices.
+template <typename T>
+struct Forward {
+  Inputs<T> in;
+  T *rgb, *depth, *opacity, *weights;
+
+  MSOPS_BOTH void clear(int64_t sample) const { assign(weights[sample], Compute<T>(0)); }
+};
+
+template <typename T>
+struct Backward {
+  Inputs<T> in;
+  const T *drgb, *ddepth, *dopacity, *dweights;
+  T *dsigmas, *drgbs;
+
+  MSOPS_BOTH void clear(int64_t sample) const {
+    assign(dsigmas[sample], Compute<T>(0));
+    for (int c = 0; c < 3; ++c) assign(drgbs[3 * sample + c], Compute<T>(0));
+  }
+};
+
 }  // namespace msops::composite_rays

@@ -195,7 +195,7 @@ struct Lengths {
 
 // Puts the cached rows that count, and the new ones, one after another: index i is an element of keys and values.
 template <typename T>
-struct Gather {
+struct JoinRows {
   Stack<T> s;
   Layer<T> layer;
   Space<T> space;
@@ -301,7 +301,7 @@ class Forward {
     if (!is_compiled_for(80, tiles) || Gpu().dynamic_bytes() < S::kBytes) return false;
     if (s.has_cache) {
       const int64_t n = s.batch * (s.room + s.length) * s.of_kv_heads();
-      on_gpu(call_, n, n, Gather<T>{s, layer, space_});
+      on_gpu(call_, n, n, JoinRows<T>{s, layer, space_});
     }
     const int rows = aligned_rows(a);
 #if CUDART_VERSION >= 12000

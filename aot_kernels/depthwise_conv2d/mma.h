@@ -69,10 +69,8 @@ __global__ void __launch_bounds__(kForwardThreads)
 #pragma unroll
       for (int p = 0; p < 4 / V; ++p) inside[u][chunk][p] = within(in_column + chunk * kWindow + p * V, s.w_in);
   }
-  const float start = bias ? float(bias[channel]) : 0;
   float sums[kRows][4];
-  for (auto& of_row : sums)
-    for (float& sum : of_row) sum = start;
+  start_sums(sums, bias, channel);
   uint32_t windows[kIn][S][4];  // all loads are in flight at once
 #pragma unroll
   for (int t = 0; t < kIn; ++t) {
@@ -92,14 +90,7 @@ __global__ void __launch_bounds__(kForwardThreads)
   }
   __syncwarp();  // else the compiler would delay some loads
 #pragma unroll
-  for (int t = 0; t < kIn; ++t) {
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      if (t < r * S || t >= r * S + K) continue;
-#pragma unroll
-      for (int chunk = 0; chunk < S; ++chunk) mma_m16n8k16(sums[r], windows[t][chunk], taps[t - r * S][chunk]);
-    }
-  }
+  for (int t = 0; t < kIn; ++t) multiply_row<K>(sums, t, windows[t], taps);
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
 #pragma unroll

@@ -181,10 +181,8 @@ __global__ void __launch_bounds__(kForwardThreads)
       }
     }
   }
-  const float start = bias ? float(bias[channel]) : 0;
   float sums[kRows][4];
-  for (auto& of_row : sums)
-    for (float& sum : of_row) sum = start;
+  start_sums(sums, bias, channel);
   __syncwarp();
 #pragma unroll
   for (int t = 0; t < kIn; ++t) {
@@ -199,12 +197,7 @@ __global__ void __launch_bounds__(kForwardThreads)
         windows[t][chunk][2 + u] = __funnelshift_r(second, third, shift) & masks[u][chunk][1];
       }
     }
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      if (t < r * S || t >= r * S + K) continue;
-#pragma unroll
-      for (int chunk = 0; chunk < S; ++chunk) mma_m16n8k16(sums[r], windows[t][chunk], taps[t - r * S][chunk]);
-    }
+    multiply_row<K>(sums, t, windows[t], taps);
   }
 #pragma unroll
   for (int u = 0; u < 2; ++u) {

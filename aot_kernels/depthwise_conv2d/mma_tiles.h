@@ -38,6 +38,26 @@ __device__ inline uint32_t pair_of(Half first, Half second) {
   return first.bits | static_cast<uint32_t>(second.bits) << 16;
 }
 
+// Begins the sums of a warp's result rows with the bias of their channel.
+template <int kRows>
+__device__ __forceinline__ void start_sums(float (&sums)[kRows][4], const Half* bias, int channel) {
+  const float start = bias ? float(bias[channel]) : 0;
+  for (auto& of_row : sums)
+    for (float& sum : of_row) sum = start;
+}
+
+// Adds to the sums of all result rows what they get from input row t: `windows` are its, and `taps` those of K rows.
+template <int K, int S, int kRows>
+__device__ __forceinline__ void multiply_row(float (&sums)[kRows][4], int t, const uint32_t (&windows)[S][4],
+                                             const uint32_t (&taps)[K][S][2]) {
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+    if (t < r * S || t >= r * S + K) continue;
+#pragma unroll
+    for (int chunk = 0; chunk < S; ++chunk) mma_m16n8k16(sums[r], windows[chunk], taps[t - r * S][chunk]);
+  }
+}
+
 // Returns the tap of a row for window column j and result column n = lane / 4, or zero. If kReversed, the last tap is
 // first.
 template <int S, bool kReversed>

@@ -136,7 +136,24 @@ MSOPS_CPU Channel<T> channel_of(const Problem<T>& p, int64_t sample, int64_t c) 
   return {group, p.weight[c], p.bias[c]};
 }
 
-// Phase 2, where the positions of a channel are neighbours. Index i is a part of a channel of a sample.
+// PartOfChannel is a part of a channel of a sample, where its positions are neighbours. Index i counts through the
+// parts of a channel, then channels, then samples.
+template <typename T>
+struct PartOfChannel {
+  int64_t part, sample, c, at;  // at: where the channel begins
+  Channel<T> channel;
+  Part range;
+
+  MSOPS_CPU PartOfChannel(const Problem<T>& p, int64_t i)
+      : part(i % p.parts),
+        sample(i / p.parts / p.channels),
+        c(i / p.parts % p.channels),
+        at((sample * p.channels + c) * p.positions),
+        channel(channel_of(p, sample, c)),
+        range(p, part) {}
+};
+
+// Phase 2, where the positions of a channel are neighbours.
 template <typename T, bool kSilu>
 struct SumsOfRuns {
   using C = Compute<T>;
@@ -144,15 +161,13 @@ struct SumsOfRuns {
 
   MSOPS_CPU void operator()(int64_t i) const {
     const auto& p = problem;
-    const int64_t part = i % p.parts, sample = i / p.parts / p.channels, c = i / p.parts % p.channels;
-    const auto channel = channel_of(p, sample, c);
-    const int64_t at = (sample * p.channels + c) * p.positions;
-    const Part range(p, part);
+    const PartOfChannel<T> of(p, i);
+    const auto channel = of.channel;
     C products = 0, terms = 0;
-    for (int64_t begin = range.begin; begin < range.end; begin += kRun) {
-      const T *x = p.x + at + begin, *dy = p.dy + at + begin;
-      [[maybe_unused]] T* const kept = p.out + at + begin;
-      const int64_t n = std::min(kRun, range.end - begin);
+    for (int64_t begin = of.range.begin; begin < of.range.end; begin += kRun) {
+      const T *x = p.x + of.at + begin, *dy = p.dy + of.at + begin;
+      [[maybe_unused]] T* const kept = p.out + of.at + begin;
+      const int64_t n = std::min(kRun, of.range.end - begin);
       C of_products = 0, of_terms = 0;
 #pragma omp simd reduction(+ : of_products, of_terms)
       for (int64_t j = 0; j < n; ++j) {
@@ -162,13 +177,15 @@ struct SumsOfRuns {
       }
       products += of_products, terms += of_terms;
     }
-    p.sums(part, sample)[c] = channel.sum_along(products, terms), p.sums(part, sample)[p.channels + c] = terms;
+    C* const to = p.sums(of.part, of.sample) + of.c;
+    to[0] = channel.sum_along(products, terms), to[p.channels] = terms;
   }
 };
 
 // Run is a part of the `n` neighbouring channels of a sample from `first` on, kAcross of them at most.
 struct Run {
   int64_t part, sample, first, n;
+  Part range;
 
   template <typename T>
   static MSOPS_CPU int64_t of_sample(const Problem<T>& p) {
@@ -180,18 +197,24 @@ struct Run {
       : part(i % p.parts),
         sample(i / p.parts / of_sample(p)),
         first(i / p.parts % of_sample(p) * kAcross),
-        n(std::min(kAcross, p.channels - first)) {}
+        n(std::min(kAcross, p.channels - first)),
+        range(p, part) {}
+  // Returns where the run's channels of a position begin.
+  template <typename T>
+  MSOPS_CPU int64_t at(const Problem<T>& p, int64_t position) const {
+    return (sample * p.positions + position) * p.channels + first;
+  }
 };
 
-// Channels that are neighbours, kAcross of them at most. An array for each number lets loops over them vectorize.
+// Neighbours are the channels of a run. An array for each number lets loops over them vectorize.
 template <typename T>
 struct Neighbours {
   using C = Compute<T>;
   C pivot[kAcross], r[kAcross], shift[kAcross], factor[kAcross], term[kAcross], slope[kAcross], rest[kAcross];
 
-  MSOPS_CPU Neighbours(const Problem<T>& p, int64_t sample, int64_t first, int64_t n) {
-    for (int64_t j = 0; j < n; ++j) {
-      const Channel<T> of = channel_of(p, sample, first + j);
+  MSOPS_CPU Neighbours(const Problem<T>& p, const Run& run) {
+    for (int64_t j = 0; j < run.n; ++j) {
+      const Channel<T> of = channel_of(p, run.sample, run.first + j);
       pivot[j] = of.pivot, r[j] = of.r, shift[j] = of.shift, factor[j] = of.factor, term[j] = of.term;
       slope[j] = of.slope, rest[j] = of.rest;
     }
@@ -213,28 +236,27 @@ struct SumsAcross {
   MSOPS_CPU void operator()(int64_t i) const {
     const auto& p = problem;
     const Run run(p, i);
-    const int64_t part = run.part, sample = run.sample, first = run.first, n = run.n;
-    const Neighbours<T> channels(p, sample, first, n);
-    const Part range(p, part);
+    const Neighbours<T> channels(p, run);
     C products[kAcross] = {}, terms[kAcross] = {};
-    for (int64_t line = range.begin; line < range.end; line += kLines) {
+    for (int64_t line = run.range.begin; line < run.range.end; line += kLines) {
       C of_products[kAcross] = {}, of_terms[kAcross] = {};
-      for (int64_t l = line; l < std::min(line + kLines, range.end); ++l) {
-        const int64_t at = (sample * p.positions + l) * p.channels + first;
+      for (int64_t l = line; l < std::min(line + kLines, run.range.end); ++l) {
+        const int64_t at = run.at(p, l);
         const T *x = p.x + at, *dy = p.dy + at;
         [[maybe_unused]] T* const kept = p.out + at;
 #pragma omp simd
-        for (int64_t j = 0; j < n; ++j) {
+        for (int64_t j = 0; j < run.n; ++j) {
           const Channel<T> channel = channels[j];
           const C d = C(x[j]) - channel.pivot, dz = channel.template dz<kSilu>(d, C(dy[j]));
           of_products[j] += dz * d, of_terms[j] += dz;
           if constexpr (kKeepsDz<T, kSilu>) kept[j] = dz;
         }
       }
-      for (int64_t j = 0; j < n; ++j) products[j] += of_products[j], terms[j] += of_terms[j];
+      for (int64_t j = 0; j < run.n; ++j) products[j] += of_products[j], terms[j] += of_terms[j];
     }
-    C* const to = p.sums(part, sample) + first;
-    for (int64_t j = 0; j < n; ++j) to[j] = channels[j].sum_along(products[j], terms[j]), to[p.channels + j] = terms[j];
+    C* const to = p.sums(run.part, run.sample) + run.first;
+    for (int64_t j = 0; j < run.n; ++j)
+      to[j] = channels[j].sum_along(products[j], terms[j]), to[p.channels + j] = terms[j];
   }
 };
 
@@ -283,18 +305,16 @@ struct ComputeFrom {
   MSOPS_CPU void operator()(int64_t j) const { compute<T, kSilu, kBackward>(problem, channel, begin + j); }
 };
 
-// Phase 3, where the positions of a channel are neighbours. Index i is a part of a channel of a sample.
+// Phase 3, where the positions of a channel are neighbours.
 template <typename T, bool kSilu, bool kBackward>
 struct MapRuns {
   Problem<T> problem;
 
   MSOPS_CPU void operator()(int64_t i) const {
     const auto& p = problem;
-    const int64_t part = i % p.parts, sample = i / p.parts / p.channels, c = i / p.parts % p.channels;
-    const Part range(p, part);
-    const int64_t begin = (sample * p.channels + c) * p.positions + range.begin;
-    for_elements<Compute<T>>(range.end - range.begin,
-                             ComputeFrom<T, kSilu, kBackward>{p, channel_of(p, sample, c), begin});
+    const PartOfChannel<T> of(p, i);
+    for_elements<Compute<T>>(of.range.end - of.range.begin,
+                             ComputeFrom<T, kSilu, kBackward>{p, of.channel, of.at + of.range.begin});
   }
 };
 
@@ -306,13 +326,11 @@ struct MapAcross {
   MSOPS_CPU void operator()(int64_t i) const {
     const auto& p = problem;
     const Run run(p, i);
-    const int64_t part = run.part, sample = run.sample, first = run.first, n = run.n;
-    const Neighbours<T> channels(p, sample, first, n);
-    const Part range(p, part);
-    for (int64_t line = range.begin; line < range.end; ++line) {
-      const int64_t at = (sample * p.positions + line) * p.channels + first;
+    const Neighbours<T> channels(p, run);
+    for (int64_t line = run.range.begin; line < run.range.end; ++line) {
+      const int64_t at = run.at(p, line);
 #pragma omp simd
-      for (int64_t j = 0; j < n; ++j) compute<T, kSilu, kBackward>(p, channels[j], at + j);
+      for (int64_t j = 0; j < run.n; ++j) compute<T, kSilu, kBackward>(p, channels[j], at + j);
     }
   }
 };

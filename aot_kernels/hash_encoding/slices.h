@@ -10,6 +10,7 @@
 // At the end, total_kernel turns these into numbers.
 #pragma once
 
+#include "../common/sum.h"
 #include "records.h"
 
 namespace msops::hash_encoding {
@@ -65,19 +66,6 @@ __global__ void __launch_bounds__(kThreads)
     if (value - value == 0) sum += value;
   }
   keep_largest(maxima, kMostLevels, sum);
-}
-
-// Returns the sum over the lanes before this one.
-template <typename T>
-__device__ __forceinline__ T warp_sum_before(T value) {
-  const int lane = static_cast<int>(threadIdx.x % 32);
-  T sum = value;
-#pragma unroll
-  for (int distance = 1; distance < 32; distance *= 2) {
-    const T other = __shfl_up_sync(~0u, sum, distance);
-    if (lane >= distance) sum += other;
-  }
-  return sum - value;
 }
 
 // Returns whether one record has both sides: they are in the same slice, and differ in some of the lowest bits alone.
@@ -154,7 +142,7 @@ __global__ void __launch_bounds__(kSortThreads, kBlocksAtOnce<T, kSortThreads>) 
     constexpr int kOfLane = kBins / 32;
     uint32_t sum = 0;
     for (int bin = thread * kOfLane; bin < (thread + 1) * kOfLane; ++bin) sum += near_ends[bin] + far_ends[bin];
-    uint32_t begin = warp_sum_before(sum);
+    uint32_t begin = warp_prefix_sum(sum) - sum;
     Pack<uint16_t, 2>* const ends = p.ends + int64_t{blockIdx.y} * kBins * p.sorters + blockIdx.x;
     for (int bin = thread * kOfLane; bin < (thread + 1) * kOfLane; ++bin) {
       const uint32_t end_of_near = begin + near_ends[bin], end = end_of_near + far_ends[bin];
@@ -269,7 +257,7 @@ __global__ void __launch_bounds__(kSliceThreads, kBlocksAtOnce<T, kSliceThreads>
       first = begins[group + lane].values[0];
       records = ends[group + lane].values[1] - first;
     }
-    const int end = warp_sum_before(records) + records, total = __shfl_sync(~0u, end, 31);
+    const int end = warp_prefix_sum(records), total = __shfl_sync(~0u, end, 31);
     const int offset = lane * static_cast<int>(Layout::kRoom) + first + records - end;
     const auto* const of_group = of_task + group * Layout::kRoom;
     for (int t = first_of_warp; t < total; t += warps_of_team * 32) {

@@ -13,7 +13,6 @@
 #include "chunks.h"
 #ifdef __CUDACC__
 #include "../common/gpu/cp_async.h"
-#include "../common/launch.h"
 
 namespace msops::wkv7::chunks {
 
@@ -114,18 +113,8 @@ __device__ __forceinline__ void prepare(ColumnShared& shared, const Values<Progr
   unrolled<V::kOwn, 2>([&](int i, int e) { sums[i + 1][e] = sums[i][e] + rate_of(values.raw[i].values[e]); });
   store<2>(&shared.totals[warp][feature], Pack<float, 2>{sums[V::kOwn][0], sums[V::kOwn][1]});
   load_next();
-  sync_group();
-  float before[2] = {}, total[2] = {};
-  unrolled<4>([&](int w) {
-    const Pack<float, 2> part = load<2>(&shared.totals[w][feature]);
-    unrolled<2>([&](int e) {
-      total[e] += part.values[e];
-      if (w < warp) before[e] += part.values[e];
-    });
-  });
-  const bool are_whole = is_full && __all_sync(~0u, total[0] <= kRange && total[1] <= kRange);
-  if (threadIdx.x == 0) to.are_whole = are_whole;
-  if (!are_whole) return;
+  float before[2] = {};
+  if (!add_up_rates(shared, feature, is_full, before, to)) return;
   unrolled<V::kOwn + 1>([&](int i) {
     if (i > 0 || warp == 0)
       store<2>(&to.sums[V::kOwn * warp + i][feature], Pack<float, 2>{before[0] + sums[i][0], before[1] + sums[i][1]});
@@ -328,14 +317,7 @@ bool launch_columns(Call& call, const Task<T>& task) {
   for (int v = 0; v < kInputs; ++v) are_aligned &= is_aligned<8>(task.inputs[v]);
   for (int v = 0; v < kDy; ++v) are_aligned &= is_aligned<2>(task.gradients[v]);
   for (int v = 0; v < kComputed; ++v) are_aligned &= is_aligned<4>(task.computed[v]);
-  if (!are_aligned) return false;
-  constexpr int kBytes = sizeof(ColumnShared);
-  const auto kernel = columns_kernel<Program, T>;
-  [[maybe_unused]] static FactOfGpu<> fact;
-  const auto fits = [=] { return is_compiled_for(80, kernel) && blocks_at_once(Gpu(), kernel, kThreads, kBytes) > 0; };
-  if (!fact.get(fits)) return false;
-  launch(call, kernel, task.s.matrices(), kThreads, kBytes, task);
-  return true;
+  return are_aligned && launch_walk<Program>(call, columns_kernel<Program, T>, sizeof(ColumnShared), task);
 }
 
 }  // namespace msops::wkv7::chunks

@@ -4,7 +4,6 @@
 #include "chunks.h"
 #ifdef __CUDACC__
 #include "../common/gpu/cp_async.h"
-#include "../common/launch.h"
 
 namespace msops::wkv7::chunks {
 
@@ -69,18 +68,8 @@ __device__ __forceinline__ void prepare(Shared& shared, const Given& given, Oper
   // Where an input is not finite, the total is NaN.
   store<2>(&shared.totals[warp][feature],
            Pack<float, 2>{sums[kOwn][0] + 0 * sum_of_all[0], sums[kOwn][1] + 0 * sum_of_all[1]});
-  sync_group();
-  float before[2] = {}, total[2] = {};
-  unrolled<4>([&](int w) {
-    const Pack<float, 2> part = load<2>(&shared.totals[w][feature]);
-    unrolled<2>([&](int e) {
-      total[e] += part.values[e];
-      if (w < warp) before[e] += part.values[e];
-    });
-  });
-  const bool are_whole = is_full && __all_sync(~0u, total[0] <= kRange && total[1] <= kRange);
-  if (threadIdx.x == 0) to.are_whole = are_whole;
-  if (!are_whole) return;  // as all four warps do
+  float before[2] = {};
+  if (!add_up_rates(shared, feature, is_full, before, to)) return;  // as all four warps do
 
   float decays[2][2], growths[2][2];  // without the step's own, and with it
   unrolled<2>([&](int e) { decays[1][e] = ex2_approx_ftz(-before[e]), growths[1][e] = ex2_approx_ftz(before[e]); });
@@ -224,13 +213,7 @@ bool launch_rows(Call& call, const Task<T>& task) {
   if (task.s.features != kFeatures || !has_pairs) return false;
   for (const Vector v : {kR, kW, kK, kA, kB, R::kAdded})
     if (!is_aligned<8>(task.inputs[v])) return false;
-  constexpr int kBytes = sizeof(Shared);
-  const auto kernel = rows_kernel<Program, T>;
-  [[maybe_unused]] static FactOfGpu<> fact;
-  const auto fits = [=] { return is_compiled_for(80, kernel) && blocks_at_once(Gpu(), kernel, kThreads, kBytes) > 0; };
-  if (!fact.get(fits)) return false;
-  launch(call, kernel, task.s.matrices(), kThreads, kBytes, task);
-  return true;
+  return launch_walk<Program>(call, rows_kernel<Program, T>, sizeof(Shared), task);
 }
 
 }  // namespace msops::wkv7::chunks

@@ -25,6 +25,7 @@
 #include "../common/gpu/ldmatrix.h"
 #include "../common/gpu/mma.h"
 #include "../common/gpu/unrolled.h"
+#include "../common/launch.h"
 
 namespace msops::wkv7::chunks {
 
@@ -91,6 +92,26 @@ __device__ __forceinline__ Pack<float, 2> pair_at(const Half* from) {
 __device__ __forceinline__ float rate_of(float raw) {
   const float log = kLog2E<float>;
   return ex2_approx_ftz(raw * log) * log;
+}
+
+// Adds up the rates of a chunk, of which each of the first four warps has those of its steps in shared.totals: to
+// `before` those of the steps before this warp's. Returns whether the chunk is taken as a whole, and says so in `to`.
+template <typename Memory>
+__device__ __forceinline__ bool add_up_rates(const Memory& shared, int feature, bool is_full, float (&before)[2],
+                                             Operands& to) {
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  sync_group();
+  float total[2] = {};
+  unrolled<4>([&](int w) {
+    const Pack<float, 2> part = load<2>(&shared.totals[w][feature]);
+    unrolled<2>([&](int e) {
+      total[e] += part.values[e];
+      if (w < warp) before[e] += part.values[e];
+    });
+  });
+  const bool are_whole = is_full && __all_sync(~0u, total[0] <= kRange && total[1] <= kRange);
+  if (threadIdx.x == 0) to.are_whole = are_whole;
+  return are_whole;
 }
 
 // Rounds a number that is not NaN to TF32 in one instruction, where cvt_rna_tf32 takes three: tensor cores leave out
@@ -210,6 +231,16 @@ struct Tile {
     });
   }
 };
+
+// Launches a program's kernel if the GPU has room for it, and returns whether it has.
+template <typename Program, typename T>
+bool launch_walk(Call& call, void (*kernel)(Task<T>), int bytes, const Task<T>& task) {
+  [[maybe_unused]] static FactOfGpu<> fact;
+  const auto fits = [=] { return is_compiled_for(80, kernel) && blocks_at_once(Gpu(), kernel, kThreads, bytes) > 0; };
+  if (!fact.get(fits)) return false;
+  launch(call, kernel, task.s.matrices(), kThreads, bytes, task);
+  return true;
+}
 
 }  // namespace msops::wkv7::chunks
 #endif

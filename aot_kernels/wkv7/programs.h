@@ -73,19 +73,37 @@ struct Task {
 
 // In all programs, m is an element of the matrix, `x` has the vectors at its index along the sums, and `own` those at
 // the index of its row or column. A step takes m to begin(), then adds add() up to two sums, takes m to update(), and
-// adds add_after() up to another sum.
-template <typename T>
-struct Forward {
+// adds add_after() up to another sum. A program's walk says what follows from its matrix and its direction.
+template <typename T, bool kOfRows, bool kGoesBack>
+struct Walk {
   using C = Compute<T>;
-  static constexpr bool kRows = true, kBack = false;
-  static constexpr MSOPS_BOTH bool sums_over(int v) { return v <= kB; }
+  static constexpr bool kRows = kOfRows, kBack = kGoesBack;
+  static constexpr MSOPS_BOTH bool sums_over(int v) { return kRows ? v <= kB : kV <= v && v <= kG; }
+
+  static MSOPS_BOTH C start(const Task<T>& task, int64_t at) {
+    if constexpr (kBack) {
+      return task.dlast[at];
+    } else {
+      return task.first_state(at);
+    }
+  }
+  template <typename Own, typename X>
+  static MSOPS_BOTH C begin(C m, [[maybe_unused]] const X& x, [[maybe_unused]] const Own& own) {
+    if constexpr (kBack) {
+      return m + own(kRows ? kDy : kR) * x(kRows ? kR : kDy);
+    } else {
+      return m;
+    }
+  }
+  template <typename X>
+  static MSOPS_BOTH void add_after(C, const X&, C&) {}
+};
+
+template <typename T>
+struct Forward : Walk<T, true, false> {
+  using C = Compute<T>;
   static constexpr MSOPS_BOTH bool owns(int v) { return v == kV; }
 
-  static MSOPS_BOTH C start(const Task<T>& task, int64_t at) { return task.first_state(at); }
-  template <typename Own, typename X>
-  static MSOPS_BOTH C begin(C m, const X&, const Own&) {
-    return m;
-  }
   template <typename X>
   static MSOPS_BOTH void add(C m, const X& x, C& first, C&) {
     first += m * x(kA);
@@ -107,17 +125,10 @@ struct Forward {
 };
 
 template <typename T>
-struct RowsBack {
+struct RowsBack : Walk<T, true, true> {
   using C = Compute<T>;
-  static constexpr bool kRows = true, kBack = true;
-  static constexpr MSOPS_BOTH bool sums_over(int v) { return v <= kB; }
   static constexpr MSOPS_BOTH bool owns(int v) { return v == kDy; }
 
-  static MSOPS_BOTH C start(const Task<T>& task, int64_t at) { return task.dlast[at]; }
-  template <typename Own, typename X>
-  static MSOPS_BOTH C begin(C m, const X& x, const Own& own) {
-    return m + own(kDy) * x(kR);
-  }
   template <typename X>
   static MSOPS_BOTH void add(C m, const X& x, C& first, C& second) {
     first += m * x(kK);
@@ -127,8 +138,6 @@ struct RowsBack {
   static MSOPS_BOTH C update(C m, const X& x, const Own&, C, C second) {
     return m * x(kW) + second * x(kA);
   }
-  template <typename X>
-  static MSOPS_BOTH void add_after(C, const X&, C&) {}
   template <typename Own>
   static MSOPS_BOTH void finish_step(const Task<T>& task, int64_t at, const Own&, C first, C second, C, Sum<C>&) {
     assign(task.gradients[kV][at], first);
@@ -140,17 +149,10 @@ struct RowsBack {
 };
 
 template <typename T>
-struct ColumnsBack {
+struct ColumnsBack : Walk<T, false, true> {
   using C = Compute<T>;
-  static constexpr bool kRows = false, kBack = true;
-  static constexpr MSOPS_BOTH bool sums_over(int v) { return kV <= v && v <= kG; }
   static constexpr MSOPS_BOTH bool owns(int v) { return v <= kB; }
 
-  static MSOPS_BOTH C start(const Task<T>& task, int64_t at) { return task.dlast[at]; }
-  template <typename Own, typename X>
-  static MSOPS_BOTH C begin(C m, const X& x, const Own& own) {
-    return m + own(kR) * x(kDy);
-  }
   template <typename X>
   static MSOPS_BOTH void add(C m, const X& x, C& first, C& second) {
     first += m * x(kV);
@@ -160,8 +162,6 @@ struct ColumnsBack {
   static MSOPS_BOTH C update(C m, const X& x, const Own& own, C, C) {
     return m * own(kW) + own(kA) * x(kG);
   }
-  template <typename X>
-  static MSOPS_BOTH void add_after(C, const X&, C&) {}
   template <typename Own>
   static MSOPS_BOTH void finish_step(const Task<T>& task, int64_t at, const Own& own, C first, C second, C, Sum<C>&) {
     assign(task.gradients[kK][at], first);
@@ -171,17 +171,10 @@ struct ColumnsBack {
 };
 
 template <typename T>
-struct Columns {
+struct Columns : Walk<T, false, false> {
   using C = Compute<T>;
-  static constexpr bool kRows = false, kBack = false;
-  static constexpr MSOPS_BOTH bool sums_over(int v) { return kV <= v && v <= kG; }
   static constexpr MSOPS_BOTH bool owns(int v) { return v <= kB || v == kTerms || v == kRate; }
 
-  static MSOPS_BOTH C start(const Task<T>& task, int64_t at) { return task.first_state(at); }
-  template <typename Own, typename X>
-  static MSOPS_BOTH C begin(C m, const X&, const Own&) {
-    return m;
-  }
   template <typename X>
   static MSOPS_BOTH void add(C m, const X& x, C& first, C&) {
     first += m * x(kG);

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "../../common/activations.h"
-#include "../../common/call.h"
+#include "../../common/formula.h"
 #include "../../common/functions.h"
 
 namespace msops::gelu {
@@ -93,10 +93,24 @@ struct Tanh {
   }
 };
 
-// Calls run(Formulas<Gelu>{}), where the attribute "tanh" tells which of the two Gelu is.
-template <template <template <typename> class> class Formulas, typename Run>
+// FormulaOf has a formula of one of the two for each dtype.
+template <template <template <typename> class, typename> class Formula, template <typename> class Gelu>
+struct FormulaOf {
+  template <typename T>
+  using Type = Formula<Gelu, T>;
+};
+
+// Calls run(FormulaOf<Formula, Gelu>{}), where the attribute "tanh" tells which of the two Gelu is.
+template <template <template <typename> class, typename> class Formula, typename Run>
 int with_gelu(Call& call, const Run& run) {
-  return call.attribute("tanh", 0, 1) ? run(Formulas<Tanh>{}) : run(Formulas<Exact>{});
+  return call.attribute("tanh", 0, 1) ? run(FormulaOf<Formula, Tanh>{}) : run(FormulaOf<Formula, Exact>{});
+}
+
+// run<Formula>(call, {"x"}, {"y"}) is an entry of these inputs and outputs.
+template <template <template <typename> class, typename> class Formula, size_t kInputs, size_t kOutputs>
+int run(Call& call, const char* const (&inputs)[kInputs], const char* const (&outputs)[kOutputs]) {
+  return with_gelu<Formula>(
+      call, [&](auto of) { return run_formula<decltype(of)::template Type>(call, inputs, outputs, Names<0>{}); });
 }
 
 }  // namespace msops::gelu

@@ -12,13 +12,13 @@
 namespace msops::gather {
 
 // Returns how many int32 numbers of scratch the backward entries need on a GPU.
-inline int64_t scatter_words(const Call& call, const Gather& all, int taps, const SumSizes& sizes) {
+inline int64_t scatter_words(const Call& call, const GatherSizes& all, int taps, const SumSizes& sizes) {
   return call.ok() ? std::max(tile_words(all, taps), (sizes.bytes(all, taps) + 3) / 4) + 4 : 0;  // 4: to align them
 }
 
 // `weight` and `weights` are absent if there is one tap.
 template <int kTaps, typename T, typename Index>
-void backward(Call& call, const Gather& all, const Tensor& dout, const Tensor& idx, const Tensor& weight,
+void backward(Call& call, const GatherSizes& all, const Tensor& dout, const Tensor& idx, const Tensor& weight,
               const Tensor& features, [[maybe_unused]] const Tensor& scratch, const Tensor& dfeatures,
               [[maybe_unused]] const WeightGradient<T>& weights = {}) {
   if (call.is_on_cpu()) {

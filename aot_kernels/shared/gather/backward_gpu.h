@@ -22,7 +22,7 @@ namespace msops::gather {
 
 template <typename T>
 struct ScatterTask {
-  Gather all;
+  GatherSizes all;
   Tiles tiles;
   const TileRecord* records;
   const T *dout, *weight;  // weight is null if there is one tap
@@ -163,7 +163,7 @@ template <int kTaps, int kRows, typename T>
 __global__ void __launch_bounds__(kScatterThreads) scatter_kernel(ScatterTask<T> task, bool packs, int stages) {
   using C = Compute<T>;
   extern __shared__ __align__(16) char memory[];
-  const Gather& all = task.all;
+  const GatherSizes& all = task.all;
   const Tiles& tiles = task.tiles;
   const int64_t range = blockIdx.x % tiles.ranges, item = blockIdx.x / tiles.ranges;
   const int64_t group = item % task.groups, list = item / task.groups, first = range * tiles.points;
@@ -246,7 +246,7 @@ void launch_scatter(Call& call, ScatterTask<T> task, const Gpu& gpu) {
 // begins at a pack.
 template <int kTaps, typename T>
 bool scatter_features(Call& call, const ListTask<T>& lists, void* scratch, const Gpu& gpu) {
-  const Gather& all = lists.all;
+  const GatherSizes& all = lists.all;
   if (scatter_lists<kTaps>(call, lists, gpu)) return true;
   // In float16, tiles_kernel takes longer than scatter_kernel.
   if constexpr (kTaps == 1 && sizeof(T) > 2)
@@ -271,7 +271,7 @@ bool scatter_features(Call& call, const ListTask<T>& lists, void* scratch, const
 // Computes the gradient of the features and, if there are several taps, that of the weights. `scratch` has room for
 // scatter_words().
 template <int kTaps, typename T, typename Index>
-void scatter_on_gpu(Call& call, const Gather& all, const SumSizes& sizes, const T* dout, const Index* index,
+void scatter_on_gpu(Call& call, const GatherSizes& all, const SumSizes& sizes, const T* dout, const Index* index,
                     const T* weight, int32_t* scratch, T* out, const WeightGradient<T>& weights) {
   const Gpu gpu;
   const Indices indices{index, sizeof(Index) == 8};

@@ -84,7 +84,7 @@ __global__ void __launch_bounds__(kBinThreads) place_bins_kernel(BinnedTerms<T> 
 
 // Sorts the terms into bins. `scratch` begins at a pack.
 template <int kTaps, typename T>
-BinnedTerms<T> bin_terms(Call& call, const Gather& all, const SumSizes& sizes, Indices index, const T* weight,
+BinnedTerms<T> bin_terms(Call& call, const GatherSizes& all, const SumSizes& sizes, Indices index, const T* weight,
                          void* scratch) {
   const int64_t terms = all.places * kTaps, size = all.lists * terms, counts = (sizes.bins + 1) * sizes.parts;
   T* const weight_of = static_cast<T*>(scratch);

@@ -66,10 +66,10 @@ template <int kChannels>
 struct Channels {
   int64_t list, first, count;
 
-  static int64_t groups(const Gather& all) { return (all.channels + kChannels - 1) / kChannels; }
-  static int64_t items(const Gather& all) { return all.lists * groups(all); }
+  static int64_t groups(const GatherSizes& all) { return (all.channels + kChannels - 1) / kChannels; }
+  static int64_t items(const GatherSizes& all) { return all.lists * groups(all); }
 
-  MSOPS_CPU Channels(const Gather& all, int64_t item) {
+  MSOPS_CPU Channels(const GatherSizes& all, int64_t item) {
     const int64_t of_list = (all.channels + kChannels - 1) / kChannels;
     list = item / of_list;
     first = item % of_list * kChannels;
@@ -101,7 +101,7 @@ struct GatherOnCpu {
   using C = Compute<T>;
   using Own = Channels<8>;
   static constexpr int64_t kPart = 16 * kRun;
-  Gather all;
+  GatherSizes all;
   const T* features;
   const Index* index;
   const T* weight;  // null if there is one tap
@@ -150,7 +150,7 @@ struct ScatterOnCpu {
   using Own = Channels<4>;
   static constexpr bool kInPlace = std::is_same<T, C>::value;
   static constexpr int64_t kBlock = 8192;
-  Gather all;
+  GatherSizes all;
   const T* dout;
   const Index* index;
   const T* weight;  // null if there is one tap

@@ -12,7 +12,7 @@ namespace msops::gather {
 constexpr int64_t kMostStaged = 28000;
 
 // Returns how many elements of scratch the forward entries need.
-inline int64_t gather_scratch(const Call& call, const Gather& all) {
+inline int64_t gather_scratch(const Call& call, const GatherSizes& all) {
   constexpr int64_t kToAlign = 16;
   if (!call.ok() || all.points <= kMostStaged) return kToAlign;
   return kToAlign + size_of({all.lists, (all.channels + 15) / 16, 16, all.points});
@@ -20,7 +20,7 @@ inline int64_t gather_scratch(const Call& call, const Gather& all) {
 
 // `weight` is absent if there is one tap.
 template <int kTaps, typename T, typename Index>
-void forward(Call& call, const Gather& all, const Tensor& features, const Tensor& idx, const Tensor& weight,
+void forward(Call& call, const GatherSizes& all, const Tensor& features, const Tensor& idx, const Tensor& weight,
              [[maybe_unused]] const Tensor& packs, const Tensor& out) {
   if (call.is_on_cpu()) {
     require_indices<Index>(call, idx, features, all.points, "points");

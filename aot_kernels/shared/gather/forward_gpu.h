@@ -18,7 +18,7 @@ struct TakeElement {
 
   template <typename I>
   MSOPS_BOTH void operator()(I i) const {
-    const Gather& all = task.all;
+    const GatherSizes& all = task.all;
     const I places = static_cast<I>(all.places), row = i / places, list = row / static_cast<I>(all.channels);
     const int64_t at = (static_cast<int64_t>(list) * all.places + (i - row * places)) * kTaps;
     const T* const from = task.features + static_cast<int64_t>(row) * all.points;
@@ -39,7 +39,7 @@ constexpr int64_t kSparse = 4;          // points for each place, where it does 
 
 template <int kTaps, int kPlaces, typename T>
 void gather_places(Call& call, const GatherTask<T>& task, T* packs) {
-  const Gather& all = task.all;
+  const GatherSizes& all = task.all;
   const bool is_sparse = kSparse * all.places <= all.points;
   if (packs && !is_sparse) return gather_packed<kTaps, kPlaces>(call, task, packs);
   constexpr int N = kPackWidth<T>;

@@ -8,16 +8,16 @@
 
 namespace msops::gather {
 
-// Gather has the sizes: `features` is (lists, channels, points), `out` is (lists, channels, places), and the indices,
-// as the weights, are (lists, places, taps). All channels of a list share its indices.
-struct Gather {
+// GatherSizes are the sizes of a gather: `features` is (lists, channels, points), `out` is (lists, channels, places),
+// and the indices, as the weights, are (lists, places, taps). All channels of a list share its indices.
+struct GatherSizes {
   int64_t lists, channels, points, places;
 
   MSOPS_BOTH int64_t rows() const { return lists * channels; }
 };
 
 // Requires sizes for which positions in a row have 32 bits.
-inline void require_countable(Call& call, const Gather& all, const Tensor& features, int taps) {
+inline void require_countable(Call& call, const GatherSizes& all, const Tensor& features, int taps) {
   constexpr int64_t kMost = INT32_MAX - 65536;
   call.require(all.points <= kMost, kBadShape, "%s has more than 2^31 - 65537 points", features.name);
   call.require(all.places <= kMost / taps, kBadShape, "more than 2^31 - 65537 indices of one list");
@@ -40,7 +40,7 @@ struct Indices {
 // GatherTask is what a forward kernel gets.
 template <typename T>
 struct GatherTask {
-  Gather all;
+  GatherSizes all;
   const T* features;
   Indices index;
   const T* weight;  // null if there is one tap

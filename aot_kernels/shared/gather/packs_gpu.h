@@ -92,7 +92,7 @@ template <int kTaps, int kPlaces, typename T>
 __global__ void __launch_bounds__(kPackThreads, 4) unpack_kernel(PackTask<T> task) {
   constexpr int N = kPackWidth<T>, kBlockPlaces = 32 * kPlaces;
   __shared__ __align__(16) T tile[kBlockPlaces * kGroupChannels];  // (places, packs of the group, N), packs swapped
-  const Gather& all = task.all;
+  const GatherSizes& all = task.all;
   const int64_t chunk = blockIdx.x % task.chunks, item = blockIdx.x / task.chunks;
   const int64_t groups = task.packed.groups(), group = item % groups, list = item / groups;
   const int64_t first = chunk * kBlockPlaces;
@@ -154,7 +154,7 @@ __global__ void __launch_bounds__(kPackThreads, 4) unpack_kernel(PackTask<T> tas
 // `packs` has room for the channels, rounded up to a multiple of 16, of all points.
 template <int kTaps, int kPlaces, typename T>
 void gather_packed(Call& call, const GatherTask<T>& gather, T* packs) {
-  const Gather& all = gather.all;
+  const GatherSizes& all = gather.all;
   const PackedRows<T> packed{packs, all.channels, all.points, kGroupChannels};
   const int64_t items = all.lists * packed.groups(), chunks = (all.places + 32 * kPlaces - 1) / (32 * kPlaces);
   pack_rows(call, packed, gather.features, items);

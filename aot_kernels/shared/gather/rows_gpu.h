@@ -16,7 +16,7 @@ template <typename Shape, typename T>
 __global__ void __launch_bounds__(kRowThreads) row_kernel(RowTask<T> task) {
   using C = Compute<T>;
   constexpr int kTaps = Shape::kTaps, kChannels = Shape::kChannels, kPack = Shape::kPack, kOfRun = Shape::kOfRun;
-  const Gather& all = task.all;
+  const GatherSizes& all = task.all;
   BlockOfStages<Shape, T> block(task);
   block.read_indices();
   C weights[Shape::kRuns][kTaps > 1 ? kOfRun : 1];

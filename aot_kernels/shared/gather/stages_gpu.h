@@ -16,7 +16,7 @@ constexpr int kMostStages = 3;
 // Staging says how blocks share the work.
 template <typename T>
 struct Staging {
-  Gather all;
+  GatherSizes all;
   const T* features;
   Indices index;
   bool packs;                     // whether rows of features are whole packs of 16 bytes
@@ -141,7 +141,7 @@ class BlockOfStages {
   template <typename Prepare, typename F>
   __device__ __forceinline__ void for_groups(const Prepare& prepare, const F& f) const {
     extern __shared__ __align__(16) char memory[];
-    const Gather& all = task_.all;
+    const GatherSizes& all = task_.all;
     const int points = static_cast<int>(all.points), stages = task_.stages;
     const int64_t end = part_begin(task_.groups, part + 1, task_.parts);
     T* const staged = reinterpret_cast<T*>(memory);  // (stages, points and a pack of zeros, kChannels)
@@ -185,7 +185,7 @@ class BlockOfStages {
 template <typename Shape, typename T>
 void choose_blocks(Staging<T>& task, int threads, int64_t slots, int64_t most) {
   constexpr int64_t kStart = 64 << 10;  // bytes that a block could move while it starts
-  const Gather& all = task.all;
+  const GatherSizes& all = task.all;
   double best = -1;
   Staging<T> chosen = task;
   for (int runs = Shape::kRuns; runs > 0; runs /= 2) {
@@ -221,7 +221,7 @@ template <typename Shape, typename Task>
 int64_t launch_staged(Call& call, void (*kernel)(Task), Task task, const Gpu& gpu, int64_t most) {
   using T = typename Task::Element;
   constexpr int kWarp = 32;
-  const Gather& all = task.all;
+  const GatherSizes& all = task.all;
   // To copy float16 by wide packs takes longer than by single elements where there are several taps and many points.
   if (Shape::kTaps > 1 && sizeof(T) < 4 && Shape::kChannels == kWideChannels<T> && all.points > 1024)
     task.packs = false;
@@ -239,11 +239,11 @@ int64_t launch_staged(Call& call, void (*kernel)(Task), Task task, const Gpu& gp
 }
 
 template <typename T>
-bool fits_wide(const Gather& all, const Gpu& gpu) {
+bool fits_wide(const GatherSizes& all, const Gpu& gpu) {
   return 2 * stage_bytes<kWideChannels<T>, T>(all.points) <= gpu.dynamic_bytes() && all.channels > kNarrowChannels<T>;
 }
 template <typename T>
-bool fits_narrow(const Gather& all, const Gpu& gpu) {
+bool fits_narrow(const GatherSizes& all, const Gpu& gpu) {
   return stage_bytes<kNarrowChannels<T>, T>(all.points) <= gpu.dynamic_bytes() && all.points < UINT16_MAX;
 }
 

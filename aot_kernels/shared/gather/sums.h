@@ -19,7 +19,7 @@ struct SumSizes {
   int64_t element_bytes = 8, group_channels, groups, range_points, bins, bin_points, parts, item_size;
   int64_t items, slots;  // that are transposed at once; for sums over groups, which are apart in one launch
 
-  SumSizes(const Gather& all, int taps, const Tensor& dout) {
+  SumSizes(const GatherSizes& all, int taps, const Tensor& dout) {
     with_type<Half, float, double>(dout, [&](auto type) { element_bytes = sizeof(typename decltype(type)::type); });
     const int64_t terms = size_of({all.places, taps});
     // Kernels of one tap read `dout` once for each range.
@@ -46,11 +46,11 @@ struct SumSizes {
   }
   // Returns how many elements the transposed rows and the sorted weights have, in whole packs.
   int64_t packed_elements() const { return in_packs(size_of({items, item_size})); }
-  int64_t weight_elements(const Gather& all, int taps) const {
+  int64_t weight_elements(const GatherSizes& all, int taps) const {
     return taps > 1 ? in_packs(size_of({all.lists, all.places, taps})) : 0;
   }
   // Returns the bytes of these, of two numbers for each term, and of the counts.
-  int64_t bytes(const Gather& all, int taps) const {
+  int64_t bytes(const GatherSizes& all, int taps) const {
     return size_of({packed_elements() + weight_elements(all, taps), element_bytes}) +
            size_of({all.lists, all.places, taps, 8}) +
            size_of({all.lists, size_of({bins + 1, parts}) + kScatterScans, 4});

@@ -16,7 +16,7 @@ constexpr int kLongSum = 64;     // terms of a point; a block adds up more than 
 
 template <typename T>
 struct SumTask {
-  Gather all;
+  GatherSizes all;
   PackedRows<T> packed;  // of dout
   BinnedTerms<T> binned;
   const T* features;  // null if there is one tap
@@ -99,11 +99,7 @@ struct RangeTerms {
     int own[kEach], sum = 0;
 #pragma unroll
     for (int i = 0; i < kEach; ++i) own[i] = counts[threadIdx.x * kEach + i], sum += own[i];
-    int end = sum;
-    for (int distance = 1; distance < 32; distance *= 2) {
-      const int other = __shfl_up_sync(~0u, end, distance);
-      if (lane >= distance) end += other;
-    }
+    const int end = warp_prefix_sum(sum);
     if (lane == 31) of_warps[warp] = end;
     __syncthreads();
     int before = end - sum;
@@ -173,7 +169,7 @@ __global__ void __launch_bounds__(kSumThreads, sizeof(T) == 8 ? 2 : 4) sum_kerne
   __shared__ RangeTerms<kTaps, kPoints, kMost, T> range;
   __shared__ Numbers shares[kWarps][kLanes];
   __shared__ int longs, long_points[kPoints];
-  const Gather& all = task.all;
+  const GatherSizes& all = task.all;
   const BinnedTerms<T>& binned = task.binned;
   const int64_t item = task.packed.first + blockIdx.x / task.ranges;
   const int64_t first = blockIdx.x % task.ranges * kPoints;
@@ -313,8 +309,8 @@ struct WeightTotals {
 // Computes the gradient of the features and, if there are several taps, that of the weights. `scratch` begins at a
 // pack.
 template <int kTaps, typename T>
-void sum_sorted(Call& call, const Gather& all, const SumSizes& sizes, const T* dout, Indices index, const T* weight,
-                void* scratch, T* out, const WeightGradient<T>& weights) {
+void sum_sorted(Call& call, const GatherSizes& all, const SumSizes& sizes, const T* dout, Indices index,
+                const T* weight, void* scratch, T* out, const WeightGradient<T>& weights) {
   const int64_t items = all.lists * sizes.groups, terms = all.lists * all.places * kTaps;
   T* const packs = static_cast<T*>(scratch);
   SumTask<T> task{all,

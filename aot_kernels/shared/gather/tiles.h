@@ -4,6 +4,7 @@
 #pragma once
 
 #include "../../common/parallel.h"
+#include "../../common/sum.h"
 #include "gather.h"
 #ifdef __CUDACC__
 #include "../../common/gpu/tile_sort.h"
@@ -36,7 +37,7 @@ struct alignas(16) TileRecord {
 struct Tiles {
   int64_t places, tiles, ranges, points;  // places: of a tile; points: of a range
 
-  Tiles(const Gather& all, int taps)
+  Tiles(const GatherSizes& all, int taps)
       : places(kTerms / taps / 8 * 8),
         tiles((all.places + places - 1) / places),
         ranges(std::max<int64_t>(1, (all.points + kRangePoints - 1) / kRangePoints)),
@@ -68,7 +69,7 @@ struct SortedTile {
 };
 
 // Returns how many int32 numbers of scratch the records, or the sorted tiles, need.
-inline int64_t tile_words(const Gather& all, int taps) {
+inline int64_t tile_words(const GatherSizes& all, int taps) {
   const int64_t ranges = (all.points + kRangePoints - 1) / kRangePoints;
   const int64_t records = size_of({all.lists, Tiles(all, taps).tiles, ranges, kRecordWords});
   const int64_t of_tile = SortedTile<1, double>::words(all.points, kListPlaces);
@@ -138,11 +139,8 @@ __device__ inline int split_terms(SharedOfRecord& shared, const Indices& index, 
 // Adds the numbers of a warp's lanes to a counter in shared memory, and returns where this lane's part begins.
 __device__ inline int take_places(int* counter, int number) {
   const int lane = threadIdx.x % 32;
-  int end = number, first = 0;
-  for (int distance = 1; distance < 32; distance *= 2) {
-    const int other = __shfl_up_sync(~0u, end, distance);
-    if (lane >= distance) end += other;
-  }
+  const int end = warp_prefix_sum(number);
+  int first = 0;
   if (lane == 31) first = atomicAdd(counter, end);
   return __shfl_sync(~0u, first, 31) + end - number;
 }
@@ -193,7 +191,7 @@ __device__ inline void write_segments(SharedOfRecord& shared, int last, int poin
 // A block sorts the terms of one tile and range.
 template <int kTaps>
 __global__ void __launch_bounds__(kSortThreads)
-    sort_kernel(Gather all, Tiles tiles, Indices index, TileRecord* records) {
+    sort_kernel(GatherSizes all, Tiles tiles, Indices index, TileRecord* records) {
   __shared__ SharedOfRecord shared;
   const int64_t range = blockIdx.x % tiles.ranges, item = blockIdx.x / tiles.ranges;
   const int64_t tile = item % tiles.tiles, list = item / tiles.tiles;
@@ -220,7 +218,7 @@ __global__ void __launch_bounds__(kSortThreads)
 }
 
 template <int kTaps>
-void sort_tiles(Call& call, const Gather& all, const Tiles& tiles, Indices index, TileRecord* records) {
+void sort_tiles(Call& call, const GatherSizes& all, const Tiles& tiles, Indices index, TileRecord* records) {
   const int64_t blocks = all.lists * tiles.tiles * tiles.ranges;
   launch(call, sort_kernel<kTaps>, blocks, kSortThreads, 0, all, tiles, index, records);
 }

@@ -12,7 +12,7 @@ template <int kTaps, typename T, typename Index>
 struct WeightGradientOnCpu {
   using C = Compute<T>;
   static constexpr int64_t kChannels = 64;  // channels of a plain sum
-  Gather all;
+  GatherSizes all;
   const T *features, *dout;
   const Index* index;
   T* dweight;

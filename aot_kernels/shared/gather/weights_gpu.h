@@ -18,7 +18,7 @@ template <typename Shape, typename T>
 __global__ void __launch_bounds__(kRowThreads) weight_kernel(WeightTask<T> task) {
   using C = Compute<T>;
   constexpr int kTaps = Shape::kTaps, kChannels = Shape::kChannels, kPack = Shape::kPack, kRuns = Shape::kRuns;
-  const Gather& all = task.all;
+  const GatherSizes& all = task.all;
   BlockOfStages<Shape, T> block(task);
   block.read_indices();
   C sums[kRuns][Shape::kOfRun] = {};
@@ -62,7 +62,7 @@ __global__ void __launch_bounds__(kRowThreads) weight_kernel(WeightTask<T> task)
 // Index i is a place of all lists, whose sums a thread computes alone.
 template <int kTaps, typename T>
 struct WeightsOfPlace {
-  Gather all;
+  GatherSizes all;
   const T *features, *dout;
   Indices index;
   T* dweight;
@@ -96,7 +96,8 @@ int64_t launch_weights(Call& call, WeightTask<T> task, int64_t parts) {
 }
 
 template <int kTaps, typename T>
-void weights_on_gpu(Call& call, const Gather& all, const T* dout, Indices index, const WeightGradient<T>& gradient) {
+void weights_on_gpu(Call& call, const GatherSizes& all, const T* dout, Indices index,
+                    const WeightGradient<T>& gradient) {
   const auto [features, partial, most, dweight] = gradient;
   constexpr int N = kPackWidth<T>, kPack = sizeof(T) > 4 ? 2 : 4;
   const int64_t size = all.lists * all.places * kTaps;

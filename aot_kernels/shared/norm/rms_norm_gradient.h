@@ -30,7 +30,7 @@ struct RmsNormSums {
     if (x.size + weight.size + bias.size == 0) return;  // parameters of no heads must not be read
     const Parameters<T, 0> factors(weight, heads.columns, C(1));
     const C eps_number = C(eps), offset_number = weight.dtype ? C(offset) : C(0);
-    const std::initializer_list<PlaceOfRows<T>> places{x, dy, added, dx, factors};
+    const std::initializer_list<RowLayout<T>> places{x, dy, added, dx, factors};
     const int64_t rows = rows_of(x, heads.columns);
     if (sums_of(heads, bias) == 1) {
       const NormGradient<T, false, kAdds> body{x, dy, added, dx, factors, eps_number, offset_number};

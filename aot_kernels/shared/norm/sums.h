@@ -11,7 +11,7 @@ struct NormSums {
   Tensor weight, bias, partial;
 
   template <typename T, bool kBias, bool kHolds, typename Body, typename Groups = Constant<1>>
-  void run(Call& call, int64_t rows, std::initializer_list<PlaceOfRows<T>> places, const Body& body,
+  void run(Call& call, int64_t rows, std::initializer_list<RowLayout<T>> places, const Body& body,
            Groups heads = {}) const {
     using C = Compute<T>;
     const int64_t columns = places.begin()->columns * heads, parts = partial.dim(0);
@@ -29,7 +29,7 @@ struct NormSums {
 
   // Runs the kernel for long rows where it fits, or does the same as run(), which is faster up to kLongColumns.
   template <typename T, bool kCentred, bool kAdds>
-  void run_gradient(Call& call, int64_t rows, std::initializer_list<PlaceOfRows<T>> places,
+  void run_gradient(Call& call, int64_t rows, std::initializer_list<RowLayout<T>> places,
                     const NormGradient<T, kCentred, kAdds>& body) const {
 #ifdef __CUDACC__
     if constexpr (kOnGpu<T> && kMovesPacks<T>) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "../../common/scatter.h"
+#include "../../common/sum.h"
 #include "cells.h"
 
 namespace msops::points {
@@ -145,11 +146,7 @@ __device__ __forceinline__ void warp_for_box(const Cells<C>& cells, const CellBo
     const int64_t mine = first + lane;
     int32_t from = 0, to = 0;
     if (mine < runs) cells.run(box, done, mine / 2, static_cast<int>(mine % 2), from, to);
-    int64_t end = to - from;  // of the run's points among those of the 32 runs
-    for (int distance = 1; distance < 32; distance *= 2) {
-      const int64_t before = __shfl_up_sync(~0u, end, distance);
-      if (lane >= distance) end += before;
-    }
+    const int64_t end = warp_prefix_sum<int64_t>(to - from);  // of the run's points among those of the 32 runs
     const int64_t shift = from - (end - (to - from)), total = __shfl_sync(~0u, end, 31);
     for (int64_t base = 0; base < total; base += 32) {
       const int64_t point = base + lane;

@@ -1,6 +1,7 @@
 // The search of nearest points on a GPU: a warp takes a query, or a thread does if it looks for three points.
 #pragma once
 
+#include "../../common/sum.h"
 #include "all_points_gpu.h"
 #include "cells_gpu.h"
 #include "nearest.h"
@@ -146,11 +147,7 @@ __global__ void __launch_bounds__(kAllThreads, Task::kAny ? 2 : kAllBlocks<C>)
         };
         uint32_t near = Task::kAny || first > 0 ? near_points<32>(count, most, least, distance_after_last)
                                                 : near_points<32>(count, most, least, distance_of);
-        int ahead = __popc(near);  // of the warp's near points, up to this lane's last one
-        for (int distance = 1; distance < 32; distance *= 2) {
-          const int before = __shfl_up_sync(~0u, ahead, distance);
-          if (lane >= distance) ahead += before;
-        }
+        int ahead = warp_prefix_sum(__popc(near));  // of the warp's near points, up to this lane's last one
         const int total = __shfl_sync(~0u, ahead, 31);
         ahead -= __popc(near);
         for (int taken_end = 32; taken_end < total + 32; taken_end += 32) {

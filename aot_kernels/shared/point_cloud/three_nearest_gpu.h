@@ -3,6 +3,7 @@
 // each block sorts.
 #pragma once
 
+#include "../../common/sum.h"
 #include "all_points_gpu.h"
 #include "cells_gpu.h"
 #include "nearest.h"
@@ -50,11 +51,7 @@ __device__ inline void add_up(uint16_t* numbers, int count, int* of_warps) {
   const int each = (count + threads - 1) / threads, first = static_cast<int>(threadIdx.x) * each;
   int sum = 0;
   for (int i = first; i < min(first + each, count); ++i) sum += numbers[i];
-  int before = sum;
-  for (int distance = 1; distance < 32; distance *= 2) {
-    const int other = __shfl_up_sync(~0u, before, distance);
-    if (lane >= distance) before += other;
-  }
+  int before = warp_prefix_sum(sum);
   if (lane == 31) of_warps[warp] = before;
   __syncthreads();
   before -= sum;
