@@ -7,8 +7,8 @@ import mindspore
 from mindspore import Tensor, nn, ops
 
 from msops.core import settings
-from msops.core.compiled import Operators, compiling, constant, keep_dtypes, once
-from msops.core.factory import custom_op
+from msops.core.compiled import compiling, constant, keep_dtypes, once
+from msops.core.factory import Operators, custom_op
 from msops.core.inputs import cast_as, check_inputs, describe, spec_of
 from msops.core.library import of_package
 from msops.core.signature import Signature

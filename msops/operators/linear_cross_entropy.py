@@ -6,17 +6,8 @@ import mindspore
 from mindspore import Tensor, nn, ops
 
 from msops.core import settings
-from msops.core.compiled import (
-    Operators,
-    compiling,
-    constant,
-    is_on_gpu,
-    keep_dtypes,
-    once,
-    raise_errors,
-    records_gradients,
-)
-from msops.core.factory import custom_op
+from msops.core.compiled import compiling, constant, is_on_gpu, keep_dtypes, once, raise_errors, records_gradients
+from msops.core.factory import Operators, custom_op
 from msops.core.inputs import cast_as, check_inputs, describe, has_zero, spec_of, unless_zero
 from msops.core.library import of_package
 from msops.core.signature import Signature
@@ -25,8 +16,9 @@ from msops.operators.add import backward as add_backward, forward as add
 from msops.operators.cross_entropy import as_accumulator, attributes_of, cross_entropy, operators
 
 if TYPE_CHECKING:
+    from msops.core.definition import Gradient
     from msops.core.inputs import Description
-    from msops.core.operator import Gradient, Operator
+    from msops.core.operator import Operator
     from msops.core.settings import Init
 
     Inputs = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]  # x, weight, labels, bias, class_weight

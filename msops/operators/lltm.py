@@ -11,8 +11,8 @@ from mindspore.common.initializer import Uniform
 
 from msops import compat
 from msops.core import settings
-from msops.core.compiled import Operators, once
-from msops.core.factory import custom_op
+from msops.core.compiled import once
+from msops.core.factory import Operators, custom_op
 from msops.core.inputs import (
     cast_as,
     check_inputs,

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 import mindspore
 from mindspore import Tensor, ops
 
-from msops.core.attention import packed_operators
 from msops.core.compiled import compiling, constant
 from msops.core.inputs import describe
 from msops.operators.flash_attention import draw_seed, flash_attention
+from msops.shared.attention import packed_operators
 
 from .attention_plan import (
     as_column,

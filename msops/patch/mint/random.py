@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import mindspore
 from mindspore import Tensor, ops
 
-from msops.core.generator import initial_seed
 from msops.operators import random
+from msops.shared.generator import initial_seed
 
 from .in_place import copy_into, store
 

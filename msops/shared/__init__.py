@@ -1,0 +1,1 @@
+"""Has what several operators of one family share."""
