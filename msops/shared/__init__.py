@@ -1,1 +1,1 @@
-"""Has what several operators of one family share."""
+"""Has parts of operators: what several of a family share, and what makes a file of its own."""
