@@ -88,16 +88,8 @@ class FlashAttentionScore(Replacement):
         sparse_mode: int = 0,
     ) -> None:
         self.input_layout = input_layout
-        self.settings = (
-            head_num,
-            keep_prob,
-            scale_value,
-            pre_tokens,
-            next_tokens,
-            inner_precise,
-            input_layout,
-            sparse_mode,
-        )
+        numbers = head_num, keep_prob, scale_value, pre_tokens, next_tokens, inner_precise
+        self.settings = *numbers, input_layout, sparse_mode
 
     def __call__(
         self,
