@@ -146,7 +146,10 @@ def make_operator(
             parsed = Signature(signature, dtypes, **attributes)
             optional = any(tensor.optional for tensor in parsed.without(absent).inputs)
             kind = OptionalOperator if optional else ScratchOperator if parsed.scratch else PlainOperator
-            operator = kind(number, entry, parsed, infer, gradient, name, attributes, absent, make)
+            if isinstance(gradient, Operator):
+                of_absent = absent.union(f"d{each}" for each in absent)
+                gradient = gradient.without(*of_absent.intersection(gradient.full.optional))
+            operator = kind(make, number, entry, parsed, infer, gradient, name, attributes, absent)
             Definition.alive[number] = operator
         return operator
 

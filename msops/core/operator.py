@@ -16,10 +16,6 @@ if TYPE_CHECKING:
 
     from mindspore import Tensor
 
-    from .definition import Gradient, Infer
-    from .library import Entry
-    from .signature import Signature
-
 
 class Operator(Definition):
     """A C function as a function of tensors. See :func:`msops.custom_op`, which makes operators.
@@ -38,22 +34,8 @@ class Operator(Definition):
 
         def __call__(self, *inputs: Tensor | None, **named: Tensor) -> Any: ...
 
-    def __init__(
-        self,
-        number: int,
-        entry: Entry,
-        signature: Signature,
-        infer: Infer | None,
-        gradient: Gradient | None,
-        name: str,
-        attributes: dict[str, float],
-        absent: frozenset[str],
-        make: Callable[[frozenset[str]], Operator],
-    ) -> None:
-        if isinstance(gradient, Operator):
-            of_absent = absent.union(f"d{each}" for each in absent)
-            gradient = gradient.without(*of_absent.intersection(gradient.full.optional))
-        super().__init__(number, entry, signature, infer, gradient, name, attributes, absent)
+    def __init__(self, make: Callable[[frozenset[str]], Operator], *definition: Any) -> None:
+        super().__init__(*definition)
         self.make = make
         self.kept: dict[frozenset[str], Operator] = {}  # absent tensors -> the operator that `make` made without them
 
