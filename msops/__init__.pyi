@@ -1,8 +1,8 @@
 # This is the only list of the public names and their modules. `msops/__init__.py`, type checkers and editors read it.
 from .checkpoints import convert_bfloat16 as convert_bfloat16
 from .core.build import CompileError as CompileError, load as load
-from .core.compiled import Operators as Operators, once as once
-from .core.factory import custom_op as custom_op
+from .core.compiled import once as once
+from .core.factory import Operators as Operators, custom_op as custom_op
 from .core.fast_calls import use_fast_calls as use_fast_calls
 from .core.library import Entry as Entry, Library as Library, get_include as get_include
 from .core.operator import Operator as Operator

@@ -12,7 +12,7 @@ import msops
 from card import DTYPES, check_formula, random
 from gpu import compare_with_cpu
 from msops.compat import VERSION
-from msops.core.attention import operators
+from msops.shared.attention import operators
 from msops.testing.checks import assert_accurate, largest
 from numpy_attention import DEFAULTS, Attend, attention, case, distances
 from operator_test import run, run_gradient

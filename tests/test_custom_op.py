@@ -19,6 +19,7 @@ import msops
 from child import run_python
 from msops import Spec, compat, custom_op
 from msops.core import primitive
+from msops.core.open_sizes import sizes_of_outputs
 from msops.core.primitive import Primitive
 from operator_test import Gradient, Net, check_training, run
 
@@ -626,7 +627,7 @@ def test_repr_of_what_could_not_be_made(library, tmp_path):
     assert done.returncode == 0, done.stderr
     plain, scratch = "False Operator(cube: x -> y)", "Operator(cube: x -> y; s(3))"
     own = f"False Primitive({scratch})"
-    assert done.stdout.splitlines() == [plain] * 3 + [f"False {scratch}", own, f"False {scratch}"]
+    assert done.stdout.splitlines() == [plain] * 2 + [f"False {scratch}", own]
 
 
 def test_gradient_of_ambiguous_names(mode, library):
@@ -703,9 +704,9 @@ def test_more_sizes_than_the_library_has_room_for(library, monkeypatch):
     monkeypatch.setattr(op, "input_dtypes", [mindspore.float32], raising=False)
     shape, sizes, message = (ctypes.c_int64 * 2)(3, 2), (ctypes.c_int64 * 3)(), ctypes.create_string_buffer(1024)
     inputs = (ctypes.c_int * 1)(2), (ctypes.POINTER(ctypes.c_int64) * 1)(shape)
-    assert msops.Operator.sizes_of_outputs(op.number, *inputs, sizes, 3, message) == 1
+    assert sizes_of_outputs(op.number, *inputs, sizes, 3, message) == 1
     assert list(sizes) == [2, 3, 2]
-    assert msops.Operator.sizes_of_outputs(op.number, *inputs, sizes, 2, message) == 0
+    assert sizes_of_outputs(op.number, *inputs, sizes, 2, message) == 0
     assert message.value == b"custom_op_test: the outputs have more than 2 sizes"
 
 

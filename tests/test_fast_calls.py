@@ -9,7 +9,7 @@ from mindspore import Parameter, Tensor, nn, ops
 
 import msops
 from msops import compat
-from msops.core import fast_calls
+from msops.core.primitive import Primitive
 
 pytestmark = [
     pytest.mark.alone,
@@ -24,14 +24,14 @@ def calls(monkeypatch):
         return []
     mindspore.set_context(mode=mindspore.PYNATIVE_MODE)
     msops.use_fast_calls()
-    call, fast = fast_calls.call, []
+    call, fast = Primitive.fast_call, []
 
     def counted(*arguments):
         outputs = call(*arguments)
         fast.append(outputs is not NotImplemented)
         return outputs
 
-    monkeypatch.setattr(fast_calls, "call", counted)
+    monkeypatch.setattr(Primitive, "fast_call", counted)
     return fast
 
 
@@ -41,7 +41,7 @@ def numbers(*shape):
 
 def slow(monkeypatch, function, *inputs):
     with monkeypatch.context() as patch:
-        patch.setattr(fast_calls.state, "extension", None)
+        patch.setattr(Primitive, "fast_call", None)
         outputs = function(*inputs)
         mindspore.common.api._pynative_executor.sync()
     return outputs

@@ -1,5 +1,7 @@
 """Tests that the package imports what a name needs when the name is first used."""
 
+import ast
+import graphlib
 import pydoc
 import re
 
@@ -105,9 +107,34 @@ def test_files_have_public_names():
     assert folders - {"common", "compile", "shared"} <= {*kernels}
 
 
+MODULES = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in ROOT.glob("msops/**/[!_]*.py")}
+
+
+def imports_of(name):
+    """Returns the modules of msops that a module imports: also in functions, and for types alone."""
+    found = set()
+    for node in ast.walk(ast.parse(MODULES[name].read_text())):
+        if isinstance(node, ast.ImportFrom):
+            package = name.rsplit(".", node.level)[0] + "." if node.level else ""
+            module = f"{package}{node.module or ''}".rstrip(".")
+            found |= {module, *(f"{module}.{each.name}" for each in node.names)}
+        elif isinstance(node, ast.Import):
+            found |= {each.name for each in node.names}
+    return found & MODULES.keys()
+
+
+def test_imports_have_an_order():
+    """No module imports one that imports it in turn, and none of `core` imports what is built on it."""
+    imports = {name: imports_of(name) for name in MODULES}
+    assert imports["msops.core.factory"] >= {"msops.core.operator", "msops.core.primitive"}
+    [*graphlib.TopologicalSorter(imports).static_order()]
+    of_core = set().union(*(found for name, found in imports.items() if name.startswith("msops.core.")))
+    assert not {name for name in of_core if not name.startswith("msops.core.")} - {"msops.compat"}
+
+
 # Python checks what C++ bounds, too, since its error comes first: the same number in both.
 LIMITS = (
-    ("msops/core/attention.py", r"_MOST_FEATURES = (\d+)", "aot_kernels/flash_attention.cu", r"Features = (\d+)", 0),
+    ("msops/shared/attention.py", r"_MOST_FEATURES = (\d+)", "aot_kernels/flash_attention.cu", r"Features = (\d+)", 0),
     ("msops/operators/add.py", r"_MAX_RANK = (\d+)", "aot_kernels/common/axes.h", r"kMaxRank = (\d+)", 0),
     ("msops/core/primitive.py", r"_LABEL = (\d+)", "aot_kernels/common/call.h", r"label\[(\d+)\]", 1),  # 1: its end
 )

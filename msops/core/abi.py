@@ -6,6 +6,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import itertools
+import struct
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
@@ -64,6 +65,16 @@ def ask_shapes(function: Any, params: Sequence[Param], attributes: Mapping[str, 
         raise ValueError(message.value.decode())
     numbers = iter(sizes)
     return [tuple(itertools.islice(numbers, next(numbers))) for _ in range(count)]
+
+
+def as_attribute(key: str, value: float) -> tuple[str, int]:
+    """Returns name and value of the MindSpore attribute that carries one of ours.
+
+    MindSpore's own float attributes lose digits, so a float is passed as its 64 bits.
+    """
+    if isinstance(value, int):
+        return f"msops_{key}", int(value)
+    return f"msops_float_{key}", struct.unpack("q", struct.pack("d", value))[0]
 
 
 def _description(params: Sequence[Param]) -> tuple[Any, Any, Any]:

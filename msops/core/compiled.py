@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 from typing import TYPE_CHECKING, Any
 
 import mindspore
@@ -11,16 +9,11 @@ import numpy as np
 from mindspore import Tensor, nn, ops
 from mindspore.ops.primitive import PrimitiveWithInfer
 
+from .cached import cached
 from .spec import dtype_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import TypeVar
-
-    from .operator import Operator
-    from .primitive import Primitive
-
-    Function = TypeVar("Function", bound=Callable[..., Any])
+    from .cached import Function
 
 
 class Compiling(PrimitiveWithInfer):
@@ -51,75 +44,6 @@ def records_gradients() -> bool:
     executor = mindspore.common.api._pynative_executor
     asked = getattr(executor, "requires_grad", None) or getattr(executor, "grad_flag", None)
     return asked is None or bool(asked())
-
-
-def cached(make: Function) -> Function:
-    """Decorates a function so that it runs once for equal arguments, of which it keeps the last 256.
-
-    Equal arguments also have equal types: 1, 1.0 and True differ. The function gets what has no hash, such as a dict,
-    at each call, and can say what the argument must be.
-    """
-
-    @functools.lru_cache(256, typed=True)  # a full cache frees an operator unless a Cell or a graph still has it
-    def kept(*arguments: Any, **named: Any) -> Any:
-        return make(*map(_value, arguments), **{name: _value(each) for name, each in named.items()})
-
-    @functools.wraps(make)
-    def call(*arguments: Any, **named: Any) -> Any:
-        if named or not _PLAIN.issuperset(map(type, arguments)):
-            arguments = tuple([_key(each) if type(each) in _SEQUENCES else each for each in arguments])
-            named = {name: _key(each) if type(each) in _SEQUENCES else each for name, each in named.items()}
-        try:
-            return kept(*arguments, **named)
-        except TypeError:
-            if _has_hash((arguments, *named.values())):
-                raise
-        return kept.__wrapped__(*arguments, **named)
-
-    return call  # type: ignore[return-value]
-
-
-_SEQUENCES = frozenset((tuple, list))
-_PLAIN = frozenset((bool, float, int, str, type(None)))
-# A value of one of these types equals no value of another of them.
-_UNLIKE = frozenset((int, str, type(None), *map(type, (mindspore.float16, mindspore.int32, mindspore.bool_))))
-
-
-class _Key(tuple):  # type: ignore[type-arg]
-    """Holds the type of a value, and the value or the keys of its elements. It has a hash where these have one."""
-
-    __slots__ = ()
-
-
-def _key(value: Any) -> Any:
-    """Returns what equals the same of another value only if the types are equal, too, also those of elements."""
-    if _is_own_key(value):
-        return value
-    kind = type(value)
-    return _Key((kind, *map(_key, value))) if kind in _SEQUENCES else _Key((kind, value))
-
-
-def _is_own_key(value: Any) -> bool:
-    kind = type(value)
-    if kind is not tuple:
-        return kind in _UNLIKE
-    return _UNLIKE.issuperset(map(type, value)) or all(map(_is_own_key, value))
-
-
-def _value(key: Any) -> Any:
-    """Returns the value of a key."""
-    if not isinstance(key, _Key):
-        return key
-    kind, *values = key
-    return kind(map(_value, values)) if kind in _SEQUENCES else values[0]
-
-
-def _has_hash(value: Any) -> bool:
-    try:
-        hash(value)
-    except TypeError:
-        return False
-    return True
 
 
 def forget_recording() -> None:
@@ -180,51 +104,3 @@ def once(make: Function) -> Function:
 def constant(value: float, dtype: mindspore.Type, shape: tuple[int, ...] = ()) -> Tensor:
     """Returns a Tensor of one number. MindSpore would make float32 of Python's numbers."""
     return Tensor(np.full(shape, value, dtype_name(dtype)))
-
-
-class Operators:
-    """The operators that a function of settings makes, which is decorated with this class: one for equal settings.
-
-    As with :func:`msops.once`, the function runs once for equal arguments, also in code that MindSpore compiles.
-
-    Args:
-        make (callable): Checks the settings, and returns an :class:`msops.Operator`.
-
-    Attributes:
-        primitive (callable): `primitive(*settings, *given)` returns what MindSpore runs for these settings, where
-            `given` tells of each optional input, in the signature's order, whether it is given. Unlike the operator, it
-            takes no None, and also returns scratch, after the outputs. Functions and Cells call it: in mixed precision
-            MindSpore casts Parameters for primitives, but not for an operator with optional inputs.
-
-    Examples:
-        >>> import mindspore, msops
-        >>> library = msops.load("power", '''
-        ... #include "common/formula.h"
-        ... MSOPS_FORMULA_WITH(Power, (x), (y), (exponent), y = pow(x, exponent))
-        ... ''')
-        >>> @msops.Operators
-        ... def powers(exponent):
-        ...     return msops.custom_op(library.Power, "x -> y", exponent=exponent)
-        >>> powers.primitive(3.0) is powers(3.0)
-        True
-        >>> print(powers.primitive(3.0)(mindspore.Tensor([1.0, 2.0])))
-        [1. 8.]
-    """
-
-    __ms_class__ = True  # MindSpore then knows the attributes of this object in what it compiles
-
-    def __init__(self, make: Callable[..., Operator]) -> None:
-        self.make, self.signature = cached(make), inspect.signature(make)
-        self.primitive = once(self._primitive)
-
-    def __call__(self, *settings: Any, **named: Any) -> Operator:
-        """Returns the operator for these settings."""
-        bound = self.signature.bind(*settings, **named)
-        bound.apply_defaults()
-        return self.make(*bound.args, **bound.kwargs)
-
-    def _primitive(self, *arguments: Any) -> Primitive:
-        settings = len(self.signature.parameters)
-        operator = self.make(*arguments[:settings])
-        inputs = zip(operator.signature.optional, arguments[settings:])
-        return operator.without(*(name for name, is_given in inputs if not is_given)).primitive

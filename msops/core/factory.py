@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import itertools
 import threading
 import weakref
@@ -10,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from mindspore.common import dtype as mstype
 
-from .compiled import compiling
+from .abi import as_attribute
+from .cached import cached
+from .compiled import compiling, once
+from .definition import Definition
 from .library import Entry
 from .operator import Operator, OptionalOperator, PlainOperator, ScratchOperator
-from .primitive import as_attribute
 from .signature import Signature
 from .spec import FLOATS
 
@@ -22,7 +25,8 @@ if TYPE_CHECKING:
 
     import mindspore
 
-    from .operator import Gradient, Infer
+    from .definition import Gradient, Infer
+    from .primitive import Primitive
 
 
 def custom_op(
@@ -136,14 +140,17 @@ def make_operator(
             for rule in _functions(infer, gradient):  # once one of them is gone, no other key can equal this one
                 weakref.finalize(rule, _number_of_key.pop, key, None).atexit = False
         number = _number_of_key[key]
-        operator = Operator.alive.get(number)
-        if operator is None:
+        operator = Definition.alive.get(number)
+        if not isinstance(operator, Operator):
             make = functools.partial(make_operator, entry, signature, infer, gradient, name, dtypes, attributes)
             parsed = Signature(signature, dtypes, **attributes)
             optional = any(tensor.optional for tensor in parsed.without(absent).inputs)
             kind = OptionalOperator if optional else ScratchOperator if parsed.scratch else PlainOperator
-            operator = kind(number, entry, parsed, infer, gradient, name, attributes, absent, make)
-            Operator.alive[number] = operator
+            if isinstance(gradient, Operator):
+                of_absent = absent.union(f"d{each}" for each in absent)
+                gradient = gradient.without(*of_absent.intersection(gradient.full.optional))
+            operator = kind(make, number, entry, parsed, infer, gradient, name, attributes, absent)
+            Definition.alive[number] = operator
         return operator
 
 
@@ -154,19 +161,67 @@ _number_of_key: dict[tuple[Any, ...], int] = {}
 _number_of_rule: weakref.WeakKeyDictionary[Callable[..., Any], int] = weakref.WeakKeyDictionary()
 
 
-def _number(rule: Operator | Callable[..., Any] | None) -> int:
+def _number(rule: Definition | Callable[..., Any] | None) -> int:
     """Returns a number that no other function or operator ever had or will get."""
     if rule is None:
         return -1
-    if isinstance(rule, Operator):
+    if isinstance(rule, Definition):
         return rule.number
     return _number_of_rule.setdefault(rule, next(_numbers))
 
 
-def _functions(*rules: Operator | Callable[..., Any] | None) -> Iterator[Callable[..., Any]]:
+def _functions(*rules: Definition | Callable[..., Any] | None) -> Iterator[Callable[..., Any]]:
     """Yields the functions among `rules`, and the functions that operators among them use in turn."""
     for rule in rules:
-        if isinstance(rule, Operator):
+        if isinstance(rule, Definition):
             yield from _functions(rule.rule, rule.gradient)
         elif rule is not None:
             yield rule
+
+
+class Operators:
+    """The operators that a function of settings makes, which is decorated with this class: one for equal settings.
+
+    As with :func:`msops.once`, the function runs once for equal arguments, also in code that MindSpore compiles.
+
+    Args:
+        make (callable): Checks the settings, and returns an :class:`msops.Operator`.
+
+    Attributes:
+        primitive (callable): `primitive(*settings, *given)` returns what MindSpore runs for these settings, where
+            `given` tells of each optional input, in the signature's order, whether it is given. Unlike the operator, it
+            takes no None, and also returns scratch, after the outputs. Functions and Cells call it: in mixed precision
+            MindSpore casts Parameters for primitives, but not for an operator with optional inputs.
+
+    Examples:
+        >>> import mindspore, msops
+        >>> library = msops.load("power", '''
+        ... #include "common/formula.h"
+        ... MSOPS_FORMULA_WITH(Power, (x), (y), (exponent), y = pow(x, exponent))
+        ... ''')
+        >>> @msops.Operators
+        ... def powers(exponent):
+        ...     return msops.custom_op(library.Power, "x -> y", exponent=exponent)
+        >>> powers.primitive(3.0) is powers(3.0)
+        True
+        >>> print(powers.primitive(3.0)(mindspore.Tensor([1.0, 2.0])))
+        [1. 8.]
+    """
+
+    __ms_class__ = True  # MindSpore then knows the attributes of this object in what it compiles
+
+    def __init__(self, make: Callable[..., Operator]) -> None:
+        self.make, self.signature = cached(make), inspect.signature(make)
+        self.primitive = once(self._primitive)
+
+    def __call__(self, *settings: Any, **named: Any) -> Operator:
+        """Returns the operator for these settings."""
+        bound = self.signature.bind(*settings, **named)
+        bound.apply_defaults()
+        return self.make(*bound.args, **bound.kwargs)
+
+    def _primitive(self, *arguments: Any) -> Primitive:
+        settings = len(self.signature.parameters)
+        operator = self.make(*arguments[:settings])
+        inputs = zip(operator.signature.optional, arguments[settings:])
+        return operator.without(*(name for name, is_given in inputs if not is_given)).primitive

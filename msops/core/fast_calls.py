@@ -12,17 +12,15 @@ import importlib.util
 import sysconfig
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import mindspore
 from mindspore import Parameter, Tensor, nn, ops
 
 from ..compat import VERSION
 from .build import Build, compiler_version, default_cache_folder, digest
+from .primitive import Primitive
 from .spec import Spec, dtype_name
-
-if TYPE_CHECKING:
-    from .primitive import Primitive
 
 _KEPT = 1000  # plans that a primitive keeps at most
 
@@ -94,6 +92,7 @@ def use_fast_calls() -> None:
     executor.set_mixed_precision_type, executor.clear_res = set_mixed_precision_type, clear_res
     state.tensors = frozenset((Tensor, type(Parameter(Tensor(0.0)))))
     state.extension = module
+    Primitive.fast_call = call
 
 
 def _load() -> Any:

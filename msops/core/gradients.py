@@ -11,17 +11,29 @@ from typing import TYPE_CHECKING, Any
 
 from mindspore import ops
 
+from ..compat import VERSION
 from .build import default_cache_folder, digest
+from .definition import Definition
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .operator import Operator
-
     Bprop = Callable[..., Any]
 
 
-def missing(operator: Operator, is_zero: bool) -> Bprop:
+def make_bprop(operator: Definition) -> Bprop | None:
+    """Makes the gradient that MindSpore wants: a function of all inputs, the output and the output's gradient."""
+    if operator.gradient is None:
+        whole = all((out.dtype or "").startswith(("int", "uint", "bool")) for out in operator.signature.outputs)
+        if VERSION < (2, 0) and not whole:
+            return None  # 1.10 asks in PyNative mode for gradients that it does not need
+        return _missing(operator, is_zero=whole)
+    if isinstance(operator.gradient, Definition):
+        return _of_operator(operator, operator.gradient)
+    return _of_function(operator, operator.gradient)
+
+
+def _missing(operator: Definition, is_zero: bool) -> Bprop:
     """Makes the gradient of an operator that was given none: it returns zeros if `is_zero`, and raises otherwise."""
     inputs = operator.names()[0]
     lines = [f"    return ({', '.join(f'_zeros_like({name})' for name in inputs)},)"]
@@ -35,7 +47,7 @@ def missing(operator: Operator, is_zero: bool) -> Bprop:
     return _compiled(operator.label, [f"def gradient({', '.join([*inputs, '_out', '_dout'])}):", *lines], None)
 
 
-def of_function(operator: Operator, gradient: Bprop) -> Bprop:
+def _of_function(operator: Definition, gradient: Bprop) -> Bprop:
     """Makes a function that calls the author's, and requires it to return a tuple of gradients."""
     label, full = operator.label, operator.full
     inputs, outputs = ([tensor.name for tensor in tensors] for tensors in (full.inputs, full.outputs))
@@ -65,7 +77,7 @@ def of_function(operator: Operator, gradient: Bprop) -> Bprop:
     return _compiled(label, lines, gradient)
 
 
-def of_operator(operator: Operator, gradient: Operator) -> Bprop:
+def _of_operator(operator: Definition, gradient: Definition) -> Bprop:
     """Makes a function that calls the operator `gradient`, whose tensors are matched with this operator's by name."""
     label, (inputs, outputs), (takes, gives) = operator.label, operator.names(), gradient.names()
     douts, wanted = [f"d{out}" for out in outputs], [f"d{name}" for name in inputs]

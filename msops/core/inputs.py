@@ -13,7 +13,6 @@ from msops.core.spec import Spec
 if TYPE_CHECKING:
     from typing import Any
 
-    from msops.core.primitive import Primitive
     from msops.core.signature import Signature
 
     Description = tuple[Any, Any]
@@ -41,13 +40,6 @@ def as_int32(lengths: Tensor | None) -> Tensor | None:
     if lengths.dtype != mindspore.int64:  # apart: for level O1, MindSpore computes both sides of an `or`
         return lengths
     return ops.cast(ops.minimum(ops.maximum(lengths, -1), 2**31 - 1), mindspore.int32)
-
-
-def call_with_lengths(
-    search: Primitive, xyz: Tensor, new_xyz: Tensor, lengths: Tensor | None, new_lengths: Tensor | None
-) -> Any:
-    """Calls an operator of clouds and queries with the lengths that are given."""
-    return search(xyz, new_xyz, *present((as_int32(lengths), as_int32(new_lengths))))
 
 
 def present(inputs: tuple[Tensor | None, ...]) -> tuple[Tensor, ...]:

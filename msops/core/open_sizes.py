@@ -5,13 +5,13 @@ from __future__ import annotations
 import ctypes
 from typing import TYPE_CHECKING, Any
 
+from .definition import Definition
 from .spec import Spec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from .library import Entry
-    from .operator import Operator
 
 _STAND_INS = 1, 2**10, 2**20  # rules get these in place of open sizes
 
@@ -56,34 +56,31 @@ _Rule = ctypes.CFUNCTYPE(
 )
 
 
-def offer_rule(entry: Entry, rule: Callable[..., int]) -> bool:
-    """Gives the C function the address of a rule that `make_rule` made. Returns False if it is not an MSOPS_ENTRY."""
+@_Rule  # the C functions of all operators call it
+def sizes_of_outputs(number: int, ranks: Any, shapes: Any, sizes: Any, room: int, message: Any) -> int:
+    """Writes the rank and sizes of each output of the operator of a number to `sizes`, as msops::Rule of
+    aot_kernels/common/open_sizes.h says."""
+    try:
+        operator = Definition.alive[number]
+        specs = [Spec(tuple(shapes[i][: ranks[i]]), dtype) for i, dtype in enumerate(operator.input_dtypes)]
+        outputs = infer(operator.label, operator.infer, specs) if is_open(specs) else operator.infer(*specs)
+        numbers = [size for out in outputs for size in (len(out.shape), *out.shape)]
+        if len(numbers) > room:
+            raise ValueError(f"{operator.label}: the outputs have more than {room} sizes")
+        for i, size in enumerate(numbers):
+            sizes[i] = size
+        return len(outputs)
+    except Exception as error:  # noqa: BLE001 (C has no exceptions)
+        text = str(error).encode()[:1000] + b"\0"
+        ctypes.memmove(message, text, len(text))
+        return 0
+
+
+def offer_rule(entry: Entry) -> bool:
+    """Gives the C function the address of the rule. Returns False if it is not an MSOPS_ENTRY."""
     try:
         address = ctypes.c_void_p.in_dll(entry.library.handle, f"{entry.name}Rule")
     except ValueError:
         return False
-    address.value = ctypes.cast(rule, ctypes.c_void_p).value  # type: ignore[arg-type]
+    address.value = ctypes.cast(sizes_of_outputs, ctypes.c_void_p).value
     return True
-
-
-def make_rule(operators: Mapping[int, Operator]) -> Callable[..., int]:
-    """Makes the function that writes the rank and sizes of each output of the operator of a number to `sizes`, as
-    msops::Rule of aot_kernels/common/open_sizes.h says."""
-
-    def rule(number: int, ranks: Any, shapes: Any, sizes: Any, room: int, message: Any) -> int:
-        try:
-            operator = operators[number]
-            specs = [Spec(tuple(shapes[i][: ranks[i]]), dtype) for i, dtype in enumerate(operator.input_dtypes)]
-            outputs = infer(operator.label, operator.infer, specs) if is_open(specs) else operator.infer(*specs)
-            numbers = [size for out in outputs for size in (len(out.shape), *out.shape)]
-            if len(numbers) > room:
-                raise ValueError(f"{operator.label}: the outputs have more than {room} sizes")
-            for i, size in enumerate(numbers):
-                sizes[i] = size
-            return len(outputs)
-        except Exception as error:  # noqa: BLE001 (C has no exceptions)
-            text = str(error).encode()[:1000] + b"\0"
-            ctypes.memmove(message, text, len(text))
-            return 0
-
-    return _Rule(rule)

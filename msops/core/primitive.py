@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-import struct
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import mindspore
 from mindspore import ops
 from mindspore.common import dtype as mstype
 
 from ..compat import VERSION
-from . import fast_calls, open_sizes
+from . import open_sizes
+from .abi import as_attribute
 from .compiled import forget_recording
+from .gradients import make_bprop
 from .spec import Spec, from_inference
 
 if TYPE_CHECKING:
-    from .operator import Operator
+    from collections.abc import Callable
+
+    from .definition import Definition
 
 _LABEL = 64  # characters, which Call of aot_kernels/common/call.h has room for
 _KEPT = 1000  # results of inference that a primitive keeps at most
@@ -24,7 +27,9 @@ _KEPT = 1000  # results of inference that a primitive keeps at most
 class Primitive(ops.Custom):
     """A call of an operator's C function. Unlike the operator, it also returns scratch, after the outputs."""
 
-    def __init__(self, operator: Operator) -> None:
+    fast_call: ClassVar[Callable[[Primitive, tuple[Any, ...]], Any] | None] = None  # `use_fast_calls` sets it
+
+    def __init__(self, operator: Definition) -> None:
         if operator is not self:  # see PlainOperator
             self.operator = operator
         # Results of inference are kept, since PyNative mode asks for them at each call: inference takes some 50 us.
@@ -34,11 +39,11 @@ class Primitive(ops.Custom):
         # MindSpore requires rules for shape and dtype here, but then asks __infer__ below for both.
         variable = entry.library.variable if VERSION >= (2, 7) else None
         function = f"{variable or entry.library.path}:{entry.name}"
-        super().__init__(function, (), mindspore.float32, func_type="aot", bprop=operator.make_bprop())
+        super().__init__(function, (), mindspore.float32, func_type="aot", bprop=make_bprop(operator))
         if variable:
             self.add_prim_attr("path_from_env", True)
         # This needs MindSpore 2.7: in PyNative mode, 2.0 also asks the C function once a place has seen several shapes.
-        self.is_entry = open_sizes.offer_rule(entry, operator.sizes_of_outputs)  # of MSOPS_ENTRY
+        self.is_entry = open_sizes.offer_rule(entry)  # of MSOPS_ENTRY
         self._has_open_sizes = self.is_entry and VERSION >= (2, 7) and variable is None
         if self._has_open_sizes:
             self.add_prim_attr("reg_op_name", operator.label)
@@ -54,7 +59,8 @@ class Primitive(ops.Custom):
             self.add_prim_attr(*as_attribute(key, value))
 
     def __call__(self, *inputs: Any) -> Any:
-        outputs = NotImplemented if fast_calls.state.extension is None else fast_calls.call(self, inputs)
+        fast_call = Primitive.fast_call
+        outputs = NotImplemented if fast_call is None else fast_call(self, inputs)
         return super().__call__(*inputs) if outputs is NotImplemented else outputs
 
     def __infer__(self, *inputs: dict[str, Any]) -> dict[str, Any]:
@@ -98,13 +104,3 @@ class Primitive(ops.Custom):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         return self  # Cells with equal settings share it anyway
-
-
-def as_attribute(key: str, value: float) -> tuple[str, int]:
-    """Returns name and value of the MindSpore attribute that carries one of ours.
-
-    MindSpore's own float attributes lose digits, so a float is passed as its 64 bits.
-    """
-    if isinstance(value, int):
-        return f"msops_{key}", int(value)
-    return f"msops_float_{key}", struct.unpack("q", struct.pack("d", value))[0]

@@ -6,11 +6,10 @@ import mindspore
 from mindspore import Tensor, nn, ops
 
 from msops.core import settings
-from msops.core.compiled import Operators
-from msops.core.factory import custom_op
+from msops.core.factory import Operators, custom_op
 from msops.core.inputs import cast_as, present, widened
 from msops.core.library import of_package
-from msops.operators.rms_norm import CASTINGS, GRADIENTS, PARAMETERS, check_heads, second_gradient
+from msops.shared.rms_norm import CASTINGS, GRADIENTS, PARAMETERS, check_heads, second_gradient, set_up
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -73,22 +72,7 @@ def add_rms_norm(
 class AddRMSNorm(nn.Cell):
     r"""The sum with a residual, and its RMSNorm with its parameters. See :func:`msops.add_rms_norm`.
 
-    Args:
-        hidden_size (int, tuple[int]): The shape of the parameters: C, the length of the last axis, or (H, C).
-        eps (float): As in the function. Default: ``1e-6`` .
-        offset (float): As in the function. The weight begins as 1 - offset. Default: ``0.0`` .
-        casting (str): As in the function. Default: ``"llama"`` .
-        has_weight (bool): Whether there is a weight. Default: ``True`` .
-        dtype (mindspore.dtype): The parameters' dtype: float16, float32 or float64. Default: ``mindspore.float32`` .
-        has_bias (bool): Whether there is a bias, which begins as 0. Default: ``False`` .
-
-    Attributes:
-        weight (Parameter): Shape (C,) or (H, C), or None.
-        bias (Parameter): The shape of the weight, or None.
-
-    Raises:
-        TypeError: If an argument has a wrong type.
-        ValueError: If an argument is out of range.
+    Arguments, attributes and errors are those of :class:`msops.RMSNorm`.
 
     Examples:
         >>> import mindspore, msops
@@ -110,15 +94,8 @@ class AddRMSNorm(nn.Cell):
         dtype: mindspore.Type = mindspore.float32,
         has_bias: bool = False,
     ) -> None:
-        name = "AddRMSNorm"
         super().__init__()
-        shape = settings.numbers(name, "hidden_size", hidden_size, (1, 2), 1)
-        self.hidden_size, self.eps, self.offset, self.casting = hidden_size, eps, offset, casting
-        self.has_weight = settings.boolean(name, "has_weight", has_weight)
-        self.has_bias = settings.boolean(name, "has_bias", has_bias)
-        self.forward_op = operators.primitive(eps, offset, casting, self.has_weight, self.has_bias)
-        self.weight = settings.parameter(name, "weight", 1 - offset, shape, dtype) if has_weight else None
-        self.bias = settings.parameter(name, "bias", 0, shape, dtype) if has_bias else None
+        set_up(self, "AddRMSNorm", operators, hidden_size, (eps, offset, casting), has_weight, has_bias, dtype)
 
     def construct(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         parameters = present((widened(self.weight, x), widened(self.bias, x)))

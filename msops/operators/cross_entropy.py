@@ -7,27 +7,22 @@ import mindspore
 from mindspore import Tensor, nn, ops
 
 from msops.core import settings
-from msops.core.compiled import Operators, compiling, constant, keep_dtypes, once
-from msops.core.factory import custom_op
+from msops.core.compiled import compiling, once
 from msops.core.inputs import cast_as, check_inputs, describe, spec_of
-from msops.core.library import of_package
 from msops.core.signature import Signature
 from msops.core.spec import FLOATS
-from msops.operators.add import backward as add_backward
+from msops.shared.cross_entropy import as_accumulator, attributes_of, check_weights, operators
+from msops.shared.cross_entropy_of_probabilities import of_probabilities
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from typing import Any
 
     from msops.core.inputs import Description
-    from msops.core.operator import Operator
+    from msops.shared.cross_entropy import LossSettings
 
 _NAME = "cross_entropy"
-_LIBRARY = of_package(_NAME)
 _OF_AXES = Signature("logits(N, V, *D), labels(N, *D, dtype=index), weight(V, dtype=common|float32)? -> loss(N)")
 _OF_PROBABILITIES = Signature("logits(N, V, *D), labels(N, V, *D), weight(V, dtype=common|float32)? -> loss(N)")
-_KEPT = "stats(N, 2, dtype=accumulator), totals(3, dtype=accumulator)"  # what the gradient needs
-_REDUCTIONS = ("none", "sum", "mean")  # in the order of Reduction in aot_kernels/cross_entropy/loss.h
 
 
 def cross_entropy(
@@ -174,8 +169,7 @@ class CrossEntropyLoss(nn.Cell):
     ) -> None:
         name = "CrossEntropyLoss"
         super().__init__()
-        if weight is not None and not isinstance(weight, Tensor):
-            raise TypeError(f"{name}: weight must be a Tensor, got {type(weight).__name__}")
+        check_weights(name, "weight", weight)
         attributes_of(_NAME, ignore_index, reduction, label_smoothing, z_loss, softcap)  # checks the settings
         self.weight, self.return_lse = weight, settings.boolean(name, "return_lse", return_lse)
         self.ignore_index, self.reduction, self.label_smoothing = ignore_index, reduction, label_smoothing
@@ -208,7 +202,7 @@ def _are_probabilities(
     logits: Description,
     labels: Description,
     weight: Description | None,
-    of_settings: tuple[int, str, float, float, float],
+    of_settings: LossSettings,
 ) -> bool:
     """Tells whether labels are probabilities, and then checks the inputs and the settings."""
     if labels[1] not in FLOATS or labels[0] != logits[0] or len(logits[0] or ()) < 2:
@@ -249,234 +243,3 @@ def _form(
         raise ValueError(f"{_NAME}: the number of classes must be known at compile time, got shape {shape}")
     rows = -1 if None in others else math.prod(others)
     return is_general, (0, *range(2, len(shape)), 1), (rows, shape[1])
-
-
-def as_accumulator(weight: Any, logits: Tensor) -> Any:
-    """Casts weights of the dtype of the logits or float32 to the dtype of sums. A later check reports others."""
-    if not isinstance(weight, Tensor):
-        return weight
-    if logits.dtype == mindspore.float64:
-        return cast_as(weight, logits) if weight.dtype == mindspore.float32 else weight
-    if weight.dtype == mindspore.float16 and logits.dtype == mindspore.float16:
-        return ops.cast(weight, mindspore.float32)
-    return weight
-
-
-@Operators
-def operators(
-    ignore_index: int,
-    reduction: str,
-    label_smoothing: float,
-    z_loss: float,
-    softcap: float,
-    is_constant: bool = False,
-    is_general: bool = False,
-) -> Operator:
-    """Returns the operator that gives the loss, lse if it `is_general`, and what the gradient needs.
-
-    If it `is_general`, weights have the dtype of sums.
-
-    If `is_constant`, no gradient reaches the logits: nothing uses the gradient of the gradient. A label out of range
-    then gives NaN on the CPU, too, as on a GPU.
-    """
-    attributes = attributes_of(_NAME, ignore_index, reduction, label_smoothing, z_loss, softcap)
-    attributes.update(checks_labels=not is_constant, form=int(is_general))
-    inputs = f"logits(N, V), labels(N, dtype=index), weight(V{', dtype=accumulator' * is_general})?"
-    lse = "lse(N, dtype=accumulator), " * is_general
-    loss = f"loss({'N, ' * (reduction == 'none')}dtype=accumulator)"
-    backward = custom_op(
-        _LIBRARY.CrossEntropyBackward,
-        f"{inputs}, {_KEPT}, d{loss}{', dlse(N, dtype=accumulator)' * is_general} -> dlogits(N, V)",
-        gives=1,
-        gradient=None if not is_constant else _unused_general if is_general else _unused,
-        **attributes,
-    )
-    return custom_op(
-        _LIBRARY.CrossEntropyForward,
-        f"{inputs} -> {loss}, {lse}{_KEPT}; losses, partial",
-        gradient=backward,
-        **attributes,
-    )
-
-
-@Operators
-def of_probabilities(
-    ignore_index: int, reduction: str, label_smoothing: float, z_loss: float, softcap: float, gives: str
-) -> Operator:
-    """Returns the operator for labels that are probabilities, which gives the loss, lse, and what the gradient needs.
-
-    The gradient is that of the "logits" or of the "labels" alone, or of "both", in one operator. Or "each" has an
-    operator of its own, and graph mode leaves out what nobody asks for.
-    """
-    attributes = attributes_of(_NAME, ignore_index, reduction, label_smoothing, z_loss, softcap)
-    attributes.update(checks_labels=False, form=2)
-    inputs, lse = "logits(N, V), labels(N, V), weight(V, dtype=accumulator)?", "lse(N, dtype=accumulator)"
-    kept = f"{_KEPT}, masses(N, dtype=accumulator)"
-    loss = f"loss({'N, ' * (reduction == 'none')}dtype=accumulator)"
-    second = _SecondGradients(label_smoothing, z_loss, softcap)
-
-    def backward(outputs: str, gives: int, gradient: Callable[..., tuple[Tensor | None, ...]]) -> Operator:
-        taken = f"{inputs}, {kept}, d{loss}, d{lse}"
-        return custom_op(
-            _LIBRARY.CrossEntropyBackward, f"{taken} -> {outputs}", gradient=gradient, gives=gives, **attributes
-        )
-
-    of_logits = backward("dlogits(N, V)", 1, second.of_logits)
-    of_labels = backward("dlabels(N, V)", 2, second.of_labels)
-
-    def gradient_of_each(
-        logits: Tensor, labels: Tensor, weight: Tensor | None, outs: tuple[Tensor, ...], douts: tuple[Tensor, ...]
-    ) -> tuple[Tensor | None, ...]:
-        taken = logits, labels, weight, outs[2], outs[3], outs[4], douts[0], douts[1]
-        return of_logits(*taken), of_labels(*taken), None if weight is None else ops.zeros_like(weight)
-
-    gradients: dict[str, Any] = {
-        "logits": of_logits,
-        "labels": of_labels,
-        "both": backward("dlogits(N, V), dlabels(N, V)", 3, second.of_both),
-        "each": gradient_of_each,
-    }
-    return custom_op(
-        _LIBRARY.CrossEntropyForward,
-        f"{inputs} -> {loss}, {lse}, {kept}; losses, partial",
-        gradient=gradients[gives],
-        **attributes,
-    )
-
-
-class _SecondGradients(nn.Cell):
-    """Computes the gradients of CrossEntropyBackward for probabilities, by MindSpore's operators.
-
-    What stats and masses owe to the logits and the probabilities is in the gradients of these.
-    """
-
-    def __init__(self, label_smoothing: float, z_loss: float, softcap: float) -> None:
-        super().__init__()
-        keep_dtypes(self)
-        self.label_smoothing, self.z_loss, self.softcap = label_smoothing, z_loss, softcap
-        self.sum = ops.ReduceSum(keep_dims=True)
-
-    def of_logits(
-        self,
-        logits: Tensor,
-        labels: Tensor,
-        weight: Tensor | None,
-        stats: Tensor,
-        totals: Tensor,
-        masses: Tensor,
-        dloss: Tensor,
-        dlse: Tensor,
-        dlogits: Tensor,
-        ddlogits: Tensor,
-    ) -> tuple[Tensor | None, ...]:
-        douts = ddlogits, ops.zeros_like(ddlogits)
-        return self.of_both(logits, labels, weight, stats, totals, masses, dloss, dlse, dlogits, douts)
-
-    def of_labels(
-        self,
-        logits: Tensor,
-        labels: Tensor,
-        weight: Tensor | None,
-        stats: Tensor,
-        totals: Tensor,
-        masses: Tensor,
-        dloss: Tensor,
-        dlse: Tensor,
-        dlabels: Tensor,
-        ddlabels: Tensor,
-    ) -> tuple[Tensor | None, ...]:
-        douts = ops.zeros_like(ddlabels), ddlabels
-        return self.of_both(logits, labels, weight, stats, totals, masses, dloss, dlse, dlabels, douts)
-
-    def of_both(
-        self,
-        logits: Tensor,
-        labels: Tensor,
-        weight: Tensor | None,
-        stats: Tensor,
-        totals: Tensor,
-        masses: Tensor,
-        dloss: Tensor,
-        dlse: Tensor,
-        outs: Any,
-        douts: tuple[Tensor, Tensor],
-    ) -> tuple[Tensor | None, ...]:
-        """Names are those of loss.h: with the softmax p, the gradients are u = g p - c a, times the softcap's
-        derivative, and c kept w (lse - x)."""
-        dtype = dloss.dtype
-        x, along_x, along_q = ops.cast(logits, dtype), ops.cast(douts[0], dtype), ops.cast(douts[1], dtype)
-        kept, z = constant(1 - self.label_smoothing, dtype), constant(2 * self.z_loss, dtype)
-        a, slope, bend = ops.cast(labels, dtype) * kept, None, None
-        if self.label_smoothing > 0:
-            a = a + constant(self.label_smoothing / logits.shape[1], dtype)
-        of_q = kept
-        if weight is not None:
-            a, of_q = a * weight, kept * weight
-        if self.softcap > 0:
-            softcap, two = constant(self.softcap, dtype), constant(2.0, dtype)
-            t = ops.tanh(x / softcap)
-            x, slope = softcap * t, 1 - t * t
-            bend = -two * t / softcap * along_x
-            along_x = along_x * slope
-        top, share = stats[:, :1], stats[:, 1:]
-        p, lse = ops.exp(x - top) * share, top - ops.log(share)
-        c, mass = ops.reshape(dloss, (-1, 1)) / totals[0], ops.reshape(masses, (-1, 1))
-        g = c * (mass + z * lse) + ops.reshape(dlse, (-1, 1))
-        s, along_q = self.sum(p * along_x, 1), along_q * of_q
-        dx = p * (g * (along_x - s) + z * c * s) + c * (p * self.sum(along_q, 1) - along_q)
-        if slope is not None:
-            dx = (dx + bend * (g * p - c * a)) * slope
-        dq = c * of_q * (s - along_x)
-        dc = (mass + z * lse) * s + self.sum(along_q * (lse - x) - along_x * a, 1)
-        of_loss = ops.reshape(dc / totals[0], masses.shape)
-        if dloss.ndim == 0:
-            of_loss = add_backward(of_loss, constant(0.0, dtype))  # MindSpore would not write the sum over no rows
-        of_lse = ops.reshape(s, masses.shape)
-        of_stats, of_totals, of_masses = ops.zeros_like(stats), ops.zeros_like(totals), ops.zeros_like(masses)
-        of_weight = None if weight is None else ops.zeros_like(weight)
-        dlogits, dlabels = ops.cast(dx, logits.dtype), ops.cast(dq, labels.dtype)
-        return dlogits, dlabels, of_weight, of_stats, of_totals, of_masses, of_loss, of_lse
-
-
-def attributes_of(
-    name: str, ignore_index: int, reduction: str, label_smoothing: float, z_loss: float, softcap: float
-) -> dict[str, Any]:
-    """Checks the settings. Errors begin with `name`, since `linear_cross_entropy` has them, too."""
-    smoothing = settings.number(name, "label_smoothing", label_smoothing, 0)
-    if smoothing > 1:
-        raise ValueError(f"{name}: label_smoothing must be at most 1, got {label_smoothing}")
-    return dict(
-        ignore_index=settings.integer(name, "ignore_index", ignore_index),
-        reduction=settings.one_of(name, "reduction", reduction, _REDUCTIONS),
-        label_smoothing=smoothing,
-        z_loss=settings.number(name, "z_loss", z_loss, 0),
-        softcap=settings.number(name, "softcap", softcap, 0),
-    )
-
-
-def _unused(
-    logits: Tensor,
-    labels: Tensor,
-    weight: Tensor | None,
-    stats: Tensor,
-    totals: Tensor,
-    dloss: Tensor,
-    dlogits: Tensor,
-    ddlogits: Tensor,
-) -> tuple[Tensor | None, ...]:
-    """Returns tensors of the inputs' shapes. Graph mode makes this gradient also where nothing uses it."""
-    return logits, labels, weight, stats, totals, dloss
-
-
-def _unused_general(
-    logits: Tensor,
-    labels: Tensor,
-    weight: Tensor | None,
-    stats: Tensor,
-    totals: Tensor,
-    dloss: Tensor,
-    dlse: Tensor,
-    dlogits: Tensor,
-    ddlogits: Tensor,
-) -> tuple[Tensor | None, ...]:
-    return logits, labels, weight, stats, totals, dloss, dlse

@@ -7,8 +7,7 @@ from mindspore import Parameter, Tensor, nn
 from mindspore.common.initializer import Normal
 
 from msops.core import settings
-from msops.core.compiled import Operators
-from msops.core.factory import custom_op
+from msops.core.factory import Operators, custom_op
 from msops.core.inputs import present
 from msops.core.library import of_package
 from msops.core.spec import Spec

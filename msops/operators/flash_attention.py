@@ -5,15 +5,16 @@ from typing import TYPE_CHECKING
 import mindspore
 from mindspore import Tensor, nn, ops
 
-from msops.core import generator, settings
-from msops.core.attention import operators, packed_operators, probability
+from msops.core import settings
 from msops.core.compiled import compiling, once
 from msops.core.inputs import as_int32, present
+from msops.shared import generator
+from msops.shared.attention import operators, packed_operators, probability
 
 if TYPE_CHECKING:
     from typing import Any
 
-    from msops.core.attention import Window
+    from msops.shared.attention import Window
 
     Seed = int | Tensor | None
 

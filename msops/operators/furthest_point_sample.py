@@ -6,8 +6,7 @@ import mindspore
 from mindspore import Tensor, nn
 
 from msops.core import settings
-from msops.core.compiled import Operators
-from msops.core.factory import custom_op
+from msops.core.factory import Operators, custom_op
 from msops.core.inputs import as_int32
 from msops.core.library import of_package
 from msops.core.spec import Spec

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from mindspore import Tensor, nn
 
-from msops.core.gathers import gather_operators
 from msops.core.library import of_package
+from msops.shared.gather import gather_operators
 
 _library = of_package("gather_points")
 forward, backward = gather_operators(_library.GatherPointsForward, _library.GatherPointsBackward, "M")

@@ -6,11 +6,11 @@ from mindspore import Tensor, nn, ops
 
 from msops.core import settings
 from msops.core.compiled import once
-from msops.core.gathers import gather_operators
 from msops.core.inputs import cast_as, check_inputs, describe, spec_of
 from msops.core.library import of_package
 from msops.core.signature import Signature
 from msops.operators.ball_query import BallQuery
+from msops.shared.gather import gather_operators
 
 if TYPE_CHECKING:
     from msops.core.inputs import Description

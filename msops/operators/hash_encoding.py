@@ -9,8 +9,8 @@ from mindspore import Tensor, nn
 from mindspore.common.initializer import Uniform
 
 from msops.core import settings
-from msops.core.compiled import Operators, once
-from msops.core.factory import custom_op
+from msops.core.compiled import once
+from msops.core.factory import Operators, custom_op
 from msops.core.inputs import describe, spec_of
 from msops.core.library import of_package
 from msops.core.spec import Spec

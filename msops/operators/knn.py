@@ -6,11 +6,10 @@ import mindspore
 from mindspore import Tensor, nn
 
 from msops.core import settings
-from msops.core.compiled import Operators
-from msops.core.factory import custom_op
-from msops.core.inputs import call_with_lengths
+from msops.core.factory import Operators, custom_op
 from msops.core.library import of_package
 from msops.core.spec import Spec
+from msops.shared.point_cloud import call_with_lengths
 
 if TYPE_CHECKING:
     from msops.core.operator import Operator

@@ -6,8 +6,8 @@ import mindspore
 from mindspore import Tensor, nn
 
 from msops.core import settings
-from msops.core.compiled import Operators, once
-from msops.core.factory import custom_op
+from msops.core.compiled import once
+from msops.core.factory import Operators, custom_op
 from msops.core.inputs import present, widened
 from msops.core.library import of_package
 

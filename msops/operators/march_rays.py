@@ -5,17 +5,14 @@ from typing import TYPE_CHECKING
 from mindspore import Tensor, nn, ops
 
 from msops.core import settings
-from msops.core.compiled import Operators
-from msops.core.factory import custom_op
+from msops.core.factory import Operators, custom_op
 from msops.core.inputs import present
 from msops.core.library import of_package
+from msops.shared.rays import box
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from msops.core.operator import Operator
-
-    Corner = float | Sequence[float]
+    from msops.shared.rays import Corner
 
 _NAME = "march_rays"
 _library = of_package(_NAME)
@@ -170,5 +167,5 @@ def operators(low: Corner, high: Corner, step: float, capacity: int) -> Operator
         gradient=_no_gradient,
         step=length,
         capacity=int(capacity),
-        **settings.box(_NAME, low, high),
+        **box(_NAME, low, high),
     )

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 from mindspore import ops
 
 from msops.core import settings
-from msops.core.compiled import Operators
-from msops.core.factory import custom_op
+from msops.core.factory import Operators, custom_op
 from msops.core.library import of_package
 
 if TYPE_CHECKING:

@@ -5,16 +5,13 @@ from typing import TYPE_CHECKING
 from mindspore import Tensor, nn, ops
 
 from msops.core import settings
-from msops.core.compiled import Operators
-from msops.core.factory import custom_op
+from msops.core.factory import Operators, custom_op
 from msops.core.library import of_package
+from msops.shared.rays import box
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from msops.core.operator import Operator
-
-    Corner = float | Sequence[float]
+    from msops.shared.rays import Corner
 
 _NAME = "ray_aabb"
 _library = of_package(_NAME)
@@ -83,7 +80,7 @@ class RayAABB(nn.Cell):
 
     def __init__(self, low: Corner, high: Corner) -> None:
         super().__init__()
-        settings.box(_NAME, low, high)
+        box(_NAME, low, high)
         self.low, self.high = low, high
 
     def construct(self, origins: Tensor, directions: Tensor) -> tuple[Tensor, Tensor]:
@@ -107,5 +104,5 @@ def operators(low: Corner, high: Corner) -> Operator:
         _library.RayAABBForward,
         "origins(R, 3), directions(R, 3) -> near(R), far(R)",
         gradient=_no_gradient,
-        **settings.box(_NAME, low, high),
+        **box(_NAME, low, high),
     )

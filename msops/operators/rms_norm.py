@@ -6,10 +6,17 @@ import mindspore
 from mindspore import Tensor, nn
 
 from msops.core import settings
-from msops.core.compiled import Operators
-from msops.core.factory import custom_op
+from msops.core.factory import Operators, custom_op
 from msops.core.inputs import present, widened
-from msops.core.library import of_package
+from msops.shared.rms_norm import (
+    CASTINGS,
+    GRADIENTS,
+    LIBRARY,
+    PARAMETERS,
+    check_heads,
+    second_gradient,
+    set_up,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,11 +25,6 @@ if TYPE_CHECKING:
     from msops.core.spec import Spec
 
 _NAME = "rms_norm"
-_LIBRARY = of_package(_NAME)
-CASTINGS = ("llama", "gemma", "none")  # in the order of Casting in aot_kernels/shared/norm/rms_norm.h
-_WEIGHT, _DWEIGHT = "weight(*H, C, dtype=common|float32)?", "dweight(*H, C, dtype=weight)?"
-PARAMETERS = f"{_WEIGHT}, bias(*H, C, dtype=common|float32)?"  # *H stands for no axis or one
-GRADIENTS = f"{_DWEIGHT}, dbias(*H, C, dtype=bias)?"
 
 
 def rms_norm(
@@ -114,15 +116,8 @@ class RMSNorm(nn.Cell):
         dtype: mindspore.Type = mindspore.float32,
         has_bias: bool = False,
     ) -> None:
-        name = "RMSNorm"
         super().__init__()
-        shape = settings.numbers(name, "hidden_size", hidden_size, (1, 2), 1)
-        self.hidden_size, self.eps, self.offset, self.casting = hidden_size, eps, offset, casting
-        self.has_weight = settings.boolean(name, "has_weight", has_weight)
-        self.has_bias = settings.boolean(name, "has_bias", has_bias)
-        self.forward_op = operators.primitive(eps, offset, casting, self.has_weight, self.has_bias)
-        self.weight = settings.parameter(name, "weight", 1 - offset, shape, dtype) if has_weight else None
-        self.bias = settings.parameter(name, "bias", 0, shape, dtype) if has_bias else None
+        set_up(self, "RMSNorm", operators, hidden_size, (eps, offset, casting), has_weight, has_bias, dtype)
 
     def construct(self, x: Tensor) -> Tensor:
         return self.forward_op(x, *present((widened(self.weight, x), widened(self.bias, x))))
@@ -137,14 +132,14 @@ class RMSNorm(nn.Cell):
 def operators(eps: float, offset: float, casting: str) -> Operator:
     eps, offset = settings.number(_NAME, "eps", eps, 0), settings.number(_NAME, "offset", offset)
     backward = custom_op(
-        _LIBRARY.RmsNormBackward,
+        LIBRARY.RmsNormBackward,
         f"x(*S, C), {PARAMETERS}, dy(*S, C) -> dx, {GRADIENTS}; partial",
         gradient=second_gradient(eps, offset),
         eps=eps,
         offset=offset,
     )
     return custom_op(
-        _LIBRARY.RmsNormForward,
+        LIBRARY.RmsNormForward,
         f"x(*S, C), {PARAMETERS} -> y",
         infer=_infer,
         gradient=backward,
@@ -157,23 +152,3 @@ def operators(eps: float, offset: float, casting: str) -> Operator:
 def _infer(x: Spec, weight: Spec | None, bias: Spec | None, **attributes: float) -> Spec:
     check_heads(x, weight, bias)
     return x
-
-
-def check_heads(x: Spec, weight: Spec | None, bias: Spec | None) -> None:
-    """Requires parameters to have the last axis of x, as the signature says, or the last two."""
-    for name, parameter in (("weight", weight), ("bias", bias)):
-        if parameter and parameter.shape not in (x.shape[-1:], x.shape[-2:]):
-            raise ValueError(
-                f"{name} must have the last axis of x, whose shape is {x.shape}, or the last two, got {parameter.shape}"
-            )
-
-
-def second_gradient(eps: float, offset: float) -> Operator:
-    """Returns the operator of the gradient of the gradient."""
-    return custom_op(
-        _LIBRARY.RmsNormBackwardBackward,
-        f"x(*S, C), {_WEIGHT}, dy(*S, C), ddx(*S, C), ddweight(*H, C, dtype=weight)?, "
-        f"ddbias(*H, C, dtype=common|float32)? -> dx, {_DWEIGHT}, ddy; partial",
-        eps=eps,
-        offset=offset,
-    )

@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING
 from mindspore import Tensor, nn
 
 from msops.core import settings
-from msops.core.compiled import Operators
-from msops.core.factory import custom_op
+from msops.core.factory import Operators, custom_op
 from msops.core.inputs import describe, spec_of
 from msops.core.library import of_package
 

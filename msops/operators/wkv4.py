@@ -4,8 +4,7 @@ from typing import TYPE_CHECKING
 
 from mindspore import Tensor, nn
 
-from msops.core.compiled import Operators
-from msops.core.factory import custom_op
+from msops.core.factory import Operators, custom_op
 from msops.core.inputs import present
 from msops.core.library import of_package
 

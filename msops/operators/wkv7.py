@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING
 
 from mindspore import Tensor, nn
 
-from msops.core.compiled import Operators, once
-from msops.core.factory import custom_op
+from msops.core.compiled import once
+from msops.core.factory import Operators, custom_op
 from msops.core.inputs import describe, present, spec_of
 from msops.core.library import of_package
 from msops.core.spec import Spec

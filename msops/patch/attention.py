@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 import mindspore
 from mindspore import Tensor, ops
 
-from msops.core.attention import packed_operators
 from msops.core.compiled import compiling, constant
 from msops.core.inputs import describe
 from msops.operators.flash_attention import draw_seed, flash_attention
+from msops.shared.attention import packed_operators
 
 from .attention_plan import (
     as_column,
@@ -88,16 +88,8 @@ class FlashAttentionScore(Replacement):
         sparse_mode: int = 0,
     ) -> None:
         self.input_layout = input_layout
-        self.settings = (
-            head_num,
-            keep_prob,
-            scale_value,
-            pre_tokens,
-            next_tokens,
-            inner_precise,
-            input_layout,
-            sparse_mode,
-        )
+        numbers = head_num, keep_prob, scale_value, pre_tokens, next_tokens, inner_precise
+        self.settings = *numbers, input_layout, sparse_mode
 
     def __call__(
         self,

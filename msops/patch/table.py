@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from msops.core import generator
+from msops.shared import generator
 
 from . import attention, overflow, transformer, transposes
 from .mint import (

@@ -12,9 +12,8 @@ from __future__ import annotations
 import enum
 from typing import TYPE_CHECKING, Any
 
-from ..core.abi import DEFAULT_STREAM, Param, prepare_call
+from ..core.abi import DEFAULT_STREAM, Param, as_attribute, prepare_call
 from ..core.library import Entry, Library, of_package
-from ..core.primitive import as_attribute
 from ..core.spec import Spec, dtype_called, dtype_name
 
 if TYPE_CHECKING:

@@ -11,7 +11,8 @@ from gpu import BIG
 from guarded_call import GuardedCall
 from msops.compat import VERSION
 from msops.core.compiled import forget_recording, records_gradients
-from msops.operators.cross_entropy import of_probabilities, operators
+from msops.shared.cross_entropy import operators
+from msops.shared.cross_entropy_of_probabilities import of_probabilities
 from msops.testing.checks import Gradient, Net
 from msops.testing.entry import Status
 from operator_test import OperatorTest, check_second_order, run, run_gradient

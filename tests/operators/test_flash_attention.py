@@ -7,7 +7,7 @@ from card import DTYPES, length, random, results_of, zeros
 from child import run_python
 from gpu import BIG
 from msops.compat import VERSION
-from msops.core.attention import operators
+from msops.shared.attention import operators
 from msops.testing.checks import check_finite_differences
 from numpy_attention import (
     DEFAULTS,

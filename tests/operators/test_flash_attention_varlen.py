@@ -4,7 +4,7 @@ import pytest
 import msops
 from card import chain, random, zeros
 from guarded_call import GuardedCall
-from msops.core.attention import packed_operators
+from msops.shared.attention import packed_operators
 from msops.testing.checks import Net, assert_accurate
 from msops.testing.entry import Status
 from numpy_attention import attention, attention_backward

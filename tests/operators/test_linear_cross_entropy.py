@@ -11,7 +11,8 @@ from card import Card, random, zeros
 from child import run_python
 from gpu import BIG
 from msops.compat import VERSION, jit
-from msops.operators import linear_cross_entropy as operators
+from msops.operators import linear_cross_entropy as module
+from msops.shared import linear_cross_entropy as operators, losses_by_chunks
 from msops.testing.checks import Net
 from operator_test import OperatorTest, check_training, run, run_gradient
 from test_cross_entropy import DEFAULTS, accumulator, cross_entropy, gradient as gradient_of_logits
@@ -31,7 +32,7 @@ def shapes(rows, hidden, classes, bias=False, weighted=False):
 
 def take_way(monkeypatch, in_one):
     """Lets one operator compute all, as on a GPU, or MindSpore's operators the chunks, as on the CPU."""
-    monkeypatch.setattr(operators, "is_on_gpu", ops.constexpr(lambda: in_one, name=f"is_on_gpu_{in_one}"))
+    monkeypatch.setattr(module, "is_on_gpu", ops.constexpr(lambda: in_one, name=f"is_on_gpu_{in_one}"))
 
 
 @pytest.fixture(params=[False, True])
@@ -283,8 +284,8 @@ def test_gradients_are_left_out(mode, monkeypatch):
     net = Net(msops.linear_cross_entropy)
     (want,) = run(net, *inputs)
 
-    calls, multiply = [], operators.transposed_times
-    monkeypatch.setattr(operators, "transposed_times", lambda *inputs: calls.append(1) or multiply(*inputs))
+    calls, multiply = [], losses_by_chunks.transposed_times
+    monkeypatch.setattr(losses_by_chunks, "transposed_times", lambda *inputs: calls.append(1) or multiply(*inputs))
     assert run(net, *inputs)[0] == want
     assert not calls
     run_gradient(net, inputs, [np.float32(1)])
@@ -298,7 +299,7 @@ def test_one_operator_leaves_gradients_out(mode, monkeypatch):
     net = Net(msops.linear_cross_entropy)
     run(net, *inputs)
 
-    calls, cell = [], operators.make_losses(-100, "mean", 0.0, 0.0, 0.0, None, False, True)
+    calls, cell = [], losses_by_chunks.make_losses((-100, "mean", 0.0, 0.0, 0.0), None, False, True)
     compute = cell.gradients_op
     monkeypatch.setattr(cell, "gradients_op", lambda *inputs: calls.append(1) or compute(*inputs))
     run(net, *inputs)

@@ -12,7 +12,7 @@ from gpu import BIG
 from msops.compat import VERSION
 from msops.core.library import of_package
 from msops.core.spec import Spec, dtype_name
-from msops.operators.lltm import backward_operators, operators
+from msops.shared.lltm import backward_operators, operators
 from msops.testing import opcheck
 from msops.testing.entry import Param, Status, call
 from operator_test import OperatorTest, Training, check_training, run, run_gradient

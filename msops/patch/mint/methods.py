@@ -8,7 +8,7 @@ import mindspore
 from mindspore import Parameter, Tensor, ops
 
 from msops.core.compiled import records_gradients
-from msops.core.generator import STEP, step
+from msops.shared.generator import STEP, step
 
 from . import creation, elementwise, random, reduction, shape
 from .in_place import assign, copy_into, fills_memory, is_part, require_gradient, write_part

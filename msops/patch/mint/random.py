@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import mindspore
 from mindspore import Tensor, ops
 
-from msops.core.generator import initial_seed
 from msops.operators import random
+from msops.shared.generator import initial_seed
 
 from .in_place import copy_into, store
 
@@ -56,50 +56,26 @@ def _integers(shape: Any, low: Any, high: Any, seed: Tensor, offset: Tensor) -> 
     return random.integers(ops.zeros(shape, _SMALLEST), *_source(seed, offset), *ends)
 
 
-def rand(
-    shape: tuple[int, ...],
-    seed: Tensor,
-    offset: Tensor,
-    dtype: mindspore.Type | None = None,
-    device: str | None = None,
-) -> Tensor:
-    return _uniform(shape, mindspore.float32 if dtype is None else dtype, seed, offset)
+def _of_shape(draw: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def drawn(shape: tuple[int, ...], seed: Tensor, offset: Tensor, dtype: Any = None, device: Any = None) -> Tensor:
+        return draw(shape, mindspore.float32 if dtype is None else dtype, seed, offset)
+
+    return drawn
 
 
-def rand_like(
-    tensor: Tensor, seed: Tensor, offset: Tensor, dtype: mindspore.Type | None = None, device: str | None = None
-) -> Tensor:
-    return _uniform(tensor.shape, tensor.dtype if dtype is None else dtype, seed, offset)
+def _like(draw: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def drawn(x: Tensor, seed: Tensor, offset: Tensor, dtype: Any = None, device: Any = None) -> Tensor:
+        return draw(x.shape, x.dtype if dtype is None else dtype, seed, offset)
+
+    return drawn
 
 
-def randn(
-    shape: tuple[int, ...],
-    seed: Tensor,
-    offset: Tensor,
-    dtype: mindspore.Type | None = None,
-    device: str | None = None,
-) -> Tensor:
-    return _normal(shape, mindspore.float32 if dtype is None else dtype, seed, offset)
-
-
-def randn_like(
-    input: Tensor,  # noqa: A002
-    seed: Tensor,
-    offset: Tensor,
-    dtype: mindspore.Type | None = None,
-    device: str | None = None,
-) -> Tensor:
-    return _normal(input.shape, input.dtype if dtype is None else dtype, seed, offset)
+rand, randn = _of_shape(_uniform), _of_shape(_normal)
+rand_like, randn_like = _like(_uniform), _like(_normal)
 
 
 def randint(
-    low: int,
-    high: int,
-    shape: tuple[int, ...],
-    seed: Tensor,
-    offset: Tensor,
-    dtype: mindspore.Type | None = None,
-    device: str | None = None,
+    low: int, high: int, shape: tuple[int, ...], seed: Tensor, offset: Tensor, dtype: Any = None, device: Any = None
 ) -> Tensor:
     if low >= high:
         raise ValueError(f"mint.randint: low must be less than high, got {low} and {high}")
@@ -108,15 +84,9 @@ def randint(
 
 
 def randint_like(
-    input: Tensor,  # noqa: A002
-    low: int,
-    high: int,
-    seed: Tensor,
-    offset: Tensor,
-    dtype: mindspore.Type | None = None,
-    device: str | None = None,
+    x: Tensor, low: int, high: int, seed: Tensor, offset: Tensor, dtype: Any = None, device: Any = None
 ) -> Tensor:
-    return randint(low, high, input.shape, seed, offset, input.dtype if dtype is None else dtype)
+    return randint(low, high, x.shape, seed, offset, x.dtype if dtype is None else dtype)
 
 
 def randperm(n: int, seed: Tensor, offset: Tensor, dtype: mindspore.Type = mindspore.int64) -> Tensor:
@@ -169,18 +139,11 @@ def _dropped(x: Tensor, p: float, seed: Tensor, offset: Tensor) -> Tensor:
     return ops.cast(random.dropout(ops.cast(x, mindspore.float32), p, *_source(seed, offset)), x.dtype)
 
 
-def dropout(
-    input: Tensor,  # noqa: A002
-    p: float,
-    training: bool,
-    inplace: bool,
-    seed: Tensor,
-    offset: Tensor,
-) -> Tensor:
+def dropout(x: Tensor, p: float, training: bool, inplace: bool, seed: Tensor, offset: Tensor) -> Tensor:
     if not training:
-        return input
-    y = _dropped(ops.deepcopy(input) if inplace else input, p, seed, offset)
-    return copy_into(input, y) if inplace else y
+        return x
+    y = _dropped(ops.deepcopy(x) if inplace else x, p, seed, offset)
+    return copy_into(x, y) if inplace else y
 
 
 def dropout_and_mask(input: Tensor, p: float, seed: Tensor, offset: Tensor) -> tuple[Tensor, Tensor]:  # noqa: A002
@@ -189,19 +152,12 @@ def dropout_and_mask(input: Tensor, p: float, seed: Tensor, offset: Tensor) -> t
     return y, ops.cast(kept, mindspore.uint8)
 
 
-def dropout_of_channels(
-    input: Tensor,  # noqa: A002
-    p: float,
-    training: bool,
-    inplace: bool,
-    seed: Tensor,
-    offset: Tensor,
-) -> Tensor:
+def dropout_of_channels(x: Tensor, p: float, training: bool, inplace: bool, seed: Tensor, offset: Tensor) -> Tensor:
     if not training:
-        return input
-    channels = (*input.shape[:2], *[1] * (input.ndim - 2))
-    kept = _dropped(ops.ones(channels, input.dtype), p, seed, offset)
-    return copy_into(input, ops.deepcopy(input) * kept) if inplace else input * kept
+        return x
+    channels = (*x.shape[:2], *[1] * (x.ndim - 2))
+    kept = _dropped(ops.ones(channels, x.dtype), p, seed, offset)
+    return copy_into(x, ops.deepcopy(x) * kept) if inplace else x * kept
 
 
 def uniform_between(tensor: Tensor, a: float, b: float, seed: Tensor, offset: Tensor) -> Tensor:

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 from mindspore import nn, ops
 
-from . import settings
-from .compiled import Operators, keep_dtypes
-from .factory import custom_op
-from .library import of_package
-from .spec import Spec, accumulator
+from msops.core import settings
+from msops.core.compiled import keep_dtypes
+from msops.core.factory import Operators, custom_op
+from msops.core.library import of_package
+from msops.core.spec import Spec, accumulator
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from mindspore import Tensor
 
-    from .operator import Operator
+    from msops.core.operator import Operator
 
     Window = Sequence[int] | None
 

@@ -12,7 +12,7 @@ from typing import Any
 import mindspore
 from mindspore import Tensor
 
-from .compiled import compiling
+from msops.core.compiled import compiling
 
 STEP = Tensor(12, mindspore.int64)  # by which MindSpore's own operators move on in the generator
 _STEP, _INITIAL_SEED = 0, 5  # commands of the generator

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 from mindspore import Tensor, ops
 
-from .factory import custom_op
+from msops.core.factory import custom_op
 
 if TYPE_CHECKING:
-    from .library import Entry
-    from .operator import Operator
+    from msops.core.library import Entry
+    from msops.core.operator import Operator
 
 
 def gather_operators(gather: Entry, scatter: Entry, places: str) -> tuple[Operator, Operator]:
