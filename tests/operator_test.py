@@ -25,6 +25,7 @@ from msops.testing.checks import (
 )  # fmt: skip
 from msops.testing.opcheck import MODES
 
+PLAIN = ["-O0"]  # g++ compiles the sources of tests in a quarter of the time then
 ELEMENTS = 12  # of an input, for which finite differences are taken: each takes two calls
 
 # Marks a test that takes long in graph mode: `make test` runs it in PyNative mode alone.

@@ -26,7 +26,7 @@ import pytest
 import msops.testing.entry
 from card import cards
 from child import ROOT, environment
-from operator_test import OperatorTest
+from operator_test import PLAIN, OperatorTest
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "benchmarks" / "README.md", *ROOT.glob("docs/*.md")]
 README = PAGES[0].read_text()
@@ -127,7 +127,7 @@ def test_page(page, folder, monkeypatch, capfd):
             assert done.returncode == 0, done.stderr
             printed = done.stdout
         elif language in ("cuda", "cpp"):
-            msops.load(f"{page.stem}_{number}", code, cxx_flags=["-Werror"])
+            msops.load(f"{page.stem}_{number}", code, cxx_flags=["-Werror", *PLAIN])
         elif mark != "{toctree}":
             pytest.fail(f"a block of {language} {mark}:\n{code}")
 

@@ -22,6 +22,7 @@ from msops.testing import OpCheckError, derived, opcheck, worker
 from msops.testing.derived import odd_inputs, small_inputs
 from msops.testing.opcheck import check_refused
 from msops.testing.report import CHECKS
+from operator_test import PLAIN
 
 SOURCE = r"""
 #include <cstdlib>
@@ -256,7 +257,7 @@ X = random(3, np.float64, (35,))
 
 @pytest.fixture(scope="module")
 def library():
-    return msops.load("opcheck_tests", SOURCE, cxx_flags=["-O1"])
+    return msops.load("opcheck_tests", SOURCE, cxx_flags=PLAIN)
 
 
 @pytest.fixture(autouse=True)
@@ -297,11 +298,10 @@ def failures(*arguments, **settings):
     [
         (_sigmoid, [(7, 13)], test_sigmoid.sigmoid),
         (_add, [(3, 1, 4), (5, 1)], lambda x, y: x + y),
-        (_pointwise, [(3, 12), (12,), (3, 4)], test_lltm_cell.lltm_cell),
-        (
-            _trilinear_interpolation,
-            [(3, 8, 4), (3, 3)],
-            trilinear.trilinear,
+        pytest.param(_pointwise, [(3, 12), (12,), (3, 4)], test_lltm_cell.lltm_cell, marks=pytest.mark.wide),
+        pytest.param(
+            *(_trilinear_interpolation, [(3, 8, 4), (3, 3)], trilinear.trilinear),
+            marks=pytest.mark.wide,
         ),
         (msops.Sigmoid(), [(7, 13)], test_sigmoid.sigmoid),
         (msops.add, [(3, 1, 4), (5, 1)], lambda x, y: x + y),
@@ -325,7 +325,7 @@ def test_sound_with_attribute(square):
     assert report.skipped["gradient"] == report.skipped["gradient's dtypes"] == "there is no gradient"
 
 
-@pytest.mark.parametrize("dtype", [mindspore.float16, mindspore.float32], ids=str)
+@pytest.mark.parametrize("dtype", [pytest.param(mindspore.float16, marks=pytest.mark.wide), mindspore.float32], ids=str)
 def test_gradient_without_float64(square, dtype):
     """Without float64, the gradient is held to finite differences of the reference."""
     report = opcheck(square(dtypes=(dtype,)), X, squared)
@@ -399,7 +399,7 @@ def test_sound_with_scratch(reference):
     (source,) = re.findall(r"```cuda file=column_sum.cu\n(.*?)```", text, re.DOTALL)
     signature = "x(N, C) -> y(C); partial(max(1, min(N // 64, 1024)), C)"
     assert signature in text
-    column_sum = msops.custom_op(msops.load("column_sum", source).ColumnSum, signature)
+    column_sum = msops.custom_op(msops.load("column_sum", source, cxx_flags=PLAIN).ColumnSum, signature)
     report = opcheck(column_sum, random(9, np.float64, (200, 3)), reference)
     assert ("forward" in report.made) == (reference is not None)
 
@@ -505,7 +505,7 @@ def test_missing_gradient(library):
             opcheck(product(library, "NoneForW"), *PRODUCT, no_gradient=wrong)
 
 
-@pytest.mark.parametrize("dtype", [mindspore.float32, mindspore.float64], ids=str)
+@pytest.mark.parametrize("dtype", [pytest.param(mindspore.float32, marks=pytest.mark.wide), mindspore.float64], ids=str)
 def test_kink(square, dtype):
     """At a kink, only a gradient between those on both sides is right."""
     x = [np.array([-2.0, 0.0, 1e-7, -1e-7, 0.0, 3.0])]
