@@ -15,7 +15,7 @@ from msops.core.spec import Spec, dtype_name
 from msops.operators.lltm import backward_operators, operators
 from msops.testing import opcheck
 from msops.testing.entry import Param, Status, call
-from operator_test import OperatorTest, Training, check_training, run, run_gradient
+from operator_test import OperatorTest, Training, check_training, run, run_gradient, wide_in_graph_mode
 from test_lltm_cell import (
     MIXED,
     Flat,
@@ -331,6 +331,7 @@ class Slope(nn.Cell):
         return (dx * dx).sum()
 
 
+@wide_in_graph_mode
 @pytest.mark.parametrize("i", range(6))
 def test_second_order_is_an_error(mode, i):
     """A gradient of second order is an error, while MindSpore's PyNative mode would give zeros for what goes through a
@@ -519,6 +520,7 @@ class TestLayers:
         np.testing.assert_array_equal(again.weight.asnumpy(), cell.weight.asnumpy())
         np.testing.assert_array_equal(again.bias.asnumpy(), cell.bias.asnumpy())
 
+    @wide_in_graph_mode
     @pytest.mark.parametrize("way", MIXED)
     def test_mixed_precision(self, mode, way, monkeypatch, tmp_path):
         monkeypatch.chdir(tmp_path)  # MindSpore writes the networks of level O1 into a folder
