@@ -300,6 +300,7 @@ def test_entries_tell_that_the_number_of_parameters_is_wrong(library, capfd, dty
     assert capfd.readouterr().err == f"msops: Take: {wanted}\n"
 
 
+@pytest.mark.wide
 def test_sound(library, monkeypatch):
     """opcheck takes indices, masks and optional inputs."""
     monkeypatch.setattr(derived, "LARGE", 2**14)
