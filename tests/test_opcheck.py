@@ -71,22 +71,16 @@ MSOPS_FORMULA(ReluHalf, (x, dy), (dx), dx = x > 0 ? C(0.5) * dy : C(0))
     });                                                                                               \
   }
 #define SHAPE call.require_same_shape(out, in)
-SQUARES(SkipsTheLastOfOdd, SHAPE, if (n % 2 && n > 35) y[n - 1] = T(by))
 SQUARES(NarrowOffset, SHAPE, for (int64_t i = 0; i < n; ++i) y[i] = y[static_cast<int16_t>(i * 64) / 64])
 SQUARES(FloatForAll, SHAPE, for (int64_t i = 0; i < n; ++i) reinterpret_cast<float*>(y)[i] = float(x[i]))
-SQUARES(DividesByTheSize, SHAPE; by = 35 / static_cast<int>(in.size), )
 SQUARES(ReadsNull, SHAPE; by = *static_cast<volatile const char*>(in.size == 7 ? nullptr : "x"), )
 SQUARES(Aborts, SHAPE; std::fprintf(stderr, "that was too much\n"); std::abort(), )
 SQUARES(AbortsInFloat16, SHAPE, if (sizeof(T) == 2) crash())
 SQUARES(Endless, SHAPE; for (volatile bool forever = true; forever;), )
 SQUARES(Exits, SHAPE; std::exit(3), )
-SQUARES(OtherOrderEveryTime, SHAPE; static int calls = 0; by = ++calls,
-        double sum = 0;
-        for (int64_t i = 0; i < n; ++i) sum += 1 / (3 + double(int(by) % 2 ? i : n - 1 - i)); y[0] = T(sum))
 SQUARES(PastTheEnd, SHAPE, y[n] = y[0])
 SQUARES(BeforeTheBeginning, SHAPE, y[-1] = y[0])
 SQUARES(ChangesInput, SHAPE, x[n - 1] = y[0])
-SQUARES(ReadsPastTheEnd, SHAPE, if (!(x[n] > 0)) y[0] = x[n])
 SQUARES(WrongForOne, SHAPE, if (n == 1) y[0] = x[0])
 SQUARES(OtherEveryTime, SHAPE; static double calls = 0; by = ++calls, y[0] = T(msops::Compute<T>(by)))
 SQUARES(NotEmpty, SHAPE; call.require(in.size > 0, msops::kBadShape, "x is empty"), )
@@ -422,13 +416,7 @@ def test_report(square):
     [
         ("bounds", ["PastTheEnd"], "float64: PastTheEnd writes element 35 of y, after its end: it has shape (35,)"),
         ("bounds", ["BeforeTheBeginning"], "float64: BeforeTheBeginning writes element -1 of y, before its beginning"),
-        ("bounds", ["ReadsPastTheEnd"], "float64: ReadsPastTheEnd reads element 35 of x, after its end"),
         ("bounds", ["NarrowOffset"], "float64, N = 1031: NarrowOffset reads element -512 of y, before its beginning"),
-        (
-            "no crash",
-            ["DividesByTheSize"],
-            "float64, N = 0: DividesByTheSize crashes: SIGFPE, Floating point exception",
-        ),
         ("no crash", ["ReadsNull"], "float64, N = 7: ReadsNull crashes: SIGSEGV, Segmentation fault"),
         ("no crash", ["Aborts"], "float64: Aborts crashes: SIGABRT, Aborted (that was too much)"),
         ("no crash", ["Exits"], "float64: Exits ends the process with exit status 3"),
@@ -440,9 +428,7 @@ def test_report(square):
         ("gradient", ["Square", "HalfTheGradient"], "float64: gradient of x["),
         ("gradient's dtypes", ["Square", "RoughInFloat32"], "float32: gradient of x["),
         ("repeated runs", ["OtherEveryTime"], "OtherEveryTime: y[0]: expected "),
-        ("repeated runs", ["OtherOrderEveryTime"], "OtherOrderEveryTime: y[0]: expected "),
         ("other sizes", ["WrongForOne"], "N = 1: y[0]: expected "),
-        ("other sizes", ["SkipsTheLastOfOdd"], "N = 1031: y[1030]: expected "),
         ("other sizes", ["NotEmpty"], "N = 0: NotEmpty returns 4 (msops: NotEmpty: x is empty)"),
     ],
     ids=str,
