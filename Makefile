@@ -145,8 +145,9 @@ test: all $(VENV)/.ready ## Test every operator, mode and dtype in some minutes;
 	$(if $(COVERAGE),$(VENV)/bin/coverage erase)
 	$(VENV)/bin/python $(if $(COVERAGE),-m coverage run) -m pytest $(WORKERS) -m "not wide" $(ARGS)
 	$(if $(COVERAGE),$(VENV)/bin/coverage combine --quiet && $(VENV)/bin/coverage report)
-test-full: all $(VENV)/.ready ## Run the tests that make test leaves out: all sizes, emulated GPUs, training, processes, ...
-	$(VENV)/bin/python -m pytest $(WORKERS) -m wide $(ARGS)
+# THIRD is 1, 2 or 3, and CHANGED names files of tests that run whatever the third.
+test-full: all $(VENV)/.ready ## Run the tests that make test leaves out: all sizes, emulated GPUs, training, ...; with THIRD=1, a third of them
+	$(VENV)/bin/python -m pytest $(WORKERS) -m wide $(THIRD:%=--third %) $(CHANGED:%=--changed %) $(ARGS)
 
 # The tools of 'make lint' format what 'make new' writes, as the length of a name moves the ends of lines.
 .PHONY: new

@@ -1,5 +1,8 @@
 import gc
+import itertools
 import os
+import re
+import zlib
 
 import mindspore
 import pytest
@@ -9,6 +12,8 @@ from msops.compat import VERSION, set_device
 
 def pytest_addoption(parser):
     parser.addoption("--device-target", choices=("CPU", "GPU"), default="CPU", help="where the operators run")
+    parser.addoption("--third", type=int, choices=(1, 2, 3), help="run only this third of the tests marked `wide`")
+    parser.addoption("--changed", action="append", default=[], metavar="FILE", help="run all of this file in any third")
 
 
 def pytest_configure(config):
@@ -18,6 +23,38 @@ def pytest_configure(config):
         mindspore.device_context.gpu.op_precision.conv_allow_tf32(False)
     else:  # the tests' code runs on the CPU alone, and nvcc takes three times as long; test_load.py calls nvcc itself
         os.environ.setdefault("NVCC", "")
+
+
+def third_of(test):
+    """Returns which of three thirds a test belongs to, by its id as far as the first word of its parameters: what one
+    library or one network serves stays together, and each half of a test in two modes is spread by itself."""
+    return zlib.crc32(re.match(r"[^\[]*(\[\w+)?", test)[0].encode()) % 3 + 1
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest looks at marks
+def pytest_collection_modifyitems(config, items):
+    """Marks as wide what graph mode runs of a test beyond its first case: it calls the entries that PyNative mode calls
+    for all cases, and compiles for each. Then leaves out the wide tests of other thirds."""
+    modes = {item: item.callspec.params.get("mode") for item in items if hasattr(item, "callspec")}
+    tests = {item: item.nodeid.partition("[")[0] for item in modes}
+    in_both, seen = {tests[item] for item in modes if modes[item] == "pynative"}, set()
+    for item in [item for item in modes if modes[item] == "graph" and tests[item] in in_both]:
+        if tests[item] in seen:
+            item.add_marker(pytest.mark.wide)
+        seen.add(tests[item])
+    third = config.getoption("--third")
+    if third:
+        changed = {config.rootpath / file for file in config.getoption("--changed")}
+        others = {
+            item
+            for item in items
+            if item.get_closest_marker("wide") and item.path not in changed and third_of(item.nodeid) != third
+        }
+        config.hook.pytest_deselected(items=list(others))
+        items[:] = [item for item in items if item not in others]
+
+
+finished = itertools.count(1)  # tests
 
 
 def freeze():
@@ -36,7 +73,8 @@ def pytest_runtest_logfinish():
     executor = mindspore.common.api._pynative_executor
     if getattr(executor, "grad_flag", bool)():  # old versions lack it
         executor.clear_res()
-    freeze()
+    if next(finished) % 10 == 0:  # it takes some milliseconds
+        freeze()
 
 
 @pytest.fixture(scope="session")

@@ -1,11 +1,11 @@
+import importlib
 import os
 import subprocess
 import sys
 
 import pytest
 
-from gpu import Gpu
-from msops.testing.entry import has_gpu_code
+from gpu import Gpu, is_there
 from patient import Patient
 
 # `make test` hands its jobserver down. A make that a test runs cannot use it, and would warn of that.
@@ -21,10 +21,9 @@ def patient(tmp_path, monkeypatch):
 @pytest.fixture
 def gpu():
     """Returns torch's GPU. MindSpore's GPU backend and torch cannot share a process."""
-    torch = pytest.importorskip("torch")
-    if not torch.cuda.is_available() or not has_gpu_code("add"):
-        pytest.skip("needs a GPU, and libraries that nvcc built")
-    return Gpu(torch)
+    if not is_there():
+        pytest.skip("needs torch, a GPU, and libraries that nvcc built")
+    return Gpu(importlib.import_module("torch"))
 
 
 @pytest.fixture

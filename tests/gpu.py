@@ -1,12 +1,23 @@
 """Calls entries on the GPU in torch's memory, without MindSpore's GPU backend."""
 
+import importlib.util
+
 import numpy as np
 
 from card import cards, follow, names_of
-from msops.testing.entry import outputs_of, prepare_operator
+from msops.testing.entry import has_gpu_code, outputs_of, prepare_operator
 
 BIG = 2**31 + 4099  # elements, which take more than 4 GiB in float16
 GUARD = 16  # elements around each array, which leave room to shift it off the alignment of packs
+
+
+def is_there():
+    """Tells whether torch has a GPU, and the libraries have code for it."""
+    if not has_gpu_code("add") or importlib.util.find_spec("torch") is None:
+        return False
+    import torch
+
+    return torch.cuda.is_available()
 
 
 def unwritten(dtype):

@@ -36,12 +36,12 @@ class GuardedCall:
     def refused(self, *expected, **changed):
         """Calls the entry with some arguments changed, which must fail with one of these statuses, say why, and write
         nothing."""
-        before = self.bytes()
+        before, what = self.bytes(), (self.operator.entry.name, changed)
         status, errors = self.call(**changed)
-        assert status in expected, changed
-        assert len(errors) == 1, changed
-        assert errors[0].startswith(f"msops: {self.operator.entry.name}: "), changed
-        assert self.bytes() == before, changed
+        assert status in expected, what
+        assert len(errors) == 1, what
+        assert errors[0].startswith(f"msops: {self.operator.entry.name}: "), what
+        assert self.bytes() == before, what
 
     def refused_with(self, name, *expected, **fields):
         """Requires that the entry refuses a change to one parameter's fields."""

@@ -9,7 +9,7 @@ from mindspore import Tensor, nn, ops
 
 import msops
 from msops import compat, custom_op
-from operator_test import Net
+from operator_test import PLAIN, Net
 
 SOURCE = """
 #include "common/formula.h"
@@ -41,7 +41,7 @@ X = Tensor(np.array([1, 2, 3], np.float32))
 
 @pytest.fixture(scope="module")
 def library():
-    return msops.load("calls_test", SOURCE)
+    return msops.load("calls_test", SOURCE, cxx_flags=PLAIN)
 
 
 def test_inputs_by_their_names(mode, library):
@@ -79,7 +79,7 @@ def test_operator_that_is_made_where_it_is_compiled(library):
 
 @msops.once
 def power(exponent):
-    return custom_op(msops.load("calls_test", SOURCE).Square, "x -> y", exponent=exponent)
+    return custom_op(msops.load("calls_test", SOURCE, cxx_flags=PLAIN).Square, "x -> y", exponent=exponent)
 
 
 def test_operator_that_is_made_by_once(library):

@@ -26,9 +26,10 @@ import pytest
 import msops.testing.entry
 from card import cards
 from child import ROOT, environment
-from operator_test import OperatorTest
+from operator_test import PLAIN, OperatorTest
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "benchmarks" / "README.md", *ROOT.glob("docs/*.md")]
+COMPILED = ("headers.md", "porting.md")  # for half a minute: `make test` leaves these to `make test-full`
 README = PAGES[0].read_text()
 NUMBER = r"\d+\.?\d*(?:e[+-]\d+)?"
 
@@ -101,7 +102,11 @@ def folder(tmp_path, monkeypatch, device_target):
 
 
 @pytest.mark.filterwarnings("ignore:convert_bfloat16")  # a page shows what it warns of
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, marks=[pytest.mark.wide] * (page.name in COMPILED)) for page in PAGES],
+    ids=lambda page: str(page.relative_to(ROOT)),
+)
 def test_page(page, folder, monkeypatch, capfd):
     module = types.ModuleType("page")  # needs a file, since MindSpore reads the source of what it compiles
     module.__file__ = str(folder / "page.py")
@@ -127,7 +132,7 @@ def test_page(page, folder, monkeypatch, capfd):
             assert done.returncode == 0, done.stderr
             printed = done.stdout
         elif language in ("cuda", "cpp"):
-            msops.load(f"{page.stem}_{number}", code, cxx_flags=["-Werror"])
+            msops.load(f"{page.stem}_{number}", code, cxx_flags=["-Werror", *PLAIN])
         elif mark != "{toctree}":
             pytest.fail(f"a block of {language} {mark}:\n{code}")
 

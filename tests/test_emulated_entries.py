@@ -52,8 +52,8 @@ class Emulator:
 CASES = [
     (f"{card.name()} {name}", card, *case)
     for card in cards()
+    if card.operators()
     for name, case in card.entry_cases().items()
-    if card.operators(case[0], **case[1])
 ]
 
 

@@ -12,16 +12,15 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
+import itertools
 import re
-import zlib
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 import msops
 from card import DTYPES, calls_of_specs, cards, check_formula, names_of
-from child import ROOT, run_python
+from child import ROOT
 from guarded_call import GuardedCall
 from msops.operators.sigmoid import forward
 from msops.testing import memory
@@ -35,33 +34,19 @@ CARDS = cards()
 FEW, MANY, MOST = 2**16, 2**18, 2**21  # elements of a call's tensors
 
 
-def hostile_calls():
-    """Yields the calls that tests change: one of each entry, and others that a card names."""
-    for card in CARDS:
-        for case in card.hostile or (card.small,):
-            shapes, settings = card.entry_cases()[case]
-            for i, operator in enumerate(card.operators(shapes, **settings)):
-                yield pytest.param((card, shapes, settings, i), id=f"{operator.entry.name}-{case}")
+HOSTILE = [
+    pytest.param(card, *card.entry_cases()[case], id=f"{card.name()}-{case}")
+    for card in CARDS
+    if card.operators()
+    for case in card.hostile or (card.small,)
+]
 
 
-def attributes_of(card, shapes, settings, i):
-    return card.operators(shapes, **settings)[i].attributes
-
-
-@pytest.fixture(params=hostile_calls())
-def call(request, dtype):
-    card, shapes, settings, i = request.param
-    return card.entry_calls(shapes, settings, dtype, parts=2)[i]
-
-
-@pytest.fixture
-def dtype():
-    return "float32"
-
-
-@pytest.fixture
-def guarded(call, capfd):
-    return GuardedCall(call, capfd)
+@pytest.fixture(scope="module")
+def process():
+    """Returns a process that calls entries, and may crash."""
+    with Process(Where()) as process:
+        yield process
 
 
 def sizes_of(card, shapes, settings):
@@ -70,41 +55,67 @@ def sizes_of(card, shapes, settings):
     return [sum(spec.size for spec in call.params.values()) for call in calls]
 
 
-def required(dtype, check, where, function, *arguments):
-    """Makes a check of opcheck's list. An entry checks shapes before it asks for the dtype, so that wrong calls of one
-    dtype are enough."""
-    if check == "wrong calls" and dtype != "float32":
-        return True
-    try:
-        return function(*arguments) or True
-    except AssertionError as error:
-        raise AssertionError(f"{check}: {where}: {error}") from error
+class Attempt:
+    """Makes checks of opcheck's list. Wrong calls are made once for each set of parameters of an entry, in one dtype:
+    an entry checks ranks and shapes before anything else, whatever the sizes."""
+
+    def __init__(self):
+        self.made = set()
+
+    def __call__(self, check, where, function, *arguments):
+        if check == "wrong calls":
+            [call] = arguments
+            parameters = call.name, tuple((array.name, len(array.place.shape)) for array in call.arrays)
+            if parameters in self.made:
+                return True
+            self.made.add(parameters)
+        try:
+            return function(*arguments) or True
+        except AssertionError as error:
+            raise AssertionError(f"{check}: {where}: {error}") from error
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("card", CARDS, ids=lambda card: card.name())
-def test_valid_calls(card, dtype, capfd):
-    """Valid calls write only the formulas' results, and pass opcheck's checks of an entry, wrong calls among them."""
-    attempt = functools.partial(required, dtype)
-    with Process(Where()) as process:
-        for case, (shapes, settings) in card.entry_cases().items():
-            if sum(sizes_of(card, shapes, settings)) > FEW:
-                continue
+@pytest.mark.parametrize("card", [card for card in CARDS if card.operators()], ids=lambda card: card.name())
+def test_valid_calls(card, process, capfd):
+    """Valid calls give the formulas' results in each dtype, and pass opcheck's checks of an entry, wrong calls among
+    them: neighbouring cases in different dtypes."""
+    attempt = Attempt()
+    for (case, (shapes, settings)), checked in zip(card.entry_cases().items(), itertools.cycle(DTYPES)):
+        if sum(sizes_of(card, shapes, settings)) > FEW:
+            continue
+        for dtype in DTYPES:
             for i, call in enumerate(card.entry_calls(shapes, settings, dtype)):
-                results = names_of(call.operator).results
+                results, what = names_of(call.operator).results, f"{call.operator.entry.name}, {case}, {dtype}"
                 if card.formulas and case not in card.without_formula:
                     formula = functools.partial(card.formulas[i], **settings)
                     check_formula(call, formula, card.roundings, card.units(**settings))
-                made = check_call(attempt, "status", case, call.operator, call.inputs, results, process)
-                assert made.said == ""
-                assert_equal(made.outputs(), call.results, [f"{call.operator.entry.name}, {case}"] * len(results))
-                assert all(np.isfinite(result).all() for result in call.results), case
-                # A GuardedCall passes null for arrays without elements.
-                assert GuardedCall(call, capfd).call() == (Status.OK, [])
+                if dtype == checked or case == card.small:
+                    made = check_call(attempt, "status", what, call.operator, call.inputs, results, process)
+                    assert made.said == ""
+                    assert_equal(made.outputs(), call.results, [what] * len(results))
+                assert all(np.isfinite(result).all() for result in call.results), what
+                if not all(array.size for array in call.params.values()):  # a GuardedCall passes null for these
+                    assert GuardedCall(call, capfd).call() == (Status.OK, [])
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_dtypes(guarded):
+@pytest.mark.parametrize(("card", "shapes", "settings"), HOSTILE)
+def test_wrong_calls(card, shapes, settings, capfd):
+    for dtype in DTYPES:
+        for call in card.entry_calls(shapes, settings, dtype, parts=2):
+            guarded = GuardedCall(call, capfd)
+            refuses_dtypes(guarded)
+            if dtype == "float32":
+                refuses_ranks(guarded)
+                refuses_lengths(guarded)
+                refuses_lengths_that_agree(guarded)
+                refuses_gradients_of_wrong_inputs(guarded)
+                refuses_null_pointers(guarded)
+                refuses_attributes(guarded, card.right_numbers)
+                if not has_gpu_code(call.operator.entry.library):  # which would run
+                    guarded.refused(Status.NO_GPU_CODE, stream=1)
+
+
+def refuses_dtypes(guarded):
     for name, param in guarded.params.items():
         for wrong in {"int32", "bfloat16", "", None, *DTYPES} - {param.dtype}:
             if not guarded.fits(dtypes={name: wrong}):
@@ -113,7 +124,7 @@ def test_dtypes(guarded):
         guarded.refused(Status.BAD_DTYPE, arrays=[p._replace(dtype=wrong) for p in guarded.params.values()])
 
 
-def test_ranks(guarded):
+def refuses_ranks(guarded):
     """A wrong rank is BAD_RANK, or BAD_SHAPE where the signature leaves the rank open. For results of `infer` it may be
     either of the two."""
     inputs = {tensor.name: tensor.sizes for tensor in guarded.operator.signature.inputs}
@@ -128,7 +139,7 @@ def test_ranks(guarded):
         guarded.refused_with(name, Status.BAD_RANK, rank=-1)
 
 
-def test_lengths(guarded):
+def refuses_lengths(guarded):
     for name, param in guarded.params.items():
         for axis, length in enumerate(param.shape):
             for wrong in (-1, -(2**63), 2**62, 2**63 - 1, length + 1, length - 1, length + 2**31, length + 2**32):
@@ -140,7 +151,7 @@ def test_lengths(guarded):
             guarded.refused_with(name, Status.BAD_SHAPE, shape=(0, *param.shape[1:]))
 
 
-def test_lengths_that_agree(guarded):
+def refuses_lengths_that_agree(guarded):
     """Lengths that are equal in several tensors change together."""
     shapes = {name: param.shape for name, param in guarded.params.items()}
     for length in {n for shape in shapes.values() for n in shape}:
@@ -150,7 +161,7 @@ def test_lengths_that_agree(guarded):
                 guarded.refused_with_shapes(changed, Status.BAD_SHAPE)
 
 
-def test_gradients_of_wrong_inputs(guarded):
+def refuses_gradients_of_wrong_inputs(guarded):
     """An input's length changes together with that of its gradient."""
     for name in guarded.names.inputs:
         for axis, length in enumerate(guarded.params[name].shape):
@@ -161,46 +172,39 @@ def test_gradients_of_wrong_inputs(guarded):
                     guarded.refused_with_shapes(changed, Status.BAD_SHAPE)
 
 
-def test_what_the_rule_takes(call, request):
-    """A forward entry takes all that its rule takes. A gradient's rule does not know every condition, so that its entry
-    may refuse some calls, but it accesses nothing outside the arrays."""
-    names = names_of(call.operator)
-    with Process(Where()) as process:
-        made = memory.EntryCall(call.operator, call.inputs, names.results, process)
-        *_, number = request.node.callspec.params["call"]
-        if number == 0:
-            memory.check_rule_agrees(made)
-            return
-        for i, x in enumerate(call.inputs):
-            for shape in memory.other_shapes(x.shape):
-                if memory.outputs_with(made, i, shape) is not None:
-                    changed = [*call.inputs[:i], np.resize(x, shape), *call.inputs[i + 1 :]]
-                    memory.check_bounds(memory.EntryCall(call.operator, changed, names.results, process))
-
-
-def test_null_pointers(guarded):
+def refuses_null_pointers(guarded):
     for name, param in guarded.params.items():
         guarded.refused_with(name, Status.NULL_POINTER, pointer=None)
         if param.shape:
             guarded.refused_with(name, Status.NULL_POINTER, shape=None, rank=len(param.shape))
 
 
-@pytest.mark.parametrize("call", [each for each in hostile_calls() if attributes_of(*each.values[0])], indirect=True)
-def test_attributes(guarded, request):
+def refuses_attributes(guarded, right_numbers):
     attributes = guarded.operator.attributes
-    right = request.node.callspec.params["call"][0].right_numbers
-    guarded.refused(Status.BAD_ATTRIBUTE, attributes=None)
+    if attributes:
+        guarded.refused(Status.BAD_ATTRIBUTE, attributes=None)
     for name, value in attributes.items():
         guarded.refused(Status.BAD_ATTRIBUTE, attributes={key: n for key, n in attributes.items() if key != name})
         wrong_values = (np.nan, np.inf) if isinstance(value, float) else (-1, 2**40)
-        for wrong in set(wrong_values).difference(right.get(name, ())):
+        for wrong in set(wrong_values).difference(right_numbers.get(name, ())):
             guarded.refused(Status.BAD_ATTRIBUTE, attributes={**attributes, name: wrong})
 
 
-def test_stream_without_gpu_code(guarded):
-    if has_gpu_code(guarded.operator.entry.library):
-        pytest.skip("this library has GPU code, which would run")
-    guarded.refused(Status.NO_GPU_CODE, stream=1)
+@pytest.mark.parametrize(("card", "shapes", "settings"), HOSTILE)
+def test_what_the_rule_takes(card, shapes, settings, process):
+    """A forward entry takes all that its rule takes. A gradient's rule does not know every condition, so that its entry
+    may refuse some calls, but it accesses nothing outside the arrays."""
+    for number, call in enumerate(card.entry_calls(shapes, settings, "float32", parts=2)):
+        results = names_of(call.operator).results
+        made = memory.EntryCall(call.operator, call.inputs, results, process)
+        if number == 0:
+            memory.check_rule_agrees(made)
+            continue
+        for i, x in enumerate(call.inputs):
+            for shape in memory.other_shapes(x.shape):
+                if memory.outputs_with(made, i, shape) is not None:
+                    changed = [*call.inputs[:i], np.resize(x, shape), *call.inputs[i + 1 :]]
+                    memory.check_bounds(memory.EntryCall(call.operator, changed, results, process))
 
 
 def test_prepared_operator():
@@ -236,21 +240,23 @@ def test_every_entry_is_fuzzed():
     assert sorted(fuzzed) == sorted(written)
 
 
-def print_results():
-    """Prints, for each call that is large enough for threads, a checksum of each result."""
-    for card in CARDS:
-        for case, (shapes, settings) in card.entry_cases().items():
-            if MANY < max(sizes_of(card, shapes, settings), default=0) < MOST:
-                for call in card.entry_calls(shapes, settings, "float32"):
-                    print(call.operator.entry.name, case, [zlib.crc32(array) for array in call.results])
+@pytest.fixture
+def use_threads():
+    """Returns a function that sets how many threads entries take."""
+    openmp = forward.entry.library.handle
+    before = openmp.omp_get_max_threads()
+    yield openmp.omp_set_num_threads
+    openmp.omp_set_num_threads(before)
 
 
-def test_results_do_not_depend_on_the_number_of_threads():
-    printed = set()
-    for threads in (1, 2, 5):
-        code = "import test_entries; test_entries.print_results()"
-        done = run_python("-c", code, cwd=Path(__file__).parent, OMP_NUM_THREADS=str(threads))
-        assert done.returncode == 0, done.stderr
-        assert done.stdout.count("\n") > 2 * len(CARDS)
-        printed.add(done.stdout)
-    assert len(printed) == 1
+@pytest.mark.parametrize("card", CARDS, ids=lambda card: card.name())
+def test_results_do_not_depend_on_the_number_of_threads(card, use_threads):
+    """These calls are large enough for threads."""
+    for case, (shapes, settings) in card.entry_cases().items():
+        if MANY < max(sizes_of(card, shapes, settings), default=0) < MOST:
+            results = []
+            for threads in (1, 5):
+                use_threads(threads)
+                results.append([call.results for call in card.entry_calls(shapes, settings, "float32")])
+            for got, want in zip(*results):
+                assert_equal(got, want, [case] * len(want))

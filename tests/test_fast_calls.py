@@ -55,10 +55,18 @@ def test_same_bits(calls, monkeypatch, view):
     assert calls == [True]
 
 
-def test_scratch_and_parameters(calls, monkeypatch):
+def test_scratch_parameters_and_gradients(calls, monkeypatch):
     net, x = msops.LayerNorm([7]), Tensor(numbers(4, 7))
     assert np.array_equal(net(x).asnumpy(), slow(monkeypatch, net, x).asnumpy())
     assert calls == [True]
+    x, weight = numbers(6), numbers(6)
+    s = 1 / (1 + np.exp(-x))
+    first = mindspore.grad(lambda x: (msops.sigmoid(x) * Tensor(weight)).sum())
+    np.testing.assert_allclose(first(Tensor(x)).asnumpy(), weight * s * (1 - s), rtol=1e-5)
+    second = mindspore.grad(lambda x: first(x).sum())
+    np.testing.assert_allclose(second(Tensor(x)).asnumpy(), weight * s * (1 - s) * (1 - 2 * s), rtol=1e-4, atol=1e-6)
+    assert len(calls) > 4
+    assert all(calls)
 
 
 @pytest.mark.wide
@@ -81,17 +89,6 @@ def test_order_of_launches(calls):
     for _ in range(300):
         y = ops.concat((msops.sigmoid(x[:, :8]), msops.sigmoid(x[:, 8:])), 1)
         np.testing.assert_allclose(y.asnumpy(), want, rtol=1e-5)
-    assert all(calls)
-
-
-def test_gradients_of_both_orders(calls):
-    x, weight = numbers(6), numbers(6)
-    s = 1 / (1 + np.exp(-x))
-    first = mindspore.grad(lambda x: (msops.sigmoid(x) * Tensor(weight)).sum())
-    np.testing.assert_allclose(first(Tensor(x)).asnumpy(), weight * s * (1 - s), rtol=1e-5)
-    second = mindspore.grad(lambda x: first(x).sum())
-    np.testing.assert_allclose(second(Tensor(x)).asnumpy(), weight * s * (1 - s) * (1 - 2 * s), rtol=1e-4, atol=1e-6)
-    assert len(calls) > 4
     assert all(calls)
 
 
@@ -211,6 +208,7 @@ def test_mixed_precision(calls):
     assert calls == [False, True]
 
 
+@pytest.mark.wide
 def test_errors(calls):
     library = msops.load("fails", '#include "common/call.h"\nMSOPS_ENTRY(Fails) { return 77; }\n')
     with pytest.raises(TypeError, match="add"):

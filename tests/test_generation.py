@@ -40,7 +40,7 @@ def best(scores):
     return int(scores.argmax())
 
 
-@pytest.mark.parametrize("settings", [{}, dict(tied=True, interleaved=True)])
+@pytest.mark.parametrize("settings", [pytest.param({}, marks=pytest.mark.wide), dict(tied=True, interleaved=True)])
 def test_greedy_tokens(modules, settings):
     llama, generation = modules
     net = network(llama, **settings)
@@ -52,7 +52,7 @@ def test_greedy_tokens(modules, settings):
     assert written[0] == written[1]
 
 
-@pytest.mark.parametrize("dtype", [mindspore.float32, mindspore.float16])
+@pytest.mark.parametrize("dtype", [mindspore.float32, pytest.param(mindspore.float16, marks=pytest.mark.wide)])
 def test_scores_and_caches(modules, dtype):
     llama, generation = modules
     net = network(llama, dtype=dtype)
@@ -73,7 +73,7 @@ def test_scores_and_caches(modules, dtype):
         np.testing.assert_allclose(stacked, by_layers, tolerance, tolerance)
 
 
-@pytest.mark.parametrize("steps", [0, 1, 5])
+@pytest.mark.parametrize("steps", [*(pytest.param(steps, marks=pytest.mark.wide) for steps in (0, 1)), 5])
 def test_several_texts_at_once(modules, steps):
     """Seven texts of different lengths in three places; one fills the cache, and some end early."""
     llama, generation = modules

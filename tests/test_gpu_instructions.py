@@ -11,6 +11,7 @@ from child import ROOT
 
 FOLDER = ROOT / "aot_kernels" / "common" / "gpu"
 NVCC = shutil.which("nvcc")
+pytestmark = [pytest.mark.wide, pytest.mark.skipif(not NVCC, reason="there is no nvcc")]
 INSTRUCTIONS = {
     "mma_m16n8k16(sums, words, pair)": "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32",
     "mma_m16n8k8(sums, words, pair)": "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32",
@@ -101,8 +102,6 @@ def source(body):
     return f"{headers}using namespace msops;\n{COLUMNS}{body}\n"
 
 
-@pytest.mark.wide
-@pytest.mark.skipif(not NVCC, reason="there is no nvcc")
 def test_functions_are_the_instructions_of_their_names(tmp_path):
     text = compile_ptx(source("".join(kernels())), "sm_90a", tmp_path)
     of_kernels = re.split(r"\.visible \.entry ", text)[1:]
@@ -116,14 +115,11 @@ def test_functions_are_the_instructions_of_their_names(tmp_path):
         assert re.search(pattern, inline), f"{statement}: no {expected} in\n{inline}"
 
 
-@pytest.mark.wide
-@pytest.mark.skipif(not NVCC, reason="there is no nvcc")
 def test_headers_compile_for_the_oldest_gpus(tmp_path):
     """Functions whose instruction those GPUs lack do nothing, and cause no warning."""
     compile_ptx(source("".join(kernels())), "sm_75", tmp_path)
 
 
-@pytest.mark.skipif(not NVCC, reason="there is no nvcc")
 @pytest.mark.parametrize("header", sorted(path.name for path in FOLDER.glob("*.h")))
 def test_each_header_includes_what_it_needs(header, tmp_path):
     compile_ptx(f'#include "common/gpu/{header}"\n', "sm_75", tmp_path)

@@ -1,4 +1,4 @@
-"""Tests the headers for authors, compiled as a user compiles them: functions, numbers, dtypes, columns, pairs."""
+"""Tests the headers for authors in a user's library: functions, numbers, dtypes, columns, pairs."""
 
 import re
 
@@ -10,7 +10,7 @@ from mindspore import Tensor, ops
 import msops
 from child import ROOT
 from msops import compat, custom_op
-from operator_test import Net, run
+from operator_test import PLAIN, Net, run
 
 SOURCE = """
 #include "common/formula.h"
@@ -132,7 +132,7 @@ X = np.array([-2.5, -0.5, 0.0, 0.5, 3.0, np.nan])
 
 @pytest.fixture(scope="module")
 def library():
-    return msops.load("headers_test", SOURCE)
+    return msops.load("headers_test", SOURCE, cxx_flags=PLAIN)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])

@@ -10,17 +10,23 @@ from mindspore import Tensor, mint, nn, ops
 import msops
 from mint_cases import cases
 from msops.patch.mint.linear import composed_cdist
-from msops.testing.checks import Gradient, as_tuple
+from msops.testing.checks import as_tuple
+from operator_test import WithGradients
 
-CASES = [
-    pytest.param(
-        *(case, dtype),
-        id=f"{case.program.__module__.split('.')[-1]} {case.program.__name__} {dtype}",
-        marks=[pytest.mark.wide] * (dtype != case.dtypes[0]),
-    )
-    for case in cases()
-    for dtype in case.dtypes
-]
+
+def parameters(is_graph):
+    """Returns all cases in each of their dtypes. `make test` takes one dtype, and one case of each module in graph
+    mode, which takes a second to compile one."""
+    found, before = [], set()
+    for case in cases():
+        module = case.program.__module__.split(".")[-1]
+        for dtype in case.dtypes:
+            marks = [pytest.mark.wide] * (dtype != case.dtypes[0] or (is_graph and module in before))
+            found.append(pytest.param(case, dtype, id=f"{module} {case.program.__name__} {dtype}", marks=marks))
+            before.add(module)
+    return found
+
+
 # A result may be this far off, relative to the largest number.
 TOLERANCE = {"float16": 4e-3, "float32": 1e-5, "float64": 1e-10, "int32": 0, "int64": 0, "bool": 0}
 STEP = 1e-5  # of differences of a reference in float64
@@ -35,18 +41,6 @@ class Program(nn.Cell):
 
     def construct(self, *inputs):
         return self.program(*inputs)
-
-
-class WithGradients(nn.Cell):
-    """Returns a tuple of a program's results and one of its gradients: a graph of both takes half as long to compile as
-    two graphs do."""
-
-    def __init__(self, program, n):
-        super().__init__()
-        self.program, self.n, self.gradient = program, n, Gradient(program, n)
-
-    def construct(self, *arguments):
-        return self.program(*arguments[: self.n]), self.gradient(*arguments)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -72,8 +66,19 @@ def close(got, want, tolerance, what):
     np.testing.assert_allclose(got, want, tolerance, tolerance * max(1, finite.max(initial=0)), err_msg=what)
 
 
-@pytest.mark.parametrize(("case", "dtype"), CASES)
-def test_program(mode, case, dtype):
+@pytest.mark.parametrize(("case", "dtype"), parameters(is_graph=False))
+def test_program(case, dtype):
+    mindspore.set_context(mode=mindspore.PYNATIVE_MODE)
+    check_program(case, dtype)
+
+
+@pytest.mark.parametrize(("case", "dtype"), parameters(is_graph=True))
+def test_program_in_graph_mode(case, dtype):
+    mindspore.set_context(mode=mindspore.GRAPH_MODE)
+    check_program(case, dtype)
+
+
+def check_program(case, dtype):
     arrays = [cast(value, dtype) for value in case.inputs]
     exact = [cast(value, np.float64) for value in arrays]
     net, want = Program(case), [np.asarray(each) for each in as_tuple(case.reference(*exact))]
@@ -81,7 +86,8 @@ def test_program(mode, case, dtype):
     rng = np.random.default_rng(0)
     douts = [np.asarray(rng.standard_normal(out.shape) * is_floating(out), cast(out, dtype).dtype) for out in want]
     if variables:
-        outs, gradients = map(as_tuple, WithGradients(net, len(arrays))(*map(Tensor, [*arrays, *douts])))
+        results = WithGradients(net, len(arrays))(*map(Tensor, [*arrays, *douts]))
+        outs, gradients = results[: len(want)], results[len(want) :]
     else:
         outs, gradients = as_tuple(net(*map(Tensor, arrays))), ()
     assert len(outs) == len(want)

@@ -17,11 +17,15 @@ SEED, STEP = 2024, 12  # each draw of MindSpore takes 12 offsets
 X = np.arange(12, dtype=np.float32).reshape(3, 4) / 12
 
 
-@pytest.fixture(autouse=True)
-def patched():
+@pytest.fixture(scope="module", autouse=True)
+def _patched():
     with msops.patch_mindspore():
-        mint_seed(SEED)
         yield
+
+
+@pytest.fixture(autouse=True)
+def _seeded():
+    mint_seed(SEED)
 
 
 def mint_seed(seed):

@@ -10,18 +10,15 @@ import pytest
 from mindspore import nn
 
 import msops
-import test_lltm_cell
 import test_sigmoid
-import test_trilinear_interpolation as trilinear
 from card import random
 from msops.operators.add import forward as _add
-from msops.operators.lltm_cell import forward as _pointwise
 from msops.operators.sigmoid import forward as _sigmoid
-from msops.operators.trilinear_interpolation import forward as _trilinear_interpolation
 from msops.testing import OpCheckError, derived, opcheck, worker
 from msops.testing.derived import odd_inputs, small_inputs
 from msops.testing.opcheck import check_refused
 from msops.testing.report import CHECKS
+from operator_test import PLAIN
 
 SOURCE = r"""
 #include <cstdlib>
@@ -74,22 +71,16 @@ MSOPS_FORMULA(ReluHalf, (x, dy), (dx), dx = x > 0 ? C(0.5) * dy : C(0))
     });                                                                                               \
   }
 #define SHAPE call.require_same_shape(out, in)
-SQUARES(SkipsTheLastOfOdd, SHAPE, if (n % 2 && n > 35) y[n - 1] = T(by))
 SQUARES(NarrowOffset, SHAPE, for (int64_t i = 0; i < n; ++i) y[i] = y[static_cast<int16_t>(i * 64) / 64])
 SQUARES(FloatForAll, SHAPE, for (int64_t i = 0; i < n; ++i) reinterpret_cast<float*>(y)[i] = float(x[i]))
-SQUARES(DividesByTheSize, SHAPE; by = 35 / static_cast<int>(in.size), )
 SQUARES(ReadsNull, SHAPE; by = *static_cast<volatile const char*>(in.size == 7 ? nullptr : "x"), )
 SQUARES(Aborts, SHAPE; std::fprintf(stderr, "that was too much\n"); std::abort(), )
 SQUARES(AbortsInFloat16, SHAPE, if (sizeof(T) == 2) crash())
 SQUARES(Endless, SHAPE; for (volatile bool forever = true; forever;), )
 SQUARES(Exits, SHAPE; std::exit(3), )
-SQUARES(OtherOrderEveryTime, SHAPE; static int calls = 0; by = ++calls,
-        double sum = 0;
-        for (int64_t i = 0; i < n; ++i) sum += 1 / (3 + double(int(by) % 2 ? i : n - 1 - i)); y[0] = T(sum))
 SQUARES(PastTheEnd, SHAPE, y[n] = y[0])
 SQUARES(BeforeTheBeginning, SHAPE, y[-1] = y[0])
 SQUARES(ChangesInput, SHAPE, x[n - 1] = y[0])
-SQUARES(ReadsPastTheEnd, SHAPE, if (!(x[n] > 0)) y[0] = x[n])
 SQUARES(WrongForOne, SHAPE, if (n == 1) y[0] = x[0])
 SQUARES(OtherEveryTime, SHAPE; static double calls = 0; by = ++calls, y[0] = T(msops::Compute<T>(by)))
 SQUARES(NotEmpty, SHAPE; call.require(in.size > 0, msops::kBadShape, "x is empty"), )
@@ -256,7 +247,7 @@ X = random(3, np.float64, (35,))
 
 @pytest.fixture(scope="module")
 def library():
-    return msops.load("opcheck_tests", SOURCE, cxx_flags=["-O1"])
+    return msops.load("opcheck_tests", SOURCE, cxx_flags=PLAIN)
 
 
 @pytest.fixture(autouse=True)
@@ -297,23 +288,17 @@ def failures(*arguments, **settings):
     [
         (_sigmoid, [(7, 13)], test_sigmoid.sigmoid),
         (_add, [(3, 1, 4), (5, 1)], lambda x, y: x + y),
-        (_pointwise, [(3, 12), (12,), (3, 4)], test_lltm_cell.lltm_cell),
-        (
-            _trilinear_interpolation,
-            [(3, 8, 4), (3, 3)],
-            trilinear.trilinear,
-        ),
         (msops.Sigmoid(), [(7, 13)], test_sigmoid.sigmoid),
         (msops.add, [(3, 1, 4), (5, 1)], lambda x, y: x + y),
     ],
-    ids=["sigmoid", "add", "lltm_cell", "trilinear", "Cell", "function"],
+    ids=["sigmoid", "add", "Cell", "function"],
 )
 def test_sound(operator, shapes, reference):
     report = opcheck(operator, random(1, np.float64, *shapes), reference)
     assert report.made | set(report.skipped) == set(CHECKS)
     assert report.failures == {}
     if isinstance(operator, msops.Operator):
-        without = {"second derivative"} if operator in (_add, _pointwise) else set()
+        without = {"second derivative"} if operator is _add else set()
         assert set(report.skipped) == {"other attributes"} | without
 
 
@@ -325,7 +310,7 @@ def test_sound_with_attribute(square):
     assert report.skipped["gradient"] == report.skipped["gradient's dtypes"] == "there is no gradient"
 
 
-@pytest.mark.parametrize("dtype", [mindspore.float16, mindspore.float32], ids=str)
+@pytest.mark.parametrize("dtype", [pytest.param(mindspore.float16, marks=pytest.mark.wide), mindspore.float32], ids=str)
 def test_gradient_without_float64(square, dtype):
     """Without float64, the gradient is held to finite differences of the reference."""
     report = opcheck(square(dtypes=(dtype,)), X, squared)
@@ -399,7 +384,7 @@ def test_sound_with_scratch(reference):
     (source,) = re.findall(r"```cuda file=column_sum.cu\n(.*?)```", text, re.DOTALL)
     signature = "x(N, C) -> y(C); partial(max(1, min(N // 64, 1024)), C)"
     assert signature in text
-    column_sum = msops.custom_op(msops.load("column_sum", source).ColumnSum, signature)
+    column_sum = msops.custom_op(msops.load("column_sum", source, cxx_flags=PLAIN).ColumnSum, signature)
     report = opcheck(column_sum, random(9, np.float64, (200, 3)), reference)
     assert ("forward" in report.made) == (reference is not None)
 
@@ -431,13 +416,7 @@ def test_report(square):
     [
         ("bounds", ["PastTheEnd"], "float64: PastTheEnd writes element 35 of y, after its end: it has shape (35,)"),
         ("bounds", ["BeforeTheBeginning"], "float64: BeforeTheBeginning writes element -1 of y, before its beginning"),
-        ("bounds", ["ReadsPastTheEnd"], "float64: ReadsPastTheEnd reads element 35 of x, after its end"),
         ("bounds", ["NarrowOffset"], "float64, N = 1031: NarrowOffset reads element -512 of y, before its beginning"),
-        (
-            "no crash",
-            ["DividesByTheSize"],
-            "float64, N = 0: DividesByTheSize crashes: SIGFPE, Floating point exception",
-        ),
         ("no crash", ["ReadsNull"], "float64, N = 7: ReadsNull crashes: SIGSEGV, Segmentation fault"),
         ("no crash", ["Aborts"], "float64: Aborts crashes: SIGABRT, Aborted (that was too much)"),
         ("no crash", ["Exits"], "float64: Exits ends the process with exit status 3"),
@@ -449,9 +428,7 @@ def test_report(square):
         ("gradient", ["Square", "HalfTheGradient"], "float64: gradient of x["),
         ("gradient's dtypes", ["Square", "RoughInFloat32"], "float32: gradient of x["),
         ("repeated runs", ["OtherEveryTime"], "OtherEveryTime: y[0]: expected "),
-        ("repeated runs", ["OtherOrderEveryTime"], "OtherOrderEveryTime: y[0]: expected "),
         ("other sizes", ["WrongForOne"], "N = 1: y[0]: expected "),
-        ("other sizes", ["SkipsTheLastOfOdd"], "N = 1031: y[1030]: expected "),
         ("other sizes", ["NotEmpty"], "N = 0: NotEmpty returns 4 (msops: NotEmpty: x is empty)"),
     ],
     ids=str,
@@ -505,7 +482,7 @@ def test_missing_gradient(library):
             opcheck(product(library, "NoneForW"), *PRODUCT, no_gradient=wrong)
 
 
-@pytest.mark.parametrize("dtype", [mindspore.float32, mindspore.float64], ids=str)
+@pytest.mark.parametrize("dtype", [pytest.param(mindspore.float32, marks=pytest.mark.wide), mindspore.float64], ids=str)
 def test_kink(square, dtype):
     """At a kink, only a gradient between those on both sides is right."""
     x = [np.array([-2.0, 0.0, 1e-7, -1e-7, 0.0, 3.0])]

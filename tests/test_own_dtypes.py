@@ -10,9 +10,9 @@ from mindspore import Tensor, nn, ops
 
 import msops
 from msops import Signature, Spec, custom_op
-from msops.testing import opcheck
+from msops.testing import derived, opcheck
 from msops.testing.entry import Status, call
-from operator_test import Net
+from operator_test import PLAIN, Net
 
 SOURCE = """
 #include "common/call.h"
@@ -101,7 +101,7 @@ I32, I64, BOOL = mindspore.int32, mindspore.int64, mindspore.bool_
 def library():
     if mindspore.get_context("device_target") != "CPU":
         pytest.skip("these entries read memory on the CPU")
-    return msops.load("own_dtypes_test", SOURCE)
+    return msops.load("own_dtypes_test", SOURCE, cxx_flags=PLAIN)
 
 
 def take_gradient(x, idx, mask, y, dy):
@@ -300,8 +300,10 @@ def test_entries_tell_that_the_number_of_parameters_is_wrong(library, capfd, dty
     assert capfd.readouterr().err == f"msops: Take: {wanted}\n"
 
 
-def test_sound(library):
+@pytest.mark.wide
+def test_sound(library, monkeypatch):
     """opcheck takes indices, masks and optional inputs."""
+    monkeypatch.setattr(derived, "LARGE", 2**14)
 
     def reference(x, idx, mask=None):
         return x[idx] if mask is None else x[idx] * ~mask

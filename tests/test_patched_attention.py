@@ -13,7 +13,7 @@ B, N, N_KV, D = 2, 4, 2, 8
 TRIANGLE = np.triu(np.ones((2048, 2048), bool), 1)
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def _patched():
     with msops.patch_mindspore():
         yield

@@ -5,7 +5,7 @@ import pytest
 
 import msops
 from msops import custom_op
-from operator_test import DTYPES, Net, run
+from operator_test import DTYPES, PLAIN, Net, run
 
 SOURCE = """
 #include "common/rows_sums.h"
@@ -149,7 +149,7 @@ COLUMNS = (1, 2, 15, 16, 17, 33, 64, 127, 256, 1000, 1024, 1029, 4097, 8192, 16_
 
 @pytest.fixture(scope="module")
 def library():
-    return msops.load("rows_test", SOURCE)
+    return msops.load("rows_test", SOURCE, cxx_flags=PLAIN)
 
 
 @pytest.fixture(scope="module")

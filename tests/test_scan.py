@@ -6,7 +6,7 @@ import pytest
 
 import msops
 from msops import custom_op
-from operator_test import DTYPES, Net, run
+from operator_test import DTYPES, PLAIN, Net, run
 
 SOURCE = """
 #include "common/scan.h"
@@ -76,7 +76,7 @@ MSOPS_ENTRY(CumulativeSum) {
 
 @pytest.fixture(scope="module")
 def library():
-    return msops.load("scan_test", SOURCE)
+    return msops.load("scan_test", SOURCE, cxx_flags=PLAIN)
 
 
 @pytest.mark.parametrize("exclusive", [False, True])

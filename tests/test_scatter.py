@@ -5,7 +5,7 @@ import pytest
 
 import msops
 from msops import custom_op
-from operator_test import DTYPES, Net, run
+from operator_test import DTYPES, PLAIN, Net, run
 
 SOURCE = """
 #include "common/scatter.h"
@@ -61,7 +61,7 @@ MSOPS_SCRATCH(GatherGradient64) { return scratch_of(call); }
 
 @pytest.fixture(scope="module")
 def library():
-    return msops.load("scatter_test", SOURCE)
+    return msops.load("scatter_test", SOURCE, cxx_flags=PLAIN)
 
 
 def gradient_of_gather(library, dout, index, targets, last=False):

@@ -7,7 +7,7 @@ from mindspore import Tensor
 
 import msops
 from msops import Spec, compat, custom_op
-from operator_test import Net
+from operator_test import PLAIN, Net
 
 SOURCE = """
 #include "common/elementwise.h"
@@ -70,7 +70,7 @@ SIGNATURE = "x(N, C), bias(C)? -> y(N, C); first, sized(5), second(..., dtype=in
 
 @pytest.fixture(scope="module")
 def library():
-    return msops.load("scratch_test", SOURCE)
+    return msops.load("scratch_test", SOURCE, cxx_flags=PLAIN)
 
 
 def test_sizes_from_shapes_dtypes_and_attributes(mode, library):

@@ -81,7 +81,7 @@ class TestAdd(OperatorTest):
         ([*zeros(3), 1.0], {}, TypeError, "add: y must be a Tensor, got float"),
         (zeros((2, 3), 4), {}, ValueError, "add: x and y must have shapes that broadcast, got (2, 3) and (4,)"),
         (zeros(2, 0), {}, ValueError, "add: x and y must have shapes that broadcast, got (2,) and (0,)"),
-        (zeros((1,) * 17, 1), {}, ValueError, "at most 16 axes, got 17"),
+        (zeros((1,) * 17, 1), {}, ValueError, "add: x and y must have at most 16 axes, got 17"),
     )
 
     huge = ((BIG // 3,),)

@@ -14,7 +14,7 @@ from msops.compat import VERSION, jit
 from msops.operators import linear_cross_entropy as module
 from msops.shared import linear_cross_entropy as operators, losses_by_chunks
 from msops.testing.checks import Net
-from operator_test import OperatorTest, check_training, run, run_gradient
+from operator_test import OperatorTest, check_training, run, run_gradient, wide_in_graph_mode
 from test_cross_entropy import DEFAULTS, accumulator, cross_entropy, gradient as gradient_of_logits
 
 pytestmark = pytest.mark.skipif(VERSION < (2, 0), reason="its gradient needs MindSpore 2.0")
@@ -243,6 +243,7 @@ def test_in_one_operator(mode, settings, dtype, monkeypatch):
         np.testing.assert_allclose(got, want, rtol=tolerance, atol=tolerance * np.abs(want).max())
 
 
+@wide_in_graph_mode
 @in_all_ways
 def test_chunks(mode, reduction, in_one):
     """Losses do not depend on the chunks, and gradients do by rounding alone."""
@@ -308,6 +309,7 @@ def test_one_operator_leaves_gradients_out(mode, monkeypatch):
     assert calls
 
 
+@wide_in_graph_mode
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 def test_weights_of_1(mode, reduction):
     """They change nothing."""
@@ -374,6 +376,7 @@ class Outer(nn.Cell):
         return self.loss(x, labels)
 
 
+@wide_in_graph_mode
 @in_all_ways
 def test_mixed_precision(mode, reduction, in_one, tmp_path, monkeypatch):
     """At every level of amp, the loss and the gradients of x, weight and bias are those of O0 but for the rounding of
@@ -448,6 +451,7 @@ def test_open_rows(mode, reduction, in_one):
         run(chunked, *calls[0])
 
 
+@wide_in_graph_mode
 @in_all_ways
 def test_label_out_of_range(mode, reduction, in_one, device_target):
     """On the CPU it is an error, also for many calls in a row, whose matmuls are queued; on a GPU the loss is NaN."""
@@ -502,7 +506,7 @@ print((held("VmHWM") - before) / (4 * rows * classes))
 """
 
 
-@pytest.mark.parametrize("mode", ["graph", "pynative"])
+@wide_in_graph_mode
 def test_memory(mode, device_target, tmp_path):
     """A gradient holds less than half of the logits at a time, by default."""
     if device_target == "GPU" or not os.access("/proc/self/clear_refs", os.W_OK):

@@ -15,7 +15,7 @@ from msops.core.spec import Spec, dtype_name
 from msops.shared.lltm import backward_operators, operators
 from msops.testing import opcheck
 from msops.testing.entry import Param, Status, call
-from operator_test import OperatorTest, Training, check_training, run, run_gradient
+from operator_test import OperatorTest, Training, check_training, run, run_gradient, wide_in_graph_mode
 from test_lltm_cell import (
     MIXED,
     Flat,
@@ -153,6 +153,10 @@ class TestLLTM(OperatorTest):
         "small": (shapes(4, 2, 3, 3), {}),
         "one step": (shapes(1, 3, 2, 5), {}),
         "one": (shapes(3, 1, 1, 1), {}),
+        "no steps": (shapes(0, 2, 3, 4), {}),
+        "no samples": (shapes(2, 0, 3, 4), {}),
+        "no inputs": (shapes(2, 3, 0, 4), {}),
+        "no units": (shapes(2, 3, 4, 0), {}),
         "reverse": (shapes(5, 3, 4, 7), {"reverse": True}),
         "lengths": (shapes(5, 7, 3, 9), {"seq_length": [5, 0, 1, 4, 9, -2, 3]}),
         "reverse lengths": (shapes(5, 7, 3, 9), {"seq_length": [5, 0, 1, 4, 9, -2, 3], "reverse": True}),
@@ -201,24 +205,6 @@ class TestLLTM(OperatorTest):
         gradients = recur_gradient(product, weight_hh, bias, h, c, *douts, seq_length, reverse)
         dproduct, dweight_hh, dbias, dh, dc = gradients
         return dproduct @ weight_ih, dh, dc, np.einsum("tbg,tbi->gi", dproduct, x), dweight_hh, dbias
-
-
-class TestEmpty:
-    """Tests empty sizes. Without steps, the state stays; without samples, inputs or units, results are empty and the
-    parameters' gradients are 0."""
-
-    @pytest.mark.parametrize("sizes", [(0, 2, 3, 4), (2, 0, 3, 4), (2, 3, 0, 4), (2, 3, 4, 0)])
-    def test_empty(self, mode, sizes):
-        inputs = random(3, np.float32, *shapes(*sizes))
-        (x, h, c), (t, b, _, width) = inputs[:3], sizes
-        results = run(Sequence(), *inputs)
-        for got, want in zip(results, recur(x @ inputs[3].T, *inputs[4:], h, c)):
-            np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
-        douts = random(4, np.float32, (t, b, width), (b, width), (b, width))
-        gradients = run_gradient(Sequence(), inputs, douts)
-        assert [g.shape for g in gradients] == [a.shape for a in inputs]
-        for got, want in zip(gradients, TestLLTM.reference_gradient(*inputs, *douts)):
-            np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.skipif(VERSION == (2, 0), reason="MindSpore 2.0 leaves sizes open in the gradient of a third dtype")
@@ -331,6 +317,7 @@ class Slope(nn.Cell):
         return (dx * dx).sum()
 
 
+@wide_in_graph_mode
 @pytest.mark.parametrize("i", range(6))
 def test_second_order_is_an_error(mode, i):
     """A gradient of second order is an error, while MindSpore's PyNative mode would give zeros for what goes through a
@@ -519,6 +506,7 @@ class TestLayers:
         np.testing.assert_array_equal(again.weight.asnumpy(), cell.weight.asnumpy())
         np.testing.assert_array_equal(again.bias.asnumpy(), cell.bias.asnumpy())
 
+    @wide_in_graph_mode
     @pytest.mark.parametrize("way", MIXED)
     def test_mixed_precision(self, mode, way, monkeypatch, tmp_path):
         monkeypatch.chdir(tmp_path)  # MindSpore writes the networks of level O1 into a folder
