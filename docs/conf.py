@@ -19,6 +19,8 @@ autodoc_typehints = "none"  # the docstrings have them
 
 html_theme = "furo"
 html_title = "msops"
+html_static_path = ["_static"]
+html_css_files = ["wide.css"]
 html_copy_source = False
 
 

@@ -133,8 +133,15 @@ def test_page(page, folder, monkeypatch, capfd):
             printed = done.stdout
         elif language in ("cuda", "cpp"):
             msops.load(f"{page.stem}_{number}", code, cxx_flags=["-Werror", *PLAIN])
-        elif mark != "{toctree}":
+        elif mark not in ("{toctree}", "{include} ../README.md"):
             pytest.fail(f"a block of {language} {mark}:\n{code}")
+
+
+@pytest.mark.parametrize("page", [PAGES[0], *ROOT.glob("docs/*.md")], ids=lambda page: str(page.relative_to(ROOT)))
+def test_code_fits_the_page(page):
+    """Lines of 98 letters fit a page that is 1,280 pixels wide, as docs/_static/wide.css lays it out."""
+    blocks = re.findall(r"^```\w* ?.*\n((?:.*\n)*?)```$", page.read_text(), re.MULTILINE)
+    assert not [line for block in blocks for line in block.splitlines() if len(line) > 98]
 
 
 def check(language, code):
