@@ -53,7 +53,7 @@ MSOPS_ENTRY(AddRmsNormForward) {
         using Body = Forward<T, Residual, RmsNormWithBias<T>>;
         const RmsNormWithBias<T> with_bias(normalize, bias);
         const OfHeads<Body> body{{x, residuals, y, s, with_bias}, heads.count};
-        for_rows<T, true>(call, rows, {x, residuals, y, s, with_bias.weight, with_bias.bias}, body);
+        for_rows_of_few_kernels<T>(call, rows, {x, residuals, y, s, with_bias.weight, with_bias.bias}, body);
       }
     });
   });

@@ -135,8 +135,8 @@ MSOPS_ENTRY(LayerNormBackwardBackward) {
     const auto out = [&](const Tensor& tensor) { return rows_in<T>(tensor, columns); };
     const NormSecondGradient<T, true> body{in(x),   in(dy),    in(ddx), out(dx), out(ddy),
                                            factors, of_weight, of_bias, C(eps),  C(0)};
-    sums.run<T, true, false>(call, rows_of(x, columns),
-                             {in(x), in(dy), in(ddx), out(dx), out(ddy), factors, of_weight, of_bias}, body);
+    sums.run<T, true, Kernels::kReadAgain>(
+        call, rows_of(x, columns), {in(x), in(dy), in(ddx), out(dx), out(ddy), factors, of_weight, of_bias}, body);
   });
 }
 

@@ -45,8 +45,8 @@ MSOPS_ENTRY(RmsNormForward) {
                                                 Forward<T, RmsNorm<T>>{x, y, normalize});
     } else {
       const RmsNormWithBias<T> with_bias(normalize, bias);
-      for_rows<T, true>(call, rows_of(x, heads.columns), {x, y, with_bias.weight, with_bias.bias},
-                        OfHeads<Forward<T, RmsNormWithBias<T>>>{{x, y, with_bias}, heads.count});
+      for_rows_of_few_kernels<T>(call, rows_of(x, heads.columns), {x, y, with_bias.weight, with_bias.bias},
+                                 OfHeads<Forward<T, RmsNormWithBias<T>>>{{x, y, with_bias}, heads.count});
     }
   });
 }
@@ -96,10 +96,10 @@ MSOPS_ENTRY(RmsNormBackwardBackward) {
                                             factors, of_weight, terms, C(eps), weight.dtype ? C(offset) : C(0)};
     const std::initializer_list<RowLayout<T>> places{x, dy, ddx, dx, ddy, factors, of_weight, terms};
     if (heads.count == 1) {
-      sums.run<T, false, false>(call, rows, places, body);
+      sums.run<T, false, Kernels::kReadAgain>(call, rows, places, body);
     } else {
-      sums.run<T, false, false>(call, rows, places, OfHeads<NormSecondGradient<T, false>>{body, heads.count},
-                                heads.count);
+      sums.run<T, false, Kernels::kReadAgain>(call, rows, places,
+                                              OfHeads<NormSecondGradient<T, false>>{body, heads.count}, heads.count);
     }
   });
 }

@@ -197,6 +197,11 @@ void launch_rows_with_edges(Call& call, int64_t rows, std::initializer_list<RowL
 }
 #endif
 
+template <typename T, typename Body>
+void for_rows_on_cpu(Call& call, int64_t rows, std::initializer_list<RowLayout<T>> places, const Body& body) {
+  on_cpu(call, rows, RowOnCpu<Compute<T>, Body>{body}, 1.5 * static_cast<double>(places.begin()->columns));
+}
+
 // Calls body(row, team) for every row in [0, rows). `places` are all the matrices and rows that the team reads and
 // writes, of equal length. On the GPU packs of 16 bytes move them where such packs tile all of them, or where all rows
 // of one number have their aligned packs at the same columns (see WithEdges); otherwise neighbouring lanes move
@@ -224,13 +229,13 @@ void launch_rows_with_edges(Call& call, int64_t rows, std::initializer_list<RowL
 //   more                      more            512 threads                      each reduction reads the row again
 template <typename T, bool kPrefersClusters = false, int kPacks = 2, int kLongPacks = 8, typename Body>
 void for_rows(Call& call, int64_t rows, std::initializer_list<RowLayout<T>> places, const Body& body) {
-  const int64_t columns = places.begin()->columns;
-  if (call.is_on_cpu()) return on_cpu(call, rows, RowOnCpu<Compute<T>, Body>{body}, 1.5 * static_cast<double>(columns));
+  if (call.is_on_cpu()) return for_rows_on_cpu<T>(call, rows, places, body);
 #ifdef __CUDACC__
   call.require(kOnGpu<T>, kBadDtype, "there is no GPU code for %s", dtype_name<T>());
   if (!call.ok() || rows == 0) return;
   if constexpr (kOnGpu<T>) {
     using C = Compute<T>;
+    const int64_t columns = places.begin()->columns;
     if constexpr (kMovesPacks<T>) {
       if (packs_tile<T>(places)) {
         constexpr int N = kPackWidth<T>;
@@ -266,6 +271,34 @@ void for_rows(Call& call, int64_t rows, std::initializer_list<RowLayout<T>> plac
     if (columns <= 8192) return launch_rows<C, TeamShape<512, 1, 16>>(call, rows, columns, body);
     if (columns <= 32768) return launch_rows<C, TeamShape<1024, 1, 32>>(call, rows, columns, body);
     if (launch_rows_in_clusters<C, TeamShape<512, 1, 16, true>>(call, rows, columns, body)) return;
+    launch_rows<C, TeamShape<512, 1, 0>>(call, rows, columns, body);
+  }
+#endif
+}
+
+// Does the same with few kernels, which compile sooner, and read rows of more than 2048 packs again for each reduction:
+// for what is rarely called.
+template <typename T, typename Body>
+void for_rows_of_few_kernels(Call& call, int64_t rows, std::initializer_list<RowLayout<T>> places, const Body& body) {
+  if (call.is_on_cpu()) return for_rows_on_cpu<T>(call, rows, places, body);
+#ifdef __CUDACC__
+  call.require(kOnGpu<T>, kBadDtype, "there is no GPU code for %s", dtype_name<T>());
+  if (!call.ok() || rows == 0) return;
+  if constexpr (kOnGpu<T>) {
+    using C = Compute<T>;
+    const int64_t columns = places.begin()->columns;
+    if constexpr (kMovesPacks<T>) {
+      if (packs_tile<T>(places)) {
+        constexpr int N = kPackWidth<T>;
+        const int64_t packs = columns / N;
+        if (packs <= 16) return launch_rows<C, TeamShape<8, N, 2>>(call, rows, packs, body);
+        if (packs <= 64) return launch_rows<C, TeamShape<32, N, 2>>(call, rows, packs, body);
+        if (packs <= 2048) return launch_rows<C, TeamShape<512, N, 4>>(call, rows, packs, body);
+        return launch_rows<C, TeamShape<512, N, 0>>(call, rows, packs, body);
+      }
+    }
+    if (columns <= 512) return launch_rows<C, TeamShape<32, 1, 16>>(call, rows, columns, body);
+    if (columns <= 8192) return launch_rows<C, TeamShape<512, 1, 16>>(call, rows, columns, body);
     launch_rows<C, TeamShape<512, 1, 0>>(call, rows, columns, body);
   }
 #endif

@@ -280,8 +280,10 @@ int64_t launch_rows_with_sums(Call& call, int64_t rows, int64_t packs, const Bod
 //   up to 32768, from sm_90   up to 65536    2 to 16 blocks of 512 threads  the row stays on the chip
 //   more                      more           512 threads                    reads rows again, adds up in memory
 //
-// If kHolds is false, there are only the kernels that read rows again, which compile sooner: for what is rarely called.
-template <typename T, int kSums, bool kHolds = true, typename Body, typename Groups = Constant<1>>
+// What is rarely called has few kernels, which compile sooner: Kernels::kFew leaves out what other rows than short ones
+// gain by teams of their own, and Kernels::kReadAgain has only those that read rows again.
+enum class Kernels { kAll, kFew, kReadAgain };
+template <typename T, int kSums, Kernels kKernels = Kernels::kAll, typename Body, typename Groups = Constant<1>>
 int64_t for_rows_with_sums(Call& call, int64_t rows, std::initializer_list<RowLayout<T>> places, const Body& body,
                            Compute<T>* const (&partial)[kSums], int64_t parts, Groups groups = {}) {
   using C = Compute<T>;
@@ -307,9 +309,20 @@ int64_t for_rows_with_sums(Call& call, int64_t rows, std::initializer_list<RowLa
     };
     [[maybe_unused]] const bool packs_fit = kMovesPacks<T> && packs_tile<T>(places);
     constexpr int N = kMovesPacks<T> ? kPackWidth<T> : 1;
-    if constexpr (!kHolds) {
+    if constexpr (kKernels == Kernels::kReadAgain) {
       if (columns > 1024) return packs_fit ? run(TeamShape<512, N, 0>(), 0) : run(TeamShape<512, 1, 0>(), 0);
       return packs_fit ? run(TeamShape<64, N, 0>(), 0) : run(TeamShape<64, 1, 0>(), 0);
+    } else if constexpr (kKernels == Kernels::kFew) {
+      if (packs_fit) {
+        const int64_t packs = columns / N;
+        if (packs <= 16) return run(TeamShape<8, N, 2>(), packs);
+        if (packs <= 64) return run(TeamShape<32, N, 2>(), packs);
+        if (packs <= 1024) return run(TeamShape<512, N, 2>(), packs);
+        return run(TeamShape<512, N, 0>(), packs);
+      }
+      if (columns <= 512) return run(TeamShape<32, 1, 16>(), columns);
+      if (columns <= 4096) return run(TeamShape<512, 1, 8>(), columns);
+      return run(TeamShape<512, 1, 0>(), columns);
     } else {
       if constexpr (kMovesPacks<T>) {
         if (packs_fit) {

@@ -15,7 +15,7 @@ from msops.shared.gather import gather_operators
 if TYPE_CHECKING:
     from msops.core.inputs import Description
 
-_library = of_package("group_points")
+_library = of_package("gather_points")
 forward, backward = gather_operators(_library.GroupPointsForward, _library.GroupPointsBackward, "M, S")
 
 

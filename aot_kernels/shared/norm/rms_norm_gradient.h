@@ -38,7 +38,7 @@ struct RmsNormSums {
     } else {
       using Body = NormGradient<T, false, kAdds, true>;
       const OfHeads<Body> body{{x, dy, added, dx, factors, eps_number, offset_number}, heads.count};
-      sums.run<T, true, true>(call, rows, places, body, heads.count);
+      sums.run<T, true, Kernels::kFew>(call, rows, places, body, heads.count);
     }
   }
 

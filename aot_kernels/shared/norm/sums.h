@@ -10,7 +10,7 @@ namespace msops::norm {
 struct NormSums {
   Tensor weight, bias, partial;
 
-  template <typename T, bool kBias, bool kHolds, typename Body, typename Groups = Constant<1>>
+  template <typename T, bool kBias, Kernels kKernels, typename Body, typename Groups = Constant<1>>
   void run(Call& call, int64_t rows, std::initializer_list<RowLayout<T>> places, const Body& body,
            Groups heads = {}) const {
     using C = Compute<T>;
@@ -18,11 +18,11 @@ struct NormSums {
     C *const of_weight = partial.as<C>(), *const of_bias = of_weight + parts * columns;
     if constexpr (kBias) {
       const int64_t used =
-          for_rows_with_sums<T, 2, kHolds>(call, rows, places, body, {of_weight, of_bias}, parts, heads);
+          for_rows_with_sums<T, 2, kKernels>(call, rows, places, body, {of_weight, of_bias}, parts, heads);
       add_parts<T>(call, used, columns, of_weight, weight);
       add_parts<T>(call, used, columns, of_bias, bias);
     } else {
-      const int64_t used = for_rows_with_sums<T, 1, kHolds>(call, rows, places, body, {of_weight}, parts, heads);
+      const int64_t used = for_rows_with_sums<T, 1, kKernels>(call, rows, places, body, {of_weight}, parts, heads);
       add_parts<T>(call, used, columns, of_weight, weight);
     }
   }
@@ -44,7 +44,7 @@ struct NormSums {
         }
     }
 #endif
-    run<T, kCentred, true>(call, rows, places, body);
+    run<T, kCentred, Kernels::kAll>(call, rows, places, body);
   }
 
   // Returns the shape of the scratch for `sums` numbers for each column, added up over the rows of x.
