@@ -33,6 +33,7 @@ HERE := demo chat test test-full test-matrix docs fuzz
 ifneq ($(filter $(HERE),$(MAKECMDGOALS)),)
 ifeq ($(filter-out $(HERE) lint,$(MAKECMDGOALS))$(shell grep -so -e -ccbin $(LIB)/.command; nvidia-smi -L 2>/dev/null | grep GPU),)
 NVCC ?=
+export NVCC
 endif
 endif
 
@@ -260,6 +261,15 @@ warnings: $(WARNED)
 $(WARNED): warnings-of-%:
 	@g++ $(FLAGS) $(HOST_FLAGS) -fsyntax-only $(WARNINGS) -Iaot_kernels -x c++ $*
 
+# 'make ptx' shows that nvcc takes the kernels of the libraries in ONLY, or of all: it compiles the GPU's code alone, for one
+# architecture (PTX=90a), without optimization, and keeps nothing.
+PTX_CHECKS := $(addprefix ptx-of-,$(or $(ONLY),$(OPERATORS)))
+.PHONY: ptx $(PTX_CHECKS)
+ptx: $(PTX_CHECKS) ## Check that nvcc compiles the GPU's code of the libraries in ONLY, or of all
+$(PTX_CHECKS): ptx-of-%:
+	$(Q)$(NVCC) -ccbin $(HOST_CXX) $(FLAGS) $(HOST_FLAGS:%=-Xcompiler %) $(NVCC_FLAGS) -Xcicc -O0 -ptx $(GPU_CODE) aot_kernels/$*.cu -o /dev/null
+	@echo "nvcc takes the kernels of $*."
+
 .PHONY: clean
 clean: ## Remove what was built, but not the virtual environment
 	rm -rf msops/lib benchmarks/libnaive.so docs/_build build dist *.egg-info
@@ -272,6 +282,7 @@ help: ## Show this
 	@echo "  ARCHS        GPU architectures to build for, as in ARCHS=\"70 80 90\"; default: the GPU at hand, else PTX alone, for the oldest"
 	@echo "  PTX          the architecture whose PTX serves all later ones, as in PTX=75; default, with ARCHS: none"
 	@echo "  V            V=1 shows the commands that compile the libraries"
+	@echo "  ONLY         the libraries that make ptx checks, as in ONLY=\"add softmax\""
 	@echo "  NVCC         the CUDA compiler; NVCC= builds for the CPU alone"
 	@echo "  CXX          the C++ compiler, also for nvcc's host code; default: g++, or the newest g++-N that this nvcc takes"
 	@echo "  OP           what make new shall call an operator"
