@@ -88,9 +88,10 @@ __global__ void __launch_bounds__(kBlockThreads<Shape>,
 }
 
 template <typename C, typename Shape, typename Body>
-void launch_rows(Call& call, int64_t rows, int64_t packs, const Body& body) {
+bool launch_rows_in_blocks(Call& call, int64_t rows, int64_t packs, const Body& body) {
   const int64_t blocks = (rows - 1) / kTeamsOfBlock<Shape> + 1;
   launch(call, rows_kernel<C, Shape, Body>, blocks, block_threads<Shape>(packs), 0, rows, body);
+  return true;
 }
 
 // Launches a cluster for each row, of the fewest blocks that can keep `packs` packs. Returns false, and does nothing,
@@ -111,6 +112,15 @@ bool launch_rows_in_clusters(Call& call, int64_t rows, int64_t packs, const Body
   if (blocks > most || !grid.fits_launch()) return false;
   launch(call, kernel, grid, block_threads<Shape>(packs, blocks), 0, rows, body);
   return true;
+}
+
+template <typename C, typename Shape, typename Body>
+bool launch_rows(Call& call, int64_t rows, int64_t packs, const Body& body) {
+  if constexpr (Shape::kClustered) {
+    return launch_rows_in_clusters<C, Shape>(call, rows, packs, body);
+  } else {
+    return launch_rows_in_blocks<C, Shape>(call, rows, packs, body);
+  }
 }
 #endif
 
@@ -197,111 +207,94 @@ void launch_rows_with_edges(Call& call, int64_t rows, std::initializer_list<RowL
 }
 #endif
 
-template <typename T, typename Body>
-void for_rows_on_cpu(Call& call, int64_t rows, std::initializer_list<RowLayout<T>> places, const Body& body) {
-  on_cpu(call, rows, RowOnCpu<Compute<T>, Body>{body}, 1.5 * static_cast<double>(places.begin()->columns));
+// A Ladder lists which team takes rows of up to so many packs or elements: the first rung that fits. Clusters, which
+// the GPU may lack, are passed over then. No kernel is compiled for a rung of kNever.
+template <int64_t kMost, typename Shape>
+struct Rung {};
+template <typename... Rungs>
+struct Ladder {};
+constexpr int64_t kNever = -1, kAny = INT64_MAX;
+
+// Returns the first result of launch(shape) that is not 0.
+template <int64_t... kMost, typename... Shapes, typename Launch>
+int64_t climb(Ladder<Rung<kMost, Shapes>...>, int64_t length, const Launch& launch) {
+  int64_t result = 0;
+  const auto try_rung = [&](auto most, auto shape) {
+    if constexpr (most == kNever) {
+      return false;
+    } else {
+      return length <= most && (result = launch(shape)) != 0;
+    }
+  };
+  (void)(try_rung(std::integral_constant<int64_t, kMost>(), Shapes()) || ...);
+  return result;
+}
+
+// for_rows() has these rungs of packs. Up to 64 packs no team needs a barrier. Bodies whose instructions for each row
+// take long have 4 packs in a lane. Clusters are of 2 to 8 blocks if kPrefersClusters, and of 2 to 16 for the longest
+// rows that stay on the chip; longer ones are read again by each reduction.
+template <int N, bool kPrefersClusters, int kPacks, int kLongPacks>
+using PacksLadder = Ladder<Rung<8, TeamShape<4, N, 2>>, Rung<16, TeamShape<8, N, 2>>, Rung<32, TeamShape<16, N, 2>>,
+                           Rung<64, TeamShape<32, N, 2>>, Rung<kPacks == 4 ? 128 : kNever, TeamShape<32, N, 4>>,
+                           Rung<kPacks == 4 ? 512 : kNever, TeamShape<128, N, 4>>,
+                           Rung<kPacks == 4 ? kNever : 1024, TeamShape<512, N, 2>>, Rung<2048, TeamShape<512, N, 4>>,
+                           Rung<kPacks == 4 ? 4096 : kNever, TeamShape<4096 / kLongPacks, N, kLongPacks>>,
+                           Rung<kPrefersClusters ? 8192 : kNever, SendingShape<256, N, 4>>,
+                           Rung<kPacks == 4 ? kNever : 4096, TeamShape<512, N, 8>>, Rung<8192, TeamShape<1024, N, 8>>,
+                           Rung<kAny, TeamShape<512, N, 8, true>>, Rung<kAny, TeamShape<512, N, 0>>>;
+// It has these of elements, which are fewer for float64, too: packs of two would take as long.
+using ElementsLadder = Ladder<Rung<32, TeamShape<4, 1, 8>>, Rung<512, TeamShape<32, 1, 16>>,
+                              Rung<8192, TeamShape<512, 1, 16>>, Rung<32768, TeamShape<1024, 1, 32>>,
+                              Rung<kAny, TeamShape<512, 1, 16, true>>, Rung<kAny, TeamShape<512, 1, 0>>>;
+// Few kernels compile sooner.
+template <int N>
+using FewPacksLadder = Ladder<Rung<16, TeamShape<8, N, 2>>, Rung<64, TeamShape<32, N, 2>>,
+                              Rung<2048, TeamShape<512, N, 4>>, Rung<kAny, TeamShape<512, N, 0>>>;
+using FewElementsLadder =
+    Ladder<Rung<512, TeamShape<32, 1, 16>>, Rung<8192, TeamShape<512, 1, 16>>, Rung<kAny, TeamShape<512, 1, 0>>>;
+
+// Takes rows by a ladder of packs or, where those do not tile them, of elements; rows between these, with kEdgePacks
+// packs in a lane, by aligned packs and the edges around them, unless that is 0.
+template <typename T, typename Packs, typename Elements, int kEdgePacks, typename Body>
+void for_rows_by(Call& call, int64_t rows, std::initializer_list<RowLayout<T>> places, const Body& body) {
+  const int64_t columns = places.begin()->columns;
+  if (call.is_on_cpu()) return on_cpu(call, rows, RowOnCpu<Compute<T>, Body>{body}, 1.5 * static_cast<double>(columns));
+#ifdef __CUDACC__
+  call.require(kOnGpu<T>, kBadDtype, "there is no GPU code for %s", dtype_name<T>());
+  if (!call.ok() || rows == 0) return;
+  if constexpr (kOnGpu<T>) {
+    const auto take = [&](auto ladder, int64_t length) {
+      climb(ladder, length,
+            [&](auto shape) { return launch_rows<Compute<T>, decltype(shape)>(call, rows, length, body); });
+    };
+    if constexpr (kMovesPacks<T>) {
+      if (packs_tile<T>(places)) return take(Packs(), columns / kPackWidth<T>);
+      if constexpr (kEdgePacks > 0)
+        if (columns > 512 && columns / kPackWidth<T> <= 1024 && packs_match<T>(places))
+          return launch_rows_with_edges<T, kEdgePacks>(call, rows, places, body);
+    }
+    take(Elements(), columns);
+  }
+#endif
 }
 
 // Calls body(row, team) for every row in [0, rows). `places` are all the matrices and rows that the team reads and
 // writes, of equal length. On the GPU packs of 16 bytes move them where such packs tile all of them, or where all rows
 // of one number have their aligned packs at the same columns (see WithEdges); otherwise neighbouring lanes move
-// neighbouring elements. Bodies that would need many registers for long rows prefer clusters: those that load two rows,
-// and norms. Bodies whose instructions for each row take long beside those for its elements have four packs in a lane,
-// and kLongPacks in long rows: as many as registers allow.
-//
-// On the GPU the team depends on how many packs or elements a row has:
-//
-//   packs                     elements        team                             why
-//   up to 8                   up to 32        4 lanes, 2 packs each            64 rows in a block
-//   up to 16                                  8 lanes, 2 packs each
-//   up to 32                                  16 lanes, 2 packs each
-//   up to 64                  up to 512       a warp, 2 packs each             no barrier
-//   up to 128                                 a warp, 4 packs each             if kPacks is 4
-//   up to 512                                 up to 128 threads, 4 packs each  if kPacks is 4
-//   up to 1024                                up to 512 threads, 2 packs each  if kPacks is 2
-//   up to 1024, and edges                     up to 512 threads, kPacks each   lanes keep their parameters
-//   up to 2048                                up to 512 threads, 4 packs each
-//   up to 4096                                kLongPacks packs in a lane       if kPacks is 4
-//   up to 8192, from sm_90                    2 to 8 blocks of 256 threads     if kPrefersClusters
-//   up to 4096                up to 8192      up to 512 threads, 8 packs each
-//   up to 8192                up to 32768     up to 1024 threads, 8 packs each
-//   up to 65536, from sm_90   up to 131072    2 to 16 blocks of 512 threads    the row stays on the chip
-//   more                      more            512 threads                      each reduction reads the row again
+// neighbouring elements. The ladders above say which team takes how many packs or elements. Bodies that would need many
+// registers for long rows prefer clusters: those that load two rows, and norms. Bodies whose instructions for each row
+// take long beside those for its elements have four packs in a lane, and kLongPacks in long rows: as many as registers
+// allow.
 template <typename T, bool kPrefersClusters = false, int kPacks = 2, int kLongPacks = 8, typename Body>
 void for_rows(Call& call, int64_t rows, std::initializer_list<RowLayout<T>> places, const Body& body) {
-  if (call.is_on_cpu()) return for_rows_on_cpu<T>(call, rows, places, body);
-#ifdef __CUDACC__
-  call.require(kOnGpu<T>, kBadDtype, "there is no GPU code for %s", dtype_name<T>());
-  if (!call.ok() || rows == 0) return;
-  if constexpr (kOnGpu<T>) {
-    using C = Compute<T>;
-    const int64_t columns = places.begin()->columns;
-    if constexpr (kMovesPacks<T>) {
-      if (packs_tile<T>(places)) {
-        constexpr int N = kPackWidth<T>;
-        const int64_t packs = columns / N;
-        if (packs <= 8) return launch_rows<C, TeamShape<4, N, 2>>(call, rows, packs, body);
-        if (packs <= 16) return launch_rows<C, TeamShape<8, N, 2>>(call, rows, packs, body);
-        if (packs <= 32) return launch_rows<C, TeamShape<16, N, 2>>(call, rows, packs, body);
-        if (packs <= 64) return launch_rows<C, TeamShape<32, N, 2>>(call, rows, packs, body);
-        if constexpr (kPacks == 4) {
-          if (packs <= 128) return launch_rows<C, TeamShape<32, N, 4>>(call, rows, packs, body);
-          if (packs <= 512) return launch_rows<C, TeamShape<128, N, 4>>(call, rows, packs, body);
-        } else {
-          if (packs <= 1024) return launch_rows<C, TeamShape<512, N, 2>>(call, rows, packs, body);
-        }
-        if (packs <= 2048) return launch_rows<C, TeamShape<512, N, 4>>(call, rows, packs, body);
-        if constexpr (kPacks == 4)
-          if (packs <= 4096)
-            return launch_rows<C, TeamShape<4096 / kLongPacks, N, kLongPacks>>(call, rows, packs, body);
-        if constexpr (kPrefersClusters)
-          if (packs <= 8192 && launch_rows_in_clusters<C, SendingShape<256, N, 4>>(call, rows, packs, body)) return;
-        if constexpr (kPacks != 4)
-          if (packs <= 4096) return launch_rows<C, TeamShape<512, N, 8>>(call, rows, packs, body);
-        if (packs <= 8192) return launch_rows<C, TeamShape<1024, N, 8>>(call, rows, packs, body);
-        if (launch_rows_in_clusters<C, TeamShape<512, N, 8, true>>(call, rows, packs, body)) return;
-        return launch_rows<C, TeamShape<512, N, 0>>(call, rows, packs, body);
-      }
-    }
-    if (columns <= 32) return launch_rows<C, TeamShape<4, 1, 8>>(call, rows, columns, body);
-    if (columns <= 512) return launch_rows<C, TeamShape<32, 1, 16>>(call, rows, columns, body);
-    if constexpr (kMovesPacks<T>)
-      if (columns / kPackWidth<T> <= 1024 && packs_match<T>(places))
-        return launch_rows_with_edges<T, kPacks>(call, rows, places, body);
-    if (columns <= 8192) return launch_rows<C, TeamShape<512, 1, 16>>(call, rows, columns, body);
-    if (columns <= 32768) return launch_rows<C, TeamShape<1024, 1, 32>>(call, rows, columns, body);
-    if (launch_rows_in_clusters<C, TeamShape<512, 1, 16, true>>(call, rows, columns, body)) return;
-    launch_rows<C, TeamShape<512, 1, 0>>(call, rows, columns, body);
-  }
-#endif
+  for_rows_by<T, PacksLadder<kPackWidth<T>, kPrefersClusters, kPacks, kLongPacks>, ElementsLadder, kPacks>(
+      call, rows, places, body);
 }
 
-// Does the same with few kernels, which compile sooner, and read rows of more than 2048 packs again for each reduction:
-// for what is rarely called.
+// Does the same with few kernels, for what is rarely called.
 template <typename T, typename Body>
 void for_rows_of_few_kernels(Call& call, int64_t rows, std::initializer_list<RowLayout<T>> places, const Body& body) {
-  if (call.is_on_cpu()) return for_rows_on_cpu<T>(call, rows, places, body);
-#ifdef __CUDACC__
-  call.require(kOnGpu<T>, kBadDtype, "there is no GPU code for %s", dtype_name<T>());
-  if (!call.ok() || rows == 0) return;
-  if constexpr (kOnGpu<T>) {
-    using C = Compute<T>;
-    const int64_t columns = places.begin()->columns;
-    if constexpr (kMovesPacks<T>) {
-      if (packs_tile<T>(places)) {
-        constexpr int N = kPackWidth<T>;
-        const int64_t packs = columns / N;
-        if (packs <= 16) return launch_rows<C, TeamShape<8, N, 2>>(call, rows, packs, body);
-        if (packs <= 64) return launch_rows<C, TeamShape<32, N, 2>>(call, rows, packs, body);
-        if (packs <= 2048) return launch_rows<C, TeamShape<512, N, 4>>(call, rows, packs, body);
-        return launch_rows<C, TeamShape<512, N, 0>>(call, rows, packs, body);
-      }
-    }
-    if (columns <= 512) return launch_rows<C, TeamShape<32, 1, 16>>(call, rows, columns, body);
-    if (columns <= 8192) return launch_rows<C, TeamShape<512, 1, 16>>(call, rows, columns, body);
-    launch_rows<C, TeamShape<512, 1, 0>>(call, rows, columns, body);
-  }
-#endif
+  for_rows_by<T, FewPacksLadder<kPackWidth<T>>, FewElementsLadder, 0>(call, rows, places, body);
 }
 
 }  // namespace msops

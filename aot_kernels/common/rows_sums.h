@@ -260,29 +260,37 @@ int64_t launch_rows_with_sums(Call& call, int64_t rows, int64_t packs, const Bod
 }
 #endif
 
+// for_rows_with_sums() has these rungs of packs. With two sums in float16, lanes keep their parameters from 65 packs
+// on. Clusters are of 2 to 16 blocks. Rows that do not stay on the chip are read again, and added up in memory.
+template <typename T, int kSums, int N, bool kKeeps = sizeof(T) == 2 && kSums == 2>
+using PacksLadderWithSums =
+    Ladder<Rung<8, TeamShape<4, N, 2>>, Rung<16, TeamShape<8, N, 2>>, Rung<32, TeamShape<16, N, 2>>,
+           Rung<64, TeamShape<32, N, 2>>, Rung<128, TeamShape<32, N, 4, false, false, kKeeps>>,
+           Rung<1024, TeamShape<512, N, 2, false, false, kKeeps>>,
+           Rung<sizeof(T) == 2 ? kAny : kNever, SendingShape<256, N, kSums == 1 ? 4 : 2, true>>,
+           Rung<sizeof(T) == 2 ? kNever : 16384, TeamShape<512, N, 2, true>>, Rung<kAny, TeamShape<512, N, 4, true>>,
+           Rung<kAny, TeamShape<512, N, 0>>>;
+// It has these of elements.
+using ElementsLadderWithSums =
+    Ladder<Rung<32, TeamShape<4, 1, 8>>, Rung<512, TeamShape<32, 1, 16>>, Rung<4096, TeamShape<512, 1, 8>>,
+           Rung<kAny, TeamShape<512, 1, 8, true>>, Rung<kAny, TeamShape<512, 1, 0>>>;
+// Few kernels compile sooner.
+template <int N>
+using FewPacksWithSums = Ladder<Rung<16, TeamShape<8, N, 2>>, Rung<64, TeamShape<32, N, 2>>,
+                                Rung<1024, TeamShape<512, N, 2>>, Rung<kAny, TeamShape<512, N, 0>>>;
+using FewElementsWithSums =
+    Ladder<Rung<512, TeamShape<32, 1, 16>>, Rung<4096, TeamShape<512, 1, 8>>, Rung<kAny, TeamShape<512, 1, 0>>>;
+template <int N>
+using ReadAgain = Ladder<Rung<1024 / N, TeamShape<64, N, 0>>, Rung<kAny, TeamShape<512, N, 0>>>;
+
+// What is rarely called takes few kernels, or only those that read rows again.
+enum class Kernels { kAll, kFew, kReadAgain };
+
 // Calls body(row, team, body.load(row, team), sums) for every row in [0, rows), and stores the sums of column j in
 // columns j of partial[k], which have `parts` rows; of several groups, which must divide `rows`, in columns
 // group * columns + j. Returns how many of these it filled: a number that is the same for equal calls on a machine.
-// `places` are as for for_rows().
-//
-// On the GPU the team depends on how many packs or elements a row has:
-//
-//   packs                     elements       team                           why
-//   up to 8                   up to 32       4 lanes, 2 packs each
-//   up to 16                                 8 lanes, 2 packs each
-//   up to 32                                 16 lanes, 2 packs each
-//   up to 64                  up to 512      a warp, 2 packs a lane         no barrier
-//   up to 128                                a warp, 4 packs a lane         with two sums in float16, lanes keep
-//   up to 1024                up to 4096     up to 512 threads, 2 packs each    their parameters, here and below
-//   up to 1024, and edges                    up to 512 threads, 2 packs each
-//   up to 16384, from sm_90                  2 to 16 blocks of 256 threads  float16; 4 packs each, or 2 with two sums
-//   up to 16384, from sm_90                  2 to 16 blocks of 512 threads  float32; 2 packs each
-//   up to 32768, from sm_90   up to 65536    2 to 16 blocks of 512 threads  the row stays on the chip
-//   more                      more           512 threads                    reads rows again, adds up in memory
-//
-// What is rarely called has few kernels, which compile sooner: Kernels::kFew leaves out what other rows than short ones
-// gain by teams of their own, and Kernels::kReadAgain has only those that read rows again.
-enum class Kernels { kAll, kFew, kReadAgain };
+// `places` are as for for_rows(). On the GPU, the ladders above say which team takes how many packs or elements; rows
+// of up to 1024 packs with edges are between them.
 template <typename T, int kSums, Kernels kKernels = Kernels::kAll, typename Body, typename Groups = Constant<1>>
 int64_t for_rows_with_sums(Call& call, int64_t rows, std::initializer_list<RowLayout<T>> places, const Body& body,
                            Compute<T>* const (&partial)[kSums], int64_t parts, Groups groups = {}) {
@@ -301,58 +309,32 @@ int64_t for_rows_with_sums(Call& call, int64_t rows, std::initializer_list<RowLa
   call.require(kOnGpu<T>, kBadDtype, "there is no GPU code for %s", dtype_name<T>());
   if (!call.ok() || columns == 0) return parts;
   if constexpr (kOnGpu<T>) {
-    const auto run = [&](auto shape, int64_t packs, int64_t of_cluster_block = 0) {
-      int in_cluster = 1;
-      while (of_cluster_block && in_cluster < 32 && (in_cluster == 1 || in_cluster * of_cluster_block < packs))
-        in_cluster *= 2;
-      return launch_rows_with_sums<C, decltype(shape), kSums>(call, rows, packs, body, parts, in_cluster, sums, groups);
+    const auto take = [&](auto ladder, int64_t length) {
+      return climb(ladder, length, [&](auto shape) {
+        using Shape = decltype(shape);
+        constexpr int64_t kOfBlock = int64_t{Shape::kLanes} * Shape::kHeld;
+        int in_cluster = 1;
+        while (Shape::kClustered && in_cluster < 32 && (in_cluster == 1 || in_cluster * kOfBlock < length))
+          in_cluster *= 2;
+        return launch_rows_with_sums<C, Shape, kSums>(call, rows, length, body, parts, in_cluster, sums, groups);
+      });
     };
-    [[maybe_unused]] const bool packs_fit = kMovesPacks<T> && packs_tile<T>(places);
     constexpr int N = kMovesPacks<T> ? kPackWidth<T> : 1;
+    const bool packs_fit = kMovesPacks<T> && packs_tile<T>(places);
     if constexpr (kKernels == Kernels::kReadAgain) {
-      if (columns > 1024) return packs_fit ? run(TeamShape<512, N, 0>(), 0) : run(TeamShape<512, 1, 0>(), 0);
-      return packs_fit ? run(TeamShape<64, N, 0>(), 0) : run(TeamShape<64, 1, 0>(), 0);
+      return packs_fit ? take(ReadAgain<N>(), columns / N) : take(ReadAgain<1>(), columns);
     } else if constexpr (kKernels == Kernels::kFew) {
-      if (packs_fit) {
-        const int64_t packs = columns / N;
-        if (packs <= 16) return run(TeamShape<8, N, 2>(), packs);
-        if (packs <= 64) return run(TeamShape<32, N, 2>(), packs);
-        if (packs <= 1024) return run(TeamShape<512, N, 2>(), packs);
-        return run(TeamShape<512, N, 0>(), packs);
-      }
-      if (columns <= 512) return run(TeamShape<32, 1, 16>(), columns);
-      if (columns <= 4096) return run(TeamShape<512, 1, 8>(), columns);
-      return run(TeamShape<512, 1, 0>(), columns);
+      if constexpr (kMovesPacks<T>)
+        if (packs_fit) return take(FewPacksWithSums<N>(), columns / N);
+      return take(FewElementsWithSums(), columns);
     } else {
       if constexpr (kMovesPacks<T>) {
-        if (packs_fit) {
-          constexpr bool kKeeps = sizeof(T) == 2 && kSums == 2;
-          const int64_t packs = columns / N;
-          if (packs <= 8) return run(TeamShape<4, N, 2>(), packs);
-          if (packs <= 16) return run(TeamShape<8, N, 2>(), packs);
-          if (packs <= 32) return run(TeamShape<16, N, 2>(), packs);
-          if (packs <= 64) return run(TeamShape<32, N, 2>(), packs);
-          if (packs <= 128) return run(TeamShape<32, N, 4, false, false, kKeeps>(), packs);
-          if (packs <= 1024) return run(TeamShape<512, N, 2, false, false, kKeeps>(), packs);
-          if constexpr (sizeof(T) == 2) {
-            constexpr int kHeld = kSums == 1 ? 4 : 2;
-            if (const int64_t used = run(SendingShape<256, N, kHeld, true>(), packs, 256 * kHeld)) return used;
-          } else {
-            if (const int64_t used = packs <= 16384 ? run(TeamShape<512, N, 2, true>(), packs, 1024) : 0) return used;
-          }
-          if (const int64_t used = run(TeamShape<512, N, 4, true>(), packs, 2048)) return used;
-          return run(TeamShape<512, N, 0>(), packs);
-        }
-      }
-      if (columns <= 32) return run(TeamShape<4, 1, 8>(), columns);
-      if (columns <= 512) return run(TeamShape<32, 1, 16>(), columns);
-      if constexpr (kMovesPacks<T>)
-        if (columns / N <= 1024 && parts >= N && packs_match<T>(places))
+        if (packs_fit) return take(PacksLadderWithSums<T, kSums, N>(), columns / N);
+        if (columns > 512 && columns / N <= 1024 && parts >= N && packs_match<T>(places))
           return launch_rows_with_sums<C, TeamShape<512, N, 2, false, true, true>, kSums>(
               call, rows, columns / N, WithEdges<N, Body>(places, body), parts, 1, sums, groups);
-      if (columns <= 4096) return run(TeamShape<512, 1, 8>(), columns);
-      if (const int64_t used = run(TeamShape<512, 1, 8, true>(), columns, 4096)) return used;
-      return run(TeamShape<512, 1, 0>(), columns);
+      }
+      return take(ElementsLadderWithSums(), columns);
     }
   }
 #endif
