@@ -242,14 +242,15 @@ using PacksLadder = Ladder<Rung<8, TeamShape<4, N, 2>>, Rung<16, TeamShape<8, N,
                            Rung<kPrefersClusters ? 8192 : kNever, SendingShape<256, N, 4>>,
                            Rung<kPacks == 4 ? kNever : 4096, TeamShape<512, N, 8>>, Rung<8192, TeamShape<1024, N, 8>>,
                            Rung<kAny, TeamShape<512, N, 8, true>>, Rung<kAny, TeamShape<512, N, 0>>>;
-// It has these of elements, which are fewer for float64, too: packs of two would take as long.
+// It has these of elements.
 using ElementsLadder = Ladder<Rung<32, TeamShape<4, 1, 8>>, Rung<512, TeamShape<32, 1, 16>>,
                               Rung<8192, TeamShape<512, 1, 16>>, Rung<32768, TeamShape<1024, 1, 32>>,
                               Rung<kAny, TeamShape<512, 1, 16, true>>, Rung<kAny, TeamShape<512, 1, 0>>>;
 // Few kernels compile sooner.
 template <int N>
-using FewPacksLadder = Ladder<Rung<16, TeamShape<8, N, 2>>, Rung<64, TeamShape<32, N, 2>>,
-                              Rung<2048, TeamShape<512, N, 4>>, Rung<kAny, TeamShape<512, N, 0>>>;
+using FewPacksLadder =
+    Ladder<Rung<8, TeamShape<4, N, 2>>, Rung<16, TeamShape<8, N, 2>>, Rung<32, TeamShape<16, N, 2>>,
+           Rung<64, TeamShape<32, N, 2>>, Rung<2048, TeamShape<512, N, 4>>, Rung<kAny, TeamShape<512, N, 0>>>;
 using FewElementsLadder =
     Ladder<Rung<512, TeamShape<32, 1, 16>>, Rung<8192, TeamShape<512, 1, 16>>, Rung<kAny, TeamShape<512, 1, 0>>>;
 

@@ -262,7 +262,7 @@ int64_t launch_rows_with_sums(Call& call, int64_t rows, int64_t packs, const Bod
 
 // for_rows_with_sums() has these rungs of packs. With two sums in float16, lanes keep their parameters from 65 packs
 // on. Clusters are of 2 to 16 blocks. Rows that do not stay on the chip are read again, and added up in memory.
-template <typename T, int kSums, int N, bool kKeeps = sizeof(T) == 2 && kSums == 2>
+template <typename T, int kSums, int N, bool kKeeps>
 using PacksLadderWithSums =
     Ladder<Rung<8, TeamShape<4, N, 2>>, Rung<16, TeamShape<8, N, 2>>, Rung<32, TeamShape<16, N, 2>>,
            Rung<64, TeamShape<32, N, 2>>, Rung<128, TeamShape<32, N, 4, false, false, kKeeps>>,
@@ -275,9 +275,11 @@ using ElementsLadderWithSums =
     Ladder<Rung<32, TeamShape<4, 1, 8>>, Rung<512, TeamShape<32, 1, 16>>, Rung<4096, TeamShape<512, 1, 8>>,
            Rung<kAny, TeamShape<512, 1, 8, true>>, Rung<kAny, TeamShape<512, 1, 0>>>;
 // Few kernels compile sooner.
-template <int N>
-using FewPacksWithSums = Ladder<Rung<16, TeamShape<8, N, 2>>, Rung<64, TeamShape<32, N, 2>>,
-                                Rung<1024, TeamShape<512, N, 2>>, Rung<kAny, TeamShape<512, N, 0>>>;
+template <int N, bool kKeeps>
+using FewPacksWithSums =
+    Ladder<Rung<8, TeamShape<4, N, 2>>, Rung<16, TeamShape<8, N, 2>>, Rung<32, TeamShape<16, N, 2>>,
+           Rung<64, TeamShape<32, N, 2>>, Rung<1024, TeamShape<512, N, 2, false, false, kKeeps>>,
+           Rung<kAny, TeamShape<512, N, 4, true>>, Rung<kAny, TeamShape<512, N, 0>>>;
 using FewElementsWithSums =
     Ladder<Rung<512, TeamShape<32, 1, 16>>, Rung<4096, TeamShape<512, 1, 8>>, Rung<kAny, TeamShape<512, 1, 0>>>;
 template <int N>
@@ -320,16 +322,17 @@ int64_t for_rows_with_sums(Call& call, int64_t rows, std::initializer_list<RowLa
       });
     };
     constexpr int N = kMovesPacks<T> ? kPackWidth<T> : 1;
+    constexpr bool kKeeps = sizeof(T) == 2 && kSums == 2;
     const bool packs_fit = kMovesPacks<T> && packs_tile<T>(places);
     if constexpr (kKernels == Kernels::kReadAgain) {
       return packs_fit ? take(ReadAgain<N>(), columns / N) : take(ReadAgain<1>(), columns);
     } else if constexpr (kKernels == Kernels::kFew) {
       if constexpr (kMovesPacks<T>)
-        if (packs_fit) return take(FewPacksWithSums<N>(), columns / N);
+        if (packs_fit) return take(FewPacksWithSums<N, kKeeps>(), columns / N);
       return take(FewElementsWithSums(), columns);
     } else {
       if constexpr (kMovesPacks<T>) {
-        if (packs_fit) return take(PacksLadderWithSums<T, kSums, N>(), columns / N);
+        if (packs_fit) return take(PacksLadderWithSums<T, kSums, N, kKeeps>(), columns / N);
         if (columns > 512 && columns / N <= 1024 && parts >= N && packs_match<T>(places))
           return launch_rows_with_sums<C, TeamShape<512, N, 2, false, true, true>, kSums>(
               call, rows, columns / N, WithEdges<N, Body>(places, body), parts, 1, sums, groups);
