@@ -62,14 +62,15 @@ bool rows_are_aligned(const T* data, const Strides& strides, int64_t width) {
   return is_aligned<kPackWidth<T>>(data) && (strides.batch | strides.head | strides.row | width) % kPackWidth<T> == 0;
 }
 
-// Returns, as bits, which of q, k, v and out have aligned rows.
+// Returns which of q, k, v and out have aligned rows, as bits of AlignedRows.
 template <typename T>
 int aligned_rows(const Attention<T>& a, const AttentionGradient<T>& g = {}) {
   const auto aligned = [](const T* data, const T* gradient, const Strides& strides, int64_t width) {
     return rows_are_aligned(data, strides, width) && rows_are_aligned(gradient, strides, width);
   };
-  return aligned(a.q, g.dq, a.of_q, a.width) | aligned(a.k, g.dk, a.of_k, a.width) << 1 |
-         aligned(a.v, g.dv, a.of_v, a.value_width) << 2 | aligned(a.out, g.dout, a.of_out, a.value_width) << 3;
+  return kAlignedQ * aligned(a.q, g.dq, a.of_q, a.width) | kAlignedK * aligned(a.k, g.dk, a.of_k, a.width) |
+         kAlignedV * aligned(a.v, g.dv, a.of_v, a.value_width) |
+         kAlignedOut * aligned(a.out, g.dout, a.of_out, a.value_width);
 }
 
 // All strides of `out` are multiples of the rows' width, so that packs which tile one row tile all.

@@ -100,6 +100,12 @@ struct QueryItem {
     item.begin = static_cast<int>(keys.begin), item.end = static_cast<int>(most(keys.begin, keys.end));
     return item;
   }
+  // Returns the item of a number in an order, where tiles have so many queries.
+  template <typename A>
+  static __device__ __forceinline__ QueryItem find(const A& a, const Order& order, int64_t number, int tile) {
+    const Order::Place at = order.find(number, a.heads);
+    return of(a, at.b, at.h, at.tile * tile, tile);
+  }
   __device__ __forceinline__ bool empty() const { return i0 >= i1; }
 
   // Return where query i or key j lies in a tensor.

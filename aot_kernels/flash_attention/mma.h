@@ -63,8 +63,8 @@ bool forward_on_tensor_cores(Call& call, const A& a, [[maybe_unused]] uint32_t* 
     }
 #if CUDART_VERSION >= 12000
     if constexpr (kIsHalf && !A::kIsExtended) {
-      if (aligned == 15 && (a.mask ? launch_wgmma_forward<width, true>(call, a, mask_words)
-                                   : launch_wgmma_forward<width, false>(call, a, nullptr)))
+      if (aligned == kAlignedAll && (a.mask ? launch_wgmma_forward<width, true>(call, a, mask_words)
+                                            : launch_wgmma_forward<width, false>(call, a, nullptr)))
         return true;
     }
 #endif
@@ -85,8 +85,8 @@ bool backward_on_tensor_cores(Call& call, const A& a, const AttentionGradient<ty
   return with_kernel_width(a, [&](auto width) {
 #if CUDART_VERSION >= 12000
     if constexpr (std::is_same<Element, Half>::value && width <= 128 && !A::kIsExtended) {
-      if (aligned == 15 && (a.mask ? launch_wgmma_backward<width, true>(call, a, g, mask_words)
-                                   : launch_wgmma_backward<width, false>(call, a, g, nullptr)))
+      if (aligned == kAlignedAll && (a.mask ? launch_wgmma_backward<width, true>(call, a, g, mask_words)
+                                            : launch_wgmma_backward<width, false>(call, a, g, nullptr)))
         return true;
     }
 #endif

@@ -86,8 +86,8 @@ __global__ void __launch_bounds__(S::kThreads, kBlocksOf<S, A>)
     const KeyItem item(a, at.b, at.h, at.tile * S::kKeys, S::kKeys);
     if (item.empty()) continue;
     const int begin = item.begin, end = item.end, group = static_cast<int>(a.group());
-    const auto k = rows_of(a.k, a.of_k, item.key(a.of_k, 0), width, aligned & 2);
-    const auto v = rows_of(a.v, a.of_v, item.key(a.of_v, 0), value_width, aligned & 4);
+    const auto k = rows_of_k(a, item, width, aligned);
+    const auto v = rows_of_v(a, item, value_width, aligned);
 
     // A step is a tile of queries of one head.
     const int tiles = (end - begin + S::kQueries - 1) / S::kQueries, steps = group * tiles;
@@ -95,8 +95,8 @@ __global__ void __launch_bounds__(S::kThreads, kBlocksOf<S, A>)
       if (step < steps) {
         const int h = item.kv_head * group + step / tiles, i0 = begin + step % tiles * S::kQueries;
         Element* const stage = stages + step % S::kStages * S::kStage;
-        const auto q = rows_of(a.q, a.of_q, item.query(a.of_q, h, 0), width, aligned & 1);
-        const auto dout = rows_of(g.dout, a.of_out, item.query(a.of_out, h, 0), value_width, aligned & 8);
+        const auto q = rows_of(a.q, a.of_q, item.query(a.of_q, h, 0), width, aligned & kAlignedQ);
+        const auto dout = rows_of(g.dout, a.of_out, item.query(a.of_out, h, 0), value_width, aligned & kAlignedOut);
         T::template load<S::kQueries, S::kThreads>(stage, q, i0, end, threadIdx.x);
         T::template load<S::kQueries, S::kThreads>(stage + S::kQueries * S::kWidth, dout, i0, end, threadIdx.x);
         const int i = threadIdx.x % S::kQueries;
@@ -161,8 +161,8 @@ __global__ void __launch_bounds__(S::kThreads, kBlocksOf<S, A>)
     }
     cp_async_wait<0>();
     __syncthreads();
-    const auto to_k = rows_of(g.dk, a.of_k, item.key(a.of_k, 0), width, aligned & 2);
-    const auto to_v = rows_of(g.dv, a.of_v, item.key(a.of_v, 0), value_width, aligned & 4);
+    const auto to_k = rows_of(g.dk, a.of_k, item.key(a.of_k, 0), width, aligned & kAlignedK);
+    const auto to_v = rows_of(g.dv, a.of_v, item.key(a.of_v, 0), value_width, aligned & kAlignedV);
     store_rows<S::kWidth>(dk, k_tile + row * S::kWidth, to_k, j0, item.j1, part, [&](int, int) { return a.scale; });
     store_rows<S::kWidth>(dv, v_tile + row * S::kWidth, to_v, j0, item.j1, part, [&](int, int) { return kept_of(a); });
   }
@@ -194,14 +194,13 @@ __global__ void __launch_bounds__(S::kThreads, kBlocksOf<S, A>)
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, width = a.width, value_width = a.value_width;
   const Exponents exponents(a);
   for (int64_t number = blockIdx.x; number < count; number += gridDim.x) {
-    const Order::Place at = order.find(number, a.heads);
-    const auto item = QueryItem::of(a, at.b, at.h, at.tile * S::kQueries, S::kQueries);
+    const auto item = QueryItem::find(a, order, number, S::kQueries);
     if (item.empty()) continue;
     const int begin = item.begin, end = item.end;
-    const auto q = rows_of(a.q, a.of_q, item.query(a.of_q, 0), width, aligned & 1);
-    const auto dout = rows_of(g.dout, a.of_out, item.query(a.of_out, 0), value_width, aligned & 8);
-    const auto k = rows_of(a.k, a.of_k, item.key(a.of_k, 0), width, aligned & 2);
-    const auto v = rows_of(a.v, a.of_v, item.key(a.of_v, 0), value_width, aligned & 4);
+    const auto q = rows_of_q(a, item, width, aligned);
+    const auto dout = rows_of_dout(a, g, item, value_width, aligned);
+    const auto k = rows_of_k(a, item, width, aligned);
+    const auto v = rows_of_v(a, item, value_width, aligned);
 
     const int tiles = (end - begin + S::kKeys - 1) / S::kKeys;
     const auto begin_copy = [&](int t) {
@@ -266,7 +265,7 @@ __global__ void __launch_bounds__(S::kThreads, kBlocksOf<S, A>)
     }
     cp_async_wait<0>();
     if (tiles == 0) __syncthreads();
-    const auto to = rows_of(g.dq, a.of_q, item.query(a.of_q, 0), width, aligned & 1);
+    const auto to = rows_of(g.dq, a.of_q, item.query(a.of_q, 0), width, aligned & kAlignedQ);
     store_rows<S::kWidth>(dq, q_tile + row * S::kWidth, to, i0, i1, 0, [&](int, int) { return a.scale; });
   }
 }

@@ -25,10 +25,10 @@ __device__ __forceinline__ void add_gradient(float (&sums)[1][S::kRows / 8][4], 
   using T = Tile<Half, S::kWidth>;
   constexpr int kSize = S::kRows * S::kWidth;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, width = a.width, value_width = a.value_width;
-  const auto q = rows_of(a.q, a.of_q, item.query(a.of_q, 0), width, aligned & 1);
-  const auto dout = rows_of(g.dout, a.of_out, item.query(a.of_out, 0), value_width, aligned & 8);
-  const auto k = rows_of(a.k, a.of_k, item.key(a.of_k, 0), width, aligned & 2);
-  const auto v = rows_of(a.v, a.of_v, item.key(a.of_v, 0), value_width, aligned & 4);
+  const auto q = rows_of_q(a, item, width, aligned);
+  const auto dout = rows_of_dout(a, g, item, value_width, aligned);
+  const auto k = rows_of_k(a, item, width, aligned);
+  const auto v = rows_of_v(a, item, value_width, aligned);
   __syncthreads();  // others may still read what is overwritten
   T::template load<S::kRows, S::kThreads>(tiles, q, item.i0, item.i1, threadIdx.x);
   T::template load<S::kRows, S::kThreads>(tiles + kSize, dout, item.i0, item.i1, threadIdx.x);

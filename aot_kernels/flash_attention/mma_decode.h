@@ -40,10 +40,11 @@ struct DecodeShape {
   static_assert((kRows + 16) * kRowSums <= kTeamSums, "a team's sums, and a block's, take the stages' place");
 };
 
-// Returns whether the shape for few rows takes a call, where `aligned` has a bit each for q, k and v.
+// Returns whether the shape for few rows takes a call, where `aligned` has the bits of AlignedRows.
 template <typename A>
 bool has_few_aligned_rows(const A& a, int aligned) {
-  return a.queries * a.group() <= 16 && (aligned & 7) == 7;
+  constexpr int kNeeded = kAlignedQ | kAlignedK | kAlignedV;
+  return a.queries * a.group() <= 16 && (aligned & kNeeded) == kNeeded;
 }
 
 // RowSums are what has been summed of four columns of a row.
@@ -131,8 +132,8 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
   if (item.empty()) return;
   const int b = item.b, queries = static_cast<int>(item.s.queries), begin = item.begin, end = item.end;
 
-  const auto k = rows_of(a.k, a.of_k, item.key(a.of_k, 0), a.width, aligned & 2);
-  const auto v = rows_of(a.v, a.of_v, item.key(a.of_v, 0), a.value_width, aligned & 4);
+  const auto k = rows_of_k(a, item, a.width, aligned);
+  const auto v = rows_of_v(a, item, a.value_width, aligned);
   const int tiles = (end - begin + S::kKeys - 1) / S::kKeys;
   const auto copy_rows = [&](Half* to, const HeadRows<const Half>& rows, int j0) {
     const int thread = threadIdx.x % (32 * S::kTeam);
@@ -153,7 +154,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
 #pragma unroll 1
   for (int t = 0; t < S::kStages; ++t) {
     begin_copy(t);
-    if (t == 0) copy_queries<S>(q_tile, a, item, S::kIsAligned || aligned & 1);
+    if (t == 0) copy_queries<S>(q_tile, a, item, S::kIsAligned || aligned & kAlignedQ);
     cp_async_commit();
   }
 

@@ -35,13 +35,12 @@ __global__ void __launch_bounds__(S::kThreads, kBlocksOf<S, A>)
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, width = a.width, value_width = a.value_width;
   const Logits logits(a);
   for (int64_t number = blockIdx.x; number < count; number += gridDim.x) {
-    const Order::Place at = order.find(number, a.heads);
-    const auto item = QueryItem::of(a, at.b, at.h, at.tile * S::kQueries, S::kQueries);
+    const auto item = QueryItem::find(a, order, number, S::kQueries);
     if (item.empty()) continue;
     const int begin = item.begin, end = item.end;
-    const auto q = rows_of(a.q, a.of_q, item.query(a.of_q, 0), width, aligned & 1);
-    const auto k = rows_of(a.k, a.of_k, item.key(a.of_k, 0), width, aligned & 2);
-    const auto v = rows_of(a.v, a.of_v, item.key(a.of_v, 0), value_width, aligned & 4);
+    const auto q = rows_of_q(a, item, width, aligned);
+    const auto k = rows_of_k(a, item, width, aligned);
+    const auto v = rows_of_v(a, item, value_width, aligned);
 
     // Copies number 2 t are tile t of the keys, copies 2 t + 1 of the values.
     const int tiles = (end - begin + S::kKeys - 1) / S::kKeys;
@@ -92,7 +91,7 @@ __global__ void __launch_bounds__(S::kThreads, kBlocksOf<S, A>)
     if (tiles == 0) __syncthreads();
     softmax.finish();
 
-    const auto to = rows_of(a.out, a.of_out, item.query(a.of_out, 0), value_width, aligned & 8);
+    const auto to = rows_of(a.out, a.of_out, item.query(a.of_out, 0), value_width, aligned & kAlignedOut);
     store_rows<S::kWidth>(out, q_tile + warp * (16 * S::kM) * S::kWidth, to, i0, i1, 0, [&](int m, int half) {
       return softmax.sum[m][half] == 0 ? 0 : kept_of(a) / softmax.sum[m][half];
     });

@@ -45,6 +45,26 @@ __device__ __forceinline__ HeadRows<Element> rows_of(Element* data, const Stride
   return {data + offset, strides.row, static_cast<int>(width), aligned};
 }
 
+// Describe the rows of an item's head (see items.h), where `aligned` has the bits of AlignedRows. Kernels pass the
+// widths that they keep in registers: nvcc makes other code where `a` is read instead.
+template <typename A, typename Item>
+__device__ __forceinline__ auto rows_of_q(const A& a, const Item& item, int64_t width, int aligned) {
+  return rows_of(a.q, a.of_q, item.query(a.of_q, 0), width, aligned & kAlignedQ);
+}
+template <typename A, typename Item>
+__device__ __forceinline__ auto rows_of_k(const A& a, const Item& item, int64_t width, int aligned) {
+  return rows_of(a.k, a.of_k, item.key(a.of_k, 0), width, aligned & kAlignedK);
+}
+template <typename A, typename Item>
+__device__ __forceinline__ auto rows_of_v(const A& a, const Item& item, int64_t width, int aligned) {
+  return rows_of(a.v, a.of_v, item.key(a.of_v, 0), width, aligned & kAlignedV);
+}
+template <typename A, typename Gradient, typename Item>
+__device__ __forceinline__ auto rows_of_dout(const A& a, const Gradient& g, const Item& item, int64_t width,
+                                             int aligned) {
+  return rows_of(g.dout, a.of_out, item.query(a.of_out, 0), width, aligned & kAlignedOut);
+}
+
 // Rounds two numbers to float16; the first is the lower half.
 __device__ __forceinline__ uint32_t pair_of(float first, float second) {
   const __half2 pair = __floats2half2_rn(first, second);

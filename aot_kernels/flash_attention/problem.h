@@ -193,6 +193,10 @@ struct QuerySums {
   }
 };
 
+// AlignedRows are bits for tensors whose rows begin at multiples of 16 bytes and have a whole number of packs of 16
+// bytes (see aligned_rows).
+enum AlignedRows { kAlignedQ = 1, kAlignedK = 2, kAlignedV = 4, kAlignedOut = 8, kAlignedAll = 15 };
+
 // The gradients have the shapes and strides of what they are gradients of.
 template <typename T>
 struct AttentionGradient {

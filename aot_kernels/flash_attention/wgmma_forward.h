@@ -98,8 +98,7 @@ __device__ __forceinline__ void copy_items(const Attention<Half>& a, const Tenso
     Work w{};
     const bool ends = number >= count;
     if (!ends) {
-      const Order::Place at = order.find(number, a.heads);
-      w.item = QueryItem::of(a, at.b, at.h, at.tile * S::kQueries, S::kQueries);
+      w.item = QueryItem::find(a, order, number, S::kQueries);
       if constexpr (S::kHasMask) w.item.begin -= w.item.begin % S::kKeys;  // as the words of the mask
       w.tiles = (w.item.end - w.item.begin + S::kKeys - 1) / S::kKeys;
       if (w.item.empty()) continue;
