@@ -508,6 +508,7 @@ def test_crash_in_one_dtype(library):
     assert "  dtypes             float16, float32, float64" in str(report)
 
 
+@pytest.mark.wide
 def test_endless_call(square, monkeypatch):
     monkeypatch.setattr(worker, "LIMIT", 1)
     found = failures(square("Endless"), X, squared)

@@ -410,6 +410,7 @@ def test_gradient_of_compiled_function(mode, reduction, in_one):
         np.testing.assert_allclose(got.asnumpy(), each.asnumpy(), rtol=1e-5, atol=1e-7)
 
 
+@wide_in_graph_mode
 @in_all_ways
 def test_vmap(mode, reduction, in_one):
     weight = Tensor(random(1, np.float32, (20, 8))[0])

@@ -207,6 +207,7 @@ class TestLLTM(OperatorTest):
         return dproduct @ weight_ih, dh, dc, np.einsum("tbg,tbi->gi", dproduct, x), dweight_hh, dbias
 
 
+@pytest.mark.wide
 @pytest.mark.skipif(VERSION == (2, 0), reason="MindSpore 2.0 leaves sizes open in the gradient of a third dtype")
 def test_operator():
     """Gradients of the recurrence by itself equal finite differences, in both modes and all dtypes."""
