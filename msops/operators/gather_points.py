@@ -6,7 +6,7 @@ from msops.core.library import of_package
 from msops.shared.gather import gather_operators
 
 _library = of_package("gather_points")
-forward, backward = gather_operators(_library.GatherPointsForward, _library.GatherPointsBackward, "M")
+forward, backward = gather_operators("gather_points", _library.GatherPointsForward, _library.GatherPointsBackward, "M")
 
 
 def gather_points(features: Tensor, idx: Tensor) -> Tensor:

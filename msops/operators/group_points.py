@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from msops.core.inputs import Description
 
 _library = of_package("gather_points")
-forward, backward = gather_operators(_library.GroupPointsForward, _library.GroupPointsBackward, "M, S")
+forward, backward = gather_operators("group_points", _library.GroupPointsForward, _library.GroupPointsBackward, "M, S")
 
 
 def group_points(features: Tensor, idx: Tensor) -> Tensor:

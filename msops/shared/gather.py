@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from msops.core.operator import Operator
 
 
-def gather_operators(gather: Entry, scatter: Entry, places: str) -> tuple[Operator, Operator]:
+def gather_operators(name: str, gather: Entry, scatter: Entry, places: str) -> tuple[Operator, Operator]:
     """Returns the operator that takes the features of points, and its gradient; idx has the axes `places`."""
 
     def gradient_of_backward(
@@ -27,10 +27,12 @@ def gather_operators(gather: Entry, scatter: Entry, places: str) -> tuple[Operat
         f"idx(B, {places}, dtype=index), dout(B, C, {places}), features(B, C, N) -> dfeatures(B, C, N); "
         "scratch(..., dtype=int32)",
         gradient=gradient_of_backward,
+        name=name,
     )
     forward = custom_op(
         gather,
         f"features(B, C, N), idx(B, {places}, dtype=index) -> out(B, C, {places}); packs(..., dtype=common)",
         gradient=backward,
+        name=name,
     )
     return forward, backward
