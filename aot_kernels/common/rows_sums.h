@@ -275,17 +275,12 @@ using ElementsLadderWithSums =
     Ladder<Rung<32, TeamShape<4, 1, 8>>, Rung<512, TeamShape<32, 1, 16>>, Rung<4096, TeamShape<512, 1, 8>>,
            Rung<kAny, TeamShape<512, 1, 8, true>>, Rung<kAny, TeamShape<512, 1, 0>>>;
 // Few kernels compile sooner.
-template <int N, bool kKeeps>
-using FewPacksWithSums =
-    Ladder<Rung<8, TeamShape<4, N, 2>>, Rung<16, TeamShape<8, N, 2>>, Rung<32, TeamShape<16, N, 2>>,
-           Rung<64, TeamShape<32, N, 2>>, Rung<1024, TeamShape<512, N, 2, false, false, kKeeps>>,
-           Rung<kAny, TeamShape<512, N, 4, true>>, Rung<kAny, TeamShape<512, N, 0>>>;
 using FewElementsWithSums =
     Ladder<Rung<512, TeamShape<32, 1, 16>>, Rung<4096, TeamShape<512, 1, 8>>, Rung<kAny, TeamShape<512, 1, 0>>>;
 template <int N>
 using ReadAgain = Ladder<Rung<1024 / N, TeamShape<64, N, 0>>, Rung<kAny, TeamShape<512, N, 0>>>;
 
-// What is rarely called takes few kernels, or only those that read rows again.
+// What is rarely called takes few kernels for rows that packs do not tile, or only kernels that read rows again.
 enum class Kernels { kAll, kFew, kReadAgain };
 
 // Calls body(row, team, body.load(row, team), sums) for every row in [0, rows), and stores the sums of column j in
@@ -326,18 +321,16 @@ int64_t for_rows_with_sums(Call& call, int64_t rows, std::initializer_list<RowLa
     const bool packs_fit = kMovesPacks<T> && packs_tile<T>(places);
     if constexpr (kKernels == Kernels::kReadAgain) {
       return packs_fit ? take(ReadAgain<N>(), columns / N) : take(ReadAgain<1>(), columns);
-    } else if constexpr (kKernels == Kernels::kFew) {
-      if constexpr (kMovesPacks<T>)
-        if (packs_fit) return take(FewPacksWithSums<N, kKeeps>(), columns / N);
-      return take(FewElementsWithSums(), columns);
     } else {
       if constexpr (kMovesPacks<T>) {
         if (packs_fit) return take(PacksLadderWithSums<T, kSums, N, kKeeps>(), columns / N);
-        if (columns > 512 && columns / N <= 1024 && parts >= N && packs_match<T>(places))
-          return launch_rows_with_sums<C, TeamShape<512, N, 2, false, true, true>, kSums>(
-              call, rows, columns / N, WithEdges<N, Body>(places, body), parts, 1, sums, groups);
+        if constexpr (kKernels == Kernels::kAll)
+          if (columns > 512 && columns / N <= 1024 && parts >= N && packs_match<T>(places))
+            return launch_rows_with_sums<C, TeamShape<512, N, 2, false, true, true>, kSums>(
+                call, rows, columns / N, WithEdges<N, Body>(places, body), parts, 1, sums, groups);
       }
-      return take(ElementsLadderWithSums(), columns);
+      using Elements = std::conditional_t<kKernels == Kernels::kFew, FewElementsWithSums, ElementsLadderWithSums>;
+      return take(Elements(), columns);
     }
   }
 #endif
