@@ -198,25 +198,26 @@ $(SANITIZERS): all $(VENV)/.ready
 # 'make fuzz' runs the C entries for the CPU under AddressSanitizer and UndefinedBehaviorSanitizer. It compiles with -O0,
 # since -O1 takes three times as long to compile, for four times as many calls a second. ARGS are the seconds and the
 # entry, as in ARGS="600 LLTMForward": then the source that has it is compiled alone.
-FUZZED := $(wildcard aot_kernels/*.cu examples/*/*.cu)
+FUZZED := $(or $(ONLY:%=aot_kernels/%.cu),$(wildcard aot_kernels/*.cu examples/*/*.cu))
 ENTRY := $(if $(filter fuzz,$(MAKECMDGOALS)),$(filter-out all,$(word 2,$(ARGS))))
 ifneq ($(ENTRY),)
 FUZZED := $(or $(shell grep -l '^MSOPS_[A-Z]*.$(ENTRY)\>' $(FUZZED)),$(error no source has the entry $(ENTRY)))
 endif
-FUZZER := build/fuzz/entries$(ENTRY:%=-of-%)
+SOME := $(if $(ONLY),-of-some)
+FUZZER := build/fuzz/entries$(ENTRY:%=-of-%)$(SOME)
 FUZZED := $(patsubst %.cu,build/fuzz/%.o,$(FUZZED)) build/fuzz/tests/fuzz_entries.o
 FUZZ := $(CXX) $(FLAGS) $(HOST_FLAGS) -O0 -g -fsanitize=address,undefined -fno-sanitize-recover=all -Wno-maybe-uninitialized -Iaot_kernels
 
 .PHONY: fuzz
-fuzz: $(FUZZER) build/fuzz/calls.txt ## Call every C entry with valid and hostile arguments
+fuzz: $(FUZZER) build/fuzz/calls$(SOME).txt ## Call the C entries of the libraries in ONLY, or all, with valid and hostile arguments
 	$^ $(ARGS)
 
 # The entries are found by their names, and the calls come from the operators' cards.
-$(FUZZER): $(FUZZED)
-	$(FUZZ) -rdynamic $^ -o $@ -ldl
-build/fuzz/calls.txt: $(LIBRARIES) $(VENV)/.ready $(wildcard tests/*.py tests/cards/*.py tests/operators/*.py msops/operators/*.py examples/*/*.py)
+$(FUZZER): $(FUZZED) $(if $(ONLY),FORCE)
+	$(FUZZ) -rdynamic $(FUZZED) -o $@ -ldl
+build/fuzz/calls$(SOME).txt: $(if $(ONLY),FORCE) $(LIBRARIES) $(VENV)/.ready $(wildcard tests/*.py tests/cards/*.py tests/operators/*.py msops/operators/*.py examples/*/*.py)
 	@mkdir -p $(@D)
-	PYTHONPATH=tests/cards $(VENV)/bin/python tests/write_calls.py $@
+	PYTHONPATH=tests/cards $(VENV)/bin/python tests/write_calls.py $@ $(ONLY)
 build/fuzz/%.o: %.cu Makefile
 	@mkdir -p $(@D)
 	$(FUZZ) -MMD -MP -x c++ -c $< -o $@
@@ -282,7 +283,7 @@ help: ## Show this
 	@echo "  ARCHS        GPU architectures to build for, as in ARCHS=\"70 80 90\"; default: the GPU at hand, else PTX alone, for the oldest"
 	@echo "  PTX          the architecture whose PTX serves all later ones, as in PTX=75; default, with ARCHS: none"
 	@echo "  V            V=1 shows the commands that compile the libraries"
-	@echo "  ONLY         the libraries that make ptx checks, as in ONLY=\"add softmax\""
+	@echo "  ONLY         the libraries that make ptx and make fuzz check, as in ONLY=\"add softmax\""
 	@echo "  NVCC         the CUDA compiler; NVCC= builds for the CPU alone"
 	@echo "  CXX          the C++ compiler, also for nvcc's host code; default: g++, or the newest g++-N that this nvcc takes"
 	@echo "  OP           what make new shall call an operator"

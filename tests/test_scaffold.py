@@ -199,7 +199,7 @@ def test_operator_of_the_package(package, tmp_path):
     tests = ("tests/operators/test_my_gate.py", "tests/test_entries.py", "-k", "my_gate or MyGate or every")
     tested = run_python("-m", "pytest", "-p", "no:cacheprovider", *tests, cwd=tmp_path, PYTHONPATH=str(tmp_path))
     assert tested.returncode == 0, tested.stdout
-    assert re.search(r"\b[5-9]\d passed", tested.stdout), tested.stdout
+    assert re.search(r"\b[3-9]\d passed", tested.stdout), tested.stdout
     peers = "from benchmarks.operators import BENCHMARKS; print(BENCHMARKS['my_gate'].cells)"
     assert "my_gate.MyGate" in run_python("-c", peers, cwd=tmp_path, PYTHONPATH=str(tmp_path)).stdout
 

@@ -1,4 +1,5 @@
-"""Writes valid calls of all entries of the package and the examples for fuzz_entries.cc: `write_calls.py FILE`.
+"""Writes valid calls of all entries of the package and the examples for fuzz_entries.cc: `write_calls.py FILE`; of some
+libraries alone by `write_calls.py FILE LIBRARY ...`.
 
 A call begins with its entry and the numbers of its parameters and attributes. A line for each of these follows, with a
 parameter's kind, dtype, rank and lengths, or an attribute's name and value.
@@ -55,10 +56,12 @@ def lines_of(call):
         yield f"{name} {int(value)}"
 
 
-def main(path):
+def main(path, *libraries):
     rng = random.Random(0)  # noqa: S311 (nothing secret)
     every = [card for card in [*cards(), *example_cards()] if card.operators()]
-    lines = [line for card in every for call in calls_of(card, rng) for line in lines_of(call)]
+    calls = [call for card in every for call in calls_of(card, rng)]
+    chosen = [call for call in calls if not libraries or call.operator.entry.library.name in libraries]
+    lines = [line for call in chosen for line in lines_of(call)]
     Path(path).write_text("\n".join(lines) + "\n")
 
 
