@@ -54,8 +54,9 @@ class Team : public TeamReductions<C, Shape> {
     } else {
       HeldValues<C, Shape> held;
       held.length = length_of(first);
-      for_packs(held.length,
-                [&](auto i, Index j) { compute_pack(held.of[i], f, j, read(first, i, j), read(in, i, j)...); });
+      for_packs(held.length, [&](auto i, Index j) {
+        this->compute_pack(held.of[i], f, j, this->read(first, i, j), this->read(in, i, j)...);
+      });
       return held;
     }
   }
@@ -84,12 +85,12 @@ class Team : public TeamReductions<C, Shape> {
   template <typename F, typename T, typename... In>
   MSOPS_BOTH void map(const F& f, Row<T> out, const In&... in) const {
 #ifdef __CUDA_ARCH__
-    for_packs(out.length, [&](auto i, Index j) { write(out, f, i, j, read(in, i, j)...); });
+    for_packs(out.length, [&](auto i, Index j) { this->write(out, f, i, j, this->read(in, i, j)...); });
 #else
     const int64_t whole = out.length / N * N;
-    for (int64_t j = 0; j < whole; j += N) write(out, f, 0, j, read(in, 0, j)...);
+    for (int64_t j = 0; j < whole; j += N) write(out, f, 0, j, this->read(in, 0, j)...);
     if (whole == out.length) return;
-    if (whole > 0) return Reductions::write_rest(out, f, out.length - whole, read(in, 0, out.length - N)...);
+    if (whole > 0) return Reductions::write_rest(out, f, out.length - whole, this->read(in, 0, out.length - N)...);
     for (int64_t j = 0; j < out.length; ++j) assign(out.data[j], at(f, j, element(in, j)...));
 #endif
   }
@@ -105,7 +106,7 @@ class Team : public TeamReductions<C, Shape> {
       held.row = {out.data, out.length};
       // If the first pack had no check, nvcc would compute it before it loads the last packs of other rows.
       this->template for_packs<false>(out.length, [&](auto i, Index j) {
-        held.of[i] = Reductions::template pack_of<T, kWidthAt<Shape, decltype(i)>>(f, j, read(in, i, j)...);
+        held.of[i] = Reductions::template pack_of<T, kWidthAt<Shape, decltype(i)>>(f, j, this->read(in, i, j)...);
         store_at_once(out.data + j, held.of[i]);
       });
       return held;
@@ -127,8 +128,8 @@ class Team : public TeamReductions<C, Shape> {
   template <typename F, typename First, typename... In>
   MSOPS_BOTH void add(LaneSums& sums, const F& f, const First& first, const In&... in) const {
     for_packs(length_of(first), [&](auto i, Index j) {
-      Reductions::template add_pack<kWidthAt<Shape, decltype(i)>>(sums.of[i], f, j, read(first, i, j),
-                                                                  read(in, i, j)...);
+      Reductions::template add_pack<kWidthAt<Shape, decltype(i)>>(sums.of[i], f, j, this->read(first, i, j),
+                                                                  this->read(in, i, j)...);
     });
   }
   template <typename F, typename First, typename... In>
@@ -140,10 +141,11 @@ class Team : public TeamReductions<C, Shape> {
 #else
     const int64_t whole = sums.length / N * N;
     for (int64_t j = 0; j < whole; j += N)
-      Reductions::template add_pack<N>(sums.data + j, f, j, read(first, 0, j), read(in, 0, j)...);
+      Reductions::template add_pack<N>(sums.data + j, f, j, this->read(first, 0, j), this->read(in, 0, j)...);
     const int64_t rest = sums.length - whole, last = sums.length - N;
     if (rest > 0 && whole > 0)
-      return Reductions::add_rest(sums.data + last, f, last, rest, read(first, 0, last), read(in, 0, last)...);
+      return Reductions::add_rest(sums.data + last, f, last, rest, this->read(first, 0, last),
+                                  this->read(in, 0, last)...);
     for (int64_t j = whole; j < sums.length; ++j) sums.data[j] += at(f, j, element(first, j), element(in, j)...);
 #endif
   }

@@ -75,13 +75,13 @@ class TeamReductions : public TeamPacks<C, Shape> {
     const int64_t length = length_of(x);
     int elements = 0;
     for_packs(length, [&](auto i, Index j) {
-      if (elements == 0) lane.pivot = read(x, i, j).of[0];
+      if (elements == 0) lane.pivot = this->read(x, i, j).of[0];
       elements += kWidthAt<Shape, decltype(i)>;
     });
     if constexpr (kFromMeans) {
       C rest = 0;
       for_packs(length, [&](auto i, Index j) {
-        const auto values = read(x, i, j);
+        const auto values = this->read(x, i, j);
         for (const C v : values.of) rest += v - lane.pivot;
       });
       lane.pivot += elements > 0 ? rest / C(elements) : C(0);
@@ -95,13 +95,14 @@ class TeamReductions : public TeamPacks<C, Shape> {
       return sums;
     };
     for_packs(length, [&](auto i, Index j) {
-      results.template accumulate<kWidthAt<Shape, decltype(i)>>(0, of_element, j, read(x, i, j), read(g, i, j)...);
+      results.template accumulate<kWidthAt<Shape, decltype(i)>>(0, of_element, j, this->read(x, i, j),
+                                                                this->read(g, i, j)...);
     });
     lane.sums = results.folded(0);
     return over_parts(lane, {}, [&](auto part, int parts, int first, int lanes) {
       constexpr C kShare = C(1) / (Shape::kHeld * N);  // of an element in the mean, if the lanes keep all that they can
       const C mean = part.pivot + part.sums.of[1] * (lanes == 1 ? kShare : lanes == 32 ? kShare / 32 : C(0));
-      const C count = C(elements_of(length, first, lanes));
+      const C count = C(this->elements_of(length, first, lanes));
       const auto add = [](const auto& a, const auto& b) { return a + b; };
       C to = __shfl_sync(mask(), mean, 0, parts);
       if constexpr (kFromMeans) to += over_warp(count > 0 ? mean - to : C(0), add, parts) / C(parts);
@@ -132,7 +133,8 @@ class TeamReductions : public TeamPacks<C, Shape> {
     Results<R> results(identity);
 #ifdef __CUDA_ARCH__
     for_packs(length, [&](auto i, Index j) {
-      results.template accumulate<kWidthAt<Shape, decltype(i)>>(combine, f, j, read(first, i, j), read(in, i, j)...);
+      results.template accumulate<kWidthAt<Shape, decltype(i)>>(combine, f, j, this->read(first, i, j),
+                                                                this->read(in, i, j)...);
     });
     return over_lanes(results.folded(combine), identity, combine);
 #else
@@ -141,7 +143,7 @@ class TeamReductions : public TeamPacks<C, Shape> {
     int64_t j = 0;
     for (const int64_t whole = length / N * N; j < whole;) {
       for (const int64_t end = j + kRun < whole ? j + kRun : whole; j < end; j += N)
-        results.template accumulate<N>(combine, f, j, read(first, 0, j), read(in, 0, j)...);
+        results.template accumulate<N>(combine, f, j, this->read(first, 0, j), this->read(in, 0, j)...);
       total = combine(total, results.folded(combine));
       results = Results<R>(identity);
     }
@@ -150,7 +152,7 @@ class TeamReductions : public TeamPacks<C, Shape> {
     if constexpr (std::is_floating_point<R>::value)
       if (0 < j && j < length) {
         const int64_t last = length - N;
-        results.accumulate_rest(length - j, combine, f, last, read(first, 0, last), read(in, 0, last)...);
+        results.accumulate_rest(length - j, combine, f, last, this->read(first, 0, last), this->read(in, 0, last)...);
         return combine(total, results.folded(combine));
       }
     for (; j < length; ++j) total = combine(total, R(at(f, j, element(first, j), element(in, j)...)));
