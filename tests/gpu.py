@@ -43,11 +43,13 @@ class Guarded:
 def compare_with_cpu(device, call, dtype, shift):
     """Requires an entry on a device to give what it gives on the CPU, and to write nowhere else.
 
-    The device has `full` and `array`, which make arrays, `numpy`, which reads one, and `status`, which calls an entry.
+    The device has `full` and `array`, which make arrays, `numpy`, which reads one, `shapes_of_scratch`, which tells what a
+    call needs, and `status`, which calls an entry.
     """
     what = f"{call.operator.entry.name}, shifted by {shift}"
     inputs = [Guarded(device, x.shape, x.dtype.name, shift, x) for x in call.inputs]
-    outputs = [Guarded(device, x.shape, x.dtype.name, shift) for x in [*call.results, *call.scratch]]
+    shapes = [x.shape for x in call.results] + device.shapes_of_scratch(call)
+    outputs = [Guarded(device, shape, x.dtype.name, shift) for shape, x in zip(shapes, [*call.results, *call.scratch])]
     assert device.status(call.operator, [g.array for g in [*inputs, *outputs]]) == 0, what
     for x, g in zip(call.inputs, inputs):
         np.testing.assert_array_equal(device.numpy(g.array), x, f"{what}: an input was changed")
@@ -161,6 +163,9 @@ class Gpu:
 
     def numpy(self, array):
         return array.cpu().numpy()
+
+    def shapes_of_scratch(self, call):
+        return [x.shape for x in call.scratch]
 
     def status(self, operator, arrays):
         status = prepare_operator(operator, arrays)()

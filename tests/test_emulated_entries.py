@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import emulator
-from card import DTYPES, cards
+from card import DTYPES, cards, names_of
 from gpu import (
     DECAYS,
     HIDING,
@@ -18,7 +18,7 @@ from gpu import (
     calls_with_wrong_columns,
     compare_with_cpu,
 )
-from msops.core.abi import DEFAULT_STREAM, Param, prepare_call
+from msops.core.abi import DEFAULT_STREAM, Param, ask_shapes, prepare_call
 from msops.operators.rotary_embedding import operators as rotations
 from msops.testing.entry import Status, attributes_in_mindspore
 
@@ -40,8 +40,19 @@ class Emulator:
     def full(self, size, value, dtype):
         return np.full(size, value, dtype)
 
+    def function(self, operator, kind=""):
+        return getattr(library_of(operator.entry.library.path.stem), operator.entry.name + kind)
+
+    def shapes_of_scratch(self, call):
+        """Asks the emulated library, since one for the CPU alone may need less."""
+        operator, asked = call.operator, {}
+        if operator.asked:
+            params, attributes = map(Param.of, call.inputs), attributes_in_mindspore(operator.attributes)
+            asked = dict(zip(operator.asked, ask_shapes(self.function(operator, "Scratch"), [*params], attributes)))
+        return [asked.get(name, x.shape) for name, x in zip(names_of(operator).scratch, call.scratch)]
+
     def status(self, operator, arrays):
-        function = getattr(library_of(operator.entry.library.path.stem), operator.entry.name)
+        function = self.function(operator)
         attributes = attributes_in_mindspore(operator.attributes)
         status = prepare_call(function, [Param.of(x) for x in arrays], attributes, DEFAULT_STREAM)()
         if status == Status.LAUNCH_FAILED:  # no launch fails in the emulator
