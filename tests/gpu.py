@@ -43,8 +43,8 @@ class Guarded:
 def compare_with_cpu(device, call, dtype, shift):
     """Requires an entry on a device to give what it gives on the CPU, and to write nowhere else.
 
-    The device has `full` and `array`, which make arrays, `numpy`, which reads one, `shapes_of_scratch`, which tells what a
-    call needs, and `status`, which calls an entry.
+    The device has `full` and `array`, which make arrays, `numpy`, which reads one, `shapes_of_scratch`, which a call
+    needs, and `status`, which calls an entry.
     """
     what = f"{call.operator.entry.name}, shifted by {shift}"
     inputs = [Guarded(device, x.shape, x.dtype.name, shift, x) for x in call.inputs]

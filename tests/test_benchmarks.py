@@ -186,6 +186,7 @@ def kernel_calls(op, only_formula=False):
         yield case, inputs, want, known
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("op", KERNELS)
 def test_numpy_peers_agree(op):
     for case, inputs, want, _ in kernel_calls(op):

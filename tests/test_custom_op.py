@@ -21,7 +21,7 @@ from msops import Spec, compat, custom_op
 from msops.core import primitive
 from msops.core.open_sizes import sizes_of_outputs
 from msops.core.primitive import Primitive
-from operator_test import PLAIN, Gradient, Net, check_training, run
+from operator_test import PLAIN, Gradient, Net, check_training, run, wide_in_graph_mode
 
 SOURCE = """
 #include <algorithm>
@@ -744,6 +744,7 @@ def test_what_is_no_tensor_beside_open_sizes(library):
         net(Tensor(X))
 
 
+@wide_in_graph_mode
 def test_entry_that_fails(mode, library):
     op = custom_op(library.Fails, "x -> y")
     with pytest.raises(RuntimeError, match="77"):

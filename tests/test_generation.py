@@ -40,7 +40,8 @@ def best(scores):
     return int(scores.argmax())
 
 
-@pytest.mark.parametrize("settings", [pytest.param({}, marks=pytest.mark.wide), dict(tied=True, interleaved=True)])
+@pytest.mark.wide
+@pytest.mark.parametrize("settings", [{}, dict(tied=True, interleaved=True)])
 def test_greedy_tokens(modules, settings):
     llama, generation = modules
     net = network(llama, **settings)

@@ -114,7 +114,7 @@ def test_optimizer_has_rates_of_groups_that_may_change(mode):
 
 # Once a graph has counted the batches of a BatchNorm, MindSpore fails to compile some graphs of the same process
 # ("ValueProblem(DeadNode) can't be converted to abstract").
-@pytest.mark.alone
+@pytest.mark.parametrize("mode", [pytest.param("graph", marks=pytest.mark.alone), "pynative"], indirect=True)
 @pytest.mark.parametrize("momentum", [0.3, None])
 def test_batch_norm_follows_running_statistics(mode, momentum):
     net, mean, variance = mint.nn.BatchNorm1d(3, momentum=momentum), np.zeros(3), np.ones(3)

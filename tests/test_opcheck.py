@@ -286,10 +286,10 @@ def failures(*arguments, **settings):
 @pytest.mark.parametrize(
     ("operator", "shapes", "reference"),
     [
-        (_sigmoid, [(7, 13)], test_sigmoid.sigmoid),
+        pytest.param(_sigmoid, [(7, 13)], test_sigmoid.sigmoid, marks=pytest.mark.wide),
         (_add, [(3, 1, 4), (5, 1)], lambda x, y: x + y),
         (msops.Sigmoid(), [(7, 13)], test_sigmoid.sigmoid),
-        (msops.add, [(3, 1, 4), (5, 1)], lambda x, y: x + y),
+        pytest.param(msops.add, [(3, 1, 4), (5, 1)], lambda x, y: x + y, marks=pytest.mark.wide),
     ],
     ids=["sigmoid", "add", "Cell", "function"],
 )
@@ -310,7 +310,8 @@ def test_sound_with_attribute(square):
     assert report.skipped["gradient"] == report.skipped["gradient's dtypes"] == "there is no gradient"
 
 
-@pytest.mark.parametrize("dtype", [pytest.param(mindspore.float16, marks=pytest.mark.wide), mindspore.float32], ids=str)
+@pytest.mark.wide
+@pytest.mark.parametrize("dtype", [mindspore.float16, mindspore.float32], ids=str)
 def test_gradient_without_float64(square, dtype):
     """Without float64, the gradient is held to finite differences of the reference."""
     report = opcheck(square(dtypes=(dtype,)), X, squared)
@@ -389,6 +390,7 @@ def test_sound_with_scratch(reference):
     assert ("forward" in report.made) == (reference is not None)
 
 
+@pytest.mark.wide
 def test_several_cases(square):
     cases = [X, random(4, np.float64, (2,))]
     opcheck(square(), cases, squared)
@@ -654,6 +656,7 @@ def test_wrong_arguments(square):
         opcheck(square(), [*X, *X], squared)
 
 
+@pytest.mark.wide
 def test_reference_without_long_double(square):
     """A reference may lack long double, as SciPy's functions do."""
 

@@ -167,6 +167,7 @@ def sources(folder):
     return {path: path.read_text() for path in folder.rglob("*") if path.suffix in (".cu", ".py", ".pyi", ".so")}
 
 
+@pytest.mark.wide
 def test_operator_of_the_package(package, tmp_path):
     """`make new` writes four files and a line, and the new operator's tests pass."""
     made = package(["make", "new", "OP=my_gate"], check=True)

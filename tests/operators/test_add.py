@@ -8,7 +8,7 @@ from gpu import BIG
 from guarded_call import GuardedCall
 from msops.operators.add import backward, forward
 from msops.testing.entry import Status
-from operator_test import OperatorTest, run, run_gradient
+from operator_test import OperatorTest, run, run_gradient, wide_in_graph_mode
 
 
 def sum_to(dout, x):
@@ -136,6 +136,7 @@ def test_infinity_in_a_sum(mode):
     np.testing.assert_array_equal(run_gradient(msops.Add(), inputs, [dout])[1], [np.inf])
 
 
+@wide_in_graph_mode
 def test_result_that_no_memory_holds(mode):
     """MindSpore allocates all memory of C functions, and does not call them if it cannot. Later calls work."""
     net, n = msops.Add(), 2**24

@@ -7,7 +7,7 @@ import msops
 from card import chain, length, random, zeros
 from gpu import BIG
 from msops.operators.causal_conv1d import operators
-from operator_test import OperatorTest, check_training, run, run_gradient
+from operator_test import OperatorTest, check_training, run, run_gradient, wide_in_graph_mode
 from test_silu import silu, silu_backward
 
 
@@ -168,6 +168,7 @@ class InTwo(nn.Cell):
 
 
 @pytest.mark.parametrize(("width", "activation"), [(4, "silu"), (11, None)])
+@wide_in_graph_mode
 def test_sequence_in_two_calls(mode, width, activation):
     """The state carries results and gradients over a cut anywhere."""
     inputs = random(1, np.float64, *case(2, 3, 9, width)[0])

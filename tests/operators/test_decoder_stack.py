@@ -9,6 +9,7 @@ import msops
 from card import Card, chain, length, random, zeros
 from msops.operators.decoder_stack import operators
 from msops.testing.checks import Gradient, assert_near, run
+from operator_test import wide_in_graph_mode
 
 OPTIONAL = ("norm", "qkv_bias", "q_norm", "k_norm", "keys", "values", "lengths")
 CACHE = OPTIONAL[4:]
@@ -259,6 +260,7 @@ def test_caches_of_other_shapes(mode, shape):
         run(Stack(settings["optional"], heads=4, kv_heads=2), *inputs)
 
 
+@wide_in_graph_mode
 def test_lengths_outside_of_the_cache(mode):
     if mindspore.get_context("device_target") != "CPU":
         pytest.skip("a GPU clamps them")

@@ -12,7 +12,7 @@ from msops.compat import VERSION
 from msops.operators.embedding import operators
 from msops.testing.checks import Gradient, Net, run, run_gradient
 from msops.testing.entry import Status
-from operator_test import OperatorTest
+from operator_test import OperatorTest, wide_in_graph_mode
 from test_gather_points import far_indices
 
 
@@ -142,6 +142,7 @@ def test_wrong_settings_of_cell():
             msops.Embedding(**{**dict(num_embeddings=6, embedding_dim=4), **settings})
 
 
+@wide_in_graph_mode
 def test_index_out_of_range(mode, capfd):
     """An index out of range is the entry's error on the CPU, and gives 0 and no gradient on a GPU."""
     weight, dout = random(0, np.float32, (5, 3), (2, 2, 3))

@@ -12,7 +12,7 @@ from msops.compat import VERSION
 from msops.operators.gather_points import forward
 from msops.testing.checks import Net, run_gradient
 from msops.testing.entry import Status
-from operator_test import OperatorTest, run
+from operator_test import OperatorTest, run, wide_in_graph_mode
 
 
 def flat(array, axes):
@@ -150,6 +150,7 @@ def check_far(capfd, mode, card, name, idx, at):
     assert GuardedCall(call, capfd).call()[0] == Status.BAD_VALUE
 
 
+@wide_in_graph_mode
 def test_index_out_of_range(mode, capfd):
     check_far(capfd, mode, TestGatherPoints(), "gather_points", np.array([[0, 1, 4], [3, 2, 1]]), (1, 1))
 

@@ -7,7 +7,7 @@ from mindspore import Tensor
 import msops
 from card import random, zeros
 from msops.operators.group_points import forward
-from operator_test import run, run_gradient
+from operator_test import run, run_gradient, wide_in_graph_mode
 from test_gather_points import GatherTest, check_far, gather, sizes
 
 
@@ -45,6 +45,7 @@ class TestGroupPoints(GatherTest):
     )  # fmt: skip
 
 
+@wide_in_graph_mode
 def test_index_out_of_range(mode, capfd):
     idx = np.array([[[0, 1], [4, 4]], [[3, 2], [1, 0]]])
     check_far(capfd, mode, TestGroupPoints(), "group_points", idx, (1, 0, 1))

@@ -41,9 +41,8 @@ def in_one(request, monkeypatch):
     return request.param
 
 
-in_all_ways = pytest.mark.parametrize(
-    ("reduction", "in_one"), [("mean", False), ("mean", True), ("none", False)], indirect=["in_one"]
-)
+WAYS = ("mean", False), ("mean", True), ("none", False)
+in_all_ways = pytest.mark.parametrize(("reduction", "in_one"), WAYS, indirect=["in_one"])
 
 
 class TestLinearCrossEntropy(OperatorTest):
@@ -267,6 +266,7 @@ def test_no_row_counts(mode, in_one):
         np.testing.assert_array_equal(gradient, np.zeros_like(gradient))
 
 
+@wide_in_graph_mode
 def test_float16_means_of_many_rows(mode, in_one):
     """A gradient that is divided by the number of rows keeps its digits, although 1e-7 is the smallest float16; one
     that is a sum over many rows does not overflow before it is divided."""
@@ -431,7 +431,11 @@ def test_vmap(mode, reduction, in_one):
 
 @pytest.mark.skipif(VERSION < (2, 7), reason="open sizes need MindSpore 2.7")
 @pytest.mark.parametrize("mode", ["graph"], indirect=True)
-@in_all_ways
+@pytest.mark.parametrize(
+    ("reduction", "in_one"),
+    [pytest.param(*way, marks=[pytest.mark.wide] * (way != WAYS[1])) for way in WAYS],
+    indirect=["in_one"],
+)
 def test_open_rows(mode, reduction, in_one):
     """A Cell that is compiled once, and its gradient, take any number of rows. No chunk may be given then."""
     calls = [TestLinearCrossEntropy().inputs(shapes(rows, 8, 20), np.float32) for rows in (9, 4, 0)]

@@ -5,7 +5,7 @@ from mindspore import nn, ops
 import msops
 from card import chain, length, random, zeros
 from msops.operators.linear_scan import operators
-from operator_test import OperatorTest, run, run_gradient
+from operator_test import OperatorTest, run, run_gradient, wide_in_graph_mode
 
 
 def walk(length, reverse):
@@ -121,6 +121,7 @@ class InTwo(nn.Cell):
 
 
 @pytest.mark.parametrize("reverse", [False, True])
+@wide_in_graph_mode
 def test_sequence_in_two_calls(mode, reverse):
     """The state carries results and gradients over a cut anywhere."""
     inputs = TestLinearScan().inputs(case(2, 9, 3, state=True)[0], np.float64)

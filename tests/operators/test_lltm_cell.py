@@ -304,10 +304,11 @@ def test_open_sizes(mode):
 @pytest.mark.parametrize(
     ("shapes", "error", "words"),
     [
-        (
+        pytest.param(
             [(2, 5), (2, 2), (3, 2), (6, 7), (6,)],
             RuntimeError,
             "lltm_cell: c must have shape (B, H) = (2, 2), got (3, 2)",
+            marks=pytest.mark.wide,
         ),
         (
             [(2, 5), (2, 2), (2, 2), (6, 7), (4,)],

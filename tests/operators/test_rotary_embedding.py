@@ -7,7 +7,7 @@ import msops
 from card import DTYPES, chain, length, random, zeros
 from msops.compat import VERSION
 from msops.operators.rotary_embedding import operators
-from operator_test import Net, OperatorTest, run, run_gradient
+from operator_test import Net, OperatorTest, run, run_gradient, wide_in_graph_mode
 
 
 def angles_of_places(table, features, position_ids, interleaved):
@@ -338,6 +338,7 @@ def test_positions_of_int64(mode):
 
 @pytest.mark.parametrize("which", [1, 2])
 @pytest.mark.parametrize("interleaved", [False, True])
+@wide_in_graph_mode
 def test_copies_that_differ(mode, interleaved, which):
     """The CPU tells it if the row is read, and a GPU gives NaN for the pair alone. NaN is equal to NaN here."""
     tables = random(1, np.float32, (5, 4), (5, 4))
@@ -356,6 +357,7 @@ def test_copies_that_differ(mode, interleaved, which):
 
 
 @pytest.mark.parametrize("position", [-1, 5, 2**40])
+@wide_in_graph_mode
 def test_positions_out_of_range(mode, position):
     (table,) = random(1, np.float32, (5, 2))
     inputs = [X, table, table, np.array([0, position, 1])]

@@ -6,7 +6,7 @@ from mindspore import Tensor, nn, ops
 import msops
 from card import chain, length, random, zeros
 from msops.operators.selective_scan import operators
-from operator_test import OperatorTest, run, run_gradient
+from operator_test import OperatorTest, run, run_gradient, wide_in_graph_mode
 from test_sigmoid import sigmoid
 
 CHUNK = 64  # steps between two states that are kept
@@ -255,6 +255,7 @@ class InTwo(nn.Cell):
         return ops.concat((first, rest), 2), state
 
 
+@wide_in_graph_mode
 def test_sequence_in_two_calls(mode):
     """The state carries results and gradients over a cut anywhere."""
     shapes, settings = case(2, 4, 70, 3, 2)

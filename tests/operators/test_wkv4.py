@@ -5,7 +5,7 @@ from mindspore import nn, ops
 import msops
 from card import chain, length, random, zeros
 from msops.operators.wkv4 import operators
-from operator_test import OperatorTest, run, run_gradient
+from operator_test import OperatorTest, run, run_gradient, wide_in_graph_mode
 
 EVERY = 32  # steps from one kept state to the next
 NO_STEPS = -1e38  # the exponent of a state before all steps
@@ -110,10 +110,9 @@ class TestWKV4(OperatorTest):
         "no samples": case(0, 3, 2),
         "kept": case(3, 64, 5),
         "odd": case(3, 67, 65),
-        "parts": case(1, 500, 33),
         "large": case(4, 131, 200, state=False),
     }
-    further = {
+    further = {"parts": case(1, 500, 33)} | {
         f"{b} x {t} x {c}": case(b, t, c, state=t % 2 == 1)
         for b, t, c in ((1, 31, 64), (2, 33, 32), (1, 129, 8), (2, 1025, 1), (2, 417, 40), (9, 3, 100), (1, 385, 2))
     }
@@ -180,6 +179,7 @@ class InTwo(nn.Cell):
         return ops.concat((first, second), 1), state
 
 
+@wide_in_graph_mode
 def test_sequence_in_two_calls(mode):
     """The state carries results and gradients over a cut anywhere."""
     inputs = TestWKV4().inputs(case(2, 9, 3)[0], np.float64)

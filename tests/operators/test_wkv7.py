@@ -5,7 +5,7 @@ from mindspore import nn, ops
 import msops
 from card import chain, length, random, zeros
 from msops.operators.wkv7 import operators
-from operator_test import OperatorTest, run, run_gradient
+from operator_test import OperatorTest, run, run_gradient, wide_in_graph_mode
 
 
 def walk(r, w, k, v, a, b, state=None):
@@ -141,6 +141,7 @@ class InTwo(nn.Cell):
         return ops.concat((first, second), 1), state
 
 
+@wide_in_graph_mode
 def test_sequence_in_two_calls(mode):
     """The state carries results and gradients over a cut anywhere."""
     inputs = TestWKV7().inputs(case(2, 9, 2, 3)[0], np.float64)
