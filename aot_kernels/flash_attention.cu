@@ -132,6 +132,12 @@ struct Inputs {
 
   int64_t batch() const { return axes == kPacked ? cu_seqlens_q.dim(0) - 1 : q.dim(0); }
 
+  // Returns how many numbers a gradient computes of all queries: delta, and the rest where logits have bias or ALiBi.
+  int64_t numbers_of_queries() const {
+    const HeadShape of_q(q, axes);
+    return size_of({of_q.batch, of_q.heads, of_q.rows, bias.dtype || alibi_slopes.dtype ? 2 : 1});
+  }
+
   void require_lse(Call& call, const Tensor& lse) const {
     const HeadShape of_q(q, axes);
     axes == kPacked ? call.require_shape(lse, {of_q.heads, of_q.rows})
@@ -217,13 +223,21 @@ struct Known {
     call.require_same_shape(dlse, lse);
   }
 
-  // Returns the problem, and its gradient without results.
+  // Returns the problem, and its gradient without results. `delta` also holds the rests where there are any.
   template <typename T>
   std::pair<ExtendedAttention<T>, AttentionGradient<T>> problem(const Inputs& inputs, const Tensor& delta) const {
     using C = Compute<T>;
     ExtendedAttention<T> a = inputs.problem<T>();
     a.out = out.as<T>(), a.lse = lse.as<C>();
-    return {a, {dout.as<const T>(), dlse.as<const C>(), delta.as<C>(), nullptr, nullptr, nullptr, {}}};
+    return {a,
+            {dout.as<const T>(),
+             dlse.as<const C>(),
+             delta.as<C>(),
+             a.adds_to_logits() ? delta.as<C>() + lse.size : nullptr,
+             nullptr,
+             nullptr,
+             nullptr,
+             {}}};
   }
 };
 
@@ -301,12 +315,12 @@ MSOPS_ENTRY(FlashAttentionBackward) {
   const int rank = packed ? 3 : 4;
   const Known known(call, inputs);
   const Tensor dq = call.tensor("dq", rank), dk = call.tensor("dk", rank), dv = call.tensor("dv", rank);
-  const Tensor delta = call.scratch("delta", rank - 1), query_sums = call.scratch("query_sums", 1);
+  const Tensor delta = call.scratch("delta", 1), query_sums = call.scratch("query_sums", 1);
   const Tensor mask_bits = call.scratch("mask_bits", 1), padded = call.tensor("padded", 1);
   call.require_same_shape(dq, inputs.q);
   call.require_same_shape(dk, inputs.k);
   call.require_same_shape(dv, inputs.v);
-  call.require_same_shape(delta, known.lse);
+  call.require_shape(delta, {inputs.numbers_of_queries()});
   return call.run([&](auto type) {
     using T = typename decltype(type)::type;
     auto [a, g] = known.problem<T>(inputs, delta);
@@ -347,7 +361,7 @@ MSOPS_SCRATCH(FlashAttentionBackward) {
     const auto on_gpu = padding.with_long_rows(a);
     tiles = QuerySums::count(on_gpu, packed), words = inputs.mask_words(on_gpu, true), padded = padding.size();
   });
-  return {{QuerySums::scratch(tiles)}, {words}, {padded}};
+  return {{inputs.numbers_of_queries()}, {QuerySums::scratch(tiles)}, {words}, {padded}};
 }
 
 // (the inputs of FlashAttentionForward, of which the bias is given, out, lse, dout, dlse) -> (dbias, delta). It is
@@ -356,12 +370,12 @@ MSOPS_ENTRY(FlashAttentionBiasBackward) {
   const Inputs inputs(call, true);
   call.require(inputs.axes != kPacked, kBadAttribute, "packed sequences have no bias");
   const Known known(call, inputs);
-  const Tensor dbias = call.tensor_of("float32|common", "dbias"), delta = call.scratch("delta", 3);
+  const Tensor dbias = call.tensor_of("float32|common", "dbias"), delta = call.scratch("delta", 1);
   if (call.ok())
     call.require(!std::strcmp(dbias.dtype, inputs.bias.dtype), kBadDtype, "dbias is %s, bias is %s", dbias.dtype,
                  inputs.bias.dtype);
   call.require_same_shape(dbias, inputs.bias);
-  call.require_same_shape(delta, known.lse);
+  call.require_shape(delta, {inputs.numbers_of_queries()});
   return call.run([&](auto type) {
     using T = typename decltype(type)::type;
     const auto [a, g] = known.problem<T>(inputs, delta);
@@ -373,3 +387,5 @@ MSOPS_ENTRY(FlashAttentionBiasBackward) {
 #endif
   });
 }
+
+MSOPS_SCRATCH(FlashAttentionBiasBackward) { return {{Inputs(call, true).numbers_of_queries()}}; }

@@ -95,6 +95,31 @@ def calls_with_hidden_queries(monkeypatch, name, value, dtype):
     return calls
 
 
+# (case of attention, dtype) -> a bias on all keys of a query, beside which lse has no digits of the sum of its weights,
+# or in float16 few.
+FAR = {
+    ("bias of each pair", "float16"): -6e4,
+    ("bias of each pair", "float32"): -1e9,
+    ("bias of pairs of heads", "float16"): -1e9,
+    ("bias of pairs of heads", "float32"): 1e9,
+}
+
+
+def calls_with_far_bias(monkeypatch, name, dtype):
+    """Returns the calls of a case of attention in which every seventh query has a bias far from 0 on all keys."""
+    [card] = [card for card in cards() if card.name() == "flash_attention"]
+    shapes, settings = card.entry_cases()[name]
+    inputs_of = card.inputs
+
+    def far(*arguments, **others):
+        *inputs, bias = inputs_of(*arguments, **others)
+        bias[..., ::7, :] = FAR[name, dtype]
+        return [*inputs, bias]
+
+    monkeypatch.setattr(card, "inputs", far)
+    return card.entry_calls(shapes, settings, dtype)
+
+
 def calls_that_grow(dtype):
     """Returns the calls of selective_scan in which states, and then gradients, grow beyond all numbers over a part of
     the steps, had they anything to grow from."""

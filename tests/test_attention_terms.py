@@ -14,7 +14,15 @@ from gpu import compare_with_cpu
 from msops.compat import VERSION
 from msops.shared.attention import operators
 from msops.testing.checks import assert_accurate, largest
-from numpy_attention import DEFAULTS, Attend, attention, case, distances
+from numpy_attention import (
+    DEFAULTS,
+    Attend,
+    attention,
+    attention_backward,
+    attention_bias_backward,
+    case,
+    distances,
+)
 from operator_test import run, run_gradient
 from test_flash_attention import KV, Q, TestFlashAttention as FlashAttentionCard
 
@@ -39,6 +47,34 @@ def test_bias_of_minus_infinity_hides_as_a_mask_does(mode, dtype, device_target)
     for by_mask, by_bias in zip(hidden_by_mask, hidden_by_bias):
         np.testing.assert_allclose(by_bias, by_mask, units, units * largest(by_mask))
     assert not dbias[mask].any()
+
+
+@pytest.mark.parametrize("far", [-65504, -1e6, -1e9, np.finfo(np.float32).min, 1e9])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_bias_far_from_0(mode, dtype, far):
+    """Rows of padding have a large finite bias on all keys, beside which lse loses the sum of their weights. Products
+    of q and k have few digits here, so that it is known what the bias leaves of them."""
+    whole, wide = np.random.default_rng(1).integers, np.promote_types(dtype, np.float32).type
+    q, k, v = (whole(-4, 5, shape).astype(dtype) / 4 for shape in ((2, 4, 9, 4), (2, 4, 70, 4), (2, 4, 70, 4)))
+    bias = np.zeros((2, 1, 9, 70), np.float32)
+    bias[0, 0, 2:5] = bias[1, 0, ::3] = far
+    out, lse = run(Attend(scale=0.5, return_lse=True, optional=("bias",)), q, k, v, bias)
+    douts = [*random(2, dtype, out.shape), np.zeros_like(lse)]
+    *got, dbias = run_gradient(Attend(scale=0.5, return_lse=True, optional=("bias",)), [q, k, v, bias], douts)
+
+    arrays = [x.astype(np.float64) for x in (q, k, v)]
+    products = 0.5 * arrays[0] @ arrays[1].swapaxes(-1, -2)
+    left = (products + bias).astype(wide) - products
+    settings = dict(scale=0.5, optional=("bias",))
+    known = [*arrays, left, *attention(*arrays, left, **settings), *douts]
+    want = [
+        *attention_backward(*known, **settings),
+        attention_bias_backward(*known, **settings)[0].sum(1, keepdims=True),
+    ]
+    tolerances = {"float16": 4e-3, "float32": 1e-5, "float64": 1e-13}
+    for dx, wanted in zip([*got, dbias], want):
+        tolerance = max(tolerances[dtype], tolerances[dx.dtype.name])
+        np.testing.assert_allclose(dx, wanted, tolerance, tolerance * largest(wanted))
 
 
 def test_alibi_is_a_bias(mode):

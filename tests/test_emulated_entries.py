@@ -11,9 +11,11 @@ import emulator
 from card import DTYPES, cards, names_of
 from gpu import (
     DECAYS,
+    FAR,
     HIDING,
     calls_that_grow,
     calls_with_decay,
+    calls_with_far_bias,
     calls_with_hidden_queries,
     calls_with_wrong_columns,
     compare_with_cpu,
@@ -107,6 +109,15 @@ def test_blocks_add_in_order(name, monkeypatch):
 def test_queries_that_see_nothing(name, value, dtype, monkeypatch):
     """On tensor cores, queries that a mask or a bias hides all keys from give 0 and have no gradient."""
     for call in calls_with_hidden_queries(monkeypatch, name, value, dtype):
+        compare_with_cpu(Emulator(), call, dtype, shift=0)
+
+
+@pytest.mark.parametrize("architecture", ["75", "80"])
+@pytest.mark.parametrize(("name", "dtype"), FAR)
+def test_bias_far_from_0(name, dtype, architecture, monkeypatch):
+    """Gradients of queries whose lse has no digits of their sum are right, on tensor cores and without."""
+    monkeypatch.setenv("MSOPS_EMULATOR_ARCHITECTURE", architecture)
+    for call in calls_with_far_bias(monkeypatch, name, dtype):
         compare_with_cpu(Emulator(), call, dtype, shift=0)
 
 

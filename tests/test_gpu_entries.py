@@ -8,9 +8,11 @@ import pytest
 from card import DTYPES, cards
 from gpu import (
     DECAYS,
+    FAR,
     HIDING,
     calls_that_grow,
     calls_with_decay,
+    calls_with_far_bias,
     calls_with_hidden_queries,
     compare_with_cpu,
     is_there,
@@ -41,6 +43,13 @@ def test_gpu_equals_cpu(gpu, card, shapes, settings, dtype):
 def test_queries_that_see_nothing(gpu, name, value, dtype, monkeypatch):
     """Queries that a mask or a bias hides all keys from give 0 and have no gradient."""
     for call in calls_with_hidden_queries(monkeypatch, name, value, dtype):
+        compare_with_cpu(gpu, call, dtype, shift=0)
+
+
+@pytest.mark.parametrize(("name", "dtype"), FAR)
+def test_bias_far_from_0(gpu, name, dtype, monkeypatch):
+    """Gradients of queries whose lse has no digits of their sum are right."""
+    for call in calls_with_far_bias(monkeypatch, name, dtype):
         compare_with_cpu(gpu, call, dtype, shift=0)
 
 

@@ -27,6 +27,82 @@ struct Delta {
   }
 };
 
+// Computes the rests of queries (see extended.h). An item is a vector of queries, which is done at once where lse of
+// all of them is near 0.
+template <typename T>
+struct Rest {
+  using C = Compute<T>;
+  ExtendedAttention<T> a;
+  AttentionGradient<T> g;
+
+  int64_t tiles() const { return parts_of(a.queries, kColumns<C>); }
+  int64_t items() const { return a.batch * a.heads * tiles(); }
+
+  struct Workspace {
+    int64_t heads[kColumns<C>] = {}, queries[kColumns<C>] = {}, columns = 0;
+    C lse[kColumns<C>] = {}, sums[kColumns<C>] = {}, x[kKeys * kColumns<C>];
+    std::unique_ptr<C[]> k, v, q, row;
+
+    explicit Workspace(const Attention<T>& a)
+        : k(new C[kKeys * a.width]),
+          v(new C[kKeys * a.value_width]),
+          q(new C[kColumns<C> * a.width]()),
+          row(new C[a.width]) {}
+  };
+
+  MSOPS_CPU void operator()(int64_t part, int64_t parts) const {
+    Workspace w(a);
+    const int64_t end = part_begin(items(), part + 1, parts);
+    for (int64_t item = part_begin(items(), part, parts); item < end; ++item) tile(w, item);
+  }
+
+ private:
+  struct AddPanel {
+    const Rest& f;
+    Workspace& w;
+    const Logits<T>& logits;
+
+    MSOPS_CPU void operator()(int64_t j, int64_t n, bool in_range) const {
+      multiply(n, w.columns, f.a.width, View<C>{w.k.get(), f.a.width, 1}, w.q.get(), kColumns<C>, w.x, kColumns<C>,
+               Set<C>{});
+      logits.finish(w.x, j, n, w.columns, w.heads, w.queries, in_range);
+      for (int64_t k = 0; k < n; ++k)
+#pragma omp simd
+        for (int l = 0; l < kColumns<C>; ++l) w.sums[l] += Exponential<C>::exp(w.x[k * kColumns<C> + l] - w.lse[l]);
+    }
+  };
+
+  MSOPS_CPU void tile(Workspace& w, int64_t item) const {
+    const int64_t begin = item % tiles() * kColumns<C>, h = item / tiles() % a.heads, b = item / tiles() / a.heads;
+    const Sequence s = a.sequence(b);
+    const Span queries{begin, least(begin + kColumns<C>, s.queries)};
+    w.columns = queries.size();
+    bool any = false;
+    for (int64_t c = 0; c < w.columns; ++c) {
+      const int64_t i = s.first_query + begin + c, at = a.of_lse.offset(b, h, i);
+      const bool is_far = a.is_far(a.lse[at]);
+      w.heads[c] = h, w.queries[c] = begin + c, w.sums[c] = 0, w.lse[c] = is_far ? a.lse[at] : C(0);
+      g.rest[at] = 0, any |= is_far;
+      load_rows(a.q + a.of_q.offset(b, h, i), 0, 1, a.width, w.row.get(), a.width);
+      for (int64_t d = 0; d < a.width; ++d) w.q[d * kColumns<C> + c] = a.scale * w.row[d];
+    }
+    if (!any) return;
+    for_panels(a, s, b, h / a.group(), queries, a.keys_of(s, queries), w.k.get(), w.v.get(), a.value_width,
+               AddPanel{*this, w, Logits<T>{a, s, b}});
+    for (int64_t c = 0; c < w.columns; ++c)
+      if (w.lse[c] != 0) g.rest[a.of_lse.offset(b, h, s.first_query + begin + c)] = std::log(w.sums[c]);
+  }
+};
+
+// Computes what both gradients need of each query.
+template <typename T>
+void prepare_backward(Call& call, const ExtendedAttention<T>& a, const AttentionGradient<T>& g) {
+  const Delta<T> delta{a, g};
+  on_cpu(call, delta.size(), delta, static_cast<double>(a.value_width));
+  const Rest<T> rest{a, g};
+  if (g.rest) on_threads(call, rest.items(), a.work() / 4, rest);
+}
+
 // Scores are the weights p of a panel, which dropout does not change, and the gradients dx of its logits.
 template <typename T>
 struct Scores {
@@ -40,7 +116,7 @@ struct Scores {
   // q and dout are panels, and q is scaled.
   MSOPS_CPU void compute(const ExtendedAttention<T>& a, const Sequence& s, int64_t b, int64_t h, int64_t i, int64_t j,
                          int64_t n, int64_t columns, View<C> k, View<C> v, const C* q, const C* dout, const C* lse,
-                         const C* delta, bool in_range) {
+                         const C* rest, const C* delta, bool in_range) {
     for (int64_t c = 0; c < columns; ++c) heads[c] = h, queries[c] = i + c;
     const Logits<T> logits{a, s, b};
     logits.fetch_mask(j, n, columns, heads, queries);
@@ -56,7 +132,7 @@ struct Scores {
 #pragma omp simd
       for (int l = 0; l < kColumns<C>; ++l) {
         const int64_t e = row * kColumns<C> + l;
-        p[e] = Exponential<C>::exp(p[e] - lse[l]);
+        p[e] = Exponential<C>::exp(p[e] - lse[l] - rest[l]);
         dx[e] = p[e] * (dx[e] - delta[l]);
       }
   }
@@ -77,7 +153,7 @@ struct Backward {
 
   struct Workspace {
     int64_t pitch, value_pitch;  // of rows that begin at whole vectors
-    C lse[kQueries<C>] = {}, delta[kQueries<C>] = {};
+    C lse[kQueries<C>] = {}, rest[kQueries<C>] = {}, delta[kQueries<C>] = {};
     Scores<T> scores;
     std::unique_ptr<C[]> k, v, dk, dv;                        // rows of a chunk
     std::unique_ptr<C[]> q, dout, dq, q_panels, dout_panels;  // rows of a tile
@@ -139,6 +215,7 @@ struct Backward {
     for (int64_t r = 0; r < rows; ++r) {
       const int64_t at = a.of_lse.offset(b, h, first + r);
       w.lse[r] = a.lse[at] == C(-HUGE_VAL) ? C(0) : a.lse[at], w.delta[r] = g.delta[at];
+      w.rest[r] = g.rest ? g.rest[at] : C(0);
     }
     for (int64_t r = 0; r < rows; r += kColumns<C>) {
       const int64_t columns = least(kColumns<C>, rows - r);
@@ -167,8 +244,8 @@ struct Backward {
     const C *const k = w.k.get() + at * w.pitch, *const v = w.v.get() + at * w.value_pitch;
     C *const p = w.scores.p, *const dz = w.scores.dx, *const slopes = w.scores.slopes, *const kept = w.scores.kept;
     w.scores.compute(a, s, b, h, queries.begin + r, j, n, columns, View<C>{k, w.pitch, 1}, View<C>{v, w.value_pitch, 1},
-                     w.q_panels.get() + r * a.width, w.dout_panels.get() + r * a.value_width, w.lse + r, w.delta + r,
-                     in_range);
+                     w.q_panels.get() + r * a.width, w.dout_panels.get() + r * a.value_width, w.lse + r, w.rest + r,
+                     w.delta + r, in_range);
     for (int64_t e = 0; a.seed && e < n * kColumns<C>; ++e) p[e] *= kept[e];
     if (a.softcap > 0) {
 #pragma omp simd
@@ -213,8 +290,7 @@ struct AddShares {
 template <typename T>
 void backward(Call& call, const ExtendedAttention<T>& a, const AttentionGradient<T>& g) {
   using C = Compute<T>;
-  const Delta<T> delta{a, g};
-  on_cpu(call, delta.size(), delta, static_cast<double>(a.value_width));
+  prepare_backward(call, a, g);
   Backward<T> body{a, g};
   std::unique_ptr<C[]> shares;
   if (body.chunks() > 1) shares.reset(new C[body.chunks() * body.dq_size()]());

@@ -20,7 +20,7 @@ struct BiasBackward {
 
   struct Workspace {
     Scores<T> scores;
-    C sums[kKeys * kColumns<C>], lse[kColumns<C>] = {}, delta[kColumns<C>] = {};
+    C sums[kKeys * kColumns<C>], lse[kColumns<C>] = {}, rest[kColumns<C>] = {}, delta[kColumns<C>] = {};
     std::unique_ptr<C[]> k, v, q, dout;  // rows, and panels of one vector of queries
     std::unique_ptr<C[]> row;
 
@@ -69,7 +69,8 @@ struct BiasBackward {
 
     MSOPS_CPU void operator()(int64_t j, int64_t n, bool in_range) const {
       const View<C> k{w.k.get(), f.a.width, 1}, v{w.v.get(), f.a.value_width, 1};
-      w.scores.compute(f.a, s, b, h, query, j, n, columns, k, v, w.q.get(), w.dout.get(), w.lse, w.delta, in_range);
+      w.scores.compute(f.a, s, b, h, query, j, n, columns, k, v, w.q.get(), w.dout.get(), w.lse, w.rest, w.delta,
+                       in_range);
       for (int64_t e = 0; e < n; ++e)
         for (int64_t c = 0; c < columns; ++c) w.sums[e * kColumns<C> + c] += w.scores.dx[e * kColumns<C> + c];
     }
@@ -86,6 +87,7 @@ struct BiasBackward {
       load_rows(g.dout + a.of_out.offset(b, h, i), 0, 1, a.value_width, w.row.get(), a.value_width);
       for (int64_t d = 0; d < a.value_width; ++d) w.dout[d * kColumns<C> + c] = w.row[d];
       w.lse[c] = a.lse[at] == C(-HUGE_VAL) ? C(0) : a.lse[at], w.delta[c] = g.delta[at];
+      w.rest[c] = g.rest ? g.rest[at] : C(0);
     }
     const Span seen = a.keys_of(s, queries);
     const int64_t before = most(0, seen.begin - keys.begin) / kKeys * kKeys;  // keys that no query sees
@@ -97,8 +99,7 @@ struct BiasBackward {
 template <typename T>
 void bias_backward(Call& call, const ExtendedAttention<T>& a, const AttentionGradient<T>& g,
                    const BiasGradient<T>& to) {
-  const Delta<T> delta{a, g};
-  on_cpu(call, delta.size(), delta, static_cast<double>(a.value_width));
+  prepare_backward(call, a, g);
   const BiasBackward<T> body{a, g, to};
   on_threads(call, body.items(), a.work(), body);
 }

@@ -8,9 +8,18 @@
 //   dx_ij = p_ij (kept_ij / (1 - dropout_p) dout_i v_j - delta_i),   dv_j = sum_i w_ij dout_i
 //   dbias = the sum of dx_ij over all samples, heads, queries and keys that have the element in common
 //
+// Where a bias has moved all logits of a query far from 0, lse_i keeps few digits of the sum, or none: all keys of a
+// padded row may have -1e9, beside which a float loses log 1000. Then the gradient needs what lse_i lacks,
+//
+//   rest_i = log sum_j e^(x_ij - lse_i),   p_ij = e^(x_ij - lse_i - rest_i)
+//
+// and rest_i = 0 elsewhere.
+//
 // Kernels take the type of their problem as a parameter, so that calls without any of these have neither the arguments
 // nor the instructions for them.
 #pragma once
+
+#include <cmath>
 
 #include "../common/philox.h"
 #include "problem.h"
@@ -40,6 +49,9 @@ struct ExtendedAttention : Attention<T> {
   const int64_t* seed;  // of rank 0, or null: nothing is dropped
   uint64_t threshold;   // a weight is kept if its random word is at least so large
   C kept;               // 1 / (1 - dropout_p)
+
+  // Returns whether the rest of a query must be computed: lse is off by up to 2^-24 of itself.
+  static MSOPS_BOTH bool is_far(C lse) { return std::abs(lse) > 64 && std::abs(lse) < C(HUGE_VAL); }
 
   bool is_extended() const { return bias || slopes || seed; }
   MSOPS_BOTH bool adds_to_logits() const { return bias || slopes; }

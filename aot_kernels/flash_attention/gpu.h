@@ -23,6 +23,7 @@
 #include "padding.h"
 #include "plain_bias.h"
 #include "plain_forward.h"
+#include "plain_rest.h"
 
 namespace msops::flash_attention {
 
@@ -80,6 +81,7 @@ void backward_on_gpu(Call& call, const ExtendedAttention<T>& a, const AttentionG
                      const Padding<T>& padding, T* padded, uint32_t* mask_words) {
   if (!call.ok()) return;
   launch_delta<T>(call, a, g);
+  plain::launch_rest(call, a, g);
   padding.backward(call, a, g, padded, [&](const ExtendedAttention<T>& problem, const AttentionGradient<T>& gradient) {
     backward_as_it_is(call, problem, gradient, mask_words);
   });
@@ -90,6 +92,7 @@ void bias_backward_on_gpu(Call& call, const ExtendedAttention<T>& a, const Atten
                           const BiasGradient<T>& to) {
   if (!call.ok()) return;
   launch_delta<T>(call, a, g);
+  plain::launch_rest(call, a, g);
   if constexpr (std::is_same<T, Half>::value) {
     if (bias_backward_on_tensor_cores(call, a, g, to)) return;
   }

@@ -24,6 +24,10 @@ struct Exponents {
   __device__ __forceinline__ float p(float x, float lse) const {
     return ex2_approx_ftz(x * factor - lse * kLog2E<float>);
   }
+  // Returns e^(logit - lse - rest). The difference of the first two is exact where both are large.
+  __device__ __forceinline__ float p(float x, float lse, float rest) const {
+    return ex2_approx_ftz((fmaf(x, logits.factor, -lse) - rest) * kLog2E<float>);
+  }
 
   // Sets dx, which is dp, to the gradient of products q k except for the factor scale. delta(m, i, column) and lse are
   // those of a sum's query.
@@ -61,7 +65,7 @@ struct KeysShape {
   static constexpr int kN = kWidth / kParts / 8;
   static constexpr int kStages = 2, kBlocks = kIsHalf && kWidth > 64 ? 1 : 2;
   static constexpr int kStage = 2 * kQueries * kWidth;  // elements
-  static constexpr int kBytes = (2 * kKeys * kWidth + kStages * kStage) * sizeof(Element) + kStages * 2 * kQueries * 4;
+  static constexpr int kBytes = (2 * kKeys * kWidth + kStages * kStage) * sizeof(Element) + kStages * 3 * kQueries * 4;
 };
 
 // A is an Attention or ExtendedAttention of S::Element.
@@ -76,7 +80,8 @@ __global__ void __launch_bounds__(S::kThreads, kBlocksOf<S, A>)
   Element* const k_tile = reinterpret_cast<Element*>(shared);  // (kKeys, kWidth)
   Element* const v_tile = k_tile + S::kKeys * S::kWidth;       // (kKeys, kWidth)
   Element* const stages = v_tile + S::kKeys * S::kWidth;       // (kStages, 2, kQueries, kWidth): q, dout
-  float* const rows = reinterpret_cast<float*>(stages + S::kStages * S::kStage);  // (kStages, 2, kQueries): lse, delta
+  // (kStages, 3, kQueries): lse, delta, rest
+  float* const rows = reinterpret_cast<float*>(stages + S::kStages * S::kStage);
   const int warp = threadIdx.x / 32, width = a.width, value_width = a.value_width;
   [[maybe_unused]] const int lane = threadIdx.x % 32;
   const int part = warp % S::kParts, row = warp / S::kParts * (16 * S::kM);
@@ -100,10 +105,12 @@ __global__ void __launch_bounds__(S::kThreads, kBlocksOf<S, A>)
         T::template load<S::kQueries, S::kThreads>(stage, q, i0, end, threadIdx.x);
         T::template load<S::kQueries, S::kThreads>(stage + S::kQueries * S::kWidth, dout, i0, end, threadIdx.x);
         const int i = threadIdx.x % S::kQueries;
-        if (threadIdx.x < 2 * S::kQueries) {
-          const float* const from = threadIdx.x < S::kQueries ? a.lse : g.delta;
-          cp_async<4>(rows + step % S::kStages * (2 * S::kQueries) + threadIdx.x,
-                      from + item.query(a.of_lse, h, i0 + i), i0 + i < end);
+        if (threadIdx.x < (A::kIsExtended ? 3 : 2) * S::kQueries) {
+          const float* const from = threadIdx.x < S::kQueries       ? a.lse
+                                    : threadIdx.x < 2 * S::kQueries ? g.delta
+                                                                    : g.rest;
+          cp_async<4>(rows + step % S::kStages * (3 * S::kQueries) + threadIdx.x,
+                      from ? from + item.query(a.of_lse, h, i0 + i) : a.lse, from && i0 + i < end);
         }
       }
       cp_async_commit();
@@ -121,8 +128,9 @@ __global__ void __launch_bounds__(S::kThreads, kBlocksOf<S, A>)
       const int h = item.kv_head * group + step / tiles, i0 = begin + step % tiles * S::kQueries;
       const Element* const q_tile = stages + step % S::kStages * S::kStage;
       const Element* const dout_tile = q_tile + S::kQueries * S::kWidth;
-      const float* const lse = rows + step % S::kStages * (2 * S::kQueries);
+      const float* const lse = rows + step % S::kStages * (3 * S::kQueries);
       const float* const delta = lse + S::kQueries;
+      [[maybe_unused]] const float* const rest = delta + S::kQueries;
       cp_async_wait<0>();
       __syncthreads();
       begin_copy(step + 1);
@@ -138,7 +146,10 @@ __global__ void __launch_bounds__(S::kThreads, kBlocksOf<S, A>)
       const Terms<A> terms(a, seen);
       terms.add_transposed(p, h, i0, j0);
       for_sums<S::kM, S::kQueries / 8>([&](int m, int n, int i, int, int column) {
-        p[m][n][i] = exponents.p(p[m][n][i], A::kIsExtended && lse[column] == -INFINITY ? INFINITY : lse[column]);
+        if constexpr (A::kIsExtended)
+          p[m][n][i] = exponents.p(p[m][n][i], lse[column] == -INFINITY ? INFINITY : lse[column], rest[column]);
+        else
+          p[m][n][i] = exponents.p(p[m][n][i], lse[column]);
       });
       if (!seen.all(i0, i0 + S::kQueries, j0, j0 + 16 * S::kM) || i0 + S::kQueries > end)
         seen.hide_transposed(p, i0, end, j0);
@@ -219,11 +230,13 @@ __global__ void __launch_bounds__(S::kThreads, kBlocksOf<S, A>)
 
     const int row = warp * (16 * S::kM), i0 = item.i0 + row, i1 = std::min(i0 + 16 * S::kM, item.i1);
     float lse[S::kM][2], delta[S::kM][2];
+    [[maybe_unused]] float rest[S::kM][2];
     unrolled<S::kM, 2>([&](int m, int half) {
       const int i = i0 + 16 * m + 8 * half + lane / 4;
       const int64_t from = item.query(a.of_lse, i);
       lse[m][half] = i < i1 ? a.lse[from] : INFINITY;
       delta[m][half] = i < i1 ? g.delta[from] : 0;
+      if constexpr (A::kIsExtended) rest[m][half] = i < i1 && g.rest ? g.rest[from] : 0;
       if (lse[m][half] == -INFINITY) lse[m][half] = INFINITY;  // so that all p are 0
     });
     const unsigned q_address = T::left(q_tile, row), dout_address = T::left(dout_tile, row);
@@ -249,8 +262,12 @@ __global__ void __launch_bounds__(S::kThreads, kBlocksOf<S, A>)
       terms.add(p, j0, query);
       if (!seen.all(i0, i1, j0, j0 + S::kKeys)) seen.hide(p, i0, j0);
       T::multiply_rows(dx, dout_address, T::right(v_tile), value_width);
-      for_sums<S::kM, S::kKeys / 8>(
-          [&](int m, int n, int i, int, int) { p[m][n][i] = exponents.p(p[m][n][i], lse[m][i / 2]); });
+      for_sums<S::kM, S::kKeys / 8>([&](int m, int n, int i, int, int) {
+        if constexpr (A::kIsExtended)
+          p[m][n][i] = exponents.p(p[m][n][i], lse[m][i / 2], rest[m][i / 2]);
+        else
+          p[m][n][i] = exponents.p(p[m][n][i], lse[m][i / 2]);
+      });
       if constexpr (A::kIsExtended) {
         terms.template for_weights<S::kM, S::kKeys / 8>(j0, query, [&](int m, int n, int i, bool keeps) {
           differentiate_weight(dx[m][n][i], p[m][n][i], slopes[m][n][i], keeps, kept_of(a), delta[m][i / 2]);

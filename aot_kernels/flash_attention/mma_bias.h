@@ -39,13 +39,14 @@ __device__ __forceinline__ void add_gradient(float (&sums)[1][S::kRows / 8][4], 
   __syncthreads();
 
   const int i0 = item.i0 + 16 * warp, i1 = std::min(i0 + 16, item.i1);
-  float lse[2], delta[2], p[1][S::kRows / 8][4], dx[1][S::kRows / 8][4];
+  float lse[2], delta[2], rest[2], p[1][S::kRows / 8][4], dx[1][S::kRows / 8][4];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int i = i0 + 8 * half + lane / 4;
     const int64_t from = item.query(a.of_lse, i);
     lse[half] = i < i1 ? a.lse[from] : INFINITY;
     delta[half] = i < i1 ? g.delta[from] : 0;
+    rest[half] = i < i1 && g.rest ? g.rest[from] : 0;
     if (lse[half] == -INFINITY) lse[half] = INFINITY;  // so that all p are 0
   }
   const Seen<Half> seen(a, item.s, item.b, item.h, end);
@@ -57,7 +58,8 @@ __device__ __forceinline__ void add_gradient(float (&sums)[1][S::kRows / 8][4], 
   terms.add(p, j0, query);
   if (!seen.all(i0, i1, j0, j0 + S::kRows)) seen.hide(p, i0, j0);
   T::multiply_rows(dx, T::left(tiles + kSize, 16 * warp), T::right(tiles + 3 * kSize), value_width);
-  for_sums<1, S::kRows / 8>([&](int m, int n, int i, int, int) { p[m][n][i] = exponents.p(p[m][n][i], lse[i / 2]); });
+  for_sums<1, S::kRows / 8>(
+      [&](int m, int n, int i, int, int) { p[m][n][i] = exponents.p(p[m][n][i], lse[i / 2], rest[i / 2]); });
   terms.template for_weights<1, S::kRows / 8>(j0, query, [&](int m, int n, int i, bool keeps) {
     differentiate_weight(dx[m][n][i], p[m][n][i], 1, keeps, a.kept, delta[i / 2]);
     sums[m][n][i] += dx[m][n][i];

@@ -189,6 +189,13 @@ struct Dropout {
   }
 };
 
+// Returns the rest of a query whose lse is element `at`.
+template <typename A, typename T = typename A::Element>
+__device__ __forceinline__ Compute<T> rest_at(const AttentionGradient<T>& g, int64_t at) {
+  if constexpr (A::kIsExtended) return g.rest ? g.rest[at] : 0;
+  return 0;
+}
+
 template <typename T>
 __device__ __forceinline__ const T* row_or_null(bool inside, const T* data, int64_t offset) {
   return inside ? data + offset : nullptr;

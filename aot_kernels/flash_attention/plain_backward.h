@@ -31,6 +31,7 @@ struct Scores {
       const bool inside = place.y + r < rows;
       const int64_t query = i + place.y + r, at = a.of_lse.offset(b, h, s.first_query + query);
       const C lse = inside ? a.lse[at] : C(-INFINITY), delta = inside ? g.delta[at] : C(0);
+      const C rest = inside ? rest_at<A>(g, at) : C(0);
       Dropout<A> dropout(a, b, h, query);
 #pragma unroll
       for (int c = 0; c < 4; ++c) {
@@ -39,7 +40,7 @@ struct Scores {
           const C y = logit.of_product(p[r][c]), x = logit(y, h, query, j + place.x + c, sees_all);
           if (x > C(-INFINITY)) {
             const C kept = dropout(j + place.x + c);
-            weight = exponential(x - lse);
+            weight = exponential(x - lse - rest);
             of_logit = weight * (dz[r][c] * kept - delta);
             if constexpr (!kOfLogits) of_logit *= logit.slope(y);
             weight *= kept;

@@ -205,6 +205,7 @@ struct AttentionGradient {
   const T* dout;
   const C* dlse;
   C* delta;  // scratch of the shape of lse
+  C* rest;   // likewise, of an ExtendedAttention that adds to logits, or null (see extended.h)
   T *dq, *dk, *dv;
   QuerySums query_sums;  // scratch
 };

@@ -108,14 +108,14 @@ def gradients(axes: int, attributes: dict[str, Any]) -> tuple[Operator, Operator
     )
     backward = custom_op(
         _LIBRARY.FlashAttentionBackward,
-        f"{maybe_biased} -> dq, dk, dv; delta(B, Hq, Tq), query_sums, mask_bits, padded(..., dtype=common)",
+        f"{maybe_biased} -> dq, dk, dv; delta, query_sums, mask_bits, padded(..., dtype=common)",
         infer=infer_backward,
         axes=axes,
         **attributes,
     )
     of_bias = custom_op(
         _LIBRARY.FlashAttentionBiasBackward,
-        f"{biased} -> dbias(*N, dtype=bias); delta(B, Hq, Tq)",
+        f"{biased} -> dbias(*N, dtype=bias); delta",
         axes=axes,
         **attributes,
     )
@@ -148,7 +148,7 @@ def packed_operators(
     kept = "out(Nq, Hq, Dv), lse(Hq, Nq, dtype=accumulator), dout(Nq, Hq, Dv), dlse(Hq, Nq, dtype=accumulator)"
     backward = custom_op(
         _LIBRARY.FlashAttentionBackward,
-        f"{inputs}, {starts}, {kept} -> dq, dk, dv; delta(Hq, Nq), query_sums, mask_bits, padded(..., dtype=common)",
+        f"{inputs}, {starts}, {kept} -> dq, dk, dv; delta, query_sums, mask_bits, padded(..., dtype=common)",
         infer=infer_backward,
         name=name,
         axes=_PACKED,
