@@ -9,7 +9,8 @@ import pytest
 from mindspore import Tensor, nn
 
 import msops
-from msops.patch.models import formula
+from msops.patch.models import Formula
+from msops.testing.opcheck import MODES
 
 pytestmark = pytest.mark.skipif(not hasattr(mindspore, "mint"), reason="this MindSpore has no mint")
 RNG = np.random.default_rng(0)
@@ -196,7 +197,7 @@ def test_other_defaults_stay(load):
 
 
 def test_functions_without_source():
-    assert formula(eval("lambda x: x")) == ""  # noqa: S307 (this code is in no file)
+    assert Formula(eval("lambda x: x")).text == ""  # noqa: S307 (this code is in no file)
 
 
 def test_libraries_imported_before(load):
@@ -257,3 +258,186 @@ def test_rotations_that_stay(mode, load, change):
     assert results[0].dtype == (mindspore.float32 if change == "tables of float32" else mindspore.float16)
     for got in results:
         np.testing.assert_allclose(got.asnumpy(), wanted, 4e-3, 4e-3)
+
+
+GEMMA = NORM.format(FORMULAS["gemma"][0])
+OF_NORM = """
+def make():
+    weight = np.linspace(0.5, 2, 8).astype(np.float32)
+    return {}
+"""
+WRAP = """
+import functools
+def wrapped(f):
+    @functools.wraps(f)
+    def g(*arguments, **named):
+        out = f(*arguments, **named)
+        {}
+    return g
+"""
+TWICE, CLAMPED = WRAP.format("return out * 2"), WRAP.format("return mint.clamp(out, -0.5, 0.5)")
+ALL_TWICE = WRAP.format("return tuple([each * 2 for each in out])")
+
+
+def norm_with(old, new, text=LLAMA):
+    """Returns a module whose norm differs in a word of its formula."""
+    changed = NORM.format(text).replace(old, new)
+    assert changed != NORM.format(text)
+    return changed + OF_NORM.format("OwnRMSNorm(weight)")
+
+
+def norm_and(more, made="OwnRMSNorm(weight)", text=GEMMA, before=""):
+    """Returns a module of a norm, with more definitions before or after it."""
+    begin = text.index("class OwnRMSNorm")
+    return text[:begin] + before + "\n" + text[begin:] + "\n" + more + OF_NORM.format(made)
+
+
+def subclass(body, bases="OwnRMSNorm"):
+    return norm_and(f"class Sub({bases}):\n{body}\n", "Sub(weight)")
+
+
+def rotation_with(old, new):
+    changed = ROTATION.format(sign="+", axis=1).replace(old, new)
+    assert changed != ROTATION.format(sign="+", axis=1)
+    return changed + "\ndef make():\n    return Attention()\n"
+
+
+def rotation_and(more, before=""):
+    text = ROTATION.format(sign="+", axis=1)
+    begin = text.index("class Attention")
+    return text[:begin] + before + "\n" + text[begin:] + more + "\ndef make():\n    return Attention()\n"
+
+
+HALF = "    def _norm(self, x):\n        return x * 0.5\n"
+VARIANTS = {
+    # Other formulas.
+    "no square root": norm_with("ops.rsqrt", "mint.reciprocal"),
+    "square root": norm_with("ops.rsqrt", "mint.sqrt"),
+    "third power": norm_with("pow(2)", "pow(3).abs()"),
+    "sum": norm_with("mean", "sum"),
+    "first axis": norm_with("mean(-1", "mean(0"),
+    "less eps": norm_with("+ self.variance_epsilon", "- 0.01 * self.variance_epsilon"),
+    "twice eps": norm_with("+ self.variance_epsilon", "+ 2 * self.variance_epsilon"),
+    "eps outside": norm_with("ops.rsqrt(variance + self.variance_epsilon)", "(ops.rsqrt(variance) + 0.125)"),
+    "no weight": norm_with("return self.weight * hidden", "return hidden"),
+    "weight is added": norm_with("self.weight * hidden", "self.weight + hidden"),
+    "square of the weight": norm_with("self.weight *", "self.weight * self.weight *"),
+    "factor": norm_with("self.weight *", "2 * self.weight *"),
+    "by less than the weight": norm_with("(1.0 + self", "(1.0 - self", FORMULAS["gemma"][0]),
+    "by two and the weight": norm_with("(1.0 + self", "(2.0 + self", FORMULAS["gemma"][0]),
+    "centred": norm_with("hidden_states.pow(2)", "(hidden_states - hidden_states.mean(-1, keepdim=True)).pow(2)"),
+    "float16 between": norm_with("to(ms.float32)", "to(ms.float16)"),
+    "branch": norm_with(
+        "variance = ", "if self.eps > 0:\n            hidden_states = hidden_states + 1\n        variance = "
+    ),
+    "loop": norm_with(
+        "variance = ", "for _ in range(2):\n            hidden_states = hidden_states + 1\n        variance = "
+    ),
+    "sum in place": norm_with("variance = ", "hidden_states += 1\n        variance = "),
+    "minus": rotation_with("(q * cos) +", "(q * cos) -"),
+    "turned back": rotation_with("(-second, first)", "(second, -first)"),
+    "halves in place": rotation_with("(-second, first)", "(first, second)"),
+    "both negative": rotation_with("(-second, first)", "(-second, -first)"),
+    "pairs": rotation_with("x[..., : x.shape[-1] // 2]", "x[..., ::2]").replace(
+        "x[..., x.shape[-1] // 2 :]", "x[..., 1::2]"
+    ),
+    "keys stay": rotation_with("rotate_half(k)", "rotate_half(k) * 0"),
+    "tables swapped": rotation_with("(q * cos) + (rotate_half(q) * sin)", "(q * sin) + (rotate_half(q) * cos)"),
+    "results swapped": rotation_with("return q_embed, k_embed", "return k_embed, q_embed"),
+    "queries twice": rotation_with("return q_embed, k_embed", "return q_embed, q_embed"),
+    "scaled": rotation_with("return q_embed, k_embed", "return q_embed * 2, k_embed"),
+    # Wrappers that the source does not show.
+    "construct twice": norm_and("", before=TWICE).replace("    def construct", "    @wrapped\n    def construct"),
+    "construct twice, put": norm_and("OwnRMSNorm.construct = wrapped(OwnRMSNorm.construct)", before=TWICE),
+    "construct twice, in the class": norm_and("", before=TWICE, text=GEMMA + "\n    construct = wrapped(construct)\n"),
+    "_norm twice": norm_and("", before=TWICE).replace(
+        "    def construct", "    _norm = wrapped(_norm)\n    def construct"
+    ),
+    "_norm clamped": norm_and("", before=CLAMPED).replace(
+        "    def construct", "    _norm = wrapped(_norm)\n    def construct"
+    ),
+    "_norm twice, decorated": norm_and("", before=TWICE).replace("    def _norm", "    @wrapped\n    def _norm"),
+    "_norm twice, put": norm_and("OwnRMSNorm._norm = wrapped(OwnRMSNorm._norm)", before=TWICE),
+    "rotation twice": rotation_and("", ALL_TWICE + "apply_rotary_pos_emb = wrapped(apply_rotary_pos_emb)\n"),
+    "rotation twice, decorated": ALL_TWICE + rotation_and("").replace("def apply_rot", "@wrapped\ndef apply_rot"),
+    "rotate_half twice": rotation_and("", TWICE + "rotate_half = wrapped(rotate_half)\n"),
+    "rotate_half clamped": rotation_and("", CLAMPED + "rotate_half = wrapped(rotate_half)\n"),
+    "rotate_half twice, decorated": TWICE + rotation_and("").replace("def rotate_half", "@wrapped\ndef rotate_half"),
+    # Other methods behind the names.
+    "mixin": subclass("    pass", "Mixin, OwnRMSNorm").replace("class Sub", f"class Mixin:\n{HALF}\nclass Sub"),
+    "mixin of two": subclass("    pass", "Mixin, OwnRMSNorm").replace(
+        "class Sub", f"class Base:\n{HALF}\nclass Mixin(Base):\n    pass\n\nclass Sub"
+    ),
+    "override": subclass(HALF),
+    "override, super": subclass(HALF + "    def construct(self, x):\n        return super().construct(x)"),
+    "override, super by class": subclass(
+        HALF + "    def construct(self, x):\n        return OwnRMSNorm.construct(self, x)"
+    ),
+    "override of two": subclass(HALF)
+    .replace("Sub(weight)", "Last(weight)")
+    .replace("\ndef make", "\nclass Last(Sub):\n    pass\n\ndef make"),
+    "static": subclass("    @staticmethod\n    def _norm(x):\n        return x * 0.5"),
+    "of the class": subclass("    @classmethod\n    def _norm(cls, x):\n        return x * 0.5"),
+    "callable": subclass("    _norm = Half()").replace(
+        "class Sub", "class Half:\n    def __call__(self, x):\n        return x * 0.5\n\nclass Sub"
+    ),
+    "of the instance": subclass(
+        "    def __init__(self, weight):\n        super().__init__(weight)\n        self._norm = mint.abs"
+    ),
+    "put on the instance": norm_and("", "put(OwnRMSNorm(weight))").replace(
+        "\ndef make", "\ndef put(net):\n    net._norm = mint.abs\n    return net\n\ndef make"
+    ),
+    "put on the class later": norm_and("", "put(OwnRMSNorm(weight))").replace(
+        "\ndef make", "\ndef put(net):\n    type(net)._norm = lambda self, x: x * 0.5\n    return net\n\ndef make"
+    ),
+    # Other things behind the names of a module.
+    "own rsqrt": norm_with("ops.rsqrt", "rsqrt").replace("class Own", "rsqrt = ops.Sqrt()\nclass Own"),
+    "own function rsqrt": norm_with("ops.rsqrt", "rsqrt").replace(
+        "class Own", "def rsqrt(x, n=2):\n    return x * n\nclass Own"
+    ),
+    "own ops": norm_and("", text=NORM.format(LLAMA), before="class ops:\n    rsqrt = staticmethod(lambda x: x * 2)\n"),
+    "own cat": rotation_with("mint.cat", "cat").replace(
+        "def rotate_half",
+        "class Cat:\n    def __call__(self, x, dim):\n        return -mint.cat(x, dim)\ncat = Cat()\ndef rotate_half",
+    ),
+    "rotate_half again": rotation_and("\ndef rotate_half(x):\n    return x * 2\n"),
+    "lambda rotate_half": rotation_and("", before="rotate_half = lambda x: x * 2\n"),
+    # Other arguments.
+    "residual": norm_and(
+        "class Outer(nn.Cell):\n    def __init__(self, norm):\n        super().__init__()\n        self.norm = norm\n"
+        "    def construct(self, x):\n        return self.norm(x, None)\n",
+        "Outer(OwnRMSNorm(weight))",
+    ).replace("def construct(self, hidden_states)", "def construct(self, hidden_states, residual=None)"),
+    "more arguments": norm_and("", text=GEMMA).replace(
+        "def construct(self, hidden_states)", "def construct(self, hidden_states, *more)"
+    ),
+    "default": norm_and("", text=GEMMA).replace(
+        "def construct(self, hidden_states)", "def construct(self, hidden_states=None)"
+    ),
+    "negative eps": norm_and("", "OwnRMSNorm(weight, -1e-3)"),
+    "tiny eps": norm_and("", "OwnRMSNorm(weight, 1e-60)"),
+}
+
+
+IN_GRAPH_MODE = "mixin", "override, super", "put on the class later", "rotate_half again", "residual"
+
+
+@pytest.mark.parametrize(
+    ("in_mode", "name"), [*(("pynative", name) for name in VARIANTS), *(("graph", name) for name in IN_GRAPH_MODE)]
+)
+def test_variants_compute_as_without_the_patch(load, in_mode, name):
+    """What is no formula of msops', or means something else by its names, computes as it does by itself."""
+    mindspore.set_context(mode=MODES[in_mode])
+    text = "import numpy as np\n" + VARIANTS[name]
+    if "class Attention" in text:
+        arrays = [
+            RNG.standard_normal(shape).astype(np.float32)
+            for shape in ((2, 4, 6, 8), (2, 4, 6, 8), (2, 6, 8), (2, 6, 8))
+        ]
+    else:
+        arrays = [RNG.standard_normal((2, 3, 8)).astype(np.float32)]
+    want = load(text).make()(*map(Tensor, arrays))
+    with msops.patch_mindspore():
+        got = load(text).make()(*map(Tensor, arrays))
+    for each, wanted in zip(*(x if isinstance(x, tuple) else (x,) for x in (got, want))):
+        np.testing.assert_allclose(each.asnumpy(), wanted.asnumpy(), 1e-5, 1e-5)

@@ -11,13 +11,15 @@ import ast
 import inspect
 import sys
 import textwrap
+from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mindspore import Tensor, nn
+import mindspore
+from mindspore import Tensor, float64, nn, ops
 
 from msops.core.compiled import once
 from msops.core.inputs import describe
-from msops.core.spec import FLOATS
+from msops.core.spec import FLOATS, Rounded
 from msops.operators.rms_norm import rms_norm
 from msops.operators.rotary_position_embedding import rotary_position_embedding as turn
 
@@ -28,7 +30,6 @@ if TYPE_CHECKING:
 
     Function = Callable[..., Any]
 
-_MODULES = frozenset(("ms", "mindspore", "mint", "ops"))  # formulas are written without these names
 _CASTS: dict[str, Any] = {  # methods that are x.to(dtype): its argument, of theirs
     "astype": lambda dtype: [dtype],
     "float": lambda: [ast.Name("float32")],
@@ -81,102 +82,152 @@ def _replace(cls: Any) -> None:
         _replace_name(cls, _CONSTRUCT)
     # A module defines what its Cells call before it defines the last of them.
     _replace_name(sys.modules.get(cls.__module__), _ROTATION)
-    # A class may inherit a replacement, but define the methods that were a part of its formula.
-    inherited = getattr(cls, _CONSTRUCT, None)
-    own = next((each.own for each in _replaced if each.now is inherited), None)
-    defines = any(inspect.isfunction(value) for name, value in vars(cls).items() if not name.startswith("__"))
-    if own and defines and _CONSTRUCT not in vars(cls):
-        _put(cls, _CONSTRUCT, None, own)
 
 
 def _replace_name(owner: Any, name: str) -> None:
     own = vars(owner).get(name) if owner else None
     if inspect.isfunction(own) and (own.__module__ or "").partition(".")[0] not in ("mindspore", "msops"):
-        make = _FORMULAS.get(formula(own, owner))
-        replacement = make and make(own)
+        found = Formula(own, owner)
+        make = _FORMULAS.get(found.text)
+        replacement = make and make(own, found)
         if replacement:
+            if isinstance(owner, type):
+                _put(owner, found.flag, None, property(found.stands))
             _put(owner, name, own, replacement)
 
 
-def _put(owner: Any, name: str, own: Function | None, now: Function) -> None:
+def _put(owner: Any, name: str, own: Function | None, now: Any) -> None:
     _replaced.append(_Replaced(owner, name, own, now))
     setattr(owner, name, now)
 
 
-def formula(function: Function, owner: Any = None) -> str:
-    """Returns what a function computes as one expression of its arguments x0, x1, ... , or "" if that cannot be told.
+class Formula:
+    """What a function computes, as one expression of its arguments x0, x1, ... , or "" if that cannot be told.
 
-    Methods of a class `owner` are inlined, and so are functions of the function's module."""
-    known = {**function.__globals__, **_methods(owner)}
-    arguments = [ast.Name(f"x{i}") for i in range(function.__code__.co_argcount)]
-    try:
-        result = _result(_tree(function), arguments, known)
-    except Exception:  # noqa: BLE001 (whatever is wrong with other people's source, it is no formula)
-        return ""
-    return ast.unparse(result) if result else ""
+    Methods of the class `owner` are inlined, and so are functions of the function's module: the formula stands as long
+    as their names mean the same."""
+
+    def __init__(self, function: Function, owner: Any = None) -> None:
+        self.text = ""
+        self.names: list[tuple[dict[str, Any], str, Any]] = []  # a namespace, a name in it, and what it means
+        self.methods: dict[str, Function] = {}
+        self.owner = owner if isinstance(owner, type) else None
+        self.flag = f"_msops_{id(self)}_stands"  # the property of a class that tells whether the formula does
+        arguments: list[Any] = [ast.Name(f"x{i}") for i in range(function.__code__.co_argcount)]
+        try:
+            self.text = ast.unparse(self.result(function, arguments, may_inline=True))
+        except Exception:  # noqa: BLE001 (whatever is wrong with other people's source, it is no formula)
+            return
+
+    def stands(self, cell: Any = None) -> bool:
+        """Tells whether all names mean what they did, to a Cell also those of its methods."""
+        return all(scope.get(name) is meaning for scope, name, meaning in self.names) and all(
+            getattr(getattr(cell, name, None), "__func__", None) is method for name, method in self.methods.items()
+        )
+
+    def result(self, function: Function, arguments: list[Any], *, may_inline: bool) -> ast.expr:
+        """Returns the expression that a function returns."""
+        if inspect.unwrap(function) is not function:  # its source is that of another function
+            raise _NoFormulaError
+        (tree,) = ast.parse(textwrap.dedent(inspect.getsource(function))).body
+        if not isinstance(tree, ast.FunctionDef) or tree.decorator_list:
+            raise _NoFormulaError
+        return _result(tree, _Substitute(arguments, tree, function.__globals__, self, may_inline=may_inline))
+
+    def meaning(self, scope: dict[str, Any], name: str) -> Any:
+        """Returns what a name means in a module."""
+        self.names.append((scope, name, scope[name]))
+        return scope[name]
+
+    def method(self, name: str) -> Function | None:
+        """Returns the method of the class that has a name, if the class defines one."""
+        method = vars(self.owner).get(name) if self.owner else None
+        if not inspect.isfunction(method):
+            return None
+        self.methods[name] = method
+        return method
 
 
-def _methods(owner: Any) -> dict[str, Function]:
-    return {f"x0.{name}": value for name, value in vars(owner).items()} if isinstance(owner, type) else {}
+class _NoFormulaError(Exception):
+    """A function computes more than one expression, or what its names mean cannot be told."""
 
 
-def _tree(function: Function) -> ast.FunctionDef | None:
-    """Returns the syntax tree of a function that nothing decorates."""
-    (tree,) = ast.parse(textwrap.dedent(inspect.getsource(function))).body
-    return tree if isinstance(tree, ast.FunctionDef) and not tree.decorator_list else None
+def _is_mindspores(name: str, meaning: Any) -> bool:
+    """Tells whether this is what MindSpore, or the patch, calls so."""
+    own = getattr(meaning, "__name__", None)
+    root = (getattr(meaning, "__module__", None) or "").partition(".")[0]
+    return root in ("mindspore", "msops") and (own == name if own else meaning == getattr(mindspore, name, None))
 
 
-def _result(function: Any, arguments: list[Any], known: dict[str, Any]) -> ast.expr | None:
-    """Returns the expression that a function's syntax tree returns, or None if it has more than a few assignments."""
-    if function is None:
-        return None
-    values = dict(zip((each.arg for each in function.args.args), arguments))
-    substitute = _Substitute(values, known).visit
-    lines = function.body if isinstance(function, ast.FunctionDef) else [ast.Return(function.body)]
-    for line in lines[:_MOST_LINES]:
+def _result(tree: Any, substitute: _Substitute) -> ast.expr:
+    """Returns the expression that a function's syntax tree returns after a few assignments."""
+    for line in tree.body[:_MOST_LINES] if isinstance(tree, ast.FunctionDef) else [ast.Return(tree.body)]:
         if isinstance(line, ast.Return) and line.value:
-            result: ast.expr = substitute(line.value)
+            result: ast.expr = substitute.visit(line.value)
             return result
         if isinstance(line, ast.Assign) and isinstance(line.targets[0], ast.Name) and len(line.targets) == 1:
-            values[line.targets[0].id] = substitute(line.value)
+            substitute.values[line.targets[0].id] = substitute.visit(line.value)
         elif not (isinstance(line, ast.Expr) and isinstance(line.value, ast.Constant)):  # a docstring
-            return None
-    return None
+            break
+    raise _NoFormulaError
 
 
 class _Substitute(ast.NodeTransformer):
-    """Replaces variables by their values, and calls of known functions by what these return."""
+    """Replaces variables by their values, what MindSpore defines by its bare name, and calls of functions and methods
+    by what these return. Without a formula, as in those of this module, names stand for themselves."""
 
-    def __init__(self, values: dict[str, Any], known: dict[str, Any]) -> None:
-        self.values, self.known = values, known
+    def __init__(
+        self, arguments: list[Any], tree: Any, scope: dict[str, Any], found: Formula | None, *, may_inline: bool
+    ) -> None:
+        self.values: dict[str, Any] = dict(zip((each.arg for each in tree.args.args), arguments))
+        self.scope, self.found, self.may_inline = scope, found, may_inline
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
-        return self.values.get(node.id, node)
-
-    def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
-        self.generic_visit(node)
-        if isinstance(node.value, ast.Name) and node.value.id in _MODULES:
-            return ast.Name(node.attr)
+        if node.id in self.values:
+            value: ast.expr = self.values[node.id]
+            return value
+        if self.found and not _is_mindspores(node.id, self.found.meaning(self.scope, node.id)):
+            raise _NoFormulaError
         return node
 
+    def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
+        if self.found and isinstance(node.value, ast.Name) and node.value.id not in self.values:
+            module = self.found.meaning(self.scope, node.value.id)
+            if not inspect.ismodule(module) or module.__name__.partition(".")[0] != "mindspore":
+                raise _NoFormulaError
+            return ast.Name(node.attr)
+        return self.generic_visit(node)  # type: ignore[return-value]
+
     def visit_Call(self, node: ast.Call) -> ast.expr:
-        is_of_module = isinstance(node.func, ast.Attribute) and ast.unparse(node.func).partition(".")[0] in _MODULES
+        called, of_self = self._inlined(node.func)
+        if self.found and called and not node.keywords:
+            arguments = [*of_self, *map(self.visit, node.args)]
+            return self.found.result(called, arguments, may_inline=False)
         self.generic_visit(node)
         if isinstance(node.func, ast.Attribute) and node.func.attr in _CASTS and not node.keywords:
             return ast.Call(ast.Attribute(node.func.value, "to"), _CASTS[node.func.attr](*node.args), [])
-        name = ast.unparse(node.func)
-        called = None if is_of_module or node.keywords else self.known.get(name)
-        if not inspect.isfunction(called):
-            return node
-        of_self = [ast.Name("x0")] if name.startswith("x0.") else []
-        return _result(_tree(called), [*of_self, *node.args], {}) or node  # what it calls itself stays a call
+        return node
+
+    def _inlined(self, function: ast.expr) -> tuple[Function | None, list[ast.expr]]:
+        """Returns what is called, if its result takes the call's place, and the arguments that it gets first."""
+        if self.found is None or not self.may_inline:  # what an inlined function calls stays a call
+            return None, []
+        if isinstance(function, ast.Name) and function.id not in self.values:
+            called = self.found.meaning(self.scope, function.id)
+            return (called if inspect.isfunction(called) and not _is_mindspores(function.id, called) else None), []
+        if isinstance(function, ast.Attribute) and isinstance(function.value, ast.Name):
+            of_self = self.values.get(function.value.id)
+            if isinstance(of_self, ast.Name) and of_self.id == "x0":
+                return self.found.method(function.attr), [of_self]
+        return None, []
 
 
 @once
 def _normalizes(x: Description, weight: Description, eps: Any) -> bool:
     """Tells whether rms_norm takes these, and returns the dtype that the formula does."""
     is_row = bool(x[0]) and weight[0] == x[0][-1:] and None not in weight[0]
-    return is_row and x[1] == weight[1] and x[1] in FLOATS and type(eps) in (int, float)
+    takes_eps = type(eps) in (int, float) and 0 <= eps < inf and (x[1] == float64 or Rounded(eps).is_float32())
+    return is_row and x[1] == weight[1] and x[1] in FLOATS and takes_eps
 
 
 @once
@@ -191,22 +242,27 @@ def _turns(q: Description, k: Description, cos: Description, sin: Description, a
     return q[1] in FLOATS and table[3] == q[0][3] == k[0][3] and table[3] % 2 == 0
 
 
-def _normalizing(eps: str, offset: float, casting: str) -> Callable[[Function], Function | None]:
+def _normalizing(eps: str, offset: float, casting: str) -> Callable[[Function, Formula], Function | None]:
     """Makes the `construct` of RMSNorms whose attribute `eps` is added to the mean."""
 
-    def make(own: Function) -> Function | None:
-        name = list(inspect.signature(own).parameters)[1]  # which calls may use
+    def make(own: Function, found: Formula) -> Function | None:
+        parameters = [(each.kind, each.default) for each in inspect.signature(own).parameters.values()]
+        if parameters != [(inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.empty)] * 2:
+            return None
+        name, flag = list(inspect.signature(own).parameters)[1], found.flag  # calls may use the name
         if name == "hidden_states":
 
             def construct(self: Any, hidden_states: Tensor) -> Any:
-                if _normalizes(describe(hidden_states), describe(self.weight), getattr(self, eps)):
+                if getattr(self, flag) and _normalizes(
+                    describe(hidden_states), describe(self.weight), getattr(self, eps)
+                ):
                     return rms_norm(hidden_states, self.weight, getattr(self, eps), offset, casting)
                 return own(self, hidden_states)
 
         else:
 
             def construct(self: Any, x: Tensor) -> Any:  # type: ignore[misc]
-                if _normalizes(describe(x), describe(self.weight), getattr(self, eps)):
+                if getattr(self, flag) and _normalizes(describe(x), describe(self.weight), getattr(self, eps)):
                     return rms_norm(x, self.weight, getattr(self, eps), offset, casting)
                 return own(self, x)
 
@@ -215,25 +271,30 @@ def _normalizing(eps: str, offset: float, casting: str) -> Callable[[Function], 
     return make
 
 
-def _turning(own: Function) -> Function | None:
+def _turning(own: Function, found: Formula) -> Function | None:
+    @ops.constexpr(check=False, reuse_result=False)
+    def stands(_: int) -> bool:
+        return found.stands()
+
     def apply_rotary_pos_emb(
         q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, position_ids: Tensor | None = None, unsqueeze_dim: int = 1
     ) -> tuple[Tensor, Tensor]:
-        if _turns(describe(q), describe(k), describe(cos), describe(sin), unsqueeze_dim):
+        if stands(0) and _turns(describe(q), describe(k), describe(cos), describe(sin), unsqueeze_dim):
             cos, sin = cos.expand_dims(unsqueeze_dim), sin.expand_dims(unsqueeze_dim)
             return turn(q, cos, sin, False), turn(k, cos, sin, False)
         return own(q, k, cos, sin, position_ids, unsqueeze_dim)
 
-    parameters = [(each.name, each.default) for each in inspect.signature(own).parameters.values()]
-    wanted = [(each.name, each.default) for each in inspect.signature(apply_rotary_pos_emb).parameters.values()]
-    return apply_rotary_pos_emb if parameters == wanted else None
+    def parameters(function: Function) -> list[tuple[Any, ...]]:
+        return [(each.name, each.kind, each.default) for each in inspect.signature(function).parameters.values()]
+
+    return apply_rotary_pos_emb if parameters(own) == parameters(apply_rotary_pos_emb) else None
 
 
 def _written(text: str) -> str:
     """Returns a formula of this module in the form of `formula`."""
     function = ast.parse(text, mode="eval").body
     arguments = [ast.Name(f"x{i}") for i in range(len(function.args.args))]  # type: ignore[attr-defined]
-    return ast.unparse(_result(function, arguments, {}))  # type: ignore[arg-type]
+    return ast.unparse(_result(function, _Substitute(arguments, function, {}, None, may_inline=False)))
 
 
 _ROOT = "rsqrt(x.to(float32).pow(2).mean(-1, keepdim=True) + self.{})"
@@ -246,7 +307,7 @@ _NORMS = {  # what `construct` returns, where y is x in float32 times the root: 
 }
 _TURNED = "{0} * cos.unsqueeze(axis) + cat((-{0}[..., {0}.shape[-1] // 2:], {0}[..., :{0}.shape[-1] // 2]), dim=-1)"
 _BOTH = ", ".join(f"{_TURNED.format(x)} * sin.unsqueeze(axis)" for x in ("q", "k"))
-_FORMULAS: dict[str, Callable[[Function], Function | None]] = {
+_FORMULAS: dict[str, Callable[[Function, Formula], Function | None]] = {
     _written(f"lambda q, k, cos, sin, places, axis: ({_BOTH})"): _turning,
     **{
         _written("lambda self, x: " + text.format(y=f"x.to(float32) * {_ROOT.format(eps)}")): _normalizing(eps, *how)
