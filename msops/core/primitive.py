@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import mindspore
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 _LABEL = 64  # characters, which Call of aot_kernels/common/call.h has room for
 _KEPT = 1000  # results of inference that a primitive keeps at most
+# In PyNative mode, calls of ops.Custom from several threads take each other's inputs now and then.
+_one_at_a_time = threading.RLock()
 
 
 class Primitive(ops.Custom):
@@ -61,7 +64,10 @@ class Primitive(ops.Custom):
     def __call__(self, *inputs: Any) -> Any:
         fast_call = Primitive.fast_call
         outputs = NotImplemented if fast_call is None else fast_call(self, inputs)
-        return super().__call__(*inputs) if outputs is NotImplemented else outputs
+        if outputs is not NotImplemented:
+            return outputs
+        with _one_at_a_time:
+            return super().__call__(*inputs)
 
     def __infer__(self, *inputs: dict[str, Any]) -> dict[str, Any]:
         operator = self.operator
