@@ -3,10 +3,10 @@ import re
 import mindspore
 import numpy as np
 import pytest
-from mindspore import Tensor
+from mindspore import Tensor, amp, nn
 
 import msops
-from card import chain, results_of, zeros
+from card import chain, random, results_of, zeros
 from gpu import BIG
 from guarded_call import GuardedCall
 from msops.compat import VERSION
@@ -515,3 +515,41 @@ def test_extremes_of_probabilities(mode, dtype):
 def test_wrong_probabilities(mode, inputs, settings, error, words):
     with pytest.raises(error, match=f"cross_entropy: {words}"):
         run(Net(msops.cross_entropy, **settings), *inputs)
+
+
+class Weighted(nn.Cell):
+    """Has a loss with weights of classes of float32."""
+
+    def __init__(self, of):
+        super().__init__()
+        weight = Tensor(random(3, np.float32, (20,))[0] ** 2)
+        self.of = of
+        self.loss = msops.CrossEntropyLoss(weight, return_lse=of == "lse")
+        if of == "linear":
+            self.loss = msops.LinearCrossEntropyLoss(
+                8, 20, weight_init=Tensor(random(4, np.float32, (20, 8))[0]), class_weight=weight
+            )
+
+    def construct(self, x, labels):
+        result = self.loss(x, labels)
+        if self.of == "lse":
+            result = result[0]
+        return result
+
+
+@wide_in_graph_mode
+@pytest.mark.parametrize("of", ["classes", "lse", "probabilities", "linear"])
+def test_weights_in_mixed_precision(mode, of):
+    """Weights of float32 stay so, where MindSpore casts what operators get to float16."""
+    x, labels = random(1, np.float32, (10, 8 if of == "linear" else 20), (10, 20))
+    labels = np.abs(labels) if of == "probabilities" else labels.argmax(1).astype(np.int32)
+    results = []
+    for level in ("O0", "O2", "O3", "to_float"):
+        net = Weighted(of)
+        net = net.to_float(mindspore.float16) if level == "to_float" else amp.auto_mixed_precision(net, level)
+        loss, dx = mindspore.value_and_grad(net)(Tensor(x), Tensor(labels))
+        assert dx.dtype == mindspore.float32
+        results.append((loss.asnumpy(), dx.asnumpy()))
+    for loss, dx in results[1:]:
+        np.testing.assert_allclose(loss, results[0][0], 2e-3)
+        np.testing.assert_allclose(dx, results[0][1], 0, 2e-3 * np.abs(dx).max())
