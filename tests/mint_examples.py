@@ -1,4 +1,5 @@
-"""Runs the examples in the documentation of `mindspore.mint`, and compares what they print with what it says."""
+"""Runs the examples in the documentation of `mindspore.mint`, or of other modules, and compares what they print with
+what it says."""
 
 import contextlib
 import doctest
@@ -73,12 +74,12 @@ def left_out(device):
     return PRINTING | WRONG | (SLOW if device == "CPU" else {})
 
 
-def names():
-    """Returns the paths of mint's public names, each object once."""
+def names(modules=MODULES):
+    """Returns the paths of the modules' public names, each object once."""
     found = {}
     others = {id(getattr(mint.distributed, name)) for name in mint.distributed.__all__}
     inner = set(mint.nn.__all__).union(mint.optim.__all__)  # mint's list has these, too
-    for module in MODULES:
+    for module in modules:
         values = importlib.import_module(f"mindspore.{module}")
         listed = [name for name in values.__all__ if module != "mint" or name not in inner]
         for name in dict.fromkeys([*listed, *filter(functools.partial(is_public, values), sorted(vars(values)))]):
@@ -130,14 +131,16 @@ def differs(want, got):
 def find(path):
     """Returns the module of a path, its name there, and what the name stands for."""
     folder, name = path.rpartition(".")[::2]
-    module = importlib.import_module(f"mindspore.{folder}")
+    module = mindspore.Tensor if folder == "Tensor" else importlib.import_module(f"mindspore.{folder}")
     return module, name, getattr(module, name)
 
 
 def document_of(path):
-    """Returns the document of a name, or of the name for which it is another word. Its examples call the name by its
-    path: many call it as another module's, where it is not, or is another function."""
+    """Returns the document of a name, or of the name for which it is another word. The examples of mint call the name
+    by its path: many call it as another module's, where it is not, or is another function."""
     own, told = find(path)[2], find(EXAMPLES_OF.get(path, path))[2]
+    if not path.startswith("mint."):
+        return inspect.getdoc(told) or ""
     names = {each.rpartition(".")[2] for each in (path, EXAMPLES_OF.get(path, path))}
     names |= {each.__name__ for each in (own, told) if hasattr(each, "__name__")}
     call = rf"\b(mindspore\.|ms\.)?(mint|ops|nn)(\.\w+)*\.({'|'.join(names)})(_ext)?\("
@@ -180,7 +183,9 @@ def run(path, graph, document, files):
     if not examples:
         return None
     own, cells = value, []
-    if graph and inspect.isfunction(value):
+    if not path.startswith("mint."):
+        pass
+    elif graph and inspect.isfunction(value):
         own = Network(value)
     elif not graph and inspect.isclass(value):
         cells = [(value, "construct", watching(value.construct, files))] if hasattr(value, "construct") else []

@@ -1,6 +1,7 @@
 """Tests when and where a patch replaces MindSpore's names, and that they come back."""
 
 import ast
+import functools
 import inspect
 import sys
 import types
@@ -127,3 +128,17 @@ def test_parser_is_restored():
     with msops.patch_mindspore():
         assert "__msops_chunk__(x, 2, dim=1)" in ast.unparse(parser.Parser(function).parse()[1])
     assert "x.chunk(2, dim=1)" in ast.unparse(parser.Parser(function).parse()[1])
+
+
+def test_cached_primitives():
+    """In PyNative mode, MindSpore's functions make each primitive once, also one that msops has replaced or refuses."""
+    mindspore.set_context(mode=mindspore.PYNATIVE_MODE)
+    ones = functools.partial(ops.ones, dtype=mindspore.float32)
+    arguments = ones((2, 3, 5)), ones((4, 3, 3)), ops.arange(4).astype(mindspore.float32)
+    want = ops.conv1d(*arguments).asnumpy()
+    with msops.patch_mindspore():
+        np.testing.assert_array_equal(ops.conv1d(*arguments).asnumpy(), want)
+        np.testing.assert_array_equal(ops.baddbmm(*map(ones, ((2, 3, 4), (2, 3, 5), (2, 5, 4)))).asnumpy(), 6)
+        with pytest.raises(NotImplementedError, match="PromptFlashAttention: it has kernels on Ascend alone"):
+            ops.prompt_flash_attention(*[ones((2, 3, 8))] * 3, None, None, None, None)
+    np.testing.assert_array_equal(ops.conv1d(*arguments).asnumpy(), want)

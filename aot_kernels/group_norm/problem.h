@@ -51,8 +51,10 @@ template <typename C>
 struct Group {
   C pivot, r, shift, mean, along;
 
+  // An element that is a group by itself is its mean: xhat is 0 whatever r is, and so is dx, which a large r times the
+  // rounding of g - mean(g) would not be.
   static MSOPS_BOTH Group of(const Statistics<C>& all, C eps) {
-    const C r = 1 / sqrt(all.squares / all.count + eps);
+    const C r = all.count == 1 && eps > 0 ? C(0) : 1 / sqrt(all.squares / all.count + eps);
     return {all.pivot, r, -all.rest * r, 0, 0};
   }
 };

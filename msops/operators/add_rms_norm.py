@@ -36,7 +36,7 @@ def add_rms_norm(
 
     .. math:: s = x + \text{residual}, \qquad y = \text{rms\_norm}(s, w, b)
 
-    The sum is rounded to the dtype of `x` first: that is what :func:`msops.rms_norm` reads.
+    The sum is rounded to the dtype of `x` first: that is what :func:`msops.rms_norm` reads, with its range.
 
     Args:
         x (Tensor): Shape (..., C); float16, float32 or float64.

@@ -36,7 +36,8 @@ def group_norm(
 
     The sums are over a group: the elements of a sample in :math:`C / \text{num\_groups}` neighbouring channels. The
     activation `a` is :func:`msops.silu`, as in diffusion models, or does nothing. All is computed in float32, or
-    float64 beside float64, and rounded once.
+    float64 beside float64, and rounded once. For float32 numbers beyond 1.8e19 the same holds as in
+    :func:`msops.layer_norm` .
 
     Args:
         x (Tensor): Shape (N, C, ...), or (N, ..., C) for layout ``"NHWC"`` , of any rank from 2 on; float16, float32 or

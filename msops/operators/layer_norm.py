@@ -30,7 +30,8 @@ def layer_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = No
         \mu = \frac{1}{n} \sum_{i=1}^{n} x_i
 
     A row holds the last axes of `x`, as many as `weight` has; without a weight it is the last axis. All is computed in
-    float32, or float64 beside float64, and rounded once.
+    float32, or float64 beside float64, and rounded once. The squares of float32 numbers beyond 1.8e19 are infinite: a
+    row of such distances from its mean becomes 0, or NaN where the sum of its numbers is infinite, too.
 
     Args:
         x (Tensor): Any shape of at least one axis; float16, float32 or float64.

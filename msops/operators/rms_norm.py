@@ -42,7 +42,8 @@ def rms_norm(
         r = \frac{1}{\sqrt{\frac{1}{C} \sum_{i=1}^{C} x_i^2 + \text{eps}}}
 
     Rows run along the last axis. Statistics are in float32, or float64 beside float64; `casting` says what else is
-    rounded to the dtype of `x`. Gradients are computed in float32 or float64 in any case, and rounded once.
+    rounded to the dtype of `x`. Gradients are computed in float32 or float64 in any case, and rounded once. The squares
+    of float32 numbers beyond 1.8e19 are infinite: such a row becomes 0.
 
     Args:
         x (Tensor): Shape (..., C); float16, float32 or float64.

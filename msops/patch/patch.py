@@ -12,7 +12,7 @@ from mindspore import ops
 
 from . import models
 from .mint.random import share_seed
-from .replacement import refused
+from .replacement import Maker, refused
 from .table import FUNCTIONS, METHODS, MINT, PRIMITIVES, REFUSED
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ class Replaced(NamedTuple):
 _replaced: list[Replaced] = []  # while there are patches
 _methods: list[tuple[type, str, Any]] = []  # a class, a name, and the class's own method of that name, or None
 _patches: set[Patch] = set()  # that are not undone
+_cache: Any = getattr(ops, "_primitive_cache", None)  # the module that makes each primitive once for PyNative mode
 _refusals = {name: refused(name, instead) for name, instead in REFUSED.items()}
 
 
@@ -118,6 +119,8 @@ class Patch:
 
 def _replace(mint: bool) -> None:
     """Replaces what is not replaced yet."""
+    if _cache:
+        _cache.Primitive = Maker
     functions = {id(original): replacement for original, replacement in _functions(mint)}
     for module, name, value in list(_globals()):
         replacement = functions.get(id(value)) or _refusal_of(value)
@@ -181,6 +184,8 @@ def _restore() -> None:
         if place and place.replacement is value:
             setattr(module, name, place.original)
     _replaced.clear()
+    if _cache:
+        _cache.Primitive = ops.Primitive
     for owner, name, method in _methods:
         if method is None:
             delattr(owner, name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import mindspore
+from mindspore import ops
 
 from msops.core.compiled import once
 
@@ -26,6 +27,15 @@ class Replacement:
     def add_prim_attr(self, name: str, value: object) -> Replacement:
         """Does nothing: the attributes tell Ascend's compiler where and how to run a kernel."""
         return self
+
+
+class Maker:
+    """Makes primitives for MindSpore's cache of them, which calls `Primitive.__new__(cls)`, also for a Replacement."""
+
+    def __new__(cls, *settings: Any, **named: Any) -> Any:
+        if issubclass(cls, Replacement):
+            return object.__new__(cls)
+        return ops.Primitive.__new__(cls, *settings, **named)
 
 
 class Choice(Replacement):

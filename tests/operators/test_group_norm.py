@@ -108,6 +108,8 @@ class TestGroupNorm(OperatorTest):
         "one": case((1, 1, 1), 1, eps=0.1),
         "bias": case((2, 4, 3), 2, False, True, eps=0.1, **SILU),
         "bias, last": case((2, 3, 4), 2, False, True, eps=0.1, **LAST),
+        "lone": case((3, 7), 7, eps=1e-12),
+        "lone, last": case((3, 1, 7), 7, eps=1e-12, **LAST),
         "each channel": case((3, 7, 9), 7, eps=0.1),
         "many groups": case((9, 64, 2), 32, eps=0.1, **SILU),
         "packs in two groups, last": case((2, 33, 24), 6, eps=0.1, **SILU, **LAST),
