@@ -13,13 +13,13 @@ from msops.operators.silu import silu as linear_sigmoid
 from msops.operators.softmax import softmax as of_rows
 from msops.patch.replacement import Replacement
 
+from .elementwise import exp, expm1, log1p, times
 from .in_place import copy_into
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_elu, _mish, _softplus = operations.Elu(), operations.Mish(), operations.Softplus()
-_expm1, _relu, _relu6, _sigmoid = operations.Expm1(), operations.ReLU(), operations.ReLU6(), operations.Sigmoid()
+_relu, _sigmoid = operations.ReLU(), operations.Sigmoid()
 
 
 def gelu(input: Tensor, *, approximate: str = "none") -> Tensor:  # noqa: A002
@@ -63,31 +63,37 @@ class NpuGelu(Replacement):
 
 
 def elu(input: Tensor, alpha: float = 1.0) -> Tensor:  # noqa: A002
-    if alpha == 1:
-        return _elu(input)
     positive = input > 0
-    below = ops.where(positive, ops.zeros_like(input), input)
-    return ops.where(positive, input, _expm1(below) * alpha)
+    below = expm1(ops.where(positive, ops.zeros_like(input), input))
+    return ops.where(positive, input, below if alpha == 1 else times(below, alpha))
 
 
 def selu(input: Tensor) -> Any:  # noqa: A002
-    return elu(input, 1.6732632423543772848170429916717) * 1.0507009873554804934193349852946
+    return times(elu(input, 1.6732632423543772848170429916717), 1.0507009873554804934193349852946)
 
 
 def mish(input: Tensor) -> Tensor:  # noqa: A002
-    return _mish(input)
+    """Computes x tanh(log(1 + e^x)) without powers that overflow, as those of MindSpore's kernel do."""
+    e = exp(-ops.abs(input))
+    above, below = (e * e + e) * 2 + 1, (e + 2) * e
+    positive = input > 0
+    return input * ops.where(positive, e * 2 + 1, below) / ops.where(positive, above, below + 2)
 
 
 def hardtanh(input: Tensor, min_val: float = -1, max_val: float = 1) -> Tensor:  # noqa: A002
-    """Returns numbers cut to a range. The gradient is 0 at both ends."""
-    if min_val == 0 and max_val == 6:
-        return _relu6(input)
-    inside = ops.logical_and(input > min_val, input < max_val)
-    return ops.where(inside, input, ops.clamp(ops.stop_gradient(input), min_val, max_val))
+    """Returns numbers cut to a range, and NaN as it is. The gradient is 0 at both ends."""
+    x = ops.where(input <= min_val, ops.full_like(input, min_val), input)
+    return ops.where(input >= max_val, ops.full_like(input, max_val), x)
 
 
 def threshold(input: Tensor, threshold: float, value: float) -> Tensor:  # noqa: A002
-    return ops.where(input > threshold, input, ops.full_like(input, value))
+    return ops.where(input <= threshold, ops.full_like(input, value), input)
+
+
+def softshrink(input: Tensor, lambd: float = 0.5) -> Tensor:  # noqa: A002
+    """Returns NaN as it is, which MindSpore's kernel takes for 0."""
+    moved = ops.where(input > lambd, input - lambd, input + lambd)
+    return ops.where(ops.abs(input) <= lambd, ops.zeros_like(input), moved)
 
 
 def log_sigmoid(input: Tensor) -> tuple[Tensor, None]:  # noqa: A002
@@ -100,9 +106,10 @@ def leaky_relu(input: Tensor, negative_slope: float = 0.01) -> Tensor:  # noqa: 
 
 
 def softplus(input: Tensor, beta: float = 1, threshold: float = 20) -> Tensor:  # noqa: A002
-    x = input if beta == 1 else input * beta
-    y = _softplus(x) if beta == 1 else _softplus(x) / beta
-    return ops.where(x > threshold, input, y)
+    x = input if beta == 1 else times(input, beta)
+    is_large = x > threshold
+    y = log1p(exp(ops.where(is_large, ops.zeros_like(x), x)))
+    return ops.where(is_large, input, y if beta == 1 else times(y, 1 / beta))
 
 
 def glu(input: Tensor, dim: int = -1) -> Tensor:  # noqa: A002

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import mindspore
 from mindspore import Tensor, ops
 
+from msops.core.compiled import constant, once
+
 from . import shape
 
 
 def arange(start: float, end: float, step: float = 1, dtype: mindspore.Type | None = None) -> Tensor:
+    is_tensor = isinstance(start, Tensor) or isinstance(end, Tensor) or isinstance(step, Tensor)
+    if dtype == mindspore.float64 and not is_tensor:
+        return _steps(start, step, _count(start, end, step))
     return ops.arange(start, end, step, dtype=dtype)
 
 
@@ -85,4 +91,18 @@ def full(size: tuple[int, ...], fill_value: float, dtype: mindspore.Type | None 
 
 
 def linspace(start: float, end: float, steps: int, dtype: mindspore.Type | None = None) -> Tensor:
+    if dtype == mindspore.float64 and not isinstance(start, Tensor) and not isinstance(end, Tensor):
+        values = _steps(start, (end - start) / max(steps - 1, 1), steps)
+        return ops.where(ops.arange(steps) == max(steps - 1, 1), constant(end, dtype), values)
     return ops.cast(ops.linspace(start, end, steps), mindspore.float32 if dtype is None else dtype)
+
+
+@once
+def _count(start: float, end: float, step: float) -> int:
+    return max(0, math.ceil((end - start) / step))
+
+
+def _steps(start: float, step: float, n: int) -> Tensor:
+    """Returns n numbers in float64, of which MindSpore's operators would have float32's digits."""
+    places = ops.cast(ops.arange(n), mindspore.float64)
+    return places * constant(step, mindspore.float64) + constant(start, mindspore.float64)

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import mindspore
 from mindspore import Tensor, ops
 
+from .linear import bmm
 from .shape import diagonal
 
 _ELLIPSIS = 100  # the labels of the axes of ... count back from here
@@ -59,7 +60,7 @@ def _product(x: Tensor, y: Tensor, pair: Pair) -> Tensor:
         if matrices[0][2] == 1:
             return (x * y).reshape(result)
         return ops.sum(x.expand_dims(3) * y.expand_dims(1), 2).reshape(result)
-    return ops.bmm(x, y).reshape(result)
+    return bmm(x, y).reshape(result)
 
 
 def _arranged(x: Tensor, sums: tuple[int, ...], shape: tuple[int, ...], order: tuple[int, ...]) -> Tensor:

@@ -9,6 +9,8 @@ import mindspore
 from mindspore import Tensor, ops
 from mindspore.ops import operations
 
+from msops.core.compiled import constant, is_on_gpu
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -40,15 +42,48 @@ asin, asinh = _of_floating(operations.Asin()), _of_floating(operations.Asinh())
 atan, atanh = _of_floating(operations.Atan()), _of_floating(operations.Atanh())
 cos, cosh = _of_floating(operations.Cos()), _of_floating(operations.Cosh())
 sin, sinh = _of_floating(operations.Sin()), _of_floating(operations.Sinh())
-tan, tanh = _of_floating(operations.Tan()), _of_floating(operations.Tanh())
+tan = _of_floating(operations.Tan())
 erf, erfc, erfinv = _of_floating(operations.Erf()), _of_floating(operations.Erfc()), _of_floating(operations.Erfinv())
-exp, expm1 = _of_floating(operations.Exp()), _of_floating(operations.Expm1())
-log, log1p = _of_floating(operations.Log()), _of_floating(operations.Log1p())
+exp, log = _of_floating(operations.Exp()), _of_floating(operations.Log())
 rsqrt, sigmoid, sqrt = (
     _of_floating(operations.Rsqrt()),
     _of_floating(operations.Sigmoid()),
     _of_floating(operations.Sqrt()),
 )
+
+
+_expm1, _log1p, _tanh = operations.Expm1(), operations.Log1p(), operations.Tanh()
+
+
+def expm1(input: Any) -> Tensor:  # noqa: A002
+    """Near 0, MindSpore's kernel for the CPU loses all digits, but those of exp and sinh do not."""
+    x = floating(input)
+    if is_on_gpu() or x.dtype not in _GREATEST:
+        return _expm1(x)
+    is_small = ops.abs(x) < 1
+    half = ops.where(is_small, x, ops.zeros_like(x)) * 0.5
+    return ops.where(is_small, exp(half) * sinh(half) * 2, exp(x) - 1)
+
+
+def log1p(input: Any) -> Tensor:  # noqa: A002
+    """Near 0, MindSpore's kernel for the CPU loses all digits, but that of atanh does not."""
+    x = floating(input)
+    if is_on_gpu() or x.dtype not in _GREATEST:
+        return _log1p(x)
+    is_small = ops.abs(x) < 0.5
+    small = ops.where(is_small, x, ops.zeros_like(x))
+    return ops.where(is_small, atanh(small / (small + 2)) * 2, log(ops.where(is_small, ops.ones_like(x), x + 1)))
+
+
+def tanh(input: Any) -> Tensor:  # noqa: A002
+    """Beyond 5, MindSpore's kernel of float32 for the CPU is 1."""
+    x = floating(input)
+    if is_on_gpu() or x.dtype != mindspore.float32:
+        return _tanh(x)
+    is_small = ops.abs(x) < 10
+    small = ops.where(is_small, x, ops.zeros_like(x))
+    one = ops.where(x > 0, ops.ones_like(x), ops.where(x < 0, -ops.ones_like(x), x))  # or NaN
+    return ops.where(is_small, sinh(small) / cosh(small), ops.stop_gradient(one))
 
 
 def nan_to_num(
@@ -79,7 +114,7 @@ def xlogy(input: Any, other: Any) -> Tensor:  # noqa: A002
     """Returns x log(y), and 0 where x is 0, unless y is NaN. MindSpore's gradient has no kernel for GPUs."""
     x = floating(input) if isinstance(input, Tensor) else ops.full_like(floating(other), input)
     y = floating(other) if isinstance(other, Tensor) else ops.full_like(floating(input), other)
-    is_zero = ops.logical_and(x == 0, y <= 0)
+    is_zero = ops.logical_and(x == 0, ops.logical_or(y <= 0, y == math.inf))
     return ops.mul(x, ops.log(ops.where(is_zero, ops.ones_like(y), y)))
 
 
@@ -88,15 +123,20 @@ def atan2(input: Tensor, other: Tensor) -> Tensor:  # noqa: A002
 
 
 def log2(input: Any) -> Any:  # noqa: A002
-    return log(input) * (1 / math.log(2))
+    return times(log(input), 1 / math.log(2))
 
 
 def log10(input: Any) -> Any:  # noqa: A002
-    return log(input) * (1 / math.log(10))
+    return times(log(input), 1 / math.log(10))
 
 
 def exp2(input: Tensor) -> Tensor:  # noqa: A002
-    return exp(floating(input) * math.log(2))
+    return exp(times(floating(input), math.log(2)))
+
+
+def times(x: Tensor, factor: float) -> Tensor:
+    """MindSpore rounds a number of Python to float32 first."""
+    return ops.mul(x, constant(factor, x.dtype) if x.dtype in _GREATEST else factor)
 
 
 def logaddexp(input: Tensor, other: Tensor) -> Tensor:  # noqa: A002

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from mindspore import Tensor, ops
 
 from msops.core.compiled import compiling, is_on_gpu
+from msops.core.inputs import has_zero
 from msops.operators.add import add
 from msops.patch.replacement import Choice
 
@@ -14,6 +17,10 @@ from .in_place import copy_into
 
 _BatchMatMul, _BiasAdd = ops.BatchMatMul, ops.BiasAdd
 _own_cdist = ops.cdist
+_generated: Any = getattr(ops, "auto_generate", None)
+_own_matmul: Any = getattr(_generated, "matmul_ext", None)
+_dense: Any = getattr(_generated, "dense_op", None)
+_bmm = ops.BatchMatMul()
 MANY_ROWS = 1024
 
 
@@ -25,6 +32,7 @@ class BatchMatMul(Choice):
         self.own = _BatchMatMul(transpose_a, transpose_b)
 
     def __call__(self, x: Tensor, y: Tensor) -> Tensor:
+        x, y = with_terms(x, -2 if self.transpose_a else -1), with_terms(y, -1 if self.transpose_b else -2)
         if x.shape[:-2] == y.shape[:-2]:
             return self.own(x, y)
         return ops.matmul(x.swapaxes(-1, -2) if self.transpose_a else x, y.swapaxes(-1, -2) if self.transpose_b else y)
@@ -43,12 +51,32 @@ class BiasAdd(Choice):
         return self.own(input_x, bias)
 
 
+def with_terms(x: Tensor, axis: int) -> Tensor:
+    """Returns a factor with one term, 0, along an axis that has none: MindSpore's kernels would leave the sum open."""
+    if has_zero(x.shape[axis]):
+        axis = axis % x.ndim
+        return ops.zeros((*x.shape[:axis], 1, *x.shape[axis + 1 :]), x.dtype)
+    return x
+
+
+def matmul(input: Tensor, other: Tensor) -> Tensor:  # noqa: A002
+    return _own_matmul(with_terms(input, -1), with_terms(other, -1 if other.ndim == 1 else -2))
+
+
 def mm(input: Tensor, mat2: Tensor) -> Tensor:  # noqa: A002
-    return ops.matmul(input, mat2)
+    return ops.matmul(with_terms(input, -1), with_terms(mat2, -2))
+
+
+def bmm(input: Tensor, mat2: Tensor) -> Tensor:  # noqa: A002
+    return _bmm(with_terms(input, -1), with_terms(mat2, -2))
+
+
+def dense(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:  # noqa: A002
+    return _dense(with_terms(input, -1), with_terms(weight, -1), bias)
 
 
 def mv(input: Tensor, vec: Tensor) -> Tensor:  # noqa: A002
-    return ops.matmul(input, vec.expand_dims(1)).squeeze(1)
+    return mm(input, vec.expand_dims(1)).squeeze(1)
 
 
 def dot(input: Tensor, other: Tensor) -> Tensor:  # noqa: A002
@@ -65,7 +93,15 @@ def outer(input: Tensor, vec2: Tensor) -> Tensor:  # noqa: A002
 
 
 def addmm(input: Tensor, mat1: Tensor, mat2: Tensor, beta: float = 1, alpha: float = 1) -> Tensor:  # noqa: A002
-    return input * beta + ops.matmul(mat1, mat2) * alpha
+    return _plus(input, beta, mm(mat1, mat2), alpha)
+
+
+def _plus(x: Tensor, beta: float, product: Tensor, alpha: float) -> Tensor:
+    """Returns x beta + product alpha, where x is not read if beta is 0."""
+    scaled = product if alpha == 1 else ops.mul(product, alpha)
+    if beta == 0:
+        return scaled
+    return ops.add(x if beta == 1 else ops.mul(x, beta), scaled)
 
 
 def addr_in_place(input: Tensor, vec1: Tensor, vec2: Tensor, beta: float = 1, alpha: float = 1) -> Tensor:  # noqa: A002
@@ -76,15 +112,15 @@ def addr_in_place(input: Tensor, vec1: Tensor, vec2: Tensor, beta: float = 1, al
 
 
 def addmv(input: Tensor, mat: Tensor, vec: Tensor, beta: float = 1, alpha: float = 1) -> Tensor:  # noqa: A002
-    return ops.add(input * beta, mv(mat, vec) * alpha)
+    return _plus(input, beta, mv(mat, vec), alpha)
 
 
 def addbmm(input: Tensor, batch1: Tensor, batch2: Tensor, beta: float = 1, alpha: float = 1) -> Tensor:  # noqa: A002
-    return input * beta + ops.bmm(batch1, batch2).sum(0) * alpha
+    return _plus(input, beta, bmm(batch1, batch2).sum(0), alpha)
 
 
 def baddbmm(input: Tensor, batch1: Tensor, batch2: Tensor, beta: float = 1, alpha: float = 1) -> Tensor:  # noqa: A002
-    return input * beta + ops.bmm(batch1, batch2) * alpha
+    return _plus(input, beta, bmm(batch1, batch2), alpha)
 
 
 def cross(input: Tensor, other: Tensor, dim: int | None = None) -> Tensor:  # noqa: A002

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import mindspore
 from mindspore import Tensor, ops
 
-from msops.core.compiled import compiling
+from msops.core.compiled import compiling, is_on_gpu
+from msops.core.inputs import has_zero
 
 from .elementwise import WHOLE, exp, floating, log
 
@@ -19,9 +20,22 @@ if TYPE_CHECKING:
 def cumsum(input: Tensor, dim: int, dtype: mindspore.Type | None = None) -> Tensor:  # noqa: A002
     if dtype is None:
         dtype = mindspore.int64 if input.dtype in WHOLE else input.dtype
-    if input.ndim == 0:
+    if input.ndim == 0 or has_zero(*input.shape):  # MindSpore's kernel fails where there is nothing to add
         return ops.cast(input, dtype)
-    return ops.cumsum(ops.cast(input, dtype), dim)
+    wide = mindspore.float32 if dtype == mindspore.float16 else dtype
+    return ops.cast(ops.cumsum(ops.cast(input, wide), dim), dtype)
+
+
+def cumprod(x: Tensor, dim: int) -> Tensor:
+    """Multiplies each number by the one before it, then by the one two places before, and so on, since the gradient of
+    MindSpore's own divides by the numbers, which may be 0."""
+    n, dim = x.shape[dim] if x.ndim else 0, dim % max(x.ndim, 1)
+    step = 1
+    while step < n:
+        ones = ops.ones((*x.shape[:dim], step, *x.shape[dim + 1 :]), x.dtype)
+        x = x * ops.concat((ones, ops.narrow(x, dim, 0, n - step)), dim)
+        step *= 2
+    return x
 
 
 def cummin(input: Tensor, dim: int) -> tuple[Tensor, Tensor]:  # noqa: A002
@@ -30,12 +44,21 @@ def cummin(input: Tensor, dim: int) -> tuple[Tensor, Tensor]:  # noqa: A002
 
 
 def argmax(input: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:  # noqa: A002
-    return ops.cast(ops.argmax(_comparable(input), dim, keepdim), mindspore.int64)
+    return _argmax(_comparable(input), dim, keepdim)
 
 
 def argmin(input: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:  # noqa: A002
-    x = _comparable(input)
-    return ops.cast(ops.argmax(-x, dim, keepdim), mindspore.int64)
+    return _argmax(-_comparable(input), dim, keepdim)
+
+
+def _argmax(x: Tensor, dim: int | None, keepdim: bool) -> Tensor:
+    """Returns where the greatest number is, or the first NaN, which MindSpore's kernel for the CPU does not see."""
+    found = ops.argmax(x, dim, keepdim)
+    if not is_on_gpu():
+        is_nan = ops.cast(x != x, mindspore.float32)  # noqa: PLR0124 (NaN)
+        most = ops.amax(is_nan, () if dim is None else dim, keepdim)
+        found = ops.where(most > 0, ops.argmax(is_nan, dim, keepdim), found)
+    return ops.cast(found, mindspore.int64)
 
 
 def _comparable(x: Tensor) -> Tensor:
@@ -44,8 +67,19 @@ def _comparable(x: Tensor) -> Tensor:
 
 
 def sort(input: Tensor, dim: int = -1, descending: bool = False, stable: bool = False) -> tuple[Tensor, Tensor]:  # noqa: A002
-    values, indices = ops.sort(input, dim, descending)
-    return values, ops.cast(indices, mindspore.int64)
+    """NaN counts as the greatest number. MindSpore's kernel for the CPU compares NaN with others, and sorts float64 as
+    float32; that of topk, which sorts where it takes all, does the latter right."""
+    if is_on_gpu() or input.dtype in WHOLE or has_zero(*input.shape):
+        values, indices = ops.sort(input, dim, descending)
+        return values, ops.cast(indices, mindspore.int64)
+    x = input.reshape(1) if input.ndim == 0 else input
+    n, is_nan = x.shape[dim], x != x  # noqa: PLR0124 (NaN)
+    indices = ops.topk(ops.where(is_nan, ops.full_like(x, math.inf), x), n, dim, descending)[1]
+    # Equal numbers keep their order, so that this takes NaN behind infinity.
+    is_last = ops.gather_elements(ops.cast(is_nan, mindspore.int32), dim, indices)
+    indices = ops.gather_elements(indices, dim, ops.topk(is_last, n, dim, descending)[1])
+    values = ops.gather_elements(x, dim, indices)
+    return values.reshape(input.shape), ops.cast(indices, mindspore.int64).reshape(input.shape)
 
 
 def argsort(input: Tensor, dim: int = -1, descending: bool = False, stable: bool = False) -> Tensor:  # noqa: A002
@@ -59,8 +93,11 @@ def topk(
     largest: bool = True,
     sorted: bool = True,  # noqa: A002
 ) -> tuple[Tensor, Tensor]:
-    values, indices = ops.topk(input, k, dim, largest, sorted)
-    return values, ops.cast(indices, mindspore.int64)
+    if is_on_gpu() or input.dtype in WHOLE or has_zero(*input.shape):
+        values, indices = ops.topk(input, k, dim, largest, sorted)
+        return values, ops.cast(indices, mindspore.int64)
+    values, indices = sort(input, dim, largest)
+    return ops.narrow(values, dim, 0, k), ops.narrow(indices, dim, 0, k)
 
 
 def kthvalue(input: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> tuple[Tensor, Tensor]:  # noqa: A002

@@ -10,6 +10,8 @@ from mindspore import Tensor, ops
 
 from msops.core.compiled import compiling, is_on_gpu
 
+from . import reduction
+
 _masked_fill: Any = getattr(getattr(ops, "auto_generate", None), "masked_fill_op", None)
 _search_sorted: Any = getattr(ops.function.array_func, "search_sorted_", None)
 _where: Any = getattr(getattr(ops, "functional_overload", None), "_where_instance", None)
@@ -145,7 +147,7 @@ def unique(
     return_counts: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Returns the values in order, which of them each element is, and how many elements are each."""
-    values, order = ops.sort(input.reshape(-1))
+    values, order = reduction.sort(input.reshape(-1))
     found, runs, counts = unique_consecutive(values)
     places = ops.tensor_scatter_elements(ops.zeros_like(runs), order, runs)
     return found, places.reshape(input.shape), counts
@@ -160,9 +162,13 @@ def unique_consecutive(
     """Returns one of each run of equal values, which run each element is in, and how long the runs are."""
     x = input.reshape(-1) if dim is None else ops.moveaxis(input, dim, 0)
     n = x.shape[0]
-    if n == 0:
+    if n < 2:  # there are no changes
         runs = ops.zeros((n,), mindspore.int64)
-        return input, runs.reshape(input.shape) if dim is None else runs, ops.ones((n,), mindspore.int64)
+        return (
+            x if dim is None else input,
+            runs.reshape(input.shape) if dim is None else runs,
+            ops.ones((n,), mindspore.int64),
+        )
     rows = x.reshape(n, -1)
     changes = (rows[1:] != rows[:-1]).any(1)
     runs = ops.concat((ops.zeros((1,), mindspore.int64), ops.cumsum(ops.cast(changes, mindspore.int64), 0)))
