@@ -813,3 +813,10 @@ def test_broadcast(shapes):
 def test_what_does_not_broadcast(shapes):
     with pytest.raises(ValueError, match=re.escape(f"shapes must broadcast, got {' and '.join(map(str, shapes))}")):
         msops.broadcast(*(Spec(shape, mindspore.float64) for shape in shapes))
+
+
+def test_int_beyond_64_bits():
+    """MindSpore's own words name neither the operator nor the input."""
+    mindspore.set_context(mode=mindspore.PYNATIVE_MODE)
+    with pytest.raises(TypeError, match="silu: x must be a Tensor, got int"):
+        msops.silu(2**70)

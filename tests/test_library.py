@@ -33,7 +33,13 @@ def test_entry_that_does_not_exist(loaded):
 
 
 @pytest.mark.parametrize(
-    ("flags", "missing"), [("fpu fma sse4_2", "avx2"), ("fpu avx", "avx2 and no fma"), ("fpu avx2 fma", None)]
+    ("flags", "missing"),
+    [
+        ("fpu fma f16c sse4_2", "avx2"),
+        ("fpu avx fma avx2", "f16c"),
+        ("fpu avx f16c", "avx2 and no fma"),
+        ("fpu f16c avx2 fma", None),
+    ],
 )
 def test_cpu_without_the_instructions(loaded, tmp_path, monkeypatch, flags, missing):
     """Where the CPU lacks what libraries are compiled for, an error tells so, not a signal at the first call."""
@@ -44,6 +50,16 @@ def test_cpu_without_the_instructions(loaded, tmp_path, monkeypatch, flags, miss
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
     with pytest.raises(ImportError, match=f"this one has no {missing}$") if missing else contextlib.nullcontext():
         msops.Library(loaded.path)
+
+
+def test_missing_library(tmp_path, monkeypatch):
+    """Where there is a Makefile beside the package, a build mends it, else the wheel does."""
+    monkeypatch.setattr(library, "PACKAGE", tmp_path / "msops")
+    with pytest.raises(ImportError, match=r"Install the wheel of msops again, by pip's --force-reinstall --no-deps\.$"):
+        library.of_package("absent")
+    (tmp_path / "Makefile").touch()
+    with pytest.raises(ImportError, match=r"Build the kernels with 'make all' in msops' source folder\.$"):
+        library.of_package("absent")
 
 
 def test_library_by_a_relative_path(loaded, tmp_path, monkeypatch):

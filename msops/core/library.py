@@ -109,10 +109,10 @@ def _check_cpu() -> None:
         known = set(CPUINFO.read_text().split())
     except OSError:
         return  # the system does not tell what the CPU has
-    missing = {"avx2", "fma"} - known
+    missing = {"avx2", "f16c", "fma"} - known
     if missing and "flags" in known:
         has_not = " and no ".join(sorted(missing))
-        raise ImportError(f"msops needs a CPU with AVX2 and FMA, as MindSpore 2.10 does: this one has no {has_not}")
+        raise ImportError(f"msops needs a CPU with AVX2, F16C and FMA: this one has no {has_not}")
 
 
 def _demangled(text: str) -> str:
@@ -138,7 +138,10 @@ def of_package(name: str) -> Library:
             return Library(os.environ[variable], name, variable)
         return Library(PACKAGE / "lib" / f"{name}.so")
     except ImportError as error:
-        raise ImportError(f"{error}. Build the kernels with 'make all' in msops' source folder.") from None
+        mend = "Build the kernels with 'make all' in msops' source folder"
+        if not (PACKAGE.parent / "Makefile").exists():
+            mend = "Install the wheel of msops again, by pip's --force-reinstall --no-deps"
+        raise ImportError(f"{error}. {mend}.") from None
 
 
 def get_include() -> str:

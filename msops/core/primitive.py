@@ -14,6 +14,7 @@ from . import open_sizes
 from .abi import as_attribute
 from .compiled import forget_recording
 from .gradients import make_bprop
+from .inputs import describe, spec_of
 from .spec import Spec, from_inference
 
 if TYPE_CHECKING:
@@ -67,7 +68,12 @@ class Primitive(ops.Custom):
         if outputs is not NotImplemented:
             return outputs
         with _one_at_a_time:
-            return super().__call__(*inputs)
+            try:
+                return super().__call__(*inputs)
+            except RuntimeError:  # such as of an int beyond 64 bits, before MindSpore asks for inference
+                if any(isinstance(x, int) for x in inputs):
+                    self.operator.infer(*(spec_of(describe(x)) for x in inputs))
+                raise
 
     def __infer__(self, *inputs: dict[str, Any]) -> dict[str, Any]:
         operator = self.operator

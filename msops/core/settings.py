@@ -33,6 +33,8 @@ def integer(operator: str, name: str, value: int) -> int:
     """Requires a whole number, and returns it."""
     if not whole(value):
         raise TypeError(f"{operator}: {name} must be an int, got {type(value).__name__}")
+    if not -(2**63) <= value < 2**63:
+        raise ValueError(f"{operator}: {name} must fit into 64 bits, got {value}")
     return int(value)
 
 

@@ -109,8 +109,9 @@ def cross_entropy(
         compute = of_probabilities.primitive(*of_settings, _gives(labels), weight is not None)
     else:
         compute = operators.primitive(*of_settings, False, is_general, weight is not None)
-    of_rows, shape = labels, labels.shape
+    of_rows, shape = labels, ()
     if order is not None:
+        shape = labels.shape
         logits = ops.reshape(ops.transpose(logits, order), rows)
         if has_probabilities:
             of_rows, shape = ops.reshape(ops.transpose(labels, order), rows), shape[:1] + shape[2:]

@@ -553,3 +553,18 @@ def test_weights_in_mixed_precision(mode, of):
     for loss, dx in results[1:]:
         np.testing.assert_allclose(loss, results[0][0], 2e-3)
         np.testing.assert_allclose(dx, results[0][1], 0, 2e-3 * np.abs(dx).max())
+
+
+@pytest.mark.parametrize("wrong", [[1, 2], None, 1])
+def test_labels_that_are_no_tensor(mode, wrong):
+    with pytest.raises(TypeError, match="cross_entropy: labels must be a Tensor, got"):
+        msops.cross_entropy(Tensor(np.ones((2, 3), np.float32)), wrong)
+
+
+def test_label_that_no_integer_of_64_bits_holds():
+    arrays = np.ones((2, 3), np.float32), np.ones((4, 3), np.float32), np.zeros(2, np.int32)
+    x, weight, labels = map(Tensor, arrays)
+    with pytest.raises(ValueError, match=r"^linear_cross_entropy: ignore_index must fit into 64 bits"):
+        msops.linear_cross_entropy(x, weight, labels, ignore_index=10**30)
+    with pytest.raises(ValueError, match=r"^cross_entropy: ignore_index must fit into 64 bits"):
+        msops.cross_entropy(x, labels, ignore_index=10**30)
