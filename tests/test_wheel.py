@@ -128,9 +128,11 @@ def test_contents(wheel):
 
 
 def test_tag(wheel, tmp_path):
-    """The wheel has the tag that auditwheel finds from the libraries' symbols. The system's libgomp affects neither."""
+    """The wheel has the tag that docs/install.md promises, and that auditwheel finds from the libraries' symbols. The
+    system's libgomp affects neither."""
     audit = [sys.executable, "-m", "auditwheel", "show", "--ldpaths", tmp_path, wheel]
     tag = wheel.name.removesuffix(".whl").split("-")[-1]
+    assert tag == re.search(r"manylinux_2_\d+_x86_64", (ROOT / "docs" / "install.md").read_text())[0]
     assert f'constrains the platform tag to "{tag}"' in " ".join(run(*audit).split())
 
 
@@ -165,8 +167,11 @@ def test_old_glibc(tmp_path):
 
 @pytest.mark.parametrize("library", sorted((ROOT / "msops" / "lib").glob("*.so")), ids=lambda path: path.stem)
 def test_glibc_of_libraries(library):
-    """The libraries run on Ubuntu 18.04, the oldest system with a MindSpore for the GPU, which has glibc 2.27."""
-    assert newest_glibc(library) <= 27
+    """The libraries run on Ubuntu 18.04, the oldest system with a MindSpore for the GPU, and on Debian 9, which have
+    glibc 2.27 and 2.24, and the libstdc++ of GCC 6 or later."""
+    assert newest_glibc(library) <= 24
+    versions = re.findall(r"Name: GLIBCXX_3\.4\.(\d+)", run("readelf", "-VW", library))
+    assert max(map(int, versions), default=0) <= 22
 
 
 def test_gpu_extra(sdist):

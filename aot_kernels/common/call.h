@@ -17,6 +17,7 @@
 #include <cstdio>
 #include <cstring>
 #include <initializer_list>
+#include <new>
 #include <stdexcept>
 #include <vector>
 
@@ -48,6 +49,13 @@ asm(".ident \"msops: nvcc " MSOPS_TEXT(__CUDACC_VER_MAJOR__) "." MSOPS_TEXT(
 #else
 asm(".ident \"msops: C++ compiler " __VERSION__ "\"");
 #endif
+
+// GCC 11 and later compile std::vector into calls of this function, which the libstdc++ of Ubuntu 18.04 and 20.04
+// lacks. Each library has it for itself.
+namespace std {
+[[noreturn]] __attribute__((weak)) void __throw_bad_array_new_length() { throw std::bad_array_new_length(); }
+}  // namespace std
+asm(".hidden _ZSt28__throw_bad_array_new_lengthv");
 
 namespace msops {
 

@@ -2,6 +2,8 @@
 // shared/product/cpu.h says how panels hold the tokens that are to be multiplied.
 #pragma once
 
+#include <pthread.h>
+
 #include <condition_variable>
 #include <memory>
 #include <mutex>
@@ -33,7 +35,8 @@ class Barrier {
       lock.unlock();
       return changed_.notify_all();
     }
-    changed_.wait(lock, [&] { return turn_ != turn; });
+    // libstdc++'s own wait has a symbol that Ubuntu 20.04 lacks.
+    while (turn_ == turn) pthread_cond_wait(changed_.native_handle(), mutex_.native_handle());
   }
 
  private:

@@ -90,8 +90,10 @@ struct Rest {
     for_panels(a, s, b, h / a.group(), queries, a.keys_of(s, queries), w.k.get(), w.v.get(), a.value_width,
                AddPanel{*this, w, Logits<T>{a, s, b}});
     for (int64_t c = 0; c < w.columns; ++c)
-      if (w.lse[c] != 0) g.rest[a.of_lse.offset(b, h, s.first_query + begin + c)] = std::log(w.sums[c]);
+      if (w.lse[c] != 0) g.rest[a.of_lse.offset(b, h, s.first_query + begin + c)] = log(w.sums[c]);
   }
+  // std::log has symbols that Ubuntu 18.04 lacks.
+  static MSOPS_CPU C log(C x) { return x > 1 ? std::log1p(x - 1) : -std::log1p(1 / x - 1); }
 };
 
 // Computes what both gradients need of each query.
