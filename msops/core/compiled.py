@@ -80,28 +80,6 @@ def keep_dtypes(cell: nn.Cell) -> None:
         cell.mixed_precision_type = kinds.NOTSET
 
 
-class _InOwnDtypes(nn.Cell):
-    """Calls a function in the dtypes that it gets."""
-
-    def __init__(self, function: Function) -> None:
-        super().__init__()
-        keep_dtypes(self)
-        self.function = function
-
-    def construct(self, *inputs: Any) -> Any:
-        return self.function(*inputs)
-
-
-_cell = cached(_InOwnDtypes)
-
-
-def in_own_dtypes(function: Function, *inputs: Any) -> Any:
-    """Calls a function of which some inputs must stay as they are in mixed precision (see `keep_dtypes`)."""
-    if compiling():
-        return function(*inputs)
-    return _cell(function)(*inputs)
-
-
 def once(make: Function) -> Function:
     """Decorates a function of constants that makes something, such as an operator.
 

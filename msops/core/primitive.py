@@ -6,7 +6,7 @@ import threading
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import mindspore
-from mindspore import ops
+from mindspore import nn, ops
 from mindspore.common import dtype as mstype
 
 from ..compat import VERSION
@@ -28,6 +28,15 @@ _KEPT = 1000  # results of inference that a primitive keeps at most
 _one_at_a_time = threading.RLock()
 
 
+def _keep_dtypes(on: bool) -> None:
+    """Begins or ends to let PyNative mode run operators in the dtypes that they get, also where MindSpore would cast
+    floating ones. After an error, MindSpore forgets by itself what has begun."""
+    push = getattr(mindspore.common.api._pynative_executor, "set_mixed_precision_type", None)
+    kinds = getattr(nn.cell, "MixedPrecisionType", None)
+    if push and kinds:  # not in MindSpore 1.10
+        push(kinds.NOTSET, on)
+
+
 class Primitive(ops.Custom):
     """A call of an operator's C function. Unlike the operator, it also returns scratch, after the outputs."""
 
@@ -38,6 +47,8 @@ class Primitive(ops.Custom):
             self.operator = operator
         # Results of inference are kept, since PyNative mode asks for them at each call: inference takes some 50 us.
         self._inferred: dict[tuple[Spec | str, ...], tuple[Any, Any, bool, list[mindspore.Type]]] = {}
+        # Where an input has the dtype of sums, mixed precision may not cast it.
+        self.keeps_dtypes = any(tensor.dtype == "accumulator" for tensor in operator.signature.inputs)
         self.plans: dict[tuple[Spec, ...], Any] = {}  # see fast_calls
         entry, tensors = operator.entry, (*operator.signature.outputs, *operator.signature.scratch)
         # MindSpore requires rules for shape and dtype here, but then asks __infer__ below for both.
@@ -69,11 +80,19 @@ class Primitive(ops.Custom):
             return outputs
         with _one_at_a_time:
             try:
-                return super().__call__(*inputs)
+                return self._run(inputs)
             except RuntimeError:  # such as of an int beyond 64 bits, before MindSpore asks for inference
                 if any(isinstance(x, int) for x in inputs):
                     self.operator.infer(*(spec_of(describe(x)) for x in inputs))
                 raise
+
+    def _run(self, inputs: tuple[Any, ...]) -> Any:
+        if self.keeps_dtypes:
+            _keep_dtypes(True)
+        outputs = super().__call__(*inputs)
+        if self.keeps_dtypes:
+            _keep_dtypes(False)
+        return outputs
 
     def __infer__(self, *inputs: dict[str, Any]) -> dict[str, Any]:
         operator = self.operator

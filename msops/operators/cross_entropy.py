@@ -7,7 +7,7 @@ import mindspore
 from mindspore import Tensor, nn, ops
 
 from msops.core import settings
-from msops.core.compiled import compiling, in_own_dtypes, once
+from msops.core.compiled import compiling, once
 from msops.core.inputs import cast_as, check_inputs, describe, spec_of
 from msops.core.signature import Signature
 from msops.core.spec import FLOATS
@@ -120,7 +120,7 @@ def cross_entropy(
     if weight is None:
         results = compute(logits, of_rows)
     elif is_general:
-        results = in_own_dtypes(compute, logits, of_rows, as_accumulator(weight, logits))
+        results = compute(logits, of_rows, as_accumulator(weight, logits))
     else:
         results = compute(logits, of_rows, weight)
     loss = results[0]

@@ -6,13 +6,13 @@ import mindspore
 from mindspore import Tensor, nn, ops
 
 from msops.core import settings
-from msops.core.compiled import compiling, in_own_dtypes, is_on_gpu, once, records_gradients
+from msops.core.compiled import compiling, is_on_gpu, once, records_gradients
 from msops.core.inputs import cast_as, check_inputs, describe, has_zero, spec_of
 from msops.core.signature import Signature
 from msops.core.spec import Spec
 from msops.operators.add import forward as add
 from msops.operators.cross_entropy import cross_entropy
-from msops.shared.cross_entropy import as_accumulator, check_weights
+from msops.shared.cross_entropy import check_weights
 from msops.shared.losses_by_chunks import make_losses
 
 if TYPE_CHECKING:
@@ -107,7 +107,10 @@ def linear_cross_entropy(
     # of labels that are not mapped.
     of_labels = labels if compiling() else ops.stop_gradient(labels)
     of_bias = None if bias is None else ops.stop_gradient(bias)
-    of_classes = None if class_weight is None else in_own_dtypes(_of_classes, class_weight, x)
+    of_classes = None
+    if class_weight is not None:
+        dtype = mindspore.float64 if x.dtype == mindspore.float64 else mindspore.float32
+        of_classes = ops.cast(ops.stop_gradient(class_weight), dtype)
     constants = ops.stop_gradient(x), ops.stop_gradient(weight), of_labels, of_bias, of_classes
     return losses((x, weight, labels, bias, of_classes), constants, compiling() or records_gradients())
 
@@ -185,10 +188,6 @@ class LinearCrossEntropyLoss(nn.Cell):
 
     def extend_repr(self) -> str:
         return settings.shown(self, "hidden_size", "vocab_size", "has_bias")
-
-
-def _of_classes(class_weight: Tensor, x: Tensor) -> Tensor:
-    return ops.stop_gradient(as_accumulator(class_weight, x))
 
 
 @once
