@@ -3,7 +3,7 @@ import re
 import mindspore
 import numpy as np
 import pytest
-from mindspore import Tensor, amp, nn
+from mindspore import Tensor, amp, nn, ops
 
 import msops
 from card import chain, random, results_of, zeros
@@ -537,6 +537,7 @@ class Weighted(nn.Cell):
         return result
 
 
+@pytest.mark.skipif(VERSION < (2, 7), reason="MindSpore 1.10 casts before the operator is called")
 @wide_in_graph_mode
 @pytest.mark.parametrize("of", ["classes", "lse", "probabilities", "linear"])
 def test_weights_in_mixed_precision(mode, of):
@@ -547,7 +548,7 @@ def test_weights_in_mixed_precision(mode, of):
     for level in ("O0", "O2", "O3", "to_float"):
         net = Weighted(of)
         net = net.to_float(mindspore.float16) if level == "to_float" else amp.auto_mixed_precision(net, level)
-        loss, dx = mindspore.value_and_grad(net)(Tensor(x), Tensor(labels))
+        loss, dx = ops.value_and_grad(net)(Tensor(x), Tensor(labels))
         assert dx.dtype == mindspore.float32
         results.append((loss.asnumpy(), dx.asnumpy()))
     for loss, dx in results[1:]:
