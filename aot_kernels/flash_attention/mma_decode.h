@@ -76,14 +76,14 @@ __device__ __forceinline__ RowSums merged(int parts, const Load& load) {
     }
 #pragma unroll
     for (int j = 0; j < kAtOnce; ++j) greatest = fmaxf(greatest, stats[j].values[0]);
-    const float base = (greatest == -INFINITY ? 0 : greatest) * kLog2E<float>;
-    const float kept = ex2_approx_ftz(fmaf(row.max, kLog2E<float>, -base));
+    const float base = greatest == -INFINITY ? 0 : greatest;
+    const float kept = ex2_approx_ftz((row.max - base) * kLog2E<float>);
     row.max = greatest, row.sum *= kept;
 #pragma unroll
     for (int e = 0; e < 4; ++e) row.total[e] *= kept;
 #pragma unroll
     for (int j = 0; j < kAtOnce; ++j) {
-      const float share = ex2_approx_ftz(fmaf(stats[j].values[0], kLog2E<float>, -base));
+      const float share = ex2_approx_ftz((stats[j].values[0] - base) * kLog2E<float>);
       row.sum = fmaf(share, stats[j].values[1], row.sum);
 #pragma unroll
       for (int e = 0; e < 4; ++e) row.total[e] = fmaf(share, sums[j].values[e], row.total[e]);
@@ -196,7 +196,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
     logits.apply(x);
     terms.add(x, j0, query_of_row);
     if (!seen.all(0, queries, j0, j0 + S::kKeys)) seen.hide_rows(x, j0, query_of_row);
-    if (softmax.advance(x, shrink, logits.factor * kLog2E<float>)) softmax.scale(out, shrink);
+    if (softmax.template advance<A::kIsExtended>(x, shrink, logits.factor * kLog2E<float>)) softmax.scale(out, shrink);
     terms.drop(x, j0, query_of_row);
     operand(p, x);
     T::multiply(out, p, T::transposed(stage + S::kKeys * S::kWidth), value_width);

@@ -81,7 +81,8 @@ __global__ void __launch_bounds__(S::kThreads, kBlocksOf<S, A>)
       logits.apply(x);
       terms.add(x, j0, query);
       if (!seen.all(i0, i1, j0, j0 + S::kKeys)) seen.hide(x, i0, j0);
-      if (softmax.advance(x, shrink, logits.factor * kLog2E<float>)) softmax.scale(out, shrink);
+      if (softmax.template advance<A::kIsExtended>(x, shrink, logits.factor * kLog2E<float>))
+        softmax.scale(out, shrink);
       terms.drop(x, j0, query);
       operand(p, x);
       const Element* const v_tile = wait_for_copy(2 * t + 1, after_values);

@@ -69,8 +69,9 @@ struct OnlineSoftmax {
   __device__ __forceinline__ float base(int m, int half) const { return max[m][half] == -INFINITY ? 0 : max[m][half]; }
 
   // Replaces x of a tile by 2^(factor (x - max)), where factor > 0. Returns whether a maximum of the warp's rows has
-  // changed; then what was summed before must be multiplied by `shrink`.
-  template <int kN>
+  // changed; then what was summed before must be multiplied by `shrink`. Where x may be far from 0, as beside a bias of
+  // -1e9, the difference comes first: the rounding of factor max would be a factor of up to 2^64.
+  template <bool kMayBeFar, int kN>
   __device__ __forceinline__ bool advance(float (&x)[kM][kN][4], float (&shrink)[kM][2], float factor) {
     constexpr float kLag = 8;
     float high[kM][2];
@@ -95,13 +96,16 @@ struct OnlineSoftmax {
       });
     }
     unrolled<kM, 2>([&](int m, int half) {
-      const float less = base(m, half) * factor;
+      [[maybe_unused]] const float less = base(m, half) * factor;
       float total = 0;
 #pragma unroll
       for (int n = 0; n < kN; ++n)
 #pragma unroll
         for (int k = 2 * half; k < 2 * half + 2; ++k) {
-          x[m][n][k] = ex2_approx_ftz(x[m][n][k] * factor - less);
+          if constexpr (kMayBeFar)
+            x[m][n][k] = ex2_approx_ftz((x[m][n][k] - base(m, half)) * factor);
+          else
+            x[m][n][k] = ex2_approx_ftz(x[m][n][k] * factor - less);
           total += x[m][n][k];
         }
       sum[m][half] += total;

@@ -150,7 +150,7 @@ __device__ __forceinline__ void compute_items(const Attention<Half>& a, const Ma
     logits.apply(x);
     if (!seen.all(i0, i1, j0, j0 + S::kKeys)) seen.hide(x, i0, j0);
     hidden.hide(x, -INFINITY);
-    return softmax.advance(x, shrink, logits.factor * kLog2E<float>);
+    return softmax.template advance<false>(x, shrink, logits.factor * kLog2E<float>);
   };
   const auto wait_for_last_values = [&] {
     const Work& w = *rings.planned(number);
