@@ -110,7 +110,7 @@ python:
 $(VENV)/.ready: pyproject.toml setup.py | python
 	@test ! -L $(VENV) || { echo "$(VENV) is a link: what it leads to would be emptied."; exit 1; }
 	$(PYTHON) -m venv --clear $(VENV)
-	@echo "Installing MindSpore, and what the tests and examples need, into $(VENV): about 1 GB to download, 3.1 GB on disk, some three minutes."
+	@echo "Installing MindSpore, and what the tests and examples need, into $(VENV): about 1 GB to download, 3.1 GB on disk, some two minutes."
 	$(VENV)/bin/pip $(INSTALL) --editable '.[mindspore,bench,lint,test]'
 	@touch $@
 
@@ -142,7 +142,7 @@ WORKERS := $(if $(findstring GPU,$(ARGS)),,-n $(shell nproc) --maxprocesses 4 --
 
 # Tests take a quarter longer while coverage is measured. Those of 'make test' must reach the least by themselves.
 .PHONY: test test-full
-test: all $(VENV)/.ready ## Test every operator, mode and dtype in some minutes; with COVERAGE=1, tell which lines of msops that misses
+test: all $(VENV)/.ready ## Test every operator, mode and dtype in eight minutes; with COVERAGE=1, tell which lines of msops that misses
 	$(if $(COVERAGE),$(VENV)/bin/coverage erase)
 	$(VENV)/bin/python $(if $(COVERAGE),-m coverage run) -m pytest $(WORKERS) -m "not wide" $(ARGS)
 	$(if $(COVERAGE),$(VENV)/bin/coverage combine --quiet && $(VENV)/bin/coverage report)
