@@ -142,3 +142,15 @@ def test_cached_primitives():
         with pytest.raises(NotImplementedError, match="PromptFlashAttention: it has kernels on Ascend alone"):
             ops.prompt_flash_attention(*[ones((2, 3, 8))] * 3, None, None, None, None)
     np.testing.assert_array_equal(ops.conv1d(*arguments).asnumpy(), want)
+
+
+def test_documents_stay():
+    """help() shows MindSpore's words for what is replaced."""
+    named = [
+        (module, name)
+        for module in (mindspore.mint, mindspore.mint.nn.functional)
+        for name in module.__all__
+        if inspect.isfunction(getattr(module, name, None)) and getattr(module, name).__doc__
+    ]
+    with msops.patch_mindspore():
+        assert [name for module, name in named if not getattr(module, name).__doc__] == []

@@ -213,6 +213,8 @@ def _functions(mint: bool) -> list[tuple[Any, Callable[..., Any]]]:
                 f"patch_mindspore: mindspore.ops.{name} takes ({', '.join(_parameters(original))}) in MindSpore "
                 f"{mindspore.__version__}, msops replaces the one that takes ({', '.join(_parameters(replacement))})"
             )
+        if inspect.isfunction(replacement) and not replacement.__doc__:  # help() shows what MindSpore says of it
+            replacement.__doc__ = original.__doc__
         found.append((original, replacement))
     return found
 
