@@ -203,6 +203,16 @@ def test_float16_and_float32():
         np.testing.assert_allclose(function(Tensor(x)).asnumpy(), reference(x.astype(np.float64)), 5e-6)
 
 
+def test_gradients_of_running_extremes():
+    """They reach the numbers that are taken. A scalar weight of prelu is for all channels; no integer is infinite."""
+    x = Tensor([[3.0, 1.0, 4.0], [0.0, 5.0, -1.0]], mindspore.float64)
+    for function, want in ((mint.cummax, [[2, 0, 1], [1, 2, 0]]), (mint.cummin, [[1, 2, 0], [2, 0, 1]])):
+        gradient = mindspore.grad(lambda x, function=function: function(x, 1)[0].sum())(x)
+        np.testing.assert_array_equal(gradient.asnumpy(), want)
+    np.testing.assert_array_equal(F.prelu(-x.float(), Tensor(0.5)).asnumpy()[0], [-1.5, -0.5, -2])
+    assert not mint.isinf(Tensor([1, 2])).asnumpy().any()
+
+
 def test_gradient_beside_zero():
     """A product's gradient with respect to a 0 is the product of the others."""
     gradient = mindspore.grad(lambda x: mint.cumprod(x, 0).sum())(Tensor([2.0, 0.0, 3.0], mindspore.float64))

@@ -13,7 +13,7 @@ from msops.operators.silu import silu as linear_sigmoid
 from msops.operators.softmax import softmax as of_rows
 from msops.patch.replacement import Replacement
 
-from .elementwise import exp, expm1, log1p, times
+from .elementwise import exp, expm1, log1p, number, times
 from .in_place import copy_into
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def silu(input: Tensor, inplace: bool = False) -> Tensor:  # noqa: A002
 
 def prelu(input: Tensor, weight: Tensor) -> Tensor:  # noqa: A002
     """Calls MindSpore's, whose kernel for GPUs wants one dtype."""
-    return _own_prelu(input, ops.cast(weight, input.dtype))
+    return _own_prelu(input, ops.cast(weight, input.dtype).reshape(-1))
 
 
 class NpuGelu(Replacement):
@@ -69,7 +69,10 @@ def elu(input: Tensor, alpha: float = 1.0) -> Tensor:  # noqa: A002
 
 
 def selu(input: Tensor) -> Any:  # noqa: A002
-    return times(elu(input, 1.6732632423543772848170429916717), 1.0507009873554804934193349852946)
+    scale, alpha = 1.0507009873554804934193349852946, 1.6732632423543772848170429916717
+    positive = input > 0
+    below = expm1(ops.where(positive, ops.zeros_like(input), input))
+    return ops.where(positive, times(input, scale), times(below, scale * alpha))
 
 
 def mish(input: Tensor) -> Tensor:  # noqa: A002
@@ -106,10 +109,11 @@ def leaky_relu(input: Tensor, negative_slope: float = 0.01) -> Tensor:  # noqa: 
 
 
 def softplus(input: Tensor, beta: float = 1, threshold: float = 20) -> Tensor:  # noqa: A002
-    x = input if beta == 1 else times(input, beta)
+    factor = number(beta, input.dtype)
+    x = input if beta == 1 else ops.mul(input, factor)
     is_large = x > threshold
     y = log1p(exp(ops.where(is_large, ops.zeros_like(x), x)))
-    return ops.where(is_large, input, y if beta == 1 else times(y, 1 / beta))
+    return ops.where(is_large, input, y if beta == 1 else ops.div(y, factor))
 
 
 def glu(input: Tensor, dim: int = -1) -> Tensor:  # noqa: A002

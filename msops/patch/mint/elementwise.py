@@ -9,7 +9,7 @@ import mindspore
 from mindspore import Tensor, ops
 from mindspore.ops import operations
 
-from msops.core.compiled import constant, is_on_gpu
+from msops.core.compiled import constant, is_on_gpu, once
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -131,12 +131,19 @@ def log10(input: Any) -> Any:  # noqa: A002
 
 
 def exp2(input: Tensor) -> Tensor:  # noqa: A002
-    return exp(times(floating(input), math.log(2)))
+    x = floating(input)
+    return exp(ops.mul(x, number(math.log(2), x.dtype)))
 
 
 def times(x: Tensor, factor: float) -> Tensor:
-    """MindSpore rounds a number of Python to float32 first."""
-    return ops.mul(x, constant(factor, x.dtype) if x.dtype in _GREATEST else factor)
+    """Multiplies by a number. In graph mode, x may not be made of what this returns."""
+    return ops.mul(x, number(factor, x.dtype))
+
+
+@once
+def number(value: float, dtype: mindspore.Type) -> Any:
+    """Returns a number beside a Tensor of a dtype. MindSpore rounds a number of Python to float32 first."""
+    return constant(value, dtype) if dtype in _GREATEST else value
 
 
 def logaddexp(input: Tensor, other: Tensor) -> Tensor:  # noqa: A002
@@ -205,7 +212,11 @@ def isfinite(input: Tensor) -> Tensor:  # noqa: A002
     return ops.full(input.shape, True, dtype=mindspore.bool_) if input.dtype in WHOLE else _isfinite(input)
 
 
-_isfinite = operations.IsFinite()
+def isinf(input: Tensor) -> Tensor:  # noqa: A002
+    return ops.full(input.shape, False, dtype=mindspore.bool_) if input.dtype in WHOLE else _isinf(input)
+
+
+_isfinite, _isinf = operations.IsFinite(), operations.IsInf()
 
 
 def isneginf(input: Tensor) -> Tensor:  # noqa: A002

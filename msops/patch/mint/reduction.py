@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import mindspore
 from mindspore import Tensor, ops
@@ -12,6 +12,8 @@ from msops.core.compiled import compiling, is_on_gpu
 from msops.core.inputs import has_zero
 
 from .elementwise import WHOLE, exp, floating, log
+
+_own_cummax: Any = getattr(getattr(ops, "auto_generate", None), "cummax", None)
 
 if TYPE_CHECKING:
     Axes = int | tuple[int, ...] | None
@@ -39,8 +41,16 @@ def cumprod(x: Tensor, dim: int) -> Tensor:
 
 
 def cummin(input: Tensor, dim: int) -> tuple[Tensor, Tensor]:  # noqa: A002
-    values, indices = ops.cummin(input, dim)
-    return values, ops.cast(indices, mindspore.int64)
+    return _taken(input, dim, ops.cummin(ops.stop_gradient(input), dim)[1])
+
+
+def cummax(input: Tensor, axis: int) -> tuple[Tensor, Tensor]:  # noqa: A002
+    return _taken(input, axis, _own_cummax(ops.stop_gradient(input), axis)[1])
+
+
+def _taken(x: Tensor, dim: int, indices: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the numbers at indices, which have a gradient, and the indices."""
+    return ops.gather_elements(x, dim, indices), ops.cast(indices, mindspore.int64)
 
 
 def argmax(input: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:  # noqa: A002
