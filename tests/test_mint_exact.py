@@ -151,6 +151,7 @@ def shape_of(random):
     return *random.integers(1, 6, random.integers(0, 3)).tolist(), int(random.integers(1, 40))
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("name", OF_ONE)
 def test_of_one(name):
     random = np.random.default_rng(0)
@@ -162,6 +163,7 @@ def test_of_one(name):
             agree(function(Tensor(x)), reference(x), size)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("name", OF_TWO)
 def test_of_two(name):
     random = np.random.default_rng(0)
@@ -174,6 +176,7 @@ def test_of_two(name):
         agree(function(Tensor(x), Tensor(y)), reference(x, y), 1)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("name", OF_MATRICES)
 def test_of_matrices(name):
     """Sums of no terms are 0."""
