@@ -12,11 +12,14 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import mindspore
 import numpy as np
 from mindspore import mint, nn, ops
+
+from child import environment
 
 MODULES = ("mint", "mint.nn", "mint.nn.functional", "mint.optim", "mint.linalg", "mint.special")
 # What these modules import for their own use: they list the names that they mean for others in part alone.
@@ -236,8 +239,12 @@ def findings(device, patched, paths):
     its own runs the names; one that crashes is followed by another."""
     found, files, rest = {}, {}, list(paths)
     while rest:
-        command = [sys.executable, __file__, device, str(int(patched)), *rest]
-        process = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, timeout=1800)
+        command = [sys.executable, str(Path(__file__).resolve()), device, str(int(patched)), *rest]
+        with tempfile.TemporaryDirectory() as folder:  # some examples write files
+            process = subprocess.run(
+                command, cwd=folder, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+                timeout=1800,
+            )  # fmt: skip
         lines = [json.loads(line) for line in process.stdout.splitlines() if line.startswith("[")]
         for path, graph, finding, needed in lines:
             found[path, graph] = finding
