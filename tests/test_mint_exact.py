@@ -54,7 +54,7 @@ def kth(x):
 
 
 def unique(x):
-    """Of several NaN, whose places NumPy leaves open, each is a value of its own."""
+    """Returns what mint.unique does, where each NaN is a value of its own. NumPy may give several NaN in any order."""
     values, order = sorted_last(x.reshape(-1))
     starts = np.append(True, values[1:] != values[:-1])
     places = np.empty(x.size, np.int64)

@@ -83,10 +83,12 @@ struct Rest {
       const bool is_far = a.is_far(a.lse[at]);
       w.heads[c] = h, w.queries[c] = begin + c, w.sums[c] = 0, w.lse[c] = is_far ? a.lse[at] : C(0);
       g.rest[at] = 0, any |= is_far;
-      load_rows(a.q + a.of_q.offset(b, h, i), 0, 1, a.width, w.row.get(), a.width);
-      for (int64_t d = 0; d < a.width; ++d) w.q[d * kColumns<C> + c] = a.scale * w.row[d];
     }
     if (!any) return;
+    for (int64_t c = 0; c < w.columns; ++c) {
+      load_rows(a.q + a.of_q.offset(b, h, s.first_query + begin + c), 0, 1, a.width, w.row.get(), a.width);
+      for (int64_t d = 0; d < a.width; ++d) w.q[d * kColumns<C> + c] = a.scale * w.row[d];
+    }
     for_panels(a, s, b, h / a.group(), queries, a.keys_of(s, queries), w.k.get(), w.v.get(), a.value_width,
                AddPanel{*this, w, Logits<T>{a, s, b}});
     for (int64_t c = 0; c < w.columns; ++c)

@@ -13,7 +13,7 @@ from msops.operators.silu import silu as linear_sigmoid
 from msops.operators.softmax import softmax as of_rows
 from msops.patch.replacement import Replacement
 
-from .elementwise import exp, expm1, log1p, number, times
+from .elementwise import exp, expm1, log1p, number
 from .in_place import copy_into
 
 if TYPE_CHECKING:
@@ -65,14 +65,12 @@ class NpuGelu(Replacement):
 def elu(input: Tensor, alpha: float = 1.0) -> Tensor:  # noqa: A002
     positive = input > 0
     below = expm1(ops.where(positive, ops.zeros_like(input), input))
-    return ops.where(positive, input, below if alpha == 1 else times(below, alpha))
+    return ops.where(positive, input, below if alpha == 1 else ops.mul(below, number(alpha, input.dtype)))
 
 
 def selu(input: Tensor) -> Any:  # noqa: A002
     scale, alpha = 1.0507009873554804934193349852946, 1.6732632423543772848170429916717
-    positive = input > 0
-    below = expm1(ops.where(positive, ops.zeros_like(input), input))
-    return ops.where(positive, times(input, scale), times(below, scale * alpha))
+    return ops.mul(elu(input, alpha), number(scale, input.dtype))
 
 
 def mish(input: Tensor) -> Tensor:  # noqa: A002

@@ -123,21 +123,18 @@ def atan2(input: Tensor, other: Tensor) -> Tensor:  # noqa: A002
 
 
 def log2(input: Any) -> Any:  # noqa: A002
-    return times(log(input), 1 / math.log(2))
+    x = floating(input)
+    return ops.mul(log(x), number(1 / math.log(2), x.dtype))
 
 
 def log10(input: Any) -> Any:  # noqa: A002
-    return times(log(input), 1 / math.log(10))
+    x = floating(input)
+    return ops.mul(log(x), number(1 / math.log(10), x.dtype))
 
 
 def exp2(input: Tensor) -> Tensor:  # noqa: A002
     x = floating(input)
     return exp(ops.mul(x, number(math.log(2), x.dtype)))
-
-
-def times(x: Tensor, factor: float) -> Tensor:
-    """Multiplies by a number. In graph mode, x may not be made of what this returns."""
-    return ops.mul(x, number(factor, x.dtype))
 
 
 @once
