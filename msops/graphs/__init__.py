@@ -1,0 +1,1 @@
+"""Records MindSpore's work on a GPU into CUDA graphs, and replays them; see cuda_graph.py."""

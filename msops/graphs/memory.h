@@ -1,0 +1,124 @@
+// MindSpore's memory while a graph is recorded: it comes from the graph's own pool.
+#pragma once
+
+#include "state.h"
+
+namespace graphs {
+
+template <int kBase>
+bool is_on_device(State& s, void* pool) {
+  const auto known = s.on_device.find(pool);
+  if (known != s.on_device.end()) return known->second;
+  void* trial = Originals<kBase>::allocate(pool, Pool::kUnit, false, false, 0);
+  const bool found = trial != nullptr && s.driver->is_device_memory(trial);
+  if (trial != nullptr) Originals<kBase>::free(pool, trial);
+  if (found && s.source.pool == nullptr) s.source = {pool, Originals<kBase>::allocate, Originals<kBase>::free};
+  return s.on_device[pool] = found;
+}
+
+template <int kBase>
+void* allocate(void* pool, size_t bytes, bool persistent, bool recycle, uint32_t stream) {
+  State& s = state();
+  if (s.recording) {
+    const std::lock_guard<std::recursive_mutex> guard(s.lock);
+    if (s.current && is_on_device<kBase>(s, pool)) {
+      if (bytes <= Banks::kBytes) return s.current->constants.allocate(s.driver->last_node(s.stream));
+      return s.current->memory->work.allocate(bytes);
+    }
+  }
+  return Originals<kBase>::allocate(pool, bytes, persistent, recycle, stream);
+}
+
+template <int kBase>
+std::vector<void*> allocate_several(void* pool, const std::vector<size_t>& sizes, uint32_t stream) {
+  State& s = state();
+  if (s.recording && !sizes.empty()) {
+    const std::lock_guard<std::recursive_mutex> guard(s.lock);
+    if (s.current && is_on_device<kBase>(s, pool)) {
+      size_t total = 0;
+      for (const size_t size : sizes) total += size;
+      char* whole = s.current->memory->work.allocate(total);
+      if (whole == nullptr) return {};
+      const auto parts = s.current->memory->work.divide(whole, sizes);
+      return {parts.begin(), parts.end()};
+    }
+  }
+  return Originals<kBase>::allocate_several(pool, sizes, stream);
+}
+
+// Frees the address if it is a graph's. Otherwise returns false.
+inline bool free_own(State& s, void* address) {
+  if (s.free_number(address)) return true;
+  Pool* pool = s.pool_of(address);
+  if (pool == nullptr) return false;
+  auto* block = static_cast<char*>(address);
+  if (s.recording && s.shared.count(block) != 0) {
+    s.late.push_back(block);
+  } else {
+    pool->free(block);
+  }
+  return true;
+}
+
+template <int kBase>
+void free_address(void* pool, void* const& address) {
+  State& s = state();
+  {
+    const std::lock_guard<std::recursive_mutex> guard(s.lock);
+    if (free_own(s, address)) return;
+    if (s.current && s.recording) {
+      s.current->freed.push_back({Originals<kBase>::free, pool, address});
+      return;
+    }
+  }
+  Originals<kBase>::free(pool, address);
+}
+
+template <int kBase>
+void free_parts(void* pool, const std::vector<void*>& free, const std::vector<void*>& keep,
+                const std::vector<size_t>& sizes) {
+  State& s = state();
+  std::vector<void*> others;
+  std::vector<std::pair<char*, size_t>> own_parts;
+  std::vector<void*> other_parts;
+  std::vector<size_t> other_sizes;
+  {
+    const std::lock_guard<std::recursive_mutex> guard(s.lock);
+    for (size_t i = 0; i < keep.size(); ++i) {
+      bool own = false;
+      for (const auto& [number, memory] : s.memories) own = own || memory->work.block_of(keep[i]) != nullptr;
+      if (own) {
+        own_parts.emplace_back(static_cast<char*>(keep[i]), sizes[i]);
+      } else {
+        other_parts.push_back(keep[i]);
+        other_sizes.push_back(sizes[i]);
+      }
+    }
+    for (void* address : free) {
+      Pool* owner = s.pool_of(address);
+      if (owner != nullptr) {
+        owner->keep_parts(static_cast<char*>(address), own_parts);
+      } else if (!s.free_number(address)) {
+        others.push_back(address);
+      }
+    }
+  }
+  if (!others.empty() || !other_parts.empty()) Originals<kBase>::free_parts(pool, others, other_parts, other_sizes);
+}
+
+template <int kBase>
+bool record_event(void* pool, int64_t task, uint32_t stream, const std::vector<std::pair<uint32_t, void*>>& addresses,
+                  const std::shared_ptr<void>& event) {
+  State& s = state();
+  {
+    const std::lock_guard<std::recursive_mutex> guard(s.lock);
+    for (const auto& [memory_stream, address] : addresses) {
+      for (const auto& [number, memory] : s.memories) {
+        if (char* block = memory->work.block_of(address)) s.shared.insert(block);
+      }
+    }
+  }
+  return Originals<kBase>::record_event(pool, task, stream, addresses, event);
+}
+
+}  // namespace graphs

@@ -1,0 +1,117 @@
+"""Finds the tensors that a function uses beside its arguments, and notices when their memory changes."""
+
+from __future__ import annotations
+
+import functools
+import types
+from typing import TYPE_CHECKING, Any
+
+from mindspore import Parameter, Tensor, nn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+_PLAIN = (str, bytes, int, float, complex, type(None), type, types.ModuleType)
+
+
+class _State:
+    changes = 0  # how often the process may have given new memory to a tensor
+
+
+def reachable(*roots: Any) -> list[Tensor]:
+    """Returns the tensors that functions and Cells reach: by closures, defaults, globals that they name, attributes,
+    and what tuples, lists, sets and dicts among these hold."""
+    found, seen, waiting = [], set(), list(roots)
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, _PLAIN) or id(each) in seen:
+            continue
+        seen.add(id(each))
+        if isinstance(each, Tensor):
+            found.append(each)
+        else:
+            waiting.extend(_parts(each))
+    return found
+
+
+def _parts(value: Any) -> Iterator[Any]:
+    if isinstance(value, (tuple, list, set, frozenset)):
+        yield from value
+    elif isinstance(value, dict):
+        yield from value.values()
+    elif isinstance(value, nn.Cell):
+        yield from value.get_parameters(expand=False)
+        yield from vars(value).values()
+    elif isinstance(value, types.FunctionType):
+        yield from (cell.cell_contents for cell in value.__closure__ or () if _is_filled(cell))
+        yield from value.__defaults__ or ()
+        yield from (value.__kwdefaults__ or {}).values()
+        if not value.__module__.startswith(("mindspore.", "msops.")):
+            yield from (value.__globals__[name] for name in value.__code__.co_names if name in value.__globals__)
+    elif isinstance(value, (types.MethodType, functools.partial)):
+        yield from (getattr(value, name, None) for name in ("__self__", "__func__", "func", "args", "keywords"))
+    else:
+        yield from getattr(value, "__dict__", {}).values()
+
+
+def _is_filled(cell: types.CellType) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018 (it raises)
+    except ValueError:
+        return False
+    return True
+
+
+class Memory:
+    """Where tensors lie when it is made."""
+
+    def __init__(self, tensors: list[Tensor]) -> None:
+        self.tensors, self._changes = tensors, _State.changes
+        self._places = self._find()
+        self._aliases = [Tensor(x) if isinstance(x, Parameter) and x.size else None for x in tensors]
+
+    def _find(self) -> list[Any]:
+        return [(x.dtype, x._data_ptr()) for x in self.tensors]
+
+    def moved(self) -> bool:
+        """Tells whether a tensor lies elsewhere now, since something replaced its data."""
+        if self._changes == _State.changes:
+            return False
+        self._changes = _State.changes
+        return self._find() != self._places
+
+    def keep(self, copy: Callable[[int, Tensor], None]) -> None:
+        """Moves Parameters back that a function gave new data, as `self.p = x` of a Cell does in PyNative mode.
+
+        Args:
+            copy (callable): Copies a tensor's data to an address.
+        """
+        for x, (dtype, place), alias in zip(self.tensors, self._places, self._aliases):
+            if (x.dtype, x._data_ptr()) == (dtype, place):
+                continue
+            if alias is not None and alias._data_ptr() == place and x.dtype == dtype:
+                copy(place, x)
+                x.assign_value(alias)
+            if x._data_ptr() != place:
+                name = f"the Parameter {x.name}" if isinstance(x, Parameter) else "a Tensor"
+                raise RuntimeError(f"the function gives {name} other memory; write into it by ops.assign")
+
+
+def _counted(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def counting(*args: Any, **kwargs: Any) -> Any:
+        _State.changes += 1
+        return method(*args, **kwargs)
+
+    return counting
+
+
+@functools.cache
+def watch() -> None:
+    """Counts calls that may give new memory to a tensor from now on, as `load_param_into_net` makes them."""
+    for owner, names in (
+        (Parameter, ("set_data", "set_dtype", "init_data")),
+        (Tensor, ("assign_value", "assign_value_cpp", "set_dtype")),
+    ):
+        for name in names:
+            setattr(owner, name, _counted(getattr(owner, name)))
