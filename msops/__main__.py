@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
-from . import pythons
+# The working folder and PYTHONPATH come before the standard library. Their files must hide none of its modules here, so
+# that the doctor can name such files.
+path = sys.path[:]
+standard = os.path.dirname(os.__file__)  # noqa: PTH120 (as a string)
+sys.path[:] = path[path.index(standard) :] if standard in path else path
+
+from . import pythons  # noqa: E402 (after the change of sys.path)
 
 if sys.version_info < pythons.OLDEST:  # an older Python cannot read the modules imported below
     sys.exit(f"wrong  Python     {pythons.complaint()}\n{'':18}{pythons.another()}")
@@ -14,10 +21,13 @@ try:
 except (ImportError, SyntaxError):
     from . import files
 
+    sys.path[:] = path
     text, mend = files.complaint()
     if not text:
         raise
     sys.exit(f"wrong  msops      {text}\n{'':18}{mend[0]}")
+finally:
+    sys.path[:] = path
 
 
 def main() -> None:

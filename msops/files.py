@@ -48,7 +48,12 @@ def _is_as_recorded(path: Path, digest: str) -> bool:
 
 
 def complaint() -> tuple[str, tuple[str, ...]]:
-    """Tells which modules are missing or changed, with the commands that mend it; returns ("", ()) if none is."""
+    """Tells which modules are missing or changed, with the commands that mend it; returns ("", ()) if none is.
+
+    Without pip's record of the files, the dist-info, nobody knows.
+    """
+    if not source() and not _distribution():
+        return "its dist-info is missing, so that pip does not know it", (reinstall(),)
     bad = [file for file in changed() if file.endswith((".py", ".pyi", ".h", ".sh", ".mk"))]
     if bad:
         return f"{', '.join(bad)}: not as pip installed it", (reinstall(),)

@@ -24,6 +24,7 @@ case "$1" in
 esac
 """
 INSTALL = f"{sys.executable} -m pip install"
+UNKNOWN = "(its dist-info is missing, so that pip does not know it)"
 REINSTALL = f"{INSTALL} --force-reinstall --no-deps"
 
 

@@ -16,7 +16,7 @@ from msops import pythons
 from msops.__main__ import main
 from msops.commands import doctor
 from msops.commands.doctor import finding, modules, smoke
-from patient import INSTALL, NEW, REINSTALL, gcc, nvcc, smi
+from patient import INSTALL, NEW, REINSTALL, UNKNOWN, gcc, nvcc, smi
 
 
 def run_doctor(*options, program=("-m", "msops"), python=sys.executable, **variables):
@@ -92,7 +92,7 @@ def test_python_that_is_too_new(patient, monkeypatch):
     monkeypatch.setattr(sys, "version_info", (3, 13, 0))
     patient.command("python3.12", "exit 1")  # has no venv
     patient.command("python3.10", "exit 0")
-    _, python, *others = doctor.examine()
+    _, python, *others = [*doctor.examine()]
     assert python.text.endswith("must be 3.9 to 3.12")
     assert python.mend == (
         "python3.10 -m venv .venv && .venv/bin/pip install '.[mindspore]'  # in msops' source folder",
@@ -143,6 +143,8 @@ def test_package_that_mindspore_imports_later(patient, monkeypatch):
     patient.install("mindspore-gpu", "1.10.0", "__version__ = '1.10.0'")
     error = "ModuleNotFoundError: No module named 'asttokens'"
     monkeypatch.setattr(smoke, "output", lambda *command, **settings: f"imported 1.10.0\nerror {error}")
+    for name, below in {"numpy": "1.26.4", "scipy": "1.13.1"}.items():
+        patient.install(name, below)
     on_cpu = {finding.what: finding for finding in doctor.examine()}["CPU"]
     mend = f"{INSTALL} mindspore-gpu==1.10.0 {BOUNDS} 'pillow<10'"
     assert on_cpu == ("CPU", "wrong", f"msops: {error}", (mend,))
@@ -198,32 +200,6 @@ def test_two_mindspores_without_top_level(patient):
     assert "lite" not in text
 
 
-@pytest.mark.parametrize(("package", "examine"), [("mindspore", None), ("numpy", "NumPy"), ("scipy", "SciPy")])
-@pytest.mark.parametrize("name", ["{}.py", "{}/__init__.py"])
-def test_file_that_hides_a_package(patient, monkeypatch, package, examine, name):
-    """A file in the working folder has a package's name. The command gives it another one, and overwrites nothing."""
-    (patient.site / package).mkdir()
-    (patient.site / package / "__init__.py").touch()
-    patient.install(package, "1.0.0", files=[f"{package}/__init__.py"])
-    folder = patient.folder / "a folder"
-    path = folder / name.format(package)
-    path.parent.mkdir(parents=True)
-    path.touch()
-    monkeypatch.chdir(folder)
-    monkeypatch.setattr(sys, "path", ["", *sys.path])
-    works = smoke.Smoke(finding.Finding("CPU", "ok", ""), "2.9.0", "")
-
-    def found():
-        return modules.module(examine) if examine else modules.mindspore(works)
-
-    state, text, mend = found()[1:]
-    assert state == "wrong"
-    assert text.endswith(f"1.0.0, but {path} is imported instead")
-    patient.do(*mend)
-    assert found().state == "ok"
-    assert (folder / f"my_{name.format(package)}").exists()
-
-
 def test_variables_that_break_mindspore(patient, monkeypatch):
     """The doctor finds which variables keep the operator from running, one or two, and names no reinstallation."""
     for name in ("GLOG_v", "LD_LIBRARY_PATH"):
@@ -242,6 +218,34 @@ def test_variables_that_break_mindspore(patient, monkeypatch):
         assert sorted(mend) == [f"unset {name}" for name in guilty]
     patient.do(*mend)
     assert smoke.run("CPU").finding.state == "ok"
+
+
+def test_each_command_once(monkeypatch):
+    """A command is printed where it is needed first, and nothing is installed before what hides it is moved."""
+    pip, unset, move = finding.pip("install", "x"), "unset LD_LIBRARY_PATH", "mv -n /x.py /my_x.py"
+
+    def commands(*mends):
+        found = [finding.Finding("x", "wrong", "", mend) for mend in mends]
+        monkeypatch.setattr(doctor, "_look", lambda python: iter(found))
+        return [each.mend for each in doctor.examine()]
+
+    assert commands((unset,), (unset, pip), (pip,), ("make -C x all",)) == [(unset,), (pip,), (), ("make -C x all",)]
+    for first in (move, "unset PYTHONPATH"):
+        assert commands((first,), (unset, pip), ("make -C x all",)) == [(first,), (unset, finding.AGAIN), ()]
+
+
+def test_too_few_open_files(patient):
+    """Many public names fail, each with an error of its own: one line has one command, which installs nothing."""
+    errors = tuple((f"op{n}", f"OSError: [Errno 24] Too many open files: 'op{n}.py'") for n in range(26))
+    tried = smoke.Smoke(finding.Finding("CPU", "ok", ""), "2.9.0", "", errors)
+    (line,) = modules.operators(tried)
+    assert line.text.startswith("op0, op1, ")
+    assert line.text.endswith("OSError: [Errno 24] Too many open files: 'op0.py'; and 25 other errors")
+    (mend,) = line.mend
+    shell = f"ulimit -Sn 20\n{mend}\nulimit -Sn"
+    assert subprocess.run(["sh", "-c", shell], capture_output=True, text=True, check=True).stdout == "4096\n"
+    patient.install("mindspore", "2.9.0", "raise OSError('[Errno 24] Too many open files')")
+    assert modules.mindspore(smoke.run("CPU")).mend == (mend,)
 
 
 def test_one_operator_that_is_broken(tmp_path, monkeypatch):
@@ -298,8 +302,16 @@ def test_mindspore_of_no_distribution(patient):
     package.parent.mkdir()
     package.write_text("raise ImportError('no')")
     assert modules.mindspore(smoke.run("CPU"))[1:] == (
-        "wrong", f"in {package.parent} cannot be imported: ImportError: no", ()
+        "wrong", f"in {package.parent} {UNKNOWN} cannot be imported: ImportError: no", ()
     )  # fmt: skip
+    package.with_name("version.py").write_text("__version__ = '2.9.0'\n")
+    assert modules.mindspore(smoke.run("CPU"))[1:] == (
+        "wrong",
+        f"mindspore 2.9.0 in {package.parent} {UNKNOWN} cannot be imported: ImportError: no",
+        (f"{REINSTALL} mindspore==2.9.0",),
+    )
+    works = smoke.Smoke(finding.Finding("CPU", "ok", ""), "2.9.0", "")
+    assert modules.mindspore(works).text == f"mindspore 2.9.0 in {package.parent} {UNKNOWN}, backends: CPU"
 
 
 @pytest.mark.parametrize(("name", "version", "bound"), [("NumPy", "2.0.0", "2"), ("SciPy", "1.14.0rc1", "1.14")])
@@ -320,7 +332,7 @@ def test_gpu_that_msops_has_no_kernels_for(patient):
     patient.command("nvcc", nvcc(*NEW))
     patient.command("g++", "echo 12.2.0")
     patient.library("add")
-    found = doctor.examine()
+    found = [*doctor.examine()]
     assert [finding.what for finding in found if finding.mend and "pip install" not in finding.mend[0]] == []
     assert found[-1] == ("GPU", "none", "not tried", ())
 

@@ -7,12 +7,13 @@ import pytest
 
 from msops.commands.doctor import compilers, cuda11, finding, gpu
 from msops.core import build
-from patient import CUDA12, H200, INSTALL, NEW, OLD, V100, gcc, nvcc, smi
+from patient import CUDA12, H200, INSTALL, NEW, OLD, SAYS, V100, gcc, nvcc, smi
 
 ARCHIVE = "https://developer.nvidia.com/cuda-toolkit-archive"
 T4 = smi(driver="470.57.02", cuda="11.4", name="Tesla T4")
 PASCAL = smi("6.1", "6.0", name="TITAN")
 MISMATCH = "Failed to initialize NVML: Driver/library version mismatch"
+ANEW = "; this stays so until the machine starts anew"
 NO_DRIVER = "NVIDIA-SMI has failed because it could not communicate with the NVIDIA driver."
 
 
@@ -22,10 +23,10 @@ NO_DRIVER = "NVIDIA-SMI has failed because it could not communicate with the NVI
         (smi("9.0"), "ok", "580.65.06 for CUDA up to 13.0; NVIDIA H200 (sm_90)", ()),
         (T4, "ok", "470.57.02 for CUDA up to 11.4; Tesla T4 (sm_?)", ()),
         (PASCAL, "wrong", "580.65.06 for CUDA up to 13.0; TITAN (sm_61), TITAN (sm_60): must be sm_70 or newer", ()),
-        (f'echo "{MISMATCH}"; exit 18', "wrong", f"nvidia-smi finds no GPU: {MISMATCH}", ("reboot  # as root",)),
+        (f'echo "{MISMATCH}"; exit 18', "wrong", f"nvidia-smi finds no GPU: {MISMATCH}{ANEW}", ()),
         (f'echo "{NO_DRIVER}"', "wrong", f"nvidia-smi finds no GPU: {NO_DRIVER}", ("modprobe nvidia  # as root",)),
         ('echo "No devices were found"', "wrong", "nvidia-smi finds no GPU: No devices were found", ()),
-        ("exec /bin/sleep 60", "wrong", "nvidia-smi finds no GPU: no answer in 0.2 s", ("reboot  # as root",)),
+        ("exec /bin/sleep 60", "wrong", f"nvidia-smi finds no GPU: no answer in 0.2 s{ANEW}", ()),
     ],
 )
 def test_driver(patient, monkeypatch, script, state, text, mend):
@@ -111,6 +112,26 @@ def test_nvcc_that_a_variable_names_in_vain(patient, monkeypatch, driver):
 
 def test_nvcc_without_gpu(patient):
     assert patient.nvcc()[0].state == "none"
+
+
+@pytest.mark.parametrize(
+    ("on_path", "text"),
+    [
+        (None, NONE),
+        (NEW, "13.0, {nvcc}, is too new for the driver, which is for CUDA up to 11.4"),
+        (OLD, "11.8, {nvcc}, is too new for the driver, which is for CUDA up to 11.4"),  # it would compile PTX
+    ],
+)
+def test_driver_without_gpu(patient, on_path, text):
+    """nvidia-smi shows a driver for CUDA 11.4 and no card. What the CPU runs is not wrong, whatever compiled it."""
+    patient.command("nvidia-smi", f'case "$1" in --query*) ;; *) {SAYS.format("470.57", "11.4")} ;; esac')
+    path = on_path and patient.command("nvcc", nvcc(*on_path))
+    needed = "; for a GPU of this driver, it must be of CUDA 11.4 or older"
+    assert patient.nvcc()[0][1:3] == ("none", text.format(nvcc=path) + needed)
+    patient.library("add", "13.0", [(2, 90)])
+    assert [finding.state for finding in patient.libraries()] == ["ok"]
+    patient.command("nvcc", nvcc("11.4", 35, 86))
+    assert patient.nvcc()[0].state == "ok"
 
 
 # This nvcc refuses a host compiler by its name, as nvcc 11.8 refuses GCC 12.
@@ -228,3 +249,49 @@ def test_cuda11(patient, monkeypatch):
         plugin.unlink()
     shutil.copy(patient.site / "nvidia" / "cublas" / "lib" / "libcublas.so.0", plugins / "libmindspore_gpu.so")
     assert list(found()) == ["CUDA 11"]
+
+
+RUNTIME = "int cudaRuntimeGetVersion(int* release) { *release = %d; return 0; }"
+
+
+@pytest.mark.parametrize(
+    ("source", "complaint"),
+    [
+        (RUNTIME % 11000, "is of CUDA 11.0, older than 11.6"),
+        ("int f(void) { return 0; }", "undefined symbol: cudaRuntimeGetVersion"),
+        (None, "file too short"),
+        (RUNTIME % 11080, ""),
+        (RUNTIME % 0, ""),  # as without a driver
+    ],
+)
+def test_foreign_cuda(patient, monkeypatch, source, complaint):
+    """LD_LIBRARY_PATH leads to another libcudart than the one of CUDA 11, which a wheel has."""
+
+    def found():
+        gpus = gpu.look()
+        return [*cuda11.findings(gpus, "")][-1]
+
+    patient.command("ldd", 'exec /usr/bin/ldd "$@"')
+    patient.command("nvidia-smi", H200)
+    plugin = patient.site / "mindspore" / "lib" / "plugin" / "libmindspore_gpu.so.11.6"
+    plugin.parent.mkdir(parents=True)
+    (patient.site / "mindspore" / "__init__.py").touch()
+    right, foreign = patient.site / "nvidia" / "cuda_runtime" / "lib", patient.folder / "foreign"
+    for folder, text in ((right, RUNTIME % 11080), (foreign, source)):
+        folder.mkdir(parents=True)
+        gcc("-Wl,-soname=libcudart.so.11.0", "-o", folder / "libcudart.so.11.0", source=text or "")
+    gcc(right / "libcudart.so.11.0", "-o", plugin)
+    if source is None:
+        (foreign / "libcudart.so.11.0").write_text("x")
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(foreign))
+    if not complaint:
+        assert found()[1:] == ("ok", f"1 libraries in {foreign}", ())
+        return
+    state, text, mend = found()[1:]
+    where = f"LD_LIBRARY_PATH names {foreign}/libcudart.so.11.0, which MindSpore's GPU backend cannot use"
+    assert (state, text) == ("wrong", f"{where}: {complaint}")
+    patient.do(*mend)
+    assert found()[1:] == ("ok", f"1 libraries in {right}", ())
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(foreign))
+    (right / "libcudart.so.11.0").unlink()
+    assert found().mend == ("unset LD_LIBRARY_PATH", finding.AGAIN)

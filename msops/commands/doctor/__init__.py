@@ -9,11 +9,12 @@ import json
 import sys
 from typing import TYPE_CHECKING, NoReturn
 
-from . import compilers, cuda11, gpu, libraries, modules, smoke
-from .finding import Finding
+from . import compilers, cuda11, gpu, imports, libraries, modules, smoke
+from .finding import AGAIN, Finding, installs
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Iterator
 
     from .. import Commands
 
@@ -32,40 +33,64 @@ def add_command(commands: Commands) -> None:
 
 
 def _run(options: argparse.Namespace) -> NoReturn:
-    findings = examine()
+    findings = []
+    for finding in examine():
+        findings.append(finding)
+        if not options.json:
+            _print(finding)
     devices = [finding.what for finding in findings if finding.what in ("CPU", "GPU") and finding.state == "ok"]
     if options.json:
         print(json.dumps({"devices": devices, "findings": [finding._asdict() for finding in findings]}, indent=2))
     else:
-        for what, state, text, mend in findings:
-            print(f"{state:5}  {what:9}  {text}")
-            for command in mend if state == "wrong" else ():
-                print(f"{'':18}{command}")
         wrong = any(finding.state == "wrong" for finding in findings)
         print(f"msops works on {' and '.join(devices) or 'no device'}{'; see what is wrong above' * wrong}.")
     sys.exit(not devices)
 
 
-def examine() -> list[Finding]:
-    """Returns all findings. What another finding depends on comes first."""
+def _print(finding: Finding) -> None:
+    what, state, text, mend = finding
+    print(f"{state:5}  {what:9}  {text}", flush=True)
+    for command in mend if state == "wrong" else ():
+        print(f"{'':18}{command}", flush=True)
+
+
+def examine() -> Iterator[Finding]:
+    """Yields the findings, each as soon as it is known. A command has one place, where it is needed first."""
+    python = modules.python()
+    named: set[str] = set()
+    for finding in _look(python):
+        mend = finding.mend
+        if python.state == "wrong" and finding != python:
+            mend = ()  # pip finds no MindSpore for this Python, so another Python comes first
+        if any(map(imports.is_first, named)) and any(map(installs, mend)):
+            mend = (*(command for command in mend if not installs(command)), AGAIN)
+        mend = tuple(command for command in mend if command not in named)
+        if finding.state == "wrong":
+            named.update(mend)
+        yield finding._replace(mend=mend)
+
+
+def _look(python: Finding) -> Iterator[Finding]:
+    """Yields the findings. What another finding depends on, and what is known soon, comes first."""
+    for file in imports.of_python():
+        yield Finding("imports", "wrong", f"{file} is imported instead of Python's own module", (imports.away(file),))
+    hidden = {name: finding for name in ("MindSpore", *modules.BELOW) if (finding := modules.hidden(name))}
+    yield from hidden.values()
+    yield (msops := modules.msops())
+    yield python
+    yield from (modules.module(name) for name in modules.BELOW if name not in hidden)
     gpus = gpu.look()
     nvcc, right_nvcc = compilers.nvcc_finding(gpus)
-    on_cpu = smoke.run("CPU")
-    python, msops = modules.python(), modules.msops()
+    yield gpu.finding(gpus)
+    yield nvcc
+    yield compilers.cxx_finding(nvcc)
+    yield compilers.cache_finding()
     its_libraries = list(libraries.findings(gpus, nvcc))
-    others = [
-        modules.mindspore(on_cpu),
-        *map(modules.module, modules.BELOW),
-        gpu.finding(gpus),
-        nvcc,
-        compilers.cxx_finding(nvcc),
-        compilers.cache_finding(),
-        *its_libraries,
-        *cuda11.findings(gpus, right_nvcc),
-        *modules.operators(on_cpu, msops, *its_libraries),
-        modules.device(on_cpu),
-        modules.device(smoke.run("GPU")) if gpus.usable else Finding("GPU", "none", "not tried"),
-    ]
-    if python.state == "wrong":  # pip finds no MindSpore for this Python, so another Python comes first
-        others = [finding._replace(mend=()) for finding in others]
-    return [msops, python, *others]
+    yield from its_libraries
+    on_cpu = smoke.run("CPU")
+    if "MindSpore" not in hidden:
+        yield modules.mindspore(on_cpu)
+    yield from cuda11.findings(gpus, right_nvcc)
+    yield from modules.operators(on_cpu, msops, *its_libraries)
+    yield modules.device(on_cpu)
+    yield modules.device(smoke.run("GPU")) if gpus.usable else Finding("GPU", "none", "not tried")

@@ -64,7 +64,9 @@ def _complaint(nvcc: Nvcc, gpus: Gpus) -> str:
         return f"is too new for sm_{gpus.capabilities[0]}"
     if gpus.capabilities and gpus.capabilities[-1] > nvcc.archs[-1]:
         return f"is too old for sm_{gpus.capabilities[-1]}"
-    if gpus.cuda and nvcc.release[0] > gpus.cuda[0]:
+    # Within a major version, machine code runs with older drivers, too, but PTX does not, which is for unknown GPUs.
+    newest = gpus.cuda[:1] if gpus.cards else gpus.cuda
+    if newest and nvcc.release[: len(newest)] > newest:
         return f"is too new for the driver, which is for CUDA up to {dotted(gpus.cuda)}"
     return ""
 
@@ -88,6 +90,8 @@ def nvcc_finding(gpus: Gpus) -> tuple[Finding, str]:
         mend = mend if other else ("unset NVCC", *(mend if gpus.usable else ()))
         return Finding("nvcc", "wrong", text, mend), other
     text = f"{dotted(nvcc.release) or '?'}, {path}, {complaint}" if path else complaint
+    if gpus.cuda and not gpus.cards:
+        text += f"; for a GPU of this driver, it must be of CUDA {dotted(gpus.cuda)} or older"
     return Finding("nvcc", "wrong" if gpus.usable else "none", text, mend), other
 
 

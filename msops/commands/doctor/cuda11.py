@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,19 @@ if TYPE_CHECKING:
 
 # MindSpore's GPU backend links these libraries of CUDA. The wheels of the extra [gpu] have all of them.
 LIBRARIES = "cublas", "cudart", "cudnn", "cufft", "curand", "cusolver", "cusparse", "nvrtc"
+
+
+# The program prints the release of the CUDA runtime of a file, such as 11060, or why it cannot be loaded. It prints
+# nothing where there is no driver, without which the runtime itself does not tell.
+_RELEASE = """
+import ctypes, sys
+try:
+    release = ctypes.c_int()
+    ctypes.CDLL(sys.argv[1]).cudaRuntimeGetVersion(ctypes.byref(release))
+    print(release.value or "")
+except (OSError, AttributeError) as error:
+    print(error)
+"""
 
 
 def plugins() -> dict[tuple[int, ...], Path]:
@@ -34,7 +48,7 @@ def findings(gpus: Gpus, nvcc: str) -> Iterator[Finding]:
     backends = plugins()
     lacking = "wrong" if gpus.usable else "none"
     if () in backends:
-        yield _libraries(backends[()], lacking)
+        yield _libraries(backends[()], (), lacking)
     elif backends:
         home = os.environ.get("CUDA_HOME", "")
         told = compilers.look(f"{home}/bin/nvcc").release if home else ()
@@ -46,7 +60,7 @@ def findings(gpus: Gpus, nvcc: str) -> Iterator[Finding]:
         else:
             text = f"{home}/bin/nvcc does not tell CUDA {dotted(backend)}" if home else "not set"
             yield Finding("CUDA_HOME", lacking, f"{text}, so that MindSpore has no GPU", _home(backend, nvcc))
-        yield _libraries(backends[backend], lacking)
+        yield _libraries(backends[backend], backend, lacking)
 
 
 def _serves(release: tuple[int, ...], backend: tuple[int, ...]) -> bool:
@@ -71,10 +85,16 @@ def _home(backend: tuple[int, ...], nvcc: str) -> tuple[str, ...]:
     )
 
 
-def _libraries(plugin: Path, lacking: str) -> Finding:
+def _libraries(plugin: Path, release: tuple[int, ...], lacking: str) -> Finding:
     """Tells whether the loader finds the libraries that a GPU backend links. `lacking` is the state if it does not."""
-    lines = re.findall(r"^\s*(lib([a-z]+)\S*) => (?:(/.*)/.* \(|not found)", output("ldd", str(plugin)), re.MULTILINE)
+    said = output("sh", "-c", 'ldd "$0" 2>&1', str(plugin))
+    lines = re.findall(r"^\s*(lib([a-z]+)\S*) => (?:(/.*)/.* \(|not found)", said, re.MULTILINE)
     linked = {library: folder for library, name, folder in lines if name in LIBRARIES}
+    foreign, complaint = _foreign(said, linked, release)
+    if foreign:
+        text = f"LD_LIBRARY_PATH names {foreign}, which MindSpore's GPU backend cannot use: {complaint}"
+        right = export([foreign.name], wrong=foreign.parent)
+        return Finding("CUDA 11", lacking, text, right or ("unset LD_LIBRARY_PATH", AGAIN))
     if not linked:
         return Finding("CUDA 11", lacking, f"ldd does not tell what {plugin} links")
     missing = [library for library, folder in linked.items() if not folder]
@@ -84,11 +104,32 @@ def _libraries(plugin: Path, lacking: str) -> Finding:
     return Finding("CUDA 11", lacking, f"MindSpore's GPU backend misses {', '.join(missing)}", mend)
 
 
-def export(missing: list[str]) -> tuple[str, ...]:
-    """Returns the command that lets the loader find libraries, or no command if one of them is not found."""
+def _foreign(said: str, linked: dict[str, str], release: tuple[int, ...]) -> tuple[Path | None, str]:
+    """Returns a file of LD_LIBRARY_PATH that is another library than its name tells, and what is wrong with it."""
+    folders = [Path(folder) for folder in os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep) if folder]
+    for path, complaint in re.findall(r"(/\S+): ((?!error while loading)[^(\n]+)", said):
+        if Path(path).parent in folders:
+            return Path(path), complaint.strip()
+    runtimes = [Path(folder, name) for name, folder in linked.items() if name.startswith("libcudart.") and folder]
+    for path in runtimes:
+        told = output(sys.executable, "-I", "-S", "-c", _RELEASE, str(path)) if path.parent in folders else ""
+        found = (int(told) // 1000, int(told) % 1000 // 10) if told.isdigit() else ()
+        if told and not found:
+            return path, told.removeprefix(f"{path}: ")
+        if found and found < release:
+            return path, f"is of CUDA {dotted(found)}, older than {dotted(release)}"
+    return None, ""
+
+
+def export(missing: list[str], wrong: Path | None = None) -> tuple[str, ...]:
+    """Returns the command that lets the loader find libraries, or no command if one of them is not found.
+
+    Those of the folder `wrong` are none of them.
+    """
     places = [place for folder in folders("nvidia") for place in folder.glob("*/lib")]
     places += sorted(compilers.USUAL.glob("cuda-11*/lib64"))
     found = {library: place for place in places for library in missing if (place / library).is_file()}
+    found = {library: place for library, place in found.items() if place != wrong}
     if len(found) < len(missing):
         return ()
     path = os.pathsep.join(sorted(set(map(str, found.values()))))

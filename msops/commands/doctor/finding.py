@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.metadata
 import os
 import re
@@ -34,8 +35,8 @@ def output(*command: str, seconds: float = 60, env: Mapping[str, str] | None = N
         process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, errors="replace", env=env
         )
-    except OSError:
-        return ""
+    except OSError as error:
+        return str(error) if error.errno == errno.EMFILE else ""
     try:
         printed = process.communicate(timeout=seconds)[0]
     except subprocess.TimeoutExpired:
@@ -68,6 +69,12 @@ def culprits(suspects: set[str], works: Callable[[Mapping[str, str]], bool]) -> 
     return left
 
 
+def tell(doing: str) -> None:
+    """Says on a terminal what takes a while."""
+    if sys.stderr.isatty():
+        print(f"...    {doing}", file=sys.stderr, flush=True)
+
+
 def unset(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(f"unset {name}" for name in names)
 
@@ -98,11 +105,21 @@ def pip(*arguments: str) -> str:
     return f"{shlex.quote(sys.executable)} -m pip {shlex.join(arguments)}"
 
 
+def installs(command: str) -> bool:
+    """Tells whether a command installs something, or builds it again."""
+    return " -m pip " in command or "make -C " in command
+
+
 def extra(name: str) -> str:
     """Returns the command that installs an extra. pip knows it by name only if msops is installed."""
     if installed("msops"):
         return pip("install", f"msops[{name}]")
     return f"{pip('install', f'.[{name}]')}  # in msops' source folder"
+
+
+def few_files(error: str) -> tuple[str, ...]:
+    """Returns the command that lets a process open more files, if the error says that it may not."""
+    return ("ulimit -n 4096  # if the shell refuses: as root",) if "Too many open files" in error else ()
 
 
 def missing_library(error: str) -> str:

@@ -53,17 +53,14 @@ def finding(gpus: Gpus) -> Finding:
     if not shutil.which("nvidia-smi"):
         return Finding("driver", "none", "no nvidia-smi on the PATH, so no GPU")
     if not gpus.cards:
-        return Finding(
-            "driver", "wrong", f"nvidia-smi finds no GPU: {' '.join(gpus.said.split())[:200]}", _mend(gpus.said)
-        )
+        said = " ".join(gpus.said.split())[:200]
+        # Only a new start of the machine helps here. It may be another person's, too, so that no command does it.
+        hangs = "version mismatch" in said or "no answer" in said
+        text = f"nvidia-smi finds no GPU: {said}{'; this stays so until the machine starts anew' * hangs}"
+        lost = "communicate with the NVIDIA driver" in said
+        return Finding("driver", "wrong", text, ("modprobe nvidia  # as root",) if lost else ())
     names = ", ".join(f"{card.name} (sm_{card.capability or '?'})" for card in gpus.cards)
     text = f"{gpus.cards[0].driver} for CUDA up to {dotted(gpus.cuda) or '?'}; {names}"
     if not gpus.usable:  # no command mends this, so the other findings treat it as no GPU
         return Finding("driver", "wrong", f"{text}: must be sm_{OLDEST} or newer")
     return Finding("driver", "ok", text)
-
-
-def _mend(said: str) -> tuple[str, ...]:
-    if "version mismatch" in said or "no answer" in said:
-        return ("reboot  # as root",)
-    return ("modprobe nvidia  # as root",) if "communicate with the NVIDIA driver" in said else ()

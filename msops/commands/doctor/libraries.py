@@ -12,7 +12,19 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ... import files
 from ...files import PACKAGE
-from .finding import AGAIN, Finding, culprits, dotted, missing_library, numbers, output, pip, system_package, unset
+from .finding import (
+    AGAIN,
+    Finding,
+    culprits,
+    dotted,
+    few_files,
+    missing_library,
+    numbers,
+    output,
+    pip,
+    system_package,
+    unset,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -183,6 +195,8 @@ def _failed(path: Path, code: bytes, failure: str) -> _Library:
         mount = next(folder for folder in path.resolve().parents if folder.is_mount())
         mend = f"mount -o remount,exec {shlex.quote(str(mount))}  # as root; else install msops in another place"
         return _Library("wrong", f"{text}; {mount} is mounted with noexec", (mend,))
+    if few_files(text):
+        return _Library("wrong", text, few_files(text))
     variables = culprits({name for name in os.environ if name.startswith("LD_")}, lambda env: not _load(path, [], env))
     if variables:
         return _Library("wrong", f"{text}; not so without {', '.join(variables)}", unset(variables))
@@ -199,7 +213,9 @@ def _processor(code: bytes) -> bytes:
 
 def _complaint(machine: list[int], portable: list[int], release: tuple[int, ...], gpus: Gpus) -> str:
     """Tells why a library does not run on one of the GPUs; returns "" if it runs on all."""
-    if gpus.usable and not machine + portable:
+    if not gpus.usable:
+        return ""
+    if not machine + portable:
         return "not for the GPU"
     if release and gpus.cuda and release[0] > gpus.cuda[0]:
         return f"the driver is for CUDA up to {dotted(gpus.cuda)}"

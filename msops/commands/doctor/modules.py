@@ -5,22 +5,21 @@ from __future__ import annotations
 import importlib.metadata
 import platform
 import re
-import shlex
 import sys
-from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ... import __version__, files, pythons
 from ...files import PACKAGE
+from . import imports
 from .cuda11 import LIBRARIES, export, plugins
 from .finding import (
     AGAIN,
     Finding,
     dotted,
     extra,
+    few_files,
     folders,
-    installed,
     missing_library,
     numbers,
     pip,
@@ -29,7 +28,7 @@ from .finding import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
     from .smoke import Smoke
 
@@ -37,11 +36,17 @@ if TYPE_CHECKING:
 BELOW = {"NumPy": "2", "SciPy": "1.14"}
 _MINDSPORE = "mindspore>=2.7,<2.11"
 _TRIED = "1.10", "2.0", "2.7", "2.8", "2.9", "2.10"
+_UNKNOWN = "(its dist-info is missing, so that pip does not know it)"
+_MANY = 3  # errors of public names that have lines of their own
 
 
 def msops() -> Finding:
-    complaint, mend = files.complaint()
     text = f"{__version__}, {PACKAGE}"
+    other = imports.hiding("msops", importlib.metadata.distributions(name="msops")) if not files.source() else ""
+    if other:
+        text += "; pip installed another one, but this is imported instead"
+        return Finding("msops", "wrong", text, (imports.away(other),))
+    complaint, mend = files.complaint()
     return Finding("msops", "wrong", f"{text}; {complaint}", mend) if complaint else Finding("msops", "ok", text)
 
 
@@ -51,12 +56,16 @@ def operators(smoke: Smoke, *causes: Finding) -> Iterator[Finding]:
     names: dict[str, list[str]] = {}
     for name, error in smoke.broken:
         names.setdefault(error, []).append(name)
+    if len(names) > _MANY:
+        names = {f"{next(iter(names))}; and {len(names) - 1} other errors": [name for name, _ in smoke.broken]}
     changed = files.git_files("--modified", "msops") if names and files.source() else []
     mend = (files.checkout(changed, "  # unless the changes are yours"),) if changed else ()
     if not files.source():
         mend = (files.reinstall(),)
     for error, broken in names.items():
-        yield Finding("operators", "wrong", f"{', '.join(broken)}: {error}", () if explained else mend)
+        yield Finding(
+            "operators", "wrong", f"{', '.join(broken)}: {error}", () if explained else few_files(error) or mend
+        )
 
 
 def python() -> Finding:
@@ -66,32 +75,45 @@ def python() -> Finding:
     return Finding("Python", "ok", f"{platform.python_version()}, {sys.executable}")
 
 
+def hidden(name: str) -> Finding | None:
+    """Returns a finding if a file is imported in the place of a package that is installed."""
+    package, found = name.lower(), _named(name.lower())[:1]
+    if package == "mindspore":
+        found = [*_distributions().values()]
+    hiding = imports.hiding(package, found)
+    if not hiding:
+        return None
+    text = " and ".join(f"{distribution.metadata['Name']} {distribution.version}" for distribution in found)
+    return Finding(name, "wrong", f"{text}, but {hiding} is imported instead", (imports.away(hiding),))
+
+
+def _named(package: str) -> list[importlib.metadata.Distribution]:
+    return [*importlib.metadata.distributions(name=package)]
+
+
 def module(name: str) -> Finding:
-    bound, version = BELOW[name], installed(name.lower())
+    bound, distribution = BELOW[name], next(iter(_named(name.lower())), None)
     mend = (pip("install", f"{name.lower()}<{bound}"),)
-    if version is None:
-        return Finding(name, "wrong", "not installed", mend)
-    hiding = _hiding(name.lower(), [importlib.metadata.distribution(name.lower())])
-    if hiding:
-        return Finding(name, "wrong", f"{version}, but {hiding} is imported instead", (_move(hiding),))
+    if distribution is None:
+        there = folders(name.lower())
+        return Finding(name, "wrong", f"in {there[0]} {_UNKNOWN}" if there else "not installed", mend)
+    version = distribution.version
     if numbers(version) >= numbers(bound):
+        if imports.is_given(Path(str(distribution.locate_file("")))):
+            mend = (imports.PYTHONPATH,)
         return Finding(name, "wrong", f"{version}: MindSpore needs one below {bound}", mend)
     return Finding(name, "ok", version)
 
 
 def mindspore(smoke: Smoke) -> Finding:
     """Examines the MindSpore that is installed. No suggested command replaces it by another version."""
-    found = _distributions()
-    there = {name: distribution.version for name, distribution in found.items()}
+    known, there = _distributions(), _versions()
     text = " and ".join(f"{name} {version}" for name, version in there.items())
     if len(there) > 1:
         again = "  # or ".join(pip("install", f"{name}=={version}") for name, version in there.items())
         return Finding("MindSpore", "wrong", f"{text} overwrite each other", (pip("uninstall", "--yes", *there), again))
-    hiding = _hiding("mindspore", found.values())
-    if hiding:
-        return Finding("MindSpore", "wrong", f"{text}, but {hiding} is imported instead", (_move(hiding),))
-    if not text and folders("mindspore"):
-        text = f"in {folders('mindspore')[0]}"
+    if not known and folders("mindspore"):
+        text = f"{text} in {folders('mindspore')[0]} {_UNKNOWN}".lstrip()
     if smoke.version:
         backends = ["CPU", *(f"GPU with CUDA {dotted(version) or '11'}" for version in sorted(plugins()))]
         text = f"{text if there else f'{smoke.version} {text}'}, backends: {', '.join(backends)}"
@@ -101,35 +123,20 @@ def mindspore(smoke: Smoke) -> Finding:
     if not text and smoke.error.endswith("No module named 'mindspore'"):
         return Finding("MindSpore", "wrong", "not installed", (pip("install", _MINDSPORE, *_bounds()),))
     text = f"{text} cannot be imported: {smoke.error}".lstrip()
-    return Finding("MindSpore", "wrong", text, unset(smoke.culprits) or _mend(there, smoke.error))
+    return Finding("MindSpore", "wrong", text, _of_here(smoke) or _mend(there, smoke.error))
 
 
 def device(smoke: Smoke) -> Finding:
     """Returns the finding of a device. A MindSpore that could be imported may lack a package that it needs later."""
-    if smoke.version and smoke.culprits:
-        return smoke.finding._replace(mend=unset(smoke.culprits))
-    late = bool(smoke.version) and smoke.error.startswith("ModuleNotFoundError")
-    there = {name: distribution.version for name, distribution in _distributions().items()}
-    return smoke.finding._replace(mend=_mend(there, smoke.error)) if late else smoke.finding
+    mend = _of_here(smoke) or few_files(smoke.error)
+    if not mend and smoke.error.startswith("ModuleNotFoundError"):
+        mend = _mend(_versions(), smoke.error)
+    return smoke.finding._replace(mend=mend) if smoke.version else smoke.finding
 
 
-def _hiding(package: str, distributions: Iterable[importlib.metadata.Distribution]) -> str:
-    """Returns the file that is imported in the place of a distribution's package; "" if there is none.
-
-    It lies in a folder that Python searches earlier, such as the working folder.
-    """
-    there = [Path(str(distribution.locate_file(package))) for distribution in distributions]
-    spec = PathFinder.find_spec(package)
-    if not spec or not spec.origin or not any(path.is_dir() for path in there):
-        return ""
-    imported = Path(spec.origin).resolve()
-    return "" if any(path.resolve() in imported.parents for path in there) else str(Path(spec.origin).absolute())
-
-
-def _move(path: str) -> str:
-    """Returns the command that gives a module, or the folder of a package, a name that hides no other module."""
-    module = Path(path).parent if Path(path).name == "__init__.py" else Path(path)
-    return f"mv -n {shlex.quote(str(module))} {shlex.quote(str(module.with_name(f'my_{module.name}')))}"
+def _of_here(smoke: Smoke) -> tuple[str, ...]:
+    """Returns the commands that end what breaks MindSpore in this folder and with these environment variables alone."""
+    return (*map(imports.away, smoke.hiding), *unset(smoke.culprits))
 
 
 def _bounds() -> list[str]:
@@ -148,8 +155,18 @@ def _distributions() -> dict[str, importlib.metadata.Distribution]:
     return found
 
 
+def _versions() -> dict[str, str]:
+    """Returns the version of each distribution of MindSpore or, where pip knows none, what the package itself tells."""
+    known = {name: distribution.version for name, distribution in _distributions().items()}
+    files = [] if known else [folder / "version.py" for folder in folders("mindspore")]
+    told = [re.search(r"__version__ = '([\d.]+)'", file.read_text()) for file in files if file.is_file()]
+    return known or {"mindspore-gpu" if () in plugins() else "mindspore": each[1] for each in told if each}
+
+
 def _mend(there: dict[str, str], error: str) -> tuple[str, ...]:
     """Returns the commands that mend an error of `import mindspore`. `there` has the version of each distribution."""
+    if few_files(error):
+        return few_files(error)
     if len(there) != 1:
         return ()
     ((name, version),) = there.items()

@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import re
 import sys
+from importlib.machinery import PathFinder
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from .finding import Finding, culprits, output
+from . import imports
+from .finding import Finding, culprits, output, tell
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -47,14 +50,17 @@ try:
     print("passed", name, flush=True)
 except BaseException as error:
     print("error", line(error), flush=True)
+    for name, module in [*sys.modules.items()]:
+        if "." not in name and getattr(module, "__file__", None):
+            print("file", name, module.__file__, flush=True)
 """
 
 
 class Smoke(NamedTuple):
     """The result. `version` is the version of the MindSpore that was imported, or "" if none was.
 
-    `broken` has the name and the error of each public name that cannot be had, and `culprits` the environment variables
-    without which the operator runs.
+    `broken` has the name and the error of each public name that cannot be had, `culprits` the environment variables
+    without which the operator runs, and `hiding` the files of the working folder without which it does.
     """
 
     finding: Finding
@@ -62,19 +68,34 @@ class Smoke(NamedTuple):
     error: str
     broken: tuple[tuple[str, str], ...] = ()
     culprits: tuple[str, ...] = ()
+    hiding: tuple[str, ...] = ()
 
 
 def run(device: str) -> Smoke:
+    """Runs an operator; where that fails, finds out by more runs what in this environment is the cause."""
+    tell(f"runs an operator on the {device}")
     tried = _try(device)
     if tried.finding.state == "ok" or "no answer" in tried.error:
         return tried
+    tell(f"looks for what keeps the {device} from working, by more runs")
+    if tried.hiding:
+        if _try(device, path=_elsewhere()).finding.state == "ok":
+            return tried
+        tried = tried._replace(hiding=())
     suspects = {*os.environ} - {"HOME", "PATH", "TMPDIR"}
     guilty = culprits(suspects, lambda env: _try(device, env).finding.state == "ok")
     return tried._replace(culprits=tuple(guilty))
 
 
-def _try(device: str, env: Mapping[str, str] | None = None) -> Smoke:
-    code = _RUN.format(path=sys.path, device=device)
+def _elsewhere() -> list[str]:
+    """Returns the folders that Python searches, without the working folder."""
+    return [folder for folder in sys.path if folder not in imports.here()]
+
+
+def _try(device: str, env: Mapping[str, str] | None = None, path: list[str] | None = None) -> Smoke:
+    if env is not None and "PYTHONPATH" not in env:
+        path = [folder for folder in sys.path if folder not in imports.given() - imports.here()]
+    code = _RUN.format(path=sys.path if path is None else path, device=device)
     printed = output(sys.executable, "-c", code, seconds=_SECONDS, env=env).splitlines()
     version = next((line.split()[1] for line in printed if line.startswith("imported ")), "")
     broken = tuple(re.findall(r"^broken (\w+) (.*)", "\n".join(printed), re.MULTILINE))
@@ -84,4 +105,16 @@ def _try(device: str, env: Mapping[str, str] | None = None) -> Smoke:
     # MindSpore 1.10 crashes at exit after an import that failed.
     error = next((line.removeprefix("error ") for line in printed if line.startswith("error ")), last)
     doing = "msops" if version else "import mindspore"
-    return Smoke(Finding(device, "wrong", f"{doing}: {error}"), version, error, broken)
+    loaded = re.findall(r"^file (\w+) (.*)", "\n".join(printed), re.MULTILINE)
+    return Smoke(Finding(device, "wrong", f"{doing}: {error}"), version, error, broken, hiding=_hiding(loaded))
+
+
+def _hiding(loaded: list[tuple[str, str]]) -> tuple[str, ...]:
+    """Returns which files of modules lie in the working folder, though Python has such a module elsewhere, too.
+
+    msops itself may lie there, as its source folder does.
+    """
+    files = {name: Path(file) for name, file in loaded if name != "msops"}
+    folders = {name: file.parents[file.name == "__init__.py"] for name, file in files.items()}
+    found = [name for name, folder in folders.items() if str(folder) in imports.here()]
+    return tuple(str(files[name]) for name in found if PathFinder.find_spec(name, _elsewhere()))
