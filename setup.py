@@ -8,6 +8,7 @@ from pathlib import Path
 from setuptools import Distribution, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
+from setuptools.command.sdist import sdist
 
 # (y, versions): distributions with glibc 2.y have libstdc++'s symbols up to these versions. The numbers are from
 # auditwheel.
@@ -36,6 +37,17 @@ def oldest_glibc(libraries):
     return None
 
 
+def write_version(command, folder):
+    """Writes the version into a copy of the package, which has no commits that tell it."""
+    Path(folder, "msops", "version.txt").write_text(f"{command.distribution.metadata.version}\n")
+
+
+class SourceDistribution(sdist):
+    def make_release_tree(self, base_dir, files):
+        super().make_release_tree(base_dir, files)
+        write_version(self, base_dir)
+
+
 class BuildKernels(build_py):
     """Builds the kernels, and copies into the package the headers, what compiles with them, and the examples that are
     templates.
@@ -53,6 +65,8 @@ class BuildKernels(build_py):
             for to, source in copies.items():
                 shutil.copytree(source, Path(self.build_lib, "msops", to), dirs_exist_ok=True, ignore=ignored)
         super().run()
+        if not self.editable_mode:
+            write_version(self, self.build_lib)
 
 
 class PlatformWheel(bdist_wheel):
@@ -70,4 +84,5 @@ class PlatformDistribution(Distribution):
         return True
 
 
-setup(cmdclass={"build_py": BuildKernels, "bdist_wheel": PlatformWheel}, distclass=PlatformDistribution)
+COMMANDS = {"build_py": BuildKernels, "bdist_wheel": PlatformWheel, "sdist": SourceDistribution}
+setup(cmdclass=COMMANDS, distclass=PlatformDistribution)

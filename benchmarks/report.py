@@ -9,6 +9,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import msops
 from msops.core.build import find_nvcc
 
 COLUMNS = (
@@ -83,7 +84,7 @@ def about(device_target):
     if cxx:
         found["C++"] = _output([cxx, "--version"]).splitlines()[0]
     found["Python"] = platform.python_version()
-    found["msops"] = re.search(r'__version__ = "(.*)"', (ROOT / "msops" / "__init__.py").read_text())[1]
+    found["msops"] = msops.__version__
     for package in ("mindspore", "torch", "transformers", "triton", "liger-kernel", "quack-kernels", "numpy"):
         try:
             found[package] = importlib.metadata.version(package)

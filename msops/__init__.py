@@ -10,8 +10,6 @@ import ast
 import importlib
 from pathlib import Path
 
-__version__ = "0.1.0"
-
 # This maps each public name to its module, from lines `from .module import name as name`.
 _MODULES = {
     name.name: f".{node.module}"
@@ -23,6 +21,9 @@ __all__ = sorted(_MODULES)  # noqa: PLE0605 (is a list)
 
 
 def __getattr__(name: str) -> object:
+    if name == "__version__":
+        globals()[name] = told = importlib.import_module(".version", __name__).version()
+        return told
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module = importlib.import_module(_MODULES[name], __name__)
@@ -34,4 +35,4 @@ def __getattr__(name: str) -> object:
 
 def __dir__() -> list[str]:
     """Lists what completion offers, without the modules and helpers that this module imports."""
-    return sorted([*__all__, *(name for name in globals() if name.startswith("__"))])
+    return sorted({*__all__, "__version__", *(name for name in globals() if name.startswith("__"))})

@@ -4,8 +4,12 @@ import ast
 import graphlib
 import pydoc
 import re
+import runpy
+import shutil
+import subprocess
 
 import pytest
+from packaging.version import Version
 
 import msops
 from child import ROOT, run_python
@@ -76,6 +80,28 @@ def test_operators_stay_functions(tmp_path):
     """An operator's name stays its function, though its module has the same name."""
     code = "import msops.operators.sigmoid\nfrom msops import *\nprint(sigmoid is msops.sigmoid, callable(sigmoid))"
     assert run(code, tmp_path) == "True True\n"
+
+
+def test_version(tmp_path):
+    """A commit makes the version greater; a copy says what setup.py wrote into it; without either, the number is 0."""
+    package = tmp_path / "msops"
+    package.mkdir()
+    shutil.copy(ROOT / "msops" / "version.py", package)
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a"]
+
+    def version():
+        return runpy.run_path(str(package / "version.py"))["version"]()
+
+    assert version() == "0.1.0.dev0"
+    subprocess.run([*git, "init", "--quiet"], check=True)
+    assert version() == "0.1.0.dev0"
+    for number in (1, 2):
+        subprocess.run([*git, "commit", "--quiet", "--allow-empty", "--message=a"], check=True)
+        assert version() == f"0.1.0.dev{number}"
+    assert Version("0.1.0.dev9") < Version("0.1.0.dev10") < Version("0.1.0")
+    (package / "version.txt").write_text("0.1.0.dev700\n")
+    assert version() == "0.1.0.dev700"
+    assert msops.__version__.startswith("0.1.0.dev")
 
 
 def test_names(tmp_path):
