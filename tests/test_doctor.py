@@ -234,7 +234,7 @@ def test_each_command_once(monkeypatch):
         assert commands((first,), (unset, pip), ("make -C x all",)) == [(first,), (unset, finding.AGAIN), ()]
 
 
-def test_too_few_open_files(patient):
+def test_too_few_open_files(patient, monkeypatch):
     """Many public names fail, each with an error of its own: one line has one command, which installs nothing."""
     errors = tuple((f"op{n}", f"OSError: [Errno 24] Too many open files: 'op{n}.py'") for n in range(26))
     tried = smoke.Smoke(finding.Finding("CPU", "ok", ""), "2.9.0", "", errors)
@@ -242,10 +242,14 @@ def test_too_few_open_files(patient):
     assert line.text.startswith("op0, op1, ")
     assert line.text.endswith("OSError: [Errno 24] Too many open files: 'op0.py'; and 25 other errors")
     (mend,) = line.mend
-    shell = f"ulimit -Sn 20\n{mend}\nulimit -Sn"
-    assert subprocess.run(["sh", "-c", shell], capture_output=True, text=True, check=True).stdout == "4096\n"
+    shell = f"ulimit -S -n 20\n{mend}\nulimit -S -n"
+    assert subprocess.run(["sh", "-c", shell], capture_output=True, text=True, check=True).stdout == "1024\n"
     patient.install("mindspore", "2.9.0", "raise OSError('[Errno 24] Too many open files')")
     assert modules.mindspore(smoke.run("CPU")).mend == (mend,)
+    monkeypatch.setattr(finding.resource, "getrlimit", lambda which: (20, 20))
+    assert finding.few_files("Too many open files") == (
+        "# open another shell: the processes of this one may open 20 files at most",
+    )
 
 
 def test_one_operator_that_is_broken(tmp_path, monkeypatch):

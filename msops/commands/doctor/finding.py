@@ -6,6 +6,7 @@ import errno
 import importlib.metadata
 import os
 import re
+import resource
 import shlex
 import signal
 import subprocess
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
 AGAIN = f"{shlex.quote(sys.executable)} -m msops doctor  # tells what is then to do"
+
+_FILES = 1024  # that MindSpore and msops may open
 
 
 class Finding(NamedTuple):
@@ -119,7 +122,12 @@ def extra(name: str) -> str:
 
 def few_files(error: str) -> tuple[str, ...]:
     """Returns the command that lets a process open more files, if the error says that it may not."""
-    return ("ulimit -n 4096  # if the shell refuses: as root",) if "Too many open files" in error else ()
+    if "Too many open files" not in error:
+        return ()
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    if 0 <= most < _FILES:  # a shell may not raise this one
+        return (f"# open another shell: the processes of this one may open {most} files at most",)
+    return (f"ulimit -S -n {_FILES}",)
 
 
 def missing_library(error: str) -> str:
