@@ -169,18 +169,21 @@ wheel: all | python ## Build the wheel, one for every Python and MindSpore, into
 test-matrix: wheel ## Run the operators' tests on the wheel under each version of MindSpore
 	$(PYTHON) tests/matrix.py $(ARGS)
 
-# .libraries has mindone, mindformers and, to compare with, Hugging Face's libraries and torch, of which the wheel for the CPU
-# is enough: TORCH=torch==2.13.0+cpu takes it where pip finds it. mindformers comes without what it asks for, which is
-# MindSpore 2.9 and tools of its command lines, but with what its modules import.
+# .libraries has mindone and mindformers, and .libraries/torch has Hugging Face's libraries with torch, to compare with. They
+# are two environments, since Hugging Face's libraries load torch wherever they find it, and MindSpore needs an older NumPy
+# and SciPy. The wheel of torch for the CPU is enough: TORCH=torch==2.13.0+cpu takes it where pip finds it. mindformers
+# comes without what it asks for, which is MindSpore 2.9 and tools of its command lines, but with what its modules import.
 TORCH := torch>=2.6
-MINDONE := mindone==0.5.0 diffusers==0.35.2
+HUGGING_FACE := transformers==4.57.1 diffusers==0.35.2
 MINDFORMERS := mindformers==1.9.0 mindpet==1.0.4
 IMPORTED := astunparse datasets deprecated jieba nltk==3.9.1 'pyarrow<23' rouge_chinese sentencepiece setproctitle tensorboardX tiktoken
 .libraries/.ready: pyproject.toml | python
 	$(PYTHON) -m venv --clear .libraries
-	@echo "Installing mindone, mindformers and PyTorch into .libraries: some GB, some minutes."
-	.libraries/bin/pip $(INSTALL) --editable . 'mindspore==2.10.*' $(MINDONE) '$(TORCH)' $(IMPORTED)
+	$(PYTHON) -m venv .libraries/torch
+	@echo "Installing mindone and mindformers into .libraries, and PyTorch into .libraries/torch: some GB, some minutes."
+	.libraries/bin/pip $(INSTALL) --editable . 'mindspore==2.10.*' mindone==0.5.0 $(HUGGING_FACE) $(IMPORTED)
 	.libraries/bin/pip $(INSTALL) --no-deps $(MINDFORMERS)
+	.libraries/torch/bin/pip $(INSTALL) '$(TORCH)' $(HUGGING_FACE)
 	@touch $@
 
 .PHONY: test-libraries

@@ -214,8 +214,10 @@ def rows_of(name, options, folder):
     """Runs a model by each library, and yields the rows."""
     for by in PEERS:
         words = [name, options.device, str(folder), by, *(["--quick"] if options.quick else [])]
-        command = [sys.executable, "-m", "benchmarks.model_libraries", "--job", *words]
         root = Path(__file__).resolve().parents[1]
+        own = root / ".libraries" / "torch" / "bin" / "python"  # `make test-libraries` makes this environment
+        python = str(own) if by == "torch" and own.exists() else sys.executable
+        command = [python, "-m", "benchmarks.model_libraries", "--job", *words]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=False, cwd=root)
         except subprocess.TimeoutExpired:

@@ -6,8 +6,8 @@ python tests/libraries.py --reference FOLDER MODEL ...    runs them in PyTorch, 
 python tests/libraries.py --own DEVICE FOLDER MODEL ...   times them by MindSpore's own operators, for the first command
 
 MODEL_ZOO=FOLDER in the environment adds PointNet2, from a copy of MindSpore's model zoo in that folder. Weights are
-random, and sizes tiny: no model is downloaded. PyTorch has a process of its own, since it and MindSpore's
-GPU backend bring different libraries of CUDA.
+random, and sizes tiny: no model is downloaded. PyTorch has an environment of its own: Hugging Face's libraries load it
+where they find it, and it and MindSpore's GPU backend bring different libraries of CUDA.
 """
 
 import argparse
@@ -23,9 +23,10 @@ import time
 import warnings
 from importlib import metadata
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
+
+from library_models import MODELS, TEXT
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "libraries.md"
@@ -33,165 +34,13 @@ BEGIN, END = "<!-- tests/libraries.py writes this: {} -->\n", "<!-- until here -
 if "MODEL_ZOO" in os.environ:
     sys.path.append(str(Path(os.environ["MODEL_ZOO"]).resolve() / "official" / "cv" / "PointNet2"))
 REFERENCE, OWN = "reference.npz", "own.json"
-HIDDEN = ("torch", "torchvision", "torchaudio", "accelerate", "peft", "timm", "jax", "flax")
+PYTHON_OF_TORCH = ROOT / ".libraries" / "torch" / "bin" / "python"
 STEPS, RATE = 3, 1e-3
 # Float32 explains these: frequencies of time steps up to 1000 differ by 1000 * 2^-24 where an exponential differs in
 # its last bit; the gradients are compared with the greatest of all parameters, since some, such as those of the biases
 # of keys, are 0 except for rounding.
 
-RNG = np.random.default_rng(0)
-
-
-def numbers(*shape):
-    return RNG.standard_normal(shape).astype(np.float32)
-
-
-def tokens(*shape):
-    return RNG.integers(3, 99, shape).astype(np.int32)
-
-
-class Model(NamedTuple):
-    """A class of both libraries, its configuration, and its inputs. Models of transformers have a class of
-    configurations, and a loss of their own; the first output of the others is trained towards random numbers."""
-
-    name: str
-    config: str
-    settings: dict
-    inputs: dict
-    library: str = "mindone"
-    most: tuple = (2e-5, 1e-4, 2e-4)  # errors of the loss, the gradients and the losses of the steps
-    by_msops: bool = False  # whether PointNet2 samples and groups points by msops' operators
-
-    @property
-    def has_loss(self):
-        return bool(self.config) or self.library != "mindone"
-
-
-SIZES = dict(hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4)
-DECODER = dict(**SIZES, num_key_value_heads=2, vocab_size=100, max_position_embeddings=64)
-ENCODER = dict(**SIZES, vocab_size=100, max_position_embeddings=64)
-IMAGES = dict(**SIZES, image_size=32, patch_size=8)
-TEXT = tokens(2, 16)
-NEXT = dict(input_ids=TEXT, labels=TEXT, use_cache=False)
-PADDED = (np.arange(16) < np.array([[16], [11]])).astype(np.int32)
-BLOCKS = dict(block_out_channels=(32, 64), norm_num_groups=8, layers_per_block=1)
-JOINT = dict(
-    attention_head_dim=16, num_attention_heads=2, joint_attention_dim=32, pooled_projection_dim=32, patch_size=1
-)
-PROMPT = dict(encoder_hidden_states=numbers(2, 7, 32))
-PLACES = np.stack((np.zeros(16), *np.divmod(np.arange(16), 4)), 1).astype(np.float32)
-
-POINTS = np.concatenate((RNG.uniform(-0.6, 0.6, (4, 1024, 3)), numbers(4, 1024, 3)), -1).astype(np.float32)
-SWITCHES = (2e-5, 1e-2, 3e-2)
-POINTS = dict(points=POINTS, labels=np.array([1, 4, 7, 7], np.int32))
 PEERS = {"src.pointnet2": "zoo_pointnet2"}  # where PyTorch's class is, if not in Hugging Face's libraries
-
-MODELS = {
-    "Llama": Model("LlamaForCausalLM", "LlamaConfig", DECODER, NEXT),
-    "Qwen2": Model("Qwen2ForCausalLM", "Qwen2Config", DECODER, NEXT),
-    "Qwen3": Model("Qwen3ForCausalLM", "Qwen3Config", dict(head_dim=16, **DECODER), NEXT),
-    "Qwen3 with experts": Model(
-        "Qwen3MoeForCausalLM",
-        "Qwen3MoeConfig",
-        dict(head_dim=16, moe_intermediate_size=32, num_experts=4, num_experts_per_tok=2, **DECODER),
-        NEXT,
-    ),
-    "Gemma 2": Model(
-        "Gemma2ForCausalLM",
-        "Gemma2Config",
-        dict(head_dim=16, query_pre_attn_scalar=16, sliding_window=8, **DECODER),
-        NEXT,
-    ),
-    "GPT-2": Model(
-        "GPT2LMHeadModel",
-        "GPT2Config",
-        dict(
-            n_embd=64, n_layer=2, n_head=4, vocab_size=100, n_positions=64, tie_word_embeddings=False,
-            resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
-        ),
-        NEXT,
-    ),
-    "BERT": Model(
-        "BertForSequenceClassification",
-        "BertConfig",
-        dict(num_labels=5, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, **ENCODER),
-        dict(input_ids=TEXT, attention_mask=PADDED, labels=np.array([1, 4], np.int32)),
-    ),
-    "T5": Model(
-        "T5ForConditionalGeneration",
-        "T5Config",
-        dict(
-            d_model=64, d_kv=16, d_ff=96, num_layers=2, num_heads=4, vocab_size=100, dropout_rate=0.0,
-            feed_forward_proj="gated-gelu", decoder_start_token_id=0,
-        ),
-        dict(input_ids=TEXT, labels=tokens(2, 9)),
-    ),
-    "Whisper": Model(
-        "WhisperForConditionalGeneration",
-        "WhisperConfig",
-        dict(
-            vocab_size=100, num_mel_bins=16, d_model=64, encoder_layers=2, decoder_layers=2, encoder_attention_heads=4,
-            decoder_attention_heads=4, encoder_ffn_dim=96, decoder_ffn_dim=96, max_source_positions=32,
-            max_target_positions=32, pad_token_id=0, bos_token_id=1, eos_token_id=2, decoder_start_token_id=1,
-        ),
-        dict(input_features=numbers(2, 16, 64), labels=tokens(2, 9)),
-    ),
-    "CLIP": Model(
-        "CLIPModel",
-        "CLIPConfig",
-        dict(text_config=dict(**ENCODER, eos_token_id=99), vision_config=IMAGES, projection_dim=32),
-        dict(input_ids=TEXT, pixel_values=numbers(2, 3, 32, 32), return_loss=True),
-    ),
-    "Stable Diffusion's VAE": Model(
-        "AutoencoderKL",
-        "",
-        dict(
-            down_block_types=("DownEncoderBlock2D",) * 2, up_block_types=("UpDecoderBlock2D",) * 2, latent_channels=4,
-            **BLOCKS,
-        ),
-        dict(sample=numbers(1, 3, 32, 32)),
-    ),
-    "Stable Diffusion's U-Net": Model(
-        "UNet2DConditionModel",
-        "",
-        dict(
-            down_block_types=("CrossAttnDownBlock2D", "DownBlock2D"),
-            up_block_types=("UpBlock2D", "CrossAttnUpBlock2D"),
-            cross_attention_dim=32, attention_head_dim=8, sample_size=16, **BLOCKS,
-        ),
-        dict(sample=numbers(2, 4, 16, 16), timestep=np.array([10, 500]), **PROMPT),
-    ),
-    "Stable Diffusion 3": Model(
-        "SD3Transformer2DModel",
-        "",
-        dict(
-            sample_size=16, in_channels=4, out_channels=4, num_layers=2, caption_projection_dim=32,
-            pos_embed_max_size=16, **JOINT,
-        ),
-        dict(
-            hidden_states=numbers(2, 4, 8, 8), timestep=np.array([300, 700]), pooled_projections=numbers(2, 32),
-            **PROMPT,
-        ),
-    ),
-    "FLUX": Model(
-        "FluxTransformer2DModel",
-        "",
-        dict(
-            in_channels=16, num_layers=1, num_single_layers=1, guidance_embeds=False, axes_dims_rope=(4, 4, 8), **JOINT
-        ),
-        dict(
-            hidden_states=numbers(2, 16, 16), timestep=np.array([0.3, 0.7], np.float32), img_ids=PLACES,
-            txt_ids=np.zeros((7, 3), np.float32), pooled_projections=numbers(2, 32), **PROMPT,
-        ),
-    ),
-    "Llama of mindformers": Model("LlamaForCausalLM", "LlamaConfig", DECODER, NEXT, "mindformers"),
-    "PointNet2 of the model zoo": Model(
-        "PointNet2", "", dict(classes=40), POINTS, "src.pointnet2", SWITCHES
-    ),
-    "PointNet2 of the model zoo, with msops' operators": Model(
-        "PointNet2", "", dict(classes=40), POINTS, "src.pointnet2", SWITCHES, by_msops=True
-    ),
-}  # fmt: skip
 
 
 def loss_of(model, inputs, target, tensor):
@@ -210,7 +59,6 @@ def converted(inputs, tensor):
 
 def reference(model, folder):
     """Makes the model in PyTorch, and saves it, its losses of some steps, and its first gradients."""
-    sys.modules.update(jax=None, flax=None)  # transformers would load them, and they may want another NumPy
     import torch
 
     def tensor(array):
@@ -363,9 +211,7 @@ def compare(model, folder):
 
 
 def prepare(device):
-    """Chooses the device of MindSpore, where float32 stays float32, and hides packages that would load PyTorch or JAX
-    into this process, which transformers does wherever it finds them."""
-    sys.modules.update(dict.fromkeys(HIDDEN))
+    """Chooses the device of MindSpore, where float32 stays float32."""
     import mindspore
 
     mindspore.set_device(device)
@@ -390,24 +236,26 @@ def time_own(device, folder, names):
 def write(device, rows):
     """Writes the table of a device into the page."""
     before, mark, rest = PAGE.read_text().partition(BEGIN.format(device))
-    names = ("mindspore", "mindone", "mindformers", "transformers", "diffusers", "torch")
+    names = ("mindspore", "mindone", "mindformers", "transformers", "diffusers")
     versions = ", ".join(f"{name} {metadata.version(name)}" for name in names if any(metadata.distributions(name=name)))
+    tell = "from importlib.metadata import version; print('torch', version('torch'))"
+    versions += f", {subprocess.check_output([PYTHON_OF_TORCH, '-c', tell], text=True).strip()}"
     head = ["model", "class", "error of the loss", "of the gradients", f"of {STEPS} steps' losses", "MindSpore alone"]
     lines = [head, ["---"] * len(head), *rows]
     table = "".join(f"| {' | '.join(line)} |\n" for line in lines)
     PAGE.write_text(f"{before}{mark}Tried on the {device} with {versions}:\n\n{table}{END}{rest.partition(END)[2]}")
 
 
-def run(*arguments):
+def run(*arguments, python=sys.executable):
     """Runs this file in another process, which may fail."""
-    subprocess.run([sys.executable, __file__, *map(str, arguments)], check=False)
+    subprocess.run([python, __file__, *map(str, arguments)], check=False)
 
 
 def main(device, names, folder):
     installed = [name for name, model in MODELS.items() if is_installed(model.library)]
     chosen, failed, rows = names or installed, [], {}
     print(f"{len(chosen)} of {len(MODELS)} models", flush=True)
-    run("--reference", folder, *chosen)
+    run("--reference", folder, *chosen, python=PYTHON_OF_TORCH)
     prepare(device)
     import mindspore
 

@@ -222,3 +222,10 @@ def test_loops_for_the_cpu_are_whole(library):
     """nvcc inlines no lambda into code for the CPU's vectors, where it then runs without them; a struct is inlined."""
     symbols = subprocess.run(["nm", "-C", library], capture_output=True, text=True, check=True).stdout
     assert not re.findall(r".*::cpu::.*\{lambda.*::operator\(\).*", symbols)
+
+
+def test_pytorch_has_an_environment_of_its_own():
+    """Hugging Face's libraries load torch where they find it, beside MindSpore, whose NumPy and SciPy are older."""
+    printed = make_dry("--always-make", ".libraries/.ready", "NVCC=").stdout
+    (installs,) = [line for line in printed.splitlines() if "torch>" in line]
+    assert installs.startswith(".libraries/torch/bin/pip install ")

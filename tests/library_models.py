@@ -1,0 +1,315 @@
+"""Lists the models of mindone and mindformers that tests/libraries.py compares, with their sizes and inputs."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+RNG = np.random.default_rng(0)
+
+
+def numbers(*shape):
+    return RNG.standard_normal(shape).astype(np.float32)
+
+
+def tokens(*shape):
+    return RNG.integers(3, 99, shape).astype(np.int32)
+
+
+class Model(NamedTuple):
+    """A class of both libraries, its configuration, and its inputs. Models of transformers have a class of
+    configurations, and a loss of their own; the first output of the others is trained towards random numbers."""
+
+    name: str
+    config: str
+    settings: dict
+    inputs: dict
+    library: str = "mindone"
+    most: tuple = (2e-5, 1e-4, 2e-4)  # errors of the loss, the gradients and the losses of the steps
+    by_msops: bool = False  # whether PointNet2 samples and groups points by msops' operators
+
+    @property
+    def has_loss(self):
+        return bool(self.config) or self.library != "mindone"
+
+
+SIZES = dict(hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4)
+DECODER = dict(**SIZES, num_key_value_heads=2, vocab_size=100, max_position_embeddings=64)
+ENCODER = dict(**SIZES, vocab_size=100, max_position_embeddings=64)
+IMAGES = dict(**SIZES, image_size=32, patch_size=8)
+TEXT = tokens(2, 16)
+NEXT = dict(input_ids=TEXT, labels=TEXT, use_cache=False)
+PADDED = (np.arange(16) < np.array([[16], [11]])).astype(np.int32)
+TRANSLATED = dict(input_ids=TEXT, labels=tokens(2, 9))
+KINDS = dict(num_labels=5, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+KIND_OF_TEXT = dict(input_ids=TEXT, attention_mask=PADDED, labels=np.array([1, 4], np.int32))
+KIND_OF_IMAGE = dict(pixel_values=numbers(2, 3, 32, 32), labels=np.array([1, 4], np.int32))
+BOTH = dict(
+    d_model=64, encoder_layers=2, decoder_layers=2, encoder_attention_heads=4, decoder_attention_heads=4,
+    encoder_ffn_dim=96, decoder_ffn_dim=96, vocab_size=100, max_position_embeddings=64, dropout=0.0,
+)  # fmt: skip
+BLOCKS = dict(block_out_channels=(32, 64), norm_num_groups=8, layers_per_block=1)
+JOINT = dict(
+    attention_head_dim=16, num_attention_heads=2, joint_attention_dim=32, pooled_projection_dim=32, patch_size=1
+)
+PROMPT = dict(encoder_hidden_states=numbers(2, 7, 32))
+PLACES = np.stack((np.zeros(16), *np.divmod(np.arange(16), 4)), 1).astype(np.float32)
+
+POINTS = np.concatenate((RNG.uniform(-0.6, 0.6, (4, 1024, 3)), numbers(4, 1024, 3)), -1).astype(np.float32)
+SWITCHES = (2e-5, 1e-2, 3e-2)
+POINTS = dict(points=POINTS, labels=np.array([1, 4, 7, 7], np.int32))
+
+MODELS = {
+    "Llama": Model("LlamaForCausalLM", "LlamaConfig", DECODER, NEXT),
+    "Qwen2": Model("Qwen2ForCausalLM", "Qwen2Config", DECODER, NEXT),
+    "Qwen3": Model("Qwen3ForCausalLM", "Qwen3Config", dict(head_dim=16, **DECODER), NEXT),
+    "Qwen3 with experts": Model(
+        "Qwen3MoeForCausalLM",
+        "Qwen3MoeConfig",
+        dict(head_dim=16, moe_intermediate_size=32, num_experts=4, num_experts_per_tok=2, **DECODER),
+        NEXT,
+    ),
+    "Gemma 2": Model(
+        "Gemma2ForCausalLM",
+        "Gemma2Config",
+        dict(head_dim=16, query_pre_attn_scalar=16, sliding_window=8, **DECODER),
+        NEXT,
+    ),
+    "GPT-2": Model(
+        "GPT2LMHeadModel",
+        "GPT2Config",
+        dict(
+            n_embd=64, n_layer=2, n_head=4, vocab_size=100, n_positions=64, tie_word_embeddings=False,
+            resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
+        ),
+        NEXT,
+    ),
+    "BERT": Model(
+        "BertForSequenceClassification",
+        "BertConfig",
+        dict(num_labels=5, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, **ENCODER),
+        dict(input_ids=TEXT, attention_mask=PADDED, labels=np.array([1, 4], np.int32)),
+    ),
+    "T5": Model(
+        "T5ForConditionalGeneration",
+        "T5Config",
+        dict(
+            d_model=64, d_kv=16, d_ff=96, num_layers=2, num_heads=4, vocab_size=100, dropout_rate=0.0,
+            feed_forward_proj="gated-gelu", decoder_start_token_id=0,
+        ),
+        dict(input_ids=TEXT, labels=tokens(2, 9)),
+    ),
+    "Whisper": Model(
+        "WhisperForConditionalGeneration",
+        "WhisperConfig",
+        dict(
+            vocab_size=100, num_mel_bins=16, d_model=64, encoder_layers=2, decoder_layers=2, encoder_attention_heads=4,
+            decoder_attention_heads=4, encoder_ffn_dim=96, decoder_ffn_dim=96, max_source_positions=32,
+            max_target_positions=32, pad_token_id=0, bos_token_id=1, eos_token_id=2, decoder_start_token_id=1,
+        ),
+        dict(input_features=numbers(2, 16, 64), labels=tokens(2, 9)),
+    ),
+    "CLIP": Model(
+        "CLIPModel",
+        "CLIPConfig",
+        dict(text_config=dict(**ENCODER, eos_token_id=99), vision_config=IMAGES, projection_dim=32),
+        dict(input_ids=TEXT, pixel_values=numbers(2, 3, 32, 32), return_loss=True),
+    ),
+    "Mistral": Model("MistralForCausalLM", "MistralConfig", dict(sliding_window=None, **DECODER), NEXT),
+    "Mixtral": Model(
+        "MixtralForCausalLM", "MixtralConfig", dict(sliding_window=None, num_local_experts=4, **DECODER), NEXT
+    ),
+    "Gemma": Model("GemmaForCausalLM", "GemmaConfig", dict(head_dim=16, **DECODER), NEXT),
+    "Phi": Model("PhiForCausalLM", "PhiConfig", DECODER, NEXT),
+    "Phi 3": Model("Phi3ForCausalLM", "Phi3Config", dict(pad_token_id=0, **DECODER), NEXT),
+    "OLMo": Model("OlmoForCausalLM", "OlmoConfig", DECODER, NEXT),
+    "OLMo 2": Model("Olmo2ForCausalLM", "Olmo2Config", DECODER, NEXT),
+    "OLMoE": Model("OlmoeForCausalLM", "OlmoeConfig", dict(num_experts=4, num_experts_per_tok=2, **DECODER), NEXT),
+    "Qwen2 with experts": Model(
+        "Qwen2MoeForCausalLM",
+        "Qwen2MoeConfig",
+        dict(
+            moe_intermediate_size=32, shared_expert_intermediate_size=32, num_experts=4, num_experts_per_tok=2,
+            **DECODER,
+        ),
+        NEXT,
+    ),
+    "Granite": Model("GraniteForCausalLM", "GraniteConfig", DECODER, NEXT),
+    "StarCoder 2": Model(
+        "Starcoder2ForCausalLM",
+        "Starcoder2Config",
+        dict(sliding_window=None, residual_dropout=0.0, embedding_dropout=0.0, **DECODER),
+        NEXT,
+    ),
+    "Cohere": Model("CohereForCausalLM", "CohereConfig", DECODER, NEXT),
+    "GLM": Model("GlmForCausalLM", "GlmConfig", dict(head_dim=16, pad_token_id=0, **DECODER), NEXT),
+    "GLM 4": Model("Glm4ForCausalLM", "Glm4Config", dict(head_dim=16, pad_token_id=0, **DECODER), NEXT),
+    "SmolLM3": Model("SmolLM3ForCausalLM", "SmolLM3Config", dict(pad_token_id=0, **DECODER), NEXT),
+    "Nemotron": Model("NemotronForCausalLM", "NemotronConfig", DECODER, NEXT),
+    "Falcon": Model(
+        "FalconForCausalLM",
+        "FalconConfig",
+        dict(hidden_size=64, num_hidden_layers=2, num_attention_heads=4, vocab_size=100),
+        NEXT,
+    ),
+    "GPT-NeoX": Model("GPTNeoXForCausalLM", "GPTNeoXConfig", ENCODER, NEXT),
+    "GPT-J": Model(
+        "GPTJForCausalLM",
+        "GPTJConfig",
+        dict(
+            n_embd=64, n_layer=2, n_head=4, rotary_dim=8, n_positions=64, vocab_size=100, tie_word_embeddings=False
+        ),
+        NEXT,
+    ),
+    "OPT": Model(
+        "OPTForCausalLM",
+        "OPTConfig",
+        dict(
+            hidden_size=64, ffn_dim=96, num_hidden_layers=2, num_attention_heads=4, vocab_size=100,
+            max_position_embeddings=64, word_embed_proj_dim=64, dropout=0.0,
+        ),
+        NEXT,
+    ),
+    "Mamba": Model(
+        "MambaForCausalLM",
+        "MambaConfig",
+        dict(hidden_size=64, num_hidden_layers=2, vocab_size=100, state_size=8),
+        NEXT,
+    ),
+    "RoBERTa": Model("RobertaForSequenceClassification", "RobertaConfig", dict(**KINDS, **ENCODER), KIND_OF_TEXT),
+    "XLM-RoBERTa": Model(
+        "XLMRobertaForSequenceClassification", "XLMRobertaConfig", dict(**KINDS, **ENCODER), KIND_OF_TEXT
+    ),
+    "ELECTRA": Model(
+        "ElectraForSequenceClassification",
+        "ElectraConfig",
+        dict(embedding_size=32, **KINDS, **ENCODER),
+        KIND_OF_TEXT,
+    ),
+    "ALBERT": Model(
+        "AlbertForSequenceClassification",
+        "AlbertConfig",
+        dict(embedding_size=32, classifier_dropout_prob=0.0, **KINDS, **ENCODER),
+        KIND_OF_TEXT,
+    ),
+    "DistilBERT": Model(
+        "DistilBertForSequenceClassification",
+        "DistilBertConfig",
+        dict(
+            num_labels=5, dim=64, hidden_dim=96, n_layers=2, n_heads=4, vocab_size=100, max_position_embeddings=64,
+            dropout=0.0, attention_dropout=0.0, seq_classif_dropout=0.0,
+        ),
+        KIND_OF_TEXT,
+    ),
+    "DeBERTa 2": Model(
+        "DebertaV2ForSequenceClassification",
+        "DebertaV2Config",
+        dict(relative_attention=True, pos_att_type=["c2p", "p2c"], **KINDS, **ENCODER),
+        KIND_OF_TEXT,
+    ),
+    "MPNet": Model("MPNetForSequenceClassification", "MPNetConfig", dict(**KINDS, **ENCODER), KIND_OF_TEXT),
+    "BART": Model("BartForConditionalGeneration", "BartConfig", BOTH, TRANSLATED),
+    "mBART": Model("MBartForConditionalGeneration", "MBartConfig", BOTH, TRANSLATED),
+    "Pegasus": Model("PegasusForConditionalGeneration", "PegasusConfig", BOTH, TRANSLATED),
+    "mT5": Model(
+        "MT5ForConditionalGeneration",
+        "MT5Config",
+        dict(
+            d_model=64, d_kv=16, d_ff=96, num_layers=2, num_heads=4, vocab_size=100, dropout_rate=0.0,
+            decoder_start_token_id=0,
+        ),
+        TRANSLATED,
+    ),
+    "DeiT": Model("DeiTForImageClassification", "DeiTConfig", dict(**KINDS, **IMAGES), KIND_OF_IMAGE),
+    "DINOv2": Model(
+        "Dinov2ForImageClassification",
+        "Dinov2Config",
+        dict(
+            num_labels=5, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, image_size=32, patch_size=8
+        ),
+        KIND_OF_IMAGE,
+    ),
+    "ConvNeXt": Model(
+        "ConvNextForImageClassification",
+        "ConvNextConfig",
+        dict(num_labels=5, hidden_sizes=[16, 32, 48, 64], depths=[1, 1, 1, 1], image_size=32),
+        KIND_OF_IMAGE,
+    ),
+    "SegFormer": Model(
+        "SegformerForImageClassification",
+        "SegformerConfig",
+        dict(
+            hidden_sizes=[16, 16, 32, 32], depths=[1, 1, 1, 1], num_attention_heads=[1, 1, 2, 2], drop_path_rate=0.0,
+            **KINDS,
+        ),
+        KIND_OF_IMAGE,
+    ),
+    "Stable Diffusion's VAE": Model(
+        "AutoencoderKL",
+        "",
+        dict(
+            down_block_types=("DownEncoderBlock2D",) * 2, up_block_types=("UpDecoderBlock2D",) * 2, latent_channels=4,
+            **BLOCKS,
+        ),
+        dict(sample=numbers(1, 3, 32, 32)),
+    ),
+    "Stable Diffusion's U-Net": Model(
+        "UNet2DConditionModel",
+        "",
+        dict(
+            down_block_types=("CrossAttnDownBlock2D", "DownBlock2D"),
+            up_block_types=("UpBlock2D", "CrossAttnUpBlock2D"),
+            cross_attention_dim=32, attention_head_dim=8, sample_size=16, **BLOCKS,
+        ),
+        dict(sample=numbers(2, 4, 16, 16), timestep=np.array([10, 500]), **PROMPT),
+    ),
+    "Stable Diffusion 3": Model(
+        "SD3Transformer2DModel",
+        "",
+        dict(
+            sample_size=16, in_channels=4, out_channels=4, num_layers=2, caption_projection_dim=32,
+            pos_embed_max_size=16, **JOINT,
+        ),
+        dict(
+            hidden_states=numbers(2, 4, 8, 8), timestep=np.array([300, 700]), pooled_projections=numbers(2, 32),
+            **PROMPT,
+        ),
+    ),
+    "FLUX": Model(
+        "FluxTransformer2DModel",
+        "",
+        dict(
+            in_channels=16, num_layers=1, num_single_layers=1, guidance_embeds=False, axes_dims_rope=(4, 4, 8), **JOINT
+        ),
+        dict(
+            hidden_states=numbers(2, 16, 16), timestep=np.array([0.3, 0.7], np.float32), img_ids=PLACES,
+            txt_ids=np.zeros((7, 3), np.float32), pooled_projections=numbers(2, 32), **PROMPT,
+        ),
+    ),
+    "AuraFlow": Model(
+        "AuraFlowTransformer2DModel",
+        "",
+        dict(
+            sample_size=8, patch_size=2, in_channels=4, num_mmdit_layers=1, num_single_dit_layers=1,
+            attention_head_dim=16, num_attention_heads=2, joint_attention_dim=32, caption_projection_dim=32,
+            out_channels=4, pos_embed_max_size=64,
+        ),
+        dict(hidden_states=numbers(2, 4, 8, 8), timestep=np.array([0.3, 0.7], np.float32), **PROMPT),
+    ),
+    "Sana": Model(
+        "SanaTransformer2DModel",
+        "",
+        dict(
+            in_channels=4, out_channels=4, num_attention_heads=2, attention_head_dim=16, num_layers=1,
+            num_cross_attention_heads=2, cross_attention_head_dim=16, cross_attention_dim=32, caption_channels=32,
+            sample_size=8,
+        ),
+        dict(hidden_states=numbers(2, 4, 8, 8), timestep=np.array([300, 700]), **PROMPT),
+    ),
+    "Llama of mindformers": Model("LlamaForCausalLM", "LlamaConfig", DECODER, NEXT, "mindformers"),
+    "PointNet2 of the model zoo": Model(
+        "PointNet2", "", dict(classes=40), POINTS, "src.pointnet2", SWITCHES
+    ),
+    "PointNet2 of the model zoo, with msops' operators": Model(
+        "PointNet2", "", dict(classes=40), POINTS, "src.pointnet2", SWITCHES, by_msops=True
+    ),
+}  # fmt: skip
