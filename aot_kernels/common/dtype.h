@@ -5,10 +5,6 @@
 #include <cstring>
 #include <type_traits>
 
-#if defined(__F16C__) && !defined(__CUDA_ARCH__)
-#include <immintrin.h>
-#endif
-
 // MSOPS_BOTH marks what kernels and loops on the CPU share, such as formulas. It is always inlined, so that loops over
 // it vectorize. MSOPS_CPU marks what only the CPU runs; there the compiler decides.
 #ifdef __CUDACC__
@@ -138,6 +134,12 @@ MSOPS_BOTH Compute<T> rounded(Compute<T> value) {
   return Compute<T>(T(value));
 }
 
+#if defined(__F16C__) && !defined(__CUDA_ARCH__)
+// <immintrin.h> names the instructions that these types belong to, but takes as long to parse as all other headers.
+using EightHalves __attribute__((vector_size(16))) = short;
+using EightFloats __attribute__((vector_size(32))) = float;
+#endif
+
 // widen() and narrow() convert n neighbouring elements, on the CPU 8 of Half by one instruction. Loops read and write
 // buffers of Compute<T> by them, since the conversion of a single Half takes about ten instructions there.
 template <typename T, typename C>
@@ -145,8 +147,11 @@ MSOPS_BOTH void widen(const T* from, C* to, int64_t n) {
   int64_t done = 0;
 #if defined(__F16C__) && !defined(__CUDA_ARCH__)
   if constexpr (std::is_same<T, Half>::value)
-    for (; done + 8 <= n; done += 8)
-      _mm256_storeu_ps(to + done, _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from + done))));
+    for (EightHalves halves; done + 8 <= n; done += 8) {
+      memcpy(&halves, from + done, sizeof halves);
+      const EightFloats floats = __builtin_ia32_vcvtph2ps256(halves);
+      memcpy(to + done, &floats, sizeof floats);
+    }
 #endif
 #ifndef __CUDA_ARCH__
 #pragma omp simd
@@ -158,9 +163,11 @@ MSOPS_BOTH void narrow(const Compute<T>* from, T* to, int64_t n) {
   int64_t done = 0;
 #if defined(__F16C__) && !defined(__CUDA_ARCH__)
   if constexpr (std::is_same<T, Half>::value)
-    for (; done + 8 <= n; done += 8)
-      _mm_storeu_si128(reinterpret_cast<__m128i*>(to + done),
-                       _mm256_cvtps_ph(_mm256_loadu_ps(from + done), _MM_FROUND_TO_NEAREST_INT));
+    for (EightFloats floats; done + 8 <= n; done += 8) {
+      memcpy(&floats, from + done, sizeof floats);
+      const EightHalves halves = __builtin_ia32_vcvtps2ph256(floats, 0);  // to nearest
+      memcpy(to + done, &halves, sizeof halves);
+    }
 #endif
 #ifndef __CUDA_ARCH__
 #pragma omp simd
