@@ -25,10 +25,13 @@ def pytest_configure(config):
         os.environ.setdefault("NVCC", "")
 
 
-def third_of(test):
+def third_of(item):
     """Returns which of three thirds a test belongs to, by its id as far as the first word of its parameters: what one
-    library or one network serves stays together, and each half of a test in two modes is spread by itself."""
-    return zlib.crc32(re.match(r"[^\[]*(\[\w+)?", test)[0].encode()) % 3 + 1
+    library or one network serves stays together, and each half of a test in two modes is spread by itself. A file of
+    tests that run alone stays together, too."""
+    alone = any(mark.name == "alone" for mark in getattr(item.module, "pytestmark", ()))
+    test = item.nodeid.partition("::")[0] if alone else re.match(r"[^\[]*(\[\w+)?", item.nodeid)[0]
+    return zlib.crc32(test.encode()) % 3 + 1
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest looks at marks
@@ -48,7 +51,7 @@ def pytest_collection_modifyitems(config, items):
         others = {
             item
             for item in items
-            if item.get_closest_marker("wide") and item.path not in changed and third_of(item.nodeid) != third
+            if item.get_closest_marker("wide") and item.path not in changed and third_of(item) != third
         }
         config.hook.pytest_deselected(items=list(others))
         items[:] = [item for item in items if item not in others]

@@ -1,4 +1,5 @@
-"""Tests calls of operators that go around ops.Custom, in a process of their own: nothing switches them off again."""
+"""Tests calls of operators that go around ops.Custom, in a process of their own: nothing switches them off again. They
+are wide, since their extension takes longer to compile than all other tests' libraries."""
 
 import os
 
@@ -13,6 +14,7 @@ from msops.core.primitive import Primitive
 
 pytestmark = [
     pytest.mark.alone,
+    pytest.mark.wide,
     pytest.mark.skipif(compat.VERSION != (2, 10), reason="is for MindSpore 2.10"),
 ]
 
@@ -47,7 +49,6 @@ def slow(monkeypatch, function, *inputs):
     return outputs
 
 
-@pytest.mark.wide
 @pytest.mark.parametrize("view", [lambda x: x, lambda x: x.T, lambda x: x[1:], lambda x: x[:, 1:3], lambda x: x[1, 1]])
 def test_same_bits(calls, monkeypatch, view):
     x = view(Tensor(numbers(3, 5)))
@@ -69,7 +70,6 @@ def test_scratch_parameters_and_gradients(calls, monkeypatch):
     assert all(calls)
 
 
-@pytest.mark.wide
 def test_order(calls):
     """A call sees what earlier operators of MindSpore wrote, and not what later ones write."""
     x = Parameter(np.zeros(1000, np.float32))
@@ -81,7 +81,6 @@ def test_order(calls):
     assert all(calls)
 
 
-@pytest.mark.wide
 def test_order_of_launches(calls):
     """A kernel of MindSpore reads what a call gave, and its memory is free only when it has run."""
     x = Tensor(numbers(2, 9, 3))
@@ -152,7 +151,6 @@ PROGRAMS = [
 ]
 
 
-@pytest.mark.wide
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_same_gradients(calls, monkeypatch, program):
     library = msops.load(
@@ -174,7 +172,6 @@ def as_tuple(outputs):
     return outputs if isinstance(outputs, tuple) else (outputs,)
 
 
-@pytest.mark.wide
 def test_error_in_a_gradient(calls):
     def gradient(x, y, dy):
         raise KeyError("here")
@@ -187,7 +184,6 @@ def test_error_in_a_gradient(calls):
     assert np.isfinite(mindspore.grad(lambda x: msops.sigmoid(x).sum())(x).asnumpy()).all()
 
 
-@pytest.mark.wide
 def test_mixed_precision(calls):
     class Net(nn.Cell):
         def __init__(self):
@@ -208,7 +204,6 @@ def test_mixed_precision(calls):
     assert calls == [False, True]
 
 
-@pytest.mark.wide
 def test_errors(calls):
     library = msops.load("fails", '#include "common/call.h"\nMSOPS_ENTRY(Fails) { return 77; }\n')
     with pytest.raises(TypeError, match="add"):
@@ -219,7 +214,6 @@ def test_errors(calls):
     assert np.isfinite(msops.sigmoid(Tensor(numbers(5))).asnumpy()).all()
 
 
-@pytest.mark.wide
 def test_graph_mode(calls):
     mindspore.set_context(mode=mindspore.GRAPH_MODE)
     x = Tensor(numbers(5))

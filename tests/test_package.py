@@ -30,6 +30,9 @@ class Cell(mindspore.nn.Cell):
 
 
 print(Cell()(mindspore.Tensor([0.0], mindspore.float32)))
+import msops.operators.sigmoid
+from msops import *
+print(sigmoid is msops.sigmoid, callable(sigmoid))
 """
 
 
@@ -46,9 +49,10 @@ def test_import_is_light(tmp_path):
     assert run(code, tmp_path) == "[]\n"
 
 
-@pytest.mark.parametrize("mode", ["GRAPH_MODE", "PYNATIVE_MODE"])
+@pytest.mark.parametrize("mode", ["GRAPH_MODE", pytest.param("PYNATIVE_MODE", marks=pytest.mark.wide)])
 def test_first_use_in_a_cell(mode, tmp_path):
-    assert run(IN_GRAPH.format(mode=mode), tmp_path) == "[0.5]\n"
+    """An operator's name then stays its function, though its module has the same name."""
+    assert run(IN_GRAPH.format(mode=mode), tmp_path) == "[0.5]\nTrue True\n"
 
 
 ONE_BROKEN = """
@@ -74,12 +78,6 @@ def test_a_broken_library_breaks_one_operator(tmp_path):
     message, *others = done.stdout.splitlines()
     assert message.startswith(f"msops cannot load the library sigmoid: {broken}: "), done.stderr
     assert others == ["add lltm custom_op", "False"]
-
-
-def test_operators_stay_functions(tmp_path):
-    """An operator's name stays its function, though its module has the same name."""
-    code = "import msops.operators.sigmoid\nfrom msops import *\nprint(sigmoid is msops.sigmoid, callable(sigmoid))"
-    assert run(code, tmp_path) == "True True\n"
 
 
 def test_version(tmp_path):
@@ -242,6 +240,7 @@ MISTYPED = {
 }
 
 
+@pytest.mark.wide
 def test_types(tmp_path):
     """A type checker knows all names of msops, accepts a correct program, and refuses an incorrect one."""
     pytest.importorskip("mypy")
@@ -277,12 +276,12 @@ def work(n):
 def same(n):
     x = Tensor(np.full((64, 64), n, np.float32))
     want = msops.silu(x).asnumpy()[0, 0]
-    return sum((msops.silu(x).asnumpy() != want).any() for _ in range(600))
+    return sum((msops.silu(x).asnumpy() != want).any() for _ in range(100))
 
 
-alone = [work(n) for n in range(100)]
+alone = [work(n) for n in range(25)]
 with ThreadPoolExecutor(4) as pool:
-    print(list(pool.map(work, range(100))) == alone, *pool.map(same, range(4)))
+    print(list(pool.map(work, range(25))) == alone, *pool.map(same, range(4)))
 """
 
 
@@ -309,24 +308,3 @@ print(y, flush=True)
 def test_fork_after_import(tmp_path):
     """Both processes can use operators after a fork."""
     assert run(FORK, tmp_path) == "[0.5]\n0\n[0.5]\n"
-
-
-NO_MEMORY = """
-import mindspore
-import msops
-from mindspore import ops
-
-mindspore.set_context(mode=mindspore.{mode})
-x = ops.ones((2**22, 1), mindspore.float32)
-cell = msops.Add()
-try:
-    cell(x, x.reshape(1, -1)).asnumpy()
-except RuntimeError as error:
-    print("emory" in str(error), cell(x, x)[0])
-"""
-
-
-@pytest.mark.parametrize("mode", ["GRAPH_MODE", "PYNATIVE_MODE"])
-def test_result_that_no_memory_holds(mode, tmp_path):
-    """A result that does not fit into memory is an error, after which operators still work."""
-    assert run(NO_MEMORY.format(mode=mode), tmp_path) == "True [2.]\n"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import re
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -123,9 +122,10 @@ def _replace(mint: bool) -> None:
         _cache.Primitive = Maker
     functions = {id(original): replacement for original, replacement in _functions(mint)}
     for module, name, value in list(_globals()):
-        replacement = functions.get(id(value)) or _refusal_of(value)
+        primitive = _primitive_of(value)
+        replacement = functions.get(id(value)) or _refusal_of(value, primitive)
         if replacement is None and mint:
-            replacement = PRIMITIVES.get(_primitive_of(value))
+            replacement = PRIMITIVES.get(primitive)
         if replacement is not None and not _is_home(module, value, replacement):
             _put(module, name, value, replacement)
     replacements = {id(each.original): each.replacement for each in _replaced}
@@ -148,11 +148,11 @@ def _put(module: ModuleType, name: str, original: Any, replacement: Any) -> None
     setattr(module, name, replacement)
 
 
-def _refusal_of(value: Any) -> Any:
+def _refusal_of(value: Any, primitive: str) -> Any:
     """Returns what stands for a primitive that msops refuses, or for its class; None for all else."""
     if isinstance(value, type):
         return _refusals.get(value.__name__) if issubclass(value, ops.Primitive) else None
-    refusal = _refusals.get(_primitive_of(value))
+    refusal = _refusals.get(primitive)
     return refusal and refusal()
 
 
@@ -228,8 +228,8 @@ def _primitive_of(value: Any) -> str:
     """Returns the name of the primitive that an object of MindSpore calls with its arguments, or ""."""
     if isinstance(value, ops.Primitive):
         return value.name
-    found = re.fullmatch(r"_Pyboost(\w+)Prim", type(value).__name__)
-    return found[1] if found else ""
+    name = type(value).__name__
+    return name[len("_Pyboost") : -len("Prim")] if name.startswith("_Pyboost") and name.endswith("Prim") else ""
 
 
 def _globals(of_mindspore: bool = True) -> Iterator[tuple[ModuleType, str, Any]]:
