@@ -94,11 +94,12 @@ class OperatorTest(Card):
             metafunc.parametrize("mistake", self.wrong, ids=lambda mistake: mistake[-1])
 
     def calls_in_modes(self):
-        """Yields (mode, case, dtype). Graph mode calls the same entries as PyNative mode, but compiles for each. In
-        `make test`, only test_entries.py takes the largest case."""
+        """Yields (mode, case, dtype). Graph mode calls the same entries as PyNative mode, but compiles for each: `make
+        test` compiles one. It leaves the largest case to test_entries.py."""
         for mode, case in itertools.product(MODES, self.cases):
-            marks = [pytest.mark.wide] * (case != self.small and (mode == "graph" or case == self.largest()))
             for dtype in DTYPES if case == self.small else ("float32",):
+                usual = (case, dtype) == (self.small, "float32") if mode == "graph" else case != self.largest()
+                marks = [] if usual or (mode == "pynative" and case == self.small) else [pytest.mark.wide]
                 yield pytest.param(mode, case, dtype, marks=marks)
 
     def test_case(self, in_mode, case, dtype):

@@ -23,7 +23,7 @@ from numpy_attention import (
     case,
     distances,
 )
-from operator_test import run, run_gradient, wide_in_graph_mode
+from operator_test import PLAIN, run, run_gradient, wide_in_graph_mode
 from test_flash_attention import KV, Q, TestFlashAttention as FlashAttentionCard
 
 
@@ -110,7 +110,7 @@ MSOPS_ENTRY(Counted) {
 
 def test_gradient_of_bias_is_computed_on_request(mode):
     """It is left out where nobody asks for it: by graph mode, and in PyNative mode where the bias tells."""
-    library = msops.load("counted_attention", COUNTED)
+    library = msops.load("counted_attention", COUNTED, cxx_flags=PLAIN)
     calls = ctypes.c_int.in_dll(library.handle, "calls")
     # No other test has an operator of this scale.
     gradients = operators(**{**DEFAULTS, "scale": 0.123}, bias_gradient=True).gradient.__self__

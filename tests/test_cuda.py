@@ -106,6 +106,7 @@ def on_gpu(path, monkeypatch):
     monkeypatch.setattr(cuda, "LIBRARY", path)
 
 
+@pytest.mark.wide
 @pytest.mark.usefixtures("on_gpu")
 def test_opcheck(monkeypatch):
     devices = []

@@ -29,11 +29,8 @@ from child import ROOT, environment
 from operator_test import PLAIN, OperatorTest
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "benchmarks" / "README.md", *ROOT.glob("docs/*.md")]
-COMPILED = (
-    "first_operator.md",
-    "headers.md",
-    "porting.md",
-)  # for twenty seconds: `make test-full` runs these
+# `make test-full` runs these pages. That of installing runs the doctor, as test_doctor.py does.
+LONG = ("calling.md", "first_operator.md", "headers.md", "install.md", "opcheck.md", "porting.md")
 README = PAGES[0].read_text()
 NUMBER = r"\d+\.?\d*(?:e[+-]\d+)?"
 
@@ -44,7 +41,9 @@ PUBLIC = {
 PUBLIC["msops.testing.entry.prepare"] = msops.testing.entry.prepare
 
 
-@pytest.mark.parametrize("name", PUBLIC)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.wide] * (name == "msops.testing.opcheck")) for name in PUBLIC]
+)
 def test_docstring(name):
     mindspore.set_context(mode=mindspore.PYNATIVE_MODE)
     public = PUBLIC[name]
@@ -108,7 +107,7 @@ def folder(tmp_path, monkeypatch, device_target):
 @pytest.mark.filterwarnings("ignore:convert_bfloat16")  # a page shows what it warns of
 @pytest.mark.parametrize(
     "page",
-    [pytest.param(page, marks=[pytest.mark.wide] * (page.name in COMPILED)) for page in PAGES],
+    [pytest.param(page, marks=[pytest.mark.wide] * (page.name in LONG)) for page in PAGES],
     ids=lambda page: str(page.relative_to(ROOT)),
 )
 def test_page(page, folder, monkeypatch, capfd):

@@ -57,7 +57,7 @@ def sizes_of(card, shapes, settings):
 
 class Attempt:
     """Makes checks of opcheck's list. Wrong calls are made once for each set of parameters of an entry, in one dtype:
-    an entry checks ranks and shapes before anything else, whatever the sizes."""
+    an entry checks ranks and shapes before anything else, whatever they are."""
 
     def __init__(self):
         self.made = set()
@@ -65,7 +65,7 @@ class Attempt:
     def __call__(self, check, where, function, *arguments):
         if check == "wrong calls":
             [call] = arguments
-            parameters = call.name, tuple((array.name, len(array.place.shape)) for array in call.arrays)
+            parameters = call.name, *(array.name for array in call.arrays)
             if parameters in self.made:
                 return True
             self.made.add(parameters)
@@ -75,15 +75,18 @@ class Attempt:
             raise AssertionError(f"{check}: {where}: {error}") from error
 
 
+@pytest.mark.parametrize(
+    "dtypes", [pytest.param(DTYPES, marks=pytest.mark.wide, id="all dtypes"), pytest.param((), id="in turn")]
+)
 @pytest.mark.parametrize("card", [card for card in CARDS if card.operators()], ids=lambda card: card.name())
-def test_valid_calls(card, process, capfd):
-    """Valid calls give the formulas' results in each dtype, and pass opcheck's checks of an entry, wrong calls among
-    them: neighbouring cases in different dtypes."""
+def test_valid_calls(card, dtypes, process, capfd):
+    """Valid calls give the formulas' results, and pass opcheck's checks of an entry, wrong calls among them:
+    neighbouring cases in different dtypes, and the smallest in all."""
     attempt = Attempt()
     for (case, (shapes, settings)), checked in zip(card.entry_cases().items(), itertools.cycle(DTYPES)):
         if sum(sizes_of(card, shapes, settings)) > FEW:
             continue
-        for dtype in DTYPES:
+        for dtype in dtypes or (DTYPES if case == card.small else (checked,)):
             for i, call in enumerate(card.entry_calls(shapes, settings, dtype)):
                 results, what = names_of(call.operator).results, f"{call.operator.entry.name}, {case}, {dtype}"
                 if card.formulas and case not in card.without_formula:

@@ -308,7 +308,7 @@ def weight_gradient():
         r"```cuda file=weight_gradient.cu\n(.*?)```", (ROOT / "docs/headers.md").read_text(), re.DOTALL
     )
     signature = "x(N, C), dy(N, C) -> dw(C); partial(max(1, min(N // 64, 1024)), C)"
-    return custom_op(msops.load("weight_gradient", source).WeightGradient, signature)
+    return custom_op(msops.load("weight_gradient", source, cxx_flags=PLAIN).WeightGradient, signature)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])

@@ -302,6 +302,7 @@ def test_sound(operator, shapes, reference):
         assert set(report.skipped) == {"other attributes"} | without
 
 
+@pytest.mark.wide
 def test_sound_with_attribute(square):
     operators = [square("ByAttribute", gradient=None, by=by) for by in (2.5, 3.0)]
     references = [lambda x: 2.5 * x * x, lambda x: 3 * x * x]
@@ -325,7 +326,7 @@ def test_gradient_without_float64(square, dtype):
     assert report.skipped["gradient"] == "the operator takes no float64, and there is no reference"
 
 
-@pytest.mark.parametrize("factor", [1, 2])
+@pytest.mark.parametrize("factor", [pytest.param(1, marks=pytest.mark.wide), 2])
 def test_gradient_of_an_input_in_float32(library, factor):
     """opcheck checks the gradient of an input in float32 beside inputs of any dtype."""
     names = {1: "TwoDtypesBackward", 2: "HalfTheGradientOfTwoDtypes"}
@@ -357,12 +358,6 @@ def test_every_check_is_made_or_skipped(square, monkeypatch):
     assert found["views"] == ["was neither made nor skipped"]
 
 
-def test_is_silent(square, capfd):
-    """opcheck prints nothing, though MindSpore and the entries complain of its wrong calls."""
-    opcheck(square(), X, squared)
-    assert capfd.readouterr() == ("", "")
-
-
 def test_sound_with_indices(library):
     """Integer inputs keep their values and have no gradient."""
     gradient = msops.custom_op(library.TakeBackward, "x(M), index(N, dtype=int32), dy(N) -> dx(M)")
@@ -378,7 +373,10 @@ def test_sound_without_floats(library):
     assert "expected 2, got 1" in failures(after, [np.arange(5, dtype=np.int32)], lambda x: x + 2)["forward"][0]
 
 
-@pytest.mark.parametrize("reference", [None, lambda x: x.sum(0)], ids=["no reference", "reference"])
+@pytest.mark.parametrize(
+    "reference",
+    [pytest.param(None, marks=pytest.mark.wide, id="no reference"), pytest.param(lambda x: x.sum(0), id="reference")],
+)
 def test_sound_with_scratch(reference):
     """The documentation's operator with scratch passes."""
     text = (Path(__file__).resolve().parents[1] / "docs" / "headers.md").read_text()
@@ -517,8 +515,9 @@ def test_endless_call(square, monkeypatch):
     assert "Endless does not return within 1 s" in found["no crash"][0]
 
 
-def test_leaves_no_files(square, tmp_path, monkeypatch):
-    """opcheck leaves no files, though MindSpore writes what it could not compile."""
+def test_leaves_no_files_and_is_silent(square, tmp_path, monkeypatch, capfd):
+    """opcheck leaves no files and prints nothing, though MindSpore writes what it could not compile, and MindSpore and
+    the entries complain of its wrong calls."""
     temporary, current = tmp_path / "temporary", tmp_path / "current"
     for folder in (temporary, current):
         folder.mkdir()
@@ -526,6 +525,7 @@ def test_leaves_no_files(square, tmp_path, monkeypatch):
     monkeypatch.chdir(current)
     opcheck(square(), X, squared)
     assert not [*temporary.iterdir(), *current.iterdir()]
+    assert capfd.readouterr() == ("", "")
 
 
 def test_sizes(library):

@@ -328,6 +328,7 @@ def test_cell_with_weights(mode):
 
 @pytest.mark.parametrize("dtype", ["float16", "float64"])
 @pytest.mark.parametrize("reduction", ["none", "mean"])
+@wide_in_graph_mode
 def test_weights_of_float32(mode, dtype, reduction):
     """Weights of float32 are not rounded to float16; both the function and the Cell take them."""
     (logits, labels, _), of = TestCrossEntropy().inputs(shapes(6, 33, True), dtype), dict(reduction=reduction, **ALL)
@@ -347,6 +348,7 @@ def test_weights_of_float32(mode, dtype, reduction):
 
 @pytest.mark.parametrize("axes", [(3,), (2, 3), (1, 1), (0, 2)])
 @pytest.mark.parametrize("reduction", ["none", "mean"])
+@wide_in_graph_mode
 def test_logits_of_more_axes(mode, axes, reduction):
     (logits, labels, weight), of = TestCrossEntropy().inputs(shapes(12, 5, True), "float32"), dict(ALL)
     rows = 2 * int(np.prod(axes))
@@ -476,6 +478,7 @@ def of_constants(logits, labels):
     return msops.cross_entropy(logits, mindspore.ops.stop_gradient(labels))
 
 
+@wide_in_graph_mode
 def test_probabilities_without_gradient(mode):
     """Where nobody asks for the gradient of the probabilities, that of the logits is the same."""
     rng = np.random.default_rng(1)

@@ -13,7 +13,16 @@ from guarded_call import GuardedCall
 from msops.compat import VERSION
 from msops.operators.depthwise_conv2d import operators
 from msops.testing.entry import Status, prepare_operator
-from operator_test import Gradient, Net, OperatorTest, check_second_order, check_training, run, run_gradient
+from operator_test import (
+    Gradient,
+    Net,
+    OperatorTest,
+    check_second_order,
+    check_training,
+    run,
+    run_gradient,
+    wide_in_graph_mode,
+)
 
 
 def pair(value):
@@ -263,6 +272,7 @@ SETTINGS = (
 )
 
 
+@wide_in_graph_mode
 def test_settings_one_after_the_other(mode):
     for settings in SETTINGS * 2:
         out = run(Net(msops.depthwise_conv2d, **settings), *IMAGE_AND_WEIGHT)[0]
@@ -507,6 +517,7 @@ def test_numpy_numbers(mode):
     np.testing.assert_array_equal(run(Net(msops.depthwise_conv2d, **settings), x, weight)[0], want[0])
 
 
+@pytest.mark.wide
 def test_many_settings_are_not_kept():
     """Operators with settings that were used long ago are freed. A Cell's operator lives as long as the Cell."""
     cell = msops.DepthwiseConv2d(1, 1, stride=(1, 99))

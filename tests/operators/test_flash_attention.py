@@ -19,7 +19,7 @@ from numpy_attention import (
     attention_bias_backward,
     case,
 )
-from operator_test import OperatorTest, run, run_gradient
+from operator_test import OperatorTest, run, run_gradient, wide_in_graph_mode
 
 STEPS, WINDOW = dict(layout="BTHD"), dict(window=(5, 3))
 Q, KV = (1, 2, 3, 4), (1, 1, 5, 4)
@@ -251,6 +251,7 @@ def test_100_runs_give_equal_bits(gpu, width, kv_heads):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@wide_in_graph_mode
 def test_queries_that_see_nothing(mode, dtype):
     """They give 0 and -inf, and have no gradient: rows before the first key, hidden by the mask, or without keys."""
     settings = dict(causal=True, return_lse=True, optional=("kv_lengths", "mask"))
@@ -270,6 +271,7 @@ def test_queries_that_see_nothing(mode, dtype):
         assert np.isfinite(gradient).all()
 
 
+@wide_in_graph_mode
 def test_no_keys(mode):
     if VERSION < (2, 7):
         pytest.skip("MindSpore before 2.7 has no empty tensors in all places")
@@ -283,6 +285,7 @@ def test_no_keys(mode):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@wide_in_graph_mode
 def test_keys_after_the_length_are_not_read(mode, dtype):
     """Whatever stands there changes neither results nor gradients, whose own elements there are 0."""
     lengths, results = np.array([70, 1], np.int32), []
@@ -301,6 +304,7 @@ def test_keys_after_the_length_are_not_read(mode, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@wide_in_graph_mode
 def test_large_logits(mode, dtype):
     """Logits of 10^4 neither overflow nor lose the largest key."""
     q = np.full((1, 1, 4, 4), 50, dtype)
@@ -365,6 +369,7 @@ def test_gradients_say_how_results_change(name):
     assert abs(sum(map(np.sum, terms)) - (sum_at(step) - sum_at(-step)) / (2 * step)) < 1e-8 * size
 
 
+@pytest.mark.wide
 def test_memory_of_long_sequences(tmp_path):
     """Neither pass takes memory for the weights of all pairs, here 256 MiB. A process of its own has its own peak."""
     program = tmp_path / "program.py"
@@ -388,6 +393,7 @@ def test_memory_of_long_sequences(tmp_path):
     assert float(done.stdout) < 64, done.stderr
 
 
+@wide_in_graph_mode
 def test_cell_takes_what_the_function_does(mode):
     """The Cell has the settings, and takes kv_lengths and mask by position or by name."""
     shapes, _ = case((4, 2, 5, 9), mask=(5, 9), lengths=True)

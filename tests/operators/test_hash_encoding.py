@@ -370,7 +370,7 @@ def test_training(mode):
 def test_sizes_near_whole_numbers():
     """Where the finest level has 2^k cells but for rounding, Python and the entry must round alike."""
     point = Tensor(np.full((1, 2), 0.3, np.float32))
-    for levels, base, finest in itertools.product(range(2, 17), (4, 6, 16), (32, 96, 256)):
+    for levels, base, finest in itertools.product((2, 3, 5, 8, 9, 12, 16), (4, 6, 16), (32, 96, 256)):
         for growth in {2 ** (math.log2(finest / base) / (levels - 1)), (finest / base) ** (1 / (levels - 1))}:
             encoding = msops.HashEncoding(2, levels, 1, 17, base, growth)
             assert encoding(point).shape == (1, levels)

@@ -351,6 +351,7 @@ def test_seq_length(mode, dtype):
     np.testing.assert_array_equal(whole[0].asnumpy(), all_steps[0].asnumpy())
 
 
+@wide_in_graph_mode
 def test_samples_end_by_themselves(mode):
     """Each sample gives the same results as alone and cut to its length, whatever its padding holds."""
     x, h, c, *parameters = random(9, np.float32, *shapes(6, 4, 3, 5))
@@ -369,6 +370,7 @@ def test_samples_end_by_themselves(mode):
                 np.testing.assert_allclose(got, want.reshape(got.shape), rtol=1e-5, atol=1e-6)
 
 
+@wide_in_graph_mode
 def test_padding_has_no_gradient(mode):
     """Finite numbers after a sample's end change neither results nor other gradients by a single bit."""
     x, *rest = random(10, np.float32, *shapes(5, 3, 2, 4))
@@ -492,6 +494,7 @@ def test_what_is_known_beside_open_sizes(opened, words):
 class TestLayers:
     """Tests the Cell."""
 
+    @wide_in_graph_mode
     def test_equals_stepping(self, mode):
         """The Cell equals stepping up to the rounding of other orders of addition, and to_cells returns equal copies of
         the parameters."""
@@ -527,6 +530,7 @@ class TestLayers:
         douts = random(21, np.float32, (5, 9, 7), (1, 9, 7), (1, 9, 7))
         check_mixed_precision(way, msops.LLTM(6, 7), inputs, douts, reference, reference_gradient)
 
+    @wide_in_graph_mode
     def test_layers_in_mixed_precision(self, mode):
         """The state of the second layer is cast, too."""
         net, x = msops.LLTM(3, 4, 2, bidirectional=True), random(22, np.float32, (5, 2, 3))[0]
@@ -576,6 +580,7 @@ class TestLayers:
         zero = Tensor(np.zeros((2, 2, 4), np.float32))
         np.testing.assert_array_equal(net(x)[0].asnumpy(), net(x, (zero, zero))[0].asnumpy())
 
+    @wide_in_graph_mode
     def test_dropout(self, mode):
         """Dropout acts between layers in training: about half of the first layer's outputs are 0, and the others are
         twice as large."""
