@@ -26,6 +26,7 @@ from msops.testing.checks import (
 from msops.testing.opcheck import MODES
 
 PLAIN = ["-O0"]  # g++ compiles the sources of tests in a quarter of the time then
+LARGE = 2**17  # elements of a case's inputs
 ELEMENTS = 12  # of an input, for which finite differences are taken: each takes two calls
 
 # Marks a test that takes long in graph mode: `make test` runs it in PyNative mode alone.
@@ -77,8 +78,11 @@ class OperatorTest(Card):
         shapes, settings = self.cases[case]
         return self.inputs(shapes, dtype, **settings), settings
 
+    def elements(self, case):
+        return sum(map(math.prod, self.cases[case][0]))
+
     def largest(self):
-        return max(self.cases, key=lambda name: sum(map(math.prod, self.cases[name][0])))
+        return max(self.cases, key=self.elements)
 
     def variables(self, arguments):
         """Returns the positions of the arguments with a gradient."""
@@ -95,10 +99,11 @@ class OperatorTest(Card):
 
     def calls_in_modes(self):
         """Yields (mode, case, dtype). Graph mode calls the same entries as PyNative mode, but compiles for each: `make
-        test` compiles one. It leaves the largest case to test_entries.py."""
+        test` compiles one. It leaves the largest cases to test_entries.py."""
+        large = {self.largest(), *(name for name in self.cases if self.elements(name) > LARGE)}
         for mode, case in itertools.product(MODES, self.cases):
             for dtype in DTYPES if case == self.small else ("float32",):
-                usual = (case, dtype) == (self.small, "float32") if mode == "graph" else case != self.largest()
+                usual = (case, dtype) == (self.small, "float32") if mode == "graph" else case not in large
                 marks = [] if usual or (mode == "pynative" and case == self.small) else [pytest.mark.wide]
                 yield pytest.param(mode, case, dtype, marks=marks)
 

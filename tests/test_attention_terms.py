@@ -28,6 +28,7 @@ from test_flash_attention import KV, Q, TestFlashAttention as FlashAttentionCard
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@wide_in_graph_mode
 def test_bias_of_minus_infinity_hides_as_a_mask_does(mode, dtype, device_target):
     """Results and gradients are equal, also of queries that see nothing, and the bias's own is 0 there. On a CPU they
     are equal bit for bit; on a GPU other kernels compute them, which sum in other orders."""
@@ -151,6 +152,7 @@ def test_dropout_keeps_the_mean(mode, dropout_p):
     assert 0.7 < spread < 1.3  # as of independent draws: over 128 rows, 6 standard deviations off
 
 
+@wide_in_graph_mode
 def test_seeds_of_dropout(mode):
     """Equal seeds, as ints or Tensors, drop equal weights; others drop others, in each sample and head."""
     q, k, v = random(1, np.float32, (2, 2, 5, 8), (2, 2, 40, 8), (2, 2, 40, 8))
@@ -240,6 +242,7 @@ def test_grid_of_flash_attention_on_a_gpu(gpu, queries, keys, width, settings):
 
 
 @pytest.mark.parametrize("kind", [np.float16, np.float32])
+@wide_in_graph_mode
 def test_float16_with_bias_and_slopes_of_float32(mode, kind):
     """Both may be float32 beside float16, and stay so; mixed precision casts them."""
     shapes, settings = case((2, 1, 20, 30), bias=(2, 1, 30), slopes=(2,))

@@ -294,7 +294,7 @@ def test_torch_lltm_agrees():
     assert_close([x.numpy() for x in calls["forward+backward"]()], [dx, *dparameters], "backward")
 
 
-@pytest.mark.parametrize("count", [1, 12])
+@pytest.mark.parametrize("count", [1, pytest.param(12, marks=pytest.mark.wide)])
 def test_pictures_of_many_operators(count):
     from benchmarks import plots
 

@@ -446,7 +446,7 @@ print(ops.grad(Net())(Tensor([3.0])))
 """
 
 
-@pytest.mark.parametrize("cache", ["cache", "/proc/nowhere"])
+@pytest.mark.parametrize("cache", [pytest.param("cache", marks=pytest.mark.wide), "/proc/nowhere"])
 def test_files_of_gradients(library, tmp_path, cache):
     """MindSpore looks for files of gradients and prints errors if there are none. Where the files cannot be kept,
     everything still works."""

@@ -367,6 +367,7 @@ def test_operator_that_fails(tmp_path, monkeypatch, code, error):
     assert tried.culprits == ("MSOPS_SIGMOID",)
 
 
+@pytest.mark.wide
 def test_gpu_without_cuda11():
     """MindSpore itself is asked for a GPU where there is none. A real GPU is hidden, since its CUDA 11 may be there."""
     with pytest.MonkeyPatch.context() as patch:

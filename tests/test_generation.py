@@ -53,7 +53,8 @@ def test_greedy_tokens(modules, settings):
     assert written[0] == written[1]
 
 
-@pytest.mark.parametrize("dtype", [mindspore.float32, pytest.param(mindspore.float16, marks=pytest.mark.wide)])
+@pytest.mark.wide
+@pytest.mark.parametrize("dtype", [mindspore.float32, mindspore.float16])
 def test_scores_and_caches(modules, dtype):
     llama, generation = modules
     net = network(llama, dtype=dtype)

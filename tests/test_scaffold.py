@@ -205,6 +205,7 @@ def test_operator_of_the_package(package, tmp_path):
     assert "my_gate.MyGate" in run_python("-c", peers, cwd=tmp_path, PYTHONPATH=str(tmp_path)).stdout
 
 
+@pytest.mark.wide
 def test_operators_of_the_package_are_formatted(package, tmp_path):
     """`make lint` accepts what `make new` writes, whatever the name's length and place are."""
     pytest.importorskip("ruff")
