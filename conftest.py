@@ -27,10 +27,10 @@ def pytest_configure(config):
 
 def third_of(item):
     """Returns which of three thirds a test belongs to, by its id as far as the first word of its parameters: what one
-    library or one network serves stays together, and each half of a test in two modes is spread by itself. A file of
-    tests that run alone stays together, too."""
-    alone = any(mark.name == "alone" for mark in getattr(item.module, "pytestmark", ()))
-    test = item.nodeid.partition("::")[0] if alone else re.match(r"[^\[]*(\[\w+)?", item.nodeid)[0]
+    library or one network serves stays together, and so does what runs alone in a file. Each half of a test in two
+    modes is spread by itself."""
+    whole = item.get_closest_marker("alone")
+    test = item.nodeid.partition("::")[0] if whole else re.match(r"[^\[]*(\[\w+)?", item.nodeid)[0]
     return zlib.crc32(test.encode()) % 3 + 1
 
 
