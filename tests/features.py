@@ -1,8 +1,9 @@
-"""Tries features of MindSpore with our operators: `python features.py FEATURE DEVICE MODE` fails if one does not work.
+"""Tries features of MindSpore with our operators: `python features.py DEVICE MODE FEATURE ...` names those that work.
 
-matrix.py tries each in a process of its own, since some versions of MindSpore crash.
+Some versions of MindSpore crash. Then the features after that are missing.
 """
 
+import contextlib
 import ctypes
 import math
 import os
@@ -339,7 +340,10 @@ def vmap():
 
 
 if __name__ == "__main__":
-    feature, device, mode = sys.argv[1:]
-    mindspore.set_context(mode=mindspore.GRAPH_MODE if mode == "graph" else mindspore.PYNATIVE_MODE)
+    device, mode, *features = sys.argv[1:]
     set_device(device)
-    globals()[feature]()
+    for feature in features:
+        mindspore.set_context(mode=mindspore.GRAPH_MODE if mode == "graph" else mindspore.PYNATIVE_MODE)
+        with contextlib.suppress(Exception):
+            globals()[feature]()
+            print("works:", feature, flush=True)

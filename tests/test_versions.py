@@ -15,7 +15,7 @@ import features
 import msops
 from card import cards
 from child import run_python
-from matrix import FEATURES, TABLE, here, rows_of, works
+from matrix import FEATURES, TABLE, here, rows_of, working
 from msops.compat import VERSION
 from msops.testing.checks import assert_equal, assert_near
 
@@ -33,7 +33,7 @@ def test_feature(feature, mode, device_target, tmp_path, monkeypatch):
     if row[list(FEATURES).index(feature)] == "yes":
         getattr(features, feature)()
     else:  # a process of its own may crash
-        assert works(sys.executable, variables, feature, device_target, mode) == "no"
+        assert not working(sys.executable, variables, device_target, mode, [feature])
 
 
 @pytest.mark.wide
