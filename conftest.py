@@ -28,9 +28,12 @@ def pytest_configure(config):
 def third_of(item):
     """Returns which of three thirds a test belongs to, by its id as far as the first word of its parameters: what one
     library or one network serves stays together, and so does what runs alone in a file. Each half of a test in two
-    modes is spread by itself."""
-    whole = item.get_closest_marker("alone")
-    test = item.nodeid.partition("::")[0] if whole else re.match(r"[^\[]*(\[\w+)?", item.nodeid)[0]
+    modes is spread by itself, and so is each call of an emulated library that compiles faster than they run."""
+    test = re.match(r"[^\[]*(\[\w+)?", item.nodeid)[0]
+    if item.get_closest_marker("alone"):
+        test = item.nodeid.partition("::")[0]
+    elif test.endswith("emulated_equals_cpu[flash_attention"):
+        test = item.nodeid
     return zlib.crc32(test.encode()) % 3 + 1
 
 
