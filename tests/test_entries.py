@@ -26,7 +26,7 @@ from msops.operators.sigmoid import forward
 from msops.testing import memory
 from msops.testing.checks import assert_equal
 from msops.testing.entries import check_call
-from msops.testing.entry import Param, Status, has_gpu_code, prepare_operator
+from msops.testing.entry import Param, Status, has_gpu_code
 from msops.testing.process import Process, Where
 from write_calls import example_cards
 
@@ -208,12 +208,6 @@ def test_what_the_rule_takes(card, shapes, settings, process):
                 if memory.outputs_with(made, i, shape) is not None:
                     changed = [*call.inputs[:i], np.resize(x, shape), *call.inputs[i + 1 :]]
                     memory.check_bounds(memory.EntryCall(call.operator, changed, results, process))
-
-
-def test_prepared_operator():
-    x, y = np.array([0, 1000], np.float32), np.empty(2, np.float32)
-    prepare_operator(forward, [x, y])()
-    np.testing.assert_array_equal(y, [0.5, 1])
 
 
 def test_strided_array():

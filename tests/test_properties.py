@@ -16,7 +16,7 @@ from msops.operators.lltm_cell import backward as lltm_cell_backward
 pytestmark = pytest.mark.wide
 
 settings.register_profile(
-    "msops", max_examples=250, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
+    "msops", max_examples=100, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
 )
 settings.load_profile("msops")
 

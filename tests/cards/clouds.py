@@ -82,6 +82,13 @@ def clouds(draw, least=1):
     return points
 
 
+def searched(points, dtype, random):
+    """Returns a cloud of one sample, and points that look for neighbours: some of the cloud's, or some beside these."""
+    xyz = points.astype(dtype)[None]
+    queries = xyz[:, random.choices(range(len(points)), k=random.choice((3, 40, 40)))]
+    return xyz, queries * queries.dtype.type(random.choice((1, 1, 0.9, 1.5)))
+
+
 def uniform(seed, *shapes):
     """Returns clouds that fill a cube, so that about all bounds of a search matter for some query."""
     rng = np.random.default_rng(seed)

@@ -4,7 +4,7 @@ from hypothesis import HealthCheck, given, settings as limits, strategies as st
 
 import msops
 from card import chain, results_of, zeros
-from clouds import CloudTest, check_range_of_length, clouds, random_lengths, squared_distances, uniform
+from clouds import CloudTest, check_range_of_length, clouds, random_lengths, searched, squared_distances, uniform
 from msops.operators.ball_query import operators
 from msops.testing.checks import Net
 from operator_test import run
@@ -159,15 +159,18 @@ def test_length_out_of_range(capfd, which, name, most):
     check_range_of_length(TestBallQuery(), which, name, most, capfd)
 
 
+def check(xyz, queries, **settings):
+    found = results_of(TestBallQuery().operators(**settings)[0], xyz, queries)
+    for got, want in zip(found, ball_query(xyz, queries, **settings)):
+        np.testing.assert_array_equal(got, want)
+
+
 @limits(max_examples=200, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
 @given(clouds(), st.sampled_from(["float16", "float32"]), st.randoms(use_true_random=False))
 def test_any_cloud(points, dtype, random):
     """Any coordinates, equal ones, NaN and infinity among them, give what all distances give."""
     with np.errstate(all="ignore"):
-        xyz = points.astype(dtype)[None]
-        queries = xyz[:, random.choices(range(len(points)), k=random.choice((3, 40, 40)))]
-        if random.random() < 0.5:
-            queries = queries * queries.dtype.type(random.choice((0.9, 1.5)))
+        xyz, queries = searched(points, dtype, random)
         size = (
             np.nanmedian(np.where(np.isfinite(points), np.abs(points, dtype=np.float64), np.nan))
             if np.isfinite(points).any()
@@ -178,17 +181,10 @@ def test_any_cloud(points, dtype, random):
             nsample=random.choice((1, 3, 40)),
             min_radius=float(size) * random.choice((0, 0, 0.3)),
         )
-        for got, want in zip(
-            results_of(TestBallQuery().operators(**settings)[0], xyz, queries), ball_query(xyz, queries, **settings)
-        ):
-            np.testing.assert_array_equal(got, want)
+        check(xyz, queries, **settings)
 
 
 def test_many_queries():
     xyz, queries = uniform(0, (2000,), (1500,))
     for radius, nsample in ((0.1, 16), (0.2, 100)):
-        settings = dict(radius=radius, nsample=nsample)
-        for got, want in zip(
-            results_of(TestBallQuery().operators(**settings)[0], xyz, queries), ball_query(xyz, queries, **settings)
-        ):
-            np.testing.assert_array_equal(got, want)
+        check(xyz, queries, radius=radius, nsample=nsample)

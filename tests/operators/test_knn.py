@@ -14,6 +14,7 @@ from clouds import (
     distance_gradients,
     nearest,
     random_lengths,
+    searched,
     uniform,
 )
 from msops.operators.knn import operators
@@ -215,10 +216,7 @@ def test_length_out_of_range(capfd, which, name, most):
 def test_any_cloud(points, dtype, random):
     """Any coordinates, equal ones, NaN and infinity among them, give what all distances give."""
     with np.errstate(all="ignore"):
-        xyz = points.astype(dtype)[None]
-        queries = xyz[:, random.choices(range(len(points)), k=random.choice((3, 40, 40)))]
-        if random.random() < 0.5:
-            queries = queries * queries.dtype.type(random.choice((0.9, 1.5)))
+        xyz, queries = searched(points, dtype, random)
         k = random.randint(1, min(len(points), random.choice((1, 3, 40, 400))))
         idx, dist = results_of(TestKNN().operators(k=k)[0], xyz, queries)
         want, squares = nearest(xyz, queries, k)
