@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from msops.shared import generator
 
-from . import attention, overflow, transformer, transposes
+from . import attention, overflow, slices, transformer, transposes
 from .mint import (
     activation,
     batch_statistics,
@@ -336,6 +336,9 @@ MINT: dict[str, Callable[..., Any]] = {
     "auto_generate.AdamW": optim.AdamWOfTensors,
     "auto_generate.adamw_op": optim.AdamWOfTensors(),
     "auto_generate.Transpose": transposes.Transpose,
+    "auto_generate.StridedSlice": slices.StridedSlice,
+    "composite.multitype_ops._compile_utils.tensor_index_by_slice": slices.tensor_index_by_slice,
+    "composite.multitype_ops._compile_utils.tensor_index_by_tuple": slices.tensor_index_by_tuple,
     "auto_generate.matmul_ext": linear.matmul,
     "gelu": activation.gelu_of,
     "group_norm": norm.group_norm,
@@ -373,6 +376,7 @@ MINT: dict[str, Callable[..., Any]] = {
 
 # These methods of MindSpore's classes are replaced by what a function makes of them.
 METHODS: dict[str, Callable[[Any], Any]] = {
+    "Tensor._getitem_origin": slices.getitem,
     "common.generator.Generator._step": lambda _: generator.step,
     "common.generator.Generator.manual_seed": random.sharing_seed,
     **methods.METHODS,
