@@ -7,6 +7,7 @@ operator whose library does not load breaks no other operator, and `python -m ms
 from __future__ import annotations
 
 import ast
+import contextlib
 import importlib
 from pathlib import Path
 
@@ -24,6 +25,8 @@ def __getattr__(name: str) -> object:
     if name == "__version__":
         globals()[name] = told = importlib.import_module(".version", __name__).version()
         return told
+    if name == "_":  # MindSpore's parser imports it from a module before it looks into the module's dictionary
+        _import_all()
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module = importlib.import_module(_MODULES[name], __name__)
@@ -31,6 +34,15 @@ def __getattr__(name: str) -> object:
         importlib.import_module(".compat", __name__).keep_functions(module)
     globals()[name] = value = getattr(module, name)
     return value
+
+
+def _import_all() -> None:
+    """Imports what can be imported, for `getattr(msops, name)` in code that MindSpore compiles, which calls no
+    `__getattr__`."""
+    for name in _MODULES:
+        if name not in globals():
+            with contextlib.suppress(ImportError, OSError):  # the name raises this when it is used
+                __getattr__(name)
 
 
 def __dir__() -> list[str]:

@@ -26,7 +26,7 @@ mindspore.set_context(mode=mindspore.{mode})
 
 class Cell(mindspore.nn.Cell):
     def construct(self, x):
-        return msops.add(msops.sigmoid(x), x)
+        return getattr(msops, "add")(msops.sigmoid(x), x)
 
 
 print(Cell()(mindspore.Tensor([0.0], mindspore.float32)))
