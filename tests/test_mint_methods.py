@@ -7,6 +7,7 @@ import mindspore
 import numpy as np
 import pytest
 from mindspore import Parameter, Tensor, mint, nn, ops
+from scipy import special
 
 import msops
 from msops.compat import VERSION
@@ -60,26 +61,36 @@ IN_PLACE = [
     ("clamp_", (1.0, 2.0), X.clip(1, 2)),
     ("copy_", (X[1],), np.stack((X[1], X[1]))),
     ("div_", (2.0,), X / 2),
+    ("erfinv_", (), special.erfinv(X / 10)),
     ("exp_", (), np.exp(X)),
     ("fill_", (2.5,), np.full_like(X, 2.5)),
+    ("fill_diagonal_", (9.0,), X + np.eye(2, 4, dtype=np.float32) * (9 - X)),
     ("floor_", (), X),
     ("floor_divide_", (2,), X // 2),
     ("index_add_", (0, ROWS, X), X + X[ROWS]),
     ("index_copy_", (0, ROWS, X), X[ROWS]),
     ("index_fill_", (0, ROWS[:1], 9.0), with_rows(9)),
+    ("index_put_", ((ROWS, PLACES[0, :2]), np.float32([7, 8])), np.float32([[1, 8, 3, 0], [7, 1, 0, 5]])),
+    ("index_put_", ((-ROWS[:1],), np.float32([7]), True), X + np.float32([[0], [7]])),
+    ("index_put_", ((X > 2,), np.float32([9])), np.where(X > 2, np.float32(9), X)),
     ("log_", (), np.log(X + 1)),
     ("masked_fill_", (X > 1, 9.0), np.where(X > 1, np.float32(9), X)),
+    ("masked_scatter_", (X > 2, -X), np.float32([[1, 2, -1, 0], [-2, 1, 0, -3]])),
     ("mul_", (X,), X * X),
     ("mul_", (2.0,), 2 * X),
+    ("put_", (np.array([[0, 1], [-1, 3]]), np.float32([[7, 8], [9, 6]])), np.float32([[7, 8, 3, 6], [4, 1, 0, 9]])),
+    ("put_", (PLACES[1, :2] + 1, X[0, :2], True), np.float32([[1, 4, 3, 1], [4, 1, 0, 5]])),
     ("scatter_", (1, PLACES[:, 1:], 5.0), None),
     ("scatter_add_", (1, PLACES, X), along_columns(X, X, np.add.at)),
     ("sub_", (1.0,), X - 1),
+    ("tanh_", (), np.tanh(X)),
     ("zero_", (), np.zeros_like(X)),
 ]
 
 
 def tensors(arguments):
-    return [Tensor(each) if isinstance(each, np.ndarray) else each for each in arguments]
+    kinds = {np.ndarray: Tensor, tuple: lambda part: tuple(tensors(part))}
+    return [kinds.get(type(each), lambda same: same)(each) for each in arguments]
 
 
 @pytest.mark.parametrize(("name", "arguments", "want"), PLAIN)
@@ -91,7 +102,7 @@ def test_method(name, arguments, want):
 
 @pytest.mark.parametrize(("name", "arguments", "want"), IN_PLACE)
 def test_method_in_place(name, arguments, want):
-    before = X + 1 if name == "log_" else X
+    before = {"log_": X + 1, "erfinv_": X / 10}.get(name, X)
     if name == "scatter_":
         want = X.copy()
         want[np.arange(2)[:, None], PLACES[:, 1:]] = 5
@@ -286,6 +297,38 @@ def accumulated(x):
     total.index_add_(0, Tensor([0, 2]), x * x)
     total.index_add_(0, rows, x).exp_().mul_(2.0)
     return (total * total).sum()
+
+
+WRITING = {
+    "fill_diagonal_": lambda x, y: x.fill_diagonal_(2.0),
+    "index_put_": lambda x, y: x.index_put_((Tensor(ROWS), Tensor(PLACES[0, :2])), y[:, 0]),
+    "index_put_ adding": lambda x, y: x.index_put_((Tensor(ROWS),), y, True),
+    "index_put_ of a mask": lambda x, y: x.index_put_((Tensor(X > 2),), y[0, :3]),
+    "masked_scatter_": lambda x, y: x.masked_scatter_(Tensor(X > 2), y),
+    "put_": lambda x, y: x.put_(Tensor([[1, 7]]), y[:1, :2]),
+}
+
+
+@pytest.mark.parametrize("name", WRITING)
+def test_gradients_of_writing_at_places(name):
+    """What is written is linear in the tensor and in the source, except for what the diagonal is filled with."""
+    rng = np.random.default_rng(0)
+    x, y, dx, dy, factors = rng.standard_normal((5, 2, 4))
+
+    def loss(x, y):
+        return (WRITING[name](x * 1, y) * Tensor(factors)).sum()
+
+    gradients = mindspore.grad(loss, (0, 1))(Tensor(x), Tensor(y))
+    change = loss(Tensor(x + dx), Tensor(y + dy)) - loss(Tensor(x), Tensor(y))
+    got = sum((gradient.asnumpy() * each).sum() for gradient, each in zip(gradients, (dx, dy)))
+    np.testing.assert_allclose(got, change.asnumpy(), rtol=1e-10)
+
+
+def test_refusals_of_writing_at_places():
+    with pytest.raises(ValueError, match=r"fill_diagonal_: the tensor must be a matrix, .*, got shape \(4,\)"):
+        Tensor(X[0]).fill_diagonal_(1.0)
+    with pytest.raises(ValueError, match=r"masked_scatter_: source must have an element for each of 3 places, got 2"):
+        Tensor(X).masked_scatter_(Tensor(X > 2), Tensor(X[0, :2]))
 
 
 def shifted(x):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from msops.shared import generator
 
-from . import attention, overflow, slices, transformer, transposes
+from . import attention, older, overflow, slices, transformer, transposes
 from .mint import (
     activation,
     batch_statistics,
@@ -67,6 +67,11 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "auto_generate.NPUGetFloatStatusV2": overflow.NPUGetFloatStatusV2,
     "auto_generate.npu_clear_float_status_v2_op": overflow.no_overflow,
     "auto_generate.npu_get_float_status_v2_op": overflow.no_overflow,
+    "operations.math_ops.Einsum": older.Einsum,
+    "operations.math_ops.FloatStatus": older.FloatStatus,
+    "operations.math_ops.Fmin": older.Fmin,
+    "operations.math_ops.Quantile": older.Quantile,
+    "operations.nn_ops.InstanceNorm": older.InstanceNorm,
     "auto_generate.NpuGelu": activation.NpuGelu,
     "auto_generate.npu_gelu_op": activation.gelu_of,
 }
@@ -344,6 +349,7 @@ MINT: dict[str, Callable[..., Any]] = {
     "group_norm": norm.group_norm,
     "layer_norm": norm.layer_norm,
     "prelu": activation.prelu,
+    "dot": older.dot,
     "cdist": linear.cdist,
     "auto_generate.cummax": reduction.cummax,
     "LogSoftmaxExt": loss.LogSoftmaxExt,

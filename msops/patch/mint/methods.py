@@ -10,7 +10,7 @@ from mindspore import Parameter, Tensor, ops
 from msops.core.compiled import records_gradients
 from msops.shared.generator import STEP, step
 
-from . import creation, elementwise, random, reduction, shape
+from . import creation, elementwise, places, random, reduction, shape
 from .in_place import assign, copy_into, fills_memory, is_part, require_gradient, write_part
 
 if TYPE_CHECKING:
@@ -222,19 +222,25 @@ IN_PLACE: dict[str, Method] = {
     "bernoulli_": bernoulli,
     "clamp_": clamp,
     "div_": div,
+    "erfinv_": elementwise.erfinv,
     "exp_": elementwise.exp,
     "fill_": fill,
+    "fill_diagonal_": places.fill_diagonal,
     "floor_": lambda self: ops.floor(self),
     "floor_divide_": elementwise.floor_divide,
     "index_add_": index_add,
     "index_copy_": index_copy,
     "index_fill_": index_fill,
+    "index_put_": places.index_put,
     "log_": elementwise.log,
     "masked_fill_": masked_fill,
+    "masked_scatter_": places.masked_scatter,
     "mul_": lambda self, other: self * other,
+    "put_": places.put,
     "scatter_": scatter,
     "scatter_add_": shape.scatter_add,
     "sub_": sub,
+    "tanh_": elementwise.tanh,
     "zero_": lambda self: ops.zeros_like(self),
 }
 IN_GRAPH = frozenset(("add_", "div_", "floor_divide_", "mul_"))

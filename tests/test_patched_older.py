@@ -1,0 +1,49 @@
+"""Tests what mint_cases/older.py does not: refusals, and statistics that a layer keeps, while MindSpore is patched."""
+
+import mindspore
+import numpy as np
+import pytest
+from mindspore import Tensor, nn, ops
+
+import msops
+
+X = np.random.default_rng(0).standard_normal((2, 3, 4)).astype(np.float32)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _patched():
+    with msops.patch_mindspore():
+        yield
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        ((1.5,), ValueError, "quantile: q must be a Tensor, or a number from 0 to 1, got 1.5"),
+        ((Tensor(X[0]),), ValueError, r"quantile: q must have one axis at most, got shape \(3, 4\)"),
+        ((0.5, 3), ValueError, r"quantile: axis must be one of the input's, of shape \(2, 3, 4\), got 3"),
+    ],
+)
+def test_wrong_quantiles(mode, arguments, error, words):
+    with pytest.raises(error, match=words):
+        ops.quantile(Tensor(X), *arguments)
+
+
+def test_quantiles_of_float16():
+    with pytest.raises(TypeError, match="nanquantile: input must be float32 or float64, got Float16"):
+        ops.nanquantile(Tensor(X).half(), 0.5)
+
+
+def test_levels_out_of_range():
+    """A Tensor's values are not known when the operator is called."""
+    got = ops.quantile(Tensor(X), Tensor([-0.1, 1.0, 1.5])).asnumpy()
+    np.testing.assert_array_equal(got, [np.nan, X.max(), np.nan])
+
+
+@pytest.mark.skipif("config.getoption('--device-target') == 'GPU'", reason="MindSpore's own kernel runs there")
+def test_statistics_of_instance_norm(mode):
+    """They move as MindSpore documents: momentum times what was there, plus the rest of what is new."""
+    net = nn.InstanceNorm1d(3, momentum=0.25)
+    mindspore.grad(net)(Tensor(X))
+    np.testing.assert_allclose(net.moving_mean.asnumpy(), 0.75 * X.mean((0, 2)), 1e-5, 1e-6)
+    np.testing.assert_allclose(net.moving_variance.asnumpy(), 0.25 + 0.75 * X.var(2).mean(0), 1e-5)
