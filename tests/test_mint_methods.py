@@ -113,6 +113,7 @@ def test_method_in_place(name, arguments, want):
 
 
 def test_keywords():
+    np.testing.assert_array_equal(Tensor(X).repeat(repeats=(2, 1)).asnumpy(), np.tile(X, (2, 1)))
     np.testing.assert_array_equal(Tensor(X).repeat_interleave(2, dim=1, output_size=8).asnumpy(), X.repeat(2, 1))
     x = Tensor(X)
     np.testing.assert_array_equal(x.add_(Tensor(X), alpha=2).asnumpy(), 3 * X)
@@ -127,6 +128,19 @@ def test_older_forms():
     np.testing.assert_array_equal(Tensor(x).index_add(rows, Tensor(y), 0).asnumpy(), [[1, 1], [0, 0], [1, 1]])
     np.testing.assert_array_equal(Tensor(X).count_nonzero(axis=1).asnumpy(), [3, 3])
     np.testing.assert_array_equal(Tensor(X).narrow(1, 1, 2).asnumpy(), X[:, 1:3])
+
+
+@mindspore.jit
+def older(x, places, row):
+    """The older scatter_add adds to elements of a matrix at places (row, column)."""
+    return x.scatter_add(places, row), row.transpose(-1), row.repeat(repeats=(2, 1))
+
+
+def test_older_forms_in_graph_mode():
+    added, same, twice = older(Tensor(X), Tensor([[0, 1], [1, 3], [0, 1], [0, 0]]), Tensor(X[0]))
+    np.testing.assert_array_equal(added.asnumpy(), X + np.float32([[0, 4, 0, 0], [0, 0, 0, 2]]))
+    np.testing.assert_array_equal(same.asnumpy(), X[0])
+    np.testing.assert_array_equal(twice.asnumpy(), np.tile(X[0], (2, 1)))
 
 
 @mindspore.jit

@@ -16,7 +16,7 @@ from mindspore import Tensor
 
 from msops.patch.replacement import refuse
 
-from .methods import ALWAYS, NAMED, NEW_NAMES, WITHOUT_GRAPH
+from .methods import ALWAYS, NAMED, NEW_NAMES, OF_DIM, WITHOUT_GRAPH, begins_with_dim
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     Function = Callable[..., Any]
 
 _OWN = ("mindspore", "msops")  # what these packages call is replaced elsewhere
-_CALLS = re.compile(rf"\.\s*({'|'.join([*ALWAYS, *NAMED, *WITHOUT_GRAPH])})\s*\(")
+_CALLS = re.compile(rf"\.\s*({'|'.join([*ALWAYS, *OF_DIM, *NAMED, *WITHOUT_GRAPH])})\s*\(")
 
 
 def rewriting(parse: Function) -> Function:
@@ -67,7 +67,7 @@ class _Rewriter(ast.NodeTransformer):
     def is_replaced(self, name: str, keywords: list[ast.keyword]) -> bool:
         if name in NAMED:
             return any(each.arg is None or each.arg in NEW_NAMES for each in keywords)
-        return name in ALWAYS or name in WITHOUT_GRAPH
+        return name in ALWAYS or name in OF_DIM or name in WITHOUT_GRAPH
 
     def may_be_tensor(self, receiver: ast.expr) -> bool:
         """Tells whether an expression may stand for a Tensor. A module's name does not, which no function takes."""
@@ -94,6 +94,15 @@ def _of_tensors(name: str, function: Function) -> Function:
     return method
 
 
+def _of_dim(name: str, function: Function) -> Function:
+    def method(receiver: Any, *arguments: Any, **named: Any) -> Any:
+        if isinstance(receiver, Tensor) and begins_with_dim(*arguments, **named):
+            return function(receiver, *arguments, **named)
+        return getattr(receiver, name)(*arguments, **named)
+
+    return method
+
+
 def _refusing(name: str) -> Function:
     words = (
         f"mint.Tensor.{name}: graph mode cannot write into a Tensor by this method on GPU and CPU: use a method that "
@@ -110,4 +119,5 @@ _FUNCTIONS = {
     _function_name(name): _of_tensors(name, function)
     for name, function in {**ALWAYS, **NAMED, **{name: _refusing(name) for name in WITHOUT_GRAPH}}.items()
 }
+_FUNCTIONS.update({_function_name(name): _of_dim(name, function) for name, function in OF_DIM.items()})
 METHODS = {"graph._parse.parser.Parser.parse": rewriting, "_extends.parse.parser.Parser.parse": rewriting}

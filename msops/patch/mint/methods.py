@@ -61,7 +61,7 @@ def in_place(name: str, function: Method) -> Callable[[Any], Method]:
     return make
 
 
-def _begins_with_dim(*arguments: Any, **named: Any) -> bool:
+def begins_with_dim(*arguments: Any, **named: Any) -> bool:
     """Tells `index_add(dim, index, source)` from the older `index_add(indices, y, axis)`."""
     return isinstance(arguments[0], int) if arguments else "dim" in named
 
@@ -79,8 +79,9 @@ def new_full(self: Tensor, size: Any, fill_value: float, *, dtype: mindspore.Typ
     return creation.full((size,) if isinstance(size, int) else tuple(size), fill_value, dtype or self.dtype)
 
 
-def repeat(self: Tensor, *repeats: Any) -> Tensor:
-    return ops.tile(self, tuple(repeats[0]) if isinstance(repeats[0], (tuple, list)) else repeats)
+def repeat(self: Tensor, *sizes: Any, repeats: Any = None) -> Tensor:
+    given = repeats if not sizes else sizes[0] if len(sizes) == 1 else sizes
+    return ops.tile(self, (given,) if isinstance(given, int) else tuple(given))
 
 
 def expand(self: Tensor, *size: Any) -> Tensor:
@@ -94,7 +95,7 @@ def transpose(self: Tensor, *axes: Any, dim0: int | None = None, dim1: int | Non
     if len(axes) == 2:
         return ops.swapaxes(self, axes[0], axes[1])
     if len(axes) == 1:
-        return ops.transpose(self, tuple(axes[0]))
+        return ops.transpose(self, axes if isinstance(axes[0], int) else tuple(axes[0]))
     return ops.transpose(self, axes if axes else tuple(range(self.ndim - 1, -1, -1)))
 
 
@@ -194,10 +195,9 @@ OF_NEW_NAMES: dict[str, Method] = {
     "std": reduction.std,
     "var": reduction.var,
 }
-# Graph mode calls these functions, the second ones if an argument has a new name.
+# Graph mode calls these functions, the second ones if an argument has a new name, those OF_DIM if `dim` is the first.
 ALWAYS: dict[str, Method] = {
     **PLAIN,
-    **OF_DIM,
     "argmax": argmax,
     "bitwise_and": elementwise.bitwise_and,
     "bitwise_or": elementwise.bitwise_or,
@@ -277,7 +277,7 @@ METHODS: dict[str, Callable[[Any], Any]] = {
     "Tensor.copy_": copy_,
     "Tensor.to": to,
     **{f"Tensor.{name}": plain(function) for name, function in PLAIN.items()},
-    **{f"Tensor.{name}": plain(function, _begins_with_dim) for name, function in OF_DIM.items()},
+    **{f"Tensor.{name}": plain(function, begins_with_dim) for name, function in OF_DIM.items()},
     **{f"Tensor.{name}": plain(function, _has_new_names) for name, function in OF_NEW_NAMES.items()},
     **{f"Tensor.{name}": in_place(name, function) for name, function in IN_PLACE.items()},
 }
