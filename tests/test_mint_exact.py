@@ -206,6 +206,39 @@ def test_float16_and_float32():
         np.testing.assert_allclose(function(Tensor(x)).asnumpy(), reference(x.astype(np.float64)), 5e-6)
 
 
+def test_digits_of_log_softmax():
+    """The gradient of one logarithm is the difference of 1 and a probability, and those of the others are these."""
+    x = np.random.default_rng(0).normal(0, 4, (8, 1000))
+    for dtype, tolerance in ((np.float32, 1.5e-7), (np.float64, 1e-15)):
+        values = x.astype(dtype)
+        gradient = mindspore.grad(lambda x: F.log_softmax(x, 1)[:, 0].sum())(Tensor(values)).asnumpy()
+        want = np.eye(1, 1000) - special.softmax(values.astype(np.float64), 1)
+        np.testing.assert_allclose(gradient, want, tolerance * 4, tolerance)
+        want = special.log_softmax(values.astype(np.float64), 1)
+        np.testing.assert_allclose(F.log_softmax(Tensor(values), 1).asnumpy(), want, 2 * tolerance)
+
+
+def test_largest_of_windows_beside_nan():
+    """NaN is the largest, at its own place, beside infinity, too."""
+    x = np.float32([[[[np.nan, 1, np.inf, 3, np.inf, 2], [2, 1, np.nan, 2, 3e38, 1]]]])
+    y, places = F.max_pool2d(Tensor(x), 2, return_indices=True)
+    np.testing.assert_array_equal(y.asnumpy(), [[[[np.nan, np.nan, np.inf]]]])
+    np.testing.assert_array_equal(places.asnumpy(), [[[[0, 8, 4]]]])
+    gradient = mindspore.grad(lambda x: F.max_pool2d(x, 2).sum())(Tensor(x)).asnumpy()
+    np.testing.assert_array_equal(gradient.reshape(-1).nonzero()[0], [0, 4, 8])
+
+
+def test_gradient_of_median():
+    """Elements that equal it share its gradient; along an axis, one of them has it."""
+    x = Tensor([[1.0, 2, 2, 2, 5], [0.1, 3, 0.1, 0.1, 3]], mindspore.float64)
+    np.testing.assert_allclose(mindspore.grad(mint.median)(x[0]).asnumpy(), [0, 1 / 3, 1 / 3, 1 / 3, 0])
+    assert mint.median(x[1]).asnumpy() == 0.1
+    gradient = mindspore.grad(lambda x: mint.median(x, 1)[0].sum())(x).asnumpy()
+    np.testing.assert_array_equal(np.sort(gradient), [[0, 0, 0, 0, 1]] * 2)
+    assert np.isnan(mint.median(Tensor([np.nan, np.nan, 1.0])).asnumpy())
+    assert np.isposinf(mint.median(Tensor([np.inf, np.inf, 1.0])).asnumpy())
+
+
 def test_gradients_of_running_extremes():
     """They reach the numbers that are taken. A scalar weight of prelu is for all channels; no integer is infinite."""
     x = Tensor([[3.0, 1.0, 4.0], [0.0, 5.0, -1.0]], mindspore.float64)

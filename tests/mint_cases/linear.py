@@ -65,9 +65,10 @@ def signed(a):
     return np.abs(q), np.abs(r)
 
 
-@case(A, SQUARE, reference=lambda a, square: (*signed(a.T), *signed(square)), differentiable=False)
+@case(A, SQUARE, reference=lambda a, square: (*signed(a.T), *signed(a), *signed(square)), dtypes=("float32", "float64"))
 def factors(a, square):
-    return (*[mint.abs(part) for part in mint.linalg.qr(a.T)], *[mint.abs(part) for part in mint.linalg.qr(square)])
+    tall, wide, even = mint.linalg.qr(a.T), mint.linalg.qr(a), mint.linalg.qr(square)
+    return tuple([mint.abs(part) for part in (*tall, *wide, *even)])
 
 
 @case(SQUARE, reference=lambda a: (np.eye(4), a[:, :2], np.abs(np.linalg.qr(a)[1])), differentiable=False)

@@ -30,14 +30,14 @@ def gelu_of(input: Tensor, approximate: str = "none") -> Tensor:  # noqa: A002
     return of_elements(input, approximate)
 
 
-_FLOATS = mindspore.float16, mindspore.float32, mindspore.float64
+FLOATS = mindspore.float16, mindspore.float32, mindspore.float64
 _own_prelu = ops.prelu
 _own_softmax, _own_silu = ops.function.nn_func.softmax_ext, mint.nn.functional.silu
 
 
 def softmax(input: Tensor, dim: int | None = None, dtype: mindspore.Type | None = None) -> Tensor:  # noqa: A002
     x = input if dtype is None else ops.cast(input, dtype)
-    if x.ndim == 0 or x.dtype not in _FLOATS:
+    if x.ndim == 0 or x.dtype not in FLOATS:
         return _own_softmax(x, dim)
     if dim is None:
         dim = 0 if x.ndim in (1, 3) else 1
@@ -45,7 +45,7 @@ def softmax(input: Tensor, dim: int | None = None, dtype: mindspore.Type | None 
 
 
 def silu(input: Tensor, inplace: bool = False) -> Tensor:  # noqa: A002
-    if inplace or input.dtype not in _FLOATS:
+    if inplace or input.dtype not in FLOATS:
         return _own_silu(input, inplace)
     return linear_sigmoid(input)
 

@@ -19,7 +19,7 @@ WHOLE = (
     *(mindspore.uint16, mindspore.uint32, mindspore.uint64),
 )
 
-_GREATEST = {
+GREATEST = {
     mindspore.float16: 65504.0,
     mindspore.float32: 3.4028234663852886e38,
     mindspore.float64: 1.7976931348623157e308,
@@ -58,7 +58,7 @@ _expm1, _log1p, _tanh = operations.Expm1(), operations.Log1p(), operations.Tanh(
 def expm1(input: Any) -> Tensor:  # noqa: A002
     """Near 0, MindSpore's kernel for the CPU loses all digits, but those of exp and sinh do not."""
     x = floating(input)
-    if is_on_gpu() or x.dtype not in _GREATEST:
+    if is_on_gpu() or x.dtype not in GREATEST:
         return _expm1(x)
     is_small = ops.abs(x) < 1
     half = ops.where(is_small, x, ops.zeros_like(x)) * 0.5
@@ -68,7 +68,7 @@ def expm1(input: Any) -> Tensor:  # noqa: A002
 def log1p(input: Any) -> Tensor:  # noqa: A002
     """Near 0, MindSpore's kernel for the CPU loses all digits, but that of atanh does not."""
     x = floating(input)
-    if is_on_gpu() or x.dtype not in _GREATEST:
+    if is_on_gpu() or x.dtype not in GREATEST:
         return _log1p(x)
     is_small = ops.abs(x) < 0.5
     small = ops.where(is_small, x, ops.zeros_like(x))
@@ -105,9 +105,9 @@ def nan_to_num(
 @ops.constexpr
 def _number(value: float | None, dtype: mindspore.Type, sign: int = 1) -> Tensor:
     """Returns a number or, for None, the greatest one with this sign. Graph mode itself would make it float32."""
-    if dtype not in _GREATEST:
+    if dtype not in GREATEST:
         raise TypeError(f"mint.nan_to_num: the input must be whole, float16, float32 or float64, got {dtype}")
-    return Tensor(sign * _GREATEST[dtype] if value is None else value, dtype)
+    return Tensor(sign * GREATEST[dtype] if value is None else value, dtype)
 
 
 def xlogy(input: Any, other: Any) -> Tensor:  # noqa: A002
@@ -140,7 +140,7 @@ def exp2(input: Tensor) -> Tensor:  # noqa: A002
 @once
 def number(value: float, dtype: mindspore.Type) -> Any:
     """Returns a number beside a Tensor of a dtype. MindSpore rounds a number of Python to float32 first."""
-    return constant(value, dtype) if dtype in _GREATEST else value
+    return constant(value, dtype) if dtype in GREATEST else value
 
 
 def logaddexp(input: Tensor, other: Tensor) -> Tensor:  # noqa: A002

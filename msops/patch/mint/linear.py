@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from mindspore import Tensor, ops
+import numpy as np
+from mindspore import Tensor, nn, ops
 
-from msops.core.compiled import compiling, is_on_gpu
+from msops.core.compiled import compiling, is_on_gpu, once
 from msops.core.inputs import has_zero
 from msops.operators.add import add
 from msops.patch.replacement import Choice
@@ -143,15 +144,44 @@ def inverse(input: Tensor) -> Tensor:  # noqa: A002
 def qr(A: Tensor, mode: str = "reduced") -> tuple[Tensor, Tensor]:  # noqa: N803
     if mode not in ("reduced", "complete", "r"):
         raise ValueError(f"mint.linalg.qr: mode must be 'reduced', 'complete' or 'r', got {mode!r}")
-    if mode == "r":
-        return ops.zeros((0,), A.dtype), ops.qr(A, "reduced")[1]
     m, n = A.shape[-2:]
-    if mode == "reduced" or m <= n:
-        return ops.qr(A, "reduced")
-    # MindSpore's kernel for GPUs leaves the other columns of q open. More columns of A determine them.
-    more = ops.broadcast_to(eye(m, m - n, A.dtype), (*A.shape[:-1], m - n))
-    q, r = ops.qr(ops.concat((A, more), -1), "reduced")
-    return q, r[..., :n]
+    if m < n:
+        q, r = _reduced_qr(A[..., :m])
+        r = ops.concat((r, ops.matmul(ops.swapaxes(q, -1, -2), A[..., m:])), -1)
+    elif m == n or mode != "complete":
+        q, r = _reduced_qr(A)
+    else:  # MindSpore's kernel for GPUs leaves the other columns of q open. More columns of A determine them.
+        more = ops.broadcast_to(eye(m, m - n, A.dtype), (*A.shape[:-1], m - n))
+        q, r = _reduced_qr(ops.concat((A, more), -1))
+        r = r[..., :n]
+    return (ops.zeros((0,), A.dtype), r) if mode == "r" else (q, r)
+
+
+class ReducedQr(nn.Cell):
+    """Factors matrices that have no more columns than rows. MindSpore has no gradient of that."""
+
+    def construct(self, a: Tensor) -> tuple[Tensor, Tensor]:
+        return ops.qr(a, "reduced")
+
+    def bprop(self, a: Tensor, out: tuple[Tensor, Tensor], dout: tuple[Tensor, Tensor]) -> tuple[Tensor]:
+        """Computes da = (dq + q s) r⁻ᵀ, where s is the lower triangle of m = r drᵀ - dqᵀ q, mirrored."""
+        (q, r), (dq, dr) = out, dout
+        m = ops.matmul(r, ops.swapaxes(dr, -1, -2)) - ops.matmul(ops.swapaxes(dq, -1, -2), q)
+        n = r.shape[-1]
+        below = m * ops.cast(_below(n), r.dtype)
+        mirrored = below + ops.swapaxes(below, -1, -2) + m * eye(n, n, r.dtype)
+        right = dq + ops.matmul(q, mirrored)
+        return (ops.swapaxes(_solve_upper(r, ops.swapaxes(right, -1, -2)), -1, -2),)
+
+
+_reduced_qr = ReducedQr()
+_solve_upper = ops.operations.MatrixTriangularSolve(lower=False)
+
+
+@once
+def _below(n: int) -> Tensor:
+    """Returns a matrix that is 1 below its diagonal."""
+    return Tensor(np.tril(np.ones((n, n), np.float32), -1))
 
 
 def triangular_solve(

@@ -6,11 +6,12 @@ import mindspore
 from mindspore import Tensor, ops
 from mindspore.ops import operations
 
-from msops.core.compiled import once
+from msops.core.compiled import is_on_gpu, once
+from msops.core.inputs import has_zero
 from msops.operators.cross_entropy import cross_entropy as cross_entropy_of_rows
 from msops.patch.replacement import Replacement
 
-from .activation import softplus
+from .activation import FLOATS, softplus
 from .elementwise import rsqrt
 
 _log_softmax = operations.LogSoftmax(-1)
@@ -23,9 +24,25 @@ def log_softmax(input: Tensor, dim: int | None = None, *, dtype: mindspore.Type 
     if x.ndim == 0:
         return ops.zeros_like(x)
     if dim in (-1, x.ndim - 1):
-        return _log_softmax(x)
+        return _of_last_axis(x)
     # On a GPU, MindSpore takes the gradient's kernel of one axis for another axis, if the shapes are equal.
-    return ops.swapaxes(_log_softmax(ops.swapaxes(x, dim, -1)), dim, -1)
+    return ops.swapaxes(_of_last_axis(ops.swapaxes(x, dim, -1)), dim, -1)
+
+
+def _of_last_axis(x: Tensor) -> Tensor:
+    """Subtracts the logarithms of sums: MindSpore's kernels for the CPU lose digits of the gradient."""
+    if is_on_gpu() or x.dtype not in FLOATS or has_zero(*x.shape) is not False:
+        return _log_softmax(x)
+    wide = ops.cast(x, mindspore.float32) if x.dtype == mindspore.float16 else x
+    below = wide - ops.stop_gradient(ops.amax(wide, -1, True))
+    rows = below.reshape(-1, x.shape[-1])
+    _, lse = cross_entropy_of_rows(rows, _zeros(rows.shape[0]), reduction="none", return_lse=True)
+    return ops.cast(below - ops.cast(lse, wide.dtype).reshape((*x.shape[:-1], 1)), x.dtype)
+
+
+@once
+def _zeros(n: int) -> Tensor:
+    return ops.zeros((n,), mindspore.int32)
 
 
 class LogSoftmaxExt(Replacement):

@@ -10,9 +10,10 @@ import numpy as np
 from mindspore import Tensor, ops
 from mindspore.ops import operations
 
-from msops.core.compiled import once
+from msops.core.compiled import is_on_gpu, once
 
 from .conv import along
+from .elementwise import GREATEST
 from .shape import constant_pad
 
 if TYPE_CHECKING:
@@ -155,12 +156,24 @@ def max_pool2d(
     ceil_mode: bool = False,
     return_indices: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Returns the largest numbers and their places in each plane."""
+    """Returns the largest numbers and their places in each plane. NaN counts as the largest."""
     operator = _make_max_pool(kernel_size, stride, padding, dilation, ceil_mode)
-    if input.ndim == 3:
-        y, indices = operator(input.expand_dims(0))
-        return y.squeeze(0), indices.squeeze(0)
-    return operator(input)
+    x = input.expand_dims(0) if input.ndim == 3 else input
+    greatest = _greatest(x.dtype)
+    if greatest is None or is_on_gpu():
+        y, indices = operator(x)
+    else:  # MindSpore's kernel for the CPU compares NaN with others
+        finite = ops.minimum(ops.stop_gradient(x), greatest)
+        _, indices = operator(ops.where(ops.isnan(x), ops.full_like(finite, math.inf), finite))
+        places = ops.flatten(indices, start_dim=2)
+        y = ops.gather_elements(ops.flatten(x, start_dim=2), 2, places).reshape(indices.shape)
+    return (y.squeeze(0), indices.squeeze(0)) if input.ndim == 3 else (y, indices)
+
+
+@once
+def _greatest(dtype: mindspore.Type) -> Tensor | None:
+    """Returns the greatest finite number of a dtype that has NaN."""
+    return Tensor(GREATEST[dtype], dtype) if dtype in GREATEST else None
 
 
 @once

@@ -122,7 +122,12 @@ def median_along(input: Tensor, dim: int = -1, keepdim: bool = False) -> tuple[T
 
 
 def median(input: Tensor) -> Tensor:  # noqa: A002
-    return median_along(input.reshape(-1))[0]
+    """Elements that equal the median share its gradient, as in PyTorch."""
+    x = input.reshape(-1)
+    found = ops.stop_gradient(median_along(x)[0])
+    is_median = ops.logical_or(x == found, ops.logical_and(ops.isnan(x), ops.isnan(found)))
+    share = ops.where(is_median, x - found, ops.zeros_like(x)).sum() / ops.cast(is_median, x.dtype).sum()
+    return found + ops.where(ops.isfinite(found), share, ops.zeros_like(found))
 
 
 def var(input: Tensor, dim: Axes = None, correction: int = 1, keepdim: bool = False) -> Tensor:  # noqa: A002
