@@ -3,11 +3,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mindspore import Tensor, nn
+import mindspore
+from mindspore import Tensor, nn, ops
 
 from msops.core import settings
 from msops.core.factory import Operators, custom_op
-from msops.core.inputs import present
+from msops.core.inputs import present, widened
 from msops.core.library import of_package
 
 if TYPE_CHECKING:
@@ -50,8 +51,9 @@ def selective_scan(
         u (Tensor): Shape (B, D, L): B sequences of L steps with D channels, any L; float16, float32 or float64.
         delta (Tensor): The lengths of steps, with the shape and dtype of `u`.
         A (Tensor): Shape (D, N), any N; the dtype of `u`, or float32. Mamba's A is negative, so that states decay.
-        B (Tensor): Shape (B, N, L), or (B, G, N, L) for G groups, of which D is a multiple; the dtype of `u`.
-        C (Tensor): The shape and dtype of `B`.
+        B (Tensor): Shape (B, N, L), or (B, G, N, L) for G groups, of which D is a multiple; the dtype of `u`, or
+            float32: then copies of the others in float32 are read.
+        C (Tensor): The shape of `B`, and one of these dtypes.
         D (Tensor): Shape (D,), the dtype of `u`, or float32. Default: ``None`` .
         z (Tensor): A gate, with the shape and dtype of `u`. Default: ``None`` .
         delta_bias (Tensor): Shape (D,), the dtype of `u`, or float32. Default: ``None`` .
@@ -152,8 +154,25 @@ def _call(
     scan = operators.primitive(
         delta_softplus, D is not None, z is not None, delta_bias is not None, initial_state is not None
     )
-    results = scan(u, delta, A, B, C, *present((D, z, delta_bias, initial_state)))
-    return (results[0], results[1]) if return_last_state else results[0]
+    if _is_wide(B, u):
+        wide = B
+    elif _is_wide(C, u):
+        wide = C
+    else:
+        results = scan(u, delta, A, B, C, *present((D, z, delta_bias, initial_state)))
+        return (results[0], results[1]) if return_last_state else results[0]
+    further = present((widened(D, wide), widened(z, wide), widened(delta_bias, wide), widened(initial_state, wide)))
+    steps = widened(u, wide), widened(delta, wide)
+    results = scan(*steps, widened(A, wide), widened(B, wide), widened(C, wide), *further)
+    out = ops.cast(results[0], u.dtype)
+    return (out, results[1]) if return_last_state else out
+
+
+def _is_wide(x: object, u: object) -> bool:
+    """Tells whether a tensor is float32 beside a u of float16."""
+    if not isinstance(x, Tensor) or not isinstance(u, Tensor):
+        return False
+    return bool(x.dtype == mindspore.float32 and u.dtype == mindspore.float16)
 
 
 @Operators

@@ -1,4 +1,5 @@
 # ruff: noqa: N803, N806 (the field's names of matrices)
+import mindspore
 import numpy as np
 import pytest
 from mindspore import Tensor, nn, ops
@@ -326,3 +327,41 @@ def test_softplus_of_any_size():
         got = msops.selective_scan(*map(Tensor, inputs), delta_softplus=True).asnumpy()
         want = np.logaddexp(0, inputs[1].astype(np.float64))
         np.testing.assert_allclose(got, want, rtol=8 * np.finfo(dtype).eps)
+
+
+class Losses(nn.Cell):
+    """Returns gradients of all inputs, and the output."""
+
+    def __init__(self):
+        super().__init__()
+        self.gradient = ops.GradOperation(get_all=True)
+        self.net = msops.SelectiveScan(delta_softplus=True)
+
+    def construct(self, *inputs):
+        return self.gradient(self.net)(*inputs), self.net(*inputs)
+
+
+@pytest.mark.parametrize("which", ["BC", "B", "C"])
+def test_float32_beside_float16(mode, which):
+    """B and C of float32 keep their digits: the result is that of float32, rounded once."""
+    rng = np.random.default_rng(0)
+    shapes = {
+        "u": (2, 4, 5),
+        "delta": (2, 4, 5),
+        "A": (4, 3),
+        "B": (2, 3, 5),
+        "C": (2, 3, 5),
+        "D": (4,),
+        "z": (2, 4, 5),
+    }
+    arrays = {name: rng.standard_normal(shape).astype(np.float16) for name, shape in shapes.items()}
+    arrays["A"] = -np.abs(arrays["A"])
+    arrays.update({name: rng.standard_normal(shapes[name]).astype(np.float32) for name in which})
+    net = Losses()
+    gradients, out = net(*map(Tensor, arrays.values()))
+    wide_gradients, wide_out = net(*[Tensor(x.astype(np.float32)) for x in arrays.values()])
+    assert out.dtype == mindspore.float16
+    np.testing.assert_array_equal(out.asnumpy(), wide_out.asnumpy().astype(np.float16))
+    for x, got, want in zip(arrays.values(), gradients, wide_gradients):
+        assert got.asnumpy().dtype == x.dtype
+        np.testing.assert_array_equal(got.asnumpy(), want.asnumpy().astype(x.dtype))
