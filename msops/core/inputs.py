@@ -105,6 +105,12 @@ def has_zero(*sizes: int | None) -> bool | None:
     return True if 0 in sizes else None if None in sizes else False
 
 
+@once
+def lacks_rank(shape: Sizes | None) -> bool:
+    """Tells whether a shape is not known at all, in code that MindSpore compiles for inputs of an open rank."""
+    return shape is None
+
+
 def fits(shape: Sizes, wanted: Sizes) -> bool:
     """Tells whether two shapes have the same rank, and all sizes that are known in both are equal."""
     return len(shape) == len(wanted) and all(a == b or a is None or b is None for a, b in zip(shape, wanted))

@@ -8,6 +8,8 @@ import mindspore
 from mindspore import Tensor, mint, ops
 from mindspore.ops import operations
 
+from msops.core.compiled import compiling
+from msops.core.inputs import lacks_rank
 from msops.operators.gelu import gelu as of_elements
 from msops.operators.silu import silu as linear_sigmoid
 from msops.operators.softmax import softmax as of_rows
@@ -23,20 +25,25 @@ _relu, _sigmoid = operations.ReLU(), operations.Sigmoid()
 
 
 def gelu(input: Tensor, *, approximate: str = "none") -> Tensor:  # noqa: A002
-    return of_elements(input, approximate)
+    return gelu_of(input, approximate)
 
 
 def gelu_of(input: Tensor, approximate: str = "none") -> Tensor:  # noqa: A002
+    if compiling() and lacks_rank(input.shape):
+        return _own_gelu(input, approximate)
     return of_elements(input, approximate)
 
 
 FLOATS = mindspore.float16, mindspore.float32, mindspore.float64
+_own_gelu: Any = getattr(ops, "gelu", None)
 _own_prelu = ops.prelu
 _own_softmax, _own_silu = ops.function.nn_func.softmax_ext, mint.nn.functional.silu
 
 
 def softmax(input: Tensor, dim: int | None = None, dtype: mindspore.Type | None = None) -> Tensor:  # noqa: A002
     x = input if dtype is None else ops.cast(input, dtype)
+    if compiling() and lacks_rank(x.shape):
+        return _own_softmax(x, dim)
     if x.ndim == 0 or x.dtype not in FLOATS:
         return _own_softmax(x, dim)
     if dim is None:
@@ -45,7 +52,7 @@ def softmax(input: Tensor, dim: int | None = None, dtype: mindspore.Type | None 
 
 
 def silu(input: Tensor, inplace: bool = False) -> Tensor:  # noqa: A002
-    if inplace or input.dtype not in FLOATS:
+    if inplace or input.dtype not in FLOATS or (compiling() and lacks_rank(input.shape)):
         return _own_silu(input, inplace)
     return linear_sigmoid(input)
 

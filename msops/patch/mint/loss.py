@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import mindspore
 from mindspore import Tensor, ops
 from mindspore.ops import operations
 
-from msops.core.compiled import is_on_gpu, once
-from msops.core.inputs import has_zero
+from msops.core.compiled import compiling, is_on_gpu, once
+from msops.core.inputs import has_zero, lacks_rank
 from msops.operators.cross_entropy import cross_entropy as cross_entropy_of_rows
 from msops.patch.replacement import Replacement
 
@@ -15,12 +17,15 @@ from .activation import FLOATS, softplus
 from .elementwise import rsqrt
 
 _log_softmax = operations.LogSoftmax(-1)
+_own_log_softmax: Any = getattr(ops, "LogSoftmaxExt", tuple)()
 
 
 def log_softmax(input: Tensor, dim: int | None = None, *, dtype: mindspore.Type | None = None) -> Tensor:  # noqa: A002
+    x = input if dtype is None else ops.cast(input, dtype)
+    if compiling() and lacks_rank(x.shape):
+        return _own_log_softmax(x, dim)
     if dim is None:
         dim = 0 if input.ndim in (0, 1, 3) else 1
-    x = input if dtype is None else ops.cast(input, dtype)
     if x.ndim == 0:
         return ops.zeros_like(x)
     if dim in (-1, x.ndim - 1):

@@ -10,9 +10,12 @@ from mindspore import Tensor, mint, ops
 from mindspore.communication import GlobalComm
 from mindspore.ops import operations
 
-from msops.core.compiled import once
+from msops.core.compiled import compiling, once
+from msops.core.inputs import has_zero
 from msops.operators.group_norm import group_norm as normalize_groups
 from msops.operators.layer_norm import layer_norm as normalize
+
+_own_group_norm: Any = getattr(ops, "group_norm", None)
 
 
 def layer_norm(
@@ -22,12 +25,38 @@ def layer_norm(
     bias: Tensor | None = None,
     eps: float = 1e-5,
 ) -> Tensor:
+    if compiling():
+        begin = _open_begin(input.shape, normalized_shape)
+        if begin is not None:
+            ones, zeros = ops.ones(normalized_shape, input.dtype), ops.zeros(normalized_shape, input.dtype)
+            scale = ones if weight is None else ops.cast(weight, input.dtype)
+            shift = zeros if bias is None else ops.cast(bias, input.dtype)
+            return _make_layer_norm(begin, eps)(input, scale, shift)[0]
     rows = _rows_of(input.shape, normalized_shape)
     weight, bias = _as_parameter(weight, input), _as_parameter(bias, input)
-    if rows is None or weight is not None:
-        return normalize(input, weight, bias, eps)
-    bias = None if bias is None else bias.reshape(-1)
-    return normalize(input.reshape(rows), None, bias, eps).reshape(input.shape)
+    if rows is not None and weight is None:
+        if has_zero(*rows) is None:  # a size is open
+            weight = ops.ones(normalized_shape, mindspore.float32)
+        else:
+            bias = None if bias is None else bias.reshape(-1)
+            return normalize(input.reshape(rows), None, bias, eps).reshape(input.shape)
+    return normalize(input, weight, bias, eps)
+
+
+@once
+def _open_begin(shape: Any, normalized: Any) -> int | None:
+    """Returns the first of the axes that MindSpore's own operator normalizes, if one of these is open, else None."""
+    axes = 1 if isinstance(normalized, int) else len(normalized)
+    if shape is None:
+        if axes > 1:
+            raise ValueError("layer_norm: the input's rank must be known when MindSpore compiles, for several axes")
+        return -1
+    return len(shape) - axes if None in shape[len(shape) - axes :] else None
+
+
+@once
+def _make_layer_norm(begin: int, eps: float) -> operations.LayerNorm:
+    return operations.LayerNorm(begin, begin, eps)
 
 
 def layer_norm_and_statistics(
@@ -68,7 +97,14 @@ def group_norm(
     bias: Tensor | None = None,
     eps: float = 1e-5,
 ) -> Tensor:
+    if compiling() and _lacks_channels(input.shape):
+        return _own_group_norm(input, num_groups, weight, bias, eps)
     return normalize_groups(input, num_groups, _as_parameter(weight, input), _as_parameter(bias, input), eps)
+
+
+@once
+def _lacks_channels(shape: tuple[int | None, ...] | None) -> bool:
+    return shape is None or len(shape) < 2 or shape[1] is None
 
 
 def batch_norm(
@@ -81,16 +117,33 @@ def batch_norm(
     momentum: float = 0.1,
     epsilon: float = 1e-5,
 ) -> tuple[Tensor, ...]:
-    n = input.shape[1]
+    rank = _rank_of(input.shape, training)
+    x, n = _as_planes(input, rank), input.shape[1]
     weight = ops.ones((n,), mindspore.float32) if weight is None else ops.cast(weight, mindspore.float32)
     bias = ops.zeros((n,), mindspore.float32) if bias is None else ops.cast(bias, mindspore.float32)
-    planes = _planes_of(input.shape, training)
     if running_mean is None or runnning_var is None:
         if not training:
             raise ValueError("mint.nn.functional.batch_norm: running_mean and running_var must be given for evaluation")
-        return (_by_own_statistics(input.reshape(planes), weight, bias, epsilon).reshape(input.shape),)
-    out = _make_batch_norm(training, epsilon, momentum)(input.reshape(planes), weight, bias, running_mean, runnning_var)
-    return (out[0].reshape(input.shape),)
+        return (_as_before(_by_own_statistics(x, weight, bias, epsilon), input, rank),)
+    out = _make_batch_norm(training, epsilon, momentum)(x, weight, bias, running_mean, runnning_var)
+    return (_as_before(out[0], input, rank),)
+
+
+def _as_planes(x: Tensor, rank: int) -> Tensor:
+    """Returns an input with two axes after the channels. This does not need its sizes, which may be open."""
+    if rank == 4:
+        return x
+    if rank > 4:
+        return ops.flatten(x, start_dim=3)
+    return x.expand_dims(2).expand_dims(3) if rank == 2 else x.expand_dims(3)
+
+
+def _as_before(y: Tensor, x: Tensor, rank: int) -> Tensor:
+    if rank == 4:
+        return y
+    if rank > 4:
+        return y.reshape(x.shape)
+    return y.squeeze((2, 3)) if rank == 2 else y.squeeze(3)
 
 
 def _by_own_statistics(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
@@ -101,13 +154,16 @@ def _by_own_statistics(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> T
 
 
 @once
-def _planes_of(shape: tuple[int, ...], training: bool) -> tuple[int, ...]:
+def _rank_of(shape: tuple[int | None, ...] | None, training: bool) -> int:
+    name = "mint.nn.functional.batch_norm"
+    if shape is None:
+        raise ValueError(f"{name}: the input's rank must be known when MindSpore compiles")
     if len(shape) < 2:
-        raise ValueError(f"mint.nn.functional.batch_norm: input must have 2 axes at least, got shape {shape}")
-    size = math.prod(shape[2:])
-    if training and shape[0] * size <= 1:
-        raise ValueError(f"mint.nn.functional.batch_norm: training needs several values a channel, got shape {shape}")
-    return (*shape[:2], size, 1)
+        raise ValueError(f"{name}: input must have 2 axes at least, got shape {shape}")
+    sizes = (shape[0], *shape[2:])
+    if training and None not in sizes and math.prod(size or 0 for size in sizes) <= 1:
+        raise ValueError(f"{name}: training needs several values a channel, got shape {shape}")
+    return len(shape)
 
 
 @once

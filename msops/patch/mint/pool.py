@@ -69,15 +69,28 @@ def _avg_pool(
     divisor_override: int | None,
 ) -> Tensor:
     name = f"mint.nn.functional.avg_pool{rank}d"
-    shape, last = volume_of(name, x.shape, rank)
+    is_batch, sizes = _batch_and_sizes(name, x.shape, rank)
     operator, pads, factors = _make_avg_pool(
-        name, rest(x.shape, last), x.dtype, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override
+        name, sizes, x.dtype, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override
     )
-    volume = x.reshape(shape)
+    volume = _as_volume(x, rank, is_batch)
     y = operator(volume if pads is None else constant_pad(volume, pads))
     if factors is not None:
         y = y * factors
-    return y.reshape(joined(x.shape, last, rest(y.shape, -rank)))
+    return _as_before(y, rank, is_batch)
+
+
+def _as_volume(x: Tensor, rank: int, is_batch: bool) -> Tensor:
+    """Returns a batch of planes or volumes. This does not need the sizes, which may be open."""
+    if not is_batch:
+        x = x.expand_dims(0)
+    return x.expand_dims(2) if rank == 1 else x
+
+
+def _as_before(y: Tensor, rank: int, is_batch: bool) -> Tensor:
+    if rank == 1:
+        y = y.squeeze(2)
+    return y if is_batch else y.squeeze(0)
 
 
 # MindSpore fails to slice a tuple in a graph that it compiles after one of a BatchNorm in training and one of x[0].
@@ -93,18 +106,19 @@ def joined(shape: tuple[int, ...], end: int, sizes: tuple[int, ...]) -> tuple[in
 
 
 @once
-def volume_of(name: str, shape: tuple[int, ...], rank: int) -> tuple[tuple[int, ...], int]:
-    """Returns the shape of an input as a batch of planes or volumes, and where its own last axes begin."""
+def _batch_and_sizes(name: str, shape: tuple[int | None, ...] | None, rank: int) -> tuple[bool, tuple[int | None, ...]]:
+    """Tells whether an input has an axis for samples, and returns the sizes of its planes or volumes."""
+    if shape is None:
+        raise ValueError(f"{name}: the input's rank must be known when MindSpore compiles")
     if len(shape) not in (rank + 1, rank + 2):
         raise ValueError(f"{name}: input must have {rank + 1} or {rank + 2} axes, got shape {shape}")
-    batch = shape if len(shape) == rank + 2 else (1, *shape)
-    return (*batch[:2], *(1,) * (2 - rank), *batch[2:]), len(shape) - rank
+    return len(shape) == rank + 2, shape[-rank:]
 
 
 @once
 def _make_avg_pool(
     name: str,
-    sizes: tuple[int, ...],
+    sizes: Any,
     dtype: mindspore.Type,
     kernel_size: Numbers,
     stride: Numbers | None,
@@ -124,6 +138,14 @@ def _make_avg_pool(
         raise ValueError(f"{name}: padding must be half of kernel_size at most, got {padding} and {kernel_size}")
     if divisor_override == 0:
         raise ValueError(f"{name}: divisor_override must not be 0")
+    whole = math.prod(kernel)
+    front = (1,) * (2 - rank)
+    make = operations.AvgPool3D if rank == 3 else operations.AvgPool
+    operator = make(front + kernel, front + strides, "valid")
+    if None in sizes:
+        if any(pads) or ceil_mode:
+            raise ValueError(f"{name}: {sizes} must be known when MindSpore compiles, for padding and ceil_mode")
+        return operator, None, None if divisor_override is None else Tensor(whole / divisor_override, dtype)
     counts = np.ones(())
     zeros: list[int] = []
     for n, size, step, pad in zip(sizes, kernel, strides, pads):
@@ -138,13 +160,10 @@ def _make_avg_pool(
         first, last = (-pad, n + pad) if count_include_pad else (0, n)  # of those that count
         counts = np.multiply.outer(counts, np.minimum(ends, last) - np.maximum(starts, first))
         zeros = [pad, max(int(ends[-1]) - n, 0), *zeros]
-    whole = math.prod(kernel)
     if divisor_override is not None:
         counts = np.full_like(counts, divisor_override)
     factors = None if np.all(counts == whole) else Tensor(whole / counts, dtype)
-    front = (1,) * (2 - rank)
-    make = operations.AvgPool3D if rank == 3 else operations.AvgPool
-    return make(front + kernel, front + strides, "valid"), tuple(zeros) if any(zeros) else None, factors
+    return operator, tuple(zeros) if any(zeros) else None, factors
 
 
 def max_pool2d(
@@ -201,11 +220,12 @@ def adaptive_avg_pool3d(input: Tensor, output_size: Any) -> Tensor:  # noqa: A00
 
 def _adaptive_avg_pool(x: Tensor, rank: int, output_size: Any) -> Tensor:
     name = f"mint.nn.functional.adaptive_avg_pool{rank}d"
-    (shape, last), sizes = volume_of(name, x.shape, rank), _sizes(name, output_size, x.shape, rank)
+    is_batch, own = _batch_and_sizes(name, x.shape, rank)
+    sizes = _sizes(name, output_size, own, rank)
     if sizes == (1,) * rank:
         return ops.mean(x, _last_axes(rank), True)
-    y = _make_adaptive_avg_pool((1,) * (2 - rank) + sizes)(x.reshape(shape))
-    return y.reshape(joined(x.shape, last, sizes))
+    y = _make_adaptive_avg_pool((1,) * (2 - rank) + sizes)(_as_volume(x, rank, is_batch))
+    return _as_before(y, rank, is_batch)
 
 
 @once
@@ -214,7 +234,7 @@ def _last_axes(rank: int) -> tuple[int, ...]:
 
 
 @once
-def _sizes(name: str, output_size: Any, shape: tuple[int, ...], rank: int) -> tuple[int, ...]:
+def _sizes(name: str, output_size: Any, shape: tuple[int | None, ...], rank: int) -> tuple[Any, ...]:
     """Returns the sizes of a result, where None and -1 stand for those of the input."""
     sizes = (output_size,) * rank if output_size is None else along(name, output_size, rank)
     return tuple([own if size in (None, -1) else size for size, own in zip(sizes, shape[-rank:])])

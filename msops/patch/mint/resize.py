@@ -9,7 +9,8 @@ import numpy as np
 from mindspore import Tensor, ops
 from mindspore.ops import operations
 
-from msops.core.compiled import once
+from msops.core.compiled import compiling, once
+from msops.core.inputs import lacks_rank
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,6 +27,8 @@ _nearest: Operator = operations.UpsampleNearest3D()
 
 def nearest(x: Tensor, output_size: Sizes = None, scales: Scales = None) -> Tensor:
     """Copies the nearest elements of an input of one, two or three axes after the first two."""
+    if compiling() and lacks_rank(x.shape):  # it is a volume, or MindSpore does not call this
+        return _nearest(x, output_size, scales)
     front, sizes, factors = _resized("nearest", x.shape, output_size, scales)
     if factors is not None:
         y = _nearest(x.reshape(x.shape[:2] + front + x.shape[2:]), None, factors)
@@ -89,6 +92,8 @@ def _resized(
     """Returns axes of 1 that make the input a volume, the sizes of the result, and the factors along all three axes
     where these are not the quotients of the sizes.
     """
+    if shape is None:
+        raise ValueError(f"mint.nn.functional.interpolate: {name} needs a rank that is known when MindSpore compiles")
     rank = len(shape) - 2
     front = (1,) * (3 - rank)
     if (output_size is None) == (scales is None):
