@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import mindspore
 from mindspore import Tensor, ops
 
+from msops.compat import VERSION
 from msops.core.compiled import is_on_gpu, once, records_gradients
 
 from .replacement import Choice
@@ -205,3 +206,13 @@ def _split_bounds(
     counts = dict(zip(at, [each.taken for each in axes]))
     left = [(0, counts[i], 1) if i in counts else each for i, each in enumerate(zip(*bounds))]
     return axes, tuple(zip(*left))
+
+
+FUNCTIONS: dict[str, Any] = {
+    "auto_generate.StridedSlice": StridedSlice,
+    "composite.multitype_ops._compile_utils.tensor_index_by_slice": tensor_index_by_slice,
+    "composite.multitype_ops._compile_utils.tensor_index_by_tuple": tensor_index_by_tuple,
+}
+METHODS: dict[str, Any] = {"Tensor._getitem_origin": getitem}
+if VERSION < (2, 9):  # which index in other ways
+    FUNCTIONS, METHODS = {}, {}

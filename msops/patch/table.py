@@ -341,9 +341,7 @@ MINT: dict[str, Callable[..., Any]] = {
     "auto_generate.AdamW": optim.AdamWOfTensors,
     "auto_generate.adamw_op": optim.AdamWOfTensors(),
     "auto_generate.Transpose": transposes.Transpose,
-    "auto_generate.StridedSlice": slices.StridedSlice,
-    "composite.multitype_ops._compile_utils.tensor_index_by_slice": slices.tensor_index_by_slice,
-    "composite.multitype_ops._compile_utils.tensor_index_by_tuple": slices.tensor_index_by_tuple,
+    **slices.FUNCTIONS,
     "auto_generate.matmul_ext": linear.matmul,
     "gelu": activation.gelu_of,
     "group_norm": norm.group_norm,
@@ -382,7 +380,7 @@ MINT: dict[str, Callable[..., Any]] = {
 
 # These methods of MindSpore's classes are replaced by what a function makes of them.
 METHODS: dict[str, Callable[[Any], Any]] = {
-    "Tensor._getitem_origin": slices.getitem,
+    **slices.METHODS,
     "common.generator.Generator._step": lambda _: generator.step,
     "common.generator.Generator.manual_seed": random.sharing_seed,
     **methods.METHODS,
