@@ -82,14 +82,16 @@ def rows_of(text):
 
 
 def with_column(text, device, rows):
-    """Returns a page with a device's column, and what it says where a name does not run."""
+    """Returns a page with a device's column, and what it says where a name does not run. What a name stands on is what
+    the CPU tells, where a GPU may take another way, unless the CPU tells nothing."""
     old, at = rows_of(text), DEVICES.index(device)
     lines = [f"| name | stands on | {' | '.join(DEVICES)} | why not |", "|---|---|---|---|---|"]
     for path, row in sorted(rows.items()):
         before, *cells, why = old.get(path, ["", *[""] * len(DEVICES), ""])
         cells[at] = row.cell
         others_run = all(each in ("yes", "") for i, each in enumerate(cells) if i != at)
-        told = before if row.base == NONE and before else row.base
+        is_told = row.base != NONE and (device == DEVICES[0] or before in ("", NONE))
+        told = row.base if is_told or not before else before
         lines.append(f"| `{path}` | {told} | {' | '.join(cells)} | {row.why or ('' if others_run else why)} |")
     head, _, rest = text.partition(BEGIN)
     return "\n".join([head + BEGIN, *lines, END]) + rest.partition(END)[2]
