@@ -30,6 +30,7 @@ from .mint import (
     reduction,
     resize,
     shape,
+    vmap,
 )
 
 if TYPE_CHECKING:
@@ -381,6 +382,7 @@ MINT: dict[str, Callable[..., Any]] = {
 # These methods of MindSpore's classes are replaced by what a function makes of them.
 METHODS: dict[str, Callable[[Any], Any]] = {
     **slices.METHODS,
+    "ops._vmap.get_vmap_rule": vmap.get_vmap_rule,
     "common.generator.Generator._step": lambda _: generator.step,
     "common.generator.Generator.manual_seed": random.sharing_seed,
     **methods.METHODS,
