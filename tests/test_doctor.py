@@ -15,7 +15,7 @@ from matrix import interpreter
 from msops import pythons
 from msops.__main__ import main
 from msops.commands import doctor
-from msops.commands.doctor import finding, modules, smoke
+from msops.commands.doctor import finding, graphs, modules, smoke
 from patient import INSTALL, NEW, REINSTALL, UNKNOWN, gcc, nvcc, smi
 
 
@@ -338,7 +338,21 @@ def test_gpu_that_msops_has_no_kernels_for(patient):
     patient.library("add")
     found = [*doctor.examine()]
     assert [finding.what for finding in found if finding.mend and "pip install" not in finding.mend[0]] == []
-    assert found[-1] == ("GPU", "none", "not tried", ())
+    assert found[-2:] == [("GPU", "none", "not tried", ()), ("graphs", "none", "not tried", ())]
+
+
+@pytest.mark.parametrize(
+    ("printed", "state", "text"),
+    [
+        ("a warning\nrecorded", "ok", "msops.cuda_graph works"),
+        ("error cuda_graph needs MindSpore 2.10", "none", "cuda_graph needs MindSpore 2.10"),
+        ("", "none", "the process ended early"),
+        ("no answer in 300 s", "none", "no answer in 300 s"),
+    ],
+)
+def test_cuda_graphs(monkeypatch, printed, state, text):
+    monkeypatch.setattr(graphs, "output", lambda *command, seconds: printed)
+    assert graphs.finding(finding.Finding("GPU", "ok", "")) == ("graphs", state, text, ())
 
 
 SIGMOID = """

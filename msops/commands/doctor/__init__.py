@@ -9,7 +9,7 @@ import json
 import sys
 from typing import TYPE_CHECKING, NoReturn
 
-from . import compilers, cuda11, gpu, imports, libraries, modules, smoke
+from . import compilers, cuda11, gpu, graphs, imports, libraries, modules, smoke
 from .finding import AGAIN, Finding, installs
 
 if TYPE_CHECKING:
@@ -93,4 +93,6 @@ def _look(python: Finding) -> Iterator[Finding]:
     yield from cuda11.findings(gpus, right_nvcc)
     yield from modules.operators(on_cpu, msops, *its_libraries)
     yield modules.device(on_cpu)
-    yield modules.device(smoke.run("GPU")) if gpus.usable else Finding("GPU", "none", "not tried")
+    on_gpu = modules.device(smoke.run("GPU")) if gpus.usable else Finding("GPU", "none", "not tried")
+    yield on_gpu
+    yield graphs.finding(on_gpu)
