@@ -18,11 +18,11 @@ from msops.testing.checks import (
     as_tuple,
     assert_accurate,
     assert_equal,
-    check_finite_differences,
     random_like,
     run,
     run_gradient,
 )  # fmt: skip
+from msops.testing.differences import check_finite_differences
 from msops.testing.opcheck import MODES
 
 PLAIN = ["-O0"]  # g++ compiles the sources of tests in a quarter of the time then

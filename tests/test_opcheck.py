@@ -73,7 +73,7 @@ MSOPS_FORMULA(ReluHalf, (x, dy), (dx), dx = x > 0 ? C(0.5) * dy : C(0))
 #define SHAPE call.require_same_shape(out, in)
 SQUARES(NarrowOffset, SHAPE, for (int64_t i = 0; i < n; ++i) y[i] = y[static_cast<int16_t>(i * 64) / 64])
 SQUARES(FloatForAll, SHAPE, for (int64_t i = 0; i < n; ++i) reinterpret_cast<float*>(y)[i] = float(x[i]))
-SQUARES(ReadsNull, SHAPE; by = *static_cast<volatile const char*>(in.size == 7 ? nullptr : "x"), )
+SQUARES(ReadsNull, SHAPE; by = *static_cast<volatile const char*>(in.size == 3 ? nullptr : "x"), )
 SQUARES(Aborts, SHAPE; std::fprintf(stderr, "that was too much\n"); std::abort(), )
 SQUARES(AbortsInFloat16, SHAPE, if (sizeof(T) == 2) crash())
 SQUARES(Endless, SHAPE; for (volatile bool forever = true; forever;), )
@@ -319,9 +319,8 @@ def test_gradient_without_float64(square, dtype):
     assert report.skipped["gradient's dtypes"] == "the operator takes no float64"
     found = failures(square("Square", "HalfTheGradient", "x -> y", dtypes=(dtype,)), X, squared)
     assert set(found) == {"gradient", "other sizes"}
-    for mode in ("graph", "pynative"):
-        assert f"{mode}, {str(dtype).lower()}: gradient of x[" in "\n".join(found["gradient"])
-        assert {line.split(": ")[0] for line in found["other sizes"]} >= {f"{mode}, shape (1,)", f"{mode}, shape ()"}
+    assert f"graph, {str(dtype).lower()}: gradient of x[" in found["gradient"][0]
+    assert {line.split(", ")[0] for line in found["other sizes"]} == {"graph", "pynative"}
     report = opcheck(square(dtypes=(dtype,)), X)
     assert report.skipped["gradient"] == "the operator takes no float64, and there is no reference"
 
@@ -337,7 +336,7 @@ def test_gradient_of_an_input_in_float32(library, factor):
     if factor == 1:
         assert opcheck(*arguments).skipped["gradient's dtypes"] == "the operator takes no float64"
     else:
-        assert "graph, float64: gradient of w[" in "\n".join(failures(*arguments)["gradient"])
+        assert "graph, float16: gradient of w[" in failures(*arguments)["gradient"][0]
 
 
 def test_every_check_is_made_or_skipped(square, monkeypatch):
@@ -407,7 +406,7 @@ def test_report(square):
     assert "  other attributes   skipped: the operator has none" in lines
     found = failures(square("ChangesInput", "HalfTheGradient"), X, lambda x: x * x + 1)
     assert {"inputs unchanged", "gradient", "forward"} <= set(found)
-    assert {line.split(",")[0] for line in found["forward"]} == {"graph", "pynative"}
+    assert "graph" in {line.split(",")[0] for line in found["forward"]}
 
 
 @pytest.mark.wide
@@ -417,19 +416,19 @@ def test_report(square):
         ("bounds", ["PastTheEnd"], "float64: PastTheEnd writes element 35 of y, after its end: it has shape (35,)"),
         ("bounds", ["BeforeTheBeginning"], "float64: BeforeTheBeginning writes element -1 of y, before its beginning"),
         ("bounds", ["NarrowOffset"], "float64, N = 1031: NarrowOffset reads element -512 of y, before its beginning"),
-        ("no crash", ["ReadsNull"], "float64, N = 7: ReadsNull crashes: SIGSEGV, Segmentation fault"),
+        ("no crash", ["ReadsNull"], "float64, N = 3: ReadsNull crashes: SIGSEGV, Segmentation fault"),
         ("no crash", ["Aborts"], "float64: Aborts crashes: SIGABRT, Aborted (that was too much)"),
         ("no crash", ["Exits"], "float64: Exits ends the process with exit status 3"),
         ("no crash", ["Square", "AbortsBackward"], "float64: AbortsBackward crashes: SIGABRT"),
         ("outputs written", ["AllButTheLast"], "AllButTheLast: y[34] is not written; 1 of 35 are not"),
         ("forward", ["FloatForAll"], "graph, float64: y["),
         ("inputs unchanged", ["ChangesInput"], "ChangesInput: x[34]: expected "),
-        ("wrong calls", ["AnyShape"], "AnyShape returns 0 for x (34,) instead of (35,)"),
+        ("wrong calls", ["AnyShape"], "AnyShape accepts x (34,) beside y (35,): call.require_same_shape(y, x) is"),
         ("gradient", ["Square", "HalfTheGradient"], "float64: gradient of x["),
         ("gradient's dtypes", ["Square", "RoughInFloat32"], "float32: gradient of x["),
-        ("repeated runs", ["OtherEveryTime"], "OtherEveryTime: y[0]: expected "),
+        ("repeated runs", ["OtherEveryTime"], "two equal calls of OtherEveryTime differ: y[0]: expected "),
         ("other sizes", ["WrongForOne"], "N = 1: y[0]: expected "),
-        ("other sizes", ["NotEmpty"], "N = 0: NotEmpty returns 4 (msops: NotEmpty: x is empty)"),
+        ("other sizes", ["NotEmpty"], "NotEmpty refuses sizes that the signature accepts, N = 0 (x is empty): unless"),
     ],
     ids=str,
 )
@@ -440,12 +439,12 @@ def test_unsound(square, check, entries, words, device_target):
     found = failures(square(*entries, dtypes=dtypes), X, squared)
     assert words in "\n".join(found[check])
     assert check in ("bounds", "no crash") or not {"bounds", "no crash"} & set(found)
-    modes = {line.split(",")[0] for line in found[check]}
+    modes = {re.split("[,:]", line)[0] for line in found[check]}
     entry = {f"C entry on the {device_target}"}
     if check == "inputs unchanged":  # on the GPU, graph mode works on copies of the inputs
         assert modes == entry | {"graph", "pynative"} - ({"graph"} if device_target == "GPU" else set())
     else:
-        assert modes <= entry or {"graph", "pynative"} <= modes | ({"graph"} if "1031" in words else set())
+        assert modes <= entry or "graph" in modes  # and in PyNative mode, if that has other bits
 
 
 def product(library, backward):
@@ -529,26 +528,35 @@ def test_leaves_no_files_and_is_silent(square, tmp_path, monkeypatch, capfd):
 
 
 def test_sizes(library):
-    """opcheck tries odd sizes and sizes beyond a block of threads, each together with small sizes and with the given
-    ones."""
+    """opcheck tries odd sizes, sizes of whole packs and sizes beyond a block of threads, each together with small sizes
+    or, where the operator refuses these, with the given ones."""
     mean = msops.custom_op(library.SumInFloat16, "x(N, C) -> y(N)")
     shapes = [x.shape for _, (x,) in odd_inputs(mean, random(5, np.float64, (4, 6)))]
-    assert shapes == [(3, 5), (1031, 5), (3, 1031), (7, 6), (1031, 6), (4, 7), (4, 1031)]
+    assert shapes == [(3, 5), (128, 5), (3, 128), (1031, 5), (3, 1031)]
+
+    def even(x):
+        if x.shape[0] % 2:
+            raise ValueError("N must be even")
+        return x._replace(shape=x.shape[:1])
+
+    even_rows = msops.custom_op(library.SumInFloat16, "x(N, C) -> y", infer=even)
+    shapes = [x.shape for _, (x,) in odd_inputs(even_rows, random(5, np.float64, (4, 6)))]
+    assert shapes == [(4, 7), (128, 5), (4, 128), (4, 1031)]
     any_shape = msops.custom_op(library.Square, "x -> y")
-    assert [words for words, _ in odd_inputs(any_shape, X)] == ["shape (3, 5)", "shape (3, 1031)"]
+    assert [words for words, _ in odd_inputs(any_shape, X)] == [*("shape (3, 5)", "shape (3, 128)", "shape (3, 1031)")]
 
 
 def test_count_of_parameters(square):
     found = failures(square("AnyCount", dtypes=(mindspore.float32,), gradient=None), X, squared)
     assert found == {"wrong calls": [found["wrong calls"][0], *found["wrong calls"][1:]]}
-    assert "AnyCount returns 0 for one parameter too few" in found["wrong calls"][0]
+    assert "AnyCount accepts one parameter too few" in found["wrong calls"][0]
 
 
 def test_rounding(library):
     """opcheck finds sums in float16 inaccurate, and accepts sums in float32."""
     mean = msops.custom_op(library.SumInFloat16, "x(N, C) -> y(N)")
     found = failures(mean, random(5, np.float64, (3, 500)), lambda x: x.sum(1))
-    assert {line.split(": ")[0] for line in found.pop("forward")} == {"graph, float16", "pynative, float16"}
+    assert {line.split(": ")[0] for line in found.pop("forward")} == {"graph, float16"}
     assert set(found) == {"other sizes", "special values"}
     assert all("float16" in line for lines in found.values() for line in lines)
 

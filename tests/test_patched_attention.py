@@ -6,7 +6,8 @@ import pytest
 from mindspore import Tensor, nn, ops
 
 import msops
-from msops.testing.checks import Gradient, Net, check_finite_differences, run
+from msops.testing.checks import Gradient, Net, run
+from msops.testing.differences import check_finite_differences
 from operator_test import wide_in_graph_mode
 
 pytestmark = pytest.mark.skipif(not hasattr(ops, "flash_attention_score"), reason="this MindSpore does not have it")

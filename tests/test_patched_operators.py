@@ -9,7 +9,8 @@ from mindspore import Parameter, Tensor, nn, ops
 
 import msops
 from msops import compat
-from msops.testing.checks import Gradient, Net, check_finite_differences, run
+from msops.testing.checks import Gradient, Net, run
+from msops.testing.differences import check_finite_differences
 from test_ms_deform_attn import ms_deform_attn
 
 generated = getattr(ops, "auto_generate", None)

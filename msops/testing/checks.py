@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import tempfile
 from collections.abc import Mapping
@@ -124,12 +123,34 @@ def largest(array: Array) -> Any:
     return np.abs(array, where=np.isfinite(array), out=np.zeros_like(array)).max(initial=0)
 
 
+def count_terms(function: Function, inputs: Arrays) -> list[float]:
+    """Returns on how many inputs an element of each result of `function` depends, on average.
+
+    A few inputs are changed one at a time: it is the mean number of results that change, times the number of inputs,
+    over the number of results.
+    """
+    inputs = cast(inputs, np.float64)
+    results = as_tuple(function(*inputs))
+    counts = [0.0] * len(results)
+    with np.errstate(all="ignore"):
+        for i, a in enumerate(inputs):
+            elements = some_elements(a, min(a.size, 3)) if is_floating(a) else ()
+            for flat in elements:
+                moved = a.copy()
+                moved.flat[flat] = moved.flat[flat] * (1 + 1e-3) or 1e-3
+                after = as_tuple(function(*inputs[:i], moved, *inputs[i + 1 :]))
+                for j, (new, old) in enumerate(zip(after, results)):
+                    changed = np.asarray(new) != np.asarray(old)
+                    counts[j] += a.size / len(elements) * float(np.mean(changed) if changed.size else 0)
+    return counts
+
+
 def rounding(
     function: Function,
     inputs: Arrays,
     eps: float,
     rtol: float | None = None,
-    terms: float | None = None,
+    terms: Sequence[float] | None = None,
     samples: int | None = None,
 ) -> list[Array]:
     """Returns the error that rounding may make in each element y of each result of `function`, which is precise.
@@ -137,41 +158,28 @@ def rounding(
     A result is right if it is the exact one for inputs, and then results, that are each off by n eps, relative to their
     size. To first order that allows n eps (|y| + sum_i |x_i dy/dx_i|), where n is AROUND more than the number of inputs
     on which y depends. For a sum this is the bound for any order of its n terms, n eps sum_i |x_i|. `rtol` takes the
-    place of n eps. `terms` is n if the caller knows it; `samples` is how often the sum over i is estimated.
+    place of n eps. `terms` has for each result that number of inputs, which :func:`count_terms` finds out otherwise;
+    `samples` is how often the sum over i is estimated.
 
-    The function is a black box. To count, a few inputs are changed one at a time: n is the mean number of results that
-    change, times the number of inputs, over the number of results. The terms x_i dy/dx_i are added up with random
-    signs; the root mean square of several such sums is (sum_i term_i^2)^1/2, and sum_i |term_i| is at most n^1/2 times
-    as large.
+    The function is a black box. The terms x_i dy/dx_i are added up with random signs; the root mean square of several
+    such sums is (sum_i term_i^2)^1/2, and sum_i |term_i| is at most n^1/2 times as large.
     """
     inputs = cast(inputs, np.float64)
     rng = np.random.default_rng(0)
-    small = sum(a.size for a in inputs) <= 2**16
+    terms = count_terms(function, inputs) if terms is None else terms
     results = [np.asarray(result, np.float64) for result in as_tuple(function(*inputs))]
-    counts, squares = np.zeros(len(results)), [np.zeros(result.shape) for result in results]
-
-    def changes(inputs: Arrays) -> list[Array]:
-        return [np.asarray(new, np.float64) - old for new, old in zip(as_tuple(function(*inputs)), results)]
-
+    squares = [np.zeros(result.shape) for result in results]
     with np.errstate(all="ignore"):
-        for i, a in enumerate(inputs if terms is None else ()):
-            elements = some_elements(a, min(a.size, 8 if small else 3)) if is_floating(a) else ()
-            for flat in elements:
-                moved = a.copy()
-                moved.flat[flat] = moved.flat[flat] * (1 + 1e-3) or 1e-3
-                changed = [
-                    np.mean(change != 0) if change.size else 0
-                    for change in changes([*inputs[:i], moved, *inputs[i + 1 :]])
-                ]
-                counts += a.size / len(elements) * np.asarray(changed)
-        samples, step = samples or (8 if small else 2), 1e-6
+        elements, step = sum(a.size for a in inputs), 1e-6
+        samples = samples or (8 if elements <= 2**11 else 4 if elements <= 2**16 else 2)
         for _ in range(samples):
             signs = [a * (1 + rng.choice([-step, step], a.shape)) if is_floating(a) else a for a in inputs]
-            terms_added = [np.where(np.isfinite(change), change, 0) / step for change in changes(signs)]
+            changes = [np.asarray(new, np.float64) - old for new, old in zip(as_tuple(function(*signs)), results)]
+            terms_added = [np.where(np.isfinite(change), change, 0) / step for change in changes]
             squares = [square + added**2 / samples for square, added in zip(squares, terms_added)]
     allowed = []
-    for result, count, square in zip(results, counts, squares):
-        n = max(1.0, count if terms is None else terms)
+    for result, count, square in zip(results, terms, squares):
+        n = max(1.0, count)
         size = np.abs(np.where(np.isfinite(result), result, 0)) + np.sqrt(n * square)
         allowed.append(((n + AROUND) * eps if rtol is None else rtol) * size)
     return allowed
@@ -192,9 +200,14 @@ class Expected(NamedTuple):
 
 
 def expect(
-    formula: Function, inputs: Arrays, half_in_float32: bool = True, units: int = 1, rtol: Rtol = None
+    formula: Function,
+    inputs: Arrays,
+    half_in_float32: bool = True,
+    units: int = 1,
+    rtol: Rtol = None,
+    terms: Sequence[float] | None = None,
 ) -> list[Expected]:
-    """Returns what :func:`assert_accurate` compares results with."""
+    """Returns what :func:`assert_accurate` compares results with; `terms` is as in :func:`rounding`."""
     dtype = min((a.dtype for a in inputs if is_floating(a)), key=lambda dtype: dtype.itemsize, default=None)
     in_float32 = dtype == np.float16 and half_in_float32
     with np.errstate(all="ignore"):
@@ -205,7 +218,7 @@ def expect(
         plain = as_tuple(formula(*(cast(inputs, np.float32) if in_float32 else inputs)))
         by_sums: list[Any] = [0.0] * len(exact)
         if dtype is not None:
-            by_sums = rounding(formula, inputs, *precision(dtype, half_in_float32, rtol))
+            by_sums = rounding(formula, inputs, *precision(dtype, half_in_float32, rtol), terms)
 
     def expected(want: Array, numpy: Array, by_sums: Any) -> Expected:
         def allowed(dtype: np.dtype[Any]) -> Array:
@@ -236,6 +249,7 @@ def assert_accurate(
     names: Sequence[str] | None = None,
     units: int = 1,
     rtol: Rtol = None,
+    terms: Sequence[float] | None = None,
 ) -> None:
     """Requires the results of `formula`, computed in NumPy in a wider dtype, up to rounding.
 
@@ -244,7 +258,7 @@ def assert_accurate(
     in float32, and each result may be off by 0.75 units in its own last place, half a unit by rounding to nearest and a
     quarter for unlucky ties. Results that are not floating must be equal.
     """
-    expected = expect(formula, inputs, half_in_float32, units, rtol)
+    expected = expect(formula, inputs, half_in_float32, units, rtol, terms)
     assert len(results) == len(expected), f"there are {len(results)} outputs, the reference has {len(expected)}"
     for i, (got, (want, _, allowed)) in enumerate(zip(results, expected)):
         name = names[i] if names else f"output {i}"
@@ -257,75 +271,11 @@ def assert_accurate(
         assert_near(got, want, allowed(got.dtype), name)
 
 
-def finite_differences(
-    function: Function, inputs: Arrays, douts: Arrays, i: int, elements: Array, gradient: Array
-) -> tuple[Array, float]:
-    """Returns the gradient of some elements of input `i`, and the size of the sums whose difference it is.
-
-    At a kink, such as that of relu at 0, the differences to the left and to the right disagree. Any number between them
-    is right there, and the number nearest to `gradient` is returned.
-    """
-    step = 1e-6
-    expected, size = np.empty(len(elements)), 0
-
-    def total(moved: Array) -> Any:
-        nonlocal size
-        outs = map(np.asarray, as_tuple(function(*inputs[:i], moved, *inputs[i + 1 :])))
-        terms = [out * dout for out, dout in zip(outs, douts) if is_floating(out)]
-        size = max(size, sum(np.abs(term).sum() for term in terms))
-        return sum(term.sum() for term in terms)
-
-    here = total(inputs[i]) if len(elements) else 0
-    for k, flat in enumerate(elements):
-        sides = []
-        for sign in (-1, 1):
-            moved = np.array(inputs[i])
-            moved.flat[flat] += sign * step
-            sides.append(sign * (total(moved) - here) / step)
-        expected[k] = (sides[0] + sides[1]) / 2
-        if abs(sides[1] - sides[0]) > 1e-3 * (1e-3 + max(map(abs, sides))) + 1e-8 * size:  # more than by curvature
-            expected[k] = np.clip(gradient.flat[flat], min(sides), max(sides))
-    return expected, size
-
-
 def some_elements(array: Array, most: int = 200) -> Array:
     """Returns the indices of all elements of an array, or of `most` elements of a larger one."""
     if array.size <= most:
         return np.arange(array.size)
     return np.r_[0, array.size - 1, np.random.default_rng(0).choice(array.size, most - 2, replace=False)]
-
-
-def check_finite_differences(
-    gradients: Arrays,
-    net: nn.Cell,
-    inputs: Arrays,
-    douts: Arrays,
-    names: Sequence[str] | None = None,
-    which: Sequence[int] | None = None,
-    most: int = 200,
-) -> None:
-    """Requires that gradients in float64 equal finite differences, at `most` elements of each input."""
-    for i, (array, gradient) in enumerate(zip(inputs, gradients)):
-        if not is_floating(array) or (which is not None and i not in which):
-            continue
-        name = f"gradient of {names[i] if names else f'input {i}'}"
-        assert gradient.shape == array.shape, f"{name}: expected shape {array.shape}, got {gradient.shape}"
-        elements = some_elements(array, most)
-        expected, size = finite_differences(functools.partial(run, net), inputs, douts, i, elements, gradient)
-        assert_differences(gradient, expected, size, elements, name)
-
-
-def assert_differences(gradient: Array, expected: Array, size: float, elements: Array, name: str) -> None:
-    """Requires that elements of a gradient equal what :func:`finite_differences` returns."""
-    # The error of the quotient itself is about 1e-16 size / step + step^2.
-    got = gradient.reshape(-1)[elements]
-    wrong = ~(np.abs(got - expected) <= 1e-7 + 1e-9 * size + 1e-6 * np.abs(expected))
-    if wrong.any():
-        k = np.flatnonzero(wrong)[np.nan_to_num(np.abs(got - expected)[wrong], nan=np.inf).argmax()]
-        raise AssertionError(
-            f"{at(name, np.unravel_index(elements[k], gradient.shape))}: finite differences give {expected[k]:.9g}, "
-            f"got {got[k]:.9g}; {wrong.sum()} of {len(elements)} are wrong"
-        )
 
 
 def check_gradient_dtype(
@@ -354,7 +304,7 @@ def check_gradient_dtype(
     )
     size = max((largest(dout) for dout in douts if is_floating(dout)), default=0)
     dtype = min((a.dtype for a in inputs if is_floating(a)), key=lambda dtype: dtype.itemsize)
-    terms, samples = (sum(a.size for a in arrays), 2) if differences else (None, None)
+    terms, samples = ([sum(a.size for a in arrays)] * len(exact), 2) if differences else (None, None)
     sums = rounding(
         lambda *arrays: in_float64(arrays), arrays, *precision(dtype, half_in_float32, rtol), terms, samples
     )

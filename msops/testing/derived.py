@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ..core.operator import Operator
     from .checks import Array, Arrays
 
+PACKS = 128  # a size that is a multiple of each pack, and of most tiles
 LARGEST = 2**20  # elements that small and odd inputs have at most, all together
 LARGE = 2**20 + 2**12  # elements that the largest of large inputs has at least
 
@@ -39,22 +40,31 @@ def small_inputs(operator: Operator, arrays: Arrays) -> Iterator[tuple[str, list
 
 
 def odd_inputs(operator: Operator, arrays: Arrays) -> Iterator[tuple[str, list[Array]]]:
-    """Yields (words, inputs) with odd sizes, and with each size beyond 1024, the most threads of a block."""
+    """Yields (words, inputs) with odd sizes, with each size one of whole packs, and with each size beyond 1024, the
+    most threads of a block; the other sizes are odd, or the given ones where the operator refuses these."""
     names = _named_sizes(operator, arrays)
     odd = dict(zip(names, itertools.count(3, 2)))
-    changes = [odd, *(odd | {name: 1031} for name in names), *({name: n} for name in names for n in (7, 1031))]
-    words = [(", ".join(f"{name} = {n}" for name, n in sizes.items()), sizes) for sizes in changes if sizes]
-    return _with_sizes(operator, arrays, words, ((3, 5), (3, 1031)))
+
+    def made(sizes: dict[str, int]) -> list[tuple[str, list[Array]]]:
+        words = ", ".join(f"{name} = {n}" for name, n in sizes.items())
+        return list(_with_sizes(operator, arrays, [(words, sizes)] if sizes else [], ()))
+
+    all_odd = made(odd)
+    yield from all_odd
+    for n in (PACKS, 1031) if all_odd else (7, PACKS, 1031):
+        for name in names:
+            yield from made(odd | {name: n}) or made({name: n})
+    yield from _with_sizes(operator, arrays, [], ((3, 5), (3, PACKS), (3, 1031)))
 
 
 def large_inputs(operator: Operator, arrays: Arrays) -> Iterator[Callable[[int], tuple[str, list[Array]] | None]]:
     """Yields for each named size, and for tensors of any shape, a function that returns (words, inputs) where this size
-    is a part of a large one, LARGE divided by its argument. The elements are chosen at random from the given ones."""
+    is a part of a large one, LARGE divided by its argument."""
 
     def made(sizes: dict[str, int], any_shapes: Sequence[tuple[int, ...]]) -> tuple[str, list[Array]] | None:
         words = ", ".join(f"{name} = {n}" for name, n in sizes.items())
         changes = [(words, sizes)] if sizes else []
-        return next(_with_sizes(operator, arrays, changes, any_shapes, 8 * LARGE, at_random), None)
+        return next(_with_sizes(operator, arrays, changes, any_shapes, 8 * LARGE), None)
 
     def of_name(name: str, part: int) -> tuple[str, list[Array]] | None:
         one, two = made({name: 64}, ()), made({name: 128}, ())
@@ -70,9 +80,17 @@ def large_inputs(operator: Operator, arrays: Arrays) -> Iterator[Callable[[int],
         yield lambda part: made({}, ((3, LARGE // 3 // part | 1),))
 
 
-def at_random(a: Array, shape: tuple[int, ...]) -> Array:
-    """Returns an array of this shape with elements of `a`, chosen at random."""
-    return np.random.default_rng(0).choice(a.reshape(-1), shape).astype(a.dtype)
+def drawn(a: Array, shape: tuple[int, ...], rng: np.random.Generator) -> Array:
+    """Returns an array of this shape with new values, which lie between neighbours of one sign among the values of `a`:
+    so none is out of their range, and no two tie. Where many of these tie, as those of a mask do, they are chosen."""
+    if a.size == 0:
+        return np.zeros(shape, a.dtype)
+    values = np.unique(a)
+    between = np.flatnonzero(np.sign(values[:-1]) * np.sign(values[1:]) >= 0)
+    if a.dtype.kind != "f" or len(values) <= a.size / 2 or len(between) == 0 or not np.isfinite(values).all():
+        return np.asarray(rng.choice(a.reshape(-1), shape), a.dtype)
+    low = rng.choice(between, shape)
+    return np.asarray(values[low] + rng.random(shape) * (values[low + 1] - values[low]), a.dtype)
 
 
 def _named_sizes(operator: Operator, arrays: Arrays) -> list[str]:
@@ -86,7 +104,6 @@ def _with_sizes(
     changes: Sequence[tuple[str, dict[str, int]]],
     any_shapes: Sequence[tuple[int, ...]],
     largest: int = LARGEST,
-    resize: Callable[[Array, tuple[int, ...]], Array] = np.resize,
 ) -> Iterator[tuple[str, list[Array]]]:
     """Yields (words, inputs) with other values of the sizes that the signature names; tensors without sizes have one of
     `any_shapes`. Inputs that the operator refuses, and large ones, are left out."""
@@ -104,7 +121,8 @@ def _with_sizes(
             shapes = [a.shape if shape is None else shape for a, shape in zip(arrays, found)]
             if sum(map(math.prod, shapes)) > largest:
                 continue
-            changed = [resize(a, shape) for a, shape in zip(arrays, shapes)]
+            rng = np.random.default_rng(0)
+            changed = [drawn(a, shape, rng) for a, shape in zip(arrays, shapes)]
             outputs = operator.infer(*specs_of(changed))
             if sum(out.size for out in outputs) > 8 * largest:
                 continue

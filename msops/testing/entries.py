@@ -10,6 +10,7 @@ from ..core.operator import Operator
 from ..core.spec import dtype_name
 from . import derived, memory, trials
 from .checks import as_tuple, is_floating
+from .entry import Status
 from .process import Process
 from .report import ENTRY_CHECKS, Skipped
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from .subject import Subject
 
     Named = list[tuple[str, list[Array]]]  # (words, inputs)
+
+REFUSE = {Status.BAD_RANK, Status.BAD_SHAPE, Status.BAD_ATTRIBUTE, Status.BAD_VALUE}  # what an entry refuses sizes by
 
 
 class Sizes(NamedTuple):
@@ -43,17 +46,56 @@ def has_attributes(operator: Operator) -> bool:
     return bool(operator.settings) or (isinstance(gradient, Operator) and has_attributes(gradient))
 
 
-def check_entries(subject: Subject, cases: Sequence[Arrays], sizes: Sizes) -> None:
-    """Makes all checks that do without MindSpore, in each dtype."""
-    report = subject.report
+class Refusals:
+    """Sizes that an entry refuses though the signature accepts them."""
+
+    def __init__(self, report: Report) -> None:
+        self.report = report
+        self.found: dict[str, dict[str, str]] = {}  # by the entry and the words of the sizes: what the entry says
+
+    def attempt_at(self, sizes: str) -> Callable[..., Any]:
+        """Returns Report.attempt, except that a status that refuses these sizes is no failure yet."""
+
+        def attempt(check: str, where: str, function: Callable[..., Any], *arguments: Any) -> Any:
+            if function is memory.check_status and arguments[0].status in REFUSE:
+                call = arguments[0]
+                said = call.said.split(f"{call.name}: ")[-1] or f"it returns {call.status}"
+                self.found.setdefault(call.name, {}).setdefault(sizes, said)
+                return None
+            return self.report.attempt(check, where, function, *arguments)
+
+        return attempt
+
+    def check(self, entry: str) -> None:
+        """Fails once for all sizes that an entry refuses."""
+        found = self.found[entry]
+        sizes, more = "; ".join([*found][:4]), f" and {len(found) - 4} more" if len(found) > 4 else ""
+        raise AssertionError(
+            f"{entry} refuses sizes that the signature accepts, {sizes}{more} ({next(iter(found.values()))}): unless "
+            "the entry shall take them, the `infer` of custom_op must raise a ValueError for them"
+        )
+
+
+def check_entries(subject: Subject, cases: Sequence[Arrays], sizes: Sizes) -> tuple[Sizes, dict[str, Arrays]]:
+    """Makes all checks that do without MindSpore, in each dtype. Returns the sizes that entries do not refuse, and by
+    their words the results in the widest dtype, which have been compared with the reference's."""
+    report, widest = subject.report, subject.dtypes[-1]
+    refusals = Refusals(report)
+    results: dict[str, Arrays] = {}
     with Process(memory.mindspores_device()) as process:
-        for where, arrays in subject.variants(cases):
-            calls = _check_all(subject, "shapes and dtypes", where, arrays, process)
-            _check_values(subject, f"C entry on the {process.where.name}, {where}", arrays, calls)
+        place = f"C entry on the {process.where.name}"
+        for dtype, where, arrays in subject.variants(cases):
+            calls = _check_all(subject, "shapes and dtypes", where, arrays, process, report.attempt, dtype == widest)
+            _check_values(subject, f"{place}, {where}", arrays, calls)
         for words, given in sizes.small + sizes.odd:
             for dtype in subject.dtypes:
                 arrays = subject.taken(given, dtype)
-                _check_all(subject.at_sizes(arrays), "other sizes", f"{dtype}, {words}", arrays, process)
+                at_sizes, where = subject.at_sizes(arrays, "other sizes"), f"{dtype}, {words}"
+                calls = _check_all(at_sizes, "other sizes", where, arrays, process, refusals.attempt_at(words))
+                if calls and dtype == widest and at_sizes.reference:
+                    results[words] = calls[0].outputs()
+        for entry in refusals.found:
+            report.attempt("other sizes", place, refusals.check, entry)
         if report.failures.keys() & {"no crash", "bounds", "shapes and dtypes"} or "no crash" in report.skipped:
             report.skipped.setdefault("large sizes", "it needs what failed")
         else:
@@ -63,6 +105,8 @@ def check_entries(subject: Subject, cases: Sequence[Arrays], sizes: Sizes) -> No
             on_gpu = check != "special values" and process.where.device is not None
             why = "that is checked on the CPU" if on_gpu else "the operator takes no large sizes"
             report.skipped.setdefault(check, why)
+    refused = {words for found in refusals.found.values() for words in found}
+    return Sizes(*([case for case in group if case[0] not in refused] for group in sizes)), results
 
 
 def _check_values(subject: Subject, where: str, arrays: Arrays, calls: Sequence[memory.EntryCall]) -> None:
@@ -71,10 +115,10 @@ def _check_values(subject: Subject, where: str, arrays: Arrays, calls: Sequence[
     if not calls or report.failures.keys() & {"no crash", "bounds"}:
         return
     attempt("special values", where, trials.check_special_values, subject, calls[0])
-    for call in calls:
-        if call is not calls[0]:
+    for before, call in zip((None, *calls), calls):
+        if before:
             if all(a.dtype == np.float64 for a in arrays if is_floating(a)):
-                attempt("special values", where, trials.check_gradient_values, call)
+                attempt("special values", where, trials.check_gradient_values, subject, before, call)
             elif subject.takes_float64(arrays):
                 attempt("gradient's dtypes", where, trials.check_dtype, subject, call)
         if call.process.where.device is None:
@@ -94,50 +138,49 @@ def _again(calls: Sequence[memory.EntryCall], operator: Operator, inputs: Arrays
 
 
 def _check_all(
-    subject: Subject, check: str, where: str, arrays: Arrays, process: Process
+    subject: Subject,
+    check: str,
+    where: str,
+    arrays: Arrays,
+    process: Process,
+    attempt: Callable[..., Any],
+    once: bool = False,
 ) -> Sequence[memory.EntryCall]:
     """Checks the entries of an operator, its gradient, and so on, and returns the first call of each. A status other
-    than 0, or a wrong result, fails `check`."""
-    operator, attempt = subject.op, subject.report.attempt
-    given = check == "shapes and dtypes"
+    than 0, or a wrong result, fails `check`. With `once` it makes the checks, too, that do not depend on the dtype."""
+    operator = subject.op
     if not attempt(check, where, check_promise, subject, arrays):
         return []
     where = f"C entry on the {process.where.name}, {where}"
 
     def make(following: Operator, inputs: Arrays) -> memory.EntryCall | None:
         results = subject.results if following is operator else following.names()[1]
-        call = _check_entry(subject.report, check, where, following, inputs, results, process)
+        if not _can_call(subject.report, following, process):
+            return None
+        call = check_call(attempt, check, where, following, inputs, results, process, wrong_calls=once)
+        if call and once and following.settings:
+            others = list(derived.other_attributes(following))
+            attempt("other attributes", where, memory.check_attributes, call, others, Process(process.where))
         if call and following is operator:
-            if given and all(map(is_floating, arrays)):
+            if once and all(map(is_floating, arrays)):
                 attempt("wrong inputs", where, memory.check_rule_agrees, call)
-            if not given and subject.reference:
+            if check == "other sizes" and subject.reference:
                 attempt(check, where, subject.accurate, call.outputs(), arrays)
         return call
 
     return trials.follow(operator, arrays, make)
 
 
-def _check_entry(
-    report: Report,
-    check: str,
-    where: str,
-    operator: Operator,
-    arrays: Arrays,
-    results: Sequence[str],
-    process: Process,
-) -> memory.EntryCall | None:
+def _can_call(report: Report, operator: Operator, process: Process) -> bool:
+    """Tells whether the operator has code for this device; else its checks are skipped."""
     try:
         memory.require_code(operator, process.where)
     except Skipped as reason:
         report.skipped.update(dict.fromkeys(ENTRY_CHECKS, str(reason)))
         if "other attributes" not in report.made:
             report.skipped.setdefault("other attributes", str(reason))
-        return None
-    call = check_call(report.attempt, check, where, operator, arrays, results, process)
-    if call and check == "shapes and dtypes" and operator.settings:
-        others = list(derived.other_attributes(operator))
-        report.attempt("other attributes", where, memory.check_attributes, call, others, Process(process.where))
-    return call
+        return False
+    return True
 
 
 def check_call(
@@ -148,21 +191,22 @@ def check_call(
     arrays: Arrays,
     results: Sequence[str],
     process: Process,
+    wrong_calls: bool = True,
 ) -> memory.EntryCall | None:
     """Makes the checks of a call of one entry, and wrong calls from it, by `attempt`, which is Report.attempt or does
     the same. opcheck makes them for users' operators, tests/test_entries.py for the package's own."""
     calls = []
-    for fill in (memory.FILLS[0], *memory.FILLS):
+    for fill in memory.FILLS:
         call = attempt("no crash", where, memory.EntryCall, operator, arrays, results, process, fill)
         if call is None or not attempt(check, where, memory.check_status, call):
             return None
         attempt("bounds", where, memory.check_bounds, call)
         attempt("inputs unchanged", where, memory.check_inputs_unchanged, call)
         calls.append(call)
-    same, first, second = calls
-    if attempt("repeated runs", where, memory.check_repeats, first, same):
-        attempt("outputs written", where, memory.check_written, first, second)
-    attempt("wrong calls", where, memory.check_wrong_calls, first)
+    first, second = calls
+    attempt("outputs written", where, memory.check_written, first, second)
+    if wrong_calls:
+        attempt("wrong calls", where, memory.check_wrong_calls, first)
     return first
 
 

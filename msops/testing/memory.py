@@ -14,12 +14,12 @@ import mindspore
 import numpy as np
 
 from ..core.abi import DEFAULT_STREAM
-from . import cuda
+from . import advice, cuda
 from .checks import assert_equal, at
 from .derived import specs_of
 from .entry import Status, attributes_in_mindspore, has_gpu_code, outputs_of
 from .process import Crash, Memory, Place, Where
-from .report import Finding, Skipped
+from .report import RACE, Finding, Skipped
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -156,7 +156,9 @@ def require_code(operator: Operator, where: Where) -> None:
 
 def check_status(call: EntryCall) -> bool:
     """Requires that the entry returns 0."""
-    assert call.status == 0, f"{call.name} returns {call.status}{call.said and f' ({call.said})'}"
+    if call.status != 0:
+        said = f"{call.name} returns {call.status}{call.said and f' ({call.said})'}"
+        raise AssertionError(said + (advice.of_dtype(call.operator, said) if call.status == Status.BAD_DTYPE else ""))
     return True
 
 
@@ -176,13 +178,16 @@ def check_inputs_unchanged(call: EntryCall) -> None:
 
 
 def check_written(first: EntryCall, second: EntryCall) -> None:
-    """Requires that outputs do not depend on what they, or the memory around the arrays, held before."""
+    """Requires that outputs do not depend on what they, or the memory around the arrays, held before: `second` is the
+    same call, but began with other values there."""
     for a, b in zip(first.arrays, second.arrays):
         if a.name not in first.results:
             continue
         try:
             assert_equal([b.values()], [a.values()], [f"{first.name}: {a.name}"])
         except AssertionError as error:
+            inputs = [array.values(array.before) for array in first.arrays[: first.inputs]]
+            check_repeats(EntryCall(first.operator, inputs, first.results, first.process), first.outputs())
             kept = a.kept() & b.kept()
             if kept.any():
                 index = np.unravel_index(int(kept.argmax()), kept.shape)
@@ -194,10 +199,13 @@ def check_written(first: EntryCall, second: EntryCall) -> None:
             ) from None
 
 
-def check_repeats(call: EntryCall, same: EntryCall) -> bool:
-    """Requires that results are reproducible bit for bit."""
-    assert_equal(same.outputs(), call.outputs(), [f"{call.name}: {name}" for name in call.results])
-    return True
+def check_repeats(call: EntryCall, expected: Arrays, how: str = "") -> None:
+    """Requires that results are bit for bit those of an equal call."""
+    try:
+        assert_equal(call.outputs(), expected, call.results)
+    except AssertionError as error:
+        words = f"a race, or state that a call leaves: two equal calls of {call.name} {how}differ: {error}"
+        raise Finding(RACE, words) from None
 
 
 def other_shapes(shape: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
@@ -214,12 +222,12 @@ def check_wrong_calls(call: EntryCall) -> None:
     """Requires that a wrong count of parameters, or shape, gives a status other than 0, and that nothing is written."""
     places, before = call.places, [array.part.copy() for array in call.arrays]
 
-    def refused(what: str, places: Sequence[Place], count: int | None = None) -> None:
+    def refused(what: str, places: Sequence[Place], count: int | None = None, lacks: str = "") -> None:
         try:
             status = call.again(places, count)
         except Finding as crash:
             raise AssertionError(f"{crash}; it was called with {what}") from None
-        assert status != 0, f"{call.name} returns 0 for {what}"
+        assert status != 0, f"{call.name} accepts {what}{lacks}"
         for array, old in zip(call.arrays, before):
             assert (array.part == old).all(), f"{call.name} writes to {array.name} for {what}"
 
@@ -232,8 +240,11 @@ def check_wrong_calls(call: EntryCall) -> None:
         promised = outputs_with(call, i, right) if i < call.inputs else None
         for shape in other_shapes(right):
             if i >= call.inputs or outputs_with(call, i, shape) != promised:
-                what = f"{array.name} {shape} instead of {right}"
-                refused(what, [*places[:i], places[i]._replace(shape=shape), *places[i + 1 :]])
+                beside, lacks = advice.of_shape(call.operator, i, right, shape)
+                fits = next((a.place.shape for a in call.arrays if a.name == beside), None)
+                what = f"{array.name} {shape} {f'beside {beside} {fits}' if beside else f'instead of {right}'}"
+                changed = [*places[:i], places[i]._replace(shape=shape), *places[i + 1 :]]
+                refused(what, changed, lacks=f": {lacks} is missing")
 
 
 def outputs_with(call: EntryCall, i: int, shape: tuple[int, ...]) -> list[Spec] | None:
@@ -261,16 +272,7 @@ def check_rule_agrees(call: EntryCall) -> None:
                 except Finding as error:
                     raise Finding(error.check, f"{taken}, but {error}") from None
                 except AssertionError as error:
-                    raise AssertionError(f"{taken}, but {error}{_advice(call.operator)}") from None
-
-
-def _advice(operator: Operator) -> str:
-    """Says how a signature states that tensors have one shape, if none of it has sizes."""
-    signature = operator.signature
-    if any(tensor.sizes is not None for tensor in (*signature.inputs, *signature.outputs)):
-        return ""
-    inputs, outputs = (", ".join(f"{t.name}(*S)" for t in tensors) for tensors in (signature.inputs, signature.outputs))
-    return f"; if all have one shape, the signature is {inputs} -> {outputs}"
+                    raise AssertionError(f"{taken}, but {error}{advice.of_one_shape(call.operator)}") from None
 
 
 def check_attributes(call: EntryCall, others: Sequence[tuple[str, Operator]], fresh: Process) -> None:
@@ -281,7 +283,7 @@ def check_attributes(call: EntryCall, others: Sequence[tuple[str, Operator]], fr
         with fresh:
             try:
                 want = EntryCall(other, inputs, call.results, fresh)
-            except (TypeError, ValueError):  # the rule refuses this value
+            except (TypeError, ValueError, RuntimeError):  # the rule refuses this value, or fails, as for a stride of 0
                 continue
             except Finding as crash:
                 raise Finding(crash.check, f"{crash}; it was called with {words}") from None
@@ -292,7 +294,7 @@ def check_attributes(call: EntryCall, others: Sequence[tuple[str, Operator]], fr
         got = EntryCall(other, inputs, call.results, call.process)
         for result, expected, what in ((got, want, f"with {words}"), (again, call, "as at first")):
             try:
-                check_repeats(expected, result)
+                assert_equal(result.outputs(), expected.outputs(), [f"{call.name}: {name}" for name in call.results])
             except AssertionError as error:
                 raise AssertionError(
                     f"{error}: an earlier call with other attributes changes the call {what}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import warnings
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 
     from .checks import Array, Arrays, Function, Rtol
 
+EVALUATIONS = 12  # of the reference for a result, about
+LEFT = {"other sizes": 4.0, "large sizes": 3.0}  # seconds of processor time for the reference
+
 
 class Subject(NamedTuple):
     """An operator, a Cell or a function, with all that its checks need to know."""
@@ -34,6 +38,9 @@ class Subject(NamedTuple):
     results: list[str]  # names of the outputs that the reference has; empty if they are unknown
     differentiable: list[int]  # indices of inputs
     omitted: list[str]  # names of differentiable inputs whose gradient the gradient's operator does not return
+    counts: dict[Any, list[float]]  # by the reference and shapes: on how many inputs its results depend
+    known: dict[Any, bool]  # by the check and shapes: whether the reference is used for them
+    left: dict[str, float]  # by the check: seconds that the reference may still take
 
     def taken(self, arrays: Arrays, dtype: str | None) -> list[Array]:
         """Casts arrays as the operator takes them when its common dtype is `dtype`; None leaves them. A floating array
@@ -63,11 +70,11 @@ class Subject(NamedTuple):
     def takes_float64(self, arrays: Arrays) -> bool:
         return "float64" in self.dtypes and self.in_float64(self.taken(arrays, "float64"))
 
-    def variants(self, cases: Sequence[Arrays]) -> Iterator[tuple[str, list[Array]]]:
-        """Yields (words, inputs) for each case and dtype."""
+    def variants(self, cases: Sequence[Arrays]) -> Iterator[tuple[str | None, str, list[Array]]]:
+        """Yields (dtype, words, inputs) for each case and dtype."""
         for i, case in enumerate(cases):
             for dtype in self.dtypes:
-                yield f"{dtype or 'as given'}{f', case {i}' if len(cases) > 1 else ''}", self.taken(case, dtype)
+                yield dtype, f"{dtype or 'as given'}{f', case {i}' if len(cases) > 1 else ''}", self.taken(case, dtype)
 
     def net(self) -> nn.Cell:
         return self.op if isinstance(self.op, nn.Cell) else Net(self.op)
@@ -76,20 +83,40 @@ class Subject(NamedTuple):
         """Returns the outputs that the reference has."""
         return outs[: len(self.results) or None]
 
-    def at_sizes(self, arrays: Arrays) -> Subject:
-        """Returns the subject, without its reference if that fails for arrays of these sizes."""
-        if self.reference is None:
-            return self
+    def seconds(self, arrays: Arrays) -> float | None:
+        """Returns the processor time that the reference takes, or None if there is none or it fails."""
+        begin = time.process_time()
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 self.reference(*arrays)
         except Exception:  # noqa: BLE001 (a reference may raise anything)
-            return self._replace(reference=None)
-        return self
+            return None
+        return time.process_time() - begin
+
+    def at_sizes(self, arrays: Arrays, check: str) -> Subject:
+        """Returns the subject, without its reference if that fails for arrays of these sizes, or if it would take
+        longer than a check may."""
+        key = check, tuple((a.shape, a.dtype.name) for a in arrays)
+        if key not in self.known:
+            seconds = self.seconds(arrays)
+            self.known[key] = seconds is not None and EVALUATIONS * seconds <= self.left[check]
+            if self.known[key]:
+                self.left[check] -= EVALUATIONS * (seconds or 0.0)
+            elif seconds is not None:
+                self.report.skipped[check] = "the reference is too slow for some"
+        return self if self.known[key] else self._replace(reference=None)
+
+    def terms(self, arrays: Arrays) -> list[float]:
+        """Counts on how many inputs the reference's results depend, once for arrays of these shapes."""
+        key = self.reference, tuple(a.shape for a in arrays)
+        if key not in self.counts:
+            self.counts[key] = checks.count_terms(self.reference, arrays)
+        return self.counts[key]
 
     def accurate(self, results: Arrays, arrays: Arrays) -> None:
-        checks.assert_accurate(results, self.reference, arrays, self.half_in_float32, self.results, rtol=self.rtol)
+        settings: dict[str, Any] = {"rtol": self.rtol, "terms": self.terms(arrays)}
+        checks.assert_accurate(results, self.reference, arrays, self.half_in_float32, self.results, **settings)
 
 
 def describe(
@@ -110,8 +137,7 @@ def describe(
         if len(names) != len(inputs):
             raise ValueError(f"opcheck of {name}: inputs must be {len(names)} arrays, got {len(inputs)}")
         results = op.names()[1]
-        if reference:
-            results = results[: len(as_tuple(reference(*inputs)))]
+        _require_dtypes(op, inputs)
     if isinstance(no_gradient, str) or not set(no_gradient) <= set(names):
         raise ValueError(
             f"opcheck of {name}: no_gradient must be names of inputs ({', '.join(names)}), got {no_gradient!r}"
@@ -123,7 +149,7 @@ def describe(
         omitted = [names[i] for i in differentiable if f"d{names[i]}" not in op.gradient.names()[1]]
     dtypes = _dtypes(op, inputs)
     shown = [dtype for dtype in dtypes if dtype] or list(dict.fromkeys(a.dtype.name for a in inputs))
-    report = Report(name, tuple(shown), set(), {}, {})
+    report = Report.of(name, tuple(shown))
     if not differentiable:
         reason = "no_gradient names all inputs" if no_gradient else "there is no gradient"
         report.skipped.update(dict.fromkeys(("gradient", "gradient's dtypes"), reason))
@@ -131,12 +157,27 @@ def describe(
         report.skipped["gradient"] = f"no_gradient names {', '.join(no_gradient)}"
     if reference is None:
         report.skipped["forward"] = "there is no reference"
-    subject = Subject(report, op, reference, half_in_float32, rtol, dtypes, names, results, differentiable, omitted)
+    about = names, results, differentiable, omitted
+    subject = Subject(report, op, reference, half_in_float32, rtol, dtypes, *about, {}, {}, dict(LEFT))
+    if is_operator and reference:
+        results = results[: len(as_tuple(reference(*subject.taken(inputs, dtypes[-1]))))]
+        subject = subject._replace(results=results)
     if dtypes == ["float64"]:
         report.skipped.setdefault("gradient's dtypes", "the operator takes only float64")
     elif not subject.takes_float64(inputs):
         report.skipped.setdefault("gradient's dtypes", "the operator takes no float64")
     return subject
+
+
+def _require_dtypes(operator: Operator, inputs: Arrays) -> None:
+    """Requires that integers are not given for a tensor that the signature says is floating."""
+    for tensor, a in zip(operator.signature.inputs, inputs):
+        if tensor.dtype is None and not is_floating(a) and set(operator.signature.dtypes) <= set(FLOATS):
+            sizes = tensor.words()[1:-1].rstrip(",") or "..."
+            raise TypeError(
+                f"opcheck of {operator.label}: {tensor.name} is {a.dtype}, which the signature must say: "
+                f"{tensor.name}({sizes}, dtype={a.dtype}); if it is floating, give floating numbers"
+            )
 
 
 def _dtypes(op: Any, inputs: Arrays) -> list[str] | list[None]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 import time
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..core.operator import Operator
-from . import checks, memory
+from . import checks, differences, memory
 from .checks import Expected, as_tuple, assert_equal, assert_near, at, is_floating, largest, random_like, unit
 from .derived import large_inputs
 from .entry import Status
@@ -17,7 +18,7 @@ from .memory import EntryCall
 from .report import Skipped
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from .checks import Array, Arrays
     from .process import Process
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
 
     Case = tuple[str, list[Array]]
 
-SECONDS = 1.0  # how long a call at a large size, and its reference, may take
+SECONDS = 4.0  # of processor time that all checks at large sizes may take
+CALLS = 24  # how often they call an entry and its reference, about
 THREADS = (1, 4, 4, 2, 4)  # in further calls at a large size
 
 
@@ -84,7 +86,8 @@ def check_special_values(subject: Subject, call: EntryCall) -> None:
     for words, value, arrays in cases:
         with np.errstate(all="ignore"):
             after = [np.asarray(want) for want in as_tuple(subject.reference(*arrays))]
-            expected = checks.expect(subject.reference, arrays, subject.half_in_float32, rtol=subject.rtol)
+            how: dict[str, Any] = {"rtol": subject.rtol, "terms": subject.terms(given)}
+            expected = checks.expect(subject.reference, arrays, subject.half_in_float32, **how)
         try:
             results = call.of(*arrays)
         except AssertionError:
@@ -111,37 +114,59 @@ def _require_special(name: str, got: Array, expected: Expected, value: float, ma
     assert_near(np.where(finite, got, 0), np.where(finite, want, 0), np.nan_to_num(allowed(got.dtype)), name)
 
 
-def check_gradient_values(call: EntryCall) -> None:
-    """Requires that a gradient's results are linear in the incoming gradients, and that a NaN reaches them."""
+def check_gradient_values(subject: Subject, before: EntryCall, call: EntryCall) -> None:
+    """Requires that results of the gradient of the call `before` are linear in the incoming gradients, and that a NaN
+    reaches them from each input on which they depend smoothly.
+
+    A maximum's gradient depends on the inputs by comparisons alone, and a NaN chooses like any number. Where the
+    reference drops the NaN of an input, or of a result, the gradient may, too.
+    """
     call, given = fresh(call), inputs_of(call)
     takes = [array.name for array in call.arrays[: call.inputs]]
     results = call.of(*given)
-    incoming = [i for i, name in enumerate(takes) if _is_incoming(name, takes) and is_floating(given[i])]
+    incoming = {f"d{name}" for name in before.operator.names()[1]}
     times = 1024.0
-    scaled = call.of(*(np.asarray(times * a, a.dtype) if i in incoming else a for i, a in enumerate(given)))
+    scaled = call.of(*(np.asarray(times * a, a.dtype) if name in incoming else a for name, a in zip(takes, given)))
     for name, got, want in zip(call.results, scaled, results):
         if is_floating(got):
             linear = np.asarray(want, np.float64) * times
             fits = np.abs(linear) < np.finfo(got.dtype).max / 2
             linear = np.where(fits, linear, 0)
             allowed = np.sqrt(np.finfo(got.dtype).eps) * (np.abs(linear) + largest(linear))
-            assert_near(np.where(fits, got, 0), linear, allowed, f"with gradients times {times:g}: {name}")
-    for i, a in enumerate(given):
-        for flat in checks.some_elements(a, min(a.size, 3)) if is_floating(a) else ():
+            words = f"{call.name} with gradients times {times:g}: {name}"
+            assert_near(np.where(fits, got, 0), linear, allowed, words)
+    for i, (name, a) in enumerate(zip(takes, given)):
+        if not is_floating(a) or (name not in incoming and _drops_nan(subject, before, name)):
+            continue
+        for flat in checks.some_elements(a, min(a.size, 3)):
             where = np.unravel_index(flat, a.shape)
             changed, lost = a.copy(), a.copy()
-            changed[where], lost[where] = a[where] * 1.25 or 1, np.nan
+            changed[where], lost[where] = a[where] * (1 + 1e-6) or 1e-6, np.nan
             moved = call.of(*given[:i], changed, *given[i + 1 :])
-            depends = any((new != old).any() for new, old in zip(moved, results) if is_floating(new))
+            changes = [(np.abs(new - old), largest(old)) for new, old in zip(moved, results) if is_floating(new)]
+            depends = any(((change > 0) & (change < 1e-3 * size)).any() for change, size in changes)  # no jump
             if depends and not any(np.isnan(out).any() for out in call.of(*given[:i], lost, *given[i + 1 :])):
-                raise AssertionError(f"with {at(takes[i], where)} = nan: no result is nan, though results depend on it")
+                raise AssertionError(
+                    f"{call.name} with {at(name, where)} = nan: no result is nan, though results depend on it; where "
+                    "that is right, the reference drops the nan, too"
+                )
 
 
-def _is_incoming(name: str, takes: Sequence[str]) -> bool:
-    """Tells whether an input of a gradient's operator is the gradient of a result. A gradient's gradient takes the
-    incoming gradients of both; it is linear in the latter."""
-    order = max(len(each) - len(each.lstrip("d")) for each in takes)
-    return len(name) - len(name.lstrip("d")) == order
+def _drops_nan(subject: Subject, before: EntryCall, name: str) -> bool:
+    """Tells whether the reference has no NaN in the results for a NaN in the input `name` or, if that is the name of a
+    result, for one in any input."""
+    if subject.reference is None or before.operator is not subject.op:
+        return False
+    given = inputs_of(before)
+    names = [array.name for array in before.arrays[: before.inputs]]
+    if name in names:
+        arrays = [np.full_like(a, np.nan) if each == name else a for each, a in zip(names, given)]
+    else:
+        arrays = [np.full_like(a, np.nan) if is_floating(a) else a for a in given]
+    with np.errstate(all="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        results = [np.asarray(result) for result in as_tuple(subject.reference(*arrays))]
+    return not any(np.isnan(result).any() for result in results if is_floating(result))
 
 
 def check_dtype(subject: Subject, call: EntryCall) -> None:
@@ -173,9 +198,9 @@ def check_differences(subject: Subject, forward: EntryCall, gradient: EntryCall,
         if name in given:
             elements = checks.some_elements(inputs[i], most)
             with np.errstate(all="ignore"):
-                expected, size = checks.finite_differences(moved.of, inputs, douts, i, elements, given[name])
-            known = np.isfinite(expected)
-            checks.assert_differences(given[name], expected[known], size, elements[known], f"{gradient.name}: {name}")
+                found = differences.finite_differences(moved.of, inputs, douts, i, elements).finite()
+            names = [array.name for array in forward.arrays[: forward.inputs]]
+            differences.assert_differences(given[name], found, f"{gradient.name}: {name}", names, inputs, i)
 
 
 def check_leak(call: EntryCall) -> None:
@@ -188,12 +213,15 @@ def check_leak(call: EntryCall) -> None:
 def check_threads(call: EntryCall) -> None:
     """Requires the same bits from any number of threads, and from calls at the same time with other inputs."""
     names, want = [f"{call.name}: {name}" for name in call.results], call.outputs()
+    before: dict[int, list[Array]] = {}
     for threads in THREADS:
         call.again(threads=threads)
+        memory.check_repeats(call, before.setdefault(threads, call.outputs()), f"with {threads} threads ")
+    for threads, outputs in before.items():
         try:
-            assert_equal(call.outputs(), want, names)
+            assert_equal(outputs, want, names)
         except AssertionError as error:
-            raise AssertionError(f"{error}: that depends on the number of threads, or on chance") from None
+            raise AssertionError(f"{error} with {threads} threads: that depends on the number of threads") from None
 
 
 def check_at_once(call: EntryCall) -> None:
@@ -204,7 +232,7 @@ def check_at_once(call: EntryCall) -> None:
     except AssertionError:
         raise Skipped("the entry refuses other inputs of this size") from None
     want = call.outputs(), beside.outputs()
-    for _ in range(6):
+    for _ in range(4):
         call.answer(call.request(), beside.request(), threads=1)
         for each, outputs in zip((call, beside), want):
             try:
@@ -214,8 +242,8 @@ def check_at_once(call: EntryCall) -> None:
 
 
 def check_large_sizes(subject: Subject, given: Arrays, process: Process) -> None:
-    """Checks the entries with each size so large that an input has more than 2^20 elements, or as large as takes about
-    a second."""
+    """Checks the entries with each size so large that an input has more than 2^20 elements, or as large as takes
+    SECONDS for all sizes."""
     report, attempt = subject.report, subject.report.attempt
     widest = subject.dtypes[-1]
     place = f"C entry on the {process.where.name}"
@@ -226,8 +254,9 @@ def check_large_sizes(subject: Subject, given: Arrays, process: Process) -> None
         if dtypes[0] != "float64" and isinstance(subject.op.gradient, Operator) and widest == "float64"
         else []
     )
-    for part in large_inputs(subject.op, subject.taken(given, widest)):
-        case = attempt("large sizes", place, _grown, subject, part, process)
+    parts = list(large_inputs(subject.op, subject.taken(given, widest)))
+    for part in parts:
+        case = attempt("large sizes", place, _grown, subject, part, process, SECONDS / len(parts) / CALLS)
         if case is None:
             continue
         words, arrays = case
@@ -238,10 +267,9 @@ def check_large_sizes(subject: Subject, given: Arrays, process: Process) -> None
             )
             if not calls:
                 continue
-            plain = subject.at_sizes(taken)
             floating = all(map(is_floating, taken))  # other inputs may depend on sizes
-            if plain.reference and floating and dtype == dtypes[0]:
-                attempt("large sizes", where, plain.accurate, calls[0].outputs(), taken)
+            if floating and dtype == dtypes[0] and subject.at_sizes(taken, "large sizes").reference:
+                attempt("large sizes", where, subject.accurate, calls[0].outputs(), taken)
             if len(calls) > 1 and floating and subject.in_float64(taken):
                 attempt("large sizes", where, check_differences, subject, *calls[:2], 4)
     if "large sizes" not in report.made:
@@ -263,25 +291,22 @@ def _make_large(
     return call
 
 
-def _grown(subject: Subject, part: Callable[[int], Case | None], process: Process) -> Case | None:
-    """Returns the largest of the inputs that the entries and the reference are quick enough for."""
+def _grown(subject: Subject, part: Callable[[int], Case | None], process: Process, limit: float) -> Case | None:
+    """Returns the largest of the inputs that the entries and the reference take at most `limit` seconds for."""
     found, before = None, 0.0
-    for divisor in (64, 16, 4, 1):
+    for divisor in (256, 64, 16, 4, 1):
         case = part(divisor)
         if case is None:
             continue
         if divisor == 1:
             return case
-        begin = time.process_time()
+        seconds, begin = subject.seconds(case[1]) or 0.0, time.process_time()
         calls = follow(subject.op, case[1], lambda operator, inputs: EntryCall(operator, inputs, (), process))
         if any(call.status == Status.BAD_VALUE for call in calls):
             return found  # a value does not fit sizes that are so large
-        if subject.reference:
-            with np.errstate(all="ignore"):
-                as_tuple(subject.at_sizes(case[1]).reference and subject.reference(*case[1]))
-        seconds = time.process_time() - begin + sum(call.seconds for call in calls)
+        seconds += time.process_time() - begin + sum(call.seconds for call in calls)
         found = case
-        if seconds * max(4.0, seconds / before if before else 4.0) > SECONDS:
+        if seconds * max(4.0, seconds / before if before else 4.0) > limit:
             break
         before = seconds
     return found

@@ -8,7 +8,7 @@ from child import run_python
 from gpu import BIG
 from msops.compat import VERSION
 from msops.shared.attention import operators
-from msops.testing.checks import check_finite_differences
+from msops.testing.differences import check_finite_differences
 from numpy_attention import (
     DEFAULTS,
     OPTIONAL,
