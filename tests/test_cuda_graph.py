@@ -3,6 +3,7 @@
 What a GPU records is tested by test_graph_recorder.py, and on GPUs by test_cuda_graph_on_gpus.py."""
 
 import collections
+import gc
 import operator
 from typing import NamedTuple
 
@@ -211,6 +212,16 @@ def test_methods_and_attributes(recorder):
     assert Model.forward.__doc__ == "Scales x."
     Model.forward.clear()
     assert Model.forward.graphs == 0
+    assert not recorder.alive
+    assert recorder.released == [1]
+
+
+def test_end_of_the_last_reference(recorder):
+    g = msops.cuda_graph(lambda x: x + 1, warmup=1)
+    for _ in range(3):
+        g(X)
+    del g
+    gc.collect()
     assert not recorder.alive
     assert recorder.released == [1]
 

@@ -125,6 +125,7 @@ class CudaGraph:
             self._entries.move_to_end(key)
         if self._space is None:
             self._space = recorder.new_memory()
+            weakref.finalize(self, _clear, recorder, self._entries, self._space).atexit = False
         return entry.call(recorder, self._space, args, kwargs, tensors)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
@@ -144,14 +145,18 @@ class CudaGraph:
 
     def clear(self) -> None:
         """Deletes the graphs, and gives their memory back."""
-        for entry in self._entries.values():
-            entry.close()
-        self._entries.clear()
         if self._space is not None:
-            shared_recorder().release(self._space)
+            _clear(shared_recorder(), self._entries, self._space)
 
     def __repr__(self) -> str:
         return f"cuda_graph({self._function!r})"
+
+
+def _clear(recorder: Recorder, entries: dict[Any, _Entry], space: int) -> None:
+    for entry in entries.values():
+        entry.close()
+    entries.clear()
+    recorder.release(space)
 
 
 @functools.cache

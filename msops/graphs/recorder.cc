@@ -9,7 +9,8 @@
 // - A copy to the host gives a constant, or what the call before has read there; see checks.h.
 // - Operators whose results have as many elements as the data says fail, and so do random numbers whose state is on the
 //   host: each replay would have those of the recording.
-// Outside of recordings only the function that frees memory is replaced, since it may free memory of a graph.
+// In the calls before a recording, copies to the host are noted. Otherwise only what frees memory is replaced, since it may
+// free memory of a graph.
 #include "common/open_sizes.h"
 #include "copies.h"
 #include "memory.h"
