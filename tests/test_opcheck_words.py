@@ -1,7 +1,6 @@
 """Tests what opcheck says of the mistakes that authors make first: what is wrong, once, and which line mends it."""
 
 import re
-import resource
 from pathlib import Path
 
 import numpy as np
@@ -132,16 +131,12 @@ def test_whole_packs(library):
 
 
 @pytest.mark.wide
-def test_processor_time(library):
-    """A slow entry with a slow reference takes 15 s of processor time at most, the entries' process included."""
+def test_slow_references(library):
+    """What a slow reference would take too long for is skipped, and the report says so."""
 
     def rows_by_themselves(x):
         return np.array([[v * sum(row, 0 * v) for v in row] for row in x], x.dtype).reshape(x.shape)
 
-    def seconds():
-        used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-        return sum(each.ru_utime + each.ru_stime for each in used)
-
-    before = seconds()
-    opcheck(msops.custom_op(library.AllPairs, MAP), X, rows_by_themselves)
-    assert seconds() - before < 15
+    report = opcheck(msops.custom_op(library.AllPairs, MAP), X, rows_by_themselves)
+    assert not report.failures
+    assert report.skipped["large sizes"] == "the reference is too slow for some"
