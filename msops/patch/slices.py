@@ -95,9 +95,13 @@ def _split_index(shape: Any, dtype: Any, parts: Any) -> tuple[Any, tuple[int, ..
     A part is a slice or another constant, or (n,) for a tensor that takes n axes."""
     if parts is None or not _is_composed(shape, dtype):
         return (), ()
-    if not any(isinstance(part, slice) and part.step not in (None, 1) for part in parts):
+    if not _has_step(parts):
         return (), ()
     return _split(shape, [(_axes_of(part), part) for part in parts])
+
+
+def _has_step(parts: tuple[Any, ...]) -> bool:
+    return any(isinstance(part, slice) and part.step not in (None, 1) for part in parts)
 
 
 def _is_composed(shape: Any, dtype: Any) -> bool:
@@ -150,9 +154,7 @@ def getitem(own: Any) -> Any:
 
     def method(self: Tensor, index: Any) -> Any:
         parts = index if isinstance(index, tuple) else (index,)
-        if not any(isinstance(part, slice) and part.step not in (None, 1) for part in parts):
-            return own(self, index)
-        if is_on_gpu() or not records_gradients():
+        if not _has_step(parts) or is_on_gpu() or not records_gradients():
             return own(self, index)
         axes, at = _split_index(self.shape, self.dtype, tuple([_described(part) for part in parts]))
         if not at:

@@ -115,9 +115,10 @@ def _refusing(name: str) -> Function:
     return function
 
 
-_FUNCTIONS = {
-    _function_name(name): _of_tensors(name, function)
-    for name, function in {**ALWAYS, **NAMED, **{name: _refusing(name) for name in WITHOUT_GRAPH}}.items()
+_MADE = {
+    **{name: _of_tensors(name, function) for name, function in {**ALWAYS, **NAMED}.items()},
+    **{name: _of_tensors(name, _refusing(name)) for name in WITHOUT_GRAPH},
+    **{name: _of_dim(name, function) for name, function in OF_DIM.items()},
 }
-_FUNCTIONS.update({_function_name(name): _of_dim(name, function) for name, function in OF_DIM.items()})
+_FUNCTIONS = {_function_name(name): function for name, function in _MADE.items()}
 METHODS = {"graph._parse.parser.Parser.parse": rewriting, "_extends.parse.parser.Parser.parse": rewriting}
