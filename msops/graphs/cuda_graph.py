@@ -109,7 +109,7 @@ class CudaGraph:
             return self._function(*args, **kwargs)
         recorder = shared_recorder()
         if recorder.active:
-            raise RuntimeError("a call inside of another recording; decorate the outer function alone")
+            raise RuntimeError("cuda_graph: a call inside of another recording; decorate the outer function alone")
         if records_gradients():
             raise RuntimeError(
                 "cuda_graph: MindSpore differentiates the call; compute the gradient inside of the decorated function"
@@ -161,6 +161,7 @@ def _clear(recorder: Recorder, entries: dict[Any, _Entry], space: int) -> None:
 
 @functools.cache
 def is_on_gpu() -> bool:
+    """Asks MindSpore once, which takes as long as a replay's host time."""
     return bool(mindspore.get_context("device_target") == "GPU")
 
 
@@ -236,10 +237,9 @@ class _Entry:
             taken = [x for x, constant in zip(outputs, self._hosts) if constant is None]
             number = recorder.end(inputs, taken)
         except BaseException as error:
-            failure = recorder.failure
             if recorder.active:
                 recorder.abandon()
-                failure = recorder.failure
+            failure = recorder.failure
             if "StreamCapture" in str(error):
                 failure = "an operator waits for the device while its work is recorded"
             if failure or isinstance(error, RuntimeError):

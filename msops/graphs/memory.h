@@ -85,9 +85,7 @@ void free_parts(void* pool, const std::vector<void*>& free, const std::vector<vo
   {
     const std::lock_guard<std::recursive_mutex> guard(s.lock);
     for (size_t i = 0; i < keep.size(); ++i) {
-      bool own = false;
-      for (const auto& [number, memory] : s.memories) own = own || memory->work.block_of(keep[i]) != nullptr;
-      if (own) {
+      if (s.block_of(keep[i]) != nullptr) {
         own_parts.emplace_back(static_cast<char*>(keep[i]), sizes[i]);
       } else {
         other_parts.push_back(keep[i]);
@@ -113,9 +111,7 @@ bool record_event(void* pool, int64_t task, uint32_t stream, const std::vector<s
   {
     const std::lock_guard<std::recursive_mutex> guard(s.lock);
     for (const auto& [memory_stream, address] : addresses) {
-      for (const auto& [number, memory] : s.memories) {
-        if (char* block = memory->work.block_of(address)) s.shared.insert(block);
-      }
+      if (char* block = s.block_of(address)) s.shared.insert(block);
     }
   }
   return Originals<kBase>::record_event(pool, task, stream, addresses, event);

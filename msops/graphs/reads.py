@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import mindspore
 from mindspore import Tensor
 
+from msops.core.library import PACKAGE
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -18,7 +20,7 @@ _READS = (
     *("asnumpy", "numpy", "item", "tolist", "__bool__", "__int__", "__float__", "__index__", "__str__", "__repr__"),
     *("__array__", "__getstate__", "flush_from_cache"),
 )
-_FOLDERS = tuple(str(Path(str(package.__file__)).parent) for package in (mindspore, __import__("msops")))
+_FOLDERS = str(Path(str(mindspore.__file__)).parent), str(PACKAGE)
 
 
 @contextlib.contextmanager

@@ -9,8 +9,8 @@
 // - A copy to the host gives a constant, or what the call before has read there; see checks.h.
 // - Operators whose results have as many elements as the data says fail, and so do random numbers whose state is on the
 //   host: each replay would have those of the recording.
-// In the calls before a recording, copies to the host are noted. Otherwise only what frees memory is replaced, since it may
-// free memory of a graph.
+// In the calls before a recording, copies to the host are noted. Otherwise only what frees memory is replaced, since it
+// may free memory of a graph.
 #include "common/open_sizes.h"
 #include "copies.h"
 #include "memory.h"
@@ -231,7 +231,7 @@ EXPORT int ReplayGraph(int nparam, void** params, int*, int64_t**, const char**,
 }
 RULES(ReplayGraph)
 
-// Launches a graph: copies the inputs in before, and the outputs out after.
+// Does what ReplayGraph does, for tests, which have no attributes of MindSpore's.
 EXPORT int graphs_replay(int64_t graph, int nparam, void** params, void* stream) {
   return replay(graph, nparam, params, stream);
 }

@@ -99,6 +99,14 @@ struct State {
     return nullptr;
   }
 
+  // Returns the beginning of the block of a graph's memory that has the address in it, or null.
+  char* block_of(const void* address) const {
+    for (const auto& [number, memory] : memories) {
+      if (char* block = memory->work.block_of(address)) return block;
+    }
+    return nullptr;
+  }
+
   // Returns whether the address is a number of a graph, which is freed with the graph.
   bool free_number(const void* address) {
     if (current && current->constants.free(address)) return true;

@@ -15,14 +15,13 @@ std::vector<void*> DynamicMemPoolBestFit::AllocContinuousTensorMem(const std::ve
   for (const size_t size : sizes) total += size;
   char* base = static_cast<char*>(AllocTensorMem(total, false, false, stream));
   std::vector<void*> found;
-  parts_of_[base] = 0;
+  char* next = base;
   for (const size_t size : sizes) {
-    found.push_back(base + total);
-    found.back() = found.size() == 1 ? base : static_cast<char*>(found[found.size() - 2]) + sizes[found.size() - 2];
-    base_of_[found.back()] = base;
-    ++parts_of_[base];
-    (void)size;
+    base_of_[next] = base;
+    found.push_back(next);
+    next += size;
   }
+  parts_of_[base] = static_cast<int>(sizes.size());
   return found;
 }
 
