@@ -124,7 +124,7 @@ def _foreign(said: str, linked: dict[str, str], release: tuple[int, ...]) -> tup
 def export(missing: list[str], wrong: Path | None = None) -> tuple[str, ...]:
     """Returns the command that lets the loader find libraries, or no command if one of them is not found.
 
-    Those of the folder `wrong` are none of them.
+    It does not look for them in the folder `wrong`.
     """
     places = [place for folder in folders("nvidia") for place in folder.glob("*/lib")]
     places += sorted(compilers.USUAL.glob("cuda-11*/lib64"))
