@@ -42,10 +42,10 @@ class FakeRecorder:
     def release(self, memory):
         self.released.append(memory)
 
-    def noted_reads(self):
+    def noted(self):
         return draws.noted()
 
-    def begin(self, memory, variables):
+    def begin(self, memory, variables, notes):
         self.active, self.variables = True, variables
         self.begun += 1
         self.failure = ""

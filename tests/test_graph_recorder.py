@@ -22,9 +22,10 @@ class Device:
         self.plugin = ctypes.CDLL(f"{folder}/libmindspore_gpu_fake.so")
         self.cuda = ctypes.CDLL(f"{folder}/libfakecuda.so")
         self.graphs = ctypes.CDLL(recorder)
-        for name in ("allocate", "allocate_by_class", "allocate_on_host", "scale"):
+        for name in ("allocate", "allocate_by_class", "allocate_on_host", "scale", "scale_by_own_memory"):
             getattr(self.plugin, f"op_{name}").restype = ctypes.c_void_p
-        for name in ("new_memory", "begin", "end", "abandon", "destroy", "release", "held", "open", "copy"):
+        names = "new_memory", "begin", "end", "abandon", "destroy", "release", "held", "open", "copy", "end_notes"
+        for name in names:
             getattr(self.graphs, f"graphs_{name}").restype = ctypes.c_int64
         for name in ("error", "failure"):
             getattr(self.graphs, f"graphs_{name}").restype = ctypes.c_char_p
@@ -67,8 +68,9 @@ class Device:
         stream = ctypes.c_void_p(self.cuda.fake_stream())
         return getattr(self.graphs, name)(count, params, ranks, shapes, dtypes, stream, extra)
 
-    def begin(self, *variables):
-        begun = self.graphs.graphs_begin(ctypes.c_int64(self.memory), *self._places(variables, 4))
+    def begin(self, *variables, notes=0):
+        numbers = ctypes.c_int64(self.memory), ctypes.c_int64(notes)
+        begun = self.graphs.graphs_begin(*numbers, *self._places(variables, 4))
         assert begun == 0, self.graphs.graphs_error()
 
     def end(self, inputs, outputs, n):
@@ -208,10 +210,13 @@ def case_reads_of_the_call_before(device):
         device.free(setting)
         return y
 
-    device.graphs.graphs_note(1)
+    device.graphs.graphs_begin_notes()
     device.free(work())
-    device.graphs.graphs_note(0)
-    device.begin(x)
+    notes = device.graphs.graphs_end_notes()
+    device.graphs.graphs_begin_notes()  # of other work, which may come between
+    device.read(device.tensor([5.0]), 1)
+    device.graphs.graphs_end_notes()
+    device.begin(x, notes=notes)
     y = work()
     graph = device.end([x], [y], 4)
     number = ctypes.c_int64(graph)
@@ -224,6 +229,32 @@ def case_reads_of_the_call_before(device):
     device.replay(graph, [[3.0] * 4], 4)
     assert device.graphs.graphs_differs(number, 0) == 1
     assert device.graphs.graphs_destroy(number) == 0
+
+
+def case_memory_from_cuda(device):
+    """What an operator takes from CUDA itself is the graph's, also where it gives it back later, or had it before."""
+    n = 300
+    x, kept, before = device.tensor([0.0] * n), ctypes.c_void_p(), ctypes.c_void_p()
+    assert device.plugin.op_take(ctypes.byref(before), 4096) == 0
+    assert device.write(before.value, [3.0] * n) == 0
+    device.begin()
+    first = device.scale(x, 2.0, n)
+    held = device.cuda.fake_memory()
+    assert device.plugin.op_take(ctypes.byref(kept), 4096) == 0
+    assert device.cuda.fake_memory() == held
+    a = device.plugin.op_scale_by_own_memory(ctypes.c_void_p(x), ctypes.c_float(2.0), n)
+    y = device.scale(before.value, 2.0, n)
+    assert device.plugin.op_give(before) == 0
+    graph = device.end([x], [a], n)
+    for i in range(3):
+        assert device.replay(graph, [[float(i)] * n], n) == [2.0 * i] * n
+    assert device.read(y, n) == [6.0] * n
+    for each in (first, a, y):
+        device.free(each)
+    assert device.plugin.op_give(kept) == 0
+    assert device.graphs.graphs_destroy(ctypes.c_int64(graph)) == 0
+    device.graphs.graphs_release(ctypes.c_int64(device.memory))
+    assert device.held() == 0
 
 
 def case_random_numbers(device):

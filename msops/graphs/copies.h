@@ -18,7 +18,7 @@ inline int copy_from_host(State& s, void* to, const void* from, size_t bytes) {
     return driver.synchronize(s.side);
   }
   char* image = s.current->memory->kept.allocate(bytes);
-  if (image == nullptr) return 2;  // cudaErrorMemoryAllocation
+  if (image == nullptr) return kOutOfMemory;
   s.current->images.push_back(image);
   if (int error = driver.to_device(reinterpret_cast<Address>(image), from, bytes, s.side)) return error;
   if (int error = driver.synchronize(s.side)) return error;

@@ -18,7 +18,7 @@ from msops.core.spec import Spec
 from . import draws
 from .nested import Slot, key_of, tensors_of, with_tensors
 from .reads import refused_reads, user_line
-from .recorder import Graph, Recorder, shared_recorder
+from .recorder import Graph, Notes, Recorder, shared_recorder
 from .state import Memory, reachable, watch
 
 if TYPE_CHECKING:
@@ -180,6 +180,7 @@ class _Entry:
         self.graph: Graph | None = None
         # What follows belongs to the graph. `_memory` holds the tensors that the function reaches.
         self._draws: draws.Draws = {}
+        self._notes: Notes | None = None
         self._source: Any = None
         self._memory: Any = None
         self._result: Any = None
@@ -190,8 +191,11 @@ class _Entry:
             self.close()
             self._left = 1  # a usual call, since a Parameter's new data may still be the host's
         if self._left > 0:
-            with draws.noted() as self._draws, recorder.noted_reads():
+            if self._left > 1:
                 result = self._function(*args, **kwargs)
+            else:
+                with draws.noted() as self._draws, recorder.noted() as self._notes:
+                    result = self._function(*args, **kwargs)
             self._left -= 1
             return result
         recorded = self.graph is None
@@ -224,7 +228,7 @@ class _Entry:
         self._memory = Memory(reachable(self._function, args, kwargs))
         args, kwargs = with_tensors((args, kwargs), iter(statics))
         before = draws.offset()
-        recorder.begin(space, [*inputs, *self._memory.tensors])
+        recorder.begin(space, [*inputs, *self._memory.tensors], self._notes)
         try:
             with refused_reads(recorder.is_on_device), self._source.recorded():
                 result = self._function(*args, **kwargs)

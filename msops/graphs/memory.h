@@ -9,11 +9,17 @@ template <int kBase>
 bool is_on_device(State& s, void* pool) {
   const auto known = s.on_device.find(pool);
   if (known != s.on_device.end()) return known->second;
+  const WithinPool within;
   void* trial = Originals<kBase>::allocate(pool, Pool::kUnit, false, false, 0);
   const bool found = trial != nullptr && s.driver->is_device_memory(trial);
   if (trial != nullptr) Originals<kBase>::free(pool, trial);
   if (found && s.source.pool == nullptr) s.source = {pool, Originals<kBase>::allocate, Originals<kBase>::free};
   return s.on_device[pool] = found;
+}
+
+inline char* allocate_own(State& s, size_t bytes) {
+  if (bytes <= Banks::kBytes) return s.current->constants.allocate(s.driver->last_node(s.stream));
+  return s.current->memory->work.allocate(bytes);
 }
 
 template <int kBase>
@@ -22,10 +28,10 @@ void* allocate(void* pool, size_t bytes, bool persistent, bool recycle, uint32_t
   if (s.recording) {
     const std::lock_guard<std::recursive_mutex> guard(s.lock);
     if (s.current && is_on_device<kBase>(s, pool)) {
-      if (bytes <= Banks::kBytes) return s.current->constants.allocate(s.driver->last_node(s.stream));
-      return s.current->memory->work.allocate(bytes);
+      return allocate_own(s, bytes);
     }
   }
+  const WithinPool within;
   return Originals<kBase>::allocate(pool, bytes, persistent, recycle, stream);
 }
 
@@ -43,6 +49,7 @@ std::vector<void*> allocate_several(void* pool, const std::vector<size_t>& sizes
       return {parts.begin(), parts.end()};
     }
   }
+  const WithinPool within;
   return Originals<kBase>::allocate_several(pool, sizes, stream);
 }
 
@@ -115,6 +122,35 @@ bool record_event(void* pool, int64_t task, uint32_t stream, const std::vector<s
     }
   }
   return Originals<kBase>::record_event(pool, task, stream, addresses, event);
+}
+
+inline int (*original_malloc)(void**, size_t);
+inline int (*original_free)(void*);
+
+// Some operators, such as Adam and Sort, take memory from CUDA, and give it back when they have launched their kernels.
+inline int malloc_of_operator(void** found, size_t bytes) {
+  State& s = state();
+  if (s.recording && WithinPool::depth == 0) {
+    const std::lock_guard<std::recursive_mutex> guard(s.lock);
+    if (s.current && s.source.pool != nullptr) {
+      *found = allocate_own(s, bytes);
+      return *found != nullptr ? 0 : kOutOfMemory;
+    }
+  }
+  return original_malloc(found, bytes);
+}
+
+inline int free_of_operator(void* address) {
+  State& s = state();
+  if (WithinPool::depth == 0) {
+    const std::lock_guard<std::recursive_mutex> guard(s.lock);
+    if (free_own(s, address)) return 0;
+    if (s.current && s.recording) {
+      s.current->freed.push_back({[](void*, void* const& each) { original_free(each); }, nullptr, address});
+      return 0;
+    }
+  }
+  return original_free(address);
 }
 
 }  // namespace graphs

@@ -2,7 +2,8 @@
 //
 // While a graph is recorded, MindSpore's stream captures its kernels. What MindSpore does beside that is replaced, at
 // the places where its plugin for GPUs has the functions' addresses (relocations.h):
-// - Memory comes from the graph's own pool (pool.h), so that nothing else uses it between replays.
+// - Memory comes from the graph's own pool (pool.h), so that nothing else uses it between replays. That includes what
+//   operators take by cudaMalloc.
 // - Numbers that come from the host are constants. Each is written once, and a copy of all is kept, from which a replay
 //   restores them by one copy, in case that the recorded work writes into them.
 // - Waiting for the device does nothing, since nothing runs.
@@ -55,7 +56,8 @@ void* choose(const char* symbol, void* found, When when) {
     return of_base ? choose_of_pool<1>(symbol, found, when == kAlways)
                    : choose_of_pool<0>(symbol, found, when == kAlways);
   }
-  if (when == kAlways) return nullptr;
+  if (when == kAlways) return is("cudaFree") ? with_original(original_free, found, &free_of_operator) : nullptr;
+  if (is("cudaMalloc")) return with_original(original_malloc, found, &malloc_of_operator);
   if (is("cudaMemcpyAsync")) return with_original(original_memcpy_async, found, &memcpy_async);
   if (is("cudaMemcpy")) return with_original(original_memcpy, found, &memcpy_now);
   if (is("cudaMemset")) return with_original(original_memset, found, &memset_now);
@@ -295,19 +297,32 @@ EXPORT int64_t graphs_copy(Address to, Address from, size_t bytes) {
 
 EXPORT int graphs_is_on_device(const void* pointer) { return state().driver->is_device_memory(pointer); }
 
-// Begins or ends to note what operators read back, for a recording of the same work.
-EXPORT void graphs_note(int on) {
+// Begins to note what operators read back, for a recording of the same work.
+EXPORT void graphs_begin_notes() {
   State& s = state();
-  if (on != 0) {
-    s.reads.clear();
-    s.noting_only.replace();
-  } else {
+  s.reads.clear();
+  s.noting_only.replace();
+}
+
+// Returns the number of the notes.
+EXPORT int64_t graphs_end_notes() {
+  return guarded([](State& s) {
     s.noting_only.restore();
-  }
+    const std::lock_guard<std::recursive_mutex> guard(s.lock);
+    s.notes[s.next] = std::move(s.reads);
+    return s.next++;
+  });
+}
+
+EXPORT void graphs_forget_notes(int64_t number) {
+  State& s = state();
+  const std::lock_guard<std::recursive_mutex> guard(s.lock);
+  s.notes.erase(number);
 }
 
 // `variables` are tensors whose values may differ at each replay: inputs and Parameters.
-EXPORT int64_t graphs_begin(int64_t memory, int64_t variables, const Address* addresses, const size_t* bytes) {
+EXPORT int64_t graphs_begin(int64_t memory, int64_t notes, int64_t variables, const Address* addresses,
+                            const size_t* bytes) {
   return guarded([&](State& s) {
     const Context context;
     const Driver& driver = *s.driver;
@@ -317,6 +332,8 @@ EXPORT int64_t graphs_begin(int64_t memory, int64_t variables, const Address* ad
     {
       const std::lock_guard<std::recursive_mutex> guard(s.lock);
       s.failure.clear();
+      const auto noted = s.notes.find(notes);
+      s.reads = noted != s.notes.end() ? noted->second : std::deque<std::string>();
       s.current = std::make_unique<Graph>(s.memories.at(memory).get());
       for (int64_t i = 0; i < variables; ++i) s.current->variables.emplace_back(addresses[i], addresses[i] + bytes[i]);
     }

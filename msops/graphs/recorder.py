@@ -45,6 +45,12 @@ def build() -> Library:
     return Library(made.find() or made.make(), "cuda_graph")
 
 
+class Notes:
+    """What operators read back in a call. The library has it, by the number."""
+
+    number = 0
+
+
 class Recorder:
     """Records what MindSpore does between `begin` and `end`, with memory of its own.
 
@@ -56,7 +62,9 @@ class Recorder:
 
     def __init__(self, library: Library, driver: str = DRIVER, plugin: str = PLUGIN) -> None:
         handle = library.handle
-        for name in ("open", "new_memory", "release", "held", "begin", "end", "abandon", "destroy", "copy"):
+        for name in (
+            *("open", "new_memory", "release", "held", "begin", "end", "abandon", "destroy", "copy", "end_notes"),
+        ):
             getattr(handle, f"graphs_{name}").restype = ctypes.c_int64
         for name in ("error", "failure"):
             getattr(handle, f"graphs_{name}").restype = ctypes.c_char_p
@@ -89,23 +97,26 @@ class Recorder:
         return self._check(self._handle.graphs_held(ctypes.c_int64(memory)))
 
     @contextlib.contextmanager
-    def noted_reads(self) -> Iterator[None]:
+    def noted(self) -> Iterator[Notes]:
         """Notes what operators read back from the device, for a recording of the same work."""
-        self._handle.graphs_note(1)
+        notes = Notes()
+        self._handle.graphs_begin_notes()
         try:
-            yield
+            yield notes
             mindspore.runtime.synchronize()
         finally:
-            self._handle.graphs_note(0)
+            notes.number = self._check(self._handle.graphs_end_notes())
+            weakref.finalize(notes, self._handle.graphs_forget_notes, ctypes.c_int64(notes.number))
 
     def differs(self, graph: int, all_replays: bool = False) -> bool:
         """Tells whether a replay has computed another value than an operator had read."""
         return bool(self._handle.graphs_differs(ctypes.c_int64(graph), all_replays))
 
-    def begin(self, memory: int, variables: Sequence[Tensor]) -> None:
-        """Begins to record work, which may read no value of the variables on the host."""
+    def begin(self, memory: int, variables: Sequence[Tensor], notes: Notes | None = None) -> None:
+        """Begins to record work, which may read no value of the variables on the host but those in the notes."""
         mindspore.runtime.synchronize()
-        self._check(self._handle.graphs_begin(ctypes.c_int64(memory), *_places(variables)))
+        numbers = (ctypes.c_int64(memory), ctypes.c_int64(notes.number if notes else 0))
+        self._check(self._handle.graphs_begin(*numbers, *_places(variables)))
 
     def copy_to(self, address: int, x: Tensor) -> None:
         """Records a copy of a tensor's data to an address, after all that was recorded."""

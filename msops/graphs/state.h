@@ -19,6 +19,7 @@
 
 namespace graphs {
 
+constexpr int kOutOfMemory = 2;          // cudaErrorMemoryAllocation
 constexpr int kNotWhileRecording = 900;  // cudaErrorStreamCaptureUnsupported
 
 struct Copy {
@@ -85,7 +86,8 @@ struct State {
   std::unique_ptr<Graph> current;
   std::unordered_set<char*> shared;  // blocks that another stream uses, too
   std::vector<char*> late;           // of these, the ones that are freed when the recording ends
-  std::deque<std::string> reads;     // what operators read back in the call before
+  std::deque<std::string> reads;     // what operators read back: in the call that is noted, or what is left of the notes
+  std::unordered_map<int64_t, std::deque<std::string>> notes;
   std::string failure, error;
 
   void fail(const std::string& words) {
@@ -139,8 +141,17 @@ class Context {  // MindSpore's context of the device, in a thread that may have
   }
 };
 
+// While it lives, this thread calls cudaMalloc and cudaFree for MindSpore's pool, and not for an operator.
+class WithinPool {
+ public:
+  WithinPool() { ++depth; }
+  ~WithinPool() { --depth; }
+  static inline thread_local int depth = 0;
+};
+
 inline char* take_segment(size_t bytes) {
   const Source& source = state().source;
+  const WithinPool within;
   return static_cast<char*>(source.allocate(source.pool, bytes, false, false, 0));
 }
 

@@ -67,6 +67,20 @@ EXPORT float* op_scale(const float* x, float number, int n) {
   return y;
 }
 
+// Returns x * number, as operators do that take the number's memory from CUDA and give it back at once.
+EXPORT float* op_scale_by_own_memory(const float* x, float number, int n) {
+  void* constant = nullptr;
+  cudaMalloc(&constant, sizeof(float));
+  op_write(static_cast<float*>(constant), &number, 1);
+  float* y = allocate(n);
+  fake_scale(x, static_cast<float*>(constant), y, n, fake_stream());
+  cudaFree(constant);
+  return y;
+}
+
+EXPORT int op_take(void** found, size_t bytes) { return cudaMalloc(found, bytes); }
+EXPORT int op_give(void* address) { return cudaFree(address); }
+
 // Scales in place by a constant, which is doubled before: the recorded work writes into its own constant.
 EXPORT void op_scale_by_changed_constant(float* x, float number, int n) {
   float* constant = allocate(1);
