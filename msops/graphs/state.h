@@ -86,7 +86,7 @@ struct State {
   std::unique_ptr<Graph> current;
   std::unordered_set<char*> shared;  // blocks that another stream uses, too
   std::vector<char*> late;           // of these, the ones that are freed when the recording ends
-  std::deque<std::string> reads;     // what operators read back: in the call that is noted, or what is left of the notes
+  std::deque<std::string> reads;     // of the call that is noted, or what is left of the notes while recording
   std::unordered_map<int64_t, std::deque<std::string>> notes;
   std::string failure, error;
 
