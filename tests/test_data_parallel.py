@@ -9,6 +9,7 @@ import pytest
 from benchmarks.scaling import run_processes
 from child import ROOT, environment, run_python
 from data_parallel import losses
+from data_parallel_graph import train
 from msops.core.build import output_of
 
 pytestmark = pytest.mark.wide
@@ -29,6 +30,21 @@ def test_all_cells(two_processes, mode, device_target, tmp_path):
     parts = [np.load(tmp_path / f"{rank}.npy") for rank in range(2)]
     assert (parts[0] != parts[1]).all()
     np.testing.assert_allclose(np.mean(parts, 0), losses(0, 1), rtol=1e-4)
+
+
+def test_average_gradients(two_processes, device_target, tmp_path):
+    """Two processes have the Parameters of one, and on GPUs both record their steps with the sums of NCCL."""
+    before = mindspore.get_context("mode")
+    done = two_processes(ROOT / "tests" / "data_parallel_graph.py", device_target, tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    parts = [list(np.load(tmp_path / f"{rank}.npz").values()) for rank in range(2)]
+    assert all((x == y).all() for x, y in zip(parts[0][1:], parts[1][1:]))
+    mindspore.set_context(mode=mindspore.PYNATIVE_MODE)
+    losses, parameters = train(0, 1)
+    mindspore.set_context(mode=before)
+    np.testing.assert_allclose((parts[0][0] + parts[1][0]) / 2, losses, rtol=1e-5)
+    for found, expected in zip(parts[0][1:], parameters):
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_example(two_processes, device_target, tmp_path):

@@ -42,7 +42,9 @@ inline int copy_to_host(State& s, void* to, const void* from, size_t bytes) {
     return s.driver->synchronize(s.side);
   }
   if (!has_before || bytes > Checks::kBytes) {
-    s.fail("a value of the GPU is read while the work that computes it is recorded");
+    s.fail(
+        "a value of the GPU is read while the work that computes it is recorded; for dynamic loss scaling, see the page "
+        "'CUDA graphs'");
     return kNotWhileRecording;
   }
   std::memcpy(to, before.data(), bytes);
