@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any
 
-import mindspore
 from mindspore import Tensor, ops
 from mindspore.communication import GlobalComm, get_group_size
 

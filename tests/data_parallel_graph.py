@@ -1,4 +1,4 @@
-"""Trains a network on its part of each batch by `cuda_graph` and `average_gradients`, and saves the losses and Parameters.
+"""Trains a network on its part of each batch by `cuda_graph` and `average_gradients`, and saves what came out.
 
 python data_parallel_graph.py DEVICE FOLDER
 """

@@ -32,7 +32,7 @@ def test_average(monkeypatch, gradients, limit):
     monkeypatch.setattr(parallel, "_all_reduce", lambda: add)
     found = msops.average_gradients(gradients, 0.5, bucket_bytes=limit)
     for g, x in zip(gradients, found):
-        assert x.shape == g.shape and x.dtype == g.dtype
+        assert (x.shape, x.dtype) == (g.shape, g.dtype)
         if g.size:
             np.testing.assert_allclose(x.asnumpy(), g.asnumpy(), rtol=2e-3 if g.dtype == ms.float16 else 1e-6)
     assert sum(sent) == sum(g.nbytes for g in gradients)

@@ -20,8 +20,9 @@ namespace graphs {
 
 class Pool {
  public:
-  static constexpr size_t kUnit = 512;               // bytes, of which sizes are multiples, as in MindSpore's pool
-  static constexpr size_t kGrain = size_t{2} << 20;  // bytes, of which segments are multiples
+  static constexpr size_t kUnit = 512;                   // bytes, of which sizes are multiples, as in MindSpore's pool
+  static constexpr size_t kGrain = size_t{2} << 20;      // bytes, of which segments are multiples
+  static constexpr size_t kLargest = size_t{512} << 20;  // bytes of a segment that is larger than what asks for it
 
   using Take = std::function<char*(size_t bytes)>;  // returns null if there is no memory
   using Give = std::function<void(char* base)>;
@@ -37,8 +38,8 @@ class Pool {
     bytes = rounded(bytes);
     auto best = spare_.lower_bound({bytes, nullptr});
     if (best == spare_.end()) {
-      // A segment is at least an eighth of what the pool holds, so that there are few.
-      const size_t size = rounded(std::max(bytes, held_ / 8), kGrain);
+      // Segments grow with what the pool holds, so that there are few, but not far, so that little is left of the last.
+      const size_t size = rounded(std::max(bytes, std::min(held_ / 2, kLargest)), kGrain);
       char* base = take_(size);
       if (base == nullptr) return nullptr;
       held_ += size;

@@ -176,6 +176,9 @@ int copy_tensor(int nparam, void** params, int* ndims, int64_t** shapes, const c
                                  stream);
 }
 
+// Adds the step of a replay that failed to the driver's error, since MindSpore tells the user the sum alone.
+enum Step { kRestoring = 1000, kCopyingIn = 2000, kLaunching = 3000, kCopyingOut = 4000 };
+
 int replay(int64_t number, int nparam, void** params, void* stream) {
   State& s = state();
   Graph* graph = nullptr;
@@ -188,19 +191,19 @@ int replay(int64_t number, int nparam, void** params, void* stream) {
   const size_t inputs = graph->inputs.size(), outputs = graph->outputs.size();
   if (static_cast<size_t>(nparam) < inputs + outputs) return kFailed;
   const Driver& driver = *s.driver;
-  if (int error = graph->constants.restore(driver, stream)) return error;
+  if (int error = graph->constants.restore(driver, stream)) return kRestoring + error;
   for (size_t i = 0; i < inputs; ++i) {
     const Copy& input = graph->inputs[i];
     const auto given = reinterpret_cast<Address>(params[i]);
     if (input.bytes == 0 || given == input.at) continue;
-    if (int error = driver.within_device(input.at, given, input.bytes, stream)) return error;
+    if (int error = driver.within_device(input.at, given, input.bytes, stream)) return kCopyingIn + error;
   }
-  if (int error = driver.launch(graph->executable, stream)) return error;
+  if (int error = driver.launch(graph->executable, stream)) return kLaunching + error;
   for (size_t i = 0; i < outputs; ++i) {
     const Copy& output = graph->outputs[i];
     if (output.bytes == 0) continue;
     const auto result = reinterpret_cast<Address>(params[static_cast<size_t>(nparam) - outputs + i]);
-    if (int error = driver.within_device(result, output.at, output.bytes, stream)) return error;
+    if (int error = driver.within_device(result, output.at, output.bytes, stream)) return kCopyingOut + error;
   }
   if (!graph->checks.compare(driver, stream)) graph->differs = true;
   return 0;
