@@ -76,7 +76,8 @@ class FakeRecorder:
 class FakeGraph(recorders.Graph):
     def __init__(self, recorder, number, inputs, outputs):
         self.inputs, self._recorder, self._number = list(inputs), recorder, number
-        self._outputs = recorder.alive[number][1] if outputs else []
+        self._outputs = recorder.alive[number][1]
+        assert len(self._outputs) == len(outputs)  # a replay copies as many as the operator has
         self._close = lambda: recorder.alive.pop(number, None)
         self.given = []
 

@@ -84,7 +84,7 @@ class Device:
         """Returns the only output for these inputs."""
         xs = [self.tensor(values) for values in inputs]
         y = self.tensor([0.0] * n)
-        status = self.graphs.graphs_replay(ctypes.c_int64(graph), *self._params([*xs, y]))
+        status = self.graphs.graphs_replay(ctypes.c_int64(graph), *self._params([*xs, None, None, y]))
         assert status == 0, self.graphs.graphs_error()
         return self.read(y, n)
 

@@ -239,7 +239,7 @@ class _Entry:
                 raise RuntimeError("the function draws random numbers in a graph of MindSpore")
             self._hosts = [None if recorder.is_on_device(x) or not x.size else x for x in outputs]
             taken = [x for x, constant in zip(outputs, self._hosts) if constant is None]
-            number = recorder.end(inputs, taken)
+            number = recorder.end(inputs, taken if self._copies else [])
         except BaseException as error:
             if recorder.active:
                 recorder.abandon()

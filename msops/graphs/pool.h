@@ -21,7 +21,7 @@ namespace graphs {
 class Pool {
  public:
   static constexpr size_t kUnit = 512;                   // bytes, of which sizes are multiples, as in MindSpore's pool
-  static constexpr size_t kGrain = size_t{2} << 20;      // bytes, of which segments are multiples
+  static constexpr size_t kGrain = size_t{2} << 20;      // bytes, of which smaller segments are multiples
   static constexpr size_t kLargest = size_t{512} << 20;  // bytes of a segment that is larger than what asks for it
 
   using Take = std::function<char*(size_t bytes)>;  // returns null if there is no memory
@@ -39,7 +39,8 @@ class Pool {
     auto best = spare_.lower_bound({bytes, nullptr});
     if (best == spare_.end()) {
       // Segments grow with what the pool holds, so that there are few, but not far, so that little is left of the last.
-      const size_t size = rounded(std::max(bytes, std::min(held_ / 2, kLargest)), kGrain);
+      // A larger one has the size of what asks for it, since MindSpore's pool may have a block of that size.
+      const size_t size = std::max(bytes, rounded(std::min(held_ / 2, kLargest), kGrain));
       char* base = take_(size);
       if (base == nullptr) return nullptr;
       held_ += size;
