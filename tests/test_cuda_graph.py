@@ -390,6 +390,14 @@ def test_replays_that_compute_other_values(recorder):
     assert not recorder.alive
 
 
+def test_loss_scale_of_mindspore_is_refused(recorder):
+    """Its Cell asks for an overflow inside of MindSpore, where no line of Python can be named."""
+    net = nn.WithLossCell(nn.Dense(2, 2), nn.MSELoss())
+    scale = nn.FixedLossScaleUpdateCell(2.0)
+    cell = nn.TrainOneStepWithLossScaleCell(net, nn.SGD(net.trainable_params()), scale)
+    refusing(recorder, lambda x: x if cell else x, X, match="nn.TrainOneStepWithLossScaleCell asks on the host")
+
+
 def test_reachable():
     """All that a function names is found, and modules are not searched."""
     closure, default, named, attribute = (Tensor([float(i)]) for i in range(4))
@@ -402,12 +410,12 @@ def test_reachable():
             return x + closure + other + GLOBAL
 
     holder = Holder()
-    found = reachable(holder.method, [named])
+    found = reachable(Tensor, holder.method, [named])
     assert {id(each) for each in found} == {id(each) for each in (closure, default, named, attribute, GLOBAL)}
     optimizer = nn.Adam(nn.Dense(2, 2).trainable_params())
     layer = nn.Dense(3, 3)
     step = ms.value_and_grad(lambda x: layer(x).sum(), None, layer.trainable_params())
-    names = {each.name for each in reachable(lambda x: (optimizer(x), step)) if isinstance(each, Parameter)}
+    names = {each.name for each in reachable(Parameter, lambda x: (optimizer(x), step))}
     assert {"moment1.weight", "learning_rate", "beta1_power", "weight"} <= names
 
 

@@ -231,24 +231,6 @@ def case_reads_of_the_call_before(device):
     assert device.graphs.graphs_destroy(number) == 0
 
 
-def case_decisions(device):
-    """A bool that the device computes decides what MindSpore does next: no value of another call will do."""
-    x, found = device.tensor([3.0] * 4), ctypes.create_string_buffer(1)
-
-    def work():
-        y = device.scale(x, 2.0, 1)
-        return device.plugin.op_read_bool(found, ctypes.c_void_p(y)), y
-
-    device.graphs.graphs_begin_notes()
-    assert work()[0] == 0
-    notes = device.graphs.graphs_end_notes()
-    device.begin(x, notes=notes)
-    status, y = work()
-    assert status != 0
-    assert device.end([x], [y], 1) < 0
-    assert b"loss scaling" in device.graphs.graphs_error()
-
-
 def case_memory_from_cuda(device):
     """What an operator takes from CUDA itself is the graph's, also where it gives it back later, or had it before."""
     n = 300

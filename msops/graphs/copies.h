@@ -41,12 +41,8 @@ inline int copy_to_host(State& s, void* to, const void* from, size_t bytes) {
     if (int error = s.driver->to_host(to, at, bytes, s.side)) return error;
     return s.driver->synchronize(s.side);
   }
-  const bool decides = bytes == 1;  // a bool, by which MindSpore chooses what to compute, as its loss scaling does
-  if (!has_before || decides || bytes > Checks::kBytes) {
-    s.fail(
-        "a value of the GPU is read while the work that computes it is recorded; for dynamic loss scaling, see the "
-        "page "
-        "'CUDA graphs'");
+  if (!has_before || bytes > Checks::kBytes) {
+    s.fail("a value of the GPU is read while the work that computes it is recorded");
     return kNotWhileRecording;
   }
   std::memcpy(to, before.data(), bytes);

@@ -10,7 +10,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 import mindspore
-from mindspore import Tensor
+from mindspore import Tensor, nn
 
 from msops.core.compiled import records_gradients
 from msops.core.spec import Spec
@@ -221,11 +221,16 @@ class _Entry:
         return (next(left) if constant is None else constant for constant in self._hosts)
 
     def _record(self, recorder: Recorder, space: int, args: Any, kwargs: Any, tensors: list[Tensor]) -> Graph:
+        if reachable(nn.TrainOneStepWithLossScaleCell, self._function):
+            raise RuntimeError(
+                "cuda_graph: nn.TrainOneStepWithLossScaleCell asks on the host whether a gradient overflowed; the page "
+                "'CUDA graphs' shows loss scaling by two recordings"
+            )
         statics = [recorder.copy(x) for x in tensors]
         self._source = draws.Source(self._draws, recorder.copy)
         inputs = [*statics, *self._source.tensors]
         watch()
-        self._memory = Memory(reachable(self._function, args, kwargs))
+        self._memory = Memory(reachable(Tensor, self._function, args, kwargs))
         args, kwargs = with_tensors((args, kwargs), iter(statics))
         before = draws.offset()
         recorder.begin(space, [*inputs, *self._memory.tensors], self._notes)

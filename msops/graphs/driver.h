@@ -50,7 +50,7 @@ class Driver {
   Result (*to_host)(void* to, Address from, size_t bytes, Handle stream);
   Result (*within_device)(Address to, Address from, size_t bytes, Handle stream);
   Result (*fill)(Address to, unsigned char value, size_t bytes, Handle stream);
-  Result (*pointer_attribute)(void* value, int attribute, Address pointer);
+  Result (*pointer_attributes)(unsigned count, int* attributes, void** values, Address pointer);
   Result (*allocate_on_host)(void** memory, size_t bytes);
   Result (*free_on_host)(void* memory);
   Result (*create_event)(Handle* event, unsigned flags);
@@ -86,7 +86,7 @@ class Driver {
     load(to_host, "cuMemcpyDtoHAsync_v2");
     load(within_device, "cuMemcpyDtoDAsync_v2");
     load(fill, "cuMemsetD8Async");
-    load(pointer_attribute, "cuPointerGetAttribute");
+    load(pointer_attributes, "cuPointerGetAttributes");
     load(allocate_on_host, "cuMemAllocHost_v2");
     load(free_on_host, "cuMemFreeHost");
     load(create_event, "cuEventCreate");
@@ -105,9 +105,11 @@ class Driver {
   }
 
   bool is_device_memory(const void* pointer) const {
-    constexpr int kMemoryType = 2, kDevice = 2;
+    constexpr unsigned kDevice = 2;
+    int memory_type = 2;  // which attribute to ask for. Asked for one alone, the driver fails for the host's memory
     unsigned type = 0;
-    return pointer_attribute(&type, kMemoryType, reinterpret_cast<Address>(pointer)) == 0 && type == kDevice;
+    void* found = &type;
+    return pointer_attributes(1, &memory_type, &found, reinterpret_cast<Address>(pointer)) == 0 && type == kDevice;
   }
 
   // Tells where in a recording a stream is: the last node that was recorded, or null if there is none.

@@ -32,10 +32,7 @@ def refused_reads(is_on_device: Callable[[Tensor], bool]) -> Iterator[None]:
         @functools.wraps(read)
         def refuse(self: Tensor, *args: Any, **kwargs: Any) -> Any:
             if threading.get_ident() == thread and is_on_device(self):
-                raise RuntimeError(
-                    f"{name} reads a value of the GPU while the work that computes it is recorded; for dynamic loss "
-                    "scaling, see the page 'CUDA graphs'"
-                )
+                raise RuntimeError(f"{name} reads a value of the GPU while the work that computes it is recorded")
             return read(self, *args, **kwargs)
 
         return refuse

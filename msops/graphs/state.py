@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 import types
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from mindspore import Parameter, Tensor, nn
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+Kind = TypeVar("Kind")
 _PLAIN = (str, bytes, int, float, complex, type(None), type, types.ModuleType)
 
 
@@ -18,18 +19,18 @@ class _State:
     changes = 0  # how often the process may have given new memory to a tensor
 
 
-def reachable(*roots: Any) -> list[Tensor]:
-    """Returns the tensors that functions and Cells reach: by closures, defaults, globals that they name, attributes,
-    and what tuples, lists, sets and dicts among these hold."""
+def reachable(kind: type[Kind], *roots: Any) -> list[Kind]:
+    """Returns what functions and Cells reach of a type: by closures, defaults, globals that they name, attributes, and
+    what tuples, lists, sets and dicts among these hold."""
     found, seen, waiting = [], set(), list(roots)
     while waiting:
         each = waiting.pop()
         if isinstance(each, _PLAIN) or id(each) in seen:
             continue
         seen.add(id(each))
-        if isinstance(each, Tensor):
+        if isinstance(each, kind):
             found.append(each)
-        else:
+        elif not isinstance(each, Tensor):
             waiting.extend(_parts(each))
     return found
 

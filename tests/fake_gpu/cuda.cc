@@ -145,13 +145,11 @@ EXPORT int cuMemcpyDtoHAsync_v2(void* to, uint64_t from, size_t bytes, void* str
 EXPORT int cuMemsetD8Async(uint64_t to, unsigned char value, size_t bytes, void* stream) {
   return submit(stream, 2, [=] { std::memset(reinterpret_cast<void*>(to), value, bytes); });
 }
-EXPORT int cuPointerGetAttribute(void* value, int, uint64_t pointer) {
+EXPORT int cuPointerGetAttributes(unsigned, int*, void** values, uint64_t pointer) {
   const auto* at = reinterpret_cast<const char*>(pointer);
-  auto next = device_memory.upper_bound(at);
-  *static_cast<unsigned*>(value) = 1;
-  if (next == device_memory.begin()) return 1;
-  --next;
-  if (at < next->first + next->second) *static_cast<unsigned*>(value) = 2;
+  const auto next = device_memory.upper_bound(at);
+  const bool is_known = next != device_memory.begin() && at < std::prev(next)->first + std::prev(next)->second;
+  *static_cast<unsigned*>(values[0]) = is_known ? 2 : 0;
   return 0;
 }
 EXPORT int cuMemAllocHost_v2(void** memory, size_t bytes) { return *memory = new char[bytes], 0; }

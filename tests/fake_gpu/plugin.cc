@@ -54,7 +54,6 @@ EXPORT int op_write(float* to, const float* from, int n) {
   return error != 0 ? error : cudaStreamSynchronize(fake_stream());
 }
 EXPORT int op_read(float* to, const float* from, int n) { return cudaMemcpy(to, from, n * sizeof(float), 2); }
-EXPORT int op_read_bool(char* to, const float* from) { return cudaMemcpy(to, from, 1, 2); }
 EXPORT int op_clear(float* x, int n) { return cudaMemset(x, 0, n * sizeof(float)); }
 EXPORT int op_random(float* x, int n) { return curandGenerateUniform(nullptr, x, n); }
 
