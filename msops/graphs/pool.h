@@ -22,7 +22,7 @@ class Pool {
  public:
   static constexpr size_t kUnit = 512;                   // bytes, of which sizes are multiples, as in MindSpore's pool
   static constexpr size_t kGrain = size_t{2} << 20;      // bytes, of which smaller segments are multiples
-  static constexpr size_t kLargest = size_t{512} << 20;  // bytes of a segment that is larger than what asks for it
+  static constexpr size_t kLargest = size_t{128} << 20;  // bytes of a segment that is larger than what asks for it
 
   using Take = std::function<char*(size_t bytes)>;  // returns null if there is no memory
   using Give = std::function<void(char* base)>;
