@@ -26,7 +26,7 @@ _KEPT = 1000  # plans that a primitive keeps at most
 
 
 class _State:
-    extension: Any = None  # the module that `fast_calls.cc` is compiled to, once `use_fast_calls` has run
+    extension: Any = None  # the module that `fast_calls.cc` is compiled to, once `prepare` has run
     tensors: frozenset[type] = frozenset()  # the types of what it takes: Tensor, and Parameters made from a Tensor
     precisions: ClassVar[list[Any]] = []  # the mixed precision of the Cells that run; the last one counts
 
@@ -68,6 +68,12 @@ def use_fast_calls() -> None:
         >>> print(msops.sigmoid(mindspore.Tensor([0.0], mindspore.float32)))
         [0.5]
     """
+    prepare()
+    Primitive.fast_call = call
+
+
+def prepare() -> None:
+    """Loads the extension, so that `call` can be called. Raises what `use_fast_calls` raises."""
     if state.extension is not None:
         return
     if VERSION != (2, 10):
@@ -92,7 +98,6 @@ def use_fast_calls() -> None:
     executor.set_mixed_precision_type, executor.clear_res = set_mixed_precision_type, clear_res
     state.tensors = frozenset((Tensor, type(Parameter(Tensor(0.0)))))
     state.extension = module
-    Primitive.fast_call = call
 
 
 def _load() -> Any:
@@ -131,6 +136,12 @@ def call(primitive: Primitive, inputs: tuple[Any, ...]) -> Any:
     if mindspore.common.api._pynative_executor.requires_grad():
         return plan.record(primitive.bprop, *inputs)
     return plan(*inputs)
+
+
+def call_if_prepared(primitive: Primitive, inputs: tuple[Any, ...]) -> Any:
+    """Calls a primitive in the fast way, also where a program has not asked for it, or else through ops.Custom."""
+    outputs = NotImplemented if state.extension is None else call(primitive, inputs)
+    return primitive(*inputs) if outputs is NotImplemented else outputs
 
 
 def _plan(primitive: Primitive, specs: tuple[Spec, ...]) -> Any:

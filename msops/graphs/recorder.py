@@ -14,6 +14,7 @@ import mindspore
 from mindspore import Tensor, ops
 
 from msops.compat import VERSION
+from msops.core import fast_calls
 from msops.core.build import Build, compiler_version, default_cache_folder, digest
 from msops.core.factory import custom_op
 from msops.core.library import Library, get_include
@@ -175,7 +176,7 @@ class Graph:
     def __call__(self, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
         if self._recorder.differs(self._number):
             self._refuse()
-        outputs = self._launch(*inputs, self._unused)
+        outputs = fast_calls.call_if_prepared(self._launch.primitive, (*inputs, self._unused))
         return outputs[1:] if isinstance(outputs, tuple) else ()
 
     def check(self) -> None:
@@ -211,6 +212,8 @@ def shared_recorder() -> Recorder:
         recorder = Recorder(build())
     except (OSError, RuntimeError, ImportError) as error:
         raise RuntimeError(f"cuda_graph cannot record on this machine: {error}") from error
+    with contextlib.suppress(OSError, RuntimeError):  # without MindSpore's or Python's headers a launch takes longer
+        fast_calls.prepare()
     _check_bits(recorder)
     return recorder
 
