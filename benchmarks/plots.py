@@ -12,7 +12,7 @@ from matplotlib.colors import LogNorm
 from . import report
 from .benchmark import DTYPES, Benchmark
 from .cases import sequence_cases
-from .llm import STACK
+from .llm import GRAPH, STACK
 from .operators import BENCHMARKS
 
 matplotlib.use("Agg")  # pictures go to files, not to windows
@@ -24,7 +24,8 @@ MODES = {"graph": "MindSpore,\ngraph mode", "pynative": "MindSpore,\nPyNative"}
 LINES = {"float32": "-", "float16": "--"}
 MODEL_KINDS = ("training", "prefill", "decoding")
 MODEL_COLORS = {
-    "MindSpore": "#e6994c", "msops": "#0b5fa5", STACK: "#4fa3e0", "torch": "#999999", "torch.compile": "#555555",
+    "MindSpore": "#e6994c", "msops": "#0b5fa5", GRAPH: "#3b2f8f", STACK: "#4fa3e0", "torch": "#999999",
+    "torch.compile": "#555555",
 }  # fmt: skip
 LINE, FIELD = 0.22, 0.72  # height of a table's line and width of a field, in inches
 HEAD = 4  # height of a table's head, in lines

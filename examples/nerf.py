@@ -117,7 +117,7 @@ class Grid:
 def train(field, sizes, rays, steps, rng):
     """Returns which cells are occupied in the end."""
     optimizer = nn.Adam(field.trainable_params(), nn.CosineDecayLR(1e-4, 0.01, steps))
-    step = nn.TrainOneStepCell(Loss(Render(field, sizes, sizes.samples)), optimizer)
+    step = msops.cuda_graph(nn.TrainOneStepCell(Loss(Render(field, sizes, sizes.samples)), optimizer))
     grid = Grid(field, sizes)
     occupied, progress = grid.occupied(), trange(steps, unit="step")
     for i in progress:

@@ -106,6 +106,7 @@ class Loss(nn.Cell):
 def train(net, steps, rng):
     step = training_step(net, Loss(), 4e-3, steps)
     step.set_train(True)
+    step = msops.cuda_graph(step)
     progress = trange(steps, unit="step")
     losses = []
     for _ in progress:

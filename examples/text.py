@@ -68,6 +68,7 @@ def learn(text, name, args):
 
     losses, times = [], []
     step.set_train(True)
+    step = msops.cuda_graph(step)
     progress = trange(args.steps, unit="step")
     for _, batch in zip(progress, text.batches(rng)):
         start = time.perf_counter()

@@ -391,7 +391,7 @@ def test_tables_of_pages():
     assert first.endswith("| 110 | 0.50 | Liger **99**, PyTorch 150 |")
     assert last.endswith("| **125,000** |  |  |")
     assert pages.cells(every)[2].startswith(f"| {pages.GPU} | 2 of 3 | 0.50 | 3.00 | 4.00 |")
-    assert "| 125,000 |  |  |  |  | [more]" in pages.models(every)[2]
+    assert "| 125,000 |  |  |  |  |  | [more]" in pages.models(every)[2]
     assert [pages.plain(text) for text in ("2^10 x 2^17", "2^20", "k3 2^15 + 1")] == [
         "1024 x 131072",
         "2^20",

@@ -1,5 +1,6 @@
 """Tests the training of examples/smollm, on a tiny model of random weights."""
 
+import contextlib
 import importlib
 import importlib.util
 import signal
@@ -10,7 +11,6 @@ import time
 import mindspore
 import numpy as np
 import pytest
-from mindspore import Parameter
 
 import msops
 from benchmarks.scaling import run_processes
@@ -43,11 +43,11 @@ def text(example):
 
 @pytest.fixture(scope="module")
 def new_trainer(example):
-    def make(seed):
+    def make(seed, dtype=mindspore.float32, **settings):
         mindspore.set_seed(seed)
         llama = example("llama")
-        net = llama.Llama(msops, WORDS, layers=1, width=16, heads=2, kv_heads=1, length=LENGTH, tied=True)
-        trainer = example("training").Trainer(net, llama.NextTokenLoss(msops), 3e-2, 1, STEPS)
+        net = llama.Llama(msops, WORDS, layers=1, width=16, heads=2, kv_heads=1, length=LENGTH, tied=True, dtype=dtype)
+        trainer = example("training").Trainer(net, llama.NextTokenLoss(msops), 3e-2, 1, STEPS, **settings)
         return trainer, net
 
     return make
@@ -71,8 +71,14 @@ def differ(some, others):
     return [name for name in some if not np.array_equal(some[name], others[name])]
 
 
+def step(trainer, batches):
+    """Trains a step, and returns the mean loss and the norm."""
+    losses, norm = trainer.train(batches)
+    return float(np.mean([loss.asnumpy() for loss in losses])), float(norm.asnumpy())
+
+
 def train(trainer, text, until):
-    return [trainer.train(text.batches(trainer.step, 2, 4)) for _ in range(trainer.step, until)]
+    return [step(trainer, text.batches(trainer.step, 2, 4)) for _ in range(trainer.step, until)]
 
 
 def test_training_that_goes_on_equals_one_that_was_not_interrupted(first, second, text, tmp_path):
@@ -95,7 +101,7 @@ def test_accumulated_batches_equal_a_large_one(first, text, tmp_path):
     trainer, net = first
     trainer.save(tmp_path / "all.ckpt")
     pieces = text.batches(0, 2, 4)
-    trainer.train(pieces)
+    step(trainer, pieces)
     expected = values(net)
     trainer.restore(tmp_path / "all.ckpt")
     assert differ(values(net), expected)
@@ -106,27 +112,71 @@ def test_accumulated_batches_equal_a_large_one(first, text, tmp_path):
 
 def test_overflow_changes_the_scale_alone(first, text, tmp_path):
     trainer, net = first
-    before, trainer.scale = values(net), 2.0**127
-    loss, norm = trainer.train(text.batches(0, 2, 4))
+    state = [*trainer._optimizer.moments1, *trainer._optimizer.moments2, trainer._optimizer.global_step]
+    before, moments = values(net), [p.asnumpy().copy() for p in state]
+    trainer.scale.set_data(mindspore.Tensor(2.0**127, mindspore.float32))
+    loss, norm = step(trainer, text.batches(0, 2, 4))
     assert 0 < loss < 10
     assert not np.isfinite(norm)
     assert differ(values(net), before) == []
-    assert trainer.scale == 2.0**126
-    trainer.scale = 1024.0
-    _, norm = trainer.train(text.batches(0, 2, 4))
+    assert all(np.array_equal(p.asnumpy(), moment) for p, moment in zip(state, moments))
+    assert trainer.scale.asnumpy() == 2.0**126
+    assert trainer.good.asnumpy() == 0
+    trainer.scale.set_data(mindspore.Tensor(1024.0, mindspore.float32))
+    _, norm = step(trainer, text.batches(0, 2, 4))
     assert 0 < norm < 10
     assert len(differ(values(net), before)) == len(before)
-    trainer.scale = 1.0
+    assert all(np.any(p.asnumpy() != moment) for p, moment in zip(state, moments))
+    assert (trainer.scale.asnumpy(), trainer.good.asnumpy()) == (1024, 1)
+    trainer.good.set_data(mindspore.Tensor(999, mindspore.int32))
+    step(trainer, text.batches(0, 2, 4))
+    assert (trainer.scale.asnumpy(), trainer.good.asnumpy()) == (2048, 1000)
+    trainer.scale.set_data(mindspore.Tensor(1.0, mindspore.float32))
 
 
-def test_gradients_are_clipped(first, text, monkeypatch):
+def test_gradients_are_clipped(new_trainer, text):
     """AdamW does not feel the size of its gradients, but its moment shows it."""
-    trainer, _ = first
-    (moment,) = [p for p in trainer._optimizer.moments1 if p.name.endswith("embedding")]
-    moment.set_data(Parameter(np.zeros(moment.shape, np.float32)))
-    monkeypatch.setattr(trainer, "_clip", 1e-3)
+    trainer, _ = new_trainer(3, clip=1e-3)
     trainer.train(text.batches(0, 1, 4))
+    (moment,) = [p for p in trainer._optimizer.moments1 if p.name.endswith("embedding")]
     assert 0 < np.linalg.norm(moment.asnumpy()) <= 1.001e-4  # a tenth goes into the moment
+
+
+@contextlib.contextmanager
+def in_mode(mode):
+    mindspore.set_context(mode=mode)
+    yield
+    mindspore.set_context(mode=mindspore.GRAPH_MODE)
+
+
+def test_pynative_mode_trains_as_graph_mode(new_trainer, text):
+    found = []
+    for mode in (mindspore.GRAPH_MODE, mindspore.PYNATIVE_MODE):
+        with in_mode(mode):
+            trainer, net = new_trainer(4)
+            found.append((train(trainer, text, 2), values(net)))
+    (steps, expected), (other_steps, got) = found
+    np.testing.assert_allclose(other_steps, steps, rtol=1e-5)
+    for name, value in got.items():
+        np.testing.assert_allclose(value, expected[name], atol=1e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("mode", [mindspore.GRAPH_MODE, mindspore.PYNATIVE_MODE])
+def test_recorded_steps_have_the_bits_of_usual_ones(new_trainer, text, device_target, mode):
+    """The gradients of the first steps overflow, until the scale fits float16."""
+    if device_target != "GPU":
+        pytest.skip("there are no CUDA graphs on the CPU")
+    found = []
+    with in_mode(mode):
+        for record in (False, True):
+            trainer, _ = new_trainer(5, mindspore.float16, record=record)
+            trainer.scale.set_data(mindspore.Tensor(2.0**21, mindspore.float32))
+            steps = train(trainer, text, 12)
+            finite = [bool(np.isfinite(norm)) for _, norm in steps]
+            assert finite == sorted(finite)
+            assert 3 < sum(finite) < 9  # so that usual calls and replays have both
+            found.append((repr(steps), {name: p.asnumpy().tobytes() for name, p in trainer._parameters.items()}))
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize(

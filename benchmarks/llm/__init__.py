@@ -2,7 +2,8 @@
 reads a prompt (prefill) and writes (decoding).
 
 A case by a peer is a job, and runs in a process of its own: `of_mindspore` runs the networks of examples/smollm with
-msops' operators, by layers or as a stack, or with MindSpore's own, `of_torch` runs LlamaForCausalLM of transformers.
+msops' operators, by layers, as CUDA graphs or as a stack, or with MindSpore's own, `of_torch` runs LlamaForCausalLM of
+transformers.
 This module imports neither.
 """
 
@@ -18,10 +19,11 @@ from ..timing import Times
 NAME = "llm"  # for --op, and in times.csv
 SMOLLM2 = dict(vocabulary=49152, layers=30, width=576, heads=9, kv_heads=3, hidden=1536, eps=1e-5, base=1e5)
 TINY = dict(vocabulary=256, layers=1, width=32, heads=4, kv_heads=2, hidden=64, eps=1e-5, base=1e5)
+GRAPH = "msops, CUDA graph"  # by layers, each step a replay of msops.cuda_graph
 STACK = "msops, stack"  # all layers in one operator, which does not train
 PEERS = {
-    "msops": "of_mindspore", STACK: "of_mindspore", "torch": "of_torch", "torch.compile": "of_torch",
-    "MindSpore": "of_mindspore",
+    "msops": "of_mindspore", GRAPH: "of_mindspore", STACK: "of_mindspore", "torch": "of_torch",
+    "torch.compile": "of_torch", "MindSpore": "of_mindspore",
 }  # fmt: skip
 CASES = {  # (what, texts, tokens of each), what tells most first
     "GPU": (
@@ -77,7 +79,7 @@ def jobs(device, dtypes, quick=False):
     """Returns the Jobs on a device, all peers of a case together."""
     dtype, sizes = DTYPES[device], TINY if quick else SMOLLM2
     cases = (QUICK if quick else CASES[device]) if dtype in dtypes else ()
-    found = [Job(*case, by, device, dtype, sizes) for case in cases for by in PEERS]
+    found = [Job(*case, by, device, dtype, sizes) for case in cases for by in PEERS if device == "GPU" or by != GRAPH]
     return [job for job in found if (job.kind, job.by) != ("training", STACK)]
 
 

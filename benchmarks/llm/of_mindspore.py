@@ -1,4 +1,5 @@
-"""Runs a language model in MindSpore, with msops' operators or with its own, as examples/smollm does in graph mode."""
+"""Runs a language model in MindSpore, with msops' operators or with its own, as examples/smollm does in graph mode, or
+as CUDA graphs of PyNative mode, which needs no compilation."""
 
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ from mindspore.nn.utils import no_init_parameters
 
 import msops
 
-from . import STACK, TURN, main
+from . import GRAPH, STACK, TURN, main
 
 _EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 sys.path += [str(_EXAMPLES), str(_EXAMPLES / "smollm")]
@@ -20,7 +21,7 @@ from generation import CachedLlama, Greedy, StackedLlama  # noqa: E402
 from llama import Llama, NextTokenLoss  # noqa: E402
 from training import Trainer  # noqa: E402
 
-OPERATORS = {"msops": msops, STACK: msops, "MindSpore": composed}
+OPERATORS = {"msops": msops, GRAPH: msops, STACK: msops, "MindSpore": composed}
 
 
 def network(job):
@@ -40,11 +41,12 @@ def network(job):
 
 def training(job, tokens):
     net = network(job)
-    trainer = Trainer(net, NextTokenLoss(OPERATORS[job.by]), highest=1e-4, warmup=10, steps=1000)
+    loss, rates = NextTokenLoss(OPERATORS[job.by]), dict(highest=1e-4, warmup=10, steps=1000)
+    trainer = Trainer(net, loss, **rates, record=job.by == GRAPH)
 
     def run(count):
         for _ in range(count):
-            while not np.isfinite(trainer.train([(tokens[:, :-1], tokens[:, 1:])])[1]):
+            while not np.isfinite(trainer.train([(tokens[:, :-1], tokens[:, 1:])])[1].asnumpy()):
                 pass  # The gradients overflowed, so that nothing was updated: the loss scale is lower now.
 
     return run
@@ -54,8 +56,12 @@ def cached(job):
     return (StackedLlama if job.by == STACK else CachedLlama)(network(job), job.texts)
 
 
+def recorded(job, net):
+    return msops.cuda_graph(net) if job.by == GRAPH else net
+
+
 def prefill(job, tokens):
-    net = cached(job)
+    net = recorded(job, cached(job))
     inputs = Tensor(tokens[:, :-1]), Tensor([0], mindspore.int32), Tensor([job.length - 1], mindspore.int32)
 
     def run(count):
@@ -81,18 +87,19 @@ class Step(nn.Cell):
 
 def decoding(job, tokens):
     net = Step(job)
+    step = recorded(job, net)
 
     def run(count):
         written, place = Tensor(tokens[:, :1]), Tensor([job.length - count], mindspore.int32)
         for _ in range(0, count, net.steps):
-            written, place = net(written, place)
+            written, place = step(written, place)
         written.asnumpy()
 
     return run
 
 
 def prepare(job):
-    mindspore.set_context(mode=mindspore.GRAPH_MODE)
+    mindspore.set_context(mode=mindspore.PYNATIVE_MODE if job.by == GRAPH else mindspore.GRAPH_MODE)
     mindspore.set_device(job.device)
     tokens = np.random.default_rng(1).integers(0, job.sizes["vocabulary"], (job.texts, job.length + 1), np.int32)
     kinds = dict(training=training, prefill=prefill, decoding=decoding)

@@ -23,6 +23,7 @@ from training import Text, Trainer
 from weights import FileError, Gguf, default_path, load
 
 OPERATORS = {"msops": msops, "mindspore": composed}
+READ = 10  # steps between two looks at the losses, for which the GPU is waited for
 _OUTPUT = Path(__file__).resolve().parents[1] / "output" / "smollm"
 
 
@@ -45,6 +46,7 @@ def parse(arguments=None):
     parser.add_argument("--seed", type=SEED, default=0, help="seed of the pieces and of the sample")
     parser.add_argument("--output", type=Path, default=_OUTPUT, help="folder of the checkpoint and the losses")
     parser.add_argument("--random", action="store_true", help="train a tiny model from random numbers, to try this")
+    parser.add_argument("--eager", action="store_true", help="launch each kernel of a step, instead of a CUDA graph")
     return parser.parse_args(arguments)
 
 
@@ -91,6 +93,28 @@ def keep_losses(path, step):
         path.write_text("".join(row for row in rows if row.partition(",")[0] in steps))
 
 
+class Losses:
+    """Collects what steps return, which is still computed, and writes it to a file, with the speed since the last time.
+    Without a file, it tells the losses alone."""
+
+    def __init__(self, path, tokens):
+        self._path, self._tokens, self._kept, self._begin = path, tokens, [], time.perf_counter()
+
+    def add(self, step, losses, norm):
+        self._kept.append((step, losses, norm))
+
+    def write(self):
+        """Waits for the GPU, and returns what the progress bar shows of the last step."""
+        rows = [(step, np.mean([x.asnumpy() for x in losses]), norm.asnumpy()) for step, losses, norm in self._kept]
+        speed = len(rows) * self._tokens / (time.perf_counter() - self._begin)
+        if self._path is not None:
+            with self._path.open("a") as file:
+                file.writelines(f"{step},{mean:.7g},{norm:.7g},{speed:.1f}\n" for step, mean, norm in rows)
+        self._kept, self._begin = [], time.perf_counter()
+        _, mean, norm = rows[-1]
+        return dict(loss=f"{mean:.3f}", norm=f"{norm:.2f}", tokens_s=f"{speed:.0f}")
+
+
 def main():
     args = parse()
     make_folder(args.output)
@@ -104,7 +128,9 @@ def main():
     try:
         tokenizer, net = make(args, dtype)
         text = Text(tokenizer.encode(read_text(args.text)), args.length, args.seed)
-        trainer = Trainer(net, loss, args.learning_rate, args.warmup, args.steps, args.clip, processes=size)
+        record = args.device_target == "GPU" and size == 1 and not args.eager
+        settings = args.learning_rate, args.warmup, args.steps, args.clip
+        trainer = Trainer(net, loss, *settings, processes=size, record=record)
         if checkpoint.exists():
             trainer.restore(checkpoint)
     except (FileError, OSError) as error:
@@ -114,17 +140,15 @@ def main():
         print(f"step {trainer.step}: validation loss {validate(net, loss, text, args.batch):.4f}", flush=True)
 
     progress = tqdm(range(trainer.step, args.steps), initial=trainer.step, total=args.steps, disable=rank > 0)
+    kept = Losses(losses if rank == 0 else None, args.accumulate * args.batch * args.length)
     for step in progress:
         with finished() as interrupts:
-            begin = time.perf_counter()
-            mean, norm = trainer.train(text.batches(step, args.accumulate, args.batch, rank, size))
-            speed = args.accumulate * args.batch * args.length / (time.perf_counter() - begin)
-            progress.set_postfix(loss=f"{mean:.3f}", norm=f"{norm:.2f}", tokens_s=f"{speed:.0f}")
-            if rank == 0:
-                with losses.open("a") as file:
-                    file.write(f"{step + 1},{mean:.7g},{norm:.7g},{speed:.1f}\n")
-                if trainer.step % args.every == 0 or trainer.step == args.steps or interrupts:
-                    trainer.save(checkpoint)
+            kept.add(step + 1, *trainer.train(text.batches(step, args.accumulate, args.batch, rank, size)))
+            must_save = trainer.step % args.every == 0 or trainer.step == args.steps or interrupts
+            if must_save or trainer.step % READ == 0:
+                progress.set_postfix(kept.write())
+            if must_save and rank == 0:
+                trainer.save(checkpoint)
     if rank == 0:
         print(f"step {trainer.step}: validation loss {validate(net, loss, text, args.batch):.4f}")
         show_sample(net, tokenizer, text, args.seed)

@@ -1,18 +1,21 @@
-"""Trains a language model: gradients of several batches are added up, clipped, and given to AdamW."""
+"""Trains a language model: gradients of several batches are added up, clipped, and given to AdamW. A step reads nothing
+of the GPU, so that it can be recorded as a CUDA graph."""
 
 import mindspore
 import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 from mindspore.common.initializer import Zero, initializer
 
+import msops
 from weights import FileError
 
-# A checkpoint keeps these attributes of Trainer, under these shapes and dtypes.
-_STATE = {"step": ((), mindspore.int64), "good": ((), mindspore.int64), "scale": ((), mindspore.float32)}
 _GROWTH = 1000  # the loss scale doubles after so many steps without an overflow
+_multiply = ops.MulNoNan()  # a factor of 0 gives 0, also of infinity and NaN
 
 # HyperMap calls these for each of some 300 Parameters. A loop over them would compile for a minute.
-_square, _scaled, _stored, _added = (ops.MultitypeFuncGraph(name) for name in ("square", "scaled", "stored", "added"))
+_square, _scaled, _stored, _added, _moved = (
+    ops.MultitypeFuncGraph(name) for name in ("square", "scaled", "stored", "added", "moved")
+)
 
 
 @_square.register("Tensor")
@@ -22,7 +25,7 @@ def _(x):
 
 @_scaled.register("Tensor", "Tensor")
 def _(factor, x):
-    return x * factor
+    return _multiply(x, factor)
 
 
 @_stored.register("Tensor", "Tensor")
@@ -35,30 +38,35 @@ def _(x, more):
     return ops.assign_add(x, more.astype(mindspore.float32))
 
 
+@_moved.register("Function", "Tensor", "Tensor", "Tensor", "Tensor", "Tensor", "Tensor", "Tensor", "Tensor", "Tensor")
+def _(move, rate, beta1, beta2, eps, decay, parameter, mean, square, gradient):
+    return move(parameter, mean, square, rate, beta1, beta2, eps, decay, gradient)
+
+
 class Accumulate(nn.Cell):
     """Hands `sums` and the gradients of a batch's loss times `scale` to `take`, which stores or adds them, and returns
     the loss."""
 
     def __init__(self, net, loss, sums, take):
         super().__init__()
-        self.net, self.loss, self.sums, self.take = net, loss, sums, take
-        self.parameters = ParameterTuple(net.trainable_params())
-        self.gradient = ops.GradOperation(get_by_list=True, sens_param=True)
-        self.both, self.each = _Loss(net, loss), ops.HyperMap()
+        self.sums, self.take, self.each = sums, take, ops.HyperMap()
+        self.gradient = ops.value_and_grad(_Loss(net, loss), None, net.trainable_params(), has_aux=True)
 
     def construct(self, tokens, following, scale):
-        loss = self.both(tokens, following)
-        gradients = self.gradient(self.both, self.parameters)(tokens, following, scale.astype(loss.dtype))
+        (_, loss), gradients = self.gradient(tokens, following, scale)
         return ops.depend(loss, self.each(self.take, self.sums, gradients))
 
 
 class _Loss(nn.Cell):
+    """Returns the loss times `scale`, and the loss."""
+
     def __init__(self, net, loss):
         super().__init__()
         self.net, self.loss = net, loss
 
-    def construct(self, tokens, following):
-        return self.loss(self.net(tokens), following)
+    def construct(self, tokens, following, scale):
+        loss = self.loss(self.net(tokens), following)
+        return loss * scale.astype(loss.dtype), loss
 
 
 class Share(nn.Cell):
@@ -75,26 +83,38 @@ class Share(nn.Cell):
         return done
 
 
-class Norm(nn.Cell):
-    """Returns the norm of all `sums` together."""
+class AdamW(nn.AdamWeightDecay):
+    """Moves the Parameters, or changes nothing if `finite`, a bool on the device, is False."""
 
-    def __init__(self, sums):
-        super().__init__()
-        self.sums, self.each = sums, ops.HyperMap()
-
-    def construct(self):
-        return ops.sqrt(ops.addn(self.each(_square, self.sums)).sum())
+    def construct(self, gradients, finite):
+        # Gradients of 0 move nothing if the rate is 0, and keep the moments if they decay by a factor of 1.
+        rate = ops.where(finite, self.get_lr(), 0.0)
+        beta1, beta2 = ops.where(finite, self.beta1, 1.0), ops.where(finite, self.beta2, 1.0)
+        move = ops.partial(_moved, self.fused_opt, rate, beta1, beta2, self.eps)
+        done = self.hyper_map(move, self.get_weight_decay(), self._parameters, self.moments1, self.moments2, gradients)
+        return ops.depend(self.assignadd(self.global_step, finite.astype(mindspore.int32).reshape(1)), done)
 
 
 class Update(nn.Cell):
-    """Hands `sums` times `factor` to the optimizer."""
+    """Clips the mean of `sums`, which are those of `batches` losses times `scale`, and hands it to the optimizer.
+    Returns the norm before that. If it is not finite, nothing changes but the scale."""
 
-    def __init__(self, optimizer, sums):
+    def __init__(self, optimizer, sums, scale, good, clip):
         super().__init__()
-        self.optimizer, self.sums, self.each = optimizer, sums, ops.HyperMap()
+        self.optimizer, self.sums, self.scale, self.good, self.clip = optimizer, sums, scale, good, clip
+        self.each = ops.HyperMap()
 
-    def construct(self, factor):
-        return self.optimizer(self.each(ops.partial(_scaled, factor), self.sums))
+    def construct(self, batches):
+        whole = self.scale * batches
+        norm = ops.sqrt(ops.addn(self.each(_square, self.sums)).sum()) / whole
+        finite = ops.isfinite(norm)
+        factor = ops.clamp(self.clip / ops.clamp(norm, 1e-12), None, 1.0) / whole
+        gradients = self.each(ops.partial(_scaled, ops.where(finite, factor, 0.0)), self.sums)
+        moved = self.optimizer(gradients, finite)
+        good = ops.where(finite, self.good + 1, 0)
+        grown = ops.where(ops.logical_and(self.scale > 1, good % _GROWTH == 0), 2 * self.scale, self.scale)
+        scale = ops.where(finite, grown, ops.clamp(self.scale / 2, 1.0))
+        return ops.depend(norm, (moved, ops.assign(self.good, good), ops.assign(self.scale, scale)))
 
 
 class Schedule(nn.learning_rate_schedule.LearningRateSchedule):
@@ -112,14 +132,14 @@ class Schedule(nn.learning_rate_schedule.LearningRateSchedule):
 
 
 class Trainer:
-    """Trains `net` by AdamW; matrices decay, weights of norms do not.
+    """Trains `net` by AdamW; matrices decay, weights of norms do not. With `record`, a GPU replays a CUDA graph.
 
     A checkpoint keeps the Parameters, `step`, `good` and `scale`, so that training goes on as if it had not been
     interrupted. `good` counts the steps since a gradient overflowed. `scale` keeps gradients of float16 above the
-    smallest numbers; it halves when a gradient overflows.
+    smallest numbers; it halves when a gradient overflows. Both are Parameters, since the device decides that.
     """
 
-    def __init__(self, net, loss, highest, warmup, steps, clip=1.0, decay=0.1, processes=1):
+    def __init__(self, net, loss, highest, warmup, steps, clip=1.0, decay=0.1, processes=1, record=False):
         parameters = net.trainable_params()
         zeros = [initializer(Zero(), p.shape, mindspore.float32) for p in parameters]
         sums = ParameterTuple(
@@ -130,47 +150,44 @@ class Trainer:
         groups += [{"params": [p for p in parameters if len(p.shape) == 1], "weight_decay": 0.0}]
         groups += [{"order_params": parameters}]
         schedule = Schedule(highest, warmup, steps)
-        self._optimizer = nn.AdamWeightDecay(groups, schedule, beta1=0.9, beta2=0.95, eps=1e-8)
+        self._optimizer = AdamW(groups, schedule, beta1=0.9, beta2=0.95, eps=1e-8)
+        scale = 2.0**15 if net.dtype == mindspore.float16 else 1.0
+        self.good, self.scale = (
+            Parameter(Tensor(value, dtype), name=name, requires_grad=False)
+            for name, value, dtype in (("good", 0, mindspore.int32), ("scale", scale, mindspore.float32))
+        )
         # MindSpore compiles the second one when a step has more than one batch.
         self._store, self._add = (Accumulate(net, loss, sums, take) for take in (_stored, _added))
         self._share = Share(sums, processes) if processes > 1 else None
-        self._norm, self._update = Norm(sums), Update(self._optimizer, sums)
-        self._net, self._clip = net, clip
-        self.step, self.good = 0, 0
-        self.scale = 2.0**15 if net.dtype == mindspore.float16 else 1.0
+        self._update = Update(self._optimizer, sums, self.scale, self.good, clip)
+        self._net, self.step = net, 0
+        self._run = msops.cuda_graph(self._step) if record else self._step
 
     @property
     def _parameters(self):
-        return {p.name: p for p in [*self._net.get_parameters(), *self._optimizer.get_parameters()]}
+        own = [*self._net.get_parameters(), *self._optimizer.get_parameters(), self.good, self.scale]
+        return {p.name: p for p in own}
 
     def train(self, batches):
-        """Trains one step on a list of (tokens, following tokens), and returns their mean loss and the gradients' norm.
-        If the norm is not finite, the step changes nothing but the scale."""
+        """Trains one step on a list of (tokens, following tokens), and returns their losses and the gradients' norm, as
+        Tensors. If the norm is not finite, the step changes nothing but the scale."""
         self._net.set_train(True)
-        scale = Tensor(self.scale, mindspore.float32)
-        losses = [
-            (self._add if i else self._store)(*map(Tensor, batch), scale).asnumpy() for i, batch in enumerate(batches)
-        ]
+        found = self._run([tuple(map(Tensor, batch)) for batch in batches])
+        self._net.set_train(False)
+        self.step += 1
+        return found
+
+    def _step(self, batches):
+        losses = [(self._add if i else self._store)(*batch, self.scale) for i, batch in enumerate(batches)]
         if self._share is not None:
             self._share()
-        whole = self.scale * len(batches)
-        norm = float(self._norm().asnumpy()) / whole
-        if np.isfinite(norm):
-            self._update(Tensor(min(1.0, self._clip / max(norm, 1e-12)) / whole, mindspore.float32))
-            self.good += 1
-            if self.scale > 1 and self.good % _GROWTH == 0:
-                self.scale *= 2
-        else:
-            self.scale, self.good = max(self.scale / 2, 1.0), 0
-        self.step += 1
-        self._net.set_train(False)
-        return float(np.mean(losses)), norm
+        return losses, self._update(len(batches))
 
     def save(self, path):
         """Writes a checkpoint; the file is whole or is not there."""
         items = [{"name": name, "data": parameter} for name, parameter in self._parameters.items()]
         new = path.with_name(f"new_{path.name}")
-        mindspore.save_checkpoint(items, str(new), append_dict={name: getattr(self, name) for name in _STATE})
+        mindspore.save_checkpoint(items, str(new), append_dict={"step": self.step})
         new.replace(path)
 
     def restore(self, path):
@@ -180,7 +197,7 @@ class Trainer:
         except ValueError as error:
             raise FileError(f"{path} cannot be read as a checkpoint: it may be damaged") from error
         parameters = self._parameters
-        shapes = {**{name: (p.shape, p.dtype) for name, p in parameters.items()}, **_STATE}
+        shapes = {**{name: (p.shape, p.dtype) for name, p in parameters.items()}, "step": ((), mindspore.int64)}
         for name, (shape, dtype) in shapes.items():
             if name not in found:
                 raise FileError(f"{path} is no checkpoint of this model: it lacks {name}")
@@ -190,8 +207,7 @@ class Trainer:
                 )
         for name, parameter in parameters.items():
             parameter.set_data(Tensor(found[name].asnumpy()))
-        for name in _STATE:
-            setattr(self, name, found[name].asnumpy().item())
+        self.step = found["step"].asnumpy().item()
 
 
 class Text:
