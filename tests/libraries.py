@@ -104,11 +104,10 @@ def of_mindone(model, folder):
     return net, (), lambda: loss_of(net, inputs, target, mindspore.Tensor), found
 
 
-def of_mindformers(model, folder):
-    """Does as of_mindone, in graph mode. The model takes the labels from the tokens by itself."""
+def llama_of_mindformers(model):
+    """Returns a Llama and its configuration, in graph mode."""
     import mindspore
     from mindformers import LlamaConfig, LlamaForCausalLM
-    from safetensors.numpy import load_file
 
     mindspore.set_context(mode=mindspore.GRAPH_MODE)
     names = dict(
@@ -119,7 +118,16 @@ def of_mindformers(model, folder):
     texts, length = TEXT.shape
     settings.update(rms_norm_eps=1e-6, pad_token_id=0, compute_dtype="float32", param_init_type="float32")
     config = LlamaConfig(batch_size=texts, seq_length=length - 1, **settings)
-    net, weights = LlamaForCausalLM(config), load_file(folder / "model.safetensors")
+    return LlamaForCausalLM(config), config
+
+
+def of_mindformers(model, folder):
+    """Does as of_mindone, in graph mode. The model takes the labels from the tokens by itself."""
+    import mindspore
+    from mindformers import LlamaForCausalLM
+    from safetensors.numpy import load_file
+
+    (net, config), weights = llama_of_mindformers(model), load_file(folder / "model.safetensors")
     own = LlamaForCausalLM.convert_weight_dict(weights, model_config=config)
     missing, unknown = mindspore.load_param_into_net(net, {name: mindspore.Parameter(w) for name, w in own.items()})
     assert (missing, unknown) == ([], [])
