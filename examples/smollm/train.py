@@ -63,6 +63,7 @@ def make(args, dtype):
 
 
 def validate(net, loss, text, batch):
+    net.set_train(False)
     with finished():
         return np.mean([loss(net(Tensor(x)), Tensor(y)).asnumpy() for x, y in text.validation_batches(batch)])
 

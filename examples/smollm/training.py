@@ -171,9 +171,9 @@ class Trainer:
     def train(self, batches):
         """Trains one step on a list of (tokens, following tokens), and returns their losses and the gradients' norm, as
         Tensors. If the norm is not finite, the step changes nothing but the scale."""
-        self._net.set_train(True)
+        if not self._net.training:  # to tell all Cells takes as long as to replay a graph
+            self._net.set_train(True)
         found = self._run([tuple(map(Tensor, batch)) for batch in batches])
-        self._net.set_train(False)
         self.step += 1
         return found
 
