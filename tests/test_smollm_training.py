@@ -112,16 +112,18 @@ def test_accumulated_batches_equal_a_large_one(first, text, tmp_path):
 
 def test_overflow_changes_the_scale_alone(first, text, tmp_path):
     trainer, net = first
+    step(trainer, text.batches(0, 2, 4))  # so that moments are not 0
     state = [*trainer._optimizer.moments1, *trainer._optimizer.moments2, trainer._optimizer.global_step]
     before, moments = values(net), [p.asnumpy().copy() for p in state]
-    trainer.scale.set_data(mindspore.Tensor(2.0**127, mindspore.float32))
-    loss, norm = step(trainer, text.batches(0, 2, 4))
-    assert 0 < loss < 10
-    assert not np.isfinite(norm)
-    assert differ(values(net), before) == []
-    assert all(np.array_equal(p.asnumpy(), moment) for p, moment in zip(state, moments))
-    assert trainer.scale.asnumpy() == 2.0**126
-    assert trainer.good.asnumpy() == 0
+    for scale in (np.inf, 2.0**127):  # gradients that are not finite, and squares that are not
+        trainer.scale.set_data(mindspore.Tensor(scale, mindspore.float32))
+        loss, norm = step(trainer, text.batches(0, 2, 4))
+        assert 0 < loss < 10
+        assert not np.isfinite(norm)
+        assert differ(values(net), before) == []
+        assert all(np.array_equal(p.asnumpy(), moment) for p, moment in zip(state, moments))
+        assert trainer.scale.asnumpy() == scale / 2
+        assert trainer.good.asnumpy() == 0
     trainer.scale.set_data(mindspore.Tensor(1024.0, mindspore.float32))
     _, norm = step(trainer, text.batches(0, 2, 4))
     assert 0 < norm < 10

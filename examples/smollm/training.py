@@ -108,12 +108,12 @@ class Update(nn.Cell):
         whole = self.scale * batches
         norm = ops.sqrt(ops.addn(self.each(_square, self.sums)).sum()) / whole
         finite = ops.isfinite(norm)
-        factor = ops.clamp(self.clip / ops.clamp(norm, 1e-12), None, 1.0) / whole
+        factor = ops.minimum(self.clip / ops.maximum(norm, 1e-12), 1.0) / whole
         gradients = self.each(ops.partial(_scaled, ops.where(finite, factor, 0.0)), self.sums)
         moved = self.optimizer(gradients, finite)
         good = ops.where(finite, self.good + 1, 0)
         grown = ops.where(ops.logical_and(self.scale > 1, good % _GROWTH == 0), 2 * self.scale, self.scale)
-        scale = ops.where(finite, grown, ops.clamp(self.scale / 2, 1.0))
+        scale = ops.where(finite, grown, ops.maximum(self.scale / 2, 1.0))
         return ops.depend(norm, (moved, ops.assign(self.good, good), ops.assign(self.scale, scale)))
 
 
@@ -126,7 +126,7 @@ class Schedule(nn.learning_rate_schedule.LearningRateSchedule):
 
     def construct(self, step):
         step = step.astype(mindspore.float32)
-        share = ops.clamp((step - self.warmup) / self.steps, 0.0, 1.0)
+        share = ops.minimum(ops.maximum((step - self.warmup) / self.steps, 0.0), 1.0)
         falling = 0.55 + 0.45 * ops.cos(share * float(np.pi))
         return self.highest * ops.minimum((step + 1) / self.warmup, falling)
 
