@@ -11,7 +11,7 @@ from mindspore import Tensor, nn, ops
 from tqdm import trange
 
 import msops
-from common import options
+from common import options, recorded
 from scene import BACKGROUND, photograph
 
 _VIEWS, _HELD_OUT, _TURNS = 40, 6, 6
@@ -117,7 +117,7 @@ class Grid:
 def train(field, sizes, rays, steps, rng):
     """Returns which cells are occupied in the end."""
     optimizer = nn.Adam(field.trainable_params(), nn.CosineDecayLR(1e-4, 0.01, steps))
-    step = msops.cuda_graph(nn.TrainOneStepCell(Loss(Render(field, sizes, sizes.samples)), optimizer))
+    step = recorded(nn.TrainOneStepCell(Loss(Render(field, sizes, sizes.samples)), optimizer))
     grid = Grid(field, sizes)
     occupied, progress = grid.occupied(), trange(steps, unit="step")
     for i in progress:

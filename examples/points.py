@@ -8,7 +8,7 @@ from mindspore import Tensor, nn, ops
 from tqdm import trange
 
 import msops
-from common import options, training_step
+from common import options, recorded, training_step
 from shapes import PARTS, SHAPES, clouds
 
 _POINTS, _BATCH = 256, 32
@@ -105,8 +105,7 @@ class Loss(nn.Cell):
 
 def train(net, steps, rng):
     step = training_step(net, Loss(), 4e-3, steps)
-    step.set_train(True)
-    step = msops.cuda_graph(step)
+    step = recorded(step.set_train())
     progress = trange(steps, unit="step")
     losses = []
     for _ in progress:

@@ -12,7 +12,7 @@ from tqdm import trange
 
 import composed
 import msops
-from common import options, training_step
+from common import options, recorded, training_step
 from llama import Llama, NextTokenLoss, generate
 
 _LENGTH, _BATCH = 64, 16
@@ -67,8 +67,7 @@ def learn(text, name, args):
     print(f"--- before training, with the operators of {name}:\n{text.sample(net, rng)}")
 
     losses, times = [], []
-    step.set_train(True)
-    step = msops.cuda_graph(step)
+    step = recorded(step.set_train())
     progress = trange(args.steps, unit="step")
     for _, batch in zip(progress, text.batches(rng)):
         start = time.perf_counter()

@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import composed
 import msops
-from common import processes
+from common import can_record, processes
 from generation import CachedLlama, Reader, TextError, continue_text, sample
 from llama import Llama, NextTokenLoss
 from program import COUNT, SEED, finished, make_folder, number, take_interrupts, use
@@ -129,7 +129,7 @@ def main():
     try:
         tokenizer, net = make(args, dtype)
         text = Text(tokenizer.encode(read_text(args.text)), args.length, args.seed)
-        record = args.device_target == "GPU" and size == 1 and not args.eager
+        record = args.device_target == "GPU" and size == 1 and can_record() and not args.eager
         settings = args.learning_rate, args.warmup, args.steps, args.clip
         trainer = Trainer(net, loss, *settings, processes=size, record=record)
         if checkpoint.exists():
