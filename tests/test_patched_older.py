@@ -3,9 +3,11 @@
 import mindspore
 import numpy as np
 import pytest
-from mindspore import Tensor, nn, ops
+from mindspore import Tensor, mint, nn, ops
 
 import msops
+from msops.patch import older
+from msops.testing.checks import Gradient
 
 X = np.random.default_rng(0).standard_normal((2, 3, 4)).astype(np.float32)
 
@@ -47,3 +49,47 @@ def test_statistics_of_instance_norm(mode):
     mindspore.grad(net)(Tensor(X)).asnumpy()  # graph mode may still run otherwise
     np.testing.assert_allclose(net.moving_mean.asnumpy(), 0.75 * X.mean((0, 2)), 1e-5, 1e-6)
     np.testing.assert_allclose(net.moving_variance.asnumpy(), 0.25 + 0.75 * X.var(2).mean(0), 1e-5)
+
+
+class Dropped(nn.Cell):
+    def __init__(self, p):
+        super().__init__()
+        self.drop = nn.Dropout(p=p)
+
+    def construct(self, x):
+        return self.drop(x * 1)
+
+
+@pytest.fixture
+def _as_on_a_gpu(monkeypatch):
+    monkeypatch.setattr(older, "is_on_gpu", ops.constexpr(lambda: True))
+
+
+@pytest.mark.usefixtures("_as_on_a_gpu")
+def test_dropout_draws_from_mints_generator_on_a_gpu(mode):
+    """In PyNative mode, so that a CUDA graph can draw; graph mode keeps MindSpore's own."""
+    x = Tensor(np.ones((64, 64), np.float32))
+    net = Dropped(0.25).set_train()
+    functions = net, lambda x: ops.dropout(x, 0.25), lambda x: mint.nn.functional.dropout(x, 0.25)
+    found = []
+    for f in functions:
+        mindspore.manual_seed(5)
+        found.append(f(x).asnumpy())
+    if mode == mindspore.PYNATIVE_MODE:
+        np.testing.assert_array_equal(found[0], found[2])
+        np.testing.assert_array_equal(found[1], found[2])
+    for each in found:
+        assert set(np.unique(each)) == {0, np.float32(1 / 0.75)}
+        assert 0.7 < (each > 0).mean() < 0.8
+    mindspore.manual_seed(5)
+    gradient = Gradient(net, 1)(x, ops.ones_like(x)).asnumpy()
+    assert set(np.unique(gradient)) == {0, np.float32(1 / 0.75)}
+    np.testing.assert_array_equal(net.set_train(False)(x).asnumpy(), x.asnumpy())
+    np.testing.assert_array_equal(ops.dropout(x, 0.25, training=False).asnumpy(), x.asnumpy())
+
+
+@pytest.mark.usefixtures("_as_on_a_gpu")
+def test_dropout_with_a_seed_is_mindspores(monkeypatch):
+    monkeypatch.setattr(older, "_own_dropout", lambda *arguments: arguments)
+    assert ops.dropout("x", 0.25, True, 3) == ("x", 0.25, True, 3)
+    assert ops.dropout("x", 0.25, training=False) == ("x", 0.25, False, None)

@@ -8,7 +8,7 @@ import mindspore
 from mindspore import Tensor, ops
 from mindspore.ops import operations
 
-from msops.core.compiled import constant, is_on_gpu, once
+from msops.core.compiled import compiling, constant, is_on_gpu, once
 from msops.operators.group_norm import group_norm
 
 from .mint import einsum, reduction
@@ -17,6 +17,7 @@ from .replacement import Choice, Replacement
 
 _OwnFloatStatus, _OwnInstanceNorm = operations.FloatStatus, operations.InstanceNorm
 _own_dot: Any = getattr(ops, "dot", None)
+_own_dropout: Any = ops.dropout
 
 
 def dot(input: Tensor, other: Tensor) -> Tensor:  # noqa: A002 (MindSpore's name)
@@ -24,6 +25,24 @@ def dot(input: Tensor, other: Tensor) -> Tensor:  # noqa: A002 (MindSpore's name
     if input.ndim == 1 and other.ndim == 1:
         return (input * other).sum()
     return _own_dot(input, other)
+
+
+def dropout(input: Tensor, p: float = 0.5, training: bool = True, seed: int | None = None) -> Tensor:  # noqa: A002
+    """Is mint's on a GPU in PyNative mode: MindSpore's own keeps its random numbers' state on the host, so that no CUDA
+    graph can draw them."""
+    if is_on_gpu() and not compiling() and training and seed is None:
+        return mindspore.mint.nn.functional.dropout(input, p)
+    return _own_dropout(input, p, training, seed)
+
+
+def dropout_of_cell(self: Any, x: Tensor) -> Tensor:
+    """Replaces the construct of nn.Dropout, likewise."""
+    if not self.training or self.keep_prob == 1 or self.p == 0:
+        return x
+    if is_on_gpu() and not compiling():
+        return mindspore.mint.nn.functional.dropout(x, 1 - self.keep_prob if self.p is None else self.p)
+    out, _ = self.dropout(x)
+    return out
 
 
 class Einsum(Replacement):
