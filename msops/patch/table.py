@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import mindspore
-
+from msops.compat import VERSION
 from msops.shared import generator
 
 from . import attention, older, overflow, slices, transformer, transposes
@@ -385,7 +384,7 @@ MINT: dict[str, Callable[..., Any]] = {
 # These methods of MindSpore's classes are replaced by what a function makes of them.
 METHODS: dict[str, Callable[[Any], Any]] = {
     **slices.METHODS,
-    "nn.Dropout.construct": lambda _: older.dropout_of_cell if hasattr(mindspore, "mint") else None,
+    "nn.Dropout.construct": lambda _: older.dropout_of_cell if VERSION == (2, 10) else None,
     "ops._vmap.get_vmap_rule": vmap.get_vmap_rule,
     "common.generator.Generator._step": lambda _: generator.step,
     "common.generator.Generator.manual_seed": random.sharing_seed,
