@@ -415,6 +415,9 @@ def test_reachable():
     optimizer = nn.Adam(nn.Dense(2, 2).trainable_params())
     layer = nn.Dense(3, 3)
     step = ms.value_and_grad(lambda x: layer(x).sum(), None, layer.trainable_params())
+    holder.recorded = msops.cuda_graph(holder.method)
+    holder.recorded.kept = Tensor([5.0])
+    assert len(reachable(Tensor, holder.method)) == len(found) - 1  # all but `named`
     names = {each.name for each in reachable(Parameter, lambda x: (optimizer(x), step))}
     assert {"moment1.weight", "learning_rate", "beta1_power", "weight"} <= names
 

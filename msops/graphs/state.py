@@ -51,6 +51,8 @@ def _parts(value: Any) -> Iterator[Any]:
             yield from (value.__globals__[name] for name in value.__code__.co_names if name in value.__globals__)
     elif isinstance(value, (types.MethodType, functools.partial)):
         yield from (getattr(value, name, None) for name in ("__self__", "__func__", "func", "args", "keywords"))
+    elif hasattr(value, "__wrapped__"):  # a decorator's object, such as what `cuda_graph` returns, with its recordings
+        yield value.__wrapped__
     else:
         yield from getattr(value, "__dict__", {}).values()
 
