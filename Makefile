@@ -146,9 +146,9 @@ test: all $(VENV)/.ready ## Test every operator, mode and dtype in eight minutes
 	$(if $(COVERAGE),$(VENV)/bin/coverage erase)
 	$(VENV)/bin/python $(if $(COVERAGE),-m coverage run) -m pytest $(WORKERS) -m "not wide" $(ARGS)
 	$(if $(COVERAGE),$(VENV)/bin/coverage combine --quiet && $(VENV)/bin/coverage report)
-# THIRD is 1, 2 or 3, and CHANGED names files of tests that run whatever the third.
-test-full: all $(VENV)/.ready ## Run the tests that make test leaves out: all sizes, emulated GPUs, training, ...; with THIRD=1, a third of them
-	$(VENV)/bin/python -m pytest $(WORKERS) -m wide $(THIRD:%=--third %) $(CHANGED:%=--changed %) $(ARGS)
+# TURN is 1 to 6, and CHANGED names files of tests, which run in each turn, and libraries (see is_due in conftest.py).
+test-full: all $(VENV)/.ready ## Run the tests that make test leaves out: all sizes, emulated GPUs, training, ...; with TURN=1, a third of them
+	$(VENV)/bin/python -m pytest $(WORKERS) -m wide $(TURN:%=--turn %) $(CHANGED:%=--changed %) $(ARGS)
 
 # The tools of 'make lint' format what 'make new' writes, as the length of a name moves the ends of lines.
 .PHONY: new

@@ -12,8 +12,10 @@ from msops.compat import VERSION, set_device
 
 def pytest_addoption(parser):
     parser.addoption("--device-target", choices=("CPU", "GPU"), default="CPU", help="where the operators run")
-    parser.addoption("--third", type=int, choices=(1, 2, 3), help="run only this third of the tests marked `wide`")
-    parser.addoption("--changed", action="append", default=[], metavar="FILE", help="run all of this file in any third")
+    parser.addoption("--turn", type=int, choices=range(1, 7), help="run of the tests marked `wide` those of this turn")
+    parser.addoption(
+        "--changed", action="append", default=[], help="a file of tests that runs in each turn, or a library"
+    )
 
 
 def pytest_configure(config):
@@ -25,22 +27,26 @@ def pytest_configure(config):
         os.environ.setdefault("NVCC", "")
 
 
-def third_of(item):
-    """Returns which of three thirds a test belongs to, by its id as far as the first word of its parameters: what one
-    library or one network serves stays together, and so does what runs alone in a file. Each half of a test in two
-    modes is spread by itself, and so is each call of an emulated library that compiles faster than they run."""
+def is_due(item, turn, changed):
+    """Tells whether a test runs in one of six turns. Each runs in two, except calls of emulated libraries: these take
+    the longest, and run in one if the library did not change. The test's id chooses, as far as the first word of its
+    parameters: what one library or one network serves stays together, and so does what runs alone in a file. Each half
+    of a test in two modes is spread by itself, and so is each call of an emulated library that compiles faster than
+    they run."""
     test = re.match(r"[^\[]*(\[\w+)?", item.nodeid)[0]
+    emulated = re.search(r"emulated_equals_cpu\[(\w+)", test)
     if item.get_closest_marker("alone"):
         test = item.nodeid.partition("::")[0]
-    elif test.endswith("emulated_equals_cpu[flash_attention"):
+    elif emulated and emulated[1] == "flash_attention":
         test = item.nodeid
-    return zlib.crc32(test.encode()) % 3 + 1
+    turns = 6 if emulated and emulated[1] not in changed else 3
+    return zlib.crc32(test.encode()) % turns == turn % turns
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest looks at marks
 def pytest_collection_modifyitems(config, items):
     """Marks as wide what graph mode runs of a test beyond its first case: it calls the entries that PyNative mode calls
-    for all cases, and compiles for each. Then leaves out the wide tests of other thirds."""
+    for all cases, and compiles for each. Then leaves out the wide tests of other turns."""
     modes = {item: item.callspec.params.get("mode") for item in items if hasattr(item, "callspec")}
     tests = {item: item.nodeid.partition("[")[0] for item in modes}
     in_both, seen = {tests[item] for item in modes if modes[item] == "pynative"}, set()
@@ -48,13 +54,13 @@ def pytest_collection_modifyitems(config, items):
         if tests[item] in seen:
             item.add_marker(pytest.mark.wide)
         seen.add(tests[item])
-    third = config.getoption("--third")
-    if third:
-        changed = {config.rootpath / file for file in config.getoption("--changed")}
+    turn, changed = config.getoption("--turn"), config.getoption("--changed")
+    if turn:
+        files = {config.rootpath / file for file in changed}
         others = {
             item
             for item in items
-            if item.get_closest_marker("wide") and item.path not in changed and third_of(item) != third
+            if item.get_closest_marker("wide") and item.path not in files and not is_due(item, turn, changed)
         }
         config.hook.pytest_deselected(items=list(others))
         items[:] = [item for item in items if item not in others]
