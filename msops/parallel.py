@@ -56,8 +56,8 @@ def average_gradients(gradients: Sequence[Tensor], scale: float = 1.0, bucket_by
     found: list[Any] = list(gradients)
     if processes > 1:
         for bucket in _buckets(gradients, bucket_bytes):
-            whole = _join([gradients[i] for i in bucket])
-            for i, part in zip(bucket, _divide(_all_reduce()(whole), [gradients[i] for i in bucket])):
+            own = [gradients[i] for i in bucket]
+            for i, part in zip(bucket, _divide(_all_reduce()(_join(own)), own)):
                 found[i] = part
     factor = scale / processes
     return tuple(found if factor == 1 else [g * factor for g in found])
@@ -68,17 +68,17 @@ def _buckets(gradients: Sequence[Tensor], limit: int) -> list[list[int]]:
     done: list[list[int]] = []
     filling: dict[Any, tuple[list[int], int]] = {}
     for i, gradient in enumerate(gradients):
-        bytes_ = gradient.nbytes
-        if bytes_ == 0:
+        size = gradient.nbytes
+        if size == 0:
             continue
-        if bytes_ >= min(_LARGE, limit):
+        if size >= min(_LARGE, limit):
             done.append([i])
             continue
         bucket, used = filling.get(gradient.dtype, ([], 0))
-        if bucket and used + bytes_ > limit:
+        if bucket and used + size > limit:
             done.append(bucket)
             bucket, used = [], 0
-        filling[gradient.dtype] = [*bucket, i], used + bytes_
+        filling[gradient.dtype] = [*bucket, i], used + size
     return done + [bucket for bucket, _ in filling.values()]
 
 

@@ -230,7 +230,7 @@ def test_loss_scale():
 
 
 def test_fixed_loss_scale(mode):
-    """Of MindSpore's training steps, those whose loss scale is fixed can be recorded."""
+    """MindSpore's training step can be recorded if its loss scale is fixed."""
     rng, found = np.random.default_rng(9), []
     xs = [rng.standard_normal((8, 64)).astype(np.float32) for _ in range(6)]
     for wrap in (lambda f: f, msops.cuda_graph):
@@ -243,14 +243,10 @@ def test_fixed_loss_scale(mode):
     assert found[0] == found[1]
 
 
-def dynamic_loss_scale():
-    net = Network(10)
-    scale = nn.DynamicLossScaleUpdateCell(2**10, 2, 4)
-    return nn.TrainOneStepWithLossScaleCell(Loss(net), OPTIMIZERS["Momentum"](net.trainable_params()), scale)
-
-
 def test_dynamic_loss_scale_is_refused(mode):
-    g = msops.cuda_graph(dynamic_loss_scale().set_train())
+    net, scale = Network(10), nn.DynamicLossScaleUpdateCell(2**10, 2, 4)
+    step = nn.TrainOneStepWithLossScaleCell(Loss(net), OPTIMIZERS["Momentum"](net.trainable_params()), scale)
+    g = msops.cuda_graph(step.set_train())
     x = values(np.random.default_rng(10), 8, 64)
     for _ in range(2):
         g(x)

@@ -148,8 +148,10 @@ def test_gradients_are_clipped(new_trainer, text):
 @contextlib.contextmanager
 def in_mode(mode):
     mindspore.set_context(mode=mode)
-    yield
-    mindspore.set_context(mode=mindspore.GRAPH_MODE)
+    try:
+        yield
+    finally:
+        mindspore.set_context(mode=mindspore.GRAPH_MODE)
 
 
 def test_pynative_mode_trains_as_graph_mode(new_trainer, text):

@@ -23,7 +23,7 @@ from training import Text, Trainer
 from weights import FileError, Gguf, default_path, load
 
 OPERATORS = {"msops": msops, "mindspore": composed}
-READ = 10  # steps between two looks at the losses, for which the GPU is waited for
+READ = 10  # steps between two reads of the losses, each of which waits for the GPU
 _OUTPUT = Path(__file__).resolve().parents[1] / "output" / "smollm"
 
 
@@ -95,8 +95,8 @@ def keep_losses(path, step):
 
 
 class Losses:
-    """Collects what steps return, which is still computed, and writes it to a file, with the speed since the last time.
-    Without a file, it tells the losses alone."""
+    """Collects what steps return, which the GPU may still be computing, and writes it to a file, with the speed since
+    the last time. Without a file, it tells the losses alone."""
 
     def __init__(self, path, tokens):
         self._path, self._tokens, self._kept, self._begin = path, tokens, [], time.perf_counter()

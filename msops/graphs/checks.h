@@ -24,7 +24,7 @@ class Checks {
   // Records that a replay must compute these bytes at the address.
   Result add(const Driver& driver, Address at, const std::string& expected, Handle stream) {
     if (begin_ == nullptr) begin_ = pool_->allocate(kValues * kBytes);
-    if (begin_ == nullptr || expected_.size() == kValues) return 2;  // out of memory
+    if (begin_ == nullptr || expected_.size() == kValues) return kOutOfMemory;
     expected_.push_back(expected);
     const auto place = reinterpret_cast<Address>(begin_) + (expected_.size() - 1) * kBytes;
     return driver.within_device(place, at, expected.size(), stream);

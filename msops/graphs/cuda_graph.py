@@ -161,7 +161,7 @@ def _clear(recorder: Recorder, entries: dict[Any, _Entry], space: int) -> None:
 
 @functools.cache
 def is_on_gpu() -> bool:
-    """Asks MindSpore once, which takes as long as a replay's host time."""
+    """Asks MindSpore once only, since asking takes the host as long as a replay does."""
     return bool(mindspore.get_context("device_target") == "GPU")
 
 

@@ -16,6 +16,8 @@ using Result = int;        // 0 is success
 using Address = uint64_t;  // of device memory
 using Handle = void*;      // a stream, a graph, a node, a context
 
+constexpr Result kOutOfMemory = 2;
+
 // CUDA_MEMCPY3D, which describes a recorded copy.
 struct CopyNode {
   struct End {

@@ -67,18 +67,19 @@ inline bool free_own(State& s, void* address) {
   return true;
 }
 
+// Frees memory of a graph, and while recording keeps other memory until the graph is gone. Else returns false.
+inline bool free_or_keep(const Freed& freed) {
+  State& s = state();
+  const std::lock_guard<std::recursive_mutex> guard(s.lock);
+  if (free_own(s, freed.address)) return true;
+  if (!s.current || !s.recording) return false;
+  s.current->freed.push_back(freed);
+  return true;
+}
+
 template <int kBase>
 void free_address(void* pool, void* const& address) {
-  State& s = state();
-  {
-    const std::lock_guard<std::recursive_mutex> guard(s.lock);
-    if (free_own(s, address)) return;
-    if (s.current && s.recording) {
-      s.current->freed.push_back({Originals<kBase>::free, pool, address});
-      return;
-    }
-  }
-  Originals<kBase>::free(pool, address);
+  if (!free_or_keep({Originals<kBase>::free, pool, address})) Originals<kBase>::free(pool, address);
 }
 
 template <int kBase>
@@ -141,15 +142,8 @@ inline int malloc_of_operator(void** found, size_t bytes) {
 }
 
 inline int free_of_operator(void* address) {
-  State& s = state();
-  if (WithinPool::depth == 0) {
-    const std::lock_guard<std::recursive_mutex> guard(s.lock);
-    if (free_own(s, address)) return 0;
-    if (s.current && s.recording) {
-      s.current->freed.push_back({[](void*, void* const& each) { original_free(each); }, nullptr, address});
-      return 0;
-    }
-  }
+  const auto free = [](void*, void* const& each) { original_free(each); };
+  if (WithinPool::depth == 0 && free_or_keep({free, nullptr, address})) return 0;
   return original_free(address);
 }
 

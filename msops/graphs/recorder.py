@@ -47,7 +47,7 @@ def build() -> Library:
 
 
 class Notes:
-    """What operators read back in a call. The library has it, by the number."""
+    """What operators read back in a call, which the library keeps under this number until the object is gone."""
 
     number = 0
 
@@ -63,9 +63,8 @@ class Recorder:
 
     def __init__(self, library: Library, driver: str = DRIVER, plugin: str = PLUGIN) -> None:
         handle = library.handle
-        for name in (
-            *("open", "new_memory", "release", "held", "begin", "end", "abandon", "destroy", "copy", "end_notes"),
-        ):
+        names = "open", "new_memory", "release", "held", "begin", "end", "abandon", "destroy", "copy", "end_notes"
+        for name in names:
             getattr(handle, f"graphs_{name}").restype = ctypes.c_int64
         for name in ("error", "failure"):
             getattr(handle, f"graphs_{name}").restype = ctypes.c_char_p

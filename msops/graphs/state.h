@@ -19,7 +19,6 @@
 
 namespace graphs {
 
-constexpr int kOutOfMemory = 2;          // cudaErrorMemoryAllocation
 constexpr int kNotWhileRecording = 900;  // cudaErrorStreamCaptureUnsupported
 
 struct Copy {

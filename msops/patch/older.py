@@ -28,15 +28,15 @@ def dot(input: Tensor, other: Tensor) -> Tensor:  # noqa: A002 (MindSpore's name
 
 
 def dropout(input: Tensor, p: float = 0.5, training: bool = True, seed: int | None = None) -> Tensor:  # noqa: A002
-    """Is mint's on a GPU in PyNative mode: MindSpore's own keeps its random numbers' state on the host, so that no CUDA
-    graph can draw them."""
+    """Calls mint's dropout on a GPU in PyNative mode, and MindSpore's own otherwise. MindSpore's own keeps the state of
+    its random numbers on the host, so that no CUDA graph can record it."""
     if is_on_gpu() and not compiling() and training and seed is None:
         return mindspore.mint.nn.functional.dropout(input, p)
     return _own_dropout(input, p, training, seed)
 
 
 def dropout_of_cell(self: Any, x: Tensor) -> Tensor:
-    """Replaces the construct of nn.Dropout, likewise."""
+    """Replaces the construct of nn.Dropout: it calls mint's dropout where `dropout` does."""
     if not self.training or self.keep_prob == 1 or self.p == 0:
         return x
     if is_on_gpu() and not compiling():
