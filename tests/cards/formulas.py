@@ -1,20 +1,13 @@
 """Computes in float64, by MindSpore's own operators, what the Cells of msops do, for test_random_networks.py."""
 
 import functools
-import itertools
 from types import SimpleNamespace
 
 import mindspore
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
-from clouds import nearest
 from msops.testing.checks import as_tuple
-from test_ball_query import ball_query
-from test_furthest_point_sample import furthest_point_sample
-from test_hash_encoding import PRIMES, levels_of
-from test_march_rays import march_rays
-from test_ray_aabb import ray_aabb
 
 CLASSES = 11
 
@@ -188,125 +181,6 @@ def cross_entropy(logits, labels):
     return (lse - 0.9 * right - 0.1 * logits.mean(-1)).mean()
 
 
-def take(features, idx):
-    """Takes points (B, ...) of features (B, C, N)."""
-    chosen = np.eye(features.shape[2])[idx.asnumpy().reshape(idx.shape[0], -1)]  # ones and zeros
-    return ops.matmul(features, Tensor(chosen.swapaxes(1, 2))).reshape(*features.shape[:2], *idx.shape[1:])
-
-
-def interpolate(corners, points):
-    weights = []
-    for corner in range(8):
-        # The bits of a corner's number say at which end of each axis, -1 or 1, it is.
-        ends = [1 if corner >> (2 - axis) & 1 else -1 for axis in range(3)]
-        x, y, z = ((1 + end * points[:, axis]) / 2 for axis, end in enumerate(ends))
-        weights.append(x * y * z)
-    return (corners * ops.stack(weights, 1).expand_dims(2)).sum(1)
-
-
-def encode(net, points, grids):
-    """Encodes points by smoothstep. Which entries they have is no matter of gradients."""
-    outs, numbers = (), points.asnumpy()
-    for scale, first, size, resolution in grids:
-        cells = np.floor(np.clip(numbers, 0, 1) * scale + 0.5)
-        t = points * scale + 0.5 - Tensor(cells)
-        far, out = t * t * (3 - 2 * t), 0
-        for corner in itertools.product((0, 1), repeat=points.shape[1]):
-            place = cells.astype(np.int64) + corner
-            if resolution:
-                entry = (place * resolution ** np.arange(len(corner))).sum(1)
-            else:
-                entry = np.bitwise_xor.reduce(place * PRIMES[: len(corner)] % 2**32, axis=1)
-            share = 1
-            for axis, is_far in enumerate(corner):
-                share = share * (far[:, axis] if is_far else 1 - far[:, axis])
-            out = out + ops.gather(net.table, Tensor(first + entry % size), 0) * share.expand_dims(1)
-        outs += (out,)
-    return ops.concat(outs, 1)
-
-
-def encoding(dim, levels, features, log2_size, base_resolution, growth, interpolation):
-    grids = tuple(levels_of(dim, levels, base_resolution, growth, log2_size))
-    shape = (sum(size for _, _, size, _ in grids), features)
-    return Formula(lambda net, points: encode(net, points, grids), table=shape)
-
-
-def harmonics(x, y, z):
-    """Returns the first nine of spherical harmonics."""
-    linear = [0.4886025119029199 * each for each in (-y, z, -x)]
-    mixed = [1.0925484305920792 * each for each in (x * y, -y * z)]
-    last = [-1.0925484305920792 * x * z, 0.5462742152960396 * (x * x - y * y)]
-    middle = 0.9461746957575601 * z * z - 0.3153915652525201
-    return ops.stack([x * 0 + 0.28209479177387814, *linear, *mixed, middle, *last], 1)
-
-
-def march(inputs, settings):
-    """Returns samples, which are constants to the gradient."""
-    return tuple(map(Tensor, march_rays(*(x.asnumpy() for x in inputs), **settings)))
-
-
-def composite(sigmas, rgbs, dts, ts, offsets):
-    """Multiplies by matrices of ones that tell which samples are before which, and of which ray."""
-    n, begins = sigmas.shape[0], offsets.asnumpy()
-    of_ray = np.array([(begins[r] <= np.arange(n)) & (np.arange(n) < begins[r + 1]) for r in range(len(begins) - 1)])
-    before = (of_ray.T.astype(float) @ of_ray) * np.tril(np.ones((n, n)), -1)
-    depth = sigmas * dts
-    through = ops.exp(-ops.matmul(Tensor(before), depth.expand_dims(1)).squeeze(1))
-    weights = through * (1 - ops.exp(-depth)) * Tensor(of_ray.any(0).astype(float))
-    seen = ops.concat((rgbs, ts.expand_dims(1), ops.ones_like(rgbs[:, :1])), 1)
-    rays = ops.matmul(Tensor(of_ray.astype(float)), weights.expand_dims(1) * seen)
-    return rays[:, :3], rays[:, 3], rays[:, 4], weights
-
-
-def deform(net, query, references, x, levels, heads, points):
-    """Samples one level. A pixel's share falls linearly with the distance, to 0 at the next pixel."""
-    ((height, width),), (n, queries, features) = levels, query.shape
-
-    def project(name, x):
-        return dense(x, getattr(net, f"{name}_weight"), getattr(net, f"{name}_bias"))
-
-    def shares(places, length):
-        """Returns the shares of the pixels of an axis, in another axis."""
-        near = 1 - ops.abs(places.expand_dims(-1) * length - 0.5 - Tensor(np.arange(length, dtype=np.float64)))
-        return ops.where(near > 0, near, ops.zeros_like(near))
-
-    value = project("value", x).reshape(n, height * width, heads, -1).transpose(0, 2, 1, 3).expand_dims(1)
-    offsets = project("offsets", query).reshape(n, queries, heads, points, 2)
-    weights = ops.softmax(project("weights", query).reshape(n, queries, heads, points), -1)
-    locations = references.expand_dims(2) + offsets / Tensor(np.array([width, height], np.float64))
-    of_rows, of_columns = shares(locations[..., 1], height), shares(locations[..., 0], width)
-    of_pixels = (of_rows.expand_dims(-1) * of_columns.expand_dims(-2)).reshape(n, queries, heads, points, -1)
-    read = ops.matmul(of_pixels, value)
-    return project("output", (read * weights.expand_dims(-1)).sum(3).reshape(n, queries, features))
-
-
-def parameters_of_deform(features, samples):
-    given = dict(offsets=2 * samples, weights=samples, value=features, output=features)
-    shapes = {}
-    for name, size in given.items():
-        shapes.update({f"{name}_weight": (size, features), f"{name}_bias": size})
-    return shapes
-
-
-def indices(function, *clouds, **settings):
-    """Returns the indices that a NumPy function of points finds, which are constants to the gradient."""
-    return Tensor(function(*(cloud.asnumpy() for cloud in clouds), **settings)[0])
-
-
-def three_nn(net, unknown, known):
-    idx, squares = nearest(known.asnumpy(), unknown.asnumpy(), 3)
-    return Tensor(np.sqrt(squares)), Tensor(idx)
-
-
-def query(radius, nsample):
-    return functools.partial(indices, ball_query, radius=radius, nsample=nsample)
-
-
-def query_and_group(net, xyz, new_xyz, features, idx):
-    relative = take(xyz.swapaxes(1, 2), idx) - new_xyz.swapaxes(1, 2).expand_dims(3)
-    return ops.concat((relative, take(features, idx)), 1)
-
-
 def linear_cross_entropy(net, x, labels):
     logits = ops.matmul(x, net.weight.T)
     return cross_entropy(logits + net.bias if hasattr(net, "bias") else logits, labels)
@@ -346,33 +220,7 @@ FORMULAS = SimpleNamespace(  # the Formula of each Cell, from the same arguments
     WKV7=lambda: Formula(lambda net, *inputs: wkv7(*inputs)),
     RotaryEmbedding=lambda dim, steps: Formula(lambda net, x: turn(x)),
     FlashAttention=lambda causal: Formula(functools.partial(attend, causal=causal)),
-    MSDeformAttn=lambda features, levels, heads, points: Formula(
-        functools.partial(deform, heads=heads, points=points), **parameters_of_deform(features, heads * points)
-    ),
-    HashEncoding=encoding,
     Embedding=lambda rows, width: Formula(lambda net, ids: ops.gather(net.weight, ids, 0), weight=(rows, width)),
-    SphericalHarmonics=lambda degree: Formula(lambda net, x: harmonics(x[:, 0], x[:, 1], x[:, 2])),
-    RayAABB=lambda low, high: Formula(
-        lambda net, *rays: tuple(map(Tensor, ray_aabb(*(x.asnumpy() for x in rays), low=low, high=high)))
-    ),
-    MarchRays=lambda **settings: Formula(lambda net, *inputs: march(inputs, settings)),
-    CompositeRays=lambda threshold: Formula(lambda net, *samples: composite(*samples)),
-    TrilinearInterpolation=lambda: Formula(lambda net, corners, points: interpolate(corners, points)),
-    FurthestPointSample=lambda n: Formula(lambda net, xyz: indices(furthest_point_sample, xyz, npoint=n)),
-    KNN=lambda k: Formula(lambda net, xyz, new_xyz: indices(nearest, xyz, new_xyz, k=k)),
-    BallQuery=lambda *ball: Formula(lambda net, xyz, new_xyz: query(*ball)(xyz, new_xyz)),
-    ThreeNN=lambda: Formula(three_nn),
-    GatherPoints=lambda: Formula(lambda net, features, idx: take(features, idx)),
-    GroupPoints=lambda: Formula(lambda net, features, idx: take(features, idx)),
-    ThreeInterpolate=lambda: Formula(
-        lambda net, features, idx, weight: (take(features, idx) * weight.expand_dims(1)).sum(3)
-    ),
-    QueryAndGroup=lambda *ball: Formula(
-        lambda net, xyz, new_xyz, features: query_and_group(net, xyz, new_xyz, features, query(*ball)(xyz, new_xyz))
-    ),
-    GroupAll=lambda: Formula(
-        lambda net, xyz, _, features: ops.concat((xyz.swapaxes(1, 2), features), 1).expand_dims(2)
-    ),
     CrossEntropyLoss=lambda label_smoothing: Formula(lambda net, logits, labels: cross_entropy(logits, labels)),
     LinearCrossEntropyLoss=lambda width, classes, has_bias, label_smoothing: Formula(
         linear_cross_entropy, weight=(classes, width), **{"bias": classes} if has_bias else {}

@@ -9,7 +9,7 @@ from mindspore import Tensor, amp, nn, ops
 import msops
 from card import random, zeros
 from msops.operators.hash_encoding import operators
-from msops.testing.checks import Net
+from msops.testing.checks import Net, assert_equal
 from operator_test import OperatorTest, check_training, run, run_gradient
 
 PRIMES = (1, 2654435761, 805459861, 3674653429)
@@ -363,8 +363,13 @@ def test_gradients_in_mixed_precision(level):
         np.testing.assert_allclose(got, expected, rtol=0, atol=0.02 * np.abs(expected).max())
 
 
-def test_training(mode):
-    check_training(msops.HashEncoding(2, 3, 2, 8, 4), np.random.default_rng(0).random((50, 2)).astype(np.float32))
+def test_cell(mode):
+    """It has the function's settings, and its table learns."""
+    points = np.random.default_rng(0).random((50, 2)).astype(np.float32)
+    _, settings = case(50, levels=4, base=5, interpolation="smoothstep")
+    cell = msops.HashEncoding(2, **settings)
+    assert_equal(run(cell, points), run(Net(msops.hash_encoding, **settings), points, cell.table.asnumpy()))
+    check_training(cell, points)
 
 
 def test_sizes_near_whole_numbers():
