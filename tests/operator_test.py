@@ -22,6 +22,7 @@ from msops.testing.checks import (
     run,
     run_gradient,
 )  # fmt: skip
+from msops.testing.derived import wrong_inputs
 from msops.testing.differences import check_finite_differences
 from msops.testing.opcheck import MODES
 
@@ -59,7 +60,7 @@ class OperatorTest(Card):
     cell = None  # the function's Cell, if it takes what the function does
     second_order = False  # whether the gradient has a gradient
     constants = ()  # the positions of floating inputs without a gradient, which gets zeros
-    wrong = ()  # (inputs, settings, error, words of its message)
+    wrong = ()  # (inputs, settings, error, words of its message), where test_wrong_inputs does not make it
     half_in_float32 = half_gradient_in_float32 = True  # see assert_accurate
     units_of_largest = 1  # see assert_accurate
 
@@ -95,7 +96,7 @@ class OperatorTest(Card):
         if "case" in metafunc.fixturenames:  # test_entries.py takes every case in every dtype
             metafunc.parametrize(("in_mode", "case", "dtype"), list(self.calls_in_modes()))
         if "mistake" in metafunc.fixturenames:
-            metafunc.parametrize("mistake", self.wrong, ids=lambda mistake: mistake[-1])
+            metafunc.parametrize(("in_mode", "mistake"), list(self.mistakes_in_modes()))
 
     def calls_in_modes(self):
         """Yields (mode, case, dtype). Graph mode calls the same entries as PyNative mode, but compiles for each: `make
@@ -106,6 +107,18 @@ class OperatorTest(Card):
                 usual = (case, dtype) == (self.small, "float32") if mode == "graph" else case not in large
                 marks = [] if usual or (mode == "pynative" and case == self.small) else [pytest.mark.wide]
                 yield pytest.param(mode, case, dtype, marks=marks)
+
+    def mistakes_in_modes(self):
+        """Yields (mode, mistake). Graph mode runs the same checks while it compiles: it takes one mistake of each error
+        in inputs and in settings, and `make test` the first."""
+        kinds = set()
+        for mistake in self.wrong:
+            yield pytest.param("pynative", mistake, id=f"pynative-{mistake[-1]}")
+            kind = bool(mistake[1]), mistake[2]
+            if kind not in kinds:
+                marks = [pytest.mark.wide] * bool(kinds)
+                yield pytest.param("graph", mistake, id=f"graph-{mistake[-1]}", marks=marks)
+            kinds.add(kind)
 
     def test_case(self, in_mode, case, dtype):
         """Results and gradients are accurate. The smallest and the largest case also pass opcheck's checks of calls."""
@@ -155,7 +168,21 @@ class OperatorTest(Card):
         _, (gradient, arguments) = self.calls(self.small, np.float64)
         check_second_order(gradient, arguments, mode, self.variables(arguments))
 
-    def test_wrong_arguments(self, mode, mistake):
+    def test_wrong_inputs(self):
+        """Dtypes and shapes that the signature rules out raise an error that names the operator."""
+        mindspore.set_context(mode=mindspore.PYNATIVE_MODE)
+        inputs, settings = self.case_inputs(self.small, np.float32)
+        operators = self.operators(self.cases[self.small][0], **settings)
+        if not operators or len(operators[0].signature.inputs) != len(inputs):
+            pytest.skip("the function takes other inputs than its operator")
+        for what, changed in wrong_inputs(operators[0], inputs):
+            if len(changed) == len(inputs):
+                error = ValueError if "of shape" in what else TypeError
+                with pytest.raises(error, match=f"^{operators[0].label}: "):
+                    print(what, run(self.net(**settings), *changed))  # shown if nothing is raised
+
+    def test_wrong_arguments(self, in_mode, mistake):
+        mindspore.set_context(mode=MODES[in_mode])
         inputs, settings, error, words = mistake
         tensors = [Tensor(a) if isinstance(a, np.ndarray) else a for a in inputs]
         with pytest.raises(error) as caught:

@@ -62,8 +62,6 @@ class TestAddRmsNorm(OperatorTest):
     half_in_float32 = half_gradient_in_float32 = False  # the formula rounds on the way
     wrong = (
         (zeros((2, 3), (2, 3), dtype=np.int8), {}, TypeError, "add_rms_norm: x must be float16, float32 or float64"),
-        (zeros((2, 3), 3), {}, ValueError, "add_rms_norm: residual must have shape (*S, C) = (2, 3), got (3,)"),
-        (zeros((2, 3), (2, 3), 2), {}, ValueError, "add_rms_norm: weight must have shape (*H, C) = (3,), got (2,)"),
         (zeros((2, 3), (2, 3), (3, 3)), {}, ValueError, "add_rms_norm: weight must have the last axis of x, whose"),
         (zeros((2, 3), (2, 3)), dict(eps=-1.0), ValueError, "add_rms_norm: eps must be finite and at least 0"),
     )

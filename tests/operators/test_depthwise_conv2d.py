@@ -185,14 +185,7 @@ class TestDepthwiseConv2d(OperatorTest):
     second_order = True
     wrong = (
         (zeros(*K3, dtype=np.int8), {}, TypeError, "x must be float16, float32 or float64, got int8"),
-        (
-            [*zeros(K3[0]), *zeros(K3[1], dtype=np.float16)],
-            {},
-            TypeError,
-            "weight must be float32 as x is, got float16",
-        ),
         ([*zeros(K3[0]), 3.0], {}, TypeError, "depthwise_conv2d: weight must be a Tensor, got float"),
-        (zeros((2, 5, 5), K3[1]), {}, ValueError, "x must have shape (N, C, H, W), got (2, 5, 5)"),
         (
             zeros(K3[0], (2, 2, 3, 3)),
             {},
@@ -200,7 +193,6 @@ class TestDepthwiseConv2d(OperatorTest):
             "(K, 1, kh, kw) = (2, 1, 3, 3), got (2, 2, 3, 3)",
         ),
         (zeros(K3[0], (3, 1, 3, 3)), {}, ValueError, "multiple of the 2 channels of x as first size, got 3"),
-        (zeros(*K3, 3), {}, ValueError, "bias must have shape (K,) = (2,), got (3,)"),
         (zeros(K3[0], (2, 1, 3, 6)), {}, ValueError, "x must be at least as large as the kernel, got 5"),
         (zeros(K3[0], (2, 1, 0, 3)), {}, ValueError, "a kernel of at least 1 x 1, got shape (2, 1, 0, 3)"),
         (zeros(*K3), dict(stride=0), ValueError, "stride must be at least 1"),

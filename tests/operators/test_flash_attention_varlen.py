@@ -79,10 +79,6 @@ class TestFlashAttentionVarlen(OperatorTest):
     wrong = (
         (zeros((1, 2, 4), *[(5, 1, 4)] * 2, (2,), (2,)), {}, TypeError,
          "flash_attention_varlen: cu_seqlens_q must be int32, got float32"),
-        (zeros((2, 1, 4, 4), *[(5, 1, 4)] * 2) + zeros((2,), (2,), dtype=np.int32), {}, ValueError,
-         "flash_attention_varlen: q must have shape (Nq, Hq, D), got (2, 1, 4, 4)"),
-        (zeros((2, 1, 4), *[(5, 1, 4)] * 2) + zeros((2,), (3,), dtype=np.int32), {}, ValueError,
-         "flash_attention_varlen: cu_seqlens_k must have shape (S,) = (2,), got (3,)"),
         (zeros((2, 3, 4), *[(5, 2, 4)] * 2) + zeros((2,), (2,), dtype=np.int32), {}, ValueError,
          "flash_attention_varlen: q must have a multiple of the 2 heads of k and v, got 3"),
         (zeros((2, 1, 4), *[(5, 1, 4)] * 2) + zeros((0,), (0,), dtype=np.int32), {}, ValueError,

@@ -84,8 +84,6 @@ class TestGeglu(GatedTest):
     wrong = (
         (zeros(3, 3, dtype=np.int32), {}, TypeError, "geglu: gate must be float16, float32 or float64, got int32"),
         ([*zeros(3), 1.5], {}, TypeError, "geglu: up must be a Tensor, got float"),
-        ([*zeros(3), *zeros(3, dtype=np.float16)], {}, TypeError, "geglu: up must be float32 as gate is, got float16"),
-        (zeros((2, 3), 3), NONE, ValueError, "geglu: up must have shape (*S,) = (2, 3), got (3,)"),
         (zeros((2, 3)), NONE, ValueError, "geglu: gate must have a last axis of even length where there is no up, got"),
         (zeros(3, 3), dict(approximate="erf"), ValueError, "geglu: approximate must be one of none, tanh, got 'erf'"),
         (zeros(3, 3), dict(approximate=True), TypeError, "geglu: approximate must be a str, got bool"),

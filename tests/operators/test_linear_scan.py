@@ -71,9 +71,6 @@ class TestLinearScan(OperatorTest):
     roundings = 32  # a state stays in a sum for some steps
     wrong = (
         (zeros((2, 3), (2, 3)), {}, ValueError, "linear_scan: a must have shape (B, L, D), got (2, 3)"),
-        (zeros((2, 3, 4), (2, 3, 5)), {}, ValueError, "b must have shape (B, L, D) = (2, 3, 4), got (2, 3, 5)"),
-        (zeros((2, 3, 4), (2, 3, 4), (2, 3)), {}, ValueError, "h0 must have shape (B, D) = (2, 4), got (2, 3)"),
-        (zeros((2, 3, 4), (2, 3, 4), dtype=np.int32), {}, TypeError, "a must be float16, float32 or float64"),
         ([*zeros((2, 3, 4), (2, 3, 4)), 0.0], {}, TypeError, "linear_scan: h0 must be a Tensor, got float"),
         (zeros((2, 3, 4), (2, 3, 4)), dict(reverse=1), TypeError, "linear_scan: reverse must be a bool, got int"),
     )

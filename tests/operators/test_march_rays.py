@@ -62,8 +62,6 @@ class TestMarchRays(OperatorTest):
          "march_rays: occupancy must have shape (G, G, G) = (2, 2, 2), got (2, 2, 3)"),
         (zeros((2, 3), (2, 3), (2,), (2,), (2, 2, 2)), case(2, 2, 3)[1], TypeError,
          "march_rays: occupancy must be bool, got float32"),
-        ([*zeros((2, 3), (2, 3), (3,), (2,)), np.zeros((2, 2, 2), bool)], case(2, 2, 3)[1], ValueError,
-         "march_rays: near must have shape (R,) = (2,), got (3,)"),
         ([*zeros((2, 3), (2, 3), (2,), (2,)), np.zeros((2, 2, 2), bool)], dict(**BOX, step=0, capacity=3), ValueError,
          "march_rays: step must be more than 0, got 0"),
         ([*zeros((2, 3), (2, 3), (2,), (2,)), np.zeros((2, 2, 2), bool)], dict(**BOX, step=1, capacity=-1), ValueError,

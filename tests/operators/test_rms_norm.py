@@ -141,7 +141,6 @@ class TestRmsNorm(OperatorTest):
         ([1.5], {}, TypeError, "rms_norm: x must be a Tensor, got float"),
         ([*zeros((2, 3)), 2.0], {}, TypeError, "rms_norm: weight must be a Tensor, got float"),
         ([*zeros((2, 3)), *zeros(3, dtype=np.float64)], {}, TypeError, "rms_norm: weight must be float32, got float64"),
-        (zeros((2, 3), 2), {}, ValueError, "rms_norm: weight must have shape (*H, C) = (3,), got (2,)"),
         (zeros((3, 2), (4, 2)), {}, ValueError, "rms_norm: weight must have the last axis of x, whose shape is (3, 2)"),
         (zeros(2, (1, 2)), {}, ValueError, "the last axis of x, whose shape is (2,), or the last two, got (1, 2)"),
         (zeros((2, 3, 4), (2, 3, 4)), {}, ValueError, "rms_norm: weight must have the last axis of x, whose shape is"),

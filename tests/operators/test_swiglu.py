@@ -100,16 +100,8 @@ class TestSwiglu(GatedTest):
     wrong = (
         (zeros(3, 3, dtype=np.int32), {}, TypeError, "swiglu: gate must be float16, float32 or float64, got int32"),
         ([*zeros(3), 1.5], {}, TypeError, "swiglu: up must be a Tensor, got float"),
-        (
-            [*zeros(3), *zeros(3, dtype=np.float16)],
-            {},
-            TypeError,
-            "swiglu: up must be float32 as gate is, got float16",
-        ),
-        (zeros((2, 3), 3), {}, ValueError, "swiglu: up must have shape (*S,) = (2, 3), got (3,)"),
         (zeros((2, 3)), {}, ValueError, "swiglu: gate must have a last axis of even length where there is no up, got"),
         (zeros(()), {}, ValueError, "swiglu: gate must have a last axis of even length where there is no up, got"),
-        (zeros(4, dtype=np.int32), {}, TypeError, "swiglu: gate must be float16, float32 or float64, got int32"),
     )
     huge = ((BIG,),)
 

@@ -121,10 +121,6 @@ class TestWKV4(OperatorTest):
     roundings = 256  # a state stays in a sum for some steps, and in an exponent: NumPy errs as much with these dtypes
     wrong = (
         (zeros((4,), (4,), (2, 3), (2, 3)), {}, ValueError, "wkv4: k must have shape (B, T, C), got (2, 3)"),
-        (zeros((4,), (4,), (2, 3, 4), (2, 3, 5)), {}, ValueError, "v must have shape (B, T, C) = (2, 3, 4)"),
-        (zeros((5,), (5,), (2, 3, 4), (2, 3, 4)), {}, ValueError, "k must have shape (B, T, C)"),
-        (zeros((4,), (4,), (2, 3, 4), (2, 3, 4), (2, 4)), {}, ValueError, "state must have shape (B, 3, C)"),
-        (zeros((4,), (4,), (2, 3, 4), (2, 3, 4), dtype=np.int32), {}, TypeError, "w must be float16, float32 or"),
         ([*zeros((4,), (4,), (2, 3, 4), (2, 3, 4)), 0.0], {}, TypeError, "wkv4: state must be a Tensor, got float"),
     )
     huge = ((2**21 + 3, 1030, 1), (5, 2**19 + 3, 1030))

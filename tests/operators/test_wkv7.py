@@ -77,10 +77,7 @@ class TestWKV7(OperatorTest):
     roundings = 64  # a state stays in sums for some steps
     wrong = (
         (zeros(*[(2, 3, 4)] * 6), {}, ValueError, "wkv7: r must have shape (B, T, H, D), got (2, 3, 4)"),
-        (zeros(*[(2, 3, 4, 5)] * 5, (2, 3, 4, 6)), {}, ValueError, "b must have shape (B, T, H, D) = (2, 3, 4, 5)"),
-        (zeros(*[(2, 3, 4, 5)] * 6, (2, 4, 5)), {}, ValueError, "state must have shape (B, H, D, D), got"),
         (zeros(*[(1, 2, 1, 129)] * 6), {}, ValueError, "wkv7: r must have at most 128 features, got 129"),
-        (zeros(*[(2, 3, 4, 5)] * 6, dtype=np.int32), {}, TypeError, "wkv7: r must be float16, float32 or float64"),
         ([*zeros(*[(2, 3, 4, 5)] * 6), 0.0], {}, TypeError, "wkv7: state must be a Tensor, got float"),
     )
     huge = ((2**15 + 1, 1030, 1, 64), (5, 2**17 + 3, 52, 64))
