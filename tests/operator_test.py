@@ -3,12 +3,14 @@
 import functools
 import itertools
 import math
+from pathlib import Path
 
 import mindspore
 import numpy as np
 import pytest
 from mindspore import Tensor, nn, ops
 
+import msops
 from card import DTYPES, Card, random
 from msops.compat import VERSION
 from msops.testing.checks import (
@@ -29,6 +31,12 @@ from msops.testing.opcheck import MODES
 PLAIN = ["-O0"]  # g++ compiles the sources of tests in a quarter of the time then
 LARGE = 2**17  # elements of a case's inputs
 ELEMENTS = 12  # of an input, for which finite differences are taken: each takes two calls
+
+
+def load_kernels(name):
+    """Returns the library of a source in tests/kernels."""
+    return msops.load(f"{name}_test", Path(__file__).with_name("kernels") / f"{name}.cu", cxx_flags=PLAIN)
+
 
 # Marks a test that takes long in graph mode: `make test` runs it in PyNative mode alone.
 wide_in_graph_mode = pytest.mark.parametrize(
