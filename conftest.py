@@ -31,14 +31,14 @@ def is_due(item, turn, changed):
     """Tells whether a test runs in one of six turns. Each runs in two, except calls of emulated libraries: these take
     the longest, and run in one if the library did not change. The test's id chooses, as far as the first word of its
     parameters: what one library or one network serves stays together, and so does what runs alone in a file. Each half
-    of a test in two modes is spread by itself, and so is each call of an emulated library that compiles faster than
-    they run."""
+    of a test in two modes is spread by itself. All tests of an emulated library are together, since most compile longer
+    than they run; those of flash_attention, which compiles faster than they run, are spread."""
     test = re.match(r"[^\[]*(\[\w+)?", item.nodeid)[0]
-    emulated = re.search(r"emulated_equals_cpu\[(\w+)", test)
+    emulated = re.match(r".*test_emulated_entries\.py::\w+\[(\w+)", test)
     if item.get_closest_marker("alone"):
         test = item.nodeid.partition("::")[0]
-    elif emulated and emulated[1] == "flash_attention":
-        test = item.nodeid
+    elif emulated:
+        test = item.nodeid if emulated[1] == "flash_attention" else re.sub(r"::\w+", "::test_emulated_equals_cpu", test)
     turns = 6 if emulated and emulated[1] not in changed else 3
     return zlib.crc32(test.encode()) % turns == turn % turns
 

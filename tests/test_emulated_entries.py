@@ -1,4 +1,7 @@
-"""Compares C entries in an emulator of a GPU with the same entries on the CPU, for the cases of the cards."""
+"""Compares C entries in an emulator of a GPU with the same entries on the CPU, for the cases of the cards.
+
+The first word of each test's parameters is the library, all tests of which run in one turn (see is_due in conftest.py).
+"""
 
 import ctypes
 import functools
@@ -95,7 +98,11 @@ def test_emulated_equals_cpu(card, shapes, settings, dtype, architecture, monkey
         compare_with_cpu(Emulator(), call, dtype, SHIFTS[dtype])
 
 
-@pytest.mark.parametrize("name", ["causal, groups", "window, softcap, groups", "lengths, causal, scale", "1000"])
+@pytest.mark.parametrize(
+    "name",
+    ["causal, groups", "window, softcap, groups", "lengths, causal, scale", "1000"],
+    ids="flash_attention {}".format,
+)
 def test_blocks_add_in_order(name, monkeypatch):
     """Blocks of attention that run at once wait for each other where they add to the same sums."""
     monkeypatch.setenv("MSOPS_EMULATOR_BLOCKS", "4")
@@ -105,7 +112,7 @@ def test_blocks_add_in_order(name, monkeypatch):
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
-@pytest.mark.parametrize(("name", "value"), HIDING.items())
+@pytest.mark.parametrize(("name", "value"), HIDING.items(), ids=map("flash_attention {}".format, HIDING))
 def test_queries_that_see_nothing(name, value, dtype, monkeypatch):
     """On tensor cores, queries that a mask or a bias hides all keys from give 0 and have no gradient."""
     for call in calls_with_hidden_queries(monkeypatch, name, value, dtype):
@@ -113,7 +120,7 @@ def test_queries_that_see_nothing(name, value, dtype, monkeypatch):
 
 
 @pytest.mark.parametrize("architecture", ["75", "80"])
-@pytest.mark.parametrize(("name", "dtype"), FAR)
+@pytest.mark.parametrize(("name", "dtype"), FAR, ids=map("flash_attention {0[0]}, {0[1]}".format, FAR))
 def test_bias_far_from_0(name, dtype, architecture, monkeypatch):
     """Gradients of queries whose lse has no digits of their sum are right, on tensor cores and without."""
     monkeypatch.setenv("MSOPS_EMULATOR_ARCHITECTURE", architecture)
@@ -132,14 +139,14 @@ def test_joined_rows(name, architecture, dtype, shift, monkeypatch):
         compare_with_cpu(Emulator(), call, dtype, shift)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("dtype", ["float32", "float64"], ids="selective_scan {}".format)
 def test_growth_over_parts(dtype):
     """A part of the steps of selective_scan may grow what is 0 by an infinite factor."""
     for call in calls_that_grow(dtype):
         compare_with_cpu(Emulator(), call, dtype, shift=0)
 
 
-@pytest.mark.parametrize("raw", DECAYS)
+@pytest.mark.parametrize("raw", DECAYS, ids="wkv7 {}".format)
 def test_decays_in_chunks(raw, monkeypatch):
     """Chunks of steps on tensor cores take decays of any size."""
     for call in calls_with_decay(monkeypatch, raw):
@@ -147,7 +154,7 @@ def test_decays_in_chunks(raw, monkeypatch):
 
 
 @pytest.mark.parametrize("interleaved", [False, True])
-@pytest.mark.parametrize("width", [8, 10])
+@pytest.mark.parametrize("width", [8, 10], ids="rotary_embedding {}".format)
 def test_rotation_by_wrong_tables_is_nan(width, interleaved):
     """A GPU gives NaN where the copies of an angle differ, and where a position is no row of the tables."""
     x, table = np.ones((3, 1, width), np.float32), np.ones((4, width), np.float32)
