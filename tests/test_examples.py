@@ -116,7 +116,7 @@ def test_shapes_have_their_curvature(monkeypatch):
 @pytest.mark.wide
 def test_mamba_learns(run, tmp_path):
     """Three networks of about the same size learn for the same time. Steps give the scores of all of a text at once."""
-    result = run("mamba", "--seconds=15")
+    result = run("mamba", "--seconds=5")
     losses = dict(
         re.findall(r"^(\w+): \d+ parameters, \d+ steps, validation loss ([\d.]+)$", result.stdout, re.MULTILINE)
     )

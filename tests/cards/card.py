@@ -191,16 +191,19 @@ class Card:
         return self.formulas[0](*inputs, **settings)
 
     def reference_gradient(self, *arguments, **settings):
-        """Returns the gradients of all inputs. The arguments are the inputs, then the gradients of the results."""
-        forward, backward = self.operators([x.shape for x in arguments], **settings)[:2]
+        """Returns the gradients of all inputs: zeros for those whose gradient the operator does not give. The arguments
+        are the inputs, then the gradients of the results."""
+        forward, *backward = self.operators([x.shape for x in arguments], **settings)[:2]
         names = names_of(forward)
         inputs, douts = arguments[: len(names.inputs)], arguments[len(names.inputs) :]
         known = dict(zip(names.inputs, inputs))
         known.update(zip(names.results, self.reference(*inputs, **settings)))
         known.update(zip((f"d{name}" for name in names.results), douts))
-        takes, gives, _ = names_of(backward)
-        gradients = dict(zip(gives, self.formulas[1](*(known[name] for name in takes), **settings)))
-        return tuple(gradients[f"d{name}"] for name in names.inputs)
+        gradients = {}
+        if backward:
+            takes, gives, _ = names_of(*backward)
+            gradients = dict(zip(gives, self.formulas[1](*(known[name] for name in takes), **settings)))
+        return tuple(gradients.get(f"d{name}", np.zeros_like(x)) for name, x in zip(names.inputs, inputs))
 
     def scratch_of_parts(self, inputs, shape, parts):
         """Returns the shape of scratch for sums in `parts` parts, if the entry takes another number of parts than the

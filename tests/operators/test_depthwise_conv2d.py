@@ -221,9 +221,6 @@ class TestDepthwiseConv2d(OperatorTest):
         products = (d * i for d, i in zip(dout.split(1024), x.split(1024)))
         gpu.assert_sums(dweight[:, 0, before, before], sum(gpu.sum(each, (0, 2, 3)) for each in products))
 
-    def reference_gradient(self, x, weight, bias, dout, **settings):
-        return convolve_gradient(x, weight, dout, **settings)
-
     def random_case(self, random):
         """Chooses strides, and dilations of one tap, up to 2^31 - 1."""
 

@@ -62,10 +62,6 @@ class TestThreeInterpolate(OperatorTest):
         index = rng.integers(0, max(1, features[2]), idx, np.int64 if features[2] % 2 else np.int32)
         return [np.asarray(rng.standard_normal(features), dtype), index, np.asarray(rng.uniform(-1, 1, weight), dtype)]
 
-    def reference_gradient(self, features, idx, weight, dout, **settings):
-        dfeatures, dweight = interpolate_backward(features, idx, weight, dout)
-        return dfeatures, np.zeros_like(idx), dweight
-
     def random_case(self, random):
         lists, channels, points, places = (length(random) for _ in range(4))
         return sizes(lists, channels, points, places if points else 0)

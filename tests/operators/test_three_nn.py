@@ -62,9 +62,6 @@ class TestThreeNN(CloudTest):
     def result_dtype(self, dtype):
         return dtype, "int32"
 
-    def reference_gradient(self, unknown, known, ddist, didx):
-        return three_nn_backward(unknown, known, nearest(known, unknown, 3)[0], ddist)
-
     def random_case(self, random):
         batch, known = random.randrange(4), random.randrange(3, random.choice((6, 40, 900)))
         return shapes(batch, random.randrange(70), known), {}
