@@ -17,7 +17,7 @@ from llama import Linear, Llama, NextTokenLoss
 from text import Text
 
 _LETTERS, _COPIED, _AMONG = 8, 4, 16  # of the copying task: kinds of letters, how many are hidden, in how many places
-_COPYING_STEPS = 700  # of training
+_COPYING_STEPS = 450  # of training
 
 
 class MambaBlock(nn.Cell):
