@@ -208,6 +208,39 @@ def check_second_order(gradient, arguments, mode, which=None):
     check_finite_differences(gradients, gradient, arguments, weights, which=which, most=ELEMENTS)
 
 
+class InTwo(nn.Cell):
+    """Cuts the inputs at these positions along axis 1 or -1. The state, the last input and result, goes on."""
+
+    def __init__(self, net, along, axis, cut):
+        super().__init__()
+        self.net, self.along, self.axis, self.cut = net, along, axis, cut
+
+    def first(self, x):
+        return x[:, : self.cut] if self.axis == 1 else x[..., : self.cut]
+
+    def rest(self, x):
+        return x[:, self.cut :] if self.axis == 1 else x[..., self.cut :]
+
+    def construct(self, *inputs):
+        given = inputs[:-1]
+        before = [self.first(given[i]) if i in self.along else given[i] for i in range(len(given))]
+        after = [self.rest(given[i]) if i in self.along else given[i] for i in range(len(given))]
+        first, state = self.net(*before, inputs[-1])
+        rest, state = self.net(*after, state)
+        return ops.concat((first, rest), self.axis), state
+
+
+def check_in_two_calls(net, along, axis, inputs, douts, cuts=(1, 4, 8)):
+    """Requires that the state carries results and gradients over a cut anywhere."""
+    want, gradients = run(net, *inputs), run_gradient(net, inputs, douts)
+    for cut in cuts:
+        two = InTwo(net, along, axis, cut)
+        for got, expected in zip(run(two, *inputs), want):
+            np.testing.assert_allclose(got, expected, 1e-12, 1e-14)
+        for got, expected in zip(run_gradient(two, inputs, douts), gradients):
+            np.testing.assert_allclose(got, expected, 1e-10, 1e-12)
+
+
 class Training(nn.Cell):
     """Computes the mean square of a Cell's first output, as a loss to train with."""
 

@@ -1,13 +1,13 @@
 import mindspore
 import numpy as np
 import pytest
-from mindspore import Tensor, nn, ops
+from mindspore import Tensor, nn
 
 import msops
 from card import chain, length, random, zeros
 from gpu import BIG
 from msops.operators.causal_conv1d import operators
-from operator_test import OperatorTest, check_training, run, run_gradient, wide_in_graph_mode
+from operator_test import OperatorTest, check_in_two_calls, check_training, run, run_gradient, wide_in_graph_mode
 from test_silu import silu, silu_backward
 
 
@@ -144,34 +144,12 @@ class OnlyState(Convolution):
         return msops.causal_conv1d(x, weight, None, state, self.activation, True)
 
 
-class InTwo(nn.Cell):
-    """Cuts a sequence, and carries the state over."""
-
-    def __init__(self, cut, activation):
-        super().__init__()
-        self.cut, self.activation = cut, activation
-
-    def construct(self, x, weight, bias, state):
-        cut, activation = self.cut, self.activation
-        first, state = msops.causal_conv1d(x[:, :, :cut], weight, bias, state, activation, True)
-        rest, state = msops.causal_conv1d(x[:, :, cut:], weight, bias, state, activation, True)
-        return ops.concat((first, rest), 2), state
-
-
 @pytest.mark.parametrize(("width", "activation"), [(4, "silu"), (11, None)])
 @wide_in_graph_mode
 def test_sequence_in_two_calls(mode, width, activation):
-    """The state carries results and gradients over a cut anywhere."""
     inputs = random(1, np.float64, *case(2, 3, 9, width)[0])
     douts = random(2, np.float64, (2, 3, 9), (2, 3, width - 1))
-    whole = Convolution(activation)
-    want, gradients = run(whole, *inputs), run_gradient(whole, inputs, douts)
-    for cut in (1, 4, 8):
-        net = InTwo(cut, activation)
-        for got, expected in zip(run(net, *inputs), want):
-            np.testing.assert_allclose(got, expected, rtol=1e-13, atol=1e-14)
-        for got, expected in zip(run_gradient(net, inputs, douts), gradients):
-            np.testing.assert_allclose(got, expected, rtol=1e-12, atol=1e-13)
+    check_in_two_calls(Convolution(activation), (0,), -1, inputs, douts)
 
 
 @pytest.mark.parametrize("width", [4, 9])

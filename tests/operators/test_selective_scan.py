@@ -7,7 +7,7 @@ from mindspore import Tensor, nn, ops
 import msops
 from card import chain, length, random, zeros
 from msops.operators.selective_scan import operators
-from operator_test import OperatorTest, run, run_gradient, wide_in_graph_mode
+from operator_test import OperatorTest, check_in_two_calls, run, run_gradient, wide_in_graph_mode
 from test_sigmoid import sigmoid
 
 CHUNK = 64  # steps between two states that are kept
@@ -230,38 +230,13 @@ class TestSelectiveScan(OperatorTest):
         return inputs, [dout, dlast], settings
 
 
-class InTwo(nn.Cell):
-    """Cuts a sequence, and carries the state over."""
-
-    def __init__(self, cut):
-        super().__init__()
-        self.cut, self.scan = cut, msops.SelectiveScan(delta_softplus=True, return_last_state=True)
-
-    def construct(self, u, delta, A, B, C, D, z, delta_bias, state):
-        cut, scan = self.cut, self.scan
-        first, state = scan(
-            u[..., :cut], delta[..., :cut], A, B[..., :cut], C[..., :cut], D, z[..., :cut], delta_bias, state
-        )
-        rest, state = scan(
-            u[..., cut:], delta[..., cut:], A, B[..., cut:], C[..., cut:], D, z[..., cut:], delta_bias, state
-        )
-        return ops.concat((first, rest), 2), state
-
-
 @wide_in_graph_mode
 def test_sequence_in_two_calls(mode):
-    """The state carries results and gradients over a cut anywhere."""
     shapes, settings = case(2, 4, 70, 3, 2)
     inputs = TestSelectiveScan().inputs(shapes, np.float64, **settings)
-    douts = random(2, np.float64, (2, 4, 70), (2, 4, 3))
     whole = msops.SelectiveScan(delta_softplus=True, return_last_state=True)
-    want, gradients = run(whole, *inputs), run_gradient(whole, inputs, douts)
-    for cut in (1, 64, 69):
-        net = InTwo(cut)
-        for got, expected in zip(run(net, *inputs), want):
-            np.testing.assert_allclose(got, expected, rtol=1e-12, atol=1e-14)
-        for got, expected in zip(run_gradient(net, inputs, douts), gradients):
-            np.testing.assert_allclose(got, expected, rtol=1e-11, atol=1e-13)
+    douts = random(2, np.float64, (2, 4, 70), (2, 4, 3))
+    check_in_two_calls(whole, (0, 1, 3, 4, 6), -1, inputs, douts, cuts=(1, 64, 69))
 
 
 def test_function_without_last_state(mode):

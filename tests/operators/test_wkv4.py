@@ -1,11 +1,10 @@
 import numpy as np
 import pytest
-from mindspore import nn, ops
 
 import msops
 from card import chain, length, random, zeros
 from msops.operators.wkv4 import operators
-from operator_test import OperatorTest, run, run_gradient, wide_in_graph_mode
+from operator_test import OperatorTest, check_in_two_calls, run, run_gradient, wide_in_graph_mode
 
 EVERY = 32  # steps from one kept state to the next
 NO_STEPS = -1e38  # the exponent of a state before all steps
@@ -161,33 +160,10 @@ class TestWKV4(OperatorTest):
         assert not du.isnan().any()
 
 
-class InTwo(nn.Cell):
-    """Cuts a sequence, and carries the state over."""
-
-    def __init__(self, cut):
-        super().__init__()
-        self.cut, self.mix = cut, msops.WKV4()
-
-    def construct(self, w, u, k, v, state):
-        cut = self.cut
-        first, state = self.mix(w, u, k[:, :cut], v[:, :cut], state)
-        second, state = self.mix(w, u, k[:, cut:], v[:, cut:], state)
-        return ops.concat((first, second), 1), state
-
-
 @wide_in_graph_mode
 def test_sequence_in_two_calls(mode):
-    """The state carries results and gradients over a cut anywhere."""
     inputs = TestWKV4().inputs(case(2, 9, 3)[0], np.float64)
-    douts = random(2, np.float64, (2, 9, 3), (2, 3, 3))
-    whole = msops.WKV4()
-    want, gradients = run(whole, *inputs), run_gradient(whole, inputs, douts)
-    for cut in (1, 4, 8):
-        net = InTwo(cut)
-        for got, expected in zip(run(net, *inputs), want):
-            np.testing.assert_allclose(got, expected, rtol=1e-13)
-        for got, expected in zip(run_gradient(net, inputs, douts), gradients):
-            np.testing.assert_allclose(got, expected, rtol=1e-11, atol=1e-13)
+    check_in_two_calls(msops.WKV4(), (2, 3), 1, inputs, random(2, np.float64, (2, 9, 3), (2, 3, 3)))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

@@ -1,11 +1,10 @@
 import numpy as np
 import pytest
-from mindspore import nn, ops
 
 import msops
 from card import chain, length, random, zeros
 from msops.operators.wkv7 import operators
-from operator_test import OperatorTest, run, run_gradient, wide_in_graph_mode
+from operator_test import OperatorTest, check_in_two_calls, run, run_gradient, wide_in_graph_mode
 
 
 def walk(r, w, k, v, a, b, state=None):
@@ -124,33 +123,11 @@ class TestWKV7(OperatorTest):
         gpu.check_parts(forward, inputs, [y, last], b, 1, gpu.assert_close)
 
 
-class InTwo(nn.Cell):
-    """Cuts a sequence, and carries the state over."""
-
-    def __init__(self, cut):
-        super().__init__()
-        self.cut, self.mix = cut, msops.WKV7()
-
-    def construct(self, r, w, k, v, a, b, state):
-        n = self.cut
-        first, state = self.mix(r[:, :n], w[:, :n], k[:, :n], v[:, :n], a[:, :n], b[:, :n], state)
-        second, state = self.mix(r[:, n:], w[:, n:], k[:, n:], v[:, n:], a[:, n:], b[:, n:], state)
-        return ops.concat((first, second), 1), state
-
-
 @wide_in_graph_mode
 def test_sequence_in_two_calls(mode):
-    """The state carries results and gradients over a cut anywhere."""
     inputs = TestWKV7().inputs(case(2, 9, 2, 3)[0], np.float64)
     douts = random(2, np.float64, (2, 9, 2, 3), (2, 2, 3, 3))
-    whole = msops.WKV7()
-    want, gradients = run(whole, *inputs), run_gradient(whole, inputs, douts)
-    for cut in (1, 4, 8):
-        net = InTwo(cut)
-        for got, expected in zip(run(net, *inputs), want):
-            np.testing.assert_allclose(got, expected, rtol=1e-12, atol=1e-14)
-        for got, expected in zip(run_gradient(net, inputs, douts), gradients):
-            np.testing.assert_allclose(got, expected, rtol=1e-10, atol=1e-12)
+    check_in_two_calls(msops.WKV7(), (0, 1, 2, 3, 4, 5), 1, inputs, douts)
 
 
 def test_state_of_float16(mode):
