@@ -208,6 +208,18 @@ def check_second_order(gradient, arguments, mode, which=None):
     check_finite_differences(gradients, gradient, arguments, weights, which=which, most=ELEMENTS)
 
 
+def check_dtypes(net, inputs, douts, reference, reference_gradient):
+    """Requires results in the dtype of the first input, gradients in the dtypes of their inputs, and in both the digits
+    of float64's that these dtypes hold."""
+    outs, gradients = run(net, *inputs), run_gradient(net, inputs, douts)
+    assert {out.dtype for out in outs} == {inputs[0].dtype}
+    assert [gradient.dtype for gradient in gradients] == [x.dtype for x in inputs]
+    wide = [a.astype(np.float64) for a in (*inputs, *douts)]
+    for got, want in zip([*outs, *gradients], [*reference(*wide[: len(inputs)]), *reference_gradient(*wide)]):
+        near = max({2: 4e-3, 4: 1e-5, 8: 1e-11}[dtype.itemsize] for dtype in (inputs[0].dtype, got.dtype))
+        np.testing.assert_allclose(got, want, near, near)
+
+
 class InTwo(nn.Cell):
     """Cuts the inputs at these positions along axis 1 or -1. The state, the last input and result, goes on."""
 

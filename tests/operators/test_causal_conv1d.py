@@ -1,3 +1,5 @@
+import functools
+
 import mindspore
 import numpy as np
 import pytest
@@ -7,7 +9,13 @@ import msops
 from card import chain, length, random, zeros
 from gpu import BIG
 from msops.operators.causal_conv1d import operators
-from operator_test import OperatorTest, check_in_two_calls, check_training, run, run_gradient, wide_in_graph_mode
+from operator_test import (
+    OperatorTest,
+    check_dtypes,
+    check_in_two_calls,
+    check_training,
+    wide_in_graph_mode,
+)
 from test_silu import silu, silu_backward
 
 
@@ -167,16 +175,8 @@ def test_dtypes_of_parameters(mode, dtypes):
     kinds = (dtypes[0], dtypes[1], dtypes[1], dtypes[0])
     inputs = [np.asarray(a, kind) for a, kind in zip(random(4, np.float64, *shapes), kinds)]
     douts = [np.asarray(a, dtypes[0]) for a in random(5, np.float64, (2, 3, 40), (2, 3, 3))]
-    wide = [a.astype(np.float64) for a in (*inputs, *douts)]
-    tolerance = dict(rtol=4e-3, atol=4e-3) if "float16" in dtypes else dict(rtol=1e-6, atol=1e-6)
-    net = Convolution(settings["activation"])
-    outs, gradients = run(net, *inputs), run_gradient(net, inputs, douts)
-    assert [a.dtype.name for a in outs] == [dtypes[0]] * 2
-    assert [a.dtype for a in gradients] == [a.dtype for a in inputs]
-    for got, want in zip(outs, causal_conv1d(*wide[:4], **settings)):
-        np.testing.assert_allclose(got, want, **tolerance)
-    for got, want in zip(gradients, causal_conv1d_backward(*wide, **settings)):
-        np.testing.assert_allclose(got, want, **tolerance)
+    formulas = (functools.partial(formula, **settings) for formula in (causal_conv1d, causal_conv1d_backward))
+    check_dtypes(Convolution(settings["activation"]), inputs, douts, *formulas)
 
 
 @pytest.mark.parametrize("has_bias", [True, False])

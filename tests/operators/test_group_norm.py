@@ -1,3 +1,5 @@
+import functools
+
 import mindspore
 import numpy as np
 import pytest
@@ -7,8 +9,7 @@ import msops
 from card import chain, length, lengths, random, results_of, zeros
 from gpu import BIG
 from msops.operators.group_norm import operators
-from msops.testing.checks import run_gradient
-from operator_test import OperatorTest, check_training, run
+from operator_test import OperatorTest, check_dtypes, check_training
 from test_silu import silu, silu_backward
 
 
@@ -228,19 +229,10 @@ def test_mean_far_from_zero(layout, activation):
 @pytest.mark.parametrize("dtypes", [("float16", "float32"), ("float64", "float32"), ("float16", "float16")], ids=str)
 def test_dtypes_of_parameters(mode, dtypes):
     """Parameters may be float32, and so are their gradients then."""
-    arrays = random(3, "float64", (3, 8, 15), 8, 8)
-    inputs = [np.asarray(a, dtype) for a, dtype in zip(arrays, (dtypes[0], *[dtypes[1]] * 2))]
-    settings = dict(num_groups=4, **SILU)
-    (y,) = run(Norm(**settings), *inputs)
-    wide = [a.astype(np.float64) for a in inputs]
-    assert y.dtype == dtypes[0]
-    tolerance = dict(rtol=1e-3, atol=1e-3) if dtypes[0] == "float16" else dict(rtol=1e-12, atol=1e-12)
-    np.testing.assert_allclose(y, *group_norm(*wide, **settings), **tolerance)
-    gradients = run_gradient(Norm(**settings), inputs, [inputs[0]])
-    assert [gradient.dtype for gradient in gradients] == [a.dtype for a in inputs]
-    tolerance = dict(rtol=2e-3, atol=2e-3) if dtypes[0] == "float16" else dict(rtol=1e-6, atol=1e-6)
-    for got, want in zip(gradients, group_norm_backward(*wide, wide[0], **settings)):
-        np.testing.assert_allclose(got, want, **tolerance)
+    x, *rest = random(3, "float64", (3, 8, 15), 8, 8)
+    inputs, settings = [x.astype(dtypes[0]), *(a.astype(dtypes[1]) for a in rest)], dict(num_groups=4, **SILU)
+    formulas = (functools.partial(formula, **settings) for formula in (group_norm, group_norm_backward))
+    check_dtypes(Norm(**settings), inputs, inputs[:1], *formulas)
 
 
 @pytest.mark.parametrize("affine", [True, False])

@@ -8,7 +8,7 @@ from card import chain, length, lengths, random, results_of, zeros
 from msops.compat import VERSION
 from msops.operators.layer_norm import operators
 from msops.testing.checks import run_gradient
-from operator_test import Gradient, Net, OperatorTest, check_second_order, check_training, run
+from operator_test import Gradient, Net, OperatorTest, check_dtypes, check_second_order, check_training, run
 
 
 class Rows:
@@ -200,19 +200,9 @@ def test_rows_of_equal_elements(columns):
 )
 def test_dtypes_of_parameters(mode, dtypes):
     """Parameters may be float32, or float16 beside float32, and so are their gradients then."""
-    inputs = [
-        np.asarray(a, dtype) for a, dtype in zip(random(3, "float64", (6, 70), 70, 70), (dtypes[0], *[dtypes[1]] * 2))
-    ]
-    (y,) = run(Net(msops.layer_norm), *inputs)
-    wide = [a.astype(np.float64) for a in inputs]
-    assert y.dtype == dtypes[0]
-    eps = {"float16": 1e-3, "float32": 1e-6, "float64": 1e-12}[dtypes[0]]
-    np.testing.assert_allclose(y, *layer_norm(*wide), rtol=eps, atol=eps)
-    gradients = run_gradient(Net(msops.layer_norm), inputs, [inputs[0]])
-    assert [gradient.dtype for gradient in gradients] == [a.dtype for a in inputs]
-    for got, want in zip(gradients, layer_norm_backward(*wide, wide[0])):
-        tolerance = 2e-3 if "float16" in (dtypes[0], got.dtype) else 1e-5
-        np.testing.assert_allclose(got, want, rtol=tolerance, atol=tolerance)
+    x, *rest = random(3, "float64", (6, 70), 70, 70)
+    inputs = [x.astype(dtypes[0]), *(a.astype(dtypes[1]) for a in rest)]
+    check_dtypes(Net(msops.layer_norm), inputs, inputs[:1], layer_norm, layer_norm_backward)
 
 
 @pytest.mark.parametrize(

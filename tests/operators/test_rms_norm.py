@@ -1,3 +1,5 @@
+import functools
+
 import mindspore
 import numpy as np
 import pytest
@@ -8,9 +10,8 @@ from card import chain, length, lengths, random, zeros
 from gpu import BIG
 from msops.compat import VERSION
 from msops.operators.rms_norm import operators
-from msops.testing.checks import run_gradient
 from msops.testing.entry import prepare_operator
-from operator_test import Gradient, Net, OperatorTest, check_second_order, check_training, run
+from operator_test import Gradient, Net, OperatorTest, check_dtypes, check_second_order, check_training, run
 
 
 def scale_of(x, eps):
@@ -243,20 +244,13 @@ def test_castings_bit_by_bit(casting, dtypes, offset):
 def test_weight_of_another_dtype(mode, dtypes):
     """The weight may be float32, or float16 beside float32, and so is its gradient then."""
     x, weight, dy = (a.astype(d) for a, d in zip(random(3, "float64", (6, 70), (70,), (6, 70)), (*dtypes, dtypes[0])))
-    net, wide = Net(msops.rms_norm, casting="gemma", offset=1.0), [a.astype(np.float64) for a in (x, weight, dy)]
-    tolerance = dict(rtol=2e-3, atol=2e-3) if dtypes[0] == "float16" else dict(rtol=1e-6, atol=1e-6)
-    (y,) = run(net, x, weight)
-    assert y.dtype == dtypes[0]
-    np.testing.assert_allclose(y, *rms_norm(*wide[:2], offset=1.0), **tolerance)
-    gradients = run_gradient(net, [x, weight], [dy])
-    assert [gradient.dtype for gradient in gradients] == list(dtypes)
-    for got, want in zip(gradients, rms_norm_backward(*wide, offset=1.0)):
-        own = dict(rtol=2e-3, atol=2e-3) if got.dtype == np.float16 else tolerance
-        np.testing.assert_allclose(got, want, **own)
+    net = Net(msops.rms_norm, casting="gemma", offset=1.0)
+    formulas = (functools.partial(formula, offset=1.0) for formula in (rms_norm, rms_norm_backward))
+    check_dtypes(net, [x, weight], [dy], *formulas)
     if dtypes[1] == "float16":
         cell = msops.RMSNorm(70, offset=1.0, casting="gemma", dtype=mindspore.float16)
         cell.weight.set_data(Tensor(weight))
-        np.testing.assert_array_equal(run(cell, x)[0], y)
+        np.testing.assert_array_equal(run(cell, x)[0], run(net, x, weight)[0])
 
 
 def test_second_order_without_weight(mode):
