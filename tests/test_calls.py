@@ -9,39 +9,14 @@ from mindspore import Tensor, nn, ops
 
 import msops
 from msops import compat, custom_op
-from operator_test import PLAIN, Net
+from operator_test import Net, load_kernels
 
-SOURCE = """
-#include "common/formula.h"
-
-MSOPS_FORMULA(Difference, (x, y), (z), z = x - y)
-MSOPS_FORMULA(Square, (x), (y), y = x * x)
-MSOPS_FORMULA(SquareBackward, (x, dy), (dx), dx = 2 * x * dy)
-MSOPS_FORMULA(TwoResults, (x), (y, z, partial), y = x * x; z = 3 * x; partial = x)
-MSOPS_FORMULA(TwoGradients, (x, w, dy), (dx, dw), dx = dy * w; dw = dy * x)
-
-using namespace msops;
-
-struct Place {
-  int64_t* out;
-
-  template <typename Index>
-  MSOPS_BOTH void operator()(Index i) const { out[i] = 0; }
-};
-
-// The place of the first element, which is 0.
-MSOPS_ENTRY(First) {
-  call.tensor("x");
-  const Tensor place = call.tensor_of("int64", "place", 1);
-  return call.run([&](auto) { parallel_for(call, place.size, place.size, Place{place.as<int64_t>()}); });
-}
-"""
 X = Tensor(np.array([1, 2, 3], np.float32))
 
 
 @pytest.fixture(scope="module")
 def library():
-    return msops.load("calls_test", SOURCE, cxx_flags=PLAIN)
+    return load_kernels("calls")
 
 
 def test_inputs_by_their_names(mode, library):
@@ -79,7 +54,7 @@ def test_operator_that_is_made_where_it_is_compiled(library):
 
 @msops.once
 def power(exponent):
-    return custom_op(msops.load("calls_test", SOURCE, cxx_flags=PLAIN).Square, "x -> y", exponent=exponent)
+    return custom_op(load_kernels("calls").Square, "x -> y", exponent=exponent)
 
 
 def test_operator_that_is_made_by_once(library):
