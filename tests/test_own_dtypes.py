@@ -178,25 +178,6 @@ def test_dtypes_that_do_not_fit(text, inputs, message):
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("x -> y(..., dtype=index)", "y must have one dtype, not dtype=index"),
-        ("x -> y; s(3, dtype=float32|common)", "s must have one dtype, not dtype=float32|common"),
-        ("i(N, dtype=int32) -> y(N, dtype=common)", "no input has the common dtype"),
-        ("x, v(N, dtype=w), w -> y", "dtype=w is no dtype"),
-        ("x, b(N)? -> y(N)", "no input has an axis of the size N"),
-        ("x, b? -> y(..., dtype=b)", "dtype=b is no dtype"),
-        ("x -> y; s(3)?", "s cannot be optional, since it is scratch"),
-        ("x(N?) -> y", "N? is no size"),
-    ],
-)
-def test_texts_that_are_no_signature(text, message):
-    message = f"signature {text!r}: {message}; it must read like 'x(N, C), y(C) -> out(N)'"
-    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        Signature(text)
-
-
-@pytest.mark.parametrize(
     ("entry", "dtypes", "attributes", "status"),
     [
         ("Take", ["float32", "int32", "float32"], {"has_mask": 0}, Status.OK),

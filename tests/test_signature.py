@@ -153,6 +153,14 @@ def test_inputs_that_do_not_fit(text, inputs, error, message):
         ("x) + (y -> z", "x) + (y is no list of tensors"),
         ("x y -> z", "invalid syntax" + (". Perhaps you forgot a comma?" if sys.version_info >= (3, 10) else "")),
         ("in -> y", "invalid syntax"),
+        ("x -> y(..., dtype=index)", "y must have one dtype, not dtype=index"),
+        ("x -> y; s(3, dtype=float32|common)", "s must have one dtype, not dtype=float32|common"),
+        ("i(N, dtype=int32) -> y(N, dtype=common)", "no input has the common dtype"),
+        ("x, v(N, dtype=w), w -> y", "dtype=w is no dtype"),
+        ("x, b(N)? -> y(N)", "no input has an axis of the size N"),
+        ("x, b? -> y(..., dtype=b)", "dtype=b is no dtype"),
+        ("x -> y; s(3)?", "s cannot be optional, since it is scratch"),
+        ("x(N?) -> y", "N? is no size"),
     ],
 )
 def test_texts_that_are_no_signature(text, message):
