@@ -38,6 +38,7 @@ from .operators.group_points import (
     QueryAndGroup as QueryAndGroup,
     group_points as group_points,
 )
+from .operators.grouped_matmul import GroupedMatmul as GroupedMatmul, grouped_matmul as grouped_matmul
 from .operators.hash_encoding import HashEncoding as HashEncoding, hash_encoding as hash_encoding
 from .operators.knn import KNN as KNN, knn as knn
 from .operators.layer_norm import LayerNorm as LayerNorm, layer_norm as layer_norm

@@ -80,7 +80,7 @@ def choices():
     which are chosen where TMA can read the rows; the latter take no bias, ALiBi and dropout."""
     for (name, *case), dtype in zip(CASES, itertools.cycle(DTYPES)):
         others = {"bias", "alibi_slopes", "seed"}.intersection(case[2].get("optional", ()))
-        has_kernels = name.startswith(("flash_attention", "decoder_stack"))
+        has_kernels = name.startswith(("flash_attention", "decoder_stack", "grouped_matmul"))
         is_attention = name.startswith("flash_attention")
         kinds = [dtype, *["float16"] * (has_kernels or name.startswith("wkv7"))]
         if is_attention and dtype == "float64":

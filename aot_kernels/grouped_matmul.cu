@@ -1,0 +1,132 @@
+// out_n = x_n W_e + bias_e for each row n of group e, where groups are as many neighbouring rows each as group_sizes
+// say, and the gradients. Rows after the last group give 0 and are not read.
+
+#include "grouped_matmul/cpu.h"
+#include "grouped_matmul/plain.h"
+
+using namespace msops;
+using namespace msops::grouped_matmul;
+
+namespace {
+
+constexpr int kRunOnCpu = 64;  // columns of a sum of rows that a thread takes at once; on a GPU it takes one
+
+struct Inputs {
+  Tensor x, weight, sizes, bias;
+  bool is_transposed;
+  int64_t groups, rows, deep, columns;
+
+  explicit Inputs(Call& call) : is_transposed(call.attribute("transpose_weight", 0, 1)) {
+    x = call.tensor("x", 2), weight = call.tensor("weight", 3), sizes = call.tensor_of("index", "group_sizes", 1);
+    bias = call.optional_of("common|float32", "bias", 2);
+    groups = weight.dim(0), rows = x.dim(0), deep = x.dim(1), columns = weight.dim(is_transposed ? 1 : 2);
+    call.require_shape(weight, {groups, is_transposed ? columns : deep, is_transposed ? deep : columns});
+    call.require_shape(sizes, {groups});
+    if (bias.dtype) call.require_shape(bias, {groups, columns});
+  }
+
+  // Writes where groups begin, and where the last one ends.
+  void find_offsets(Call& call, int64_t* offsets) const {
+    const Integers size(sizes);
+#ifdef __CUDACC__
+    if (!call.is_on_cpu())
+      return launch(call, offsets_kernel<kOffsetThreads>, 1, kOffsetThreads, 0, groups, rows, size, offsets);
+#endif
+    *offsets = 0;
+    for (int64_t e = 0; e < groups && call.ok(); ++e) {
+      const int64_t left = rows - offsets[e];
+      call.require(size[e] >= 0, kBadValue, "group_sizes[%lld] is %lld, expected at least 0", static_cast<long long>(e),
+                   static_cast<long long>(size[e]));
+      call.require(size[e] <= left, kBadValue, "group_sizes[%lld] is %lld, but x has only %lld rows left of %lld",
+                   static_cast<long long>(e), static_cast<long long>(size[e]), static_cast<long long>(left),
+                   static_cast<long long>(rows));
+      if (call.ok()) offsets[e + 1] = offsets[e] + size[e];
+    }
+  }
+};
+
+// A row of no group gets zeros.
+template <typename T>
+struct ClearRow {
+  int64_t columns;
+  T* out;
+
+  MSOPS_CPU void operator()(int64_t row) const { std::fill_n(out + row * columns, columns, T(0)); }
+};
+
+template <typename T>
+void multiply(Call& call, const RowProducts<T>& p) {
+  if (!call.ok() || p.rows == 0 || p.columns == 0) return;
+  if (call.is_on_cpu()) {
+    compute_on_cpu<T>(call, p.groups, OfRows<T>{p});
+    const int64_t first = p.offsets[p.groups];
+    return on_cpu(call, p.rows - first, ClearRow<T>{p.columns, p.out + first * p.columns},
+                  static_cast<double>(p.columns) / 8);
+  }
+#ifdef __CUDACC__
+  multiply_plainly(call, p);
+#endif
+}
+
+template <typename T>
+void multiply(Call& call, const WeightProducts<T>& p) {
+  if (!call.ok() || p.groups == 0 || p.height == 0 || p.columns == 0) return;
+  if (call.is_on_cpu()) return compute_on_cpu<T>(call, p.groups, OfWeights<T>{p});
+#ifdef __CUDACC__
+  multiply_plainly(call, p);
+#endif
+}
+
+template <typename T>
+void sum_rows(Call& call, const Inputs& in, const int64_t* offsets, const T* from, const Tensor& out) {
+  if (out.size == 0) return;
+  const Numbers<T> to(out);
+  if (call.is_on_cpu()) {
+    using Sum = SumRows<kRunOnCpu, T>;
+    const double cost = static_cast<double>(in.rows) / static_cast<double>(in.groups) * kRunOnCpu;
+    on_cpu(call, in.groups * Sum::runs(in.columns), Sum{in.columns, offsets, from, to}, cost);
+  } else {
+    on_gpu(call, out.size, out.size, SumRows<1, T>{in.columns, offsets, from, to});
+  }
+}
+
+}  // namespace
+
+// (x, weight, group_sizes, bias?) -> (out, offsets): the last one is scratch.
+MSOPS_ENTRY(GroupedMatmulForward) {
+  const Inputs in(call);
+  const Tensor out = call.tensor("out", 2), offsets = call.tensor_of("int64", "offsets", 1);
+  call.require_shape(out, {in.rows, in.columns});
+  call.require_shape(offsets, {in.groups + 1});
+  return call.run([&](auto type) {
+    using T = typename decltype(type)::type;
+    in.find_offsets(call, offsets.as<int64_t>());
+    multiply(call, RowProducts<T>{in.groups, in.rows, in.deep, in.columns, offsets.as<int64_t>(), in.x.as<T>(),
+                                  in.weight.as<T>(), in.is_transposed, OptionalNumbers<T>(in.bias), out.as<T>()});
+  });
+}
+
+// (x, weight, group_sizes, bias?, dout) -> (dx, dweight, dbias?, offsets): the last one is scratch.
+MSOPS_ENTRY(GroupedMatmulBackward) {
+  const Inputs in(call);
+  const Tensor dout = call.tensor("dout", 2), dx = call.tensor("dx", 2), dweight = call.tensor("dweight", 3);
+  const Tensor dbias = call.optional_of("common|float32", "dbias", 2), offsets = call.tensor_of("int64", "offsets", 1);
+  call.require_shape(dout, {in.rows, in.columns});
+  call.require_same_shape(dx, in.x);
+  call.require_same_shape(dweight, in.weight);
+  call.require_gradient(dbias, in.bias);
+  call.require_shape(offsets, {in.groups + 1});
+  return call.run([&](auto type) {
+    using T = typename decltype(type)::type;
+    const T *const x = in.x.as<T>(), *const gradient = dout.as<T>();
+    const int64_t* const begin = offsets.as<int64_t>();
+    in.find_offsets(call, offsets.as<int64_t>());
+    multiply(call, RowProducts<T>{in.groups, in.rows, in.columns, in.deep, begin, gradient, in.weight.as<T>(),
+                                  !in.is_transposed, OptionalNumbers<T>({}), dx.as<T>()});
+    if (in.is_transposed)
+      multiply(call, WeightProducts<T>{in.groups, in.rows, in.columns, in.deep, begin, gradient, x, dweight.as<T>()});
+    else
+      multiply(call, WeightProducts<T>{in.groups, in.rows, in.deep, in.columns, begin, x, gradient, dweight.as<T>()});
+    sum_rows(call, in, begin, gradient, dbias);
+  });
+}

@@ -1,0 +1,203 @@
+// All products of grouped_matmul on the CPU. A thread takes a tile of a group's result: kRows vectors on the left times
+// kColumns vectors on the right. It copies kDeep terms of each at a time, so that they lie close together, those on the
+// right as panels (see shared/product/cpu.h), and multiplies. Each number of a result is the sum of its products in
+// order, kDeep at a time, wherever it is in a tile: it does not depend on how many rows there are.
+#pragma once
+
+#include "../shared/product/cpu.h"
+#include "problem.h"
+
+namespace msops::grouped_matmul {
+
+constexpr int64_t kRows = 96, kColumns = 192, kDeep = 256;
+
+// Vectors have an element of each term. One of the strides is 1.
+template <typename T>
+struct Vectors {
+  const T* first;
+  int64_t apart, step;  // the strides of vectors and of terms
+
+  MSOPS_CPU const T* at(int64_t vector, int64_t term) const { return first + vector * apart + term * step; }
+  MSOPS_CPU Vectors from(int64_t vector, int64_t term) const { return {at(vector, term), apart, step}; }
+};
+
+// Sums are what a group's vectors on the left make of those on the right.
+template <typename T>
+struct Sums {
+  Vectors<T> left, right;
+  int64_t rows, columns, deep;  // how many vectors on the left, on the right, and terms
+  T* out;
+  int64_t row_stride, column_stride;  // of out; one of them is 1
+
+  MSOPS_CPU int64_t tiles_across() const { return (columns + kColumns - 1) / kColumns; }
+  MSOPS_CPU int64_t tiles() const { return (rows + kRows - 1) / kRows * tiles_across(); }
+};
+
+// Worker has a thread's room for tiles of at most so many vectors and terms.
+template <typename T>
+class Worker {
+ public:
+  using C = Compute<T>;
+
+  Worker(int64_t rows, int64_t columns, int64_t deep) {
+    rows = std::min(rows, kRows), columns = std::min(columns, kColumns), deep = std::min(deep, kDeep);
+    rows_.reset(new C[whole(rows, product::kRows) * deep]);
+    panels_.reset(new C[whole(columns, kWidth) * deep]);
+    sums_.reset(new C[whole(rows, product::kRows) * kLanes]);
+    totals_.reset(new C[rows * columns]);
+  }
+
+  // Computes a tile. begin(row, column) is what a sum begins with.
+  template <typename Begin>
+  MSOPS_CPU void compute(const Sums<T>& s, int64_t tile, const Begin& begin) const {
+    const int64_t row = tile / s.tiles_across() * kRows, column = tile % s.tiles_across() * kColumns;
+    const int64_t rows = std::min(kRows, s.rows - row), columns = std::min(kColumns, s.columns - column);
+    for (int64_t i = 0; i < rows; ++i)
+      for (int64_t j = 0; j < columns; ++j) totals_[i * columns + j] = begin(row + i, column + j);
+    for (int64_t k = 0; k < s.deep; k += kDeep) {
+      const int64_t terms = std::min(kDeep, s.deep - k);
+      copy_rows(s.left.from(row, k), rows, terms);
+      copy_panels(s.right.from(column, k), columns, terms);
+      for (int64_t j = 0; j < columns; j += kLanes) {
+        const int64_t n = std::min(kLanes, columns - j), pitch = whole(n, kWidth);
+        product::multiply_panel(pitch, rows_.get(), rows, terms, panels_.get() + j * terms, sums_.get());
+        for (int64_t i = 0; i < rows; ++i)
+          for (int64_t l = 0; l < n; ++l) totals_[i * columns + j + l] += sums_[i * pitch + l];
+      }
+    }
+    store(s, s.out + row * s.row_stride + column * s.column_stride, rows, columns);
+  }
+
+ private:
+  static constexpr int64_t kWidth = product::kWidth<C>, kLanes = product::kMostLanes<C>;
+
+  static MSOPS_CPU int64_t whole(int64_t n, int64_t of) { return (n + of - 1) / of * of; }
+
+  // Copies vectors as rows (n, terms), with rows of zeros up to as many as are multiplied at once.
+  MSOPS_CPU void copy_rows(const Vectors<T>& from, int64_t n, int64_t terms) const {
+    C* const to = rows_.get();
+    if (from.step == 1) {
+      for (int64_t i = 0; i < n; ++i) widen(from.at(i, 0), to + i * terms, terms);
+    } else {
+      C line[kRows];
+      for (int64_t k = 0; k < terms; ++k) {
+        widen(from.at(0, k), line, n);
+        for (int64_t i = 0; i < n; ++i) to[i * terms + k] = line[i];
+      }
+    }
+    std::fill(to + n * terms, to + whole(n, product::kRows) * terms, C(0));
+  }
+
+  // Copies vectors as panels (terms, kLanes), the last of which may be narrower, with zeros up to whole vectors.
+  MSOPS_CPU void copy_panels(const Vectors<T>& from, int64_t n, int64_t terms) const {
+    const int64_t last = n / kLanes * kLanes, pitch = whole(n - last, kWidth);
+    const auto place = [&](int64_t j, int64_t k) {
+      return panels_.get() +
+             (j < last ? j / kLanes * kLanes * terms + k * kLanes + j % kLanes : last * terms + k * pitch + j - last);
+    };
+    std::fill(place(last, 0), place(last, terms), C(0));
+    if (from.apart == 1) {
+      for (int64_t k = 0; k < terms; ++k)
+        for (int64_t j = 0; j < n; j += kLanes) widen(from.at(j, k), place(j, k), std::min(kLanes, n - j));
+    } else {
+      C line[kDeep];
+      for (int64_t j = 0; j < n; ++j) {
+        widen(from.at(j, 0), line, terms);
+        C* const to = place(j, 0);
+        const int64_t apart = j < last ? kLanes : pitch;
+        for (int64_t k = 0; k < terms; ++k) to[k * apart] = line[k];
+      }
+    }
+  }
+
+  MSOPS_CPU void store(const Sums<T>& s, T* out, int64_t rows, int64_t columns) const {
+    if (s.column_stride == 1) {
+      for (int64_t i = 0; i < rows; ++i) narrow(totals_.get() + i * columns, out + i * s.row_stride, columns);
+      return;
+    }
+    C line[kRows];
+    for (int64_t j = 0; j < columns; ++j) {
+      for (int64_t i = 0; i < rows; ++i) line[i] = totals_[i * columns + j];
+      narrow(line, out + j * s.column_stride, rows);
+    }
+  }
+
+  std::unique_ptr<C[]> rows_, panels_, sums_, totals_;
+};
+
+// Rows of a group are on the left if the weight has its columns close together, else the weight's columns are: then
+// what is copied as rows, whose terms are close together, is the larger part where there are few rows.
+template <typename T>
+struct OfRows {
+  RowProducts<T> p;
+
+  MSOPS_CPU int64_t rows() const { return p.is_transposed ? p.columns : p.rows; }
+  MSOPS_CPU int64_t columns() const { return p.is_transposed ? p.rows : p.columns; }
+  MSOPS_CPU int64_t deep() const { return p.deep; }
+  MSOPS_CPU Sums<T> sums(int64_t group) const {
+    const int64_t first = p.offsets[group], n = p.offsets[group + 1] - first;
+    const Vectors<T> x{p.x + first * p.deep, p.deep, 1};
+    T* const out = p.out + first * p.columns;
+    if (p.is_transposed) return {{p.weight_of(group), p.deep, 1}, x, p.columns, n, p.deep, out, 1, p.columns};
+    return {x, {p.weight_of(group), 1, p.columns}, n, p.columns, p.deep, out, p.columns, 1};
+  }
+  MSOPS_CPU Compute<T> begin(int64_t group, int64_t row, int64_t column) const {
+    return p.bias[group * p.columns + (p.is_transposed ? row : column)];
+  }
+};
+
+template <typename T>
+struct OfWeights {
+  WeightProducts<T> p;
+
+  MSOPS_CPU int64_t rows() const { return p.height; }
+  MSOPS_CPU int64_t columns() const { return p.columns; }
+  MSOPS_CPU int64_t deep() const { return p.rows; }
+  MSOPS_CPU Sums<T> sums(int64_t group) const {
+    const int64_t first = p.offsets[group], n = p.offsets[group + 1] - first;
+    T* const out = p.out + group * p.height * p.columns;
+    return {{p.a + first * p.height, 1, p.height},
+            {p.b + first * p.columns, 1, p.columns},
+            p.height,
+            p.columns,
+            n,
+            out,
+            p.columns,
+            1};
+  }
+  MSOPS_CPU Compute<T> begin(int64_t, int64_t, int64_t) const { return 0; }
+};
+
+// Threads take tiles of all groups, one after another.
+template <typename T, typename Products>
+struct ComputeTiles {
+  const Products& products;
+  const std::vector<int64_t>& ends;  // the tiles of each group and those before
+  product::Shares& shares;
+
+  MSOPS_CPU void operator()(int64_t part, int64_t parts) const {
+    const Worker<T> worker(products.rows(), products.columns(), products.deep());
+    for (int64_t i; shares.take(0, part, parts, ends.back(), i);) {
+      const int64_t group = std::upper_bound(ends.begin(), ends.end(), i) - ends.begin();
+      const int64_t first = group ? ends[group - 1] : 0;
+      worker.compute(products.sums(group), i - first,
+                     [&](int64_t row, int64_t column) { return products.begin(group, row, column); });
+    }
+  }
+};
+
+template <typename T, typename Products>
+void compute_on_cpu(Call& call, int64_t groups, const Products& products) {
+  if (groups == 0) return;
+  std::vector<int64_t> ends(groups);
+  double work = 0;
+  for (int64_t group = 0, tiles = 0; group < groups; ++group) {
+    const Sums<T> sums = products.sums(group);
+    ends[group] = tiles += sums.tiles();
+    work += static_cast<double>(sums.rows * sums.columns) * static_cast<double>(sums.deep + 8);
+  }
+  product::Shares shares(1);
+  on_threads(call, ends.back(), work / 8, ComputeTiles<T, Products>{products, ends, shares});
+}
+
+}  // namespace msops::grouped_matmul
