@@ -26,18 +26,6 @@ struct TensorMaps {
   }
 };
 
-// Returns how many blocks to launch of a kernel that goes through `count` items, or 0 if the GPU lacks its
-// instructions.
-template <typename S, typename Kernel>
-int64_t wgmma_blocks(Kernel kernel, int64_t count) {
-  cudaFuncAttributes attributes{};
-  const Gpu gpu;
-  if (!is_compiled_for(90, kernel) || cudaFuncGetAttributes(&attributes, kernel) != cudaSuccess) return 0;
-  if (attributes.maxThreadsPerBlock < S::kThreads) return 0;  // the code is for sm_90 or later GPUs, not for sm_90a
-  if (gpu.shared_bytes < S::kBytes) return 0;                 // the kernels have no further shared arrays
-  return least(count, gpu.multiprocessors);
-}
-
 // Each returns false, and launches nothing, if the GPU lacks the instructions or TMA cannot read the tensors.
 // Where there is a mask, its bits have room at `words`.
 template <int kWidth, bool kHasMask>
