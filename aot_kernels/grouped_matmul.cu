@@ -1,8 +1,14 @@
 // out_n = x_n W_e + bias_e for each row n of group e, where groups are as many neighbouring rows each as group_sizes
-// say, and the gradients. Rows after the last group give 0 and are not read.
+// say, and the gradients. Rows after the last group give 0 and are not used.
+//
+//   case                                            kernel              why
+//   float16, rows of whole packs of 16 bytes        wgmma.h (sm_90a)    tensor cores, fed by TMA
+//   other float16, float32                          mma.h (sm_80)       tensor cores; float32 as three TF32 products
+//   float64, older GPUs                             plain.h             any GPU
+//   the CPU                                         cpu.h               panels, as in shared/product/cpu.h
 
 #include "grouped_matmul/cpu.h"
-#include "grouped_matmul/plain.h"
+#include "grouped_matmul/gpu.h"
 
 using namespace msops;
 using namespace msops::grouped_matmul;
@@ -29,8 +35,7 @@ struct Inputs {
   void find_offsets(Call& call, int64_t* offsets) const {
     const Integers size(sizes);
 #ifdef __CUDACC__
-    if (!call.is_on_cpu())
-      return launch(call, offsets_kernel<kOffsetThreads>, 1, kOffsetThreads, 0, groups, rows, size, offsets);
+    if (!call.is_on_cpu()) return launch(call, offsets_kernel<512>, 1, 512, 0, groups, rows, size, offsets);
 #endif
     *offsets = 0;
     for (int64_t e = 0; e < groups && call.ok(); ++e) {
@@ -64,7 +69,7 @@ void multiply(Call& call, const RowProducts<T>& p) {
                   static_cast<double>(p.columns) / 8);
   }
 #ifdef __CUDACC__
-  multiply_plainly(call, p);
+  multiply_on_gpu(call, p);
 #endif
 }
 
@@ -73,7 +78,7 @@ void multiply(Call& call, const WeightProducts<T>& p) {
   if (!call.ok() || p.groups == 0 || p.height == 0 || p.columns == 0) return;
   if (call.is_on_cpu()) return compute_on_cpu<T>(call, p.groups, OfWeights<T>{p});
 #ifdef __CUDACC__
-  multiply_plainly(call, p);
+  multiply_on_gpu(call, p);
 #endif
 }
 

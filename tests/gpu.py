@@ -120,18 +120,28 @@ def calls_with_far_bias(monkeypatch, name, dtype):
     return card.entry_calls(shapes, settings, dtype)
 
 
-def calls_that_grow(dtype):
-    """Returns the calls of selective_scan in which states, and then gradients, grow beyond all numbers over a part of
-    the steps, had they anything to grow from."""
-    [card] = [card for card in cards() if card.name() == "selective_scan"]
-    inputs, [dout, dlast], settings = card.growing(dtype)
+def calls_with(card, inputs, douts, settings):
+    """Returns the calls of a card's entries with these inputs and gradients of the results."""
 
     def compute(operator, inputs):
         outputs = [np.empty(*output) for output in outputs_of(operator, inputs)]
         assert prepare_operator(operator, [*inputs, *outputs])() == 0
-        return outputs, [dout, dlast]
+        return outputs, douts
 
     return list(follow(card.operators([x.shape for x in inputs], **settings), inputs, compute))
+
+
+def calls_that_grow(dtype):
+    """Returns the calls of selective_scan in which states, and then gradients, grow beyond all numbers over a part of
+    the steps, had they anything to grow from."""
+    [card] = [card for card in cards() if card.name() == "selective_scan"]
+    return calls_with(card, *card.growing(dtype))
+
+
+def calls_with_unused(name, dtype):
+    """Returns the calls of a case of grouped_matmul with NaN where no group has rows."""
+    [card] = [card for card in cards() if card.name() == "grouped_matmul"]
+    return calls_with(card, *card.unused(name, dtype))
 
 
 def calls_with_wrong_columns(monkeypatch, name, dtype):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import emulator
-from card import DTYPES, cards, names_of
+from card import DTYPES, cards, names_of, random
 from gpu import (
     DECAYS,
     FAR,
@@ -20,10 +20,12 @@ from gpu import (
     calls_with_decay,
     calls_with_far_bias,
     calls_with_hidden_queries,
+    calls_with_unused,
     calls_with_wrong_columns,
     compare_with_cpu,
 )
 from msops.core.abi import DEFAULT_STREAM, Param, ask_shapes, prepare_call
+from msops.operators.grouped_matmul import operators as grouped_products
 from msops.operators.rotary_embedding import operators as rotations
 from msops.testing.entry import Status, attributes_in_mindspore
 
@@ -144,6 +146,47 @@ def test_growth_over_parts(dtype):
     """A part of the steps of selective_scan may grow what is 0 by an infinite factor."""
     for call in calls_that_grow(dtype):
         compare_with_cpu(Emulator(), call, dtype, shift=0)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "architecture"), [("float16", "90"), ("float16", "80"), ("float32", "90"), ("float64", "90")]
+)
+@pytest.mark.parametrize("name", ["unused", "unused, transposed"], ids="grouped_matmul {}".format)
+def test_rows_and_weights_that_are_not_used(name, dtype, architecture, monkeypatch):
+    """Rows of no group, and weights of groups without rows, may be NaN."""
+    monkeypatch.setenv("MSOPS_EMULATOR_ARCHITECTURE", architecture)
+    for call in calls_with_unused(name, dtype):
+        assert all(np.isfinite(result).all() for result in call.results)
+        compare_with_cpu(Emulator(), call, dtype, shift=0)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "counted"),
+    [((2, -1, 3), (2, 0, 3)), ((-1, 9, 2), (0, 6, 0)), ((2**62,) * 3, (6, 0, 0)), ((1, 2, 2**63 - 1), (1, 2, 3))],
+    ids="grouped_matmul {}".format,
+)
+def test_sizes_of_groups_out_of_range(sizes, counted):
+    """A negative size counts as 0 on a GPU, and groups end at the last row."""
+    x, weight = random(0, "float64", (6, 4), (3, 4, 5))
+    results = []
+    for each in (sizes, counted):
+        out, offsets = np.full((6, 5), np.nan), np.empty(4, np.int64)
+        assert (
+            Emulator().status(grouped_products(False).without("bias"), [x, weight, np.array(each), out, offsets]) == 0
+        )
+        results.append(out)
+        assert offsets.tolist() == [0, *np.cumsum(counted)]
+    np.testing.assert_array_equal(*results)
+
+
+@pytest.mark.parametrize("groups", [1100], ids="grouped_matmul {}".format)
+def test_sizes_of_many_groups(groups):
+    """One block adds up the sizes of more groups than it has threads."""
+    sizes = np.random.default_rng(0).integers(0, 4, groups)
+    x, weight, out = np.empty((sizes.sum() - 2, 4)), np.empty((groups, 4, 0)), np.empty((sizes.sum() - 2, 0))
+    offsets = np.empty(groups + 1, np.int64)
+    assert Emulator().status(grouped_products(False).without("bias"), [x, weight, sizes, out, offsets]) == 0
+    np.testing.assert_array_equal(offsets, np.minimum([0, *np.cumsum(sizes)], len(x)))
 
 
 @pytest.mark.parametrize("raw", DECAYS, ids="wkv7 {}".format)

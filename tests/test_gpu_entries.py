@@ -14,6 +14,7 @@ from gpu import (
     calls_with_decay,
     calls_with_far_bias,
     calls_with_hidden_queries,
+    calls_with_unused,
     compare_with_cpu,
     is_there,
 )
@@ -51,6 +52,15 @@ def test_bias_far_from_0(gpu, name, dtype, monkeypatch):
     """Gradients of queries whose lse has no digits of their sum are right."""
     for call in calls_with_far_bias(monkeypatch, name, dtype):
         compare_with_cpu(gpu, call, dtype, shift=0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", ["unused", "unused, transposed"])
+def test_rows_and_weights_that_are_not_used(gpu, name, dtype):
+    """Rows of no group, and weights of groups without rows, may be NaN."""
+    for call in calls_with_unused(name, dtype):
+        for shift in (0, 1):
+            compare_with_cpu(gpu, call, dtype, shift)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

@@ -11,16 +11,6 @@ namespace msops::grouped_matmul {
 
 constexpr int64_t kRows = 96, kColumns = 192, kDeep = 256;
 
-// Vectors have an element of each term. One of the strides is 1.
-template <typename T>
-struct Vectors {
-  const T* first;
-  int64_t apart, step;  // the strides of vectors and of terms
-
-  MSOPS_CPU const T* at(int64_t vector, int64_t term) const { return first + vector * apart + term * step; }
-  MSOPS_CPU Vectors from(int64_t vector, int64_t term) const { return {at(vector, term), apart, step}; }
-};
-
 // Sums are what a group's vectors on the left make of those on the right.
 template <typename T>
 struct Sums {
@@ -136,10 +126,9 @@ struct OfRows {
   MSOPS_CPU int64_t deep() const { return p.deep; }
   MSOPS_CPU Sums<T> sums(int64_t group) const {
     const int64_t first = p.offsets[group], n = p.offsets[group + 1] - first;
-    const Vectors<T> x{p.x + first * p.deep, p.deep, 1};
-    T* const out = p.out + first * p.columns;
-    if (p.is_transposed) return {{p.weight_of(group), p.deep, 1}, x, p.columns, n, p.deep, out, 1, p.columns};
-    return {x, {p.weight_of(group), 1, p.columns}, n, p.columns, p.deep, out, p.columns, 1};
+    const Vectors<T> x = p.left(first), weight = p.right(group, 0);
+    if (p.is_transposed) return {weight, x, p.columns, n, p.deep, p.to(first, 0), 1, p.columns};
+    return {x, weight, n, p.columns, p.deep, p.to(first, 0), p.columns, 1};
   }
   MSOPS_CPU Compute<T> begin(int64_t group, int64_t row, int64_t column) const {
     return p.bias[group * p.columns + (p.is_transposed ? row : column)];
@@ -155,15 +144,8 @@ struct OfWeights {
   MSOPS_CPU int64_t deep() const { return p.rows; }
   MSOPS_CPU Sums<T> sums(int64_t group) const {
     const int64_t first = p.offsets[group], n = p.offsets[group + 1] - first;
-    T* const out = p.out + group * p.height * p.columns;
-    return {{p.a + first * p.height, 1, p.height},
-            {p.b + first * p.columns, 1, p.columns},
-            p.height,
-            p.columns,
-            n,
-            out,
-            p.columns,
-            1};
+    const Place place{group, 0, 0, 0, 0, first, n};
+    return {p.left(place), p.right(place), p.height, p.columns, n, p.to(place), p.columns, 1};
   }
   MSOPS_CPU Compute<T> begin(int64_t, int64_t, int64_t) const { return 0; }
 };

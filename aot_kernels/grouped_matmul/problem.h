@@ -6,7 +6,25 @@
 
 namespace msops::grouped_matmul {
 
-// out_n = x_n W_e + bias_e for each row n of group e.
+// Vectors are factors of a product: it sums over their terms. One of the strides is 1.
+template <typename T>
+struct Vectors {
+  const T* first;
+  int64_t apart, step;  // the strides of vectors and of terms
+
+  MSOPS_BOTH const T* at(int64_t vector, int64_t term) const { return first + vector * apart + term * step; }
+  MSOPS_BOTH Vectors from(int64_t vector, int64_t term) const { return {at(vector, term), apart, step}; }
+};
+
+// A Place is where a tile of a result is: `rows` rows and `columns` columns of it, from a row and a column on. Each
+// number is a sum of `deep` products, of the terms from `first` on.
+struct Place {
+  int64_t group, row, column;
+  int rows, columns;
+  int64_t first, deep;
+};
+
+// out_n = x_n W_e + bias_e for each row n of group e. Rows of no group give 0.
 template <typename T>
 struct RowProducts {
   int64_t groups, rows, deep, columns;
@@ -17,7 +35,22 @@ struct RowProducts {
   OptionalNumbers<T> bias;  // (groups, columns)
   T* out;                   // (rows, columns)
 
-  MSOPS_BOTH const T* weight_of(int64_t group) const { return weight + group * deep * columns; }
+  MSOPS_BOTH Vectors<T> left(int64_t row) const { return {x + row * deep, deep, 1}; }
+  MSOPS_BOTH Vectors<T> right(int64_t group, int64_t column) const {
+    const T* const matrix = weight + group * deep * columns;
+    if (is_transposed) return {matrix + column * deep, deep, 1};
+    return {matrix + column, 1, columns};
+  }
+  MSOPS_BOTH T* to(int64_t row, int64_t column) const { return out + row * columns + column; }
+
+  MSOPS_BOTH Vectors<T> left(const Place& place) const { return left(place.row); }
+  MSOPS_BOTH Vectors<T> right(const Place& place) const { return right(place.group, place.column); }
+  MSOPS_BOTH T* to(const Place& place) const { return to(place.row, place.column); }
+  // Returns what sums in a column of a place begin with.
+  MSOPS_BOTH Compute<T> first_of(const Place& place, int column) const {
+    const bool has_bias = place.group < groups && column < place.columns;
+    return has_bias ? bias[place.group * columns + place.column + column] : Compute<T>(0);
+  }
 };
 
 // out_e = a_e^T b_e: sums over the rows of group e.
@@ -28,6 +61,15 @@ struct WeightProducts {
   const T* a;  // (rows, height)
   const T* b;  // (rows, columns)
   T* out;      // (groups, height, columns)
+
+  MSOPS_BOTH Vectors<T> left(const Place& place) const { return {a + place.first * height + place.row, 1, height}; }
+  MSOPS_BOTH Vectors<T> right(const Place& place) const {
+    return {b + place.first * columns + place.column, 1, columns};
+  }
+  MSOPS_BOTH T* to(const Place& place) const {
+    return out + (place.group * height + place.row) * columns + place.column;
+  }
+  MSOPS_BOTH Compute<T> first_of(const Place&, int) const { return 0; }
 };
 
 // out_e is the sum of the rows of group e. Index i is a run of kRun columns of a group.

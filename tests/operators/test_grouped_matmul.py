@@ -74,7 +74,13 @@ class TestGroupedMatmul(OperatorTest):
         "more terms": case((3, 9), 520, 30, transpose_weight=True),
         "more terms, unaligned": case((5, 2), 519, 9, 1, bias=True),
         "many groups": case((1, 0, 2) * 15, 16, 24, 4, bias=True),
+        "words": case((9, 40, 3), 70, 26, 1, bias=True),
+        "words, transposed": case((9, 40, 3), 70, 26, 1, True),
+        "wide": case((3, 2), 8, 2200, 1, bias=True),
+        "deep": case((3, 2), 2200, 8, 1, True),
         "many rows of one group": case((300,), 33, 17, 1),
+        "unused": case((3, 0, 21, 0), 40, 24, 9, bias=True),
+        "unused, transposed": case((3, 0, 70, 0), 40, 24, 9, True, True),
         "aligned": case((64, 0, 128), 128, 128, 64, True),
     }
     small = "small"
@@ -116,6 +122,17 @@ class TestGroupedMatmul(OperatorTest):
     def reference_gradient(self, x, weight, group_sizes, *rest, **settings):
         dx, dweight, *dbias = grouped_matmul_backward(x, weight, group_sizes, *rest, **settings)
         return dx, dweight, np.zeros_like(group_sizes), *dbias
+
+    def unused(self, name, dtype):
+        """Returns a case's inputs, gradients of the results, and settings, with NaN in all that no row uses."""
+        shapes, settings = self.entry_cases()[name]
+        x, weight, sizes, *bias = self.inputs(shapes, dtype, **settings)
+        [dout] = random(2, dtype, self.reference(x, weight, sizes, **settings)[0].shape)
+        for tail in (x, dout):
+            tail[sum(sizes) :] = np.nan
+        for each in (weight, *bias):
+            each[sizes == 0] = np.nan
+        return [x, weight, sizes, *bias], [dout], settings
 
     def random_case(self, random):
         sizes = tuple(random.choice((0, length(random))) for _ in range(random.randrange(5)))
@@ -166,22 +183,17 @@ def test_rows_do_not_depend_on_others(dtype, transpose_weight):
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 def test_what_no_row_uses_may_be_anything(mode, dtype, transpose_weight):
     """NaN in rows after the last group, in their gradients, and in weights of empty groups changes nothing."""
-    shapes, settings = case((3, 0, 21, 0), 40, 24, 9, transpose_weight, True)
-    card = TestGroupedMatmul()
-    x, weight, sizes, bias = card.inputs(shapes, dtype, **settings)
-    [dout] = random(2, dtype, (33, 24))
+    card, name = TestGroupedMatmul(), "unused, transposed" if transpose_weight else "unused"
+    inputs, douts, settings = card.unused(name, dtype)
+    cleared, cleared_douts = ([np.nan_to_num(each) for each in arrays] for arrays in (inputs, douts))
     net = card.net(**settings)
-    want = [*run(net, x, weight, sizes, bias), *run_gradient(net, [x, weight, sizes, bias], [dout])]
-    for tail in (x, dout):
-        tail[24:] = np.nan
-    for each in (weight, bias):
-        each[[1, 3]] = np.inf
-        each[[1, 3], -1] = np.nan
-    got = [*run(net, x, weight, sizes, bias), *run_gradient(net, [x, weight, sizes, bias], [dout])]
+    got = [*run(net, *inputs), *run_gradient(net, inputs, douts)]
+    want = [*run(net, *cleared), *run_gradient(net, cleared, cleared_douts)]
     for a, b in zip(got, want):
         np.testing.assert_array_equal(a, b)
     out, dx, dweight, _, dbias = got
-    for zero in (out[24:], dx[24:], dweight[[1, 3]], dbias[[1, 3]]):
+    rows = sum(settings["sizes"])
+    for zero in (out[rows:], dx[rows:], dweight[[1, 3]], dbias[[1, 3]]):
         assert (zero == 0).all()
 
 

@@ -109,6 +109,10 @@ template <int kTransposed, int kTransposedA>
 void wgmma_m64n64k16(float (&d)[8][4], uint64_t a, uint64_t b, int adds) {
   multiply_matrices<kTransposed, kTransposedA>(d, a, b, adds);
 }
+template <int kTransposed, int kTransposedA>
+void wgmma_m64n256k16(float (&d)[32][4], uint64_t a, uint64_t b, int adds) {
+  multiply_matrices<kTransposed, kTransposedA>(d, a, b, adds);
+}
 template <int kTransposed, int kN>
 void wgmma_k16(float (&d)[kN][4], const uint32_t (&a)[4], uint64_t b, int adds) {
   struct Words {
