@@ -31,107 +31,86 @@ struct Inputs {
     if (bias.dtype) call.require_shape(bias, {groups, columns});
   }
 
-  // Writes where groups begin, and where the last one ends.
-  void find_offsets(Call& call, int64_t* offsets) const {
+  // Writes the bounds of groups to scratch, and returns them.
+  Groups find_groups(Call& call, const Tensor& scratch) const {
+    int64_t* const bounds = scratch.as<int64_t>();
+    const Groups result{groups, rows, bounds};
     const Integers size(sizes);
 #ifdef __CUDACC__
-    if (!call.is_on_cpu()) return launch(call, offsets_kernel<512>, 1, 512, 0, groups, rows, size, offsets);
+    if (!call.is_on_cpu()) return launch(call, bounds_kernel<512>, 1, 512, 0, result, size, bounds), result;
 #endif
-    *offsets = 0;
+    bounds[0] = 0, bounds[groups + 1] = rows;
     for (int64_t e = 0; e < groups && call.ok(); ++e) {
-      const int64_t left = rows - offsets[e];
+      const int64_t left = rows - bounds[e];
       call.require(size[e] >= 0, kBadValue, "group_sizes[%lld] is %lld, expected at least 0", static_cast<long long>(e),
                    static_cast<long long>(size[e]));
       call.require(size[e] <= left, kBadValue, "group_sizes[%lld] is %lld, but x has only %lld rows left of %lld",
                    static_cast<long long>(e), static_cast<long long>(size[e]), static_cast<long long>(left),
                    static_cast<long long>(rows));
-      if (call.ok()) offsets[e + 1] = offsets[e] + size[e];
+      bounds[e + 1] = bounds[e] + std::min(size[e], left);
     }
+    return result;
   }
 };
 
-// A row of no group gets zeros.
-template <typename T>
-struct ClearRow {
-  int64_t columns;
-  T* out;
-
-  MSOPS_CPU void operator()(int64_t row) const { std::fill_n(out + row * columns, columns, T(0)); }
-};
-
-template <typename T>
-void multiply(Call& call, const RowProducts<T>& p) {
-  if (!call.ok() || p.rows == 0 || p.columns == 0) return;
-  if (call.is_on_cpu()) {
-    compute_on_cpu<T>(call, p.groups, OfRows<T>{p});
-    const int64_t first = p.offsets[p.groups];
-    return on_cpu(call, p.rows - first, ClearRow<T>{p.columns, p.out + first * p.columns},
-                  static_cast<double>(p.columns) / 8);
-  }
+template <typename T, template <typename> class Products>
+void multiply(Call& call, const Products<T>& p) {
+  if (!call.ok() || p.is_empty()) return;
+  if (call.is_on_cpu()) return cpu::multiply(call, p);
 #ifdef __CUDACC__
   multiply_on_gpu(call, p);
 #endif
 }
 
 template <typename T>
-void multiply(Call& call, const WeightProducts<T>& p) {
-  if (!call.ok() || p.groups == 0 || p.height == 0 || p.columns == 0) return;
-  if (call.is_on_cpu()) return compute_on_cpu<T>(call, p.groups, OfWeights<T>{p});
-#ifdef __CUDACC__
-  multiply_on_gpu(call, p);
-#endif
-}
-
-template <typename T>
-void sum_rows(Call& call, const Inputs& in, const int64_t* offsets, const T* from, const Tensor& out) {
+void sum_rows(Call& call, const Groups& groups, int64_t columns, const T* from, const Tensor& out) {
   if (out.size == 0) return;
   const Numbers<T> to(out);
   if (call.is_on_cpu()) {
     using Sum = SumRows<kRunOnCpu, T>;
-    const double cost = static_cast<double>(in.rows) / static_cast<double>(in.groups) * kRunOnCpu;
-    on_cpu(call, in.groups * Sum::runs(in.columns), Sum{in.columns, offsets, from, to}, cost);
+    const double cost = static_cast<double>(groups.rows) / static_cast<double>(groups.count) * kRunOnCpu;
+    on_cpu(call, groups.count * Sum::runs(columns), Sum{groups, columns, from, to}, cost);
   } else {
-    on_gpu(call, out.size, out.size, SumRows<1, T>{in.columns, offsets, from, to});
+    on_gpu(call, out.size, out.size, SumRows<1, T>{groups, columns, from, to});
   }
 }
 
 }  // namespace
 
-// (x, weight, group_sizes, bias?) -> (out, offsets): the last one is scratch.
+// (x, weight, group_sizes, bias?) -> (out, bounds): the last one is scratch.
 MSOPS_ENTRY(GroupedMatmulForward) {
   const Inputs in(call);
-  const Tensor out = call.tensor("out", 2), offsets = call.tensor_of("int64", "offsets", 1);
+  const Tensor out = call.tensor("out", 2), bounds = call.tensor_of("int64", "bounds", 1);
   call.require_shape(out, {in.rows, in.columns});
-  call.require_shape(offsets, {in.groups + 1});
+  call.require_shape(bounds, {2 * (in.groups + 2)});
   return call.run([&](auto type) {
     using T = typename decltype(type)::type;
-    in.find_offsets(call, offsets.as<int64_t>());
-    multiply(call, RowProducts<T>{in.groups, in.rows, in.deep, in.columns, offsets.as<int64_t>(), in.x.as<T>(),
-                                  in.weight.as<T>(), in.is_transposed, OptionalNumbers<T>(in.bias), out.as<T>()});
+    const Groups groups = in.find_groups(call, bounds);
+    multiply(call, RowProducts<T>{groups, in.deep, in.columns, in.x.as<T>(), in.weight.as<T>(), in.is_transposed,
+                                  OptionalNumbers<T>(in.bias), out.as<T>()});
   });
 }
 
-// (x, weight, group_sizes, bias?, dout) -> (dx, dweight, dbias?, offsets): the last one is scratch.
+// (x, weight, group_sizes, bias?, dout) -> (dx, dweight, dbias?, bounds): the last one is scratch.
 MSOPS_ENTRY(GroupedMatmulBackward) {
   const Inputs in(call);
   const Tensor dout = call.tensor("dout", 2), dx = call.tensor("dx", 2), dweight = call.tensor("dweight", 3);
-  const Tensor dbias = call.optional_of("common|float32", "dbias", 2), offsets = call.tensor_of("int64", "offsets", 1);
+  const Tensor dbias = call.optional_of("common|float32", "dbias", 2), bounds = call.tensor_of("int64", "bounds", 1);
   call.require_shape(dout, {in.rows, in.columns});
   call.require_same_shape(dx, in.x);
   call.require_same_shape(dweight, in.weight);
   call.require_gradient(dbias, in.bias);
-  call.require_shape(offsets, {in.groups + 1});
+  call.require_shape(bounds, {2 * (in.groups + 2)});
   return call.run([&](auto type) {
     using T = typename decltype(type)::type;
-    const T *const x = in.x.as<T>(), *const gradient = dout.as<T>();
-    const int64_t* const begin = offsets.as<int64_t>();
-    in.find_offsets(call, offsets.as<int64_t>());
-    multiply(call, RowProducts<T>{in.groups, in.rows, in.columns, in.deep, begin, gradient, in.weight.as<T>(),
-                                  !in.is_transposed, OptionalNumbers<T>({}), dx.as<T>()});
+    const T *const x = in.x.as<T>(), *const of_out = dout.as<T>();
+    const Groups groups = in.find_groups(call, bounds);
+    multiply(call, RowProducts<T>{groups, in.columns, in.deep, of_out, in.weight.as<T>(), !in.is_transposed,
+                                  OptionalNumbers<T>({}), dx.as<T>()});
     if (in.is_transposed)
-      multiply(call, WeightProducts<T>{in.groups, in.rows, in.columns, in.deep, begin, gradient, x, dweight.as<T>()});
+      multiply(call, WeightProducts<T>{groups, in.columns, in.deep, of_out, x, dweight.as<T>()});
     else
-      multiply(call, WeightProducts<T>{in.groups, in.rows, in.deep, in.columns, begin, x, gradient, dweight.as<T>()});
-    sum_rows(call, in, begin, gradient, dbias);
+      multiply(call, WeightProducts<T>{groups, in.deep, in.columns, x, of_out, dweight.as<T>()});
+    sum_rows(call, groups, in.columns, of_out, dbias);
   });
 }

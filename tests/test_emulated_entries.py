@@ -167,26 +167,26 @@ def test_rows_and_weights_that_are_not_used(name, dtype, architecture, monkeypat
 )
 def test_sizes_of_groups_out_of_range(sizes, counted):
     """A negative size counts as 0 on a GPU, and groups end at the last row."""
+    operator, results = grouped_products(False).without("bias"), []
     x, weight = random(0, "float64", (6, 4), (3, 4, 5))
-    results = []
     for each in (sizes, counted):
-        out, offsets = np.full((6, 5), np.nan), np.empty(4, np.int64)
-        assert (
-            Emulator().status(grouped_products(False).without("bias"), [x, weight, np.array(each), out, offsets]) == 0
-        )
+        out, bounds = np.full((6, 5), np.nan), np.empty(10, np.int64)
+        assert Emulator().status(operator, [x, weight, np.array(each), out, bounds]) == 0
+        assert bounds[:5].tolist() == [0, *np.cumsum(counted), 6]
         results.append(out)
-        assert offsets.tolist() == [0, *np.cumsum(counted)]
     np.testing.assert_array_equal(*results)
 
 
 @pytest.mark.parametrize("groups", [1100], ids="grouped_matmul {}".format)
 def test_sizes_of_many_groups(groups):
-    """One block adds up the sizes of more groups than it has threads."""
-    sizes = np.random.default_rng(0).integers(0, 4, groups)
-    x, weight, out = np.empty((sizes.sum() - 2, 4)), np.empty((groups, 4, 0)), np.empty((sizes.sum() - 2, 0))
-    offsets = np.empty(groups + 1, np.int64)
-    assert Emulator().status(grouped_products(False).without("bias"), [x, weight, sizes, out, offsets]) == 0
-    np.testing.assert_array_equal(offsets, np.minimum([0, *np.cumsum(sizes)], len(x)))
+    """One block adds up the sizes of more groups than it has threads, and how many tiles of 128 rows they take."""
+    sizes = np.random.default_rng(0).choice((0, 1, 128, 129, 300), groups)
+    begins = np.append(0, np.cumsum(sizes))
+    x, weight, out = np.empty((begins[-1] + 200, 4)), np.empty((groups, 4, 0)), np.empty((begins[-1] + 200, 0))
+    operator, bounds = grouped_products(False).without("bias"), np.empty(2 * groups + 4, np.int64)
+    assert Emulator().status(operator, [x, weight, sizes, out, bounds]) == 0
+    tiles = np.cumsum([0, *-(-sizes // 128), 2])
+    np.testing.assert_array_equal(bounds, [*begins, len(x), *tiles])
 
 
 @pytest.mark.parametrize("raw", DECAYS, ids="wkv7 {}".format)

@@ -4,10 +4,12 @@
 // order, kDeep at a time, wherever it is in a tile: it does not depend on how many rows there are.
 #pragma once
 
+#include <vector>
+
 #include "../shared/product/cpu.h"
 #include "problem.h"
 
-namespace msops::grouped_matmul {
+namespace msops::grouped_matmul::cpu {
 
 constexpr int64_t kRows = 96, kColumns = 192, kDeep = 256;
 
@@ -121,11 +123,11 @@ template <typename T>
 struct OfRows {
   RowProducts<T> p;
 
-  MSOPS_CPU int64_t rows() const { return p.is_transposed ? p.columns : p.rows; }
-  MSOPS_CPU int64_t columns() const { return p.is_transposed ? p.rows : p.columns; }
+  MSOPS_CPU int64_t rows() const { return p.is_transposed ? p.columns : p.groups.rows; }
+  MSOPS_CPU int64_t columns() const { return p.is_transposed ? p.groups.rows : p.columns; }
   MSOPS_CPU int64_t deep() const { return p.deep; }
   MSOPS_CPU Sums<T> sums(int64_t group) const {
-    const int64_t first = p.offsets[group], n = p.offsets[group + 1] - first;
+    const int64_t first = p.groups.begin(group), n = p.groups.size(group);
     const Vectors<T> x = p.left(first), weight = p.right(group, 0);
     if (p.is_transposed) return {weight, x, p.columns, n, p.deep, p.to(first, 0), 1, p.columns};
     return {x, weight, n, p.columns, p.deep, p.to(first, 0), p.columns, 1};
@@ -141,9 +143,9 @@ struct OfWeights {
 
   MSOPS_CPU int64_t rows() const { return p.height; }
   MSOPS_CPU int64_t columns() const { return p.columns; }
-  MSOPS_CPU int64_t deep() const { return p.rows; }
+  MSOPS_CPU int64_t deep() const { return p.groups.rows; }
   MSOPS_CPU Sums<T> sums(int64_t group) const {
-    const int64_t first = p.offsets[group], n = p.offsets[group + 1] - first;
+    const int64_t first = p.groups.begin(group), n = p.groups.size(group);
     const Place place{group, 0, 0, 0, 0, first, n};
     return {p.left(place), p.right(place), p.height, p.columns, n, p.to(place), p.columns, 1};
   }
@@ -169,7 +171,8 @@ struct ComputeTiles {
 };
 
 template <typename T, typename Products>
-void compute_on_cpu(Call& call, int64_t groups, const Products& products) {
+void compute(Call& call, const Products& products) {
+  const int64_t groups = products.p.groups.count;
   if (groups == 0) return;
   std::vector<int64_t> ends(groups);
   double work = 0;
@@ -182,4 +185,25 @@ void compute_on_cpu(Call& call, int64_t groups, const Products& products) {
   on_threads(call, ends.back(), work / 8, ComputeTiles<T, Products>{products, ends, shares});
 }
 
-}  // namespace msops::grouped_matmul
+// A row of no group gets zeros.
+template <typename T>
+struct ClearRow {
+  int64_t columns;
+  T* out;
+
+  MSOPS_CPU void operator()(int64_t row) const { std::fill_n(out + row * columns, columns, T(0)); }
+};
+
+template <typename T>
+void multiply(Call& call, const RowProducts<T>& p) {
+  const int64_t rest = p.groups.count;
+  compute<T>(call, OfRows<T>{p});
+  on_cpu(call, p.groups.size(rest), ClearRow<T>{p.columns, p.to(p.groups.begin(rest), 0)},
+         static_cast<double>(p.columns) / 8);
+}
+template <typename T>
+void multiply(Call& call, const WeightProducts<T>& p) {
+  compute<T>(call, OfWeights<T>{p});
+}
+
+}  // namespace msops::grouped_matmul::cpu

@@ -13,7 +13,7 @@ namespace msops::grouped_matmul {
 template <typename T_>
 struct MmaShape {
   using T = T_;
-  static constexpr int kSide = 128, kDeep = 128 / static_cast<int>(sizeof(T)), kStages = 3, kThreads = 256;
+  static constexpr int kSide = kTileRows, kDeep = 128 / static_cast<int>(sizeof(T)), kStages = 3, kThreads = 256;
   static constexpr int kM = 4, kN = 4, kRows = 16 * kM, kColumns = 8 * kN;  // of a warp
   static constexpr int kElements = kSide * kDeep, kBytes = 2 * kStages * kElements * static_cast<int>(sizeof(T));
 };
@@ -94,8 +94,8 @@ __device__ __forceinline__ void multiply_by_mma(const Products& p, const Aligned
   using Tile = typename Left::Tile;
   extern __shared__ __align__(1024) unsigned char shared[];
   T* const stages = reinterpret_cast<T*>(shared);
-  const Place place = find_place<S::kSide, S::kSide>(p, blockIdx.x);
-  if (place.rows <= 0) return;
+  const Place place = find_place<S::kSide>(p, blockIdx.x);
+  if (place.rows == 0) return;
   const Vectors<T> left = p.left(place), right = p.right(place);
   const int64_t tiles = parts(place.deep, S::kDeep);
   const auto left_tile = [&](int64_t i) { return stages + i % S::kStages * 2 * S::kElements; };
@@ -117,6 +117,7 @@ __device__ __forceinline__ void multiply_by_mma(const Products& p, const Aligned
     cp_async_wait<S::kStages - 2>();
     __syncthreads();
     begin_copy(i + S::kStages - 1);
+    if (row >= place.rows) continue;  // the warp has no sums that are stored
     const unsigned from_left = Left::left(left_tile(i), row);
     const unsigned from_right = Right::right(left_tile(i) + S::kElements, part * S::kColumns);
 #pragma unroll 2
@@ -155,7 +156,7 @@ bool launch_mma(Call& call, const Products<T>& p, const Aligned& aligned) {
   using S = MmaShape<T>;
   const auto kernel = mma_kernel<S, kLeftByTerms, kRightByTerms, Products<T>>;
   if (!is_compiled_for(80, kernel) || Gpu().dynamic_bytes() < S::kBytes) return false;
-  launch(call, kernel, order_of<S::kSide, S::kSide>(p).count(), S::kThreads, S::kBytes, p, aligned);
+  launch(call, kernel, most_tiles<S::kSide>(p), S::kThreads, S::kBytes, p, aligned);
   return true;
 }
 

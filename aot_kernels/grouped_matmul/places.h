@@ -1,9 +1,5 @@
 // Which part of a result a block of a GPU computes, found on the GPU, since the host does not know how large groups
 // are.
-//
-// Row r of group e belongs to the tile r / kRows + e of kRows rows. So groups share no tile, and the tiles of group e
-// begin with offsets[e] / kRows + e: some tiles are left without rows, but no array of tiles is needed. The rows after
-// the last group are as those of one more group.
 #pragma once
 
 #include "problem.h"
@@ -31,79 +27,103 @@ struct TileOrder {
 MSOPS_BOTH int64_t parts(int64_t n, int64_t of) { return (n + of - 1) / of; }
 __device__ __forceinline__ int limited(int64_t n, int most) { return n < most ? static_cast<int>(n) : most; }
 
-template <int kRows, int kColumns, typename T>
-MSOPS_BOTH TileOrder order_of(const RowProducts<T>& p) {
-  return {p.rows / kRows + p.groups + 1, parts(p.columns, kColumns)};
+// Return the order of a result's tiles of kTileRows rows.
+template <int kColumns, typename T>
+__device__ __forceinline__ TileOrder order_of(const RowProducts<T>& p) {
+  return {p.groups.first_tile(p.groups.count + 1), parts(p.columns, kColumns)};
 }
-template <int kRows, int kColumns, typename T>
+template <int kColumns, typename T>
 MSOPS_BOTH TileOrder order_of(const WeightProducts<T>& p) {
-  return {p.groups * parts(p.height, kRows), parts(p.columns, kColumns)};
+  return {p.groups.count * parts(p.height, kTileRows), parts(p.columns, kColumns)};
 }
 
-// Returns the place of a tile, which may have no rows. All lanes of a warp call this: each looks at one of 32 groups,
-// until one group is left.
-template <int kRows, int kColumns, typename T>
-__device__ __forceinline__ Place find_place(const RowProducts<T>& p, int64_t number) {
-  int64_t tile, column, group = 0;
-  order_of<kRows, kColumns>(p).find(number, tile, column);
-  const auto begin = [&](int64_t e) { return p.offsets[e] / kRows + e; };
-  for (int64_t left = p.groups + 1; left > 1;) {  // groups that may have the tile
-    const int64_t apart = parts(left, 32), at = group + threadIdx.x % 32 * apart;
-    const bool is_before = at < group + left && begin(at) <= tile;
+// Return how many tiles there are at most, whatever the sizes of groups are.
+template <int kColumns, typename T>
+int64_t most_tiles(const RowProducts<T>& p) {
+  return (p.groups.rows / kTileRows + p.groups.count + 1) * parts(p.columns, kColumns);
+}
+template <int kColumns, typename T>
+int64_t most_tiles(const WeightProducts<T>& p) {
+  return order_of<kColumns>(p).count();
+}
+
+// Returns the last group that begins with this tile or before. All lanes of a warp call this: each looks at one of 32
+// groups, until one is left.
+__device__ __forceinline__ int64_t group_of(const Groups& groups, int64_t tile) {
+  int64_t group = 0;
+  for (int64_t left = groups.count + 1; left > 1;) {  // groups that may be it
+    const int64_t apart = parts(left, 32), other = group + threadIdx.x % 32 * apart;
+    const bool is_before = other < group + left && groups.first_tile(other) <= tile;
     const int64_t chosen = (__popc(__ballot_sync(~0u, is_before)) - 1) * apart;
     left = apart < left - chosen ? apart : left - chosen;
     group += chosen;
   }
-  const int64_t row = p.offsets[group] + (tile - begin(group)) * kRows;
-  const int64_t end = group < p.groups ? p.offsets[group + 1] : p.rows;
+  return group;
+}
+
+// Return the place of a tile, which has no rows if there are fewer tiles. All lanes of a warp call these.
+template <int kColumns, typename T>
+__device__ __forceinline__ Place find_place(const RowProducts<T>& p, int64_t number) {
+  const TileOrder order = order_of<kColumns>(p);
+  if (number >= order.count()) return {};
+  int64_t tile, column;
+  order.find(number, tile, column);
+  const int64_t group = group_of(p.groups, tile);
+  const int64_t row = (tile - p.groups.first_tile(group)) * kTileRows;
   column *= kColumns;
   return {group,
-          row,
+          p.groups.begin(group) + row,
           column,
-          limited(end - row, kRows),
+          limited(p.groups.size(group) - row, kTileRows),
           limited(p.columns - column, kColumns),
           0,
-          group < p.groups ? p.deep : 0};
+          group < p.groups.count ? p.deep : 0};
 }
-
-template <int kRows, int kColumns, typename T>
+template <int kColumns, typename T>
 __device__ __forceinline__ Place find_place(const WeightProducts<T>& p, int64_t number) {
   int64_t tile, column;
-  order_of<kRows, kColumns>(p).find(number, tile, column);
-  const int64_t down = parts(p.height, kRows), group = tile / down, row = tile % down * kRows, first = p.offsets[group];
+  order_of<kColumns>(p).find(number, tile, column);
+  const int64_t down = parts(p.height, kTileRows), group = tile / down, row = tile % down * kTileRows;
   column *= kColumns;
   return {group,
           row,
           column,
-          limited(p.height - row, kRows),
+          limited(p.height - row, kTileRows),
           limited(p.columns - column, kColumns),
-          first,
-          p.offsets[group + 1] - first};
+          p.groups.begin(group),
+          p.groups.size(group)};
 }
 
-// Writes where groups begin, and where the last one ends. A negative size counts as 0, and groups end at `rows`. One
-// block adds up as many sizes as it has threads at a time.
+// Writes the bounds of groups (see Groups). A negative size counts as 0, and groups end at the last row. One block adds
+// up as many sizes as it has threads at a time.
 template <int kThreads>
-__global__ void __launch_bounds__(kThreads)
-    offsets_kernel(int64_t groups, int64_t rows, Integers sizes, int64_t* offsets) {
+__global__ void __launch_bounds__(kThreads) bounds_kernel(Groups groups, Integers sizes, int64_t* bounds) {
   __shared__ int64_t sums[kThreads];
   const int thread = threadIdx.x;
-  const auto within = [&](int64_t n) { return n < 0 ? 0 : n < rows ? n : rows; };
-  int64_t before = 0;
-  if (thread == 0) offsets[0] = 0;
-  for (int64_t first = 0; first < groups; first += kThreads) {
-    const int64_t group = first + thread;
-    sums[thread] = group < groups ? within(sizes[group]) : 0;
+  const auto within = [&](int64_t row) { return row < 0 ? 0 : row < groups.rows ? row : groups.rows; };
+  // Adds the numbers of the threads before to `begin`, and those of all threads to `next`, which they have in common.
+  const auto scan = [&](int64_t number, int64_t& begin, int64_t& next) {
+    sums[thread] = number;
     __syncthreads();
     for (int apart = 1; apart < kThreads; apart *= 2) {
       const int64_t other = thread >= apart ? sums[thread - apart] : 0;
       __syncthreads();
-      sums[thread] = within(sums[thread] + other);
+      sums[thread] += other;
       __syncthreads();
     }
-    if (group < groups) offsets[group + 1] = within(before + sums[thread]);
-    before = within(before + sums[kThreads - 1]);
+    begin = next + (thread > 0 ? sums[thread - 1] : 0);
+    next += sums[kThreads - 1];
     __syncthreads();
+  };
+  int64_t next_row = 0, next_tile = 0;
+  for (int64_t first = 0; first < groups.count + 2; first += kThreads) {
+    const int64_t group = first + thread;
+    const int64_t size = group < groups.count ? within(sizes[group]) : group == groups.count ? groups.rows : 0;
+    int64_t row, tile;
+    scan(size, row, next_row);
+    scan(parts(within(row + size) - within(row), kTileRows), tile, next_tile);
+    if (group < groups.count + 2) bounds[group] = within(row), bounds[groups.count + 2 + group] = tile;
+    next_row = within(next_row);
   }
 }
 

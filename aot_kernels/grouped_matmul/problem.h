@@ -1,10 +1,21 @@
-// The products that grouped_matmul and its gradients compute, for both devices. Rows are cut into groups; group e has
-// the rows from offsets[e] to offsets[e + 1] - 1, and rows from offsets[groups] on belong to none.
+// The products that grouped_matmul and its gradients compute, for both devices.
 #pragma once
 
 #include "../common/numbers.h"
 
 namespace msops::grouped_matmul {
+
+constexpr int kTileRows = 128;  // of a tile on a GPU, all of which belong to one group
+
+// Groups says which rows each group has. The rows after the last group are as those of one more group.
+struct Groups {
+  int64_t count, rows;
+  const int64_t* bounds;  // (2, count + 2): where groups, and their tiles on a GPU, begin, and where the last ones end
+
+  MSOPS_BOTH int64_t begin(int64_t group) const { return bounds[group]; }
+  MSOPS_BOTH int64_t size(int64_t group) const { return bounds[group + 1] - bounds[group]; }
+  MSOPS_BOTH int64_t first_tile(int64_t group) const { return bounds[count + 2 + group]; }
+};
 
 // Vectors are factors of a product: it sums over their terms. One of the strides is 1.
 template <typename T>
@@ -27,14 +38,15 @@ struct Place {
 // out_n = x_n W_e + bias_e for each row n of group e. Rows of no group give 0.
 template <typename T>
 struct RowProducts {
-  int64_t groups, rows, deep, columns;
-  const int64_t* offsets;
+  Groups groups;
+  int64_t deep, columns;
   const T* x;       // (rows, deep)
   const T* weight;  // (groups, deep, columns) or, if it is transposed, (groups, columns, deep)
   bool is_transposed;
   OptionalNumbers<T> bias;  // (groups, columns)
   T* out;                   // (rows, columns)
 
+  bool is_empty() const { return groups.rows == 0 || columns == 0; }
   MSOPS_BOTH Vectors<T> left(int64_t row) const { return {x + row * deep, deep, 1}; }
   MSOPS_BOTH Vectors<T> right(int64_t group, int64_t column) const {
     const T* const matrix = weight + group * deep * columns;
@@ -48,7 +60,7 @@ struct RowProducts {
   MSOPS_BOTH T* to(const Place& place) const { return to(place.row, place.column); }
   // Returns what sums in a column of a place begin with.
   MSOPS_BOTH Compute<T> first_of(const Place& place, int column) const {
-    const bool has_bias = place.group < groups && column < place.columns;
+    const bool has_bias = place.group < groups.count && column < place.columns;
     return has_bias ? bias[place.group * columns + place.column + column] : Compute<T>(0);
   }
 };
@@ -56,12 +68,13 @@ struct RowProducts {
 // out_e = a_e^T b_e: sums over the rows of group e.
 template <typename T>
 struct WeightProducts {
-  int64_t groups, rows, height, columns;
-  const int64_t* offsets;
+  Groups groups;
+  int64_t height, columns;
   const T* a;  // (rows, height)
   const T* b;  // (rows, columns)
   T* out;      // (groups, height, columns)
 
+  bool is_empty() const { return groups.count == 0 || height == 0 || columns == 0; }
   MSOPS_BOTH Vectors<T> left(const Place& place) const { return {a + place.first * height + place.row, 1, height}; }
   MSOPS_BOTH Vectors<T> right(const Place& place) const {
     return {b + place.first * columns + place.column, 1, columns};
@@ -76,8 +89,8 @@ struct WeightProducts {
 template <int kRun, typename T>
 struct SumRows {
   using C = Compute<T>;
+  Groups groups;
   int64_t columns;
-  const int64_t* offsets;
   const T* from;   // (rows, columns)
   Numbers<T> out;  // (groups, columns)
 
@@ -88,7 +101,7 @@ struct SumRows {
     const int64_t across = runs(columns), group = i / across, first = i % across * kRun;
     const int64_t count = columns - first < kRun ? columns - first : kRun;
     C sums[kRun] = {};
-    for (int64_t row = offsets[group]; row < offsets[group + 1]; ++row)
+    for (int64_t row = groups.begin(group); row < groups.begin(group + 1); ++row)
       for (int64_t j = 0; j < count; ++j) sums[j] += C(from[row * columns + first + j]);
     for (int64_t j = 0; j < count; ++j) out.set(group * columns + first + j, sums[j]);
   }

@@ -19,7 +19,7 @@ enum class Kind { kRows, kTransposedRows, kWeights };
 template <Kind kKind_>
 struct WgmmaShape {
   static constexpr Kind kKind = kKind_;
-  static constexpr int kRows = 128, kColumns = 256, kDeep = 64;  // of a tile, and the terms of a stage
+  static constexpr int kRows = kTileRows, kColumns = 256, kDeep = 64;  // of a tile, and the terms of a stage
   static constexpr int kConsumers = 2, kThreads = 128 * (kConsumers + 1), kStages = 4;
   static constexpr int kProducerRegisters = 40, kRegisters = 232;
 
@@ -95,11 +95,10 @@ template <typename S, typename Products>
 __device__ __forceinline__ void copy_tiles(const Products& p, const TensorMap& left, const TensorMap& right,
                                            const Rings<S>& rings) {
   const bool is_first = threadIdx.x % 32 == 0;
-  const int64_t count = order_of<S::kRows, S::kColumns>(p).count();
+  const int64_t count = order_of<S::kColumns>(p).count();
   unsigned number = 0, copies = 0;
   for (int64_t i = blockIdx.x; i < count; i += gridDim.x) {
-    const Place place = find_place<S::kRows, S::kColumns>(p, i);
-    if (place.rows <= 0) continue;
+    const Place place = find_place<S::kColumns>(p, i);
     if (is_first) {
       rings.write(number, place);
       for (int64_t k = 0; k < place.deep; k += S::kDeep) copy_stage(rings, copies++, place, k, left, right);
@@ -197,7 +196,7 @@ __global__ void __launch_bounds__(kHasSm90a ? S::kThreads : 1, 1)
 template <typename S, typename Products>
 bool launch_wgmma(Call& call, const Products& p, const TensorMap& left, const TensorMap& right) {
   const auto kernel = wgmma_kernel<S, Products>;
-  const int64_t blocks = product::wgmma_blocks<S>(kernel, order_of<S::kRows, S::kColumns>(p).count());
+  const int64_t blocks = product::wgmma_blocks<S>(kernel, most_tiles<S::kColumns>(p));
   if (blocks > 0) launch(call, kernel, blocks, S::kThreads, S::kBytes, p, left, right);
   return blocks > 0;
 }
@@ -210,13 +209,14 @@ inline bool multiply_by_wgmma(Call& call, const RowProducts<Half>& p) {
   using S = WgmmaShape<Kind::kRows>;
   TensorMap left, right;
   const int64_t matrix = p.deep * p.columns;
-  const TensorMap::Dimension of_x[] = {{p.deep, 1, S::kDeep}, {p.rows, p.deep, S::kRows}};
-  const TensorMap::Dimension of_weight[] = {{p.columns, 1, 64}, {p.deep, p.columns, S::kDeep}, {p.groups, matrix, 1}};
+  const TensorMap::Dimension of_x[] = {{p.deep, 1, S::kDeep}, {p.groups.rows, p.deep, S::kRows}};
+  const TensorMap::Dimension of_weight[] = {
+      {p.columns, 1, 64}, {p.deep, p.columns, S::kDeep}, {p.groups.count, matrix, 1}};
   const TensorMap::Dimension transposed[] = {
-      {p.deep, 1, S::kDeep}, {p.columns, p.deep, S::kColumns}, {p.groups, matrix, 1}};
-  if (p.groups == 0 || p.deep == 0 || !fits_tma({p.groups, p.rows, p.deep, p.columns}) || !has_packs(p.x, p.deep) ||
-      !has_packs(p.weight, p.columns) || !has_packs(p.out, p.columns) || !left.encode(p.x, of_x) ||
-      !right.encode(p.weight, p.is_transposed ? transposed : of_weight))
+      {p.deep, 1, S::kDeep}, {p.columns, p.deep, S::kColumns}, {p.groups.count, matrix, 1}};
+  if (p.groups.count == 0 || p.deep == 0 || !fits_tma({p.groups.count, p.groups.rows, p.deep, p.columns}) ||
+      !has_packs(p.x, p.deep) || !has_packs(p.weight, p.columns) || !has_packs(p.out, p.columns) ||
+      !left.encode(p.x, of_x) || !right.encode(p.weight, p.is_transposed ? transposed : of_weight))
     return false;
   return p.is_transposed ? launch_wgmma<WgmmaShape<Kind::kTransposedRows>>(call, p, left, right)
                          : launch_wgmma<S>(call, p, left, right);
@@ -224,10 +224,11 @@ inline bool multiply_by_wgmma(Call& call, const RowProducts<Half>& p) {
 inline bool multiply_by_wgmma(Call& call, const WeightProducts<Half>& p) {
   using S = WgmmaShape<Kind::kWeights>;
   TensorMap left, right;
-  const TensorMap::Dimension of_a[] = {{p.height, 1, 64}, {p.rows, p.height, S::kDeep}};
-  const TensorMap::Dimension of_b[] = {{p.columns, 1, 64}, {p.rows, p.columns, S::kDeep}};
-  if (p.rows == 0 || !fits_tma({p.groups, p.rows, p.height, p.columns}) || !has_packs(p.a, p.height) ||
-      !has_packs(p.b, p.columns) || !has_packs(p.out, p.columns) || !left.encode(p.a, of_a) || !right.encode(p.b, of_b))
+  const TensorMap::Dimension of_a[] = {{p.height, 1, 64}, {p.groups.rows, p.height, S::kDeep}};
+  const TensorMap::Dimension of_b[] = {{p.columns, 1, 64}, {p.groups.rows, p.columns, S::kDeep}};
+  if (p.groups.rows == 0 || !fits_tma({p.groups.count, p.groups.rows, p.height, p.columns}) ||
+      !has_packs(p.a, p.height) || !has_packs(p.b, p.columns) || !has_packs(p.out, p.columns) ||
+      !left.encode(p.a, of_a) || !right.encode(p.b, of_b))
     return false;
   return launch_wgmma<S>(call, p, left, right);
 }
