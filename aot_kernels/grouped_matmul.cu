@@ -31,7 +31,7 @@ struct Inputs {
     if (bias.dtype) call.require_shape(bias, {groups, columns});
   }
 
-  // Writes the bounds of groups to scratch, and returns them.
+  // Writes the bounds of groups to scratch, and returns them. On the CPU, it first requires that the sizes fit.
   Groups find_groups(Call& call, const Tensor& scratch) const {
     int64_t* const bounds = scratch.as<int64_t>();
     const Groups result{groups, rows, bounds};
@@ -39,16 +39,18 @@ struct Inputs {
 #ifdef __CUDACC__
     if (!call.is_on_cpu()) return launch(call, bounds_kernel<512>, 1, 512, 0, result, size, bounds), result;
 #endif
-    bounds[0] = 0, bounds[groups + 1] = rows;
+    int64_t left = rows;
     for (int64_t e = 0; e < groups && call.ok(); ++e) {
-      const int64_t left = rows - bounds[e];
       call.require(size[e] >= 0, kBadValue, "group_sizes[%lld] is %lld, expected at least 0", static_cast<long long>(e),
                    static_cast<long long>(size[e]));
       call.require(size[e] <= left, kBadValue, "group_sizes[%lld] is %lld, but x has only %lld rows left of %lld",
                    static_cast<long long>(e), static_cast<long long>(size[e]), static_cast<long long>(left),
                    static_cast<long long>(rows));
-      bounds[e + 1] = bounds[e] + std::min(size[e], left);
+      if (call.ok()) left -= size[e];
     }
+    if (!call.ok()) return result;
+    bounds[0] = 0, bounds[groups + 1] = rows;
+    for (int64_t e = 0; e < groups; ++e) bounds[e + 1] = bounds[e] + size[e];
     return result;
   }
 };

@@ -8,8 +8,10 @@ from mindspore import Tensor
 import msops
 from card import chain, length, random, zeros
 from gpu import BIG
+from guarded_call import GuardedCall
 from msops.operators.grouped_matmul import operators
 from msops.testing.checks import Net, run, run_gradient
+from msops.testing.entry import Status
 from operator_test import OperatorTest, check_training, wide_in_graph_mode
 
 
@@ -246,6 +248,15 @@ def test_wrong_sizes(mode, sizes, words, device_target):
         run(net, *inputs)
     with pytest.raises(RuntimeError, match=re.escape(f"grouped_matmul: {words}")):
         run_gradient(net, inputs, [np.ones((6, 5), np.float32)])
+
+
+def test_wrong_sizes_change_no_memory(capfd):
+    card = TestGroupedMatmul()
+    for call in card.entry_calls(*card.cases["small"], "float32"):
+        for change in (3, -4):
+            call.inputs[2][-1] += change
+            GuardedCall(call, capfd).refused(Status.BAD_VALUE)
+            call.inputs[2][-1] -= change
 
 
 @pytest.mark.parametrize(("has_bias", "transpose_weight"), [(True, True), (False, False)])
