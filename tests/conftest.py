@@ -1,4 +1,5 @@
 import importlib
+import importlib.util
 import os
 import subprocess
 import sys
@@ -16,6 +17,25 @@ for variable in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS"):
 @pytest.fixture
 def patient(tmp_path, monkeypatch):
     return Patient(tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def load(tmp_path):
+    """Imports a module from its text, as a model library is imported."""
+    names = []
+
+    def load(text):
+        names.append(f"library_{len(names)}")
+        path = tmp_path / f"{names[-1]}.py"
+        path.write_text(text)
+        spec = importlib.util.spec_from_file_location(names[-1], path)
+        sys.modules[names[-1]] = module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+
+    yield load
+    for name in names:
+        del sys.modules[name]
 
 
 @pytest.fixture

@@ -1,15 +1,12 @@
 """Tests that formulas which model libraries write out are computed by msops' kernels while MindSpore is patched."""
 
-import importlib.util
-import sys
-
 import mindspore
 import numpy as np
 import pytest
 from mindspore import Tensor, nn
 
 import msops
-from msops.patch.models import Formula
+from msops.patch.formula import Formula
 from msops.testing.checks import as_tuple
 from msops.testing.opcheck import MODES
 
@@ -77,25 +74,6 @@ OTHERS = {
         "return", "if self.training:\n            hidden_states = hidden_states + 0\n        return"
     ),
 }
-
-
-@pytest.fixture
-def load(tmp_path):
-    """Imports a module from its text, as a model library is imported."""
-    names = []
-
-    def load(text):
-        names.append(f"library_{len(names)}")
-        path = tmp_path / f"{names[-1]}.py"
-        path.write_text(text)
-        spec = importlib.util.spec_from_file_location(names[-1], path)
-        sys.modules[names[-1]] = module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        return module
-
-    yield load
-    for name in names:
-        del sys.modules[name]
 
 
 def own_of(function):

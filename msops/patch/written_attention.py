@@ -1,0 +1,239 @@
+"""Gives attention that model libraries write out, softmax(q kᵀ scale + mask) v with dropout, to flash_attention."""
+
+from __future__ import annotations
+
+import inspect
+from math import inf, sqrt
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import mindspore
+from mindspore import Tensor, float16, float32, ops
+
+from msops.core.compiled import compiling, is_on_gpu, once
+from msops.core.inputs import describe
+from msops.operators.flash_attention import draw_seed, flash_attention
+
+from .callers import is_dropped
+from .formula import Formula, written
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from msops.core.inputs import Description
+
+    Function = Callable[..., Any]
+
+ATTENTION = ("eager_attention_forward", "simple_eager_attention_forward", "vision_eager_attention_forward")
+_FIRST = ("x0", "x1", "x2", "x3", "x4")  # the Cell, the query, the key, the value and the mask
+_OPTIONS = ("scaling", "dropout", "softcap", "head_mask")  # arguments after these, in each library's own order
+_SCALES = {  # what is done to the scores s, and the name of what gives the number
+    "{s} * x_scaling": "scaling",
+    "{s} * x1.shape[-1] ** (-0.5)": "size",
+    "{s} * x1.size(-1) ** (-0.5)": "size",
+    "{s} * x0.head_dim ** (-0.5)": "head_dim",
+    "{s} / sqrt(tensor(x0.head_dim))": "head_dim",
+    "{s} * x0.scaling": "own",
+}
+_REPEATED = (
+    "{x}[:, :, None, :, :].expand({x}.shape[0], {x}.shape[1], x0.num_key_value_groups, {x}.shape[2], {x}.shape[3])"
+    ".reshape({x}.shape[0], {x}.shape[1] * x0.num_key_value_groups, {x}.shape[2], {x}.shape[3])"
+)
+_SOFTMAX = "softmax({s}, dim=-1)", "softmax({s}, dim=-1, dtype=float32).to(x1.dtype)"
+_SHORT = 16  # rows of queries or keys, below which a GPU keeps the library's own code, as it does for a single token
+_MOST = {float16: 256, float32: 128}  # features that a GPU's tensor cores take
+
+
+class _Plan(NamedTuple):
+    """What a formula computes beside softmax(q kᵀ scale) v."""
+
+    scale: str
+    has_softcap: bool
+    drops: bool
+    repeats: bool
+    turns: bool  # the result is (B, T, H, D)
+    cuts: bool  # the mask may have more keys
+
+
+class _Attention:
+    """The formulas of a function, which depend on which of its arguments are None."""
+
+    def __init__(self, own: Function) -> None:
+        self.own = own
+        parameters = [each for each in inspect.signature(own).parameters.values() if each.kind != each.VAR_KEYWORD]
+        self.names = tuple(each.name for each in parameters)
+        self.defaults = {each.name: each.default for each in parameters if each.default is not each.empty}
+        self.found: dict[tuple[bool, ...], tuple[Formula, _Plan | None]] = {}
+
+    def plan(self, has_mask: bool, scaling: bool, softcap: bool, head_mask: bool, repeats: bool) -> _Plan | None:
+        """Returns what is computed where these are given, if it is attention and all names mean what they did."""
+        key = (has_mask, scaling, softcap, head_mask, repeats)
+        if key not in self.found:
+            given = {"x4": has_mask, "x_scaling": scaling, "x_softcap": softcap, "x_head_mask": head_mask}
+            decisions = {"x0.num_key_value_groups == 1": not repeats}
+            for name, is_given in given.items():
+                decisions.update({f"{name} is None": not is_given, f"{name} is not None": is_given})
+            names = (*_FIRST, *(f"x_{each}" for each in self.names[5:]))
+            formula = Formula(self.own, None, decisions, names)
+            self.found[key] = formula, _plan(formula.text)
+        formula, plan = self.found[key]
+        return plan if plan and formula.stands() else None
+
+
+def _plan(text: str) -> _Plan | None:
+    """Returns the plan whose formula this is: what a few words let it look like, if it is that to the last letter."""
+    mask = " + x4[:, :, :, :{k}.shape[-2]]" if "x4[" in text else " + x4" if "x4" in text else ""
+    softmax = _SOFTMAX[".to(x1.dtype)" in text]
+    parts = "tanh(" in text, "dropout(" in text, ".expand(" in text, ".swapaxes(1, 2)" in text, "[" in mask
+    for scaled, scale in _SCALES.items():
+        if scaled[len("{s}") :] in text:
+            plan = _Plan(scale, *parts)
+            if text == _formula(plan, scaled, mask, softmax):
+                return plan
+    return None
+
+
+def _formula(plan: _Plan, scaled: str, mask: str, softmax: str) -> str:
+    k, v = (_REPEATED.format(x=x) if plan.repeats else x for x in ("x2", "x3"))
+    scores = scaled.format(s=f"matmul(x1, {k}.swapaxes(2, 3))")
+    if plan.has_softcap:
+        scores = f"tanh(({scores}) / x_softcap) * x_softcap"
+    weights = softmax.format(s=scores + mask.format(k=k))
+    if plan.drops:
+        weights = f"dropout({weights}, p=x_dropout, training=x0.training)"
+    out = f"matmul({weights}, {v})" + (".swapaxes(1, 2)" if plan.turns else "")
+    return written(f"lambda: ({out}, {weights})")
+
+
+def attending(own: Function) -> Function | None:
+    """Returns what stands for a function that computes attention and its weights, or None if it is none."""
+    try:
+        attention = _Attention(own)
+    except ValueError:
+        return None
+    names = attention.names
+    defaults = attention.defaults
+    if names[0] != "module" or names[4:5] != ("attention_mask",) or not set(names[5:]) <= set(_OPTIONS):
+        return None
+    if {defaults.get(each) for each in _OPTIONS if each != "dropout"} != {None}:
+        return None
+    if not any(attention.plan(given, True, False, False, False) for given in (True, False)):
+        return None
+
+    @ops.constexpr(check=False, reuse_result=False)
+    def settings(
+        inputs: tuple[Any, ...], mask: Any, options: tuple[Any, ...], of_cell: tuple[Any, ...]
+    ) -> tuple[Any, ...] | None:
+        scaling, dropout, softcap, head_mask = (
+            defaults.get(name) if each is None else each for name, each in zip(_OPTIONS, options)
+        )
+        groups, head_dim, own_scaling, training = of_cell
+        repeats = type(groups) is int and groups > 1
+        plan = attention.plan(
+            mask is not None, scaling is not None, softcap is not None, head_mask is not None, repeats
+        )
+        q, k, v = inputs
+        if plan is None or not _attends(q, k, v, mask, groups if plan.repeats else 1, plan.cuts):
+            return None
+        numbers = {"scaling": scaling, "size": inputs[0][0][-1], "head_dim": head_dim, "own": own_scaling}
+        number = numbers[plan.scale]
+        scale: Any = 1 / sqrt(number) if plan.scale in ("size", "head_dim") and _is_number(number) else number
+        dropout_p = (dropout or 0.0) if plan.drops and training else 0.0
+        softcap = softcap if plan.has_softcap else 0.0
+        settings_: tuple[Any, ...] = scale, softcap, dropout_p
+        if not all(map(_is_number, settings_)) or not 0 <= dropout_p < 1:
+            return None
+        return (*map(float, settings_), plan.turns)
+
+    def attend(
+        module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, *more: Any, **named: Any
+    ) -> tuple[Tensor, Any]:
+        how = None
+        if not more:
+            how = settings(
+                (describe(query), describe(key), describe(value)),
+                None if attention_mask is None else describe(attention_mask),
+                (
+                    described(named.get("scaling")),
+                    described(named.get("dropout")),
+                    described(named.get("softcap")),
+                    described(named.get("head_mask")),
+                ),
+                (
+                    getattr(module, "num_key_value_groups", 1),
+                    getattr(module, "head_dim", None),
+                    getattr(module, "scaling", None),
+                    module.training,
+                ),
+            )
+        if how is None:
+            return own(module, query, key, value, attention_mask, *more, **named)
+        scale, softcap, dropout_p, turns = how
+        if compiling():
+            if dropout_p > 0:
+                return own(module, query, key, value, attention_mask, *more, **named)
+            # A graph leaves out weights that nobody uses.
+            weights = own(module, query, key, value, attention_mask, *more, **named)[1]
+        else:
+            if not is_dropped(1):
+                return own(module, query, key, value, attention_mask, *more, **named)
+            weights = None
+        bias = None if attention_mask is None else as_bias(attention_mask, key.shape[2])
+        seed = draw_seed() if dropout_p > 0 else None
+        out: Any = flash_attention(
+            query, key, value, False, scale, None, None, None, softcap, "BHTD", False, bias, None, dropout_p, seed
+        )
+        return (out.swapaxes(1, 2).contiguous() if turns else out), weights
+
+    attend.__name__ = own.__name__
+    return attend
+
+
+def as_bias(mask: Tensor, keys: int) -> Tensor:
+    """Returns a mask that is added to scores, of this many keys.
+
+    In float16 a row that the mask hides, by the least number of float16, has equal weights in a library, since that
+    number takes all digits of the scores. The kernel adds in float32, where float32's least number does so.
+    """
+    if mask.shape[3] != keys:
+        mask = mask[:, :, :, :keys]
+    if mask.dtype == float16:
+        least = ops.cast(mask, float32)
+        return ops.select(least <= -65504, ops.full_like(least, -3.4028234663852886e38), least)
+    return mask
+
+
+def described(option: Any) -> Any:
+    return describe(option) if isinstance(option, Tensor) else option
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and -inf < value < inf
+
+
+@once
+def _attends(
+    q: Description, k: Description, v: Description, mask: Description | None, repeats: int, cuts: bool
+) -> bool:
+    """Tells whether flash_attention takes these, and is not slower."""
+    shapes = [each[0] for each in (q, k, v)]
+    if any(shape is None or len(shape) != 4 or None in shape or 0 in shape for shape in shapes):
+        return False
+    if q[1] not in (float16, float32) or {k[1], v[1]} != {q[1]}:
+        return False
+    (batch, heads, rows, size), (*_, keys, _), last = shapes
+    if shapes[1] != (batch, heads // repeats, keys, size) or last[:3] != shapes[1][:3] or heads % repeats:
+        return False
+    most = _MOST[q[1]] if is_on_gpu() else 512
+    is_slow = is_on_gpu() and (min(rows, keys) < _SHORT or size % 8 or last[3] % 8)
+    if is_slow or max(size, last[3]) > most:
+        return False
+    return mask is None or _is_added(mask, q[1], (batch, heads, rows, keys), cuts)
+
+
+def _is_added(mask: Description, dtype: mindspore.Type, sizes: tuple[int, ...], cuts: bool) -> bool:
+    """Tells whether a mask, where it is cut also one of more keys, is added to the scores."""
+    shape = mask[0]
+    if shape is None or len(shape) != 4 or None in shape or mask[1] != dtype:
+        return False
+    shape = (*shape[:3], min(shape[3], sizes[3])) if cuts else shape
+    return all(n in (1, size) for n, size in zip(shape, sizes))
