@@ -365,6 +365,55 @@ def test_other_formulas_compute_as_without_the_patch(load, computed):
         np.testing.assert_allclose(got[name].asnumpy(), wanted.asnumpy(), 1e-5, 1e-5, err_msg=name)
 
 
+EXPLAINED = """
+class Inlined(Layer):
+    def construct(self, query, key, value, mask):
+        return mint.softmax(query, dim=-1)
+
+def repeated(x):
+    for _ in range(2):
+        x = x * 2
+    return x
+
+class HalfNorm(nn.Cell):
+    def construct(self, x):
+        return repeated(x) * 0.5
+
+class Net(nn.Cell):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.inlined, self.norm = Layer(Attention(2)), Inlined(Attention(2)), HalfNorm()
+
+    def construct(self, *inputs):
+        return self.layer(*inputs)
+"""
+
+
+def test_what_was_recognized_and_what_was_left(load):
+    q, k, v, mask = inputs_of("float32")
+    with msops.patch_mindspore() as patch:
+        before = set(patch.recognized)
+        module = load(module_of(LLAMA) + EXPLAINED)
+        name = module.__name__
+        assert set(patch.recognized) - before == {(f"{name}.eager_attention_forward", "msops.flash_attention")}
+        net = module.Net()
+        left = {
+            f"{name}.HalfNorm.construct": "it does more than to assign: for _ in range(2):",
+            f"{name}.Inlined.construct": "it computes a softmax, in a method that msops does not look at",
+        }
+        net(q, k, v, mask)
+        assert dict(patch.explain(net)) == left
+        net(*(each.astype(mindspore.float64) for each in (q, k, v)), None)
+        left[f"{name}.eager_attention_forward"] = (
+            "a call's dtypes or shapes do not fit flash_attention, or it would be slower"
+        )
+        assert dict(patch.explain(net)) == left
+        net.layer.attention(q, k, v, mask)
+        assert (f"{name}.eager_attention_forward", "a caller may use the weights") in patch.explain(net)
+    assert patch.recognized == []
+    assert {reason for _, reason in patch.explain(net)} == {left[f"{name}.Inlined.construct"]}
+
+
 def test_a_name_that_changes_later(load, computed):
     q, k, v, mask = inputs_of("float32")
     with msops.patch_mindspore():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import textwrap
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import mindspore
 
@@ -26,6 +26,20 @@ _OF_SIZES = {"broadcast_to": "expand", "expand": "expand", "reshape": "reshape"}
 _SWAPPED = {frozenset((2, 3)): (2, 3), frozenset((-1, -2)): (2, 3), frozenset((1, 2)): (1, 2)}  # axes of four
 
 
+class NoFormulaError(Exception):
+    """A function computes more than one expression, or what its names mean cannot be told."""
+
+
+class Found(NamedTuple):
+    """What stands for a function, the operator that it calls, the formula that must stand if the function is a
+    method, and a set for the reasons why calls stay with the library's own code."""
+
+    now: Function
+    operator: str
+    formula: Formula | None
+    reasons: set[str]
+
+
 class Formula:
     """What a function computes, as one expression of its arguments x0, x1, ... , or "" if that cannot be told.
 
@@ -40,7 +54,7 @@ class Formula:
         decisions: dict[str, bool] | None = None,
         names: tuple[str, ...] | None = None,
     ) -> None:
-        self.text = ""
+        self.text, self.why = "", "its formula is none that msops knows"
         self.names: list[tuple[dict[str, Any], str, Any]] = []  # a namespace, a name in it, and what it means
         self.methods: dict[str, Function] = {}
         self.owner = owner if isinstance(owner, type) else None
@@ -49,8 +63,10 @@ class Formula:
         arguments: list[Any] = [ast.Name(each) for each in names or map("x{}".format, range(_count(function)))]
         try:
             self.text = ast.unparse(self.result(function, arguments, may_inline=True))
+        except NoFormulaError as error:
+            self.why = str(error)
         except Exception:  # noqa: BLE001 (whatever is wrong with other people's source, it is no formula)
-            return
+            self.why = "its source cannot be read"
 
     def stands(self, cell: Any = None) -> bool:
         """Tells whether all names mean what they did, to a Cell also those of its methods."""
@@ -61,14 +77,16 @@ class Formula:
     def result(self, function: Function, arguments: list[Any], *, may_inline: bool) -> ast.expr:
         """Returns the expression that a function returns."""
         if inspect.unwrap(function) is not function:  # its source is that of another function
-            raise _NoFormulaError
+            raise NoFormulaError(f"{function.__name__} is wrapped")
         (tree,) = ast.parse(textwrap.dedent(inspect.getsource(function))).body
         if not isinstance(tree, ast.FunctionDef) or tree.decorator_list:
-            raise _NoFormulaError
+            raise NoFormulaError(f"{function.__name__} is decorated, or no function with a name")
         return _result(tree, _Substitute(arguments, tree, function.__globals__, self, may_inline=may_inline))
 
     def meaning(self, scope: dict[str, Any], name: str) -> Any:
         """Returns what a name means in a module."""
+        if name not in scope:
+            raise NoFormulaError(f"{name} is not MindSpore's")
         self.names.append((scope, name, scope[name]))
         return scope[name]
 
@@ -79,10 +97,6 @@ class Formula:
             return None
         self.methods[name] = method
         return method
-
-
-class _NoFormulaError(Exception):
-    """A function computes more than one expression, or what its names mean cannot be told."""
 
 
 def _count(function: Function) -> int:
@@ -106,8 +120,8 @@ def _result(tree: Any, substitute: _Substitute) -> ast.expr:
         if isinstance(line, ast.Assign) and len(line.targets) == 1:
             _assign(line.targets[0], substitute.visit(line.value), substitute.values)
         elif not (isinstance(line, ast.Expr) and isinstance(line.value, ast.Constant)):  # a docstring
-            break
-    raise _NoFormulaError
+            raise NoFormulaError(f"it does more than to assign: {ast.unparse(line).splitlines()[0]}")
+    raise NoFormulaError("it returns nothing, or is long")
 
 
 def _taken(lines: list[ast.stmt], substitute: _Substitute) -> Iterator[ast.stmt]:
@@ -127,7 +141,7 @@ def _assign(target: ast.expr, value: ast.expr, values: dict[str, Any]) -> None:
         for i, each in enumerate(target.elts):
             _assign(each, ast.Subscript(value, ast.Constant(i)), values)
     else:
-        raise _NoFormulaError
+        raise NoFormulaError(f"it assigns to {ast.unparse(target)}")
 
 
 class _Substitute(ast.NodeTransformer):
@@ -144,7 +158,7 @@ class _Substitute(ast.NodeTransformer):
         """Tells whether a condition is true."""
         text = ast.unparse(self.visit(test))
         if self.found is None or text not in self.found.decisions:
-            raise _NoFormulaError
+            raise NoFormulaError(f"it depends on {text}")
         return self.found.decisions[text]
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
@@ -152,7 +166,7 @@ class _Substitute(ast.NodeTransformer):
             value: ast.expr = self.values[node.id]
             return value
         if self.found and not _is_mindspores(node.id, self.found.meaning(self.scope, node.id)):
-            raise _NoFormulaError
+            raise NoFormulaError(f"{node.id} is not MindSpore's")
         return node
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
@@ -162,7 +176,7 @@ class _Substitute(ast.NodeTransformer):
             for each in path[1:]:
                 module = getattr(module, each)
             if not inspect.ismodule(module) or module.__name__.partition(".")[0] != "mindspore":
-                raise _NoFormulaError
+                raise NoFormulaError(f"{ast.unparse(node)} is not MindSpore's")
             return ast.Name(name)
         return self.generic_visit(node)  # type: ignore[return-value]
 

@@ -20,8 +20,8 @@ from msops.core.spec import FLOATS, Rounded
 from msops.operators.rms_norm import rms_norm
 from msops.operators.rotary_position_embedding import rotary_position_embedding as turn
 
-from .formula import Formula, written
-from .written_attention import ATTENTION, attending
+from .formula import Formula, Found, NoFormulaError, written
+from .written_attention import ATTENTION, BLOCKS, attending, blocks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 _HOOK = "__init_subclass__"  # Python calls it for each new class of Cells
 _ROTATION = "apply_rotary_pos_emb"
 _CONSTRUCT = "construct"
+_OPERATORS = {_ROTATION: "mindspore.ops.rotary_position_embedding", _CONSTRUCT: "msops.rms_norm"}
+_SOFTMAX = {"softmax", "Softmax"}
 
 
 class _Replaced(NamedTuple):
@@ -44,8 +46,23 @@ class _Replaced(NamedTuple):
     now: Function
 
 
+class Recognized(NamedTuple):
+    """A function or method of a library, and the operator that computes it."""
+
+    name: str
+    operator: str
+
+
+class Left(NamedTuple):
+    """A function or method of a library that computes by itself, or in some calls, and why."""
+
+    name: str
+    reason: str
+
+
 _replaced: list[_Replaced] = []
-_unknown: dict[int, Function] = {}  # functions that are no formula of msops', by their identities
+_found: dict[int, tuple[str, Found]] = {}  # names of functions, and what stands for them, by their identities
+_unknown: dict[int, tuple[Function, str]] = {}  # functions that are no formula of msops', and why, likewise
 
 
 def watch() -> None:
@@ -65,7 +82,34 @@ def restore() -> None:
         if vars(owner).get(name) is now:
             delattr(owner, name) if own is None else setattr(owner, name, own)
     _replaced.clear()
+    _found.clear()
     _unknown.clear()
+
+
+def recognized() -> list[Recognized]:
+    """Returns what was recognized so far."""
+    return sorted(Recognized(name, found.operator) for name, found in _found.values())
+
+
+def left(model: nn.Cell) -> list[Left]:
+    """Returns what was not recognized of a model's classes and of their modules, or stays in some calls."""
+    classes = {base for _, cell in model.cells_and_names() for base in type(cell).__mro__ if _is_other(base)}
+    formulas = [found.formula for _, found in _found.values() if found.formula]
+    inlined = {id(method) for formula in formulas for method in formula.methods.values()}
+    reasons = set()
+    for cls in classes:
+        for owner, name in _places(cls):
+            value = vars(owner).get(name)
+            if id(value) in _unknown:
+                own, why = _unknown[id(value)]
+                reasons.add(Left(_name(own), why))
+            if id(value) in _found:
+                of, found = _found[id(value)]
+                reasons.update(Left(of, each) for each in found.reasons)
+        for value in vars(cls).values():
+            if inspect.isfunction(value) and _SOFTMAX & set(value.__code__.co_names) and id(value) not in inlined:
+                reasons.add(Left(_name(value), "it computes a softmax, in a method that msops does not look at"))
+    return sorted(reasons)
 
 
 def _init_subclass(cls: Any, /, **named: Any) -> None:
@@ -74,33 +118,54 @@ def _init_subclass(cls: Any, /, **named: Any) -> None:
 
 
 def _replace(cls: Any) -> None:
-    if cls.__name__.endswith("Norm"):
-        _replace_name(cls, _CONSTRUCT)
-    # A module defines what its Cells call before it defines the last of them.
+    for owner, name in _places(cls):
+        _replace_name(owner, name)
+
+
+def _places(cls: Any) -> list[tuple[Any, str]]:
+    """Returns where a class or its module may have a formula. A module defines what its Cells call before it defines
+    the last of them."""
+    of_class = [_CONSTRUCT, BLOCKS] if cls.__name__.endswith("Norm") else [BLOCKS]
     module = sys.modules.get(cls.__module__)
-    _replace_name(module, _ROTATION)
-    for name in ATTENTION:
-        _replace_name(module, name)
+    of_module = [_ROTATION, *ATTENTION] if module else []
+    return [*((cls, name) for name in of_class), *((module, name) for name in of_module)]
 
 
 def _replace_name(owner: Any, name: str) -> None:
-    own = vars(owner).get(name) if owner else None
-    if not inspect.isfunction(own) or (own.__module__ or "").partition(".")[0] in ("mindspore", "msops"):
+    own = vars(owner).get(name)
+    if not inspect.isfunction(own) or not _is_other(own) or id(own) in _unknown:
         return
-    if id(own) in _unknown:  # a module's function is met once for each of its classes
+    try:
+        found = _recognize(own, owner, name)
+    except (NoFormulaError, ValueError) as error:
+        _unknown[id(own)] = own, str(error)
         return
+    if found.formula and isinstance(owner, type):
+        _put(owner, found.formula.flag, None, property(found.formula.stands))
+    _put(owner, name, own, found.now)
+    _found[id(found.now)] = _name(own), found
+
+
+def _recognize(own: Function, owner: Any, name: str) -> Found:
     if name in ATTENTION:
-        replacement = attending(own)
-    else:
-        found = Formula(own, owner)
-        make = _FORMULAS.get(found.text)
-        replacement = make and make(own, found)
-        if replacement and isinstance(owner, type):
-            _put(owner, found.flag, None, property(found.stands))
-    if replacement:
-        _put(owner, name, own, replacement)
-    else:
-        _unknown[id(own)] = own
+        return attending(own)
+    if name == BLOCKS:
+        return blocks(own, owner)
+    formula = Formula(own, owner)
+    make = _FORMULAS.get(formula.text)
+    now = make and make(own, formula)
+    if now is None:
+        raise NoFormulaError("its arguments are others than the formula's" if make else formula.why)
+    return Found(now, _OPERATORS[name], formula, set())
+
+
+def _is_other(value: Any) -> bool:
+    """Tells whether a class or function is neither MindSpore's nor msops'."""
+    return (value.__module__ or "").partition(".")[0] not in ("mindspore", "msops", "builtins")
+
+
+def _name(function: Any) -> str:
+    return f"{function.__module__}.{function.__qualname__}"
 
 
 def _put(owner: Any, name: str, own: Function | None, now: Any) -> None:

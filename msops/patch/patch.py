@@ -7,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import mindspore
-from mindspore import ops
+from mindspore import nn, ops
 
 from . import models
 from .mint.random import share_seed
@@ -106,6 +106,16 @@ class Patch:
             _patches.remove(self)
             if not _patches:
                 _restore()
+
+    @property
+    def recognized(self) -> list[models.Recognized]:
+        """The functions and methods of libraries whose formulas msops' operators compute, each with the operator."""
+        return models.recognized()
+
+    def explain(self, model: nn.Cell) -> list[models.Left]:
+        """Returns which functions and methods of a model's classes, and of their modules, compute by themselves, and
+        why, also those that are recognized, but did so in some calls until now."""
+        return models.left(model)
 
     def __enter__(self) -> Patch:  # noqa: PYI034 (Python 3.9 has no Self)
         return self

@@ -14,7 +14,7 @@ from msops.core.inputs import describe
 from msops.operators.flash_attention import draw_seed, flash_attention
 
 from .callers import is_dropped
-from .formula import Formula, written
+from .formula import Formula, Found, NoFormulaError, written
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     Function = Callable[..., Any]
 
+BLOCKS = "math_attention_op"
 ATTENTION = ("eager_attention_forward", "simple_eager_attention_forward", "vision_eager_attention_forward")
 _FIRST = ("x0", "x1", "x2", "x3", "x4")  # the Cell, the query, the key, the value and the mask
 _OPTIONS = ("scaling", "dropout", "softcap", "head_mask")  # arguments after these, in each library's own order
@@ -78,6 +79,10 @@ class _Attention:
         formula, plan = self.found[key]
         return plan if plan and formula.stands() else None
 
+    def why(self) -> str:
+        """Tells why the first choice of arguments gives no formula."""
+        return next(iter(self.found.values()))[0].why
+
 
 def _plan(text: str) -> _Plan | None:
     """Returns the plan whose formula this is: what a few words let it look like, if it is that to the last letter."""
@@ -104,20 +109,17 @@ def _formula(plan: _Plan, scaled: str, mask: str, softmax: str) -> str:
     return written(f"lambda: ({out}, {weights})")
 
 
-def attending(own: Function) -> Function | None:
-    """Returns what stands for a function that computes attention and its weights, or None if it is none."""
-    try:
-        attention = _Attention(own)
-    except ValueError:
-        return None
+def attending(own: Function) -> Found:
+    """Returns what stands for a function that computes attention and its weights."""
+    attention, reasons = _Attention(own), set[str]()
     names = attention.names
     defaults = attention.defaults
     if names[0] != "module" or names[4:5] != ("attention_mask",) or not set(names[5:]) <= set(_OPTIONS):
-        return None
+        raise NoFormulaError(f"its arguments are {', '.join(names)}")
     if {defaults.get(each) for each in _OPTIONS if each != "dropout"} != {None}:
-        return None
+        raise NoFormulaError("an argument has another default than None")
     if not any(attention.plan(given, True, False, False, False) for given in (True, False)):
-        return None
+        raise NoFormulaError(attention.why())
 
     @ops.constexpr(check=False, reuse_result=False)
     def settings(
@@ -132,7 +134,11 @@ def attending(own: Function) -> Function | None:
             mask is not None, scaling is not None, softcap is not None, head_mask is not None, repeats
         )
         q, k, v = inputs
-        if plan is None or not _attends(q, k, v, mask, groups if plan.repeats else 1, plan.cuts):
+        if plan is None:
+            reasons.add("a call's arguments make it another formula")
+            return None
+        if not _attends(q, k, v, mask, groups if plan.repeats else 1, plan.cuts):
+            reasons.add("a call's dtypes or shapes do not fit flash_attention, or it would be slower")
             return None
         numbers = {"scaling": scaling, "size": inputs[0][0][-1], "head_dim": head_dim, "own": own_scaling}
         number = numbers[plan.scale]
@@ -141,8 +147,13 @@ def attending(own: Function) -> Function | None:
         softcap = softcap if plan.has_softcap else 0.0
         settings_: tuple[Any, ...] = scale, softcap, dropout_p
         if not all(map(_is_number, settings_)) or not 0 <= dropout_p < 1:
+            reasons.add("a call's scale, softcap or dropout is no number that flash_attention takes")
             return None
         return (*map(float, settings_), plan.turns)
+
+    @ops.constexpr(check=False, reuse_result=False)
+    def note_use(_: int) -> None:
+        reasons.add("a caller may use the weights")
 
     def attend(
         module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, *more: Any, **named: Any
@@ -175,6 +186,7 @@ def attending(own: Function) -> Function | None:
             weights = own(module, query, key, value, attention_mask, *more, **named)[1]
         else:
             if not is_dropped(1):
+                note_use(0)
                 return own(module, query, key, value, attention_mask, *more, **named)
             weights = None
         bias = None if attention_mask is None else as_bias(attention_mask, key.shape[2])
@@ -185,7 +197,7 @@ def attending(own: Function) -> Function | None:
         return (out.swapaxes(1, 2).contiguous() if turns else out), weights
 
     attend.__name__ = own.__name__
-    return attend
+    return Found(attend, "msops.flash_attention", None, reasons)
 
 
 def as_bias(mask: Tensor, keys: int) -> Tensor:
@@ -237,3 +249,38 @@ def _is_added(mask: Description, dtype: mindspore.Type, sizes: tuple[int, ...], 
         return False
     shape = (*shape[:3], min(shape[3], sizes[3])) if cuts else shape
     return all(n in (1, size) for n, size in zip(shape, sizes))
+
+
+def blocks(own: Function, owner: type) -> Found:
+    """Returns what stands for the method of a diffusion model that computes attention of four axes as blocks of
+    matrices. Its formula may have casts to float32, or leave them out."""
+    formulas = []
+    for casts_inputs in (False, True):
+        for casts_scores in (False, True):
+            decisions = {"x4 is not None and x4.dtype == bool_": False, "x1.ndim > 3": True, "x4 is None": True}
+            decisions.update({"x0.upcast_attention": casts_inputs, "x0.upcast_softmax": casts_scores})
+            formula = Formula(own, owner, decisions)
+            q, k, v = (f"{x}.reshape(-1, {x}.shape[-2], {x}.shape[-1])" for x in ("x1", "x2", "x3"))
+            cast = ".to(float32)" if casts_inputs else ""
+            scores = f"bmm({q}{cast} * x0.scale_sqrt, {k}{cast}.swapaxes(-1, -2) * x0.scale_sqrt)"
+            weights = f"softmax({scores}{'.to(float32)' if casts_scores else ''}, dim=-1).to({q}.dtype)"
+            if formula.text != written(f"lambda: bmm({weights}, {v}).reshape(*x1.shape)"):
+                raise NoFormulaError(formula.why)
+            formulas.append(formula)
+    flag = formulas[0].flag
+
+    def math_attention_op(self: Any, query: Tensor, key: Tensor, value: Tensor, attn_mask: Any = None) -> Any:
+        if (
+            getattr(self, flag)
+            and attn_mask is None
+            and _attends_as(describe(query), describe(key), describe(value), self.scale_sqrt)
+        ):
+            return flash_attention(query, key, value, False, self.scale_sqrt**2)
+        return own(self, query, key, value, attn_mask)
+
+    return Found(math_attention_op, "msops.flash_attention", formulas[0], set())
+
+
+@once
+def _attends_as(q: Description, k: Description, v: Description, scale: Any) -> bool:
+    return _is_number(scale) and _attends(q, k, v, None, 1, False) and q[0][3] == v[0][3]
