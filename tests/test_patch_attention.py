@@ -365,6 +365,15 @@ def test_other_formulas_compute_as_without_the_patch(load, computed):
         np.testing.assert_allclose(got[name].asnumpy(), wanted.asnumpy(), 1e-5, 1e-5, err_msg=name)
 
 
+def test_a_function_that_is_defined_after_a_cell(load, computed):
+    text = module_of(LLAMA)
+    begin, end = text.index("def repeat_kv"), text.index("def eager")
+    with msops.patch_mindspore():
+        module = load(text[:begin] + text[end:].replace("class Layer", text[begin:end] + "class Layer"))
+        module.Layer(module.Attention(2))(*inputs_of("float32"))
+    assert len(computed) == 1
+
+
 EXPLAINED = """
 class Inlined(Layer):
     def construct(self, query, key, value, mask):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import inspect
 import textwrap
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -27,7 +28,11 @@ _SWAPPED = {frozenset((2, 3)): (2, 3), frozenset((-1, -2)): (2, 3), frozenset((1
 
 
 class NoFormulaError(Exception):
-    """A function computes more than one expression, or what its names mean cannot be told."""
+    """A function computes more than one expression, or what its names mean cannot be told, perhaps not yet."""
+
+    def __init__(self, words: str, *, is_final: bool = True) -> None:
+        super().__init__(words)
+        self.is_final = is_final
 
 
 class Found(NamedTuple):
@@ -54,7 +59,7 @@ class Formula:
         decisions: dict[str, bool] | None = None,
         names: tuple[str, ...] | None = None,
     ) -> None:
-        self.text, self.why = "", "its formula is none that msops knows"
+        self.text, self.why = "", NoFormulaError("its formula is none that msops knows")
         self.names: list[tuple[dict[str, Any], str, Any]] = []  # a namespace, a name in it, and what it means
         self.methods: dict[str, Function] = {}
         self.owner = owner if isinstance(owner, type) else None
@@ -64,9 +69,9 @@ class Formula:
         try:
             self.text = ast.unparse(self.result(function, arguments, may_inline=True))
         except NoFormulaError as error:
-            self.why = str(error)
+            self.why = error
         except Exception:  # noqa: BLE001 (whatever is wrong with other people's source, it is no formula)
-            self.why = "its source cannot be read"
+            self.why = NoFormulaError("its source cannot be read")
 
     def stands(self, cell: Any = None) -> bool:
         """Tells whether all names mean what they did, to a Cell also those of its methods."""
@@ -86,7 +91,7 @@ class Formula:
     def meaning(self, scope: dict[str, Any], name: str) -> Any:
         """Returns what a name means in a module."""
         if name not in scope:
-            raise NoFormulaError(f"{name} is not MindSpore's")
+            raise NoFormulaError(f"{name} is not MindSpore's", is_final=hasattr(builtins, name))
         self.names.append((scope, name, scope[name]))
         return scope[name]
 

@@ -93,7 +93,7 @@ def recognized() -> list[Recognized]:
 
 def left(model: nn.Cell) -> list[Left]:
     """Returns what was not recognized of a model's classes and of their modules, or stays in some calls."""
-    classes = {base for _, cell in model.cells_and_names() for base in type(cell).__mro__ if _is_other(base)}
+    classes = {base for _, cell in model.cells_and_names() for base in type(cell).__mro__ if _is_own(base)}
     formulas = [found.formula for _, found in _found.values() if found.formula]
     inlined = {id(method) for formula in formulas for method in formula.methods.values()}
     reasons = set()
@@ -134,11 +134,12 @@ def _places(cls: Any) -> list[tuple[Any, str]]:
 def _replace_name(owner: Any, name: str) -> None:
     own = vars(owner).get(name)
     if not inspect.isfunction(own) or not _is_other(own) or id(own) in _unknown:
-        return
+        return  # a module's function is met once for each of its classes
     try:
         found = _recognize(own, owner, name)
-    except (NoFormulaError, ValueError) as error:
-        _unknown[id(own)] = own, str(error)
+    except NoFormulaError as error:
+        if error.is_final:
+            _unknown[id(own)] = own, str(error)
         return
     if found.formula and isinstance(owner, type):
         _put(owner, found.formula.flag, None, property(found.formula.stands))
@@ -155,13 +156,17 @@ def _recognize(own: Function, owner: Any, name: str) -> Found:
     make = _FORMULAS.get(formula.text)
     now = make and make(own, formula)
     if now is None:
-        raise NoFormulaError("its arguments are others than the formula's" if make else formula.why)
+        raise NoFormulaError("its arguments are others than the formula's") if make else formula.why
     return Found(now, _OPERATORS[name], formula, set())
 
 
 def _is_other(value: Any) -> bool:
     """Tells whether a class or function is neither MindSpore's nor msops'."""
     return (value.__module__ or "").partition(".")[0] not in ("mindspore", "msops", "builtins")
+
+
+def _is_own(base: type) -> bool:
+    return issubclass(base, nn.Cell) and _is_other(base)
 
 
 def _name(function: Any) -> str:

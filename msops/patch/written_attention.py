@@ -24,7 +24,12 @@ if TYPE_CHECKING:
     Function = Callable[..., Any]
 
 BLOCKS = "math_attention_op"
-ATTENTION = ("eager_attention_forward", "simple_eager_attention_forward", "vision_eager_attention_forward")
+ATTENTION = (
+    "eager_attention_forward",
+    "eager_attention_construct",
+    "simple_eager_attention_forward",
+    "vision_eager_attention_forward",
+)
 _FIRST = ("x0", "x1", "x2", "x3", "x4")  # the Cell, the query, the key, the value and the mask
 _OPTIONS = ("scaling", "dropout", "softcap", "head_mask")  # arguments after these, in each library's own order
 _SCALES = {  # what is done to the scores s, and the name of what gives the number
@@ -79,7 +84,7 @@ class _Attention:
         formula, plan = self.found[key]
         return plan if plan and formula.stands() else None
 
-    def why(self) -> str:
+    def why(self) -> NoFormulaError:
         """Tells why the first choice of arguments gives no formula."""
         return next(iter(self.found.values()))[0].why
 
@@ -119,7 +124,7 @@ def attending(own: Function) -> Found:
     if {defaults.get(each) for each in _OPTIONS if each != "dropout"} != {None}:
         raise NoFormulaError("an argument has another default than None")
     if not any(attention.plan(given, True, False, False, False) for given in (True, False)):
-        raise NoFormulaError(attention.why())
+        raise attention.why()
 
     @ops.constexpr(check=False, reuse_result=False)
     def settings(
@@ -265,7 +270,7 @@ def blocks(own: Function, owner: type) -> Found:
             scores = f"bmm({q}{cast} * x0.scale_sqrt, {k}{cast}.swapaxes(-1, -2) * x0.scale_sqrt)"
             weights = f"softmax({scores}{'.to(float32)' if casts_scores else ''}, dim=-1).to({q}.dtype)"
             if formula.text != written(f"lambda: bmm({weights}, {v}).reshape(*x1.shape)"):
-                raise NoFormulaError(formula.why)
+                raise formula.why
             formulas.append(formula)
     flag = formulas[0].flag
 
