@@ -37,12 +37,14 @@ class NoFormulaError(Exception):
 
 class Found(NamedTuple):
     """What stands for a function, the operator that it calls, the formula that must stand if the function is a
-    method, and a set for the reasons why calls stay with the library's own code."""
+    method, a set for the reasons why calls stay with the library's own code, and what tells a Cell whether it stands,
+    if it is more than the formula."""
 
     now: Function
     operator: str
     formula: Formula | None
     reasons: set[str]
+    stands: Function | None = None
 
 
 class Formula:
@@ -108,7 +110,7 @@ def _count(function: Function) -> int:
     return function.__code__.co_argcount
 
 
-def _is_mindspores(name: str, meaning: Any) -> bool:
+def is_mindspores(name: str, meaning: Any) -> bool:
     """Tells whether this is what MindSpore, or the patch, calls so."""
     own = getattr(meaning, "__name__", None)
     root = (getattr(meaning, "__module__", None) or "").partition(".")[0]
@@ -142,11 +144,18 @@ def _assign(target: ast.expr, value: ast.expr, values: dict[str, Any]) -> None:
     """Lets a name, or those of a shape's sizes, stand for a value."""
     if isinstance(target, ast.Name):
         values[target.id] = value
-    elif isinstance(target, ast.Tuple) and isinstance(value, ast.Attribute) and value.attr == "shape":
+    elif isinstance(target, ast.Tuple) and _is_tuple(value, len(target.elts)):
         for i, each in enumerate(target.elts):
             _assign(each, ast.Subscript(value, ast.Constant(i)), values)
     else:
         raise NoFormulaError(f"it assigns to {ast.unparse(target)}")
+
+
+def _is_tuple(value: ast.expr, length: int) -> bool:
+    """Tells whether a value is a shape, or is cut into as many parts."""
+    if isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr == "chunk":
+        return bool(value.args) and _number(value.args[0]) == length
+    return isinstance(value, ast.Attribute) and value.attr == "shape"
 
 
 class _Substitute(ast.NodeTransformer):
@@ -170,7 +179,7 @@ class _Substitute(ast.NodeTransformer):
         if node.id in self.values:
             value: ast.expr = self.values[node.id]
             return value
-        if self.found and not _is_mindspores(node.id, self.found.meaning(self.scope, node.id)):
+        if self.found and not is_mindspores(node.id, self.found.meaning(self.scope, node.id)):
             raise NoFormulaError(f"{node.id} is not MindSpore's")
         return node
 
@@ -180,7 +189,7 @@ class _Substitute(ast.NodeTransformer):
             module = self.found.meaning(self.scope, path[0])
             for each in path[1:]:
                 module = getattr(module, each)
-            if not inspect.ismodule(module) or module.__name__.partition(".")[0] != "mindspore":
+            if not inspect.ismodule(module) or module.__name__.partition(".")[0] not in ("mindspore", "math"):
                 raise NoFormulaError(f"{ast.unparse(node)} is not MindSpore's")
             return ast.Name(name)
         return self.generic_visit(node)  # type: ignore[return-value]
@@ -203,7 +212,7 @@ class _Substitute(ast.NodeTransformer):
             return None, []
         if isinstance(function, ast.Name) and function.id not in self.values:
             called = self.found.meaning(self.scope, function.id)
-            return (called if inspect.isfunction(called) and not _is_mindspores(function.id, called) else None), []
+            return (called if inspect.isfunction(called) and not is_mindspores(function.id, called) else None), []
         if isinstance(function, ast.Attribute) and isinstance(function.value, ast.Name):
             of_self = self.values.get(function.value.id)
             if isinstance(of_self, ast.Name) and of_self.id == "x0":

@@ -21,6 +21,7 @@ from msops.operators.rms_norm import rms_norm
 from msops.operators.rotary_position_embedding import rotary_position_embedding as turn
 
 from .formula import Formula, Found, NoFormulaError, written
+from .gates import activating, forget, gating
 from .written_attention import ATTENTION, BLOCKS, attending, blocks
 
 if TYPE_CHECKING:
@@ -83,6 +84,7 @@ def restore() -> None:
             delattr(owner, name) if own is None else setattr(owner, name, own)
     _replaced.clear()
     _found.clear()
+    forget()
     _unknown.clear()
 
 
@@ -125,7 +127,7 @@ def _replace(cls: Any) -> None:
 def _places(cls: Any) -> list[tuple[Any, str]]:
     """Returns where a class or its module may have a formula. A module defines what its Cells call before it defines
     the last of them."""
-    of_class = [_CONSTRUCT, BLOCKS] if cls.__name__.endswith("Norm") else [BLOCKS]
+    of_class = [_CONSTRUCT, BLOCKS] if cls.__name__.endswith(("Norm", "MLP", "GLU", "Activation")) else [BLOCKS]
     module = sys.modules.get(cls.__module__)
     of_module = [_ROTATION, *ATTENTION] if module else []
     return [*((cls, name) for name in of_class), *((module, name) for name in of_module)]
@@ -142,7 +144,7 @@ def _replace_name(owner: Any, name: str) -> None:
             _unknown[id(own)] = own, str(error)
         return
     if found.formula and isinstance(owner, type):
-        _put(owner, found.formula.flag, None, property(found.formula.stands))
+        _put(owner, found.formula.flag, None, property(found.stands or found.formula.stands))
     _put(owner, name, own, found.now)
     _found[id(found.now)] = _name(own), found
 
@@ -152,6 +154,8 @@ def _recognize(own: Function, owner: Any, name: str) -> Found:
         return attending(own)
     if name == BLOCKS:
         return blocks(own, owner)
+    if name == _CONSTRUCT and not owner.__name__.endswith("Norm"):
+        return activating(own, owner) if owner.__name__.endswith("Activation") else gating(own, owner)
     formula = Formula(own, owner)
     make = _FORMULAS.get(formula.text)
     now = make and make(own, formula)

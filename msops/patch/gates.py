@@ -1,0 +1,157 @@
+"""Gives gates and activations that model libraries write out to swiglu, geglu and gelu."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from typing import TYPE_CHECKING, Any
+
+import mindspore
+from mindspore import nn
+
+from msops.core.compiled import once
+from msops.core.inputs import describe
+from msops.core.spec import FLOATS
+from msops.operators.geglu import geglu
+from msops.operators.gelu import gelu
+from msops.operators.swiglu import swiglu
+
+from .formula import Formula, Found, NoFormulaError, is_mindspores, written
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from msops.core.inputs import Description
+
+    Function = Callable[..., Any]
+
+_TANH = {  # gelu by tanh, as it is written out
+    written("lambda x0, x1: " + text)
+    for text in (
+        "(0.5 * x1 * (1.0 + tanh(sqrt(Tensor(2.0 / pi)) * (x1 + 0.044715 * pow(x1, 3.0))))).to(x1.dtype)",
+        "0.5 * x1 * (1.0 + tanh(x1 * 0.7978845608 * (1.0 + 0.044715 * x1 * x1)))",
+    )
+}
+_KINDS = {  # what an activation returns, and the name by which the functions below know it
+    "silu(x1)": "silu",
+    "x1 * sigmoid(x1)": "silu",
+    "gelu(x1)": "none",
+    "gelu(x1, approximate='tanh')": "tanh",
+    **dict.fromkeys(_TANH, "tanh"),
+}
+_OF_ATTRIBUTE = "x0.act(x1)"  # the Cell calls a function that it holds
+_OF_MINDSPORE = {
+    getattr(nn, "SiLU", None),
+    getattr(getattr(getattr(mindspore, "mint", None), "nn", None), "SiLU", None),
+}
+_HOOKS = "_forward_pre_hook", "_forward_hook", "_backward_pre_hook", "_backward_hook"
+_HALVES = "x0.proj(x1).chunk(2, dim=-1)"
+_FORMULAS = {  # what `construct` returns, the attribute that holds its activation, and whether halves are gated
+    written("lambda x0, x1: x0.down_proj(x0.act_fn(x0.gate_proj(x1)) * x0.up_proj(x1))"): ("act_fn", False),
+    written(f"lambda x0, x1: {_HALVES}[0] * x0.activation({_HALVES}[1])"): ("activation", True),
+    written(f"lambda x0, x1: {_HALVES}[0] * gelu({_HALVES}[1]).to({_HALVES}[1].dtype)"): ("", True),
+}
+_formulas: dict[type, Formula] = {}  # of activations, before their `construct` is replaced
+
+
+def gating(own: Function, owner: type) -> Found:
+    """Returns what stands for the `construct` of a gated layer."""
+    formula = Formula(own, owner)
+    if formula.text not in _FORMULAS:
+        raise formula.why
+    activation, is_of_halves = _FORMULAS[formula.text]
+    flag = formula.flag
+
+    def kind(self: Any) -> str:
+        if not formula.stands(self):
+            return ""
+        return _kind(getattr(self, activation), self) if activation else "none"
+
+    def gated(self: Any, x: Any) -> Any:
+        if is_of_halves:
+            up, gate = self.proj(x).chunk(2, dim=-1)
+        else:
+            gate, up = self.gate_proj(x), self.up_proj(x)
+        if not _takes(describe(gate), describe(up)):
+            product = (getattr(self, activation) if activation else self.gelu)(gate) * up
+        elif getattr(self, flag) == "silu":
+            product = swiglu(gate, up)
+        else:
+            product = geglu(gate, up, getattr(self, flag))
+        return product if is_of_halves else self.down_proj(product)
+
+    return Found(_construct(own, flag, gated), "msops.swiglu or msops.geglu", formula, set(), kind)
+
+
+def activating(own: Function, owner: type) -> Found:
+    """Returns what stands for the `construct` of an activation that is written out as several operators."""
+    formula = _formulas[owner] = Formula(own, owner)
+    if formula.text not in _TANH:
+        raise formula.why
+
+    def activated(self: Any, x: Any) -> Any:
+        return gelu(x, "tanh") if _takes(describe(x), describe(x)) else own(self, x)
+
+    return Found(_construct(own, formula.flag, activated), "msops.gelu", formula, set())
+
+
+def forget() -> None:
+    """Forgets activations, at the end of the patch."""
+    _formulas.clear()
+
+
+def _kind(cell: Any, of: nn.Cell) -> str:
+    """Returns the name of what a Cell computes when another one calls it, or "" if that cannot be told."""
+    if not isinstance(cell, nn.Cell) or "construct" in vars(cell) or type(cell).__call__ is not nn.Cell.__call__:
+        return ""
+    if any(getattr(cell, each, None) for each in _HOOKS):
+        return ""
+    if getattr(cell, "mixed_precision_type", None) != getattr(of, "mixed_precision_type", None):
+        return ""
+    cls = type(cell)
+    if cls in _OF_MINDSPORE:
+        return "silu"
+    if cls not in _formulas:
+        _formulas[cls] = Formula(cls.construct, cls)
+    formula = _formulas[cls]
+    if not formula.stands(cell):
+        return ""
+    return _kind_of_function(vars(cell).get("act")) if formula.text == _OF_ATTRIBUTE else _KINDS.get(formula.text, "")
+
+
+def _kind_of_function(function: Any) -> str:
+    named: dict[str, Any] = {"approximate": "none"}
+    if isinstance(function, functools.partial) and not function.args:
+        named, function = function.keywords, function.func
+    is_gelu = getattr(function, "__name__", "") == "gelu" and is_mindspores("gelu", function)
+    return named["approximate"] if is_gelu and named in ({"approximate": "none"}, {"approximate": "tanh"}) else ""
+
+
+@once
+def _takes(gate: Description, up: Description) -> bool:
+    return gate == up and gate[0] is not None and None not in gate[0] and 0 not in gate[0] and gate[1] in FLOATS
+
+
+def _construct(own: Function, flag: str, replacement: Function) -> Function:
+    """Returns a `construct` that has the argument's name, since calls may use it."""
+    parameters = [(each.kind, each.default) for each in inspect.signature(own).parameters.values()]
+    if parameters != [(inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.empty)] * 2:
+        raise NoFormulaError("its arguments are others than the formula's")
+    name = list(inspect.signature(own).parameters)[1]
+
+    def of_x(self: Any, x: Any) -> Any:
+        return replacement(self, x) if getattr(self, flag) else own(self, x)
+
+    def of_state(self: Any, hidden_state: Any) -> Any:
+        return replacement(self, hidden_state) if getattr(self, flag) else own(self, hidden_state)
+
+    def of_states(self: Any, hidden_states: Any) -> Any:
+        return replacement(self, hidden_states) if getattr(self, flag) else own(self, hidden_states)
+
+    def of_input(self: Any, input: Any) -> Any:  # noqa: A002 (the library calls it so)
+        return replacement(self, input) if getattr(self, flag) else own(self, input)
+
+    made = {"x": of_x, "hidden_state": of_state, "hidden_states": of_states, "input": of_input}
+    if name not in made:
+        raise NoFormulaError(f"its argument is called {name}")
+    return made[name]
