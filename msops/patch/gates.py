@@ -86,6 +86,8 @@ def gating(own: Function, owner: type) -> Found:
 def activating(own: Function, owner: type) -> Found:
     """Returns what stands for the `construct` of an activation that is written out as several operators."""
     formula = _formulas[owner] = Formula(own, owner)
+    if formula.text in _KINDS and formula.text not in _TANH:
+        raise NoFormulaError("it is one operator already")
     if formula.text not in _TANH:
         raise formula.why
 

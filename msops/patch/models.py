@@ -1,4 +1,4 @@
-"""Gives msops' kernels to the formulas that model libraries write out in each of their models: RMSNorm and rotation.
+"""Gives msops' kernels to the formulas that model libraries write out in each of their models, such as RMSNorm.
 
 A library such as mindone has a class of RMSNorm and a function `apply_rotary_pos_emb` in each module of a language
 model. They are recognized by what they compute: a function's local variables are replaced by what they stand for, so

@@ -53,8 +53,9 @@ def patch_mindspore(mint: bool = True) -> Patch:
     The names of `mindspore.mint` run, too: those without kernels for GPU and CPU are composed of MindSpore's older
     operators or, where msops has a kernel, run by that. So does the primitive `AdamW`.
 
-    RMSNorm and the rotation of queries and keys, which model libraries such as mindone write out in each model, are
-    recognized by their formulas, and run by msops' kernels. The tables of a rotation get no gradient then.
+    RMSNorm, the rotation of queries and keys, attention, and gates of feed-forward layers, which model libraries such
+    as mindone write out in each model, are recognized by their formulas, and run by msops' kernels. The tables of a
+    rotation get no gradient then.
 
     Patches may overlap: MindSpore's operators are back when all are undone, in whatever order.
 
@@ -63,7 +64,9 @@ def patch_mindspore(mint: bool = True) -> Patch:
             ``True`` .
 
     Returns:
-        Patch, with a method `undo()`; it is also a context manager, which undoes the patch at the end of its block.
+        Patch, with a method `undo()`; it is also a context manager, which undoes the patch at the end of its block. Its
+        attribute `recognized` lists the functions of libraries that msops' operators compute, and `explain(model)` what
+        of a model computes by itself, and why.
 
     Raises:
         NotImplementedError: If a function of this version of MindSpore takes other arguments than those that msops

@@ -76,6 +76,7 @@ class _Attention:
         if key not in self.found:
             given = {"x4": has_mask, "x_scaling": scaling, "x_softcap": softcap, "x_head_mask": head_mask}
             decisions = {"x0.num_key_value_groups == 1": not repeats}
+            decisions["x4 is not None and x4.ndim == 4"] = has_mask  # flash_attention gets a mask of four axes alone
             for name, is_given in given.items():
                 decisions.update({f"{name} is None": not is_given, f"{name} is not None": is_given})
             names = (*_FIRST, *(f"x_{each}" for each in self.names[5:]))
@@ -214,8 +215,7 @@ def as_bias(mask: Tensor, keys: int) -> Tensor:
     if mask.shape[3] != keys:
         mask = mask[:, :, :, :keys]
     if mask.dtype == float16:
-        least = ops.cast(mask, float32)
-        return ops.select(least <= -65504, ops.full_like(least, -3.4028234663852886e38), least)
+        return ops.masked_fill(ops.cast(mask, float32), mask <= -65504, -3.4028234663852886e38)
     return mask
 
 
