@@ -20,6 +20,7 @@ from msops.core.spec import FLOATS, Rounded
 from msops.operators.rms_norm import rms_norm
 from msops.operators.rotary_position_embedding import rotary_position_embedding as turn
 
+from .causal_masks import FLASH, INTERFACE, causing
 from .formula import Formula, Found, NoFormulaError, written
 from .gates import activating, forget, gating
 from .written_attention import ATTENTION, BLOCKS, attending, blocks
@@ -130,7 +131,13 @@ def _places(cls: Any) -> list[tuple[Any, str]]:
     of_class = [_CONSTRUCT, BLOCKS] if cls.__name__.endswith(("Norm", "MLP", "GLU", "Activation")) else [BLOCKS]
     module = sys.modules.get(cls.__module__)
     of_module = [_ROTATION, *ATTENTION] if module else []
-    return [*((cls, name) for name in of_class), *((module, name) for name in of_module)]
+    interface = vars(module).get(INTERFACE) if module else None
+    of_interface = [FLASH] if inspect.isfunction(interface) and interface.__module__ in sys.modules else []
+    return [
+        *((cls, name) for name in of_class),
+        *((module, name) for name in of_module),
+        *((sys.modules[interface.__module__], name) for name in of_interface),
+    ]
 
 
 def _replace_name(owner: Any, name: str) -> None:
@@ -152,6 +159,8 @@ def _replace_name(owner: Any, name: str) -> None:
 def _recognize(own: Function, owner: Any, name: str) -> Found:
     if name in ATTENTION:
         return attending(own)
+    if name == FLASH:
+        return causing(own)
     if name == BLOCKS:
         return blocks(own, owner)
     if name == _CONSTRUCT and not owner.__name__.endswith("Norm"):
