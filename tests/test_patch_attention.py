@@ -159,7 +159,7 @@ def assert_equal(got, want, dtype):
         np.testing.assert_allclose(x.asnumpy().astype(np.float64), wanted, 0, most)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize("dtype", ["float16", pytest.param("float32", marks=pytest.mark.wide)])
 @pytest.mark.parametrize("name", FORMS)
 def test_attention(load, computed, name, dtype):
     """A row that sees nothing has equal weights, as the library's own least number gives it."""

@@ -122,7 +122,7 @@ def by_the_library(net, x, construct):
     return found
 
 
-@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize("dtype", [pytest.param("float16", marks=pytest.mark.wide), "float32"])
 @pytest.mark.parametrize("name", NETS)
 def test_gates(load, computed, name, dtype):
     module = load(TEXT)
