@@ -9,7 +9,7 @@
 
 #include "common/pack.h"
 #include "common/scatter.h"
-#include "shared/gather/cpu.h"
+#include "shared/gather/indices.h"
 
 using namespace msops;
 

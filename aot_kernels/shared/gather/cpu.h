@@ -5,61 +5,11 @@
 
 #include "../../common/parallel.h"
 #include "gather.h"
+#include "indices.h"
 
 namespace msops::gather {
 
 constexpr int64_t kRun = 1024;  // places whose indices are kept in the first cache
-
-// Sets `found` to the first of each run's indices that are out of range; -1 says that there is none.
-template <typename Index>
-struct FindOutside {
-  static constexpr int64_t kChunk = 1 << 14;
-  int64_t size, count;
-  const Index* index;
-  int64_t* outside;  // the smallest position that a thread has seen
-
-  int64_t chunks() const { return (size + kChunk - 1) / kChunk; }
-
-  MSOPS_CPU void operator()(int64_t chunk) const {
-    const int64_t begin = chunk * kChunk, end = std::min(begin + kChunk, size);
-    Index least = 0, most = 0;
-#pragma omp simd reduction(min : least) reduction(max : most)
-    for (int64_t i = begin; i < end; ++i) {
-      least = index[i] < least ? index[i] : least;
-      most = index[i] > most ? index[i] : most;
-    }
-    if (begin < end && (least < 0 || static_cast<int64_t>(most) >= count)) lower(begin);
-  }
-
- private:
-  MSOPS_CPU void lower(int64_t begin) const {
-    int64_t seen = __atomic_load_n(outside, __ATOMIC_RELAXED);
-    while (begin < seen &&
-           !__atomic_compare_exchange_n(outside, &seen, begin, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
-    }
-  }
-};
-
-// Requires that each index is one of `count` things of another tensor, such as "points".
-template <typename Index>
-void require_indices(Call& call, const Tensor& idx, const Tensor& of, int64_t count, const char* things) {
-  int64_t at = INT64_MAX;
-  const FindOutside<Index> find{idx.size, count, idx.as<const Index>(), &at};
-  on_cpu(call, find.chunks(), find, static_cast<double>(find.kChunk));
-  if (at == INT64_MAX) return;
-  const Index* const index = idx.as<const Index>();
-  while (0 <= index[at] && static_cast<int64_t>(index[at]) < count) ++at;
-  char place[96] = "";
-  int64_t rest = at, below = idx.size;
-  for (int d = 0, used = 0; d < idx.rank && used < 80; ++d) {
-    below /= idx.shape[d];
-    used +=
-        std::snprintf(place + used, sizeof place - used, d ? ", %lld" : "%lld", static_cast<long long>(rest / below));
-    rest %= below;
-  }
-  call.require(false, kBadValue, "%s[%s] is %lld, but %s has %lld %s", idx.name, place,
-               static_cast<long long>(index[at]), of.name, static_cast<long long>(count), things);
-}
 
 // Channels says which channels of which list an item works on: up to kChannels neighbours.
 template <int kChannels>
