@@ -1,5 +1,5 @@
-"""Calls libraries of kernels for GPUs, Liger and fla (in Triton) and quack (in CuTe DSL), which are peers where they
-are installed. Gradients go through autograd, as PyTorch's do.
+"""Calls libraries of kernels for GPUs, Liger and fla (in Triton), quack (in CuTe DSL), vLLM and TransformerEngine (in
+CUDA), which are peers where they are installed. Gradients go through autograd, as PyTorch's do.
 
 Some of their functions are left out, since no fair time can be given. Liger writes the gradients of `swiglu` and
 `geglu` over the inputs, so that a second call would compute something else. Its `cross_entropy` computes the gradient
@@ -16,7 +16,13 @@ import functools
 import importlib
 import importlib.util
 
-MODULES = {"Liger": "liger_kernel.ops", "quack": "quack", "fla": "fla.ops.generalized_delta_rule"}
+MODULES = {
+    "Liger": "liger_kernel.ops",
+    "quack": "quack",
+    "fla": "fla.ops.generalized_delta_rule",
+    "vLLM": "vllm._custom_ops",
+    "TransformerEngine": "transformer_engine.pytorch",
+}
 DEVICE = "cuda"  # torch's name of where their kernels run
 
 

@@ -51,6 +51,8 @@ from .operators.linear_scan import LinearScan as LinearScan, linear_scan as line
 from .operators.lltm import LLTM as LLTM, lltm as lltm
 from .operators.lltm_cell import LLTMCell as LLTMCell, lltm_cell as lltm_cell
 from .operators.march_rays import MarchRays as MarchRays, march_rays as march_rays
+from .operators.moe_permute import MoEPermute as MoEPermute, moe_permute as moe_permute
+from .operators.moe_unpermute import MoEUnpermute as MoEUnpermute, moe_unpermute as moe_unpermute
 from .operators.ms_deform_attn import MSDeformAttn as MSDeformAttn, ms_deform_attn as ms_deform_attn
 from .operators.ray_aabb import RayAABB as RayAABB, ray_aabb as ray_aabb
 from .operators.rms_norm import RMSNorm as RMSNorm, rms_norm as rms_norm
@@ -66,6 +68,7 @@ from .operators.spherical_harmonics import (
 from .operators.swiglu import SwiGLU as SwiGLU, swiglu as swiglu
 from .operators.three_interpolate import ThreeInterpolate as ThreeInterpolate, three_interpolate as three_interpolate
 from .operators.three_nn import ThreeNN as ThreeNN, three_nn as three_nn
+from .operators.topk_gating import TopKGating as TopKGating, topk_gating as topk_gating
 from .operators.trilinear_interpolation import (
     TrilinearInterpolation as TrilinearInterpolation,
     trilinear_interpolation as trilinear_interpolation,

@@ -1,0 +1,152 @@
+// The gradients of moe_unpermute. A slot owns its row, so that it alone writes the row's gradient: one of them, if
+// several slots have the row. A warp, or a CPU thread, takes a token, and reads its dout once for all slots.
+#pragma once
+
+#include "../shared/routing/spread.h"
+
+namespace msops::routing {
+
+template <typename T>
+struct UnpermuteGradients {
+  using C = Compute<T>;
+  Slots slots;
+  OptionalNumbers<T> weights;
+  const T *rows, *dout;
+  T* drows;
+  Numbers<T> dweights;  // absent beside absent weights
+  int32_t* owners;      // (rows): the slot that owns a row, or -1
+};
+
+struct HasOwner {
+  const int32_t* owners;
+  MSOPS_BOTH bool operator()(int64_t row) const { return owners[row] >= 0; }
+};
+
+// Index i is a slot.
+struct FindOwners {
+  Slots slots;
+  int32_t* owners;
+
+  template <typename I>
+  MSOPS_BOTH void operator()(I i) const {
+    const int64_t row = slots.row(i);
+    if (row >= 0) owners[row] = static_cast<int32_t>(i);
+  }
+};
+
+template <typename T>
+struct GradientsOnCpu {
+  using C = Compute<T>;
+  static constexpr int kSums = 16;  // partial sums of a product, which are a vector
+  UnpermuteGradients<T> all;
+
+  MSOPS_CPU void operator()(int64_t token) const {
+    const Slots& slots = all.slots;
+    for (int64_t j = 0; j < slots.choices; ++j) {
+      const int64_t slot = token * slots.choices + j, row = slots.row(slot);
+      const C product = row < 0 ? C(0) : of_slot(token, row, all.weights[slot], all.owners[row] == slot);
+      if (all.dweights.data) all.dweights.set(slot, product);
+    }
+  }
+
+ private:
+  // Writes the row's gradient if `owns`, and returns the product of the row and of dout.
+  MSOPS_CPU C of_slot(int64_t token, int64_t row, C weight, bool owns) const {
+    const int64_t columns = all.slots.columns;
+    C d[kRunOfCpu], numbers[kRunOfCpu], sums[kSums] = {};
+    for (int64_t column = 0; column < columns; column += kRunOfCpu) {
+      const int64_t count = std::min(kRunOfCpu, columns - column);
+      widen(all.dout + token * columns + column, d, count);
+      if (all.dweights.data) {
+        widen(all.rows + row * columns + column, numbers, count);
+        const int64_t whole = count / kSums * kSums;
+        for (int64_t c = 0; c < whole; c += kSums)
+#pragma omp simd
+          for (int k = 0; k < kSums; ++k) sums[k] += d[c + k] * numbers[c + k];
+        for (int64_t c = whole; c < count; ++c) sums[c - whole] += d[c] * numbers[c];
+      }
+      if (!owns) continue;
+#pragma omp simd
+      for (int64_t c = 0; c < count; ++c) numbers[c] = weight * d[c];
+      narrow(numbers, all.drows + row * columns + column, count);
+    }
+    for (int half = kSums / 2; half > 0; half /= 2)
+      for (int k = 0; k < half; ++k) sums[k] += sums[k + half];
+    return sums[0];
+  }
+};
+
+#ifdef __CUDACC__
+constexpr int kGradientThreads = 256;
+
+template <int W, typename T>
+__global__ void __launch_bounds__(kGradientThreads) gradients_kernel(UnpermuteGradients<T> all) {
+  using C = Compute<T>;
+  constexpr int kAtOnce = 4;  // packs that a lane loads before it works on them
+  const Slots& slots = all.slots;
+  const int64_t token = blockIdx.x * int64_t{kGradientThreads / 32} + threadIdx.x / 32, columns = slots.columns;
+  const int lane = threadIdx.x % 32;
+  if (token >= slots.tokens) return;
+  const T* const dout = all.dout + token * columns;
+  for (int64_t j = 0; j < slots.choices; ++j) {
+    const int64_t slot = token * slots.choices + j, row = slots.row(slot);
+    C sum = 0;
+    if (row >= 0) {
+      const C weight = all.weights[slot];
+      const bool owns = all.owners[row] == slot;
+      for (int64_t first = lane * W; first < columns; first += kAtOnce * 32 * W) {
+        Pack<T, W> d[kAtOnce], of_row[kAtOnce];
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
+          const int64_t c = first + i * 32 * W;
+          d[i] = c < columns ? load<W>(dout + c) : Pack<T, W>{};
+          of_row[i] = c < columns ? load<W>(all.rows + row * columns + c) : Pack<T, W>{};
+        }
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
+          const int64_t c = first + i * 32 * W;
+          C products[W];
+          for (int k = 0; k < W; ++k) {
+            sum += C(d[i].values[k]) * C(of_row[i].values[k]);
+            products[k] = weight * C(d[i].values[k]);
+          }
+          if (owns && c < columns) store_at_once(all.drows + row * columns + c, rounded_pack<T>(products));
+        }
+      }
+    }
+    for (int distance = 16; distance > 0; distance /= 2) sum += __shfl_xor_sync(~0u, sum, distance);
+    if (lane == 0) all.dweights.set(slot, sum);
+  }
+}
+#endif
+
+template <typename T>
+void unpermute_gradients(Call& call, const UnpermuteGradients<T>& all) {
+  const Slots& slots = all.slots;
+  if (!call.ok()) return;
+  const int64_t number = slots.tokens * slots.choices;
+  if (call.is_on_cpu()) {
+    // One thread alone, since slots may have one row.
+    std::fill_n(all.owners, slots.rows, -1);
+    for (int64_t slot = 0; slot < number; ++slot) FindOwners{slots, all.owners}(slot);
+    on_cpu(call, slots.tokens, GradientsOnCpu<T>{all}, 2 * static_cast<double>(slots.choices * (slots.columns + 16)));
+  } else {
+#ifdef __CUDACC__
+    if (slots.rows > 0)
+      cudaMemsetAsync(all.owners, 0xFF, static_cast<size_t>(slots.rows) * sizeof(int32_t), call.stream());
+    on_gpu(call, number, number, FindOwners{slots, all.owners});
+    if (!all.dweights.data) {
+      spread(call, Copies<T>{slots, all.dout, all.drows});
+    } else {
+      const int64_t blocks = (slots.tokens - 1) / (kGradientThreads / 32) + 1;
+      with_width<T>(false, slots.columns, {all.rows, all.dout, all.drows}, [&](auto width) {
+        constexpr int W = width;
+        launch(call, gradients_kernel<W, T>, blocks, kGradientThreads, 0, all);
+      });
+    }
+#endif
+  }
+  zero_rows(call, slots.rows, slots.columns, HasOwner{all.owners}, all.drows);
+}
+
+}  // namespace msops::routing
