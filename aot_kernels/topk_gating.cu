@@ -30,31 +30,29 @@ void require_chosen(Call& call, const Tensor& tensor, const Tensor& logits, int6
 }
 
 Shapes scratch_of(const Settings& s, const Tensor& logits) {
-  const int64_t experts = logits.dim(-1), rows = rows_at_once(rows_of(logits), experts);
-  return {{rows, experts + s.groups}, {rows, experts + s.groups}};
+  const int64_t experts = logits.dim(-1);
+  return {{rows_at_once(rows_of(logits), experts), s.room(experts)}};
 }
 
 }  // namespace
 
-// (logits, bias?) -> (weights, experts, keys, order): what comes after experts is scratch.
+// (logits, bias?) -> (weights, experts, keys): `keys` is scratch.
 MSOPS_ENTRY(TopkGatingForward) {
   const Settings s(call);
   const Tensor logits = call.tensor("logits"), bias = call.optional_of("common|float32", "bias", 1);
   const Tensor weights = call.tensor("weights"), experts = call.tensor_of("int32", "experts");
-  const Tensor keys = call.scratch("keys", 2), order = call.tensor_of("int32", "order", 2);
+  const Tensor keys = call.scratch("keys", 2);
   const int64_t size = logits.dim(-1);
   for (const Tensor& tensor : {weights, experts}) require_chosen(call, tensor, logits, s.k);
   s.require_experts(call, size);
   if (bias.dtype) call.require_shape(bias, {size});
   const int64_t rows = rows_of(logits), at_once = keys.dim(0);
   call.require(at_once > 0 || rows == 0, kBadShape, "keys has no rows");
-  for (const Tensor& tensor : {keys, order}) call.require_shape(tensor, {at_once, size + s.groups});
+  call.require_shape(keys, {at_once, s.room(size)});
   return call.run([&](auto type) {
     using T = typename decltype(type)::type;
     const Row<T> all{s, size, logits.as<const T>(), OptionalNumbers<T>(bias)};
-    const Choice<T> choice{
-        all,        rows_of(logits), weights.as<T>(), experts.as<int32_t>(), keys.as<Compute<T>>(), order.as<int32_t>(),
-        keys.dim(0)};
+    const Choice<T> choice{all, rows, weights.as<T>(), experts.as<int32_t>(), keys.as<Compute<T>>(), at_once};
     if (call.is_on_cpu()) {
       return on_threads(call, std::min(rows, at_once), 8 * static_cast<double>(logits.size), ChooseOnCpu<T>{choice});
     }

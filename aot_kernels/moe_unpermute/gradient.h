@@ -37,40 +37,44 @@ struct FindOwners {
 template <typename T>
 struct GradientsOnCpu {
   using C = Compute<T>;
-  static constexpr int kSums = 16;  // partial sums of a product, which are a vector
   UnpermuteGradients<T> all;
 
   MSOPS_CPU void operator()(int64_t token) const {
-    const Slots& slots = all.slots;
-    for (int64_t j = 0; j < slots.choices; ++j) {
-      const int64_t slot = token * slots.choices + j, row = slots.row(slot);
-      const C product = row < 0 ? C(0) : of_slot(token, row, all.weights[slot], all.owners[row] == slot);
+    for (int64_t j = 0; j < all.slots.choices; ++j) {
+      const int64_t slot = token * all.slots.choices + j, row = all.slots.row(slot);
+      const C product = row < 0 ? C(0) : of_slot(token, slot, row);
       if (all.dweights.data) all.dweights.set(slot, product);
     }
   }
 
  private:
-  // Writes the row's gradient if `owns`, and returns the product of the row and of dout.
-  MSOPS_CPU C of_slot(int64_t token, int64_t row, C weight, bool owns) const {
+  // Writes the gradient of the slot's row, and returns the product of the row and dout, if there are weights.
+  MSOPS_CPU C of_slot(int64_t token, int64_t slot, int64_t row) const {
     const int64_t columns = all.slots.columns;
-    C d[kRunOfCpu], numbers[kRunOfCpu], sums[kSums] = {};
-    for (int64_t column = 0; column < columns; column += kRunOfCpu) {
-      const int64_t count = std::min(kRunOfCpu, columns - column);
-      widen(all.dout + token * columns + column, d, count);
-      if (all.dweights.data) {
-        widen(all.rows + row * columns + column, numbers, count);
-        const int64_t whole = count / kSums * kSums;
-        for (int64_t c = 0; c < whole; c += kSums)
+    const bool owns = all.owners[row] == slot, has_weights = all.dweights.data;
+    const T *const dout = all.dout + token * columns, *const of_row = all.rows + row * columns;
+    T* const drow = all.drows + row * columns;
+    const T* const next_row = all.slots.run_after(slot, all.rows, 0, of_row);
+    const T* const next_drow = all.slots.run_after(slot, static_cast<const T*>(all.drows), 0, drow);
+    const C weight = all.weights[slot];
+    C sums[kVector] = {};
+    for_vectors(columns, [&](int64_t c, auto n) {
+      C d[kVector], numbers[kVector];
+      widen(dout + c, d, n);
+      if (has_weights) {
+        __builtin_prefetch(next_row + c);
+        widen(of_row + c, numbers, n);
 #pragma omp simd
-          for (int k = 0; k < kSums; ++k) sums[k] += d[c + k] * numbers[c + k];
-        for (int64_t c = whole; c < count; ++c) sums[c - whole] += d[c] * numbers[c];
+        for (int k = 0; k < n; ++k) sums[k] += d[k] * numbers[k];
       }
-      if (!owns) continue;
+      if (owns) {
+        __builtin_prefetch(next_drow + c, 1);
 #pragma omp simd
-      for (int64_t c = 0; c < count; ++c) numbers[c] = weight * d[c];
-      narrow(numbers, all.drows + row * columns + column, count);
-    }
-    for (int half = kSums / 2; half > 0; half /= 2)
+        for (int k = 0; k < n; ++k) numbers[k] = weight * d[k];
+        narrow(numbers, drow + c, n);
+      }
+    });
+    for (int half = kVector / 2; half > 0; half /= 2)
       for (int k = 0; k < half; ++k) sums[k] += sums[k + half];
     return sums[0];
   }

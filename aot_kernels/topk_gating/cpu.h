@@ -1,7 +1,6 @@
 #pragma once
 
 #include <algorithm>
-#include <numeric>
 
 #include "../common/parallel.h"
 #include "gating.h"
@@ -14,16 +13,39 @@ MSOPS_CPU C larger(C a, C b) {
   return b > a ? b : a;
 }
 
-// Computes the shares of n numbers.
+// Calls f(first, logits, n) for parts of a row, as numbers of Compute<T>.
+template <typename T, typename F>
+MSOPS_CPU void for_parts(const Row<T>& all, int64_t row, const F& f) {
+  constexpr int64_t kPart = 256;
+  Compute<T> numbers[kPart];
+  for (int64_t first = 0; first < all.experts; first += kPart) {
+    const int64_t n = std::min(kPart, all.experts - first);
+    widen(all.logits + row * all.experts + first, numbers, n);
+    f(first, numbers, n);
+  }
+}
+
 template <typename C>
-MSOPS_CPU Shares<C> shares_of(const C* x, int64_t n) {
-  C largest = -C(HUGE_VAL), total = 0;
+MSOPS_CPU C largest_of(const C* x, int64_t n, C largest = -C(HUGE_VAL)) {
 #pragma omp simd reduction(max : largest)
   for (int64_t i = 0; i < n; ++i) largest = larger(largest, x[i]);
+  return largest;
+}
+
+// Computes the shares of all logits of a row.
+template <typename T>
+MSOPS_CPU Shares<Compute<T>> shares_of_row(const Row<T>& all, int64_t row) {
+  using C = Compute<T>;
+  C largest = -C(HUGE_VAL), total = 0;
+  for_parts(all, row, [&](int64_t, const C* x, int64_t n) { largest = largest_of(x, n, largest); });
   Shares<C> shares;
   shares.shift = Shares<C>::shift_of(largest);
-#pragma omp simd reduction(+ : total)
-  for (int64_t i = 0; i < n; ++i) total += shares.term(x[i]);
+  for_parts(all, row, [&](int64_t, const C* x, int64_t n) {
+    C sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t i = 0; i < n; ++i) sum += shares.term(x[i]);
+    total += sum;
+  });
   shares.total = total;
   return shares;
 }
@@ -45,6 +67,40 @@ MSOPS_CPU Shares<Compute<T>> shares_of_chosen(const Row<T>& all, int64_t row, co
   return shares;
 }
 
+// KeysByBlocks finds the first of n keys by the largest keys of blocks of them, which `blocks` has room for.
+template <typename C>
+class KeysByBlocks {
+ public:
+  MSOPS_CPU KeysByBlocks(C* keys, int64_t n, C* blocks) : keys_(keys), n_(n), blocks_(blocks) {
+    for (int64_t b = 0; b * kBlockOfKeys < n; ++b) update(b);
+  }
+
+  // Takes the first key out, and returns it.
+  MSOPS_CPU Candidate<C> take_first() const {
+    const C largest = largest_of(blocks_, (n_ + kBlockOfKeys - 1) / kBlockOfKeys);
+    int64_t b = 0;
+    while (blocks_[b] != largest) ++b;
+    int64_t i = b * kBlockOfKeys;
+    while (keys_[i] != largest) ++i;
+    keys_[i] = C(NAN);
+    update(b);
+    return {largest, static_cast<int32_t>(i)};
+  }
+
+ private:
+  // A block without keys has none that is the largest, either.
+  MSOPS_CPU void update(int64_t b) const {
+    const C* const first = keys_ + b * kBlockOfKeys;
+    const int64_t n = std::min(kBlockOfKeys, n_ - b * kBlockOfKeys);
+    const C largest = largest_of(first, n);
+    blocks_[b] = largest > -C(HUGE_VAL) || std::count(first, first + n, largest) > 0 ? largest : C(NAN);
+  }
+
+  C* keys_;
+  int64_t n_;
+  C* blocks_;
+};
+
 template <typename T>
 struct ChooseOnCpu {
   using C = Compute<T>;
@@ -52,57 +108,62 @@ struct ChooseOnCpu {
 
   MSOPS_CPU void operator()(int64_t part, int64_t parts) const {
     const int64_t end = part_begin(choice.rows, part + 1, parts);
-    for (int64_t row = part_begin(choice.rows, part, parts); row < end; ++row) of_row(row, part);
+    for (int64_t row = part_begin(choice.rows, part, parts); row < end; ++row)
+      of_row(row, choice.keys + part * choice.all.s.room(choice.all.experts));
   }
 
  private:
-  MSOPS_CPU void of_row(int64_t row, int64_t part) const {
+  MSOPS_CPU void of_row(int64_t row, C* keys) const {
     const Row<T>& all = choice.all;
-    const int64_t size = all.experts, room = size + all.s.groups;
-    C* const keys = choice.keys + part * room;
-    int32_t* const order = choice.order + part * room;
-    widen(all.logits + row * size, keys, size);
-    Shares<C> of_all;
-    if (all.needs_shares() || all.s.is_share_of_all()) of_all = shares_of(keys, size);
-#pragma omp simd
-    for (int64_t e = 0; e < size; ++e) keys[e] = all.key(keys[e], e, of_all);
-    const int64_t left = all.s.selects_groups() ? members_of_best_groups(keys, order) : size;
-    if (left == size) std::iota(order, order + size, 0);
-    sort_first(keys, order, all.s.k, left);
-    std::copy_n(order, all.s.k, choice.experts + row * all.s.k);
-    const Shares<C> of_weights =
-        all.s.renormalize ? shares_of_chosen(all, row, [&](int64_t i) { return order[i]; }) : of_all;
-    for (int64_t i = 0; i < all.s.k; ++i) {
-      const C term = all.term(all.logit(row, order[i]), of_weights);
-      assign(choice.weights[row * all.s.k + i], C(all.s.scale) * of_weights.share(term));
+    const int64_t k = all.s.k;
+    int32_t* const experts = choice.experts + row * k;
+    Shares<C> shares;
+    if (all.needs_shares() || all.s.is_share_of_all()) shares = shares_of_row(all, row);
+    write_keys(row, shares, keys);
+    if (all.s.selects_groups()) keep_best_groups(keys);
+    const KeysByBlocks<C> left(keys, all.experts, keys + all.s.blocks_from(all.experts));
+    for (int64_t i = 0; i < k; ++i) experts[i] = left.take_first().index;
+    if (all.s.renormalize) shares = shares_of_chosen(all, row, [&](int64_t i) { return experts[i]; });
+    for (int64_t i = 0; i < k; ++i) {
+      const C term = all.term(all.logit(row, experts[i]), shares);
+      assign(choice.weights[row * k + i], C(all.s.scale) * shares.share(term));
     }
   }
 
-  // Brings the first `count` of `size` experts, in their order, to the front.
-  static MSOPS_CPU void sort_first(const C* keys, int32_t* order, int64_t count, int64_t size) {
-    std::partial_sort(order, order + count, order + size,
-                      [keys](int32_t a, int32_t b) { return Candidate<C>{keys[a], a}.precedes({keys[b], b}); });
+  MSOPS_CPU void write_keys(int64_t row, const Shares<C>& shares, C* keys) const {
+    const Row<T>& all = choice.all;
+    const int64_t size = all.experts;
+    widen(all.logits + row * size, keys, size);
+    if (all.is_by_logits()) {
+    } else if (all.s.is_sigmoid) {
+#pragma omp simd
+      for (int64_t e = 0; e < size; ++e) keys[e] = Activations<C>::sigmoid(keys[e]);
+    } else {
+#pragma omp simd
+      for (int64_t e = 0; e < size; ++e) keys[e] = shares.share(shares.term(keys[e]));
+    }
+    if (all.bias.data)
+      for (int64_t e = 0; e < size; ++e) keys[e] += all.bias[e];
+#pragma omp simd
+    for (int64_t e = 0; e < size; ++e) keys[e] = ordered(keys[e]);
   }
 
-  // Writes the experts of the groups that stay to `order`, and returns how many there are.
-  MSOPS_CPU int64_t members_of_best_groups(C* keys, int32_t* order) const {
+  MSOPS_CPU void keep_best_groups(C* keys) const {
     const Settings& s = choice.all.s;
-    const int64_t size = choice.all.experts, of_group = size / s.groups;
-    C* const worths = keys + size;
-    int32_t* const groups = order + size;
-    std::iota(order, order + size, 0);
-    std::iota(groups, groups + s.groups, 0);
+    const int64_t of_group = choice.all.experts / s.groups;
+    C *const worths = keys + choice.all.experts, *const copies = worths + s.groups;
+    C* const blocks = keys + s.blocks_from(choice.all.experts);
     for (int64_t g = 0; g < s.groups; ++g) {
-      int32_t* const members = order + g * of_group;
-      sort_first(keys, members, s.group_top, of_group);
+      std::copy_n(keys + g * of_group, of_group, copies);
+      const KeysByBlocks<C> left(copies, of_group, blocks);
       C worth = 0;
-      for (int64_t i = 0; i < s.group_top; ++i) worth += keys[members[i]];
+      for (int64_t i = 0; i < s.group_top; ++i) worth += left.take_first().key;
       worths[g] = ordered(worth);
     }
-    sort_first(worths, groups, s.top_groups, s.groups);
-    for (int64_t i = 0; i < s.top_groups; ++i)
-      std::iota(order + i * of_group, order + (i + 1) * of_group, static_cast<int32_t>(groups[i] * of_group));
-    return s.top_groups * of_group;
+    const KeysByBlocks<C> left(worths, s.groups, blocks);
+    for (int64_t i = 0; i < s.top_groups; ++i) left.take_first();
+    for (int64_t g = 0; g < s.groups; ++g)
+      if (worths[g] == worths[g]) std::fill_n(keys + g * of_group, of_group, C(NAN));  // it was not taken
   }
 };
 
@@ -118,7 +179,7 @@ struct GradientOnCpu {
     const auto expert = [&](int64_t i) { return gradient.expert(row, i); };
     Shares<C> shares;
     if (all.s.renormalize) shares = shares_of_chosen(all, row, expert);
-    if (all.s.is_share_of_all()) shares = shares_of_row(row);
+    if (all.s.is_share_of_all()) shares = shares_of_row(all, row);
     const auto each = [&](auto&& f) {
       for (int64_t i = 0; i < k; ++i)
         if (const int64_t e = expert(i); e >= 0) {
@@ -129,23 +190,15 @@ struct GradientOnCpu {
     C sum = 0;
     each([&](int64_t, C, C weight, C dweight) { sum += weight * dweight; });
     if (all.s.is_share_of_all()) {
-      for (int64_t e = 0; e < size; ++e) assign(dlogits[e], -sum * shares.share(shares.term(all.logit(row, e))));
+      for_parts(all, row, [&](int64_t first, C* x, int64_t n) {
+#pragma omp simd
+        for (int64_t i = 0; i < n; ++i) x[i] = -sum * shares.share(shares.term(x[i]));
+        narrow(x, dlogits + first, n);
+      });
     } else {
       std::fill_n(dlogits, size, T(0));
     }
     each([&](int64_t e, C x, C weight, C dweight) { assign(dlogits[e], all.gradient(x, weight, dweight, sum)); });
-  }
-
- private:
-  MSOPS_CPU Shares<C> shares_of_row(int64_t row) const {
-    const Row<T>& all = gradient.all;
-    Shares<C> shares;
-    C largest = -C(HUGE_VAL), total = 0;
-    for (int64_t e = 0; e < all.experts; ++e) largest = larger(largest, all.logit(row, e));
-    shares.shift = Shares<C>::shift_of(largest);
-    for (int64_t e = 0; e < all.experts; ++e) total += shares.term(all.logit(row, e));
-    shares.total = total;
-    return shares;
   }
 };
 

@@ -12,6 +12,8 @@ namespace msops::gating {
 constexpr int64_t kMostHeld = 1024;                    // experts whose keys a GPU keeps in registers
 constexpr int64_t kRowsAtOnce = 64, kLongRows = 1024;  // for which there is scratch; beyond kMostHeld experts
 
+constexpr int64_t kBlockOfKeys = 16;
+
 struct Settings {
   int64_t k, groups, top_groups, group_top;
   bool is_sigmoid, renormalize;
@@ -38,6 +40,10 @@ struct Settings {
     require(top_groups <= groups && k <= top_groups * (experts / groups), "top_groups");
     require(group_top <= experts / groups, "group_top");
   }
+  // Returns how many numbers of scratch a row needs: a key of each expert, the groups' worths and, on the CPU, a
+  // group's keys and the largest of blocks of keys, which are the last.
+  MSOPS_BOTH int64_t room(int64_t experts) const { return blocks_from(experts) + experts / kBlockOfKeys + 1; }
+  MSOPS_BOTH int64_t blocks_from(int64_t experts) const { return experts + groups + experts / groups; }
   // Returns whether weights are shares of the sum over all experts.
   MSOPS_BOTH bool is_share_of_all() const { return !is_sigmoid && !renormalize; }
   MSOPS_BOTH bool selects_groups() const { return top_groups < groups; }
@@ -110,11 +116,10 @@ template <typename T>
 struct Choice {
   Row<T> all;
   int64_t rows;
-  T* weights;            // (rows, k)
-  int32_t* experts;      // (rows, k)
-  Compute<T>* keys;      // (rows at once, experts + groups)
-  int32_t* order;        // likewise
-  int64_t rows_at_once;  // there is scratch for
+  T* weights;        // (rows, k)
+  int32_t* experts;  // (rows, k)
+  Compute<T>* keys;  // (rows_at_once, room)
+  int64_t rows_at_once;
 };
 
 template <typename T>

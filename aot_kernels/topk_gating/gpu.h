@@ -203,7 +203,7 @@ template <typename T>
 __global__ void __launch_bounds__(kThreads) choose_of_many_kernel(Choice<T> choice) {
   const int64_t warp = blockIdx.x * int64_t{kThreads / 32} + threadIdx.x / 32;
   if (warp >= choice.rows_at_once) return;
-  Compute<T>* const memory = choice.keys + warp * (choice.all.experts + choice.all.s.groups);
+  Compute<T>* const memory = choice.keys + warp * choice.all.s.room(choice.all.experts);
   for (int64_t row = warp; row < choice.rows; row += choice.rows_at_once)
     choose_in_row<32, 0>(choice, row, true, memory, false);
 }

@@ -175,8 +175,7 @@ def operators(
     )
     return custom_op(
         _LIBRARY.TopkGatingForward,
-        "logits(*B, E), bias(E, dtype=common|float32)? -> weights, experts(..., dtype=int32); "
-        "keys(...), order(..., dtype=int32)",
+        "logits(*B, E), bias(E, dtype=common|float32)? -> weights, experts(..., dtype=int32); keys(...)",
         infer=_infer,
         gradient=backward,
         **attributes,

@@ -24,15 +24,21 @@ struct CollectOnCpu {
     const Slots& slots = all.slots;
     const int64_t runs = (slots.columns + kRunOfCpu - 1) / kRunOfCpu, token = i / runs, column = i % runs * kRunOfCpu;
     const int64_t count = std::min(kRunOfCpu, slots.columns - column);
-    C sums[kRunOfCpu], numbers[kRunOfCpu];
+    C sums[kRunOfCpu];
     std::fill_n(sums, count, C(0));
     for (int64_t j = 0; j < slots.choices; ++j) {
       const int64_t slot = token * slots.choices + j, row = slots.row(slot);
       if (row < 0) continue;
+      const T* const from = all.rows + row * slots.columns + column;
+      const T* const next = slots.run_after(slot, all.rows, column, from);
       const C weight = all.weights[slot];
-      widen(all.rows + row * slots.columns + column, numbers, count);
+      for_vectors(count, [&](int64_t c, auto n) {
+        C numbers[kVector];
+        __builtin_prefetch(next + c);
+        widen(from + c, numbers, n);
 #pragma omp simd
-      for (int64_t c = 0; c < count; ++c) sums[c] += weight * numbers[c];
+        for (int k = 0; k < n; ++k) sums[c + k] += weight * numbers[k];
+      });
     }
     narrow(sums, all.out + token * slots.columns + column, count);
   }

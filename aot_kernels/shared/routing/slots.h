@@ -8,7 +8,18 @@
 
 namespace msops::routing {
 
-constexpr int64_t kRunOfCpu = 512;  // columns that a CPU thread takes at once: their sums stay in the first cache
+constexpr int64_t kRunOfCpu = 2048;  // columns that a CPU thread takes at once: their sums stay in the first cache
+
+constexpr int kVector = 16;  // numbers that a CPU thread computes at once
+
+// Calls f(first, n) for parts of `count` numbers. n is the constant kVector, so that loops over it need no memory, but
+// for the last part.
+template <typename F>
+MSOPS_CPU void for_vectors(int64_t count, const F& f) {
+  int64_t first = 0;
+  for (; first + kVector <= count; first += kVector) f(first, Constant<kVector>{});
+  if (first < count) f(first, static_cast<int>(count - first));
+}
 
 struct Slots {
   int64_t tokens, choices, columns, rows;
@@ -28,6 +39,14 @@ struct Slots {
   MSOPS_BOTH int64_t row(int64_t slot) const {
     const int64_t position = positions[slot];
     return 0 <= position && position < rows ? position : -1;
+  }
+
+  // Returns where the run of columns begins that a CPU thread reads after that of a slot, so that it may fetch it
+  // ahead: rows are pages of memory apart, which no processor foresees. Without one it returns `otherwise`.
+  template <typename T>
+  MSOPS_CPU const T* run_after(int64_t slot, const T* rows_, int64_t column, const T* otherwise) const {
+    const int64_t next = slot + 1 < tokens * choices ? row(slot + 1) : -1;
+    return next < 0 ? otherwise : rows_ + next * columns + column;
   }
 
   // Requires the ranks (tokens,) or (tokens, choices), and (rows, columns) or (experts, capacity, columns).

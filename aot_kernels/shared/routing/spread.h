@@ -19,8 +19,16 @@ struct SpreadOnCpu {
   MSOPS_CPU void operator()(int64_t slot) const {
     const int64_t row = all.slots.row(slot), columns = all.slots.columns;
     if (row < 0) return;
-    std::memcpy(all.rows + row * columns, all.tokens + slot / all.slots.choices * columns,
-                static_cast<size_t>(columns) * sizeof(T));
+    const T* const from = all.tokens + slot / all.slots.choices * columns;
+    T* const to = all.rows + row * columns;
+    const T* const next = all.slots.run_after(slot, static_cast<const T*>(all.rows), 0, to);
+    constexpr int kLine = 64 / sizeof(T);
+    int64_t c = 0;
+    for (; c + kLine <= columns; c += kLine) {
+      __builtin_prefetch(next + c, 1);
+      std::memcpy(to + c, from + c, 64);
+    }
+    std::memcpy(to + c, from + c, static_cast<size_t>(columns - c) * sizeof(T));
   }
 };
 
