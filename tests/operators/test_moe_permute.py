@@ -72,6 +72,7 @@ class TestMoEPermute(OperatorTest):
         "more experts than slots": case(9, 16, 2, 700, 1),
         "many experts": case(300, 8, 3, 5000),
         "one expert": case(1100, 8, 1, 1, 1000),
+        "capacity of many slots": case(300, 8, 2, 9, 55),
         "many slots": case(5000, 4, 8, 33),
         "packs": case(70, 64, 3, 8, 20),
         "padded packs": case(33, 72, 5, 8, 30, True),

@@ -3,10 +3,12 @@ import re
 import mindspore
 import numpy as np
 import pytest
+from mindspore import nn, ops
 
 import msops
 from card import chain, length, random, zeros
 from guarded_call import GuardedCall
+from msops.compat import VERSION
 from msops.operators.moe_unpermute import forward
 from msops.testing.checks import Net, run, run_gradient
 from msops.testing.entry import Status
@@ -190,3 +192,41 @@ def test_round_trip(mode, capacity, pad):
             round_trip, weights=None if of_slots is None else mindspore.Tensor(of_slots), capacity=capacity, pad=pad
         )
         np.testing.assert_array_equal(run(net, x, experts)[0], want)
+
+
+class Routed(nn.Cell):
+    """Chooses experts, permutes, comes back, and adds up with factors."""
+
+    def __init__(self):
+        super().__init__()
+        self.gating, self.unpermute = msops.TopKGating(2, renormalize=True), msops.MoEUnpermute()
+        self.permute = msops.MoEPermute(4, capacity=40, pad=True)
+
+    def construct(self, x, logits, factors):
+        weights, experts = self.gating(logits)
+        rows, positions, _ = self.permute(x, experts)
+        return (factors * self.unpermute(rows, positions, weights)).sum()
+
+
+class GradientOfRouted(nn.Cell):
+    def __init__(self):
+        super().__init__()
+        self.net, self.gradient = Routed(), ops.GradOperation(get_all=True)
+
+    def construct(self, *inputs):
+        return self.gradient(self.net)(*inputs)
+
+
+@pytest.mark.wide
+@pytest.mark.skipif(VERSION < (2, 7), reason="docs/versions.md says what older versions lack")
+def test_open_number_of_tokens():
+    """A token comes back as it was, whatever its experts are."""
+    mindspore.set_context(mode=mindspore.GRAPH_MODE)
+    net = GradientOfRouted()
+    net.set_inputs(*(mindspore.Tensor(shape=[None, size], dtype=mindspore.float32) for size in (3, 4, 3)))
+    for tokens in (5, 0, 17):
+        x, logits, factors = random(tokens, np.float32, (tokens, 3), (tokens, 4), (tokens, 3))
+        dx, dlogits, dfactors = run(net, x, logits, factors)
+        np.testing.assert_allclose(dx, factors, rtol=1e-6)
+        np.testing.assert_allclose(dlogits, 0, atol=1e-6)
+        np.testing.assert_allclose(dfactors, x, rtol=1e-6)
