@@ -29,11 +29,6 @@ void require_chosen(Call& call, const Tensor& tensor, const Tensor& logits, int6
   call.require_shape(tensor, shape);
 }
 
-Shapes scratch_of(const Settings& s, const Tensor& logits) {
-  const int64_t experts = logits.dim(-1);
-  return {{rows_at_once(rows_of(logits), experts), s.room(experts)}};
-}
-
 }  // namespace
 
 // (logits, bias?) -> (weights, experts, keys): `keys` is scratch.
@@ -64,7 +59,8 @@ MSOPS_ENTRY(TopkGatingForward) {
 
 MSOPS_SCRATCH(TopkGatingForward) {
   const Settings s(call);
-  return scratch_of(s, call.tensor("logits"));
+  const Tensor logits = call.tensor("logits");
+  return {{rows_at_once(rows_of(logits), logits.dim(-1)), s.room(logits.dim(-1))}};
 }
 
 // (logits, experts, dweights) -> (dlogits)

@@ -1,3 +1,4 @@
+// On the CPU, a thread takes one row after the other, each with the scratch of that thread.
 #pragma once
 
 #include <algorithm>

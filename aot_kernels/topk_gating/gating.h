@@ -9,9 +9,8 @@
 
 namespace msops::gating {
 
-constexpr int64_t kMostHeld = 1024;                    // experts whose keys a GPU keeps in registers
-constexpr int64_t kRowsAtOnce = 64, kLongRows = 1024;  // for which there is scratch; beyond kMostHeld experts
-
+constexpr int64_t kMostHeld = 1024;                          // experts whose keys a GPU keeps in registers
+constexpr int64_t kRowsAtOnce = 64, kLongRowsAtOnce = 1024;  // with scratch; where there are more experts
 constexpr int64_t kBlockOfKeys = 16;
 
 struct Settings {
@@ -139,7 +138,7 @@ struct Gradient {
 
 // Returns for how many rows there is scratch.
 inline int64_t rows_at_once(int64_t rows, int64_t experts) {
-  return std::min(rows, experts > kMostHeld ? kLongRows : kRowsAtOnce);
+  return std::min(rows, experts > kMostHeld ? kLongRowsAtOnce : kRowsAtOnce);
 }
 
 }  // namespace msops::gating

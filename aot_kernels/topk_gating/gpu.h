@@ -14,7 +14,7 @@
 
 namespace msops::gating {
 
-constexpr int kThreads = 128;
+constexpr int kGatingThreads = 128;
 
 // Combines the values of a team's lanes by f, which every lane of the warp calls. `lanes` is a power of 2.
 template <typename V, typename F>
@@ -23,15 +23,15 @@ __device__ V over_lanes(V value, int lanes, const F& f) {
   return value;
 }
 template <typename C>
-__device__ C largest_of(C value, int lanes) {
+__device__ C largest_over(C value, int lanes) {
   return over_lanes(value, lanes, [](C a, C b) { return std::fmax(a, b); });
 }
 template <typename C>
-__device__ C sum_of(C value, int lanes) {
+__device__ C sum_over(C value, int lanes) {
   return over_lanes(value, lanes, [](C a, C b) { return a + b; });
 }
 template <typename C>
-__device__ Candidate<C> first_of(Candidate<C> first, int lanes) {
+__device__ Candidate<C> first_over(Candidate<C> first, int lanes) {
   for (int distance = 1; distance < lanes; distance *= 2) {
     const Candidate<C> other{__shfl_xor_sync(~0u, first.key, distance), __shfl_xor_sync(~0u, first.index, distance)};
     if (other.precedes(first)) first = other;
@@ -87,9 +87,9 @@ class Keys {
     C largest = -C(HUGE_VAL), total = 0;
     each([&](int, C& x) { largest = std::fmax(largest, x); });
     Shares<C> found;
-    found.shift = Shares<C>::shift_of(largest_of(largest, kLanes));
+    found.shift = Shares<C>::shift_of(largest_over(largest, kLanes));
     each([&](int, C& x) { total += found.term(x); });
-    found.total = sum_of(total, kLanes);
+    found.total = sum_over(total, kLanes);
     return found;
   }
 
@@ -114,7 +114,7 @@ class Keys {
           const Candidate<C> each{memory_[e], e};
           if (last.precedes(each) && each.precedes(best)) best = each;
         }
-        last = first_of(best, of_group);
+        last = first_over(best, of_group);
         worth += last.key;
       }
       if (part == 0 && g < groups && experts_ > 0) worths[g] = ordered(worth);
@@ -137,7 +137,7 @@ class Keys {
     each([&](int index, C& key) {
       if (const Candidate<C> own{key, index}; own.precedes(first)) first = own;
     });
-    const int chosen = first_of(first, kLanes).index;
+    const int chosen = first_over(first, kLanes).index;
     each([&](int index, C& key) {
       if (index == chosen) key = C(NAN);
     });
@@ -179,19 +179,19 @@ __device__ void choose_in_row(const Choice<T>& choice, int64_t row, bool has_row
   if (all.s.renormalize) {
     C largest = -C(HUGE_VAL), total = 0;
     each([&](int, C x) { largest = std::fmax(largest, x); });
-    shares.shift = Shares<C>::shift_of(largest_of(largest, kLanes));
+    shares.shift = Shares<C>::shift_of(largest_over(largest, kLanes));
     each([&](int, C x) { total += all.term(x, shares); });
-    shares.total = sum_of(total, kLanes);
+    shares.total = sum_over(total, kLanes);
   }
   each([&](int i, C x) { assign(choice.weights[row * k + i], C(all.s.scale) * shares.share(all.term(x, shares))); });
 }
 
 // Keys are in registers; memory of the block is for groups.
 template <int kLanes, int kHeld, typename T>
-__global__ void __launch_bounds__(kThreads) choose_kernel(Choice<T> choice, bool aligned) {
+__global__ void __launch_bounds__(kGatingThreads) choose_kernel(Choice<T> choice, bool aligned) {
   using C = Compute<T>;
   extern __shared__ uint4 shared[];
-  constexpr int kTeams = kThreads / kLanes;
+  constexpr int kTeams = kGatingThreads / kLanes;
   const int team = static_cast<int>(threadIdx.x) / kLanes;
   const int64_t row = blockIdx.x * int64_t{kTeams} + team;
   C* const memory = reinterpret_cast<C*>(shared) + team * (choice.all.experts + choice.all.s.groups);
@@ -200,8 +200,8 @@ __global__ void __launch_bounds__(kThreads) choose_kernel(Choice<T> choice, bool
 
 // Keys are in scratch, of which each warp has a part.
 template <typename T>
-__global__ void __launch_bounds__(kThreads) choose_of_many_kernel(Choice<T> choice) {
-  const int64_t warp = blockIdx.x * int64_t{kThreads / 32} + threadIdx.x / 32;
+__global__ void __launch_bounds__(kGatingThreads) choose_of_many_kernel(Choice<T> choice) {
+  const int64_t warp = blockIdx.x * int64_t{kGatingThreads / 32} + threadIdx.x / 32;
   if (warp >= choice.rows_at_once) return;
   Compute<T>* const memory = choice.keys + warp * choice.all.s.room(choice.all.experts);
   for (int64_t row = warp; row < choice.rows; row += choice.rows_at_once)
@@ -211,11 +211,11 @@ __global__ void __launch_bounds__(kThreads) choose_of_many_kernel(Choice<T> choi
 template <int kLanes, int kHeld, typename T>
 void launch_choice(Call& call, const Choice<T>& choice) {
   using C = Compute<T>;
-  constexpr int kTeams = kThreads / kLanes;
+  constexpr int kTeams = kGatingThreads / kLanes;
   const Row<T>& all = choice.all;
   const bool aligned = all.experts % kPackWidth<T> == 0 && is_aligned<kPackWidth<T>>(all.logits);
   const int64_t room = all.s.selects_groups() ? all.experts + all.s.groups : 0;
-  launch(call, choose_kernel<kLanes, kHeld, T>, (choice.rows + kTeams - 1) / kTeams, kThreads,
+  launch(call, choose_kernel<kLanes, kHeld, T>, (choice.rows + kTeams - 1) / kTeams, kGatingThreads,
          kTeams * room * static_cast<int64_t>(sizeof(C)), choice, aligned);
 }
 
@@ -225,17 +225,17 @@ void choose_on_gpu(Call& call, const Choice<T>& choice) {
   if (experts <= 64) return launch_choice<8, 8>(call, choice);
   if (experts <= 256) return launch_choice<32, 8>(call, choice);
   if (experts <= kMostHeld) return launch_choice<32, 32>(call, choice);
-  launch(call, choose_of_many_kernel<T>, (choice.rows_at_once + kThreads / 32 - 1) / (kThreads / 32), kThreads, 0,
-         choice);
+  launch(call, choose_of_many_kernel<T>, (choice.rows_at_once + kGatingThreads / 32 - 1) / (kGatingThreads / 32),
+         kGatingThreads, 0, choice);
 }
 
 // A team writes a row's gradient: first what all experts get, then what the chosen get.
 template <int kLanes, typename T>
-__global__ void __launch_bounds__(kThreads) gradient_kernel(Gradient<T> gradient) {
+__global__ void __launch_bounds__(kGatingThreads) gradient_kernel(Gradient<T> gradient) {
   using C = Compute<T>;
   const Row<T>& all = gradient.all;
   const int lane = static_cast<int>(threadIdx.x) % kLanes, k = static_cast<int>(all.s.k);
-  const int64_t row = (blockIdx.x * int64_t{kThreads} + threadIdx.x) / kLanes;
+  const int64_t row = (blockIdx.x * int64_t{kGatingThreads} + threadIdx.x) / kLanes;
   const int experts = row < gradient.rows ? static_cast<int>(all.experts) : 0;
   T* const dlogits = gradient.dlogits + row * all.experts;
   const auto each = [&](const auto& f) {
@@ -250,17 +250,17 @@ __global__ void __launch_bounds__(kThreads) gradient_kernel(Gradient<T> gradient
   C largest = -C(HUGE_VAL), total = 0, sum = 0;
   if (all.s.is_share_of_all()) {
     each([&](int, C x) { largest = std::fmax(largest, x); });
-    shares.shift = Shares<C>::shift_of(largest_of(largest, kLanes));
+    shares.shift = Shares<C>::shift_of(largest_over(largest, kLanes));
     each([&](int, C x) { total += shares.term(x); });
-    shares.total = sum_of(total, kLanes);
+    shares.total = sum_over(total, kLanes);
   } else if (all.s.renormalize) {
     each_chosen([&](int, C x, C) { largest = std::fmax(largest, x); });
-    shares.shift = Shares<C>::shift_of(largest_of(largest, kLanes));
+    shares.shift = Shares<C>::shift_of(largest_over(largest, kLanes));
     each_chosen([&](int, C x, C) { total += all.term(x, shares); });
-    shares.total = sum_of(total, kLanes);
+    shares.total = sum_over(total, kLanes);
   }
   each_chosen([&](int, C x, C dweight) { sum += shares.share(all.term(x, shares)) * dweight; });
-  sum = sum_of(sum, kLanes);
+  sum = sum_over(sum, kLanes);
   each([&](int e, C x) { assign(dlogits[e], all.s.is_share_of_all() ? -sum * shares.share(shares.term(x)) : C(0)); });
   __syncwarp();  // other lanes may have written what the chosen get
   each_chosen([&](int e, C x, C dweight) {
@@ -270,9 +270,9 @@ __global__ void __launch_bounds__(kThreads) gradient_kernel(Gradient<T> gradient
 
 template <typename T>
 void gradient_on_gpu(Call& call, const Gradient<T>& gradient) {
-  const auto blocks = [&](int lanes) { return (gradient.rows * lanes + kThreads - 1) / kThreads; };
-  if (gradient.all.experts <= 64) return launch(call, gradient_kernel<8, T>, blocks(8), kThreads, 0, gradient);
-  launch(call, gradient_kernel<32, T>, blocks(32), kThreads, 0, gradient);
+  const auto blocks = [&](int lanes) { return (gradient.rows * lanes + kGatingThreads - 1) / kGatingThreads; };
+  if (gradient.all.experts <= 64) return launch(call, gradient_kernel<8, T>, blocks(8), kGatingThreads, 0, gradient);
+  launch(call, gradient_kernel<32, T>, blocks(32), kGatingThreads, 0, gradient);
 }
 
 }  // namespace msops::gating

@@ -102,7 +102,7 @@ def grouped(logits, bias):
 def composed_groups(logits):
     """Chooses as DeepSeek-V3 does without a bias, by MindSpore's operators."""
     scores = ops.sigmoid(logits)
-    keys = scores.reshape(len(logits), DEEPSEEK["groups"], -1)
+    keys = scores.reshape(logits.shape[0], DEEPSEEK["groups"], -1)
     worths = ops.topk(keys, DEEPSEEK["group_top"])[0].sum(-1)
     least = ops.topk(worths, DEEPSEEK["top_groups"])[0][:, -1:]
     keys = ops.select((worths >= least).expand_dims(2).broadcast_to(keys.shape), keys, ops.zeros_like(keys) - 1)

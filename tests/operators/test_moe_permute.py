@@ -108,7 +108,7 @@ class TestMoEPermute(OperatorTest):
         ([*zeros((3, 4)), np.zeros(3, np.int32)], dict(num_experts=2, return_counts=0), TypeError,
          "moe_permute: return_counts must be a bool, got int"),
     )  # fmt: skip
-    huge = ((2**18 + 3, 4100, 2, 60), (2**18 + 3, 2100, 2, 60, 2**14, True))
+    huge = ((2**18 + 3, 4100, 2, 60), (2**18 + 3, 2200, 2, 60, 2**14, True))
 
     def operators(self, shapes=(), num_experts=4, capacity=None, pad=False):
         return chain(operators(num_experts, capacity, pad))
@@ -146,6 +146,7 @@ class TestMoEPermute(OperatorTest):
         for e in (0, num_experts - 1):
             assert counts[e] == (experts == e).sum()
         assert (of_slots >= 0).sum() == group_sizes.sum()
+        assert not flat[int(of_slots.max()) + 1 :].any()
         for part in (slice(0, 100), slice(tokens - 100, tokens)):
             for j in range(choices):
                 kept = positions[part, j] >= 0
