@@ -1,5 +1,5 @@
-// The gradients of moe_unpermute. A slot owns its row, so that it alone writes the row's gradient: one of them, if
-// several slots have the row. A warp, or a CPU thread, takes a token, and reads its dout once for all slots.
+// The gradients of moe_unpermute. A slot owns its row, and alone writes the row's gradient: one of them does, if
+// several slots have the row. A warp, or a CPU thread, takes all slots of a token, so that dout comes from memory once.
 #pragma once
 
 #include "../shared/routing/spread.h"

@@ -9,8 +9,7 @@
 namespace msops::routing {
 
 constexpr int64_t kRunOfCpu = 2048;  // columns that a CPU thread takes at once: their sums stay in the first cache
-
-constexpr int kVector = 16;  // numbers that a CPU thread computes at once
+constexpr int kVector = 16;          // numbers that a CPU thread computes at once
 
 // Calls f(first, n) for parts of `count` numbers. n is the constant kVector, so that loops over it need no memory, but
 // for the last part.
