@@ -98,34 +98,32 @@ class Keys {
   __device__ void keep_best_groups() {
     const Settings& s = all_.s;
     const int groups = static_cast<int>(s.groups), size = experts_ / groups;
-    int of_group = 1;  // lanes
-    while (of_group * 2 * groups <= kLanes) of_group *= 2;
-    const int first = lane_ / of_group, step = kLanes / of_group, part = lane_ % of_group;
+    int lanes = 1;  // of a group
+    while (lanes * 2 * groups <= kLanes) lanes *= 2;
+    const int first = lane_ / lanes, step = kLanes / lanes;
     C* const worths = memory_ + all_.experts;
     if constexpr (kHeld > 0) each([&](int index, C& key) { memory_[index] = key; });
     __syncwarp();
     for (int g = first; g - first < groups; g += step) {  // as often in all lanes
-      const int begin = g * size, end = g < groups ? begin + size : begin;
       Candidate<C> last = Candidate<C>::before_all();
       C worth = 0;
       for (int i = 0; i < s.group_top; ++i) {
         Candidate<C> best = Candidate<C>::none();
-        for (int e = begin + part; e < end; e += of_group) {
-          const Candidate<C> each{memory_[e], e};
-          if (last.precedes(each) && each.precedes(best)) best = each;
-        }
-        last = first_over(best, of_group);
+        each_of_group(g, g < groups ? size : 0, lanes, [&](int expert) {
+          const Candidate<C> own{memory_[expert], expert};
+          if (last.precedes(own) && own.precedes(best)) best = own;
+        });
+        last = first_over(best, lanes);
         worth += last.key;
       }
-      if (part == 0 && g < groups && experts_ > 0) worths[g] = ordered(worth);
+      if (lane_ % lanes == 0 && g < groups && size > 0) worths[g] = ordered(worth);
     }
     __syncwarp();
-    for (int g = first; g < groups && experts_ > 0; g += step) {
+    for (int g = first; g < groups && size > 0; g += step) {
       const Candidate<C> own{worths[g], g};
       int rank = 0;
       for (int other = 0; other < groups; ++other) rank += Candidate<C>{worths[other], other}.precedes(own);
-      if (rank >= s.top_groups)
-        for (int e = g * size + part; e < (g + 1) * size; e += of_group) memory_[e] = C(NAN);
+      if (rank >= s.top_groups) each_of_group(g, size, lanes, [&](int expert) { memory_[expert] = C(NAN); });
     }
     __syncwarp();
     if constexpr (kHeld > 0) each([&](int index, C& key) { key = memory_[index]; });
@@ -145,6 +143,17 @@ class Keys {
   }
 
  private:
+  // Calls f(expert) for this lane's share of a group, which so many lanes have together. Each group begins at another
+  // one of these, since lanes that took the same one of several groups would wait for each other's bank of memory.
+  template <typename F>
+  __device__ void each_of_group(int group, int size, int lanes, const F& f) const {
+    const int part = lane_ % lanes, number = (size - part + lanes - 1) / lanes;
+    for (int i = 0, turn = number > 0 ? group % number : 0; i < number; ++i) {
+      f(group * size + part + turn * lanes);
+      turn = turn + 1 < number ? turn + 1 : 0;
+    }
+  }
+
   // Returns the expert of a lane's key: packs of neighbours are in neighbouring lanes.
   __device__ int index_of(int h) const { return (h / kWidth * kLanes + lane_) * kWidth + h % kWidth; }
 
