@@ -76,10 +76,10 @@ class FeedForward(nn.Cell):
 class Layer(nn.Cell):
     """Adds attention, then a feed-forward network, to the stream h. Each norm gives what the next part reads."""
 
-    def __init__(self, operators, width, heads, kv_heads, hidden, eps, interleaved, bias):
+    def __init__(self, operators, width, heads, kv_heads, hidden, eps, interleaved, bias, feed_forward):
         super().__init__()
         self.attention = Attention(operators, width, heads, kv_heads, interleaved, bias)
-        self.feed_forward = FeedForward(operators, width, hidden)
+        self.feed_forward = feed_forward(operators, width, hidden)
         self.norm1, self.norm2 = operators.AddRMSNorm(width, eps), operators.AddRMSNorm(width, eps)
 
     def construct(self, x, h, cos, sin, cache=None):
@@ -95,7 +95,7 @@ class Llama(nn.Cell):
     rotary embedding are computed with `base`, and divided by `slower`, one number for each angle, as Llama 3.1 does;
     they turn neighbouring features if `interleaved`. If `bias`, queries, keys and values have one, as in Qwen2. If
     `tied`, the embedding is also the matrix that gives the scores. Everything is computed in `dtype`, whatever dtype
-    the Parameters have.
+    the Parameters have. `feed_forward` makes the network of each layer.
     """
 
     def __init__(
@@ -115,6 +115,7 @@ class Llama(nn.Cell):
         bias=False,
         tied=False,
         dtype=mindspore.float32,
+        feed_forward=FeedForward,
     ):
         super().__init__()
         hidden = hidden or 8 * width // 3
@@ -122,7 +123,7 @@ class Llama(nn.Cell):
         scale = width**-0.5 if tied else 1.0
         self.embedding = Parameter(initializer(Normal(scale), (vocabulary, width)), name="embedding")
         self.norm = operators.RMSNorm(width, eps)
-        layer = (operators, width, heads, kv_heads, hidden, eps, interleaved, bias)
+        layer = (operators, width, heads, kv_heads, hidden, eps, interleaved, bias, feed_forward)
         self.layers = nn.CellList([Layer(*layer) for _ in range(layers)])
         self.head = None if tied else Linear(width, vocabulary)
         self.matmul = ops.MatMul(transpose_b=True)

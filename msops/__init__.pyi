@@ -10,6 +10,7 @@ from .core.rules import broadcast as broadcast
 from .core.signature import Signature as Signature
 from .core.spec import Spec as Spec
 from .graphs.cuda_graph import cuda_graph as cuda_graph
+from .mixture_of_experts import MixtureOfExperts as MixtureOfExperts
 from .operators.add import Add as Add, add as add
 from .operators.add_rms_norm import AddRMSNorm as AddRMSNorm, add_rms_norm as add_rms_norm
 from .operators.ball_query import BallQuery as BallQuery, ball_query as ball_query

@@ -130,6 +130,18 @@ def test_mamba_learns(run, tmp_path):
 
 
 @pytest.mark.wide
+def test_experts_learn(run, tmp_path):
+    """Experts learn about as fast as a dense model at first, though they drop some slots; later they are better."""
+    result = run("mixtral", "--steps=80", "--capacity=2")
+    assert result.returncode == 0, result.stderr
+    sizes, losses = zip(*re.findall(r"^\w+: (\d+) parameters, validation loss ([\d.]+)$", result.stdout, re.MULTILINE))
+    assert int(sizes[1]) > 3 * int(sizes[0])
+    assert float(losses[1]) < 1.03 * float(losses[0]) < 2.8
+    assert float(re.search(r"^left out of the validation text: ([\d.]+)%", result.stdout, re.MULTILINE)[1]) < 30
+    assert is_picture(tmp_path / "mixtral.png")
+
+
+@pytest.mark.wide
 def test_text_is_learned(run, tmp_path):
     """Both kinds of operators compute the same losses. After 80 steps the model is better than the bigram table."""
     result = run("text", "--operators=both", "--steps=80")
