@@ -404,8 +404,8 @@ def test_sync_batch_norm_of_one_process(mode):
     np.testing.assert_array_equal(net.moving_variance.asnumpy(), own.moving_variance.asnumpy())
 
 
-def permuted(x, indices):
-    return ops.moe_token_permute(x, indices)
+def routed(x):
+    return ops.auto_generate.GroupTopk()(x, x, 2, 1)
 
 
 def in_groups(x):
@@ -428,7 +428,7 @@ def reduced(x):
 @pytest.mark.parametrize(
     ("function", "words"),
     [
-        (in_groups, "Gmm: .*multiply the slices of each group"),
+        (in_groups, "Gmm: .*msops.grouped_matmul multiplies groups"),
         (chosen, "SparseFlashAttention: .*no choice of blocks of keys"),
         (combined, "RingAttentionUpdate: .*combine blocks of keys by the lse"),
         (reduced, "MatmulAllReduceAddRmsNorm: .*apart"),
@@ -443,10 +443,10 @@ def quantized(x):
     return ops.auto_generate.DynamicQuantExt()(x)
 
 
-@pytest.mark.skipif(not hasattr(ops, "moe_token_permute"), reason="this MindSpore does not have it")
+@pytest.mark.skipif(not hasattr(generated, "GroupTopk"), reason="this MindSpore does not have it")
 def test_what_is_refused(mode):
-    with pytest.raises(NotImplementedError, match=r"MoeTokenPermute: it has kernels on Ascend alone, .*; compose it"):
-        call(permuted, numbers(4, 8), np.array([0, 1, 0, 1]))
+    with pytest.raises(NotImplementedError, match=r"GroupTopk: it has kernels on Ascend alone, .*; msops.topk_gating"):
+        call(routed, numbers(4, 8))
     with pytest.raises(NotImplementedError, match=r"DynamicQuantExt: .*; msops computes in float16, float32"):
         call(quantized, numbers(4, 8))
 

@@ -28,6 +28,10 @@ class Replacement:
         """Does nothing: the attributes tell Ascend's compiler where and how to run a kernel."""
         return self
 
+    def recompute(self, mode: bool = True) -> Replacement:
+        """Does nothing: gradients of msops' operators keep inputs, of which there is nothing to compute again."""
+        return self
+
 
 class Maker:
     """Makes primitives for MindSpore's cache of them, which calls `Primitive.__new__(cls)`, also for a Replacement."""

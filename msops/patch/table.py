@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from msops.compat import VERSION
 from msops.shared import generator
 
-from . import attention, older, overflow, slices, transformer, transposes
+from . import attention, experts, older, overflow, slices, transformer, transposes
 from .mint import (
     activation,
     batch_statistics,
@@ -58,6 +58,30 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "multi_scale_deformable_attn_function": transformer.multi_scale_deformable_attn_function,
     "auto_generate.multi_scale_deformable_attn_op": transformer.multi_scale_deformable_attn_function,
     "auto_generate.MultiScaleDeformableAttn": transformer.MultiScaleDeformableAttn,
+    "auto_generate.GroupedMatmul": experts.GroupedMatmul,
+    "auto_generate.grouped_matmul_impl": experts.grouped_matmul,
+    "auto_generate.GroupedMatmulV2": experts.GroupedMatmulV2,
+    "auto_generate.grouped_matmul_v2_op": experts.GroupedMatmulV2(),
+    "auto_generate.GroupedMatmulV4": experts.GroupedMatmulV4,
+    "auto_generate.grouped_matmul_v4_op": experts.GroupedMatmulV4(),
+    "auto_generate.MoeGatingTopKSoftmax": experts.MoeGatingTopKSoftmax,
+    "auto_generate.moe_gating_top_k_softmax_op": experts.MoeGatingTopKSoftmax(),
+    "auto_generate.FusedAddTopKDiv": experts.FusedAddTopKDiv,
+    "auto_generate.fused_add_topk_div_op": experts.FusedAddTopKDiv(),
+    "auto_generate.MoeInitRouting": experts.MoeInitRouting,
+    "auto_generate.moe_init_routing_op": experts.MoeInitRouting(),
+    "auto_generate.MoeInitRoutingV2": experts.MoeInitRoutingV2,
+    "auto_generate.moe_init_routing_v2_op": experts.MoeInitRoutingV2(),
+    "auto_generate.MoeComputeExpertTokens": experts.MoeComputeExpertTokens,
+    "auto_generate.moe_compute_expert_tokens_op": experts.MoeComputeExpertTokens(),
+    "auto_generate.MoeFinalizeRouting": experts.MoeFinalizeRouting,
+    "auto_generate.moe_finalize_routing_op": experts.MoeFinalizeRouting(),
+    "auto_generate.MoeTokenPermute": experts.MoeTokenPermute,
+    "auto_generate.moe_token_permute_op": experts.MoeTokenPermute(),
+    "auto_generate.MoeTokenUnpermute": experts.MoeTokenUnpermute,
+    "auto_generate.moe_token_unpermute_op": experts.MoeTokenUnpermute(),
+    "auto_generate.InnerMoeTokenUnpermute": experts.MoeTokenUnpermute,
+    "auto_generate.inner_moe_token_unpermute_op": experts.MoeTokenUnpermute(),
     "auto_generate.BatchMatMul": linear.BatchMatMul,
     "auto_generate.BiasAdd": linear.BiasAdd,
     "operations.NPUAllocFloatStatus": overflow.NPUAllocFloatStatus,
@@ -79,8 +103,9 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 }
 
 # These primitives are refused when they are called, with words that tell what msops has instead.
-_SLICES = "msops has no matmul of groups: multiply the slices of each group by mindspore.ops.matmul"
-_ROUTES = "compose it of mindspore.ops.top_k, gather and softmax"
+_GROUPS = "msops.grouped_matmul multiplies groups of rows, and has the gradients of both factors"
+_ROUTES = "msops.topk_gating(groups=...) chooses experts, and msops.moe_permute sorts their tokens"
+_EXCHANGED = "msops.moe_permute sorts the tokens of one device by expert: exchange them by mindspore.ops.AlltoAll"
 _CACHE = "msops.flash_attention(kv_lengths=...) reads a cache of the greatest length, which ops.ScatterUpdate writes"
 _CHOSEN = "msops.flash_attention has kv_lengths, causal, window, mask and bias, but no choice of blocks of keys"
 _LATENT = "multiply by the matrices of the latent space, and call msops.flash_attention"
@@ -91,9 +116,8 @@ _DEVICES = (
 _INFERENCE = "msops.flash_attention has kv_lengths, causal, window and mask"
 _FLOATS = "msops computes in float16, float32 and float64: cast the weights to one of these"
 REFUSED: dict[str, str] = {
-    **dict.fromkeys(("GroupedMatmul", "GroupedMatmulV2", "GroupedMatmulV4", "InplaceGroupedMatmulAdd"), _SLICES),
-    **dict.fromkeys(("Gmm", "GmmV2", "GmmBackward", "GmmV2Backward"), _SLICES),
-    **dict.fromkeys(("GmmBackwardFusion", "GmmV2BackwardFusion"), _SLICES),
+    **dict.fromkeys(("InplaceGroupedMatmulAdd", "Gmm", "GmmV2", "GmmBackward", "GmmV2Backward"), _GROUPS),
+    **dict.fromkeys(("GmmBackwardFusion", "GmmV2BackwardFusion"), _GROUPS),
     **dict.fromkeys(("NsaCompress", "NsaCompressAttention", "NsaSelectAttention"), _CHOSEN),
     **dict.fromkeys(("SparseFlashAttention", "LightningIndexer"), _CHOSEN),
     **dict.fromkeys(("Mla", "MlaPreprocess"), _LATENT),
@@ -102,10 +126,8 @@ REFUSED: dict[str, str] = {
     **dict.fromkeys(("PagedAttention", "PagedAttentionMask", "ReshapeAndCache", "KVCacheScatterUpdate"), _CACHE),
     **dict.fromkeys(("PromptFlashAttention", "IncreFlashAttention", "FusedInferAttentionScore"), _INFERENCE),
     "SpeedFusionAttention": "ops.flash_attention_score and msops.flash_attention compute attention",
-    **dict.fromkeys(("MoeTokenPermute", "MoeTokenUnpermute", "InnerMoeTokenUnpermute"), _ROUTES),
-    **dict.fromkeys(("MoeInitRouting", "MoeInitRoutingV2", "MoeFinalizeRouting", "MoeGatingTopKSoftmax"), _ROUTES),
-    **dict.fromkeys(("MoeComputeExpertTokens", "GroupTopk", "FusedAddTopKDiv", "TopKRouter", "TopPRouter"), _ROUTES),
-    **dict.fromkeys(("MoeDistributeDispatch", "MoeDistributeCombine"), _ROUTES),
+    **dict.fromkeys(("GroupTopk", "TopKRouter", "TopPRouter"), _ROUTES),
+    **dict.fromkeys(("MoeDistributeDispatch", "MoeDistributeCombine"), _EXCHANGED),
     **dict.fromkeys(("QuantBatchMatmul", "WeightQuantBatchMatmul", "QuantMatmul", "QuantLinearSparse"), _FLOATS),
     **dict.fromkeys(("QuantV2", "DynamicQuantExt", "DynamicBlockQuant", "DequantSwigluQuant"), _FLOATS),
     "DynamicRNN": "mindspore.nn.LSTM runs on GPU and CPU, and msops.lltm is a recurrent layer of msops",

@@ -1,0 +1,235 @@
+"""Tests that MindSpore's names of experts' operators work by msops' kernels while they are patched."""
+
+import numpy as np
+import pytest
+from mindspore import Tensor, ops
+
+import msops
+from msops.testing.checks import Net, run_gradient
+from test_patched_operators import call
+
+generated = getattr(ops, "auto_generate", None)
+pytestmark = pytest.mark.skipif(not hasattr(generated, "GroupedMatmulV4"), reason="this MindSpore has no such names")
+RNG = np.random.default_rng(0)
+X, WEIGHT, BIAS = (RNG.standard_normal(shape).astype(np.float32) for shape in ((7, 5), (3, 5, 4), (3, 4)))
+SIZES = np.array([2, 0, 4])
+EXPERTS = np.array([[2, 0], [0, 1], [2, 1], [1, 2], [0, 2], [2, 0], [1, 0]], np.int32)  # of the rows of X
+ORDER = np.argsort(EXPERTS.ravel(), kind="stable")  # of the slots, by expert
+PLACES = np.argsort(ORDER)
+TOLERANCE = dict(rtol=2e-6, atol=2e-6)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _patched():
+    with msops.patch_mindspore():
+        yield
+
+
+def products():
+    groups = np.repeat(np.arange(3), SIZES)
+    out = np.zeros((7, 4))
+    out[:6] = np.einsum("nk,nkm->nm", X[:6], WEIGHT[groups]) + BIAS[groups]
+    return out
+
+
+def of_groups(x, weight, bias, ends, counts):
+    turned = weight.swapaxes(1, 2)
+    return (
+        generated.grouped_matmul([x], [weight], [bias], group_list=ends, split_item=3, group_type=0),
+        generated.GroupedMatmul(3, 0, False, True)([x], [turned], [bias], None, None, None, None, ends),
+        generated.grouped_matmul_v2([x], [weight], [bias], group_list=ends, split_item=3, group_type=0),
+        generated.GroupedMatmulV2()((x,), (weight,), (bias,), group_list=[2, 2, 6], split_item=3, group_type=0),
+        generated.grouped_matmul_v4([x], [weight], [bias], group_list=ends, split_item=3, group_type=0),
+        generated.GroupedMatmulV4()(
+            [x], [weight], [bias], group_list=counts, split_item=3, group_type=0, group_list_type=1
+        ),
+    )
+
+
+def test_products_of_groups(mode):
+    got = call(of_groups, X, WEIGHT, BIAS, np.cumsum(SIZES), SIZES)
+    assert [len(each) for each in got] == [1] * 6
+    for (each,) in got:
+        np.testing.assert_allclose(each, products(), **TOLERANCE)
+
+
+def of_pairs(x, y, weight, bias):
+    return generated.GroupedMatmul()([x, y], [weight[0], weight[2]], [bias[0], bias[2]])
+
+
+def test_products_of_pairs(mode):
+    got = call(of_pairs, X, X[None, :3], WEIGHT, BIAS)
+    np.testing.assert_allclose(got[0], X @ WEIGHT[0] + BIAS[0], **TOLERANCE)
+    np.testing.assert_allclose(got[1], X[None, :3] @ WEIGHT[2] + BIAS[2], **TOLERANCE)
+
+
+def of_one(x, weight, ends):
+    return generated.grouped_matmul([x], [weight], group_list=ends, split_item=3, group_type=0)[0]
+
+
+def test_gradient_of_products(mode):
+    dout = RNG.standard_normal((7, 4)).astype(np.float32)
+    inputs = X, WEIGHT, np.cumsum(SIZES)
+    dx, dweight, _ = run_gradient(Net(of_one), inputs, [dout])
+    groups = np.repeat(np.arange(3), SIZES)
+    np.testing.assert_allclose(dx[:6], np.einsum("nm,nkm->nk", dout[:6], WEIGHT[groups]), **TOLERANCE)
+    assert not dx[6].any()
+    np.testing.assert_allclose(dweight[2], X[2:6].T @ dout[2:6], **TOLERANCE)
+    assert not dweight[1].any()
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "words"),
+    [
+        (dict(split_item=2, group_type=0), NotImplementedError, "GroupedMatmulV4: split_item and group_type must be"),
+        (dict(split_item=3, group_type=0, act_type=1), NotImplementedError, "GroupedMatmulV4: msops has no act_type"),
+        (dict(scale=[1]), NotImplementedError, "GroupedMatmulV4: msops has no scale"),
+        (dict(group_list_type=2), ValueError, r"GroupedMatmulV4: group_list_type must be 0 \(ends\) or 1"),
+        (dict(), ValueError, "GroupedMatmulV4: group_list must be given with group_type 0, and with that alone"),
+    ],
+)
+def test_refusals(settings, error, words):
+    with pytest.raises(error, match=words):
+        generated.grouped_matmul_v4([Tensor(X)], [Tensor(WEIGHT)], group_list=Tensor(SIZES), **settings)
+
+
+def softmax(x):
+    shares = np.exp(np.float64(x) - x.max(-1, keepdims=True))
+    return shares / shares.sum(-1, keepdims=True)
+
+
+def gate(x, finished):
+    return generated.MoeGatingTopKSoftmax()(x, None, 2), generated.MoeGatingTopKSoftmax()(x, finished, k=3)
+
+
+def test_gating(mode):
+    finished = np.arange(7) % 3 == 1
+    first, second = call(gate, X, finished)
+    order = np.argsort(-X, 1, kind="stable")
+    np.testing.assert_array_equal(first[1], order[:, :2])
+    np.testing.assert_allclose(first[0], np.take_along_axis(softmax(X), order[:, :2], 1), **TOLERANCE)
+    np.testing.assert_array_equal(first[2], np.arange(14).reshape(2, 7).T)
+    np.testing.assert_array_equal(second[1], np.where(finished[:, None], 5, order[:, :3]))
+
+
+def choose(x, bias):
+    return generated.FusedAddTopKDiv()(x, bias, 2, 1, 2, 2), generated.fused_add_topk_div(
+        x, bias, 2, 1, 2, 2, is_norm=False
+    )
+
+
+def test_gating_by_groups(mode):
+    logits = RNG.standard_normal((9, 6)).astype(np.float32)
+    bias = RNG.standard_normal(6).astype(np.float32)
+    scores = 1 / (1 + np.exp(-np.float64(logits)))
+    worth = np.sort((scores + bias).reshape(9, 2, 3), -1)[..., -2:].sum(-1)
+    allowed = np.repeat(worth == worth.max(1, keepdims=True), 3, 1)
+    experts = np.argsort(-np.where(allowed, scores + bias, -np.inf), 1)[:, :2]
+    chosen = np.take_along_axis(scores, experts, 1)
+    normed, plain = call(choose, logits, bias)
+    np.testing.assert_array_equal(normed[1], experts)
+    np.testing.assert_allclose(normed[0], 2.5 * chosen / chosen.sum(1, keepdims=True), **TOLERANCE)
+    np.testing.assert_allclose(plain[0], chosen, **TOLERANCE)
+
+
+def route(x, rows, experts):
+    return generated.MoeInitRouting()(x, rows, experts, 5), generated.moe_init_routing(x, rows, experts, 100)
+
+
+def test_routing(mode):
+    columns = np.arange(14).reshape(2, 7).T.astype(np.int32)
+    part, whole = call(route, X, columns, EXPERTS)
+    for rows, places, experts in part, whole:
+        np.testing.assert_array_equal(rows, X[ORDER // 2][: len(rows)])
+        np.testing.assert_array_equal(places[columns], PLACES.reshape(7, 2))
+        np.testing.assert_array_equal(experts, np.sort(EXPERTS.ravel()))
+    assert (len(part[0]), len(whole[0])) == (10, 14)
+
+
+def route_again(x, experts):
+    return (
+        ops.moe_init_routing_v2(x, experts, 0, 0, 3, 0, 2, False),
+        ops.moe_init_routing_v2(x, experts, 9, 0, 3, 0, 1, False),
+        ops.moe_init_routing_v2(x, experts, 0, 0, 0, 0, 0, False),
+        ops.moe_init_routing_v2(x, experts, 0, 3, 3, 1, 0, True),
+    )
+
+
+def test_routing_with_counts(mode):
+    counted, added, sorted_, padded = call(route_again, X, EXPERTS)
+    counts = np.bincount(EXPERTS.ravel())
+    for rows, places, *_ in counted, added, sorted_:
+        np.testing.assert_array_equal(rows, X[ORDER // 2][: len(rows)])
+        np.testing.assert_array_equal(places, PLACES)
+    assert (len(counted[0]), len(added[0]), len(sorted_)) == (14, 9, 2)
+    np.testing.assert_array_equal(counted[2], counts)
+    np.testing.assert_array_equal(added[2], np.cumsum(counts))
+    rows, places, before = padded
+    np.testing.assert_array_equal(before, counts)
+    for slot, (place, expert) in enumerate(zip(places, EXPERTS.ravel())):
+        rank = PLACES[slot] - np.cumsum(counts)[expert] + counts[expert]
+        assert place == (3 * expert + rank if rank < 3 else -1)
+        if rank < 3:
+            np.testing.assert_array_equal(rows[expert, rank], X[slot // 2])
+
+
+def finish(rows, x, bias, scales, places, experts):
+    return (
+        generated.MoeFinalizeRouting()(rows, x, None, None, scales, places, experts),
+        generated.moe_finalize_routing(rows, x, x, bias, scales, places, experts),
+        generated.moe_finalize_routing(rows, x, None, bias, None, places, experts),
+    )
+
+
+def test_end_of_routing(mode):
+    rows, bias = RNG.standard_normal((14, 5)).astype(np.float32), RNG.standard_normal((3, 5)).astype(np.float32)
+    scales = RNG.random((7, 2)).astype(np.float32)
+    places = RNG.permutation(14).astype(np.int32)
+    taken = rows[places.reshape(2, 7).T]
+    got = call(finish, rows, X, bias, scales, places, EXPERTS)
+    biased = taken + bias[EXPERTS]
+    np.testing.assert_allclose(got[0], X + (scales[..., None] * taken).sum(1), **TOLERANCE)
+    np.testing.assert_allclose(got[1], 2 * X + (scales[..., None] * biased).sum(1), **TOLERANCE)
+    np.testing.assert_allclose(got[2], X + biased.sum(1), **TOLERANCE)
+
+
+def test_end_of_routing_needs_places():
+    with pytest.raises(TypeError, match="MoeFinalizeRouting: expanded_row_idx must be a Tensor, got None"):
+        generated.MoeFinalizeRouting()(Tensor(X), Tensor(X))
+
+
+def count(experts):
+    return generated.MoeComputeExpertTokens()(experts, 5)
+
+
+def test_ends_of_experts(mode):
+    np.testing.assert_array_equal(call(count, np.array([0, 0, 1, 3, 3], np.int32)), [2, 3, 3, 5, 5])
+
+
+def permute(x, experts):
+    return ops.moe_token_permute(x, experts), ops.moe_token_permute(x, experts, 9)
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64"])
+def test_tokens_are_sorted(mode, dtype):
+    """Any integers are indices, also negative and great ones."""
+    indices = EXPERTS.astype(dtype)
+    indices[indices == 0], indices[indices == 2] = np.iinfo(dtype).min, np.iinfo(dtype).max
+    (rows, places), (first, _) = call(permute, X, indices)
+    np.testing.assert_array_equal(rows, X[ORDER // 2])
+    np.testing.assert_array_equal(places, PLACES)
+    np.testing.assert_array_equal(first, X[ORDER // 2][:9])
+
+
+def there_and_back(x, probs, experts):
+    rows, places = ops.moe_token_permute(x, experts, 10)
+    return ops.moe_token_unpermute(rows, places, probs)
+
+
+def test_tokens_come_back(mode):
+    probs, dout = RNG.random((7, 2)).astype(np.float32), RNG.standard_normal((7, 5)).astype(np.float32)
+    kept = np.where(PLACES.reshape(7, 2) < 10, probs, 0)
+    np.testing.assert_allclose(call(there_and_back, X, probs, EXPERTS), X * kept.sum(1, keepdims=True), **TOLERANCE)
+    dx, dprobs, _ = run_gradient(Net(there_and_back), (X, probs, EXPERTS), [dout])
+    np.testing.assert_allclose(dx, dout * kept.sum(1, keepdims=True), **TOLERANCE)
+    np.testing.assert_allclose(dprobs, (kept > 0) * (dout * X).sum(1, keepdims=True), **TOLERANCE)
