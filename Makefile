@@ -190,6 +190,7 @@ IMPORTED := astunparse datasets deprecated jieba nltk==3.9.1 'pyarrow<23' rouge_
 test-libraries: all .libraries/.ready ## Compare models of mindone and mindformers with the same in PyTorch, on the CPU; ARGS="Llama FLUX" names some
 	.libraries/bin/python tests/libraries.py $(ARGS)
 	.libraries/bin/python tests/library_graphs.py $(ARGS)
+	.libraries/bin/python tests/library_experts.py
 
 # compute-sanitizer checks the kernels, called through their C entries. It needs torch with CUDA.
 SANITIZERS := memcheck racecheck initcheck synccheck
