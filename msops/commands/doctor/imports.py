@@ -52,7 +52,7 @@ def of_python() -> list[str]:
     found = []
     for name, module in sorted(sys.modules.items()):
         file = getattr(module, "__file__", None)
-        if "." not in name and file and standard in Path(file).parents[:2]:
+        if "." not in name and file and standard in [*Path(file).parents][:2]:
             spec = PathFinder.find_spec(name, folders)
             if spec and spec.origin and not Path(spec.origin).samefile(file):
                 found.append(str(Path(spec.origin).absolute()))
