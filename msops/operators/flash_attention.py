@@ -24,7 +24,8 @@ except ImportError:  # MindSpore before 2.3 has none
     _generator = None
 
 _NAME = "flash_attention"
-_add_once = ops.Add().recompute(False)  # where MindSpore computes a Cell again, the seed stays
+# Where MindSpore computes a Cell again, the seed stays. `recompute` itself refuses PyNative mode in MindSpore 2.0.
+_add_once = ops.Add().add_prim_attr("recompute", False)
 _ODD = Tensor(-7046029254386353131, mindspore.int64)  # it spreads the bits of the generator's seed
 
 
