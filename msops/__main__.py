@@ -18,14 +18,14 @@ if sys.version_info < pythons.OLDEST:  # an older Python cannot read the modules
 
 try:
     from .commands import Parser, doctor, new
-except (ImportError, SyntaxError):
+except Exception:  # whatever a damaged module raises
     from . import files
 
     sys.path[:] = path
     text, mend = files.complaint()
     if not text:
         raise
-    sys.exit(f"wrong  msops      {text}\n{'':18}{mend[0]}")
+    sys.exit("\n".join((f"wrong  msops      {text}", *(f"{'':18}{command}" for command in mend))))
 finally:
     sys.path[:] = path
 

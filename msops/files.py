@@ -18,6 +18,7 @@ import urllib.parse
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parent
+MODULES = ".py", ".pyi", ".h", ".sh", ".mk"
 
 
 def _distribution() -> importlib.metadata.Distribution | None:
@@ -43,18 +44,36 @@ def changed() -> list[str]:
 
 def _is_as_recorded(path: Path, digest: str) -> bool:
     if not digest or not os.access(path, os.R_OK):
-        return path.is_file()
+        return os.path.isfile(path)  # noqa: PTH113 (Path.is_file raises where a folder is closed)
     return base64.urlsafe_b64encode(hashlib.sha256(path.read_bytes()).digest()).decode().rstrip("=") == digest
 
 
-def complaint() -> tuple[str, tuple[str, ...]]:
-    """Tells which modules are missing or changed, with the commands that mend it; returns ("", ()) if none is.
+def _closed() -> list[Path]:
+    """Returns the folders and modules that may not be read. The libraries have lines of their own."""
+    found = []
+    for folder, folders, names in os.walk(PACKAGE):
+        for name in (*folders, *(name for name in names if name.endswith(MODULES))):
+            path, needed = Path(folder, name), os.R_OK | (os.X_OK if name in folders else 0)
+            if path != PACKAGE / "lib" and name != "__pycache__" and not os.access(path, needed):
+                found.append(path)
+    return found
 
-    Without pip's record of the files, the dist-info, nobody knows.
+
+def allow(path: Path) -> str:
+    """Returns the command that opens a file, or a folder and all that is in it."""
+    return f"chmod -R a+rX {shlex.quote(str(path))}  # as root or its owner"
+
+
+def complaint() -> tuple[str, tuple[str, ...]]:
+    """Tells which modules are closed, missing or changed, with the commands that mend it; returns ("", ()) if none is.
+
+    Without pip's record of the files, the dist-info, nobody knows what is missing.
     """
+    if closed := _closed():
+        return f"{', '.join(map(str, closed))}: may not be read", tuple(map(allow, closed))
     if not source() and not _distribution():
         return "its dist-info is missing, so that pip does not know it", (reinstall(),)
-    bad = [file for file in changed() if file.endswith((".py", ".pyi", ".h", ".sh", ".mk"))]
+    bad = [file for file in changed() if file.endswith(MODULES)]
     if bad:
         return f"{', '.join(bad)}: not as pip installed it", (reinstall(),)
     deleted = git_files("--deleted", "msops", "aot_kernels/common", "aot_kernels/compile") if source() else []
@@ -84,11 +103,13 @@ def reinstall(build: str = "") -> str:
     distribution = _distribution()
     record = json.loads((distribution.read_text("direct_url.json") if distribution else "") or "{}")
     url, remark = record.get("url", ""), ""
-    if url.startswith("file:"):
-        url = urllib.parse.unquote(urllib.parse.urlparse(url).path)
-        url = url if Path(url).exists() else ""
-    if "vcs_info" in record:
+    path = urllib.parse.unquote(urllib.parse.urlparse(url).path) if url.startswith("file:") else ""
+    if path and not Path(path).exists():
+        url = ""
+    elif "vcs_info" in record:  # pip wants the URL here, also of a folder
         url = f"{record['vcs_info']['vcs']}+{url}@{record['vcs_info']['commit_id']}"
+    elif path:
+        url = path
     if not url:
         url, remark = ".", "  # in msops' source folder"
     before = "" if url.endswith(".whl") else build

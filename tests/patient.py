@@ -25,6 +25,8 @@ esac
 """
 INSTALL = f"{sys.executable} -m pip install"
 UNKNOWN = "(its dist-info is missing, so that pip does not know it)"
+# Root can read everything, unless it gives up that capability.
+MAY_NOT = ["/usr/bin/setpriv", "--bounding-set=-dac_override,-dac_read_search"] if os.geteuid() == 0 else []
 REINSTALL = f"{INSTALL} --force-reinstall --no-deps"
 
 

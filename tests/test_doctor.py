@@ -16,7 +16,7 @@ from msops import pythons
 from msops.__main__ import main
 from msops.commands import doctor
 from msops.commands.doctor import finding, graphs, modules, smoke
-from patient import INSTALL, NEW, REINSTALL, UNKNOWN, gcc, nvcc, smi
+from patient import INSTALL, MAY_NOT, NEW, REINSTALL, UNKNOWN, gcc, nvcc, smi
 
 
 def run_doctor(*options, program=("-m", "msops"), python=sys.executable, **variables):
@@ -138,6 +138,36 @@ def test_mindspore_that_cannot_be_imported(patient, requirement, code, mend):
     assert all(command in (mend, again) for command in mends)
 
 
+def test_package_that_is_damaged(patient):
+    """What lacks a file, or has one that was cut short, is installed again, and not MindSpore that requires it."""
+
+    def install(name, requires=""):
+        (patient.site / name).mkdir(exist_ok=True)
+        (patient.site / name / "core.py").write_text("12345")
+        patient.install(name, "1.0", files=[f"{name}/core.py,,5", f"{name}/__pycache__/core.pyc,,9", "../bin/f,,9"])
+        info = patient.site / f"{name}-1.0.dist-info"
+        (info / "RECORD").write_text((info / "RECORD").read_text().replace(",,\n", "\n"))
+        with (info / "METADATA").open("a") as file:
+            file.write(requires)
+        return patient.site / name / "core.py"
+
+    patient.install("mindspore", "2.9.0", f"raise {GOMP}")
+    with (patient.site / "mindspore-2.9.0.dist-info" / "METADATA").open("a") as file:
+        file.write("Requires-Dist: one >=1.0\n")
+    one, two = install("one", "Requires-Dist: two\nRequires-Dist: three ; extra == 'test'\n"), install("two")
+    install("three").unlink()
+    system = ("apt install libgomp1  # elsewhere the package that has libgomp.so.1",)
+    tried = smoke.run("CPU")
+    assert modules.mindspore(tried).mend == system
+    two.write_text("123")
+    assert modules.mindspore(tried).mend == (f"{REINSTALL} two==1.0",)
+    one.unlink()
+    assert modules.mindspore(tried).mend == (f"{REINSTALL} one==1.0 two==1.0",)
+    one.write_text("12345")
+    two.write_text("12345")
+    assert modules.mindspore(tried).mend == system
+
+
 def test_package_that_mindspore_imports_later(patient, monkeypatch):
     """MindSpore 1.10 is imported without asttokens, which its first operator needs."""
     patient.install("mindspore-gpu", "1.10.0", "__version__ = '1.10.0'")
@@ -230,6 +260,7 @@ def test_each_command_once(monkeypatch):
         return [each.mend for each in doctor.examine()]
 
     assert commands((unset,), (unset, pip), (pip,), ("make -C x all",)) == [(unset,), (pip,), (), ("make -C x all",)]
+    assert commands((f"NVCC= {pip}",), (f"ARCHS='80 90' PTX=75 {pip}",)) == [(f"NVCC= {pip}",), ()]
     for first in (move, "unset PYTHONPATH"):
         assert commands((first,), (unset, pip), ("make -C x all",)) == [(first,), (unset, finding.AGAIN), ()]
 
@@ -276,7 +307,7 @@ def test_module_that_is_missing(tmp_path):
     (info / "RECORD").write_text("".join(f"{path.relative_to(site)},,\n" for path in paths))
 
     def examined():
-        command = [sys.executable, "-S", "-m", "msops", "doctor"]
+        command = [*MAY_NOT, sys.executable, "-S", "-m", "msops", "doctor"]
         done = subprocess.run(command, cwd=site, env={"PATH": "/bin"}, capture_output=True, text=True)
         assert done.returncode == 1
         return done
@@ -290,6 +321,16 @@ def test_module_that_is_missing(tmp_path):
     line, mend = examined().stderr.splitlines()
     assert line == "wrong  msops      core/build.py, operators/silu.py: not as pip installed it"
     assert mend.split() == f"{REINSTALL} {wheel}".split()
+    (site / "msops" / "core" / "build.py").write_text("what_is_no_name")
+    assert examined().stderr.splitlines() == ["wrong  msops      operators/silu.py: not as pip installed it", mend]
+    core = site / "msops" / "core"
+    core.chmod(0)
+    line, mend = examined().stderr.splitlines()
+    assert (line, mend.strip()) == (
+        f"wrong  msops      {core}: may not be read", f"chmod -R a+rX {core}  # as root or its owner"
+    )  # fmt: skip
+    subprocess.run(["sh", "-c", mend], check=True)
+    assert "not as pip installed it" in examined().stderr
 
 
 @pytest.mark.parametrize("version", ["2.11.0", "1.9.0", "2.3.0rc1"])

@@ -9,6 +9,7 @@ import textwrap
 import pytest
 
 from child import ROOT
+from matrix import interpreter
 from msops import files
 from msops.commands.doctor import modules, smoke
 from patient import INSTALL, REINSTALL, UNKNOWN
@@ -86,9 +87,9 @@ def test_packages_of_pythonpath(patient, monkeypatch):
     assert modules.msops()[1::2] == ("wrong", ("unset PYTHONPATH",))
 
 
-def first_lines(count, folder):
+def first_lines(count, folder, python=sys.executable):
     """Returns the first lines that the doctor prints in a folder, in an environment where nothing is installed."""
-    command = [sys.executable, "-S", "-m", "msops", "doctor"]
+    command = [python, "-S", "-m", "msops", "doctor"]
     variables = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(command, cwd=folder, env=variables, stdout=subprocess.PIPE, text=True) as process:
         lines = [process.stdout.readline().rstrip() for _ in range(count)]
@@ -111,6 +112,46 @@ def test_lines_come_as_they_are_known(tmp_path):
     (tmp_path / "go").touch()
     assert [line.split()[1] for line in lines] == ["msops", "Python", "NumPy"]
     assert not (tmp_path / "nobody read").exists()
+
+
+@pytest.mark.parametrize("version", ["3.9", "3.10", "3.11", "3.12"])
+def test_each_python(tmp_path, version):
+    """The doctor begins under each Python that msops runs on."""
+    python = interpreter(version)
+    if not python:
+        pytest.skip(f"there is no Python {version}")
+    first, second = first_lines(2, tmp_path, python)
+    assert first.startswith("ok     msops")
+    assert second.startswith(f"ok     Python     {version}.")
+
+
+@pytest.mark.parametrize("place", ["working folder", "PYTHONPATH"])
+def test_file_that_breaks_some_names(patient, monkeypatch, place):
+    """A file in the place of a package that few operators need is named, and msops is not installed again."""
+    folder = patient.folder / "other"
+    folder.mkdir()
+    (folder / "code.py").touch()
+    if place == "PYTHONPATH":
+        monkeypatch.setenv("PYTHONPATH", str(folder))
+    else:
+        monkeypatch.chdir(folder)
+    patient.install("msops", "0.1.0")
+    monkeypatch.setattr(sys, "path", [str(folder), *sys.path])
+
+    def tried(*command, **settings):
+        paths = ast.literal_eval(re.search(r"^sys.path\[:\] = (.*)", command[-1], re.MULTILINE)[1])
+        failed = f"broken lltm AttributeError: no tokens\nfile code {folder}/code.py\n"
+        return f"imported 2.9.0\n{failed if str(folder) in paths else ''}passed sigmoid"
+
+    monkeypatch.setattr(smoke, "output", tried)
+    on_cpu = smoke.run("CPU")
+    mend = "unset PYTHONPATH" if place == "PYTHONPATH" else f"mv -n {folder}/code.py {folder}/my_code.py"
+    (line,) = modules.operators(on_cpu)
+    assert line[1:] == ("wrong", "lltm: AttributeError: no tokens", (mend,))
+    assert modules.device(on_cpu) == ("CPU", "ok", "msops.sigmoid works", ())
+    monkeypatch.setattr(smoke, "output", lambda *command, **settings: tried(f"sys.path[:] = {[str(folder)]}"))
+    (line,) = modules.operators(smoke.run("CPU"))
+    assert line.mend == ()
 
 
 def test_file_that_hides_a_module_of_python(tmp_path):

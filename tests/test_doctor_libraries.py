@@ -14,7 +14,7 @@ import pytest
 from child import ROOT
 from msops.commands.doctor import compilers, finding, libraries
 from msops.core import build
-from patient import CUDA12, H200, INSTALL, NEW, REINSTALL, empty_library, gcc, nvcc, smi
+from patient import CUDA12, H200, INSTALL, MAY_NOT, NEW, REINSTALL, empty_library, gcc, nvcc, smi
 
 
 def test_libraries_that_pip_installed(patient, monkeypatch):
@@ -111,9 +111,10 @@ def test_libraries_of_a_wheel(patient):
     }.items():
         url.write_text(json.dumps({"url": given}))
         assert ("libraries", "wrong", "add: not built", (command,)) in patient.libraries()
-    url.write_text(json.dumps({"url": "https://host/msops", "vcs_info": {"vcs": "git", "commit_id": "abc"}}))
-    command = f"NVCC= {REINSTALL} git+https://host/msops@abc"
-    assert ("libraries", "wrong", "add: not built", (command,)) in patient.libraries()
+    for given in ("https://host/msops", f"file://{patient.folder}"):
+        url.write_text(json.dumps({"url": given, "vcs_info": {"vcs": "git", "commit_id": "abc"}}))
+        command = f"NVCC= {REINSTALL} git+{given}@abc"
+        assert ("libraries", "wrong", "add: not built", (command,)) in patient.libraries()
 
 
 def test_library_that_is_stale(patient):
@@ -198,8 +199,6 @@ def test_library_on_a_file_system_without_execution(patient, monkeypatch):
 def test_library_that_may_not_be_read(patient, what):
     path = patient.library("add")
     patient.install("msops", "0.1.0", files=["msops/lib/add.so"])
-    # Root can read everything, unless it gives up that capability.
-    may_not = ["/usr/bin/setpriv", "--bounding-set=-dac_override,-dac_read_search"] if os.geteuid() == 0 else []
     program = (
         f"import sys; sys.path[:0] = {[str(patient.site), str(ROOT)]}\n"
         "from pathlib import Path\n"
@@ -212,7 +211,7 @@ def test_library_that_may_not_be_read(patient, what):
         (path, f"add: {path} may not be read") if what == "file" else (path.parent, f"{path.parent} may not be read")
     )
     closed.chmod(0)
-    command = [*may_not, sys.executable, "-S", "-c", program]
+    command = [*MAY_NOT, sys.executable, "-S", "-c", program]
     done = subprocess.run(command, capture_output=True, text=True)
     mend = f"chmod -R a+rX {closed}  # as root or its owner"
     expected = ("wrong", text, (mend,))

@@ -6,6 +6,7 @@ MindSpore and the libraries may be what is broken, so they are loaded in other p
 from __future__ import annotations
 
 import json
+import re
 import sys
 from typing import TYPE_CHECKING, NoReturn
 
@@ -55,7 +56,10 @@ def _print(finding: Finding) -> None:
 
 
 def examine() -> Iterator[Finding]:
-    """Yields the findings, each as soon as it is known. A command has one place, where it is needed first."""
+    """Yields the findings, each as soon as it is known. A command has one place, where it is needed first.
+
+    Commands that differ only in the variables before them, which say for what to build, are one.
+    """
     python = modules.python()
     named: set[str] = set()
     for finding in _look(python):
@@ -64,10 +68,14 @@ def examine() -> Iterator[Finding]:
             mend = ()  # pip finds no MindSpore for this Python, so another Python comes first
         if any(map(imports.is_first, named)) and any(map(installs, mend)):
             mend = (*(command for command in mend if not installs(command)), AGAIN)
-        mend = tuple(command for command in mend if command not in named)
+        mend = tuple(command for command in mend if _alone(command) not in named)
         if finding.state == "wrong":
-            named.update(mend)
+            named.update(map(_alone, mend))
         yield finding._replace(mend=mend)
+
+
+def _alone(command: str) -> str:
+    return re.sub(r"^(\w+=('.*?'|\S*) )*", "", command)
 
 
 def _look(python: Finding) -> Iterator[Finding]:

@@ -70,7 +70,7 @@ def findings(gpus: Gpus, nvcc: Finding) -> Iterator[Finding]:
     """Yields one finding for each group of libraries in the same state."""
     folder = PACKAGE / "lib"
     if folder.is_dir() and not os.access(folder, os.R_OK | os.X_OK):
-        yield Finding("libraries", "wrong", f"{folder} may not be read", (_allow(folder),))
+        yield Finding("libraries", "wrong", f"{folder} may not be read", (files.allow(folder),))
         return
     groups: dict[_Library, list[str]] = {}
     for name in expected():
@@ -133,7 +133,7 @@ def _look(path: Path, gpus: Gpus) -> _Library:
     try:
         code = path.read_bytes()
     except PermissionError:
-        return _Library("wrong", f"{path} may not be read", (_allow(path),))
+        return _Library("wrong", f"{path} may not be read", (files.allow(path),))
     except OSError:
         return _Library("wrong", "not built", build="again")
     entries = _entries(PACKAGE.parent / "aot_kernels" / f"{path.stem}.cu") if PACKAGE in path.parents else []
@@ -178,10 +178,6 @@ def _newer_source(library: Path) -> str:
     built = library.stat().st_mtime
     paths = {name: PACKAGE.parent / name for name in sources}
     return next((name for name, path in paths.items() if path.is_file() and path.stat().st_mtime > built), "")
-
-
-def _allow(path: Path) -> str:
-    return f"chmod -R a+rX {shlex.quote(str(path))}  # as root or its owner"
 
 
 def _failed(path: Path, code: bytes, failure: str) -> _Library:

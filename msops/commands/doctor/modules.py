@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import importlib.metadata
+import os
 import platform
 import re
 import sys
@@ -60,12 +62,9 @@ def operators(smoke: Smoke, *causes: Finding) -> Iterator[Finding]:
         names = {f"{next(iter(names))}; and {len(names) - 1} other errors": [name for name, _ in smoke.broken]}
     changed = files.git_files("--modified", "msops") if names and files.source() else []
     mend = (files.checkout(changed, "  # unless the changes are yours"),) if changed else ()
-    if not files.source():
-        mend = (files.reinstall(),)
     for error, broken in names.items():
-        yield Finding(
-            "operators", "wrong", f"{', '.join(broken)}: {error}", () if explained else few_files(error) or mend
-        )
+        text = f"{', '.join(broken)}: {error}"
+        yield Finding("operators", "wrong", text, () if explained else _mend_later(smoke, error) or mend)
 
 
 def python() -> Finding:
@@ -128,10 +127,15 @@ def mindspore(smoke: Smoke) -> Finding:
 
 def device(smoke: Smoke) -> Finding:
     """Returns the finding of a device. A MindSpore that could be imported may lack a package that it needs later."""
-    mend = _of_here(smoke) or few_files(smoke.error)
-    if not mend and smoke.error.startswith("ModuleNotFoundError"):
-        mend = _mend(_versions(), smoke.error)
-    return smoke.finding._replace(mend=mend) if smoke.version else smoke.finding
+    wrong = smoke.version and smoke.finding.state == "wrong"
+    return smoke.finding._replace(mend=_mend_later(smoke, smoke.error)) if wrong else smoke.finding
+
+
+def _mend_later(smoke: Smoke, error: str) -> tuple[str, ...]:
+    """Returns the commands that mend an error that came after the import of MindSpore."""
+    lacks_module = re.match(r"ModuleNotFoundError: No module named '(?!msops\b)", error)
+    mend = _of_here(smoke) or few_files(error) or _mend_damaged()
+    return mend or (_mend(_versions(), error) if lacks_module else ())
 
 
 def _of_here(smoke: Smoke) -> tuple[str, ...]:
@@ -163,12 +167,37 @@ def _versions() -> dict[str, str]:
     return known or {"mindspore-gpu" if () in plugins() else "mindspore": each[1] for each in told if each}
 
 
+def _mend_damaged() -> tuple[str, ...]:
+    """Returns the command that installs again, of MindSpore and what it requires, what is not as pip installed it."""
+    waiting, seen, damaged = [*_distributions()], set(), []
+    while waiting:
+        name = waiting.pop().lower().replace("_", "-")
+        for distribution in _named(name)[: name not in seen]:
+            required = [each for each in distribution.requires or () if "extra ==" not in each]
+            waiting += re.findall(r"^[\w.-]+", "\n".join(required), re.MULTILINE)
+            if not _is_whole(distribution):
+                damaged.append(f"{distribution.metadata['Name']}=={distribution.version}")
+        seen.add(name)
+    return (pip("install", "--force-reinstall", "--no-deps", *sorted(damaged)),) if damaged else ()
+
+
+def _is_whole(distribution: importlib.metadata.Distribution) -> bool:
+    """Tells whether the files of a distribution can be read and have their sizes.
+
+    Their digests are not compared, since MindSpore's files have some gigabytes.
+    """
+    rows = csv.reader((distribution.read_text("RECORD") or "").splitlines())
+    # Python may write __pycache__ again, and files beside the packages, such as commands, have names with "..".
+    sizes = {file: int(size) for file, _, size in rows if size and not re.match(r"\.|.*__pycache__", file)}
+    paths = {Path(str(distribution.locate_file(file))): size for file, size in sizes.items()}
+    return all(os.access(path, os.R_OK) and path.stat().st_size == size for path, size in paths.items())
+
+
 def _mend(there: dict[str, str], error: str) -> tuple[str, ...]:
     """Returns the commands that mend an error of `import mindspore`. `there` has the version of each distribution."""
-    if few_files(error):
-        return few_files(error)
-    if len(there) != 1:
-        return ()
+    mend = few_files(error) or _mend_damaged()
+    if mend or len(there) != 1:
+        return mend
     ((name, version),) = there.items()
     requirement = f"{name}=={version}"
     old = ("pillow<10",) if numbers(version) < (2, 7) else ()  # these use what Pillow 10 removed

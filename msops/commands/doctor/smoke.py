@@ -24,6 +24,11 @@ sys.path[:] = {path!r}
 def line(error):
     return type(error).__name__ + ": " + " ".join(str(error).partition("\\n\\n")[0].split())
 
+def files():
+    for name, module in [*sys.modules.items()]:
+        if "." not in name and getattr(module, "__file__", None):
+            print("file", name, module.__file__, flush=True)
+
 try:
     import mindspore
     import numpy as np
@@ -38,6 +43,8 @@ try:
         except Exception as error:
             broken[name] = error
             print("broken", name, line(error), flush=True)
+    if broken:
+        files()
     x = np.array([-1, 0, 1], np.float32)
     s = 1 / (1 + np.exp(-x))
     # One of them may lack its library.
@@ -50,9 +57,7 @@ try:
     print("passed", name, flush=True)
 except BaseException as error:
     print("error", line(error), flush=True)
-    for name, module in [*sys.modules.items()]:
-        if "." not in name and getattr(module, "__file__", None):
-            print("file", name, module.__file__, flush=True)
+    files()
 """
 
 
@@ -60,7 +65,7 @@ class Smoke(NamedTuple):
     """The result. `version` is the version of the MindSpore that was imported, or "" if none was.
 
     `broken` has the name and the error of each public name that cannot be had, `culprits` the environment variables
-    without which the operator runs, and `hiding` the files of the working folder without which it does.
+    without which more works, and `hiding` the files of the working folder without which more does.
     """
 
     finding: Finding
@@ -72,18 +77,24 @@ class Smoke(NamedTuple):
 
 
 def run(device: str) -> Smoke:
-    """Runs an operator; where that fails, finds out by more runs what in this environment is the cause."""
+    """Runs an operator. Where it or a public name fails, more runs find out what in this environment is the cause."""
     tell(f"runs an operator on the {device}")
     tried = _try(device)
-    if tried.finding.state == "ok" or "no answer" in tried.error:
+    runs = tried.finding.state == "ok"
+    if (runs and not tried.broken) or "no answer" in tried.error:
         return tried
+
+    def better(other: Smoke) -> bool:
+        return other.finding.state == "ok" and (not runs or len(other.broken) < len(tried.broken))
+
     tell(f"looks for what keeps the {device} from working, by more runs")
     if tried.hiding:
-        if _try(device, path=_elsewhere()).finding.state == "ok":
+        if better(_try(device, path=_elsewhere())):
             return tried
         tried = tried._replace(hiding=())
-    suspects = {*os.environ} - {"HOME", "PATH", "TMPDIR"}
-    guilty = culprits(suspects, lambda env: _try(device, env).finding.state == "ok")
+    # A variable that breaks single libraries is found where they are examined.
+    suspects = {"PYTHONPATH"} if runs else {*os.environ} - {"HOME", "PATH", "TMPDIR"}
+    guilty = culprits(suspects, lambda env: better(_try(device, env)))
     return tried._replace(culprits=tuple(guilty))
 
 
@@ -99,13 +110,14 @@ def _try(device: str, env: Mapping[str, str] | None = None, path: list[str] | No
     printed = output(sys.executable, "-c", code, seconds=_SECONDS, env=env).splitlines()
     version = next((line.split()[1] for line in printed if line.startswith("imported ")), "")
     broken = tuple(re.findall(r"^broken (\w+) (.*)", "\n".join(printed), re.MULTILINE))
+    loaded = re.findall(r"^file (\w+) (.*)", "\n".join(printed), re.MULTILINE)
     last = printed[-1] if printed else "the process ended early"
     if last.startswith("passed "):
-        return Smoke(Finding(device, "ok", f"msops.{last.split()[1]} works"), version, "", broken)
+        works = Finding(device, "ok", f"msops.{last.split()[1]} works")
+        return Smoke(works, version, "", broken, hiding=_hiding(loaded))
     # MindSpore 1.10 crashes at exit after an import that failed.
     error = next((line.removeprefix("error ") for line in printed if line.startswith("error ")), last)
     doing = "msops" if version else "import mindspore"
-    loaded = re.findall(r"^file (\w+) (.*)", "\n".join(printed), re.MULTILINE)
     return Smoke(Finding(device, "wrong", f"{doing}: {error}"), version, error, broken, hiding=_hiding(loaded))
 
 
