@@ -41,6 +41,7 @@ NEXT = dict(input_ids=TEXT, labels=TEXT, use_cache=False)
 PADDED = (np.arange(16) < np.array([[16], [11]])).astype(np.int32)
 TRANSLATED = dict(input_ids=TEXT, labels=tokens(2, 9))
 KINDS = dict(num_labels=5, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+OF_TEXT = dict(**KINDS, **ENCODER)
 KIND_OF_TEXT = dict(input_ids=TEXT, attention_mask=PADDED, labels=np.array([1, 4], np.int32))
 KIND_OF_IMAGE = dict(pixel_values=numbers(2, 3, 32, 32), labels=np.array([1, 4], np.int32))
 BOTH = dict(
@@ -175,10 +176,8 @@ MODELS = {
         dict(hidden_size=64, num_hidden_layers=2, vocab_size=100, state_size=8),
         NEXT,
     ),
-    "RoBERTa": Model("RobertaForSequenceClassification", "RobertaConfig", dict(**KINDS, **ENCODER), KIND_OF_TEXT),
-    "XLM-RoBERTa": Model(
-        "XLMRobertaForSequenceClassification", "XLMRobertaConfig", dict(**KINDS, **ENCODER), KIND_OF_TEXT
-    ),
+    "RoBERTa": Model("RobertaForSequenceClassification", "RobertaConfig", OF_TEXT, KIND_OF_TEXT),
+    "XLM-RoBERTa": Model("XLMRobertaForSequenceClassification", "XLMRobertaConfig", OF_TEXT, KIND_OF_TEXT),
     "ELECTRA": Model(
         "ElectraForSequenceClassification",
         "ElectraConfig",
@@ -206,7 +205,7 @@ MODELS = {
         dict(relative_attention=True, pos_att_type=["c2p", "p2c"], **KINDS, **ENCODER),
         KIND_OF_TEXT,
     ),
-    "MPNet": Model("MPNetForSequenceClassification", "MPNetConfig", dict(**KINDS, **ENCODER), KIND_OF_TEXT),
+    "MPNet": Model("MPNetForSequenceClassification", "MPNetConfig", OF_TEXT, KIND_OF_TEXT),
     "BART": Model("BartForConditionalGeneration", "BartConfig", BOTH, TRANSLATED),
     "mBART": Model("MBartForConditionalGeneration", "MBartConfig", BOTH, TRANSLATED),
     "Pegasus": Model("PegasusForConditionalGeneration", "PegasusConfig", BOTH, TRANSLATED),
@@ -242,6 +241,71 @@ MODELS = {
             **KINDS,
         ),
         KIND_OF_IMAGE,
+    ),
+    "StableLM": Model(
+        "StableLmForSequenceClassification", "StableLmConfig", dict(num_labels=5, pad_token_id=0, **DECODER),
+        KIND_OF_TEXT
+    ),
+    "GPT-Neo": Model(
+        "GPTNeoForCausalLM", "GPTNeoConfig", dict(hidden_size=64, num_layers=2, num_heads=4,
+        attention_types=[[["global", "local"], 1]], vocab_size=100, max_position_embeddings=64,
+        resid_dropout=0.0, embed_dropout=0.0, attention_dropout=0.0), NEXT
+    ),
+    "CodeGen": Model(
+        "CodeGenForCausalLM", "CodeGenConfig", dict(n_embd=64, n_layer=2, n_head=4, rotary_dim=8,
+        n_positions=64, vocab_size=100, tie_word_embeddings=False), NEXT
+    ),
+    "Persimmon": Model(
+        "PersimmonForCausalLM", "PersimmonConfig", dict(**SIZES, vocab_size=100, max_position_embeddings=64),
+        NEXT
+    ),
+    "BioGPT": Model(
+        "BioGptForCausalLM", "BioGptConfig", dict(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+        activation_dropout=0.0, layerdrop=0.0, **ENCODER), NEXT
+    ),
+    "Helium": Model("HeliumForCausalLM", "HeliumConfig", dict(head_dim=16, pad_token_id=0, **DECODER), NEXT),
+    "Cohere 2": Model("Cohere2ForCausalLM", "Cohere2Config", dict(head_dim=16, **DECODER), NEXT),
+    "ModernBERT": Model(
+        "ModernBertForMaskedLM", "ModernBertConfig", dict(pad_token_id=0, cls_token_id=1, sep_token_id=2,
+        bos_token_id=1, eos_token_id=2, reference_compile=False, global_rope_theta=10000.0, **ENCODER),
+        dict(input_ids=TEXT, labels=TEXT)
+    ),
+    "CamemBERT": Model("CamembertForSequenceClassification", "CamembertConfig", OF_TEXT, KIND_OF_TEXT),
+    "XLM-RoBERTa-XL": Model("XLMRobertaXLForSequenceClassification", "XLMRobertaXLConfig", OF_TEXT, KIND_OF_TEXT),
+    "DeBERTa": Model(
+        "DebertaForSequenceClassification", "DebertaConfig", dict(relative_attention=True, pos_att_type=["c2p",
+        "p2c"], **KINDS, **ENCODER), KIND_OF_TEXT
+    ),
+    "MegatronBERT": Model("MegatronBertForSequenceClassification", "MegatronBertConfig", OF_TEXT, KIND_OF_TEXT),
+    "MobileBERT": Model(
+        "MobileBertForSequenceClassification", "MobileBertConfig", dict(embedding_size=32,
+        intra_bottleneck_size=32, true_hidden_size=32, **KINDS, **ENCODER), KIND_OF_TEXT
+    ),
+    "RoFormer": Model("RoFormerForSequenceClassification", "RoFormerConfig", OF_TEXT, KIND_OF_TEXT),
+    "Blenderbot": Model("BlenderbotForConditionalGeneration", "BlenderbotConfig", BOTH, TRANSLATED),
+    "Swin": Model(
+        "SwinForImageClassification", "SwinConfig", dict(num_labels=5, image_size=32, patch_size=4,
+        embed_dim=16, depths=[2, 2], num_heads=[2, 4], window_size=4, drop_path_rate=0.0), KIND_OF_IMAGE
+    ),
+    "ResNet": Model(
+        "ResNetForImageClassification", "ResNetConfig", dict(num_labels=5, embedding_size=16, hidden_sizes=[16,
+        32], depths=[1, 1], layer_type="basic"), KIND_OF_IMAGE
+    ),
+    "RegNet": Model(
+        "RegNetForImageClassification", "RegNetConfig", dict(num_labels=5, embedding_size=16, hidden_sizes=[16,
+        32], depths=[1, 1], groups_width=8), KIND_OF_IMAGE
+    ),
+    "BEiT": Model(
+        "BeitForImageClassification", "BeitConfig", dict(drop_path_rate=0.0, **KINDS, **IMAGES), KIND_OF_IMAGE
+    ),
+    "ConvNeXt 2": Model(
+        "ConvNextV2ForImageClassification", "ConvNextV2Config", dict(num_labels=5, hidden_sizes=[16, 32, 48,
+        64], depths=[1, 1, 1, 1], image_size=32), KIND_OF_IMAGE
+    ),
+    "U-Net without text": Model(
+        "UNet2DModel", "", dict(down_block_types=("DownBlock2D", "AttnDownBlock2D"),
+        up_block_types=("AttnUpBlock2D", "UpBlock2D"), attention_head_dim=8, sample_size=16, **BLOCKS),
+        dict(sample=numbers(2, 3, 16, 16), timestep=np.array([10, 500]))
     ),
     "Stable Diffusion's VAE": Model(
         "AutoencoderKL",
