@@ -166,6 +166,11 @@ def test_package_that_is_damaged(patient):
     one.write_text("12345")
     two.write_text("12345")
     assert modules.mindspore(tried).mend == system
+    two.write_text("123")
+    lacks = smoke.Smoke(finding.Finding("CPU", "wrong", ""), "2.9.0", "RuntimeError: no")
+    assert modules.device(lacks).mend == (f"{REINSTALL} two==1.0",)
+    patient.install("mindspore-gpu", "1.10.0", "raise ImportError")  # has a line that comes first
+    assert modules.device(lacks).mend == ()
 
 
 def test_package_that_mindspore_imports_later(patient, monkeypatch):

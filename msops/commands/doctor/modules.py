@@ -168,8 +168,12 @@ def _versions() -> dict[str, str]:
 
 
 def _mend_damaged() -> tuple[str, ...]:
-    """Returns the command that installs again, of MindSpore and what it requires, what is not as pip installed it."""
-    waiting, seen, damaged = [*_distributions()], set(), []
+    """Returns the command that installs again, of MindSpore and what it requires, what is not as pip installed it.
+
+    Two MindSpores, which overwrite each other, have a line of their own.
+    """
+    known = [*_distributions()]
+    waiting, seen, damaged = known if len(known) == 1 else [], set(), []
     while waiting:
         name = waiting.pop().lower().replace("_", "-")
         for distribution in _named(name)[: name not in seen]:
