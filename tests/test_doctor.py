@@ -169,7 +169,7 @@ def test_package_that_is_damaged(patient):
     two.write_text("123")
     lacks = smoke.Smoke(finding.Finding("CPU", "wrong", ""), "2.9.0", "RuntimeError: no")
     assert modules.device(lacks).mend == (f"{REINSTALL} two==1.0",)
-    patient.install("mindspore-gpu", "1.10.0", "raise ImportError")  # has a line that comes first
+    patient.install("mindspore_gpu", "1.10.0", "raise ImportError")  # has a line that comes first
     assert modules.device(lacks).mend == ()
 
 
