@@ -59,7 +59,7 @@ def moe_permute(
         - rows, shape (N k, C), or (E, c, C) with `pad`, with the dtype of `x`;
         - positions, int32, with the shape of `experts`: the row of each slot, or -1. With `pad`, row i of expert e is
           e c + i;
-        - group_sizes, shape (E,), int32: how many rows of each expert have a slot;
+        - group_sizes, shape (E,), int32: how many rows each expert has, which :func:`msops.grouped_matmul` takes;
         - counts, shape (E,), int32, with `return_counts`: how many slots chose each expert.
 
     Raises:
