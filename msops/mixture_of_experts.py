@@ -9,7 +9,7 @@ from mindspore.common.initializer import Uniform
 
 from msops.core import settings
 from msops.core.compiled import once
-from msops.core.inputs import cast_as, describe, fits, has_zero, spec_of
+from msops.core.inputs import cast_as, describe, fits, spec_of
 from msops.core.spec import FLOATS, dtype_name
 from msops.operators.grouped_matmul import grouped_matmul
 from msops.operators.moe_permute import moe_permute
@@ -121,16 +121,17 @@ class MixtureOfExperts(nn.Cell):
             self.correction_bias = settings.parameter(_NAME, "correction_bias", "zeros", (e,), mindspore.float32)
             self.correction_bias.requires_grad = False
         self.gating = TopKGating(k, score, renormalize, groups, top_groups, group_top, scale)
-        self.product = ops.MatMul(transpose_b=True)
 
     def construct(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor, Tensor]:
         tokens = _tokens(describe(x), self.hidden_size)
         capacity = _capacity(self.capacity_factor, tokens, self.k, self.num_experts)
         rows = ops.reshape(x, (tokens, self.hidden_size))
-        if has_zero(tokens):
-            logits = ops.zeros((0, self.num_experts), self.of_gate)
-        else:
-            logits = self.product(ops.cast(rows, self.of_gate), ops.cast(self.gate, self.of_gate))
+        # Unlike MatMul, this stays in float32 with mixed precision, and gives a row the same bits in any batch.
+        gate = ops.expand_dims(ops.cast(self.gate, self.of_gate), 0)
+        all_rows = _one_group(tokens)
+        if all_rows is None:
+            all_rows = ops.full((1,), rows.shape[0], dtype=mindspore.int32)
+        logits = grouped_matmul(ops.cast(rows, self.of_gate), gate, all_rows, None, True)
         weights, experts = self.gating(logits, self.correction_bias)
         sorted_rows, positions, sizes = moe_permute(rows, experts, self.num_experts, capacity)
         hidden = swiglu(grouped_matmul(sorted_rows, cast_as(self.gate_up, x), sizes, None, True))
@@ -154,6 +155,11 @@ def _tokens(x: Description, hidden_size: int) -> int:
         raise ValueError(f"{_NAME}: x must have shape (..., {hidden_size}), got {spec.shape}")
     outer = spec.shape[:-1]
     return 0 if 0 in outer else -1 if None in outer else math.prod(outer)
+
+
+@once
+def _one_group(tokens: int) -> Tensor | None:
+    return None if tokens < 0 else Tensor([tokens], mindspore.int32)
 
 
 @once

@@ -39,13 +39,14 @@ class Worker {
     totals_.reset(new C[rows * columns]);
   }
 
-  // Computes a tile. begin(row, column) is what a sum begins with.
-  template <typename Begin>
-  MSOPS_CPU void compute(const Sums<T>& s, int64_t tile, const Begin& begin) const {
+  // Computes a tile of a group. products.begin(group, row, column) is what a sum begins with.
+  template <typename Products>
+  MSOPS_CPU void compute(const Products& products, int64_t group, int64_t tile) const {
+    const Sums<T> s = products.sums(group);
     const int64_t row = tile / s.tiles_across() * kRows, column = tile % s.tiles_across() * kColumns;
     const int64_t rows = std::min(kRows, s.rows - row), columns = std::min(kColumns, s.columns - column);
     for (int64_t i = 0; i < rows; ++i)
-      for (int64_t j = 0; j < columns; ++j) totals_[i * columns + j] = begin(row + i, column + j);
+      for (int64_t j = 0; j < columns; ++j) totals_[i * columns + j] = products.begin(group, row + i, column + j);
     for (int64_t k = 0; k < s.deep; k += kDeep) {
       const int64_t terms = std::min(kDeep, s.deep - k);
       copy_rows(s.left.from(row, k), rows, terms);
@@ -83,23 +84,26 @@ class Worker {
   // Copies vectors as panels (terms, kLanes), the last of which may be narrower, with zeros up to whole vectors.
   MSOPS_CPU void copy_panels(const Vectors<T>& from, int64_t n, int64_t terms) const {
     const int64_t last = n / kLanes * kLanes, pitch = whole(n - last, kWidth);
-    const auto place = [&](int64_t j, int64_t k) {
-      return panels_.get() +
-             (j < last ? j / kLanes * kLanes * terms + k * kLanes + j % kLanes : last * terms + k * pitch + j - last);
-    };
-    std::fill(place(last, 0), place(last, terms), C(0));
+    std::fill(place(last, 0, last, terms, pitch), place(last, terms, last, terms, pitch), C(0));
     if (from.apart == 1) {
       for (int64_t k = 0; k < terms; ++k)
-        for (int64_t j = 0; j < n; j += kLanes) widen(from.at(j, k), place(j, k), std::min(kLanes, n - j));
+        for (int64_t j = 0; j < n; j += kLanes)
+          widen(from.at(j, k), place(j, k, last, terms, pitch), std::min(kLanes, n - j));
     } else {
       C line[kDeep];
       for (int64_t j = 0; j < n; ++j) {
         widen(from.at(j, 0), line, terms);
-        C* const to = place(j, 0);
+        C* const to = place(j, 0, last, terms, pitch);
         const int64_t apart = j < last ? kLanes : pitch;
         for (int64_t k = 0; k < terms; ++k) to[k * apart] = line[k];
       }
     }
+  }
+
+  // Returns where term k of vector j is. The vectors from `last` on are the last panel, whose terms are `pitch` apart.
+  MSOPS_CPU C* place(int64_t j, int64_t k, int64_t last, int64_t terms, int64_t pitch) const {
+    if (j < last) return panels_.get() + j / kLanes * kLanes * terms + k * kLanes + j % kLanes;
+    return panels_.get() + last * terms + k * pitch + j - last;
   }
 
   MSOPS_CPU void store(const Sums<T>& s, T* out, int64_t rows, int64_t columns) const {
@@ -164,8 +168,7 @@ struct ComputeTiles {
     for (int64_t i; shares.take(0, part, parts, ends.back(), i);) {
       const int64_t group = std::upper_bound(ends.begin(), ends.end(), i) - ends.begin();
       const int64_t first = group ? ends[group - 1] : 0;
-      worker.compute(products.sums(group), i - first,
-                     [&](int64_t row, int64_t column) { return products.begin(group, row, column); });
+      worker.compute(products, group, i - first);
     }
   }
 };
