@@ -237,7 +237,7 @@ def time_own(device, folder, names):
             trained = Trained(MODELS[name], folder / name, gradients)
             found[name] = min(trained.step()[2] for _ in range(STEPS + 1))
         except Exception as error:  # noqa: BLE001 (whatever stops it is what we ask for)
-            found[name] = str(error).strip("-\n ").splitlines()[0].strip("- ")
+            found[name] = str(error).strip("-\n ").splitlines()[0].strip("- ").replace(f"{folder}/", "")
         (folder / OWN).write_text(json.dumps(found))
 
 
