@@ -163,7 +163,7 @@ class TestMoEPermute(OperatorTest):
             (msops.MoEPermute(**settings), want[:3]),
             (msops.MoEPermute(**settings, return_counts=True), want),
         ):
-            for got, expected in zip(run(cell, *inputs), results, strict=True):
+            for got, expected in zip(run(cell, *inputs), results):
                 np.testing.assert_array_equal(got, expected)
         assert "num_experts=3, capacity=7, pad=True, return_counts=True" in str(cell)
 
