@@ -380,7 +380,7 @@ class GroupedMatmul(Replacement):
         antiquant_offset: Any = None,
         group_list: Tensor | None = None,
     ) -> tuple[Tensor, ...]:
-        name = "GroupedMatmul"
-        _refuse_scales(name, scale, offset, antiquant_scale, antiquant_offset)
-        kind = self.split_item, self.group_type
-        return _products(name, x, weight, bias, _sizes(group_list, False), kind, self.transpose_b)
+        return grouped_matmul(
+            *(x, weight, bias, scale, offset, antiquant_scale, antiquant_offset, group_list),
+            *(self.split_item, self.group_type, False, self.transpose_b),
+        )
