@@ -12,13 +12,12 @@ forward pass and the gradients of the tokens and all weights. Inputs stay the sa
 import argparse
 import csv
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
+from .jobs import rows_of_job
 from .llm import median
 
 FAST, GRAPH = "msops, fast calls", "msops, CUDA graph"
@@ -148,24 +147,10 @@ def job(size, tokens, device, by):
 
 def rows_of(name, tokens, options):
     """Runs a layer by each peer, and yields the rows."""
-    root = Path(__file__).resolve().parents[1]
     for by in PEERS:
         words = [name, str(tokens), options.device, by, *(["--quick"] if options.quick else [])]
-        own = root / ".libraries" / "torch" / "bin" / "python"  # `make test-libraries` makes this environment
-        python = sys.executable if by.startswith("msops") or not own.exists() else str(own)
-        command = [python, "-m", "benchmarks.experts", "--job", *words]
-        row = dict(layer=name, tokens=tokens, by=by)
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=False, cwd=root)
-        except subprocess.TimeoutExpired:
-            yield dict(row, why=f"took more than {LIMIT} s")
-            continue
-        for line in done.stdout.splitlines():
-            if line.startswith('{"kind"'):
-                yield dict(row, **json.loads(line))
-        if done.returncode:
-            lines = done.stderr.strip().splitlines()
-            yield dict(row, why=lines[-1] if lines else f"ended with status {done.returncode}")
+        row, of_torch = dict(layer=name, tokens=tokens, by=by), not by.startswith("msops")
+        yield from rows_of_job("benchmarks.experts", words, row, LIMIT, of_torch=of_torch)
 
 
 def main():

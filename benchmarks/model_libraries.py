@@ -15,7 +15,6 @@ import csv
 import importlib
 import json
 import os
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -23,6 +22,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from .jobs import rows_of_job
 from .llm import median
 
 TURN = {"GPU": 4, "CPU": 1}  # steps between two looks at the clock
@@ -221,22 +221,8 @@ def rows_of(name, options, folder):
     """Runs a model by each library, and yields the rows."""
     for by in PEERS:
         words = [name, options.device, str(folder), by, *(["--quick"] if options.quick else [])]
-        root = Path(__file__).resolve().parents[1]
-        own = root / ".libraries" / "torch" / "bin" / "python"  # `make test-libraries` makes this environment
-        python = str(own) if by == "torch" and own.exists() else sys.executable
-        command = [python, "-m", "benchmarks.model_libraries", "--job", *words]
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=False, cwd=root)
-        except subprocess.TimeoutExpired:
-            yield dict(model=name, by=by, why=f"took more than {LIMIT} s")
-            continue
-        for line in done.stdout.splitlines():
-            if line.startswith('{"kind"'):
-                yield dict(model=name, **json.loads(line))
-        if done.returncode:
-            lines = [line for line in done.stderr.splitlines() if line.strip("- ")]
-            errors = [line for line in lines if "Error" in line.partition(":")[0]] or lines
-            yield dict(model=name, by=by, why=errors[-1] if errors else f"ended with status {done.returncode}")
+        row, of_torch = dict(model=name, by=by), by == "torch"
+        yield from rows_of_job("benchmarks.model_libraries", words, row, LIMIT, of_torch=of_torch)
 
 
 def main():
