@@ -460,7 +460,7 @@ def first(module, *arguments, **named):
 
 
 def test_dropout(load, computed):
-    """Of weights that sum to 1, those that are kept are divided by their probability; other draws drop others."""
+    """The weights sum to 1, and dropout divides those that it keeps by their probability. Other draws drop others."""
     q, k, _, _ = inputs_of("float32")
     q, k = (x.tile((1, 8, 1, 1)) for x in (q, k))
     v = mindspore.ops.ones_like(k)

@@ -50,7 +50,7 @@ def topk_gating(
     numbers from 0 to E - 1. If all scores to divide by are 0, the weights are 0.
 
     There is a gradient of first order with respect to the logits, through the weights, for the choice as it stands.
-    That of the bias is 0.
+    The gradient of the bias is 0.
 
     Args:
         logits (Tensor): Shape (..., E), for E experts; float16, float32 or float64.
