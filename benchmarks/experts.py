@@ -120,9 +120,9 @@ def of_msops(size, tokens, device, by):
     dtype = mindspore.float16 if device == "GPU" else mindspore.float32
     layer = msops.MixtureOfExperts(size.width, size.hidden, size.experts, size.chosen, dtype=dtype)
     x = Tensor(np.random.default_rng(0).standard_normal((tokens, size.width)), dtype)
-    gradients = mindspore.grad(lambda x: layer(x).sum(), 0, layer.trainable_params())
+    functions = layer, mindspore.grad(lambda x: layer(x).sum(), 0, layer.trainable_params())
     if by == GRAPH:
-        layer, gradients = (msops.cuda_graph(each, copy_outputs=False) for each in (layer, gradients))
+        functions = tuple(msops.cuda_graph(each, copy_outputs=False) for each in functions)
 
     def run(function):
         def repeat(count):
@@ -135,7 +135,7 @@ def of_msops(size, tokens, device, by):
 
         return repeat
 
-    return {"forward": run(layer), "gradient": run(gradients)}
+    return dict(zip(("forward", "gradient"), map(run, functions)))
 
 
 def job(size, tokens, device, by):

@@ -45,7 +45,7 @@ _REPEATED = (
     ".reshape({x}.shape[0], {x}.shape[1] * x0.num_key_value_groups, {x}.shape[2], {x}.shape[3])"
 )
 _SOFTMAX = "softmax({s}, dim=-1)", "softmax({s}, dim=-1, dtype=float32).to(x1.dtype)"
-_SHORT = 16  # rows of queries or keys, below which a GPU keeps the library's own code, as it does for a single token
+SHORT = 16  # rows of queries or keys, below which a GPU keeps the library's own code, as it does for a single token
 _MOST = {float16: 256, float32: 128}  # features that a GPU's tensor cores take
 
 
@@ -241,7 +241,7 @@ def _attends(
     if shapes[1] != (batch, heads // repeats, keys, size) or last[:3] != shapes[1][:3] or heads % repeats:
         return False
     most = _MOST[q[1]] if is_on_gpu() else 512
-    is_slow = is_on_gpu() and (min(rows, keys) < _SHORT or size % 8 or last[3] % 8)
+    is_slow = is_on_gpu() and (min(rows, keys) < SHORT or size % 8 or last[3] % 8)
     if is_slow or max(size, last[3]) > most:
         return False
     return mask is None or _is_added(mask, q[1], (batch, heads, rows, keys), cuts)
