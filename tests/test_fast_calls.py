@@ -172,6 +172,48 @@ def as_tuple(outputs):
     return outputs if isinstance(outputs, tuple) else (outputs,)
 
 
+def test_views_are_not_copied(calls):
+    """An operator reads the result of a reshape where it is; MindSpore's cast to the same dtype shows that."""
+    x = ops.add(Tensor(numbers(4, 6)), 0)
+    assert x.reshape(2, 12).astype(mindspore.float32)._data_ptr() == x._data_ptr()
+    for view in (lambda x: x.T, lambda x: x[1:], lambda x: x[:, :3]):  # elements in another order, or not all
+        assert view(x).astype(mindspore.float32)._data_ptr() != x._data_ptr()
+
+
+def test_views_in_gradients(calls):
+    x, w = numbers(4, 6), numbers(8, 3)
+
+    def loss(x, w):
+        y = ops.matmul(x.reshape(3, 8), w).view(-1)
+        first, second = y[:4], x.reshape(2, 3, 4).transpose(0, 2, 1).reshape(-1, 6)
+        return (y * y).sum() + (first * first.reshape(2, 2).reshape(-1)).sum() + (second * x).sum()
+
+    dx, dw = mindspore.grad(loss, (0, 1))(Tensor(x), Tensor(w))
+    y = x.reshape(3, 8).astype(np.float64) @ w
+    dy = 2 * y.reshape(-1)
+    dy[:4] *= 2
+    order = np.arange(24).reshape(2, 3, 4).transpose(0, 2, 1).reshape(-1)
+    both = np.zeros(24)
+    np.add.at(both, order, x.reshape(-1))
+    both += x.reshape(-1)[order]
+    np.testing.assert_allclose(dw.asnumpy(), x.reshape(3, 8).T @ dy.reshape(3, 3), 1e-5, 1e-5)
+    np.testing.assert_allclose(dx.asnumpy().reshape(-1), (dy.reshape(3, 3) @ w.T).reshape(-1) + both, 1e-5, 1e-5)
+
+
+def test_views_that_are_written(calls):
+    """A gradient does not use what was written after the operator had read the view."""
+
+    def loss(x):
+        x = x * 1
+        y = x.reshape(-1)
+        z = y * y
+        x.add_(1)
+        return z.sum()
+
+    with msops.patch_mindspore(), pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        mindspore.grad(loss)(Tensor(numbers(2, 3)))
+
+
 def test_error_in_a_gradient(calls):
     def gradient(x, y, dy):
         raise KeyError("here")

@@ -8,6 +8,7 @@
 #include "include/pynative/backward/function.h"
 #include "include/pynative/utils/pyboost/custom/pyboost_extension.h"
 #include "pybind11/stl.h"
+#include "views.h"
 
 namespace {
 
@@ -258,6 +259,7 @@ class Plan : public std::enable_shared_from_this<Plan> {
 }  // namespace
 
 PYBIND11_MODULE(fast_calls, module) {
+  module.def("take_views", &msops::take_views);
   py::class_<Plan, std::shared_ptr<Plan>>(module, "Plan")
       .def(py::init<std::string, size_t, std::unordered_map<std::string, int64_t>, std::vector<ShapeVector>,
                     std::vector<std::string>, size_t>())

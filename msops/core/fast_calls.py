@@ -47,6 +47,10 @@ def use_fast_calls() -> None:
     Results and gradients do not change, except for last digits where an input is part of another Tensor: it is no
     longer copied, and where it is not aligned, sums may have another order.
 
+    MindSpore's own operators change, too: in PyNative mode they copy an input that is a view of a Tensor, as the result
+    of `reshape` is. Where the view has all elements in their order, they read it in place now. So a gradient that needs such an input raises MindSpore's error if the Tensor was
+    written in place meanwhile, as for inputs that are no views, and `astype` to the same dtype returns the same memory.
+
     The function compiles an extension in C++ against MindSpore's headers. That takes some 20 s once; the extension is
     then kept where :func:`msops.load` keeps libraries. It needs g++, and Python's headers, such as those of the package
     `python3-dev`. A second call of the function does nothing.
@@ -98,6 +102,7 @@ def prepare() -> None:
     executor.set_mixed_precision_type, executor.clear_res = set_mixed_precision_type, clear_res
     state.tensors = frozenset((Tensor, type(Parameter(Tensor(0.0)))))
     state.extension = module
+    module.take_views()
 
 
 def _load() -> Any:
@@ -145,6 +150,7 @@ def call_if_prepared(primitive: Primitive, inputs: tuple[Any, ...]) -> Any:
 
 
 def _plan(primitive: Primitive, specs: tuple[Spec, ...]) -> Any:
+    state.extension.take_views()  # also for a device that MindSpore has loaded since
     operator = primitive.operator
     entry = operator.entry
     tensors = [*specs, *operator.infer(*specs)]

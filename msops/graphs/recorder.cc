@@ -1,7 +1,7 @@
 // Records what MindSpore does on a GPU into CUDA graphs, and launches them (see recorder.py).
 //
 // While a graph is recorded, MindSpore's stream captures its kernels. What MindSpore does beside that is replaced, at
-// the places where its plugin for GPUs has the functions' addresses (relocations.h):
+// the places where its plugin for GPUs has the functions' addresses (core/relocations.h):
 // - Memory comes from the graph's own pool (pool.h), so that nothing else uses it between replays. That includes what
 //   operators take by cudaMalloc.
 // - Numbers that come from the host are constants. Each is written once, and a copy of all is kept, from which a replay

@@ -15,7 +15,7 @@
 #include "checks.h"
 #include "driver.h"
 #include "pool.h"
-#include "relocations.h"
+#include "../core/relocations.h"
 
 namespace graphs {
 
@@ -73,7 +73,7 @@ struct Source {  // of a pool's segments: MindSpore's pool of the device's memor
 struct State {
   std::recursive_mutex lock;  // MindSpore's pool may free memory while it allocates a segment
   std::unique_ptr<Driver> driver;
-  Relocations always, recording_only, noting_only;
+  msops::Relocations always, recording_only, noting_only;
   Handle stream = nullptr, context = nullptr, side = nullptr;
   Source source;
   std::unordered_map<void*, bool> on_device;  // MindSpore's pools: of the device, or of pinned memory of the host

@@ -15,7 +15,7 @@
 #include <string>
 #include <vector>
 
-namespace graphs {
+namespace msops {
 
 struct Place {
   std::atomic<void*>* at;
@@ -93,4 +93,4 @@ class Relocations {
   std::vector<Place> places_;
 };
 
-}  // namespace graphs
+}  // namespace msops
