@@ -48,8 +48,9 @@ def use_fast_calls() -> None:
     longer copied, and where it is not aligned, sums may have another order.
 
     MindSpore's own operators change, too: in PyNative mode they copy an input that is a view of a Tensor, as the result
-    of `reshape` is. Where the view has all elements in their order, they read it in place now. So a gradient that needs such an input raises MindSpore's error if the Tensor was
-    written in place meanwhile, as for inputs that are no views, and `astype` to the same dtype returns the same memory.
+    of `reshape` is. Where the view has all elements in their order, they read it in place now. So a gradient that needs
+    such an input raises MindSpore's error if the Tensor was written in place meanwhile, as for inputs that are no
+    views, and `astype` to the same dtype returns the same memory.
 
     The function compiles an extension in C++ against MindSpore's headers. That takes some 20 s once; the extension is
     then kept where :func:`msops.load` keeps libraries. It needs g++, and Python's headers, such as those of the package
