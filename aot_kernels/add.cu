@@ -5,8 +5,10 @@
 #include "common/elementwise.h"
 #include "common/scratch.h"
 #include "common/sum.h"
+#include "shared/broadcast/shapes.h"
 
 using namespace msops;
+using namespace msops::broadcast;
 
 namespace {
 
@@ -137,7 +139,7 @@ struct BroadcastFlat : Operands<T> {
 // Launches the sum on the GPU. Beyond 32-bit indices, it takes halves of the outermost axis that has two positions. If
 // `flat`, x has the shape of the output.
 template <typename T>
-void broadcast(Call& call, const Operands<T>& all, bool flat) {
+void launch_sum(Call& call, const Operands<T>& all, bool flat) {
   constexpr int N = kPackWidth<T>;
   if (all.outputs > kLargest32) {
     int axis = 0;
@@ -154,7 +156,7 @@ void broadcast(Call& call, const Operands<T>& all, bool flat) {
         const int64_t offset = first * (within_row ? all.step[k] : all.rows.stride[k][axis]);
         part.in[k] += offset, part.size[k] -= offset;
       }
-      broadcast(call, part, flat);
+      launch_sum(call, part, flat);
     }
     return;
   }
@@ -174,43 +176,17 @@ void broadcast(Call& call, const Operands<T>& all, bool flat) {
   }
 }
 
-// Returns the length of `tensor` along an axis of `to`.
-int64_t length_along(const Tensor& tensor, const Tensor& to, int axis) {
-  const int own = axis - (to.rank - tensor.rank);
-  return own < 0 ? 1 : tensor.dim(own);
-}
-
-// Computes the stride of `tensor` along each axis of `to`, to whose shape it is broadcast; returns false if it can't
-// be.
-bool broadcast_strides(const Tensor& tensor, const Tensor& to, int64_t (&strides)[kMaxRank]) {
-  int64_t stride = 1;
-  for (int axis = to.rank - 1; axis >= 0; --axis) {
-    const int64_t length = length_along(tensor, to, axis);
-    if (length != to.dim(axis) && length != 1) return false;
-    strides[axis] = length == 1 ? 0 : stride;
-    stride *= length;
-  }
-  return tensor.rank <= to.rank;
-}
-
 }  // namespace
 
 // (x, y) -> (out)
 MSOPS_ENTRY(AddForward) {
   const Tensor x = call.tensor("x"), y = call.tensor("y"), out = call.tensor("out");
-  int64_t stride_x[kMaxRank], stride_y[kMaxRank];
-  call.require(out.rank <= kMaxRank, kBadRank, "out has rank %d, more than %d", out.rank, kMaxRank);
-  if (call.ok()) {
-    bool fits = broadcast_strides(x, out, stride_x) && broadcast_strides(y, out, stride_y);
-    fits &= out.rank == std::max(x.rank, y.rank);
-    for (int axis = 0; axis < out.rank; ++axis)
-      fits &= out.dim(axis) == length_along(x, out, axis) || out.dim(axis) == length_along(y, out, axis);
-    call.require(fits, kBadShape, "x and y do not broadcast to the shape of out");
-  }
+  int64_t strides[2][kMaxRank];
+  require_broadcast(call, {x, y}, out, strides);
   return call.run([&](auto type) {
     using T = typename decltype(type)::type;
     Axes<2> axes;
-    for (int axis = 0; axis < out.rank; ++axis) axes.push(out.dim(axis), {stride_x[axis], stride_y[axis]});
+    for (int axis = 0; axis < out.rank; ++axis) axes.push(out.dim(axis), {strides[0][axis], strides[1][axis]});
     if (axes.count == 0 || (axes.count == 1 && axes.stride[0][0] && axes.stride[1][0])) {
       elementwise<T>(call, out.size, Plus{}, {x.as<T>(), y.as<T>()}, {out.as<T>()});
       return;
@@ -231,7 +207,7 @@ MSOPS_ENTRY(AddForward) {
       const int64_t runs = out.size == 0 ? 0 : axes.total() * ((length + kRun - 1) / kRun);
       return on_cpu(call, runs, BroadcastRun<kRun, T>{operands}, static_cast<double>(std::min<int64_t>(kRun, length)));
     }
-    broadcast(call, operands, operands.size[0] == out.size);
+    launch_sum(call, operands, operands.size[0] == out.size);
   });
 }
 

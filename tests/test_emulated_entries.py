@@ -25,6 +25,7 @@ from gpu import (
     compare_with_cpu,
 )
 from msops.core.abi import DEFAULT_STREAM, Param, ask_shapes, prepare_call
+from msops.operators.binary import operators as functions_of_two
 from msops.operators.grouped_matmul import operators as grouped_products
 from msops.operators.rotary_embedding import operators as rotations
 from msops.testing.entry import Status, attributes_in_mindspore
@@ -98,6 +99,23 @@ def test_emulated_equals_cpu(card, shapes, settings, dtype, architecture, monkey
     monkeypatch.setenv("MSOPS_EMULATOR_ARCHITECTURE", architecture)
     for call in card.entry_calls(shapes, settings, dtype):
         compare_with_cpu(Emulator(), call, dtype, SHIFTS[dtype])
+
+
+@pytest.mark.parametrize(
+    ("card", "which"),
+    [pytest.param(card, which, id=f"{card.name()} {which}") for card in cards() for which in card.others],
+)
+def test_other_dtypes(card, which):
+    for call in card.other_calls(which):
+        compare_with_cpu(Emulator(), call, call.results[0].dtype.name, shift=1)
+
+
+@pytest.mark.parametrize(("x", "y"), [((130, 64), (64,)), ((9, 7), ()), ((33,), (33,))], ids="binary {}".format)
+def test_result_in_place_of_an_operand(x, y):
+    x, y = random(0, "float16", x, y)
+    want = x + y
+    assert Emulator().status(functions_of_two("add"), [x, y, x]) == 0
+    np.testing.assert_array_equal(x, want)
 
 
 @pytest.mark.parametrize(

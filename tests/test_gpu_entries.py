@@ -27,6 +27,7 @@ CASES = [
     if card.operators()
     for name, case in card.entry_cases().items()
 ]
+OTHERS = [pytest.param(card, which, id=f"{card.name()} {which}") for card in CARDS for which in card.others]
 HUGE = [pytest.param(card, sizes, id=f"{card.name()} {sizes}") for card in CARDS for sizes in card.huge]
 
 
@@ -37,6 +38,14 @@ def test_gpu_equals_cpu(gpu, card, shapes, settings, dtype):
     for call in card.entry_calls(shapes, settings, dtype):
         for shift in (0, 1, 2):
             compare_with_cpu(gpu, call, dtype, shift)
+
+
+@pytest.mark.parametrize(("card", "which"), OTHERS)
+def test_other_dtypes(gpu, card, which):
+    """Entries agree in dtypes that the cases do not have, and for special numbers."""
+    for call in card.other_calls(which):
+        for shift in (0, 1):
+            compare_with_cpu(gpu, call, call.results[0].dtype.name, shift)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])

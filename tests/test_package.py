@@ -160,7 +160,7 @@ def test_imports_have_an_order():
 # Python checks what C++ bounds, too, since its error comes first: the same number in both.
 LIMITS = (
     ("msops/shared/attention.py", r"_MOST_FEATURES = (\d+)", "aot_kernels/flash_attention.cu", r"Features = (\d+)", 0),
-    ("msops/operators/add.py", r"_MAX_RANK = (\d+)", "aot_kernels/common/axes.h", r"kMaxRank = (\d+)", 0),
+    ("msops/shared/broadcast.py", r"MAX_RANK = (\d+)", "aot_kernels/common/axes.h", r"kMaxRank = (\d+)", 0),
     ("msops/core/primitive.py", r"_LABEL = (\d+)", "aot_kernels/common/call.h", r"label\[(\d+)\]", 1),  # 1: its end
 )
 

@@ -101,22 +101,29 @@ MSOPS_BOTH bool packs_around(const T* from, const T* array, int64_t size) {
   return first >= array && array + size - first >= (first == from ? N : 2 * N);
 }
 
-// Loads N elements from any address, out of the aligned packs around them.
-template <int N, typename T>
-MSOPS_BOTH Pack<T, N> load_shifted(const T* from) {
-  constexpr int kWords = N * sizeof(T) / 4;
-  const unsigned shift = reinterpret_cast<uintptr_t>(from) % sizeof(Pack<T, N>);  // bytes
-  const T* first = from - shift / sizeof(T);
-  const Pack<T, N> packs[2] = {load<N>(first), load<N>(shift ? first + N : first)};
-  uint32_t words[2 * kWords];
-  memcpy(words, packs, sizeof words);
+// Returns the pack that begins `shift` bytes after the first word of two aligned packs, which it changes.
+template <typename T, int N, int kTwice>
+MSOPS_BOTH Pack<T, N> pack_within(uint32_t (&words)[kTwice], unsigned shift) {
+  static_assert(kTwice * 4 == 2 * sizeof(T) * N, "these are the words of two packs");
+  constexpr int kWords = kTwice / 2;
   for (int step = kWords / 2; step > 0; step /= 2)
-    for (int k = 0; k + step < 2 * kWords; ++k) words[k] = shift & 4 * step ? words[k + step] : words[k];
+    for (int k = 0; k + step < kTwice; ++k) words[k] = shift & 4 * step ? words[k + step] : words[k];
   for (int k = 0; k < kWords; ++k)
     words[k] = static_cast<uint32_t>((uint64_t{words[k + 1]} << 32 | words[k]) >> shift % 4 * 8);
   Pack<T, N> result;
   memcpy(&result, words, sizeof result);
   return result;
+}
+
+// Loads N elements from any address, out of the aligned packs around them.
+template <int N, typename T>
+MSOPS_BOTH Pack<T, N> load_shifted(const T* from) {
+  const unsigned shift = reinterpret_cast<uintptr_t>(from) % sizeof(Pack<T, N>);  // bytes
+  const T* first = from - shift / sizeof(T);
+  const Pack<T, N> packs[2] = {load<N>(first), load<N>(shift ? first + N : first)};
+  uint32_t words[2 * N * sizeof(T) / 4];
+  memcpy(words, packs, sizeof words);
+  return pack_within<T, N>(words, shift);
 }
 
 // Returns how many elements after the pointer the next aligned pack of N begins.

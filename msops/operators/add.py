@@ -6,12 +6,10 @@ from mindspore import Tensor, nn, ops
 
 from msops.core.factory import custom_op
 from msops.core.library import of_package
-from msops.core.rules import broadcast
+from msops.shared.broadcast import broadcast_of
 
 if TYPE_CHECKING:
     from msops.core.spec import Spec
-
-_MAX_RANK = 16  # kMaxRank in aot_kernels/common/axes.h
 
 
 def add(x: Tensor, y: Tensor) -> Tensor:
@@ -52,13 +50,7 @@ class Add(nn.Cell):
 
 
 def _infer(x: Spec, y: Spec) -> Spec:
-    try:
-        out = broadcast(x, y)
-    except ValueError:
-        raise ValueError(f"x and y must have shapes that broadcast, got {x.shape} and {y.shape}") from None
-    if len(out.shape) > _MAX_RANK:
-        raise ValueError(f"x and y must have at most {_MAX_RANK} axes, got {len(out.shape)}")
-    return out
+    return broadcast_of(x=x, y=y)
 
 
 def _gradient(x: Tensor, y: Tensor, out: Tensor, dout: Tensor) -> tuple[Tensor, ...]:

@@ -161,6 +161,7 @@ class Card:
     without_formula = ()  # the cases for which NumPy would take too much memory
     hostile = ()  # the cases from which wrong calls are made, instead of `small`
     right_numbers = {}  # attribute -> which of -1 and 2^40, that other attributes refuse, it takes
+    others = ()  # arguments of each call of `other_calls`, which returns Calls in other dtypes, or of special numbers
     huge = ()  # arguments of each call of `check_huge`, which calls entries with more than 2^31 elements
 
     @classmethod

@@ -7,7 +7,7 @@ namespace msops {
 
 class Divisor {
  public:
-  explicit Divisor(int64_t divisor) : divisor_(static_cast<int>(divisor)) {
+  explicit Divisor(int64_t divisor = 1) : divisor_(static_cast<int>(divisor)) {
     while ((int64_t{1} << shift_) < divisor) ++shift_;
     factor_ = static_cast<unsigned>((((uint64_t{1} << shift_) - divisor) << 32) / divisor + 1);
   }
