@@ -124,7 +124,8 @@ def refuses_dtypes(guarded):
             if not guarded.fits(dtypes={name: wrong}):
                 guarded.refused_with(name, Status.BAD_DTYPE, dtype=wrong)
     for wrong in ("int32", "complex64", "float"):  # bfloat16 is missing, since formulas take it
-        guarded.refused(Status.BAD_DTYPE, arrays=[p._replace(dtype=wrong) for p in guarded.params.values()])
+        if not guarded.fits(dtypes=dict.fromkeys(guarded.params, wrong)):
+            guarded.refused(Status.BAD_DTYPE, arrays=[p._replace(dtype=wrong) for p in guarded.params.values()])
 
 
 def refuses_ranks(guarded):

@@ -90,13 +90,19 @@ def assert_equal(results: Arrays, expected: Arrays, names: Sequence[str] | None 
     for name, got, want in zip(names, results, expected):
         kinds = [f"{a.dtype} {a.shape}" for a in (want, got)]
         assert kinds[0] == kinds[1], f"{name}: expected {kinds[0]}, got {kinds[1]}"
-        size = got.dtype.itemsize
-        wrong = np.argwhere(np.ascontiguousarray(got).view(f"u{size}") != np.ascontiguousarray(want).view(f"u{size}"))
+        wrong = np.argwhere((words_of(got) != words_of(want)).any(-1))
         if len(wrong):
-            index = tuple(wrong[0])[-got.ndim :] if got.ndim else ()
+            index = tuple(wrong[0])
             raise AssertionError(
                 f"{at(name, index)}: expected {want[index]}, got {got[index]}; {len(wrong)} of {got.size} differ"
             )
+
+
+def words_of(array: Array) -> Array:
+    """Returns the bits of an array, whose elements become words of at most 64 bits along a last axis."""
+    size = array.dtype.itemsize
+    words = np.ascontiguousarray(array).view(f"u{min(size, 8)}")
+    return words.reshape(*array.shape, max(1, size // 8))
 
 
 def assert_near(got: Array, want: Array, allowed: Array, name: str) -> None:
