@@ -31,6 +31,7 @@ from msops.testing.process import Process, Where
 from write_calls import example_cards
 
 CARDS = cards()
+OF_ADDRESSES = {"concat"}  # libraries that take addresses: a wrong one ends the process. Files of their own test them.
 FEW, MANY, MOST = 2**16, 2**18, 2**21  # elements of a call's tensors
 
 
@@ -219,7 +220,7 @@ def test_strided_array():
 def test_every_operator_has_a_card():
     """Each library and each public function of an operator belongs to a card."""
     libraries = {operator.entry.library.name for card in CARDS for operator in card.operators()}
-    assert libraries == {path.stem for path in (ROOT / "aot_kernels").glob("*.cu")}
+    assert libraries | OF_ADDRESSES == {path.stem for path in (ROOT / "aot_kernels").glob("*.cu")}
     public = [getattr(msops, name) for name in msops.__all__]
     functions = {f for f in public if inspect.isfunction(f) and f.__module__.startswith("msops.operators.")}
     assert functions <= {type(card).function for card in CARDS}
@@ -228,6 +229,7 @@ def test_every_operator_has_a_card():
 def test_every_entry_is_fuzzed():
     every = [*CARDS, *example_cards()]
     sources = [*ROOT.glob("aot_kernels/*.cu"), *ROOT.glob("examples/*/*.cu")]
+    sources = [source for source in sources if source.stem not in OF_ADDRESSES]
     written = re.findall(
         r"^MSOPS_(?!SCRATCH)\w+\((\w+)[,)]", "".join(source.read_text() for source in sources), re.MULTILINE
     )
