@@ -262,7 +262,7 @@ lint: warnings $(VENV)/.ready ## Check the source's format, style and types, and
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
-	$(VENV)/bin/clang-format --dry-run --Werror $(wildcard aot_kernels/*.cu aot_kernels/*/*.h aot_kernels/*/*/*.h benchmarks/*.cu benchmarks/*.h benchmarks/*/*.cu tests/*.cc tests/kernels/*.cu tests/opcheck/*.cu tests/emulator/*/*.h tests/fake_gpu/* msops/*/*.cc msops/*/*.h)
+	$(VENV)/bin/clang-format --dry-run --Werror $(wildcard aot_kernels/*.cu aot_kernels/*/*.h aot_kernels/*/*/*.h benchmarks/*.cu benchmarks/*.h benchmarks/*/*.cu tests/*.cc tests/kernels/*.cu tests/opcheck/*.cu tests/emulator/*/*.h tests/fake_gpu/* msops/*/*.cc msops/*/*.h msops/*/*/*.cc msops/*/*/*.h)
 warnings: $(WARNED)
 $(WARNED): warnings-of-%:
 	@g++ $(FLAGS) $(HOST_FLAGS) -fsyntax-only $(WARNINGS) -Iaot_kernels -x c++ $*

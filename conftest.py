@@ -16,6 +16,7 @@ def pytest_addoption(parser):
     parser.addoption(
         "--changed", action="append", default=[], help="a file of tests that runs in each turn, or a library"
     )
+    parser.addoption("--expressions", type=int, default=300, help="how many random ones test_kernels_on_gpus.py runs")
 
 
 def pytest_configure(config):

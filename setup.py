@@ -64,6 +64,10 @@ class BuildKernels(build_py):
             ignored = shutil.ignore_patterns("__pycache__")
             for to, source in copies.items():
                 shutil.copytree(source, Path(self.build_lib, "msops", to), dirs_exist_ok=True, ignore=ignored)
+            header = "shared/broadcast/operations.h"  # what replaces MindSpore's kernels reads it
+            copy = Path(self.build_lib, "msops", "include", header)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(Path("aot_kernels", header), copy)
         super().run()
         if not self.editable_mode:
             write_version(self, self.build_lib)

@@ -38,6 +38,15 @@ def load(tmp_path):
         del sys.modules[name]
 
 
+@pytest.fixture(scope="session")
+def stand_ins(tmp_path_factory):
+    """A plugin that stands for MindSpore's plugin for GPUs, and the functions that may stand in its places. A process
+    has one of each."""
+    kernels = importlib.import_module("msops.patch.gpu.kernels")
+    folder, include = tmp_path_factory.mktemp("plugin"), importlib.import_module("msops").get_include()
+    return importlib.import_module("fake_plugin").Plugin(folder, include), kernels.Functions(kernels.build())
+
+
 @pytest.fixture
 def gpu():
     """Returns torch's GPU. MindSpore's GPU backend and torch cannot share a process."""

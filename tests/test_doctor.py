@@ -15,7 +15,7 @@ from matrix import interpreter
 from msops import pythons
 from msops.__main__ import main
 from msops.commands import doctor
-from msops.commands.doctor import finding, graphs, modules, smoke
+from msops.commands.doctor import finding, graphs, kernels, modules, smoke
 from patient import INSTALL, MAY_NOT, NEW, REINSTALL, UNKNOWN, gcc, nvcc, smi
 
 
@@ -384,7 +384,7 @@ def test_gpu_that_msops_has_no_kernels_for(patient):
     patient.library("add")
     found = [*doctor.examine()]
     assert [finding.what for finding in found if finding.mend and "pip install" not in finding.mend[0]] == []
-    assert found[-2:] == [("GPU", "none", "not tried", ()), ("graphs", "none", "not tried", ())]
+    assert found[-3:] == [(name, "none", "not tried", ()) for name in ("GPU", "graphs", "kernels")]
 
 
 @pytest.mark.parametrize(
@@ -399,6 +399,23 @@ def test_gpu_that_msops_has_no_kernels_for(patient):
 def test_cuda_graphs(monkeypatch, printed, state, text):
     monkeypatch.setattr(graphs, "output", lambda *command, seconds: printed)
     assert graphs.finding(finding.Finding("GPU", "ok", "")) == ("graphs", state, text, ())
+
+
+@pytest.mark.parametrize(
+    ("printed", "state", "text"),
+    [
+        (
+            "a warning\nreplaced 389",
+            "ok",
+            "msops.patch_mindspore replaces 389 of MindSpore's functions that launch kernels",
+        ),
+        ("replaced 0", "none", "msops.patch_mindspore leaves MindSpore's kernels as they are"),
+        ("", "none", "msops.patch_mindspore leaves MindSpore's kernels as they are"),
+    ],
+)
+def test_kernels(monkeypatch, printed, state, text):
+    monkeypatch.setattr(kernels, "output", lambda *command, seconds: printed)
+    assert kernels.finding(finding.Finding("GPU", "ok", "")) == ("kernels", state, text, ())
 
 
 SIGMOID = """

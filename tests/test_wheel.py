@@ -126,8 +126,9 @@ def test_contents(wheel):
     expected |= {"msops/py.typed", "msops/__init__.pyi"}  # type checkers read them
     expected.add("msops/version.txt")
     expected.add("msops/core/fast_calls.cc")  # `use_fast_calls` compiles it
-    graphs = (ROOT / "msops" / "graphs").glob("*.[ch]*")  # `cuda_graph` compiles them
-    expected |= {f"msops/graphs/{path.name}" for path in graphs}
+    for folder in ("graphs", "patch/gpu"):  # `cuda_graph` and `patch_mindspore` compile them
+        expected |= {f"msops/{folder}/{path.name}" for path in (ROOT / "msops" / folder).glob("*.[ch]*")}
+    expected |= {"msops/core/relocations.h", "msops/include/shared/broadcast/operations.h"}
     info = ("METADATA", "RECORD", "WHEEL", "licenses/LICENSE", "top_level.txt")
     expected |= {f"msops-{VERSION}.dist-info/{name}" for name in info}
     assert set(zipfile.ZipFile(wheel).namelist()) == expected

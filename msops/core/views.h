@@ -17,9 +17,11 @@ class Contiguous : public mindspore::kernel::pyboost::Contiguous {
 
   mindspore::tensor::TensorPtr Call(const mindspore::tensor::TensorPtr& x) override {
     const auto view = x->storage_info();
-    if (view != nullptr && view->is_contiguous && view->storage_offset == 0) {
+    const auto memory = x->device_address();
+    const bool is_whole = memory != nullptr && memory->GetSize() == x->Size();
+    if (view != nullptr && view->is_contiguous && view->storage_offset == 0 && is_whole) {
       InferOutput(x);
-      outputs_[0]->set_device_address(x->device_address());
+      outputs_[0]->set_device_address(memory);
       outputs_[0]->set_version(x->version());  // a gradient then notices if the memory was written meanwhile
       return outputs_[0];
     }

@@ -11,11 +11,11 @@
 #include <utility>
 #include <vector>
 
+#include "../core/relocations.h"
 #include "banks.h"
 #include "checks.h"
 #include "driver.h"
 #include "pool.h"
-#include "../core/relocations.h"
 
 namespace graphs {
 

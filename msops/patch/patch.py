@@ -10,6 +10,7 @@ import mindspore
 from mindspore import nn, ops
 
 from . import models
+from .gpu import kernels as gpu_kernels
 from .mint.random import share_seed
 from .replacement import Maker, refused
 from .table import FUNCTIONS, METHODS, MINT, PRIMITIVES, REFUSED
@@ -35,7 +36,7 @@ _cache: Any = getattr(ops, "_primitive_cache", None)  # the module that makes ea
 _refusals = {name: refused(name, instead) for name, instead in REFUSED.items()}
 
 
-def patch_mindspore(mint: bool = True) -> Patch:
+def patch_mindspore(mint: bool = True, kernels: bool = True) -> Patch:
     """Makes operators of MindSpore that have kernels on Ascend alone run on GPU and CPU.
 
     Afterwards `mindspore.ops.rms_norm`, `add_rms_norm`, `swiglu`, `rotary_position_embedding` and
@@ -58,16 +59,25 @@ def patch_mindspore(mint: bool = True) -> Patch:
     as mindone write out in each model, are recognized by their formulas, and run by msops' kernels. The tables of a
     rotation get no gradient then.
 
+    On a GPU with MindSpore 2.10, MindSpore's own operators launch msops' kernels where these are faster, whoever calls
+    them: arithmetic and comparisons of tensors, with broadcasting, `select` and `masked_fill`, reductions, transposes
+    and other copies, `concat`, `split` and `stack`, `triu` and `tril`. This happens below MindSpore's functions,
+    in both modes and in gradients, so that nothing else of them changes. In PyNative mode reshaped tensors are no
+    longer copied for each kernel that reads them, as after :func:`msops.use_fast_calls`. This needs g++, once.
+
     Patches may overlap: MindSpore's operators are back when all are undone, in whatever order.
 
     Args:
         mint (bool): Whether to replace what `mindspore.mint` calls, and the formulas of model libraries. Default:
             ``True`` .
+        kernels (bool): Whether MindSpore's own operators launch msops' kernels, on a GPU. Default: ``True`` .
 
     Returns:
         Patch, with a method `undo()`; it is also a context manager, which undoes the patch at the end of its block. Its
         attribute `recognized` lists the functions of libraries that msops' operators compute, and `explain(model)` what
-        of a model computes by itself, and why.
+        of a model computes by itself, and why. Its attribute `kernels` lists the functions of MindSpore that launch
+        msops' kernels, each with `name`, `operation` and `dtypes`. The list is empty where that is not possible: on the
+        CPU, with other versions of MindSpore, without g++, and if msops' libraries were built without nvcc.
 
     Raises:
         NotImplementedError: If a function of this version of MindSpore takes other arguments than those that msops
@@ -88,18 +98,21 @@ def patch_mindspore(mint: bool = True) -> Patch:
         >>> print(y, rstd)
         [[0.46291 0.92582 1.38873]] [[0.46291]]
     """
-    return Patch(mint)
+    return Patch(mint, kernels)
 
 
 class Patch:
     """Keeps MindSpore's names replaced until `undo`. See :func:`msops.patch_mindspore`."""
 
-    def __init__(self, mint: bool) -> None:
+    def __init__(self, mint: bool, kernels: bool) -> None:
+        self._wants_kernels = kernels
         if mindspore.get_context("device_target") == "Ascend":
             return
         _patches.add(self)
         try:
             _replace(mint)
+            if kernels:
+                gpu_kernels.put()
         except BaseException:
             self.undo()
             raise
@@ -108,6 +121,8 @@ class Patch:
         """Ends this patch; a second call does nothing."""
         if self in _patches:
             _patches.remove(self)
+            if not any(patch._wants_kernels for patch in _patches):
+                gpu_kernels.take_away()
             if not _patches:
                 _restore()
 
@@ -115,6 +130,11 @@ class Patch:
     def recognized(self) -> list[models.Recognized]:
         """The functions and methods of libraries whose formulas msops' operators compute, each with the operator."""
         return models.recognized()
+
+    @property
+    def kernels(self) -> list[gpu_kernels.Kernel]:
+        """The functions of MindSpore that launch msops' kernels now, because of this patch or of another one."""
+        return gpu_kernels.replaced()
 
     def explain(self, model: nn.Cell) -> list[models.Left]:
         """Returns which functions and methods of a model's classes, and of their modules, compute by themselves, and

@@ -10,7 +10,7 @@ import re
 import sys
 from typing import TYPE_CHECKING, NoReturn
 
-from . import compilers, cuda11, gpu, graphs, imports, libraries, modules, smoke
+from . import compilers, cuda11, gpu, graphs, imports, kernels, libraries, modules, smoke
 from .finding import AGAIN, Finding, installs
 
 if TYPE_CHECKING:
@@ -104,3 +104,4 @@ def _look(python: Finding) -> Iterator[Finding]:
     on_gpu = modules.device(smoke.run("GPU")) if gpus.usable else Finding("GPU", "none", "not tried")
     yield on_gpu
     yield graphs.finding(on_gpu)
+    yield kernels.finding(on_gpu)
