@@ -29,6 +29,7 @@ from msops.operators.binary import operators as functions_of_two
 from msops.operators.grouped_matmul import operators as grouped_products
 from msops.operators.rotary_embedding import operators as rotations
 from msops.testing.entry import Status, attributes_in_mindspore
+from test_optimizer import UPDATES, in_place
 
 pytestmark = pytest.mark.wide
 
@@ -205,6 +206,19 @@ def test_sizes_of_many_groups(groups):
     assert Emulator().status(operator, [x, weight, sizes, out, bounds]) == 0
     tiles = np.cumsum([0, *-(-sizes // 128), 2])
     np.testing.assert_array_equal(bounds, [*begins, len(x), *tiles])
+
+
+@pytest.mark.parametrize("shift", [0, 1])
+@pytest.mark.parametrize("architecture", ["80", "90"])
+@pytest.mark.parametrize("name", UPDATES, ids="optimizer {}".format)
+def test_steps_in_place(name, architecture, shift, monkeypatch):
+    """An optimizer's step in place moves parameters and states as the CPU does."""
+    monkeypatch.setenv("MSOPS_EMULATOR_ARCHITECTURE", architecture)
+    for dtype in ("float16", "float32"):
+        moved, want, done = in_place(name, dtype, Emulator().status, shift)
+        assert any(x.size for x in moved) == bool(done)
+        for got, expected in zip(moved, want):
+            np.testing.assert_allclose(got, expected, 1e-6, 1e-6)
 
 
 @pytest.mark.parametrize("raw", DECAYS, ids="wkv7 {}".format)
