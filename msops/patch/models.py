@@ -23,6 +23,7 @@ from msops.operators.rotary_position_embedding import rotary_position_embedding 
 from .causal_masks import FLASH, INTERFACE, causing
 from .formula import Formula, Found, NoFormulaError, written
 from .gates import activating, forget, gating
+from .optimizers import call_of
 from .written_attention import ATTENTION, BLOCKS, attending, blocks
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 _HOOK = "__init_subclass__"  # Python calls it for each new class of Cells
 _ROTATION = "apply_rotary_pos_emb"
 _CONSTRUCT = "construct"
+_CALL = "__call__"
 _OPERATORS = {_ROTATION: "mindspore.ops.rotary_position_embedding", _CONSTRUCT: "msops.rms_norm"}
 _SOFTMAX = {"softmax", "Softmax"}
 
@@ -123,6 +125,10 @@ def _init_subclass(cls: Any, /, **named: Any) -> None:
 def _replace(cls: Any) -> None:
     for owner, name in _places(cls):
         _replace_name(owner, name)
+    call = call_of(cls)
+    if call is not None:
+        _put(cls, _CALL, None, call)
+        _found[id(call)] = _name(cls), Found(call, "msops' steps of all Parameters at once", None, set())
 
 
 def _places(cls: Any) -> list[tuple[Any, str]]:

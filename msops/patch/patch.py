@@ -64,6 +64,8 @@ def patch_mindspore(mint: bool = True, kernels: bool = True) -> Patch:
     and other copies, `concat`, `split` and `stack`, `triu` and `tril`. This happens below MindSpore's functions,
     in both modes and in gradients, so that nothing else of them changes. In PyNative mode reshaped tensors are no
     longer copied for each kernel that reads them, as after :func:`msops.use_fast_calls`. This needs g++, once.
+    In PyNative mode, `nn.AdamWeightDecay`, `nn.Adam`, `nn.Momentum`, `mint.optim` and `ops.clip_by_global_norm` take a
+    few launches for all Parameters, instead of some for each.
 
     Patches may overlap: MindSpore's operators are back when all are undone, in whatever order.
 

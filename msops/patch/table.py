@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from msops.compat import VERSION
 from msops.shared import generator
 
-from . import attention, experts, older, overflow, slices, transformer, transposes
+from . import attention, experts, older, optimizers, overflow, slices, transformer, transposes
 from .mint import (
     activation,
     batch_statistics,
@@ -357,6 +357,7 @@ PRIMITIVES: dict[str, Callable[..., Any]] = {
 MINT: dict[str, Callable[..., Any]] = {
     "mint.nn.SyncBatchNorm": norm.SyncBatchNorm,
     "mint.nn.functional.silu": activation.silu,
+    "clip_by_global_norm": optimizers.clip_by_global_norm,
     "mint.optim.Adam": optim.Adam,
     "mint.optim.AdamW": optim.AdamW,
     "mint.optim.FusedAdamW": optim.FusedAdamW,
@@ -406,6 +407,7 @@ MINT: dict[str, Callable[..., Any]] = {
 # These methods of MindSpore's classes are replaced by what a function makes of them.
 METHODS: dict[str, Callable[[Any], Any]] = {
     **slices.METHODS,
+    **optimizers.METHODS,
     "nn.Dropout.construct": lambda _: older.dropout_of_cell if VERSION == (2, 10) else None,
     "ops._vmap.get_vmap_rule": vmap.get_vmap_rule,
     "common.generator.Generator._step": lambda _: generator.step,

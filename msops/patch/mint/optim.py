@@ -1,11 +1,13 @@
 """Steps of the optimizers of `mindspore.mint.optim`, and of the primitive AdamW.
 
 They need updates in place that MindSpore has on Ascend alone: on the CPU, `Tensor.add_` changes nothing and says
-nothing. Each class takes its constructor and its state from MindSpore's, and has a step of its own, which assigns.
+nothing. Each class takes its constructor and its state from MindSpore's, and has a step of its own, which assigns. In
+PyNative mode, kernels move all Parameters of a group in a few launches instead (see `optimizers`).
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +15,8 @@ import mindspore
 from mindspore import Parameter, Tensor, mint, ops
 from mindspore.ops import operations
 
+from msops.operators import optimizer as kernels
+from msops.patch.optimizers import as_number, fits, number, runs_now
 from msops.patch.replacement import Replacement
 
 if TYPE_CHECKING:
@@ -25,6 +29,9 @@ _adam, _momentum, _expm1 = operations.AdamWeightDecay(), operations.ApplyMomentu
 
 class Adam(mint.optim.Adam):
     """Adam, with the decay of weights in the gradient."""
+
+    def __call__(self, gradients: Tensors) -> bool:
+        return _move_adam(self, Adam, gradients, False) or super().__call__(gradients)
 
     def construct(self, gradients: Tensors) -> bool:
         steps = ops.add(self.state_step, 1.0)
@@ -45,18 +52,82 @@ class Adam(mint.optim.Adam):
 class AdamW(mint.optim.AdamW):
     """Adam, with the decay of weights apart from the gradient."""
 
+    def __call__(self, gradients: Tensors) -> bool:
+        return _move_adam(self, AdamW, gradients, True) or super().__call__(gradients)
+
     def construct(self, gradients: Tensors) -> bool:
         return _steps_with_decay(self, gradients)
 
 
 class FusedAdamW(_FusedAdamW):
-    """As AdamW: one launch for each parameter, since no memory is shared here."""
+    """As AdamW, since no memory is shared here."""
+
+    def __call__(self, gradients: Tensors) -> bool:
+        return _move_adam(self, FusedAdamW, gradients, True) or super().__call__(gradients)
 
     def contiguous_params(self, start_id: int, end_id: int, param_group: Group) -> None:
         """Leaves the parameters where they are."""
 
     def construct(self, gradients: Tensors) -> bool:
         return _steps_with_decay(self, gradients)
+
+
+def _move_adam(optimizer: Any, cls: type, gradients: Tensors, decoupled: bool) -> bool:
+    """Takes a step of all Parameters by kernels, and returns whether it did."""
+    groups, begins = optimizer.param_groups, optimizer.group_start_id
+    most = [each for group in groups if group["amsgrad"] for each in group["max_exp_avg_sq"]]
+    arrays = optimizer.parameters, optimizer.exp_avg, optimizer.exp_avg_sq
+    is_written_so = type(optimizer).construct is cls.construct  # type: ignore[attr-defined]
+    if not is_written_so or not runs_now(optimizer) or not fits(gradients, *arrays) or not fits(most, most):
+        return False
+    ops.assign(optimizer.state_step, ops.add(optimizer.state_step, 1.0))
+    steps = (ops.add(optimizer.state_step, 1.0) if decoupled else optimizer.state_step).reshape(
+        ()
+    )  # AdamW's is less by 1
+    corrections: dict[float, Tensor] = {}
+    for begin, end, group in zip(begins, begins[1:], groups):
+        betas = group["betas"]
+        for beta in betas:
+            if beta not in corrections:
+                corrections[beta] = _correction(beta, steps)
+        numbers = [as_number(group["lr"]), *map(number, (*betas, 1 - betas[0], 1 - betas[1]))]
+        numbers += map(number, (group["eps"], group["weight_decay"]))
+        numbers += corrections[betas[0]], corrections[betas[1]], number(1.0)
+        settings = kernels.GIVEN, decoupled, False, bool(group["amsgrad"]), bool(group["maximize"])
+        states = [array[begin:end] for array in arrays]
+        states += [group["max_exp_avg_sq"]] if group["amsgrad"] else []
+        update = functools.partial(_adam_of, settings)
+        kernels.move(update, gradients[begin:end], [numbers] * (end - begin), *states)
+    return True
+
+
+def _adam_of(settings: tuple[Any, ...], tensors: int) -> Any:
+    return kernels.adam.primitive(tensors, *settings)
+
+
+def _move_sgd(optimizer: SGD, gradients: Tensors) -> bool:
+    """Takes a step of all Parameters by kernels, and returns whether it did."""
+    arrays = optimizer.parameters, optimizer.momentum_buf
+    begins = optimizer.group_start_id
+    is_written_so = type(optimizer).construct is SGD.construct
+    if not is_written_so or not runs_now(optimizer) or not fits(gradients, *arrays):
+        return False
+    for begin, end, group in zip(begins, begins[1:], optimizer.param_groups):
+        share = number(1.0)
+        if group["momentum"] != 0 and group["dampening"] != 0:  # the first gradient counts in full
+            is_later = ops.cast(optimizer.step_t > 0, mindspore.float32).reshape(())
+            share = 1 - is_later * group["dampening"]
+        numbers = [as_number(group["lr"]), number(group["momentum"]), share, number(group["weight_decay"]), number(1.0)]
+        settings = bool(group["momentum"]), bool(group["nesterov"]), bool(group["maximize"])
+        states = [array[begin:end] for array in arrays]
+        update = functools.partial(_momentum_of, settings)
+        kernels.move(update, gradients[begin:end], [numbers] * (end - begin), *states)
+    ops.assign(optimizer.step_t, optimizer.step_t + 1)
+    return True
+
+
+def _momentum_of(settings: tuple[bool, ...], tensors: int) -> Any:
+    return kernels.momentum.primitive(tensors, *settings)
 
 
 class AdamWOfTensors(Replacement):
@@ -145,6 +216,9 @@ def _step(
 
 class SGD(mint.optim.SGD):
     """Gradient descent, with momentum."""
+
+    def __call__(self, gradients: Tensors) -> bool:
+        return _move_sgd(self, gradients) or super().__call__(gradients)
 
     def construct(self, gradients: Tensors) -> bool:
         for i, group in enumerate(self.param_groups):
