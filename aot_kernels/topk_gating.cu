@@ -7,6 +7,7 @@
 #include "topk_gating/gating.h"
 #ifdef __CUDACC__
 #include "topk_gating/gpu.h"
+#include "topk_gating/gradient_gpu.h"
 #endif
 
 using namespace msops;

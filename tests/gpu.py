@@ -144,6 +144,12 @@ def calls_with_unused(name, dtype):
     return calls_with(card, *card.unused(name, dtype))
 
 
+def calls_with_ties(name, dtype):
+    """Returns the calls of topk_gating for logits of which many are equal, or NaN."""
+    [card] = [card for card in cards() if card.name() == "topk_gating"]
+    return calls_with(card, *card.tied(name, dtype))
+
+
 def calls_with_wrong_columns(monkeypatch, name, dtype):
     """Returns calls of a case of softmax along axis 1 whose columns hold NaN, infinity, or nothing but -infinity."""
     [card] = [card for card in cards() if card.name() == "softmax"]

@@ -20,6 +20,7 @@ from gpu import (
     calls_with_decay,
     calls_with_far_bias,
     calls_with_hidden_queries,
+    calls_with_ties,
     calls_with_unused,
     calls_with_wrong_columns,
     compare_with_cpu,
@@ -177,6 +178,17 @@ def test_rows_and_weights_that_are_not_used(name, dtype, architecture, monkeypat
     for call in calls_with_unused(name, dtype):
         assert all(np.isfinite(result).all() for result in call.results)
         compare_with_cpu(Emulator(), call, dtype, shift=0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "name", ["2 of 5", "6 of 64", "4 of 100", "9 of 40", "bias", "groups", "worths"], ids="topk_gating {}".format
+)
+def test_tied_experts(name, dtype):
+    """Of equal experts and groups, the lower index comes first; NaN counts as -infinity."""
+    for call in calls_with_ties(name, dtype):
+        for shift in (0, 1):
+            compare_with_cpu(Emulator(), call, dtype, shift)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from gpu import (
     calls_with_decay,
     calls_with_far_bias,
     calls_with_hidden_queries,
+    calls_with_ties,
     calls_with_unused,
     compare_with_cpu,
     is_there,
@@ -68,6 +69,15 @@ def test_bias_far_from_0(gpu, name, dtype, monkeypatch):
 def test_rows_and_weights_that_are_not_used(gpu, name, dtype):
     """Rows of no group, and weights of groups without rows, may be NaN."""
     for call in calls_with_unused(name, dtype):
+        for shift in (0, 1):
+            compare_with_cpu(gpu, call, dtype, shift)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", ["2 of 5", "6 of 64", "4 of 100", "9 of 40", "bias", "groups", "worths"])
+def test_tied_experts(gpu, name, dtype):
+    """Of equal experts and groups, the lower index comes first; NaN counts as -infinity."""
+    for call in calls_with_ties(name, dtype):
         for shift in (0, 1):
             compare_with_cpu(gpu, call, dtype, shift)
 

@@ -58,7 +58,7 @@ struct Candidate {
   static MSOPS_BOTH Candidate none() { return {-C(HUGE_VAL), INT32_MAX}; }
   static MSOPS_BOTH Candidate before_all() { return {C(HUGE_VAL), -1}; }
   MSOPS_BOTH bool precedes(const Candidate& other) const {
-    return key > other.key || (key == other.key && index < other.index);
+    return (key > other.key) | ((key == other.key) & (index < other.index));  // without branches
   }
 };
 

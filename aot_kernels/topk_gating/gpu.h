@@ -8,28 +8,11 @@
 //   more          32     scratch         registers do not hold them; a warp takes several rows in turn
 #pragma once
 
-#include "../common/launch.h"
-#include "../common/pack.h"
-#include "gating.h"
+#include "choose_few_gpu.h"
+#include "lanes_gpu.h"
 
 namespace msops::gating {
 
-constexpr int kGatingThreads = 128;
-
-// Combines the values of a team's lanes by f, which every lane of the warp calls. `lanes` is a power of 2.
-template <typename V, typename F>
-__device__ V over_lanes(V value, int lanes, const F& f) {
-  for (int distance = 1; distance < lanes; distance *= 2) value = f(value, __shfl_xor_sync(~0u, value, distance));
-  return value;
-}
-template <typename C>
-__device__ C largest_over(C value, int lanes) {
-  return over_lanes(value, lanes, [](C a, C b) { return std::fmax(a, b); });
-}
-template <typename C>
-__device__ C sum_over(C value, int lanes) {
-  return over_lanes(value, lanes, [](C a, C b) { return a + b; });
-}
 template <typename C>
 __device__ Candidate<C> first_over(Candidate<C> first, int lanes) {
   for (int distance = 1; distance < lanes; distance *= 2) {
@@ -231,57 +214,12 @@ void launch_choice(Call& call, const Choice<T>& choice) {
 template <typename T>
 void choose_on_gpu(Call& call, const Choice<T>& choice) {
   const int64_t experts = choice.all.experts;
+  if (choose_few(call, choice)) return;
   if (experts <= 64) return launch_choice<8, 8>(call, choice);
   if (experts <= 256) return launch_choice<32, 8>(call, choice);
   if (experts <= kMostHeld) return launch_choice<32, 32>(call, choice);
   launch(call, choose_of_many_kernel<T>, (choice.rows_at_once + kGatingThreads / 32 - 1) / (kGatingThreads / 32),
          kGatingThreads, 0, choice);
-}
-
-// A team writes a row's gradient: first what all experts get, then what the chosen get.
-template <int kLanes, typename T>
-__global__ void __launch_bounds__(kGatingThreads) gradient_kernel(Gradient<T> gradient) {
-  using C = Compute<T>;
-  const Row<T>& all = gradient.all;
-  const int lane = static_cast<int>(threadIdx.x) % kLanes, k = static_cast<int>(all.s.k);
-  const int64_t row = (blockIdx.x * int64_t{kGatingThreads} + threadIdx.x) / kLanes;
-  const int experts = row < gradient.rows ? static_cast<int>(all.experts) : 0;
-  T* const dlogits = gradient.dlogits + row * all.experts;
-  const auto each = [&](const auto& f) {
-    for (int e = lane; e < experts; e += kLanes) f(e, all.logit(row, e));
-  };
-  const auto each_chosen = [&](const auto& f) {
-    for (int i = lane; experts > 0 && i < k; i += kLanes)
-      if (const int64_t e = gradient.expert(row, i); e >= 0)
-        f(static_cast<int>(e), all.logit(row, e), C(all.s.scale) * C(gradient.dweights[row * k + i]));
-  };
-  Shares<C> shares;
-  C largest = -C(HUGE_VAL), total = 0, sum = 0;
-  if (all.s.is_share_of_all()) {
-    each([&](int, C x) { largest = std::fmax(largest, x); });
-    shares.shift = Shares<C>::shift_of(largest_over(largest, kLanes));
-    each([&](int, C x) { total += shares.term(x); });
-    shares.total = sum_over(total, kLanes);
-  } else if (all.s.renormalize) {
-    each_chosen([&](int, C x, C) { largest = std::fmax(largest, x); });
-    shares.shift = Shares<C>::shift_of(largest_over(largest, kLanes));
-    each_chosen([&](int, C x, C) { total += all.term(x, shares); });
-    shares.total = sum_over(total, kLanes);
-  }
-  each_chosen([&](int, C x, C dweight) { sum += shares.share(all.term(x, shares)) * dweight; });
-  sum = sum_over(sum, kLanes);
-  each([&](int e, C x) { assign(dlogits[e], all.s.is_share_of_all() ? -sum * shares.share(shares.term(x)) : C(0)); });
-  __syncwarp();  // other lanes may have written what the chosen get
-  each_chosen([&](int e, C x, C dweight) {
-    assign(dlogits[e], all.gradient(x, shares.share(all.term(x, shares)), dweight, sum));
-  });
-}
-
-template <typename T>
-void gradient_on_gpu(Call& call, const Gradient<T>& gradient) {
-  const auto blocks = [&](int lanes) { return (gradient.rows * lanes + kGatingThreads - 1) / kGatingThreads; };
-  if (gradient.all.experts <= 64) return launch(call, gradient_kernel<8, T>, blocks(8), kGatingThreads, 0, gradient);
-  launch(call, gradient_kernel<32, T>, blocks(32), kGatingThreads, 0, gradient);
 }
 
 }  // namespace msops::gating

@@ -130,8 +130,20 @@ class TestTopKGating(OperatorTest):
         "groups of 5": case(7, 45, k=6, bias=True, score="sigmoid", groups=9, top_groups=4, group_top=3),
         "many groups": case(4, 1024, k=8, groups=256, top_groups=7, group_top=2),
         "groups of one": case(4, 96, k=8, groups=96, top_groups=8),
+        "groups of 20": case(9, 160, k=6, groups=8, top_groups=3),
+        "groups of several lanes": case(5, 216, k=5, bias=True, score="sigmoid", groups=3, top_groups=2, group_top=4),
+        "rows of several blocks": case(131, 21, k=5),
         "groups of many": case(4, 1120, k=8, groups=40, top_groups=3, group_top=2),
     }  # fmt: skip
+    ties = {
+        "2 of 5": case(40, 5, k=2),
+        "6 of 64": case(70, 64, k=6, renormalize=True),
+        "4 of 100": case(9, 100, k=4, score="sigmoid"),
+        "9 of 40": case(9, 40, k=9),
+        "bias": case(20, 48, k=8, bias=True, score="sigmoid"),
+        "groups": case(20, 40, k=7, groups=8, top_groups=3),
+        "worths": case(20, 256, k=8, score="sigmoid", groups=8, top_groups=4, group_top=2),
+    }
     small = "small"
     hostile = ("small", "bias", "groups")
     roundings = 32  # of shares of a sum
@@ -196,6 +208,15 @@ class TestTopKGating(OperatorTest):
         """Leaves scores that decide as `inputs` has drawn them."""
         by_logits = len(shapes) == 1 and settings.get("group_top", 1) == 1
         return super().entry_calls(shapes, settings, dtype, seed, scale if by_logits else 1, parts)
+
+    def tied(self, name, dtype):
+        """Returns (inputs, gradients of the results, settings): logits are few numbers, or NaN in some rows."""
+        shapes, settings = self.ties[name]
+        rng = np.random.default_rng(0)
+        inputs = [rng.choice([-inf, -1, -0.0, 0, 1], shape).astype(dtype) for shape in shapes]
+        inputs[0][::3][rng.random(inputs[0][::3].shape) < 0.3] = nan
+        dweights = rng.standard_normal((shapes[0][0], settings["k"])).astype(dtype)
+        return inputs, [dweights, None], settings
 
     def result_dtype(self, dtype):
         return dtype, "int32"
