@@ -82,13 +82,14 @@ def choices():
     """Yields (card, shapes, settings, dtype, architecture). Each case takes one dtype, since the emulator is slow;
     neighbouring cases take different ones. wkv7 in float16 has a kernel for tensor cores; attention has kernels for
     those of sm_80 in float16 and float32, in place of which sm_75 has plain ones, and in float16 for those of sm_90a,
-    which are chosen where TMA can read the rows; the latter take no bias, ALiBi and dropout."""
+    which are chosen where TMA can read the rows; the latter take no bias, ALiBi and dropout. topk_gating has kernels
+    for all dtypes but float64."""
     for (name, *case), dtype in zip(CASES, itertools.cycle(DTYPES)):
         others = {"bias", "alibi_slopes", "seed"}.intersection(case[2].get("optional", ()))
         has_kernels = name.startswith(("flash_attention", "decoder_stack", "grouped_matmul"))
         is_attention = name.startswith("flash_attention")
         kinds = [dtype, *["float16"] * (has_kernels or name.startswith("wkv7"))]
-        if is_attention and dtype == "float64":
+        if name.startswith(("flash_attention", "topk_gating")) and dtype == "float64":
             kinds.append("float32")
         older = {"float16": "80", "float32": "75" if is_attention and dtype == "float32" else None}
         for kind in dict.fromkeys(kinds):
@@ -182,7 +183,9 @@ def test_rows_and_weights_that_are_not_used(name, dtype, architecture, monkeypat
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
-    "name", ["2 of 5", "6 of 64", "4 of 100", "9 of 40", "bias", "groups", "worths"], ids="topk_gating {}".format
+    "name",
+    ["2 of 5", "6 of 64", "4 of 100", "8 of 300", "9 of 40", "bias", "groups", "worths"],
+    ids="topk_gating {}".format,
 )
 def test_tied_experts(name, dtype):
     """Of equal experts and groups, the lower index comes first; NaN counts as -infinity."""
