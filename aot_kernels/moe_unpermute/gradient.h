@@ -81,45 +81,60 @@ struct GradientsOnCpu {
 };
 
 #ifdef __CUDACC__
-constexpr int kGradientThreads = 256;
+constexpr int kGradientThreads = 128;
 
 template <int W, typename T>
 __global__ void __launch_bounds__(kGradientThreads) gradients_kernel(UnpermuteGradients<T> all) {
   using C = Compute<T>;
-  constexpr int kAtOnce = 4;  // packs that a lane loads before it works on them
+  constexpr int kAtOnce = 4, kPacks = 2;  // slots, and packs of each, that a lane loads before it works on them
   const Slots& slots = all.slots;
   const int64_t token = blockIdx.x * int64_t{kGradientThreads / 32} + threadIdx.x / 32, columns = slots.columns;
   const int lane = threadIdx.x % 32;
   if (token >= slots.tokens) return;
   const T* const dout = all.dout + token * columns;
-  for (int64_t j = 0; j < slots.choices; ++j) {
-    const int64_t slot = token * slots.choices + j, row = slots.row(slot);
-    C sum = 0;
-    if (row >= 0) {
-      const C weight = all.weights[slot];
-      const bool owns = all.owners[row] == slot;
-      for (int64_t first = lane * W; first < columns; first += kAtOnce * 32 * W) {
-        Pack<T, W> d[kAtOnce], of_row[kAtOnce];
+  for (int64_t first = 0; first < slots.choices; first += kAtOnce) {
+    int64_t rows[kAtOnce];
+    C weights[kAtOnce], sums[kAtOnce];
+    unsigned own = 0;  // a bit for each slot that owns its row
 #pragma unroll
-        for (int i = 0; i < kAtOnce; ++i) {
-          const int64_t c = first + i * 32 * W;
-          d[i] = c < columns ? load<W>(dout + c) : Pack<T, W>{};
-          of_row[i] = c < columns ? load<W>(all.rows + row * columns + c) : Pack<T, W>{};
-        }
+    for (int j = 0; j < kAtOnce; ++j) {
+      const int64_t slot = token * slots.choices + first + j;
+      rows[j] = first + j < slots.choices ? slots.row(slot) : -1;
+      weights[j] = rows[j] >= 0 ? all.weights[slot] : C(0);
+      own |= rows[j] >= 0 && all.owners[rows[j]] == slot ? 1u << j : 0u;
+      sums[j] = 0;
+    }
+    for (int64_t c = lane * W; c < columns; c += kPacks * 32 * W) {
+      Pack<T, W> d[kPacks], of_rows[kAtOnce][kPacks];
 #pragma unroll
-        for (int i = 0; i < kAtOnce; ++i) {
-          const int64_t c = first + i * 32 * W;
+      for (int i = 0; i < kPacks; ++i) d[i] = c + i * 32 * W < columns ? load<W>(dout + c + i * 32 * W) : Pack<T, W>{};
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j) {
+        const T* const from = all.rows + rows[j] * columns + c;
+#pragma unroll
+        for (int i = 0; i < kPacks; ++i)
+          of_rows[j][i] = rows[j] >= 0 && c + i * 32 * W < columns ? load<W>(from + i * 32 * W) : Pack<T, W>{};
+      }
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j) {
+        T* const to = all.drows + rows[j] * columns + c;
+#pragma unroll
+        for (int i = 0; i < kPacks; ++i) {
           C products[W];
           for (int k = 0; k < W; ++k) {
-            sum += C(d[i].values[k]) * C(of_row[i].values[k]);
-            products[k] = weight * C(d[i].values[k]);
+            sums[j] += C(d[i].values[k]) * C(of_rows[j][i].values[k]);
+            products[k] = weights[j] * C(d[i].values[k]);
           }
-          if (owns && c < columns) store_at_once(all.drows + row * columns + c, rounded_pack<T>(products));
+          if ((own >> j & 1) && c + i * 32 * W < columns) store_at_once(to + i * 32 * W, rounded_pack<T>(products));
         }
       }
     }
-    for (int distance = 16; distance > 0; distance /= 2) sum += __shfl_xor_sync(~0u, sum, distance);
-    if (lane == 0) all.dweights.set(slot, sum);
+#pragma unroll
+    for (int j = 0; j < kAtOnce; ++j) {
+      for (int distance = 16; distance > 0; distance /= 2) sums[j] += __shfl_xor_sync(~0u, sums[j], distance);
+      if (lane == 0 && first + j < slots.choices)
+        all.dweights.set(token * slots.choices + first + j, rows[j] >= 0 ? sums[j] : C(0));
+    }
   }
 }
 #endif
