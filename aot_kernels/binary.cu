@@ -52,6 +52,21 @@ MSOPS_ENTRY(CompareForward) {
   });
 }
 
+// (x, y) -> (z), where one is float16, and the other one and z are float32
+MSOPS_ENTRY(BinaryMixedForward) {
+  const Tensor inputs[] = {call.tensor("x"), call.tensor_of("float16|float32", "y")};
+  const Tensor z = call.tensor_of("float32", "z");
+  const int op = static_cast<int>(call.attribute("op", kMul, kDiv));
+  const auto operands = broadcast::operands_of(call, inputs, z);
+  return call.run<Half, float>([&](auto type) {
+    using T = typename decltype(type)::type;
+    using U = std::conditional_t<std::is_same<T, Half>::value, float, Half>;
+    call.require(has_mixed(op, dtype_name<T>(), inputs[1].dtype), kBadDtype, "operation %d does not take %s and %s", op,
+                 dtype_name<T>(), inputs[1].dtype);
+    if (call.ok()) broadcast::apply(call, operands, Mixed<T, U>(op));
+  });
+}
+
 // (x, y, alpha) -> (z): z = x + alpha y or x - alpha y
 MSOPS_ENTRY(BinaryExtForward) {
   const Tensor inputs[] = {call.tensor("x"), call.tensor("y")}, alpha = call.tensor_of("float32|int64", "alpha", 0);

@@ -125,6 +125,29 @@ struct Arithmetic : OfTwo<T, T> {
   }
 };
 
+// Multiplies or divides numbers of float16 and float32, in either order, as float32.
+template <typename T, typename U>
+struct Mixed {
+  static constexpr int kOperands = 2;
+  using First = T;
+  using Rest = U;
+  using Out = float;
+  int op;
+
+  explicit Mixed(int operation) : op(operation) {}
+  MSOPS_BOTH Mixed prepared() const { return *this; }
+
+  template <int N>
+  MSOPS_BOTH Pack<float, N> operator()(const Pack<T, N>& first, const Pack<U, N> (&rest)[1]) const {
+    const Widened<T, N> x(first);
+    const Widened<U, N> y(rest[0]);
+    Pack<float, N> z;
+    MSOPS_UNROLL
+    for (int j = 0; j < N; ++j) z.values[j] = op == kMul ? x.of[j] * y.of[j] : quotient<float>(x.of[j], y.of[j]);
+    return z;
+  }
+};
+
 // Returns base^exponent of whole numbers, whose product wraps around. Negative exponents give 0, except of 1 and -1.
 template <typename C>
 MSOPS_BOTH C whole_power(C base, C exponent) {

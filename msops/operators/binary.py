@@ -5,6 +5,7 @@ It is one of MindSpore's functions of two tensors, with NumPy's broadcasting. Of
 - `maximum`, `minimum`, `add`, `sub`, `mul`, `pow`, `squared_difference` and `mul_no_nan`: float16, float32, float64,
   int32 and int64; the first two and `mul` also bool.
 - `div`, `real_div` and `div_no_nan`: float16, float32 and float64.
+- `mul_mixed` and `div_mixed`: float16 beside float32, in either order. The result is float32.
 - `greater`, `less`, `equal`, `greater_equal`, `less_equal`, `not_equal`, `logical_and` and `logical_or`, whose results
   are bool: all of these.
 - `add_ext` and `sub_ext`, which are x + alpha y and x - alpha y: all but bool. The number alpha is float32 or int64,
@@ -56,11 +57,18 @@ COMPARISONS = {
     "logical_and": 6,
     "logical_or": 7,
 }
+MIXED = {"mul_mixed": 12, "div_mixed": 13}
 SCALED_SUMS = {"add_ext": 32, "sub_ext": 33}
 
 
 def _infer(x: Spec, y: Spec, **attributes: Any) -> Spec:
     return broadcast_of(x=x, y=y)
+
+
+def _infer_mixed(x: Spec, y: Spec, **attributes: Any) -> Spec:
+    if x.dtype == y.dtype:
+        raise TypeError(f"y must not be {dtype_name(x.dtype)} as x is")
+    return broadcast_of(x=x, y=y)._replace(dtype=mindspore.float32)
 
 
 def _infer_comparison(x: Spec, y: Spec, **attributes: Any) -> Spec:
@@ -82,5 +90,8 @@ def operators(function: str) -> Operator:
     if function in COMPARISONS:
         entry, op = _LIBRARY.CompareForward, COMPARISONS[function]
         return custom_op(entry, "x, y -> z", infer=_infer_comparison, dtypes=_ALL, op=op)
+    if function in MIXED:
+        entry, op, halves = _LIBRARY.BinaryMixedForward, MIXED[function], (mindspore.float16, mindspore.float32)
+        return custom_op(entry, "x, y(*R, dtype=float16|float32) -> z", infer=_infer_mixed, dtypes=halves, op=op)
     op, dtypes = ARITHMETIC[function]
     return custom_op(_LIBRARY.BinaryForward, "x, y -> z", infer=_infer, dtypes=dtypes, op=op)

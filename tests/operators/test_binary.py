@@ -2,13 +2,14 @@
 
 import itertools
 
+import mindspore
 import numpy as np
 import pytest
 
 from card import DTYPES, Call, Card, chain, lengths, results_of
 from gpu import BIG
 from msops.core.factory import custom_op
-from msops.operators.binary import ARITHMETIC, COMPARISONS, SCALED_SUMS, operators
+from msops.operators.binary import ARITHMETIC, COMPARISONS, MIXED, SCALED_SUMS, operators
 from msops.testing.entry import Status, prepare_operator
 
 INTEGERS = ("int32", "int64")
@@ -130,6 +131,13 @@ def dtypes_of(function):
     return [(str(x).lower().replace("bool_", "bool"), None) for x in ARITHMETIC[function][1]]
 
 
+def mixed_calls(function):
+    for kinds in (("float16", "float32"), ("float32", "float16")):
+        for shapes in (((9, 32), (32,)), ((9, 7), (9, 1)), ((5, 16), ()), ((), (3, 5)), ((4, 64), (4, 64))):
+            inputs = [values(kind, function, shape, seed) for seed, (kind, shape) in enumerate(zip(kinds, shapes))]
+            yield Call(operators(function), inputs, results_of(operators(function), *inputs), [])
+
+
 class Binary(Card):
     cases = dict(cases())
     further = {
@@ -155,9 +163,12 @@ class Binary(Card):
             y = np.asarray(np.where(y < 0, y - 0.25, y + 0.25), dtype)
         return [x, y, *(np.asarray(each, np.float32) for each in alpha)]
 
-    others = FUNCTIONS
+    others = (*FUNCTIONS, *MIXED)
 
     def other_calls(self, function):
+        if function in MIXED:
+            yield from mixed_calls(function)
+            return
         for dtype, alpha in dtypes_of(function):
             for shapes in (((9, 32), (32,)), ((9, 7), (9, 1)), ((5, 16), ()), ((), (3, 5))):
                 inputs = [values(dtype, function, shape, seed) for seed, shape in enumerate(shapes)]
@@ -191,6 +202,16 @@ def test_every_dtype(function):
         with np.errstate(all="ignore"):
             want = FORMULAS[function](*inputs).astype(z.dtype)
         np.testing.assert_allclose(z, want, rtol=roundings * np.finfo(dtype).eps if dtype.kind == "f" else 0)
+
+
+@pytest.mark.parametrize("function", MIXED)
+def test_two_dtypes(function):
+    formula = np.multiply if function == "mul_mixed" else np.divide
+    with np.errstate(all="ignore"):
+        for call in mixed_calls(function):
+            np.testing.assert_array_equal(call.results[0], formula(*(x.astype(np.float32) for x in call.inputs)))
+    with pytest.raises(TypeError, match="y must not be float16 as x is"):
+        operators(function)(*[mindspore.Tensor(np.zeros(3, np.float16))] * 2)
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)

@@ -53,6 +53,11 @@ constexpr bool has_binary(int op, std::string_view dtype) {
   return broadcast::is_integer(dtype) && is_binary(op) && op != kDiv && op != kRealDiv && op != kDivNoNan;
 }
 
+// Returns the same of BinaryMixedForward, whose result is float32.
+constexpr bool has_mixed(int op, std::string_view x, std::string_view y) {
+  return (op == kMul || op == kDiv) && ((x == "float16" && y == "float32") || (x == "float32" && y == "float16"));
+}
+
 // Returns the same of CompareForward, whose result is bool.
 constexpr bool has_comparison(int op, std::string_view dtype) {
   const bool known = broadcast::is_float(dtype) || broadcast::is_integer(dtype) || dtype == "bool";
