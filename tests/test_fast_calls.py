@@ -176,7 +176,8 @@ def test_views_are_not_copied(calls):
     """An operator reads the result of a reshape where it is; MindSpore's cast to the same dtype shows that."""
     x = ops.add(Tensor(numbers(4, 6)), 0)
     assert x.reshape(2, 12).astype(mindspore.float32)._data_ptr() == x._data_ptr()
-    for view in (lambda x: x.T, lambda x: x[1:], lambda x: x[:2], lambda x: x[:, :3]):  # elements in another order, or not all
+    # Elements in another order, or not all:
+    for view in (lambda x: x.T, lambda x: x[1:], lambda x: x[:2], lambda x: x[:, :3]):
         assert view(x).astype(mindspore.float32)._data_ptr() != x._data_ptr()
 
 

@@ -88,6 +88,20 @@ def test_binary_ext_arguments(plugin):
         assert attributes == {"op": 32 if is_float else 33}
 
 
+def test_arguments_of_two_dtypes(plugin):
+    x, y, z = array(6, dtype="float16"), array(3), array(6)
+    assert plugin.mixed((2, 3), (3,), (2, 3), x, y, z) == 0
+    assert only(plugin, "BinaryMixedForward", [x, y, z]) == ([[2, 3], [3], [2, 3]], {"op": 12})
+
+
+def test_cast_arguments(plugin):
+    x, y = array(24), array(24, dtype="bool")
+    assert plugin.cast(1, 24, x, y) == 0
+    assert only(plugin, "CastForward", [x, y]) == ([[24], [24]], {})
+    assert plugin.cast(0, 24, array(24, dtype="float64"), array(24, dtype="float16")) == 77
+    assert not plugin.called
+
+
 def test_select_arguments(plugin):
     c, x, y, z = array(24, dtype="bool"), array(24), array(24), array(24)
     assert plugin.select("float32", c, x, y, z, 24) == 0
@@ -324,8 +338,9 @@ def imports_of_plugin():
 
 # Of how many instances of each function in MindSpore 2.10 there is one of ours, where it is not 14, one for each dtype.
 INSTANCES = {
-    "BinaryOpWithBroadcastCudaFunc": 100,
+    "BinaryOpWithBroadcastCudaFunc": 104,
     "BinaryExtOpWithBroadcastCudaFunc": 16,
+    "Cast": 28,
     "CalSelect": 12,
     "CalSelectBroadcast": 12,
     "ElewiseMaskedFill": 12,

@@ -190,14 +190,15 @@ class Halved(nn.Momentum):
         return super().get_lr() / 2
 
 
-def test_own_construct_runs(launches):
+def test_own_construct_runs(launches, device_target):
     ones = tuple([Tensor(np.ones_like(x)) for x in START])
     with msops.patch_mindspore():
         assert OfItsOwn(parameters_of())(ones) == len(SHAPES)
         halved = Halved(parameters_of(), 0.2, 0.9)
         halved(ones)
         np.testing.assert_allclose(halved.parameters[1].asnumpy(), START[1] - 0.1, 1e-6, 1e-6)
-        for make in (nn.AdamWeightDecay, nn.Adam):
+        own = (nn.AdamWeightDecay,) if device_target == "GPU" else (nn.AdamWeightDecay, nn.Adam)  # GPUs lack one
+        for make in own:
             half = make(parameters_of(np.float16)[:2], 0.1)
             half(tuple([Tensor(np.ones(x.shape, np.float16)) for x in START[:2]]))
         lazy = nn.Adam(parameters_of()[:2], 0.1, use_lazy=True)

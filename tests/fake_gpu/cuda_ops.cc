@@ -35,6 +35,10 @@ cudaError BinaryExtOpWithBroadcastCudaFunc(bool, const Shape&, const Shape&, con
                                            Stream) {
   return fail();
 }
+template <typename S, typename T>
+cudaError Cast(int, const S*, T*, Stream) {
+  return fail();
+}
 template <typename T>
 cudaError CalSelect(const bool*, const T*, const T*, T*, size_t, Stream) {
   return fail();
@@ -139,6 +143,8 @@ void make_binary(std::integer_sequence<int, kOp...>) {
 }
 
 EXPORT void ops_make(const char* dtype) {
+  exist(&BinaryOpWithBroadcastCudaFunc<BinaryOpType{12}, __half, float, float>, &Cast<float, bool>,
+        &Cast<double, __half>);
   with_type(dtype, [](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
     make_binary<T>(std::make_integer_sequence<int, kOperations>());

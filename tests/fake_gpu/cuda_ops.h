@@ -55,6 +55,8 @@ template <BinaryOpType kOp, typename X, typename Y, typename A, typename Z>
 cudaError BinaryExtOpWithBroadcastCudaFunc(bool is_broadcast, const Shape& x_shape, const Shape& y_shape,
                                            const Shape& z_shape, X* x, Y* y, A* alpha, Z* z, size_t device,
                                            Stream stream);
+template <typename S, typename T>
+cudaError Cast(int count, const S* x, T* y, Stream stream);
 template <typename T>
 cudaError CalSelect(const bool* condition, const T* x, const T* y, T* z, size_t count, Stream stream);
 template <typename T>

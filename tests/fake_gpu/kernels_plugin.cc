@@ -63,6 +63,19 @@ EXPORT int op_binary_ext(const char* dtype, int is_float, int is_broadcast, Numb
   });
 }
 
+// Multiplies float16 and float32.
+EXPORT int op_mixed(Numbers x_shape, Numbers y_shape, Numbers z_shape, void* x, void* y, void* z, Stream stream) {
+  return BinaryOpWithBroadcastCudaFunc<BinaryOpType{12}>(true, x_shape, y_shape, z_shape, static_cast<__half*>(x),
+                                                         static_cast<float*>(y), static_cast<float*>(z), 0, stream);
+}
+
+// Casts float32 to bool, or float64 to float16, which msops leaves to MindSpore.
+EXPORT int op_cast(int to_bool, size_t count, void* x, void* y, Stream stream) {
+  const int size = static_cast<int>(count);
+  if (to_bool) return Cast(size, static_cast<const float*>(x), static_cast<bool*>(y), stream);
+  return Cast(size, static_cast<const double*>(x), static_cast<__half*>(y), stream);
+}
+
 EXPORT int op_select(const char* dtype, const bool* condition, void* x, void* y, void* z, size_t count, Stream stream) {
   return with_type(dtype, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;

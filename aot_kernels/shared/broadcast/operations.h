@@ -1,5 +1,5 @@
-// This header says which operations of binary.cu and select.cu exist for which dtypes. It needs no CUDA, so that
-// whoever calls their entries can ask before a call.
+// This header says which operations of binary.cu, select.cu and cast.cu exist for which dtypes. It needs no CUDA, so
+// that whoever calls their entries can ask before a call.
 #pragma once
 
 #include <string_view>
@@ -69,6 +69,15 @@ constexpr bool has_binary_ext(int op, std::string_view dtype, std::string_view a
   const bool whole = alpha == "int64";
   return (op == kAddExt || op == kSubExt) &&
          (broadcast::is_float(dtype) ? whole || alpha == "float32" : broadcast::is_integer(dtype) && whole);
+}
+
+// Returns whether CastForward casts numbers of one dtype to another one.
+constexpr bool has_cast(std::string_view from, std::string_view to) {
+  const auto known = [](std::string_view dtype) {
+    return broadcast::is_float(dtype) || broadcast::is_integer(dtype) || dtype == "bool";
+  };
+  const bool twice = (from == "float16" && to == "float64") || (from == "float64" && to == "float16");
+  return known(from) && known(to) && from != to && !twice;
 }
 
 // Returns whether SelectForward takes tensors of the dtype.

@@ -9,7 +9,7 @@
 namespace kernels {
 
 inline Entry binary_forward{"BinaryForward"}, compare_forward{"CompareForward"}, binary_ext_forward{"BinaryExtForward"},
-    select_forward{"SelectForward"};
+    binary_mixed_forward{"BinaryMixedForward"}, select_forward{"SelectForward"}, cast_forward{"CastForward"};
 
 // Reads "(BinaryOpType)10, float, ...".
 inline bool read_operation(const std::vector<std::string>& arguments, size_t dtypes, Instance& made) {
@@ -62,6 +62,10 @@ struct Binary {
   static bool accepts(const std::vector<std::string>& arguments, Instance& made) {
     if (!read_operation(arguments, 3, made)) return false;
     const std::string_view x = made.dtypes[0]->name, y = made.dtypes[1]->name, z = made.dtypes[2]->name;
+    if (msops::has_mixed(made.operation, x, y)) {
+      made.entry = &binary_mixed_forward;
+      return z == "float32";
+    }
     const bool is_comparison = msops::has_comparison(made.operation, x) && z == "bool";
     made.entry = is_comparison ? &compare_forward : &binary_forward;
     return x == y && (is_comparison || (msops::has_binary(made.operation, x) && z == x));
@@ -99,6 +103,26 @@ struct BinaryExt {
     call.tensor(alpha, slot.dtypes[2], nullptr, 0);
     operands.add_result(call, slot, z);
     return call.attribute("msops_op", slot.operation).run(*slot.entry, stream);
+  }
+};
+
+struct Cast {
+  static constexpr const char* kName = "Cast";
+  static constexpr size_t kRoom = 40;
+  using Signature = int(int, const void*, void*, void*);
+
+  static bool accepts(const std::vector<std::string>& arguments, Instance& made) {
+    for (const std::string& each : arguments) made.dtypes.push_back(dtype_of(each));
+    made.entry = &cast_forward;
+    return made.dtypes.size() == 2 && made.dtypes[0] != nullptr && made.dtypes[1] != nullptr &&
+           msops::has_cast(made.dtypes[0]->name, made.dtypes[1]->name);
+  }
+
+  static bool run(const Slot& slot, int elements, const void* x, void* y, void* stream) {
+    if (elements < 0 || !may_run(slot, static_cast<size_t>(elements), stream)) return false;
+    const int64_t shape[] = {elements};
+    Call call;
+    return call.tensor(x, slot.dtypes[0], shape, 1).tensor(y, slot.dtypes[1], shape, 1).run(*slot.entry, stream);
   }
 };
 

@@ -29,13 +29,14 @@ struct Table {
 };
 
 using All =
-    Table<Binary, BinaryExt, Select, SelectBroadcast, MaskedFill, BroadcastMaskedFill, AsStrided, Transpose, Broadcast,
-          Tile, StridedSlice, Slice<1>, Slice<2>, Slice<3>, Slice<4>, Slice<5>, Slice<6>, Slice<7>,
+    Table<Binary, BinaryExt, Cast, Select, SelectBroadcast, MaskedFill, BroadcastMaskedFill, AsStrided, Transpose,
+          Broadcast, Tile, StridedSlice, Slice<1>, Slice<2>, Slice<3>, Slice<4>, Slice<5>, Slice<6>, Slice<7>,
           StridedSliceGradient, Band<true>, Band<false>, Reduce, SumOfRows, SumOfPlanes, Concat, Stack, Split, Unstack>;
 
-Entry* const kEntries[] = {&binary_forward,         &compare_forward,       &binary_ext_forward, &select_forward,
-                           &strided_copy_forward,   &strided_copy_backward, &band_forward,       &reduce_forward,
-                           &reduce_forward_scratch, &concat_forward,        &stack_forward,      &split_forward};
+Entry* const kEntries[] = {&binary_forward,     &compare_forward, &binary_mixed_forward,   &cast_forward,
+                           &binary_ext_forward, &select_forward,  &strided_copy_forward,   &strided_copy_backward,
+                           &band_forward,       &reduce_forward,  &reduce_forward_scratch, &concat_forward,
+                           &stack_forward,      &split_forward};
 
 struct State {
   std::mutex lock;

@@ -16,12 +16,12 @@ from msops.core import fast_calls
 from msops.core.build import Build, compiler_version, default_cache_folder, digest
 from msops.core.library import Library, get_include, of_package
 
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 PLUGIN = "libmindspore_gpu.so"
-LIBRARIES = "binary", "select", "strided_copy", "band", "reduce", "concat"  # of the entries that the functions call
+# The libraries whose entries the functions call.
+LIBRARIES = "binary", "cast", "select", "strided_copy", "band", "reduce", "concat"
 OPERATIONS = {
     **dict(enumerate(("greater", "less", "equal", "greater_equal", "less_equal", "not_equal", "logical_and"))),
     **dict(enumerate(("logical_or", "maximum", "minimum", "add", "sub", "mul", "div", "pow", "real_div"), 7)),
