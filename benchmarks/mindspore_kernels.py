@@ -96,7 +96,7 @@ class OfMindspore:
         self.mindspore, self.msops = mindspore, msops
         self.maximum, self.where, self.permute, self.triu = ops.maximum, ops.where, self._permute, ops.triu
         self.add_scaled = lambda x, y: mint.add(x, y, alpha=0.5)
-        self.masked_fill = lambda x, c: ops.masked_fill(x, c, 0.5)
+        self.masked_fill = lambda x, c: ops.masked_fill(x, c, mindspore.Tensor(0.5, x.dtype))
         self.contiguous = lambda x: x.contiguous()
         self.cat, self.tile = (lambda xs: ops.cat(xs, 1)), (lambda x: ops.tile(x, (4, 1)))
         self.split = lambda x: tuple(each.contiguous() for each in ops.split(x, x.shape[1] // 4, 1))
