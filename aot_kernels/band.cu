@@ -57,10 +57,18 @@ struct Packs {
       row = line % m.rows, column = begin - line * m.columns;
     }
     bool kept[N], any = false;
+    if (column + N <= m.columns && begin + N <= size) {  // the pack is in one row, whose limit is at one element
+      const int64_t limit = row + m.diagonal - column;
+      const int at = static_cast<int>(limit < -1 ? -1 : limit > N ? N : limit);
+      any = m.upper ? at < N : at >= 0;
 #pragma unroll
-    for (int j = 0; j < N; ++j) {
-      any |= kept[j] = m.keeps(row, column) && begin + j < size;
-      if (++column == m.columns) column = 0, row = row + 1 == m.rows ? 0 : row + 1;
+      for (int j = 0; j < N; ++j) kept[j] = m.upper ? j >= at : j <= at;
+    } else {
+#pragma unroll
+      for (int j = 0; j < N; ++j) {
+        any |= kept[j] = m.keeps(row, column) && begin + j < size;
+        if (++column == m.columns) column = 0, row = row + 1 == m.rows ? 0 : row + 1;
+      }
     }
     Pack<T, N> pack = {};
     if (begin + N <= size) {

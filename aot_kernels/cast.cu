@@ -4,6 +4,7 @@
 
 #include "common/pack.h"
 #include "common/parallel.h"
+#include "shared/broadcast/operations.h"
 
 using namespace msops;
 
@@ -81,9 +82,9 @@ void cast(Call& call, const Tensor& x, const Tensor& y) {
 
 // (x) -> (y)
 MSOPS_ENTRY(CastForward) {
-  const Tensor x = call.tensor("x"), y = call.tensor_of("bool|float16|float32|float64|int32|int64", "y");
+  const std::string to(kCastDtypes[call.attribute("to", 0, 5)]);
+  const Tensor x = call.tensor("x"), y = call.tensor_of(to.c_str(), "y");
   call.require_same_shape(y, x);
-  const std::string to = y.dtype;
   return call.run<Half, float, double, int32_t, int64_t, bool>([&](auto type) {
     using From = typename decltype(type)::type;
     const auto into = [&](auto other) {
@@ -92,13 +93,11 @@ MSOPS_ENTRY(CastForward) {
         if (to == dtype_name<To>()) cast<From, To>(call, x, y);
       }
     };
-    call.require(to != dtype_name<From>(), kBadDtype, "x and y are both %s", y.dtype);
+    call.require(has_cast(dtype_name<From>(), to), kBadDtype, "x is %s, y is %s", x.dtype, y.dtype);
     if (!call.ok()) return;
     into(Type<bool>{}), into(Type<float>{}), into(Type<int32_t>{}), into(Type<int64_t>{});
     // float16 is computed in float32, from which a number of float64 would be rounded twice.
     constexpr bool kIsDouble = std::is_same<From, double>::value, kIsHalf = std::is_same<From, Half>::value;
-    call.require(!(kIsDouble && to == "float16") && !(kIsHalf && to == "float64"), kBadDtype, "x is %s, y is %s",
-                 x.dtype, y.dtype);
     if constexpr (!kIsDouble) into(Type<Half>{});
     if constexpr (!kIsHalf) into(Type<double>{});
   });

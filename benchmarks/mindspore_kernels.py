@@ -41,7 +41,7 @@ CASES = (
     Case("x ** 2", ("r c",), 2, lambda f, x: x**2),
     Case("maximum", ("r c", "r c"), 3, lambda f, x, y: f.maximum(x, y)),
     Case("x > row", ("r c", "c"), 1, lambda f, x, y: x > y, 1),
-    Case("select", ("r c:bool", "r c", "r c"), 3, lambda f, c, x, y: f.where(c, x, y), 1),
+    Case("where", ("r c:bool", "r c", "r c"), 3, lambda f, c, x, y: f.where(c, x, y), 1),
     Case("masked_fill", ("r c", "r c:bool"), 2, lambda f, x, c: f.masked_fill(x, c), 1),
     Case("transpose", ("r c",), 2, lambda f, x: f.permute(x, (1, 0))),
     Case("permute 0 2 1 3", ("r/256 256 c/128 128",), 2, lambda f, x: f.permute(x, (0, 2, 1, 3))),

@@ -16,7 +16,7 @@ from msops.patch.gpu import kernels
 
 NUMBERS = "float16", "float32", "float64", "int32", "int64"
 ALL = "bool", *NUMBERS, "int8", "int16", "uint8", "uint16", "uint32", "uint64", "complex64", "complex128"
-NAMES = "rank", "offset", "op", "first", "upper", "diagonal", "row", "inner", "length"
+NAMES = "rank", "offset", "op", "to", "first", "upper", "diagonal", "row", "inner", "length"
 KEYS = (*NAMES, *(f"{name}_{i}" for name in ("size", "stride") for i in range(8)))
 
 
@@ -97,7 +97,7 @@ def test_arguments_of_two_dtypes(plugin):
 def test_cast_arguments(plugin):
     x, y = array(24), array(24, dtype="bool")
     assert plugin.cast(1, 24, x, y) == 0
-    assert only(plugin, "CastForward", [x, y]) == ([[24], [24]], {})
+    assert only(plugin, "CastForward", [x, y]) == ([[24], [24]], {"to": 0})
     assert plugin.cast(0, 24, array(24, dtype="float64"), array(24, dtype="float16")) == 77
     assert not plugin.called
 

@@ -216,7 +216,9 @@ void along(Call& call, const Along& s, int64_t parts, const T* x, const Output<C
   call.require(s.outer == 1 || all <= kLargest32, kBadShape, "has too many terms for a kernel of 32 bits");
   if (!call.ok()) return;
   const int64_t teams = s.outputs * parts, of_part = (all + parts - 1) / parts;
-  const bool whole_block = of_part > 32 * kInFlight && (teams < 8192 || of_part > 2048);
+  // A block takes an output if each of its threads has several packs to load at once, or if there are few outputs.
+  const bool has_work = of_part >= kBlock * kInFlight ? teams < 8192 || of_part > 2048 : teams < 1024;
+  const bool whole_block = of_part > 32 * kInFlight && has_work;
   const int log_lanes = whole_block ? 8 : log2_above(of_part, 5);
   const AlongProblem<T, C, Rounded> problem{
       s, Divisor(s.outer > 1 ? packs : 1), all, teams, parts, log_lanes, x, aligned, y};

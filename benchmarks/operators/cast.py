@@ -35,7 +35,7 @@ class Cast(Benchmark):
         return [size[1]]
 
     def settings(self, size):
-        return {"dtype": size[0]}
+        return {"to": size[0]}
 
     def torch_formula(self, case):
         import torch

@@ -26,15 +26,16 @@ def has(dtype: str, to: str) -> bool:
 
 
 @Operators
-def operators(dtype: str) -> Operator:
+def operators(to: str) -> Operator:
     """Returns the operator that casts to this dtype."""
-    if dtype not in _NAMES:
-        raise ValueError(f"cast: dtype must be one of {', '.join(_NAMES)}, got {dtype}")
-    kind = DTYPES[_NAMES.index(dtype)]
+    if to not in _NAMES:
+        raise ValueError(f"cast: to must be one of {', '.join(_NAMES)}, got {to}")
+    place = sorted(_NAMES).index(to)  # as in operations.h
+    kind = DTYPES[_NAMES.index(to)]
 
     def infer(x: Spec, **attributes: Any) -> Spec:
-        if not has(dtype_name(x.dtype), dtype):
-            raise TypeError(f"{dtype_name(x.dtype)} is not cast to {dtype}")
+        if not has(dtype_name(x.dtype), to):
+            raise TypeError(f"{dtype_name(x.dtype)} is not cast to {to}")
         return x._replace(dtype=kind)
 
-    return custom_op(_LIBRARY.CastForward, "x -> y", infer=infer, dtypes=DTYPES, name="cast")
+    return custom_op(_LIBRARY.CastForward, "x -> y", infer=infer, dtypes=DTYPES, name="cast", to=place)

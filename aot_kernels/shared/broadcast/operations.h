@@ -71,11 +71,18 @@ constexpr bool has_binary_ext(int op, std::string_view dtype, std::string_view a
          (broadcast::is_float(dtype) ? whole || alpha == "float32" : broadcast::is_integer(dtype) && whole);
 }
 
+// CastForward's attribute `to` is a place in this list.
+constexpr std::string_view kCastDtypes[] = {"bool", "float16", "float32", "float64", "int32", "int64"};
+
+constexpr int cast_place(std::string_view dtype) {
+  for (int i = 0; i < 6; ++i)
+    if (kCastDtypes[i] == dtype) return i;
+  return -1;
+}
+
 // Returns whether CastForward casts numbers of one dtype to another one.
 constexpr bool has_cast(std::string_view from, std::string_view to) {
-  const auto known = [](std::string_view dtype) {
-    return broadcast::is_float(dtype) || broadcast::is_integer(dtype) || dtype == "bool";
-  };
+  const auto known = [](std::string_view dtype) { return cast_place(dtype) >= 0; };
   const bool twice = (from == "float16" && to == "float64") || (from == "float64" && to == "float16");
   return known(from) && known(to) && from != to && !twice;
 }

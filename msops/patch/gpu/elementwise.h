@@ -122,7 +122,8 @@ struct Cast {
     if (elements < 0 || !may_run(slot, static_cast<size_t>(elements), stream)) return false;
     const int64_t shape[] = {elements};
     Call call;
-    return call.tensor(x, slot.dtypes[0], shape, 1).tensor(y, slot.dtypes[1], shape, 1).run(*slot.entry, stream);
+    call.tensor(x, slot.dtypes[0], shape, 1).tensor(y, slot.dtypes[1], shape, 1);
+    return call.attribute("msops_to", msops::cast_place(slot.dtypes[1]->name)).run(*slot.entry, stream);
   }
 };
 
