@@ -76,6 +76,7 @@ from .operators.trilinear_interpolation import (
 )
 from .operators.wkv4 import WKV4 as WKV4, wkv4 as wkv4
 from .operators.wkv7 import WKV7 as WKV7, wkv7 as wkv7
+from .operators.write_cache import write_cache as write_cache
 from .parallel import average_gradients as average_gradients
 from .patch.patch import patch_mindspore as patch_mindspore
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import mindspore
 from mindspore import nn, ops
 from mindspore.common import dtype as mstype
+from mindspore.ops import signature as sig
 
 from ..compat import VERSION
 from . import open_sizes
@@ -72,6 +73,16 @@ class Primitive(ops.Custom):
             self.add_prim_attr(f"label_of_msops_{i // 8}", int.from_bytes(part, "little", signed=True))
         for key, value in operator.attributes.items():
             self.add_prim_attr(*as_attribute(key, value))
+        if writes := operator.attributes.get("writes", 0):
+            self._keep_writes(int(writes), operator.names()[0])
+
+    def _keep_writes(self, writes: int, inputs: list[str]) -> None:
+        """Tells MindSpore that the C function writes the first inputs in place, so many of them: graph mode then keeps
+        the order of what reads and writes a Parameter, leaves no call out, and hands over no copy of it."""
+        self.add_prim_attr("side_effect_mem", True)
+        kinds = [sig.sig_rw.RW_WRITE] * writes + [sig.sig_rw.RW_READ] * (len(inputs) - writes)
+        self.set_signatures(self._fill_signature([sig.make_sig(*each) for each in zip(inputs, kinds)]))
+        self.keeps_dtypes = True
 
     def __call__(self, *inputs: Any) -> Any:
         fast_call = Primitive.fast_call

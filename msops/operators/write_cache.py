@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import mindspore
+from mindspore import Parameter, Tensor
+
+from msops.core.compiled import compiling
+from msops.core.factory import Operators, custom_op
+from msops.core.library import of_package
+from msops.core.spec import FLOATS
+
+if TYPE_CHECKING:
+    from msops.core.operator import Operator
+
+_NAME = "write_cache"
+_LIBRARY = of_package(_NAME)
+
+
+def write_cache(cache: Tensor, rows: Tensor, slots: Tensor) -> Tensor:
+    r"""Writes rows of new tokens into a cache of blocks, in place.
+
+    .. math::
+        \text{cache}_{\lfloor s_t / S \rfloor,\; s_t \bmod S} = \text{rows}_t
+
+    A row with a negative slot is not written. Of rows with equal slots the last one is written, on both devices. The
+    cache stays where it is in memory, and its other rows are not touched. :func:`msops.paged_attention` reads such
+    caches.
+
+    In graph mode, what reads the Parameter after this call reads what was written, also if the result is not used. If a
+    graph writes the same Parameter again, MindSpore copies it for what reads it in between. In PyNative mode, `cache`
+    may be a Tensor that is no Parameter. Nothing has a gradient.
+
+    Args:
+        cache (Parameter): P blocks of S rows, shape (P, S, ...); float16, float32, float64 or int8.
+        rows (Tensor): New rows, shape (T, ...), of the dtype of `cache`.
+        slots (Tensor): Where they go, shape (T,); int32 or int64, less than P S. A larger one is an error on the CPU;
+            on a GPU such a row is not written.
+
+    Returns:
+        Tensor, the cache after it.
+
+    Raises:
+        TypeError: If an input is not a Tensor of one of these dtypes, the dtypes differ, or `cache` is no Parameter in
+            graph mode.
+        ValueError: If an input has another shape, or `cache` is part of another Tensor in PyNative mode.
+
+    Examples:
+        >>> import mindspore, msops
+        >>> from mindspore import ops
+        >>> cache = mindspore.Parameter(ops.zeros((2, 3, 1)), requires_grad=False)
+        >>> rows = mindspore.Tensor([[1.0], [2.0], [3.0]])
+        >>> print(msops.write_cache(cache, rows, mindspore.Tensor([4, -1, 0])).squeeze(2))
+        [[3. 0. 0.]
+         [0. 1. 0.]]
+    """
+    if compiling():
+        if not isinstance(cache, Parameter):
+            raise TypeError("write_cache: cache must be a Parameter in graph mode")
+    else:
+        _require_whole(cache)
+    # In graph mode the result must be the Parameter itself, for MindSpore to order all that reads and writes it.
+    operators.primitive()(cache, rows, slots)
+    return cache
+
+
+def _require_whole(cache: Tensor) -> None:
+    """Requires a cache that MindSpore hands over as it is: of a part of a Tensor, it hands over a copy."""
+    is_whole = getattr(cache, "is_contiguous", None)
+    if isinstance(cache, Tensor) and is_whole is not None and not is_whole():
+        raise ValueError(f"{_NAME}: cache must be contiguous, got a part of shape {cache.shape} of another Tensor")
+
+
+@Operators
+def operators() -> Operator:
+    """Returns the operator that writes the cache, and gives which rows it wrote."""
+    return custom_op(
+        _LIBRARY.WriteCacheForward,
+        "cache(P, S, *C), rows(T, *C), slots(T, dtype=index) -> written(T, dtype=int32); table(..., dtype=int64)",
+        dtypes=(*FLOATS, mindspore.int8),
+        writes=1,
+    )
