@@ -55,6 +55,7 @@ from .operators.march_rays import MarchRays as MarchRays, march_rays as march_ra
 from .operators.moe_permute import MoEPermute as MoEPermute, moe_permute as moe_permute
 from .operators.moe_unpermute import MoEUnpermute as MoEUnpermute, moe_unpermute as moe_unpermute
 from .operators.ms_deform_attn import MSDeformAttn as MSDeformAttn, ms_deform_attn as ms_deform_attn
+from .operators.paged_attention import PagedAttention as PagedAttention, paged_attention as paged_attention
 from .operators.ray_aabb import RayAABB as RayAABB, ray_aabb as ray_aabb
 from .operators.rms_norm import RMSNorm as RMSNorm, rms_norm as rms_norm
 from .operators.rotary_embedding import RotaryEmbedding as RotaryEmbedding, rotary_embedding as rotary_embedding

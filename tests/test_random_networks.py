@@ -244,7 +244,7 @@ BLOCKS = {
     "WKV7": HeadMemory,
     "Embedding": Placed,
 }
-WITHOUT_GRADIENT = {"DecoderStack", "LinearArgmax"}
+WITHOUT_GRADIENT = {"DecoderStack", "LinearArgmax", "PagedAttention"}
 # The examples train these together: their inputs are places, which a network does not hand from block to block.
 OF_FIELDS_AND_CLOUDS = {
     *("BallQuery", "CompositeRays", "FurthestPointSample", "GatherPoints", "GroupAll", "GroupPoints", "HashEncoding"),

@@ -204,7 +204,7 @@ struct Forward {
     for (int64_t item = part_begin(items(), part, parts); item < end; ++item) tile(w, item);
   }
 
- private:
+ protected:  // paged_attention takes its keys from elsewhere
   // This is no lambda, since nvcc drops MSOPS_CPU from a lambda, which then need not be inlined.
   struct AddPanels {
     const Forward& f;

@@ -1,0 +1,148 @@
+// A Plan tells which item, a tile of rows with a part of the keys of a head, a block takes. How many items a sequence
+// has is known on the GPU alone, so a launch before counts them, and blocks take items until there are no more.
+//
+// Rows are the tokens of a sequence for all heads that read the same keys, one head after another.
+#pragma once
+
+#include "../common/launch.h"
+#include "problem.h"
+
+#ifdef __CUDACC__
+
+namespace msops::paged {
+
+constexpr int kPlanThreads = 1024;
+
+struct Plan {
+  int64_t* first;                 // (batch + 1): the number of the first item of each sequence, and of all items
+  int rows;                       // of a tile
+  int64_t least_rows, most_rows;  // sequences with so many rows have items
+
+  template <typename P>
+  __device__ int64_t tiles(const P& p, const Sequence& s) const {
+    const int64_t count = s.tokens * p.group();
+    return least_rows <= count && count <= most_rows ? parts_of(count, rows) : 0;
+  }
+  template <typename P>
+  __device__ int64_t items(const P& p, int64_t b) const {
+    const Sequence s = p.sequence(b);
+    return p.kv_heads * tiles(p, s) * p.parts_of_sequence(s);
+  }
+
+  // Returns the sequence of an item.
+  __device__ int64_t find(int64_t item, int64_t batch) const {
+    int64_t low = 0, high = batch;  // first[low] <= item < first[high]
+    while (high - low > 1) {
+      const int64_t middle = (low + high) / 2;
+      (first[middle] <= item ? low : high) = middle;
+    }
+    return low;
+  }
+};
+
+// Item says what to compute. Its rows are from `row` on, at most Plan::rows, of `rows` in all.
+struct Item {
+  Sequence s;
+  int64_t b, head, row, rows, part;
+  Span keys;  // of the part, that any of its tokens sees
+
+  template <typename P>
+  static __device__ Item of(const P& p, const Plan& plan, int64_t number) {
+    Item item;
+    item.b = plan.find(number, p.batch), item.s = p.sequence(item.b);
+    const int64_t rest = number - plan.first[item.b], tiles = plan.tiles(p, item.s);
+    item.rows = item.s.tokens * p.group();
+    item.row = rest % tiles * plan.rows, item.head = rest / tiles % p.kv_heads, item.part = rest / tiles / p.kv_heads;
+    // Rows of several heads have all tokens between them.
+    const int64_t last = least(item.row + plan.rows, item.rows) - 1;
+    const bool is_one_head = item.row / item.s.tokens == last / item.s.tokens;
+    const Span tokens{is_one_head ? item.row % item.s.tokens : 0,
+                      is_one_head ? last % item.s.tokens + 1 : item.s.tokens};
+    const Span seen = p.keys_of(item.s, tokens), part = p.part(item.s, item.part);
+    item.keys = {most(seen.begin, part.begin), least(seen.end, part.end)};
+    return item;
+  }
+  __device__ bool has(int r) const { return row + r < rows; }
+  template <typename P>
+  __device__ int64_t head_of(const P& p, int r) const {
+    return head * p.group() + (row + r) / s.tokens;
+  }
+  __device__ int64_t token_of(int r) const { return (row + r) % s.tokens; }
+};
+
+template <typename P>
+__global__ void __launch_bounds__(kPlanThreads) plan_kernel(const P p, const Plan plan) {
+  __shared__ int64_t sums[kPlanThreads];
+  const int64_t each = parts_of(p.batch, kPlanThreads), begin = least(p.batch, threadIdx.x * each),
+                end = least(p.batch, begin + each);
+  int64_t own = 0;
+  for (int64_t b = begin; b < end; ++b) own += plan.items(p, b);
+  sums[threadIdx.x] = own;
+  __syncthreads();
+  for (int apart = 1; apart < kPlanThreads; apart *= 2) {
+    const int64_t before = static_cast<int>(threadIdx.x) >= apart ? sums[threadIdx.x - apart] : 0;
+    __syncthreads();
+    sums[threadIdx.x] += before;
+    __syncthreads();
+  }
+  int64_t first = sums[threadIdx.x] - own;
+  for (int64_t b = begin; b < end; ++b) plan.first[b] = first, first += plan.items(p, b);
+  if (threadIdx.x == kPlanThreads - 1) plan.first[p.batch] = sums[threadIdx.x];
+}
+
+constexpr int kMergeThreads = 128;
+
+// Adds what the parts of a sequence's keys have summed, in order. A warp takes a token and a head.
+template <typename P>
+__global__ void __launch_bounds__(kMergeThreads) merge_kernel(const P p, int64_t most_tokens, int64_t count) {
+  using C = typename P::C;
+  using T = typename P::Element;
+  static_assert(kMostParts <= 32, "a lane has a part");
+  const int64_t row = int64_t{blockIdx.x} * (kMergeThreads / 32) + threadIdx.x / 32;
+  if (row >= count) return;
+  const int lane = threadIdx.x % 32;
+  const int64_t head = row % p.heads, i = row / p.heads % most_tokens, b = row / p.heads / most_tokens;
+  const Sequence s = p.sequence(b);
+  const int parts = static_cast<int>(p.parts_of_sequence(s));
+  if (i >= s.tokens || !p.is_split(s) || parts == 1) return;
+  C max = C(-INFINITY), sum = 0;
+  if (lane < parts) {
+    const C* const stats = p.partial_stats(lane, s, b, i, head);
+    max = stats[0], sum = stats[1];
+  }
+  C greatest = max;
+#pragma unroll
+  for (int apart = 16; apart > 0; apart /= 2) {
+    const C other = __shfl_xor_sync(~0u, greatest, apart);
+    greatest = other > greatest ? other : greatest;
+  }
+  const C share = max == C(-INFINITY) ? C(0) : exp(max - greatest);
+  sum *= share;
+#pragma unroll
+  for (int apart = 16; apart > 0; apart /= 2) sum += __shfl_xor_sync(~0u, sum, apart);
+  const int64_t token = s.first + i;
+  const C inverse = sum == 0 ? C(0) : 1 / sum;
+  for (int64_t first = 0; first < p.value_width; first += 32) {
+    C total = 0;
+    for (int part = 0; part < parts; ++part) {
+      const C of_part = __shfl_sync(~0u, share, part);
+      // What a part without keys holds is not read.
+      if (of_part != 0 && first + lane < p.value_width)
+        total += of_part * p.partial_sums(part, s, b, i, head)[first + lane];
+    }
+    if (first + lane < p.value_width)
+      p.out[(token * p.heads + head) * p.value_width + first + lane] = T(total * inverse);
+  }
+  if (lane == 0) p.lse[head * p.tokens + token] = greatest + log(sum);
+}
+
+template <typename P>
+void launch_merge(Call& call, const P& p) {
+  if (p.parts == 1) return;
+  const int64_t most_tokens = p.has_starts ? p.most_split() : 1, count = p.batch * most_tokens * p.heads;
+  launch(call, merge_kernel<P>, parts_of(count, kMergeThreads / 32), kMergeThreads, 0, p, most_tokens, count);
+}
+
+}  // namespace msops::paged
+
+#endif
