@@ -2,12 +2,15 @@
 // problem.h says what is computed.
 //
 //   CPU                                                    cpu.h: tiles of flash_attention/cpu.h
-//   GPU, all                                               plain.h
+//   GPU of sm_80 and later, float16, up to 256 features
+//   in whole packs of 16 bytes, also with caches of int8   mma.h
+//   other calls on a GPU                                   plain.h
 
 #include "common/scratch.h"
 #include "flash_attention/packed.h"
 #include "paged_attention/cpu.h"
 #ifdef __CUDACC__
+#include "paged_attention/mma.h"
 #include "paged_attention/plain.h"
 #endif
 
@@ -60,6 +63,7 @@ struct Inputs {
     p.tokens = q.dim(0), p.batch = batch(), p.heads = q.dim(1), p.kv_heads = key_cache.dim(2), p.width = q.dim(2);
     p.value_width = value_width(), p.blocks = key_cache.dim(0), p.block_size = key_cache.dim(1);
     p.columns = block_tables.dim(1);
+    p.divide_heads();
     p.q = q.as<const T>(), p.k = key_cache.as<const K>();
     p.v = value_cache.dtype ? value_cache.as<const K>() : p.k;
     p.v_width = value_cache.dtype ? p.value_width : p.width;
@@ -190,7 +194,9 @@ void compute(Call& call, const Paged<T, K>& p, [[maybe_unused]] int64_t* plan) {
   if (call.is_on_cpu()) return paged::cpu::forward(call, p);
 #ifdef __CUDACC__
   fill_rest(call, p);
-  plain::launch_paged(call, p, plan, 0);
+  bool is_done = false;
+  if constexpr (std::is_same<T, Half>::value) is_done = launch_on_tensor_cores(call, p, plan);
+  if (!is_done) plain::launch_paged(call, p, plan, 0);
   launch_merge(call, p);
 #endif
 }

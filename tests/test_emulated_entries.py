@@ -83,15 +83,17 @@ def choices():
     neighbouring cases take different ones. wkv7 in float16 has a kernel for tensor cores; attention has kernels for
     those of sm_80 in float16 and float32, in place of which sm_75 has plain ones, and in float16 for those of sm_90a,
     which are chosen where TMA can read the rows; the latter take no bias, ALiBi and dropout. topk_gating has kernels
-    for all dtypes but float64."""
+    for all dtypes but float64, paged_attention for tensor cores in float16."""
     for (name, *case), dtype in zip(CASES, itertools.cycle(DTYPES)):
         others = {"bias", "alibi_slopes", "seed"}.intersection(case[2].get("optional", ()))
-        has_kernels = name.startswith(("flash_attention", "decoder_stack", "grouped_matmul"))
+        has_kernels = name.startswith(("flash_attention", "decoder_stack", "grouped_matmul", "paged_attention"))
         is_attention = name.startswith("flash_attention")
         kinds = [dtype, *["float16"] * (has_kernels or name.startswith("wkv7"))]
         if name.startswith(("flash_attention", "topk_gating")) and dtype == "float64":
             kinds.append("float32")
         older = {"float16": "80", "float32": "75" if is_attention and dtype == "float32" else None}
+        if name.startswith("paged_attention"):
+            older["float16"] = "75"
         for kind in dict.fromkeys(kinds):
             for architecture in dict.fromkeys(((has_kernels and not others and older.get(kind)) or "90", "90")):
                 yield pytest.param(*case, kind, architecture, id=f"{name}-{kind}-{architecture}")

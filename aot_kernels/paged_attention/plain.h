@@ -18,7 +18,8 @@ template <typename C>
 struct Shared {
   C q[kRows][kMostFeatures];  // times the scale, and those of codes
   C x[kRows][kKeys], offset[kRows], max[kRows], sum[kRows], factor[kRows];
-  int64_t row[kKeys];  // of the caches, or -1
+  int64_t row[kKeys];                 // of the caches, or -1
+  int64_t head[kRows], token[kRows];  // of q
 };
 
 // products[r] += q[r] k over the columns of a key that the lane has: packs of N, eight lanes next to each other.
@@ -42,10 +43,14 @@ __device__ __forceinline__ void multiply(typename P::C (&products)[kRows], const
 template <typename P>
 __device__ void load_queries(Shared<typename P::C>& shared, const P& p, const Item& item) {
   using C = typename P::C;
+  if (threadIdx.x < kRows) {
+    shared.head[threadIdx.x] = item.head_of(p, threadIdx.x), shared.token[threadIdx.x] = item.token_of(threadIdx.x);
+  }
+  __syncthreads();
   for (int e = threadIdx.x; e < kRows * static_cast<int>(p.width); e += kThreads) {
     const int r = e / static_cast<int>(p.width), d = e % static_cast<int>(p.width);
     C value = 0;
-    if (item.has(r)) value = C(p.query(item.s.first + item.token_of(r), item.head_of(p, r))[d]) * p.scale;
+    if (item.has(r)) value = C(p.query(item.s.first + shared.token[r], shared.head[r])[d]) * p.scale;
     if (P::kHasCodes) value *= p.of_k.scale(item.head, d);
     shared.q[r][d] = value;
   }
@@ -85,7 +90,7 @@ __device__ void compute_logits(Shared<typename P::C>& shared, const P& p, const 
     if (row >= 0 && item.has(lane)) {
       x = products[0] - shared.offset[lane];
       if (p.softcap > 0) x = p.softcap * tanh(x / p.softcap);
-      x = p.logit(x, item.s, item.b, item.head_of(p, lane), item.token_of(lane), j + key);
+      x = p.logit(x, item.s, item.b, shared.head[lane], shared.token[lane], j + key);
     }
     shared.x[lane][key] = x;
   }
@@ -154,7 +159,7 @@ __global__ void __launch_bounds__(kThreads) plain_paged(const P p, const Plan pl
     }
     const bool is_whole = p.parts_of_sequence(item.s) == 1;
     for (int r = 0; r < kRows && item.has(r); ++r) {
-      const int64_t i = item.token_of(r), head = item.head_of(p, r), token = item.s.first + i;
+      const int64_t i = shared.token[r], head = shared.head[r], token = item.s.first + i;
       const C sum = shared.sum[r], inverse = sum == 0 ? C(0) : 1 / sum;
       if (threadIdx.x == 0 && is_whole) p.lse[head * p.tokens + token] = shared.max[r] + log(sum);
       if (threadIdx.x == 0 && !is_whole) {
@@ -187,7 +192,7 @@ void launch_paged(Call& call, const P& p, int64_t* first, int64_t least_rows) {
   const auto kernel = p.value_width <= 2 * kThreads ? plain_paged<P, 2> : plain_paged<P, 5>;
   static_assert(kMostFeatures <= 5 * kThreads, "a thread has at most 5 columns");
   const bool in_packs = p.width % kPackWidth<K> == 0 && is_aligned<kPackWidth<K>>(p.k);
-  const int64_t tiles = parts_of(p.tokens * p.group(), kRows) + p.batch;
+  const int64_t tiles = parts_of(p.tokens * p.group, kRows) + p.batch;
   const int64_t blocks = std::max(1, blocks_at_once(Gpu(), kernel, kThreads, 0));
   launch(call, kernel, least(blocks, tiles * p.kv_heads * p.parts), kThreads, 0, p, plan, in_packs);
 }

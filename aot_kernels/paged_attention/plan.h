@@ -20,7 +20,7 @@ struct Plan {
 
   template <typename P>
   __device__ int64_t tiles(const P& p, const Sequence& s) const {
-    const int64_t count = s.tokens * p.group();
+    const int64_t count = s.tokens * p.group;
     return least_rows <= count && count <= most_rows ? parts_of(count, rows) : 0;
   }
   template <typename P>
@@ -40,24 +40,29 @@ struct Plan {
   }
 };
 
-// Item says what to compute. Its rows are from `row` on, at most Plan::rows, of `rows` in all.
+// Item says what to compute. Its rows are from `row` on, at most Plan::rows, of `rows` in all. Numbers within a
+// sequence have 32 bits, since q has several bytes for each of them, and 64-bit division takes a hundred instructions.
 struct Item {
   Sequence s;
-  int64_t b, head, row, rows, part;
+  int64_t b;
+  unsigned head, row, rows, part, tokens;
   Span keys;  // of the part, that any of its tokens sees
 
   template <typename P>
   static __device__ Item of(const P& p, const Plan& plan, int64_t number) {
     Item item;
     item.b = plan.find(number, p.batch), item.s = p.sequence(item.b);
-    const int64_t rest = number - plan.first[item.b], tiles = plan.tiles(p, item.s);
-    item.rows = item.s.tokens * p.group();
-    item.row = rest % tiles * plan.rows, item.head = rest / tiles % p.kv_heads, item.part = rest / tiles / p.kv_heads;
+    const auto rest = static_cast<unsigned>(number - plan.first[item.b]);
+    const auto tiles = static_cast<unsigned>(plan.tiles(p, item.s)), kv_heads = static_cast<unsigned>(p.kv_heads);
+    item.tokens = static_cast<unsigned>(item.s.tokens);
+    item.rows = item.tokens * static_cast<unsigned>(p.group);
+    const unsigned outer = rest / tiles;
+    item.row = (rest - outer * tiles) * plan.rows, item.part = outer / kv_heads;
+    item.head = outer - item.part * kv_heads;
     // Rows of several heads have all tokens between them.
-    const int64_t last = least(item.row + plan.rows, item.rows) - 1;
-    const bool is_one_head = item.row / item.s.tokens == last / item.s.tokens;
-    const Span tokens{is_one_head ? item.row % item.s.tokens : 0,
-                      is_one_head ? last % item.s.tokens + 1 : item.s.tokens};
+    const unsigned last = std::min(item.row + plan.rows, item.rows) - 1;
+    const bool is_one_head = item.row / item.tokens == last / item.tokens;
+    const Span tokens{is_one_head ? item.row % item.tokens : 0, is_one_head ? last % item.tokens + 1 : item.tokens};
     const Span seen = p.keys_of(item.s, tokens), part = p.part(item.s, item.part);
     item.keys = {most(seen.begin, part.begin), least(seen.end, part.end)};
     return item;
@@ -65,9 +70,9 @@ struct Item {
   __device__ bool has(int r) const { return row + r < rows; }
   template <typename P>
   __device__ int64_t head_of(const P& p, int r) const {
-    return head * p.group() + (row + r) / s.tokens;
+    return head * p.group + (row + r) / tokens;
   }
-  __device__ int64_t token_of(int r) const { return (row + r) % s.tokens; }
+  __device__ int64_t token_of(int r) const { return (row + r) % tokens; }
 };
 
 template <typename P>
@@ -139,7 +144,7 @@ __global__ void __launch_bounds__(kMergeThreads) merge_kernel(const P p, int64_t
 template <typename P>
 void launch_merge(Call& call, const P& p) {
   if (p.parts == 1) return;
-  const int64_t most_tokens = p.has_starts ? p.most_split() : 1, count = p.batch * most_tokens * p.heads;
+  const int64_t most_tokens = p.has_starts ? p.most_split : 1, count = p.batch * most_tokens * p.heads;
   launch(call, merge_kernel<P>, parts_of(count, kMergeThreads / 32), kMergeThreads, 0, p, most_tokens, count);
 }
 

@@ -12,7 +12,7 @@ using flash_attention::Floats, flash_attention::Span, flash_attention::least, fl
 
 // The keys of a sequence of few tokens are summed in parts, so that one sequence keeps many multiprocessors busy. Where
 // parts begin depends on the sequence's number of keys alone.
-constexpr int64_t kMostParts = 32, kLeastPart = 256, kPartUnit = 64;  // in keys
+constexpr int64_t kMostParts = 32, kLeastPart = 512, kPartUnit = 64;  // in keys
 constexpr int64_t kSplitRows = 64;                                    // of queries of the heads that share keys
 constexpr int64_t kMostFeatures = 576;
 
@@ -58,6 +58,8 @@ struct Paged {
 
   // `columns` are those of block_tables.
   int64_t tokens, batch, heads, kv_heads, width, value_width, blocks, block_size, columns;
+  // Heads that read the same keys, and the most tokens of a sequence whose keys are split: divide_heads() sets them.
+  int64_t group, most_split;
 
   const T* q;                                          // (tokens, heads, width)
   const K *k, *v;                                      // (blocks, block_size, kv_heads, width or value_width)
@@ -82,7 +84,10 @@ struct Paged {
   C* partial;
   int64_t parts;
 
-  MSOPS_BOTH int64_t group() const { return heads / kv_heads; }
+  void divide_heads() {
+    group = heads / std::max<int64_t>(1, kv_heads);
+    most_split = std::max<int64_t>(1, kSplitRows / std::max<int64_t>(1, group));
+  }
   MSOPS_BOTH bool adds_to_logits() const { return bias || slopes; }
   MSOPS_BOTH bool has_terms() const { return bias || slopes || mask; }
 
@@ -128,10 +133,8 @@ struct Paged {
     return x;
   }
 
-  // Returns how many tokens a sequence may have whose keys are split.
-  MSOPS_BOTH int64_t most_split() const { return most(1, kSplitRows / most(1, group())); }
-  MSOPS_BOTH int64_t split_tokens() const { return has_starts ? least(tokens, batch * most_split()) : tokens; }
-  MSOPS_BOTH bool is_split(const Sequence& s) const { return s.tokens <= most_split(); }
+  MSOPS_BOTH int64_t split_tokens() const { return has_starts ? least(tokens, batch * most_split) : tokens; }
+  MSOPS_BOTH bool is_split(const Sequence& s) const { return s.tokens <= most_split; }
   MSOPS_BOTH int64_t parts_of_sequence(const Sequence& s) const { return is_split(s) ? parts_of_keys(s.keys) : 1; }
   // Returns the keys of a part.
   MSOPS_BOTH Span part(const Sequence& s, int64_t number) const {
@@ -156,8 +159,8 @@ struct Paged {
  private:
   MSOPS_BOTH C* of_part(int64_t part) const { return partial + part * split_tokens() * heads * (value_width + 2); }
   MSOPS_BOTH int64_t place(const Sequence& s, int64_t b, int64_t i, int64_t head) const {
-    const bool by_token = !has_starts || tokens <= batch * most_split();
-    return (by_token ? s.first + i : b * most_split() + i) * heads + head;
+    const bool by_token = !has_starts || tokens <= batch * most_split;
+    return (by_token ? s.first + i : b * most_split + i) * heads + head;
   }
 };
 

@@ -4,7 +4,7 @@ import pytest
 from mindspore import Tensor
 
 import msops
-from card import Card, chain, results_of, zeros
+from card import Call, Card, chain, results_of, zeros
 from gpu import compare_with_cpu
 from msops.operators.paged_attention import operators
 from msops.testing.checks import Gradient, assert_near, run
@@ -137,6 +137,25 @@ class TestPagedAttention(Card):
         if random.random() < 0.3:
             settings["codes"] = (random.choice((1, width)), random.choice((1, width, None)))
         return case(lengths, kv_heads * group, kv_heads, width, random.choice((1, 3, 16)), 90, new=new, **settings)
+
+    huge = ((2**17 + 3000, 16, 8, 2, 64),)
+
+    def check_huge(self, gpu, blocks, block_size, kv_heads, group, texts):
+        """Compares texts whose blocks lie anywhere in large caches with copies of these blocks."""
+        torch, width, columns = gpu.torch, 128, 20
+        caches = [torch.zeros(blocks, block_size, kv_heads, width, device="cuda", dtype=torch.float16) for _ in "kv"]
+        tables = torch.arange(texts * columns, device="cuda", dtype=torch.int32).flip(0) * (blocks // (texts * columns))
+        tables = (tables + blocks - 1 - tables.max()).view(texts, columns)
+        small = [gpu.random(texts * columns, block_size, kv_heads, width) for _ in "kv"]
+        for cache, rows in zip(caches, small):
+            cache[tables.flatten().long()] = rows
+        q = gpu.random(texts, kv_heads * group, width)
+        lengths = torch.randint(1, columns * block_size, (texts,), device="cuda", dtype=torch.int32)
+        own = torch.arange(texts * columns, device="cuda", dtype=torch.int32).view(texts, columns)
+        operator = self.operators()[0]
+        want = gpu.run(operator, q, *small, own, lengths)[:2]
+        for got, each in zip(gpu.run(operator, q, *caches, tables, lengths)[:2], want):
+            gpu.assert_equal(got, each)
 
     def random_call(self, random):
         """Takes any case: all are small."""
@@ -280,6 +299,32 @@ def test_emulated_numbers_outside(dtype):
     near = {"float16": 2e-3, "float32": 5e-6, "float64": 1e-13}[dtype]
     np.testing.assert_allclose(outputs[0], want, near, near)
     assert np.isneginf(outputs[1][:, 15:]).all()
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize(("dtype", "codes"), [("float16", None), ("float16", (64, 1)), ("float32", None)])
+def test_emulated_sequences_alone(dtype, codes):
+    """On a GPU, a sequence's bits do not depend on the others: neither on how many there are, nor on their lengths."""
+    lengths, new = (1300, 40, 700, 3, 513, 0, 90), (1, 17, 1, 3, 5, 2, 90)
+    shapes, settings = case(lengths, 8, 2, 64, 16, 180, new=new, codes=codes)
+    operator = CARD.operators(shapes, **settings)[0]
+    inputs = CARD.inputs(shapes, dtype, **settings)
+
+    def results(arrays):
+        outputs = [np.zeros(shape, kind) for shape, kind in outputs_of(operator, arrays)]
+        call = Call(operator, arrays, outputs[:2], outputs[2:])
+        sized = [np.zeros(shape, x.dtype) for shape, x in zip(Emulator().shapes_of_scratch(call), outputs[2:])]
+        assert Emulator().status(operator, [*arrays, *outputs[:2], *sized]) == Status.OK
+        return outputs[:2]
+
+    out, lse = results(inputs)
+    q, keys, values, tables, _, starts, *scales = inputs
+    for b in range(len(lengths)):
+        part = slice(starts[b], starts[b + 1])
+        own = [q[part], keys, values, np.pad(tables[b : b + 1], ((0, 0), (0, 70))), np.int32(lengths[b : b + 1])]
+        alone = results([*own, np.int32([0, new[b]]), *scales])
+        np.testing.assert_array_equal(alone[0], out[part])
+        np.testing.assert_array_equal(alone[1], lse[:, part])
 
 
 def test_cell(mode):
