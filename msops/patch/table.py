@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from msops.compat import VERSION
 from msops.shared import generator
 
-from . import attention, experts, older, optimizers, overflow, slices, transformer, transposes
+from . import attention, experts, older, optimizers, overflow, serving, slices, transformer, transposes
 from .mint import (
     activation,
     batch_statistics,
@@ -82,6 +82,10 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "auto_generate.moe_token_unpermute_op": experts.MoeTokenUnpermute(),
     "auto_generate.InnerMoeTokenUnpermute": experts.MoeTokenUnpermute,
     "auto_generate.inner_moe_token_unpermute_op": experts.MoeTokenUnpermute(),
+    "auto_generate.PagedAttention": serving.PagedAttention,
+    "auto_generate.PagedAttentionMask": serving.PagedAttentionMask,
+    "auto_generate.ReshapeAndCache": serving.ReshapeAndCache,
+    "auto_generate.reshape_and_cache_op": serving.ReshapeAndCache(),
     "auto_generate.BatchMatMul": linear.BatchMatMul,
     "auto_generate.BiasAdd": linear.BiasAdd,
     "operations.NPUAllocFloatStatus": overflow.NPUAllocFloatStatus,
@@ -106,7 +110,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 _GROUPS = "msops.grouped_matmul multiplies groups of rows, and has the gradients of both factors"
 _ROUTES = "msops.topk_gating(groups=...) chooses experts, and msops.moe_permute sorts their tokens"
 _EXCHANGED = "msops.moe_permute sorts the tokens of one device by expert: exchange them by mindspore.ops.AlltoAll"
-_CACHE = "msops.flash_attention(kv_lengths=...) reads a cache of the greatest length, which ops.ScatterUpdate writes"
+_CACHE = "msops.paged_attention reads a cache of blocks, which msops.write_cache writes"
 _CHOSEN = "msops.flash_attention has kv_lengths, causal, window, mask and bias, but no choice of blocks of keys"
 _LATENT = "multiply by the matrices of the latent space, and call msops.flash_attention"
 _BLOCKS = "combine blocks of keys by the lse that msops.flash_attention(return_lse=True) returns"
@@ -123,7 +127,7 @@ REFUSED: dict[str, str] = {
     **dict.fromkeys(("Mla", "MlaPreprocess"), _LATENT),
     "RingAttentionUpdate": _BLOCKS,
     **dict.fromkeys(("MatmulAllReduceAddRmsNorm", "AllGatherMatmul", "MatmulReduceScatter"), _DEVICES),
-    **dict.fromkeys(("PagedAttention", "PagedAttentionMask", "ReshapeAndCache", "KVCacheScatterUpdate"), _CACHE),
+    "KVCacheScatterUpdate": _CACHE,
     **dict.fromkeys(("PromptFlashAttention", "IncreFlashAttention", "FusedInferAttentionScore"), _INFERENCE),
     "SpeedFusionAttention": "ops.flash_attention_score and msops.flash_attention compute attention",
     **dict.fromkeys(("GroupTopk", "TopKRouter", "TopPRouter"), _ROUTES),
