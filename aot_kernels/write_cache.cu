@@ -45,7 +45,7 @@ struct CopyRow {
     const bool is_last = all.sizes.has(slot) && all.table.find(slot) == t;
     all.written[t] = is_last;
     const int64_t columns = all.sizes.columns;
-    if (is_last) memcpy(all.cache + slot * columns, all.rows + t * columns, columns * sizeof(T));
+    if (is_last && columns > 0) memcpy(all.cache + slot * columns, all.rows + t * columns, columns * sizeof(T));
   }
 };
 

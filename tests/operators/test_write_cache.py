@@ -1,20 +1,18 @@
-import ctypes
-
 import mindspore
 import numpy as np
 import pytest
 from mindspore import Parameter, Tensor, nn, ops
 
-import emulator
 import msops
 from card import Card, chain, length, zeros
+from gpu import Guarded
 from guarded_call import GuardedCall
 from msops.compat import VERSION
-from msops.core.abi import DEFAULT_STREAM, Param, prepare_call
 from msops.operators.write_cache import operators
 from msops.testing.checks import Gradient
-from msops.testing.entry import Status, attributes_in_mindspore, outputs_of, prepare_operator
+from msops.testing.entry import Status, outputs_of, prepare_operator
 from operator_test import wide_in_graph_mode
+from test_emulated_entries import Emulator
 
 
 def which_are_written(cache, rows, slots, **_):
@@ -231,6 +229,8 @@ def test_wrong_arguments(mode, inputs, error, words):
 @pytest.mark.parametrize("kind", ["int32", "int64"])
 def test_slots_outside(mode, kind):
     """A slot after the last row is an error on the CPU, which says where it is; nothing is written then."""
+    if mindspore.get_context("device_target") != "CPU":
+        pytest.skip("a GPU writes nothing there")
     cache, rows, _ = CARD.inputs(*[CARD.cases["small"][0]], np.float32)
     net = Write(cache)
     with pytest.raises(RuntimeError, match=r"write_cache: slots\[3\] is 12, but cache has 12 rows"):
@@ -280,24 +280,28 @@ def test_entry_refuses(capfd):
     guarded.refused_with("cache", Status.BAD_SHAPE, shape=(12,))
 
 
-@pytest.mark.wide
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", CARD.entry_cases())
-def test_emulated_cache(name, dtype):
-    """The kernels write what a loop writes, also to rows that are not aligned, and skip slots that are outside."""
-    library = ctypes.CDLL(str(emulator.library(emulator.SOURCES / "write_cache.cu")))
+def check_cache(device, name, dtype):
+    """Requires kernels to write what a loop writes, also to rows that are not aligned, and to skip slots outside."""
     for shift in (0, 1, 4):
         operator, (cache, rows, slots), outputs = prepared(name, dtype)
         if len(slots) > 2:
             slots[1] = cache.shape[0] * cache.shape[1]
-        want, held = after(cache, rows, slots), np.zeros(cache.size + 16, dtype)
-        first = -held.ctypes.data % 16 // held.itemsize + shift
-        moved = held[first : first + cache.size].reshape(cache.shape)
-        moved[...] = cache
-        params = [Param.of(x) for x in (moved, rows, slots, *outputs)]
-        attributes = attributes_in_mindspore(operator.attributes)
-        assert prepare_call(library.WriteCacheForward, params, attributes, DEFAULT_STREAM)() == Status.OK
-        np.testing.assert_array_equal(moved, want)
-        np.testing.assert_array_equal(outputs[0], which_are_written(cache, rows, slots)[0])
-        assert not held[:first].any()
-        assert not held[first + cache.size :].any()
+        held = Guarded(device, cache.shape, cache.dtype.name, shift, cache)
+        arrays = [device.array(x) for x in (rows, slots, *outputs)]
+        assert device.status(operator, [held.array, *arrays]) == Status.OK
+        np.testing.assert_array_equal(device.numpy(held.array), after(cache, rows, slots))
+        np.testing.assert_array_equal(device.numpy(arrays[2]), which_are_written(cache, rows, slots)[0])
+        assert held.untouched()
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", CARD.entry_cases())
+def test_emulated_cache(name, dtype):
+    check_cache(Emulator(), name, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", CARD.entry_cases())
+def test_gpu_cache(gpu, name, dtype):
+    check_cache(gpu, name, dtype)
