@@ -4,9 +4,10 @@ import functools
 import math
 from typing import NamedTuple
 
+import mindspore
 from mindspore import nn
 
-from card import calls_of_specs, names_of
+from card import calls_of_specs, input_dtypes, names_of
 from msops import Operator
 
 DTYPES = ("float32", "float16")
@@ -43,10 +44,16 @@ class Case(NamedTuple):
     def op(self):
         return self.benchmark.name
 
-    @property
-    def elements(self):
-        """Returns how many elements must move: each input is read once, and each result is written once."""
-        return sum(map(math.prod, [*self.inputs[: len(self.inputs) - self.unread], *self.results]))
+    def bytes(self, dtype):
+        """Returns how many bytes must move: each input is read once, and each result is written once. Codes have a byte
+        each, and all else counts as numbers of the dtype."""
+        kinds = [kind in (mindspore.int8, mindspore.uint8) for kind in input_dtypes(self.operator, mindspore.float32)]
+        read = list(zip(self.inputs, kinds))[: len(self.inputs) - self.unread]
+        written = [
+            (spec, tensor.dtype == "int8") for spec, tensor in zip(self.results, self.operator.signature.outputs)
+        ]
+        wide = 2 if dtype == "float16" else 4
+        return sum(math.prod(shape) * (1 if is_code else wide) for shape, is_code in (*read, *written))
 
 
 class OfFunction(nn.Cell):

@@ -75,10 +75,15 @@ from .operators.trilinear_interpolation import (
     TrilinearInterpolation as TrilinearInterpolation,
     trilinear_interpolation as trilinear_interpolation,
 )
+from .operators.weight_quant_matmul import (
+    WeightQuantMatmul as WeightQuantMatmul,
+    weight_quant_matmul as weight_quant_matmul,
+)
 from .operators.wkv4 import WKV4 as WKV4, wkv4 as wkv4
 from .operators.wkv7 import WKV7 as WKV7, wkv7 as wkv7
 from .operators.write_cache import write_cache as write_cache
 from .parallel import average_gradients as average_gradients
 from .patch.patch import patch_mindspore as patch_mindspore
+from .quantization import dequantize_weight as dequantize_weight, quantize_weight as quantize_weight
 
 __version__: str

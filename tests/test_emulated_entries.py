@@ -86,7 +86,8 @@ def choices():
     for all dtypes but float64, paged_attention for tensor cores in float16."""
     for (name, *case), dtype in zip(CASES, itertools.cycle(DTYPES)):
         others = {"bias", "alibi_slopes", "seed"}.intersection(case[2].get("optional", ()))
-        has_kernels = name.startswith(("flash_attention", "decoder_stack", "grouped_matmul", "paged_attention"))
+        tensor_cores = "flash_attention", "decoder_stack", "grouped_matmul", "paged_attention", "weight_quant_matmul"
+        has_kernels = name.startswith(tensor_cores)
         is_attention = name.startswith("flash_attention")
         kinds = [dtype, *["float16"] * (has_kernels or name.startswith("wkv7"))]
         if name.startswith(("flash_attention", "topk_gating")) and dtype == "float64":

@@ -2,8 +2,11 @@
 #pragma once
 
 #include "../common/numbers.h"
+#include "../shared/product/matrix.h"
 
 namespace msops::grouped_matmul {
+
+using product::Vectors;
 
 constexpr int kTileRows = 128;  // of a tile on a GPU, all of which belong to one group
 
@@ -15,16 +18,6 @@ struct Groups {
   MSOPS_BOTH int64_t begin(int64_t group) const { return bounds[group]; }
   MSOPS_BOTH int64_t size(int64_t group) const { return bounds[group + 1] - bounds[group]; }
   MSOPS_BOTH int64_t first_tile(int64_t group) const { return bounds[count + 2 + group]; }
-};
-
-// Vectors are factors of a product: it sums over their terms. One of the strides is 1.
-template <typename T>
-struct Vectors {
-  const T* first;
-  int64_t apart, step;  // the strides of vectors and of terms
-
-  MSOPS_BOTH const T* at(int64_t vector, int64_t term) const { return first + vector * apart + term * step; }
-  MSOPS_BOTH Vectors from(int64_t vector, int64_t term) const { return {at(vector, term), apart, step}; }
 };
 
 // A Place is where a tile of a result is: `rows` rows and `columns` columns of it, from a row and a column on. Each

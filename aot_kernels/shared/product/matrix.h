@@ -17,6 +17,16 @@ struct Matrix {
   }
 };
 
+// Vectors are factors of a product: it sums over their terms. One of the strides is 1.
+template <typename T>
+struct Vectors {
+  const T* first;
+  int64_t apart, step;  // the strides of vectors and of terms
+
+  MSOPS_BOTH const T* at(int64_t vector, int64_t term) const { return first + vector * apart + term * step; }
+  MSOPS_BOTH Vectors from(int64_t vector, int64_t term) const { return {at(vector, term), apart, step}; }
+};
+
 // out (n, m) = scale * numbers (n, deep) times weights (m, deep), or out plus that.
 template <typename T>
 struct Product {

@@ -1,0 +1,88 @@
+// Products on any GPU, in any dtype: by rows of the weights for few tokens, else by tiles.
+#pragma once
+
+#include "codes.h"
+
+#ifdef __CUDACC__
+
+#include "../common/launch.h"
+#include "../common/team.h"
+
+namespace msops::weight_quant_matmul {
+
+constexpr int kLineWarps = 8, kLineTokens = 4;
+
+// A warp computes an output for up to kLineTokens tokens. Each lane takes kEach neighbouring codes at a time.
+template <typename T>
+__global__ void __launch_bounds__(32 * kLineWarps) line_kernel(const __grid_constant__ Products<T> p) {
+  using C = Compute<T>;
+  constexpr int kEach = 8;
+  const int lane = threadIdx.x % 32;
+  const int64_t output = static_cast<int64_t>(blockIdx.x) * kLineWarps + threadIdx.x / 32;
+  const int64_t token = static_cast<int64_t>(blockIdx.y) * kLineTokens;
+  if (output >= p.outputs) return;
+  C sums[kLineTokens] = {};
+  for (int64_t k = lane * kEach; k < p.deep; k += 32 * kEach) {
+    C weights[kEach];
+#pragma unroll
+    for (int j = 0; j < kEach; ++j) weights[j] = k + j < p.deep ? p.weights.value(output, k + j) : C(0);
+#pragma unroll
+    for (int t = 0; t < kLineTokens; ++t)
+#pragma unroll
+      for (int j = 0; j < kEach; ++j)
+        if (token + t < p.tokens && k + j < p.deep) sums[t] += weights[j] * C(p.x[(token + t) * p.deep + k + j]);
+  }
+  team_sum(sums, 32);
+  if (lane == 0)
+    for (int t = 0; t < kLineTokens; ++t)
+      if (token + t < p.tokens) p.store(token + t, output, sums[t]);
+}
+
+// A block takes a tile of 64 x 64 sums. The blocks have one dimension, since a second one would have 65535 at most.
+template <typename T>
+__global__ void __launch_bounds__(256) plain_kernel(const __grid_constant__ Products<T> p) {
+  using C = Compute<T>;
+  constexpr int kTile = 64, kDeep = 16, kEach = 4;  // each thread has 4 x 4 sums
+  __shared__ C x[kDeep][kTile + 1], w[kDeep][kTile + 1];
+  const int64_t down = (p.tokens + kTile - 1) / kTile;
+  const int64_t token = blockIdx.x % down * kTile, output = blockIdx.x / down * kTile;
+  const int r = threadIdx.x / 16, c = threadIdx.x % 16;
+  C sums[kEach][kEach] = {};
+  for (int64_t k = 0; k < p.deep; k += kDeep) {
+    for (int i = threadIdx.x; i < kTile * kDeep; i += 256) {
+      const int at = i / kDeep, d = i % kDeep;
+      x[d][at] = token + at < p.tokens && k + d < p.deep ? C(p.x[(token + at) * p.deep + k + d]) : C(0);
+      // Neighbouring threads read neighbouring codes.
+      const int j = p.by_terms ? at : i % kTile, e = p.by_terms ? d : i / kTile;
+      w[e][j] = output + j < p.outputs && k + e < p.deep ? p.weight(output + j, k + e) : C(0);
+    }
+    __syncthreads();
+    for (int d = 0; d < kDeep; ++d)
+      for (int i = 0; i < kEach; ++i)
+        for (int j = 0; j < kEach; ++j) sums[i][j] += x[d][r + 16 * i] * w[d][c + 16 * j];
+    __syncthreads();
+  }
+  for (int i = 0; i < kEach; ++i)
+    for (int j = 0; j < kEach; ++j) {
+      const int64_t of_token = token + r + 16 * i, to = output + c + 16 * j;
+      if (of_token < p.tokens && to < p.outputs) p.store(of_token, to, sums[i][j]);
+    }
+}
+
+template <typename T>
+void multiply_plainly(Call& call, const Products<T>& p) {
+  launch(call, plain_kernel<T>, (p.tokens + 63) / 64 * ((p.outputs + 63) / 64), 256, 0, p);
+}
+
+// Returns false, and launches nothing, if there are many tokens, or the terms do not lie close together.
+template <typename T>
+bool multiply_lines(Call& call, const Products<T>& p) {
+  constexpr int64_t kMost = 16;
+  if (p.tokens > kMost || !p.by_terms) return false;
+  const Grid grid((p.outputs + kLineWarps - 1) / kLineWarps, (p.tokens + kLineTokens - 1) / kLineTokens);
+  return launch(call, line_kernel<T>, grid, 32 * kLineWarps, 0, p), true;
+}
+
+}  // namespace msops::weight_quant_matmul
+
+#endif

@@ -1,0 +1,225 @@
+// Products of float16 and float32 on the tensor cores of sm_80 and later (mma.sync), for any number of rows of any
+// alignment. Codes are widened on their way to shared memory: while a tile is multiplied, the next one's codes are on
+// their way to registers.
+#pragma once
+
+#include "../shared/product/mma_sides.h"
+#include "codes.h"
+
+#ifdef __CUDACC__
+
+#include "../common/launch.h"
+
+namespace msops::weight_quant_matmul {
+
+// A block of eight warps takes a tile of 128 x 128 sums; a warp takes 64 x 32 of them. Shared memory has kStages
+// stages of kDeep terms of both sides.
+template <typename T_>
+struct TileShape {
+  using T = T_;
+  static constexpr int kSide = 128, kDeep = 128 / static_cast<int>(sizeof(T)), kStages = 3, kThreads = 256;
+  static constexpr int kM = 4, kN = 4, kRows = 16 * kM, kColumns = 8 * kN;  // of a warp
+  static constexpr int kElements = kSide * kDeep, kBytes = 2 * kStages * kElements * static_cast<int>(sizeof(T));
+};
+
+// How the codes of a Products may be read: by runs of kRun neighbours, which are all inside or all outside of the
+// matrix, and which may have one scale.
+constexpr int kRun = 16;
+struct Runs {
+  bool are_whole, have_one_scale;
+
+  template <typename T>
+  explicit Runs(const Codes<T>& w)
+      : are_whole(w.columns % kRun == 0 && w.have_rows_at(2 * w.bits)),
+        have_one_scale(!w.groups_rows && (w.groups == 1 || w.group % kRun == 0)) {}
+};
+
+// Widener turns codes into a tile of the weights: (outputs, terms), or (terms, outputs), as they lie in memory. Of each
+// tile, a thread has kRuns runs, whose codes load() begins to read and store() puts into the tile.
+template <typename S, bool kByTerms>
+struct Widener {
+  using T = typename S::T;
+  using Tile = product::MmaTile<T, kByTerms ? S::kDeep : S::kSide>;
+  static constexpr int kWidth = kByTerms ? S::kDeep : S::kSide, kAcross = kWidth / kRun;
+  static constexpr int kRuns = S::kElements / kRun / S::kThreads;
+  const Codes<T>& codes;
+  const Runs runs;
+  const float* table;  // in shared memory
+  int64_t row = 0, column = 0;
+  uint32_t words[kRuns][4] = {};
+  float scale[kRuns], zero[kRuns];
+
+  static __device__ __forceinline__ int row_of(int run) { return (run * S::kThreads + threadIdx.x) / kAcross; }
+  static __device__ __forceinline__ int column_of() { return threadIdx.x % kAcross * kRun; }
+  __device__ __forceinline__ bool has(int64_t r, int64_t c) const { return r < codes.rows && c < codes.columns; }
+
+  // The tile begins with this row and this column of the codes.
+  __device__ __forceinline__ void load(int64_t first_row, int64_t first_column) {
+    row = first_row, column = first_column;
+    if (!runs.are_whole) return;
+#pragma unroll
+    for (int i = 0; i < kRuns; ++i) {
+      const int64_t r = row + row_of(i), c = column + column_of();
+      scale[i] = zero[i] = 0;
+      if (!has(r, c)) continue;
+      const uint8_t* const from = codes.at(r, c);
+      if (codes.bits == 8) {
+        const uint4 bits = *reinterpret_cast<const uint4*>(from);
+        words[i][0] = bits.x, words[i][1] = bits.y, words[i][2] = bits.z, words[i][3] = bits.w;
+      } else {
+        const uint2 bits = *reinterpret_cast<const uint2*>(from);
+        words[i][0] = bits.x, words[i][1] = bits.y;
+      }
+      if (!runs.have_one_scale) continue;
+      const int64_t place = codes.place(r, c);
+      scale[i] = codes.scale[place], zero[i] = codes.zero[place];
+    }
+  }
+
+  // Returns the number of a run's code, from registers.
+  template <int kBits>
+  __device__ __forceinline__ float number(int run, int j) const {
+    constexpr int kEach = 32 / kBits, kMask = (1 << kBits) - 1;
+    const uint32_t code = words[run][j / kEach] >> j % kEach * kBits & kMask;
+    if (table) return table[code];
+    const uint32_t half = codes.are_signed ? 1 << (kBits - 1) : 0;
+    return __uint_as_float(0x4b000000 | (code ^ half)) - (8388608.f + static_cast<float>(half));  // 2^23 has its unit 1
+  }
+
+  template <int kBits>
+  __device__ __forceinline__ void widen(int run, int64_t r, int64_t c, float (&values)[kRun]) const {
+#pragma unroll
+    for (int j = 0; j < kRun; ++j) {
+      if (runs.have_one_scale) {
+        values[j] = (number<kBits>(run, j) - zero[run]) * scale[run];
+      } else {
+        const int64_t place = codes.place(r, c + j);
+        values[j] = (number<kBits>(run, j) - codes.zero[place]) * codes.scale[place];
+      }
+    }
+  }
+
+  // What is outside of the matrix becomes 0.
+  __device__ __forceinline__ void store(T* tile) const {
+#pragma unroll
+    for (int i = 0; i < kRuns; ++i) {
+      const int64_t r = row + row_of(i), c = column + column_of();
+      float values[kRun] = {};
+      if (!runs.are_whole) {
+        for (int j = 0; j < kRun; ++j)
+          if (has(r, c + j)) values[j] = codes.value(r, c + j);
+      } else if (has(r, c)) {
+        codes.bits == 8 ? widen<8>(i, r, c, values) : widen<4>(i, r, c, values);
+      }
+      constexpr int kPack = kPackWidth<T>;
+#pragma unroll
+      for (int j = 0; j < kRun; j += kPack) {
+        float numbers[kPack];
+#pragma unroll
+        for (int l = 0; l < kPack; ++l) numbers[l] = values[j + l];
+        msops::store(Tile::at(tile, row_of(i), column_of() + j), rounded_pack<T>(numbers));
+      }
+    }
+  }
+};
+
+struct Aligned {
+  bool x, out;  // rows may be read, or written, by packs
+};
+
+template <typename S, bool kByTerms>
+__device__ __forceinline__ void multiply_tiles(const Products<typename S::T>& p, const Runs& runs,
+                                               const Aligned& aligned) {
+  using T = typename S::T;
+  using Left = product::MmaSide<S, true>;
+  using Right = product::MmaSide<S, kByTerms>;
+  using Tile = typename Left::Tile;
+  extern __shared__ __align__(1024) unsigned char shared[];
+  __shared__ float table[256];
+  T* const stages = reinterpret_cast<T*>(shared);
+  if (p.weights.table) {
+    for (int i = threadIdx.x; i < 1 << p.weights.bits; i += S::kThreads) table[i] = p.weights.table[i];
+    __syncthreads();
+  }
+  const int64_t down = (p.tokens + S::kSide - 1) / S::kSide;  // neighbouring blocks share codes
+  const int64_t token = blockIdx.x % down * S::kSide, output = blockIdx.x / down * S::kSide;
+  const int rows = static_cast<int>(p.tokens - token < S::kSide ? p.tokens - token : S::kSide);
+  const int columns = static_cast<int>(p.outputs - output < S::kSide ? p.outputs - output : S::kSide);
+  const product::Vectors<T> left{p.x + token * p.deep, p.deep, 1};
+  const int64_t tiles = (p.deep + S::kDeep - 1) / S::kDeep;
+  Widener<S, kByTerms> widener{p.weights, runs, p.weights.table ? table : nullptr};
+  const auto left_tile = [&](int64_t i) { return stages + i % S::kStages * 2 * S::kElements; };
+  const auto right_tile = [&](int64_t i) { return left_tile(i) + S::kElements; };
+  const auto begin_copy = [&](int64_t i) {
+    const int64_t k = i * S::kDeep;
+    if (i < tiles) Left::load(left_tile(i), left.from(0, k), rows, p.deep - k, aligned.x);
+    cp_async_commit();
+  };
+  const auto load_codes = [&](int64_t i) {
+    kByTerms ? widener.load(output, i * S::kDeep) : widener.load(i * S::kDeep, output);
+  };
+
+  const int warp = threadIdx.x / 32, row = warp / 4 * S::kRows, part = warp % 4;
+  float sums[S::kM][S::kN][4];
+  product::for_sums<S::kM, S::kN>([&](int m, int n, int i, int, int column) {
+    const int at = part * S::kColumns + column;
+    sums[m][n][i] = at < columns ? p.bias[output + at] : 0.f;
+  });
+  for (int i = 0; i < S::kStages - 1; ++i) begin_copy(i);
+  if (tiles > 0) load_codes(0), widener.store(right_tile(0));
+  for (int64_t i = 0; i < tiles; ++i) {
+    cp_async_wait<S::kStages - 2>();
+    __syncthreads();
+    begin_copy(i + S::kStages - 1);
+    if (i + 1 < tiles) load_codes(i + 1);
+    if (row < rows) {
+      const unsigned from_left = Left::left(left_tile(i), row);
+      const unsigned from_right = Right::right(right_tile(i), part * S::kColumns);
+#pragma unroll 2
+      for (int step = 0; step < S::kDeep / Tile::kStep; ++step) {
+        typename Left::W of_left[S::kM][4];
+#pragma unroll
+        for (int m = 0; m < S::kM; ++m) Left::load_left(of_left[m], from_left, 16 * m, step);
+#pragma unroll
+        for (int n = 0; n < S::kN; n += 2) {
+          typename Right::W of_right[4];
+          Right::load_right(of_right, from_right, 8 * n, step);
+          Tile::add_products(sums, n, of_left, of_right);
+        }
+      }
+    }
+    if (i + 1 < tiles) widener.store(right_tile(i + 1));
+  }
+  cp_async_wait<0>();
+  __syncthreads();
+  const product::TileRows<T> to{p.out + token * p.outputs + output, p.outputs, columns, aligned.out};
+  product::store_rows<S::kSide>(sums, stages + row * S::kSide, to, row, rows, part, [](int, int) { return 1.f; });
+}
+
+template <typename S, bool kByTerms>
+__global__ void __launch_bounds__(S::kThreads)
+    tile_kernel(const __grid_constant__ Products<typename S::T> p, const __grid_constant__ Runs runs,
+                const __grid_constant__ Aligned aligned) {
+  if (has_instructions_of(80)) multiply_tiles<S, kByTerms>(p, runs, aligned);
+}
+
+template <bool kByTerms, typename T>
+bool launch_tiles(Call& call, const Products<T>& p) {
+  using S = TileShape<T>;
+  const auto kernel = tile_kernel<S, kByTerms>;
+  if (!is_compiled_for(80, kernel) || Gpu().dynamic_bytes() < S::kBytes) return false;
+  const int64_t down = (p.tokens + S::kSide - 1) / S::kSide, across = (p.outputs + S::kSide - 1) / S::kSide;
+  const Aligned aligned{product::has_packs(p.x, p.deep), product::has_packs(p.out, p.outputs)};
+  launch(call, kernel, down * across, S::kThreads, S::kBytes, p, Runs(p.weights), aligned);
+  return true;
+}
+
+// Returns false, and launches nothing, if the GPU lacks the instructions.
+template <typename T>
+bool multiply_tiles(Call& call, const Products<T>& p) {
+  return p.by_terms ? launch_tiles<true>(call, p) : launch_tiles<false>(call, p);
+}
+
+}  // namespace msops::weight_quant_matmul
+
+#endif

@@ -1,0 +1,26 @@
+// sub.f16x2 and prmt in the emulator.
+#pragma once
+
+#include "instructions.h"
+
+namespace msops {
+
+inline uint32_t sub_f16x2(uint32_t a, uint32_t b) {
+  uint32_t result = 0;
+  for (unsigned i = 0; i < 2; ++i) {
+    const auto number = [=](uint32_t word) { return with_bits_of<_Float16>(static_cast<uint16_t>(word >> 16 * i)); };
+    result |= uint32_t{with_bits_of<uint16_t>(static_cast<_Float16>(number(a) - number(b)))} << 16 * i;
+  }
+  return result;
+}
+
+template <uint32_t kSelector>
+uint32_t prmt(uint32_t a, uint32_t b) {
+  const uint64_t bytes = uint64_t{b} << 32 | a;
+  uint32_t result = 0;
+  for (unsigned i = 0; i < 4; ++i)
+    result |= static_cast<uint32_t>(bytes >> 8 * (kSelector >> 4 * i & 7) & 255) << 8 * i;
+  return result;
+}
+
+}  // namespace msops
