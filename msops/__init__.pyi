@@ -41,6 +41,7 @@ from .operators.group_points import (
 )
 from .operators.grouped_matmul import GroupedMatmul as GroupedMatmul, grouped_matmul as grouped_matmul
 from .operators.hash_encoding import HashEncoding as HashEncoding, hash_encoding as hash_encoding
+from .operators.int8_matmul import int8_matmul as int8_matmul
 from .operators.knn import KNN as KNN, knn as knn
 from .operators.layer_norm import LayerNorm as LayerNorm, layer_norm as layer_norm
 from .operators.linear_argmax import LinearArgmax as LinearArgmax, linear_argmax as linear_argmax
@@ -56,6 +57,7 @@ from .operators.moe_permute import MoEPermute as MoEPermute, moe_permute as moe_
 from .operators.moe_unpermute import MoEUnpermute as MoEUnpermute, moe_unpermute as moe_unpermute
 from .operators.ms_deform_attn import MSDeformAttn as MSDeformAttn, ms_deform_attn as ms_deform_attn
 from .operators.paged_attention import PagedAttention as PagedAttention, paged_attention as paged_attention
+from .operators.quantize_rows import quantize_rows as quantize_rows
 from .operators.ray_aabb import RayAABB as RayAABB, ray_aabb as ray_aabb
 from .operators.rms_norm import RMSNorm as RMSNorm, rms_norm as rms_norm
 from .operators.rotary_embedding import RotaryEmbedding as RotaryEmbedding, rotary_embedding as rotary_embedding

@@ -10,8 +10,8 @@ struct Fragments {
 };
 
 // d += a b, where element(word, place) gives a number of a register, and kNumbers are in each.
-template <int kNumbers, typename Element>
-void multiply(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], const Element& element) {
+template <int kNumbers, typename D, typename Element>
+void multiply(D (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], const Element& element) {
   Fragments own;
   std::memcpy(own.a, a, sizeof a), std::memcpy(own.b, b, sizeof b);
   const auto given = exchange(~0u, own);
@@ -24,7 +24,7 @@ void multiply(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], con
       const Fragments of_row = given[4 * row + quad], of_column = given[4 * column + quad];
       sum += double{element(of_row.a[i / 2 + 2 * upper], k % kNumbers)} * element(of_column.b[upper], k % kNumbers);
     }
-    d[i] += static_cast<float>(sum);
+    d[i] += static_cast<D>(sum);
   }
 }
 
@@ -40,6 +40,9 @@ inline void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (
 }
 inline void mma_m16n8k8(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
   emulator::multiply<1>(d, a, b, [](uint32_t word, unsigned) { return __uint_as_float(word & 0xffffe000); });
+}
+inline void mma_m16n8k32(int32_t (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+  emulator::multiply<4>(d, a, b, [](uint32_t word, unsigned place) { return static_cast<int8_t>(word >> 8 * place); });
 }
 inline uint32_t cvt_rna_tf32(float value) { return (__float_as_uint(value) + 0x1000) & 0xffffe000; }
 
