@@ -4,7 +4,7 @@
 #pragma once
 
 #include "../shared/product/mma_sides.h"
-#include "codes.h"
+#include "widener.h"
 
 #ifdef __CUDACC__
 
@@ -18,108 +18,15 @@ template <typename T_>
 struct TileShape {
   using T = T_;
   static constexpr int kSide = 128, kDeep = 128 / static_cast<int>(sizeof(T)), kStages = 3, kThreads = 256;
+  static constexpr int kWideners = kThreads;  // threads that widen codes
+  static constexpr bool kOnlyWholeRuns = false;
   static constexpr int kM = 4, kN = 4, kRows = 16 * kM, kColumns = 8 * kN;  // of a warp
   static constexpr int kElements = kSide * kDeep, kBytes = 2 * kStages * kElements * static_cast<int>(sizeof(T));
-};
 
-// How the codes of a Products may be read: by runs of kRun neighbours, which are all inside or all outside of the
-// matrix, and which may have one scale.
-constexpr int kRun = 16;
-struct Runs {
-  bool are_whole, have_one_scale;
-
-  template <typename T>
-  explicit Runs(const Codes<T>& w)
-      : are_whole(w.columns % kRun == 0 && w.have_rows_at(2 * w.bits)),
-        have_one_scale(!w.groups_rows && (w.groups == 1 || w.group % kRun == 0)) {}
-};
-
-// Widener turns codes into a tile of the weights: (outputs, terms), or (terms, outputs), as they lie in memory. Of each
-// tile, a thread has kRuns runs, whose codes load() begins to read and store() puts into the tile.
-template <typename S, bool kByTerms>
-struct Widener {
-  using T = typename S::T;
-  using Tile = product::MmaTile<T, kByTerms ? S::kDeep : S::kSide>;
-  static constexpr int kWidth = kByTerms ? S::kDeep : S::kSide, kAcross = kWidth / kRun;
-  static constexpr int kRuns = S::kElements / kRun / S::kThreads;
-  const Codes<T>& codes;
-  const Runs runs;
-  const float* table;  // in shared memory
-  int64_t row = 0, column = 0;
-  uint32_t words[kRuns][4] = {};
-  float scale[kRuns], zero[kRuns];
-
-  static __device__ __forceinline__ int row_of(int run) { return (run * S::kThreads + threadIdx.x) / kAcross; }
-  static __device__ __forceinline__ int column_of() { return threadIdx.x % kAcross * kRun; }
-  __device__ __forceinline__ bool has(int64_t r, int64_t c) const { return r < codes.rows && c < codes.columns; }
-
-  // The tile begins with this row and this column of the codes.
-  __device__ __forceinline__ void load(int64_t first_row, int64_t first_column) {
-    row = first_row, column = first_column;
-    if (!runs.are_whole) return;
-#pragma unroll
-    for (int i = 0; i < kRuns; ++i) {
-      const int64_t r = row + row_of(i), c = column + column_of();
-      scale[i] = zero[i] = 0;
-      if (!has(r, c)) continue;
-      const uint8_t* const from = codes.at(r, c);
-      if (codes.bits == 8) {
-        const uint4 bits = *reinterpret_cast<const uint4*>(from);
-        words[i][0] = bits.x, words[i][1] = bits.y, words[i][2] = bits.z, words[i][3] = bits.w;
-      } else {
-        const uint2 bits = *reinterpret_cast<const uint2*>(from);
-        words[i][0] = bits.x, words[i][1] = bits.y;
-      }
-      if (!runs.have_one_scale) continue;
-      const int64_t place = codes.place(r, c);
-      scale[i] = codes.scale[place], zero[i] = codes.zero[place];
-    }
-  }
-
-  // Returns the number of a run's code, from registers.
-  template <int kBits>
-  __device__ __forceinline__ float number(int run, int j) const {
-    constexpr int kEach = 32 / kBits, kMask = (1 << kBits) - 1;
-    const uint32_t code = words[run][j / kEach] >> j % kEach * kBits & kMask;
-    if (table) return table[code];
-    const uint32_t half = codes.are_signed ? 1 << (kBits - 1) : 0;
-    return __uint_as_float(0x4b000000 | (code ^ half)) - (8388608.f + static_cast<float>(half));  // 2^23 has its unit 1
-  }
-
-  template <int kBits>
-  __device__ __forceinline__ void widen(int run, int64_t r, int64_t c, float (&values)[kRun]) const {
-#pragma unroll
-    for (int j = 0; j < kRun; ++j) {
-      if (runs.have_one_scale) {
-        values[j] = (number<kBits>(run, j) - zero[run]) * scale[run];
-      } else {
-        const int64_t place = codes.place(r, c + j);
-        values[j] = (number<kBits>(run, j) - codes.zero[place]) * codes.scale[place];
-      }
-    }
-  }
-
-  // What is outside of the matrix becomes 0.
-  __device__ __forceinline__ void store(T* tile) const {
-#pragma unroll
-    for (int i = 0; i < kRuns; ++i) {
-      const int64_t r = row + row_of(i), c = column + column_of();
-      float values[kRun] = {};
-      if (!runs.are_whole) {
-        for (int j = 0; j < kRun; ++j)
-          if (has(r, c + j)) values[j] = codes.value(r, c + j);
-      } else if (has(r, c)) {
-        codes.bits == 8 ? widen<8>(i, r, c, values) : widen<4>(i, r, c, values);
-      }
-      constexpr int kPack = kPackWidth<T>;
-#pragma unroll
-      for (int j = 0; j < kRun; j += kPack) {
-        float numbers[kPack];
-#pragma unroll
-        for (int l = 0; l < kPack; ++l) numbers[l] = values[j + l];
-        msops::store(Tile::at(tile, row_of(i), column_of() + j), rounded_pack<T>(numbers));
-      }
-    }
+  template <bool kByTerms>
+  static __device__ __forceinline__ T* at(T* tile, int row, int column) {
+    using Tile = product::MmaTile<T, kByTerms ? kDeep : kSide>;
+    return Tile::at(tile, row, column);
   }
 };
 
@@ -147,7 +54,7 @@ __device__ __forceinline__ void multiply_tiles(const Products<typename S::T>& p,
   const int columns = static_cast<int>(p.outputs - output < S::kSide ? p.outputs - output : S::kSide);
   const product::Vectors<T> left{p.x + token * p.deep, p.deep, 1};
   const int64_t tiles = (p.deep + S::kDeep - 1) / S::kDeep;
-  Widener<S, kByTerms> widener{p.weights, runs, p.weights.table ? table : nullptr};
+  Widener<S, kByTerms> widener{p.weights, runs, p.weights.table ? table : nullptr, static_cast<int>(threadIdx.x)};
   const auto left_tile = [&](int64_t i) { return stages + i % S::kStages * 2 * S::kElements; };
   const auto right_tile = [&](int64_t i) { return left_tile(i) + S::kElements; };
   const auto begin_copy = [&](int64_t i) {

@@ -1,4 +1,4 @@
-// sub.f16x2 subtracts two pairs of float16, and prmt picks bytes of two registers.
+// sub.f16x2 and mul.f16x2 compute with two pairs of float16, and prmt picks bytes of two registers.
 #pragma once
 
 #include "instructions.h"
@@ -8,6 +8,12 @@ namespace msops {
 __device__ __forceinline__ uint32_t sub_f16x2(uint32_t a, uint32_t b) {
   uint32_t result;
   asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
+  return result;
+}
+
+__device__ __forceinline__ uint32_t mul_f16x2(uint32_t a, uint32_t b) {
+  uint32_t result;
+  asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
   return result;
 }
 

@@ -1,17 +1,25 @@
-// sub.f16x2 and prmt in the emulator.
+// sub.f16x2, mul.f16x2 and prmt in the emulator.
 #pragma once
 
 #include "instructions.h"
 
 namespace msops {
 
-inline uint32_t sub_f16x2(uint32_t a, uint32_t b) {
+template <typename F>
+uint32_t with_halves(uint32_t a, uint32_t b, const F& f) {
   uint32_t result = 0;
   for (unsigned i = 0; i < 2; ++i) {
     const auto number = [=](uint32_t word) { return with_bits_of<_Float16>(static_cast<uint16_t>(word >> 16 * i)); };
-    result |= uint32_t{with_bits_of<uint16_t>(static_cast<_Float16>(number(a) - number(b)))} << 16 * i;
+    const auto rounded = static_cast<_Float16>(f(static_cast<float>(number(a)), static_cast<float>(number(b))));
+    result |= uint32_t{with_bits_of<uint16_t>(rounded)} << 16 * i;
   }
   return result;
+}
+inline uint32_t sub_f16x2(uint32_t a, uint32_t b) {
+  return with_halves(a, b, [](float x, float y) { return x - y; });
+}
+inline uint32_t mul_f16x2(uint32_t a, uint32_t b) {
+  return with_halves(a, b, [](float x, float y) { return x * y; });
 }
 
 template <uint32_t kSelector>
