@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from msops.compat import VERSION
 from msops.shared import generator
 
-from . import attention, experts, older, optimizers, overflow, serving, slices, transformer, transposes
+from . import attention, experts, older, optimizers, overflow, quantized, serving, slices, transformer, transposes
 from .mint import (
     activation,
     batch_statistics,
@@ -64,6 +64,14 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "auto_generate.grouped_matmul_v2_op": experts.GroupedMatmulV2(),
     "auto_generate.GroupedMatmulV4": experts.GroupedMatmulV4,
     "auto_generate.grouped_matmul_v4_op": experts.GroupedMatmulV4(),
+    "auto_generate.WeightQuantBatchMatmul": quantized.WeightQuantBatchMatmul,
+    "auto_generate.weight_quant_batch_matmul_impl": quantized.weight_quant_batch_matmul,
+    "auto_generate.QuantBatchMatmul": quantized.QuantBatchMatmul,
+    "auto_generate.quant_batch_matmul_impl": quantized.quant_batch_matmul,
+    "auto_generate.QuantV2": quantized.QuantV2,
+    "auto_generate.quant_v2_op": quantized.QuantV2(),
+    "auto_generate.DynamicQuantExt": quantized.DynamicQuantExt,
+    "auto_generate.dynamic_quant_ext_op": quantized.DynamicQuantExt(),
     "auto_generate.MoeGatingTopKSoftmax": experts.MoeGatingTopKSoftmax,
     "auto_generate.moe_gating_top_k_softmax_op": experts.MoeGatingTopKSoftmax(),
     "auto_generate.FusedAddTopKDiv": experts.FusedAddTopKDiv,
