@@ -10,26 +10,44 @@
 
 namespace msops::weight_quant_matmul {
 
-constexpr int kLineWarps = 8, kLineTokens = 4;
+constexpr int kLineWarps = 8, kLineTokens = 4, kLineCodes = 8;
 
-// A warp computes an output for up to kLineTokens tokens. Each lane takes kEach neighbouring codes at a time.
+// A warp computes an output for up to kLineTokens tokens. Each lane takes kLineCodes neighbouring codes at a time, by
+// one load if they are `whole`: rows begin at multiples of as many bytes, and the codes have one scale.
 template <typename T>
-__global__ void __launch_bounds__(32 * kLineWarps) line_kernel(const __grid_constant__ Products<T> p) {
+__global__ void __launch_bounds__(32 * kLineWarps) line_kernel(const __grid_constant__ Products<T> p, bool whole) {
   using C = Compute<T>;
-  constexpr int kEach = 8;
+  const Codes<T>& codes = p.weights;
   const int lane = threadIdx.x % 32;
   const int64_t output = static_cast<int64_t>(blockIdx.x) * kLineWarps + threadIdx.x / 32;
   const int64_t token = static_cast<int64_t>(blockIdx.y) * kLineTokens;
   if (output >= p.outputs) return;
   C sums[kLineTokens] = {};
-  for (int64_t k = lane * kEach; k < p.deep; k += 32 * kEach) {
-    C weights[kEach];
+  for (int64_t k = lane * kLineCodes; k < p.deep; k += 32 * kLineCodes) {
+    C weights[kLineCodes];
+    if (whole) {
+      const uint8_t* const from = codes.at(output, k);
+      uint2 words = {0, 0};
+      if (codes.bits == 8) {
+        words = *reinterpret_cast<const uint2*>(from);
+      } else {
+        words.x = *reinterpret_cast<const uint32_t*>(from);
+      }
+      const int64_t place = codes.place(output, k);
+      const C scale = codes.scale[place], zero = codes.zero[place];
 #pragma unroll
-    for (int j = 0; j < kEach; ++j) weights[j] = k + j < p.deep ? p.weights.value(output, k + j) : C(0);
+      for (int j = 0; j < kLineCodes; ++j) {
+        const uint32_t byte = (j < 4 ? words.x : words.y) >> 8 * (j % 4) & 255;
+        weights[j] = (codes.number(codes.bits == 8 ? byte : words.x >> 4 * j & 15) - zero) * scale;
+      }
+    } else {
+#pragma unroll
+      for (int j = 0; j < kLineCodes; ++j) weights[j] = k + j < p.deep ? codes.value(output, k + j) : C(0);
+    }
 #pragma unroll
     for (int t = 0; t < kLineTokens; ++t)
 #pragma unroll
-      for (int j = 0; j < kEach; ++j)
+      for (int j = 0; j < kLineCodes; ++j)
         if (token + t < p.tokens && k + j < p.deep) sums[t] += weights[j] * C(p.x[(token + t) * p.deep + k + j]);
   }
   team_sum(sums, 32);
@@ -80,7 +98,10 @@ bool multiply_lines(Call& call, const Products<T>& p) {
   constexpr int64_t kMost = 16;
   if (p.tokens > kMost || !p.by_terms) return false;
   const Grid grid((p.outputs + kLineWarps - 1) / kLineWarps, (p.tokens + kLineTokens - 1) / kLineTokens);
-  return launch(call, line_kernel<T>, grid, 32 * kLineWarps, 0, p), true;
+  const Codes<T>& w = p.weights;
+  const bool whole = p.deep % kLineCodes == 0 && w.have_rows_at(w.bits) && !w.groups_rows &&
+                     (w.groups == 1 || w.group % kLineCodes == 0);
+  return launch(call, line_kernel<T>, grid, 32 * kLineWarps, 0, p, whole), true;
 }
 
 }  // namespace msops::weight_quant_matmul

@@ -86,15 +86,15 @@ MSOPS_CPU __attribute__((always_inline)) Run widened_run(const uint8_t* from) {
 }
 #endif
 
-// Writes the numbers of n neighbouring codes, apart from their zero points and scales.
+// Writes the numbers of n neighbouring codes, less the zero point, times the scale.
 template <typename T, typename C>
-MSOPS_CPU void widen_numbers(const Codes<T>& codes, int64_t row, int64_t column, int64_t n, C* to) {
+MSOPS_CPU void widen_run(const Codes<T>& codes, int64_t row, int64_t column, int64_t n, C zero, C scale, C* to) {
   const uint8_t* const from = codes.at(row, column);
   if (codes.table) {
     for (int64_t j = 0; j < n; ++j) {
       const uint8_t byte = codes.bits == 8 ? from[j] : from[(column % 2 + j) / 2];
       const int half = codes.bits == 8 ? 0 : static_cast<int>((column + j) % 2) * 4;
-      to[j] = C(codes.table[codes.bits == 8 ? byte : byte >> half & 15]);
+      to[j] = (C(codes.table[codes.bits == 8 ? byte : byte >> half & 15]) - zero) * scale;
     }
     return;
   }
@@ -103,19 +103,22 @@ MSOPS_CPU void widen_numbers(const Codes<T>& codes, int64_t row, int64_t column,
     int64_t j = 0;
     if (kBits == 8 || column % 2 == 0)
       for (; j + kRun <= n; j += kRun) {
-        const Run run = widened_run<kBits, kSigned>(from + j * kBits / 8);
+        Run run = widened_run<kBits, kSigned>(from + j * kBits / 8);
         if constexpr (std::is_same<C, float>::value) {
+          MSOPS_UNROLL
+          for (Floats& eight : run.eights) eight = (eight - zero) * scale;
           memcpy(to + j, &run, sizeof run);
         } else {
           float numbers[kRun];
           memcpy(numbers, &run, sizeof run);
-          for (int i = 0; i < kRun; ++i) to[j + i] = C(numbers[i]);
+          for (int i = 0; i < kRun; ++i) to[j + i] = (C(numbers[i]) - zero) * scale;
         }
       }
     for (; j < n; ++j) {
       const int64_t half = (column + j) % 2;
-      to[j] = C(kBits == 8 ? number_of<kSigned>(from[j])
-                           : number_of_half<kSigned>(from[(column % 2 + j) / 2] >> half * 4 & 15u));
+      const int32_t number = kBits == 8 ? number_of<kSigned>(from[j])
+                                        : number_of_half<kSigned>(from[(column % 2 + j) / 2] >> half * 4 & 15u);
+      to[j] = (C(number) - zero) * scale;
     }
   });
 }
@@ -130,8 +133,8 @@ class Lines {
 
   // Writes the weights of n neighbouring columns.
   MSOPS_CPU void widen(const Codes<T>& codes, int64_t row, int64_t column, int64_t n, C* to) {
-    widen_numbers(codes, row, column, n, to);
     if (codes.groups_rows) {
+      widen_run(codes, row, column, n, C(0), C(1), to);
       find(codes, codes.place(row, column), n);
       const C *const scale = scale_.get(), *const zero = zero_.get();
 #pragma omp simd
@@ -141,9 +144,7 @@ class Lines {
     for (int64_t j = 0; j < n;) {
       const int64_t place = codes.place(row, column + j);
       const int64_t end = std::min(n, j + codes.group - (column + j) % codes.group);
-      const C scale = codes.scale[place], zero = codes.zero[place];
-#pragma omp simd
-      for (int64_t i = j; i < end; ++i) to[i] = (to[i] - zero) * scale;
+      widen_run(codes, row, column + j, end - j, codes.zero[place], codes.scale[place], to + j);
       j = end;
     }
   }

@@ -42,7 +42,7 @@ class QuantizeRows(Benchmark):
     def networks(self, size, dtype, device):
         def quantize(x):
             y = ops.cast(x, mindspore.float32)
-            scale = ops.abs(y).max(-1) / 127
+            scale = ops.amax(ops.abs(y), -1) / 127
             return ops.cast(ops.round(y / ops.expand_dims(scale, -1)), mindspore.int8), scale
 
         return {"msops": OfFunction(msops.quantize_rows), "MindSpore": OfFunction(quantize)}

@@ -94,7 +94,8 @@ def follow(operators, inputs, compute):
 
 
 def input_dtypes(operator, dtype):
-    """Returns the dtypes of an operator's inputs, given the common one. An index is int32."""
+    """Returns the dtypes of an operator's inputs, given the common one, if the operator takes it. An index is int32."""
+    dtype = dtype if dtype in operator.signature.dtypes else operator.signature.dtypes[0]
     dtypes = {}
     for tensor in operator.signature.inputs:
         dtypes[tensor.name] = operator.signature.allowed(tensor, dtype, dtypes)[0]
