@@ -121,6 +121,10 @@ class Benchmark:
         sizes = size if isinstance(size, tuple) else (size,)
         return Case(self, direction, self.describe(size), size, operator, inputs, results, sizes, **rest)
 
+    def bytes(self, case, dtype):
+        """Returns how many bytes must move."""
+        return case.bytes(dtype)
+
     def numpy_formula(self, case):
         """Returns the formula as a NumPy function of the entry's inputs."""
         formula = self.card.formulas[("forward", "backward").index(case.direction)]

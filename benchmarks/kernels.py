@@ -124,7 +124,7 @@ def random_inputs(case, dtype, arrays):
 
 def random_sets(case, dtype, timer, arrays):
     """Returns sets of random inputs that do not stay in the cache, and of outputs, for the case's entry."""
-    size = case.bytes(dtype)
+    size = case.benchmark.bytes(case, dtype)
     sets = [random_inputs(case, dtype, arrays) for _ in range(buffers(timer.name, size))]
     kinds = outputs_of(case.operator, sets[0])
     if timer.name == "CPU":  # all calls share their outputs, since libraries that return new memory get what they freed
@@ -143,7 +143,7 @@ def prepare(case, sets, outputs, timer):
 
 def measure(case, dtype, timer, arrays):
     """Times our kernel and each peer."""
-    size = case.bytes(dtype)
+    size = case.benchmark.bytes(case, dtype)
     row = dict(part="kernel", op=case.op, direction=case.direction, case=case.name, dtype=dtype, bytes=size)
     row.update(named=int(case.named), beside=case.beside, operations=case.operations)
 

@@ -32,6 +32,9 @@ from .operators.furthest_point_sample import (
 from .operators.gather_points import GatherPoints as GatherPoints, gather_points as gather_points
 from .operators.geglu import GeGLU as GeGLU, geglu as geglu
 from .operators.gelu import GELU as GELU, gelu as gelu
+from .operators.gguf_dequantize import gguf_dequantize as gguf_dequantize
+from .operators.gguf_embedding import gguf_embedding as gguf_embedding
+from .operators.gguf_matmul import GGUFMatmul as GGUFMatmul, gguf_matmul as gguf_matmul
 from .operators.group_norm import GroupNorm as GroupNorm, group_norm as group_norm
 from .operators.group_points import (
     GroupAll as GroupAll,

@@ -332,7 +332,7 @@ def test_targets_find_their_cases(op, device):
     ]
     rows[-1]["operations"] = 1e7
     of_libraries = "Pointnet2_PyTorch", "torch-ngp", "ngp_pl", "torch._grouped_mm", "tinygemm", "torch._int_mm"
-    peers = "msops", "torch", "NumPy", "MindSpore", "matmul + cross_entropy", "one matmul", *of_libraries
+    peers = "msops", "torch", "NumPy", "MindSpore", "matmul + cross_entropy", "one matmul", "dense", *of_libraries
     for case, dtype, by in itertools.product(kernel_cases(device, [op]), ("float32", "float16"), peers):
         row = dict(part="kernel", op=op, direction=case.direction, case=case.name, dtype=dtype, by=by, us=1)
         rows.append(dict(row, bytes=1e6, operations=0, named=case.named, beside=case.beside))

@@ -80,16 +80,16 @@ CASES = [
 
 def choices():
     """Yields (card, shapes, settings, dtype, architecture). Each case takes one dtype, since the emulator is slow;
-    neighbouring cases take different ones. wkv7 in float16 has a kernel for tensor cores; attention has kernels for
-    those of sm_80 in float16 and float32, in place of which sm_75 has plain ones, and in float16 for those of sm_90a,
-    which are chosen where TMA can read the rows; the latter take no bias, ALiBi and dropout. topk_gating has kernels
-    for all dtypes but float64, paged_attention for tensor cores in float16."""
+    neighbouring cases take different ones. wkv7 and gguf_matmul have kernels for tensor cores in float16; attention has
+    kernels for those of sm_80 in float16 and float32, in place of which sm_75 has plain ones, and in float16 for those
+    of sm_90a, which are chosen where TMA can read the rows; the latter take no bias, ALiBi and dropout. topk_gating has
+    kernels for all dtypes but float64, paged_attention for tensor cores in float16."""
     for (name, *case), dtype in zip(CASES, itertools.cycle(DTYPES)):
         others = {"bias", "alibi_slopes", "seed"}.intersection(case[2].get("optional", ()))
         tensor_cores = "flash_attention", "decoder_stack", "grouped_matmul", "paged_attention", "weight_quant_matmul"
         has_kernels = name.startswith(tensor_cores)
         is_attention = name.startswith("flash_attention")
-        kinds = [dtype, *["float16"] * (has_kernels or name.startswith("wkv7"))]
+        kinds = [dtype, *["float16"] * (has_kernels or name.startswith(("wkv7", "gguf_matmul")))]
         if name.startswith(("flash_attention", "topk_gating")) and dtype == "float64":
             kinds.append("float32")
         older = {"float16": "80", "float32": "75" if is_attention and dtype == "float32" else None}
@@ -237,6 +237,15 @@ def test_steps_in_place(name, architecture, shift, monkeypatch):
         assert any(x.size for x in moved) == bool(done)
         for got, expected in zip(moved, want):
             np.testing.assert_allclose(got, expected, 1e-6, 1e-6)
+
+
+@pytest.mark.parametrize("shift", [1, 2, 4])
+@pytest.mark.parametrize("name", ["long rows, Q4_1", "long rows, Q6_K", "a tile, Q4_K"], ids="gguf_matmul {}".format)
+def test_blocks_at_any_address(name, shift):
+    """Kernels read codes by bytes, by pairs or by words, where the address of the weight allows no more."""
+    [(card, shapes, settings)] = [case for full, *case in CASES if full == f"gguf_matmul {name}"]
+    for call in card.entry_calls(shapes, settings, "float16"):
+        compare_with_cpu(Emulator(), call, "float16", shift)
 
 
 @pytest.mark.parametrize("raw", DECAYS, ids="wkv7 {}".format)

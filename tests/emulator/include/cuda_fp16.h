@@ -21,3 +21,6 @@ inline __half __float2half_rn(float x) {
 inline float __half2float(__half h) { return static_cast<float>(with_bits_of<_Float16>(h.bits)); }
 inline __half2 __floats2half2_rn(float x, float y) { return {__float2half_rn(x), __float2half_rn(y)}; }
 inline float2 __half22float2(__half2 h) { return {__half2float(h.x), __half2float(h.y)}; }
+inline __half2 __hsub2(__half2 a, __half2 b) {
+  return __floats2half2_rn(__half2float(a.x) - __half2float(b.x), __half2float(a.y) - __half2float(b.y));
+}
