@@ -3,7 +3,8 @@
 //
 //   CPU                                                    cpu.h: tiles of flash_attention/cpu.h
 //   GPU of sm_80 and later, float16, up to 256 features
-//   in whole packs of 16 bytes, also with caches of int8   mma.h
+//   in whole packs of 16 bytes, also with caches of int8;
+//   up to 576, if values are the first 512 of the keys     mma.h
 //   other calls on a GPU                                   plain.h
 
 #include "common/scratch.h"

@@ -39,6 +39,8 @@ class TestPagedAttention(Card):
         "parts of chunks": case((600, 257, 900), 8, 2, 32, 8, 60, new=(5, 1, 18)),
         "many heads": case((70, 33), 40, 1, 40, 16, 20),
         "wide": case((40, 9), 16, 1, 576, 16, value_size=512),
+        "latent heads": case((40, 700), 80, 1, 576, 16, 60, new=(1, 3), value_size=512),
+        "latent, a tail": case((90,), 20, 1, 296, 16, 8, new=(2,), value_size=264, slopes=(20,)),
         "a long chunk": case((330,), 4, 1, 128, 16, 30, new=(150,)),
         "128 features": case((300, 77), 8, 2, 128, 64, 8, new=(2, 77), value_width=64),
         "200 features": case((50, 20), 4, 2, 200, 16, window=(30, -1)),
@@ -50,6 +52,7 @@ class TestPagedAttention(Card):
     small = "small"
     hostile = ("small", "chunks", "codes", "mask")
     right_numbers = {"left": (-1,), "right": (-1,)}
+    roundings = 16  # logits are sums of up to 576 products
     wrong = (
         (zeros((2, 4, 8), (3, 4, 3, 8), (3, 4, 3, 8)), {}, ValueError,
          "paged_attention: q must have a multiple of the 3 heads of key_cache, got 4"),
