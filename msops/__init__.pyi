@@ -90,5 +90,11 @@ from .operators.write_cache import write_cache as write_cache
 from .parallel import average_gradients as average_gradients
 from .patch.patch import patch_mindspore as patch_mindspore
 from .quantization import dequantize_weight as dequantize_weight, quantize_weight as quantize_weight
+from .quantized_checkpoints import (
+    convert_awq as convert_awq,
+    convert_gguf as convert_gguf,
+    convert_gptq as convert_gptq,
+    convert_nf4 as convert_nf4,
+)
 
 __version__: str
