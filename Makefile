@@ -119,7 +119,7 @@ $(VENV)/.ready: pyproject.toml setup.py | python
 libraries_of = $(patsubst %,$(LIB)/%.so,$(shell tr -d '\n' <msops/__init__.pyi | sed 's/from/\n&/g' | \
   grep -wE "$$(grep -ohE '\b(msops|operators)\.\w+' $(1) 2>/dev/null | sed 's/.*\./as /' | sort -u)" | sed -nE 's/.*\.operators\.(\w+) .*/\1/p'))
 DEMO := $(call libraries_of,examples/digits.py)
-CHAT := $(call libraries_of,examples/llama.py examples/smollm/generation.py)
+CHAT := $(call libraries_of,examples/llama.py examples/smollm/generation.py examples/smollm/quantized.py)
 .PHONY: demo
 demo: WANTED = $(DEMO)
 demo: $(DEMO) $(VENV)/.ready ## Train a network on handwritten digits, and show the result

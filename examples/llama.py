@@ -131,9 +131,12 @@ class Llama(nn.Cell):
         angles = np.outer(np.arange(length), base ** (-np.arange(0, size, 2) / size) / slower)
         self.cos, self.sin = Tensor(np.cos(angles), mindspore.float32), Tensor(np.sin(angles), mindspore.float32)
 
+    def embed(self, tokens):
+        return ops.gather(self.embedding, tokens, 0).astype(self.dtype)
+
     def read(self, tokens, cos, sin, caches=None):
         """Returns what the scores are computed from, (B, T, width). `caches` has a cache for each layer's Attention."""
-        h = ops.gather(self.embedding, tokens, 0).astype(self.dtype)
+        h = self.embed(tokens)
         x = self.norm(h)
         for i, layer in enumerate(self.layers):
             x, h = layer(x, h, cos, sin, None if caches is None else caches[i])

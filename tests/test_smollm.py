@@ -112,6 +112,15 @@ def test_scores(scores, reference):
     assert np.abs(scores - reference).max() < 1e-3
 
 
+def test_scores_of_the_blocks_in_the_file(smollm, file, text, reference):
+    """With weights as they lie in the file, scores are the same, and the weights take as much memory as the file."""
+    net = smollm("quantized").load(file, length=208)
+    scores = net(Tensor(text[None], mindspore.int32)).asnumpy()[0]
+    assert np.abs(scores - reference).max() < 1e-3
+    assert file.path.stat().st_size * 0.95 < sum(p.nbytes for p in net.get_parameters()) < file.path.stat().st_size
+    assert smollm("chat").memory(net, 4) == "weights of 97 MB instead of 538 in float32 and 269 in float16"
+
+
 def test_loss(smollm, scores, reference, text):
     expected = losses(reference, text).mean()
     assert 2 < expected < 4  # this text is in no data that the model has learned
@@ -353,6 +362,15 @@ def test_small_file(smollm, tmp_path):
     """The file that the next test damages can be read."""
     write_gguf(tmp_path / "small.gguf")
     assert read_all(smollm, tmp_path / "small.gguf").length == 16
+
+
+def test_blocks_of_other_kinds(smollm, tmp_path):
+    """A file that has weights of other kinds is refused, and says which."""
+    write_gguf(tmp_path / "small.gguf")
+    file = smollm("weights").Gguf(tmp_path / "small.gguf")
+    message = "token_embd.weight is of type F32; --bits 4 takes Q4_0, Q4_1, Q8_0, Q4_K, Q5_K, Q6_K"
+    with pytest.raises(smollm("weights").FileError, match=message):
+        smollm("quantized").load(file, 16)
 
 
 NESTED = struct.pack("<I", 9) + struct.pack("<IQ", 9, 1) * 5000

@@ -14,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import composed
 import msops
+import quantized
 from generation import CachedLlama, Reader, StackedLlama, TextError, continue_text, sample
 from program import COUNT, SEED, number, take_interrupts, use
 from tokenizer import Stream, Tokenizer
@@ -38,6 +39,7 @@ def parse(arguments=None):
     options.add_argument("question", nargs="*", help="what to ask; without it, questions are read from the terminal")
     options.add_argument("--operators", choices=OPERATORS, default="msops", help="which operators to use")
     options.add_argument("--stack", choices=("on", "off"), default="on", help="all layers in one operator of msops")
+    options.add_argument("--bits", type=int, choices=(4,), help="multiply by the weights as the file has them")
     # SmolLM2's weights have four bits, so that a higher temperature soon leads away from the question.
     options.add_argument("--temperature", type=number(float, 0, 100), default=0.1, help="0 takes the best token always")
     options.add_argument("--top-p", type=number(float, 0, 1), default=0.9, help="the probability that the tokens share")
@@ -50,8 +52,10 @@ def open_model(args, operators):
     use(args.device_target)
     args.dtype = args.dtype or {"CPU": "float32", "GPU": "float16"}[args.device_target]
     try:
-        file = Gguf(args.weights or default_path())
-        return Tokenizer(file), load(file, operators, args.length, getattr(mindspore, args.dtype))
+        file, dtype = Gguf(args.weights or default_path()), getattr(mindspore, args.dtype)
+        if getattr(args, "bits", None):
+            return Tokenizer(file), quantized.load(file, args.length, dtype)
+        return Tokenizer(file), load(file, operators, args.length, dtype)
     except FileError as error:
         sys.exit(str(error))
 
@@ -84,6 +88,15 @@ class Chat:
         return times
 
 
+def memory(net, bits):
+    """Tells how much memory the weights take and, if they have fewer bits, how much they would take unpacked."""
+    said = f"weights of {sum(p.nbytes for p in net.get_parameters()) / 1e6:.0f} MB"
+    if not bits:
+        return said
+    numbers = net.numbers / 1e6
+    return f"{said} instead of {4 * numbers:.0f} in float32 and {2 * numbers:.0f} in float16"
+
+
 def questions(args):
     if args.question:
         yield " ".join(args.question)
@@ -101,8 +114,11 @@ def questions(args):
 
 def main():
     begin, args = time.perf_counter(), parse()
+    if args.bits and args.operators != "msops":
+        sys.exit("--bits 4 needs --operators msops, since MindSpore has no operators for such weights.")
     tokenizer, net = open_model(args, OPERATORS[args.operators])
-    is_stacked = args.stack == "on" and args.operators == "msops"
+    is_stacked = args.stack == "on" and args.operators == "msops" and not args.bits
+    weights = memory(net, args.bits)
     chat = Chat(Reader((StackedLlama if is_stacked else CachedLlama)(net)), tokenizer, args)
     for i, text in enumerate(questions(args)):
         if i or not args.question:
@@ -119,7 +135,8 @@ def main():
         said = f"first word after {times[0] - begin:.1f} s"
         if len(times) > 2:  # MindSpore compiles the graph of single tokens for the second
             said += f", then {(len(times) - 2) / (times[-1] - times[1]):.1f} tokens per second"
-        print(f"[{len(times)} tokens, {said}; {args.operators}, {args.dtype}, {args.device_target}]", file=sys.stderr)
+        how = f"{args.operators}, {args.dtype}, {args.device_target}; {weights}"
+        print(f"[{len(times)} tokens, {said}; {how}]", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -123,27 +123,39 @@ class Gguf:
             raise FileError(f"{self.path} has no weight {name!r}")
         return self._tensors[name][0]
 
-    def tensor(self, name):
-        """Returns a weight in float32."""
-        gguf, shape = need("gguf"), self.shape(name)
-        _, kind, offset = self._tensors[name]
+    def kind(self, name):
+        """Returns the name of a weight's type, such as Q4_1."""
+        return self._kind(name).name
+
+    def _kind(self, name):
+        gguf = need("gguf")
+        self.shape(name)  # says whether there is such a weight
+        kind = self._tensors[name][1]
         if kind not in list(gguf.GGMLQuantizationType):
             raise FileError(f"{self.path}: {name} is of the unknown type {kind}")
-        kind = gguf.GGMLQuantizationType(kind)
+        return gguf.GGMLQuantizationType(kind)
+
+    def blocks(self, name):
+        """Returns a weight's bytes as they lie in the file, with a row for each of its rows."""
+        gguf, kind, shape = need("gguf"), self._kind(name), self.shape(name)
         block, size = gguf.GGML_QUANT_SIZES[kind]
         if 0 in shape or (shape or (0,))[-1] % block:
             raise FileError(f"{self.path}: {name} must have rows of a multiple of {block} numbers, got shape {shape}")
-        count, start = math.prod(shape) // block * size, self._start + offset
+        count, start = math.prod(shape) // block * size, self._start + self._tensors[name][2]
         if start + count > len(self._data):
             raise FileError(
                 f"{self.path} ends early: {name} needs {start + count} bytes, the file has {len(self._data)}"
             )
-        raw = np.frombuffer(self._data, np.uint8, count, start)
+        return np.frombuffer(self._data, np.uint8, count, start).reshape(*shape[:-1], -1)
+
+    def tensor(self, name):
+        """Returns a weight in float32."""
+        raw, kind = self.blocks(name), self._kind(name)
         try:
-            values = gguf.quants.dequantize(raw.reshape(*shape[:-1], -1), kind)
+            values = need("gguf").quants.dequantize(raw, kind)
         except NotImplementedError as error:
             raise FileError(f"{self.path}: {name} is of type {kind.name}, which cannot be read") from error
-        return values.astype(np.float32, copy=False).reshape(shape)
+        return values.astype(np.float32, copy=False).reshape(self.shape(name))
 
     def field(self, name, kind, many=False, absent=None):
         """Returns a field, which must be of this type or, if `many`, a list of such. `absent` is what a missing field
@@ -214,33 +226,46 @@ def sizes(file):
     }
 
 
-def weights(file, layers):
-    """Yields names of Parameters and their values. The file names a norm after the next part, Layer after the last."""
+def names(file, layers):
+    """Yields names of Parameters and of the file's weights. The file names a norm after the next part, Layer after the
+    last."""
     biased = _BIASED if _BIAS in file.names else {}
-    yield "embedding", file.tensor("token_embd.weight")
-    yield "norm.weight", file.tensor("blk.0.attn_norm.weight")
+    yield "embedding", "token_embd.weight"
+    yield "norm.weight", "blk.0.attn_norm.weight"
     for i in range(layers):
         for theirs, ours in _NAMES.items():
-            yield f"layers.{i}.{ours}.weight", file.tensor(f"blk.{i}.{theirs}.weight")
+            yield f"layers.{i}.{ours}.weight", f"blk.{i}.{theirs}.weight"
         for theirs, ours in biased.items():
-            yield f"layers.{i}.{ours}.bias", file.tensor(f"blk.{i}.{theirs}.bias")
+            yield f"layers.{i}.{ours}.bias", f"blk.{i}.{theirs}.bias"
         following = f"blk.{i + 1}.attn_norm.weight" if i + 1 < layers else "output_norm.weight"
-        yield f"layers.{i}.norm2.weight", file.tensor(following)
+        yield f"layers.{i}.norm2.weight", following
     if "output.weight" in file.names:
-        yield "head.weight", file.tensor("output.weight")
+        yield "head.weight", "output.weight"
+
+
+def weights(file, layers):
+    """Yields names of Parameters and their values."""
+    for name, theirs in names(file, layers):
+        yield name, file.tensor(theirs)
+
+
+def settings_of(file, length):
+    """Returns the arguments of a Llama for texts of `length` tokens at most."""
+    known = sizes(file)
+    if not 0 < length <= known["length"]:
+        raise FileError(f"{file.path} is for 1 to {known['length']} tokens, got {length}")
+    return {**known, "length": length}
 
 
 def load(file, operators, length, dtype=mindspore.float32, keep=None):
     """Returns a Llama that computes in `dtype` with the weights of the file, for texts of `length` tokens at most. The
     Parameters have the dtype `keep`, by default `dtype`."""
     keep = keep or dtype
-    known = sizes(file)
-    if not 0 < length <= known["length"]:
-        raise FileError(f"{file.path} is for 1 to {known['length']} tokens, got {length}")
+    settings = settings_of(file, length)
     with no_init_parameters():  # random numbers for all of them would take seconds
-        net = Llama(operators, **{**known, "length": length}, dtype=dtype)
+        net = Llama(operators, **settings, dtype=dtype)
     parameters = net.parameters_dict()
-    for name, value in weights(file, known["layers"]):
+    for name, value in weights(file, settings["layers"]):
         parameter = parameters.pop(name)
         if parameter.shape != value.shape:
             raise FileError(f"{file.path}: {name} must have shape {parameter.shape}, got {value.shape}")
