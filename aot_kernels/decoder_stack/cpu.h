@@ -4,7 +4,6 @@
 
 #include <pthread.h>
 
-#include <condition_variable>
 #include <memory>
 #include <mutex>
 
@@ -21,7 +20,8 @@ using flash_attention::most;
 using flash_attention::parts_of;
 
 // Lets threads wait for each other. They sleep: a thread that is woken gets its core at once, also where a thread of
-// MindSpore's that waits in a loop has it, and one that yields does not.
+// MindSpore's that waits in a loop has it, and one that yields does not. All calls are the C library's: with nvcc, some
+// are linked to the versions of an older glibc, and a wait of one version does not see libstdc++'s notify of another.
 class Barrier {
  public:
   // All of `threads` threads must call this.
@@ -33,15 +33,15 @@ class Barrier {
       arrived_ = 0;
       ++turn_;
       lock.unlock();
-      return changed_.notify_all();
+      pthread_cond_broadcast(&changed_);
+      return;
     }
-    // libstdc++'s own wait has a symbol that Ubuntu 20.04 lacks.
-    while (turn_ == turn) pthread_cond_wait(changed_.native_handle(), mutex_.native_handle());
+    while (turn_ == turn) pthread_cond_wait(&changed_, mutex_.native_handle());
   }
 
  private:
   std::mutex mutex_;
-  std::condition_variable changed_;
+  pthread_cond_t changed_ = PTHREAD_COND_INITIALIZER;
   int64_t arrived_ = 0, turn_ = 0;
 };
 

@@ -127,7 +127,7 @@ class StridedCopy(Card):
 
         def change(x):
             steps = (random.choice((1, 1, 2, -1, -3)) for _ in x.shape)
-            view = x[tuple(slice(None, None, step) for step in steps)]
+            view = x[(..., *(slice(None, None, step) for step in steps))]  # with ..., a number stays an array
             view = view.transpose(random.sample(range(x.ndim), x.ndim))
             return np.broadcast_to(view, (random.randrange(1, 4), *view.shape)) if random.random() < 0.3 else view
 
