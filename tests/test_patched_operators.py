@@ -439,16 +439,10 @@ def test_more_that_is_refused(mode, function, words):
         call(function, numbers(4, 8))
 
 
-def quantized(x):
-    return ops.auto_generate.DynamicQuantExt()(x)
-
-
 @pytest.mark.skipif(not hasattr(generated, "GroupTopk"), reason="this MindSpore does not have it")
 def test_what_is_refused(mode):
     with pytest.raises(NotImplementedError, match=r"GroupTopk: it has kernels on Ascend alone, .*; msops.topk_gating"):
         call(routed, numbers(4, 8))
-    with pytest.raises(NotImplementedError, match=r"DynamicQuantExt: .*; msops computes in float16, float32"):
-        call(quantized, numbers(4, 8))
 
 
 INT, HALF = X.astype(np.int32), X.astype(np.float16)
