@@ -194,7 +194,9 @@ def test_environment_behind_a_link(tmp_path):
     assert (environment / "kept").is_file()
 
 
-@pytest.mark.parametrize(("goal", "files"), [("demo", ["digits"]), ("chat", ["llama", "smollm/generation", "smollm/quantized"])])
+@pytest.mark.parametrize(
+    ("goal", "files"), [("demo", ["digits"]), ("chat", ["llama", "smollm/generation", "smollm/quantized"])]
+)
 def test_builds_what_an_example_needs(tmp_path, goal, files):
     """The libraries are those of the operators that the example's files name."""
     command = ["make", "--dry-run", goal, "NVCC=", f"LIB={tmp_path}"]

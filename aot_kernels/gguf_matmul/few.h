@@ -120,8 +120,8 @@ __device__ __forceinline__ void multiply_32(float (&sums)[kN][4], const uint8_t*
 #pragma unroll
     for (int n = 0; n < kN; ++n) {
       mma_m16n8k16(products[n], a, pairs[n][half]);
-      constexpr uint32_t kOnes = 0x3c003c00;
-      if constexpr (F::kHasMinima) mma_m16n8k16(totals[n], {kOnes, kOnes, kOnes, kOnes}, pairs[n][half]);
+      if constexpr (F::kHasMinima)  // by a matrix of ones
+        mma_m16n8k16(totals[n], {0x3c003c00u, 0x3c003c00u, 0x3c003c00u, 0x3c003c00u}, pairs[n][half]);
     }
     if (F::kGroup == 32 && half == 0) continue;
     const float* const of = scales + ((e + 16 * half) / F::kGroup * S::kRows + row) * S::kFields;

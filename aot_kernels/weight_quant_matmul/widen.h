@@ -103,16 +103,11 @@ MSOPS_CPU void widen_run(const Codes<T>& codes, int64_t row, int64_t column, int
     int64_t j = 0;
     if (kBits == 8 || column % 2 == 0)
       for (; j + kRun <= n; j += kRun) {
-        Run run = widened_run<kBits, kSigned>(from + j * kBits / 8);
-        if constexpr (std::is_same<C, float>::value) {
-          MSOPS_UNROLL
-          for (Floats& eight : run.eights) eight = (eight - zero) * scale;
-          memcpy(to + j, &run, sizeof run);
-        } else {
-          float numbers[kRun];
-          memcpy(numbers, &run, sizeof run);
-          for (int i = 0; i < kRun; ++i) to[j + i] = (C(numbers[i]) - zero) * scale;
-        }
+        const Run run = widened_run<kBits, kSigned>(from + j * kBits / 8);
+        float numbers[kRun];
+        memcpy(numbers, &run, sizeof run);
+        MSOPS_UNROLL
+        for (int i = 0; i < kRun; ++i) to[j + i] = (C(numbers[i]) - zero) * scale;
       }
     for (; j < n; ++j) {
       const int64_t half = (column + j) % 2;

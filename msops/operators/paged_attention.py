@@ -113,10 +113,9 @@ def paged_attention(
         [3. 2.]
     """
     settings_ = (causal, scale, window, softcap, value_size, return_lse)
-    tables = (as_int32(block_tables), as_int32(lengths), as_int32(cu_seqlens_q))
     return _call(
         settings_,
-        (q, key_cache, value_cache, *tables),
+        (q, key_cache, value_cache, as_int32(block_tables), as_int32(lengths), as_int32(cu_seqlens_q)),
         (mask, bias, alibi_slopes, key_scale, value_scale, key_zero_point, value_zero_point),
     )
 
@@ -181,10 +180,9 @@ class PagedAttention(nn.Cell):
         key_zero_point: Tensor | None = None,
         value_zero_point: Tensor | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        tables = (as_int32(block_tables), as_int32(lengths), as_int32(cu_seqlens_q))
         return _call(
             self.settings,
-            (q, key_cache, value_cache, *tables),
+            (q, key_cache, value_cache, as_int32(block_tables), as_int32(lengths), as_int32(cu_seqlens_q)),
             (mask, bias, alibi_slopes, key_scale, value_scale, key_zero_point, value_zero_point),
         )
 

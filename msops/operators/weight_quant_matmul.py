@@ -89,7 +89,7 @@ def weight_quant_matmul(
     multiply = operators.primitive(
         bits, group, transpose_weight, zero_point is not None, codebook is not None, bias is not None
     )
-    return multiply(x, weight, scale, *present((zero_point, codebook, widened(bias, x))))
+    return multiply(*present((x, weight, scale, zero_point, codebook, widened(bias, x))))
 
 
 def _as_matrix(scale: Tensor, transpose_weight: bool) -> Tensor:
@@ -216,7 +216,7 @@ class WeightQuantMatmul(nn.Cell):
         scale, zero_point, bias = _fitting(self.scale, x), self.zero_point, self.bias
         if bias is not None:
             bias = _fitting(bias, x)
-        return self.forward_op(x, self.weight, scale, *present((zero_point, bias)))
+        return self.forward_op(*present((x, self.weight, scale, zero_point, bias)))
 
     construct.__doc__ = weight_quant_matmul.__doc__  # for help()
 

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Union
 import numpy as np
 from mindspore import Tensor, nn, ops
 
+from ..compat import VERSION
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
@@ -354,7 +356,9 @@ def _turned(a: Array) -> Tensor:
 
 
 def _sliced(a: Array) -> Tensor:
-    return Tensor(np.pad(a, 1))[(slice(1, -1),) * a.ndim] if a.ndim else Tensor(a)
+    if a.ndim == 0 or (VERSION < (2, 7) and a.dtype == np.uint8):  # old versions do not slice bytes
+        return Tensor(a)
+    return Tensor(np.pad(a, 1))[(slice(1, -1),) * a.ndim]
 
 
 def check_views(net: nn.Cell, arrays: Arrays, results: int | None = None) -> None:

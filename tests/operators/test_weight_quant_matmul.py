@@ -8,6 +8,7 @@ from mindspore import Tensor, nn
 import msops
 from card import chain, length, random, zeros
 from gpu import BIG
+from msops.compat import VERSION
 from msops.operators.weight_quant_matmul import operators
 from msops.testing.checks import Gradient, run, run_gradient
 from operator_test import OperatorTest, check_training, wide_in_graph_mode
@@ -77,6 +78,12 @@ def case(rows, terms, outputs, bits=4, group=None, transpose_weight=True, option
         bits=bits, group=group, transpose_weight=transpose_weight, optional=optional, kind=kind, zeros=zeros
     )
     return shapes, settings
+
+
+@pytest.fixture(autouse=True)
+def _calls_that_compile(request):
+    if VERSION < (2,) and request.node.name.startswith("test_case[graph"):
+        pytest.skip("MindSpore 1.10 does not compile this call")
 
 
 class TestWeightQuantMatmul(OperatorTest):
