@@ -44,17 +44,6 @@ class Case(NamedTuple):
     def op(self):
         return self.benchmark.name
 
-    def bytes(self, dtype):
-        """Returns how many bytes must move: each input is read once, and each result is written once. Codes have a byte
-        each, and all else counts as numbers of the dtype."""
-        kinds = [kind in (mindspore.int8, mindspore.uint8) for kind in input_dtypes(self.operator, mindspore.float32)]
-        read = list(zip(self.inputs, kinds))[: len(self.inputs) - self.unread]
-        written = [
-            (spec, tensor.dtype == "int8") for spec, tensor in zip(self.results, self.operator.signature.outputs)
-        ]
-        wide = 2 if dtype == "float16" else 4
-        return sum(math.prod(shape) * (1 if is_code else wide) for shape, is_code in (*read, *written))
-
 
 class OfFunction(nn.Cell):
     """Calls a function of MindSpore's operators as a network."""
@@ -122,8 +111,15 @@ class Benchmark:
         return Case(self, direction, self.describe(size), size, operator, inputs, results, sizes, **rest)
 
     def bytes(self, case, dtype):
-        """Returns how many bytes must move."""
-        return case.bytes(dtype)
+        """Returns how many bytes must move: each input is read once, and each result is written once. Codes have a byte
+        each, and all else counts as numbers of the dtype."""
+        kinds = [kind in (mindspore.int8, mindspore.uint8) for kind in input_dtypes(case.operator, mindspore.float32)]
+        read = list(zip(case.inputs, kinds))[: len(case.inputs) - case.unread]
+        written = [
+            (spec, tensor.dtype == "int8") for spec, tensor in zip(case.results, case.operator.signature.outputs)
+        ]
+        wide = 2 if dtype == "float16" else 4
+        return sum(math.prod(shape) * (1 if is_code else wide) for shape, is_code in (*read, *written))
 
     def numpy_formula(self, case):
         """Returns the formula as a NumPy function of the entry's inputs."""

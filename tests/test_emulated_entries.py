@@ -191,7 +191,7 @@ def test_rows_and_weights_that_are_not_used(name, dtype, architecture, monkeypat
     ids="topk_gating {}".format,
 )
 def test_tied_experts(name, dtype):
-    """Of equal experts and groups, the lower index comes first; NaN counts as -infinity."""
+    """The lower index comes first among equal experts and among equal groups; NaN counts as -infinity."""
     for call in calls_with_ties(name, dtype):
         for shift in (0, 1):
             compare_with_cpu(Emulator(), call, dtype, shift)

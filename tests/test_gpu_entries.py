@@ -76,7 +76,7 @@ def test_rows_and_weights_that_are_not_used(gpu, name, dtype):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", ["2 of 5", "6 of 64", "4 of 100", "8 of 300", "9 of 40", "bias", "groups", "worths"])
 def test_tied_experts(gpu, name, dtype):
-    """Of equal experts and groups, the lower index comes first; NaN counts as -infinity."""
+    """The lower index comes first among equal experts and among equal groups; NaN counts as -infinity."""
     for call in calls_with_ties(name, dtype):
         for shift in (0, 1):
             compare_with_cpu(gpu, call, dtype, shift)

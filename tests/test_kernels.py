@@ -336,7 +336,8 @@ def imports_of_plugin():
     return [line.split()[-1] for line in said.stdout.splitlines()]
 
 
-# Of how many instances of each function in MindSpore 2.10 there is one of ours, where it is not 14, one for each dtype.
+# We replace this many instances of each function in MindSpore 2.10. The functions that are not here have 14, one for
+# each dtype.
 INSTANCES = {
     "BinaryOpWithBroadcastCudaFunc": 104,
     "BinaryExtOpWithBroadcastCudaFunc": 16,

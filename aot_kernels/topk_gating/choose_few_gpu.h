@@ -280,7 +280,7 @@ class FewOfRows {
     return counts;
   }
 
-  // Of the experts whose keys equal the last, leaves the first ones marked, so that a row has k marks.
+  // Several marked experts may have the last key. The first of them stay marked, so that a row has k marks.
   __device__ void unmark_some(C last) {
     unsigned equal = 0;
     for (unsigned left = marks_; left; left &= left - 1) {

@@ -132,6 +132,24 @@ def load(
 _SHOWN = 6000  # characters of a compiler's output that a message shows
 
 
+def build_by_gxx(source: Path, name: str, missing: str) -> Library:
+    """Compiles one file of the package by g++ alone, once for each version of the file.
+
+    Args:
+        source (Path): The file.
+        name (str): The library's name.
+        missing (str): What the error says where there is no g++.
+    """
+    version = compiler_version("g++")
+    if not version:
+        raise RuntimeError(missing)
+    texts = {str(source): source.read_bytes()}
+    command = ["g++", "-std=c++17", "-O2", "-fPIC", "-fvisibility=hidden", f"-I{get_include()}"]
+    key = digest(command, version, texts)
+    made = Build(default_cache_folder(), f"{name}-{key}", command, texts, False, time.time(), ["-ldl"])
+    return Library(made.find() or made.make(), name)
+
+
 class Build:
     """One library in the cache. It has two files: the library, and a record of the headers it was compiled from."""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-import time
 import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,13 +14,14 @@ from mindspore import Tensor, ops
 
 from msops.compat import VERSION
 from msops.core import fast_calls
-from msops.core.build import Build, compiler_version, default_cache_folder, digest
+from msops.core.build import build_by_gxx
 from msops.core.factory import custom_op
-from msops.core.library import Library, get_include
 from msops.core.spec import Spec, dtype_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+    from msops.core.library import Library
 
 DRIVER, PLUGIN = "libcuda.so.1", "libmindspore_gpu.so"
 _DTYPES = tuple(
@@ -36,14 +36,8 @@ _DTYPES = tuple(
 
 def build() -> Library:
     """Compiles the library, which needs g++ alone, once for each version of its sources."""
-    if not compiler_version("g++"):
-        raise RuntimeError("cuda_graph needs g++, which is not on the PATH")
-    source = Path(__file__).with_name("recorder.cc")
-    texts = {str(source): source.read_bytes()}
-    command = ["g++", "-std=c++17", "-O2", "-fPIC", "-fvisibility=hidden", f"-I{get_include()}"]
-    key = digest(command, compiler_version("g++"), texts)
-    made = Build(default_cache_folder(), f"graphs-{key}", command, texts, False, time.time(), ["-ldl"])
-    return Library(made.find() or made.make(), "cuda_graph")
+    missing = "cuda_graph needs g++, which is not on the PATH"
+    return build_by_gxx(Path(__file__).with_name("recorder.cc"), "cuda_graph", missing)
 
 
 class Notes:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,8 +12,8 @@ import mindspore
 
 from msops.compat import VERSION
 from msops.core import fast_calls
-from msops.core.build import Build, compiler_version, default_cache_folder, digest
-from msops.core.library import Library, get_include, of_package
+from msops.core.build import build_by_gxx
+from msops.core.library import Library, of_package
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -50,14 +49,8 @@ class Kernel(NamedTuple):
 @functools.cache
 def build() -> Library:
     """Compiles the library, which needs g++ alone, once for each version of its sources."""
-    if not compiler_version("g++"):
-        raise RuntimeError("msops needs g++ to replace MindSpore's kernels")
-    source = Path(__file__).with_name("kernels.cc")
-    texts = {str(source): source.read_bytes()}
-    command = ["g++", "-std=c++17", "-O2", "-fPIC", "-fvisibility=hidden", f"-I{get_include()}"]
-    key = digest(command, compiler_version("g++"), texts)
-    made = Build(default_cache_folder(), f"kernels-{key}", command, texts, False, time.time(), ["-ldl"])
-    return Library(made.find() or made.make(), "kernels")
+    missing = "msops needs g++ to replace MindSpore's kernels"
+    return build_by_gxx(Path(__file__).with_name("kernels.cc"), "kernels", missing)
 
 
 class Functions:
