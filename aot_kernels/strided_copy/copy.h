@@ -31,7 +31,7 @@ struct Window {
     rank = static_cast<int>(call.attribute("rank", 0, kMostRank));
     offset = call.attribute("offset", 0, kFar);
     for (int a = 0; a < rank; ++a) {
-      char size_of[16], stride_of[16];
+      char size_of[24], stride_of[24];
       std::snprintf(size_of, sizeof size_of, "size_%d", a), std::snprintf(stride_of, sizeof stride_of, "stride_%d", a);
       size[a] = call.attribute(size_of, 0, kFar), stride[a] = call.attribute(stride_of, -kFar, kFar);
     }
