@@ -369,7 +369,7 @@ def test_headlines_are_cases():
 
 
 def test_tables_of_pages():
-    """A loss is shown as one, and a case of two runs comes from that with more peers."""
+    """A loss is shown as one, and a case of two runs comes from that with more peers, or with CUDA graphs."""
     case, model = BENCHMARKS["rms_norm"].headline[0], llm.HEADLINE[0]
 
     def row(by, us, part="kernel", op="rms_norm", direction="forward", case=case, **more):
@@ -391,8 +391,10 @@ def test_tables_of_pages():
     first, last = pages.headline(every)[2:]
     assert first.endswith("| 110 | 0.50 | Liger **99**, PyTorch 150 |")
     assert last.endswith("| **125,000** |  |  |")
+    every["graphs"] = [row(llm.GRAPH, 5.0, **language)], pages.GPU
+    assert pages.headline(every)[-1].endswith("| **200,000** |  |  |")
     assert pages.cells(every)[2].startswith(f"| {pages.GPU} | 2 of 3 | 0.50 | 3.00 | 4.00 |")
-    assert "| 125,000 |  |  |  |  |  | [more]" in pages.models(every)[2]
+    assert "|  | 200,000 |  |  |  |  | [graphs]" in pages.models(every)[2]
     assert [pages.plain(text) for text in ("2^10 x 2^17", "2^20", "k3 2^15 + 1")] == [
         "1024 x 131072",
         "2^20",
