@@ -94,11 +94,6 @@ void copy_on_gpu(Call& call, const Matrices& m, int64_t size, const T* x, T* y) 
 }
 #endif
 
-template <int kBytes>
-using Unit =
-    std::conditional_t<kBytes == 1, uint8_t,
-                       std::conditional_t<kBytes == 2, uint16_t, std::conditional_t<kBytes == 4, uint32_t, uint64_t>>>;
-
 }  // namespace
 
 // (x) -> (y)

@@ -148,11 +148,6 @@ struct Cut {
 };
 #endif
 
-template <int kBytes>
-using Unit =
-    std::conditional_t<kBytes == 1, uint8_t,
-                       std::conditional_t<kBytes == 2, uint16_t, std::conditional_t<kBytes == 4, uint32_t, uint64_t>>>;
-
 // Calls f(Type<unit>) with the unit of the elements' size.
 template <typename F>
 int run_by_size(Call& call, const F& f) {

@@ -27,11 +27,6 @@ struct Select {
   }
 };
 
-template <size_t kBytes>
-using WordOf =
-    std::conditional_t<kBytes == 1, uint8_t,
-                       std::conditional_t<kBytes == 2, uint16_t, std::conditional_t<kBytes == 4, uint32_t, uint64_t>>>;
-
 }  // namespace
 
 // (condition, x, y) -> (z)
@@ -43,6 +38,6 @@ MSOPS_ENTRY(SelectForward) {
       [&](auto type) {
         using T = typename decltype(type)::type;
         static_assert(has_select(dtype_name<T>()), "operations.h tells callers what there is");
-        broadcast::apply(call, operands, Select<WordOf<sizeof(T)>>{});
+        broadcast::apply(call, operands, Select<Unit<sizeof(T)>>{});
       });
 }

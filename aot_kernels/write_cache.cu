@@ -110,12 +110,6 @@ void write_on_gpu(Call& call, Write<T, Index> all) {
 }
 #endif
 
-// A row is moved as whole numbers of its elements' size.
-template <typename T>
-using Bits = std::conditional_t<
-    sizeof(T) == 1, uint8_t,
-    std::conditional_t<sizeof(T) == 2, uint16_t, std::conditional_t<sizeof(T) == 4, uint32_t, uint64_t>>>;
-
 }  // namespace
 
 // (cache, rows, slots) -> (written, table): `cache` is written, and written[t] tells whether row t was. `table` is
@@ -137,7 +131,7 @@ MSOPS_ENTRY(WriteCacheForward) {
   call.require_same_shape(written, slots);
   call.require_shape(table, {Table::scratch(slots.size)});
   return call.run<Half, float, double, int8_t>([&](auto type) {
-    using T = Bits<typename decltype(type)::type>;
+    using T = Unit<sizeof(typename decltype(type)::type)>;
     with_type<int32_t, int64_t>(slots, [&](auto index) {
       using Index = typename decltype(index)::type;
       const Sizes sizes{cache.dim(0) * cache.dim(1), columns, slots.size};

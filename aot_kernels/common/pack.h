@@ -18,6 +18,16 @@ struct alignas(sizeof(T) * (N & -N) < 16 ? sizeof(T) * (N & -N) : 16) Pack {
   T values[N];
 };
 
+// A Unit has the size of an element, or of several that are always neighbours, for code that only moves elements.
+template <int kBytes>
+struct UnitOf : Type<std::conditional_t<kBytes == 1, uint8_t, std::conditional_t<kBytes == 2, uint16_t, uint32_t>>> {};
+template <>
+struct UnitOf<8> : Type<uint64_t> {};
+template <>
+struct UnitOf<16> : Type<Pack<uint32_t, 4>> {};
+template <int kBytes>
+using Unit = typename UnitOf<kBytes>::type;
+
 // kPackWidth<T> is the number of elements in a pack of 16 bytes.
 template <typename T>
 constexpr int kPackWidth = 16 / sizeof(T);

@@ -13,16 +13,6 @@ namespace msops::strided_copy {
 constexpr int kMostRank = 8, kMostAxes = kMostRank + 1;  // an element of several parts adds an axis
 constexpr int64_t kFar = (int64_t{1} << 40) - 1;         // no attribute is larger, so that few sums overflow
 
-// A Unit has the size of an element, or of several that are always neighbours.
-template <int kBytes>
-struct UnitOf : Type<std::conditional_t<kBytes == 1, uint8_t, std::conditional_t<kBytes == 2, uint16_t, uint32_t>>> {};
-template <>
-struct UnitOf<8> : Type<uint64_t> {};
-template <>
-struct UnitOf<16> : Type<Pack<uint32_t, 4>> {};
-template <int kBytes>
-using Unit = typename UnitOf<kBytes>::type;
-
 struct Window {
   int rank = 0;
   int64_t offset, size[kMostAxes], stride[kMostAxes];  // in elements
