@@ -31,7 +31,6 @@ __device__ __forceinline__ void multiply_by_mma(const Products& p, const Aligned
   using T = typename S::T;
   using Left = MmaSide<S, kLeftByTerms>;
   using Right = MmaSide<S, kRightByTerms>;
-  using Tile = typename Left::Tile;
   extern __shared__ __align__(1024) unsigned char shared[];
   T* const stages = reinterpret_cast<T*>(shared);
   const Place place = find_place<S::kSide>(p, blockIdx.x);
@@ -58,20 +57,8 @@ __device__ __forceinline__ void multiply_by_mma(const Products& p, const Aligned
     __syncthreads();
     begin_copy(i + S::kStages - 1);
     if (row >= place.rows) continue;  // the warp has no sums that are stored
-    const unsigned from_left = Left::left(left_tile(i), row);
-    const unsigned from_right = Right::right(left_tile(i) + S::kElements, part * S::kColumns);
-#pragma unroll 2
-    for (int step = 0; step < S::kDeep / Tile::kStep; ++step) {
-      typename Left::W of_left[S::kM][4];
-#pragma unroll
-      for (int m = 0; m < S::kM; ++m) Left::load_left(of_left[m], from_left, 16 * m, step);
-#pragma unroll
-      for (int n = 0; n < S::kN; n += 2) {
-        typename Right::W of_right[4];
-        Right::load_right(of_right, from_right, 8 * n, step);
-        Tile::add_products(sums, n, of_left, of_right);
-      }
-    }
+    product::add_products<S, Left, Right>(sums, Left::left(left_tile(i), row),
+                                          Right::right(left_tile(i) + S::kElements, part * S::kColumns));
   }
   cp_async_wait<0>();
   __syncthreads();

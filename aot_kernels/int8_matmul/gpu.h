@@ -7,6 +7,7 @@
 
 #include "../common/gpu/dp4a.h"
 #include "../common/sum.h"
+#include "../shared/product/plain.h"
 
 namespace msops::int8_matmul {
 
@@ -37,32 +38,13 @@ __global__ void __launch_bounds__(32 * kLineWarps) line_kernel(const __grid_cons
     if (lane == 0 && token + t < p.tokens) p.store(token + t, output, sums[t]);
 }
 
-// A block takes a tile of 64 x 64 sums. The blocks have one dimension, since a second one would have 65535 at most.
-__global__ void __launch_bounds__(256) plain_kernel(const __grid_constant__ Products p) {
-  constexpr int kTile = 64, kTerms = 16, kEach = 4;  // each thread has 4 x 4 sums
-  __shared__ int32_t x[kTerms][kTile + 1], w[kTerms][kTile + 1];
-  const int64_t down = (p.tokens + kTile - 1) / kTile;
-  const int64_t token = blockIdx.x % down * kTile, output = blockIdx.x / down * kTile;
-  const int r = threadIdx.x / 16, c = threadIdx.x % 16;
-  int32_t sums[kEach][kEach] = {};
-  for (int64_t k = 0; k < p.deep; k += kTerms) {
-    for (int i = threadIdx.x; i < kTile * kTerms; i += 256) {
-      const int at = i / kTerms, d = i % kTerms;
-      x[d][at] = token + at < p.tokens && k + d < p.deep ? p.x[(token + at) * p.deep + k + d] : 0;
-      const int j = p.by_terms ? at : i % kTile, e = p.by_terms ? d : i / kTile;
-      w[e][j] = output + j < p.outputs && k + e < p.deep ? p.weight_at(output + j, k + e) : 0;
-    }
-    __syncthreads();
-    for (int d = 0; d < kTerms; ++d)
-      for (int i = 0; i < kEach; ++i)
-        for (int j = 0; j < kEach; ++j) sums[i][j] += x[d][r + 16 * i] * w[d][c + 16 * j];
-    __syncthreads();
-  }
-  for (int i = 0; i < kEach; ++i)
-    for (int j = 0; j < kEach; ++j) {
-      const int64_t at = token + r + 16 * i, to = output + c + 16 * j;
-      if (at < p.tokens && to < p.outputs) p.store(at, to, sums[i][j]);
-    }
+__global__ void __launch_bounds__(product::kPlainThreads) plain_kernel(const __grid_constant__ Products p) {
+  const int64_t down = (p.tokens + product::kPlainSide - 1) / product::kPlainSide;
+  product::multiply_plainly<int32_t>(
+      blockIdx.x % down * product::kPlainSide, p.tokens, blockIdx.x / down * product::kPlainSide, p.outputs, p.deep,
+      p.by_terms, [&](int64_t token, int64_t k) { return p.x[token * p.deep + k]; },
+      [&](int64_t output, int64_t k) { return p.weight_at(output, k); },
+      [&](int64_t token, int64_t output, int32_t sum) { p.store(token, output, sum); });
 }
 
 inline void multiply_on_gpu(Call& call, const Products& p) {
@@ -71,7 +53,7 @@ inline void multiply_on_gpu(Call& call, const Products& p) {
     return launch(call, line_kernel, grid, 32 * kLineWarps, 0, p);
   }
   if (p.by_terms ? launch_tiles<true>(call, p) : launch_tiles<false>(call, p)) return;
-  launch(call, plain_kernel, (p.tokens + 63) / 64 * ((p.outputs + 63) / 64), 256, 0, p);
+  launch(call, plain_kernel, product::plain_tiles(p.tokens, p.outputs), product::kPlainThreads, 0, p);
 }
 
 }  // namespace msops::int8_matmul

@@ -7,6 +7,7 @@
 
 #include "../common/launch.h"
 #include "../common/team.h"
+#include "../shared/product/plain.h"
 
 namespace msops::weight_quant_matmul {
 
@@ -56,40 +57,20 @@ __global__ void __launch_bounds__(32 * kLineWarps) line_kernel(const __grid_cons
       if (token + t < p.tokens) p.store(token + t, output, sums[t]);
 }
 
-// A block takes a tile of 64 x 64 sums. The blocks have one dimension, since a second one would have 65535 at most.
 template <typename T>
-__global__ void __launch_bounds__(256) plain_kernel(const __grid_constant__ Products<T> p) {
+__global__ void __launch_bounds__(product::kPlainThreads) plain_kernel(const __grid_constant__ Products<T> p) {
   using C = Compute<T>;
-  constexpr int kTile = 64, kDeep = 16, kEach = 4;  // each thread has 4 x 4 sums
-  __shared__ C x[kDeep][kTile + 1], w[kDeep][kTile + 1];
-  const int64_t down = (p.tokens + kTile - 1) / kTile;
-  const int64_t token = blockIdx.x % down * kTile, output = blockIdx.x / down * kTile;
-  const int r = threadIdx.x / 16, c = threadIdx.x % 16;
-  C sums[kEach][kEach] = {};
-  for (int64_t k = 0; k < p.deep; k += kDeep) {
-    for (int i = threadIdx.x; i < kTile * kDeep; i += 256) {
-      const int at = i / kDeep, d = i % kDeep;
-      x[d][at] = token + at < p.tokens && k + d < p.deep ? C(p.x[(token + at) * p.deep + k + d]) : C(0);
-      // Neighbouring threads read neighbouring codes.
-      const int j = p.by_terms ? at : i % kTile, e = p.by_terms ? d : i / kTile;
-      w[e][j] = output + j < p.outputs && k + e < p.deep ? p.weight(output + j, k + e) : C(0);
-    }
-    __syncthreads();
-    for (int d = 0; d < kDeep; ++d)
-      for (int i = 0; i < kEach; ++i)
-        for (int j = 0; j < kEach; ++j) sums[i][j] += x[d][r + 16 * i] * w[d][c + 16 * j];
-    __syncthreads();
-  }
-  for (int i = 0; i < kEach; ++i)
-    for (int j = 0; j < kEach; ++j) {
-      const int64_t of_token = token + r + 16 * i, to = output + c + 16 * j;
-      if (of_token < p.tokens && to < p.outputs) p.store(of_token, to, sums[i][j]);
-    }
+  const int64_t down = (p.tokens + product::kPlainSide - 1) / product::kPlainSide;
+  product::multiply_plainly<C>(
+      blockIdx.x % down * product::kPlainSide, p.tokens, blockIdx.x / down * product::kPlainSide, p.outputs, p.deep,
+      p.by_terms, [&](int64_t token, int64_t k) { return C(p.x[token * p.deep + k]); },
+      [&](int64_t output, int64_t k) { return p.weight(output, k); },
+      [&](int64_t token, int64_t output, C sum) { p.store(token, output, sum); });
 }
 
 template <typename T>
 void multiply_plainly(Call& call, const Products<T>& p) {
-  launch(call, plain_kernel<T>, (p.tokens + 63) / 64 * ((p.outputs + 63) / 64), 256, 0, p);
+  launch(call, plain_kernel<T>, product::plain_tiles(p.tokens, p.outputs), product::kPlainThreads, 0, p);
 }
 
 // Returns false, and launches nothing, if there are many tokens, or the terms do not lie close together.

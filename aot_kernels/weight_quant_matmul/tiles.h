@@ -40,7 +40,6 @@ __device__ __forceinline__ void multiply_tiles(const Products<typename S::T>& p,
   using T = typename S::T;
   using Left = product::MmaSide<S, true>;
   using Right = product::MmaSide<S, kByTerms>;
-  using Tile = typename Left::Tile;
   extern __shared__ __align__(1024) unsigned char shared[];
   __shared__ float table[256];
   T* const stages = reinterpret_cast<T*>(shared);
@@ -79,22 +78,9 @@ __device__ __forceinline__ void multiply_tiles(const Products<typename S::T>& p,
     __syncthreads();
     begin_copy(i + S::kStages - 1);
     if (i + 1 < tiles) load_codes(i + 1);
-    if (row < rows) {
-      const unsigned from_left = Left::left(left_tile(i), row);
-      const unsigned from_right = Right::right(right_tile(i), part * S::kColumns);
-#pragma unroll 2
-      for (int step = 0; step < S::kDeep / Tile::kStep; ++step) {
-        typename Left::W of_left[S::kM][4];
-#pragma unroll
-        for (int m = 0; m < S::kM; ++m) Left::load_left(of_left[m], from_left, 16 * m, step);
-#pragma unroll
-        for (int n = 0; n < S::kN; n += 2) {
-          typename Right::W of_right[4];
-          Right::load_right(of_right, from_right, 8 * n, step);
-          Tile::add_products(sums, n, of_left, of_right);
-        }
-      }
-    }
+    if (row < rows)
+      product::add_products<S, Left, Right>(sums, Left::left(left_tile(i), row),
+                                            Right::right(right_tile(i), part * S::kColumns));
     if (i + 1 < tiles) widener.store(right_tile(i + 1));
   }
   cp_async_wait<0>();

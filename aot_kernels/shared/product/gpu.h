@@ -10,36 +10,18 @@
 #include "../../common/gpu/cublas.h"
 #include "../../common/launch.h"
 #include "matrix.h"
+#include "plain.h"
 
 namespace msops::product {
 
-// A block takes a tile of 64 x 64. The blocks have one dimension, since a second one would have 65535 at most.
 template <typename T>
-__global__ void __launch_bounds__(256) product_kernel(Product<T> p) {
-  using C = Compute<T>;
-  constexpr int kTile = 64, kDeep = 16, kEach = 4;  // each thread has 4 x 4 sums
-  __shared__ C x[kDeep][kTile + 1], w[kDeep][kTile + 1];
-  const int64_t across = (p.m + kTile - 1) / kTile;  // tiles
-  const int64_t row = blockIdx.x / across * kTile, column = blockIdx.x % across * kTile;
-  const int r = threadIdx.x / 16, c = threadIdx.x % 16;
-  C sums[kEach][kEach] = {};
-  for (int64_t k = 0; k < p.deep; k += kDeep) {
-    for (int i = threadIdx.x; i < kTile * kDeep; i += 256) {
-      const int at = i / kDeep, d = i % kDeep;
-      x[d][at] = row + at < p.n && k + d < p.deep ? p.numbers.at(row + at, k + d, p.n, p.deep) : C(0);
-      w[d][at] = column + at < p.m && k + d < p.deep ? p.weights.at(column + at, k + d, p.m, p.deep) : C(0);
-    }
-    __syncthreads();
-    for (int d = 0; d < kDeep; ++d)
-      for (int i = 0; i < kEach; ++i)
-        for (int j = 0; j < kEach; ++j) sums[i][j] += x[d][r + 16 * i] * w[d][c + 16 * j];
-    __syncthreads();
-  }
-  for (int i = 0; i < kEach; ++i)
-    for (int j = 0; j < kEach; ++j) {
-      const int64_t to = row + r + 16 * i, of = column + c + 16 * j;
-      if (to < p.n && of < p.m) p.store(to, of, sums[i][j]);
-    }
+__global__ void __launch_bounds__(kPlainThreads) product_kernel(Product<T> p) {
+  const int64_t across = (p.m + kPlainSide - 1) / kPlainSide;
+  multiply_plainly<Compute<T>>(
+      blockIdx.x / across * kPlainSide, p.n, blockIdx.x % across * kPlainSide, p.m, p.deep, true,
+      [&](int64_t i, int64_t k) { return p.numbers.at(i, k, p.n, p.deep); },
+      [&](int64_t j, int64_t k) { return p.weights.at(j, k, p.m, p.deep); },
+      [&](int64_t i, int64_t j, Compute<T> sum) { p.store(i, j, sum); });
 }
 
 template <typename T>
@@ -51,7 +33,7 @@ void multiply(Call& call, const Product<T>& p) {
                                p.out, false, p.adds, p.numbers.is_transposed, p.scale);
       }))
     return;
-  launch(call, product_kernel<T>, (p.m + 63) / 64 * ((p.n + 63) / 64), 256, 0, p);
+  launch(call, product_kernel<T>, plain_tiles(p.n, p.m), kPlainThreads, 0, p);
 }
 
 }  // namespace msops::product

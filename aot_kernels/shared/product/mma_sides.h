@@ -72,6 +72,24 @@ struct MmaSide {
   }
 };
 
+// Adds the products of a stage's terms to the sums of a warp: 16 S::kM vectors of the left side times 8 S::kN of the
+// right side, whose operands begin at these addresses.
+template <typename S, typename Left, typename Right>
+__device__ __forceinline__ void add_products(float (&sums)[S::kM][S::kN][4], unsigned from_left, unsigned from_right) {
+#pragma unroll 2
+  for (int step = 0; step < S::kDeep / Left::Tile::kStep; ++step) {
+    typename Left::W of_left[S::kM][4];
+#pragma unroll
+    for (int m = 0; m < S::kM; ++m) Left::load_left(of_left[m], from_left, 16 * m, step);
+#pragma unroll
+    for (int n = 0; n < S::kN; n += 2) {
+      typename Right::W of_right[4];
+      Right::load_right(of_right, from_right, 8 * n, step);
+      Left::Tile::add_products(sums, n, of_left, of_right);
+    }
+  }
+}
+
 // Returns whether rows of these lengths, from these addresses on, have whole packs of 16 bytes.
 template <typename T>
 bool has_packs(const T* first, int64_t length) {
