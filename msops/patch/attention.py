@@ -133,7 +133,7 @@ def attend(
         starts_k, most_k, lengths_k = starts_of("actual_seq_kvlen", actual_seq_kvlen, described, 1)
         window = window_of_packed(described, lengths_q, lengths_k, head_num, pre_tokens, next_tokens, sparse_mode)
         if attn_mask is not None and not compiling():
-            check_triangle(attn_mask, sparse_mode)
+            check_triangle("flash_attention_score", attn_mask, sparse_mode)
         if real_shift is not None or keep_prob < 1:
             lengths = known_lengths(lengths_q, lengths_k)
             is_end = is_end_of_triangle(shift, (most_q, most_k), True, input_layout, sparse_mode)
@@ -143,7 +143,7 @@ def attend(
         return results[0], results[1]
     plan = make_plan(described, head_num, pre_tokens, next_tokens, input_layout, sparse_mode)
     if attn_mask is not None and not compiling():
-        check_triangle(attn_mask, sparse_mode)
+        check_triangle("flash_attention_score", attn_mask, sparse_mode)
     of_query, of_key, of_value, sizes, window, keys, masks, band, places = plan
     q, k, v = query.reshape(of_query), key.reshape(of_key), value.reshape(of_value)
     if input_layout == "SBH":

@@ -90,13 +90,13 @@ def is_end_of_triangle(
 
 
 @ops.constexpr
-def check_triangle(mask: Tensor, sparse_mode: int) -> None:
+def check_triangle(name: str, mask: Tensor, sparse_mode: int) -> None:
     """Requires the mask of the modes 2, 3 and 4 to be the one that they imply."""
     if sparse_mode in (0, 1, 5) or _triangles.get(id(mask)) is mask:
         return
     if not np.array_equal(mask.asnumpy() != 0, np.triu(np.ones(mask.shape, bool), 1)):
         raise NotImplementedError(
-            f"{_NAME}: attn_mask must be np.triu(np.ones((2048, 2048)), 1), or None, if sparse_mode is {sparse_mode}: "
+            f"{name}: attn_mask must be np.triu(np.ones((2048, 2048)), 1), or None, if sparse_mode is {sparse_mode}: "
             "msops has no other mask there"
         )
     _triangles[id(mask)] = mask
@@ -130,22 +130,31 @@ def make_plan(
     row = {"BSH": 1, "BSND": 1, "SBH": 0, "BNSD": 2}[place]
     _check_heads(shapes[0], 1 if place == "BNSD" else 2, head_num)
     queries, keys = shapes[0][row], shapes[1][row]
-    masks = _uses_mask(described[3], sparse_mode)
-    window, first_keys, band, places = _open_window(), None, None, None
-    if sparse_mode == 0 and masks:  # the band begins at the first query and key
-        window, band = _band(queries, keys, pre_tokens, next_tokens)
-    if sparse_mode == 2 and keys <= queries:
-        window = (-1, queries - keys)
-    elif sparse_mode == 2:  # no query sees the keys after the last query
-        window, first_keys = (-1, 0), queries
-    if sparse_mode == 3:
-        window = (-1, 0)
-    if sparse_mode == 4:
-        window = _window(pre_tokens, next_tokens)
+    masks, places = _uses_mask(described[3], sparse_mode), None
+    window, first_keys, band = window_of_mode(_NAME, sparse_mode, (queries, keys), masks, pre_tokens, next_tokens)
     if sparse_mode == 5:
         places = Tensor(np.arange(keys, dtype=np.int32))
         band = Tensor(np.triu(np.ones((queries, keys), bool), 1 + keys - queries))
     return shapes[0], shapes[1], shapes[2], (queries, keys), window, first_keys, masks, band, places
+
+
+def window_of_mode(
+    name: str, sparse_mode: int, sizes: tuple[int, int], masks: bool, pre_tokens: int, next_tokens: int
+) -> tuple[tuple[int, int], int | None, Tensor | None]:
+    """Returns the window of the modes 0 to 4, how many keys count (None: all), and a band that no window describes."""
+    queries, keys = sizes
+    if sparse_mode == 0 and masks:  # the band begins at the first query and key
+        window, band = _band(queries, keys, pre_tokens, next_tokens)
+        return window, None, band
+    if sparse_mode == 2 and keys <= queries:
+        return (-1, queries - keys), None, None
+    if sparse_mode == 2:  # no query sees the keys after the last query
+        return (-1, 0), queries, None
+    if sparse_mode == 3:
+        return (-1, 0), None, None
+    if sparse_mode == 4:
+        return _window(name, pre_tokens, next_tokens), None, None
+    return _open_window(), None, None
 
 
 def as_column(prefix: Any) -> Tensor:
@@ -189,7 +198,7 @@ def window_of_packed(
         )
     if sparse_mode in (2, 3):
         return -1, 0
-    return _window(pre_tokens, next_tokens) if sparse_mode == 4 else _open_window()
+    return _window(_NAME, pre_tokens, next_tokens) if sparse_mode == 4 else _open_window()
 
 
 def starts_of(
@@ -290,10 +299,10 @@ def _open_window() -> tuple[int, int]:
     return -1, -1
 
 
-def _window(pre_tokens: int, next_tokens: int) -> tuple[int, int]:
+def _window(name: str, pre_tokens: int, next_tokens: int) -> tuple[int, int]:
     if pre_tokens < 0 or next_tokens < 0:
         raise NotImplementedError(
-            f"{_NAME}: pre_tokens and next_tokens must be at least 0 with sparse_mode 4, got {pre_tokens} and "
+            f"{name}: pre_tokens and next_tokens must be at least 0 with sparse_mode 4, got {pre_tokens} and "
             f"{next_tokens}"
         )
     left, right = (-1 if tokens >= _OPEN else tokens for tokens in (pre_tokens, next_tokens))

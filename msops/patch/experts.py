@@ -19,7 +19,7 @@ from msops.operators.moe_unpermute import moe_unpermute
 from msops.operators.topk_gating import topk_gating
 
 from .mint.shape import searchsorted
-from .replacement import Replacement
+from .replacement import Replacement, refuse_given
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,7 +47,7 @@ def grouped_matmul(
 ) -> tuple[Tensor, ...]:
     """Multiplies groups of rows, which end where group_list says, by a matrix each, or pairs of matrices."""
     name = "GroupedMatmul"
-    _refuse(name, "transpose_a", transpose_a)
+    refuse_given(name, "transpose_a", transpose_a)
     _refuse_scales(name, scale, offset, antiquant_scale, antiquant_offset)
     sizes = _sizes(group_list, False)
     return _products(name, x, weight, bias, sizes, (split_item, group_type), transpose_b)
@@ -99,11 +99,11 @@ class GroupedMatmulV4(Replacement):
     ) -> tuple[Tensor, ...]:
         name = "GroupedMatmulV4"
         _refuse_scales(name, scale, offset, antiquant_scale, antiquant_offset)
-        _refuse(name, "pre_token_scale", pre_token_scale is not None)
-        _refuse(name, "activation_input", activation_input is not None)
-        _refuse(name, "activation_quant_scale", activation_quant_scale is not None)
-        _refuse(name, "activation_quant_offset", activation_quant_offset is not None)
-        _refuse(name, "act_type", act_type != 0)
+        refuse_given(name, "pre_token_scale", pre_token_scale is not None)
+        refuse_given(name, "activation_input", activation_input is not None)
+        refuse_given(name, "activation_quant_scale", activation_quant_scale is not None)
+        refuse_given(name, "activation_quant_offset", activation_quant_offset is not None)
+        refuse_given(name, "act_type", act_type != 0)
         _check_kind(name, group_list_type)
         sizes = _sizes(group_list, group_list_type == 1)
         return _products(name, x, weight, bias, sizes, (split_item, group_type), False)
@@ -173,8 +173,8 @@ class FusedAddTopKDiv(Replacement):
         enable_expert_mapping: bool = False,
     ) -> tuple[Tensor, Tensor]:
         name = "FusedAddTopKDiv"
-        _refuse(name, "activate_type", activate_type != 0)
-        _refuse(name, "enable_expert_mapping", enable_expert_mapping)
+        refuse_given(name, "activate_type", activate_type != 0)
+        refuse_given(name, "enable_expert_mapping", enable_expert_mapping)
         x = ops.cast(x, mindspore.float32)
         bias = ops.cast(add_num, mindspore.float32)
         return topk_gating(x, k, "sigmoid", is_norm, bias, group_num, group_topk, n, scale if is_norm else 1.0)
@@ -264,7 +264,7 @@ class MoeTokenPermute(Replacement):
         self, tokens: Tensor, indices: Tensor, num_out_tokens: int | None = None, padded_mode: bool = False
     ) -> tuple[Tensor, Tensor]:
         name = "moe_token_permute"
-        _refuse(name, "padded_mode", padded_mode)
+        refuse_given(name, "padded_mode", padded_mode)
         _check_rows(name, num_out_tokens)
         order, places = _sort(ops.reshape(indices, (-1,)))
         if num_out_tokens is not None:
@@ -284,8 +284,8 @@ class MoeTokenUnpermute(Replacement):
         restore_shape: Any = None,
     ) -> Tensor:
         name = "moe_token_unpermute"
-        _refuse(name, "padded_mode", padded_mode)
-        _refuse(name, "restore_shape", restore_shape is not None)
+        refuse_given(name, "padded_mode", padded_mode)
+        refuse_given(name, "restore_shape", restore_shape is not None)
         places = ops.masked_fill(sorted_indices, sorted_indices >= permuted_tokens.shape[0], -1)
         return moe_unpermute(permuted_tokens, ops.reshape(places, (-1, 1) if probs is None else probs.shape), probs)
 
@@ -315,16 +315,10 @@ def _sort(keys: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _refuse_scales(name: str, scale: Any, offset: Any, antiquant_scale: Any, antiquant_offset: Any) -> None:
-    _refuse(name, "scale", scale is not None)
-    _refuse(name, "offset", offset is not None)
-    _refuse(name, "antiquant_scale", antiquant_scale is not None)
-    _refuse(name, "antiquant_offset", antiquant_offset is not None)
-
-
-@once
-def _refuse(name: str, argument: str, is_given: bool) -> None:
-    if is_given:
-        raise NotImplementedError(f"{name}: msops has no {argument}")
+    refuse_given(name, "scale", scale is not None)
+    refuse_given(name, "offset", offset is not None)
+    refuse_given(name, "antiquant_scale", antiquant_scale is not None)
+    refuse_given(name, "antiquant_offset", antiquant_offset is not None)
 
 
 @once
@@ -367,7 +361,7 @@ class GroupedMatmul(Replacement):
         self, split_item: int = 0, group_type: int = -1, transpose_a: bool = False, transpose_b: bool = False
     ) -> None:
         self.split_item, self.group_type, self.transpose_b = split_item, group_type, transpose_b
-        _refuse("GroupedMatmul", "transpose_a", transpose_a)
+        refuse_given("GroupedMatmul", "transpose_a", transpose_a)
 
     def __call__(
         self,

@@ -19,7 +19,7 @@ from msops.operators.int8_matmul import int8_matmul
 from msops.operators.quantize_rows import quantize_rows
 from msops.operators.weight_quant_matmul import weight_quant_matmul
 
-from .replacement import Replacement
+from .replacement import Replacement, refuse_given
 
 if TYPE_CHECKING:
     from typing import Any
@@ -41,8 +41,8 @@ def weight_quant_batch_matmul(
 ) -> Tensor:
     """Returns x (code + offset) scale + bias."""
     name = "WeightQuantBatchMatmul"
-    _refuse(name, "quant_scale", quant_scale is not None)
-    _refuse(name, "quant_offset", quant_offset is not None)
+    refuse_given(name, "quant_scale", quant_scale is not None)
+    refuse_given(name, "quant_offset", quant_offset is not None)
     if transpose_x:
         x = ops.swapaxes(x, -1, -2)
     described = describe(x), describe(weight), describe(antiquant_scale)
@@ -93,7 +93,7 @@ def quant_batch_matmul(
 ) -> Tensor:
     """Returns the product of two matrices of int8, plus a bias, times scales."""
     name = "QuantBatchMatmul"
-    _refuse(name, "offset", offset is not None)
+    refuse_given(name, "offset", offset is not None)
     _check_results(name, dtype, describe(x2))
     if transpose_x1:
         x1 = ops.swapaxes(x1, -1, -2)
@@ -226,12 +226,6 @@ def _decoded(scale: Tensor) -> Tensor:
     size = ops.pow(Tensor(2.0, mindspore.float64), ops.cast(exponent, mindspore.float64))
     sign = ops.select(bits >= 2**31, ops.full_like(size, -1.0), ops.ones_like(size))
     return ops.cast(sign * ops.cast(whole, mindspore.float64) * size, mindspore.float32)
-
-
-@once
-def _refuse(name: str, argument: str, is_given: bool) -> None:
-    if is_given:
-        raise NotImplementedError(f"{name}: msops has no {argument}")
 
 
 @once

@@ -80,6 +80,13 @@ def refuse(words: str) -> NoReturn:
     raise NotImplementedError(words)
 
 
+@once
+def refuse_given(name: str, argument: str, is_given: bool) -> None:
+    """Requires that an argument, which msops does not have, is not given."""
+    if is_given:
+        raise NotImplementedError(f"{name}: msops has no {argument}")
+
+
 def refused(name: str, instead: str) -> type[Refused]:
     """Returns the class of a refused primitive."""
     return type(name, (Refused,), {"words": f"{name}: it has kernels on Ascend alone, and msops has none; {instead}"})
