@@ -139,8 +139,8 @@ def test_cached_primitives():
     with msops.patch_mindspore():
         np.testing.assert_array_equal(ops.conv1d(*arguments).asnumpy(), want)
         np.testing.assert_array_equal(ops.baddbmm(*map(ones, ((2, 3, 4), (2, 3, 5), (2, 5, 4)))).asnumpy(), 6)
-        with pytest.raises(NotImplementedError, match="PromptFlashAttention: it has kernels on Ascend alone"):
-            ops.prompt_flash_attention(*[ones((2, 3, 8))] * 3, None, None, None, None)
+        with pytest.raises(NotImplementedError, match="SpeedFusionAttention: it has kernels on Ascend alone"):
+            ops._primitive_cache._get_cache_prim(ops.auto_generate.SpeedFusionAttention)(4, "BSH")(ones((2, 3, 8)))
     np.testing.assert_array_equal(ops.conv1d(*arguments).asnumpy(), want)
 
 

@@ -45,10 +45,11 @@ def patch_mindspore(mint: bool = True, kernels: bool = True) -> Patch:
     else in MindSpore these names stand, such as in `mindspore.ops.auto_generate`, and for the primitives `RmsNorm`,
     `AddRmsNorm`, `Swiglu`, `RotaryPositionEmbedding`, `ApplyRotaryPosEmb`, `FlashAttentionScore` and `NpuGelu`.
     So do the operators of experts, such as `GroupedMatmul`, `MoeInitRoutingV2` and `moe_token_permute`, and those of
-    caches in blocks, `PagedAttention`, `PagedAttentionMask` and `ReshapeAndCache`. `NPUAllocFloatStatus`,
-    `NPUClearFloatStatus` and `NPUGetFloatStatus` tell of no overflow, also as V2. Calls of other primitives of
-    transformers for Ascend alone, such as `IncreFlashAttention`, raise an error that says what to use instead. Names
-    that a version of MindSpore does not have are left out. On Ascend nothing changes: choose the device first.
+    caches in blocks and of inference, such as `PagedAttention`, `ReshapeAndCache`, `ops.incre_flash_attention`,
+    `prompt_flash_attention` and `fused_infer_attention_score`. `NPUAllocFloatStatus`, `NPUClearFloatStatus` and
+    `NPUGetFloatStatus` tell of no overflow, also as V2. Calls of other primitives of transformers for Ascend alone,
+    such as `GroupTopk`, raise an error that says what to use instead. Names that a version of MindSpore does not have
+    are left out. On Ascend nothing changes: choose the device first.
 
     On a GPU, `BiasAdd` of 1024 rows and more, as in `nn.Dense`, is `msops.add`: MindSpore's gradient takes 20 ms of an
     H200 for 2^18 rows.

@@ -12,6 +12,7 @@ from msops.compat import VERSION
 from msops.shared import generator
 
 from . import attention, experts, older, optimizers, overflow, quantized, serving, slices, transformer, transposes
+from .inference import FUNCTIONS as INFERENCE
 from .mint import (
     activation,
     batch_statistics,
@@ -94,6 +95,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "auto_generate.PagedAttentionMask": serving.PagedAttentionMask,
     "auto_generate.ReshapeAndCache": serving.ReshapeAndCache,
     "auto_generate.reshape_and_cache_op": serving.ReshapeAndCache(),
+    **INFERENCE,
     "auto_generate.BatchMatMul": linear.BatchMatMul,
     "auto_generate.BiasAdd": linear.BiasAdd,
     "operations.NPUAllocFloatStatus": overflow.NPUAllocFloatStatus,
@@ -125,8 +127,7 @@ _BLOCKS = "combine blocks of keys by the lse that msops.flash_attention(return_l
 _DEVICES = (
     "call mindspore.ops.AllReduce, AllGather or ReduceScatter and the operator, such as msops.add_rms_norm, apart"
 )
-_INFERENCE = "msops.flash_attention has kv_lengths, causal, window and mask"
-_FLOATS = "msops computes in float16, float32 and float64: cast the weights to one of these"
+_CODES = "msops.weight_quant_matmul, int8_matmul and quantize_rows compute with codes"
 REFUSED: dict[str, str] = {
     **dict.fromkeys(("InplaceGroupedMatmulAdd", "Gmm", "GmmV2", "GmmBackward", "GmmV2Backward"), _GROUPS),
     **dict.fromkeys(("GmmBackwardFusion", "GmmV2BackwardFusion"), _GROUPS),
@@ -136,12 +137,10 @@ REFUSED: dict[str, str] = {
     "RingAttentionUpdate": _BLOCKS,
     **dict.fromkeys(("MatmulAllReduceAddRmsNorm", "AllGatherMatmul", "MatmulReduceScatter"), _DEVICES),
     "KVCacheScatterUpdate": _CACHE,
-    **dict.fromkeys(("PromptFlashAttention", "IncreFlashAttention", "FusedInferAttentionScore"), _INFERENCE),
     "SpeedFusionAttention": "ops.flash_attention_score and msops.flash_attention compute attention",
     **dict.fromkeys(("GroupTopk", "TopKRouter", "TopPRouter"), _ROUTES),
     **dict.fromkeys(("MoeDistributeDispatch", "MoeDistributeCombine"), _EXCHANGED),
-    **dict.fromkeys(("QuantBatchMatmul", "WeightQuantBatchMatmul", "QuantMatmul", "QuantLinearSparse"), _FLOATS),
-    **dict.fromkeys(("QuantV2", "DynamicQuantExt", "DynamicBlockQuant", "DequantSwigluQuant"), _FLOATS),
+    **dict.fromkeys(("QuantMatmul", "QuantLinearSparse", "DynamicBlockQuant", "DequantSwigluQuant"), _CODES),
     "DynamicRNN": "mindspore.nn.LSTM runs on GPU and CPU, and msops.lltm is a recurrent layer of msops",
     "DynamicGRUV2": "mindspore.nn.GRU runs on GPU and CPU",
 }
