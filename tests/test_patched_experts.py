@@ -1,11 +1,13 @@
 """Tests that MindSpore's names of experts' operators work by msops' kernels while they are patched."""
 
+import mindspore
 import numpy as np
 import pytest
 from mindspore import Tensor, ops
 
 import msops
 from msops.testing.checks import Net, run_gradient
+from operator_test import wide_in_graph_mode
 from test_patched_operators import call
 
 generated = getattr(ops, "auto_generate", None)
@@ -83,7 +85,7 @@ def test_gradient_of_products(mode):
     [
         (dict(split_item=2, group_type=0), NotImplementedError, "GroupedMatmulV4: split_item and group_type must be"),
         (dict(split_item=3, group_type=0, act_type=1), NotImplementedError, "GroupedMatmulV4: msops has no act_type"),
-        (dict(scale=[1]), NotImplementedError, "GroupedMatmulV4: msops has no scale"),
+        (dict(offset=[1]), NotImplementedError, "GroupedMatmulV4: msops has no offset"),
         (dict(group_list_type=2), ValueError, r"GroupedMatmulV4: group_list_type must be 0 \(ends\) or 1"),
         (dict(), ValueError, "GroupedMatmulV4: group_list must be given with group_type 0, and with that alone"),
     ],
@@ -91,6 +93,127 @@ def test_gradient_of_products(mode):
 def test_refusals(settings, error, words):
     with pytest.raises(error, match=words):
         generated.grouped_matmul_v4([Tensor(X)], [Tensor(WEIGHT)], group_list=Tensor(SIZES), **settings)
+
+
+CODES = RNG.integers(-128, 128, (3, 6, 4), np.int8)
+SCALE, OFFSET = (RNG.random((3, 4)) / 64).astype(np.float16), RNG.integers(-9, 9, (3, 4)).astype(np.float16)
+OF_GROUPS = (RNG.random((3, 2, 4)) / 64).astype(np.float16), RNG.integers(-9, 9, (3, 2, 4)).astype(np.float16)
+WIDE_X = RNG.standard_normal((7, 6)).astype(np.float16)
+GROUPS = np.repeat(np.arange(3), SIZES)  # of the first six rows
+
+
+def packed(codes):
+    """Puts two codes along the last axis into a byte, the first into its lower half."""
+    halves = codes.view(np.uint8) & 15
+    return (halves[..., ::2] | halves[..., 1::2] << 4).view(np.int8)
+
+
+def of_codes(x, codes, turned, pairs, turned_pairs, scale, offset, bias, scales, offsets, ends, counts):
+    settings = dict(split_item=3, group_type=0)
+    return (
+        generated.grouped_matmul(
+            [x], [codes], [bias], antiquant_scale=[scale], antiquant_offset=[offset], group_list=ends, **settings
+        ),
+        generated.GroupedMatmul(3, 0, False, True)([x], [turned], None, None, None, [scale], [offset], ends),
+        generated.GroupedMatmulV2()([x], [codes], None, None, None, [scales], [offsets], ends, 3, 0),
+        generated.GroupedMatmulV4()(
+            [x], [pairs], [bias], antiquant_scale=[scale], group_list=counts, group_list_type=1, **settings
+        ),
+        generated.GroupedMatmul(3, 0, False, True)([x], [turned_pairs], None, None, None, [scales], [offsets], ends),
+        generated.GroupedMatmulV4()(
+            [x, x[:2]], [codes[0], codes[2]], None, None, None, [scale[0], scale[2]], [offset[0], offset[2]]
+        ),
+    )
+
+
+@wide_in_graph_mode
+def test_products_with_codes(mode):
+    small = CODES >> 4
+    weights = CODES, CODES.swapaxes(1, 2).copy(), packed(small), packed(small.swapaxes(1, 2).copy())
+    terms = SCALE, OFFSET, BIAS.astype(np.float16), *OF_GROUPS
+    *got, of_lists = call(of_codes, WIDE_X, *weights, *terms, np.cumsum(SIZES), SIZES)
+    scale, offset, bias, scales, offsets = (each.astype(np.float64) for each in terms)
+    by_term, added = (np.repeat(each, 3, 1)[GROUPS] for each in (scales, offsets))
+    scale_, offset_, bias_, codes, small = (
+        each[GROUPS] for each in (scale[:, None], offset[:, None], bias, CODES, small)
+    )
+    matrices = (codes + offset_) * scale_, (codes + added) * by_term, small * scale_, (small + added) * by_term
+    plain, of_groups, of_pairs, both = (np.einsum("nk,nkm->nm", WIDE_X[:6], each) for each in matrices)
+    for (each,), want in zip(got, (plain + bias_, plain, of_groups, of_pairs + bias_, both)):
+        assert each.dtype == np.float16
+        np.testing.assert_allclose(each[:6], want, rtol=2e-3, atol=2e-2)
+        assert not each[6].any()
+    for each, x, e in zip(of_lists, (WIDE_X, WIDE_X[:2]), (0, 2)):
+        np.testing.assert_allclose(each, x @ ((CODES[e] + offset[e]) * scale[e]), rtol=2e-3, atol=2e-2)
+
+
+def of_int8(x, codes, turned, scale, coded, bias, of_rows, ends):
+    settings = dict(split_item=3, group_type=0)
+    v4, dtype = generated.GroupedMatmulV4(), mindspore.float32
+    return (
+        v4([x], [codes], [bias], [scale], None, None, None, [of_rows], ends, output_dtype=dtype, **settings),
+        v4([x], [codes], None, [coded], None, None, None, [of_rows], ends, **settings),
+        generated.GroupedMatmul(3, 0, False, True)([x], [turned], None, [scale], None, None, None, ends),
+        v4([x], [codes[1]], [bias[1]], [scale[1]], pre_token_scale=[of_rows]),
+    )
+
+
+@wide_in_graph_mode
+def test_products_of_int8(mode):
+    """Sums are exact beyond 2^24, up to which float32 has all integers: the first bias leaves 3 of such a sum."""
+    x, codes = RNG.integers(-128, 128, (7, 3000), np.int8), RNG.integers(-128, 128, (3, 3000, 4), np.int8)
+    x[0], codes[0, :, 0] = -128, -128
+    x[0, 9], codes[0, 9, 0] = 1, 1
+    scale, of_rows = (
+        np.float32([[1, -2e-3, 1e-3, 2], [3, 1, 1, 1], [2.0**-9, 1, 3e-3, 1]]),
+        np.float32([1, 2, 3, 4] * 2)[:7],
+    )
+    bias, coded = RNG.integers(-99, 99, (3, 4), np.int32), scale.view(np.uint32).astype(np.int64)
+    bias[0, 0] = 2 - 2999 * 2**14
+    first, second, third, fourth = call(
+        of_int8, x, codes, codes.swapaxes(1, 2).copy(), scale / 99, coded, bias, of_rows, np.cumsum(SIZES)
+    )
+    sums = np.einsum("nk,nkm->nm", x[:6].astype(np.int64), codes[GROUPS].astype(np.int64))
+    assert sums.dtype == np.int64
+    scales = (scale / 99)[GROUPS].astype(np.float64)
+    want = (sums + bias[GROUPS]) * scales * of_rows[:6, None]
+    np.testing.assert_allclose(first[0][:6], want, rtol=2e-7)
+    assert round(first[0][0, 0] * 99) == 3
+    coded_want = sums * scale[GROUPS].astype(np.float64) * of_rows[:6, None]
+    with np.errstate(over="ignore"):
+        np.testing.assert_array_equal(second[0][:6], coded_want.astype(np.float16))
+        np.testing.assert_allclose(third[0][:6], (sums * scales).astype(np.float16), rtol=2e-3)
+        of_one = (x.astype(np.int64) @ codes[1].astype(np.int64) + bias[1]) * (scale[1] / 99) * of_rows[:, None]
+        np.testing.assert_allclose(fourth[0], of_one.astype(np.float16), rtol=2e-3)
+    assert not first[0][6].any()
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "words"),
+    [
+        (dict(scale=[SCALE]), NotImplementedError, "with scale, x and weight must be int8, got Float16"),
+        (dict(scale=[SCALE], x=[CODES[0].T], weight=[packed(CODES)]), NotImplementedError,
+         "msops multiplies int8 by int8, not by codes of 4 bits"),
+        (dict(scale=[SCALE], x=[CODES[0].T], output_dtype=mindspore.bfloat16), NotImplementedError,
+         "output_dtype must be float16 or float32, got bfloat16"),
+        (dict(antiquant_scale=[SCALE], x=[CODES[0].T]), NotImplementedError, "x must be float16, float32 or float64"),
+        (dict(antiquant_scale=[SCALE], weight=[CODES.astype(np.float16)]), NotImplementedError, "weight must be int8"),
+        (dict(antiquant_scale=[SCALE[:, :3]]), ValueError, r"weight must have shape \(3, 6, 3\), or half of"),
+        (dict(antiquant_scale=[np.ones((3, 4, 4), np.float16)]), ValueError, "where G divides 6, got"),
+        (dict(antiquant_scale=[SCALE, SCALE]), ValueError, "antiquant_scale must have 1 tensors, got 2"),
+        (dict(antiquant_offset=[OFFSET]), ValueError, "antiquant_offset needs antiquant_scale"),
+        (dict(pre_token_scale=[OFFSET]), ValueError, "pre_token_scale needs scale"),
+    ],
+)  # fmt: skip
+def test_refusals_of_codes(settings, error, words):
+    mindspore.set_context(mode=mindspore.PYNATIVE_MODE)
+    given = {"x": [WIDE_X], "weight": [CODES], "group_list": np.cumsum(SIZES), "split_item": 3, "group_type": 0}
+    own = {
+        name: [Tensor(x) for x in value] if isinstance(value, list) else value
+        for name, value in {**given, **settings, "group_list": Tensor(given["group_list"])}.items()
+    }
+    with pytest.raises(error, match=words):
+        generated.grouped_matmul_v4(**own)
 
 
 def softmax(x):

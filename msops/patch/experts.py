@@ -19,6 +19,7 @@ from msops.operators.moe_unpermute import moe_unpermute
 from msops.operators.topk_gating import topk_gating
 
 from .mint.shape import searchsorted
+from .quantized_experts import products_of_int8, products_with_codes
 from .replacement import Replacement, refuse_given
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
     Tensors = Sequence[Tensor]
 
+_LISTS = ("x", "weight", "bias", "scale", "pre_token_scale", "antiquant_scale", "antiquant_offset")
 _BITS = 8  # of a digit of a sort
 _RADIX = 2**_BITS
 
@@ -48,9 +50,9 @@ def grouped_matmul(
     """Multiplies groups of rows, which end where group_list says, by a matrix each, or pairs of matrices."""
     name = "GroupedMatmul"
     refuse_given(name, "transpose_a", transpose_a)
-    _refuse_scales(name, scale, offset, antiquant_scale, antiquant_offset)
-    sizes = _sizes(group_list, False)
-    return _products(name, x, weight, bias, sizes, (split_item, group_type), transpose_b)
+    refuse_given(name, "offset", offset is not None)
+    factors, codes = (x, weight, bias), (scale, None, antiquant_scale, antiquant_offset)
+    return _products(name, factors, codes, _sizes(group_list, False), (split_item, group_type), transpose_b)
 
 
 class GroupedMatmulV2(Replacement):
@@ -70,8 +72,9 @@ class GroupedMatmulV2(Replacement):
         group_type: int = -1,
     ) -> tuple[Tensor, ...]:
         name = "GroupedMatmulV2"
-        _refuse_scales(name, scale, offset, antiquant_scale, antiquant_offset)
-        return _products(name, x, weight, bias, _sizes(group_list, False), (split_item, group_type), False)
+        refuse_given(name, "offset", offset is not None)
+        factors, codes = (x, weight, bias), (scale, None, antiquant_scale, antiquant_offset)
+        return _products(name, factors, codes, _sizes(group_list, False), (split_item, group_type), False)
 
 
 class GroupedMatmulV4(Replacement):
@@ -98,27 +101,35 @@ class GroupedMatmulV4(Replacement):
         output_dtype: Any = None,
     ) -> tuple[Tensor, ...]:
         name = "GroupedMatmulV4"
-        _refuse_scales(name, scale, offset, antiquant_scale, antiquant_offset)
-        refuse_given(name, "pre_token_scale", pre_token_scale is not None)
+        refuse_given(name, "offset", offset is not None)
         refuse_given(name, "activation_input", activation_input is not None)
         refuse_given(name, "activation_quant_scale", activation_quant_scale is not None)
         refuse_given(name, "activation_quant_offset", activation_quant_offset is not None)
         refuse_given(name, "act_type", act_type != 0)
         _check_kind(name, group_list_type)
-        sizes = _sizes(group_list, group_list_type == 1)
-        return _products(name, x, weight, bias, sizes, (split_item, group_type), False)
+        factors, codes = (x, weight, bias), (scale, pre_token_scale, antiquant_scale, antiquant_offset)
+        sizes, kind = _sizes(group_list, group_list_type == 1), (split_item, group_type)
+        return _products(name, factors, codes, sizes, kind, False, output_dtype)
 
 
 def _products(
     name: str,
-    x: Tensors,
-    weight: Tensors,
-    bias: Tensors | None,
+    factors: tuple[Tensors, Tensors, Tensors | None],
+    codes: tuple[Any, Any, Any, Any],
     sizes: Tensor | None,
     kind: tuple[int, int],
     transposed: bool,
+    dtype: Any = None,
 ) -> tuple[Tensor, ...]:
-    _check_lists(name, len(x), len(weight), None if bias is None else len(bias), sizes is None, kind)
+    """Multiplies floats, floats by codes, or int8. `codes` are scale, pre_token_scale, antiquant_scale and -offset."""
+    x, weight, bias = factors
+    scale, of_rows, antiquant_scale, antiquant_offset = codes
+    lengths = (*map(_length, factors), *map(_length, codes))
+    _check_lists(name, lengths, sizes is None, kind)
+    if antiquant_scale is not None:
+        return products_with_codes(name, x, weight, bias, (antiquant_scale, antiquant_offset), sizes, transposed)
+    if scale is not None:
+        return products_of_int8(name, x, weight, bias, (scale, of_rows), sizes, transposed, dtype)
     if sizes is not None:
         return (multiply(x[0], weight[0], sizes, None if bias is None else bias[0], transposed),)
     results = ()  # type: tuple[Tensor, ...]
@@ -126,6 +137,10 @@ def _products(
         product = ops.matmul(x[i], ops.swapaxes(weight[i], 0, 1) if transposed else weight[i])
         results += (product if bias is None else product + bias[i],)
     return results
+
+
+def _length(tensors: Tensors | None) -> int | None:
+    return None if tensors is None else len(tensors)
 
 
 def _sizes(group_list: Tensor | Sequence[int] | None, are_counts: bool) -> Tensor | None:
@@ -314,13 +329,6 @@ def _sort(keys: Tensor) -> tuple[Tensor, Tensor]:
     return order, ops.tensor_scatter_elements(ops.zeros_like(places), order, places)
 
 
-def _refuse_scales(name: str, scale: Any, offset: Any, antiquant_scale: Any, antiquant_offset: Any) -> None:
-    refuse_given(name, "scale", scale is not None)
-    refuse_given(name, "offset", offset is not None)
-    refuse_given(name, "antiquant_scale", antiquant_scale is not None)
-    refuse_given(name, "antiquant_offset", antiquant_offset is not None)
-
-
 @once
 def _require(argument: str, is_given: bool) -> None:
     if not is_given:
@@ -340,7 +348,7 @@ def _check_rows(name: str, num_out_tokens: int | None) -> None:
 
 
 @once
-def _check_lists(name: str, x: int, weight: int, bias: int | None, lacks_groups: bool, kind: tuple[int, int]) -> None:
+def _check_lists(name: str, lengths: tuple[int | None, ...], lacks_groups: bool, kind: tuple[int, int]) -> None:
     split_item, group_type = kind
     if kind not in ((0, -1), (3, 0)):
         raise NotImplementedError(
@@ -348,10 +356,15 @@ def _check_lists(name: str, x: int, weight: int, bias: int | None, lacks_groups:
         )
     if (group_type == -1) != lacks_groups:
         raise ValueError(f"{name}: group_list must be given with group_type 0, and with that alone")
-    wanted = x if lacks_groups else 1
-    for argument, length in (("x", x), ("weight", weight), ("bias", wanted if bias is None else bias)):
-        if length != wanted:
+    wanted = lengths[0] if lacks_groups else 1
+    for argument, length in zip(_LISTS, lengths):
+        if length not in (wanted, None):
             raise ValueError(f"{name}: {argument} must have {wanted} tensors, got {length}")
+    has_scale, has_rows, has_antiquant, has_offset = (length is not None for length in lengths[3:])
+    if (has_rows and not has_scale) or (has_offset and not has_antiquant) or (has_scale and has_antiquant):
+        raise ValueError(
+            f"{name}: pre_token_scale needs scale, antiquant_offset needs antiquant_scale, and these exclude each other"
+        )
 
 
 class GroupedMatmul(Replacement):

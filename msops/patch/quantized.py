@@ -97,7 +97,7 @@ def quant_batch_matmul(
     _check_results(name, dtype, describe(x2))
     if transpose_x1:
         x1 = ops.swapaxes(x1, -1, -2)
-    scale = _decoded(scale).reshape((-1,))
+    scale = decoded_scale(scale).reshape((-1,))
     if pertokenScaleOptional is not None:
         pertokenScaleOptional = ops.cast(pertokenScaleOptional, mindspore.float32).reshape(x1.shape[:-1])  # noqa: N806
     if bias is not None:
@@ -214,7 +214,7 @@ def _scales(scale: Tensor, x: Tensor, plan: _Plan) -> Tensor:
     return scale if scale.dtype == mindspore.float32 else ops.cast(scale, x.dtype)
 
 
-def _decoded(scale: Tensor) -> Tensor:
+def decoded_scale(scale: Tensor) -> Tensor:
     """Returns scales of float32. Those of int64 and uint64 have the bits of a float32 in their lower half."""
     if scale.dtype not in (mindspore.int64, mindspore.uint64):
         return ops.cast(scale, mindspore.float32)
