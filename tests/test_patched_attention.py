@@ -151,6 +151,46 @@ def test_packed(mode, sparse_mode, lengths_q, settings):
         np.testing.assert_allclose(got, np.concatenate(want), 1e-5, 1e-5)
 
 
+@pytest.mark.parametrize("is_causal", [True, False])
+def test_rows_of_features(mode, is_causal):
+    """The layout TH has the heads in one axis, lengths in place of ends, and a triangle of any size and dtype."""
+    arrays, lengths = numbers(7, 7), (4, 7)
+    (q, k, v), _ = packed(arrays, lengths, lengths)
+    want = np.concatenate([
+        attention(*(x[b : b + 1, :, :n] for x in arrays), band(n, n, 99, 0) & is_causal, 0.3)[0].swapaxes(0, 1)
+        for b, n in enumerate(lengths)
+    ]).reshape(11, -1)  # fmt: skip
+    primitive = ops.auto_generate.FlashAttentionScore(N, scale_value=0.3, input_layout="TH")
+    settings = dict(scalar_value=0.3, input_layout="TH", actual_seq_qlen=lengths, actual_seq_kvlen=lengths)
+
+    def function(q, k, v, lengths, *mask):
+        mask = mask[0] if is_causal else None
+        first = primitive(q[None], k[None], v[None], None, None, None, mask, None, lengths, lengths)
+        return first[3], first[0], ops.flash_attention_score(q, k, v, N, attn_mask=mask, **settings)
+
+    mask = [np.triu(np.full((16, 16), -10000, np.float16), 1)] * is_causal
+    rows = [x.reshape(11, -1) for x in (q, k, v)]
+    with_batch, lse, got = run(Net(function), *rows, np.int32(lengths), *mask)
+    assert with_batch.shape == (1, *want.shape)
+    assert lse.shape == (11, N, 8)
+    for each in (with_batch[0], got):
+        np.testing.assert_allclose(each, want, 1e-5, 1e-5)
+
+
+@pytest.mark.parametrize("mode", ["pynative"], indirect=True)
+def test_rows_of_features_that_are_refused(mode):
+    q, k, v = (Tensor(to_layout(x, "BSH")) for x in numbers(5, 5))
+    settings = dict(head_num=N, input_layout="TH", actual_seq_qlen=(5, 5), actual_seq_kvlen=(5, 5))
+    for own, error, words in (
+        (dict(sparse_mode=3), NotImplementedError, "msops has no real_shift, dropout or sparse_mode with input_layout"),
+        (dict(actual_seq_kvlen=None), ValueError, "actual_seq_kvlen must be given if input_layout is 'TH'"),
+        (dict(head_num=3), ValueError, "query must have head_num = 3 heads"),
+        (dict(attn_mask=ops.zeros((16, 16))), NotImplementedError, r"must be np.triu\(np.ones\(\(16, 16\)\), 1\)"),
+    ):
+        with pytest.raises(error, match=words):
+            ops.flash_attention_score(q, k, v, **{**settings, **own})
+
+
 def test_gradients(mode):
     arrays = [to_layout(x, "SBH") for x in numbers(3, 5, np.float64)]
     net = Net(ops.flash_attention_score, head_num=N, input_layout="SBH", sparse_mode=3)
@@ -415,7 +455,7 @@ MISTAKES = [
     ),
     (dict(inner_precise="x"), TypeError, "inner_precise must be an int, got str"),
     (dict(scalar_value=None), TypeError, "scalar_value must be a number, got NoneType"),
-    (dict(input_layout="BHTD"), ValueError, "input_layout must be one of BSH, SBH, BNSD, BSND, TND, got 'BHTD'"),
+    (dict(input_layout="BHTD"), ValueError, "input_layout must be one of BSH, SBH, BNSD, BSND, TND, TH, got 'BHTD'"),
     (dict(input_layout="TND", head_num=3), ValueError, "actual_seq_qlen must be given if input_layout is 'TND'"),
     (dict(scalar_value="1"), TypeError, "scalar_value must be a number, got str"),
     (dict(next_tokens=1.0), TypeError, "next_tokens must be an int, got float"),

@@ -23,7 +23,9 @@ from .attention_plan import (
     is_end_of_triangle,
     known_lengths,
     make_plan,
+    plan_of_rows,
     starts_of,
+    starts_of_lengths,
     window_of_packed,
 )
 from .replacement import Replacement
@@ -109,7 +111,7 @@ class FlashAttentionScore(Replacement):
             (real_shift, drop_mask, padding_mask, attn_mask, prefix, actual_seq_qlen, actual_seq_kvlen),
             self.settings,
         )
-        if self.input_layout == "TND":
+        if self.input_layout in ("TND", "TH"):
             lse = lse.transpose(1, 0)
         largest = ops.broadcast_to(ops.stop_gradient(lse).expand_dims(-1), (*lse.shape, 8))
         return largest, ops.ones_like(largest), constant(0, query.dtype), out
@@ -128,6 +130,16 @@ def attend(
     check_settings((drop_mask is None, padding_mask is None), *settings_)
     described = (describe(query), describe(key), describe(value), None if attn_mask is None else describe(attn_mask))
     shift = None if real_shift is None else describe(real_shift)
+    if input_layout == "TH":
+        has_more = real_shift is not None or keep_prob < 1
+        of_query, of_key, window = plan_of_rows(described, has_more, head_num, sparse_mode)
+        if attn_mask is not None and not compiling():
+            check_triangle("flash_attention_score", attn_mask, 3)
+        packed = packed_operators.primitive(of_query[0], of_key[0], False, scalar_value, window, 0.0)
+        starts_q = starts_of_lengths("actual_seq_qlen", actual_seq_qlen)
+        starts_k = starts_of_lengths("actual_seq_kvlen", actual_seq_kvlen)
+        results = packed(query.reshape(of_query), key.reshape(of_key), value.reshape(of_key), starts_q, starts_k)
+        return results[0].reshape(query.shape), results[1]
     if input_layout == "TND":
         starts_q, most_q, lengths_q = starts_of("actual_seq_qlen", actual_seq_qlen, described, 0)
         starts_k, most_k, lengths_k = starts_of("actual_seq_kvlen", actual_seq_kvlen, described, 1)

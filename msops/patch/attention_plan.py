@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from typing import TYPE_CHECKING
 
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
     Plan = tuple[Sizes, Sizes, Sizes, tuple[int, int], tuple[int, int], int | None, bool, Tensor | None, Tensor | None]
 
 _NAME = "flash_attention_score"
-_AXES = {"BSH": 3, "SBH": 3, "BNSD": 4, "BSND": 4, "TND": 3}  # the layouts, and how many axes they have
+# The layouts, and how many axes they have. TH may have another one before T.
+_AXES = {"BSH": 3, "SBH": 3, "BNSD": 4, "BSND": 4, "TND": 3, "TH": 2}
 # The values of sparse_mode mean: a mask and a band, a mask, causal from the first key, causal to the last key, a band,
 # causal after a prefix.
 _MODES = (0, 1, 2, 3, 4, 5)
@@ -96,8 +98,8 @@ def check_triangle(name: str, mask: Tensor, sparse_mode: int) -> None:
         return
     if not np.array_equal(mask.asnumpy() != 0, np.triu(np.ones(mask.shape, bool), 1)):
         raise NotImplementedError(
-            f"{name}: attn_mask must be np.triu(np.ones((2048, 2048)), 1), or None, if sparse_mode is {sparse_mode}: "
-            "msops has no other mask there"
+            f"{name}: attn_mask must be np.triu(np.ones({mask.shape}), 1), or None, with sparse_mode 2, 3 and 4 and "
+            "with the layout TH: msops has no other mask there"
         )
     _triangles[id(mask)] = mask
 
@@ -160,17 +162,19 @@ def window_of_mode(
 def as_column(prefix: Any) -> Tensor:
     """Returns prefix with the axes (B, 1, 1, 1)."""
     if not isinstance(prefix, Tensor):
-        prefix = known_prefix(prefix)
+        prefix = known_column("prefix", prefix)
     return ops.cast(as_int32(prefix), mindspore.int32).reshape(-1, 1, 1, 1)
 
 
 @once
-def known_prefix(prefix: Sequence[int] | None) -> Tensor:
-    if prefix is None:
-        raise ValueError(f"{_NAME}: prefix must be given if sparse_mode is 5")
-    if not isinstance(prefix, (tuple, list)) or not all(map(settings.whole, prefix)):
-        raise TypeError(f"{_NAME}: prefix must be a Tensor or a tuple of ints, got {prefix!r}")
-    return Tensor(np.array(prefix, np.int32))
+def known_column(name: str, numbers: Sequence[int] | None) -> Tensor:
+    """Returns Python's numbers as a Tensor."""
+    if numbers is None:
+        where = "sparse_mode is 5" if name == "prefix" else "input_layout is 'TH'"
+        raise ValueError(f"{_NAME}: {name} must be given if {where}")
+    if not isinstance(numbers, (tuple, list)) or not all(map(settings.whole, numbers)):
+        raise TypeError(f"{_NAME}: {name} must be a Tensor or a tuple of ints, got {numbers!r}")
+    return Tensor(np.array(numbers, np.int32))
 
 
 @once
@@ -199,6 +203,34 @@ def window_of_packed(
     if sparse_mode in (2, 3):
         return -1, 0
     return _window(_NAME, pre_tokens, next_tokens) if sparse_mode == 4 else _open_window()
+
+
+@once
+def plan_of_rows(
+    described: tuple[Description | None, ...], has_more: bool, head_num: int, sparse_mode: int
+) -> tuple[Sizes, Sizes, tuple[int, int]]:
+    """Returns the shapes (T, N, D) of query and key of the layout TH, and the window, which is causal with a mask."""
+    if has_more or sparse_mode != 0:
+        raise NotImplementedError(f"{_NAME}: msops has no real_shift, dropout or sparse_mode with input_layout 'TH'")
+    shapes = _shapes(described, "TH")
+    (*rows_q, features), (*rows_k, features_k) = shapes[:2]
+    _check_key_and_value(shapes, None)
+    width = features // head_num
+    if features != head_num * width or width == 0 or features_k % width:
+        raise ValueError(
+            f"{_NAME}: query must have head_num = {head_num} heads, and key heads of as many features, got {features} "
+            f"and {features_k} features"
+        )
+    window = _open_window() if described[3] is None else (-1, 0)
+    return (math.prod(rows_q), head_num, width), (math.prod(rows_k), features_k // width, width), window
+
+
+def starts_of_lengths(name: str, lengths: Any) -> Tensor:
+    """Returns where sequences of these lengths begin and end. The layout TH tells lengths, where TND tells ends."""
+    if not isinstance(lengths, Tensor):
+        lengths = known_column(name, lengths)
+    lengths = ops.cast(as_int32(lengths), mindspore.int32).reshape(-1)
+    return ops.concat((ops.zeros(1, mindspore.int32), ops.cumsum(lengths, 0)))
 
 
 def starts_of(
@@ -254,7 +286,7 @@ def _shapes(described: tuple[Description | None, ...], input_layout: str) -> lis
         spec = spec_of(description or (None, None))
         if isinstance(spec, str):
             raise TypeError(f"{_NAME}: {name} must be a Tensor, got {spec}")
-        if len(spec.shape) != _AXES[input_layout]:
+        if len(spec.shape) != _AXES[input_layout] and (input_layout != "TH" or len(spec.shape) != 3):
             raise ValueError(f"{_NAME}: {name} must have the axes {', '.join(input_layout)}, got {spec.shape}")
         if None in spec.shape:
             raise ValueError(f"{_NAME}: {name} must have known sizes, got {spec.shape}")
