@@ -3,7 +3,7 @@
 import mindspore
 import numpy as np
 import pytest
-from mindspore import Tensor, ops
+from mindspore import Parameter, Tensor, ops
 
 import msops
 from test_patched_operators import call
@@ -70,6 +70,16 @@ def test_products_with_codes_of_four_bits(mode):
         np.testing.assert_allclose(each, x @ ((codes + offset) * scale), **TOLERANCE)
 
 
+@pytest.mark.skipif(not hasattr(mindspore, "qint4x2"), reason="this MindSpore has no such type")
+def test_products_with_pairs_of_codes():
+    """MindSpore has a type of two codes. Graph mode refuses Parameters of it on the CPU."""
+    mindspore.set_context(mode=mindspore.PYNATIVE_MODE)
+    codes = CODES >> 4
+    weight = Parameter(Tensor(packed(codes), dtype=mindspore.qint4x2))
+    got = generated.WeightQuantBatchMatmul()(Tensor(X), weight, Tensor(SCALE)).asnumpy()
+    np.testing.assert_allclose(got, X.astype(np.float64) @ (codes * SCALE.astype(np.float64)), **TOLERANCE)
+
+
 def products_of_int8(x, codes, codes_t, scale, coded, bias, of_rows):
     matmul = generated.QuantBatchMatmul
     return (
@@ -93,8 +103,9 @@ def test_products_of_int8(mode):
     assert [each.dtype for each in got] == [np.float16, np.float16, np.float32, np.float16, np.float16]
 
 
-def codes_of(x, scale, offset, smooth):
+def codes_of(x, scale, offset, smooth, zero):
     return (
+        generated.QuantV2()(x, 1 / scale, zero),
         generated.QuantV2()(x, scale, offset),
         generated.quant_v2_op(x, scale, offset, False, "Round"),
         *generated.DynamicQuantExt()(x, smooth),
@@ -104,10 +115,13 @@ def codes_of(x, scale, offset, smooth):
 
 def test_codes(mode):
     scale, offset, smooth = np.full(10, 50, np.float16), np.full(10, 0.5, np.float16), BIAS[[0] * 10]
-    first, second, *others = call(codes_of, X, scale, offset, smooth)
+    zero = np.arange(-5, 5).astype(np.int8)
+    divided, first, second, *others = call(codes_of, X, scale, offset, smooth, zero)
     want = np.clip(np.rint(X.astype(np.float32) * 50 + np.float32(0.5)), -128, 127)
     np.testing.assert_array_equal(first, want)
     np.testing.assert_array_equal(second, want)
+    quotients = X.astype(np.float32) / np.float16(1 / 50).astype(np.float32)
+    np.testing.assert_array_equal(divided, np.clip(np.rint(quotients + zero), -128, 127))
     for codes, scales, y in ((*others[:2], X.astype(np.float32) * smooth), (*others[2:], X.astype(np.float32))):
         assert (codes.dtype, scales.dtype) == (np.int8, np.float32)
         np.testing.assert_allclose(scales, np.abs(y).max(-1) / 127, rtol=1e-6)

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from msops.core.inputs import Description
 
 
+_FOUR_BITS = getattr(mindspore, "qint4x2", None)  # MindSpore before 2.3 lacks it
+
+
 def weight_quant_batch_matmul(
     x: Tensor,
     weight: Tensor,
@@ -45,6 +48,7 @@ def weight_quant_batch_matmul(
     refuse_given(name, "quant_offset", quant_offset is not None)
     if transpose_x:
         x = ops.swapaxes(x, -1, -2)
+    weight = bytes_of(weight)
     described = describe(x), describe(weight), describe(antiquant_scale)
     plan = _plan(name, *described, transpose_weight, antiquant_group_size)
     scale, zero_point = _scales(antiquant_scale, x, plan), None
@@ -130,7 +134,11 @@ class QuantBatchMatmul(Replacement):
 
 
 class QuantV2(Replacement):
-    """Rounds x scale + offset to int8, halves to even."""
+    """Rounds x scale + offset to int8, halves to even. With an offset of int8 it is x / scale + offset.
+
+    MindSpore documents the former. Ascend's other kernel, which MindSpore runs for an offset of int8, divides, and
+    golden-stick gives the inverse scale to the former alone.
+    """
 
     def __call__(
         self,
@@ -142,8 +150,8 @@ class QuantV2(Replacement):
         dst_type: mindspore.Type = mindspore.int8,
     ) -> Tensor:
         _check_rounding(sqrt_mode, rounding_mode, dst_type)
-        x, scale, offset = (ops.cast(each, mindspore.float32) for each in (x, scale, offset))
-        codes = ops.round(x * scale + offset)
+        x, scale, zero = (ops.cast(each, mindspore.float32) for each in (x, scale, offset))
+        codes = ops.round((x / scale if offset.dtype == mindspore.int8 else x * scale) + zero)
         return ops.cast(ops.maximum(ops.minimum(codes, 127.0), -128.0), mindspore.int8)
 
 
@@ -212,6 +220,11 @@ def _scales(scale: Tensor, x: Tensor, plan: _Plan) -> Tensor:
     if plan[4]:
         scale = ops.swapaxes(scale, 0, 1)
     return scale if scale.dtype == mindspore.float32 else ops.cast(scale, x.dtype)
+
+
+def bytes_of(weight: Tensor) -> Tensor:
+    """Returns codes as int8. MindSpore's qint4x2, which no operator takes on GPU or CPU, has two codes in a byte."""
+    return weight.view(mindspore.int8) if weight.dtype == _FOUR_BITS else weight
 
 
 def decoded_scale(scale: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from msops.core.inputs import describe
 from msops.core.spec import dtype_name
 from msops.operators.grouped_matmul import grouped_matmul as multiply
 
-from .quantized import decoded_scale, quant_batch_matmul, weight_quant_batch_matmul
+from .quantized import bytes_of, decoded_scale, quant_batch_matmul, weight_quant_batch_matmul
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -99,6 +99,7 @@ class _Plan(NamedTuple):
 
 def _matrices(name: str, x: Tensor, weight: Tensor, scale: Tensor, offset: Tensor | None, transposed: bool) -> Tensor:
     """Returns the matrices of all groups, (E, K, N), in the dtype of x."""
+    weight = bytes_of(weight)
     plan = _plan(name, describe(x), describe(weight), describe(scale), transposed)
     codes = weight
     if plan.is_packed:
