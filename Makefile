@@ -186,11 +186,21 @@ IMPORTED := astunparse datasets deprecated jieba nltk==3.9.1 'pyarrow<23' rouge_
 	.libraries/torch/bin/pip $(INSTALL) '$(TORCH)' $(HUGGING_FACE)
 	@touch $@
 
+# golden-stick and vllm-mindspore ask for other versions of MindSpore, and the latter for a vllm of its own. Its layers are
+# loaded from its files, of which there are wheels for Python up to 3.11.
+.libraries/.serving: .libraries/.ready
+	@echo "Installing golden-stick and vllm-mindspore into .libraries: some MB, a minute."
+	.libraries/bin/pip $(INSTALL) prettytable matplotlib
+	.libraries/bin/pip $(INSTALL) --no-deps mindspore-gs==1.4.1
+	.libraries/bin/pip $(INSTALL) --no-deps --upgrade --target .libraries/vllm_mindspore --python-version 3.11 --only-binary=:all: vllm-mindspore==0.5.1
+	@touch $@
+
 .PHONY: test-libraries
-test-libraries: all .libraries/.ready ## Compare models of mindone and mindformers with the same in PyTorch, on the CPU; ARGS="Llama FLUX" names some
+test-libraries: all .libraries/.serving ## Compare models and layers of mindone, mindformers and others with PyTorch and NumPy, on the CPU; ARGS="Llama FLUX" names some
 	.libraries/bin/python tests/libraries.py $(ARGS)
 	.libraries/bin/python tests/library_graphs.py $(ARGS)
 	.libraries/bin/python tests/library_experts.py
+	.libraries/bin/python tests/library_serving.py
 
 # compute-sanitizer checks the kernels, called through their C entries. It needs torch with CUDA.
 SANITIZERS := memcheck racecheck initcheck synccheck
