@@ -151,6 +151,7 @@ def test_packed(mode, sparse_mode, lengths_q, settings):
         np.testing.assert_allclose(got, np.concatenate(want), 1e-5, 1e-5)
 
 
+@wide_in_graph_mode
 @pytest.mark.parametrize("is_causal", [True, False])
 def test_rows_of_features(mode, is_causal):
     """The layout TH has the heads in one axis, lengths in place of ends, and a triangle of any size and dtype."""

@@ -77,6 +77,7 @@ class Layouts(mindspore.nn.Cell):
         return of_layouts(inputs[:3], inputs[3:6], inputs[6:])
 
 
+@wide_in_graph_mode
 def test_layouts(mode):
     names = ("BSH", "BNSD", "BSND")
     inputs = [Tensor(to_layout(x, name)) for name in names for x in (Q, K, V)]
@@ -233,6 +234,24 @@ def test_blocks(mode):
     for each, want in zip(got, wants):
         close(each.reshape(want.shape), want)
     assert [x.shape for x in got[2:]] == [(B, N, 1, D), (B, 1, N * D), (B, N, 1, 1), (B, N, 1, D), (B, N, 1, 1)]
+
+
+@pytest.mark.parametrize("mode", ["pynative"], indirect=True)
+def test_dtypes_and_empty_sizes(mode):
+    """The shift may be of another dtype than the rest."""
+    for dtype, rtol in ((np.float16, 3e-3), (np.float64, 1e-3)):
+        shift = SHIFT.astype(np.float32 if dtype == np.float16 else np.float16)
+        inputs = [Tensor(x.astype(dtype)) for x in (Q, K, V)]
+        settings = dict(num_heads=N, num_key_value_heads=HEADS_K, input_layout="BNSD", scale_value=SCALE)
+        got = ops.prompt_flash_attention(*inputs, pse_shift=Tensor(shift), **settings).asnumpy()
+        np.testing.assert_allclose(got, attention(Q, K, V, False, shift)[0], rtol, rtol)
+        assert got.dtype == dtype
+    none = [x[:0] for x in inputs]
+    assert ops.prompt_flash_attention(*none, **settings).shape == (0, N, QUERIES, D)
+    lengths, tables = Tensor(np.zeros(0, np.int32)), Tensor(np.zeros((0, 2), np.int32))
+    caches = [ops.zeros((3, HEADS_K, ROWS, D), mindspore.float64)] * 2
+    out = ops.incre_flash_attention(none[0][:, :, :1], *caches, None, lengths, block_table=tables, **settings)
+    assert out.shape == (0, N, 1, D)
 
 
 def refusals():

@@ -43,7 +43,7 @@ def attend(
     hidden = _either(hidden, plan.band)
     if rows_q is not None:
         hidden = _either(hidden, _beyond(plan, rows_q, rows_k))
-    bias = None if shift is None else shift[:, :, :queries, : keys if plan.keys is None else plan.keys]
+    bias = None if shift is None else _bias_of(shift, query)[:, :, :queries, : keys if plan.keys is None else plan.keys]
     scale, layout = settings_[2], "BHTD" if plan.axis == 2 else "BTHD"
     q = query.reshape(plan.of_query)
     out, lse = flash_attention(q, k, v, False, scale, plan.window, rows_k, hidden, 0.0, layout, True, bias)
@@ -77,7 +77,7 @@ def attend_blocks(
     lengths = _lengths(name, _name_of_lengths(name), lengths, batch, None)
     q, k, v = query.reshape(plan.of_query), key.reshape(plan.of_key), value.reshape(plan.of_key)
     hidden = None if mask is None else ops.cast(mask, mindspore.bool_).reshape((-1, 1, plan.widths[0]))
-    bias = None if shift is None else ops.broadcast_to(shift[:, :, 0], (batch, heads, plan.widths[1]))
+    bias = None if shift is None else ops.broadcast_to(_bias_of(shift, query)[:, :, 0], (batch, heads, plan.widths[1]))
     if plan.splits > 1:
         pairs, sequences, columns = (batch, plan.splits), batch * plan.splits, tables.shape[1]
         heads_apart = ops.cast(ops.arange(plan.splits), mindspore.int32).reshape((1, plan.splits, 1))
@@ -91,6 +91,11 @@ def attend_blocks(
         q, k, v, tables, lengths, None, False, settings_[2], None, hidden, 0.0, bias, return_lse=True
     )
     return out.reshape(query.shape), lse.transpose(1, 0).reshape((batch, heads, 1))
+
+
+def _bias_of(shift: Tensor, query: Tensor) -> Tensor:
+    """Returns a bias that the attention of `query` takes."""
+    return shift if shift.dtype == query.dtype else ops.cast(shift, mindspore.float32)
 
 
 def _either(hidden: Tensor | None, more: Tensor | None) -> Tensor | None:

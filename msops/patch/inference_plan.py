@@ -102,7 +102,7 @@ def plan_of_blocks(
     heads, kv_heads = settings_[0], settings_[1] or settings_[0]
     if not has_lengths:
         raise ValueError(f"{name}: the lengths of the keys must be given with block_table")
-    batch, width = query.shape[0], query.size // max(1, query.shape[0] * heads)
+    batch, width = query.shape[0], _heads_apart(query, heads)[-1]
     table = _spec(name, "block_table", tables)
     if len(table.shape) != 2 or table.shape[0] != batch:
         raise ValueError(f"{name}: block_table must have shape ({batch}, blocks of a text), got {table.shape}")
