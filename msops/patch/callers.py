@@ -15,13 +15,13 @@ from mindspore import nn
 if TYPE_CHECKING:
     from types import CodeType, FrameType
 
-_READ_NAMES = {"locals", "vars", "eval", "exec", "dir"}  # functions that may read a variable without naming it
+READ_NAMES = {"locals", "vars", "eval", "exec", "dir"}  # functions that may read a variable without naming it
 _LOADS, _STORES = "LOAD_", "STORE_FAST"
 # What a Cell's call returns is what its `construct` returns, unless it has hooks: then other functions call that.
 _CALLS = {getattr(getattr(nn.Cell, name, None), "__code__", None) for name in ("__call__", "_complex_call")}
 
 
-class _Use(NamedTuple):
+class Use(NamedTuple):
     """How a function uses a part of a call's result: it returns it at a place of its tuple, or the names of arguments
     that must be false if it is to be dropped."""
 
@@ -29,11 +29,12 @@ class _Use(NamedTuple):
     guards: frozenset[str]
 
 
-def is_dropped(place: int) -> bool:
-    """Tells whether nobody uses the element at this place of the tuple that the calling function is about to return.
+def is_dropped(place: int, depth: int = 1) -> bool:
+    """Tells whether nobody uses the element at this place of the tuple that the calling function is about to return, or
+    with a greater depth its caller.
 
     It looks at the callers' code, from one to the next as long as they return it, and is False where it is in doubt."""
-    frame: FrameType | None = sys._getframe(2)
+    frame: FrameType | None = sys._getframe(1 + depth)
     while frame is not None:
         if frame.f_code not in _CALLS:
             use = _use(frame.f_code, frame.f_lasti, place)
@@ -48,18 +49,18 @@ def is_dropped(place: int) -> bool:
 
 
 @functools.lru_cache(4096)
-def _use(code: CodeType, called: int, place: int) -> _Use | None:
+def _use(code: CodeType, called: int, place: int) -> Use | None:
     """Returns how code uses an element of the tuple that the instruction at offset `called` gets, or None in doubt."""
     lines = [each for each in dis.get_instructions(code) if each.opname not in ("CACHE", "NOP", "EXTENDED_ARG")]
     after = [each for each in lines if each.offset > called][:2]
-    if not after or _READ_NAMES & set(code.co_names):
+    if not after or READ_NAMES & set(code.co_names):
         return None
     first, second = after[0], after[-1]
     if first.opname == "RETURN_VALUE":
-        return _Use(place, frozenset())
+        return Use(place, frozenset())
     if first.opname == "LOAD_CONST" and (second.opname == "BINARY_SUBSCR" or second.argrepr == "[]"):
         is_other = type(first.argval) is int and first.argval >= 0 and first.argval != place
-        return _Use(None, frozenset()) if is_other else None
+        return Use(None, frozenset()) if is_other else None
     if first.opname != "UNPACK_SEQUENCE" or first.argval <= place:
         return None
     names: list[str] = []
@@ -71,7 +72,7 @@ def _use(code: CodeType, called: int, place: int) -> _Use | None:
         return None
     name = names[place]
     loads = [each for each in lines if _LOADS in each.opname and name in _as_tuple(each.argval)]
-    return _use_of_name(code, name) if loads else _Use(None, frozenset())
+    return _use_of_name_in(code, name) if loads else Use(None, frozenset())
 
 
 def _is_false(value: object) -> bool:
@@ -82,17 +83,22 @@ def _as_tuple(value: object) -> tuple[object, ...]:
     return value if isinstance(value, tuple) else (value,)
 
 
-def _use_of_name(code: CodeType, name: str) -> _Use | None:
+def _use_of_name_in(code: CodeType, name: str) -> Use | None:
     try:
         (tree,) = ast.parse(textwrap.dedent(inspect.getsource(code))).body
     except (OSError, SyntaxError, TypeError, ValueError):
         return None
     if not isinstance(tree, ast.FunctionDef) or tree.name != code.co_name:
         return None
+    return use_of_name(tree, name)
+
+
+def use_of_name(tree: ast.FunctionDef, name: str) -> Use | None:
+    """Returns how a function's code uses a variable after it is assigned, or None in doubt."""
     uses = _Uses(name, tree)
     if uses.is_unknown or len(uses.places) > 1:
         return None
-    return _Use(next(iter(uses.places), None), frozenset(uses.guards))
+    return Use(next(iter(uses.places), None), frozenset(uses.guards))
 
 
 class _Uses(ast.NodeVisitor):

@@ -47,7 +47,39 @@ class Found(NamedTuple):
     stands: Function | None = None
 
 
-class Formula:
+class Meanings:
+    """What the names of libraries' modules mean to functions that msops recognizes."""
+
+    def __init__(self) -> None:
+        self.names: list[tuple[dict[str, Any], str, Any]] = []  # a namespace, a name in it, and what it means
+
+    def stand(self) -> bool:
+        """Tells whether all names mean what they did."""
+        return all(scope.get(name) is meaning for scope, name, meaning in self.names)
+
+    def meaning(self, scope: dict[str, Any], name: str) -> Any:
+        """Returns what a name means in a module."""
+        if name not in scope:
+            raise NoFormulaError(f"{name} is not MindSpore's", is_final=hasattr(builtins, name))
+        self.names.append((scope, name, scope[name]))
+        return scope[name]
+
+    def bare_name(self, node: ast.Name | ast.Attribute, scope: dict[str, Any]) -> str:
+        """Returns the name, without modules before it, of what MindSpore or Python's math defines."""
+        *path, name = path_of(node)
+        if not path:
+            is_known = is_mindspores(name, self.meaning(scope, name))
+        else:
+            module = self.meaning(scope, path[0])
+            for each in path[1:]:
+                module = getattr(module, each, None)
+            is_known = inspect.ismodule(module) and module.__name__.partition(".")[0] in ("mindspore", "math")
+        if not is_known:
+            raise NoFormulaError(f"{ast.unparse(node)} is not MindSpore's")
+        return name
+
+
+class Formula(Meanings):
     """What a function computes, as one expression of its arguments x0, x1, ... , or "" if that cannot be told.
 
     Methods of the class `owner` are inlined, and so are functions of the function's module: the formula stands as long
@@ -61,8 +93,8 @@ class Formula:
         decisions: dict[str, bool] | None = None,
         names: tuple[str, ...] | None = None,
     ) -> None:
+        super().__init__()
         self.text, self.why = "", NoFormulaError("its formula is none that msops knows")
-        self.names: list[tuple[dict[str, Any], str, Any]] = []  # a namespace, a name in it, and what it means
         self.methods: dict[str, Function] = {}
         self.owner = owner if isinstance(owner, type) else None
         self.decisions = decisions or {}
@@ -77,7 +109,7 @@ class Formula:
 
     def stands(self, cell: Any = None) -> bool:
         """Tells whether all names mean what they did, to a Cell also those of its methods."""
-        return all(scope.get(name) is meaning for scope, name, meaning in self.names) and all(
+        return self.stand() and all(
             getattr(getattr(cell, name, None), "__func__", None) is method for name, method in self.methods.items()
         )
 
@@ -89,13 +121,6 @@ class Formula:
         if not isinstance(tree, ast.FunctionDef) or tree.decorator_list:
             raise NoFormulaError(f"{function.__name__} is decorated, or no function with a name")
         return _result(tree, _Substitute(arguments, tree, function.__globals__, self, may_inline=may_inline))
-
-    def meaning(self, scope: dict[str, Any], name: str) -> Any:
-        """Returns what a name means in a module."""
-        if name not in scope:
-            raise NoFormulaError(f"{name} is not MindSpore's", is_final=hasattr(builtins, name))
-        self.names.append((scope, name, scope[name]))
-        return scope[name]
 
     def method(self, name: str) -> Function | None:
         """Returns the method of the class that has a name, if the class defines one."""
@@ -154,7 +179,7 @@ def _assign(target: ast.expr, value: ast.expr, values: dict[str, Any]) -> None:
 def _is_tuple(value: ast.expr, length: int) -> bool:
     """Tells whether a value is a shape, or is cut into as many parts."""
     if isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr == "chunk":
-        return bool(value.args) and _number(value.args[0]) == length
+        return bool(value.args) and number(value.args[0]) == length
     return isinstance(value, ast.Attribute) and value.attr == "shape"
 
 
@@ -179,19 +204,14 @@ class _Substitute(ast.NodeTransformer):
         if node.id in self.values:
             value: ast.expr = self.values[node.id]
             return value
-        if self.found and not is_mindspores(node.id, self.found.meaning(self.scope, node.id)):
-            raise NoFormulaError(f"{node.id} is not MindSpore's")
+        if self.found:
+            self.found.bare_name(node, self.scope)
         return node
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
-        *path, name = _path(node)
-        if self.found and path and path[0] not in self.values:
-            module = self.found.meaning(self.scope, path[0])
-            for each in path[1:]:
-                module = getattr(module, each)
-            if not inspect.ismodule(module) or module.__name__.partition(".")[0] not in ("mindspore", "math"):
-                raise NoFormulaError(f"{ast.unparse(node)} is not MindSpore's")
-            return ast.Name(name)
+        path = path_of(node)
+        if self.found and len(path) > 1 and path[0] not in self.values:
+            return ast.Name(self.found.bare_name(node, self.scope))
         return self.generic_visit(node)  # type: ignore[return-value]
 
     def visit_IfExp(self, node: ast.IfExp) -> ast.expr:
@@ -220,7 +240,7 @@ class _Substitute(ast.NodeTransformer):
         return None, []
 
 
-def _path(node: ast.expr) -> list[str]:
+def path_of(node: ast.expr) -> list[str]:
     """Returns the names of a chain such as mint.nn.functional, or nothing for other expressions before the dot."""
     names: list[str] = []
     while isinstance(node, ast.Attribute):
@@ -249,13 +269,14 @@ def _plain(call: ast.Call) -> ast.expr:
         sizes = arguments[0].elts if isinstance(arguments[0], (ast.Tuple, ast.List)) else arguments
         return ast.Call(ast.Attribute(x, _OF_SIZES[name]), sizes, [])
     if name in ("swapaxes", "transpose") and len(arguments) == 2:
-        axes = _SWAPPED.get(frozenset(map(_number, arguments)), ())
+        axes = _SWAPPED.get(frozenset(map(number, arguments)), ())
         if axes:
             return ast.Call(ast.Attribute(x, "swapaxes"), [ast.Constant(axis) for axis in axes], [])
     return call
 
 
-def _number(node: ast.expr) -> Any:
+def number(node: ast.expr) -> Any:
+    """Returns the number, or another constant, that code writes out, or None for other code."""
     try:
         return ast.literal_eval(node)
     except ValueError:

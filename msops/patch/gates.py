@@ -102,13 +102,18 @@ def forget() -> None:
     _formulas.clear()
 
 
+def is_as_its_class(cell: Any, of: nn.Cell) -> bool:
+    """Tells whether a call of a Cell by another one computes the `construct` of its class, and that alone."""
+    if not isinstance(cell, nn.Cell) or "construct" in vars(cell) or type(cell).__call__ is not nn.Cell.__call__:
+        return False
+    if any(getattr(cell, each, None) for each in _HOOKS):
+        return False
+    return bool(getattr(cell, "mixed_precision_type", None) == getattr(of, "mixed_precision_type", None))
+
+
 def _kind(cell: Any, of: nn.Cell) -> str:
     """Returns the name of what a Cell computes when another one calls it, or "" if that cannot be told."""
-    if not isinstance(cell, nn.Cell) or "construct" in vars(cell) or type(cell).__call__ is not nn.Cell.__call__:
-        return ""
-    if any(getattr(cell, each, None) for each in _HOOKS):
-        return ""
-    if getattr(cell, "mixed_precision_type", None) != getattr(of, "mixed_precision_type", None):
+    if not is_as_its_class(cell, of):
         return ""
     cls = type(cell)
     if cls in _OF_MINDSPORE:

@@ -23,6 +23,7 @@ from msops.operators.rotary_position_embedding import rotary_position_embedding 
 from .causal_masks import FLASH, INTERFACE, causing
 from .formula import Formula, Found, NoFormulaError, written
 from .gates import activating, forget, gating
+from .longer_attention import SOFTMAX, holding, is_long
 from .optimizers import call_of
 from .written_attention import ATTENTION, BLOCKS, attending, blocks
 
@@ -38,7 +39,7 @@ _ROTATION = "apply_rotary_pos_emb"
 _CONSTRUCT = "construct"
 _CALL = "__call__"
 _OPERATORS = {_ROTATION: "mindspore.ops.rotary_position_embedding", _CONSTRUCT: "msops.rms_norm"}
-_SOFTMAX = {"softmax", "Softmax"}
+_SOFTMAX = {SOFTMAX, "Softmax"}
 
 
 class _Replaced(NamedTuple):
@@ -112,7 +113,8 @@ def left(model: nn.Cell) -> list[Left]:
                 of, found = _found[id(value)]
                 reasons.update(Left(of, each) for each in found.reasons)
         for value in vars(cls).values():
-            if inspect.isfunction(value) and _SOFTMAX & set(value.__code__.co_names) and id(value) not in inlined:
+            is_seen = id(value) in inlined or id(value) in _found or id(value) in _unknown
+            if inspect.isfunction(value) and _SOFTMAX & set(value.__code__.co_names) and not is_seen:
                 reasons.add(Left(_name(value), "it computes a softmax, in a method that msops does not look at"))
     return sorted(reasons)
 
@@ -141,6 +143,7 @@ def _places(cls: Any) -> list[tuple[Any, str]]:
     of_interface = [FLASH] if inspect.isfunction(interface) and interface.__module__ in sys.modules else []
     return [
         *((cls, name) for name in of_class),
+        *((cls, name) for name, value in vars(cls).items() if name not in of_class and is_long(value)),
         *((module, name) for name in of_module),
         *((sys.modules[interface.__module__], name) for name in of_interface),
     ]
@@ -169,6 +172,8 @@ def _recognize(own: Function, owner: Any, name: str) -> Found:
         return causing(own)
     if name == BLOCKS:
         return blocks(own, owner)
+    if is_long(own):
+        return holding(own)
     if name == _CONSTRUCT and not owner.__name__.endswith("Norm"):
         return activating(own, owner) if owner.__name__.endswith("Activation") else gating(own, owner)
     formula = Formula(own, owner)

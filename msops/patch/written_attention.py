@@ -143,16 +143,16 @@ def attending(own: Function) -> Found:
         if plan is None:
             reasons.add("a call's arguments make it another formula")
             return None
-        if not _attends(q, k, v, mask, groups if plan.repeats else 1, plan.cuts):
+        if not attends(q, k, v, mask, groups if plan.repeats else 1, plan.cuts):
             reasons.add("a call's dtypes or shapes do not fit flash_attention, or it would be slower")
             return None
         numbers = {"scaling": scaling, "size": inputs[0][0][-1], "head_dim": head_dim, "own": own_scaling}
         number = numbers[plan.scale]
-        scale: Any = 1 / sqrt(number) if plan.scale in ("size", "head_dim") and _is_number(number) else number
+        scale: Any = 1 / sqrt(number) if plan.scale in ("size", "head_dim") and is_number(number) else number
         dropout_p = (dropout or 0.0) if plan.drops and training else 0.0
         softcap = softcap if plan.has_softcap else 0.0
         settings_: tuple[Any, ...] = scale, softcap, dropout_p
-        if not all(map(_is_number, settings_)) or not 0 <= dropout_p < 1:
+        if not all(map(is_number, settings_)) or not 0 <= dropout_p < 1:
             reasons.add("a call's scale, softcap or dropout is no number that flash_attention takes")
             return None
         return (*map(float, settings_), plan.turns)
@@ -215,7 +215,7 @@ def as_bias(mask: Tensor, keys: int) -> Tensor:
     if mask.shape[3] != keys:
         mask = mask[:, :, :, :keys]
     if mask.dtype == float16:
-        return ops.masked_fill(ops.cast(mask, float32), mask <= -65504, -3.4028234663852886e38)
+        return ops.masked_fill(ops.cast(mask, float32), mask == -65504, -3.4028234663852886e38)
     return mask
 
 
@@ -223,14 +223,12 @@ def described(option: Any) -> Any:
     return describe(option) if isinstance(option, Tensor) else option
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
     return type(value) in (int, float) and -inf < value < inf
 
 
 @once
-def _attends(
-    q: Description, k: Description, v: Description, mask: Description | None, repeats: int, cuts: bool
-) -> bool:
+def attends(q: Description, k: Description, v: Description, mask: Description | None, repeats: int, cuts: bool) -> bool:
     """Tells whether flash_attention takes these, and is not slower."""
     shapes = [each[0] for each in (q, k, v)]
     if any(shape is None or len(shape) != 4 or None in shape or 0 in shape for shape in shapes):
@@ -288,4 +286,4 @@ def blocks(own: Function, owner: type) -> Found:
 
 @once
 def _attends_as(q: Description, k: Description, v: Description, scale: Any) -> bool:
-    return _is_number(scale) and _attends(q, k, v, None, 1, False) and q[0][3] == v[0][3]
+    return is_number(scale) and attends(q, k, v, None, 1, False) and q[0][3] == v[0][3]
