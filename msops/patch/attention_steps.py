@@ -150,8 +150,6 @@ class Steps:
             self._branch(plain.test, line if isinstance(line, ast.If) else plain, conditions)
         elif isinstance(plain, ast.Assign) and isinstance(plain.targets[0], ast.Name) and len(plain.targets) == 1:
             value, name = self._valued(plain.value, conditions), plain.targets[0].id
-            if name in self._read | self._read_by_steps:
-                raise NoFormulaError("it changes a variable that its scores are computed from")
             self._written.add(name)
             self.values[name] = value
         else:

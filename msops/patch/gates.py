@@ -65,7 +65,7 @@ def gating(own: Function, owner: type) -> Found:
     def kind(self: Any) -> str:
         if not formula.stands(self):
             return ""
-        return _kind(getattr(self, activation), self) if activation else "none"
+        return kind_of(getattr(self, activation), self) if activation else "none"
 
     def gated(self: Any, x: Any) -> Any:
         if is_of_halves:
@@ -111,7 +111,7 @@ def is_as_its_class(cell: Any, of: nn.Cell) -> bool:
     return bool(getattr(cell, "mixed_precision_type", None) == getattr(of, "mixed_precision_type", None))
 
 
-def _kind(cell: Any, of: nn.Cell) -> str:
+def kind_of(cell: Any, of: nn.Cell) -> str:
     """Returns the name of what a Cell computes when another one calls it, or "" if that cannot be told."""
     if not is_as_its_class(cell, of):
         return ""

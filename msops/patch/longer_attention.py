@@ -1,7 +1,7 @@
 """Gives attention that a longer function of a library holds to flash_attention.
 
-The function is compiled again from its own source, with a call in place of the statements of the attention, which stay
-for all calls that the operator does not take. Its `__wrapped__` is the library's function, which graph mode compiles.
+The function is compiled again from its own source, with a call before the statements of the attention, which stay for
+all calls that the operator does not take.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import ast
 import inspect
 import math
-import textwrap
 from typing import TYPE_CHECKING, Any
 
 import mindspore
@@ -20,9 +19,10 @@ from msops.core.inputs import describe
 from msops.operators.flash_attention import draw_seed, flash_attention
 
 from .attention_steps import LEAST, OUT, Inner, Steps
-from .callers import READ_NAMES, is_dropped, use_of_name
+from .callers import is_dropped, use_of_name
 from .formula import Found, Meanings, NoFormulaError
 from .gates import is_as_its_class
+from .rewritten import compiled, tree_of
 from .statements import PREFIX, SQRT, Calls, both, texts
 from .written_attention import as_bias, attends, is_number
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 PRODUCTS = {"matmul", "bmm"}
 SOFTMAX = "softmax"
-_ATTEND, _STAY, _MAKE, _STEPS = (PREFIX + each for each in ("attend", "stay", "make", "steps"))
+_ATTEND, _STAY, _STEPS = (PREFIX + each for each in ("attend", "stay", "steps"))
 _DROPOUTS = {
     getattr(nn, "Dropout", None),
     getattr(getattr(getattr(mindspore, "mint", None), "nn", None), "Dropout", None),
@@ -59,25 +59,18 @@ def holding(own: Function) -> Found:
 
 
 def _holding(own: Function) -> Found:
-    code = own.__code__
-    if inspect.unwrap(own) is not own or code.co_freevars or READ_NAMES & set(code.co_names) or not code.co_argcount:
-        raise NoFormulaError("it is wrapped, or reads variables of other functions")
-    (tree,) = ast.parse(textwrap.dedent(inspect.getsource(own))).body
-    if not isinstance(tree, ast.FunctionDef) or tree.decorator_list or any(map(_is_mangled, ast.walk(tree))):
-        raise NoFormulaError("it is decorated, or has private names")
-    ast.increment_lineno(tree, code.co_firstlineno - 1)
-    meanings = Meanings()
+    tree, meanings, cell = tree_of(own), Meanings(), own.__code__.co_varnames[0]
     lines, first, steps = _find(own, tree, meanings)
     after = _after(tree.body, lines) or []
     place, guards = _uses(tree, steps, [*lines[first + steps.count :], *after])
-    lines[first : first + steps.count] = _replaced(steps, place, [*guards, *steps.guards], code.co_varnames[0])
+    lines[first : first + steps.count] = _replaced(steps, place, [*guards, *steps.guards], cell)
     reasons = set[str]()
 
     def stay() -> None:
         reasons.add("a call asks for more than the result of the attention")
 
-    functions: dict[str, Function] = {_ATTEND: _attending(meanings, reasons), _STAY: stay, SQRT: _root}
-    return Found(_compiled(own, tree, functions), "msops.flash_attention", None, reasons)
+    functions = {_ATTEND: _attending(meanings, reasons), _STAY: stay, SQRT: _root}
+    return Found(compiled(own, tree, functions), "msops.flash_attention", None, reasons)
 
 
 def _find(own: Function, tree: ast.FunctionDef, meanings: Meanings) -> tuple[list[ast.stmt], int, Steps]:
@@ -176,31 +169,6 @@ def _call(name: str, arguments: list[ast.expr]) -> ast.expr:
 
 def _assign(name: str, value: ast.expr) -> ast.stmt:
     return ast.Assign([ast.Name(name, ast.Store())], value)
-
-
-def _is_mangled(node: ast.AST) -> bool:
-    """Tells whether Python gives a name of a class another meaning outside of it."""
-    name = str(getattr(node, "id", getattr(node, "attr", getattr(node, "arg", ""))))
-    return name.startswith("__") and not name.endswith("__")
-
-
-def _compiled(own: Function, tree: ast.FunctionDef, functions: dict[str, Function]) -> Any:
-    """Returns a function of this code that has the rest of a library's, and that may call these functions."""
-    for each in ast.walk(tree):
-        if isinstance(each, ast.arg):
-            each.annotation = None
-    tree.returns, tree.args.defaults, tree.args.kw_defaults = None, [], [None] * len(tree.args.kwonlyargs)
-    names = ast.arguments([], [ast.arg(each) for each in functions], None, [], [], None, [])
-    make = ast.FunctionDef(_MAKE, names, [tree, ast.Return(_load(tree.name))], [])
-    module = ast.fix_missing_locations(ast.Module([make], []))
-    made: dict[str, Any] = {}
-    exec(compile(module, own.__code__.co_filename, "exec", dont_inherit=True), own.__globals__, made)  # noqa: S102
-    now = made[_MAKE](*functions.values())
-    for name in ("__defaults__", "__kwdefaults__", "__annotations__", "__doc__", "__qualname__"):
-        setattr(now, name, getattr(own, name))
-    vars(now).update(vars(own))
-    now.__module__, now.__wrapped__ = __name__, own
-    return now
 
 
 def _root(x: Any) -> Any:

@@ -24,6 +24,7 @@ from .causal_masks import FLASH, INTERFACE, causing
 from .formula import Formula, Found, NoFormulaError, written
 from .gates import activating, forget, gating
 from .longer_attention import SOFTMAX, holding, is_long
+from .normed_activations import may_norm, norming
 from .optimizers import call_of
 from .written_attention import ATTENTION, BLOCKS, attending, blocks
 
@@ -38,6 +39,7 @@ _HOOK = "__init_subclass__"  # Python calls it for each new class of Cells
 _ROTATION = "apply_rotary_pos_emb"
 _CONSTRUCT = "construct"
 _CALL = "__call__"
+_CLASSES = "Norm", "MLP", "GLU", "Activation"  # ends of names of classes whose `construct` may be a formula
 _OPERATORS = {_ROTATION: "mindspore.ops.rotary_position_embedding", _CONSTRUCT: "msops.rms_norm"}
 _SOFTMAX = {SOFTMAX, "Softmax"}
 
@@ -108,7 +110,7 @@ def left(model: nn.Cell) -> list[Left]:
             value = vars(owner).get(name)
             if id(value) in _unknown:
                 own, why = _unknown[id(value)]
-                reasons.add(Left(_name(own), why))
+                reasons.update({Left(_name(own), why)} if why else set())
             if id(value) in _found:
                 of, found = _found[id(value)]
                 reasons.update(Left(of, each) for each in found.reasons)
@@ -136,14 +138,14 @@ def _replace(cls: Any) -> None:
 def _places(cls: Any) -> list[tuple[Any, str]]:
     """Returns where a class or its module may have a formula. A module defines what its Cells call before it defines
     the last of them."""
-    of_class = [_CONSTRUCT, BLOCKS] if cls.__name__.endswith(("Norm", "MLP", "GLU", "Activation")) else [BLOCKS]
+    of_class = [_CONSTRUCT, BLOCKS] if cls.__name__.endswith(_CLASSES) else [BLOCKS]
+    longer = [name for name, value in vars(cls).items() if is_long(value) or may_norm(cls, value)]
     module = sys.modules.get(cls.__module__)
     of_module = [_ROTATION, *ATTENTION] if module else []
     interface = vars(module).get(INTERFACE) if module else None
     of_interface = [FLASH] if inspect.isfunction(interface) and interface.__module__ in sys.modules else []
     return [
-        *((cls, name) for name in of_class),
-        *((cls, name) for name, value in vars(cls).items() if name not in of_class and is_long(value)),
+        *((cls, name) for name in dict.fromkeys((*of_class, *longer))),
         *((module, name) for name in of_module),
         *((sys.modules[interface.__module__], name) for name in of_interface),
     ]
@@ -174,6 +176,8 @@ def _recognize(own: Function, owner: Any, name: str) -> Found:
         return blocks(own, owner)
     if is_long(own):
         return holding(own)
+    if name != _ROTATION and (name != _CONSTRUCT or not owner.__name__.endswith(_CLASSES)):
+        return norming(own)
     if name == _CONSTRUCT and not owner.__name__.endswith("Norm"):
         return activating(own, owner) if owner.__name__.endswith("Activation") else gating(own, owner)
     formula = Formula(own, owner)

@@ -1,0 +1,58 @@
+"""Compiles a library's function again from its own source, in which some statements are others.
+
+Its `__wrapped__` is the library's function, which graph mode compiles. Tracebacks name the library's lines.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from typing import TYPE_CHECKING, Any
+
+from .callers import READ_NAMES
+from .formula import NoFormulaError
+from .statements import PREFIX
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Function = Callable[..., Any]
+
+_MAKE = f"{PREFIX}make"
+
+
+def tree_of(own: Function) -> ast.FunctionDef:
+    """Returns the syntax tree of a function that may be compiled again."""
+    code = own.__code__
+    if inspect.unwrap(own) is not own or code.co_freevars or READ_NAMES & set(code.co_names) or not code.co_argcount:
+        raise NoFormulaError("it is wrapped, or reads variables of other functions")
+    (tree,) = ast.parse(textwrap.dedent(inspect.getsource(own))).body
+    if not isinstance(tree, ast.FunctionDef) or tree.decorator_list or any(map(_is_mangled, ast.walk(tree))):
+        raise NoFormulaError("it is decorated, or has private names")
+    ast.increment_lineno(tree, code.co_firstlineno - 1)
+    return tree
+
+
+def _is_mangled(node: ast.AST) -> bool:
+    """Tells whether Python gives a name of a class another meaning outside of it."""
+    name = str(getattr(node, "id", getattr(node, "attr", getattr(node, "arg", ""))))
+    return name.startswith("__") and not name.endswith("__")
+
+
+def compiled(own: Function, tree: ast.FunctionDef, functions: dict[str, Any]) -> Any:
+    """Returns a function of this code that has the rest of a library's, and that may call these functions."""
+    for each in ast.walk(tree):
+        if isinstance(each, ast.arg):
+            each.annotation = None
+    tree.returns, tree.args.defaults, tree.args.kw_defaults = None, [], [None] * len(tree.args.kwonlyargs)
+    names = ast.arguments([], [ast.arg(each) for each in functions], None, [], [], None, [])
+    make = ast.FunctionDef(_MAKE, names, [tree, ast.Return(ast.Name(tree.name, ast.Load()))], [])
+    module = ast.fix_missing_locations(ast.Module([make], []))
+    made: dict[str, Any] = {}
+    exec(compile(module, own.__code__.co_filename, "exec", dont_inherit=True), own.__globals__, made)  # noqa: S102
+    now = made[_MAKE](*functions.values())
+    for name in ("__defaults__", "__kwdefaults__", "__annotations__", "__doc__", "__qualname__"):
+        setattr(now, name, getattr(own, name))
+    now.__module__, now.__wrapped__ = __name__, own
+    return now
