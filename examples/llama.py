@@ -45,11 +45,16 @@ class Attention(nn.Cell):
         self.attend = operators.FlashAttention(causal=True, layout="BTHD")
         self.write = ops.ScatterUpdate()
 
+    def project(self, x, cos, sin):
+        """Returns queries, keys and values, (B, T, heads, size), turned by the angles of their places."""
+        shape = *x.shape[:2], -1, self.size
+        q = self.turn(self.query(x).reshape(shape), cos, sin, self.interleaved, "BTHD")
+        k = self.turn(self.key(x).reshape(shape), cos, sin, self.interleaved, "BTHD")
+        return q, k, self.value(x).reshape(shape)
+
     def construct(self, x, cos, sin, cache=None):
         batch, length, width = x.shape
-        q = self.turn(self.query(x).reshape(batch, length, self.heads, self.size), cos, sin, self.interleaved, "BTHD")
-        k = self.turn(self.key(x).reshape(batch, length, self.kv_heads, self.size), cos, sin, self.interleaved, "BTHD")
-        v = self.value(x).reshape(batch, length, self.kv_heads, self.size)
+        q, k, v = self.project(x, cos, sin)
         if cache is None:
             mixed = self.attend(q, k, v)
         else:

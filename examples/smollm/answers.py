@@ -20,13 +20,17 @@ def parse(arguments=None):
     return options.parse_args(arguments)
 
 
+def read_questions(path):
+    try:
+        lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        sys.exit(f"{path} cannot be read: {error}")
+    return [line for line in lines if line]
+
+
 def main():
     args = parse()
-    try:
-        lines = [line.strip() for line in args.questions.read_text(encoding="utf-8").splitlines()]
-    except (OSError, UnicodeDecodeError) as error:
-        sys.exit(f"{args.questions} cannot be read: {error}")
-    questions = [line for line in lines if line]
+    questions = read_questions(args.questions)
     tokenizer, net = open_model(args, msops)
     answers, times = [[] for _ in questions], []
     try:
