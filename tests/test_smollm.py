@@ -478,6 +478,9 @@ def test_families(smollm, tmp_path, kind, weights, is_tied):
     expected = numpy_llama.scores(file, tokens)
     assert np.abs(expected[1:] - expected[:-1]).max(-1).min() > 0.05
     np.testing.assert_allclose(net(Tensor(tokens[None], mindspore.int32)).asnumpy()[0], expected, 1e-3, 1e-3)
+    if weights in smollm("quantized").KINDS:
+        of_blocks = smollm("quantized").load(file, length=24)
+        np.testing.assert_allclose(of_blocks(Tensor(tokens[None], mindspore.int32)).asnumpy()[0], expected, 1e-3, 1e-3)
     generation = smollm("generation")
     reader = generation.Reader(generation.StackedLlama(net), chunks=(16,))
     for begin, end in ((0, 12), (12, 19), (19, 20)):

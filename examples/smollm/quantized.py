@@ -1,5 +1,7 @@
 """A Llama whose matrices stay as they lie in the GGUF file, in blocks of 4 to 8 bits."""
 
+from functools import partial
+
 import mindspore
 from mindspore import Parameter, Tensor
 from mindspore.nn.utils import no_init_parameters
@@ -47,22 +49,25 @@ def load(file, length, dtype=mindspore.float32):
         if name == "embedding":
             net.kind, net.embedding = kind, Parameter(blocks, name=name, requires_grad=False)
         else:
-            _replace(net, name, blocks, kind, dtype)
+            replace(net, name, partial(of_blocks, blocks=blocks, kind=kind, dtype=dtype))
     if parameters:
         raise FileError(f"{file.path} lacks weights: {', '.join(parameters)}")
     return net
 
 
-def _replace(net, name, blocks, kind, dtype):
-    """Puts a GGUFMatmul in the place of the Linear whose weight has this name."""
+def replace(net, name, make):
+    """Puts make(linear) in the place of the Linear whose weight has this name."""
     *path, last, _ = name.split(".")
     parent = net
     for part in path:
         parent = parent[int(part)] if part.isdigit() else getattr(parent, part)
-    linear = getattr(parent, last)
+    setattr(parent, last, make(getattr(parent, last)))
+
+
+def of_blocks(linear, blocks, kind, dtype):
+    """Returns a GGUFMatmul of these blocks, with the bias of a Linear."""
     rows, columns = linear.weight.shape
-    layer = msops.GGUFMatmul(columns, rows, kind, dtype=dtype)
-    layer.blocks = Parameter(blocks, name=name, requires_grad=False)
-    layer.bias = linear.bias  # which is read, too, since it is the same Parameter
-    layer.has_bias = linear.bias is not None
-    setattr(parent, last, layer)
+    layer = msops.GGUFMatmul(columns, rows, kind, linear.bias is not None, dtype)
+    layer.blocks.set_data(blocks)
+    layer.bias = linear.bias  # which may be read later, since it is the same Parameter
+    return layer
