@@ -130,6 +130,13 @@ def test_loss(smollm, scores, reference, text):
     assert abs(found - expected) < 1e-3
 
 
+def test_perplexity(smollm, net, scores, text):
+    following = np.roll(text, -1)
+    found = smollm("perplexity").perplexity(net, (np.int32(text[None]), np.int32(following[None])))
+    padded = losses(np.append(scores, scores[:1], 0), np.append(text, text[0]))
+    assert abs(found / np.exp(padded.mean()) - 1) < 1e-4
+
+
 def test_paris(new_reader, tokenizer):
     scores = new_reader().extend(tokenizer.encode("The capital of France is"))
     assert tokenizer.decode([int(scores.argmax())]) == " Paris"

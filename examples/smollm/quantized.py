@@ -55,6 +55,11 @@ def load(file, length, dtype=mindspore.float32):
     return net
 
 
+def matrices(net):
+    """Returns the names of the layers' matrices."""
+    return [name for name, p in net.parameters_and_names() if name.startswith("layers") and p.ndim == 2]
+
+
 def replace(net, name, make):
     """Puts make(linear) in the place of the Linear whose weight has this name."""
     *path, last, _ = name.split(".")

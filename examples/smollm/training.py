@@ -145,9 +145,8 @@ class Trainer:
         sums = ParameterTuple(
             Parameter(zero, name=f"sum.{p.name}", requires_grad=False) for p, zero in zip(parameters, zeros)
         )
-        matrices = [p for p in parameters if len(p.shape) > 1]
-        groups = [{"params": matrices, "weight_decay": decay}]
-        groups += [{"params": [p for p in parameters if len(p.shape) == 1], "weight_decay": 0.0}]
+        matrices, vectors = ([p for p in parameters if (len(p.shape) > 1) == is_matrix] for is_matrix in (True, False))
+        groups = [{"params": ps, "weight_decay": rate} for ps, rate in ((matrices, decay), (vectors, 0.0)) if ps]
         groups += [{"order_params": parameters}]
         schedule = Schedule(highest, warmup, steps)
         self._optimizer = AdamW(groups, schedule, beta1=0.9, beta2=0.95, eps=1e-8)
