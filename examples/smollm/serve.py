@@ -95,13 +95,14 @@ def main():
         server.prepare()
         print(" call  read  waiting  free  shared  blocks: a dot is free, a letter has one text, # has several")
         answers, seconds = serve(server, texts, show=True)
-        alone = [serve(server, [text])[0][0] for text in texts]
+        singles = [serve(server, [text]) for text in texts]
     except (FileError, TextError) as error:
         sys.exit(str(error))
     for i, (question, answer) in enumerate(zip(questions, answers)):
         print(f"\n{letter(i)}> {question}\n{tokenizer.decode(tokens_of(answer))}")
+    alone, longer = [found[0] for found, _ in singles], sum(seconds for _, seconds in singles)
     count = sum(map(len, answers))
-    print(f"\n{count} tokens, {count / seconds:.1f} per second")
+    print(f"\n{count} tokens, {count / seconds:.1f} per second, {count / longer:.1f} one question after another")
     equal = sum(both == own for both, own in zip(answers, alone))
     same = sum(tokens_of(both) == tokens_of(own) for both, own in zip(answers, alone))
     print(f"{same} of {len(texts)} answers have the same tokens as alone, {equal} also the same bits of all scores")

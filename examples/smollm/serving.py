@@ -92,7 +92,7 @@ class Pool:
                 self._blocks.pop(self._beginnings.pop(block, None), None)
 
 
-@dataclass
+@dataclass(eq=False)
 class Text:
     """A text that is served. The keys of its first `read` tokens are in its blocks."""
 
