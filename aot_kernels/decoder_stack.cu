@@ -16,6 +16,7 @@ struct Inputs {
   int64_t heads, kv_heads, interleaved;
   double eps;
   Tensor x, cos, sin, norm1, qkv, out, norm2, gate_up, down, norm, qkv_bias, q_norm, k_norm, keys, values, lengths;
+  Tensor block_tables;
 
   explicit Inputs(Call& call) {
     constexpr const char* kFloats = "common|float32";
@@ -27,11 +28,21 @@ struct Inputs {
     norm = call.optional_of(kFloats, "norm", 1), qkv_bias = call.optional("qkv_bias", 2);
     q_norm = call.optional_of(kFloats, "q_norm", 2), k_norm = call.optional_of(kFloats, "k_norm", 2);
     keys = call.optional("keys"), values = call.optional("values"), lengths = call.optional_of("index", "lengths", 1);
+    block_tables = call.optional_of("index", "block_tables", 2);
     check(call);
   }
 
+  // Return how many blocks a layer's cache has, and how many rows a block. With four axes, the blocks of all layers are
+  // one axis.
+  int64_t blocks() const {
+    if (keys.rank != 4) return keys.dim(1);
+    return qkv.dim(0) > 0 ? keys.dim(0) / qkv.dim(0) : 0;
+  }
+  int64_t block_size() const { return keys.dim(-3); }
+
   // Returns how many rows the cache of a text has. With three axes, the rows of all layers and texts are one axis.
   int64_t room() const {
+    if (block_tables.dtype) return size_of({block_tables.dim(1), block_size()});
     if (keys.rank != 3) return keys.dim(2);
     const int64_t texts = size_of({qkv.dim(0), x.dim(0)});
     return texts > 0 ? keys.dim(0) / texts : 0;
@@ -52,16 +63,27 @@ struct Inputs {
     s.gate_up = gate_up.as<const T>(), s.down = down.as<const T>();
     s.keys = keys.as<const T>(), s.values = values.as<const T>();
     s.has_cache = keys.dtype, s.lengths = Integers(lengths);
+    s.has_blocks = block_tables.dtype, s.tables = Integers(block_tables), s.columns = block_tables.dim(1);
+    if (s.has_blocks) s.blocks = blocks(), s.block_size = block_size();
     s.eps = Compute<T>(eps);
     return s;
   }
 
-  // On the CPU, lengths must lie in the cache.
-  void require_lengths(Call& call) const {
-    const Integers rows(lengths);
-    for (int64_t b = 0; b < lengths.size && call.ok(); ++b)
+  // On the CPU, lengths must lie in the cache, and so must the blocks that they need.
+  void require_rows(Call& call) const {
+    const Integers rows(lengths), tables(block_tables);
+    const auto number = [](int64_t value) { return static_cast<long long>(value); };
+    for (int64_t b = 0; b < lengths.size && call.ok(); ++b) {
       call.require(0 <= rows[b] && rows[b] <= room(), kBadValue, "lengths has %lld, expected 0 to %lld",
-                   static_cast<long long>(rows[b]), static_cast<long long>(room()));
+                   number(rows[b]), number(room()));
+      if (!block_tables.dtype) continue;
+      const int64_t columns = block_tables.dim(1);
+      for (int64_t m = 0; call.ok() && m * block_size() < rows[b]; ++m) {
+        const int64_t block = tables[b * columns + m];
+        call.require(0 <= block && block < blocks(), kBadValue, "block_tables[%lld, %lld] is %lld, expected 0 to %lld",
+                     number(b), number(m), number(block), number(blocks() - 1));
+      }
+    }
   }
 
  private:
@@ -93,12 +115,28 @@ struct Inputs {
       if (each.dtype) call.require_shape(each, {layers, size});
     call.require(!keys.dtype == !values.dtype && !keys.dtype == !lengths.dtype, kBadShape,
                  "keys, values and lengths go together");
+    call.require(!block_tables.dtype || keys.dtype, kBadShape, "block_tables is given without keys");
     if (!keys.dtype || !call.ok()) return;
+    if (block_tables.dtype) require_blocks(call);
     for (const Tensor& each : {keys, values})
-      keys.rank == 3 ? call.require_shape(each, {size_of({layers, batch, room()}), kv_heads, size})
-                     : call.require_shape(each, {layers, batch, room(), kv_heads, size});
+      block_tables.dtype ? call.require_same_shape(each, keys)
+      : keys.rank == 3   ? call.require_shape(each, {size_of({layers, batch, room()}), kv_heads, size})
+                         : call.require_shape(each, {layers, batch, room(), kv_heads, size});
     call.require_shape(lengths, {batch});
     call.require(room() <= INT32_MAX / 2, kBadShape, "keys has too many rows");
+  }
+
+  void require_blocks(Call& call) const {
+    const int64_t layers = qkv.dim(0);
+    call.require_shape(block_tables, {x.dim(0), block_tables.dim(1)});
+    call.require(keys.rank == 4 || keys.rank == 5, kBadRank, "keys has %d axes, expected 4 or 5", keys.rank);
+    if (!call.ok()) return;
+    call.require(block_size() > 0, kBadShape, "keys has blocks of no rows");
+    call.require(blocks() <= INT32_MAX, kBadShape, "keys has too many blocks");
+    if (keys.rank == 4)
+      call.require_shape(keys, {layers * blocks(), block_size(), kv_heads, head_size()});
+    else
+      call.require_shape(keys, {layers, blocks(), block_size(), kv_heads, head_size()});
   }
 };
 
@@ -114,8 +152,8 @@ int64_t scratch_numbers(const Stack<T>& s) {
 
 }  // namespace
 
-// (x, cos, sin, norm1, qkv, out, norm2, gate_up, down, norm?, qkv_bias?, q_norm?, k_norm?, keys?, values?, lengths?)
-// -> (y, k, v, work): the last one is scratch.
+// (x, cos, sin, norm1, qkv, out, norm2, gate_up, down, norm?, qkv_bias?, q_norm?, k_norm?, keys?, values?, lengths?,
+// block_tables?) -> (y, k, v, work): the last one is scratch.
 MSOPS_ENTRY(DecoderStackForward) {
   const Inputs in(call);
   const Tensor y = call.tensor("y", 3), k = call.tensor("k", 5), v = call.tensor("v", 5);
@@ -135,7 +173,7 @@ MSOPS_ENTRY(DecoderStackForward) {
     if (!call.ok()) return;
     if (s.tokens() * s.width == 0 && k.size == 0) return;
     if (call.is_on_cpu()) {
-      in.require_lengths(call);
+      in.require_rows(call);
       cpu::Space<T> space;
       space.place(s, work.as<Compute<T>>());
       if (call.ok()) cpu::forward(call, s, space);

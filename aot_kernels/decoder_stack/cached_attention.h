@@ -43,12 +43,25 @@ inline flash_attention::Attention<Half> attention_to_cache(const Stack<Half>& s,
 
 constexpr int kFinishWarps = 4;
 
-// Computes heads of o from what the splits have summed, and from the new rows up to the query's own. A warp takes a
-// head of a token, and a lane every 32nd of up to 32 kPerLane features.
-template <int kPerLane>
+// Splits are what finish_kernel reads of the cached rows.
+struct Splits {
+  flash_attention::Attention<Half> a;
+
+  MSOPS_BOTH int64_t parts_of_text(int64_t) const { return a.splits; }
+  MSOPS_BOTH const float* stats_of(int64_t split, int64_t b, int64_t head, int64_t i) const {
+    return a.partial_stats(split, b, head, i);
+  }
+  MSOPS_BOTH const float* sums_of(int64_t split, int64_t b, int64_t head, int64_t i) const {
+    return a.partial_sums(split, b, head, i);
+  }
+};
+
+// Computes heads of o from what the parts of the cached rows have summed, and from the new rows up to the query's own.
+// A warp takes a head of a token, and a lane every 32nd of up to 32 kPerLane features.
+template <int kPerLane, typename Parts>
 __global__ void __launch_bounds__(32 * kFinishWarps)
-    finish_kernel(const __grid_constant__ Stack<Half> s, const __grid_constant__ Layer<Half> layer,
-                  const flash_attention::Attention<Half> a, Half* o) {
+    finish_kernel(const __grid_constant__ Stack<Half> s, const __grid_constant__ Layer<Half> layer, const Parts cached,
+                  const Half* queries, float scale, Half* o) {
   const int64_t item = int64_t{blockIdx.x} * kFinishWarps + threadIdx.x / 32;
   if (item >= s.tokens() * s.heads) return;
   const int64_t t = item / s.heads, head = item % s.heads, b = t / s.length, i = t % s.length;
@@ -61,7 +74,7 @@ __global__ void __launch_bounds__(32 * kFinishWarps)
       if (lane + 32 * e < size) f(e, lane + 32 * e);
   };
   float q[kPerLane] = {}, total[kPerLane] = {}, max = -INFINITY, sum = 0;
-  for_features([&](int e, int feature) { q[e] = float(a.q[item * size + feature]) * a.scale; });
+  for_features([&](int e, int feature) { q[e] = float(queries[item * size + feature]) * scale; });
   // Adds some rows of the cache, or a new row. Their weights sum to e^logit of_sum, and their weighted values to
   // e^logit number(feature).
   const auto add = [&](float logit, float of_sum, const auto& number) {
@@ -70,8 +83,8 @@ __global__ void __launch_bounds__(32 * kFinishWarps)
     max = greatest, sum = sum * kept + of_sum * share;
     for_features([&](int e, int feature) { total[e] = total[e] * kept + share * number(feature); });
   };
-  for (int64_t split = 0; split < a.splits; ++split) {
-    const float *const stats = a.partial_stats(split, b, head, i), *const sums = a.partial_sums(split, b, head, i);
+  for (int64_t part = 0; part < cached.parts_of_text(b); ++part) {
+    const float *const stats = cached.stats_of(part, b, head, i), *const sums = cached.sums_of(part, b, head, i);
     add(stats[0], stats[1], [&](int feature) { return sums[feature]; });
   }
   for (int64_t j = 0; j <= i; ++j) {
@@ -83,6 +96,12 @@ __global__ void __launch_bounds__(32 * kFinishWarps)
   for_features([&](int e, int feature) { o[item * size + feature] = Half(total[e] / sum); });
 }
 
+template <int kWidth, typename Parts>
+void finish(Call& call, const Stack<Half>& s, const Layer<Half>& layer, const Parts& cached, const Half* q, Half* o) {
+  launch(call, finish_kernel<kWidth / 32, Parts>, flash_attention::parts_of(s.tokens() * s.heads, kFinishWarps),
+         32 * kFinishWarps, 0, s, layer, cached, q, s.scale(), o);
+}
+
 // Computes o, or returns false and does nothing if the GPU lacks the instructions.
 template <int kWidth>
 bool attend_to_cache(Call& call, const Stack<Half>& s, const Layer<Half>& layer,
@@ -91,9 +110,7 @@ bool attend_to_cache(Call& call, const Stack<Half>& s, const Layer<Half>& layer,
   const int aligned = aligned_rows(a);
   const auto go = [&](auto shape) {
     if (!launch_decode<decltype(shape)>(call, a, aligned)) return false;
-    launch(call, finish_kernel<kWidth / 32>, parts_of(s.tokens() * s.heads, kFinishWarps), 32 * kFinishWarps, 0, s,
-           layer, a, o);
-    return true;
+    return finish<kWidth>(call, s, layer, Splits{a}, a.q, o), true;
   };
   return has_few_aligned_rows(a, aligned) ? go(DecodeShape<kWidth, false>{}) : go(DecodeShape<kWidth, true>{});
 }

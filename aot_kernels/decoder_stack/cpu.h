@@ -2,15 +2,13 @@
 // shared/product/cpu.h says how panels hold the tokens that are to be multiplied.
 #pragma once
 
-#include <pthread.h>
-
 #include <memory>
-#include <mutex>
 
 #include "../common/parallel.h"
 #include "../common/scratch.h"
 #include "../flash_attention/cpu.h"
 #include "cpu_attention.h"
+#include "cpu_team.h"
 #include "tiles.h"
 
 namespace msops::decoder_stack::cpu {
@@ -18,32 +16,6 @@ namespace msops::decoder_stack::cpu {
 using flash_attention::least;
 using flash_attention::most;
 using flash_attention::parts_of;
-
-// Lets threads wait for each other. They sleep: a thread that is woken gets its core at once, also where a thread of
-// MindSpore's that waits in a loop has it, and one that yields does not. All calls are the C library's: with nvcc, some
-// are linked to the versions of an older glibc, and a wait of one version does not see libstdc++'s notify of another.
-class Barrier {
- public:
-  // All of `threads` threads must call this.
-  void wait(int64_t threads) {
-    if (threads == 1) return;
-    std::unique_lock<std::mutex> lock(mutex_);
-    const int64_t turn = turn_;
-    if (++arrived_ == threads) {
-      arrived_ = 0;
-      ++turn_;
-      lock.unlock();
-      pthread_cond_broadcast(&changed_);
-      return;
-    }
-    while (turn_ == turn) pthread_cond_wait(&changed_, mutex_.native_handle());
-  }
-
- private:
-  std::mutex mutex_;
-  pthread_cond_t changed_ = PTHREAD_COND_INITIALIZER;
-  int64_t arrived_ = 0, turn_ = 0;
-};
 
 // A pass of this many or more tokens of each text attends by tiles of queries (flash_attention/cpu.h).
 constexpr int64_t kTileLength = 8;
@@ -78,23 +50,6 @@ struct Space {
     keys = reinterpret_cast<T*>(take({kept})), values = reinterpret_cast<T*>(take({kept}));
     lse = take({tokens, s.heads}), lengths = reinterpret_cast<int32_t*>(take({s.batch}));
     return at;
-  }
-};
-
-// Team is a thread's view of the threads, which go through the same phases.
-struct Team {
-  Barrier& barrier;
-  Shares& shares;
-  int64_t thread, threads, phase = 0;
-
-  // A phase is a loop over the items that the thread takes, and its end:
-  //   for (int64_t i; team.take(n, i);) { ... }
-  //   team.end();
-  // The body is no lambda, since nvcc drops MSOPS_CPU from a lambda, which then need not be inlined.
-  MSOPS_CPU bool take(int64_t n, int64_t& i) { return shares.take(phase, thread, threads, n, i); }
-  void end() {
-    ++phase;
-    barrier.wait(threads);
   }
 };
 
@@ -333,21 +288,37 @@ struct Forward {
     team.end();
   }
 
+  // Returns how many rows of a text's cache lie one after another from row j on.
+  MSOPS_CPU int64_t run_from(int64_t j, int64_t cached) const {
+    return s.has_blocks ? least(cached - j, s.block_size - j % s.block_size) : cached - j;
+  }
+
   // Puts the cached rows of a text that count, and the new ones, one after another.
   MSOPS_CPU void gather(const Layer<T>& layer, int64_t b) const {
     const int64_t width = s.of_kv_heads(), cached = s.cached(b), rows = s.room + s.length;
     for (const auto& [cache, added, to] :
          {std::make_tuple(layer.keys, layer.k, space.keys), std::make_tuple(layer.values, layer.v, space.values)}) {
-      std::copy_n(cache + b * s.room * width, cached * width, to + b * rows * width);
+      for (int64_t j = 0, run; j < cached; j += run) {
+        run = run_from(j, cached);
+        std::copy_n(cache + s.row_of_cache(b, j) * width, run * width, to + (b * rows + j) * width);
+      }
       std::copy_n(added + b * s.length * width, s.length * width, to + (b * rows + cached) * width);
     }
     space.lengths[b] = static_cast<int32_t>(cached + s.length);
   }
 
-  // Part is a part of the rows that a query sees, which lie one after another.
+  // Part is a part of the rows that a query sees, which lie one after another: the new ones, or some of the cache.
   struct Part {
     const T *keys, *values;
-    int64_t begin, count;
+    int64_t count;
+
+    MSOPS_CPU Part(const Forward& f, const Layer<T>& layer, int64_t b, int64_t j, int64_t cached, int64_t seen) {
+      const Stack<T>& s = f.s;
+      const bool is_new = j >= cached;
+      const int64_t row = (is_new ? b * s.length + j - cached : s.row_of_cache(b, j)) * s.of_kv_heads();
+      keys = (is_new ? layer.k : layer.keys) + row, values = (is_new ? layer.v : layer.values) + row;
+      count = is_new ? seen - j : f.run_from(j, cached);
+    }
   };
 
   // Computes a head of a token's o by itself: the cache is read where it is.
@@ -357,16 +328,20 @@ struct Forward {
     const T* const q = space.q + item * size;
     C* const mine = w.sums.get();
     for (int64_t d = 0; d < size; ++d) mine[d] = C(q[d]) * s.scale();
-    const Part parts[] = {{layer.keys + b * s.room * width, layer.values + b * s.room * width, 0, cached},
-                          {layer.k + b * s.length * width, layer.v + b * s.length * width, cached, seen - cached}};
-    for (const Part& part : parts)
-      run_apart(VectorProduct<T>{part.keys + kv * size, width, part.count, size, mine, w.scores.get() + part.begin});
+    for (int64_t j = 0; j < seen;) {
+      const Part part(*this, layer, b, j, cached, seen);
+      run_apart(VectorProduct<T>{part.keys + kv * size, width, part.count, size, mine, w.scores.get() + j});
+      j += part.count;
+    }
     C sum;
     run_apart(Softmax<C>{w.scores.get(), seen, &sum});
     C* const total = w.weights.get();
     std::fill_n(total, size, C(0));
-    for (const Part& part : parts)
-      run_apart(WeightedSum<T>{part.values + kv * size, width, part.count, size, w.scores.get() + part.begin, total});
+    for (int64_t j = 0; j < seen;) {
+      const Part part(*this, layer, b, j, cached, seen);
+      run_apart(WeightedSum<T>{part.values + kv * size, width, part.count, size, w.scores.get() + j, total});
+      j += part.count;
+    }
     for (int64_t d = 0; d < size; ++d) assign(space.o[item * size + d], total[d] / sum);
   }
 

@@ -4,7 +4,7 @@
 #ifdef __CUDACC__
 
 #include "few_plan.h"
-#include "stack.h"
+#include "find_blocks.h"
 
 namespace msops::decoder_stack::few {
 
@@ -24,6 +24,8 @@ FewTokens<T> problem(const Stack<T>& s) {
   f.norm1 = factors(s.norm1), f.norm2 = factors(s.norm2), f.norm = factors(s.norm);
   f.q_norm = factors(s.q_norm), f.k_norm = factors(s.k_norm), f.cos = factors(s.cos), f.sin = factors(s.sin);
   f.lengths = s.has_cache ? s.lengths.data : nullptr, f.lengths_are_wide = s.lengths.are_long;
+  f.columns = s.columns, f.rows_of_layer = s.blocks * s.block_size;
+  f.by_block = Divisor(s.columns > 0 ? s.block_size : 1);
   f.has_table_of_text = s.has_table_of_text, f.interleaved = s.interleaved, f.eps = static_cast<float>(s.eps);
   f.matrices[kQkv] = {s.qkv, f.qkv_rows(), f.width, false, 0, 0};
   f.matrices[kOut] = {s.out, f.width, f.heads * f.head_size, false, 0, 0};
@@ -85,6 +87,11 @@ bool forward(Call& call, const Stack<T>& s, const Tensor& work) {
     const size_t bytes = place_few_tokens(f, work.data);
     if (shared_bytes == 0 || bytes > work.size * sizeof(float)) return false;
     cudaMemsetAsync(work.data, 0, bytes, call.stream());
+    if (f.tables) {
+      Stack<T> with_found = s;
+      find_blocks(call, with_found, f.tables, f.counts);
+      f.lengths = f.counts, f.lengths_are_wide = false;
+    }
     launch(call, kernel, Grid(gpu.multiprocessors).cooperative(), 32 * (f.warps() + 1), shared_bytes, f);
     return true;
   }

@@ -91,6 +91,10 @@ size_t place_few_tokens(FewTokens<T>& s, void* scratch) {
   for (int step = 0; step < kSteps; ++step) s.results[step] = take(tokens * s.matrices[step].rows / word);
   s.of_attention = take(tokens * s.heads * s.head_size / word);
   s.of_parts = take(tokens * s.heads * s.splits * (s.head_size + 2));
+  if (s.columns > 0) {
+    s.tables = reinterpret_cast<int32_t*>(take((s.batch * s.columns + 1) / 2));
+    s.counts = reinterpret_cast<int32_t*>(take((s.batch + 1) / 2));
+  }
   return at;
 }
 

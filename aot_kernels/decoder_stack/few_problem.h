@@ -93,6 +93,10 @@ struct FewTokens {
   Factors<T> norm1, norm2, norm, q_norm, k_norm, cos, sin;
   const void* lengths;
   bool lengths_are_wide, has_table_of_text, interleaved;
+  // What find_blocks has found: (batch, columns) and (batch), or null if the cache has no blocks.
+  int32_t *tables, *counts;
+  int64_t columns, rows_of_layer;  // rows_of_layer: of a cache in blocks
+  Divisor by_block{1};
   float eps, scale, reciprocal_width;  // scale: of scores
   T *y, *k, *v;
   Matrix<T> matrices[kSteps];
@@ -123,6 +127,12 @@ struct FewTokens {
     const int64_t rows =
         lengths_are_wide ? static_cast<const int64_t*>(lengths)[text] : static_cast<const int32_t*>(lengths)[text];
     return static_cast<int>(rows < 0 ? 0 : rows < room ? rows : room);
+  }
+  // Returns which row of a layer's cache in blocks is row j of a text.
+  __device__ int64_t row_in_blocks(int text, int j) const {
+    int row;
+    const int column = by_block.divide(j, &row);
+    return int64_t{tables[text * columns + column]} * by_block.value() + row;
   }
   // Returns how many cached rows each split takes, of a text that has `cached`.
   MSOPS_BOTH int rows_of_split(int cached) const {

@@ -100,12 +100,14 @@ struct Filler {
       for (int first = item.rows.begin; first < item.rows.end; first += most) {
         ring.wait_empty();
         const int rows = min(most, item.rows.end - first), all = rows * packs;
-        const int64_t row_of_all = (int64_t{layer} * s.batch + item.text) * s.room + first;
+        const int64_t row_of_all = s.tables ? layer * s.rows_of_layer  // the first one of the layer, or of the tile
+                                            : (int64_t{layer} * s.batch + item.text) * s.room + first;
         const int64_t at_first = (row_of_all * s.kv_heads + item.kv_head) * s.head_size;
         unsigned char* const to = pointer(slot());
         int row = lane / packs, pack = lane % packs;
         for (int at = lane; at < all; at += 32) {
-          const int64_t from = at_first + int64_t{row} * s.kv_heads * s.head_size + pack * kPackWidth<T>;
+          const int64_t of_row = s.tables ? s.row_in_blocks(item.text, first + row) : row;
+          const int64_t from = at_first + of_row * s.kv_heads * s.head_size + pack * kPackWidth<T>;
           cp_async<16>(to + 16 * at, s.keys + from);
           cp_async<16>(to + 16 * (all + at), s.values + from);
           row += 32 / packs, pack += 32 % packs;

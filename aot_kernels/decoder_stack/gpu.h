@@ -9,6 +9,7 @@
 //   attention, float16, fewer new tokens with a     flash_attention/mma_decode.h         reads the cache where it is,
 //   on
 //     cache, heads up to 128, sm_80 or later                                               tensor cores
+//   the same with a cache in blocks                 paged_attention/mma.h                the same
 //   other attention                                 attention_kernel                     any GPU, any dtype
 //   what is between                                 norm_kernel, turn_kernel, Gate       one for each step
 #pragma once
@@ -21,7 +22,7 @@
 #include "../flash_attention/mma_forward.h"
 #include "../flash_attention/wgmma.h"
 #include "../shared/product/gpu.h"
-#include "cached_attention.h"
+#include "block_attention.h"
 #include "few_plan.h"
 #include "tiles.h"
 
@@ -40,6 +41,8 @@ struct Space {
   T *keys, *values;                          // the rows that count, one after another: (B, S + T, kv_heads D)
   float *lse, *partial;                      // partial: what splits of the cached rows sum
   int32_t* lengths;                          // (B): how many rows queries see, without the new ones unless by tiles
+  int32_t *tables, *counts;                  // what find_blocks finds: (B, M), (B)
+  int64_t* plan;                             // (B + 1): of attention to blocks
 
   static bool uses_tensor_cores(const Stack<T>& s) { return std::is_same<T, Half>::value && s.head_size <= 128; }
   static bool uses_tiles(const Stack<T>& s) { return uses_tensor_cores(s) && s.length >= kTileLength; }
@@ -65,6 +68,10 @@ struct Space {
     lse = reinterpret_cast<float*>(take(uses_tiles(s) ? size_of({tokens, s.heads}) : 0, sizeof(float)));
     partial = reinterpret_cast<float*>(take(uses_splits(s) ? split_numbers(s) : 0, sizeof(float)));
     lengths = reinterpret_cast<int32_t*>(take(s.has_cache && uses_tensor_cores(s) ? s.batch : 0, sizeof(int32_t)));
+    const int64_t texts = s.has_blocks ? s.batch : 0;
+    tables = reinterpret_cast<int32_t*>(take(size_of({texts, s.columns}), sizeof(int32_t)));
+    counts = reinterpret_cast<int32_t*>(take(texts, sizeof(int32_t)));
+    plan = reinterpret_cast<int64_t*>(take(s.has_blocks && uses_splits(s) ? s.batch + 1 : 0, sizeof(int64_t)));
     return parts_of(at, sizeof(Compute<T>));
   }
 };
@@ -137,7 +144,8 @@ __global__ void __launch_bounds__(128)
   const int64_t cached = s.cached(b), seen = cached + t % s.length + 1, width = s.of_kv_heads(), size = s.head_size;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const auto row = [&](const T* cache, const T* added, int64_t j) {
-    return (j < cached ? cache + (b * s.room + j) * width : added + (b * s.length + j - cached) * width) + kv * size;
+    return (j < cached ? cache + s.row_of_cache(b, j) * width : added + (b * s.length + j - cached) * width) +
+           kv * size;
   };
   C mine[kPerLane], total[kPerLane] = {}, max = C(-HUGE_VAL), sum = 0;
   for (int e = 0; e < kPerLane; ++e) mine[e] = lane + 32 * e < size ? C(q[item * size + lane + 32 * e]) * scale : C(0);
@@ -205,7 +213,7 @@ struct JoinRows {
     const int64_t i = index, width = s.of_kv_heads(), rows = s.room + s.length;
     const int64_t b = i / (rows * width), j = i / width % rows, c = i % width, cached = s.cached(b);
     if (j >= cached + s.length) return;
-    const int64_t from = j < cached ? (b * s.room + j) * width + c : (b * s.length + j - cached) * width + c;
+    const int64_t from = (j < cached ? s.row_of_cache(b, j) : b * s.length + j - cached) * width + c;
     space.keys[i] = (j < cached ? layer.keys : layer.k)[from];
     space.values[i] = (j < cached ? layer.values : layer.v)[from];
   }
@@ -236,6 +244,7 @@ class Forward {
     const int64_t tokens = s.tokens();
     cudaMemcpyAsync(space_.h, s.x, static_cast<size_t>(tokens * s.width) * sizeof(T), cudaMemcpyDeviceToDevice,
                     call_.stream());
+    if (s.has_blocks) find_blocks(call_, s, space_.tables, space_.counts);
     if (s.has_cache && Space<T>::uses_tensor_cores(s))
       on_gpu(call_, s.batch, s.batch, Lengths<T>{s, Space<T>::uses_tiles(s) ? s.length : 0, space_.lengths});
     for (int64_t i = 0; i < s.layers && call_.ok(); ++i) {
@@ -287,6 +296,12 @@ class Forward {
   }
 
   bool attend_by_splits(const Layer<T>& layer) {
+    if (s.has_blocks) {
+      const CachedBlocks rows = blocks_of(s, layer, space_.q, space_.partial);
+      if (!paged::fits_tensor_cores(rows)) return false;
+      return s.head_size <= 64 ? attend_to_blocks<64>(call_, s, layer, rows, space_.plan, space_.o)
+                               : attend_to_blocks<128>(call_, s, layer, rows, space_.plan, space_.o);
+    }
     const flash_attention::Attention<Half> a = attention_to_cache(s, layer, space_.q, space_.lengths, space_.partial);
     if (!flash_attention::fits_tensor_cores(a)) return false;
     return s.head_size <= 64 ? attend_to_cache<64>(call_, s, layer, a, space_.o)
@@ -313,7 +328,7 @@ class Forward {
   }
 
   Call& call_;
-  const Stack<T>& s;
+  Stack<T> s;
   Space<T> space_;
 };
 

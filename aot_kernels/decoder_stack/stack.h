@@ -21,21 +21,27 @@ template <typename T>
 struct Layer {
   Numbers<T> norm1, norm2, q_norm, k_norm;         // of this layer, from their first element on
   const T *qkv, *qkv_bias, *out, *gate_up, *down;  // (qkv_rows, C), (qkv_rows), (C, heads D), (2, F, C), (C, F)
-  const T *keys, *values;                          // (B, S, kv_heads, D)
+  const T *keys, *values;                          // (B, S, kv_heads, D), or in blocks (P, S, kv_heads, D)
   T *k, *v;                                        // (B, T, kv_heads, D)
 };
 
 template <typename T>
 struct Stack {
   using C = Compute<T>;
-  int64_t layers, batch, length, width, heads, kv_heads, head_size, hidden, room;  // room: rows of the cache, S
-  const T* x;                                                                      // (B, T, C)
-  Numbers<T> cos, sin;                                                             // (T, D/2) or (B, T, D/2)
+  int64_t layers, batch, length, width, heads, kv_heads, head_size, hidden,
+      room;             // room: of a text's rows in the cache
+  const T* x;           // (B, T, C)
+  Numbers<T> cos, sin;  // (T, D/2) or (B, T, D/2)
   bool has_table_of_text, interleaved;
   Numbers<T> norm1, norm2, norm, q_norm, k_norm;  // (L, C), (L, C), (C), (L, D), (L, D)
   const T *qkv, *qkv_bias, *out, *gate_up, *down, *keys, *values;
   Integers lengths;  // (B)
   bool has_cache;
+  // If the cache has blocks, row j of a text is row j % block_size of the block that its row of the table names at
+  // place j / block_size.
+  bool has_blocks;
+  Integers tables;                      // (B, columns)
+  int64_t blocks, block_size, columns;  // blocks: of a layer
   C eps;
   T *y, *k, *v;
 
@@ -54,8 +60,16 @@ struct Stack {
     return rows < 0 ? 0 : rows < room ? rows : room;
   }
 
+  // Returns which row of a layer's cache is row j of a text, which counts.
+  MSOPS_BOTH int64_t row_of_cache(int64_t text, int64_t j) const {
+    if (!has_blocks) return text * room + j;
+    const auto row = static_cast<uint32_t>(j), size = static_cast<uint32_t>(block_size);
+    return tables[text * columns + row / size] * block_size + row % size;
+  }
+
   Layer<T> layer(int64_t i) const {
-    const int64_t of_cache = batch * room * of_kv_heads(), of_new = tokens() * of_kv_heads();
+    const int64_t rows = has_blocks ? blocks * block_size : batch * room;
+    const int64_t of_cache = rows * of_kv_heads(), of_new = tokens() * of_kv_heads();
     const auto at = [](const T* data, int64_t offset) { return data ? data + offset : nullptr; };
     return {from(norm1, i * width),
             from(norm2, i * width),

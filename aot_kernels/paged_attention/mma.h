@@ -145,21 +145,24 @@ bool launch_mma(Call& call, const P& p, int64_t* first, int64_t least_rows, int6
   return true;
 }
 
+// Returns whether rows are whole packs, and numbers within the kernels have 32 bits.
+template <typename P>
+bool fits_tensor_cores(const P& p) {
+  using K = typename P::Cached;
+  constexpr int64_t kMost = 1 << 28, kPacks = kPackWidth<K>;
+  return least(p.width, p.value_width) > 0 && p.width % kPacks == 0 && p.value_width % kPacks == 0 &&
+         p.v_width % kPacks == 0 && is_aligned<kPacks>(p.k) && is_aligned<kPacks>(p.v) && is_aligned<8>(p.q) &&
+         size_of({p.columns, p.block_size}) <= kMost && size_of({p.blocks, p.block_size}) <= INT32_MAX &&
+         size_of({p.tokens, p.group}) <= kMost;
+}
+
 // Computes out and lse, or what parts of keys have summed, or returns false and does nothing. `first` is scratch of two
 // plans. Which kernel computes a sequence depends on its number of tokens alone.
 template <typename P>
 bool launch_on_tensor_cores(Call& call, const P& p, int64_t* first) {
-  using K = typename P::Cached;
-  constexpr int64_t kMost = 1 << 28;
-  const int64_t width = most(p.width, p.value_width), packs = kPackWidth<K>;
+  const int64_t width = most(p.width, p.value_width);
   const bool is_latent = !P::kHasCodes && width > 256 && p.v == p.k && p.value_width <= 512;
-  if ((width > 256 && !is_latent) || least(p.width, p.value_width) < 1 || p.width % packs || p.value_width % packs ||
-      p.v_width % packs)
-    return false;
-  if (!is_aligned<kPackWidth<K>>(p.k) || !is_aligned<kPackWidth<K>>(p.v) || !is_aligned<8>(p.q)) return false;
-  if (size_of({p.columns, p.block_size}) > kMost || size_of({p.blocks, p.block_size}) > INT32_MAX ||
-      size_of({p.tokens, p.group}) > kMost)
-    return false;
+  if ((width > 256 && !is_latent) || !fits_tensor_cores(p)) return false;
   const auto with_width = [&](auto constant) {
     constexpr int kWidth = decltype(constant)::value;
     using Few = MmaShape<kWidth, false, P::kHasCodes>;

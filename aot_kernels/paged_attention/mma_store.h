@@ -18,7 +18,7 @@ __device__ __forceinline__ void store_columns(const P& p, const Item& item, int6
       if (first + e < value_width)
         sums[e] = (sums[e] - total * p.of_v.zero(item.head, first + e)) * p.of_v.scale(item.head, first + e);
   }
-  if (p.parts_of_sequence(item.s) == 1) {
+  if (p.has_results(item.s)) {
     const int64_t token = item.s.first + i;
     const float inverse = total == 0 ? 0 : __fdividef(1, total);
     Half* const to = p.out + (token * p.heads + head) * value_width + first;

@@ -136,6 +136,8 @@ struct Paged {
   MSOPS_BOTH int64_t split_tokens() const { return has_starts ? least(tokens, batch * most_split) : tokens; }
   MSOPS_BOTH bool is_split(const Sequence& s) const { return s.tokens <= most_split; }
   MSOPS_BOTH int64_t parts_of_sequence(const Sequence& s) const { return is_split(s) ? parts_of_keys(s.keys) : 1; }
+  // Returns whether sums over its keys are results, and no parts of them.
+  MSOPS_BOTH bool has_results(const Sequence& s) const { return parts_of_sequence(s) == 1; }
   // Returns the keys of a part.
   MSOPS_BOTH Span part(const Sequence& s, int64_t number) const {
     if (!is_split(s)) return {0, s.keys};

@@ -43,6 +43,7 @@ def decoder_stack(
     kv_heads: int,
     eps: float = 1e-5,
     interleaved: bool = False,
+    block_tables: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     r"""Computes all L layers of a decoder such as Llama, Mistral, Qwen2 or Qwen3 in one operator, for inference.
 
@@ -78,15 +79,21 @@ def decoder_stack(
         q_norm (Tensor): Shape (L, D). Default: ``None`` .
         k_norm (Tensor): Shape (L, D). Default: ``None`` .
         keys (Tensor): Rotated keys of earlier tokens, shape (L, B, S, kv_heads, D), or (L B S, kv_heads, D), into which
-            ``ScatterUpdate`` can write rows. Default: ``None`` , none.
+            ``ScatterUpdate`` can write rows. With `block_tables`, (L, P, S, kv_heads, D), P blocks of S rows for each
+            layer, or (L P, S, kv_heads, D), into which :func:`msops.write_cache` can. Default: ``None`` , none.
         values (Tensor): Values of earlier tokens, of the shape of `keys`. Default: ``None`` .
         lengths (Tensor): How many rows of each text's cache count, shape (B,), int32 or int64. The others are never
-            read. Numbers outside of [0, S] are an error on the CPU, and clamped on a GPU. Default: ``None`` .
+            read. Numbers outside of [0, S], or [0, M S] with `block_tables`, are an error on the CPU, and clamped on a
+            GPU. Default: ``None`` .
         heads (int): Query heads, a multiple of `kv_heads`.
         kv_heads (int): Heads of keys and values.
         eps (float): At least 0, for all norms. Default: ``1e-5`` .
         interleaved (bool): Whether neighbouring features are rotated together, instead of the halves of a head.
             Default: ``False`` .
+        block_tables (Tensor): Where the rows of each text's cache are, shape (B, M), int32 or int64, as in
+            :func:`msops.paged_attention`: row j of text b is row j mod S of block block_tables[b, j // S] of each
+            layer. Texts may share blocks. Entries that `lengths` do not need are never looked at. A needed one outside
+            of [0, P) is an error on the CPU; on a GPU its rows are not seen. Default: ``None`` , no blocks.
 
     Returns:
         Tuple (y, k, v): y of the shape of `x`; the new rows of keys, rotated, and of values, both of shape
@@ -94,8 +101,8 @@ def decoder_stack(
 
     Raises:
         TypeError: If an input is not a Tensor of one of these dtypes, or another argument has a wrong type.
-        ValueError: If an input has another shape, a setting is out of range, or one of `keys`, `values` and `lengths`
-            is missing.
+        ValueError: If an input has another shape, a setting is out of range, one of `keys`, `values` and `lengths` is
+            missing, or there are `block_tables` without them.
 
     Source:
         Touvron et al., "LLaMA: Open and efficient foundation language models", 2023.
@@ -111,14 +118,15 @@ def decoder_stack(
         (1, 3, 64) (2, 1, 3, 2, 16)
     """
     inputs, settings_ = (x, cos, sin, norm1, qkv, out, norm2, gate_up, down), (heads, kv_heads, eps, interleaved)
-    return _call(settings_, inputs, (norm, qkv_bias, q_norm, k_norm, keys, values, lengths))
+    return _call(settings_, inputs, (norm, qkv_bias, q_norm, k_norm, keys, values, lengths, block_tables))
 
 
 class DecoderStack(nn.Cell):
     """Holds the weights of a decoder's layers. See :func:`msops.decoder_stack`.
 
-    It is called (x, cos, sin), and with a cache (x, cos, sin, keys, values, lengths). Parameters that were not asked
-    for do not exist. Matrices begin as random numbers that keep the size of what they multiply.
+    It is called (x, cos, sin), with a cache (x, cos, sin, keys, values, lengths), and with one in blocks (x, cos, sin,
+    keys, values, lengths, block_tables). Parameters that were not asked for do not exist. Matrices begin as random
+    numbers that keep the size of what they multiply.
 
     Args:
         layers (int): L.
@@ -208,9 +216,10 @@ class DecoderStack(nn.Cell):
         keys: Tensor | None = None,
         values: Tensor | None = None,
         lengths: Tensor | None = None,
+        block_tables: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         inputs = (x, cos, sin, self.norm1, self.qkv, self.out, self.norm2, self.gate_up, self.down)
-        optional = (self.norm, self.qkv_bias, self.q_norm, self.k_norm, keys, values, lengths)
+        optional = (self.norm, self.qkv_bias, self.q_norm, self.k_norm, keys, values, lengths, block_tables)
         return _call((self.heads, self.kv_heads, self.eps, self.interleaved), inputs, optional)
 
     construct.__doc__ = decoder_stack.__doc__  # for help()
@@ -222,9 +231,9 @@ class DecoderStack(nn.Cell):
 def _call(
     settings_: tuple[Any, ...], inputs: tuple[Tensor, ...], optional: tuple[Tensor | None, ...]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    norm, qkv_bias, q_norm, k_norm, keys, values, lengths = optional
+    norm, qkv_bias, q_norm, k_norm, keys, values, lengths, tables = optional
     of_norms = (norm is not None, qkv_bias is not None, q_norm is not None, k_norm is not None)
-    of_cache = (keys is not None, values is not None, lengths is not None)
+    of_cache = (keys is not None, values is not None, lengths is not None, tables is not None)
     found = operators.primitive(*settings_, *of_norms, *of_cache)(*inputs, *present(optional))
     return found[0], found[1], found[2]
 
@@ -245,7 +254,7 @@ def operators(heads: int, kv_heads: int, eps: float, interleaved: bool) -> Opera
         f"x(B, T, C), cos(*P, {_FLOATS}), sin(*P, dtype=cos), norm1(L, C, {_FLOATS}), qkv(L, R, C), out(L, C, A), "
         f"norm2(L, C, {_FLOATS}), gate_up(L, 2 * F, C), down(L, C, F), norm(C, {_FLOATS})?, qkv_bias(L, R)?, "
         f"q_norm(L, D, {_FLOATS})?, k_norm(L, D, {_FLOATS})?, keys(*Q)?, values(*Q)?, "
-        "lengths(B, dtype=index)? -> y, k, v; work",
+        "lengths(B, dtype=index)?, block_tables(B, M, dtype=index)? -> y, k, v; work",
         infer=_infer,
         gradient=_no_gradient,
         heads=heads,
@@ -272,6 +281,7 @@ def _infer(
     keys: Spec | None,
     values: Spec | None,
     lengths: Spec | None,
+    block_tables: Spec | None,
     heads: int,
     kv_heads: int,
     **_: float,
@@ -293,7 +303,9 @@ def _infer(
     missing = [name for name, each in (("keys", keys), ("values", values), ("lengths", lengths)) if each is None]
     if len(missing) in (1, 2):
         raise ValueError(f"keys, values and lengths must be given together, {' and '.join(missing)} is missing")
-    if keys is not None:
+    if block_tables is not None:
+        _check_blocks(keys, layers, kv_heads, size)
+    elif keys is not None:
         rows_of_cache, texts = keys.shape[:-2], layers * batch
         fits = rows_of_cache[:-1] == (layers, batch)
         if len(rows_of_cache) == 1:
@@ -305,3 +317,19 @@ def _infer(
             )
     new = Spec((layers, batch, length, kv_heads, size), x.dtype)
     return [x, new, new]
+
+
+def _check_blocks(keys: Spec | None, layers: int, kv_heads: int, size: int) -> None:
+    if keys is None:
+        raise ValueError("keys must be given with block_tables, got None")
+    shape = keys.shape
+    fits = len(shape) == 5 and shape[0] == layers
+    if len(shape) == 4:
+        fits = shape[0] % layers == 0 if layers else shape[0] == 0
+    if not fits or shape[-2:] != (kv_heads, size):
+        raise ValueError(
+            f"keys must have shape (L, P, S, kv_heads, D) = ({layers}, P, S, {kv_heads}, {size}) or "
+            f"(L P, S, kv_heads, D) with block_tables, got {shape}"
+        )
+    if shape[-3] == 0:
+        raise ValueError(f"keys must have at least one row in a block, got shape {shape}")

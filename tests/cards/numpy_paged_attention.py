@@ -111,6 +111,17 @@ def case(lengths, heads=4, kv_heads=2, width=8, block_size=4, blocks=12, columns
     return [axes[name] for name in NAMES if axes[name] is not None], settings
 
 
+def random_tables(rng, lengths, columns, blocks, size):
+    """Returns a table whose entries beyond the keys lead nowhere, and which rows (blocks, size) are no keys."""
+    tables = rng.integers(0, max(1, blocks), (len(lengths), columns))
+    unused = np.ones((blocks, size), bool)
+    for b, length in enumerate(lengths):
+        tables[b, -(-length // size) :] = rng.choice((-1, blocks, 2**31 - 1), columns + -length // size)
+        rows = np.arange(length)
+        unused[tables[b, rows // size], rows % size] = False
+    return tables.astype(np.int32), unused
+
+
 class Attend(nn.Cell):
     """Calls the function with the inputs and those optional ones that `optional` names."""
 

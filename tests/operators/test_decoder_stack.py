@@ -3,109 +3,18 @@ import re
 import mindspore
 import numpy as np
 import pytest
-from mindspore import Tensor, nn
+from mindspore import Tensor
 
 import msops
-from card import Card, chain, length, random, zeros
+from card import Call, Card, chain, length, random, results_of, zeros
+from gpu import compare_with_cpu
 from msops.operators.decoder_stack import operators
 from msops.testing.checks import Gradient, assert_near, run
+from msops.testing.entry import outputs_of
+from numpy_decoder_stack import CACHE, MATRICES, NAMES, OPTIONAL, Stack, by_layer, case, decoder_stack
+from numpy_paged_attention import random_tables
 from operator_test import wide_in_graph_mode
-
-OPTIONAL = ("norm", "qkv_bias", "q_norm", "k_norm", "keys", "values", "lengths")
-CACHE = OPTIONAL[4:]
-MATRICES = ("qkv", "out", "gate_up", "down")
-NAMES = ("x", "cos", "sin", "norm1", "qkv", "out", "norm2", "gate_up", "down")
-
-
-def rms_norm(x, weight, eps):
-    return x / np.sqrt((x * x).mean(-1, keepdims=True) + x.dtype.type(eps)) * weight
-
-
-def turned(x, cos, sin, interleaved):
-    """Rotates heads (B, T, heads, D) by angles (..., T, D/2)."""
-    half = x.shape[-1] // 2
-    a, b = (x[..., ::2], x[..., 1::2]) if interleaved else (x[..., :half], x[..., half:])
-    cos, sin = cos[..., None, :], sin[..., None, :]
-    both = a * cos - b * sin, b * cos + a * sin
-    return np.stack(both, -1).reshape(x.shape) if interleaved else np.concatenate(both, -1)
-
-
-def attention(q, k, v, cached):
-    """Attends to keys (rows, kv_heads, D), the first of which are cached; q is (T, heads, D)."""
-    group = q.shape[1] // k.shape[1]
-    k, v = np.repeat(k, group, 1), np.repeat(v, group, 1)
-    x = np.einsum("thd,jhd->htj", q, k) / np.sqrt(q.dtype.type(q.shape[-1]))
-    x[:, np.arange(len(k)) > cached + np.arange(len(q))[:, None]] = -np.inf
-    p = np.exp(x - x.max(-1, keepdims=True)) if x.size else x
-    return np.einsum("htj,jhd->thd", p / p.sum(-1, keepdims=True), v)
-
-
-def by_text(cache, layers, batch):
-    """Returns a view of a cache that has axes of layers and texts."""
-    rows = len(cache) // max(1, layers * batch)
-    return cache if cache.ndim == 5 else cache.reshape(layers, batch, rows, *cache.shape[1:])
-
-
-def decoder_stack(*inputs, heads=1, kv_heads=1, eps=1e-5, interleaved=False, optional=(), **_):
-    t = dict(zip((*NAMES, *(name for name in OPTIONAL if name in optional)), inputs))
-    (batch, new, _), layers, h = t["x"].shape, len(t["qkv"]), t["x"]
-    size = t["qkv"].shape[1] // (heads + 2 * kv_heads)
-    found = np.zeros((2, layers, batch, new, kv_heads, size), h.dtype)
-    for i in range(layers):
-        rows = rms_norm(h, t["norm1"][i], eps) @ t["qkv"][i].T
-        rows = rows + t["qkv_bias"][i] if "qkv_bias" in t else rows
-        rows = rows.reshape(batch, new, heads + 2 * kv_heads, size)
-        q, k, v = rows[:, :, :heads], rows[:, :, heads : heads + kv_heads], rows[:, :, heads + kv_heads :]
-        q, k = (rms_norm(x, t[n][i], eps) if n in t else x for n, x in (("q_norm", q), ("k_norm", k)))
-        q, k = (turned(x, t["cos"], t["sin"], interleaved) for x in (q, k))
-        found[:, i] = k, v
-        o = np.zeros_like(q)
-        for b in range(batch):
-            count = int(t["lengths"][b]) if "lengths" in t else 0
-            held = [k[b, :0], v[b, :0]]
-            if "keys" in t:
-                held = [by_text(x, layers, batch)[i, b, :count] for x in (t["keys"], t["values"])]
-            o[b] = attention(q[b], np.concatenate((held[0], k[b])), np.concatenate((held[1], v[b])), count)
-        h = h + o.reshape(batch, new, heads * size) @ t["out"][i].T
-        gate, up = np.split(rms_norm(h, t["norm2"][i], eps) @ t["gate_up"][i].T, 2, -1)
-        h = h + (gate / (1 + np.exp(-gate)) * up) @ t["down"][i].T
-    return rms_norm(h, t["norm"], eps) if "norm" in t else h, *found
-
-
-def case(layers, batch, new, width, heads, kv_heads, size, hidden, room=None, optional=(), per_text=False, cut=False,
-         **settings):  # fmt: skip
-    """Returns a card's case; with `room`, there is a cache, of three axes if `cut`. Angles may be of each text."""
-    optional = tuple(name for name in OPTIONAL if name in optional or (name in CACHE and room is not None))
-    rows = (heads + 2 * kv_heads) * size
-    table = (*[batch] * per_text, new, size // 2)
-    cache = (layers * batch * (room or 0),) if cut else (layers, batch, room)
-    shapes = dict(
-        x=(batch, new, width), cos=table, sin=table, norm1=(layers, width), qkv=(layers, rows, width),
-        out=(layers, width, heads * size), norm2=(layers, width), gate_up=(layers, 2 * hidden, width),
-        down=(layers, width, hidden), norm=(width,), qkv_bias=(layers, rows), q_norm=(layers, size),
-        k_norm=(layers, size), keys=(*cache, kv_heads, size), values=(*cache, kv_heads, size), lengths=(batch,),
-    )  # fmt: skip
-    settings.update(heads=heads, kv_heads=kv_heads, optional=optional)
-    return [shapes[name] for name in (*NAMES, *optional)], settings
-
-
-class Stack(nn.Cell):
-    """Calls the function with the inputs and those optional ones that `optional` names."""
-
-    def __init__(self, optional=(), **settings):
-        super().__init__()
-        places = {name: len(NAMES) + i for i, name in enumerate(optional)}
-        self.places, self.settings = tuple(places.get(name, -1) for name in OPTIONAL), settings
-
-    def construct(self, *inputs):
-        optional = ()
-        for place in self.places:
-            optional += (inputs[place] if place >= 0 else None,)
-        x, cos, sin, norm1, qkv, out, norm2, gate_up, down = inputs[:9]
-        norm, bias, q_norm, k_norm, keys, values, lengths = optional
-        matrices = (norm1, qkv, out, norm2, gate_up, down, norm, bias, q_norm, k_norm, keys, values, lengths)
-        return msops.decoder_stack(x, cos, sin, *matrices, **self.settings)
-
+from test_emulated_entries import Emulator
 
 ALL = OPTIONAL[:4]
 
@@ -126,6 +35,10 @@ class TestDecoderStack(Card):
         "no texts, three axes": case(2, 0, 3, 8, 2, 1, 4, 6, room=5, cut=True),
         "no room": case(1, 2, 3, 8, 2, 1, 4, 6, room=0),
         "no layers": case(0, 2, 3, 8, 2, 1, 4, 6, optional=("norm",)),
+        "blocks": case(2, 3, 2, 16, 4, 2, 8, 24, room=3, block_size=4, optional=("norm",)),
+        "prefill after blocks": case(2, 2, 19, 16, 2, 2, 8, 24, room=9, block_size=5, cut=True),
+        "no blocks": case(1, 2, 3, 8, 2, 1, 4, 6, room=0, block_size=3),
+        "blocks, no layers": case(0, 2, 3, 8, 2, 1, 4, 6, room=2, block_size=3),
     }
     further = {
         "16 tokens": case(2, 4, 4, 64, 4, 1, 64, 128, room=100, optional=("q_norm",)),
@@ -143,9 +56,16 @@ class TestDecoderStack(Card):
         "one token, wide": case(2, 1, 1, 72, 10, 1, 40, 1088, room=90, optional=("k_norm", "norm"), is_wide=True),
         "one token, a long row": case(2, 1, 1, 2056, 4, 1, 8, 16, room=30, optional=("q_norm",)),
         "wide tables": case(2, 2, 2, 16, 2, 1, 8, 24, room=5, optional=ALL, is_wide=True),
+        "16 tokens after blocks": case(2, 4, 4, 64, 4, 1, 64, 128, room=9, block_size=16, optional=("q_norm",)),
+        "one token after blocks": case(3, 1, 1, 40, 6, 2, 64, 72, room=300, block_size=1, is_wide=True),
+        "a long prefill after blocks": case(1, 2, 70, 24, 2, 1, 128, 40, room=7, block_size=13),
+        "24 texts with blocks": case(1, 24, 1, 24, 6, 2, 64, 16, room=30, block_size=16),
+        "9 tokens of 3 texts with blocks": case(2, 3, 9, 16, 4, 1, 40, 24, room=40, block_size=16, cut=True),
+        "18 texts with blocks, 128 features": case(1, 18, 1, 16, 2, 1, 128, 16, room=9, block_size=32),
+        "20 features after blocks": case(1, 3, 7, 40, 2, 1, 20, 24, room=3, block_size=7),
     }
     small = "small"
-    hostile = ("small", "all")
+    hostile = ("small", "all", "blocks")
     # float16 is rounded after each step, by 2^12 units of float32. test_results is stricter with the other dtypes.
     roundings = 2**15
     wrong = (
@@ -180,10 +100,16 @@ class TestDecoderStack(Card):
             if "norm" in name:
                 t[name] = rng.uniform(0.5, 1.5, t[name].shape).astype(dtype)
         if "lengths" in t:
-            keys, values = (by_text(t[name], len(t["qkv"]), len(t["x"])) for name in CACHE[:2])
-            room = keys.shape[2]
-            t["lengths"] = rng.integers(0, room + 1, t["lengths"].shape).astype(np.int64 if is_wide else np.int32)
-            for b, count in enumerate(t["lengths"]):
+            keys, values = (by_layer(t[name], len(t["qkv"]), len(t["x"])) for name in CACHE[:2])
+            columns, room, index = 1, keys.shape[2], np.int64 if is_wide else np.int32
+            if "block_tables" in t:
+                columns = t["block_tables"].shape[1]
+            t["lengths"] = rng.integers(0, columns * room + 1, t["lengths"].shape).astype(index)
+            if "block_tables" in t:
+                tables, unused = random_tables(rng, t["lengths"], columns, *keys.shape[1:3])
+                t["block_tables"] = tables.astype(index)
+                keys[:, unused] = values[:, unused] = np.nan
+            for b, count in enumerate(t["lengths"] if "block_tables" not in t else ()):
                 keys[:, b, count:] = values[:, b, count:] = np.nan
         for name in names if is_wide else ():
             if "norm" in name or name in ("cos", "sin"):
@@ -198,9 +124,12 @@ class TestDecoderStack(Card):
         size, optional = 2 * (1 + length(random) % 12), [name for name in ALL if random.random() < 0.4]
         room = length(random) if random.random() < 0.5 else None
         sizes = 1 + length(random) % 3, length(random) % 4, length(random), 1 + length(random)
-        interleaved = random.random() < 0.5
+        interleaved, block_size = random.random() < 0.5, 0
+        if room is not None and random.random() < 0.5:
+            room, block_size = room % 5, random.choice((1, 2, 7, 16))
         return case(*sizes, group * kv_heads, kv_heads, size, 1 + length(random), room, optional,
-                    per_text=random.random() < 0.3, cut=random.random() < 0.5, interleaved=interleaved)  # fmt: skip
+                    per_text=random.random() < 0.3, cut=random.random() < 0.5, block_size=block_size,
+                    interleaved=interleaved)  # fmt: skip
 
 
 CARD = TestDecoderStack()
@@ -258,6 +187,102 @@ def test_caches_of_other_shapes(mode, shape):
     words = "keys must have shape (L, B, S, kv_heads, D) = (2, 2, S, 2, 8) or (L B S, kv_heads, D), got "
     with pytest.raises(ValueError, match=re.escape(f"{words}{shape}")):
         run(Stack(settings["optional"], heads=4, kv_heads=2), *inputs)
+
+
+@pytest.mark.parametrize("mode", ["pynative"], indirect=True)
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (
+            dict(keys=zeros((2, 11, 4, 2, 7))[0]),
+            "keys must have shape (L, P, S, kv_heads, D) = (2, P, S, 2, 8) or (L P, ",
+        ),
+        (dict(keys=zeros((3, 11, 4, 2, 8))[0]), "S, kv_heads, D) with block_tables, got (3, 11, 4, 2, 8)"),
+        (dict(keys=zeros((21, 4, 2, 8))[0]), "S, kv_heads, D) with block_tables, got (21, 4, 2, 8)"),
+        (dict(keys=zeros((88, 2, 8))[0]), "S, kv_heads, D) with block_tables, got (88, 2, 8)"),
+        (
+            dict(keys=zeros((2, 11, 0, 2, 8))[0]),
+            "keys must have at least one row in a block, got shape (2, 11, 0, 2, 8)",
+        ),
+        (dict(block_tables=np.zeros((2, 3), np.int32)), "block_tables must have shape (B, M) = (3, "),
+        (dict(keys=None, lengths=None), "keys must be given with block_tables, got None"),
+    ],
+    ids=str,
+)
+def test_blocks_of_other_shapes(mode, changes, words):
+    shapes, settings = CARD.cases["blocks"]
+    inputs = dict(zip((*NAMES, *settings["optional"]), CARD.inputs(shapes, np.float32, **settings)))
+    inputs.update(changes)
+    if "keys" in changes:
+        inputs["values"] = changes["keys"]
+    inputs = {name: x for name, x in inputs.items() if x is not None}
+    with pytest.raises(ValueError, match="decoder_stack: ") as caught:
+        run(Stack([name for name in OPTIONAL if name in inputs], heads=4, kv_heads=2), *inputs.values())
+    assert words in str(caught.value)
+
+
+@wide_in_graph_mode
+@pytest.mark.parametrize(
+    ("name", "place", "number", "words"),
+    [
+        ("block_tables", (1, 1), 11, "block_tables[1, 1] is 11, expected 0 to 10"),
+        ("block_tables", (2, 0), -1, "block_tables[2, 0] is -1, expected 0 to 10"),
+        ("lengths", 1, 13, "lengths has 13, expected 0 to 12"),
+    ],
+    ids=str,
+)
+def test_blocks_outside_of_the_cache(mode, name, place, number, words):
+    """They are errors on the CPU, where a text needs them."""
+    if mindspore.get_context("device_target") != "CPU":
+        pytest.skip("a GPU does not see them")
+    shapes, settings = CARD.cases["blocks"]
+    inputs = dict(zip((*NAMES, *settings["optional"]), CARD.inputs(shapes, np.float32, **settings)))
+    inputs.update(lengths=np.int32([0, 5, 1]), block_tables=np.zeros((3, 3), np.int32))
+    inputs[name][place] = number
+    with pytest.raises(RuntimeError, match=re.escape(f"decoder_stack: {words}")):
+        run(Stack(settings["optional"], heads=4, kv_heads=2), *inputs.values())
+
+
+def call_with_tables_outside(name, dtype):
+    """Returns a call some of whose needed entries name no block, and whose lengths are too large; its results are those
+    of tables without these entries."""
+    shapes, settings = CARD.entry_cases()[name]
+    [operator], names = CARD.operators(shapes, **settings), (*NAMES, *settings["optional"])
+    right = dict(zip(names, map(np.nan_to_num, CARD.inputs(shapes, dtype, **settings))))
+    columns, (_, blocks, size, *_) = right["block_tables"].shape[1], right["keys"].shape
+    right["block_tables"] = np.random.default_rng(0).integers(0, blocks, right["block_tables"].shape, np.int32)
+    right["lengths"][:] = columns * size
+    wrong = {name: x.copy() for name, x in right.items()}
+    wrong["lengths"][1] = 2**31 - 1
+    for text, column, number in ((0, 1, blocks), (1, columns - 1, -1), (1, 0, 2**31 - 1)):
+        wrong["block_tables"][text, column] = number
+    for text in (0, 1):
+        kept = [x for x in wrong["block_tables"][text] if 0 <= x < blocks]
+        right["block_tables"][text, : len(kept)], right["lengths"][text] = kept, len(kept) * size
+    wrong["lengths"][2:], right["lengths"][2:] = -1, 0
+    results = results_of(operator, *right.values())
+    scratch = [np.empty(shape, kind) for shape, kind in outputs_of(operator, wrong.values())[len(results) :]]
+    return Call(operator, [*wrong.values()], results, scratch)
+
+
+OUTSIDE = [
+    ("16 tokens after blocks", "float16"),
+    ("20 features after blocks", "float32"),
+    ("24 texts with blocks", "float16"),
+    ("24 texts with blocks", "float64"),
+    ("a long prefill after blocks", "float16"),
+]
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize(("name", "dtype"), OUTSIDE)
+def test_emulated_blocks_outside(name, dtype):
+    compare_with_cpu(Emulator(), call_with_tables_outside(name, dtype), dtype, shift=0)
+
+
+@pytest.mark.parametrize(("name", "dtype"), OUTSIDE)
+def test_gpu_blocks_outside(gpu, name, dtype):
+    compare_with_cpu(gpu, call_with_tables_outside(name, dtype), dtype, shift=0)
 
 
 @wide_in_graph_mode

@@ -9,7 +9,7 @@ from gpu import compare_with_cpu
 from msops.operators.paged_attention import operators
 from msops.testing.checks import Gradient, assert_near, run
 from msops.testing.entry import Status, outputs_of
-from numpy_paged_attention import ALWAYS, NAMES, Attend, case, decoded, paged
+from numpy_paged_attention import ALWAYS, NAMES, Attend, case, decoded, paged, random_tables
 from test_emulated_entries import Emulator
 
 
@@ -91,19 +91,13 @@ class TestPagedAttention(Card):
         rng = np.random.default_rng(seed)
         axes = dict(zip((name for name in NAMES if name in (*ALWAYS, *optional)), shapes))
         found = {name: np.asarray(rng.standard_normal(shape), dtype) for name, shape in axes.items()}
-        (blocks, size), (batch, columns) = axes["key_cache"][:2], axes["block_tables"]
-        tables = rng.integers(0, max(1, blocks), (batch, columns))
-        unused = np.ones((blocks, size), bool)
-        for b, length in enumerate(lengths):
-            tables[b, -(-length // size) :] = rng.choice((-1, blocks, 2**31 - 1), columns + -length // size)
-            rows = np.arange(length)
-            unused[tables[b, rows // size], rows % size] = False
+        tables, unused = random_tables(rng, lengths, axes["block_tables"][1], *axes["key_cache"][:2])
         for name in ("key_cache", "value_cache"):
             if codes and name in axes:
                 found[name] = rng.integers(-128, 128, axes[name]).astype(np.int8)
             elif name in axes:
                 found[name][unused] = np.nan
-        found.update(block_tables=tables.astype(np.int32), lengths=np.array(lengths, np.int32))
+        found.update(block_tables=tables, lengths=np.array(lengths, np.int32))
         if new is not None:
             found["cu_seqlens_q"] = np.cumsum([0, *new]).astype(np.int32)
         if "mask" in axes:
