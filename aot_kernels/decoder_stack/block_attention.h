@@ -47,7 +47,7 @@ inline CachedBlocks blocks_of(const Stack<Half>& s, const Layer<Half>& layer, co
   CachedBlocks rows{};
   rows.tokens = s.tokens(), rows.batch = s.batch, rows.heads = s.heads, rows.kv_heads = s.kv_heads;
   rows.width = rows.value_width = rows.v_width = s.head_size, rows.blocks = s.blocks, rows.block_size = s.block_size;
-  rows.columns = s.columns, rows.group = s.group(), rows.most_split = rows.length = s.length;
+  rows.columns = s.table_columns, rows.group = s.group(), rows.most_split = rows.length = s.length;
   rows.q = q, rows.k = layer.keys, rows.v = layer.values;
   rows.block_tables = static_cast<const int32_t*>(s.tables.data);
   rows.lengths = static_cast<const int32_t*>(s.lengths.data);

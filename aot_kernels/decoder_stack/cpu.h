@@ -9,6 +9,7 @@
 #include "../flash_attention/cpu.h"
 #include "cpu_attention.h"
 #include "cpu_team.h"
+#include "cpu_weights.h"
 #include "tiles.h"
 
 namespace msops::decoder_stack::cpu {
@@ -63,12 +64,13 @@ struct Forward {
   Shares& shares;
 
   struct Workspace {
-    std::unique_ptr<C[]> weights, sums, scores;
+    std::unique_ptr<C[]> weights, sums, scores, widened;
 
     explicit Workspace(const Forward& f, int64_t deep)
         : weights(new C[kBlock * deep]),
           sums(new C[most(kBlock * kMostLanes<C>, f.s.head_size)]),
-          scores(new C[f.s.room + f.s.length]) {}
+          scores(new C[f.s.room + f.s.length]),
+          widened(new C[f.s.has_codes ? kBlock * deep : 0]) {}
   };
 
   MSOPS_CPU void operator()(int64_t part, int64_t parts) const {
@@ -82,17 +84,17 @@ struct Forward {
       const Layer<T> layer = s.layer(i);
       for (int64_t p; team.take(panels, p);) put_normed(p, layer.norm1);
       team.end();
-      multiply(w, team, layer.qkv, s.qkv_rows(), s.width, space.panels, Project{*this, layer});
+      multiply(w, team, s.weights(layer, kQkv), space.panels, Project{*this, layer});
       for (int64_t item; team.take(tokens * s.all_heads(), item);) turn(w, layer, item);
       team.end();
       attend(w, layer, team);
       for (int64_t t; team.take(space.lanes.places(), t);) put(t, space.o, s.of_heads());
       team.end();
-      multiply(w, team, layer.out, s.width, s.of_heads(), space.panels, Add{*this});
+      multiply(w, team, s.weights(layer, kOut), space.panels, Add{*this});
       for (int64_t p; team.take(panels, p);) put_normed(p, layer.norm2);
       team.end();
-      multiply_gates(w, team, layer.gate_up, space.panels);
-      multiply(w, team, layer.down, s.width, s.hidden, space.hidden, Add{*this});
+      multiply_gates(w, team, s.weights(layer, kGates), space.panels);
+      multiply(w, team, s.weights(layer, kDown), space.hidden, Add{*this});
     }
     for (int64_t t; team.take(tokens, t);) finish(t);
   }
@@ -106,15 +108,15 @@ struct Forward {
     for (int64_t i = 0; i < s.layers; ++i) {
       const Layer<T> layer = s.layer(i);
       put_normed(space.h, layer.norm1, vector);
-      multiply(w, team, layer.qkv, s.qkv_rows(), s.width, vector, Project{*this, layer});
+      multiply(w, team, s.weights(layer, kQkv), vector, Project{*this, layer});
       for (int64_t item; team.take(s.all_heads(), item);) turn(w, layer, item);
       team.end();
       attend(w, layer, team);
       for (int64_t k = 0; k < s.of_heads(); ++k) vector[k] = C(space.o[k]);
-      multiply(w, team, layer.out, s.width, s.of_heads(), vector, Add{*this});
+      multiply(w, team, s.weights(layer, kOut), vector, Add{*this});
       put_normed(space.h, layer.norm2, vector);
-      multiply_gates(w, team, layer.gate_up, vector);
-      multiply(w, team, layer.down, s.width, s.hidden, space.hidden, Add{*this});
+      multiply_gates(w, team, s.weights(layer, kGates), vector);
+      multiply(w, team, s.weights(layer, kDown), space.hidden, Add{*this});
     }
     for (int64_t t; team.take(1, t);) finish(t);
   }
@@ -222,23 +224,29 @@ struct Forward {
     for (int64_t i = 0; i < n; ++i) to[i * pitch] = t < s.tokens() ? C(from[t * n + i]) : C(0);
   }
 
-  // Multiplies the rows of a matrix (rows, deep) by all tokens, and calls f with tiles.
+  MSOPS_CPU WeightProduct<T> product_of(const Workspace& w, const Weights<T>& weights, const C* panels) const {
+    return {weights, {space.lanes, weights.columns, panels, w.weights.get(), w.sums.get()}, w.widened.get()};
+  }
+
+  // Multiplies the rows of a matrix by all tokens, and calls f with tiles.
   template <typename F>
-  MSOPS_CPU void multiply(const Workspace& w, Team& team, const T* matrix, int64_t rows, int64_t deep, const C* panels,
+  MSOPS_CPU void multiply(const Workspace& w, Team& team, const Weights<T>& weights, const C* panels,
                           const F& f) const {
-    const TokenProduct<T> product{space.lanes, deep, panels, w.weights.get(), w.sums.get()};
-    for (int64_t block; team.take(parts_of(rows, kBlock), block);)
-      product(matrix, block * kBlock, least(kBlock, rows - block * kBlock), f);
+    const WeightProduct<T> product = product_of(w, weights, panels);
+    for (int64_t block; team.take(parts_of(weights.rows, kBlock), block);)
+      product(block * kBlock, least(kBlock, weights.rows - block * kBlock), f);
     team.end();
   }
 
   // Writes silu(gate) up to the panels of hidden features, from rows of both.
-  MSOPS_CPU void multiply_gates(const Workspace& w, Team& team, const T* matrix, const C* panels) const {
-    const TokenProduct<T> product{space.lanes, s.width, panels, w.weights.get(), w.sums.get()};
+  MSOPS_CPU void multiply_gates(const Workspace& w, Team& team, const Weights<T>& weights, const C* panels) const {
+    Weights<T> ups = weights;
+    ups.numbers = weights.numbers ? weights.numbers + s.hidden * s.width : nullptr, ups.first += s.hidden;
+    const WeightProduct<T> gate = product_of(w, weights, panels), up = product_of(w, ups, panels);
     for (int64_t block; team.take(parts_of(s.hidden, kBlock), block);) {
       const int64_t row = block * kBlock, n = least(kBlock, s.hidden - row);
-      product(matrix, row, n, PutGates{*this});
-      product(matrix + s.hidden * s.width, row, n, Gate{*this});
+      gate(row, n, PutGates{*this});
+      up(row, n, Gate{*this});
     }
     team.end();
   }

@@ -11,14 +11,17 @@
 #pragma once
 
 #include "few_attention.h"
+#include "few_codes.h"
 
 namespace msops::decoder_stack {
 
-template <typename T, int kMost>
-__device__ void compute_layers(Worker<T, kMost>& w) {
+// W is Worker<T, kMost>, or CodesWorker.
+template <typename T, int kMost, typename W>
+__device__ void compute_layers(W& w) {
   const FewTokens<T>& s = w.s;
   const Work& work = w.of_block;
   Attention<T, kMost> attention(w);
+  const auto put = [&](int token, int unit, uint2 words) { w.put_operand(token, unit, words); };
   for (int layer = 0; layer < s.layers; ++layer) {
     const unsigned tag = layer + 1;
     w.aux.wait_full();
@@ -30,10 +33,9 @@ __device__ void compute_layers(Worker<T, kMost>& w) {
         const Factors<T> factors{w.factors(step / 2), (step == kQkv ? s.norm1 : s.norm2).is_wide};
         const uint2* const from = step == kGates ? s.results[kOut] : layer > 0 ? s.results[kDown] : nullptr;
         if (work.has(step) || work.has(static_cast<Step>(step + 1)))  // the step after it adds to the residual
-          w.read_normed(from, step == kQkv ? tag - 1 : tag, 0, w.tokens(), factors, w.residual(step / 2),
-                        [&](int token, int unit, uint2 words) { w.put_operand(token, unit, words); });
+          w.read_normed(from, step == kQkv ? tag - 1 : tag, 0, w.tokens(), factors, w.residual(step / 2), put);
       } else if (work.has(step)) {
-        w.read_vectors(step == kOut ? s.of_attention : s.results[kGates], s.matrices[step].columns, tag);
+        w.read_vectors(step == kOut ? s.of_attention : s.results[kGates], s.matrices[step].columns, tag, put);
       }
       if (step == kGates) w.aux.release();
       w.multiply(step, tag);
@@ -60,7 +62,7 @@ __device__ void compute_layers(Worker<T, kMost>& w) {
 }
 
 // kMost is the most tokens. One more warp than those that compute copies.
-template <typename T, int kMost>
+template <typename T, int kMost, bool kHasCodes>
 __global__ void __launch_bounds__(32 * (warps_for(kMost) + 1), 1)
     few_tokens_kernel(const __grid_constant__ FewTokens<T> s) {
   if (!has_instructions_of(80)) return;
@@ -86,10 +88,11 @@ __global__ void __launch_bounds__(32 * (warps_for(kMost) + 1), 1)
   __syncthreads();
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   if (warp == kWarps) {
-    Filler<T>{s, ring, aux, shared, work, lane}.run();
+    Filler<T, kHasCodes>{s, ring, aux, shared, work, lane}.run();
   } else {
-    Worker<T, kMost> worker{s, shared, work, ring, aux, Watch(s.failed)};
-    compute_layers(worker);
+    using W = std::conditional_t<kHasCodes, CodesWorker<kMost>, Worker<T, kMost>>;
+    W worker{s, shared, work, ring, aux, Watch(s.failed)};
+    compute_layers<T, kMost>(worker);
   }
 }
 

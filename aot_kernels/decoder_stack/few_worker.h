@@ -81,11 +81,13 @@ struct Worker {
     unsigned* const to = reinterpret_cast<unsigned*>(work() + token * s.work_stride + 16 * (unit / 2)) + unit % 2;
     to[0] = words.x, to[2] = words.y;
   }
-  __device__ void read_vectors(const uint2* from, int columns, unsigned tag) {
+  // Reads a vector of each token: put_unit(token, unit, its words).
+  template <typename Put>
+  __device__ void read_vectors(const uint2* from, int columns, unsigned tag, const Put& put_unit) {
     const int units = columns / kUnit, all = tokens() * units;
     const auto put = [&](int i, uint2 words) {
       const int token = tokens() == 1 ? 0 : i / units;
-      put_operand(token, i - token * units, words);
+      put_unit(token, i - token * units, words);
     };
     if (all > 4 * kThreads) {
       read_units<8>(from, tag, thread, all, kThreads, watch, put);
@@ -177,19 +179,21 @@ struct Worker {
     for (int e = 0; e < kWord; ++e) sums[e] = rounded<T>(sums[e]);
   }
 
+  static __device__ __forceinline__ void add_products(float (&to)[2][4], const uint4& token, const uint4& token8,
+                                                      const uint4& row) {
+    if constexpr (kHasMany) {
+      multiply_add<T>(to[0], token, token8, row);
+    } else {
+      multiply_add<T>(to, token, row);
+    }
+  }
+
   // Multiplies the tokens' operands by a tile: by 64 bytes of its rows after another, of which a warp takes every
   // kWarps-th. Pointers are the lane's, at its first 16 bytes. `operand8` has the tokens from 8 on, if there are any.
   __device__ __forceinline__ void multiply_tile(const unsigned char* weights, const unsigned char* operand,
                                                 const unsigned char* operand8, int bytes,
                                                 float (&sums)[2][2][4]) const {
     constexpr int kBytes = 64, kStep = kBytes * kWarps;
-    const auto add = [&](float (&to)[2][4], const uint4& token, const uint4& token8, const uint4& row) {
-      if constexpr (kHasMany) {
-        multiply_add<T>(to[0], token, token8, row);
-      } else {
-        multiply_add<T>(to, token, row);
-      }
-    };
     const auto load = [](const unsigned char* from) { return *reinterpret_cast<const uint4*>(from); };
     int from = kBytes * warp;
     const auto has = [&](int count) { return from + (count - 1) * kStep + kBytes <= bytes; };
@@ -204,7 +208,7 @@ struct Worker {
       }
 #pragma unroll
       for (int j = 0; j < most; ++j)
-        if (j < least || has(j + 1)) add(sums[j % 2], a[j], a8[j], b[j]);
+        if (j < least || has(j + 1)) add_products(sums[j % 2], a[j], a8[j], b[j]);
       from += most * kStep;
     };
     while (has(8)) take(Constant<8>{}, Constant<8>{});
@@ -219,16 +223,27 @@ struct Worker {
       from = kBytes * whole;
       const bool inside = from + lane % 4 * 16 < bytes;
       const uint4 zero = {0, 0, 0, 0};
-      add(sums[0], inside ? load(operand + from) : zero, inside && kHasMany ? load(operand8 + from) : zero,
-          inside ? load(weights + from) : zero);
+      add_products(sums[0], inside ? load(operand + from) : zero, inside && kHasMany ? load(operand8 + from) : zero,
+                   inside ? load(weights + from) : zero);
     }
   }
 
   // Multiplies by the block's rows of a matrix, some groups at a time, and publishes the step's results.
   __device__ void multiply(Step step, unsigned tag) {
+    const int row = lane / 4 * s.matrices[step].stride + lane % 4 * 16;
+    multiply(
+        step, tag,
+        [&](int begin, int bytes, const unsigned char* operand, const unsigned char* operand8, float (&sums)[2][2][4]) {
+          multiply_tile(slot() + row, operand + begin, operand8 + begin, bytes, sums);
+        });
+  }
+  // tile(begin, bytes, operand, operand8, sums) multiplies by the tile in the slot, whose rows have so many bytes from
+  // byte `begin` on.
+  template <typename Tile>
+  __device__ __forceinline__ void multiply(Step step, unsigned tag, const Tile& tile) {
     const Matrix<T>& m = s.matrices[step];
     const Range mine = of_block.mine[step];
-    const int last = tokens() - 1, at = lane % 4 * 16, row = lane / 4 * m.stride + at;
+    const int last = tokens() - 1, at = lane % 4 * 16;
     int bytes = m.row_bytes(), chunk = m.chunk;
     asm volatile("" : "+r"(bytes), "+r"(chunk));  // else, each tile would load them again
     // What stands for tokens that there are not may be anything.
@@ -241,7 +256,7 @@ struct Worker {
         float sums[2][2][4] = {};
         for (int begin = 0; begin < bytes; begin += chunk) {
           ring.wait_full();
-          multiply_tile(slot() + row, operand + begin, operand8 + begin, min(chunk, bytes - begin), sums);
+          tile(begin, min(chunk, bytes - begin), operand, operand8, sums);
           ring.release();
         }
         const auto put = [&](int token, float a, float b) {

@@ -23,7 +23,7 @@ __global__ void __launch_bounds__(kFindThreads)
   int64_t found = 0;
   bool is_found = false;
   for (int64_t round = 0; round < rounds; ++round) {
-    const int64_t m = round * kFindThreads + threadIdx.x, block = m < needed ? s.tables[b * s.columns + m] : -1;
+    const int64_t m = round * kFindThreads + threadIdx.x, block = m < needed ? s.tables[b * s.table_columns + m] : -1;
     is_found = 0 <= block && block < s.blocks;
     const unsigned of_warp = __ballot_sync(~0u, is_found);
     __syncthreads();  // others may still read the numbers of the round before
@@ -34,7 +34,7 @@ __global__ void __launch_bounds__(kFindThreads)
       at += w < warp ? of_warps[w] : 0;
       found += of_warps[w];
     }
-    if (is_found) tables[b * s.columns + at] = static_cast<int32_t>(block);
+    if (is_found) tables[b * s.table_columns + at] = static_cast<int32_t>(block);
   }
   // The last needed block may have rows that do not count.
   if (threadIdx.x == (needed > 0 ? (needed - 1) % kFindThreads : 0))

@@ -4,6 +4,9 @@
 //   up to 16 tokens, sm_80 or later, whole packs    few_tokens_kernel, all layers        launches take longer than work
 //   products of more tokens                         cuBLAS, where the process has it     tensor cores
 //   products without cuBLAS                         product_kernel                       any GPU, any dtype
+//   products with codes                             the same, of up to 16 tokens; else   codes of a layer are widened
+//   once
+//                                                     WidenCodes before one of these
 //   attention, float16, 64 or more new tokens       flash_attention/mma_forward.h,       tensor cores
 //     of each text, heads up to 128                   or wgmma_forward.h on sm_90a
 //   attention, float16, fewer new tokens with a     flash_attention/mma_decode.h         reads the cache where it is,
@@ -31,8 +34,11 @@ namespace msops::decoder_stack::gpu {
 using flash_attention::least;
 using flash_attention::most;
 using flash_attention::parts_of;
+using product::product_kernel;
 
 constexpr int64_t kTileLength = 64;  // new tokens of a text, from which on tiles of queries attend
+
+constexpr int64_t kMostDirect = 16;  // tokens, up to which products read codes where they are
 
 // Space is the scratch of a call.
 template <typename T>
@@ -43,9 +49,11 @@ struct Space {
   int32_t* lengths;                          // (B): how many rows queries see, without the new ones unless by tiles
   int32_t *tables, *counts;                  // what find_blocks finds: (B, M), (B)
   int64_t* plan;                             // (B + 1): of attention to blocks
+  T* weights;                                // a matrix that codes stand for
 
   static bool uses_tensor_cores(const Stack<T>& s) { return std::is_same<T, Half>::value && s.head_size <= 128; }
   static bool uses_tiles(const Stack<T>& s) { return uses_tensor_cores(s) && s.length >= kTileLength; }
+  static bool widens(const Stack<T>& s) { return s.has_codes && s.tokens() > kMostDirect; }
   static bool uses_splits(const Stack<T>& s) { return uses_tensor_cores(s) && s.length < kTileLength && s.has_cache; }
 
   // Lays the scratch out from `data` on, which may be null. Returns how many numbers of Compute<T> it takes.
@@ -69,9 +77,13 @@ struct Space {
     partial = reinterpret_cast<float*>(take(uses_splits(s) ? split_numbers(s) : 0, sizeof(float)));
     lengths = reinterpret_cast<int32_t*>(take(s.has_cache && uses_tensor_cores(s) ? s.batch : 0, sizeof(int32_t)));
     const int64_t texts = s.has_blocks ? s.batch : 0;
-    tables = reinterpret_cast<int32_t*>(take(size_of({texts, s.columns}), sizeof(int32_t)));
+    tables = reinterpret_cast<int32_t*>(take(size_of({texts, s.table_columns}), sizeof(int32_t)));
     counts = reinterpret_cast<int32_t*>(take(texts, sizeof(int32_t)));
     plan = reinterpret_cast<int64_t*>(take(s.has_blocks && uses_splits(s) ? s.batch + 1 : 0, sizeof(int64_t)));
+    int64_t widened = 0;
+    for (int i = 0; i < kSteps && widens(s); ++i)
+      widened = most(widened, size_of({s.rows(static_cast<Step>(i)), s.columns(static_cast<Step>(i))}));
+    weights = numbers(widened);
     return parts_of(at, sizeof(Compute<T>));
   }
 };
@@ -219,6 +231,34 @@ struct JoinRows {
   }
 };
 
+// CodesProduct is a product with a layer's codes.
+template <typename T>
+struct CodesProduct : product::Product<T> {
+  struct Rows {
+    Codes<T> codes;
+    int64_t first;
+
+    MSOPS_BOTH Compute<T> at(int64_t row, int64_t column, int64_t, int64_t) const {
+      return codes.value(first + row, column);
+    }
+  };
+  Rows weights;
+};
+
+// Index i is a number of a layer's matrix.
+template <typename T>
+struct WidenCodes {
+  Codes<T> codes;
+  int64_t first;
+  T* to;
+
+  template <typename Index>
+  MSOPS_BOTH void operator()(Index i) const {
+    const auto columns = static_cast<Index>(codes.columns), row = i / columns;
+    assign(to[i], codes.value(first + row, i - row * columns));
+  }
+};
+
 // Index i is a token's hidden feature.
 template <typename T>
 struct Gate {
@@ -250,15 +290,15 @@ class Forward {
     for (int64_t i = 0; i < s.layers && call_.ok(); ++i) {
       const Layer<T> layer = s.layer(i);
       norm(layer.norm1, space_.a);
-      multiply(s.qkv_rows(), s.width, layer.qkv, space_.a, space_.rows, false);
+      multiply(s.weights(layer, kQkv), space_.a, space_.rows, false);
       launch(call_, turn_kernel<T>, parts_of(tokens * (s.heads + 2 * s.kv_heads), 8), 256, 0, s, layer, space_.rows,
              space_.q);
       attend(layer);
-      multiply(s.width, s.of_heads(), layer.out, space_.o, space_.h, true);
+      multiply(s.weights(layer, kOut), space_.o, space_.h, true);
       norm(layer.norm2, space_.a);
-      multiply(2 * s.hidden, s.width, layer.gate_up, space_.a, space_.gates, false);
+      multiply(s.weights(layer, kGates), space_.a, space_.gates, false);
       on_gpu(call_, tokens * s.hidden, 2 * tokens * s.hidden, Gate<T>{space_.gates, space_.hidden, s.hidden});
-      multiply(s.width, s.hidden, layer.down, space_.hidden, space_.h, true);
+      multiply(s.weights(layer, kDown), space_.hidden, space_.h, true);
     }
     if (s.norm.data) return norm(s.norm, s.y);
     cudaMemcpyAsync(s.y, space_.h, static_cast<size_t>(tokens * s.width) * sizeof(T), cudaMemcpyDeviceToDevice,
@@ -270,9 +310,19 @@ class Forward {
     launch(call_, norm_kernel<T>, s.tokens(), 256, 0, space_.h, s.width, factors, s.eps, to);
   }
 
-  // to (tokens, m) = numbers (tokens, deep) times weights (m, deep), or is added to.
-  void multiply(int64_t m, int64_t deep, const T* weights, const T* numbers, T* to, bool adds) {
-    product::multiply<T>(call_, {s.tokens(), m, deep, numbers, weights, to, adds});
+  // to (tokens, rows) = numbers (tokens, columns) times weights (rows, columns), or is added to.
+  void multiply(const Weights<T>& weights, const T* numbers, T* to, bool adds) {
+    product::Product<T> p{s.tokens(), weights.rows, weights.columns, numbers, weights.numbers, to, adds};
+    if (weights.codes && !Space<T>::widens(s)) {
+      const CodesProduct<T> direct{p, {*weights.codes, weights.first}};
+      return launch(call_, product_kernel<T, CodesProduct<T>>, product::plain_tiles(p.n, p.m), product::kPlainThreads,
+                    0, direct);
+    }
+    if (weights.codes) {
+      p.weights = space_.weights;
+      on_gpu(call_, p.m * p.deep, p.m * p.deep, WidenCodes<T>{*weights.codes, weights.first, space_.weights});
+    }
+    product::multiply(call_, p);
   }
 
   void attend(const Layer<T>& layer) {

@@ -22,17 +22,19 @@ struct DotRows {
   static constexpr int64_t kBlock = 16, kMost = 4;
   template <typename T>
   static bool takes(const Products<T>& p) {
-    const Codes<T>& w = p.weights;
-    return std::is_same<Compute<T>, float>::value && p.tokens <= kMost && p.by_terms && !w.groups_rows && !w.table &&
-           p.deep % kRun == 0 && (w.groups == 1 || w.group % kRun == 0);
+    return p.tokens <= kMost && p.by_terms && takes(p.weights);
+  }
+  template <typename T>
+  static bool takes(const Codes<T>& w) {
+    return std::is_same<Compute<T>, float>::value && !w.groups_rows && !w.table && w.columns % kRun == 0 &&
+           (w.groups == 1 || w.group % kRun == 0);
   }
 
-  // Computes an output of kTokens tokens.
+  // Computes the sums of a row's products with kTokens tokens.
   template <int kBits, int kSigned, int kTokens, typename T>
-  static MSOPS_CPU void multiply(const Products<T>& p, int64_t row, int64_t token, const float* x) {
+  static MSOPS_CPU void multiply(const Codes<T>& codes, int64_t row, const float* x, float (&results)[kTokens]) {
     constexpr int kVectors = kRun / 8;
-    const Codes<T>& codes = p.weights;
-    const int64_t deep = p.deep;
+    const int64_t deep = codes.columns;
     const uint8_t* from = codes.at(row, 0);
     Floats sums[kTokens] = {};
     for (int64_t group = 0, first = 0; first < codes.columns; ++group, first += codes.group) {
@@ -58,9 +60,14 @@ struct DotRows {
     for (int t = 0; t < kTokens; ++t) {
       float lanes[8];
       memcpy(lanes, &sums[t], sizeof lanes);
-      p.store(token + t, row,
-              ((lanes[0] + lanes[4]) + (lanes[1] + lanes[5])) + ((lanes[2] + lanes[6]) + (lanes[3] + lanes[7])));
+      results[t] = ((lanes[0] + lanes[4]) + (lanes[1] + lanes[5])) + ((lanes[2] + lanes[6]) + (lanes[3] + lanes[7]));
     }
+  }
+  template <int kBits, int kSigned, int kTokens, typename T>
+  static MSOPS_CPU void multiply(const Products<T>& p, int64_t row, int64_t token, const float* x) {
+    float sums[kTokens];
+    multiply<kBits, kSigned>(p.weights, row, x, sums);
+    for (int t = 0; t < kTokens; ++t) p.store(token + t, row, sums[t]);
   }
 
   template <typename T>

@@ -7,14 +7,12 @@
 // off a whole number is multiplied by the sum of x. Then the warps' sums are added in order.
 #pragma once
 
-#include "codes.h"
+#include "widen_pairs.h"
 
 #ifdef __CUDACC__
 
 #include "../common/gpu/cp_async.h"
-#include "../common/gpu/f16x2.h"
 #include "../common/gpu/mma.h"
-#include "../common/gpu/unrolled.h"
 #include "../common/launch.h"
 #include "../common/pack.h"
 
@@ -101,18 +99,8 @@ struct FewWarp {
 
   // Widens the lane's eight codes of a piece and a row to four pairs, less the zero point.
   __device__ __forceinline__ void widen(uint32_t (&words)[4], const unsigned char* codes, uint32_t zeros) const {
-    constexpr uint32_t kBase = 0x64006400;  // two times 1024, to which 0 to 1023 may be added as whole numbers
-    if constexpr (S::kFormat == Format::kFour) {
-      const uint32_t flip = p.weights.are_signed ? kBase | 0x80008 : kBase;
-      const uint32_t eight = *reinterpret_cast<const uint32_t*>(codes);
-      unrolled<4>([&](int j) { words[j] = sub_f16x2((eight >> 4 * j & 0xf000f) ^ flip, zeros); });
-    } else if constexpr (S::kFormat == Format::kEight) {
-      const uint32_t flip = p.weights.are_signed ? 0x80808080 : 0;
-      const uint2 eight = *reinterpret_cast<const uint2*>(codes);
-      words[0] = sub_f16x2(prmt<0x4140>(eight.x ^ flip, kBase >> 8), zeros);
-      words[1] = sub_f16x2(prmt<0x4342>(eight.x ^ flip, kBase >> 8), zeros);
-      words[2] = sub_f16x2(prmt<0x4140>(eight.y ^ flip, kBase >> 8), zeros);
-      words[3] = sub_f16x2(prmt<0x4342>(eight.y ^ flip, kBase >> 8), zeros);
+    if constexpr (S::kFormat != Format::kTable) {
+      widen_pairs<S::kBits>(words, codes, p.weights.are_signed, zeros);
     } else {
       const uint32_t eight = *reinterpret_cast<const uint32_t*>(codes);
       unrolled<4>([&](int j) { words[j] = pairs[eight >> 8 * j & 255]; });
@@ -129,10 +117,8 @@ struct FewWarp {
     uint32_t zeros[S::kM][2];
     float rest[S::kM][2], products[S::kM][S::kN][4] = {}, ones[S::kN][4] = {};
     unrolled<S::kM, 2>([&](int m, int half) {
-      const float whole = fminf(fmaxf(rintf(zero[m][half] + most), -512.f), 512.f);
-      const uint32_t bits = Half(1024.f + whole).bits;
-      zeros[m][half] = bits << 16 | bits;
-      rest[m][half] = zero[m][half] + most - whole;
+      const PairZero of_row(zero[m][half], most);
+      zeros[m][half] = of_row.pair, rest[m][half] = of_row.rest;
     });
 #pragma unroll
     for (int piece = first; piece < first + kCount; ++piece) {

@@ -1,23 +1,27 @@
 """Benchmarks all layers of a decoder, with the sizes of SmolLM2-135M and of Llama-3.2-1B. A size is (layers, texts, new
-tokens of each, width, heads, heads of keys, features of a head, hidden, rows of the cache)."""
+tokens of each, width, heads, heads of keys, features of a head, hidden, rows of the cache), and perhaps one of
+FORMS."""
 
 import numpy as np
-from mindspore import nn, ops
+from mindspore import Tensor, nn, ops
 
 import msops
-from test_decoder_stack import NAMES, TestDecoderStack, case
+from numpy_decoder_stack import MATRICES, case, names_of, random_codes
+from test_decoder_stack import TestDecoderStack
 
 from ..benchmark import Benchmark, Sizes, by
 from ..figures import Target, share
 
+FORMS = {  # of matrices and of caches
+    "4 bits": dict(bits=4, group=128, zeros="uint8"),
+    "8 bits": dict(bits=8, group=128, zeros="uint8"),
+    "blocks": dict(block_size=16),
+}
 SMOLLM2, LLAMA = (576, 9, 3, 64, 1536), (2048, 32, 8, 64, 8192)
 
 
-def of(layers, texts, new, model, room):
-    return (layers, texts, new, *model, room)
-
-
-ONE_TEXT = by(of(16, 1, 1, LLAMA, 2048))
+def of(layers, texts, new, model, room, *form):
+    return (layers, texts, new, *model, room, *form)
 
 
 class ByLayers(nn.Cell):
@@ -36,7 +40,7 @@ class ByLayers(nn.Cell):
         a, b = x[..., : self.size // 2], x[..., self.size // 2 :]
         return ops.concat((a * cos - b * sin, b * cos + a * sin), -1)
 
-    def construct(self, x, cos, sin, norm1, qkv, out, norm2, gate_up, down, norm, keys, values, lengths):
+    def construct(self, x, cos, sin, norm1, qkv, out, norm2, gate_up, down, norm, keys, values):
         h, cos, sin = x, cos.expand_dims(-2), sin.expand_dims(-2)
         new_keys, new_values = (), ()
         group = self.heads // self.kv_heads
@@ -62,9 +66,11 @@ class Whole(nn.Cell):
     def __init__(self, size):
         super().__init__()
         self.heads, self.kv_heads = size[4], size[5]
+        self.lengths = Tensor(np.full(size[1], size[8], np.int32))
 
-    def construct(self, x, cos, sin, norm1, qkv, out, norm2, gate_up, down, norm, keys, values, lengths):
-        matrices, cache = (norm1, qkv, out, norm2, gate_up, down, norm), dict(keys=keys, values=values, lengths=lengths)
+    def construct(self, x, cos, sin, norm1, qkv, out, norm2, gate_up, down, norm, keys, values):
+        matrices = norm1, qkv, out, norm2, gate_up, down, norm
+        cache = dict(keys=keys, values=values, lengths=self.lengths)
         return msops.decoder_stack(x, cos, sin, *matrices, heads=self.heads, kv_heads=self.kv_heads, **cache)
 
 
@@ -75,11 +81,18 @@ class DecoderStack(Benchmark):
         "GPU": [
             Sizes(
                 named=(of(30, 1, 1, SMOLLM2, 2048), of(16, 1, 1, LLAMA, 2048), of(30, 64, 1, SMOLLM2, 512),
-                       of(30, 1, 2048, SMOLLM2, 0)),
-                sweep=(of(30, 8, 1, SMOLLM2, 512),),
+                       of(30, 1, 2048, SMOLLM2, 0), of(16, 1, 1, LLAMA, 2048, "4 bits")),
+                sweep=(of(30, 8, 1, SMOLLM2, 512), of(16, 1, 1, LLAMA, 2048, "8 bits"),
+                       of(16, 1, 1, LLAMA, 2048, "blocks"), of(30, 64, 1, SMOLLM2, 512, "blocks"),
+                       of(30, 64, 1, SMOLLM2, 512, "4 bits")),
             )
         ],
-        "CPU": [Sizes(named=(of(4, 1, 1, SMOLLM2, 512), of(4, 1, 128, SMOLLM2, 0)))],
+        "CPU": [
+            Sizes(
+                named=(of(4, 1, 1, SMOLLM2, 512), of(4, 1, 128, SMOLLM2, 0), of(4, 1, 1, SMOLLM2, 512, "4 bits")),
+                sweep=(of(4, 1, 1, SMOLLM2, 512, "8 bits"), of(4, 1, 1, SMOLLM2, 512, "blocks")),
+            )
+        ],
     }  # fmt: skip
     cell_sizes = {"GPU": (of(30, 1, 1, SMOLLM2, 2048),), "CPU": (of(4, 1, 1, SMOLLM2, 512),)}
     targets = {
@@ -91,6 +104,9 @@ class DecoderStack(Benchmark):
     }
     compiled = False  # it compiles for minutes
 
+    def describe(self, size):
+        return ", ".join((by(size[:9]), *size[9:]))
+
     def inputs(self, size):
         return self.shapes_and_settings(size)[0]
 
@@ -98,19 +114,31 @@ class DecoderStack(Benchmark):
         return self.shapes_and_settings(size)[1]
 
     def shapes_and_settings(self, size):
-        layers, texts, new, width, heads, kv_heads, features, hidden, room = size
-        return case(layers, texts, new, width, heads, kv_heads, features, hidden, room, optional=("norm",))
+        *sizes, room, form = size if len(size) > 9 else (*size, None)
+        own = FORMS.get(form, {})
+        return case(*sizes, room // own.get("block_size", 1), optional=("norm",), **own)
 
     def contents(self, name, size):
-        """Returns lengths of full caches, and matrices that keep sizes."""
+        """Returns full caches, whose blocks lie in order, and matrices that keep sizes."""
         shapes, settings = self.shapes_and_settings(size)
-        shape = dict(zip((*NAMES, *settings["optional"]), shapes))[name]
+        shapes, bits, rng = dict(zip(names_of(**settings), shapes)), settings.get("bits"), np.random.default_rng(0)
         if name == "lengths":
-            return np.full(shape, size[-1])
-        if name in ("qkv", "out", "gate_up", "down"):
-            layer = np.random.default_rng(0).standard_normal(shape[1:], np.float32) * shape[-1] ** -0.5
-            return np.repeat(layer[None], shape[0], 0)
-        return None
+            return np.full(shapes[name], size[8])
+        if name == "block_tables":
+            return np.arange(np.prod(shapes[name]), dtype=np.int32).reshape(shapes[name])
+        matrix = next((each for each in MATRICES if name in (each, f"{each}_scale", f"{each}_zero_point")), None)
+        if matrix is None:
+            return None
+        codes = shapes[matrix][1:]
+        if bits:
+            scales = shapes[f"{matrix}_scale"][1:]
+            layer = random_codes(rng, matrix, codes, scales, bits, settings["zeros"], "float32")[name]
+        else:
+            layer = rng.standard_normal(codes, np.float32) * codes[-1] ** -0.5
+        return np.repeat(layer[None], size[0], 0)
+
+    def cell_inputs(self, size):
+        return self.inputs(size)[:-1]  # all but the lengths
 
     def networks(self, size, dtype, device):
         return {"msops": Whole(size), "MindSpore": ByLayers(size)}

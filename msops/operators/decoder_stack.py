@@ -1,24 +1,18 @@
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any
 
 import mindspore
-from mindspore import Parameter, Tensor, nn
+from mindspore import Parameter, Tensor, nn, ops
 from mindspore.common.initializer import Normal
 
 from msops.core import settings
-from msops.core.factory import Operators, custom_op
 from msops.core.inputs import present
-from msops.core.library import of_package
-from msops.core.spec import Spec
-
-if TYPE_CHECKING:
-    from msops.core.operator import Operator
+from msops.quantization import check_bits, check_group
+from msops.shared.decoder_stack import MOST_FEATURES, operators, settings_of_codes
 
 _NAME = "decoder_stack"
-_LIBRARY = of_package(_NAME)
-_MOST_FEATURES = 512
-_FLOATS = "dtype=common|float32"
+_WITHOUT_CODES = (0, None, False)  # bits, groups and zero points
 
 
 def decoder_stack(
@@ -44,6 +38,10 @@ def decoder_stack(
     eps: float = 1e-5,
     interleaved: bool = False,
     block_tables: Tensor | None = None,
+    scales: tuple[Tensor, ...] | None = None,
+    zero_points: tuple[Tensor, ...] | None = None,
+    bits: int = 8,
+    group: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     r"""Computes all L layers of a decoder such as Llama, Mistral, Qwen2 or Qwen3 in one operator, for inference.
 
@@ -62,7 +60,8 @@ def decoder_stack(
     or float64 beside float64. There is no gradient.
 
     On a GPU of sm_80 or later, one kernel computes all layers for up to 16 tokens in float16 or float32, if C, F and D
-    are whole packs of 16 bytes and D is at most 128. Otherwise cuBLAS multiplies, if MindSpore or PyTorch loaded it.
+    are whole packs of 16 bytes and D is at most 128. With codes, it takes float16, if C, heads D, F and `group` are
+    multiples of 32. Otherwise cuBLAS multiplies, if MindSpore or PyTorch loaded it.
 
     Args:
         x (Tensor): Shape (B, T, C); float16, float32 or float64. The dtype of all that names no other.
@@ -94,6 +93,15 @@ def decoder_stack(
             :func:`msops.paged_attention`: row j of text b is row j mod S of block block_tables[b, j // S] of each
             layer. Texts may share blocks. Entries that `lengths` do not need are never looked at. A needed one outside
             of [0, P) is an error on the CPU; on a GPU its rows are not seen. Default: ``None`` , no blocks.
+        scales (tuple): With it, `qkv`, `out`, `gate_up` and `down` are codes in uint8, or all in int8, as
+            :func:`msops.weight_quant_matmul` takes them: of shapes (L, rows, columns), or (L, rows, ceil(columns / 2))
+            for 4 bits. It has the scales of these four, each of shape (L, rows, G), where G is ceil(columns / group),
+            all in float32 or all in the dtype of `x`. The result is that with the matrices which
+            :func:`msops.dequantize_weight` gives, except for rounding. Default: ``None`` , no codes.
+        zero_points (tuple): The codes that stand for 0: the shapes of `scales`, and all in the dtype of the codes or
+            of `scales`. Default: ``None`` , all 0.
+        bits (int): The size of a code: 4 or 8. Default: ``8`` .
+        group (int): How many neighbours in a row share a scale; the last group may have fewer. Default: ``None`` , all.
 
     Returns:
         Tuple (y, k, v): y of the shape of `x`; the new rows of keys, rotated, and of values, both of shape
@@ -102,7 +110,7 @@ def decoder_stack(
     Raises:
         TypeError: If an input is not a Tensor of one of these dtypes, or another argument has a wrong type.
         ValueError: If an input has another shape, a setting is out of range, one of `keys`, `values` and `lengths` is
-            missing, or there are `block_tables` without them.
+            missing, or there are `block_tables` without them, or `zero_points` without `scales`.
 
     Source:
         Touvron et al., "LLaMA: Open and efficient foundation language models", 2023.
@@ -118,7 +126,14 @@ def decoder_stack(
         (1, 3, 64) (2, 1, 3, 2, 16)
     """
     inputs, settings_ = (x, cos, sin, norm1, qkv, out, norm2, gate_up, down), (heads, kv_heads, eps, interleaved)
-    return _call(settings_, inputs, (norm, qkv_bias, q_norm, k_norm, keys, values, lengths, block_tables))
+    optional = norm, qkv_bias, q_norm, k_norm, keys, values, lengths, block_tables
+    of_codes = settings_of_codes(bits, group, _count(scales), _count(zero_points))
+    codes = ()  # type: tuple[Tensor, ...]  # MindSpore before 2.7 needs the type in a comment
+    if scales is not None:
+        codes = scales
+    if zero_points is not None:
+        codes = codes + zero_points
+    return _call(settings_ + of_codes, inputs, optional, codes)
 
 
 class DecoderStack(nn.Cell):
@@ -141,9 +156,16 @@ class DecoderStack(nn.Cell):
         final_norm (bool): Whether there is `norm`. Default: ``True`` .
         interleaved (bool): As in the function. Default: ``False`` .
         dtype (mindspore.dtype): The dtype of the Parameters. Default: ``mindspore.float16`` .
+        bits (int): The size of codes, 4 or 8. Then the four matrices begin as zeros, to be set to what
+            :func:`msops.quantize_weight` gives. Default: ``None`` , no codes.
+        group (int): How many neighbours in a row share a scale, or None for all. Default: ``128`` .
 
     Attributes:
-        norm1, qkv, out, norm2, gate_up, down, norm, qkv_bias, q_norm, k_norm (Parameter): As in the function.
+        norm1, qkv, out, norm2, gate_up, down, norm, qkv_bias, q_norm, k_norm (Parameter): As in the function. With
+            `bits`, the matrices are in uint8.
+        qkv_scale, out_scale, gate_up_scale, down_scale (Parameter): Scales, with `bits`.
+        qkv_zero_point, out_zero_point, gate_up_zero_point, down_zero_point (Parameter): Zero points in uint8, with
+            `bits`.
 
     Raises:
         TypeError: If an argument has a wrong type.
@@ -174,6 +196,8 @@ class DecoderStack(nn.Cell):
         final_norm: bool = True,
         interleaved: bool = False,
         dtype: mindspore.Type = mindspore.float16,
+        bits: int | None = None,
+        group: int | None = 128,
     ) -> None:
         name = "DecoderStack"
         super().__init__()
@@ -184,11 +208,12 @@ class DecoderStack(nn.Cell):
         if head_size is None and width % heads:
             raise ValueError(f"{name}: heads must divide width = {width} where head_size is not given, got {heads}")
         self.head_size = width // heads if head_size is None else settings.positive(name, "head_size", head_size)
-        if self.head_size % 2 or self.head_size > _MOST_FEATURES:
+        if self.head_size % 2 or self.head_size > MOST_FEATURES:
             raise ValueError(
-                f"{name}: head_size must be even and at most {_MOST_FEATURES}, got {self.head_size} features"
+                f"{name}: head_size must be even and at most {MOST_FEATURES}, got {self.head_size} features"
             )
         self.eps, self.interleaved, self.dtype = eps, interleaved, dtype
+        self.bits, self.group = None if bits is None else check_bits(name, bits), check_group(name, group)
         has_bias = settings.boolean(name, "qkv_bias", qkv_bias)
         has_norms = settings.boolean(name, "qk_norm", qk_norm)
         has_norm = settings.boolean(name, "final_norm", final_norm)
@@ -197,8 +222,19 @@ class DecoderStack(nn.Cell):
         def ones(label: str, *shape: int) -> Parameter:
             return settings.parameter(name, label, "ones", shape, dtype)
 
+        def codes(label: str, *shape: int) -> Parameter:
+            return Parameter(ops.zeros(shape, mindspore.uint8), name=label, requires_grad=False)
+
         def matrix(label: str, *shape: int) -> Parameter:
-            return settings.parameter(name, label, Normal(shape[-1] ** -0.5), shape, dtype)
+            if bits is None:
+                return settings.parameter(name, label, Normal(shape[-1] ** -0.5), shape, dtype)
+            leading, columns = shape[:-1], shape[-1]
+            groups = 1 if group is None else -(-columns // group)
+            scale = settings.parameter(name, f"{label}_scale", "zeros", (*leading, groups), dtype)
+            scale.requires_grad = False
+            setattr(self, f"{label}_scale", scale)
+            setattr(self, f"{label}_zero_point", codes(f"{label}_zero_point", *leading, groups))
+            return codes(label, *leading, columns if bits == 8 else -(-columns // 2))
 
         self.norm1, self.norm2 = ones("norm1", layers, width), ones("norm2", layers, width)
         self.qkv, self.out = matrix("qkv", layers, rows, width), matrix("out", layers, width, of_heads)
@@ -220,116 +256,38 @@ class DecoderStack(nn.Cell):
     ) -> tuple[Tensor, Tensor, Tensor]:
         inputs = (x, cos, sin, self.norm1, self.qkv, self.out, self.norm2, self.gate_up, self.down)
         optional = (self.norm, self.qkv_bias, self.q_norm, self.k_norm, keys, values, lengths, block_tables)
-        return _call((self.heads, self.kv_heads, self.eps, self.interleaved), inputs, optional)
+        settings_ = (self.heads, self.kv_heads, self.eps, self.interleaved)
+        if self.bits is None:
+            return _call(settings_ + _WITHOUT_CODES, inputs, optional, ())
+        scales = (self.qkv_scale, self.out_scale, self.gate_up_scale, self.down_scale)
+        zeros = (self.qkv_zero_point, self.out_zero_point, self.gate_up_zero_point, self.down_zero_point)
+        of_codes = (self.bits, self.group, True)
+        return _call(settings_ + of_codes, inputs, optional, scales + zeros)
 
     construct.__doc__ = decoder_stack.__doc__  # for help()
 
     def extend_repr(self) -> str:
-        return settings.shown(self, "layers", "width", "heads", "kv_heads", "hidden", "head_size", "eps", "interleaved")
+        shown = settings.shown(
+            self, "layers", "width", "heads", "kv_heads", "hidden", "head_size", "eps", "interleaved"
+        )
+        return shown if self.bits is None else f"{shown}, {settings.shown(self, 'bits', 'group')}"
+
+
+def _count(tensors: tuple[Tensor, ...] | None) -> int | None:
+    """Returns how many tensors there are, or -1 for what is no tuple."""
+    if tensors is None:
+        return None
+    return len(tensors) if isinstance(tensors, tuple) else -1
 
 
 def _call(
-    settings_: tuple[Any, ...], inputs: tuple[Tensor, ...], optional: tuple[Tensor | None, ...]
+    settings_: tuple[Any, ...],
+    inputs: tuple[Tensor, ...],
+    optional: tuple[Tensor | None, ...],
+    codes: tuple[Tensor, ...],
 ) -> tuple[Tensor, Tensor, Tensor]:
     norm, qkv_bias, q_norm, k_norm, keys, values, lengths, tables = optional
     of_norms = (norm is not None, qkv_bias is not None, q_norm is not None, k_norm is not None)
     of_cache = (keys is not None, values is not None, lengths is not None, tables is not None)
-    found = operators.primitive(*settings_, *of_norms, *of_cache)(*inputs, *present(optional))
+    found = operators.primitive(*settings_, *of_norms, *of_cache)(*inputs, *present(optional), *codes)
     return found[0], found[1], found[2]
-
-
-def _no_gradient(*_: object) -> NoReturn:
-    raise ValueError(
-        "decoder_stack: it is for inference and has no gradient; train the layers as operators of their own"
-    )
-
-
-@Operators
-def operators(heads: int, kv_heads: int, eps: float, interleaved: bool) -> Operator:
-    heads, kv_heads = settings.positive(_NAME, "heads", heads), settings.positive(_NAME, "kv_heads", kv_heads)
-    if heads % kv_heads:
-        raise ValueError(f"{_NAME}: kv_heads must divide heads = {heads}, got {kv_heads}")
-    return custom_op(
-        _LIBRARY.DecoderStackForward,
-        f"x(B, T, C), cos(*P, {_FLOATS}), sin(*P, dtype=cos), norm1(L, C, {_FLOATS}), qkv(L, R, C), out(L, C, A), "
-        f"norm2(L, C, {_FLOATS}), gate_up(L, 2 * F, C), down(L, C, F), norm(C, {_FLOATS})?, qkv_bias(L, R)?, "
-        f"q_norm(L, D, {_FLOATS})?, k_norm(L, D, {_FLOATS})?, keys(*Q)?, values(*Q)?, "
-        "lengths(B, dtype=index)?, block_tables(B, M, dtype=index)? -> y, k, v; work",
-        infer=_infer,
-        gradient=_no_gradient,
-        heads=heads,
-        kv_heads=kv_heads,
-        eps=settings.number(_NAME, "eps", eps, 0),
-        interleaved=int(settings.boolean(_NAME, "interleaved", interleaved)),
-    )
-
-
-def _infer(
-    x: Spec,
-    cos: Spec,
-    sin: Spec,
-    norm1: Spec,
-    qkv: Spec,
-    out: Spec,
-    norm2: Spec,
-    gate_up: Spec,
-    down: Spec,
-    norm: Spec | None,
-    qkv_bias: Spec | None,
-    q_norm: Spec | None,
-    k_norm: Spec | None,
-    keys: Spec | None,
-    values: Spec | None,
-    lengths: Spec | None,
-    block_tables: Spec | None,
-    heads: int,
-    kv_heads: int,
-    **_: float,
-) -> list[Spec]:
-    (batch, length), (layers, rows), all_heads = x.shape[:2], qkv.shape[:2], heads + 2 * kv_heads
-    size = rows // all_heads
-    if rows % all_heads:
-        raise ValueError(f"qkv must have a multiple of heads + 2 kv_heads = {all_heads} rows, got {rows}")
-    if size % 2 or not 0 < size <= _MOST_FEATURES:
-        raise ValueError(f"qkv must have an even number of 2 to {_MOST_FEATURES} rows for each head, got {size}")
-    tables = (length, size // 2), (batch, length, size // 2)
-    if cos.shape not in tables:
-        raise ValueError(f"cos must have shape (T, D/2) = {tables[0]} or (B, T, D/2) = {tables[1]}, got {cos.shape}")
-    if out.shape[2] != heads * size:
-        raise ValueError(f"out must have heads D = {heads * size} columns, got {out.shape[2]}")
-    for name, each in (("q_norm", q_norm), ("k_norm", k_norm)):
-        if each is not None and each.shape[1] != size:
-            raise ValueError(f"{name} must have D = {size} columns, got {each.shape[1]}")
-    missing = [name for name, each in (("keys", keys), ("values", values), ("lengths", lengths)) if each is None]
-    if len(missing) in (1, 2):
-        raise ValueError(f"keys, values and lengths must be given together, {' and '.join(missing)} is missing")
-    if block_tables is not None:
-        _check_blocks(keys, layers, kv_heads, size)
-    elif keys is not None:
-        rows_of_cache, texts = keys.shape[:-2], layers * batch
-        fits = rows_of_cache[:-1] == (layers, batch)
-        if len(rows_of_cache) == 1:
-            fits = rows_of_cache[0] % texts == 0 if texts else rows_of_cache[0] == 0
-        if not fits or keys.shape[-2:] != (kv_heads, size):
-            raise ValueError(
-                f"keys must have shape (L, B, S, kv_heads, D) = ({layers}, {batch}, S, {kv_heads}, {size}) or "
-                f"(L B S, kv_heads, D), got {keys.shape}"
-            )
-    new = Spec((layers, batch, length, kv_heads, size), x.dtype)
-    return [x, new, new]
-
-
-def _check_blocks(keys: Spec | None, layers: int, kv_heads: int, size: int) -> None:
-    if keys is None:
-        raise ValueError("keys must be given with block_tables, got None")
-    shape = keys.shape
-    fits = len(shape) == 5 and shape[0] == layers
-    if len(shape) == 4:
-        fits = shape[0] % layers == 0 if layers else shape[0] == 0
-    if not fits or shape[-2:] != (kv_heads, size):
-        raise ValueError(
-            f"keys must have shape (L, P, S, kv_heads, D) = ({layers}, P, S, {kv_heads}, {size}) or "
-            f"(L P, S, kv_heads, D) with block_tables, got {shape}"
-        )
-    if shape[-3] == 0:
-        raise ValueError(f"keys must have at least one row in a block, got shape {shape}")

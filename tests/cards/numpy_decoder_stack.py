@@ -11,6 +11,40 @@ MATRICES = ("qkv", "out", "gate_up", "down")
 NAMES = ("x", "cos", "sin", "norm1", "qkv", "out", "norm2", "gate_up", "down")
 
 
+CODES = tuple(f"{name}_{what}" for what in ("scale", "zero_point") for name in MATRICES)
+
+
+def names_of(optional=(), bits=0, zeros=None, **_):
+    """Returns the names of a case's inputs. With `bits`, matrices are codes; `zeros` is the dtype of zero points."""
+    given = (name for name in OPTIONAL if name in optional)
+    return (*NAMES, *given, *(CODES[:4] if bits else ()), *(CODES[4:] if zeros else ()))
+
+
+def random_codes(rng, name, codes, scales, bits, zeros, dtype):
+    """Returns a matrix of such a shape with scales, and zero points of the dtype `zeros`, or "scale", of the scales.
+    Its numbers have the size of those of other matrices."""
+    half = 2 ** (bits - 1)
+    found = {
+        name: rng.integers(0, 256, codes).astype(np.uint8 if zeros else np.int8),
+        f"{name}_scale": rng.uniform(1, 2, scales) / half / np.sqrt(max(1, codes[-1] * 8 // bits)),
+        f"{name}_zero_point": half + rng.uniform(-2, 2, scales),
+    }
+    found[f"{name}_scale"] = found[f"{name}_scale"].astype("float32" if zeros == "float32" else dtype)
+    zero = found.pop(f"{name}_zero_point")
+    return found | ({f"{name}_zero_point": zero.astype(dtype if zeros == "scale" else zeros)} if zeros else {})
+
+
+def decoded(codes, scale, zero, columns, bits, group):
+    """Returns the matrices that codes stand for, in the dtype of scales, which is the widest one."""
+    if bits == 4:
+        halves = np.stack((codes.view(np.uint8) & 15, codes.view(np.uint8) >> 4), -1).reshape(*codes.shape[:-1], -1)
+        signed = codes.dtype == np.int8
+        codes = ((halves.astype(np.int16) ^ 8) - 8 if signed else halves)[..., :columns]
+    place = np.arange(columns) // (group or max(1, columns))
+    numbers = codes.astype(scale.dtype) - (0 if zero is None else zero.astype(scale.dtype)[..., place])
+    return numbers * scale[..., place]
+
+
 def rms_norm(x, weight, eps):
     return x / np.sqrt((x * x).mean(-1, keepdims=True) + x.dtype.type(eps)) * weight
 
@@ -50,8 +84,17 @@ def cached_rows(cache, b, count, tables):
     return cache[tables[b, j // size], j % size]
 
 
-def decoder_stack(*inputs, heads=1, kv_heads=1, eps=1e-5, interleaved=False, optional=(), **_):
-    t = dict(zip((*NAMES, *(name for name in OPTIONAL if name in optional)), inputs))
+def decoder_stack(
+    *inputs, heads=1, kv_heads=1, eps=1e-5, interleaved=False, optional=(), bits=0, group=None, zeros=None, **_
+):
+    t = dict(zip(names_of(optional, bits, zeros), inputs))
+    if bits:
+        size = t["qkv"].shape[1] // (heads + 2 * kv_heads)
+        columns = t["x"].shape[2], heads * size, t["x"].shape[2], t["gate_up"].shape[1] // 2
+        wide = np.result_type(t["x"], t["qkv_scale"], np.float32)
+        for name, count in zip(MATRICES, columns):
+            scale = t[f"{name}_scale"].astype(wide)
+            t[name] = decoded(t[name], scale, t.get(f"{name}_zero_point"), count, bits, group).astype(t["x"].dtype)
     (batch, new, _), layers, h = t["x"].shape, len(t["qkv"]), t["x"]
     size = t["qkv"].shape[1] // (heads + 2 * kv_heads)
     found = np.zeros((2, layers, batch, new, kv_heads, size), h.dtype)
@@ -78,9 +121,10 @@ def decoder_stack(*inputs, heads=1, kv_heads=1, eps=1e-5, interleaved=False, opt
 
 
 def case(layers, batch, new, width, heads, kv_heads, size, hidden, room=None, optional=(), per_text=False, cut=False,
-         block_size=0, **settings):  # fmt: skip
+         block_size=0, bits=0, group=None, zeros=None, **settings):  # fmt: skip
     """Returns a card's case; with `room`, there is a cache, and the axis of its rows, or blocks, has those of all
-    layers if `cut`. With `block_size`, it has blocks, and `room` counts those of a text. Angles may be of each text."""
+    layers if `cut`. With `block_size`, it has blocks, and `room` counts those of a text. Angles may be of each text.
+    With `bits`, matrices are codes."""
     given = [*optional, *(CACHE if room is not None else ()), *["block_tables"] * bool(block_size)]
     optional = tuple(name for name in OPTIONAL if name in given)
     rows = (heads + 2 * kv_heads) * size
@@ -97,14 +141,22 @@ def case(layers, batch, new, width, heads, kv_heads, size, hidden, room=None, op
         block_tables=(batch, room),
     )  # fmt: skip
     settings.update(heads=heads, kv_heads=kv_heads, optional=optional)
-    return [shapes[name] for name in (*NAMES, *optional)], settings
+    if bits:
+        settings.update(bits=bits, group=group, zeros=zeros)
+        for name in MATRICES:
+            *leading, columns = shapes[name]
+            shapes[name] = (*leading, columns if bits == 8 else -(-columns // 2))
+            groups = -(-columns // group) if group else 1
+            shapes[f"{name}_scale"] = shapes[f"{name}_zero_point"] = (*leading, groups)
+    return [shapes[name] for name in names_of(**settings)], settings
 
 
 class Stack(nn.Cell):
-    """Calls the function with the inputs and those optional ones that `optional` names."""
+    """Calls the function with the inputs and those optional ones that `optional` names, then what codes need."""
 
-    def __init__(self, optional=(), **settings):
+    def __init__(self, optional=(), zeros=None, **settings):
         super().__init__()
+        self.inputs = len(NAMES) + len(optional)
         places = {name: len(NAMES) + i for i, name in enumerate(optional)}
         self.places, self.settings = tuple(places.get(name, -1) for name in OPTIONAL), settings
 
@@ -115,4 +167,11 @@ class Stack(nn.Cell):
         x, cos, sin, norm1, qkv, out, norm2, gate_up, down = inputs[:9]
         norm, bias, q_norm, k_norm, keys, values, lengths, tables = optional
         matrices = (norm1, qkv, out, norm2, gate_up, down, norm, bias, q_norm, k_norm, keys, values, lengths)
-        return msops.decoder_stack(x, cos, sin, *matrices, **self.settings, block_tables=tables)
+        scales, zero_points = None, None
+        if len(inputs) > self.inputs:
+            scales = inputs[self.inputs : self.inputs + 4]
+        if len(inputs) > self.inputs + 4:
+            zero_points = inputs[self.inputs + 4 :]
+        return msops.decoder_stack(
+            *(x, cos, sin), *matrices, **self.settings, block_tables=tables, scales=scales, zero_points=zero_points
+        )

@@ -6,15 +6,23 @@ import pytest
 from mindspore import Tensor
 
 import msops
-from card import Call, Card, chain, length, random, results_of, zeros
-from gpu import compare_with_cpu
-from msops.operators.decoder_stack import operators
+from card import Card, chain, length, random, zeros
+from msops.shared.decoder_stack import operators
 from msops.testing.checks import Gradient, assert_near, run
-from msops.testing.entry import outputs_of
-from numpy_decoder_stack import CACHE, MATRICES, NAMES, OPTIONAL, Stack, by_layer, case, decoder_stack
+from numpy_decoder_stack import (
+    CACHE,
+    MATRICES,
+    NAMES,
+    OPTIONAL,
+    Stack,
+    by_layer,
+    case,
+    decoder_stack,
+    names_of,
+    random_codes,
+)
 from numpy_paged_attention import random_tables
 from operator_test import wide_in_graph_mode
-from test_emulated_entries import Emulator
 
 ALL = OPTIONAL[:4]
 
@@ -38,6 +46,11 @@ class TestDecoderStack(Card):
         "blocks": case(2, 3, 2, 16, 4, 2, 8, 24, room=3, block_size=4, optional=("norm",)),
         "prefill after blocks": case(2, 2, 19, 16, 2, 2, 8, 24, room=9, block_size=5, cut=True),
         "no blocks": case(1, 2, 3, 8, 2, 1, 4, 6, room=0, block_size=3),
+        "4 bits": case(2, 1, 2, 16, 2, 1, 8, 24, optional=("norm",), bits=4, group=8, zeros="uint8"),
+        "8 bits": case(2, 3, 2, 10, 2, 2, 6, 14, room=4, bits=8, zeros="float32"),
+        "odd groups of 4 bits": case(1, 2, 5, 13, 3, 1, 6, 7, bits=4, group=5),
+        "whole runs of 4 bits": case(2, 1, 1, 64, 4, 2, 16, 96, room=5, optional=ALL, bits=4, group=32, zeros="uint8"),
+        "whole runs of 8 bits": case(1, 1, 1, 64, 4, 2, 16, 32, bits=8),
         "blocks, no layers": case(0, 2, 3, 8, 2, 1, 4, 6, room=2, block_size=3),
     }
     further = {
@@ -62,10 +75,20 @@ class TestDecoderStack(Card):
         "24 texts with blocks": case(1, 24, 1, 24, 6, 2, 64, 16, room=30, block_size=16),
         "9 tokens of 3 texts with blocks": case(2, 3, 9, 16, 4, 1, 40, 24, room=40, block_size=16, cut=True),
         "18 texts with blocks, 128 features": case(1, 18, 1, 16, 2, 1, 128, 16, room=9, block_size=32),
+        "one token, 4 bits": case(3, 1, 1, 64, 4, 2, 64, 96, room=40, optional=ALL, bits=4, group=32, zeros="uint8"),
+        "one token, 8 bits": case(2, 1, 1, 160, 4, 4, 32, 1056, optional=("norm",), bits=8, zeros="float32"),
+        "one token, signed 4 bits": case(1, 1, 1, 320, 2, 1, 32, 4448, bits=4, group=128),
+        "4 tokens, signed 8 bits": case(2, 2, 2, 32, 3, 1, 32, 64, room=9, bits=8, group=32),
+        "4 tokens, 4 bits": case(1, 1, 4, 96, 4, 1, 40, 288, bits=4, zeros="scale"),
+        "16 tokens, 4 bits, blocks": case(
+            2, 4, 4, 256, 4, 1, 64, 672, room=5, block_size=8, bits=4, group=64, zeros="float32"
+        ),
+        "16 tokens, 8 bits": case(1, 16, 1, 64, 4, 2, 32, 320, optional=("norm",), bits=8, group=256, zeros="uint8"),
+        "40 tokens, 4 bits": case(2, 2, 20, 32, 4, 2, 8, 40, bits=4, group=16, zeros="uint8"),
         "20 features after blocks": case(1, 3, 7, 40, 2, 1, 20, 24, room=3, block_size=7),
     }
     small = "small"
-    hostile = ("small", "all", "blocks")
+    hostile = ("small", "all", "blocks", "4 bits")
     # float16 is rounded after each step, by 2^12 units of float32. test_results is stricter with the other dtypes.
     roundings = 2**15
     wrong = (
@@ -82,20 +105,23 @@ class TestDecoderStack(Card):
         (None, (), dict(interleaved="yes"), TypeError, "interleaved must be a bool, got str"),
     )
 
-    def operators(self, shapes=(), optional=OPTIONAL, heads=1, kv_heads=1, eps=1e-5, interleaved=False, is_wide=False):
+    def operators(self, shapes=(), optional=OPTIONAL, heads=1, kv_heads=1, eps=1e-5, interleaved=False, bits=0,
+                  group=None, zeros=None, **_):  # fmt: skip
         if not shapes:
             optional = OPTIONAL
-        operator = operators(heads, kv_heads, eps, interleaved)
+        operator = operators(heads, kv_heads, eps, interleaved, bits, group, zeros is not None)
         return chain(operator.without(*(name for name in OPTIONAL if name not in optional)))
 
-    def inputs(self, shapes, dtype, seed=1, optional=(), is_wide=False, **settings):
-        names = (*NAMES, *optional)
+    def inputs(self, shapes, dtype, seed=1, optional=(), is_wide=False, bits=0, zeros=None, **settings):
+        names = names_of(optional, bits, zeros)
         t = dict(zip(names, random(seed, dtype, *shapes)))
         rng = np.random.default_rng(seed)
         angles = rng.uniform(0, 6, t["cos"].shape)
         t["cos"], t["sin"] = (f(angles).astype(dtype) for f in (np.cos, np.sin))
         for name in MATRICES:
             t[name] = np.asarray(t[name] / np.sqrt(max(1, t[name].shape[-1])), dtype)
+            if bits:
+                t.update(random_codes(rng, name, t[name].shape, t[f"{name}_scale"].shape, bits, zeros, dtype))
         for name in names:  # in an order that does not depend on the process
             if "norm" in name:
                 t[name] = rng.uniform(0.5, 1.5, t[name].shape).astype(dtype)
@@ -116,6 +142,10 @@ class TestDecoderStack(Card):
                 t[name] = t[name].astype(np.float32)
         return [t[name] for name in names]
 
+    def entry_calls(self, shapes, settings, dtype, seed=1, scale=1, parts=0):
+        """Factors of norms and of codes above 1 make large numbers, whose roundings in float16 later steps amplify."""
+        return super().entry_calls(shapes, settings, dtype, seed, 1 if settings.get("bits") else min(scale, 1), parts)
+
     def scratch_of_parts(self, inputs, shape, parts):
         return shape
 
@@ -127,9 +157,13 @@ class TestDecoderStack(Card):
         interleaved, block_size = random.random() < 0.5, 0
         if room is not None and random.random() < 0.5:
             room, block_size = room % 5, random.choice((1, 2, 7, 16))
+        codes = {}
+        if random.random() < 0.3:
+            codes = dict(bits=random.choice((4, 8)), group=random.choice((None, 3, 32)))
+            codes["zeros"] = random.choice((None, "uint8", "float32", "scale"))
         return case(*sizes, group * kv_heads, kv_heads, size, 1 + length(random), room, optional,
                     per_text=random.random() < 0.3, cut=random.random() < 0.5, block_size=block_size,
-                    interleaved=interleaved)  # fmt: skip
+                    interleaved=interleaved, **codes)  # fmt: skip
 
 
 CARD = TestDecoderStack()
@@ -189,102 +223,6 @@ def test_caches_of_other_shapes(mode, shape):
         run(Stack(settings["optional"], heads=4, kv_heads=2), *inputs)
 
 
-@pytest.mark.parametrize("mode", ["pynative"], indirect=True)
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        (
-            dict(keys=zeros((2, 11, 4, 2, 7))[0]),
-            "keys must have shape (L, P, S, kv_heads, D) = (2, P, S, 2, 8) or (L P, ",
-        ),
-        (dict(keys=zeros((3, 11, 4, 2, 8))[0]), "S, kv_heads, D) with block_tables, got (3, 11, 4, 2, 8)"),
-        (dict(keys=zeros((21, 4, 2, 8))[0]), "S, kv_heads, D) with block_tables, got (21, 4, 2, 8)"),
-        (dict(keys=zeros((88, 2, 8))[0]), "S, kv_heads, D) with block_tables, got (88, 2, 8)"),
-        (
-            dict(keys=zeros((2, 11, 0, 2, 8))[0]),
-            "keys must have at least one row in a block, got shape (2, 11, 0, 2, 8)",
-        ),
-        (dict(block_tables=np.zeros((2, 3), np.int32)), "block_tables must have shape (B, M) = (3, "),
-        (dict(keys=None, lengths=None), "keys must be given with block_tables, got None"),
-    ],
-    ids=str,
-)
-def test_blocks_of_other_shapes(mode, changes, words):
-    shapes, settings = CARD.cases["blocks"]
-    inputs = dict(zip((*NAMES, *settings["optional"]), CARD.inputs(shapes, np.float32, **settings)))
-    inputs.update(changes)
-    if "keys" in changes:
-        inputs["values"] = changes["keys"]
-    inputs = {name: x for name, x in inputs.items() if x is not None}
-    with pytest.raises(ValueError, match="decoder_stack: ") as caught:
-        run(Stack([name for name in OPTIONAL if name in inputs], heads=4, kv_heads=2), *inputs.values())
-    assert words in str(caught.value)
-
-
-@wide_in_graph_mode
-@pytest.mark.parametrize(
-    ("name", "place", "number", "words"),
-    [
-        ("block_tables", (1, 1), 11, "block_tables[1, 1] is 11, expected 0 to 10"),
-        ("block_tables", (2, 0), -1, "block_tables[2, 0] is -1, expected 0 to 10"),
-        ("lengths", 1, 13, "lengths has 13, expected 0 to 12"),
-    ],
-    ids=str,
-)
-def test_blocks_outside_of_the_cache(mode, name, place, number, words):
-    """They are errors on the CPU, where a text needs them."""
-    if mindspore.get_context("device_target") != "CPU":
-        pytest.skip("a GPU does not see them")
-    shapes, settings = CARD.cases["blocks"]
-    inputs = dict(zip((*NAMES, *settings["optional"]), CARD.inputs(shapes, np.float32, **settings)))
-    inputs.update(lengths=np.int32([0, 5, 1]), block_tables=np.zeros((3, 3), np.int32))
-    inputs[name][place] = number
-    with pytest.raises(RuntimeError, match=re.escape(f"decoder_stack: {words}")):
-        run(Stack(settings["optional"], heads=4, kv_heads=2), *inputs.values())
-
-
-def call_with_tables_outside(name, dtype):
-    """Returns a call some of whose needed entries name no block, and whose lengths are too large; its results are those
-    of tables without these entries."""
-    shapes, settings = CARD.entry_cases()[name]
-    [operator], names = CARD.operators(shapes, **settings), (*NAMES, *settings["optional"])
-    right = dict(zip(names, map(np.nan_to_num, CARD.inputs(shapes, dtype, **settings))))
-    columns, (_, blocks, size, *_) = right["block_tables"].shape[1], right["keys"].shape
-    right["block_tables"] = np.random.default_rng(0).integers(0, blocks, right["block_tables"].shape, np.int32)
-    right["lengths"][:] = columns * size
-    wrong = {name: x.copy() for name, x in right.items()}
-    wrong["lengths"][1] = 2**31 - 1
-    for text, column, number in ((0, 1, blocks), (1, columns - 1, -1), (1, 0, 2**31 - 1)):
-        wrong["block_tables"][text, column] = number
-    for text in (0, 1):
-        kept = [x for x in wrong["block_tables"][text] if 0 <= x < blocks]
-        right["block_tables"][text, : len(kept)], right["lengths"][text] = kept, len(kept) * size
-    wrong["lengths"][2:], right["lengths"][2:] = -1, 0
-    results = results_of(operator, *right.values())
-    scratch = [np.empty(shape, kind) for shape, kind in outputs_of(operator, wrong.values())[len(results) :]]
-    return Call(operator, [*wrong.values()], results, scratch)
-
-
-OUTSIDE = [
-    ("16 tokens after blocks", "float16"),
-    ("20 features after blocks", "float32"),
-    ("24 texts with blocks", "float16"),
-    ("24 texts with blocks", "float64"),
-    ("a long prefill after blocks", "float16"),
-]
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize(("name", "dtype"), OUTSIDE)
-def test_emulated_blocks_outside(name, dtype):
-    compare_with_cpu(Emulator(), call_with_tables_outside(name, dtype), dtype, shift=0)
-
-
-@pytest.mark.parametrize(("name", "dtype"), OUTSIDE)
-def test_gpu_blocks_outside(gpu, name, dtype):
-    compare_with_cpu(gpu, call_with_tables_outside(name, dtype), dtype, shift=0)
-
-
 @wide_in_graph_mode
 def test_lengths_outside_of_the_cache(mode):
     if mindspore.get_context("device_target") != "CPU":
@@ -294,6 +232,76 @@ def test_lengths_outside_of_the_cache(mode):
     inputs[-1] = np.array([3, 10], np.int32)
     with pytest.raises(RuntimeError, match="decoder_stack: lengths has 10, expected 0 to 9"):
         run(Stack(settings["optional"], heads=4, kv_heads=2), *inputs)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "words"),
+    [
+        (dict(scales=1.0), TypeError, "scales must be a tuple of tensors, or None"),
+        (
+            dict(scales=(None,) * 3),
+            ValueError,
+            "scales must have one tensor for each of qkv, out, gate_up, down, got 3",
+        ),
+        (dict(scales=None), ValueError, "scales must be given with zero_points, got None"),
+        (dict(bits=5), ValueError, "bits must be 4 or 8, got 5"),
+        (dict(group=0), ValueError, "group must be at least 1, got 0"),
+        (dict(group=7), ValueError, "qkv_scale must have shape (L, R, (C + 6) // 7) = (2, 32, 3), got (2, 32, 2)"),
+        (dict(bits=8), ValueError, "qkv must have shape (L, R, C) = (2, 32, 16), got (2, 32, 8)"),
+        (dict(out=(2, 16, 7)), ValueError, "out must have 8 bytes for heads D = 16 columns, got 7"),
+        (dict(down=(2, 16, 13)), ValueError, "down must have 12 bytes for F = 24 columns, got 13"),
+        (dict(gate_up=(2, 47, 8)), ValueError, "gate_up must have an even number of rows, got 47"),
+        (
+            dict(out_scale=(2, 16, 3)),
+            ValueError,
+            "out_zero_point must have shape (L, C, U) = (2, 16, 3), got (2, 16, 2)",
+        ),
+        (
+            dict(down_zero_point=(2, 16, 4), down_scale=(2, 16, 4)),
+            ValueError,
+            "down_scale must have 3 groups of columns, got 4",
+        ),
+    ],
+    ids=str,
+)
+def test_wrong_codes(changes, error, words):
+    mindspore.set_context(mode=mindspore.PYNATIVE_MODE)
+    shapes, settings = CARD.cases["4 bits"]
+    names = names_of(**settings)
+    t = dict(zip(names, map(Tensor, CARD.inputs(shapes, np.float32, **settings))))
+    for name in changes.keys() & t.keys():
+        t[name] = Tensor(np.zeros(changes[name], t[name].asnumpy().dtype))
+    if "gate_up" in changes:
+        for name in ("gate_up_scale", "gate_up_zero_point"):
+            t[name] = t[name][:, :-1]
+    given = dict(scales=tuple(t[f"{name}_scale"] for name in MATRICES), bits=4, group=8, heads=2, kv_heads=1)
+    given["zero_points"] = tuple(t[f"{name}_zero_point"] for name in MATRICES)
+    given.update((name, x) for name, x in changes.items() if name not in t)
+    with pytest.raises(error, match="decoder_stack: ") as caught:
+        msops.decoder_stack(*(t[name] for name in NAMES), **given)
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(("bits", "group", "dtype"), [(4, 8, mindspore.float16), (8, None, mindspore.float32)])
+def test_cell_of_codes(mode, bits, group, dtype):
+    """It gives what one with the matrices that the codes stand for gives."""
+    settings = dict(layers=2, width=16, heads=4, kv_heads=2, hidden=24, qkv_bias=True)
+    stack = msops.DecoderStack(**settings, bits=bits, group=group, dtype=dtype)
+    assert {p.name for p in stack.trainable_params()} == {"norm1", "norm2", "norm", "qkv_bias"}
+    assert f"bits={bits}, group={group}" in str(stack)
+    whole = msops.DecoderStack(**settings, dtype=mindspore.float32)
+    for name in MATRICES:
+        codes, scale, zero = msops.quantize_weight(getattr(whole, name), bits, group)
+        getattr(stack, name).set_data(codes)
+        getattr(stack, f"{name}_scale").set_data(scale.astype(dtype))
+        getattr(stack, f"{name}_zero_point").set_data(zero)
+        rounded = scale.astype(dtype).astype(mindspore.float32)
+        getattr(whole, name).set_data(msops.dequantize_weight(codes, rounded, zero, bits, group))
+    x, angles = np.random.default_rng(0).standard_normal((2, 5, 16)), np.outer(np.arange(5), [1, 0.1])
+    tables = [Tensor(f(angles), mindspore.float32) for f in (np.cos, np.sin)]
+    near = 2e-2 if dtype == mindspore.float16 else 1e-5
+    for got, want in zip(stack(Tensor(x, dtype), *tables), whole(Tensor(x, mindspore.float32), *tables)):
+        np.testing.assert_allclose(got.asnumpy(), want.asnumpy(), near, near)
 
 
 def test_no_gradient(mode):

@@ -213,7 +213,12 @@ struct TokenProduct {
       run_apart(VectorProduct<T>{rows, deep, n, deep, panels, sums});
       return f(Tile<C>{first, n, 0, 1, 1, sums});
     }
-    const C* const whole = in_whole_groups(rows, n, deep, weights);
+    multiply(in_whole_groups(rows, n, deep, weights), first, n, f);
+  }
+
+  // Does so with rows of type C, and zeros up to a multiple of kRows.
+  template <typename F>
+  MSOPS_CPU void multiply(const C* whole, int64_t first, int64_t n, const F& f) const {
     for (int64_t t = 0; t < lanes.tokens; t += kMostLanes<C>) {
       const int64_t pitch = lanes.pitch(t);
       multiply_panel(pitch, whole, n, deep, panels + t * deep, sums);

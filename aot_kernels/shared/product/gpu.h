@@ -14,8 +14,9 @@
 
 namespace msops::product {
 
-template <typename T>
-__global__ void __launch_bounds__(kPlainThreads) product_kernel(Product<T> p) {
+// P is Product<T>, or has other weights.
+template <typename T, typename P = Product<T>>
+__global__ void __launch_bounds__(kPlainThreads) product_kernel(P p) {
   const int64_t across = (p.m + kPlainSide - 1) / kPlainSide;
   multiply_plainly<Compute<T>>(
       blockIdx.x / across * kPlainSide, p.n, blockIdx.x % across * kPlainSide, p.m, p.deep, true,

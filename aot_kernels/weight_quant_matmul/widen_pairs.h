@@ -1,0 +1,49 @@
+// Widens codes to pairs of float16 in registers of a GPU. Whole numbers, code - zero point, are exact.
+#pragma once
+
+#include "codes.h"
+
+#ifdef __CUDACC__
+
+#include "../common/gpu/f16x2.h"
+#include "../common/gpu/unrolled.h"
+
+namespace msops::weight_quant_matmul {
+
+constexpr uint32_t kPairBase = 0x64006400;  // two times 1024, to which 0 to 1023 may be added as whole numbers
+
+// A PairZero is a zero point: what widen_pairs subtracts, a whole number, and the rest of it.
+struct PairZero {
+  uint32_t pair;
+  float rest;
+
+  // Codes of two's complement have `most` 2^(bits - 1), others 0.
+  __device__ __forceinline__ PairZero(float zero, float most) {
+    const float whole = fminf(fmaxf(rintf(zero + most), -512.f), 512.f);
+    const uint32_t bits = Half(1024.f + whole).bits;
+    pair = bits << 16 | bits, rest = zero + most - whole;
+  }
+};
+
+// Widens eight neighbouring codes, less a zero point. Pair j has codes j and j + 4 if they have 4 bits, else codes 2 j
+// and 2 j + 1.
+template <int kBits>
+__device__ __forceinline__ void widen_pairs(uint32_t (&pairs)[4], const unsigned char* codes, bool are_signed,
+                                            uint32_t zeros) {
+  if constexpr (kBits == 4) {
+    const uint32_t flip = are_signed ? kPairBase | 0x80008 : kPairBase;
+    const uint32_t eight = *reinterpret_cast<const uint32_t*>(codes);
+    unrolled<4>([&](int j) { pairs[j] = sub_f16x2((eight >> 4 * j & 0xf000f) ^ flip, zeros); });
+  } else {
+    const uint32_t flip = are_signed ? 0x80808080 : 0;
+    const uint2 eight = *reinterpret_cast<const uint2*>(codes);
+    pairs[0] = sub_f16x2(prmt<0x4140>(eight.x ^ flip, kPairBase >> 8), zeros);
+    pairs[1] = sub_f16x2(prmt<0x4342>(eight.x ^ flip, kPairBase >> 8), zeros);
+    pairs[2] = sub_f16x2(prmt<0x4140>(eight.y ^ flip, kPairBase >> 8), zeros);
+    pairs[3] = sub_f16x2(prmt<0x4342>(eight.y ^ flip, kPairBase >> 8), zeros);
+  }
+}
+
+}  // namespace msops::weight_quant_matmul
+
+#endif
