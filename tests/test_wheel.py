@@ -128,7 +128,7 @@ def test_contents(wheel):
     expected.add("msops/core/fast_calls.cc")  # `use_fast_calls` compiles it
     for folder in ("graphs", "patch/gpu"):  # `cuda_graph` and `patch_mindspore` compile them
         expected |= {f"msops/{folder}/{path.name}" for path in (ROOT / "msops" / folder).glob("*.[ch]*")}
-    expected |= {"msops/core/relocations.h", "msops/include/shared/broadcast/operations.h"}
+    expected |= {"msops/core/relocations.h", "msops/core/views.h", "msops/include/shared/broadcast/operations.h"}
     info = ("METADATA", "RECORD", "WHEEL", "licenses/LICENSE", "top_level.txt")
     expected |= {f"msops-{VERSION}.dist-info/{name}" for name in info}
     assert set(zipfile.ZipFile(wheel).namelist()) == expected

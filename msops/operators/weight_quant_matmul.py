@@ -182,7 +182,7 @@ class WeightQuantMatmul(nn.Cell):
             self.zero_point = Parameter(ops.zeros(scales, kind), name="zero_point", requires_grad=False)
         self.bias = settings.parameter(name, "bias", "zeros", (out_channels,), dtype) if has_bias else None
 
-    @classmethod
+    @classmethod  # level O1 evaluates what follows ->, in a module where this class has another name
     def from_weight(
         cls,
         weight: Tensor,
@@ -190,7 +190,7 @@ class WeightQuantMatmul(nn.Cell):
         bits: int = 4,
         group: int | None = 128,
         symmetric: bool = False,
-    ) -> WeightQuantMatmul:
+    ) -> "WeightQuantMatmul":  # noqa: UP037
         """Makes a layer of a matrix (M, K), whose dtype the scales and the bias have."""
         name = "WeightQuantMatmul"
         if not isinstance(weight, Tensor):
