@@ -146,8 +146,8 @@ test: all $(VENV)/.ready ## Test every operator, mode and dtype in eight minutes
 	$(if $(COVERAGE),$(VENV)/bin/coverage erase)
 	$(VENV)/bin/python $(if $(COVERAGE),-m coverage run) -m pytest $(WORKERS) -m "not wide" $(ARGS)
 	$(if $(COVERAGE),$(VENV)/bin/coverage combine --quiet && $(VENV)/bin/coverage report)
-# TURN is 1 to 8, and CHANGED names files of tests, which run in each turn, and libraries (see is_due in conftest.py).
-test-full: all $(VENV)/.ready ## Run the tests that make test leaves out: all sizes, emulated GPUs, training, ...; with TURN=1, a quarter of them
+# TURN is 1 to 16, and CHANGED names files of tests, which run in each turn, and libraries (see is_due in conftest.py).
+test-full: all $(VENV)/.ready ## Run the tests that make test leaves out: all sizes, emulated GPUs, training, ...; with TURN=1, an eighth of them
 	$(VENV)/bin/python -m pytest $(WORKERS) -m wide $(TURN:%=--turn %) $(CHANGED:%=--changed %) $(ARGS)
 
 # The tools of 'make lint' format what 'make new' writes, as the length of a name moves the ends of lines.

@@ -12,7 +12,7 @@ from msops.compat import VERSION, set_device
 
 def pytest_addoption(parser):
     parser.addoption("--device-target", choices=("CPU", "GPU"), default="CPU", help="where the operators run")
-    parser.addoption("--turn", type=int, choices=range(1, 9), help="run of the tests marked `wide` those of this turn")
+    parser.addoption("--turn", type=int, choices=range(1, 17), help="run of the tests marked `wide` those of this turn")
     parser.addoption(
         "--changed", action="append", default=[], help="a file of tests that runs in each turn, or a library"
     )
@@ -29,7 +29,7 @@ def pytest_configure(config):
 
 
 def is_due(item, turn, changed):
-    """Tells whether a test runs in one of eight turns. Each runs in two, except calls of emulated libraries: these take
+    """Tells whether a test runs in one of 16 turns. Each runs in two, except calls of emulated libraries: these take
     the longest, and run in one if the library did not change. The test's id chooses, as far as the first word of its
     parameters: what one library or one network serves stays together, and so does what runs alone in a file. Each half
     of a test in two modes is spread by itself. All tests of an emulated library are together, since most compile longer
@@ -40,7 +40,7 @@ def is_due(item, turn, changed):
         test = item.nodeid.partition("::")[0]
     elif emulated:
         test = item.nodeid if emulated[1] == "flash_attention" else re.sub(r"::\w+", "::test_emulated_equals_cpu", test)
-    turns = 8 if emulated and emulated[1] not in changed else 4
+    turns = 16 if emulated and emulated[1] not in changed else 8
     return zlib.crc32(test.encode()) % turns == turn % turns
 
 

@@ -88,7 +88,10 @@ class Optimizer(Card):
         "momentum, several pieces": case("momentum", (16385,), (2,)),
         "squares of several pieces": case("squares", (3,), (16384 * 2 + 5,), (0,), (16384,)),
         "scale of several pieces": case("scale", (3,), (16384 + 5,)),
-        "as many tensors as one launch takes": case("adam", *((i % 7,) for i in range(optimizer.MOST)), amsgrad=True),
+        # The first one makes them so large that test_valid_calls, which took a minute for 360 inputs, leaves them out.
+        "as many tensors as one launch takes": case(
+            "adam", (8192,), *((i % 7,) for i in range(1, optimizer.MOST)), amsgrad=True
+        ),
     }
     small = "one tensor"
     hostile = ("one tensor", "amsgrad", "momentum", "squares", "scale")
