@@ -49,10 +49,14 @@ def use(device_target):
 _INTERRUPTS = signal.SIGINT, signal.SIGTERM
 
 
-def take_interrupts():
-    """Lets Ctrl-C, and a request to terminate, raise KeyboardInterrupt."""
+def run(main, hint=""):
+    """Calls `main`, in which Ctrl-C and requests to terminate raise KeyboardInterrupt, and says if one ended it."""
     for number in _INTERRUPTS:
         signal.signal(number, signal.default_int_handler)
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit(f"\nInterrupted.{hint}")
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import msops
 from chat import open_model, parser
 from generation import Greedy, StackedLlama, TextError, continue_texts
-from program import COUNT, take_interrupts
+from program import COUNT, run
 from weights import FileError
 
 
@@ -51,8 +51,4 @@ def main():
 
 
 if __name__ == "__main__":
-    take_interrupts()
-    try:
-        main()
-    except KeyboardInterrupt:
-        sys.exit("\nInterrupted.")
+    run(main)

@@ -16,7 +16,7 @@ import composed
 import msops
 import quantized
 from generation import CachedLlama, Reader, StackedLlama, TextError, continue_text, sample
-from program import COUNT, SEED, number, take_interrupts, use
+from program import COUNT, SEED, number, run, use
 from tokenizer import Stream, Tokenizer
 from weights import FileError, Gguf, default_path, load
 
@@ -140,8 +140,4 @@ def main():
 
 
 if __name__ == "__main__":
-    take_interrupts()
-    try:
-        main()
-    except KeyboardInterrupt:
-        sys.exit("\nInterrupted.")
+    run(main)

@@ -17,7 +17,7 @@ import msops
 from common import can_record
 from llama import NextTokenLoss
 from perplexity import manual, rounded
-from program import COUNT, SEED, number, take_interrupts, use
+from program import COUNT, SEED, number, run, use
 from quantized import matrices, replace
 from train import make, read_text, validate
 from training import Text, Trainer
@@ -102,8 +102,4 @@ def main():
 
 
 if __name__ == "__main__":
-    take_interrupts()
-    try:
-        main()
-    except KeyboardInterrupt:
-        sys.exit("\nInterrupted.")
+    run(main)

@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import msops
 import quantized
 from llama import NextTokenLoss
-from program import COUNT, take_interrupts, use
+from program import COUNT, run, use
 from tokenizer import Tokenizer
 from weights import FileError, Gguf, default_path, load, need
 
@@ -148,8 +148,4 @@ def main():
 
 
 if __name__ == "__main__":
-    take_interrupts()
-    try:
-        main()
-    except KeyboardInterrupt:
-        sys.exit("\nInterrupted.")
+    run(main)

@@ -11,7 +11,7 @@ import msops
 from answers import read_questions
 from chat import open_model, parser
 from generation import TextError
-from program import COUNT, take_interrupts
+from program import COUNT, run
 from serving import BlockLlama, Pool, Server
 from weights import FileError
 
@@ -111,8 +111,4 @@ def main():
 
 
 if __name__ == "__main__":
-    take_interrupts()
-    try:
-        main()
-    except KeyboardInterrupt:
-        sys.exit("\nInterrupted.")
+    run(main)

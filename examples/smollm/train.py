@@ -17,7 +17,7 @@ import msops
 from common import can_record, processes
 from generation import CachedLlama, Reader, TextError, continue_text, sample
 from llama import Llama, NextTokenLoss
-from program import COUNT, SEED, finished, make_folder, number, take_interrupts, use
+from program import COUNT, SEED, finished, make_folder, number, run, use
 from tokenizer import Tokenizer
 from training import Text, Trainer
 from weights import FileError, Gguf, default_path, load
@@ -157,8 +157,4 @@ def main():
 
 
 if __name__ == "__main__":
-    take_interrupts()
-    try:
-        main()
-    except KeyboardInterrupt:
-        sys.exit("\nInterrupted. The same command goes on from the last checkpoint.")
+    run(main, " The same command goes on from the last checkpoint.")

@@ -9,10 +9,9 @@ from mindspore.common.initializer import Normal
 from msops.core import settings
 from msops.core.inputs import present
 from msops.quantization import check_bits, check_group
-from msops.shared.decoder_stack import MOST_FEATURES, operators, settings_of_codes
+from msops.shared.decoder_stack import MOST_FEATURES, WITHOUT_CODES, operators, settings_of_codes
 
 _NAME = "decoder_stack"
-_WITHOUT_CODES = (0, None, False)  # bits, groups and zero points
 
 
 def decoder_stack(
@@ -258,7 +257,7 @@ class DecoderStack(nn.Cell):
         optional = (self.norm, self.qkv_bias, self.q_norm, self.k_norm, keys, values, lengths, block_tables)
         settings_ = (self.heads, self.kv_heads, self.eps, self.interleaved)
         if self.bits is None:
-            return _call(settings_ + _WITHOUT_CODES, inputs, optional, ())
+            return _call(settings_ + WITHOUT_CODES, inputs, optional, ())
         scales = (self.qkv_scale, self.out_scale, self.gate_up_scale, self.down_scale)
         zeros = (self.qkv_zero_point, self.out_zero_point, self.gate_up_zero_point, self.down_zero_point)
         of_codes = (self.bits, self.group, True)

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     Conditions = tuple[ast.expr, ...]
 
 OUT = f"{PREFIX}out"  # the variable that has the result
-_PRODUCTS = {"matmul", "bmm"}
+PRODUCTS = {"matmul", "bmm"}
 _SIGNS = {ast.Mult: "*", ast.Div: "/", ast.Add: "+"}
 _NAMES_OF_SIGNS = {"mul": "*", "div": "/", "add": "+"}
 LEAST = {float16: -65504.0, float32: float(np.finfo(np.float32).min)}
@@ -118,7 +118,7 @@ class Steps:
             if (
                 not isinstance(node, ast.Call)
                 or not self._holds(node.args[:1])
-                or not self._calls.is_of(node, _PRODUCTS)
+                or not self._calls.is_of(node, PRODUCTS)
             ):
                 continue
             _, (weights, self.value, *more), named = self._calls.read(node)
@@ -243,7 +243,7 @@ class Steps:
         if not isinstance(node, ast.Call):
             raise NoFormulaError(f"it has among its scores: {ast.unparse(node)}")
         name, arguments, named = self._calls.read(node)
-        if self.query is None and name in _PRODUCTS and not named and len(arguments) == 2:
+        if self.query is None and name in PRODUCTS and not named and len(arguments) == 2:
             self.query, (self.key, self.axes) = arguments[0], self._calls.turned(arguments[1])
             self._note(self.query, self.key)
             return _Value()
@@ -379,9 +379,7 @@ class Steps:
 
 
 def _has_product(node: ast.expr) -> bool:
-    return any(
-        isinstance(each, ast.Call) and path_of(each.func)[-1:] in (["matmul"], ["bmm"]) for each in ast.walk(node)
-    )
+    return any(isinstance(each, ast.Call) and PRODUCTS & set(path_of(each.func)[-1:]) for each in ast.walk(node))
 
 
 def _least_of(function: Any, dtype: Any) -> float:

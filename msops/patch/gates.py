@@ -25,6 +25,12 @@ if TYPE_CHECKING:
 
     Function = Callable[..., Any]
 
+
+def of_mint(name: str) -> Any:
+    """Returns a class of mindspore.mint.nn, or None where MindSpore does not have it."""
+    return getattr(getattr(getattr(mindspore, "mint", None), "nn", None), name, None)
+
+
 _TANH = {  # gelu by tanh, as it is written out
     written("lambda x0, x1: " + text)
     for text in (
@@ -40,10 +46,7 @@ _KINDS = {  # what an activation returns, and the name by which the functions be
     **dict.fromkeys(_TANH, "tanh"),
 }
 _OF_ATTRIBUTE = "x0.act(x1)"  # the Cell calls a function that it holds
-_OF_MINDSPORE = {
-    getattr(nn, "SiLU", None),
-    getattr(getattr(getattr(mindspore, "mint", None), "nn", None), "SiLU", None),
-}
+_OF_MINDSPORE = {getattr(nn, "SiLU", None), of_mint("SiLU")}
 _HOOKS = "_forward_pre_hook", "_forward_hook", "_backward_pre_hook", "_backward_hook"
 _HALVES = "x0.proj(x1).chunk(2, dim=-1)"
 _FORMULAS = {  # what `construct` returns, the attribute that holds its activation, and whether halves are gated

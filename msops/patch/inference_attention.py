@@ -18,6 +18,8 @@ from .inference_plan import check_lengths, known_lengths, make_plan, plan_of_blo
 if TYPE_CHECKING:
     from typing import Any
 
+    from msops.core.inputs import Description
+
     from .inference_plan import Plan, Settings
 
 
@@ -26,8 +28,7 @@ def attend(
 ) -> tuple[Tensor, Tensor]:
     """Returns the attention of the shape of `query`, and lse (B, N, S)."""
     mask, shift, lengths_q, lengths_k = terms
-    of_mask, of_shift = (None if mask is None else describe(mask)), (None if shift is None else describe(shift))
-    described = (describe(query), describe(key), describe(value), of_mask, of_shift)
+    described = _described(query, key, value, mask, shift)
     plan = make_plan(name, described, (lengths_q is not None, lengths_k is not None), settings_)
     if mask is not None and not compiling():
         check_triangle(name, mask, plan.sparse_mode)
@@ -70,8 +71,7 @@ def attend_blocks(
 ) -> tuple[Tensor, Tensor]:
     """Attends to keys in blocks. Where a block holds its heads apart, each head is a sequence with its own blocks."""
     mask, shift, lengths, tables, block_size = terms
-    of_mask, of_shift = (None if mask is None else describe(mask)), (None if shift is None else describe(shift))
-    described = (describe(query), describe(key), describe(value), of_mask, of_shift)
+    described = _described(query, key, value, mask, shift)
     plan = plan_of_blocks(name, described, describe(tables), block_size, lengths is not None, settings_)
     batch, heads, width = plan.of_query
     lengths = _lengths(name, _name_of_lengths(name), lengths, batch, None)
@@ -91,6 +91,13 @@ def attend_blocks(
         q, k, v, tables, lengths, None, False, settings_[2], None, hidden, 0.0, bias, return_lse=True
     )
     return out.reshape(query.shape), lse.transpose(1, 0).reshape((batch, heads, 1))
+
+
+def _described(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, shift: Tensor | None
+) -> tuple[Description | None, ...]:
+    of_mask, of_shift = (None if mask is None else describe(mask)), (None if shift is None else describe(shift))
+    return describe(query), describe(key), describe(value), of_mask, of_shift
 
 
 def _bias_of(shift: Tensor, query: Tensor) -> Tensor:

@@ -18,10 +18,10 @@ from msops.core.compiled import once
 from msops.core.inputs import describe
 from msops.operators.flash_attention import draw_seed, flash_attention
 
-from .attention_steps import LEAST, OUT, Inner, Steps
+from .attention_steps import LEAST, OUT, PRODUCTS, Inner, Steps
 from .callers import is_dropped, use_of_name
 from .formula import Found, Meanings, NoFormulaError
-from .gates import is_as_its_class
+from .gates import is_as_its_class, of_mint
 from .rewritten import compiled, tree_of
 from .statements import PREFIX, SQRT, Calls, both, texts
 from .written_attention import as_bias, attends, is_number
@@ -33,13 +33,9 @@ if TYPE_CHECKING:
 
     Function = Callable[..., Any]
 
-PRODUCTS = {"matmul", "bmm"}
 SOFTMAX = "softmax"
 _ATTEND, _STAY, _STEPS = (PREFIX + each for each in ("attend", "stay", "steps"))
-_DROPOUTS = {
-    getattr(nn, "Dropout", None),
-    getattr(getattr(getattr(mindspore, "mint", None), "nn", None), "Dropout", None),
-}
+_DROPOUTS = {getattr(nn, "Dropout", None), of_mint("Dropout")}
 
 
 def is_long(value: Any) -> bool:

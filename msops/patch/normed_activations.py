@@ -19,7 +19,7 @@ from msops.core.inputs import describe
 from msops.operators.group_norm import group_norm
 
 from .formula import Found, NoFormulaError, path_of
-from .gates import is_as_its_class, kind_of
+from .gates import is_as_its_class, kind_of, of_mint
 from .rewritten import compiled, tree_of
 from .statements import PREFIX
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _NORMED = f"{PREFIX}normed"
 _ACTIVATIONS = {"nonlinearity", "conv_act", "act", "activation"}
-_GROUP_NORM = getattr(getattr(getattr(mindspore, "mint", None), "nn", None), "GroupNorm", None)
+_GROUP_NORM = of_mint("GroupNorm")
 
 
 def may_norm(cls: type, value: Any) -> bool:

@@ -18,6 +18,7 @@ _NAME = "decoder_stack"
 _LIBRARY = of_package(_NAME)
 MATRICES = ("qkv", "out", "gate_up", "down")
 MOST_FEATURES = 512
+WITHOUT_CODES = (0, None, False)  # bits, group, and whether there are zero points
 _FLOATS = "dtype=common|float32"
 
 
@@ -36,7 +37,7 @@ def settings_of_codes(
             raise ValueError(f"{_NAME}: {name} must have one tensor for each of {', '.join(MATRICES)}, got {count}")
     if scales is None and zero_points is not None:
         raise ValueError(f"{_NAME}: scales must be given with zero_points, got None")
-    return (0, None, False) if scales is None else (bits, group, zero_points is not None)
+    return WITHOUT_CODES if scales is None else (bits, group, zero_points is not None)
 
 
 def _no_gradient(*_: object) -> NoReturn:
