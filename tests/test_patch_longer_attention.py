@@ -354,6 +354,45 @@ def test_other_formulas_compute_as_without_the_patch(load, computed, first):
         np.testing.assert_allclose(got[name].asnumpy(), wanted.asnumpy(), 0, 3e-3, err_msg=name)
 
 
+TOLD = """
+    def construct(self, q, k, v, mask, guarded=False):
+        scores = ops.matmul(q, k.swapaxes(-1, -2))
+        scores = scores * self.scale
+        if guarded:
+            scores = mint.abs(scores.float())
+        {before}
+        more = (self.turn * 1e5 + ops.arange(mask.shape[-1])).to(scores.dtype)
+        batch = scores.shape[0]
+        {after}
+        weights = ops.softmax(scores + more, -1).to(v.dtype)
+        out = ops.matmul(weights, v).reshape(batch, 4, -1, 8)
+        return (out,)
+"""
+
+
+@pytest.mark.parametrize("is_before", [True, pytest.param(False, marks=pytest.mark.wide)])
+def test_statements_that_read_the_dtype_and_the_shape_of_scores(load, computed, is_before):
+    """They run before the scores where queries and keys tell both, and else where they stand."""
+    lines = ("scores = scores + mask", "rows = 0")
+    module = load(HEAD + TOLD.format(before=lines[1 - is_before], after=lines[is_before]))
+    q, k, v = (Tensor(RNG.standard_normal((2, 4, 5, 8)).astype(np.float32)) for _ in range(3))
+    mask = Tensor(RNG.standard_normal((2, 1, 5, 5)).astype(np.float32))
+    half = [each.astype(mindspore.float16) for each in (q, k, v)]
+
+    def all_results():
+        net = module.Attention()
+        found = [net(q[:1], k, v, mask[:1]), net(*half, mask), net(q, k, v, mask, True)]
+        if is_before:
+            found.append(net(q[:1], k[:1], v[:1], mask))
+        return [each[0] for each in found], module.Attention()(q, k, v, mask)
+
+    want = all_results()
+    with msops.patch_mindspore():
+        got = all_results()
+    assert len(computed) == 1
+    assert_equal([*got[0], *got[1]], [*want[0], *want[1]], "float16")
+
+
 def test_graph_mode(load, computed):
     """Graph mode compiles the library's own code."""
     inputs = inputs_of("float32")

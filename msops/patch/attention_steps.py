@@ -26,9 +26,9 @@ from .statements import (
     both,
     changes,
     first_line,
-    is_load,
     is_pure,
     names_read,
+    names_written,
     only_raises,
     texts,
     values_read,
@@ -89,6 +89,8 @@ class Steps:
         self.guards: list[ast.expr] = []
         self.moved: list[ast.stmt] = []  # statements that leave the scores alone, to run before all others
         self.left: list[ast.stmt] = []  # the others, as they are
+        self.told: tuple[list[Step], list[ast.expr]] | None = None  # steps and guards before a moved statement that
+        # reads the scores' dtype or shape
         self.last: ast.stmt | None = None  # the last of these, with OUT in place of the product
         self.values: dict[str, _Value] = {}
         self._read: set[str] = set()  # by conditions and the products
@@ -144,6 +146,8 @@ class Steps:
             plain = ast.If(ast.UnaryOp(ast.Not(), plain.test), [ast.Raise()], [])
         is_chain = self._holds(plain) or (self.query is None and not conditions)
         if not is_chain and not (isinstance(plain, ast.If) and only_raises(plain)):
+            if not conditions and ast.unparse(plain) != ast.unparse(line):
+                self._tell()
             self._keep(plain, conditions)
             return
         if isinstance(plain, ast.If):  # the parts of a branch tell another shape after a view
@@ -194,11 +198,20 @@ class Steps:
             return error
         return steps
 
+    def _tell(self) -> None:
+        """Notes the steps that must leave the scores' dtype and shape alone, which a moved statement reads."""
+        steps = [each for each in self.steps if isinstance(each, Step)]
+        read = [node for each in steps for node in (each.value, *each.conditions, *each.sizes)]
+        moved = {name for line in self.moved for name in names_written(line)}
+        if len(steps) < len(self.steps) or moved & set().union(*map(names_read, [*read, *self.guards])):
+            raise NoFormulaError("it reads the dtype or the shape of scores that a step may change")
+        self.told = steps, list(self.guards)
+
     def _keep(self, line: ast.stmt, conditions: Conditions) -> None:
         """Takes a statement that leaves the scores alone, and may run before them."""
         nodes = list(ast.walk(line))
         changed = {base(each) for each in nodes if changes(each)}
-        written = changed | {each.id for each in nodes if isinstance(each, ast.Name) and not is_load(each)}
+        written = names_written(line)
         acts = changed or any(isinstance(each, ast.Expr) for each in nodes)
         if conditions:  # it runs again where the library's own code runs after it
             calls = any(isinstance(each, ast.Call) and self._calls.is_of_cell(each) for each in nodes)

@@ -18,7 +18,7 @@ from msops.core.compiled import once
 from msops.core.inputs import describe
 from msops.operators.flash_attention import draw_seed, flash_attention
 
-from .attention_steps import LEAST, OUT, PRODUCTS, Inner, Steps
+from .attention_steps import LEAST, OUT, PRODUCTS, Inner, Step, Steps
 from .callers import is_dropped, use_of_name
 from .formula import Found, Meanings, NoFormulaError
 from .gates import is_as_its_class, of_mint
@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     Function = Callable[..., Any]
 
 SOFTMAX = "softmax"
-_ATTEND, _STAY, _STEPS = (PREFIX + each for each in ("attend", "stay", "steps"))
+_ATTEND, _STAY, _STEPS, _TELL = (PREFIX + each for each in ("attend", "stay", "steps", "tell"))
+_UNFIT = "a call's dtypes or shapes do not fit flash_attention, or it would be slower"
 _DROPOUTS = {getattr(nn, "Dropout", None), of_mint("Dropout")}
 
 
@@ -59,13 +60,21 @@ def _holding(own: Function) -> Found:
     lines, first, steps = _find(own, tree, meanings)
     after = _after(tree.body, lines) or []
     place, guards = _uses(tree, steps, [*lines[first + steps.count :], *after])
-    lines[first : first + steps.count] = _replaced(steps, place, [*guards, *steps.guards], cell)
+    own_lines, now = lines[first : first + steps.count], _replaced(steps, place, [*guards, *steps.guards], cell)
+    if steps.told is not None:
+        now = [ast.If(_untold(steps, *steps.told), own_lines, now)]
+    lines[first : first + steps.count] = now
     reasons = set[str]()
 
     def stay() -> None:
         reasons.add("a call asks for more than the result of the attention")
 
-    functions = {_ATTEND: _attending(meanings, reasons), _STAY: stay, SQRT: _root}
+    def tells(inputs: tuple[Any, Any], steps: tuple[tuple[str, Any, tuple[Any, ...]], ...]) -> bool:
+        is_told = _tells(inputs, steps)
+        reasons.update(() if is_told else (_UNFIT,))
+        return is_told
+
+    functions = {_ATTEND: _attending(meanings, reasons), _STAY: stay, SQRT: _root, _TELL: tells}
     return Found(compiled(own, tree, functions), "msops.flash_attention", None, reasons)
 
 
@@ -129,10 +138,7 @@ def _replaced(steps: Steps, place: int | None, guards: list[ast.expr], cell: str
         if isinstance(each, Inner):
             tried.append(ast.If(both(each.conditions), [each.line], []))
             continue
-        step: ast.expr = _tuple([_tuple([ast.Constant(each.what), each.value, _tuple(each.sizes)])])
-        if each.conditions:
-            step = ast.IfExp(both(each.conditions), step, _tuple([]))
-        tried.append(_assign(_STEPS, ast.BinOp(_load(_STEPS), ast.Add(), step)))
+        tried.append(_assign(_STEPS, ast.BinOp(_load(_STEPS), ast.Add(), _sum_of([each]))))
     inputs = _tuple((steps.query, steps.key, steps.value))
     lists = [inputs, _load(_STEPS), _tuple(steps.dropout), _tuple(steps.dtypes)]
     attend = _call(_ATTEND, [_load(cell), ast.Constant(place), ast.Constant(steps.axes), *lists])
@@ -151,6 +157,24 @@ def _replaced(steps: Steps, place: int | None, guards: list[ast.expr], cell: str
     return [*steps.moved, *tried, ast.If(is_left, steps.left, fused)]
 
 
+def _untold(steps: Steps, before: list[Step], guards: list[ast.expr]) -> ast.expr:
+    """Returns whether queries and keys do not tell the dtype and the shape of scores after these steps."""
+    told = _call(_TELL, [_tuple((steps.query, steps.key)), _sum_of(before)])
+    stays = [ast.BoolOp(ast.And(), [each, ast.UnaryOp(ast.Not(), _call(_STAY, []))]) for each in guards]
+    return ast.BoolOp(ast.Or(), [*stays, ast.Constant(value=False), ast.UnaryOp(ast.Not(), told)])
+
+
+def _sum_of(steps: list[Step]) -> ast.expr:
+    """Returns an expression of a tuple of what each step does, if its conditions hold."""
+    total: ast.expr = _tuple([])
+    for each in steps:
+        step: ast.expr = _tuple([_tuple([ast.Constant(each.what), each.value, _tuple(each.sizes)])])
+        if each.conditions:
+            step = ast.IfExp(both(each.conditions), step, _tuple([]))
+        total = ast.BinOp(total, ast.Add(), step)
+    return total
+
+
 def _load(name: str) -> ast.expr:
     return ast.Name(name, ast.Load())
 
@@ -165,6 +189,24 @@ def _call(name: str, arguments: list[ast.expr]) -> ast.expr:
 
 def _assign(name: str, value: ast.expr) -> ast.stmt:
     return ast.Assign([ast.Name(name, ast.Store())], value)
+
+
+def _tells(inputs: tuple[Any, Any], steps: tuple[tuple[str, Any, tuple[Any, ...]], ...]) -> bool:
+    """Tells whether the scores have the dtype and the shape that queries and keys tell."""
+    if not all(isinstance(each, Tensor) for each in inputs) or inputs[0].dtype != inputs[1].dtype:
+        return False
+    query, key = inputs
+    sizes = (*query.shape[:-1], key.shape[-2])
+    shapes = [
+        (*key.shape[:-2], 1, 1),
+        *(each.shape for _, each, view in steps if isinstance(each, Tensor) and not view),
+    ]
+    if any(
+        len(shape) > len(sizes) or any(n not in (1, m) for n, m in zip(shape[::-1], sizes[::-1])) for shape in shapes
+    ):
+        return False
+    dtypes = [query.dtype if what in ("*", "/", "+") else mindspore.bool_ for what, *_ in steps]
+    return all(is_number(each) or getattr(each, "dtype", None) == dtype for (_, each, _), dtype in zip(steps, dtypes))
 
 
 def _root(x: Any) -> Any:
@@ -196,7 +238,7 @@ def _attending(meanings: Meanings, reasons: set[str]) -> Function:
         masks = tuple((what, describe(each), tuple(sizes)) for what, each, sizes in added) if are_tensors else None
         shapes = masks is not None and _shapes(tuple(map(describe, inputs)), axes, masks, dtypes)
         if not shapes:
-            reasons.add("a call's dtypes or shapes do not fit flash_attention, or it would be slower")
+            reasons.add(_UNFIT)
             return None
         if place is not None and not is_dropped(place, 2):
             reasons.add("a caller may use the weights")

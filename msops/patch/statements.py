@@ -152,6 +152,14 @@ def names_read(node: ast.AST) -> set[str]:
     return changed | {each.id for each in nodes if isinstance(each, ast.Name) and is_load(each)}
 
 
+def names_written(node: ast.AST) -> set[str]:
+    """Returns the variables that code assigns, or whose objects it changes."""
+    nodes = list(ast.walk(node))
+    return {base(each) for each in nodes if changes(each)} | {
+        each.id for each in nodes if isinstance(each, ast.Name) and not is_load(each)
+    }
+
+
 def is_load(node: Any) -> bool:
     return isinstance(node.ctx, ast.Load)
 
