@@ -328,6 +328,23 @@ OTHERS = {
     "stays in float32": changed(".type_as(scores)", "", T5),
     "changes a bias that is an input": changed("scores += bias", "scores += bias\n        bias[0] = 0", T5),
     "views other axes": changed("scores.view(batch * self.heads, rows, keys)", "scores.view(-1, keys, rows)", CLIP),
+    "casts to float32 by the scores": changed(
+        SOFTMAX, "scores = scores.float()\n        weights = mint.softmax(scores, dim=-1).to(scores.dtype)"
+    ).replace("weights, value)", "weights, value.float())"),
+    "divides by a whole number": changed(SCALED, "scores = scores / mint.sqrt(ms.tensor(self.size)).to(ms.int32)"),
+    "weights of another function": changed(CONTEXT, f"{CONTEXT}\n        context = context + total()").replace(
+        "query, key, value = ", "total = lambda: weights.sum()\n        query, key, value = "
+    ),
+    "weights for other functions": changed(
+        "query, key, value = ", "global weights\n        query, key, value = "
+    ).replace("context = self.merge(context)", "context = self.merge(context) + total()")
+    + "\ndef total():\n    return weights.sum()\n",
+    "weights are changed later": changed(CONTEXT, f"{CONTEXT}\n        weights += 1"),
+    "scores in the queries' variable": changed(CONTEXT, f"{CONTEXT}.reshape(weights.shape[0], 4, -1, 8)")
+    .replace("scores = mint.matmul", "query = mint.matmul")
+    .replace("scores = scores / ", "query = query / ")
+    .replace("if mask is not None:\n            scores = scores + mask", "query = query + mask")
+    .replace("softmax(scores", "softmax(query"),
     "weights of a part": changed(CONTEXT, "context = mint.matmul(weights[..., :-1], value[:, :, 1:])"),
 }
 
@@ -391,6 +408,26 @@ def test_statements_that_read_the_dtype_and_the_shape_of_scores(load, computed, 
         got = all_results()
     assert len(computed) == 1
     assert_equal([*got[0], *got[1]], [*want[0], *want[1]], "float16")
+
+
+def test_a_factor_of_more_axes_than_the_scores(load, computed):
+    text = "def construct(self, q, k, v):\n        scores = ops.matmul(q, k.swapaxes(-1, -2)) * self.scale\n"
+    text += "        weights = ops.softmax(scores, -1)\n        out = ops.matmul(weights, v)\n        return out\n"
+    net = load(f"{HEAD}    {text}").Attention()
+    inputs = [Tensor(RNG.standard_normal((2, 5, 8)).astype(np.float32)) for _ in range(3)]
+
+    def all_results():
+        net.scale = Tensor(3.0)
+        one = net(*inputs)
+        net.scale = Tensor(np.full((1, 1, 1, 1), 3.0, np.float32))
+        return one, net(*inputs)
+
+    want = all_results()
+    with msops.patch_mindspore():
+        net = type(net)()
+        got = all_results()
+    assert len(computed) == 1
+    assert_equal(got, want)
 
 
 def test_graph_mode(load, computed):

@@ -348,11 +348,12 @@ class Steps:
 
     def _is_own(self, dtype: ast.expr) -> bool:
         """Tells whether a dtype is to be the queries', or else is float32."""
-        if self._calls.is_local(dtype) and is_pure(dtype):
+        if self._calls.is_local(dtype) and is_pure(dtype) and not self._holds(dtype):
             self.dtypes.append(dtype)
             self._note(dtype)
             return True
-        if not isinstance(dtype, (ast.Name, ast.Attribute)) or self._calls.bare_name(dtype) != "float32":
+        is_name = isinstance(dtype, (ast.Name, ast.Attribute)) and not self._holds(dtype)
+        if not is_name or self._calls.bare_name(dtype) != "float32":
             raise NoFormulaError(f"it casts scores to {ast.unparse(dtype)}")
         return False
 
@@ -385,6 +386,8 @@ class Steps:
         """Returns a statement with what queries and keys tell in place of the dtype and the shape of scores."""
         plain: ast.stmt = copy.deepcopy(line)
         if not isinstance(self.query, ast.Name) or not isinstance(self.key, ast.Name):
+            return plain
+        if {self.query.id, self.key.id} & set(self.values):
             return plain
         of_dtype = {name for name, value in self.values.items() if value.is_own}
         of_shape = {name for name, value in self.values.items() if not value.sizes}

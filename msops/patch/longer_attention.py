@@ -60,6 +60,8 @@ def _holding(own: Function) -> Found:
     lines, first, steps = _find(own, tree, meanings)
     after = _after(tree.body, lines) or []
     place, guards = _uses(tree, steps, [*lines[first + steps.count :], *after])
+    if not set(steps.values) <= set(own.__code__.co_varnames) - set(own.__code__.co_cellvars):
+        raise NoFormulaError("other functions may read its scores or weights")
     own_lines, now = lines[first : first + steps.count], _replaced(steps, place, [*guards, *steps.guards], cell)
     if steps.told is not None:
         now = [ast.If(_untold(steps, *steps.told), own_lines, now)]
@@ -229,7 +231,7 @@ def _attending(meanings: Meanings, reasons: set[str]) -> Function:
         if not meanings.stand() or not all(isinstance(each, Tensor) for each in inputs):
             return None
         factors = [(what, each) for what, each, _ in steps if what in ("*", "/")]
-        scale, dropout_p = _scale(factors, inputs[0].dtype), _probability(cell, dropout)
+        scale, dropout_p = _scale(factors, inputs[0]), _probability(cell, dropout)
         if scale is None or dropout_p is None:
             reasons.add("a call's scale or dropout is no number that flash_attention takes")
             return None
@@ -257,11 +259,12 @@ def _attending(meanings: Meanings, reasons: set[str]) -> Function:
     return attend
 
 
-def _scale(factors: list[tuple[str, Any]], dtype: Any) -> float | None:
+def _scale(factors: list[tuple[str, Any]], query: Tensor) -> float | None:
     """Returns the number that the scores are multiplied by, beside tensors of one number."""
     scale = 1.0
     for what, factor in factors:
-        if isinstance(factor, Tensor) and math.prod(factor.shape) == 1 and factor.ndim <= 4 and factor.dtype == dtype:
+        is_one = isinstance(factor, Tensor) and math.prod(factor.shape) == 1 and factor.ndim <= query.ndim
+        if is_one and factor.dtype == query.dtype:
             continue
         if not is_number(factor) or not factor:
             return None

@@ -67,6 +67,9 @@ class Calls:
     def number_of(self, node: ast.expr) -> ast.expr:
         """Returns an expression of a number without its way through a tensor."""
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in CASTS:
+            kinds = {text.rpartition(".")[2] for text in texts([*node.args, *(each.value for each in node.keywords)])}
+            if node.func.attr not in ("type_as", "float") and kinds - {"dtype", "float16", "float32"}:
+                raise NoFormulaError(f"it scales by {ast.unparse(node)}")
             return self.number_of(node.func.value)
         if isinstance(node, ast.Call) and self.is_of(node, {"sqrt"}):
             (of,) = node.args
