@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from types import CodeType, FrameType
 
 READ_NAMES = {"locals", "vars", "eval", "exec", "dir"}  # functions that may read a variable without naming it
+_CALLERS = {"map", "starmap", "reduce", "accumulate"}  # functions without frames, which return something else
 _LOADS, _STORES = "LOAD_", "STORE_FAST"
 # What a Cell's call returns is what its `construct` returns, unless it has hooks: then other functions call that.
 _CALLS = {getattr(getattr(nn.Cell, name, None), "__code__", None) for name in ("__call__", "_complex_call")}
@@ -53,7 +54,7 @@ def _use(code: CodeType, called: int, place: int) -> Use | None:
     """Returns how code uses an element of the tuple that the instruction at offset `called` gets, or None in doubt."""
     lines = [each for each in dis.get_instructions(code) if each.opname not in ("CACHE", "NOP", "EXTENDED_ARG")]
     after = [each for each in lines if each.offset > called][:2]
-    if not after or READ_NAMES & set(code.co_names):
+    if not after or (READ_NAMES | _CALLERS) & set(code.co_names):
         return None
     first, second = after[0], after[-1]
     if first.opname == "RETURN_VALUE":
@@ -119,6 +120,11 @@ class _Uses(ast.NodeVisitor):
                 self.guards.add(self._guard)
             else:
                 self.is_unknown = True
+
+    def visit_AugAssign(self, node: ast.AugAssign) -> None:
+        if isinstance(node.target, ast.Name):
+            self.visit_Name(ast.Name(node.target.id, ast.Load()))
+        self.generic_visit(node)
 
     def visit_Return(self, node: ast.Return) -> None:
         elements = node.value.elts if isinstance(node.value, ast.Tuple) else []
