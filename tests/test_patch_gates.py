@@ -165,10 +165,12 @@ OTHERS = {
     "a hook": (TEXT, "silu"),
     "an instance's": (TEXT, "silu"),
     "an instance's function": (TEXT, "gelu"),
+    "a class's later": (TEXT, "silu"),
+    "a class's later, written out": (TEXT, "gelu written out"),
 }
 
 
-def of_variants(load):
+def of_variants(load, computed):
     x = Tensor(np.random.default_rng(1).standard_normal((2, 6)).astype(np.float32))
     found = {}
     for name, (text, which) in OTHERS.items():
@@ -179,6 +181,10 @@ def of_variants(load):
             object.__setattr__(net.act_fn, "construct", mindspore.ops.tanh)
         if name == "an instance's function":
             net.act_fn.act = mindspore.ops.tanh
+        if name.startswith("a class's later"):
+            net(x)
+            computed.clear()
+            type(net.act_fn).construct = lambda self, x: x * 3
         found[name] = net(x).asnumpy()
     return found
 
@@ -191,10 +197,10 @@ def test_other_formulas_compute_as_by_the_library(load, computed, monkeypatch):
     with msops.patch_mindspore():
         monkeypatch.setattr(models, "gating", none)
         monkeypatch.setattr(models, "activating", none)
-        want = of_variants(load)
+        want = of_variants(load, computed)
         monkeypatch.setattr(models, "gating", gates.gating)
         monkeypatch.setattr(models, "activating", gates.activating)
-        got = of_variants(load)
+        got = of_variants(load, computed)
     assert not computed
     for name, wanted in want.items():
         np.testing.assert_allclose(got[name], wanted, 1e-5, 1e-5, err_msg=name)
@@ -222,5 +228,18 @@ def test_graph_mode(load, monkeypatch, name):
         want = by_the_library(net, x, own)
         mindspore.set_context(mode=mindspore.GRAPH_MODE)
         got = results(net, x)
+    for each, wanted in zip(got, want):
+        np.testing.assert_allclose(each.asnumpy(), wanted.asnumpy(), 1e-5, 1e-5)
+
+
+def test_gradients_that_an_activation_defines(load, computed):
+    """A kernel would have silu's own gradient."""
+    own = "        return mint.nn.functional.silu(input)\n"
+    text = TEXT.replace(own, f"{own}\n    def bprop(self, input, out, dout):\n        return (dout * 2.0,)\n", 1)
+    x = Tensor(RNG.standard_normal((2, 6)).astype(np.float32))
+    want = results(made(load(text), "silu"), x)
+    with msops.patch_mindspore():
+        got = results(made(load(text), "silu"), x)
+    assert not computed
     for each, wanted in zip(got, want):
         np.testing.assert_allclose(each.asnumpy(), wanted.asnumpy(), 1e-5, 1e-5)

@@ -54,7 +54,7 @@ _FORMULAS = {  # what `construct` returns, the attribute that holds its activati
     written(f"lambda x0, x1: {_HALVES}[0] * x0.activation({_HALVES}[1])"): ("activation", True),
     written(f"lambda x0, x1: {_HALVES}[0] * gelu({_HALVES}[1]).to({_HALVES}[1].dtype)"): ("", True),
 }
-_formulas: dict[type, Formula] = {}  # of activations, before their `construct` is replaced
+_formulas: dict[tuple[type, Function], Formula] = {}  # of activations and what their `construct` is now
 
 
 def gating(own: Function, owner: type) -> Found:
@@ -88,7 +88,7 @@ def gating(own: Function, owner: type) -> Found:
 
 def activating(own: Function, owner: type) -> Found:
     """Returns what stands for the `construct` of an activation that is written out as several operators."""
-    formula = _formulas[owner] = Formula(own, owner)
+    formula = _formulas[owner, own] = Formula(own, owner)
     if formula.text in _KINDS and formula.text not in _TANH:
         raise NoFormulaError("it is one operator already")
     if formula.text not in _TANH:
@@ -97,7 +97,9 @@ def activating(own: Function, owner: type) -> Found:
     def activated(self: Any, x: Any) -> Any:
         return gelu(x, "tanh") if _takes(describe(x), describe(x)) else own(self, x)
 
-    return Found(_construct(own, formula.flag, activated), "msops.gelu", formula, set())
+    now = _construct(own, formula.flag, activated)
+    _formulas[owner, now] = formula
+    return Found(now, "msops.gelu", formula, set())
 
 
 def forget() -> None:
@@ -106,10 +108,11 @@ def forget() -> None:
 
 
 def is_as_its_class(cell: Any, of: nn.Cell) -> bool:
-    """Tells whether a call of a Cell by another one computes the `construct` of its class, and that alone."""
+    """Tells whether a call of a Cell by another one computes the `construct` of its class and its gradient, and that
+    alone."""
     if not isinstance(cell, nn.Cell) or "construct" in vars(cell) or type(cell).__call__ is not nn.Cell.__call__:
         return False
-    if any(getattr(cell, each, None) for each in _HOOKS):
+    if any(getattr(cell, each, None) for each in _HOOKS) or hasattr(cell, "bprop"):
         return False
     return bool(getattr(cell, "mixed_precision_type", None) == getattr(of, "mixed_precision_type", None))
 
@@ -121,9 +124,10 @@ def kind_of(cell: Any, of: nn.Cell) -> str:
     cls = type(cell)
     if cls in _OF_MINDSPORE:
         return "silu"
-    if cls not in _formulas:
-        _formulas[cls] = Formula(cls.construct, cls)
-    formula = _formulas[cls]
+    key = cls, cls.construct
+    if key not in _formulas:
+        _formulas[key] = Formula(cls.construct, cls)
+    formula = _formulas[key]
     if not formula.stands(cell):
         return ""
     return _kind_of_function(vars(cell).get("act")) if formula.text == _OF_ATTRIBUTE else _KINDS.get(formula.text, "")
