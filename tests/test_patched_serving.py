@@ -81,6 +81,7 @@ def of_masks(q, keys, values, tables, lengths, counts, mask, alibi):
         with_mask(q[:2], keys, values, tables, lengths, None, None, alibi),
         prim(q[:2], keys, values, tables, lengths, attn_mask=mask[:1]),
         prim(q[:2], keys, values, tables, lengths, attn_mask=mask[:2].reshape(2, 1, -1)),
+        prim(q[:4], keys, values, tables, lengths, attn_mask=mask[:2], q_seq_lens=ops.full_like(counts, 2)),
     )
 
 
@@ -91,6 +92,9 @@ def test_masks_are_added(mode):
     for each, times in zip(got[:2], (1, 2)):
         want = reference(CHUNK, KEYS, VALUES, ("cu_seqlens_q", "bias"), STARTS, times * mask[:, None])
         np.testing.assert_allclose(each, want, **TOLERANCE)
+    starts, bias = np.int32([0, 2, 4]), mask[[0, 1, 0, 1], None]
+    want = reference(CHUNK[:4], KEYS, VALUES, ("cu_seqlens_q", "bias"), starts, bias)
+    np.testing.assert_allclose(got[-1], want, **TOLERANCE)
     for each, bias in zip(got[2:], (alibi[:, :, 0], mask[:1, None], mask[:2, None])):
         np.testing.assert_allclose(each, reference(CHUNK[:2], KEYS, VALUES, ("bias",), bias), **TOLERANCE)
 
@@ -165,6 +169,7 @@ def test_keys_alone(mode):
 @pytest.mark.parametrize("mode", ["pynative"], indirect=True)
 def test_what_is_refused(mode):
     q, keys, tables, lengths = map(Tensor, (QUERY, KEYS, TABLES, LENGTHS))
+    six, three = ops.tile(q, (3, 1, 1)), Tensor(np.int32([3, 3]))
     prim = generated.PagedAttention(HEADS, SCALE, KV_HEADS)
     for make, error, words in (
         (lambda: generated.PagedAttention(4, 1.0, 2, "PERTOKEN"), NotImplementedError, "must be 'DEFAULT'"),
@@ -173,6 +178,10 @@ def test_what_is_refused(mode):
         (lambda: prim(q.reshape(2, 2, 16), keys, keys, tables, lengths), ValueError, "query must have"),
         (lambda: prim(q, keys[:, :, :1], keys, tables, lengths), ValueError, "kv_head_num = 2 heads"),
         (lambda: prim(q, keys, keys, tables, lengths, attn_mask=ops.zeros((3, 5))), ValueError, "attn_mask must have"),
+        (lambda: prim(six, keys, keys, tables, lengths, attn_mask=ops.zeros((2, 1, 5)), q_seq_lens=three), ValueError,
+         "attn_mask must have"),
+        (lambda: prim(six, keys, keys, tables, lengths, attn_mask=ops.zeros((2, 5)), q_seq_lens=three), ValueError,
+         "attn_mask must have"),
         (lambda: prim(q, keys, keys, tables, lengths, ops.zeros((2, 16), mindspore.int64)), NotImplementedError,
          "antiquant_scale must be of floats"),
         (lambda: generated.ReshapeAndCache()(q, None, keys.reshape(36, 2, 8), None, lengths), NotImplementedError,

@@ -124,8 +124,9 @@ def _attend(
     values, value_size = value_cache, None
     if sizes[3] > 0:
         values, value_size = None, sizes[3]
-    bias = _bias_of_tokens(sizes, "attn_mask", mask, rows)
-    of_alibi = _bias_of_tokens(sizes, "alibi_mask", alibi, rows)
+    of_tables = describe(block_tables)[0]
+    bias = _bias_of_tokens(sizes, "attn_mask", mask, rows, of_tables)
+    of_alibi = _bias_of_tokens(sizes, "alibi_mask", alibi, rows, of_tables)
     if bias is None:
         bias = of_alibi
     elif of_alibi is not None:
@@ -139,12 +140,12 @@ def _attend(
 
 
 def _bias_of_tokens(
-    sizes: tuple[str, int, int, int], what: str, mask: Tensor | None, rows: tuple[int, int, int]
+    sizes: tuple[str, int, int, int], what: str, mask: Tensor | None, rows: tuple[int, int, int], tables: Any
 ) -> Tensor | None:
     """Returns what is added to the logits of each token, (T, H or 1, W)."""
     if mask is None:
         return None
-    heads, width, copies = _axes_of_mask(sizes[0], what, describe(mask), rows)
+    heads, width, copies = _axes_of_mask(sizes[0], what, describe(mask), rows, tables)
     if heads > 0:
         return mask.transpose(0, 2, 1, 3).reshape((rows[0], heads, width))
     bias = mask.reshape((-1, 1, width))
@@ -236,14 +237,19 @@ def _form_of_result(query: Description, rows: tuple[int, int, int], out: Descrip
 
 
 @once
-def _axes_of_mask(name: str, what: str, mask: Description, rows: tuple[int, int, int]) -> tuple[int, int, int]:
+def _axes_of_mask(
+    name: str, what: str, mask: Description, rows: tuple[int, int, int], tables: Any
+) -> tuple[int, int, int]:
     """Returns the heads of a mask (B, H, q, W), or 0; W; and how many times its rows are repeated for all tokens."""
     shape, (tokens, heads, _) = _spec(name, what, mask).shape, rows
     if len(shape) == 4 and shape[1] in (1, heads) and shape[0] * shape[2] == tokens:
         return shape[1], shape[3], 1
     of_mask = math.prod(shape[:-1])
-    if len(shape) in (2, 3) and of_mask and tokens % of_mask == 0:
-        return 0, shape[-1], tokens // of_mask
+    is_of_each = len(shape) == 2 or shape[0] == 1  # each of the sequences, which have one row of tables each
+    if len(shape) in (2, 3) and (
+        of_mask in (1, tokens) or (is_of_each and tables and of_mask * (tables[0] or 0) == tokens)
+    ):
+        return 0, shape[-1], tokens // max(1, of_mask)
     raise ValueError(
         f"{name}: {what} must have shape (T, W), (B, q, W), (q, W) or (B, {heads}, q, W) for the {tokens} tokens, got "
         f"{shape}"
