@@ -78,6 +78,8 @@ def test_products_with_pairs_of_codes():
     weight = Parameter(Tensor(packed(codes), dtype=mindspore.qint4x2))
     got = generated.WeightQuantBatchMatmul()(Tensor(X), weight, Tensor(SCALE)).asnumpy()
     np.testing.assert_allclose(got, X.astype(np.float64) @ (codes * SCALE.astype(np.float64)), **TOLERANCE)
+    got = generated.WeightQuantBatchMatmul()(Tensor(X), weight, Tensor(SCALE[:1])).asnumpy()
+    np.testing.assert_allclose(got, X.astype(np.float64) @ (codes * SCALE[0].astype(np.float64)), **TOLERANCE)
 
 
 def products_of_int8(x, codes, codes_t, scale, coded, bias, of_rows):
@@ -134,6 +136,10 @@ def test_codes(mode):
         (lambda x, w, s: generated.WeightQuantBatchMatmul()(x, w, s, None, s), "msops has no quant_scale"),
         (lambda x, w, s: generated.WeightQuantBatchMatmul()(x, w, s, None, None, s), "msops has no quant_offset"),
         (lambda x, w, s: generated.WeightQuantBatchMatmul()(x, w[None], s), "msops has no batched weights"),
+        (
+            lambda x, w, s: generated.WeightQuantBatchMatmul()(x, w, s.astype(mindspore.int64)),
+            "antiquant_scale must be of floats, got Int64",
+        ),
         (lambda x, w, s: generated.QuantBatchMatmul()(w, w, s, s), "QuantBatchMatmul: msops has no offset"),
         (lambda x, w, s: generated.QuantBatchMatmul(dtype=mindspore.bfloat16)(w, w, s), "got bfloat16"),
         (lambda x, w, s: generated.QuantV2()(x, s, s, True), "QuantV2: msops has no sqrt_mode"),

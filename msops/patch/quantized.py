@@ -48,9 +48,9 @@ def weight_quant_batch_matmul(
     refuse_given(name, "quant_offset", quant_offset is not None)
     if transpose_x:
         x = ops.swapaxes(x, -1, -2)
-    weight = bytes_of(weight)
+    is_packed, weight = weight.dtype == _FOUR_BITS, bytes_of(weight)
     described = describe(x), describe(weight), describe(antiquant_scale)
-    plan = _plan(name, *described, transpose_weight, antiquant_group_size)
+    plan = _plan(name, *described, is_packed, transpose_weight, antiquant_group_size)
     scale, zero_point = _scales(antiquant_scale, x, plan), None
     if antiquant_offset is not None:
         zero_point = -ops.cast(_scales(antiquant_offset, x, plan), scale.dtype)
@@ -178,6 +178,7 @@ def _plan(
     x: Description,
     weight: Description,
     scale: Description,
+    is_packed: bool,
     transpose_weight: bool,
     antiquant_group_size: int,
 ) -> _Plan:
@@ -186,6 +187,7 @@ def _plan(
             raise TypeError(f"{name}: {argument} must be a Tensor, got {getattr(kind, '__name__', kind)}")
     if weight[1] not in (mindspore.int8, mindspore.uint8):
         raise NotImplementedError(f"{name}: weight must be int8, which may hold two codes of 4 bits, got {weight[1]}")
+    require_floats(name, scale)
     if len(weight[0]) != 2:
         raise NotImplementedError(f"{name}: msops has no batched weights, got shape {weight[0]}")
     group = integer(name, "antiquant_group_size", antiquant_group_size)
@@ -195,7 +197,7 @@ def _plan(
     if transpose_weight:
         outputs, bits = rows, 8 if columns == terms else 4
     else:
-        of_scale = given[-1] if len(given) and given[-1] > 1 else columns
+        of_scale = given[-1] if len(given) and given[-1] > 1 else columns * (2 if is_packed else 1)
         outputs, bits = of_scale, 8 if columns == of_scale else 4
     if given in ((1,), (1, 1)):
         shape, repeats = (1, 1), (groups, outputs)
@@ -239,6 +241,11 @@ def decoded_scale(scale: Tensor) -> Tensor:
     size = ops.pow(Tensor(2.0, mindspore.float64), ops.cast(exponent, mindspore.float64))
     sign = ops.select(bits >= 2**31, ops.full_like(size, -1.0), ops.ones_like(size))
     return ops.cast(sign * ops.cast(whole, mindspore.float64) * size, mindspore.float32)
+
+
+def require_floats(name: str, scale: Description) -> None:
+    if scale[1] not in FLOATS:
+        raise NotImplementedError(f"{name}: antiquant_scale must be of floats, got {scale[1]}")
 
 
 @once
