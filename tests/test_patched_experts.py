@@ -152,7 +152,7 @@ def of_int8(x, codes, turned, scale, coded, bias, of_rows, ends):
     v4, dtype = generated.GroupedMatmulV4(), mindspore.float32
     return (
         v4([x], [codes], [bias], [scale], None, None, None, [of_rows], ends, output_dtype=dtype, **settings),
-        v4([x], [codes], None, [coded], None, None, None, [of_rows], ends, **settings),
+        v4([x], [codes], None, [coded], None, None, None, [of_rows.reshape((-1, 1))], ends, **settings),
         generated.GroupedMatmul(3, 0, False, True)([x], [turned], None, [scale], None, None, None, ends),
         v4([x], [codes[1]], [bias[1]], [scale[1]], pre_token_scale=[of_rows]),
     )
@@ -201,6 +201,13 @@ def test_products_of_int8(mode):
         (dict(antiquant_scale=[SCALE[:, :3]]), ValueError, r"weight must have shape \(3, 6, 3\), or half of"),
         (dict(antiquant_scale=[np.ones((3, 4, 4), np.float16)]), ValueError, "where G divides 6, got"),
         (dict(antiquant_scale=[SCALE, SCALE]), ValueError, "antiquant_scale must have 1 tensors, got 2"),
+        (dict(antiquant_scale=[SCALE.astype(np.int64)]), NotImplementedError, "antiquant_scale must be of floats, got"),
+        (dict(antiquant_scale=[SCALE], output_dtype=mindspore.float32), NotImplementedError,
+         "output_dtype must be None or the dtype of x without scale, got Float32"),
+        (dict(weight=[CODES.astype(np.float16)], output_dtype=mindspore.float32), NotImplementedError,
+         "output_dtype must be None or the dtype of x"),
+        (dict(scale=[SCALE], x=[np.zeros((7, 6), np.int8)], bias=[SCALE]), NotImplementedError,
+         "bias must be int32 with scale, which multiplies it, got Float16"),
         (dict(antiquant_offset=[OFFSET]), ValueError, "antiquant_offset needs antiquant_scale"),
         (dict(pre_token_scale=[OFFSET]), ValueError, "pre_token_scale needs scale"),
     ],

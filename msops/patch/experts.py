@@ -11,7 +11,7 @@ import mindspore
 from mindspore import Tensor, ops
 
 from msops.core.compiled import once
-from msops.core.inputs import has_zero
+from msops.core.inputs import describe, has_zero
 from msops.operators.embedding import embedding
 from msops.operators.grouped_matmul import grouped_matmul as multiply
 from msops.operators.moe_permute import moe_permute
@@ -25,6 +25,8 @@ from .replacement import Replacement, refuse_given
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
+
+    from msops.core.inputs import Description
 
     Tensors = Sequence[Tensor]
 
@@ -126,6 +128,8 @@ def _products(
     scale, of_rows, antiquant_scale, antiquant_offset = codes
     lengths = (*map(_length, factors), *map(_length, codes))
     _check_lists(name, lengths, sizes is None, kind)
+    if scale is None and dtype is not None:
+        _check_dtype(name, dtype, describe(x[0]))
     if antiquant_scale is not None:
         return products_with_codes(name, x, weight, bias, (antiquant_scale, antiquant_offset), sizes, transposed)
     if scale is not None:
@@ -339,6 +343,12 @@ def _require(argument: str, is_given: bool) -> None:
 def _check_kind(name: str, group_list_type: int) -> None:
     if group_list_type not in (0, 1):
         raise ValueError(f"{name}: group_list_type must be 0 (ends) or 1 (counts), got {group_list_type}")
+
+
+@once
+def _check_dtype(name: str, dtype: mindspore.Type, x: Description) -> None:
+    if dtype != x[1]:
+        raise NotImplementedError(f"{name}: output_dtype must be None or the dtype of x without scale, got {dtype}")
 
 
 @once

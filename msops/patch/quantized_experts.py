@@ -15,7 +15,7 @@ from msops.core.inputs import describe
 from msops.core.spec import dtype_name
 from msops.operators.grouped_matmul import grouped_matmul as multiply
 
-from .quantized import bytes_of, decoded_scale, quant_batch_matmul, weight_quant_batch_matmul
+from .quantized import bytes_of, decoded_scale, quant_batch_matmul, require_floats, weight_quant_batch_matmul
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -66,6 +66,8 @@ def products_of_int8(
         if sizes is None:
             results += (quant_batch_matmul(x[i], weight[i], scale[i], None, *own, False, transposed, dtype),)
         else:
+            if bias is not None:
+                _check_bias(name, describe(bias[i]))
             results += (_product_of_groups(x[i], weight[i], scale[i], *own, sizes, transposed, dtype),)
     return results
 
@@ -85,7 +87,7 @@ def _product_of_groups(
     scale = ops.cast(decoded_scale(scale), mindspore.float64).expand_dims(1)
     sums = sums * multiply(ops.ones_like(x[:, :1]), scale, sizes)  # the scales of each row's group
     if of_rows is not None:
-        sums = sums * ops.cast(of_rows, mindspore.float64).expand_dims(1)
+        sums = sums * ops.cast(of_rows, mindspore.float64).reshape((-1, 1))
     return ops.cast(sums, dtype)
 
 
@@ -128,6 +130,7 @@ def _plan(name: str, x: Description, weight: Description, scale: Description, tr
             f"{name}: with antiquant_scale, weight must be int8 of three axes, with one or two codes in a byte, got "
             f"{kind} of shape {shape}"
         )
+    require_floats(name, scale)
     terms, columns = x_shape[-1], given[-1]
     wanted = (shape[0], columns, terms) if transposed else (shape[0], terms, columns)
     is_packed = shape == (*wanted[:2], wanted[2] // 2) and wanted[2] % 2 == 0
@@ -153,3 +156,9 @@ def _check_int8(
         raise NotImplementedError(f"{name}: msops multiplies int8 by int8, not by codes of 4 bits")
     if dtype not in (mindspore.float16, mindspore.float32):
         raise NotImplementedError(f"{name}: output_dtype must be float16 or float32, got {dtype_name(dtype)}")
+
+
+@once
+def _check_bias(name: str, bias: Description) -> None:
+    if bias[1] != mindspore.int32:
+        raise NotImplementedError(f"{name}: bias must be int32 with scale, which multiplies it, got {bias[1]}")
