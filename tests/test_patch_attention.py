@@ -310,6 +310,21 @@ def test_other_formulas_compute_as_without_the_patch(load, computed):
         np.testing.assert_allclose(got[name].asnumpy(), wanted.asnumpy(), 1e-5, 1e-5, err_msg=name)
 
 
+def test_other_names_of_arguments_stay(load, computed):
+    """A caller may use the library's names."""
+    text = module_of(VIT.replace("query", "q"), of=VIT).replace("(module, query, key", "(module, q, key")
+    text = text.replace(
+        "self, query, key, value, mask, drop", "self, q=query, key=key, value=value, attention_mask=mask, drop"
+    )
+    x, (query, key, value, mask) = load(text), inputs_of("float32", False, False)
+    net = x.Attention(1)
+    want = net(query, key, value, mask)[0]
+    with msops.patch_mindspore():
+        got = net(query, key, value, mask)[0]
+    assert not computed
+    np.testing.assert_allclose(got.asnumpy(), want.asnumpy(), 1e-5, 1e-5)
+
+
 def test_a_function_that_is_defined_after_a_cell(load, computed):
     text = module_of(LLAMA)
     begin, end = text.index("def repeat_kv"), text.index("def eager")

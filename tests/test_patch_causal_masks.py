@@ -119,6 +119,17 @@ def test_causal_masks(load, computed, kind, dtype):
 
 
 @pytest.mark.wide
+def test_names_of_arguments(load, computed):
+    """A caller may use the library's names."""
+    module, inputs = load(TEXT), inputs_of()
+    given = dict(zip(("query_states", "key_states", "value_states"), inputs), attention_mask=None)
+    with msops.patch_mindspore():
+        want = module.flash_attention_forward(*inputs, None, is_causal=True, softmax_scale=0.3)
+        got = module._flash_attention_forward(**given, is_causal=True, softmax_scale=0.3)
+    assert len(computed) == 2
+    np.testing.assert_array_equal(got.asnumpy(), want.asnumpy())
+
+
 def test_graph_mode(load, computed):
     inputs, module = inputs_of(), load(TEXT)
     with msops.patch_mindspore():

@@ -12,7 +12,7 @@ from msops.core.compiled import once
 from msops.core.inputs import describe
 from msops.operators.flash_attention import draw_seed, flash_attention
 
-from .formula import Formula, Found, written
+from .formula import Formula, Found, NoFormulaError, written
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,6 +51,8 @@ def causing(own: Function) -> Found:
     parameters = [each for each in inspect.signature(own).parameters.values() if each.kind != each.VAR_KEYWORD]
     names = ("x0", "x1", "x2", "x3", *(f"x_{each.name}" for each in parameters[4:]))
     options = {each.name: each.default for each in parameters[4:]}
+    if [each.name for each in parameters[:4]] != ["query_states", "key_states", "value_states", "attention_mask"]:
+        raise NoFormulaError("its arguments are others than the formula's")
     formulas = []
     for (is_given, is_bool), mask in _MASKS.items():
         for casts in (False, True):
@@ -71,7 +73,9 @@ def causing(own: Function) -> Found:
         is_number = all(type(each) in (int, float) for each in (scale, dropout)) and 0 <= dropout < 1
         return is_plain and is_number and formulas[0].stands() and _hides(inputs, mask)
 
-    def attend(query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, *more: Any, **named: Any) -> Any:
+    def attend(
+        query_states: Tensor, key_states: Tensor, value_states: Tensor, attention_mask: Any, *more: Any, **named: Any
+    ) -> Any:
         given = (
             named.get("is_causal"),
             named.get("dropout", 0.0),
@@ -87,20 +91,20 @@ def causing(own: Function) -> Found:
             named.get("max_length_k"),
             named.get("target_dtype"),
         )
-        inputs = describe(query), describe(key), describe(value)
+        inputs = describe(query_states), describe(key_states), describe(value_states)
         mask = None if attention_mask is None else describe(attention_mask)
         if more or not is_causal(inputs, mask, given):
-            return own(query, key, value, attention_mask, *more, **named)
+            return own(query_states, key_states, value_states, attention_mask, *more, **named)
         hidden = None
         if attention_mask is not None:
             is_bool = attention_mask.dtype == mindspore.bool_
             hidden = ops.logical_not(attention_mask) if is_bool else attention_mask.bool()
-        q, k, v = query.to(float16), key.to(float16), value.to(float16)
+        q, k, v = query_states.to(float16), key_states.to(float16), value_states.to(float16)
         dropout_p, seed = (named["dropout"], draw_seed()) if named.get("dropout", 0.0) > 0 else (0.0, None)
         out: Any = flash_attention(
             q, k, v, True, named["softmax_scale"], None, None, hidden, 0.0, "BTHD", False, None, None, dropout_p, seed
         )
-        return out.to(query.dtype)
+        return out.to(query_states.dtype)
 
     layout = options.get("input_layout")
     attend.__name__ = own.__name__

@@ -120,7 +120,7 @@ def attending(own: Function) -> Found:
     attention, reasons = _Attention(own), set[str]()
     names = attention.names
     defaults = attention.defaults
-    if names[0] != "module" or names[4:5] != ("attention_mask",) or not set(names[5:]) <= set(_OPTIONS):
+    if names[:5] != ("module", "query", "key", "value", "attention_mask") or not set(names[5:]) <= set(_OPTIONS):
         raise NoFormulaError(f"its arguments are {', '.join(names)}")
     if {defaults.get(each) for each in _OPTIONS if each != "dropout"} != {None}:
         raise NoFormulaError("an argument has another default than None")
@@ -257,6 +257,8 @@ def _is_added(mask: Description, dtype: mindspore.Type, sizes: tuple[int, ...], 
 def blocks(own: Function, owner: type) -> Found:
     """Returns what stands for the method of a diffusion model that computes attention of four axes as blocks of
     matrices. Its formula may have casts to float32, or leave them out."""
+    if tuple(inspect.signature(own).parameters) != ("self", "query", "key", "value", "attn_mask"):
+        raise NoFormulaError("its arguments are others than the formula's")
     formulas = []
     for casts_inputs in (False, True):
         for casts_scores in (False, True):
