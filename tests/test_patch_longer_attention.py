@@ -33,6 +33,10 @@ class Attention(nn.Cell):
     def split(self, x):
         return x.view(x.shape[0], x.shape[1], self.heads, self.size).swapaxes(1, 2)
 
+    def added(self, x):
+        ops.assign_add(x, ops.ones_like(x))
+        return x
+
     def merge(self, x):
         return x.swapaxes(1, 2).reshape(x.shape[0], -1, self.heads * self.size)
 
@@ -303,6 +307,14 @@ OTHERS = {
     "other queries in place": changed(SCALED, f"query[0] = 0\n        {SCALED}").replace(
         "context = self.merge(context)", "context = self.merge(context + query)"
     ),
+    "other queries by a method": changed(SCALED, f"other = self.added(query)\n        {SCALED}")
+    .replace("query, key, value = self.split(x)", "query, key, value = ops.abs(self.split(x))")
+    .replace("context = self.merge(context)", "context = self.merge(context + other)"),
+    "other queries by a function of MindSpore's": changed(
+        SCALED, f"other = ops.assign_add(query, query)\n        {SCALED}"
+    )
+    .replace("query, key, value = self.split(x)", "query, key, value = ops.abs(self.split(x))")
+    .replace("context = self.merge(context)", "context = self.merge(context + other)"),
     "mask after it is added": changed(SOFTMAX, f"mask = mask * 2\n        {SOFTMAX}").replace(
         "context = self.merge(context)", "context = self.merge(context + mask.mean())"
     ),

@@ -213,6 +213,8 @@ class Steps:
         changed = {base(each) for each in nodes if changes(each)}
         written = names_written(line)
         acts = changed or any(isinstance(each, ast.Expr) for each in nodes)
+        given = (names_read(self.query) | names_read(self.key) | self._read_by_steps) - {self._calls.cell}
+        may_change = any(values_read(each) & given for each in nodes if self._calls.may_change(each))
         if conditions:  # it runs again where the library's own code runs after it
             calls = any(isinstance(each, ast.Call) and self._calls.is_of_cell(each) for each in nodes)
             is_other = bool(acts or calls or not isinstance(line, ast.Assign) or written & self._read)
@@ -220,7 +222,7 @@ class Steps:
             is_statement = all(isinstance(each, _KEPT) for each in nodes if isinstance(each, ast.stmt))
             is_other = not is_statement or bool(acts and values_read(line) & self._read)  # it may change the queries
             is_other = is_other or bool((names_read(line) | written) & self._written or written & self._read_by_steps)
-        if is_other or written & self._read:
+        if is_other or may_change or written & self._read:
             raise NoFormulaError(f"it has among its scores: {first_line(line)}")
         is_least = isinstance(line, ast.Assign) and self._is_least(line.value, conditions)
         self._least = {name: each for name, each in self._least.items() if name not in written}

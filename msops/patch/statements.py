@@ -51,6 +51,10 @@ class Calls:
         """Tells whether the function's Cell has what is called."""
         return path_of(node.func)[:1] == [self.cell]
 
+    def may_change(self, node: ast.AST) -> bool:
+        """Tells whether this calls what may change its arguments in place: a method of the Cell or another function."""
+        return isinstance(node, ast.Call) and (self.is_of_cell(node) or isinstance(node.func, ast.Name))
+
     def is_local(self, node: ast.expr) -> bool:
         return bool(self._local & set(path_of(node)[:1]))
 
@@ -168,13 +172,14 @@ def is_load(node: Any) -> bool:
 
 
 def changes(node: ast.AST) -> bool:
-    """Tells whether code changes an object: it assigns to a part of it, or calls a method such as `add_`."""
+    """Tells whether code changes an object: it assigns to a part of it, or calls `add_` or `assign_add`."""
     if isinstance(node, (ast.Attribute, ast.Subscript)) and not is_load(node):
         return True
     if isinstance(node, ast.AugAssign):
         return True
     is_method = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
-    return is_method and node.func.attr.endswith("_")  # type: ignore[attr-defined]
+    name = node.func.attr if is_method else ""  # type: ignore[attr-defined]
+    return name.endswith("_") or name.startswith("assign")
 
 
 def base(node: Any) -> str:
