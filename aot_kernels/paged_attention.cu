@@ -55,7 +55,7 @@ struct Inputs {
   int64_t parts() const {
     int64_t keys = 0;
     if (__builtin_mul_overflow(block_tables.dim(1), key_cache.dim(1), &keys)) keys = INT64_MAX / 2;
-    return parts_of_keys(keys);
+    return most_parts(keys);
   }
 
   template <typename T, typename K>

@@ -21,6 +21,8 @@ MSOPS_BOTH int64_t keys_of_part(int64_t keys) {
   return most(kLeastPart, parts_of(parts_of(keys, kMostParts), kPartUnit) * kPartUnit);
 }
 MSOPS_BOTH int64_t parts_of_keys(int64_t keys) { return most(1, parts_of(keys, keys_of_part(keys))); }
+// Returns the most parts that up to so many keys have: 16384 keys have 32 parts, but 16385 have 29 longer ones.
+inline int64_t most_parts(int64_t keys) { return most(1, least(kMostParts, parts_of(keys, kLeastPart))); }
 
 // Codes are what turns whole numbers of a cache into numbers: (code - zero) scale, of each head and feature, or of each
 // head.
@@ -80,7 +82,7 @@ struct Paged {
   Codes<T> of_k, of_v;  // of caches of int8_t
 
   // (parts, sums (split_tokens, heads, value_width), statistics (split_tokens, heads, 2)), where parts are as many as
-  // the longest sequence could have.
+  // any sequence could have.
   C* partial;
   int64_t parts;
 

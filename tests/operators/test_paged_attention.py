@@ -45,6 +45,7 @@ class TestPagedAttention(Card):
         "128 features": case((300, 77), 8, 2, 128, 64, 8, new=(2, 77), value_width=64),
         "200 features": case((50, 20), 4, 2, 200, 16, window=(30, -1)),
         "long sequences": case((9000,), 2, 1, 8, 64, 160),
+        "more parts than the longest": case((16384,), 1, 1, 8, 64, 257, 257),
         "blocks of one row": case((40, 20), 4, 2, 64, 1, 70, slopes=(4,)),
         "terms of parts": case((600, 100), 4, 2, 64, 32, 40, new=(3, 1), bias=(4, 4, 600), mask=(4, 1, 600)),
         "long codes": case((500, 300), 8, 2, 128, 16, 60, new=(2, 9), codes=(128, 128)),
@@ -305,6 +306,17 @@ def check_sequences_alone(device, dtype, codes):
         alone = results_on(device, operator, [*own, np.int32([0, new[b]]), *scales])
         np.testing.assert_array_equal(alone[0], out[part])
         np.testing.assert_array_equal(alone[1], lse[:, part])
+
+
+def test_room_for_all_parts():
+    """A shorter sequence may have more parts than the longest that the table has room for, so that there is room for as
+    many as with fewer columns."""
+    operator, (q, cache) = CARD.operators()[0], zeros((1, 1, 8), (1, 64, 1, 8))
+    sizes = [
+        outputs_of(operator, [q, cache, cache, np.zeros((1, columns), np.int32), np.ones(1, np.int32)])[2][0][0]
+        for columns in range(1, 400)
+    ]
+    assert sizes == sorted(sizes)
 
 
 KINDS = [("float16", None), ("float16", (64, 1)), ("float32", None)]
