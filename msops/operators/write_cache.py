@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import mindspore
-from mindspore import Parameter, Tensor
+from mindspore import Parameter, Tensor, ops
 
 from msops.core.compiled import compiling
 from msops.core.factory import Operators, custom_op
@@ -29,7 +29,8 @@ def write_cache(cache: Tensor, rows: Tensor, slots: Tensor) -> Tensor:
 
     In graph mode, what reads the Parameter after this call reads what was written, also if the result is not used. If a
     graph writes the same Parameter again, MindSpore copies it for what reads it in between. In PyNative mode, `cache`
-    may be a Tensor that is no Parameter. Nothing has a gradient.
+    may be a Tensor that is no Parameter, but no view of another Tensor, such as a part or what `reshape` returns, of
+    which MindSpore hands over a copy. The first call with a Tensor tries whether it is one. Nothing has a gradient.
 
     Args:
         cache (Parameter): P blocks of S rows, shape (P, S, ...); float16, float32, float64 or int8.
@@ -43,7 +44,7 @@ def write_cache(cache: Tensor, rows: Tensor, slots: Tensor) -> Tensor:
     Raises:
         TypeError: If an input is not a Tensor of one of these dtypes, the dtypes differ, or `cache` is no Parameter in
             graph mode.
-        ValueError: If an input has another shape, or `cache` is part of another Tensor in PyNative mode.
+        ValueError: If an input has another shape, or `cache` is a view of another Tensor in PyNative mode.
 
     Examples:
         >>> import mindspore, msops
@@ -58,17 +59,28 @@ def write_cache(cache: Tensor, rows: Tensor, slots: Tensor) -> Tensor:
         if not isinstance(cache, Parameter):
             raise TypeError("write_cache: cache must be a Parameter in graph mode")
     else:
-        _require_whole(cache)
+        _require_own_memory(cache)
     # In graph mode the result must be the Parameter itself, for MindSpore to order all that reads and writes it.
     operators.primitive()(cache, rows, slots)
     return cache
 
 
-def _require_whole(cache: Tensor) -> None:
-    """Requires a cache that MindSpore hands over as it is: of a part of a Tensor, it hands over a copy."""
-    is_whole = getattr(cache, "is_contiguous", None)
-    if isinstance(cache, Tensor) and is_whole is not None and not is_whole():
-        raise ValueError(f"{_NAME}: cache must be contiguous, got a part of shape {cache.shape} of another Tensor")
+def _require_own_memory(cache: Tensor) -> None:
+    """Requires a Tensor that MindSpore hands over as it is. It copies views, and a Tensor does not tell whether it is
+    one; so this tries, with the first row of the cache, and puts that back."""
+    if not isinstance(cache, Tensor) or isinstance(cache, Parameter) or getattr(cache, "_msops_has_own_memory", False):
+        return
+    if len(cache.shape) < 2 or cache.size == 0:
+        return
+    write, first = operators.primitive(), Tensor([0], mindspore.int32)
+    row, found = Tensor(cache[0, :1].asnumpy()), []
+    for number in (0, 1):
+        write(cache, ops.full_like(row, number), first)
+        found.append(cache[0, :1].asnumpy().flat[0])
+    write(cache, row, first)
+    if found != [0, 1]:
+        raise ValueError(f"{_NAME}: cache must be no view or part of another Tensor, got one of shape {cache.shape}")
+    cache._msops_has_own_memory = True
 
 
 @Operators
