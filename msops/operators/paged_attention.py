@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, NoReturn
 from mindspore import Tensor, nn
 
 from msops.core import settings
+from msops.core.compiled import once
 from msops.core.factory import Operators, custom_op
 from msops.core.inputs import as_int32, present
 from msops.core.library import of_package
@@ -89,7 +90,7 @@ def paged_attention(
         key_zero_point (Tensor): The code of 0, of such a shape; int8, float32 or of the dtype of `q`. Default:
             ``None`` , 0.
         value_zero_point (Tensor): Likewise. Default: ``None`` , 0.
-        value_size (int): Dv where `value_cache` is None, from 0 to D. Default: ``None`` .
+        value_size (int): Dv where `value_cache` is None, from 0 to D; it must be given there. Default: ``None`` .
         return_lse (bool): Whether lse is returned, too. Default: ``False`` .
 
     Returns:
@@ -195,15 +196,29 @@ class PagedAttention(nn.Cell):
 def _call(
     settings_: tuple[Any, ...], inputs: tuple[Tensor | None, ...], optional: tuple[Tensor | None, ...]
 ) -> Tensor | tuple[Tensor, Tensor]:
-    _, _, values, _, _, starts = inputs
+    q, keys, values, tables, lengths, starts = inputs
     mask, bias, slopes, key_scale, value_scale, key_zero, value_zero = optional
+    causal, scale, window, softcap, value_size, return_lse = settings_
     of_inputs = (values is not None, starts is not None, mask is not None, bias is not None, slopes is not None)
     of_codes = (key_scale is not None, value_scale is not None, key_zero is not None, value_zero is not None)
     has_codes = key_scale is not None
-    results = operators.primitive(*settings_, has_codes, *of_inputs, *of_codes)(*present(inputs + optional))
-    if settings_[-1]:  # return_lse
+    value_size = _size_of_values(values is not None, value_size)
+    attend = operators.primitive(
+        causal, scale, window, softcap, value_size, return_lse, has_codes, *of_inputs, *of_codes
+    )
+    terms = (starts, mask, bias, slopes, key_scale, value_scale, key_zero, value_zero)
+    results = attend(q, keys, *present((values,)), tables, lengths, *present(terms))
+    if return_lse:
         return results[0], results[1]
     return results[0]
+
+
+@once
+def _size_of_values(has_values: bool, value_size: int | None) -> int | None:
+    """Requires how many of a key's features its value has, where there are no other values, and returns it."""
+    if not has_values and value_size is None:
+        raise ValueError(f"{_NAME}: value_size must be given where value_cache is None, got None")
+    return value_size
 
 
 def _no_gradient(*_: object) -> NoReturn:

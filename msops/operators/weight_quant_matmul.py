@@ -44,7 +44,8 @@ def weight_quant_matmul(
     half. Where the number of columns is odd, the last upper half is not read. Codes in uint8 are 0 to
     :math:`2^{\text{bits}} - 1` , and those in int8 are two's complement.
 
-    W is computed in float32 (float64 beside float64), and may be rounded to the dtype of x. Sums are in float32
+    W is computed in float32 (float64 beside float64), and may be rounded to the dtype of x, as may be the numbers of a
+    codebook. Sums are in float32
     (float64), and the bias is added before they are rounded once. Equal rows of a call have equal bits. The inputs x
     and bias have gradients, of first order; the others get zeros.
 
@@ -89,7 +90,7 @@ def weight_quant_matmul(
     multiply = operators.primitive(
         bits, group, transpose_weight, zero_point is not None, codebook is not None, bias is not None
     )
-    return multiply(*present((x, weight, scale, zero_point, codebook, widened(bias, x))))
+    return multiply(x, weight, scale, *present((zero_point, codebook, widened(bias, x))))
 
 
 def _as_matrix(scale: Tensor, transpose_weight: bool) -> Tensor:

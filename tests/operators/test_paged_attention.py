@@ -257,6 +257,10 @@ def test_wrong_terms(mode):
         assert words in str(caught.value)
     with pytest.raises(ValueError, match="value_size must be at most the 8 features of the keys, got 9"):
         msops.paged_attention(q, k, None, tables, lengths, value_size=9).asnumpy()
+    with pytest.raises(ValueError, match="paged_attention: value_size must be given where value_cache is None"):
+        msops.paged_attention(q, k, None, tables, lengths)
+    with pytest.raises(TypeError, match="paged_attention: lengths must be a Tensor, got None"):
+        msops.paged_attention(q, k, v, tables, None)
 
 
 def test_no_gradient(mode):

@@ -380,6 +380,12 @@ def test_low_rank_adapters_train_over_codes(mode):
     check_training(Adapted(), x)
 
 
+def test_missing_scale(mode):
+    x, codes = Tensor(np.ones((3, 6), np.float32)), Tensor(np.zeros((5, 6), np.uint8))
+    with pytest.raises(TypeError, match="weight_quant_matmul: scale must be a Tensor, got None"):
+        msops.weight_quant_matmul(x, codes, None)
+
+
 def test_wrong_settings_of_cell():
     for settings, error, words in (
         (dict(in_channels=0), ValueError, "WeightQuantMatmul: in_channels must be at least 1"),
