@@ -202,7 +202,8 @@ def _scales(who: str, name: str, tensor: Tensor, group: int | None, transpose_we
 def _in_groups(numbers: Array, group: int | None) -> Array:
     """Returns (..., groups, group) with zeros at the end of the last group."""
     length = numbers.shape[-1]
-    group, groups = (max(length, 1), 1) if group is None else (group, -(-length // group))
+    groups = 1 if group is None else -(-length // group)
+    group = max(length, 1) if group is None else min(group, max(length, 1))
     padding = [(0, 0)] * (numbers.ndim - 1) + [(0, groups * group - length)]
     return np.pad(numbers, padding).reshape(*numbers.shape[:-1], groups, group)
 

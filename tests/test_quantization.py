@@ -80,6 +80,14 @@ def test_leading_axes(symmetric):
     np.testing.assert_array_equal(whole[1, 2], msops.dequantize_weight(one, *of_one, bits=4, group=2).asnumpy())
 
 
+def test_groups_longer_than_rows():
+    """They are no longer than the rows, so that no memory is taken for what is beyond."""
+    weight = Tensor(np.random.default_rng(0).standard_normal((3, 10)), mindspore.float32)
+    whole = msops.quantize_weight(weight, group=None)
+    for one, other in zip(msops.quantize_weight(weight, group=2**31 - 1), whole):
+        np.testing.assert_array_equal(one.asnumpy(), other.asnumpy())
+
+
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 def test_dequantize_weight(dtype):
     """Codes of the other order of axes, of a codebook, with scales as vectors, and in other dtypes."""
