@@ -164,21 +164,21 @@ def convert_gguf(blocks: Array, kind: str) -> dict[str, Any]:
     name = "convert_gguf"
     kind_of(name, kind)
     _check(name, "blocks", blocks, "uint8", (None, None))
-    size = KINDS[kind].size
+    size, numbers = KINDS[kind]
     if blocks.shape[1] % size:
         raise ValueError(
             f"{name}: blocks must have rows of a multiple of {size} bytes for {kind}, got {blocks.shape[1]}"
         )
     codes, scale, offset = _GGUF[kind](np.ascontiguousarray(blocks).reshape(-1, size))
-    rows = len(blocks)
-    codes, scale = codes.reshape(rows, -1), scale.reshape(rows, -1)
     bits = 4 if kind in ("Q4_0", "Q4_1", "Q4_K") else 8
     group = 16 if kind == "Q6_K" else 32
+    rows, columns = len(blocks), blocks.shape[1] // size * numbers
+    codes, scale = codes.reshape(rows, columns), scale.reshape(rows, columns // group)
     if offset is None:
         weight = _packed(codes & 15).view(np.int8) if bits == 4 else codes.view(np.int8)
         return dict(weight=weight, scale=scale, zero_point=None, bits=bits, group=group)
     # A scale of 0 leaves the offset alone, which no zero point gives. Then codes are 0, and the scale is 1.
-    offset, is_constant = offset.reshape(rows, -1), scale == 0
+    offset, is_constant = offset.reshape(scale.shape), scale == 0
     scale = np.where(is_constant, np.float32(1), scale)
     codes = np.where(np.repeat(is_constant, group, 1), np.uint8(0), codes)
     return _of_groups(codes, scale, -offset / scale, bits, group)
@@ -260,12 +260,12 @@ def _parts(words: Array, bits: int) -> Array:
     """Returns the parts of int32 of so many bits, from the lowest on, side by side along the last axis."""
     shifts = np.arange(0, 32, bits, dtype=np.uint32)
     parts = np.ascontiguousarray(words).view(np.uint32)[..., None] >> shifts & np.uint32(2**bits - 1)
-    return parts.astype(np.uint8).reshape(*words.shape[:-1], -1)
+    return parts.astype(np.uint8).reshape(*words.shape[:-1], words.shape[-1] * len(shifts))
 
 
 def _in_order(parts: Array, columns: Sequence[int]) -> Array:
     """Moves part i of each eight to the column that stands at i."""
-    eights = parts.reshape(len(parts), -1, 8)
+    eights = parts.reshape(len(parts), parts.shape[1] // 8, 8)
     found = np.empty_like(eights)
     found[..., list(columns)] = eights
     return found.reshape(parts.shape)

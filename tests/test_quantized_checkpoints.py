@@ -124,6 +124,15 @@ def test_gguf(kind):
     assert (np.abs(numbers_of(**found) - want) <= 2**-23 * (np.abs(want) + minima)).all()
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_outputs(kind):
+    """A weight of no rows has the sizes of its columns."""
+    assert msops.convert_gguf(random_blocks(4, kind, 0, 512), kind)["weight"].shape == (0, 256 if "4_" in kind else 512)
+    words, scales = np.zeros((8, 0), np.int32), np.ones((2, 0), np.float16)
+    assert msops.convert_awq(words, words[:2], scales)["weight"].shape == (0, 4)
+    assert msops.convert_gptq(words, words[:2], scales)["weight"].shape == (0, 32)
+
+
 @pytest.mark.parametrize("kind", ["Q4_1", "Q4_K", "Q5_K"])
 def test_gguf_of_scale_0(kind):
     """Groups whose scale is 0 are constant: all of their numbers are the offset."""
@@ -179,6 +188,8 @@ INTS, SCALES = np.zeros((8, 2), np.int32), np.ones((1, 16), np.float16)
          "convert_awq: scales must have shape (any, 16), got (1, 8)"),
         (lambda: msops.convert_awq(INTS, INTS[:3], np.ones((3, 16), np.float16)), ValueError,
          "convert_awq: scales must have a number of groups that divides 8 rows, got 3"),
+        (lambda: msops.convert_awq(INTS, INTS[:0], SCALES[:0]), ValueError,
+         "convert_awq: scales must have a number of groups that divides 8 rows, got 0"),
         (lambda: msops.convert_gptq(INTS, INTS[:1, :1], SCALES, bits=3), ValueError,
          "convert_gptq: bits must be 4 or 8, got 3"),
         (lambda: msops.convert_gptq(INTS, INTS[:1, :1], SCALES, bits=True), TypeError,
