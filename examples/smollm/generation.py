@@ -22,7 +22,7 @@ class CachedLlama(nn.Cell):
     """Reads tokens (B, T) that stand at the places from `start` on, shape (1,), and returns the scores (B, vocabulary)
     of the token after the one at column `last`, shape (1,). What stands before `start` was read by earlier calls.
 
-    ScatterUpdate writes into the caches in place, since a custom operator cannot.
+    ScatterUpdate writes into the caches in place.
     """
 
     def __init__(self, net, batch=1):
