@@ -79,7 +79,12 @@ struct TakeRows {
     const bool is_taken = 0 <= row && row < rows && row != padding;
     T* const to = out + run.row * columns + run.column;
     if constexpr (W == kRun) {
-      for (int k = 0; k < run.count; ++k) to[k] = is_taken ? weight[row * columns + run.column + k] : T(0);
+      if (is_taken) {
+        const T* const from = weight + row * columns + run.column;
+        for (int k = 0; k < run.count; ++k) to[k] = from[k];
+      } else {
+        for (int k = 0; k < run.count; ++k) to[k] = T(0);
+      }
     } else {
       store(to, is_taken ? load<W>(weight + row * columns + run.column) : Pack<T, W>{});
     }

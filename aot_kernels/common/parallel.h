@@ -94,13 +94,14 @@ void on_threads(Call& call, int64_t most, double work, const Body& body) {
   }
 }
 
-// ForPart runs body(i) for one part of the indices in [0, n).
+// ForPart runs body(i) for one part of the indices in [0, n). The body is copied and inlined, too, so that its members
+// stay in registers.
 template <typename Body>
 struct ForPart {
   int64_t n;
-  const Body& body;
+  Body body;
 
-  MSOPS_CPU void operator()(int64_t part, int64_t parts) const {
+  MSOPS_CPU __attribute__((always_inline)) void operator()(int64_t part, int64_t parts) const {
     const int64_t end = part_begin(n, part + 1, parts);
     for (int64_t i = part_begin(n, part, parts); i < end; ++i) body(i);
   }

@@ -21,23 +21,33 @@ MSOPS_CPU void correlate_strips(const C* from, const Tile& tile, int64_t pitch, 
   constexpr int kRows = (kTaps + kStride - 1) / kStride;  // of results at once
   constexpr int64_t kColumns = kVectors * kWidth<C>;
   const int64_t last = std::max<int64_t>(0, tile.columns - kColumns);
+  C weights[kTaps * kTaps];  // in registers, since nothing that is written can be one of them
+  std::copy(taps.weights, taps.weights + kTaps * kTaps, weights);
   for (int64_t column = 0; column < tile.columns; column += kColumns) {
     const C* at[kStride * kTaps];
+    MSOPS_UNROLL
     for (int t = 0; t < kStride * kTaps; ++t) at[t] = from + std::min(column, last) + taps.offsets[t];
     C* to = result + std::min(column, last);
     Vector<C> sums[kRows][kVectors] = {};  // sums[j] are of row - j, counted from the last row that is complete
     for (int64_t row = 0; row < tile.rows + kRows - 1; ++row) {
+      MSOPS_UNROLL
       for (int v = 0; v < kVectors; ++v) {
+        MSOPS_UNROLL
         for (int j = kRows - 1; j > 0; --j) sums[j][v] = sums[j - 1][v];
         sums[0][v] = Vector<C>{} + start;
       }
-      for (int t = 0; t < kStride * kTaps; ++t)
+      MSOPS_UNROLL
+      for (int t = 0; t < kStride * kTaps; ++t) {
+        MSOPS_UNROLL
         for (int v = 0; v < kVectors; ++v) {
           const Vector<C> x = vector_at(at[t] + row * pitch + v * kWidth<C>);
+          MSOPS_UNROLL
           for (int j = 0; j < kRows; ++j)
-            if (j * kStride * kTaps + t < kTaps * kTaps) sums[j][v] += taps.weights[j * kStride * kTaps + t] * x;
+            if (j * kStride * kTaps + t < kTaps * kTaps) sums[j][v] += weights[j * kStride * kTaps + t] * x;
         }
+      }
       if (row < kRows - 1) continue;
+      MSOPS_UNROLL
       for (int v = 0; v < kVectors; ++v) vector_at(to + v * kWidth<C>) = sums[kRows - 1][v];
       to += result_pitch;
     }
@@ -123,20 +133,28 @@ MSOPS_CPU void strip_products(const Strip<C>& d, int64_t rows, const C* from, in
                               int64_t step, C (*sums)[kWidth<C>]) {
   Vector<C> products[kRows][kTaps], gradient[kRows] = {};
   const C* at[kTaps];
+  MSOPS_UNROLL
   for (int b = 0; b < kTaps; ++b) {
     at[b] = from + offsets[b];
+    MSOPS_UNROLL
     for (int j = 0; j < kRows; ++j) products[j][b] = vector_at(sums[j * step + b]);
   }
   for (int64_t row = 0; row < rows + kRows - 1; ++row) {
+    MSOPS_UNROLL
     for (int j = kRows - 1; j > 0; --j) gradient[j] = gradient[j - 1];
     gradient[0] = vector_at(d[row]);
+    MSOPS_UNROLL
     for (int b = 0; b < kTaps; ++b) {
       const Vector<C> x = vector_at(at[b] + row * pitch);
+      MSOPS_UNROLL
       for (int j = 0; j < kRows; ++j) products[j][b] += gradient[j] * x;
     }
   }
-  for (int b = 0; b < kTaps; ++b)
+  MSOPS_UNROLL
+  for (int b = 0; b < kTaps; ++b) {
+    MSOPS_UNROLL
     for (int j = 0; j < kRows; ++j) vector_at(sums[j * step + b]) = products[j][b];
+  }
 }
 
 // Does this for a whole kernel. Rows of taps at a distance of `period` meet neighbouring rows of one copy.

@@ -66,7 +66,7 @@ void compute_runs(Call& call, int64_t runs, int64_t length, const Part<const T> 
   };
   if (length == 0) return;
   if (call.is_on_cpu()) {
-    constexpr int kBlock = 256;
+    constexpr int kBlock = 1024;
     const int64_t units = (length + kBlock - 1) / kBlock;
     constexpr double kCost = 8;  // of an element, for its exponential
     return on_cpu(call, runs * units, with(ComputeRuns<T, kBlock, kIn, kOut, Formula>()),
