@@ -26,10 +26,14 @@ from gpu import (
     compare_with_cpu,
 )
 from msops.core.abi import DEFAULT_STREAM, Param, ask_shapes, prepare_call
+from msops.core.factory import custom_op
+from msops.core.library import Library
 from msops.operators.binary import operators as functions_of_two
 from msops.operators.grouped_matmul import operators as grouped_products
 from msops.operators.rotary_embedding import operators as rotations
+from msops.testing import memory
 from msops.testing.entry import Status, attributes_in_mindspore
+from msops.testing.process import Process, Where
 from test_optimizer import UPDATES, in_place
 
 pytestmark = pytest.mark.wide
@@ -48,7 +52,10 @@ class Emulator:
     array = numpy = staticmethod(np.asarray)
 
     def full(self, size, value, dtype):
-        return np.full(size, value, dtype)
+        """Returns memory that begins at a multiple of 256 bytes, as that of a GPU does, so that it fits all packs."""
+        whole = np.full(size + 256 // np.dtype(dtype).itemsize, value, dtype)
+        begin = -whole.ctypes.data % 256 // whole.itemsize
+        return whole[begin : begin + size]
 
     def function(self, operator, kind=""):
         return getattr(library_of(operator.entry.library.path.stem), operator.entry.name + kind)
@@ -113,7 +120,28 @@ def test_emulated_equals_cpu(card, shapes, settings, dtype, architecture, monkey
 )
 def test_other_dtypes(card, which):
     for call in card.other_calls(which):
-        compare_with_cpu(Emulator(), call, call.results[0].dtype.name, shift=1)
+        for shift in (0, 1):
+            compare_with_cpu(Emulator(), call, call.results[0].dtype.name, shift)
+
+
+def emulated(operator):
+    """Returns the operator of the emulated library's entry."""
+    path = emulator.library(emulator.SOURCES / f"{operator.entry.library.path.stem}.cu")
+    same = dict(infer=operator.rule, name=operator.label, dtypes=operator.signature.dtypes)
+    entry = getattr(Library(path), operator.entry.name)
+    return custom_op(entry, operator.full.text, **same, **operator.settings).without(*operator.absent)
+
+
+@pytest.mark.parametrize("card", [card for card in cards() if card.operators()], ids=lambda card: card.name())
+def test_nothing_outside_is_read(card):
+    """Arrays end, and then begin, beside memory that cannot be accessed."""
+    with Process(Where()) as process:
+        for dtype, fill in itertools.product(("float16", "float32"), memory.FILLS):
+            for call in card.entry_calls(*card.cases[card.small], dtype):
+                results = names_of(call.operator).results
+                made = memory.EntryCall(emulated(call.operator), call.inputs, results, process, fill)
+                if made.status != Status.LAUNCH_FAILED:  # it needs cuBLAS
+                    memory.check_status(made)
 
 
 @pytest.mark.parametrize(("x", "y"), [((130, 64), (64,)), ((9, 7), ()), ((33,), (33,))], ids="binary {}".format)
