@@ -95,6 +95,7 @@ def call_with_tables_outside(name, dtype):
 OUTSIDE = [
     ("16 tokens after blocks", "float16"),
     ("20 features after blocks", "float32"),
+    ("300 blocks of 2 texts", "float32"),
     ("24 texts with blocks", "float16"),
     ("24 texts with blocks", "float64"),
     ("a long prefill after blocks", "float16"),

@@ -2,8 +2,9 @@
 // emulator.py. It is for tests of what kernels compute and how their threads wait for each other, not of their speed.
 //
 // A thread is a fiber with a stack of its own. A block's fibers take turns on one thread of the operating system, and
-// each runs until it waits: for the block, its warp, or an mbarrier. So the first thread is as far ahead of the others
-// as the barriers allow, and a missing barrier shows as a wrong result. The blocks of a cluster, and all blocks of a
+// each runs until it waits: for the block, its warp, or an mbarrier. A warp whose threads wait for each other alone
+// goes on before the next one has its turn. So the first thread, and the first warp, are as far ahead of the others as
+// the barriers allow, and a missing barrier shows as a wrong result. The blocks of a cluster, and all blocks of a
 // cooperative launch, are threads of the operating system, which run at once; other blocks run one after the other.
 // Shared memory is thread-local, and holds NaN when a block begins. cp.async copies when the thread waits for it.
 #pragma once
@@ -36,6 +37,8 @@ namespace emulator {
 constexpr int kWarp = 32, kSharedBytes = 227 * 1024, kMultiprocessors = 4;
 inline int gpu = 0;  // the current one; GPU 1 has twice as many multiprocessors
 constexpr size_t kStackBytes = 256 * 1024;
+// A warp has so many turns before the next one, since its threads may ask together for what another warp does.
+constexpr int kTurns = 1000;
 constexpr unsigned kSharedBase = 1024;  // the address of dynamic shared memory in the window of shared memory
 
 [[noreturn]] inline void fail(const char* why) {
@@ -127,6 +130,13 @@ struct Block {
   unsigned alive = 0;
   void* scheduler = nullptr;  // its stack pointer
   const std::function<void()>* kernel = nullptr;
+
+  // Returns how many exchanges a warp has had.
+  uint64_t exchanges(unsigned warp) const {
+    uint64_t count = 0;
+    for (const auto& of_mask : warps[warp]) count += of_mask.second.generation;
+    return count;
+  }
 };
 
 inline thread_local Block* block = nullptr;
@@ -282,11 +292,19 @@ inline void run_block(Block& all) {
   while (all.cluster->started < all.cluster->blocks) std::this_thread::yield();  // until each has its shared memory
   const bool backwards = descends();
   for (uint64_t rounds = 0; all.alive > 0; ++rounds) {
-    for (unsigned i = 0; i < n; ++i) {
-      Thread& thread = all.threads[backwards ? n - 1 - i : i];
-      if (thread.ended) continue;
-      self = &thread;
-      msops_emulator_switch_stacks(&all.scheduler, thread.stack_pointer);
+    for (unsigned w = 0; w < all.warps.size(); ++w) {
+      const unsigned warp = backwards ? static_cast<unsigned>(all.warps.size()) - 1 - w : w;
+      const unsigned first = warp * kWarp, end = std::min(n, first + kWarp);
+      uint64_t before = ~uint64_t{0};
+      for (int turns = 0; turns < kTurns && before != all.exchanges(warp); ++turns) {
+        before = all.exchanges(warp);
+        for (unsigned i = first; i < end; ++i) {
+          Thread& thread = all.threads[backwards ? first + end - 1 - i : i];
+          if (thread.ended) continue;
+          self = &thread;
+          msops_emulator_switch_stacks(&all.scheduler, thread.stack_pointer);
+        }
+      }
     }
     if (rounds > 100) std::this_thread::yield();
   }
