@@ -292,6 +292,7 @@ def check_cache(device, name, dtype):
         operator, (cache, rows, slots), outputs = prepared(name, dtype)
         if len(slots) > 2:
             slots[1] = cache.shape[0] * cache.shape[1]
+            slots[2] = 2**31 - 1 if slots.dtype == np.int32 else 2**32  # its lower half is row 0
         held = Guarded(device, cache.shape, cache.dtype.name, shift, cache)
         arrays = [device.array(x) for x in (rows, slots, *outputs)]
         assert device.status(operator, [held.array, *arrays]) == Status.OK
