@@ -6,7 +6,7 @@ The card has the updates that leave their inputs as they are. Tests below compar
 import numpy as np
 import pytest
 
-from card import Card, lengths, unwritten
+from card import Card, lengths, results_of, unwritten
 from msops.operators import optimizer
 from msops.testing.entry import prepare_operator
 
@@ -179,6 +179,17 @@ def test_steps_in_place(name, dtype):
         assert any(x.size for x in moved) == bool(done)
         for got, expected in zip(moved, want):
             np.testing.assert_array_equal(got, expected)
+
+
+def test_largest_square_that_is_not_a_number():
+    """A NaN stays, in whichever of both squares it is."""
+    shapes, settings = CARD.cases["amsgrad"]
+    for kind in (-1, -3):  # the largest squares, and the squares, each of two tensors
+        [call] = CARD.entry_calls(shapes, settings, "float32")
+        call.inputs[kind][1, 2] = np.nan
+        results = results_of(call.operator, *call.inputs)
+        for i in (1, -1):  # the parameter, and the largest square
+            assert np.argwhere(np.isnan(results[i])).tolist() == [[1, 2]]
 
 
 def test_too_many_tensors():
