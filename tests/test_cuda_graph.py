@@ -153,6 +153,18 @@ def test_keys(recorder):
     assert len(keys) == len(calls)
 
 
+def test_least_recently_used_graph_goes_first(recorder):
+    f = counted(lambda x, k: x * k)
+    g = msops.cuda_graph(f, warmup=1, limit=2)
+    for k in (1, 1, 2, 2, 1, 3):  # the last one takes the place of 2
+        g(X, k)
+    before = f.calls
+    g(X, 1)
+    assert f.calls == before
+    g(X, 2)
+    assert f.calls == before + 1
+
+
 def test_nested_arguments_and_results(recorder):
     class Pair(NamedTuple):
         a: object
