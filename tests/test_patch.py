@@ -27,6 +27,17 @@ def names():
     return {(path, name): values[name] for path, values in modules for name in last & values.keys()}
 
 
+def test_rows_of_operators_and_of_their_classes():
+    """What stands for an object of MindSpore is an object of what stands for its class."""
+    found = {
+        name: functools.reduce(lambda at, part: getattr(at, part, None), name.split("."), ops) for name in FUNCTIONS
+    }
+    classes = {own: FUNCTIONS[name] for name, own in found.items() if inspect.isclass(own)}
+    objects = {name: put for name, put in FUNCTIONS.items() if not inspect.isroutine(put) and not inspect.isclass(put)}
+    wrong = [name for name, put in objects.items() if type(put) is not classes.get(type(found[name]), type(put))]
+    assert not wrong
+
+
 def test_modules_that_imported_before_the_patch(monkeypatch):
     early = types.ModuleType("early")
     early.primitive, early.function, early.other = own = ops.auto_generate.Swiglu, ops.swiglu, np.exp

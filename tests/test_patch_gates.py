@@ -163,6 +163,7 @@ OTHERS = {
     "another constant": changed("0.044715 * input * input", "0.04 * input * input", "fast"),
     "another root": changed("2.0 / math.pi", "3.0 / math.pi", "new"),
     "a hook": (TEXT, "silu"),
+    "another precision": (TEXT, "silu"),
     "an instance's": (TEXT, "silu"),
     "an instance's function": (TEXT, "gelu"),
     "a class's later": (TEXT, "silu"),
@@ -177,6 +178,8 @@ def of_variants(load, computed):
         net = made(load(text), which)
         if name == "a hook":
             net.act_fn.register_forward_hook(lambda cell, given, out: out * 2)
+        if name == "another precision":
+            net.act_fn.to_float(mindspore.float16)
         if name == "an instance's":
             object.__setattr__(net.act_fn, "construct", mindspore.ops.tanh)
         if name == "an instance's function":

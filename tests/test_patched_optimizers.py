@@ -203,6 +203,10 @@ def test_own_construct_runs(launches, device_target):
             half(tuple([Tensor(np.ones(x.shape, np.float16)) for x in START[:2]]))
         lazy = nn.Adam(parameters_of()[:2], 0.1, use_lazy=True)
         lazy(ones[:2])
+        hooked, seen = nn.Momentum(parameters_of(), 0.1, 0.9), []
+        hooked.register_forward_hook(lambda cell, given, result: seen.append(cell))
+        hooked(ones)
+        assert seen == [hooked]
     assert not launches
 
 
