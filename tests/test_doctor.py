@@ -282,6 +282,8 @@ def test_too_few_open_files(patient, monkeypatch):
     assert subprocess.run(["sh", "-c", shell], capture_output=True, text=True, check=True).stdout == "1024\n"
     patient.install("mindspore", "2.9.0", "raise OSError('[Errno 24] Too many open files')")
     assert modules.mindspore(smoke.run("CPU")).mend == (mend,)
+    monkeypatch.setattr(finding.resource, "getrlimit", lambda which: (20, finding.resource.RLIM_INFINITY))
+    assert finding.few_files("Too many open files") == (mend,)
     monkeypatch.setattr(finding.resource, "getrlimit", lambda which: (20, 20))
     assert finding.few_files("Too many open files") == (
         "# open another shell: the processes of this one may open 20 files at most",
