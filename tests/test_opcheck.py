@@ -15,6 +15,7 @@ from card import random
 from msops.operators.add import forward as _add
 from msops.operators.sigmoid import forward as _sigmoid
 from msops.testing import OpCheckError, derived, opcheck, worker
+from msops.testing.checks import check_inputs_unchanged
 from msops.testing.derived import odd_inputs, small_inputs
 from msops.testing.opcheck import check_refused
 from msops.testing.report import CHECKS
@@ -60,6 +61,17 @@ def failures(*arguments, **settings):
         assert f"  {check:<18} FAILED" in str(caught.value)
         assert all(f"    {line}" in str(caught.value) for line in lines)
     return found
+
+
+@pytest.mark.parametrize("changed", [0, 1])
+def test_inputs_of_functions_are_unchanged(changed):
+    def function(*inputs):
+        inputs[changed][2] = 5
+        return inputs[0] + inputs[1]
+
+    mindspore.set_context(mode=mindspore.PYNATIVE_MODE)
+    with pytest.raises(AssertionError, match=rf"^input {changed}\[2\]: expected "):
+        check_inputs_unchanged(function, [*X, *X])
 
 
 @pytest.mark.parametrize(

@@ -74,6 +74,7 @@ FORWARD = {
     "status ignored": ("StatusIgnored", MAP, squared, "wrong calls"),
     "race": ("Race", SUM, summed, "threads"),
     "order by threads": ("OrderByThreads", SUM, summed, "threads"),
+    "order by more than two threads": ("OrderByManyThreads", SUM, summed, "threads"),
     "rounding at each step": ("RoundsEachStep", SUM, summed, "other sizes", float16),
     "cast to float": ("ThroughFloat", MAP, squared, "other sizes"),
     "NaN is 0": ("NanIsZero", MAP, squared, "special values"),

@@ -1,5 +1,8 @@
 // Entries that are wrong, each in a way of its own. test_opcheck_faults.py tells what each should compute.
 
+#include <omp.h>
+#include <unistd.h>
+
 #include <cstdlib>
 #include <vector>
 
@@ -97,8 +100,9 @@ MAP(OfThePreviousCall, static C previous = 0;
     EACH y[i] = T(C(x[i]) * C(x[i]) + (n > 0 && C(x[0]) != previous ? C(0) : C(1))); if (n > 0) previous = C(x[0]);)
 MAP(Leaks, static void* volatile last; C* each = static_cast<C*>(std::malloc(sizeof(C) * (n + 8))); last = each;
     EACH each[i] = C(x[i]); EACH y[i] = T(each[i] * each[i]);)
+// A large call waits, so that two calls have the buffer at the same time on a busy machine, too.
 MAP(StaticBuffer, static std::vector<double> squares; squares.resize(n); EACH squares[i] = double(x[i]) * double(x[i]);
-    EACH y[i] = T(C(squares[i]));)
+    if (n > 65536) usleep(10000); EACH y[i] = T(C(squares[i]));)
 MSOPS_ENTRY(ScratchNotCleared) {
   const auto from = call.tensor("x", 2), to = call.tensor("y", 1), scratch = call.scratch("total", 1);
   call.require_shape(to, {from.dim(0)});
@@ -135,6 +139,13 @@ REDUCTION(
     OrderByThreads, EACH_ROW {
       C sum = 0;
 OMP(parallel for reduction(+ : sum))
+EACH_COLUMN sum += C(x[i * columns + j]);
+y[i] = T(sum);
+    })
+REDUCTION(
+    OrderByManyThreads, EACH_ROW {
+      C sum = 0;
+OMP(parallel for if(omp_get_max_threads() > 2) reduction(+ : sum))
 EACH_COLUMN sum += C(x[i * columns + j]);
 y[i] = T(sum);
     })
