@@ -351,6 +351,13 @@ def test_tokens_are_sorted(mode, dtype):
     np.testing.assert_array_equal(first, X[ORDER // 2][:9])
 
 
+def test_rows_that_are_none():
+    with msops.patch_mindspore():
+        for rows in (0, -1):
+            with pytest.raises(NotImplementedError, match=f"num_out_tokens must be at least 1 here, got {rows}"):
+                ops.moe_token_permute(Tensor(X), Tensor(EXPERTS), rows)
+
+
 def there_and_back(x, probs, experts):
     rows, places = ops.moe_token_permute(x, experts, 10)
     return ops.moe_token_unpermute(rows, places, probs)

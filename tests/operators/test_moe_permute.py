@@ -199,3 +199,12 @@ def test_gradient_ignores_the_rest(mode):
     douts = [drows, *(np.zeros_like(each) for each in permute(*inputs, **settings)[1:])]
     got = run_gradient(TestMoEPermute().net(**settings), inputs, douts)[0]
     np.testing.assert_allclose(got, *add_up(drows, positions), rtol=1e-6, atol=1e-6)
+
+
+def test_entry_refuses_rows_without_numbers(capfd):
+    """Positions are int32, which hold no more than 2^31 rows, also where a row has no columns."""
+    [call, _] = TestMoEPermute().entry_calls(*case(3, 0, 2, 4, 2, True), "float32")
+    guarded, capacity = GuardedCall(call, capfd), 2**30
+    arrays = [guarded.params[name] for name in guarded.params]
+    arrays[2] = arrays[2]._replace(shape=(4, capacity, 0))
+    guarded.refused(Status.BAD_SHAPE, arrays=arrays, attributes={**call.operator.attributes, "capacity": capacity})

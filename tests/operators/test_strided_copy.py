@@ -9,8 +9,10 @@ import pytest
 from mindspore import Tensor
 
 from card import Card, chain, lengths
+from guarded_call import GuardedCall
 from msops.operators.strided_copy import operators, strided_copy
 from msops.testing.checks import Gradient, Net, run
+from msops.testing.entry import Status
 
 KINDS = ("bool", "int8", "int16", "int32", "int64", "complex64", "complex128")
 
@@ -173,3 +175,10 @@ def test_no_gradient_of_repeated_elements():
     assert operators((3, 4), (0, 1)).gradient is None
     assert operators((3, 4), (3, 1)).gradient is None
     assert operators((3, 1, 4), (4, 0, 1)).gradient is not None
+
+
+def test_entry_refuses_a_gradient_of_repeated_elements(capfd):
+    """The strides 2 and 1 lead to one element twice."""
+    call = StridedCopy().entry_calls([(9,)], dict(shape=(2, 3), stride=(3, 1)), "float32")[1]
+    attributes = {**call.operator.attributes, "stride_0": 2}
+    GuardedCall(call, capfd).refused(Status.BAD_ATTRIBUTE, attributes=attributes)

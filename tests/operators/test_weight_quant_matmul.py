@@ -8,9 +8,11 @@ from mindspore import Tensor, nn
 import msops
 from card import chain, length, random, zeros
 from gpu import BIG
+from guarded_call import GuardedCall
 from msops.compat import VERSION
 from msops.operators.weight_quant_matmul import operators
 from msops.testing.checks import Gradient, run, run_gradient
+from msops.testing.entry import Status
 from operator_test import OperatorTest, check_training, wide_in_graph_mode
 
 LOWER = -1, -0.6961928, -0.52507305, -0.3949175, -0.28444138, -0.18477343, -0.091050036, 0
@@ -408,3 +410,12 @@ def test_wrong_settings_of_cell():
     ):
         with pytest.raises(error, match=re.escape(words)):
             msops.WeightQuantMatmul.from_weight(*arguments)
+
+
+def test_entry_refuses_zero_points_beside_a_codebook(capfd):
+    card = TestWeightQuantMatmul()
+    for call in card.entry_calls(*card.cases["codebook of 256"], "float32"):
+        guarded = GuardedCall(call, capfd)
+        x, weight, scale, *others = guarded.params.values()
+        attributes = {**call.operator.attributes, "has_zero_point": 1}
+        guarded.refused(Status.BAD_PARAMETER_COUNT, arrays=[x, weight, scale, scale, *others], attributes=attributes)
