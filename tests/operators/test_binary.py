@@ -240,3 +240,4 @@ def test_shared_exponent(dtype, exponent):
     full = np.full_like(x, exponent)
     results = [results_of(operators("pow"), x, y)[0] for y in (np.asarray(exponent, dtype), full)]
     np.testing.assert_allclose(*results, rtol=2 * np.finfo(dtype).eps)
+    np.testing.assert_array_equal(*(np.signbit(np.nan_to_num(y)) for y in results))  # of zeros
