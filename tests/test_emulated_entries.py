@@ -86,12 +86,13 @@ CASES = [
 
 
 def choices():
-    """Yields (card, shapes, settings, dtype, architecture). Each case takes one dtype, since the emulator is slow;
-    neighbouring cases take different ones. wkv7 and gguf_matmul have kernels for tensor cores in float16; attention has
-    kernels for those of sm_80 in float16 and float32, in place of which sm_75 has plain ones, and in float16 for those
-    of sm_90a, which are chosen where TMA can read the rows; the latter take no bias, ALiBi and dropout. topk_gating has
-    kernels for all dtypes but float64, paged_attention for tensor cores in float16."""
-    for (name, *case), dtype in zip(CASES, itertools.cycle(DTYPES)):
+    """Yields (card, shapes, settings, dtype, architecture, order). Each case takes one dtype, and one order of threads,
+    since the emulator is slow; neighbouring cases take different ones. wkv7 and gguf_matmul have kernels for tensor
+    cores in float16; attention has kernels for those of sm_80 in float16 and float32, in place of which sm_75 has plain
+    ones, and in float16 for those of sm_90a, which are chosen where TMA can read the rows; the latter take no bias,
+    ALiBi and dropout. topk_gating has kernels for all dtypes but float64, paged_attention for tensor cores in
+    float16."""
+    for (name, *case), dtype, order in zip(CASES, itertools.cycle(DTYPES), itertools.cycle("01")):
         others = {"bias", "alibi_slopes", "seed"}.intersection(case[2].get("optional", ()))
         tensor_cores = "flash_attention", "decoder_stack", "grouped_matmul", "paged_attention", "weight_quant_matmul"
         has_kernels = name.startswith(tensor_cores)
@@ -104,12 +105,13 @@ def choices():
             older["float16"] = "75"
         for kind in dict.fromkeys(kinds):
             for architecture in dict.fromkeys(((has_kernels and not others and older.get(kind)) or "90", "90")):
-                yield pytest.param(*case, kind, architecture, id=f"{name}-{kind}-{architecture}")
+                yield pytest.param(*case, kind, architecture, order, id=f"{name}-{kind}-{architecture}")
 
 
-@pytest.mark.parametrize(("card", "shapes", "settings", "dtype", "architecture"), list(choices()))
-def test_emulated_equals_cpu(card, shapes, settings, dtype, architecture, monkeypatch):
+@pytest.mark.parametrize(("card", "shapes", "settings", "dtype", "architecture", "order"), list(choices()))
+def test_emulated_equals_cpu(card, shapes, settings, dtype, architecture, order, monkeypatch):
     monkeypatch.setenv("MSOPS_EMULATOR_ARCHITECTURE", architecture)
+    monkeypatch.setenv("MSOPS_EMULATOR_ORDER", order)
     for call in card.entry_calls(shapes, settings, dtype):
         compare_with_cpu(Emulator(), call, dtype, SHIFTS[dtype])
 
@@ -252,6 +254,20 @@ def test_sizes_of_many_groups(groups):
     assert Emulator().status(operator, [x, weight, sizes, out, bounds]) == 0
     tiles = np.cumsum([0, *-(-sizes // 128), 2])
     np.testing.assert_array_equal(bounds, [*begins, len(x), *tiles])
+
+
+class FewParts(Emulator):
+    """Has scratch for two parts, fewer than a GPU of many multiprocessors takes."""
+
+    def shapes_of_scratch(self, call):
+        return [(min(2, parts), size) for parts, size in super().shapes_of_scratch(call)]
+
+
+@pytest.mark.parametrize("name", [name for name, *_ in CASES if name.startswith("reduce") and "split" in name])
+def test_parts_in_all_of_their_scratch(name):
+    [(card, shapes, settings)] = [case for full, *case in CASES if full == name]
+    for call in card.entry_calls(shapes, settings, "float32"):
+        compare_with_cpu(FewParts(), call, "float32", shift=0)
 
 
 @pytest.mark.parametrize("shift", [0, 1])
