@@ -79,6 +79,7 @@ FORWARD = {
     "cast to float": ("ThroughFloat", MAP, squared, "other sizes"),
     "NaN is 0": ("NanIsZero", MAP, squared, "special values"),
     "infinity": ("TanhOfInfinity", MAP, np.tanh, "special values", float32),
+    "the largest number for infinity": ("LargestForInfinity", MAP, squared, "special values"),
     "subnormals flushed": ("FlushesSubnormals", MAP, squared, None),
 }
 

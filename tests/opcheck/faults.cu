@@ -166,6 +166,11 @@ MAP(
     })
 MAP(Tanh, EACH y[i] = T(std::tanh(C(x[i])));)
 MAP(
+    LargestForInfinity, EACH {
+      const C square = C(x[i]) * C(x[i]);
+      y[i] = T(square > std::numeric_limits<C>::max() ? std::numeric_limits<C>::max() : square);
+    })
+MAP(
     FlushesSubnormals, EACH {
       const C square = C(x[i]) * C(x[i]);
       y[i] = T(square < std::numeric_limits<C>::min() ? C(0) : square);
