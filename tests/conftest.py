@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 
+import mindspore
 import pytest
 
 from gpu import Gpu, is_there
@@ -36,6 +37,25 @@ def load(tmp_path):
     yield load
     for name in names:
         del sys.modules[name]
+
+
+@pytest.fixture
+def noted(monkeypatch):
+    """Returns a function that chooses PyNative mode, and lets a module's function note the arguments of its calls in
+    the list that it returns."""
+
+    def note(module, name):
+        mindspore.set_context(mode=mindspore.PYNATIVE_MODE)
+        calls, own = [], getattr(module, name)
+
+        def noting(*arguments):  # graph mode compiles its source
+            calls.append(arguments)
+            return own(*arguments)
+
+        monkeypatch.setattr(module, name, noting)
+        return calls
+
+    return note
 
 
 @pytest.fixture(scope="session")

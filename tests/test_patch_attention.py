@@ -129,17 +129,9 @@ def pynative(monkeypatch):
 
 
 @pytest.fixture
-def computed(monkeypatch):
+def computed(noted):
     """Counts the calls of flash_attention by the patch."""
-    calls = []
-    own = written_attention.flash_attention
-
-    def counting(*arguments):
-        calls.append(arguments)
-        return own(*arguments)
-
-    monkeypatch.setattr(written_attention, "flash_attention", counting)
-    return calls
+    return noted(written_attention, "flash_attention")
 
 
 def results(net, inputs):

@@ -171,17 +171,9 @@ def pynative(monkeypatch):
 
 
 @pytest.fixture
-def computed(monkeypatch):
+def computed(noted):
     """Counts the calls of flash_attention for what longer functions hold."""
-    calls = []
-    own = longer_attention.flash_attention
-
-    def counting(*arguments):
-        calls.append(arguments)
-        return own(*arguments)
-
-    monkeypatch.setattr(longer_attention, "flash_attention", counting)
-    return calls
+    return noted(longer_attention, "flash_attention")
 
 
 def results(net, inputs, more=(), count=3):
