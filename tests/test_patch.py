@@ -9,7 +9,7 @@ import types
 import mindspore
 import numpy as np
 import pytest
-from mindspore import ops
+from mindspore import mint, nn, ops
 
 import msops
 from msops import compat
@@ -153,6 +153,29 @@ def test_cached_primitives():
         with pytest.raises(NotImplementedError, match="SpeedFusionAttention: it has kernels on Ascend alone"):
             ops._primitive_cache._get_cache_prim(ops.auto_generate.SpeedFusionAttention)(4, "BSH")(ones((2, 3, 8)))
     np.testing.assert_array_equal(ops.conv1d(*arguments).asnumpy(), want)
+
+
+class Scores(nn.Cell):
+    """Calls a primitive and two functions that the patch replaces."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = nn.Dense(4, 3, mindspore.Tensor(np.eye(3, 4, dtype=np.float32)), bias_init="ones")
+
+    def construct(self, x):
+        return ops.softmax(mint.tanh(self.dense(x)), -1)
+
+
+@pytest.mark.skipif(compat.VERSION < (2, 7), reason="docs/versions.md says it of newer versions")
+def test_level_o1(monkeypatch, tmp_path):
+    """MindSpore writes the Cell's source anew for this level, and calls what the patch put in place as it is."""
+    monkeypatch.chdir(tmp_path)
+    mindspore.set_context(mode=mindspore.PYNATIVE_MODE)
+    x = mindspore.Tensor(np.arange(8, dtype=np.float32).reshape(2, 4))
+    with msops.patch_mindspore():
+        want = Scores()(x).asnumpy()
+        got = mindspore.amp.auto_mixed_precision(Scores(), "O1")(x).asnumpy()
+    np.testing.assert_allclose(got, want, 0, 2e-3)
 
 
 def test_documents_stay():

@@ -10,6 +10,8 @@ from mindspore import ops
 from msops.core.compiled import once
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from mindspore import Tensor
 
 
@@ -40,6 +42,17 @@ class Maker:
         if issubclass(cls, Replacement):
             return object.__new__(cls)
         return ops.Primitive.__new__(cls, *settings, **named)
+
+
+def is_third_party(own: Any) -> Callable[[Any], bool] | None:
+    """Lets level O1 of amp call what msops puts in place of functions and primitives as it is. MindSpore takes a
+    function that is not in site-packages, or is below the current folder, for the user's own, and writes its source
+    into a module that lacks the names of its own module."""
+
+    def is_of_msops_or_third_party(function: Any) -> bool:
+        return str(getattr(function, "__module__", "")).partition(".")[0] == "msops" or own(function)
+
+    return own and is_of_msops_or_third_party
 
 
 class Choice(Replacement):

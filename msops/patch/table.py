@@ -11,7 +11,19 @@ from typing import TYPE_CHECKING
 from msops.compat import VERSION
 from msops.shared import generator
 
-from . import attention, experts, older, optimizers, overflow, quantized, serving, slices, transformer, transposes
+from . import (
+    attention,
+    experts,
+    older,
+    optimizers,
+    overflow,
+    quantized,
+    replacement,
+    serving,
+    slices,
+    transformer,
+    transposes,
+)
 from .inference import FUNCTIONS as INFERENCE
 from .mint import (
     activation,
@@ -422,6 +434,7 @@ METHODS: dict[str, Callable[[Any], Any]] = {
     "nn.Dropout.construct": lambda _: older.dropout_of_cell if VERSION == (2, 10) else None,
     "ops._vmap.get_vmap_rule": vmap.get_vmap_rule,
     "common.generator.Generator._step": lambda _: generator.step,
+    "rewrite.parsers.assign_parser.is_third_party": replacement.is_third_party,
     "common.generator.Generator.manual_seed": random.sharing_seed,
     **methods.METHODS,
     **graph.METHODS,
