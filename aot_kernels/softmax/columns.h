@@ -152,13 +152,16 @@ class ColumnsOnCpu {
       } else {
         Program::map(in, of_column, out);
       }
+      MSOPS_UNROLL
       for (int o = 0; o < Program::kOutputs; ++o) assign(all_.out[o][at + j * stride], out[o]);
     }
   }
 
   MSOPS_CPU void read(int64_t at, int64_t j, const Results& found, C (&in)[Program::kInputs],
                       C (&of_column)[Program::kPhases]) const {
+    MSOPS_UNROLL
     for (int a = 0; a < Program::kInputs; ++a) in[a] = C(all_.in[a][at]);
+    MSOPS_UNROLL
     for (int p = 0; p < Program::kPhases; ++p) of_column[p] = found[p][j];
   }
 
