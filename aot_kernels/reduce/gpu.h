@@ -221,7 +221,7 @@ void along(Call& call, const Along& s, int64_t parts, const T* x, const Output<C
   const bool whole_block = of_part > 32 * kInFlight && has_work;
   const int log_lanes = whole_block ? 8 : log2_above(of_part, 5);
   const AlongProblem<T, C, Rounded> problem{
-      s, Divisor(s.outer > 1 ? packs : 1), all, teams, parts, log_lanes, x, aligned, y};
+      s, Divisor(s.outer > 1 ? std::max<int64_t>(1, packs) : 1), all, teams, parts, log_lanes, x, aligned, y};
   const int64_t blocks = ((teams << log_lanes) + kBlock - 1) / kBlock;
   launch(call, along_kernel<Operation, T, C, Rounded>, blocks, kBlock, 0, problem);
 }

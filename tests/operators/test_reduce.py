@@ -58,6 +58,7 @@ class Reduce(Card):
         "split middle": case((2, 9001, 9), False),
         "short rows": case((2001, 3), False),
         "one element of each row": case((201, 1), False),
+        "no terms of outer and inner": case((2, 3, 0), True),
         "rows of one block": case((5, 4099), False),
         "rows of few lanes": case((70, 40), False, kind="float16"),
         "inner packs": case((3, 11, 64), True),
