@@ -5,6 +5,7 @@ What a GPU records is tested by test_graph_recorder.py, and on GPUs by test_cuda
 import collections
 import gc
 import operator
+import types
 from typing import NamedTuple
 
 import mindspore as ms
@@ -411,7 +412,7 @@ def test_loss_scale_of_mindspore_is_refused(recorder):
 
 
 def test_reachable():
-    """All that a function names is found, and modules are not searched."""
+    """All that a function names is found."""
     closure, default, named, attribute = (Tensor([float(i)]) for i in range(4))
 
     class Holder:
@@ -434,7 +435,31 @@ def test_reachable():
     assert {"moment1.weight", "learning_rate", "beta1_power", "weight"} <= names
 
 
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: ms.grad(lambda y: y + GLOBAL)(x),
+        lambda x: sum(y + GLOBAL for y in x),
+        lambda x: x + models.weight,
+        lambda x: x + Weights.weight,
+        type("Step", (), {"__call__": lambda self, x: x + GLOBAL})(),
+        type("Net", (nn.Cell,), {"construct": lambda self, x: x + GLOBAL})(),
+        types.FunctionType((lambda x: x + GLOBAL).__code__, {"GLOBAL": Tensor([9.0])}),  # its module has no name
+    ],
+)
+def test_reachable_by_names(function):
+    """What functions within the function name is found, and what it names of modules and classes."""
+    (found,) = reachable(Tensor, function)
+    assert found.asnumpy().tolist() == [9]
+
+
 GLOBAL = Tensor([9.0])
+models = types.ModuleType("models")
+models.weight, models.other = GLOBAL, Tensor([8.0])
+
+
+class Weights:
+    weight, other = GLOBAL, Tensor([8.0])
 
 
 def test_memory():

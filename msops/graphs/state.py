@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from mindspore import Parameter, Tensor, nn
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
 Kind = TypeVar("Kind")
 _PLAIN = (str, bytes, int, float, complex, type(None), type, types.ModuleType)
@@ -20,8 +20,8 @@ class _State:
 
 
 def reachable(kind: type[Kind], *roots: Any) -> list[Kind]:
-    """Returns what functions and Cells reach of a type: by closures, defaults, globals that they name, attributes, and
-    what tuples, lists, sets and dicts among these hold."""
+    """Returns what functions and Cells reach of a type: by closures, defaults, attributes, globals and what of modules
+    and classes they name, also in functions within them, and what tuples, lists, sets and dicts among these hold."""
     found, seen, waiting = [], set(), list(roots)
     while waiting:
         each = waiting.pop()
@@ -43,18 +43,47 @@ def _parts(value: Any) -> Iterator[Any]:
     elif isinstance(value, nn.Cell):
         yield from value.get_parameters(expand=False)
         yield from vars(value).values()
+        yield type(value).construct
     elif isinstance(value, types.FunctionType):
         yield from (cell.cell_contents for cell in value.__closure__ or () if _is_filled(cell))
         yield from value.__defaults__ or ()
         yield from (value.__kwdefaults__ or {}).values()
-        if not value.__module__.startswith(("mindspore.", "msops.")):
-            yield from (value.__globals__[name] for name in value.__code__.co_names if name in value.__globals__)
+        if not _is_library(value):
+            yield from _named(value.__globals__, set(_names(value.__code__)))
     elif isinstance(value, (types.MethodType, functools.partial)):
         yield from (getattr(value, name, None) for name in ("__self__", "__func__", "func", "args", "keywords"))
     elif hasattr(value, "__wrapped__"):  # a decorator's object, such as what `cuda_graph` returns, with its recordings
         yield value.__wrapped__
     else:
         yield from getattr(value, "__dict__", {}).values()
+        if callable(value):
+            yield type(value).__call__
+
+
+def _is_library(value: Any) -> bool:
+    name = value.__name__ if isinstance(value, types.ModuleType) else value.__module__
+    return (name or "").split(".")[0] in ("mindspore", "msops", "numpy", "builtins")
+
+
+def _names(code: types.CodeType) -> Iterator[str]:
+    """Yields the names in a function's code, and in that of functions, lambdas and comprehensions within it."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _names(constant)
+
+
+def _named(space: Mapping[str, Any], names: set[str]) -> Iterator[Any]:
+    """Yields what has one of the names in a function's globals, and in the modules and classes that are named there."""
+    waiting, seen = [space], set()
+    while waiting:
+        space = waiting.pop()
+        for value in [space[name] for name in names if name in space]:
+            if not isinstance(value, (types.ModuleType, type)):
+                yield value
+            elif id(value) not in seen and not _is_library(value):
+                seen.add(id(value))
+                waiting.extend(vars(each) for each in getattr(value, "__mro__", (value,)))
 
 
 def _is_filled(cell: types.CellType) -> bool:
