@@ -370,6 +370,17 @@ def test_new_memory_of_parameters(recorder):
     assert found.asnumpy().tolist() == [[4, 6]]
 
 
+def test_new_memory_of_arguments(recorder):
+    """The graph has copies of them, so that it stays, and keeps none of the caller's tensors."""
+    g = msops.cuda_graph(lambda x: x + 1, warmup=1)
+    x = Tensor([1.0, 2.0])
+    for i in range(4):
+        g(x)
+        x.assign_value(Tensor([float(i), 2.0]))
+    assert recorder.begun == 1
+    assert not any(each is x for each in recorder.variables)
+
+
 def test_parameters_that_the_function_gives_new_memory(recorder):
     """They go back to where the next replay reads them."""
 

@@ -230,8 +230,8 @@ class _Entry:
         self._source = draws.Source(self._draws, recorder.copy)
         inputs = [*statics, *self._source.tensors]
         watch()
-        self._memory = Memory(reachable(Tensor, self._function, args, kwargs))
         args, kwargs = with_tensors((args, kwargs), iter(statics))
+        self._memory = Memory(reachable(Tensor, self._function, args, kwargs))
         before = draws.offset()
         recorder.begin(space, [*inputs, *self._memory.tensors], self._notes)
         try:
