@@ -328,6 +328,16 @@ def test_writes_into_arguments_are_refused(recorder):
     refusing(recorder, lambda x: ops.assign_add(x, x), Parameter(X, name="x").value(), match="writes into an argument")
 
 
+def test_results_in_other_objects_are_refused(recorder):
+    """Each call would return the same one, with what the last replay computed. Others may have Tensors that last."""
+    for f in (lambda x: {"y": types.SimpleNamespace(y=x + 1)}, lambda x: [types.SimpleNamespace(y=x)]):
+        refusing(recorder, f, X, match="returns a Tensor in an object of type SimpleNamespace")
+    net = nn.BatchNorm2d(2)
+    net.constant = Tensor([1.0])
+    g = msops.cuda_graph(lambda x: (x + 1, net), warmup=1)
+    assert [g(X)[1] for _ in range(3)] == [net] * 3
+
+
 def test_calls_within_a_recording_are_refused(recorder):
     inner = msops.cuda_graph(lambda x: x + 1)
     refusing(recorder, lambda x: inner(x) * 2, X, match="cuda_graph: a call inside of another recording")

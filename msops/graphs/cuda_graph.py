@@ -10,13 +10,13 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 import mindspore
-from mindspore import Tensor, nn
+from mindspore import Parameter, Tensor, nn
 
 from msops.core.compiled import records_gradients
 from msops.core.spec import Spec
 
 from . import draws
-from .nested import Slot, key_of, tensors_of, with_tensors
+from .nested import Slot, key_of, others_of, tensors_of, with_tensors
 from .reads import refused_reads, user_line
 from .recorder import Graph, Notes, Recorder, shared_recorder
 from .state import Memory, reachable, watch
@@ -63,8 +63,9 @@ def cuda_graph(
         ValueError: If `warmup` or `limit` is less than 1.
         RuntimeError: If a call cannot be recorded: MindSpore is not of version 2.10; the function reads a value of the
             GPU (`asnumpy`, `item`, `if tensor:`), or calls an operator that does (`nonzero`, `unique`); it draws from
-            a generator whose state is on the host; it writes into an argument; the call is inside of another
-            recording, or of a function that MindSpore differentiates. MindSpore works on as before.
+            a generator whose state is on the host; it writes into an argument; it returns a Tensor in an object
+            that is no tuple, list or dict; the call is inside of another recording, or of a function that MindSpore
+            differentiates. MindSpore works on as before.
 
     Examples:
         >>> import mindspore, msops
@@ -238,6 +239,7 @@ class _Entry:
             with refused_reads(recorder.is_on_device), self._source.recorded():
                 result = self._function(*args, **kwargs)
                 mindspore.runtime.synchronize()
+                self._require_known_objects(result, statics)
                 outputs = [x if x.is_contiguous() else x.contiguous() for x in tensors_of(result)]
                 self._memory.keep(recorder.copy_to)
             if draws.offset() != before:
@@ -260,6 +262,16 @@ class _Entry:
         slots = iter([Slot(i) for i in range(len(outputs))] if self._copies else outputs)
         self._result = with_tensors(result, slots)
         return Graph(recorder, number, inputs, specs if self._copies else [])
+
+    def _require_known_objects(self, result: Any, statics: list[Tensor]) -> None:
+        """Requires that an object in the result has no tensors of the recorded call, since each call returns it."""
+        lasting = {id(x) for x in self._memory.tensors} - {id(x) for x in statics}
+        for each in others_of(result):
+            if any(not isinstance(x, Parameter) and id(x) not in lasting for x in reachable(Tensor, each)):
+                raise RuntimeError(
+                    f"the function returns a Tensor in an object of type {type(each).__name__}; return it in a tuple, "
+                    "list or dict"
+                )
 
     def close(self) -> None:
         if self.graph is not None:

@@ -58,6 +58,15 @@ def tensors_of(value: Any) -> Iterator[Tensor]:
             yield from tensors_of(each)
 
 
+def others_of(value: Any) -> Iterator[Any]:
+    """Yields what a value has beside the tensors."""
+    if isinstance(value, (tuple, list, dict)):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from others_of(each)
+    elif not _is_leaf(value):
+        yield value
+
+
 def with_tensors(value: Any, tensors: Iterator[Any]) -> Any:
     """Returns the value with others in place of its tensors or slots, in the order of `key_of`."""
     if _is_leaf(value):
