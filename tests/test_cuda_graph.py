@@ -150,8 +150,10 @@ def test_keys(recorder):
     assert f.calls == 12
     g(*calls[0])  # its graph is gone
     assert f.calls == 13
-    keys = {key_of(args, [], "args") for args in calls}
-    assert len(keys) == len(calls)
+    numbers = [kind(each) for kind in (np.float32, np.complex64, complex) for each in ("0", "-0", "nan")]
+    again = [type(each)(each) for each in numbers]  # NaN does not equal itself
+    keys = {key_of(args, [], "args") for args in (*calls, *zip(numbers), *zip(again))}
+    assert len(keys) == len(calls) + len(numbers)
 
 
 def test_least_recently_used_graph_goes_first(recorder):

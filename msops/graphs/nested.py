@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 from mindspore import Parameter, Tensor
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ def key_of(value: Any, tensors: list[Tensor], path: str) -> Any:
         return kind, tuple([(name, key_of(each, tensors, f"{path}[{name!r}]")) for name, each in value.items()])
     if isinstance(value, Parameter):
         return kind, id(value)
-    if isinstance(value, float):
+    if isinstance(value, (float, complex, np.inexact)):
         return kind, repr(value)  # NaN does not equal itself, and 0.0 equals -0.0
     try:
         hash(value)
