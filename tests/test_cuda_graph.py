@@ -382,6 +382,24 @@ def test_new_memory_of_parameters(recorder):
     assert found.asnumpy().tolist() == [[4, 6]]
 
 
+def test_cells_that_are_set_to_train(recorder):
+    """It is as after set_data, also where the Cell is within another, or in a list."""
+
+    class Net(nn.Cell):
+        def construct(self, x):
+            return x + 1 if self.training else x
+
+    inner = Net()
+    for cell, cells in ((nn.SequentialCell(inner), [inner]), (inner, [inner])):
+        f = counted(lambda x, cells=cells: cells[0](x))
+        g = msops.cuda_graph(f, warmup=1)
+        for training in (False, True, True, False):
+            cell.set_train(training)
+            for _ in range(3):
+                assert g(X).asnumpy()[0] == 1 + training
+        assert f.calls == 6
+
+
 def test_new_memory_of_arguments(recorder):
     """The graph has copies of them, so that it stays, and keeps none of the caller's tensors."""
     g = msops.cuda_graph(lambda x: x + 1, warmup=1)
@@ -489,9 +507,9 @@ def test_memory():
     watch()
     x = Parameter(Tensor([1.0, 2.0]), name="x")
     memory = Memory([x])
-    assert not memory.moved()
+    assert not memory.changed()
     x.set_data(Tensor([3.0, 4.0]))
-    assert memory.moved()
+    assert memory.changed()
 
 
 def test_with_tensors():

@@ -188,7 +188,7 @@ class _Entry:
         self._hosts: list[Tensor | None] = []
 
     def call(self, recorder: Recorder, space: int, args: Any, kwargs: Any, tensors: list[Tensor]) -> Any:
-        if self.graph is not None and self._memory.moved():
+        if self.graph is not None and self._memory.changed():
             self.close()
             self._left = 1  # a usual call, since a Parameter's new data may still be the host's
         if self._left > 0:
@@ -232,7 +232,7 @@ class _Entry:
         inputs = [*statics, *self._source.tensors]
         watch()
         args, kwargs = with_tensors((args, kwargs), iter(statics))
-        self._memory = Memory(reachable(Tensor, self._function, args, kwargs))
+        self._memory = Memory(self._function, args, kwargs)
         before = draws.offset()
         recorder.begin(space, [*inputs, *self._memory.tensors], self._notes)
         try:

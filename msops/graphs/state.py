@@ -1,4 +1,4 @@
-"""Finds the tensors that a function uses beside its arguments, and notices when their memory changes."""
+"""Finds the tensors and Cells that a function uses beside its arguments, and notices when their state changes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PLAIN = (str, bytes, int, float, complex, type(None), type, types.ModuleType)
 
 
 class _State:
-    changes = 0  # how often the process may have given new memory to a tensor
+    changes = 0  # how often the process may have given new memory to a tensor, or set Cells to train or not
 
 
 def reachable(kind: type[Kind], *roots: Any) -> list[Kind]:
@@ -30,7 +30,7 @@ def reachable(kind: type[Kind], *roots: Any) -> list[Kind]:
         seen.add(id(each))
         if isinstance(each, kind):
             found.append(each)
-        elif not isinstance(each, Tensor):
+        if not isinstance(each, Tensor):
             waiting.extend(_parts(each))
     return found
 
@@ -95,22 +95,30 @@ def _is_filled(cell: types.CellType) -> bool:
 
 
 class Memory:
-    """Where tensors lie when it is made."""
+    """Where tensors lie when it is made, and which Cells are set to train.
 
-    def __init__(self, tensors: list[Tensor]) -> None:
-        self.tensors, self._changes = tensors, _State.changes
-        self._places = self._find()
-        self._aliases = [Tensor(x) if isinstance(x, Parameter) and x.size else None for x in tensors]
+    Args:
+        roots (tuple): Functions and others that reach the tensors and Cells.
+    """
+
+    def __init__(self, *roots: Any) -> None:
+        self.tensors, self._cells = reachable(Tensor, *roots), reachable(nn.Cell, *roots)
+        self._changes = _State.changes
+        self._places, self._training = self._find(), self._find_training()
+        self._aliases = [Tensor(x) if isinstance(x, Parameter) and x.size else None for x in self.tensors]
 
     def _find(self) -> list[Any]:
         return [(x.dtype, x._data_ptr()) for x in self.tensors]
 
-    def moved(self) -> bool:
-        """Tells whether a tensor lies elsewhere now, since something replaced its data."""
+    def _find_training(self) -> list[Any]:
+        return [x.training for x in self._cells]
+
+    def changed(self) -> bool:
+        """Tells whether a tensor lies elsewhere now, since its data was replaced, or `set_train` changed a Cell."""
         if self._changes == _State.changes:
             return False
         self._changes = _State.changes
-        return self._find() != self._places
+        return self._find() != self._places or self._find_training() != self._training
 
     def keep(self, copy: Callable[[int, Tensor], None]) -> None:
         """Moves Parameters back that a function gave new data, as `self.p = x` of a Cell does in PyNative mode.
@@ -140,10 +148,12 @@ def _counted(method: Callable[..., Any]) -> Callable[..., Any]:
 
 @functools.cache
 def watch() -> None:
-    """Counts calls that may give new memory to a tensor from now on, as `load_param_into_net` makes them."""
+    """Counts calls of `set_train` from now on, and those that may give new memory to a tensor, as
+    `load_param_into_net` makes them."""
     for owner, names in (
         (Parameter, ("set_data", "set_dtype", "init_data")),
         (Tensor, ("assign_value", "assign_value_cpp", "set_dtype")),
+        (nn.Cell, ("set_train",)),
     ):
         for name in names:
             setattr(owner, name, _counted(getattr(owner, name)))
