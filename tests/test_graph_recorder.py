@@ -137,6 +137,17 @@ def case_constants_are_restored(device):
         assert device.replay(graph, [[1.0] * 4], 4) == [9.0] * 4
 
 
+def case_results_as_inputs(device):
+    """A result of the graph's own memory may be an input of the next replay: a small one lies beside constants."""
+    x = device.tensor([0.0] * 4)
+    device.begin()
+    y = device.scale(x, 2.0, 4)
+    graph = device.end([x], [], 4)
+    for given, want in ((device.tensor([1.0] * 4), 2.0), (y, 4.0), (y, 8.0)):
+        assert device.graphs.graphs_replay(ctypes.c_int64(graph), *device._params([given, None, None])) == 0
+        assert device.read(y, 4) == [want] * 4
+
+
 def case_large_constants(device):
     """More bytes than a number has, which the recorded work overwrites."""
     n = 1000

@@ -192,13 +192,14 @@ int replay(int64_t number, int nparam, void** params, void* stream) {
   constexpr size_t kOthers = 2;  // an input and an output that keep the operator from having none
   if (static_cast<size_t>(nparam) != inputs + outputs + kOthers) return kFailed;
   const Driver& driver = *s.driver;
-  if (int error = graph->constants.restore(driver, stream)) return kRestoring + error;
   for (size_t i = 0; i < inputs; ++i) {
     const Copy& input = graph->inputs[i];
     const auto given = reinterpret_cast<Address>(params[i]);
     if (input.bytes == 0 || given == input.at) continue;
     if (int error = driver.within_device(input.at, given, input.bytes, stream)) return kCopyingIn + error;
   }
+  // After the inputs, which may be the graph's own results, and these may lie beside constants.
+  if (int error = graph->constants.restore(driver, stream)) return kRestoring + error;
   if (int error = driver.launch(graph->executable, stream)) return kLaunching + error;
   for (size_t i = 0; i < outputs; ++i) {
     const Copy& output = graph->outputs[i];
