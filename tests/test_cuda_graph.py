@@ -434,6 +434,23 @@ def test_parameters_that_the_function_gives_new_memory(recorder):
     assert recorder.begun == 1
 
 
+def test_parameters_after_a_recording_that_failed(recorder):
+    """Nothing computes what the function gave them."""
+
+    class Step(nn.Cell):
+        def __init__(self):
+            super().__init__()
+            self.p = Parameter(Tensor(2.0), name="p")
+
+        def construct(self, x):
+            self.p = self.p * 2
+            return x * float(x.sum()) if recorder.active else x
+
+    step = Step()
+    refusing(recorder, step, X, match="reads a value of the GPU")
+    assert step.p.asnumpy() == 4
+
+
 def test_replays_that_compute_other_values(recorder):
     g = msops.cuda_graph(lambda x: x + 1, warmup=1)
     g(X)

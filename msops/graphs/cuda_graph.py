@@ -250,6 +250,7 @@ class _Entry:
         except BaseException as error:
             if recorder.active:
                 recorder.abandon()
+            self._memory.put_back()
             failure = recorder.failure
             if "StreamCapture" in str(error):
                 failure = "an operator waits for the device while its work is recorded"

@@ -129,12 +129,22 @@ class Memory:
         for x, (dtype, place), alias in zip(self.tensors, self._places, self._aliases):
             if (x.dtype, x._data_ptr()) == (dtype, place):
                 continue
-            if alias is not None and alias._data_ptr() == place and x.dtype == dtype:
+            if _lies_at(alias, place) and x.dtype == dtype:
                 copy(place, x)
                 x.assign_value(alias)
             if x._data_ptr() != place:
                 name = f"the Parameter {x.name}" if isinstance(x, Parameter) else "a Tensor"
                 raise RuntimeError(f"the function gives {name} other memory; write into it by ops.assign")
+
+    def put_back(self) -> None:
+        """Gives Parameters the data that they had, since work that would have computed others is not done."""
+        for x, (dtype, place), alias in zip(self.tensors, self._places, self._aliases):
+            if _lies_at(alias, place) and x.dtype == dtype and x._data_ptr() != place:
+                x.assign_value(alias)
+
+
+def _lies_at(x: Tensor | None, place: int) -> bool:
+    return x is not None and x._data_ptr() == place
 
 
 def _counted(method: Callable[..., Any]) -> Callable[..., Any]:
