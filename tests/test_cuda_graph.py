@@ -380,6 +380,11 @@ def test_new_memory_of_parameters(recorder):
         assert f.calls == before + 2
         assert len(recorder.alive) == 1
     assert found.asnumpy().tolist() == [[4, 6]]
+    for _ in range(4):  # new data of the host is not recorded before a usual call has used it
+        net.bias.set_data(Tensor([5.0, 6.0]))
+        begun = recorder.begun
+        g(x)
+        assert (recorder.begun, g.graphs) == (begun, 0)
 
 
 def test_cells_that_are_set_to_train(recorder):

@@ -182,6 +182,7 @@ class _Entry:
         # What follows belongs to the graph. `_memory` holds the tensors that the function reaches.
         self._draws: draws.Draws = {}
         self._notes: Notes | None = None
+        self._unused: set[tuple[int, int]] = set()  # Parameters which the usual call before has not used
         self._source: Any = None
         self._memory: Any = None
         self._result: Any = None
@@ -190,13 +191,16 @@ class _Entry:
     def call(self, recorder: Recorder, space: int, args: Any, kwargs: Any, tensors: list[Tensor]) -> Any:
         if self.graph is not None and self._memory.changed():
             self.close()
-            self._left = 1  # a usual call, since a Parameter's new data may still be the host's
+            self._left = 1
+        if self.graph is None and self._left == 0 and self._on_host(recorder, args, kwargs) - self._unused:
+            self._left = 1  # a usual call, which brings a Parameter's new data to the device
         if self._left > 0:
             if self._left > 1:
                 result = self._function(*args, **kwargs)
             else:
                 with draws.noted() as self._draws, recorder.noted() as self._notes:
                     result = self._function(*args, **kwargs)
+                self._unused = self._on_host(recorder, args, kwargs)
             self._left -= 1
             return result
         recorded = self.graph is None
@@ -206,6 +210,11 @@ class _Entry:
         if recorded:
             self._check_replay(tensors)
         return with_tensors(self._result, self._constants(found)) if self._copies else self._result
+
+    def _on_host(self, recorder: Recorder, args: Any, kwargs: Any) -> set[tuple[int, int]]:
+        """Returns which Parameters have data that is not on the device, and where."""
+        found = reachable(Parameter, self._function, args, kwargs)
+        return {(id(x), x._data_ptr()) for x in found if not recorder.is_on_device(x)}
 
     def _check_replay(self, tensors: list[Tensor]) -> None:
         """Requires the first replay to be right, and to leave its copies of the arguments as they were."""
