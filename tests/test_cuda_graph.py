@@ -242,6 +242,19 @@ def test_end_of_the_last_reference(recorder):
     assert recorder.released == [1]
 
 
+@pytest.mark.parametrize("owner", [types.SimpleNamespace, nn.Cell])
+def test_end_of_an_owner(recorder, owner):
+    """The function leads to what `cuda_graph` returned, as a method does whose object has both."""
+    trainer = owner()
+    trainer.step = msops.cuda_graph(lambda x, trainer=trainer: (x + 1, trainer)[0], warmup=1)
+    for _ in range(3):
+        trainer.step(X)
+    del trainer
+    gc.collect()
+    assert not recorder.alive
+    assert recorder.released == [1]
+
+
 def test_on_the_cpu():
     f = counted(lambda x: x + 1)
     g = msops.cuda_graph(f)

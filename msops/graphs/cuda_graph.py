@@ -121,13 +121,13 @@ class CudaGraph:
         if entry is None:
             if len(self._entries) >= self._limit:
                 self._entries.popitem(last=False)[1].close()
-            entry = self._entries[key] = _Entry(self._function, self._warmup, self._copies)
+            entry = self._entries[key] = _Entry(self._warmup, self._copies)
         else:
             self._entries.move_to_end(key)
         if self._space is None:
             self._space = recorder.new_memory()
             weakref.finalize(self, _clear, recorder, self._entries, self._space).atexit = False
-        return entry.call(recorder, self._space, args, kwargs, tensors)
+        return entry.call(recorder, self._space, self._function, args, kwargs, tensors)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else types.MethodType(self, instance)
@@ -174,10 +174,13 @@ def _clear_all() -> None:
 
 
 class _Entry:
-    """The calls with one set of shapes, dtypes and other arguments."""
+    """The calls with one set of shapes, dtypes and other arguments.
 
-    def __init__(self, function: Callable[..., Any], warmup: int, copies: bool) -> None:
-        self._function, self._left, self._copies = function, warmup, copies
+    It keeps no function, which may lead to what `cuda_graph` returned: that would never end, since the end needs this.
+    """
+
+    def __init__(self, warmup: int, copies: bool) -> None:
+        self._left, self._copies = warmup, copies
         self.graph: Graph | None = None
         # What follows belongs to the graph. `_memory` holds the tensors that the function reaches.
         self._draws: draws.Draws = {}
@@ -188,33 +191,28 @@ class _Entry:
         self._result: Any = None
         self._hosts: list[Tensor | None] = []
 
-    def call(self, recorder: Recorder, space: int, args: Any, kwargs: Any, tensors: list[Tensor]) -> Any:
+    def call(self, recorder: Recorder, space: int, function: Any, args: Any, kwargs: Any, tensors: list[Tensor]) -> Any:
         if self.graph is not None and self._memory.changed():
             self.close()
             self._left = 1
-        if self.graph is None and self._left == 0 and self._on_host(recorder, args, kwargs) - self._unused:
+        if self.graph is None and self._left == 0 and _on_host(recorder, function, args, kwargs) - self._unused:
             self._left = 1  # a usual call, which brings a Parameter's new data to the device
         if self._left > 0:
             if self._left > 1:
-                result = self._function(*args, **kwargs)
+                result = function(*args, **kwargs)
             else:
                 with draws.noted() as self._draws, recorder.noted() as self._notes:
-                    result = self._function(*args, **kwargs)
-                self._unused = self._on_host(recorder, args, kwargs)
+                    result = function(*args, **kwargs)
+                self._unused = _on_host(recorder, function, args, kwargs)
             self._left -= 1
             return result
         recorded = self.graph is None
         if self.graph is None:
-            self.graph = self._record(recorder, space, args, kwargs, tensors)
+            self.graph = self._record(recorder, space, function, args, kwargs, tensors)
         found = self.graph([*tensors, *self._source.advance()] if self._source.tensors else tensors)
         if recorded:
             self._check_replay(tensors)
         return with_tensors(self._result, self._constants(found)) if self._copies else self._result
-
-    def _on_host(self, recorder: Recorder, args: Any, kwargs: Any) -> set[tuple[int, int]]:
-        """Returns which Parameters have data that is not on the device, and where."""
-        found = reachable(Parameter, self._function, args, kwargs)
-        return {(id(x), x._data_ptr()) for x in found if not recorder.is_on_device(x)}
 
     def _check_replay(self, tensors: list[Tensor]) -> None:
         """Requires the first replay to be right, and to leave its copies of the arguments as they were."""
@@ -230,8 +228,10 @@ class _Entry:
         left = iter(found)
         return (next(left) if constant is None else constant for constant in self._hosts)
 
-    def _record(self, recorder: Recorder, space: int, args: Any, kwargs: Any, tensors: list[Tensor]) -> Graph:
-        if reachable(nn.TrainOneStepWithLossScaleCell, self._function):
+    def _record(
+        self, recorder: Recorder, space: int, function: Any, args: Any, kwargs: Any, tensors: list[Tensor]
+    ) -> Graph:
+        if reachable(nn.TrainOneStepWithLossScaleCell, function):
             raise RuntimeError(
                 "cuda_graph: nn.TrainOneStepWithLossScaleCell asks on the host whether a gradient overflowed; the page "
                 "'CUDA graphs' shows loss scaling by two recordings"
@@ -241,12 +241,12 @@ class _Entry:
         inputs = [*statics, *self._source.tensors]
         watch()
         args, kwargs = with_tensors((args, kwargs), iter(statics))
-        self._memory = Memory(self._function, args, kwargs)
+        self._memory = Memory(function, args, kwargs)
         before = draws.offset()
         recorder.begin(space, [*inputs, *self._memory.tensors], self._notes)
         try:
             with refused_reads(recorder.is_on_device), self._source.recorded():
-                result = self._function(*args, **kwargs)
+                result = function(*args, **kwargs)
                 mindspore.runtime.synchronize()
                 self._require_known_objects(result, statics)
                 outputs = [x if x.is_contiguous() else x.contiguous() for x in tensors_of(result)]
@@ -287,3 +287,8 @@ class _Entry:
         if self.graph is not None:
             self.graph.close()
         self.graph = self._result = self._memory = None
+
+
+def _on_host(recorder: Recorder, *roots: Any) -> set[tuple[int, int]]:
+    """Returns which Parameters have data that is not on the device, and where."""
+    return {(id(x), x._data_ptr()) for x in reachable(Parameter, *roots) if not recorder.is_on_device(x)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import types
+import weakref
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from mindspore import Parameter, Tensor, nn
@@ -102,7 +103,7 @@ class Memory:
     """
 
     def __init__(self, *roots: Any) -> None:
-        self.tensors, self._cells = reachable(Tensor, *roots), reachable(nn.Cell, *roots)
+        self.tensors, self._cells = reachable(Tensor, *roots), [*map(weakref.ref, reachable(nn.Cell, *roots))]
         self._changes = _State.changes
         self._places, self._training = self._find(), self._find_training()
         self._aliases = [Tensor(x) if isinstance(x, Parameter) and x.size else None for x in self.tensors]
@@ -111,7 +112,7 @@ class Memory:
         return [(x.dtype, x._data_ptr()) for x in self.tensors]
 
     def _find_training(self) -> list[Any]:
-        return [x.training for x in self._cells]
+        return [cell.training for each in self._cells if (cell := each())]
 
     def changed(self) -> bool:
         """Tells whether a tensor lies elsewhere now, since its data was replaced, or `set_train` changed a Cell."""
