@@ -477,6 +477,9 @@ def test_replays_that_compute_other_values(recorder):
     with pytest.raises(RuntimeError, match="a replay computed another value"):
         g(X)
     assert not recorder.alive
+    assert g.graphs == 0
+    assert g(X).asnumpy().tolist() == [2, 3]  # of a new recording
+    assert recorder.begun == 2
 
 
 def test_loss_scale_of_mindspore_is_refused(recorder):

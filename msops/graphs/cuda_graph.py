@@ -209,9 +209,13 @@ class _Entry:
         recorded = self.graph is None
         if self.graph is None:
             self.graph = self._record(recorder, space, function, args, kwargs, tensors)
-        found = self.graph([*tensors, *self._source.advance()] if self._source.tensors else tensors)
-        if recorded:
-            self._check_replay(tensors)
+        try:
+            found = self.graph([*tensors, *self._source.advance()] if self._source.tensors else tensors)
+            if recorded:
+                self._check_replay(tensors)
+        except RuntimeError:
+            self.close()
+            raise
         return with_tensors(self._result, self._constants(found)) if self._copies else self._result
 
     def _check_replay(self, tensors: list[Tensor]) -> None:
@@ -220,7 +224,6 @@ class _Entry:
         self.graph.check()
         for given, copy in zip(tensors, self.graph.inputs):
             if given.asnumpy().tobytes() != copy.asnumpy().tobytes():
-                self.close()
                 raise RuntimeError("cuda_graph: the function writes into an argument; let it write into a Parameter")
 
     def _constants(self, found: Sequence[Tensor]) -> Iterator[Tensor]:
