@@ -181,13 +181,8 @@ enum Step { kRestoring = 1000, kCopyingIn = 2000, kLaunching = 3000, kCopyingOut
 
 int replay(int64_t number, int nparam, void** params, void* stream) {
   State& s = state();
-  Graph* graph = nullptr;
-  {
-    const std::lock_guard<std::recursive_mutex> guard(s.lock);
-    const auto found = s.graphs.find(number);
-    if (found == s.graphs.end()) return kFailed;
-    graph = found->second.get();
-  }
+  Graph* graph = s.graph_of(number);
+  if (graph == nullptr) return kFailed;
   const size_t inputs = graph->inputs.size(), outputs = graph->outputs.size();
   constexpr size_t kOthers = 2;  // an input and an output that keep the operator from having none
   if (static_cast<size_t>(nparam) != inputs + outputs + kOthers) return kFailed;
@@ -391,11 +386,9 @@ EXPORT int64_t graphs_abandon() {
 
 // Tells whether a replay computed another value where an operator had read one. If `all`, replays must be done.
 EXPORT int graphs_differs(int64_t number, int all) {
-  State& s = state();
-  const auto found = s.graphs.find(number);
-  if (found == s.graphs.end()) return 0;
-  Graph* graph = found->second.get();
-  if (all != 0 && !graph->checks.finish(*s.driver)) graph->differs = true;
+  Graph* graph = state().graph_of(number);
+  if (graph == nullptr) return 0;
+  if (all != 0 && !graph->checks.finish(*state().driver)) graph->differs = true;
   return graph->differs;
 }
 

@@ -93,6 +93,13 @@ struct State {
     if (failure.empty()) failure = words;
   }
 
+  // Returns the graph of a number, or null if it is gone.
+  Graph* graph_of(int64_t number) {
+    const std::lock_guard<std::recursive_mutex> guard(lock);
+    const auto found = graphs.find(number);
+    return found != graphs.end() ? found->second.get() : nullptr;
+  }
+
   Pool* pool_of(const void* address) {
     for (const auto& [number, memory] : memories) {
       if (memory->work.owns(address)) return &memory->work;
