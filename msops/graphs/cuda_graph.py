@@ -253,6 +253,8 @@ class _Entry:
                 mindspore.runtime.synchronize()
                 self._require_known_objects(result, statics)
                 outputs = [x if x.is_contiguous() else x.contiguous() for x in tensors_of(result)]
+                if not self._copies:  # the next call's arguments may be results, and must not overwrite these at once
+                    outputs = [recorder.copy(x) if _is_part(x, statics) else x for x in outputs]
                 self._memory.keep(recorder.copy_to)
             if draws.offset() != before:
                 raise RuntimeError("the function draws random numbers in a graph of MindSpore")
@@ -295,3 +297,8 @@ class _Entry:
 def _on_host(recorder: Recorder, *roots: Any) -> set[tuple[int, int]]:
     """Returns which Parameters have data that is not on the device, and where."""
     return {(id(x), x._data_ptr()) for x in reachable(Parameter, *roots) if not recorder.is_on_device(x)}
+
+
+def _is_part(x: Tensor, wholes: Sequence[Tensor]) -> bool:
+    """Tells whether a tensor lies in the memory of one of others."""
+    return any(whole._data_ptr() <= x._data_ptr() < whole._data_ptr() + whole.nbytes for whole in wholes)
