@@ -328,6 +328,13 @@ def test_constants_may_be_read(recorder):
         assert g(X).asnumpy().tolist() == [3, 6]
 
 
+def test_parameters_may_not_be_read(recorder):
+    """Also where they are the host's, since ops.assign may change them."""
+    scale = Parameter(Tensor(2.0), name="scale")
+    scale.of_host = True
+    refusing(recorder, lambda x: x * float(scale), X, match="cuda_graph: __float__ reads a Parameter while")
+
+
 def test_errors_of_the_function(recorder):
     def f(x):
         if recorder.active:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import mindspore
-from mindspore import Tensor
+from mindspore import Parameter, Tensor
 
 from msops.core.library import PACKAGE
 
@@ -25,14 +25,15 @@ _FOLDERS = str(Path(str(mindspore.__file__)).parent), str(PACKAGE)
 
 @contextlib.contextmanager
 def refused_reads(is_on_device: Callable[[Tensor], bool]) -> Iterator[None]:
-    """Lets this thread read no values of tensors on the GPU."""
+    """Lets this thread read no values of tensors on the GPU, and none of Parameters, which may change."""
     thread, owned = threading.get_ident(), {}
 
     def refusing(name: str, read: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(read)
         def refuse(self: Tensor, *args: Any, **kwargs: Any) -> Any:
-            if threading.get_ident() == thread and is_on_device(self):
-                raise RuntimeError(f"{name} reads a value of the GPU while the work that computes it is recorded")
+            what = "a Parameter" if isinstance(self, Parameter) else "a value of the GPU"
+            if threading.get_ident() == thread and (isinstance(self, Parameter) or is_on_device(self)):
+                raise RuntimeError(f"{name} reads {what} while the work that computes it is recorded")
             return read(self, *args, **kwargs)
 
         return refuse
