@@ -560,13 +560,26 @@ class Weights:
     weight, other = GLOBAL, Tensor([8.0])
 
 
-def test_memory():
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda x, y: x.set_data(y),
+        lambda x, y: x.assign_value(y),
+        lambda x, y: x.set_(y),
+        lambda x, y: setattr(x, "data", y),
+        lambda x, y: x.__setstate__(y.__getstate__()),
+    ],
+)
+def test_memory(change):
     watch()
-    x = Parameter(Tensor([1.0, 2.0]), name="x")
+    x, y = Parameter(Tensor([1.0, 2.0]), name="x"), Tensor([3.0, 4.0])
     memory = Memory([x])
     assert not memory.changed()
-    x.set_data(Tensor([3.0, 4.0]))
+    assert x.data.asnumpy().tolist() == [1, 2]
+    change(x, y)
     assert memory.changed()
+    assert x.asnumpy().tolist() == [3, 4]
+    assert not Memory([x]).changed()
 
 
 def test_with_tensors():

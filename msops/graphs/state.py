@@ -162,9 +162,11 @@ def watch() -> None:
     """Counts calls of `set_train` from now on, and those that may give new memory to a tensor, as
     `load_param_into_net` makes them."""
     for owner, names in (
-        (Parameter, ("set_data", "set_dtype", "init_data")),
-        (Tensor, ("assign_value", "assign_value_cpp", "set_dtype")),
+        (Parameter, ("set_data", "set_dtype", "init_data", "_load", "_offload")),
+        (Tensor, ("assign_value", "assign_value_cpp", "set_dtype", "set_", "_update_data", "__setstate__")),
         (nn.Cell, ("set_train",)),
     ):
         for name in names:
             setattr(owner, name, _counted(getattr(owner, name)))
+    data: Any = Tensor.data  # type: ignore[misc]
+    Tensor.data = property(data.__get__, _counted(data.__set__), doc=data.__doc__)
