@@ -437,6 +437,40 @@ def test_cells_that_are_set_to_train(recorder):
         assert f.calls == 6
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda net: setattr(net[0], "bias", Parameter(Tensor([3.0, 3.0]), name="b")),
+        lambda net: setattr(net[1], "inner", nn.ReLU()),
+        lambda net: net.__setitem__(1, nn.ReLU()),
+        lambda net: net.append(nn.ReLU()),
+    ],
+)
+def test_cells_that_get_others(recorder, change):
+    """It is as after set_data. What is made elsewhere is another matter."""
+
+    class Negative(nn.Cell):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Identity()
+
+        def construct(self, x):
+            return self.inner(x)
+
+    net = nn.SequentialCell(nn.Dense(2, 2, "zeros", bias_init="ones"), Negative())
+    net[0].bias.set_data(Tensor([-1.0, 1.0]))
+    g = msops.cuda_graph(net, warmup=1)
+    x = Tensor([[1.0, 2.0]])
+    for _ in range(3):
+        assert g(x).asnumpy().tolist() == [[-1, 1]]
+        Negative()
+    assert recorder.begun == 1
+    change(net)
+    for _ in range(3):
+        assert g(x).asnumpy().tolist() == net(x).asnumpy().tolist() != [[-1, 1]]
+    assert recorder.begun == 2
+
+
 def test_new_memory_of_arguments(recorder):
     """The graph has copies of them, so that it stays, and keeps none of the caller's tensors."""
     g = msops.cuda_graph(lambda x: x + 1, warmup=1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import types
 import weakref
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from mindspore import Parameter, Tensor, nn
 
@@ -13,11 +13,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
 Kind = TypeVar("Kind")
+_CONTAINER = "__setitem__", "__delitem__", "insert", "append", "extend"  # these change a container of Cells
 _PLAIN = (str, bytes, int, float, complex, type(None), type, types.ModuleType)
 
 
 class _State:
-    changes = 0  # how often the process may have given new memory to a tensor, or set Cells to train or not
+    changes = 0  # how often the process may have given new memory to a tensor, or changed a Cell
+    parts: ClassVar[weakref.WeakKeyDictionary[nn.Cell, int]] = weakref.WeakKeyDictionary()  # when a Cell got others
 
 
 def reachable(kind: type[Kind], *roots: Any) -> list[Kind]:
@@ -103,23 +105,26 @@ class Memory:
     """
 
     def __init__(self, *roots: Any) -> None:
-        self.tensors, self._cells = reachable(Tensor, *roots), [*map(weakref.ref, reachable(nn.Cell, *roots))]
-        self._changes = _State.changes
-        self._places, self._training = self._find(), self._find_training()
+        self.tensors = reachable(Tensor, *roots)
+        self._cells = [(weakref.ref(cell), cell.training) for cell in reachable(nn.Cell, *roots)]
+        self._changes = self._begun = _State.changes
+        self._places = self._find()
         self._aliases = [Tensor(x) if isinstance(x, Parameter) and x.size else None for x in self.tensors]
 
     def _find(self) -> list[Any]:
         return [(x.dtype, x._data_ptr()) for x in self.tensors]
 
-    def _find_training(self) -> list[Any]:
-        return [cell.training for each in self._cells if (cell := each())]
+    def _cells_changed(self) -> bool:
+        alive = [(cell, training) for each, training in self._cells if (cell := each()) is not None]
+        return any(cell.training != training or _State.parts.get(cell, 0) > self._begun for cell, training in alive)
 
     def changed(self) -> bool:
-        """Tells whether a tensor lies elsewhere now, since its data was replaced, or `set_train` changed a Cell."""
+        """Tells whether a tensor lies elsewhere now, since its data was replaced, or a Cell has changed, by `set_train`
+        or as it got other Parameters or Cells."""
         if self._changes == _State.changes:
             return False
         self._changes = _State.changes
-        return self._find() != self._places or self._find_training() != self._training
+        return self._find() != self._places or self._cells_changed()
 
     def keep(self, copy: Callable[[int, Tensor], None]) -> None:
         """Moves Parameters back that a function gave new data, as `self.p = x` of a Cell does in PyNative mode.
@@ -127,6 +132,7 @@ class Memory:
         Args:
             copy (callable): Copies a tensor's data to an address.
         """
+        self._begun = _State.changes  # Cells that the function itself changes are as it left them
         for x, (dtype, place), alias in zip(self.tensors, self._places, self._aliases):
             if (x.dtype, x._data_ptr()) == (dtype, place):
                 continue
@@ -157,9 +163,19 @@ def _counted(method: Callable[..., Any]) -> Callable[..., Any]:
     return counting
 
 
+def _noted(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def noting(self: nn.Cell, *args: Any, **kwargs: Any) -> Any:
+        _State.changes += 1
+        _State.parts[self] = _State.changes
+        return method(self, *args, **kwargs)
+
+    return noting
+
+
 @functools.cache
 def watch() -> None:
-    """Counts calls of `set_train` from now on, and those that may give new memory to a tensor, as
+    """Counts calls that change Cells from now on, and those that may give new memory to a tensor, as
     `load_param_into_net` makes them."""
     for owner, names in (
         (Parameter, ("set_data", "set_dtype", "init_data", "_load", "_offload")),
@@ -168,5 +184,9 @@ def watch() -> None:
     ):
         for name in names:
             setattr(owner, name, _counted(getattr(owner, name)))
+    for cls in (getattr(nn, name) for name in ("Cell", "SequentialCell", "CellList", "CellDict")):
+        for name in ("insert_param_to_cell", "insert_child_to_cell", *_CONTAINER):
+            if name in vars(cls):
+                setattr(cls, name, _noted(getattr(cls, name)))
     data: Any = Tensor.data  # type: ignore[misc]
     Tensor.data = property(data.__get__, _counted(data.__set__), doc=data.__doc__)
