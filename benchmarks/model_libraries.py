@@ -1,13 +1,13 @@
-"""Times models of mindone, a language model and a diffusion model, with msops and with MindSpore's own operators,
-beside the same weights in Hugging Face's libraries for PyTorch, eager.
+"""Times models of mindone, of texts and of images, with msops and with MindSpore's own operators, beside the same
+weights in Hugging Face's libraries for PyTorch, eager and compiled (mode "reduce-overhead" on a GPU).
 
-python -m benchmarks.model_libraries [--device GPU] [--quick] [--csv FILE]
+python -m benchmarks.model_libraries [--device GPU] [--quick] [--csv FILE] [--by PEER] [MODEL ...]
 
 It needs mindone, transformers and diffusers, of the versions in the Makefile, and PyTorch. Each run is a process of its
 own. Weights are random, and float16: the runs in PyTorch make and save them. A gradient is a forward pass and the
 gradients of all weights, without an optimizer. The loss of each is printed, since equal losses show that all computed
 the same. mindone runs in PyNative mode; by a CUDA graph, inputs are copied in, and gradients stay in the graph's
-memory.
+memory. "GB" is the most memory of tensors at once, on a GPU.
 """
 
 import argparse
@@ -17,6 +17,7 @@ import json
 import os
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,135 +31,243 @@ TURN = {"GPU": 4, "CPU": 1}  # steps between two looks at the clock
 HIDDEN = ("torch", "torchvision", "torchaudio", "accelerate", "peft", "timm", "jax", "flax")
 LIMIT = 240  # s after which a run is given up
 FAST, GRAPH = "msops, fast calls", "msops, CUDA graph"
-ATTENTION = {
-    "torch": "sdpa", **dict.fromkeys(("msops", FAST, GRAPH), "flash_attention_2"), "MindSpore": "eager"
-}  # fmt: skip
-PEERS = tuple(ATTENTION)  # PyTorch first: it saves the weights
+TORCH = ("torch", "torch.compile")  # the first of all: it saves the weights
+PEERS = (*TORCH, "msops", FAST, GRAPH, "MindSpore")
 
 
 class Model(NamedTuple):
-    """A class of both libraries, its configuration, and the shapes of its inputs."""
+    """A class of both libraries, its configuration, and a function of the samples of a step that gives its inputs.
+    Models of transformers have a class of configurations, and a loss of their own; the output of the others, which has
+    the first input's shape, is trained towards random numbers."""
 
-    library: str
     name: str
     config: str
     settings: dict
-    samples: int  # of a step
-    sizes: dict  # of a sample
-    unit: str
+    samples: int
+    inputs: Callable
+    tokens: int = 0  # of a sample that is a text
+    attention: tuple = ("sdpa", "flash_attention_2")  # of PyTorch and of msops
+
+    @property
+    def library(self):
+        return "transformers" if self.config else "diffusers"
+
+    @property
+    def unit(self):
+        return "tokens/s" if self.tokens else "images/s"
 
     @property
     def things(self):
         """Returns how many tokens or images a step has."""
-        return self.samples * self.sizes.get("tokens", 1)
+        return self.samples * (self.tokens or 1)
 
 
-def language(samples, tokens, **settings):
-    sizes = dict(tokens=tokens, vocabulary=settings["vocab_size"])
-    return Model("transformers", "LlamaForCausalLM", "LlamaConfig", settings, samples, sizes, "tokens/s")
+RNG = np.random.default_rng(0)
 
 
-def diffusion(samples, side, words, **settings):
-    sizes = dict(side=side, words=words, pooled=settings["pooled_projection_dim"], text=settings["joint_attention_dim"])
+def numbers(*shape):
+    return RNG.standard_normal(shape).astype(np.float16)
+
+
+def words(count, *shape):
+    return RNG.integers(3, count, shape, np.int32)
+
+
+def causal(name, samples, length, **settings):
+    """Returns a language model that learns the next token of each place."""
+
+    def inputs(samples):
+        tokens = words(settings["vocab_size"], samples, length)
+        # mindone 0.5.0 makes a mask of one key too many unless it gets one
+        return dict(input_ids=tokens, labels=tokens, attention_mask=np.ones_like(tokens), use_cache=False)
+
+    return Model(f"{name}ForCausalLM", f"{name}Config", settings, samples, inputs, length)
+
+
+def bert(samples, length, **settings):
+    def inputs(samples):
+        tokens = words(settings["vocab_size"], samples, length)
+        labels = RNG.integers(5, size=samples, dtype=np.int32)
+        return dict(input_ids=tokens, attention_mask=np.ones_like(tokens), labels=labels)
+
+    settings.update(num_labels=5, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    name, config = "BertForSequenceClassification", "BertConfig"
+    return Model(name, config, settings, samples, inputs, length, ("sdpa", "eager"))
+
+
+def t5(samples, length, answer, **settings):
+    def inputs(samples):
+        of = settings["vocab_size"]
+        return dict(input_ids=words(of, samples, length), labels=words(of, samples, answer), use_cache=False)
+
+    settings.update(dropout_rate=0.0, decoder_start_token_id=0)
+    name, config = "T5ForConditionalGeneration", "T5Config"
+    return Model(name, config, settings, samples, inputs, length + answer, ("eager", "eager"))
+
+
+def deit(samples, side, **settings):
+    def inputs(samples):
+        labels = RNG.integers(settings["num_labels"], size=samples, dtype=np.int32)
+        return dict(pixel_values=numbers(samples, 3, side, side), labels=labels)
+
+    settings.update(image_size=side, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    name, config = "DeiTForImageClassification", "DeiTConfig"
+    return Model(name, config, settings, samples, inputs, attention=("sdpa", "eager"))
+
+
+def unet(samples, side, text, **settings):
+    def inputs(samples):
+        prompt = numbers(samples, text, settings["cross_attention_dim"])
+        steps = np.linspace(10, 900, samples).astype(np.int32)
+        return dict(sample=numbers(samples, 4, side, side), timestep=steps, encoder_hidden_states=prompt)
+
+    return Model("UNet2DConditionModel", "", dict(sample_size=side, **settings), samples, inputs)
+
+
+def sd3(samples, side, text, **settings):
+    def inputs(samples):
+        return dict(
+            hidden_states=numbers(samples, settings["in_channels"], side, side),
+            encoder_hidden_states=numbers(samples, text, settings["joint_attention_dim"]),
+            pooled_projections=numbers(samples, settings["pooled_projection_dim"]),
+            timestep=np.linspace(10, 900, samples).astype(np.float16),
+        )
+
+    return Model("SD3Transformer2DModel", "", settings, samples, inputs)
+
+
+def flux(samples, side, text, **settings):
+    def inputs(samples):
+        places = side**2
+        grid = np.stack((np.zeros(places), *np.divmod(np.arange(places), side)), 1).astype(np.float16)
+        return dict(
+            hidden_states=numbers(samples, places, 64),
+            encoder_hidden_states=numbers(samples, text, settings["joint_attention_dim"]),
+            pooled_projections=numbers(samples, settings["pooled_projection_dim"]),
+            timestep=np.full(samples, 0.5, np.float16),
+            img_ids=grid,
+            txt_ids=np.zeros((text, 3), np.float16),
+        )
+
     settings.update(in_channels=64, guidance_embeds=False)
-    return Model("diffusers", "FluxTransformer2DModel", "", settings, samples, sizes, "images/s")
+    return Model("FluxTransformer2DModel", "", settings, samples, inputs)
 
 
-# Llama has SmolLM2-135M's sizes; FLUX has fewer heads and blocks than FLUX.1, and images of 512 x 512.
+ENCODER = dict(hidden_size=768, num_hidden_layers=12, num_attention_heads=12, intermediate_size=3072)
+SMALL = dict(hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=96)
+# Llama has SmolLM2-135M's sizes; FLUX has fewer heads and blocks than FLUX.1, and images of 512 x 512, as the others of
+# diffusers; Qwen3 has 4 of the 48 layers of Qwen3-30B-A3B. DeiT has ViT-B/16's sizes: mindone 0.5.0 cannot make a ViT.
 MODELS = {
-    "Llama": language(
-        8, 2048, vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30,
+    "Llama": causal(
+        "Llama", 8, 2048, vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30,
         num_attention_heads=9, num_key_value_heads=3, max_position_embeddings=2048, tie_word_embeddings=True,
     ),
-    "FLUX": diffusion(
+    "FLUX": flux(
         4, 32, 256, num_layers=2, num_single_layers=4, attention_head_dim=128, num_attention_heads=12,
         joint_attention_dim=4096, pooled_projection_dim=768,
     ),
+    "BERT": bert(32, 512, vocab_size=30522, **ENCODER),
+    "T5": t5(16, 512, 128, vocab_size=32128, d_model=768, d_kv=64, d_ff=3072, num_layers=12, num_heads=12),
+    "DeiT": deit(64, 224, num_labels=1000, patch_size=16, **ENCODER),
+    "U-Net": unet(8, 64, 77, cross_attention_dim=768),
+    "SD3": sd3(
+        4, 64, 333, sample_size=128, in_channels=16, out_channels=16, num_layers=24, attention_head_dim=64,
+        num_attention_heads=24, joint_attention_dim=4096, caption_projection_dim=1536, pooled_projection_dim=2048,
+        pos_embed_max_size=192,
+    ),
+    "Qwen3": causal(
+        "Qwen3Moe", 8, 1024, vocab_size=151936, hidden_size=2048, num_hidden_layers=4, num_attention_heads=32,
+        num_key_value_heads=4, head_dim=128, moe_intermediate_size=768, num_experts=128, num_experts_per_tok=8,
+        norm_topk_prob=True, max_position_embeddings=1024,
+    ),
 }  # fmt: skip
 QUICK = {
-    "Llama": language(
-        2, 64, vocab_size=256, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=64, tie_word_embeddings=True,
+    "Llama": causal(
+        "Llama", 2, 64, vocab_size=256, num_key_value_heads=2, max_position_embeddings=64, tie_word_embeddings=True,
+        **SMALL,
     ),
-    "FLUX": diffusion(
+    "FLUX": flux(
         2, 4, 8, num_layers=1, num_single_layers=1, attention_head_dim=16, num_attention_heads=2,
         joint_attention_dim=32, pooled_projection_dim=16, axes_dims_rope=(4, 4, 8),
+    ),
+    "BERT": bert(2, 64, vocab_size=256, **SMALL),
+    "T5": t5(2, 64, 16, vocab_size=256, d_model=64, d_kv=16, d_ff=96, num_layers=2, num_heads=4),
+    "DeiT": deit(2, 32, num_labels=5, patch_size=8, **SMALL),
+    "U-Net": unet(
+        2, 16, 7, down_block_types=("CrossAttnDownBlock2D", "DownBlock2D"), block_out_channels=(32, 64),
+        up_block_types=("UpBlock2D", "CrossAttnUpBlock2D"), cross_attention_dim=32, attention_head_dim=8,
+        norm_num_groups=8, layers_per_block=1,
+    ),
+    "SD3": sd3(
+        2, 8, 7, sample_size=16, in_channels=4, out_channels=4, num_layers=2, attention_head_dim=16,
+        num_attention_heads=2, joint_attention_dim=32, caption_projection_dim=32, pooled_projection_dim=32,
+        patch_size=1, pos_embed_max_size=16,
+    ),
+    "Qwen3": causal(
+        "Qwen3Moe", 2, 64, vocab_size=256, num_key_value_heads=2, head_dim=16, moe_intermediate_size=32, num_experts=4,
+        num_experts_per_tok=2, max_position_embeddings=64, **SMALL,
     ),
 }  # fmt: skip
 
 
 def inputs_of(model):
     """Returns the arrays of a model's arguments, and of the output that it is trained towards, or None."""
-    rng, sizes, samples = np.random.default_rng(0), model.sizes, model.samples
-    if model.library == "transformers":
-        tokens = rng.integers(3, sizes["vocabulary"], (samples, sizes["tokens"]), np.int32)
-        # mindone 0.5.0 makes a mask of one key too many unless it gets one
-        return dict(input_ids=tokens, labels=tokens, attention_mask=np.ones_like(tokens), use_cache=False), None
-
-    def numbers(*shape):
-        return rng.standard_normal(shape).astype(np.float16)
-
-    places = sizes["side"] ** 2
-    grid = np.stack((np.zeros(places), *np.divmod(np.arange(places), sizes["side"])), 1).astype(np.float16)
-    arrays = dict(
-        hidden_states=numbers(samples, places, 64),
-        encoder_hidden_states=numbers(samples, sizes["words"], sizes["text"]),
-        pooled_projections=numbers(samples, sizes["pooled"]),
-        timestep=np.full(samples, 0.5, np.float16),
-        img_ids=grid,
-        txt_ids=np.zeros((sizes["words"], 3), np.float16),
-    )
-    return arrays, numbers(samples, places, 64)
+    inputs = model.inputs(model.samples)
+    return inputs, None if model.config else numbers(*next(iter(inputs.values())).shape)
 
 
 def loss_of(outputs, target):
-    """Returns a language model's own loss, or the mean square of the errors of a diffusion model."""
+    """Returns a model's own loss, or the mean square of the errors of a diffusion model."""
     if target is None:
         return outputs.loss if hasattr(outputs, "loss") else outputs[0]
     return ((outputs[0].float() - target.float()) ** 2).mean()
 
 
 def of_torch(model, device, folder, by):
-    """Returns functions that run a model n times, forward and with gradients, and return the last loss."""
+    """Returns functions that run a model n times, forward and with gradients, and return the last loss, and one of the
+    most memory, in bytes."""
     sys.modules.update(jax=None, flax=None)  # transformers would load them, and they may want another NumPy
     import torch
 
-    cuda = device == "GPU"
+    cuda, place = device == "GPU", "cuda" if device == "GPU" else "cpu"
     library = importlib.import_module(model.library)
     kind = getattr(library, model.name)
-    torch.manual_seed(0)
-    if model.config:
-        config = getattr(library, model.config)(**model.settings, attn_implementation=ATTENTION[by])
-        net = kind(config)
-    else:
-        net = kind(**model.settings)
-    net.half().save_pretrained(folder)
-    net.to("cuda" if cuda else "cpu").train()
+    if by == TORCH[0]:
+        torch.manual_seed(0)
+        made = kind(getattr(library, model.config)(**model.settings)) if model.config else kind(**model.settings)
+        made.half().save_pretrained(folder)
+    options = dict(attn_implementation=model.attention[0]) if model.config else {}
+    net = kind.from_pretrained(folder, torch_dtype=torch.float16, **options).half().to(place).train()
 
     def tensor(array):
-        array = array.astype(np.int64) if array.dtype == np.int32 else array
-        return torch.from_numpy(array).to("cuda" if cuda else "cpu")
+        return torch.from_numpy(array.astype(np.int64) if array.dtype == np.int32 else array).to(place)
 
     arrays, target = inputs_of(model)
     inputs = {name: tensor(x) if isinstance(x, np.ndarray) else x for name, x in arrays.items()}
     target = target if target is None else tensor(target)
 
+    def loss():
+        return loss_of(net(**inputs), target)
+
+    if by == TORCH[1]:
+        loss = torch.compile(loss, dynamic=False, **(dict(mode="reduce-overhead") if cuda else {}))
+
     def forward(count):
         with torch.no_grad():
             for _ in range(count):
-                loss = loss_of(net(**inputs), target)
-        return loss.item()
+                found = loss()
+        return found.item()
 
     def gradient(count):
         for _ in range(count):
             net.zero_grad()
-            loss = loss_of(net(**inputs), target)
-            loss.backward()
+            found = loss()
+            found.backward()
         if cuda:
             torch.cuda.synchronize()
-        return loss.item()
+        return found.item()
 
-    return forward, gradient
+    return forward, gradient, torch.cuda.max_memory_allocated
 
 
 def of_mindone(model, device, folder, by):
@@ -174,10 +283,11 @@ def of_mindone(model, device, folder, by):
         if by == FAST:
             msops.use_fast_calls()
     library = importlib.import_module(f"mindone.{model.library}")
-    words = dict(dtype=mindspore.float16, attn_implementation=ATTENTION[by])
-    if not model.config:
-        words = dict(mindspore_dtype=mindspore.float16)
-    net = getattr(library, model.name).from_pretrained(folder, **words)
+    options = dict(mindspore_dtype=mindspore.float16)
+    if model.config:
+        attention = model.attention[1] if by.startswith("msops") else "eager"
+        options = dict(dtype=mindspore.float16, attn_implementation=attention)
+    net = getattr(library, model.name).from_pretrained(folder, **options)
     net.set_train()
     arrays, target = inputs_of(model)
     constants = {name: x for name, x in arrays.items() if not isinstance(x, np.ndarray)}
@@ -204,25 +314,25 @@ def of_mindone(model, device, folder, by):
             mindspore.runtime.synchronize()
         return float(found.asnumpy())
 
-    return forward, gradient
+    return forward, gradient, mindspore.runtime.max_memory_allocated
 
 
 def job(model, device, folder, by):
     """Runs a model by one library, and prints its rows in JSON."""
-    for kind, run in zip(
-        ("forward", "gradient"), (of_torch if by == "torch" else of_mindone)(model, device, folder, by)
-    ):
+    *runs, memory = (of_torch if by in TORCH else of_mindone)(model, device, folder, by)
+    for kind, run in zip(("forward", "gradient"), runs):
         loss = run(3)  # of which the third is recorded, by a CUDA graph
         us = median(run, TURN[device]).us
-        print(json.dumps(dict(kind=kind, by=by, loss=loss, ms=us / 1e3, rate=1e6 * model.things / us)), flush=True)
+        row = dict(kind=kind, loss=loss, ms=us / 1e3, rate=1e6 * model.things / us)
+        print(json.dumps(row | (dict(GB=memory() / 1e9) if device == "GPU" else {})), flush=True)
 
 
 def rows_of(name, options, folder):
-    """Runs a model by each library, and yields the rows."""
-    for by in PEERS:
+    """Runs a model by each library, and yields the rows. PyTorch is one of them always, since it saves the weights."""
+    for by in PEERS if options.by is None else dict.fromkeys((TORCH[0], *options.by)):
         words = [name, options.device, str(folder), by, *(["--quick"] if options.quick else [])]
-        row, of_torch = dict(model=name, by=by), by == "torch"
-        yield from rows_of_job("benchmarks.model_libraries", words, row, LIMIT, of_torch=of_torch)
+        row = dict(model=name, by=by)
+        yield from rows_of_job("benchmarks.model_libraries", words, row, LIMIT, of_torch=by in TORCH)
 
 
 def main():
@@ -230,6 +340,8 @@ def main():
     parser.add_argument("--device", choices=("CPU", "GPU"), default="CPU")
     parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that all runs")
     parser.add_argument("--csv", type=Path)
+    parser.add_argument("--by", action="append", choices=PEERS, help="one of the libraries; may be given again")
+    parser.add_argument("models", nargs="*", metavar="MODEL", help=f"some of {', '.join(MODELS)}")
     parser.add_argument(
         "--job", nargs=4, metavar=("MODEL", "DEVICE", "FOLDER", "BY"), help="run one, for the first command"
     )
@@ -241,15 +353,16 @@ def main():
         job(models[name], device, folder, by)
         return
     rows = []
-    for name, model in models.items():
+    for name in options.models or models:
         with tempfile.TemporaryDirectory() as folder:
             for row in rows_of(name, options, folder):
                 rows.append(row)
-                told = row.get("why") or f"{row['ms']:.2f} ms, {row['rate']:.4g} {model.unit}, loss {row['loss']:.5f}"
+                unit = models[name].unit
+                told = row.get("why") or f"{row['ms']:.2f} ms, {row['rate']:.4g} {unit}, loss {row['loss']:.5f}"
                 print(f"{name} {row.get('kind', '')} by {row['by']}: {told}", flush=True)
     if options.csv:
         with options.csv.open("w", newline="") as file:
-            writer = csv.DictWriter(file, ("model", "kind", "by", "ms", "rate", "loss", "why"))
+            writer = csv.DictWriter(file, ("model", "kind", "by", "ms", "rate", "loss", "GB", "why"))
             writer.writeheader()
             writer.writerows(rows)
 
