@@ -69,6 +69,7 @@ CASES = {
     "Adam, nesterov": lambda p: nn.Adam(p, 0.1, use_nesterov=True),
     "Adam, amsgrad": lambda p: nn.Adam(p, 0.1, use_amsgrad=True),
     "Adam, groups": lambda p: nn.Adam(grouped(lr=0.2, weight_decay=0.2)(p), Falling()),
+    "Adam, amsgrad without its nesterov": lambda p: nn.Adam(p, 0.1, use_amsgrad=True, use_nesterov=True),
     "Adam, a decay that rises": lambda p: nn.Adam(p, 0.1, weight_decay=Rising(), loss_scale=4.0),
     "Momentum": lambda p: nn.Momentum(p, 0.1, 0.9),
     "Momentum, loss scale": lambda p: nn.Momentum(p, 0.1, 0.9, 0.1, 4.0),

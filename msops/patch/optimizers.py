@@ -192,7 +192,8 @@ def move_adam(cell: nn.Adam, gradients: Tensors) -> bool:
     numbers = [(rate, beta1, beta2, rest1, rest2, eps, decay, *powers, scale) for rate, decay in zip(rates, decays)]
 
     def update(tensors: int) -> Any:
-        return optimizer.adam.primitive(tensors, optimizer.POWERS, False, cell.use_nesterov, cell.use_amsgrad)
+        nesterov = cell.use_nesterov and not cell.use_amsgrad  # MindSpore's operator of AMSGrad has none
+        return optimizer.adam.primitive(tensors, optimizer.POWERS, False, nesterov, cell.use_amsgrad)
 
     optimizer.move(update, gradients, numbers, *arrays)
     return True
