@@ -315,6 +315,15 @@ def test_clip_by_global_norm(clip_norm, dtype, kind):
         np.testing.assert_allclose(one.asnumpy(), other.asnumpy(), tolerance, tolerance)
 
 
+def test_clip_of_two_dtypes():
+    """Networks of mixed precision have such gradients."""
+    x = [Tensor(np.array([3.0], np.float32)), Tensor(np.array([4.0], np.float16))]
+    with msops.patch_mindspore():
+        got = ops.clip_by_global_norm(x)
+    assert [each.dtype for each in got] == [each.dtype for each in x]
+    np.testing.assert_allclose([float(each[0].asnumpy()) for each in got], [0.6, 0.8], 1e-3)
+
+
 @pytest.mark.parametrize("wrong", [np.nan, np.inf])
 def test_clip_of_gradients_that_are_not_finite(wrong):
     x = [Tensor(np.array(values, np.float32)) for values in ([1, wrong, 2], [3.0])]

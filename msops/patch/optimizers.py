@@ -260,4 +260,4 @@ def _clips(x: Any, clip_norm: Any, use_norm: Any) -> bool:
     is_number = isinstance(clip_norm, (int, float)) and not isinstance(clip_norm, bool) and clip_norm > 0
     if use_norm is not None or not is_number or not isinstance(x, (tuple, list)) or not x or records_gradients():
         return False
-    return all(isinstance(each, Tensor) and each.dtype in _GRADIENTS for each in x)
+    return all(isinstance(each, Tensor) and each.dtype in _GRADIENTS and each.dtype == x[0].dtype for each in x)
