@@ -8,6 +8,7 @@ import pytest
 from mindspore import Parameter, Tensor, mint, nn
 
 import msops
+from msops.compat import VERSION
 
 RNG = np.random.default_rng(0)
 START = [RNG.standard_normal(shape) for shape in ((3, 4), (5,))]
@@ -91,6 +92,20 @@ def test_optimizer_follows_its_formula(mode, name, settings, make, dtype):
     for parameter, expected in zip(parameters, want):
         tolerance = 1e-5 if dtype == "float32" else 2e-2
         np.testing.assert_allclose(parameter.asnumpy(), expected, tolerance, tolerance)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.skipif(VERSION < (2, 7), reason="older versions do not tell views")
+def test_views_are_refused(name, device_target):
+    """MindSpore hands over a copy of a view, so that a step would change nothing."""
+    if device_target == "GPU":
+        pytest.skip("kernels move views there")
+    mindspore.set_context(mode=mindspore.PYNATIVE_MODE)
+    x = START[0].astype(np.float32)
+    parameter = Parameter(Tensor(x), name="x")
+    parameter.set_data(Tensor(x.ravel()).reshape(x.shape))
+    with pytest.raises(ValueError, match=r"mint\.optim: x must have memory of its own, but is a view"):
+        getattr(mint.optim, name)([parameter], lr=0.1)((Tensor(x),))
 
 
 def test_class_that_is_extended_keeps_its_name_at_home():

@@ -3,7 +3,8 @@
 MindSpore has one operator, and often a cast, for each Parameter. Here a launch moves 72 of them, where they are:
 names, states and checkpoints stay MindSpore's. The optimizers' `construct`, which graph mode compiles, stays, too. It
 also runs where a step is not the one that MindSpore wrote: subclasses with a `construct` or a `get_lr` of their own,
-hooks, gradients that are not dense, Parameters of other dtypes than float32, centralized gradients, and `use_lazy`.
+hooks, gradients that are not dense, Parameters of other dtypes than float32 or that are views of another Tensor,
+centralized gradients, and `use_lazy`.
 """
 
 from __future__ import annotations
@@ -88,7 +89,18 @@ def fits(gradients: Any, *arrays: Tensors) -> bool:
         is_dense = isinstance(gradient, Tensor) and gradient.dtype in _GRADIENTS
         if not is_dense or gradient.shape != parameter.shape:
             return False
-    return all(x.dtype == mindspore.float32 and not x.has_init and x.is_contiguous() for array in arrays for x in array)
+    return all(
+        x.dtype == mindspore.float32 and not x.has_init and x.is_contiguous() and has_own_memory(x)
+        for array in arrays
+        for x in array
+    )
+
+
+def has_own_memory(x: Tensor) -> bool:
+    """Tells whether kernels get a Parameter itself. Without fast calls, MindSpore hands over a copy of a view, such as
+    what `set_data` took from `reshape`; on the CPU, `asnumpy` is such a copy, too."""
+    is_told = VERSION >= (2, 7) and fast_calls.state.extension is None
+    return not is_told or x.asnumpy().ctypes.data == x.data_ptr()
 
 
 @functools.lru_cache(None)

@@ -8,6 +8,7 @@ PyNative mode, kernels move all Parameters of a group in a few launches instead 
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -16,10 +17,12 @@ from mindspore import Parameter, Tensor, mint, ops
 from mindspore.ops import operations
 
 from msops.operators import optimizer as kernels
-from msops.patch.optimizers import as_number, fits, number, runs_now
+from msops.patch.optimizers import as_number, fits, has_own_memory, number, runs_now
 from msops.patch.replacement import Replacement
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     Group = dict[str, Any]
     Tensors = tuple[Tensor, ...]
 
@@ -78,7 +81,7 @@ def _move_adam(optimizer: Any, cls: type, gradients: Tensors, decoupled: bool) -
     most = [each for group in groups if group["amsgrad"] for each in group["max_exp_avg_sq"]]
     arrays = optimizer.parameters, optimizer.exp_avg, optimizer.exp_avg_sq
     is_written_so = type(optimizer).construct is cls.construct  # type: ignore[attr-defined]
-    if not is_written_so or not runs_now(optimizer) or not fits(gradients, *arrays) or not fits(most, most):
+    if not is_written_so or not runs_now(optimizer) or not _fit(gradients, *arrays) or not _fit(most, most):
         return False
     ops.assign(optimizer.state_step, ops.add(optimizer.state_step, 1.0))
     steps = (ops.add(optimizer.state_step, 1.0) if decoupled else optimizer.state_step).reshape(
@@ -101,6 +104,19 @@ def _move_adam(optimizer: Any, cls: type, gradients: Tensors, decoupled: bool) -
     return True
 
 
+def _fit(gradients: Sequence[Tensor], *arrays: Sequence[Tensor]) -> bool:
+    """Tells whether the kernels take these, and refuses views, which the operators of `construct` leave unchanged."""
+    if fits(gradients, *arrays):
+        return True
+    for x in itertools.chain(*arrays):
+        if not x.has_init and not has_own_memory(x):
+            raise ValueError(
+                f"mint.optim: {x.name} must have memory of its own, but is a view of another Tensor, of which "
+                "MindSpore moves a copy: call set_data with a copy(), or msops.use_fast_calls()"
+            )
+    return False
+
+
 def _adam_of(settings: tuple[Any, ...], tensors: int) -> Any:
     return kernels.adam.primitive(tensors, *settings)
 
@@ -110,7 +126,7 @@ def _move_sgd(optimizer: SGD, gradients: Tensors) -> bool:
     arrays = optimizer.parameters, optimizer.momentum_buf
     begins = optimizer.group_start_id
     is_written_so = type(optimizer).construct is SGD.construct
-    if not is_written_so or not runs_now(optimizer) or not fits(gradients, *arrays):
+    if not is_written_so or not runs_now(optimizer) or not _fit(gradients, *arrays):
         return False
     for begin, end, group in zip(begins, begins[1:], optimizer.param_groups):
         share = number(1.0)
