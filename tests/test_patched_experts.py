@@ -95,6 +95,40 @@ def test_refusals(settings, error, words):
         generated.grouped_matmul_v4([Tensor(X)], [Tensor(WEIGHT)], group_list=Tensor(SIZES), **settings)
 
 
+ONE = Tensor(EXPERTS[:, :1])
+SHORT = Tensor(EXPERTS[:5])
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "error", "words"),
+    [
+        (
+            "grouped_matmul_v2",
+            [[Tensor(X)], [Tensor(WEIGHT)], *[None] * 5, [1.5, 2, 3]],
+            TypeError,
+            "group_list must be an",
+        ),
+        ("moe_init_routing", [Tensor(X), ONE, ONE, -1], ValueError, "active_num must be at least 0, got -1"),
+        ("moe_init_routing", [Tensor(X), SHORT, SHORT, 5], ValueError, r"expert_idx must have shape \(7, k\) or"),
+        ("moe_init_routing_v2", [Tensor(X), SHORT, 0, 0, 0, 0, 0, False], ValueError, "expert_idx must have shape"),
+        (
+            "moe_init_routing_v2",
+            [Tensor(X), ONE, 0, 2, 3, 2, 0, False],
+            ValueError,
+            "drop_pad_mode must be 0 or 1, got 2",
+        ),
+        ("moe_init_routing_v2", [Tensor(X), ONE, 0, 0, 3, 0, 3, False], ValueError, "flag must be 0, 1 or 2, got 3"),
+        ("moe_token_permute", [Tensor(X), SHORT], ValueError, "moe_token_permute: indices must have shape"),
+        ("moe_token_permute", [Tensor(X), Tensor(EXPERTS[..., None])], ValueError, "indices must have shape"),
+    ],
+)
+def test_refusals_of_routing(name, arguments, error, words):
+    function = getattr(generated, name, None) or getattr(ops, name)
+    settings = dict(split_item=3, group_type=0) if name.startswith("grouped") else {}
+    with pytest.raises(error, match=words):
+        function(*arguments, **settings)
+
+
 CODES = RNG.integers(-128, 128, (3, 6, 4), np.int8)
 SCALE, OFFSET = (RNG.random((3, 4)) / 64).astype(np.float16), RNG.integers(-9, 9, (3, 4)).astype(np.float16)
 OF_GROUPS = (RNG.random((3, 2, 4)) / 64).astype(np.float16), RNG.integers(-9, 9, (3, 2, 4)).astype(np.float16)

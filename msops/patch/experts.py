@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 import mindspore
 from mindspore import Tensor, ops
 
+from msops.core import settings
 from msops.core.compiled import once
-from msops.core.inputs import describe, has_zero
+from msops.core.inputs import describe, fits, has_zero
 from msops.operators.embedding import embedding
 from msops.operators.grouped_matmul import grouped_matmul as multiply
 from msops.operators.moe_permute import moe_permute
@@ -158,6 +159,8 @@ def _sizes(group_list: Tensor | Sequence[int] | None, are_counts: bool) -> Tenso
 
 @once
 def _constant_sizes(ends: tuple[int, ...]) -> Tensor:
+    for end in ends:
+        settings.integer("GroupedMatmul", "group_list", end)
     return Tensor([end - begin for begin, end in zip((0, *ends), ends)], mindspore.int64)
 
 
@@ -205,6 +208,8 @@ class MoeInitRouting(Replacement):
     def __call__(
         self, x: Tensor, row_idx: Tensor, expert_idx: Tensor, active_num: int
     ) -> tuple[Tensor, Tensor, Tensor]:
+        _check_tokens("MoeInitRouting", describe(x), "expert_idx", describe(expert_idx))
+        _check_active(active_num)
         order, places = _sort(ops.reshape(expert_idx, (-1,)))
         tokens, k = expert_idx.shape
         rows = _rows(x, order[: min(tokens, active_num) * k], k)
@@ -226,6 +231,8 @@ class MoeInitRoutingV2(Replacement):
         expert_tokens_count_or_cumsum_flag: int,
         expert_tokens_before_capacity_flag: bool,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        _check_tokens("MoeInitRoutingV2", describe(x), "expert_idx", describe(expert_idx))
+        _check_modes(drop_pad_mode, expert_tokens_count_or_cumsum_flag)
         none = ops.zeros((expert_num,), mindspore.int32)
         if drop_pad_mode == 1:
             rows, places, _, counts = moe_permute(x, expert_idx, expert_num, expert_capacity, True, True)
@@ -285,6 +292,7 @@ class MoeTokenPermute(Replacement):
         name = "moe_token_permute"
         refuse_given(name, "padded_mode", padded_mode)
         _check_rows(name, num_out_tokens)
+        _check_tokens(name, describe(tokens), "indices", describe(indices))
         order, places = _sort(ops.reshape(indices, (-1,)))
         if num_out_tokens is not None:
             order = order[:num_out_tokens]
@@ -337,6 +345,27 @@ def _sort(keys: Tensor) -> tuple[Tensor, Tensor]:
 def _require(argument: str, is_given: bool) -> None:
     if not is_given:
         raise TypeError(f"MoeFinalizeRouting: {argument} must be a Tensor, got None")
+
+
+@once
+def _check_tokens(name: str, x: Description, argument: str, indices: Description) -> None:
+    (x_shape, _), (shape, _) = x, indices
+    if x_shape and shape is not None and (len(shape) not in (1, 2) or not fits(shape[:1], x_shape[:1])):
+        raise ValueError(f"{name}: {argument} must have shape ({x_shape[0]}, k) or ({x_shape[0]},), got {shape}")
+
+
+@once
+def _check_active(active_num: int | None) -> None:
+    if active_num is not None and active_num < 0:
+        raise ValueError(f"MoeInitRouting: active_num must be at least 0, got {active_num}")
+
+
+@once
+def _check_modes(drop_pad_mode: int | None, flag: int | None) -> None:
+    if drop_pad_mode not in (0, 1, None):
+        raise ValueError(f"MoeInitRoutingV2: drop_pad_mode must be 0 or 1, got {drop_pad_mode}")
+    if flag not in (0, 1, 2, None):
+        raise ValueError(f"MoeInitRoutingV2: expert_tokens_count_or_cumsum_flag must be 0, 1 or 2, got {flag}")
 
 
 @once
