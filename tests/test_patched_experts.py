@@ -362,6 +362,22 @@ def test_end_of_routing_needs_places():
         generated.MoeFinalizeRouting()(Tensor(X), Tensor(X))
 
 
+def with_wider_terms(x, weight, rows, bias, scales, places, experts):
+    (product,) = generated.grouped_matmul([x], [weight], [bias[0]])
+    return product, generated.MoeFinalizeRouting()(rows, rows, None, bias, scales, places, experts)
+
+
+def test_results_have_the_dtype_of_x(mode):
+    """As those of `grouped_matmul` and `moe_unpermute` have, beside a bias or scales of float32."""
+    x, weight, rows = X.astype(np.float16), WEIGHT[0].astype(np.float16), np.ones((7, 4), np.float16)
+    places, experts = np.arange(7, dtype=np.int32), EXPERTS[:, :1].copy()
+    scales = RNG.random((7, 1)).astype(np.float32)
+    product, y = call(with_wider_terms, x, weight, rows, BIAS, scales, places, experts)
+    assert product.dtype == y.dtype == np.float16
+    np.testing.assert_allclose(product, np.float64(x) @ weight + BIAS[0], 3e-3, 3e-3)
+    np.testing.assert_allclose(y, 1 + scales * (1 + BIAS[experts[:, 0]]), 3e-3, 3e-3)
+
+
 def count(experts):
     return generated.MoeComputeExpertTokens()(experts, 5)
 

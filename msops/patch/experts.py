@@ -140,7 +140,7 @@ def _products(
     results = ()  # type: tuple[Tensor, ...]
     for i in range(len(x)):
         product = ops.matmul(x[i], ops.swapaxes(weight[i], 0, 1) if transposed else weight[i])
-        results += (product if bias is None else product + bias[i],)
+        results += (product if bias is None else ops.cast(product + bias[i], product.dtype),)
     return results
 
 
@@ -280,7 +280,8 @@ class MoeFinalizeRouting(Replacement):
         if bias is None:
             return y
         biases = embedding(expanded_expert_idx, bias)  # type: ignore[arg-type]
-        return y + (biases if scales is None else biases * ops.expand_dims(scales, -1)).sum(1)
+        sums = (biases if scales is None else biases * ops.expand_dims(scales, -1)).sum(1)
+        return y + ops.cast(sums, y.dtype)
 
 
 class MoeTokenPermute(Replacement):
