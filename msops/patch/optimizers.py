@@ -70,14 +70,19 @@ def calling(owner: Any, step: Step) -> Callable[[Any], Any]:
 
 
 def runs_now(cell: nn.Cell) -> bool:
-    """Tells whether a call of a Cell does nothing but run its `construct` in PyNative mode, and is not slower by calls
-    of some 300 inputs, as it is on a GPU without the extension of fast calls."""
-    if is_on_gpu() and fast_calls.state.extension is None:
+    """Tells whether a call of a Cell does nothing but run its `construct` in PyNative mode, and is slower so."""
+    if not pays(cell):
         return False
     traces = getattr(ops.primitive, "jit_context", None)
     if mindspore.context._context().get_mode() != mindspore.PYNATIVE_MODE or (traces and traces()):
         return False
     return not any(getattr(cell, name, None) for name in _HOOKS) and not records_gradients()
+
+
+def pays(cell: nn.Cell) -> bool:
+    """Tells whether calls of some 300 inputs take less time than a call for each Parameter: on a GPU with the extension
+    of fast calls, and on the CPU where MindSpore has no kernel for a whole update."""
+    return fast_calls.state.extension is not None if is_on_gpu() else not isinstance(cell, (nn.Adam, nn.Momentum))
 
 
 def fits(gradients: Any, *arrays: Tensors) -> bool:
