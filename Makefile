@@ -61,7 +61,8 @@ endif
 
 # The host's code takes -O2 and what loops need of -O3, which compiles in half the time. The benchmark shows that these
 # libraries need all of -O3, since GCC vectorizes no loop over short arrays otherwise.
-O3 := causal_conv1d composite_rays embedding gather_points knn linear_scan lltm_cell ms_deform_attn ray_aabb reciprocal_rms three_interpolate \
+O3 := causal_conv1d composite_rays embedding gather_points gguf_dequantize gguf_embedding gguf_matmul knn \
+  linear_scan lltm_cell moe_unpermute ms_deform_attn ray_aabb reciprocal_rms three_interpolate topk_gating \
   trilinear_interpolation
 LOOPS := -ftree-vectorize -fvect-cost-model=dynamic -fpeel-loops -funswitch-loops
 O2 := -O2 $(if $(NVCC),$(LOOPS:%=-Xcompiler %),$(LOOPS))
