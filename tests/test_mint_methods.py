@@ -403,6 +403,23 @@ def test_cell_takes_another_dtype():
     np.testing.assert_array_equal(dbias.asnumpy(), 2)
 
 
+@pytest.mark.skipif(VERSION < (2, 10), reason="nn.Cell.to came with 2.10")
+@pytest.mark.parametrize("use", ["normal_", "fill_", "gather"])
+def test_operators_infer_from_the_dtype_that_a_cell_takes(use):
+    # MindSpore keeps what it inferred for a shape and a dtype, so each case has a shape of its own.
+    net = nn.Dense(7, 11 + len(use), weight_init="ones")
+    weight, places = net.weight, Tensor([[1, 0]], mindspore.int32)
+    ops.gather(weight, places, 0) if use == "gather" else getattr(weight.data, use)(1.0)
+    before = weight.asnumpy()
+    net.to(mindspore.float16)
+    assert weight.shape == before.shape
+    np.testing.assert_array_equal(weight.asnumpy(), before.astype(np.float16))
+    for result in (ops.gather(weight, places, 0), msops.embedding(places, weight)):
+        assert result.dtype == mindspore.float16
+        np.testing.assert_array_equal(result.asnumpy(), weight.asnumpy()[[[1, 0]]])
+    assert msops.silu(weight).dtype == mindspore.float16
+
+
 @pytest.mark.parametrize("named", [{}, {"non_blocking": False}, {"device": None}])
 @pytest.mark.parametrize("is_parameter", [False, True])
 def test_to_another_dtype(named, is_parameter):

@@ -273,9 +273,36 @@ def to(own: Any) -> Method | None:
     return own and method
 
 
+def apply(own: Any) -> Method | None:
+    """Makes _apply, by which nn.Cell.to gives Parameters new data. MindSpore's own keeps the shape and the dtype that
+    an operator inferred of a Parameter's old data, and the next operators infer theirs from these."""
+
+    def method(self: Any, fn: Method, recurse: bool = True) -> Any:
+        def function(tensor: Tensor) -> Any:
+            data = fn(tensor)
+            if _takes_dtype_of(tensor, data):
+                # Another dtype lets MindSpore infer anew. One element is converted, rather than all.
+                tensor.data = Tensor([0], tensor.dtype)
+                tensor.set_dtype(data.dtype)
+            return data
+
+        return own(self, function, recurse)
+
+    return own and method
+
+
+def _takes_dtype_of(tensor: Tensor, data: Any) -> bool:
+    """Tells whether _apply writes other data of another dtype into a tensor, which it does in Parameters alone."""
+    is_plain = isinstance(data, Tensor) and not hasattr(data, "__tensor_flatten__")
+    if not (isinstance(tensor, Parameter) and is_plain and data is not tensor):
+        return False
+    return tensor.dtype != data.dtype and not (tensor.is_meta or data.is_meta)
+
+
 METHODS: dict[str, Callable[[Any], Any]] = {
     "Tensor.copy_": copy_,
     "Tensor.to": to,
+    "nn.Cell._apply": apply,
     **{f"Tensor.{name}": plain(function) for name, function in PLAIN.items()},
     **{f"Tensor.{name}": plain(function, begins_with_dim) for name, function in OF_DIM.items()},
     **{f"Tensor.{name}": plain(function, _has_new_names) for name, function in OF_NEW_NAMES.items()},
