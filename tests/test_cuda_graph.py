@@ -471,6 +471,35 @@ def test_cells_that_get_others(recorder, change):
     assert recorder.begun == 2
 
 
+class Calling:
+    """Calls a Cell that only another method names."""
+
+    def forward(self, x):
+        return NAMED(x)
+
+    def step(self, x):
+        return self.forward(x)
+
+
+class CallingCell(nn.Cell):
+    def forward(self, x):
+        return NAMED(x)
+
+    def construct(self, x):
+        return self.forward(x)
+
+
+NAMED = nn.Dense(2, 2)
+
+
+@pytest.mark.parametrize("function", [Calling().step, CallingCell()], ids=["method", "construct"])
+def test_new_memory_of_what_other_methods_name(recorder, function):
+    g = msops.cuda_graph(function, warmup=1)
+    for _ in range(2):
+        g(Tensor([[1.0, 2.0]]))
+    assert {id(each) for each in NAMED.trainable_params()} <= {id(each) for each in recorder.variables}
+
+
 def test_new_memory_of_arguments(recorder):
     """The graph has copies of them, so that it stays, and keeps none of the caller's tensors."""
     g = msops.cuda_graph(lambda x: x + 1, warmup=1)

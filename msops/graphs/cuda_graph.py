@@ -61,11 +61,11 @@ def cuda_graph(
     Raises:
         TypeError: If an argument of a call is neither a Tensor nor hashable.
         ValueError: If `warmup` or `limit` is less than 1.
-        RuntimeError: If a call cannot be recorded: MindSpore is not of version 2.10; the function reads a value of the
-            GPU (`asnumpy`, `item`, `if tensor:`), or calls an operator that does (`nonzero`, `unique`); it draws from
-            a generator whose state is on the host; it writes into an argument; it returns a Tensor in an object
-            that is no tuple, list or dict; the call is inside of another recording, or of a function that MindSpore
-            differentiates. MindSpore works on as before.
+        RuntimeError: If a call cannot be recorded: MindSpore is not of version 2.10; the function reads a Parameter
+            or a value of the GPU (`asnumpy`, `item`, `if tensor:`), or calls an operator that does (`nonzero`,
+            `unique`); it draws from a generator whose state is on the host; it writes into an argument; it returns a
+            Tensor in an object that is no tuple, list or dict; the call is inside of another recording, or of a
+            function that MindSpore differentiates. MindSpore works on as before.
 
     Examples:
         >>> import mindspore, msops

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
 Kind = TypeVar("Kind")
-_CONTAINER = "__setitem__", "__delitem__", "insert", "append", "extend"  # these change a container of Cells
+_CONTAINER = "__setitem__", "__delitem__", "insert", "_insert", "append", "extend", "clear"  # methods that change Cells
 _PLAIN = (str, bytes, int, float, complex, type(None), type, types.ModuleType)
 
 
@@ -46,21 +46,36 @@ def _parts(value: Any) -> Iterator[Any]:
     elif isinstance(value, nn.Cell):
         yield from value.get_parameters(expand=False)
         yield from vars(value).values()
-        yield type(value).construct
+        yield from _methods(type(value), "construct")
     elif isinstance(value, types.FunctionType):
         yield from (cell.cell_contents for cell in value.__closure__ or () if _is_filled(cell))
         yield from value.__defaults__ or ()
         yield from (value.__kwdefaults__ or {}).values()
         if not _is_library(value):
             yield from _named(value.__globals__, set(_names(value.__code__)))
+    elif isinstance(value, (staticmethod, classmethod)):
+        yield value.__func__
     elif isinstance(value, (types.MethodType, functools.partial)):
+        if isinstance(value, types.MethodType):
+            yield from _methods(type(value.__self__), value.__name__)
         yield from (getattr(value, name, None) for name in ("__self__", "__func__", "func", "args", "keywords"))
     elif hasattr(value, "__wrapped__"):  # a decorator's object, such as what `cuda_graph` returns, with its recordings
         yield value.__wrapped__
     else:
         yield from getattr(value, "__dict__", {}).values()
         if callable(value):
-            yield type(value).__call__
+            yield from _methods(type(value), "__call__")
+
+
+def _methods(cls: type, name: str) -> Iterator[types.FunctionType]:
+    """Yields a method of a class, and the methods of the class that it names, as they do in turn."""
+    waiting, seen = [name], set()
+    while waiting:
+        method = getattr(cls, waiting.pop(), None)
+        if isinstance(method, types.FunctionType) and id(method) not in seen and not _is_library(method):
+            seen.add(id(method))
+            yield method
+            waiting.extend(_names(method.__code__))
 
 
 def _is_library(value: Any) -> bool:
