@@ -44,10 +44,9 @@ def weight_quant_matmul(
     half. Where the number of columns is odd, the last upper half is not read. Codes in uint8 are 0 to
     :math:`2^{\text{bits}} - 1` , and those in int8 are two's complement.
 
-    W is computed in float32 (float64 beside float64), and may be rounded to the dtype of x, as may be the numbers of a
-    codebook. Sums are in float32
-    (float64), and the bias is added before they are rounded once. Equal rows of a call have equal bits. The inputs x
-    and bias have gradients, of first order; the others get zeros.
+    W is computed in float32 (float64 beside float64), and may be rounded to the dtype of x, as may the numbers of a
+    codebook. Sums are in float32 (float64), and the bias is added before they are rounded once. Equal rows of a call
+    have equal bits. The inputs x and bias have gradients, of first order; the others get zeros.
 
     Args:
         x (Tensor): Shape (..., K); float16, float32 or float64.

@@ -3,9 +3,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import mindspore
-from mindspore import Parameter, Tensor, ops
+import numpy as np
+from mindspore import Parameter, Tensor
 
-from msops.core.compiled import compiling
+from msops.compat import VERSION
+from msops.core.compiled import compiling, is_on_gpu
 from msops.core.factory import Operators, custom_op
 from msops.core.library import of_package
 from msops.core.spec import FLOATS
@@ -30,7 +32,8 @@ def write_cache(cache: Tensor, rows: Tensor, slots: Tensor) -> Tensor:
     In graph mode, what reads the Parameter after this call reads what was written, also if the result is not used. If a
     graph writes the same Parameter again, MindSpore copies it for what reads it in between. In PyNative mode, `cache`
     may be a Tensor that is no Parameter, but no view of another Tensor, such as a part or what `reshape` returns, of
-    which MindSpore hands over a copy. The first call with a Tensor tries whether it is one. Nothing has a gradient.
+    which MindSpore hands over a copy. The first call with a Tensor tries whether it is one, also with a Parameter on
+    the CPU. Nothing has a gradient.
 
     Args:
         cache (Parameter): P blocks of S rows, shape (P, S, ...); float16, float32, float64 or int8.
@@ -67,20 +70,31 @@ def write_cache(cache: Tensor, rows: Tensor, slots: Tensor) -> Tensor:
 
 def _require_own_memory(cache: Tensor) -> None:
     """Requires a Tensor that MindSpore hands over as it is. It copies views, and a Tensor does not tell whether it is
-    one; so this tries, with the first row of the cache, and puts that back."""
-    if not isinstance(cache, Tensor) or isinstance(cache, Parameter) or getattr(cache, "_msops_has_own_memory", False):
+    one; so this tries, with the first row of the cache, and puts that back. Parameters of a GPU are rarely views, and
+    are asked whether they are parts alone."""
+    if not isinstance(cache, Tensor) or len(cache.shape) < 2 or cache.size == 0:
         return
-    if len(cache.shape) < 2 or cache.size == 0:
+    if isinstance(cache, Parameter) and (VERSION < (2, 7) or is_on_gpu()):
+        is_whole = getattr(cache, "is_contiguous", None)
+        if is_whole is None or is_whole():
+            return
+        raise _error_of_view(cache)
+    place = cache.data_ptr() if VERSION >= (2, 7) else 0
+    if getattr(cache, "_msops_own_memory", None) == place:
         return
     write, first = operators.primitive(), Tensor([0], mindspore.int32)
-    row, found = Tensor(cache[0, :1].asnumpy()), []
+    own, found = cache[0, :1].asnumpy(), []
     for number in (0, 1):
-        write(cache, ops.full_like(row, number), first)
+        write(cache, Tensor(np.full(own.shape, number, own.dtype)), first)
         found.append(cache[0, :1].asnumpy().flat[0])
-    write(cache, row, first)
+    write(cache, Tensor(own), first)
     if found != [0, 1]:
-        raise ValueError(f"{_NAME}: cache must be no view or part of another Tensor, got one of shape {cache.shape}")
-    cache._msops_has_own_memory = True
+        raise _error_of_view(cache)
+    cache._msops_own_memory = cache.data_ptr() if VERSION >= (2, 7) else 0
+
+
+def _error_of_view(cache: Tensor) -> ValueError:
+    return ValueError(f"{_NAME}: cache must be no view or part of another Tensor, got one of shape {cache.shape}")
 
 
 @Operators

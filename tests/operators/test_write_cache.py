@@ -190,8 +190,13 @@ def test_tensors(mode):
         np.testing.assert_array_equal(tensor.asnumpy(), after(cache, rows, slots))
     np.testing.assert_array_equal(result.asnumpy(), tensor.asnumpy())
     whole = Tensor(np.stack((cache, cache)))
-    parts = ops.concat((tensor, tensor), -1).split(3, -1)[1], whole[1], whole[0], whole.reshape(-1, *cache.shape[1:])
-    for view in parts:
+    views = [
+        ops.concat((tensor, tensor), -1).split(3, -1)[1], whole[1], whole[0], whole.reshape(-1, *cache.shape[1:])
+    ]  # fmt: skip
+    views += [mindspore.Parameter(Tensor(cache)) for _ in range(2)]
+    views[-2].set_data(Tensor(cache.reshape(-1)).reshape(cache.shape))
+    views[-1].set_data(ops.swapaxes(Tensor(np.ascontiguousarray(cache.swapaxes(0, 1))), 0, 1))
+    for view in views:
         kept = view.asnumpy().copy()
         try:
             msops.write_cache(view, Tensor(rows), Tensor(slots))
