@@ -346,6 +346,8 @@ def main():
         "--job", nargs=4, metavar=("MODEL", "DEVICE", "FOLDER", "BY"), help="run one, for the first command"
     )
     options = parser.parse_args()
+    if wrong := set(options.models) - set(MODELS):
+        parser.error(f"no such model: {', '.join(sorted(wrong))}")
     models = QUICK if options.quick else MODELS
     if options.job:
         name, device, folder, by = options.job

@@ -110,7 +110,6 @@ def test_causal_masks(load, computed, kind, dtype):
         np.testing.assert_allclose(x.asnumpy(), y.asnumpy(), 1e-3, 1e-3)
 
 
-@pytest.mark.wide
 def test_names_of_arguments(load, computed):
     """A caller may use the library's names."""
     module, inputs = load(TEXT), inputs_of()
@@ -122,6 +121,7 @@ def test_names_of_arguments(load, computed):
     np.testing.assert_array_equal(got.asnumpy(), want.asnumpy())
 
 
+@pytest.mark.wide
 def test_graph_mode(load, computed):
     inputs, module = inputs_of(), load(TEXT)
     with msops.patch_mindspore():

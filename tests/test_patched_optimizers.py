@@ -86,12 +86,14 @@ def pynative(monkeypatch):
     mindspore.set_context(mode=mindspore.PYNATIVE_MODE)
 
 
-def test_optimizers_that_are_faster_so(device_target):
-    """On the CPU, MindSpore's own kernel updates a Parameter faster than a launch for all, where there is one."""
-    kinds = nn.Adam, nn.Momentum, nn.AdamWeightDecay
-    settings = (), (0.1, 0.9), ()
-    found = [PAYS(kind([Parameter(Tensor([1.0]))], *more)) for kind, more in zip(kinds, settings)]
-    assert device_target == "GPU" or found == [False, False, True]
+def test_steps_that_stay_on_the_cpu(device_target):
+    """MindSpore's own kernels are faster there than a launch for all Parameters. mint's optimizers have none."""
+    if device_target == "GPU":
+        pytest.skip("it is about the CPU")
+    parameters = [Parameter(Tensor([1.0]))]
+    own = nn.Adam(parameters), nn.AdamWeightDecay(parameters), nn.Momentum(parameters, 0.1, 0.9)
+    assert not any(map(PAYS, own))
+    assert PAYS(mindspore.mint.optim.AdamW(parameters))
 
 
 @pytest.fixture

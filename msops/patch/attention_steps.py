@@ -22,7 +22,6 @@ from .statements import (
     Rename,
     Replace,
     Told,
-    base,
     both,
     changes,
     first_line,
@@ -210,9 +209,8 @@ class Steps:
     def _keep(self, line: ast.stmt, conditions: Conditions) -> None:
         """Takes a statement that leaves the scores alone, and may run before them."""
         nodes = list(ast.walk(line))
-        changed = {base(each) for each in nodes if changes(each)}
         written = names_written(line)
-        acts = changed or any(isinstance(each, ast.Expr) for each in nodes)
+        acts = any(changes(each) or isinstance(each, ast.Expr) for each in nodes)
         given = (names_read(self.query) | names_read(self.key) | self._read_by_steps) - {self._calls.cell}
         may_change = any(values_read(each) & given for each in nodes if self._calls.may_change(each))
         if conditions:  # it runs again where the library's own code runs after it

@@ -112,7 +112,7 @@ def is_as_its_class(cell: Any, of: nn.Cell) -> bool:
     alone."""
     if not isinstance(cell, nn.Cell) or "construct" in vars(cell) or type(cell).__call__ is not nn.Cell.__call__:
         return False
-    if any(getattr(cell, each, None) for each in _HOOKS) or hasattr(cell, "bprop"):
+    if any(getattr(cell, each, None) for each in _HOOKS) or "bprop" in vars(cell) or hasattr(type(cell), "bprop"):
         return False
     return bool(getattr(cell, "mixed_precision_type", None) == getattr(of, "mixed_precision_type", None))
 

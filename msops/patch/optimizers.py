@@ -70,7 +70,8 @@ def calling(owner: Any, step: Step) -> Callable[[Any], Any]:
 
 
 def runs_now(cell: nn.Cell) -> bool:
-    """Tells whether a call of a Cell does nothing but run its `construct` in PyNative mode, and is slower so."""
+    """Tells whether a call of a Cell does nothing but run its `construct` in PyNative mode, and launches for all
+    Parameters are faster."""
     if not pays(cell):
         return False
     traces = getattr(ops.primitive, "jit_context", None)
@@ -81,8 +82,10 @@ def runs_now(cell: nn.Cell) -> bool:
 
 def pays(cell: nn.Cell) -> bool:
     """Tells whether calls of some 300 inputs take less time than a call for each Parameter: on a GPU with the extension
-    of fast calls, and on the CPU where MindSpore has no kernel for a whole update."""
-    return fast_calls.state.extension is not None if is_on_gpu() else not isinstance(cell, (nn.Adam, nn.Momentum))
+    of fast calls, and on the CPU for optimizers for which MindSpore has no kernel there."""
+    if is_on_gpu():
+        return fast_calls.state.extension is not None
+    return not isinstance(cell, (nn.Adam, nn.AdamWeightDecay, nn.Momentum))
 
 
 def fits(gradients: Any, *arrays: Tensors) -> bool:
