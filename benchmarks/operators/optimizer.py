@@ -8,6 +8,7 @@ operator serves patch_mindspore alone.
 import functools
 
 import mindspore
+import numpy as np
 from mindspore import Tensor, nn
 
 from card import calls_of_specs
@@ -70,7 +71,11 @@ class Optimizer(Benchmark):
         return [*shapes, *[()] * len(KEYS["adam"]), *shapes * 3]
 
     def contents(self, name, size):
-        return NUMBERS.get(name)
+        if name in NUMBERS:
+            return NUMBERS[name]
+        if name.startswith("v"):  # its root is taken
+            return np.random.default_rng(0).random(shapes_of(size)[int(name[1:])], np.float32)
+        return None
 
     def cases(self, size):
         shapes, count = shapes_of(size), len(shapes_of(size))
@@ -86,7 +91,15 @@ class Optimizer(Benchmark):
 
     def numpy_formula(self, case):
         rule = case.name.rpartition(" ")[2]
-        return functools.partial(self.card.formula, rule=rule)
+        formula = functools.partial(self.card.formula, rule=rule)
+
+        def step(*inputs):
+            moved = formula(*inputs)
+            for x, after in zip(inputs[-len(moved) :], moved):
+                x[...] = after
+            return (np.float32(1),)
+
+        return step if rule == "adam" else formula
 
     def torch_formula(self, case):
         return None  # its optimizers are objects, which are prepared below
