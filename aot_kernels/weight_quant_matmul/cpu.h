@@ -70,23 +70,36 @@ struct DotRows {
     for (int t = 0; t < kTokens; ++t) p.store(token + t, row, sums[t]);
   }
 
+  // Multiplies a thread's share of the blocks.
+  template <int kBits, int kSigned, typename T>
+  struct Part {
+    const Products<T>& p;
+    const float* x;
+    product::Shares& shares;
+
+    MSOPS_CPU void operator()(int64_t part, int64_t parts) const {
+      const int64_t blocks = blocks_of(p);
+      for (int64_t i; shares.take(0, part, parts, blocks, i);)
+        for (int64_t j = i * kBlock; j < std::min(p.outputs, (i + 1) * kBlock); ++j) {
+          int64_t t = 0;
+          for (; t + 2 <= p.tokens; t += 2) multiply<kBits, kSigned, 2>(p, j, t, x + t * p.deep);
+          if (t < p.tokens) multiply<kBits, kSigned, 1>(p, j, t, x + t * p.deep);
+        }
+    }
+  };
+
+  template <typename T>
+  static int64_t blocks_of(const Products<T>& p) {
+    return (p.outputs + kBlock - 1) / kBlock;
+  }
   template <typename T>
   static void multiply(Call& call, const Products<T>& p) {
-    const int64_t blocks = (p.outputs + kBlock - 1) / kBlock;
     const std::unique_ptr<float[]> x(new float[p.tokens * p.deep]);
     widen(p.x, x.get(), p.tokens * p.deep);
     product::Shares shares(1);
     with_kind(p.weights, [&](auto bits, auto is_signed) {
-      constexpr int kBits = decltype(bits)::value, kSigned = decltype(is_signed)::value;
-      const auto run = [&](int64_t part, int64_t parts) {
-        for (int64_t i; shares.take(0, part, parts, blocks, i);)
-          for (int64_t j = i * kBlock; j < std::min(p.outputs, (i + 1) * kBlock); ++j) {
-            int64_t t = 0;
-            for (; t + 2 <= p.tokens; t += 2) multiply<kBits, kSigned, 2>(p, j, t, &x[t * p.deep]);
-            if (t < p.tokens) multiply<kBits, kSigned, 1>(p, j, t, &x[t * p.deep]);
-          }
-      };
-      on_threads(call, blocks, static_cast<double>(p.outputs) * static_cast<double>(p.deep * p.tokens) / 8, run);
+      const Part<decltype(bits)::value, decltype(is_signed)::value, T> part{p, x.get(), shares};
+      on_threads(call, blocks_of(p), static_cast<double>(p.outputs) * static_cast<double>(p.deep * p.tokens) / 8, part);
     });
   }
 };
