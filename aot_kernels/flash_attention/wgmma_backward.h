@@ -357,7 +357,7 @@ __device__ __forceinline__ void run_wgmma_backward(const Attention<Half>& a, con
       add_sums<S>(block, stage);
     }
   } else {
-    setmaxnreg_inc<240>();
+    setmaxnreg_inc<S::kThreads, 24, 240>();
     const int consumer = __shfl_sync(~0u, threadIdx.x / 128, 0) - 1;  // is known to be the same in a warp
     compute_gradients<S>(block, consumer);
   }

@@ -276,7 +276,7 @@ __device__ __forceinline__ void run_wgmma_forward(const Attention<Half>& a, cons
     setmaxnreg_dec<S::kProducerRegisters>();
     if (threadIdx.x == 0) copy_items<S>(a, q_map, k_map, v_map, order, count, tickets, rings);
   } else {
-    setmaxnreg_inc<S::kRegisters>();
+    setmaxnreg_inc<S::kThreads, S::kProducerRegisters, S::kRegisters>();
     const int consumer = __shfl_sync(~0u, threadIdx.x / 128, 0) - 1;  // is known to be the same in a warp
     compute_items<S>(a, mask, consumer, rings);
   }

@@ -179,7 +179,7 @@ __device__ __forceinline__ void multiply_by_wgmma(const Products& p, const Tenso
     setmaxnreg_dec<S::kProducerRegisters>();
     if (threadIdx.x < 32) copy_tiles<S>(p, left, right, rings);
   } else {
-    setmaxnreg_inc<S::kRegisters>();
+    setmaxnreg_inc<S::kThreads, S::kProducerRegisters, S::kRegisters>();
     const int consumer = __shfl_sync(~0u, threadIdx.x / 128, 0) - 1;  // is known to be the same in a warp
     compute_tiles<S>(p, consumer, rings);
   }

@@ -21,7 +21,7 @@ struct WgmmaShape {
   static constexpr int kConsumers = 2, kM = kM_;  // a consumer has kM times 64 rows
   static constexpr int kRows = 64 * kM * kConsumers, kColumns = 128, kSide = kColumns, kDeep = 64;
   static constexpr int kWideners = 128, kThreads = 128 * (kConsumers + 1), kStages = 4;
-  static constexpr int kProducerRegisters = 96, kRegisters = 208;
+  static constexpr int kProducerRegisters = 88, kRegisters = 208;
 
   // A Stage has the factors of a tile. Rows of the right one are outputs if it is by terms, else they are terms.
   struct Stage {
@@ -170,7 +170,7 @@ __device__ __forceinline__ void multiply_by_wgmma(const Products<Half>& p, const
     setmaxnreg_dec<S::kProducerRegisters>();
     fill_stages<S>(p, runs, x, memory, factors, table);
   } else {
-    setmaxnreg_inc<S::kRegisters>();
+    setmaxnreg_inc<S::kThreads, S::kProducerRegisters, S::kRegisters>();
     const int consumer = __shfl_sync(~0u, threadIdx.x / 128, 0) - 1;  // is known to be the same in a warp
     multiply_stages<S>(p, consumer, factors);
   }

@@ -19,8 +19,12 @@ template <int kRegisters>
 __device__ __forceinline__ void setmaxnreg_dec() {
   MSOPS_SM90A("setmaxnreg.dec.sync.aligned.u32 %0;" : : "n"(kRegisters));
 }
-template <int kRegisters>
+// The first warpgroup of a block of kThreads has given up its registers but kOfFirst. The block has no more than it
+// began with: a warpgroup that asks for more waits for ever.
+template <int kThreads, int kOfFirst, int kRegisters>
 __device__ __forceinline__ void setmaxnreg_inc() {
+  constexpr int kOthers = kThreads / 128 - 1, kAtFirst = 65536 / kThreads / 8 * 8;
+  static_assert(kOfFirst + kOthers * kRegisters <= (1 + kOthers) * kAtFirst, "the block has too few registers");
   MSOPS_SM90A("setmaxnreg.inc.sync.aligned.u32 %0;" : : "n"(kRegisters));
 }
 

@@ -9,7 +9,7 @@ inline void bar_sync(int barrier, int threads) { emulator::barrier(barrier, thre
 inline void bar_arrive(int barrier, int threads) { emulator::barrier(barrier, threads, false); }
 template <int kRegisters>
 void setmaxnreg_dec() {}
-template <int kRegisters>
+template <int kThreads, int kOfFirst, int kRegisters>
 void setmaxnreg_inc() {}
 
 }  // namespace msops
