@@ -41,12 +41,13 @@ __global__ void __launch_bounds__(S::kThreads) mma_paged(const P p, const Plan p
     const int tiles = begin < end ? (end - begin + S::kKeys - 1) / S::kKeys : 0;
     const auto first_key = [&](int t) { return begin + (t * S::kTeams + team) * S::kKeys; };
     const K *const keys = p.key(0, item.head), *const values = p.value(0, item.head);
+    const auto stride_of = [&](int64_t width) { return static_cast<int>(p.kv_heads * width * sizeof(K)); };
     KeyRows<S> rows;
     const auto begin_copy = [&](int t) {
       if (t * S::kTeams + team >= tiles) return;
       K* const stage = stages + t % S::kStages * (S::kTiles * S::kTile);
-      rows.copy(stage, keys, p.kv_heads * p.width, static_cast<int>(p.width), thread);
-      if (!S::kIsLatent) rows.copy(stage + S::kTile, values, p.kv_heads * p.v_width, value_width, thread);
+      rows.copy(stage, keys, stride_of(p.width), static_cast<int>(p.width), thread);
+      if (!S::kIsLatent) rows.copy(stage + S::kTile, values, stride_of(p.v_width), value_width, thread);
 #pragma unroll
       for (int round = 0; round < S::kRounds; ++round) {
         const uint32_t valid = __ballot_sync(~0u, rows.row[round] >= 0);
@@ -152,8 +153,8 @@ bool fits_tensor_cores(const P& p) {
   constexpr int64_t kMost = 1 << 28, kPacks = kPackWidth<K>;
   return least(p.width, p.value_width) > 0 && p.width % kPacks == 0 && p.value_width % kPacks == 0 &&
          p.v_width % kPacks == 0 && is_aligned<kPacks>(p.k) && is_aligned<kPacks>(p.v) && is_aligned<8>(p.q) &&
-         size_of({p.columns, p.block_size}) <= kMost && size_of({p.blocks, p.block_size}) <= INT32_MAX &&
-         size_of({p.tokens, p.group}) <= kMost;
+         size_of({p.columns, p.block_size}) <= kMost && size_of({p.kv_heads, most(p.width, p.v_width)}) <= kMost &&
+         size_of({p.blocks, p.block_size}) <= INT32_MAX && size_of({p.tokens, p.group}) <= kMost;
 }
 
 // Computes out and lse, or what parts of keys have summed, or returns false and does nothing. `first` is scratch of two

@@ -23,7 +23,7 @@ struct MmaShape {
   static constexpr int kRows = 16 * kTeam / kShares;
   static constexpr int kKeys = kLatent || (kWidth <= 64 && !kHasManyRows) ? 32 : 16 * kTeam;
   static constexpr int kRounds = (kKeys + 31) / 32;  // of a warp's lanes over the keys of a tile
-  static constexpr int kStages = kHasCodes ? 4 : kHasManyRows ? 2 : 3;
+  static constexpr int kStages = kHasCodes ? 4 : 2;
   static constexpr int kTile = kKeys * kWidth, kTiles = kLatent ? 1 : 2;  // elements of keys; tiles of keys and values
   static constexpr int kStageBytes = kTiles * kTile * static_cast<int>(sizeof(Cached));
   static constexpr int kTeamBytes = kStages * kStageBytes;
@@ -99,24 +99,48 @@ struct KeyRows {
     }
   }
 
-  // Begins to copy a tile, whose rows have `width` elements, a whole number of packs.
+  __device__ __forceinline__ int of_key(int key) const {
+    int found = __shfl_sync(~0u, row[0], key % 32);
+#pragma unroll
+    for (int round = 1; round < S::kRounds; ++round) {
+      const int other = __shfl_sync(~0u, row[round], key % 32);
+      found = key / 32 == round ? other : found;
+    }
+    return found;
+  }
+
+  // Returns where a tile has an element.
   template <typename K>
-  __device__ __forceinline__ void copy(K* tile, const K* from, int64_t stride, int width, int thread) const {
+  static __device__ __forceinline__ K* at(K* tile, int key, int column) {
+    if constexpr (std::is_same<K, Half>::value) return flash::Tile<Half, S::kWidth>::at(tile, key, column);
+    return tile + key * S::kWidth + column;
+  }
+
+  // Begins to copy a tile, whose rows are `stride` bytes apart and have `width` elements, a whole number of packs.
+  template <typename K>
+  __device__ __forceinline__ void copy(K* tile, const K* from, int stride, int width, int thread) const {
     constexpr int kPack = kPackWidth<K>, kPacks = S::kWidth / kPack, kThreads = 32 * S::kTeam;
+    constexpr int kCount = S::kTile / kPack / kThreads;
     static_assert(S::kTile / kPack % kThreads == 0, "threads copy equal numbers of packs");
+    const auto copy_pack = [&](K* to, int key, int column) {
+      const int own = of_key(key);
+      const K* const source = from + column;
+      cp_async<16>(to, reinterpret_cast<const char*>(source) + int64_t{own} * stride, own >= 0 && column < width);
+    };
+    if constexpr (kThreads % kPacks == 0) {  // each thread has a column, and places of its rows differ in few bits
+      constexpr int kApart = kThreads / kPacks;
+      const int column = thread % kPacks * kPack, first = thread / kPacks;
+      const int place = static_cast<int>(at(tile, first, column) - tile);
+      constexpr int kTurn = std::is_same<K, Half>::value ? kPack : 0;
 #pragma unroll
-    for (int i = 0; i < S::kTile / kPack / kThreads; ++i) {
-      const int index = i * kThreads + thread, key = index / kPacks, column = index % kPacks * kPack;
-      int of_key = __shfl_sync(~0u, row[0], key % 32);
+      for (int i = 0; i < kCount; ++i)
+        copy_pack(tile + (place ^ i * kApart % 8 * kTurn) + i * kApart * S::kWidth, first + i * kApart, column);
+    } else {
 #pragma unroll
-      for (int round = 1; round < S::kRounds; ++round) {
-        const int other = __shfl_sync(~0u, row[round], key % 32);
-        of_key = key / 32 == round ? other : of_key;
+      for (int i = 0; i < kCount; ++i) {
+        const int index = i * kThreads + thread, key = index / kPacks, column = index % kPacks * kPack;
+        copy_pack(at(tile, key, column), key, column);
       }
-      K* to = tile + key * S::kWidth + column;
-      if constexpr (std::is_same<K, Half>::value) to = flash::Tile<Half, S::kWidth>::at(tile, key, column);
-      const bool inside = of_key >= 0 && column < width;
-      cp_async<16>(to, inside ? from + of_key * stride + column : from, inside);
     }
   }
 };

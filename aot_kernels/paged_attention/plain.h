@@ -115,6 +115,7 @@ __device__ void compute_weights(Shared<C>& shared) {
 #pragma unroll
     for (int apart = 16; apart > 0; apart /= 2) sum += __shfl_xor_sync(~0u, sum, apart);
     shared.x[r][lane] = weight;
+    __syncwarp();  // all lanes have read the maximum
     if (lane == 0) shared.max[r] = max, shared.factor[r] = factor, shared.sum[r] = shared.sum[r] * factor + sum;
   }
 }
