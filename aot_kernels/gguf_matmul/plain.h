@@ -41,8 +41,10 @@ __global__ void __launch_bounds__(32 * kPlainWarps) row_kernel(const __grid_cons
       for (int t = 0; t < kAtOnce; ++t) {
         if (token + t >= p.tokens) break;
         const Pack<T, 4> x = load_four(p.x + (token + t) * p.deep() + k + at, has_packs);
+        C four(0);  // a sum of sums has smaller errors
 #pragma unroll
-        for (int i = 0; i < 4; ++i) sums[t] += C(numbers[i]) * C(x.values[i]);
+        for (int i = 0; i < 4; ++i) four += C(numbers[i]) * C(x.values[i]);
+        sums[t] += four;
       }
     }
   }
