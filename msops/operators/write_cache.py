@@ -7,7 +7,7 @@ import numpy as np
 from mindspore import Parameter, Tensor
 
 from msops.compat import VERSION
-from msops.core.compiled import compiling, is_on_gpu
+from msops.core.compiled import compiling
 from msops.core.factory import Operators, custom_op
 from msops.core.library import of_package
 from msops.core.spec import FLOATS
@@ -32,8 +32,8 @@ def write_cache(cache: Tensor, rows: Tensor, slots: Tensor) -> Tensor:
     In graph mode, what reads the Parameter after this call reads what was written, also if the result is not used. If a
     graph writes the same Parameter again, MindSpore copies it for what reads it in between. In PyNative mode, `cache`
     may be a Tensor that is no Parameter, but no view of another Tensor, such as a part or what `reshape` returns, of
-    which MindSpore hands over a copy. The first call with a Tensor tries whether it is one, also with a Parameter on
-    the CPU. Nothing has a gradient.
+    which MindSpore hands over a copy. The first call with a Tensor or a Parameter tries whether it is one. Nothing has
+    a gradient.
 
     Args:
         cache (Parameter): P blocks of S rows, shape (P, S, ...); float16, float32, float64 or int8.
@@ -70,17 +70,12 @@ def write_cache(cache: Tensor, rows: Tensor, slots: Tensor) -> Tensor:
 
 def _require_own_memory(cache: Tensor) -> None:
     """Requires a Tensor that MindSpore hands over as it is. It copies views, and a Tensor does not tell whether it is
-    one; so this tries, with the first row of the cache, and puts that back. Parameters of a GPU are rarely views, and
-    are asked whether they are parts alone."""
+    one; so this tries, with the first row of the cache, and puts that back."""
     if not isinstance(cache, Tensor) or len(cache.shape) < 2 or cache.size == 0:
         return
-    if isinstance(cache, Parameter) and (VERSION < (2, 7) or is_on_gpu()):
-        is_whole = getattr(cache, "is_contiguous", None)
-        if is_whole is None or is_whole():
-            return
-        raise _error_of_view(cache)
-    place = cache.data_ptr() if VERSION >= (2, 7) else 0
-    if getattr(cache, "_msops_own_memory", None) == place:
+    if isinstance(cache, Parameter) and not hasattr(cache, "is_contiguous"):  # this MindSpore has no views
+        return
+    if getattr(cache, "_msops_own_memory", None) == _place_of(cache):
         return
     write, first = operators.primitive(), Tensor([0], mindspore.int32)
     own, found = cache[0, :1].asnumpy(), []
@@ -90,7 +85,11 @@ def _require_own_memory(cache: Tensor) -> None:
     write(cache, Tensor(own), first)
     if found != [0, 1]:
         raise _error_of_view(cache)
-    cache._msops_own_memory = cache.data_ptr() if VERSION >= (2, 7) else 0
+    cache._msops_own_memory = _place_of(cache)
+
+
+def _place_of(cache: Tensor) -> int:
+    return cache.data_ptr() if VERSION >= (2, 7) else 0
 
 
 def _error_of_view(cache: Tensor) -> ValueError:
