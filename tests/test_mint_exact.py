@@ -206,10 +206,12 @@ def test_float16_and_float32():
         np.testing.assert_allclose(function(Tensor(x)).asnumpy(), reference(x.astype(np.float64)), 5e-6)
 
 
-def test_digits_of_log_softmax():
+def test_digits_of_log_softmax(device_target):
     """The gradient of one logarithm is the difference of 1 and a probability, and those of the others are these."""
     x = np.random.default_rng(0).normal(0, 4, (8, 1000))
     for dtype, tolerance in ((np.float32, 1.5e-7), (np.float64, 1e-15)):
+        if device_target == "GPU" and dtype == np.float64:
+            continue  # MindSpore has no such kernel
         values = x.astype(dtype)
         gradient = mindspore.grad(lambda x: F.log_softmax(x, 1)[:, 0].sum())(Tensor(values)).asnumpy()
         want = np.eye(1, 1000) - special.softmax(values.astype(np.float64), 1)
@@ -228,11 +230,12 @@ def test_largest_of_windows_beside_nan():
     np.testing.assert_array_equal(gradient.reshape(-1).nonzero()[0], [0, 4, 8])
 
 
-def test_gradient_of_median():
+def test_gradient_of_median(device_target):
     """Elements that equal it share its gradient; along an axis, one of them has it."""
-    x = Tensor([[1.0, 2, 2, 2, 5], [0.1, 3, 0.1, 0.1, 3]], mindspore.float64)
-    np.testing.assert_allclose(mindspore.grad(mint.median)(x[0]).asnumpy(), [0, 1 / 3, 1 / 3, 1 / 3, 0])
-    assert mint.median(x[1]).asnumpy() == 0.1
+    dtype = np.float32 if device_target == "GPU" else np.float64  # which MindSpore sorts there
+    x = Tensor(np.array([[1.0, 2, 2, 2, 5], [0.1, 3, 0.1, 0.1, 3]], dtype))
+    np.testing.assert_allclose(mindspore.grad(mint.median)(x[0]).asnumpy(), [0, *[dtype(1 / 3)] * 3, 0])
+    assert mint.median(x[1]).asnumpy() == dtype(0.1)
     gradient = mindspore.grad(lambda x: mint.median(x, 1)[0].sum())(x).asnumpy()
     np.testing.assert_array_equal(np.sort(gradient), [[0, 0, 0, 0, 1]] * 2)
     assert np.isnan(mint.median(Tensor([np.nan, np.nan, 1.0])).asnumpy())

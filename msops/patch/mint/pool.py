@@ -10,7 +10,7 @@ import numpy as np
 from mindspore import Tensor, ops
 from mindspore.ops import operations
 
-from msops.core.compiled import is_on_gpu, once
+from msops.core.compiled import once
 
 from .conv import along
 from .elementwise import GREATEST
@@ -179,9 +179,9 @@ def max_pool2d(
     operator = _make_max_pool(kernel_size, stride, padding, dilation, ceil_mode)
     x = input.expand_dims(0) if input.ndim == 3 else input
     greatest = _greatest(x.dtype)
-    if greatest is None or is_on_gpu():
+    if greatest is None:
         y, indices = operator(x)
-    else:  # MindSpore's kernel for the CPU compares NaN with others
+    else:  # MindSpore's kernels compare NaN with others
         finite = ops.minimum(ops.stop_gradient(x), greatest)
         _, indices = operator(ops.where(ops.isnan(x), ops.full_like(finite, math.inf), finite))
         places = ops.flatten(indices, start_dim=2)
