@@ -10,7 +10,8 @@ from msops.compat import VERSION
 from msops.patch import older
 from msops.testing.checks import Gradient
 
-X = np.random.default_rng(0).standard_normal((2, 3, 4)).astype(np.float32)
+RNG = np.random.default_rng(0)
+X = RNG.standard_normal((2, 3, 4)).astype(np.float32)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -97,3 +98,32 @@ def test_dropout_with_a_seed_is_mindspores(monkeypatch):
     monkeypatch.setattr(older, "_own_dropout", lambda *arguments: arguments)
     assert ops.dropout("x", 0.25, True, 3) == ("x", 0.25, True, 3)
     assert ops.dropout("x", 0.25, training=False) == ("x", 0.25, False, None)
+
+
+def test_labels_of_many_classes_in_float16(mode):
+    """MindSpore's own loss is NaN, as the sum of all logarithms is infinite in float16."""
+    x, labels = 4 * RNG.standard_normal((5, 7000)).astype(np.float16), np.int32([3, 6999, -100, 0, 3])
+    wide = x.astype(np.float64)
+    logs = wide - np.log(np.exp(wide).sum(-1, keepdims=True))
+    counted = labels >= 0
+    want = -logs[counted, labels[counted]].mean()
+    gradient = np.exp(logs) * counted[:, None]
+    gradient[counted, labels[counted]] -= 1
+    for loss in (nn.CrossEntropyLoss(), ops.cross_entropy):
+        value, dx = mindspore.value_and_grad(loss)(Tensor(x), Tensor(labels))
+        assert value.dtype == dx.dtype == mindspore.float16
+        np.testing.assert_allclose(value.asnumpy(), want, 1e-3)
+        np.testing.assert_allclose(dx.asnumpy(), gradient / 4, 2e-3, 1e-4)
+
+
+@pytest.mark.parametrize("settings", [{"label_smoothing": 0.1}, {"weight": Tensor(np.float32([0.5, 1, 2]))}])
+def test_losses_that_stay(noted, settings):
+    """Smoothed labels and weights, which have a gradient, are MindSpore's own."""
+    calls = noted(older.loss, "cross_entropy_ext")
+    x, labels = Tensor(X[:, :, 0].astype(np.float16)), Tensor([2, 0])
+    settings = {name: each.half() if isinstance(each, Tensor) else each for name, each in settings.items()}
+    got = ops.cross_entropy(x, labels, **settings)
+    assert not calls
+    assert np.isfinite(got.asnumpy())
+    ops.cross_entropy(x, labels)
+    assert len(calls) == 1

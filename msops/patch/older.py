@@ -9,15 +9,17 @@ from mindspore import Tensor, ops
 from mindspore.ops import operations
 
 from msops.core.compiled import compiling, constant, is_on_gpu, once
+from msops.core.inputs import has_zero, lacks_rank
 from msops.operators.group_norm import group_norm
 
-from .mint import einsum, reduction
+from .mint import einsum, loss, reduction
 from .mint.in_place import store
 from .replacement import Choice, Replacement
 
 _OwnFloatStatus, _OwnInstanceNorm = operations.FloatStatus, operations.InstanceNorm
 _own_dot: Any = getattr(ops, "dot", None)
 _own_dropout: Any = ops.dropout
+_own_cross_entropy: Any = ops.cross_entropy
 
 
 def dot(input: Tensor, other: Tensor) -> Tensor:  # noqa: A002 (MindSpore's name)
@@ -43,6 +45,31 @@ def dropout_of_cell(self: Any, x: Tensor) -> Tensor:
         return mindspore.mint.nn.functional.dropout(x, 1 - self.keep_prob if self.p is None else self.p)
     out, _ = self.dropout(x)
     return out
+
+
+def cross_entropy(
+    input: Tensor,  # noqa: A002
+    target: Tensor,
+    weight: Tensor | None = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> Tensor:
+    """Calls mint's for labels of float16, and MindSpore's own otherwise. MindSpore's own adds the logarithms of all
+    classes, also where nothing smooths the labels. Of some 6,000 classes on, the sum is infinite in float16, and the
+    loss NaN."""
+    if weight is None and label_smoothing == 0 and _has_labels_of_float16(input, target, reduction):
+        return loss.cross_entropy_ext(input, target, None, ignore_index, reduction)
+    return _own_cross_entropy(input, target, weight, ignore_index, reduction, label_smoothing)
+
+
+def _has_labels_of_float16(x: Tensor, target: Tensor, reduction: str) -> bool:
+    if x.dtype != mindspore.float16 or target.dtype not in (mindspore.int32, mindspore.int64):
+        return False
+    if lacks_rank(x.shape) or lacks_rank(target.shape) or -1 in x.shape or x.ndim == 0:
+        return False
+    labels = () if x.ndim == 1 else x.shape[:1] + x.shape[2:]
+    return target.shape == labels and has_zero(*x.shape) is False and reduction in ("none", "mean", "sum")
 
 
 class Einsum(Replacement):

@@ -397,6 +397,7 @@ MINT: dict[str, Callable[..., Any]] = {
     "prelu": activation.prelu,
     "dot": older.dot,
     "dropout": older.dropout,
+    "cross_entropy": older.cross_entropy,
     "cdist": linear.cdist,
     "auto_generate.cummax": reduction.cummax,
     "LogSoftmaxExt": loss.LogSoftmaxExt,
